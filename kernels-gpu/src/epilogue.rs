@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 #[cfg(feature = "device")]
 use cuda_std::{
     convert::{cvt_f32_f16, cvt_rn_bf16x2_f32, cvt_rn_f16x2_f32},
-    float::{ex2_approx_ftz_f32, rcp_approx_ftz_f32},
+    float::{add_rn_f32x2, ex2_approx_ftz_f32, mul_rn_f32x2, rcp_approx_ftz_f32},
 };
 
 #[cfg(feature = "device")]
@@ -43,6 +43,14 @@ impl Activation {
 #[inline(always)]
 pub fn silu(x: f32) -> f32 {
     x * rcp_approx_ftz_f32(1.0 + ex2_approx_ftz_f32(-core::f32::consts::LOG2_E * x))
+}
+
+/// [`silu`] of two numbers at once, on cards from sm_100 on.
+#[cfg(feature = "device")]
+#[inline(always)]
+pub fn silu_x2(x: [f32; 2]) -> [f32; 2] {
+    let powers = mul_rn_f32x2(x, [-core::f32::consts::LOG2_E; 2]).map(ex2_approx_ftz_f32);
+    mul_rn_f32x2(x, add_rn_f32x2(powers, [1.0; 2]).map(rcp_approx_ftz_f32))
 }
 
 #[cfg(feature = "device")]

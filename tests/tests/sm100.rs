@@ -143,11 +143,13 @@ struct Sabotage(&'static str, &'static str, usize, usize);
 const DO_NOT_WAIT: &str = "setp.eq.u32 p, 0, 0;";
 
 /// Instructions that every instance has.
-const SABOTAGES: [Sabotage; 13] = [
+const SABOTAGES: [Sabotage; 15] = [
     Sabotage("mbarrier.init", "", 12, 0),
     Sabotage("mbarrier.try_wait", DO_NOT_WAIT, 4, 0),
     Sabotage("mbarrier.arrive", "", 2, 0),
-    Sabotage("bar.arrive", "", 1, 0),
+    // One is of a warp without tiles, of which this kernel has none.
+    Sabotage("bar.arrive", "", 3, 1),
+    Sabotage("bar.sync", "", 2, 0),
     Sabotage("cp.async.bulk.tensor", "", 3, 0),
     Sabotage("cp.async.bulk.shared", "", 3, 0),
     Sabotage("tcgen05.alloc", "", 1, 0),
@@ -156,7 +158,8 @@ const SABOTAGES: [Sabotage; 13] = [
     Sabotage("tcgen05.mma", "", 2, 0),
     Sabotage("tcgen05.commit", "", 2, 0),
     Sabotage("tcgen05.wait", "", 1, 0),
-    Sabotage("st.shared", "", 8, 0),
+    Sabotage("st.shared", "", 1, 0),
+    Sabotage("ldmatrix", "", 1, 0),
 ];
 
 /// Instructions that some instances have besides, or use in another way.
@@ -179,7 +182,10 @@ const SABOTAGES_OF_INSTANCES: [(&str, &[Sabotage]); 5] = [
             // `Ring::drain` waits once for each stage. No schedule of the emulator is late with what it waits for.
             Sabotage("mbarrier.try_wait", DO_NOT_WAIT, 10, 5),
             Sabotage("mbarrier.arrive", "", 3, 0),
-            Sabotage("barrier.cluster.arrive", "", 2, 0),
+            // As with `bar.arrive`.
+            Sabotage("barrier.cluster.arrive", "", 5, 1),
+            // The last is of warps that end: whoever arrives waits, though nobody would miss them.
+            Sabotage("barrier.cluster.wait", "", 4, 1),
             Sabotage("tcgen05.mma", "", 2, 0),
             Sabotage("tcgen05.commit", "", 2, 0),
         ],
@@ -192,7 +198,7 @@ const SABOTAGES_OF_INSTANCES: [(&str, &[Sabotage]); 5] = [
             Sabotage("mbarrier.try_wait", DO_NOT_WAIT, 12, 7),
             Sabotage("mbarrier.arrive", "", 5, 0),
             Sabotage("st.async", "", 4, 0),
-            Sabotage("barrier.cluster.arrive", "", 3, 0),
+            Sabotage("barrier.cluster.arrive", "", 5, 1),
         ],
     ),
 ];

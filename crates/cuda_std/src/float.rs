@@ -40,6 +40,38 @@ pub fn rcp_approx_ftz_f32(x: f32) -> f32 {
     result
 }
 
+macro_rules! of_pairs {
+    ($($(#[$doc:meta])* $name:ident = $instruction:literal;)*) => {$(
+        $(#[$doc])*
+        #[inline(always)]
+        pub fn $name([a, b]: [f32; 2], [c, d]: [f32; 2]) -> [f32; 2] {
+            let (first, second): (f32, f32);
+            // SAFETY: arithmetic on registers.
+            unsafe {
+                ptx!(
+                    "{{",
+                    ".reg .b64 first, second;",
+                    "mov.b64 first, {{{a}, {b}}};",
+                    "mov.b64 second, {{{c}, {d}}};",
+                    concat!($instruction, " first, first, second;"),
+                    "mov.b64 {{{x}, {y}}}, first;",
+                    "}}",
+                    a = in(reg32) a, b = in(reg32) b, c = in(reg32) c, d = in(reg32) d, x = out(reg32) first, y = out(reg32) second,
+                    options(pure, nomem, nostack, preserves_flags)
+                )
+            };
+            [first, second]
+        }
+    )*};
+}
+
+of_pairs! {
+    /// The products of two pairs, each rounded once to nearest even (`mul.rn.f32x2`; sm_100 and up).
+    mul_rn_f32x2 = "mul.rn.f32x2";
+    /// The sums of two pairs, each rounded once to nearest even (`add.rn.f32x2`; sm_100 and up).
+    add_rn_f32x2 = "add.rn.f32x2";
+}
+
 /// The products of two pairs of f16, each rounded once to nearest even; subnormal numbers count (`mul.rn.f16x2`).
 #[inline(always)]
 pub fn mul_rn_f16x2(a: u32, b: u32) -> u32 {

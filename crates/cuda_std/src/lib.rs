@@ -23,6 +23,7 @@ pub mod griddepcontrol;
 pub mod integer;
 pub mod mbarrier;
 pub mod mma;
+pub mod parameter;
 pub mod setmaxnreg;
 pub mod shared;
 pub mod tcgen05;

@@ -34,6 +34,25 @@ pub unsafe fn ldmatrix_x4_b16(address: SharedAddress) -> [u32; 4] {
     [a, b, c, d]
 }
 
+/// As [`ldmatrix_x4_b16`], the matrices transposed: a lane gets the elements `group` of the rows `2·thread` and the next
+/// (`ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16`; sm_75 and up).
+///
+/// # Safety
+/// As [`ldmatrix_x4_b16`].
+#[inline(always)]
+pub unsafe fn ldmatrix_x4_trans_b16(address: SharedAddress) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    // SAFETY: what `# Safety` above asks.
+    unsafe {
+        ptx!(
+            "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{{}, {}, {}, {}}}, [{}];",
+            out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg32) address.0,
+            options(readonly, nostack, preserves_flags)
+        )
+    };
+    [a, b, c, d]
+}
+
 /// Stores four matrices of 8 rows of 16 bytes, what [`ldmatrix_x4_b16`] would load from there
 /// (`stmatrix.sync.aligned.m8n8.x4.shared.b16`; sm_90 and up).
 ///

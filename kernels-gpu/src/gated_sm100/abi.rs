@@ -111,6 +111,27 @@ pub struct Tile {
     pub tokens: u32,
 }
 
+impl Tile {
+    /// The tile in 8 bytes, if it fits.
+    pub fn packed(&self) -> Option<u64> {
+        let fields = [self.group, self.tokens, self.first_row / TILE_ROWS, self.first_token / TOKEN_SCALE_ROWS];
+        let fits = fields.iter().all(|&field| field <= 0xffff);
+        fits.then(|| fields.iter().rev().fold(0, |packed, &field| packed << 16 | u64::from(field)))
+    }
+
+    /// What [`packed`](Self::packed) has made.
+    #[inline(always)]
+    pub const fn unpacked(packed: u64) -> Self {
+        let (low, high) = (packed as u32, (packed >> 32) as u32);
+        Self {
+            group: low & 0xffff,
+            tokens: low >> 16,
+            first_row: (high & 0xffff) * TILE_ROWS,
+            first_token: (high >> 16) * TOKEN_SCALE_ROWS,
+        }
+    }
+}
+
 /// A tile with its group, as an array of them lies in global memory: what a block reads before its first copy, in one load.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
@@ -121,7 +142,15 @@ pub struct Record {
     pub tile: Tile,
 }
 
+/// Groups that the parameter of a kernel has itself, if there are no more.
+pub const GROUPS_AT_HAND: usize = 8;
+
+/// Tiles that it has then: the first one of each block, of as many as a B300 has multiprocessors.
+pub const TILES_AT_HAND: usize = 160;
+
 /// The one parameter of a kernel.
+///
+/// It has the first tiles itself where it can, so that no block waits for its record before its first copy.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct Launch {
@@ -132,6 +161,29 @@ pub struct Launch {
     pub tile_count: u32,
     /// [`OUTPUT_F16`](crate::format::OUTPUT_F16) or [`OUTPUT_BF16`](crate::format::OUTPUT_BF16).
     pub output: u32,
+    /// How many of its first tiles are in `tiles` too: up to [`TILES_AT_HAND`], or none.
+    pub at_hand: u32,
+    /// Keeps what follows aligned.
+    pub unused: [u32; 3],
+    /// The groups of these.
+    pub groups: [Group; GROUPS_AT_HAND],
+    /// These, [`packed`](Tile::packed).
+    pub tiles: [u64; TILES_AT_HAND],
+}
+
+impl Launch {
+    /// Of tiles in this order, each with the number of its group in `groups`, whose records are at an address.
+    pub fn new(records: u64, output: u32, groups: &[Group], tiles: &[Tile]) -> Self {
+        let tile_count = tiles.len() as u32;
+        let mut launch = Self { records, tile_count, output, ..Self::zeroed() };
+        let Some(at_hand) = launch.groups.get_mut(..groups.len()) else { return launch };
+        at_hand.copy_from_slice(groups);
+        for (place, packed) in launch.tiles.iter_mut().zip(tiles.iter().map_while(Tile::packed)) {
+            *place = packed;
+            launch.at_hand += 1;
+        }
+        launch
+    }
 }
 
 /// Passes the list of instances to `$each!`. A tile has up to so many tokens; `stages` hold its k-blocks.
@@ -510,6 +562,22 @@ mod tests {
         assert_eq!((apart.stage_bytes(), apart.tile_rows(), apart.mma_rows(), apart.slots()), (28_672, 128, 256, 32));
         assert_eq!([apart, gated(192).apart().stages(5)].map(Instance::scale_sets), [6, 2]);
         assert_eq!([192, 256].map(|tokens| gated(tokens).apart().stages(4).accumulators()), [2, 1]);
+    }
+
+    #[test]
+    fn the_parameter_has_the_first_tiles_of_few_groups() {
+        let group = |k| Group { k, ..Group::zeroed() };
+        let groups: std::vec::Vec<_> = (0..GROUPS_AT_HAND as u32 + 1).map(group).collect();
+        let tile = |n| Tile { group: n % 8, first_row: n * 128, first_token: n * 32, tokens: 1 + n };
+        let tiles: std::vec::Vec<_> = (0..TILES_AT_HAND as u32 + 1).map(tile).collect();
+        let few = Launch::new(7, 1, &groups[..GROUPS_AT_HAND], &tiles);
+        assert_eq!((few.tile_count, few.at_hand), (tiles.len() as u32, TILES_AT_HAND as u32));
+        assert_eq!(few.groups[..], groups[..GROUPS_AT_HAND]);
+        assert!(few.tiles.iter().zip(&tiles).all(|(&packed, tile)| Tile::unpacked(packed) == *tile));
+        assert_eq!(Launch::new(7, 1, &groups, &tiles).at_hand, 0);
+
+        let far = Tile { first_token: 0x10000 * TOKEN_SCALE_ROWS, ..tile(2) };
+        assert_eq!(Launch::new(7, 1, &groups[..1], &[tile(0), far, tile(1)]).at_hand, 1);
     }
 
     #[test]

@@ -1,12 +1,19 @@
 //! The entries, whose groups and tiles the host has listed.
 
-use cuda_std::kernel;
+use core::mem::offset_of;
+
+use cuda_std::{
+    float::mul_rn_f32x2,
+    kernel,
+    parameter::{ParameterAddress, ld_param_b64, ld_param_v2_b64},
+    parameter_address,
+};
 
 use super::{
     abi::{Group, INSTANCES, Index, Instance, Launch, N_STEP, Record, Tile, instances},
     kernel::{Placed, Sm100, Sums, Work},
 };
-use crate::epilogue::silu;
+use crate::epilogue::silu_x2;
 
 macro_rules! entries {
     ($($entry:ident = $instance:expr;)*) => {$(
@@ -21,17 +28,26 @@ macro_rules! entries {
         )]
         pub unsafe fn $entry(launch: Launch) {
             const INDEX: usize = Index::$entry as usize;
+            let Launch { records, tile_count, output, at_hand, .. } = launch;
             // SAFETY: the contract is this function's too.
-            unsafe { Sm100::<Listed<INDEX>, { INSTANCES[INDEX].blocks }>::run(Listed { launch }) }
+            unsafe {
+                let parameter = parameter_address!($entry);
+                let work = Listed::<INDEX> { records, tile_count, output, at_hand, parameter };
+                Sm100::<Listed<INDEX>, { INSTANCES[INDEX].blocks }>::run(work);
+            }
         }
     )*};
 }
 instances!(entries);
 
-/// The work of a launch of one of [`INSTANCES`].
+/// The work of a launch of one of [`INSTANCES`]: fields of [`Launch`], and where in the parameter it begins.
 #[derive(Clone, Copy)]
 pub struct Listed<const INDEX: usize> {
-    pub launch: Launch,
+    records: u64,
+    tile_count: u32,
+    output: u32,
+    at_hand: u32,
+    parameter: ParameterAddress,
 }
 
 /// A block's tiles, each with its group: a copy, whose fields stay in registers. Behind a reference, every wait and every copy would
@@ -39,8 +55,31 @@ pub struct Listed<const INDEX: usize> {
 pub struct Tiles {
     records: *const Record,
     count: u32,
+    at_hand: u32,
+    parameter: ParameterAddress,
     next: u32,
     stride: u32,
+}
+
+impl Tiles {
+    /// A tile that the parameter has.
+    ///
+    /// # Safety
+    /// The index is below `at_hand`.
+    #[inline(always)]
+    unsafe fn in_parameter(&self, index: u32) -> (Tile, Group) {
+        const GROUP_BYTES: u32 = size_of::<Group>() as u32;
+
+        let packed = self.parameter + (offset_of!(Launch, tiles) as u32 + index * size_of::<u64>() as u32);
+        // SAFETY: what `# Safety` above asks: the tile is there, and so is its group.
+        unsafe {
+            let tile = Tile::unpacked(ld_param_b64(packed));
+            let group = self.parameter + (offset_of!(Launch, groups) as u32 + tile.group * GROUP_BYTES);
+            let words: [[u64; 2]; GROUP_BYTES as usize / 16] =
+                core::array::from_fn(|word| ld_param_v2_b64(group + 16 * word as u32));
+            (tile, bytemuck::cast(words))
+        }
+    }
 }
 
 impl Iterator for Tiles {
@@ -51,10 +90,17 @@ impl Iterator for Tiles {
         if self.next >= self.count {
             return None;
         }
-        // SAFETY: inside of the array, which does not change while the kernel runs: `Listed::tiles` asks for it.
-        let Record { tile, group } = unsafe { *self.records.add(self.next as usize) };
+        let index = self.next;
         self.next += self.stride;
-        Some((tile, group))
+        // SAFETY: inside of the array, which does not change while the kernel runs: `Listed::tiles` asks for it.
+        Some(unsafe {
+            if index < self.at_hand {
+                self.in_parameter(index)
+            } else {
+                let Record { tile, group } = *self.records.add(index as usize);
+                (tile, group)
+            }
+        })
     }
 }
 
@@ -72,8 +118,8 @@ impl<const INDEX: usize> Work for Listed<INDEX> {
 
     #[inline(always)]
     unsafe fn tiles(self, next: u32, stride: u32) -> Tiles {
-        let Launch { records, tile_count: count, .. } = self.launch;
-        Tiles { records: records as *const Record, count, next, stride }
+        let Self { records, tile_count: count, at_hand, parameter, .. } = self;
+        Tiles { records: records as *const Record, count, at_hand, parameter, next, stride }
     }
 
     #[inline(always)]
@@ -84,7 +130,7 @@ impl<const INDEX: usize> Work for Listed<INDEX> {
 
     #[inline(always)]
     fn output(self) -> u32 {
-        self.launch.output
+        self.output
     }
 
     #[inline(always)]
@@ -95,9 +141,14 @@ impl<const INDEX: usize> Work for Listed<INDEX> {
 
     #[inline(always)]
     fn values(self, group: &Placed, _column: &(), _tokens: &(), sums: &Sums) -> [f32; N_STEP as usize] {
-        core::array::from_fn(|token| {
-            let gate = group.alpha[0] * sums[0][token];
-            if Self::INSTANCE.matrices == 2 { silu(gate) * (group.alpha[1] * sums[1][token]) } else { gate }
-        })
+        let mut values = [0.0; N_STEP as usize];
+        for (pair, values) in values.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+            let product = |matrix: usize| {
+                mul_rn_f32x2([group.alpha[matrix]; 2], [sums[matrix][2 * pair], sums[matrix][2 * pair + 1]])
+            };
+            *values =
+                if Self::INSTANCE.matrices == 2 { mul_rn_f32x2(silu_x2(product(0)), product(1)) } else { product(0) };
+        }
+        values
     }
 }

@@ -7,6 +7,7 @@
 //! * The grid has at most as many blocks as there are tiles, and twice as many where pairs compute tiles. A block has
 //!   [`abi::Instance::threads`] threads, a cluster [`abi::Instance::cluster`] blocks; dynamic shared memory is
 //!   [`abi::Instance::shared_bytes`].
+//! * The parameter has the first tiles itself, as [`abi::Launch::new`] puts them there.
 //! * Addresses and tensor maps are as [`abi::Group`] says. Scales are finite (never 0x7f) and have no sign, in the padding
 //!   of K too: they are multiplied with values that the maps fill with zeros.
 //! * It writes C's own elements and nothing else, each once. The same input gives the same bits.

@@ -107,8 +107,7 @@ impl GatedSm100 {
             let described = described.collect::<Result<Vec<_>, Error>>()?;
             let record = |tile: &abi::Tile| abi::Record { group: described[tile.group as usize], tile: *tile };
             let records: Vec<_> = tiles.iter().map(record).collect();
-            let tile_count = records.len() as u32;
-            Ok(Parameter::new(abi::Launch { records: writer.array(&records), tile_count, output }))
+            Ok(Parameter::new(abi::Launch::new(writer.array(&records), output, &described, &tiles)))
         }))
     }
 }

@@ -56,10 +56,10 @@ const L2: u64 = 8142;
 /// Cycles of the epilogue for 8 tokens of a tile: what the time model makes of its instructions.
 const fn epilogue(instance: Instance) -> u64 {
     match (instance.matrices, instance.blocks, instance.halves) {
-        (1, 1, _) => 120,
-        (1, ..) => 100,
-        (.., Halves::Rows) => 200,
-        (.., Halves::Matrices) => 115,
+        (1, 1, _) => 90,
+        (1, ..) => 75,
+        (.., Halves::Rows) => 185,
+        (.., Halves::Matrices) => 90,
     }
 }
 

@@ -82,6 +82,9 @@ pub struct Sm100<W: Work, const BLOCKS: u32> {
 /// loads may come before the others have met here.
 const BEGUN: u32 = 1;
 
+/// The barrier of a block alone at which its warps say that they leave.
+const LEFT: u32 = 2;
+
 /// Columns of tensor memory of a tile of the scale layout.
 const SCALE_COLUMNS: u32 = SCALE_TILE_ROWS / TOKEN_SCALE_ROWS;
 
@@ -199,6 +202,7 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
                 if BLOCKS > 1 {
                     wait_cluster();
                 }
+                Self::leave();
             } else {
                 Self::sync_begun();
                 tcgen05_fence_after_thread_sync();
@@ -208,13 +212,15 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
                     Roles::Specialised => block.specialised(warp),
                     Roles::Serial => block.serial(warp),
                 }
-                tcgen05_fence_before_thread_sync();
             }
 
-            Self::sync();
             if warp == Self::MMA_WARP {
+                tcgen05_fence_before_thread_sync();
+                Self::leave_last();
                 tcgen05_fence_after_thread_sync();
                 tcgen05_dealloc::<BLOCKS>(block.tmem, Self::TMEM_COLUMNS);
+            } else if BLOCKS > 1 {
+                wait_cluster();
             }
         }
     }
@@ -254,16 +260,38 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         }
     }
 
-    /// Waits for every thread of the block, or of both blocks of a pair.
+    /// Tells the warp that owns the tensor memory, in a pair those of both blocks, that this warp accesses neither tensor memory nor the
+    /// other block's memory any more. In a pair it calls [`wait_cluster`] before it ends.
     ///
     /// # Safety
-    /// All of these threads call it.
+    /// The whole warp calls it once, and the warp that owns the tensor memory [`Self::leave_last`].
     #[inline(always)]
-    unsafe fn sync() {
-        // SAFETY: what `# Safety` above asks; the lanes of a warp meet first.
+    unsafe fn leave() {
+        // SAFETY: what `# Safety` above asks; the lanes of the warp meet first.
         unsafe {
             sync_warp(ALL_LANES);
-            if BLOCKS > 1 { sync_cluster() } else { thread::sync_threads() }
+            if BLOCKS > 1 {
+                arrive_cluster();
+            } else {
+                thread::arrive_barrier::<LEFT>(Self::INSTANCE.threads());
+            }
+        }
+    }
+
+    /// Waits until every other warp of the block, or of both blocks of a pair, has left.
+    ///
+    /// # Safety
+    /// As [`Self::leave`]: what the warp that owns the tensor memory calls.
+    #[inline(always)]
+    unsafe fn leave_last() {
+        // SAFETY: what `# Safety` above asks; the lanes of the warp meet first.
+        unsafe {
+            sync_warp(ALL_LANES);
+            if BLOCKS > 1 {
+                sync_cluster();
+            } else {
+                thread::sync_barrier::<LEFT>(Self::INSTANCE.threads());
+            }
         }
     }
 
@@ -320,9 +348,14 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
                 }
             } else {
                 let mut epilogue = Epilogue::new(self, warp);
-                for (tile, group) in self.tiles() {
+                let (mut tiles, mut next) = self.first_tile();
+                if next.is_none() {
+                    Self::leave();
+                }
+                while let Some((tile, group)) = next {
                     let group = W::placed(group);
-                    epilogue.store(&tile, &group);
+                    next = tiles.next();
+                    epilogue.store(&tile, &group, next.is_none());
                 }
                 epilogue.finish();
             }
@@ -359,9 +392,13 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
                     multiplier.end();
                 }
                 sync_warp(ALL_LANES);
-                epilogue.store(&tile, &group);
+                epilogue.store(&tile, &group, false);
             }
             epilogue.finish();
+            if warp != Self::MMA_WARP {
+                tcgen05_fence_before_thread_sync();
+                Self::leave();
+            }
         }
     }
 

@@ -7,7 +7,8 @@ use cuda_std::{
     fence::{fence_proxy_async_shared, fence_proxy_tensormap_acquire},
     global::{GlobalAddress, st_global_v4_b32},
     mbarrier::{Mbarrier, mbarrier_arrive_expect_tx, mbarrier_wait_parity_cluster, st_async_shared_cluster_v4_b32},
-    shared::{SharedAddress, ld_shared_v4_b32, st_shared_b16},
+    mma::ldmatrix_x4_trans_b16,
+    shared::{SharedAddress, ld_shared_v4_b32, st_shared_b16, st_shared_v4_b32},
     tcgen05::{
         TmemAddress, tcgen05_fence_after_thread_sync, tcgen05_fence_before_thread_sync, tcgen05_ld_32x32b_x8,
         tcgen05_ld_32x32b_x8_twice,
@@ -63,6 +64,34 @@ const PIECES: u32 = SLOT_BYTES / PIECE_BYTES / GROUPS as u32;
 
 const _: () = assert!(SLOTS.is_power_of_two() && PIECES == 2);
 
+const _: () = assert!(N_STEP * ELEMENT_BYTES == LANE_BYTES, "a lane's column of a step is a row of `ldmatrix`");
+
+/// Where in a buffer a lane writes the [`N_STEP`] elements of its column, 16 bytes. Eight columns lie side by side, and in another
+/// order in each eight, so that neither writes nor `ldmatrix` have bank conflicts.
+#[inline(always)]
+const fn written_at(column: u32) -> u32 {
+    (column ^ column / 8 * 2) * LANE_BYTES
+}
+
+/// The part of a buffer whose address a lane gives `ldmatrix`: the column that is row `lane % 8` of matrix `lane / 8`. The matrices have
+/// the columns 0 and 1, 2 and 3, 4 and 5, 6 and 7 of each eight, so that a lane gets eight columns of a token.
+#[inline(always)]
+const fn read_at(lane: u32) -> u32 {
+    let (matrix, row) = (lane / 8, lane % 8);
+    written_at(row / 2 * 8 + matrix * 2 + row % 2)
+}
+
+/// Where a lane stores of a tile: the 16 bytes at its columns of each row.
+#[derive(Clone, Copy)]
+struct Rows {
+    /// The column of C, and whether it is there.
+    column: u32,
+    is_there: bool,
+    /// Those of the tile's first row.
+    first: GlobalAddress,
+    row_bytes: u32,
+}
+
 /// A lane's sums of half a step of a pair apart, of one matrix.
 type HalfStep = [[f32; N_STEP as usize]; GROUPS];
 
@@ -82,6 +111,9 @@ pub(super) struct Epilogue<W: Work, const BLOCKS: u32> {
     tmem: TmemAddress,
     /// The current buffer, and the other.
     buffers: [SharedAddress; 2],
+    /// Where in a buffer this lane writes, and what it reads.
+    written: u32,
+    read: u32,
     /// The group whose map of C is known to this thread's stores.
     map: u32,
     /// In a pair apart, the warp's first slot and its barrier, and how many steps it has sent and received.
@@ -106,6 +138,8 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
             first_column: warp % QUARTERS * WARP_SIZE,
             tmem: block.tmem.lane(warp % QUARTERS * WARP_SIZE),
             buffers: [buffer, buffer + bytes],
+            written: written_at(lane_id()),
+            read: read_at(lane_id()),
             map: u32::MAX,
             slots: block.shared + Sm100::<W, BLOCKS>::SLOTS + warp * SLOTS * SLOT_BYTES,
             slot_barriers: Mbarrier::at(block.shared + Sm100::<W, BLOCKS>::SLOT_BARRIERS).nth(warp * SLOTS),
@@ -114,19 +148,20 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         }
     }
 
-    /// Waits for the next tile's accumulator and stores it: in a pair apart what this block finishes of it.
+    /// Waits for the next tile's accumulator and stores it: in a pair apart what this block finishes of it. If it is the last, the warp
+    /// leaves ([`Sm100::leave`]) when it has read it: what owns the tensor memory need not wait until all is stored.
     ///
     /// # Safety
     /// As [`Self::store_all`] and [`Self::store_half`].
     #[inline(always)]
-    pub unsafe fn store(&mut self, tile: &Tile, group: &Placed) {
+    pub unsafe fn store(&mut self, tile: &Tile, group: &Placed, is_last: bool) {
         // SAFETY: what `# Safety` above asks.
         unsafe {
             match Sm100::<W, BLOCKS>::INSTANCE.halves {
-                Halves::Rows => self.store_all(tile, group),
+                Halves::Rows => self.store_all(tile, group, is_last),
                 // Apart for each, since what is gate and what is up is then known when it compiles.
-                Halves::Matrices if self.block.rank == 0 => self.store_half::<0>(tile, group),
-                Halves::Matrices => self.store_half::<1>(tile, group),
+                Halves::Matrices if self.block.rank == 0 => self.store_half::<0>(tile, group, is_last),
+                Halves::Matrices => self.store_half::<1>(tile, group, is_last),
             }
         }
     }
@@ -137,33 +172,38 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
     /// `group` is the tile's, and the contract holds of it. The whole warp calls it together, for each tile in order; the
     /// warp is the one that [`Self::new`] was told.
     #[inline(always)]
-    unsafe fn store_all(&mut self, tile: &Tile, group: &Placed) {
+    unsafe fn store_all(&mut self, tile: &Tile, group: &Placed, is_last: bool) {
         let buffer_tokens = Sm100::<W, BLOCKS>::INSTANCE.store_tokens();
         let mut token = self.part * buffer_tokens;
         // SAFETY: the accumulator is read while it is full; its lanes are this quarter's, and the buffers this warp's alone.
         unsafe {
             let column = self.block.work.column(tile, self.block.first_row(tile) + self.first_column + lane_id());
             let quantised = self.block.work.quantised(tile, group);
+            let rows = self.rows(tile, group);
             self.accumulators.wait_full();
             tcgen05_fence_after_thread_sync();
             if token >= tile.tokens {
-                self.release();
+                self.release(is_last);
             }
             while token < tile.tokens {
                 let tokens = self.block.work.tokens(tile, group, token);
                 let sums = self.load_sums(token);
-                let in_buffer = token % buffer_tokens;
+                let in_buffer = if buffer_tokens == N_STEP { 0 } else { token % buffer_tokens };
                 let fills = in_buffer + N_STEP == buffer_tokens;
                 let next = token + N_STEP + if fills { (Self::PARTS - 1) * buffer_tokens } else { 0 };
                 let last = next >= tile.tokens;
                 if last {
-                    self.release();
+                    self.release(is_last);
                 }
-                self.stage(in_buffer, self.block.work.values(group, &column, &tokens, &sums));
+                let values = self.block.work.values(group, &column, &tokens, &sums);
                 match Sm100::<W, BLOCKS>::INSTANCE.store {
-                    Store::Direct => self.store_lanes(tile, group, quantised, token),
-                    Store::Tma if last || fills => self.store_box(tile, group, token - in_buffer),
-                    Store::Tma => {}
+                    Store::Direct => self.store_lanes(tile, &rows, quantised, token, values),
+                    Store::Tma => {
+                        self.stage(in_buffer, values);
+                        if last || fills {
+                            self.store_box(tile, group, token - in_buffer);
+                        }
+                    }
                 }
                 token = next;
             }
@@ -178,32 +218,33 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
     /// # Safety
     /// As [`Self::store_all`]. The same warp of the other block does the same.
     #[inline(always)]
-    unsafe fn store_half<const RANK: u32>(&mut self, tile: &Tile, group: &Placed) {
+    unsafe fn store_half<const RANK: u32>(&mut self, tile: &Tile, group: &Placed, is_last: bool) {
         let mut token = self.part * 2 * HALF_STEP;
         // SAFETY: the accumulator is read while it is full, up to the N of its products, which is a multiple of a step. Its lanes are
         // this quarter's, the buffers this warp's alone, and the slots this warp's and its peer's.
         unsafe {
             let column = self.block.work.column(tile, self.block.first_row(tile) + self.first_column + lane_id());
             let quantised = self.block.work.quantised(tile, group);
+            let rows = self.rows(tile, group);
             self.accumulators.wait_full();
             tcgen05_fence_after_thread_sync();
             if token >= tile.tokens {
-                self.release();
+                self.release(is_last);
             }
             while token < tile.tokens {
                 let finished = token + RANK * HALF_STEP;
                 let own = self.send::<RANK>(token);
                 token += Self::PARTS * 2 * HALF_STEP;
                 if token >= tile.tokens {
-                    self.release();
+                    self.release(is_last);
                 }
                 let others = self.receive();
                 for index in 0..GROUPS {
                     let first = finished + index as u32 * N_STEP;
                     let tokens = self.block.work.tokens(tile, group, first);
                     let sums = if RANK == 0 { [own[index], others[index]] } else { [others[index], own[index]] };
-                    self.stage(0, self.block.work.values(group, &column, &tokens, &sums));
-                    self.store_lanes(tile, group, quantised, first);
+                    let values = self.block.work.values(group, &column, &tokens, &sums);
+                    self.store_lanes(tile, &rows, quantised, first, values);
                 }
             }
         }
@@ -263,15 +304,19 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
     }
 
     /// Tells that this warp has read all that it reads of the accumulator. The next tile's MMAs may overwrite it while this one is
-    /// stored.
+    /// stored; behind the last tile the warp leaves.
     ///
     /// # Safety
     /// The whole warp calls it together, once for each tile.
     #[inline(always)]
-    unsafe fn release(&self) {
+    unsafe fn release(&self, is_last: bool) {
         // SAFETY: what `# Safety` above asks; the barrier's phase lacks this warp's arrival.
         unsafe {
             tcgen05_fence_before_thread_sync();
+            if is_last {
+                Sm100::<W, BLOCKS>::leave();
+                return;
+            }
             sync_warp(ALL_LANES);
             if lane_id() == 0 {
                 Ring::<BLOCKS>::arrive(self.accumulators.empty());
@@ -306,49 +351,70 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         sums.map(|sums| sums.map(f32::from_bits))
     }
 
-    /// Writes a lane's values of 8 tokens to the buffer, where they are the tokens from `token` on.
+    /// A lane's values of 8 tokens as 16-bit numbers, two in a word. All values come before the first store, which the compiler moves
+    /// nothing across: they are long chains, and run beside each other.
+    #[inline(always)]
+    fn converted(&self, values: [f32; N_STEP as usize]) -> [u32; N_STEP as usize / 2] {
+        core::array::from_fn(|pair| convert(self.block.work.output(), values[2 * pair], values[2 * pair + 1]))
+    }
+
+    /// Writes a lane's values of 8 tokens to the buffer, where they are the tokens from `token` on and lie as in C.
     ///
     /// # Safety
     /// The buffer has room for them, and no lane or copy reads it now.
     #[inline(always)]
     unsafe fn stage(&self, token: u32, values: [f32; N_STEP as usize]) {
-        let address = self.buffers[0] + token * TOKEN_BYTES + lane_id() * ELEMENT_BYTES;
-        // All values come before the first store, which the compiler moves nothing across: they are long chains, and run beside
-        // each other.
-        for token in (0..N_STEP).step_by(2) {
-            let pair = convert(self.block.work.output(), values[token as usize], values[token as usize + 1]);
-            let address = address + token * TOKEN_BYTES;
+        let pairs = self.converted(values);
+        for pair in 0..N_STEP / 2 {
+            let address = self.buffers[0] + (token + 2 * pair) * TOKEN_BYTES + lane_id() * ELEMENT_BYTES;
             // SAFETY: inside of the buffer, in this lane's own column.
             unsafe {
-                st_shared_b16(address, pair as u16);
-                st_shared_b16(address + TOKEN_BYTES, (pair >> 16) as u16);
+                st_shared_b16(address, pairs[pair as usize] as u16);
+                st_shared_b16(address + TOKEN_BYTES, (pairs[pair as usize] >> 16) as u16);
             }
         }
     }
 
-    /// Stores the 8 tokens of the buffer, which are the tile's from `token` on. Four lanes store a token's 32 columns, 16
-    /// bytes each.
+    /// Where this lane stores of a tile.
+    #[inline(always)]
+    fn rows(&self, tile: &Tile, group: &Placed) -> Rows {
+        let column = self.block.first_row(tile) + self.first_column + lane_id() % LANES_PER_TOKEN * ELEMENTS_PER_LANE;
+        let element = u64::from(tile.first_token) * u64::from(group.n) + u64::from(column);
+        Rows {
+            column,
+            // N is a multiple of 8, so that a lane's columns are all inside or all outside.
+            is_there: column < group.n,
+            first: GlobalAddress::new(group.c) + element * u64::from(ELEMENT_BYTES),
+            row_bytes: group.n * ELEMENT_BYTES,
+        }
+    }
+
+    /// Stores a lane's values of the tile's 8 tokens from `token` on. Each lane has a column of them; they pass through the buffer, and
+    /// four lanes store a token's 32 columns, 16 bytes each.
     ///
     /// # Safety
-    /// Every lane has written its part of the buffer. The whole warp calls it together; the contract holds of `group`, and `quantised` is
-    /// the tile's.
+    /// No lane reads the buffer now. The whole warp calls it together; the contract holds of the tile, of which `rows` and `quantised`
+    /// are.
     #[inline(always)]
-    unsafe fn store_lanes(&mut self, tile: &Tile, group: &Placed, quantised: QuantisedTile, token: u32) {
-        let lane = lane_id();
-        let token = token + lane / LANES_PER_TOKEN;
-        let column = self.block.first_row(tile) + self.first_column + lane % LANES_PER_TOKEN * ELEMENTS_PER_LANE;
+    unsafe fn store_lanes(
+        &mut self,
+        tile: &Tile,
+        rows: &Rows,
+        quantised: QuantisedTile,
+        token: u32,
+        values: [f32; N_STEP as usize],
+    ) {
+        let token = token + lane_id() / LANES_PER_TOKEN;
         // SAFETY: the lanes meet between writing and reading the buffer. What is stored lies inside of C and is this lane's.
         unsafe {
+            st_shared_v4_b32(self.buffers[0] + self.written, self.converted(values));
             sync_warp(ALL_LANES);
-            let elements = ld_shared_v4_b32(self.buffers[0] + lane * LANE_BYTES);
-            // N is a multiple of 8, so that a lane's columns are all inside or all outside.
-            if self.block.work.writes_bits16() && token < tile.tokens && column < group.n {
-                let row = u64::from(tile.first_token + token);
-                let element = row * u64::from(group.n) + u64::from(column);
-                st_global_v4_b32(GlobalAddress::new(group.c) + element * u64::from(ELEMENT_BYTES), elements);
+            let elements = ldmatrix_x4_trans_b16(self.buffers[0] + self.read);
+            if self.block.work.writes_bits16() && token < tile.tokens && rows.is_there {
+                st_global_v4_b32(rows.first + u64::from(token) * u64::from(rows.row_bytes), elements);
             }
             if quantised.is_there() {
-                quantised.store::<BLOCK_LANES, BLOCK_LANES, 4>(elements, token, column);
+                quantised.store::<BLOCK_LANES, BLOCK_LANES, 4>(elements, token, rows.column);
             }
         }
         // The next 8 tokens go to the other buffer, and need not wait until all lanes have read this one.
