@@ -70,7 +70,7 @@ const _: () = assert!(N_STEP * ELEMENT_BYTES == LANE_BYTES, "a lane's column of 
 /// order in each eight, so that neither writes nor `ldmatrix` have bank conflicts.
 #[inline(always)]
 const fn written_at(column: u32) -> u32 {
-    (column ^ column / 8 * 2) * LANE_BYTES
+    (column ^ (column / 8 * 2)) * LANE_BYTES
 }
 
 /// The part of a buffer whose address a lane gives `ldmatrix`: the column that is row `lane % 8` of matrix `lane / 8`. The matrices have
