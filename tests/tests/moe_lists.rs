@@ -354,7 +354,9 @@ fn lists_are_right_for_few_and_many_experts_and_choices() {
 #[test]
 fn lists_of_a_cluster_are_right_with_one_group_and_with_several() {
     // A warp has 512 choices at a time; a block sorts them if none has more.
-    for (tokens, top_k, experts) in [(129, 32, 5), (1031, 4, 512), (2048, 32, 129), (8200, 8, 128), (4200, 32, 3)] {
+    for (tokens, top_k, experts) in
+        [(129, 32, 5), (300, 8, 60), (1031, 4, 512), (1100, 16, 129), (8200, 8, 128), (4200, 32, 3)]
+    {
         check_routing(&format!("{tokens} × {top_k} of {experts}"), &Routing::random(tokens, top_k, experts, 16));
     }
 }
