@@ -1,8 +1,8 @@
 //! A decoded kernel: one stretch of instructions, each a step that works on a warp and the machine. Knows no opcode.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, OnceLock};
 
 use crate::config::fault::{Fault, Party, Place, Stop, Stopped};
 use crate::config::report::Class;
@@ -196,7 +196,7 @@ impl Kernel {
                 let guarded = guard.is_some_and(|(p, _)| held == Held::Predicate(p));
                 if guarded && let Some(decided) = self.decided_by(user) {
                     open.extend(decided.into_iter().flat_map(|pc| self.written(pc)));
-                } else if !uses.acts || self.is_local(user) {
+                } else if !uses.acts || self.is_private(user) {
                     open.extend(self.written(user));
                 } else if guarded {
                     return None;
@@ -206,6 +206,12 @@ impl Kernel {
             }
         }
         Some(outlets.into_iter().collect())
+    }
+
+    /// Whether an instruction accesses memory in a way that nobody else notices: local memory, or a load of what is constant.
+    fn is_private(&self, pc: u32) -> bool {
+        let name = &self.code[pc as usize].name;
+        self.is_local(pc) || ["ld.const", "ld.global.nc"].iter().any(|load| name.starts_with(load))
     }
 
     /// Whether an instruction accesses local memory.
@@ -266,8 +272,7 @@ impl Kernel {
         jumps.chain(next).filter(|&pc| (pc as usize) < self.code.len())
     }
 
-    /// The instructions whose execution a branch decides. `None` if one of them does more than write registers and local memory, or
-    /// if its two ways do not meet.
+    /// The instructions whose execution a branch decides. `None` if others may notice one of them, or if its two ways do not meet.
     fn decided_by(&self, branch: u32) -> Option<Vec<u32>> {
         self.code[branch as usize].uses.jump?;
         let join = self.joins.get_or_init(|| self.joins())[branch as usize]?;
@@ -275,7 +280,7 @@ impl Kernel {
         while let Some(pc) = open.pop() {
             for next in self.successors(pc).filter(|&next| next != join) {
                 let uses = &self.code[next as usize].uses;
-                if uses.acts && uses.jump.is_none() && !self.is_local(next) {
+                if uses.acts && uses.jump.is_none() && !self.is_private(next) {
                     return None;
                 }
                 if decided.insert(next) {

@@ -279,7 +279,8 @@ impl Machine<'_> {
             let stop = end.min((line + 1) * LINE);
             let bytes = bits((at % LINE) as u32, (stop - at) as u32);
             let digests = Digests::default();
-            let access = Record { bytes, origin, base, issuer, first_lane: 0, shift: 7, time, pc, mode, scope, digests };
+            let access =
+                Record { bytes, origin, base, issuer, first_lane: 0, shift: 7, time, pc, mode, scope, digests };
             let order = |earlier: &Record, byte: u32| {
                 if earlier.issuer.is_some() && earlier.same_operation(&access) {
                     return Order::Known;
