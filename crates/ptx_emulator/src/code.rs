@@ -1,8 +1,8 @@
 //! A decoded kernel: one stretch of instructions, each a step that works on a warp and the machine. Knows no opcode.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, OnceLock};
 
 use crate::config::fault::{Fault, Party, Place, Stop, Stopped};
 use crate::config::report::Class;
@@ -141,27 +141,18 @@ pub struct Kernel {
     /// The registers from which matrix instructions take scale factors.
     pub(crate) scales: HashMap<u32, ScaleRegister>,
     pub(crate) sources: Arc<Sources>,
+    /// Where the ways from each instruction meet, once somebody asks.
+    pub(crate) joins: OnceLock<Vec<Option<u32>>>,
     /// Instructions that cannot be executed: line, and why.
     pub unsupported: Vec<(u32, String)>,
 }
 
-/// Branches within branches that [`Kernel::outlets`] follows.
-const NESTED: u32 = 3;
-
-/// A register or a predicate.
+/// What has a value: a register, a predicate, or local memory, which is a thread's own.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Held {
     Register(u32),
     Predicate(u32),
-}
-
-/// Instructions that are executed one behind the other.
-#[derive(Default)]
-struct Way {
-    /// Those that are executed in any case, and how many of `aside` come before each.
-    line: Vec<(u32, usize)>,
-    /// Those that branches on the way decide.
-    aside: Vec<u32>,
+    Local,
 }
 
 impl Kernel {
@@ -203,25 +194,39 @@ impl Kernel {
             for user in self.users(from, held) {
                 let Inst { guard, uses, .. } = &self.code[user as usize];
                 let guarded = guard.is_some_and(|(p, _)| held == Held::Predicate(p));
-                if guarded && let Some((decided, _)) = self.decided_by(user, NESTED) {
+                if guarded && let Some(decided) = self.decided_by(user) {
                     open.extend(decided.into_iter().flat_map(|pc| self.written(pc)));
-                } else if guarded && uses.acts {
-                    return None;
-                } else if uses.acts {
-                    outlets.insert(user);
-                } else {
+                } else if !uses.acts || self.is_private(user) {
                     open.extend(self.written(user));
+                } else if guarded {
+                    return None;
+                } else {
+                    outlets.insert(user);
                 }
             }
         }
         Some(outlets.into_iter().collect())
     }
 
+    /// Whether an instruction accesses memory in a way that nobody else notices: local memory, or a load of what is constant.
+    fn is_private(&self, pc: u32) -> bool {
+        let name = &self.code[pc as usize].name;
+        self.is_local(pc) || ["ld.const", "ld.global.nc"].iter().any(|load| name.starts_with(load))
+    }
+
+    /// Whether an instruction accesses local memory.
+    fn is_local(&self, pc: u32) -> bool {
+        let Inst { class, name, .. } = &self.code[pc as usize];
+        *class == Class::Memory && name.contains(".local")
+    }
+
     /// What an instruction writes.
     fn written(&self, pc: u32) -> Vec<(u32, Held)> {
         let Uses { writes, predicate_writes, .. } = &self.code[pc as usize].uses;
         let registers = writes.iter().map(|&r| Held::Register(r));
-        registers.chain(predicate_writes.iter().map(|&p| Held::Predicate(p))).map(|held| (pc, held)).collect()
+        let stores = (self.is_local(pc) && writes.is_empty()).then_some(Held::Local);
+        let all = registers.chain(predicate_writes.iter().map(|&p| Held::Predicate(p))).chain(stores);
+        all.map(|held| (pc, held)).collect()
     }
 
     /// The instructions that take what another has written to a register.
@@ -234,6 +239,7 @@ impl Kernel {
             }
             let Inst { guard, uses, .. } = &self.code[pc as usize];
             let (takes, replaces) = match held {
+                Held::Local => (self.is_local(pc) && !uses.writes.is_empty(), false),
                 Held::Register(r) => (uses.reads.contains(&r), uses.writes.contains(&r)),
                 Held::Predicate(p) => {
                     let guards = guard.is_some_and(|(guard, _)| guard == p);
@@ -250,54 +256,92 @@ impl Kernel {
         users
     }
 
+    /// Whether an instruction ends a function, or the kernel.
+    fn ends(&self, pc: u32) -> bool {
+        matches!(self.code[pc as usize].name.as_str(), "ret" | "ret.uni" | "exit" | "trap")
+    }
+
     /// The instructions that may come behind one, within a function.
     fn successors(&self, pc: u32) -> impl Iterator<Item = u32> {
         let inst = &self.code[pc as usize];
         let chooses = inst.name.starts_with("brx");
         let jumps = if chooses { &self.targets[..] } else { inst.uses.jump.as_slice() };
-        let ends = !jumps.is_empty() || matches!(inst.name.as_str(), "ret" | "ret.uni" | "exit" | "trap");
+        let ends = !jumps.is_empty() || self.ends(pc);
         let next = (!ends || inst.guard.is_some()).then_some(pc + 1);
         let jumps = jumps.iter().map(|&label| self.labels[label as usize]);
         jumps.chain(next).filter(|&pc| (pc as usize) < self.code.len())
     }
 
-    /// The instructions whose execution a branch decides, and where its two ways meet. `None` if one of them does more than write
-    /// registers before they meet.
-    fn decided_by(&self, branch: u32, depth: u32) -> Option<(Vec<u32>, u32)> {
-        let target = self.labels[self.code[branch as usize].uses.jump? as usize];
-        let ways = [branch + 1, target].map(|from| self.way(from, depth));
-        let on = |way: &Way, pc: u32| way.line.iter().position(|&(at, _)| at == pc);
-        let (join, ..) = *ways[0].line.iter().find(|&&(pc, _)| on(&ways[1], pc).is_some())?;
-        let mut decided = Vec::new();
-        for way in &ways {
-            let end = on(way, join)?;
-            decided.extend(way.line[..end].iter().map(|&(pc, _)| pc));
-            decided.extend(&way.aside[..way.line[end].1]);
+    /// The instructions whose execution a branch decides. `None` if others may notice one of them, or if its two ways do not meet.
+    fn decided_by(&self, branch: u32) -> Option<Vec<u32>> {
+        self.code[branch as usize].uses.jump?;
+        let join = self.joins.get_or_init(|| self.joins())[branch as usize]?;
+        let (mut decided, mut open) = (BTreeSet::new(), vec![branch]);
+        while let Some(pc) = open.pop() {
+            for next in self.successors(pc).filter(|&next| next != join) {
+                let uses = &self.code[next as usize].uses;
+                if uses.acts && uses.jump.is_none() && !self.is_private(next) {
+                    return None;
+                }
+                if decided.insert(next) {
+                    open.push(next);
+                }
+            }
         }
-        Some((decided, join))
+        Some(decided.into_iter().collect())
     }
 
-    /// What is executed from an instruction on, up to the first that does more than write registers.
-    fn way(&self, from: u32, depth: u32) -> Way {
-        /// The longest way that is followed.
-        const LONGEST: usize = 256;
-        let mut way = Way::default();
-        let mut pc = from;
-        while let Some(inst) = self.code.get(pc as usize).filter(|_| way.line.len() < LONGEST) {
-            way.line.push((pc, way.aside.len()));
-            pc = match (inst.uses.jump, inst.guard) {
-                (Some(label), None) => self.labels[label as usize],
-                (Some(_), Some(_)) if depth > 0 => {
-                    let Some((decided, join)) = self.decided_by(pc, depth - 1) else { break };
-                    way.aside.extend(decided);
-                    join
-                }
-                (Some(_), Some(_)) => break,
-                (None, _) if inst.uses.acts => break,
-                (None, _) => pc + 1,
-            };
+    /// For each instruction, where all ways from it meet first. `None` if that is behind the function.
+    ///
+    /// These are the immediate post-dominators, by Cooper, Harvey and Kennedy: "A Simple, Fast Dominance Algorithm".
+    fn joins(&self) -> Vec<Option<u32>> {
+        let end = self.code.len();
+        let after = |pc: usize| {
+            let mut after: Vec<usize> = self.successors(pc as u32).map(|pc| pc as usize).collect();
+            if after.is_empty() || self.ends(pc as u32) {
+                after.push(end);
+            }
+            after
+        };
+        let mut before = vec![Vec::new(); end + 1];
+        for pc in 0..end {
+            after(pc).into_iter().for_each(|next| before[next].push(pc));
         }
-        way
+        // Depth first from the end on: the order in which instructions are left.
+        let (mut rank, mut order, mut open) = (vec![None; end + 1], Vec::new(), vec![(end, 0)]);
+        let mut seen = vec![false; end + 1];
+        seen[end] = true;
+        while let Some((pc, next)) = open.last_mut() {
+            if let Some(&previous) = before[*pc].get(*next) {
+                *next += 1;
+                if !std::mem::replace(&mut seen[previous], true) {
+                    open.push((previous, 0));
+                }
+            } else {
+                rank[*pc] = Some(order.len());
+                order.push(*pc);
+                open.pop();
+            }
+        }
+        let mut joins = vec![None; end + 1];
+        joins[end] = Some(end);
+        let mut changed = true;
+        while changed {
+            changed = false;
+            for &pc in order.iter().rev().skip(1) {
+                let meet = |mut one: usize, mut other: usize| {
+                    while one != other {
+                        let later = if rank[one] < rank[other] { &mut one } else { &mut other };
+                        *later = joins[*later].unwrap_or(end);
+                    }
+                    one
+                };
+                let join = after(pc).into_iter().filter(|&next| joins[next].is_some()).reduce(meet);
+                changed |= join != joins[pc];
+                joins[pc] = join;
+            }
+        }
+        joins.into_iter().map(|join| join.filter(|&join| join != end).map(|join| join as u32)).collect()
     }
 
     /// Whether the code leads from one instruction to another, within a function.

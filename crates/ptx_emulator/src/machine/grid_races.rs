@@ -23,6 +23,10 @@ use super::scope::{Origin, Scope};
 
 /// Bytes of a line.
 pub const LINE: u64 = 128;
+/// Bytes that have one digest: what a thread stores at once at most, mostly.
+pub const PIECE: u32 = 16;
+/// A digest for each piece of a line.
+pub type Digests = [u16; (LINE / PIECE as u64) as usize];
 /// The most records of reads that a line keeps.
 const READS: usize = 16;
 /// The most memory that records may take.
@@ -49,8 +53,8 @@ pub struct Record {
     pub pc: u32,
     pub mode: Mode,
     pub scope: Scope,
-    /// A digest of what was written; 0 if that is not known.
-    pub digest: u32,
+    /// Digests of what was written, of each [`PIECE`] bytes of the line; 0 where that is not known.
+    pub digests: Digests,
 }
 
 impl Record {
@@ -62,6 +66,16 @@ impl Record {
     /// The thread or operation that touches a byte.
     pub fn number(&self, byte: u32) -> u32 {
         self.base + self.lane(byte)
+    }
+
+    /// Whether both are known to have written the same in all pieces where they have bytes in common.
+    fn wrote_the_same(&self, other: &Record, common: u128) -> bool {
+        (0..self.digests.len()).all(|n| {
+            let piece = ((1 << PIECE) - 1) << (n as u32 * PIECE);
+            let digest = self.digests[n];
+            common & piece == 0
+                || digest != 0 && digest == other.digests[n] && self.bytes & piece == other.bytes & piece
+        })
     }
 
     fn is_strong_with(&self, other: &Record) -> bool {
@@ -247,8 +261,7 @@ fn meet(
     }
     let same_instruction = earlier.same_warp(later) && (earlier.time, earlier.pc) == (later.time, later.pc);
     let both_plain = earlier.mode == Mode::Write && later.mode == Mode::Write;
-    let same_value =
-        both_plain && earlier.digest != 0 && earlier.digest == later.digest && earlier.bytes == later.bytes;
+    let same_value = both_plain && earlier.wrote_the_same(later, common);
     if same_instruction && same_value {
         return None;
     }
@@ -298,7 +311,7 @@ fn add_write(records: &mut Vec<Record>, access: Record, unordered: bool) {
     records.retain_mut(|old| {
         let rest = old.bytes & !access.bytes;
         if rest != old.bytes {
-            (old.bytes, old.digest) = (rest, 0);
+            old.bytes = rest;
         }
         rest != 0
     });
@@ -309,7 +322,10 @@ fn add_write(records: &mut Vec<Record>, access: Record, unordered: bool) {
         old.same_lanes(&access) && old.mode == access.mode && (old.time, old.pc) == (access.time, access.pc)
     };
     match records.iter_mut().find(joins) {
-        Some(old) => (old.bytes, old.digest) = (old.bytes | access.bytes, 0),
+        Some(old) => {
+            old.bytes |= access.bytes;
+            old.digests = std::array::from_fn(|n| old.digests[n].wrapping_add(access.digests[n]));
+        }
         None => records.push(access),
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::config::fault::Stopped;
 use crate::machine::beyond::Beyond;
-use crate::machine::grid_races::{LINE, Meeting, Order, Record};
+use crate::machine::grid_races::{Digests, LINE, Meeting, Order, PIECE, Record};
 use crate::machine::race::{Agent, Clock, Mode};
 use crate::machine::scope::{Origin, Scope};
 use crate::machine::state::Machine;
@@ -22,7 +22,7 @@ pub struct Touch {
     /// Bytes of a lane.
     bytes: u32,
     mode: Mode,
-    digest: u32,
+    digests: Digests,
 }
 
 /// The accesses of the current instruction to global memory.
@@ -75,24 +75,25 @@ fn bits(first: u32, bytes: u32) -> u128 {
     (u128::MAX >> (LINE as u32 - bytes)) << first
 }
 
-/// A digest of bytes at a place of a line. Those of different places add up.
-fn digest(first: u32, data: &[u8]) -> u32 {
-    data.chunks(4).zip(first..).fold(0u32, |sum, (chunk, n)| {
+/// Adds bytes at a place of a line to its digests.
+fn digest(digests: &mut Digests, first: u32, data: &[u8]) {
+    for (chunk, at) in data.chunks(4).zip((first..).step_by(4)) {
         let mut word = [0; 4];
         word[..chunk.len()].copy_from_slice(chunk);
-        let mixed = (u32::from_le_bytes(word) ^ n.wrapping_mul(0x9e37_79b9)).wrapping_mul(0x85eb_ca6b);
-        sum.wrapping_add(mixed ^ mixed >> 15)
-    })
+        let mixed = (u32::from_le_bytes(word) ^ (at + 1).wrapping_mul(0x9e37_79b9)).wrapping_mul(0x85eb_ca6b);
+        let digest = &mut digests[(at / PIECE) as usize % digests.len()];
+        *digest = digest.wrapping_add((mixed >> 16) as u16);
+    }
 }
 
 impl Touch {
     fn record(&self, origin: Origin, base: u32, time: u32, pc: u32, scope: Scope) -> Record {
         let first = (self.address % LINE) as u32;
         let bytes = bits(first, self.bytes * self.lanes);
-        let (digest, mode) = (self.digest, self.mode);
+        let (digests, mode) = (self.digests, self.mode);
         let shift = if self.lanes > 1 { self.bytes.trailing_zeros() } else { 7 };
         let first_lane = self.lane as i32 - (first >> shift) as i32;
-        Record { bytes, origin, base, issuer: None, first_lane, shift, time, pc, mode, scope, digest }
+        Record { bytes, origin, base, issuer: None, first_lane, shift, time, pc, mode, scope, digests }
     }
 
     /// Adds the touch to a record of the same instruction and line, if one record can hold both.
@@ -103,7 +104,7 @@ impl Touch {
             return false;
         }
         if all & bytes == bytes {
-            return self.mode != Mode::Write || (all, record.digest) == (bytes, self.digest);
+            return self.mode != Mode::Write || (all, record.digests) == (bytes, self.digests);
         }
         let start = all.trailing_zeros();
         let stride = first.wrapping_sub(start);
@@ -117,7 +118,9 @@ impl Touch {
             return false;
         }
         (record.bytes, record.shift, record.first_lane) = (all | bytes, shift, first_lane);
-        record.digest = record.digest.wrapping_add(self.digest);
+        for (digest, more) in record.digests.iter_mut().zip(self.digests) {
+            *digest = digest.wrapping_add(more);
+        }
         true
     }
 }
@@ -153,8 +156,11 @@ impl Machine<'_> {
     /// Notes an access of the current instruction to global memory; [`Machine::check_touches`] looks at all of them.
     pub fn touch(&mut self, lane: u32, address: u64, bytes: u32, mode: Mode, data: &[u8]) {
         if self.launch.races.is_some() {
-            let digest = if mode == Mode::Write { digest((address % LINE) as u32, data) } else { 0 };
-            let touch = Touch { lane, lanes: 1, address, bytes, mode, digest };
+            let mut digests = Digests::default();
+            if mode == Mode::Write {
+                digest(&mut digests, (address % LINE) as u32, data);
+            }
+            let touch = Touch { lane, lanes: 1, address, bytes, mode, digests };
             match self.touches.list.last_mut() {
                 // A read-modify-write is one access.
                 Some(read) if mode == Mode::Atomic && (read.lane, read.address) == (lane, address) => *read = touch,
@@ -181,12 +187,11 @@ impl Machine<'_> {
         let count = mask.count_ones();
         let mut buffer = [0; 64];
         let data = &mut buffer[..bytes as usize];
-        let mut digest_of = |lane: usize| match mode {
-            Mode::Write => {
+        let mut add_digests = |lane: usize, digests: &mut Digests| {
+            if mode == Mode::Write {
                 value(lane, data);
-                digest((addresses[lane] % LINE) as u32, data)
+                digest(digests, (addresses[lane] % LINE) as u32, data);
             }
-            _ => 0,
         };
         if mode == Mode::Read && same(0) {
             // Of lanes that read one byte, one is kept.
@@ -198,14 +203,16 @@ impl Machine<'_> {
                 let address = addresses[lane as usize];
                 let left = (LINE - address % LINE) as u32 / bytes;
                 let lanes = left.min(end - lane);
-                let digest = (lane..lane + lanes).fold(0, |sum: u32, lane| sum.wrapping_add(digest_of(lane as usize)));
-                self.touches.list.push(Touch { lane, lanes, address, bytes, mode, digest });
+                let mut digests = Digests::default();
+                (lane..lane + lanes).for_each(|lane| add_digests(lane as usize, &mut digests));
+                self.touches.list.push(Touch { lane, lanes, address, bytes, mode, digests });
                 lane += lanes;
             }
         } else {
             for lane in lanes(mask) {
-                let (digest, address) = (digest_of(lane), addresses[lane]);
-                self.touches.list.push(Touch { lane: lane as u32, lanes: 1, address, bytes, mode, digest });
+                let (mut digests, address) = (Digests::default(), addresses[lane]);
+                add_digests(lane, &mut digests);
+                self.touches.list.push(Touch { lane: lane as u32, lanes: 1, address, bytes, mode, digests });
             }
         }
     }
@@ -271,8 +278,9 @@ impl Machine<'_> {
             let line = at / LINE;
             let stop = end.min((line + 1) * LINE);
             let bytes = bits((at % LINE) as u32, (stop - at) as u32);
+            let digests = Digests::default();
             let access =
-                Record { bytes, origin, base, issuer, first_lane: 0, shift: 7, time, pc, mode, scope, digest: 0 };
+                Record { bytes, origin, base, issuer, first_lane: 0, shift: 7, time, pc, mode, scope, digests };
             let order = |earlier: &Record, byte: u32| {
                 if earlier.issuer.is_some() && earlier.same_operation(&access) {
                     return Order::Known;
