@@ -53,8 +53,10 @@ pub struct Record {
     pub pc: u32,
     pub mode: Mode,
     pub scope: Scope,
-    /// Digests of what was written, of each [`PIECE`] bytes of the line; 0 where that is not known.
+    /// Digests of what was written, of each [`PIECE`] bytes of the line.
     pub digests: Digests,
+    /// Whether that is known.
+    pub has_digests: bool,
 }
 
 impl Record {
@@ -70,12 +72,11 @@ impl Record {
 
     /// Whether both are known to have written the same in all pieces where they have bytes in common.
     fn wrote_the_same(&self, other: &Record, common: u128) -> bool {
-        (0..self.digests.len()).all(|n| {
+        let is_same_in = |n: usize| {
             let piece = ((1 << PIECE) - 1) << (n as u32 * PIECE);
-            let digest = self.digests[n];
-            common & piece == 0
-                || digest != 0 && digest == other.digests[n] && self.bytes & piece == other.bytes & piece
-        })
+            common & piece == 0 || self.digests[n] == other.digests[n] && self.bytes & piece == other.bytes & piece
+        };
+        self.has_digests && other.has_digests && (0..self.digests.len()).all(is_same_in)
     }
 
     fn is_strong_with(&self, other: &Record) -> bool {

@@ -90,10 +90,10 @@ impl Touch {
     fn record(&self, origin: Origin, base: u32, time: u32, pc: u32, scope: Scope) -> Record {
         let first = (self.address % LINE) as u32;
         let bytes = bits(first, self.bytes * self.lanes);
-        let (digests, mode) = (self.digests, self.mode);
+        let (digests, mode, has_digests) = (self.digests, self.mode, self.mode == Mode::Write);
         let shift = if self.lanes > 1 { self.bytes.trailing_zeros() } else { 7 };
         let first_lane = self.lane as i32 - (first >> shift) as i32;
-        Record { bytes, origin, base, issuer: None, first_lane, shift, time, pc, mode, scope, digests }
+        Record { bytes, origin, base, issuer: None, first_lane, shift, time, pc, mode, scope, digests, has_digests }
     }
 
     /// Adds the touch to a record of the same instruction and line, if one record can hold both.
@@ -278,9 +278,9 @@ impl Machine<'_> {
             let line = at / LINE;
             let stop = end.min((line + 1) * LINE);
             let bytes = bits((at % LINE) as u32, (stop - at) as u32);
-            let digests = Digests::default();
+            let (digests, has_digests, first_lane, shift) = (Digests::default(), false, 0, 7);
             let access =
-                Record { bytes, origin, base, issuer, first_lane: 0, shift: 7, time, pc, mode, scope, digests };
+                Record { bytes, origin, base, issuer, first_lane, shift, time, pc, mode, scope, digests, has_digests };
             let order = |earlier: &Record, byte: u32| {
                 if earlier.issuer.is_some() && earlier.same_operation(&access) {
                     return Order::Known;
