@@ -61,19 +61,6 @@ pub fn mapa(address: SharedAddress, rank: u32) -> ClusterAddress {
     ClusterAddress(mapped)
 }
 
-/// Stores a word in the shared memory of any block of the cluster (`st.shared::cluster.b32`).
-///
-/// # Safety
-/// `address` is a multiple of 4 in the shared memory of a block that has begun and does not end meanwhile; no other thread
-/// accesses the word meanwhile.
-#[inline(always)]
-pub unsafe fn st_shared_cluster_b32(address: ClusterAddress, value: u32) {
-    // SAFETY: what `# Safety` above asks.
-    unsafe {
-        ptx!("st.shared::cluster.b32 [{}], {};", in(reg32) address.0, in(reg32) value, options(nostack, preserves_flags))
-    };
-}
-
 /// Says that this thread has come so far, and goes on; what it has written to memory is visible to who waits for it
 /// (`barrier.cluster.arrive.release.aligned`).
 ///

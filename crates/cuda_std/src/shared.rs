@@ -193,26 +193,3 @@ pub unsafe fn st_shared_b16(address: SharedAddress, value: u16) {
     // SAFETY: what `# Safety` above asks.
     unsafe { ptx!("st.shared.b16 [{}], {};", in(reg32) address.0, in(reg16) value, options(nostack, preserves_flags)) };
 }
-
-/// Where `predicate` holds, adds to a word as one step and returns what it was before; else returns `otherwise`. There is no
-/// branch (`@p atom.shared.add.u32`).
-///
-/// # Safety
-/// Where `predicate` holds, as [`ld_shared_b32`]; who else accesses the word meanwhile does so by this instruction alone.
-#[inline(always)]
-pub unsafe fn atom_shared_add_u32_or(predicate: bool, address: SharedAddress, value: u32, otherwise: u32) -> u32 {
-    let before: u32;
-    // SAFETY: what `# Safety` above asks.
-    unsafe {
-        ptx!(
-            "{{",
-            ".reg .pred p;",
-            "setp.ne.u32 p, {predicate}, 0;",
-            "@p atom.shared.add.u32 {before}, [{address}], {value};",
-            "}}",
-            predicate = in(reg32) u32::from(predicate), before = inout(reg32) otherwise => before, address = in(reg32) address.0,
-            value = in(reg32) value, options(nostack, preserves_flags)
-        )
-    };
-    before
-}

@@ -21,15 +21,6 @@ pub fn lane_id() -> u32 {
     lane
 }
 
-/// A bit for each lane below this one (`%lanemask_lt`).
-#[inline(always)]
-pub fn lanes_below() -> u32 {
-    let mask: u32;
-    // SAFETY: reads a register that every thread has.
-    unsafe { ptx!("mov.u32 {}, %lanemask_lt;", out(reg32) mask, options(pure, nomem, nostack, preserves_flags)) };
-    mask
-}
-
 /// Waits for the lanes of `mask` and orders their memory accesses (`bar.warp.sync`).
 ///
 /// # Safety

@@ -150,13 +150,17 @@ impl GateUp {
     /// Blocks of a grid of up to so many choices: one for each multiprocessor, and no more than there can be strips, which come to
     /// the first warps of all blocks before their second ones.
     pub const fn blocks(choices: u32, n: u32, multiprocessors: u32) -> u32 {
-        let strips = choices as u64 * (n / (STRIP_ROWS / 2)) as u64;
+        let strips = Self::strips(choices, n);
         if strips < multiprocessors as u64 { strips as u32 } else { multiprocessors }
     }
 
     /// Warps of a block of both launches, of up to so many choices and an intermediate of `n` columns.
     pub const fn warps(choices: u32, n: u32, multiprocessors: u32) -> u32 {
-        let strips = choices as u64 * (n / (STRIP_ROWS / 2)) as u64;
-        if strips <= multiprocessors as u64 * FEW_WARPS as u64 { FEW_WARPS } else { MAX_WARPS }
+        if Self::strips(choices, n) <= multiprocessors as u64 * FEW_WARPS as u64 { FEW_WARPS } else { MAX_WARPS }
+    }
+
+    /// The most strips of up to so many choices: a strip is half of gate and half of up.
+    const fn strips(choices: u32, n: u32) -> u64 {
+        choices as u64 * (n / (STRIP_ROWS / 2)) as u64
     }
 }

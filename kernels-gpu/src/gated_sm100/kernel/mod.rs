@@ -191,7 +191,7 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
             }
             if matches!(Self::INSTANCE.roles, Roles::Specialised) && loads {
                 // It waits for no barriers but those that it has initialised, so that copies begin before tensor memory is there.
-                Self::arrive();
+                Self::arrive::<BEGUN>();
                 W::wait();
                 let (tiles, first) = match first {
                     Some(first) => first,
@@ -202,9 +202,9 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
                 if BLOCKS > 1 {
                     wait_cluster();
                 }
-                Self::leave();
+                Self::arrive::<LEFT>();
             } else {
-                Self::sync_begun();
+                Self::sync::<BEGUN>();
                 tcgen05_fence_after_thread_sync();
                 block.tmem = TmemAddress::new(ld_shared_b32(block.shared + Self::TMEM_ADDRESS));
                 W::wait();
@@ -216,7 +216,7 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
 
             if warp == Self::MMA_WARP {
                 tcgen05_fence_before_thread_sync();
-                Self::leave_last();
+                Self::sync::<LEFT>();
                 tcgen05_fence_after_thread_sync();
                 tcgen05_dealloc::<BLOCKS>(block.tmem, Self::TMEM_COLUMNS);
             } else if BLOCKS > 1 {
@@ -225,72 +225,38 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         }
     }
 
-    /// Tells every thread of the block, or of both blocks of a pair, that this warp has come so far, and lets it go on. In a pair it
-    /// calls [`wait_cluster`] before it meets them again.
+    /// Tells the threads of the block, or of both blocks of a pair, that this warp has come so far, and lets it go on: at [`BEGUN`] that the
+    /// warp has begun, at [`LEFT`] that it accesses neither tensor memory nor the other block's memory any more. In a pair it calls
+    /// [`wait_cluster`] before it comes to the next of them, or ends.
     ///
     /// # Safety
-    /// The whole warp calls it once, and each other warp [`Self::sync_begun`].
+    /// Each whole warp calls this or [`Self::sync`] once at each of them, first at [`BEGUN`].
     #[inline(always)]
-    unsafe fn arrive() {
+    unsafe fn arrive<const BARRIER: u32>() {
         // SAFETY: what `# Safety` above asks; the lanes of the warp meet first.
         unsafe {
             sync_warp(ALL_LANES);
             if BLOCKS > 1 {
                 arrive_cluster();
             } else {
-                thread::arrive_barrier::<BEGUN>(Self::INSTANCE.threads());
+                thread::arrive_barrier::<BARRIER>(Self::INSTANCE.threads());
             }
         }
     }
 
-    /// Waits until every thread of the block, or of both blocks of a pair, has begun.
+    /// As [`Self::arrive`], and waits until all other warps have come so far.
     ///
     /// # Safety
-    /// Whole warps call it once; the warp that loads may call [`Self::arrive`] instead.
+    /// As there.
     #[inline(always)]
-    unsafe fn sync_begun() {
-        // SAFETY: what `# Safety` above asks; the lanes of a warp meet first.
-        unsafe {
-            sync_warp(ALL_LANES);
-            if BLOCKS > 1 {
-                sync_cluster();
-            } else {
-                thread::sync_barrier::<BEGUN>(Self::INSTANCE.threads());
-            }
-        }
-    }
-
-    /// Tells the warp that owns the tensor memory, in a pair those of both blocks, that this warp accesses neither tensor memory nor the
-    /// other block's memory any more. In a pair it calls [`wait_cluster`] before it ends.
-    ///
-    /// # Safety
-    /// The whole warp calls it once, and the warp that owns the tensor memory [`Self::leave_last`].
-    #[inline(always)]
-    unsafe fn leave() {
-        // SAFETY: what `# Safety` above asks; the lanes of the warp meet first.
-        unsafe {
-            sync_warp(ALL_LANES);
-            if BLOCKS > 1 {
-                arrive_cluster();
-            } else {
-                thread::arrive_barrier::<LEFT>(Self::INSTANCE.threads());
-            }
-        }
-    }
-
-    /// Waits until every other warp of the block, or of both blocks of a pair, has left.
-    ///
-    /// # Safety
-    /// As [`Self::leave`]: what the warp that owns the tensor memory calls.
-    #[inline(always)]
-    unsafe fn leave_last() {
+    unsafe fn sync<const BARRIER: u32>() {
         // SAFETY: what `# Safety` above asks; the lanes of the warp meet first.
         unsafe {
             sync_warp(ALL_LANES);
             if BLOCKS > 1 {
                 sync_cluster();
             } else {
-                thread::sync_barrier::<LEFT>(Self::INSTANCE.threads());
+                thread::sync_barrier::<BARRIER>(Self::INSTANCE.threads());
             }
         }
     }
@@ -350,7 +316,7 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
                 let mut epilogue = Epilogue::new(self, warp);
                 let (mut tiles, mut next) = self.first_tile();
                 if next.is_none() {
-                    Self::leave();
+                    Self::arrive::<LEFT>();
                 }
                 while let Some((tile, group)) = next {
                     let group = W::placed(group);
@@ -397,7 +363,7 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
             epilogue.finish();
             if warp != Self::MMA_WARP {
                 tcgen05_fence_before_thread_sync();
-                Self::leave();
+                Self::arrive::<LEFT>();
             }
         }
     }

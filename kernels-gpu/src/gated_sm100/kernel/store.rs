@@ -20,7 +20,7 @@ use cuda_std::{
     warp::{ALL_LANES, WARP_SIZE, lane_id, sync_warp},
 };
 
-use super::{Placed, Sm100, Sums, Work};
+use super::{LEFT, Placed, Sm100, Sums, Work};
 use crate::{
     epilogue::convert,
     format::BLOCK,
@@ -314,7 +314,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         unsafe {
             tcgen05_fence_before_thread_sync();
             if is_last {
-                Sm100::<W, BLOCKS>::leave();
+                Sm100::<W, BLOCKS>::arrive::<LEFT>();
                 return;
             }
             sync_warp(ALL_LANES);
