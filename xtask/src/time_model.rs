@@ -35,7 +35,7 @@ pub struct Args {
     #[arg(long)]
     predict: bool,
     /// How the names of points to predict begin; may be given several times
-    #[arg(long, value_name = "NAME", requires = "predict")]
+    #[arg(long, value_name = "NAME")]
     point: Vec<String>,
     /// The command that predicts, in place of one that is built
     #[arg(long, value_name = "FILE", requires = "predict")]
@@ -227,6 +227,12 @@ struct Phase {
     busy: f64,
 }
 
+impl Args {
+    fn asks_for(&self, point: &str) -> bool {
+        self.point.is_empty() || self.point.iter().any(|name| point.starts_with(name))
+    }
+}
+
 /// Predicts what was asked for, and writes or compares the page.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let points = points()?;
@@ -237,9 +243,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             None => Nvfp4::build()?.path().to_owned(),
         };
         let path = path_with_tools(args.install)?;
-        let asked =
-            |point: &&Point| args.point.is_empty() || args.point.iter().any(|name| point.name.starts_with(name));
-        for point in points.iter().filter(asked) {
+        for point in points.iter().filter(|point| args.asks_for(&point.name)) {
             let prediction = predict(&command, &path, point)?;
             let measured = point.us.map_or_else(String::new, |us| format!(", measured {us:.2}"));
             println!("{}: {:.2} us{measured}", point.name, prediction.us);
@@ -248,7 +252,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         }
     }
     if let Some(checkout) = &args.public {
-        for kernel in &public::KERNELS {
+        for kernel in public::KERNELS.iter().filter(|kernel| args.asks_for(&kernel.point())) {
             let prediction = kernel.predict(checkout, args.install)?;
             println!("{}: {:.2} us, published {:.2}", kernel.name, prediction.us, kernel.us);
             kept.insert(kernel.point(), prediction);

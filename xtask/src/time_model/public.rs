@@ -19,50 +19,70 @@ pub struct Public {
     source: &'static str,
     /// As published: between events that tick in steps of about 2.05 us.
     pub us: f64,
-    /// Arguments of the kernel's template.
-    template: &'static str,
+    /// The kernel and its template's arguments.
+    instance: &'static str,
     k: u32,
     /// Columns of K in a stage, and stages.
     block_k: u32,
     stages: u32,
-    /// Rows of each operand, and of its tile.
-    operands: &'static [(u32, u32)],
-    /// Whether its mbarriers are in the shared memory that the launch gives.
-    mbarriers: bool,
-    /// What follows the operands, their scales and the output.
-    rest: fn(&Public) -> Vec<Value>,
+    sizes: Sizes,
 }
+
+/// Rows of the operands and of their tiles, which decide how a kernel is launched.
+enum Sizes {
+    /// Both operands and their tiles. The last arguments are of its profiler.
+    Gemm { operands: [(u32, u32); 2] },
+    /// Tokens, rows of gate and of up, and of their tiles.
+    Dual { m: u32, n: u32, tile_n: u32 },
+    /// The same by pairs of CTAs.
+    Pairs { m: u32, n: u32, tile_n: u32 },
+    /// Tokens of each group in falling order and of a tile, and rows of each group's weights.
+    Groups { m: &'static [u32], tile_m: u32, n: u32 },
+}
+use Sizes::{Dual, Gemm, Groups, Pairs};
 
 const GEMM: &str = "nvfp4_gemm/submission_v3b.py";
 const DUAL: &str = "nvfp4_dual_gemm/submission_v1c.py";
+const PAIRS: &str = "nvfp4_dual_gemm/submission_v2.py";
+const GROUPS: &str = "nvfp4_group_gemm/submission_v6b.py";
 
-/// `(M, N, K, null, 0)`: the last two are of its profiler.
-fn of_gemm(kernel: &Public) -> Vec<Value> {
-    let [(m, _), (n, _)] = [kernel.operands[0], kernel.operands[1]];
-    vec![json!({"u32": m}), json!({"u32": n}), json!({"u32": kernel.k}), json!({"u64": 0}), json!({"u32": 0})]
-}
+/// Rows of a tile of tokens, and of what has scales together.
+const ROWS: u32 = 128;
+/// Multiprocessors that a launch of groups reckons with.
+const SMS: u32 = 148;
 
-/// `(M, N)`.
-fn of_dual(kernel: &Public) -> Vec<Value> {
-    kernel.operands[..2].iter().map(|(rows, _)| json!({"u32": rows})).collect()
-}
-
-#[rustfmt::skip] // A kernel, a line or two.
-pub const KERNELS: [Public; 7] = [
-    Public { name: "gemm v3b 7168x16384", source: GEMM, us: 18.8, template: "128, 64, 256, true, 8, false", k: 16384, block_k: 256,
-        stages: 8, operands: &[(7168, 128), (128, 64)], mbarriers: false, rest: of_gemm },
-    Public { name: "gemm v3b 4096x7168", source: GEMM, us: 10.3, template: "64, 64, 512, true, 5, false", k: 7168, block_k: 512,
-        stages: 5, operands: &[(4096, 64), (128, 64)], mbarriers: false, rest: of_gemm },
-    Public { name: "gemm v3b 7168x2048", source: GEMM, us: 6.78, template: "128, 64, 256, true, 6, false", k: 2048, block_k: 256,
-        stages: 6, operands: &[(7168, 128), (128, 64)], mbarriers: false, rest: of_gemm },
-    Public { name: "dual_gemm v1c dual-1", source: DUAL, us: 14.7, template: "7168, 128, 64, 256, 5", k: 7168, block_k: 256,
-        stages: 5, operands: &[(256, 128), (4096, 64), (4096, 64)], mbarriers: true, rest: of_dual },
-    Public { name: "dual_gemm v1c dual-2", source: DUAL, us: 18.5, template: "7168, 128, 128, 256, 4", k: 7168, block_k: 256,
-        stages: 4, operands: &[(512, 128), (4096, 128), (4096, 128)], mbarriers: true, rest: of_dual },
-    Public { name: "dual_gemm v1c dual-3", source: DUAL, us: 10.3, template: "4096, 128, 64, 256, 5", k: 4096, block_k: 256,
-        stages: 5, operands: &[(256, 128), (3072, 64), (3072, 64)], mbarriers: true, rest: of_dual },
-    Public { name: "dual_gemm v1c dual-4", source: DUAL, us: 17.5, template: "7168, 128, 128, 256, 4", k: 7168, block_k: 256,
-        stages: 4, operands: &[(512, 128), (3072, 128), (3072, 128)], mbarriers: true, rest: of_dual },
+#[rustfmt::skip] // A kernel, two lines.
+pub const KERNELS: [Public; 15] = [
+    Public { name: "gemm v3b 7168x16384", source: GEMM, us: 18.8, instance: "kernel<128, 64, 256, true, 8, false>", k: 16384,
+        block_k: 256, stages: 8, sizes: Gemm { operands: [(7168, 128), (128, 64)] } },
+    Public { name: "gemm v3b 4096x7168", source: GEMM, us: 10.3, instance: "kernel<64, 64, 512, true, 5, false>", k: 7168,
+        block_k: 512, stages: 5, sizes: Gemm { operands: [(4096, 64), (128, 64)] } },
+    Public { name: "gemm v3b 7168x2048", source: GEMM, us: 6.78, instance: "kernel<128, 64, 256, true, 6, false>", k: 2048,
+        block_k: 256, stages: 6, sizes: Gemm { operands: [(7168, 128), (128, 64)] } },
+    Public { name: "dual_gemm v1c dual-1", source: DUAL, us: 14.7, instance: "kernel<7168, 128, 64, 256, 5>", k: 7168,
+        block_k: 256, stages: 5, sizes: Dual { m: 256, n: 4096, tile_n: 64 } },
+    Public { name: "dual_gemm v1c dual-2", source: DUAL, us: 18.5, instance: "kernel<7168, 128, 128, 256, 4>", k: 7168,
+        block_k: 256, stages: 4, sizes: Dual { m: 512, n: 4096, tile_n: 128 } },
+    Public { name: "dual_gemm v1c dual-3", source: DUAL, us: 10.3, instance: "kernel<4096, 128, 64, 256, 5>", k: 4096,
+        block_k: 256, stages: 5, sizes: Dual { m: 256, n: 3072, tile_n: 64 } },
+    Public { name: "dual_gemm v1c dual-4", source: DUAL, us: 17.5, instance: "kernel<7168, 128, 128, 256, 4>", k: 7168,
+        block_k: 256, stages: 4, sizes: Dual { m: 512, n: 3072, tile_n: 128 } },
+    Public { name: "dual_gemm v2 dual-1", source: PAIRS, us: 12.4, instance: "kernel_cutlass<7168, 64, 7, false>", k: 7168,
+        block_k: 256, stages: 7, sizes: Pairs { m: 256, n: 4096, tile_n: 64 } },
+    Public { name: "dual_gemm v2 dual-2", source: PAIRS, us: 16.4, instance: "kernel_cutlass<7168, 128, 5, false>", k: 7168,
+        block_k: 256, stages: 5, sizes: Pairs { m: 512, n: 4096, tile_n: 128 } },
+    Public { name: "dual_gemm v2 dual-3", source: PAIRS, us: 9.43, instance: "kernel_cutlass<4096, 64, 7, false>", k: 4096,
+        block_k: 256, stages: 7, sizes: Pairs { m: 256, n: 3072, tile_n: 64 } },
+    Public { name: "dual_gemm v2 dual-4", source: PAIRS, us: 16.3, instance: "kernel_cutlass<7168, 128, 5, false>", k: 7168,
+        block_k: 256, stages: 5, sizes: Pairs { m: 512, n: 3072, tile_n: 128 } },
+    Public { name: "group_gemm v6b group-1", source: GROUPS, us: 27.9, instance: "kernel_cutlass<8, 128, 4096, 7168, 8, 2>", k: 7168,
+        block_k: 256, stages: 8, sizes: Groups { m: &[248, 176, 160, 128, 96, 80, 72, 64], tile_m: 128, n: 4096 } },
+    Public { name: "group_gemm v6b group-2", source: GROUPS, us: 19.4, instance: "kernel_cutlass<8, 256, 7168, 2048, 5, 2>", k: 2048,
+        block_k: 256, stages: 5, sizes: Groups { m: &[196, 168, 164, 160, 148, 76, 72, 40], tile_m: 256, n: 7168 } },
+    Public { name: "group_gemm v6b group-3", source: GROUPS, us: 8.48, instance: "kernel_cutlass<2, 128, 3072, 4096, 8, 2>", k: 4096,
+        block_k: 256, stages: 8, sizes: Groups { m: &[320, 192], tile_m: 128, n: 3072 } },
+    Public { name: "group_gemm v6b group-4", source: GROUPS, us: 6.43, instance: "kernel_cutlass<2, 128, 4096, 1536, 8, 2>", k: 1536,
+        block_k: 256, stages: 8, sizes: Groups { m: &[384, 128], tile_m: 128, n: 4096 } },
 ];
 
 impl Public {
@@ -78,7 +98,7 @@ impl Public {
         let kernel = kernel_of(&source).with_context(|| format!("{}: not as in aee9cda6", path.display()))?;
         let folder = tempfile::tempdir()?;
         let file = |name: &str| folder.path().join(name);
-        let instance = format!("void *instance[] = {{(void *)kernel<{}>}};\n", self.template);
+        let instance = format!("void *instance[] = {{(void *){}}};\n", self.instance);
         fs::write(file("kernel.cu"), format!("#include <algorithm>\n#include <cstdint>\n{kernel}\n{instance}"))?;
         let options = ["-O3", "-std=c++17", "-arch=sm_100a", "--use_fast_math", "--expt-relaxed-constexpr", "-ptx"];
         let mut nvcc = Command::new("nvcc");
@@ -99,31 +119,122 @@ impl Public {
 
     /// The launch, as a launch file.
     fn launch(&self) -> Value {
-        let Public { k, block_k, stages, operands, .. } = *self;
-        let (mut buffers, mut arguments, mut scales) = (serde_json::Map::new(), Vec::new(), Vec::new());
-        let mut stage_bytes = 0;
-        for (n, &(rows, tile)) in operands.iter().enumerate() {
-            let (values, scale) = (format!("values{n}"), format!("scales{n}"));
-            arguments.push(json!({"tensor_map": {
-                "buffer": &values, "type": "u4x16_align8", "dims": [256, rows, k / 256], "strides": [k / 2, 128],
-                "box": [256, tile, block_k / 256], "swizzle": "128B",
-            }}));
-            scales.push(json!({"pointer": &scale}));
-            buffers.insert(values, json!({"bytes": rows * k / 2}));
-            buffers.insert(scale, json!({"bytes": rows * k / 16}));
-            // Scales of 128 rows, whatever the tile.
-            stage_bytes += tile * block_k / 2 + 128 * block_k / 16;
-        }
-        let [(m, tile_m), (n, tile_n)] = [operands[0], operands[1]];
-        buffers.insert("out".to_owned(), json!({"bytes": 2 * m * n}));
-        arguments.extend(scales);
-        arguments.push(json!({"pointer": "out"}));
-        arguments.extend((self.rest)(self));
-        let mbarriers = if self.mbarriers { 8 * (2 * stages + 1) } else { 0 };
+        let mut buffers = Buffers::default();
+        let (grid, threads, stage_bytes, rest_bytes, args) = match self.sizes {
+            Gemm { operands } => {
+                let [(m, tile_m), (n, tile_n)] = operands;
+                let mut args = self.by_pointer(&mut buffers, &operands);
+                args.push(buffers.output(m * n));
+                args.extend([m, n, self.k].map(number));
+                args.extend([json!({"u64": 0}), number(0)]);
+                ([m / tile_m * (n / tile_n), 1], tile_m + 64, self.stage_bytes(tile_m + tile_n, 2 * ROWS), 0, args)
+            }
+            Dual { m, n, tile_n } => {
+                let mut args = self.by_pointer(&mut buffers, &[(m, ROWS), (n, tile_n), (n, tile_n)]);
+                args.extend([buffers.output(m * n), number(m), number(n)]);
+                let mbarriers = 8 * (2 * self.stages + 1);
+                let stage_bytes = self.stage_bytes(ROWS + 2 * tile_n, 3 * ROWS);
+                ([m / ROWS * (n / tile_n), 1], 192, stage_bytes, mbarriers, args)
+            }
+            Pairs { m, n, tile_n } => {
+                let operands = [(m, ROWS), (n, tile_n / 2), (n, tile_n / 2)];
+                let mut args = operands.map(|(rows, tile)| self.values(&mut buffers, rows, tile)).to_vec();
+                args.extend(operands.map(|(rows, _)| self.scales(&mut buffers, rows, ROWS)));
+                let args = args.into_iter().map(|map| json!({"tensor_map": map}));
+                let args = args.chain([buffers.output(m * n), number(m), number(n)]).collect();
+                let stage_bytes = self.stage_bytes(ROWS + tile_n, 3 * ROWS) + 16;
+                ([m / ROWS, n / tile_n], 192, stage_bytes, 12, args)
+            }
+            Groups { m, tile_m, n } => {
+                let (args, tiles) = self.groups(&mut buffers, m, tile_m, n);
+                let stage_bytes = self.stage_bytes(tile_m / 2 + ROWS, tile_m + ROWS) + 16;
+                let rest_bytes = 16 * (1 + tile_m / ROWS) + 4;
+                ([n / ROWS, tiles.min(SMS / (n / ROWS))], 192, stage_bytes, rest_bytes, args)
+            }
+        };
         json!({
-            "ptx": "kernel.ptx", "grid": [m / tile_m * (n / tile_n), 1, 1], "block": [tile_m + 64, 1, 1],
-            "shared_bytes": stages * stage_bytes + mbarriers, "sanitize": false, "buffers": buffers, "args": arguments,
+            "ptx": "kernel.ptx", "grid": [grid[0], grid[1], 1], "block": [threads, 1, 1],
+            "shared_bytes": self.stages * stage_bytes + rest_bytes, "sanitize": false, "buffers": buffers.0, "args": args,
         })
+    }
+
+    /// Maps of the values of operands, then pointers to their scales.
+    fn by_pointer(&self, buffers: &mut Buffers, operands: &[(u32, u32)]) -> Vec<Value> {
+        let maps = operands.iter().map(|&(rows, tile)| json!({"tensor_map": self.values(buffers, rows, tile)}));
+        let mut args: Vec<Value> = maps.collect();
+        args.extend(operands.iter().map(|(rows, _)| json!({"pointer": buffers.add(rows * self.k / 16)})));
+        args
+    }
+
+    /// The structure of arguments of all groups, and how many tiles of tokens they have.
+    fn groups(&self, buffers: &mut Buffers, m: &[u32], tile_m: u32, n: u32) -> (Vec<Value>, u32) {
+        let mut maps = Vec::new();
+        maps.extend(m.iter().map(|&rows| self.values(buffers, rows, ROWS / 2)));
+        maps.extend(m.iter().map(|_| self.values(buffers, n, ROWS)));
+        maps.extend(m.iter().map(|&rows| self.scales(buffers, rows.next_multiple_of(ROWS), tile_m / 2)));
+        maps.extend(m.iter().map(|_| self.scales(buffers, n, ROWS)));
+        let mut patches: Vec<Value> =
+            maps.into_iter().enumerate().map(|(i, map)| json!({"at": 128 * i, "tensor_map": map})).collect();
+        let end = 128 * patches.len();
+        for (i, rows) in m.iter().enumerate() {
+            let mut output = buffers.output(rows.next_multiple_of(16) * n);
+            output["at"] = json!(end + 8 * i);
+            patches.push(output);
+        }
+        // Tokens of each group, then the tiles before each and of all.
+        let mut tiles = vec![0];
+        tiles.extend(m.iter().scan(0, |sum, rows| {
+            *sum += rows.div_ceil(tile_m);
+            Some(*sum)
+        }));
+        let mut bytes = vec![0; end + 8 * m.len()];
+        bytes.extend(m.iter().chain(&tiles).flat_map(|word| word.to_le_bytes()));
+        bytes.resize(bytes.len().next_multiple_of(64), 0);
+        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        (vec![json!({"hex": hex, "patches": patches}), number(self.k)], tiles[m.len()])
+    }
+
+    /// A tensor map of an operand's values.
+    fn values(&self, buffers: &mut Buffers, rows: u32, tile: u32) -> Value {
+        let Public { k, block_k, .. } = *self;
+        json!({
+            "buffer": buffers.add(rows * k / 2), "type": "u4x16_align8", "dims": [256, rows, k / 256], "strides": [k / 2, 128],
+            "box": [256, tile, block_k / 256], "swizzle": "128B",
+        })
+    }
+
+    /// A tensor map of an operand's scales, as words of eight.
+    fn scales(&self, buffers: &mut Buffers, rows: u32, tile: u32) -> Value {
+        let bytes = rows * self.k / 16;
+        let words = tile * self.block_k / 16 / 8;
+        json!({"buffer": buffers.add(bytes), "type": "s64", "dims": [bytes / 8], "strides": [], "box": [words]})
+    }
+
+    /// Bytes of a stage: so many rows of values, and scales of so many.
+    fn stage_bytes(&self, values: u32, scales: u32) -> u32 {
+        values * self.block_k / 2 + scales * self.block_k / 16
+    }
+}
+
+fn number(value: u32) -> Value {
+    json!({"u32": value})
+}
+
+/// The buffers of a launch, by name.
+#[derive(Default)]
+struct Buffers(serde_json::Map<String, Value>);
+
+impl Buffers {
+    /// The name of a new one.
+    fn add(&mut self, bytes: u32) -> String {
+        let name = format!("buffer{}", self.0.len());
+        self.0.insert(name.clone(), json!({"bytes": bytes}));
+        name
+    }
+
+    /// A pointer to so many numbers of f16.
+    fn output(&mut self, numbers: u32) -> Value {
+        json!({"pointer": self.add(2 * numbers)})
     }
 }
 
@@ -156,5 +267,13 @@ mod tests {
         assert_eq!(launch["block"], json!([192, 1, 1]));
         assert_eq!(launch["shared_bytes"], json!(5 * (32768 + 6144) + 88));
         assert_eq!(launch["args"].as_array().unwrap().len(), 9);
+        // submission_v2.py on dual-4: as many stages as 227,000 bytes hold.
+        let launch = KERNELS[10].launch();
+        assert_eq!(launch["grid"], json!([4, 24, 1]));
+        assert_eq!(launch["shared_bytes"], json!((227_000 - 12) / 38_928 * 38_928 + 12));
+        // submission_v6b.py on group-2: two tiles of 256 tokens at a time for 56 of weights; 32 maps in front.
+        let launch = KERNELS[12].launch();
+        assert_eq!(launch["grid"], json!([56, 2, 1]));
+        assert_eq!(launch["args"][0]["patches"].as_array().unwrap().len(), 40);
     }
 }

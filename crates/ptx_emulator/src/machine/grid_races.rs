@@ -2,11 +2,12 @@
 //! all clusters. What orders them is in the vector clocks ([`super::race`], [`super::beyond`]).
 //!
 //! Memory is kept by lines of 128 bytes. A line has records, each of one warp's instruction or one asynchronous operation:
-//! which bytes, and which lane touched which of them. A byte has at most one record of its last write, and records of
-//! reads since then.
+//! which bytes, and which lane touched which of them. A byte has one record of its last write, or several of writes of
+//! the same value with no order between, and records of reads since then.
 //!
 //! What it can miss:
-//! - A line keeps [`READS`] records of reads, of one cluster the latest ones.
+//! - A line keeps [`READS`] records of reads, of one cluster the latest ones. Of more than [`SAME`] writes of the same
+//!   value the lowest cluster's and the latest are kept: who knows only of another is said to race with them.
 //! - Of strong writes, which do not race with each other, only the last of a byte is kept; strong reads are not kept.
 //! - Of lanes that read one byte in one instruction, one is kept. A write after a read by another lane of the same warp
 //!   is not looked for: the lanes of a converged warp do not overtake each other.
@@ -29,6 +30,8 @@ pub const PIECE: u32 = 16;
 pub type Digests = [u16; (LINE / PIECE as u64) as usize];
 /// The most records of reads that a line keeps.
 const READS: usize = 16;
+/// The most records of writes of the same value that a byte keeps.
+const SAME: usize = 16;
 /// The most memory that records may take.
 pub const BYTES: usize = 2 << 30;
 /// Parts of the table, each with a lock.
@@ -215,30 +218,37 @@ impl GridRaces {
             None => part.entry(line).or_default(),
         };
         let mut unordered = false;
-        for earlier in records.iter() {
+        let mut same = Vec::new();
+        for (n, earlier) in records.iter().enumerate() {
             let common = earlier.bytes & access.bytes;
             if common != 0
-                && let Some((order, byte, same_value)) = meet(earlier, &access, common, order)
+                && let Some((how, byte, same_value)) = meet(earlier, &access, common, order)
             {
                 let address = line * LINE + u64::from(byte);
-                let meeting = Meeting {
-                    earlier: *earlier,
-                    later: access,
-                    address,
-                    order,
-                    same_value,
-                    silent: false,
-                    guess: false,
-                };
-                unordered |= !meeting.same_value;
-                found.push(meeting);
+                let (earlier, later) = (*earlier, access);
+                let same_value = same_value || earlier.mode.reads() && holds(records, &access, common);
+                let meeting = Meeting { earlier, later, address, order: how, same_value, silent: false, guess: false };
+                if same_value {
+                    same.push((n, meeting));
+                } else if !knows_the_value(records, &meeting, order) {
+                    unordered = true;
+                    found.push(meeting);
+                }
             }
         }
+        let kept = keep_same(records, &same);
+        // Of an instruction's writes of the same value the lowest cluster's counts, whichever came first, and no read.
+        if !kept.is_empty() {
+            same.retain(|(_, meeting)| !meeting.earlier.mode.reads());
+        }
+        same.sort_by_key(|(_, meeting)| (meeting.earlier.pc, meeting.earlier.origin.cluster));
+        same.dedup_by_key(|(_, meeting)| meeting.earlier.pc);
+        found.extend(same.into_iter().map(|(_, meeting)| meeting));
         let before = records.len();
         match access.mode {
             Mode::StrongRead => {}
             Mode::Read | Mode::SameValue => add_read(records, access),
-            Mode::Write | Mode::Atomic => add_write(records, access, unordered),
+            Mode::Write | Mode::Atomic => add_write(records, access, unordered, &kept),
         }
         match records.len() {
             after if after >= before => _ = self.records.fetch_add(after - before, Relaxed),
@@ -304,12 +314,47 @@ fn add_read(records: &mut Vec<Record>, access: Record) {
     }
 }
 
-fn add_write(records: &mut Vec<Record>, access: Record, unordered: bool) {
+/// Whether the reader of a race knows of another write of the same value.
+fn knows_the_value(records: &[Record], race: &Meeting, order: &dyn Fn(&Record, u32) -> Order) -> bool {
+    let common = race.earlier.bytes & race.later.bytes;
+    let is_read_of_write = race.later.mode.reads() && race.earlier.mode == Mode::Write;
+    is_read_of_write
+        && records.iter().any(|other| {
+            other.mode == Mode::Write
+                && other.bytes & common == common
+                && other.wrote_the_same(&race.earlier, common)
+                && meet(other, &race.later, common, order).is_none()
+        })
+}
+
+/// Whether bytes hold what is written to them.
+fn holds(records: &[Record], write: &Record, bytes: u128) -> bool {
+    let is_of_all = |old: &&Record| old.mode == Mode::Write && old.bytes & bytes == bytes;
+    write.mode == Mode::Write && records.iter().filter(is_of_all).any(|old| old.wrote_the_same(write, bytes))
+}
+
+/// Which of the records whose value is written once more stay: all, or the lowest cluster's and the latest.
+fn keep_same(records: &[Record], same: &[(usize, Meeting)]) -> Vec<usize> {
+    let writes = same.iter().filter(|(_, meeting)| !meeting.earlier.mode.reads());
+    let mut kept: Vec<usize> = writes.map(|&(n, _)| n).collect();
+    if kept.len() >= SAME {
+        let lowest = kept.iter().copied().min_by_key(|&n| records[n].origin.cluster);
+        let oldest = kept.iter().position(|&n| Some(n) != lowest);
+        oldest.map(|at| kept.remove(at));
+    }
+    kept
+}
+
+fn add_write(records: &mut Vec<Record>, access: Record, unordered: bool, same: &[usize]) {
     // Of clusters that race the lowest stays, so that the report does not depend on which came first.
     let stays = |old: &Record| unordered && old.origin.cluster < access.origin.cluster && !old.mode.reads();
     let kept = records.iter().filter(|old| stays(old)).fold(0, |bytes, old| bytes | old.bytes);
     let access = Record { bytes: access.bytes & !kept, ..access };
+    let mut numbers = 0..;
     records.retain_mut(|old| {
+        if numbers.next().is_some_and(|n| same.contains(&n)) {
+            return true;
+        }
         let rest = old.bytes & !access.bytes;
         if rest != old.bytes {
             old.bytes = rest;
