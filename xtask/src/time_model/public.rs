@@ -120,21 +120,21 @@ impl Public {
     /// The launch, as a launch file.
     fn launch(&self) -> Value {
         let mut buffers = Buffers::default();
-        let (grid, threads, stage_bytes, rest_bytes, args) = match self.sizes {
+        let (cluster, grid, threads, stage_bytes, rest_bytes, args) = match self.sizes {
             Gemm { operands } => {
                 let [(m, tile_m), (n, tile_n)] = operands;
                 let mut args = self.by_pointer(&mut buffers, &operands);
                 args.push(buffers.output(m * n));
                 args.extend([m, n, self.k].map(number));
                 args.extend([json!({"u64": 0}), number(0)]);
-                ([m / tile_m * (n / tile_n), 1], tile_m + 64, self.stage_bytes(tile_m + tile_n, 2 * ROWS), 0, args)
+                (1, [m / tile_m * (n / tile_n), 1], tile_m + 64, self.stage_bytes(tile_m + tile_n, 2 * ROWS), 0, args)
             }
             Dual { m, n, tile_n } => {
                 let mut args = self.by_pointer(&mut buffers, &[(m, ROWS), (n, tile_n), (n, tile_n)]);
                 args.extend([buffers.output(m * n), number(m), number(n)]);
                 let mbarriers = 8 * (2 * self.stages + 1);
                 let stage_bytes = self.stage_bytes(ROWS + 2 * tile_n, 3 * ROWS);
-                ([m / ROWS * (n / tile_n), 1], 192, stage_bytes, mbarriers, args)
+                (1, [m / ROWS * (n / tile_n), 1], 192, stage_bytes, mbarriers, args)
             }
             Pairs { m, n, tile_n } => {
                 let operands = [(m, ROWS), (n, tile_n / 2), (n, tile_n / 2)];
@@ -143,17 +143,17 @@ impl Public {
                 let args = args.into_iter().map(|map| json!({"tensor_map": map}));
                 let args = args.chain([buffers.output(m * n), number(m), number(n)]).collect();
                 let stage_bytes = self.stage_bytes(ROWS + tile_n, 3 * ROWS) + 16;
-                ([m / ROWS, n / tile_n], 192, stage_bytes, 12, args)
+                (2, [m / ROWS, n / tile_n], 192, stage_bytes, 12, args)
             }
             Groups { m, tile_m, n } => {
                 let (args, tiles) = self.groups(&mut buffers, m, tile_m, n);
                 let stage_bytes = self.stage_bytes(tile_m / 2 + ROWS, tile_m + ROWS) + 16;
                 let rest_bytes = 16 * (1 + tile_m / ROWS) + 4;
-                ([n / ROWS, tiles.min(SMS / (n / ROWS))], 192, stage_bytes, rest_bytes, args)
+                (2, [n / ROWS, tiles.min(SMS / (n / ROWS))], 192, stage_bytes, rest_bytes, args)
             }
         };
         json!({
-            "ptx": "kernel.ptx", "grid": [grid[0], grid[1], 1], "block": [threads, 1, 1],
+            "ptx": "kernel.ptx", "cluster": [cluster, 1, 1], "grid": [grid[0], grid[1], 1], "block": [threads, 1, 1],
             "shared_bytes": self.stages * stage_bytes + rest_bytes, "sanitize": false, "buffers": buffers.0, "args": args,
         })
     }
@@ -189,7 +189,7 @@ impl Public {
         }));
         let mut bytes = vec![0; end + 8 * m.len()];
         bytes.extend(m.iter().chain(&tiles).flat_map(|word| word.to_le_bytes()));
-        bytes.resize(bytes.len().next_multiple_of(64), 0);
+        bytes.resize(bytes.len().next_multiple_of(128), 0);
         let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         (vec![json!({"hex": hex, "patches": patches}), number(self.k)], tiles[m.len()])
     }

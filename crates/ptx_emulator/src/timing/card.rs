@@ -71,6 +71,8 @@ keys! {
     L2Bytes, "l2-bandwidth", "GB/s", "what L2 delivers to all multiprocessors";
     Neighbours, "neighbours", "multiprocessors", "get a line together, if one asks for it while it is on its way to another";
     DramBytes, "dram-bandwidth", "GB/s", "what DRAM delivers";
+    DramBanks, "dram-banks", "banks", "each delivers a page of 1 KB at a time";
+    DramPage, "dram-page", "cycles", "for which a page keeps its bank busy";
     L2Capacity, "l2-capacity", "MB", "what L2 holds";
     MbarrierWake, "mbarrier-wake", "cycles", "from the end of an mbarrier's phase to the waiting warp's next instruction";
     BarrierLatency, "barrier-latency", "cycles", "from the last arrival at a named barrier to the others' next instruction";
@@ -188,7 +190,7 @@ impl Card {
 
     /// What some of its multiprocessors have of what all of them share.
     pub(crate) fn share(&self, share: f64) -> Card {
-        let shared = [Key::L2Bytes, Key::DramBytes, Key::L2Capacity];
+        let shared = [Key::L2Bytes, Key::DramBytes, Key::DramBanks, Key::L2Capacity];
         shared.into_iter().fold(self.clone(), |card, key| card.scaled(key, share))
     }
 
@@ -242,6 +244,8 @@ impl Card {
             Key::L2Bytes => (8800.0, probes),
             Key::Neighbours => (2.0, probes),
             Key::DramBytes => (4520.0, probes),
+            Key::DramBanks => (512.0, Measured("benches/probes: what DRAM delivers by bytes in flight")),
+            Key::DramPage => (200.0, Measured("benches/probes: what DRAM delivers by bytes in flight")),
             Key::L2Capacity => (50.0, datasheet),
             Key::MbarrierWake => {
                 (79.0, Measured("benches/probes: 99 with the arrival, less 20 of the loop's own instructions"))
@@ -288,6 +292,10 @@ impl Card {
             Key::L2Bytes => (16000.0, Fitted("gau-nernst/gpu-mode-kernels aee9cda6: dual_gemm v1c on dual-1")),
             Key::Neighbours => (1.0, Assumed("each its own, until it is measured")),
             Key::DramBytes => (7260.0, public),
+            Key::DramBanks => (512.0, Assumed("as an H200's, and idle")),
+            Key::DramPage => {
+                (0.0, Fitted("SemiAnalysisAI/microbench-blackwell 9a068d85: copies of 16 to 128 KB wait for none"))
+            }
             Key::L2Capacity => (126.0, datasheet),
             Key::MbarrierWake => (20.0, Assumed("a load of shared memory")),
             Key::BarrierLatency => (20.0, Assumed("a load of shared memory")),
@@ -342,6 +350,8 @@ impl Card {
             Key::Neighbours => (1.0, Assumed("each its own, until it is measured")),
             Key::DramBytes if name == "rtx-5090" => (1674.5, Published(PUBLIC_READS)),
             Key::DramBytes => (dram * 0.92, Assumed("of the data sheet's what reads reach on other cards")),
+            Key::DramBanks => (512.0, Assumed("as an H200's, and idle")),
+            Key::DramPage => (0.0, Assumed("nothing, until it is measured")),
             Key::L2Capacity => (l2, datasheet),
             Key::MbarrierWake => (20.0, Assumed("a load of shared memory")),
             Key::BarrierLatency => (20.0, Assumed("a load of shared memory")),

@@ -3,7 +3,7 @@
 //! A warp's next instruction issues when its time has come, its scheduler has a slot, its pipe is free and its registers are
 //! there. A request to L2 is answered at the end of the window in which it was made ([`super::memory`]).
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use super::card::{Card, Key};
@@ -65,30 +65,41 @@ impl Multiprocessor {
     }
 }
 
-/// Lines that a multiprocessor's loads have brought; the oldest goes first.
+/// Lines that a multiprocessor's loads have asked for, each with the load; the oldest goes first.
 #[derive(Clone, Debug, Default)]
 struct L1 {
     capacity: usize,
-    lines: HashSet<u64>,
+    lines: HashMap<u64, u64>,
     order: VecDeque<u64>,
 }
 
 impl L1 {
-    /// Whether all lines of some ranges are there; from now on they are.
-    fn hit(&mut self, ranges: &[Range]) -> bool {
-        let mut hit = true;
+    /// The last load that asked for one of the lines of some ranges, if all have been asked for; else `load` now asks for the rest.
+    fn asked(&mut self, ranges: &[Range], load: u64) -> Option<u64> {
+        let mut last = Some(0);
         for line in ranges.iter().flat_map(|&(from, bytes)| from / LINE..(from + u64::from(bytes)).div_ceil(LINE)) {
-            if !self.lines.insert(line) {
+            if let Some(&by) = self.lines.get(&line) {
+                last = last.map(|last| last.max(by));
                 continue;
             }
-            hit = false;
+            last = None;
+            self.lines.insert(line, load);
             self.order.push_back(line);
             if self.order.len() > self.capacity {
                 self.order.pop_front().map(|oldest| self.lines.remove(&oldest));
             }
         }
-        hit
+        last
     }
+}
+
+/// A load that memory was asked for.
+#[derive(Clone, Debug)]
+struct UnderWay {
+    /// When its registers are there, if memory has answered; [`NEVER`] before.
+    ready: u64,
+    /// Warps of clusters that wait for lines which it brings.
+    others: Vec<(u64, u32)>,
 }
 
 /// The multiprocessors that the CTAs of a cluster run on, one each.
@@ -97,6 +108,9 @@ pub struct Core {
     sms: Vec<Multiprocessor>,
     /// What L2 has been asked for in this window.
     pub requests: Vec<Request>,
+    /// How many loads there were, and those that are under way, by number.
+    loads: u64,
+    under_way: HashMap<u64, UnderWay>,
     pub usage: Usage,
     /// What happened, if it is drawn.
     pub spans: Option<Vec<Span>>,
@@ -118,6 +132,18 @@ impl Core {
     /// How many it has.
     pub fn multiprocessors(&self) -> usize {
         self.sms.len()
+    }
+
+    /// Memory has answered a load: who else waits for it, by cluster and warp.
+    pub fn answered(&mut self, load: u64, ready: u64) -> Vec<(u64, u32)> {
+        /// So many loads may be kept that have come.
+        const MANY: usize = 1 << 12;
+        if self.under_way.len() > MANY {
+            self.under_way.retain(|_, old| old.ready > ready);
+        }
+        let Some(under_way) = self.under_way.get_mut(&load) else { return Vec::new() };
+        under_way.ready = ready;
+        std::mem::take(&mut under_way.others)
     }
 
     fn span(&mut self, lane: impl FnOnce() -> String, name: &'static str, from: u64, to: u64) {
@@ -197,7 +223,6 @@ pub struct Timed {
     pub warps: Vec<WarpClock>,
     pub now: u64,
     pub access: Access,
-    loads: u64,
     /// The end of the grid before, with its effects.
     pub earlier_end: u64,
     /// When each CTA has let dependents start, or else has ended.
@@ -278,7 +303,6 @@ impl Timed {
             warps: (0..ctas * warps_per_cta).map(warp).collect(),
             now: start,
             access: Access::None,
-            loads: 0,
             earlier_end,
             dependents: 0,
             end: start,
@@ -362,23 +386,36 @@ impl Timed {
                 expect(w, from + cycles + self.constants.mma_latency, 0, Why::Tensor);
                 self.matrix_operation(&[cta], from, cycles, 1, || format!("CTA {cta} tensor core {q}"));
             }
-            Access::Global { ranges, loads: true, cached: true, parts } if sm.l1.hit(&ranges) => {
-                let cycles = parts * self.constants.l1_part;
-                let from = sm.shared.max(start);
-                sm.shared = from + cycles;
-                self.core.usage.add(Unit::Shared, from, cycles);
-                expect(w, sm.shared + self.constants.l1_latency, 0, Why::Global);
-            }
-            Access::Global { ranges, loads, .. } => {
-                let waiter = if loads {
-                    self.loads += 1;
-                    expect(w, NEVER, self.loads, Why::Global);
-                    Waiter::Registers { cluster: self.cluster, warp, load: self.loads }
+            Access::Global { ranges, loads, cached, parts } => {
+                let core = &mut self.core;
+                let sm = &mut core.sms[w.cta];
+                let load = core.loads + 1;
+                let brings = (loads && cached).then(|| sm.l1.asked(&ranges, load)).flatten();
+                if let Some(brings) = brings {
+                    let from = sm.shared.max(start);
+                    sm.shared = from + parts * self.constants.l1_part;
+                    core.usage.add(Unit::Shared, from, parts * self.constants.l1_part);
+                    let there = sm.shared + self.constants.l1_latency;
+                    match core.under_way.get_mut(&brings) {
+                        Some(old) if old.ready == NEVER => {
+                            old.others.push((self.cluster, warp));
+                            expect(w, NEVER, brings, Why::Global);
+                        }
+                        Some(old) => expect(w, there.max(old.ready), 0, Why::Global),
+                        None => expect(w, there, 0, Why::Global),
+                    }
                 } else {
-                    Waiter::Nobody
-                };
-                let kind = if loads { Kind::Load } else { Kind::Store };
-                self.core.requests.push(Request { time: start, kind, ranges, ctas: vec![w.cta as u32], waiter });
+                    let waiter = if loads {
+                        core.loads = load;
+                        core.under_way.insert(load, UnderWay { ready: NEVER, others: Vec::new() });
+                        expect(w, NEVER, load, Why::Global);
+                        Waiter::Registers { cluster: self.cluster, warp, load }
+                    } else {
+                        Waiter::Nobody
+                    };
+                    let kind = if loads { Kind::Load } else { Kind::Store };
+                    core.requests.push(Request { time: start, kind, ranges, ctas: vec![w.cta as u32], waiter });
+                }
             }
         }
         if name.starts_with("griddepcontrol") {
@@ -441,7 +478,7 @@ impl Timed {
     /// Memory has answered a load: its registers are there at `ready`.
     pub fn loaded(&mut self, warp: u32, load: u64, ready: u64) {
         let w = &mut self.warps[warp as usize];
-        if let Some(e) = w.expected.iter_mut().find(|e| e.load == load && e.ready == NEVER) {
+        for e in w.expected.iter_mut().filter(|e| e.load == load && e.ready == NEVER) {
             e.ready = ready;
         }
         self.end = self.end.max(ready);
@@ -654,6 +691,21 @@ mod tests {
         assert_eq!(delays(&mut sm, 0, [9, 10, 11, 12]), [0; 4]);
         assert_eq!(delays(&mut sm, 1, [9, 10, 11, 42]), [0, 1, 2, 0]);
         assert_eq!(delays(&mut sm, 1, [50, 51, 59, 60]), [0, 1, 0, 0]);
+    }
+
+    #[test]
+    fn who_asks_for_a_line_that_is_under_way_waits_for_the_load_that_brings_it() {
+        let mut l1 = L1 { capacity: 2, ..L1::default() };
+        assert_eq!(l1.asked(&[(0, 128)], 1), None);
+        assert_eq!(l1.asked(&[(64, 128)], 2), None, "the second line is not there");
+        assert_eq!(l1.asked(&[(64, 128)], 3), Some(2));
+        assert_eq!(l1.asked(&[(32, 32)], 3), Some(1));
+        assert_eq!(l1.asked(&[(256, 32)], 3), None);
+        assert_eq!(l1.asked(&[(0, 32)], 4), None, "there is room for two lines");
+        let mut core = Core::new(1, 256, false);
+        core.under_way.insert(1, UnderWay { ready: NEVER, others: vec![(0, 7)] });
+        assert_eq!(core.answered(1, 500), [(0, 7)]);
+        assert_eq!(core.under_way[&1].ready, 500);
     }
 
     #[test]

@@ -1,5 +1,8 @@
 //! L2 and DRAM, which all multiprocessors share. L2 keeps lines and fetches sectors of them. A sector that was fetched is there if
 //! fewer bytes than L2 holds have been fetched since its line was last touched.
+//!
+//! DRAM has banks, each of which delivers a page at a time. Which bank a page is in looks random, so a request waits now and then for
+//! a bank while others are idle: the more often, the busier DRAM is.
 
 use std::collections::HashMap;
 
@@ -13,6 +16,8 @@ const SECTOR: u64 = 32;
 const SECTORS: u64 = 4;
 /// Lines of a page of the directory.
 const PAGE: u64 = 512;
+/// Sectors of a page of DRAM, which a bank delivers at once: 1 KB (JESD238, HBM3).
+const DRAM_PAGE: u64 = 1024 / SECTOR;
 
 /// What a request wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,10 +88,38 @@ struct UnderWay {
     until: u64,
 }
 
+/// The banks of DRAM.
+struct Banks {
+    /// Cycles that a bank takes for a page.
+    page: u64,
+    /// When each has delivered what it was asked for.
+    free: Vec<u64>,
+}
+
+impl Banks {
+    fn new(card: &Card) -> Banks {
+        let count = card.get(Key::DramBanks).round().max(1.0) as usize;
+        Banks { page: card.cycles(Key::DramPage), free: vec![0; count] }
+    }
+
+    /// How long a request for some sectors of a page waits for its bank.
+    fn wait(&mut self, page: u64, sectors: u64, time: u64) -> u64 {
+        // Steele, Lea and Flood's SplitMix64: neighbouring pages are in banks that have nothing to do with each other.
+        let mixed = (page ^ page >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let bank = (((mixed ^ mixed >> 31) >> 32) * self.free.len() as u64) >> 32;
+        let free = &mut self.free[bank as usize];
+        let start = time.max(*free);
+        *free = start + self.page * sectors / DRAM_PAGE;
+        start - time
+    }
+}
+
 /// L2 and DRAM.
 pub struct Memory {
     pub l2: Calendar,
     pub dram: Calendar,
+    banks: Banks,
     l2_latency: u64,
     dram_latency: u64,
     tma_latency: u64,
@@ -111,6 +144,7 @@ impl Memory {
         Memory {
             l2: Calendar::new(card.bytes_per_cycle(Key::L2Bytes)),
             dram: Calendar::new(card.bytes_per_cycle(Key::DramBytes)),
+            banks: Banks::new(card),
             l2_latency: card.cycles(Key::L2Latency),
             dram_latency: card.cycles(Key::DramLatency),
             tma_latency: card.cycles(Key::TmaLatency),
@@ -132,14 +166,23 @@ impl Memory {
 
     /// Serves a request of a multiprocessor; requests should come about in order of time.
     pub fn serve(&mut self, request: &Request, multiprocessor: u32) -> Arrival {
+        let mut time = request.time;
+        if request.kind == Kind::Bulk {
+            time += self.tma_latency;
+        }
         let fetched = self.fetched;
-        let mut bytes = 0;
+        let (mut bytes, mut wait) = (0, 0);
         for &(address, length) in &request.ranges {
             bytes += u64::from(length);
-            self.touch(address / SECTOR, (address + u64::from(length)).div_ceil(SECTOR));
+            let (from, to) = (address / SECTOR, (address + u64::from(length)).div_ceil(SECTOR));
+            for page in from / DRAM_PAGE..to.div_ceil(DRAM_PAGE) {
+                let missing = self.touch(from.max(page * DRAM_PAGE), to.min((page + 1) * DRAM_PAGE));
+                if missing > 0 && request.kind != Kind::Store {
+                    wait = wait.max(self.banks.wait(page, missing, time));
+                }
+            }
         }
         let missed = (self.fetched - fetched) * SECTOR;
-        let mut time = request.time;
         if request.kind == Kind::Store {
             // L2 takes stores, and DRAM gets them some time.
             self.bytes += bytes;
@@ -150,17 +193,14 @@ impl Memory {
         self.bytes += delivered;
         self.missed += missed;
         let alone = match request.kind {
-            Kind::Bulk => {
-                time += self.tma_latency;
-                (bytes as f64 / self.tma_bytes) as u64
-            }
+            Kind::Bulk => (bytes as f64 / self.tma_bytes) as u64,
             _ => 0,
         };
         let mut first = time + self.l2_latency;
         let mut last = self.l2.serve(time, delivered) + self.l2_latency;
         if missed > 0 {
             first = time + self.dram_latency;
-            last = last.max(self.dram.serve(time, missed) + self.dram_latency);
+            last = last.max(self.dram.serve(time, missed).max(time + wait) + self.dram_latency);
         }
         last = last.max(first + alone).max(until);
         self.send(request, multiprocessor, last);
@@ -220,8 +260,9 @@ impl Memory {
         multiprocessor / self.neighbours
     }
 
-    /// Touches the sectors from one to before another, and fetches those that are not there.
-    fn touch(&mut self, from: u64, to: u64) {
+    /// Touches the sectors from one to before another, and fetches those that are not there: how many.
+    fn touch(&mut self, from: u64, to: u64) -> u64 {
+        let fetched = self.fetched;
         for line in from / SECTORS..to.div_ceil(SECTORS) {
             let asked = asked(from, to, line);
             let page = self.lines.entry(line / PAGE).or_insert_with(|| Box::new([Line::default(); PAGE as usize]));
@@ -232,6 +273,7 @@ impl Memory {
             self.fetched += u64::from((asked & !line.sectors).count_ones());
             *line = Line { touched: self.fetched, sectors: line.sectors | asked };
         }
+        self.fetched - fetched
     }
 }
 
@@ -287,6 +329,51 @@ mod tests {
         assert_eq!(delivered(1, latency / 2), 128);
         assert_eq!(delivered(1, 2 * latency), 256);
         assert_eq!(delivered(2, latency / 2), 256);
+    }
+
+    /// `stream` of docs/measurements/h200-probes.txt: each of 132 multiprocessors always has so many requests of so many bytes on
+    /// their way, of addresses of its own. Cycles from a request to the next in its place, less what the loop's own instructions took.
+    #[test]
+    fn dram_is_as_slow_under_load_as_an_h200s() {
+        let card = Card::named("h200").unwrap();
+        let bulk = card.cycles(Key::MbarrierWake) + 20;
+        let loop_of_copies = 758 - card.cycles(Key::DramLatency);
+        for (kind, requests, bytes, rate) in [
+            (Kind::Load, 4, 1024, 5.11),
+            (Kind::Load, 8, 1024, 9.38),
+            (Kind::Load, 12, 1024, 12.63),
+            (Kind::Load, 16, 1024, 14.61),
+            (Kind::Bulk, 1, 2048, 2.40),
+            (Kind::Bulk, 1, 4096, 4.35),
+            (Kind::Bulk, 2, 4096, 7.86),
+            (Kind::Bulk, 4, 4096, 12.60),
+            (Kind::Bulk, 8, 4096, 16.56),
+            (Kind::Bulk, 1, 8192, 7.31),
+            (Kind::Bulk, 2, 8192, 12.28),
+            (Kind::Bulk, 4, 8192, 16.78),
+        ] {
+            let mut memory = Memory::new(&card);
+            let own = if kind == Kind::Bulk { bulk } else { loop_of_copies };
+            let places = card.sms * requests;
+            let mut next: std::collections::BTreeSet<(u64, u32)> = (0..places).map(|n| (u64::from(n), n)).collect();
+            let (mut address, mut served, rounds) = (0, 0, 40 * u64::from(places));
+            let mut time = 0;
+            while served < rounds {
+                let place;
+                (time, place) = next.pop_first().unwrap();
+                let ranges = vec![(address, bytes)];
+                let request = Request { time, kind, ranges, ctas: vec![0], waiter: Waiter::Nobody };
+                next.insert((memory.serve(&request, place / requests).last + own, place));
+                (address, served) = (address + u64::from(bytes), served + 1);
+            }
+            let modelled = (served * u64::from(bytes)) as f64 / time as f64 / f64::from(card.sms);
+            let error = modelled / rate - 1.0;
+            println!(
+                "{kind:?} {requests} x {bytes}: {modelled:.2} bytes a cycle, measured {rate}, {:+.1} %",
+                100.0 * error
+            );
+            assert!(error.abs() < 0.06, "{kind:?} {requests} x {bytes}: {modelled:.2} bytes a cycle, measured {rate}");
+        }
     }
 
     #[test]
