@@ -38,13 +38,16 @@ enum Sizes {
     Pairs { m: u32, n: u32, tile_n: u32 },
     /// Tokens of each group in falling order and of a tile, and rows of each group's weights.
     Groups { m: &'static [u32], tile_m: u32, n: u32 },
+    /// Matrices, rows of each, rows of a thread, and threads that share them.
+    Vectors { matrices: u32, m: u32, thread_m: u32, thread_k: u32 },
 }
-use Sizes::{Dual, Gemm, Groups, Pairs};
+use Sizes::{Dual, Gemm, Groups, Pairs, Vectors};
 
 const GEMM: &str = "nvfp4_gemm/submission_v3b.py";
 const DUAL: &str = "nvfp4_dual_gemm/submission_v1c.py";
 const PAIRS: &str = "nvfp4_dual_gemm/submission_v2.py";
 const GROUPS: &str = "nvfp4_group_gemm/submission_v6b.py";
+const VECTORS: &str = "nvfp4_gemv/submission_v2c.py";
 
 /// Rows of a tile of tokens, and of what has scales together.
 const ROWS: u32 = 128;
@@ -52,7 +55,7 @@ const ROWS: u32 = 128;
 const SMS: u32 = 148;
 
 #[rustfmt::skip] // A kernel, two lines.
-pub const KERNELS: [Public; 15] = [
+pub const KERNELS: [Public; 18] = [
     Public { name: "gemm v3b 7168x16384", source: GEMM, us: 18.8, instance: "kernel<128, 64, 256, true, 8, false>", k: 16384,
         block_k: 256, stages: 8, sizes: Gemm { operands: [(7168, 128), (128, 64)] } },
     Public { name: "gemm v3b 4096x7168", source: GEMM, us: 10.3, instance: "kernel<64, 64, 512, true, 5, false>", k: 7168,
@@ -83,6 +86,12 @@ pub const KERNELS: [Public; 15] = [
         block_k: 256, stages: 8, sizes: Groups { m: &[320, 192], tile_m: 128, n: 3072 } },
     Public { name: "group_gemm v6b group-4", source: GROUPS, us: 6.43, instance: "kernel_cutlass<2, 128, 4096, 1536, 8, 2>", k: 1536,
         block_k: 256, stages: 8, sizes: Groups { m: &[384, 128], tile_m: 128, n: 4096 } },
+    Public { name: "gemv v2c 7168x16384", source: VECTORS, us: 24.5, instance: "kernel<4, 128, 2>", k: 16384, block_k: 4096, stages: 2,
+        sizes: Vectors { matrices: 1, m: 7168, thread_m: 4, thread_k: 128 } },
+    Public { name: "gemv v2c 8 of 4096x7168", source: VECTORS, us: 39.3, instance: "kernel<8, 32, 2>", k: 7168, block_k: 1024, stages: 2,
+        sizes: Vectors { matrices: 8, m: 4096, thread_m: 8, thread_k: 32 } },
+    Public { name: "gemv v2c 4 of 7168x2048", source: VECTORS, us: 16.6, instance: "kernel<8, 32, 2>", k: 2048, block_k: 1024, stages: 2,
+        sizes: Vectors { matrices: 4, m: 7168, thread_m: 8, thread_k: 32 } },
 ];
 
 impl Public {
@@ -99,7 +108,10 @@ impl Public {
         let folder = tempfile::tempdir()?;
         let file = |name: &str| folder.path().join(name);
         let instance = format!("void *instance[] = {{(void *){}}};\n", self.instance);
-        fs::write(file("kernel.cu"), format!("#include <algorithm>\n#include <cstdint>\n{kernel}\n{instance}"))?;
+        fs::write(
+            file("kernel.cu"),
+            format!("#include <algorithm>\n#include <cstdint>\n#include <cstring>\n{kernel}\n{instance}"),
+        )?;
         let options = ["-O3", "-std=c++17", "-arch=sm_100a", "--use_fast_math", "--expt-relaxed-constexpr", "-ptx"];
         let mut nvcc = Command::new("nvcc");
         tools::output(nvcc.args(options).arg(file("kernel.cu")).arg("-o").arg(file("kernel.ptx")))
@@ -150,6 +162,16 @@ impl Public {
                 let stage_bytes = self.stage_bytes(tile_m / 2 + ROWS, tile_m + ROWS) + 16;
                 let rest_bytes = 16 * (1 + tile_m / ROWS) + 4;
                 (2, [n / ROWS, tiles.min(SMS / (n / ROWS))], 192, stage_bytes, rest_bytes, args)
+            }
+            Vectors { matrices, m, thread_m, thread_k } => {
+                let threads = 128;
+                let rows = threads / thread_k * thread_m;
+                let values = [m, ROWS].map(|rows| json!({"pointer": buffers.add(matrices * rows * self.k / 2)}));
+                let scales = [m, ROWS].map(|rows| json!({"pointer": buffers.add(matrices * rows * self.k / 16)}));
+                let sizes = [matrices, m, self.k / 2].map(number);
+                let output = buffers.output(matrices * m);
+                let args = values.into_iter().chain(scales).chain([output]).chain(sizes).collect();
+                (1, [m / rows, matrices], threads, self.stage_bytes(rows + 1, rows + 1), 0, args)
             }
         };
         json!({
@@ -241,8 +263,9 @@ impl Buffers {
 /// The kernel of a submission: its CUDA source up to its host's functions.
 fn kernel_of(source: &str) -> anyhow::Result<String> {
     let (_, source) = source.split_once("CUDA_SRC = r\"\"\"").context("no CUDA_SRC")?;
-    let (kernel, _) = source.split_once("void check_cu(").context("no check_cu")?;
-    ensure!(kernel.contains("__global__"), "no kernel before check_cu");
+    let ends = ["void check_cu(", "void gemv("];
+    let (kernel, _) = ends.iter().find_map(|end| source.split_once(end)).context("no function of the host")?;
+    ensure!(kernel.contains("__global__"), "no kernel before the host's functions");
     let of_torch = |line: &&str| line.starts_with("#include <torch/") || line.starts_with("#include <ATen/");
     Ok(kernel.lines().filter(|line| !of_torch(line)).collect::<Vec<_>>().join("\n"))
 }
