@@ -14,7 +14,12 @@ use anyhow::{Context, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::{emulate::Nvfp4, experiments, table::Table, tools, workspace};
+use crate::{
+    emulate::Nvfp4,
+    experiments,
+    table::{Table, geomean},
+    tools, workspace,
+};
 
 /// Measure everything on the GPU of this machine, and write it to docs/measurements.
 #[derive(clap::Args)]
@@ -497,7 +502,7 @@ fn proposal(card: &str, times: &Times) -> String {
     for kernel in kernels {
         let of_kernel = || rows.iter().filter(|row| row.kernel == kernel);
         let worth: Vec<_> = of_kernel().filter(|row| row.us < row.unasked * (1.0 - WORTH)).collect();
-        let gain = experiments::geomean(of_kernel().map(|row| row.unasked / row.us.min(row.unasked)));
+        let gain = geomean(of_kernel().map(|row| row.unasked / row.us.min(row.unasked)));
         text += &format!(
             "\n## {kernel}\n\nThe plan's choice is within {:.0} % of the fastest instance on {} of {} shapes. With the fastest instance \
              everywhere the geometric mean would be {gain:.2}× as fast.\n",

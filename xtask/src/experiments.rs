@@ -18,7 +18,7 @@ use crate::{
     build_ptx, card, counters,
     document::{self, Mode},
     emulate::Run,
-    table::Table,
+    table::{Table, geomean},
     time_model, tools, work, workspace,
 };
 
@@ -346,12 +346,6 @@ impl Measurement {
     fn card(&self) -> &str {
         self.conditions.get("gpu").and_then(|gpu| gpu.split(',').next()).unwrap_or("an unnamed card")
     }
-}
-
-/// The geometric mean.
-pub fn geomean(values: impl Iterator<Item = f64>) -> f64 {
-    let (sum, count) = values.fold((0.0, 0), |(sum, count), value| (sum + value.ln(), count + 1));
-    (sum / f64::from(count.max(1))).exp()
 }
 
 /// Each measurement as its own report has it: the benchmark's, or that of `cargo xtask card`.

@@ -52,6 +52,12 @@ impl fmt::Display for Table {
     }
 }
 
+/// The geometric mean.
+pub fn geomean(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = values.fold((0.0, 0), |(sum, count), value| (sum + value.ln(), count + 1));
+    (sum / f64::from(count.max(1))).exp()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -27,7 +27,7 @@ const HANDLERS: &str = "crates/ptx_emulator/src/exec";
 /// The emulator, and its floors from the ground up: files and folders of its `src` (they stand in its README).
 const EMULATOR: &str = "crates/ptx_emulator/src";
 const FLOORS: [&[&str]; 9] = [
-    &["config", "hw", "parser", "types"],
+    &["config", "hw", "parser", "random", "types"],
     &["operand"],
     &["timing"],
     &["machine"],

@@ -21,7 +21,7 @@ use public::Public;
 use crate::{
     document::{self, Mode},
     emulate::Nvfp4,
-    table::Table,
+    table::{Table, geomean},
     tools::{self, NVDISASM, PTXAS},
     work, workspace,
 };
@@ -536,7 +536,7 @@ fn blackwell(kept: &BTreeMap<String, Prediction>) -> anyhow::Result<String> {
         ]);
     }
     text += &table.to_string();
-    let mean = (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp();
+    let mean = geomean(ratios.iter().copied());
     let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
     if !ratios.is_empty() {
         text += &format!(

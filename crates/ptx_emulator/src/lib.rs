@@ -37,6 +37,7 @@
 mod config;
 pub mod hw;
 mod parser;
+mod random;
 mod types;
 
 mod operand;

@@ -307,18 +307,17 @@ fn answer(slots: &mut [Slot<'_>], memory: &mut Memory, ctas: u32, intake: f64) {
         let arrival = memory.serve(&request, multiprocessor);
         let Slot { core, clusters, .. } = &mut slots[n];
         let time = core.take_in(arrival, &request.ctas, intake);
-        let mut warps = Vec::new();
-        if let Waiter::Registers { cluster, warp, load } = request.waiter {
-            warps = core.answered(load, time);
-            warps.push((cluster, warp));
-        }
+        let others = match request.waiter {
+            Waiter::Registers { load, .. } => core.answered(load, time),
+            _ => Vec::new(),
+        };
         for waiting in clusters {
             let index = waiting.time().cluster;
             match request.waiter {
                 Waiter::Operation { cluster, id } if cluster == index => waiting.set_due(id, time),
-                Waiter::Registers { load, .. } => {
-                    let own = warps.iter().filter(|(cluster, _)| *cluster == index);
-                    own.for_each(|&(_, warp)| waiting.loaded(warp, load, time));
+                Waiter::Registers { cluster, warp, load } => {
+                    let warps = others.iter().copied().chain([(cluster, warp)]);
+                    warps.filter(|&(of, _)| of == index).for_each(|(_, warp)| waiting.loaded(warp, load, time));
                 }
                 _ => {}
             }

@@ -16,11 +16,8 @@ use crate::tools::{self, NVDISASM, PTXAS};
 pub struct Public {
     /// Its folder in `nvidia/`, its version, and the sizes.
     pub name: &'static str,
-    source: &'static str,
     /// As published: between events that tick in steps of about 2.05 us.
     pub us: f64,
-    /// The kernel and its template's arguments.
-    instance: &'static str,
     k: u32,
     /// Columns of K in a stage, and stages.
     block_k: u32,
@@ -43,55 +40,31 @@ enum Sizes {
 }
 use Sizes::{Dual, Gemm, Groups, Pairs, Vectors};
 
-const GEMM: &str = "nvfp4_gemm/submission_v3b.py";
-const DUAL: &str = "nvfp4_dual_gemm/submission_v1c.py";
-const PAIRS: &str = "nvfp4_dual_gemm/submission_v2.py";
-const GROUPS: &str = "nvfp4_group_gemm/submission_v6b.py";
-const VECTORS: &str = "nvfp4_gemv/submission_v2c.py";
-
 /// Rows of a tile of tokens, and of what has scales together.
 const ROWS: u32 = 128;
 /// Multiprocessors that a launch of groups reckons with.
 const SMS: u32 = 148;
 
-#[rustfmt::skip] // A kernel, two lines.
+#[rustfmt::skip] // A kernel, a line.
 pub const KERNELS: [Public; 18] = [
-    Public { name: "gemm v3b 7168x16384", source: GEMM, us: 18.8, instance: "kernel<128, 64, 256, true, 8, false>", k: 16384,
-        block_k: 256, stages: 8, sizes: Gemm { operands: [(7168, 128), (128, 64)] } },
-    Public { name: "gemm v3b 4096x7168", source: GEMM, us: 10.3, instance: "kernel<64, 64, 512, true, 5, false>", k: 7168,
-        block_k: 512, stages: 5, sizes: Gemm { operands: [(4096, 64), (128, 64)] } },
-    Public { name: "gemm v3b 7168x2048", source: GEMM, us: 6.78, instance: "kernel<128, 64, 256, true, 6, false>", k: 2048,
-        block_k: 256, stages: 6, sizes: Gemm { operands: [(7168, 128), (128, 64)] } },
-    Public { name: "dual_gemm v1c dual-1", source: DUAL, us: 14.7, instance: "kernel<7168, 128, 64, 256, 5>", k: 7168,
-        block_k: 256, stages: 5, sizes: Dual { m: 256, n: 4096, tile_n: 64 } },
-    Public { name: "dual_gemm v1c dual-2", source: DUAL, us: 18.5, instance: "kernel<7168, 128, 128, 256, 4>", k: 7168,
-        block_k: 256, stages: 4, sizes: Dual { m: 512, n: 4096, tile_n: 128 } },
-    Public { name: "dual_gemm v1c dual-3", source: DUAL, us: 10.3, instance: "kernel<4096, 128, 64, 256, 5>", k: 4096,
-        block_k: 256, stages: 5, sizes: Dual { m: 256, n: 3072, tile_n: 64 } },
-    Public { name: "dual_gemm v1c dual-4", source: DUAL, us: 17.5, instance: "kernel<7168, 128, 128, 256, 4>", k: 7168,
-        block_k: 256, stages: 4, sizes: Dual { m: 512, n: 3072, tile_n: 128 } },
-    Public { name: "dual_gemm v2 dual-1", source: PAIRS, us: 12.4, instance: "kernel_cutlass<7168, 64, 7, false>", k: 7168,
-        block_k: 256, stages: 7, sizes: Pairs { m: 256, n: 4096, tile_n: 64 } },
-    Public { name: "dual_gemm v2 dual-2", source: PAIRS, us: 16.4, instance: "kernel_cutlass<7168, 128, 5, false>", k: 7168,
-        block_k: 256, stages: 5, sizes: Pairs { m: 512, n: 4096, tile_n: 128 } },
-    Public { name: "dual_gemm v2 dual-3", source: PAIRS, us: 9.43, instance: "kernel_cutlass<4096, 64, 7, false>", k: 4096,
-        block_k: 256, stages: 7, sizes: Pairs { m: 256, n: 3072, tile_n: 64 } },
-    Public { name: "dual_gemm v2 dual-4", source: PAIRS, us: 16.3, instance: "kernel_cutlass<7168, 128, 5, false>", k: 7168,
-        block_k: 256, stages: 5, sizes: Pairs { m: 512, n: 3072, tile_n: 128 } },
-    Public { name: "group_gemm v6b group-1", source: GROUPS, us: 27.9, instance: "kernel_cutlass<8, 128, 4096, 7168, 8, 2>", k: 7168,
-        block_k: 256, stages: 8, sizes: Groups { m: &[248, 176, 160, 128, 96, 80, 72, 64], tile_m: 128, n: 4096 } },
-    Public { name: "group_gemm v6b group-2", source: GROUPS, us: 19.4, instance: "kernel_cutlass<8, 256, 7168, 2048, 5, 2>", k: 2048,
-        block_k: 256, stages: 5, sizes: Groups { m: &[196, 168, 164, 160, 148, 76, 72, 40], tile_m: 256, n: 7168 } },
-    Public { name: "group_gemm v6b group-3", source: GROUPS, us: 8.48, instance: "kernel_cutlass<2, 128, 3072, 4096, 8, 2>", k: 4096,
-        block_k: 256, stages: 8, sizes: Groups { m: &[320, 192], tile_m: 128, n: 3072 } },
-    Public { name: "group_gemm v6b group-4", source: GROUPS, us: 6.43, instance: "kernel_cutlass<2, 128, 4096, 1536, 8, 2>", k: 1536,
-        block_k: 256, stages: 8, sizes: Groups { m: &[384, 128], tile_m: 128, n: 4096 } },
-    Public { name: "gemv v2c 7168x16384", source: VECTORS, us: 24.5, instance: "kernel<4, 128, 2>", k: 16384, block_k: 4096, stages: 2,
-        sizes: Vectors { matrices: 1, m: 7168, thread_m: 4, thread_k: 128 } },
-    Public { name: "gemv v2c 8 of 4096x7168", source: VECTORS, us: 39.3, instance: "kernel<8, 32, 2>", k: 7168, block_k: 1024, stages: 2,
-        sizes: Vectors { matrices: 8, m: 4096, thread_m: 8, thread_k: 32 } },
-    Public { name: "gemv v2c 4 of 7168x2048", source: VECTORS, us: 16.6, instance: "kernel<8, 32, 2>", k: 2048, block_k: 1024, stages: 2,
-        sizes: Vectors { matrices: 4, m: 7168, thread_m: 8, thread_k: 32 } },
+    Public { name: "gemm v3b 7168x16384", us: 18.8, k: 16384, block_k: 256, stages: 8, sizes: Gemm { operands: [(7168, 128), (128, 64)] } },
+    Public { name: "gemm v3b 4096x7168", us: 10.3, k: 7168, block_k: 512, stages: 5, sizes: Gemm { operands: [(4096, 64), (128, 64)] } },
+    Public { name: "gemm v3b 7168x2048", us: 6.78, k: 2048, block_k: 256, stages: 6, sizes: Gemm { operands: [(7168, 128), (128, 64)] } },
+    Public { name: "dual_gemm v1c dual-1", us: 14.7, k: 7168, block_k: 256, stages: 5, sizes: Dual { m: 256, n: 4096, tile_n: 64 } },
+    Public { name: "dual_gemm v1c dual-2", us: 18.5, k: 7168, block_k: 256, stages: 4, sizes: Dual { m: 512, n: 4096, tile_n: 128 } },
+    Public { name: "dual_gemm v1c dual-3", us: 10.3, k: 4096, block_k: 256, stages: 5, sizes: Dual { m: 256, n: 3072, tile_n: 64 } },
+    Public { name: "dual_gemm v1c dual-4", us: 17.5, k: 7168, block_k: 256, stages: 4, sizes: Dual { m: 512, n: 3072, tile_n: 128 } },
+    Public { name: "dual_gemm v2 dual-1", us: 12.4, k: 7168, block_k: 256, stages: 7, sizes: Pairs { m: 256, n: 4096, tile_n: 64 } },
+    Public { name: "dual_gemm v2 dual-2", us: 16.4, k: 7168, block_k: 256, stages: 5, sizes: Pairs { m: 512, n: 4096, tile_n: 128 } },
+    Public { name: "dual_gemm v2 dual-3", us: 9.43, k: 4096, block_k: 256, stages: 7, sizes: Pairs { m: 256, n: 3072, tile_n: 64 } },
+    Public { name: "dual_gemm v2 dual-4", us: 16.3, k: 7168, block_k: 256, stages: 5, sizes: Pairs { m: 512, n: 3072, tile_n: 128 } },
+    Public { name: "group_gemm v6b group-1", us: 27.9, k: 7168, block_k: 256, stages: 8, sizes: Groups { m: &[248, 176, 160, 128, 96, 80, 72, 64], tile_m: 128, n: 4096 } },
+    Public { name: "group_gemm v6b group-2", us: 19.4, k: 2048, block_k: 256, stages: 5, sizes: Groups { m: &[196, 168, 164, 160, 148, 76, 72, 40], tile_m: 256, n: 7168 } },
+    Public { name: "group_gemm v6b group-3", us: 8.48, k: 4096, block_k: 256, stages: 8, sizes: Groups { m: &[320, 192], tile_m: 128, n: 3072 } },
+    Public { name: "group_gemm v6b group-4", us: 6.43, k: 1536, block_k: 256, stages: 8, sizes: Groups { m: &[384, 128], tile_m: 128, n: 4096 } },
+    Public { name: "gemv v2c 7168x16384", us: 24.5, k: 16384, block_k: 4096, stages: 2, sizes: Vectors { matrices: 1, m: 7168, thread_m: 4, thread_k: 128 } },
+    Public { name: "gemv v2c 8 of 4096x7168", us: 39.3, k: 7168, block_k: 1024, stages: 2, sizes: Vectors { matrices: 8, m: 4096, thread_m: 8, thread_k: 32 } },
+    Public { name: "gemv v2c 4 of 7168x2048", us: 16.6, k: 2048, block_k: 1024, stages: 2, sizes: Vectors { matrices: 4, m: 7168, thread_m: 8, thread_k: 32 } },
 ];
 
 impl Public {
@@ -100,14 +73,38 @@ impl Public {
         format!("public {}", self.name)
     }
 
+    /// Where its source is in `nvidia/`, and the kernel with its template's arguments.
+    fn code(&self) -> (&'static str, String) {
+        let Public { k, block_k, stages, .. } = *self;
+        match self.sizes {
+            Gemm { operands: [(_, m), (_, n)] } => {
+                ("nvfp4_gemm/submission_v3b.py", format!("kernel<{m}, {n}, {block_k}, true, {stages}, false>"))
+            }
+            Dual { tile_n, .. } => {
+                ("nvfp4_dual_gemm/submission_v1c.py", format!("kernel<{k}, {ROWS}, {tile_n}, {block_k}, {stages}>"))
+            }
+            Pairs { tile_n, .. } => {
+                ("nvfp4_dual_gemm/submission_v2.py", format!("kernel_cutlass<{k}, {tile_n}, {stages}, false>"))
+            }
+            Groups { m, tile_m, n } => (
+                "nvfp4_group_gemm/submission_v6b.py",
+                format!("kernel_cutlass<{}, {tile_m}, {n}, {k}, {stages}, 2>", m.len()),
+            ),
+            Vectors { thread_m, thread_k, .. } => {
+                ("nvfp4_gemv/submission_v2c.py", format!("kernel<{thread_m}, {thread_k}, {stages}>"))
+            }
+        }
+    }
+
     /// Predicts it: built with nvcc from a checkout of the repository.
     pub fn predict(&self, checkout: &Path, install: bool) -> anyhow::Result<Prediction> {
-        let path = checkout.join("nvidia").join(self.source);
+        let (source, kernel) = self.code();
+        let instance = format!("void *instance[] = {{(void *){kernel}}};\n");
+        let path = checkout.join("nvidia").join(source);
         let source = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let kernel = kernel_of(&source).with_context(|| format!("{}: not as in aee9cda6", path.display()))?;
         let folder = tempfile::tempdir()?;
         let file = |name: &str| folder.path().join(name);
-        let instance = format!("void *instance[] = {{(void *){}}};\n", self.instance);
         fs::write(
             file("kernel.cu"),
             format!("#include <algorithm>\n#include <cstdint>\n#include <cstring>\n{kernel}\n{instance}"),

@@ -1,6 +1,7 @@
 //! The time of a cluster, in warp instructions, and when asynchronous operations complete.
 
 use crate::config::launch::Schedule;
+use crate::random::Random;
 
 /// How long an asynchronous operation takes on the fair schedule, in warp instructions of its cluster.
 const FAIR_LATENCY: u64 = 64;
@@ -24,7 +25,7 @@ impl Clock {
             Schedule::Seed(seed) => seed,
             Schedule::Fair | Schedule::Worst => 0,
         };
-        let mut random = Random(seed ^ index.wrapping_mul(0xd6e8_feb8_6659_fd93));
+        let mut random = Random::new(seed ^ index.wrapping_mul(0xd6e8_feb8_6659_fd93));
         random.next();
         Clock { now: 0, schedule, random }
     }
@@ -48,23 +49,5 @@ impl Clock {
             Schedule::Seed(_) => self.random.below(4) == 0,
             Schedule::Worst => true,
         }
-    }
-}
-
-/// SplitMix64 (Steele, Lea & Flood, "Fast Splittable Pseudorandom Number Generators", 2014).
-pub struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    /// A number below `n`.
-    pub fn below(&mut self, n: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
     }
 }

@@ -226,7 +226,8 @@ impl GridRaces {
             {
                 let address = line * LINE + u64::from(byte);
                 let (earlier, later) = (*earlier, access);
-                let same_value = same_value || earlier.mode.reads() && holds(records, &access, common);
+                let same_value =
+                    same_value || earlier.mode.reads() && with_its_value(records, &access, common).next().is_some();
                 let meeting = Meeting { earlier, later, address, order: how, same_value, silent: false, guess: false };
                 if same_value {
                     same.push((n, meeting));
@@ -314,23 +315,20 @@ fn add_read(records: &mut Vec<Record>, access: Record) {
     }
 }
 
+/// The writes of all of some bytes that wrote there what another one does.
+fn with_its_value<'r>(records: &'r [Record], write: &Record, bytes: u128) -> impl Iterator<Item = &'r Record> {
+    let is_such = move |old: &&Record| {
+        let are_writes = old.mode == Mode::Write && write.mode == Mode::Write;
+        are_writes && old.bytes & bytes == bytes && old.wrote_the_same(write, bytes)
+    };
+    records.iter().filter(is_such)
+}
+
 /// Whether the reader of a race knows of another write of the same value.
 fn knows_the_value(records: &[Record], race: &Meeting, order: &dyn Fn(&Record, u32) -> Order) -> bool {
     let common = race.earlier.bytes & race.later.bytes;
-    let is_read_of_write = race.later.mode.reads() && race.earlier.mode == Mode::Write;
-    is_read_of_write
-        && records.iter().any(|other| {
-            other.mode == Mode::Write
-                && other.bytes & common == common
-                && other.wrote_the_same(&race.earlier, common)
-                && meet(other, &race.later, common, order).is_none()
-        })
-}
-
-/// Whether bytes hold what is written to them.
-fn holds(records: &[Record], write: &Record, bytes: u128) -> bool {
-    let is_of_all = |old: &&Record| old.mode == Mode::Write && old.bytes & bytes == bytes;
-    write.mode == Mode::Write && records.iter().filter(is_of_all).any(|old| old.wrote_the_same(write, bytes))
+    let is_known = |write: &Record| meet(write, &race.later, common, order).is_none();
+    race.later.mode.reads() && with_its_value(records, &race.earlier, common).any(is_known)
 }
 
 /// Which of the records whose value is written once more stay: all, or the lowest cluster's and the latest.

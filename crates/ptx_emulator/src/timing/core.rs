@@ -93,7 +93,7 @@ impl L1 {
     }
 }
 
-/// A load that memory was asked for.
+/// A load that L1 keeps and memory was asked for.
 #[derive(Clone, Debug)]
 struct UnderWay {
     /// When its registers are there, if memory has answered; [`NEVER`] before.
@@ -108,7 +108,7 @@ pub struct Core {
     sms: Vec<Multiprocessor>,
     /// What L2 has been asked for in this window.
     pub requests: Vec<Request>,
-    /// How many loads there were, and those that are under way, by number.
+    /// How many loads there were, and those for L1 that are under way, by number.
     loads: u64,
     under_way: HashMap<u64, UnderWay>,
     pub usage: Usage,
@@ -392,9 +392,10 @@ impl Timed {
                 let load = core.loads + 1;
                 let brings = (loads && cached).then(|| sm.l1.asked(&ranges, load)).flatten();
                 if let Some(brings) = brings {
+                    let cycles = parts * self.constants.l1_part;
                     let from = sm.shared.max(start);
-                    sm.shared = from + parts * self.constants.l1_part;
-                    core.usage.add(Unit::Shared, from, parts * self.constants.l1_part);
+                    sm.shared = from + cycles;
+                    core.usage.add(Unit::Shared, from, cycles);
                     let there = sm.shared + self.constants.l1_latency;
                     match core.under_way.get_mut(&brings) {
                         Some(old) if old.ready == NEVER => {
@@ -407,7 +408,9 @@ impl Timed {
                 } else {
                     let waiter = if loads {
                         core.loads = load;
-                        core.under_way.insert(load, UnderWay { ready: NEVER, others: Vec::new() });
+                        if cached {
+                            core.under_way.insert(load, UnderWay { ready: NEVER, others: Vec::new() });
+                        }
                         expect(w, NEVER, load, Why::Global);
                         Waiter::Registers { cluster: self.cluster, warp, load }
                     } else {
