@@ -11,6 +11,9 @@ use nvfp4_tests::sabotage::{Sabotage, changed, check_sabotages, fault_of, lines_
 
 const NAMES: [&str; 4] = ["moe_few_gate_up_f16", "moe_few_gate_up_bf16", "moe_few_down_f16", "moe_few_down_bf16"];
 
+/// The entries for a single token whose strips are more than a few for each multiprocessor.
+const ONE_NAMES: [&str; 4] = ["moe_one_gate_up_f16", "moe_one_gate_up_bf16", "moe_one_down_f16", "moe_one_down_bf16"];
+
 fn ptx() -> &'static str {
     nvfp4::kernels::ptx("moe_few_sm90").expect("a kernel of this name")
 }
@@ -23,12 +26,29 @@ fn naming(layer: &LayerShape, dtype: OutDtype, tokens: usize, ids: &[i32]) -> Mo
 
 /// What the emulated Hopper card computes, every stage right, with the entries that it takes for few tokens.
 fn few(layer: &LayerShape, dtype: OutDtype, inputs: MoeInputs<'_>, schedule: Schedule, sms: u32) -> MoeOutput {
+    with(NAMES, layer, dtype, inputs, schedule, sms)
+}
+
+/// As [`few`], with those for a single token: its inputs have one.
+fn one(layer: &LayerShape, dtype: OutDtype, inputs: MoeInputs<'_>, schedule: Schedule, sms: u32) -> MoeOutput {
+    with(ONE_NAMES, layer, dtype, inputs, schedule, sms)
+}
+
+/// As [`few`], with those of these entries that are for the type.
+fn with(
+    names: [&str; 4],
+    layer: &LayerShape,
+    dtype: OutDtype,
+    inputs: MoeInputs<'_>,
+    schedule: Schedule,
+    sms: u32,
+) -> MoeOutput {
     let weights = weights(layer, dtype);
     let step = step(&weights, inputs);
     let mut prepared = hopper_of(schedule, sms).prepare_moe(&weights).unwrap();
     let output = verified(prepared.as_mut(), &weights, &step);
     let used: BTreeSet<_> = prepared.counters().expect("it ran").kernel.split(", ").map(str::to_owned).collect();
-    let of_type = NAMES.into_iter().filter(|name| name.ends_with("_bf16") == (dtype == OutDtype::Bf16));
+    let of_type = names.into_iter().filter(|name| name.ends_with("_bf16") == (dtype == OutDtype::Bf16));
     assert_eq!(used, of_type.map(str::to_owned).collect());
     output
 }
@@ -40,6 +60,21 @@ fn k_blocks_of_every_kind_and_strips_of_several_slabs_are_right() {
         for dtype in DTYPES {
             few(&layer, dtype, inputs(&layer, dtype, 3), Schedule::Fair, 3);
         }
+    }
+}
+
+#[test]
+fn a_single_token_is_right_whatever_its_stages_hold_when_it_comes() {
+    // Down's first stages hold k-blocks of several strips, of one, whole ones and others.
+    for (hidden, intermediate) in [(16, 48), (96, 176), (944, 720), (1024, 128), (2064, 96), (272, 1040)] {
+        let layer = shape(hidden, intermediate, 6, 2);
+        for dtype in DTYPES {
+            one(&layer, dtype, inputs(&layer, dtype, 1), Schedule::Fair, 1);
+        }
+    }
+    let layer = shape(144, 272, 6, 4);
+    for ids in [&[5, 1, 5, 3][..], &[-1, 2, 7, 2], &[-1], &[0]] {
+        one(&layer, OutDtype::Bf16, naming(&layer, OutDtype::Bf16, 1, ids), Schedule::Fair, 3);
     }
 }
 
@@ -124,19 +159,33 @@ fn schedules_and_multiprocessors_make_no_difference() {
     }
 }
 
+#[test]
+fn a_single_token_has_the_same_bits_on_every_schedule_and_where_its_strips_are_few() {
+    let layer = shape(1168, 144, 15, 3);
+    for dtype in DTYPES {
+        let schedules = (0..6).map(Schedule::Seed).chain([Schedule::Fair, Schedule::Worst]);
+        let on = schedules.map(|schedule| (schedule, 3)).chain([1, 5].map(|sms| (Schedule::Fair, sms)));
+        let few = few(&layer, dtype, inputs(&layer, dtype, 1), Schedule::Fair, 132);
+        for (schedule, sms) in on {
+            let one = one(&layer, dtype, inputs(&layer, dtype, 1), schedule.clone(), sms);
+            assert!(one == few, "other bits: {schedule:?} on {sms}");
+        }
+    }
+}
+
 /// What gate and up sum over: with both, each loop over whole k-blocks has pairs of them and a single one. The first has another k-block
 /// besides, with as many columns as such a one may have.
 const LONG: [usize; 2] = [992, 1024];
 
 /// A layer of so many hidden columns, whose strips go around a warp's stages, and inputs for it.
-fn long(dtype: OutDtype, hidden: usize) -> (MoeWeights<'static>, MoeInputs<'static>) {
+fn long(dtype: OutDtype, hidden: usize, tokens: usize) -> (MoeWeights<'static>, MoeInputs<'static>) {
     let layer = shape(hidden, 736, 6, 2);
-    (weights(&layer, dtype), naming(&layer, dtype, 3, &[1, 0]))
+    (weights(&layer, dtype), naming(&layer, dtype, tokens, &[1, 0]))
 }
 
 /// The fault that stops the layer with this text of the kernel, on one multiprocessor.
-fn fault(ptx: &str) -> Option<Fault> {
-    let (weights, inputs) = long(OutDtype::F16, LONG[0]);
+fn fault(ptx: &str, tokens: usize) -> Option<Fault> {
+    let (weights, inputs) = long(OutDtype::F16, LONG[0], tokens);
     let gpu = hopper_of(Schedule::Worst, 1).with_ptx(ptx).unwrap();
     fault_of(run(gpu.prepare_moe(&weights).unwrap().as_mut(), &step(&weights, inputs)))
 }
@@ -146,35 +195,39 @@ fn fault(ptx: &str) -> Option<Fault> {
 fn every_wait_and_barrier_that_is_left_out_is_found() {
     // What gate and up wait for is older than the layer.
     let (wait, barrier) = (Sabotage::leave_out("griddepcontrol.wait", 1), Sabotage::leave_out("bar.sync", 1));
-    check_sabotages(ptx(), NAMES[0], &[Sabotage::leave_out("bar.sync", 1)], fault);
-    check_sabotages(ptx(), NAMES[2], &[wait, barrier], fault);
+    for (names, tokens) in [(NAMES, 3), (ONE_NAMES, 1)] {
+        check_sabotages(ptx(), names[0], &[Sabotage::leave_out("bar.sync", 1)], |ptx| fault(ptx, tokens));
+        check_sabotages(ptx(), names[2], &[wait.clone(), barrier.clone()], |ptx| fault(ptx, tokens));
+    }
 }
 
 #[test]
 #[ignore = "minutes: cargo test --release -p nvfp4-tests --test moe_few_sm90 -- --ignored"]
 fn every_product_and_wait_that_is_left_out_is_found() {
-    let layers = LONG.map(|hidden| long(OutDtype::F16, hidden));
-    let steps = layers.each_ref().map(|(weights, inputs)| step(weights, inputs.clone()));
-    let gpu = hopper_of(Schedule::Worst, 1);
-    let outputs = |gpu: &Emulated| {
-        [0, 1].map(|index| {
-            let output = run(gpu.prepare_moe(&layers[index].0).unwrap().as_mut(), &steps[index]);
-            output.ok().map(|output| output.hidden)
-        })
-    };
-    let right = outputs(&gpu);
-    assert!(right.iter().all(Option::is_some));
-    for entry in [NAMES[0], NAMES[2]] {
-        // A k-block that is not a whole one has no fourth word, whose two products add zeros.
-        for (instruction, least, spare) in [("mma.sync", 24, 2), ("cp.async.wait_group", 3, 0)] {
-            let lines = lines_of(ptx(), entry, instruction);
-            assert!(lines.len() >= least, "{} of {instruction}", lines.len());
-            let is_found = |line: usize| {
-                let changed = gpu.clone().with_ptx(&changed(ptx(), &[(line, "")])).unwrap();
-                outputs(&changed) != right
-            };
-            let unnoticed: Vec<_> = lines.into_iter().filter(|(line, _)| !is_found(*line)).collect();
-            assert!(unnoticed.len() <= spare, "{entry}: may be left out: {unnoticed:#?}");
+    for (names, tokens) in [(NAMES, 3), (ONE_NAMES, 1)] {
+        let layers = LONG.map(|hidden| long(OutDtype::F16, hidden, tokens));
+        let steps = layers.each_ref().map(|(weights, inputs)| step(weights, inputs.clone()));
+        let gpu = hopper_of(Schedule::Worst, 1);
+        let outputs = |gpu: &Emulated| {
+            [0, 1].map(|index| {
+                let output = run(gpu.prepare_moe(&layers[index].0).unwrap().as_mut(), &steps[index]);
+                output.ok().map(|output| output.hidden)
+            })
+        };
+        let right = outputs(&gpu);
+        assert!(right.iter().all(Option::is_some));
+        for entry in [names[0], names[2]] {
+            // A k-block that is not a whole one has no fourth word, whose two products add zeros.
+            for (instruction, least, spare) in [("mma.sync", 24, 2), ("cp.async.wait_group", 3, 0)] {
+                let lines = lines_of(ptx(), entry, instruction);
+                assert!(lines.len() >= least, "{} of {instruction}", lines.len());
+                let is_found = |line: usize| {
+                    let changed = gpu.clone().with_ptx(&changed(ptx(), &[(line, "")])).unwrap();
+                    outputs(&changed) != right
+                };
+                let unnoticed: Vec<_> = lines.into_iter().filter(|(line, _)| !is_found(*line)).collect();
+                assert!(unnoticed.len() <= spare, "{entry}: may be left out: {unnoticed:#?}");
+            }
         }
     }
 }

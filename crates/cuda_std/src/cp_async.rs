@@ -23,6 +23,22 @@ pub unsafe fn cp_async_16_or_zero(predicate: bool, destination: SharedAddress, s
     };
 }
 
+/// Starts to copy sixteen bytes that other warps of the multiprocessor ask for too: through its cache (`cp.async.ca.shared.global`).
+///
+/// # Safety
+/// As [`cp_async_16_or_zero`].
+#[inline(always)]
+pub unsafe fn cp_async_16_cached(destination: SharedAddress, source: GlobalAddress) {
+    // SAFETY: what `# Safety` above asks.
+    unsafe {
+        ptx!(
+            "cp.async.ca.shared.global [{}], [{}], 16;",
+            in(reg32) destination.0, in(reg64) source.0,
+            options(nostack, preserves_flags)
+        )
+    };
+}
+
 /// Starts to copy four bytes, or to write zeros where `predicate` does not hold (`cp.async.ca.shared.global` with a source size).
 ///
 /// # Safety

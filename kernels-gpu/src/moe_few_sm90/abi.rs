@@ -6,13 +6,17 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::{
     epilogue::Activation,
-    units::{UNIT_BYTES, UNIT_ROWS},
+    units::{K_BLOCK, UNIT_BYTES, UNIT_ROWS},
 };
 
 /// The entries of gate and up, and of down, each for f16 and for bf16.
 pub const GATE_UP_ENTRIES: [&str; 2] = ["moe_few_gate_up_f16", "moe_few_gate_up_bf16"];
 /// As [`GATE_UP_ENTRIES`].
 pub const DOWN_ENTRIES: [&str; 2] = ["moe_few_down_f16", "moe_few_down_bf16"];
+/// As [`GATE_UP_ENTRIES`], of a single token ([`Blocks::one`]).
+pub const ONE_GATE_UP_ENTRIES: [&str; 2] = ["moe_one_gate_up_f16", "moe_one_gate_up_bf16"];
+/// As [`ONE_GATE_UP_ENTRIES`].
+pub const ONE_DOWN_ENTRIES: [&str; 2] = ["moe_one_down_f16", "moe_one_down_bf16"];
 
 /// The most tokens: the N of a warp's product.
 pub const MAX_TOKENS: u32 = 8;
@@ -32,11 +36,24 @@ pub const MAX_THREADS: u32 = MAX_WARPS * 32;
 /// Rows of weights of a strip.
 pub const STRIP_ROWS: u32 = UNIT_ROWS;
 
-/// Bytes of a strip's k-block.
-pub const STAGE_BYTES: u32 = UNIT_BYTES;
+/// Bytes of a token's whole k-block.
+pub const TOKEN_BYTES: u32 = K_BLOCK * 2;
+
+/// Bytes of a stage: of a strip's k-block and, where there is a single token, of its k-block behind it.
+pub const fn stage_bytes(one: bool) -> u32 {
+    if one { UNIT_BYTES + TOKEN_BYTES } else { UNIT_BYTES }
+}
 
 /// Stages of each warp: a multiprocessor then waits for more bytes than memory brings in the time that it takes.
 pub const STAGES: u32 = 6;
+
+/// As [`STAGES`], where there is a single token.
+pub const ONE_STAGES: u32 = 7;
+
+/// Stages of each warp.
+pub const fn stages(one: bool) -> u32 {
+    if one { ONE_STAGES } else { STAGES }
+}
 
 /// Bytes of what a block knows of the choices: of each expert that is named, its number with its rows, and which choices these are; of
 /// each choice its row and its weight; and how many experts there are.
@@ -51,10 +68,30 @@ pub const ROW_BYTES: u32 = STRIP_ROWS * 2;
 /// Where the warps' stages lie in a block's shared memory: behind the lists and the rows of down's strips.
 pub const STAGES_AT: u32 = (LISTS_BYTES + BLOCK_STRIPS * MAX_CHOICES * ROW_BYTES).next_multiple_of(128);
 
-/// Dynamic shared memory of a block of so many warps. Gate and up take as much as down, so that a multiprocessor divides its memory for
-/// both in the same way.
-pub const fn shared_bytes(warps: u32) -> u32 {
-    STAGES_AT + warps * STAGES * STAGE_BYTES
+/// The blocks of both launches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    /// Warps of each.
+    pub warps: u32,
+    /// Whether the entries are those for a single token, which comes to the stages of its weights.
+    pub one: bool,
+}
+
+impl Blocks {
+    /// Those of so many tokens, up to so many choices and an intermediate of `n` columns.
+    pub const fn of(tokens: u32, choices: u32, n: u32, multiprocessors: u32) -> Self {
+        if GateUp::strips(choices, n) <= multiprocessors as u64 * FEW_WARPS as u64 {
+            Self { warps: FEW_WARPS, one: false }
+        } else {
+            Self { warps: MAX_WARPS, one: tokens == 1 }
+        }
+    }
+
+    /// Dynamic shared memory of a block. Gate and up take as much as down, so that a multiprocessor divides its memory for both in the
+    /// same way.
+    pub const fn shared_bytes(self) -> u32 {
+        STAGES_AT + self.warps * stages(self.one) * stage_bytes(self.one)
+    }
 }
 
 /// Which experts tokens name. Choice t·k + j has a *row* of its own number, unless its expert is not the layer's, or its token has
@@ -152,11 +189,6 @@ impl GateUp {
     pub const fn blocks(choices: u32, n: u32, multiprocessors: u32) -> u32 {
         let strips = Self::strips(choices, n);
         if strips < multiprocessors as u64 { strips as u32 } else { multiprocessors }
-    }
-
-    /// Warps of a block of both launches, of up to so many choices and an intermediate of `n` columns.
-    pub const fn warps(choices: u32, n: u32, multiprocessors: u32) -> u32 {
-        if Self::strips(choices, n) <= multiprocessors as u64 * FEW_WARPS as u64 { FEW_WARPS } else { MAX_WARPS }
     }
 
     /// The most strips of up to so many choices: a strip is half of gate and half of up.

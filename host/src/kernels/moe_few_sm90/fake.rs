@@ -1,7 +1,9 @@
 //! The kernel's rows in the fake driver.
 
 use fake_cuda::Launch;
-use kernels_gpu::moe_few_sm90::abi::{Choices, DOWN_ENTRIES, Down, GATE_UP_ENTRIES, GateUp, Matrices, shared_bytes};
+use kernels_gpu::moe_few_sm90::abi::{
+    Blocks, Choices, DOWN_ENTRIES, Down, GATE_UP_ENTRIES, GateUp, Matrices, ONE_DOWN_ENTRIES, ONE_GATE_UP_ENTRIES,
+};
 use kernels_gpu::units::matrix_bytes;
 
 use crate::kernels::fake::{slice, slice_mut};
@@ -14,14 +16,15 @@ use crate::problem::OutDtype;
 /// Does what the launched grid does.
 pub(super) fn launch(launch: &Launch<'_>) {
     assert_eq!((launch.block[1], launch.block[2]), (1, 1));
-    assert_eq!(launch.shared_bytes, shared_bytes(launch.block[0] / 32));
+    let one = [ONE_GATE_UP_ENTRIES, ONE_DOWN_ENTRIES].concat().contains(&launch.kernel);
+    assert_eq!(launch.shared_bytes, Blocks { warps: launch.block[0] / 32, one }.shared_bytes());
     let dtype = if launch.kernel.ends_with("_bf16") { OutDtype::Bf16 } else { OutDtype::F16 };
     // SAFETY: launched by tests whose operands are alive and lie where the parameter says.
     unsafe {
-        if GATE_UP_ENTRIES.contains(&launch.kernel) {
+        if [GATE_UP_ENTRIES, ONE_GATE_UP_ENTRIES].concat().contains(&launch.kernel) {
             gate_up(&launch.parameter(0), dtype);
         } else {
-            assert!(DOWN_ENTRIES.contains(&launch.kernel));
+            assert!([DOWN_ENTRIES, ONE_DOWN_ENTRIES].concat().contains(&launch.kernel));
             down(&launch.parameter(0), dtype);
         }
     }

@@ -4,7 +4,8 @@
 mod fake;
 
 use kernels_gpu::moe_few_sm90::abi::{
-    Choices, DOWN_ENTRIES, Down, GATE_UP_ENTRIES, GateUp, MAX_CHOICES, MAX_THREADS, MAX_TOKENS, MAX_WARPS, shared_bytes,
+    Blocks, Choices, DOWN_ENTRIES, Down, GATE_UP_ENTRIES, GateUp, MAX_CHOICES, MAX_THREADS, MAX_TOKENS, MAX_WARPS,
+    ONE_DOWN_ENTRIES, ONE_GATE_UP_ENTRIES,
 };
 
 use super::kernel::{Entry, Kernel};
@@ -13,8 +14,8 @@ use super::products::{expected_rows, expected_token_tiles};
 use crate::moe::MoeSizes;
 use crate::problem::OutDtype;
 
-/// The most weights of the experts that are expected to be named. On an H200, mixtral's with one token are too many, and
-/// DeepSeek-R1's of a rank with eight are not.
+/// The most weights of the experts that several tokens are expected to name, on an H200: DeepSeek-R1's of a rank with eight tokens are
+/// not too many.
 const MOST_WEIGHTS: u64 = 340_000_000;
 
 /// The kernel.
@@ -30,8 +31,12 @@ impl Kernel for MoeFewSm90 {
     }
 
     fn entries(&self) -> Vec<Entry> {
-        let entry = |name| Entry { name, op: None, threads: MAX_THREADS, shared_bytes: shared_bytes(MAX_WARPS) };
-        [GATE_UP_ENTRIES, DOWN_ENTRIES].concat().into_iter().map(entry).collect()
+        let of = |one: bool| {
+            let names = if one { [ONE_GATE_UP_ENTRIES, ONE_DOWN_ENTRIES] } else { [GATE_UP_ENTRIES, DOWN_ENTRIES] };
+            let shared_bytes = Blocks { warps: MAX_WARPS, one }.shared_bytes();
+            names.concat().into_iter().map(move |name| Entry { name, op: None, threads: MAX_THREADS, shared_bytes })
+        };
+        of(false).chain(of(true)).collect()
     }
 
     #[cfg(all(test, feature = "cuda"))]
@@ -41,7 +46,7 @@ impl Kernel for MoeFewSm90 {
 }
 
 impl MoeFewSm90 {
-    /// Whether so many tokens of a layer are few. Where an expert has several rows, or many weights are read, tiles of
+    /// Whether so many tokens of a layer are few: a single one always is. Where an expert has several rows, or many weights are read, tiles of
     /// [`moe_sm90`](super::moe_sm90) share what they load of tokens, and have more warps for long sums (docs/experiments.md).
     pub fn takes(&self, sizes: &MoeSizes, tokens: usize) -> bool {
         let (choices, named) = ((tokens * sizes.top_k) as u64, sizes.named_experts as u64);
@@ -50,27 +55,35 @@ impl MoeFewSm90 {
         }
         let rows = expected_rows(choices, sizes.experts as u64, named);
         let hit = expected_token_tiles(rows, sizes.experts as u64, MAX_TOKENS);
-        hit * (3 * sizes.intermediate * sizes.hidden) as u64 <= MOST_WEIGHTS
+        tokens == 1 || hit * (3 * sizes.intermediate * sizes.hidden) as u64 <= MOST_WEIGHTS
     }
 
     /// The launch of gate and up.
     pub fn gate_up(&self, launch: GateUp, dtype: OutDtype, sms: u32) -> Launch {
-        let (choices, n) = (count(&launch.choices), launch.matrices.n);
-        let (blocks, warps) = (GateUp::blocks(choices, n, sms), GateUp::warps(choices, n, sms));
-        self.launch(entry_of(GATE_UP_ENTRIES, dtype), blocks, warps, launch)
+        let n = launch.matrices.n;
+        let blocks = blocks(&launch.choices, n, sms);
+        let entries = if blocks.one { ONE_GATE_UP_ENTRIES } else { GATE_UP_ENTRIES };
+        let count = GateUp::blocks(count(&launch.choices), n, sms);
+        self.launch(entry_of(entries, dtype), count, blocks, launch)
     }
 
     /// The launch of down, behind that of gate and up.
     pub fn down(&self, launch: Down, dtype: OutDtype, sms: u32) -> Launch {
-        let warps = GateUp::warps(count(&launch.choices), launch.matrices.k, sms);
-        self.launch(entry_of(DOWN_ENTRIES, dtype), Down::blocks(launch.matrices.n, sms), warps, launch)
+        let blocks = blocks(&launch.choices, launch.matrices.k, sms);
+        let entries = if blocks.one { ONE_DOWN_ENTRIES } else { DOWN_ENTRIES };
+        self.launch(entry_of(entries, dtype), Down::blocks(launch.matrices.n, sms), blocks, launch)
     }
 
-    fn launch(&self, entry: &'static str, blocks: u32, warps: u32, parameter: impl bytemuck::NoUninit) -> Launch {
-        let grid = Grid::linear(entry, blocks, warps * 32);
-        let grid = Grid { shared_bytes: shared_bytes(warps), overlaps: true, ..grid };
+    fn launch(&self, entry: &'static str, count: u32, blocks: Blocks, parameter: impl bytemuck::NoUninit) -> Launch {
+        let grid = Grid::linear(entry, count, blocks.warps * 32);
+        let grid = Grid { shared_bytes: blocks.shared_bytes(), overlaps: true, ..grid };
         Launch::of_parameter(self.name(), grid, parameter)
     }
+}
+
+/// The blocks of both launches, of an intermediate of `n` columns.
+const fn blocks(choices: &Choices, n: u32, sms: u32) -> Blocks {
+    Blocks::of(choices.token_count, count(choices), n, sms)
 }
 
 /// How many choices there are.

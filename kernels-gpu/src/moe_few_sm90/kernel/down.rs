@@ -14,14 +14,14 @@ use cuda_std::{
 };
 
 use super::{
-    lists::Lists,
+    lists::{Lists, Row},
     products::{Products, Work},
 };
 use crate::{
     epilogue::{convert, decode},
     format::{OUTPUT_BF16, OUTPUT_F16},
     moe_few_sm90::abi::{
-        Choices, Down, LISTS_BYTES, MAX_CHOICES, ROW_BYTES, STAGE_BYTES, STAGES, STAGES_AT, STRIP_ROWS,
+        Choices, Down, LISTS_BYTES, MAX_CHOICES, ROW_BYTES, STAGES_AT, STRIP_ROWS, stage_bytes, stages,
     },
     moe_route::abi::NO_ROW,
     sm90::{Decode, Packed},
@@ -43,6 +43,9 @@ struct OfBlock {
     named: u32,
     /// Strips of the block.
     strips: u32,
+    /// Where the intermediate begins, and the bytes of a row.
+    intermediate: GlobalAddress,
+    row_bytes: u32,
 }
 
 impl Work for OfBlock {
@@ -66,9 +69,21 @@ impl Work for OfBlock {
         let of_block = self.strip(index);
         (index - of_block * self.named, strip(of_block))
     }
+
+    #[inline(always)]
+    unsafe fn token(&self, lists: Lists, named: u32) -> GlobalAddress {
+        // SAFETY: what `# Safety` above asks; an expert that is named has a row.
+        self.row(unsafe { lists.row(named, 0) })
+    }
 }
 
 impl OfBlock {
+    /// Where a row of the intermediate begins.
+    #[inline(always)]
+    fn row(&self, row: Row) -> GlobalAddress {
+        self.intermediate + u64::from(row.choice) * u64::from(self.row_bytes)
+    }
+
     /// Which of the block's strips a piece is of.
     #[inline(always)]
     fn strip(&self, index: u32) -> u32 {
@@ -88,7 +103,7 @@ fn strip(index: u32) -> u32 {
 /// # Safety
 /// The contract in `moe_few_sm90/mod.rs`.
 #[inline(always)]
-pub(super) unsafe fn run<const BF16: bool>(launch: &Down)
+pub(super) unsafe fn run<const BF16: bool, const ONE: bool>(launch: &Down)
 where
     Packed<BF16>: Decode,
 {
@@ -113,14 +128,25 @@ where
         let blocks = thread::grid_dim_x();
         assert_unchecked(token_count > 0 && blocks > 0);
         let strips = (n / STRIP_ROWS - thread::block_idx_x()).div_ceil(blocks);
-        let work = OfBlock { warp, warps: thread::block_dim_x() / WARP_SIZE, named: lists.count(), strips };
-        let stages = shared + STAGES_AT + warp * (STAGES * STAGE_BYTES);
-        let products: Products<'_, false, BF16, OfBlock> = Products::begin(&launch.matrices, lists, &work, stages);
+        let work = OfBlock {
+            warp,
+            warps: thread::block_dim_x() / WARP_SIZE,
+            named: lists.count(),
+            strips,
+            intermediate: GlobalAddress::new(launch.intermediate),
+            row_bytes: k * ELEMENT_BYTES,
+        };
+        let stages = shared + STAGES_AT + warp * (stages(ONE) * stage_bytes(ONE));
+        let mut products: Products<'_, false, BF16, ONE, OfBlock> =
+            Products::begin(&launch.matrices, lists, &work, stages);
         griddepcontrol_wait();
         griddepcontrol_launch_dependents();
+        if ONE {
+            products.await_token();
+        }
         let columns = [0, 1].map(|half| lane_id() / ROW_LANES + half * PAIRS);
         products.run(
-            |row| GlobalAddress::new(launch.intermediate) + u64::from(row.choice) * u64::from(k * ELEMENT_BYTES),
+            |row| work.row(row),
             |strip| columns.map(|column| strip * STRIP_ROWS + column),
             |index, row, [first, second]| {
                 let of_block = work.strip(index);

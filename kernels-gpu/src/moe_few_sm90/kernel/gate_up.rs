@@ -15,7 +15,7 @@ use super::{
 use crate::{
     epilogue::{NO_PARAMETERS, convert, silu},
     format::{OUTPUT_BF16, OUTPUT_F16},
-    moe_few_sm90::abi::{GateUp, STAGE_BYTES, STAGES, STAGES_AT, STRIP_ROWS},
+    moe_few_sm90::abi::{GateUp, STAGES_AT, STRIP_ROWS, stage_bytes, stages},
     sm90::{Decode, Packed},
     units::{K_BLOCK, ROW_LANES, block_columns, block_start, element, nibble_at},
 };
@@ -30,6 +30,8 @@ struct OfGrid {
     end: u32,
     /// Of an expert.
     strips: u32,
+    /// Where the first token begins.
+    token: GlobalAddress,
 }
 
 impl Work for OfGrid {
@@ -54,6 +56,11 @@ impl Work for OfGrid {
         let named = index.checked_div(self.strips).unwrap_or(0);
         (named, index - named * self.strips)
     }
+
+    #[inline(always)]
+    unsafe fn token(&self, _: Lists, _: u32) -> GlobalAddress {
+        self.token
+    }
 }
 
 /// A thread's part of the kernel.
@@ -61,7 +68,7 @@ impl Work for OfGrid {
 /// # Safety
 /// The contract in `moe_few_sm90/mod.rs`.
 #[inline(always)]
-pub(super) unsafe fn run<const BF16: bool>(launch: &GateUp)
+pub(super) unsafe fn run<const BF16: bool, const ONE: bool>(launch: &GateUp)
 where
     Packed<BF16>: Decode,
 {
@@ -85,9 +92,10 @@ where
             step: warps * thread::grid_dim_x(),
             end: lists.count() * strips,
             strips,
+            token: GlobalAddress::new(launch.tokens),
         };
-        let stages = shared + STAGES_AT + warp * (STAGES * STAGE_BYTES);
-        let products: Products<'_, true, BF16, OfGrid> = Products::begin(&launch.matrices, lists, &work, stages);
+        let stages = shared + STAGES_AT + warp * (stages(ONE) * stage_bytes(ONE));
+        let products: Products<'_, true, BF16, ONE, OfGrid> = Products::begin(&launch.matrices, lists, &work, stages);
         products.run(
             |row| GlobalAddress::new(launch.tokens) + u64::from(row.token) * launch.token_pitch,
             |strip| [strip * STRIP_COLUMNS + lane_id() / ROW_LANES; 2],

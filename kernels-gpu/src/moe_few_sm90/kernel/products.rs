@@ -15,13 +15,10 @@ use super::{
     weights::Weights,
 };
 use crate::{
-    moe_few_sm90::abi::{Matrices, STAGES},
+    moe_few_sm90::abi::{Matrices, ONE_STAGES, STAGES, stages},
     sm90::{BIAS_BYTES, Decode, Packed, Rows},
     units::{K_BLOCK, ROW_LANES, k_blocks},
 };
-
-/// K-blocks that are on their way while one is multiplied.
-const AHEAD: u32 = STAGES - 1;
 
 /// A warp's pieces of work by their index: a strip of the matrices of an expert that is named.
 pub(super) trait Work {
@@ -33,17 +30,22 @@ pub(super) trait Work {
     fn end(&self) -> u32;
     /// Which expert that is named a piece is of, and which strip.
     fn piece(&self, index: u32) -> (u32, u32);
+    /// Where the token begins that an expert is multiplied with, where there is a single one.
+    ///
+    /// # Safety
+    /// The lists are made, and name the expert.
+    unsafe fn token(&self, lists: Lists, named: u32) -> GlobalAddress;
 }
 
 /// A warp's weights before it multiplies them.
-pub(super) struct Products<'l, const GATED: bool, const BF16: bool, W> {
+pub(super) struct Products<'l, const GATED: bool, const BF16: bool, const ONE: bool, W> {
     matrices: &'l Matrices,
     lists: Lists,
     work: &'l W,
-    weights: Weights<'l, GATED, W>,
+    weights: Weights<'l, GATED, ONE, W>,
 }
 
-impl<'l, const GATED: bool, const BF16: bool, W: Work> Products<'l, GATED, BF16, W>
+impl<'l, const GATED: bool, const BF16: bool, const ONE: bool, W: Work> Products<'l, GATED, BF16, ONE, W>
 where
     Packed<BF16>: Decode,
 {
@@ -56,6 +58,16 @@ where
         // SAFETY: what `# Safety` above asks.
         let weights = unsafe { Weights::of(matrices, lists, work, stages) };
         Self { matrices, lists, work, weights }
+    }
+
+    /// Copies down's single token to the stages that are begun. Called once, before [`Self::run`].
+    ///
+    /// # Safety
+    /// As [`Self::begin`]; the token is complete.
+    #[inline(always)]
+    pub(super) unsafe fn await_token(&mut self) {
+        // SAFETY: what `# Safety` above asks.
+        unsafe { self.weights.await_token() }
     }
 
     /// Multiplies each strip with the tokens of its expert's rows, which begin where `token` says. A lane has two columns of a strip, gate's
@@ -120,15 +132,18 @@ where
         let mut sums = [0.0; 4];
         // SAFETY: what `# Safety` above asks.
         unsafe {
-            let mut ahead = if whole > 0 { tokens.load(0) } else { Elements::default() };
+            let mut ahead = if whole > 0 { Self::load(tokens, 0) } else { Elements::default() };
             // While k-blocks before `same` are multiplied, whole ones of the same strip are copied; from `next` on those of the next
             // one. Between lies what is no whole one, and the turn to the next strip.
-            let (same, next) = if GATED && whole >= AHEAD { (whole - AHEAD, all - AHEAD + 1) } else { (0, whole) };
-            if GATED {
+            let is_straight = GATED || ONE;
+            let in_flight = stages(ONE) - 1;
+            let (same, next) =
+                if is_straight && whole >= in_flight { (whole - in_flight, all - in_flight + 1) } else { (0, whole) };
+            if is_straight {
                 self.add_whole::<true>(&mut sums, tokens, &mut ahead, [0, same]);
             }
             self.add_whole::<false>(&mut sums, tokens, &mut ahead, [same, next]);
-            if GATED {
+            if is_straight {
                 self.add_whole::<true>(&mut sums, tokens, &mut ahead, [next, whole]);
             }
             for k_block in whole..all {
@@ -157,18 +172,28 @@ where
         unsafe {
             // Two k-blocks a round, since copies of registers would wait for elements that are loaded ahead.
             while k_block + 1 < end {
-                let odd = tokens.load(k_block + 1);
+                let odd = Self::load(tokens, k_block + 1);
                 self.add::<STRAIGHT>(sums, ahead, None, is_there);
                 k_block += 2;
-                *ahead = tokens.load(k_block.min(last));
+                *ahead = Self::load(tokens, k_block.min(last));
                 self.add::<STRAIGHT>(sums, &odd, None, is_there);
             }
             if k_block < end {
-                let next = tokens.load((k_block + 1).min(last));
+                let next = Self::load(tokens, (k_block + 1).min(last));
                 self.add::<STRAIGHT>(sums, ahead, None, is_there);
                 *ahead = next;
             }
         }
+    }
+
+    /// Loads the lane's elements of a whole k-block, unless they come with the weights.
+    ///
+    /// # Safety
+    /// As [`Tokens::load`].
+    #[inline(always)]
+    unsafe fn load(tokens: &Tokens, k_block: u32) -> Elements {
+        // SAFETY: what `# Safety` above asks.
+        if ONE { Elements::default() } else { unsafe { tokens.load(k_block) } }
     }
 
     /// Adds the products of the next k-block: a whole one, or this one.
@@ -186,8 +211,13 @@ where
         // SAFETY: a stage is read when all lanes have waited for their copies to it, and written again when all of them have come
         // to the next k-block. All lanes go one way.
         unsafe {
-            cp_async_wait_group::<{ STAGES - 2 }>();
+            if ONE {
+                cp_async_wait_group::<{ ONE_STAGES - 2 }>();
+            } else {
+                cp_async_wait_group::<{ STAGES - 2 }>();
+            }
             sync_warp(ALL_LANES);
+            let elements = if ONE && ragged.is_none() { &self.weights.token() } else { elements };
             let rows: Rows<Packed<BF16>> = match ragged {
                 None => self.weights.take(),
                 Some(k_block) => self.weights.take_ragged(k_block),

@@ -24,6 +24,18 @@ const HALF_COLUMNS: u32 = K_BLOCK / 2;
 /// The elements of each of a lane's words, neighbours in pairs.
 pub(super) type Elements = [[u32; 4]; LANE_WORDS];
 
+/// Where the elements of one of the four lanes begin in a whole k-block.
+#[inline(always)]
+pub(super) const fn lane_place_of_token(lane: u32) -> u32 {
+    lane * (BLOCK * ELEMENT_BYTES)
+}
+
+/// Where a lane's word lies from there on.
+#[inline(always)]
+pub(super) const fn word_place(word: u32) -> u32 {
+    (word / 2 * HALF_COLUMNS + word % 2 * WORD_ELEMENTS) * ELEMENT_BYTES
+}
+
 /// A lane's token.
 pub(super) struct Tokens {
     at: GlobalAddress,
@@ -43,12 +55,11 @@ impl Tokens {
     /// The token is complete, at a multiple of 16, and has the k-block.
     #[inline(always)]
     pub(super) unsafe fn load(&self, k_block: u32) -> Elements {
-        let lane = lane_id() % ROW_LANES * (BLOCK * ELEMENT_BYTES);
+        let lane = lane_place_of_token(lane_id() % ROW_LANES);
         let first = self.at + (u64::from(k_block) * u64::from(K_BLOCK * ELEMENT_BYTES) + u64::from(lane));
         [0, 1, 2, 3].map(|word| {
-            let place = (word / 2 * HALF_COLUMNS + word % 2 * WORD_ELEMENTS) * ELEMENT_BYTES;
             // SAFETY: what `# Safety` above asks.
-            unsafe { ld_global_v4_b32_or_zero(true, first + u64::from(place)) }
+            unsafe { ld_global_v4_b32_or_zero(true, first + u64::from(word_place(word))) }
         })
     }
 

@@ -3,16 +3,22 @@
 //! A stage is a unit as it lies in memory, or half of gate's and behind it half of up's.
 
 use cuda_std::{
-    cp_async::{cp_async_4_or_zero, cp_async_16_or_zero, cp_async_commit_group},
+    cp_async::{
+        cp_async_4_or_zero, cp_async_16_cached, cp_async_16_or_zero, cp_async_commit_group, cp_async_wait_group,
+    },
     global::GlobalAddress,
     integer::opaque_b32,
     shared::{SharedAddress, ld_shared_b16, ld_shared_b32, ld_shared_v4_b32},
     warp::lane_id,
 };
 
-use super::{lists::Lists, products::Work};
+use super::{
+    lists::Lists,
+    products::Work,
+    tokens::{Elements, lane_place_of_token, word_place},
+};
 use crate::{
-    moe_few_sm90::abi::{Matrices, STAGE_BYTES, STAGES, STRIP_ROWS},
+    moe_few_sm90::abi::{Matrices, STRIP_ROWS, TOKEN_BYTES, stage_bytes, stages},
     sm90::{Decode, Rows},
     units::{
         K_BLOCK, ROW_LANES, SLAB_ROWS, UNIT_BYTES, UNIT_ROWS, block_columns, k_blocks, lane_place, lane_scales,
@@ -28,12 +34,15 @@ const SCALES_COPY: u32 = 4;
 const HALF_ROWS: u32 = STRIP_ROWS / 2;
 const SECOND_WORDS: u32 = HALF_ROWS * row_bytes(K_BLOCK);
 
+/// Copies that bring a single token's k-block.
+const TOKEN_COPIES: u32 = TOKEN_BYTES / WORDS_COPY;
+
 /// Where the scales lie in a stage, and where from there on those of the second half.
 const SCALES: u32 = STRIP_ROWS * row_bytes(K_BLOCK);
 const SECOND_SCALES: u32 = HALF_ROWS * row_scale_bytes(K_BLOCK);
 
 /// A warp's strips on their way to its stages, as a lane knows it.
-pub(super) struct Weights<'l, const GATED: bool, W> {
+pub(super) struct Weights<'l, const GATED: bool, const ONE: bool, W> {
     matrices: &'l Matrices,
     lists: Lists,
     work: &'l W,
@@ -51,12 +60,18 @@ pub(super) struct Weights<'l, const GATED: bool, W> {
     /// Where this lane's words and scales go to in a stage, and where those lie that it takes from there.
     targets: [u32; 2],
     places: [u32; 2],
+    /// Where the single token's part of it lies that this lane copies, and whether there is one yet.
+    token: GlobalAddress,
+    has_token: bool,
     /// The stages of the next k-block that is copied, and of the next one that is read.
     to: SharedAddress,
     from: SharedAddress,
 }
 
-impl<'l, const GATED: bool, W: Work> Weights<'l, GATED, W> {
+impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W> {
+    const STAGES: u32 = stages(ONE);
+    const STAGE_BYTES: u32 = stage_bytes(ONE);
+
     /// Those of a warp's work, of which the first k-blocks are begun: all stages but one.
     ///
     /// # Safety
@@ -75,15 +90,17 @@ impl<'l, const GATED: bool, W: Work> Weights<'l, GATED, W> {
             left: 0,
             sources: [GlobalAddress::new(0); 3],
             stride: 0,
+            token: GlobalAddress::new(0),
+            has_token: ONE && GATED,
             targets: [lane_id() * WORDS_COPY, SCALES + lane_id() * SCALES_COPY].map(opaque_b32),
             places: [lane_place(K_BLOCK, row, lane), scale_place(K_BLOCK, row, lane)].map(opaque_b32),
             to: first_stage,
             from: first_stage,
         };
-        for stage in 1..STAGES {
+        for stage in 1..Self::STAGES {
             // SAFETY: what `# Safety` above asks.
             unsafe { this.begin_next() };
-            this.to = first_stage + stage * STAGE_BYTES;
+            this.to = first_stage + stage * Self::STAGE_BYTES;
         }
         this
     }
@@ -149,6 +166,13 @@ impl<'l, const GATED: bool, W: Work> Weights<'l, GATED, W> {
             cp_async_4_or_zero(true, self.to + self.targets[1], self.sources[2]);
         }
         self.sources = self.sources.map(|source| source + u64::from(self.stride));
+        if ONE {
+            if self.has_token && lane_id() < TOKEN_COPIES {
+                // SAFETY: the token has this k-block; the stage is the warp's.
+                unsafe { cp_async_16_cached(self.to + (UNIT_BYTES + lane_id() * WORDS_COPY), self.token) };
+            }
+            self.token = self.token + u64::from(TOKEN_BYTES);
+        }
     }
 
     /// The matrix of a half of a strip, and its first row there.
@@ -186,13 +210,17 @@ impl<'l, const GATED: bool, W: Work> Weights<'l, GATED, W> {
         let scale = lane_id() * SCALES_COPY;
         let scales = at(scale / SECOND_SCALES, SCALES, row_scale_bytes(K_BLOCK), scale % SECOND_SCALES);
         self.sources = [words(0), words(1), scales];
+        if ONE {
+            // SAFETY: an expert that is named.
+            self.token = unsafe { self.token_of(named) };
+        }
     }
 
     /// Goes on to the next k-block: what was taken last makes room for the one that comes behind all others.
     #[inline(always)]
     pub(super) fn advance(&mut self) {
-        let next = self.from + STAGE_BYTES;
-        let last = self.first_stage + (STAGES - 1) * STAGE_BYTES;
+        let next = self.from + Self::STAGE_BYTES;
+        let last = self.first_stage + (Self::STAGES - 1) * Self::STAGE_BYTES;
         (self.to, self.from) = (self.from, if self.from == last { self.first_stage } else { next });
     }
 
@@ -245,6 +273,58 @@ impl<'l, const GATED: bool, W: Work> Weights<'l, GATED, W> {
                 [0, SECOND_SCALES].map(|half| ld_shared_b16(stage + (scales + half))),
             )
         }
+    }
+
+    /// Copies down's single token to the stages that [`Self::of`] has begun, and waits for them; from now on it comes with the weights.
+    ///
+    /// # Safety
+    /// As there; the token is complete. Called once.
+    #[inline(always)]
+    pub(super) unsafe fn await_token(&mut self) {
+        let (whole, all) = (self.matrices.k / K_BLOCK, k_blocks(self.matrices.k));
+        let (mut index, mut k_block, mut token) = (self.work.first(), 0, GlobalAddress::new(0));
+        for stage in 1..Self::STAGES {
+            let is_there = index < self.work.end();
+            // SAFETY: experts that are named, whose tokens have these k-blocks; the stages are the warp's.
+            unsafe {
+                if k_block == 0 && is_there {
+                    token = self.token_of(self.work.piece(index).0);
+                }
+                if is_there && k_block < whole && lane_id() < TOKEN_COPIES {
+                    let to = self.first_stage + ((stage - 1) * Self::STAGE_BYTES + UNIT_BYTES + lane_id() * WORDS_COPY);
+                    cp_async_16_cached(to, token + u64::from(k_block * TOKEN_BYTES));
+                }
+            }
+            k_block += 1;
+            if k_block == all {
+                (index, k_block) = (index + self.work.step(), 0);
+            }
+        }
+        cp_async_commit_group();
+        cp_async_wait_group::<0>();
+        self.has_token = true;
+    }
+
+    /// Where the part of an expert's single token begins that this lane copies of the first k-block.
+    ///
+    /// # Safety
+    /// As [`Work::token`].
+    #[inline(always)]
+    unsafe fn token_of(&self, named: u32) -> GlobalAddress {
+        // SAFETY: what `# Safety` above asks.
+        unsafe { self.work.token(self.lists, named) + u64::from(lane_id() * WORDS_COPY) }
+    }
+
+    /// The lane's elements of the single token's next k-block, which comes with the weights, as [`Tokens::load`](super::tokens::Tokens::load)
+    /// has them.
+    ///
+    /// # Safety
+    /// As [`Self::take`].
+    #[inline(always)]
+    pub(super) unsafe fn token(&self) -> Elements {
+        let lane = self.from + (UNIT_BYTES + lane_place_of_token(lane_id() % ROW_LANES));
+        // SAFETY: inside of the stage.
+        [0, 1, 2, 3].map(|word| unsafe { ld_shared_v4_b32(lane + word_place(word)) })
     }
 
     /// As [`Self::take`], of this k-block, which is not a whole one. Words that a lane lacks are zero.
