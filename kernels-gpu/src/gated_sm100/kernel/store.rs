@@ -142,6 +142,11 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
     /// Blocks that finish a part of a tile each, and bytes that one of them gets of a step from the others.
     const FINISHERS: u32 = Sm100::<W, BLOCKS>::INSTANCE.finishers();
     const INBOX_STEP: u32 = (Self::FINISHERS - 1) * SLOT_BYTES;
+    /// Whether a step is 16 tokens: where the N of products is a multiple of that and a lane has one sum of an element.
+    const IS_WIDE: bool = {
+        let instance = Sm100::<W, BLOCKS>::INSTANCE;
+        BLOCKS > 1 && instance.matrices == 1 && instance.splits == 1 && matches!(instance.store, Store::Direct)
+    };
 
     #[inline(always)]
     pub fn new(block: Sm100<W, BLOCKS>, warp: u32) -> Self {
@@ -176,6 +181,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         // SAFETY: what `# Safety` above asks.
         unsafe {
             match Sm100::<W, BLOCKS>::INSTANCE.halves {
+                Halves::Rows if Self::IS_WIDE => self.store_wide(tile, group, is_last),
                 Halves::Rows if Self::FINISHERS == 1 => self.store_all(tile, group, is_last),
                 // Where K is split, the last tile is the only one.
                 Halves::Rows => self.store_last::<0>(tile, group),
@@ -228,6 +234,44 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
                         }
                     }
                 }
+                token = next;
+            }
+        }
+        self.accumulators.advance();
+    }
+
+    /// As [`Self::store_all`], 16 tokens a step: fewer instructions, and twice as many beside each other.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    unsafe fn store_wide(&mut self, tile: &Tile, group: &Placed, is_last: bool) {
+        let mut token = self.part * 2 * N_STEP;
+        // SAFETY: as in `store_all`, up to the N of the products, which is a multiple of a step.
+        unsafe {
+            let column = self.block.work.column(tile, self.block.first_row(tile) + self.first_column + lane_id());
+            let quantised = self.block.work.quantised(tile, group);
+            let rows = self.rows(tile, group);
+            self.accumulators.wait_full();
+            tcgen05_fence_after_thread_sync();
+            if token >= tile.tokens {
+                self.release(is_last);
+            }
+            let accumulator = self.tmem.column(Sm100::<W, BLOCKS>::accumulator(self.accumulators.index(), 0));
+            while token < tile.tokens {
+                let [first, second] =
+                    tcgen05_ld_32x32b_x8_twice([0, N_STEP].map(|more| accumulator.column(token + more)));
+                let next = token + Self::PARTS * 2 * N_STEP;
+                if next >= tile.tokens {
+                    self.release(is_last);
+                }
+                let values = |token: u32, sums: [u32; N_STEP as usize]| {
+                    let tokens = self.block.work.tokens(tile, group, token);
+                    self.block.work.values(group, &column, &tokens, &[sums.map(f32::from_bits), [0.0; N_STEP as usize]])
+                };
+                let (first, second) = (values(token, first), values(token + N_STEP, second));
+                self.store_lanes(tile, &rows, quantised, token, first);
+                self.store_lanes(tile, &rows, quantised, token + N_STEP, second);
                 token = next;
             }
         }
