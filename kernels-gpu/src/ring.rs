@@ -134,17 +134,17 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
         }
     }
 
-    /// Arrives at a barrier of the ring; in a pair, at that of the pair's first block.
+    /// Arrives at a barrier of the ring; in a pair, at that of the pair's first block, which has this rank in the cluster.
     ///
     /// # Safety
     /// `barrier` is one of the ring's, which has been initialised, and its phase lacks an arrival. The first block of a
     /// pair has not ended.
     #[inline(always)]
-    pub unsafe fn arrive(barrier: Mbarrier) {
+    pub unsafe fn arrive(barrier: Mbarrier, leader: u32) {
         // SAFETY: what `# Safety` above asks.
         unsafe {
             if BLOCKS > 1 {
-                mbarrier_arrive_cluster(barrier.in_block(0));
+                mbarrier_arrive_cluster(barrier.in_block(leader));
             } else {
                 mbarrier_arrive(barrier);
             }

@@ -163,7 +163,7 @@ const SABOTAGES: [Sabotage; 15] = [
 ];
 
 /// Instructions that some instances have besides, or use in another way.
-const SABOTAGES_OF_INSTANCES: [(&str, &[Sabotage]); 5] = [
+const SABOTAGES_OF_INSTANCES: [(&str, &[Sabotage]); 6] = [
     (
         "t64_tma",
         &[
@@ -199,6 +199,17 @@ const SABOTAGES_OF_INSTANCES: [(&str, &[Sabotage]); 5] = [
             Sabotage("mbarrier.arrive", "", 5, 0),
             Sabotage("st.async", "", 4, 0),
             Sabotage("barrier.cluster.arrive", "", 5, 1),
+        ],
+    ),
+    (
+        "t256_split",
+        &[
+            // As above; and a cluster has one tile, of whose k-blocks each block has no more than stages.
+            Sabotage("mbarrier.try_wait", DO_NOT_WAIT, 13, 7),
+            Sabotage("mbarrier.arrive", "", 5, 0),
+            Sabotage("st.async", "", 12, 0),
+            Sabotage("barrier.cluster.arrive", "", 13, 1),
+            Sabotage("barrier.cluster.wait", "", 8, 1),
         ],
     ),
 ];

@@ -54,7 +54,7 @@ pub const SLOTS: u32 = 2;
 /// Tokens of a step of the epilogue that each block of a pair apart finishes.
 pub const HALF_STEP: u32 = N_STEP;
 
-/// Bytes of a slot: a warp's sums of so many tokens.
+/// Bytes of a slot: a block's sums of so many tokens and a warp's columns.
 pub const SLOT_BYTES: u32 = BOX_COLUMNS * HALF_STEP * 4;
 
 /// What a block may have of shared memory on a card of compute capability 10.0 (CUDA programming guide, "Technical
@@ -209,6 +209,7 @@ macro_rules! instances {
             gated_sm100_t128_apart = gated(128).apart().stages(6);
             gated_sm100_t192_apart = gated(192).apart().stages(5);
             gated_sm100_t256_apart = gated(256).apart().stages(4);
+            gated_sm100_t256_split = gated(256).apart().split().stages(5);
             plain_sm100_t8 = plain(8).stages(10);
             plain_sm100_t16 = plain(16).stages(9);
             plain_sm100_t32 = plain(32).stages(9);
@@ -222,6 +223,7 @@ macro_rules! instances {
             plain_sm100_t128_pair = plain(128).pair().stages(7);
             plain_sm100_t192_pair = plain(192).pair().stages(6);
             plain_sm100_t256_pair = plain(256).pair().stages(5);
+            plain_sm100_t192_split = plain(192).pair().split().stages(6);
         }
     };
 }
@@ -260,7 +262,8 @@ pub enum Roles {
 
 /// One way to build the kernel, and what it takes of the hardware.
 ///
-/// Shared memory of a block: stages, then two buffers for each epilogue warp, then slots, then barriers. A stage: a tile of each
+/// Shared memory of a block: stages (in the end places for sums of other blocks), then two buffers for each epilogue warp, then slots,
+/// then barriers. A stage: a tile of each
 /// matrix of weights, a tile of tokens, the scales of each matrix, the scales of the tokens.
 ///
 /// What does not fit does not compile:
@@ -291,6 +294,8 @@ pub struct Instance {
     pub blocks: u32,
     /// What each block of a pair has; [`Halves::Rows`] of a block alone, which has all.
     pub halves: Halves,
+    /// Parts of K, each of which another pair of the cluster multiplies.
+    pub splits: u32,
 }
 
 /// An [`Instance`] that lacks its stages.
@@ -300,7 +305,7 @@ pub struct Builder(Instance);
 /// The gated kernel with up to so many tokens a tile: a single block, specialised warps, direct stores.
 pub const fn gated(tile_tokens: u32) -> Builder {
     let (store, roles, halves) = (Store::Direct, Roles::Specialised, Halves::Rows);
-    Builder(Instance { entry: "", matrices: 2, tile_tokens, stages: 0, store, roles, blocks: 1, halves })
+    Builder(Instance { entry: "", matrices: 2, tile_tokens, stages: 0, store, roles, blocks: 1, halves, splits: 1 })
 }
 
 /// As [`gated`], the plain kernel.
@@ -327,6 +332,11 @@ impl Builder {
     /// The same for a pair of blocks with a matrix each.
     pub const fn apart(self) -> Self {
         Self(Instance { blocks: 2, halves: Halves::Matrices, ..self.0 })
+    }
+
+    /// The same for two pairs, each with half of K.
+    pub const fn split(self) -> Self {
+        Self(Instance { splits: 2, ..self.0 })
     }
 
     /// The instance with so many stages.
@@ -369,7 +379,20 @@ impl Instance {
 
     /// Blocks of a cluster, 0 for none.
     pub const fn cluster(self) -> u32 {
-        if self.blocks > 1 { self.blocks } else { 0 }
+        if self.blocks > 1 { self.blocks_of_tile() } else { 0 }
+    }
+
+    /// Blocks that compute a tile together, over all parts of K.
+    pub const fn blocks_of_tile(self) -> u32 {
+        self.blocks * self.splits
+    }
+
+    /// Blocks that have sums of the same elements of C, of which each finishes every so many [`N_STEP`] tokens.
+    pub const fn finishers(self) -> u32 {
+        match self.halves {
+            Halves::Rows => self.splits,
+            Halves::Matrices => self.blocks_of_tile(),
+        }
     }
 
     /// Matrices of weights that a block loads.
@@ -398,12 +421,11 @@ impl Instance {
         self.tile_tokens / self.blocks
     }
 
-    /// The N of the tensor core's products for a tile of so many tokens. In a pair apart it is whole steps of the epilogue.
+    /// The N of the tensor core's products for a tile of so many tokens. Where blocks finish parts of it, it is whole steps of the
+    /// epilogue.
     pub const fn mma_n(self, tokens: u32) -> u32 {
-        tokens.next_multiple_of(match self.halves {
-            Halves::Rows => self.blocks * N_STEP,
-            Halves::Matrices => 2 * HALF_STEP,
-        })
+        let blocks = if self.finishers() > self.blocks { self.finishers() } else { self.blocks };
+        tokens.next_multiple_of(blocks * N_STEP)
     }
 
     /// Whether tiles of a group of `m` tokens can start where they must, at multiples of [`TOKEN_SCALE_ROWS`].
@@ -493,15 +515,26 @@ impl Instance {
     /// Places for sums of the other block, of which an epilogue warp of a pair apart has [`SLOTS`].
     pub const fn slots(self) -> u32 {
         match self.halves {
-            Halves::Rows => 0,
-            Halves::Matrices => self.epilogue_warps() * SLOTS,
+            Halves::Matrices if self.splits == 1 => self.epilogue_warps() * SLOTS,
+            _ => 0,
         }
+    }
+
+    /// Bytes of an epilogue warp's place for what other blocks send it of the last tile. It lies where the stages were.
+    pub const fn inbox_bytes(self) -> u32 {
+        let steps = self.tile_tokens.div_ceil(self.parts() * self.finishers() * N_STEP);
+        steps * (self.finishers() - 1) * SLOT_BYTES
+    }
+
+    /// Barriers of these places.
+    pub const fn inboxes(self) -> u32 {
+        if self.finishers() > 1 { self.epilogue_warps() } else { 0 }
     }
 
     /// Dynamic shared memory of a block, in bytes.
     pub const fn shared_bytes(self) -> u32 {
         // The address of the tensor memory takes as much as a barrier.
-        let barriers = self.barriers() + self.slots() + 1;
+        let barriers = self.barriers() + self.slots() + self.inboxes() + 1;
         let buffers = self.epilogue_warps() * 2 * self.store_bytes() + self.slots() * SLOT_BYTES;
         self.stages * self.stage_bytes() + buffers + 8 * barriers
     }
@@ -526,6 +559,11 @@ impl Instance {
         assert!(
             alone,
             "serial roles are for a block alone: in a pair, no thread of the second block would report its stages"
+        );
+        assert!(self.splits == 1 || self.blocks == 2, "a part of K is a pair's");
+        assert!(
+            self.inboxes() * self.inbox_bytes() <= self.stages * self.stage_bytes(),
+            "what blocks send each other of the last tile lies where the stages were"
         );
         assert!(self.scale_sets() > 0, "accumulators and scales do not fit tensor memory");
         assert!(self.shared_bytes() <= SHARED_BYTES, "the stages do not fit shared memory");
@@ -562,6 +600,9 @@ mod tests {
         assert_eq!((apart.stage_bytes(), apart.tile_rows(), apart.mma_rows(), apart.slots()), (28_672, 128, 256, 32));
         assert_eq!([apart, gated(192).apart().stages(5)].map(Instance::scale_sets), [6, 2]);
         assert_eq!([192, 256].map(|tokens| gated(tokens).apart().stages(4).accumulators()), [2, 1]);
+        let split = gated(256).apart().split().stages(5);
+        assert_eq!((split.cluster(), split.finishers(), split.mma_n(33), split.slots()), (4, 4, 64, 0));
+        assert_eq!([split, apart, plain(192).pair().split().stages(6)].map(Instance::inbox_bytes), [6144, 2048, 3072]);
     }
 
     #[test]

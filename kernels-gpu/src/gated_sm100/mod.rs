@@ -4,7 +4,8 @@
 //!
 //! * One launch computes what [`abi::Group`] says for every [`abi::Tile`] of an array; the tiles cover each group's C once,
 //!   and [`abi::Instance::allows`] each group's M. M, N and K may end anywhere in a tile.
-//! * The grid has at most as many blocks as there are tiles, and twice as many where pairs compute tiles. A block has
+//! * The grid has at most as many blocks as there are tiles, and twice as many where pairs compute tiles; where K is split, four for each
+//!   tile. A block has
 //!   [`abi::Instance::threads`] threads, a cluster [`abi::Instance::cluster`] blocks; dynamic shared memory is
 //!   [`abi::Instance::shared_bytes`].
 //! * The parameter has the first tiles itself, as [`abi::Launch::new`] puts them there.

@@ -32,9 +32,11 @@ pub(super) fn launch(launch: &Launch<'_>) {
             let tokens = matrix(group.m, group.k, tokens, group.a_scales, 1.0);
             multiply(op_of(instance.matrices), out_dtype(parameter.output), tokens, weights, group.c);
         }
-        let blocks = (parameter.tile_count * instance.blocks).min(SMS);
-        assert!((1..=blocks).contains(&launch.grid[0]) && launch.grid[1..] == [1, 1], "{:?}", launch.grid);
-        assert_eq!((launch.block, launch.cluster), ([instance.threads(), 1, 1], [instance.blocks, 1, 1]));
+        let (blocks, all) = (instance.blocks_of_tile(), parameter.tile_count * instance.blocks_of_tile());
+        // Where K is split, a block computes one tile.
+        let blocks_at_most = if instance.splits > 1 { all } else { all.min(SMS) };
+        assert!((1..=blocks_at_most).contains(&launch.grid[0]) && launch.grid[1..] == [1, 1], "{:?}", launch.grid);
+        assert_eq!((launch.block, launch.cluster), ([instance.threads(), 1, 1], [blocks, 1, 1]));
         assert_eq!(launch.shared_bytes, instance.shared_bytes());
     }
 }

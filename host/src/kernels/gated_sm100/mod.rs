@@ -95,7 +95,7 @@ impl GatedSm100 {
         };
         let tiles = plan::tiles(instance, &sizes)?;
         let grid = Grid {
-            cluster: instance.blocks,
+            cluster: instance.blocks_of_tile(),
             shared_bytes: instance.shared_bytes(),
             ..Grid::linear(instance.entry, plan::blocks(instance, tiles.len(), request.sms), instance.threads())
         };

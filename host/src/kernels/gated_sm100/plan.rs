@@ -44,7 +44,7 @@ pub(super) fn choose(op: Op, groups: &[Sizes], sms: u32) -> Instance {
     let preference = |instance: &Instance| {
         (cycles(*instance, groups, sms), instance.tile_tokens, std::cmp::Reverse(instance.stages))
     };
-    let candidates = candidates(op).filter(|instance| instance.blocks <= sms.max(1));
+    let candidates = candidates(op).filter(|instance| instance.blocks_of_tile() <= sms.max(1));
     candidates.filter(fits).min_by_key(preference).expect("tiles of 64 tokens take any number of them")
 }
 
@@ -56,6 +56,7 @@ const L2: u64 = 8142;
 /// Cycles of the epilogue for 8 tokens of a tile: what the time model makes of its instructions.
 const fn epilogue(instance: Instance) -> u64 {
     match (instance.matrices, instance.blocks, instance.halves) {
+        _ if instance.splits > 1 => 60,
         (1, 1, _) => 90,
         (1, ..) => 75,
         (.., Halves::Rows) => 185,
@@ -75,6 +76,9 @@ const SCALE_COPY: u64 = 8;
 /// Cycles that the blocks of a pair take to find each other, beyond those of a block alone: what the time model has on small groups.
 const PAIRING: u64 = 300;
 
+/// Cycles beyond those that two pairs with parts of K take to find each other and to exchange sums.
+const SPLITTING: u64 = 500;
+
 /// The cycles that a B200 takes for some groups, about: those of a mean tile, times the tiles of the busiest multiprocessor, or those of
 /// the longest tile; and the last epilogue. A k-block takes as long as its copies or as its products.
 fn cycles(instance: Instance, groups: &[Sizes], sms: u32) -> u64 {
@@ -87,8 +91,13 @@ fn cycles(instance: Instance, groups: &[Sizes], sms: u32) -> u64 {
     let tiles = || groups.iter().flat_map(tiles_of).filter(|((count, _), _)| *count > 0);
     let count: u64 = tiles().map(|((count, _), _)| count).sum();
     let blocks = u64::from(instance.blocks);
-    let at_once = count.min(u64::from((sms / instance.blocks).max(1))).max(1);
-    let rate = INTAKE.min(L2 / (at_once * blocks)).max(1);
+    let blocks_of_tile = instance.blocks_of_tile();
+    let at_once = count.min(u64::from((sms / blocks_of_tile).max(1))).max(1);
+    // Where K is split a block computes one tile, and another begins only when it has ended.
+    if instance.splits > 1 && count > at_once {
+        return u64::MAX;
+    }
+    let rate = INTAKE.min(L2 / (at_once * u64::from(blocks_of_tile))).max(1);
     let matrices = u64::from(instance.block_matrices());
     let epilogue = |tokens: u32| epilogue(instance) * u64::from(tokens.div_ceil(N_STEP));
     let main_loop = |tokens: u32, k: u32| {
@@ -97,9 +106,9 @@ fn cycles(instance: Instance, groups: &[Sizes], sms: u32) -> u64 {
         let copies = (u64::from(instance.stage_bytes()) - missing) / rate;
         let scale_copies = SCALE_COPY * (matrices + u64::from(instance.token_scale_tiles()));
         let products = u64::from(MMAS_PER_K_BLOCK) * (matrices * mma(instance, n) + scale_copies);
-        u64::from(k.div_ceil(K_BLOCK)) * copies.max(products)
+        u64::from(k.div_ceil(K_BLOCK).div_ceil(instance.splits)) * copies.max(products)
     };
-    let overlaps = instance.accumulators() > 1;
+    let overlaps = instance.accumulators() > 1 && instance.splits == 1;
     let tile = |tokens: u32, k: u32| match overlaps {
         true => main_loop(tokens, k).max(epilogue(tokens)),
         false => main_loop(tokens, k) + epilogue(tokens),
@@ -109,12 +118,15 @@ fn cycles(instance: Instance, groups: &[Sizes], sms: u32) -> u64 {
     let longest = tiles().map(|((_, tokens), k)| tile(tokens, k)).max().unwrap_or(0);
     let last = if overlaps { tiles().map(|((_, tokens), _)| epilogue(tokens)).max().unwrap_or(0) } else { 0 };
     let pairing = if instance.blocks > 1 { PAIRING } else { 0 };
-    count.div_ceil(at_once).saturating_mul(all / count.max(1)).max(longest) + last + pairing
+    let splitting = if instance.splits > 1 { SPLITTING } else { 0 };
+    count.div_ceil(at_once).saturating_mul(all / count.max(1)).max(longest) + last + pairing + splitting
 }
 
-/// Blocks for so many tiles. A pair of blocks computes a tile on two multiprocessors.
+/// Blocks for so many tiles. A pair of blocks computes a tile on two multiprocessors; where K is split, blocks compute no tile after
+/// their first.
 pub(super) fn blocks(instance: Instance, tiles: usize, sms: u32) -> u32 {
-    instance.blocks * (tiles as u32).min((sms / instance.blocks).max(1))
+    let blocks = instance.blocks_of_tile();
+    blocks * if instance.splits > 1 { tiles as u32 } else { (tiles as u32).min((sms / blocks).max(1)) }
 }
 
 /// Every tile of every group, those of the groups with the most tokens first: what is left for the end is short, and blocks end
@@ -196,13 +208,13 @@ mod tests {
     #[test]
     fn the_default_instance_of_the_public_shapes_is_known() {
         const DEFAULTS: [(&str, &str); 15] = [
-            ("dual-1", "gated_sm100_t128_apart"),
+            ("dual-1", "gated_sm100_t256_split"),
             ("dual-2", "gated_sm100_t256_apart"),
-            ("dual-3", "gated_sm100_t128_apart"),
+            ("dual-3", "gated_sm100_t256_split"),
             ("dual-4", "gated_sm100_t192_apart"),
             ("group-1", "plain_sm100_t192_pair"),
             ("group-2", "plain_sm100_t192_pair"),
-            ("group-3", "plain_sm100_t128_pair"),
+            ("group-3", "plain_sm100_t192_split"),
             ("group-4", "plain_sm100_t128_pair"),
             ("moe-1", "gated_sm100_t192_apart"),
             ("moe-2", "gated_sm100_t192_apart"),

@@ -39,7 +39,7 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
     ///
     /// # Safety
     /// `group` is the tile's, the contract holds of it, and its maps have been acquired. One thread of the block calls it,
-    /// with all k-blocks of its tiles in order; `stages` is that thread's.
+    /// with all k-blocks of its tiles in order; `stages` is that thread's, and the next one is empty.
     #[inline(always)]
     pub(super) unsafe fn load(self, stages: &mut Ring<BLOCKS>, tile: &Tile, group: &Placed, k_block: u32) {
         let stage = self.shared + stages.index() * Self::STAGE_BYTES;
@@ -48,8 +48,10 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         let first_row = self.first_row(tile);
         let first_token = group.token_row + tile.first_token + self.rank * (Self::INSTANCE.mma_n(tile.tokens) / BLOCKS);
 
-        let scale_bytes = group.mmas(k_block) * SCALE_TILE_BYTES;
-        let scale_offset = u64::from(k_block) * u64::from(Instance::SCALE_BYTES);
+        // To the zeros behind the last k-block any scales will do.
+        let scale_block = if Self::INSTANCE.splits > 1 { k_block.min(group.k_blocks() - 1) } else { k_block };
+        let scale_bytes = group.mmas(scale_block) * SCALE_TILE_BYTES;
+        let scale_offset = u64::from(scale_block) * u64::from(Instance::SCALE_BYTES);
         let b_maps = self.of_matrices(group.b_maps);
         let b_scales = self.of_matrices(group.b_scales);
         let weight_rows = self.of_matrices(group.weight_rows);
@@ -62,10 +64,9 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         // Every tile has one.
         let token_tile_rows = if Self::INSTANCE.token_scale_tiles() == 1 { 1 } else { tile.token_scale_tiles() };
 
-        // SAFETY: the group's own maps and scales, which are padded to whole tiles. A stage is written while it is empty, and
+        // SAFETY: the group's own maps and scales, which are padded to whole tiles. The stage is empty, and
         // its full barrier expects the bytes of every copy. A box counts in full, even where it lies outside of the tensor.
         unsafe {
-            stages.wait_empty();
             let value_bytes = Self::TOKENS + Self::INSTANCE.token_bytes();
             mbarrier_arrive_expect_tx(
                 full,

@@ -13,6 +13,10 @@
 //! of gate and the same 128 of up. Then sums meet in the epilogue: each block finishes half of the tokens, and sends the other block the
 //! sums of the other half.
 //!
+//! Where K is split ([`Instance::splits`]), two pairs of a cluster have the k-blocks of a tile, each half of them, so that a tile of
+//! twice as many tokens occupies as many multiprocessors and takes in fewer bytes. All blocks that have sums of the same elements finish
+//! a part of these, and send each other the rest. A cluster computes one tile.
+//!
 //! # Scales
 //!
 //! A tile of the scale layout takes one copy (`tcgen05.cp`) to four columns of tensor memory, a column for 32 rows. A copy
@@ -32,6 +36,8 @@ mod load;
 mod multiply;
 mod store;
 mod work;
+
+use core::ops::Range;
 
 use cuda_std::{
     cluster::{arrive_cluster, cluster_rank, sync_cluster, wait_cluster},
@@ -74,8 +80,10 @@ pub struct Sm100<W: Work, const BLOCKS: u32> {
     shared: SharedAddress,
     /// Its tensor memory.
     tmem: TmemAddress,
-    /// Which of the blocks of a tile it is, from 0.
+    /// Which block of its pair it is, from 0.
     rank: u32,
+    /// Which part of K it has, from 0.
+    split: u32,
 }
 
 /// The barrier of a block alone at which its warps meet when they have begun. It is not that of `sync_threads`, at which the warp that
@@ -84,6 +92,9 @@ const BEGUN: u32 = 1;
 
 /// The barrier of a block alone at which its warps say that they leave.
 const LEFT: u32 = 2;
+
+/// The barrier of a cluster at which its warps say that the accumulators are full, and so the stages free.
+const FULL: u32 = 3;
 
 /// Columns of tensor memory of a tile of the scale layout.
 const SCALE_COLUMNS: u32 = SCALE_TILE_ROWS / TOKEN_SCALE_ROWS;
@@ -118,7 +129,8 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
     const STAGE_BARRIERS: u32 = Self::SLOTS + Self::INSTANCE.slots() * SLOT_BYTES;
     const ACCUMULATOR_BARRIERS: u32 = Self::STAGE_BARRIERS + ring_bytes(Self::STAGES);
     const SLOT_BARRIERS: u32 = Self::ACCUMULATOR_BARRIERS + ring_bytes(Self::INSTANCE.accumulators());
-    const TMEM_ADDRESS: u32 = Self::SLOT_BARRIERS + Self::INSTANCE.slots() * MBARRIER_BYTES;
+    const INBOX_BARRIERS: u32 = Self::SLOT_BARRIERS + Self::INSTANCE.slots() * MBARRIER_BYTES;
+    const TMEM_ADDRESS: u32 = Self::INBOX_BARRIERS + Self::INSTANCE.inboxes() * MBARRIER_BYTES;
     const fn weights(matrix: usize) -> u32 {
         matrix as u32 * Instance::WEIGHT_BYTES
     }
@@ -146,6 +158,12 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
     }
     const TMEM_COLUMNS: u32 = tmem_allocation(Self::INSTANCE.tmem_columns());
 
+    /// The rank in the cluster of the first block of this block's pair.
+    #[inline(always)]
+    const fn leader(self) -> u32 {
+        self.split * BLOCKS
+    }
+
     /// The stages. One is full when the load warp and its copies have arrived, and to the thread that multiplies for a pair
     /// when those of both blocks have. It is empty when the MMAs that read it are complete.
     fn stages(self) -> Ring<BLOCKS> {
@@ -166,8 +184,9 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
     pub unsafe fn run(work: W) {
         const { Self::CHECK };
         let warp = thread::thread_idx_x() / WARP_SIZE;
-        let rank = if BLOCKS > 1 { cluster_rank() } else { 0 };
-        let mut block = Self { work, shared: dynamic_shared_address(), tmem: TmemAddress::new(0), rank };
+        let of_cluster = if BLOCKS > 1 { cluster_rank() } else { 0 };
+        let (rank, split) = (of_cluster % BLOCKS, if Self::INSTANCE.splits > 1 { of_cluster / BLOCKS } else { 0 });
+        let mut block = Self { work, shared: dynamic_shared_address(), tmem: TmemAddress::new(0), rank, split };
         // SAFETY: barriers and the address of the tensor memory have places of their own in shared memory, and nobody uses
         // them before all threads have passed the first `sync`. Whole warps come here. After the last `sync` nobody uses the
         // tensor memory any more, nor another block's shared memory.
@@ -175,11 +194,18 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
             let loads = warp == Self::LOAD_WARP;
             // Its first tile is on its way while barriers are initialised.
             let first = (W::AT_ONCE && loads).then(|| block.first_tile());
+            let (mut stages, mut maps) = (block.stages(), u32::MAX);
             if loads && elect_sync(ALL_LANES) {
                 let full_arrivals = if rank == 0 { BLOCKS } else { 1 };
-                block.stages().init(full_arrivals, 1);
+                stages.init(full_arrivals, 1);
                 block.accumulators().init(1, BLOCKS * Self::INSTANCE.epilogue_warps());
                 fence_mbarrier_init();
+                // It waits for no barriers but those that it has initialised, so that copies begin before any other warp is there.
+                if let (Roles::Specialised, Some((_, Some((tile, group))))) = (Self::INSTANCE.roles, &first) {
+                    let group = W::placed(*group);
+                    block.acquire_maps(&mut maps, tile, &group);
+                    block.load(&mut stages, tile, &group, block.k_blocks(&group).start);
+                }
             }
             if warp < Self::INSTANCE.epilogue_warps() {
                 block.init_slots(warp);
@@ -190,17 +216,19 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
                 tcgen05_fence_before_thread_sync();
             }
             if matches!(Self::INSTANCE.roles, Roles::Specialised) && loads {
-                // It waits for no barriers but those that it has initialised, so that copies begin before tensor memory is there.
                 Self::arrive::<BEGUN>();
                 W::wait();
                 let (tiles, first) = match first {
                     Some(first) => first,
                     None => block.first_tile(),
                 };
-                block.load_tiles(tiles, first);
+                block.load_tiles(stages, maps, tiles, first);
                 sync_warp(ALL_LANES);
                 if BLOCKS > 1 {
                     wait_cluster();
+                }
+                if Self::INSTANCE.splits > 1 {
+                    Self::sync::<FULL>();
                 }
                 Self::arrive::<LEFT>();
             } else {
@@ -215,6 +243,9 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
             }
 
             if warp == Self::MMA_WARP {
+                if Self::INSTANCE.splits > 1 {
+                    Self::sync::<FULL>();
+                }
                 tcgen05_fence_before_thread_sync();
                 Self::sync::<LEFT>();
                 tcgen05_fence_after_thread_sync();
@@ -261,25 +292,34 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         }
     }
 
-    /// [`Roles::Specialised`]: the warp that loads does so for every tile; the first is at hand.
+    /// [`Roles::Specialised`]: the warp that loads does so for every tile; the first is at hand, and where tiles are known at once its
+    /// first k-block is on its way.
     ///
     /// # Safety
-    /// The contract in this folder's `mod.rs`. That warp calls it, which has initialised the barriers, with [`Self::first_tile`]'s.
+    /// The contract in this folder's `mod.rs`. That warp calls it, which has initialised the barriers, with [`Self::first_tile`]'s, with
+    /// the stages as they stand and the group whose maps have been acquired.
     #[inline(always)]
-    unsafe fn load_tiles(self, mut tiles: W::Tiles, first: Option<(Tile, W::Group)>) {
-        // SAFETY: one thread is elected, and takes the tiles and k-blocks in order. `drain` keeps the block until its peer has arrived
-        // here.
+    unsafe fn load_tiles(
+        self,
+        mut stages: Ring<BLOCKS>,
+        mut maps: u32,
+        mut tiles: W::Tiles,
+        first: Option<(Tile, W::Group)>,
+    ) {
+        // SAFETY: one thread is elected, the same as for the first k-block (PTX ISA, "elect.sync": an election of the same lanes has the
+        // same leader), and takes the tiles and k-blocks in order. `drain` keeps the block until its peer has arrived here.
         unsafe {
             if elect_sync(ALL_LANES) {
-                let (mut stages, mut maps) = (self.stages(), u32::MAX);
-                let mut next = first;
+                let (mut next, mut loaded) = (first, u32::from(W::AT_ONCE));
                 while let Some((tile, group)) = next {
                     let group = W::placed(group);
                     self.acquire_maps(&mut maps, &tile, &group);
-                    for k_block in 0..group.k_blocks() {
+                    let Range { start, end } = self.k_blocks(&group);
+                    for k_block in start + loaded..end {
+                        stages.wait_empty();
                         self.load(&mut stages, &tile, &group, k_block);
                     }
-                    next = tiles.next();
+                    (next, loaded) = (tiles.next(), 0);
                 }
                 stages.drain();
             }
@@ -306,7 +346,7 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
                             continue;
                         }
                         multiplier.begin();
-                        for k_block in 0..group.k_blocks() {
+                        for k_block in self.k_blocks(&group) {
                             multiplier.multiply(&tile, &group, k_block);
                         }
                         multiplier.end();
@@ -349,6 +389,7 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
                     multiplier.begin();
                     for k_block in 0..group.k_blocks() + ahead {
                         if k_block < group.k_blocks() {
+                            stages.wait_empty();
                             self.load(&mut stages, &tile, &group, k_block);
                         }
                         if k_block >= ahead {
@@ -368,7 +409,19 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         }
     }
 
-    /// Initialises the barriers of an epilogue warp's slots, where it has some.
+    /// The k-blocks that this block has of a tile. If there are fewer than parts of K, some are behind the last: of those the maps give
+    /// zeros as values.
+    #[inline(always)]
+    const fn k_blocks(self, group: &Group) -> Range<u32> {
+        let (all, splits) = (group.k_blocks(), Self::INSTANCE.splits);
+        if splits == 1 {
+            return 0..all;
+        }
+        let all = if all < splits { splits } else { all };
+        all * self.split / splits..all * (self.split + 1) / splits
+    }
+
+    /// Initialises the barriers of what other blocks send an epilogue warp, where they do.
     ///
     /// # Safety
     /// That warp calls it, before the first `sync`.
@@ -377,9 +430,12 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         let of_warp = Self::INSTANCE.slots() / Self::INSTANCE.epilogue_warps();
         // SAFETY: what `# Safety` above asks; each barrier has a place of its own in shared memory.
         unsafe {
-            if of_warp > 0 && elect_sync(ALL_LANES) {
+            if of_warp + Self::INSTANCE.inboxes() > 0 && elect_sync(ALL_LANES) {
                 for slot in warp * of_warp..(warp + 1) * of_warp {
                     mbarrier_init(Mbarrier::at(self.shared + Self::SLOT_BARRIERS).nth(slot), 1);
+                }
+                if Self::INSTANCE.inboxes() > 0 {
+                    mbarrier_init(Mbarrier::at(self.shared + Self::INBOX_BARRIERS).nth(warp), 1);
                 }
                 fence_mbarrier_init();
             }
@@ -397,7 +453,8 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
     /// The tiles of this block, in order.
     #[inline(always)]
     fn tiles(self) -> W::Tiles {
-        let (next, stride) = (thread::block_idx_x() / BLOCKS, thread::grid_dim_x() / BLOCKS);
+        let blocks = Self::INSTANCE.blocks_of_tile();
+        let (next, stride) = (thread::block_idx_x() / blocks, thread::grid_dim_x() / blocks);
         // SAFETY: the contract; lists are read behind `W::wait`.
         unsafe { self.work.tiles(next, stride) }
     }

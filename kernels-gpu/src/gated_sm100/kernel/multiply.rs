@@ -66,6 +66,7 @@ impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
         let token_scale_tiles = tile.token_scale_tiles();
         let accumulator = block.tmem.column(Sm100::<W, BLOCKS>::accumulator(self.accumulators.index(), 0));
         let (values, scale_source) = (values_descriptor(stage), scales_descriptor(stage));
+        let first = block.k_blocks(group).start;
         let multiply_once = |mma: u32| {
             let values_at = |matrix: u32| values.at(matrix + mma * MMA_K_BYTES);
             let token_scales = scales.column(Sm100::<W, BLOCKS>::token_scale_column(mma, 0)).column(token_column);
@@ -80,7 +81,7 @@ impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
                         descriptor,
                         scales.column(Sm100::<W, BLOCKS>::weight_scale_column(matrix, mma)),
                         token_scales,
-                        k_block > 0 || mma > 0,
+                        k_block > first || mma > 0,
                     );
                 }
             }
@@ -91,7 +92,8 @@ impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
             self.stages.wait_full();
             self.wait_for_scale_set();
             tcgen05_fence_after_thread_sync();
-            let mmas = group.mmas(k_block);
+            let behind = Self::INSTANCE.splits > 1 && k_block == group.k_blocks();
+            let mmas = if behind { group.mmas(k_block - 1) } else { group.mmas(k_block) };
             if mmas == MMAS_PER_K_BLOCK {
                 // Unrolled, since the count is constant: with one that the compiler does not know, making descriptors takes this
                 // thread longer than an MMA takes the tensor core.
@@ -103,7 +105,7 @@ impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
                     multiply_once(mma);
                 }
             }
-            Self::commit(self.stages.empty());
+            self.commit(self.stages.empty());
         }
         self.stages.advance();
     }
@@ -115,7 +117,7 @@ impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
     #[inline(always)]
     pub unsafe fn end(&mut self) {
         // SAFETY: a barrier of the accumulator that was waited for, whose phase lacks this arrival.
-        unsafe { Self::commit(self.accumulators.full()) };
+        unsafe { self.commit(self.accumulators.full()) };
         self.accumulators.advance();
     }
 
@@ -169,14 +171,14 @@ impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
     /// # Safety
     /// `barrier` is one of the block's, which has been initialised, and its phase lacks an arrival.
     #[inline(always)]
-    unsafe fn commit(barrier: Mbarrier) {
+    unsafe fn commit(&self, barrier: Mbarrier) {
         /// Ranks of a pair's blocks, as bits.
         const BOTH: u16 = 0b11;
 
         // SAFETY: what `# Safety` above asks; both blocks have the same barriers, and end together.
         unsafe {
             if BLOCKS > 1 {
-                tcgen05_commit_multicast::<BLOCKS>(barrier, BOTH);
+                tcgen05_commit_multicast::<BLOCKS>(barrier, BOTH << self.block.leader());
             } else {
                 tcgen05_commit::<BLOCKS>(barrier);
             }
@@ -190,12 +192,12 @@ impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
     /// The block's barriers have been initialised. One thread calls it, for each tile.
     #[inline(always)]
     pub unsafe fn report(&mut self, group: &Placed) {
-        for _ in 0..group.k_blocks() {
+        for _ in self.block.k_blocks(group) {
             // SAFETY: the producer is at most one round ahead, since it waits for the MMAs. The first block's barrier is
             // made for this arrival besides its own thread's.
             unsafe {
                 self.stages.wait_full();
-                Ring::<BLOCKS>::arrive(self.stages.full());
+                Ring::<BLOCKS>::arrive(self.stages.full(), self.block.leader());
             }
             self.stages.advance();
         }
