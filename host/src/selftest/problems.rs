@@ -43,7 +43,7 @@ enum Problem {
 /// An MoE layer, and the multiprocessors that it is planned for. Rows of an expert decide on the tokens of a tile, multiprocessors on its
 /// columns; a test says that these layers reach every instance. No size is a whole number of k-blocks, units or tiles.
 #[rustfmt::skip] // A layer, a line.
-const MOE: [(u32, &str); 12] = [
+const MOE: [(u32, &str); 13] = [
     (1, r#"{"hidden": 464, "intermediate": 496, "experts": 6, "top_k": 2, "tokens": 5}"#),
     (1, r#"{"hidden": 464, "intermediate": 496, "experts": 6, "top_k": 2, "tokens": 24}"#),
     (16, r#"{"hidden": 464, "intermediate": 336, "experts": 6, "top_k": 2, "tokens": 24}"#),
@@ -56,6 +56,7 @@ const MOE: [(u32, &str); 12] = [
     (7, r#"{"hidden": 176, "intermediate": 80, "experts": 5, "top_k": 2, "tokens": 33, "activation": "gelu-tanh", "shared_intermediate": 48}"#),
     (7, r#"{"hidden": 176, "intermediate": 80, "experts": 5, "top_k": 3, "tokens": 33, "activation": "gpt-oss", "biases": true}"#),
     (7, r#"{"hidden": 176, "intermediate": 80, "experts": 5, "top_k": 2, "tokens": 33, "activation": "relu2", "biases": true}"#),
+    (3, r#"{"hidden": 1168, "intermediate": 976, "experts": 6, "top_k": 3, "tokens": 1}"#),
 ];
 
 /// The same of layers whose tokens are in FP8. Rows of an expert decide on the tokens of a tile.
