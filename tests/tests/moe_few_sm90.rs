@@ -167,7 +167,7 @@ fn a_single_token_has_the_same_bits_on_every_schedule_and_where_its_strips_are_f
         let on = schedules.map(|schedule| (schedule, 3)).chain([1, 5].map(|sms| (Schedule::Fair, sms)));
         let few = few(&layer, dtype, inputs(&layer, dtype, 1), Schedule::Fair, 132);
         for (schedule, sms) in on {
-            let one = one(&layer, dtype, inputs(&layer, dtype, 1), schedule.clone(), sms);
+            let one = one(&layer, dtype, inputs(&layer, dtype, 1), schedule, sms);
             assert!(one == few, "other bits: {schedule:?} on {sms}");
         }
     }
