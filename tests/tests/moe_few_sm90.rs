@@ -175,11 +175,18 @@ fn a_single_token_has_the_same_bits_on_every_schedule_and_where_its_strips_are_f
 
 /// What gate and up sum over: with both, each loop over whole k-blocks has pairs of them and a single one. The first has another k-block
 /// besides, with as many columns as such a one may have.
-const LONG: [usize; 2] = [992, 1024];
+const LONG: [[usize; 2]; 2] = [[992, 736], [1024, 736]];
 
-/// A layer of so many hidden columns, whose strips go around a warp's stages, and inputs for it.
-fn long(dtype: OutDtype, hidden: usize, tokens: usize) -> (MoeWeights<'static>, MoeInputs<'static>) {
-    let layer = shape(hidden, 736, 6, 2);
+/// The same of the entries for a single token, which have a stage more, and such loops in down too.
+const ONE_LONG: [[usize; 2]; 2] = [[1120, 1120], [1152, 1152]];
+
+/// A layer of so many hidden and intermediate columns, whose strips go around a warp's stages, and inputs for it.
+fn long(
+    dtype: OutDtype,
+    [hidden, intermediate]: [usize; 2],
+    tokens: usize,
+) -> (MoeWeights<'static>, MoeInputs<'static>) {
+    let layer = shape(hidden, intermediate, 6, 2);
     (weights(&layer, dtype), naming(&layer, dtype, tokens, &[1, 0]))
 }
 
@@ -204,8 +211,8 @@ fn every_wait_and_barrier_that_is_left_out_is_found() {
 #[test]
 #[ignore = "minutes: cargo test --release -p nvfp4-tests --test moe_few_sm90 -- --ignored"]
 fn every_product_and_wait_that_is_left_out_is_found() {
-    for (names, tokens) in [(NAMES, 3), (ONE_NAMES, 1)] {
-        let layers = LONG.map(|hidden| long(OutDtype::F16, hidden, tokens));
+    for (names, tokens, columns) in [(NAMES, 3, LONG), (ONE_NAMES, 1, ONE_LONG)] {
+        let layers = columns.map(|columns| long(OutDtype::F16, columns, tokens));
         let steps = layers.each_ref().map(|(weights, inputs)| step(weights, inputs.clone()));
         let gpu = hopper_of(Schedule::Worst, 1);
         let outputs = |gpu: &Emulated| {
@@ -218,7 +225,9 @@ fn every_product_and_wait_that_is_left_out_is_found() {
         assert!(right.iter().all(Option::is_some));
         for entry in [names[0], names[2]] {
             // A k-block that is not a whole one has no fourth word, whose two products add zeros.
-            for (instruction, least, spare) in [("mma.sync", 24, 2), ("cp.async.wait_group", 3, 0)] {
+            // Of a single token's strips, one a warp here, down waits for the first stages together.
+            let waits = (names == NAMES).then_some(("cp.async.wait_group", 3, 0));
+            for (instruction, least, spare) in [("mma.sync", 24, 2)].into_iter().chain(waits) {
                 let lines = lines_of(ptx(), entry, instruction);
                 assert!(lines.len() >= least, "{} of {instruction}", lines.len());
                 let is_found = |line: usize| {
