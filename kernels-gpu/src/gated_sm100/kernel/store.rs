@@ -195,6 +195,43 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         }
     }
 
+    /// What the warp writes of a tile: the lane's column, the quantised tile, and the rows.
+    ///
+    /// # Safety
+    /// As [`Self::store_all`].
+    #[inline(always)]
+    unsafe fn targets(&self, tile: &Tile, group: &Placed) -> (W::Column, QuantisedTile, Rows) {
+        // SAFETY: what `# Safety` above asks.
+        unsafe {
+            let column = self.block.work.column(tile, self.block.first_row(tile) + self.first_column + lane_id());
+            (column, self.block.work.quantised(tile, group), self.rows(tile, group))
+        }
+    }
+
+    /// [What the warp writes](Self::targets), once the accumulator is full, which it releases at once if it begins behind the tile's tokens.
+    ///
+    /// # Safety
+    /// As [`Self::store_all`].
+    #[inline(always)]
+    unsafe fn begin(
+        &mut self,
+        tile: &Tile,
+        group: &Placed,
+        first_token: u32,
+        is_last: bool,
+    ) -> (W::Column, QuantisedTile, Rows) {
+        // SAFETY: what `# Safety` above asks.
+        unsafe {
+            let targets = self.targets(tile, group);
+            self.accumulators.wait_full();
+            tcgen05_fence_after_thread_sync();
+            if first_token >= tile.tokens {
+                self.release(is_last);
+            }
+            targets
+        }
+    }
+
     /// Waits for the next tile's accumulator and stores it.
     ///
     /// # Safety
@@ -206,14 +243,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         let mut token = self.part * buffer_tokens;
         // SAFETY: the accumulator is read while it is full; its lanes are this quarter's, and the buffers this warp's alone.
         unsafe {
-            let column = self.block.work.column(tile, self.block.first_row(tile) + self.first_column + lane_id());
-            let quantised = self.block.work.quantised(tile, group);
-            let rows = self.rows(tile, group);
-            self.accumulators.wait_full();
-            tcgen05_fence_after_thread_sync();
-            if token >= tile.tokens {
-                self.release(is_last);
-            }
+            let (column, quantised, rows) = self.begin(tile, group, token, is_last);
             while token < tile.tokens {
                 let tokens = self.block.work.tokens(tile, group, token);
                 let sums = self.load_sums(token);
@@ -249,14 +279,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         let mut token = self.part * 2 * N_STEP;
         // SAFETY: as in `store_all`, up to the N of the products, which is a multiple of a step.
         unsafe {
-            let column = self.block.work.column(tile, self.block.first_row(tile) + self.first_column + lane_id());
-            let quantised = self.block.work.quantised(tile, group);
-            let rows = self.rows(tile, group);
-            self.accumulators.wait_full();
-            tcgen05_fence_after_thread_sync();
-            if token >= tile.tokens {
-                self.release(is_last);
-            }
+            let (column, quantised, rows) = self.begin(tile, group, token, is_last);
             let accumulator = self.tmem.column(Sm100::<W, BLOCKS>::accumulator(self.accumulators.index(), 0));
             while token < tile.tokens {
                 let [first, second] =
@@ -290,14 +313,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         // SAFETY: the accumulator is read while it is full, up to the N of its products, which is a multiple of a step. Its lanes are
         // this quarter's, the buffers this warp's alone, and the slots this warp's and its peer's.
         unsafe {
-            let column = self.block.work.column(tile, self.block.first_row(tile) + self.first_column + lane_id());
-            let quantised = self.block.work.quantised(tile, group);
-            let rows = self.rows(tile, group);
-            self.accumulators.wait_full();
-            tcgen05_fence_after_thread_sync();
-            if token >= tile.tokens {
-                self.release(false);
-            }
+            let (column, quantised, rows) = self.begin(tile, group, token, false);
             while token < tile.tokens {
                 let finished = token + RANK * HALF_STEP;
                 let own = self.send::<RANK>(token);
@@ -339,9 +355,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         // this quarter's, the buffers this warp's alone, and each slot of a place has one sender. Nothing reads or writes stages any
         // more: the products of both blocks of the pair are complete, and those of the other pair where all have met.
         unsafe {
-            let column = self.block.work.column(tile, self.block.first_row(tile) + self.first_column + lane_id());
-            let quantised = self.block.work.quantised(tile, group);
-            let rows = self.rows(tile, group);
+            let (column, quantised, rows) = self.targets(tile, group);
             if lane_id() == 0 && steps > 0 {
                 mbarrier_arrive_expect_tx(self.inbox_barrier, steps * Self::INBOX_STEP);
             }
