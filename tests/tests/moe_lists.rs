@@ -84,6 +84,8 @@ struct Routing {
     tile_tokens: u32,
     row_multiple: u32,
     has_shared: bool,
+    /// Blocks of a cluster, if not as many as [`Route::cluster`] says.
+    cluster: Option<u32>,
 }
 
 /// What `moe_route` writes.
@@ -116,6 +118,7 @@ impl Routing {
             tile_tokens,
             row_multiple: 1,
             has_shared: false,
+            cluster: None,
         }
     }
 
@@ -229,7 +232,8 @@ impl Routing {
 
     fn grid(&self, schedule: Schedule, overlaps: bool) -> LaunchConfig {
         let choices = self.ids.len() as u64;
-        let cluster = Route::cluster(choices, overlaps);
+        let largest = if overlaps { Route::PORTABLE_CLUSTER } else { 1 };
+        let cluster = self.cluster.unwrap_or_else(|| Route::cluster(choices, largest));
         let blocks = if self.row_multiple > 1 {
             Route::list_blocks(self.tokens(), self.row_multiple, cluster)
         } else {
@@ -358,6 +362,16 @@ fn lists_of_a_cluster_are_right_with_one_group_and_with_several() {
         [(129, 32, 5), (300, 8, 60), (1031, 4, 512), (1100, 16, 129), (8200, 8, 128), (4200, 32, 3)]
     {
         check_routing(&format!("{tokens} × {top_k} of {experts}"), &Routing::random(tokens, top_k, experts, 16));
+    }
+}
+
+#[test]
+fn lists_of_the_largest_cluster_are_right() {
+    for (tokens, top_k, experts) in [(0, 4, 7), (1, 1, 1), (129, 32, 5), (1031, 4, 512), (2100, 8, 256), (4200, 32, 3)]
+    {
+        let routing = Routing::random(tokens, top_k, experts, 16).with_shared().filled();
+        let routing = Routing { cluster: Some(Route::MAX_CLUSTER), ..routing };
+        check_routing(&format!("{tokens} × {top_k} of {experts}, the largest cluster"), &routing);
     }
 }
 

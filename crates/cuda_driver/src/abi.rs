@@ -1,5 +1,5 @@
-//! Types and constants of the driver API that cust_raw 0.11.3 has not: tensor maps (CUDA 12.0) and extensible launches
-//! (CUDA 11.8). Names and layouts are those of NVIDIA's `cuda.h` (read in 12.9).
+//! Types and constants of the driver API that cust_raw 0.11.3 has not: tensor maps (CUDA 12.0), extensible launches and
+//! clusters (CUDA 11.8). Names and layouts are those of NVIDIA's `cuda.h` (read in 12.9).
 
 #![allow(missing_docs, reason = "the names are cuda.h's, documented there")]
 
@@ -38,6 +38,9 @@ pub const CU_TENSOR_MAP_L2_PROMOTION_L2_256B: CUtensorMapL2promotion = 3;
 pub type CUtensorMapFloatOOBfill = c_int;
 /// What lies outside of the tensor reads as zero.
 pub const CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE: CUtensorMapFloatOOBfill = 0;
+
+/// `CUfunction_attribute`: whether clusters may have more blocks than every card takes.
+pub const CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED: c_int = 14;
 
 pub type CUlaunchAttributeID = c_int;
 pub const CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION: CUlaunchAttributeID = 4;

@@ -18,12 +18,14 @@
 //! This crate knows no kernel and no matrix.
 
 pub mod abi;
+mod cluster;
 mod failure;
 mod jit;
 mod record;
 mod table;
 mod unavailable;
 
+pub use cluster::allow_large_clusters;
 pub use cust;
 pub use jit::jit_log;
 pub use record::{Failure, last_failure};

@@ -36,6 +36,8 @@ macro_rules! driver_table {
         pub(crate) struct Table {
             cuGetErrorName: DescribeFn,
             cuGetErrorString: DescribeFn,
+            /// `cuFuncSetAttribute` with a number for the attribute: cust_raw's enumeration has not all of them.
+            pub(crate) set_function_attribute: SetFunctionAttributeFn,
             $( $required: unsafe extern "C" fn($($required_ty),*) -> Code, )*
             $( $optional: Option<unsafe extern "C" fn($($ty),*) -> Code>, )*
         }
@@ -57,6 +59,9 @@ macro_rules! driver_table {
                     Ok(Self {
                         cuGetErrorName: *library.get("cuGetErrorName").map_err(|_| missing("cuGetErrorName"))?,
                         cuGetErrorString: *library.get("cuGetErrorString").map_err(|_| missing("cuGetErrorString"))?,
+                        set_function_attribute: *library
+                            .get("cuFuncSetAttribute")
+                            .map_err(|_| missing("cuFuncSetAttribute"))?,
                         $( $required: *library
                             .get(stringify!($required))
                             .map_err(|_| missing(stringify!($required)))?, )*
@@ -212,6 +217,8 @@ driver_table! {
             config: *const CUlaunchConfig, function: CUfunction,
             parameters: *mut *mut c_void, extra: *mut *mut c_void,
         );
+        /// How many clusters of a launch's size run at once (CUDA 11.8).
+        fn cuOccupancyMaxActiveClusters(clusters: *mut c_int, function: CUfunction, config: *const CUlaunchConfig);
         /// Makes a TMA descriptor of a tiled tensor, on the host (CUDA 12.0).
         fn cuTensorMapEncodeTiled(
             map: *mut CUtensorMap, data_type: CUtensorMapDataType, rank: u32, address: *mut c_void,
@@ -224,6 +231,7 @@ driver_table! {
 
 // ---- Descriptions of errors: answered here where there is no driver, since cust's `Display` panics without. ----
 
+type SetFunctionAttributeFn = unsafe extern "C" fn(CUfunction, c_int, c_int) -> Code;
 type DescribeFn = unsafe extern "C" fn(Code, *mut *const c_char) -> Code;
 
 /// `cuGetErrorName`, of any code.

@@ -150,33 +150,42 @@ impl Route {
     /// Pieces that a warp copies, all of them on their way at once.
     pub const WARP_PIECES: u32 = 4;
 
-    /// Up to so many choices, a block alone makes the lists; of more, the blocks of a small cluster, then of a large one. Measured on
+    /// Up to so many choices, a block alone makes the lists; of more, the blocks of a small cluster, then of larger ones. Measured on
     /// an H200 (docs/experiments.md).
     pub const BLOCK_CHOICES: u64 = 1024;
     /// As [`Self::BLOCK_CHOICES`].
     pub const SMALL_CLUSTER_CHOICES: u64 = 4096;
+    /// As [`Self::BLOCK_CHOICES`].
+    pub const PORTABLE_CLUSTER_CHOICES: u64 = 12_288;
 
     /// Blocks of a small cluster.
     pub const SMALL_CLUSTER: u32 = 4;
 
-    /// The most blocks of a cluster.
-    pub const MAX_CLUSTER: u32 = 8;
+    /// The most blocks of a cluster that every card with clusters takes (CUDA programming guide, "Thread Block Clusters").
+    pub const PORTABLE_CLUSTER: u32 = 8;
+
+    /// The most blocks of a cluster, of a card that takes so many.
+    pub const MAX_CLUSTER: u32 = 16;
 
     /// Choices of a warp that are ranked at a time, and for which a block has room to sort them.
     pub const WARP_CHOICES: u32 = 512;
 
-    /// The most dynamic shared memory of a block: what every card from sm_80 on has.
+    /// The most dynamic shared memory of a block: what every card from sm_80 on has. In the largest cluster there are most totals.
     pub const MAX_SHARED_BYTES: u32 = Self::shared_bytes(u64::MAX, MAX_EXPERTS, Self::MAX_CLUSTER);
 
-    /// Blocks of a cluster, of so many choices, T·k. The first cluster of the grid makes the lists. Before sm_90 there are no clusters.
-    pub const fn cluster(choices: u64, has_clusters: bool) -> u32 {
-        if !has_clusters || choices <= Self::BLOCK_CHOICES {
+    /// Blocks of a cluster, of so many choices, T·k, if a card's largest cluster has so many: 1 before sm_90. The first cluster of the
+    /// grid makes the lists.
+    pub const fn cluster(choices: u64, largest: u32) -> u32 {
+        let wanted = if choices <= Self::BLOCK_CHOICES {
             1
         } else if choices <= Self::SMALL_CLUSTER_CHOICES {
             Self::SMALL_CLUSTER
+        } else if choices <= Self::PORTABLE_CLUSTER_CHOICES {
+            Self::PORTABLE_CLUSTER
         } else {
             Self::MAX_CLUSTER
-        }
+        };
+        if wanted < largest { wanted } else { largest }
     }
 
     /// Blocks of a grid, a multiple of the cluster: the first cluster, and those that copy tokens, at least one. Where there is no

@@ -7,6 +7,9 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::{fs, ptr};
 
+use cuda_driver::abi::{
+    CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, CUlaunchAttribute, CUlaunchAttributeValue, CUlaunchConfig,
+};
 use cuda_driver::cust::CudaApiVersion;
 use cuda_driver::cust::context::{Context, ContextHandle, CurrentContext};
 use cuda_driver::cust::device::{self, DeviceAttribute};
@@ -20,6 +23,7 @@ use super::verdicts::{Tried, Verdict, Verdicts};
 use crate::error::Error;
 use crate::kernels::builds::{self, Build};
 use crate::kernels::kernel::{Entry as KernelEntry, Kernel};
+use crate::kernels::launch::Grid;
 use crate::kernels::{GroupedKernel, Subject};
 use crate::plan::variant::Variant;
 
@@ -251,6 +255,36 @@ impl Device {
         let _entered = self.enter()?;
         let entries = kernels.iter().flat_map(|kernel| kernel.entries().into_iter().map(move |entry| (kernel, entry)));
         entries.map(|(kernel, entry)| Ok((entry.name, self.function(kernel.name(), &entry)?))).collect()
+    }
+
+    /// Whether this card runs a launch whose clusters have more blocks than every card takes. If so, the function may be launched so.
+    /// The context is current.
+    pub fn takes_large_clusters(&self, function: sys::CUfunction, grid: &Grid) -> bool {
+        let Grid { cluster, threads, shared_bytes, .. } = *grid;
+        let mut extent = CUlaunchAttribute {
+            id: CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+            value: CUlaunchAttributeValue { cluster_dim: [cluster, 1, 1] },
+        };
+        let config = CUlaunchConfig {
+            gridDimX: cluster,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared_bytes,
+            hStream: ptr::null_mut(),
+            attrs: &raw mut extent,
+            numAttrs: 1,
+        };
+        let mut clusters = 0;
+        // SAFETY: a function of a loaded module; the configuration and what it points to outlive the call, and so does `clusters`. A
+        // driver that lacks the calls says so.
+        unsafe {
+            cuda_driver::allow_large_clusters(function) == sys::CUresult::CUDA_SUCCESS
+                && sys::cuOccupancyMaxActiveClusters(&mut clusters, function, &config) == sys::CUresult::CUDA_SUCCESS
+                && clusters > 0
+        }
     }
 
     /// Loads a kernel.

@@ -1,6 +1,7 @@
 //! Which kernels a layer takes on a device.
 
 use gpu_arch::Capability;
+use kernels_gpu::moe_route::abi::Route;
 use kernels_gpu::sorted::ROW_MULTIPLE;
 
 use super::MoeArguments;
@@ -46,8 +47,8 @@ pub(crate) struct MoeKernels {
     pub fp8: bool,
     /// The one that multiplies tokens in NVFP4, if those for them run there.
     pub nvfp4: Option<&'static dyn Nvfp4Products>,
-    /// Whether the build of `moe_route` has clusters and grids that overlap: those from sm_90 on do.
-    pub overlaps: bool,
+    /// The most blocks of a cluster, of the build of `moe_route` and the card; 1 if there are no clusters.
+    pub largest_cluster: u32,
 }
 
 impl MoeKernels {
@@ -57,9 +58,21 @@ impl MoeKernels {
         let all_run = |kernels: &[&dyn Kernel]| kernels.iter().all(|&kernel| runs(kernel));
         let fp8 = all_run(&FP8_KERNELS);
         let nvfp4 = NVFP4_PRODUCTS.iter().copied().find(|&products| all_run(&of_nvfp4(products)));
-        let overlaps = builds::find(MoeRoute.name(), device)?.arch().capability() >= (9, 0);
+        let has_clusters = builds::find(MoeRoute.name(), device)?.arch().capability() >= (9, 0);
+        let largest_cluster = if has_clusters { Route::PORTABLE_CLUSTER } else { 1 };
         let products = PRODUCTS.iter().copied().find(|&products| all_run(&of_bits16(products)))?;
-        Some(Self { products, fp8, nvfp4, overlaps })
+        Some(Self { products, fp8, nvfp4, largest_cluster })
+    }
+
+    /// The same on a card whose clusters may have so many blocks.
+    #[cfg(feature = "cuda")]
+    pub fn with_largest_cluster(self, largest_cluster: u32) -> Self {
+        Self { largest_cluster, ..self }
+    }
+
+    /// Whether the build of `moe_route` has grids that overlap: those with clusters have.
+    pub fn overlaps(self) -> bool {
+        self.largest_cluster > 1
     }
 
     /// The same with another kernel of products, if a caller has given code of one: that is the way to run one that is not the first
@@ -198,10 +211,10 @@ mod tests {
         let consumer = Some("moe_sm120");
         let expected = [None, portable, portable, hopper, blackwell, blackwell, consumer, consumer, portable];
         assert_eq!(devices, expected);
-        let overlaps = |device| MoeKernels::of(device).map(|kernels| kernels.overlaps);
+        let overlaps = |device| MoeKernels::of(device).map(|kernels| kernels.overlaps());
         assert_eq!([(8, 0), (9, 0), (10, 0), (12, 0)].map(overlaps), [false, true, true, true].map(Some));
         let given = MoeKernels::of((9, 0)).map(|kernels| kernels.with_code_of("moe_sm80"));
-        assert_eq!(given.map(|kernels| (kernels.products.name(), kernels.overlaps)), Some(("moe_sm80", true)));
+        assert_eq!(given.map(|kernels| (kernels.products.name(), kernels.overlaps())), Some(("moe_sm80", true)));
         let takes = |device| TokenFormat::ALL.map(|format| MoeKernels::of(device).unwrap().takes(format));
         assert_eq!(takes((9, 0)), [true, true, false]);
         assert_eq!([(10, 0), (12, 0)].map(takes), [[true, false, true]; 2]);

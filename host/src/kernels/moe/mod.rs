@@ -408,7 +408,7 @@ impl Chunk<'_> {
             row_multiple: routed.row_multiple,
             unused: 0,
         };
-        MoeRoute.route(route, self.kernels.overlaps)
+        MoeRoute.route(route, self.kernels.largest_cluster)
     }
 
     /// Tokens to the rows of experts that take them sorted.
@@ -426,7 +426,7 @@ impl Chunk<'_> {
             hidden: sizes.hidden as u32,
             token_type: output_code(sizes.dtype),
         };
-        MoeRoute.expand(expand, self.kernels.overlaps)
+        MoeRoute.expand(expand, self.kernels.overlaps())
     }
 
     /// Gate and up, or up alone.
@@ -644,7 +644,7 @@ impl Chunk<'_> {
             hidden: sizes.hidden as u32,
             unused: 0,
         };
-        MoeRoute.combine(combine, sizes.dtype, self.kernels.overlaps)
+        MoeRoute.combine(combine, sizes.dtype, self.kernels.overlaps())
     }
 }
 

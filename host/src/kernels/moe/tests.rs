@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use bytemuck::AnyBitPattern;
 use kernels_gpu::epilogue::NO_PARAMETERS;
-use kernels_gpu::moe_route::abi::{COMBINE_ENTRIES, EXPAND_ENTRY, Lists, ROUTE_ENTRY};
+use kernels_gpu::moe_route::abi::{COMBINE_ENTRIES, EXPAND_ENTRY, Lists, ROUTE_ENTRY, Route};
 use kernels_gpu::sorted::bits16_bytes;
 use kernels_gpu::units::matrix_bytes;
 
@@ -19,9 +19,11 @@ use crate::kernels::tensor_map::MapArguments;
 
 const SMS: u32 = 132;
 
-const HOPPER: MoeKernels = MoeKernels { products: &MoeSm90, fp8: true, nvfp4: None, overlaps: true };
-const CONSUMER: MoeKernels = MoeKernels { products: &MoeSm120, fp8: false, nvfp4: None, overlaps: true };
-const PORTABLE: MoeKernels = MoeKernels { products: &MoeSm80, fp8: false, nvfp4: None, overlaps: false };
+const HOPPER: MoeKernels =
+    MoeKernels { products: &MoeSm90, fp8: true, nvfp4: None, largest_cluster: Route::PORTABLE_CLUSTER };
+const CONSUMER: MoeKernels =
+    MoeKernels { products: &MoeSm120, fp8: false, nvfp4: None, largest_cluster: Route::PORTABLE_CLUSTER };
+const PORTABLE: MoeKernels = MoeKernels { products: &MoeSm80, fp8: false, nvfp4: None, largest_cluster: 1 };
 
 /// Where the workspace lies, and the layer's weights.
 const WORKSPACE: Address = 0x10_0000_0000;
@@ -285,7 +287,8 @@ fn with_tokens_in_fp8_each_product_multiplies_what_the_launch_before_it_has_roun
 #[test]
 fn tokens_in_nvfp4_are_quantised_before_each_product() {
     let sizes = MoeSizes { token_format: TokenFormat::Nvfp4, ..sizes(Some(96)) };
-    let kernels = MoeKernels { products: &MoeSm80, fp8: false, nvfp4: Some(&MoeSm100), overlaps: true };
+    let kernels =
+        MoeKernels { products: &MoeSm80, fp8: false, nvfp4: Some(&MoeSm100), largest_cluster: Route::PORTABLE_CLUSTER };
     let experts = PlacedExperts { input_scales: [0xA00, 0xB00], ..EXPERTS };
     let (layer, workspace) = (PlacedMoe { experts, ..layer(sizes) }, Workspace::at(&sizes, 100, WORKSPACE));
     let chain = launches(&layer, &arguments(100), &workspace, kernels, SMS).unwrap();
@@ -327,7 +330,8 @@ fn nvfp4_product(launch: &Launch) -> (kernels_gpu::moe_sm100::abi::Launch, Vec<M
 #[test]
 fn with_input_scales_gate_and_up_leave_to_down_what_it_multiplies() {
     let sizes = MoeSizes { token_format: TokenFormat::Nvfp4, input_scales: true, ..sizes(Some(96)) };
-    let kernels = MoeKernels { products: &MoeSm80, fp8: false, nvfp4: Some(&MoeSm100), overlaps: true };
+    let kernels =
+        MoeKernels { products: &MoeSm80, fp8: false, nvfp4: Some(&MoeSm100), largest_cluster: Route::PORTABLE_CLUSTER };
     let experts = PlacedExperts { input_scales: [0xA00, 0xB00], ..EXPERTS };
     let (layer, workspace) = (PlacedMoe { experts, ..layer(sizes) }, Workspace::at(&sizes, 100, WORKSPACE));
     for keeps_stages in [false, true] {

@@ -38,24 +38,26 @@ impl Kernel for MoeRoute {
 }
 
 impl MoeRoute {
-    /// The launch that makes lists and brings tokens into the order of K. `overlaps` says whether its build has clusters and grids
-    /// that overlap.
+    /// The launch that makes lists and brings tokens into the order of K, in clusters of up to so many blocks; its build has grids that
+    /// overlap if it has clusters.
     ///
     /// # Errors
     /// [`Error::TooLarge`] if that takes more blocks than a grid can have.
-    pub fn route(&self, route: Route, overlaps: bool) -> Result<Launch, Error> {
+    pub fn route(&self, route: Route, largest_cluster: u32) -> Result<Launch, Error> {
         let choices = u64::from(route.token_count) * u64::from(route.top_k);
-        let cluster = Route::cluster(choices, overlaps);
-        let blocks = if route.tokens == 0 {
-            Route::list_blocks(route.token_count, route.row_multiple, cluster)
+        let (cluster, blocks) = if route.tokens == 0 {
+            let cluster = Route::cluster(choices, largest_cluster);
+            (cluster, Route::list_blocks(route.token_count, route.row_multiple, cluster))
         } else {
-            Route::blocks(route.token_count, route.hidden, cluster)
+            // All blocks come in such clusters, also those that copy tokens.
+            let cluster = Route::cluster(choices, largest_cluster.min(Route::PORTABLE_CLUSTER));
+            (cluster, Route::blocks(route.token_count, route.hidden, cluster))
         };
         let blocks = Grid::blocks(blocks)?;
         let grid = Grid {
             cluster,
             shared_bytes: Route::shared_bytes(choices, route.experts, cluster),
-            overlaps,
+            overlaps: largest_cluster > 1,
             ..Grid::linear(ROUTE_ENTRY, blocks, Route::THREADS)
         };
         Ok(Launch::of_parameter(self.name(), grid, route))

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use bytemuck::Zeroable;
 use cuda_driver::sys::{self, CUdeviceptr, CUfunction, CUstream};
 use kernels_gpu::moe_pack::abi::{Pack, PackNvfp4};
+use kernels_gpu::moe_route::abi::{ROUTE_ENTRY, Route};
 use kernels_gpu::nvfp4_rows::{value_bytes, weight_scale_bytes};
 use kernels_gpu::units::matrix_bytes;
 
@@ -16,7 +17,7 @@ use crate::error::Error;
 use crate::format::BLOCK;
 use crate::fp4::InputScales;
 use crate::fp8::TokenFormat;
-use crate::kernels::launch::{ALIGNMENT, Launch};
+use crate::kernels::launch::{ALIGNMENT, Grid, Launch};
 use crate::kernels::moe::{
     self, MoeArguments, MoeKernels, PROJECTIONS, PackedWeights, PlacedExperts, PlacedMoe, Workspace, packing,
     row_order, workspace_bytes,
@@ -135,6 +136,8 @@ type Functions = [(&'static str, CUfunction)];
 pub struct MoeLauncher {
     /// Those that run on the device.
     pub(super) kernels: MoeKernels,
+    /// Blocks of the largest cluster that makes lists; known when the entry is loaded.
+    largest_cluster: Arc<OnceLock<u32>>,
     /// The entries for tokens of each of [`TokenFormat::ALL`], by name; good for as long as the device. They are loaded when the first
     /// such layer is packed.
     functions: Arc<[OnceLock<Box<Functions>>; TokenFormat::ALL.len()]>,
@@ -160,7 +163,7 @@ impl MoeLauncher {
             }
             None => kernels,
         };
-        Ok(Self { kernels, functions: Arc::default(), device })
+        Ok(Self { kernels, largest_cluster: Arc::default(), functions: Arc::default(), device })
     }
 
     /// Loads what a layer needs whose tokens have this format, before a stream may be captured.
@@ -171,9 +174,23 @@ impl MoeLauncher {
             self.device.standing.check(Subject::moe(token_format))?;
             let kernels = self.kernels.of_format(token_format).expect("checked above");
             let functions = self.device.functions(&kernels)?;
+            let _entered = self.device.enter()?;
+            self.largest_cluster.get_or_init(|| self.find_largest_cluster(&functions));
             place.get_or_init(|| functions.into());
         }
         Ok(())
+    }
+
+    /// Blocks of the largest cluster in which this card makes lists. The context is current.
+    fn find_largest_cluster(&self, functions: &Functions) -> u32 {
+        let large = Grid {
+            cluster: Route::MAX_CLUSTER,
+            shared_bytes: Route::MAX_SHARED_BYTES,
+            ..Grid::linear(ROUTE_ENTRY, Route::MAX_CLUSTER, Route::THREADS)
+        };
+        let route = functions.iter().find(|(entry, _)| *entry == ROUTE_ENTRY);
+        let takes = |&(_, function): &(_, CUfunction)| self.device.takes_large_clusters(function, &large);
+        if self.kernels.overlaps() && route.is_some_and(takes) { large.cluster } else { self.kernels.largest_cluster }
     }
 
     /// Queues the packing of a checkpoint's tensors, which are not needed any more when the stream has come past it.
@@ -424,10 +441,12 @@ impl MoeLauncher {
         workspace: CUdeviceptr,
         stream: CUstream,
     ) -> Result<usize, Error> {
+        let kernels =
+            self.largest_cluster.get().map_or(self.kernels, |&blocks| self.kernels.with_largest_cluster(blocks));
         let mut count = 0;
         for (_, chunk) in moe::chunks(&layer.sizes, arguments)? {
             let workspace = Workspace::at(&layer.sizes, chunk.token_count, workspace);
-            for launch in moe::launches(layer, &chunk, &workspace, self.kernels, self.device.info.sms)? {
+            for launch in moe::launches(layer, &chunk, &workspace, kernels, self.device.info.sms)? {
                 // SAFETY: `# Safety` above asks for the stream and for all that parameters point to; the device keeps the
                 // functions' modules.
                 unsafe { self.ready(&launch)?.queue(&self.device, stream)? };
