@@ -14,43 +14,36 @@ pub const N: u32 = 8;
 /// A lane's part of D: rows `group` and `group + 8`, of each the columns `2·thread` and the next.
 pub type Sums = [f32; 4];
 
-/// Loads four matrices of 8 rows of 16 bytes. Lane 8·i + r names the address of row r of matrix i; of each matrix a lane gets the
-/// four bytes from `4·thread` on of row `group` (`ldmatrix.sync.aligned.m8n8.x4.shared.b16`; sm_75 and up).
-///
-/// # Safety
-/// See the module: the same call by all lanes. `address` is a multiple of 16; 16 bytes of the block's shared memory lie there,
-/// initialised, and no thread writes them meanwhile.
-#[inline(always)]
-pub unsafe fn ldmatrix_x4_b16(address: SharedAddress) -> [u32; 4] {
-    let (a, b, c, d): (u32, u32, u32, u32);
-    // SAFETY: what `# Safety` above asks.
-    unsafe {
-        ptx!(
-            "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{{}, {}, {}, {}}}, [{}];",
-            out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg32) address.0,
-            options(readonly, nostack, preserves_flags)
-        )
-    };
-    [a, b, c, d]
+macro_rules! loads {
+    ($($(#[$doc:meta])* $name:ident = $instruction:literal;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// See the module: the same call by all lanes. `address` is a multiple of 16; 16 bytes of the block's shared memory lie there,
+        /// initialised, and no thread writes them meanwhile.
+        #[inline(always)]
+        pub unsafe fn $name(address: SharedAddress) -> [u32; 4] {
+            let (a, b, c, d): (u32, u32, u32, u32);
+            // SAFETY: what `# Safety` above asks.
+            unsafe {
+                ptx!(
+                    concat!($instruction, " {{{}, {}, {}, {}}}, [{}];"),
+                    out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg32) address.0,
+                    options(readonly, nostack, preserves_flags)
+                )
+            };
+            [a, b, c, d]
+        }
+    )*};
 }
 
-/// As [`ldmatrix_x4_b16`], the matrices transposed: a lane gets the elements `group` of the rows `2·thread` and the next
-/// (`ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16`; sm_75 and up).
-///
-/// # Safety
-/// As [`ldmatrix_x4_b16`].
-#[inline(always)]
-pub unsafe fn ldmatrix_x4_trans_b16(address: SharedAddress) -> [u32; 4] {
-    let (a, b, c, d): (u32, u32, u32, u32);
-    // SAFETY: what `# Safety` above asks.
-    unsafe {
-        ptx!(
-            "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{{}, {}, {}, {}}}, [{}];",
-            out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg32) address.0,
-            options(readonly, nostack, preserves_flags)
-        )
-    };
-    [a, b, c, d]
+loads! {
+    /// Loads four matrices of 8 rows of 16 bytes. Lane 8·i + r names the address of row r of matrix i; of each matrix a lane gets the
+    /// four bytes from `4·thread` on of row `group` (`ldmatrix.sync.aligned.m8n8.x4.shared.b16`; sm_75 and up).
+    ldmatrix_x4_b16 = "ldmatrix.sync.aligned.m8n8.x4.shared.b16";
+    /// As [`ldmatrix_x4_b16`], the matrices transposed: a lane gets the elements `group` of the rows `2·thread` and the next
+    /// (`ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16`; sm_75 and up).
+    ldmatrix_x4_trans_b16 = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16";
 }
 
 /// Stores four matrices of 8 rows of 16 bytes, what [`ldmatrix_x4_b16`] would load from there

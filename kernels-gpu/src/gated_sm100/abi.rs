@@ -263,8 +263,7 @@ pub enum Roles {
 /// One way to build the kernel, and what it takes of the hardware.
 ///
 /// Shared memory of a block: stages (in the end places for sums of other blocks), then two buffers for each epilogue warp, then slots,
-/// then barriers. A stage: a tile of each
-/// matrix of weights, a tile of tokens, the scales of each matrix, the scales of the tokens.
+/// then barriers. A stage: a tile of each matrix of weights, a tile of tokens, the scales of each matrix, the scales of the tokens.
 ///
 /// What does not fit does not compile:
 ///

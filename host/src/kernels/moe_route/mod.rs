@@ -84,3 +84,24 @@ impl MoeRoute {
         Ok(Launch::of_parameter(self.name(), grid, combine))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use bytemuck::Zeroable;
+
+    use super::*;
+
+    #[test]
+    fn many_choices_have_the_largest_cluster_that_the_card_takes_unless_tokens_are_copied_too() {
+        let grid = |tokens: u64, token_count: u32, largest_cluster: u32| {
+            let lists = Route { top_k: 8, experts: 256, tile_tokens: 64, row_multiple: 8, ..Route::zeroed() };
+            let route = Route { tokens, token_count, hidden: 64, ..lists };
+            let grid = MoeRoute.route(route, largest_cluster).unwrap().grid;
+            assert!(grid.blocks.is_multiple_of(grid.cluster) && grid.shared_bytes <= Route::MAX_SHARED_BYTES);
+            (grid.cluster, grid.overlaps)
+        };
+        assert_eq!([1, 8, 16].map(|largest| grid(0, 8192, largest)), [(1, false), (8, true), (16, true)]);
+        assert_eq!(grid(0x1000, 8192, 16), (8, true));
+        assert_eq!([128, 512, 1024, 2048].map(|tokens| grid(0, tokens, 16).0), [1, 4, 8, 16]);
+    }
+}
