@@ -28,7 +28,7 @@ mod moe_nvfp4_sm120;
 pub(crate) mod moe_pack;
 mod moe_quantize;
 mod moe_quantize_nvfp4;
-mod moe_route;
+pub(crate) mod moe_route;
 mod moe_sm100;
 mod moe_sm120;
 mod moe_sm80;

@@ -7,9 +7,6 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::{fs, ptr};
 
-use cuda_driver::abi::{
-    CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, CUlaunchAttribute, CUlaunchAttributeValue, CUlaunchConfig,
-};
 use cuda_driver::cust::CudaApiVersion;
 use cuda_driver::cust::context::{Context, ContextHandle, CurrentContext};
 use cuda_driver::cust::device::{self, DeviceAttribute};
@@ -18,6 +15,7 @@ use cuda_driver::cust::module::Module;
 use cuda_driver::{Failure, last_failure, sys};
 use gpu_arch::Capability;
 
+use super::config::{cluster_attribute, launch_config};
 use super::standing::{Card, Code, Standing};
 use super::verdicts::{Tried, Verdict, Verdicts};
 use crate::error::Error;
@@ -260,23 +258,8 @@ impl Device {
     /// Whether this card runs a launch whose clusters have more blocks than every card takes. If so, the function may be launched so.
     /// The context is current.
     pub fn takes_large_clusters(&self, function: sys::CUfunction, grid: &Grid) -> bool {
-        let Grid { cluster, threads, shared_bytes, .. } = *grid;
-        let mut extent = CUlaunchAttribute {
-            id: CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
-            value: CUlaunchAttributeValue { cluster_dim: [cluster, 1, 1] },
-        };
-        let config = CUlaunchConfig {
-            gridDimX: cluster,
-            gridDimY: 1,
-            gridDimZ: 1,
-            blockDimX: threads,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: shared_bytes,
-            hStream: ptr::null_mut(),
-            attrs: &raw mut extent,
-            numAttrs: 1,
-        };
+        let mut attributes = [cluster_attribute(grid.cluster)];
+        let config = launch_config(grid, ptr::null_mut(), &mut attributes);
         let mut clusters = 0;
         // SAFETY: a function of a loaded module; the configuration and what it points to outlive the call, and so does `clusters`. A
         // driver that lacks the calls says so.

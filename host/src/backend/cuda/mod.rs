@@ -17,6 +17,7 @@
 //! ```
 
 mod buffer;
+mod config;
 mod device;
 mod event;
 mod graph;

@@ -5,12 +5,12 @@ use std::ffi::c_void;
 use std::ptr;
 
 use cuda_driver::abi::{
-    CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, CUlaunchAttribute,
-    CUlaunchAttributeValue, CUlaunchConfig,
+    CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, CUlaunchAttribute, CUlaunchAttributeValue,
 };
 use cuda_driver::sys::{self, CUfunction, CUstream};
 
 use super::buffer::{Arena, Room};
+use super::config::{cluster_attribute, launch_config};
 use super::device::Device;
 use super::event::Event;
 use super::graph::Graph;
@@ -45,23 +45,10 @@ impl ReadyLaunch {
                     id: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
                     value: CUlaunchAttributeValue { programmatic_stream_serialization_allowed: 1 },
                 },
-                CUlaunchAttribute {
-                    id: CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
-                    value: CUlaunchAttributeValue { cluster_dim: [cluster, 1, 1] },
-                },
+                cluster_attribute(cluster),
             ];
-            let config = CUlaunchConfig {
-                gridDimX: blocks,
-                gridDimY: 1,
-                gridDimZ: 1,
-                blockDimX: threads,
-                blockDimY: 1,
-                blockDimZ: 1,
-                sharedMemBytes: shared_bytes,
-                hStream: stream,
-                attrs: attributes.as_mut_ptr(),
-                numAttrs: if cluster > 1 { 2 } else { 1 },
-            };
+            let attributes = if cluster > 1 { &mut attributes[..] } else { &mut attributes[..1] };
+            let config = launch_config(&self.grid, stream, attributes);
             // SAFETY: the function has one parameter, of this type; the driver copies it and the configuration. `# Safety`
             // above asks for the stream, the function, the descriptors and what they point to.
             return device.check_raw(unsafe { sys::cuLaunchKernelEx(&config, self.function, parameters, extra) });

@@ -38,6 +38,16 @@ impl Kernel for MoeRoute {
 }
 
 impl MoeRoute {
+    /// A grid of one cluster of the largest size that makes lists.
+    #[cfg(feature = "cuda")]
+    pub fn largest_cluster() -> Grid {
+        Grid {
+            cluster: Route::MAX_CLUSTER,
+            shared_bytes: Route::MAX_SHARED_BYTES,
+            ..Grid::linear(ROUTE_ENTRY, Route::MAX_CLUSTER, Route::THREADS)
+        }
+    }
+
     /// The launch that makes lists and brings tokens into the order of K, in clusters of up to so many blocks; its build has grids that
     /// overlap if it has clusters.
     ///

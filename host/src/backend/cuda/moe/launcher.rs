@@ -5,7 +5,6 @@ use std::sync::{Arc, OnceLock};
 use bytemuck::Zeroable;
 use cuda_driver::sys::{self, CUdeviceptr, CUfunction, CUstream};
 use kernels_gpu::moe_pack::abi::{Pack, PackNvfp4};
-use kernels_gpu::moe_route::abi::{ROUTE_ENTRY, Route};
 use kernels_gpu::nvfp4_rows::{value_bytes, weight_scale_bytes};
 use kernels_gpu::units::matrix_bytes;
 
@@ -17,13 +16,14 @@ use crate::error::Error;
 use crate::format::BLOCK;
 use crate::fp4::InputScales;
 use crate::fp8::TokenFormat;
-use crate::kernels::launch::{ALIGNMENT, Grid, Launch};
+use crate::kernels::launch::{ALIGNMENT, Launch};
 use crate::kernels::moe::{
     self, MoeArguments, MoeKernels, PROJECTIONS, PackedWeights, PlacedExperts, PlacedMoe, Workspace, packing,
     row_order, workspace_bytes,
 };
 use crate::kernels::moe_pack::MoePack;
 use crate::kernels::moe_pack::row_order::RowOrder;
+use crate::kernels::moe_route::MoeRoute;
 use crate::kernels::{Subject, builds};
 use crate::moe::MoeSizes;
 
@@ -183,12 +183,8 @@ impl MoeLauncher {
 
     /// Blocks of the largest cluster in which this card makes lists. The context is current.
     fn find_largest_cluster(&self, functions: &Functions) -> u32 {
-        let large = Grid {
-            cluster: Route::MAX_CLUSTER,
-            shared_bytes: Route::MAX_SHARED_BYTES,
-            ..Grid::linear(ROUTE_ENTRY, Route::MAX_CLUSTER, Route::THREADS)
-        };
-        let route = functions.iter().find(|(entry, _)| *entry == ROUTE_ENTRY);
+        let large = MoeRoute::largest_cluster();
+        let route = functions.iter().find(|(entry, _)| *entry == large.entry);
         let takes = |&(_, function): &(_, CUfunction)| self.device.takes_large_clusters(function, &large);
         if self.kernels.overlaps() && route.is_some_and(takes) { large.cluster } else { self.kernels.largest_cluster }
     }
