@@ -179,6 +179,7 @@ fn page(runs: &[Run], measurements: &Measurements) -> anyhow::Result<String> {
         let times = accepted(measurements, &kernels, without, with) + &accepted_in_model(&modelled, without, with);
         fill(&format!("times {change}"), times)?;
     }
+    fill("triton", triton(&time_model::triton_unmeasured()?))?;
     fill("measurements", measured(measurements)?)?;
     fill("steps", steps_text(&steps(STEPS)?))?;
     fill("modelled steps", steps_text(&steps(MODELLED_STEPS)?))?;
@@ -331,6 +332,17 @@ fn accepted_in_model(modelled: &BTreeMap<(String, String), f64>, without: &str, 
         name(without),
         ratios.len(),
         if mean >= ACCEPTED && *least >= 1.0 { "hold" } else { "not hold" }
+    )
+}
+
+/// What a kernel of Triton's takes in the model of a B200, beside this one.
+fn triton(ratios: &[(&str, f64)]) -> String {
+    let Some((closest, least)) = ratios.iter().min_by(|a, b| a.1.total_cmp(&b.1)) else { return String::new() };
+    let mean = geomean(ratios.iter().map(|(_, ratio)| *ratio));
+    format!(
+        "- Modelled for a B200 ([time-model.md](time-model.md)), no card's time: Triton takes {mean:.2} times as long as `gated_sm100` on the \
+         geometric mean of {} shapes, at least {least:.2} times ({closest}).\n",
+        ratios.len()
     )
 }
 

@@ -13,10 +13,11 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
-use ptx_emulator::Card;
+use ptx_emulator::{Card, Listing, Timeline, launch_json::LaunchFile};
 use serde::{Deserialize, Serialize};
 
 use public::Public;
+use triton::Tile;
 
 use crate::{
     document::{self, Mode},
@@ -27,6 +28,7 @@ use crate::{
 };
 
 mod public;
+mod triton;
 
 /// Renew docs/time-model.md from predictions and measurements.
 #[derive(clap::Args)]
@@ -43,6 +45,9 @@ pub struct Args {
     /// Predict kernels of others for a B200: a checkout of gau-nernst/gpu-mode-kernels at aee9cda6, which nvcc builds
     #[arg(long, value_name = "FOLDER", conflicts_with = "check")]
     public: Option<PathBuf>,
+    /// Predict Triton's kernels: a python3 with Triton (3.9.0 for a B200, 3.6.0 for an H100) and numpy
+    #[arg(long, value_name = "PYTHON", conflicts_with = "check")]
+    triton: Option<PathBuf>,
     /// Install ptxas and nvdisasm from PyPI under target/ if there are none
     #[arg(long)]
     install: bool,
@@ -56,11 +61,19 @@ const TEMPLATE: &str = include_str!("time_model.md");
 const COMMAND: &str = "cargo xtask time-model";
 const PREDICTIONS: &str = "docs/time-model.json";
 
-/// What was measured of grouped products: a file, and its contenders with how `--variant` calls them. Of a point the last file counts.
-const GROUPED: [(&str, &[(&str, &str)]); 3] = [
-    ("docs/measurements/h200.json", &[("gated_sm90", ""), (PORTABLE, PORTABLE)]),
-    ("docs/measurements/h200-dual.json", &[("gated_sm90", "")]),
+/// The cards that were measured. On the second one are no constants of its own but its memory's.
+const CARDS: [&str; 2] = ["h200", "h100"];
+const H200: &str = CARDS[0];
+const H100: &str = CARDS[1];
+
+/// What was measured of grouped products: the card, a file, and its contenders with how `--variant` calls them. Of a point the last file
+/// counts.
+const GROUPED: [(&str, &str, &[(&str, &str)]); 4] = [
+    (H200, "docs/measurements/h200.json", &[("gated_sm90", ""), (PORTABLE, PORTABLE)]),
+    (H200, "docs/measurements/h200-dual.json", &[("gated_sm90", "")]),
+    (H100, "docs/measurements/h100.json", &[("gated_sm90", "")]),
     (
+        H200,
         "docs/measurements/h200-schedules.json",
         &[("gated_sm90,per-group", "per-group"), ("gated_sm90,unfused", "unfused")],
     ),
@@ -68,13 +81,13 @@ const GROUPED: [(&str, &[(&str, &str)]); 3] = [
 
 /// The portable kernel, of which so many multiprocessors of the card are run, since all of them take hours.
 const PORTABLE: &str = "gated_simt";
-const SAMPLE: &str = "4";
+const SAMPLE: u32 = 4;
 
 /// What was measured of linear layers.
-const LINEAR: &str = "docs/h200-linear.json";
+const LINEAR: [(&str, &str); 2] = [(H200, "docs/h200-linear.json"), (H100, "docs/h100-linear.json")];
 
 /// What was measured of whole layers, and what their models are called here.
-const LAYERS: &str = "docs/h200-layer.json";
+const LAYERS: [(&str, &str); 2] = [(H200, "docs/h200-layer.json"), (H100, "docs/h100-layer.json")];
 const MODELS: [(&str, &str); 4] = [
     ("qwen3-30b", "qwen3-30b-a3b"),
     ("mixtral-8x7b", "mixtral-8x7b"),
@@ -84,9 +97,6 @@ const MODELS: [(&str, &str); 4] = [
 
 /// The fewest tokens of a layer whose experts are spread over cards that are compared.
 const RANK_TOKENS: usize = 128;
-
-/// The card that they were measured on.
-const CARD: &str = "h200";
 
 /// The card that nobody has measured, and the shapes on which its kernel runs in the model as it is chosen unasked.
 const UNMEASURED: &str = "b200";
@@ -144,8 +154,23 @@ struct Point {
     /// Nothing where the card is [`UNMEASURED`].
     us: Option<f64>,
     card: &'static str,
-    /// How `nvfp4 run` computes the same.
-    arguments: Vec<String>,
+    way: Way,
+}
+
+/// How a point is computed in the emulator.
+enum Way {
+    /// By `nvfp4 run` with these arguments.
+    Command(Vec<String>),
+    /// By a kernel that Triton compiles.
+    Triton(Tile),
+}
+
+impl Point {
+    /// A point of a card: its name begins with the card's, but for those of the first one.
+    fn measured(card: &'static str, name: String, us: f64, way: Way) -> Self {
+        let name = if card == H200 { name } else { format!("{card} {name}") };
+        Self { name, us: Some(us), card, way }
+    }
 }
 
 /// What is kept of a prediction.
@@ -245,7 +270,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         };
         let path = path_with_tools(args.install)?;
         for point in points.iter().filter(|point| args.asks_for(&point.name)) {
-            let prediction = predict(&command, &path, point)?;
+            let Way::Command(arguments) = &point.way else { continue };
+            let prediction = predict(&command, &path, point, arguments)?;
             let measured = point.us.map_or_else(String::new, |us| format!(", measured {us:.2}"));
             println!("{}: {:.2} us{measured}", point.name, prediction.us);
             kept.insert(point.name.clone(), prediction);
@@ -257,6 +283,25 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             let prediction = kernel.predict(checkout, args.install)?;
             println!("{}: {:.2} us, published {:.2}", kernel.name, prediction.us, kernel.us);
             kept.insert(kernel.point(), prediction);
+            keep(&kept)?;
+        }
+    }
+    if let Some(python) = &args.triton {
+        let measured = points.iter().filter_map(|point| match &point.way {
+            Way::Triton(tile) if args.asks_for(&point.name) => Some((point, tile)),
+            _ => None,
+        });
+        for (point, tile) in measured {
+            let prediction = tile.predict(python, args.install)?;
+            println!("{}: {:.2} us, measured {:.2}", point.name, prediction.us, point.us.unwrap_or_default());
+            kept.insert(point.name.clone(), prediction);
+            keep(&kept)?;
+        }
+        for shape in triton::SHAPES.into_iter().filter(|shape| args.asks_for(&triton::point(shape))) {
+            let (tiling, prediction) = triton::fastest(python, shape, args.install)?;
+            println!("{}: {:.2} us, {tiling}", triton::point(shape), prediction.us);
+            kept.retain(|name, _| triton::tiling(name, shape).is_none());
+            kept.insert(format!("{} {tiling}", triton::point(shape)), prediction);
             keep(&kept)?;
         }
     }
@@ -275,6 +320,12 @@ pub fn unmeasured() -> anyhow::Result<BTreeMap<(String, String), f64>> {
     Ok(names.collect())
 }
 
+/// How many times as long as the kernel of a B200 Triton's takes there in the model, by shape.
+pub fn triton_unmeasured() -> anyhow::Result<Vec<(&'static str, f64)>> {
+    let kept = kept()?;
+    Ok(triton::times(&kept).into_iter().map(|(shape, _, rival, own)| (shape, rival.us / own)).collect())
+}
+
 fn keep(kept: &BTreeMap<String, Prediction>) -> anyhow::Result<()> {
     let text = serde_json::to_string_pretty(kept)? + "\n";
     fs::write(workspace::root().join(PREDICTIONS), text).with_context(|| format!("cannot write {PREDICTIONS}"))
@@ -291,19 +342,24 @@ fn of_b200(variant: &str, shape: &str) -> Point {
         arguments.extend(["--variant".to_owned(), variant.to_owned()]);
     }
     let words = [UNMEASURED, variant, shape].into_iter().filter(|word| !word.is_empty());
-    Point { name: words.collect::<Vec<_>>().join(" "), us: None, card: UNMEASURED, arguments }
+    Point { name: words.collect::<Vec<_>>().join(" "), us: None, card: UNMEASURED, way: Way::Command(arguments) }
+}
+
+/// What is kept of the kernel of a B200 on a shape, as it is chosen unasked.
+fn kept_of_b200<'a>(kept: &'a BTreeMap<String, Prediction>, shape: &str) -> Option<&'a Prediction> {
+    kept.get(&of_b200("", shape).name)
 }
 
 /// How a card of compute capability 12.x is run on a point.
 fn of_consumer(card: &'static str, name: &str, arguments: &str) -> Point {
     let arguments = arguments.split(' ').map(str::to_owned).collect();
-    Point { name: format!("{card} {name}"), us: None, card, arguments }
+    Point { name: format!("{card} {name}"), us: None, card, way: Way::Command(arguments) }
 }
 
 /// All times that can be predicted, but for those that nobody has measured and nothing compares.
 fn points() -> anyhow::Result<Vec<Point>> {
     let mut points = Vec::new();
-    for (file, contenders) in GROUPED {
+    for (card, file, contenders) in GROUPED {
         let measured: Measured = serde_json::from_str(&document::read(file)?).context(file)?;
         for (contender, variant) in contenders {
             for (shape, times) in &measured.shapes {
@@ -313,37 +369,47 @@ fn points() -> anyhow::Result<Vec<Point>> {
                     arguments.extend(["--variant".to_owned(), (*variant).to_owned()]);
                 }
                 if *variant == PORTABLE {
-                    arguments.extend(["--sample".to_owned(), SAMPLE.to_owned()]);
+                    arguments.extend(["--sample".to_owned(), SAMPLE.to_string()]);
                 }
-                let name = format!("{contender} {shape}");
-                points.retain(|earlier: &Point| earlier.name != name);
-                points.push(Point { name, us: Some(*median), card: CARD, arguments });
+                let point = Point::measured(card, format!("{contender} {shape}"), *median, Way::Command(arguments));
+                points.retain(|earlier: &Point| earlier.name != point.name);
+                points.push(point);
             }
         }
     }
-    let layers: MeasuredLayers = serde_json::from_str(&document::read(LAYERS)?).context(LAYERS)?;
-    for (name, layer) in &layers.points {
-        let shape = MODELS.iter().find(|(model, _)| *model == layer.model).map(|(_, shape)| *shape);
-        let shape = shape.with_context(|| format!("{LAYERS}: no layer here is called {}", layer.model))?;
-        // Not measured; or tokens whose experts are all on other cards, which no routing here makes.
-        // As a graph, which its host does not slow.
-        let Some(Median { median }) = layer.us.get("layer-graph").filter(|_| layer.routing != "elsewhere") else {
-            continue;
-        };
-        // How many experts of a rank a few tokens hit is luck, which no two seeds share.
-        if shape.ends_with("-rank") && layer.tokens < RANK_TOKENS {
-            continue;
+    for (card, file) in LAYERS {
+        let layers: MeasuredLayers = serde_json::from_str(&document::read(file)?).context(file)?;
+        for (name, layer) in &layers.points {
+            let shape = MODELS.iter().find(|(model, _)| *model == layer.model).map(|(_, shape)| *shape);
+            let shape = shape.with_context(|| format!("{file}: no layer here is called {}", layer.model))?;
+            // Not measured; or tokens whose experts are all on other cards, which no routing here makes.
+            // As a graph, which its host does not slow.
+            let Some(Median { median }) = layer.us.get("layer-graph").filter(|_| layer.routing != "elsewhere") else {
+                continue;
+            };
+            // How many experts of a rank a few tokens hit is luck, which no two seeds share.
+            if shape.ends_with("-rank") && layer.tokens < RANK_TOKENS {
+                continue;
+            }
+            let words = ["--op", "moe", "--shape", shape, "--routing", &layer.routing, "--tokens"];
+            let arguments = words.iter().map(|word| (*word).to_owned()).chain([layer.tokens.to_string()]).collect();
+            points.push(Point::measured(card, format!("layer {name}"), *median, Way::Command(arguments)));
         }
-        let words = ["--op", "moe", "--shape", shape, "--routing", &layer.routing, "--tokens"];
-        let arguments = words.iter().map(|word| (*word).to_owned()).chain([layer.tokens.to_string()]).collect();
-        points.push(Point { name: format!("layer {name}"), us: Some(*median), card: CARD, arguments });
     }
-    let linears: MeasuredLinears = serde_json::from_str(&document::read(LINEAR)?).context(LINEAR)?;
-    for (name, MeasuredLinear { n, k, tokens, us }) in &linears.points {
-        let Some(Median { median }) = us.get("linear") else { continue };
-        let arguments =
-            ["--op", "linear", "--shape"].into_iter().map(str::to_owned).chain([format!("{tokens},{n},{k}")]).collect();
-        points.push(Point { name: format!("linear {name}"), us: Some(*median), card: CARD, arguments });
+    for (card, file) in LINEAR {
+        let linears: MeasuredLinears = serde_json::from_str(&document::read(file)?).context(file)?;
+        for (name, MeasuredLinear { n, k, tokens, us }) in &linears.points {
+            let Some(Median { median }) = us.get("linear") else { continue };
+            let words = ["--op".to_owned(), "linear".to_owned(), "--shape".to_owned(), format!("{tokens},{n},{k}")];
+            points.push(Point::measured(card, format!("linear {name}"), *median, Way::Command(words.into())));
+        }
+    }
+    let tilings: Measured = serde_json::from_str(&document::read(triton::MEASURED)?).context(triton::MEASURED)?;
+    for (shape, times) in tilings.shapes {
+        for (tiling, Median { median }) in times.us {
+            let name = format!("Triton {shape} {tiling}");
+            points.push(Point::measured(H100, name, median, Way::Triton(Tile { shape: shape.clone(), tiling })));
+        }
     }
     points.extend(UNMEASURED_SHAPES.map(|shape| of_b200("", shape)));
     let consumer =
@@ -361,7 +427,7 @@ fn path_with_tools(install: bool) -> anyhow::Result<std::ffi::OsString> {
     Ok(env::join_paths(folders.chain(env::split_paths(&before)))?)
 }
 
-fn predict(nvfp4: &Path, path: &OsStr, point: &Point) -> anyhow::Result<Prediction> {
+fn predict(nvfp4: &Path, path: &OsStr, point: &Point, arguments: &[String]) -> anyhow::Result<Prediction> {
     let mut command = Command::new(nvfp4);
     command.args([
         "run",
@@ -375,8 +441,7 @@ fn predict(nvfp4: &Path, path: &OsStr, point: &Point) -> anyhow::Result<Predicti
         "--verify",
         "off",
     ]);
-    let (json, _) =
-        tools::output(command.args(&point.arguments).env("PATH", path)).with_context(|| point.name.clone())?;
+    let (json, _) = tools::output(command.args(arguments).env("PATH", path)).with_context(|| point.name.clone())?;
     let Printed { predicted_us, bytes, prediction } = serde_json::from_str(&json).context("nvfp4's JSON")?;
     let launches = &prediction.launches;
     let phases = launches.iter().flat_map(|launch| &launch.phases);
@@ -393,6 +458,29 @@ impl Prediction {
         let bound = longest.filter(|(_, busy, _)| *busy >= BUSY).map_or("latency", |(_, _, unit)| unit);
         Self { us: (us * 100.0).round() / 100.0, bound: bound.to_owned(), from_machine_code, bytes: None }
     }
+}
+
+/// The clock of a card, for launches whose results nobody needs.
+fn timeline(card: &str) -> anyhow::Result<Timeline> {
+    Ok(Timeline::new(Card::named(card).context("a card's name")?).without_values())
+}
+
+/// Predicts a launch of PTX that lies in a folder as `kernel.ptx`, by the machine code that ptxas makes of it for the timeline's card.
+fn time_launch(mut timeline: Timeline, folder: &Path, launch: &str, install: bool) -> anyhow::Result<Prediction> {
+    let file = |name: &str| folder.join(name);
+    let mut ptxas = Command::new(PTXAS.find(install)?);
+    ptxas
+        .args(["-lineinfo", "--gpu-name", timeline.card().arch, "-o"])
+        .arg(file("kernel.cubin"))
+        .arg(file("kernel.ptx"));
+    tools::output(&mut ptxas)?;
+    let mut nvdisasm = Command::new(NVDISASM.find(install)?);
+    let (listing, _) = tools::output(nvdisasm.args(["-gp", "-hex", "-c"]).arg(file("kernel.cubin")))?;
+    timeline.add_listing(Listing::parse(&listing).into());
+    LaunchFile::parse(launch)?.prepare(folder)?.time(&mut timeline)?;
+    let launch = timeline.launches().first().context("a launch")?;
+    let phases = launch.phases.iter().map(|phase| (phase.to_us - phase.from_us, phase.busy, phase.unit));
+    Ok(Prediction::new(timeline.predicted_us(), phases, launch.from_machine_code))
 }
 
 /// Shares of points whose errors are within some bounds, and the median error.
@@ -412,20 +500,51 @@ fn summary(errors: &mut [f64]) -> String {
 
 fn page(points: &[Point], kept: &BTreeMap<String, Prediction>) -> anyhow::Result<String> {
     let mut text = TEMPLATE.to_owned();
-    text += "\n## Against an H200\n\n";
-    text += &format!(
-        "Measured: medians of docs/measurements/h200.json, h200-dual.json and h200-schedules.json (one product, by launch schedule), of {LINEAR} and of \
-         {LAYERS} (a whole layer as a graph, of another seed's routing). Predicted: `nvfp4 run --backend emulated --timed --gpu {CARD} --no-values`; \
-         {PORTABLE} by `--sample {SAMPLE}`. Machine code is that of ptxas 13.5.37, here and below. No constant is fitted to any of them.\n\n"
-    );
-    let mut table = Table::new(1, &["point", "measured us", "predicted us", "error", "bound by", ""]);
-    let (mut errors, mut misses) = (BTreeMap::<&str, Vec<f64>>::new(), Vec::new());
     let known = points.iter().map(|point| point.name.clone()).chain(public::KERNELS.iter().map(Public::point));
     let known: BTreeSet<String> = known.collect();
-    if let Some(unknown) = kept.keys().find(|name| !known.contains(*name)) {
+    let is_known =
+        |name: &str| known.contains(name) || triton::SHAPES.iter().any(|shape| triton::tiling(name, shape).is_some());
+    if let Some(unknown) = kept.keys().find(|name| !is_known(name)) {
         bail!("{PREDICTIONS}: {unknown} was predicted and not measured");
     }
-    for Point { name, us, .. } in points {
+    let files = |of: &str| {
+        let grouped = GROUPED.iter().map(|(card, file, _)| (*card, *file));
+        let all = grouped.chain(LAYERS).chain(LINEAR).chain([(H100, triton::MEASURED)]);
+        all.filter(|(card, _)| *card == of).map(|(_, file)| file).collect::<Vec<_>>().join(", ")
+    };
+    text += &format!(
+        "\n## Against an H200\n\nMeasured: medians of {}: single products, by launch schedule too, linear layers, and whole layers as a graph, of \
+         another seed's routing. Predicted: `nvfp4 run --backend emulated --timed --gpu {H200} --no-values`; {PORTABLE} by `--sample {SAMPLE}`. \
+         Machine code is that of ptxas 13.5.37, here and below. No constant is fitted to any of them.\n\n",
+        files(H200)
+    );
+    text += &comparison(H200, points, kept)?;
+    text += &format!(
+        "\n## Against an H100\n\nThe chip of an H200 with another memory: the model has its latency and its bandwidth from benches/probes on \
+         that H100, and everything else from the H200. Measured: {}, of the kernels that are predicted. `Triton` is the benchmark's peer (benches/hopper/triton_decode_kernel.py), a tiling a point: tokens and rows, elements of K, \
+         warps, stages; predicted by `{COMMAND} --triton PYTHON` with Triton 3.6.0, as it was measured with, from {SAMPLE} multiprocessors.\n\n",
+        files(H100)
+    );
+    text += &comparison(H100, points, kept)?;
+    text += NOT_COMPARED;
+    text += &others(kept)?;
+    text += &blackwell(kept)?;
+    text += &triton::page(kept)?;
+    text += &consumer(kept)?;
+    for name in Card::NAMES {
+        let card = Card::named(name).context("a card's own name")?;
+        text += &format!("\n## Constants: {name}, {} multiprocessors\n\n{card}", card.sms);
+    }
+    Ok(text)
+}
+
+/// Every point of a card that was measured and predicted, and how far predictions are off.
+fn comparison(card: &str, points: &[Point], kept: &BTreeMap<String, Prediction>) -> anyhow::Result<String> {
+    let points = || points.iter().filter(|point| point.card == card && point.us.is_some());
+    let mut text = String::new();
+    let mut table = Table::new(1, &["point", "measured us", "predicted us", "error", "bound by", ""]);
+    let (mut errors, mut misses) = (BTreeMap::<&str, Vec<f64>>::new(), Vec::new());
+    for Point { name, us, .. } in points() {
         let (Some(prediction), Some(us)) = (kept.get(name), us) else { continue };
         let (error, fitted) = (prediction.us / us - 1.0, FITTED.contains(&&**name));
         if !fitted {
@@ -459,20 +578,12 @@ fn page(points: &[Point], kept: &BTreeMap<String, Prediction>) -> anyhow::Result
     } else {
         format!("\nOff by more than {:.0} %: {}.\n", 100.0 * MISS, misses.join(", "))
     };
-    let missing = points.iter().filter(|point| point.us.is_some() && !kept.contains_key(&point.name)).count();
+    let missing = points().filter(|point| !kept.contains_key(&point.name)).count();
     if missing > 0 {
         text += &format!(
             "\n{missing} more were measured and are not yet predicted; `{COMMAND} --predict --point NAME` predicts those whose names begin \
              so (gated_sm90, layer qwen3-30b, b200).\n"
         );
-    }
-    text += NOT_COMPARED;
-    text += &others(kept)?;
-    text += &blackwell(kept)?;
-    text += &consumer(kept)?;
-    for name in Card::NAMES {
-        let card = Card::named(name).context("a card's own name")?;
-        text += &format!("\n## Constants: {name}, {} multiprocessors\n\n{card}", card.sms);
     }
     Ok(text)
 }
@@ -517,7 +628,7 @@ fn blackwell(kept: &BTreeMap<String, Prediction>) -> anyhow::Result<String> {
     let mut table = Table::new(1, &header);
     let mut ratios = Vec::new();
     for shape in UNMEASURED_SHAPES {
-        let Some(prediction) = kept.get(&of_b200("", shape).name) else { continue };
+        let Some(prediction) = kept_of_b200(kept, shape) else { continue };
         let known = work::shape(shape).with_context(|| format!("no shape {shape}"))?;
         let us = |us: Option<f64>| us.map_or_else(|| "–".to_owned(), |us| format!("{us:.1}"));
         let of_shape = public::KERNELS.iter().filter(|kernel| kernel.name.ends_with(&format!(" {shape}")));

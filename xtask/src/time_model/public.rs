@@ -6,11 +6,10 @@
 use std::{fs, path::Path, process::Command};
 
 use anyhow::{Context, ensure};
-use ptx_emulator::{Card, Listing, Timeline, launch_json::LaunchFile};
 use serde_json::{Value, json};
 
-use super::Prediction;
-use crate::tools::{self, NVDISASM, PTXAS};
+use super::{Prediction, UNMEASURED, time_launch, timeline};
+use crate::tools;
 
 /// A kernel and sizes on which its time was published.
 pub struct Public {
@@ -113,17 +112,7 @@ impl Public {
         let mut nvcc = Command::new("nvcc");
         tools::output(nvcc.args(options).arg(file("kernel.cu")).arg("-o").arg(file("kernel.ptx")))
             .context("nvcc, which should be on PATH with its headers")?;
-        let mut ptxas = Command::new(PTXAS.find(install)?);
-        ptxas.args(["-lineinfo", "--gpu-name", "sm_100a", "-o"]).arg(file("kernel.cubin")).arg(file("kernel.ptx"));
-        tools::output(&mut ptxas)?;
-        let mut nvdisasm = Command::new(NVDISASM.find(install)?);
-        let (listing, _) = tools::output(nvdisasm.args(["-gp", "-hex", "-c"]).arg(file("kernel.cubin")))?;
-        let mut timeline = Timeline::new(Card::named("b200").context("a card's name")?).without_values();
-        timeline.add_listing(Listing::parse(&listing).into());
-        LaunchFile::parse(&self.launch().to_string())?.prepare(folder.path())?.time(&mut timeline)?;
-        let launch = timeline.launches().first().context("a launch")?;
-        let phases = launch.phases.iter().map(|phase| (phase.to_us - phase.from_us, phase.busy, phase.unit));
-        Ok(Prediction::new(timeline.predicted_us(), phases, launch.from_machine_code))
+        time_launch(timeline(UNMEASURED)?, folder.path(), &self.launch().to_string(), install)
     }
 
     /// The launch, as a launch file.

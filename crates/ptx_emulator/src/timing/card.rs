@@ -123,12 +123,13 @@ const H100_LITERATURE: &str =
 
 impl Card {
     /// Names of all cards.
-    pub const NAMES: [&str; 6] = ["h200", "b200", "rtx-5090", "rtx-pro-6000", "rtx-5070-ti", "gb10"];
+    pub const NAMES: [&str; 7] = ["h200", "h100", "b200", "rtx-5090", "rtx-pro-6000", "rtx-5070-ti", "gb10"];
 
     /// A card by its name.
     pub fn named(name: &str) -> Option<Card> {
         match name {
             "h200" => Some(Card::h200()),
+            "h100" => Some(Card::h100()),
             "b200" => Some(Card::b200()),
             "rtx-5090" => Some(Card::sm_120("rtx-5090", 170, "sm_120a", 2407.0, 1792.0, 96.0)),
             "rtx-pro-6000" => Some(Card::sm_120("rtx-pro-6000", 188, "sm_120a", 2617.0, 1792.0, 128.0)),
@@ -265,6 +266,17 @@ impl Card {
             Key::TmemLatency => (30.0, Assumed("there is no tensor memory")),
             Key::CopyBytes => (64.0, Assumed("there is no tensor memory")),
             Key::GenericStall => (2.0, Assumed("two independent instructions between dependent ones")),
+        })
+    }
+
+    /// An H100 with 80 GB of HBM3: the chip of an H200, whose constants it has but for its memory's.
+    fn h100() -> Card {
+        let h200 = Card::h200();
+        let probes = Origin::Measured("benches/probes on an H100, 2026-11-25");
+        Card::new("h100", h200.sms, h200.arch, |key| match key {
+            Key::DramLatency => (685.0, probes),
+            Key::DramBytes => (3072.0, probes),
+            _ => (h200.get(key), Origin::Assumed("as on an H200")),
         })
     }
 

@@ -1,0 +1,116 @@
+//! Kernels that Triton compiles, on the model: the rival by `tl.dot_scaled` for a B200, and tilings of the Hopper benchmark's peer for a card
+//! on which they were measured.
+//!
+//! Scripts in `benches/` hold the kernels. Triton compiles them to PTX without a GPU, and the scripts write how they are launched.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::Context;
+use ptx_emulator::Timeline;
+
+use super::{H100, Prediction, SAMPLE, UNMEASURED, kept_of_b200, time_launch, timeline};
+use crate::{
+    table::{Table, geomean},
+    tools, workspace,
+};
+
+/// The rival's kernel, and the shapes that it is predicted on.
+const RIVAL: &str = "benches/blackwell/triton_dot_scaled.py";
+#[rustfmt::skip] // Kinds of shapes, a line.
+pub const SHAPES: [&str; 12] = [
+    "dual-1", "dual-2", "dual-3", "dual-4",
+    "group-1", "group-2", "group-3", "group-4",
+    "moe-1", "moe-2", "moe-3", "moe-4",
+];
+
+/// The peer's kernel, and what was measured of it.
+const PEER: &str = "benches/hopper/triton_decode_kernel.py";
+pub const MEASURED: &str = "docs/h100-triton.json";
+
+/// A tiling of the peer on a shape.
+pub struct Tile {
+    pub shape: String,
+    pub tiling: String,
+}
+
+impl Tile {
+    /// Predicts it for the card that it was measured on.
+    pub fn predict(&self, python: &Path, install: bool) -> anyhow::Result<Prediction> {
+        let folder = tempfile::tempdir()?;
+        write(python, PEER, &self.shape, folder.path())?;
+        predict(timeline(H100)?.sampled(SAMPLE), &folder.path().join(&self.tiling), install)
+    }
+}
+
+/// The rival on a shape, among predictions: a tiling follows.
+pub fn point(shape: &str) -> String {
+    format!("Triton {shape}")
+}
+
+/// The tiling, if a prediction of this name is the rival's on the shape.
+pub fn tiling<'a>(name: &'a str, shape: &str) -> Option<&'a str> {
+    name.strip_prefix(&point(shape))?.strip_prefix(' ')
+}
+
+/// Predicts every tiling of the rival on a shape: the fastest one, as a user's tuning would find it.
+pub fn fastest(python: &Path, shape: &str, install: bool) -> anyhow::Result<(String, Prediction)> {
+    let folder = tempfile::tempdir()?;
+    write(python, RIVAL, shape, folder.path())?;
+    let mut predictions = Vec::new();
+    for tiling in folder.path().read_dir()? {
+        let tiling = tiling?;
+        let prediction = predict(timeline(UNMEASURED)?, &tiling.path(), install)?;
+        predictions.push((tiling.file_name().to_string_lossy().into_owned(), prediction));
+    }
+    let fastest = predictions.into_iter().min_by(|a, b| a.1.us.total_cmp(&b.1.us));
+    fastest.with_context(|| format!("{RIVAL} has written no tiling"))
+}
+
+/// Has a script write its launches on a shape, a folder each.
+fn write(python: &Path, script: &str, shape: &str, folder: &Path) -> anyhow::Result<()> {
+    let script: PathBuf = workspace::root().join(script);
+    tools::output(Command::new(python).arg(script).arg(folder).arg(shape))?;
+    Ok(())
+}
+
+fn predict(timeline: Timeline, folder: &Path, install: bool) -> anyhow::Result<Prediction> {
+    let launch = fs::read_to_string(folder.join("launch.json"))?;
+    time_launch(timeline, folder, &launch, install)
+}
+
+/// The rival's times on the model's B200, beside those of `gated_sm100`: shape, tiling, both times.
+pub fn times(kept: &BTreeMap<String, Prediction>) -> Vec<(&'static str, &str, &Prediction, f64)> {
+    let of_shape = SHAPES.into_iter().filter_map(|shape| {
+        let (name, rival) = kept.iter().find(|(name, _)| tiling(name, shape).is_some())?;
+        Some((shape, tiling(name, shape)?, rival, kept_of_b200(kept, shape)?.us))
+    });
+    of_shape.collect()
+}
+
+/// The rival on the page.
+pub fn page(kept: &BTreeMap<String, Prediction>) -> anyhow::Result<String> {
+    let mut text = "\n## Triton's `tl.dot_scaled` on the model's B200\n\nThe rival that was rejected for want of an NVFP4 MMA. Triton 3.9.0 has it: \
+                    [benches/blackwell/triton_dot_scaled.py](../benches/blackwell/triton_dot_scaled.py), written for this comparison, compiles to \
+                    block-scaled `tcgen05.mma`, with scales by `tcgen05.cp`. Its results are right in the emulator. The fastest of ten tilings: tokens \
+                    × rows of weights × elements of K, stages, and warps with roles or not. Modelled times, no card's.\n\n"
+        .to_owned();
+    let mut table = Table::new(2, &["shape", "tiling", "Triton us", "gated_sm100 us", "times as long", "bound by"]);
+    let times = times(kept);
+    for (shape, tiling, rival, own) in &times {
+        let numbers = [rival.us, *own].map(|us| format!("{us:.1}"));
+        let [rival_us, own_us] = numbers;
+        let ratio = format!("{:.2}", rival.us / own);
+        table.row([(*shape).to_owned(), (*tiling).to_owned(), rival_us, own_us, ratio, rival.bound.clone()]);
+    }
+    text += &table.to_string();
+    if !times.is_empty() {
+        let mean = geomean(times.iter().map(|(_, _, rival, own)| rival.us / own));
+        text += &format!("\nTriton takes {mean:.2} times as long on the geometric mean.\n");
+    }
+    Ok(text)
+}
