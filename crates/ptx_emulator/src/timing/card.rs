@@ -274,8 +274,9 @@ impl Card {
         let h200 = Card::h200();
         let probes = Origin::Measured("benches/probes on an H100, 2026-11-25");
         Card::new("h100", h200.sms, h200.arch, |key| match key {
-            Key::DramLatency => (685.0, probes),
-            Key::DramBytes => (3072.0, probes),
+            Key::DramLatency => (684.0, probes),
+            Key::DramBytes => (3136.0, probes),
+            Key::ClusterLatency => (220.0, probes),
             _ => (h200.get(key), Origin::Assumed("as on an H200")),
         })
     }
