@@ -174,15 +174,18 @@ impl Simd<Bits16> for Avx512 {
         _lane: usize,
         tokens: [&[f32; BLOCK]; N],
     ) {
-        for (column, weights) in block.0.iter().enumerate() {
-            // SAFETY: `self` proves the features; a column of numbers is two vectors.
-            unsafe {
-                let weights: [_; VECTORS] =
-                    std::array::from_fn(|vector| _mm512_loadu_ps(weights.as_ptr().add(16 * vector)));
-                for (sums, token) in sums.iter_mut().zip(tokens) {
-                    let token = _mm512_set1_ps(token[column]);
-                    for (sum, weights) in sums[column % 2].iter_mut().zip(weights) {
-                        *sum = _mm512_fmadd_ps(token, weights, *sum);
+        for (pair, columns) in block.0.as_chunks::<2>().0.iter().enumerate() {
+            // Sums stay in registers only if a compiler knows which they are.
+            for (parity, weights) in columns.iter().enumerate() {
+                // SAFETY: `self` proves the features; a column of numbers is two vectors.
+                unsafe {
+                    let weights: [_; VECTORS] =
+                        std::array::from_fn(|vector| _mm512_loadu_ps(weights.as_ptr().add(16 * vector)));
+                    for (sums, token) in sums.iter_mut().zip(tokens) {
+                        let token = _mm512_set1_ps(token[2 * pair + parity]);
+                        for (sum, weights) in sums[parity].iter_mut().zip(weights) {
+                            *sum = _mm512_fmadd_ps(token, weights, *sum);
+                        }
                     }
                 }
             }
