@@ -4,14 +4,12 @@
 
 use std::arch::asm;
 use std::arch::x86_64::*;
-use std::cell::RefCell;
 use std::sync::LazyLock;
 
 use super::avx512::Avx512;
-use super::kernel::{self, Scratch, Simd, TILE_TOKENS, Tile};
-use super::layout::{Bf16, Bits16, PANEL_ROWS, PackedBlock, PackedScales, Pairs, Tokens, convert};
-use crate::format::{BLOCK, e2m1};
-use crate::problem::OutDtype;
+use super::kernel::{self, Scratch, TILE_TOKENS, Tile};
+use super::layout::{Bf16, PANEL_ROWS, PackedBlock, PackedScales, Pairs, TokenPairs, Tokens};
+use crate::format::BLOCK;
 
 /// Proof that this machine has AMX for bf16 and AVX-512, and that the system lets this process use it.
 #[derive(Clone, Copy)]
@@ -45,14 +43,14 @@ impl Amx {
     pub fn compute(self, tile: &Tile<'_, Bf16>, scratch: &mut Scratch<Bf16>) {
         // Few tokens are limited by memory, and then weights are decoded as they come.
         if !tile.are_ordinary || tile.rows.len() <= 2 {
-            return self.compute_as_f32(tile);
+            return self.0.compute_as_f32(tile);
         }
         #[target_feature(enable = "avx512f,avx512bw")]
         fn unpack(amx: Amx, values: &[PackedBlock], scales: &[PackedScales], out: &mut [Pairs]) {
             for ((values, scales), out) in values.iter().zip(scales).zip(&mut *out) {
                 kernel::prefetch_after(values);
                 kernel::prefetch_after(scales);
-                amx.unpack(values, scales, out);
+                amx.0.unpack_bf16::<Bf16>(values, scales, out);
             }
             out[values.len()..].fill(Bf16::ZERO_BLOCK);
         }
@@ -72,67 +70,8 @@ impl Amx {
         kernel::write(tile, sums);
     }
 
-    /// [`Self::compute`] with the tokens' numbers in f32.
-    fn compute_as_f32(self, tile: &Tile<'_, Bf16>) {
-        thread_local!(static TOKENS: RefCell<Vec<[f32; BLOCK]>> = const { RefCell::new(Vec::new()) });
-        let (rows, blocks) = (tile.rows.len(), tile.weights.k / BLOCK);
-        TOKENS.with_borrow_mut(|tokens| {
-            tokens.resize(Bits16::len(rows, tile.weights.k), Bits16::ZERO);
-            for (chunk, out) in tokens.chunks_mut(Bits16::CHUNK_BLOCKS * rows).enumerate() {
-                let first = chunk * Bits16::CHUNK_BLOCKS;
-                let count = Bits16::CHUNK_BLOCKS.min(blocks - first);
-                for (row, out) in tile.rows.clone().zip(out.chunks_mut(Bits16::CHUNK_BLOCKS)) {
-                    let (from, within) = (first / Bf16::CHUNK_BLOCKS, first % Bf16::CHUNK_BLOCKS);
-                    let from = &tile.tokens[(from * tile.m + row) * Bf16::CHUNK_BLOCKS + within..][..count];
-                    convert(OutDtype::Bf16, from.as_flattened(), out[..count].as_flattened_mut());
-                }
-            }
-            let tile = Tile {
-                weights: tile.weights,
-                panels: tile.panels.clone(),
-                tokens,
-                are_ordinary: true,
-                m: rows,
-                rows: 0..rows,
-                epilogue: tile.epilogue,
-                // SAFETY: the tile's first row is one of the output.
-                output: unsafe { tile.output.add(tile.rows.start * tile.weights.n) },
-            };
-            Bits16::with_scratch(|scratch| self.0.compute(&tile, scratch));
-        });
-    }
-
-    /// Decodes a block of a panel.
-    #[inline(always)]
-    fn unpack(self, values: &PackedBlock, scales: &PackedScales, out: &mut Pairs) {
-        // SAFETY: `self` proves the features. A half of a packed block is 128 bytes, two vectors, with eight codes of a row in each
-        // lane; two columns of bf16 of all rows are two vectors.
-        unsafe {
-            let table = _mm512_loadu_ps(e2m1::VALUES.as_ptr());
-            let high = _mm512_set1_epi32(0xFFFF_0000_u32 as i32);
-            for vector in 0..PANEL_ROWS / REGISTER_ROWS {
-                let scales = self.0.scales(scales, vector);
-                for (half, bytes) in values.0.iter().enumerate() {
-                    let packed = _mm512_loadu_si512(bytes.as_ptr().cast::<__m512i>().add(vector));
-                    // The permutation looks at the last four bits alone. A product has six significant bits: bf16 is the first half of
-                    // its f32.
-                    let numbers = |column: usize| {
-                        let codes = _mm512_srlv_epi32(packed, _mm512_set1_epi32(4 * column as i32));
-                        _mm512_castps_si512(_mm512_mul_ps(_mm512_permutexvar_ps(codes, table), scales))
-                    };
-                    for pair in 0..BLOCK / 4 {
-                        let (even, odd) = (numbers(2 * pair), numbers(2 * pair + 1));
-                        let pairs = _mm512_or_si512(_mm512_srli_epi32::<16>(even), _mm512_and_si512(odd, high));
-                        let out = out.0[half * BLOCK / 4 + pair].as_mut_ptr();
-                        _mm512_storeu_si512(out.cast::<__m512i>().add(vector), pairs);
-                    }
-                }
-            }
-        }
-    }
-
     /// Adds the products of tokens and a panel over one chunk of K.
-    fn add_products(self, weights: &[Pairs], tokens: &[[u16; BLOCK]], sums: &mut [[f32; PANEL_ROWS]]) {
+    fn add_products(self, weights: &[Pairs], tokens: &[TokenPairs], sums: &mut [[f32; PANEL_ROWS]]) {
         assert!(sums.len() <= TILE_TOKENS && tokens.len() == sums.len() * Bf16::CHUNK_BLOCKS);
         assert!(weights.len().is_multiple_of(Bf16::SUM_BLOCKS) && weights.len() <= Bf16::CHUNK_BLOCKS);
         let tokens = tokens.chunks(2 * REGISTER_ROWS * Bf16::CHUNK_BLOCKS);
@@ -183,7 +122,7 @@ struct Operands {
     registers: Registers,
     second_token: usize,
     steps: usize,
-    tokens: *const [u16; BLOCK],
+    tokens: *const TokenPairs,
     weights: *const Pairs,
     sums: *mut [f32; PANEL_ROWS],
 }

@@ -180,16 +180,19 @@ impl<const VNNI: bool> Simd<Bits16> for Avx2<VNNI> {
         lane: usize,
         tokens: [&[f32; BLOCK]; N],
     ) {
-        for (column, weights) in block.0.iter().enumerate() {
-            let weights = &weights[lane..lane + VECTORS * LANES];
-            // SAFETY: `self` proves the features; the slice is two vectors.
-            unsafe {
-                let weights: [_; VECTORS] =
-                    std::array::from_fn(|vector| _mm256_loadu_ps(weights.as_ptr().add(LANES * vector)));
-                for (sums, token) in sums.iter_mut().zip(tokens) {
-                    let token = _mm256_set1_ps(token[column]);
-                    for (sum, weights) in sums[column % 2].iter_mut().zip(weights) {
-                        *sum = _mm256_fmadd_ps(token, weights, *sum);
+        for (pair, columns) in block.0.as_chunks::<2>().0.iter().enumerate() {
+            // Sums stay in registers only if a compiler knows which they are.
+            for (parity, weights) in columns.iter().enumerate() {
+                let weights = &weights[lane..lane + VECTORS * LANES];
+                // SAFETY: `self` proves the features; the slice is two vectors.
+                unsafe {
+                    let weights: [_; VECTORS] =
+                        std::array::from_fn(|vector| _mm256_loadu_ps(weights.as_ptr().add(LANES * vector)));
+                    for (sums, token) in sums.iter_mut().zip(tokens) {
+                        let token = _mm256_set1_ps(token[2 * pair + parity]);
+                        for (sum, weights) in sums[parity].iter_mut().zip(weights) {
+                            *sum = _mm256_fmadd_ps(token, weights, *sum);
+                        }
                     }
                 }
             }

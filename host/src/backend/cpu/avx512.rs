@@ -1,10 +1,12 @@
 //! AVX-512 with VNNI: all rows of a panel, two vectors, at a time.
 
 use std::arch::x86_64::*;
+use std::cell::RefCell;
 
 use super::kernel::{self, Scratch, Simd, Tile};
 use super::layout::{
-    BIASED, Bits16, Integers, Numbers, Nvfp4, PANEL_ROWS, PackedBlock, PackedScales, QUADS, TokenBlock,
+    BIASED, Bits16, Integers, Numbers, Nvfp4, PANEL_ROWS, PackedBlock, PackedScales, Pairs, QUADS, TokenBlock, Tokens,
+    TokensBf16,
 };
 use crate::format::{BLOCK, e2m1};
 
@@ -13,7 +15,7 @@ use crate::format::{BLOCK, e2m1};
 pub(super) struct Avx512(());
 
 /// Vectors of a panel.
-const VECTORS: usize = 2;
+pub(super) const VECTORS: usize = 2;
 
 impl Avx512 {
     /// The proof, where there is one.
@@ -36,9 +38,73 @@ impl Avx512 {
         }
     }
 
+    /// Decodes a block of a panel to bf16.
+    #[inline(always)]
+    pub fn unpack_bf16<T: TokensBf16>(self, values: &PackedBlock, scales: &PackedScales, out: &mut Pairs) {
+        // SAFETY: `self` proves the features. A half of a packed block is 128 bytes, two vectors, with eight codes of a row in each
+        // lane; a pair of columns of bf16 of all rows is two vectors.
+        unsafe {
+            let table = _mm512_loadu_ps(e2m1::VALUES.as_ptr());
+            for vector in 0..VECTORS {
+                let scales = self.scales(scales, vector);
+                for (half, bytes) in values.0.iter().enumerate() {
+                    let packed = _mm512_loadu_si512(bytes.as_ptr().cast::<__m512i>().add(vector));
+                    // The permutation looks at the last four bits alone. A product has six significant bits: bf16 is the first half
+                    // of its f32, and the second half is zeros.
+                    let numbers = |column: usize| {
+                        let codes = _mm512_srlv_epi32(packed, _mm512_set1_epi32(4 * column as i32));
+                        _mm512_castps_si512(_mm512_mul_ps(_mm512_permutexvar_ps(codes, table), scales))
+                    };
+                    for (pair, [first, second]) in T::PAIRS.into_iter().enumerate() {
+                        let pairs = _mm512_or_si512(_mm512_srli_epi32::<16>(numbers(first)), numbers(second));
+                        let out = out.0[half * T::PAIRS.len() + pair].as_mut_ptr();
+                        _mm512_storeu_si512(out.cast::<__m512i>().add(vector), pairs);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Computes a tile of bf16 tokens with their numbers in f32.
+    pub fn compute_as_f32<T: TokensBf16>(self, tile: &Tile<'_, T>) {
+        thread_local!(static TOKENS: RefCell<Vec<[f32; BLOCK]>> = const { RefCell::new(Vec::new()) });
+        let (rows, blocks) = (tile.rows.len(), tile.weights.k / BLOCK);
+        TOKENS.with_borrow_mut(|tokens| {
+            tokens.resize(Bits16::len(rows, tile.weights.k), Bits16::ZERO);
+            for (chunk, out) in tokens.chunks_mut(Bits16::CHUNK_BLOCKS * rows).enumerate() {
+                let first = chunk * Bits16::CHUNK_BLOCKS;
+                let count = Bits16::CHUNK_BLOCKS.min(blocks - first);
+                for (row, out) in tile.rows.clone().zip(out.chunks_mut(Bits16::CHUNK_BLOCKS)) {
+                    let (from, within) = (first / T::CHUNK_BLOCKS, first % T::CHUNK_BLOCKS);
+                    let from = &tile.tokens[(from * tile.m + row) * T::CHUNK_BLOCKS + within..][..count];
+                    let halves = from.as_flattened().as_chunks::<{ BLOCK / 4 }>().0;
+                    for (pairs, out) in halves.iter().zip(out.as_flattened_mut().as_chunks_mut::<{ BLOCK / 2 }>().0) {
+                        let mut columns = [0; BLOCK / 2];
+                        for (&column, &bits) in T::PAIRS.as_flattened().iter().zip(pairs.as_flattened()) {
+                            columns[column] = bits;
+                        }
+                        *out = columns.map(|bits| f32::from_bits(u32::from(bits) << 16));
+                    }
+                }
+            }
+            let tile = Tile {
+                weights: tile.weights,
+                panels: tile.panels.clone(),
+                tokens,
+                are_ordinary: true,
+                m: rows,
+                rows: 0..rows,
+                epilogue: tile.epilogue,
+                // SAFETY: the tile's first row is one of the output.
+                output: unsafe { tile.output.add(tile.rows.start * tile.weights.n) },
+            };
+            Bits16::with_scratch(|scratch| self.compute(&tile, scratch));
+        });
+    }
+
     /// Adds sums to those in memory.
     #[inline(always)]
-    fn add(self, sums: [__m512; VECTORS], memory: &mut [f32]) {
+    pub fn add(self, sums: [__m512; VECTORS], memory: &mut [f32]) {
         let memory: &mut [f32; PANEL_ROWS] = memory.try_into().expect("a sum for each row");
         for (vector, sums) in sums.into_iter().enumerate() {
             // SAFETY: `self` proves the features; memory has two vectors.
@@ -174,15 +240,18 @@ impl Simd<Bits16> for Avx512 {
         _lane: usize,
         tokens: [&[f32; BLOCK]; N],
     ) {
-        for (column, weights) in block.0.iter().enumerate() {
-            // SAFETY: `self` proves the features; a column of numbers is two vectors.
-            unsafe {
-                let weights: [_; VECTORS] =
-                    std::array::from_fn(|vector| _mm512_loadu_ps(weights.as_ptr().add(16 * vector)));
-                for (sums, token) in sums.iter_mut().zip(tokens) {
-                    let token = _mm512_set1_ps(token[column]);
-                    for (sum, weights) in sums[column % 2].iter_mut().zip(weights) {
-                        *sum = _mm512_fmadd_ps(token, weights, *sum);
+        for (pair, columns) in block.0.as_chunks::<2>().0.iter().enumerate() {
+            // Sums stay in registers only if a compiler knows which they are.
+            for (parity, weights) in columns.iter().enumerate() {
+                // SAFETY: `self` proves the features; a column of numbers is two vectors.
+                unsafe {
+                    let weights: [_; VECTORS] =
+                        std::array::from_fn(|vector| _mm512_loadu_ps(weights.as_ptr().add(16 * vector)));
+                    for (sums, token) in sums.iter_mut().zip(tokens) {
+                        let token = _mm512_set1_ps(token[2 * pair + parity]);
+                        for (sum, weights) in sums[parity].iter_mut().zip(weights) {
+                            *sum = _mm512_fmadd_ps(token, weights, *sum);
+                        }
                     }
                 }
             }

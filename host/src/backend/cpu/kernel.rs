@@ -8,7 +8,8 @@
 //!   chunk of K, then chunk after chunk.
 //! * **16-bit tokens**: 32 columns at a time, fused multiply-adds of the even columns, column after column from zero, and of
 //!   the odd ones likewise; both sums are added, and that is added to the sum of all columns before. So does Intel's AMX (Intel
-//!   Architecture Instruction Set Extensions Programming Reference, TDPBF16PS). A product of a token (11 bits at most) and a weight (6) is
+//!   Architecture Instruction Set Extensions Programming Reference, TDPBF16PS), and AVX-512 BF16 where a pair's columns are both even or
+//!   both odd (`avx512_bf16`). A product of a token (11 bits at most) and a weight (6) is
 //!   exact in f32, subnormal ones too, so an instruction set without fused multiply-adds gives the same bits, unless a product
 //!   overflows (see `portable`). That loses less than [`crate::moe::oracle`] lets a device lose.
 
@@ -80,7 +81,7 @@ pub(super) struct Tile<'a, T: Tokens> {
     /// The product's tokens, as [`super::layout`] has them: the first chunk of K of all M, then the next chunk.
     pub tokens: &'a [T::Block16],
     /// As [`Tokens::are_ordinary`] says of them.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only AMX asks"))]
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only x86-64 asks"))]
     pub are_ordinary: bool,
     pub m: usize,
     /// At most [`TILE_TOKENS`].

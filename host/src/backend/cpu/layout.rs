@@ -98,25 +98,42 @@ impl Tokens16 for Bits16 {
     }
 }
 
-/// Tokens in bf16, for instructions that multiply bf16: weights become bf16 too, which holds them exactly. A chunk is 32 KiB.
+/// Tokens in bf16, for instructions that multiply bf16: weights become bf16 too, which holds them exactly.
+pub(super) trait TokensBf16: Tokens<Block16 = TokenPairs, Block = Pairs> {
+    /// Which of eight columns pair with each other. The first of a pair lies first.
+    const PAIRS: [[usize; 2]; 4];
+}
+
+/// A block of 16 elements of a token in bf16, in pairs.
+pub(super) type TokenPairs = [[u16; 2]; BLOCK / 2];
+
+impl<T: TokensBf16> Tokens16 for T {
+    fn unpack(_dtype: OutDtype, columns: &[u16], out: &mut [TokenPairs]) {
+        let (numbers, zeros) = out.as_flattened_mut().split_at_mut(columns.len() / 2);
+        for (columns, pairs) in columns.as_chunks::<8>().0.iter().zip(numbers.as_chunks_mut().0) {
+            *pairs = T::PAIRS.map(|pair| pair.map(|column| columns[column]));
+        }
+        zeros.fill([0; 2]);
+    }
+}
+
+/// As AMX multiplies them: an even column and the odd one beside it. A chunk is 32 KiB.
 pub(super) enum Bf16 {}
 
+impl TokensBf16 for Bf16 {
+    const PAIRS: [[usize; 2]; 4] = [[0, 1], [2, 3], [4, 5], [6, 7]];
+}
+
 impl Tokens for Bf16 {
-    type Block16 = [u16; BLOCK];
+    type Block16 = TokenPairs;
     type Block = Pairs;
     const CHUNK_BLOCKS: usize = 512 / BLOCK;
     const SUM_BLOCKS: usize = SUM_COLUMNS / BLOCK;
     const ZERO_BLOCK: Pairs = Pairs([[[0; 2]; PANEL_ROWS]; BLOCK / 2]);
-    const ZERO: [u16; BLOCK] = [0; BLOCK];
+    const ZERO: TokenPairs = [[0; 2]; BLOCK / 2];
 
-    /// These instructions take subnormal numbers for zeros and make zeros of subnormal sums. There are none if every number is 0 or at
-    /// least 2⁻¹⁰⁹: weights are multiples of 2⁻¹⁰, products then of 2⁻¹²⁶. Infinities and NaN are left to the others too.
-    fn are_ordinary(numbers: &[[u16; BLOCK]]) -> bool {
-        const EXPONENTS: u16 = 0x7F80;
-        const LEAST: u16 = (127 - 109) << 7;
-        let is_ordinary = |&number: &u16| number & 0x7FFF == 0 || (LEAST..EXPONENTS).contains(&(number & 0x7FFF));
-        // Without an early end, so that a compiler can use vectors.
-        numbers.as_flattened().iter().fold(true, |all, number| all & is_ordinary(number))
+    fn are_ordinary(numbers: &[TokenPairs]) -> bool {
+        are_ordinary(numbers)
     }
 
     fn with_scratch(run: impl FnOnce(&mut Scratch<Self>)) {
@@ -125,12 +142,40 @@ impl Tokens for Bf16 {
     }
 }
 
-impl Tokens16 for Bf16 {
-    fn unpack(_dtype: OutDtype, columns: &[u16], out: &mut [[u16; BLOCK]]) {
-        let (numbers, zeros) = out.as_flattened_mut().split_at_mut(columns.len());
-        numbers.copy_from_slice(columns);
-        zeros.fill(0);
+/// As AVX-512 BF16 multiplies them, which adds both products of a pair to one sum, the second one first: two even columns, or two
+/// odd ones. A chunk is 16 KiB.
+pub(super) enum Bf16ByParity {}
+
+impl TokensBf16 for Bf16ByParity {
+    const PAIRS: [[usize; 2]; 4] = [[2, 0], [3, 1], [6, 4], [7, 5]];
+}
+
+impl Tokens for Bf16ByParity {
+    type Block16 = TokenPairs;
+    type Block = Pairs;
+    const CHUNK_BLOCKS: usize = 256 / BLOCK;
+    const SUM_BLOCKS: usize = SUM_COLUMNS / BLOCK;
+    const ZERO_BLOCK: Pairs = Bf16::ZERO_BLOCK;
+    const ZERO: TokenPairs = Bf16::ZERO;
+
+    fn are_ordinary(numbers: &[TokenPairs]) -> bool {
+        are_ordinary(numbers)
     }
+
+    fn with_scratch(run: impl FnOnce(&mut Scratch<Self>)) {
+        thread_local!(static SCRATCH: RefCell<Scratch<Bf16ByParity>> = RefCell::new(Scratch::new()));
+        SCRATCH.with_borrow_mut(run);
+    }
+}
+
+/// Instructions that multiply bf16 take subnormal numbers for zeros and make zeros of subnormal sums. There are none if every number
+/// is 0 or at least 2⁻¹⁰⁹: weights are multiples of 2⁻¹⁰, products then of 2⁻¹²⁶. Infinities and NaN are left to the others too.
+fn are_ordinary(numbers: &[TokenPairs]) -> bool {
+    const EXPONENTS: u16 = 0x7F80;
+    const LEAST: u16 = (127 - 109) << 7;
+    let is_ordinary = |&number: &u16| number & 0x7FFF == 0 || (LEAST..EXPONENTS).contains(&(number & 0x7FFF));
+    // Without an early end, so that a compiler can use vectors.
+    numbers.as_flattened().as_flattened().iter().fold(true, |all, number| all & is_ordinary(number))
 }
 
 /// Columns of 16-bit tokens whose sums are made from zero: those of even and of odd columns.
@@ -151,7 +196,7 @@ pub(super) struct Integers {
 #[repr(C, align(64))]
 pub(super) struct Numbers(pub [[f32; PANEL_ROWS]; BLOCK]);
 
-/// A block of a panel as bf16: two neighbouring columns of all rows, then the next two.
+/// A block of a panel as bf16: a pair of columns of all rows, then the next pair, as [`TokensBf16::PAIRS`] says.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Pairs(pub [[[u16; 2]; PANEL_ROWS]; BLOCK / 2]);

@@ -12,6 +12,8 @@ mod amx;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_bf16;
 mod epilogue;
 mod kernel;
 mod layout;
@@ -31,7 +33,7 @@ use std::time::{Duration, Instant};
 
 use self::epilogue::Epilogue;
 use self::kernel::{Kernel, Simd};
-use self::layout::{Bf16, Bits16, Nvfp4, Panels, unpack_nvfp4};
+use self::layout::{Bf16, Bf16ByParity, Bits16, Nvfp4, Panels, unpack_nvfp4};
 use self::products::{Product, Products, TokenBuffer};
 use super::{Backend, Layer, LinearLayer, MoeLayer};
 use crate::error::Error;
@@ -48,6 +50,8 @@ use crate::router::{self, Logits, Router, Routes};
 pub enum Isa {
     /// x86-64 with AMX for bf16, and AVX-512 F, BW and VNNI for all else.
     AmxBf16,
+    /// x86-64 with AVX-512 BF16 for bf16, and AVX-512 F, BW and VNNI for all else.
+    Avx512Bf16,
     /// x86-64 with AVX-512 F, BW and VNNI.
     Avx512Vnni,
     /// x86-64 with AVX2, FMA, F16C and AVX-VNNI.
@@ -64,13 +68,22 @@ pub enum Isa {
 
 impl Isa {
     /// All of them, the fastest first.
-    pub const ALL: [Self; 7] =
-        [Self::AmxBf16, Self::Avx512Vnni, Self::AvxVnni, Self::Avx2, Self::NeonI8mm, Self::NeonDot, Self::Portable];
+    pub const ALL: [Self; 8] = [
+        Self::AmxBf16,
+        Self::Avx512Bf16,
+        Self::Avx512Vnni,
+        Self::AvxVnni,
+        Self::Avx2,
+        Self::NeonI8mm,
+        Self::NeonDot,
+        Self::Portable,
+    ];
 
     /// Its name, which is the kernel's.
     pub const fn name(self) -> &'static str {
         match self {
             Self::AmxBf16 => "amx-bf16",
+            Self::Avx512Bf16 => "avx512-bf16",
             Self::Avx512Vnni => "avx512-vnni",
             Self::AvxVnni => "avx-vnni",
             Self::Avx2 => "avx2",
@@ -82,7 +95,10 @@ impl Isa {
 
     /// The one that multiplies other tokens than bf16.
     fn of_others(self) -> Self {
-        if self == Self::AmxBf16 { Self::Avx512Vnni } else { self }
+        match self {
+            Self::AmxBf16 | Self::Avx512Bf16 => Self::Avx512Vnni,
+            isa => isa,
+        }
     }
 
     /// The kernels for it, if this machine has the instructions.
@@ -91,7 +107,14 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Self::AmxBf16 => {
                 let (amx, rest) = (amx::Amx::detect()?, Self::Avx512Vnni.kernels()?);
-                Some(Kernels { bf16: Some(Box::new(move |tile, scratch| amx.compute(tile, scratch))), ..rest })
+                let bf16 = Kernel16::Bf16(Box::new(move |tile, scratch| amx.compute(tile, scratch)));
+                Some(Kernels { bf16: Some(bf16), ..rest })
+            }
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16 => {
+                let (simd, rest) = (avx512_bf16::Avx512Bf16::detect()?, Self::Avx512Vnni.kernels()?);
+                let bf16 = Kernel16::Bf16ByParity(Box::new(move |tile, scratch| simd.compute(tile, scratch)));
+                Some(Kernels { bf16: Some(bf16), ..rest })
             }
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Vnni => avx512::Avx512::detect().map(Kernels::new),
@@ -104,7 +127,7 @@ impl Isa {
             #[cfg(target_arch = "aarch64")]
             Self::NeonDot => neon::Neon::<false>::detect().map(Kernels::new),
             #[cfg(not(target_arch = "x86_64"))]
-            Self::AmxBf16 | Self::Avx512Vnni | Self::AvxVnni | Self::Avx2 => None,
+            Self::AmxBf16 | Self::Avx512Bf16 | Self::Avx512Vnni | Self::AvxVnni | Self::Avx2 => None,
             #[cfg(not(target_arch = "aarch64"))]
             Self::NeonI8mm | Self::NeonDot => None,
             Self::Portable => Some(Kernels::new(portable::Portable)),
@@ -117,7 +140,7 @@ struct Kernels {
     nvfp4: Kernel<Nvfp4>,
     bits16: Kernel<Bits16>,
     /// Where there is one for bf16 alone.
-    bf16: Option<Kernel<Bf16>>,
+    bf16: Option<Kernel16>,
 }
 
 impl Kernels {
@@ -130,11 +153,12 @@ impl Kernels {
     }
 }
 
-/// What multiplies a layer's tokens: a kernel and its name, or for tokens of fewer bits none.
-enum OfTokens {
-    Bf16(&'static str, Kernel<Bf16>),
-    Bits16(&'static str, Kernel<Bits16>),
-    Quantised,
+/// A kernel for tokens of 16 bits.
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only x86-64 multiplies bf16"))]
+enum Kernel16 {
+    Bits16(Kernel<Bits16>),
+    Bf16(Kernel<Bf16>),
+    Bf16ByParity(Kernel<Bf16ByParity>),
 }
 
 /// The CPU, with one of its instruction sets.
@@ -170,13 +194,13 @@ impl Cpu {
         self.isa.kernels().expect("`Cpu` is made only for what the machine has")
     }
 
-    /// What multiplies a layer's tokens.
-    fn kernel_of_tokens(&self, format: TokenFormat, dtype: OutDtype) -> OfTokens {
+    /// What multiplies a layer's tokens, and its name; none if they have fewer bits.
+    fn kernel_of_tokens(&self, format: TokenFormat, dtype: OutDtype) -> Option<(&'static str, Kernel16)> {
         let Kernels { bits16, bf16, .. } = self.kernels();
         match (format, bf16.filter(|_| dtype == OutDtype::Bf16)) {
-            (TokenFormat::Bits16, Some(bf16)) => OfTokens::Bf16(self.isa.name(), bf16),
-            (TokenFormat::Bits16, None) => OfTokens::Bits16(self.isa.of_others().name(), bits16),
-            (TokenFormat::Fp8 | TokenFormat::Nvfp4, _) => OfTokens::Quantised,
+            (TokenFormat::Bits16, Some(kernel)) => Some((self.isa.name(), kernel)),
+            (TokenFormat::Bits16, None) => Some((self.isa.of_others().name(), Kernel16::Bits16(bits16))),
+            (TokenFormat::Fp8 | TokenFormat::Nvfp4, _) => None,
         }
     }
 }
@@ -215,9 +239,10 @@ impl Backend for Cpu {
     fn prepare_moe<'w>(&self, weights: &'w MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
         let sizes = weights.sizes();
         Ok(match self.kernel_of_tokens(sizes.token_format, sizes.dtype) {
-            OfTokens::Bf16(name, kernel) => Box::new(moe::CpuMoeLayer::new(name, kernel, weights)?),
-            OfTokens::Bits16(name, kernel) => Box::new(moe::CpuMoeLayer::new(name, kernel, weights)?),
-            OfTokens::Quantised => Box::new(quantised::CpuQuantisedMoe::new(weights)),
+            Some((name, Kernel16::Bits16(kernel))) => Box::new(moe::CpuMoeLayer::new(name, kernel, weights)?),
+            Some((name, Kernel16::Bf16(kernel))) => Box::new(moe::CpuMoeLayer::new(name, kernel, weights)?),
+            Some((name, Kernel16::Bf16ByParity(kernel))) => Box::new(moe::CpuMoeLayer::new(name, kernel, weights)?),
+            None => Box::new(quantised::CpuQuantisedMoe::new(weights)),
         })
     }
 
@@ -228,9 +253,10 @@ impl Backend for Cpu {
     fn prepare_linear<'w>(&self, weights: &'w LinearWeights<'w>) -> Result<Box<dyn LinearLayer + 'w>, Error> {
         let sizes = weights.sizes();
         Ok(match self.kernel_of_tokens(sizes.token_format, sizes.dtype) {
-            OfTokens::Bf16(name, kernel) => Box::new(linear::CpuLinear::new(name, kernel, weights)?),
-            OfTokens::Bits16(name, kernel) => Box::new(linear::CpuLinear::new(name, kernel, weights)?),
-            OfTokens::Quantised => Box::new(quantised::CpuQuantisedLinear::new(weights)),
+            Some((name, Kernel16::Bits16(kernel))) => Box::new(linear::CpuLinear::new(name, kernel, weights)?),
+            Some((name, Kernel16::Bf16(kernel))) => Box::new(linear::CpuLinear::new(name, kernel, weights)?),
+            Some((name, Kernel16::Bf16ByParity(kernel))) => Box::new(linear::CpuLinear::new(name, kernel, weights)?),
+            None => Box::new(quantised::CpuQuantisedLinear::new(weights)),
         })
     }
 }
