@@ -2,6 +2,8 @@
 //! brings them into the form of the CPU backend, which reads everything. The file is in the page cache; the rates are of the
 //! layer's bytes.
 
+mod common;
+
 use std::path::Path;
 
 use criterion::{SamplingMode, Throughput};
@@ -58,7 +60,7 @@ fn main() {
     let pairs = layer.weights.experts().iter().zip(weights.experts());
     assert!(pairs.flat_map(|(read, made)| read.projections().zip(made.projections())).all(|(read, made)| read == made));
 
-    let mut criterion = nvfp4_benches::criterion();
+    let mut criterion = common::criterion();
     let mut group = criterion.benchmark_group("checkpoint");
     group.sampling_mode(SamplingMode::Flat);
     group.throughput(Throughput::BytesDecimal(bytes));

@@ -1,12 +1,15 @@
 //! The PTX emulator: instructions, tensor-core products, and what the sanitizer costs.
 
+mod common;
+
+use common::{criterion, measure};
 use criterion::{BenchmarkGroup, SamplingMode, measurement::WallTime};
 use nvfp4::Output;
 use nvfp4::backend::emulated::{Emulated, Options};
 use nvfp4::backend::{self, Backend};
 use nvfp4::generate::{self, Generator};
 use nvfp4::problem::{Group, Op, OutDtype, Step};
-use nvfp4_benches::{check_sample, criterion, measure};
+use nvfp4_benches::check_sample;
 use ptx_emulator::{Arg, Device, DeviceConfig, LaunchConfig, Module, Report};
 
 /// What the emulator is to reach on two cores.

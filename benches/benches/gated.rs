@@ -1,5 +1,9 @@
 //! The CPU backend beside dequantising to f32 and the `gemm` crate, and its use of memory beside a plain read of as much.
 
+mod common;
+
+use common::rival::Rival;
+use common::{criterion, measure};
 use criterion::{Criterion, SamplingMode};
 use nvfp4::Output;
 use nvfp4::backend::cpu::Cpu;
@@ -7,8 +11,7 @@ use nvfp4::backend::{self, Backend};
 use nvfp4::generate::{self, Generator};
 use nvfp4::problem::{OutDtype, Step, Weights};
 use nvfp4::shape;
-use nvfp4_benches::rival::Rival;
-use nvfp4_benches::{check_sample, criterion, in_turns, measure, median};
+use nvfp4_benches::{check_sample, in_turns, median};
 use rayon::prelude::*;
 
 const SHAPES: [&str; 5] = ["dual-1", "dual-2", "dual-3", "dual-4", DECODE];

@@ -2,8 +2,11 @@
 //! flushed before every run. A kernel that is made for a card runs where there is that card. The others are named with the
 //! reason why they were skipped.
 
+mod common;
+
 use std::time::Duration;
 
+use common::criterion;
 use criterion::{Criterion, SamplingMode};
 use nvfp4::backend::cuda::{Cache, Cuda};
 use nvfp4::generate::{self, Generator};
@@ -11,7 +14,7 @@ use nvfp4::kernels::GroupedKernel;
 use nvfp4::plan::variant::{LaunchSchedule, Variant};
 use nvfp4::problem::{Op, OutDtype, Step, Weights};
 use nvfp4::{Error, Output, shape};
-use nvfp4_benches::{check_variant, criterion};
+use nvfp4_benches::check_variant;
 
 const SHAPES: [&str; 7] = ["moe-1", "moe-2", "moe-3", "moe-4", "decode-1", "decode-4", "decode-16"];
 

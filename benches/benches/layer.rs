@@ -2,13 +2,15 @@
 //!
 //! Both run in turns and the ratio is the median of the turns', so that other work on the machine hits both alike.
 
+mod common;
+
+use common::rival::LayerRival;
 use nvfp4::backend::{Backend, cpu::Cpu};
 use nvfp4::generate::Generator;
 use nvfp4::moe::compare::compare_sample;
 use nvfp4::moe::generate::Routing;
 use nvfp4::moe::{self, MoeOutput, MoeStep};
 use nvfp4::problem::OutDtype;
-use nvfp4_benches::rival::LayerRival;
 use nvfp4_benches::{in_turns, median};
 
 /// A layer with fewer experts than the model has, since memory for all of them is not everywhere: how many, and tokens.

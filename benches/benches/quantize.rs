@@ -1,5 +1,7 @@
 //! Quantising a weight matrix. The rate counts the bytes that go in.
 
+mod common;
+
 use criterion::{Criterion, SamplingMode, Throughput};
 use half::bf16;
 use nvfp4::format::{BLOCK, Matrix, e4m3};
@@ -32,7 +34,7 @@ fn check<T: Number>(numbers: &[T], matrix: &Matrix<'_>) {
 }
 
 fn main() {
-    let mut criterion = nvfp4_benches::criterion();
+    let mut criterion = common::criterion();
     // Numbers like noise, from −1 to 1: Knuth's multiplicative hash of their place.
     let number = |at: usize| (at as u32).wrapping_mul(2_654_435_761) as i32 as f32 / 2f32.powi(31);
     let f32s: Vec<f32> = (0..ROWS * K).map(number).collect();

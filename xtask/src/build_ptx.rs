@@ -51,16 +51,16 @@ pub fn build(selection: &Selection) -> anyhow::Result<Vec<Built>> {
         ensure!(known.contains(&name.as_str()), "no kernel {name:?}; there is {}", known.join(", "));
     }
 
-    let folder = workspace::target_dir().join("ptx");
-    let mut built = Vec::new();
+    let mut arches = selection.arch.clone();
+    arches.sort_unstable();
+    arches.dedup();
+    let mut jobs = Vec::new();
     for kernel in kernels.kernels() {
         if !selection.kernel.is_empty() && !selection.kernel.contains(&kernel.name) {
             continue;
         }
-        let arches = if selection.arch.is_empty() { &kernel.arches } else { &selection.arch };
-        for &arch in arches {
-            built.push(kernels.build(&kernel.name, arch, &folder)?);
-        }
+        let arches = if arches.is_empty() { &kernel.arches } else { &arches };
+        jobs.extend(arches.iter().map(|&arch| (kernel.name.as_str(), arch)));
     }
-    Ok(built)
+    Ok(kernels.build(&jobs, &workspace::target_dir().join("ptx"))?)
 }

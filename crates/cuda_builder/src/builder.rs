@@ -1,11 +1,18 @@
 //! [`CudaBuilder`]: one crate, one architecture, three steps (see the crate's documentation).
 
 use std::{
+    cmp::Reverse,
     collections::HashSet,
     fs::{self, File},
     hash::{DefaultHasher, Hash, Hasher},
+    iter,
+    num::NonZero,
+    panic::resume_unwind,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    slice::from_ref,
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    thread,
 };
 
 use crate::{
@@ -60,62 +67,21 @@ impl CudaBuilder {
 
     /// Compiles, or finds that nothing has changed, and returns the path of the PTX.
     pub fn build(self) -> Result<PathBuf, Error> {
-        let path = self.path.canonicalize().ok().filter(|path| path.join("Cargo.toml").is_file());
-        let path = path.ok_or_else(|| Error::NoCrate { path: self.path.clone() })?;
-        let arch = self.arch.ok_or_else(|| Error::NoArch { path: path.clone() })?;
-        let version = ptx_version(arch)?;
-        let tools = Toolchain::find(&path)?;
-
-        let target_dir = path.join("target");
-        fs::create_dir_all(&target_dir).map_err(Error::io("create", &target_dir))?;
-        let name = format!("{arch}-{:016x}", hash(&self.build_args));
-
-        // Held to the end: two cargo commands may build the same kernels at the same time.
-        let lock_path = target_dir.join(".cuda_builder.lock");
-        let lock = File::create(&lock_path).map_err(Error::io("create", &lock_path))?;
-        lock.lock().map_err(Error::io("lock", &lock_path))?;
-
-        let ir_path = target_dir.join(&name).with_extension("ll");
-        self.rustc(&path, arch, &tools.library, &target_dir, &ir_path)?;
-        let ir = fs::read_to_string(&ir_path).map_err(Error::io("read", &ir_path))?;
-        let ir = ir::prepare(&ir).map_err(|(line, reason)| Error::Ir { path: ir_path.clone(), line, reason })?;
-        let made = llvm(&tools, arch, version, &ir, &ir_path)?;
-        let ptx = match &self.copy_to {
-            Some(place) => {
-                write_if_changed(place, &fs::read(&made).map_err(Error::io("read", &made))?)?;
-                place.clone()
-            }
-            None => made,
-        };
-        if self.emit_llvm_ir {
-            write_if_changed(&ptx.with_extension("ll"), ir.as_bytes())?;
-        }
-        Ok(ptx)
+        let built = build_all(&self.path, from_ref(&self))?;
+        Ok(built.into_iter().next().expect("one build makes one PTX"))
     }
 
     /// Step 1: Rust to IR that no LLVM pass has touched. cargo decides what is fresh.
-    fn rustc(&self, path: &Path, arch: Arch, library: &Path, target_dir: &Path, ir: &Path) -> Result<(), Error> {
-        // Paths of sources start at the folder that all packages lie in, so that `.file` says the same in every checkout. The
-        // flags that do this stand in a file: with `--remap-path-prefix` itself among the flags, cargo would not keep the
-        // builds of different flags, here of architectures, apart.
-        let args_path = target_dir.join("paths.args");
-        let remap = |from: &Path, to: &str| format!("--remap-path-prefix={}={to}\n", from.display());
-        let args = remap(&common_root(path)?, "") + &remap(library, "library");
-        write_if_changed(&args_path, args.as_bytes())?;
-        // These hold for `core` and the other dependencies too: generic and inlined functions are compiled from MIR that is
-        // made there, and LLVM inlines only between functions of one target CPU.
-        let rustflags = [
-            format!("-Ctarget-cpu={arch}"),
-            // Clones `asm!` into the branches that lead to it, before LLVM sees any of it.
-            "-Zmir-enable-passes=-JumpThreading".to_owned(),
-            "-Cno-prepopulate-passes".to_owned(),
-            format!("@{}", args_path.display()),
-        ];
+    fn rustc(&self, nested: &Nested) -> Result<Ir, Error> {
+        let path = &nested.path;
+        let arch = self.arch.ok_or_else(|| Error::NoArch { path: path.clone() })?;
+        let version = ptx_version(arch)?;
+        let ir = nested.target_dir.join(format!("{arch}-{:016x}.ll", hash(&self.build_args)));
         let mut cargo = toolchain::cargo(path);
         cargo
             // `-Z` flags and the unstable features of the kernel ABI on the stable toolchain.
             .env("RUSTC_BOOTSTRAP", "1")
-            .env("CARGO_ENCODED_RUSTFLAGS", rustflags.join("\x1f"))
+            .env("CARGO_ENCODED_RUSTFLAGS", &nested.rustflags)
             .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "3")
             .env("CARGO_PROFILE_RELEASE_LTO", "fat")
             .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
@@ -125,8 +91,17 @@ impl CudaBuilder {
             .env("CARGO_PROFILE_RELEASE_STRIP", "none")
             // A static library, since that is not linked: the IR is the result.
             .args(["rustc", "--release", "--lib", "--crate-type=staticlib", "-Zbuild-std=core"])
+            // `core` is the same for every architecture, and takes longer than most kernels: it is compiled once. Step 2 gives
+            // its functions the architecture.
+            .args(["-Zprofile-rustflags", "--config"])
+            .arg(format!("profile.release.rustflags=['-Ctarget-cpu={arch}']"))
+            .args(
+                ["build-override", "package.core", "package.compiler_builtins"]
+                    .iter()
+                    .flat_map(|generic| ["--config".to_owned(), format!("profile.release.{generic}.rustflags=[]")]),
+            )
             .args(["--target", TARGET, "--target-dir"])
-            .arg(target_dir)
+            .arg(&nested.target_dir)
             .args(&self.build_args)
             .arg("--")
             .arg(format!("--emit=llvm-ir={}", ir.display()))
@@ -134,11 +109,106 @@ impl CudaBuilder {
             // A build script's own standard output is read by cargo.
             .stdout(Stdio::null());
         let status = cargo.status().map_err(|source| Error::Spawn { program: "cargo".to_owned(), source })?;
-        if status.success() {
-            return Ok(());
+        if !status.success() {
+            return Err(Error::Failed {
+                program: "cargo".to_owned(),
+                path: path.clone(),
+                status,
+                stderr: String::new(),
+            });
         }
-        Err(Error::Failed { program: "cargo".to_owned(), path: path.to_owned(), status, stderr: String::new() })
+        let length = fs::metadata(&ir).map_err(Error::io("read", &ir))?.len();
+        Ok(Ir { arch, version, path: ir, length })
     }
+
+    /// Steps 2 and 3.
+    fn llvm(&self, tools: &Toolchain, ir: &Ir) -> Result<PathBuf, Error> {
+        let text = fs::read_to_string(&ir.path).map_err(Error::io("read", &ir.path))?;
+        let text =
+            ir::prepare(&text, ir.arch).map_err(|(line, reason)| Error::Ir { path: ir.path.clone(), line, reason })?;
+        let made = llvm(tools, ir.arch, ir.version, &text, &ir.path)?;
+        let ptx = match &self.copy_to {
+            Some(place) => {
+                write_if_changed(place, &fs::read(&made).map_err(Error::io("read", &made))?)?;
+                place.clone()
+            }
+            None => made,
+        };
+        if self.emit_llvm_ir {
+            write_if_changed(&ptx.with_extension("ll"), text.as_bytes())?;
+        }
+        Ok(ptx)
+    }
+}
+
+/// What the builds of one crate have in common.
+struct Nested {
+    path: PathBuf,
+    tools: Toolchain,
+    target_dir: PathBuf,
+    rustflags: String,
+    /// Held to the end: two cargo commands may build the same kernels at the same time.
+    _lock: File,
+}
+
+impl Nested {
+    fn open(path: &Path) -> Result<Self, Error> {
+        let found = path.canonicalize().ok().filter(|path| path.join("Cargo.toml").is_file());
+        let path = found.ok_or_else(|| Error::NoCrate { path: path.to_owned() })?;
+        let tools = Toolchain::find(&path)?;
+
+        let target_dir = path.join("target");
+        fs::create_dir_all(&target_dir).map_err(Error::io("create", &target_dir))?;
+        let lock_path = target_dir.join(".cuda_builder.lock");
+        let lock = File::create(&lock_path).map_err(Error::io("create", &lock_path))?;
+        lock.lock().map_err(Error::io("lock", &lock_path))?;
+
+        // Paths of sources start at the folder that all packages lie in, so that `.file` says the same in every checkout.
+        let remap = |from: &Path, to: &str| format!("--remap-path-prefix={}={to}", from.display());
+        // These hold for `core` and the other dependencies too: generic and inlined functions are compiled from MIR that is
+        // made there.
+        let rustflags = [
+            // Clones `asm!` into the branches that lead to it, before LLVM sees any of it.
+            "-Zmir-enable-passes=-JumpThreading".to_owned(),
+            "-Cno-prepopulate-passes".to_owned(),
+            remap(&common_root(&path)?, ""),
+            remap(&tools.library, "library"),
+        ];
+        Ok(Self { path, tools, target_dir, rustflags: rustflags.join("\x1f"), _lock: lock })
+    }
+}
+
+/// What step 1 makes.
+struct Ir {
+    arch: Arch,
+    version: u32,
+    path: PathBuf,
+    length: u64,
+}
+
+/// All builds of the crate in the folder `path`, no two of them alike, and their PTX in the same order.
+pub(crate) fn build_all(path: &Path, builds: &[CudaBuilder]) -> Result<Vec<PathBuf>, Error> {
+    let nested = Nested::open(path)?;
+    // One after the other: cargo locks its target folder.
+    let irs: Vec<_> = builds.iter().map(|build| build.rustc(&nested)).collect::<Result<_, _>>()?;
+
+    // The longest first, so that no thread is left alone with one at the end.
+    let mut order: Vec<_> = (0..builds.len()).collect();
+    order.sort_by_key(|&index| Reverse(irs[index].length));
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let indices = iter::from_fn(|| order.get(next.fetch_add(1, Relaxed)));
+        let made = indices.map(|&index| Ok((index, builds[index].llvm(&nested.tools, &irs[index])?)));
+        made.collect::<Result<Vec<_>, _>>()
+    };
+    let threads = thread::available_parallelism().map_or(1, NonZero::get).min(builds.len());
+    let made: Result<Vec<_>, Error> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    });
+    let mut made = made?.concat();
+    made.sort_unstable();
+    Ok(made.into_iter().map(|(_, ptx)| ptx).collect())
 }
 
 /// Step 3: IR to the PTX beside it, whose path it returns; unless that was made from this very IR with these very options.

@@ -3,6 +3,8 @@
 //! * Every defined function and every inline-assembly call becomes `convergent`: LLVM may not make its
 //!   execution depend on more conditions than the source does (LLVM Language Reference, "Convergent Operation
 //!   Semantics"). `opt` removes the attribute again where it finds that a function does not need it.
+//! * Every function gets the architecture, those of `core` too, which is compiled for none: LLVM inlines only between
+//!   functions of one target CPU.
 //! * Mangled names lose the crates' hashes, which depend on where the sources lie, so that the PTX is the same in every
 //!   checkout.
 //! * The launch bounds that `#[kernel]` left in a static move to the kernel's attributes, from which `llc`
@@ -10,9 +12,11 @@
 //!
 //! Relies on it that rustc prints one definition, global or call a line.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use rustc_demangle::try_demangle;
+
+use crate::Arch;
 
 /// `#[kernel]` puts a u32 for each of [`ATTRIBUTES`] into a static of this name and the kernel's.
 const LAUNCH_BOUNDS: &str = "__launch_bounds_";
@@ -20,8 +24,11 @@ const LAUNCH_BOUNDS: &str = "__launch_bounds_";
 /// The attributes that LLVM knows launch bounds by: threads of a block, blocks of a multiprocessor, blocks of a cluster.
 const ATTRIBUTES: [&str; 3] = ["nvvm.maxntid", "nvvm.minctasm", "nvvm.cluster_dim"];
 
+/// The attribute that names the target CPU of a function, up to its value.
+const TARGET_CPU: &str = "\"target-cpu\"=\"";
+
 /// The prepared IR; on failure the line number (from 1) and what was expected there.
-pub(crate) fn prepare(ir: &str) -> Result<String, (usize, String)> {
+pub(crate) fn prepare(ir: &str, arch: Arch) -> Result<String, (usize, String)> {
     let ir = &rename(ir);
     let mut bounds = BTreeMap::new();
     let mut kept = Vec::new();
@@ -38,6 +45,9 @@ pub(crate) fn prepare(ir: &str) -> Result<String, (usize, String)> {
             line.find('@').and_then(|name| after_arguments(line, name))
         } else if let Some(asm) = inline_asm(line) {
             after_arguments(line, asm)
+        } else if let Some((before, after)) = line.strip_prefix("attributes ").and_then(|_| target_cpu(line)) {
+            out.extend([before, &arch.to_string(), after, "\n"]);
+            continue;
         } else {
             out.extend([line, "\n"]);
             continue;
@@ -55,11 +65,17 @@ pub(crate) fn prepare(ir: &str) -> Result<String, (usize, String)> {
     }
 }
 
+/// What stands before and after the name of the target CPU in a group of attributes.
+fn target_cpu(line: &str) -> Option<(&str, &str)> {
+    let start = line.find(TARGET_CPU)? + TARGET_CPU.len();
+    Some((&line[..start], &line[start + line[start..].find('"')?..]))
+}
+
 /// Replaces every mangled symbol by its demangled path without hashes, in letters that PTX allows. Where several symbols
 /// would get the same name, the later ones are numbered.
 fn rename(ir: &str) -> String {
-    let mut names = BTreeMap::new();
-    let mut taken = BTreeSet::new();
+    let mut names = HashMap::new();
+    let mut taken = HashSet::new();
     let mut out = String::with_capacity(ir.len());
     let mut rest = ir;
     while let Some(at) = rest.find("_R") {
@@ -69,18 +85,19 @@ fn rename(ir: &str) -> String {
         out.push_str(before);
         // In the middle of another name this is no mangled symbol.
         let starts = !before.ends_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
-        out.push_str(match try_demangle(symbol) {
-            Ok(path) if starts => names.entry(symbol).or_insert_with(|| {
-                let letters = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
-                let name: String = format!("{path:#}").chars().map(letters).collect();
-                let numbered = (2..).map(|number| format!("{name}__{number}"));
-                let free = [name.clone()].into_iter().chain(numbered).find(|name| taken.insert(name.clone()));
-                free.unwrap_or(name)
-            }),
-            _ => symbol,
-        });
+        let name = starts.then(|| names.entry(symbol).or_insert_with(|| name(symbol, &mut taken)).as_deref()).flatten();
+        out.push_str(name.unwrap_or(symbol));
     }
     out + rest
+}
+
+/// The name that replaces a symbol, and is then taken; nothing if it is not mangled.
+fn name(symbol: &str, taken: &mut HashSet<String>) -> Option<String> {
+    let path = try_demangle(symbol).ok()?;
+    let letters = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
+    let name: String = format!("{path:#}").chars().map(letters).collect();
+    let numbered = (2..).map(|number| format!("{name}__{number}"));
+    [name.clone()].into_iter().chain(numbered).find(|name| taken.insert(name.clone()))
 }
 
 /// The kernel and its attributes, if `line` is the static that holds a kernel's launch bounds.
@@ -166,6 +183,7 @@ fn after_arguments(line: &str, from: usize) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::prepare;
+    use crate::Arch;
 
     #[test]
     fn definitions_and_assembly_become_convergent_and_nothing_else_changes() {
@@ -186,17 +204,23 @@ define internal i32 @"f(x)"(ptr dereferenceable(8) %x) unnamed_addr convergent #
 }
 declare void @h() #2
 "#;
-        assert_eq!(prepare(ir).unwrap(), expected);
+        assert_eq!(prepare(ir, Arch::SM_80).unwrap(), expected);
+    }
+
+    #[test]
+    fn every_function_gets_the_architecture() {
+        let ir = |cpu: &str| format!("attributes #0 = {{ nounwind \"target-cpu\"=\"{cpu}\" }}\n");
+        assert_eq!(prepare(&ir("sm_30"), Arch::SM_100F).unwrap(), ir("sm_100f"));
     }
 
     #[test]
     fn symbols_lose_the_hashes_of_their_crates() {
         let ir = |hash: &str| format!("call void @_RNvNtCs{hash}_11kernels_gpu4gemm4step(i32 %_R), !x\n");
-        let here = prepare(&ir("gcz8MIeYDEN")).unwrap();
+        let here = prepare(&ir("gcz8MIeYDEN"), Arch::SM_80).unwrap();
         assert_eq!(here, "call void @kernels_gpu__gemm__step(i32 %_R), !x\n");
-        assert_eq!(prepare(&ir("1htOsRJ2d81")).unwrap(), here);
+        assert_eq!(prepare(&ir("1htOsRJ2d81"), Arch::SM_80).unwrap(), here);
         // Two versions of a crate.
-        let both = prepare(&(ir("gcz8MIeYDEN") + &ir("1htOsRJ2d81") + &ir("gcz8MIeYDEN"))).unwrap();
+        let both = prepare(&(ir("gcz8MIeYDEN") + &ir("1htOsRJ2d81") + &ir("gcz8MIeYDEN")), Arch::SM_80).unwrap();
         let names: Vec<_> = both.lines().map(|line| line.split(['@', '(']).nth(1).unwrap()).collect();
         assert_eq!(names, ["kernels_gpu__gemm__step", "kernels_gpu__gemm__step__2", "kernels_gpu__gemm__step"]);
     }
@@ -211,12 +235,12 @@ define ptx_kernel void @l() #0 {
         let expected = r#"define ptx_kernel void @k() unnamed_addr convergent "nvvm.maxntid"="384" "nvvm.minctasm"="1" "nvvm.cluster_dim"="2" #0 {
 define ptx_kernel void @l() convergent "nvvm.maxntid"="97" #0 {
 "#;
-        assert_eq!(prepare(ir).unwrap(), expected);
+        assert_eq!(prepare(ir, Arch::SM_80).unwrap(), expected);
     }
 
     #[test]
     fn launch_bounds_of_nothing_are_an_error() {
         let ir = "@__launch_bounds_k = constant [12 x i8] zeroinitializer, align 4\n";
-        assert!(prepare(ir).unwrap_err().1.contains("no definition of k"));
+        assert!(prepare(ir, Arch::SM_80).unwrap_err().1.contains("no definition of k"));
     }
 }

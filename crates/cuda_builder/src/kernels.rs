@@ -7,7 +7,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::{Arch, CudaBuilder, Error, arch::ptx_version, packages::packages};
+use crate::{Arch, CudaBuilder, Error, arch::ptx_version, builder::build_all, packages::packages};
 
 /// A kernel module: a cargo feature of its crate.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,19 +95,22 @@ impl KernelCrate {
         }
     }
 
-    /// Compiles `kernel` for `arch` into `folder`.
-    pub fn build(&self, kernel: &str, arch: Arch, folder: &Path) -> Result<Built, Error> {
-        let path = CudaBuilder::new(&self.path)
-            .arch(arch)
-            .build_args(&["--no-default-features", "--features", kernel])
-            .copy_to(folder.join(format!("{kernel}.{arch}.ptx")))
-            .build()?;
-        Ok(Built { kernel: kernel.to_owned(), arch, path })
+    /// Compiles each kernel for its architecture into `folder`.
+    pub fn build(&self, jobs: &[(&str, Arch)], folder: &Path) -> Result<Vec<Built>, Error> {
+        let builders = jobs.iter().map(|(kernel, arch)| {
+            CudaBuilder::new(&self.path)
+                .arch(*arch)
+                .build_args(&["--no-default-features", "--features", kernel])
+                .copy_to(folder.join(format!("{kernel}.{arch}.ptx")))
+        });
+        let paths = build_all(&self.path, &builders.collect::<Vec<_>>())?;
+        let built = jobs.iter().zip(paths);
+        Ok(built.map(|(&(kernel, arch), path)| Built { kernel: kernel.to_owned(), arch, path }).collect())
     }
 
     /// Compiles every kernel for each of its architectures into `folder`.
     pub fn build_all(&self, folder: &Path) -> Result<Vec<Built>, Error> {
-        let jobs = self.kernels.iter().flat_map(|kernel| kernel.arches.iter().map(|&arch| (&kernel.name, arch)));
-        jobs.map(|(kernel, arch)| self.build(kernel, arch, folder)).collect()
+        let jobs = self.kernels.iter().flat_map(|kernel| kernel.arches.iter().map(|&arch| (&*kernel.name, arch)));
+        self.build(&jobs.collect::<Vec<_>>(), folder)
     }
 }

@@ -11,6 +11,8 @@
 //! 2. this crate marks that IR convergent and adds the kernels' launch bounds,
 //! 3. the toolchain's own `opt` and `llc` make PTX of it.
 //!
+//! Several builds of one crate share a compiled `core`, and take the last two steps on all processors.
+//!
 //! ```no_run
 //! use cuda_builder::{Arch, CudaBuilder};
 //!
