@@ -188,11 +188,14 @@ const SABOTAGES_OF_INSTANCES: [(&str, &[Sabotage]); 6] = [
             Sabotage("barrier.cluster.wait", "", 4, 1),
             Sabotage("tcgen05.mma", "", 2, 0),
             Sabotage("tcgen05.commit", "", 2, 0),
+            // Scales, of tokens also for both blocks.
+            Sabotage("cp.async.bulk.shared", "", 7, 0),
         ],
     ),
     (
         "t64_apart",
         &[
+            Sabotage("cp.async.bulk.shared", "", 5, 0),
             Sabotage("mbarrier.init", "", 20, 0),
             // As above, with two stages more.
             Sabotage("mbarrier.try_wait", DO_NOT_WAIT, 12, 7),

@@ -96,6 +96,32 @@ pub unsafe fn cp_async_bulk_shared_global(
     };
 }
 
+/// As [`cp_async_bulk_shared_global`], to the same place in each block of the cluster whose rank is a bit of `blocks`; the barriers at the
+/// same place there are told of the bytes (`cp.async.bulk.shared::cluster.global.multicast::cluster`).
+///
+/// # Safety
+/// As there, for the destination and the barrier of each of the blocks, which have begun and have not ended.
+#[inline(always)]
+pub unsafe fn cp_async_bulk_shared_global_multicast(
+    destination: SharedAddress,
+    source: GlobalAddress,
+    bytes: u32,
+    mbarrier: Mbarrier,
+    blocks: u16,
+) {
+    // SAFETY: what `# Safety` above asks.
+    unsafe {
+        ptx!(
+            concat!(
+                "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster ",
+                "[{}], [{}], {}, [{}], {};"
+            ),
+            in(reg32) destination.0, in(reg64) source.0, in(reg32) bytes, in(reg32) mbarrier.0, in(reg16) blocks,
+            options(nostack, preserves_flags)
+        )
+    };
+}
+
 /// Copies `bytes` from shared to global memory (`cp.async.bulk.global.shared::cta`).
 ///
 /// # Safety

@@ -72,7 +72,7 @@ pub const TMEM_COLUMNS: u32 = 512;
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct Group {
-    /// Address of the map of A's values; its box has [`Instance::block_tokens`] rows.
+    /// Address of the map of A's values; its box has `a_box` rows.
     pub a_map: u64,
     /// Address of A's scales, a multiple of 16.
     pub a_scales: u64,
@@ -93,8 +93,11 @@ pub struct Group {
     pub n: u32,
     /// Elements summed over; a multiple of [`K_ALIGNMENT`], not 0.
     pub k: u32,
+    /// Tokens that a block loads of a tile: [`Instance::box_tokens`] where the map is the group's own, [`Instance::block_tokens`] where it
+    /// is of all groups.
+    pub a_box: u32,
     /// Keeps the size a multiple of the alignment.
-    pub unused: [u32; 3],
+    pub unused: [u32; 2],
 }
 
 /// One tile of C, as an array of them lies in global memory.
@@ -420,6 +423,12 @@ impl Instance {
         self.tile_tokens / self.blocks
     }
 
+    /// Tokens that a block loads of the largest tile of a group of `m`. The first block of a pair would else load some that the second one
+    /// has.
+    pub const fn box_tokens(self, m: u32) -> u32 {
+        self.mma_n(if m < self.tile_tokens { m } else { self.tile_tokens }) / self.blocks
+    }
+
     /// The N of the tensor core's products for a tile of so many tokens. Where blocks finish parts of it, it is whole steps of the
     /// epilogue.
     pub const fn mma_n(self, tokens: u32) -> u32 {
@@ -602,6 +611,8 @@ mod tests {
         let split = gated(256).apart().split().stages(5);
         assert_eq!((split.cluster(), split.finishers(), split.mma_n(33), split.slots()), (4, 4, 64, 0));
         assert_eq!([split, apart, plain(192).pair().split().stages(6)].map(Instance::inbox_bytes), [6144, 2048, 3072]);
+        assert_eq!([40, 72, 192, 248].map(|m| plain(192).pair().stages(6).box_tokens(m)), [24, 40, 96, 96]);
+        assert_eq!((split.box_tokens(33), single.box_tokens(33)), (32, 40));
     }
 
     #[test]

@@ -170,7 +170,8 @@ impl<const INDEX: usize> Iterator for RoutedTiles<INDEX> {
             m: tokens,
             n,
             k,
-            unused: [0; 3],
+            a_box: INSTANCES[INDEX].block_tokens(),
+            unused: [0; 2],
         };
         Some((of_tile, Placed { group, token_row, token_tile, weight_rows: matrix.map(|matrix| matrix * n) }))
     }

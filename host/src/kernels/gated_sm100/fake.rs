@@ -28,7 +28,7 @@ pub(super) fn launch(launch: &Launch<'_>) {
                 let values = values(group.b_maps[i], group.n, TILE_ROWS);
                 matrix(group.n, group.k, values, group.b_scales[i], group.alpha[i])
             };
-            let tokens = values(group.a_map, group.m, instance.block_tokens());
+            let tokens = values(group.a_map, group.m, instance.box_tokens(group.m));
             let tokens = matrix(group.m, group.k, tokens, group.a_scales, 1.0);
             multiply(op_of(instance.matrices), out_dtype(parameter.output), tokens, weights, group.c);
         }

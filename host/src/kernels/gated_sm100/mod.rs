@@ -117,7 +117,7 @@ impl GatedSm100 {
 fn maps(instance: Instance, group: &PlacedGroup) -> impl Iterator<Item = MapArguments> {
     let Sizes { m, n, k } = group.sizes;
     let values = move |address, rows, box_rows| MapArguments::values(address, rows, k, K_BLOCK, box_rows);
-    let tokens = values(group.tokens.values, m, instance.block_tokens());
+    let tokens = values(group.tokens.values, m, instance.box_tokens(m));
     let weights = group.weights.map(|matrix| values(matrix.values, n, TILE_ROWS));
     let weights = weights.into_iter().take(instance.matrices as usize);
     let output = (instance.store == Store::Tma).then(|| output_map(group));
@@ -151,7 +151,8 @@ fn describe(instance: Instance, group: &PlacedGroup, writer: &mut Writer<'_>) ->
     };
     let &PlacedGroup { sizes: Sizes { m, n, k }, tokens, weights, alpha, output: c } = group;
     let (a_scales, b_scales) = (tokens.scales, weights.map(|matrix| matrix.scales));
-    Ok(abi::Group { a_map, a_scales, b_maps, b_scales, c, c_map, alpha, m, n, k, unused: [0; 3] })
+    let a_box = instance.box_tokens(m);
+    Ok(abi::Group { a_map, a_scales, b_maps, b_scales, c, c_map, alpha, m, n, k, a_box, unused: [0; 2] })
 }
 
 #[cfg(test)]
@@ -203,7 +204,7 @@ mod tests {
         assert_eq!((described[&0].a_map, described[&0].b_maps), (map(0), [map(1), map(2)]));
         assert_eq!((described[&2].a_map, described[&2].b_maps), (map(3), [map(4), map(5)]));
         assert_eq!(maps.len(), 6);
-        assert_eq!(maps[0], MapArguments::values(0x1000, 7, 320, 256, 32));
+        assert_eq!(maps[0], MapArguments::values(0x1000, 7, 320, 256, 8));
         assert_eq!(maps[2], MapArguments::values(0x3000, 72, 320, 256, 128));
         assert_eq!((launch.grid.blocks, launch.grid.entry), (4, "gated_sm100_t64_apart"));
     }

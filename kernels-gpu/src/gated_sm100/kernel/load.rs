@@ -4,10 +4,13 @@ use cuda_std::{
     fence::fence_proxy_tensormap_acquire,
     global::GlobalAddress,
     mbarrier::mbarrier_arrive_expect_tx,
-    tma::{TensorMapAddress, cp_async_bulk_shared_global, cp_async_bulk_tensor_2d_shared_global},
+    tma::{
+        TensorMapAddress, cp_async_bulk_shared_global, cp_async_bulk_shared_global_multicast,
+        cp_async_bulk_tensor_2d_shared_global,
+    },
 };
 
-use super::{Placed, Sm100, Work};
+use super::{BOTH, Placed, Sm100, Work};
 use crate::{
     format::{SCALE_TILE_BYTES, SCALE_TILE_ROWS},
     gated_sm100::abi::{Instance, K_BLOCK_BYTES, Tile},
@@ -35,13 +38,22 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         }
     }
 
-    /// Starts the copies of a k-block into the next stage.
+    /// Starts the copies of a k-block into the next stage. Both blocks of a pair need the scales of all of the tile's tokens: once
+    /// `together`, each copies half of them, to both.
     ///
     /// # Safety
     /// `group` is the tile's, the contract holds of it, and its maps have been acquired. One thread of the block calls it,
-    /// with all k-blocks of its tiles in order; `stages` is that thread's, and the next one is empty.
+    /// with all k-blocks of its tiles in order; `stages` is that thread's, and the next one is empty. If `together`, it has been used
+    /// before: then it is empty in the other block of the pair too, which has begun, since the same products read both.
     #[inline(always)]
-    pub(super) unsafe fn load(self, stages: &mut Ring<BLOCKS>, tile: &Tile, group: &Placed, k_block: u32) {
+    pub(super) unsafe fn load(
+        self,
+        stages: &mut Ring<BLOCKS>,
+        tile: &Tile,
+        group: &Placed,
+        k_block: u32,
+        together: bool,
+    ) {
         let stage = self.shared + stages.index() * Self::STAGE_BYTES;
         let full = stages.full();
         let k_byte = (k_block * K_BLOCK_BYTES) as i32;
@@ -65,9 +77,10 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         let token_tile_rows = if Self::INSTANCE.token_scale_tiles() == 1 { 1 } else { tile.token_scale_tiles() };
 
         // SAFETY: the group's own maps and scales, which are padded to whole tiles. The stage is empty, and
-        // its full barrier expects the bytes of every copy. A box counts in full, even where it lies outside of the tensor.
+        // its full barrier expects the bytes of every copy, half of those of tokens' scales by the other block if `together`. A box counts in
+        // full, even where it lies outside of the tensor.
         unsafe {
-            let value_bytes = Self::TOKENS + Self::INSTANCE.token_bytes();
+            let value_bytes = Self::TOKENS + group.a_box * K_BLOCK_BYTES;
             mbarrier_arrive_expect_tx(
                 full,
                 value_bytes + (Self::INSTANCE.block_matrices() + token_tile_rows) * scale_bytes,
@@ -87,7 +100,14 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
             for tile_row in 0..token_tile_rows {
                 let token_scales = stage + Self::TOKEN_SCALES + tile_row * Instance::SCALE_BYTES;
                 let source = scales(group.a_scales, token_tile_row + tile_row);
-                cp_async_bulk_shared_global(token_scales, source, scale_bytes, full);
+                if together {
+                    let bytes = scale_bytes / BLOCKS;
+                    let from = self.rank * bytes;
+                    let (to, source) = (token_scales + from, source + u64::from(from));
+                    cp_async_bulk_shared_global_multicast(to, source, bytes, full, BOTH << self.leader());
+                } else {
+                    cp_async_bulk_shared_global(token_scales, source, scale_bytes, full);
+                }
             }
         }
         stages.advance();

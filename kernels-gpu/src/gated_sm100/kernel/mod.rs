@@ -11,7 +11,8 @@
 //! A pair of blocks ([`Instance::blocks`]) computes 256 rows: each block has half of the rows, half of the tokens and a
 //! pipeline of its own, and a thread of the first block multiplies for both. The rows of a pair apart ([`Halves::Matrices`]) are 128
 //! of gate and the same 128 of up. Then sums meet in the epilogue: each block finishes half of the tokens, and sends the other block the
-//! sums of the other half.
+//! sums of the other half. Both need the scales of all of a tile's tokens: each copies half of them, to both, once a stage has been
+//! emptied, which shows that both blocks have begun.
 //!
 //! Where K is split ([`Instance::splits`]), two pairs of a cluster have the k-blocks of a tile, each half of them, so that a tile of
 //! twice as many tokens occupies as many multiprocessors and takes in fewer bytes. All blocks that have sums of the same elements finish
@@ -95,6 +96,9 @@ const LEFT: u32 = 2;
 
 /// The barrier of a cluster at which its warps say that the accumulators are full, and so the stages free.
 const FULL: u32 = 3;
+
+/// Ranks of a pair's blocks, as bits.
+const BOTH: u16 = 0b11;
 
 /// Columns of tensor memory of a tile of the scale layout.
 const SCALE_COLUMNS: u32 = SCALE_TILE_ROWS / TOKEN_SCALE_ROWS;
@@ -204,7 +208,7 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
                 if let (Roles::Specialised, Some((_, Some((tile, group))))) = (Self::INSTANCE.roles, &first) {
                     let group = W::placed(*group);
                     block.acquire_maps(&mut maps, tile, &group);
-                    block.load(&mut stages, tile, &group, block.k_blocks(&group).start);
+                    block.load(&mut stages, tile, &group, block.k_blocks(&group).start, false);
                 }
             }
             if warp < Self::INSTANCE.epilogue_warps() {
@@ -311,13 +315,16 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         unsafe {
             if elect_sync(ALL_LANES) {
                 let (mut next, mut loaded) = (first, u32::from(W::AT_ONCE));
+                let mut together = false;
                 while let Some((tile, group)) = next {
                     let group = W::placed(group);
                     self.acquire_maps(&mut maps, &tile, &group);
                     let Range { start, end } = self.k_blocks(&group);
                     for k_block in start + loaded..end {
                         stages.wait_empty();
-                        self.load(&mut stages, &tile, &group, k_block);
+                        self.load(&mut stages, &tile, &group, k_block, together);
+                        // Where K is split, few k-blocks are left by then.
+                        together |= BLOCKS > 1 && Self::INSTANCE.splits == 1 && stages.index() == 0;
                     }
                     (next, loaded) = (tiles.next(), 0);
                 }
@@ -390,7 +397,7 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
                     for k_block in 0..group.k_blocks() + ahead {
                         if k_block < group.k_blocks() {
                             stages.wait_empty();
-                            self.load(&mut stages, &tile, &group, k_block);
+                            self.load(&mut stages, &tile, &group, k_block, false);
                         }
                         if k_block >= ahead {
                             multiplier.multiply(&tile, &group, k_block - ahead);

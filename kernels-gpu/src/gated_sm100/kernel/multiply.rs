@@ -9,7 +9,7 @@ use cuda_std::{
     },
 };
 
-use super::{Placed, Sm100, Work};
+use super::{BOTH, Placed, Sm100, Work};
 use crate::{
     format::{SCALE_TILE_BYTES, SCALE_TILE_ROWS},
     gated_sm100::abi::{Instance, K_BLOCK_BYTES, MMA_K, MMAS_PER_K_BLOCK, TOKEN_SCALE_ROWS, Tile},
@@ -27,6 +27,20 @@ pub(super) struct Multiplier<W: Work, const BLOCKS: u32> {
     scales_of: Ring<BLOCKS>,
     /// Whether every set has been used once.
     all_used: bool,
+}
+
+/// What the MMAs of a k-block have in common.
+struct Operands {
+    /// Values and scales in its stage.
+    values: MatrixDescriptor,
+    scale_source: MatrixDescriptor,
+    /// The set of columns for its scales.
+    scales: TmemAddress,
+    accumulator: TmemAddress,
+    descriptor: InstructionDescriptor,
+    /// Where in its scale tile the tile's first token is, in columns, and how many scale tiles there are.
+    token_column: u32,
+    token_scale_tiles: u32,
 }
 
 impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
@@ -59,33 +73,16 @@ impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
     pub unsafe fn multiply(&mut self, tile: &Tile, group: &Placed, k_block: u32) {
         let Self { block, .. } = *self;
         let stage = block.shared + self.stages.index() * Sm100::<W, BLOCKS>::STAGE_BYTES;
-        let scales = block.tmem.column(Sm100::<W, BLOCKS>::scales(self.scale_set));
-        let mma_n = Self::INSTANCE.mma_n(tile.tokens);
-        let descriptor = InstructionDescriptor::mxf4nvf4(Self::INSTANCE.mma_rows(), mma_n);
-        let token_column = tile.first_token % SCALE_TILE_ROWS / TOKEN_SCALE_ROWS;
-        let token_scale_tiles = tile.token_scale_tiles();
-        let accumulator = block.tmem.column(Sm100::<W, BLOCKS>::accumulator(self.accumulators.index(), 0));
-        let (values, scale_source) = (values_descriptor(stage), scales_descriptor(stage));
-        let first = block.k_blocks(group).start;
-        let multiply_once = |mma: u32| {
-            let values_at = |matrix: u32| values.at(matrix + mma * MMA_K_BYTES);
-            let token_scales = scales.column(Sm100::<W, BLOCKS>::token_scale_column(mma, 0)).column(token_column);
-            // SAFETY: as below, where it is called.
-            unsafe {
-                Self::copy_scales(scales, scale_source, mma, token_scale_tiles);
-                for matrix in 0..Sm100::<W, BLOCKS>::MATRICES {
-                    tcgen05_mma_mxf4nvf4_block16::<BLOCKS>(
-                        accumulator.column(Sm100::<W, BLOCKS>::accumulator(0, matrix)),
-                        values_at(Sm100::<W, BLOCKS>::weights(matrix)),
-                        values_at(Sm100::<W, BLOCKS>::TOKENS),
-                        descriptor,
-                        scales.column(Sm100::<W, BLOCKS>::weight_scale_column(matrix, mma)),
-                        token_scales,
-                        k_block > first || mma > 0,
-                    );
-                }
-            }
+        let operands = Operands {
+            values: values_descriptor(stage),
+            scale_source: scales_descriptor(stage),
+            scales: block.tmem.column(Sm100::<W, BLOCKS>::scales(self.scale_set)),
+            accumulator: block.tmem.column(Sm100::<W, BLOCKS>::accumulator(self.accumulators.index(), 0)),
+            descriptor: InstructionDescriptor::mxf4nvf4(Self::INSTANCE.mma_rows(), Self::INSTANCE.mma_n(tile.tokens)),
+            token_column: tile.first_token % SCALE_TILE_ROWS / TOKEN_SCALE_ROWS,
+            token_scale_tiles: tile.token_scale_tiles(),
         };
+        let adds = k_block > block.k_blocks(group).start;
         // SAFETY: the accumulator is written while it is empty and the stage read while it is full. Columns of scales are
         // written when the MMAs that read them are complete. Barriers tell others when what is issued here is complete.
         unsafe {
@@ -95,19 +92,48 @@ impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
             let behind = Self::INSTANCE.splits > 1 && k_block == group.k_blocks();
             let mmas = if behind { group.mmas(k_block - 1) } else { group.mmas(k_block) };
             if mmas == MMAS_PER_K_BLOCK {
-                // Unrolled, since the count is constant: with one that the compiler does not know, making descriptors takes this
-                // thread longer than an MMA takes the tensor core.
-                for mma in 0..MMAS_PER_K_BLOCK {
-                    multiply_once(mma);
-                }
+                // Written out, so that all are constants: in a loop, which the compiler does not unroll where tiles may have two tiles of
+                // scales, making descriptors takes this thread longer than an MMA takes the tensor core.
+                const { assert!(MMAS_PER_K_BLOCK == 4) };
+                Self::multiply_once(&operands, 0, adds);
+                Self::multiply_once(&operands, 1, true);
+                Self::multiply_once(&operands, 2, true);
+                Self::multiply_once(&operands, 3, true);
             } else {
                 for mma in 0..mmas {
-                    multiply_once(mma);
+                    Self::multiply_once(&operands, mma, adds || mma > 0);
                 }
             }
             self.commit(self.stages.empty());
         }
         self.stages.advance();
+    }
+
+    /// Copies the scales of one MMA of each matrix, and issues these.
+    ///
+    /// # Safety
+    /// As [`Self::multiply`], which calls it for each of the stage's, with the stage full and the set of columns free.
+    #[inline(always)]
+    unsafe fn multiply_once(operands: &Operands, mma: u32, adds: bool) {
+        let &Operands { values, scale_source, scales, accumulator, descriptor, token_column, token_scale_tiles } =
+            operands;
+        let values_at = |matrix: u32| values.at(matrix + mma * MMA_K_BYTES);
+        let token_scales = scales.column(Sm100::<W, BLOCKS>::token_scale_column(mma, 0)).column(token_column);
+        // SAFETY: what `# Safety` above asks.
+        unsafe {
+            Self::copy_scales(scales, scale_source, mma, token_scale_tiles);
+            for matrix in 0..Sm100::<W, BLOCKS>::MATRICES {
+                tcgen05_mma_mxf4nvf4_block16::<BLOCKS>(
+                    accumulator.column(Sm100::<W, BLOCKS>::accumulator(0, matrix)),
+                    values_at(Sm100::<W, BLOCKS>::weights(matrix)),
+                    values_at(Sm100::<W, BLOCKS>::TOKENS),
+                    descriptor,
+                    scales.column(Sm100::<W, BLOCKS>::weight_scale_column(matrix, mma)),
+                    token_scales,
+                    adds,
+                );
+            }
+        }
     }
 
     /// Hands the accumulator to the epilogue as soon as the tile's MMAs are complete.
@@ -172,9 +198,6 @@ impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
     /// `barrier` is one of the block's, which has been initialised, and its phase lacks an arrival.
     #[inline(always)]
     unsafe fn commit(&self, barrier: Mbarrier) {
-        /// Ranks of a pair's blocks, as bits.
-        const BOTH: u16 = 0b11;
-
         // SAFETY: what `# Safety` above asks; both blocks have the same barriers, and end together.
         unsafe {
             if BLOCKS > 1 {
