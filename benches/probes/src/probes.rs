@@ -44,7 +44,7 @@ impl Sizes {
         copies: 64,
         shared_copies: 1024,
         work: 8000,
-        launches: 21,
+        launches: 101,
     };
 
     /// Every probe with little work, for the emulator. DRAM is read where L2 has less than half of `memory`.
@@ -66,6 +66,9 @@ impl Sizes {
 const LINE: u64 = 128;
 const NEAR: u64 = 33;
 const FAR: u64 = 2049;
+
+/// Bytes that probes of L1 go through.
+const L1_BYTES: u64 = 16 << 10;
 
 /// Bytes that each neighbour copies again and again.
 const SHARED_BYTES: u64 = 128 << 10;
@@ -96,6 +99,7 @@ pub struct Probes<'g> {
     sizes: Sizes,
     pub lines: Lines,
     memory: u64,
+    l1: u64,
     l2: u64,
     l2_bytes: u64,
     /// How much of the memory has been read.
@@ -106,20 +110,21 @@ impl<'g> Probes<'g> {
     /// Prepares memory.
     pub fn new(gpu: &'g Gpu, sizes: Sizes) -> Result<Self> {
         let l2_bytes = sizes.l2.max(SHARED_BYTES * u64::from(gpu.multiprocessors));
-        let (memory, l2) = (gpu.allocate(sizes.memory)?, gpu.allocate(l2_bytes)?);
-        for (memory, bytes) in [(l2, l2_bytes), (memory, sizes.memory)] {
+        let [memory, l1, l2] = [sizes.memory, L1_BYTES, l2_bytes].map(|bytes| gpu.allocate(bytes));
+        let (memory, l1, l2) = (memory?, l1?, l2?);
+        for (memory, bytes) in [(l1, L1_BYTES), (l2, l2_bytes), (memory, sizes.memory)] {
             let values = [memory, bytes / LINE, NEAR, FAR].map(Value::Long);
             gpu.launch("portable::write_chains", Grid::new(gpu.multiprocessors * 8, 256), &values)?;
         }
         gpu.synchronize()?;
         let lines = Lines::new(sizes.repeats);
-        Ok(Self { gpu, sizes, lines, memory, l2, l2_bytes, next: Cell::new(0) })
+        Ok(Self { gpu, sizes, lines, memory, l1, l2, l2_bytes, next: Cell::new(0) })
     }
 
     /// Fills L2 with the second half of the memory.
     fn forget(&self) -> Result<()> {
         let (blocks, half) = (self.gpu.multiprocessors, self.sizes.memory / 2);
-        let values = [self.memory + half, rounds(half, blocks), self.gpu.out].map(Value::Long);
+        let values = [(self.memory + half).into(), rounds(half, blocks).into(), 1_u32.into(), self.gpu.out.into()];
         self.gpu.launch("portable::read", Grid::new(blocks, 256), &values)
     }
 
@@ -170,7 +175,7 @@ impl<'g> Probes<'g> {
 
     fn launches(&self) -> Result<()> {
         let (gpu, sms, sizes) = (self.gpu, self.gpu.multiprocessors, self.sizes);
-        let spin = |cycles: u64, grid: Grid| gpu.launch("portable::spin", grid, &[cycles.into(), gpu.out.into()]);
+        let spin = |cycles: u64, grid: Grid| gpu.launch("portable::spin", grid, &[cycles.into()]);
         let empty = |grid| move || gpu.launch("portable::empty", grid, &[]);
         self.lines.measure(one("launch-floor", "ns"), || Ok([gpu.timed(empty(Grid::new(1, 32)))?]))?;
         self.lines.measure(one("launch-floor-all", "ns"), || Ok([gpu.timed(empty(Grid::new(sms, 640)))?]))?;
@@ -180,21 +185,19 @@ impl<'g> Probes<'g> {
             let [shorter, longer] = [long, 5 * long].map(|cycles| gpu.timed(|| spin(cycles, Grid::new(1, 32))));
             Ok([(4 * long) as f64 * 1e3 / (longer? - shorter?)])
         })?;
-        let gap = |lines: &Lines, name: &str, cycles: u64| {
-            links(lines, gpu, name, sizes, |_| spin(cycles, Grid::new(sms, 128)), || spin(0, Grid::new(sms, 128)))
-        };
-        gap(&self.lines, "launch-gap", sizes.work)?;
-        gap(&self.lines, "launch-gap-empty", 0)?;
+        for (name, work) in [("launch-gap", sizes.work), ("launch-gap-empty", 0)] {
+            self.links(name, work, |_, cycles| spin(cycles, Grid::new(sms, 128)))?;
+        }
         // Blocks that fill a multiprocessor, two for each: from the end of the first to the begin of the second there.
         let grid = Grid::new(2 * sms, 128).shared(if gpu.capability.0 == 12 { 96 << 10 } else { 128 << 10 });
         self.lines.measure(one("cta-start", "cycles"), || {
-            spin(sizes.work, grid)?;
-            gpu.synchronize()?;
-            let results = gpu.results(6 * sms as usize)?;
-            let mut blocks: Vec<&[u64]> = results.chunks(3).collect();
+            let values = [sizes.work, gpu.out].map(Value::Long);
+            let results = gpu.ask("portable::spin_from", grid, &values, 4 * sms as usize)?;
+            let mut blocks: Vec<&[u64]> = results.chunks(2).collect();
             blocks.sort_unstable();
             let pairs = blocks.windows(2).filter(|pair| pair[0][0] == pair[1][0]);
-            let mut between: Vec<u64> = pairs.map(|pair| pair[1][1].saturating_sub(pair[0][2])).collect();
+            let mut between: Vec<u64> =
+                pairs.map(|pair| (pair[1][1] - pair[0][1]).saturating_sub(sizes.work)).collect();
             ensure!(!between.is_empty(), "no multiprocessor had two blocks");
             between.sort_unstable();
             Ok([between[between.len() / 2] as f64])
@@ -205,16 +208,34 @@ impl<'g> Probes<'g> {
     fn overlapping(&self) -> Result<()> {
         let (gpu, sms) = (self.gpu, self.gpu.multiprocessors);
         for (name, triggers) in [("dependent-start+grid-end", 0_u32), ("grid-end", 1)] {
-            for (ending, cycles) in [("", self.sizes.work), ("-empty", 0)] {
-                let link = |cycles: u64, overlaps| {
-                    let grid = Grid { overlaps, ..Grid::new(sms, 128) };
+            for (ending, work) in [("", self.sizes.work), ("-empty", 0)] {
+                self.links(&format!("{name}{ending}"), work, |n, cycles| {
+                    let grid = Grid { overlaps: n > 0, ..Grid::new(sms, 128) };
                     gpu.launch("copies::link", grid, &[triggers.into(), 1_u32.into(), cycles.into()])
-                };
-                let name = format!("{name}{ending}");
-                links(&self.lines, gpu, &name, self.sizes, |n| link(cycles, n > 0), || link(0, false))?;
+                })?;
             }
         }
         Ok(())
+    }
+
+    /// Launches of a graph, each behind the other: what a link takes beyond the time of its kernel, which spends so many cycles. Launches of a
+    /// stream would wait for their host.
+    fn links(&self, name: &str, work: u64, link: impl Fn(usize, u64) -> Result<()>) -> Result<()> {
+        let (gpu, sizes) = (self.gpu, self.sizes);
+        let graph = |links: usize, work: u64| gpu.graph(|| (0..links).try_for_each(|n| link(n, work)));
+        let (one_link, many) = (graph(1, work)?, graph(sizes.launches, work)?);
+        let longer = graph(sizes.launches, 2 * work)?;
+        let ns = |graph: &crate::gpu::Graph<'_>| {
+            let times: Result<Vec<f64>> = (0..sizes.repeats.min(5)).map(|_| gpu.timed(|| graph.launch())).collect();
+            let mut times = times?;
+            times.sort_by(f64::total_cmp);
+            Ok::<_, anyhow::Error>(times[times.len() / 2])
+        };
+        self.lines.measure(one(name, "ns"), || {
+            let many = ns(&many)?;
+            let spent = (ns(&longer)? - many) / sizes.launches as f64;
+            Ok([(many - ns(&one_link)?) / (sizes.launches - 1) as f64 - spent])
+        })
     }
 
     fn latencies(&self) -> Result<()> {
@@ -224,15 +245,13 @@ impl<'g> Probes<'g> {
         self.measure("shared-latency", links, |probes| {
             probes.checked("portable::chase_shared", one_warp.shared(256), &[links.into(), out], in_shared)
         })?;
-        // 64 lines, which L1 keeps.
-        let (few, step) = (links.min(64), NEAR * LINE);
-        self.measure("l1-latency", few, |probes| {
-            let values = [probes.l2.into(), few.into(), out];
-            probes.checked("portable::chase_l1", one_warp, &values, probes.l2 + u64::from(few) * step)
+        let step = NEAR * LINE;
+        self.measure("l1-latency", links, |probes| {
+            probes.chase("chase_l1", (probes.l1, L1_BYTES), probes.l1, links, step)
         })?;
         self.measure("l2-latency", links, |probes| {
             // The first time brings it to L2.
-            let chase = || probes.chase((probes.l2, probes.l2_bytes), probes.l2, links, step);
+            let chase = || probes.chase("chase_l2", (probes.l2, probes.l2_bytes), probes.l2, links, step);
             chase()?;
             chase()
         })?;
@@ -240,7 +259,8 @@ impl<'g> Probes<'g> {
         for (name, from, step) in [("dram-latency", 0, step), ("dram-latency-of-1-GB", 8, FAR * LINE)] {
             self.measure(name, links, |probes| {
                 probes.forget()?;
-                probes.chase((probes.memory, probes.sizes.memory), probes.memory + from, links, step)
+                let memory = (probes.memory, probes.sizes.memory);
+                probes.chase("chase_l2", memory, probes.memory + from, links, step)
             })?;
         }
         for warps in [1, 4, 16] {
@@ -257,29 +277,28 @@ impl<'g> Probes<'g> {
     }
 
     /// Cycles of a chain of loads through a memory of so many bytes, behind whose last line comes its first.
-    fn chase(&self, (memory, bytes): (u64, u64), from: u64, links: u32, step: u64) -> Result<f64> {
+    fn chase(&self, kernel: &str, (memory, bytes): (u64, u64), from: u64, links: u32, step: u64) -> Result<f64> {
         let values = [from.into(), links.into(), self.gpu.out.into()];
         let to = memory + (from - memory + u64::from(links) * step) % bytes;
-        self.checked("portable::chase_l2", Grid::new(1, 1), &values, to)
+        self.checked(&format!("portable::{kernel}"), Grid::new(1, 32), &values, to)
     }
 
     fn bandwidths(&self) -> Result<()> {
         let (gpu, sms, Sizes { turns, read, memory, .. }) = (self.gpu, self.gpu.multiprocessors, self.sizes);
         self.lines.measure(one("shared-bytes", "bytes/cycle"), || {
             let grid = Grid::new(1, 1024).shared(8 << 10);
-            let values = [turns.into(), gpu.out.into()];
+            let values = [turns.into(), 0_u32.into(), gpu.out.into()];
             let cycles = self.checked("portable::read_shared", grid, &values, u64::from(8 * turns))?;
             Ok([f64::from(1024 * 128 * turns) / cycles])
         })?;
         let rate = |from: u64, bytes: u64, times: u32, blocks: u32| {
             let pieces = rounds(bytes, blocks);
             ensure!(pieces > 0, "{bytes} bytes are no round");
-            let values = [from, pieces, gpu.out].map(Value::Long);
-            let one = |_| gpu.launch("portable::read", Grid::new(blocks, 256), &values);
-            let ns = gpu.timed(|| (0..times).try_for_each(one))?;
+            let values = [from.into(), pieces.into(), times.into(), Value::from(gpu.out)];
+            let ns = gpu.timed(|| gpu.launch("portable::read", Grid::new(blocks, 256), &values))?;
             Ok([16.0 * (pieces * u64::from(times)) as f64 / ns])
         };
-        let (blocks, times) = if read == memory { (8 * sms, 20) } else { (sms, 1) };
+        let (blocks, times) = if read == memory { (8 * sms, 100) } else { (sms, 1) };
         self.lines.measure(one("dram-bandwidth", "GB/s"), || rate(self.fresh(read)?, read, 1, blocks))?;
         self.lines.measure(one("l2-bandwidth-loads", "GB/s"), || {
             rate(self.l2, read.min(self.l2_bytes), times, blocks.min(4 * sms))
@@ -318,12 +337,21 @@ impl<'g> Probes<'g> {
         self.measure("mbarrier-wake+arrive", 2 * turns, |probes| {
             probes.cycles("copies::ping_pong", Grid::new(1, 64).shared(16), &values)
         })?;
-        self.measure("mbarrier-wake+arrive-in-cluster", 2 * turns, |probes| {
-            probes.cycles("copies::cluster_ping_pong", Grid::new(2, 32).shared(16), &values)
-        })?;
-        self.measure("cluster-barrier", turns, |probes| {
-            probes.cycles("copies::cluster_barriers", Grid::new(2, 32), &values)
-        })
+        for (name, entry) in
+            [("cluster-store+wake", "copies::cluster_stores"), ("cluster-release+wake", "copies::cluster_arrivals")]
+        {
+            self.measure(name, 2 * turns, |probes| probes.cycles(entry, Grid::new(2, 32).shared(16), &values))?;
+        }
+        for (name, releases) in [("cluster-barrier-relaxed", 0_u32), ("cluster-barrier", 1)] {
+            self.measure(name, turns, |probes| {
+                probes.cycles(
+                    "copies::cluster_barriers",
+                    Grid::new(2, 32),
+                    &[turns.into(), releases.into(), out.into()],
+                )
+            })?;
+        }
+        Ok(())
     }
 
     fn copies(&self) -> Result<()> {
@@ -538,28 +566,4 @@ fn median_of_blocks(results: &[u64]) -> f64 {
     let mut cycles: Vec<u64> = results.chunks(3).map(|block| block[0]).collect();
     cycles.sort_unstable();
     cycles[cycles.len() / 2] as f64
-}
-
-/// Launches of a graph, each behind the other: what a link takes beyond the time that its kernel spends. Launches of a stream would wait
-/// for their host.
-fn links(
-    lines: &Lines,
-    gpu: &Gpu,
-    name: &str,
-    sizes: Sizes,
-    link: impl Fn(usize) -> Result<()>,
-    empty: impl Fn() -> Result<()>,
-) -> Result<()> {
-    let graph = |links: usize| gpu.graph(|| (0..links).try_for_each(&link));
-    let (one_link, many, none) = (graph(1)?, graph(sizes.launches)?, gpu.graph(empty)?);
-    let ns = |graph: &crate::gpu::Graph<'_>| {
-        let times: Result<Vec<f64>> = (0..sizes.repeats.min(5)).map(|_| gpu.timed(|| graph.launch())).collect();
-        let mut times = times?;
-        times.sort_by(f64::total_cmp);
-        Ok::<_, anyhow::Error>(times[times.len() / 2])
-    };
-    lines.measure(one(name, "ns"), || {
-        let spent = ns(&one_link)? - ns(&none)?;
-        Ok([(ns(&many)? - ns(&one_link)?) / (sizes.launches - 1) as f64 - spent])
-    })
 }

@@ -43,7 +43,9 @@ fn constant(key: Key, lines: &Lines, multiprocessors: u32) -> Option<Line> {
         Key::DramBytes => same("dram-bandwidth"),
         Key::MbarrierWake => lines.combine(["mbarrier-wake+arrive"], |[both]| both - LOOP),
         Key::BarrierLatency => same("barrier-latency-4-warps"),
-        Key::ClusterLatency => same("cluster-barrier"),
+        Key::ClusterLatency => {
+            lines.combine(["cluster-store+wake", "mbarrier-wake+arrive"], |[remote, local]| remote - local)
+        }
         Key::TensorRate => first([
             lines.combine(["wgmma-n256"], |[cycles]| f64::from(64 * 256 * 16) / cycles),
             // A product of 4-bit numbers is a quarter of one of f16.

@@ -2,14 +2,14 @@
 
 use cuda_std::{
     clock::{clock64, multiprocessor},
-    cluster::{cluster_rank, sync_cluster},
+    cluster::{arrive_cluster, arrive_cluster_relaxed, cluster_rank, mapa, sync_cluster, wait_cluster},
     fence::{fence_mbarrier_init, fence_proxy_async_shared},
     global::GlobalAddress,
     griddepcontrol::{griddepcontrol_launch_dependents, griddepcontrol_wait},
     kernel,
     mbarrier::{
         MBARRIER_BYTES, Mbarrier, mbarrier_arrive, mbarrier_arrive_cluster, mbarrier_arrive_expect_tx, mbarrier_init,
-        mbarrier_wait_parity, mbarrier_wait_parity_cluster,
+        mbarrier_wait_parity, mbarrier_wait_parity_cluster, st_async_shared_cluster_b32,
     },
     shared::{SharedAddress, dynamic_shared_address, ld_shared_v2_b32},
     tensor_map_of_parameter, thread,
@@ -41,9 +41,9 @@ const FIRST_STAGE: u32 = 1024;
 /// A block's copies, some on their way at a time: what a thread does of [`copies`] and [`tensor_copies`].
 ///
 /// # Safety
-/// `issue(n, stage, barrier)` starts copy `n` of so many `bytes` to a stage. The block has shared memory for all stages.
+/// `issue(stage, barrier)` starts the next copy of so many `bytes` to a stage. The block has shared memory for all stages.
 #[inline(always)]
-unsafe fn stream(bytes: u32, stages: u32, times: u32, issue: impl Fn(u32, SharedAddress, Mbarrier)) -> u64 {
+unsafe fn stream(bytes: u32, stages: u32, times: u32, mut issue: impl FnMut(SharedAddress, Mbarrier)) -> u64 {
     let shared = dynamic_shared_address();
     let barrier = |stage: u32| Mbarrier::at(shared + stage * MBARRIER_BYTES);
     // SAFETY: barriers of the block, which one thread initialises and waits for; a stage is copied to when its last copy is complete.
@@ -53,21 +53,21 @@ unsafe fn stream(bytes: u32, stages: u32, times: u32, issue: impl Fn(u32, Shared
         }
         fence_mbarrier_init();
         fence_proxy_async_shared();
-        let start = |n: u32, stage: u32| {
+        let mut start = |stage: u32| {
             mbarrier_arrive_expect_tx(barrier(stage), bytes);
-            issue(n, shared + FIRST_STAGE + stage * bytes, barrier(stage));
+            issue(shared + FIRST_STAGE + stage * bytes, barrier(stage));
         };
         let begin = clock64();
         let mut n = 0;
         while n < stages && n < times {
-            start(n, n);
+            start(n);
             n += 1;
         }
         let (mut done, mut stage, mut parity) = (0, 0, 0);
         while done < times {
             mbarrier_wait_parity(barrier(stage), parity);
             if n < times {
-                start(n, stage);
+                start(stage);
                 n += 1;
             }
             done += 1;
@@ -107,10 +107,16 @@ pub unsafe fn copies(from: u64, bytes: u32, stages: u32, times: u32, wrap: u64, 
         None => (u64::from(thread::block_idx_x()) * u64::from(times) * u64::from(bytes), from),
     };
     let source = |n: u32| from + (first + u64::from(n) * u64::from(bytes)) % wrap;
+    let (mut at, end) = (source(0), from + wrap);
     // SAFETY: what `# Safety` above asks.
     unsafe {
-        let cycles = stream(bytes, stages, times, |n, stage, barrier| {
-            cp_async_bulk_shared_global(stage, GlobalAddress::new(source(n)), bytes, barrier);
+        let cycles = stream(bytes, stages, times, |stage, barrier| {
+            cp_async_bulk_shared_global(stage, GlobalAddress::new(at), bytes, barrier);
+            // A division would take longer than a copy.
+            at += u64::from(bytes);
+            if at == end {
+                at = from;
+            }
         });
         let results = thread::block_idx_x() * 3;
         write(out, results, cycles);
@@ -151,10 +157,15 @@ pub unsafe fn tensor_copies(tensor: Tensor) {
     let map: TensorMapAddress = tensor_map_of_parameter!(tensor_copies);
     let first = thread::block_idx_x() * times;
     let row = |n: u32| (first + n) * rows % wrap;
+    let mut at = row(0);
     // SAFETY: what `# Safety` above asks.
     unsafe {
-        let cycles = stream(rows * ROW, stages, times, |n, stage, barrier| {
-            cp_async_bulk_tensor_2d_shared_global(stage, map, [0, row(n) as i32], barrier);
+        let cycles = stream(rows * ROW, stages, times, |stage, barrier| {
+            cp_async_bulk_tensor_2d_shared_global(stage, map, [0, at as i32], barrier);
+            at += rows;
+            if at == wrap {
+                at = 0;
+            }
         });
         let results = thread::block_idx_x() * 3;
         write(out, results, cycles);
@@ -201,12 +212,12 @@ pub unsafe fn ping_pong(times: u32, out: u64) {
 /// As [`ping_pong`], of two blocks of a cluster.
 ///
 /// # Safety
-/// As there; clusters of two.
-#[kernel(threads = 32, cluster = 2)]
-pub unsafe fn cluster_ping_pong(times: u32, out: u64) {
+/// As there; clusters of two. `send` completes the phase of another block's barrier, `wait` waits for the phase of a parity of one's own.
+#[inline(always)]
+unsafe fn ping_pong_in_cluster(times: u32, out: u64, send: impl Fn(u32), wait: impl Fn(Mbarrier, u32)) {
     let mine = cluster_rank();
     let barrier = Mbarrier::at(dynamic_shared_address());
-    // SAFETY: one thread initialises each barrier before another block arrives at it, and no block ends before the other.
+    // SAFETY: one thread initialises each barrier before another block completes a phase of it, and no block ends before the other.
     unsafe {
         if thread::thread_idx_x() == 0 {
             mbarrier_init(barrier, 1);
@@ -214,15 +225,14 @@ pub unsafe fn cluster_ping_pong(times: u32, out: u64) {
         }
         sync_cluster();
         if thread::thread_idx_x() == 0 {
-            let other = barrier.in_block(1 - mine);
             let start = clock64();
             for n in 0..times {
                 if mine == 0 {
-                    mbarrier_arrive_cluster(other);
+                    send(1 - mine);
                 }
-                mbarrier_wait_parity_cluster(barrier, n & 1);
+                wait(barrier, n & 1);
                 if mine == 1 {
-                    mbarrier_arrive_cluster(other);
+                    send(1 - mine);
                 }
             }
             let cycles = clock64() - start;
@@ -234,18 +244,64 @@ pub unsafe fn cluster_ping_pong(times: u32, out: u64) {
     }
 }
 
-/// A warp of each of two blocks of a cluster waits at the cluster's barrier, again and again. Cycles.
+/// Two blocks of a cluster wait for each other's word, which is stored asynchronously and completes a phase, in turn. Cycles of all rounds, two
+/// words each.
+///
+/// # Safety
+/// `out` has a number; clusters of two. 16 bytes of dynamic shared memory.
+#[kernel(threads = 32, cluster = 2)]
+pub unsafe fn cluster_stores(times: u32, out: u64) {
+    let (barrier, word) = (Mbarrier::at(dynamic_shared_address()), dynamic_shared_address() + MBARRIER_BYTES);
+    // SAFETY: what `# Safety` above asks. A phase has one arrival, by the thread that waits for it, and one word, which may come before.
+    unsafe {
+        ping_pong_in_cluster(
+            times,
+            out,
+            |rank| st_async_shared_cluster_b32(mapa(word, rank), 1, barrier.in_block(rank)),
+            |barrier, parity| {
+                mbarrier_arrive_expect_tx(barrier, 4);
+                mbarrier_wait_parity(barrier, parity);
+            },
+        );
+    }
+}
+
+/// As [`cluster_stores`], of arrivals that release what was written before, and waits that acquire it.
+///
+/// # Safety
+/// As there.
+#[kernel(threads = 32, cluster = 2)]
+pub unsafe fn cluster_arrivals(times: u32, out: u64) {
+    let barrier = Mbarrier::at(dynamic_shared_address());
+    // SAFETY: what `# Safety` above asks.
+    unsafe {
+        ping_pong_in_cluster(
+            times,
+            out,
+            |rank| mbarrier_arrive_cluster(barrier.in_block(rank)),
+            |barrier, parity| mbarrier_wait_parity_cluster(barrier, parity),
+        );
+    }
+}
+
+/// A warp of each of two blocks of a cluster waits at the cluster's barrier, again and again; arrivals release what was written before where
+/// it is asked for. Cycles.
 ///
 /// # Safety
 /// `out` has a number; clusters of two.
 #[kernel(threads = 32, cluster = 2)]
-pub unsafe fn cluster_barriers(times: u32, out: u64) {
+pub unsafe fn cluster_barriers(times: u32, releases: u32, out: u64) {
     // SAFETY: all threads of the cluster come here as often.
     unsafe {
         sync_cluster();
         let start = clock64();
         for _ in 0..times {
-            sync_cluster();
+            if releases != 0 {
+                arrive_cluster();
+            } else {
+                arrive_cluster_relaxed();
+            }
+            wait_cluster();
         }
         let cycles = clock64() - start;
         if thread::thread_idx_x() == 0 && cluster_rank() == 0 {

@@ -21,26 +21,32 @@ use crate::{chains::chains, write};
 #[kernel]
 pub unsafe fn empty() {}
 
-/// Takes so many cycles. For each block: the multiprocessor, and its clock at the begin and at the end.
+/// Takes so many cycles.
 ///
 /// # Safety
-/// `out` has three numbers for each block.
+/// None is needed.
 #[kernel(threads = 128)]
-pub unsafe fn spin(cycles: u64, out: u64) {
+pub unsafe fn spin(cycles: u64) {
     let start = clock64();
-    let mut now = start;
-    while now - start < cycles {
-        now = clock64();
-    }
+    while clock64() - start < cycles {}
+}
+
+/// As [`spin`]. For each block: the multiprocessor, and its clock at the begin. Nothing is written at the end, for which it would wait.
+///
+/// # Safety
+/// `out` has two numbers for each block.
+#[kernel(threads = 128)]
+pub unsafe fn spin_from(cycles: u64, out: u64) {
+    let start = clock64();
     if thread::thread_idx_x() == 0 {
-        let first = thread::block_idx_x() * 3;
+        let first = thread::block_idx_x() * 2;
         // SAFETY: this block's numbers, written by one thread.
         unsafe {
             write(out, first, multiprocessor().into());
             write(out, first + 1, start);
-            write(out, first + 2, now);
         }
     }
+    while clock64() - start < cycles {}
 }
 
 /// Writes two chains of addresses: the first 8 bytes of each line of 128 name those of the line that lies `near` lines further on, the next
@@ -137,12 +143,13 @@ pub unsafe fn chase_shared(steps: u32, out: u64) {
     }
 }
 
-/// Loads 16 bytes a thread from shared memory, eight times a turn, every warp the same. Cycles; the sum of what the first thread loaded.
+/// Loads 16 bytes a thread from shared memory, eight times a turn, every warp the same, each turn so many bytes further on. Cycles; the sum
+/// of what the first thread loaded.
 ///
 /// # Safety
-/// `out` has two numbers. 8 KB of dynamic shared memory.
+/// `out` has two numbers. 8 KB of dynamic shared memory. `stride` is 0: ptxas does not know it, and leaves no load out.
 #[kernel(threads = 1024)]
-pub unsafe fn read_shared(times: u32, out: u64) {
+pub unsafe fn read_shared(times: u32, stride: u32, out: u64) {
     const EACH: u32 = 8;
     let first = dynamic_shared_address() + thread::thread_idx_x() % 32 * 16;
     // SAFETY: one warp writes words before the block's barrier, all read them behind it.
@@ -153,13 +160,14 @@ pub unsafe fn read_shared(times: u32, out: u64) {
             }
         }
         thread::sync_threads();
-        let mut sum = 0;
+        let (mut sum, mut from) = (0, first);
         let start = clock64();
         for _ in 0..times {
             for i in 0..EACH {
-                let [a, b, c, d] = ld_shared_v4_b32(first + i * 512);
+                let [a, b, c, d] = ld_shared_v4_b32(from + i * 512);
                 sum += a ^ b ^ c ^ d;
             }
+            from = from + stride;
         }
         // The clock is read when the sums are there.
         st_shared_b32(dynamic_shared_address() + EACH * 512 + thread::thread_idx_x() * 4, sum);
@@ -189,24 +197,27 @@ pub unsafe fn barriers(times: u32, out: u64) {
     }
 }
 
-/// All threads read what lies at `from`, in pieces of 16 bytes, eight on their way a thread; `pieces` is a multiple of eight times the threads.
+/// All threads read what lies at `from`, so many times, in pieces of 16 bytes, eight on their way a thread; `pieces` is a multiple of eight
+/// times the threads.
 ///
 /// # Safety
 /// So many pieces lie there. `out` has a number.
 #[kernel(threads = 256)]
-pub unsafe fn read(from: u64, pieces: u64, out: u64) {
+pub unsafe fn read(from: u64, pieces: u64, times: u32, out: u64) {
     const AHEAD: u64 = 8;
     let step = u64::from(thread::grid_dim_x() * thread::block_dim_x());
-    let mut at = u64::from(thread::index_1d());
     let mut sum = 0;
-    while at < pieces {
-        let mut values = [[0; 4]; AHEAD as usize];
-        for (i, value) in values.iter_mut().enumerate() {
-            // SAFETY: a piece, since there is a multiple of so many.
-            *value = unsafe { ld_global_cg_v4_b32(GlobalAddress::new(from + (at + i as u64 * step) * 16)) };
+    for _ in 0..times {
+        let mut at = u64::from(thread::index_1d());
+        while at < pieces {
+            let mut values = [[0; 4]; AHEAD as usize];
+            for (i, value) in values.iter_mut().enumerate() {
+                // SAFETY: a piece, since there is a multiple of so many.
+                *value = unsafe { ld_global_cg_v4_b32(GlobalAddress::new(from + (at + i as u64 * step) * 16)) };
+            }
+            sum ^= values.iter().fold(0, |sum, [a, b, c, d]| sum ^ a ^ b ^ c ^ d);
+            at += AHEAD * step;
         }
-        sum ^= values.iter().fold(0, |sum, [a, b, c, d]| sum ^ a ^ b ^ c ^ d);
-        at += AHEAD * step;
     }
     // So that loads have a use. What is there does not add up to this.
     if sum == 0x1234_5678 {
