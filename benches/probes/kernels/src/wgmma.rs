@@ -17,6 +17,25 @@ const ONES: u32 = 0x3c00_3c00;
 const A_ROWS: u32 = 64;
 const ROW: u32 = 128;
 
+/// Groups of so many products, each committed and waited for; a product has one of four steps along K.
+///
+/// # Safety
+/// The warpgroup calls it together, and `multiply` has it multiply.
+#[inline(always)]
+unsafe fn each_group<const PRODUCTS: u32>(groups: u32, mut multiply: impl FnMut(u32)) {
+    for _ in 0..groups {
+        // SAFETY: what `# Safety` above asks.
+        unsafe {
+            fence();
+            for n in 0..PRODUCTS {
+                multiply(n % 4);
+            }
+            commit_group();
+            wait_group::<0>();
+        }
+    }
+}
+
 /// Cycles of groups of products.
 ///
 /// # Safety
@@ -37,15 +56,11 @@ unsafe fn products<S: MmaAsync, const A_IN_REGISTERS: bool>(sums: &mut S, groups
             false => sums.mma_async_shared::<F16>(a.advance(k * 32), b.advance(k * 32), true),
         };
         let start = clock64();
-        for _ in 0..groups {
-            fence();
-            for _ in 0..eights {
-                for n in 0..8 {
-                    multiply(sums, n % 4);
-                }
-            }
-            commit_group();
-            wait_group::<0>();
+        // Behind a loop ptxas would commit an empty product, for which the wait waits too.
+        if eights == 1 {
+            each_group::<8>(groups, |k| multiply(sums, k));
+        } else {
+            each_group::<32>(groups, |k| multiply(sums, k));
         }
         let cycles = clock64() - start;
         sums.settle();
@@ -68,7 +83,7 @@ macro_rules! entry {
 
 macro_rules! entries {
     ($($n:literal: $shared:ident $(, $registers:ident)?;)*) => {$(
-        /// Products of 64 rows, 16 elements of K and so many columns, A and B in shared memory: groups of so many times
+        /// Products of 64 rows, 16 elements of K and so many columns, A and B in shared memory: groups of one or four times
         /// eight, each committed and waited for. Cycles; a sum.
         ///
         /// # Safety
