@@ -130,6 +130,28 @@ fn loads_of_tensor_memory_are_waited_for() {
     assert!((two - one - load).abs() <= 10.0, "{one} and {two}");
 }
 
+/// Another CTA of the cluster knows of an arrival when the cluster's latency is over, whichever of them arrives last.
+#[test]
+fn arrivals_in_a_cluster_have_its_latency() {
+    let turn = |entry: &str| {
+        let time = |turns: u32| {
+            let mut device = Device::new(DeviceConfig { sms: B200_SMS });
+            let config = LaunchConfig {
+                cluster: [2, 1, 1],
+                ..LaunchConfig::linear(2, if entry == "barriers" { 32 } else { 1 })
+            };
+            cycles(&mut device, include_str!("time/cluster.ptx"), entry, &config, &[Arg::value(turns)])
+        };
+        (time(96) - time(32)) / 64.0
+    };
+    let [cluster, wake] = [Key::ClusterLatency, Key::MbarrierWake].map(|key| b200().get(key));
+    let (barrier, arrivals) = (turn("barriers"), turn("arrivals"));
+    assert!((cluster..cluster + 30.0).contains(&barrier), "{barrier}");
+    // There and back.
+    let expected = 2.0 * (cluster + wake);
+    assert!((expected..expected + 60.0).contains(&arrivals), "{arrivals}, not {expected}");
+}
+
 /// The same launch has the same time, whatever else the device did.
 #[test]
 fn times_are_the_same_again() {

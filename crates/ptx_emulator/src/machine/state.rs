@@ -364,6 +364,15 @@ impl Machine<'_> {
         }
     }
 
+    /// Ends the generation of the cluster's barrier if all threads have arrived.
+    pub fn advance_cluster_barrier(&mut self) {
+        if self.cluster_barrier.advance()
+            && let Some(timed) = &mut self.timed
+        {
+            timed.cluster_complete();
+        }
+    }
+
     /// Starts an asynchronous operation of the warp's current instruction; it gets a number.
     pub fn start(&mut self, w: &Warp, effect: impl Effect) -> u64 {
         self.start_after(w, Vec::new(), effect)

@@ -232,6 +232,8 @@ pub struct Timed {
     pub access: Access,
     /// The end of the grid before, with its effects.
     pub earlier_end: u64,
+    /// When all CTAs know that the cluster's barrier is complete.
+    cluster_known: u64,
     /// When each CTA has let dependents start, or else has ended.
     pub dependents: u64,
     /// When the last thing ended.
@@ -311,6 +313,7 @@ impl Timed {
             now: start,
             access: Access::None,
             earlier_end,
+            cluster_known: start,
             dependents: 0,
             end: start,
             constants,
@@ -438,9 +441,19 @@ impl Timed {
             } else if self.dependents == 0 {
                 self.dependents = start;
             }
+        } else if name.starts_with("barrier.cluster.wait") {
+            let w = &mut self.warps[warp as usize];
+            let until = w.at.max(self.cluster_known);
+            w.spent[Why::Barrier as usize] += until - w.at;
+            w.at = until;
         } else if name == "tcgen05.wait::ld.sync.aligned" {
             self.await_tensor_memory(warp);
         }
+    }
+
+    /// The cluster's barrier is complete; it takes a while until all know, also who came last: others may be as late.
+    pub fn cluster_complete(&mut self) {
+        self.cluster_known = self.now + self.constants.cluster;
     }
 
     /// What a warp loads from tensor memory comes before its next instruction.
