@@ -5,10 +5,10 @@
 //! `cargo xtask experiments` takes them.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::{env, fs};
 
 use anyhow::{Context, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
@@ -77,7 +77,7 @@ const WORTH: f64 = 0.03;
 const STEPS: [&str; 6] = [
     "self-test: every instance against the exact references, each kernel in a process of its own",
     "tests: `cargo test --release`, which take the card where there is one",
-    "probes: benches/probes/probes.cu, compiled by nvcc and run",
+    "probes: benches/probes, the constants of the time model",
     "times: every variant of every kernel that passed, on 15 shapes; MoE and linear layers",
     "proposal: where another instance is faster than the plan's choice",
     "scorecard: docs/experiments.md",
@@ -223,23 +223,12 @@ fn said_by_tests(text: &str) -> String {
     text.lines().filter(is_kept).flat_map(|line| [line, "\n"]).collect()
 }
 
-/// Compiles and runs the probes.
+/// Builds and runs the probes.
 fn probes(files: &Files) -> anyhow::Result<()> {
-    let nvcc = find_nvcc()
-        .context("there is no nvcc on PATH, under CUDA_PATH or in /usr/local/cuda; install the CUDA toolkit")?;
-    let program = workspace::target_dir().join("probes");
-    let mut compile = Command::new(nvcc);
-    compile.args(["-O2", "-std=c++17", "-arch=native"]).arg(workspace::root().join("benches/probes/probes.cu"));
-    tools::output(compile.arg("-o").arg(&program)).context("the probes do not compile")?;
-    let (text, _) = tools::output(&mut Command::new(&program))?;
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.current_dir(workspace::root()).args(["run", "--release", "--package", "nvfp4-probes"]);
+    let (text, _) = tools::output(&mut cargo)?;
     files.write("probes.txt", &text)
-}
-
-fn find_nvcc() -> Option<PathBuf> {
-    let on_path = env::var_os("PATH").map(|path| env::split_paths(&path).collect::<Vec<_>>()).unwrap_or_default();
-    let toolkit = env::var_os("CUDA_PATH").map(|path| PathBuf::from(path).join("bin"));
-    let folders = on_path.into_iter().chain(toolkit).chain([PathBuf::from("/usr/local/cuda/bin")]);
-    folders.map(|folder| folder.join("nvcc")).find(|file| file.is_file())
 }
 
 /// What was timed on a card, as `docs/measurements` has it.
@@ -527,7 +516,7 @@ fn proposal(card: &str, times: &Times) -> String {
         }
         text += &table.to_string();
     }
-    text + "\nConstants of the time model: the probes' lines beside this file have the names of \
+    text + "\nConstants of the time model: the table at the end of the probes' file beside this one has the names of \
             `crates/ptx_emulator/src/timing/card.rs`.\n"
 }
 

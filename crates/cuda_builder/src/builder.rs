@@ -237,16 +237,17 @@ fn llvm(tools: &Toolchain, arch: Arch, version: u32, ir: &str, ir_path: &Path) -
 }
 
 /// A kernel takes the address of its parameter where that begins with a tensor map (`cuda_std::tensor_map_of_parameter!`). Such a
-/// parameter must lie at a multiple of 64; rustc declares multiples of 16 at most.
+/// parameter must lie at a multiple of 64; rustc declares the alignment of its type, 16 at most.
 fn align_tensor_maps(ptx: Vec<u8>) -> Vec<u8> {
-    const DECLARED: &str = ".param .align 16 .b8 ";
     let Ok(text) = str::from_utf8(&ptx) else { return ptx };
     let taken: HashSet<_> =
         text.lines().filter_map(|line| line.trim().strip_prefix("mov.b64")?.split(", ").nth(1)).collect();
-    let line = |line: &str| match line.trim().strip_prefix(DECLARED).and_then(|rest| rest.split('[').next()) {
-        Some(name) if taken.contains(&*format!("{name};")) => line.replace("align 16", "align 64"),
-        _ => line.to_owned(),
+    let declared = |line: &str| {
+        let (align, rest) = line.trim().strip_prefix(".param .align ")?.split_once(" .b8 ")?;
+        let name = rest.split('[').next()?;
+        taken.contains(&*format!("{name};")).then(|| line.replace(&format!(".align {align} "), ".align 64 "))
     };
+    let line = |line: &str| declared(line).unwrap_or_else(|| line.to_owned());
     text.split_inclusive('\n').map(line).collect::<String>().into_bytes()
 }
 
@@ -279,8 +280,10 @@ mod tests {
             format!(".entry {kernel}(\n\t.param .align {align} .b8 {kernel}_param_0[192]\n)\n{{\n\t{body}\n}}\n")
         };
         let (taken, read) = ("mov.b64 %rd1, map_param_0;", "ld.param.b64 %rd1, [values_param_0];");
-        let text = of("map", 16, taken) + &of("values", 16, read);
-        let aligned = align_tensor_maps(text.into_bytes());
-        assert_eq!(String::from_utf8(aligned).unwrap(), of("map", 64, taken) + &of("values", 16, read));
+        for align in [1, 8, 16] {
+            let text = of("map", align, taken) + &of("values", align, read);
+            let aligned = align_tensor_maps(text.into_bytes());
+            assert_eq!(String::from_utf8(aligned).unwrap(), of("map", 64, taken) + &of("values", align, read));
+        }
     }
 }

@@ -163,6 +163,55 @@ pub unsafe fn ld_relaxed_gpu_global_b32(address: GlobalAddress) -> u32 {
     value
 }
 
+/// As [`ld_relaxed_gpu_global_b32`], of 64 bits (`ld.relaxed.gpu.global.b64`).
+///
+/// # Safety
+/// As there, at a multiple of 8.
+#[inline(always)]
+pub unsafe fn ld_relaxed_gpu_global_b64(address: GlobalAddress) -> u64 {
+    let value: u64;
+    // SAFETY: what `# Safety` above asks.
+    unsafe {
+        ptx!(
+            "ld.relaxed.gpu.global.b64 {}, [{}];", out(reg64) value, in(reg64) address.0,
+            options(readonly, nostack, preserves_flags)
+        )
+    };
+    value
+}
+
+/// Loads 64 bits (`ld.global.b64`).
+///
+/// # Safety
+/// As [`ld_global_b32`], at a multiple of 8.
+#[inline(always)]
+pub unsafe fn ld_global_b64(address: GlobalAddress) -> u64 {
+    let value: u64;
+    // SAFETY: what `# Safety` above asks.
+    unsafe {
+        ptx!("ld.global.b64 {}, [{}];", out(reg64) value, in(reg64) address.0, options(readonly, nostack, preserves_flags))
+    };
+    value
+}
+
+/// Loads four words past the first-level cache (`ld.global.cg.v4.b32`).
+///
+/// # Safety
+/// As [`ld_global_b32`], of 16 bytes at a multiple of 16.
+#[inline(always)]
+pub unsafe fn ld_global_cg_v4_b32(address: GlobalAddress) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    // SAFETY: what `# Safety` above asks.
+    unsafe {
+        ptx!(
+            "ld.global.cg.v4.b32 {{{}, {}, {}, {}}}, [{}];",
+            out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg64) address.0,
+            options(readonly, nostack, preserves_flags)
+        )
+    };
+    [a, b, c, d]
+}
+
 /// Adds to a number that any thread of the device may add to, and returns what it was before
 /// (`atom.relaxed.gpu.global.add.u32`).
 ///

@@ -11,8 +11,9 @@
 
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch, stdarch_nvptx))]
-#![cfg_attr(not(target_arch = "nvptx64"), allow(unreachable_code, unused_unsafe, unused_variables))]
+#![cfg_attr(not(target_arch = "nvptx64"), allow(unreachable_code, unused_mut, unused_unsafe, unused_variables))]
 
+pub mod clock;
 pub mod cluster;
 pub mod convert;
 pub mod cp_async;

@@ -325,3 +325,60 @@ pub unsafe fn tcgen05_ld_32x32b_x8_twice(addresses: [TmemAddress; 2]) -> [[u32; 
     };
     [[r0, r1, r2, r3, r4, r5, r6, r7], [s0, s1, s2, s3, s4, s5, s6, s7]]
 }
+
+macro_rules! accesses {
+    ($($(#[$doc:meta])* $load:ident, $store:ident, $count:literal = $shape:literal: $($register:literal)*;)*) => {$(
+        #[doc = concat!("Loads ", $count, " registers a thread, and waits for them (`tcgen05.ld.sync.aligned.", $shape, "`, `tcgen05.wait::ld`).")]
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// As [`tcgen05_ld_32x32b_x8`].
+        #[inline(always)]
+        pub unsafe fn $load(address: TmemAddress) -> [u32; $count] {
+            let mut values = [0; $count];
+            // SAFETY: what `# Safety` above asks.
+            unsafe {
+                ptx!(
+                    concat!("tcgen05.ld.sync.aligned.", $shape, ".b32 {{{0}" $(, ", {", $register, "}")*, "}}, [{address}];"),
+                    "tcgen05.wait::ld.sync.aligned;",
+                    out(reg32) values[0], $(out(reg32) values[$register],)*
+                    address = in(reg32) address.0, options(nostack, preserves_flags)
+                )
+            };
+            values
+        }
+
+        #[doc = concat!("Stores what [`", stringify!($load), "`] would load from there, and waits until it is stored")]
+        #[doc = concat!("(`tcgen05.st.sync.aligned.", $shape, "`, `tcgen05.wait::st`).")]
+        ///
+        /// # Safety
+        /// All lanes of a warp call it together with the same address, as there; nobody else accesses the columns.
+        #[inline(always)]
+        pub unsafe fn $store(address: TmemAddress, values: [u32; $count]) {
+            // SAFETY: what `# Safety` above asks.
+            unsafe {
+                ptx!(
+                    concat!("tcgen05.st.sync.aligned.", $shape, ".b32 [{address}], {{{0}" $(, ", {", $register, "}")*, "}};"),
+                    "tcgen05.wait::st.sync.aligned;",
+                    in(reg32) values[0], $(in(reg32) values[$register],)*
+                    address = in(reg32) address.0, options(nostack, preserves_flags)
+                )
+            };
+        }
+    )*};
+}
+
+accesses! {
+    /// A lane a thread, so many columns.
+    tcgen05_ld_32x32b_x16, tcgen05_st_32x32b_x16, 16 = "32x32b.x16": 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15;
+    /// A lane a thread, so many columns.
+    tcgen05_ld_32x32b_x32, tcgen05_st_32x32b_x32, 32 = "32x32b.x32":
+        1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31;
+    /// A lane a thread, so many columns.
+    tcgen05_ld_32x32b_x64, tcgen05_st_32x32b_x64, 64 = "32x32b.x64":
+        1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39 40 41 42 43
+        44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63;
+    /// Of 16 lanes, each four threads a lane: of every 8 columns, two a thread ("Matrix fragments", `.16x256b`).
+    tcgen05_ld_16x256b_x8, tcgen05_st_16x256b_x8, 32 = "16x256b.x8":
+        1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31;
+}

@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::time::Instant;
 
-use ptx_emulator::{Arg, Fault, FaultKind, LaunchConfig, Report, Warning};
+use ptx_emulator::{Arg, Fault, FaultKind, LaunchConfig, Report, Timeline, Warning};
 use serde_json::{Value, json};
 
 use crate::code::{
@@ -70,7 +70,11 @@ pub fn launch(driver: &mut Driver, launch: &Launch, follows: bool) -> Result<(),
     let result = match &mut driver.timeline {
         Some(timeline) => {
             launch.code.listing(timeline.card().arch).into_iter().for_each(|listing| timeline.add_listing(listing));
-            device.time(timeline, module, &launch.name, &config, &args)
+            let end_us = |timeline: &Timeline| timeline.launches().last().map_or(0.0, |launch| launch.end_us);
+            let before = end_us(timeline);
+            let timed = device.time(timeline, module, &launch.name, &config, &args);
+            driver.clock += ((end_us(timeline) - before) * 1e3).max(0.0) as u64;
+            timed
         }
         None => device.launch(module, &launch.name, &config, &args),
     };

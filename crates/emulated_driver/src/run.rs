@@ -9,9 +9,9 @@ use crate::queue::{Index, Queue, order_of_graph};
 use crate::state::{Driver, driver};
 use crate::work::{HostFunction, Launch, Work};
 
-/// Microseconds on the device's clock.
-const COPY_TIME: u64 = 1000;
-const LAUNCH_TIME: u64 = 250;
+/// Nanoseconds on the device's clock.
+const COPY_TIME: u64 = 1_000_000;
+const LAUNCH_TIME: u64 = 250_000;
 
 thread_local! {
     /// Whether this thread is in a host function, which must not call the driver (CUDA driver API, cuLaunchHostFunc).
@@ -84,7 +84,9 @@ fn work_off(work: &Work) -> Result<(), Code> {
     let mut driver = driver();
     match work {
         Work::Launch(launch) => {
-            driver.clock += LAUNCH_TIME;
+            if driver.timeline.is_none() {
+                driver.clock += LAUNCH_TIME;
+            }
             let follows = driver.last_launch.replace(launch.stream) == Some(launch.stream);
             return launch_one(driver, launch, follows);
         }

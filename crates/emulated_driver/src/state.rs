@@ -21,8 +21,8 @@ pub struct Driver {
     pub initialised: bool,
     /// What a test asks of the driver; a program's has none.
     pub test: Option<Test>,
-    /// Microseconds on the device's clock, which copies and launches advance. The time between two events tells what lies
-    /// between them, not how long a card would take.
+    /// Nanoseconds on the device's clock, which copies and launches advance. The time between two events tells what lies
+    /// between them; how long a card would take, it tells of launches by a card's clock alone.
     pub clock: u64,
     next_handle: Handle,
     pub contexts: BTreeMap<Handle, Context>,

@@ -95,12 +95,12 @@ functions! {
     }
     fn cuEventElapsedTime(milliseconds: *mut f32, start: Handle, end: Handle) {
         let driver = enter(NAME, Needs::Context)?;
-        let microseconds = driver.queue.time(end)? as f32 - driver.queue.time(start)? as f32;
-        put(milliseconds, microseconds / 1000.0)
+        let nanoseconds = driver.queue.time(end)? as f64 - driver.queue.time(start)? as f64;
+        put(milliseconds, (nanoseconds / 1e6) as f32)
     }
     fn cuEventElapsedTime_v2(milliseconds: *mut f32, start: Handle, end: Handle) {
         let driver = enter(NAME, Needs::Context)?;
-        let microseconds = driver.queue.time(end)? as f32 - driver.queue.time(start)? as f32;
-        put(milliseconds, microseconds / 1000.0)
+        let nanoseconds = driver.queue.time(end)? as f64 - driver.queue.time(start)? as f64;
+        put(milliseconds, (nanoseconds / 1e6) as f32)
     }
 }

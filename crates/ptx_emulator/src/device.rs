@@ -241,6 +241,7 @@ impl Device {
             races: races.as_ref(),
             global: &self.memory,
             params: &params,
+            declared: &kernel.params,
             symbols: &symbols,
             sms: self.config.sms,
             next_cluster: &AtomicU64::new(0),

@@ -112,6 +112,46 @@ fn swizzled_copies_take_as_long_as_others() {
     }
 }
 
+/// Loads of tensor memory take their bytes, one behind the other, and `tcgen05.wait::ld` waits for the last.
+#[test]
+fn loads_of_tensor_memory_are_waited_for() {
+    let turn = |loads: u32| {
+        let time = |turns: u32| {
+            let mut device = Device::new(DeviceConfig { sms: B200_SMS });
+            let args = [Arg::value(turns), Arg::value(loads)];
+            cycles(&mut device, include_str!("time/tmem.ptx"), "tmem", &LaunchConfig::linear(1, 32), &args)
+        };
+        (time(96) - time(32)) / 64.0
+    };
+    let [bytes, latency] = [Key::TmemBytes, Key::TmemLatency].map(|key| b200().get(key));
+    let load = f64::from(32 * 128) / bytes;
+    let (one, two) = (turn(1), turn(2));
+    assert!((load + latency..load + latency + 40.0).contains(&one), "{one}");
+    assert!((two - one - load).abs() <= 10.0, "{one} and {two}");
+}
+
+/// Another CTA of the cluster knows of an arrival when the cluster's latency is over, whichever of them arrives last.
+#[test]
+fn arrivals_in_a_cluster_have_its_latency() {
+    let turn = |entry: &str| {
+        let time = |turns: u32| {
+            let mut device = Device::new(DeviceConfig { sms: B200_SMS });
+            let config = LaunchConfig {
+                cluster: [2, 1, 1],
+                ..LaunchConfig::linear(2, if entry == "barriers" { 32 } else { 1 })
+            };
+            cycles(&mut device, include_str!("time/cluster.ptx"), entry, &config, &[Arg::value(turns)])
+        };
+        (time(96) - time(32)) / 64.0
+    };
+    let [cluster, wake] = [Key::ClusterLatency, Key::MbarrierWake].map(|key| b200().get(key));
+    let (barrier, arrivals) = (turn("barriers"), turn("arrivals"));
+    assert!((cluster..cluster + 30.0).contains(&barrier), "{barrier}");
+    // There and back.
+    let expected = 2.0 * (cluster + wake);
+    assert!((expected..expected + 60.0).contains(&arrivals), "{arrivals}, not {expected}");
+}
+
 /// The same launch has the same time, whatever else the device did.
 #[test]
 fn times_are_the_same_again() {

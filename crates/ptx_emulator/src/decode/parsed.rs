@@ -269,17 +269,24 @@ impl<'a> Parsed<'a> {
         Src::Register(hidden)
     }
 
-    /// Clocks count the cluster's warp instructions.
+    /// Clocks count the cluster's warp instructions; where launches have a time, cycles and nanoseconds.
     fn timer(&mut self, name: &str) -> Option<Src> {
-        let shift = match name {
-            "%clock" | "%clock64" | "%globaltimer" | "%globaltimer_lo" => 0,
-            "%clock_hi" | "%globaltimer_hi" => 32,
+        let (shift, nanoseconds) = match name {
+            "%clock" | "%clock64" => (0, false),
+            "%clock_hi" => (32, false),
+            "%globaltimer" | "%globaltimer_lo" => (0, true),
+            "%globaltimer_hi" => (32, true),
             _ => return None,
         };
         let hidden = self.names.kernel.registers;
         self.names.kernel.registers += 1;
         let step: Step = Box::new(move |w, m, mask| {
-            w.set(hidden, mask, &[m.clock.now >> shift; 32]);
+            let now = match &m.timed {
+                Some(timed) if nanoseconds => (timed.card.microseconds(timed.now) * 1e3) as u64,
+                Some(timed) => timed.now,
+                None => m.clock.now,
+            };
+            w.set(hidden, mask, &[now >> shift; 32]);
             Ok(Flow::Next)
         });
         self.before.push((step, hidden));

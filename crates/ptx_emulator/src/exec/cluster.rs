@@ -41,7 +41,7 @@ impl Instruction for Arrive {
             }
         }
         barrier.arrived += mask.count_ones();
-        barrier.advance();
+        m.advance_cluster_barrier();
         m.progress += 1;
         Ok(Flow::Next)
     }

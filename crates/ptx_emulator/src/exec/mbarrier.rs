@@ -9,11 +9,12 @@ use crate::decode::parsed::Parsed;
 use crate::machine::address::Lane;
 use crate::machine::in_flight::Poll;
 use crate::machine::mbarrier::{Arrival, MbarrierAt, Phase};
-use crate::machine::state::Machine;
+use crate::machine::state::{Effect, Machine};
 use crate::machine::wait::WaitFor;
 use crate::machine::warp::Warp;
 use crate::operand::{Address, Dst, PredicateDst, Src, lanes};
 use crate::parser::ast::Operand;
+use crate::timing::work::Work;
 use crate::types::{Space, Type};
 
 /// An operand that names an mbarrier.
@@ -148,12 +149,43 @@ impl Instruction for Arrive {
                 }
                 count = count.saturating_add(if self.expect { 1 } else { value });
             }
-            let phase = m.mbarrier_arrive(w, together, at, count, self.how)?;
+            m.mbarrier_publish(w, together, at)?;
+            let arrival = Arrivals { at, lanes: together, count, how: self.how };
+            if m.timed.is_some() && at.cta != w.cta {
+                m.start(w, arrival);
+                continue;
+            }
+            let phase = arrival.arrive(m)?;
             if let Some(state) = self.state {
                 state.write(w, together, &[phase; 32]);
             }
         }
         Ok(Flow::Next)
+    }
+}
+
+/// Arrivals that lanes make at once. By the clock they take a while to another CTA.
+struct Arrivals {
+    at: MbarrierAt,
+    lanes: u32,
+    count: u32,
+    how: Arrival,
+}
+
+impl Arrivals {
+    /// The phase that they were for.
+    fn arrive(self, m: &mut Machine<'_>) -> Stopped<u64> {
+        m.mbarrier_arrive(self.lanes, self.at, self.count, self.how)
+    }
+}
+
+impl Effect for Arrivals {
+    fn work(&self) -> Work {
+        Work::Transfer { bytes: 0, cta: self.at.cta }
+    }
+
+    fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {
+        self.arrive(m).map(drop)
     }
 }
 

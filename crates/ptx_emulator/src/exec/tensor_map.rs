@@ -2,7 +2,7 @@
 //! Synchronization: tensormap.cp_fenceproxy").
 
 use super::instruction::Instruction;
-use crate::code::Flow;
+use crate::code::{Flow, Param};
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::decode::error::{DecodeError, Result};
 use crate::decode::parsed::Parsed;
@@ -26,9 +26,9 @@ pub fn read_map(m: &mut Machine<'_>, w: &Warp, a: &Address, space: Space, lane: 
 fn read_bytes(m: &mut Machine<'_>, w: &Warp, a: &Address, space: Space, lane: usize) -> Stopped<[u8; OBJECT_BYTES]> {
     let at = w.lane_at(a, a.space(space), lane);
     let mut bytes = [0; OBJECT_BYTES];
-    if !at.address.is_multiple_of(OBJECT_ALIGN) && at.space != Space::Param {
-        let text = format!("a tensor map at {:#x}, which is not a multiple of {OBJECT_ALIGN}", at.address);
-        return Err(Stop::new(FaultKind::BadDescriptor, text).lane(lane as u32));
+    let misaligned = |text| Err(Stop::new(FaultKind::Misaligned, text).lane(lane as u32));
+    if !at.address.is_multiple_of(OBJECT_ALIGN) {
+        return misaligned(format!("a tensor map at {:#x}, which is not a multiple of {OBJECT_ALIGN}", at.address));
     }
     match m.resolve_aligned(w, at, OBJECT_BYTES as u32, 1)? {
         Spot::Global(allocation, offset) => {
@@ -36,7 +36,15 @@ fn read_bytes(m: &mut Machine<'_>, w: &Warp, a: &Address, space: Space, lane: us
             allocation.read(offset, &mut bytes);
             m.buffers[allocation.index].loaded += OBJECT_BYTES as u64;
         }
-        Spot::Param(offset) => bytes.copy_from_slice(&m.params[offset..offset + OBJECT_BYTES]),
+        Spot::Param(offset) => {
+            // Where a card has the first parameter is for it to say: a declared alignment alone holds everywhere.
+            let inside = |p: &&Param| (p.offset..p.offset + p.bytes).contains(&(offset as u32));
+            if let Some(p) = m.launch.declared.iter().find(inside).filter(|p| u64::from(p.align) < OBJECT_ALIGN) {
+                let (name, align) = (&p.name, p.align);
+                return misaligned(format!("a tensor map in `{name}`, aligned to {align}, not to {OBJECT_ALIGN}"));
+            }
+            bytes.copy_from_slice(&m.params[offset..offset + OBJECT_BYTES]);
+        }
         Spot::Shared { cta, offset } => {
             bytes.copy_from_slice(&m.ctas[cta as usize].shared.data[offset as usize..offset as usize + OBJECT_BYTES]);
         }

@@ -69,16 +69,17 @@ impl ClusterBarrier {
     pub fn leave(&mut self, lanes: u32, arrived: u32) {
         self.live -= lanes.count_ones();
         self.arrived -= arrived.count_ones();
-        self.advance();
     }
 
-    /// Ends the generation if all threads have arrived.
-    pub fn advance(&mut self) {
-        if self.arrived > 0 && self.arrived >= self.live {
+    /// Ends the generation if all threads have arrived; whether it does.
+    pub fn advance(&mut self) -> bool {
+        let ends = self.arrived > 0 && self.arrived >= self.live;
+        if ends {
             self.arrived = 0;
             self.generation += 1;
             self.published = self.arriving.take();
         }
+        ends
     }
 
     pub fn describe(&self) -> String {

@@ -20,6 +20,7 @@ use super::synchronisation::Synchronisation;
 use super::tensor_core::Pipes;
 use super::tensor_memory::{self, Tmem};
 use super::warp::Warp;
+use crate::code::Param;
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::config::launch::{LaunchConfig, Level};
 use crate::config::report::{BufferTraffic, Role};
@@ -36,6 +37,8 @@ pub struct Launch<'a> {
     pub config: &'a LaunchConfig,
     pub global: &'a GlobalMemory,
     pub params: &'a [u8],
+    /// How the parameters are declared.
+    pub declared: &'a [Param],
     /// Addresses of the module's variables.
     pub symbols: &'a [u64],
     pub sms: u32,
@@ -358,6 +361,15 @@ impl Machine<'_> {
         match noted.iter_mut().find(|old| old.grave == grave && place(&old.stop) == place(&stop)) {
             Some(old) => old.times += 1,
             None => noted.push(Noted { warp: self.current.0, stop: *stop, grave, times: 1 }),
+        }
+    }
+
+    /// Ends the generation of the cluster's barrier if all threads have arrived.
+    pub fn advance_cluster_barrier(&mut self) {
+        if self.cluster_barrier.advance()
+            && let Some(timed) = &mut self.timed
+        {
+            timed.cluster_complete();
         }
     }
 

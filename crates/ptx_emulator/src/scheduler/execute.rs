@@ -253,5 +253,6 @@ fn exited(m: &mut Machine<'_>, w: &Warp) -> Stopped<()> {
     }
     let waited = w.cluster_generation != m.cluster_barrier.generation;
     m.cluster_barrier.leave(w.all, if waited { 0 } else { w.cluster_arrived });
+    m.advance_cluster_barrier();
     Ok(())
 }

@@ -192,7 +192,7 @@ impl<'a> Cluster<'a> {
             let (key, why) = match waited {
                 Some(WaitFor::Mbarrier { .. } | WaitFor::Progress { .. }) => (Some(Key::MbarrierWake), why),
                 Some(WaitFor::Barrier { .. }) => (Some(Key::BarrierLatency), Why::Barrier),
-                Some(WaitFor::Cluster { .. }) => (Some(Key::ClusterLatency), Why::Barrier),
+                Some(WaitFor::Cluster { .. }) => (None, Why::Barrier),
                 Some(WaitFor::Operations(_) | WaitFor::Warpgroup { .. }) => (None, why),
                 _ => (None, Why::Other),
             };

@@ -28,6 +28,7 @@ struct Multiprocessor {
     fma: [u64; QUARTERS],
     special: [u64; QUARTERS],
     tensor: [u64; QUARTERS],
+    tmem: [u64; QUARTERS],
     shared: u64,
     intake: u64,
     /// `wgmma` in each quarter's tensor core, now or later.
@@ -62,6 +63,12 @@ impl Multiprocessor {
         let whole = *delay as u64;
         *delay -= whole as f64;
         whole
+    }
+
+    /// When bytes of a quarter's tensor memory are loaded or stored that are asked for at a time: one access behind the other.
+    fn in_tensor_memory(&mut self, quarter: usize, at: u64, bytes: u64, constants: &Constants) -> u64 {
+        self.tmem[quarter] = self.tmem[quarter].max(at) + bytes / constants.tmem_bytes;
+        self.tmem[quarter] + constants.tmem_latency
     }
 }
 
@@ -225,6 +232,8 @@ pub struct Timed {
     pub access: Access,
     /// The end of the grid before, with its effects.
     pub earlier_end: u64,
+    /// When all CTAs know that the cluster's barrier is complete.
+    cluster_known: u64,
     /// When each CTA has let dependents start, or else has ended.
     pub dependents: u64,
     /// When the last thing ended.
@@ -304,6 +313,7 @@ impl Timed {
             now: start,
             access: Access::None,
             earlier_end,
+            cluster_known: start,
             dependents: 0,
             end: start,
             constants,
@@ -372,8 +382,9 @@ impl Timed {
                 expect(w, sm.shared + self.constants.shared_latency, 0, Why::Shared);
             }
             Access::Tmem { bytes } => {
-                let ready = start + bytes / self.constants.tmem_bytes + self.constants.tmem_latency;
-                expect(w, ready, 0, Why::Tmem);
+                // It writes registers that no instruction waits for but `tcgen05.wait::ld`.
+                let ready = sm.in_tensor_memory(q, start, bytes, &self.constants);
+                w.expected.push(Expected { registers: Vec::new(), ready, load: 0, why: Why::Tmem });
             }
             Access::Matrix { multiply_adds } => {
                 let math = multiply_adds as f64 / (self.constants.tensor_rate / QUARTERS as f64);
@@ -430,9 +441,19 @@ impl Timed {
             } else if self.dependents == 0 {
                 self.dependents = start;
             }
+        } else if name.starts_with("barrier.cluster.wait") {
+            let w = &mut self.warps[warp as usize];
+            let until = w.at.max(self.cluster_known);
+            w.spent[Why::Barrier as usize] += until - w.at;
+            w.at = until;
         } else if name == "tcgen05.wait::ld.sync.aligned" {
             self.await_tensor_memory(warp);
         }
+    }
+
+    /// The cluster's barrier is complete; it takes a while until all know, also who came last: others may be as late.
+    pub fn cluster_complete(&mut self) {
+        self.cluster_known = self.now + self.constants.cluster;
     }
 
     /// What a warp loads from tensor memory comes before its next instruction.
@@ -577,7 +598,7 @@ impl Timed {
                 let done = |cta: usize| self.core.sms.get(cta).map_or(0, |sm| sm.matrix_done);
                 now.max(done(cta)).max(done(peer))
             }
-            Work::Tmem { bytes } => now + bytes / c.tmem_bytes + c.tmem_latency,
+            Work::Tmem { bytes } => self.core.sms[cta].in_tensor_memory(quarter, now, bytes, &c),
         }
     }
 

@@ -15,7 +15,7 @@ pub enum Work {
     ReadShared { bytes: u64 },
     /// A copy writes global memory.
     Store { ranges: Vec<Range> },
-    /// A copy inside of the cluster.
+    /// A copy or an arrival inside of the cluster.
     Transfer { bytes: u64, cta: u32 },
     /// A warp's part of `wgmma`: multiply-adds in units of f16, bytes of operands in shared memory, and registers of a thread that hold
     /// its sums.

@@ -90,15 +90,19 @@ impl Machine<'_> {
         self.store(w, lane, Mode::Write, &[0; BYTES as usize])
     }
 
-    /// `count` arrivals that some lanes make at once; what the lanes know is published. Returns the phase they were
-    /// for.
-    pub fn mbarrier_arrive(&mut self, w: &Warp, lanes: u32, at: MbarrierAt, count: u32, how: Arrival) -> Stopped<u64> {
+    /// What some lanes know is published to those who wait for this phase.
+    pub fn mbarrier_publish(&mut self, w: &Warp, lanes: u32, at: MbarrierAt) -> Stopped<()> {
         let mut known = self.object(at)?.arriving.take();
         if let Some(race) = &mut self.race {
             race.release(w.index, lanes, &mut known);
         }
+        self.object(at)?.arriving = known;
+        Ok(())
+    }
+
+    /// `count` arrivals that some lanes make at once. Returns the phase they were for.
+    pub fn mbarrier_arrive(&mut self, lanes: u32, at: MbarrierAt, count: u32, how: Arrival) -> Stopped<u64> {
         let barrier = self.object(at)?;
-        barrier.arriving = known;
         let phase = barrier.phase;
         if count > barrier.pending {
             let at_once = if lanes.is_power_of_two() { "" } else { " at once" };

@@ -1,0 +1,311 @@
+//! What came with sm_90: grids that overlap, clusters, barriers in shared memory, bulk and tensor copies.
+
+use cuda_std::{
+    clock::{clock64, multiprocessor},
+    cluster::{arrive_cluster, arrive_cluster_relaxed, cluster_rank, mapa, sync_cluster, wait_cluster},
+    fence::{fence_mbarrier_init, fence_proxy_async_shared},
+    global::GlobalAddress,
+    griddepcontrol::{griddepcontrol_launch_dependents, griddepcontrol_wait},
+    kernel,
+    mbarrier::{
+        MBARRIER_BYTES, Mbarrier, mbarrier_arrive, mbarrier_arrive_cluster, mbarrier_arrive_expect_tx, mbarrier_init,
+        mbarrier_wait_parity, mbarrier_wait_parity_cluster, st_async_shared_cluster_b32,
+    },
+    shared::{SharedAddress, dynamic_shared_address, ld_shared_v2_b32},
+    tensor_map_of_parameter, thread,
+    tma::{TensorMapAddress, cp_async_bulk_shared_global, cp_async_bulk_tensor_2d_shared_global},
+    warp::lane_id,
+};
+
+use crate::write;
+
+/// Lets its dependents begin, waits for the grid before, and then takes so many cycles; the first two where they are asked for.
+///
+/// # Safety
+/// None is needed.
+#[kernel(threads = 128)]
+pub unsafe fn link(triggers: u32, waits: u32, cycles: u64) {
+    if triggers != 0 {
+        griddepcontrol_launch_dependents();
+    }
+    if waits != 0 {
+        griddepcontrol_wait();
+    }
+    let start = clock64();
+    while clock64() - start < cycles {}
+}
+
+/// Where stages begin in shared memory, behind barriers.
+const FIRST_STAGE: u32 = 1024;
+
+/// A block's copies, some on their way at a time: what a thread does of [`copies`] and [`tensor_copies`].
+///
+/// # Safety
+/// `issue(stage, barrier)` starts the next copy of so many `bytes` to a stage. The block has shared memory for all stages.
+#[inline(always)]
+unsafe fn stream(bytes: u32, stages: u32, times: u32, mut issue: impl FnMut(SharedAddress, Mbarrier)) -> u64 {
+    let shared = dynamic_shared_address();
+    let barrier = |stage: u32| Mbarrier::at(shared + stage * MBARRIER_BYTES);
+    // SAFETY: barriers of the block, which one thread initialises and waits for; a stage is copied to when its last copy is complete.
+    unsafe {
+        for stage in 0..stages {
+            mbarrier_init(barrier(stage), 1);
+        }
+        fence_mbarrier_init();
+        fence_proxy_async_shared();
+        let mut start = |stage: u32| {
+            mbarrier_arrive_expect_tx(barrier(stage), bytes);
+            issue(shared + FIRST_STAGE + stage * bytes, barrier(stage));
+        };
+        let begin = clock64();
+        let mut n = 0;
+        while n < stages && n < times {
+            start(n);
+            n += 1;
+        }
+        let (mut done, mut stage, mut parity) = (0, 0, 0);
+        while done < times {
+            mbarrier_wait_parity(barrier(stage), parity);
+            if n < times {
+                start(stage);
+                n += 1;
+            }
+            done += 1;
+            stage += 1;
+            if stage == stages {
+                (stage, parity) = (0, parity ^ 1);
+            }
+        }
+        clock64() - begin
+    }
+}
+
+/// The first 8 bytes of the stage that copy `n` went to.
+///
+/// # Safety
+/// The copy is complete, and none has followed it to its stage.
+#[inline(always)]
+unsafe fn copied(n: u32, bytes: u32, stages: u32) -> u64 {
+    // SAFETY: what `# Safety` above asks.
+    let [low, high] = unsafe { ld_shared_v2_b32(dynamic_shared_address() + FIRST_STAGE + n % stages * bytes) };
+    u64::from(high) << 32 | u64::from(low)
+}
+
+/// One thread of each block makes bulk copies of so many bytes, some on their way at a time. All blocks go through the same `wrap` bytes, a
+/// multiple of `bytes`, each from a place of its own; with `sharers`, so many neighbouring multiprocessors go through `wrap` bytes of their
+/// own over and over. For each block: cycles; where its last copy came from; the first 8 bytes of it.
+///
+/// # Safety
+/// So much lies at `from`, for all sharers. `out` has three numbers for each block. 1024 bytes of shared memory, and so many stages.
+#[kernel(threads = 32)]
+pub unsafe fn copies(from: u64, bytes: u32, stages: u32, times: u32, wrap: u64, sharers: u32, out: u64) {
+    if thread::thread_idx_x() > 0 {
+        return;
+    }
+    let (first, from) = match multiprocessor().checked_div(sharers) {
+        Some(group) => (0, from + u64::from(group) * wrap),
+        None => (u64::from(thread::block_idx_x()) * u64::from(times) * u64::from(bytes), from),
+    };
+    let source = |n: u32| from + (first + u64::from(n) * u64::from(bytes)) % wrap;
+    let (mut at, end) = (source(0), from + wrap);
+    // SAFETY: what `# Safety` above asks.
+    unsafe {
+        let cycles = stream(bytes, stages, times, |stage, barrier| {
+            cp_async_bulk_shared_global(stage, GlobalAddress::new(at), bytes, barrier);
+            // A division would take longer than a copy.
+            at += u64::from(bytes);
+            if at == end {
+                at = from;
+            }
+        });
+        let results = thread::block_idx_x() * 3;
+        write(out, results, cycles);
+        write(out, results + 1, source(times - 1));
+        write(out, results + 2, copied(times - 1, bytes, stages));
+    }
+}
+
+/// What [`tensor_copies`] is told.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Tensor {
+    /// Of rows of 128 bytes.
+    pub map: [u64; 16],
+    /// Of the results.
+    pub out: u64,
+    /// Of a box.
+    pub rows: u32,
+    /// Boxes on their way at a time.
+    pub stages: u32,
+    /// Boxes.
+    pub times: u32,
+    /// Rows through which blocks go.
+    pub wrap: u32,
+}
+
+/// As [`copies`], of boxes of a tensor. For each block: cycles; the first row of its last box; the first 8 bytes of it.
+///
+/// # Safety
+/// As there.
+#[kernel(threads = 32)]
+pub unsafe fn tensor_copies(tensor: Tensor) {
+    const ROW: u32 = 128;
+    if thread::thread_idx_x() > 0 {
+        return;
+    }
+    let Tensor { out, rows, stages, times, wrap, .. } = tensor;
+    let map: TensorMapAddress = tensor_map_of_parameter!(tensor_copies);
+    let first = thread::block_idx_x() * times;
+    let row = |n: u32| (first + n) * rows % wrap;
+    let mut at = row(0);
+    // SAFETY: what `# Safety` above asks.
+    unsafe {
+        let cycles = stream(rows * ROW, stages, times, |stage, barrier| {
+            cp_async_bulk_tensor_2d_shared_global(stage, map, [0, at as i32], barrier);
+            at += rows;
+            if at == wrap {
+                at = 0;
+            }
+        });
+        let results = thread::block_idx_x() * 3;
+        write(out, results, cycles);
+        write(out, results + 1, row(times - 1).into());
+        write(out, results + 2, copied(times - 1, rows * ROW, stages));
+    }
+}
+
+/// Two warps wait for each other's arrival at a barrier in shared memory, in turn. Cycles of all rounds, two arrivals each.
+///
+/// # Safety
+/// `out` has a number. 16 bytes of dynamic shared memory.
+#[kernel(threads = 64)]
+pub unsafe fn ping_pong(times: u32, out: u64) {
+    let mine = thread::thread_idx_x() / 32;
+    let barrier = |of: u32| Mbarrier::at(dynamic_shared_address() + of * MBARRIER_BYTES);
+    // SAFETY: one thread initialises the barriers, and one of each warp arrives at that of the other.
+    unsafe {
+        if thread::thread_idx_x() == 0 {
+            mbarrier_init(barrier(0), 1);
+            mbarrier_init(barrier(1), 1);
+        }
+        thread::sync_threads();
+        if lane_id() > 0 {
+            return;
+        }
+        let start = clock64();
+        for n in 0..times {
+            if mine == 0 {
+                mbarrier_arrive(barrier(1));
+            }
+            mbarrier_wait_parity(barrier(mine), n & 1);
+            if mine == 1 {
+                mbarrier_arrive(barrier(0));
+            }
+        }
+        let cycles = clock64() - start;
+        if mine == 0 {
+            write(out, 0, cycles);
+        }
+    }
+}
+
+/// As [`ping_pong`], of two blocks of a cluster.
+///
+/// # Safety
+/// As there; clusters of two. `send` completes the phase of another block's barrier, `wait` waits for the phase of a parity of one's own.
+#[inline(always)]
+unsafe fn ping_pong_in_cluster(times: u32, out: u64, send: impl Fn(u32), wait: impl Fn(Mbarrier, u32)) {
+    let mine = cluster_rank();
+    let barrier = Mbarrier::at(dynamic_shared_address());
+    // SAFETY: one thread initialises each barrier before another block completes a phase of it, and no block ends before the other.
+    unsafe {
+        if thread::thread_idx_x() == 0 {
+            mbarrier_init(barrier, 1);
+            fence_mbarrier_init();
+        }
+        sync_cluster();
+        if thread::thread_idx_x() == 0 {
+            let start = clock64();
+            for n in 0..times {
+                if mine == 0 {
+                    send(1 - mine);
+                }
+                wait(barrier, n & 1);
+                if mine == 1 {
+                    send(1 - mine);
+                }
+            }
+            let cycles = clock64() - start;
+            if mine == 0 {
+                write(out, 0, cycles);
+            }
+        }
+        sync_cluster();
+    }
+}
+
+/// Two blocks of a cluster wait for each other's word, which is stored asynchronously and completes a phase, in turn. Cycles of all rounds, two
+/// words each.
+///
+/// # Safety
+/// `out` has a number; clusters of two. 16 bytes of dynamic shared memory.
+#[kernel(threads = 32, cluster = 2)]
+pub unsafe fn cluster_stores(times: u32, out: u64) {
+    let (barrier, word) = (Mbarrier::at(dynamic_shared_address()), dynamic_shared_address() + MBARRIER_BYTES);
+    // SAFETY: what `# Safety` above asks. A phase has one arrival, by the thread that waits for it, and one word, which may come before.
+    unsafe {
+        ping_pong_in_cluster(
+            times,
+            out,
+            |rank| st_async_shared_cluster_b32(mapa(word, rank), 1, barrier.in_block(rank)),
+            |barrier, parity| {
+                mbarrier_arrive_expect_tx(barrier, 4);
+                mbarrier_wait_parity(barrier, parity);
+            },
+        );
+    }
+}
+
+/// As [`cluster_stores`], of arrivals that release what was written before, and waits that acquire it.
+///
+/// # Safety
+/// As there.
+#[kernel(threads = 32, cluster = 2)]
+pub unsafe fn cluster_arrivals(times: u32, out: u64) {
+    let barrier = Mbarrier::at(dynamic_shared_address());
+    // SAFETY: what `# Safety` above asks.
+    unsafe {
+        ping_pong_in_cluster(
+            times,
+            out,
+            |rank| mbarrier_arrive_cluster(barrier.in_block(rank)),
+            |barrier, parity| mbarrier_wait_parity_cluster(barrier, parity),
+        );
+    }
+}
+
+/// A warp of each of two blocks of a cluster waits at the cluster's barrier, again and again; arrivals release what was written before where
+/// it is asked for. Cycles.
+///
+/// # Safety
+/// `out` has a number; clusters of two.
+#[kernel(threads = 32, cluster = 2)]
+pub unsafe fn cluster_barriers(times: u32, releases: u32, out: u64) {
+    // SAFETY: all threads of the cluster come here as often.
+    unsafe {
+        sync_cluster();
+        let start = clock64();
+        for _ in 0..times {
+            if releases != 0 {
+                arrive_cluster();
+            } else {
+                arrive_cluster_relaxed();
+            }
+            wait_cluster();
+        }
+        let cycles = clock64() - start;
+        if thread::thread_idx_x() == 0 && cluster_rank() == 0 {
+            write(out, 0, cycles);
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! What was measured, a line each.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+
+/// Values of one probe.
+#[derive(Clone, Debug)]
+pub struct Line {
+    values: Vec<f64>,
+}
+
+impl Line {
+    /// Of values that were measured one after the other.
+    pub fn new(values: Vec<f64>) -> Self {
+        Self { values }
+    }
+
+    /// The median, the least and the most.
+    pub fn spread(&self) -> [f64; 3] {
+        let mut sorted = self.values.clone();
+        sorted.sort_by(f64::total_cmp);
+        [sorted[sorted.len() / 2], sorted[0], sorted[sorted.len() - 1]]
+    }
+}
+
+/// All lines, by name; each is printed as it comes.
+pub struct Lines {
+    lines: RefCell<BTreeMap<String, Line>>,
+    repeats: usize,
+}
+
+impl Lines {
+    /// Lines of so many values each.
+    pub fn new(repeats: usize) -> Self {
+        Self { lines: RefCell::default(), repeats }
+    }
+
+    /// Measures once in vain, then as often as lines have values: a line of each value that `one` returns, with its unit.
+    pub fn measure<const N: usize>(
+        &self,
+        names: [(String, &str); N],
+        mut one: impl FnMut() -> Result<[f64; N]>,
+    ) -> Result<()> {
+        let what = || names.first().map_or_else(String::new, |(name, _)| name.clone());
+        one().with_context(what)?;
+        let measured = (0..self.repeats).map(|_| one()).collect::<Result<Vec<_>>>().with_context(what)?;
+        for (n, (name, unit)) in names.into_iter().enumerate() {
+            let line = Line::new(measured.iter().map(|values| values[n]).collect());
+            let [median, least, most] = line.spread();
+            println!("{name:<38} {median:>10.2} {least:>10.2} {most:>10.2} {unit}");
+            self.lines.borrow_mut().insert(name, line);
+        }
+        Ok(())
+    }
+
+    /// A line that is computed from others, value by value; `None` if one of them was not measured.
+    pub fn combine<const N: usize>(&self, names: [&str; N], formula: impl Fn([f64; N]) -> f64) -> Option<Line> {
+        let lines = self.lines.borrow();
+        let lines: Vec<&Line> = names.iter().map(|&name| lines.get(name)).collect::<Option<_>>()?;
+        let value = |n: usize| formula(std::array::from_fn(|of| lines[of].values[n]));
+        Some(Line::new((0..self.repeats).map(value).collect()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_combined_value_by_value() {
+        let lines = Lines::new(3);
+        let mut n = 0.0;
+        lines
+            .measure([("a".to_owned(), "ns"), ("b".to_owned(), "ns")], || {
+                n += 1.0;
+                Ok([n, 10.0 - n])
+            })
+            .unwrap();
+        // The first value of each does not count.
+        assert_eq!(lines.combine(["a"], |[a]| a).unwrap().spread(), [3.0, 2.0, 4.0]);
+        assert_eq!(lines.combine(["a", "b"], |[a, b]| a + b).unwrap().spread(), [10.0; 3]);
+        assert!(lines.combine(["a", "c"], |[a, c]| a + c).is_none());
+    }
+}

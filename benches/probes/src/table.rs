@@ -1,0 +1,100 @@
+//! The constants of the time model, from what was measured.
+
+use ptx_emulator::{Card, Key};
+
+use crate::lines::{Line, Lines};
+
+/// What a loop of the probes takes besides what it waits for: its own instructions.
+const LOOP: f64 = 20.0;
+
+/// A constant in the unit of its key; `None` if it was not measured.
+fn constant(key: Key, lines: &Lines, multiprocessors: u32) -> Option<Line> {
+    let same = |name: &str| lines.combine([name], |[value]| value);
+    let first = |options: [Option<Line>; 4]| options.into_iter().flatten().next();
+    match key {
+        Key::Clock => same("clock"),
+        Key::LaunchFloor => same("launch-floor"),
+        Key::LaunchGap => same("launch-gap"),
+        Key::DependentStart => same("dependent-start+grid-end"),
+        Key::CtaStart => same("cta-start"),
+        Key::GridEnd => lines.combine(["grid-end", "clock"], |[ns, mhz]| ns * mhz / 1e3),
+        Key::SharedLatency => same("shared-latency"),
+        Key::L1Latency => same("l1-latency"),
+        Key::SharedBytes => same("shared-bytes"),
+        Key::L2Latency => same("l2-latency"),
+        Key::DramLatency => same("dram-latency"),
+        Key::TmaLatency => {
+            let copy = format!("copy-dram-512-x1-on-{multiprocessors}");
+            lines.combine([&copy, "dram-latency", "mbarrier-wake+arrive"], |[copy, load, wake]| copy - load - wake)
+        }
+        Key::TmaBytes => lines.combine(["copy-l2-16384-x1-on-1", "copy-l2-4096-x1-on-1"], |[long, short]| {
+            f64::from(16384 - 4096) / (long - short)
+        }),
+        Key::Intake => ["copy-l2-16384-x8-on-1", "copy-l2-16384-x4-on-1"]
+            .iter()
+            .find_map(|name| lines.combine([name], |[cycles]| 16384.0 / cycles)),
+        Key::L2Bytes => {
+            ["copy-l2-16384-x8-same-for-1-rate", "copy-l2-16384-x4-same-for-1-rate"].iter().find_map(|name| same(name))
+        }
+        Key::Neighbours => [8, 4].iter().find_map(|stages| {
+            let [alone, two] = [1, 2].map(|sharers| format!("copy-l2-16384-x{stages}-same-for-{sharers}"));
+            lines.combine([&alone, &two], |[alone, two]| alone / two)
+        }),
+        Key::DramBytes => same("dram-bandwidth"),
+        Key::MbarrierWake => lines.combine(["mbarrier-wake+arrive"], |[both]| both - LOOP),
+        Key::BarrierLatency => same("barrier-latency-4-warps"),
+        Key::ClusterLatency => {
+            lines.combine(["cluster-store+wake", "mbarrier-wake+arrive"], |[remote, local]| remote - local)
+        }
+        Key::TensorRate => first([
+            lines.combine(["wgmma-n256"], |[cycles]| f64::from(64 * 256 * 16) / cycles),
+            // A product of 4-bit numbers is a quarter of one of f16.
+            lines.combine(["mma-m128-n256"], |[cycles]| f64::from(128 * 256 * 64 / 4) / cycles),
+            // Of 8 warps in four chains.
+            lines.combine(["mma-m16n8k64-mxf4nvf4-4-chains-on-8-warps"], |[link]| {
+                f64::from(16 * 8 * 64 / 4 * 32) / link
+            }),
+            lines.combine(["mma-m16n8k16-4-chains-on-8-warps"], |[link]| f64::from(16 * 8 * 16 * 32) / link),
+        ]),
+        // A quarter has eight products of two warps in a link.
+        Key::MmaLatency => lines
+            .combine(["mma-m16n8k16-1-chain", "mma-m16n8k16-4-chains-on-8-warps"], |[chain, link]| chain - link / 8.0),
+        Key::MatrixLatency => first([same("wgmma-n64-latency"), waited("mma-m128-n128", lines), None, None]),
+        Key::PairLatency => waited("mma-pair-m256-n128", lines),
+        Key::MatrixFloor => same("wgmma-n8"),
+        Key::TmemBytes => lines.combine(["tcgen05-ld-32x32b.x64", "tcgen05-ld-32x32b.x16"], |[long, short]| {
+            f64::from((64 - 16) * 128) / (long - short)
+        }),
+        Key::TmemLatency => lines
+            .combine(["tcgen05-ld-32x32b.x64", "tcgen05-ld-32x32b.x16"], |[long, short]| short - (long - short) / 3.0),
+        Key::CopyBytes => lines.combine(["tcgen05-cp-32x128b-warpx4"], |[cycles]| 512.0 / cycles),
+        Key::L1Part
+        | Key::DramBanks
+        | Key::DramPage
+        | Key::L2Capacity
+        | Key::SumsDelay
+        | Key::Release
+        | Key::GenericStall => None,
+    }
+}
+
+/// What an MMA with its commit takes beyond its time in the tensor core, less what the wait takes.
+fn waited(name: &str, lines: &Lines) -> Option<Line> {
+    lines.combine([&format!("{name}-alone"), name, "mbarrier-wake+arrive"], |[alone, more, wake]| alone - more - wake)
+}
+
+/// Prints the table: each constant that was measured, beside what the model of the card has, if there is one.
+pub fn print(lines: &Lines, multiprocessors: u32, card: Option<&Card>) {
+    println!("\n| constant | unit | the model's | measured | least | most |\n|---|---|---:|---:|---:|---:|");
+    let mut missing = Vec::new();
+    for &key in Key::ALL {
+        let Some(line) = constant(key, lines, multiprocessors) else {
+            missing.push(key.name());
+            continue;
+        };
+        let models = card.map_or("-".to_owned(), |card| card.get(key).to_string());
+        let [median, least, most] = line.spread();
+        println!("| {} | {} | {models} | {median:.1} | {least:.1} | {most:.1} |", key.name(), key.unit());
+    }
+    println!("\n# not measured here: {}", missing.join(", "));
+}

@@ -1,0 +1,99 @@
+//! The probes on emulated cards: without a fault, and by the clock of the time model, whose constants they then measure.
+
+#![cfg(target_os = "linux")]
+
+use std::collections::BTreeMap;
+use std::env;
+use std::os::unix::fs::symlink;
+use std::process::Command;
+
+/// What the probes print on a card of the emulator.
+fn run(card: &str, settings: &[(&str, &str)]) -> String {
+    let library = env::current_exe().unwrap().with_file_name("libemulated_driver.so");
+    let folder = tempfile::tempdir().unwrap();
+    symlink(library, folder.path().join("libcuda.so.1")).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_probes"));
+    command.arg("--quick").env("LD_LIBRARY_PATH", folder.path()).env("PTX_EMULATOR_GPU", card);
+    // What machine code says depends on whether ptxas is there.
+    command.env("PATH", "").env_remove("CUDA_PATH");
+    settings.iter().for_each(|(name, value)| _ = command.env(format!("PTX_EMULATOR_{name}"), value));
+    let output = command.output().unwrap();
+    let [out, errors] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+    assert!(output.status.success() && errors.is_empty(), "{card}: {errors}\n{out}");
+    out
+}
+
+#[test]
+fn no_probe_has_a_fault() {
+    for (card, skipped) in [
+        ("h200", &["tcgen05", "block_scale"][..]),
+        ("b200", &["wgmma", "block_scale"]),
+        ("rtx-5090", &["wgmma", "tcgen05"]),
+    ] {
+        let out = run(card, &[("LEVEL", "strict")]);
+        let named: Vec<&str> =
+            out.lines().filter_map(|line| line.strip_prefix("# skipped: `")?.split('`').next()).collect();
+        assert_eq!(named, skipped, "{card}");
+    }
+}
+
+/// The table's rows: what the model has, and what was measured.
+fn table(out: &str) -> BTreeMap<String, [f64; 2]> {
+    let rows = out.lines().filter(|line| line.starts_with("| "));
+    let cells = rows.map(|line| line.split('|').map(str::trim).collect::<Vec<_>>());
+    cells.filter_map(|cells| Some((cells[1].to_owned(), [cells[3].parse().ok()?, cells[4].parse().ok()?]))).collect()
+}
+
+/// How far a probe may be from the constant that it measures: a share of it, and cycles of the probe's own instructions, each of PTX for one
+/// of the machine's.
+const TOLERANCES: &[(&str, f64, f64)] = &[
+    ("clock", 0.001, 0.0),
+    ("launch-gap", 0.05, 0.0),
+    ("dependent-start", 0.05, 0.0),
+    ("grid-end", 0.05, 0.0),
+    ("cta-start", 0.0, 60.0),
+    ("shared-latency", 0.0, 6.0),
+    ("l1-latency", 0.0, 6.0),
+    ("shared-bytes", 0.02, 0.0),
+    ("l2-latency", 0.03, 0.0),
+    ("dram-latency", 0.03, 0.0),
+    ("intake", 0.08, 0.0),
+    ("mbarrier-wake", 0.0, 15.0),
+    ("barrier-latency", 0.0, 12.0),
+    ("tensor-rate", 0.02, 0.0),
+    ("mma-latency", 0.0, 2.0),
+];
+
+/// The same of what not all cards have. A group of `wgmma` also has the descriptors of its products made.
+const OF_HOPPER: &[(&str, f64, f64)] = &[("matrix-latency", 0.0, 60.0), ("matrix-floor", 0.0, 3.0)];
+const OF_BLACKWELL: &[(&str, f64, f64)] =
+    &[("matrix-latency", 0.0, 10.0), ("pair-latency", 0.0, 10.0), ("tcgen05-cp", 0.01, 0.0)];
+
+#[test]
+fn by_the_models_clock_they_measure_its_constants() {
+    for (card, own) in [("h200", OF_HOPPER), ("b200", OF_BLACKWELL), ("rtx-5090", &[])] {
+        let out = run(card, &[("TIMED", card), ("CONSTANTS", "l2-capacity=24")]);
+        let table = table(&out);
+        for (name, share, cycles) in TOLERANCES.iter().chain(own) {
+            let [model, measured] = table[*name];
+            let error = (measured - model).abs();
+            assert!(error <= share * model + cycles, "{card}: {name} is {model}, measured {measured}\n{out}");
+        }
+    }
+}
+
+#[test]
+fn a_constant_that_changes_is_measured_so() {
+    let constants = "l2-capacity=24,mbarrier-wake=200,tcgen05-cp=32,matrix-latency=300,l1-latency=60,tensor-rate=1024";
+    let table = table(&run("b200", &[("TIMED", "b200"), ("CONSTANTS", constants)]));
+    for (name, value, tolerance) in [
+        ("mbarrier-wake", 200.0, 15.0),
+        ("tcgen05-cp", 32.0, 1.0),
+        ("matrix-latency", 300.0, 15.0),
+        ("l1-latency", 60.0, 6.0),
+        ("tensor-rate", 1024.0, 20.0),
+    ] {
+        let [_, measured] = table[name];
+        assert!((measured - value).abs() <= tolerance, "{name} is {value}, measured {measured}");
+    }
+}
