@@ -226,7 +226,13 @@ fn said_by_tests(text: &str) -> String {
 /// Builds and runs the probes.
 fn probes(files: &Files) -> anyhow::Result<()> {
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.current_dir(workspace::root()).args(["run", "--release", "--package", "nvfp4-probes"]);
+    cargo.current_dir(workspace::root()).args([
+        "run",
+        "--release",
+        "--locked",
+        "--manifest-path",
+        "benches/probes/Cargo.toml",
+    ]);
     let (text, _) = tools::output(&mut cargo)?;
     files.write("probes.txt", &text)
 }

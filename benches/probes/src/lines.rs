@@ -37,14 +37,16 @@ impl Lines {
         Self { lines: RefCell::default(), repeats }
     }
 
-    /// Measures once in vain, then as often as lines have values: a line of each value that `one` returns, with its unit.
+    /// Measures as often as lines have values, of several once in vain before: a line of each value that `one` returns, with its unit.
     pub fn measure<const N: usize>(
         &self,
         names: [(String, &str); N],
         mut one: impl FnMut() -> Result<[f64; N]>,
     ) -> Result<()> {
         let what = || names.first().map_or_else(String::new, |(name, _)| name.clone());
-        one().with_context(what)?;
+        if self.repeats > 1 {
+            one().with_context(what)?;
+        }
         let measured = (0..self.repeats).map(|_| one()).collect::<Result<Vec<_>>>().with_context(what)?;
         for (n, (name, unit)) in names.into_iter().enumerate() {
             let line = Line::new(measured.iter().map(|values| values[n]).collect());
