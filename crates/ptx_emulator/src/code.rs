@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock};
 
 use crate::config::fault::{Fault, Party, Place, Stop, Stopped};
+use crate::config::launch::Param;
 use crate::config::report::Class;
 use crate::machine::course::TextualAddress;
 use crate::machine::state::{Machine, Swap};
@@ -88,19 +89,6 @@ pub struct Inst {
     pub line: u32,
     pub source: SourceLine,
     pub name: String,
-}
-
-/// A parameter of a kernel.
-#[derive(Clone, Debug)]
-pub struct Param {
-    /// Its name.
-    pub name: String,
-    /// Byte offset in the parameter block.
-    pub offset: u32,
-    /// Size in bytes.
-    pub bytes: u32,
-    /// Alignment in bytes.
-    pub align: u32,
 }
 
 /// A register from which matrix instructions take scale factors.

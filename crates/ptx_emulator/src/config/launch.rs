@@ -1,4 +1,4 @@
-//! How a device and a launch are configured.
+//! How a device and a launch are configured, and what a launch passes.
 
 use super::fault::FaultKind;
 
@@ -14,6 +14,19 @@ impl Default for DeviceConfig {
     fn default() -> Self {
         DeviceConfig { sms: 148 }
     }
+}
+
+/// A parameter of a kernel.
+#[derive(Clone, Debug)]
+pub struct Param {
+    /// Its name.
+    pub name: String,
+    /// Byte offset in the parameter block.
+    pub offset: u32,
+    /// Size in bytes.
+    pub bytes: u32,
+    /// Alignment in bytes.
+    pub align: u32,
 }
 
 /// Which warp runs next, and when asynchronous operations complete.

@@ -2,8 +2,9 @@
 //! Synchronization: tensormap.cp_fenceproxy").
 
 use super::instruction::Instruction;
-use crate::code::{Flow, Param};
+use crate::code::Flow;
 use crate::config::fault::{FaultKind, Stop, Stopped};
+use crate::config::launch::Param;
 use crate::decode::error::{DecodeError, Result};
 use crate::decode::parsed::Parsed;
 use crate::hw::tensor_map::{Field, OBJECT_ALIGN, OBJECT_BYTES, TensorMap, TensorMapError};
