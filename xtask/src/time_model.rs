@@ -323,7 +323,7 @@ pub fn unmeasured() -> anyhow::Result<BTreeMap<(String, String), f64>> {
 /// How many times as long as the kernel of a B200 Triton's takes there in the model, by shape.
 pub fn triton_unmeasured() -> anyhow::Result<Vec<(&'static str, f64)>> {
     let kept = kept()?;
-    Ok(triton::times(&kept).into_iter().map(|(shape, _, rival, own)| (shape, rival.us / own)).collect())
+    Ok(triton::compared(&kept).iter().map(|compared| (compared.shape, compared.ratio())).collect())
 }
 
 fn keep(kept: &BTreeMap<String, Prediction>) -> anyhow::Result<()> {

@@ -83,11 +83,26 @@ fn predict(timeline: Timeline, folder: &Path, install: bool) -> anyhow::Result<P
     time_launch(timeline, folder, &launch, install)
 }
 
-/// The rival's times on the model's B200, beside those of `gated_sm100`: shape, tiling, both times.
-pub fn times(kept: &BTreeMap<String, Prediction>) -> Vec<(&'static str, &str, &Prediction, f64)> {
+/// The rival on a shape of the model's B200, and what `gated_sm100` takes there.
+pub struct Compared<'a> {
+    pub shape: &'static str,
+    tiling: &'a str,
+    rival: &'a Prediction,
+    own_us: f64,
+}
+
+impl Compared<'_> {
+    /// How many times as long the rival takes.
+    pub fn ratio(&self) -> f64 {
+        self.rival.us / self.own_us
+    }
+}
+
+/// The shapes that the rival was predicted on.
+pub fn compared(kept: &BTreeMap<String, Prediction>) -> Vec<Compared<'_>> {
     let of_shape = SHAPES.into_iter().filter_map(|shape| {
         let (name, rival) = kept.iter().find(|(name, _)| tiling(name, shape).is_some())?;
-        Some((shape, tiling(name, shape)?, rival, kept_of_b200(kept, shape)?.us))
+        Some(Compared { shape, tiling: tiling(name, shape)?, rival, own_us: kept_of_b200(kept, shape)?.us })
     });
     of_shape.collect()
 }
@@ -100,16 +115,15 @@ pub fn page(kept: &BTreeMap<String, Prediction>) -> anyhow::Result<String> {
                     × rows of weights × elements of K, stages, and warps with roles or not. Modelled times, no card's.\n\n"
         .to_owned();
     let mut table = Table::new(2, &["shape", "tiling", "Triton us", "gated_sm100 us", "times as long", "bound by"]);
-    let times = times(kept);
-    for (shape, tiling, rival, own) in &times {
-        let numbers = [rival.us, *own].map(|us| format!("{us:.1}"));
-        let [rival_us, own_us] = numbers;
-        let ratio = format!("{:.2}", rival.us / own);
-        table.row([(*shape).to_owned(), (*tiling).to_owned(), rival_us, own_us, ratio, rival.bound.clone()]);
+    let compared = compared(kept);
+    for row in &compared {
+        let [rival, own] = [row.rival.us, row.own_us].map(|us| format!("{us:.1}"));
+        let ratio = format!("{:.2}", row.ratio());
+        table.row([row.shape.to_owned(), row.tiling.to_owned(), rival, own, ratio, row.rival.bound.clone()]);
     }
     text += &table.to_string();
-    if !times.is_empty() {
-        let mean = geomean(times.iter().map(|(_, _, rival, own)| rival.us / own));
+    if !compared.is_empty() {
+        let mean = geomean(compared.iter().map(Compared::ratio));
         text += &format!("\nTriton takes {mean:.2} times as long on the geometric mean.\n");
     }
     Ok(text)
