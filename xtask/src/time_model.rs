@@ -66,9 +66,11 @@ const CARDS: [&str; 2] = ["h200", "h100"];
 const H200: &str = CARDS[0];
 const H100: &str = CARDS[1];
 
-/// What was measured of grouped products: the card, a file, and its contenders with how `--variant` calls them. Of a point the last file
-/// counts.
-const GROUPED: [(&str, &str, &[(&str, &str)]); 4] = [
+/// Contenders of a measurement, with how `--variant` calls them.
+type Contenders = &'static [(&'static str, &'static str)];
+
+/// What was measured of grouped products: the card, a file, and its contenders. Of a point the last file counts.
+const GROUPED: [(&str, &str, Contenders); 4] = [
     (H200, "docs/measurements/h200.json", &[("gated_sm90", ""), (PORTABLE, PORTABLE)]),
     (H200, "docs/measurements/h200-dual.json", &[("gated_sm90", "")]),
     (H100, "docs/measurements/h100.json", &[("gated_sm90", "")]),

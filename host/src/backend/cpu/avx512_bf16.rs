@@ -156,10 +156,11 @@ fn number(bits: u16) -> f32 {
 mod tests {
     use super::*;
 
+    /// What becomes of a sum, with a pair of tokens and one of weights.
+    type Add = fn(f32, [f32; 2], [f32; 2]) -> f32;
+
     /// An instruction that adds a pair's products so.
-    fn adding(
-        add: impl Fn(f32, [f32; 2], [f32; 2]) -> f32,
-    ) -> impl Fn([f32; LANES], &Operand, &Operand) -> [f32; LANES] {
+    fn adding(add: Add) -> impl Fn([f32; LANES], &Operand, &Operand) -> [f32; LANES] {
         move |sums, tokens, weights| {
             std::array::from_fn(|lane| add(sums[lane], tokens[lane].map(number), weights[lane].map(number)))
         }
@@ -168,7 +169,7 @@ mod tests {
     #[test]
     fn one_order_alone_is_taken() {
         assert!(adds_in_order(adding(|sum, a, b| a[0].mul_add(b[0], a[1].mul_add(b[1], sum)))));
-        let others: [(&str, fn(f32, [f32; 2], [f32; 2]) -> f32); 5] = [
+        let others: [(&str, Add); 5] = [
             ("the first product first", |sum, a, b| a[1].mul_add(b[1], a[0].mul_add(b[0], sum))),
             ("products first", |sum, a, b| sum + a[0].mul_add(b[0], a[1] * b[1])),
             ("one rounding", |sum, a, b| {
