@@ -68,8 +68,8 @@ const TOLERANCES: &[(&str, f64, f64)] = &[
 /// The same of what not all cards have. A group of `wgmma` also has the descriptors of its products made.
 const OF_HOPPER: &[(&str, f64, f64)] = &[("matrix-latency", 0.0, 35.0), ("matrix-floor", 0.0, 3.0)];
 const OF_BLACKWELL: &[(&str, f64, f64)] = &[
-    ("matrix-latency", 0.0, 10.0),
-    ("pair-latency", 0.0, 10.0),
+    ("matrix-latency", 0.0, 15.0),
+    ("pair-latency", 0.0, 15.0),
     ("tcgen05-cp", 0.03, 0.0),
     ("tmem-bytes", 0.01, 0.0),
     ("tmem-latency", 0.0, 15.0),
