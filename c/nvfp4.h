@@ -113,7 +113,7 @@ typedef struct nvfp4_moe_sizes {
   bool biases;
   // An `nvfp4_token_format`.
   uint32_t token_format;
-  // Whether tokens in NVFP4 are quantised by their experts' input scales. If not, each token has a global scale of its own.
+  // Whether tokens in NVFP4 are quantized by their experts' input scales. If not, each token has a global scale of its own.
   bool input_scales;
 } nvfp4_moe_sizes;
 
@@ -219,7 +219,7 @@ typedef struct nvfp4_router {
   uint32_t scoring;
   // Whether weights are divided by their sum: of `NVFP4_SCORING_SOFTMAX` and `NVFP4_SCORING_SIGMOID_GROUPS`.
   bool renormalise;
-  // Groups of neighbouring experts, equally many in each, 1 for none: of `NVFP4_SCORING_SIGMOID_GROUPS`, as all below.
+  // Groups of neighboring experts, equally many in each, 1 for none: of `NVFP4_SCORING_SIGMOID_GROUPS`, as all below.
   size_t groups;
   // Groups whose experts may be chosen.
   size_t top_groups;
@@ -409,7 +409,7 @@ enum nvfp4_status nvfp4_linear_launch(const struct nvfp4_device *device,
                                       void *workspace,
                                       void *stream);
 
-// Quantises a matrix of f32 `[rows, k]`, k a multiple of 16, by the algorithm of NVIDIA's ModelOpt. Writes `rows * k/2` bytes of
+// Quantizes a matrix of f32 `[rows, k]`, k a multiple of 16, by the algorithm of NVIDIA's ModelOpt. Writes `rows * k/2` bytes of
 // values, `rows * k/16` of scales, and the global scale. On the CPU.
 //
 // # Safety
@@ -422,7 +422,7 @@ enum nvfp4_status nvfp4_quantize(const float *numbers,
                                  uint8_t *scales,
                                  float *global_scale);
 
-// Writes the numbers of a quantised matrix, `[rows, k]`. On the CPU.
+// Writes the numbers of a quantized matrix, `[rows, k]`. On the CPU.
 //
 // # Safety
 //

@@ -8,7 +8,7 @@ use nvfp4::Output;
 use nvfp4::backend::emulated::{Emulated, Options};
 use nvfp4::backend::{self, Backend};
 use nvfp4::generate::{self, Generator};
-use nvfp4::problem::{Group, Op, OutDtype, Step};
+use nvfp4::problem::{Group, Op, Step, TokenDtype};
 use nvfp4_benches::check_sample;
 use ptx_emulator::{Arg, Device, DeviceConfig, LaunchConfig, Module, Report};
 
@@ -62,7 +62,7 @@ fn bench_sanitizer(group: &mut BenchmarkGroup<'_, WallTime>) -> Option<f64> {
     let groups = [Group { m: 96, n: 128, k: 256 }];
     let weights = generate::weights(Generator::Gaussian, Op::Gated, &groups, 1).expect("valid sizes");
     let tokens = generate::activations(Generator::Gaussian, &groups, 1).expect("valid sizes");
-    let step = Step::new(&weights, tokens, OutDtype::F16).expect("tokens of the same sizes");
+    let step = Step::new(&weights, tokens, TokenDtype::F16).expect("tokens of the same sizes");
     let [without, with] = [false, true].map(|sanitize| {
         let gpu = Emulated::new("sm_80", Options { sanitize, ..Options::default() }).expect("the portable kernel");
         let mut layer = gpu.prepare(&weights).expect("memory for the weights");

@@ -1,4 +1,4 @@
-//! The CPU backend beside dequantising to f32 and the `gemm` crate, and its use of memory beside a plain read of as much.
+//! The CPU backend beside dequantizing to f32 and the `gemm` crate, and its use of memory beside a plain read of as much.
 
 mod common;
 
@@ -9,7 +9,7 @@ use nvfp4::Output;
 use nvfp4::backend::cpu::Cpu;
 use nvfp4::backend::{self, Backend};
 use nvfp4::generate::{self, Generator};
-use nvfp4::problem::{OutDtype, Step, Weights};
+use nvfp4::problem::{Step, TokenDtype, Weights};
 use nvfp4::shape;
 use nvfp4_benches::{check_sample, in_turns, median};
 use rayon::prelude::*;
@@ -23,9 +23,9 @@ const DECODE: &str = "decode-1";
 struct Times {
     shape: &'static str,
     backend: f64,
-    /// Time of dequantising each time, then `gemm`.
+    /// Time of dequantizing each time, then `gemm`.
     dequantize: f64,
-    /// Time of `gemm` alone on numbers that were dequantised before.
+    /// Time of `gemm` alone on numbers that were dequantized before.
     dequantized: f64,
 }
 
@@ -34,7 +34,7 @@ fn bench_shape(criterion: &mut Criterion, name: &'static str) -> Option<Times> {
     let generator = Generator::Gaussian;
     let weights = generate::weights(generator, shape.op, &shape.groups, 1).expect("a valid shape");
     let tokens = generate::activations(generator, &shape.groups, 1).expect("a valid shape");
-    let step = Step::new(&weights, tokens, OutDtype::F16).expect("tokens of the same shape");
+    let step = Step::new(&weights, tokens, TokenDtype::F16).expect("tokens of the same shape");
     let mut output = Output::new(step.problem());
 
     let mut group = criterion.benchmark_group(name);
@@ -76,7 +76,7 @@ fn bench_plain_read() -> (f64, f64) {
     let shape = shape::find(DECODE).expect("a built-in shape");
     let weights = generate::weights(Generator::Gaussian, shape.op, &shape.groups, 1).expect("a valid shape");
     let tokens = generate::activations(Generator::Gaussian, &shape.groups, 1).expect("a valid shape");
-    let step = Step::new(&weights, tokens, OutDtype::F16).expect("tokens of the same shape");
+    let step = Step::new(&weights, tokens, TokenDtype::F16).expect("tokens of the same shape");
     let mut output = Output::new(step.problem());
     let mut layer = Cpu::new().prepare(&weights).expect("memory for the weights");
     let bytes = weight_bytes(&weights);

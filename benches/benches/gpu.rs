@@ -12,7 +12,7 @@ use nvfp4::backend::cuda::{Cache, Cuda};
 use nvfp4::generate::{self, Generator};
 use nvfp4::kernels::GroupedKernel;
 use nvfp4::plan::variant::{LaunchSchedule, Variant};
-use nvfp4::problem::{Op, OutDtype, Step, Weights};
+use nvfp4::problem::{Op, Step, TokenDtype, Weights};
 use nvfp4::{Error, Output, shape};
 use nvfp4_benches::check_variant;
 
@@ -79,7 +79,7 @@ fn main() {
             let shape = shape::find(name).expect("a built-in shape");
             let weights = generate::weights(Generator::Gaussian, shape.op, &shape.groups, 1).expect("a valid shape");
             let tokens = generate::activations(Generator::Gaussian, &shape.groups, 1).expect("a valid shape");
-            let step = Step::new(&weights, tokens, OutDtype::F16).expect("tokens of the same shape");
+            let step = Step::new(&weights, tokens, TokenDtype::F16).expect("tokens of the same shape");
             for variant in variants(kernel) {
                 if let Err(reason) = bench_variant(&mut criterion, &gpu, name, variant, &weights, &step) {
                     println!("skipped: {variant} on {name}: {reason}");

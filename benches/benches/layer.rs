@@ -1,4 +1,4 @@
-//! A whole MoE layer with bf16 tokens on the CPU beside dequantising every expert that is hit and the `gemm` crate.
+//! A whole MoE layer with bf16 tokens on the CPU beside dequantizing every expert that is hit and the `gemm` crate.
 //!
 //! Both run in turns and the ratio is the median of the turns', so that other work on the machine hits both alike.
 
@@ -10,7 +10,7 @@ use nvfp4::generate::Generator;
 use nvfp4::moe::compare::compare_sample;
 use nvfp4::moe::generate::Routing;
 use nvfp4::moe::{self, MoeOutput, MoeStep};
-use nvfp4::problem::OutDtype;
+use nvfp4::problem::TokenDtype;
 use nvfp4_benches::{in_turns, median};
 
 /// A layer with fewer experts than the model has, since memory for all of them is not everywhere: how many, and tokens.
@@ -21,7 +21,7 @@ const STEPS: [(&str, usize, &[usize]); 2] =
 const TURNS: usize = 5;
 
 fn main() {
-    let dtype = OutDtype::Bf16;
+    let dtype = TokenDtype::Bf16;
     println!("median ms                tokens   rows/expert   cpu backend   dequantize + gemm");
     for (name, experts, tokens) in STEPS {
         let mut shape = moe::shape::find(name).expect("a built-in layer");

@@ -1,4 +1,4 @@
-//! Quantising a weight matrix. The rate counts the bytes that go in.
+//! Quantizing a weight matrix. The rate counts the bytes that go in.
 
 mod common;
 

@@ -41,13 +41,13 @@ SCALE_COLUMNS = 4 * BLOCK
 def kernel(
     tokens, token_scales, weights, weight_scales, out, groups, alpha, rows, k,
     TOKENS: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, GATED: tl.constexpr,
-    SPECIALISED: tl.constexpr,
+    SPECIALIZED: tl.constexpr,
 ):  # fmt: skip
     """A tile of `out`: TOKENS tokens, padded, of the group that `groups` names, times ROWS of its `rows` of weights."""
     token = tl.program_id(0) * TOKENS
     row = tl.load(groups + tl.program_id(0)) * rows + tl.program_id(1) * ROWS
     sums = tl.zeros((TOKENS, ROWS), tl.float32)
-    for at in tl.range(0, k, DEPTH, num_stages=STAGES, warp_specialize=SPECIALISED):
+    for at in tl.range(0, k, DEPTH, num_stages=STAGES, warp_specialize=SPECIALIZED):
         x = tokens.load([token, at // 2])
         w = weights.load([row, at // 2])
         xs = token_scales.load([0, token // 128, at // 64, 0, 0])
@@ -72,18 +72,18 @@ class Tiling:
     rows: int
     depth: int
     stages: int
-    specialised: bool
+    specialized: bool
 
     def __str__(self) -> str:
-        roles = "_roles" if self.specialised else ""
+        roles = "_roles" if self.specialized else ""
         return f"{self.tokens}x{self.rows}x{self.depth}_s{self.stages}{roles}"
 
 
 # Those that fit a B200's shared memory, of 227 KB a block.
 TILINGS = [
-    Tiling(*tile, stages, specialised)
+    Tiling(*tile, stages, specialized)
     for tile, stages in ((t, s) for t in ((128, 128, 256), (128, 256, 256)) for s in (3, 4, 5))
-    for specialised in (False, True)
+    for specialized in (False, True)
     if stages * (tile[0] + tile[1]) * tile[2] * 9 // 16 <= 227 << 10
 ]
 
@@ -124,7 +124,7 @@ def compiled(tiling: Tiling, gated: bool) -> Any:
 
     constants = {
         "TOKENS": tokens, "ROWS": rows, "DEPTH": depth, "STAGES": tiling.stages, "GATED": gated,
-        "SPECIALISED": tiling.specialised,
+        "SPECIALIZED": tiling.specialized,
     }  # fmt: skip
     signature = {
         "tokens": f"tensordesc<u8[{tokens},{depth // 2}]>",

@@ -1,7 +1,7 @@
 """Inputs of the peers: a problem's NVFP4 weights and tokens, made on the GPU from a seed, and the exact reference.
 
 The distributions are those of the library's generators. Global scales are powers of two, so that every decoded number
-is exact in bf16 and no peer computes with other numbers than its neighbour.
+is exact in bf16 and no peer computes with other numbers than its neighbor.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Inputs of the peers of a layer: NVFP4 weights and bf16 tokens made on the GPU from a seed, and the exact reference.
 
 Values are all e2m1 codes alike, scales all e4m3 numbers from 1/4 to 1; the global scale is a power of two, so that
-every decoded weight is exact in bf16 and no peer computes with other numbers than its neighbour.
+every decoded weight is exact in bf16 and no peer computes with other numbers than its neighbor.
 """
 
 from __future__ import annotations

@@ -109,12 +109,12 @@ def svg(result: Json) -> str:
         text(LEFT, 22, f"{title}: above 1, this library is faster", kind="strong"),
     ]
     # Rivals that the plot has no title for have their own name.
-    colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(dict.fromkeys((*TITLES, *of)))}
+    colors = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(dict.fromkeys((*TITLES, *of)))}
     place = LEFT
     for name in of:
         label = TITLES.get(name, name)
         out.append(
-            f'<path class="line" stroke="{colours[name]}" d="M{place:.1f} 39h18"/>' + text(place + 24, 43, label)
+            f'<path class="line" stroke="{colors[name]}" d="M{place:.1f} 39h18"/>' + text(place + 24, 43, label)
         )
         place += 24 + 6.4 * len(label) + 22
     for column, model in enumerate(models):
@@ -134,8 +134,8 @@ def svg(result: Json) -> str:
                 for line in strokes(by_tokens, tokens):
                     places = [(x(column, count), y(row, by_tokens[count])) for count in line]
                     path = " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
-                    out.append(f'<polyline class="line" stroke="{colours[name]}" points="{path}"/>')
-                    out += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.6" fill="{colours[name]}"/>' for a, b in places]
+                    out.append(f'<polyline class="line" stroke="{colors[name]}" points="{path}"/>')
+                    out += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.6" fill="{colors[name]}"/>' for a, b in places]
     for row, routing in enumerate(routings):
         label = f"tokens, {ROUTING_TITLES[routing]}"
         out.append(text(LEFT, y(row, 2.0 ** scale[0]) + 28, label))

@@ -62,7 +62,7 @@ class Contender:
 
 
 def alternate(contenders: Mapping[str, Callable[[], list[float]]], rounds: int) -> dict[str, list[float]]:
-    """Each contender's times of all rounds. Every second one goes backwards: nobody always follows the same neighbour.
+    """Each contender's times of all rounds. Every second one goes backwards: nobody always follows the same neighbor.
 
     >>> order = []
     >>> alternate({name: lambda name=name: order.append(name) or [1.0] for name in "ab"}, 2)

@@ -3,7 +3,7 @@
     python3 run.py --binary hopper [--marlin _moe_C_stable_libtorch.abi3.so] [--packages folder] --out result.json
 
 One process holds the peers, the library's release binary the kernels; rounds alternate between all contenders, so
-that clocks and neighbours touch all alike. `measure.py` and `benches/src/bin/hopper/` say what a time is, and the
+that clocks and neighbors touch all alike. `measure.py` and `benches/src/bin/hopper/` say what a time is, and the
 README what is not in it. Every contender is checked against an exact reference before its time counts.
 """
 

@@ -223,7 +223,7 @@ class Plot(unittest.TestCase):
         del self.points[1]["us"]["marlin"]
         self.assertEqual([len(line) for line in self.lines(self.draw())], [1, 1, 3, 3, 3, 3, 3, 3, 3])
 
-    def test_names_are_there_and_both_colour_schemes(self) -> None:
+    def test_names_are_there_and_both_color_schemes(self) -> None:
         picture = layer_plot.svg(result(*self.points))
         for words in (
             "second &amp; last",

@@ -307,7 +307,7 @@ __global__ void l1(const char* from, int kind, int times, long long* cycles, uin
     extern __shared__ __align__(1024) char shared[];
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, sum = 0;
     uint32_t place = (uint32_t)__cvta_generic_to_shared(shared) + lane * 16;
-    // 0: 512 neighbouring bytes; 1: four lanes have 16 of every 32 bytes, the others the same; 2: as 1, of eight rows 4 KB apart; 3: all the same; 4: 4 bytes each
+    // 0: 512 neighboring bytes; 1: four lanes have 16 of every 32 bytes, the others the same; 2: as 1, of eight rows 4 KB apart; 3: all the same; 4: 4 bytes each
     uint32_t offset = kind == 0 ? lane * 16 : kind == 1 ? lane % 4 * 32 : kind == 2 ? lane % 4 * 32 + lane / 4 * 4096 : kind == 3 ? 0 : lane * 4;
     const char* p = from + offset;
     for (int i = 0; i < 8; ++i) sum ^= __ldca((const uint4*)(p + (kind == 0 ? i * 512 : i * 128))).x;

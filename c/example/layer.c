@@ -1,4 +1,4 @@
-/* An MoE layer of two experts and a linear layer on the CPU, from C: quantised, computed, and compared with sums in double.
+/* An MoE layer of two experts and a linear layer on the CPU, from C: quantized, computed, and compared with sums in double.
  *
  *   cc -Ic c/example/layer.c -o layer -Ltarget/release -lnvfp4_c -lm && LD_LIBRARY_PATH=target/release ./layer
  */
@@ -42,7 +42,7 @@ static double distance(const uint16_t *numbers, const uint16_t *others, size_t c
     return sqrt(difference / size);
 }
 
-/* A projection of every expert: quantised, and the numbers that it then has. */
+/* A projection of every expert: quantized, and the numbers that it then has. */
 typedef struct {
     uint8_t values[E * H * I / 2], scales[E * H * I / 16];
     float global_scales[E], numbers[E * H * I];

@@ -6,7 +6,7 @@ use nvfp4::format::Matrix;
 use crate::pointer::{elements, elements_mut};
 use crate::status::{guard, nvfp4_status};
 
-/// Quantises a matrix of f32 `[rows, k]`, k a multiple of 16, by the algorithm of NVIDIA's ModelOpt. Writes `rows * k/2` bytes of
+/// Quantizes a matrix of f32 `[rows, k]`, k a multiple of 16, by the algorithm of NVIDIA's ModelOpt. Writes `rows * k/2` bytes of
 /// values, `rows * k/16` of scales, and the global scale. On the CPU.
 ///
 /// # Safety
@@ -40,7 +40,7 @@ pub unsafe extern "C" fn nvfp4_quantize(
     })
 }
 
-/// Writes the numbers of a quantised matrix, `[rows, k]`. On the CPU.
+/// Writes the numbers of a quantized matrix, `[rows, k]`. On the CPU.
 ///
 /// # Safety
 ///

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use nvfp4::Error;
 use nvfp4::backend::{Backend, cpu::Cpu, cuda::RouterArguments};
-use nvfp4::problem::OutDtype;
+use nvfp4::problem::TokenDtype;
 use nvfp4::router::{LogitType, Logits, Router, Scoring};
 
 use crate::gpu::nvfp4_device;
@@ -20,14 +20,14 @@ impl nvfp4_router {
         const SIGMOID_TOP1: u32 = nvfp4_scoring::SIGMOID_TOP1 as u32;
         const SIGMOID_GROUPS: u32 = nvfp4_scoring::SIGMOID_GROUPS as u32;
         let scoring = match self.scoring {
-            SOFTMAX => Scoring::Softmax { renormalise: self.renormalise },
+            SOFTMAX => Scoring::Softmax { renormalize: self.renormalise },
             TOP_K_SOFTMAX => Scoring::TopKSoftmax,
             SIGMOID_TOP1 => Scoring::SigmoidTop1,
             SIGMOID_GROUPS => Scoring::SigmoidGroups {
                 bias: bias.into(),
                 groups: self.groups,
                 top_groups: self.top_groups,
-                renormalise: self.renormalise,
+                renormalize: self.renormalise,
                 scale: self.scale,
             },
             other => return Err(Error::Invalid(format!("scoring {other} is no nvfp4_scoring"))),
@@ -63,8 +63,8 @@ pub unsafe extern "C" fn nvfp4_route_cpu(router: *const nvfp4_router, call: *con
         let logits = unsafe {
             match logit_type(call.logit_type)? {
                 LogitType::F32 => Logits::F32(rows(call, call.logits.cast(), experts)?.into()),
-                LogitType::Token(OutDtype::F16) => Logits::F16(rows(call, call.logits.cast(), experts)?.into()),
-                LogitType::Token(OutDtype::Bf16) => Logits::Bf16(rows(call, call.logits.cast(), experts)?.into()),
+                LogitType::Token(TokenDtype::F16) => Logits::F16(rows(call, call.logits.cast(), experts)?.into()),
+                LogitType::Token(TokenDtype::Bf16) => Logits::Bf16(rows(call, call.logits.cast(), experts)?.into()),
             }
         };
         let routes = Cpu::new().route(&router, &logits)?;
@@ -140,8 +140,8 @@ fn logit_type(of: u32) -> Result<LogitType, Error> {
     const BF16: u32 = nvfp4_logit_type::BF16 as u32;
     const F32: u32 = nvfp4_logit_type::F32 as u32;
     match of {
-        F16 => Ok(LogitType::Token(OutDtype::F16)),
-        BF16 => Ok(LogitType::Token(OutDtype::Bf16)),
+        F16 => Ok(LogitType::Token(TokenDtype::F16)),
+        BF16 => Ok(LogitType::Token(TokenDtype::Bf16)),
         F32 => Ok(LogitType::F32),
         other => Err(Error::Invalid(format!("logit_type {other} is no nvfp4_logit_type"))),
     }

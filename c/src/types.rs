@@ -4,9 +4,8 @@ use std::ffi::c_void;
 
 use nvfp4::Error;
 use nvfp4::fp4::InputScales;
-use nvfp4::fp8::TokenFormat;
 use nvfp4::moe::{Activation, MoeSizes};
-use nvfp4::problem::OutDtype;
+use nvfp4::problem::{TokenDtype, TokenFormat};
 
 use crate::pointer::elements;
 
@@ -103,7 +102,7 @@ pub struct nvfp4_moe_sizes {
     pub biases: bool,
     /// An `nvfp4_token_format`.
     pub token_format: u32,
-    /// Whether tokens in NVFP4 are quantised by their experts' input scales. If not, each token has a global scale of its own.
+    /// Whether tokens in NVFP4 are quantized by their experts' input scales. If not, each token has a global scale of its own.
     pub input_scales: bool,
 }
 
@@ -119,7 +118,7 @@ pub struct nvfp4_router {
     pub scoring: u32,
     /// Whether weights are divided by their sum: of `NVFP4_SCORING_SOFTMAX` and `NVFP4_SCORING_SIGMOID_GROUPS`.
     pub renormalise: bool,
-    /// Groups of neighbouring experts, equally many in each, 1 for none: of `NVFP4_SCORING_SIGMOID_GROUPS`, as all below.
+    /// Groups of neighboring experts, equally many in each, 1 for none: of `NVFP4_SCORING_SIGMOID_GROUPS`, as all below.
     pub groups: usize,
     /// Groups whose experts may be chosen.
     pub top_groups: usize,
@@ -254,12 +253,12 @@ impl nvfp4_moe_tensors {
     }
 }
 
-pub(crate) fn token_type(dtype: u32) -> Result<OutDtype, Error> {
+pub(crate) fn token_type(dtype: u32) -> Result<TokenDtype, Error> {
     const F16: u32 = nvfp4_dtype::F16 as u32;
     const BF16: u32 = nvfp4_dtype::BF16 as u32;
     match dtype {
-        F16 => Ok(OutDtype::F16),
-        BF16 => Ok(OutDtype::Bf16),
+        F16 => Ok(TokenDtype::F16),
+        BF16 => Ok(TokenDtype::Bf16),
         other => Err(Error::Invalid(format!("dtype {other} is no nvfp4_dtype"))),
     }
 }

@@ -8,7 +8,7 @@ use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
 use cuda_driver::cust::stream::{Stream, StreamFlags};
 use nvfp4::backend::cuda::{Cuda, DeviceGroup};
 use nvfp4::generate::{self, Generator};
-use nvfp4::problem::{Group, Op, OutDtype};
+use nvfp4::problem::{Group, Op, TokenDtype};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let gpu = match Cuda::open(0) {
@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // SAFETY: a stream of the device's primary context, which `prepare_layer` has made current; every address is that of a buffer
     // of the size that `DeviceGroup` asks for, and all of them live until the stream was waited for.
-    unsafe { layer.launch(&groups, OutDtype::F16, stream.as_inner())? };
+    unsafe { layer.launch(&groups, TokenDtype::F16, stream.as_inner())? };
     stream.synchronize()?;
 
     let mut first = vec![0_u16; sizes[0].n];

@@ -9,7 +9,7 @@ use std::path::Path;
 use nvfp4::backend::{self, Backend, cpu::Cpu};
 use nvfp4::checkpoint::Checkpoint;
 use nvfp4::generate::{self, Generator};
-use nvfp4::problem::{Group, Op, OutDtype, Step};
+use nvfp4::problem::{Group, Op, Step, TokenDtype};
 use nvfp4::{Error, Output};
 
 fn run(path: &Path, number: usize) -> Result<(), Error> {
@@ -23,7 +23,7 @@ fn run(path: &Path, number: usize) -> Result<(), Error> {
     let mut prepared = cpu.prepare(&layer.weights)?;
     let groups: Vec<_> = experts.iter().map(|expert| Group { m: 8, n: expert.n(), k: expert.k() }).collect();
     let tokens = generate::activations(Generator::Gaussian, &groups, 0)?;
-    let step = Step::new(&layer.weights, tokens, OutDtype::Bf16)?;
+    let step = Step::new(&layer.weights, tokens, TokenDtype::Bf16)?;
     let mut output = Output::new(step.problem());
     println!("8 tokens an expert: {:?}", backend::run(prepared.as_mut(), &step, &mut output)?);
     Ok(())

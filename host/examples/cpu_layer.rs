@@ -1,4 +1,4 @@
-//! A layer on the CPU: quantise weights, prepare them once, run steps of tokens, check every element against the oracle.
+//! A layer on the CPU: quantize weights, prepare them once, run steps of tokens, check every element against the oracle.
 //!
 //! ```sh
 //! cargo run --release -p nvfp4 --example cpu_layer
@@ -8,7 +8,7 @@ use nvfp4::backend::{self, Backend, cpu::Cpu};
 use nvfp4::compare::compare;
 use nvfp4::format::Matrix;
 use nvfp4::oracle::Reference;
-use nvfp4::problem::{Expert, Op, OutDtype, Step, Weights};
+use nvfp4::problem::{Expert, Op, Step, TokenDtype, Weights};
 use nvfp4::{Error, Output, quantize::quantize};
 
 const EXPERTS: usize = 4;
@@ -30,7 +30,7 @@ fn main() -> Result<(), Error> {
     // Each step brings other numbers of tokens; an expert may have none.
     for tokens in [[1, 0, 3, 2], [40, 7, 0, 129]] {
         let activations = tokens.iter().map(|&rows| matrix(rows, rows)).collect::<Result<_, Error>>()?;
-        let step = Step::new(&weights, activations, OutDtype::F16)?;
+        let step = Step::new(&weights, activations, TokenDtype::F16)?;
         let mut output = Output::new(step.problem());
         let time = backend::run(layer.as_mut(), &step, &mut output)?;
         let found = compare(&output, &Reference::new(&weights, &step), &step);

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use crate::error::Error;
-use crate::problem::OutDtype;
+use crate::problem::TokenDtype;
 
 /// The biases of a projection `[N, K]`, N of them, added in f32 to the scaled product before anything else is done with it.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,7 +29,7 @@ impl Bias<'_> {
     }
 
     /// The numbers, exact, where tokens are of type `dtype`.
-    pub fn numbers(&self, dtype: OutDtype) -> Cow<'_, [f32]> {
+    pub fn numbers(&self, dtype: TokenDtype) -> Cow<'_, [f32]> {
         match self {
             Self::F32(numbers) => Cow::Borrowed(numbers),
             Self::Token(bits) => bits.iter().map(|&bits| dtype.decode(bits) as f32).collect(),
@@ -40,7 +40,7 @@ impl Bias<'_> {
     ///
     /// # Errors
     /// What is wrong, with its place.
-    pub fn check(&self, dtype: OutDtype, rows: usize) -> Result<(), Error> {
+    pub fn check(&self, dtype: TokenDtype, rows: usize) -> Result<(), Error> {
         if self.len() != rows {
             return Err(Error::Mismatch { what: "biases", got: self.len(), expected: rows });
         }
@@ -63,17 +63,17 @@ mod tests {
     #[test]
     fn sixteen_bits_are_the_numbers_of_the_tokens_type() {
         let bias = Bias::Token(vec![0x3F80, 0xC000].into());
-        assert_eq!(*bias.numbers(OutDtype::Bf16), [1.0, -2.0]);
-        assert_eq!(*bias.numbers(OutDtype::F16), [1.875, -2.0]);
-        assert_eq!(*Bias::F32(vec![0.1].into()).numbers(OutDtype::F16), [0.1]);
+        assert_eq!(*bias.numbers(TokenDtype::Bf16), [1.0, -2.0]);
+        assert_eq!(*bias.numbers(TokenDtype::F16), [1.875, -2.0]);
+        assert_eq!(*Bias::F32(vec![0.1].into()).numbers(TokenDtype::F16), [0.1]);
     }
 
     #[test]
     fn a_wrong_length_and_what_is_not_finite_are_refused_with_their_place() {
-        let text = |bias: Bias<'_>, rows| bias.check(OutDtype::F16, rows).unwrap_err().to_string();
+        let text = |bias: Bias<'_>, rows| bias.check(TokenDtype::F16, rows).unwrap_err().to_string();
         assert_eq!(text(Bias::F32(vec![0.0; 3].into()), 4), "biases: got 3, expected 4");
         assert!(text(Bias::F32(vec![0.0, f32::NAN].into()), 2).starts_with("bias 1 is NaN"));
         assert!(text(Bias::Token(vec![0x7C00].into()), 1).starts_with("bias 0 is inf"));
-        assert!(Bias::Token(vec![0x7C00].into()).check(OutDtype::Bf16, 1).is_ok(), "a finite bf16");
+        assert!(Bias::Token(vec![0x7C00].into()).check(TokenDtype::Bf16, 1).is_ok(), "a finite bf16");
     }
 }

@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use crate::oracle::{Element, Reference, silu};
 use crate::output::Output;
-use crate::problem::{OutDtype, Step};
+use crate::problem::{Step, TokenDtype};
 
 /// How far an output element may lie from the reference, rounded to the output's type.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,23 +18,23 @@ pub struct Tolerance {
 impl Tolerance {
     /// 1e-3 absolute; relative 1e-3 for f16, the public tolerance of the NVFP4 kernel competition, and one unit in
     /// the last place for bf16, whose rounding alone is coarser than that.
-    pub const fn of(dtype: OutDtype) -> Self {
+    pub const fn of(dtype: TokenDtype) -> Self {
         match dtype {
-            OutDtype::F16 => Self { absolute: 1e-3, relative: 1e-3 },
-            OutDtype::Bf16 => Self { absolute: 1e-3, relative: 1.0 / 128.0 },
+            TokenDtype::F16 => Self { absolute: 1e-3, relative: 1e-3 },
+            TokenDtype::Bf16 => Self { absolute: 1e-3, relative: 1.0 / 128.0 },
         }
     }
 
     /// Whether `got` (an output element) may stand for the exact `want`. NaN never may; infinities must be equal,
     /// unless `want` is within tolerance of overflow.
-    pub fn accepts(self, dtype: OutDtype, got: f64, want: f64) -> bool {
+    pub fn accepts(self, dtype: TokenDtype, got: f64, want: f64) -> bool {
         let rounded = dtype.decode(dtype.round(want));
         let allowed = |reference: f64| self.absolute + self.relative * reference.abs();
         if got.is_infinite() {
             // The largest finite number and a little more: where rounding starts to overflow.
             let overflow = match dtype {
-                OutDtype::F16 => f64::from(half::f16::MAX),
-                OutDtype::Bf16 => f64::from(half::bf16::MAX),
+                TokenDtype::F16 => f64::from(half::f16::MAX),
+                TokenDtype::Bf16 => f64::from(half::bf16::MAX),
             };
             rounded == got || (want.signum() == got.signum() && want.abs() + allowed(want) >= overflow)
         } else if rounded.is_infinite() {
@@ -62,10 +62,10 @@ impl Tolerance {
     /// the smallest subnormal, which matters in f16 alone. The tolerance grows by as much as that moves the product. An
     /// intermediate that overflows is ±inf, for which no bound holds: such elements are wrong, as in every
     /// implementation that stores gate and up in 16 bits.
-    pub fn unfused(dtype: OutDtype, element: &Element) -> Self {
+    pub fn unfused(dtype: TokenDtype, element: &Element) -> Self {
         let (unit, smallest) = match dtype {
-            OutDtype::F16 => (f64::exp2(-11.0), f64::exp2(-25.0)),
-            OutDtype::Bf16 => (f64::exp2(-8.0), f64::exp2(-134.0)),
+            TokenDtype::F16 => (f64::exp2(-11.0), f64::exp2(-25.0)),
+            TokenDtype::Bf16 => (f64::exp2(-8.0), f64::exp2(-134.0)),
         };
         Self::of(dtype).carried(element, element.pre.map(|x| unit * x.abs() + smallest))
     }
@@ -126,7 +126,7 @@ impl Comparison {
     }
 
     /// Adds one element.
-    pub fn add(&mut self, tolerance: Tolerance, dtype: OutDtype, element: Mismatch) {
+    pub fn add(&mut self, tolerance: Tolerance, dtype: TokenDtype, element: Mismatch) {
         let Mismatch { got, want, .. } = element;
         let rounded = dtype.decode(dtype.round(want));
         // Equal infinities have no distance; a NaN is infinitely far.
@@ -203,11 +203,11 @@ mod tests {
     use crate::format::Matrix;
     use crate::problem::{Expert, Op, Weights};
 
-    const F16: Tolerance = Tolerance::of(OutDtype::F16);
+    const F16: Tolerance = Tolerance::of(TokenDtype::F16);
 
     #[test]
     fn nan_never_passes_and_infinities_must_be_equal() {
-        let accepts = |got, want| F16.accepts(OutDtype::F16, got, want);
+        let accepts = |got, want| F16.accepts(TokenDtype::F16, got, want);
         assert!(!accepts(f64::NAN, 1.0) && !accepts(f64::NAN, f64::NAN));
         assert!(accepts(f64::INFINITY, 1e9) && accepts(f64::NEG_INFINITY, -1e9));
         assert!(!accepts(f64::INFINITY, -1e9) && !accepts(f64::INFINITY, 60000.0) && !accepts(65504.0, 1e9));
@@ -217,13 +217,13 @@ mod tests {
 
     #[test]
     fn the_bound_is_absolute_plus_relative_of_the_rounded_reference() {
-        let accepts = |got, want| F16.accepts(OutDtype::F16, got, want);
+        let accepts = |got, want| F16.accepts(TokenDtype::F16, got, want);
         assert!(accepts(0.001, 0.0) && !accepts(0.0011, 0.0));
         assert!(accepts(1002.0, 1001.0) && !accepts(1003.0, 1001.0));
         // 1.0004 rounds to 1 in f16: the bound is taken from there.
         assert!(accepts(1.0 - 0.0019, 1.0004) && !accepts(1.0 + 0.0021, 1.0004));
-        let bf16 = Tolerance::of(OutDtype::Bf16);
-        assert!(bf16.accepts(OutDtype::Bf16, 1.0078125, 1.0) && !bf16.accepts(OutDtype::Bf16, 1.015625, 1.0));
+        let bf16 = Tolerance::of(TokenDtype::Bf16);
+        assert!(bf16.accepts(TokenDtype::Bf16, 1.0078125, 1.0) && !bf16.accepts(TokenDtype::Bf16, 1.015625, 1.0));
     }
 
     #[test]
@@ -231,7 +231,7 @@ mod tests {
         let matrix = |rows: usize| Matrix::new(rows, 16, vec![0x22; rows * 8], vec![0x38; rows], 1.0).unwrap();
         let plain = || Expert::Plain(matrix(8));
         let weights = Weights::new(Op::Plain, vec![plain(), plain()]).unwrap();
-        let step = Step::new(&weights, vec![matrix(2), matrix(3)], OutDtype::F16).unwrap();
+        let step = Step::new(&weights, vec![matrix(2), matrix(3)], TokenDtype::F16).unwrap();
         let reference = Reference::new(&weights, &step);
         let mut output = reference.output(&step);
         assert_eq!(
@@ -240,7 +240,7 @@ mod tests {
         );
         assert!(compare(&output, &reference, &step).passed());
 
-        output.bits_mut()[16 + 8 + 5] = OutDtype::F16.round(20.0);
+        output.bits_mut()[16 + 8 + 5] = TokenDtype::F16.round(20.0);
         let found = compare(&output, &reference, &step);
         let wrong = Mismatch { group: 1, row: 1, column: 5, got: 20.0, want: 16.0 };
         assert_eq!((found.mismatches, found.first, found.worst), (1, Some(wrong), Some(wrong)));
@@ -265,7 +265,7 @@ mod tests {
     #[test]
     fn the_unfused_tolerance_covers_three_roundings_and_little_more() {
         const STEPS: u32 = 4_000;
-        for dtype in [OutDtype::F16, OutDtype::Bf16] {
+        for dtype in [TokenDtype::F16, TokenDtype::Bf16] {
             let (mut rng, mut passed) = (Xoshiro256PlusPlus::seed_from_u64(1), 0);
             for _ in 0..STEPS {
                 // Numbers of many magnitudes, of both signs, none of them in the format.

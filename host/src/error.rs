@@ -35,7 +35,7 @@ pub enum Error {
     TooLarge,
     /// A block scale that tensor cores cannot read.
     #[error(
-        "scale {code:#04x} at row {row}, block {block} is {}; NVFP4 scales are 0x00 to 0x7e: quantise the tensor again",
+        "scale {code:#04x} at row {row}, block {block} is {}; NVFP4 scales are 0x00 to 0x7e: quantize the tensor again",
         if code & 0x7F == 0x7F { "NaN" } else { "negative" }
     )]
     BlockScale {
@@ -47,7 +47,7 @@ pub enum Error {
         block: usize,
     },
     /// A global scale that is no finite number of zero or more.
-    #[error("global scale {value} is not a finite number of zero or more; quantise the tensor again")]
+    #[error("global scale {value} is not a finite number of zero or more; quantize the tensor again")]
     GlobalScale {
         /// The scale.
         value: f32,
@@ -72,8 +72,8 @@ pub enum Error {
         /// The size it should have.
         expected: usize,
     },
-    /// The numbers to quantise hold NaN or an infinity.
-    #[error("element {index} is {value}; only finite numbers can be quantised")]
+    /// The numbers to quantize hold NaN or an infinity.
+    #[error("element {index} is {value}; only finite numbers can be quantized")]
     NotFinite {
         /// Its place, row-major.
         index: usize,
@@ -121,7 +121,7 @@ pub enum Error {
         expected: String,
     },
     /// A global scale to divide by that is no positive finite number, or has no finite inverse.
-    #[error("global scale {value} cannot be divided by; quantise the tensor again")]
+    #[error("global scale {value} cannot be divided by; quantize the tensor again")]
     Divisor {
         /// The scale.
         value: f32,
@@ -167,7 +167,7 @@ fn one_line(message: &str) -> String {
     line
 }
 
-/// A text fit for a terminal: what would move the cursor, change colours or the direction of writing is escaped.
+/// A text fit for a terminal: what would move the cursor, change colors or the direction of writing is escaped.
 pub fn printable(text: &str) -> String {
     let mut printable = String::with_capacity(text.len());
     for c in text.chars() {

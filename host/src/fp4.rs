@@ -1,11 +1,11 @@
 //! Tokens in NVFP4, and weights as they are: W4A4.
 //!
-//! A layer whose [`TokenFormat`](crate::fp8::TokenFormat) is `Nvfp4` multiplies tokens and weights of 4 bits, as Blackwell's tensor cores
+//! A layer whose [`TokenFormat`](crate::problem::TokenFormat) is `Nvfp4` multiplies tokens and weights of 4 bits, as Blackwell's tensor cores
 //! do. Its tokens, its intermediate and its output lie in memory as 16-bit numbers all the same; only what is multiplied differs:
 //!
 //! * A token has a global scale: the *input scale* that its expert comes with ([`InputScales`]), or else one of its own, its largest
 //!   magnitude / 2688. A global scale for a whole batch would make a token's result depend on the others, and there is none.
-//! * Its blocks of 16 have e4m3 scales, and its numbers are e2m1 ([`quantise_token`]). The intermediate is rounded to the tokens' type
+//! * Its blocks of 16 have e4m3 scales, and its numbers are e2m1 ([`quantize_token`]). The intermediate is rounded to the tokens' type
 //!   first, and then treated like a token.
 //! * Products of e2m1 · e4m3 on both sides are exact. Their sums are f32, in an order that is the device's: the reference has a bound for
 //!   them ([`crate::moe::oracle`]).
@@ -16,8 +16,8 @@
 
 use crate::error::Error;
 use crate::format::{BLOCK, FIXED_POINT_BITS, Matrix, e2m1, e4m3};
-use crate::fp8::Quantised;
-use crate::problem::OutDtype;
+use crate::fp8::QuantizedRows;
+use crate::problem::TokenDtype;
 
 /// The largest number over its global scale.
 pub const LARGEST: f32 = e2m1::MAX * e4m3::MAX;
@@ -116,12 +116,12 @@ pub fn scaled(sum: f32, token_global: f32, global: f32, bias: Option<f32>) -> f3
 ///
 /// # Panics
 /// If K is 0.
-pub fn quantise(dtype: OutDtype, bits: &[u16], k: usize, input_scale: Option<f32>) -> Quantised {
+pub fn quantize(dtype: TokenDtype, bits: &[u16], k: usize, input_scale: Option<f32>) -> QuantizedRows {
     let (mut codes, mut block_scales) = (vec![0; bits.len()], vec![0; bits.len() / BLOCK]);
     let parts = codes.chunks_exact_mut(k).zip(block_scales.chunks_exact_mut(k / BLOCK));
     let rows = bits.chunks_exact(k).zip(parts);
-    let scales = rows.map(|(bits, (codes, scales))| quantise_token(dtype, bits, input_scale, codes, scales)).collect();
-    Quantised { codes, block_scales, scales }
+    let scales = rows.map(|(bits, (codes, scales))| quantize_token(dtype, bits, input_scale, codes, scales)).collect();
+    QuantizedRows { codes, block_scales, scales }
 }
 
 /// Writes a token's e2m1 codes, one a byte, and the e4m3 scales of its blocks, and returns its global scale: the input scale, or else its
@@ -136,8 +136,8 @@ pub fn quantise(dtype: OutDtype, bits: &[u16], k: usize, input_scale: Option<f32
 ///
 /// # Panics
 /// If there are not as many codes as numbers, and a scale for each 16 of them.
-pub fn quantise_token(
-    dtype: OutDtype,
+pub fn quantize_token(
+    dtype: TokenDtype,
     bits: &[u16],
     input_scale: Option<f32>,
     codes: &mut [u8],
@@ -171,10 +171,10 @@ pub fn quantise_token(
 mod tests {
     use super::*;
 
-    fn quantised(dtype: OutDtype, numbers: &[f32], input_scale: Option<f32>) -> (Vec<f32>, Vec<f32>, f32) {
+    fn quantized(dtype: TokenDtype, numbers: &[f32], input_scale: Option<f32>) -> (Vec<f32>, Vec<f32>, f32) {
         let bits: Vec<u16> = numbers.iter().map(|&number| dtype.round_f32(number)).collect();
         let (mut codes, mut scales) = (vec![0; bits.len()], vec![0; bits.len() / BLOCK]);
-        let global = quantise_token(dtype, &bits, input_scale, &mut codes, &mut scales);
+        let global = quantize_token(dtype, &bits, input_scale, &mut codes, &mut scales);
         (codes.into_iter().map(e2m1::decode).collect(), scales.into_iter().map(e4m3::decode).collect(), global)
     }
 
@@ -186,22 +186,22 @@ mod tests {
 
     #[test]
     fn the_largest_magnitude_becomes_6_times_448() {
-        for dtype in [OutDtype::F16, OutDtype::Bf16] {
-            let (codes, scales, global) = quantised(dtype, &block(&[1.0, -3.0, -2688.0, 448.0]), None);
+        for dtype in [TokenDtype::F16, TokenDtype::Bf16] {
+            let (codes, scales, global) = quantized(dtype, &block(&[1.0, -3.0, -2688.0, 448.0]), None);
             assert_eq!((&codes[..4], &scales[..], global), (&[0.0, -0.0, -6.0, 1.0][..], &[448.0][..], 1.0));
         }
         // The second block has a scale of its own.
         let (codes, scales, global) =
-            quantised(OutDtype::F16, &[block(&[2688.0]), block(&[3.0, 0.25, 5.0])].concat(), None);
+            quantized(TokenDtype::F16, &[block(&[2688.0]), block(&[3.0, 0.25, 5.0])].concat(), None);
         assert_eq!((&codes[16..19], &scales[..], global), (&[4.0, 0.5, 6.0][..], &[448.0, 0.8125][..], 1.0));
     }
 
     #[test]
     fn an_input_scale_is_taken_as_it_is_and_saturates_what_is_larger() {
-        let (codes, scales, global) = quantised(OutDtype::Bf16, &block(&[1.0, 0.5, -0.25]), Some(0.25));
+        let (codes, scales, global) = quantized(TokenDtype::Bf16, &block(&[1.0, 0.5, -0.25]), Some(0.25));
         // 1 / (6 · 0.25) = 0.667, of which the nearest e4m3 is 0.6875: 1 is 5.8 units.
         assert_eq!((&codes[..3], &scales[..], global), (&[6.0, 3.0, -1.5][..], &[0.6875][..], 0.25));
-        let (codes, scales, _) = quantised(OutDtype::Bf16, &block(&[10_000.0, 448.0]), Some(1.0));
+        let (codes, scales, _) = quantized(TokenDtype::Bf16, &block(&[10_000.0, 448.0]), Some(1.0));
         assert_eq!((&codes[..2], &scales[..]), (&[6.0, 1.0][..], &[448.0][..]));
         assert!(InputScales { gate_up: 0.25, down: 1.0 }.check().is_ok());
         for scale in [0.0, f32::NAN, f32::INFINITY, -1.0, 1e-31] {
@@ -213,14 +213,14 @@ mod tests {
     #[test]
     fn small_numbers_and_the_largest_have_normal_quotients() {
         let (codes, scales, global) =
-            quantised(OutDtype::Bf16, &block(&[0.0, -0.0, f32::from_bits(0x0001_0000)]), None);
+            quantized(TokenDtype::Bf16, &block(&[0.0, -0.0, f32::from_bits(0x0001_0000)]), None);
         assert_eq!((scales[0], global), (1.0 / 512.0, LEAST_GLOBAL));
         assert_eq!(codes.iter().map(|code| code.to_bits()).take(3).collect::<Vec<_>>(), [0, 1 << 31, 0]);
         let largest = f32::from_bits(0x7F7F_0000);
-        let (codes, scales, global) = quantised(OutDtype::Bf16, &block(&[largest, -largest / 6.0]), None);
+        let (codes, scales, global) = quantized(TokenDtype::Bf16, &block(&[largest, -largest / 6.0]), None);
         assert_eq!((&codes[..2], scales[0], global), (&[6.0, -1.0][..], 448.0, largest / 2688.0));
         // The least input scale, and numbers far too large for it.
-        let (codes, scales, _) = quantised(OutDtype::Bf16, &block(&[largest, -1.0]), Some(LEAST_GLOBAL));
+        let (codes, scales, _) = quantized(TokenDtype::Bf16, &block(&[largest, -1.0]), Some(LEAST_GLOBAL));
         assert_eq!((&codes[..2], scales[0]), (&[6.0, -6.0][..], 448.0));
     }
 
@@ -237,11 +237,11 @@ mod tests {
 
     #[test]
     fn what_is_not_finite_makes_scales_nan() {
-        for (number, dtype) in [f32::NAN, f32::NEG_INFINITY].into_iter().zip([OutDtype::F16, OutDtype::Bf16]) {
+        for (number, dtype) in [f32::NAN, f32::NEG_INFINITY].into_iter().zip([TokenDtype::F16, TokenDtype::Bf16]) {
             let numbers = [block(&[1.0, number]), block(&[3.0])].concat();
-            let (codes, scales, global) = quantised(dtype, &numbers, None);
+            let (codes, scales, global) = quantized(dtype, &numbers, None);
             assert!(!global.is_finite() && scales.iter().all(|scale| scale.is_nan()) && codes == [0.0; 32]);
-            let (codes, scales, global) = quantised(dtype, &numbers, Some(1.0));
+            let (codes, scales, global) = quantized(dtype, &numbers, Some(1.0));
             assert!(scales[0].is_nan() && (codes[16], scales[1], global) == (6.0, 0.5, 1.0));
         }
     }

@@ -20,7 +20,7 @@ pub enum Generator {
     PublicDual,
     /// As the competition's grouped GEMM: values up to ±1.5, scales 1 and 2.
     PublicGroup,
-    /// As a model: tokens ~ N(0, 1) and weights ~ N(0, 1/K), quantised.
+    /// As a model: tokens ~ N(0, 1) and weights ~ N(0, 1/K), quantized.
     #[default]
     Gaussian,
     /// Every value and every scale; global scales such that outputs stay finite in f16.
@@ -190,7 +190,7 @@ mod tests {
             assert!(gate.scales().contains(&code));
         }
         let weights = Weights::new(Op::Plain, vec![Expert::Plain(gate)]).unwrap();
-        let step = crate::problem::Step::new(&weights, vec![tokens], crate::problem::OutDtype::F16).unwrap();
+        let step = crate::problem::Step::new(&weights, vec![tokens], crate::problem::TokenDtype::F16).unwrap();
         let reference = crate::oracle::Reference::new(&weights, &step);
         let deviation = deviation(reference.pre_activations(0)[0].iter().copied());
         assert!((7.0..9.0).contains(&deviation), "{deviation}");

@@ -7,7 +7,7 @@
 //! use nvfp4::compare::compare;
 //! use nvfp4::generate::{self, Generator};
 //! use nvfp4::oracle::Reference;
-//! use nvfp4::problem::{Group, Op, OutDtype, Step};
+//! use nvfp4::problem::{Group, Op, TokenDtype, Step};
 //! use nvfp4::Output;
 //!
 //! // Two experts, gate and up [32, 64] each; five tokens for the first, none for the second.
@@ -16,7 +16,7 @@
 //! let mut layer = Cpu::new().prepare(&weights)?;
 //!
 //! let tokens = generate::activations(Generator::Gaussian, &sizes, 0)?;
-//! let step = Step::new(&weights, tokens, OutDtype::F16)?;
+//! let step = Step::new(&weights, tokens, TokenDtype::F16)?;
 //! let mut output = Output::new(step.problem());
 //! let time = backend::run(layer.as_mut(), &step, &mut output)?;
 //! assert!(compare(&output, &Reference::new(&weights, &step), &step).passed());

@@ -218,7 +218,7 @@ fn dot_products_portable<const T: usize>(tokens: [&[i32]; T], weight: &[i32]) ->
             let token = &token[block];
             for lane in 0..LANES {
                 // Never wraps (see the head of this file). Tests are built with checked operators, which do not
-                // vectorise.
+                // vectorize.
                 let product = i64::from(token[lane]).wrapping_mul(i64::from(weight[lane]));
                 sums[lane] = sums[lane].wrapping_add(product);
             }
@@ -231,7 +231,7 @@ fn dot_products_portable<const T: usize>(tokens: [&[i32]; T], weight: &[i32]) ->
 mod tests {
     use super::*;
     use crate::format::e4m3;
-    use crate::problem::{Expert, Op, OutDtype};
+    use crate::problem::{Expert, Op, TokenDtype};
     use num_bigint::BigInt;
     use proptest::prelude::*;
 
@@ -268,7 +268,7 @@ mod tests {
         fn sums_are_those_of_big_integers((tokens, gate, up) in gated()) {
             let expert = Expert::Gated { gate: gate.clone(), up: up.clone() };
             let weights = Weights::new(Op::Gated, vec![expert]).unwrap();
-            let step = Step::new(&weights, vec![tokens.clone()], OutDtype::F16).unwrap();
+            let step = Step::new(&weights, vec![tokens.clone()], TokenDtype::F16).unwrap();
             let reference = Reference::new(&weights, &step);
             for row in 0..tokens.rows() {
                 for column in 0..gate.rows() {
@@ -297,7 +297,7 @@ mod tests {
         let matrix =
             |rows: usize, code: u8| Matrix::new(rows, k, vec![code; rows * k / 2], vec![0x7E; rows * k / 16], 1e-9);
         let weights = Weights::new(Op::Plain, vec![Expert::Plain(matrix(8, 0xFF).unwrap())]).unwrap();
-        let step = Step::new(&weights, vec![matrix(1, 0x77).unwrap()], OutDtype::F16).unwrap();
+        let step = Step::new(&weights, vec![matrix(1, 0x77).unwrap()], TokenDtype::F16).unwrap();
         let pre = Reference::new(&weights, &step).element(0, 0, 7).pre[0];
         let exact = -(k as f64) * (6.0f64 * 448.0).powi(2) * f64::from(1e-9f32).powi(2);
         assert!((pre / exact - 1.0).abs() < 1e-15, "{pre} {exact}");
@@ -313,7 +313,7 @@ mod tests {
         let matrix = |rows, seed| crate::quantize::quantize(&numbers(rows, seed), rows, 320).unwrap();
         let expert = Expert::Gated { gate: matrix(72, 1), up: matrix(72, 2) };
         let weights = Weights::new(Op::Gated, vec![expert]).unwrap();
-        let step = Step::new(&weights, vec![matrix(37, 3)], OutDtype::F16).unwrap();
+        let step = Step::new(&weights, vec![matrix(37, 3)], TokenDtype::F16).unwrap();
         let on = |threads| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             pool.install(|| Reference::new(&weights, &step))
@@ -329,7 +329,7 @@ mod tests {
         let tokens = Matrix::new(1, 16, vec![0x9A; 8], vec![0x38], 1.0).unwrap(); // −1, −0.5, …
         let weight = Matrix::new(8, 16, vec![0x1A; 64], vec![0x38; 8], 1.0).unwrap(); // −1, 0.5, …
         let weights = Weights::new(Op::Plain, vec![Expert::Plain(weight)]).unwrap();
-        let step = Step::new(&weights, vec![tokens], OutDtype::F16).unwrap();
+        let step = Step::new(&weights, vec![tokens], TokenDtype::F16).unwrap();
         assert_eq!(magnitudes(&weights, &step, 0)[0], [10.0; 8]);
         assert_eq!(Reference::new(&weights, &step).pre_activations(0)[0], [6.0; 8]);
     }

@@ -3,9 +3,9 @@
 use half::{bf16, f16};
 
 use crate::error::Error;
-use crate::problem::{GroupedProblem, OutDtype};
+use crate::problem::{GroupedProblem, TokenDtype};
 
-impl OutDtype {
+impl TokenDtype {
     /// Rounds to nearest, ties to even, overflow to ±inf; returns the bits.
     pub fn round(self, x: f64) -> u16 {
         self.round_f32(round_to_odd(x))
@@ -38,7 +38,7 @@ impl OutDtype {
     }
 }
 
-/// `x` rounded to odd: `x` itself if it is an f32, or else the neighbouring f32 whose last bit is odd. That bit shows
+/// `x` rounded to odd: `x` itself if it is an f32, or else the neighboring f32 whose last bit is odd. That bit shows
 /// that something was cut off. So a second rounding, to a shorter type, gives what one rounding of `x` would (Boldo and
 /// Melquiond, "When double rounding is odd").
 fn round_to_odd(x: f64) -> f32 {
@@ -58,7 +58,7 @@ pub(crate) const POISON: u16 = 0x7FED;
 /// `[M, N]` of each group, row-major, group after group in one buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
-    dtype: OutDtype,
+    dtype: TokenDtype,
     /// Where each group begins, and the end of the last.
     starts: Vec<usize>,
     bits: Vec<u16>,
@@ -97,7 +97,7 @@ impl Output {
     }
 
     /// The type of its numbers.
-    pub fn dtype(&self) -> OutDtype {
+    pub fn dtype(&self) -> TokenDtype {
         self.dtype
     }
 
@@ -134,14 +134,14 @@ mod tests {
 
     #[test]
     fn poison_is_nan_in_both_types() {
-        assert!(OutDtype::F16.decode(POISON).is_nan() && OutDtype::Bf16.decode(POISON).is_nan());
+        assert!(TokenDtype::F16.decode(POISON).is_nan() && TokenDtype::Bf16.decode(POISON).is_nan());
     }
 
     #[test]
     fn groups_partition_the_buffer() {
         let group = |m, n| Group { m, n, k: 16 };
         let groups = vec![group(2, 8), group(0, 16), group(1, 24)];
-        let mut output = Output::new(&GroupedProblem::new(Op::Plain, OutDtype::F16, groups).unwrap());
+        let mut output = Output::new(&GroupedProblem::new(Op::Plain, TokenDtype::F16, groups).unwrap());
         for (index, group) in output.groups_mut().enumerate() {
             group.fill(index as u16);
         }
@@ -155,15 +155,15 @@ mod tests {
         for (x, f16_bits) in
             [(1.0, 0x3C00), (65519.99, 0x7BFF), (65520.0, 0x7C00), (-1e9, 0xFC00), (1.00048828125, 0x3C00)]
         {
-            assert_eq!(OutDtype::F16.round(x), f16_bits, "{x}");
+            assert_eq!(TokenDtype::F16.round(x), f16_bits, "{x}");
         }
-        assert_eq!(OutDtype::Bf16.round(1.00390625), 0x3F80);
+        assert_eq!(TokenDtype::Bf16.round(1.00390625), 0x3F80);
     }
 
     #[test]
     fn a_tail_far_below_a_tie_still_decides_it() {
         let (f16_tie, bf16_tie, tail) = (1.0 + 2f64.powi(-11), 1.0 + 2f64.powi(-8), 2f64.powi(-50));
-        for (dtype, tie, below) in [(OutDtype::F16, f16_tie, 0x3C00), (OutDtype::Bf16, bf16_tie, 0x3F80)] {
+        for (dtype, tie, below) in [(TokenDtype::F16, f16_tie, 0x3C00), (TokenDtype::Bf16, bf16_tie, 0x3F80)] {
             assert_eq!([tie - tail, tie, tie + tail].map(|x| dtype.round(x)), [below, below, below + 1]);
             assert_eq!(dtype.round(-tie - tail), 0x8000 + below + 1);
         }

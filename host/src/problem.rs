@@ -3,6 +3,10 @@
 //! [`Weights`] are made once for a layer; a [`Step`] brings the tokens of one forward pass and can only be built for
 //! the weights it fits. Its [`GroupedProblem`] is the sizes alone, for planning.
 
+use std::str::FromStr;
+
+use serde::Deserialize;
+
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix, e2m1, e4m3};
 
@@ -40,13 +44,53 @@ impl Op {
     }
 }
 
-/// The 16-bit type of the output.
+/// The 16-bit type of tokens and outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum OutDtype {
+pub enum TokenDtype {
     /// IEEE binary16.
     F16,
     /// bfloat16.
     Bf16,
+}
+
+/// The format in which a layer multiplies its tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+pub enum TokenFormat {
+    /// The tokens' own 16-bit type. Products and weights are exact.
+    #[default]
+    #[serde(rename = "16-bit")]
+    Bits16,
+    /// e4m3 with one scale per token. Weights are folded to e4m3: [`crate::fp8`].
+    #[serde(rename = "fp8")]
+    Fp8,
+    /// NVFP4. Weights stay as they are: [`crate::fp4`].
+    #[serde(rename = "nvfp4")]
+    Nvfp4,
+}
+
+impl TokenFormat {
+    /// Every format.
+    pub const ALL: [Self; 3] = [Self::Bits16, Self::Fp8, Self::Nvfp4];
+
+    /// Its name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bits16 => "16-bit",
+            Self::Fp8 => "fp8",
+            Self::Nvfp4 => "nvfp4",
+        }
+    }
+}
+
+impl FromStr for TokenFormat {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        Self::ALL.into_iter().find(|format| format.name() == text).ok_or_else(|| {
+            let names = Self::ALL.map(Self::name).join(", ");
+            Error::Invalid(format!("the token format `{text}` is none of: {names}"))
+        })
+    }
 }
 
 /// Sizes of one group: an expert with its tokens.
@@ -64,7 +108,7 @@ pub struct Group {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupedProblem {
     op: Op,
-    out_dtype: OutDtype,
+    out_dtype: TokenDtype,
     groups: Vec<Group>,
 }
 
@@ -73,7 +117,7 @@ impl GroupedProblem {
     ///
     /// # Errors
     /// If N or K of a group is not aligned or out of range, or the bytes of the problem cannot be counted.
-    pub fn new(op: Op, out_dtype: OutDtype, groups: Vec<Group>) -> Result<Self, Error> {
+    pub fn new(op: Op, out_dtype: TokenDtype, groups: Vec<Group>) -> Result<Self, Error> {
         let mut bytes = 0usize;
         for (index, group) in groups.iter().enumerate() {
             bytes = check_weight_size(group.n, group.k)
@@ -92,7 +136,7 @@ impl GroupedProblem {
     }
 
     /// The type of the output.
-    pub fn out_dtype(&self) -> OutDtype {
+    pub fn out_dtype(&self) -> TokenDtype {
         self.out_dtype
     }
 
@@ -232,7 +276,7 @@ impl<'a> Step<'a> {
     /// # Errors
     /// If there are not as many matrices as experts, a K differs, or the product of global scales is so large that
     /// a dot product could overflow f32.
-    pub fn new(weights: &Weights<'_>, activations: Vec<Matrix<'a>>, out_dtype: OutDtype) -> Result<Self, Error> {
+    pub fn new(weights: &Weights<'_>, activations: Vec<Matrix<'a>>, out_dtype: TokenDtype) -> Result<Self, Error> {
         let experts = weights.experts();
         if activations.len() != experts.len() {
             let (got, expected) = (activations.len(), experts.len());
@@ -322,8 +366,18 @@ mod tests {
     }
 
     #[test]
+    fn token_formats_parse_from_their_names_only() {
+        for format in TokenFormat::ALL {
+            assert_eq!(format.name().parse::<TokenFormat>().unwrap(), format);
+            assert_eq!(serde_json::from_value::<TokenFormat>(format.name().into()).unwrap(), format);
+        }
+        let error = "fp4".parse::<TokenFormat>().unwrap_err().to_string();
+        assert_eq!(error, "the token format `fp4` is none of: 16-bit, fp8, nvfp4");
+    }
+
+    #[test]
     fn sizes_are_checked_with_the_group_named() {
-        let problem = |m, n, k| GroupedProblem::new(Op::Gated, OutDtype::F16, vec![Group { m, n, k }]);
+        let problem = |m, n, k| GroupedProblem::new(Op::Gated, TokenDtype::F16, vec![Group { m, n, k }]);
         assert!(problem(0, 8, 16).is_ok());
         assert!(problem(7, 72, MAX_K).is_ok());
         for (m, n, k) in [(1, 0, 16), (1, 4, 16), (1, 8, 0), (1, 8, 24), (1, 8, MAX_K + 16)] {
@@ -332,7 +386,7 @@ mod tests {
         for (m, n) in [(usize::MAX, 8), (1 << 40, 1 << 40), (1, usize::MAX - 7)] {
             assert!(problem(m, n, 16).is_err(), "{m} {n}");
         }
-        assert!(GroupedProblem::new(Op::Plain, OutDtype::F16, vec![]).is_ok());
+        assert!(GroupedProblem::new(Op::Plain, TokenDtype::F16, vec![]).is_ok());
     }
 
     #[test]
@@ -347,7 +401,7 @@ mod tests {
     #[test]
     fn a_step_must_fit_its_weights() {
         let weights = Weights::new(Op::Gated, vec![gated(8, 16), gated(16, 32)]).unwrap();
-        let step = |activations| Step::new(&weights, activations, OutDtype::F16);
+        let step = |activations| Step::new(&weights, activations, TokenDtype::F16);
         assert!(step(vec![matrix(3, 16, 1.0), matrix(0, 32, 1.0)]).is_ok());
         assert!(step(vec![matrix(3, 16, 1.0)]).is_err());
         assert!(step(vec![matrix(3, 16, 1.0), matrix(1, 16, 1.0)]).is_err());
@@ -358,7 +412,7 @@ mod tests {
     fn alphas_are_exact_products_and_gate_and_up_keep_their_own() {
         let expert = Expert::Gated { gate: matrix(8, 16, 0.1), up: matrix(8, 16, 0.7) };
         let weights = Weights::new(Op::Gated, vec![expert]).unwrap();
-        let step = Step::new(&weights, vec![matrix(1, 16, 0.3)], OutDtype::Bf16).unwrap();
+        let step = Step::new(&weights, vec![matrix(1, 16, 0.3)], TokenDtype::Bf16).unwrap();
         let exact = |up: f32| f64::from(0.3f32) * f64::from(up);
         assert_eq!(step.alphas(0), [exact(0.1), exact(0.7)]);
     }

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix, e2m1, e4m3};
 
-/// A number that can be quantised: f32, [`half::f16`], [`half::bf16`].
+/// A number that can be quantized: f32, [`half::f16`], [`half::bf16`].
 pub trait Number: Copy + Sync + Into<f32> {}
 impl<T: Copy + Sync + Into<f32>> Number for T {}
 
@@ -22,10 +22,10 @@ const SCALE_OF_ZEROS: u32 = 0x38;
 /// Numbers looked at by one task.
 const CHUNK: usize = 1 << 16;
 
-/// Rows quantised by one task.
+/// Rows quantized by one task.
 const ROWS: usize = 16;
 
-/// Quantises a row-major matrix `[rows, k]`, its global scale taken from its largest magnitude.
+/// Quantizes a row-major matrix `[rows, k]`, its global scale taken from its largest magnitude.
 ///
 /// ```
 /// let numbers: Vec<f32> = (0..32).map(|i| i as f32 - 16.0).collect();
@@ -91,7 +91,7 @@ fn largest_bits_portable<T: Number>(numbers: &[T]) -> u32 {
     numbers.iter().fold(0, |largest, &x| largest.max(magnitude_bits(x.into())))
 }
 
-/// Quantises with a global scale given from outside, such as one calibrated for activations; what is too large for it
+/// Quantizes with a global scale given from outside, such as one calibrated for activations; what is too large for it
 /// saturates.
 ///
 /// # Errors
@@ -103,7 +103,7 @@ pub fn quantize_with<T: Number>(numbers: &[T], rows: usize, k: usize, global: f3
     }
     if rows.checked_mul(k) != Some(numbers.len()) {
         let expected = rows.saturating_mul(k);
-        return Err(Error::Mismatch { what: "numbers to quantise", got: numbers.len(), expected });
+        return Err(Error::Mismatch { what: "numbers to quantize", got: numbers.len(), expected });
     }
     if !(global.is_finite() && global > 0.0) {
         return Err(Error::GlobalScale { value: global });
@@ -120,7 +120,7 @@ pub fn quantize_with<T: Number>(numbers: &[T], rows: usize, k: usize, global: f3
     Matrix::new(rows, k, values, scales, global)
 }
 
-/// Quantises whole blocks into their packed values (a byte for two numbers) and scales (a byte for 16).
+/// Quantizes whole blocks into their packed values (a byte for two numbers) and scales (a byte for 16).
 ///
 /// # Errors
 /// [`Error::NotFinite`] with the index of the number.
@@ -215,7 +215,7 @@ fn portable<T: Number, const MEASURE: bool>(
     Ok(if MEASURE { sum.scaled(global) } else { sum })
 }
 
-/// Blocks quantised together: their scales are computed side by side.
+/// Blocks quantized together: their scales are computed side by side.
 const TILE: usize = 16;
 
 /// 2²³: added to a number below it, it leaves no bits for a fraction, so the sum is rounded to an integer, ties to even.
@@ -224,7 +224,7 @@ const ROUNDS_TO_ONE: f32 = 8_388_608.0;
 /// 2²²: likewise rounds to halves, the smallest step of E2M1.
 const ROUNDS_TO_HALF: f32 = ROUNDS_TO_ONE / 2.0;
 
-/// Quantises at most [`TILE`] blocks. `None` if a number is not finite. The loss is in units of the global scale.
+/// Quantizes at most [`TILE`] blocks. `None` if a number is not finite. The loss is in units of the global scale.
 ///
 /// Every loop is over an array of fixed length and without a branch, which is what the compiler needs to use vectors.
 #[inline(always)]
@@ -326,7 +326,7 @@ fn e2m1_code(doubled: u16) -> u16 {
     (to_4 + ((to_8 - to_4) >> 1) + ((magnitude - to_8) >> 2)) | (doubled >> 4 & 8)
 }
 
-/// How far quantised numbers are from what they were.
+/// How far quantized numbers are from what they were.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Loss {
     /// The sum of the squares of the numbers.
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_and_tiny_numbers_quantise_to_finite_scales() {
+    fn zeros_and_tiny_numbers_quantize_to_finite_scales() {
         let zeros = quantize(&[0.0f32; 16], 1, 16).unwrap();
         assert_eq!((zeros.global_scale(), zeros.scales()), (1.0, &[SCALE_OF_ZEROS as u8][..]));
         let tiny = quantize(&[f32::from_bits(1); 16], 1, 16).unwrap();
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_quantised_is_refused_with_its_index() {
+    fn what_cannot_be_quantized_is_refused_with_its_index() {
         let mut numbers = vec![1.0f32; 64 * 48];
         assert!(matches!(quantize(&numbers, 128, 24), Err(Error::BlockAlignment { k: 24 })));
         assert!(matches!(quantize(&numbers, 63, 48), Err(Error::Mismatch { .. })));
@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn every_scale_and_its_neighbours_are_encoded_as_by_the_format() {
+    fn every_scale_and_its_neighbors_are_encoded_as_by_the_format() {
         for code in 0..=e4m3::MAX_CODE {
             let value = e4m3::decode(code);
             assert_eq!(e4m3_value(code.into()).to_bits(), value.to_bits());

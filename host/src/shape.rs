@@ -16,7 +16,7 @@ use serde::Deserialize;
 use crate::error::Error;
 use crate::files::read_bounded;
 use crate::generate::Generator;
-use crate::problem::{Group, GroupedProblem, Op, OutDtype};
+use crate::problem::{Group, GroupedProblem, Op, TokenDtype};
 
 /// A problem as a file of shapes gives it: its sizes, and figures published for it.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -32,7 +32,7 @@ pub struct Shape {
     /// The generator that belongs to it.
     #[serde(default)]
     pub input: Generator,
-    /// Speed of light on a B200 as the kernel competition's organisers state it, in µs.
+    /// Speed of light on a B200 as the kernel competition's organizers state it, in µs.
     pub b200_light_us: Option<f64>,
     /// The fastest public kernel on a B200, in µs (repository gau-nernst/gpu-mode-kernels).
     pub b200_best_public_us: Option<f64>,
@@ -46,7 +46,7 @@ impl Shape {
     ///
     /// # Errors
     /// As [`GroupedProblem::new`].
-    pub fn problem(&self, out_dtype: OutDtype) -> Result<GroupedProblem, Error> {
+    pub fn problem(&self, out_dtype: TokenDtype) -> Result<GroupedProblem, Error> {
         GroupedProblem::new(self.op, out_dtype, self.groups.clone())
     }
 }
@@ -127,7 +127,7 @@ pub fn parse(json: &str) -> Result<Vec<Shape>, Error> {
     let form = r#"a shape is {"name": …, "op": "gated" or "plain", "groups": [[M, N, K], …]}"#;
     let shapes: Vec<Shape> = parse_list(json, form)?;
     for shape in &shapes {
-        shape.problem(OutDtype::F16).map_err(|error| error.at(format_args!("shape `{}`", shape.name)))?;
+        shape.problem(TokenDtype::F16).map_err(|error| error.at(format_args!("shape `{}`", shape.name)))?;
     }
     Ok(shapes)
 }

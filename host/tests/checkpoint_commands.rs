@@ -58,14 +58,14 @@ fn float_model() -> Tensors {
 }
 
 #[test]
-fn a_quantised_model_holds_the_quantised_numbers_and_the_rest_unchanged() {
+fn a_quantized_model_holds_the_quantized_numbers_and_the_rest_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let model = float_model().write(&folder.join("in.safetensors"));
     for format in [Format::ModelOpt, Format::CompressedTensors] {
         let table =
             stdout(&nvfp4(folder, &format!("quantize in.safetensors out.safetensors --format {}", format.name())));
-        assert!(table.contains("6 tensors quantised, 2 copied"), "{table}");
+        assert!(table.contains("6 tensors quantized, 2 copied"), "{table}");
         let (before, after) =
             (TensorFile::open(&model).unwrap(), Checkpoint::open(&folder.join("out.safetensors")).unwrap());
         for name in ["model.norm.weight", "model.embed_tokens.weight"] {
@@ -127,7 +127,7 @@ fn a_sharded_model_becomes_a_sharded_model() {
 }
 
 #[test]
-fn a_quantised_model_runs() {
+fn a_quantized_model_runs() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     float_model().write(&folder.join("in.safetensors"));
@@ -369,7 +369,7 @@ fn refusal_to_write(folder: &Path, line: &str) -> String {
 }
 
 #[test]
-fn what_cannot_be_quantised_is_refused_and_the_old_output_kept() {
+fn what_cannot_be_quantized_is_refused_and_the_old_output_kept() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let whole = float_model().to_bytes();
@@ -399,7 +399,7 @@ fn what_cannot_be_quantised_is_refused_and_the_old_output_kept() {
     }
     float_model().write(&folder.join("in.safetensors"));
     let nothing = refusal_to_write(folder, "quantize in.safetensors out.safetensors --include nothing");
-    assert!(nothing.contains("nothing would be quantised"), "{nothing}");
+    assert!(nothing.contains("nothing would be quantized"), "{nothing}");
 }
 
 #[test]
@@ -456,7 +456,7 @@ fn a_bad_model_or_bad_activations_stop_a_run_before_it_begins() {
         ("--weights absent.safetensors --layer 0", "absent.safetensors: No such file"),
         ("--weights no-scale.safetensors --layer 0", "gate_proj.weight_scale: this tensor is missing"),
         ("--weights nan-scale.safetensors --layer 0", "gate_proj.weight_scale: scale 0x7f at row 0, block 0 is NaN"),
-        ("--weights float.safetensors --layer 0", "gate_proj.weight: its dtype is F16, not U8; quantise the model"),
+        ("--weights float.safetensors --layer 0", "gate_proj.weight: its dtype is F16, not U8; quantize the model"),
         (
             "--weights good.safetensors --layer 0 --activations k16.safetensors",
             "K of the activations: got 16, expected 32",

@@ -142,7 +142,7 @@ fn model() -> Tensors {
 }
 
 #[test]
-fn layers_of_a_model_that_was_quantised_here_run_and_are_verified() {
+fn layers_of_a_model_that_was_quantized_here_run_and_are_verified() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     std::fs::create_dir(folder.join("in")).unwrap();

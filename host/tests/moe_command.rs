@@ -80,7 +80,7 @@ fn fp8_tokens_are_an_option_with_stages_of_their_own() {
     let report = report("--shape layer-test-5 --token-format fp8 --repeat 1");
     assert_eq!((&report["token_format"], &report["verified"]), (&"fp8".into(), &true.into()));
     let stages: Vec<_> = report["stages"].as_array().unwrap().iter().map(|stage| stage["stage"].clone()).collect();
-    assert_eq!(stages, ["quantised tokens", "intermediate", "quantised intermediate", "down projection", "output"]);
+    assert_eq!(stages, ["quantized tokens", "intermediate", "quantized intermediate", "down projection", "output"]);
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("layer.json");
     let sizes = r#""hidden": 48, "intermediate": 32, "experts": 2, "top_k": 1, "tokens": 3"#;

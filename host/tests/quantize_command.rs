@@ -154,7 +154,7 @@ fn the_order_of_dimensions_that_cannot_be_known_is_refused() {
 }
 
 #[test]
-fn fp8_that_is_not_quantised_becomes_bf16_and_its_description_goes() {
+fn fp8_that_is_not_quantized_becomes_bf16_and_its_description_goes() {
     let mut model = small_model();
     let scale = f32s(&[1, 1], &[0.5]);
     for name in ["o_proj", "down_proj"] {
@@ -188,7 +188,7 @@ fn what_was_asked_for_and_cannot_be_done_is_an_error_with_its_reason() {
     for (name, content, words) in [
         ("mlp.up_proj.weight", raw(Dtype::I8, &[16, 32], &[0; 512]), "it is I8 without scales"),
         ("mlp.up_proj.weight_packed", raw(Dtype::I32, &[16, 4], &[0; 256]), "it is I32 without scales"),
-        ("mlp.up_proj.qweight", raw(Dtype::I32, &[16, 4], &[0; 256]), "quantised to integers"),
+        ("mlp.up_proj.qweight", raw(Dtype::I32, &[16, 4], &[0; 256]), "quantized to integers"),
         ("mlp.experts.mlp.w1", weight(16, 32, 0), "its name does not end in .weight"),
         ("mlp.up_proj.weight", weight(16, 24, 0), "K = 24 is not a multiple of 16"),
         ("mlp.experts.down_proj", f32s(&[0, 16, 16], &[]), "it has no experts"),
@@ -202,7 +202,7 @@ fn what_was_asked_for_and_cannot_be_done_is_an_error_with_its_reason() {
             let dry = nvfp4(folder, &["quantize", "in", "--dry-run"]);
             let text = String::from_utf8(dry.stdout).unwrap();
             assert_eq!(dry.status.code(), Some(2));
-            assert!(text.contains("cannot be quantised:\n") && text.contains(words), "{text}");
+            assert!(text.contains("cannot be quantized:\n") && text.contains(words), "{text}");
             quantize(folder, &["--exclude", "model.layers.3.*"]);
         });
     }
@@ -238,8 +238,8 @@ fn what_is_not_the_language_model_is_left_and_said() {
             ]
         );
         let ignored = config(folder)["quantization_config"]["ignore"].clone();
-        let unquantised: Vec<_> = left.iter().map(|(name, _)| name.trim_end_matches(".weight")).collect();
-        let expected: Vec<_> = unquantised.into_iter().filter(|name| !name.contains("embed")).collect();
+        let unquantized: Vec<_> = left.iter().map(|(name, _)| name.trim_end_matches(".weight")).collect();
+        let expected: Vec<_> = unquantized.into_iter().filter(|name| !name.contains("embed")).collect();
         assert_eq!(ignored, json!(expected));
     });
 }
@@ -272,7 +272,7 @@ fn merged_projections_share_a_scale_unless_told_otherwise() {
 }
 
 #[test]
-fn what_engines_load_as_one_is_quantised_together_or_not_at_all() {
+fn what_engines_load_as_one_is_quantized_together_or_not_at_all() {
     with_model(&small_model(), None, |folder| {
         let line = refusal(folder, &["--include", "q_proj"]);
         assert!(line.contains("q_proj.weight: engines load it as one with") && line.contains("and 1 more"), "{line}");
@@ -280,10 +280,10 @@ fn what_engines_load_as_one_is_quantised_together_or_not_at_all() {
         assert_eq!(names(&alone["quantised"], "module"), ["model.layers.2.self_attn.q_proj"]);
 
         let report = quantize(folder, &["--exclude", "*.2.mlp.experts.1.up_proj"]);
-        let quantised = names(&report["quantised"], "module");
+        let quantized = names(&report["quantised"], "module");
         assert!(
-            quantised.len() == 6 && quantised.iter().all(|name| name.starts_with("model.layers.10")),
-            "{quantised:?}"
+            quantized.len() == 6 && quantized.iter().all(|name| name.starts_with("model.layers.10")),
+            "{quantized:?}"
         );
         assert_eq!(report["left"].as_array().unwrap().len(), 6);
         let ignored = config(folder)["quantization_config"]["ignore"].to_string();
@@ -443,7 +443,7 @@ fn a_dry_run_says_what_would_be_done_and_writes_nothing() {
         let at = |name: &str| order.iter().position(|found| *found == name).unwrap_or_else(|| panic!("{name}: {text}"));
         // Experts share a row, and layers are in the order of their numbers.
         assert!(at("model.layers.2.mlp.experts.*.up_proj") < at("model.layers.10.mlp.experts.*.down_proj"));
-        assert!(text.contains("12 tensors would be quantised"), "{text}");
+        assert!(text.contains("12 tensors would be quantized"), "{text}");
         stdout(&nvfp4(folder, &["quantize", "in", "out", "--dry-run", "--json"]));
         assert!(!folder.join("out").exists());
         let quiet = nvfp4(folder, &["quantize", "in", "out", "--quiet"]);

@@ -51,7 +51,7 @@ impl BlockScale {
         Self { code: if is_finite { code } else { NAN_SCALE }, inverse, is_finite }
     }
 
-    /// Two neighbours as a byte of values.
+    /// Two neighbors as a byte of values.
     #[inline(always)]
     pub fn byte(&self, [low, high]: [f32; 2]) -> u8 {
         let byte = cvt_rn_satfinite_e2m1x2_f32(low * self.inverse, high * self.inverse);
@@ -61,7 +61,7 @@ impl BlockScale {
 
 /// Where the rows of a product's tile go in NVFP4: as rows of the next product, of which they are a tile too.
 #[derive(Clone, Copy)]
-pub struct QuantisedTile {
+pub struct QuantizedTile {
     /// Address of all rows; 0 if they do not go there.
     pub values: u64,
     /// Address of all scale tiles.
@@ -82,7 +82,7 @@ pub struct QuantisedTile {
     pub format: u32,
 }
 
-impl QuantisedTile {
+impl QuantizedTile {
     /// Nowhere.
     pub const NONE: Self =
         Self { values: 0, scales: 0, globals: 0, tile: 0, first_row: 0, rows: 0, global: 0.0, columns: 0, format: 0 };

@@ -35,7 +35,7 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
         Self { barriers: Mbarrier::at(barriers), count, place: 0 }
     }
 
-    /// Initialises the barriers: phases of those for full and of those for empty take so many arrivals.
+    /// Initializes the barriers: phases of those for full and of those for empty take so many arrivals.
     ///
     /// # Safety
     /// The [`ring_bytes`] at the ring's address are shared memory that nothing else uses. Other threads use the ring only
@@ -90,7 +90,7 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
     /// Waits until the buffer is full.
     ///
     /// # Safety
-    /// The ring has been initialised. Its producers are at most one round ahead.
+    /// The ring has been initialized. Its producers are at most one round ahead.
     #[inline(always)]
     pub unsafe fn wait_full(self) {
         // SAFETY: a barrier of the ring, whose phase is the current one or the one before.
@@ -100,7 +100,7 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
     /// Waits until the buffer is empty.
     ///
     /// # Safety
-    /// The ring has been initialised. Its consumers are at most one round behind.
+    /// The ring has been initialized. Its consumers are at most one round behind.
     #[inline(always)]
     pub unsafe fn wait_empty(self) {
         // SAFETY: a barrier of the ring, whose phase is the current one or the one before: of a fresh barrier, the phase
@@ -111,7 +111,7 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
     /// Waits until the buffer, which was filled in this round, is empty again.
     ///
     /// # Safety
-    /// The ring has been initialised. Nobody fills the buffer twice more before this returns.
+    /// The ring has been initialized. Nobody fills the buffer twice more before this returns.
     #[inline(always)]
     pub unsafe fn wait_emptied(self) {
         // SAFETY: a barrier of the ring, whose phase is the current one or the one before.
@@ -121,7 +121,7 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
     /// Waits for the phase of this parity.
     ///
     /// # Safety
-    /// The barrier has been initialised; the phase is the current one or the one before.
+    /// The barrier has been initialized; the phase is the current one or the one before.
     #[inline(always)]
     unsafe fn wait(barrier: Mbarrier, parity: u32) {
         // SAFETY: what `# Safety` above asks.
@@ -137,7 +137,7 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
     /// Arrives at a barrier of the ring; in a pair, at that of the pair's first block, which has this rank in the cluster.
     ///
     /// # Safety
-    /// `barrier` is one of the ring's, which has been initialised, and its phase lacks an arrival. The first block of a
+    /// `barrier` is one of the ring's, which has been initialized, and its phase lacks an arrival. The first block of a
     /// pair has not ended.
     #[inline(always)]
     pub unsafe fn arrive(barrier: Mbarrier, leader: u32) {

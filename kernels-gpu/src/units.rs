@@ -10,7 +10,7 @@
 //!
 //! A k-block has [`K_BLOCK`] columns, the last one or two of K fewer, in any case a multiple of [`BLOCK`]. Lane L has *words* of eight
 //! elements, up to four; *nibble* j of word t of lane L is at [`position`] `((4t + j%4)·4 + L)·2 + j/4` of the k-block. So the
-//! nibbles i and i+4 of a word, which decode into one register, are neighbouring columns, and core matrix 4t+i holds the
+//! nibbles i and i+4 of a word, which decode into one register, are neighboring columns, and core matrix 4t+i holds the
 //! registers i of the words t of the four lanes. Positions of elements that exist come first, without gaps.
 //!
 //! Which element of K a nibble is, [`element`] says:
@@ -219,10 +219,10 @@ pub const fn unit_offset(rows: u32, k: u32, unit: u32, k_block: u32) -> u64 {
         + (in_slab * unit_bytes(block_columns(k, k_block))) as u64
 }
 
-/// The type of the tokens that a layer's weights are multiplied with, by which they are packed.
+/// The type that weights are packed for: that of the tokens they are multiplied with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
-pub enum TokenType {
+pub enum OperandType {
     /// IEEE half precision.
     F16 = crate::format::OUTPUT_F16,
     /// bfloat16.
@@ -231,7 +231,7 @@ pub enum TokenType {
     E4m3 = 2,
 }
 
-impl TokenType {
+impl OperandType {
     /// Eight e2m1 codes, nibble j in bits 4j to 4j+3, as they lie in a unit: few operations away from the 16-bit numbers that
     /// they decode to.
     ///
@@ -416,7 +416,7 @@ mod tests {
     fn a_word_for_bf16_decodes_to_its_codes() {
         for code in 0..16u32 {
             for nibble in 0..8 {
-                let word = TokenType::Bf16.pack(code << (4 * nibble));
+                let word = OperandType::Bf16.pack(code << (4 * nibble));
                 for register in 0..4 {
                     let expected = if nibble % 4 == register {
                         ((code & 8) << 12 | (code & 7) << 6) << (nibble / 4 * 16)
@@ -437,7 +437,7 @@ mod tests {
             } else {
                 (1.0 + f64::from(scale & 7) / 8.0) * f64::from(i32::from(scale >> 3) - 7).exp2()
             };
-            let bits = 0x7000 | u32::from(TokenType::Bf16.pack_scale(scale)) << 4;
+            let bits = 0x7000 | u32::from(OperandType::Bf16.pack_scale(scale)) << 4;
             assert_eq!(f64::from(f32::from_bits(bits << 16)), value * 119f64.exp2(), "{scale:#x}");
         }
     }

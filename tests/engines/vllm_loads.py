@@ -3,7 +3,7 @@
 
     vllm_loads.py PATH/TO/nvfp4             small models of several families, made by transformers
     vllm_loads.py PATH/TO/nvfp4 llama4      those of one family
-    vllm_loads.py --load MODEL_FOLDER       a model that was quantised
+    vllm_loads.py --load MODEL_FOLDER       a model that was quantized
 
 Needs a virtual environment with `pip install vllm==0.24.0` (about 10 GB) and a C compiler; no GPU. It is not part of CI.
 
@@ -59,7 +59,7 @@ def pretend_hopper():
 
 
 def load(folder):
-    """Loads a quantised model as a server would; prints how its modules are quantised."""
+    """Loads a quantized model as a server would; prints how its modules are quantized."""
     stub_driver()
     import torch
 

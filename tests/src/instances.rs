@@ -4,7 +4,7 @@ use nvfp4::Output;
 use nvfp4::backend::emulated::{Emulated, Options, Schedule};
 use nvfp4::compare::Tolerance;
 use nvfp4::kernels::GroupedKernel;
-use nvfp4::problem::{Group, Op, OutDtype};
+use nvfp4::problem::{Group, Op, TokenDtype};
 use nvfp4::shape::{self, Shape};
 use rayon::prelude::*;
 
@@ -58,8 +58,8 @@ pub fn check_shapes<'a>(kernel: GroupedKernel, arch: &str, shapes: impl IntoIter
         // Names the culprit where one fails.
         println!("{}", shape.name);
         let inputs = inputs(shape.input, shape.op, &shape.groups, 0);
-        let case = Case::new(&inputs, OutDtype::F16);
-        case.verified(&gpu, case.prepare(&gpu).as_mut(), |_| Tolerance::of(OutDtype::F16));
+        let case = Case::new(&inputs, TokenDtype::F16);
+        case.verified(&gpu, case.prepare(&gpu).as_mut(), |_| Tolerance::of(TokenDtype::F16));
     }
 }
 
@@ -69,7 +69,7 @@ pub fn with_instance(gpu: Emulated, name: &str) -> Emulated {
 }
 
 /// The output of a device. It is right, and this entry of the kernel computed it.
-pub fn verified(case: &Case<'_>, gpu: &Emulated, out_dtype: OutDtype, entry: &str) -> Output {
+pub fn verified(case: &Case<'_>, gpu: &Emulated, out_dtype: TokenDtype, entry: &str) -> Output {
     let mut layer = case.prepare(gpu);
     let output = case.verified(gpu, layer.as_mut(), |_| Tolerance::of(out_dtype));
     let kernels = &layer.counters().expect("a kernel ran").kernel;
@@ -79,7 +79,7 @@ pub fn verified(case: &Case<'_>, gpu: &Emulated, out_dtype: OutDtype, entry: &st
 }
 
 /// All outputs are right and the same. Each device has a thread of this machine: blocks that share a ticket have one.
-pub fn check(case: &Case<'_>, gpus: impl Iterator<Item = Emulated> + Send, out_dtype: OutDtype, entry: &str) {
+pub fn check(case: &Case<'_>, gpus: impl Iterator<Item = Emulated> + Send, out_dtype: TokenDtype, entry: &str) {
     let outputs: Vec<_> = gpus.par_bridge().map(|gpu| verified(case, &gpu, out_dtype, entry)).collect();
     assert!(outputs.windows(2).all(|pair| pair[0] == pair[1]), "{entry}: schedules gave different bits");
 }

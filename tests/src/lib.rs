@@ -18,7 +18,7 @@ use nvfp4::compare::{Comparison, Tolerance, compare_with};
 use nvfp4::format::Matrix;
 use nvfp4::generate::{self, Generator};
 use nvfp4::oracle::{Reference, magnitudes};
-use nvfp4::problem::{Expert, Group, Op, OutDtype, Step, Weights};
+use nvfp4::problem::{Expert, Group, Op, Step, TokenDtype, Weights};
 use nvfp4::shape::Shape;
 
 /// The backends that this machine can run at full speed; the others are named on stderr with the reason.
@@ -87,13 +87,13 @@ pub fn groups(sizes: &[(usize, usize, usize)]) -> Vec<Group> {
 
 /// Every backend of [`backends`] and every kernel in the emulator compute the inputs within the public tolerance, and the same bits
 /// again.
-pub fn check(inputs: &Inputs, out_dtype: OutDtype) {
+pub fn check(inputs: &Inputs, out_dtype: TokenDtype) {
     check_at(&all_backends(), inputs, out_dtype, |_| Tolerance::of(out_dtype));
 }
 
 /// As [`check`], for inputs on which even a correct f32 sum may be off by more than the public tolerance. Each element's
 /// tolerance is widened by one rounding of `Σ|products|` for every block of its dot product.
-pub fn check_widened(inputs: &Inputs, out_dtype: OutDtype) {
+pub fn check_widened(inputs: &Inputs, out_dtype: TokenDtype) {
     let step = step(inputs, out_dtype);
     let groups = step.problem().groups();
     let magnitudes: Vec<_> = (0..groups.len()).map(|group| magnitudes(&inputs.weights, &step, group)).collect();
@@ -108,7 +108,7 @@ pub fn check_widened(inputs: &Inputs, out_dtype: OutDtype) {
 /// Builds a shape's inputs with its own generator and checks them, on the backends that are fast enough for any size.
 pub fn check_shape(shape: &Shape) {
     let inputs = inputs(shape.input, shape.op, &shape.groups, 0);
-    check_at(&backends(), &inputs, OutDtype::F16, |_| Tolerance::of(OutDtype::F16));
+    check_at(&backends(), &inputs, TokenDtype::F16, |_| Tolerance::of(TokenDtype::F16));
 }
 
 /// An element of the output.
@@ -120,14 +120,14 @@ pub struct Place {
     pub element: nvfp4::oracle::Element,
 }
 
-fn step<'a>(inputs: &'a Inputs, out_dtype: OutDtype) -> Step<'a> {
+fn step<'a>(inputs: &'a Inputs, out_dtype: TokenDtype) -> Step<'a> {
     Step::new(&inputs.weights, inputs.tokens.clone(), out_dtype).expect("inputs that belong together")
 }
 
 fn check_at(
     backends: &[Box<dyn Backend>],
     inputs: &Inputs,
-    out_dtype: OutDtype,
+    out_dtype: TokenDtype,
     tolerance: impl Fn(&Place) -> Tolerance + Sync,
 ) {
     let case = Case::new(inputs, out_dtype);
@@ -148,7 +148,7 @@ pub struct Case<'a> {
 
 impl<'a> Case<'a> {
     /// The step of these inputs.
-    pub fn new(inputs: &'a Inputs, out_dtype: OutDtype) -> Self {
+    pub fn new(inputs: &'a Inputs, out_dtype: TokenDtype) -> Self {
         let step = step(inputs, out_dtype);
         Self { reference: Reference::new(&inputs.weights, &step), weights: &inputs.weights, step }
     }
@@ -201,7 +201,7 @@ fn name(backend: &dyn Backend) -> String {
     format!("{} ({})", backend.name(), backend.device())
 }
 
-/// A matrix of one value and one scale, signs of neighbours along K alternating where asked.
+/// A matrix of one value and one scale, signs of neighbors along K alternating where asked.
 pub fn constant(rows: usize, k: usize, value: u8, alternate: bool, scale: u8, global: f32) -> Matrix<'static> {
     let byte = value | (value | if alternate { 8 } else { 0 }) << 4;
     Matrix::new(rows, k, vec![byte; rows * k / 2], vec![scale; rows * k / 16], global).expect("valid sizes")

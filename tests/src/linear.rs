@@ -5,12 +5,12 @@ use nvfp4::bias::Bias;
 use nvfp4::generate::Generator;
 use nvfp4::linear::compare::compare;
 use nvfp4::linear::{LinearInputs, LinearOutput, LinearStep, LinearWeights, generate};
-use nvfp4::problem::OutDtype;
+use nvfp4::problem::TokenDtype;
 
 use crate::moe::backends;
 
 /// A layer `[n, k]`.
-pub fn weights(n: usize, k: usize, dtype: OutDtype) -> LinearWeights<'static> {
+pub fn weights(n: usize, k: usize, dtype: TokenDtype) -> LinearWeights<'static> {
     generate::weights(Generator::Gaussian, n, k, dtype, 1).expect("valid sizes")
 }
 

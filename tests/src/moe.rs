@@ -5,17 +5,16 @@ use half::{bf16, f16};
 use nvfp4::backend::cuda::Cuda;
 use nvfp4::backend::emulated::{Emulated, Options, Schedule};
 use nvfp4::backend::{Backend, MoeLayer, cpu::Cpu};
-use nvfp4::fp8::TokenFormat;
 use nvfp4::generate::Generator;
 use nvfp4::moe::compare::compare;
 use nvfp4::moe::generate::Routing;
 use nvfp4::moe::{self, LayerShape, MoeInputs, MoeOutput, MoeStep, MoeWeights};
-use nvfp4::problem::OutDtype;
+use nvfp4::problem::{TokenDtype, TokenFormat};
 
 use crate::skip;
 
 /// The types that tokens have.
-pub const DTYPES: [OutDtype; 2] = [OutDtype::F16, OutDtype::Bf16];
+pub const DTYPES: [TokenDtype; 2] = [TokenDtype::F16, TokenDtype::Bf16];
 
 /// Makes a module of tests for each of these architectures, of functions that take its name, or what is made of it ([`On`]). The long ones are ignored but for the
 /// first architecture: the others' kernels have the same source, or take longer.
@@ -86,7 +85,7 @@ pub fn shape(hidden: usize, intermediate: usize, experts: usize, top_k: usize) -
 }
 
 /// The layer of a shape.
-pub fn weights(shape: &LayerShape, dtype: OutDtype) -> MoeWeights<'static> {
+pub fn weights(shape: &LayerShape, dtype: TokenDtype) -> MoeWeights<'static> {
     moe::generate::weights(shape, Generator::Gaussian, dtype, 1, &|| ()).expect("valid sizes")
 }
 
@@ -119,14 +118,14 @@ impl From<&'static str> for On {
 
 impl On {
     /// As [`weights`], for such tokens.
-    pub fn weights(self, shape: &LayerShape, dtype: OutDtype) -> MoeWeights<'static> {
+    pub fn weights(self, shape: &LayerShape, dtype: TokenDtype) -> MoeWeights<'static> {
         let shape = shape.clone().with_token_format(self.tokens);
         weights(&if self.input_scales { shape.with_input_scales() } else { shape }, dtype)
     }
 }
 
 /// Tokens for it.
-pub fn inputs(shape: &LayerShape, dtype: OutDtype, tokens: usize) -> MoeInputs<'static> {
+pub fn inputs(shape: &LayerShape, dtype: TokenDtype, tokens: usize) -> MoeInputs<'static> {
     moe::generate::inputs(shape, Generator::Gaussian, Routing::Uniform, dtype, tokens, 2).expect("valid sizes")
 }
 
@@ -170,9 +169,9 @@ pub fn check(arch: &str, weights: &MoeWeights<'_>, step: &MoeStep<'_>) {
 }
 
 /// The bits of a number of a type.
-pub fn bits(dtype: OutDtype, number: f32) -> u16 {
+pub fn bits(dtype: TokenDtype, number: f32) -> u16 {
     match dtype {
-        OutDtype::F16 => f16::from_f32(number).to_bits(),
-        OutDtype::Bf16 => bf16::from_f32(number).to_bits(),
+        TokenDtype::F16 => f16::from_f32(number).to_bits(),
+        TokenDtype::Bf16 => bf16::from_f32(number).to_bits(),
     }
 }

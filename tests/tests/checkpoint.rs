@@ -7,7 +7,7 @@ use model_files::{Tensors, f32s, i64s, raw, shard_name};
 use nvfp4::checkpoint::{
     Activations, Checkpoint, Dtype, Format, INDEX_NAME, Inspection, Layer, OutputFile, TensorFile,
 };
-use nvfp4::problem::{Expert, Group, GroupedProblem, Op, OutDtype, Step};
+use nvfp4::problem::{Expert, Group, GroupedProblem, Op, Step, TokenDtype};
 use nvfp4::quantize::{quantize, quantize_with};
 use nvfp4::{Error, Output};
 use serde_json::json;
@@ -280,19 +280,19 @@ fn a_configuration_that_contradicts_the_tensors_is_found() {
             std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
             codes(folder)
         };
-        let quantisation = |more: serde_json::Value| {
-            let mut quantisation = json!({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16});
-            quantisation.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-            json!({"quantization_config": quantisation, "num_experts": 2})
+        let quantization = |more: serde_json::Value| {
+            let mut quantization = json!({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16});
+            quantization.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            json!({"quantization_config": quantization, "num_experts": 2})
         };
-        assert_eq!(found(quantisation(json!({}))), [""; 0]);
+        assert_eq!(found(quantization(json!({}))), [""; 0]);
         assert_eq!(found(json!({})), ["config-without-quantisation"]);
-        assert_eq!(found(quantisation(json!({"quant_method": "compressed-tensors"}))), ["config-format"]);
-        assert_eq!(found(quantisation(json!({"group_size": 32}))), ["config-quantisation"]);
-        assert_eq!(found(quantisation(json!({"ignore": ["lm_head", BLOCK]}))), ["config-exclusion"]);
-        assert_eq!(found(quantisation(json!({"ignore": ["*.gate_proj"]}))), ["config-exclusion"]);
+        assert_eq!(found(quantization(json!({"quant_method": "compressed-tensors"}))), ["config-format"]);
+        assert_eq!(found(quantization(json!({"group_size": 32}))), ["config-quantisation"]);
+        assert_eq!(found(quantization(json!({"ignore": ["lm_head", BLOCK]}))), ["config-exclusion"]);
+        assert_eq!(found(quantization(json!({"ignore": ["*.gate_proj"]}))), ["config-exclusion"]);
         let sizes = |more: serde_json::Value| {
-            let mut config = quantisation(json!({}));
+            let mut config = quantization(json!({}));
             config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
             found(config)
         };
@@ -305,8 +305,8 @@ fn a_configuration_that_contradicts_the_tensors_is_found() {
             }
         }
         tensors.write(&folder.join("m.safetensors"));
-        assert_eq!(found(quantisation(json!({}))), ["config-input-scales"]);
-        assert_eq!(found(quantisation(json!({"quant_algo": "W4A16_NVFP4"}))), [""; 0]);
+        assert_eq!(found(quantization(json!({}))), ["config-input-scales"]);
+        assert_eq!(found(quantization(json!({"quant_algo": "W4A16_NVFP4"}))), [""; 0]);
         std::fs::write(folder.join("config.json"), "version https://git-lfs.github.com/spec/v1\n").unwrap();
         assert_eq!(codes(folder), ["invalid"]);
     });
@@ -412,10 +412,10 @@ fn a_wrong_tensor_is_refused_with_file_tensor_and_remedy() {
     let e4m3 = |shape: &[usize], code| Some(raw(Dtype::F8_E4M3, shape, &scales(code)));
     let scalar = |x| Some(f32s(&[], &[x]));
     for (suffix, content, words) in [
-        (".weight", None, "missing; quantise the model with `nvfp4 quantize`"),
+        (".weight", None, "missing; quantize the model with `nvfp4 quantize`"),
         (".weight_scale", None, "missing; export the model again"),
         (".weight_scale_2", None, "missing; export the model again"),
-        (".weight", Some(f32s(&[16, 32], &[0.5; 512])), "dtype is F32, not U8; quantise the model"),
+        (".weight", Some(f32s(&[16, 32], &[0.5; 512])), "dtype is F32, not U8; quantize the model"),
         (".weight", Some(raw(Dtype::U8, &[256], &[0; 256])), "shape is [256], not [N, K/2]"),
         (".weight", values([16, 12]), "K = 24 is not a multiple of 16"),
         (".weight", values([16, 0]), "K = 0 is not"),
@@ -561,7 +561,7 @@ fn files_of_other_kinds_are_called_what_they_are() {
         std::fs::write(&gguf, "GGUF\x03\0\0\0").unwrap();
         assert!(refusal(&gguf).contains("a GGUF file"));
         assert!(refusal(gguf.parent().unwrap()).contains("GGUF files of llama.cpp"));
-        assert!(refusal(Path::new("no-such-organisation/model")).contains("hf download no-such-organisation/model"));
+        assert!(refusal(Path::new("no-such-organization/model")).contains("hf download no-such-organization/model"));
         assert!(!refusal(&folder.join("no-such/model")).contains("hf download"));
     });
 }
@@ -632,7 +632,7 @@ fn an_index_that_lies_is_found_out() {
 }
 
 #[test]
-fn activations_are_quantised_for_each_expert() {
+fn activations_are_quantized_for_each_expert() {
     in_folder(|folder| {
         // Every one of these numbers is exact in all three types.
         let hidden: Vec<f32> = (0..5 * 32).map(|i| (i as f32 - 70.0) / 8.0).collect();
@@ -698,7 +698,7 @@ fn a_step_runs_from_files_and_its_output_is_read_back() {
         let checkpoint = Checkpoint::open(&weights).unwrap();
         let layer = checkpoint.layer(3, Op::Gated).unwrap();
         let tokens = Activations::open(&activations).unwrap().quantize(&layer.input_scales).unwrap();
-        for (out_dtype, dtype) in [(OutDtype::F16, Dtype::F16), (OutDtype::Bf16, Dtype::BF16)] {
+        for (out_dtype, dtype) in [(TokenDtype::F16, Dtype::F16), (TokenDtype::Bf16, Dtype::BF16)] {
             let step = Step::new(&layer.weights, tokens.clone(), out_dtype).unwrap();
             let path = folder.join("out.safetensors");
             let file = OutputFile::create(&path, step.problem()).unwrap();
@@ -716,7 +716,7 @@ fn a_step_runs_from_files_and_its_output_is_read_back() {
 #[test]
 fn groups_of_different_n_have_no_output_file() {
     let groups = vec![Group { m: 1, n: 8, k: 16 }, Group { m: 1, n: 16, k: 16 }];
-    let problem = GroupedProblem::new(Op::Plain, OutDtype::F16, groups).unwrap();
+    let problem = GroupedProblem::new(Op::Plain, TokenDtype::F16, groups).unwrap();
     in_folder(|folder| {
         let refused = OutputFile::create(&folder.join("o.safetensors"), &problem);
         assert!(matches!(refused, Err(Error::At { .. })));

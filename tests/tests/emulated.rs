@@ -6,7 +6,7 @@ use nvfp4::backend::emulated::{Emulated, Fault, FaultKind, Options, Schedule};
 use nvfp4::backend::{self, Backend};
 use nvfp4::compare::Tolerance;
 use nvfp4::generate::Generator;
-use nvfp4::problem::{Group, Op, OutDtype, Step};
+use nvfp4::problem::{Group, Op, Step, TokenDtype};
 use nvfp4::shape::{self, Shape};
 use nvfp4_tests::{Case, Inputs, groups, inputs};
 
@@ -20,7 +20,7 @@ fn simt(schedule: Schedule) -> Emulated {
 }
 
 /// Under every schedule there is no fault, the output is right, and the bits are the same.
-fn check_schedules(kernel: &str, inputs: &Inputs, out_dtype: OutDtype) {
+fn check_schedules(kernel: &str, inputs: &Inputs, out_dtype: TokenDtype) {
     let case = Case::new(inputs, out_dtype);
     let outputs = SCHEDULES.map(|schedule| {
         let gpu = simt(schedule);
@@ -36,7 +36,7 @@ fn check_schedules(kernel: &str, inputs: &Inputs, out_dtype: OutDtype) {
 fn check_shape(shape: &Shape, kernels: [&str; 2], tokens: impl Fn(usize) -> usize) {
     let groups: Vec<_> = shape.groups.iter().map(|group| Group { m: tokens(group.m), ..*group }).collect();
     for (op, kernel) in OPS.into_iter().zip(kernels) {
-        check_schedules(kernel, &inputs(shape.input, op, &groups, 0), OutDtype::F16);
+        check_schedules(kernel, &inputs(shape.input, op, &groups, 0), TokenDtype::F16);
     }
 }
 
@@ -73,7 +73,7 @@ fn ragged_groups_with_tails_of_k_are_right() {
     let few = groups(&[(0, 8, 16), (1, 200, 336), (9, 8, 48), (3, 136, 80), (20, 72, 208), (0, 128, 256)]);
     for (sizes, kernels) in [(many, LARGE), (few, SMALL)] {
         for (op, kernel) in OPS.into_iter().zip(kernels) {
-            for out_dtype in [OutDtype::F16, OutDtype::Bf16] {
+            for out_dtype in [TokenDtype::F16, TokenDtype::Bf16] {
                 check_schedules(kernel, &inputs(Generator::Gaussian, op, &sizes, 1), out_dtype);
             }
         }
@@ -86,7 +86,7 @@ fn fault(gpu: &Emulated, line: usize, changed: &str) -> Option<Fault> {
     lines[line] = changed;
     let gpu = gpu.clone().with_ptx(&lines.join("\n")).unwrap();
     let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(65, 72, 208)]), 2);
-    let step = Step::new(&inputs.weights, inputs.tokens.clone(), OutDtype::F16).unwrap();
+    let step = Step::new(&inputs.weights, inputs.tokens.clone(), TokenDtype::F16).unwrap();
     let result = backend::run(gpu.prepare(&inputs.weights).unwrap().as_mut(), &step, &mut Output::new(step.problem()));
     result.err().map(|error| error.fault().unwrap_or_else(|| panic!("{error}")).clone())
 }
@@ -95,8 +95,8 @@ fn fault(gpu: &Emulated, line: usize, changed: &str) -> Option<Fault> {
 fn every_load_store_and_barrier_that_is_broken_is_found() {
     const SABOTAGES: [(&str, &str, FaultKind); 4] = [
         ("bar.sync", "// ", FaultKind::DataRace),
-        ("st.shared", "// ", FaultKind::UninitialisedShared),
-        ("ld.shared", "// ", FaultKind::UninitialisedRegister),
+        ("st.shared", "// ", FaultKind::UninitializedShared),
+        ("ld.shared", "// ", FaultKind::UninitializedRegister),
         ("@p ld.global", "ld.global", FaultKind::OutOfBounds),
     ];
     let gpu = simt(Schedule::Fair);

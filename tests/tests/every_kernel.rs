@@ -7,7 +7,7 @@ use nvfp4::compare::Tolerance;
 use nvfp4::generate::Generator;
 use nvfp4::kernels::GroupedKernel;
 use nvfp4::plan::variant::Variant;
-use nvfp4::problem::OutDtype;
+use nvfp4::problem::TokenDtype;
 use nvfp4_tests::instances::{OPS, check_shapes, small_shapes};
 use nvfp4_tests::{Case, groups, inputs};
 
@@ -50,7 +50,7 @@ fn every_instance_is_right_on_ragged_groups_and_gives_the_same_bits_on_every_sch
             let mut done = false;
             for sizes in &sizes {
                 let inputs = inputs(Generator::Gaussian, op, sizes, 8);
-                let case = Case::new(&inputs, OutDtype::Bf16);
+                let case = Case::new(&inputs, TokenDtype::Bf16);
                 let run = |schedule| {
                     let gpu = card(kernel, arch, Some(instance), schedule);
                     case.try_run(case.prepare(&gpu).as_mut())
@@ -59,7 +59,7 @@ fn every_instance_is_right_on_ragged_groups_and_gives_the_same_bits_on_every_sch
                     Err(Error::At { error, .. }) if error.to_string().contains("takes") => continue,
                     fair => {
                         let fair = fair.unwrap_or_else(|error| panic!("{kernel:?} {instance}: {error}"));
-                        assert_eq!(case.mismatch(&fair, |_| Tolerance::of(OutDtype::Bf16)), None, "{instance}");
+                        assert_eq!(case.mismatch(&fair, |_| Tolerance::of(TokenDtype::Bf16)), None, "{instance}");
                         let worst = run(Schedule::Worst).unwrap();
                         assert!(worst == fair, "{kernel:?} {instance}: the worst schedule gave other bits");
                         done = true;

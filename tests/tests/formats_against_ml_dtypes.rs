@@ -1,10 +1,10 @@
-//! Formats, layouts, quantisation and the oracle against values computed by other people's code: `data/reference.json`,
+//! Formats, layouts, quantization and the oracle against values computed by other people's code: `data/reference.json`,
 //! made by `data/make_reference.py` with numpy and ml_dtypes. Everything is compared bit for bit.
 
 use nvfp4::format::blocked::BlockedScales;
 use nvfp4::format::{Matrix, e2m1, e4m3};
 use nvfp4::oracle::Reference;
-use nvfp4::problem::{Expert, Op, OutDtype, Step, Weights};
+use nvfp4::problem::{Expert, Op, Step, TokenDtype, Weights};
 use nvfp4::quantize::quantize;
 use serde::Deserialize;
 
@@ -17,7 +17,7 @@ struct Table {
     e2m1_encoded: Vec<(u32, u8)>,
     e4m3_encoded: Vec<(u32, u8)>,
     blocked: Vec<Blocked>,
-    quantised: Quantised,
+    quantized: Quantized,
     gated: Gated,
 }
 
@@ -30,7 +30,7 @@ struct Blocked {
 }
 
 #[derive(Deserialize)]
-struct Quantised {
+struct Quantized {
     rows: usize,
     k: usize,
     numbers: Vec<u32>,
@@ -126,8 +126,8 @@ fn scales_are_blocked_in_the_same_layout() {
 }
 
 #[test]
-fn a_matrix_quantises_to_the_same_bytes() {
-    let Quantised { rows, k, numbers, expected } = table().quantised;
+fn a_matrix_quantizes_to_the_same_bytes() {
+    let Quantized { rows, k, numbers, expected } = table().quantized;
     let numbers: Vec<f32> = numbers.into_iter().map(f32::from_bits).collect();
     assert_eq!(quantize(&numbers, rows, k).unwrap(), expected.matrix(rows, k));
 }
@@ -137,7 +137,7 @@ fn the_oracle_computes_the_same_gated_product() {
     let Gated { m, n, k, a, gate, up, pre, f16, bf16 } = table().gated;
     let expert = Expert::Gated { gate: gate.matrix(n, k), up: up.matrix(n, k) };
     let weights = Weights::new(Op::Gated, vec![expert]).unwrap();
-    for (out_dtype, expected) in [(OutDtype::F16, f16), (OutDtype::Bf16, bf16)] {
+    for (out_dtype, expected) in [(TokenDtype::F16, f16), (TokenDtype::Bf16, bf16)] {
         let step = Step::new(&weights, vec![a.matrix(m, k)], out_dtype).unwrap();
         let reference = Reference::new(&weights, &step);
         let got = reference.pre_activations(0);

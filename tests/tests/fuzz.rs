@@ -9,7 +9,7 @@ use nvfp4::checkpoint::{
     Activations, Calibration, Checkpoint, Conversion, Dtype, Format, INDEX_NAME, Inspection, Options,
 };
 use nvfp4::plan::roofline::Roofline;
-use nvfp4::problem::{Op, OutDtype};
+use nvfp4::problem::{Op, TokenDtype};
 use nvfp4::{Error, shape};
 use nvfp4_tests::allocation::{self, Counting};
 use rand::seq::IndexedRandom;
@@ -365,7 +365,7 @@ fn mutated_shapes_are_read_or_refused() {
         std::fs::write(&path, &text).unwrap();
         check(shape::find(&format!("{}#a", path.display())));
         for shape in check(shape::read(&path)).unwrap_or_default() {
-            let problem = shape.problem(OutDtype::F16).expect("checked when it was read");
+            let problem = shape.problem(TokenDtype::F16).expect("checked when it was read");
             Roofline::new(&problem);
         }
     });

@@ -7,7 +7,7 @@ use nvfp4::backend::emulated::{Emulated, Options, Schedule};
 use nvfp4::compare::Tolerance;
 use nvfp4::generate::Generator;
 use nvfp4::kernels::GroupedKernel;
-use nvfp4::problem::{Op, OutDtype};
+use nvfp4::problem::{Op, TokenDtype};
 use nvfp4::shape;
 use nvfp4_tests::instances::{OPS, check, check_shapes, corners, device, schedules, verified, with_instance};
 use nvfp4_tests::sabotage::{Sabotage, changed, check_sabotages, fault_of, lines_of};
@@ -23,7 +23,7 @@ fn ragged_groups_with_tails_of_k_are_right_on_every_schedule() {
     let schedules = [Schedule::Fair, Schedule::Worst, Schedule::Seed(1), Schedule::Seed(2)];
     let sizes = [(0, 8, 64), (1, 72, 320), (7, 8, 192), (127, 136, 64), (129, 72, 256), (0, 128, 256), (33, 8, 32)];
     for op in OPS {
-        for out_dtype in [OutDtype::F16, OutDtype::Bf16] {
+        for out_dtype in [TokenDtype::F16, TokenDtype::Bf16] {
             let inputs = inputs(Generator::Gaussian, op, &groups(&sizes), 1);
             let entry = format!("{}_sm120_t128", op.name());
             check(&Case::new(&inputs, out_dtype), schedules.into_iter().map(consumer), out_dtype, &entry);
@@ -41,7 +41,7 @@ fn every_instance_is_right_on_twenty_random_schedules_and_the_worst() {
             let inputs = inputs(Generator::Gaussian, op, &sizes, 2);
             let entry = format!("{}_sm120_{variant}", op.name());
             let gpus = schedules().map(|schedule| with_instance(gpu.clone().with_schedule(schedule), variant));
-            check(&Case::new(&inputs, OutDtype::F16), gpus, OutDtype::F16, &entry);
+            check(&Case::new(&inputs, TokenDtype::F16), gpus, TokenDtype::F16, &entry);
         }
     }
 }
@@ -50,8 +50,8 @@ fn every_instance_is_right_on_twenty_random_schedules_and_the_worst() {
 fn all_values_and_scales_are_multiplied_as_they_are() {
     for op in OPS {
         let inputs = inputs(Generator::AllCodes, op, &groups(&[(40, 136, 512), (9, 8, 96)]), 3);
-        let case = Case::new(&inputs, OutDtype::F16);
-        verified(&case, &consumer(Schedule::Fair), OutDtype::F16, &format!("{}_sm120_t64", op.name()));
+        let case = Case::new(&inputs, TokenDtype::F16);
+        verified(&case, &consumer(Schedule::Fair), TokenDtype::F16, &format!("{}_sm120_t64", op.name()));
     }
 }
 
@@ -59,7 +59,12 @@ fn all_values_and_scales_are_multiplied_as_they_are() {
 #[test]
 fn sm_121_runs_the_kernel() {
     let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(5, 72, 320)]), 4);
-    verified(&Case::new(&inputs, OutDtype::F16), &device("sm_121a", Schedule::Worst), OutDtype::F16, "gated_sm120_t8");
+    verified(
+        &Case::new(&inputs, TokenDtype::F16),
+        &device("sm_121a", Schedule::Worst),
+        TokenDtype::F16,
+        "gated_sm120_t8",
+    );
 }
 
 #[test]
@@ -86,9 +91,9 @@ const ENTRY: &str = "gated_sm120_t16";
 /// What a text of the kernel makes of ragged tiles, which one block computes one after the other.
 fn run(ptx: &str) -> Result<Option<String>, Error> {
     let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(49, 136, 1600), (7, 72, 320)]), 2);
-    let case = Case::new(&inputs, OutDtype::F16);
+    let case = Case::new(&inputs, TokenDtype::F16);
     let output = case.try_run(case.prepare(&worst().with_ptx(ptx).unwrap()).as_mut())?;
-    Ok(case.mismatch(&output, |_| Tolerance::of(OutDtype::F16)))
+    Ok(case.mismatch(&output, |_| Tolerance::of(TokenDtype::F16)))
 }
 
 #[test]
@@ -122,7 +127,7 @@ fn every_product_left_out_and_every_wrong_selector_of_scales_is_found() {
 fn predicted(card: &Card, op: Op, sizes: &[(usize, usize, usize)]) -> f64 {
     let gpu = Emulated::new(card.arch, Options::default()).unwrap().with_clock(card.clone(), false, false);
     let inputs = inputs(Generator::Gaussian, op, &groups(sizes), 1);
-    let case = Case::new(&inputs, OutDtype::F16);
+    let case = Case::new(&inputs, TokenDtype::F16);
     case.try_run(case.prepare(&gpu).as_mut()).unwrap();
     gpu.prediction().expect("by a clock").microseconds
 }

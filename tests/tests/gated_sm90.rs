@@ -7,7 +7,7 @@ use nvfp4::backend::{self, Backend};
 use nvfp4::compare::Tolerance;
 use nvfp4::generate::Generator;
 use nvfp4::kernels::GroupedKernel;
-use nvfp4::problem::{Op, OutDtype, Step};
+use nvfp4::problem::{Op, Step, TokenDtype};
 use nvfp4::shape;
 use nvfp4_tests::instances::{OPS, check, check_shapes, device, schedules, verified, with_instance};
 use nvfp4_tests::sabotage::{Sabotage, changed, check_sabotages, fault_of, lines_of};
@@ -22,7 +22,7 @@ fn ragged_groups_with_tails_of_k_are_right_on_every_schedule() {
     let schedules = [Schedule::Fair, Schedule::Worst, Schedule::Seed(1), Schedule::Seed(2)];
     let sizes = [(0, 8, 64), (1, 72, 320), (7, 8, 192), (127, 136, 64), (129, 72, 256), (0, 128, 256), (33, 8, 32)];
     for op in OPS {
-        for out_dtype in [OutDtype::F16, OutDtype::Bf16] {
+        for out_dtype in [TokenDtype::F16, TokenDtype::Bf16] {
             let inputs = inputs(Generator::Gaussian, op, &groups(&sizes), 1);
             let entry = format!("{}_sm90_t128", op.name());
             let gpus = schedules.into_iter().map(|schedule| with_instance(hopper(schedule), "t128"));
@@ -42,7 +42,7 @@ fn every_instance_is_right_on_twenty_random_schedules_and_the_worst() {
             let inputs = inputs(Generator::Gaussian, op, &sizes, 2);
             let entry = format!("{}_sm90_{instance}", op.name());
             let gpus = schedules().map(|schedule| with_instance(gpu.clone().with_schedule(schedule), instance));
-            check(&Case::new(&inputs, OutDtype::F16), gpus, OutDtype::F16, &entry);
+            check(&Case::new(&inputs, TokenDtype::F16), gpus, TokenDtype::F16, &entry);
         }
     }
 }
@@ -58,7 +58,7 @@ fn a_tile_of_any_number_of_tokens_is_right() {
             let inputs = inputs(Generator::Gaussian, op, &groups(&sizes), 3);
             let entry = format!("{}_sm90_{instance}", op.name());
             let gpu = with_instance(hopper(Schedule::Fair), instance);
-            verified(&Case::new(&inputs, OutDtype::F16), &gpu, OutDtype::F16, &entry);
+            verified(&Case::new(&inputs, TokenDtype::F16), &gpu, TokenDtype::F16, &entry);
         }
     }
 }
@@ -72,11 +72,11 @@ fn every_built_in_shape_is_right() {
 #[test]
 fn any_number_of_blocks_gives_the_same_bits() {
     let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(8, 520, 192), (0, 8, 32), (5, 264, 352)]), 3);
-    let case = Case::new(&inputs, OutDtype::F16);
+    let case = Case::new(&inputs, TokenDtype::F16);
     let outputs = [1, 2, 5, 148].map(|sms| {
         let gpu = Emulated::new("sm_90a", Options { sms: Some(sms), ..Options::default() }).unwrap();
         let mut layer = case.prepare(&gpu);
-        let output = case.verified(&gpu, layer.as_mut(), |_| Tolerance::of(OutDtype::F16));
+        let output = case.verified(&gpu, layer.as_mut(), |_| Tolerance::of(TokenDtype::F16));
         assert_eq!(layer.counters().unwrap().ctas, u64::from(sms).min(5));
         output
     });
@@ -86,7 +86,7 @@ fn any_number_of_blocks_gives_the_same_bits() {
 #[test]
 fn k_that_is_no_multiple_of_32_goes_to_the_portable_kernel() {
     let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(8, 16, 64), (5, 8, 48)]), 3);
-    verified(&Case::new(&inputs, OutDtype::F16), &hopper(Schedule::Fair), OutDtype::F16, "gated_simt_small");
+    verified(&Case::new(&inputs, TokenDtype::F16), &hopper(Schedule::Fair), TokenDtype::F16, "gated_simt_small");
 }
 
 /// A device of one multiprocessor, on the worst schedule, for one instance.
@@ -99,7 +99,7 @@ fn worst(instance: &str) -> Emulated {
 fn fault(gpu: &Emulated, ptx: &str) -> Option<Fault> {
     let gpu = gpu.clone().with_ptx(ptx).unwrap();
     let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(16, 136, 1696), (7, 72, 1696)]), 2);
-    let step = Step::new(&inputs.weights, inputs.tokens.clone(), OutDtype::F16).unwrap();
+    let step = Step::new(&inputs.weights, inputs.tokens.clone(), TokenDtype::F16).unwrap();
     let mut output = Output::new(step.problem());
     fault_of(backend::run(gpu.prepare(&inputs.weights).unwrap().as_mut(), &step, &mut output))
 }

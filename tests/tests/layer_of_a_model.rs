@@ -7,11 +7,10 @@ use nvfp4::backend::{Backend, cpu::Cpu};
 use nvfp4::checkpoint::{Checkpoint, Dtype, Format, MoeLayer};
 use nvfp4::format::Matrix;
 use nvfp4::fp4::InputScales;
-use nvfp4::fp8::TokenFormat;
 use nvfp4::linear::{self, LinearOutput, LinearStep};
 use nvfp4::moe::compare::compare;
 use nvfp4::moe::{Activation, MoeExpert, MoeInputs, MoeOutput, MoeStep, MoeWeights};
-use nvfp4::problem::OutDtype;
+use nvfp4::problem::{TokenDtype, TokenFormat};
 use serde_json::{Value, json};
 
 const NAMES: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
@@ -62,8 +61,9 @@ fn layer_of(tensors: &Tensors, config: Value) -> Vec<(Vec<u8>, Vec<u8>, f32)> {
 /// Hands on the layer of a model, which the CPU computes right, and the experts of five tokens.
 fn with_layer<T>(tensors: &Tensors, config: Value, test: impl FnOnce(&MoeLayer<'_>, &MoeInputs<'_>) -> T) -> T {
     with_model(tensors, Some(config), |checkpoint, _| {
-        let layer = checkpoint.moe_layer(3, OutDtype::Bf16).unwrap();
-        let hidden = linear::generate::inputs(Default::default(), 5, HIDDEN, OutDtype::Bf16, 1).unwrap().x.into_owned();
+        let layer = checkpoint.moe_layer(3, TokenDtype::Bf16).unwrap();
+        let hidden =
+            linear::generate::inputs(Default::default(), 5, HIDDEN, TokenDtype::Bf16, 1).unwrap().x.into_owned();
         let inputs = layer.router.inputs(layer.weights.sizes(), hidden).unwrap();
         let step = MoeStep::new(&layer.weights, inputs.clone()).unwrap();
         let mut output = MoeOutput::with_stages(&step);
@@ -79,7 +79,7 @@ fn refusal(config: Option<Value>, change: impl FnOnce(&mut Tensors)) -> String {
     let mut tensors = apart(Format::ModelOpt);
     change(&mut tensors);
     with_model(&tensors, config, |checkpoint, folder| {
-        let error = checkpoint.moe_layer(3, OutDtype::Bf16).map(|_| ()).unwrap_err().to_string();
+        let error = checkpoint.moe_layer(3, TokenDtype::Bf16).map(|_| ()).unwrap_err().to_string();
         error.replace(&folder.display().to_string(), "MODEL")
     })
 }
@@ -106,7 +106,7 @@ fn input_scales_are_read_where_every_projection_has_one() {
     }
     let of = |tensors: &Tensors| {
         with_layer(tensors, qwen3(), |layer, inputs| {
-            // Tokens quantised by them are right too.
+            // Tokens quantized by them are right too.
             let weights = layer.weights.clone().with_token_format(TokenFormat::Nvfp4);
             let step = MoeStep::new(&weights, inputs.clone()).unwrap();
             let mut output = MoeOutput::with_stages(&step);
@@ -124,7 +124,7 @@ fn input_scales_are_read_where_every_projection_has_one() {
 #[test]
 fn the_router_names_the_experts_of_the_largest_scores() {
     with_model(&apart(Format::ModelOpt), Some(qwen3()), |checkpoint, _| {
-        let layer = checkpoint.moe_layer(3, OutDtype::Bf16).unwrap();
+        let layer = checkpoint.moe_layer(3, TokenDtype::Bf16).unwrap();
         assert_eq!(layer.modules[0], "model.layers.3.mlp.experts.*.gate_proj");
         // The first column of the router is -1.1, 0.6 and 0 of the three experts: 0·7, 32·7 and 64·7 modulo 23 tenths.
         let mut hidden = vec![0u16; 2 * HIDDEN];
@@ -211,7 +211,7 @@ fn experts_in_one_tensor_are_those_apart_in_halves_or_in_turn() {
             None => tensors.remove(&format!("{BLOCK}.experts.{name}")),
         };
         let error = with_model(&tensors, Some(qwen3()), |checkpoint, _| {
-            checkpoint.moe_layer(3, OutDtype::F16).map(|_| ()).unwrap_err().to_string()
+            checkpoint.moe_layer(3, TokenDtype::F16).map(|_| ()).unwrap_err().to_string()
         });
         assert!(error.contains(words), "{name}: {error}");
     }
@@ -238,7 +238,7 @@ fn biases_belong_to_their_experts_apart_or_in_one_tensor() {
             assert_eq!(layer.weights.sizes().activation, Activation::GPT_OSS);
             for (expert, weights) in layer.weights.experts().iter().enumerate() {
                 for (role, (name, _, found)) in weights.projections().enumerate() {
-                    assert_eq!(*found.unwrap().numbers(OutDtype::Bf16), bias(expert, role), "{name} of {expert}");
+                    assert_eq!(*found.unwrap().numbers(TokenDtype::Bf16), bias(expert, role), "{name} of {expert}");
                 }
             }
         });
@@ -284,7 +284,7 @@ fn a_shared_expert_comes_with_its_gate() {
     assert_eq!(layer_of(&tensors, qwen3()).len(), 3 * (EXPERTS + 1));
     tensors.set(format!("{BLOCK}.shared_expert_gate.weight"), f32s(&[1, HIDDEN], &numbers(HIDDEN, 3)));
     with_model(&tensors, Some(qwen3()), |checkpoint, _| {
-        let layer = checkpoint.moe_layer(3, OutDtype::Bf16).unwrap();
+        let layer = checkpoint.moe_layer(3, TokenDtype::Bf16).unwrap();
         assert_eq!(layer.weights.sizes().shared_intermediate, Some(48));
         let mut hidden = vec![0u16; 2 * HIDDEN];
         hidden[HIDDEN] = 0x3F80;
@@ -363,7 +363,7 @@ fn what_is_not_computed_is_refused_with_file_tensor_and_remedy() {
     let mut tensors = apart(Format::ModelOpt);
     dense(&mut tensors);
     with_model(&tensors, Some(qwen3()), |checkpoint, _| {
-        let error = |layer| checkpoint.moe_layer(layer, OutDtype::F16).map(|_| ()).unwrap_err().to_string();
+        let error = |layer| checkpoint.moe_layer(layer, TokenDtype::F16).map(|_| ()).unwrap_err().to_string();
         assert!(error(4).contains("layer 4 has a dense block and no experts; --op gated runs"), "{}", error(4));
         assert!(error(9).contains("there are layers 3-4"), "{}", error(9));
     });
@@ -391,7 +391,7 @@ fn a_weight_is_a_linear_layer_with_its_bias() {
         let mut calibrated = tensors.clone();
         calibrated.set(format!("{MODULE}.{name}"), f32s(&[], &[number]));
         let input_scale = |tensors: &Tensors| {
-            with_model(tensors, None, |checkpoint, _| checkpoint.linear(MODULE, OutDtype::F16).unwrap().input_scale())
+            with_model(tensors, None, |checkpoint, _| checkpoint.linear(MODULE, TokenDtype::F16).unwrap().input_scale())
         };
         let mut without = tensors.clone();
         without.change(&format!("{MODULE}.{name}"), None);
@@ -405,13 +405,13 @@ fn a_weight_is_a_linear_layer_with_its_bias() {
             let mut tensors = tensors.clone();
             tensors.change(&format!("{MODULE}.{}", change.0), change.1);
             let error = with_model(&tensors, None, |checkpoint, _| {
-                checkpoint.linear(MODULE, OutDtype::F16).map(|_| ()).unwrap_err().to_string()
+                checkpoint.linear(MODULE, TokenDtype::F16).map(|_| ()).unwrap_err().to_string()
             });
             assert!(error.contains(words), "{error}");
         }
         for absent in ["model.layers.0.self_attn.q", "model.layers.1.self_attn.q_proj", ""] {
             let error = with_model(&tensors, None, |checkpoint, _| {
-                checkpoint.linear(absent, OutDtype::F16).map(|_| ()).unwrap_err().to_string()
+                checkpoint.linear(absent, TokenDtype::F16).map(|_| ()).unwrap_err().to_string()
             });
             assert!(error.contains(&format!("a weight named {absent:?} is missing; `nvfp4 inspect")), "{error}");
         }
@@ -420,8 +420,8 @@ fn a_weight_is_a_linear_layer_with_its_bias() {
 
 /// What the CPU makes of three tokens, every element right.
 fn run(checkpoint: &Checkpoint, module: &str) -> Vec<u16> {
-    let weights = checkpoint.linear(module, OutDtype::Bf16).unwrap();
-    let inputs = linear::generate::inputs(Default::default(), 3, HIDDEN, OutDtype::Bf16, 1).unwrap();
+    let weights = checkpoint.linear(module, TokenDtype::Bf16).unwrap();
+    let inputs = linear::generate::inputs(Default::default(), 3, HIDDEN, TokenDtype::Bf16, 1).unwrap();
     let step = LinearStep::new(&weights, inputs).unwrap();
     let mut output = LinearOutput::new(&step);
     Cpu::new().prepare_linear(&weights).unwrap().execute(&step, &mut output).unwrap();

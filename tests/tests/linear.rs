@@ -4,10 +4,9 @@
 use nvfp4::Error;
 use nvfp4::backend::Backend;
 use nvfp4::backend::emulated::Schedule;
-use nvfp4::fp8::TokenFormat;
 use nvfp4::linear::compare::compare;
 use nvfp4::linear::{LinearInputs, LinearOutput, LinearStep, LinearWeights};
-use nvfp4::problem::OutDtype;
+use nvfp4::problem::{TokenDtype, TokenFormat};
 use nvfp4_tests::instances::schedules;
 use nvfp4_tests::linear::{check, inputs, verified, weights, with_bias};
 use nvfp4_tests::moe::{DTYPES, backends, bits, emulated, emulated_of};
@@ -36,8 +35,8 @@ fn multiplied(arch: &str, weights: LinearWeights<'static>) -> Vec<LinearWeights<
     let nvfp4 = || {
         let nvfp4 = weights.clone().with_token_format(TokenFormat::Nvfp4);
         match weights.sizes().dtype {
-            OutDtype::F16 => nvfp4.with_input_scale(1.0 / 700.0).expect("in range"),
-            OutDtype::Bf16 => nvfp4,
+            TokenDtype::F16 => nvfp4.with_input_scale(1.0 / 700.0).expect("in range"),
+            TokenDtype::Bf16 => nvfp4,
         }
     };
     match arch {
@@ -61,7 +60,7 @@ fn sizes_that_are_no_whole_panels_tiles_or_k_blocks_are_right(arch: &str) {
 }
 
 fn a_bias_is_added_in_either_type(arch: &str) {
-    for (dtype, of_tokens) in [(OutDtype::F16, true), (OutDtype::Bf16, true), (OutDtype::Bf16, false)] {
+    for (dtype, of_tokens) in [(TokenDtype::F16, true), (TokenDtype::Bf16, true), (TokenDtype::Bf16, false)] {
         // Three panels: of a tile of 128 or 256 columns some lie outside.
         for tokens in [2, 70, 300] {
             for weights in multiplied(arch, with_bias(weights(176, 80, dtype), of_tokens)) {
@@ -87,7 +86,7 @@ fn infinities_nan_and_overflow_stay_within_their_token(arch: &str) {
         let dtype = weights.sizes().dtype;
         let clean = inputs(&weights, 9);
         let mut dirty = clean.clone();
-        let largest = if dtype == OutDtype::F16 { 65504.0 } else { f32::INFINITY };
+        let largest = if dtype == TokenDtype::F16 { 65504.0 } else { f32::INFINITY };
         for (token, number) in [(1, f32::NAN), (4, f32::INFINITY), (8, largest)] {
             dirty.x.to_mut()[token * 112..][..112].fill(bits(dtype, number));
         }
@@ -163,7 +162,7 @@ fn every_instance_gives_the_same_bits(arch: &str) {
 }
 
 fn schedules_and_multiprocessors_make_no_difference(arch: &str) {
-    let layers = [(OutDtype::Bf16, 4), (OutDtype::F16, 40), (OutDtype::Bf16, 150)].map(|(dtype, tokens)| {
+    let layers = [(TokenDtype::Bf16, 4), (TokenDtype::F16, 40), (TokenDtype::Bf16, 150)].map(|(dtype, tokens)| {
         let layers = multiplied(arch, weights(336, 272, dtype));
         layers.into_iter().map(move |weights| (weights, tokens))
     });
@@ -181,7 +180,7 @@ fn schedules_and_multiprocessors_make_no_difference(arch: &str) {
 }
 
 fn a_step_is_one_launch_or_two_and_without_tokens_none(arch: &str) {
-    for weights in multiplied(arch, weights(64, 64, OutDtype::F16)) {
+    for weights in multiplied(arch, weights(64, 64, TokenDtype::F16)) {
         let gpu = emulated(arch, Schedule::Fair);
         let mut layer = gpu.prepare_linear(&weights).unwrap();
         for tokens in [5, 0] {
@@ -211,7 +210,7 @@ fn every_architecture_gives_the_same_bits() {
 /// A layer whose K goes round all stages, computed on Hopper by a text of the kernel, on the worst schedule, by the instance whose
 /// weights are decoded to shared memory.
 fn broken_decoded(ptx: &str) -> Result<usize, Error> {
-    let weights = weights(592, LONG_K, OutDtype::F16);
+    let weights = weights(592, LONG_K, TokenDtype::F16);
     let step = LinearStep::new(&weights, inputs(&weights, 64)).unwrap();
     let gpu = emulated_of("sm_90a", Schedule::Worst, 10).with_ptx(ptx).unwrap();
     let mut output = LinearOutput::new(&step);
@@ -318,7 +317,7 @@ fn check_schedules(of: &ByWarp) {
 }
 
 impl ByWarp {
-    fn entry(&self, instance: &str, dtype: OutDtype) -> String {
+    fn entry(&self, instance: &str, dtype: TokenDtype) -> String {
         match self.kernel {
             "linear_sm90" => format!("linear_{instance}_{}", dtype.name()),
             kernel => format!("{kernel}_{}_{instance}", dtype.name()),
@@ -331,7 +330,7 @@ impl ByWarp {
 
     /// How many elements are wrong of a layer whose K goes round all stages, computed by a text of the kernel on the worst schedule.
     fn broken(&self, ptx: &str, (_, tokens, sms): (&str, usize, u32)) -> Result<usize, Error> {
-        let weights = weights(COLUMNS, self.k, OutDtype::F16);
+        let weights = weights(COLUMNS, self.k, TokenDtype::F16);
         let step = LinearStep::new(&weights, inputs(&weights, tokens)).unwrap();
         let gpu = emulated_of(self.arch, Schedule::Worst, sms).with_ptx(ptx).unwrap();
         let mut output = LinearOutput::new(&step);
@@ -341,7 +340,7 @@ impl ByWarp {
 
     /// Each instruction of a kind that is left out of an instance makes wrong values, or a fault.
     fn check_left_out(&self, instance: (&str, usize, u32), instruction: &str, least: usize) {
-        let (ptx, entry) = (self.ptx(), self.entry(instance.0, OutDtype::F16));
+        let (ptx, entry) = (self.ptx(), self.entry(instance.0, TokenDtype::F16));
         let lines = lines_of(ptx, &entry, instruction);
         assert!(lines.len() >= least, "{} of {instruction}", lines.len());
         for (line, text) in lines {
@@ -364,7 +363,7 @@ const SABOTAGES_OF_BULK_COPIES: [Sabotage; 5] = [
 ];
 
 fn check_bulk_copies(of: &ByWarp, instance: (&str, usize, u32)) {
-    let entry = of.entry(instance.0, OutDtype::F16);
+    let entry = of.entry(instance.0, TokenDtype::F16);
     // Not the fence before a stage's release: a load is complete at once in the emulator, not on a card.
     check_sabotages(of.ptx(), &entry, &SABOTAGES_OF_BULK_COPIES, |ptx| fault_of(of.broken(ptx, instance)));
     // Eight of sixteen columns.

@@ -3,9 +3,8 @@
 
 use nvfp4::backend::Backend;
 use nvfp4::backend::emulated::Schedule;
-use nvfp4::fp8::TokenFormat;
 use nvfp4::moe::{self, Activation, LayerShape, MoeInputs};
-use nvfp4::problem::OutDtype;
+use nvfp4::problem::{TokenDtype, TokenFormat};
 use nvfp4_tests::moe::{
     DTYPES, On, backends, bits, check, emulated, emulated_of, inputs, run, shape, step, verified, weights,
 };
@@ -65,7 +64,7 @@ fn naming<'a>(inputs: MoeInputs<'a>, ids: &[i32]) -> MoeInputs<'a> {
 
 fn tokens_may_all_name_one_expert_or_one_twice_or_none(on: On) {
     let layer = shape(96, 80, 5, 2);
-    let dtype = OutDtype::Bf16;
+    let dtype = TokenDtype::Bf16;
     let weights = on.weights(&layer, dtype);
     let ids = [&[3, 3][..], &[0, 4], &[-1, 2], &[-1, -7], &[i32::MAX, 5], &[1, 1, 2, -1, -1, 0], &[4, -1, 3, 0]];
     // Few rows an expert, and more.
@@ -115,7 +114,7 @@ fn every_activation_is_right_with_biases_and_without_on_every_instance(on: On) {
 fn weights_on_the_input_leave_the_shared_expert_alone(on: On) {
     let layer = with_shared(shape(80, 48, 2, 1), Some(32));
     // Few rows an expert, more of the shared one alone, and more of all.
-    for (dtype, tokens) in [(OutDtype::F16, 5), (OutDtype::Bf16, 21), (OutDtype::F16, 40)] {
+    for (dtype, tokens) in [(TokenDtype::F16, 5), (TokenDtype::Bf16, 21), (TokenDtype::F16, 40)] {
         let weights = on.weights(&layer, dtype);
         check(
             on.arch,
@@ -151,7 +150,7 @@ fn infinities_and_nan_stay_within_their_token(on: On) {
 
 fn what_is_too_large_for_f16_is_an_infinity_of_its_token_alone(on: On) {
     let layer = shape(64, 64, 2, 1);
-    let dtype = OutDtype::F16;
+    let dtype = TokenDtype::F16;
     let weights = on.weights(&layer, dtype);
     let mut large = inputs(&layer, dtype, 6);
     let largest = bits(dtype, 65504.0);
@@ -211,7 +210,7 @@ fn the_bits_of_a_token_do_not_depend_on_the_batch(on: On) {
 
 fn schedules_and_multiprocessors_make_no_difference(on: On) {
     let layer = with_shared(shape(272, 144, 3, 2), Some(48));
-    for (dtype, tokens) in [(OutDtype::Bf16, 4), (OutDtype::F16, 40), (OutDtype::Bf16, 90)] {
+    for (dtype, tokens) in [(TokenDtype::Bf16, 4), (TokenDtype::F16, 40), (TokenDtype::Bf16, 90)] {
         let weights = on.weights(&layer, dtype);
         let step = step(&weights, inputs(&layer, dtype, tokens));
         let schedules = [Schedule::Fair, Schedule::Worst, Schedule::Seed(1), Schedule::Seed(2)];
@@ -238,7 +237,7 @@ fn a_layer_has_the_same_bits_on_every_architecture() {
 
 fn steps_of_other_routing_and_sizes_follow_each_other_in_one_workspace(on: On) {
     let layer = shape(96, 80, 4, 2);
-    let dtype = OutDtype::Bf16;
+    let dtype = TokenDtype::Bf16;
     let weights = on.weights(&layer, dtype);
     for backend in backends(on.arch) {
         let mut prepared = backend.prepare_moe(&weights).unwrap();
@@ -253,7 +252,7 @@ fn steps_of_other_routing_and_sizes_follow_each_other_in_one_workspace(on: On) {
 
 fn a_chain_has_two_to_four_launches_for_each_kind_of_experts_and_two_for_few_tokens(on: On) {
     let gpu = emulated(on.arch, Schedule::Fair);
-    // Where tokens are quantised, that is a launch before each product; with input scales the first product quantises for the second.
+    // Where tokens are quantized, that is a launch before each product; with input scales the first product quantizes for the second.
     let products = match on {
         On { tokens: TokenFormat::Bits16, .. } => 2,
         On { input_scales: true, .. } => 3,
@@ -270,12 +269,12 @@ fn a_chain_has_two_to_four_launches_for_each_kind_of_experts_and_two_for_few_tok
         (Some(16), 40, 2 + 2 * products + expands),
     ] {
         let layer = with_shared(shape(32, 32, 2, 1), shared);
-        let weights = on.weights(&layer, OutDtype::F16);
+        let weights = on.weights(&layer, TokenDtype::F16);
         let mut prepared = gpu.prepare_moe(&weights).unwrap();
-        run(prepared.as_mut(), &step(&weights, inputs(&layer, OutDtype::F16, tokens))).unwrap();
+        run(prepared.as_mut(), &step(&weights, inputs(&layer, TokenDtype::F16, tokens))).unwrap();
         assert_eq!(prepared.launches(), Some(launches));
         assert!(prepared.counters().is_some());
-        run(prepared.as_mut(), &step(&weights, inputs(&layer, OutDtype::F16, 0))).unwrap();
+        run(prepared.as_mut(), &step(&weights, inputs(&layer, TokenDtype::F16, 0))).unwrap();
         assert_eq!(prepared.launches(), None, "no token, no launch");
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use nvfp4::backend::Backend;
 use nvfp4::backend::emulated::{Emulated, Fault, Schedule};
 use nvfp4::moe::{Activation, LayerShape, MoeInputs, MoeOutput, MoeWeights};
-use nvfp4::problem::OutDtype;
+use nvfp4::problem::TokenDtype;
 use nvfp4_tests::moe::{DTYPES, check, emulated, hopper_of, inputs, run, shape, step, verified, weights};
 use nvfp4_tests::sabotage::{Sabotage, changed, check_sabotages, fault_of, lines_of};
 
@@ -19,18 +19,18 @@ fn ptx() -> &'static str {
 }
 
 /// So many tokens that name these experts, again and again.
-fn naming(layer: &LayerShape, dtype: OutDtype, tokens: usize, ids: &[i32]) -> MoeInputs<'static> {
+fn naming(layer: &LayerShape, dtype: TokenDtype, tokens: usize, ids: &[i32]) -> MoeInputs<'static> {
     let ids = ids.iter().copied().cycle().take(tokens * layer.top_k).collect::<Vec<_>>();
     MoeInputs { ids: ids.into(), ..inputs(layer, dtype, tokens) }
 }
 
 /// What the emulated Hopper card computes, every stage right, with the entries that it takes for few tokens.
-fn few(layer: &LayerShape, dtype: OutDtype, inputs: MoeInputs<'_>, schedule: Schedule, sms: u32) -> MoeOutput {
+fn few(layer: &LayerShape, dtype: TokenDtype, inputs: MoeInputs<'_>, schedule: Schedule, sms: u32) -> MoeOutput {
     with(NAMES, layer, dtype, inputs, schedule, sms)
 }
 
 /// As [`few`], with those for a single token: its inputs have one.
-fn one(layer: &LayerShape, dtype: OutDtype, inputs: MoeInputs<'_>, schedule: Schedule, sms: u32) -> MoeOutput {
+fn one(layer: &LayerShape, dtype: TokenDtype, inputs: MoeInputs<'_>, schedule: Schedule, sms: u32) -> MoeOutput {
     with(ONE_NAMES, layer, dtype, inputs, schedule, sms)
 }
 
@@ -38,7 +38,7 @@ fn one(layer: &LayerShape, dtype: OutDtype, inputs: MoeInputs<'_>, schedule: Sch
 fn with(
     names: [&str; 4],
     layer: &LayerShape,
-    dtype: OutDtype,
+    dtype: TokenDtype,
     inputs: MoeInputs<'_>,
     schedule: Schedule,
     sms: u32,
@@ -48,7 +48,7 @@ fn with(
     let mut prepared = hopper_of(schedule, sms).prepare_moe(&weights).unwrap();
     let output = verified(prepared.as_mut(), &weights, &step);
     let used: BTreeSet<_> = prepared.counters().expect("it ran").kernel.split(", ").map(str::to_owned).collect();
-    let of_type = names.into_iter().filter(|name| name.ends_with("_bf16") == (dtype == OutDtype::Bf16));
+    let of_type = names.into_iter().filter(|name| name.ends_with("_bf16") == (dtype == TokenDtype::Bf16));
     assert_eq!(used, of_type.map(str::to_owned).collect());
     output
 }
@@ -74,13 +74,13 @@ fn a_single_token_is_right_whatever_its_stages_hold_when_it_comes() {
     }
     let layer = shape(144, 272, 6, 4);
     for ids in [&[5, 1, 5, 3][..], &[-1, 2, 7, 2], &[-1], &[0]] {
-        one(&layer, OutDtype::Bf16, naming(&layer, OutDtype::Bf16, 1, ids), Schedule::Fair, 3);
+        one(&layer, TokenDtype::Bf16, naming(&layer, TokenDtype::Bf16, 1, ids), Schedule::Fair, 3);
     }
 }
 
 #[test]
 fn as_many_choices_as_may_be_are_right_and_experts_that_are_named_twice_or_not_there() {
-    let dtype = OutDtype::Bf16;
+    let dtype = TokenDtype::Bf16;
     let every: Vec<i32> = (0..64).collect();
     for (top_k, tokens, experts, ids) in [
         (8, 8, 64, &every[..]),
@@ -182,7 +182,7 @@ const ONE_LONG: [[usize; 2]; 2] = [[1120, 1120], [1152, 1152]];
 
 /// A layer of so many hidden and intermediate columns, whose strips go around a warp's stages, and inputs for it.
 fn long(
-    dtype: OutDtype,
+    dtype: TokenDtype,
     [hidden, intermediate]: [usize; 2],
     tokens: usize,
 ) -> (MoeWeights<'static>, MoeInputs<'static>) {
@@ -192,7 +192,7 @@ fn long(
 
 /// The fault that stops the layer with this text of the kernel, on one multiprocessor.
 fn fault(ptx: &str, tokens: usize) -> Option<Fault> {
-    let (weights, inputs) = long(OutDtype::F16, LONG[0], tokens);
+    let (weights, inputs) = long(TokenDtype::F16, LONG[0], tokens);
     let gpu = hopper_of(Schedule::Worst, 1).with_ptx(ptx).unwrap();
     fault_of(run(gpu.prepare_moe(&weights).unwrap().as_mut(), &step(&weights, inputs)))
 }
@@ -212,7 +212,7 @@ fn every_wait_and_barrier_that_is_left_out_is_found() {
 #[ignore = "minutes: cargo test --release -p nvfp4-tests --test moe_few_sm90 -- --ignored"]
 fn every_product_and_wait_that_is_left_out_is_found() {
     for (names, tokens, columns) in [(NAMES, 3, LONG), (ONE_NAMES, 1, ONE_LONG)] {
-        let layers = columns.map(|columns| long(OutDtype::F16, columns, tokens));
+        let layers = columns.map(|columns| long(TokenDtype::F16, columns, tokens));
         let steps = layers.each_ref().map(|(weights, inputs)| step(weights, inputs.clone()));
         let gpu = hopper_of(Schedule::Worst, 1);
         let outputs = |gpu: &Emulated| {

@@ -6,10 +6,9 @@ use std::collections::BTreeSet;
 
 use nvfp4::backend::Backend;
 use nvfp4::backend::emulated::{Emulated, Fault, FaultKind, Schedule};
-use nvfp4::fp8::TokenFormat;
 use nvfp4::linear::{LinearInputs, LinearOutput, LinearStep, LinearWeights};
 use nvfp4::moe::{Activation, LayerShape, MoeInputs, MoeWeights};
-use nvfp4::problem::OutDtype;
+use nvfp4::problem::{TokenDtype, TokenFormat};
 use nvfp4_tests::instances::schedules;
 use nvfp4_tests::linear;
 use nvfp4_tests::moe::{DTYPES, backends, bits, check, hopper, hopper_of, inputs, run, shape, step, verified, weights};
@@ -19,7 +18,7 @@ use rayon::prelude::*;
 const ENTRY: &str = "moe_fp8_gated_t16";
 
 /// The layer of a shape with tokens in FP8.
-fn fp8_weights(layer: &LayerShape, dtype: OutDtype) -> MoeWeights<'static> {
+fn fp8_weights(layer: &LayerShape, dtype: TokenDtype) -> MoeWeights<'static> {
     weights(layer, dtype).with_token_format(TokenFormat::Fp8)
 }
 
@@ -60,8 +59,8 @@ fn every_activation_is_right_with_biases_and_without() {
     for (activation, tokens) in activations.into_iter().flat_map(|activation| [(activation, 7), (activation, 140)]) {
         let layer = shape(48, 80, 1, 1).with_activation(activation, tokens == 140);
         println!("{tokens} {activation}");
-        let weights = fp8_weights(&layer, OutDtype::Bf16);
-        check("sm_90a", &weights, &step(&weights, inputs(&layer, OutDtype::Bf16, tokens)));
+        let weights = fp8_weights(&layer, TokenDtype::Bf16);
+        check("sm_90a", &weights, &step(&weights, inputs(&layer, TokenDtype::Bf16, tokens)));
     }
 }
 
@@ -76,7 +75,7 @@ fn weights_on_the_input_leave_the_shared_expert_alone() {
 
 #[test]
 fn a_tokens_bits_depend_neither_on_the_others_nor_on_the_tile_nor_on_what_is_no_number_in_them() {
-    let (layer, dtype) = (shape(144, 80, 1, 1), OutDtype::Bf16);
+    let (layer, dtype) = (shape(144, 80, 1, 1), TokenDtype::Bf16);
     let weights = fp8_weights(&layer, dtype);
     let all = inputs(&layer, dtype, 290);
     for backend in backends("sm_90a") {
@@ -106,7 +105,7 @@ fn a_tokens_bits_depend_neither_on_the_others_nor_on_the_tile_nor_on_what_is_no_
 
 #[test]
 fn no_schedule_changes_a_bit() {
-    let (layer, dtype) = (shape(208, 96, 3, 2), OutDtype::F16);
+    let (layer, dtype) = (shape(208, 96, 3, 2), TokenDtype::F16);
     let weights = fp8_weights(&layer, dtype);
     let step = step(&weights, inputs(&layer, dtype, 33));
     let of = |schedule| verified(hopper(schedule).prepare_moe(&weights).unwrap().as_mut(), &weights, &step);
@@ -139,7 +138,7 @@ fn every_instance_is_right_on_twenty_random_schedules_and_the_worst() {
         }));
     }
     // Linear layers with tiles that are narrow: as many as there are multiprocessors, or half as many, so that a block has two.
-    let weights = linear::with_bias(linear_weights(336, 208, OutDtype::Bf16), false);
+    let weights = linear::with_bias(linear_weights(336, 208, TokenDtype::Bf16), false);
     for (tokens, sms) in [(125, 3), (60, 3), (13, 3), (13, 132)] {
         let step = LinearStep::new(&weights, linear::inputs(&weights, tokens)).unwrap();
         used.extend(on_every_schedule(|schedule| {
@@ -154,7 +153,7 @@ fn every_instance_is_right_on_twenty_random_schedules_and_the_worst() {
 }
 
 /// A linear layer `[n, k]` with tokens in FP8.
-fn linear_weights(n: usize, k: usize, dtype: OutDtype) -> LinearWeights<'static> {
+fn linear_weights(n: usize, k: usize, dtype: TokenDtype) -> LinearWeights<'static> {
     linear::weights(n, k, dtype).with_token_format(TokenFormat::Fp8)
 }
 
@@ -213,7 +212,7 @@ fn the_tokens_of_a_linear_layer_may_lie_apart_and_keep_what_is_no_number() {
 
 #[test]
 fn no_tile_schedule_or_number_of_multiprocessors_changes_a_bit_of_a_linear_layer() {
-    let weights = linear::with_bias(linear_weights(336, 208, OutDtype::Bf16), false);
+    let weights = linear::with_bias(linear_weights(336, 208, TokenDtype::Bf16), false);
     let all = linear::inputs(&weights, 300);
     let first = |tokens: usize| LinearInputs { tokens, x: all.x[..tokens * 208].to_vec().into(), stride: 208 };
     let mut whole = Vec::new();
@@ -261,9 +260,9 @@ const ROWS: [usize; 3] = [3, 11, 1];
 /// The fault that stops a layer with this text of the kernel. One block computes many tiles, all of them ragged.
 fn fault(layer: &LayerShape, rows: [usize; 3], schedule: Schedule, ptx: &str) -> Option<Fault> {
     let gpu: Emulated = hopper_of(schedule, 1).with_ptx(ptx).unwrap();
-    let weights = fp8_weights(layer, OutDtype::F16);
+    let weights = fp8_weights(layer, TokenDtype::F16);
     let ids: Vec<i32> = (0..).zip(rows).flat_map(|(expert, rows)| vec![expert; rows]).collect();
-    let inputs = MoeInputs { ids: ids.into(), ..inputs(layer, OutDtype::F16, 15) };
+    let inputs = MoeInputs { ids: ids.into(), ..inputs(layer, TokenDtype::F16, 15) };
     fault_of(run(gpu.prepare_moe(&weights).unwrap().as_mut(), &step(&weights, inputs)))
 }
 
@@ -321,7 +320,7 @@ fn products_waits_and_arrivals_of_warpgroups_that_take_turns_are_needed() {
     // its turn in each of two main loops: no data depend on that.
     let run = |ptx: &str| {
         [13, 5].into_iter().find_map(|tokens| {
-            let weights = linear_weights(1008, 2640, OutDtype::F16);
+            let weights = linear_weights(1008, 2640, TokenDtype::F16);
             let step = LinearStep::new(&weights, linear::inputs(&weights, tokens)).unwrap();
             let gpu = hopper_of(Schedule::Worst, 8).with_ptx(ptx).unwrap();
             let mut layer = gpu.prepare_linear(&weights).unwrap();

@@ -11,7 +11,7 @@ use kernels_gpu::moe_route::abi::{
 };
 use kernels_gpu::sorted::{ROW_MULTIPLE, bits16_bytes, bits16_place, line, most_rows};
 use kernels_gpu::units::{
-    TokenType, UNIT_ROWS, block_columns, block_start, element, element_at, k_blocks, lane_place, lane_scales,
+    OperandType, UNIT_ROWS, block_columns, block_start, element, element_at, k_blocks, lane_place, lane_scales,
     lane_words, matrix_bytes, scale_place, unit_offset,
 };
 use nvfp4_tests::sabotage::{changed, lines_of};
@@ -55,17 +55,17 @@ fn upload<T: NoUninit>(device: &mut Device, data: Option<&[T]>) -> u64 {
 }
 
 /// Rounds to a token's type, to nearest even.
-fn round(token_type: u32, number: f32) -> u16 {
-    if token_type == OUTPUT_BF16 { bf16::from_f32(number).to_bits() } else { f16::from_f32(number).to_bits() }
+fn round(operand_type: u32, number: f32) -> u16 {
+    if operand_type == OUTPUT_BF16 { bf16::from_f32(number).to_bits() } else { f16::from_f32(number).to_bits() }
 }
 
-fn decode(token_type: u32, bits: u16) -> f32 {
-    if token_type == OUTPUT_BF16 { bf16::from_bits(bits).to_f32() } else { f16::from_bits(bits).to_f32() }
+fn decode(operand_type: u32, bits: u16) -> f32 {
+    if operand_type == OUTPUT_BF16 { bf16::from_bits(bits).to_f32() } else { f16::from_bits(bits).to_f32() }
 }
 
 /// Whether these are the same number, or both NaN.
-fn same(token_type: u32, a: u16, b: u16) -> bool {
-    a == b || decode(token_type, a).is_nan() && decode(token_type, b).is_nan()
+fn same(operand_type: u32, a: u16, b: u16) -> bool {
+    a == b || decode(operand_type, a).is_nan() && decode(operand_type, b).is_nan()
 }
 
 /// Inputs of `moe_route`.
@@ -80,7 +80,7 @@ struct Routing {
     pitch: u32,
     x: Vec<u16>,
     weights: Option<Vec<f32>>,
-    token_type: u32,
+    operand_type: u32,
     tile_tokens: u32,
     row_multiple: u32,
     has_shared: bool,
@@ -104,7 +104,7 @@ impl Routing {
         let tokens = ids.len() as u32 / top_k;
         let mut random = random(u64::from(hidden));
         let x = (0..tokens * hidden).map(|_| random.random()).collect();
-        let (token_type, tile_tokens) = (OUTPUT_BF16, 64);
+        let (operand_type, tile_tokens) = (OUTPUT_BF16, 64);
         Self {
             ids,
             top_k,
@@ -114,7 +114,7 @@ impl Routing {
             pitch: hidden,
             x,
             weights: None,
-            token_type,
+            operand_type,
             tile_tokens,
             row_multiple: 1,
             has_shared: false,
@@ -135,10 +135,10 @@ impl Routing {
         Self { pitch, ..self }
     }
 
-    fn with_weights(mut self, token_type: u32) -> Self {
+    fn with_weights(mut self, operand_type: u32) -> Self {
         let mut random = random(8);
         self.weights = Some((0..self.tokens()).map(|_| random.random_range(-2.0..2.0)).collect());
-        Self { token_type, ..self }
+        Self { operand_type, ..self }
     }
 
     fn with_shared(self) -> Self {
@@ -197,7 +197,7 @@ impl Routing {
 
     /// What must come out.
     fn expected(&self) -> Routed {
-        let &Self { hidden, pitch, token_type, .. } = self;
+        let &Self { hidden, pitch, operand_type, .. } = self;
         let (mut tokens, mut plain) = (Vec::new(), Vec::new());
         for token in 0..self.tokens() as usize {
             for k_block in 0..k_blocks(hidden) {
@@ -207,7 +207,7 @@ impl Routing {
                     let bits = self.x[token * pitch as usize + column as usize];
                     plain.push(bits);
                     tokens.push(match &self.weights {
-                        Some(weights) => round(token_type, decode(token_type, bits) * weights[token]),
+                        Some(weights) => round(operand_type, decode(operand_type, bits) * weights[token]),
                         None => bits,
                     });
                 }
@@ -286,7 +286,7 @@ impl PlacedRouting {
             hidden: of.hidden,
             tile_tokens: of.tile_tokens,
             shared_tile_tokens: 2 * of.tile_tokens,
-            token_type: of.token_type,
+            operand_type: of.operand_type,
             row_multiple: of.row_multiple,
             unused: 0,
         };
@@ -336,7 +336,7 @@ fn check_routing_on(arch: &str, name: &str, routing: &Routing) {
         assert!(shared_tokens == expected.shared_tokens, "{name}, {schedule}");
         let wrong = (0..tokens.len()).find(|&at| {
             let is_same = if routing.weights.is_some() {
-                same(routing.token_type, tokens[at], expected.tokens[at])
+                same(routing.operand_type, tokens[at], expected.tokens[at])
             } else {
                 tokens[at] == expected.tokens[at]
             };
@@ -428,8 +428,8 @@ fn tokens_come_in_the_order_of_k_whatever_their_size_pitch_and_weights() {
         let routing = Routing::random(5, 2, 4, hidden);
         check_routing(&format!("{hidden} columns"), &routing);
         check_routing(&format!("{hidden} columns with a pitch"), &routing.clone().with_pitch(hidden + 24));
-        for token_type in [OUTPUT_F16, OUTPUT_BF16] {
-            let weighted = routing.clone().with_pitch(hidden + 8).with_weights(token_type).with_shared();
+        for operand_type in [OUTPUT_F16, OUTPUT_BF16] {
+            let weighted = routing.clone().with_pitch(hidden + 8).with_weights(operand_type).with_shared();
             check_routing(&format!("{hidden} columns with weights"), &weighted);
         }
     }
@@ -490,7 +490,7 @@ impl Expansion {
             placed.as_ref().map_or(none, |placed| placed.rows)
         });
         let lists = Lists::filled(self.routing.ids.len() as u64, self.routing.experts, ROW_MULTIPLE);
-        let &Route { input, input_pitch, input_weights, token_count, top_k, token_type, .. } = route;
+        let &Route { input, input_pitch, input_weights, token_count, top_k, operand_type, .. } = route;
         let places = route.lists + lists.places;
         let expand = Expand {
             input,
@@ -502,7 +502,7 @@ impl Expansion {
             token_count,
             top_k,
             hidden,
-            token_type,
+            operand_type,
         };
         (expand, placed)
     }
@@ -541,7 +541,7 @@ impl Expansion {
     fn check(&self, arch: &str, name: &str) {
         let (module, overlaps) = (module(route_ptx(arch)), arch != PORTABLE);
         let Routed { tokens, shared_tokens, .. } = self.routing.expected();
-        let token_type = self.routing.token_type;
+        let operand_type = self.routing.operand_type;
         for schedule in SCHEDULES {
             let mut device = Device::new(DeviceConfig::default());
             let filled = self.routing.clone().filled();
@@ -558,7 +558,7 @@ impl Expansion {
                     let found: Vec<u16> = device.download(found);
                     let wrong = (0..found.len()).find(|&at| {
                         let is_weighted = of == 0 && self.routing.weights.is_some();
-                        found[at] != expected[at] && !(is_weighted && same(token_type, found[at], expected[at]))
+                        found[at] != expected[at] && !(is_weighted && same(operand_type, found[at], expected[at]))
                     });
                     assert_eq!(wrong.map(|at| (at, found[at], expected[at])), None, "{name}, {schedule}, {of}");
                 }
@@ -622,7 +622,7 @@ struct Sum {
     top_k: u32,
     hidden: u32,
     pitch: u32,
-    token_type: u32,
+    operand_type: u32,
     rows: Vec<u16>,
     places: Vec<u32>,
     weights: Option<Vec<f32>>,
@@ -632,11 +632,11 @@ struct Sum {
 
 impl Sum {
     /// Of rows at random; a choice in four has none.
-    fn random(token_type: u32, tokens: u32, top_k: u32, hidden: u32) -> Self {
+    fn random(operand_type: u32, tokens: u32, top_k: u32, hidden: u32) -> Self {
         let mut random = random(u64::from((tokens * top_k) ^ hidden));
         let row_count = (tokens * top_k).max(1);
         let mut numbers = |rows: u32| {
-            (0..rows * hidden).map(|_| round(token_type, random.random_range(-8.0..8.0))).collect::<Vec<_>>()
+            (0..rows * hidden).map(|_| round(operand_type, random.random_range(-8.0..8.0))).collect::<Vec<_>>()
         };
         let (rows, shared_rows) = (numbers(row_count), Some(numbers(tokens)));
         let places = (0..tokens * top_k)
@@ -649,7 +649,7 @@ impl Sum {
             top_k,
             hidden,
             pitch: hidden + 8,
-            token_type,
+            operand_type,
             rows,
             places,
             weights,
@@ -663,15 +663,15 @@ impl Sum {
         let mut sum = 0.0f32;
         for choice in token * top_k..(token + 1) * top_k {
             if self.places[choice] != NO_ROW {
-                let number = decode(self.token_type, self.rows[self.places[choice] as usize * hidden + column]);
+                let number = decode(self.operand_type, self.rows[self.places[choice] as usize * hidden + column]);
                 sum = self.weights.as_ref().map_or(1.0, |weights| weights[choice]).mul_add(number, sum);
             }
         }
         if let Some(rows) = &self.shared_rows {
-            let number = decode(self.token_type, rows[token * hidden + column]);
+            let number = decode(self.operand_type, rows[token * hidden + column]);
             sum = self.shared_weights.as_ref().map_or(1.0, |weights| weights[token]).mul_add(number, sum);
         }
-        round(self.token_type, sum)
+        round(self.operand_type, sum)
     }
 
     /// Its operands on a device, and the output.
@@ -699,7 +699,7 @@ impl Sum {
             if column < self.hidden as usize {
                 let expected = self.expected(token, column);
                 assert!(
-                    same(self.token_type, bits, expected),
+                    same(self.operand_type, bits, expected),
                     "{name}: token {token}, column {column}: {bits:#x} is not {expected:#x}"
                 );
             } else {
@@ -712,7 +712,7 @@ impl Sum {
 fn launch_combine(
     device: &mut Device,
     module: &Module,
-    token_type: u32,
+    operand_type: u32,
     combine: &Combine,
     schedule: Schedule,
 ) -> Result<(), Fault> {
@@ -721,7 +721,7 @@ fn launch_combine(
         overlaps: true,
         ..LaunchConfig::linear(Combine::blocks(combine.token_count, combine.hidden) as u32, Combine::THREADS)
     };
-    let entry = COMBINE_ENTRIES[usize::from(token_type == OUTPUT_BF16)];
+    let entry = COMBINE_ENTRIES[usize::from(operand_type == OUTPUT_BF16)];
     device.launch(module, entry, &grid, &[Arg::value(*combine)]).map(drop)
 }
 
@@ -730,7 +730,7 @@ fn check_sum(name: &str, sum: &Sum) {
     for schedule in SCHEDULES {
         let mut device = Device::new(DeviceConfig::default());
         let (combine, output) = sum.place(&mut device);
-        let result = launch_combine(&mut device, &module, sum.token_type, &combine, schedule);
+        let result = launch_combine(&mut device, &module, sum.operand_type, &combine, schedule);
         result.unwrap_or_else(|fault| panic!("{name}, {schedule}: {fault}"));
         sum.check_output(&format!("{name}, {schedule}"), &device.download(output));
     }
@@ -738,11 +738,11 @@ fn check_sum(name: &str, sum: &Sum) {
 
 #[test]
 fn sums_are_rounded_once_and_in_the_order_of_choices() {
-    for token_type in [OUTPUT_F16, OUTPUT_BF16] {
+    for operand_type in [OUTPUT_F16, OUTPUT_BF16] {
         for (tokens, top_k, hidden) in [(1, 1, 16), (1, 8, 2048), (17, 32, 48), (9, 8, 272), (3, 9, 720), (130, 4, 256)]
         {
             let name = format!("{tokens} × {top_k}, {hidden} columns");
-            let sum = Sum::random(token_type, tokens, top_k, hidden);
+            let sum = Sum::random(operand_type, tokens, top_k, hidden);
             check_sum(&name, &sum);
             check_sum(&name, &Sum { shared_weights: None, ..sum.clone() });
             check_sum(&name, &Sum { shared_rows: None, shared_weights: None, weights: None, pitch: hidden, ..sum });
@@ -752,13 +752,13 @@ fn sums_are_rounded_once_and_in_the_order_of_choices() {
 
 #[test]
 fn infinities_of_a_row_stay_in_its_token_and_a_choice_without_row_adds_nothing() {
-    for token_type in [OUTPUT_F16, OUTPUT_BF16] {
-        let mut sum = Sum::random(token_type, 6, 4, 32);
+    for operand_type in [OUTPUT_F16, OUTPUT_BF16] {
+        let mut sum = Sum::random(operand_type, 6, 4, 32);
         sum.places = (0..24).collect();
-        sum.rows[5 * 32..6 * 32].fill(round(token_type, f32::INFINITY));
-        sum.rows[6 * 32..7 * 32].fill(round(token_type, f32::NEG_INFINITY));
-        sum.rows[9 * 32..10 * 32].fill(round(token_type, f32::NAN));
-        sum.rows[12 * 32..13 * 32].fill(round(token_type, 60000.0));
+        sum.rows[5 * 32..6 * 32].fill(round(operand_type, f32::INFINITY));
+        sum.rows[6 * 32..7 * 32].fill(round(operand_type, f32::NEG_INFINITY));
+        sum.rows[9 * 32..10 * 32].fill(round(operand_type, f32::NAN));
+        sum.rows[12 * 32..13 * 32].fill(round(operand_type, 60000.0));
         sum.weights.as_mut().unwrap()[12] = 100.0;
         // The weight of no row.
         sum.places[16] = NO_ROW;
@@ -784,7 +784,7 @@ fn sums_may_follow_the_lists_that_they_use() {
         let (mut combine, output) = sum.place(&mut device);
         combine.places = placed.lists.address + places.places;
         launch_route(&mut device, &module, &placed.route, &routing.grid(schedule, true)).unwrap();
-        launch_combine(&mut device, &module, sum.token_type, &combine, schedule).unwrap();
+        launch_combine(&mut device, &module, sum.operand_type, &combine, schedule).unwrap();
         sum.check_output(&schedule.to_string(), &device.download(output));
     }
 }
@@ -818,7 +818,7 @@ impl Weights {
     }
 
     /// A matrix as units.
-    fn units(&self, matrix: u32, token_type: TokenType, ordered_rows: bool) -> Vec<u8> {
+    fn units(&self, matrix: u32, operand_type: OperandType, ordered_rows: bool) -> Vec<u8> {
         let &Self { rows, k, .. } = self;
         let mut units = vec![0; matrix_bytes(rows, k) as usize];
         for (position, k_block) in (0..rows).flat_map(|row| (0..k_blocks(k)).map(move |k_block| (row, k_block))) {
@@ -840,11 +840,11 @@ impl Weights {
                         }
                     }
                     let scale = self.scale(matrix, row, start + element(columns, lane, word, 0).unwrap());
-                    let codes = if token_type == TokenType::Bf16 && scale == 0 { 0 } else { codes };
+                    let codes = if operand_type == OperandType::Bf16 && scale == 0 { 0 } else { codes };
                     let at = unit + (lane_place(columns, position, lane) + 4 * word) as usize;
-                    units[at..at + 4].copy_from_slice(&token_type.pack(codes).to_le_bytes());
+                    units[at..at + 4].copy_from_slice(&operand_type.pack(codes).to_le_bytes());
                     let at = unit + (scale_place(columns, position, lane) + word / 2) as usize;
-                    units[at] = token_type.pack_scale(scale);
+                    units[at] = operand_type.pack_scale(scale);
                 }
                 assert_eq!(lane_words(columns).div_ceil(2), lane_scales(columns));
             }
@@ -855,7 +855,7 @@ impl Weights {
     /// Packs them on a device: all units, and the place of the first invalid scale.
     fn pack(
         &self,
-        token_type: TokenType,
+        operand_type: OperandType,
         ordered_rows: bool,
         schedule: Schedule,
     ) -> Result<(Vec<Vec<u8>>, u64), Fault> {
@@ -886,7 +886,7 @@ impl Weights {
             rows,
             k,
             ordered_rows: ordered_rows.into(),
-            token_type: token_type as u32,
+            operand_type: operand_type as u32,
             unused: 0,
         };
         let blocks = Pack::blocks(matrices, rows, k) as u32;
@@ -908,14 +908,14 @@ fn weights_are_packed_as_a_plain_packer_packs_them() {
     let sizes = ragged.iter().flat_map(|&k| [(16, k), (144, k)]).chain(ragged.iter().map(|&rows| (rows, 144)));
     for (rows, k) in sizes.chain([(272, 720), (720, 272)]) {
         let weights = Weights::random(2, rows, k);
-        for token_type in [TokenType::F16, TokenType::Bf16, TokenType::E4m3] {
+        for operand_type in [OperandType::F16, OperandType::Bf16, OperandType::E4m3] {
             for ordered_rows in [false, true] {
-                let (units, invalid) = weights.pack(token_type, ordered_rows, Schedule::Fair).unwrap();
+                let (units, invalid) = weights.pack(operand_type, ordered_rows, Schedule::Fair).unwrap();
                 assert_eq!(invalid, u64::MAX);
                 for (matrix, units) in units.iter().enumerate() {
-                    let expected = weights.units(matrix as u32, token_type, ordered_rows);
+                    let expected = weights.units(matrix as u32, operand_type, ordered_rows);
                     let wrong = (0..expected.len()).find(|&at| units[at] != expected[at]);
-                    assert_eq!(wrong, None, "{rows} × {k}, {token_type:?}, {ordered_rows}");
+                    assert_eq!(wrong, None, "{rows} × {k}, {operand_type:?}, {ordered_rows}");
                 }
             }
         }
@@ -931,7 +931,7 @@ fn the_first_scale_that_is_none_is_found_on_every_schedule() {
             weights.scales[place] = scale;
         }
         for schedule in SCHEDULES {
-            let (_, invalid) = weights.pack(TokenType::Bf16, ordered_rows, schedule).unwrap();
+            let (_, invalid) = weights.pack(OperandType::Bf16, ordered_rows, schedule).unwrap();
             assert_eq!(invalid, places[1] as u64, "{k}, {schedule}");
         }
     }

@@ -5,10 +5,9 @@ use std::collections::BTreeSet;
 
 use nvfp4::backend::Backend;
 use nvfp4::backend::emulated::{Fault, FaultKind, Schedule};
-use nvfp4::fp8::TokenFormat;
 use nvfp4::moe::compare::compare;
 use nvfp4::moe::{LayerShape, MoeInputs, MoeStep, MoeWeights};
-use nvfp4::problem::OutDtype;
+use nvfp4::problem::{TokenDtype, TokenFormat};
 use nvfp4_tests::instances::schedules;
 use nvfp4_tests::moe::{DTYPES, emulated, emulated_of, inputs, run, shape, step, verified, weights};
 use nvfp4_tests::sabotage::{Sabotage, changed, check_sabotages, fault_of, lines_of};
@@ -62,11 +61,11 @@ impl Products {
     /// The fault that stops a layer with this text of the kernel. One block computes many tiles, all of them ragged.
     fn fault(&self, layer: &LayerShape, ptx: &str) -> Option<Fault> {
         let gpu = emulated_of(self.arch, Schedule::Worst, 1).with_ptx(ptx).unwrap();
-        let weights = weights(layer, OutDtype::F16);
+        let weights = weights(layer, TokenDtype::F16);
         // The first expert's rows, which are read first, are those of the last tokens, which a launch before brings last.
         let mut ids: Vec<i32> = (0..).zip(self.rows).flat_map(|(expert, &rows)| vec![expert; rows]).collect();
         ids.reverse();
-        let inputs = MoeInputs { ids: ids.clone().into(), ..inputs(layer, OutDtype::F16, ids.len()) };
+        let inputs = MoeInputs { ids: ids.clone().into(), ..inputs(layer, TokenDtype::F16, ids.len()) };
         fault_of(run(gpu.prepare_moe(&weights).unwrap().as_mut(), &step(&weights, inputs)))
     }
 
@@ -242,10 +241,10 @@ fn check_left_out(of: &Products, layer: &LayerShape, instruction: &str, least: u
 
 /// The same of each that is changed to another one.
 fn check_changed(of: &Products, layer: &LayerShape, instruction: &str, least: usize, change: impl Fn(&str) -> String) {
-    let weights = weights(layer, OutDtype::F16);
+    let weights = weights(layer, TokenDtype::F16);
     // Ten rows and seven: products for two times eight tokens, and for eight.
     let ids: Vec<i32> = [vec![0; 10], vec![1; 7]].concat();
-    let step = step(&weights, MoeInputs { ids: ids.into(), ..inputs(layer, OutDtype::F16, 17) });
+    let step = step(&weights, MoeInputs { ids: ids.into(), ..inputs(layer, TokenDtype::F16, 17) });
     let gpu = emulated_of(of.arch, Schedule::Fair, 1);
     let wrong = |ptx: &str| {
         let mut layer = gpu.clone().with_ptx(ptx).unwrap().prepare_moe(&weights).unwrap();
@@ -279,10 +278,10 @@ impl Products {
     fn nvfp4_fault(&self, layer: &LayerShape, ptx: &str) -> Option<Fault> {
         let layer = layer.clone().with_token_format(TokenFormat::Nvfp4);
         let gpu = emulated_of(self.arch, Schedule::Worst, 1).with_ptx(ptx).unwrap();
-        let weights = weights(&layer, OutDtype::F16);
+        let weights = weights(&layer, TokenDtype::F16);
         // Five, twelve and three rows.
         let ids: Vec<i32> = [vec![0; 5], vec![1; 12], vec![2; 3]].concat();
-        let inputs = MoeInputs { ids: ids.into(), ..inputs(&layer, OutDtype::F16, 20) };
+        let inputs = MoeInputs { ids: ids.into(), ..inputs(&layer, TokenDtype::F16, 20) };
         fault_of(run(gpu.prepare_moe(&weights).unwrap().as_mut(), &step(&weights, inputs)))
     }
 }
@@ -342,7 +341,7 @@ fn every_nvfp4_product_that_is_left_out_or_reads_other_scales_on_sm_120_is_found
 
 /// Where experts have input scales, gate and up leave to down what it multiplies.
 #[test]
-fn every_store_and_shuffle_of_the_quantised_intermediate_that_is_left_out_is_found() {
+fn every_store_and_shuffle_of_the_quantized_intermediate_that_is_left_out_is_found() {
     let layer = shape(256, 80, 3, 1).with_token_format(TokenFormat::Nvfp4).with_input_scales();
     for (of, stores, words, shuffles) in [(BLACKWELL_NVFP4, 1, 2, 1), (CONSUMER_NVFP4, 8, 8, 12)] {
         check_left_out(&of, &layer, "st.global.b8", stores);

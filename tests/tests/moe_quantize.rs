@@ -8,8 +8,8 @@ use kernels_gpu::nvfp4_rows::{TOKEN_STEP, row_bytes, scale_tiles, token_scale, t
 use kernels_gpu::sorted::{CHUNK_BYTES, LINE_BYTES, ROW_MULTIPLE, chunk, line};
 use kernels_gpu::units::{ROW_LANES, block_columns, block_start, e4m3_position, element, k_blocks, lane_words};
 use nvfp4::fp4;
-use nvfp4::fp8::quantise_token;
-use nvfp4::problem::OutDtype;
+use nvfp4::fp8::quantize_token;
+use nvfp4::problem::TokenDtype;
 use nvfp4_tests::sabotage::{Sabotage, check_sabotages};
 use ptx_emulator::{Arg, Device, DeviceConfig, Fault, LaunchConfig, Module, Schedule};
 use rand::{RngExt, SeedableRng};
@@ -29,7 +29,7 @@ fn ptx() -> &'static str {
 
 /// Tokens and their rows.
 struct Tokens {
-    dtype: OutDtype,
+    dtype: TokenDtype,
     k: u32,
     /// Elements from one token to the next one.
     pitch: u32,
@@ -46,12 +46,12 @@ struct Tokens {
 
 impl Tokens {
     /// So many tokens, each of which names some of the experts at random, and now and then nobody. Each expert's rows are filled up.
-    fn random(dtype: OutDtype, tokens: u32, top_k: u32, experts: u32, k: u32) -> Self {
+    fn random(dtype: TokenDtype, tokens: u32, top_k: u32, experts: u32, k: u32) -> Self {
         Self::filled_up(ROW_MULTIPLE, dtype, [tokens, top_k, experts, k])
     }
 
     /// As [`Self::random`], filled up to a multiple of so many rows.
-    fn filled_up(multiple: u32, dtype: OutDtype, [tokens, top_k, experts, k]: [u32; 4]) -> Self {
+    fn filled_up(multiple: u32, dtype: TokenDtype, [tokens, top_k, experts, k]: [u32; 4]) -> Self {
         let mut random = Xoshiro256PlusPlus::seed_from_u64(u64::from(k));
         let named: Vec<_> = (0..tokens * top_k).map(|_| random.random_range(0..=experts)).collect();
         let (mut rows, mut firsts, mut places) = (Vec::new(), vec![0], vec![NO_ROW; named.len()]);
@@ -71,7 +71,7 @@ impl Tokens {
         for (token, bits) in special.into_iter().enumerate().take(tokens as usize) {
             x[token * pitch as usize + (5 * token + 3) % k as usize] = bits;
         }
-        let fill: [&[u16]; 3] = [&[0], &[0x8001, 1, 0], &[if dtype == OutDtype::F16 { 0x7bff } else { 0x7f7f }, 1]];
+        let fill: [&[u16]; 3] = [&[0], &[0x8001, 1, 0], &[if dtype == TokenDtype::F16 { 0x7bff } else { 0x7f7f }, 1]];
         for (token, numbers) in fill.into_iter().enumerate().map(|(at, of)| (at + 3, of)) {
             if token < tokens as usize {
                 let of_token = x[token * pitch as usize..][..k as usize].iter_mut();
@@ -128,7 +128,7 @@ impl Tokens {
             }
             let bits = self.bits(token);
             let mut of_token = vec![0; k as usize];
-            scales[row] = quantise_token(self.dtype, &bits, &mut of_token);
+            scales[row] = quantize_token(self.dtype, &bits, &mut of_token);
             if scales[row].is_nan() {
                 // What is no element is a NaN too.
                 fill(&mut codes, 0x7f);
@@ -157,7 +157,7 @@ impl Tokens {
     }
 
     /// What a text of the kernel makes of them, twice over.
-    fn quantise(&self, ptx: &str, schedule: Schedule) -> Result<(Vec<u8>, Vec<f32>), Fault> {
+    fn quantize(&self, ptx: &str, schedule: Schedule) -> Result<(Vec<u8>, Vec<f32>), Fault> {
         let module = Module::parse(ptx).unwrap();
         let mut device = Device::new(DeviceConfig::default());
         let (expected, scales) = self.expected();
@@ -182,7 +182,7 @@ impl Tokens {
             k: self.k,
             unused: 0,
         };
-        let entry = ENTRIES[usize::from(self.dtype == OutDtype::Bf16)];
+        let entry = ENTRIES[usize::from(self.dtype == TokenDtype::Bf16)];
         let grid = LaunchConfig {
             schedule,
             overlaps: true,
@@ -199,7 +199,7 @@ impl Tokens {
     fn check(&self, name: &str) {
         let (codes, scales) = self.expected();
         for schedule in SCHEDULES {
-            let found = self.quantise(ptx(), schedule);
+            let found = self.quantize(ptx(), schedule);
             let (found_codes, found_scales) = found.unwrap_or_else(|fault| panic!("{name}, {schedule}: {fault}"));
             let wrong = (0..scales.len()).find(|&row| {
                 found_scales[row].to_bits() != scales[row].to_bits()
@@ -215,14 +215,14 @@ impl Tokens {
 #[test]
 fn every_code_and_scale_is_the_definitions_whatever_the_columns() {
     for k in [16, 32, 48, 64, 80, 96, 112, 128, 176, 240, 272, 720, 1088] {
-        let dtype = if k % 32 == 0 { OutDtype::F16 } else { OutDtype::Bf16 };
+        let dtype = if k % 32 == 0 { TokenDtype::F16 } else { TokenDtype::Bf16 };
         Tokens::random(dtype, 9, 3, 4, k).check(&format!("{k} columns"));
     }
 }
 
 #[test]
 fn rows_may_be_tokens_and_tokens_may_have_weights() {
-    for dtype in [OutDtype::F16, OutDtype::Bf16] {
+    for dtype in [TokenDtype::F16, TokenDtype::Bf16] {
         let tokens = || Tokens::random(dtype, 13, 1, 3, 144);
         tokens().with_weights().check("weights");
         tokens().into_rows(true).check("rows of a list");
@@ -233,8 +233,8 @@ fn rows_may_be_tokens_and_tokens_may_have_weights() {
 
 #[test]
 fn a_wait_that_is_left_out_is_found() {
-    let tokens = Tokens::random(OutDtype::Bf16, 9, 3, 4, 144);
-    let run = |ptx: &str| tokens.quantise(ptx, Schedule::Worst).err();
+    let tokens = Tokens::random(TokenDtype::Bf16, 9, 3, 4, 144);
+    let run = |ptx: &str| tokens.quantize(ptx, Schedule::Worst).err();
     check_sabotages(ptx(), ENTRIES[1], &[Sabotage::leave_out("griddepcontrol.wait", 1)], run);
 }
 
@@ -258,7 +258,12 @@ struct Nvfp4Rows {
 }
 
 impl Nvfp4 {
-    fn random(dtype: OutDtype, [tokens, top_k, experts, k]: [u32; 4], tile_tokens: u32, input_scales: &[f32]) -> Self {
+    fn random(
+        dtype: TokenDtype,
+        [tokens, top_k, experts, k]: [u32; 4],
+        tile_tokens: u32,
+        input_scales: &[f32],
+    ) -> Self {
         let tokens = Tokens::filled_up(1, dtype, [tokens, top_k, experts, k]);
         let input_scales = input_scales.iter().copied().cycle().take(experts as usize).collect();
         Self { tokens, tile_tokens, input_scales, is_known: false }
@@ -305,7 +310,7 @@ impl Nvfp4 {
                 let (mut codes, mut scales) = (vec![0; columns], vec![0; columns / 16]);
                 let input_scale = Some(self.input_scales[expert]).filter(|scale| *scale != 0.0);
                 let bits = self.tokens.bits(self.tokens.rows[(first + row) as usize]);
-                let global = fp4::quantise_token(*dtype, &bits, input_scale, &mut codes, &mut scales);
+                let global = fp4::quantize_token(*dtype, &bits, input_scale, &mut codes, &mut scales);
                 rows.globals[(first + row) as usize] = canonical(global.to_bits());
                 let values = &mut rows.values[((first + row) * row_bytes(*k)) as usize..];
                 values.iter_mut().zip(codes.as_chunks::<2>().0).for_each(|(to, [low, high])| *to = low | high << 4);
@@ -327,7 +332,7 @@ impl Nvfp4 {
     }
 
     /// What a text of the kernel makes of them, twice over.
-    fn quantise(&self, ptx: &str, schedule: Schedule) -> Result<Nvfp4Rows, Fault> {
+    fn quantize(&self, ptx: &str, schedule: Schedule) -> Result<Nvfp4Rows, Fault> {
         let (module, tokens, poisoned) = (Module::parse(ptx).unwrap(), &self.tokens, self.poisoned());
         let mut device = Device::new(DeviceConfig::default());
         let (values, scales) = (device.upload(&poisoned.values), device.upload(&poisoned.scales));
@@ -352,7 +357,7 @@ impl Nvfp4 {
             k: tokens.k,
             unused: 0,
         };
-        let entry = nvfp4_abi::ENTRIES[usize::from(tokens.dtype == OutDtype::Bf16)];
+        let entry = nvfp4_abi::ENTRIES[usize::from(tokens.dtype == TokenDtype::Bf16)];
         let linear = LaunchConfig::linear(quantize.blocks() as u32, nvfp4_abi::Quantize::THREADS);
         let grid = LaunchConfig { schedule, overlaps: true, ..linear };
         for _ in 0..2 {
@@ -367,7 +372,7 @@ impl Nvfp4 {
         let expected = self.expected();
         for schedule in SCHEDULES {
             let found =
-                self.quantise(nvfp4_ptx(), schedule).unwrap_or_else(|fault| panic!("{name}, {schedule}: {fault}"));
+                self.quantize(nvfp4_ptx(), schedule).unwrap_or_else(|fault| panic!("{name}, {schedule}: {fault}"));
             for (what, found, expected) in
                 [("values", &found.values, &expected.values), ("scales", &found.scales, &expected.scales)]
             {
@@ -390,7 +395,7 @@ fn nvfp4_ptx() -> &'static str {
 #[test]
 fn every_value_and_scale_of_nvfp4_is_the_definitions_whatever_the_columns() {
     for k in [16, 32, 48, 64, 80, 112, 176, 512, 544, 720] {
-        let dtype = if k % 32 == 0 { OutDtype::F16 } else { OutDtype::Bf16 };
+        let dtype = if k % 32 == 0 { TokenDtype::F16 } else { TokenDtype::Bf16 };
         for input_scales in [&[0.0][..], &[1.0 / 1024.0, 3e-4]] {
             Nvfp4::random(dtype, [9, 3, 4, k], 8, input_scales).check(&format!("{k} columns, {input_scales:?}"));
         }
@@ -400,7 +405,7 @@ fn every_value_and_scale_of_nvfp4_is_the_definitions_whatever_the_columns() {
 #[test]
 fn tiles_of_nvfp4_have_scales_of_their_own_and_tokens_may_be_rows_or_have_weights() {
     for (tile_tokens, tokens) in [(8, 40), (16, 50), (32, 70), (128, 130)] {
-        let dtype = if tokens == 50 { OutDtype::Bf16 } else { OutDtype::F16 };
+        let dtype = if tokens == 50 { TokenDtype::Bf16 } else { TokenDtype::F16 };
         Nvfp4::random(dtype, [tokens, 2, 2, 80], tile_tokens, &[0.0, 1e-3]).check(&format!("tiles of {tile_tokens}"));
         Nvfp4::random(dtype, [tokens, 1, 3, 48], tile_tokens, &[0.0])
             .into_rows()
@@ -411,14 +416,14 @@ fn tiles_of_nvfp4_have_scales_of_their_own_and_tokens_may_be_rows_or_have_weight
                 .check(&format!("rows of a linear layer, {tile_tokens}"));
         }
     }
-    let mut weighted = Nvfp4::random(OutDtype::Bf16, [13, 1, 3, 144], 16, &[0.0, 2e-3]);
+    let mut weighted = Nvfp4::random(TokenDtype::Bf16, [13, 1, 3, 144], 16, &[0.0, 2e-3]);
     weighted.tokens = weighted.tokens.with_weights();
     weighted.check("weights");
 }
 
 #[test]
 fn a_wait_that_is_left_out_is_found_for_nvfp4() {
-    let tokens = Nvfp4::random(OutDtype::Bf16, [9, 3, 4, 144], 8, &[0.0]);
-    let run = |ptx: &str| tokens.quantise(ptx, Schedule::Worst).err();
+    let tokens = Nvfp4::random(TokenDtype::Bf16, [9, 3, 4, 144], 8, &[0.0]);
+    let run = |ptx: &str| tokens.quantize(ptx, Schedule::Worst).err();
     check_sabotages(nvfp4_ptx(), nvfp4_abi::ENTRIES[1], &[Sabotage::leave_out("griddepcontrol.wait", 1)], run);
 }

@@ -4,9 +4,8 @@ use nvfp4::Error;
 use nvfp4::backend::emulated::{Emulated, Options, Schedule, arches};
 use nvfp4::backend::{Backend, cpu::Cpu};
 use nvfp4::compare::Tolerance;
-use nvfp4::fp8::TokenFormat;
 use nvfp4::generate::Generator;
-use nvfp4::problem::{Op, OutDtype};
+use nvfp4::problem::{Op, TokenDtype, TokenFormat};
 use nvfp4::router::{self, Logits, Router, Scoring};
 use nvfp4_tests::{Case, groups, inputs, linear, moe};
 
@@ -32,7 +31,7 @@ fn rows() -> Vec<Row> {
 }
 
 /// Tokens of a type, and as what they are multiplied.
-fn words(format: TokenFormat, dtype: OutDtype) -> String {
+fn words(format: TokenFormat, dtype: TokenDtype) -> String {
     match format {
         TokenFormat::Bits16 => dtype.name().into(),
         other => format!("{}, multiplied as {}", dtype.name(), other.name()),
@@ -50,19 +49,19 @@ fn prepared<T>(layer: Result<T, Error>) -> Option<T> {
 
 fn computes_groups(backend: &dyn Backend, op: Op) -> bool {
     let inputs = inputs(Generator::Gaussian, op, &groups(&[(3, 72, 96), (0, 8, 32), (9, 40, 64)]), 1);
-    let case = Case::new(&inputs, OutDtype::F16);
-    case.verified(backend, case.prepare(backend).as_mut(), |_| Tolerance::of(OutDtype::F16));
+    let case = Case::new(&inputs, TokenDtype::F16);
+    case.verified(backend, case.prepare(backend).as_mut(), |_| Tolerance::of(TokenDtype::F16));
     true
 }
 
-fn computes_linear(backend: &dyn Backend, format: TokenFormat, dtype: OutDtype) -> bool {
+fn computes_linear(backend: &dyn Backend, format: TokenFormat, dtype: TokenDtype) -> bool {
     let weights = linear::weights(80, 176, dtype).with_token_format(format);
     let step = nvfp4::linear::LinearStep::new(&weights, linear::inputs(&weights, 5)).expect("inputs of the layer");
     let layer = prepared(backend.prepare_linear(&weights));
     layer.map(|mut layer| linear::verified(layer.as_mut(), &weights, &step)).is_some()
 }
 
-fn computes_moe(backend: &dyn Backend, format: TokenFormat, dtype: OutDtype) -> bool {
+fn computes_moe(backend: &dyn Backend, format: TokenFormat, dtype: TokenDtype) -> bool {
     let layer = moe::shape(80, 48, 3, 2).with_token_format(format);
     let weights = moe::weights(&layer, dtype);
     let step = moe::step(&weights, moe::inputs(&layer, dtype, 5));
@@ -71,10 +70,10 @@ fn computes_moe(backend: &dyn Backend, format: TokenFormat, dtype: OutDtype) -> 
 }
 
 fn computes_router(backend: &dyn Backend) -> bool {
-    let router = Router::new(20, 3, Scoring::Softmax { renormalise: true }).expect("sizes of a router");
+    let router = Router::new(20, 3, Scoring::Softmax { renormalize: true }).expect("sizes of a router");
     let numbers: Vec<f32> = (0..100).map(|i| (i * 37 % 41) as f32 / 8.0).collect();
-    let bits = |dtype: OutDtype| numbers.iter().map(|&number| dtype.round_f32(number)).collect::<Vec<_>>();
-    let [bf16, f16] = [OutDtype::Bf16, OutDtype::F16].map(bits);
+    let bits = |dtype: TokenDtype| numbers.iter().map(|&number| dtype.round_f32(number)).collect::<Vec<_>>();
+    let [bf16, f16] = [TokenDtype::Bf16, TokenDtype::F16].map(bits);
     for logits in [Logits::F32(numbers.as_slice().into()), Logits::Bf16(bf16.into()), Logits::F16(f16.into())] {
         let routes = backend.route(&router, &logits).expect("every device has this kernel");
         assert!(router::compare::compare(&router, &logits, &routes).expect("logits of the router").is_none());

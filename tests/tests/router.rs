@@ -24,16 +24,16 @@ fn backends() -> Vec<Box<dyn Backend>> {
     backends
 }
 
-fn groups(experts: usize, groups: usize, top_groups: usize, renormalise: bool) -> Scoring {
+fn groups(experts: usize, groups: usize, top_groups: usize, renormalize: bool) -> Scoring {
     let bias = (0..experts).map(|expert| [0.0, 0.125, -0.25, 0.125, 0.5][expert * 7 % 5]).collect();
-    Scoring::SigmoidGroups { bias, groups, top_groups, renormalise, scale: 2.5 }
+    Scoring::SigmoidGroups { bias, groups, top_groups, renormalize, scale: 2.5 }
 }
 
 fn routers() -> Vec<Router> {
     [
-        (128, 8, Scoring::Softmax { renormalise: true }),
-        (60, 4, Scoring::Softmax { renormalise: false }),
-        (512, 32, Scoring::Softmax { renormalise: false }),
+        (128, 8, Scoring::Softmax { renormalize: true }),
+        (60, 4, Scoring::Softmax { renormalize: false }),
+        (512, 32, Scoring::Softmax { renormalize: false }),
         (128, 4, Scoring::TopKSoftmax),
         (3, 3, Scoring::TopKSoftmax),
         (16, 1, Scoring::SigmoidTop1),
@@ -95,7 +95,7 @@ fn every_router_gives_the_right_experts_and_the_same_bits_on_every_backend() {
 
 #[test]
 fn a_tokens_routes_do_not_depend_on_the_batch() {
-    let router = Router::new(60, 4, Scoring::Softmax { renormalise: false }).expect("valid sizes");
+    let router = Router::new(60, 4, Scoring::Softmax { renormalize: false }).expect("valid sizes");
     let numbers = numbers(7 * 60);
     for backend in backends() {
         let all = backend.route(&router, &Logits::F32((&numbers[..]).into())).unwrap();

@@ -7,7 +7,7 @@ use nvfp4::backend::{self, Backend};
 use nvfp4::compare::Tolerance;
 use nvfp4::generate::Generator;
 use nvfp4::kernels::GroupedKernel;
-use nvfp4::problem::{Op, OutDtype, Step};
+use nvfp4::problem::{Op, Step, TokenDtype};
 use nvfp4::shape;
 use nvfp4_tests::instances::{OPS, check, check_shapes, device, schedules, verified, with_instance};
 use nvfp4_tests::{Case, groups, inputs};
@@ -21,7 +21,7 @@ fn ragged_groups_with_tails_of_k_are_right_on_every_schedule() {
     let schedules = [Schedule::Fair, Schedule::Worst, Schedule::Seed(1), Schedule::Seed(2)];
     let sizes = [(0, 8, 64), (1, 72, 320), (7, 8, 192), (127, 136, 64), (129, 72, 256), (0, 128, 256), (33, 8, 32)];
     for (op, entry) in OPS.into_iter().zip(["gated_sm100_t64", "plain_sm100_t64"]) {
-        for out_dtype in [OutDtype::F16, OutDtype::Bf16] {
+        for out_dtype in [TokenDtype::F16, TokenDtype::Bf16] {
             let inputs = inputs(Generator::Gaussian, op, &groups(&sizes), 1);
             check(&Case::new(&inputs, out_dtype), schedules.into_iter().map(blackwell), out_dtype, entry);
         }
@@ -41,7 +41,7 @@ fn every_instance_is_right_on_twenty_random_schedules_and_the_worst() {
             let inputs = inputs(Generator::Gaussian, op, &sizes, 2);
             let entry = format!("{}_sm100_{variant}", op.name());
             let gpus = schedules().map(|schedule| with_instance(gpu.clone().with_schedule(schedule), variant));
-            check(&Case::new(&inputs, OutDtype::F16), gpus, OutDtype::F16, &entry);
+            check(&Case::new(&inputs, TokenDtype::F16), gpus, TokenDtype::F16, &entry);
         }
     }
 }
@@ -55,7 +55,7 @@ fn one_group_and_sixty_four_with_every_tail_of_k_are_right() {
         for (sizes, tile) in [(&sizes[..], "t16"), (&[(33, 72, 2880)], pair)] {
             let inputs = inputs(Generator::Gaussian, op, &groups(sizes), 6);
             let gpus = [Schedule::Fair, Schedule::Worst].into_iter().map(blackwell);
-            check(&Case::new(&inputs, OutDtype::F16), gpus, OutDtype::F16, &format!("{}_sm100_{tile}", op.name()));
+            check(&Case::new(&inputs, TokenDtype::F16), gpus, TokenDtype::F16, &format!("{}_sm100_{tile}", op.name()));
         }
     }
 }
@@ -70,14 +70,14 @@ fn every_built_in_shape_is_right() {
 fn the_plain_kernel_in_place_of_the_gated_one_is_wrong() {
     let [gated, plain] = OPS.map(|op| format!("{}_sm100_t64_serial", op.name()));
     let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(40, 136, 320)]), 7);
-    let case = Case::new(&inputs, OutDtype::F16);
+    let case = Case::new(&inputs, TokenDtype::F16);
     let gpu = with_instance(blackwell(Schedule::Fair), "t64_serial");
-    verified(&case, &gpu, OutDtype::F16, &gated);
+    verified(&case, &gpu, TokenDtype::F16, &gated);
 
     let swapped = gpu.ptx().replace(&gated, "gated").replace(&plain, &gated).replace("gated(", &format!("{plain}("));
     let gpu = gpu.with_ptx(&swapped).unwrap();
     let output = case.try_run(case.prepare(&gpu).as_mut()).unwrap();
-    let mismatch = case.mismatch(&output, |_| Tolerance::of(OutDtype::F16)).expect("another product");
+    let mismatch = case.mismatch(&output, |_| Tolerance::of(TokenDtype::F16)).expect("another product");
     assert!(mismatch.contains("elements are wrong"), "{mismatch}");
 }
 
@@ -85,21 +85,21 @@ fn the_plain_kernel_in_place_of_the_gated_one_is_wrong() {
 fn all_values_and_scales_are_multiplied_as_they_are() {
     for op in OPS {
         let inputs = inputs(Generator::AllCodes, op, &groups(&[(40, 136, 512), (9, 8, 96)]), 3);
-        let case = Case::new(&inputs, OutDtype::F16);
-        verified(&case, &blackwell(Schedule::Fair), OutDtype::F16, &format!("{}_sm100_t64", op.name()));
+        let case = Case::new(&inputs, TokenDtype::F16);
+        verified(&case, &blackwell(Schedule::Fair), TokenDtype::F16, &format!("{}_sm100_t64", op.name()));
     }
 }
 
 #[test]
 fn k_that_has_no_tensor_map_goes_to_the_portable_kernel() {
     let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(5, 8, 64), (5, 8, 48)]), 4);
-    verified(&Case::new(&inputs, OutDtype::F16), &blackwell(Schedule::Fair), OutDtype::F16, "gated_simt_small");
+    verified(&Case::new(&inputs, TokenDtype::F16), &blackwell(Schedule::Fair), TokenDtype::F16, "gated_simt_small");
 }
 
 #[test]
 fn an_instance_that_the_operation_has_not_or_that_does_not_take_the_step_is_refused() {
     let inputs = inputs(Generator::Gaussian, Op::Plain, &groups(&[(5, 8, 64), (9, 8, 64)]), 5);
-    let step = Step::new(&inputs.weights, inputs.tokens.clone(), OutDtype::F16).unwrap();
+    let step = Step::new(&inputs.weights, inputs.tokens.clone(), TokenDtype::F16).unwrap();
     let refusal = |instance| {
         let gpu = with_instance(blackwell(Schedule::Fair), instance);
         let mut layer = gpu.prepare(&inputs.weights).map_err(|error| error.to_string())?;
@@ -117,7 +117,7 @@ fn found_out(case: &Case<'_>, gpu: &Emulated, line: usize, changed: &str) -> boo
     lines[line] = changed;
     let gpu = gpu.clone().with_ptx(&lines.join("\n")).unwrap();
     match case.try_run(case.prepare(&gpu).as_mut()) {
-        Ok(output) => case.mismatch(&output, |_| Tolerance::of(OutDtype::F16)).is_some(),
+        Ok(output) => case.mismatch(&output, |_| Tolerance::of(TokenDtype::F16)).is_some(),
         Err(error) => error.fault().map(|_| true).unwrap_or_else(|| panic!("{error}")),
     }
 }
@@ -224,7 +224,7 @@ fn every_copy_wait_arrival_and_operation_of_the_tensor_core_that_is_left_out_is_
     // So many tiles that each accumulator of a pair is waited for after a tile of few tokens.
     let sizes = [(65, 136, 1600), (7, 72, 320), (3, 8, 64), (1, 8, 64)];
     let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&sizes), 2);
-    let case = Case::new(&inputs, OutDtype::F16);
+    let case = Case::new(&inputs, TokenDtype::F16);
     for (instance, sabotages) in [("t64", &SABOTAGES[..])].into_iter().chain(SABOTAGES_OF_INSTANCES) {
         for sabotage in sabotages {
             let spare = spare(&case, &gpu, instance, sabotage);

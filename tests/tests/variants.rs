@@ -8,7 +8,7 @@ use nvfp4::backend::emulated::{Emulated, Options};
 use nvfp4::generate::Generator;
 use nvfp4::kernels::GroupedKernel;
 use nvfp4::plan::variant::{LaunchSchedule, Variant};
-use nvfp4::problem::{Op, OutDtype};
+use nvfp4::problem::{Op, TokenDtype};
 use nvfp4_tests::{Case, groups, inputs, skip};
 
 const SCHEDULES: [LaunchSchedule; 5] = [
@@ -23,7 +23,7 @@ const SCHEDULES: [LaunchSchedule; 5] = [
 const SIZES: [(usize, usize, usize); 5] = [(1, 72, 320), (0, 136, 64), (7, 136, 192), (130, 200, 64), (40, 8, 1120)];
 
 /// What a backend computes in a variant, within the variant's tolerance.
-fn verified(case: &Case<'_>, gpu: &dyn Backend, variant: Variant, out_dtype: OutDtype) -> Output {
+fn verified(case: &Case<'_>, gpu: &dyn Backend, variant: Variant, out_dtype: TokenDtype) -> Output {
     let mut layer = case.prepare(gpu);
     let tolerance = |place: &nvfp4_tests::Place| variant.schedule.tolerance(out_dtype, &place.element);
     let output = case.verified(gpu, layer.as_mut(), tolerance);
@@ -43,7 +43,7 @@ fn verified(case: &Case<'_>, gpu: &dyn Backend, variant: Variant, out_dtype: Out
 
 /// Every schedule of a kernel is right. Those that fuse give the same bits as each other with the same instance.
 fn check(kernel: GroupedKernel, instance: &'static str, graphs: &[bool], gpu: impl Fn(Variant) -> Box<dyn Backend>) {
-    for out_dtype in [OutDtype::F16, OutDtype::Bf16] {
+    for out_dtype in [TokenDtype::F16, TokenDtype::Bf16] {
         let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&SIZES), 6);
         let case = Case::new(&inputs, out_dtype);
         let mut fused: Option<Output> = None;
@@ -65,7 +65,7 @@ fn check(kernel: GroupedKernel, instance: &'static str, graphs: &[bool], gpu: im
 fn instance(kernel: GroupedKernel) -> &'static str {
     let gpu = emulated(kernel);
     let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&SIZES), 6);
-    let case = Case::new(&inputs, OutDtype::F16);
+    let case = Case::new(&inputs, TokenDtype::F16);
     let takes = |name: &&'static str| {
         let variant = Variant { kernel: Some(kernel), instance: Some(name), ..Variant::default() };
         let gpu = gpu.clone().with_variant(variant).unwrap();

@@ -1,12 +1,12 @@
 //! `cargo xtask accuracy`: writes `docs/accuracy.md`: what the types of weights and tokens cost, against a layer that nothing was
-//! quantised in. Pure arithmetic on the host.
+//! quantized in. Pure arithmetic on the host.
 
 use anyhow::Context;
 use nvfp4::format::{BLOCK, Matrix, e2m1, e4m3};
 use nvfp4::fp4;
-use nvfp4::fp8::{self, FOLD, Factors, Quantised, folded_row};
+use nvfp4::fp8::{self, FOLD, Factors, QuantizedRows, folded_row};
 use nvfp4::moe::oracle::product;
-use nvfp4::problem::OutDtype;
+use nvfp4::problem::TokenDtype;
 use nvfp4::quantize::{global_scale, quantize, quantize_with};
 use rand::SeedableRng;
 use rand_distr::{Distribution, StandardNormal, StudentT};
@@ -115,10 +115,10 @@ type Rows = Vec<Vec<f64>>;
 struct Rounded {
     numbers: Rows,
     /// Their codes and scales, if that is e4m3.
-    codes: Option<Quantised>,
+    codes: Option<QuantizedRows>,
 }
 
-/// A matrix, before and after it was quantised.
+/// A matrix, before and after it was quantized.
 struct Weights {
     numbers: Vec<f32>,
     matrix: Matrix<'static>,
@@ -127,8 +127,8 @@ struct Weights {
 /// What weights are multiplied as, and how products are added.
 #[derive(Clone, Copy)]
 enum Decoded {
-    /// As they were before they were quantised.
-    Unquantised,
+    /// As they were before they were quantized.
+    Unquantized,
     /// e2m1 × e4m3, exact.
     Exact,
     /// That, rounded to e4m3.
@@ -152,7 +152,7 @@ impl Weights {
         let (k, global) = (out.len(), f64::from(self.matrix.global_scale()));
         let mut numbers = vec![0.0; k];
         let scale = match decoded {
-            Decoded::Unquantised => {
+            Decoded::Unquantized => {
                 numbers.copy_from_slice(&self.numbers[row * k..][..k]);
                 1.0
             }
@@ -193,7 +193,7 @@ impl Weights {
     }
 
     /// As [`Self::multiply`], folded, with the bits of Hopper's sums.
-    fn multiply_on_hopper(&self, tokens: &Quantised, promoted: usize) -> Rows {
+    fn multiply_on_hopper(&self, tokens: &QuantizedRows, promoted: usize) -> Rows {
         let (k, global) = (self.matrix.k(), self.matrix.global_scale());
         let parts = |codes: &[u8]| -> Vec<Factors> { codes.chunks(promoted.min(k)).map(Factors::new).collect() };
         let weights: Vec<_> = (0..self.matrix.rows()).map(|row| parts(&self.folded(row))).collect();
@@ -222,7 +222,7 @@ enum Tokens {
 
 impl Tokens {
     fn rounded(self, rows: Rows) -> anyhow::Result<Rounded> {
-        const DTYPE: OutDtype = OutDtype::Bf16;
+        const DTYPE: TokenDtype = TokenDtype::Bf16;
         let k = rows[0].len();
         let numbers = match self {
             Self::Exact => rows,
@@ -232,7 +232,7 @@ impl Tokens {
             }
             Self::Fp8 => {
                 let bits: Vec<u16> = rows.iter().flatten().map(|&number| DTYPE.round(number)).collect();
-                let codes = Quantised::of(DTYPE, &bits, k);
+                let codes = QuantizedRows::of(DTYPE, &bits, k);
                 let row = |(codes, &scale): (&[u8], &f32)| {
                     codes.iter().map(|&code| f64::from(e4m3::decode(code)) * f64::from(scale)).collect()
                 };
@@ -244,7 +244,7 @@ impl Tokens {
                 let largest = rows.iter().flatten().fold(0.0f64, |largest, number| largest.max(number.abs()));
                 let input_scale = (largest as f32) / (e2m1::MAX * e4m3::MAX);
                 let input_scale = matches!(self, Self::Nvfp4).then_some(input_scale);
-                let Quantised { codes, block_scales, scales } = fp4::quantise(DTYPE, &bits, k, input_scale);
+                let QuantizedRows { codes, block_scales, scales } = fp4::quantize(DTYPE, &bits, k, input_scale);
                 let number = |(index, &code): (usize, &u8)| {
                     let block = f64::from(e4m3::decode(block_scales[index / BLOCK]));
                     f64::from(e2m1::decode(code)) * block * f64::from(scales[index / k])
@@ -300,7 +300,7 @@ fn table_of_scales() -> anyhow::Result<Table> {
         let tokens = numbers.tokens(&mut rng)?;
         let product =
             |decoded, types: Tokens| Ok::<_, anyhow::Error>(weights.multiply(&types.rounded(tokens.clone())?, decoded));
-        let want = product(Decoded::Unquantised, Tokens::Exact)?;
+        let want = product(Decoded::Unquantized, Tokens::Exact)?;
         let mut row = vec![numbers.name().to_owned(), format!("{largest:.3}")];
         for (_, decoded, types) in ways {
             row.push(format!("{:.3} %", 100.0 * error(&product(decoded, types)?, &want)));
@@ -329,7 +329,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         let layer =
             Layer([weights(INTERMEDIATE, HIDDEN)?, weights(INTERMEDIATE, HIDDEN)?, weights(HIDDEN, INTERMEDIATE)?]);
         let tokens = numbers.tokens(&mut rng)?;
-        let want = layer.run(&tokens, Decoded::Unquantised, Tokens::Exact)?;
+        let want = layer.run(&tokens, Decoded::Unquantized, Tokens::Exact)?;
         let results = types.map(|(_, decoded, types)| layer.run(&tokens, decoded, types));
         let results = results.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
         for (stage, name) in ["one product", "the layer"].into_iter().enumerate() {

@@ -6,14 +6,16 @@ use anyhow::{Context, ensure};
 
 use crate::workspace;
 
-/// Renew the emulator's golden reports, fault texts and coverage table, and the README's table of operations; look at the difference
-/// before you commit it.
+/// Renew the emulator's golden reports, fault texts and coverage table, the CPU's recorded bits and the README's table of
+/// operations. Review the difference before you commit it.
 #[derive(clap::Args)]
 pub struct Args {}
 
 /// Runs the tests that keep them, so that each writes what it found.
 pub fn run(_: &Args) -> anyhow::Result<()> {
-    for (package, tests) in [("ptx_emulator", &["programs", "readme"][..]), ("nvfp4-tests", &["operations"])] {
+    for (package, tests) in
+        [("ptx_emulator", &["programs", "readme"][..]), ("nvfp4-tests", &["cpu_bits", "operations"])]
+    {
         let mut cargo = Command::new(env!("CARGO"));
         cargo.current_dir(workspace::root()).env("BLESS", "1").args(["test", "--package", package]);
         let status = cargo.args(tests.iter().flat_map(|test| ["--test", test])).status();

@@ -13,7 +13,7 @@ pub struct Args {
 }
 
 /// Which kernels, for what.
-#[derive(clap::Args)]
+#[derive(clap::Args, Default)]
 pub struct Selection {
     /// Only this kernel (more than once for more)
     #[arg(long)]

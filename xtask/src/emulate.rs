@@ -1,7 +1,7 @@
 //! Runs `nvfp4 run --backend emulated` and keeps of its counters what documents speak of.
 //!
 //! Everything kept is an integer that the `fair` schedule makes again exactly, of the same PTX. It is the command that runs, as
-//! it ships: optimised, and built anew with a kernel, which this program need not be.
+//! it ships: optimized, and built anew with a kernel, which this program need not be.
 
 use std::{
     path::{Path, PathBuf},

@@ -61,7 +61,7 @@ const CHANGES: [(&str, &str, &str); 9] = [
     ("stages", "t64_s1", "t64"),
     ("tiles", "t128", "t64"),
     ("tma-store", "t64", "t64_tma"),
-    ("specialised", "t64_serial", "t64"),
+    ("specialized", "t64_serial", "t64"),
     ("pair", "t64", "t64_pair"),
     ("persistent", "per-group", ""),
     ("streams", "per-group", "streams=8"),
@@ -174,15 +174,15 @@ fn page(runs: &[Run], measurements: &Measurements) -> anyhow::Result<String> {
     fill("light", light())?;
     let kernels = build_ptx::kernels()?;
     let kernels: Vec<_> = kernels.kernels().iter().map(|kernel| kernel.name.as_str()).collect();
-    let modelled = time_model::unmeasured()?;
+    let modeled = time_model::unmeasured()?;
     for (change, without, with) in CHANGES {
-        let times = accepted(measurements, &kernels, without, with) + &accepted_in_model(&modelled, without, with);
+        let times = accepted(measurements, &kernels, without, with) + &accepted_in_model(&modeled, without, with);
         fill(&format!("times {change}"), times)?;
     }
     fill("triton", triton(&time_model::triton_unmeasured()?))?;
     fill("measurements", measured(measurements)?)?;
     fill("steps", steps_text(&steps(STEPS)?))?;
-    fill("modelled steps", steps_text(&steps(MODELLED_STEPS)?))?;
+    fill("modeled steps", steps_text(&steps(MODELLED_STEPS)?))?;
     ensure!(!text.contains("{{"), "xtask/src/experiments.md has a place that nothing fills");
     Ok(text)
 }
@@ -317,16 +317,16 @@ fn accepted(measurements: &Measurements, kernels: &[&str], without: &str, with: 
 }
 
 /// The same rule on the times that a model of a B200 predicts, which have no spread.
-fn accepted_in_model(modelled: &BTreeMap<(String, String), f64>, without: &str, with: &str) -> String {
-    let us = |variant: &str, shape: &str| modelled.get(&(variant.to_owned(), shape.to_owned()));
-    let shapes: BTreeSet<&str> = modelled.keys().map(|(_, shape)| &**shape).collect();
+fn accepted_in_model(modeled: &BTreeMap<(String, String), f64>, without: &str, with: &str) -> String {
+    let us = |variant: &str, shape: &str| modeled.get(&(variant.to_owned(), shape.to_owned()));
+    let shapes: BTreeSet<&str> = modeled.keys().map(|(_, shape)| &**shape).collect();
     let ratios: Vec<_> =
         shapes.into_iter().filter_map(|shape| Some((shape, us(without, shape)? / us(with, shape)?))).collect();
     let Some((slowest, least)) = ratios.iter().min_by(|a, b| a.1.total_cmp(&b.1)) else { return String::new() };
     let mean = geomean(ratios.iter().map(|(_, ratio)| *ratio));
     let name = |variant: &str| if variant.is_empty() { "the default".to_owned() } else { format!("`{variant}`") };
     format!(
-        "- Modelled for a B200 ([time-model.md](time-model.md)), no card's time: {} against {}, {mean:.2}× on the geometric mean \
+        "- Modeled for a B200 ([time-model.md](time-model.md)), no card's time: {} against {}, {mean:.2}× on the geometric mean \
          of {} shapes, least {least:.2}× ({slowest}): the rule would {}.\n",
         name(with),
         name(without),
@@ -340,7 +340,7 @@ fn triton(ratios: &[(&str, f64)]) -> String {
     let Some((closest, least)) = ratios.iter().min_by(|a, b| a.1.total_cmp(&b.1)) else { return String::new() };
     let mean = geomean(ratios.iter().map(|(_, ratio)| *ratio));
     format!(
-        "- Modelled for a B200 ([time-model.md](time-model.md)), no card's time: Triton takes {mean:.2} times as long as `gated_sm100` on the \
+        "- Modeled for a B200 ([time-model.md](time-model.md)), no card's time: Triton takes {mean:.2} times as long as `gated_sm100` on the \
          geometric mean of {} shapes, at least {least:.2} times ({closest}).\n",
         ratios.len()
     )

@@ -14,6 +14,7 @@ mod others;
 mod picture;
 mod ptxas;
 mod sass;
+mod snapshot;
 mod table;
 mod tidy;
 mod time_model;
@@ -40,6 +41,7 @@ enum Command {
     Picture(picture::Args),
     Ptxas(ptxas::Args),
     Sass(sass::Args),
+    Snapshot(snapshot::Args),
     Tidy(tidy::Args),
     TimeModel(time_model::Args),
 }
@@ -58,6 +60,7 @@ fn main() -> anyhow::Result<()> {
         Command::Picture(args) => picture::run(&args),
         Command::Ptxas(args) => ptxas::run(&args),
         Command::Sass(args) => sass::run(&args),
+        Command::Snapshot(args) => snapshot::run(&args),
         Command::Tidy(args) => tidy::run(&args),
         Command::TimeModel(args) => time_model::run(&args),
     }

@@ -32,7 +32,7 @@ const README: &str = "kernels-gpu/README.md";
 /// What renews it.
 const COMMAND: &str = "cargo xtask ptxas --write";
 
-/// ptxas's advisories that a kernel has lost performance: `setmaxnreg` ignored, `wgmma` serialised, and so on.
+/// ptxas's advisories that a kernel has lost performance: `setmaxnreg` ignored, `wgmma` serialized, and so on.
 const PERFORMANCE_WARNINGS: std::ops::RangeInclusive<u32> = 7508..=7517;
 
 /// Bytes of spills' stores that are let pass: a few registers that stay the same over a tile's main loop. What a main loop

@@ -597,7 +597,7 @@ fn others(kept: &BTreeMap<String, Prediction>) -> anyhow::Result<String> {
          L2; read each as an interval of 2 us. The fitted point decides `l2-bandwidth`. What is missing at group-2 is what its 15 MB of \
          results would take of DRAM, 2 us: the model leaves writes out.\n\n"
     );
-    let mut table = Table::new(1, &["kernel", "published us", "modelled us", "error", "bound by", ""]);
+    let mut table = Table::new(1, &["kernel", "published us", "modeled us", "error", "bound by", ""]);
     let mut errors = Vec::new();
     for kernel in &public::KERNELS {
         let Some(prediction) = kept.get(&kernel.point()) else { continue };
@@ -618,14 +618,13 @@ fn others(kept: &BTreeMap<String, Prediction>) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// The kernel of a B200 in the model, beside the speed of light and the best public kernel: its published time, and its modelled one.
+/// The kernel of a B200 in the model, beside the speed of light and the best public kernel: its published time, and its modeled one.
 fn blackwell(kept: &BTreeMap<String, Prediction>) -> anyhow::Result<String> {
-    let mut text = "\n## `gated_sm100` on the model's B200\n\nAs it is chosen unasked. Modelled times, no card's. Light is the public \
+    let mut text = "\n## `gated_sm100` on the model's B200\n\nAs it is chosen unasked. Modeled times, no card's. Light is the public \
                     contest's; the best public kernel's published time is a measured one, in steps of about 2 us. How many times as long it takes is \
                     model against model.\n\n"
         .to_owned();
-    let header =
-        ["shape", "modelled us", "light us", "best public: published", "modelled", "times as long", "bound by"];
+    let header = ["shape", "modeled us", "light us", "best public: published", "modeled", "times as long", "bound by"];
     let mut table = Table::new(1, &header);
     let mut ratios = Vec::new();
     for shape in UNMEASURED_SHAPES {
@@ -660,7 +659,7 @@ fn blackwell(kept: &BTreeMap<String, Prediction>) -> anyhow::Result<String> {
 
 /// MoE and linear layers on cards of compute capability 12.x in the model.
 fn consumer(kept: &BTreeMap<String, Prediction>) -> anyhow::Result<String> {
-    let mut text = "\n## Layers on the model's cards of compute capability 12.x\n\nModelled microseconds, no card's, and in brackets \
+    let mut text = "\n## Layers on the model's cards of compute capability 12.x\n\nModeled microseconds, no card's, and in brackets \
                     the GB/s at which the bytes pass that must be read or written at least: `moe_sm120` with its lists and sums, and \
                     `linear_sm120` (M,N,K), with tokens in bf16; `moe_nvfp4_sm120` where tokens are multiplied in NVFP4. Layers route tokens at random. No operand is in a cache. All contain the \
                     assumed 5 us between two events around an empty kernel. **None of it is calibrated**: of the constants below, only \

@@ -3,7 +3,7 @@
 use nvfp4::format::{BLOCK, blocked};
 use nvfp4::plan::roofline::Roofline;
 use nvfp4::plan::tile::Tiling;
-use nvfp4::problem::{Group, GroupedProblem, OutDtype};
+use nvfp4::problem::{Group, GroupedProblem, TokenDtype};
 use nvfp4::shape::{self, Shape};
 
 /// The built-in shape of a name.
@@ -13,7 +13,7 @@ pub fn shape(name: &str) -> Option<&'static Shape> {
 
 /// The problem of some groups of a shape; either type of output counts the same.
 fn problem(shape: &Shape, groups: Vec<Group>) -> GroupedProblem {
-    GroupedProblem::new(shape.op, OutDtype::F16, groups).expect("sizes as those of a shape that was checked")
+    GroupedProblem::new(shape.op, TokenDtype::F16, groups).expect("sizes as those of a shape that was checked")
 }
 
 /// Bytes and operations.

@@ -30,7 +30,7 @@ fn cargo(folder: &Path, arguments: &[impl AsRef<OsStr>]) -> String {
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("CARGO_") && name != "CARGO_HOME") {
         cargo.env_remove(name);
     }
-    // Little runs of what is built: without optimisation it builds in half the time.
+    // Little runs of what is built: without optimization it builds in half the time.
     let quick = ["profile.dev.opt-level=0", "profile.dev.debug=0", "profile.dev.package.nvfp4.opt-level=0"];
     let quick = quick.into_iter().chain(["profile.dev.package.ptx_emulator.opt-level=0", "build.incremental=false"]);
     let quick = quick.flat_map(|value| ["--config", value]);

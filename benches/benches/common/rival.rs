@@ -1,10 +1,10 @@
-//! What one would write without this library: dequantise to f32, multiply with the `gemm` crate, then silu and product.
+//! What one would write without this library: dequantize to f32, multiply with the `gemm` crate, then silu and product.
 
 use gemm::Parallelism;
 use nvfp4::Output;
 use nvfp4::format::Matrix;
 use nvfp4::moe::{MoeStep, MoeWeights};
-use nvfp4::problem::{OutDtype, Step, Weights};
+use nvfp4::problem::{Step, TokenDtype, Weights};
 use rayon::prelude::*;
 
 /// A gated problem in f32.
@@ -45,7 +45,7 @@ impl<'a> Rival<'a> {
         });
     }
 
-    /// Multiplies what was dequantised, gates and rounds: groups beside each other, and each on all threads.
+    /// Multiplies what was dequantized, gates and rounds: groups beside each other, and each on all threads.
     pub fn multiply(&mut self, output: &mut Output) {
         let sizes = self.step.problem().groups();
         let dtype = output.dtype();
@@ -177,6 +177,6 @@ impl<'a> LayerRival<'a> {
     }
 }
 
-fn number(dtype: OutDtype, bits: u16) -> f32 {
+fn number(dtype: TokenDtype, bits: u16) -> f32 {
     dtype.decode(bits) as f32
 }

@@ -1,4 +1,4 @@
-"""Humming, vLLM's kernels for quantised weights on wgmma, as its wheel has them (`humming-kernels`), then silu·up.
+"""Humming, vLLM's kernels for quantized weights on wgmma, as its wheel has them (`humming-kernels`), then silu·up.
 
 The package compiles its kernel for the problem (NVRTC) and picks the tiling by its own rules for this card.
 """

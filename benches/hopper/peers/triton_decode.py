@@ -48,7 +48,7 @@ def compile_all(processes: int) -> None:
 
 def operands(inputs: Inputs, copies: int) -> list[list[torch.Tensor]]:
     """What a launch takes, so many times. Tokens come as exact f16 in halves, the even and the odd elements of K, as a
-    quantiser could write them."""
+    quantizer could write them."""
     problem = inputs.problem
     assert problem.experts <= MOST_EXPERTS and problem.n % 128 == 0 and problem.k % 256 == 0
     tokens = inputs.tokens.decode(torch.float16, factor=1.0)

@@ -24,7 +24,7 @@ pub struct Sizes {
     turns: u32,
     /// Copies of a block that are timed.
     copies: u32,
-    /// The same, of lines that neighbours share.
+    /// The same, of lines that neighbors share.
     shared_copies: u32,
     /// Cycles of a kernel whose successor is made ready meanwhile.
     work: u64,
@@ -70,7 +70,7 @@ const FAR: u64 = 2049;
 /// Bytes that probes of L1 go through.
 const L1_BYTES: u64 = 16 << 10;
 
-/// Bytes that each neighbour copies again and again.
+/// Bytes that each neighbor copies again and again.
 const SHARED_BYTES: u64 = 128 << 10;
 
 /// Bytes of shared memory before the stages of copies.
@@ -389,7 +389,7 @@ impl<'g> Probes<'g> {
                 self.copy(Source::L2, 16384, stages, sms, times)?;
             }
         }
-        // Lines of its own for each multiprocessor, then lines that neighbours share.
+        // Lines of its own for each multiprocessor, then lines that neighbors share.
         for sharers in [1, 2, 4, 16, sms] {
             self.copy(Source::Shared(sharers), 16384, deep, sms, shared_copies)?;
         }
@@ -557,7 +557,7 @@ fn rounds(bytes: u64, blocks: u32) -> u64 {
 enum Source {
     Dram,
     L2,
-    /// L2, lines that so many neighbours copy too.
+    /// L2, lines that so many neighbors copy too.
     Shared(u32),
 }
 

@@ -36,7 +36,7 @@ fn constant(key: Key, lines: &Lines, multiprocessors: u32) -> Option<Line> {
         Key::L2Bytes => {
             ["copy-l2-16384-x8-same-for-1-rate", "copy-l2-16384-x4-same-for-1-rate"].iter().find_map(|name| same(name))
         }
-        Key::Neighbours => [8, 4].iter().find_map(|stages| {
+        Key::Neighbors => [8, 4].iter().find_map(|stages| {
             let [alone, two] = [1, 2].map(|sharers| format!("copy-l2-16384-x{stages}-same-for-{sharers}"));
             lines.combine([&alone, &two], |[alone, two]| alone / two)
         }),

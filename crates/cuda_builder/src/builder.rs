@@ -214,12 +214,12 @@ pub(crate) fn build_all(path: &Path, builds: &[CudaBuilder]) -> Result<Vec<PathB
 /// Step 3: IR to the PTX beside it, whose path it returns; unless that was made from this very IR with these very options.
 fn llvm(tools: &Toolchain, arch: Arch, version: u32, ir: &str, ir_path: &Path) -> Result<PathBuf, Error> {
     let prepared = ir_path.with_extension("convergent.ll");
-    let optimised = ir_path.with_extension("opt.ll");
+    let optimized = ir_path.with_extension("opt.ll");
     let cpu = format!("-mcpu={arch}");
     let mut opt = Command::new(&tools.opt);
-    opt.args(["-O3", "-S", &cpu, "-o"]).args([&optimised, &prepared]);
+    opt.args(["-O3", "-S", &cpu, "-o"]).args([&optimized, &prepared]);
     let mut llc = Command::new(&tools.llc);
-    llc.args(["-O3", &cpu, &format!("-mattr=+ptx{version}"), "-o", "-"]).arg(&optimised);
+    llc.args(["-O3", &cpu, &format!("-mattr=+ptx{version}"), "-o", "-"]).arg(&optimized);
 
     // A stamp says what the PTX was made from and what it was.
     let (ptx, stamp_path) = (ir_path.with_extension("ptx"), ir_path.with_extension("stamp"));
@@ -230,7 +230,7 @@ fn llvm(tools: &Toolchain, arch: Arch, version: u32, ir: &str, ir_path: &Path) -
     }
     fs::write(&prepared, ir).map_err(Error::io("write", &prepared))?;
     toolchain::output(opt, &prepared)?;
-    let text = align_tensor_maps(toolchain::output(llc, &optimised)?);
+    let text = align_tensor_maps(toolchain::output(llc, &optimized)?);
     write_if_changed(&ptx, &text)?;
     write_if_changed(&stamp_path, stamp(&text).as_bytes())?;
     Ok(ptx)

@@ -1,4 +1,4 @@
-//! Step 2: prepares rustc's IR for LLVM's optimiser, as text.
+//! Step 2: prepares rustc's IR for LLVM's optimizer, as text.
 //!
 //! * Every defined function and every inline-assembly call becomes `convergent`: LLVM may not make its
 //!   execution depend on more conditions than the source does (LLVM Language Reference, "Convergent Operation

@@ -4,7 +4,7 @@
 //! [`KernelCrate`] compiles every kernel that a crate lists in its `Cargo.toml`.
 //!
 //! All threads of a warp must reach a barrier or a warp-wide (`.sync.aligned`) instruction together. LLVM respects this of
-//! what is marked *convergent*, but rustc does not mark `asm!` so. LLVM's optimisers then clone such instructions into
+//! what is marked *convergent*, but rustc does not mark `asm!` so. LLVM's optimizers then clone such instructions into
 //! divergent branches; the PTX assembles and computes wrong results. So a build has three steps:
 //!
 //! 1. a nested `cargo rustc` writes LLVM IR that no LLVM pass has touched,

@@ -41,10 +41,10 @@ fn without_the_convergent_attribute_an_aligned_instruction_is_cloned() {
     let arch = Arch::SM_80;
     let marked = fs::read_to_string(build(arch).with_extension("ll")).unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let [ir, optimised, ptx] = ["unmarked.ll", "optimised.ll", "ptx"].map(|name| folder.path().join(name));
+    let [ir, optimized, ptx] = ["unmarked.ll", "optimized.ll", "ptx"].map(|name| folder.path().join(name));
     fs::write(&ir, marked.replace(" convergent", "")).unwrap();
-    llvm_tool("opt", &["-O3", "-S", "-mcpu=sm_80"], &ir, &optimised);
-    llvm_tool("llc", &["-O3", "-mcpu=sm_80", "-mattr=+ptx70"], &optimised, &ptx);
+    llvm_tool("opt", &["-O3", "-S", "-mcpu=sm_80"], &ir, &optimized);
+    llvm_tool("llc", &["-O3", "-mcpu=sm_80", "-mattr=+ptx70"], &optimized, &ptx);
 
     let ptx = fs::read_to_string(ptx).unwrap();
     let cloned = |(entry, instructions): &(&str, &[(&str, usize)])| {

@@ -40,7 +40,7 @@ pub mod sys {
 
 /// How many CUDA devices can be used, at least one.
 ///
-/// Opens and initialises the driver if nothing has yet; cheap after the first call.
+/// Opens and initializes the driver if nothing has yet; cheap after the first call.
 ///
 /// # Errors
 ///

@@ -44,7 +44,7 @@ macro_rules! driver_table {
 
         impl Table {
             fn open() -> Result<Self, Unavailable> {
-                // SAFETY: the loader runs the library's initialisers; NVIDIA's driver is made to be opened so.
+                // SAFETY: the loader runs the library's initializers; NVIDIA's driver is made to be opened so.
                 let library = unsafe { Library::new(LIBRARY) }.map_err(|error| Unavailable::LibraryNotFound {
                     library: LIBRARY,
                     // libloading's own text is "dlopen failed"; the loader's is its source.

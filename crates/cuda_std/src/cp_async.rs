@@ -70,10 +70,10 @@ pub fn cp_async_wait_group<const PENDING: u32>() {
 }
 
 /// Arrives at the barrier as soon as all earlier copies of this thread are complete. This is one of the arrivals that the
-/// barrier was initialised for (`cp.async.mbarrier.arrive.noinc`).
+/// barrier was initialized for (`cp.async.mbarrier.arrive.noinc`).
 ///
 /// # Safety
-/// `barrier` has been initialised, and its phase still lacks an arrival.
+/// `barrier` has been initialized, and its phase still lacks an arrival.
 #[inline(always)]
 pub unsafe fn cp_async_mbarrier_arrive_noinc(barrier: Mbarrier) {
     // SAFETY: what `# Safety` above asks.

@@ -5,7 +5,7 @@
 
 use crate::{ptx, tma::TensorMapAddress};
 
-/// Makes the barriers that this thread has initialised known to asynchronous copies
+/// Makes the barriers that this thread has initialized known to asynchronous copies
 /// (`fence.mbarrier_init.release.cluster`).
 #[inline(always)]
 pub fn fence_mbarrier_init() {

@@ -51,7 +51,7 @@ macro_rules! predicated_loads {
         $(#[$doc])*
         ///
         /// # Safety
-        /// Where `predicate` holds, `address` is a multiple of the value's size, and an initialised value lies there in global
+        /// Where `predicate` holds, `address` is a multiple of the value's size, and an initialized value lies there in global
         /// memory that nobody writes meanwhile, or for `nc`, that nobody writes while the kernel runs.
         #[inline(always)]
         pub unsafe fn $name(predicate: bool, address: GlobalAddress) -> $ty {
@@ -90,7 +90,7 @@ predicated_loads! {
 /// Loads 8 bits (`ld.global.nc.u8`).
 ///
 /// # Safety
-/// A byte of global memory lies there, initialised, that nobody writes while the kernel runs.
+/// A byte of global memory lies there, initialized, that nobody writes while the kernel runs.
 #[inline(always)]
 pub unsafe fn ld_global_nc_u8(address: GlobalAddress) -> u8 {
     let value: u16;
@@ -107,7 +107,7 @@ pub unsafe fn ld_global_nc_u8(address: GlobalAddress) -> u8 {
 /// Loads four words where `predicate` holds, else zeros, without a branch (`@p ld.global.v4.b32`).
 ///
 /// # Safety
-/// Where `predicate` holds, `address` is a multiple of 16; 16 bytes of global memory lie there, initialised, that nobody writes
+/// Where `predicate` holds, `address` is a multiple of 16; 16 bytes of global memory lie there, initialized, that nobody writes
 /// meanwhile.
 #[inline(always)]
 pub unsafe fn ld_global_v4_b32_or_zero(predicate: bool, address: GlobalAddress) -> [u32; 4] {
@@ -135,7 +135,7 @@ pub unsafe fn ld_global_v4_b32_or_zero(predicate: bool, address: GlobalAddress) 
 /// Loads 32 bits (`ld.global.b32`).
 ///
 /// # Safety
-/// `address` is a multiple of 4; an initialised value lies there in global memory that no thread writes meanwhile.
+/// `address` is a multiple of 4; an initialized value lies there in global memory that no thread writes meanwhile.
 #[inline(always)]
 pub unsafe fn ld_global_b32(address: GlobalAddress) -> u32 {
     let value: u32;
@@ -149,7 +149,7 @@ pub unsafe fn ld_global_b32(address: GlobalAddress) -> u32 {
 /// Loads 32 bits that another grid may have written while this one ran, past the first-level cache (`ld.relaxed.gpu.global.b32`).
 ///
 /// # Safety
-/// `address` is a multiple of 4; an initialised value lies there in global memory.
+/// `address` is a multiple of 4; an initialized value lies there in global memory.
 #[inline(always)]
 pub unsafe fn ld_relaxed_gpu_global_b32(address: GlobalAddress) -> u32 {
     let value: u32;
@@ -216,7 +216,7 @@ pub unsafe fn ld_global_cg_v4_b32(address: GlobalAddress) -> [u32; 4] {
 /// (`atom.relaxed.gpu.global.add.u32`).
 ///
 /// # Safety
-/// `address` is a multiple of 4; an initialised number lies there in global memory, which other threads access only so.
+/// `address` is a multiple of 4; an initialized number lies there in global memory, which other threads access only so.
 #[inline(always)]
 pub unsafe fn atom_global_add_u32(address: GlobalAddress, value: u32) -> u32 {
     let before: u32;

@@ -1,7 +1,7 @@
 //! Barriers in shared memory that count arrivals of threads and bytes of asynchronous copies.
 //!
 //! A barrier is 8 bytes of shared memory at a multiple of 8: an [`Mbarrier`] is its address. Its *phase* completes when it
-//! has seen as many arrivals as it was initialised for and all bytes that were expected. Waits name a phase by its parity: 0 for the first,
+//! has seen as many arrivals as it was initialized for and all bytes that were expected. Waits name a phase by its parity: 0 for the first,
 //! 1 for the second, and so on in turn; the phase before the first counts as complete, so that waiting for
 //! parity 1 of a fresh barrier returns at once. PTX ISA, "Parallel Synchronization and Communication
 //! Instructions: mbarrier"; sm_90 and up.
@@ -67,7 +67,7 @@ impl Mbarrier {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClusterMbarrier(ClusterAddress);
 
-/// Initialises a barrier whose phases take `arrivals` arrivals (`mbarrier.init`).
+/// Initializes a barrier whose phases take `arrivals` arrivals (`mbarrier.init`).
 ///
 /// Other threads may use it after a barrier of the block. Asynchronous copies may use it after
 /// [`fence_mbarrier_init`](crate::fence::fence_mbarrier_init) besides.
@@ -88,7 +88,7 @@ pub unsafe fn mbarrier_init(barrier: Mbarrier, arrivals: u32) {
 /// Arrives once. What this thread did before is visible to those who wait for the phase (`mbarrier.arrive`).
 ///
 /// # Safety
-/// `barrier` has been initialised, and its phase still lacks an arrival.
+/// `barrier` has been initialized, and its phase still lacks an arrival.
 #[inline(always)]
 pub unsafe fn mbarrier_arrive(barrier: Mbarrier) {
     // SAFETY: what `# Safety` above asks.
@@ -133,7 +133,7 @@ pub unsafe fn mbarrier_arrive_expect_tx(barrier: Mbarrier, bytes: u32) {
 ///
 /// # Safety
 /// `address` is a multiple of 16 in the shared memory of the barrier's block, which has begun and does not end meanwhile; nobody else
-/// accesses the words until the phase is complete. The barrier has been initialised.
+/// accesses the words until the phase is complete. The barrier has been initialized.
 #[inline(always)]
 pub unsafe fn st_async_shared_cluster_v4_b32(
     address: ClusterAddress,
@@ -170,7 +170,7 @@ macro_rules! waits {
         $(#[$doc])*
         ///
         /// # Safety
-        /// `barrier` has been initialised; the phase is the current one or the one before.
+        /// `barrier` has been initialized; the phase is the current one or the one before.
         #[inline(always)]
         pub unsafe fn $try_wait(barrier: Mbarrier, parity: u32) -> bool {
             let complete: u32;

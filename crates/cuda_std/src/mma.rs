@@ -20,7 +20,7 @@ macro_rules! loads {
         ///
         /// # Safety
         /// See the module: the same call by all lanes. `address` is a multiple of 16; 16 bytes of the block's shared memory lie there,
-        /// initialised, and no thread writes them meanwhile.
+        /// initialized, and no thread writes them meanwhile.
         #[inline(always)]
         pub unsafe fn $name(address: SharedAddress) -> [u32; 4] {
             let (a, b, c, d): (u32, u32, u32, u32);

@@ -72,7 +72,7 @@ pub fn dynamic_shared_mem<T>() -> *mut T {
 /// Loads four words (`ld.shared.v4.b32`).
 ///
 /// # Safety
-/// `address` is a multiple of 16; 16 bytes of the block's shared memory lie there, initialised, and no thread
+/// `address` is a multiple of 16; 16 bytes of the block's shared memory lie there, initialized, and no thread
 /// writes them meanwhile.
 #[inline(always)]
 pub unsafe fn ld_shared_v4_b32(address: SharedAddress) -> [u32; 4] {

@@ -233,7 +233,7 @@ pub unsafe fn tcgen05_cp_32x128b_warpx4<const GROUP: u32>(address: TmemAddress, 
 /// (`tcgen05.commit.mbarrier::arrive::one`).
 ///
 /// # Safety
-/// `mbarrier` has been initialised, and its phase still lacks an arrival.
+/// `mbarrier` has been initialized, and its phase still lacks an arrival.
 #[inline(always)]
 pub unsafe fn tcgen05_commit<const GROUP: u32>(mbarrier: Mbarrier) {
     // SAFETY: what `# Safety` above asks.

@@ -80,7 +80,7 @@ pub unsafe fn sync_barrier<const BARRIER: u32>(threads: u32) {
 #[inline(always)]
 pub fn sync_threads() {
     #[cfg(target_arch = "nvptx64")]
-    // SAFETY: touches no memory. If only some threads of a block arrive, they hang, which is not undefined behaviour.
+    // SAFETY: touches no memory. If only some threads of a block arrive, they hang, which is not undefined behavior.
     unsafe {
         core::arch::nvptx::_syncthreads()
     }

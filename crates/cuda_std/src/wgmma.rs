@@ -1,4 +1,4 @@
-//! Matrix products of a warpgroup: 128 neighbouring threads, the first a multiple of 128, which all execute the same
+//! Matrix products of a warpgroup: 128 neighboring threads, the first a multiple of 128, which all execute the same
 //! call (sm_90a only).
 //!
 //! A product runs beside the threads. Its accumulators may be read after [`wait_group`] and [`MmaAsync::settle`]; until
@@ -133,7 +133,7 @@ pub trait MmaAsync: Sized {
     ///
     /// # Safety
     /// See the module: the same call by the warpgroup, a [`fence`] since any of the registers was written, other than by
-    /// a product of the same shape. B's bytes are initialised, visible to the asynchronous proxy, and not written until a
+    /// a product of the same shape. B's bytes are initialized, visible to the asynchronous proxy, and not written until a
     /// wait has covered the product.
     unsafe fn mma_async<T: Number>(&mut self, a: [u32; 4], b: MatrixDescriptor, accumulate: bool);
 

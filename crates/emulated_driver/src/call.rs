@@ -23,7 +23,7 @@ pub fn enter(name: &str, needs: Needs) -> Result<MutexGuard<'static, Driver>, Co
     if let Some(test) = &mut driver.test {
         test.note(name)?;
     }
-    if needs != Needs::Nothing && !driver.initialised {
+    if needs != Needs::Nothing && !driver.initialized {
         return Err(NOT_INITIALIZED);
     }
     if needs == Needs::Context {

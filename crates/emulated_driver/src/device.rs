@@ -1,4 +1,4 @@
-//! Initialisation, the card and its attributes.
+//! Initialization, the card and its attributes.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr;
@@ -16,7 +16,7 @@ functions! {
     fn cuInit(_flags: c_uint) {
         let mut driver = enter(NAME, Needs::Nothing)?;
         if driver.cards == 0 { return Err(NO_DEVICE); }
-        driver.initialised = true;
+        driver.initialized = true;
         if driver.test.is_none() { crate::run::at_exit(); }
         Ok(())
     }

@@ -18,7 +18,7 @@ pub struct Driver {
     /// How many such cards there are.
     pub cards: i32,
     pub options: Options,
-    pub initialised: bool,
+    pub initialized: bool,
     /// What a test asks of the driver; a program's has none.
     pub test: Option<Test>,
     /// Nanoseconds on the device's clock, which copies and launches advance. The time between two events tells what lies
@@ -65,7 +65,7 @@ impl Driver {
             card,
             cards: 1,
             options,
-            initialised: false,
+            initialized: false,
             test,
             clock: 0,
             next_handle: FIRST_HANDLE,

@@ -1,4 +1,4 @@
-//! The card, its properties and limits; initialisation, and functions of the driver by name.
+//! The card, its properties and limits; initialization, and functions of the driver by name.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 

@@ -17,7 +17,7 @@ macro_rules! driver {
 
         impl Driver {
             fn open() -> Option<Self> {
-                // SAFETY: the loader runs the library's initialisers; a driver is made to be opened so.
+                // SAFETY: the loader runs the library's initializers; a driver is made to be opened so.
                 let library: &'static Library = Box::leak(Box::new(unsafe { Library::new("libcuda.so.1") }.ok()?));
                 // SAFETY: each field's type is its function's signature in cuda.h, and the library is never closed.
                 unsafe {
@@ -180,7 +180,7 @@ driver! {
     fn cuGraphDestroy(graph: Handle);
 }
 
-/// The driver, initialised.
+/// The driver, initialized.
 pub fn driver() -> Result<&'static Driver, Code> {
     static DRIVER: OnceLock<Result<Driver, Code>> = OnceLock::new();
     let open = || {

@@ -54,7 +54,7 @@ impl Arch {
     /// Hopper only, with its own instructions (`wgmma`, `setmaxnreg`).
     pub const SM_90A: Self = Self { reach: Reach::Alone, capability: (9, 0) };
 
-    /// The family of Blackwell data-centre cards (B200, B300), with its own instructions (`tcgen05`).
+    /// The family of Blackwell data-center cards (B200, B300), with its own instructions (`tcgen05`).
     pub const SM_100F: Self = Self { reach: Reach::Family, capability: (10, 0) };
 
     /// The family of GeForce RTX 50 and RTX PRO (12.0) and DGX Spark (12.1), with `mma` of block-scaled operands.

@@ -1,4 +1,4 @@
-//! Small model files for tests, written with the `safetensors` crate's own serialiser.
+//! Small model files for tests, written with the `safetensors` crate's own serializer.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

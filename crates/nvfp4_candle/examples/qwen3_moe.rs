@@ -1,4 +1,4 @@
-//! The MoE block of a small Qwen3 model both ways: NVFP4 experts, and candle's own layers on the dequantised weights.
+//! The MoE block of a small Qwen3 model both ways: NVFP4 experts, and candle's own layers on the dequantized weights.
 //!
 //! ```sh
 //! cargo run --release --manifest-path crates/nvfp4_candle/Cargo.toml --example qwen3_moe
@@ -30,9 +30,9 @@ fn main() -> Result<()> {
         {
             let numbers = Tensor::randn(0f32, 0.08, (rows, k), &device)?.flatten_all()?.to_vec1::<f32>()?;
             let matrix = quantize(&numbers, rows, k).map_err(candle_core::Error::wrap)?;
-            let mut dequantised = vec![0f32; rows * k];
-            dequantised.chunks_mut(k).enumerate().for_each(|(row, to)| matrix.dequantize_row(row, to));
-            plain.insert((expert, name), Linear::new(Tensor::from_vec(dequantised, (rows, k), &device)?, None));
+            let mut dequantized = vec![0f32; rows * k];
+            dequantized.chunks_mut(k).enumerate().for_each(|(row, to)| matrix.dequantize_row(row, to));
+            plain.insert((expert, name), Linear::new(Tensor::from_vec(dequantized, (rows, k), &device)?, None));
             let scales = matrix.scales().iter().map(|&bits| float8::F8E4M3::from_bits(bits)).collect();
             let prefix = format!("mlp.experts.{expert}.{name}_proj");
             tensors.insert(format!("{prefix}.weight"), Tensor::from_slice(matrix.values(), (rows, k / 2), &device)?);
@@ -45,7 +45,7 @@ fn main() -> Result<()> {
     let experts =
         Nvfp4Moe::new(HIDDEN, INTERMEDIATE, EXPERTS, TOP_K, Activation::Silu, DType::BF16, vb.pp("mlp").pp("experts"))?;
 
-    // The router: softmax over all experts, the k largest, renormalised.
+    // The router: softmax over all experts, the k largest, renormalized.
     let x = Tensor::randn(0f32, 1f32, (TOKENS, HIDDEN), &device)?.to_dtype(DType::BF16)?;
     let probabilities = softmax_last_dim(&router.forward(&x.to_dtype(DType::F32)?)?)?;
     let ids = probabilities.arg_sort_last_dim(false)?.narrow(D::Minus1, 0, TOP_K)?.contiguous()?;

@@ -34,7 +34,7 @@ impl Projection {
         Ok(Self { name: vb.prefix(), values: dense(&values)?, scales: dense(&scales)?, global_scale })
     }
 
-    /// Numbers quantised by ModelOpt's algorithm, on the device that they are on.
+    /// Numbers quantized by ModelOpt's algorithm, on the device that they are on.
     pub fn quantize(numbers: &Tensor) -> Result<Self> {
         let ((rows, k), device) = (numbers.dims2()?, numbers.device());
         let numbers = numbers.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;

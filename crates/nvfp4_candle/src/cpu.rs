@@ -3,7 +3,7 @@
 use candle_core::{CpuStorage, Layout, Result, WithDType, bail};
 use half::slice::HalfFloatSliceExt;
 use half::vec::HalfBitsVecExt;
-use nvfp4::problem::OutDtype;
+use nvfp4::problem::TokenDtype;
 
 /// The elements of a tensor without gaps.
 pub fn elements<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {
@@ -12,17 +12,17 @@ pub fn elements<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> R
 }
 
 /// The bits of tokens without gaps.
-pub fn token_bits<'a>(storage: &'a CpuStorage, layout: &Layout, dtype: OutDtype) -> Result<&'a [u16]> {
+pub fn token_bits<'a>(storage: &'a CpuStorage, layout: &Layout, dtype: TokenDtype) -> Result<&'a [u16]> {
     match dtype {
-        OutDtype::Bf16 => Ok(elements::<half::bf16>(storage, layout)?.reinterpret_cast()),
-        OutDtype::F16 => Ok(elements::<half::f16>(storage, layout)?.reinterpret_cast()),
+        TokenDtype::Bf16 => Ok(elements::<half::bf16>(storage, layout)?.reinterpret_cast()),
+        TokenDtype::F16 => Ok(elements::<half::f16>(storage, layout)?.reinterpret_cast()),
     }
 }
 
 /// Tokens from their bits.
-pub fn tokens(bits: Vec<u16>, dtype: OutDtype) -> CpuStorage {
+pub fn tokens(bits: Vec<u16>, dtype: TokenDtype) -> CpuStorage {
     match dtype {
-        OutDtype::Bf16 => CpuStorage::BF16(bits.reinterpret_into()),
-        OutDtype::F16 => CpuStorage::F16(bits.reinterpret_into()),
+        TokenDtype::Bf16 => CpuStorage::BF16(bits.reinterpret_into()),
+        TokenDtype::F16 => CpuStorage::F16(bits.reinterpret_into()),
     }
 }

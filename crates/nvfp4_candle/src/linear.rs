@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Module, Result, Shape, Tensor, bail};
 use candle_nn::VarBuilder;
-use nvfp4::fp8::TokenFormat;
 use nvfp4::linear::LinearSizes;
+use nvfp4::problem::TokenFormat;
 
 use crate::checkpoint::{self, Projection};
 use crate::tokens::{dense, expect_device, expect_dtype, token_type};
@@ -49,7 +49,7 @@ impl Nvfp4Linear {
         Self::of(&projection, bias.as_ref(), dtype)
     }
 
-    /// The layer of a matrix of numbers, quantised here by ModelOpt's algorithm, on the numbers' device.
+    /// The layer of a matrix of numbers, quantized here by ModelOpt's algorithm, on the numbers' device.
     ///
     /// # Errors
     /// If a size is no multiple of 16, or a number is not finite. If the device fails, or none of the library's kernels runs there.

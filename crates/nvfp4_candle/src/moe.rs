@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Tensor, bail};
 use candle_nn::VarBuilder;
-use nvfp4::fp8::TokenFormat;
 use nvfp4::moe::{Activation, MoeSizes};
+use nvfp4::problem::TokenFormat;
 
 use crate::checkpoint::Projection;
 use crate::tokens::{dense, expect_device, expect_dtype, token_type};

@@ -1,16 +1,16 @@
 //! What tokens must be.
 
 use candle_core::{DType, Device, Result, Tensor, bail};
-use nvfp4::problem::OutDtype;
+use nvfp4::problem::TokenDtype;
 
 /// What tokens and their rows are aligned to, in bytes: kernels read so many at once.
 const ALIGNMENT: usize = 16;
 
 /// The library's type of tokens.
-pub fn token_type(dtype: DType) -> Result<OutDtype> {
+pub fn token_type(dtype: DType) -> Result<TokenDtype> {
     match dtype {
-        DType::BF16 => Ok(OutDtype::Bf16),
-        DType::F16 => Ok(OutDtype::F16),
+        DType::BF16 => Ok(TokenDtype::Bf16),
+        DType::F16 => Ok(TokenDtype::F16),
         other => bail!("tokens are {other:?}; nvfp4 takes BF16 and F16"),
     }
 }

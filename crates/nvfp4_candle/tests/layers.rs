@@ -1,4 +1,4 @@
-//! Both layers from a checkpoint, beside candle's own layers on the dequantised weights: on the CPU, and on a GPU if there is one.
+//! Both layers from a checkpoint, beside candle's own layers on the dequantized weights: on the CPU, and on a GPU if there is one.
 
 use std::collections::HashMap;
 use std::thread;
@@ -116,7 +116,7 @@ fn says<T>(result: Result<T>, words: &[&str]) {
 }
 
 #[test]
-fn a_linear_layer_of_a_checkpoint_is_candles_on_the_dequantised_weights() -> Result<()> {
+fn a_linear_layer_of_a_checkpoint_is_candles_on_the_dequantized_weights() -> Result<()> {
     let mut checkpoint = Checkpoint::default();
     checkpoint.add("proj", 32, HIDDEN, 0.5)?;
     checkpoint.tensors.insert("proj.bias".into(), Tensor::randn(0f32, 1f32, 32, &Device::Cpu)?);
@@ -142,7 +142,7 @@ fn a_linear_layer_of_a_checkpoint_is_candles_on_the_dequantised_weights() -> Res
 }
 
 #[test]
-fn numbers_are_quantised_on_their_device() -> Result<()> {
+fn numbers_are_quantized_on_their_device() -> Result<()> {
     let weights = Tensor::randn(0f32, 1f32, (48, HIDDEN), &Device::Cpu)?;
     let x = random((3, HIDDEN), DType::F16, &Device::Cpu)?;
     let on = |device: &Device| {

@@ -48,14 +48,14 @@ pub enum Flow {
 /// The undefined bytes of each destination in one lane, by register.
 pub type Carries = Box<dyn Fn(&Warp, usize) -> Vec<(u32, u8)> + Send + Sync>;
 
-/// The registers of an instruction, for the check of uninitialised ones, and how it is executed.
+/// The registers of an instruction, for the check of uninitialized ones, and how it is executed.
 #[derive(Default)]
 pub struct Uses {
     pub reads: Vec<u32>,
     pub writes: Vec<u32>,
     pub predicate_reads: Vec<u32>,
     pub predicate_writes: Vec<u32>,
-    /// A plain move: uninitialised sources make an uninitialised destination, and no fault.
+    /// A plain move: uninitialized sources make an uninitialized destination, and no fault.
     pub moves: bool,
     /// Which bytes of the destinations undefined bytes of the sources reach.
     pub carries: Option<Carries>,

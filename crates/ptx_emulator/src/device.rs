@@ -162,7 +162,7 @@ impl Device {
                             Fault::bare(
                                 FaultKind::Unsupported,
                                 "",
-                                format!("`{}` is initialised with the address of `{name}`", v.name),
+                                format!("`{}` is initialized with the address of `{name}`", v.name),
                             )
                         })?;
                         target.wrapping_add(*offset as u64)

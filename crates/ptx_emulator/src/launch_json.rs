@@ -49,7 +49,7 @@ pub struct LaunchFile {
     pub save: BTreeMap<String, PathBuf>,
     /// `fair`, `worst` or `seed:N`.
     pub schedule: Option<String>,
-    /// Whether to look for races and uninitialised reads.
+    /// Whether to look for races and uninitialized reads.
     #[serde(default = "yes")]
     pub sanitize: bool,
     /// Hold the kernel to the manual's letter: see [`LaunchConfig::strict`].

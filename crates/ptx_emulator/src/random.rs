@@ -20,7 +20,7 @@ impl Random {
     }
 }
 
-/// A number that looks as if it had nothing to do with those of its neighbours.
+/// A number that looks as if it had nothing to do with those of its neighbors.
 pub fn mixed(z: u64) -> u64 {
     let z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);

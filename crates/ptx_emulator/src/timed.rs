@@ -382,7 +382,7 @@ impl Sum {
         let mut usage = Usage::default();
         slots.iter().for_each(|slot| usage.add_all(&slot.core.usage));
         let busy = |unit: Unit, many: u64, from: u64, to: u64| {
-            let of_all = |calendar: &Calendar| calendar.utilisation(from, to);
+            let of_all = |calendar: &Calendar| calendar.utilization(from, to);
             let cycles = (to - from).max(1) * many * sms as u64;
             match unit {
                 Unit::L2 => of_all(&memory.l2),

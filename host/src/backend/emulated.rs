@@ -33,14 +33,13 @@ pub use ptx_emulator::{
 
 use super::{Backend, Layer, LinearLayer, MoeLayer};
 use crate::error::Error;
-use crate::fp8::TokenFormat;
 use crate::kernels::group::{DeviceGroup, PlacedGroup, PlacedLayer, PlacedMatrix};
 use crate::kernels::launch::Scratch;
 use crate::kernels::schedule::Launcher;
 use crate::linear::LinearWeights;
 use crate::moe::MoeWeights;
 use crate::output::Output;
-use crate::problem::{OutDtype, Step, Weights};
+use crate::problem::{Step, TokenDtype, TokenFormat, Weights};
 use crate::router::{Logits, Router, Routes};
 
 impl Backend for Emulated {
@@ -106,7 +105,7 @@ fn place(device: &mut Device, bytes: [Cow<'_, [u8]>; 2], name: &str) -> (PlacedM
 
 impl EmulatedLayer {
     /// Plans and runs a step.
-    fn run(&mut self, groups: &[PlacedGroup], out_dtype: OutDtype) -> Result<(usize, Counters), Error> {
+    fn run(&mut self, groups: &[PlacedGroup], out_dtype: TokenDtype) -> Result<(usize, Counters), Error> {
         let scratch = self.device.allocate(self.launcher.scratch_bytes(groups)?);
         self.device.name(scratch, INTERMEDIATE);
         self.step.push(scratch);
@@ -187,7 +186,7 @@ mod tests {
 
     fn run(gpu: &Emulated, groups: &[Group]) -> Result<Output, Error> {
         let weights = generate::weights(Generator::Gaussian, Op::Plain, groups, 1)?;
-        let step = Step::new(&weights, generate::activations(Generator::Gaussian, groups, 1)?, OutDtype::F16)?;
+        let step = Step::new(&weights, generate::activations(Generator::Gaussian, groups, 1)?, TokenDtype::F16)?;
         let mut output = Output::new(step.problem());
         backend::run(gpu.prepare(&weights)?.as_mut(), &step, &mut output)?;
         Ok(output)
@@ -244,7 +243,7 @@ mod tests {
             let mut layer = gpu.prepare(&weights).unwrap();
             for m in [3, 0, 30, 1] {
                 let tokens = generate::activations(Generator::Gaussian, &GROUPS.map(|group| Group { m, ..group }), 1);
-                let step = Step::new(&weights, tokens.unwrap(), OutDtype::F16).unwrap();
+                let step = Step::new(&weights, tokens.unwrap(), TokenDtype::F16).unwrap();
                 let mut output = Output::new(step.problem());
                 let result = backend::run(layer.as_mut(), &step, &mut output);
                 assert_eq!(result.is_err(), fails && m > 0);

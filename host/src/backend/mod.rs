@@ -9,12 +9,11 @@ pub mod emulated;
 use std::time::Duration;
 
 use crate::error::Error;
-use crate::fp8::TokenFormat;
 use crate::linear::{LinearOutput, LinearStep, LinearWeights};
 use crate::moe::{MoeOutput, MoeStep, MoeWeights};
 use crate::output::Output;
 use crate::plan::roofline::Peaks;
-use crate::problem::{Step, Weights};
+use crate::problem::{Step, TokenFormat, Weights};
 use crate::router::{Logits, Router, Routes};
 
 /// A device that can run steps.

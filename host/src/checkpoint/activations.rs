@@ -12,7 +12,7 @@ use crate::quantize::global_scale_for;
 const HIDDEN: &str = "hidden";
 const GROUP_SIZES: &str = "group_sizes";
 
-/// Tokens of all experts, one expert's after another's, as numbers that were not quantised yet.
+/// Tokens of all experts, one expert's after another's, as numbers that were not quantized yet.
 #[derive(Debug)]
 pub struct Activations {
     file: TensorFile,
@@ -50,7 +50,7 @@ impl Activations {
         self.k
     }
 
-    /// Quantises the tokens of each expert, with the expert's input scale if it has one and else with one global scale for
+    /// Quantizes the tokens of each expert, with the expert's input scale if it has one and else with one global scale for
     /// all of `hidden`.
     ///
     /// # Errors

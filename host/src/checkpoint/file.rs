@@ -1,6 +1,6 @@
 //! One memory-mapped safetensors file. Knows no names of models.
 //!
-//! The header is checked here rather than by the `safetensors` crate (whose types and serialiser are used): the crate
+//! The header is checked here rather than by the `safetensors` crate (whose types and serializer are used): the crate
 //! takes the last of two tensors of one name, does not say which tensor's sizes are wrong, and adds offsets unchecked.
 //! Format: <https://github.com/huggingface/safetensors#format>.
 

@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::format::Matrix;
 use crate::quantize::{self, Number};
 
-/// The types of numbers that can be quantised.
+/// The types of numbers that can be quantized.
 pub(super) const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::BF16];
 
 /// An f32 at any address.
@@ -132,7 +132,7 @@ impl<'a> Floats<'a> {
         with!(self, numbers => quantize::amax(numbers))
     }
 
-    /// Quantises some rows of `k` numbers, as [`quantize::quantize_with`].
+    /// Quantizes some rows of `k` numbers, as [`quantize::quantize_with`].
     pub(super) fn quantize_rows(self, rows: Range<usize>, k: usize, global: f32) -> Result<Matrix<'static>, Error> {
         let elements = rows.start * k..rows.end * k;
         with!(self, numbers => quantize::quantize_with(&numbers[elements], rows.len(), k, global))

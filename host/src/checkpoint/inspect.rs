@@ -1,4 +1,4 @@
-//! What quantised weights a model has, which of them run, and everything that is wrong with them.
+//! What quantized weights a model has, which of them run, and everything that is wrong with them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use super::layer::{Block, Kind, ranges, roles_of};
 use super::model_config::ModelConfig;
 use super::names::{self, Aside, Projection, Role, natural, without_expert};
-use super::{Checkpoint, Dtype, Format, Quantized, Tensor, floats};
+use super::{Checkpoint, Dtype, Format, QuantizedWeight, Tensor, floats};
 use crate::error::Error;
 use crate::format::e4m3;
 use crate::problem::Op;
@@ -22,7 +22,7 @@ pub struct Inspection {
     pub tensors: usize,
     /// Its NVFP4 weights, experts that are alike in one entry, in the order of the layers.
     pub weights: Vec<Weight>,
-    /// Its other weights that are quantised, or are projections of feed-forward blocks, likewise.
+    /// Its other weights that are quantized, or are projections of feed-forward blocks, likewise.
     pub others: Vec<OtherWeight>,
     /// All that is wrong.
     pub problems: Vec<Problem>,
@@ -109,7 +109,7 @@ impl Range {
 }
 
 impl Inspection {
-    /// Opens a model as [`Checkpoint::open`] does and looks at every quantised weight in it. What is wrong, even that there is
+    /// Opens a model as [`Checkpoint::open`] does and looks at every quantized weight in it. What is wrong, even that there is
     /// no such file, is among the problems.
     pub fn of(path: &Path) -> Self {
         let (checkpoint, errors) = Checkpoint::survey(path);
@@ -117,9 +117,9 @@ impl Inspection {
         let modules: Vec<&str> = checkpoint.quantized_modules().into_iter().collect();
         let blocks = checkpoint.blocks(None);
         let config = ModelConfig::beside(&checkpoint);
-        let is_quantised = |module: &String| modules.binary_search(&&module[..]).is_ok();
+        let is_quantized = |module: &String| modules.binary_search(&&module[..]).is_ok();
         let known = config.as_ref().ok().and_then(Option::as_ref);
-        let running = Running::of(&checkpoint, &blocks, known, is_quantised, &mut problems);
+        let running = Running::of(&checkpoint, &blocks, known, is_quantized, &mut problems);
         let surveyed: Vec<_> = modules.par_iter().map(|module| survey(&checkpoint, module, &running)).collect();
         let mut found = BTreeMap::new();
         let mut weights: BTreeMap<_, Weight> = BTreeMap::new();
@@ -172,12 +172,12 @@ impl Weight {
 struct Running(BTreeMap<String, Result<Op, String>>);
 
 impl Running {
-    /// What is in the way of quantised modules is among the problems too.
+    /// What is in the way of quantized modules is among the problems too.
     fn of(
         checkpoint: &Checkpoint,
         blocks: &[Block<'_>],
         config: Option<&ModelConfig>,
-        is_quantised: impl Fn(&String) -> bool,
+        is_quantized: impl Fn(&String) -> bool,
         problems: &mut Vec<Problem>,
     ) -> Self {
         let refusal = |check: fn(&ModelConfig) -> Result<(), Error>| Some(check(config?).err()?.to_string());
@@ -196,7 +196,7 @@ impl Running {
             let (Some(block), None) = (chosen.next(), chosen.next()) else { continue };
             for (op, refusal) in [(Op::Gated, &gated), (Op::Plain, &at_all)] {
                 let modules: Vec<Vec<String>> = roles_of(op).iter().map(|&role| block.modules(role)).collect();
-                if modules.iter().any(Vec::is_empty) || !modules.iter().flatten().any(&is_quantised) {
+                if modules.iter().any(Vec::is_empty) || !modules.iter().flatten().any(&is_quantized) {
                     continue;
                 }
                 let names = checkpoint.not_understood(block, roles_of(op), false);
@@ -226,7 +226,7 @@ impl Running {
 }
 
 fn survey(checkpoint: &Checkpoint, module: &str, running: &Running) -> Result<Weight, Vec<Error>> {
-    let Quantized { format, matrix, input_scale } = checkpoint.survey_quantized(module)?;
+    let QuantizedWeight { format, matrix, input_scale } = checkpoint.survey_quantized(module)?;
     // Codes of scales are ordered as their values are.
     let codes = matrix.scales().iter().fold((e4m3::MAX_CODE, 0), |(min, max), &code| (min.min(code), max.max(code)));
     Ok(Weight {
@@ -277,7 +277,7 @@ fn check_block(
         for module in modules.iter().filter(|module| !found.contains_key(&module[..])) {
             problems.extend(checkpoint.quantized(module).err().map(Problem::from));
         }
-        // Servers that quantise activations want a scale for all of them or for none.
+        // Servers that quantize activations want a scale for all of them or for none.
         let sound: Vec<(&str, &Weight)> =
             modules.iter().filter_map(|module| Some((&module[..], found.get(&module[..])?.as_ref()?))).collect();
         let without = sound.iter().filter(|(_, weight)| weight.input_scales.is_none());
@@ -326,15 +326,15 @@ fn check_config(
     let first = found.iter().find_map(|(module, weight)| Some((*module, weight.as_ref()?)));
     if let Some((module, weight)) = first {
         match config.format() {
-            None if config.quantisation().is_none() => wrong(
+            None if config.quantization().is_none() => wrong(
                 "config-without-quantisation",
-                format!("it says nothing of a quantisation, and {module} is NVFP4; servers would not load it"),
+                format!("it says nothing of a quantization, and {module} is NVFP4; servers would not load it"),
             ),
             Some(format) if format != weight.format => wrong(
                 "config-format",
                 format!("it is for {}, and {module} is named as {} does", format.name(), weight.format.name()),
             ),
-            None => wrong("config-format", format!("its quantisation is another one, and {module} is NVFP4")),
+            None => wrong("config-format", format!("its quantization is another one, and {module} is NVFP4")),
             Some(_) => {}
         }
         if let Some(what) = config.contradiction() {
@@ -346,11 +346,11 @@ fn check_config(
             let count = excluded().count();
             wrong(
                 "config-exclusion",
-                format!("{entry:?} excludes {module} from quantisation, which is NVFP4 ({count} such)"),
+                format!("{entry:?} excludes {module} from quantization, which is NVFP4 ({count} such)"),
             );
         }
-        if config.quantises_activations() && sound().all(|(_, weight)| weight.input_scales.is_none()) {
-            let what = "it asks for quantised activations, and no weight has an input scale; W4A16_NVFP4 wants none";
+        if config.quantizes_activations() && sound().all(|(_, weight)| weight.input_scales.is_none()) {
+            let what = "it asks for quantized activations, and no weight has an input scale; W4A16_NVFP4 wants none";
             wrong("config-input-scales", what.into());
         }
     } else if config.format().is_some() && config.contradiction().is_none() && found.is_empty() && config.says_nvfp4() {
@@ -399,7 +399,7 @@ fn check_config_sizes(
     }
 }
 
-/// The weights that are not NVFP4, if they are quantised otherwise or are projections of feed-forward blocks.
+/// The weights that are not NVFP4, if they are quantized otherwise or are projections of feed-forward blocks.
 fn others(checkpoint: &Checkpoint, found: &BTreeMap<&str, Option<Weight>>) -> Vec<OtherWeight> {
     let mut others: BTreeMap<_, OtherWeight> = BTreeMap::new();
     for name in checkpoint.names() {
@@ -422,20 +422,20 @@ fn other_kind<'n>(
     name: &'n str,
     tensor: Tensor<'_>,
 ) -> Option<(&'n str, String, &'static str)> {
-    const QUANTISE: &str = "`nvfp4 quantize` makes it NVFP4";
-    const UNKNOWN: &str = "only NVFP4 weights run; start from a model that is not quantised this way";
-    const FUSED: &str = "all experts in one tensor; `nvfp4 quantize` takes them apart if they are not quantised yet";
+    const QUANTIZE: &str = "`nvfp4 quantize` makes it NVFP4";
+    const UNKNOWN: &str = "only NVFP4 weights run; start from a model that is not quantized this way";
+    const FUSED: &str = "all experts in one tensor; `nvfp4 quantize` takes them apart if they are not quantized yet";
     let dtype = |name: &str| checkpoint.tensor(name).map(|tensor| tensor.dtype);
     if let Some(module) = name.strip_suffix("_blocks")
         && tensor.dtype == Dtype::U8
         && dtype(&format!("{module}_scales")).is_some()
     {
-        return Some((module, "MXFP4".into(), QUANTISE));
+        return Some((module, "MXFP4".into(), QUANTIZE));
     }
     for suffix in [".qweight", ".weight_packed"] {
         if let Some(module) = name.strip_suffix(suffix) {
             return Some(match tensor.dtype {
-                Dtype::U8 | Dtype::I8 | Dtype::F4 => (module, "MXFP4".into(), QUANTISE),
+                Dtype::U8 | Dtype::I8 | Dtype::F4 => (module, "MXFP4".into(), QUANTIZE),
                 _ => (module, format!("integers packed in {}", tensor.dtype), UNKNOWN),
             });
         }
@@ -451,7 +451,7 @@ fn other_kind<'n>(
         Dtype::U8 if fused && has_global => (module, "NVFP4".into(), FUSED),
         Dtype::F8_E4M3 | Dtype::F8_E5M2 | Dtype::F8_E4M3FNUZ | Dtype::F8_E5M2FNUZ => {
             let in_blocks = scale(".weight_scale_inv").is_some() || scale(".scale").is_some();
-            (module, if in_blocks { "FP8 in blocks" } else { "FP8" }.into(), QUANTISE)
+            (module, if in_blocks { "FP8 in blocks" } else { "FP8" }.into(), QUANTIZE)
         }
         Dtype::U8 | Dtype::I8 | Dtype::F4
             if [scale(".scale"), scale(".weight_scale")]
@@ -459,12 +459,12 @@ fn other_kind<'n>(
                 .flatten()
                 .any(|dtype| [Dtype::F8_E8M0, Dtype::U8].contains(dtype)) =>
         {
-            (module, "MXFP4".into(), QUANTISE)
+            (module, "MXFP4".into(), QUANTIZE)
         }
         Dtype::I8 if scale(".weight_scale").is_some() => (module, "INT8".into(), UNKNOWN),
         dtype if floats::DTYPES.contains(&dtype) => {
             projection?;
-            (module, dtype.to_string(), if fused { FUSED } else { QUANTISE })
+            (module, dtype.to_string(), if fused { FUSED } else { QUANTIZE })
         }
         dtype => {
             projection?;

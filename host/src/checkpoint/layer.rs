@@ -9,7 +9,7 @@ use super::linear::BIAS;
 use super::model_config::ModelConfig;
 use super::moe::{FUSED_BIASES, FUSED_DIVISORS, FUSED_FACTORS, FUSED_SCALES, FUSED_VALUES};
 use super::names::{self, Aside, Projection, Role};
-use super::{Checkpoint, Quantized};
+use super::{Checkpoint, QuantizedWeight};
 use crate::error::Error;
 use crate::problem::{Expert, Op, Weights};
 
@@ -165,7 +165,7 @@ impl Checkpoint {
         if let Some(part) = self.parts_not_computed(module).first() {
             return Err(self.not_computed(part));
         }
-        let Quantized { matrix, input_scale, .. } = self.quantized(module)?;
+        let QuantizedWeight { matrix, input_scale, .. } = self.quantized(module)?;
         let weights = Weights::new(Op::Plain, vec![Expert::Plain(matrix)]).map_err(|error| error.at(module))?;
         Ok(Layer { weights, input_scales: vec![input_scale], modules: vec![module.to_owned()] })
     }
@@ -314,7 +314,7 @@ fn lacks_a_role(block: &Block<'_>, roles: &[Role]) -> Error {
 }
 
 /// Gate and up, or down, as an expert with its input scale.
-fn as_expert(mut projections: Vec<Quantized<'_>>) -> (Expert<'_>, Option<f32>) {
+fn as_expert(mut projections: Vec<QuantizedWeight<'_>>) -> (Expert<'_>, Option<f32>) {
     let input_scale = projections.iter().filter_map(|projection| projection.input_scale).reduce(f32::max);
     let last = projections.pop().expect("one of each role").matrix;
     let expert = match projections.pop() {

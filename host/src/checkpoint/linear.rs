@@ -2,11 +2,11 @@
 
 use super::floats::{self, Floats};
 use super::model_config::ModelConfig;
-use super::{Checkpoint, Quantized};
+use super::{Checkpoint, QuantizedWeight};
 use crate::bias::Bias;
 use crate::error::Error;
 use crate::linear::LinearWeights;
-use crate::problem::OutDtype;
+use crate::problem::TokenDtype;
 
 /// What stands behind a module's name in the name of its bias.
 pub(super) const BIAS: &str = ".bias";
@@ -20,7 +20,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// If there is no such module, a part of it is missing or wrong, or it has a part that is not computed.
-    pub fn linear(&self, module: &str, dtype: OutDtype) -> Result<LinearWeights<'_>, Error> {
+    pub fn linear(&self, module: &str, dtype: TokenDtype) -> Result<LinearWeights<'_>, Error> {
         let module = module.strip_suffix(".weight_packed").or_else(|| module.strip_suffix(".weight")).unwrap_or(module);
         let is_part = |name: &str| name[module.len()..].starts_with('.');
         if module.is_empty() || !self.names_under(module).any(is_part) {
@@ -35,7 +35,7 @@ impl Checkpoint {
         if let Some(config) = ModelConfig::beside(self)? {
             config.check_transforms()?;
         }
-        let Quantized { matrix, input_scale, .. } = self.quantized(module)?;
+        let QuantizedWeight { matrix, input_scale, .. } = self.quantized(module)?;
         let rows = matrix.rows();
         let at = |error: Error| error.at(self.place(module));
         let mut weights = LinearWeights::new(dtype, matrix).map_err(at)?;

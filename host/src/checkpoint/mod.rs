@@ -1,16 +1,16 @@
 //! Model files: memory-mapped safetensors in, NVFP4 weights out, and results back to disk. Knows no backend.
 //!
-//! [`TensorFile`] is one file and [`Checkpoint`] all the files of a model; [`Quantized`] is a weight in either of the
+//! [`TensorFile`] is one file and [`Checkpoint`] all the files of a model; [`QuantizedWeight`] is a weight in either of the
 //! [`Format`]s that models are published in, [`Layer`] the experts of a layer, [`MoeLayer`] all of a layer with its router.
 //!
 //! ```no_run
 //! use nvfp4::checkpoint::{Activations, Checkpoint};
-//! use nvfp4::problem::{Op, OutDtype, Step};
+//! use nvfp4::problem::{Op, TokenDtype, Step};
 //!
 //! let checkpoint = Checkpoint::open("DeepSeek-R1-NVFP4".as_ref())?;
 //! let layer = checkpoint.layer(3, Op::Gated)?;
 //! let tokens = Activations::open("tokens.safetensors".as_ref())?.quantize(&layer.input_scales)?;
-//! let step = Step::new(&layer.weights, tokens, OutDtype::F16)?;
+//! let step = Step::new(&layer.weights, tokens, TokenDtype::F16)?;
 //! # Ok::<_, nvfp4::Error>(())
 //! ```
 
@@ -42,7 +42,7 @@ pub use layer::Layer;
 pub use moe::MoeLayer;
 pub use names::{natural, without_expert};
 pub use partial::{check_file, check_folder, leftovers};
-pub use quantized::{Format, Quantized};
+pub use quantized::{Format, QuantizedWeight};
 pub use router::LayerRouter;
 pub use safetensors::Dtype;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
@@ -293,7 +293,7 @@ fn sources(path: &Path) -> Result<Sources, Error> {
 /// How addresses of models on Hugging Face begin.
 const HUB_ADDRESSES: [&str; 2] = ["https://huggingface.co/", "hf://"];
 
-/// Whether a path that does not exist looks like `organisation/model`, or the address of one.
+/// Whether a path that does not exist looks like `organization/model`, or the address of one.
 fn is_hub_name(path: &Path) -> bool {
     let Some(text) = path.to_str() else { return false };
     if HUB_ADDRESSES.iter().any(|start| text.starts_with(start)) {
@@ -305,7 +305,7 @@ fn is_hub_name(path: &Path) -> bool {
     };
     let is_file = [".safetensors", ".json"].iter().any(|ending| text.ends_with(ending));
     !is_file
-        && matches!(text.split('/').collect::<Vec<_>>()[..], [organisation, model] if is_word(organisation) && is_word(model))
+        && matches!(text.split('/').collect::<Vec<_>>()[..], [organization, model] if is_word(organization) && is_word(model))
 }
 
 /// Where files without an index are numbered `…-00001-of-00003.safetensors`, none may be missing.

@@ -1,4 +1,4 @@
-//! What a model's `config.json` says of its layers and of their quantisation, as far as it can contradict the tensors.
+//! What a model's `config.json` says of its layers and of their quantization, as far as it can contradict the tensors.
 //!
 //! Keys: those of transformers' configurations; `quantization_config` as ModelOpt and compressed-tensors write it, with
 //! `hf_quant_config.json` for ModelOpt's older exports.
@@ -20,7 +20,7 @@ const MAX_BYTES: usize = 64 << 20;
 pub(super) struct ModelConfig {
     path: PathBuf,
     config: Value,
-    /// Of `hf_quant_config.json`, which is asked only where the other says nothing of a quantisation.
+    /// Of `hf_quant_config.json`, which is asked only where the other says nothing of a quantization.
     older: Option<Value>,
 }
 
@@ -44,7 +44,7 @@ impl ModelConfig {
         let path = folder.join("config.json");
         let Some(config) = read(&path)? else { return Ok(None) };
         let mut config = Self { path, config, older: None };
-        if config.quantisation().is_none() {
+        if config.quantization().is_none() {
             config.older = read(&folder.join("hf_quant_config.json"))?;
         }
         Ok(Some(config))
@@ -148,7 +148,7 @@ impl ModelConfig {
     /// # Errors
     /// If the configuration has such a transform.
     pub(super) fn check_transforms(&self) -> Result<(), Error> {
-        let transforms = self.quantisation().and_then(|quantisation| quantisation.get("transform_config"));
+        let transforms = self.quantization().and_then(|quantization| quantization.get("transform_config"));
         match transforms {
             None | Some(Value::Null) => Ok(()),
             Some(Value::Object(transforms)) if transforms.is_empty() => Ok(()),
@@ -159,8 +159,8 @@ impl ModelConfig {
         }
     }
 
-    /// What it says of the quantisation, if it says anything.
-    pub(super) fn quantisation(&self) -> Option<&Value> {
+    /// What it says of the quantization, if it says anything.
+    pub(super) fn quantization(&self) -> Option<&Value> {
         let found = |config: &'_ Value| config.get("quantization_config").is_some_and(Value::is_object);
         if found(&self.config) {
             return self.config.get("quantization_config");
@@ -170,22 +170,22 @@ impl ModelConfig {
 
     /// The format that the tensors should have, if it is one of ours.
     pub(super) fn format(&self) -> Option<Format> {
-        let quantisation = self.quantisation()?;
-        let method = quantisation.get("quant_method").and_then(Value::as_str);
+        let quantization = self.quantization()?;
+        let method = quantization.get("quant_method").and_then(Value::as_str);
         match method {
             Some("compressed-tensors") => Some(Format::CompressedTensors),
             Some(method) if method.starts_with("modelopt") => Some(Format::ModelOpt),
-            None => quantisation.get("quant_algo").map(|_| Format::ModelOpt),
+            None => quantization.get("quant_algo").map(|_| Format::ModelOpt),
             _ => None,
         }
     }
 
-    /// Whether servers quantise activations too, and so want input scales.
-    pub(super) fn quantises_activations(&self) -> bool {
-        let Some(quantisation) = self.quantisation() else { return false };
-        match quantisation.get("quant_algo").and_then(Value::as_str) {
+    /// Whether servers quantize activations too, and so want input scales.
+    pub(super) fn quantizes_activations(&self) -> bool {
+        let Some(quantization) = self.quantization() else { return false };
+        match quantization.get("quant_algo").and_then(Value::as_str) {
             Some(algorithm) => algorithm == "NVFP4",
-            None => groups(quantisation).any(|group| {
+            None => groups(quantization).any(|group| {
                 // `"dynamic": "local"` has scales for blocks from the tokens and one for all from the model.
                 group
                     .get("input_activations")
@@ -194,17 +194,17 @@ impl ModelConfig {
         }
     }
 
-    /// Whether it calls its quantisation NVFP4.
+    /// Whether it calls its quantization NVFP4.
     pub(super) fn says_nvfp4(&self) -> bool {
-        let word = |key| self.quantisation()?.get(key)?.as_str().map(str::to_ascii_lowercase);
+        let word = |key| self.quantization()?.get(key)?.as_str().map(str::to_ascii_lowercase);
         ["quant_algo", "format"].into_iter().filter_map(word).any(|word| word.contains("nvfp4"))
     }
 
     /// The numbers that NVFP4 has no other of, if they are other ones.
     pub(super) fn contradiction(&self) -> Option<String> {
-        let quantisation = self.quantisation()?;
-        let weights = groups(quantisation).filter_map(|group| group.get("weights"));
-        for weights in weights.chain([quantisation]) {
+        let quantization = self.quantization()?;
+        let weights = groups(quantization).filter_map(|group| group.get("weights"));
+        for weights in weights.chain([quantization]) {
             for (key, expected) in [("group_size", 16), ("num_bits", 4)] {
                 if let Some(number) = weights.get(key).and_then(Value::as_u64).filter(|number| *number != expected) {
                     return Some(format!("{key} is {number}, and NVFP4's is {expected}"));
@@ -214,11 +214,11 @@ impl ModelConfig {
         None
     }
 
-    /// The entry that excludes a module from quantisation, if there is one. Regular expressions (`re:…`) are not looked at.
+    /// The entry that excludes a module from quantization, if there is one. Regular expressions (`re:…`) are not looked at.
     pub(super) fn excluding(&self, module: &str) -> Option<&str> {
-        let quantisation = self.quantisation()?;
+        let quantization = self.quantization()?;
         let lists =
-            ["ignore", "exclude_modules", "modules_to_not_convert"].into_iter().filter_map(|key| quantisation.get(key));
+            ["ignore", "exclude_modules", "modules_to_not_convert"].into_iter().filter_map(|key| quantization.get(key));
         let mut entries = lists.filter_map(Value::as_array).flatten().filter_map(Value::as_str);
         entries.find(|entry| {
             // A name excludes what is in the module too.
@@ -233,8 +233,8 @@ impl ModelConfig {
     }
 }
 
-fn groups(quantisation: &Value) -> impl Iterator<Item = &Value> {
-    quantisation.get("config_groups").and_then(Value::as_object).into_iter().flat_map(|groups| groups.values())
+fn groups(quantization: &Value) -> impl Iterator<Item = &Value> {
+    quantization.get("config_groups").and_then(Value::as_object).into_iter().flat_map(|groups| groups.values())
 }
 
 /// Whether a pattern with `*` for any text matches all of a name.
@@ -331,10 +331,10 @@ mod tests {
     }
 
     #[test]
-    fn quantisations_of_both_libraries_are_understood() {
+    fn quantizations_of_both_libraries_are_understood() {
         let modelopt = config(json!({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4",
             "ignore": ["lm_head", "model.layers.0*", "*.gate"]}}));
-        assert_eq!((modelopt.format(), modelopt.quantises_activations()), (Some(Format::ModelOpt), true));
+        assert_eq!((modelopt.format(), modelopt.quantizes_activations()), (Some(Format::ModelOpt), true));
         for (module, excluded) in [
             ("lm_head", true),
             ("lm_head2", false),
@@ -349,7 +349,7 @@ mod tests {
             "weights": {"num_bits": bits, "group_size": 16}, "input_activations": null}}}})
         };
         let compressed = config(weights(4));
-        assert_eq!((compressed.format(), compressed.quantises_activations()), (Some(Format::CompressedTensors), false));
+        assert_eq!((compressed.format(), compressed.quantizes_activations()), (Some(Format::CompressedTensors), false));
         assert_eq!(compressed.contradiction(), None);
         assert_eq!(config(weights(8)).contradiction().unwrap(), "num_bits is 8, and NVFP4's is 4");
     }

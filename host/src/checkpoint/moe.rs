@@ -8,13 +8,13 @@ use super::linear::BIAS;
 use super::model_config::ModelConfig;
 use super::names::{Aside, ROUTER_WEIGHTS, Role};
 use super::router::{LayerRouter, scoring};
-use super::{Checkpoint, Dtype, Format, Quantized};
+use super::{Checkpoint, Dtype, Format, QuantizedWeight};
 use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix};
 use crate::fp4::InputScales;
 use crate::moe::{Activation, Biases, MoeExpert, MoeWeights};
-use crate::problem::OutDtype;
+use crate::problem::TokenDtype;
 use crate::router::{Router, Scoring};
 
 /// What an MoE layer multiplies tokens with.
@@ -59,7 +59,7 @@ impl Checkpoint {
     /// # Errors
     /// If there is no such layer or it has no experts, a part is missing or wrong, the block has a tensor that is not computed, or
     /// `config.json` is missing or asks for an activation or a router that is not computed.
-    pub fn moe_layer(&self, layer: usize, dtype: OutDtype) -> Result<MoeLayer<'_>, Error> {
+    pub fn moe_layer(&self, layer: usize, dtype: TokenDtype) -> Result<MoeLayer<'_>, Error> {
         let at = |error: Error| error.at(self.path().display());
         let blocks = self.blocks(Some(layer));
         let routed = self.routed_block(&blocks, layer).map_err(at)?;
@@ -141,7 +141,7 @@ impl Checkpoint {
         }
         let part = |role: usize, expert: usize| -> Result<(Part<'_>, Option<f32>), Error> {
             let module = &modules[role][expert];
-            let Quantized { matrix, input_scale, .. } = self.quantized(module)?;
+            let QuantizedWeight { matrix, input_scale, .. } = self.quantized(module)?;
             let bias = self.bias(&format!("{module}{BIAS}"), matrix.rows())?;
             Ok(((matrix, bias), input_scale))
         };
@@ -206,13 +206,13 @@ impl Checkpoint {
         let find = |what: &'static str, suffixes: &[&str], dtype: Dtype| {
             let names = suffixes.iter().map(|suffix| format!("{module}{suffix}"));
             let name = names.clone().find(|name| self.tensor(name).is_some()).ok_or_else(|| {
-                let remedy = "fused experts need packed values, scales and global scales; quantise the model with `nvfp4 quantize`";
+                let remedy = "fused experts need packed values, scales and global scales; quantize the model with `nvfp4 quantize`";
                 let names = names.collect::<Vec<_>>().join(" or ");
                 Error::Missing { name: format!("{what} ({names})"), remedy: remedy.into() }.at(self.path().display())
             })?;
             let tensor = self.tensor(&name).expect("found above");
             if tensor.dtype != dtype {
-                let remedy = "quantise the model with `nvfp4 quantize`";
+                let remedy = "quantize the model with `nvfp4 quantize`";
                 let error = Error::Dtype { got: tensor.dtype, expected: vec![dtype], remedy };
                 return Err(error.at(self.place(&name)));
             }

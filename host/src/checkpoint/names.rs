@@ -50,7 +50,7 @@ const PROJECTIONS: [(&str, Role); 14] = [
 pub(crate) const ROUTER_WEIGHTS: [&str; 5] = ["gate", "router", "router.layer", "router.proj", "gate.wg"];
 
 /// Projections that read the same activations. Engines load them into one matrix and keep one global scale of theirs, so
-/// they are quantised with one.
+/// they are quantized with one.
 const MERGED: [&[&str]; 7] = [
     &["gate_proj", "up_proj"],
     &["w1", "w3"],

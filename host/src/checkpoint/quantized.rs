@@ -77,7 +77,7 @@ impl Format {
 
 /// An NVFP4 weight of a model, in place in the mapped file.
 #[derive(Clone, Debug)]
-pub struct Quantized<'a> {
+pub struct QuantizedWeight<'a> {
     /// How the file names its parts.
     pub format: Format,
     /// `[N, K]`.
@@ -86,7 +86,7 @@ pub struct Quantized<'a> {
     pub input_scale: Option<f32>,
 }
 
-const QUANTISE: &str = "quantise the model with `nvfp4 quantize`";
+const QUANTIZE: &str = "quantize the model with `nvfp4 quantize`";
 const EXPORT: &str = "export the model again";
 
 impl Checkpoint {
@@ -94,7 +94,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// The first thing that is wrong, with file and tensor.
-    pub fn quantized(&self, module: &str) -> Result<Quantized<'_>, Error> {
+    pub fn quantized(&self, module: &str) -> Result<QuantizedWeight<'_>, Error> {
         self.survey_quantized(module).map_err(|mut errors| errors.swap_remove(0))
     }
 
@@ -102,12 +102,12 @@ impl Checkpoint {
     ///
     /// # Errors
     /// At least one error, each with file and tensor.
-    pub fn survey_quantized(&self, module: &str) -> Result<Quantized<'_>, Vec<Error>> {
+    pub fn survey_quantized(&self, module: &str) -> Result<QuantizedWeight<'_>, Vec<Error>> {
         let name = |suffix: &str| format!("{module}{suffix}");
         let has = |suffix: &str| self.tensor(&name(suffix)).is_some();
         let format = self.format_of(module);
         let mut faults = Vec::new();
-        let values = keep(&mut faults, self.part(&name(format.values()), Dtype::U8, QUANTISE));
+        let values = keep(&mut faults, self.part(&name(format.values()), Dtype::U8, QUANTIZE));
         let sizes = values.and_then(|values| {
             let sizes = packed_sizes(values).map_err(|error| error.at(self.place(&name(format.values()))));
             keep(&mut faults, sizes)
@@ -128,7 +128,7 @@ impl Checkpoint {
                 .and_then(|()| Matrix::new(n, k, values.data, scales.data, factor.unwrap_or_default()))
                 .map_err(|error| error.at(self.place(&name(format.scales()))));
             if let (Some(matrix), []) = (keep(&mut faults, matrix), &faults[..]) {
-                return Ok(Quantized { format, matrix, input_scale });
+                return Ok(QuantizedWeight { format, matrix, input_scale });
             }
         }
         Err(faults)

@@ -32,8 +32,8 @@ pub(super) fn scoring(
     if is(&["gpt_oss", "granitemoe"]) {
         return Ok((Scoring::TopKSoftmax, 1.0));
     }
-    let renormalise = match config.get("norm_topk_prob").and_then(|value| value.as_bool()) {
-        Some(renormalise) => Ok(renormalise),
+    let renormalize = match config.get("norm_topk_prob").and_then(|value| value.as_bool()) {
+        Some(renormalize) => Ok(renormalize),
         None if is(&["mixtral", "minimax_m2"]) => Ok(true),
         None => {
             let remedy = "add it: true if the weights of a token's experts are divided by their sum";
@@ -52,7 +52,7 @@ pub(super) fn scoring(
         return refuse(format!("topk_method is {method}"));
     }
     if !is_sigmoid {
-        return Ok((Scoring::Softmax { renormalise: renormalise? }, scale));
+        return Ok((Scoring::Softmax { renormalize: renormalize? }, scale));
     }
     let number = |key: &'static str| match config.number(&[key]) {
         Some((_, number)) => Ok(number),
@@ -63,7 +63,7 @@ pub(super) fn scoring(
         bias: corrections.unwrap_or_else(|| vec![0.0; experts]),
         groups: number("n_group")?,
         top_groups: number("topk_group")?,
-        renormalise: renormalise?,
+        renormalize: renormalize?,
         scale,
     };
     Ok((scoring, 1.0))

@@ -11,7 +11,7 @@ use super::file::{LENGTH_BYTES, MAX_HEADER_BYTES, byte_count};
 use super::partial::{PartialFile, PartialFolder};
 use crate::error::Error;
 use crate::output::Output;
-use crate::problem::{GroupedProblem, OutDtype};
+use crate::problem::{GroupedProblem, TokenDtype};
 
 /// A safetensors file being written: first its header, for which all types and shapes are known, then the tensors in
 /// any order.
@@ -181,8 +181,8 @@ impl OutputFile {
         }
         let rows = problem.groups().iter().map(|group| group.m).sum();
         let dtype = match problem.out_dtype() {
-            OutDtype::F16 => Dtype::F16,
-            OutDtype::Bf16 => Dtype::BF16,
+            TokenDtype::F16 => Dtype::F16,
+            TokenDtype::Bf16 => Dtype::BF16,
         };
         TensorWriter::create(path, None, vec![(OUTPUT.into(), dtype, vec![rows, n])]).map(Self)
     }

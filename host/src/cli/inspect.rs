@@ -13,7 +13,7 @@ use super::table;
 /// The version of what `--json` prints. It grows when a key changes its meaning or goes; keys may be added without that.
 const SCHEMA_VERSION: u32 = 2;
 
-/// List the quantised weights of a checkpoint, which of them run, and everything that is wrong with them
+/// List the quantized weights of a checkpoint, which of them run, and everything that is wrong with them
 ///
 /// Weights of experts that differ in the number of the expert only share a row. Exits with 2 if something is wrong; what is only
 /// worth knowing is a warning.

@@ -6,11 +6,10 @@ use std::str::FromStr;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, StringValueParser, TypedValueParser};
 use clap::{Arg, Command};
-use nvfp4::fp8::TokenFormat;
 use nvfp4::generate::Generator;
 use nvfp4::moe::generate::Routing;
 use nvfp4::plan::roofline::{GPUS, Gpu};
-use nvfp4::problem::{Op, OutDtype};
+use nvfp4::problem::{Op, TokenDtype, TokenFormat};
 
 /// A parser of the names of some values.
 pub fn named<T>(values: &[T], name: fn(&T) -> &'static str) -> impl TypedValueParser<Value = T> + use<T>
@@ -75,8 +74,8 @@ pub fn shape() -> Suggested<String> {
 }
 
 /// A type of output.
-pub fn out_dtype() -> impl TypedValueParser<Value = OutDtype> {
-    named(&[OutDtype::F16, OutDtype::Bf16], |dtype| dtype.name())
+pub fn out_dtype() -> impl TypedValueParser<Value = TokenDtype> {
+    named(&[TokenDtype::F16, TokenDtype::Bf16], |dtype| dtype.name())
 }
 
 /// As what tokens are multiplied.

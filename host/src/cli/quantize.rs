@@ -24,20 +24,20 @@ const PROJECTIONS: &str = r"\.(gate_proj|up_proj|down_proj|gate_up_proj|w1|w2|w3
 /// The version of what --json prints: it grows when a key goes or changes its meaning.
 const SCHEMA: u32 = 1;
 
-/// Quantise a model's weights to NVFP4 and copy everything else
+/// Quantize a model's weights to NVFP4 and copy everything else
 #[derive(clap::Args)]
 #[command(after_help = "\
 A file gives a file. A directory or an index gives a new directory that servers load: the same file names, an index, \
-config.json and (for modelopt) hf_quant_config.json with the quantisation described, the tokenizer and the other small files. \
+config.json and (for modelopt) hf_quant_config.json with the quantization described, the tokenizer and the other small files. \
 Nothing is at OUT until all of it is written.
 
-Weights in f32, f16, bf16, FP8 with scales (DeepSeek, compressed-tensors) and MXFP4 (gpt-oss) are quantised by ModelOpt's \
+Weights in f32, f16, bf16, FP8 with scales (DeepSeek, compressed-tensors) and MXFP4 (gpt-oss) are quantized by ModelOpt's \
 algorithm: the global scale is the largest magnitude / 2688. Experts that share one tensor (Llama 4, gpt-oss, \
-Qwen3-VL-MoE) are written apart. FP8 and MXFP4 weights that are not quantised become bf16. All other tensors and the \
+Qwen3-VL-MoE) are written apart. FP8 and MXFP4 weights that are not quantized become bf16. All other tensors and the \
 metadata are copied bit for bit.
 
 Left out, whatever --include says: routers, towers for images and sound, layers that draft tokens (mtp), embeddings and the \
-output head. Projections that engines merge (q k v; q_a kv_a; gate up) and the experts of a layer are quantised together \
+output head. Projections that engines merge (q k v; q_a kv_a; gate up) and the experts of a layer are quantized together \
 or not at all. What was included and left is listed with its reason; if that was not on purpose, nothing is written and the \
 exit code is 2.
 
@@ -62,7 +62,7 @@ pub struct Args {
     /// divisor).
     #[arg(long, default_value = Format::ModelOpt.name(), value_parser = formats())]
     format: Format,
-    /// The names of the tensors to quantise; by default the projections of MLPs and of experts. Experts that share a tensor
+    /// The names of the tensors to quantize; by default the projections of MLPs and of experts. Experts that share a tensor
     /// are named as they will be written: experts.0.gate_proj.weight.
     #[arg(long, value_name = "REGEX", default_value = PROJECTIONS)]
     include: Regex,
@@ -73,7 +73,7 @@ pub struct Args {
     /// Give projections that engines merge a global scale each, for engines that keep them apart, and take them apart.
     #[arg(long)]
     separate_scales: bool,
-    /// Write input scales, for servers that quantise activations too, from activations or their largest magnitudes.
+    /// Write input scales, for servers that quantize activations too, from activations or their largest magnitudes.
     #[arg(long, value_name = "FILE")]
     calibrate: Option<PathBuf>,
     /// Only say what would be done.
@@ -133,7 +133,7 @@ fn glob(text: &str) -> String {
     regex
 }
 
-/// Converts, and prints what quantising cost and what was left.
+/// Converts, and prints what quantizing cost and what was left.
 pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let checkpoint = Checkpoint::open(&args.input)?;
     let calibration = args.calibrate.as_deref().map(Calibration::open).transpose()?;
@@ -169,8 +169,8 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let weights = conversion.converted();
-    let quantised = weights.iter().map(|weight| Row::of(*weight, None)).collect();
-    Report { rows: quantised, copied: 0 }.print(args, &conversion, out)?;
+    let quantized = weights.iter().map(|weight| Row::of(*weight, None)).collect();
+    Report { rows: quantized, copied: 0 }.print(args, &conversion, out)?;
     Ok(match refusal {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -183,7 +183,7 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
 /// Writes the model.
 fn convert(args: &Args, conversion: &Conversion<'_>) -> anyhow::Result<Report> {
     let mut report = Report { rows: Vec::new(), copied: 0 };
-    let progress = (!args.quiet).then(|| Progress::new("quantising", conversion.bytes()));
+    let progress = (!args.quiet).then(|| Progress::new("quantizing", conversion.bytes()));
     let output = args.output.as_deref().expect("clap asks for it");
     conversion.write(output, |written| {
         let bytes = match written {
@@ -214,14 +214,14 @@ struct Row {
     module: String,
     tensor: String,
     sizes: [usize; 2],
-    quantised: bool,
+    quantized: bool,
     loss: Option<Loss>,
 }
 
 impl Row {
     fn of(weight: Converted<'_>, loss: Option<Loss>) -> Self {
-        let Converted { module, tensor, sizes, quantised } = weight;
-        Self { module: module.to_owned(), tensor: tensor.to_owned(), sizes, quantised, loss }
+        let Converted { module, tensor, sizes, quantized } = weight;
+        Self { module: module.to_owned(), tensor: tensor.to_owned(), sizes, quantized, loss }
     }
 }
 
@@ -235,14 +235,14 @@ impl Report {
         Ok(())
     }
 
-    fn quantised(&self) -> impl Iterator<Item = &Row> {
-        self.rows.iter().filter(|row| row.quantised)
+    fn quantized(&self) -> impl Iterator<Item = &Row> {
+        self.rows.iter().filter(|row| row.quantized)
     }
 
     fn print_tables(&self, args: &Args, conversion: &Conversion<'_>, out: &mut impl Write) -> anyhow::Result<()> {
         // Experts of a layer that are alike share a row.
         let mut folded: BTreeMap<_, (String, usize, Option<Loss>)> = BTreeMap::new();
-        for row in self.quantised() {
+        for row in self.quantized() {
             let name = without_expert(&row.module);
             let entry = folded.entry((natural(&name), row.sizes)).or_insert((name, 0, None));
             entry.1 += 1;
@@ -269,24 +269,24 @@ impl Report {
         }
         writeln!(out, "{rows}\n")?;
 
-        let widened = self.rows.iter().filter(|row| !row.quantised);
+        let widened = self.rows.iter().filter(|row| !row.quantized);
         print_folded(out, "FP8 or MXFP4 in, bf16 out", widened.map(|row| (&row.module[..], "")))?;
         let left = conversion.left();
         let (refused, excluded): (Vec<&Left>, _) = left.into_iter().partition(|left| left.refusal.is_some());
         print_folded(out, "included, and left", excluded.iter().map(|left| (&left.name[..], &left.reason[..])))?;
-        print_folded(out, "cannot be quantised", refused.iter().map(|left| (&left.name[..], &left.reason[..])))?;
+        print_folded(out, "cannot be quantized", refused.iter().map(|left| (&left.name[..], &left.reason[..])))?;
         for note in conversion.notes() {
             writeln!(out, "{}", printable(&note))?;
         }
-        let quantised = self.quantised().count();
+        let quantized = self.quantized().count();
         let files = conversion.other_files().len();
         let scales = if conversion.has_input_scales() { ", with input scales" } else { "" };
         if args.dry_run {
-            writeln!(out, "{quantised} tensors would be quantised{scales}, {files} files written beside them")?;
+            writeln!(out, "{quantized} tensors would be quantized{scales}, {files} files written beside them")?;
         } else {
             let output = args.output.as_deref().expect("clap asks for it").display();
             let copied = self.copied;
-            writeln!(out, "{output}: {quantised} tensors quantised{scales}, {copied} copied, {files} other files")?;
+            writeln!(out, "{output}: {quantized} tensors quantized{scales}, {copied} copied, {files} other files")?;
         }
         Ok(())
     }
@@ -314,8 +314,8 @@ impl Report {
             "format": args.format.name(),
             "separate_scales": args.separate_scales,
             "input_scales": conversion.has_input_scales(),
-            "quantised": self.quantised().map(weight).collect::<Vec<_>>(),
-            "dequantised": self.rows.iter().filter(|row| !row.quantised).map(weight).collect::<Vec<_>>(),
+            "quantised": self.quantized().map(weight).collect::<Vec<_>>(),
+            "dequantised": self.rows.iter().filter(|row| !row.quantized).map(weight).collect::<Vec<_>>(),
             "left": left.collect::<Vec<_>>(),
             "copied": self.copied,
             "files": conversion.other_files(),

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use nvfp4::plan::roofline::{Bound, GPUS, Gpu, Roofline};
 use nvfp4::plan::tile::{TILE_WEIGHT_ROWS, TOKEN_TILES, Tiling};
-use nvfp4::problem::{Op, OutDtype};
+use nvfp4::problem::{Op, TokenDtype};
 use nvfp4::shape;
 
 use super::{parse, table};
@@ -32,7 +32,7 @@ pub struct Args {
 pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let mut shape = shape::find(&args.shape)?;
     shape.op = args.op.unwrap_or(shape.op);
-    let problem = shape.problem(OutDtype::F16)?;
+    let problem = shape.problem(TokenDtype::F16)?;
     let (gpu, work) = (args.gpu, Roofline::new(&problem));
     let part = |bytes: usize| table::bytes(bytes as f64);
 

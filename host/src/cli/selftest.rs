@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::ValueHint;
 use nvfp4::backend::cuda::{self, DeviceInfo, Options, Verdict};
-use nvfp4::fp8::TokenFormat;
 use nvfp4::kernels::Subject;
+use nvfp4::problem::TokenFormat;
 use nvfp4::selftest::{Limits, prove, record, recorded, serve};
 use serde_json::json;
 

@@ -37,7 +37,7 @@ pub fn write_linear(rows: usize, columns: usize, linear: &[u8], blocked: &mut [u
     assert_eq!(blocked.len(), len(rows, columns), "blocked scales");
     blocked.fill(0);
     for row in 0..rows {
-        // Four neighbouring columns stay neighbours.
+        // Four neighboring columns stay neighbors.
         for (tile, scales) in linear[row * columns..][..columns].chunks(TILE_COLUMNS).enumerate() {
             let at = offset(row, tile * TILE_COLUMNS, columns);
             blocked[at..at + scales.len()].copy_from_slice(scales);

@@ -24,7 +24,7 @@ pub fn decode(code: u8) -> f32 {
 #[inline]
 pub fn encode(x: f32) -> u8 {
     let magnitude = x.abs();
-    // A midpoint belongs to the neighbour with the even code, hence `>` and `>=` in turn.
+    // A midpoint belongs to the neighbor with the even code, hence `>` and `>=` in turn.
     let code = u8::from(magnitude > 0.25)
         + u8::from(magnitude >= 0.75)
         + u8::from(magnitude > 1.25)
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn midpoints_go_to_the_even_code_and_their_neighbours_to_the_nearest() {
+    fn midpoints_go_to_the_even_code_and_their_neighbors_to_the_nearest() {
         for code in 0..7u8 {
             let midpoint = (decode(code) + decode(code + 1)) / 2.0;
             assert_eq!(encode(midpoint), code + (code & 1), "midpoint {midpoint}");

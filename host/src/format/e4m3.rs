@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn midpoints_go_to_the_even_code_and_their_neighbours_to_the_nearest() {
+    fn midpoints_go_to_the_even_code_and_their_neighbors_to_the_nearest() {
         for code in 0..MAX_CODE {
             let midpoint = (decode(code) + decode(code + 1)) / 2.0;
             assert_eq!(encode(midpoint), code + (code & 1), "midpoint {midpoint}");

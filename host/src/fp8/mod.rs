@@ -1,9 +1,9 @@
 //! Tokens in e4m3, and weights as an FP8 tensor core takes them: W4A8.
 //!
-//! A layer whose [`TokenFormat`] is [`Fp8`](TokenFormat::Fp8) multiplies tokens and weights of 8 bits, at twice the rate of 16. Its
+//! A layer whose [`TokenFormat`](crate::problem::TokenFormat) is `Fp8` multiplies tokens and weights of 8 bits, at twice the rate of 16. Its
 //! tokens, its intermediate and its output lie in memory as 16-bit numbers all the same; only what is multiplied differs:
 //!
-//! * A token has a scale, its largest magnitude / 448, and e4m3 codes ([`quantise_token`]). The intermediate is rounded to the
+//! * A token has a scale, its largest magnitude / 448, and e4m3 codes ([`quantize_token`]). The intermediate is rounded to the
 //!   tokens' type first, and then treated like a token.
 //! * A weight is *folded*: its e2m1 times its block's e4m3, over [`FOLD`], rounded once to e4m3 ([`fold`]).
 //! * Products are added as Hopper's tensor cores add them, with 14 bits ([`sum`]), in the order of [`position`]. That is the
@@ -17,55 +17,9 @@ mod sums;
 mod tokens;
 mod weights;
 
-use std::str::FromStr;
-
-use serde::Deserialize;
-
-use crate::error::Error;
-
 pub use sums::{Factors, STEP, position, sum};
-pub use tokens::{MAGNITUDE_FLOOR, Quantised, quantise_token};
+pub use tokens::{MAGNITUDE_FLOOR, QuantizedRows, quantize_token};
 pub use weights::{FOLD, fold, folded_row};
-
-/// As what a layer's tokens are multiplied.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
-pub enum TokenFormat {
-    /// As they are, f16 or bf16: products are exact, weights too.
-    #[default]
-    #[serde(rename = "16-bit")]
-    Bits16,
-    /// As e4m3 with a scale for each token, with weights folded to e4m3.
-    #[serde(rename = "fp8")]
-    Fp8,
-    /// As NVFP4, with weights as they are: [`crate::fp4`].
-    #[serde(rename = "nvfp4")]
-    Nvfp4,
-}
-
-impl TokenFormat {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Bits16, Self::Fp8, Self::Nvfp4];
-
-    /// Its name on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Bits16 => "16-bit",
-            Self::Fp8 => "fp8",
-            Self::Nvfp4 => "nvfp4",
-        }
-    }
-}
-
-impl FromStr for TokenFormat {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        Self::ALL.into_iter().find(|format| format.name() == text).ok_or_else(|| {
-            let names = Self::ALL.map(Self::name).join(", ");
-            Error::Invalid(format!("the token format `{text}` is none of: {names}"))
-        })
-    }
-}
 
 /// What a projection makes of a [`sum`]: times the token's scale and the weights' global scale, plus the bias if there is one. The
 /// factor is f32, and so is the fused multiplication and addition.
@@ -79,16 +33,6 @@ pub fn scaled(sum: f32, token_scale: f32, global: f32, bias: Option<f32>) -> f32
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn formats_are_found_by_their_names_and_by_no_other() {
-        for format in TokenFormat::ALL {
-            assert_eq!(format.name().parse::<TokenFormat>().unwrap(), format);
-            assert_eq!(serde_json::from_value::<TokenFormat>(format.name().into()).unwrap(), format);
-        }
-        let error = "fp4".parse::<TokenFormat>().unwrap_err().to_string();
-        assert_eq!(error, "the token format `fp4` is none of: 16-bit, fp8, nvfp4");
-    }
 
     #[test]
     fn a_bias_is_added_before_the_only_rounding_behind_the_factor() {

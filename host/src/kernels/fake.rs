@@ -9,7 +9,7 @@ use super::kernel::Kernel;
 use crate::format::blocked::{self, BlockedScales};
 use crate::format::{BLOCK, Matrix};
 use crate::oracle::Reference;
-use crate::problem::{Expert, Op, OutDtype, Step, Weights};
+use crate::problem::{Expert, Op, Step, TokenDtype, Weights};
 
 /// Multiprocessors of the fake device where a test says nothing else.
 pub(crate) const SMS: u32 = 4;
@@ -21,8 +21,8 @@ pub(crate) fn kernel(launch: &Launch<'_>) {
 }
 
 /// What a kernel was told of the output's type.
-pub(super) fn out_dtype(code: u32) -> OutDtype {
-    if code == OUTPUT_BF16 { OutDtype::Bf16 } else { OutDtype::F16 }
+pub(super) fn out_dtype(code: u32) -> TokenDtype {
+    if code == OUTPUT_BF16 { TokenDtype::Bf16 } else { TokenDtype::F16 }
 }
 
 /// An array in device memory.
@@ -80,7 +80,7 @@ pub(super) unsafe fn matrix(rows: u32, k: u32, values: u64, scales: u64, global:
 /// `c` has room for the output.
 pub(super) unsafe fn multiply(
     op: Op,
-    dtype: OutDtype,
+    dtype: TokenDtype,
     tokens: Matrix<'static>,
     of: impl Fn(usize) -> Matrix<'static>,
     c: u64,

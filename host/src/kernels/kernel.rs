@@ -7,7 +7,7 @@ use super::group::{PlacedGroup, Sizes};
 use super::launch::{Launch, Scratch};
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix, blocked};
-use crate::problem::{Op, OutDtype};
+use crate::problem::{Op, TokenDtype};
 
 /// A function of a kernel's PTX that can be launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +65,7 @@ pub(crate) struct Request {
     pub op: Op,
     /// The instance, as an index into [`Grouped::instances`], where one was named.
     pub instance: Option<usize>,
-    pub out_dtype: OutDtype,
+    pub out_dtype: TokenDtype,
     /// Multiprocessors of the device.
     pub sms: u32,
 }

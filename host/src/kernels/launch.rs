@@ -6,7 +6,7 @@ use kernels_gpu::format::{OUTPUT_BF16, OUTPUT_F16};
 use super::group::Address;
 use super::tensor_map::{MAP_BYTES, MapArguments};
 use crate::error::Error;
-use crate::problem::OutDtype;
+use crate::problem::TokenDtype;
 
 /// What every launch's descriptors and every piece of [`Scratch`] are aligned to.
 pub(crate) const ALIGNMENT: u64 = 256;
@@ -69,18 +69,18 @@ impl BlockCount {
 }
 
 /// The entry for a type, of those for f16 and for bf16.
-pub(super) fn entry_of([f16, bf16]: [&'static str; 2], dtype: OutDtype) -> &'static str {
+pub(super) fn entry_of([f16, bf16]: [&'static str; 2], dtype: TokenDtype) -> &'static str {
     match dtype {
-        OutDtype::F16 => f16,
-        OutDtype::Bf16 => bf16,
+        TokenDtype::F16 => f16,
+        TokenDtype::Bf16 => bf16,
     }
 }
 
 /// What kernels are told of the output's type.
-pub(crate) fn output_code(out_dtype: OutDtype) -> u32 {
+pub(crate) fn output_code(out_dtype: TokenDtype) -> u32 {
     match out_dtype {
-        OutDtype::F16 => OUTPUT_F16,
-        OutDtype::Bf16 => OUTPUT_BF16,
+        TokenDtype::F16 => OUTPUT_F16,
+        TokenDtype::Bf16 => OUTPUT_BF16,
     }
 }
 

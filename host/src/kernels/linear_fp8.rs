@@ -6,7 +6,7 @@ use kernels_gpu::epilogue::Activation;
 use kernels_gpu::moe_fp8_sm90::abi::Launch as Product;
 use kernels_gpu::moe_pack::abi::Pack;
 use kernels_gpu::moe_quantize::abi::Quantize;
-use kernels_gpu::units::TokenType;
+use kernels_gpu::units::OperandType;
 
 use super::group::Address;
 use super::kernel::Kernel;
@@ -90,16 +90,15 @@ pub(crate) fn pack(
         let text = format!("values at {values:#x}; for tokens in FP8 they must be at a multiple of 16");
         return Err(Error::Invalid(text));
     }
-    let (rows, k, token_type) = (sizes.n as u32, sizes.k as u32, TokenType::E4m3 as u32);
-    MoePack.launch(Pack { values, scales, units, invalid, matrices: 1, rows, k, token_type, ..Pack::zeroed() })
+    let (rows, k, operand_type) = (sizes.n as u32, sizes.k as u32, OperandType::E4m3 as u32);
+    MoePack.launch(Pack { values, scales, units, invalid, matrices: 1, rows, k, operand_type, ..Pack::zeroed() })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fp8::TokenFormat;
     use crate::kernels::linear::workspace::Workspace;
-    use crate::problem::OutDtype;
+    use crate::problem::{TokenDtype, TokenFormat};
 
     fn rows_of(sizes: &LinearSizes, tokens: usize) -> SortedRows {
         let (Workspace::Fp8(rows), _) = Workspace::at(sizes, tokens, 0x10_0000) else { unreachable!() };
@@ -107,7 +106,7 @@ mod tests {
     }
 
     fn layer(n: usize, k: usize) -> PlacedLinear {
-        let sizes = LinearSizes { n, k, dtype: OutDtype::Bf16, bias: false, token_format: TokenFormat::Fp8 };
+        let sizes = LinearSizes { n, k, dtype: TokenDtype::Bf16, bias: false, token_format: TokenFormat::Fp8 };
         PlacedLinear { sizes, packed: 0x100, alpha: 0x80, bias: 0, input_scale: 0 }
     }
 

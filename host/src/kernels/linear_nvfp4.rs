@@ -6,7 +6,7 @@ use kernels_gpu::epilogue::Activation;
 use kernels_gpu::moe_pack::abi::PackNvfp4;
 use kernels_gpu::moe_quantize_nvfp4::abi::Quantize;
 use kernels_gpu::moe_route::abi::token_tiles;
-use kernels_gpu::moe_sm100::abi::QuantisedC;
+use kernels_gpu::moe_sm100::abi::QuantizedC;
 use kernels_gpu::nvfp4_rows::value_bytes;
 
 use super::group::Address;
@@ -73,7 +73,7 @@ pub(crate) fn launches(
         alpha: [alpha, 0],
         bias: [bias, 0],
         c: arguments.output,
-        quantised: QuantisedC::default(),
+        quantized: QuantizedC::default(),
         n,
         k,
         experts: 1,
@@ -115,13 +115,12 @@ pub(crate) fn pack(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fp8::TokenFormat;
     use crate::kernels::linear::workspace::Workspace;
     use crate::kernels::moe_sm100::MoeSm100;
-    use crate::problem::OutDtype;
+    use crate::problem::{TokenDtype, TokenFormat};
 
     fn layer(n: usize, k: usize) -> PlacedLinear {
-        let sizes = LinearSizes { n, k, dtype: OutDtype::Bf16, bias: false, token_format: TokenFormat::Nvfp4 };
+        let sizes = LinearSizes { n, k, dtype: TokenDtype::Bf16, bias: false, token_format: TokenFormat::Nvfp4 };
         PlacedLinear { sizes, packed: 0x100, alpha: 0x80, bias: 0, input_scale: 0x40 }
     }
 

@@ -3,7 +3,7 @@
 
 use kernels_gpu::epilogue::Activation;
 use kernels_gpu::gated_sm100::abi::K_BLOCK;
-use kernels_gpu::moe_sm100::abi::{Launch as Parameter, QuantisedC, TensorMap};
+use kernels_gpu::moe_sm100::abi::{Launch as Parameter, QuantizedC, TensorMap};
 use kernels_gpu::nvfp4_rows::row_bytes;
 
 use super::group::Address;
@@ -62,7 +62,7 @@ pub(crate) struct Product {
     pub alpha: [Address; 2],
     pub bias: [Address; 2],
     pub c: Address,
-    pub quantised: QuantisedC,
+    pub quantized: QuantizedC,
     pub n: u32,
     pub k: u32,
     pub experts: u32,
@@ -109,7 +109,7 @@ pub(crate) trait Nvfp4Products: Kernel {
         Launch::new(self.name(), grid, 0, move |writer| {
             let mut encode = |map: &MapArguments| Ok::<_, crate::Error>(TensorMap(bytemuck::cast(writer.encode(map)?)));
             let Product { token_scales, globals, firsts, tile_firsts, weight_scales, .. } = product;
-            let Product { alpha, bias, c, quantised, output, activation, .. } = product;
+            let Product { alpha, bias, c, quantized, output, activation, .. } = product;
             Ok(LaunchParameter::new(Parameter {
                 token_map: encode(&token_map)?,
                 weight_map: encode(&weight_map)?,
@@ -121,7 +121,7 @@ pub(crate) trait Nvfp4Products: Kernel {
                 alpha,
                 bias,
                 c,
-                quantised,
+                quantized,
                 n,
                 k,
                 experts,

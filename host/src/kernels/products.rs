@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use kernels_gpu::moe_sm90::abi::Launch as Product;
-use kernels_gpu::units::TokenType;
+use kernels_gpu::units::OperandType;
 
 use super::kernel::{Kernel, op_of};
 use super::launch::{Grid, Launch};
@@ -18,7 +18,7 @@ pub(crate) struct ProductInstance {
     /// Matrices of weights: 2 for gated, 1 for plain.
     pub matrices: u32,
     /// The type of tokens and C.
-    pub token_type: TokenType,
+    pub operand_type: OperandType,
     /// The most tokens of a tile.
     pub tile_tokens: u32,
     /// Columns of C of a tile.
@@ -73,14 +73,15 @@ pub(crate) trait Products: Kernel {
     fn instance(
         &self,
         op: Op,
-        token_type: TokenType,
+        operand_type: OperandType,
         tile_tokens: u32,
         token_tiles: u64,
         n: u32,
         sms: u32,
     ) -> ProductInstance {
-        let is_it =
-            |of: &ProductInstance| (op_of(of.matrices), of.token_type, of.tile_tokens) == (op, token_type, tile_tokens);
+        let is_it = |of: &ProductInstance| {
+            (op_of(of.matrices), of.operand_type, of.tile_tokens) == (op, operand_type, tile_tokens)
+        };
         let rounds = |of: &ProductInstance| (token_tiles * u64::from(n.div_ceil(of.columns))).div_ceil(sms.into());
         let time = |of: &ProductInstance| of.first_time + rounds(of) * of.tile_time;
         let takes = |of: &ProductInstance| !of.for_few_tiles || rounds(of) <= FEW_TILES;

@@ -8,7 +8,7 @@ use super::launch::{Launch, Scratch};
 use super::silu_mul::{Segment, SiluMul};
 use crate::error::Error;
 use crate::plan::variant::{LaunchSchedule, Variant};
-use crate::problem::{Op, OutDtype, Weights};
+use crate::problem::{Op, TokenDtype, Weights};
 
 /// How the steps of a layer are launched.
 #[derive(Clone, Copy)]
@@ -102,7 +102,7 @@ impl Launcher {
     pub fn plan(
         &self,
         groups: &[PlacedGroup],
-        out_dtype: OutDtype,
+        out_dtype: TokenDtype,
         sms: u32,
         mut scratch: Scratch,
     ) -> Result<Vec<Vec<Launch>>, Error> {
@@ -181,7 +181,7 @@ mod tests {
     }
 
     fn plan(launcher: &Launcher, groups: &[PlacedGroup]) -> Result<Vec<Vec<Launch>>, Error> {
-        launcher.plan(groups, OutDtype::F16, SMS, Scratch::new(SCRATCH))
+        launcher.plan(groups, TokenDtype::F16, SMS, Scratch::new(SCRATCH))
     }
 
     /// The descriptors of a launch, which are an array.

@@ -8,8 +8,7 @@ use super::moe::{self, MoeKernels};
 use super::router::RouterKernel;
 use super::silu_mul::SiluMul;
 use super::{GroupedKernel, builds};
-use crate::fp8::TokenFormat;
-use crate::problem::Op;
+use crate::problem::{Op, TokenFormat};
 
 /// Kernels that are tried together, since a caller gets all of them or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

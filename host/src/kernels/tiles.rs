@@ -13,7 +13,7 @@ pub(super) fn weights_read(groups: &[Sizes], tile_tokens: u32) -> u64 {
 }
 
 /// Every tile of every group; `tile` makes it of the group's index, the first column of C, the first token and how many there are.
-/// Those that share weights are neighbours: blocks that run side by side read them once from memory. A block comes through the
+/// Those that share weights are neighbors: blocks that run side by side read them once from memory. A block comes through the
 /// groups in order, so that it changes maps as rarely as it can.
 ///
 /// # Errors

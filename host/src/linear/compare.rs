@@ -111,10 +111,9 @@ mod tests {
     use super::*;
     use crate::backend::{Backend, cpu::Cpu};
     use crate::bias::Bias;
-    use crate::fp8::TokenFormat;
     use crate::generate::Generator;
     use crate::linear::generate;
-    use crate::problem::OutDtype;
+    use crate::problem::{TokenDtype, TokenFormat};
 
     /// The reference itself as an output.
     fn reference(weights: &LinearWeights<'_>, step: &LinearStep<'_>) -> LinearOutput {
@@ -133,7 +132,7 @@ mod tests {
 
     #[test]
     fn an_element_that_is_wrong_or_lacks_its_bias_is_found_with_its_place() {
-        for (dtype, biased) in [(OutDtype::F16, true), (OutDtype::Bf16, false)] {
+        for (dtype, biased) in [(TokenDtype::F16, true), (TokenDtype::Bf16, false)] {
             let mut weights = generate::weights(Generator::Gaussian, 48, 80, dtype, 1).unwrap();
             if biased {
                 weights = weights.with_bias(Bias::F32((0..48).map(|i| 0.3 + i as f32).collect())).unwrap();
@@ -162,7 +161,7 @@ mod tests {
     }
     #[test]
     fn of_fp8_tokens_every_bit_is_known() {
-        for (dtype, generator) in [(OutDtype::F16, Generator::AllCodes), (OutDtype::Bf16, Generator::Gaussian)] {
+        for (dtype, generator) in [(TokenDtype::F16, Generator::AllCodes), (TokenDtype::Bf16, Generator::Gaussian)] {
             for k in [16, 48, 112, 336] {
                 let weights = generate::weights(generator, 32, k, dtype, 1).unwrap();
                 let bias = Bias::F32((0..32).map(|i| 0.3 * i as f32).collect());

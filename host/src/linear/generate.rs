@@ -4,10 +4,9 @@ use rayon::prelude::*;
 
 use super::{LinearInputs, LinearSizes, LinearWeights};
 use crate::error::Error;
-use crate::fp8::TokenFormat;
 use crate::generate::{Generator, Role, matrix};
 use crate::moe::generate::token_numbers;
-use crate::problem::OutDtype;
+use crate::problem::{TokenDtype, TokenFormat};
 
 /// A layer `[N, K]` for tokens of a type.
 ///
@@ -17,7 +16,7 @@ pub fn weights(
     generator: Generator,
     n: usize,
     k: usize,
-    dtype: OutDtype,
+    dtype: TokenDtype,
     seed: u64,
 ) -> Result<LinearWeights<'static>, Error> {
     LinearSizes { n, k, dtype, bias: false, token_format: TokenFormat::Bits16 }.check()?;
@@ -32,7 +31,7 @@ pub fn inputs(
     generator: Generator,
     tokens: usize,
     k: usize,
-    dtype: OutDtype,
+    dtype: TokenDtype,
     seed: u64,
 ) -> Result<LinearInputs<'static>, Error> {
     let elements = tokens.checked_mul(k).filter(|&all| all < isize::MAX as usize / 4).ok_or(Error::TooLarge)?;

@@ -14,11 +14,11 @@
 //! ```
 //! use nvfp4::backend::{Backend, cpu::Cpu};
 //! use nvfp4::linear::{LinearInputs, LinearOutput, LinearStep, LinearWeights, compare::compare};
-//! use nvfp4::problem::OutDtype;
+//! use nvfp4::problem::TokenDtype;
 //! use nvfp4::quantize::quantize;
 //!
 //! let numbers: Vec<f32> = (0..32 * 64).map(|i| (i % 13) as f32 / 50.0 - 0.1).collect();
-//! let weights = LinearWeights::new(OutDtype::Bf16, quantize(&numbers, 32, 64)?)?;
+//! let weights = LinearWeights::new(TokenDtype::Bf16, quantize(&numbers, 32, 64)?)?;
 //! let mut layer = Cpu::new().prepare_linear(&weights)?;
 //! let x = vec![0x3F80; 3 * 64]; // three tokens of ones, as bits of bf16
 //! let step = LinearStep::new(&weights, LinearInputs { tokens: 3, x: x.into(), stride: 64 })?;

@@ -6,10 +6,9 @@ use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix};
 use crate::fp4::check_input_scale;
-use crate::fp8::TokenFormat;
 use crate::moe::check_global_scale;
 use crate::output::POISON;
-use crate::problem::{MAX_K, OutDtype};
+use crate::problem::{MAX_K, TokenDtype, TokenFormat};
 
 /// Everything about a layer that does not change from step to step, but its numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -19,7 +18,7 @@ pub struct LinearSizes {
     /// K: input features, a multiple of 16 up to 2²⁰.
     pub k: usize,
     /// The type of tokens and output.
-    pub dtype: OutDtype,
+    pub dtype: TokenDtype,
     /// Whether there is a bias.
     pub bias: bool,
     /// As what tokens are multiplied.
@@ -49,7 +48,7 @@ impl LinearSizes {
 /// The weights of a layer.
 #[derive(Clone, Debug)]
 pub struct LinearWeights<'a> {
-    dtype: OutDtype,
+    dtype: TokenDtype,
     matrix: Matrix<'a>,
     bias: Option<Bias<'a>>,
     token_format: TokenFormat,
@@ -61,7 +60,7 @@ impl<'a> LinearWeights<'a> {
     ///
     /// # Errors
     /// If N or K is no multiple of 16, or the global scale takes products out of f32.
-    pub fn new(dtype: OutDtype, matrix: Matrix<'a>) -> Result<Self, Error> {
+    pub fn new(dtype: TokenDtype, matrix: Matrix<'a>) -> Result<Self, Error> {
         let weights = Self { dtype, matrix, bias: None, token_format: TokenFormat::Bits16, input_scale: None };
         weights.sizes().check()?;
         check_global_scale(weights.matrix.global_scale())?;
@@ -196,7 +195,7 @@ impl<'a> LinearStep<'a> {
 /// The output of a step: `[M, N]` in the tokens' type, without gaps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinearOutput {
-    dtype: OutDtype,
+    dtype: TokenDtype,
     /// `[M, N]`.
     pub out: Vec<u16>,
 }
@@ -213,7 +212,7 @@ impl LinearOutput {
     }
 
     /// The type of its numbers.
-    pub fn dtype(&self) -> OutDtype {
+    pub fn dtype(&self) -> TokenDtype {
         self.dtype
     }
 
@@ -238,7 +237,7 @@ mod tests {
     }
 
     fn layer() -> LinearWeights<'static> {
-        LinearWeights::new(OutDtype::F16, matrix(32, 48, 1.0)).unwrap()
+        LinearWeights::new(TokenDtype::F16, matrix(32, 48, 1.0)).unwrap()
     }
 
     #[test]
@@ -247,9 +246,9 @@ mod tests {
             (24, 16, 1.0, "N = 24 of a linear layer is not a multiple of 16"),
             (0, 16, 1.0, "N = 0 of"),
             (16, 0, 1.0, "K = 0 of"),
-            (16, 16, 1e33, "quantise the tensor again"),
+            (16, 16, 1e33, "quantize the tensor again"),
         ] {
-            let error = LinearWeights::new(OutDtype::Bf16, matrix(n, k, global)).unwrap_err().to_string();
+            let error = LinearWeights::new(TokenDtype::Bf16, matrix(n, k, global)).unwrap_err().to_string();
             assert!(error.contains(words), "{error}");
         }
         let bias =
@@ -284,7 +283,7 @@ mod tests {
         let of = |layer: &LinearWeights<'_>, tokens: usize| {
             LinearStep::new(layer, LinearInputs { tokens, x: vec![0; tokens * 48].into(), stride: 48 }).unwrap()
         };
-        let other = LinearWeights::new(OutDtype::Bf16, matrix(32, 48, 1.0)).unwrap();
+        let other = LinearWeights::new(TokenDtype::Bf16, matrix(32, 48, 1.0)).unwrap();
         assert!(of(&other, 1).check_fits(layer.sizes()).is_err() && of(&layer, 2).check_fits(layer.sizes()).is_ok());
         assert!(LinearOutput::new(&of(&layer, 2)).check_fits(&of(&layer, 1)).is_err());
         assert!(LinearOutput::new(&of(&other, 2)).check_fits(&of(&layer, 2)).is_err());

@@ -12,8 +12,8 @@
 //!
 //! | stage | reference | bound |
 //! |---|---|---|
-//! | quantised tokens, of rows and of the shared expert | tokens, quantised | none: every bit |
-//! | quantised intermediate, of rows and of the shared expert | the device's intermediate, quantised | none: every bit |
+//! | quantized tokens, of rows and of the shared expert | tokens, quantized | none: every bit |
+//! | quantized intermediate, of rows and of the shared expert | the device's intermediate, quantized | none: every bit |
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -26,26 +26,26 @@ use super::oracle::{Expected, Operand, projected, weighted_token};
 use super::{MoeOutput, MoeStep, MoeWeights, Stages};
 use crate::format::{BLOCK, Matrix, e2m1, e4m3};
 use crate::fp4;
-use crate::fp8::{Factors, Quantised, TokenFormat};
-use crate::problem::OutDtype;
+use crate::fp8::{Factors, QuantizedRows};
+use crate::problem::{TokenDtype, TokenFormat};
 
 /// What is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
-    /// [`QuantisedStages::tokens`](super::QuantisedStages::tokens).
-    QuantisedTokens,
+    /// [`QuantizedStages::tokens`](super::QuantizedStages::tokens).
+    QuantizedTokens,
     /// [`Stages::intermediate`].
     Intermediate,
-    /// [`QuantisedStages::intermediate`](super::QuantisedStages::intermediate).
-    QuantisedIntermediate,
+    /// [`QuantizedStages::intermediate`](super::QuantizedStages::intermediate).
+    QuantizedIntermediate,
     /// [`Stages::partial`].
     Partial,
-    /// [`QuantisedStages::shared_tokens`](super::QuantisedStages::shared_tokens).
-    SharedQuantisedTokens,
+    /// [`QuantizedStages::shared_tokens`](super::QuantizedStages::shared_tokens).
+    SharedQuantizedTokens,
     /// [`Stages::shared_intermediate`].
     SharedIntermediate,
-    /// [`QuantisedStages::shared_intermediate`](super::QuantisedStages::shared_intermediate).
-    SharedQuantisedIntermediate,
+    /// [`QuantizedStages::shared_intermediate`](super::QuantizedStages::shared_intermediate).
+    SharedQuantizedIntermediate,
     /// [`Stages::shared_partial`].
     SharedPartial,
     /// [`MoeOutput::hidden`].
@@ -55,13 +55,13 @@ pub enum Stage {
 impl Stage {
     /// All of them, in the order of computation.
     pub const ALL: [Self; 9] = [
-        Self::QuantisedTokens,
+        Self::QuantizedTokens,
         Self::Intermediate,
-        Self::QuantisedIntermediate,
+        Self::QuantizedIntermediate,
         Self::Partial,
-        Self::SharedQuantisedTokens,
+        Self::SharedQuantizedTokens,
         Self::SharedIntermediate,
-        Self::SharedQuantisedIntermediate,
+        Self::SharedQuantizedIntermediate,
         Self::SharedPartial,
         Self::Output,
     ];
@@ -69,13 +69,13 @@ impl Stage {
     /// Its name, in words.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::QuantisedTokens => "quantised tokens",
+            Self::QuantizedTokens => "quantized tokens",
             Self::Intermediate => "intermediate",
-            Self::QuantisedIntermediate => "quantised intermediate",
+            Self::QuantizedIntermediate => "quantized intermediate",
             Self::Partial => "down projection",
-            Self::SharedQuantisedTokens => "shared expert's quantised tokens",
+            Self::SharedQuantizedTokens => "shared expert's quantized tokens",
             Self::SharedIntermediate => "shared expert's intermediate",
-            Self::SharedQuantisedIntermediate => "shared expert's quantised intermediate",
+            Self::SharedQuantizedIntermediate => "shared expert's quantized intermediate",
             Self::SharedPartial => "shared expert's down projection",
             Self::Output => "output",
         }
@@ -83,14 +83,14 @@ impl Stage {
 
     /// Whether it is the shared expert's.
     const fn is_shared(self) -> bool {
-        use Stage::{SharedIntermediate, SharedPartial, SharedQuantisedIntermediate, SharedQuantisedTokens};
-        matches!(self, SharedQuantisedTokens | SharedIntermediate | SharedQuantisedIntermediate | SharedPartial)
+        use Stage::{SharedIntermediate, SharedPartial, SharedQuantizedIntermediate, SharedQuantizedTokens};
+        matches!(self, SharedQuantizedTokens | SharedIntermediate | SharedQuantizedIntermediate | SharedPartial)
     }
 
     /// Whether it has rows of e4m3 or NVFP4.
-    const fn is_quantised(self) -> bool {
-        use Stage::{QuantisedIntermediate, QuantisedTokens, SharedQuantisedIntermediate, SharedQuantisedTokens};
-        matches!(self, QuantisedTokens | QuantisedIntermediate | SharedQuantisedTokens | SharedQuantisedIntermediate)
+    const fn is_quantized(self) -> bool {
+        use Stage::{QuantizedIntermediate, QuantizedTokens, SharedQuantizedIntermediate, SharedQuantizedTokens};
+        matches!(self, QuantizedTokens | QuantizedIntermediate | SharedQuantizedTokens | SharedQuantizedIntermediate)
     }
 }
 
@@ -146,7 +146,7 @@ impl StageComparison {
         Self { stage, checked: 0, mismatches: 0, unbounded: 0, first: None, worst: None, max_abs_err: 0.0 }
     }
 
-    pub(crate) fn add(&mut self, dtype: OutDtype, expected: Expected, element: MoeMismatch) {
+    pub(crate) fn add(&mut self, dtype: TokenDtype, expected: Expected, element: MoeMismatch) {
         let MoeMismatch { got, want, .. } = element;
         self.checked += 1;
         if expected == Expected::Anything {
@@ -250,7 +250,7 @@ pub fn compare_with_progress(
     let checker = Checker::new(weights, step, output);
     let stages = checker.stages().map(|stage| match stage {
         Stage::Output => checker.output_stage(progress),
-        stage if stage.is_quantised() => checker.quantised_stage(stage, progress),
+        stage if stage.is_quantized() => checker.quantized_stage(stage, progress),
         Stage::Intermediate | Stage::Partial => (0..weights.experts().len())
             .map(|expert| checker.product_stage(stage, step.rows().of_expert(expert), progress))
             .fold(StageComparison::new(stage), StageComparison::merge),
@@ -288,9 +288,9 @@ pub fn elements(step: &MoeStep<'_>) -> usize {
     let (sizes, rows, tokens) = (step.sizes(), step.rows().count(), step.tokens());
     let shared = sizes.shared_intermediate.map_or(0, |intermediate| tokens * (intermediate + sizes.hidden));
     let stages = rows * (sizes.intermediate + sizes.hidden) + shared;
-    // What is quantised has as many elements as what is computed.
-    let quantised = if sizes.token_format == TokenFormat::Bits16 { 0 } else { stages };
-    stages + quantised + tokens * sizes.hidden
+    // What is quantized has as many elements as what is computed.
+    let quantized = if sizes.token_format == TokenFormat::Bits16 { 0 } else { stages };
+    stages + quantized + tokens * sizes.hidden
 }
 
 /// The reference of an output element, given the rows that the down projections made: the weighted sum, in f32, in order.
@@ -310,8 +310,8 @@ fn combined(step: &MoeStep<'_>, stages: &Stages, token: usize, column: usize) ->
 }
 
 /// The scales of a row's blocks.
-fn block_scales(quantised: &Quantised, row: usize, k: usize) -> &[u8] {
-    &quantised.block_scales[row * (k / BLOCK)..][..k / BLOCK]
+fn block_scales(quantized: &QuantizedRows, row: usize, k: usize) -> &[u8] {
+    &quantized.block_scales[row * (k / BLOCK)..][..k / BLOCK]
 }
 
 /// A matrix, and the numbers of its biases if it has some.
@@ -326,7 +326,7 @@ struct Checker<'a> {
     step: &'a MoeStep<'a>,
     output: &'a MoeOutput,
     between: &'a Stages,
-    dtype: OutDtype,
+    dtype: TokenDtype,
 }
 
 impl<'a> Checker<'a> {
@@ -341,34 +341,34 @@ impl<'a> Checker<'a> {
 
     /// The stages that this layer has.
     fn stages(&self) -> impl Iterator<Item = Stage> + use<> {
-        let (is_shared, is_quantised) = (self.weights.shared().is_some(), self.is_quantised());
-        let has = move |stage: &Stage| (is_shared || !stage.is_shared()) && (is_quantised || !stage.is_quantised());
+        let (is_shared, is_quantized) = (self.weights.shared().is_some(), self.is_quantized());
+        let has = move |stage: &Stage| (is_shared || !stage.is_shared()) && (is_quantized || !stage.is_quantized());
         Stage::ALL.into_iter().filter(has)
     }
 
-    fn is_quantised(&self) -> bool {
+    fn is_quantized(&self) -> bool {
         self.step.sizes().token_format != TokenFormat::Bits16
     }
 
     /// Elements of a stage, and its columns.
     fn size(&self, stage: Stage) -> (usize, usize) {
-        if stage.is_quantised() {
-            let (quantised, width) = self.quantised(stage);
-            return (quantised.codes.len(), width);
+        if stage.is_quantized() {
+            let (quantized, width) = self.quantized(stage);
+            return (quantized.codes.len(), width);
         }
         let (bits, width) = self.bits(stage);
         (bits.len(), width)
     }
 
     /// What the device has of a stage in e4m3 or NVFP4, and its columns.
-    fn quantised(&self, stage: Stage) -> (&'a Quantised, usize) {
+    fn quantized(&self, stage: Stage) -> (&'a QuantizedRows, usize) {
         let sizes = self.step.sizes();
-        let quantised = self.between.quantised.as_ref().expect("stages of quantised tokens");
+        let quantized = self.between.quantized.as_ref().expect("stages of quantized tokens");
         match stage {
-            Stage::QuantisedTokens => (&quantised.tokens, sizes.hidden),
-            Stage::QuantisedIntermediate => (&quantised.intermediate, sizes.intermediate),
-            Stage::SharedQuantisedTokens => (&quantised.shared_tokens, sizes.hidden),
-            _ => (&quantised.shared_intermediate, sizes.shared_intermediate.unwrap_or(1)),
+            Stage::QuantizedTokens => (&quantized.tokens, sizes.hidden),
+            Stage::QuantizedIntermediate => (&quantized.intermediate, sizes.intermediate),
+            Stage::SharedQuantizedTokens => (&quantized.shared_tokens, sizes.hidden),
+            _ => (&quantized.shared_intermediate, sizes.shared_intermediate.unwrap_or(1)),
         }
     }
 
@@ -407,20 +407,20 @@ impl<'a> Checker<'a> {
             .collect()
     }
 
-    /// What is multiplied for a row of a product: its token, or the device's intermediate; where both are quantised, what the device
+    /// What is multiplied for a row of a product: its token, or the device's intermediate; where both are quantized, what the device
     /// has made of them.
     fn multiplied(&self, stage: Stage, row: usize, token: usize) -> Operand {
         let is_intermediate = matches!(stage, Stage::Partial | Stage::SharedPartial);
-        if self.is_quantised() {
-            let (quantised, k) = self.quantised(match stage {
-                Stage::Intermediate => Stage::QuantisedTokens,
-                Stage::Partial => Stage::QuantisedIntermediate,
-                Stage::SharedIntermediate => Stage::SharedQuantisedTokens,
-                _ => Stage::SharedQuantisedIntermediate,
+        if self.is_quantized() {
+            let (quantized, k) = self.quantized(match stage {
+                Stage::Intermediate => Stage::QuantizedTokens,
+                Stage::Partial => Stage::QuantizedIntermediate,
+                Stage::SharedIntermediate => Stage::SharedQuantizedTokens,
+                _ => Stage::SharedQuantizedIntermediate,
             });
-            let (codes, scale) = (&quantised.codes[row * k..][..k], quantised.scales[row]);
+            let (codes, scale) = (&quantized.codes[row * k..][..k], quantized.scales[row]);
             return match self.step.sizes().token_format {
-                TokenFormat::Nvfp4 => Operand::nvfp4(codes, block_scales(quantised, row, k), scale),
+                TokenFormat::Nvfp4 => Operand::nvfp4(codes, block_scales(quantized, row, k), scale),
                 _ => Operand::Fp8(Factors::new(codes), scale),
             };
         }
@@ -474,8 +474,8 @@ impl<'a> Checker<'a> {
     /// One element.
     fn one(&self, stage: Stage, row: usize, column: usize) -> StageComparison {
         let mut found = StageComparison::new(stage);
-        if stage.is_quantised() {
-            self.add_quantised(&mut found, row, column..column + 1);
+        if stage.is_quantized() {
+            self.add_quantized(&mut found, row, column..column + 1);
             return found;
         }
         let (token, expert) = self.owner(stage, row);
@@ -493,19 +493,19 @@ impl<'a> Checker<'a> {
     }
 
     /// Some columns of a row in e4m3 or NVFP4: codes and scales have the reference's bits, NaN being one.
-    fn add_quantised(&self, found: &mut StageComparison, row: usize, columns: Range<usize>) {
+    fn add_quantized(&self, found: &mut StageComparison, row: usize, columns: Range<usize>) {
         let stage = found.stage;
         let (token, expert) = self.owner(stage, row);
-        let is_intermediate = matches!(stage, Stage::QuantisedIntermediate | Stage::SharedQuantisedIntermediate);
+        let is_intermediate = matches!(stage, Stage::QuantizedIntermediate | Stage::SharedQuantizedIntermediate);
         let bits = self.bits_before(stage.is_shared(), is_intermediate, row, token);
         let want = self.reference(&bits, expert, is_intermediate);
-        let (quantised, width) = self.quantised(stage);
+        let (quantized, width) = self.quantized(stage);
         let (want_codes, want_scale) = (&want.codes, want.scales[0]);
-        let (codes, scale) = (&quantised.codes[row * width..][..width], quantised.scales[row]);
+        let (codes, scale) = (&quantized.codes[row * width..][..width], quantized.scales[row]);
         let same_scale = scale.to_bits() == want_scale.to_bits() || scale.is_nan() && want_scale.is_nan();
         let canonical = |code: u8| if e4m3::decode(code).is_nan() { e4m3::NAN_CODE } else { code };
         if self.step.sizes().token_format == TokenFormat::Nvfp4 {
-            let (of_blocks, want_of_blocks) = (block_scales(quantised, row, width), &want.block_scales);
+            let (of_blocks, want_of_blocks) = (block_scales(quantized, row, width), &want.block_scales);
             let number = |code: u8, block: u8, scale: f32| {
                 f64::from(e2m1::decode(code)) * f64::from(e4m3::decode(block)) * f64::from(scale)
             };
@@ -527,21 +527,21 @@ impl<'a> Checker<'a> {
     }
 
     /// What a token becomes, or the intermediate, for an expert; for the shared one if there is none.
-    fn reference(&self, bits: &[u16], expert: Option<usize>, is_intermediate: bool) -> Quantised {
+    fn reference(&self, bits: &[u16], expert: Option<usize>, is_intermediate: bool) -> QuantizedRows {
         if self.step.sizes().token_format == TokenFormat::Fp8 {
-            return Quantised::of(self.dtype, bits, bits.len());
+            return QuantizedRows::of(self.dtype, bits, bits.len());
         }
         let scales = self.weights.input_scales(expert.unwrap_or(self.weights.experts().len()));
         let scale = scales.map(|scales| if is_intermediate { scales.down } else { scales.gate_up });
-        fp4::quantise(self.dtype, bits, bits.len(), scale)
+        fp4::quantize(self.dtype, bits, bits.len(), scale)
     }
 
     /// All rows in e4m3 or NVFP4.
-    fn quantised_stage(&self, stage: Stage, progress: &(dyn Fn(usize) + Sync)) -> StageComparison {
+    fn quantized_stage(&self, stage: Stage, progress: &(dyn Fn(usize) + Sync)) -> StageComparison {
         let (elements, width) = self.size(stage);
         let rows = (0..elements / width).into_par_iter().map(|row| {
             let mut found = StageComparison::new(stage);
-            self.add_quantised(&mut found, row, 0..width);
+            self.add_quantized(&mut found, row, 0..width);
             progress(width);
             found
         });

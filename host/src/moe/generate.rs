@@ -10,7 +10,7 @@ use crate::bias::Bias;
 use crate::error::Error;
 use crate::fp4::{self, InputScales};
 use crate::generate::{Generator, Role, matrix, row_rng};
-use crate::problem::OutDtype;
+use crate::problem::TokenDtype;
 
 /// Which experts tokens name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
@@ -49,7 +49,7 @@ const BIASES: usize = 1 << 33;
 pub fn weights(
     shape: &LayerShape,
     generator: Generator,
-    dtype: OutDtype,
+    dtype: TokenDtype,
     seed: u64,
     progress: &dyn Fn(),
 ) -> Result<MoeWeights<'static>, Error> {
@@ -94,7 +94,7 @@ fn input_scales(number: usize) -> InputScales {
 }
 
 /// The biases of a projection: normally distributed; f32 of every other expert, of the tokens' type of the others.
-fn biases(dtype: OutDtype, role: Role, number: usize, n: usize, seed: u64) -> Bias<'static> {
+fn biases(dtype: TokenDtype, role: Role, number: usize, n: usize, seed: u64) -> Bias<'static> {
     let mut rng = row_rng(seed, BIASES + number, role, 0);
     let numbers = (0..n).map(|_| StandardNormal.sample(&mut rng));
     if number.is_multiple_of(2) {
@@ -112,7 +112,7 @@ pub fn inputs(
     shape: &LayerShape,
     generator: Generator,
     routing: Routing,
-    dtype: OutDtype,
+    dtype: TokenDtype,
     tokens: usize,
     seed: u64,
 ) -> Result<MoeInputs<'static>, Error> {
@@ -143,7 +143,7 @@ pub fn inputs(
 }
 
 /// A token: normally distributed; or, for [`Generator::AllCodes`], of magnitudes that span 13 powers of two.
-pub(crate) fn token_numbers(generator: Generator, dtype: OutDtype, seed: u64, token: usize, out: &mut [u16]) {
+pub(crate) fn token_numbers(generator: Generator, dtype: TokenDtype, seed: u64, token: usize, out: &mut [u16]) {
     /// Root mean square of 2ˣ for x uniform in [-12, 1).
     const RMS: f32 = 0.471;
     let mut rng = row_rng(seed, STEP, Role::Tokens, token);
@@ -205,7 +205,7 @@ mod tests {
     }
 
     fn step_of(shape: &LayerShape, routing: Routing, tokens: usize, seed: u64) -> MoeInputs<'static> {
-        inputs(shape, Generator::Gaussian, routing, OutDtype::Bf16, tokens, seed).unwrap()
+        inputs(shape, Generator::Gaussian, routing, TokenDtype::Bf16, tokens, seed).unwrap()
     }
 
     #[test]
@@ -248,9 +248,9 @@ mod tests {
     fn a_generated_step_fits_its_generated_layer() {
         for shape in crate::moe::shape::builtin().iter().filter(|shape| shape.name.starts_with("layer-test-")) {
             for generator in Generator::ALL {
-                let layer = weights(shape, generator, OutDtype::F16, 0, &|| ()).unwrap();
-                let inputs = inputs(shape, generator, Routing::Zipf, OutDtype::F16, shape.tokens, 0).unwrap();
-                assert_eq!(layer.sizes(), shape.sizes(OutDtype::F16));
+                let layer = weights(shape, generator, TokenDtype::F16, 0, &|| ()).unwrap();
+                let inputs = inputs(shape, generator, Routing::Zipf, TokenDtype::F16, shape.tokens, 0).unwrap();
+                assert_eq!(layer.sizes(), shape.sizes(TokenDtype::F16));
                 assert!(MoeStep::new(&layer, inputs).unwrap().rows().count() <= shape.tokens * shape.top_k);
             }
         }

@@ -33,7 +33,7 @@ mod tests;
 
 pub use activation::Activation;
 pub(crate) use activation::Gate;
-pub use output::{MoeOutput, QuantisedStages, Stages};
+pub use output::{MoeOutput, QuantizedStages, Stages};
 pub(crate) use problem::check_global_scale;
 pub use problem::{Biases, MoeExpert, MoeInputs, MoeSizes, MoeStep, MoeWeights};
 pub use rows::Rows;

@@ -26,8 +26,8 @@
 use super::activation::{Activation, Gate};
 use crate::format::{BLOCK, FIXED_POINT_BITS, Matrix, e2m1, e4m3};
 use crate::fp4;
-use crate::fp8::{self, Factors, TokenFormat, folded_row, quantise_token};
-use crate::problem::OutDtype;
+use crate::fp8::{self, Factors, folded_row, quantize_token};
+use crate::problem::{TokenDtype, TokenFormat};
 
 /// Columns of K that are summed on their own; every device sums whole windows in order.
 pub const WINDOW: usize = 128;
@@ -210,7 +210,7 @@ impl Expected {
     }
 
     /// Whether an element of type `dtype` may be `got`.
-    pub fn accepts(self, dtype: OutDtype, got: f64) -> bool {
+    pub fn accepts(self, dtype: TokenDtype, got: f64) -> bool {
         let rounded = |x: f64| dtype.decode(dtype.round(x));
         match self {
             // One number alone: with its sign, be it zero's.
@@ -243,7 +243,7 @@ pub enum Operand {
 
 impl Operand {
     /// A token; in NVFP4 with this input scale, or else one of its own.
-    pub fn token(format: TokenFormat, dtype: OutDtype, bits: &[u16], input_scale: Option<f32>) -> Self {
+    pub fn token(format: TokenFormat, dtype: TokenDtype, bits: &[u16], input_scale: Option<f32>) -> Self {
         match format {
             TokenFormat::Bits16 => {
                 let mut numbers = vec![0.0; bits.len()];
@@ -252,12 +252,12 @@ impl Operand {
             }
             TokenFormat::Fp8 => {
                 let mut codes = vec![0; bits.len()];
-                let scale = quantise_token(dtype, bits, &mut codes);
+                let scale = quantize_token(dtype, bits, &mut codes);
                 Self::Fp8(Factors::new(&codes), scale)
             }
             TokenFormat::Nvfp4 => {
                 let (mut codes, mut scales) = (vec![0; bits.len()], vec![0; bits.len() / BLOCK]);
-                let global = fp4::quantise_token(dtype, bits, input_scale, &mut codes, &mut scales);
+                let global = fp4::quantize_token(dtype, bits, input_scale, &mut codes, &mut scales);
                 Self::nvfp4(&codes, &scales, global)
             }
         }
@@ -313,13 +313,13 @@ pub fn projected(token: &Operand, weights: &Operand, global: f32, bias: Option<f
 }
 
 /// The numbers of a token, exact.
-pub fn decode_token(dtype: OutDtype, bits: &[u16], out: &mut [f64]) {
+pub fn decode_token(dtype: TokenDtype, bits: &[u16], out: &mut [f64]) {
     assert_eq!(bits.len(), out.len(), "a number for each element");
     out.iter_mut().zip(bits).for_each(|(out, &bits)| *out = dtype.decode(bits));
 }
 
 /// The bits of a token times a weight of the router, rounded to its type: f32, and then the type.
-pub fn weighted_token(dtype: OutDtype, bits: &[u16], weight: f32) -> Vec<u16> {
+pub fn weighted_token(dtype: TokenDtype, bits: &[u16], weight: f32) -> Vec<u16> {
     bits.iter().map(|&bits| dtype.round_f32(dtype.decode(bits) as f32 * weight)).collect()
 }
 
@@ -438,10 +438,10 @@ mod tests {
     }
 
     /// Bits of finite numbers of a type, of all exponents or of some in the middle.
-    fn tokens(dtype: OutDtype, k: usize) -> impl Strategy<Value = Vec<u16>> {
+    fn tokens(dtype: TokenDtype, k: usize) -> impl Strategy<Value = Vec<u16>> {
         let (exponent, bias) = match dtype {
-            OutDtype::F16 => (0x7C00, 0x3000),
-            OutDtype::Bf16 => (0x7F80, 0x3800),
+            TokenDtype::F16 => (0x7C00, 0x3000),
+            TokenDtype::Bf16 => (0x7F80, 0x3800),
         };
         (any::<bool>(), prop::collection::vec(any::<u16>(), k)).prop_map(move |(all, bits)| {
             bits.into_iter()
@@ -457,12 +457,12 @@ mod tests {
             .prop_map(move |(values, scales)| Matrix::new(1, k, values, scales, 1.0).unwrap())
     }
 
-    fn cases() -> impl Strategy<Value = (OutDtype, Vec<u16>, Matrix<'static>)> {
-        (prop_oneof![Just(OutDtype::F16), Just(OutDtype::Bf16)], 1usize..40)
+    fn cases() -> impl Strategy<Value = (TokenDtype, Vec<u16>, Matrix<'static>)> {
+        (prop_oneof![Just(TokenDtype::F16), Just(TokenDtype::Bf16)], 1usize..40)
             .prop_flat_map(|(dtype, blocks)| (Just(dtype), tokens(dtype, blocks * BLOCK), weights(blocks * BLOCK)))
     }
 
-    fn decoded(dtype: OutDtype, bits: &[u16], matrix: &Matrix<'_>) -> (Vec<f64>, Vec<f64>) {
+    fn decoded(dtype: TokenDtype, bits: &[u16], matrix: &Matrix<'_>) -> (Vec<f64>, Vec<f64>) {
         let (mut token, mut weights) = (vec![0.0; bits.len()], vec![0.0; bits.len()]);
         decode_token(dtype, bits, &mut token);
         decode_weights(matrix, 0, &mut Vec::new(), &mut weights);
@@ -539,7 +539,7 @@ mod tests {
             gate in -100f64..100.0, up in -1e4f64..1e4, off in prop::array::uniform2(-1f64..1.0), bias in -9f32..9.0,
             bf16 in any::<bool>(), activation in prop::sample::select(&ACTIVATIONS[..]), small in any::<bool>(),
         ) {
-            let dtype = if bf16 { OutDtype::Bf16 } else { OutDtype::F16 };
+            let dtype = if bf16 { TokenDtype::Bf16 } else { TokenDtype::F16 };
             // Where the limits are.
             let (gate, up) = if small { (gate / 10.0, up / 1e3) } else { (gate, up) };
             let [gate, up] = [gate, up].map(|value| Sum { value, error: 1e-5 * value.abs() });
@@ -667,13 +667,13 @@ mod tests {
     #[test]
     fn a_number_is_accepted_between_the_rounded_ends() {
         let expected = Expected::plain(Sum { value: 1.0, error: 0.001 });
-        let accepts = |got: f64| expected.accepts(OutDtype::Bf16, got);
+        let accepts = |got: f64| expected.accepts(TokenDtype::Bf16, got);
         // A bf16 below 1 is 2⁻⁸ away, above 2⁻⁷: 0.999 and 1.001 are both nearer to 1.
         assert!(accepts(1.0) && !accepts(1.0 + 1.0 / 128.0) && !accepts(1.0 - 1.0 / 256.0) && !accepts(f64::NAN));
         let edge = Expected::plain(Sum { value: 65519.0, error: 2.0 });
-        assert!(edge.accepts(OutDtype::F16, 65504.0) && edge.accepts(OutDtype::F16, f64::INFINITY));
-        assert!(!edge.accepts(OutDtype::F16, 65472.0) && !edge.accepts(OutDtype::F16, f64::NEG_INFINITY));
-        assert!(!Expected::Nan.accepts(OutDtype::F16, 1.0) && Expected::Nan.accepts(OutDtype::F16, f64::NAN));
+        assert!(edge.accepts(TokenDtype::F16, 65504.0) && edge.accepts(TokenDtype::F16, f64::INFINITY));
+        assert!(!edge.accepts(TokenDtype::F16, 65472.0) && !edge.accepts(TokenDtype::F16, f64::NEG_INFINITY));
+        assert!(!Expected::Nan.accepts(TokenDtype::F16, 1.0) && Expected::Nan.accepts(TokenDtype::F16, f64::NAN));
     }
 
     #[test]
@@ -687,8 +687,8 @@ mod tests {
 
     #[test]
     fn a_weighted_token_is_rounded_to_f32_and_then_to_its_type() {
-        let out = weighted_token(OutDtype::Bf16, &[0x3F81, 0x4000], 1.005);
+        let out = weighted_token(TokenDtype::Bf16, &[0x3F81, 0x4000], 1.005);
         // 1.0078125 · 1.005 = 1.0128515625 is between 1.0078125 and 1.015625, nearer to the latter.
-        assert_eq!(out, [1.015625, 2.015625].map(|number| OutDtype::Bf16.round(number)));
+        assert_eq!(out, [1.015625, 2.015625].map(|number| TokenDtype::Bf16.round(number)));
     }
 }

@@ -3,9 +3,9 @@
 use super::problem::MoeStep;
 use crate::error::Error;
 use crate::format::BLOCK;
-use crate::fp8::{Quantised, TokenFormat};
+use crate::fp8::QuantizedRows;
 use crate::output::POISON;
-use crate::problem::OutDtype;
+use crate::problem::{TokenDtype, TokenFormat};
 
 /// What the products leave in memory, in the tokens' type, row-major without gaps, columns in their natural order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,25 +19,25 @@ pub struct Stages {
     /// As `partial`, of the shared expert: `[T, H]`; empty if there is none.
     pub shared_partial: Vec<u16>,
     /// What was multiplied, if tokens are not multiplied as they are.
-    pub quantised: Option<QuantisedStages>,
+    pub quantized: Option<QuantizedStages>,
 }
 
 /// Rows in e4m3 or NVFP4 as the products multiply them, each with a scale.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct QuantisedStages {
+pub struct QuantizedStages {
     /// Each row's token, `[rows, H]`. Weights on the input have been multiplied.
-    pub tokens: Quantised,
+    pub tokens: QuantizedRows,
     /// Each row's intermediate, `[rows, I]`.
-    pub intermediate: Quantised,
+    pub intermediate: QuantizedRows,
     /// The shared expert's tokens, `[T, H]`; empty if there is none.
-    pub shared_tokens: Quantised,
+    pub shared_tokens: QuantizedRows,
     /// Its intermediate, `[T, I of the shared expert]`; empty if there is none.
-    pub shared_intermediate: Quantised,
+    pub shared_intermediate: QuantizedRows,
 }
 
-impl QuantisedStages {
-    /// All of them, in the order of [`quantised_sizes`].
-    fn parts(&self) -> [&Quantised; 4] {
+impl QuantizedStages {
+    /// All of them, in the order of [`quantized_sizes`].
+    fn parts(&self) -> [&QuantizedRows; 4] {
         [&self.tokens, &self.intermediate, &self.shared_tokens, &self.shared_intermediate]
     }
 }
@@ -45,7 +45,7 @@ impl QuantisedStages {
 /// The output of a step: hidden states `[T, H]` in the tokens' type, without gaps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MoeOutput {
-    dtype: OutDtype,
+    dtype: TokenDtype,
     /// `[T, H]`.
     pub hidden: Vec<u16>,
     /// What a backend has to bring back besides, if it was asked for.
@@ -64,24 +64,24 @@ impl MoeOutput {
         let [intermediate, partial, shared_intermediate, shared_partial] =
             stage_lengths(step).map(|length| vec![POISON; length]);
         let format = step.sizes().token_format;
-        let quantised = (format != TokenFormat::Bits16).then(|| {
+        let quantized = (format != TokenFormat::Bits16).then(|| {
             let [tokens, intermediate, shared_tokens, shared_intermediate] =
-                quantised_sizes(step).map(|[rows, k]| Quantised::poisoned(format, rows, k));
-            QuantisedStages { tokens, intermediate, shared_tokens, shared_intermediate }
+                quantized_sizes(step).map(|[rows, k]| QuantizedRows::poisoned(format, rows, k));
+            QuantizedStages { tokens, intermediate, shared_tokens, shared_intermediate }
         });
-        let stages = Stages { intermediate, partial, shared_intermediate, shared_partial, quantised };
+        let stages = Stages { intermediate, partial, shared_intermediate, shared_partial, quantized };
         Self { stages: Some(stages), ..Self::new(step) }
     }
 
     /// Fills it with NaN, so that an element which a kernel fails to write is found.
     pub fn poison(&mut self) {
         self.hidden.fill(POISON);
-        if let Some(Stages { intermediate, partial, shared_intermediate, shared_partial, quantised }) = &mut self.stages
+        if let Some(Stages { intermediate, partial, shared_intermediate, shared_partial, quantized }) = &mut self.stages
         {
             for part in [intermediate, partial, shared_intermediate, shared_partial] {
                 part.fill(POISON);
             }
-            if let Some(QuantisedStages { tokens, intermediate, shared_tokens, shared_intermediate }) = quantised {
+            if let Some(QuantizedStages { tokens, intermediate, shared_tokens, shared_intermediate }) = quantized {
                 for part in [tokens, intermediate, shared_tokens, shared_intermediate] {
                     part.poison();
                 }
@@ -96,20 +96,20 @@ impl MoeOutput {
     pub fn check_fits(&self, step: &MoeStep<'_>) -> Result<(), Error> {
         let sizes = step.sizes();
         let stages_fit = self.stages.as_ref().is_none_or(|stages| {
-            let Stages { intermediate, partial, shared_intermediate, shared_partial, quantised } = stages;
-            let quantised_fit = quantised.as_ref().map_or(sizes.token_format == TokenFormat::Bits16, |quantised| {
-                let lengths = quantised.parts().map(|part| [&part.codes, &part.block_scales].map(Vec::len));
-                let rows = quantised.parts().map(|part| part.scales.len());
+            let Stages { intermediate, partial, shared_intermediate, shared_partial, quantized } = stages;
+            let quantized_fit = quantized.as_ref().map_or(sizes.token_format == TokenFormat::Bits16, |quantized| {
+                let lengths = quantized.parts().map(|part| [&part.codes, &part.block_scales].map(Vec::len));
+                let rows = quantized.parts().map(|part| part.scales.len());
                 let blocks = |elements: usize| match sizes.token_format {
                     TokenFormat::Nvfp4 => elements / BLOCK,
                     _ => 0,
                 };
                 sizes.token_format != TokenFormat::Bits16
-                    && rows == quantised_sizes(step).map(|[rows, _]| rows)
-                    && lengths == quantised_sizes(step).map(|[rows, k]| [rows * k, blocks(rows * k)])
+                    && rows == quantized_sizes(step).map(|[rows, _]| rows)
+                    && lengths == quantized_sizes(step).map(|[rows, k]| [rows * k, blocks(rows * k)])
             });
             [intermediate, partial, shared_intermediate, shared_partial].map(Vec::len) == stage_lengths(step)
-                && quantised_fit
+                && quantized_fit
         });
         if self.dtype == sizes.dtype && self.hidden.len() == step.tokens() * sizes.hidden && stages_fit {
             return Ok(());
@@ -118,7 +118,7 @@ impl MoeOutput {
     }
 
     /// The type of its numbers.
-    pub fn dtype(&self) -> OutDtype {
+    pub fn dtype(&self) -> TokenDtype {
         self.dtype
     }
 }
@@ -131,8 +131,8 @@ fn stage_lengths(step: &MoeStep<'_>) -> [usize; 4] {
     [rows * sizes.intermediate, rows * sizes.hidden, shared_intermediate, shared_tokens * sizes.hidden]
 }
 
-/// Rows and columns of each part of [`QuantisedStages`], in their order.
-fn quantised_sizes(step: &MoeStep<'_>) -> [[usize; 2]; 4] {
+/// Rows and columns of each part of [`QuantizedStages`], in their order.
+fn quantized_sizes(step: &MoeStep<'_>) -> [[usize; 2]; 4] {
     let (sizes, rows, tokens) = (step.sizes(), step.rows().count(), step.tokens());
     let shared_rows = sizes.shared_intermediate.map_or(0, |_| tokens);
     let shared_intermediate = sizes.shared_intermediate.unwrap_or(0);

@@ -10,8 +10,7 @@ use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix, e2m1, e4m3};
 use crate::fp4::InputScales;
-use crate::fp8::TokenFormat;
-use crate::problem::{MAX_K, OutDtype};
+use crate::problem::{MAX_K, TokenDtype, TokenFormat};
 
 /// Everything about a layer that does not change from step to step, but its numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,7 +28,7 @@ pub struct MoeSizes {
     /// I of the shared expert, if there is one; a multiple of 16.
     pub shared_intermediate: Option<usize>,
     /// The type of tokens, of the intermediate and of the output.
-    pub dtype: OutDtype,
+    pub dtype: TokenDtype,
     /// What becomes of gate and up.
     pub activation: Activation,
     /// Whether any projection has biases.
@@ -166,7 +165,7 @@ pub(crate) fn check_global_scale(global: f32) -> Result<(), Error> {
         return Ok(());
     }
     let what =
-        format!("global scale {global:e} lets a product with an f16 token overflow f32; quantise the tensor again");
+        format!("global scale {global:e} lets a product with an f16 token overflow f32; quantize the tensor again");
     Err(Error::Invalid(what))
 }
 
@@ -186,7 +185,7 @@ impl<'a> MoeWeights<'a> {
     ///
     /// # Errors
     /// As [`MoeWeights::with_activation`].
-    pub fn new(dtype: OutDtype, top_k: usize, experts: Vec<MoeExpert<'a>>) -> Result<Self, Error> {
+    pub fn new(dtype: TokenDtype, top_k: usize, experts: Vec<MoeExpert<'a>>) -> Result<Self, Error> {
         Self::with_activation(dtype, top_k, Activation::Silu, experts)
     }
 
@@ -196,7 +195,7 @@ impl<'a> MoeWeights<'a> {
     /// If there are none or more than 512, k is 0 or more than 32, H or I is no multiple of 16, sizes differ, a gate lacks or is too
     /// many, a bias is not finite, or a global scale takes weights out of f32. It names the expert and the projection.
     pub fn with_activation(
-        dtype: OutDtype,
+        dtype: TokenDtype,
         top_k: usize,
         activation: Activation,
         experts: Vec<MoeExpert<'a>>,
@@ -468,7 +467,7 @@ mod tests {
     }
 
     fn layer(top_k: usize) -> MoeWeights<'static> {
-        MoeWeights::new(OutDtype::Bf16, top_k, vec![expert(32, 48), expert(32, 48)]).unwrap()
+        MoeWeights::new(TokenDtype::Bf16, top_k, vec![expert(32, 48), expert(32, 48)]).unwrap()
     }
 
     fn inputs(tokens: usize, top_k: usize) -> MoeInputs<'static> {
@@ -484,7 +483,7 @@ mod tests {
 
     #[test]
     fn weights_are_refused_with_expert_and_projection() {
-        let new = |top_k, experts| MoeWeights::new(OutDtype::F16, top_k, experts).map_err(|error| error.to_string());
+        let new = |top_k, experts| MoeWeights::new(TokenDtype::F16, top_k, experts).map_err(|error| error.to_string());
         for (top_k, experts, text) in [
             (1, vec![], "a layer without experts"),
             (0, vec![expert(16, 16)], "top_k = 0 is not from 1 to 32"),
@@ -507,7 +506,7 @@ mod tests {
     #[test]
     fn a_gate_is_there_if_the_activation_has_one_and_biases_fit() {
         let new = |activation, expert| {
-            MoeWeights::with_activation(OutDtype::F16, 1, activation, vec![expert]).map_err(|error| error.to_string())
+            MoeWeights::with_activation(TokenDtype::F16, 1, activation, vec![expert]).map_err(|error| error.to_string())
         };
         let ungated = || MoeExpert::ungated(matrix(16, 16, 1.0), matrix(16, 16, 1.0));
         let biased = |expert: MoeExpert<'static>, count: usize| {

@@ -15,9 +15,8 @@ use serde::Deserialize;
 use super::generate::Routing;
 use super::{Activation, MoeSizes};
 use crate::error::Error;
-use crate::fp8::TokenFormat;
 use crate::generate::Generator;
-use crate::problem::OutDtype;
+use crate::problem::{TokenDtype, TokenFormat};
 use crate::shape::{find_named, parse_list};
 
 /// A layer as a file gives it, and how its inputs are made.
@@ -51,7 +50,7 @@ pub struct LayerShape {
     /// As what tokens are multiplied, in a word: `16-bit`, `fp8` or `nvfp4`.
     #[serde(default)]
     pub token_format: TokenFormat,
-    /// Whether experts come with input scales; tokens in NVFP4 are quantised by them.
+    /// Whether experts come with input scales; tokens in NVFP4 are quantized by them.
     #[serde(default)]
     pub input_scales: bool,
     /// T.
@@ -84,7 +83,7 @@ impl LayerShape {
     }
 
     /// The sizes, for tokens of a type.
-    pub fn sizes(&self, dtype: OutDtype) -> MoeSizes {
+    pub fn sizes(&self, dtype: TokenDtype) -> MoeSizes {
         MoeSizes {
             hidden: self.hidden,
             intermediate: self.intermediate,
@@ -131,7 +130,7 @@ pub fn parse(json: &str) -> Result<Vec<LayerShape>, Error> {
 
 /// What no step or layer could be made of.
 fn check(layer: &LayerShape) -> Result<(), Error> {
-    let sizes = layer.sizes(OutDtype::Bf16);
+    let sizes = layer.sizes(TokenDtype::Bf16);
     sizes.check()?;
     if sizes.named_experts < sizes.experts {
         return Err(Error::Invalid(format!(

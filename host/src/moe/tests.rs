@@ -7,11 +7,11 @@ use crate::backend::{Backend, cpu::Cpu};
 use crate::bias::Bias;
 use crate::format::Matrix;
 use crate::fp4::InputScales;
-use crate::fp8::{Quantised, TokenFormat};
+use crate::fp8::QuantizedRows;
 use crate::generate::Generator;
-use crate::problem::OutDtype;
+use crate::problem::{TokenDtype, TokenFormat};
 
-const DTYPES: [OutDtype; 2] = [OutDtype::F16, OutDtype::Bf16];
+const DTYPES: [TokenDtype; 2] = [TokenDtype::F16, TokenDtype::Bf16];
 
 fn layer(name: &str) -> LayerShape {
     shape::find(name).unwrap()
@@ -22,11 +22,11 @@ fn in_every_format(shape: &LayerShape) -> [LayerShape; 3] {
     TokenFormat::ALL.map(|format| shape.clone().with_token_format(format))
 }
 
-fn weights(shape: &LayerShape, generator: Generator, dtype: OutDtype) -> MoeWeights<'static> {
+fn weights(shape: &LayerShape, generator: Generator, dtype: TokenDtype) -> MoeWeights<'static> {
     generate::weights(shape, generator, dtype, 1, &|| ()).unwrap()
 }
 
-fn inputs(shape: &LayerShape, generator: Generator, dtype: OutDtype) -> MoeInputs<'static> {
+fn inputs(shape: &LayerShape, generator: Generator, dtype: TokenDtype) -> MoeInputs<'static> {
     generate::inputs(shape, generator, Routing::Zipf, dtype, shape.tokens, 2).unwrap()
 }
 
@@ -110,7 +110,7 @@ fn the_output_is_the_layer_of_the_definition_but_for_roundings() {
             TokenFormat::Fp8 => 0.15,
             TokenFormat::Nvfp4 => 0.5,
         };
-        let (name, dtype) = (&shape.name, OutDtype::F16);
+        let (name, dtype) = (&shape.name, TokenDtype::F16);
         let weights = weights(&shape, Generator::Gaussian, dtype);
         let step = MoeStep::new(&weights, inputs(&shape, Generator::Gaussian, dtype)).unwrap();
         let output = run(&weights, &step);
@@ -166,7 +166,7 @@ fn described(
 
 #[test]
 fn another_description_is_found_in_the_stage_that_it_changes() {
-    let dtype = OutDtype::Bf16;
+    let dtype = TokenDtype::Bf16;
     let shape = layer("layer-test-1").with_activation(Activation::GPT_OSS, true);
     let weights = weights(&shape, Generator::Gaussian, dtype);
     let inputs = inputs(&shape, Generator::Gaussian, dtype);
@@ -206,9 +206,9 @@ fn another_description_is_found_in_the_stage_that_it_changes() {
 
 #[test]
 fn what_is_spoilt_is_found_where_it_was_spoilt() {
-    const OWN: [Stage; 4] = [Stage::QuantisedTokens, Stage::Intermediate, Stage::QuantisedIntermediate, Stage::Partial];
+    const OWN: [Stage; 4] = [Stage::QuantizedTokens, Stage::Intermediate, Stage::QuantizedIntermediate, Stage::Partial];
     for (shape, stages) in in_every_format(&layer("layer-test-7")).into_iter().zip([5, 9]) {
-        let dtype = OutDtype::Bf16;
+        let dtype = TokenDtype::Bf16;
         let weights = weights(&shape, Generator::Gaussian, dtype);
         let step = MoeStep::new(&weights, inputs(&shape, Generator::Gaussian, dtype)).unwrap();
         let good = run(&weights, &step);
@@ -227,13 +227,13 @@ fn what_is_spoilt_is_found_where_it_was_spoilt() {
             let stage = found.stages.iter().find(|found| found.stage == stage).unwrap();
             assert_eq!((stage.mismatches, stage.worst), (1, stage.first));
         }
-        if let Some(quantised) = &mut good.clone().stages.unwrap().quantised {
+        if let Some(quantized) = &mut good.clone().stages.unwrap().quantized {
             // Every element of the row is another number.
             let mut output = good.clone();
-            quantised.shared_tokens.scales[3] = quantised.shared_tokens.scales[3].next_up();
-            output.stages.as_mut().unwrap().quantised = Some(quantised.clone());
+            quantized.shared_tokens.scales[3] = quantized.shared_tokens.scales[3].next_up();
+            output.stages.as_mut().unwrap().quantized = Some(quantized.clone());
             let found = compare(&weights, &step, &output);
-            let (first, stage) = (found.first().unwrap(), Stage::SharedQuantisedTokens);
+            let (first, stage) = (found.first().unwrap(), Stage::SharedQuantizedTokens);
             assert_eq!((first.stage, first.row, first.column), (stage, 3, 0));
             assert_eq!(found.stages.iter().find(|found| found.stage == stage).unwrap().mismatches, shape.hidden);
         }
@@ -243,7 +243,7 @@ fn what_is_spoilt_is_found_where_it_was_spoilt() {
         // Nothing can be made of NaN but NaN.
         let wrong = found.stages.iter().filter(|stage| stage.mismatches > 0).map(|found| found.stage);
         let begins = if stages == 9 {
-            [Stage::QuantisedTokens, Stage::SharedQuantisedTokens]
+            [Stage::QuantizedTokens, Stage::SharedQuantizedTokens]
         } else {
             [Stage::Intermediate, Stage::SharedIntermediate]
         };
@@ -261,12 +261,12 @@ fn spoil(output: &mut MoeOutput, shape: &LayerShape, stage: Stage, row: usize, c
         Stage::SharedIntermediate => (&mut stages.shared_intermediate, shared_intermediate),
         Stage::SharedPartial => (&mut stages.shared_partial, shape.hidden),
         Stage::Output => (&mut output.hidden, shape.hidden),
-        quantised => {
-            let rows = stages.quantised.as_mut().unwrap();
-            let (rows, width) = match quantised {
-                Stage::QuantisedTokens => (&mut rows.tokens, shape.hidden),
-                Stage::QuantisedIntermediate => (&mut rows.intermediate, shape.intermediate),
-                Stage::SharedQuantisedTokens => (&mut rows.shared_tokens, shape.hidden),
+        quantized => {
+            let rows = stages.quantized.as_mut().unwrap();
+            let (rows, width) = match quantized {
+                Stage::QuantizedTokens => (&mut rows.tokens, shape.hidden),
+                Stage::QuantizedIntermediate => (&mut rows.intermediate, shape.intermediate),
+                Stage::SharedQuantizedTokens => (&mut rows.shared_tokens, shape.hidden),
                 _ => (&mut rows.shared_intermediate, shared_intermediate),
             };
             rows.codes[row * width + column] ^= 1;
@@ -278,7 +278,7 @@ fn spoil(output: &mut MoeOutput, shape: &LayerShape, stage: Stage, row: usize, c
 
 #[test]
 fn a_mismatch_names_stage_token_expert_and_column() {
-    let (shape, dtype) = (layer("layer-test-1"), OutDtype::F16);
+    let (shape, dtype) = (layer("layer-test-1"), TokenDtype::F16);
     let weights = weights(&shape, Generator::PublicGroup, dtype);
     let step = MoeStep::new(&weights, inputs(&shape, Generator::PublicGroup, dtype)).unwrap();
     let mut output = run(&weights, &step);
@@ -291,7 +291,7 @@ fn a_mismatch_names_stage_token_expert_and_column() {
 
 #[test]
 fn a_row_left_out_of_the_sum_is_found() {
-    let (shape, dtype) = (layer("layer-test-4"), OutDtype::F16);
+    let (shape, dtype) = (layer("layer-test-4"), TokenDtype::F16);
     let weights = weights(&shape, Generator::Gaussian, dtype);
     let inputs = inputs(&shape, Generator::Gaussian, dtype);
     let step = MoeStep::new(&weights, inputs.clone()).unwrap();
@@ -331,7 +331,7 @@ fn infinities_and_nan_of_a_token_stay_in_that_token() {
 
 #[test]
 fn f16_overflow_is_an_infinity_in_that_token_only() {
-    let (shape, dtype) = (layer("layer-test-1"), OutDtype::F16);
+    let (shape, dtype) = (layer("layer-test-1"), TokenDtype::F16);
     let weights = weights(&shape, Generator::Gaussian, dtype);
     let mut inputs = inputs(&shape, Generator::Gaussian, dtype);
     for bits in &mut inputs.hidden.to_mut()[shape.hidden..2 * shape.hidden] {
@@ -345,7 +345,7 @@ fn f16_overflow_is_an_infinity_in_that_token_only() {
 
 #[test]
 fn bf16_that_leaves_f32_is_counted_and_not_judged() {
-    let (shape, dtype) = (layer("layer-test-4"), OutDtype::Bf16);
+    let (shape, dtype) = (layer("layer-test-4"), TokenDtype::Bf16);
     let weights = weights(&shape, Generator::AllCodes, dtype);
     let mut inputs = inputs(&shape, Generator::AllCodes, dtype);
     inputs.hidden.to_mut().fill(dtype.round(1e38));
@@ -355,7 +355,7 @@ fn bf16_that_leaves_f32_is_counted_and_not_judged() {
 
 #[test]
 fn any_routing_is_computed() {
-    let (mut shape, dtype) = (layer("layer-test-2"), OutDtype::Bf16);
+    let (mut shape, dtype) = (layer("layer-test-2"), TokenDtype::Bf16);
     shape.tokens = 9;
     let weights = weights(&shape, Generator::Gaussian, dtype);
     let inputs = inputs(&shape, Generator::Gaussian, dtype);
@@ -375,7 +375,7 @@ fn any_routing_is_computed() {
 
 #[test]
 fn a_tokens_bits_do_not_depend_on_the_batch() {
-    for (shape, dtype) in in_every_format(&layer("layer-test-7")).map(|shape| (shape, OutDtype::F16)) {
+    for (shape, dtype) in in_every_format(&layer("layer-test-7")).map(|shape| (shape, TokenDtype::F16)) {
         let weights = weights(&shape, Generator::Gaussian, dtype);
         let all = inputs(&shape, Generator::Gaussian, dtype);
         let (together, _) = right(&weights, all.clone());
@@ -397,7 +397,7 @@ fn a_tokens_bits_do_not_depend_on_the_batch() {
 
 #[test]
 fn a_sample_finds_what_is_wrong_everywhere_and_agrees_where_nothing_is() {
-    let (shape, dtype) = (layer("layer-test-7"), OutDtype::Bf16);
+    let (shape, dtype) = (layer("layer-test-7"), TokenDtype::Bf16);
     let weights = weights(&shape, Generator::AllCodes, dtype);
     let step = MoeStep::new(&weights, inputs(&shape, Generator::AllCodes, dtype)).unwrap();
     let mut output = run(&weights, &step);
@@ -412,27 +412,27 @@ fn a_sample_finds_what_is_wrong_everywhere_and_agrees_where_nothing_is() {
         let right = run(&weights, &step);
         let found = compare_sample(&weights, &step, &right, 500, 1);
         assert!(found.passed() && found.checked() == 9 * 500);
-        let wrong = |change: &dyn Fn(&mut Quantised)| {
+        let wrong = |change: &dyn Fn(&mut QuantizedRows)| {
             let mut output = right.clone();
-            change(&mut output.stages.as_mut().unwrap().quantised.as_mut().unwrap().intermediate);
+            change(&mut output.stages.as_mut().unwrap().quantized.as_mut().unwrap().intermediate);
             compare_sample(&weights, &step, &output, 500, 1).first().unwrap().stage
         };
         let sign = if format == TokenFormat::Fp8 { 0x80 } else { 8 };
-        let changes: [&dyn Fn(&mut Quantised); 3] = [
+        let changes: [&dyn Fn(&mut QuantizedRows); 3] = [
             &|of| of.codes.iter_mut().for_each(|code| *code ^= sign),
             &|of| of.scales.iter_mut().for_each(|scale| *scale *= 2.0),
             &|of| of.block_scales.iter_mut().for_each(|scale| *scale ^= 1),
         ];
         // FP8 has no scales of blocks.
         for change in &changes[..if format == TokenFormat::Fp8 { 2 } else { 3 }] {
-            assert_eq!(wrong(change), Stage::QuantisedIntermediate);
+            assert_eq!(wrong(change), Stage::QuantizedIntermediate);
         }
     }
 }
 
 #[test]
 fn input_scales_are_one_for_each_expert_and_take_the_place_of_the_tokens_own() {
-    let (shape, dtype) = (layer("layer-test-7"), OutDtype::Bf16);
+    let (shape, dtype) = (layer("layer-test-7"), TokenDtype::Bf16);
     let own = weights(&shape, Generator::Gaussian, dtype).with_token_format(TokenFormat::Nvfp4);
     let scales = |count: usize| vec![InputScales { gate_up: 2e-3, down: 1e-3 }; count];
     let experts = shape.experts + usize::from(shape.shared_intermediate.is_some());
@@ -445,7 +445,7 @@ fn input_scales_are_one_for_each_expert_and_take_the_place_of_the_tokens_own() {
     let given = own.clone().with_input_scales(scales(experts)).unwrap();
     let of = |weights: &MoeWeights<'_>| {
         let (output, _) = right(weights, inputs(&shape, Generator::Gaussian, dtype));
-        output.stages.unwrap().quantised.unwrap()
+        output.stages.unwrap().quantized.unwrap()
     };
     let (own, given) = (of(&own), of(&given));
     assert!(given.tokens.scales.iter().all(|&scale| scale == 2e-3) && given.intermediate.scales[0] == 1e-3);
@@ -454,7 +454,7 @@ fn input_scales_are_one_for_each_expert_and_take_the_place_of_the_tokens_own() {
 
 #[test]
 fn another_layers_step_and_output_are_refused() {
-    let dtype = OutDtype::F16;
+    let dtype = TokenDtype::F16;
     let (one, other) = (layer("layer-test-1"), layer("layer-test-2"));
     let (weights, other_weights) =
         (weights(&one, Generator::Gaussian, dtype), weights(&other, Generator::Gaussian, dtype));

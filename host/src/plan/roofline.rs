@@ -134,7 +134,7 @@ impl Roofline {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::problem::OutDtype;
+    use crate::problem::TokenDtype;
     use crate::shape;
 
     #[test]
@@ -142,7 +142,7 @@ mod tests {
         let mut compared = 0;
         for shape in shape::builtin() {
             let Some(light_us) = shape.b200_light_us else { continue };
-            let roofline = Roofline::new(&shape.problem(OutDtype::F16).unwrap());
+            let roofline = Roofline::new(&shape.problem(TokenDtype::F16).unwrap());
             let us = roofline.seconds(GPUS[0].peaks) * 1e6;
             assert!((us - light_us).abs() <= 0.001, "{}: {us} {light_us}", shape.name);
             compared += 1;
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn many_tokens_are_bound_by_arithmetic_and_few_by_memory() {
         let bound = |name: &str, gpu: Gpu| {
-            let problem = shape::find(name).unwrap().problem(OutDtype::F16).unwrap();
+            let problem = shape::find(name).unwrap().problem(TokenDtype::F16).unwrap();
             Roofline::new(&problem).bound(gpu.peaks)
         };
         assert_eq!(bound("dual-1", GPUS[0]), Bound::Memory);
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn experts_without_tokens_cost_nothing() {
         let shape = shape::parse(r#"{"op": "gated", "groups": [[0, 4096, 7168], [1, 8, 16]]}"#).unwrap();
-        let roofline = Roofline::new(&shape[0].problem(OutDtype::F16).unwrap());
+        let roofline = Roofline::new(&shape[0].problem(TokenDtype::F16).unwrap());
         assert_eq!((roofline.weight_bytes, roofline.token_bytes, roofline.output_bytes), (144, 9, 16));
         assert_eq!(roofline.operations, 512.0);
     }

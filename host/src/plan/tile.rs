@@ -62,11 +62,11 @@ impl Tiling {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::problem::{Group, Op, OutDtype};
+    use crate::problem::{Group, Op, TokenDtype};
 
     fn problem(groups: &[(usize, usize)]) -> GroupedProblem {
         let groups = groups.iter().map(|&(m, n)| Group { m, n, k: 256 }).collect();
-        GroupedProblem::new(Op::Gated, OutDtype::F16, groups).unwrap()
+        GroupedProblem::new(Op::Gated, TokenDtype::F16, groups).unwrap()
     }
 
     #[test]

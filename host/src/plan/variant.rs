@@ -7,7 +7,7 @@ use crate::compare::Tolerance;
 use crate::error::Error;
 use crate::kernels::GroupedKernel;
 use crate::oracle::Element;
-use crate::problem::{Op, OutDtype};
+use crate::problem::{Op, TokenDtype};
 
 /// A way to compute a step on a GPU: words separated by commas, in any order, all of which may be left out.
 ///
@@ -62,7 +62,7 @@ impl LaunchSchedule {
     }
 
     /// How far an element of the output may lie from the exact one.
-    pub fn tolerance(self, dtype: OutDtype, element: &Element) -> Tolerance {
+    pub fn tolerance(self, dtype: TokenDtype, element: &Element) -> Tolerance {
         if self.rounds_gate_and_up() { Tolerance::unfused(dtype, element) } else { Tolerance::of(dtype) }
     }
 }
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn only_the_unfused_schedule_has_a_tolerance_of_its_own() {
         let element = Element { pre: [2.0, 3.0], value: 5.0 };
-        for dtype in [OutDtype::F16, OutDtype::Bf16] {
+        for dtype in [TokenDtype::F16, TokenDtype::Bf16] {
             let of = |schedule: LaunchSchedule| schedule.tolerance(dtype, &element);
             for schedule in [LaunchSchedule::Persistent, LaunchSchedule::PerGroup, LaunchSchedule::Streams(2)] {
                 assert_eq!(of(schedule), Tolerance::of(dtype));

@@ -146,20 +146,20 @@ fn weights(router: &Router, logits: &[f32], experts: &[usize]) -> Vec<Bounded> {
     };
     let chosen = || experts.iter().copied();
     match router.scoring() {
-        Scoring::Softmax { renormalise: false } => {
+        Scoring::Softmax { renormalize: false } => {
             let sum = sum(&mut (0..logits.len()).map(power));
             chosen().map(|expert| divided(power(expert), sum)).collect()
         }
-        Scoring::Softmax { renormalise: true } | Scoring::TopKSoftmax => {
+        Scoring::Softmax { renormalize: true } | Scoring::TopKSoftmax => {
             let sum = sum(&mut chosen().map(power));
             chosen().map(|expert| divided(power(expert), sum)).collect()
         }
         Scoring::SigmoidTop1 => chosen().map(sigmoid).collect(),
-        Scoring::SigmoidGroups { renormalise, scale, .. } => {
+        Scoring::SigmoidGroups { renormalize, scale, .. } => {
             let all = sum(&mut chosen().map(sigmoid));
             let least = f64::from(1e-20f32);
             let all = Bounded { value: all.value + least, error: all.error + 1.01 * HALF_ULP * (all.value + least) };
-            let share = |expert| if *renormalise { divided(sigmoid(expert), all) } else { sigmoid(expert) };
+            let share = |expert| if *renormalize { divided(sigmoid(expert), all) } else { sigmoid(expert) };
             chosen().map(|expert| scaled(share(expert), *scale)).collect()
         }
     }

@@ -18,7 +18,7 @@ use std::borrow::Cow;
 use kernels_gpu::router::abi::{MAX_EXPERTS, MAX_GROUPS, MAX_TOP_K};
 
 use crate::error::Error;
-use crate::problem::OutDtype;
+use crate::problem::TokenDtype;
 
 pub use select::route;
 #[cfg(all(test, feature = "cuda"))]
@@ -31,7 +31,7 @@ pub enum Scoring {
     Softmax {
         /// Whether the weights are divided by their sum, so that they add up to 1. Then they are those of
         /// [`Scoring::TopKSoftmax`].
-        renormalise: bool,
+        renormalize: bool,
     },
     /// The k largest logits, then softmax over these (gpt-oss).
     TopKSoftmax,
@@ -43,12 +43,12 @@ pub enum Scoring {
     SigmoidGroups {
         /// A finite number for each expert.
         bias: Vec<f32>,
-        /// Groups of neighbouring experts, equally many in each; 1 for none.
+        /// Groups of neighboring experts, equally many in each; 1 for none.
         groups: usize,
         /// Groups whose experts may be chosen.
         top_groups: usize,
         /// Whether weights are divided by their sum and 1e-20.
-        renormalise: bool,
+        renormalize: bool,
         /// What weights are multiplied with at last (`routed_scaling_factor`).
         scale: f32,
     },
@@ -145,7 +145,7 @@ pub enum LogitType {
     /// f32.
     F32,
     /// 16 bits.
-    Token(OutDtype),
+    Token(TokenDtype),
 }
 
 /// Logits `[T, E]`, row-major without gaps.
@@ -177,8 +177,8 @@ impl Logits<'_> {
     pub fn logit_type(&self) -> LogitType {
         match self {
             Self::F32(_) => LogitType::F32,
-            Self::F16(_) => LogitType::Token(OutDtype::F16),
-            Self::Bf16(_) => LogitType::Token(OutDtype::Bf16),
+            Self::F16(_) => LogitType::Token(TokenDtype::F16),
+            Self::Bf16(_) => LogitType::Token(TokenDtype::Bf16),
         }
     }
 
@@ -200,11 +200,11 @@ impl Logits<'_> {
 
     /// The logits as f32, exact.
     pub(crate) fn numbers(&self) -> Cow<'_, [f32]> {
-        let decoded = |dtype: OutDtype, bits: &[u16]| bits.iter().map(|&bits| dtype.decode(bits) as f32).collect();
+        let decoded = |dtype: TokenDtype, bits: &[u16]| bits.iter().map(|&bits| dtype.decode(bits) as f32).collect();
         match self {
             Self::F32(numbers) => Cow::Borrowed(numbers),
-            Self::F16(bits) => decoded(OutDtype::F16, bits),
-            Self::Bf16(bits) => decoded(OutDtype::Bf16, bits),
+            Self::F16(bits) => decoded(TokenDtype::F16, bits),
+            Self::Bf16(bits) => decoded(TokenDtype::Bf16, bits),
         }
     }
 

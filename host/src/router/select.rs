@@ -41,16 +41,16 @@ pub(crate) fn route_token(router: &Router, logits: &[f32], ids: &mut [i32], weig
     let powers = |logits: &[f32]| logits.iter().map(|&logit| power(logit, chosen[0])).collect::<Vec<_>>();
     let sigmoids = || chosen.iter().map(|&logit| sigmoid(logit)).collect::<Vec<_>>();
     let (numbers, sum, scale) = match router.scoring {
-        Scoring::Softmax { renormalise: false } => (powers(&chosen), Some(sum(&powers(logits))), 1.0),
-        Scoring::Softmax { renormalise: true } | Scoring::TopKSoftmax => {
+        Scoring::Softmax { renormalize: false } => (powers(&chosen), Some(sum(&powers(logits))), 1.0),
+        Scoring::Softmax { renormalize: true } | Scoring::TopKSoftmax => {
             let powers = powers(&chosen);
             let sum = sum(&powers);
             (powers, Some(sum), 1.0)
         }
         Scoring::SigmoidTop1 => (sigmoids(), None, 1.0),
-        Scoring::SigmoidGroups { renormalise, scale, .. } => {
+        Scoring::SigmoidGroups { renormalize, scale, .. } => {
             let sigmoids = sigmoids();
-            let sum = renormalise.then(|| sum(&sigmoids) + LEAST_SUM);
+            let sum = renormalize.then(|| sum(&sigmoids) + LEAST_SUM);
             (sigmoids, sum, scale)
         }
     };

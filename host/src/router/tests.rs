@@ -6,19 +6,19 @@ use proptest::prelude::*;
 use super::compare::compare;
 use super::*;
 
-fn deepseek(experts: usize, groups: usize, top_groups: usize, renormalise: bool) -> Scoring {
+fn deepseek(experts: usize, groups: usize, top_groups: usize, renormalize: bool) -> Scoring {
     // Ties among biases, and large ones that decide alone.
     let bias = (0..experts).map(|expert| [0.0, 0.125, -0.25, 0.125, 3.0][expert * 7 % 5]).collect();
-    Scoring::SigmoidGroups { bias, groups, top_groups, renormalise, scale: 2.5 }
+    Scoring::SigmoidGroups { bias, groups, top_groups, renormalize, scale: 2.5 }
 }
 
 /// Routers of the families, with sizes of models and small ones.
 fn routers() -> Vec<Router> {
     [
-        (128, 8, Scoring::Softmax { renormalise: true }),
-        (64, 8, Scoring::Softmax { renormalise: false }),
-        (8, 2, Scoring::Softmax { renormalise: false }),
-        (512, 32, Scoring::Softmax { renormalise: false }),
+        (128, 8, Scoring::Softmax { renormalize: true }),
+        (64, 8, Scoring::Softmax { renormalize: false }),
+        (8, 2, Scoring::Softmax { renormalize: false }),
+        (512, 32, Scoring::Softmax { renormalize: false }),
         (128, 4, Scoring::TopKSoftmax),
         (1, 1, Scoring::TopKSoftmax),
         (128, 1, Scoring::SigmoidTop1),
@@ -104,7 +104,7 @@ fn the_lower_of_equal_experts_comes_first() {
     assert_eq!(routes.weights[..3], [routes.weights[0]; 3]);
     // Equal groups: the lower one too.
     let scoring =
-        Scoring::SigmoidGroups { bias: vec![0.0; 6], groups: 3, top_groups: 1, renormalise: true, scale: 1.0 };
+        Scoring::SigmoidGroups { bias: vec![0.0; 6], groups: 3, top_groups: 1, renormalize: true, scale: 1.0 };
     let router = Router::new(6, 2, scoring).unwrap();
     assert_eq!(checked(&router, &Logits::F32(vec![0.0, 1.0, 1.0, 0.0, 0.5, 0.25].into())).ids, [1, 0]);
 }
@@ -122,9 +122,9 @@ fn weights_are_those_of_the_models() {
     let new = |top_k, scoring| Router::new(4, top_k, scoring).unwrap();
     let e = |x: f64| x.exp();
     let all = e(2.0) + e(1.0) + 1.0 + e(-1.0);
-    near(new(2, Scoring::Softmax { renormalise: false }), &[0, 1], &[e(2.0) / all, e(1.0) / all]);
+    near(new(2, Scoring::Softmax { renormalize: false }), &[0, 1], &[e(2.0) / all, e(1.0) / all]);
     let both = [e(2.0) / (e(2.0) + e(1.0)), e(1.0) / (e(2.0) + e(1.0))];
-    near(new(2, Scoring::Softmax { renormalise: true }), &[0, 1], &both);
+    near(new(2, Scoring::Softmax { renormalize: true }), &[0, 1], &both);
     near(new(2, Scoring::TopKSoftmax), &[0, 1], &both);
     let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
     let llama = new(1, Scoring::SigmoidTop1);
@@ -133,7 +133,7 @@ fn weights_are_those_of_the_models() {
     // The bias decides and is not in the weight; the best group is the second.
     let bias = vec![0.0, 0.0, 0.5, 1.0];
     let scoring =
-        |renormalise| Scoring::SigmoidGroups { bias: bias.clone(), groups: 2, top_groups: 1, renormalise, scale: 2.5 };
+        |renormalize| Scoring::SigmoidGroups { bias: bias.clone(), groups: 2, top_groups: 1, renormalize, scale: 2.5 };
     let [third, fourth] = [sigmoid(0.0), sigmoid(-1.0)];
     near(new(2, scoring(false)), &[3, 2], &[2.5 * fourth, 2.5 * third]);
     near(new(2, scoring(true)), &[3, 2], &[2.5 * fourth / (third + fourth), 2.5 * third / (third + fourth)]);
@@ -141,7 +141,7 @@ fn weights_are_those_of_the_models() {
 
 #[test]
 fn nan_ranks_last_and_spoils_the_weights_of_its_token_alone() {
-    for scoring in [Scoring::TopKSoftmax, Scoring::Softmax { renormalise: false }, deepseek(4, 2, 1, true)] {
+    for scoring in [Scoring::TopKSoftmax, Scoring::Softmax { renormalize: false }, deepseek(4, 2, 1, true)] {
         let router = Router::new(4, 2, scoring).unwrap();
         let mut numbers = vec![1.0, 2.0, 0.0, 3.0, 1.0, 2.0, 0.0, 3.0];
         let clean = checked(&router, &Logits::F32(numbers.clone().into()));
@@ -156,7 +156,7 @@ fn nan_ranks_last_and_spoils_the_weights_of_its_token_alone() {
 
 #[test]
 fn infinite_logits_have_all_of_the_weight() {
-    let router = Router::new(4, 3, Scoring::Softmax { renormalise: false }).unwrap();
+    let router = Router::new(4, 3, Scoring::Softmax { renormalize: false }).unwrap();
     let numbers = vec![1.0, f32::INFINITY, f32::NEG_INFINITY, f32::INFINITY];
     let routes = checked(&router, &Logits::F32(numbers.into()));
     assert_eq!((routes.ids, routes.weights), (vec![1, 3, 0], vec![0.5, 0.5, 0.0]));
@@ -170,7 +170,7 @@ fn nonsense_is_refused_with_what_would_be_right() {
         bias: vec![0.0; bias],
         groups,
         top_groups,
-        renormalise: true,
+        renormalize: true,
         scale: 1.0,
     };
     let refused = |experts, top_k, scoring| Router::new(experts, top_k, scoring).unwrap_err().to_string();

@@ -11,7 +11,6 @@ use crate::backend::{self, Backend, cpu::Cpu};
 use crate::bias::Bias;
 use crate::compare::{Tolerance, compare_with};
 use crate::error::Error;
-use crate::fp8::TokenFormat;
 use crate::generate::{self, Generator};
 use crate::kernels::GroupedKernel;
 use crate::kernels::subject::{Subject, UNFUSED, part_of};
@@ -21,11 +20,11 @@ use crate::moe::{self, LayerShape, MoeOutput, MoeStep, shape};
 use crate::oracle::Reference;
 use crate::output::Output;
 use crate::plan::variant::{LaunchSchedule, Variant};
-use crate::problem::{Group, Op, OutDtype, Step};
+use crate::problem::{Group, Op, Step, TokenDtype, TokenFormat};
 use crate::router::{self, Logits, Router, Scoring};
 
 const SEED: u64 = 1;
-const DTYPES: [OutDtype; 2] = [OutDtype::F16, OutDtype::Bf16];
+const DTYPES: [TokenDtype; 2] = [TokenDtype::F16, TokenDtype::Bf16];
 
 /// A part of a self-test: what it is called, and what it computes.
 pub(super) struct Part {
@@ -35,8 +34,8 @@ pub(super) struct Part {
 
 enum Problem {
     Groups(Variant, Op),
-    Moe { layer: LayerShape, sms: u32, dtype: OutDtype },
-    Linear { tokens: usize, sms: u32, dtype: OutDtype, token_format: TokenFormat },
+    Moe { layer: LayerShape, sms: u32, dtype: TokenDtype },
+    Linear { tokens: usize, sms: u32, dtype: TokenDtype, token_format: TokenFormat },
     Router(Router),
 }
 
@@ -137,7 +136,7 @@ fn of_groups(kernel: GroupedKernel) -> Vec<Part> {
 }
 
 fn of_moe(layers: &[(u32, &str)]) -> Vec<Part> {
-    let part = |dtype: OutDtype, &(sms, text): &(u32, &str)| {
+    let part = |dtype: TokenDtype, &(sms, text): &(u32, &str)| {
         let layer = shape::parse(text).expect("a test reads them").remove(0);
         let LayerShape { tokens, experts, activation, .. } = &layer;
         let scales = if layer.input_scales { ", input scales" } else { "" };
@@ -148,7 +147,7 @@ fn of_moe(layers: &[(u32, &str)]) -> Vec<Part> {
 }
 
 fn of_linear(layers: &[(usize, u32)], token_format: TokenFormat) -> Vec<Part> {
-    let part = |dtype: OutDtype, &(tokens, sms): &(usize, u32)| Part {
+    let part = |dtype: TokenDtype, &(tokens, sms): &(usize, u32)| Part {
         name: format!("a linear layer, {tokens} tokens, {}, {sms} SMs", dtype.name()),
         problem: Problem::Linear { tokens, sms, dtype, token_format },
     };
@@ -157,10 +156,10 @@ fn of_linear(layers: &[(usize, u32)], token_format: TokenFormat) -> Vec<Part> {
 
 fn of_router() -> Vec<Part> {
     let bias = (0..36).map(|expert| [0.0, 0.125, -0.25, 0.125, 0.5][expert * 7 % 5]).collect();
-    let groups = Scoring::SigmoidGroups { bias, groups: 6, top_groups: 2, renormalise: true, scale: 2.5 };
+    let groups = Scoring::SigmoidGroups { bias, groups: 6, top_groups: 2, renormalize: true, scale: 2.5 };
     let routers = [
-        ("softmax", 128, 8, Scoring::Softmax { renormalise: true }),
-        ("softmax of all", 60, 4, Scoring::Softmax { renormalise: false }),
+        ("softmax", 128, 8, Scoring::Softmax { renormalize: true }),
+        ("softmax of all", 60, 4, Scoring::Softmax { renormalize: false }),
         ("softmax of the chosen", 512, 32, Scoring::TopKSoftmax),
         ("sigmoid", 16, 1, Scoring::SigmoidTop1),
         ("sigmoids in groups", 36, 6, groups),
@@ -266,7 +265,7 @@ fn groups_of(
     variant: Variant,
     (generator, op): (Generator, Op),
     sizes: &[Group],
-    dtype: OutDtype,
+    dtype: TokenDtype,
 ) -> Result<Option<String>, Error> {
     let weights = generate::weights(generator, op, sizes, SEED)?;
     let step = Step::new(&weights, generate::activations(generator, sizes, SEED)?, dtype)?;
@@ -283,7 +282,7 @@ fn groups_of(
     Ok(wrong_elements(wrong, of, found.first).or_else(|| other_bits(output == again)))
 }
 
-fn moe(gpu: &Cuda, layer: &LayerShape, dtype: OutDtype) -> Result<Option<String>, Error> {
+fn moe(gpu: &Cuda, layer: &LayerShape, dtype: TokenDtype) -> Result<Option<String>, Error> {
     let weights = moe::generate::weights(layer, Generator::Gaussian, dtype, SEED, &|| ())?;
     let inputs = moe::generate::inputs(layer, Generator::Gaussian, Routing::Uniform, dtype, layer.tokens, SEED)?;
     let step = MoeStep::new(&weights, inputs)?;
@@ -296,7 +295,7 @@ fn moe(gpu: &Cuda, layer: &LayerShape, dtype: OutDtype) -> Result<Option<String>
     Ok(wrong_elements(found.mismatches(), found.checked(), found.first()).or_else(|| other_bits(is_same)))
 }
 
-fn linear(gpu: &Cuda, tokens: usize, dtype: OutDtype, token_format: TokenFormat) -> Result<Option<String>, Error> {
+fn linear(gpu: &Cuda, tokens: usize, dtype: TokenDtype, token_format: TokenFormat) -> Result<Option<String>, Error> {
     const N: usize = 592;
     const K: usize = 208;
     let bias = (0..N).map(|row| (row % 29) as f32 / 3.0 - 4.0).collect();

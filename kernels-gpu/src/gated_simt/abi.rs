@@ -136,9 +136,9 @@ pub struct Tile {
     pub tokens: u32,
     /// Columns of C.
     pub columns: u32,
-    /// Neighbouring rows of C that one thread computes.
+    /// Neighboring rows of C that one thread computes.
     pub tokens_per_thread: u32,
-    /// Neighbouring columns of C that one thread computes.
+    /// Neighboring columns of C that one thread computes.
     pub columns_per_thread: u32,
 }
 
@@ -160,7 +160,7 @@ impl Tile {
         Panel { rows: self.tokens, interleave: 1 }
     }
 
-    /// Each B's part of a stage. Neighbouring threads read rows `columns_per_thread` apart.
+    /// Each B's part of a stage. Neighboring threads read rows `columns_per_thread` apart.
     pub const fn b_panel(self) -> Panel {
         Panel { rows: self.columns, interleave: self.columns_per_thread }
     }

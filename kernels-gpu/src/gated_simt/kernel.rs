@@ -69,7 +69,7 @@ macro_rules! entries {
 instances!(entries);
 
 /// The kernel as one of [`INSTANCES`]. The other parameters follow from it: MATRICES of weights, and TOKENS × COLUMNS
-/// neighbouring elements of C that a thread computes.
+/// neighboring elements of C that a thread computes.
 struct Simt<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize>;
 
 /// One thread's sums, by matrix, token and column.
@@ -110,7 +110,7 @@ impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUM
         let group = unsafe { find_group(launch, tile) };
         // SAFETY: a group that has a tile has rows.
         unsafe { assert_unchecked(group.m > 0) };
-        // Blocks that share a panel of weights are neighbours, so that it is read from memory once.
+        // Blocks that share a panel of weights are neighbors, so that it is read from memory once.
         let token_tiles = group.m.div_ceil(Self::TILE.tokens);
         let tile = tile - group.first_tile;
         let first_token = tile % token_tiles * Self::TILE.tokens;
@@ -365,7 +365,7 @@ impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUM
     }
 }
 
-/// N neighbouring scales of shared memory.
+/// N neighboring scales of shared memory.
 ///
 /// # Safety
 /// They lie at `address`, a multiple of 4 times N, in shared memory that nobody writes now.
@@ -422,7 +422,7 @@ impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUM
     }
 }
 
-/// Converts and stores N neighbouring elements of C.
+/// Converts and stores N neighboring elements of C.
 ///
 /// # Safety
 /// They lie at `address`, a multiple of their size, in global memory that no other thread accesses meanwhile.

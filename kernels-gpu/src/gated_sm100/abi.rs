@@ -257,7 +257,7 @@ pub enum Halves {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Roles {
     /// A warp loads, a warp issues MMAs, the others run the epilogue: all at once.
-    Specialised,
+    Specialized,
     /// The first warp of those that run the epilogue loads and issues MMAs, then all run the epilogue. Tiles do not overlap. Inside of a tile
     /// loads overlap with MMAs, if there is more than one stage.
     Serial,
@@ -304,9 +304,9 @@ pub struct Instance {
 #[derive(Clone, Copy, Debug)]
 pub struct Builder(Instance);
 
-/// The gated kernel with up to so many tokens a tile: a single block, specialised warps, direct stores.
+/// The gated kernel with up to so many tokens a tile: a single block, specialized warps, direct stores.
 pub const fn gated(tile_tokens: u32) -> Builder {
-    let (store, roles, halves) = (Store::Direct, Roles::Specialised, Halves::Rows);
+    let (store, roles, halves) = (Store::Direct, Roles::Specialized, Halves::Rows);
     Builder(Instance { entry: "", matrices: 2, tile_tokens, stages: 0, store, roles, blocks: 1, halves, splits: 1 })
 }
 
@@ -373,7 +373,7 @@ impl Instance {
     /// Threads of a block, in one dimension.
     pub const fn threads(self) -> u32 {
         let warps = match self.roles {
-            Roles::Specialised => self.epilogue_warps() + 2,
+            Roles::Specialized => self.epilogue_warps() + 2,
             Roles::Serial => self.epilogue_warps(),
         };
         warps * 32
@@ -498,7 +498,7 @@ impl Instance {
         let scale_sets = if self.stages > 1 { 2 } else { 1 };
         let fit = 2 * self.accumulator_columns() + scale_sets * self.scale_columns() <= TMEM_COLUMNS;
         match self.roles {
-            Roles::Specialised if fit => 2,
+            Roles::Specialized if fit => 2,
             _ => 1,
         }
     }
@@ -563,7 +563,7 @@ impl Instance {
             "a store by tensor map takes whole boxes of tokens"
         );
         assert!(self.stages > 0, "a pipeline needs a stage");
-        let alone = self.blocks == 1 || matches!(self.roles, Roles::Specialised);
+        let alone = self.blocks == 1 || matches!(self.roles, Roles::Specialized);
         assert!(
             alone,
             "serial roles are for a block alone: in a pair, no thread of the second block would report its stages"

@@ -15,7 +15,7 @@
 //! ```
 //!
 //! [`value_place`] and [`scale_place`] say which lane has what. Rows 2g and 2g + 1 of a strip are rows g and g + 8 of the product, so
-//! that a lane has neighbouring columns of C.
+//! that a lane has neighboring columns of C.
 //!
 //! Those of MoE layers ([`Weights::Rows`]) lie in rows, as [`nvfp4_rows`](crate::nvfp4_rows) says.
 

@@ -5,7 +5,7 @@ use crate::{
     gated_sm120::abi::SHARED_BYTES,
     instances::table,
     linear_sm90::by_warp::abi::{Instance, tokens},
-    units::TokenType,
+    units::OperandType,
 };
 
 /// Passes the list of instances to `$each!`: of a type of tokens, those with fewest tokens first.
@@ -16,14 +16,14 @@ use crate::{
 macro_rules! instances {
     ($each:ident) => {
         $each! {
-            linear_sm120_f16_t8 = tokens(TokenType::F16, 8).strips(2).stages(11);
-            linear_sm120_f16_t16 = tokens(TokenType::F16, 16).strips(2).stages(7);
-            linear_sm120_f16_t32 = tokens(TokenType::F16, 32).shared_by(2).strips(4).stages(7);
-            linear_sm120_f16_t64 = tokens(TokenType::F16, 64).strips(8).stages(3);
-            linear_sm120_bf16_t8 = tokens(TokenType::Bf16, 8).strips(2).stages(11);
-            linear_sm120_bf16_t16 = tokens(TokenType::Bf16, 16).strips(2).stages(7);
-            linear_sm120_bf16_t32 = tokens(TokenType::Bf16, 32).shared_by(2).strips(4).stages(7);
-            linear_sm120_bf16_t64 = tokens(TokenType::Bf16, 64).strips(8).stages(3);
+            linear_sm120_f16_t8 = tokens(OperandType::F16, 8).strips(2).stages(11);
+            linear_sm120_f16_t16 = tokens(OperandType::F16, 16).strips(2).stages(7);
+            linear_sm120_f16_t32 = tokens(OperandType::F16, 32).shared_by(2).strips(4).stages(7);
+            linear_sm120_f16_t64 = tokens(OperandType::F16, 64).strips(8).stages(3);
+            linear_sm120_bf16_t8 = tokens(OperandType::Bf16, 8).strips(2).stages(11);
+            linear_sm120_bf16_t16 = tokens(OperandType::Bf16, 16).strips(2).stages(7);
+            linear_sm120_bf16_t32 = tokens(OperandType::Bf16, 32).shared_by(2).strips(4).stages(7);
+            linear_sm120_bf16_t64 = tokens(OperandType::Bf16, 64).strips(8).stages(3);
         }
     };
 }
@@ -46,8 +46,8 @@ mod tests {
     #[test]
     fn every_instance_is_called_what_it_is() {
         for instance in INSTANCES {
-            let token_type = if instance.token_type == TokenType::F16 { "f16" } else { "bf16" };
-            assert_eq!(instance.entry, std::format!("linear_sm120_{token_type}_t{}", instance.tile_tokens));
+            let operand_type = if instance.operand_type == OperandType::F16 { "f16" } else { "bf16" };
+            assert_eq!(instance.entry, std::format!("linear_sm120_{operand_type}_t{}", instance.tile_tokens));
         }
     }
 

@@ -11,7 +11,7 @@ use crate::{
             kernel::{Built, ByWarp, entries},
         },
     },
-    units::TokenType,
+    units::OperandType,
 };
 
 instances!(entries);

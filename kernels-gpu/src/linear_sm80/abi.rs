@@ -5,7 +5,7 @@ use crate::{
     instances::table,
     linear_sm90::by_warp::abi::{Instance, tokens},
     moe_sm80::abi::SHARED_BYTES,
-    units::TokenType,
+    units::OperandType,
 };
 
 /// Passes the list of instances to `$each!`: of a type of tokens, those with fewest tokens first.
@@ -15,14 +15,14 @@ use crate::{
 macro_rules! instances {
     ($each:ident) => {
         $each! {
-            linear_sm80_f16_t8 = tokens(TokenType::F16, 8).by_pieces().strips(2).stages(6);
-            linear_sm80_f16_t16 = tokens(TokenType::F16, 16).by_pieces().strips(2).stages(4);
-            linear_sm80_f16_t32 = tokens(TokenType::F16, 32).by_pieces().shared_by(2).strips(4).stages(4);
-            linear_sm80_f16_t64 = tokens(TokenType::F16, 64).by_pieces().strips(8).stages(3);
-            linear_sm80_bf16_t8 = tokens(TokenType::Bf16, 8).by_pieces().strips(2).stages(6);
-            linear_sm80_bf16_t16 = tokens(TokenType::Bf16, 16).by_pieces().strips(2).stages(4);
-            linear_sm80_bf16_t32 = tokens(TokenType::Bf16, 32).by_pieces().shared_by(2).strips(4).stages(4);
-            linear_sm80_bf16_t64 = tokens(TokenType::Bf16, 64).by_pieces().strips(8).stages(3);
+            linear_sm80_f16_t8 = tokens(OperandType::F16, 8).by_pieces().strips(2).stages(6);
+            linear_sm80_f16_t16 = tokens(OperandType::F16, 16).by_pieces().strips(2).stages(4);
+            linear_sm80_f16_t32 = tokens(OperandType::F16, 32).by_pieces().shared_by(2).strips(4).stages(4);
+            linear_sm80_f16_t64 = tokens(OperandType::F16, 64).by_pieces().strips(8).stages(3);
+            linear_sm80_bf16_t8 = tokens(OperandType::Bf16, 8).by_pieces().strips(2).stages(6);
+            linear_sm80_bf16_t16 = tokens(OperandType::Bf16, 16).by_pieces().strips(2).stages(4);
+            linear_sm80_bf16_t32 = tokens(OperandType::Bf16, 32).by_pieces().shared_by(2).strips(4).stages(4);
+            linear_sm80_bf16_t64 = tokens(OperandType::Bf16, 64).by_pieces().strips(8).stages(3);
         }
     };
 }
@@ -50,8 +50,8 @@ mod tests {
     #[test]
     fn every_instance_is_called_what_it_is() {
         for instance in INSTANCES {
-            let token_type = if instance.token_type == TokenType::F16 { "f16" } else { "bf16" };
-            assert_eq!(instance.entry, std::format!("linear_sm80_{token_type}_t{}", instance.tile_tokens));
+            let operand_type = if instance.operand_type == OperandType::F16 { "f16" } else { "bf16" };
+            assert_eq!(instance.entry, std::format!("linear_sm80_{operand_type}_t{}", instance.tile_tokens));
         }
     }
 

@@ -23,7 +23,7 @@ use crate::{
         decode::{Decode, Packed},
     },
     sm90::K_BLOCK,
-    units::TokenType,
+    units::OperandType,
 };
 
 macro_rules! entries {
@@ -35,7 +35,7 @@ macro_rules! entries {
         #[kernel(threads = INSTANCES[Index::$entry as usize].threads(), min_blocks = 1)]
         pub unsafe fn $entry(launch: Launch) {
             const INSTANCE: Instance = INSTANCES[Index::$entry as usize];
-            const IS_BF16: bool = matches!(INSTANCE.token_type, TokenType::Bf16);
+            const IS_BF16: bool = matches!(INSTANCE.operand_type, OperandType::Bf16);
             struct This;
             impl Built for This {
                 const INSTANCE: Instance = INSTANCE;

@@ -7,14 +7,14 @@
 //! A *panel* is [`PANEL_ROWS`] rows of one k-block: what a warpgroup multiplies at a time. A matrix `[n, k]` is its panels, those of
 //! the first rows along K, then those of the next rows; rows and columns that the matrix lacks are zeros. Tokens stay in their
 //! natural order: 16 bytes of a token, eight columns, are a row of a core matrix, and each of the four lanes that share a row of
-//! `wgmma`'s A (PTX ISA, "Register Fragments for wgmma.mma_async") has two neighbouring ones of each core matrix.
+//! `wgmma`'s A (PTX ISA, "Register Fragments for wgmma.mma_async") has two neighboring ones of each core matrix.
 //!
 //! * First come the values, row by row, [`ROW_BYTES`] each: for each lane its four *words*. Nibble j of word t of lane L is column
-//!   `32t + 8·(j%4) + 2L + j/4` ([`column()`]), so that the nibbles i and i+4, which decode into one register, are neighbours.
+//!   `32t + 8·(j%4) + 2L + j/4` ([`column()`]), so that the nibbles i and i+4, which decode into one register, are neighbors.
 //! * Then the scales, row by row, [`ROW_SCALES`] each, in their order. Words have two: registers 0 and 1 have scale 2t, the other
 //!   two have scale 2t+1.
 //!
-//! Words and scales are those of [`TokenType::pack`] and [`TokenType::pack_scale`].
+//! Words and scales are those of [`OperandType::pack`] and [`OperandType::pack_scale`].
 //!
 //! [`moe_sm90`](crate::moe_sm90) permutes K instead, which saves a sixth of the decoding, but takes a launch for the tokens.
 
@@ -25,7 +25,7 @@ use crate::{
     instances::table,
     moe_route::abi::tile_size,
     sm90::{BARRIER_BYTES, K_BLOCK, LANE_WORDS, PANELS, SHARED_BYTES, Shape, TURN_BARRIERS, WARPGROUP, WARPGROUP_ROWS},
-    units::TokenType,
+    units::OperandType,
 };
 
 /// Rows of a panel.
@@ -130,8 +130,8 @@ pub struct Pack {
     pub n: u32,
     /// Columns; a multiple of 16, not 0.
     pub k: u32,
-    /// [`TokenType`] as a number.
-    pub token_type: u32,
+    /// [`OperandType`] as a number.
+    pub operand_type: u32,
     /// Keeps the size a multiple of the alignment.
     pub unused: u32,
 }
@@ -157,16 +157,16 @@ pub const DECODED_BYTES: u32 = PANEL_ROWS * K_BLOCK * 2;
 macro_rules! instances {
     ($each:ident) => {
         $each! {
-            linear_f16_t64_decoded = tokens(TokenType::F16, 64).decoders(3).buffers(4).stages(12);
-            linear_f16_t128_decoded = tokens(TokenType::F16, 128).decoders(2).buffers(4).stages(6);
-            linear_f16_t128_c128 = tokens(TokenType::F16, 128).consumers(2).narrow().buffers(4).stages(8);
-            linear_f16_t128_c256 = tokens(TokenType::F16, 128).consumers(2).buffers(4).stages(4);
-            linear_f16_t256_c128 = tokens(TokenType::F16, 256).consumers(2).narrow().buffers(3).stages(3);
-            linear_bf16_t64_decoded = tokens(TokenType::Bf16, 64).decoders(3).buffers(4).stages(12);
-            linear_bf16_t128_decoded = tokens(TokenType::Bf16, 128).decoders(2).buffers(4).stages(6);
-            linear_bf16_t128_c128 = tokens(TokenType::Bf16, 128).consumers(2).narrow().buffers(4).stages(8);
-            linear_bf16_t128_c256 = tokens(TokenType::Bf16, 128).consumers(2).buffers(4).stages(4);
-            linear_bf16_t256_c128 = tokens(TokenType::Bf16, 256).consumers(2).narrow().buffers(3).stages(3);
+            linear_f16_t64_decoded = tokens(OperandType::F16, 64).decoders(3).buffers(4).stages(12);
+            linear_f16_t128_decoded = tokens(OperandType::F16, 128).decoders(2).buffers(4).stages(6);
+            linear_f16_t128_c128 = tokens(OperandType::F16, 128).consumers(2).narrow().buffers(4).stages(8);
+            linear_f16_t128_c256 = tokens(OperandType::F16, 128).consumers(2).buffers(4).stages(4);
+            linear_f16_t256_c128 = tokens(OperandType::F16, 256).consumers(2).narrow().buffers(3).stages(3);
+            linear_bf16_t64_decoded = tokens(OperandType::Bf16, 64).decoders(3).buffers(4).stages(12);
+            linear_bf16_t128_decoded = tokens(OperandType::Bf16, 128).decoders(2).buffers(4).stages(6);
+            linear_bf16_t128_c128 = tokens(OperandType::Bf16, 128).consumers(2).narrow().buffers(4).stages(8);
+            linear_bf16_t128_c256 = tokens(OperandType::Bf16, 128).consumers(2).buffers(4).stages(4);
+            linear_bf16_t256_c128 = tokens(OperandType::Bf16, 256).consumers(2).narrow().buffers(3).stages(3);
         }
     };
 }
@@ -182,19 +182,19 @@ instances!(table);
 /// What does not fit does not compile:
 ///
 /// ```
-/// # use kernels_gpu::{linear_sm90::abi::{Instance, tokens}, units::TokenType};
-/// const _: Instance = tokens(TokenType::Bf16, 128).consumers(2).narrow().buffers(4).stages(8);
+/// # use kernels_gpu::{linear_sm90::abi::{Instance, tokens}, units::OperandType};
+/// const _: Instance = tokens(OperandType::Bf16, 128).consumers(2).narrow().buffers(4).stages(8);
 /// ```
 /// ```compile_fail,E0080
-/// # use kernels_gpu::{linear_sm90::abi::{Instance, tokens}, units::TokenType};
-/// const _: Instance = tokens(TokenType::Bf16, 128).consumers(2).narrow().buffers(4).stages(16);
+/// # use kernels_gpu::{linear_sm90::abi::{Instance, tokens}, units::OperandType};
+/// const _: Instance = tokens(OperandType::Bf16, 128).consumers(2).narrow().buffers(4).stages(16);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instance {
     /// The entry's name.
     pub entry: &'static str,
     /// The type of tokens and C.
-    pub token_type: TokenType,
+    pub operand_type: OperandType,
     /// The most tokens of a tile.
     pub tile_tokens: u32,
     /// Warpgroups that multiply.
@@ -215,10 +215,10 @@ pub struct Instance {
 pub struct Builder(Instance);
 
 /// The kernel for tokens of this type, with up to so many of them a tile.
-pub const fn tokens(token_type: TokenType, tile_tokens: u32) -> Builder {
+pub const fn tokens(operand_type: OperandType, tile_tokens: u32) -> Builder {
     Builder(Instance {
         entry: "",
-        token_type,
+        operand_type,
         tile_tokens,
         consumers: 0,
         narrow: false,
@@ -337,12 +337,12 @@ mod tests {
     fn every_instance_fits_and_is_called_what_it_is() {
         for instance in INSTANCES {
             instance.check();
-            let token_type = if instance.token_type == TokenType::F16 { "f16" } else { "bf16" };
+            let operand_type = if instance.operand_type == OperandType::F16 { "f16" } else { "bf16" };
             let columns = match (instance.columns(), instance.decoders) {
                 (_, 1..) => "_decoded".into(),
                 (columns, 0) => std::format!("_c{columns}"),
             };
-            let expected = std::format!("linear_{token_type}_t{}{columns}", instance.tile_tokens);
+            let expected = std::format!("linear_{operand_type}_t{}{columns}", instance.tile_tokens);
             assert_eq!(instance.entry, expected);
         }
     }

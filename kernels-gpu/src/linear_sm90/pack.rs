@@ -15,7 +15,7 @@ use crate::{
         LANE_BYTES, PANEL_ROWS, PANEL_SCALES, Pack, ROW_BYTES, ROW_LANES, ROW_SCALES, k_blocks, panel_offset,
     },
     sm90::{K_BLOCK, LANE_WORDS},
-    units::TokenType,
+    units::OperandType,
 };
 
 /// The largest scale. What is above is NaN or has a sign.
@@ -29,10 +29,10 @@ const MAX_SCALE: u32 = 0x7e;
 pub unsafe fn linear_pack(pack: Pack) {
     // SAFETY: the contract. A block's type is that of all.
     unsafe {
-        if pack.token_type == OUTPUT_BF16 {
+        if pack.operand_type == OUTPUT_BF16 {
             run::<OUTPUT_BF16>(&pack);
         } else {
-            run::<{ TokenType::F16 as u32 }>(&pack);
+            run::<{ OperandType::F16 as u32 }>(&pack);
         }
     }
 }
@@ -56,7 +56,7 @@ unsafe fn run<const TYPE: u32>(pack: &Pack) {
     let first_scale = u64::from(row) * u64::from(scale_columns) + u64::from(k_block * ROW_SCALES);
     let values = GlobalAddress::new(pack.values) + first_scale * u64::from(BLOCK / 2);
     let panel = GlobalAddress::new(pack.panels) + panel_offset(row / PANEL_ROWS, k_block, pack.k);
-    let token_type = if TYPE == OUTPUT_BF16 { TokenType::Bf16 } else { TokenType::F16 };
+    let operand_type = if TYPE == OUTPUT_BF16 { OperandType::Bf16 } else { OperandType::F16 };
     let place = row % PANEL_ROWS;
     // SAFETY: values and scales of the row, and the thread's own bytes of the panel.
     unsafe {
@@ -74,7 +74,7 @@ unsafe fn run<const TYPE: u32>(pack: &Pack) {
                 // bf16's scales have no zero.
                 let has_codes = is_there(block) && (TYPE != OUTPUT_BF16 || scale != 0);
                 let codes = ld_global_nc_b64_or_zero(has_codes, values + u64::from(block * (BLOCK / 2)));
-                (codes, u16::from(token_type.pack_scale(scale as u8)))
+                (codes, u16::from(operand_type.pack_scale(scale as u8)))
             });
             for lane in 0..ROW_LANES {
                 // Byte `lane` of each four has the lane's two columns of a core matrix: the even one goes to a low nibble.
@@ -84,7 +84,7 @@ unsafe fn run<const TYPE: u32>(pack: &Pack) {
                 };
                 let codes = columns(first.0, 0) | columns(first.0, 1) | columns(last.0, 2) | columns(last.0, 3);
                 let target = panel + u64::from(place * ROW_BYTES + lane * LANE_BYTES + 4 * word);
-                st_global_b32(target, token_type.pack(codes));
+                st_global_b32(target, operand_type.pack(codes));
             }
             let target = panel + u64::from(PANEL_SCALES + place * ROW_SCALES + 2 * word);
             st_global_b16(target, first.1 | last.1 << 8);

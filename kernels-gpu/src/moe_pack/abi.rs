@@ -42,8 +42,8 @@ pub struct Pack {
     /// cut into k-blocks as its K is. Then row [`element_at`](crate::units::element_at) of each k-block stands at each position. 0
     /// if they keep theirs.
     pub ordered_rows: u32,
-    /// [`TokenType`](crate::units::TokenType) as a number.
-    pub token_type: u32,
+    /// [`OperandType`](crate::units::OperandType) as a number.
+    pub operand_type: u32,
     /// Keeps the size a multiple of the alignment.
     pub unused: u32,
 }

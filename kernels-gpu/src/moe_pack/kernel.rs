@@ -18,7 +18,7 @@ use super::abi::Pack;
 use crate::{
     format::{BLOCK, OUTPUT_BF16},
     units::{
-        K_BLOCK, LANE_WORDS, ROW_LANES, SLAB_ROWS, TokenType, UNIT_BYTES, UNIT_ROWS, WORD_ELEMENTS, block_columns,
+        K_BLOCK, LANE_WORDS, OperandType, ROW_LANES, SLAB_ROWS, UNIT_BYTES, UNIT_ROWS, WORD_ELEMENTS, block_columns,
         block_start, element, k_blocks, lane_place, lane_scales, lane_words, scale_place, unit_offset,
     },
 };
@@ -29,7 +29,7 @@ const HALF: u32 = K_BLOCK / 2;
 const _: () = assert!(UNIT_ROWS * ROW_LANES == 2 * WARP_SIZE && LANE_WORDS == 4 && HALF == ROW_LANES * BLOCK);
 
 /// Weights for e4m3, as a number.
-const E4M3: u32 = TokenType::E4m3 as u32;
+const E4M3: u32 = OperandType::E4m3 as u32;
 
 /// The largest scale. What is above is NaN or has a sign.
 pub(super) const MAX_SCALE: u32 = 0x7e;
@@ -42,12 +42,12 @@ pub(super) const MAX_SCALE: u32 = 0x7e;
 pub unsafe fn moe_pack(pack: Pack) {
     // SAFETY: the contract. A block's type is that of all.
     unsafe {
-        if pack.token_type == OUTPUT_BF16 {
+        if pack.operand_type == OUTPUT_BF16 {
             run::<OUTPUT_BF16>(&pack);
-        } else if pack.token_type == E4M3 {
+        } else if pack.operand_type == E4M3 {
             run::<E4M3>(&pack);
         } else {
-            run::<{ TokenType::F16 as u32 }>(&pack);
+            run::<{ OperandType::F16 as u32 }>(&pack);
         }
     }
 }
@@ -258,15 +258,15 @@ impl Half {
     /// As it lies in a unit.
     #[inline(always)]
     fn pack<const TYPE: u32>(self) -> Self {
-        let token_type = match TYPE {
-            OUTPUT_BF16 => TokenType::Bf16,
-            E4M3 => TokenType::E4m3,
-            _ => TokenType::F16,
+        let operand_type = match TYPE {
+            OUTPUT_BF16 => OperandType::Bf16,
+            E4M3 => OperandType::E4m3,
+            _ => OperandType::F16,
         };
         // bf16's scales have no zero.
         let is_zero = TYPE == OUTPUT_BF16 && self.scale == 0;
         let [a, b] = if is_zero { [0; 2] } else { self.words };
-        let scale = u32::from(token_type.pack_scale(self.scale as u8));
-        Self { words: [token_type.pack(a), token_type.pack(b)], scale, ..self }
+        let scale = u32::from(operand_type.pack_scale(self.scale as u8));
+        Self { words: [operand_type.pack(a), operand_type.pack(b)], scale, ..self }
     }
 }

@@ -48,7 +48,7 @@ const ROUND: u32 = 2 * WARP_BYTES / (K_BLOCK * ELEMENT_BYTES);
 /// Columns of which each of four lanes of the weights has two words.
 const WHOLE: u32 = K_BLOCK / 2;
 
-/// Quantises f16.
+/// Quantizes f16.
 ///
 /// # Safety
 /// The contract in this folder's `mod.rs`.
@@ -58,7 +58,7 @@ pub unsafe fn moe_quantize_f16(launch: Quantize) {
     unsafe { run::<OUTPUT_F16>(&launch) }
 }
 
-/// Quantises bf16.
+/// Quantizes bf16.
 ///
 /// # Safety
 /// The contract in this folder's `mod.rs`.

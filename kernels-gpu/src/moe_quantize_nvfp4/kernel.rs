@@ -1,4 +1,4 @@
-//! A warp has a token, and a lane a block of it at a time, which it reads once and quantises for each of the token's rows, since experts
+//! A warp has a token, and a lane a block of it at a time, which it reads once and quantizes for each of the token's rows, since experts
 //! may differ in their input scales. Where an expert has none, the warp first reads the token for its largest magnitude.
 
 use core::hint::assert_unchecked;
@@ -32,7 +32,7 @@ const NUMBER: u64 = size_of::<u32>() as u64;
 /// Words of a block of 16-bit numbers.
 const BLOCK_WORDS: usize = (BLOCK * ELEMENT_BYTES / 4) as usize;
 
-/// Quantises f16.
+/// Quantizes f16.
 ///
 /// # Safety
 /// The contract in this folder's `mod.rs`.
@@ -42,7 +42,7 @@ pub unsafe fn moe_quantize_nvfp4_f16(launch: Quantize) {
     unsafe { run::<OUTPUT_F16>(&launch) }
 }
 
-/// Quantises bf16.
+/// Quantizes bf16.
 ///
 /// # Safety
 /// The contract in this folder's `mod.rs`.
@@ -257,7 +257,7 @@ struct Block {
 }
 
 impl Block {
-    /// Quantises it for a row, and writes it there.
+    /// Quantizes it for a row, and writes it there.
     ///
     /// # Safety
     /// The contract; the row is the warp's, and the block the lane's.

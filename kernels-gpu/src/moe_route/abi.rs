@@ -123,7 +123,7 @@ pub struct Route {
     /// As `tile_tokens`, of the shared expert.
     pub shared_tile_tokens: u32,
     /// [`OUTPUT_F16`](crate::format::OUTPUT_F16) or [`OUTPUT_BF16`](crate::format::OUTPUT_BF16); looked at for `input_weights`.
-    pub token_type: u32,
+    pub operand_type: u32,
     /// A power of two. Each expert has a multiple of so many rows, the last of which may be no tokens.
     pub row_multiple: u32,
     /// Keeps the size a multiple of the alignment.
@@ -244,8 +244,8 @@ pub struct Expand {
     pub top_k: u32,
     /// H, a multiple of 16.
     pub hidden: u32,
-    /// As [`Route::token_type`].
-    pub token_type: u32,
+    /// As [`Route::operand_type`].
+    pub operand_type: u32,
 }
 
 /// Where rows lie that tokens are expanded to.

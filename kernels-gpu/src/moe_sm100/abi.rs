@@ -19,8 +19,8 @@ pub struct TensorMap(pub [u64; 16]);
 /// scales of 0, as there.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct QuantisedC {
-    /// Address of the global scale of each expert's rows, f32, none of them 0. Itself 0 if C is not quantised.
+pub struct QuantizedC {
+    /// Address of the global scale of each expert's rows, f32, none of them 0. Itself 0 if C is not quantized.
     pub input_scales: u64,
     /// Address of the values, as [`nvfp4_rows`](crate::nvfp4_rows) says; 0 likewise.
     pub values: u64,
@@ -59,10 +59,10 @@ pub struct Launch {
     pub alpha: [u64; 2],
     /// Addresses of `n` numbers for each expert, f32, that are added to the products of each matrix; 0 where there are none.
     pub bias: [u64; 2],
-    /// Address of C, a multiple of 16: rows of `n` 16-bit numbers without gaps. May be 0 where C is quantised: then it is so alone.
+    /// Address of C, a multiple of 16: rows of `n` 16-bit numbers without gaps. May be 0 where C is quantized: then it is so alone.
     pub c: u64,
     /// Where the C of a gated product goes in NVFP4; a plain one does not look at it.
-    pub quantised: QuantisedC,
+    pub quantized: QuantizedC,
     /// Columns of C, a multiple of 16.
     pub n: u32,
     /// Elements summed over, a multiple of 16.

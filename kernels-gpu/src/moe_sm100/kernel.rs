@@ -15,7 +15,7 @@ use crate::{
         abi::{Group, Instance, N_STEP, Tile},
         kernel::{Placed, Sm100, Sums, Work},
     },
-    nvfp4_blocks::QuantisedTile,
+    nvfp4_blocks::QuantizedTile,
     nvfp4_rows::weight_scale_bytes,
 };
 
@@ -86,10 +86,10 @@ impl<const INDEX: usize> Work for Routed<INDEX> {
     }
 
     #[inline(always)]
-    unsafe fn quantised(self, tile: &Tile, group: &Placed) -> QuantisedTile {
+    unsafe fn quantized(self, tile: &Tile, group: &Placed) -> QuantizedTile {
         let rows = [group.token_tile, group.token_row, tile.tokens];
         // SAFETY: what `# Safety` of the trait asks.
-        unsafe { self.launch.quantised(Self::INSTANCE.matrices, tile.group, rows) }
+        unsafe { self.launch.quantized(Self::INSTANCE.matrices, tile.group, rows) }
     }
 
     #[inline(always)]

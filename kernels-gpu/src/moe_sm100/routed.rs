@@ -5,11 +5,11 @@ use core::hint::assert_unchecked;
 
 use cuda_std::global::{GlobalAddress, ld_global_b32, ld_global_b32_or_zero};
 
-use super::abi::{Launch, QuantisedC};
+use super::abi::{Launch, QuantizedC};
 use crate::{
     epilogue::{NO_PARAMETERS, relu2, silu},
     moe_route::abi::{tile_size, token_tiles},
-    nvfp4_blocks::QuantisedTile,
+    nvfp4_blocks::QuantizedTile,
     schedule::last_begun,
 };
 
@@ -96,20 +96,20 @@ impl Launch {
     /// # Safety
     /// As [`Launch::routed_tiles`]; there is such a tile.
     #[inline(always)]
-    pub(crate) unsafe fn quantised(
+    pub(crate) unsafe fn quantized(
         &self,
         matrices: u32,
         expert: u32,
         [token_tile, token_row, tokens]: [u32; 3],
-    ) -> QuantisedTile {
+    ) -> QuantizedTile {
         if matrices == 1 {
-            return QuantisedTile::NONE;
+            return QuantizedTile::NONE;
         }
-        let QuantisedC { input_scales, values, scales, globals } = self.quantised;
+        let QuantizedC { input_scales, values, scales, globals } = self.quantized;
         let of_expert = GlobalAddress::new(input_scales) + u64::from(expert) * NUMBER;
         // SAFETY: the expert has one, if there are any.
         let global = f32::from_bits(unsafe { ld_global_b32_or_zero(input_scales != 0, of_expert) });
-        QuantisedTile {
+        QuantizedTile {
             values,
             scales,
             globals,
@@ -154,7 +154,7 @@ pub struct RoutedTile {
     pub tokens: u32,
 }
 
-/// A block's tiles; those of an expert that have the same columns, and so share weights, are neighbours.
+/// A block's tiles; those of an expert that have the same columns, and so share weights, are neighbors.
 pub struct RoutedTiles {
     firsts: u64,
     tile_firsts: u64,

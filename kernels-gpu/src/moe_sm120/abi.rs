@@ -4,7 +4,7 @@ use crate::{
     gated_sm120::abi::SHARED_BYTES,
     instances::table,
     moe_sm90::abi::{Instance, gated, plain},
-    units::TokenType,
+    units::OperandType,
 };
 
 /// Passes the list of instances to `$each!`, as that of [`moe_sm90`](crate::moe_sm90::abi).
@@ -14,18 +14,18 @@ use crate::{
 macro_rules! instances {
     ($each:ident) => {
         $each! {
-            moe_sm120_gated_f16_t16_narrow = gated(TokenType::F16, 16).consumers(1).by_warps().buffers(6).stages(16);
-            moe_sm120_gated_f16_t16 = gated(TokenType::F16, 16).consumers(2).by_warps().buffers(6).stages(8);
-            moe_sm120_gated_f16_t64 = gated(TokenType::F16, 64).consumers(2).by_warps().buffers(3).stages(5);
-            moe_sm120_plain_f16_t16_narrow = plain(TokenType::F16, 16).consumers(1).by_warps().buffers(6).stages(16);
-            moe_sm120_plain_f16_t16 = plain(TokenType::F16, 16).consumers(2).by_warps().buffers(6).stages(8);
-            moe_sm120_plain_f16_t64 = plain(TokenType::F16, 64).consumers(2).by_warps().buffers(3).stages(5);
-            moe_sm120_gated_bf16_t16_narrow = gated(TokenType::Bf16, 16).consumers(1).by_warps().buffers(6).stages(16);
-            moe_sm120_gated_bf16_t16 = gated(TokenType::Bf16, 16).consumers(2).by_warps().buffers(6).stages(8);
-            moe_sm120_gated_bf16_t64 = gated(TokenType::Bf16, 64).consumers(2).by_warps().buffers(3).stages(5);
-            moe_sm120_plain_bf16_t16_narrow = plain(TokenType::Bf16, 16).consumers(1).by_warps().buffers(6).stages(16);
-            moe_sm120_plain_bf16_t16 = plain(TokenType::Bf16, 16).consumers(2).by_warps().buffers(6).stages(8);
-            moe_sm120_plain_bf16_t64 = plain(TokenType::Bf16, 64).consumers(2).by_warps().buffers(3).stages(5);
+            moe_sm120_gated_f16_t16_narrow = gated(OperandType::F16, 16).consumers(1).by_warps().buffers(6).stages(16);
+            moe_sm120_gated_f16_t16 = gated(OperandType::F16, 16).consumers(2).by_warps().buffers(6).stages(8);
+            moe_sm120_gated_f16_t64 = gated(OperandType::F16, 64).consumers(2).by_warps().buffers(3).stages(5);
+            moe_sm120_plain_f16_t16_narrow = plain(OperandType::F16, 16).consumers(1).by_warps().buffers(6).stages(16);
+            moe_sm120_plain_f16_t16 = plain(OperandType::F16, 16).consumers(2).by_warps().buffers(6).stages(8);
+            moe_sm120_plain_f16_t64 = plain(OperandType::F16, 64).consumers(2).by_warps().buffers(3).stages(5);
+            moe_sm120_gated_bf16_t16_narrow = gated(OperandType::Bf16, 16).consumers(1).by_warps().buffers(6).stages(16);
+            moe_sm120_gated_bf16_t16 = gated(OperandType::Bf16, 16).consumers(2).by_warps().buffers(6).stages(8);
+            moe_sm120_gated_bf16_t64 = gated(OperandType::Bf16, 64).consumers(2).by_warps().buffers(3).stages(5);
+            moe_sm120_plain_bf16_t16_narrow = plain(OperandType::Bf16, 16).consumers(1).by_warps().buffers(6).stages(16);
+            moe_sm120_plain_bf16_t16 = plain(OperandType::Bf16, 16).consumers(2).by_warps().buffers(6).stages(8);
+            moe_sm120_plain_bf16_t64 = plain(OperandType::Bf16, 64).consumers(2).by_warps().buffers(3).stages(5);
         }
     };
 }
@@ -50,9 +50,9 @@ mod tests {
     fn every_instance_is_called_what_it_is() {
         for instance in INSTANCES {
             let operation = if instance.matrices == 2 { "gated" } else { "plain" };
-            let token_type = if instance.token_type == TokenType::F16 { "f16" } else { "bf16" };
+            let operand_type = if instance.operand_type == OperandType::F16 { "f16" } else { "bf16" };
             let narrow = if instance.consumers == 1 { "_narrow" } else { "" };
-            let expected = std::format!("moe_sm120_{operation}_{token_type}_t{}{narrow}", instance.tile_tokens);
+            let expected = std::format!("moe_sm120_{operation}_{operand_type}_t{}{narrow}", instance.tile_tokens);
             assert_eq!(instance.entry, expected);
         }
     }

@@ -8,7 +8,7 @@ use crate::{
         abi::{Instance, Launch},
         kernel::{Built, Moe, entries},
     },
-    units::TokenType,
+    units::OperandType,
 };
 
 instances!(entries);

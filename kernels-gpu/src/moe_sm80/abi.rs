@@ -6,7 +6,7 @@
 use crate::{
     instances::table,
     sm90::{K_BLOCK, PANELS, Shape, TILE_BYTES, WARPS},
-    units::{SLAB_ROWS, TokenType, UNIT_BYTES, UNIT_ROWS},
+    units::{OperandType, SLAB_ROWS, UNIT_BYTES, UNIT_ROWS},
 };
 
 /// What a block may have of shared memory on every card from compute capability 8.0 on: 99 KB on 8.6, 8.9 and 12.x (CUDA programming
@@ -30,18 +30,18 @@ pub const TOKEN_COPIES: u32 = K_BLOCK * 2 / COPY_BYTES;
 macro_rules! instances {
     ($each:ident) => {
         $each! {
-            moe_sm80_gated_f16_t16_narrow = gated(TokenType::F16, 16).warps(4).stages(4);
-            moe_sm80_gated_f16_t16 = gated(TokenType::F16, 16).warps(8).stages(3);
-            moe_sm80_gated_f16_t64 = gated(TokenType::F16, 64).warps(8).of_32_rows().stages(2);
-            moe_sm80_plain_f16_t16_narrow = plain(TokenType::F16, 16).warps(4).stages(4);
-            moe_sm80_plain_f16_t16 = plain(TokenType::F16, 16).warps(8).stages(3);
-            moe_sm80_plain_f16_t64 = plain(TokenType::F16, 64).warps(8).of_32_rows().stages(2);
-            moe_sm80_gated_bf16_t16_narrow = gated(TokenType::Bf16, 16).warps(4).stages(4);
-            moe_sm80_gated_bf16_t16 = gated(TokenType::Bf16, 16).warps(8).stages(3);
-            moe_sm80_gated_bf16_t64 = gated(TokenType::Bf16, 64).warps(8).of_32_rows().stages(2);
-            moe_sm80_plain_bf16_t16_narrow = plain(TokenType::Bf16, 16).warps(4).stages(4);
-            moe_sm80_plain_bf16_t16 = plain(TokenType::Bf16, 16).warps(8).stages(3);
-            moe_sm80_plain_bf16_t64 = plain(TokenType::Bf16, 64).warps(8).of_32_rows().stages(2);
+            moe_sm80_gated_f16_t16_narrow = gated(OperandType::F16, 16).warps(4).stages(4);
+            moe_sm80_gated_f16_t16 = gated(OperandType::F16, 16).warps(8).stages(3);
+            moe_sm80_gated_f16_t64 = gated(OperandType::F16, 64).warps(8).of_32_rows().stages(2);
+            moe_sm80_plain_f16_t16_narrow = plain(OperandType::F16, 16).warps(4).stages(4);
+            moe_sm80_plain_f16_t16 = plain(OperandType::F16, 16).warps(8).stages(3);
+            moe_sm80_plain_f16_t64 = plain(OperandType::F16, 64).warps(8).of_32_rows().stages(2);
+            moe_sm80_gated_bf16_t16_narrow = gated(OperandType::Bf16, 16).warps(4).stages(4);
+            moe_sm80_gated_bf16_t16 = gated(OperandType::Bf16, 16).warps(8).stages(3);
+            moe_sm80_gated_bf16_t64 = gated(OperandType::Bf16, 64).warps(8).of_32_rows().stages(2);
+            moe_sm80_plain_bf16_t16_narrow = plain(OperandType::Bf16, 16).warps(4).stages(4);
+            moe_sm80_plain_bf16_t16 = plain(OperandType::Bf16, 16).warps(8).stages(3);
+            moe_sm80_plain_bf16_t64 = plain(OperandType::Bf16, 64).warps(8).of_32_rows().stages(2);
         }
     };
 }
@@ -59,7 +59,7 @@ pub struct Instance {
     /// Matrices of weights: 2 for gated, 1 for plain.
     pub matrices: u32,
     /// The type of tokens and C.
-    pub token_type: TokenType,
+    pub operand_type: OperandType,
     /// The most tokens of a tile.
     pub tile_tokens: u32,
     /// Warps of a block. Each copies and multiplies.
@@ -75,13 +75,13 @@ pub struct Instance {
 pub struct Builder(Instance);
 
 /// The gated kernel for tokens of this type, with up to so many of them a tile.
-pub const fn gated(token_type: TokenType, tile_tokens: u32) -> Builder {
-    Builder(Instance { entry: "", matrices: 2, token_type, tile_tokens, warps: 0, of_32_rows: false, stages: 0 })
+pub const fn gated(operand_type: OperandType, tile_tokens: u32) -> Builder {
+    Builder(Instance { entry: "", matrices: 2, operand_type, tile_tokens, warps: 0, of_32_rows: false, stages: 0 })
 }
 
 /// As [`gated`], the plain kernel.
-pub const fn plain(token_type: TokenType, tile_tokens: u32) -> Builder {
-    Builder(Instance { matrices: 1, ..gated(token_type, tile_tokens).0 })
+pub const fn plain(operand_type: OperandType, tile_tokens: u32) -> Builder {
+    Builder(Instance { matrices: 1, ..gated(operand_type, tile_tokens).0 })
 }
 
 impl Builder {
@@ -181,9 +181,9 @@ mod tests {
         for instance in INSTANCES {
             instance.check();
             let operation = if instance.matrices == 2 { "gated" } else { "plain" };
-            let token_type = if instance.token_type == TokenType::F16 { "f16" } else { "bf16" };
+            let operand_type = if instance.operand_type == OperandType::F16 { "f16" } else { "bf16" };
             let narrow = if instance.warps == 4 { "_narrow" } else { "" };
-            let expected = std::format!("moe_sm80_{operation}_{token_type}_t{}{narrow}", instance.tile_tokens);
+            let expected = std::format!("moe_sm80_{operation}_{operand_type}_t{}{narrow}", instance.tile_tokens);
             assert_eq!(instance.entry, expected);
         }
     }

@@ -10,7 +10,7 @@ use crate::{
     instances::table,
     sm90::{BARRIER_BYTES, CORE_MATRIX_ROWS, PANELS, SHARED_BYTES, Shape, TILE_BYTES, TILE_SLOTS, TURN_BARRIERS},
     sorted::{K_BLOCK_LINES, LINE_BYTES, SPARE_ROWS},
-    units::{SLAB_ROWS, TokenType, UNIT_BYTES, UNIT_ROWS},
+    units::{OperandType, SLAB_ROWS, UNIT_BYTES, UNIT_ROWS},
 };
 
 /// The one parameter of a product: for every expert e with its rows, `C = silu(α·A·gateᵀ + bias) ∘ (α·A·upᵀ + bias)` or another
@@ -84,20 +84,20 @@ pub const STRIP_SOURCE_BYTES: u32 = 32 * SOURCE_BYTES;
 macro_rules! instances {
     ($each:ident) => {
         $each! {
-            moe_gated_f16_t16 = gated(TokenType::F16, 16).consumers(4).buffers(6).stages(3);
-            moe_gated_f16_t64 = gated(TokenType::F16, 64).consumers(4).narrow().sorted().buffers(4).stages(8);
-            moe_gated_f16_t128 = gated(TokenType::F16, 128).consumers(2).sorted().buffers(3).stages(7);
-            moe_plain_f16_t16 = plain(TokenType::F16, 16).consumers(4).buffers(6).stages(3);
-            moe_plain_f16_t64 = plain(TokenType::F16, 64).consumers(4).narrow().sorted().buffers(4).stages(8);
-            moe_plain_f16_t128 = plain(TokenType::F16, 128).consumers(2).sorted().buffers(3).stages(7);
-            moe_plain_f16_t128_narrow = plain(TokenType::F16, 128).consumers(2).narrow().sorted().buffers(4).stages(8);
-            moe_gated_bf16_t16 = gated(TokenType::Bf16, 16).consumers(4).buffers(6).stages(3);
-            moe_gated_bf16_t64 = gated(TokenType::Bf16, 64).consumers(4).narrow().sorted().buffers(4).stages(8);
-            moe_gated_bf16_t128 = gated(TokenType::Bf16, 128).consumers(2).sorted().buffers(3).stages(7);
-            moe_plain_bf16_t16 = plain(TokenType::Bf16, 16).consumers(4).buffers(6).stages(3);
-            moe_plain_bf16_t64 = plain(TokenType::Bf16, 64).consumers(4).narrow().sorted().buffers(4).stages(8);
-            moe_plain_bf16_t128 = plain(TokenType::Bf16, 128).consumers(2).sorted().buffers(3).stages(7);
-            moe_plain_bf16_t128_narrow = plain(TokenType::Bf16, 128).consumers(2).narrow().sorted().buffers(4).stages(8);
+            moe_gated_f16_t16 = gated(OperandType::F16, 16).consumers(4).buffers(6).stages(3);
+            moe_gated_f16_t64 = gated(OperandType::F16, 64).consumers(4).narrow().sorted().buffers(4).stages(8);
+            moe_gated_f16_t128 = gated(OperandType::F16, 128).consumers(2).sorted().buffers(3).stages(7);
+            moe_plain_f16_t16 = plain(OperandType::F16, 16).consumers(4).buffers(6).stages(3);
+            moe_plain_f16_t64 = plain(OperandType::F16, 64).consumers(4).narrow().sorted().buffers(4).stages(8);
+            moe_plain_f16_t128 = plain(OperandType::F16, 128).consumers(2).sorted().buffers(3).stages(7);
+            moe_plain_f16_t128_narrow = plain(OperandType::F16, 128).consumers(2).narrow().sorted().buffers(4).stages(8);
+            moe_gated_bf16_t16 = gated(OperandType::Bf16, 16).consumers(4).buffers(6).stages(3);
+            moe_gated_bf16_t64 = gated(OperandType::Bf16, 64).consumers(4).narrow().sorted().buffers(4).stages(8);
+            moe_gated_bf16_t128 = gated(OperandType::Bf16, 128).consumers(2).sorted().buffers(3).stages(7);
+            moe_plain_bf16_t16 = plain(OperandType::Bf16, 16).consumers(4).buffers(6).stages(3);
+            moe_plain_bf16_t64 = plain(OperandType::Bf16, 64).consumers(4).narrow().sorted().buffers(4).stages(8);
+            moe_plain_bf16_t128 = plain(OperandType::Bf16, 128).consumers(2).sorted().buffers(3).stages(7);
+            moe_plain_bf16_t128_narrow = plain(OperandType::Bf16, 128).consumers(2).narrow().sorted().buffers(4).stages(8);
         }
     };
 }
@@ -113,12 +113,12 @@ instances!(table);
 /// What does not fit does not compile:
 ///
 /// ```
-/// # use kernels_gpu::{moe_sm90::abi::{Instance, gated}, units::TokenType};
-/// const _: Instance = gated(TokenType::Bf16, 64).consumers(2).sorted().buffers(4).stages(8);
+/// # use kernels_gpu::{moe_sm90::abi::{Instance, gated}, units::OperandType};
+/// const _: Instance = gated(OperandType::Bf16, 64).consumers(2).sorted().buffers(4).stages(8);
 /// ```
 /// ```compile_fail,E0080
-/// # use kernels_gpu::{moe_sm90::abi::{Instance, gated}, units::TokenType};
-/// const _: Instance = gated(TokenType::Bf16, 64).consumers(2).sorted().buffers(4).stages(12);
+/// # use kernels_gpu::{moe_sm90::abi::{Instance, gated}, units::OperandType};
+/// const _: Instance = gated(OperandType::Bf16, 64).consumers(2).sorted().buffers(4).stages(12);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instance {
@@ -127,7 +127,7 @@ pub struct Instance {
     /// Matrices of weights: 2 for gated, 1 for plain.
     pub matrices: u32,
     /// The type of tokens and C.
-    pub token_type: TokenType,
+    pub operand_type: OperandType,
     /// The most tokens of a tile.
     pub tile_tokens: u32,
     /// Warpgroups that multiply.
@@ -149,12 +149,12 @@ pub struct Instance {
 pub struct Builder(Instance);
 
 /// The gated kernel for tokens of this type, with up to so many of them a tile.
-pub const fn gated(token_type: TokenType, tile_tokens: u32) -> Builder {
+pub const fn gated(operand_type: OperandType, tile_tokens: u32) -> Builder {
     let (entry, matrices, narrow, by_warps) = ("", 2, false, false);
     Builder(Instance {
         entry,
         matrices,
-        token_type,
+        operand_type,
         tile_tokens,
         consumers: 0,
         narrow,
@@ -166,8 +166,8 @@ pub const fn gated(token_type: TokenType, tile_tokens: u32) -> Builder {
 }
 
 /// As [`gated`], the plain kernel.
-pub const fn plain(token_type: TokenType, tile_tokens: u32) -> Builder {
-    Builder(Instance { matrices: 1, ..gated(token_type, tile_tokens).0 })
+pub const fn plain(operand_type: OperandType, tile_tokens: u32) -> Builder {
+    Builder(Instance { matrices: 1, ..gated(operand_type, tile_tokens).0 })
 }
 
 impl Builder {
@@ -303,15 +303,15 @@ mod tests {
         for instance in INSTANCES {
             instance.check();
             let operation = if instance.matrices == 2 { "gated" } else { "plain" };
-            let token_type = if instance.token_type == TokenType::F16 { "f16" } else { "bf16" };
+            let operand_type = if instance.operand_type == OperandType::F16 { "f16" } else { "bf16" };
             // Where tiles of so many tokens are wide too.
             let of_same_tiles = |other: &&Instance| {
-                let of = |of: &Instance| (of.matrices, of.token_type, of.tile_tokens);
+                let of = |of: &Instance| (of.matrices, of.operand_type, of.tile_tokens);
                 of(other) == of(instance)
             };
             let is_alone = INSTANCES.iter().filter(of_same_tiles).count() == 1;
             let narrow = if instance.narrow && !is_alone { "_narrow" } else { "" };
-            let expected = std::format!("moe_{operation}_{token_type}_t{}{narrow}", instance.tile_tokens);
+            let expected = std::format!("moe_{operation}_{operand_type}_t{}{narrow}", instance.tile_tokens);
             assert_eq!(instance.entry, expected);
         }
     }

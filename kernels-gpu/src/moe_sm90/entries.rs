@@ -6,6 +6,6 @@ use super::{
     abi::{INSTANCES, Index, Instance, Launch, instances},
     kernel::{Built, Moe, entries},
 };
-use crate::units::TokenType;
+use crate::units::OperandType;
 
 instances!(entries);

@@ -56,7 +56,7 @@ pub struct Launch {
     pub format: u32,
     /// [`SOFTMAX`], [`SOFTMAX_OF_CHOSEN`], [`SIGMOID`] or [`SIGMOID_SHARES`].
     pub scoring: u32,
-    /// Groups of neighbouring experts, from 1 to [`MAX_GROUPS`]; equally many in each, two at least if there are several.
+    /// Groups of neighboring experts, from 1 to [`MAX_GROUPS`]; equally many in each, two at least if there are several.
     pub groups: u32,
     /// Groups whose experts may be chosen.
     pub top_groups: u32,

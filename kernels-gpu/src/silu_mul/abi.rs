@@ -5,10 +5,10 @@ use bytemuck::{Pod, Zeroable};
 /// Threads of a block, in one dimension.
 pub const THREADS: u32 = 256;
 
-/// Neighbouring elements that a thread computes: 8 bytes of each matrix.
+/// Neighboring elements that a thread computes: 8 bytes of each matrix.
 pub const THREAD_ELEMENTS: u32 = 4;
 
-/// Neighbouring elements that a block computes.
+/// Neighboring elements that a block computes.
 pub const BLOCK_ELEMENTS: u32 = THREADS * THREAD_ELEMENTS;
 
 /// Equally many elements of three matrices, as an array of them lies in global memory:

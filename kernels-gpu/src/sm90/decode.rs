@@ -22,7 +22,7 @@ pub fn decode(codes: u32, scale: u32) -> [u32; WORD_PAIRS] {
     scaled(select_signs(codes << 4, codes << 1), select_signs(codes, codes >> 3), [scale; 2])
 }
 
-/// As [`decode`], of codes in the order in which they lie in weights packed for f16 ([`TokenType::pack`](crate::units::TokenType::pack)).
+/// As [`decode`], of codes in the order in which they lie in weights packed for f16 ([`OperandType::pack`](crate::units::OperandType::pack)).
 #[inline(always)]
 pub fn decode_weights(codes: u32, scale: u32) -> [u32; WORD_PAIRS] {
     decode_weights_of_two(codes, [scale; 2])
@@ -110,7 +110,7 @@ pub fn decode_weights_bf16_of_two(word: u32, [first, last]: [u32; 2]) -> [u32; W
     ]
 }
 
-/// Two scale factors, packed for bf16 ([`TokenType::pack_scale`](crate::units::TokenType::pack_scale)).
+/// Two scale factors, packed for bf16 ([`OperandType::pack_scale`](crate::units::OperandType::pack_scale)).
 #[derive(Clone, Copy)]
 pub struct Bf16Scales(u32);
 

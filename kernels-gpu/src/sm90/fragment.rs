@@ -19,7 +19,7 @@ const _: () = assert!(WARPS * WARP_ROWS == WARPGROUP_ROWS);
 /// Words of two rows, and which words of them.
 ///
 /// A thread has rows g and g+8 of its warp's 16 rows of `wgmma`'s A (PTX ISA, "Register Fragments for wgmma.mma_async"). They are
-/// the panel's rows 2g and 2g+1: neighbouring columns of C, which a thread writes together. Where g is odd they are exchanged,
+/// the panel's rows 2g and 2g+1: neighboring columns of C, which a thread writes together. Where g is odd they are exchanged,
 /// so that the eight loads of a quarter warp meet every bank of shared memory once.
 #[derive(Clone, Copy)]
 pub struct Fragment {
@@ -67,7 +67,7 @@ impl Fragment {
     /// Arrives once for the warp, after all that its lanes have done.
     ///
     /// # Safety
-    /// The barrier has been initialised, and its phase lacks an arrival. The whole warp calls it together.
+    /// The barrier has been initialized, and its phase lacks an arrival. The whole warp calls it together.
     #[inline(always)]
     pub unsafe fn arrive(&self, mbarrier: Mbarrier) {
         // SAFETY: what `# Safety` above asks.

@@ -2,7 +2,7 @@
 //!
 //! A and B are swapped: weights lie on the tensor core's M, tokens on its N. Weights are decoded in registers, straight into the A
 //! fragments of `wgmma`; tokens are its B, in shared memory, as rows of core matrices without swizzle. A tile of C takes two
-//! *panels* of weights: gate and up of the same columns of C, or neighbouring columns of a plain C. Each warpgroup has 64 rows of
+//! *panels* of weights: gate and up of the same columns of C, or neighboring columns of a plain C. Each warpgroup has 64 rows of
 //! both panels; in a narrow tile it has 32 rows of gate and the same of up, or 64 of one panel. Where each warp multiplies by itself
 //! (`mma.sync`), nothing here is for Hopper alone.
 

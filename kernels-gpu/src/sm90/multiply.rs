@@ -112,7 +112,7 @@ impl<K: Kind<P>, const P: usize> Consumer<K, P> {
     /// for each N.
     ///
     /// # Safety
-    /// The barriers have been initialised. The whole warpgroup calls it together, for each of the block's tiles in order.
+    /// The barriers have been initialized. The whole warpgroup calls it together, for each of the block's tiles in order.
     /// `tokens` is not more than the shape's, and `k_blocks` not 0.
     #[inline(always)]
     pub unsafe fn sum_tile<const ROUNDS: usize>(&mut self, tokens: u32, k_blocks: u32) -> Sums<P, ROUNDS> {
@@ -277,7 +277,7 @@ impl<K: Kind<P>, const P: usize> Consumer<K, P> {
     /// As [`Self::sum_tile`].
     #[inline(always)]
     unsafe fn full_buffer(&self, buffers: Ring) -> MatrixDescriptor {
-        // SAFETY: the barriers have been initialised.
+        // SAFETY: the barriers have been initialized.
         unsafe { buffers.wait_full() };
         if K::COPIED_BY_THREADS {
             // wgmma reads B through the asynchronous proxy.

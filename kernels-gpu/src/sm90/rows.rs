@@ -98,7 +98,7 @@ impl<D: Decode> Rows<D> {
 #[derive(Clone, Copy)]
 pub struct StagedRows {
     /// Bytes from the panel of the first row to that of the second one, which has the same place there. 0 if the two are
-    /// neighbours in one panel, which are exchanged in odd pairs.
+    /// neighbors in one panel, which are exchanged in odd pairs.
     second_panel: u32,
     /// Rows of a panel whose units lie without gaps.
     piece_rows: u32,
@@ -126,7 +126,7 @@ impl StagedRows {
     pub unsafe fn load<D: Decode>(&self, panel: SharedAddress) -> Rows<D> {
         const WORDS: u32 = row_bytes(K_BLOCK);
         const SCALES: u32 = row_scale_bytes(K_BLOCK);
-        // A row and its neighbour differ in one bit of their places.
+        // A row and its neighbor differ in one bit of their places.
         const { assert!(UNIT_BYTES.is_multiple_of(2 * WORDS) && WORDS.is_power_of_two() && SCALES.is_power_of_two()) };
         let second = |place: u32, row_bytes: u32| {
             if self.second_panel > 0 { place + self.second_panel } else { place ^ row_bytes }

@@ -47,7 +47,7 @@ impl Piece {
     /// the other. The first stage lies at this address.
     ///
     /// # Safety
-    /// The units lie there. The stages' barriers have been initialised. The whole warp calls it together.
+    /// The units lie there. The stages' barriers have been initialized. The whole warp calls it together.
     #[inline(always)]
     pub unsafe fn load_to_stages(pieces: &[Self], room: u32, k: u32, stages: &mut Ring, first_stage: SharedAddress) {
         let (count, whole) = (pieces.len() as u32, k / K_BLOCK);

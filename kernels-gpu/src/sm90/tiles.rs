@@ -78,7 +78,7 @@ impl Tiles {
         Self { ring: Ring::new(barriers, TILE_SLOTS), slots }
     }
 
-    /// Initialises the barriers, for so many warps that read tiles.
+    /// Initializes the barriers, for so many warps that read tiles.
     ///
     /// # Safety
     /// As [`Ring::init`].
@@ -100,7 +100,7 @@ impl Tiles {
     /// their buffers hold, and this warp must not make them wait.
     ///
     /// # Safety
-    /// The barriers have been initialised, and the lists are complete. The whole warp calls it together, and no other warp of the block
+    /// The barriers have been initialized, and the lists are complete. The whole warp calls it together, and no other warp of the block
     /// does.
     #[inline(always)]
     pub unsafe fn find(mut self, lists: &TileLists, mut load: impl FnMut(&Tile)) {
@@ -142,7 +142,7 @@ impl Tiles {
     /// Waits for the next tile and gives its slot back at once.
     ///
     /// # Safety
-    /// The barriers have been initialised. The whole warp calls it together, and no more when it got a tile without tokens.
+    /// The barriers have been initialized. The whole warp calls it together, and no more when it got a tile without tokens.
     #[inline(always)]
     pub unsafe fn take(&mut self) -> Tile {
         // SAFETY: the slot is full after the wait, and stays so until this warp has arrived.
@@ -226,7 +226,7 @@ impl TileLists {
         thread::grid_dim_x() + unsafe { atom_global_add_u32(GlobalAddress::new(self.ticket), 1) }
     }
 
-    /// The tile of this index; an expert's tiles of the same columns, which share weights, are neighbours.
+    /// The tile of this index; an expert's tiles of the same columns, which share weights, are neighbors.
     ///
     /// # Safety
     /// The lists are complete. The whole warp calls it together, with the same index.
@@ -244,7 +244,7 @@ impl TileLists {
             if token_tile >= next_tile {
                 return Tile::NONE;
             }
-            let [first, next] = if self.rows > 0 { [0, self.rows] } else { neighbours(self.firsts, expert) };
+            let [first, next] = if self.rows > 0 { [0, self.rows] } else { neighbors(self.firsts, expert) };
             let matrices = [0, self.matrices as usize - 1];
             let alpha = matrices.map(|matrix| ld_global_b32(number(self.alpha[matrix], expert)));
             let (rows, tiles, of_expert) = (next - first, next_tile - first_tile, index - first_tile * columns);
@@ -276,7 +276,7 @@ impl TileLists {
                 let last = begun(if lane_id() < distance { expert + lane_id() } else { experts });
                 expert += last - 1;
             }
-            (expert, neighbours(tile_firsts, expert))
+            (expert, neighbors(tile_firsts, expert))
         }
     }
 }
@@ -292,7 +292,7 @@ fn number(list: u64, index: u32) -> GlobalAddress {
 /// # Safety
 /// The list has both, and is complete.
 #[inline(always)]
-unsafe fn neighbours(list: u64, index: u32) -> [u32; 2] {
+unsafe fn neighbors(list: u64, index: u32) -> [u32; 2] {
     // SAFETY: what `# Safety` above asks.
     [index, index + 1].map(|index| unsafe { ld_relaxed_gpu_global_b32(number(list, index)) })
 }

@@ -19,7 +19,7 @@ impl PingPong {
         Self { barriers: [barriers.nth(consumer), barriers.nth(consumer ^ 1)], parity: consumer ^ 1 }
     }
 
-    /// Initialises both barriers.
+    /// Initializes both barriers.
     ///
     /// # Safety
     /// Nothing else uses their place in shared memory. Other threads use them only after a barrier of the block.
@@ -34,7 +34,7 @@ impl PingPong {
     /// Waits for this warpgroup's turn.
     ///
     /// # Safety
-    /// The barriers have been initialised. The warpgroup waits and passes alternately.
+    /// The barriers have been initialized. The warpgroup waits and passes alternately.
     #[inline(always)]
     pub unsafe fn wait(&mut self) {
         // SAFETY: the phase is the current one or the one before, since the other warpgroup is at most one turn ahead.

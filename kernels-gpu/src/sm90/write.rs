@@ -34,7 +34,7 @@ macro_rules! unroll {
 /// Tokens that the same instructions write to C, round after round.
 const ROUND_TOKENS: usize = 32;
 
-/// Tokens of a core matrix: a thread has two neighbouring ones of each in its accumulators.
+/// Tokens of a core matrix: a thread has two neighboring ones of each in its accumulators.
 const CORE_TOKENS: usize = CORE_MATRIX_ROWS as usize;
 const _: () =
     assert!(ROUND_TOKENS == 4 * CORE_TOKENS, "`write` has a copy of its body for each core matrix of a round");

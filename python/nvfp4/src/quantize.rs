@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use crate::error::exception;
 use crate::tensor::{Dtype, Place, Tensor};
 
-/// Quantises `x` into `values`, `scales` and `global_scale`, of which the last is read instead if it was given.
+/// Quantizes `x` into `values`, `scales` and `global_scale`, of which the last is read instead if it was given.
 #[pyfunction]
 pub fn quantize(
     py: Python<'_>,

@@ -1,7 +1,7 @@
 //! The operator `nvfp4::route`.
 
 use nvfp4::backend::{Backend, cpu::Cpu, cuda::RouterArguments};
-use nvfp4::problem::OutDtype;
+use nvfp4::problem::TokenDtype;
 use nvfp4::router::{LogitType, Logits, Router, Scoring};
 use pyo3::prelude::*;
 
@@ -50,10 +50,10 @@ pub fn route(
         _ => vec![0.0; experts],
     };
     let scoring = match scoring {
-        "softmax" => Scoring::Softmax { renormalise: renormalize },
+        "softmax" => Scoring::Softmax { renormalize: renormalize },
         "topk-softmax" => Scoring::TopKSoftmax,
         "sigmoid-top1" => Scoring::SigmoidTop1,
-        "sigmoid" => Scoring::SigmoidGroups { bias: numbers, groups, top_groups, renormalise: renormalize, scale },
+        "sigmoid" => Scoring::SigmoidGroups { bias: numbers, groups, top_groups, renormalize: renormalize, scale },
         other => {
             let text = format_args!("`{other}` is none of softmax, topk-softmax, sigmoid, sigmoid-top1");
             return Err(invalid("scoring", text));
@@ -75,8 +75,8 @@ pub fn route(
                 logits: logits.address,
                 logit_type: match logits.dtype {
                     Dtype::F32 => LogitType::F32,
-                    Dtype::Bf16 => LogitType::Token(OutDtype::Bf16),
-                    _ => LogitType::Token(OutDtype::F16),
+                    Dtype::Bf16 => LogitType::Token(TokenDtype::Bf16),
+                    _ => LogitType::Token(TokenDtype::F16),
                 },
                 logits_stride: logits.row_stride()?,
                 bias,

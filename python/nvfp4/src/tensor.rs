@@ -1,8 +1,7 @@
 //! PyTorch's tensors: what they are, where they lie.
 
 use nvfp4::bias::Bias;
-use nvfp4::fp8::TokenFormat;
-use nvfp4::problem::OutDtype;
+use nvfp4::problem::{TokenDtype, TokenFormat};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -183,9 +182,9 @@ impl<'py> Tensor<'py> {
     }
 
     /// Asks for a type of tokens.
-    pub fn token_type(&self) -> PyResult<OutDtype> {
+    pub fn token_type(&self) -> PyResult<TokenDtype> {
         self.expect_dtype(&[Dtype::Bf16, Dtype::F16])?;
-        Ok(if self.dtype == Dtype::Bf16 { OutDtype::Bf16 } else { OutDtype::F16 })
+        Ok(if self.dtype == Dtype::Bf16 { TokenDtype::Bf16 } else { TokenDtype::F16 })
     }
 
     /// Asks for a shape.
@@ -257,8 +256,8 @@ impl<'py> Tensor<'py> {
     }
 
     /// Biases in host memory, f32 or of the tokens' type.
-    pub fn bias(&self, dtype: OutDtype, shape: &[usize]) -> PyResult<Bias<'py>> {
-        let of_tokens = if dtype == OutDtype::Bf16 { Dtype::Bf16 } else { Dtype::F16 };
+    pub fn bias(&self, dtype: TokenDtype, shape: &[usize]) -> PyResult<Bias<'py>> {
+        let of_tokens = if dtype == TokenDtype::Bf16 { Dtype::Bf16 } else { Dtype::F16 };
         self.expect_dtype(&[Dtype::F32, of_tokens])?;
         self.expect_shape(shape)?;
         self.expect_place(Place::Cpu)?;
@@ -316,10 +315,10 @@ impl<'py> Tensor<'py> {
 }
 
 /// The type of tokens that PyTorch's object stands for.
-pub fn token_type(dtype: &Bound<'_, PyAny>) -> PyResult<OutDtype> {
+pub fn token_type(dtype: &Bound<'_, PyAny>) -> PyResult<TokenDtype> {
     match Dtype::of(dtype)? {
-        Some(Dtype::Bf16) => Ok(OutDtype::Bf16),
-        Some(Dtype::F16) => Ok(OutDtype::F16),
+        Some(Dtype::Bf16) => Ok(TokenDtype::Bf16),
+        Some(Dtype::F16) => Ok(TokenDtype::F16),
         _ => Err(invalid("dtype", format_args!("expected torch.bfloat16 or torch.float16, got {dtype}"))),
     }
 }

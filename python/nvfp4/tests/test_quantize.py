@@ -75,7 +75,7 @@ def test_tensors_with_gaps_are_taken(device):
         (torch.zeros(2, 16), torch.tensor(-1.0), "x: .*global scale"),
     ],
 )
-def test_what_cannot_be_quantised_is_refused_by_name(x, scale, says):
+def test_what_cannot_be_quantized_is_refused_by_name(x, scale, says):
     with pytest.raises(ValueError, match=says):
         nvfp4.quantize(x, scale)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How far logits are from those of a bf16 model of the dequantised weights: this library's kernels, and Marlin's.
+"""How far logits are from those of a bf16 model of the dequantized weights: this library's kernels, and Marlin's.
 
     logits.py write FOLDER                       the models: a few layers of Qwen3-30B-A3B's shape, random weights
     logits.py run FOLDER MODEL CONTENDER         logits of a prompt of 1280 tokens, to FOLDER
@@ -22,7 +22,7 @@ PARTNERS = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gat
 
 
 def matrices():
-    """Names and shapes of what is quantised, and how large its numbers are: partners differ by several times."""
+    """Names and shapes of what is quantized, and how large its numbers are: partners differ by several times."""
     for layer in range(LAYERS):
         block = f"model.layers.{layer}"
         for name, rows, size in (("q", HEADS * HEAD, 1.0), ("k", KV_HEADS * HEAD, 3.0), ("v", KV_HEADS * HEAD, 0.3)):
@@ -36,7 +36,7 @@ def matrices():
 
 
 def write(folder):
-    """Three models: quantised with shared and with separate global scales, and each dequantised in bf16."""
+    """Three models: quantized with shared and with separate global scales, and each dequantized in bf16."""
     import nvfp4
     import torch
     from safetensors.torch import save_file

@@ -38,7 +38,7 @@ def write_config(folder, *arguments):
 
 
 def engine(folder, contender, **options):
-    """The engine with a contender's kernels, `nvfp4` or `marlin`, or a model without quantisation; it checks that they serve."""
+    """The engine with a contender's kernels, `nvfp4` or `marlin`, or a model without quantization; it checks that they serve."""
     os.environ["VLLM_PLUGINS"] = "nvfp4" if contender == "nvfp4" else ""
     if contender == "marlin":
         options |= {"moe_backend": "marlin", "linear_backend": "marlin"}

@@ -60,7 +60,7 @@ def compare(folder):
             want, got = one["logits"].double(), two["logits"].double()
             largest = (got - want).abs().amax(-1)
             first, second = want.topk(2).values.unbind(-1)
-            # Two logits may each move by the largest difference, towards each other.
+            # Two logits may each move by the largest difference, toward each other.
             clear = first - second > 2 * largest
             agree = got.argmax(-1) == want.argmax(-1)
             row = {

@@ -42,12 +42,12 @@ def picture(pairs):
     for index, (name, mine, other) in enumerate(pairs):
         top = 50 + index * line
         parts.append(f'<text x="{left - 10}" y="{top + 26}" text-anchor="end">{name}</text>')
-        for row, (value, label, colour) in enumerate(((mine / other, mine, OURS), (1.0, other, THEIRS))):
+        for row, (value, label, color) in enumerate(((mine / other, mine, OURS), (1.0, other, THEIRS))):
             y = top + row * 22
-            parts.append(f'<rect x="{left}" y="{y}" width="{value * scale:.1f}" height="18" fill="{colour}"/>')
+            parts.append(f'<rect x="{left}" y="{y}" width="{value * scale:.1f}" height="18" fill="{color}"/>')
             parts.append(f'<text x="{left + value * scale + 8:.1f}" y="{y + 14}">{label:,.0f} tokens/s</text>')
     height = 60 + len(pairs) * line
-    title = "Qwen3-30B-A3B's shape in vLLM 0.24.0 on an H200: this library (blue) and Marlin (grey)"
+    title = "Qwen3-30B-A3B's shape in vLLM 0.24.0 on an H200: this library (blue) and Marlin (gray)"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="13">'
         f'<rect width="100%" height="100%" fill="white"/><text x="16" y="26" font-size="14">{title}</text>{"".join(parts)}</svg>\n'

@@ -1,6 +1,6 @@
 """A plugin of vLLM 0.24.0: NVFP4 mixture-of-experts layers on Hopper cards, computed by `nvfp4`.
 
-vLLM calls :func:`register` in each of its processes. It puts subclasses in the place of three of vLLM's quantisation
+vLLM calls :func:`register` in each of its processes. It puts subclasses in the place of three of vLLM's quantization
 configurations; those give the layers that `nvfp4` computes to `nvfp4`, and all others to vLLM as before.
 """
 

@@ -1,4 +1,4 @@
-"""vLLM's quantisation configurations, which give `nvfp4` the layers that it computes."""
+"""vLLM's quantization configurations, which give `nvfp4` the layers that it computes."""
 
 from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import (

@@ -12,7 +12,7 @@ from vllm.platforms import current_platform
 class Nvfp4Experts(mk.FusedMoEExpertsModular):
     """Gate, up and down of all experts, and the weighted sum of each token's rows: one operator.
 
-    Tokens come as they are, in 16 bits, whether or not the checkpoint has scales to quantise them by.
+    Tokens come as they are, in 16 bits, whether or not the checkpoint has scales to quantize them by.
     """
 
     @staticmethod

@@ -30,7 +30,7 @@ class _Kernel:
 
     @staticmethod
     def input_quant_key():
-        # Tokens are not quantised before.
+        # Tokens are not quantized before.
         return None
 
 

@@ -68,7 +68,7 @@ class _Packed(FusedMoEMethodBase):
         )
 
     def get_fused_moe_quant_config(self, layer):
-        # Tokens are not quantised, and all scales are in the packed weights.
+        # Tokens are not quantized, and all scales are in the packed weights.
         return FusedMoEQuantConfig.make(quant_dtype=None, weight_dtype="nvfp4")
 
 

@@ -112,7 +112,7 @@ pub fn page(kept: &BTreeMap<String, Prediction>) -> anyhow::Result<String> {
     let mut text = "\n## Triton's `tl.dot_scaled` on the model's B200\n\nThe rival that was rejected for want of an NVFP4 MMA. Triton 3.9.0 has it: \
                     [benches/blackwell/triton_dot_scaled.py](../benches/blackwell/triton_dot_scaled.py), written for this comparison, compiles to \
                     block-scaled `tcgen05.mma`, with scales by `tcgen05.cp`. Its results are right in the emulator. The fastest of ten tilings: tokens \
-                    × rows of weights × elements of K, stages, and warps with roles or not. Modelled times, no card's.\n\n"
+                    × rows of weights × elements of K, stages, and warps with roles or not. Modeled times, no card's.\n\n"
         .to_owned();
     let mut table = Table::new(2, &["shape", "tiling", "Triton us", "gated_sm100 us", "times as long", "bound by"]);
     let compared = compared(kept);

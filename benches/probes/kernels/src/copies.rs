@@ -46,7 +46,7 @@ const FIRST_STAGE: u32 = 1024;
 unsafe fn stream(bytes: u32, stages: u32, times: u32, mut issue: impl FnMut(SharedAddress, Mbarrier)) -> u64 {
     let shared = dynamic_shared_address();
     let barrier = |stage: u32| Mbarrier::at(shared + stage * MBARRIER_BYTES);
-    // SAFETY: barriers of the block, which one thread initialises and waits for; a stage is copied to when its last copy is complete.
+    // SAFETY: barriers of the block, which one thread initializes and waits for; a stage is copied to when its last copy is complete.
     unsafe {
         for stage in 0..stages {
             mbarrier_init(barrier(stage), 1);
@@ -92,7 +92,7 @@ unsafe fn copied(n: u32, bytes: u32, stages: u32) -> u64 {
 }
 
 /// One thread of each block makes bulk copies of so many bytes, some on their way at a time. All blocks go through the same `wrap` bytes, a
-/// multiple of `bytes`, each from a place of its own; with `sharers`, so many neighbouring multiprocessors go through `wrap` bytes of their
+/// multiple of `bytes`, each from a place of its own; with `sharers`, so many neighboring multiprocessors go through `wrap` bytes of their
 /// own over and over. For each block: cycles; where its last copy came from; the first 8 bytes of it.
 ///
 /// # Safety
@@ -182,7 +182,7 @@ pub unsafe fn tensor_copies(tensor: Tensor) {
 pub unsafe fn ping_pong(times: u32, out: u64) {
     let mine = thread::thread_idx_x() / 32;
     let barrier = |of: u32| Mbarrier::at(dynamic_shared_address() + of * MBARRIER_BYTES);
-    // SAFETY: one thread initialises the barriers, and one of each warp arrives at that of the other.
+    // SAFETY: one thread initializes the barriers, and one of each warp arrives at that of the other.
     unsafe {
         if thread::thread_idx_x() == 0 {
             mbarrier_init(barrier(0), 1);
@@ -217,7 +217,7 @@ pub unsafe fn ping_pong(times: u32, out: u64) {
 unsafe fn ping_pong_in_cluster(times: u32, out: u64, send: impl Fn(u32), wait: impl Fn(Mbarrier, u32)) {
     let mine = cluster_rank();
     let barrier = Mbarrier::at(dynamic_shared_address());
-    // SAFETY: one thread initialises each barrier before another block completes a phase of it, and no block ends before the other.
+    // SAFETY: one thread initializes each barrier before another block completes a phase of it, and no block ends before the other.
     unsafe {
         if thread::thread_idx_x() == 0 {
             mbarrier_init(barrier, 1);

@@ -101,7 +101,7 @@ fn scales(at: SharedAddress) -> MatrixDescriptor {
 /// Commits, and waits until all is complete; `parity` is that of the barrier's phase.
 ///
 /// # Safety
-/// The thread that issued calls it; the barrier is initialised for one arrival.
+/// The thread that issued calls it; the barrier is initialized for one arrival.
 #[inline(always)]
 unsafe fn complete<const GROUP: u32>(barrier: Mbarrier, parity: &mut u32) {
     // SAFETY: what `# Safety` above asks.

@@ -10,12 +10,11 @@ use cuda_driver::cust::stream::{Stream, StreamFlags};
 use nvfp4::backend::MoeLayer;
 use nvfp4::backend::cuda::{Cuda, CudaMoeLayer, MoeArguments, MoeGraph};
 use nvfp4::format::Matrix;
-use nvfp4::fp8::TokenFormat;
 use nvfp4::generate::Generator;
 use nvfp4::moe::compare::compare;
 use nvfp4::moe::generate::{self, Routing};
 use nvfp4::moe::{LayerShape, MoeExpert, MoeInputs, MoeOutput, MoeStep, MoeWeights, shape};
-use nvfp4::problem::OutDtype;
+use nvfp4::problem::{TokenDtype, TokenFormat};
 use rayon::prelude::*;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -38,8 +37,8 @@ pub struct Model {
 }
 
 impl Model {
-    fn dtype(&self) -> anyhow::Result<OutDtype> {
-        let dtype = [OutDtype::F16, OutDtype::Bf16].into_iter().find(|dtype| dtype.name() == self.dtype);
+    fn dtype(&self) -> anyhow::Result<TokenDtype> {
+        let dtype = [TokenDtype::F16, TokenDtype::Bf16].into_iter().find(|dtype| dtype.name() == self.dtype);
         dtype.with_context(|| format!("`{}` is no type of tokens", self.dtype))
     }
 
@@ -55,7 +54,7 @@ impl Model {
         Ok(shape::parse(&shape.to_string())?.remove(0))
     }
 
-    /// Weights of random codes and scales, for outputs of order 1: quantising billions of numbers would take minutes.
+    /// Weights of random codes and scales, for outputs of order 1: quantizing billions of numbers would take minutes.
     fn weights(&self) -> anyhow::Result<MoeWeights<'static>> {
         let expert = |expert: usize| -> anyhow::Result<_> {
             let matrix = |role: u64, rows, k| random_matrix(rows, k, 3 * expert as u64 + role);

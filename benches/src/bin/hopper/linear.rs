@@ -7,11 +7,10 @@ use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
 use cuda_driver::cust::stream::{Stream, StreamFlags};
 use nvfp4::backend::LinearLayer;
 use nvfp4::backend::cuda::{Cuda, CudaLinear, LinearArguments};
-use nvfp4::fp8::TokenFormat;
 use nvfp4::generate::Generator;
 use nvfp4::linear::compare::compare_sample;
 use nvfp4::linear::{LinearOutput, LinearStep, LinearWeights, generate};
-use nvfp4::problem::OutDtype;
+use nvfp4::problem::{TokenDtype, TokenFormat};
 
 use super::layer::random_matrix;
 use super::{SEED, device_times, host_times};
@@ -46,7 +45,7 @@ impl LinearBench {
         format: TokenFormat,
         rotate_bytes: usize,
     ) -> anyhow::Result<Self> {
-        let dtype = OutDtype::Bf16;
+        let dtype = TokenDtype::Bf16;
         let weights = LinearWeights::new(dtype, random_matrix(n, k, 0)?)?.with_token_format(format);
         let step = LinearStep::new(&weights, generate::inputs(Generator::Gaussian, tokens, k, dtype, SEED)?)?;
         let mut layer = gpu.prepare_linear_layer(&weights)?;

@@ -23,11 +23,10 @@ use linear::LinearBench;
 use nvfp4::Output;
 use nvfp4::backend::Layer;
 use nvfp4::backend::cuda::{Cuda, CudaLayer, DeviceGroup};
-use nvfp4::fp8::TokenFormat;
 use nvfp4::generate;
 use nvfp4::plan::roofline::Roofline;
 use nvfp4::plan::variant::Variant;
-use nvfp4::problem::{OutDtype, Step, Weights};
+use nvfp4::problem::{Step, TokenDtype, TokenFormat, Weights};
 use nvfp4::shape;
 use nvfp4_benches::check_variant;
 use serde::Deserialize;
@@ -226,7 +225,7 @@ fn find<'c>(contenders: &'c mut [Contender], kernel: &str) -> anyhow::Result<&'c
 
 fn describe(shape: &str) -> anyhow::Result<Value> {
     let shape = shape::find(shape)?;
-    let work = Roofline::new(&shape.problem(OutDtype::F16)?);
+    let work = Roofline::new(&shape.problem(TokenDtype::F16)?);
     Ok(json!({
         "op": shape.op,
         "input": shape.input.name(),
@@ -245,7 +244,7 @@ fn prepare(
 ) -> anyhow::Result<Value> {
     let shape = shape::find(shape)?;
     let weights = generate::weights(shape.input, shape.op, &shape.groups, SEED)?;
-    let step = Step::new(&weights, generate::activations(shape.input, &shape.groups, SEED)?, OutDtype::F16)?;
+    let step = Step::new(&weights, generate::activations(shape.input, &shape.groups, SEED)?, TokenDtype::F16)?;
     // At least two, so that no run follows one on the same memory.
     let sets = rotate_bytes.div_ceil(Roofline::new(step.problem()).weight_bytes).max(2);
     for kernel in kernels {
@@ -299,7 +298,7 @@ impl Set {
     fn launch(&mut self, stream: &Stream) -> anyhow::Result<()> {
         // SAFETY: the stream is of the primary context, which is the GPU's; `memory` holds operands of these sizes, copied from
         // checked matrices, for as long as the layer lives, which waits for its launches when it is dropped.
-        Ok(unsafe { self.layer.launch(&self.groups, OutDtype::F16, stream.as_inner()) }?)
+        Ok(unsafe { self.layer.launch(&self.groups, TokenDtype::F16, stream.as_inner()) }?)
     }
 }
 

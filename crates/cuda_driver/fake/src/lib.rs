@@ -104,7 +104,7 @@ fn open(without: Option<&str>) -> Library {
         path = folder.path().join("libcuda.so.1");
         std::fs::write(&path, lacking).expect("the library is written");
     }
-    // SAFETY: the library is Rust without initialisers; it stays open for the process's life.
+    // SAFETY: the library is Rust without initializers; it stays open for the process's life.
     let library = unsafe { UnixLibrary::open(Some(&path), RTLD_NOW | RTLD_LOCAL) }.expect("the fake libcuda opens");
     library.into()
 }

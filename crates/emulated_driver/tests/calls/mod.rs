@@ -59,7 +59,7 @@ extern "C" fn host_function(_data: *mut c_void) {}
 /// A library beside the test.
 pub fn library(name: &str) -> Library {
     let test = std::env::current_exe().unwrap();
-    // SAFETY: the library is Rust without initialisers.
+    // SAFETY: the library is Rust without initializers.
     unsafe { Library::new(test.with_file_name(name)) }.unwrap()
 }
 

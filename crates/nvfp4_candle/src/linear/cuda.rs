@@ -7,7 +7,7 @@ use float8::F8E4M3;
 use nvfp4::backend::cuda::{LinearArguments, LinearLauncher, LinearTensor, PackedLinear};
 use nvfp4::bias::Bias;
 use nvfp4::linear::LinearSizes;
-use nvfp4::problem::OutDtype;
+use nvfp4::problem::TokenDtype;
 
 use crate::checkpoint::Projection;
 use crate::cuda::{Token, address, handle, linear_launcher, packed_head};
@@ -86,8 +86,8 @@ impl CustomOp1 for Linear {
 
     fn cuda_fwd(&self, x: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
         match self.sizes.dtype {
-            OutDtype::Bf16 => self.launch::<half::bf16>(x, layout),
-            OutDtype::F16 => self.launch::<half::f16>(x, layout),
+            TokenDtype::Bf16 => self.launch::<half::bf16>(x, layout),
+            TokenDtype::F16 => self.launch::<half::f16>(x, layout),
         }
     }
 }

@@ -8,7 +8,7 @@ use nvfp4::backend::cuda::{
     MoeArguments, MoeLauncher, MoeTensor, MoeTensors, PackedMoe, weight_bytes, workspace_bytes,
 };
 use nvfp4::moe::MoeSizes;
-use nvfp4::problem::OutDtype;
+use nvfp4::problem::TokenDtype;
 
 use super::Expert;
 use crate::checkpoint::Projection;
@@ -157,8 +157,8 @@ impl CustomOp3 for Moe {
     ) -> Result<(CudaStorage, Shape)> {
         let (hidden, ids, weights) = ((hidden, hidden_layout), (ids, ids_layout), (weights, weights_layout));
         match self.sizes.dtype {
-            OutDtype::Bf16 => self.launch::<half::bf16>(hidden, ids, weights),
-            OutDtype::F16 => self.launch::<half::f16>(hidden, ids, weights),
+            TokenDtype::Bf16 => self.launch::<half::bf16>(hidden, ids, weights),
+            TokenDtype::F16 => self.launch::<half::f16>(hidden, ids, weights),
         }
     }
 }

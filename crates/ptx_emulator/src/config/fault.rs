@@ -1,4 +1,4 @@
-//! Every fault that the emulator can report: its kind, its title, and its text. A fault is undefined behaviour or
+//! Every fault that the emulator can report: its kind, its title, and its text. A fault is undefined behavior or
 //! certainly a bug of the kernel. What the emulator cannot do is no fault of the kernel: that is
 //! [`FaultKind::Unsupported`].
 
@@ -54,15 +54,15 @@ kinds! {
         "align the address to the size of the access",
         "Addresses as Operands";
     /// A register that no instruction has written.
-    UninitialisedRegister => "read of an uninitialised register",
+    UninitializedRegister => "read of an uninitialized register",
         "write the register on every path to its use",
         "Type Information for Instructions and Operands";
     /// Bytes of shared memory that nothing has written.
-    UninitialisedShared => "read of uninitialised shared memory",
+    UninitializedShared => "read of uninitialized shared memory",
         "write the bytes first, and put a barrier between",
         "Shared State Space";
     /// Bytes of local memory that nothing has written.
-    UninitialisedLocal => "read of uninitialised local memory",
+    UninitializedLocal => "read of uninitialized local memory",
         "write the bytes first",
         "Local State Space";
     /// Two accesses of one shared location, one of them a write, with no order between them.
@@ -84,7 +84,7 @@ kinds! {
         "Asynchronous Operations";
     /// The async proxy accesses what the generic proxy wrote, with no proxy fence between.
     MissingProxyFence => "no proxy fence between a generic write and an async-proxy access",
-        "execute fence.proxy.async behind the write, or fence.mbarrier_init behind an initialisation, and a barrier behind that",
+        "execute fence.proxy.async behind the write, or fence.mbarrier_init behind an initialization, and a barrier behind that",
         "Memory Consistency Model: Proxies; membar, fence";
     /// `wgmma` uses registers that were written since the last `wgmma.fence`.
     MissingWgmmaFence => "no wgmma.fence between writing registers and wgmma",
@@ -115,7 +115,7 @@ kinds! {
         "give a value that the manual allows",
         "the section of the instruction";
     /// An mbarrier operation on memory that is no valid mbarrier object.
-    MbarrierNotInitialised => "use of an mbarrier that is not initialised",
+    MbarrierNotInitialized => "use of an mbarrier that is not initialized",
         "execute mbarrier.init first, and a barrier behind it",
         "mbarrier.init";
     /// More arrivals or transaction bytes than the current phase of an mbarrier can take.
@@ -151,7 +151,7 @@ kinds! {
         "execute tcgen05.dealloc before the CTA ends",
         "tcgen05.dealloc";
     /// Tensor memory that nothing has written.
-    UninitialisedTmem => "read of uninitialised tensor memory",
+    UninitializedTmem => "read of uninitialized tensor memory",
         "write the cells first, or do not accumulate on them",
         "tcgen05.mma, tcgen05.ld";
     /// A scale factor in a lane from which no matrix instruction takes it.
@@ -178,10 +178,10 @@ impl FaultKind {
         use FaultKind as K;
         matches!(
             self,
-            K::UninitialisedRegister
-                | K::UninitialisedShared
-                | K::UninitialisedLocal
-                | K::UninitialisedTmem
+            K::UninitializedRegister
+                | K::UninitializedShared
+                | K::UninitializedLocal
+                | K::UninitializedTmem
                 | K::DataRace
                 | K::GridNotAwaited
                 | K::ReadInFlight

@@ -150,7 +150,7 @@ pub struct LaunchConfig {
     pub shared_bytes: u32,
     /// See [`Schedule`].
     pub schedule: Schedule,
-    /// Look for races, uninitialised reads and misuse; bounds and alignment are always checked.
+    /// Look for races, uninitialized reads and misuse; bounds and alignment are always checked.
     pub sanitize: bool,
     /// Hold the kernel to the manual's letter: warnings are faults, and only those tensor-core operations are ordered
     /// that the manual lists as pipelined.
@@ -162,7 +162,7 @@ pub struct LaunchConfig {
     pub overlaps: bool,
     /// With `sanitize`: look for races of the grid's threads in global memory, too.
     pub global_races: bool,
-    /// Address of 8 bytes of zeros that the grid may synchronise through, or 0: what a cooperative launch gives to
+    /// Address of 8 bytes of zeros that the grid may synchronize through, or 0: what a cooperative launch gives to
     /// cooperative_groups (`%envreg1` and `%envreg2`).
     pub grid_workspace: u64,
     /// Go on behind hazards; the report lists them. What no run can go on behind is a fault even so.

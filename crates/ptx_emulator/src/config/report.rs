@@ -1,4 +1,4 @@
-//! What a launch did: counters, summed over CTAs and kept per warp of the CTA, since in a warp-specialised kernel a
+//! What a launch did: counters, summed over CTAs and kept per warp of the CTA, since in a warp-specialized kernel a
 //! warp is a role.
 
 use std::fmt;

@@ -27,7 +27,7 @@ pub struct Parsed<'a> {
     pub(super) after: Option<(Step, Vec<u32>)>,
 }
 
-/// The register that a component of a vector register is: colours are other names of the four.
+/// The register that a component of a vector register is: colors are other names of the four.
 fn component(name: &str, component: char) -> String {
     let element = match component {
         'r' => 'x',

@@ -226,27 +226,27 @@ pub struct Fence {
     /// For threads beyond its CTA too.
     beyond_cta: bool,
     /// `fence.mbarrier_init`.
-    initialisations: bool,
+    initializations: bool,
 }
 
 impl Instruction for Fence {
     fn decode(i: &mut Parsed<'_>) -> Result<Fence> {
         i.awaits_loads();
-        let initialisations = i.opcode() == "fence" && i.has("mbarrier_init");
+        let initializations = i.opcode() == "fence" && i.has("mbarrier_init");
         let scope = match i.opcode() {
             "membar" => i.one_of(&["cta", "gl", "sys"]),
             _ => i.one_of(&Scope::NAMES),
         };
         let scope = scope.map(Scope::named).unwrap_or_default();
-        Ok(Fence { scope, beyond_cta: initialisations || scope > Scope::Cta, initialisations })
+        Ok(Fence { scope, beyond_cta: initializations || scope > Scope::Cta, initializations })
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         m.fence(w, mask, self.scope);
         if let (Some(race), true) = (&mut m.race, self.beyond_cta) {
-            let now = race.fence_initialisations(w.index, mask);
-            if self.initialisations {
-                lanes(mask).for_each(|lane| w.initialisations_fenced[lane] = Some(now));
+            let now = race.fence_initializations(w.index, mask);
+            if self.initializations {
+                lanes(mask).for_each(|lane| w.initializations_fenced[lane] = Some(now));
             }
         }
         Ok(Flow::Next)
@@ -265,7 +265,7 @@ impl Instruction for ProxyFence {
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         if let Some(race) = &mut m.race {
             race.proxy_fence(w.index, mask);
-            race.fence_initialisations(w.index, mask);
+            race.fence_initializations(w.index, mask);
         }
         Ok(Flow::Next)
     }

@@ -12,7 +12,7 @@ use crate::operand::lanes;
 
 /// `barrier.cluster.arrive`.
 pub struct Arrive {
-    /// It publishes only the mbarriers that the thread has initialised before its last `fence.mbarrier_init` (PTX ISA,
+    /// It publishes only the mbarriers that the thread has initialized before its last `fence.mbarrier_init` (PTX ISA,
     /// "membar, fence": that fence orders "the prior mbarrier.init operations", with `barrier.cluster.arrive.relaxed`
     /// behind it in the manual's example).
     relaxed: bool,
@@ -34,8 +34,8 @@ impl Instruction for Arrive {
         w.cluster_generation = barrier.generation;
         if let Some(race) = &mut m.race {
             if self.relaxed {
-                let fenced = lanes(mask).filter_map(|lane| w.initialisations_fenced[lane]).max();
-                fenced.into_iter().for_each(|t| race.release_initialisations(w.index, t, &mut barrier.arriving));
+                let fenced = lanes(mask).filter_map(|lane| w.initializations_fenced[lane]).max();
+                fenced.into_iter().for_each(|t| race.release_initializations(w.index, t, &mut barrier.arriving));
             } else {
                 race.release(w.index, mask, &mut barrier.arriving);
             }

@@ -133,7 +133,7 @@ impl Instruction for TryCancel {
     }
 }
 
-/// The response goes to `offset` of each CTA, whose mbarrier is signalled.
+/// The response goes to `offset` of each CTA, whose mbarrier is signaled.
 struct Respond {
     offset: u32,
     targets: Vec<MbarrierAt>,

@@ -33,7 +33,7 @@ impl Object {
         w.lane_at(&self.address, self.space, lane)
     }
 
-    /// The mbarrier that a lane names. If it is in another CTA, a fence must have followed its initialisation.
+    /// The mbarrier that a lane names. If it is in another CTA, a fence must have followed its initialization.
     fn find(&self, w: &Warp, m: &mut Machine<'_>, lane: usize) -> Stopped<MbarrierAt> {
         let at = self.lane(w, lane);
         m.mbarrier(w, at, m.rank_of(at.address) != w.cta)

@@ -50,7 +50,7 @@ pub fn track_chunks(
     let unwritten = |at: usize| defined[at..at + CHUNK_BYTES as usize] == [0; CHUNK_BYTES as usize];
     for &at in chunks.iter().filter(|&&at| unwritten(at as usize)) {
         let text = format!("a matrix at byte {} of shared memory: nothing has written it", at - SHARED_BASE);
-        m.hazard(Stop::new(FaultKind::UninitialisedShared, text))?;
+        m.hazard(Stop::new(FaultKind::UninitializedShared, text))?;
     }
     if !m.ctas[cta as usize].shared.undefined.is_empty() {
         chunks.iter().try_for_each(|&at| m.check_undefined(cta, at, CHUNK_BYTES))?;

@@ -185,7 +185,7 @@ impl MmaAsync {
                 let rows = self.d.iter().map(|d| d.register.map_or([0; 32], |r| w.get(Src::Register(r)))).collect();
                 if m.sanitize && self.d.iter().filter_map(|d| d.register).any(|r| w.defined(r) & mask != mask) {
                     let text = "an accumulator register that no instruction has written";
-                    return Err(Stop::new(FaultKind::UninitialisedRegister, text));
+                    return Err(Stop::new(FaultKind::UninitializedRegister, text));
                 }
                 Accumulators::Registers(rows)
             }

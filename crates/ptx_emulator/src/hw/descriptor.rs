@@ -38,7 +38,7 @@ pub enum DescriptorError {
     ScaleId { id: u32, vector: ScaleVector },
     #[error("{kind} with {scale:?} scales does not support {vector:?}")]
     ScaleVector { kind: MmaKind, scale: ScaleType, vector: ScaleVector },
-    #[error("{0} is not modelled")]
+    #[error("{0} is not modeled")]
     Unsupported(&'static str),
 }
 
@@ -62,7 +62,7 @@ pub enum Major {
 
 /// A multiplicand in shared memory, as a matrix descriptor gives it.
 ///
-/// The manual writes layouts for elements "normalised to 128 bits": everything here counts in *chunks* of 16 bytes,
+/// The manual writes layouts for elements "normalized to 128 bits": everything here counts in *chunks* of 16 bytes,
 /// which stay contiguous under every swizzle of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SharedMatrix {
@@ -85,7 +85,7 @@ impl SharedMatrix {
     /// Decodes a `wgmma` descriptor (`sm_90a`).
     ///
     /// # Errors
-    /// Reserved bits set, or a base offset, which is not modelled.
+    /// Reserved bits set, or a base offset, which is not modeled.
     pub fn wgmma(bits: u64) -> Result<Self, DescriptorError> {
         // 14-15, 30-31, 46-48 and 52-61.
         check_reserved("wgmma descriptor", bits, 0x3ff1_c000_c000_c000)?;
@@ -101,7 +101,7 @@ impl SharedMatrix {
     /// Decodes a `tcgen05` descriptor (`sm_100` and later; PTX ISA 9.7.16.4.1, table 40).
     ///
     /// # Errors
-    /// Reserved bits set, a wrong version or swizzle code, or something not modelled (base offset, absolute address).
+    /// Reserved bits set, a wrong version or swizzle code, or something not modeled (base offset, absolute address).
     pub fn tcgen05(bits: u64) -> Result<Self, DescriptorError> {
         let version = field(bits, 46, 49);
         if version != 0b001 {

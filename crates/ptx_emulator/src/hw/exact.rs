@@ -1,7 +1,7 @@
 //! f64 arithmetic in any rounding mode (PTX ISA, "Floating Point Instructions": `.rn`, `.rz`, `.rm`, `.rp`).
 //!
 //! The host rounds to nearest. On which side of that the exact value lies is told by a sum with all the bits that products of
-//! f64 can have (Kulisch's accumulator); then the result is the nearest one or its neighbour.
+//! f64 can have (Kulisch's accumulator); then the result is the nearest one or its neighbor.
 
 use std::cmp::Ordering;
 
@@ -28,8 +28,8 @@ pub fn fma(a: f64, b: f64, c: f64, rounding: Rounding) -> f64 {
     let side = beyond(nearest, || sign_of_sum(&[(a, b), (c, 1.0), (-nearest, 1.0)]));
     if side == Ordering::Equal && nearest == 0.0 {
         // Where unlike signs cancel, the zero is −0 when rounding down (IEEE 754, 6.3).
-        let cancelled = is_negative(a, b) != c.is_sign_negative();
-        return if cancelled && rounding == Rounding::Down { -0.0 } else { nearest };
+        let canceled = is_negative(a, b) != c.is_sign_negative();
+        return if canceled && rounding == Rounding::Down { -0.0 } else { nearest };
     }
     step(nearest, side, rounding)
 }

@@ -530,7 +530,7 @@ mod tests {
         }
     }
 
-    /// `matmul_table.py` sums fractions and rounds the result by searching its f32 neighbours. Operands are random
+    /// `matmul_table.py` sums fractions and rounds the result by searching its f32 neighbors. Operands are random
     /// codes of the whole range, so that both the f64 path and the error-free one are taken.
     #[test]
     fn every_kind_equals_sums_of_fractions_rounded_once() {

@@ -403,7 +403,7 @@ pub fn cvt_pack(to: IntType, a: i32, b: i32, c: u32) -> u32 {
 }
 
 /// A sum or quotient rounded to nearest, moved to what rounding to odd would have given: an inexact result with an even
-/// last bit steps towards the exact value.
+/// last bit steps toward the exact value.
 ///
 /// `error` has the sign of (exact value − `rounded`), or is NaN where `rounded` is not finite. No branches, so that
 /// loops over it become vector code.
@@ -430,8 +430,8 @@ pub(super) fn add_to_odd(a: f64, b: f64) -> f64 {
 
 /// An exact zero sum of operands of different signs is −0 when rounding down, +0 otherwise (IEEE 754 6.3).
 fn signed_zero(sum: f64, a: f64, b: f64, rounding: Rounding) -> f64 {
-    let cancelled = sum == 0.0 && a.is_sign_negative() != b.is_sign_negative();
-    if cancelled && rounding == Rounding::Down { -0.0 } else { sum }
+    let canceled = sum == 0.0 && a.is_sign_negative() != b.is_sign_negative();
+    if canceled && rounding == Rounding::Down { -0.0 } else { sum }
 }
 
 /// `a + b` in a format of at most 24 significant bits, before rounding with [`Rounder::round`].

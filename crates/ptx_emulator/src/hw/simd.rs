@@ -174,7 +174,7 @@ mod x86 {
     const ROWS_AVX512: usize = 4;
     const ROWS_AVX2: usize = 2;
 
-    /// Both neighbours of each sum, of which the one with an odd last bit is the sum rounded to odd: it may be rounded
+    /// Both neighbors of each sum, of which the one with an odd last bit is the sum rounded to odd: it may be rounded
     /// once more, to f32, and is then as if rounded once.
     #[target_feature(enable = "avx512f,avx512dq")]
     #[inline]

@@ -1,7 +1,7 @@
-//! Structured sparsity of A: of four neighbours along K two are there, and four bits of metadata say which (PTX ISA,
+//! Structured sparsity of A: of four neighbors along K two are there, and four bits of metadata say which (PTX ISA,
 //! "Sparse matrix storage"). Bit positions were compared with CUTLASS's `ELayout`s and `tmem_e_frg`.
 //!
-//! The neighbours are numbers of 8 or 16 bits, or bytes with two numbers of 4 bits. Of two numbers of 32 bits one is there;
+//! The neighbors are numbers of 8 or 16 bits, or bytes with two numbers of 4 bits. Of two numbers of 32 bits one is there;
 //! their metadata, `0b0100` or `0b1110`, is that of the halves of 16 bits.
 //!
 //! A becomes dense with zeros in the gaps, so a gap meets what B has there: where that is an infinity or NaN, the result is
@@ -9,28 +9,28 @@
 
 use super::fragment::Position;
 
-/// Neighbours of which two are there, in bytes of metadata: four bits, the lower index in the lower two.
+/// Neighbors of which two are there, in bytes of metadata: four bits, the lower index in the lower two.
 const KEPT: usize = 2;
 const NEIGHBOURS: usize = 4;
 /// Bits of metadata for them.
 const BITS: u32 = 4;
 
-/// Bytes of a neighbour where an element has so many bits.
+/// Bytes of a neighbor where an element has so many bits.
 pub const fn unit_bytes(element_bits: u32) -> usize {
     if element_bits > 8 { 2 } else { 1 }
 }
 
-/// Neighbours that `k` elements along K have.
+/// Neighbors that `k` elements along K have.
 pub const fn groups(element_bits: u32, k: usize) -> usize {
     k * element_bits as usize / 8 / unit_bytes(element_bits) / NEIGHBOURS
 }
 
-/// Metadata that names one neighbour twice: the row, and the number of the four neighbours there.
+/// Metadata that names one neighbor twice: the row, and the number of the four neighbors there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Twice {
     /// Row of A.
     pub row: usize,
-    /// Which neighbours, along K.
+    /// Which neighbors, along K.
     pub group: usize,
 }
 
@@ -65,7 +65,7 @@ pub fn dense(
     Ok(out)
 }
 
-/// Where `mma` and `wgmma` have the metadata of a group of neighbours: the lane, and the lowest bit of its register. `row` is one
+/// Where `mma` and `wgmma` have the metadata of a group of neighbors: the lane, and the lowest bit of its register. `row` is one
 /// of the warp's 16, `groups` how many a row has, `selector` the sparsity selector.
 ///
 /// Half a register is four groups of one row. Four groups to a row take one lane of each four, eight take two lanes, and
@@ -115,7 +115,7 @@ mod tests {
     }
 
     /// CUTLASS's `ELayout_64x64`, `64x32` and `64x16`: (thread, element of its register) → row + 64 · column, where a register
-    /// is the metadata of 32 or 16 neighbouring elements.
+    /// is the metadata of 32 or 16 neighboring elements.
     #[test]
     fn registers_of_metadata_are_cutlass_layouts() {
         type Modes = &'static [(u32, u32)];

@@ -4,9 +4,9 @@
 //! Sources: CUDA Driver API, "Tensor Map Object Management" (the argument rules, quoted by [`TensorMapError`]); PTX ISA
 //! 5.5.1–5.5.8 (tensors, bounding boxes, im2col mode, out-of-boundary access, swizzles), 9.7.9.28 (`tensormap.replace`), 9.7.9.25
 //! (`cp.async.bulk.tensor`). NVIDIA does not publish the layout of the object. This crate has a layout of its own, with
-//! a magic number and a checksum, so that other bytes are recognised as no tensor map.
+//! a magic number and a checksum, so that other bytes are recognized as no tensor map.
 //!
-//! Not modelled: the wide forms of im2col, copies through interleaved layouts ([`TensorMapError::Unsupported`]), and stores of the
+//! Not modeled: the wide forms of im2col, copies through interleaved layouts ([`TensorMapError::Unsupported`]), and stores of the
 //! padded sub-byte types ([`DataType::is_padded`]: what `visit` gives for them is a load).
 
 use super::swizzle::Swizzle;
@@ -258,13 +258,13 @@ pub enum TensorMapError {
     BoxBytes(u32),
     #[error("the innermost coordinate {coordinate} must be a multiple of {multiple} for this element type")]
     Coordinate { coordinate: i32, multiple: u32 },
-    #[error("these 128 bytes are not a tensor map (uninitialised, overwritten, or not passed as one)")]
+    #[error("these 128 bytes are not a tensor map (uninitialized, overwritten, or not passed as one)")]
     NotATensorMap,
     #[error("this tensor map was changed by ordinary stores (its checksum is wrong)")]
     Corrupt,
     #[error("tensormap.replace: {0}")]
     Replace(&'static str),
-    #[error("{0} is not modelled")]
+    #[error("{0} is not modeled")]
     Unsupported(&'static str),
 }
 
@@ -516,7 +516,7 @@ impl TensorMap {
     ///
     /// # Errors
     /// A rule the map breaks ([`TensorMap::validate`]), a wrong number of coordinates, a misaligned shared address, a box too
-    /// large, or something not modelled.
+    /// large, or something not modeled.
     pub fn visit(&self, coordinates: &[i32], shared: u32, visit: impl FnMut(Piece)) -> Result<(), TensorMapError> {
         let Some(&column) = coordinates.first().filter(|_| coordinates.len() == self.rank) else {
             return Err(TensorMapError::Coordinates { got: coordinates.len(), rank: self.rank });
@@ -1005,7 +1005,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_of_other_bytes_or_with_a_changed_byte_is_recognised() {
+    fn an_object_of_other_bytes_or_with_a_changed_byte_is_recognized() {
         let bytes = example().to_bytes();
         assert_eq!(TensorMap::from_bytes(&bytes), Ok(example()));
         assert_eq!(TensorMap::from_bytes(&[0; 128]), Err(TensorMapError::NotATensorMap));
@@ -1130,7 +1130,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_that_are_not_modelled_say_so() {
+    fn copies_that_are_not_modeled_say_so() {
         let interleaved = interleaved(Interleave::B16, Swizzle::None);
         let error = interleaved.unwrap().visit(&[0, 0, 0], 0, |_| ()).unwrap_err();
         assert!(matches!(error, TensorMapError::Unsupported(_)));

@@ -10,7 +10,7 @@
 //! `tcgen05.cp.4x256b` then fills one row again. Here each row gets the elements of the next row, and the last row keeps
 //! its own. No hardware has confirmed it.
 //!
-//! Not modelled: what `tcgen05.cp` makes of 4- and 6-bit elements when it decompresses them. The text does not settle it.
+//! Not modeled: what `tcgen05.cp` makes of 4- and 6-bit elements when it decompresses them. The text does not settle it.
 
 use super::descriptor::{CHUNK_BYTES, Major, ScaleVector, SharedMatrix};
 

@@ -67,7 +67,7 @@ impl Snapshot {
 /// Clusters of a part of [`Known`].
 const PART: u32 = 64;
 
-/// What is known of neighbouring clusters, by their number in the grid, ascending.
+/// What is known of neighboring clusters, by their number in the grid, ascending.
 type Part = Vec<(u32, Arc<Snapshot>)>;
 
 /// What is known of clusters, in parts that copies share: who draws the last of many tickets knows of all clusters.

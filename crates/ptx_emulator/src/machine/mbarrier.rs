@@ -24,10 +24,10 @@ pub struct Mbarrier {
     /// What the arrivals of this phase publish, and what those of the last complete phase published.
     pub arriving: Shared,
     pub published: Shared,
-    /// The thread that initialised it, and when by the race detector's clock.
+    /// The thread that initialized it, and when by the race detector's clock.
     pub owner: u32,
     pub init_time: u32,
-    /// Generations of the cluster's barrier that are complete once its warp has arrived there behind the initialisation.
+    /// Generations of the cluster's barrier that are complete once its warp has arrived there behind the initialization.
     pub init_arrived: u64,
     pub init_pc: u32,
 }

@@ -21,7 +21,7 @@ pub mod race_report;
 pub mod requests;
 pub mod scope;
 pub mod state;
-pub mod synchronisation;
+pub mod synchronization;
 pub mod tensor_core;
 pub mod tensor_memory;
 pub mod wait;

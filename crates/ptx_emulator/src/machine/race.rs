@@ -10,7 +10,7 @@
 //! has made visible to the async proxy (PTX ISA, "Memory Consistency Model: Proxies"). An operation of the async proxy
 //! may touch only bytes whose generic writes are in the `proxied` half of its issuer's clock.
 //!
-//! Behind the threads and agents a clock has an entry for each warp: up to which time of the warp its initialisations of
+//! Behind the threads and agents a clock has an entry for each warp: up to which time of the warp its initializations of
 //! mbarriers are known and fenced, even where nothing else of it is. The last entry stands for the end of the earlier grids. A thread
 //! that waits for them acquires it.
 //!
@@ -34,7 +34,7 @@ pub const AGENTS: u32 = 256;
 /// Loads that may read on behind an arrival, in a cluster.
 const LATE: usize = 1 << 16;
 
-/// A vector clock and its async-proxy half. Entries: the threads, the agents, the warps' initialisations of mbarriers,
+/// A vector clock and its async-proxy half. Entries: the threads, the agents, the warps' initializations of mbarriers,
 /// and whether the earlier grids have ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Clock {
@@ -330,9 +330,9 @@ impl Detector {
         *now - 1
     }
 
-    /// A fence of lanes `mask` behind initialisations of mbarriers: from here on those threads, and whoever learns from
+    /// A fence of lanes `mask` behind initializations of mbarriers: from here on those threads, and whoever learns from
     /// them, may use the mbarriers from other CTAs and by the async proxy. Returns the fence's time.
-    pub fn fence_initialisations(&mut self, warp: u32, mask: u32) -> u32 {
+    pub fn fence_initializations(&mut self, warp: u32, mask: u32) -> u32 {
         let at = (self.threads + AGENTS + warp) as usize;
         let now = self.tick(warp);
         self.update(warp, mask, |old| {
@@ -343,16 +343,16 @@ impl Detector {
         now
     }
 
-    /// Publishes the initialisations of mbarriers that `warp` made up to `time`, and nothing else.
-    pub fn release_initialisations(&self, warp: u32, time: u32, into: &mut Shared) {
+    /// Publishes the initializations of mbarriers that `warp` made up to `time`, and nothing else.
+    pub fn release_initializations(&self, warp: u32, time: u32, into: &mut Shared) {
         let clock = Arc::make_mut(into.get_or_insert_with(|| self.zero.clone()));
         let known = &mut clock.seen[(self.threads + AGENTS + warp) as usize];
         *known = time.max(*known);
     }
 
-    /// Whether a lane knows that the thread `owner` has fenced its initialisations since `time`, or knows of them through
+    /// Whether a lane knows that the thread `owner` has fenced its initializations since `time`, or knows of them through
     /// a proxy fence.
-    pub fn knows_initialisations(&self, warp: u32, lane: u32, owner: u32, time: u32) -> bool {
+    pub fn knows_initializations(&self, warp: u32, lane: u32, owner: u32, time: u32) -> bool {
         let clock = self.clock(warp, lane);
         clock.seen[(self.threads + AGENTS + owner / 32) as usize] >= time || clock.proxied[owner as usize] >= time
     }
@@ -785,7 +785,7 @@ struct View<'a> {
     behind: std::cell::Cell<Option<Conflict>>,
     /// The last conflict that is one no more because a thread has read what was written.
     observed: std::cell::Cell<Option<Conflict>>,
-    /// The last write that it knew of, and the last reads, some at once. Neighbouring words mostly have the same.
+    /// The last write that it knew of, and the last reads, some at once. Neighboring words mostly have the same.
     written: std::cell::Cell<Access>,
     read: [std::cell::Cell<Answer>; 4],
 }
@@ -1020,7 +1020,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbouring_bytes_do_not_conflict() {
+    fn neighboring_bytes_do_not_conflict() {
         let mut d = Detector::new(1, [64].into_iter(), false);
         d.access(0, 0, 1, lane(0, 0), Mode::Write, 0).unwrap();
         d.access(0, 1, 1, lane(0, 1), Mode::Write, 0).unwrap();

@@ -16,7 +16,7 @@ use super::mbarrier::{MbarrierAt, Mbarriers};
 use super::pending::{Issuer, Operation, Pending};
 use super::race::{Agent, Detector, Shared};
 use super::requests::Requests;
-use super::synchronisation::Synchronisation;
+use super::synchronization::Synchronization;
 use super::tensor_core::Pipes;
 use super::tensor_memory::{self, Tmem};
 use super::warp::Warp;
@@ -186,7 +186,7 @@ pub struct Machine<'a> {
     pub ctas: Vec<Cta>,
     pub pending: Pending<Completion>,
     pub race: Option<Detector>,
-    pub sync: Synchronisation,
+    pub sync: Synchronization,
     /// What the current instruction does to global memory.
     pub touches: Touches,
     /// Loads that race, and of whose values nothing has come yet.
@@ -266,7 +266,7 @@ impl<'a> Machine<'a> {
             ctas,
             pending: Pending::default(),
             race,
-            sync: Synchronisation::default(),
+            sync: Synchronization::default(),
             touches: Touches::default(),
             dropped_reads: DroppedReads::default(),
             silent_clusters: HashSet::new(),

@@ -74,7 +74,7 @@ impl Tmem {
         }
         let (mut at, end) = (column, column + columns);
         while at < end {
-            // A range may run over neighbouring allocations.
+            // A range may run over neighboring allocations.
             match self.allocations.iter().find(|&&(first, n)| (first..first + n).contains(&at)) {
                 Some(&(first, n)) => at = first + n,
                 None => {

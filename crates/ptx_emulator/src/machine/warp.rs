@@ -34,7 +34,7 @@ impl Doubt {
     fn stop(&self) -> Box<Stop> {
         let (kind, text, other) = match self.source {
             Source::UnwrittenShared => {
-                (FaultKind::UninitialisedShared, "a value made of shared memory that nothing has written", "the load")
+                (FaultKind::UninitializedShared, "a value made of shared memory that nothing has written", "the load")
             }
             Source::AbsentLane => (
                 FaultKind::WarpDivergence,
@@ -95,8 +95,8 @@ pub struct Warp {
     /// Generations of the cluster's barrier that were complete at the warp's last wait.
     pub cluster_waited: u64,
     /// The race detector's time of the last `fence.mbarrier_init`, by lane: a relaxed arrival at the cluster barrier
-    /// publishes the initialisations before it.
-    pub initialisations_fenced: [Option<u32>; 32],
+    /// publishes the initializations before it.
+    pub initializations_fenced: [Option<u32>; 32],
     /// Loads from shared memory whose registers nothing has used yet, and a filter of these registers.
     pub shared_loads: Vec<SharedLoad>,
     pub loaded: u64,
@@ -151,7 +151,7 @@ impl Warp {
             cluster_arrived: 0,
             cluster_generation: 0,
             cluster_waited: 0,
-            initialisations_fenced: [None; 32],
+            initializations_fenced: [None; 32],
             shared_loads: Vec::new(),
             loaded: 0,
             tmem_loads: Vec::new(),

@@ -30,7 +30,7 @@ impl Ast {
         Some(self.code_at + n as u64 * FUNCTION_STRIDE)
     }
 
-    /// The functions whose addresses the module takes: in an instruction, in an initialiser, or for `.calltargets`.
+    /// The functions whose addresses the module takes: in an instruction, in an initializer, or for `.calltargets`.
     pub fn functions_taken(&self) -> HashSet<&str> {
         let mut taken = HashSet::new();
         for init in self.variables.iter().flat_map(|v| &v.init) {
@@ -80,7 +80,7 @@ pub struct Variable {
     pub line: u32,
 }
 
-/// One element of an initialiser.
+/// One element of an initializer.
 #[derive(Clone, Debug)]
 pub enum Init {
     /// The element's bits.

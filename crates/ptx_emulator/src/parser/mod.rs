@@ -405,22 +405,22 @@ impl<'a> Parser<'a> {
         }
         let mut init = Vec::new();
         if self.eat('=') {
-            self.initialiser(element, &mut init)?;
+            self.initializer(element, &mut init)?;
             if bytes == 0 {
                 bytes = init.len() as u64 * u64::from(element.bytes());
             }
             if init.len() as u64 * u64::from(element.bytes()) > bytes {
-                return self.error(format!("`{name}` has more initialisers than elements"));
+                return self.error(format!("`{name}` has more initializers than elements"));
             }
         }
         let align = if align == 0 { natural } else { align };
         Ok(Variable { name, space, align, bytes, element, external: false, init, line })
     }
 
-    fn initialiser(&mut self, element: Type, out: &mut Vec<Init>) -> Result<()> {
+    fn initializer(&mut self, element: Type, out: &mut Vec<Init>) -> Result<()> {
         if self.eat('{') {
             while !self.eat('}') {
-                self.nested(|p| p.initialiser(element, out))?;
+                self.nested(|p| p.initializer(element, out))?;
                 if self.peek() != Token::Punct('}') {
                     self.expect(',')?;
                 }

@@ -101,7 +101,7 @@ fn guarded(w: &Warp, m: &Machine<'_>, inst: &Inst, mask: u32) -> Stopped<u32> {
     let Some((p, negated)) = inst.guard else { return Ok(mask) };
     if m.sanitize && mask & !w.predicate_defined(p) != 0 {
         let lane = (mask & !w.predicate_defined(p)).trailing_zeros();
-        m.hazard(Stop::new(FaultKind::UninitialisedRegister, "the guard predicate").lane(lane))?;
+        m.hazard(Stop::new(FaultKind::UninitializedRegister, "the guard predicate").lane(lane))?;
     }
     let value = w.predicate(p);
     Ok(mask & if negated { !value } else { value })

@@ -108,7 +108,7 @@ pub fn check(w: &mut Warp, inst: &Inst, exec: u32, strict: bool) -> Stopped<()> 
         return Err(stop);
     }
     let text = "a source register that no instruction has written";
-    Err(Stop::new(FaultKind::UninitialisedRegister, text).lane(lane))
+    Err(Stop::new(FaultKind::UninitializedRegister, text).lane(lane))
 }
 
 /// Marks the registers that an instruction has written as defined. A plain move copies the mark of its source.

@@ -44,7 +44,7 @@ impl Calendar {
     }
 
     /// The share of each stretch from `from` to `to` that was given away, on average.
-    pub fn utilisation(&self, from: u64, to: u64) -> f64 {
+    pub fn utilization(&self, from: u64, to: u64) -> f64 {
         let range = (from / STRETCH) as usize..(to.div_ceil(STRETCH) as usize).max(1);
         let stretches = range.len().max(1) as f64;
         let used: f64 = self.used.iter().take(range.end).skip(range.start).sum();
@@ -64,7 +64,7 @@ mod tests {
         assert_eq!(server.serve(200, 640), 256);
         // What comes later finds what is left before.
         assert_eq!(server.serve(0, 320), 128);
-        assert!((server.utilisation(0, 256) - 0.75).abs() < 1e-9);
+        assert!((server.utilization(0, 256) - 0.75).abs() < 1e-9);
     }
 
     #[test]

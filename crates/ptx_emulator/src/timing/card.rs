@@ -69,7 +69,7 @@ keys! {
     TmaBytes, "tma-bytes", "bytes/cycle", "one bulk or tensor copy alone";
     Intake, "intake", "bytes/cycle", "what one multiprocessor takes in";
     L2Bytes, "l2-bandwidth", "GB/s", "what L2 delivers to all multiprocessors";
-    Neighbours, "neighbours", "multiprocessors", "get a line together, if one asks for it while it is on its way to another";
+    Neighbors, "neighbours", "multiprocessors", "get a line together, if one asks for it while it is on its way to another";
     DramBytes, "dram-bandwidth", "GB/s", "what DRAM delivers";
     DramBanks, "dram-banks", "banks", "each delivers a page of 1 KB at a time";
     DramPage, "dram-page", "cycles", "for which a page keeps its bank busy";
@@ -243,7 +243,7 @@ impl Card {
             Key::TmaBytes => (116.0, probes),
             Key::Intake => (79.0, probes),
             Key::L2Bytes => (8800.0, probes),
-            Key::Neighbours => (2.0, probes),
+            Key::Neighbors => (2.0, probes),
             Key::DramBytes => (4520.0, probes),
             Key::DramBanks => (512.0, Measured("benches/probes: what DRAM delivers by bytes in flight")),
             Key::DramPage => (200.0, Measured("benches/probes: what DRAM delivers by bytes in flight")),
@@ -303,7 +303,7 @@ impl Card {
             Key::TmaBytes => (37.0, public),
             Key::Intake => (72.0, public),
             Key::L2Bytes => (16000.0, Fitted("gau-nernst/gpu-mode-kernels aee9cda6: dual_gemm v1c on dual-1")),
-            Key::Neighbours => (1.0, Assumed("each its own, until it is measured")),
+            Key::Neighbors => (1.0, Assumed("each its own, until it is measured")),
             Key::DramBytes => (7260.0, public),
             Key::DramBanks => (512.0, Assumed("as an H200's, and idle")),
             Key::DramPage => {
@@ -360,7 +360,7 @@ impl Card {
             Key::L2Bytes => {
                 (f64::from(sms) * 32.0 * clock / 1000.0, Assumed("32 bytes a cycle for each multiprocessor"))
             }
-            Key::Neighbours => (1.0, Assumed("each its own, until it is measured")),
+            Key::Neighbors => (1.0, Assumed("each its own, until it is measured")),
             Key::DramBytes if name == "rtx-5090" => (1674.5, Published(PUBLIC_READS)),
             Key::DramBytes => (dram * 0.92, Assumed("of the data sheet's what reads reach on other cards")),
             Key::DramBanks => (512.0, Assumed("as an H200's, and idle")),

@@ -742,7 +742,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbouring_sectors_are_one_range() {
+    fn neighboring_sectors_are_one_range() {
         let consecutive: [u64; 32] = std::array::from_fn(|n| n as u64 * 4);
         assert_eq!(sectors(u32::MAX, &consecutive, 4), [(0, 128)]);
         assert_eq!(sectors(0b11, &consecutive.map(|a| a * 32), 4), [(0, 32), (128, 32)]);

@@ -80,7 +80,7 @@ struct Line {
     sectors: u8,
 }
 
-/// A line on its way to neighbouring multiprocessors.
+/// A line on its way to neighboring multiprocessors.
 #[derive(Clone, Copy, Debug)]
 struct UnderWay {
     /// Its sectors, a bit each.
@@ -128,8 +128,8 @@ pub struct Memory {
     fetched: u64,
     lines: HashMap<u64, Box<[Line; PAGE as usize]>>,
     /// Multiprocessors that get a line together, if one asks for it while it is on its way to another.
-    neighbours: u32,
-    /// By neighbours and line.
+    neighbors: u32,
+    /// By neighbors and line.
     under_way: HashMap<(u32, u64), UnderWay>,
     /// Bytes that came from L2, and those of them that came from DRAM.
     pub bytes: u64,
@@ -150,7 +150,7 @@ impl Memory {
             capacity: (card.get(Key::L2Capacity) * 1e6) as u64 / SECTOR,
             fetched: 0,
             lines: HashMap::new(),
-            neighbours: card.get(Key::Neighbours) as u32,
+            neighbors: card.get(Key::Neighbors) as u32,
             under_way: HashMap::new(),
             bytes: 0,
             missed: 0,
@@ -213,10 +213,10 @@ impl Memory {
         })
     }
 
-    /// How many bytes of a request L2 delivers to its multiprocessor, and when what it delivers to a neighbour just now is there.
+    /// How many bytes of a request L2 delivers to its multiprocessor, and when what it delivers to a neighbor just now is there.
     fn delivered(&self, request: &Request, multiprocessor: u32) -> (u64, u64) {
         let bytes = request.ranges.iter().map(|&(_, length)| u64::from(length)).sum();
-        if self.neighbours < 2 {
+        if self.neighbors < 2 {
             return (bytes, 0);
         }
         let (mut shared, mut until) = (0, 0);
@@ -234,7 +234,7 @@ impl Memory {
 
     /// The lines of a request are on their way.
     fn send(&mut self, request: &Request, multiprocessor: u32, until: u64) {
-        if self.neighbours < 2 {
+        if self.neighbors < 2 {
             return;
         }
         /// So many lines may be kept that have arrived.
@@ -253,9 +253,9 @@ impl Memory {
         }
     }
 
-    /// Which neighbours a multiprocessor belongs to.
+    /// Which neighbors a multiprocessor belongs to.
     fn together(&self, multiprocessor: u32) -> u32 {
-        multiprocessor / self.neighbours
+        multiprocessor / self.neighbors
     }
 
     /// Touches the sectors from one to before another, and fetches those that are not there: how many.
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_get_a_line_together_while_it_is_on_its_way() {
+    fn neighbors_get_a_line_together_while_it_is_on_its_way() {
         let card = Card::named("h200").unwrap();
         let delivered = |second: u32, late: u64| {
             let mut memory = Memory::new(&card);
@@ -364,13 +364,13 @@ mod tests {
                 next.insert((memory.serve(&request, place / requests).last + own, place));
                 (address, served) = (address + u64::from(bytes), served + 1);
             }
-            let modelled = (served * u64::from(bytes)) as f64 / time as f64 / f64::from(card.sms);
-            let error = modelled / rate - 1.0;
+            let modeled = (served * u64::from(bytes)) as f64 / time as f64 / f64::from(card.sms);
+            let error = modeled / rate - 1.0;
             println!(
-                "{kind:?} {requests} x {bytes}: {modelled:.2} bytes a cycle, measured {rate}, {:+.1} %",
+                "{kind:?} {requests} x {bytes}: {modeled:.2} bytes a cycle, measured {rate}, {:+.1} %",
                 100.0 * error
             );
-            assert!(error.abs() < 0.05, "{kind:?} {requests} x {bytes}: {modelled:.2} bytes a cycle, measured {rate}");
+            assert!(error.abs() < 0.05, "{kind:?} {requests} x {bytes}: {modeled:.2} bytes a cycle, measured {rate}");
         }
     }
 

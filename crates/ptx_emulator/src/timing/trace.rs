@@ -45,9 +45,9 @@ pub fn picture(spans: &[Span], (from, to): (u64, u64), cycles_per_us: f64) -> St
         svg += &format!("<text x=\"4\" y=\"{}\">{name}</text>\n", y + 10);
         for span in spans {
             let (left, right) = (x(span.from), x(span.to));
-            let (colour, what) = (colour(span.name), span.name);
+            let (color, what) = (color(span.name), span.name);
             svg += &format!(
-                "<rect x=\"{left:.1}\" y=\"{y}\" width=\"{:.1}\" height=\"{}\" fill=\"{colour}\"><title>{what}</title></rect>\n",
+                "<rect x=\"{left:.1}\" y=\"{y}\" width=\"{:.1}\" height=\"{}\" fill=\"{color}\"><title>{what}</title></rect>\n",
                 (right - left).max(0.3),
                 ROW - 2
             );
@@ -58,7 +58,7 @@ pub fn picture(spans: &[Span], (from, to): (u64, u64), cycles_per_us: f64) -> St
     svg
 }
 
-fn colour(name: &str) -> &'static str {
+fn color(name: &str) -> &'static str {
     match name {
         "matrix" => "#2a7",
         "copy" => "#47c",

@@ -59,7 +59,7 @@ fn groups() -> Program {
     )
 }
 
-/// Every thread's copies arrive at an mbarrier for all of them; each thread then reads its neighbour's words.
+/// Every thread's copies arrive at an mbarrier for all of them; each thread then reads its neighbor's words.
 fn arrival() -> Program {
     let source = noise(3, THREADS);
     let body = format!(

@@ -1,5 +1,5 @@
 //! `clusterlaunchcontrol` and `setmaxnreg` (PTX ISA, "Parallel Synchronization: clusterlaunchcontrol", "setmaxnreg"). A
-//! cancelled CTA is not launched and its index is given to one that runs: whoever runs, every index is worked on once.
+//! canceled CTA is not launched and its index is given to one that runs: whoever runs, every index is worked on once.
 
 use ptx_emulator::program::Program;
 use serde_json::json;
@@ -7,7 +7,7 @@ use serde_json::json;
 use super::common::{BLACKWELL, HOPPER, INIT_BARRIER, module, poison, program};
 
 /// Each CTA counts its index, and then those that it takes over.
-fn cancelled(ctas: usize) -> Program {
+fn canceled(ctas: usize) -> Program {
     let body = format!(
         "ld.param.u64 %d1, [out];\nmov.u32 %r2, response;\n{INIT_BARRIER}mov.u32 %r4, %ctaid.x;\nmov.u32 %r5, 0;\n\
          @!%p1 bra DONE;\nNEXT:\nmul.wide.u32 %d2, %r4, 4;\nadd.u64 %d3, %d1, %d2;\nred.global.add.u32 [%d3], 1;\n\
@@ -44,5 +44,5 @@ fn registers() -> Program {
 }
 
 pub fn programs() -> Vec<Program> {
-    vec![cancelled(1), cancelled(7), cancelled(40), registers()]
+    vec![canceled(1), canceled(7), canceled(40), registers()]
 }

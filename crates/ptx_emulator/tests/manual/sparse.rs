@@ -1,8 +1,8 @@
 //! Products with a sparse A: `mma.sp`, `wgmma.mma_async.sp` and `tcgen05.mma.sp` (PTX ISA, "Sparse matrix storage" of each). Of
-//! four neighbours along K two are there, and two bits of metadata for each say at which index; of two numbers of 32 bits one
+//! four neighbors along K two are there, and two bits of metadata for each say at which index; of two numbers of 32 bits one
 //! is there, and its four bits are `0b0100` or `0b1110`. Every sum is exact.
 //!
-//! Metadata in registers: a row has four bits for each group of neighbours, the first lowest. Rows of 16 bits have one thread of
+//! Metadata in registers: a row has four bits for each group of neighbors, the first lowest. Rows of 16 bits have one thread of
 //! each four, in the lower half of its register row groupID and in the upper one row groupID + 8; rows of 32 bits two threads,
 //! the first half of each row in the first, or, where elements have 8 bits, row groupID in the first and row groupID + 8 in the second
 //! (an H200); rows of 64 bits all four: the first two have rows groupID and groupID + 8 of the first half. The selector says
@@ -50,12 +50,12 @@ impl Element {
         if self.is_integer() { value as u32 } else { (value as f32).to_bits() }
     }
 
-    /// A register of neighbouring elements.
+    /// A register of neighboring elements.
     fn pack(self, values: &[i32]) -> u32 {
         values.iter().enumerate().fold(0, |word, (n, &value)| word | self.code(value) << (n * self.1))
     }
 
-    /// Neighbours of a group.
+    /// Neighbors of a group.
     fn of_group(self) -> usize {
         if self.1 == 32 { 2 } else { 4 }
     }
@@ -110,7 +110,7 @@ impl Sparse {
         self.k / self.element.of_group()
     }
 
-    /// The metadata of neighbouring groups.
+    /// The metadata of neighboring groups.
     fn bits(&self, row: usize, group: usize, count: usize) -> u32 {
         let bits = &self.metadata[row * self.groups() + group..][..count];
         bits.iter().enumerate().fold(0, |word, (n, bits)| word | bits << (4 * n))

@@ -1,4 +1,4 @@
-//! An element of an MoE layer's intermediate, of the sums of gate and up with their biases: plain arithmetic that vectorises and gives
+//! An element of an MoE layer's intermediate, of the sums of gate and up with their biases: plain arithmetic that vectorizes and gives
 //! the same bits everywhere.
 
 use kernels_gpu::exp::exp_of_negative;

@@ -175,7 +175,7 @@ mod tests {
             ("one rounding", |sum, a, b| {
                 (f64::from(a[0]) * f64::from(b[0]) + f64::from(a[1]) * f64::from(b[1]) + f64::from(sum)) as f32
             }),
-            ("towards zero", |sum, a, b| {
+            ("toward zero", |sum, a, b| {
                 let add = |sum: f32, a: f32, b: f32| {
                     let (rounded, exact) = (a.mul_add(b, sum), f64::from(a) * f64::from(b) + f64::from(sum));
                     if f64::from(rounded).abs() > exact.abs() {

@@ -1,4 +1,4 @@
-//! From sums to outputs: α, the gate, rounding to 16 bits. Plain arithmetic that vectorises and gives the same bits
+//! From sums to outputs: α, the gate, rounding to 16 bits. Plain arithmetic that vectorizes and gives the same bits
 //! everywhere.
 
 use half::f16;
@@ -7,7 +7,7 @@ use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use super::activation::{activated, silu_times};
 use super::layout::PANEL_ROWS;
 use crate::moe::Activation;
-use crate::problem::OutDtype;
+use crate::problem::TokenDtype;
 
 /// What becomes of sums.
 #[derive(Clone, Copy)]
@@ -20,13 +20,13 @@ pub(super) struct Epilogue<'a> {
     biases: [&'a [f32]; 2],
     /// What becomes of that; none of a projection alone that stays as it is.
     activation: Option<Activation>,
-    dtype: OutDtype,
+    dtype: TokenDtype,
 }
 
 impl<'a> Epilogue<'a> {
     /// Of sums of NVFP4 tokens, which have doubled values on both sides: `silu(gate)·up`, or one projection. A step's α keeps the
     /// exact value within f32, and the limit keeps a sum at the very edge from being rounded to infinity.
-    pub fn of_nvfp4(alphas: [f64; 2], dtype: OutDtype) -> Self {
+    pub fn of_nvfp4(alphas: [f64; 2], dtype: TokenDtype) -> Self {
         const DOT_UNIT: f64 = 0.25;
         Self {
             alphas: alphas.map(|alpha| alpha * DOT_UNIT),
@@ -43,7 +43,7 @@ impl<'a> Epilogue<'a> {
         globals: [f32; 2],
         biases: [&'a [f32]; 2],
         activation: Option<Activation>,
-        dtype: OutDtype,
+        dtype: TokenDtype,
     ) -> Self {
         Self { alphas: globals.map(f64::from), limit: f32::INFINITY, biases, activation, dtype }
     }
@@ -54,7 +54,7 @@ impl<'a> Epilogue<'a> {
         ((f64::from(sum) * self.alphas[projection]) as f32).clamp(-self.limit, self.limit)
     }
 
-    /// Pre-activations of neighbouring columns from one on, with their biases. Behind the last column they may be anything.
+    /// Pre-activations of neighboring columns from one on, with their biases. Behind the last column they may be anything.
     #[inline(always)]
     fn scaled_columns<const N: usize>(&self, sums: &[f32], projection: usize, column: usize) -> [f32; N] {
         let mut values = [0.0; N];
@@ -109,14 +109,14 @@ pub(super) fn write(
 
 /// Rounds to 16 bits. There is one NaN, since instruction sets do not agree on its sign.
 #[inline(always)]
-pub(super) fn round(values: &mut [f32], dtype: OutDtype, out: &mut [u16]) {
+pub(super) fn round(values: &mut [f32], dtype: TokenDtype, out: &mut [u16]) {
     for value in &mut *values {
         *value = if value.is_nan() { f32::NAN } else { *value };
     }
     match dtype {
-        OutDtype::F16 => out.reinterpret_cast_mut::<f16>().convert_from_f32_slice(values),
+        TokenDtype::F16 => out.reinterpret_cast_mut::<f16>().convert_from_f32_slice(values),
         // To the nearest, and to the even one of two. `half` takes them one by one, on account of NaN.
-        OutDtype::Bf16 => {
+        TokenDtype::Bf16 => {
             for (out, value) in out.iter_mut().zip(values) {
                 let bits = value.to_bits();
                 *out = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16) as u16;
@@ -131,10 +131,10 @@ mod tests {
 
     #[test]
     fn sums_at_the_edge_of_f32_stay_finite_and_infinities_infinite() {
-        let epilogue = Epilogue::of_nvfp4([4.1; 2], OutDtype::F16);
+        let epilogue = Epilogue::of_nvfp4([4.1; 2], TokenDtype::F16);
         assert_eq!([f32::MAX, -f32::MAX].map(|sum| epilogue.scaled(sum, 0)), [f32::MAX, f32::MIN]);
         assert_eq!(silu_times(f32::MIN, f32::MAX), 0.0);
-        let epilogue = Epilogue::of_bits16([2.0; 2], [&[]; 2], None, OutDtype::F16);
+        let epilogue = Epilogue::of_bits16([2.0; 2], [&[]; 2], None, TokenDtype::F16);
         assert_eq!([f32::MAX, -f32::INFINITY].map(|sum| epilogue.scaled(sum, 1)), [f32::INFINITY, -f32::INFINITY]);
     }
 
@@ -142,21 +142,21 @@ mod tests {
     fn biases_are_those_of_the_columns_and_end_with_them() {
         let (sums, bias) = ([1.0; PANEL_ROWS], (0..40).map(|column| column as f32).collect::<Vec<_>>());
         let mut out = [0; PANEL_ROWS];
-        let epilogue = Epilogue::of_bits16([0.5; 2], [&bias, &[]], Some(Activation::Relu2), OutDtype::Bf16);
+        let epilogue = Epilogue::of_bits16([0.5; 2], [&bias, &[]], Some(Activation::Relu2), TokenDtype::Bf16);
         write(&sums, &epilogue, PANEL_ROWS, 2, &mut out);
-        assert_eq!(OutDtype::Bf16.decode(out[3]), 5.5 * 5.5);
+        assert_eq!(TokenDtype::Bf16.decode(out[3]), 5.5 * 5.5);
         // Columns 32 to 39 are left.
         write(&sums, &epilogue, PANEL_ROWS, 32, &mut out[..8]);
-        assert_eq!(OutDtype::Bf16.decode(out[7]), 1560.0, "39.5², 1560.25, as a bf16");
-        let epilogue = Epilogue::of_bits16([0.5; 2], [&[], &bias], Some(Activation::GPT_OSS), OutDtype::F16);
+        assert_eq!(TokenDtype::Bf16.decode(out[7]), 1560.0, "39.5², 1560.25, as a bf16");
+        let epilogue = Epilogue::of_bits16([0.5; 2], [&[], &bias], Some(Activation::GPT_OSS), TokenDtype::F16);
         write(&sums, &epilogue, PANEL_ROWS / 2, 0, &mut out[..16]);
         let want = Activation::GPT_OSS.apply(0.5, 3.5);
-        assert!((OutDtype::F16.decode(out[3]) - want).abs() < 1e-3 * want);
+        assert!((TokenDtype::F16.decode(out[3]) - want).abs() < 1e-3 * want);
     }
 
     #[test]
     fn there_is_one_nan() {
-        for dtype in [OutDtype::F16, OutDtype::Bf16] {
+        for dtype in [TokenDtype::F16, TokenDtype::Bf16] {
             let mut bits = [0; 5];
             round(&mut [f32::NAN, -f32::NAN, f32::from_bits(0x7FA0_0001), 1.0, -f32::INFINITY], dtype, &mut bits);
             let nan = dtype.round_f32(f32::NAN);
@@ -166,8 +166,8 @@ mod tests {
 
     #[test]
     fn numbers_are_rounded_as_the_reference_does() {
-        for dtype in [OutDtype::F16, OutDtype::Bf16] {
-            // All signs and exponents, with ties and their neighbours in both types.
+        for dtype in [TokenDtype::F16, TokenDtype::Bf16] {
+            // All signs and exponents, with ties and their neighbors in both types.
             for high in 0..=u16::MAX {
                 let number = |low: u32| f32::from_bits(u32::from(high) << 16 | low);
                 let mut values = [0, 1, 0x1000, 0x7FFF, 0x8000, 0x8001, 0xFFFF].map(number);

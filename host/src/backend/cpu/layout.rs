@@ -1,7 +1,7 @@
 //! What the kernel reads: weights in panels, made once, and tokens in integers or f32, made for every step. A product's
 //! tokens lie chunk of K by chunk, and within a chunk row by row, so that what is used together lies together.
 //!
-//! Within a block of 16, K is reordered so that weights need no shuffle: a byte of a packed matrix holds two neighbours,
+//! Within a block of 16, K is reordered so that weights need no shuffle: a byte of a packed matrix holds two neighbors,
 //! and unpacking four bytes gives the four even elements of eight, then the four odd ones. NVFP4 tokens are stored in that order.
 
 use std::cell::RefCell;
@@ -15,7 +15,7 @@ use super::pages::Pages;
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix, e2m1, e4m3};
 use crate::moe::oracle::WINDOW;
-use crate::problem::OutDtype;
+use crate::problem::TokenDtype;
 
 /// Rows of weights in a panel: 16 of gate beside the same 16 of up, or 32 of the only projection.
 pub(super) const PANEL_ROWS: usize = 32;
@@ -72,7 +72,7 @@ impl Tokens for Nvfp4 {
 /// Tokens of 16 bits.
 pub(super) trait Tokens16: Tokens {
     /// Writes the columns that a token has of a chunk. What is behind the last is not read, or zero.
-    fn unpack(dtype: OutDtype, columns: &[u16], out: &mut [Self::Block16]);
+    fn unpack(dtype: TokenDtype, columns: &[u16], out: &mut [Self::Block16]);
 }
 
 /// Tokens in f16 or bf16: both they and the weights become f32. A chunk is 16 KiB, a window of [`crate::moe::oracle`].
@@ -93,7 +93,7 @@ impl Tokens for Bits16 {
 }
 
 impl Tokens16 for Bits16 {
-    fn unpack(dtype: OutDtype, columns: &[u16], out: &mut [[f32; BLOCK]]) {
+    fn unpack(dtype: TokenDtype, columns: &[u16], out: &mut [[f32; BLOCK]]) {
         convert(dtype, columns, &mut out.as_flattened_mut()[..columns.len()]);
     }
 }
@@ -108,7 +108,7 @@ pub(super) trait TokensBf16: Tokens<Block16 = TokenPairs, Block = Pairs> {
 pub(super) type TokenPairs = [[u16; 2]; BLOCK / 2];
 
 impl<T: TokensBf16> Tokens16 for T {
-    fn unpack(_dtype: OutDtype, columns: &[u16], out: &mut [TokenPairs]) {
+    fn unpack(_dtype: TokenDtype, columns: &[u16], out: &mut [TokenPairs]) {
         let (numbers, zeros) = out.as_flattened_mut().split_at_mut(columns.len() / 2);
         for (columns, pairs) in columns.as_chunks::<8>().0.iter().zip(numbers.as_chunks_mut().0) {
             *pairs = T::PAIRS.map(|pair| pair.map(|column| columns[column]));
@@ -325,11 +325,11 @@ pub(super) fn columns_of_chunk<T: Tokens>(token: &[u16], chunk: usize) -> &[u16]
 }
 
 /// The numbers of a slice of f16 or bf16.
-pub(super) fn convert(dtype: OutDtype, bits: &[u16], numbers: &mut [f32]) {
+pub(super) fn convert(dtype: TokenDtype, bits: &[u16], numbers: &mut [f32]) {
     match dtype {
-        OutDtype::F16 => bits.reinterpret_cast::<f16>().convert_to_f32_slice(numbers),
-        // The first half of an f32. `half` takes them one by one, on account of signalling NaN.
-        OutDtype::Bf16 => {
+        TokenDtype::F16 => bits.reinterpret_cast::<f16>().convert_to_f32_slice(numbers),
+        // The first half of an f32. `half` takes them one by one, on account of signaling NaN.
+        TokenDtype::Bf16 => {
             numbers.iter_mut().zip(bits).for_each(|(number, &bits)| *number = f32::from_bits(u32::from(bits) << 16));
         }
     }

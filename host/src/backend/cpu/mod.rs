@@ -2,7 +2,7 @@
 //!
 //! `layout` says how operands lie in memory, and `kernel` computes with them. It runs on an instruction set that is
 //! chosen at run time; each has a file. `epilogue` turns sums into outputs. `products` spreads the tiles of products over
-//! the threads of rayon. This file computes steps of NVFP4 tokens that way, `moe` and `linear` whole layers; `quantised`
+//! the threads of rayon. This file computes steps of NVFP4 tokens that way, `moe` and `linear` whole layers; `quantized`
 //! computes layers whose tokens are multiplied as FP8 or NVFP4.
 
 mod activation;
@@ -25,7 +25,7 @@ mod pages;
 mod peaks;
 mod portable;
 mod products;
-mod quantised;
+mod quantized;
 #[cfg(test)]
 mod tests;
 
@@ -37,12 +37,11 @@ use self::layout::{Bf16, Bf16ByParity, Bits16, Nvfp4, Panels, unpack_nvfp4};
 use self::products::{Product, Products, TokenBuffer};
 use super::{Backend, Layer, LinearLayer, MoeLayer};
 use crate::error::Error;
-use crate::fp8::TokenFormat;
 use crate::linear::LinearWeights;
 use crate::moe::MoeWeights;
 use crate::output::Output;
 use crate::plan::roofline::Peaks;
-use crate::problem::{Expert, Op, OutDtype, Step, Weights};
+use crate::problem::{Expert, Op, Step, TokenDtype, TokenFormat, Weights};
 use crate::router::{self, Logits, Router, Routes};
 
 /// An instruction set that the backend has a kernel for.
@@ -195,9 +194,9 @@ impl Cpu {
     }
 
     /// What multiplies a layer's tokens, and its name; none if they have fewer bits.
-    fn kernel_of_tokens(&self, format: TokenFormat, dtype: OutDtype) -> Option<(&'static str, Kernel16)> {
+    fn kernel_of_tokens(&self, format: TokenFormat, dtype: TokenDtype) -> Option<(&'static str, Kernel16)> {
         let Kernels { bits16, bf16, .. } = self.kernels();
-        match (format, bf16.filter(|_| dtype == OutDtype::Bf16)) {
+        match (format, bf16.filter(|_| dtype == TokenDtype::Bf16)) {
             (TokenFormat::Bits16, Some(kernel)) => Some((self.isa.name(), kernel)),
             (TokenFormat::Bits16, None) => Some((self.isa.of_others().name(), Kernel16::Bits16(bits16))),
             (TokenFormat::Fp8 | TokenFormat::Nvfp4, _) => None,
@@ -242,7 +241,7 @@ impl Backend for Cpu {
             Some((name, Kernel16::Bits16(kernel))) => Box::new(moe::CpuMoeLayer::new(name, kernel, weights)?),
             Some((name, Kernel16::Bf16(kernel))) => Box::new(moe::CpuMoeLayer::new(name, kernel, weights)?),
             Some((name, Kernel16::Bf16ByParity(kernel))) => Box::new(moe::CpuMoeLayer::new(name, kernel, weights)?),
-            None => Box::new(quantised::CpuQuantisedMoe::new(weights)),
+            None => Box::new(quantized::CpuQuantizedMoe::new(weights)),
         })
     }
 
@@ -256,7 +255,7 @@ impl Backend for Cpu {
             Some((name, Kernel16::Bits16(kernel))) => Box::new(linear::CpuLinear::new(name, kernel, weights)?),
             Some((name, Kernel16::Bf16(kernel))) => Box::new(linear::CpuLinear::new(name, kernel, weights)?),
             Some((name, Kernel16::Bf16ByParity(kernel))) => Box::new(linear::CpuLinear::new(name, kernel, weights)?),
-            None => Box::new(quantised::CpuQuantisedLinear::new(weights)),
+            None => Box::new(quantized::CpuQuantizedLinear::new(weights)),
         })
     }
 }

@@ -12,8 +12,8 @@ use super::products::{Product, Products, TokenBuffer};
 use crate::backend::MoeLayer;
 use crate::bias::Bias;
 use crate::error::Error;
-use crate::moe::{MoeExpert, MoeOutput, MoeSizes, MoeStep, MoeWeights, QuantisedStages, Stages};
-use crate::problem::OutDtype;
+use crate::moe::{MoeExpert, MoeOutput, MoeSizes, MoeStep, MoeWeights, QuantizedStages, Stages};
+use crate::problem::TokenDtype;
 
 /// The layer: weights in panels, and the buffers of a step, kept for the next.
 pub(super) struct CpuMoeLayer<T: Tokens16> {
@@ -41,7 +41,7 @@ struct PackedExpert {
 }
 
 impl PackedExpert {
-    fn new(expert: &MoeExpert<'_>, dtype: OutDtype) -> Result<Self, Error> {
+    fn new(expert: &MoeExpert<'_>, dtype: TokenDtype) -> Result<Self, Error> {
         let MoeExpert { gate, up, down, biases } = expert;
         let numbers = |bias: &Option<Bias<'_>>| bias.as_ref().map_or(Vec::new(), |bias| bias.numbers(dtype).into());
         let of_up = (up.global_scale(), numbers(&biases.up));
@@ -162,7 +162,7 @@ pub(super) fn split_stages(
     step: &MoeStep<'_>,
     intermediate: &[u16],
     partial: &[u16],
-    quantised: Option<QuantisedStages>,
+    quantized: Option<QuantizedStages>,
 ) -> Stages {
     let (sizes, rows) = (step.sizes(), step.rows().count());
     let (intermediate, shared_intermediate) = intermediate.split_at(rows * sizes.intermediate);
@@ -172,7 +172,7 @@ pub(super) fn split_stages(
         partial: partial.into(),
         shared_intermediate: shared_intermediate.into(),
         shared_partial: shared_partial.into(),
-        quantised,
+        quantized,
     }
 }
 

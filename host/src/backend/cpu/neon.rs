@@ -129,7 +129,7 @@ impl<const I8MM: bool> Simd<Nvfp4> for Neon<I8MM> {
                 return;
             }
             for first in (0..N).step_by(2) {
-                // A single token is its own neighbour, whose results nobody takes.
+                // A single token is its own neighbor, whose results nobody takes.
                 let second = (first + 1).min(N - 1);
                 let pair = [first, second].map(|token| vreinterpretq_s64_s8(bytes(tokens[token])));
                 let halves =

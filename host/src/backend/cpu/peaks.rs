@@ -12,7 +12,7 @@ use super::kernel::{Kernel, Tile};
 use super::layout::{Nvfp4, PANEL_ROWS, Panels, Tokens, unpack_nvfp4};
 use crate::format::{BLOCK, Matrix};
 use crate::plan::roofline::Peaks;
-use crate::problem::OutDtype;
+use crate::problem::TokenDtype;
 
 /// How often is measured. The best counts, since the machine may have other work.
 const TRIES: usize = 5;
@@ -67,7 +67,7 @@ fn operation_rate(kernel: &Kernel<Nvfp4>) -> f64 {
                     are_ordinary: true,
                     m: TOKENS,
                     rows: 0..TOKENS,
-                    epilogue: Epilogue::of_nvfp4([1.0, 0.0], OutDtype::F16),
+                    epilogue: Epilogue::of_nvfp4([1.0, 0.0], TokenDtype::F16),
                     output: output.as_mut_ptr(),
                 };
                 Nvfp4::with_scratch(|scratch| kernel(black_box(&tile), scratch));

@@ -12,7 +12,7 @@ use crate::generate::{self, Generator};
 use crate::moe::generate::Routing;
 use crate::moe::{self, LayerShape, MoeInputs, MoeOutput, MoeStep};
 use crate::oracle::{self, Reference};
-use crate::problem::{Expert, Group, OutDtype};
+use crate::problem::{Expert, Group, TokenDtype};
 
 /// Every instruction set that this machine has; says which it has not.
 fn cpus() -> impl Iterator<Item = Cpu> {
@@ -62,7 +62,7 @@ fn generated(
     generator: Generator,
     op: Op,
     groups: &[Group],
-    dtype: OutDtype,
+    dtype: TokenDtype,
     use_it: impl FnOnce(&Weights<'_>, &Step<'_>),
 ) {
     let weights = generate::weights(generator, op, groups, 1).unwrap();
@@ -74,7 +74,7 @@ fn generated(
 fn ragged_groups_of_any_size_are_right() {
     for op in [Op::Gated, Op::Plain] {
         for (n, k) in [(8, 16), (72, 48), (136, 320), (8, 2880), (72, 16384)] {
-            for dtype in [OutDtype::F16, OutDtype::Bf16] {
+            for dtype in [TokenDtype::F16, TokenDtype::Bf16] {
                 let groups: Vec<_> = [0, 1, 7, 127, 0, 129, 3].map(|m| Group { m, n, k }).into();
                 generated(Generator::Gaussian, op, &groups, dtype, assert_right);
             }
@@ -86,14 +86,14 @@ fn ragged_groups_of_any_size_are_right() {
 fn more_tokens_than_a_tile_has_and_sizes_that_differ_between_groups_are_right() {
     let groups = [(300, 24, 1040), (513, 136, 96), (2, 8, 528)].map(|(m, n, k)| Group { m, n, k });
     for op in [Op::Gated, Op::Plain] {
-        generated(Generator::PublicGroup, op, &groups, OutDtype::Bf16, assert_right);
+        generated(Generator::PublicGroup, op, &groups, TokenDtype::Bf16, assert_right);
     }
 }
 
 #[test]
 fn every_value_and_every_scale_is_right() {
     for op in [Op::Gated, Op::Plain] {
-        generated(Generator::AllCodes, op, &[Group { m: 33, n: 72, k: 4096 }], OutDtype::F16, assert_right);
+        generated(Generator::AllCodes, op, &[Group { m: 33, n: 72, k: 4096 }], TokenDtype::F16, assert_right);
     }
 }
 
@@ -112,7 +112,7 @@ fn each_pair_of_values_at_each_pair_of_scales_has_its_exact_product() {
     };
     for element in 0..16 {
         let weights = Weights::new(Op::Plain, vec![Expert::Plain(matrix(element))]).unwrap();
-        let step = Step::new(&weights, vec![matrix(element)], OutDtype::Bf16).unwrap();
+        let step = Step::new(&weights, vec![matrix(element)], TokenDtype::Bf16).unwrap();
         let exact = Reference::new(&weights, &step).output(&step);
         for cpu in cpus() {
             let output = run(cpu, &weights, &step);
@@ -134,7 +134,7 @@ fn the_largest_sums_of_one_sign_and_of_alternating_signs_are_right() {
         for global in [1.0, 1e-6, 1e-11] {
             let expert = Expert::Gated { gate: constant(24, gate, global), up: constant(24, up, global / 10.0) };
             let weights = Weights::new(Op::Gated, vec![expert]).unwrap();
-            for dtype in [OutDtype::F16, OutDtype::Bf16] {
+            for dtype in [TokenDtype::F16, TokenDtype::Bf16] {
                 let step = Step::new(&weights, vec![constant(5, tokens, 1.0)], dtype).unwrap();
                 assert_right(&weights, &step);
             }
@@ -148,21 +148,21 @@ fn gate_and_up_keep_their_own_global_scales() {
         |rows: usize, global| Matrix::new(rows, 32, vec![0x2A; rows * 16], vec![0x38; rows * 2], global).unwrap();
     let expert = Expert::Gated { gate: matrix(16, 0.02), up: matrix(16, 0.2) };
     let weights = Weights::new(Op::Gated, vec![expert]).unwrap();
-    let step = Step::new(&weights, vec![matrix(3, 3.0)], OutDtype::F16).unwrap();
+    let step = Step::new(&weights, vec![matrix(3, 3.0)], TokenDtype::F16).unwrap();
     assert_right(&weights, &step);
 }
 
 #[test]
 fn no_groups_and_groups_without_tokens_write_nothing() {
     for groups in [vec![], vec![Group { m: 0, n: 8, k: 16 }; 300]] {
-        generated(Generator::Gaussian, Op::Gated, &groups, OutDtype::F16, assert_right);
+        generated(Generator::Gaussian, Op::Gated, &groups, TokenDtype::F16, assert_right);
     }
 }
 
 #[test]
 fn hundreds_of_groups_are_right() {
     let groups: Vec<_> = (0..300).map(|group| Group { m: group % 4, n: 16, k: 64 }).collect();
-    generated(Generator::Gaussian, Op::Gated, &groups, OutDtype::F16, assert_right);
+    generated(Generator::Gaussian, Op::Gated, &groups, TokenDtype::F16, assert_right);
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn reruns_larger_and_smaller_steps_and_any_number_of_threads_give_the_same_bits(
         let tokens = generate::activations(Generator::AllCodes, &groups(scale), 2).unwrap();
         Step::new(&weights, tokens, dtype).unwrap()
     };
-    let (small, large) = (step(1, OutDtype::F16), step(9, OutDtype::Bf16));
+    let (small, large) = (step(1, TokenDtype::F16), step(9, TokenDtype::Bf16));
     for cpu in cpus() {
         let mut layer = cpu.prepare(&weights).unwrap();
         let mut outputs = [&small, &large].map(|step| run(cpu, &weights, step));
@@ -198,16 +198,16 @@ fn reruns_larger_and_smaller_steps_and_any_number_of_threads_give_the_same_bits(
 #[test]
 fn a_step_or_an_output_of_other_sizes_is_refused() {
     let sizes = |n, m| [Group { m, n, k: 32 }];
-    generated(Generator::Gaussian, Op::Plain, &sizes(8, 2), OutDtype::F16, |weights, step| {
+    generated(Generator::Gaussian, Op::Plain, &sizes(8, 2), TokenDtype::F16, |weights, step| {
         let mut layer = Cpu::new().prepare(weights).unwrap();
         assert!(layer.execute(step, &mut Output::new(step.problem())).is_ok());
-        for (n, m, dtype) in [(8, 3, OutDtype::F16), (8, 2, OutDtype::Bf16)] {
+        for (n, m, dtype) in [(8, 3, TokenDtype::F16), (8, 2, TokenDtype::Bf16)] {
             generated(Generator::Gaussian, Op::Plain, &sizes(n, m), dtype, |_, other| {
                 assert!(layer.execute(step, &mut Output::new(other.problem())).is_err());
             });
         }
         for op in [Op::Plain, Op::Gated] {
-            generated(Generator::Gaussian, op, &sizes(16, 2), OutDtype::F16, |_, other| {
+            generated(Generator::Gaussian, op, &sizes(16, 2), TokenDtype::F16, |_, other| {
                 assert!(layer.execute(other, &mut Output::new(other.problem())).is_err());
             });
         }
@@ -215,7 +215,7 @@ fn a_step_or_an_output_of_other_sizes_is_refused() {
 }
 
 /// A small layer with a shared expert, whose widths are no whole chunks, and inputs for it.
-fn layer(dtype: OutDtype, generator: Generator, tokens: usize) -> (MoeWeights<'static>, MoeInputs<'static>) {
+fn layer(dtype: TokenDtype, generator: Generator, tokens: usize) -> (MoeWeights<'static>, MoeInputs<'static>) {
     let shape =
         r#"{"hidden": 336, "intermediate": 176, "experts": 3, "top_k": 2, "shared_intermediate": 80, "tokens": 0}"#;
     let shape: LayerShape = moe::shape::parse(shape).unwrap().remove(0);
@@ -232,7 +232,7 @@ fn run_layer(cpu: Cpu, weights: &MoeWeights<'_>, inputs: &MoeInputs<'_>) -> MoeO
 
 #[test]
 fn every_instruction_set_computes_a_layer_to_the_same_bits() {
-    for dtype in [OutDtype::F16, OutDtype::Bf16] {
+    for dtype in [TokenDtype::F16, TokenDtype::Bf16] {
         // With so many tokens an expert has more than a tile holds.
         for (generator, tokens) in [(Generator::Gaussian, 300), (Generator::AllCodes, 21)] {
             let (weights, inputs) = layer(dtype, generator, tokens);
@@ -250,7 +250,7 @@ fn every_instruction_set_computes_a_layer_to_the_same_bits() {
 #[test]
 fn tokens_of_any_bits_give_the_same_bits_on_every_instruction_set() {
     let mut random = Xoshiro256PlusPlus::seed_from_u64(1);
-    for dtype in [OutDtype::F16, OutDtype::Bf16] {
+    for dtype in [TokenDtype::F16, TokenDtype::Bf16] {
         let (weights, mut inputs) = layer(dtype, Generator::AllCodes, 64);
         let (infinity, sign) = (dtype.round_f32(f32::INFINITY), 0x8000);
         for (token, hidden) in inputs.hidden.to_mut().chunks_mut(336).enumerate() {
@@ -283,7 +283,7 @@ fn the_largest_and_the_smallest_ordinary_numbers_give_the_same_bits_on_every_ins
     let mut random = Xoshiro256PlusPlus::seed_from_u64(2);
     // Exponents of bf16 tokens: sums overflow; all that is ordinary; the smallest that is; and the largest that is not.
     for (first, count) in [(0xFC, 3), (18, 237), (18, 1), (17, 1)] {
-        let (weights, mut inputs) = layer(OutDtype::Bf16, Generator::AllCodes, 64);
+        let (weights, mut inputs) = layer(TokenDtype::Bf16, Generator::AllCodes, 64);
         for bits in inputs.hidden.to_mut() {
             let number: u16 = random.random();
             *bits = number & 0x807F | (first + number / 0x80 % count) << 7;
@@ -304,7 +304,7 @@ fn the_largest_and_the_smallest_ordinary_numbers_give_the_same_bits_on_every_ins
 
 #[test]
 fn a_tokens_bits_in_a_layer_do_not_depend_on_the_batch_or_the_threads() {
-    let (weights, inputs) = layer(OutDtype::Bf16, Generator::Gaussian, 37);
+    let (weights, inputs) = layer(TokenDtype::Bf16, Generator::Gaussian, 37);
     for cpu in cpus() {
         let all = run_layer(cpu, &weights, &inputs).hidden;
         for count in [1, 2, 3, 4, 5, 9] {

@@ -24,7 +24,7 @@ use crate::kernels::launch::Scratch;
 use crate::kernels::schedule::Launcher;
 use crate::output::Output;
 use crate::plan::variant::{LaunchSchedule, Variant};
-use crate::problem::{OutDtype, Step, Weights};
+use crate::problem::{Step, TokenDtype, Weights};
 
 /// How many steps stay planned, and may be under way at once. One more waits for the oldest and takes its room.
 const PLANNED_STEPS: usize = 4;
@@ -165,7 +165,7 @@ impl CudaLayer {
     pub unsafe fn launch(
         &mut self,
         groups: &[DeviceGroup],
-        out_dtype: OutDtype,
+        out_dtype: TokenDtype,
         stream: CUstream,
     ) -> Result<(), Error> {
         let begin = Instant::now();
@@ -192,7 +192,7 @@ impl CudaLayer {
     pub(super) unsafe fn plan(
         &mut self,
         groups: &[DeviceGroup],
-        out_dtype: OutDtype,
+        out_dtype: TokenDtype,
         stream: CUstream,
     ) -> Result<usize, Error> {
         if let Some(index) = self.planned.iter().position(|step| step.is_of(groups, out_dtype)) {
@@ -274,7 +274,12 @@ impl CudaLayer {
     ///
     /// `groups` point into the arena, where `layout` says. Nothing else is under way there, and nobody touches it until the
     /// stream has been waited for. The device's context is current.
-    unsafe fn queue(&mut self, layout: &StepLayout, groups: &[DeviceGroup], out_dtype: OutDtype) -> Result<(), Error> {
+    unsafe fn queue(
+        &mut self,
+        layout: &StepLayout,
+        groups: &[DeviceGroup],
+        out_dtype: TokenDtype,
+    ) -> Result<(), Error> {
         let stream = self.stream.as_inner();
         // SAFETY: `# Safety` above keeps the arena for this step alone. The stream is this layer's own, in the current
         // context.

@@ -50,7 +50,6 @@ pub use verdicts::{FailedPart, Tried, Verdict, Verdicts};
 
 use super::{Backend, Layer, LinearLayer, MoeLayer};
 use crate::error::Error;
-use crate::fp8::TokenFormat;
 use crate::kernels::builds;
 pub use crate::kernels::group::DeviceGroup;
 pub use crate::kernels::linear::LinearArguments;
@@ -61,7 +60,7 @@ use crate::linear::{LinearSizes, LinearWeights};
 use crate::moe::{MoeSizes, MoeWeights};
 use crate::plan::roofline::{GPUS, Peaks};
 use crate::plan::variant::Variant;
-use crate::problem::Weights;
+use crate::problem::{TokenFormat, Weights};
 use crate::router::{Logits, Router, Routes};
 use device::Device;
 

@@ -18,7 +18,7 @@ use super::streams::StreamPool;
 use crate::error::Error;
 use crate::kernels::group::DeviceGroup;
 use crate::kernels::launch::{Grid, Parameter};
-use crate::problem::OutDtype;
+use crate::problem::TokenDtype;
 
 /// A launch that is ready to be queued.
 pub(super) struct ReadyLaunch {
@@ -64,7 +64,7 @@ impl ReadyLaunch {
 /// Room for a planned step.
 pub(super) struct PlannedStep {
     /// The step that was planned: all that its launches depend on. `None` until planning has come to its end.
-    key: Option<(Vec<DeviceGroup>, OutDtype)>,
+    key: Option<(Vec<DeviceGroup>, TokenDtype)>,
     /// What launches read.
     pub descriptors: Arena,
     /// The device memory in which launches leave something to each other.
@@ -93,7 +93,7 @@ impl PlannedStep {
     }
 
     /// Whether this step was planned.
-    pub fn is_of(&self, groups: &[DeviceGroup], out_dtype: OutDtype) -> bool {
+    pub fn is_of(&self, groups: &[DeviceGroup], out_dtype: TokenDtype) -> bool {
         self.key.as_ref().is_some_and(|(planned, dtype)| (&**planned, *dtype) == (groups, out_dtype))
     }
 
@@ -112,7 +112,7 @@ impl PlannedStep {
     }
 
     /// Notes that planning has come to its end: the step can run.
-    pub fn complete(&mut self, groups: &[DeviceGroup], out_dtype: OutDtype) {
+    pub fn complete(&mut self, groups: &[DeviceGroup], out_dtype: TokenDtype) {
         self.key = Some((groups.to_vec(), out_dtype));
     }
 

@@ -13,7 +13,7 @@ use crate::backend::Layer;
 use crate::error::Error;
 use crate::kernels::group::DeviceGroup;
 use crate::output::Output;
-use crate::problem::{OutDtype, Step};
+use crate::problem::{Step, TokenDtype};
 
 /// What the second-level cache holds when a step begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub struct ResidentStep<'l> {
     memory: DeviceBuffer<u8>,
     groups: Vec<DeviceGroup>,
     output: Range<usize>,
-    out_dtype: OutDtype,
+    out_dtype: TokenDtype,
 }
 
 impl CudaLayer {

@@ -103,12 +103,12 @@ mod tests {
     use super::*;
     use crate::backend::Backend;
     use crate::backend::cuda::Cuda;
-    use crate::problem::OutDtype;
+    use crate::problem::TokenDtype;
     use crate::router::{LogitType, Scoring, compare};
 
     fn deepseek() -> Router {
         let bias = (0..32).map(|expert| expert as f32 / 100.0).collect();
-        let scoring = Scoring::SigmoidGroups { bias, groups: 4, top_groups: 2, renormalise: true, scale: 2.5 };
+        let scoring = Scoring::SigmoidGroups { bias, groups: 4, top_groups: 2, renormalize: true, scale: 2.5 };
         Router::new(32, 3, scoring).unwrap()
     }
 
@@ -126,7 +126,7 @@ mod tests {
         let routers = [
             deepseek(),
             Router::new(32, 3, Scoring::TopKSoftmax).unwrap(),
-            Router::new(32, 3, Scoring::Softmax { renormalise: false }).unwrap(),
+            Router::new(32, 3, Scoring::Softmax { renormalize: false }).unwrap(),
             Router::new(32, 1, Scoring::SigmoidTop1).unwrap(),
         ];
         let numbers: Vec<u16> = (0..7 * 32).map(|i: u16| 0x3C00 + i * 37 % 0x300).collect();
@@ -154,7 +154,7 @@ mod tests {
         let arguments = RouterArguments {
             token_count: 5,
             logits: logits.as_device_ptr().as_raw(),
-            logit_type: LogitType::Token(OutDtype::Bf16),
+            logit_type: LogitType::Token(TokenDtype::Bf16),
             logits_stride: 40,
             bias: bias.as_device_ptr().as_raw(),
             ids: ids.as_device_ptr().as_raw(),

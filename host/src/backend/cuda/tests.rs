@@ -12,7 +12,7 @@ use crate::generate::{self, Generator};
 use crate::kernels::fake::{SMS, kernel};
 use crate::oracle::Reference;
 use crate::output::Output;
-use crate::problem::{Group, Op, OutDtype, Step};
+use crate::problem::{Group, Op, Step, TokenDtype};
 
 const CUDA_ERROR_OUT_OF_MEMORY: i32 = 2;
 const CUDA_ERROR_ILLEGAL_ADDRESS: i32 = 700;
@@ -32,7 +32,7 @@ fn with_tokens<const G: usize>(tokens: [usize; G]) -> [Group; G] {
     std::array::from_fn(|index| Group { m: tokens[index], ..GROUPS[index] })
 }
 
-fn step(weights: &Weights<'_>, groups: &[Group], dtype: OutDtype) -> Step<'static> {
+fn step(weights: &Weights<'_>, groups: &[Group], dtype: TokenDtype) -> Step<'static> {
     let tokens = generate::activations(Generator::PublicDual, groups, 5).unwrap();
     Step::new(weights, tokens, dtype).unwrap()
 }
@@ -68,7 +68,7 @@ fn every_operation_and_type_is_computed_from_what_lies_on_the_device() {
         let weights = weights(op);
         let gpu = Cuda::open(0).unwrap();
         let mut layer = gpu.prepare(&weights).unwrap();
-        for dtype in [OutDtype::F16, OutDtype::Bf16] {
+        for dtype in [TokenDtype::F16, TokenDtype::Bf16] {
             for tokens in [[3, 0, 130, 1], [0, 0, 0, 9], [1, 1, 1, 1]] {
                 let step = step(&weights, &with_tokens(tokens), dtype);
                 let mut output = Output::new(step.problem());
@@ -97,7 +97,7 @@ fn blackwell_gets_its_own_kernel_with_tensor_maps_that_are_encoded_once() {
         assert!(Cuda::open(0).unwrap().prepare_layer(&weights).unwrap().kernel().ends_with("_simt"));
         let mut layer = gpu("gated_sm100").prepare_layer(&weights).unwrap();
         assert!(layer.kernel().ends_with("_sm100"));
-        for dtype in [OutDtype::F16, OutDtype::Bf16] {
+        for dtype in [TokenDtype::F16, TokenDtype::Bf16] {
             let step = step(&weights, &sizes, dtype);
             let mut output = Output::new(step.problem());
             let encoded: Vec<_> = (0..2)
@@ -107,7 +107,7 @@ fn blackwell_gets_its_own_kernel_with_tensor_maps_that_are_encoded_once() {
                     fake.take_calls().iter().filter(|call| *call == "cuTensorMapEncodeTiled").count()
                 })
                 .collect();
-            let first = if dtype == OutDtype::F16 { 2 * (1 + op.projections()) } else { 0 };
+            let first = if dtype == TokenDtype::F16 { 2 * (1 + op.projections()) } else { 0 };
             assert_eq!(encoded, [first, 0], "{op:?} {dtype:?}");
             let found = compare(&output, &Reference::new(&weights, &step), &step);
             assert!(found.passed(), "{op:?} {dtype:?}: {found:?}");
@@ -121,7 +121,7 @@ fn weights_that_the_devices_kernel_does_not_take_go_to_the_portable_one_unless_i
     fake.set_device(9, 0, SMS as i32);
     let weights = weights(Op::Gated);
     let mut layer = Cuda::open(0).unwrap().prepare_layer(&weights).unwrap();
-    let step = step(&weights, &GROUPS, OutDtype::F16);
+    let step = step(&weights, &GROUPS, TokenDtype::F16);
     let mut output = Output::new(step.problem());
     backend::run(&mut layer, &step, &mut output).unwrap();
     assert_eq!(layer.kernel(), "gated_simt");
@@ -138,7 +138,7 @@ fn a_second_run_of_a_plan_allocates_nothing_and_launches_once() {
     let fake = fake();
     let weights = weights(Op::Gated);
     let mut layer = Cuda::open(0).unwrap().prepare_layer(&weights).unwrap();
-    let step = step(&weights, &GROUPS, OutDtype::F16);
+    let step = step(&weights, &GROUPS, TokenDtype::F16);
     let mut output = Output::new(step.problem());
     layer.execute(&step, &mut output).unwrap();
     let first = output.clone();
@@ -171,7 +171,7 @@ fn a_smaller_step_needs_no_memory_and_a_larger_one_does() {
     let weights = weights(Op::Plain);
     let mut layer = Cuda::open(0).unwrap().prepare_layer(&weights).unwrap();
     let mut allocations = |tokens| {
-        let step = step(&weights, &with_tokens(tokens), OutDtype::F16);
+        let step = step(&weights, &with_tokens(tokens), TokenDtype::F16);
         layer.execute(&step, &mut Output::new(step.problem())).unwrap();
         layer.allocations()
     };
@@ -189,7 +189,7 @@ fn the_time_is_the_kernels_without_the_copies() {
     let _fake = fake();
     let weights = weights(Op::Gated);
     let mut layer = Cuda::open(0).unwrap().prepare_layer(&weights).unwrap();
-    let step = step(&weights, &GROUPS, OutDtype::F16);
+    let step = step(&weights, &GROUPS, TokenDtype::F16);
     // On the fake device's clock a launch takes 250 µs and a copy a millisecond.
     let time = layer.execute(&step, &mut Output::new(step.problem())).unwrap();
     assert_eq!(time, std::time::Duration::from_micros(250));
@@ -200,13 +200,13 @@ fn a_step_without_tokens_calls_no_driver() {
     let fake = fake();
     let weights = weights(Op::Gated);
     let mut layer = Cuda::open(0).unwrap().prepare_layer(&weights).unwrap();
-    let step = step(&weights, &with_tokens([0, 0, 0, 0]), OutDtype::F16);
+    let step = step(&weights, &with_tokens([0, 0, 0, 0]), TokenDtype::F16);
     fake.take_calls();
     assert!(layer.execute(&step, &mut Output::new(step.problem())).unwrap().is_zero());
     assert_eq!(fake.take_calls(), [""; 0]);
 
     let none = Weights::new(Op::Gated, vec![]).unwrap();
-    let step = Step::new(&none, vec![], OutDtype::F16).unwrap();
+    let step = Step::new(&none, vec![], TokenDtype::F16).unwrap();
     let mut layer = Cuda::open(0).unwrap().prepare_layer(&none).unwrap();
     layer.execute(&step, &mut Output::new(step.problem())).unwrap();
 }
@@ -217,7 +217,7 @@ fn an_element_that_the_kernel_forgets_is_found() {
     fake.on_launch(forgetful_kernel);
     let weights = weights(Op::Gated);
     let mut layer = Cuda::open(0).unwrap().prepare_layer(&weights).unwrap();
-    let step = step(&weights, &GROUPS, OutDtype::F16);
+    let step = step(&weights, &GROUPS, TokenDtype::F16);
     let mut output = Output::new(step.problem());
     // The first run leaves the right value in the device's memory; the second must not profit from it.
     for _ in 0..2 {
@@ -235,7 +235,7 @@ fn steps_in_device_memory_run_on_the_callers_stream_without_waiting() {
     let weights = weights(Op::Gated);
     let gpu = Cuda::open(0).unwrap();
     let mut layer = gpu.prepare_layer(&weights).unwrap();
-    let step = step(&weights, &GROUPS, OutDtype::Bf16);
+    let step = step(&weights, &GROUPS, TokenDtype::Bf16);
     let stream = Stream::new(StreamFlags::DEFAULT, None).unwrap();
 
     let operands = OnDevice::new(&step);
@@ -243,7 +243,7 @@ fn steps_in_device_memory_run_on_the_callers_stream_without_waiting() {
     for launch in 0..10 {
         fake.take_calls();
         // SAFETY: operands of these sizes lie there, nobody else touches them, and the stream is this context's.
-        unsafe { layer.launch(groups, OutDtype::Bf16, stream.as_inner()) }.unwrap();
+        unsafe { layer.launch(groups, TokenDtype::Bf16, stream.as_inner()) }.unwrap();
         let calls = fake.take_calls();
         if launch >= 1 {
             assert_eq!(calls, ["cuCtxSetCurrent", "cuLaunchKernel", "cuEventRecord"]);
@@ -255,12 +255,12 @@ fn steps_in_device_memory_run_on_the_callers_stream_without_waiting() {
 
     let few = &groups[..2];
     // SAFETY: refused before anything is looked at.
-    let error = unsafe { layer.launch(few, OutDtype::Bf16, stream.as_inner()) }.unwrap_err();
+    let error = unsafe { layer.launch(few, TokenDtype::Bf16, stream.as_inner()) }.unwrap_err();
     assert_eq!(error.to_string(), "groups of tokens (one for each expert): got 2, expected 4");
     let mut infinite = groups.clone();
     infinite[2].global_scale = f32::NAN;
     // SAFETY: as above.
-    let error = unsafe { layer.launch(&infinite, OutDtype::Bf16, stream.as_inner()) }.unwrap_err();
+    let error = unsafe { layer.launch(&infinite, TokenDtype::Bf16, stream.as_inner()) }.unwrap_err();
     assert!(error.to_string().starts_with("group 2: global scales multiply to NaN"), "{error}");
 }
 
@@ -269,7 +269,7 @@ fn a_failing_call_is_named_with_its_device_and_the_next_step_works() {
     let fake = fake();
     let weights = weights(Op::Gated);
     let mut layer = Cuda::open(0).unwrap().prepare_layer(&weights).unwrap();
-    let step = step(&weights, &GROUPS, OutDtype::F16);
+    let step = step(&weights, &GROUPS, TokenDtype::F16);
     let mut output = Output::new(step.problem());
     for (call, code, text) in [
         ("cuMemAlloc_v2", CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY (2): out of memory"),
@@ -336,7 +336,7 @@ fn a_kernel_is_loaded_once_for_all_layers_and_everything_is_given_back() {
 fn a_layer_may_be_used_and_dropped_on_another_thread() {
     let fake = fake();
     let weights = weights(Op::Gated);
-    let step = step(&weights, &GROUPS, OutDtype::F16);
+    let step = step(&weights, &GROUPS, TokenDtype::F16);
     let mut layer = Cuda::open(0).unwrap().prepare_layer(&weights).unwrap();
     std::thread::scope(|scope| {
         // The layer holds the device, so its module and context go on that thread too.
@@ -378,7 +378,7 @@ fn code_from_a_file_runs_in_place_of_the_kernel_whose_entries_it_has() {
     };
     let ptx = builds::find("gated_simt", (8, 9)).unwrap().ptx();
     let mut layer = open(ptx.as_bytes()).unwrap().prepare_layer(&weights).unwrap();
-    let step = step(&weights, &GROUPS, OutDtype::F16);
+    let step = step(&weights, &GROUPS, TokenDtype::F16);
     let mut output = Output::new(step.problem());
     backend::run(&mut layer, &step, &mut output).unwrap();
     assert!(compare(&output, &Reference::new(&weights, &step), &step).passed());
@@ -443,7 +443,7 @@ fn every_schedule_with_and_without_a_graph_is_right_step_after_step() {
         [[3, 0, 130, 1], [0, 0, 0, 9], [3, 0, 130, 1], [1, 1, 1, 1], [2, 2, 2, 2], [4, 0, 0, 0], [3, 0, 130, 1]];
     for (schedule, ..) in LAUNCH_SCHEDULES {
         for variant in [schedule.to_owned(), format!("{schedule},graph")] {
-            for dtype in [OutDtype::F16, OutDtype::Bf16] {
+            for dtype in [TokenDtype::F16, TokenDtype::Bf16] {
                 let mut layer = gpu(&variant).prepare_layer(&weights).unwrap();
                 for tokens in tokens {
                     let step = step(&weights, &with_tokens(tokens), dtype);
@@ -464,7 +464,7 @@ fn schedules_are_right((major, minor): (i32, i32), kernel: &str, instances: [&st
     fake.set_device(major, minor, SMS as i32);
     let sizes = [Group { m: 3, n: 8, k: 64 }, Group { m: 0, n: 24, k: 32 }, Group { m: 130, n: 136, k: 320 }];
     let weights = generate::weights(Generator::PublicDual, Op::Gated, &sizes, 5).unwrap();
-    let step = step(&weights, &sizes, OutDtype::F16);
+    let step = step(&weights, &sizes, TokenDtype::F16);
     for (schedule, ..) in LAUNCH_SCHEDULES {
         for (instance, graph) in instances.into_iter().flat_map(|instance| [(instance, ""), (instance, ",graph")]) {
             let variant = format!("{kernel},{instance},{schedule}{graph}");
@@ -540,7 +540,7 @@ fn a_step_that_comes_again_is_launches_alone_and_with_a_graph_one() {
     let fake = fake();
     fake.on_launch(kernel_that_notes_its_stream);
     let weights = weights(Op::Gated);
-    let step = step(&weights, &GROUPS, OutDtype::F16);
+    let step = step(&weights, &GROUPS, TokenDtype::F16);
     for (schedule, launches, streams) in LAUNCH_SCHEDULES {
         for graph in [false, true] {
             let variant = if graph { format!("{schedule},graph") } else { schedule.to_owned() };
@@ -550,7 +550,7 @@ fn a_step_that_comes_again_is_launches_alone_and_with_a_graph_one() {
             let mut launch = || {
                 fake.take_calls();
                 // SAFETY: operands of these sizes lie there, nobody else touches them; the stream is this context's.
-                unsafe { layer.launch(&operands.groups, OutDtype::F16, stream.as_inner()) }.unwrap();
+                unsafe { layer.launch(&operands.groups, TokenDtype::F16, stream.as_inner()) }.unwrap();
                 assert_eq!(layer.launches(), Some(if graph { 1 } else { launches }), "{variant}");
                 assert!(layer.host_time().is_some());
                 (fake.take_calls(), layer.allocations())
@@ -590,7 +590,7 @@ fn a_graph_is_captured_anew_for_other_addresses_sizes_or_types_and_not_for_a_ste
     let mut layer = gpu("per-group,graph").prepare_layer(&weights).unwrap();
     let stream = Stream::new(StreamFlags::NON_BLOCKING, None).unwrap();
     let (large, small) =
-        (step(&weights, &GROUPS, OutDtype::F16), step(&weights, &with_tokens([3, 0, 9, 1]), OutDtype::F16));
+        (step(&weights, &GROUPS, TokenDtype::F16), step(&weights, &with_tokens([3, 0, 9, 1]), TokenDtype::F16));
     let (first, elsewhere, fewer) = (OnDevice::new(&large), OnDevice::new(&large), OnDevice::new(&small));
     let mut captured = |operands: &OnDevice, dtype| {
         fake.take_calls();
@@ -603,15 +603,15 @@ fn a_graph_is_captured_anew_for_other_addresses_sizes_or_types_and_not_for_a_ste
         count("cuStreamBeginCapture_v2") == 1
     };
     for (operands, dtype, anew) in [
-        (&first, OutDtype::F16, true),
-        (&elsewhere, OutDtype::F16, true),
-        (&fewer, OutDtype::F16, true),
-        (&first, OutDtype::Bf16, true),
-        (&elsewhere, OutDtype::F16, false),
-        (&fewer, OutDtype::Bf16, true),
+        (&first, TokenDtype::F16, true),
+        (&elsewhere, TokenDtype::F16, true),
+        (&fewer, TokenDtype::F16, true),
+        (&first, TokenDtype::Bf16, true),
+        (&elsewhere, TokenDtype::F16, false),
+        (&fewer, TokenDtype::Bf16, true),
         // It was the oldest of four, so its room was given to another.
-        (&first, OutDtype::F16, true),
-        (&first, OutDtype::F16, false),
+        (&first, TokenDtype::F16, true),
+        (&first, TokenDtype::F16, false),
     ] {
         assert_eq!(captured(operands, dtype), anew);
     }
@@ -625,14 +625,14 @@ fn a_graph_is_captured_anew_for_other_addresses_sizes_or_types_and_not_for_a_ste
 fn a_step_that_comes_again_on_another_stream_waits_for_its_descriptors() {
     let _fake = fake();
     let weights = weights(Op::Gated);
-    let step = step(&weights, &GROUPS, OutDtype::F16);
+    let step = step(&weights, &GROUPS, TokenDtype::F16);
     for variant in ["persistent", "persistent,graph", "streams=2", "unfused"] {
         let mut layer = gpu(variant).prepare_layer(&weights).unwrap();
         let operands = OnDevice::new(&step);
         let streams = [(); 2].map(|()| Stream::new(StreamFlags::NON_BLOCKING, None).unwrap());
         for stream in &streams {
             // SAFETY: operands of these sizes lie there, nobody else touches them; the streams are this context's.
-            unsafe { layer.launch(&operands.groups, OutDtype::F16, stream.as_inner()) }.unwrap();
+            unsafe { layer.launch(&operands.groups, TokenDtype::F16, stream.as_inner()) }.unwrap();
         }
         // Nothing has run yet. Of the first stream's work, only what the second stream waits for will run.
         streams[1].synchronize().unwrap();
@@ -645,7 +645,7 @@ fn a_failure_while_a_graph_is_made_is_named_and_the_next_step_works() {
     let fake = fake();
     let weights = weights(Op::Gated);
     let mut layer = gpu("streams=2,graph").prepare_layer(&weights).unwrap();
-    let step = step(&weights, &GROUPS, OutDtype::F16);
+    let step = step(&weights, &GROUPS, TokenDtype::F16);
     let mut output = Output::new(step.problem());
     for call in [
         "cuStreamBeginCapture_v2",
@@ -666,7 +666,7 @@ fn a_failure_while_a_graph_is_made_is_named_and_the_next_step_works() {
 fn a_resident_step_is_timed_alone_and_leaves_its_output_on_the_device() {
     let fake = fake();
     let weights = weights(Op::Gated);
-    let step = step(&weights, &GROUPS, OutDtype::F16);
+    let step = step(&weights, &GROUPS, TokenDtype::F16);
     for cache in [Cache::Warm, Cache::Flushed] {
         let mut layer = gpu("per-group").prepare_layer(&weights).unwrap();
         let mut resident = layer.upload(&step).unwrap();
@@ -678,7 +678,7 @@ fn a_resident_step_is_timed_alone_and_leaves_its_output_on_the_device() {
         assert_eq!(resident.launches(), Some(3));
         resident.download(&mut output).unwrap();
         assert!(compare(&output, &Reference::new(&weights, &step), &step).passed());
-        let other = Step::new(&Weights::new(Op::Gated, vec![]).unwrap(), vec![], OutDtype::F16).unwrap();
+        let other = Step::new(&Weights::new(Op::Gated, vec![]).unwrap(), vec![], TokenDtype::F16).unwrap();
         assert!(resident.download(&mut Output::new(other.problem())).is_err());
     }
     assert_eq!(fake.live_objects(), 0);

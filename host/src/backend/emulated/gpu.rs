@@ -11,7 +11,6 @@ use ptx_emulator::{
 
 use super::clock::Clock;
 use crate::error::Error;
-use crate::fp8::TokenFormat;
 use crate::kernels::builds::{self, Build};
 use crate::kernels::launch::{Grid, Launch};
 use crate::kernels::linear::LinearKernels;
@@ -20,7 +19,7 @@ use crate::kernels::tensor_map::{MAP_BYTES, MapArguments};
 use crate::kernels::{self, GroupedKernel};
 use crate::plan::roofline::GPUS;
 use crate::plan::variant::Variant;
-use crate::problem::Op;
+use crate::problem::{Op, TokenFormat};
 
 /// The architectures that there are kernels for, the oldest first.
 pub fn arches() -> Vec<&'static str> {
@@ -66,7 +65,7 @@ pub const DESCRIPTORS: &str = "descriptors";
 pub struct Options {
     /// Which warp runs next, and when asynchronous operations complete.
     pub schedule: Schedule,
-    /// Whether races, uninitialised reads and misuse are looked for; bounds and alignment always are.
+    /// Whether races, uninitialized reads and misuse are looked for; bounds and alignment always are.
     pub sanitize: bool,
     /// Streaming multiprocessors. `None` stands for those of the first card of the architecture in [`GPUS`]. If that
     /// has no such card, the emulator's default counts.

@@ -2,20 +2,20 @@
 
 use std::time::{Duration, Instant};
 
-use kernels_gpu::units::TokenType;
+use kernels_gpu::units::OperandType;
 use ptx_emulator::{Buffer, Device, Report as Counters};
 
 use super::gpu::{Emulated, INTERMEDIATE, OUTPUT, TOKENS, WEIGHTS, upload};
 use crate::backend::LinearLayer;
 use crate::error::Error;
-use crate::fp8::TokenFormat;
 use crate::kernels::launch::Launch;
 use crate::kernels::linear::workspace::Workspace;
 use crate::kernels::linear::{LinearArguments, LinearKernels, PlacedLinear, panels};
-use crate::kernels::moe::token_type;
+use crate::kernels::moe::operand_type;
 use crate::kernels::moe_pack::row_order::RowOrder;
 use crate::kernels::moe_pack::{nvfp4, units};
 use crate::linear::{LinearOutput, LinearStep, LinearWeights};
+use crate::problem::TokenFormat;
 
 /// Bytes that are NaN as numbers.
 const POISON: u16 = 0xFFFF;
@@ -39,8 +39,8 @@ impl EmulatedLinear {
         kernels.check_takes(sizes.token_format, &gpu.arch)?;
         let mut device = gpu.memory();
         let packed = match sizes.token_format {
-            TokenFormat::Bits16 => panels::pack(weights.matrix(), token_type(sizes.dtype)),
-            TokenFormat::Fp8 => units::pack(weights.matrix(), RowOrder::Kept, TokenType::E4m3),
+            TokenFormat::Bits16 => panels::pack(weights.matrix(), operand_type(sizes.dtype)),
+            TokenFormat::Fp8 => units::pack(weights.matrix(), RowOrder::Kept, OperandType::E4m3),
             TokenFormat::Nvfp4 => nvfp4::pack_nvfp4(std::iter::once(weights.matrix())),
         };
         let input_scale = match sizes.token_format {
@@ -135,7 +135,7 @@ mod tests {
     use crate::backend::emulated::{Options, arches};
     use crate::format::Matrix;
     use crate::linear::LinearSizes;
-    use crate::problem::OutDtype;
+    use crate::problem::TokenDtype;
 
     #[test]
     fn the_device_packs_what_the_host_packs_and_finds_the_first_scale_that_is_none() {
@@ -147,7 +147,7 @@ mod tests {
             let mut scales: Vec<u8> = (0..n * k / 16).map(|i| (i * 31 % 127) as u8).collect();
             let matrix = Matrix::new(n, k, values.clone(), scales.clone(), 1.0).unwrap();
             let is_invalid = scales.len() > 5;
-            for (dtype, spoil) in [(OutDtype::F16, false), (OutDtype::Bf16, false), (OutDtype::Bf16, true)] {
+            for (dtype, spoil) in [(TokenDtype::F16, false), (TokenDtype::Bf16, false), (TokenDtype::Bf16, true)] {
                 if spoil && is_invalid {
                     (scales[3], scales[5]) = (0x80, 0x7f);
                 }
@@ -163,7 +163,7 @@ mod tests {
                     assert_eq!(found, 3, "{n}×{k}");
                 } else {
                     assert_eq!(found, u64::MAX);
-                    let of_host = panels::pack(&matrix, token_type(dtype));
+                    let of_host = panels::pack(&matrix, operand_type(dtype));
                     assert!(device.download::<u8>(to) == of_host, "{n}×{k} {dtype:?}");
                 }
             }

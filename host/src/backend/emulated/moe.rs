@@ -10,7 +10,6 @@ use crate::backend::MoeLayer;
 use crate::error::Error;
 use crate::format::Matrix;
 use crate::fp4::InputScales;
-use crate::fp8::TokenFormat;
 use crate::kernels::group::Address;
 use crate::kernels::moe::{
     self, MoeArguments, MoeKernels, PlacedExperts, PlacedMoe, StageParts, Workspace, packing, row_order,
@@ -18,6 +17,7 @@ use crate::kernels::moe::{
 use crate::kernels::moe_pack::nvfp4::pack_nvfp4;
 use crate::kernels::moe_pack::units::pack;
 use crate::moe::{MoeExpert, MoeOutput, MoeSizes, MoeStep, MoeWeights};
+use crate::problem::TokenFormat;
 
 /// As [`WEIGHTS`], of the experts that tokens name, their weights, and the expert map.
 pub const ROUTING: &str = "routing";

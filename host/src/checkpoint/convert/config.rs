@@ -1,4 +1,4 @@
-//! What servers read beside the weights: `config.json` and ModelOpt's `hf_quant_config.json`, with the quantisation described
+//! What servers read beside the weights: `config.json` and ModelOpt's `hf_quant_config.json`, with the quantization described
 //! as vLLM 0.24 (`ModelOptNvFp4Config.from_config`, `CompressedTensorsConfig.from_config`) takes it; and which other files
 //! of a model go with it.
 
@@ -16,7 +16,7 @@ use crate::format::BLOCK;
 /// The file that says what a model is.
 pub(super) const CONFIG: &str = "config.json";
 
-/// The file in which ModelOpt describes a quantisation.
+/// The file in which ModelOpt describes a quantization.
 pub(super) const QUANT_CONFIG: &str = "hf_quant_config.json";
 
 /// The largest file that counts as one of the small ones beside the weights, in bytes.
@@ -39,7 +39,7 @@ const WEIGHTS: [&str; 13] = [
     ".index.json",
 ];
 
-/// Keys under which a description of a quantisation is kept.
+/// Keys under which a description of a quantization is kept.
 const DESCRIPTIONS: [&str; 2] = ["quantization_config", "compression_config"];
 
 /// The configuration of a model, empty if it has none.
@@ -79,22 +79,22 @@ impl Config {
 
     /// The sizes of the blocks that share an FP8 scale.
     pub(super) fn fp8_block(&self) -> Option<[usize; 2]> {
-        let sizes = self.0.as_ref()?.quantisation()?.get("weight_block_size")?.as_array()?;
+        let sizes = self.0.as_ref()?.quantization()?.get("weight_block_size")?.as_array()?;
         let [lines, elements] = &sizes[..] else { return None };
         let size = |size: &Value| usize::try_from(size.as_u64()?).ok().filter(|&size| size > 0);
         Some([size(lines)?, size(elements)?])
     }
 
-    /// The same configuration for the quantised model, as text.
-    pub(super) fn quantised(&self, quantisation: &Quantisation) -> String {
+    /// The same configuration for the quantized model, as text.
+    pub(super) fn quantized(&self, quantization: &Quantization) -> String {
         let json = self.0.as_ref().and_then(|config| config.json().as_object());
-        let json = replaced(json.cloned().unwrap_or_default(), quantisation);
+        let json = replaced(json.cloned().unwrap_or_default(), quantization);
         format!("{:#}\n", Value::Object(json))
     }
 }
 
-/// A configuration with another description of a quantisation.
-fn replaced(mut json: Map<String, Value>, quantisation: &Quantisation) -> Map<String, Value> {
+/// A configuration with another description of a quantization.
+fn replaced(mut json: Map<String, Value>, quantization: &Quantization) -> Map<String, Value> {
     // Inside of a multimodal model they would describe what was read.
     for value in json.values_mut() {
         if let Some(part) = value.as_object_mut() {
@@ -102,21 +102,21 @@ fn replaced(mut json: Map<String, Value>, quantisation: &Quantisation) -> Map<St
         }
     }
     json.retain(|key, _| !DESCRIPTIONS.contains(&&key[..]));
-    json.insert(DESCRIPTIONS[0].into(), quantisation.for_config());
+    json.insert(DESCRIPTIONS[0].into(), quantization.for_config());
     json
 }
 
-/// What a description of a quantisation says.
+/// What a description of a quantization says.
 #[derive(Debug)]
-pub(super) struct Quantisation {
+pub(super) struct Quantization {
     pub format: Format,
-    /// Whether every quantised weight has a scale for its activations.
+    /// Whether every quantized weight has a scale for its activations.
     pub input_scales: bool,
-    /// The modules that are not quantised, see [`ignored`].
+    /// The modules that are not quantized, see [`ignored`].
     pub ignored: Vec<String>,
 }
 
-impl Quantisation {
+impl Quantization {
     /// `quantization_config` of `config.json`.
     fn for_config(&self) -> Value {
         // Where there are no input scales servers must not expect any: they would use what was in memory.
@@ -191,7 +191,7 @@ const MERGED: [(&str, &[&str]); 6] = [
     ("in_proj_b", &["in_proj_ba"]),
 ];
 
-/// How servers are told which modules are not quantised, in natural order.
+/// How servers are told which modules are not quantized, in natural order.
 ///
 /// vLLM takes a name of ModelOpt's list as a name, as a pattern, and as a part of a name: `layers.1.mlp.gate` would exclude
 /// `layers.1.mlp.gate_up_proj` too. Where that would go wrong the last letter is made a pattern, `layers.1.mlp.gat[e]`,
@@ -199,10 +199,10 @@ const MERGED: [(&str, &[&str]); 6] = [
 pub(super) fn ignored(
     format: Format,
     left: impl IntoIterator<Item = String>,
-    quantised: impl IntoIterator<Item = String>,
+    quantized: impl IntoIterator<Item = String>,
 ) -> Vec<String> {
     let mut searched = BTreeSet::new();
-    for module in quantised {
+    for module in quantized {
         if let Some((before, _)) = module.split_once(".experts.")
             && format == Format::ModelOpt
         {
@@ -248,7 +248,7 @@ impl PopLast for String {
 /// The files of a model's folder beside its weights.
 #[derive(Debug, Default)]
 pub(super) struct Others {
-    /// Those that belong to every form of the model: the tokenizer, the generation configuration, the licence.
+    /// Those that belong to every form of the model: the tokenizer, the generation configuration, the license.
     pub copied: Vec<PathBuf>,
     /// The names of the rest.
     pub left: Vec<String>,
@@ -289,38 +289,38 @@ impl Others {
 mod tests {
     use super::*;
 
-    fn ignore(format: Format, left: &[&str], quantised: &[&str]) -> Vec<String> {
+    fn ignore(format: Format, left: &[&str], quantized: &[&str]) -> Vec<String> {
         let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
-        ignored(format, owned(left), owned(quantised))
+        ignored(format, owned(left), owned(quantized))
     }
 
     #[test]
-    fn a_name_that_is_part_of_a_quantised_one_is_a_pattern() {
-        let quantised =
+    fn a_name_that_is_part_of_a_quantized_one_is_a_pattern() {
+        let quantized =
             ["model.layers.1.mlp.gate_proj", "model.layers.1.mlp.up_proj", "model.layers.10.mlp.experts.0.w1"];
         let left =
             ["model.layers.10.mlp.gate", "lm_head", "model.layers.2.mlp.gate", "model.layers.1.mlp.gate", "lm_head"];
         assert_eq!(
-            ignore(Format::ModelOpt, &left, &quantised),
+            ignore(Format::ModelOpt, &left, &quantized),
             ["lm_head", "model.layers.1.mlp.gat[e]", "model.layers.2.mlp.gate", "model.layers.10.mlp.gate"]
         );
-        assert_eq!(ignore(Format::CompressedTensors, &left, &quantised)[1], "model.layers.1.mlp.gate");
+        assert_eq!(ignore(Format::CompressedTensors, &left, &quantized)[1], "model.layers.1.mlp.gate");
     }
 
     #[test]
     fn a_name_that_is_part_of_a_merged_one_is_a_pattern() {
-        let quantised = ["a.self_attn.q_proj", "a.self_attn.k_proj", "a.self_attn.v_proj"];
-        assert_eq!(ignore(Format::ModelOpt, &["a.self_attn.qkv"], &quantised), ["a.self_attn.qk[v]"]);
-        assert_eq!(ignore(Format::ModelOpt, &["a.self_attn.o_proj"], &quantised), ["a.self_attn.o_proj"]);
+        let quantized = ["a.self_attn.q_proj", "a.self_attn.k_proj", "a.self_attn.v_proj"];
+        assert_eq!(ignore(Format::ModelOpt, &["a.self_attn.qkv"], &quantized), ["a.self_attn.qk[v]"]);
+        assert_eq!(ignore(Format::ModelOpt, &["a.self_attn.o_proj"], &quantized), ["a.self_attn.o_proj"]);
     }
 
     #[test]
-    fn what_described_another_quantisation_is_replaced() {
+    fn what_described_another_quantization_is_replaced() {
         let text = r#"{"z": 1, "quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 128]},
             "text_config": {"hidden_size": 32, "quantization_config": {}, "model_type": "llama4_text"}, "model_type": "llama4"}"#;
-        let quantisation =
-            Quantisation { format: Format::ModelOpt, input_scales: false, ignored: vec!["lm_head".into()] };
-        let json: Map<String, Value> = replaced(serde_json::from_str(text).unwrap(), &quantisation);
+        let quantization =
+            Quantization { format: Format::ModelOpt, input_scales: false, ignored: vec!["lm_head".into()] };
+        let json: Map<String, Value> = replaced(serde_json::from_str(text).unwrap(), &quantization);
         assert_eq!(json.keys().collect::<Vec<_>>(), ["z", "text_config", "model_type", "quantization_config"]);
         assert_eq!(json["text_config"].as_object().unwrap().len(), 2);
         assert_eq!(json["quantization_config"]["quant_algo"], "W4A16_NVFP4");

@@ -1,10 +1,10 @@
-//! A model in floats, FP8 or MXFP4 becomes one in NVFP4: chosen weights quantised, everything else copied bit for bit, and
+//! A model in floats, FP8 or MXFP4 becomes one in NVFP4: chosen weights quantized, everything else copied bit for bit, and
 //! the files around the weights made to fit.
 //!
 //! All names, types and shapes of the result are known before the first number is read, so headers are written first and
 //! then tensor after tensor, each in parts: memory holds a few megabytes, whatever the size of a tensor.
 //!
-//! [`stored`] finds the weights, [`select`] says which are quantised, [`config`] describes the result to servers, and
+//! [`stored`] finds the weights, [`select`] says which are quantized, [`config`] describes the result to servers, and
 //! [`calibration`] gives the scales of activations.
 
 mod calibration;
@@ -20,7 +20,7 @@ use std::path::Path;
 use rayon::prelude::*;
 
 pub use self::calibration::Calibration;
-use self::config::{CONFIG, Config, Others, QUANT_CONFIG, Quantisation};
+use self::config::{CONFIG, Config, Others, QUANT_CONFIG, Quantization};
 use self::select::Selection;
 use self::stored::{Stored, WEIGHT, Weight};
 use super::file::{Tensor, TensorFile};
@@ -45,19 +45,19 @@ const KEPT_ELEMENTS: usize = 16 << 20;
 pub struct Options<'o> {
     /// How the parts of a weight are named, and what a global scale means.
     pub format: Format,
-    /// Whether a weight of this name (`M.weight`) is to be quantised.
+    /// Whether a weight of this name (`M.weight`) is to be quantized.
     pub include: &'o dyn Fn(&str) -> bool,
     /// Why a module, or the tensor that holds it, is left although it is included; `None` if it is not.
     pub exclude: &'o dyn Fn(&str) -> Option<String>,
     /// Gives each weight a global scale of its own, also where engines merge projections and then know one scale; and
-    /// lets such projections be quantised without one another.
+    /// lets such projections be quantized without one another.
     pub separate_scales: bool,
     /// Largest magnitudes of activations, to write input scales.
     pub calibration: Option<&'o Calibration>,
 }
 
 impl<'o> Options<'o> {
-    /// Quantises what `include` accepts, without input scales.
+    /// Quantizes what `include` accepts, without input scales.
     pub fn new(format: Format, include: &'o dyn Fn(&str) -> bool) -> Self {
         Self { format, include, exclude: &|_| None, separate_scales: false, calibration: None }
     }
@@ -70,16 +70,16 @@ pub struct Conversion<'a> {
     separate_scales: bool,
     config: Config,
     selection: Selection<'a>,
-    /// The modules to quantise, and the tensor that holds each.
+    /// The modules to quantize, and the tensor that holds each.
     modules: BTreeMap<String, &'a str>,
     /// The largest magnitude of each of those that was looked at.
     amax: RefCell<BTreeMap<String, f32>>,
-    /// The largest magnitudes of activations; of every module to quantise, or of none.
+    /// The largest magnitudes of activations; of every module to quantize, or of none.
     inputs: BTreeMap<String, f32>,
     others: Others,
 }
 
-/// A tensor that was asked for, and is not quantised.
+/// A tensor that was asked for, and is not quantized.
 #[derive(Debug)]
 pub struct Left {
     /// Its name.
@@ -111,7 +111,7 @@ pub struct Converted<'c> {
     /// N and K.
     pub sizes: [usize; 2],
     /// Whether it becomes NVFP4; else it becomes bf16.
-    pub quantised: bool,
+    pub quantized: bool,
 }
 
 /// Something that was written.
@@ -130,7 +130,7 @@ pub enum Written<'a> {
         weight: Converted<'a>,
         /// The bytes read for it.
         bytes: usize,
-        /// What quantising cost it; `None` if it became bf16.
+        /// What quantizing cost it; `None` if it became bf16.
         loss: Option<Loss>,
     },
 }
@@ -142,7 +142,7 @@ impl<'a> Conversion<'a> {
     /// Looks at all names, types and shapes, and decides what becomes of each tensor.
     ///
     /// # Errors
-    /// If nothing that is included can be quantised, the configuration beside the model cannot be read, or the
+    /// If nothing that is included can be quantized, the configuration beside the model cannot be read, or the
     /// calibration does not fit. What was asked for and cannot be done is no error yet: see [`Conversion::left`].
     pub fn new(checkpoint: &'a Checkpoint, options: &Options<'_>) -> Result<Self, Error> {
         let config = Config::beside(checkpoint);
@@ -159,7 +159,7 @@ impl<'a> Conversion<'a> {
                 [] => "no two-dimensional tensor of numbers is included".to_owned(),
                 [first, ..] => format!("all that is included is left, {} ({}) first", first.name, first.reason),
             };
-            let what = format!("{left}, so nothing would be quantised");
+            let what = format!("{left}, so nothing would be quantized");
             return Err(Error::Invalid(what).at(checkpoint.path().display()));
         }
         let weights = selection.chosen.iter().flat_map(|(&name, stored)| stored.weights.iter().map(move |w| (w, name)));
@@ -227,17 +227,17 @@ impl<'a> Conversion<'a> {
     /// The weights that will be written in another form, in natural order.
     pub fn converted(&self) -> Vec<Converted<'_>> {
         let all = [(&self.selection.chosen, true), (&self.selection.widened, false)];
-        let weights = all.into_iter().flat_map(|(stored, quantised)| {
+        let weights = all.into_iter().flat_map(|(stored, quantized)| {
             stored
                 .values()
-                .flat_map(move |stored| stored.weights.iter().map(move |weight| converted(stored, weight, quantised)))
+                .flat_map(move |stored| stored.weights.iter().map(move |weight| converted(stored, weight, quantized)))
         });
         let mut weights: Vec<_> = weights.collect();
         weights.sort_by_cached_key(|weight| natural(weight.module));
         weights
     }
 
-    /// What was asked for and is not quantised, in natural order.
+    /// What was asked for and is not quantized, in natural order.
     pub fn left(&self) -> Vec<&Left> {
         let mut left: Vec<_> = self.selection.left.iter().collect();
         left.sort_by_cached_key(|left| natural(&left.name));
@@ -264,7 +264,7 @@ impl<'a> Conversion<'a> {
         if is_one_file(self.checkpoint) {
             notes.push("one file is converted alone: no configuration is written, which servers want".to_owned());
         } else if !self.config.exists() {
-            notes.push("there is no config.json: the one that is written describes the quantisation alone".to_owned());
+            notes.push("there is no config.json: the one that is written describes the quantization alone".to_owned());
         }
         if !self.others.left.is_empty() {
             notes.push(format!("not copied: {}", self.others.left.join(", ")));
@@ -346,18 +346,18 @@ impl<'a> Conversion<'a> {
         folder.finish()
     }
 
-    /// Names and contents of the files that describe the quantisation.
+    /// Names and contents of the files that describe the quantization.
     fn configurations(&self) -> Vec<(&'static str, String)> {
-        let quantisation =
-            Quantisation { format: self.format, input_scales: self.has_input_scales(), ignored: self.ignored() };
-        let mut files = vec![(CONFIG, self.config.quantised(&quantisation))];
+        let quantization =
+            Quantization { format: self.format, input_scales: self.has_input_scales(), ignored: self.ignored() };
+        let mut files = vec![(CONFIG, self.config.quantized(&quantization))];
         if self.format == Format::ModelOpt {
-            files.push((QUANT_CONFIG, quantisation.for_modelopt()));
+            files.push((QUANT_CONFIG, quantization.for_modelopt()));
         }
         files
     }
 
-    /// The modules that servers must not expect to be quantised: every matrix that is not.
+    /// The modules that servers must not expect to be quantized: every matrix that is not.
     fn ignored(&self) -> Vec<String> {
         let mut left = vec!["lm_head".to_owned()];
         for (name, tensor) in self.checkpoint.files().iter().flat_map(TensorFile::tensors) {
@@ -385,8 +385,8 @@ impl<'a> Conversion<'a> {
                 }
             }
         }
-        let quantised = self.modules.keys().chain(&self.selection.nvfp4).cloned();
-        config::ignored(self.format, left, quantised)
+        let quantized = self.modules.keys().chain(&self.selection.nvfp4).cloned();
+        config::ignored(self.format, left, quantized)
     }
 
     /// Writes one file; returns the names and bytes of the tensors in it.
@@ -400,7 +400,7 @@ impl<'a> Conversion<'a> {
         let mut layout = Vec::new();
         for (name, tensor) in file.tensors().filter(|(name, _)| !dropped.contains(name)) {
             match self.fate(name) {
-                Some((stored, quantised)) => layout.extend(self.layout(stored, quantised)),
+                Some((stored, quantized)) => layout.extend(self.layout(stored, quantized)),
                 None => layout.push((name.to_owned(), tensor.dtype, tensor.shape.to_vec())),
             }
         }
@@ -413,8 +413,8 @@ impl<'a> Conversion<'a> {
                 continue;
             }
             match self.fate(name) {
-                Some((stored, quantised)) => self
-                    .convert(file, stored, quantised, tensor, &mut writer, done)
+                Some((stored, quantized)) => self
+                    .convert(file, stored, quantized, tensor, &mut writer, done)
                     .map_err(|error| error.at(place(file.path(), name)))?,
                 None => {
                     copy(file, tensor, name, &mut writer)?;
@@ -442,11 +442,11 @@ impl<'a> Conversion<'a> {
     }
 
     /// Names, types and shapes of what becomes of the weights in a tensor.
-    fn layout(&self, stored: &Stored<'_>, quantised: bool) -> Vec<TensorLayout> {
+    fn layout(&self, stored: &Stored<'_>, quantized: bool) -> Vec<TensorLayout> {
         let mut layout = Vec::new();
         for Weight { module, source } in &stored.weights {
             let [n, k] = source.sizes();
-            if !quantised {
+            if !quantized {
                 layout.push((format!("{module}{WEIGHT}"), Dtype::BF16, vec![n, k]));
                 continue;
             }
@@ -474,7 +474,7 @@ impl<'a> Conversion<'a> {
         &self,
         file: &TensorFile,
         stored: &Stored<'_>,
-        quantised: bool,
+        quantized: bool,
         tensor: Tensor<'_>,
         writer: &mut TensorWriter,
         done: &mut impl FnMut(Written<'_>),
@@ -482,7 +482,7 @@ impl<'a> Conversion<'a> {
         let mut unsaid = tensor.data.len();
         for (index, weight) in stored.weights.iter().enumerate() {
             let of_one = |error: Error| if stored.weights.len() > 1 { error.at(&weight.module) } else { error };
-            let loss = if quantised {
+            let loss = if quantized {
                 Some(self.quantize(file, weight, writer).map_err(of_one)?)
             } else {
                 widen(file, weight, writer).map_err(of_one)?;
@@ -494,7 +494,7 @@ impl<'a> Conversion<'a> {
             }
             let bytes = unsaid / (stored.weights.len() - index);
             unsaid -= bytes;
-            done(Written::Converted { weight: converted(stored, weight, quantised), bytes, loss });
+            done(Written::Converted { weight: converted(stored, weight, quantized), bytes, loss });
         }
         if let Some(biases) = &stored.biases {
             for (module, rows) in &biases.parts {
@@ -504,7 +504,7 @@ impl<'a> Conversion<'a> {
         Ok(())
     }
 
-    /// Quantises one weight.
+    /// Quantizes one weight.
     fn quantize(&self, file: &TensorFile, weight: &Weight<'_>, writer: &mut TensorWriter) -> Result<Loss, Error> {
         let Weight { module, source } = weight;
         let stored = self.stored_scale(self.amax(module)?);
@@ -554,7 +554,7 @@ impl<'a> Conversion<'a> {
         let mut amax = self.amax_alone(module)?;
         if !self.separate_scales {
             for other in merged_with(module).filter(|other| self.modules.contains_key(other)) {
-                // One that cannot be quantised is refused in its own turn.
+                // One that cannot be quantized is refused in its own turn.
                 amax = self.amax_alone(&other).map_or(amax, |other| amax.max(other));
             }
         }
@@ -589,8 +589,8 @@ struct Buffers {
     scales: Vec<u8>,
 }
 
-fn converted<'c>(stored: &'c Stored<'_>, weight: &'c Weight<'_>, quantised: bool) -> Converted<'c> {
-    Converted { module: &weight.module, tensor: stored.name, sizes: weight.source.sizes(), quantised }
+fn converted<'c>(stored: &'c Stored<'_>, weight: &'c Weight<'_>, quantized: bool) -> Converted<'c> {
+    Converted { module: &weight.module, tensor: stored.name, sizes: weight.source.sizes(), quantized }
 }
 
 /// Writes a weight in bf16.

@@ -1,7 +1,7 @@
-//! Which weights of a model are quantised, and why others are not.
+//! Which weights of a model are quantized, and why others are not.
 //!
-//! Engines quantise by module, and some modules are one to them: projections that they merge, and the experts of a layer.
-//! Of those either all are quantised or none.
+//! Engines quantize by module, and some modules are one to them: projections that they merge, and the experts of a layer.
+//! Of those either all are quantized or none.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,11 +20,11 @@ const OF_DRAFTS: [&str; 3] = ["eh_proj.weight", "enorm.weight", "hnorm.weight"];
 /// What becomes of the tensors that hold weights.
 #[derive(Debug, Default)]
 pub(super) struct Selection<'a> {
-    /// Weights to quantise, by the tensor that holds them.
+    /// Weights to quantize, by the tensor that holds them.
     pub chosen: BTreeMap<&'a str, Stored<'a>>,
     /// Weights in FP8 or MXFP4 that are written as bf16, since no engine reads a model in both.
     pub widened: BTreeMap<&'a str, Stored<'a>>,
-    /// Tensors that were asked for and are not quantised.
+    /// Tensors that were asked for and are not quantized.
     pub left: Vec<Left>,
     /// Modules that are NVFP4 already.
     pub nvfp4: BTreeSet<String>,
@@ -73,7 +73,7 @@ pub(super) fn select<'a>(checkpoint: &'a Checkpoint, config: &Config, options: &
 }
 
 impl<'a> Selection<'a> {
-    /// Chooses a tensor that was asked for, if it can be quantised.
+    /// Chooses a tensor that was asked for, if it can be quantized.
     fn take(&mut self, checkpoint: &Checkpoint, name: &'a str, tensor: Tensor<'a>, found: Found<'a>) {
         let stored = match found {
             Found::Weights(stored) => stored,
@@ -97,7 +97,7 @@ impl<'a> Selection<'a> {
         }
     }
 
-    /// Takes back weights of which others that belong to them are not quantised.
+    /// Takes back weights of which others that belong to them are not quantized.
     fn keep_together(&mut self, checkpoint: &Checkpoint, unasked: &mut BTreeMap<&'a str, Stored<'a>>) {
         // The tensors that hold the modules of each group.
         let mut groups: BTreeMap<String, BTreeSet<&'a str>> = BTreeMap::new();
@@ -129,7 +129,7 @@ impl<'a> Selection<'a> {
                     Left::excluded(tensor, format!("engines load it as one with {other}, which is excluded"))
                 } else {
                     let what = format!(
-                        "engines load it as one with {other}, which is not quantised: include or exclude both, or give \
+                        "engines load it as one with {other}, which is not quantized: include or exclude both, or give \
                          --separate-scales"
                     );
                     Left::refused(tensor, Error::Invalid(what), checkpoint)
@@ -154,7 +154,7 @@ fn is_included(options: &Options<'_>, name: &str, mut modules: impl Iterator<Ite
     (options.include)(name) || modules.any(|module| (options.include)(&format!("{module}{WEIGHT}")))
 }
 
-/// Why a tensor that is asked for by its name is not quantised after all.
+/// Why a tensor that is asked for by its name is not quantized after all.
 fn excuse(options: &Options<'_>, drafts: &BTreeSet<(&str, usize)>, name: &str, found: &Found<'_>) -> Option<String> {
     let weights: &[Weight<'_>] = if let Found::Weights(stored) = found { &stored.weights } else { &[] };
     let guessed = if weights.is_empty() { stored::modules(name) } else { Vec::new() };

@@ -104,7 +104,7 @@ pub(super) fn find<'a>(
         _ => match name.rsplit_once('.') {
             Some((module, "weight")) => read.weight(module),
             Some((module, "weight_packed")) => read.packed(module),
-            Some((_, "qweight")) => Err(unreadable("it is quantised to integers")),
+            Some((_, "qweight")) => Err(unreadable("it is quantized to integers")),
             // Scales and biases go with their weight.
             Some((_, last)) if ["scale", "bias", "zero_point"].iter().any(|part| last.contains(part)) => return None,
             _ if tensor.shape.len() >= 2 && is_number => {

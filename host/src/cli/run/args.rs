@@ -4,13 +4,12 @@ use std::path::PathBuf;
 
 use clap::{ValueEnum, ValueHint};
 use nvfp4::backend::emulated::{self, Card};
-use nvfp4::fp8::TokenFormat;
 use nvfp4::generate::Generator;
 use nvfp4::kernels::GroupedKernel;
 use nvfp4::moe::generate::Routing;
 use nvfp4::moe::shape;
 use nvfp4::plan::variant::Variant;
-use nvfp4::problem::{Op, OutDtype};
+use nvfp4::problem::{Op, TokenDtype, TokenFormat};
 
 use crate::cli::parse;
 
@@ -97,7 +96,7 @@ pub struct Args {
     pub routing: Option<Routing>,
     /// Type of the output, and of the tokens of --op moe and linear [default: f16; bf16 of --op moe and linear].
     #[arg(long, visible_alias = "dtype", value_name = "DTYPE", value_parser = parse::out_dtype())]
-    pub out_dtype: Option<OutDtype>,
+    pub out_dtype: Option<TokenDtype>,
     /// As what tokens of --op moe and linear are multiplied: 16-bit, as they are; fp8, as e4m3 with a scale for each token; or nvfp4,
     /// with the checkpoint's input scales, or else a global scale for each token (docs/accuracy.md says what that costs) [default: the
     /// layer's own, or 16-bit; nvfp4 of --op moe on B200 and B300].

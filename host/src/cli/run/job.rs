@@ -5,7 +5,7 @@ use nvfp4::checkpoint::{Activations, Checkpoint};
 use nvfp4::format::Matrix;
 use nvfp4::generate;
 use nvfp4::plan::roofline::Roofline;
-use nvfp4::problem::{Group, GroupedProblem, Op, OutDtype, Weights};
+use nvfp4::problem::{Group, GroupedProblem, Op, TokenDtype, Weights};
 use nvfp4::shape;
 
 use super::args::Args;
@@ -19,7 +19,7 @@ const SHAPE: &str = "moe-1";
 const TOKENS: usize = 16;
 
 /// The type of the output, if no other is given.
-pub const OUT_DTYPE: OutDtype = OutDtype::F16;
+pub const OUT_DTYPE: TokenDtype = TokenDtype::F16;
 
 /// Inputs, and where they came from, in words.
 pub struct Job<'a> {
@@ -79,7 +79,7 @@ fn check_memory(problem: &GroupedProblem) -> anyhow::Result<()> {
     let work = Roofline::new(problem);
     let weights: f64 = problem.groups().iter().map(|group| group.n as f64 * group.k as f64).sum();
     // What is counted: weights and their prepared copy, at 9/16 of a byte an element each; f32 numbers while one matrix
-    // is quantised; the f64 reference.
+    // is quantized; the f64 reference.
     let largest = problem.groups().iter().map(|group| group.n.max(group.m) as f64 * group.k as f64).fold(0.0, f64::max);
     let projections = problem.op().projections() as f64;
     let outputs = work.output_bytes as f64 * (1.0 + 8.0 * projections);

@@ -7,13 +7,12 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use nvfp4::backend::{Backend, LinearLayer, cpu::Cpu};
 use nvfp4::checkpoint::Checkpoint;
-use nvfp4::fp8::TokenFormat;
 use nvfp4::generate::Generator;
 use nvfp4::linear::compare::{compare_sample, compare_with_progress};
 use nvfp4::linear::{LinearOutput, LinearSizes, LinearStep, LinearWeights, generate};
 use nvfp4::moe::compare::StageComparison;
 use nvfp4::plan::variant::Variant;
-use nvfp4::problem::OutDtype;
+use nvfp4::problem::{TokenDtype, TokenFormat};
 use nvfp4::{Error, printable};
 use serde_json::json;
 
@@ -40,7 +39,7 @@ pub fn run(args: &Args, backend: Box<dyn Backend>, out: &mut impl Write) -> anyh
     if args.variant != (Variant { graph: args.variant.graph, ..Default::default() }) {
         bail!("of --variant, --op linear takes graph alone; leave the other words out");
     }
-    let dtype = args.out_dtype.unwrap_or(OutDtype::Bf16);
+    let dtype = args.out_dtype.unwrap_or(TokenDtype::Bf16);
     let generator = args.input.unwrap_or_default();
     let token_format = args.token_format.unwrap_or_default();
     if let Some(path) = &args.weights {
@@ -81,7 +80,7 @@ fn parse_shape(shape: &str) -> anyhow::Result<[usize; 3]> {
 fn check_memory(tokens: usize, n: usize, k: usize) -> anyhow::Result<()> {
     let (m, n, k) = (tokens as f64, n as f64, k as f64);
     // What is counted: the weights and their prepared copy, at 9/16 of a byte an element each; f32 numbers while they are
-    // quantised; 16-bit tokens and outputs, their copies on a device, and the f64 tokens of the reference.
+    // quantized; 16-bit tokens and outputs, their copies on a device, and the f64 tokens of the reference.
     job::check_present(
         2.0 * n * k * 9.0 / 16.0 + 4.0 * n * k + 12.0 * m * (n + k),
         "take fewer tokens or a smaller shape",

@@ -7,14 +7,13 @@ use std::time::Duration;
 use anyhow::bail;
 use nvfp4::backend::{Backend, MoeLayer, cpu::Cpu};
 use nvfp4::checkpoint::Checkpoint;
-use nvfp4::fp8::TokenFormat;
 use nvfp4::generate::Generator;
 use nvfp4::linear;
 use nvfp4::moe::compare::{MoeComparison, compare_sample, compare_with_progress, elements};
 use nvfp4::moe::generate;
 use nvfp4::moe::{MoeInputs, MoeOutput, MoeSizes, MoeStep, MoeWeights, shape};
 use nvfp4::plan::variant::Variant;
-use nvfp4::problem::OutDtype;
+use nvfp4::problem::{TokenDtype, TokenFormat};
 use nvfp4::{Error, printable};
 use serde_json::json;
 
@@ -41,7 +40,7 @@ pub fn run(args: &Args, backend: Box<dyn Backend>, out: &mut impl Write) -> anyh
     if args.variant != (Variant { graph: args.variant.graph, ..Default::default() }) {
         bail!("of --variant, --op moe takes graph alone; leave the other words out");
     }
-    let dtype = args.out_dtype.unwrap_or(OutDtype::Bf16);
+    let dtype = args.out_dtype.unwrap_or(TokenDtype::Bf16);
     if let Some(path) = &args.weights {
         let number = args.layer.expect("clap requires it or --tensor beside --weights");
         if args.routing.is_some() {
@@ -140,7 +139,7 @@ fn check_memory(sizes: &MoeSizes, tokens: usize) -> anyhow::Result<()> {
     let widths = sizes.intermediate.saturating_mul(3).saturating_add(sizes.shared_intermediate.unwrap_or(0));
     let matrix = sizes.hidden as f64 * sizes.intermediate.max(sizes.shared_intermediate.unwrap_or(0)) as f64;
     // What is counted: the weights and their prepared copy, at 9/16 of a byte an element each; f32 numbers while one matrix is
-    // quantised; 16-bit rows, those of two outputs, and the f32 sums of one expert.
+    // quantized; 16-bit rows, those of two outputs, and the f32 sums of one expert.
     let weights = 3.0 * matrix * (sizes.experts + 1) as f64 * 2.0 * 9.0 / 16.0;
     let rows = tokens as f64 * (sizes.top_k + 1) as f64 * (widths + sizes.hidden) as f64;
     job::check_present(weights + 4.0 * matrix + 8.0 * rows, "take fewer tokens or a smaller layer")

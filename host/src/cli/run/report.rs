@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use nvfp4::backend::{Backend, Layer, emulated};
 use nvfp4::compare::{Comparison, Tolerance};
-use nvfp4::fp8::TokenFormat;
 use nvfp4::plan::roofline::Roofline;
 use nvfp4::printable;
-use nvfp4::problem::{Group, GroupedProblem};
+use nvfp4::problem::{Group, GroupedProblem, TokenFormat};
 use serde_json::json;
 
 use super::args::{Args, Verify};

@@ -161,7 +161,7 @@ mod tests {
 
     use super::*;
     use crate::kernels::group::PlacedMatrix;
-    use crate::problem::OutDtype;
+    use crate::problem::TokenDtype;
     use crate::shape;
 
     fn group(m: u32, n: u32, k: u32) -> PlacedGroup {
@@ -177,7 +177,7 @@ mod tests {
     fn request(op: Op, name: Option<&str>, sms: u32) -> Request {
         let index = |name| GatedSm100.instances(op).iter().position(|of_kernel| *of_kernel == name);
         let instance = name.map(|name| index(name).expect("an instance"));
-        Request { op, instance, out_dtype: OutDtype::F16, sms }
+        Request { op, instance, out_dtype: TokenDtype::F16, sms }
     }
 
     /// The tensor maps of a launch in the order in which they are encoded, and the groups of its tiles.

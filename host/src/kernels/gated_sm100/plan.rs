@@ -29,7 +29,7 @@ pub(super) fn candidates(op: Op) -> impl Iterator<Item = Instance> {
     let plain_design = |instance: &Instance| {
         let pair_with_a_matrix_each = instance.blocks == 2 && instance.block_matrices() == 1;
         let alone = instance.blocks == 1 && instance.tile_tokens <= MAX_TILE_TOKENS;
-        (instance.store, instance.roles) == (Store::Direct, Roles::Specialised) && (alone || pair_with_a_matrix_each)
+        (instance.store, instance.roles) == (Store::Direct, Roles::Specialized) && (alone || pair_with_a_matrix_each)
     };
     instances(op).filter(plain_design)
 }
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn tiles_that_share_weights_are_neighbours_and_each_is_read_as_often_as_it_must() {
+    fn tiles_that_share_weights_are_neighbors_and_each_is_read_as_often_as_it_must() {
         for shape in shape::builtin() {
             for instance in instances(shape.op) {
                 let groups = groups_of(shape);

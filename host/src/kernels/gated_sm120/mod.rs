@@ -116,7 +116,7 @@ fn describe(instance: Instance, group: &PlacedGroup, writer: &mut Writer<'_>) ->
 mod tests {
     use super::*;
     use crate::kernels::group::PlacedMatrix;
-    use crate::problem::OutDtype;
+    use crate::problem::TokenDtype;
     use crate::shape;
 
     fn group(m: u32, n: u32, k: u32) -> PlacedGroup {
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn each_group_with_tokens_gets_a_map_of_them() {
         let groups = [group(7, 72, 320), group(0, 8, 320), group(9, 8, 320)];
-        let request = Request { op: Op::Gated, instance: None, out_dtype: OutDtype::F16, sms: 170 };
+        let request = Request { op: Op::Gated, instance: None, out_dtype: TokenDtype::F16, sms: 170 };
         let launch = GatedSm120.launch(&request, &groups).unwrap();
         let (maps, described) = described(&launch, 3);
         assert_eq!(maps, [7, 9].map(|m| MapArguments::values(0x1000, m, 320, 256, 16)));
@@ -167,7 +167,7 @@ mod tests {
             for op in [Op::Gated, Op::Plain] {
                 let of = |sizes: &crate::problem::Group| group(sizes.m as u32, sizes.n as u32, sizes.k as u32);
                 let groups: Vec<_> = shape.groups.iter().map(of).collect();
-                let request = Request { op, instance: None, out_dtype: OutDtype::F16, sms: 170 };
+                let request = Request { op, instance: None, out_dtype: TokenDtype::F16, sms: 170 };
                 let launch = GatedSm120.launch(&request, &groups).unwrap();
                 assert!((1..=170).contains(&launch.grid.blocks), "{}", shape.name);
                 assert_eq!(described(&launch, 0).0.len(), groups.iter().filter(|group| group.sizes.m > 0).count());

@@ -158,7 +158,7 @@ fn describe(group: &PlacedGroup, decoded: Option<Address>) -> abi::Group {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::problem::OutDtype;
+    use crate::problem::TokenDtype;
 
     fn group(m: u32, n: u32, k: u32) -> PlacedGroup {
         PlacedGroup {
@@ -188,7 +188,7 @@ mod tests {
     fn a_launch_overlaps_the_one_before_it_if_that_decodes_its_tokens() {
         let request = |name| {
             let instance = GatedSm90.instances(Op::Gated).iter().position(|of_kernel| *of_kernel == name);
-            Request { op: Op::Gated, instance, out_dtype: OutDtype::F16, sms: 4 }
+            Request { op: Op::Gated, instance, out_dtype: TokenDtype::F16, sms: 4 }
         };
         for (instance, overlaps) in [("t16", vec![false]), ("t64", vec![false, true])] {
             let products = [vec![group(7, 72, 320)]];

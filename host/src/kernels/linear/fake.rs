@@ -4,13 +4,13 @@ use fake_cuda::Launch;
 use kernels_gpu::format::BLOCK;
 use kernels_gpu::linear_sm90::abi::{self, PACK_ENTRY, Pack, matrix_bytes};
 use kernels_gpu::moe_route::abi::tile_size;
-use kernels_gpu::units::TokenType;
+use kernels_gpu::units::OperandType;
 
 use super::LinearKernel;
 use super::panels::{pack, unpack};
 use crate::format::{Matrix, e4m3};
 use crate::kernels::fake::{out_dtype, slice, slice_mut};
-use crate::kernels::moe::token_type;
+use crate::kernels::moe::operand_type;
 
 /// Computes or packs, as the kernel's contract says.
 pub(in crate::kernels) fn launch(launch: &Launch<'_>, kernel: &dyn LinearKernel) {
@@ -37,7 +37,7 @@ unsafe fn pack_matrix(launch: &Launch<'_>) {
             return;
         }
         let matrix = Matrix::new(rows, columns, values, scales, 1.0).unwrap();
-        let packed = pack(&matrix, token_type(out_dtype(parameter.token_type)));
+        let packed = pack(&matrix, operand_type(out_dtype(parameter.operand_type)));
         slice_mut(parameter.panels, matrix_bytes(n, k) as usize).copy_from_slice(&packed);
     }
 }
@@ -48,7 +48,7 @@ unsafe fn pack_matrix(launch: &Launch<'_>) {
 unsafe fn multiply(launch: &Launch<'_>, kernel: &dyn LinearKernel) {
     let instance = kernel.instances().into_iter().find(|instance| instance.entry() == launch.kernel).unwrap();
     assert_eq!((launch.block, launch.shared_bytes), ([instance.threads(), 1, 1], instance.shared_bytes()));
-    let dtype = out_dtype(instance.token_type() as u32);
+    let dtype = out_dtype(instance.operand_type() as u32);
     // SAFETY: `# Safety` above.
     unsafe {
         let parameter: abi::Launch = launch.parameter(0);
@@ -57,8 +57,8 @@ unsafe fn multiply(launch: &Launch<'_>, kernel: &dyn LinearKernel) {
             assert!(address.is_multiple_of(16), "{parameter:?}");
         }
         assert!(tile_size(m, parameter.token_tiles) <= instance.tile_tokens());
-        let token_type: TokenType = instance.token_type();
-        let weights = unpack(slice(parameter.panels, matrix_bytes(n, k) as usize), n, k, token_type);
+        let operand_type: OperandType = instance.operand_type();
+        let weights = unpack(slice(parameter.panels, matrix_bytes(n, k) as usize), n, k, operand_type);
         let alpha: &[f32] = slice(parameter.alpha, n as usize);
         let bias: &[f32] = slice(parameter.bias, if parameter.bias == 0 { 0 } else { n as usize });
         for token in 0..u64::from(m) {

@@ -3,7 +3,7 @@
 use kernels_gpu::linear_sm90::abi as of_warpgroups;
 use kernels_gpu::linear_sm90::by_warp::abi as of_warps;
 use kernels_gpu::moe_route::abi::token_tiles;
-use kernels_gpu::units::TokenType;
+use kernels_gpu::units::OperandType;
 
 /// One way to compute a product.
 #[derive(Clone, Copy, Debug)]
@@ -24,10 +24,10 @@ impl Instance {
     }
 
     /// The type of tokens and C.
-    pub fn token_type(self) -> TokenType {
+    pub fn operand_type(self) -> OperandType {
         match self {
-            Self::OfWarps(of) => of.token_type,
-            Self::OfWarpgroups(of) => of.token_type,
+            Self::OfWarps(of) => of.operand_type,
+            Self::OfWarpgroups(of) => of.operand_type,
         }
     }
 

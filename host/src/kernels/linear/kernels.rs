@@ -5,7 +5,6 @@ use gpu_arch::Capability;
 use super::workspace::Workspace;
 use super::{LinearArguments, LinearKernel, PlacedLinear};
 use crate::error::Error;
-use crate::fp8::TokenFormat;
 use crate::kernels::builds;
 use crate::kernels::group::Address;
 use crate::kernels::kernel::Kernel;
@@ -17,6 +16,7 @@ use crate::kernels::moe::MoeKernels;
 use crate::kernels::nvfp4_products::Nvfp4Products;
 use crate::kernels::{linear_fp8, linear_nvfp4};
 use crate::linear::LinearSizes;
+use crate::problem::TokenFormat;
 
 /// Every kernel of linear layers whose tokens are multiplied as they are, the one that runs everywhere last.
 pub(super) static KERNELS: [&dyn LinearKernel; 3] = [&LinearSm120, &LinearSm90, &LinearSm80];

@@ -23,7 +23,7 @@ pub(crate) use kernels::{LinearKernels, kernel_named};
 use super::group::Address;
 use super::kernel::{Entry, Kernel};
 use super::launch::{Grid, Launch, Parameter as LaunchParameter, output_code};
-use super::moe::token_type;
+use super::moe::operand_type;
 use super::tensor_map::MapArguments;
 use crate::error::Error;
 use crate::linear::LinearSizes;
@@ -39,8 +39,8 @@ pub(crate) trait LinearKernel: Kernel {
 
     /// What is expected to take least time for `m` tokens, not 0; of several the one with the largest tiles.
     fn cut(&self, sizes: &LinearSizes, m: u32, sms: u32) -> Cut {
-        let token_type = token_type(sizes.dtype);
-        let instances = self.instances().into_iter().filter(|instance| instance.token_type() == token_type);
+        let operand_type = operand_type(sizes.dtype);
+        let instances = self.instances().into_iter().filter(|instance| instance.operand_type() == operand_type);
         let cycles = |cut: &Cut| Reverse(self.k_block_cycles(*cut, sizes.n as u32, sms));
         instances.flat_map(|instance| instance.cuts(m)).max_by_key(cycles).expect("there are instances for both types")
     }
@@ -103,7 +103,7 @@ pub(crate) trait LinearKernel: Kernel {
         invalid: Address,
     ) -> Result<Launch, Error> {
         let (n, k) = (sizes.n as u32, sizes.k as u32);
-        let pack = Pack { values, scales, panels, invalid, n, k, token_type: output_code(sizes.dtype), unused: 0 };
+        let pack = Pack { values, scales, panels, invalid, n, k, operand_type: output_code(sizes.dtype), unused: 0 };
         let blocks = Grid::blocks(Pack::blocks(n, k))?;
         Ok(Launch::of_parameter(self.name(), Grid::linear(PACK_ENTRY, blocks, Pack::THREADS), pack))
     }
@@ -171,13 +171,12 @@ pub(super) mod tests {
 
     use super::kernels::{KERNELS, kernel_of};
     use super::*;
-    use crate::fp8::TokenFormat;
     use crate::kernels::linear_sm90::LinearSm90;
-    use crate::problem::OutDtype;
+    use crate::problem::{TokenDtype, TokenFormat};
 
     /// A layer of these sizes, whose tokens are bf16.
     pub fn sizes(n: usize, k: usize) -> LinearSizes {
-        LinearSizes { n, k, dtype: OutDtype::Bf16, bias: false, token_format: TokenFormat::Bits16 }
+        LinearSizes { n, k, dtype: TokenDtype::Bf16, bias: false, token_format: TokenFormat::Bits16 }
     }
 
     /// The entry that a kernel takes for `m` tokens.
@@ -208,7 +207,8 @@ pub(super) mod tests {
             let of = few.into_iter().chain([14, 7, 3, 1].map(|sms| (128, sms))).chain([(200, 1)]);
             let of: BTreeSet<_> = of.map(|(m, sms)| entry(kernel, 592, 208, m, sms)).collect();
             let instances = kernel.instances();
-            let expected = instances.iter().filter(|instance| instance.token_type() == token_type(OutDtype::Bf16));
+            let expected =
+                instances.iter().filter(|instance| instance.operand_type() == operand_type(TokenDtype::Bf16));
             assert_eq!(expected.map(|instance| instance.entry()).collect::<BTreeSet<_>>(), of);
         }
     }

@@ -5,13 +5,13 @@ use kernels_gpu::linear_sm90::abi::{
     LANE_BYTES, PANEL_BYTES, PANEL_ROWS, PANEL_SCALES, ROW_BYTES, ROW_LANES, ROW_SCALES, column, k_blocks, matrix_bytes,
 };
 use kernels_gpu::sm90::{K_BLOCK, LANE_WORDS};
-use kernels_gpu::units::TokenType;
+use kernels_gpu::units::OperandType;
 use rayon::prelude::*;
 
 use crate::format::{BLOCK, Matrix};
 
 /// The panels of a matrix whose rows and columns are multiples of 16, for tokens of a type.
-pub(crate) fn pack(matrix: &Matrix<'_>, token_type: TokenType) -> Vec<u8> {
+pub(crate) fn pack(matrix: &Matrix<'_>, operand_type: OperandType) -> Vec<u8> {
     let (n, k) = (matrix.rows() as u32, matrix.k() as u32);
     let mut panels = vec![0; matrix_bytes(n, k) as usize];
     panels.par_chunks_mut(PANEL_BYTES as usize).enumerate().for_each(|(index, panel)| {
@@ -24,17 +24,17 @@ pub(crate) fn pack(matrix: &Matrix<'_>, token_type: TokenType) -> Vec<u8> {
             };
             let code = |column: u32| {
                 // For bf16 a scale cannot be zero where it is packed, so the codes are.
-                let is_zero = scale(column / BLOCK as u32) == 0 && token_type == TokenType::Bf16;
+                let is_zero = scale(column / BLOCK as u32) == 0 && operand_type == OperandType::Bf16;
                 let at = (k_block * K_BLOCK + column) as usize;
                 let from = from.filter(|_| at < k as usize && !is_zero);
                 from.map_or(0, |row| u32::from(matrix.row_values(row)[at / 2] >> (at % 2 * 4) & 0xf))
             };
             for (lane, word) in places() {
                 let codes = (0..8).fold(0, |codes, nibble| codes | code(column(lane, word, nibble)) << (4 * nibble));
-                panel[word_place(row, lane, word)..][..4].copy_from_slice(&token_type.pack(codes).to_le_bytes());
+                panel[word_place(row, lane, word)..][..4].copy_from_slice(&operand_type.pack(codes).to_le_bytes());
             }
             for block in 0..ROW_SCALES {
-                panel[scale_place(row, block)] = token_type.pack_scale(scale(block));
+                panel[scale_place(row, block)] = operand_type.pack_scale(scale(block));
             }
         }
     });
@@ -58,17 +58,17 @@ fn scale_place(row: u32, block: u32) -> usize {
 
 /// The numbers of a matrix `[n, k]`, row-major, without its global scale.
 #[cfg(test)]
-pub(crate) fn unpack(panels: &[u8], n: u32, k: u32, token_type: TokenType) -> Vec<f64> {
+pub(crate) fn unpack(panels: &[u8], n: u32, k: u32, operand_type: OperandType) -> Vec<f64> {
     use kernels_gpu::linear_sm90::abi::panel_offset;
 
     use crate::format::{e2m1, e4m3};
 
     let code_of = |word: u32, nibble: u32| {
-        let of_nibble = token_type.pack(0xf << (4 * nibble));
-        (0..16u32).find(|code| token_type.pack(code << (4 * nibble)) == word & of_nibble).expect("a packed word")
+        let of_nibble = operand_type.pack(0xf << (4 * nibble));
+        (0..16u32).find(|code| operand_type.pack(code << (4 * nibble)) == word & of_nibble).expect("a packed word")
     };
     let scale_codes: std::collections::HashMap<u8, u8> =
-        (0..=e4m3::MAX_CODE).map(|code| (token_type.pack_scale(code), code)).collect();
+        (0..=e4m3::MAX_CODE).map(|code| (operand_type.pack_scale(code), code)).collect();
     let mut numbers = vec![0.0; n as usize * k as usize];
     for (row, k_block) in (0..n).flat_map(|row| (0..k_blocks(k)).map(move |block| (row, block))) {
         let panel = &panels[panel_offset(row / PANEL_ROWS, k_block, k) as usize..][..PANEL_BYTES as usize];
@@ -103,11 +103,11 @@ mod tests {
             let values: Vec<u8> = (0..n * k / 2).map(|i| (i * 97 + i / 251) as u8).collect();
             let scales: Vec<u8> = (0..n * k / 16).map(|i| (i * 31 % 127) as u8).collect();
             let matrix = Matrix::new(n, k, values, scales, 1.0).unwrap();
-            for token_type in [TokenType::F16, TokenType::Bf16] {
-                let panels = pack(&matrix, token_type);
+            for operand_type in [OperandType::F16, OperandType::Bf16] {
+                let panels = pack(&matrix, operand_type);
                 assert_eq!(panels.len() as u64, matrix_bytes(n as u32, k as u32));
                 let mut row = vec![0f32; k];
-                for (at, found) in unpack(&panels, n as u32, k as u32, token_type).chunks(k).enumerate() {
+                for (at, found) in unpack(&panels, n as u32, k as u32, operand_type).chunks(k).enumerate() {
                     matrix.numbers_row(at, &mut row);
                     assert!(
                         found.iter().zip(&row).all(|(found, &number)| *found == f64::from(number)),

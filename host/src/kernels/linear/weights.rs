@@ -4,10 +4,10 @@ use kernels_gpu::nvfp4_rows::{value_bytes, weight_scale_bytes};
 use kernels_gpu::{linear_sm90::abi as panels, units};
 
 use super::PlacedLinear;
-use crate::fp8::TokenFormat;
 use crate::kernels::group::Address;
 use crate::kernels::launch::ALIGNMENT;
 use crate::linear::LinearSizes;
+use crate::problem::TokenFormat;
 
 /// Where a layer's packed weights lie, one part behind the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ impl PackedWeights {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::problem::OutDtype;
+    use crate::problem::TokenDtype;
 
     #[test]
     fn parts_lie_at_multiples_of_256_and_do_not_overlap() {
@@ -60,7 +60,7 @@ mod tests {
             (TokenFormat::Fp8, units::matrix_bytes(80, 144)),
             (TokenFormat::Nvfp4, 80 * 80 + 128 * 12),
         ] {
-            let sizes = LinearSizes { n: 80, k: 144, dtype: OutDtype::F16, bias: true, token_format };
+            let sizes = LinearSizes { n: 80, k: 144, dtype: TokenDtype::F16, bias: true, token_format };
             let PackedWeights { invalid, layer, end } = PackedWeights::at(&sizes, 0x1000);
             let has_input_scale = token_format == TokenFormat::Nvfp4;
             assert_eq!(layer.input_scale != 0, has_input_scale);

@@ -4,12 +4,12 @@ use kernels_gpu::nvfp4_rows::{token_scale_bytes, value_bytes};
 use kernels_gpu::sorted::{LINE_BYTES, ROW_MULTIPLE};
 use kernels_gpu::units::k_blocks;
 
-use crate::fp8::TokenFormat;
 use crate::kernels::group::Address;
 use crate::kernels::launch::ALIGNMENT;
 use crate::kernels::moe::{Nvfp4Rows, SortedRows};
 use crate::kernels::nvfp4_products::most_token_tiles;
 use crate::linear::LinearSizes;
+use crate::problem::TokenFormat;
 
 /// The most tokens of a call that leaves some: their rows, filled up to a multiple, are counted in 32 bits.
 pub(crate) const MAX_TOKENS: usize = (u32::MAX - ROW_MULTIPLE) as usize;
@@ -66,10 +66,10 @@ impl Workspace {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::problem::OutDtype;
+    use crate::problem::TokenDtype;
 
     fn sizes(k: usize, token_format: TokenFormat) -> LinearSizes {
-        LinearSizes { n: 32, k, dtype: OutDtype::Bf16, bias: false, token_format }
+        LinearSizes { n: 32, k, dtype: TokenDtype::Bf16, bias: false, token_format }
     }
 
     #[test]

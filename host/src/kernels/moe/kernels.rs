@@ -6,7 +6,6 @@ use kernels_gpu::sorted::ROW_MULTIPLE;
 
 use super::MoeArguments;
 use crate::error::Error;
-use crate::fp8::TokenFormat;
 use crate::kernels::builds;
 use crate::kernels::kernel::Kernel;
 use crate::kernels::moe_few_sm90::MoeFewSm90;
@@ -23,6 +22,7 @@ use crate::kernels::moe_sm120::MoeSm120;
 use crate::kernels::nvfp4_products::{self, Nvfp4Products};
 use crate::kernels::products::{Products, SMALLEST_TILE};
 use crate::moe::MoeSizes;
+use crate::problem::TokenFormat;
 
 /// Every kernel of a layer's products of 16-bit tokens, the one that runs everywhere last.
 static PRODUCTS: [&dyn Products; 3] = [&MoeSm120, &MoeSm90, &MoeSm80];

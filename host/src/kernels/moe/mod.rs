@@ -23,9 +23,9 @@ use kernels_gpu::moe_quantize::abi::Quantize;
 use kernels_gpu::moe_quantize_nvfp4::abi::Quantize as Nvfp4Quantize;
 use kernels_gpu::moe_route::abi::{Combine, Expand, ExpandedRows, Lists, Route};
 use kernels_gpu::moe_sm90::abi::Launch as Product;
-use kernels_gpu::moe_sm100::abi::QuantisedC;
+use kernels_gpu::moe_sm100::abi::QuantizedC;
 use kernels_gpu::nvfp4_rows::value_bytes;
-use kernels_gpu::units::TokenType;
+use kernels_gpu::units::OperandType;
 
 use super::group::Address;
 use super::launch::{Launch, output_code};
@@ -38,9 +38,8 @@ use super::moe_route::MoeRoute;
 use super::nvfp4_products;
 use super::products::{expected_rows, expected_token_tiles};
 use crate::error::Error;
-use crate::fp8::TokenFormat;
 use crate::moe::{Activation, MoeSizes};
-use crate::problem::{Op, OutDtype};
+use crate::problem::{Op, TokenDtype, TokenFormat};
 use kernels::RowPlan;
 pub(crate) use kernels::{FP8_KERNELS, MoeKernels, products_named};
 pub(crate) use stages::StageParts;
@@ -159,18 +158,18 @@ impl MoeArguments {
 }
 
 /// The type of a layer's 16-bit tokens, as kernels name it.
-pub(crate) fn token_type(dtype: OutDtype) -> TokenType {
+pub(crate) fn operand_type(dtype: TokenDtype) -> OperandType {
     match dtype {
-        OutDtype::F16 => TokenType::F16,
-        OutDtype::Bf16 => TokenType::Bf16,
+        TokenDtype::F16 => OperandType::F16,
+        TokenDtype::Bf16 => OperandType::Bf16,
     }
 }
 
 /// The type that a layer's weights are multiplied with, for which they are packed.
-pub(crate) fn packing(sizes: &MoeSizes) -> TokenType {
+pub(crate) fn packing(sizes: &MoeSizes) -> OperandType {
     match sizes.token_format {
-        TokenFormat::Bits16 => token_type(sizes.dtype),
-        TokenFormat::Fp8 => TokenType::E4m3,
+        TokenFormat::Bits16 => operand_type(sizes.dtype),
+        TokenFormat::Fp8 => OperandType::E4m3,
         TokenFormat::Nvfp4 => unreachable!("weights for NVFP4 tokens are packed as they are"),
     }
 }
@@ -261,7 +260,7 @@ pub(crate) fn launches(
                     launches.push(chunk.fp8_product(experts, index, projection, rows[index]));
                 }
                 (_, Some(rows)) => {
-                    // With input scales, what a gated product leaves to down is quantised where it is made.
+                    // With input scales, what a gated product leaves to down is quantized where it is made.
                     let is_made = sizes.has_input_scales() && sizes.activation.has_gate();
                     let next = (index == 0 && is_made).then_some(rows[1]);
                     if index == 0 || !is_made {
@@ -404,7 +403,7 @@ impl Chunk<'_> {
             hidden: sizes.hidden as u32,
             tile_tokens: routed.tile_tokens,
             shared_tile_tokens: shared.unwrap_or(routed).tile_tokens,
-            token_type: output_code(sizes.dtype),
+            operand_type: output_code(sizes.dtype),
             row_multiple: routed.row_multiple,
             unused: 0,
         };
@@ -424,7 +423,7 @@ impl Chunk<'_> {
             token_count: arguments.token_count as u32,
             top_k: sizes.top_k as u32,
             hidden: sizes.hidden as u32,
-            token_type: output_code(sizes.dtype),
+            operand_type: output_code(sizes.dtype),
         };
         MoeRoute.expand(expand, self.kernels.overlaps())
     }
@@ -489,9 +488,9 @@ impl Chunk<'_> {
             activation,
             unused: 0,
         };
-        let token_type = token_type(self.layer.sizes.dtype);
+        let operand_type = operand_type(self.layer.sizes.dtype);
         let token_tiles = expected_token_tiles(experts.expected_rows, experts.count.into(), experts.tile_tokens);
-        let instance = self.kernels.products.instance(op, token_type, experts.tile_tokens, token_tiles, n, self.sms);
+        let instance = self.kernels.products.instance(op, operand_type, experts.tile_tokens, token_tiles, n, self.sms);
         self.kernels.products.product(&instance, launch, experts.rows, self.sms)
     }
 
@@ -597,7 +596,7 @@ impl Chunk<'_> {
         next: Option<Nvfp4Rows>,
     ) -> Launch {
         let Projection { op, b: [weights, _], alpha, bias, n, k, activation, .. } = projection;
-        let quantised = next.map_or(QuantisedC::default(), |Nvfp4Rows { values, scales, globals, .. }| QuantisedC {
+        let quantized = next.map_or(QuantizedC::default(), |Nvfp4Rows { values, scales, globals, .. }| QuantizedC {
             input_scales: experts.placed.input_scales[1],
             values,
             scales,
@@ -617,7 +616,7 @@ impl Chunk<'_> {
             alpha,
             bias,
             c: if is_read { experts.products[index] } else { 0 },
-            quantised,
+            quantized,
             n,
             k,
             experts: experts.count,

@@ -12,11 +12,11 @@ use super::kernels::{MoeKernels, RowPlan};
 use super::workspace::{Nvfp4Rows, PlacedLists, SharedWorkspace, SortedRows, Workspace};
 use crate::error::Error;
 use crate::format::BLOCK;
-use crate::fp8::Quantised;
+use crate::fp8::QuantizedRows;
 use crate::kernels::group::Address;
 use crate::kernels::moe_pack::row_order::columns_of_k;
 use crate::kernels::moe_quantize::code_places;
-use crate::moe::{MoeSizes, MoeStep, QuantisedStages, Rows, Stages};
+use crate::moe::{MoeSizes, MoeStep, QuantizedStages, Rows, Stages};
 
 /// The parts of a workspace that hold stages, as numbers.
 pub(crate) struct StageParts {
@@ -24,12 +24,12 @@ pub(crate) struct StageParts {
     tokens: usize,
     /// The row of each choice of the chunk, as the device's lists have it; none where tokens are few, and choices have rows of their own.
     places: Option<Vec<u32>>,
-    /// `[rows, I]`, columns in the order of K, or in their own where tokens are quantised.
+    /// `[rows, I]`, columns in the order of K, or in their own where tokens are quantized.
     intermediate: Vec<u16>,
     /// `[rows, H]`.
     partial: Vec<u16>,
     /// The tokens of both products, if they are in FP8 or NVFP4.
-    quantised: Option<[RowParts; 2]>,
+    quantized: Option<[RowParts; 2]>,
     /// The shared expert's.
     shared: Option<SharedParts>,
 }
@@ -39,10 +39,10 @@ struct SharedParts {
     width: usize,
     intermediate: Vec<u16>,
     partial: Vec<u16>,
-    quantised: Option<[RowParts; 2]>,
+    quantized: Option<[RowParts; 2]>,
 }
 
-/// Quantised rows as they lie in the workspace.
+/// QuantizedRows rows as they lie in the workspace.
 enum RowParts {
     Fp8(SortedParts),
     Nvfp4(Nvfp4Parts),
@@ -98,8 +98,8 @@ impl StageParts {
             Ok(Some([part(first, widths[0], &mut read)?, part(second, widths[1], &mut read)?]))
         };
         let Workspace { fp8, nvfp4, lists, .. } = *workspace;
-        let quantised = rows(fp8, nvfp4, lists, sizes.experts, [sizes.hidden, sizes.intermediate])?;
-        let shared_quantised = match workspace.shared {
+        let quantized = rows(fp8, nvfp4, lists, sizes.experts, [sizes.hidden, sizes.intermediate])?;
+        let shared_quantized = match workspace.shared {
             Some(SharedWorkspace { fp8, nvfp4, lists, width, .. }) => {
                 rows(fp8, nvfp4, lists, 1, [sizes.hidden, width as usize])?
             }
@@ -126,7 +126,7 @@ impl StageParts {
             let mut partial = rows(shared.rows, shared.row_capacity, sizes.hidden, false)?;
             intermediate.truncate(tokens * width);
             partial.truncate(tokens * sizes.hidden);
-            Ok::<_, Error>(SharedParts { width, intermediate, partial, quantised: shared_quantised })
+            Ok::<_, Error>(SharedParts { width, intermediate, partial, quantized: shared_quantized })
         });
         let shared = shared.transpose()?;
         let places = if kernels.few(sizes, chunk).is_none() {
@@ -135,17 +135,17 @@ impl StageParts {
         } else {
             None
         };
-        Ok(Self { sizes: *sizes, tokens, places, intermediate, partial, quantised, shared })
+        Ok(Self { sizes: *sizes, tokens, places, intermediate, partial, quantized, shared })
     }
 
     /// Writes the part of the stages that the chunk has computed, which begins with this token of the step. A row whose place in
     /// the lists is wrong stays as it was.
     pub fn write(&self, step: &MoeStep<'_>, first_token: usize, stages: &mut Stages) {
         let MoeSizes { hidden, intermediate, top_k, .. } = self.sizes;
-        let is_natural = self.quantised.is_some() || self.places.is_none();
+        let is_natural = self.quantized.is_some() || self.places.is_none();
         let from_order = |width: usize| if is_natural { (0..width).collect() } else { columns_of_k(width as u32) };
         let (from_order_of_rows, rows) = (from_order(intermediate), self.partial.len() / hidden);
-        let Stages { quantised, .. } = stages;
+        let Stages { quantized, .. } = stages;
         for choice in 0..self.tokens * top_k {
             let place = match &self.places {
                 Some(places) => places[choice] as usize,
@@ -157,12 +157,12 @@ impl StageParts {
             let ordered = &self.intermediate[part(from, intermediate)];
             reorder(ordered, &from_order_of_rows, &mut stages.intermediate[part(to, intermediate)]);
             stages.partial[part(to, hidden)].copy_from_slice(&self.partial[part(from, hidden)]);
-            if let Some(([of_tokens, of_intermediate], to_stages)) = self.quantised.as_ref().zip(quantised.as_mut()) {
+            if let Some(([of_tokens, of_intermediate], to_stages)) = self.quantized.as_ref().zip(quantized.as_mut()) {
                 of_tokens.write_row(from, &mut to_stages.tokens, to);
                 of_intermediate.write_row(from, &mut to_stages.intermediate, to);
             }
         }
-        let Some(SharedParts { width, intermediate: ordered, partial, quantised: parts }) = &self.shared else {
+        let Some(SharedParts { width, intermediate: ordered, partial, quantized: parts }) = &self.shared else {
             return;
         };
         let to = &mut stages.shared_intermediate[first_token * width..][..ordered.len()];
@@ -171,8 +171,8 @@ impl StageParts {
             reorder(ordered, &from_order, to);
         }
         stages.shared_partial[first_token * hidden..][..partial.len()].copy_from_slice(partial);
-        if let Some(([of_tokens, of_intermediate], to)) = parts.as_ref().zip(quantised.as_mut()) {
-            let QuantisedStages { shared_tokens, shared_intermediate, .. } = to;
+        if let Some(([of_tokens, of_intermediate], to)) = parts.as_ref().zip(quantized.as_mut()) {
+            let QuantizedStages { shared_tokens, shared_intermediate, .. } = to;
             for token in 0..self.tokens {
                 of_tokens.write_row(token, shared_tokens, first_token + token);
                 of_intermediate.write_row(token, shared_intermediate, first_token + token);
@@ -196,7 +196,7 @@ type Read<'r> = dyn FnMut(Address, usize) -> Result<Vec<u8>, Error> + 'r;
 
 impl RowParts {
     /// Writes a row, columns in their natural order, as another one.
-    fn write_row(&self, row: usize, to: &mut Quantised, to_row: usize) {
+    fn write_row(&self, row: usize, to: &mut QuantizedRows, to_row: usize) {
         match self {
             Self::Fp8(parts) => parts.write_row(row, to, to_row),
             Self::Nvfp4(parts) => parts.write_row(row, to, to_row),
@@ -221,7 +221,7 @@ impl Nvfp4Parts {
     }
 
     /// As [`RowParts::write_row`]. A row that the lists do not have stays as it was.
-    fn write_row(&self, row: usize, to: &mut Quantised, to_row: usize) {
+    fn write_row(&self, row: usize, to: &mut QuantizedRows, to_row: usize) {
         let Some(expert) = self.firsts.partition_point(|&first| first as usize <= row).checked_sub(1) else { return };
         let two = |list: &[u32]| Some((*list.get(expert)?, *list.get(expert + 1)?));
         let Some(((first, next), (first_tile, next_tile))) = two(&self.firsts).zip(two(&self.tile_firsts)) else {
@@ -252,7 +252,7 @@ impl SortedParts {
     }
 
     /// Writes a row, columns in their natural order, as another one.
-    fn write_row(&self, row: usize, to: &mut Quantised, to_row: usize) {
+    fn write_row(&self, row: usize, to: &mut QuantizedRows, to_row: usize) {
         let codes = &mut to.codes[to_row * self.k..][..self.k];
         for (column, place) in code_places(self.scales.len() as u32, row as u32, self.k as u32) {
             codes[column] = self.codes[place];

@@ -9,13 +9,13 @@ use kernels_gpu::sorted::bits16_bytes;
 use kernels_gpu::units::matrix_bytes;
 
 use super::*;
-use crate::fp8::TokenFormat;
 use crate::kernels::moe_sm80::MoeSm80;
 use crate::kernels::moe_sm90::MoeSm90;
 use crate::kernels::moe_sm100::MoeSm100;
 use crate::kernels::moe_sm120::MoeSm120;
 use crate::kernels::products::{ProductInstance, Products as _};
 use crate::kernels::tensor_map::MapArguments;
+use crate::problem::TokenFormat;
 
 const SMS: u32 = 132;
 
@@ -40,7 +40,7 @@ fn sizes(shared: Option<usize>) -> MoeSizes {
         named_experts: 128,
         top_k: 4,
         shared_intermediate: shared,
-        dtype: OutDtype::Bf16,
+        dtype: TokenDtype::Bf16,
         activation: Activation::Silu,
         biases: false,
         token_format: TokenFormat::Bits16,
@@ -92,7 +92,7 @@ fn every_launch_reads_what_the_ones_before_it_have_left() {
     let (route, combine): (Route, Combine) = (parameter(route), parameter(combine));
     let tile = route.tile_tokens;
     for launch in [gated, plain] {
-        assert_eq!((instance(launch).tile_tokens, instance(launch).token_type), (tile, TokenType::Bf16));
+        assert_eq!((instance(launch).tile_tokens, instance(launch).operand_type), (tile, OperandType::Bf16));
     }
     let lists = Lists::new(400, 32);
     let [gated, plain]: [Product; 2] = [gated, plain].map(parameter);
@@ -279,13 +279,13 @@ fn with_tokens_in_fp8_each_product_multiplies_what_the_launch_before_it_has_roun
         let (width, units) = ([720, 1440][of_shared], [(0x1000, 0x2000), (0x5000, 0x6000)][of_shared]);
         assert_eq!(([gated.n, gated.k], [plain.n, plain.k]), ([width, 2880], [2880, width]));
         assert_eq!((gated.b, plain.b[0]), ([units.0, units.0 + matrix_bytes(width, 2880)], units.1));
-        assert_eq!([gated.output, plain.output], [output_code(OutDtype::Bf16); 2]);
+        assert_eq!([gated.output, plain.output], [output_code(TokenDtype::Bf16); 2]);
     }
     assert_eq!((combine.places, combine.weights), (route.lists + lists[0].1.places, 0));
 }
 
 #[test]
-fn tokens_in_nvfp4_are_quantised_before_each_product() {
+fn tokens_in_nvfp4_are_quantized_before_each_product() {
     let sizes = MoeSizes { token_format: TokenFormat::Nvfp4, ..sizes(Some(96)) };
     let kernels =
         MoeKernels { products: &MoeSm80, fp8: false, nvfp4: Some(&MoeSm100), largest_cluster: Route::PORTABLE_CLUSTER };
@@ -303,7 +303,7 @@ fn tokens_in_nvfp4_are_quantised_before_each_product() {
     assert_eq!([(first.k, first.input_pitch), (second.k, second.input_pitch)], [(2880, 6000), (720, 1440)]);
     for (quantize, launch) in [(first, &chain[2]), (second, &chain[4])] {
         let (product, maps) = nvfp4_product(launch);
-        assert_eq!(product.quantised, QuantisedC::default());
+        assert_eq!(product.quantized, QuantizedC::default());
         assert_eq!((product.token_scales, product.globals), (quantize.scales, quantize.globals));
         assert_eq!([product.firsts, product.tile_firsts], [quantize.firsts, quantize.tile_firsts]);
         let (base, matrices) = if product.n == 720 { (0x1000, 2) } else { (0x2000, 1) };
@@ -339,11 +339,11 @@ fn with_input_scales_gate_and_up_leave_to_down_what_it_multiplies() {
         let chain = launches(&layer, &arguments(100), &workspace, kernels, SMS).unwrap();
         assert_eq!(chain.len(), 8);
         let ((gated, _), (down, maps)) = (nvfp4_product(&chain[2]), nvfp4_product(&chain[3]));
-        let QuantisedC { input_scales, values, scales, globals } = gated.quantised;
+        let QuantizedC { input_scales, values, scales, globals } = gated.quantized;
         assert_eq!((input_scales, values), (0xB00, maps[0].address));
         assert_eq!((scales, globals), (down.token_scales, down.globals));
         assert_eq!(gated.c, if keeps_stages { workspace.intermediate } else { 0 });
-        assert_eq!((down.c, down.quantised), (workspace.rows, QuantisedC::default()));
+        assert_eq!((down.c, down.quantized), (workspace.rows, QuantizedC::default()));
     }
 }
 
@@ -359,7 +359,7 @@ fn weights_on_the_input_are_not_on_the_rows_too() {
 #[test]
 fn a_grid_has_a_block_for_each_tile_that_there_can_be_up_to_what_the_multiprocessors_hold() {
     for (rows, experts, tile_tokens) in [(1u64, 32u32, 16), (31, 32, 16), (400, 3, 64), (100_000, 512, 128)] {
-        let instance = MoeSm90.instance(Op::Plain, TokenType::F16, tile_tokens, rows, 720, SMS);
+        let instance = MoeSm90.instance(Op::Plain, OperandType::F16, tile_tokens, rows, 720, SMS);
         let product = Product { n: 720, k: 64, experts, ..bytemuck::Zeroable::zeroed() };
         // The routing that makes most tiles: one row for each expert first, then whole tiles and one row more.
         let mut counts = vec![0u64; experts as usize];

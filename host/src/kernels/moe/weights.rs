@@ -5,9 +5,9 @@ use kernels_gpu::units::matrix_bytes;
 
 use super::PlacedExperts;
 use super::workspace::take;
-use crate::fp8::TokenFormat;
 use crate::kernels::group::Address;
 use crate::moe::MoeSizes;
+use crate::problem::TokenFormat;
 
 /// Gate, up and down.
 pub(crate) const PROJECTIONS: usize = 3;
@@ -73,10 +73,9 @@ impl PackedWeights {
 /// Bytes of a layer's packed weights, a multiple of 256.
 ///
 /// ```
-/// use nvfp4::fp8::TokenFormat;
 /// use nvfp4::kernels::moe::weight_bytes;
 /// use nvfp4::moe::{Activation, MoeSizes};
-/// use nvfp4::problem::OutDtype;
+/// use nvfp4::problem::{TokenDtype, TokenFormat};
 ///
 /// let mixtral = MoeSizes {
 ///     hidden: 4096,
@@ -85,7 +84,7 @@ impl PackedWeights {
 ///     named_experts: 8,
 ///     top_k: 2,
 ///     shared_intermediate: None,
-///     dtype: OutDtype::Bf16,
+///     dtype: TokenDtype::Bf16,
 ///     activation: Activation::Silu,
 ///     biases: false,
 ///     token_format: TokenFormat::Bits16,

@@ -5,12 +5,12 @@ use kernels_gpu::nvfp4_rows::{token_scale_bytes, value_bytes};
 use kernels_gpu::sorted::{LINE_BYTES, ROW_MULTIPLE, bits16_bytes, most_rows};
 use kernels_gpu::units::k_blocks;
 
-use crate::fp8::TokenFormat;
 use crate::kernels::group::Address;
 use crate::kernels::launch::ALIGNMENT;
 use crate::kernels::nvfp4_products::most_token_tiles;
 use crate::kernels::products::may_be_sorted;
 use crate::moe::MoeSizes;
+use crate::problem::TokenFormat;
 
 /// Bytes below which every workspace stays. Tokens that need more are worked off in chunks.
 const fn most_bytes(token_format: TokenFormat) -> u64 {
@@ -214,10 +214,9 @@ pub(super) fn chunk_tokens(sizes: &MoeSizes, tokens: usize) -> usize {
 /// largest of theirs.
 ///
 /// ```
-/// use nvfp4::fp8::TokenFormat;
 /// use nvfp4::kernels::moe::workspace_bytes;
 /// use nvfp4::moe::{Activation, MoeSizes};
-/// use nvfp4::problem::OutDtype;
+/// use nvfp4::problem::{TokenDtype, TokenFormat};
 ///
 /// let mixtral = MoeSizes {
 ///     hidden: 4096,
@@ -226,7 +225,7 @@ pub(super) fn chunk_tokens(sizes: &MoeSizes, tokens: usize) -> usize {
 ///     named_experts: 8,
 ///     top_k: 2,
 ///     shared_intermediate: None,
-///     dtype: OutDtype::Bf16,
+///     dtype: TokenDtype::Bf16,
 ///     activation: Activation::Silu,
 ///     biases: false,
 ///     token_format: TokenFormat::Bits16,
@@ -242,12 +241,11 @@ pub fn workspace_bytes(sizes: &MoeSizes, max_tokens: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fp8::TokenFormat;
     use crate::moe::Activation;
-    use crate::problem::OutDtype;
+    use crate::problem::{TokenDtype, TokenFormat};
 
     fn sizes(hidden: usize, intermediate: usize, experts: usize, top_k: usize, shared: Option<usize>) -> MoeSizes {
-        let (named_experts, shared_intermediate, dtype) = (experts, shared, OutDtype::Bf16);
+        let (named_experts, shared_intermediate, dtype) = (experts, shared, TokenDtype::Bf16);
         let (activation, biases) = (Activation::Silu, false);
         let token_format = TokenFormat::Bits16;
         MoeSizes {

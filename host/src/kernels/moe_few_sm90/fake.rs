@@ -7,18 +7,18 @@ use kernels_gpu::moe_few_sm90::abi::{
 use kernels_gpu::units::matrix_bytes;
 
 use crate::kernels::fake::{slice, slice_mut};
-use crate::kernels::moe::token_type;
+use crate::kernels::moe::operand_type;
 use crate::kernels::moe_pack::row_order::columns_of_k;
 use crate::kernels::moe_pack::units::unpack;
 use crate::kernels::moe_sm90::activated;
-use crate::problem::OutDtype;
+use crate::problem::TokenDtype;
 
 /// Does what the launched grid does.
 pub(super) fn launch(launch: &Launch<'_>) {
     assert_eq!((launch.block[1], launch.block[2]), (1, 1));
     let one = [ONE_GATE_UP_ENTRIES, ONE_DOWN_ENTRIES].concat().contains(&launch.kernel);
     assert_eq!(launch.shared_bytes, Blocks { warps: launch.block[0] / 32, one }.shared_bytes());
-    let dtype = if launch.kernel.ends_with("_bf16") { OutDtype::Bf16 } else { OutDtype::F16 };
+    let dtype = if launch.kernel.ends_with("_bf16") { TokenDtype::Bf16 } else { TokenDtype::F16 };
     // SAFETY: launched by tests whose operands are alive and lie where the parameter says.
     unsafe {
         if [GATE_UP_ENTRIES, ONE_GATE_UP_ENTRIES].concat().contains(&launch.kernel) {
@@ -35,7 +35,7 @@ pub(super) fn launch(launch: &Launch<'_>) {
 /// # Safety
 ///
 /// Everything lies where the parameter says.
-unsafe fn gate_up(launch: &GateUp, dtype: OutDtype) {
+unsafe fn gate_up(launch: &GateUp, dtype: TokenDtype) {
     let Matrices { n, k, .. } = launch.matrices;
     let columns = columns_of_k(n);
     // SAFETY: `# Safety` above.
@@ -58,7 +58,7 @@ unsafe fn gate_up(launch: &GateUp, dtype: OutDtype) {
 /// # Safety
 ///
 /// Everything lies where the parameter says.
-unsafe fn down(launch: &Down, dtype: OutDtype) {
+unsafe fn down(launch: &Down, dtype: TokenDtype) {
     let (Matrices { n, k, .. }, Choices { token_count, top_k, .. }) = (launch.matrices, launch.choices);
     // SAFETY: `# Safety` above.
     unsafe {
@@ -106,7 +106,7 @@ unsafe fn experts(of: &Choices) -> Vec<(u32, u32)> {
 /// # Safety
 ///
 /// So many lie there.
-unsafe fn numbers(address: u64, count: u32, dtype: OutDtype) -> Vec<f64> {
+unsafe fn numbers(address: u64, count: u32, dtype: TokenDtype) -> Vec<f64> {
     // SAFETY: `# Safety` above.
     unsafe { slice::<u16>(address, count as usize) }.iter().map(|&bits| dtype.decode(bits)).collect()
 }
@@ -116,7 +116,7 @@ unsafe fn numbers(address: u64, count: u32, dtype: OutDtype) -> Vec<f64> {
 /// # Safety
 ///
 /// Everything lies where the matrices say.
-unsafe fn products(of: &Matrices, matrix: usize, expert: u32, token: &[f64], dtype: OutDtype) -> Vec<f64> {
+unsafe fn products(of: &Matrices, matrix: usize, expert: u32, token: &[f64], dtype: TokenDtype) -> Vec<f64> {
     let &Matrices { n, k, .. } = of;
     // SAFETY: `# Safety` above.
     let (units, alpha, bias) = unsafe {
@@ -125,7 +125,7 @@ unsafe fn products(of: &Matrices, matrix: usize, expert: u32, token: &[f64], dty
         let bias = (of.bias[matrix] != 0).then(|| slice::<f32>(bias, n as usize));
         (units, *(of.alpha[matrix] as *const f32).add(expert as usize), bias)
     };
-    let weights = unpack(units, n, k, token_type(dtype));
+    let weights = unpack(units, n, k, operand_type(dtype));
     let sum = |row: &[f64]| row.iter().zip(token).map(|(weight, number)| weight * number).sum::<f64>();
     let biased = |(row, weights): (usize, &[f64])| {
         f64::from(alpha) * sum(weights) + bias.map_or(0.0, |bias| f64::from(bias[row]))

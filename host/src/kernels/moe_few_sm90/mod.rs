@@ -12,7 +12,7 @@ use super::kernel::{Entry, Kernel};
 use super::launch::{Grid, Launch, entry_of};
 use super::products::{expected_rows, expected_token_tiles};
 use crate::moe::MoeSizes;
-use crate::problem::OutDtype;
+use crate::problem::TokenDtype;
 
 /// The most weights of the experts that several tokens are expected to name, on an H200: DeepSeek-R1's of a rank with eight tokens are
 /// not too many.
@@ -59,7 +59,7 @@ impl MoeFewSm90 {
     }
 
     /// The launch of gate and up.
-    pub fn gate_up(&self, launch: GateUp, dtype: OutDtype, sms: u32) -> Launch {
+    pub fn gate_up(&self, launch: GateUp, dtype: TokenDtype, sms: u32) -> Launch {
         let n = launch.matrices.n;
         let blocks = blocks(&launch.choices, n, sms);
         let entries = if blocks.one { ONE_GATE_UP_ENTRIES } else { GATE_UP_ENTRIES };
@@ -68,7 +68,7 @@ impl MoeFewSm90 {
     }
 
     /// The launch of down, behind that of gate and up.
-    pub fn down(&self, launch: Down, dtype: OutDtype, sms: u32) -> Launch {
+    pub fn down(&self, launch: Down, dtype: TokenDtype, sms: u32) -> Launch {
         let blocks = blocks(&launch.choices, launch.matrices.k, sms);
         let entries = if blocks.one { ONE_DOWN_ENTRIES } else { DOWN_ENTRIES };
         self.launch(entry_of(entries, dtype), Down::blocks(launch.matrices.n, sms), blocks, launch)

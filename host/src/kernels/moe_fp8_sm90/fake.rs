@@ -3,7 +3,7 @@
 use fake_cuda::Launch;
 use kernels_gpu::moe_fp8_sm90::abi::{self, INSTANCES};
 use kernels_gpu::sorted::LINE_BYTES;
-use kernels_gpu::units::{TokenType, k_blocks, matrix_bytes};
+use kernels_gpu::units::{OperandType, k_blocks, matrix_bytes};
 
 use crate::format::e4m3;
 use crate::fp8::{FOLD, Factors, sum};
@@ -48,7 +48,7 @@ pub(super) fn launch(launch: &Launch<'_>) {
                     let bias = parameter.bias[index];
                     let bias = (bias != 0).then(|| slice::<f32>(bias + 4 * expert as u64 * u64::from(n), n as usize));
                     let folded = |number: &f64| e4m3::encode_signed(*number as f32 / FOLD);
-                    let weights: Vec<u8> = unpack(units, n, k, TokenType::E4m3).iter().map(folded).collect();
+                    let weights: Vec<u8> = unpack(units, n, k, OperandType::E4m3).iter().map(folded).collect();
                     (weights.chunks(k as usize).map(Factors::new).collect::<Vec<_>>(), alpha, bias)
                 })
                 .collect();

@@ -4,7 +4,7 @@ use fake_cuda::Launch;
 use kernels_gpu::format::BLOCK;
 use kernels_gpu::moe_pack::abi::{NVFP4_ENTRY, Pack, PackNvfp4};
 use kernels_gpu::nvfp4_rows::{row_bytes, value_bytes, weight_scale_bytes};
-use kernels_gpu::units::{TokenType, matrix_bytes};
+use kernels_gpu::units::{OperandType, matrix_bytes};
 
 use super::nvfp4::pack_nvfp4;
 use super::row_order::RowOrder;
@@ -21,8 +21,8 @@ pub(super) fn launch(launch: &Launch<'_>) {
     unsafe {
         let parameter: Pack = launch.parameter(0);
         assert_eq!(launch.block, [Pack::THREADS, 1, 1]);
-        let types = [TokenType::F16, TokenType::Bf16, TokenType::E4m3];
-        let token_type = types.into_iter().find(|of| *of as u32 == parameter.token_type).expect("a type of tokens");
+        let types = [OperandType::F16, OperandType::Bf16, OperandType::E4m3];
+        let operand_type = types.into_iter().find(|of| *of as u32 == parameter.operand_type).expect("a type of tokens");
         let order = if parameter.ordered_rows == 1 { RowOrder::OfK } else { RowOrder::Kept };
         let (rows, k) = (parameter.rows as usize, parameter.k as usize);
         for address in [parameter.values, parameter.values_stride, parameter.units, parameter.units_stride] {
@@ -36,7 +36,7 @@ pub(super) fn launch(launch: &Launch<'_>) {
                 *invalid = (*invalid).min(index * scales.len() as u64 + place as u64);
                 continue;
             }
-            let units = pack(&Matrix::new(rows, k, values, scales, 1.0).unwrap(), order, token_type);
+            let units = pack(&Matrix::new(rows, k, values, scales, 1.0).unwrap(), order, operand_type);
             assert_eq!(units.len() as u64, matrix_bytes(parameter.rows, parameter.k));
             let to = (parameter.units + index * parameter.units_stride) as *mut u8;
             std::ptr::copy_nonoverlapping(units.as_ptr(), to, units.len());

@@ -1,6 +1,6 @@
 //! The order in which the rows of a layer's matrices lie when they are packed.
 
-use kernels_gpu::units::{TokenType, block_columns, block_start, element_at, k_blocks};
+use kernels_gpu::units::{OperandType, block_columns, block_start, element_at, k_blocks};
 
 /// The column that stands at each place of the order of K, of so many.
 pub(crate) fn columns_of_k(columns: u32) -> Vec<usize> {
@@ -35,8 +35,8 @@ impl RowOrder {
     }
 
     /// That of gate, up or down (0, 1, 2). Where down's tokens are e4m3, they are brought into the order of K when they are rounded.
-    pub(crate) fn of_projection(projection: usize, token_type: TokenType) -> Self {
-        if projection == 2 || token_type == TokenType::E4m3 { Self::Kept } else { Self::OfK }
+    pub(crate) fn of_projection(projection: usize, operand_type: OperandType) -> Self {
+        if projection == 2 || operand_type == OperandType::E4m3 { Self::Kept } else { Self::OfK }
     }
 
     /// The biases of so many matrices, one behind the other, in the order in which each one's rows are packed; zeros if there are

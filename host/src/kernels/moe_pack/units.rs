@@ -3,7 +3,7 @@
 
 use kernels_gpu::format::BLOCK;
 use kernels_gpu::units::{
-    ROW_LANES, SLAB_ROWS, TokenType, UNIT_ROWS, WORD_ELEMENTS, block_columns, block_start, element, k_blocks,
+    OperandType, ROW_LANES, SLAB_ROWS, UNIT_ROWS, WORD_ELEMENTS, block_columns, block_start, element, k_blocks,
     lane_place, lane_words, matrix_bytes, row_unit_bytes, scale_place, unit_offset,
 };
 use rayon::prelude::*;
@@ -12,7 +12,7 @@ use super::row_order::RowOrder;
 use crate::format::Matrix;
 
 /// The units of a matrix whose rows and columns are multiples of 16, for tokens of a type.
-pub(crate) fn pack(matrix: &Matrix<'_>, order: RowOrder, token_type: TokenType) -> Vec<u8> {
+pub(crate) fn pack(matrix: &Matrix<'_>, order: RowOrder, operand_type: OperandType) -> Vec<u8> {
     let (rows, k) = (matrix.rows() as u32, matrix.k() as u32);
     let mut units = vec![0; matrix_bytes(rows, k) as usize];
     let slab_bytes = (SLAB_ROWS / UNIT_ROWS) as usize * row_unit_bytes(k) as usize;
@@ -32,7 +32,7 @@ pub(crate) fn pack(matrix: &Matrix<'_>, order: RowOrder, token_type: TokenType) 
                     block_start(k, k_block),
                     values,
                     scales,
-                    token_type,
+                    operand_type,
                 );
             }
         }
@@ -41,33 +41,41 @@ pub(crate) fn pack(matrix: &Matrix<'_>, order: RowOrder, token_type: TokenType) 
 }
 
 /// Packs the columns of a k-block of a row into its unit, which begins where `unit` does.
-fn pack_row(unit: &mut [u8], row: u32, columns: u32, start: u32, values: &[u8], scales: &[u8], token_type: TokenType) {
+fn pack_row(
+    unit: &mut [u8],
+    row: u32,
+    columns: u32,
+    start: u32,
+    values: &[u8],
+    scales: &[u8],
+    operand_type: OperandType,
+) {
     for lane in 0..ROW_LANES {
         for word in 0..lane_words(columns) {
             // All elements of a word are of one block.
             let scale =
                 element(columns, lane, word, 0).map_or(0, |element| scales[((start + element) / BLOCK) as usize]);
             // For bf16 a scale cannot be zero where it is packed, so the codes are.
-            let is_zero = scale == 0 && token_type == TokenType::Bf16;
+            let is_zero = scale == 0 && operand_type == OperandType::Bf16;
             let code = |nibble| {
                 let element = element(columns, lane, word, nibble).filter(|_| !is_zero).map(|element| start + element);
                 element.map_or(0, |element| u32::from(values[element as usize / 2] >> (element % 2 * 4) & 0xf))
             };
             let codes = (0..WORD_ELEMENTS).fold(0, |codes, nibble| codes | code(nibble) << (4 * nibble));
             let at = (lane_place(columns, row, lane) + 4 * word) as usize;
-            unit[at..][..4].copy_from_slice(&token_type.pack(codes).to_le_bytes());
-            unit[(scale_place(columns, row, lane) + word / 2) as usize] = token_type.pack_scale(scale);
+            unit[at..][..4].copy_from_slice(&operand_type.pack(codes).to_le_bytes());
+            unit[(scale_place(columns, row, lane) + word / 2) as usize] = operand_type.pack_scale(scale);
         }
     }
 }
 
 /// The numbers of a matrix `[rows, k]`, row-major: rows as they are packed, columns in their natural order.
 #[cfg(test)]
-pub(crate) fn unpack(units: &[u8], rows: u32, k: u32, token_type: TokenType) -> Vec<f64> {
+pub(crate) fn unpack(units: &[u8], rows: u32, k: u32, operand_type: OperandType) -> Vec<f64> {
     use crate::format::{e2m1, e4m3};
 
     let scale_codes: std::collections::HashMap<u8, u8> =
-        (0..=e4m3::MAX_CODE).map(|code| (token_type.pack_scale(code), code)).collect();
+        (0..=e4m3::MAX_CODE).map(|code| (operand_type.pack_scale(code), code)).collect();
     let mut numbers = vec![0.0; rows as usize * k as usize];
     for (row, k_block) in (0..rows).flat_map(|row| (0..k_blocks(k)).map(move |k_block| (row, k_block))) {
         let (columns, start) = (block_columns(k, k_block), block_start(k, k_block));
@@ -77,7 +85,7 @@ pub(crate) fn unpack(units: &[u8], rows: u32, k: u32, token_type: TokenType) -> 
             let packed = u32::from_le_bytes(unit[at..][..4].try_into().expect("four bytes"));
             let scale = scale_codes[&unit[(scale_place(columns, row % UNIT_ROWS, lane) + word / 2) as usize]];
             for nibble in 0..WORD_ELEMENTS {
-                let code = tests::code_of(token_type, packed, nibble) as u8;
+                let code = tests::code_of(operand_type, packed, nibble) as u8;
                 if let Some(element) = element(columns, lane, word, nibble) {
                     numbers[row as usize * k as usize + (start + element) as usize] =
                         f64::from(e2m1::decode(code)) * f64::from(e4m3::VALUES[scale as usize]);
@@ -101,9 +109,9 @@ mod tests {
     }
 
     /// The nibble of a word that was packed for tokens of a type, found by trying every code.
-    pub(super) fn code_of(token_type: TokenType, word: u32, nibble: u32) -> u32 {
-        let of_nibble = token_type.pack(0xf << (4 * nibble));
-        (0..16).find(|code| token_type.pack(code << (4 * nibble)) == word & of_nibble).unwrap()
+    pub(super) fn code_of(operand_type: OperandType, word: u32, nibble: u32) -> u32 {
+        let of_nibble = operand_type.pack(0xf << (4 * nibble));
+        (0..16).find(|code| operand_type.pack(code << (4 * nibble)) == word & of_nibble).unwrap()
     }
 
     #[test]
@@ -111,8 +119,8 @@ mod tests {
         for (rows, k) in [(16, 16), (272, 96), (144, 352), (96, 720), (720, 48), (128, 256)] {
             let matrix = matrix(rows, k);
             let (n, k) = (rows as u32, k as u32);
-            for token_type in [TokenType::F16, TokenType::Bf16, TokenType::E4m3] {
-                let units = pack(&matrix, RowOrder::Kept, token_type);
+            for operand_type in [OperandType::F16, OperandType::Bf16, OperandType::E4m3] {
+                let units = pack(&matrix, RowOrder::Kept, operand_type);
                 assert_eq!(units.len() as u64, matrix_bytes(n, k));
                 for (row, k_block) in (0..n).flat_map(|row| (0..k_blocks(k)).map(move |k_block| (row, k_block))) {
                     let (columns, start) = (block_columns(k, k_block), block_start(k, k_block));
@@ -125,16 +133,16 @@ mod tests {
                         let found_scale = unit[(scale_place(columns, row % UNIT_ROWS, lane) + word / 2) as usize];
                         for nibble in 0..WORD_ELEMENTS {
                             let Some(element) = element(columns, lane, word, nibble) else {
-                                assert_eq!(code_of(token_type, packed, nibble), 0);
+                                assert_eq!(code_of(operand_type, packed, nibble), 0);
                                 continue;
                             };
                             let column = (start + element) as usize;
                             let scale = matrix.row_scales(row as usize)[column / 16];
                             let code = matrix.row_values(row as usize)[column / 2] >> (column % 2 * 4) & 0xf;
-                            let is_zero = scale == 0 && token_type == TokenType::Bf16;
+                            let is_zero = scale == 0 && operand_type == OperandType::Bf16;
                             let expected = if is_zero { 0 } else { u32::from(code) };
-                            assert_eq!(code_of(token_type, packed, nibble), expected, "{rows}×{k}: {row}, {column}");
-                            assert_eq!(found_scale, token_type.pack_scale(scale));
+                            assert_eq!(code_of(operand_type, packed, nibble), expected, "{rows}×{k}: {row}, {column}");
+                            assert_eq!(found_scale, operand_type.pack_scale(scale));
                         }
                     }
                 }
@@ -158,8 +166,8 @@ mod tests {
             let values: Vec<u8> = ordered.iter().flat_map(|&row| matrix.row_values(row).to_vec()).collect();
             let scales: Vec<u8> = ordered.iter().flat_map(|&row| matrix.row_scales(row).to_vec()).collect();
             let moved = Matrix::new(rows, 32, values, scales, 1.0).unwrap();
-            let kept = pack(&moved, RowOrder::Kept, TokenType::Bf16);
-            assert_eq!(pack(&matrix, RowOrder::OfK, TokenType::Bf16), kept);
+            let kept = pack(&moved, RowOrder::Kept, OperandType::Bf16);
+            assert_eq!(pack(&matrix, RowOrder::OfK, OperandType::Bf16), kept);
             from.sort_unstable();
             assert!(from.into_iter().eq(0..n));
         }

@@ -7,14 +7,14 @@ use kernels_gpu::sorted::LINE_BYTES;
 use kernels_gpu::units::k_blocks;
 
 use super::code_places;
-use crate::fp8::quantise_token;
+use crate::fp8::quantize_token;
 use crate::kernels::fake::{slice, slice_mut};
-use crate::problem::OutDtype;
+use crate::problem::TokenDtype;
 
-/// Quantises every token as the kernel's parameter says.
+/// Quantizes every token as the kernel's parameter says.
 pub(super) fn launch(launch: &Launch<'_>) {
     assert_eq!(launch.block, [Quantize::THREADS, 1, 1]);
-    let dtype = if launch.kernel == ENTRIES[0] { OutDtype::F16 } else { OutDtype::Bf16 };
+    let dtype = if launch.kernel == ENTRIES[0] { TokenDtype::F16 } else { TokenDtype::Bf16 };
     // SAFETY: launched by tests whose operands are alive and lie where the parameter says.
     unsafe {
         let quantize: Quantize = launch.parameter(0);
@@ -41,7 +41,7 @@ pub(super) fn launch(launch: &Launch<'_>) {
                 bits.iter_mut().for_each(|bits| *bits = dtype.round_f32(dtype.decode(*bits) as f32 * weight));
             }
             let mut of_token = vec![0; k];
-            let scale = quantise_token(dtype, &bits, &mut of_token);
+            let scale = quantize_token(dtype, &bits, &mut of_token);
             let top_k = quantize.top_k;
             let own = [token];
             let places = if quantize.places == 0 {

@@ -12,7 +12,7 @@ use kernels_gpu::units::{
 use super::kernel::{Entry, Kernel};
 use super::launch::{Grid, Launch, entry_of};
 use crate::error::Error;
-use crate::problem::OutDtype;
+use crate::problem::TokenDtype;
 
 /// The kernel.
 pub(crate) struct MoeQuantize;
@@ -38,11 +38,11 @@ impl Kernel for MoeQuantize {
 }
 
 impl MoeQuantize {
-    /// The launch that quantises numbers of a type.
+    /// The launch that quantizes numbers of a type.
     ///
     /// # Errors
     /// [`Error::TooLarge`] if that takes more blocks than a grid can have.
-    pub fn launch(&self, quantize: Quantize, dtype: OutDtype) -> Result<Launch, Error> {
+    pub fn launch(&self, quantize: Quantize, dtype: TokenDtype) -> Result<Launch, Error> {
         let entry = entry_of(ENTRIES, dtype);
         let blocks = Grid::blocks(quantize.blocks())?;
         let grid = Grid { overlaps: true, ..Grid::linear(entry, blocks, Quantize::THREADS) };

@@ -6,14 +6,14 @@ use kernels_gpu::moe_route::abi::{NO_ROW, tile_size};
 use kernels_gpu::nvfp4_rows::{row_bytes, scale_tiles, token_scale};
 
 use crate::format::BLOCK;
-use crate::fp4::quantise_token;
+use crate::fp4::quantize_token;
 use crate::kernels::fake::{slice, slice_mut};
-use crate::problem::OutDtype;
+use crate::problem::TokenDtype;
 
-/// Quantises every token as the kernel's parameter says.
+/// Quantizes every token as the kernel's parameter says.
 pub(super) fn launch(launch: &Launch<'_>) {
     assert_eq!(launch.block, [Quantize::THREADS, 1, 1]);
-    let dtype = if launch.kernel == ENTRIES[0] { OutDtype::F16 } else { OutDtype::Bf16 };
+    let dtype = if launch.kernel == ENTRIES[0] { TokenDtype::F16 } else { TokenDtype::Bf16 };
     // SAFETY: launched by tests whose operands are alive and lie where the parameter says.
     unsafe {
         let quantize: Quantize = launch.parameter(0);
@@ -61,20 +61,20 @@ pub(super) fn launch(launch: &Launch<'_>) {
     }
 }
 
-/// Quantises a row, which has a place in a tile of tokens; its global scale.
+/// Quantizes a row, which has a place in a tile of tokens; its global scale.
 ///
 /// # Safety
 /// There is room for it where values and scales lie.
 pub(in crate::kernels) unsafe fn write_row(
     [values, scales]: [u64; 2],
     [row, tile, in_tile]: [u32; 3],
-    dtype: OutDtype,
+    dtype: TokenDtype,
     bits: &[u16],
     input_scale: Option<f32>,
 ) -> f32 {
     let k = bits.len() as u32;
     let (mut codes, mut of_blocks) = (vec![0; bits.len()], vec![0; bits.len() / BLOCK]);
-    let global = quantise_token(dtype, bits, input_scale, &mut codes, &mut of_blocks);
+    let global = quantize_token(dtype, bits, input_scale, &mut codes, &mut of_blocks);
     of_blocks.resize(4 * scale_tiles(k) as usize, 0);
     // SAFETY: `# Safety` above.
     unsafe {

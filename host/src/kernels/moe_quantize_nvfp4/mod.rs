@@ -8,7 +8,7 @@ use kernels_gpu::moe_quantize_nvfp4::abi::{ENTRIES, Quantize};
 use super::kernel::{Entry, Kernel};
 use super::launch::{Grid, Launch, entry_of};
 use crate::error::Error;
-use crate::problem::OutDtype;
+use crate::problem::TokenDtype;
 
 /// The kernel.
 pub(crate) struct MoeQuantizeNvfp4;
@@ -30,11 +30,11 @@ impl Kernel for MoeQuantizeNvfp4 {
 }
 
 impl MoeQuantizeNvfp4 {
-    /// The launch that quantises numbers of a type.
+    /// The launch that quantizes numbers of a type.
     ///
     /// # Errors
     /// [`Error::TooLarge`] if that takes more blocks than a grid can have.
-    pub fn launch(&self, quantize: Quantize, dtype: OutDtype) -> Result<Launch, Error> {
+    pub fn launch(&self, quantize: Quantize, dtype: TokenDtype) -> Result<Launch, Error> {
         let entry = entry_of(ENTRIES, dtype);
         let blocks = Grid::blocks(quantize.blocks())?;
         let grid = Grid { overlaps: true, ..Grid::linear(entry, blocks, Quantize::THREADS) };

@@ -9,7 +9,7 @@ use kernels_gpu::sorted::{bits16_bytes, bits16_place};
 use crate::kernels::fake::{out_dtype, slice, slice_mut};
 use crate::kernels::moe_pack::row_order::columns_of_k;
 use crate::moe::Rows;
-use crate::problem::OutDtype;
+use crate::problem::TokenDtype;
 
 /// Does what the launched grid does, and checks it against the parameter.
 pub(super) fn launch(launch: &Launch<'_>) {
@@ -23,7 +23,7 @@ pub(super) fn launch(launch: &Launch<'_>) {
             expand(&launch.parameter(0));
         } else {
             assert_eq!(launch.block, [Combine::THREADS, 1, 1]);
-            let dtype = if launch.kernel == COMBINE_ENTRIES[0] { OutDtype::F16 } else { OutDtype::Bf16 };
+            let dtype = if launch.kernel == COMBINE_ENTRIES[0] { TokenDtype::F16 } else { TokenDtype::Bf16 };
             combine(&launch.parameter(0), dtype);
         }
     }
@@ -49,7 +49,7 @@ unsafe fn route(route: &Route) {
         if route.tokens == 0 {
             return;
         }
-        let (dtype, order) = (out_dtype(route.token_type), columns_of_k(hidden));
+        let (dtype, order) = (out_dtype(route.operand_type), columns_of_k(hidden));
         for token in 0..tokens {
             let from: &[u16] = slice(route.input + token as u64 * route.input_pitch, hidden as usize);
             let to: &mut [u16] = slice_mut(route.tokens + 2 * u64::from(hidden) * token as u64, hidden as usize);
@@ -76,7 +76,7 @@ unsafe fn route(route: &Route) {
 ///
 /// Everything lies where the parameter says.
 unsafe fn expand(expand: &Expand) {
-    let (hidden, top_k, dtype) = (expand.hidden, expand.top_k as usize, out_dtype(expand.token_type));
+    let (hidden, top_k, dtype) = (expand.hidden, expand.top_k as usize, out_dtype(expand.operand_type));
     let order = columns_of_k(hidden);
     // SAFETY: `# Safety` above.
     unsafe {
@@ -137,7 +137,7 @@ unsafe fn write_lists(at: u64, rows: &Rows, experts: u32, tile_tokens: u32, row_
 /// # Safety
 ///
 /// Everything lies where the parameter says.
-unsafe fn combine(combine: &Combine, dtype: OutDtype) {
+unsafe fn combine(combine: &Combine, dtype: TokenDtype) {
     let (hidden, top_k) = (combine.hidden as usize, combine.top_k as usize);
     for token in 0..combine.token_count as usize {
         // SAFETY: `# Safety` above.

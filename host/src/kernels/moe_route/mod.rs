@@ -9,7 +9,7 @@ use kernels_gpu::moe_route::abi::{COMBINE_ENTRIES, Combine, EXPAND_ENTRY, Expand
 use super::kernel::{Entry, Kernel};
 use super::launch::{Grid, Launch, entry_of};
 use crate::error::Error;
-use crate::problem::OutDtype;
+use crate::problem::TokenDtype;
 
 /// The kernel.
 pub(crate) struct MoeRoute;
@@ -87,7 +87,7 @@ impl MoeRoute {
     ///
     /// # Errors
     /// As [`MoeRoute::route`].
-    pub fn combine(&self, combine: Combine, dtype: OutDtype, overlaps: bool) -> Result<Launch, Error> {
+    pub fn combine(&self, combine: Combine, dtype: TokenDtype, overlaps: bool) -> Result<Launch, Error> {
         let entry = entry_of(COMBINE_ENTRIES, dtype);
         let blocks = Grid::blocks(Combine::blocks(combine.token_count, combine.hidden))?;
         let grid = Grid { overlaps, ..Grid::linear(entry, blocks, Combine::THREADS) };

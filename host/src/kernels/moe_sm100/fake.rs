@@ -85,7 +85,7 @@ pub(in crate::kernels) fn launch(launch: &Launch<'_>, instances: &[Nvfp4Instance
                     slice_mut::<u16>(parameter.c + 2 * u64::from(token) * u64::from(n), n as usize)
                         .copy_from_slice(&of_row);
                 }
-                let abi::QuantisedC { input_scales, values, scales, globals } = parameter.quantised;
+                let abi::QuantizedC { input_scales, values, scales, globals } = parameter.quantized;
                 if input_scales != 0 {
                     let scale = *(input_scales as *const f32).add(expert as usize);
                     let global = write_row([values, scales], [token, tile, in_tile], dtype, &of_row, Some(scale));

@@ -42,14 +42,14 @@ impl Products for MoeSm120 {
 
 #[cfg(test)]
 mod tests {
-    use kernels_gpu::units::TokenType;
+    use kernels_gpu::units::OperandType;
 
     use super::*;
     use crate::problem::Op;
 
     #[test]
     fn few_tiles_are_narrow_and_many_are_not() {
-        let entry = |token_tiles| MoeSm120.instance(Op::Gated, TokenType::Bf16, 16, token_tiles, 768, 170).entry;
+        let entry = |token_tiles| MoeSm120.instance(Op::Gated, OperandType::Bf16, 16, token_tiles, 768, 170).entry;
         assert_eq!([4, 128].map(entry), ["moe_sm120_gated_bf16_t16_narrow", "moe_sm120_gated_bf16_t16"]);
     }
 

@@ -35,7 +35,7 @@ impl Products for MoeSm80 {
         let instance = |of: &Instance| ProductInstance {
             entry: of.entry,
             matrices: of.matrices,
-            token_type: of.token_type,
+            operand_type: of.operand_type,
             tile_tokens: of.tile_tokens,
             columns: of.columns(),
             threads: of.threads(),
@@ -61,14 +61,14 @@ impl Products for MoeSm80 {
 
 #[cfg(test)]
 mod tests {
-    use kernels_gpu::units::TokenType;
+    use kernels_gpu::units::OperandType;
 
     use super::*;
     use crate::problem::Op;
 
     #[test]
     fn few_tiles_are_narrow_and_many_are_not() {
-        let entry = |token_tiles| MoeSm80.instance(Op::Gated, TokenType::Bf16, 16, token_tiles, 768, 108).entry;
+        let entry = |token_tiles| MoeSm80.instance(Op::Gated, OperandType::Bf16, 16, token_tiles, 768, 108).entry;
         assert_eq!([4, 128].map(entry), ["moe_sm80_gated_bf16_t16_narrow", "moe_sm80_gated_bf16_t16"]);
     }
 

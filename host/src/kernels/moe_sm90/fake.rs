@@ -4,24 +4,24 @@ use fake_cuda::Launch;
 use kernels_gpu::epilogue::{Activation, NO_PARAMETERS, PARAMETERS};
 use kernels_gpu::moe_sm90::abi;
 use kernels_gpu::sorted::{bits16_bytes, bits16_place};
-use kernels_gpu::units::{TokenType, matrix_bytes};
+use kernels_gpu::units::{OperandType, matrix_bytes};
 
 use crate::kernels::fake::slice;
 use crate::kernels::moe_pack::row_order::columns_of_k;
 use crate::kernels::moe_pack::units::unpack;
 use crate::kernels::products::ProductInstance;
 use crate::oracle::silu;
-use crate::problem::OutDtype;
+use crate::problem::TokenDtype;
 
 /// Computes every expert's rows as the contract of a kernel with these instances says.
 pub(in crate::kernels) fn launch(launch: &Launch<'_>, instances: &[ProductInstance]) {
     let instance = instances.iter().find(|instance| instance.entry == launch.kernel).unwrap();
     assert_eq!(launch.block, [instance.threads, 1, 1]);
     assert!(launch.shared_bytes >= instance.shared_bytes);
-    let dtype = match instance.token_type {
-        TokenType::F16 => OutDtype::F16,
-        TokenType::Bf16 => OutDtype::Bf16,
-        TokenType::E4m3 => panic!("its products are another kernel's"),
+    let dtype = match instance.operand_type {
+        OperandType::F16 => TokenDtype::F16,
+        OperandType::Bf16 => TokenDtype::Bf16,
+        OperandType::E4m3 => panic!("its products are another kernel's"),
     };
     // SAFETY: launched by tests whose operands are alive and lie where the parameter says.
     unsafe {
@@ -45,7 +45,7 @@ pub(in crate::kernels) fn launch(launch: &Launch<'_>, instances: &[ProductInstan
                     let alpha = *(parameter.alpha[index] as *const f32).add(expert);
                     let bias = parameter.bias[index];
                     let bias = (bias != 0).then(|| slice::<f32>(bias + 4 * expert as u64 * u64::from(n), n as usize));
-                    (unpack(units, n, k, instance.token_type), f64::from(alpha), bias)
+                    (unpack(units, n, k, instance.operand_type), f64::from(alpha), bias)
                 })
                 .collect();
             for row in rows {

@@ -56,7 +56,7 @@ pub(super) fn product_instance(of: &Instance, tile_time: u64) -> ProductInstance
     ProductInstance {
         entry: of.entry,
         matrices: of.matrices,
-        token_type: of.token_type,
+        operand_type: of.operand_type,
         tile_tokens: of.tile_tokens,
         columns: of.columns(),
         threads: of.threads(),
@@ -74,7 +74,7 @@ fn strips_instance(of: &of_strips::Instance) -> ProductInstance {
     ProductInstance {
         entry: of.entry,
         matrices: of.matrices,
-        token_type: of.token_type,
+        operand_type: of.operand_type,
         tile_tokens: of.tile_tokens,
         columns: of.columns(),
         threads: of.threads(),
@@ -129,7 +129,7 @@ impl Products for MoeSm90 {
 
 #[cfg(test)]
 mod tests {
-    use kernels_gpu::units::TokenType;
+    use kernels_gpu::units::OperandType;
 
     use super::*;
     use crate::kernels::products::expected_token_tiles;
@@ -165,7 +165,7 @@ mod tests {
         ] {
             let tile_tokens = MoeSm90.tile_tokens(rows, experts);
             let tiles = expected_token_tiles(rows, experts, tile_tokens);
-            let instance = MoeSm90.instance(op, TokenType::Bf16, tile_tokens, tiles, n, 132);
+            let instance = MoeSm90.instance(op, OperandType::Bf16, tile_tokens, tiles, n, 132);
             assert_eq!(instance.entry, fastest, "{rows} rows of {experts} experts, {n} columns");
         }
     }

@@ -20,10 +20,10 @@ pub(super) fn launch(launch: &Launch<'_>) {
                 bias: slice::<f32>(parameter.bias, experts as usize).to_vec(),
                 groups: groups as usize,
                 top_groups: parameter.top_groups as usize,
-                renormalise: parameter.scoring == SIGMOID_SHARES,
+                renormalize: parameter.scoring == SIGMOID_SHARES,
                 scale: parameter.scale,
             },
-            code => Scoring::Softmax { renormalise: code != SOFTMAX },
+            code => Scoring::Softmax { renormalize: code != SOFTMAX },
         };
         let router = Router::new(experts as usize, top_k as usize, scoring).unwrap();
         for token in 0..u64::from(token_count) {

@@ -84,11 +84,11 @@ pub(crate) fn launch(router: &Router, arguments: &RouterArguments) -> Result<Opt
     let token_count = u32::try_from(token_count).map_err(|_| Error::TooLarge)?;
     let (groups, top_groups) = router.groups();
     let (scoring, scale) = match *router.scoring() {
-        Scoring::Softmax { renormalise: false } => (SOFTMAX, 1.0),
-        Scoring::Softmax { renormalise: true } | Scoring::TopKSoftmax => (SOFTMAX_OF_CHOSEN, 1.0),
+        Scoring::Softmax { renormalize: false } => (SOFTMAX, 1.0),
+        Scoring::Softmax { renormalize: true } | Scoring::TopKSoftmax => (SOFTMAX_OF_CHOSEN, 1.0),
         Scoring::SigmoidTop1 => (SIGMOID, 1.0),
-        Scoring::SigmoidGroups { renormalise, scale, .. } => {
-            (if renormalise { SIGMOID_SHARES } else { SIGMOID }, scale)
+        Scoring::SigmoidGroups { renormalize, scale, .. } => {
+            (if renormalize { SIGMOID_SHARES } else { SIGMOID }, scale)
         }
     };
     let launch = abi::Launch {
@@ -118,7 +118,7 @@ mod tests {
 
     fn arguments() -> RouterArguments {
         let (logits, bias, ids, weights) = (0x1002, 0x2000, 0x3004, 0x4000);
-        let logit_type = LogitType::Token(crate::problem::OutDtype::Bf16);
+        let logit_type = LogitType::Token(crate::problem::TokenDtype::Bf16);
         RouterArguments { token_count: 9, logits, logit_type, logits_stride: 8, bias, ids, weights }
     }
 
@@ -129,7 +129,7 @@ mod tests {
         assert_eq!((grid.blocks, grid.threads, grid.shared_bytes), (3, 128, 0));
         assert!(launch(&softmax, &RouterArguments { token_count: 0, ..arguments() }).unwrap().is_none());
         let scoring =
-            Scoring::SigmoidGroups { bias: vec![0.0; 8], groups: 4, top_groups: 2, renormalise: true, scale: 2.5 };
+            Scoring::SigmoidGroups { bias: vec![0.0; 8], groups: 4, top_groups: 2, renormalize: true, scale: 2.5 };
         let groups = Router::new(8, 2, scoring).unwrap();
         assert_eq!(launch(&groups, &arguments()).unwrap().unwrap().grid.shared_bytes, 4 * 8 * 4);
         let error = launch(&groups, &RouterArguments { bias: 0, ..arguments() }).err().unwrap().to_string();
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn what_is_not_aligned_or_too_near_is_refused() {
-        let router = Router::new(8, 2, Scoring::Softmax { renormalise: true }).unwrap();
+        let router = Router::new(8, 2, Scoring::Softmax { renormalize: true }).unwrap();
         let refused = |arguments: RouterArguments| launch(&router, &arguments).err().unwrap().to_string();
         let text = refused(RouterArguments { logit_type: LogitType::F32, ..arguments() });
         assert_eq!(text, "router: logits at 0x1002, no multiple of 4");

@@ -9,7 +9,7 @@ use super::group::Address;
 use super::kernel::{Entry, Kernel};
 use super::launch::{BlockCount, Grid, Launch, output_code};
 use crate::error::Error;
-use crate::problem::OutDtype;
+use crate::problem::TokenDtype;
 
 /// The kernel.
 pub(crate) struct SiluMul;
@@ -47,7 +47,7 @@ impl SiluMul {
     ///
     /// # Errors
     /// [`Error::TooLarge`] if they take more blocks than a grid can have.
-    pub fn launch(&self, segments: &[Segment], out_dtype: OutDtype) -> Result<Launch, Error> {
+    pub fn launch(&self, segments: &[Segment], out_dtype: TokenDtype) -> Result<Launch, Error> {
         let mut blocks = BlockCount::default();
         let mut described = Vec::with_capacity(segments.len());
         for &Segment { gate, up, c, elements } in segments {
@@ -78,7 +78,7 @@ mod tests {
     fn blocks_are_numbered_through_all_segments() {
         let block = u64::from(BLOCK_ELEMENTS);
         let segments = [8, block, block + 8, 2 * block].map(segment);
-        let launch = SiluMul.launch(&segments, OutDtype::F16).unwrap();
+        let launch = SiluMul.launch(&segments, TokenDtype::F16).unwrap();
         let mut to = vec![0; launch.bytes()];
         launch.write(0x100, &mut to, &mut |_| unreachable!("there are no tensor maps")).unwrap();
         let described: Vec<abi::Segment> =
@@ -90,6 +90,6 @@ mod tests {
 
     #[test]
     fn more_blocks_than_a_grid_has_are_refused() {
-        assert!(matches!(SiluMul.launch(&[segment(1 << 50)], OutDtype::F16), Err(Error::TooLarge)));
+        assert!(matches!(SiluMul.launch(&[segment(1 << 50)], TokenDtype::F16), Err(Error::TooLarge)));
     }
 }

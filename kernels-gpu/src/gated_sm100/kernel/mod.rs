@@ -113,15 +113,15 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         assert!(Self::TMEM_ADDRESS + MBARRIER_BYTES == Self::INSTANCE.shared_bytes());
     };
 
-    /// The warp that loads. With specialised roles, the warps before it run the epilogue.
+    /// The warp that loads. With specialized roles, the warps before it run the epilogue.
     const LOAD_WARP: u32 = match Self::INSTANCE.roles {
-        Roles::Specialised => Self::INSTANCE.epilogue_warps(),
+        Roles::Specialized => Self::INSTANCE.epilogue_warps(),
         Roles::Serial => 0,
     };
 
     /// The warp that issues MMAs, and owns the tensor memory.
     const MMA_WARP: u32 = match Self::INSTANCE.roles {
-        Roles::Specialised => Self::INSTANCE.epilogue_warps() + 1,
+        Roles::Specialized => Self::INSTANCE.epilogue_warps() + 1,
         Roles::Serial => 0,
     };
 
@@ -196,7 +196,7 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         // tensor memory any more, nor another block's shared memory.
         unsafe {
             let loads = warp == Self::LOAD_WARP;
-            // Its first tile is on its way while barriers are initialised.
+            // Its first tile is on its way while barriers are initialized.
             let first = (W::AT_ONCE && loads).then(|| block.first_tile());
             let (mut stages, mut maps) = (block.stages(), u32::MAX);
             if loads && elect_sync(ALL_LANES) {
@@ -204,8 +204,8 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
                 stages.init(full_arrivals, 1);
                 block.accumulators().init(1, BLOCKS * Self::INSTANCE.epilogue_warps());
                 fence_mbarrier_init();
-                // It waits for no barriers but those that it has initialised, so that copies begin before any other warp is there.
-                if let (Roles::Specialised, Some((_, Some((tile, group))))) = (Self::INSTANCE.roles, &first) {
+                // It waits for no barriers but those that it has initialized, so that copies begin before any other warp is there.
+                if let (Roles::Specialized, Some((_, Some((tile, group))))) = (Self::INSTANCE.roles, &first) {
                     let group = W::placed(*group);
                     block.acquire_maps(&mut maps, tile, &group);
                     block.load(&mut stages, tile, &group, block.k_blocks(&group).start, false);
@@ -219,7 +219,7 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
                 tcgen05_relinquish_alloc_permit::<BLOCKS>();
                 tcgen05_fence_before_thread_sync();
             }
-            if matches!(Self::INSTANCE.roles, Roles::Specialised) && loads {
+            if matches!(Self::INSTANCE.roles, Roles::Specialized) && loads {
                 Self::arrive::<BEGUN>();
                 W::wait();
                 let (tiles, first) = match first {
@@ -241,7 +241,7 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
                 block.tmem = TmemAddress::new(ld_shared_b32(block.shared + Self::TMEM_ADDRESS));
                 W::wait();
                 match Self::INSTANCE.roles {
-                    Roles::Specialised => block.specialised(warp),
+                    Roles::Specialized => block.specialized(warp),
                     Roles::Serial => block.serial(warp),
                 }
             }
@@ -296,11 +296,11 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         }
     }
 
-    /// [`Roles::Specialised`]: the warp that loads does so for every tile; the first is at hand, and where tiles are known at once its
+    /// [`Roles::Specialized`]: the warp that loads does so for every tile; the first is at hand, and where tiles are known at once its
     /// first k-block is on its way.
     ///
     /// # Safety
-    /// The contract in this folder's `mod.rs`. That warp calls it, which has initialised the barriers, with [`Self::first_tile`]'s, with
+    /// The contract in this folder's `mod.rs`. That warp calls it, which has initialized the barriers, with [`Self::first_tile`]'s, with
     /// the stages as they stand and the group whose maps have been acquired.
     #[inline(always)]
     unsafe fn load_tiles(
@@ -333,13 +333,13 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         }
     }
 
-    /// [`Roles::Specialised`]: the other roles, which have warps of their own.
+    /// [`Roles::Specialized`]: the other roles, which have warps of their own.
     ///
     /// # Safety
     /// The contract in this folder's `mod.rs`. Every other thread of the block calls it with the number of its warp, once
     /// barriers and tensor memory are there.
     #[inline(always)]
-    unsafe fn specialised(self, warp: u32) {
+    unsafe fn specialized(self, warp: u32) {
         // SAFETY: one thread is elected for multiplying, whole warps run the epilogue, and each role takes the same tiles and k-blocks
         // in the same order.
         unsafe {
@@ -379,7 +379,7 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
     /// stages but the one that is multiplied.
     ///
     /// # Safety
-    /// As [`Self::specialised`].
+    /// As [`Self::specialized`].
     #[inline(always)]
     unsafe fn serial(self, warp: u32) {
         let ahead = Self::STAGES - 1;
@@ -428,7 +428,7 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         all * self.split / splits..all * (self.split + 1) / splits
     }
 
-    /// Initialises the barriers of what other blocks send an epilogue warp, where they do.
+    /// Initializes the barriers of what other blocks send an epilogue warp, where they do.
     ///
     /// # Safety
     /// That warp calls it, before the first `sync`.

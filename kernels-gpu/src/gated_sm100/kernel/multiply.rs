@@ -56,7 +56,7 @@ impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
     /// Waits for an accumulator for the next tile.
     ///
     /// # Safety
-    /// The block's barriers have been initialised. One thread has a multiplier, and calls for each tile [`Self::begin`],
+    /// The block's barriers have been initialized. One thread has a multiplier, and calls for each tile [`Self::begin`],
     /// [`Self::multiply`] and [`Self::end`].
     #[inline(always)]
     pub unsafe fn begin(&mut self) {
@@ -195,7 +195,7 @@ impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
     /// Arrives at a barrier, in both blocks of a pair, when all MMAs and copies so far are complete.
     ///
     /// # Safety
-    /// `barrier` is one of the block's, which has been initialised, and its phase lacks an arrival.
+    /// `barrier` is one of the block's, which has been initialized, and its phase lacks an arrival.
     #[inline(always)]
     unsafe fn commit(&self, barrier: Mbarrier) {
         // SAFETY: what `# Safety` above asks; both blocks have the same barriers, and end together.
@@ -212,7 +212,7 @@ impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
     /// becomes full here.
     ///
     /// # Safety
-    /// The block's barriers have been initialised. One thread calls it, for each tile.
+    /// The block's barriers have been initialized. One thread calls it, for each tile.
     #[inline(always)]
     pub unsafe fn report(&mut self, group: &Placed) {
         for _ in self.block.k_blocks(group) {

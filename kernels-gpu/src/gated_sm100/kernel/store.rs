@@ -28,7 +28,7 @@ use crate::{
     gated_sm100::abi::{
         BOX_BYTES, BOX_COLUMNS, BOX_TOKENS, HALF_STEP, Halves, N_STEP, QUARTERS, SLOT_BYTES, SLOTS, Store, Tile,
     },
-    nvfp4_blocks::QuantisedTile,
+    nvfp4_blocks::QuantizedTile,
     ring::Ring,
 };
 
@@ -195,16 +195,16 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         }
     }
 
-    /// What the warp writes of a tile: the lane's column, the quantised tile, and the rows.
+    /// What the warp writes of a tile: the lane's column, the quantized tile, and the rows.
     ///
     /// # Safety
     /// As [`Self::store_all`].
     #[inline(always)]
-    unsafe fn targets(&self, tile: &Tile, group: &Placed) -> (W::Column, QuantisedTile, Rows) {
+    unsafe fn targets(&self, tile: &Tile, group: &Placed) -> (W::Column, QuantizedTile, Rows) {
         // SAFETY: what `# Safety` above asks.
         unsafe {
             let column = self.block.work.column(tile, self.block.first_row(tile) + self.first_column + lane_id());
-            (column, self.block.work.quantised(tile, group), self.rows(tile, group))
+            (column, self.block.work.quantized(tile, group), self.rows(tile, group))
         }
     }
 
@@ -219,7 +219,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         group: &Placed,
         first_token: u32,
         is_last: bool,
-    ) -> (W::Column, QuantisedTile, Rows) {
+    ) -> (W::Column, QuantizedTile, Rows) {
         // SAFETY: what `# Safety` above asks.
         unsafe {
             let targets = self.targets(tile, group);
@@ -243,7 +243,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         let mut token = self.part * buffer_tokens;
         // SAFETY: the accumulator is read while it is full; its lanes are this quarter's, and the buffers this warp's alone.
         unsafe {
-            let (column, quantised, rows) = self.begin(tile, group, token, is_last);
+            let (column, quantized, rows) = self.begin(tile, group, token, is_last);
             while token < tile.tokens {
                 let tokens = self.block.work.tokens(tile, group, token);
                 let sums = self.load_sums(token);
@@ -256,7 +256,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
                 }
                 let values = self.block.work.values(group, &column, &tokens, &sums);
                 match Sm100::<W, BLOCKS>::INSTANCE.store {
-                    Store::Direct => self.store_lanes(tile, &rows, quantised, token, values),
+                    Store::Direct => self.store_lanes(tile, &rows, quantized, token, values),
                     Store::Tma => {
                         self.stage(in_buffer, values);
                         if last || fills {
@@ -279,7 +279,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         let mut token = self.part * 2 * N_STEP;
         // SAFETY: as in `store_all`, up to the N of the products, which is a multiple of a step.
         unsafe {
-            let (column, quantised, rows) = self.begin(tile, group, token, is_last);
+            let (column, quantized, rows) = self.begin(tile, group, token, is_last);
             let accumulator = self.tmem.column(Sm100::<W, BLOCKS>::accumulator(self.accumulators.index(), 0));
             while token < tile.tokens {
                 let [first, second] =
@@ -293,8 +293,8 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
                     self.block.work.values(group, &column, &tokens, &[sums.map(f32::from_bits), [0.0; N_STEP as usize]])
                 };
                 let (first, second) = (values(token, first), values(token + N_STEP, second));
-                self.store_lanes(tile, &rows, quantised, token, first);
-                self.store_lanes(tile, &rows, quantised, token + N_STEP, second);
+                self.store_lanes(tile, &rows, quantized, token, first);
+                self.store_lanes(tile, &rows, quantized, token + N_STEP, second);
                 token = next;
             }
         }
@@ -313,7 +313,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         // SAFETY: the accumulator is read while it is full, up to the N of its products, which is a multiple of a step. Its lanes are
         // this quarter's, the buffers this warp's alone, and the slots this warp's and its peer's.
         unsafe {
-            let (column, quantised, rows) = self.begin(tile, group, token, false);
+            let (column, quantized, rows) = self.begin(tile, group, token, false);
             while token < tile.tokens {
                 let finished = token + RANK * HALF_STEP;
                 let own = self.send::<RANK>(token);
@@ -327,7 +327,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
                     let tokens = self.block.work.tokens(tile, group, first);
                     let sums = if RANK == 0 { [own[index], others[index]] } else { [others[index], own[index]] };
                     let values = self.block.work.values(group, &column, &tokens, &sums);
-                    self.store_lanes(tile, &rows, quantised, first, values);
+                    self.store_lanes(tile, &rows, quantized, first, values);
                 }
             }
         }
@@ -355,7 +355,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         // this quarter's, the buffers this warp's alone, and each slot of a place has one sender. Nothing reads or writes stages any
         // more: the products of both blocks of the pair are complete, and those of the other pair where all have met.
         unsafe {
-            let (column, quantised, rows) = self.targets(tile, group);
+            let (column, quantized, rows) = self.targets(tile, group);
             if lane_id() == 0 && steps > 0 {
                 mbarrier_arrive_expect_tx(self.inbox_barrier, steps * Self::INBOX_STEP);
             }
@@ -395,7 +395,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
                 let token = first + index * step + finisher * N_STEP;
                 let tokens = self.block.work.tokens(tile, group, token);
                 let values = self.block.work.values(group, &column, &tokens, &sums);
-                self.store_lanes(tile, &rows, quantised, token, values);
+                self.store_lanes(tile, &rows, quantized, token, values);
             }
         }
     }
@@ -572,14 +572,14 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
     /// four lanes store a token's 32 columns, 16 bytes each.
     ///
     /// # Safety
-    /// No lane reads the buffer now. The whole warp calls it together; the contract holds of the tile, of which `rows` and `quantised`
+    /// No lane reads the buffer now. The whole warp calls it together; the contract holds of the tile, of which `rows` and `quantized`
     /// are.
     #[inline(always)]
     unsafe fn store_lanes(
         &mut self,
         tile: &Tile,
         rows: &Rows,
-        quantised: QuantisedTile,
+        quantized: QuantizedTile,
         token: u32,
         values: [f32; N_STEP as usize],
     ) {
@@ -592,8 +592,8 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
             if self.block.work.writes_bits16() && token < tile.tokens && rows.is_there {
                 st_global_v4_b32(rows.first + u64::from(token) * u64::from(rows.row_bytes), elements);
             }
-            if quantised.is_there() {
-                quantised.store::<BLOCK_LANES, BLOCK_LANES, 4>(elements, token, rows.column);
+            if quantized.is_there() {
+                quantized.store::<BLOCK_LANES, BLOCK_LANES, 4>(elements, token, rows.column);
             }
         }
         // The next 8 tokens go to the other buffer, and need not wait until all lanes have read this one.

@@ -4,7 +4,7 @@ use core::ops::Deref;
 
 use crate::{
     gated_sm100::abi::{Group, Instance, N_STEP, Tile},
-    nvfp4_blocks::QuantisedTile,
+    nvfp4_blocks::QuantizedTile,
 };
 
 /// A lane's sums of 8 tokens, by matrix. The plain kernel has one matrix, and zeros in place of the other.
@@ -81,8 +81,8 @@ pub trait Work: Copy {
     /// # Safety
     /// As [`Work::tiles`]; the tile is one of them, and this its group.
     #[inline(always)]
-    unsafe fn quantised(self, _tile: &Tile, _group: &Placed) -> QuantisedTile {
-        QuantisedTile::NONE
+    unsafe fn quantized(self, _tile: &Tile, _group: &Placed) -> QuantizedTile {
+        QuantizedTile::NONE
     }
 
     /// What a lane needs of a column of a tile's group, which may lie behind the last.

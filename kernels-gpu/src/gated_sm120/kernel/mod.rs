@@ -19,7 +19,7 @@
 //! four times eight tokens, and no lane loads what no product reads.
 //!
 //! Weights in rows ([`Weights::Rows`](crate::gated_sm120::abi::Weights::Rows)) are loaded by `ldmatrix`, as tokens are. Row g of a product is
-//! row 2g of the strip, or 2g + 1 where g is 4 or more; g + 8 is the other one of the two. Then a lane has neighbouring columns of C, and
+//! row 2g of the strip, or 2g + 1 where g is 4 or more; g + 8 is the other one of the two. Then a lane has neighboring columns of C, and
 //! the eight rows that are loaded at once lie at eight different places of the swizzle.
 //!
 //! A tile of tokens lies inside of a tile of the scale layout, in which tokens that are 32 apart lie side by side.

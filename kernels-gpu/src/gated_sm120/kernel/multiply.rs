@@ -77,7 +77,7 @@ impl<W: Work, const COLUMNS: usize> Multiplier<W, COLUMNS> {
     /// The warp's sums of a tile.
     ///
     /// # Safety
-    /// The block's barriers have been initialised. Whole warps call it, with all tiles of the block in the order in which they are
+    /// The block's barriers have been initialized. Whole warps call it, with all tiles of the block in the order in which they are
     /// loaded.
     #[inline(always)]
     pub unsafe fn multiply(&mut self, tile: &Tile, group: &Placed) -> TileSums<COLUMNS> {

@@ -1,4 +1,4 @@
-//! The epilogue: sums → C. Each lane stores its own, two neighbouring columns at a time; a warp stores 32 bytes of a token, which in
+//! The epilogue: sums → C. Each lane stores its own, two neighboring columns at a time; a warp stores 32 bytes of a token, which in
 //! NVFP4 are a block.
 
 use cuda_std::global::{GlobalAddress, st_global_b32};
@@ -19,7 +19,7 @@ const ELEMENT_BYTES: u64 = 2;
 const FIRST_LANES: u32 = 4;
 const LAST_LANES: u32 = 16;
 
-/// A lane's elements of C as words of two neighbours, by part of its columns (gated sums have one), token of two, and eight tokens.
+/// A lane's elements of C as words of two neighbors, by part of its columns (gated sums have one), token of two, and eight tokens.
 type TileWords<const COLUMNS: usize> = [[[u32; 2]; 2]; COLUMNS];
 
 impl<W: Work, const COLUMNS: usize> Multiplier<W, COLUMNS> {
@@ -32,7 +32,7 @@ impl<W: Work, const COLUMNS: usize> Multiplier<W, COLUMNS> {
         // All words come before the first store: then the registers of sums are free.
         let (words, work) = (self.words(tile, group, terms, sums), self.block.work);
         // SAFETY: what `# Safety` above asks.
-        let quantised = unsafe { work.quantised(tile, group) };
+        let quantized = unsafe { work.quantized(tile, group) };
         // Rows 2g and 2g + 1 of the strip.
         let first_column = tile.first_column + self.strip * STRIP_ROWS + self.lane / 4 * 2;
         unroll!(COLUMN in 0 1 2 3 4 5 6 7, {
@@ -52,8 +52,8 @@ impl<W: Work, const COLUMNS: usize> Multiplier<W, COLUMNS> {
                                     let at = GlobalAddress::new(group.c) + (row + u64::from(column)) * ELEMENT_BYTES;
                                     st_global_b32(at, word);
                                 }
-                                if quantised.is_there() {
-                                    quantised.store::<FIRST_LANES, LAST_LANES, 1>([word], token, column);
+                                if quantized.is_there() {
+                                    quantized.store::<FIRST_LANES, LAST_LANES, 1>([word], token, column);
                                 }
                             }
                         }

@@ -4,7 +4,7 @@ use core::ops::Deref;
 
 use crate::{
     gated_sm120::abi::{Group, Instance, SLABS, Tile},
-    nvfp4_blocks::QuantisedTile,
+    nvfp4_blocks::QuantizedTile,
 };
 
 /// The columns of C that a lane has, by slab and row of the product; those behind the last are nobody's.
@@ -81,8 +81,8 @@ pub trait Work: Copy {
     /// # Safety
     /// As [`Work::tiles`]; the tile is one of them, and this its group.
     #[inline(always)]
-    unsafe fn quantised(self, _tile: &Tile, _group: &Placed) -> QuantisedTile {
-        QuantisedTile::NONE
+    unsafe fn quantized(self, _tile: &Tile, _group: &Placed) -> QuantizedTile {
+        QuantizedTile::NONE
     }
 
     /// The terms of a lane that has these columns, and of each eight tokens of the tile two, the first of them this one.

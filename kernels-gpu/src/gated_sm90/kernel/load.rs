@@ -19,7 +19,7 @@ impl<const INDEX: usize> Sm90<INDEX> {
     /// has ended, together with the tokens. Loaded earlier, so many weights would delay the tokens.
     ///
     /// # Safety
-    /// The contract in this folder's `mod.rs`. The barriers have been initialised. One thread of the block calls it.
+    /// The contract in this folder's `mod.rs`. The barriers have been initialized. One thread of the block calls it.
     #[inline(always)]
     pub(super) unsafe fn load_weights(mut tiles: Tiles, shared: SharedAddress) {
         let mut stages = Self::stages(shared);

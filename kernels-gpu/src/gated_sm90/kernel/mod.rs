@@ -118,7 +118,7 @@ impl<const INDEX: usize> Sm90<INDEX> {
     unsafe fn run<const P: usize>(launch: Launch) {
         const { Self::CHECK };
         let shared = dynamic_shared_address();
-        // SAFETY: barriers have places of their own in shared memory, and are initialised before any thread passes
+        // SAFETY: barriers have places of their own in shared memory, and are initialized before any thread passes
         // `sync_threads`. Every thread of the block takes part in what the block does together, and every thread of a
         // warpgroup in what the warpgroup does together; each role is one thread's, one warp's or one warpgroup's.
         unsafe {

@@ -27,7 +27,7 @@ impl<const INDEX: usize> Sm90<INDEX> {
     /// Multiplies and writes the block's tiles. One warpgroup, the `consumer`-th of those that multiply.
     ///
     /// # Safety
-    /// The contract in this folder's `mod.rs`. The barriers have been initialised. The whole warpgroup calls it together, and
+    /// The contract in this folder's `mod.rs`. The barriers have been initialized. The whole warpgroup calls it together, and
     /// so does every other one that multiplies, with its own number.
     #[inline(always)]
     pub(super) unsafe fn multiply<const P: usize>(output: u32, mut tiles: Tiles, shared: SharedAddress, consumer: u32) {

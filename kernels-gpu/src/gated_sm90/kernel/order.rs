@@ -3,7 +3,7 @@
 //!
 //! A row's k-block is 64 packed bytes. The four lanes that share a row of a fragment have 16 bytes each: four words of 8
 //! elements. Word t serves products 2t and 2t+1 of the k-block, which sum over 16 columns each. Elements i and i+4 of a word
-//! decode into register i, for i = 0 to 3, and are neighbouring columns of a product. Registers 0 and 1 are in the left and
+//! decode into register i, for i = 0 to 3, and are neighboring columns of a product. Registers 0 and 1 are in the left and
 //! the right half of product 2t's columns, registers 2 and 3 in those of product 2t+1's.
 //!
 //! So core matrix 4t+i of B, 8 tokens × 8 columns, has the registers i of the words t of the four lanes.
@@ -53,7 +53,7 @@ mod tests {
 
     #[test]
     fn loads_of_weights_meet_every_bank_once() {
-        // Of two neighbouring rows of a fragment, one is an even row of the panel and one an odd row.
+        // Of two neighboring rows of a fragment, one is an even row of the panel and one an odd row.
         for [even, odd] in [[0, 3], [4, 7], [8, 11], [2, 1], [6, 5]] {
             meet_every_bank_once(
                 [even, odd].into_iter().flat_map(|row| (0..4).map(move |lane| lane_offset(row, lane))),

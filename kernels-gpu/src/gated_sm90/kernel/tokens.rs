@@ -128,7 +128,7 @@ impl<const INDEX: usize> Sm90<INDEX> {
     /// they do not wait for each other's loads.
     ///
     /// # Safety
-    /// The contract in this folder's `mod.rs`. The barriers have been initialised. All of these warps call it, each with its
+    /// The contract in this folder's `mod.rs`. The barriers have been initialized. All of these warps call it, each with its
     /// number in the block.
     #[inline(always)]
     pub(super) unsafe fn decode_tokens(mut tiles: Tiles, shared: SharedAddress, warp: u32) {

@@ -7,7 +7,7 @@ use crate::{
     instances::table,
     linear_sm90::abi::{PANEL_ROWS, ROW_BYTES, ROW_SCALES},
     sm90::{BARRIER_BYTES, K_BLOCK, SHARED_BYTES},
-    units::TokenType,
+    units::OperandType,
 };
 
 /// Columns of C that a warp has: the M of its products.
@@ -35,12 +35,12 @@ pub const MAX_SPAN: u32 = 8;
 macro_rules! instances {
     ($each:ident) => {
         $each! {
-            linear_mma8_f16 = tokens(TokenType::F16, 8).strips(4).span(8).stages(16);
-            linear_mma16_f16 = tokens(TokenType::F16, 16).strips(4).span(4).stages(12);
-            linear_mma32_f16 = tokens(TokenType::F16, 32).strips(4).span(8).stages(16);
-            linear_mma8_bf16 = tokens(TokenType::Bf16, 8).strips(4).span(8).stages(16);
-            linear_mma16_bf16 = tokens(TokenType::Bf16, 16).strips(4).span(4).stages(12);
-            linear_mma32_bf16 = tokens(TokenType::Bf16, 32).strips(4).span(8).stages(16);
+            linear_mma8_f16 = tokens(OperandType::F16, 8).strips(4).span(8).stages(16);
+            linear_mma16_f16 = tokens(OperandType::F16, 16).strips(4).span(4).stages(12);
+            linear_mma32_f16 = tokens(OperandType::F16, 32).strips(4).span(8).stages(16);
+            linear_mma8_bf16 = tokens(OperandType::Bf16, 8).strips(4).span(8).stages(16);
+            linear_mma16_bf16 = tokens(OperandType::Bf16, 16).strips(4).span(4).stages(12);
+            linear_mma32_bf16 = tokens(OperandType::Bf16, 32).strips(4).span(8).stages(16);
         }
     };
 }
@@ -57,7 +57,7 @@ pub struct Instance {
     /// The entry's name.
     pub entry: &'static str,
     /// The type of tokens and C.
-    pub token_type: TokenType,
+    pub operand_type: OperandType,
     /// The most tokens of a tile.
     pub tile_tokens: u32,
     /// Warps that share a strip, each with a part of the tokens.
@@ -78,10 +78,10 @@ pub struct Instance {
 pub struct Builder(Instance);
 
 /// The kernel for tokens of this type, with up to so many of them a tile.
-pub const fn tokens(token_type: TokenType, tile_tokens: u32) -> Builder {
+pub const fn tokens(operand_type: OperandType, tile_tokens: u32) -> Builder {
     Builder(Instance {
         entry: "",
-        token_type,
+        operand_type,
         tile_tokens,
         sharing: 1,
         strips: 0,

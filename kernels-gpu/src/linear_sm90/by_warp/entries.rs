@@ -6,6 +6,6 @@ use super::{
     abi::{INSTANCES, Index, Instance, instances},
     kernel::{Built, ByWarp, entries},
 };
-use crate::{linear_sm90::abi::Launch, units::TokenType};
+use crate::{linear_sm90::abi::Launch, units::OperandType};
 
 instances!(entries);

@@ -41,7 +41,7 @@ macro_rules! entries {
         #[kernel(threads = INSTANCES[Index::$entry as usize].threads(), min_blocks = 1)]
         pub unsafe fn $entry(launch: Launch) {
             const INSTANCE: Instance = INSTANCES[Index::$entry as usize];
-            const IS_BF16: bool = matches!(INSTANCE.token_type, TokenType::Bf16);
+            const IS_BF16: bool = matches!(INSTANCE.operand_type, OperandType::Bf16);
             struct This;
             impl Built for This {
                 const INSTANCE: Instance = INSTANCE;
@@ -83,7 +83,7 @@ where
         // SAFETY: all lanes are here.
         let (warp, _) = unsafe { warp_shuffle_idx(ALL_LANES, thread::thread_idx_x() / WARP_SIZE, 0, WARP_SIZE) };
         let this = Self { strip: Strip::new(launch, warp), token_map };
-        // SAFETY: the contract is this function's too. Barriers are initialised before any thread passes `sync_threads`; each role is
+        // SAFETY: the contract is this function's too. Barriers are initialized before any thread passes `sync_threads`; each role is
         // a warp's.
         unsafe {
             if thread::thread_idx_x() == 0 {
@@ -115,7 +115,7 @@ where
     /// stages: the tokens of the first would come behind the weights of all. One warp.
     ///
     /// # Safety
-    /// The contract. The barriers have been initialised. The whole warp calls it together.
+    /// The contract. The barriers have been initialized. The whole warp calls it together.
     #[inline(always)]
     unsafe fn load(&self) {
         let k_blocks = k_blocks(self.strip.launch.k);
@@ -219,7 +219,7 @@ where
     /// The warp's sums. It takes the operands of the next k-block before it multiplies one, over the ends of spans too.
     ///
     /// # Safety
-    /// The contract. The barriers have been initialised. The whole warp calls it together.
+    /// The contract. The barriers have been initialized. The whole warp calls it together.
     #[inline(always)]
     unsafe fn sums(&self) -> [[f32; 4]; P] {
         const { assert!(MAX_SPAN == 8) };

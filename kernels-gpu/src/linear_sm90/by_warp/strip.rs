@@ -114,7 +114,7 @@ where
         self.shared + stage * Self::INSTANCE.token_bytes()
     }
 
-    /// The rows of the strip that the lanes of a pair have: two neighbours. Every second pair has them the other way round, so that loads of
+    /// The rows of the strip that the lanes of a pair have: two neighbors. Every second pair has them the other way round, so that loads of
     /// words meet every bank of shared memory once.
     #[inline(always)]
     const fn rows(pair: u32) -> [u32; 2] {
@@ -199,7 +199,7 @@ where
         words!(0 1 2 3);
     }
 
-    /// Writes the warp's elements of C. A lane has two neighbouring columns of two neighbouring tokens of each product.
+    /// Writes the warp's elements of C. A lane has two neighboring columns of two neighboring tokens of each product.
     ///
     /// # Safety
     /// The contract in `linear_sm90/mod.rs`. Sums are the warp's.

@@ -24,7 +24,7 @@ use crate::{
     sm90::{CORE_MATRIX_BYTES, CORE_MATRIX_ROWS, Fragment, K_BLOCK, Kind, LANE_WORDS, Sums, WARPS, pad, registers},
 };
 
-/// Bytes between core matrices that are neighbours along K.
+/// Bytes between core matrices that are neighbors along K.
 const ALONG_K: u32 = PANEL_ROWS / CORE_MATRIX_ROWS * CORE_MATRIX_BYTES;
 
 /// Bytes of what a product takes of a buffer.
@@ -44,7 +44,7 @@ where
     /// Decodes every n-th k-block of the block's tiles, from the `decoder`-th on. One warpgroup.
     ///
     /// # Safety
-    /// The contract in `linear_sm90/mod.rs`. The barriers have been initialised. The whole warpgroup calls it together, and every other
+    /// The contract in `linear_sm90/mod.rs`. The barriers have been initialized. The whole warpgroup calls it together, and every other
     /// one that decodes with its own number.
     #[inline(always)]
     pub(super) unsafe fn decode(&self, decoder: u32) {

@@ -32,7 +32,7 @@ use crate::{
     },
     ring::{Ring, ring_bytes},
     sm90::{PingPong, TURN_BARRIERS, WARPS, give_registers, take_registers},
-    units::TokenType,
+    units::OperandType,
 };
 
 macro_rules! entries {
@@ -44,7 +44,7 @@ macro_rules! entries {
         #[kernel(threads = INSTANCES[Index::$entry as usize].threads(), min_blocks = 1)]
         pub unsafe fn $entry(launch: Launch) {
             const INSTANCE: Instance = INSTANCES[Index::$entry as usize];
-            const IS_BF16: bool = matches!(INSTANCE.token_type, TokenType::Bf16);
+            const IS_BF16: bool = matches!(INSTANCE.operand_type, OperandType::Bf16);
             // SAFETY: the contract is this function's too.
             unsafe {
                 let token_map = tensor_map_of_parameter!($entry);
@@ -117,7 +117,7 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
     {
         const { Self::CHECK };
         let this = Self { launch, token_map, shared: dynamic_shared_address() };
-        // SAFETY: barriers have places of their own in shared memory, and are initialised before any thread passes
+        // SAFETY: barriers have places of their own in shared memory, and are initialized before any thread passes
         // `sync_threads`. Every thread of the block takes part in what the block does together, and every thread of a
         // warpgroup in what the warpgroup does together; each role is one warp's or one warpgroup's.
         unsafe {

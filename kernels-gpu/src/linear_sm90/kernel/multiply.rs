@@ -28,7 +28,7 @@ where
     /// Multiplies and writes the block's tiles. One warpgroup, the `consumer`-th of those that multiply.
     ///
     /// # Safety
-    /// The contract in `linear_sm90/mod.rs`. The barriers have been initialised. The whole warpgroup calls it together, and so
+    /// The contract in `linear_sm90/mod.rs`. The barriers have been initialized. The whole warpgroup calls it together, and so
     /// does every other one that multiplies, with its own number.
     #[inline(always)]
     pub(super) unsafe fn multiply<const ROUNDS: usize>(&self, consumer: u32) {
@@ -88,7 +88,7 @@ where
 pub(super) struct Panels<const INDEX: usize, const BF16: bool, const P: usize> {
     /// Where the words of the thread's rows lie in a stage, of the first part.
     words: [u32; 2],
-    /// Where the scales of both rows lie, which are neighbours: those of the even row first.
+    /// Where the scales of both rows lie, which are neighbors: those of the even row first.
     scales: u32,
     /// Whether the thread's first row is the odd one.
     exchanged: bool,

@@ -27,7 +27,7 @@ pub(super) struct Tiles {
 }
 
 impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P> {
-    /// The tiles of this block. Tiles of the same tokens are neighbours: all of the weights are read while these lie in the cache.
+    /// The tiles of this block. Tiles of the same tokens are neighbors: all of the weights are read while these lie in the cache.
     #[inline(always)]
     pub(super) fn tiles(&self) -> Tiles {
         let columns = self.launch.n.div_ceil(Self::INSTANCE.columns());

@@ -26,7 +26,7 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
     /// Loads the tokens of the block's tiles. One warp.
     ///
     /// # Safety
-    /// The contract in `linear_sm90/mod.rs`. The barriers have been initialised. The whole warp calls it together.
+    /// The contract in `linear_sm90/mod.rs`. The barriers have been initialized. The whole warp calls it together.
     #[inline(always)]
     pub(super) unsafe fn load_tokens(&self) {
         let (mut tiles, mut buffers) = (self.tiles(), self.buffers());

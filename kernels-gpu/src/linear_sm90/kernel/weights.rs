@@ -14,7 +14,7 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
     /// Loads the weights of the block's tiles to stages. One warp. They do not depend on the grid before.
     ///
     /// # Safety
-    /// The contract in `linear_sm90/mod.rs`. The barriers have been initialised. The whole warp calls it together.
+    /// The contract in `linear_sm90/mod.rs`. The barriers have been initialized. The whole warp calls it together.
     #[inline(always)]
     pub(super) unsafe fn load_weights(&self) {
         let (mut stages, mut tiles) = (self.stages(), self.tiles());

@@ -122,7 +122,7 @@ where
         }
     }
 
-    /// The sums of a strip: two rows of weights, each with two neighbouring tokens.
+    /// The sums of a strip: two rows of weights, each with two neighboring tokens.
     ///
     /// # Safety
     /// As [`Self::run`].

@@ -1,7 +1,7 @@
 //! A lane's tokens of a product, from global memory straight to registers, columns in their natural order there.
 //!
 //! The four lanes of a token, a column of a product's B, have the elements of K that they have of weights ([`units`](crate::units)): 16
-//! neighbouring ones of each 64, that is two words of eight.
+//! neighboring ones of each 64, that is two words of eight.
 
 use cuda_std::{
     global::{GlobalAddress, ld_global_b32_or_zero, ld_global_v4_b32_or_zero},
@@ -21,7 +21,7 @@ const ELEMENT_BYTES: u32 = 2;
 /// Columns of half a k-block.
 const HALF_COLUMNS: u32 = K_BLOCK / 2;
 
-/// The elements of each of a lane's words, neighbours in pairs.
+/// The elements of each of a lane's words, neighbors in pairs.
 pub(super) type Elements = [[u32; 4]; LANE_WORDS];
 
 /// Where the elements of one of the four lanes begin in a whole k-block.

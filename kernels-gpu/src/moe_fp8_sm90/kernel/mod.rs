@@ -131,7 +131,7 @@ impl<const INDEX: usize, const R: usize> Product<INDEX, R> {
     unsafe fn run(launch: Launch) {
         const { Self::CHECK };
         let this = Self { launch, shared: dynamic_shared_address() };
-        // SAFETY: barriers have places of their own in shared memory, and are initialised before any thread passes
+        // SAFETY: barriers have places of their own in shared memory, and are initialized before any thread passes
         // `sync_threads`; so is the table. Every thread of the block takes part in what the block does together, and every thread
         // of a warpgroup in what the warpgroup does together; each role is one warp's or one warpgroup's.
         unsafe {

@@ -68,7 +68,7 @@ impl<const INDEX: usize, const R: usize> Product<INDEX, R> {
     /// Multiplies and writes the block's tiles. One warpgroup, the `consumer`-th of those that multiply.
     ///
     /// # Safety
-    /// The contract in this folder's `mod.rs`. The barriers have been initialised, and the table has been made. The whole warpgroup
+    /// The contract in this folder's `mod.rs`. The barriers have been initialized, and the table has been made. The whole warpgroup
     /// calls it together, and so does the other one that multiplies, with its own number.
     #[inline(always)]
     pub(super) unsafe fn multiply(&self, consumer: u32) {
@@ -112,7 +112,7 @@ impl<const INDEX: usize, const R: usize> Product<INDEX, R> {
         }
     }
 
-    /// Whether a thread's two rows are one row of gate and the same of up; else they are neighbours in one panel.
+    /// Whether a thread's two rows are one row of gate and the same of up; else they are neighbors in one panel.
     pub(super) const ROW_OF_BOTH: bool = Self::INSTANCE.matrices == 2;
 
     /// Which rows of a piece are a thread's.
@@ -146,7 +146,7 @@ impl<'p, const INDEX: usize, const R: usize> Consumer<'p, INDEX, R> {
     /// for each N.
     ///
     /// # Safety
-    /// The barriers have been initialised. The whole warpgroup calls it together, for each of the block's tiles in order.
+    /// The barriers have been initialized. The whole warpgroup calls it together, for each of the block's tiles in order.
     /// `tokens` is a multiple of 8, and not more than the instance's.
     #[inline(always)]
     unsafe fn sum_tile(&mut self, tokens: u32) -> [f32; R] {
@@ -289,7 +289,7 @@ impl<'p, const INDEX: usize, const R: usize> Consumer<'p, INDEX, R> {
     unsafe fn load_whole(&self, stage: SharedAddress) -> Part {
         const WORDS: u32 = row_bytes(K_BLOCK);
         const SCALES: u32 = row_scale_bytes(K_BLOCK);
-        // A row and its neighbour differ in one bit of their places.
+        // A row and its neighbor differ in one bit of their places.
         const { assert!(UNIT_BYTES.is_multiple_of(2 * WORDS) && WORDS.is_power_of_two() && SCALES.is_power_of_two()) };
         // Opaque, so that no register holds it over the main loop.
         let second = |place: u32, row_bytes: u32| {

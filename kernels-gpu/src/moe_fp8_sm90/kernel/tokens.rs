@@ -21,7 +21,7 @@ impl<const INDEX: usize, const R: usize> Product<INDEX, R> {
     /// Loads the tokens of the block's tiles. One warp.
     ///
     /// # Safety
-    /// The contract in this folder's `mod.rs`. The barriers have been initialised. The whole warp calls it together.
+    /// The contract in this folder's `mod.rs`. The barriers have been initialized. The whole warp calls it together.
     #[inline(always)]
     pub(super) unsafe fn load_tokens(&self) {
         let (mut tiles, mut buffers, mut scales) = (self.tiles(), self.buffers(), self.scales());

@@ -17,7 +17,7 @@ impl<const INDEX: usize, const R: usize> Product<INDEX, R> {
     /// Finds the block's tiles, writes them down, and loads their weights to stages. One warp.
     ///
     /// # Safety
-    /// The contract in this folder's `mod.rs`. The barriers have been initialised. The whole warp calls it together.
+    /// The contract in this folder's `mod.rs`. The barriers have been initialized. The whole warp calls it together.
     #[inline(always)]
     pub(super) unsafe fn load_weights(&self) {
         let mut stages = self.stages();

@@ -23,7 +23,7 @@ use crate::{
 /// Bytes of an element of C.
 const ELEMENT_BYTES: u64 = 2;
 
-/// Tokens whose sums are in neighbouring registers: those of a core matrix. A thread has two of them.
+/// Tokens whose sums are in neighboring registers: those of a core matrix. A thread has two of them.
 const STRIP_TOKENS: u32 = CORE_MATRIX_ROWS;
 
 /// Registers of a strip.
@@ -84,7 +84,7 @@ pub(super) struct Target<const INDEX: usize, const R: usize> {
 impl<const INDEX: usize, const R: usize> Target<INDEX, R> {
     const INSTANCE: Instance = Product::<INDEX, R>::INSTANCE;
 
-    /// Whether a thread's two rows are one column of gate and up, and else neighbouring columns.
+    /// Whether a thread's two rows are one column of gate and up, and else neighboring columns.
     const ROW_OF_BOTH: bool = Product::<INDEX, R>::ROW_OF_BOTH;
 
     /// Scales, activates and writes a thread's elements of C.

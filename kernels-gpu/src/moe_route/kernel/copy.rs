@@ -167,8 +167,8 @@ impl Part {
                 unsafe { self.store_to(route, route.shared_tokens) };
             }
             for two in 0..self.elements.len() {
-                let [low, high] = decode(route.token_type, self.elements[two]);
-                self.elements[two] = convert(route.token_type, low * self.weight, high * self.weight);
+                let [low, high] = decode(route.operand_type, self.elements[two]);
+                self.elements[two] = convert(route.operand_type, low * self.weight, high * self.weight);
             }
         }
         // SAFETY: what `# Safety` above asks.

@@ -82,10 +82,10 @@ pub(super) unsafe fn run(launch: &Expand) {
         }
         if launch.input_weights != 0 {
             for two in 0..elements.len() {
-                let [low, high] = decode(launch.token_type, elements[two]);
+                let [low, high] = decode(launch.operand_type, elements[two]);
                 // Behind K's end are zeros, whatever the factor.
                 if element(columns, lane, word, 2 * two as u32).is_some() {
-                    elements[two] = convert(launch.token_type, low * weight, high * weight);
+                    elements[two] = convert(launch.operand_type, low * weight, high * weight);
                 }
             }
         }

@@ -6,7 +6,7 @@
 //! segment and expert, plus its rank. So rows are in the order of choices, and nothing depends on who comes first.
 //!
 //! A multiprocessor stores scattered words one by one. So a block sorts its choices by expert in shared memory, where they fit, and
-//! neighbours go to neighbouring rows.
+//! neighbors go to neighboring rows.
 
 use core::hint::assert_unchecked;
 

@@ -20,7 +20,7 @@ use super::abi::{INSTANCES, Index, Instance, TILE_SLOTS, instances};
 use crate::{
     moe_sm90::abi::Launch,
     sm90::{Decode, Fragment, Packed, TILE_BYTES, Tile, TileLists, from_first_lane},
-    units::TokenType,
+    units::OperandType,
 };
 
 macro_rules! entries {
@@ -35,7 +35,7 @@ macro_rules! entries {
         )]
         pub unsafe fn $entry(launch: Launch) {
             const INSTANCE: Instance = INSTANCES[Index::$entry as usize];
-            const IS_BF16: bool = matches!(INSTANCE.token_type, TokenType::Bf16);
+            const IS_BF16: bool = matches!(INSTANCE.operand_type, OperandType::Bf16);
             // SAFETY: the contract is this function's too.
             unsafe { Moe::<{ Index::$entry as usize }, IS_BF16, { INSTANCE.shape().parts() }>::run(launch) }
         }

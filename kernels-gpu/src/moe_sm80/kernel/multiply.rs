@@ -42,7 +42,7 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P>
 where
     Packed<BF16>: Decode,
 {
-    /// Whether a thread's two rows are one row of both panels, so that gate and up meet in it; else they are neighbours in one panel.
+    /// Whether a thread's two rows are one row of both panels, so that gate and up meet in it; else they are neighbors in one panel.
     pub(super) const ROW_OF_BOTH: bool = !Self::INSTANCE.of_32_rows && Self::INSTANCE.matrices == 2;
 
     /// Bytes of a panel in a stage.

@@ -8,7 +8,7 @@ use crate::{
     instances::table,
     moe_route::abi::MAX_EXPERTS,
     sm90::{CORE_MATRIX_ROWS, K_BLOCK, SHARED_BYTES, Shape, WARPS},
-    units::{TokenType, UNIT_BYTES, UNIT_ROWS},
+    units::{OperandType, UNIT_BYTES, UNIT_ROWS},
 };
 
 /// Bytes of a copy of tokens, `cp.async`'s most.
@@ -40,14 +40,14 @@ pub const LIST_BYTES: u32 = (MAX_EXPERTS + 1).next_multiple_of(4) * 4;
 macro_rules! instances {
     ($each:ident) => {
         $each! {
-            moe_gated_f16_t8_strips = gated(TokenType::F16, 8).strips(4).resident(5);
-            moe_gated_f16_t16_strips = gated(TokenType::F16, 16).strips(4).resident(4);
-            moe_gated_bf16_t8_strips = gated(TokenType::Bf16, 8).strips(4).resident(5);
-            moe_gated_bf16_t16_strips = gated(TokenType::Bf16, 16).strips(4).resident(4);
-            moe_plain_f16_t8_strips = plain(TokenType::F16, 8).strips(4).resident(5);
-            moe_plain_f16_t16_strips = plain(TokenType::F16, 16).strips(4).resident(4);
-            moe_plain_bf16_t8_strips = plain(TokenType::Bf16, 8).strips(4).resident(5);
-            moe_plain_bf16_t16_strips = plain(TokenType::Bf16, 16).strips(4).resident(4);
+            moe_gated_f16_t8_strips = gated(OperandType::F16, 8).strips(4).resident(5);
+            moe_gated_f16_t16_strips = gated(OperandType::F16, 16).strips(4).resident(4);
+            moe_gated_bf16_t8_strips = gated(OperandType::Bf16, 8).strips(4).resident(5);
+            moe_gated_bf16_t16_strips = gated(OperandType::Bf16, 16).strips(4).resident(4);
+            moe_plain_f16_t8_strips = plain(OperandType::F16, 8).strips(4).resident(5);
+            moe_plain_f16_t16_strips = plain(OperandType::F16, 16).strips(4).resident(4);
+            moe_plain_bf16_t8_strips = plain(OperandType::Bf16, 8).strips(4).resident(5);
+            moe_plain_bf16_t16_strips = plain(OperandType::Bf16, 16).strips(4).resident(4);
         }
     };
 }
@@ -65,7 +65,7 @@ pub struct Instance {
     /// Matrices of weights: 2 for gated, 1 for plain.
     pub matrices: u32,
     /// The type of tokens and C.
-    pub token_type: TokenType,
+    pub operand_type: OperandType,
     /// The most tokens of a tile.
     pub tile_tokens: u32,
     /// Strips of a tile, warps of a block.
@@ -79,13 +79,13 @@ pub struct Instance {
 pub struct Builder(Instance);
 
 /// The gated kernel for tokens of this type, with up to so many of them a tile.
-pub const fn gated(token_type: TokenType, tile_tokens: u32) -> Builder {
-    Builder(Instance { entry: "", matrices: 2, token_type, tile_tokens, strips: 0, resident_blocks: 0 })
+pub const fn gated(operand_type: OperandType, tile_tokens: u32) -> Builder {
+    Builder(Instance { entry: "", matrices: 2, operand_type, tile_tokens, strips: 0, resident_blocks: 0 })
 }
 
 /// As [`gated`], the plain kernel.
-pub const fn plain(token_type: TokenType, tile_tokens: u32) -> Builder {
-    Builder(Instance { matrices: 1, ..gated(token_type, tile_tokens).0 })
+pub const fn plain(operand_type: OperandType, tile_tokens: u32) -> Builder {
+    Builder(Instance { matrices: 1, ..gated(operand_type, tile_tokens).0 })
 }
 
 impl Builder {

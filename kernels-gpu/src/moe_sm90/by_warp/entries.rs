@@ -6,7 +6,7 @@ use super::{
     abi::{INSTANCES, Index, Instance, instances},
     kernel::{Built, Strips},
 };
-use crate::{moe_sm90::abi::Launch, units::TokenType};
+use crate::{moe_sm90::abi::Launch, units::OperandType};
 
 /// Makes the entries of a list of instances, each a type of its own.
 macro_rules! entries {
@@ -21,7 +21,7 @@ macro_rules! entries {
         )]
         pub unsafe fn $entry(launch: Launch) {
             const INSTANCE: Instance = INSTANCES[Index::$entry as usize];
-            const IS_BF16: bool = matches!(INSTANCE.token_type, TokenType::Bf16);
+            const IS_BF16: bool = matches!(INSTANCE.operand_type, OperandType::Bf16);
             struct This;
             impl Built for This {
                 const INSTANCE: Instance = INSTANCE;

@@ -162,7 +162,7 @@ where
         thread::grid_dim_x() + unsafe { atom_global_add_u32(GlobalAddress::new(self.launch.ticket), 1) }
     }
 
-    /// The tile of this index; an expert's tiles of the same columns, which share weights, are neighbours.
+    /// The tile of this index; an expert's tiles of the same columns, which share weights, are neighbors.
     ///
     /// # Safety
     /// The lists lie in shared memory. The whole warp calls it together, with the same index.

@@ -41,7 +41,7 @@ impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
     /// Gathers the tokens of the block's tiles. One warp, the `warp`-th of [`Self::TOKEN_WARPS`]; each brings every third strip.
     ///
     /// # Safety
-    /// The contract in this folder's `mod.rs`. The barriers have been initialised. The whole warp calls it together.
+    /// The contract in this folder's `mod.rs`. The barriers have been initialized. The whole warp calls it together.
     #[inline(always)]
     pub(super) unsafe fn gather_tokens(&self, warp: u32) {
         let (mut tiles, mut buffers, k) = (self.tiles(), self.buffers(), self.launch.k);

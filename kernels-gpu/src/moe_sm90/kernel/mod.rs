@@ -49,7 +49,7 @@ macro_rules! entries {
         #[kernel(threads = INSTANCES[Index::$entry as usize].threads(), min_blocks = 1)]
         pub unsafe fn $entry(launch: Launch) {
             const INSTANCE: Instance = INSTANCES[Index::$entry as usize];
-            const IS_BF16: bool = matches!(INSTANCE.token_type, TokenType::Bf16);
+            const IS_BF16: bool = matches!(INSTANCE.operand_type, OperandType::Bf16);
             struct This;
             impl Built for This {
                 const INSTANCE: Instance = INSTANCE;
@@ -135,7 +135,7 @@ impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
     {
         const { Self::CHECK };
         let this = Self { launch, shared: dynamic_shared_address(), instance: PhantomData };
-        // SAFETY: barriers have places of their own in shared memory, and are initialised before any thread passes
+        // SAFETY: barriers have places of their own in shared memory, and are initialized before any thread passes
         // `sync_threads`. Every thread of the block takes part in what the block does together, and every thread of a
         // warpgroup in what the warpgroup does together; each role is one warp's or one warpgroup's.
         unsafe {

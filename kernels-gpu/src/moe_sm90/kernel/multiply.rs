@@ -29,7 +29,7 @@ where
     /// Multiplies and writes the block's tiles. One warpgroup, the `consumer`-th of those that multiply.
     ///
     /// # Safety
-    /// The contract in this folder's `mod.rs`. The barriers have been initialised. The whole warpgroup calls it together, and
+    /// The contract in this folder's `mod.rs`. The barriers have been initialized. The whole warpgroup calls it together, and
     /// so does every other one that multiplies, with its own number.
     #[inline(always)]
     pub(super) unsafe fn multiply(&self, consumer: u32) {

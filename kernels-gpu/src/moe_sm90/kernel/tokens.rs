@@ -18,7 +18,7 @@ impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
     /// Loads the tokens of the block's tiles. One warp.
     ///
     /// # Safety
-    /// The contract in this folder's `mod.rs`. The barriers have been initialised. The whole warp calls it together.
+    /// The contract in this folder's `mod.rs`. The barriers have been initialized. The whole warp calls it together.
     #[inline(always)]
     pub(super) unsafe fn load_tokens(&self) {
         let (mut tiles, mut buffers, k_blocks) = (self.tiles(), self.buffers(), k_blocks(self.launch.k));

@@ -22,7 +22,7 @@ impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
     /// Finds the block's tiles, writes them down, and loads their weights to stages. One warp.
     ///
     /// # Safety
-    /// The contract in this folder's `mod.rs`. The barriers have been initialised. The whole warp calls it together.
+    /// The contract in this folder's `mod.rs`. The barriers have been initialized. The whole warp calls it together.
     #[inline(always)]
     pub(super) unsafe fn load_weights(&self) {
         let mut stages = self.stages();

@@ -87,7 +87,7 @@ def moe(
     :param token_format: ``16-bit``, or ``fp8``: tokens and the intermediate are multiplied as e4m3 with a scale for each, and weights are
         rounded to e4m3, as the weights were packed for. Faster on Hopper for many tokens, and less accurate. Or ``nvfp4``: both are
         multiplied as NVFP4, with weights as they are; on GPUs, Blackwell alone.
-    :param input_scales: whether the weights have input scales, by which ``nvfp4`` quantises.
+    :param input_scales: whether the weights have input scales, by which ``nvfp4`` quantizes.
     :param out: where to write, ``[T, H]``; a new tensor if left out.
     :param workspace: bytes, on a GPU: :meth:`Moe.workspace_bytes` of them; new ones if left out.
     :raises ValueError: if an argument has the wrong type, shape, device or stride.
@@ -213,7 +213,7 @@ def route(
     :param scoring: ``softmax`` over all experts (Qwen3, Mixtral), ``topk-softmax`` over the chosen ones (gpt-oss), ``sigmoid``
         (DeepSeek-V3) or ``sigmoid-top1`` (Llama 4).
     :param bias: ``[E]``, float32, with ``sigmoid``: is added where experts are compared, and not to their weights.
-    :param groups: with ``sigmoid``: groups of neighbouring experts, of which the best ``top_groups`` are looked at.
+    :param groups: with ``sigmoid``: groups of neighboring experts, of which the best ``top_groups`` are looked at.
     :param renormalize: whether a token's weights add up to 1; not for ``sigmoid-top1``.
     :param scale: with ``sigmoid``: what weights are multiplied with at last.
     :raises ValueError: if an argument has the wrong type, shape, device or stride, or is out of range.
@@ -297,7 +297,7 @@ _quantize = _define(
 
 
 def quantize(x: torch.Tensor, global_scale: torch.Tensor | None = None) -> Quantized:
-    """Quantises a tensor by the algorithm of NVIDIA's ModelOpt.
+    """Quantizes a tensor by the algorithm of NVIDIA's ModelOpt.
 
     :param x: ``[…, K]``, float32, bfloat16 or float16, K a multiple of 16, every number finite. (On a GPU this is not checked: it
         would have to be waited for.)

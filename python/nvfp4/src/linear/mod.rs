@@ -7,9 +7,8 @@ use nvfp4::backend::cuda::LinearLauncher;
 use nvfp4::bias::Bias;
 use nvfp4::format::BLOCK;
 use nvfp4::fp4::check_input_scale;
-use nvfp4::fp8::TokenFormat;
 use nvfp4::linear::LinearSizes;
-use nvfp4::problem::OutDtype;
+use nvfp4::problem::{TokenDtype, TokenFormat};
 use pyo3::prelude::*;
 
 use crate::error::{exception, invalid};
@@ -86,7 +85,7 @@ fn packed_bytes(sizes: &LinearSizes, place: Place) -> usize {
 fn sizes_of(
     out_features: usize,
     in_features: usize,
-    dtype: OutDtype,
+    dtype: TokenDtype,
     bias: bool,
     token_format: TokenFormat,
 ) -> PyResult<LinearSizes> {
@@ -113,7 +112,7 @@ pub fn linear_weight_bytes(
 #[pyfunction]
 pub fn check_packed_linear(head: &[u8], out_features: usize, in_features: usize) -> PyResult<()> {
     let head = head.try_into().map_err(|_| invalid("head", "not as long as what packed weights begin with"))?;
-    let sizes = sizes_of(out_features, in_features, OutDtype::Bf16, false, TokenFormat::default())?;
+    let sizes = sizes_of(out_features, in_features, TokenDtype::Bf16, false, TokenFormat::default())?;
     LinearLauncher::check_packed(&sizes, head).map_err(exception)
 }
 

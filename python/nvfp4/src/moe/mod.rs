@@ -7,10 +7,9 @@ use nvfp4::backend::cuda::MoeLauncher;
 use nvfp4::bias::Bias;
 use nvfp4::format::BLOCK;
 use nvfp4::fp4::InputScales;
-use nvfp4::fp8::TokenFormat;
 use nvfp4::kernels::moe::{weight_bytes, workspace_bytes};
 use nvfp4::moe::{Activation, MoeSizes};
-use nvfp4::problem::OutDtype;
+use nvfp4::problem::{TokenDtype, TokenFormat};
 use pyo3::prelude::*;
 
 use crate::error::{exception, invalid};
@@ -79,7 +78,7 @@ struct Kind {
 
 impl Kind {
     /// The layer's sizes.
-    fn sizes(&self, hidden: usize, named_experts: usize, top_k: usize, dtype: OutDtype) -> PyResult<MoeSizes> {
+    fn sizes(&self, hidden: usize, named_experts: usize, top_k: usize, dtype: TokenDtype) -> PyResult<MoeSizes> {
         let &Self { experts, intermediate, shared_intermediate, activation, biases, token_format, input_scales } = self;
         let sizes = MoeSizes {
             hidden,
@@ -99,7 +98,7 @@ impl Kind {
     }
 
     /// The layer's sizes as far as its weights know them.
-    fn sizes_of_weights(&self, hidden: usize, dtype: OutDtype) -> PyResult<MoeSizes> {
+    fn sizes_of_weights(&self, hidden: usize, dtype: TokenDtype) -> PyResult<MoeSizes> {
         self.sizes(hidden, self.experts, 1, dtype)
     }
 }
@@ -229,7 +228,7 @@ pub fn moe_workspace_bytes(
 ) -> PyResult<usize> {
     let token_format = tensor::token_format(token_format)?;
     let kind = Kind { experts, intermediate, shared_intermediate, token_format, ..Kind::default() };
-    Ok(workspace_bytes(&kind.sizes(hidden, experts, top_k, OutDtype::Bf16)?, tokens))
+    Ok(workspace_bytes(&kind.sizes(hidden, experts, top_k, TokenDtype::Bf16)?, tokens))
 }
 
 /// Says whether the scales that were packed on a GPU were valid, by the first [`MoeLauncher::HEAD_BYTES`] of the weights.
@@ -244,7 +243,7 @@ pub fn check_packed_moe(
 ) -> PyResult<()> {
     let activation = activation_of(activation)?;
     let kind = Kind { experts, intermediate, shared_intermediate, activation, ..Kind::default() };
-    let sizes = kind.sizes_of_weights(hidden, OutDtype::Bf16)?;
+    let sizes = kind.sizes_of_weights(hidden, TokenDtype::Bf16)?;
     let head = head.try_into().map_err(|_| invalid("head", "not as long as what packed weights begin with"))?;
     MoeLauncher::check_packed(&sizes, head).map_err(exception)
 }

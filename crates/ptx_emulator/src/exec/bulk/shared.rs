@@ -38,7 +38,7 @@ impl SharedRange {
             // If a copy that writes them is still in flight, the race detector reports it.
             if !defined.iter().any(|d| *d) {
                 let text = format!("a copy of {bytes} bytes of shared memory that nothing has written");
-                m.hazard(Stop::new(FaultKind::UninitialisedShared, text))?;
+                m.hazard(Stop::new(FaultKind::UninitializedShared, text))?;
             }
             m.check_undefined(cta, offset, bytes)?;
         }

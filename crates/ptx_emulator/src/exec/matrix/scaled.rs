@@ -4,7 +4,7 @@
 //! # Which lane has which scale
 //!
 //! A row of A has one, two or four scales for the instruction's K (`scale_vec::1X`, `2X`, `4X`), and so has a column of B.
-//! They are neighbouring bytes of one lane's register, the one for the lowest K first. The byte selector says at which byte
+//! They are neighboring bytes of one lane's register, the one for the lowest K first. The byte selector says at which byte
 //! they begin, the thread selector which lanes of each four it is that supply them:
 //!
 //! ```text
@@ -134,7 +134,7 @@ impl ScaleOperand {
     }
 
     /// Finds a scale that no product of the kernel reads: in a lane that none selects, other than zero or a copy of what one of
-    /// its four neighbours supplies.
+    /// its four neighbors supplies.
     fn check_unread<'c>(&self, m: &Machine<'_>, thread: u32, codes: impl Fn(u32) -> &'c [u8]) -> Stopped<()> {
         let read = self.read.load(Ordering::Relaxed);
         for lane in (0..32).filter(|lane| read >> lane & 1 == 0) {

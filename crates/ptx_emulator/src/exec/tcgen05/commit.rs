@@ -19,7 +19,7 @@ pub struct Commit {
     /// The tensor cores of two CTAs are meant.
     pair: bool,
     barrier: Address,
-    /// The CTAs whose mbarriers at this offset are signalled.
+    /// The CTAs whose mbarriers at this offset are signaled.
     multicast: Option<Src>,
 }
 

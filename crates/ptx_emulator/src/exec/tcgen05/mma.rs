@@ -275,7 +275,7 @@ impl Product {
         if self.packing(true) == Packing::Padded { 8 } else { self.desc.a.bits() }
     }
 
-    /// Groups of neighbours of a row of a sparse A.
+    /// Groups of neighbors of a row of a sparse A.
     fn groups(&self) -> u32 {
         sparse::groups(self.sparse_bits(), self.desc.k as usize) as u32
     }

@@ -3,7 +3,7 @@
 Run: python number_tables.py > rounding.csv
 
 The values of each format are enumerated from its code's definition as exact fractions, checked against ml_dtypes or
-numpy, and an input is rounded by searching its two neighbours among them. No arithmetic is shared with the Rust code.
+numpy, and an input is rounded by searching its two neighbors among them. No arithmetic is shared with the Rust code.
 """
 import bisect
 import math

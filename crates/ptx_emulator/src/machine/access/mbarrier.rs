@@ -13,31 +13,31 @@ fn name(at: MbarrierAt) -> String {
 
 impl Machine<'_> {
     /// The mbarrier that a lane's address names; a fault if there is none. A `remote` access comes from another CTA or
-    /// from the async proxy: a fence must have followed the initialisation. Without any order it is a race.
+    /// from the async proxy: a fence must have followed the initialization. Without any order it is a race.
     pub fn mbarrier(&mut self, w: &Warp, lane: Lane, remote: bool) -> Stopped<MbarrierAt> {
         let Spot::Shared { cta, offset } = self.resolve(w, lane, BYTES)? else {
             let text = format!("address {:#x} is not in shared memory", lane.address);
-            return Err(Stop::new(FaultKind::MbarrierNotInitialised, text).lane(lane.lane));
+            return Err(Stop::new(FaultKind::MbarrierNotInitialized, text).lane(lane.lane));
         };
         let at = MbarrierAt { cta, offset };
         let who = Accessor { base: w.index * 32, mask: 1 << lane.lane };
         let Some(barrier) = self.ctas[cta as usize].mbarriers.get(&offset) else {
-            let text = format!("{} was never initialised, or has been invalidated", name(at));
-            return Err(Stop::new(FaultKind::MbarrierNotInitialised, text).lane(lane.lane));
+            let text = format!("{} was never initialized, or has been invalidated", name(at));
+            return Err(Stop::new(FaultKind::MbarrierNotInitialized, text).lane(lane.lane));
         };
         let Mbarrier { owner, init_pc, init_time, init_arrived, .. } = *barrier;
-        let fenced = |race: &Detector| race.knows_initialisations(w.index, lane.lane, owner, init_time);
+        let fenced = |race: &Detector| race.knows_initializations(w.index, lane.lane, owner, init_time);
         let fenced = self.race.as_ref().is_none_or(fenced);
         if let Err(conflict) = self.track(cta, offset, BYTES, who, Mode::StrongRead, w.pc()) {
-            let initialised = conflict.accessor.base == owner / 32 * 32 && conflict.pc == init_pc;
-            if !(initialised && (fenced || w.cluster_waited >= init_arrived)) {
+            let initialized = conflict.accessor.base == owner / 32 * 32 && conflict.pc == init_pc;
+            if !(initialized && (fenced || w.cluster_waited >= init_arrived)) {
                 self.hazard(self.conflict(Mode::StrongRead, conflict, offset, BYTES).lane(lane.lane))?;
             }
         }
         if remote && !fenced {
             let text = format!("{} is used by another proxy or CTA, with no fence between", name(at));
             let stop = Stop::new(FaultKind::MissingProxyFence, text).lane(lane.lane);
-            let stop = stop.other("its initialisation", Some(init_pc));
+            let stop = stop.other("its initialization", Some(init_pc));
             // Shipped kernels leave the fence out, inside a CTA and behind a barrier of the cluster.
             self.warn(stop)?;
         }
@@ -47,8 +47,8 @@ impl Machine<'_> {
     /// The object at a place known to hold one.
     fn object(&mut self, at: MbarrierAt) -> Stopped<&mut Mbarrier> {
         self.ctas[at.cta as usize].mbarriers.get_mut(&at.offset).ok_or_else(|| {
-            let text = format!("an operation signals {}, which is not initialised, or no more", name(at));
-            Stop::new(FaultKind::MbarrierNotInitialised, text)
+            let text = format!("an operation signals {}, which is not initialized, or no more", name(at));
+            Stop::new(FaultKind::MbarrierNotInitialized, text)
         })
     }
 
@@ -229,7 +229,7 @@ impl Machine<'_> {
             Some((&offset, barrier)) => {
                 let at = MbarrierAt { cta, offset };
                 let text = format!("a write over {}, which was not invalidated: {}", name(at), barrier.describe());
-                Err(Stop::new(FaultKind::MbarrierInUse, text).other("its initialisation", Some(barrier.init_pc)))
+                Err(Stop::new(FaultKind::MbarrierInUse, text).other("its initialization", Some(barrier.init_pc)))
             }
         }
     }

@@ -266,7 +266,7 @@ impl<'a> Machine<'a> {
                     let byte = offset - SHARED_BASE;
                     let text = format!("{len} bytes at byte {byte} of shared memory: nothing has written them");
                     if unwritten == 0 {
-                        self.hazard(Stop::new(FaultKind::UninitialisedShared, text).lane(at.lane))?;
+                        self.hazard(Stop::new(FaultKind::UninitializedShared, text).lane(at.lane))?;
                     }
                 }
                 out.copy_from_slice(&memory.data[range]);
@@ -278,7 +278,7 @@ impl<'a> Machine<'a> {
                 if self.sanitize && !w.local_defined[range.clone()].iter().any(|d| *d) {
                     let byte = offset % w.local_size() - LOCAL_BASE as usize;
                     let text = format!("{len} bytes at byte {byte} of local memory: nothing has written them");
-                    self.hazard(Stop::new(FaultKind::UninitialisedLocal, text).lane(at.lane))?;
+                    self.hazard(Stop::new(FaultKind::UninitializedLocal, text).lane(at.lane))?;
                 }
                 out.copy_from_slice(&w.local[range]);
                 self.roles[w.role as usize].bytes.local_load += u64::from(len);
@@ -396,7 +396,7 @@ impl<'a> Machine<'a> {
                 Some(stop) => self.hazard(stop)?,
                 None => {
                     let text = "a register with undefined bytes is stored to global memory";
-                    self.warn(Stop::new(FaultKind::UninitialisedRegister, text).lane(at.lane))?;
+                    self.warn(Stop::new(FaultKind::UninitializedRegister, text).lane(at.lane))?;
                 }
             },
             Spot::Shared { cta, offset } => {
@@ -431,7 +431,7 @@ impl<'a> Machine<'a> {
         let byte = offset - SHARED_BASE;
         let text =
             format!("{len} bytes at byte {byte} of shared memory, where a value with undefined bytes was stored");
-        self.warn(Stop::new(FaultKind::UninitialisedShared, text))
+        self.warn(Stop::new(FaultKind::UninitializedShared, text))
     }
 
     /// Whether any byte of shared memory, or of the warp's local memory, holds what was undefined where it came from.

@@ -55,12 +55,12 @@ impl Machine<'_> {
         let index = (at.lane * COLUMNS + at.column) as usize;
         if self.sanitize && !tmem.defined.get(index).is_some_and(|d| *d) {
             let text = format!("lane {}, column {}: nothing has written it", at.lane, at.column);
-            self.hazard(Stop::new(FaultKind::UninitialisedTmem, text))?;
+            self.hazard(Stop::new(FaultKind::UninitializedTmem, text))?;
         }
         Ok(tmem.cells.get(index).copied().unwrap_or(0))
     }
 
-    /// The bits of neighbouring cells of one lane; they must have been written.
+    /// The bits of neighboring cells of one lane; they must have been written.
     pub fn tmem_read_row(&self, cta: u32, at: Address, columns: u32) -> Stopped<&[u32]> {
         let tmem = &self.ctas[cta as usize].tmem;
         let first = (at.lane * COLUMNS + at.column) as usize;
@@ -73,7 +73,7 @@ impl Machine<'_> {
         Ok(&tmem.cells[range])
     }
 
-    /// Writes neighbouring cells of one lane.
+    /// Writes neighboring cells of one lane.
     pub fn tmem_write_row(&mut self, cta: u32, at: Address, values: &[u32]) {
         let tmem = &mut self.ctas[cta as usize].tmem;
         let first = (at.lane * COLUMNS + at.column) as usize;

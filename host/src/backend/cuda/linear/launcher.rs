@@ -11,13 +11,13 @@ use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::BLOCK;
 use crate::fp4::check_input_scale;
-use crate::fp8::TokenFormat;
 use crate::kernels::launch::{ALIGNMENT, Launch};
 use crate::kernels::linear::weights::PackedWeights;
 use crate::kernels::linear::workspace::Workspace;
 use crate::kernels::linear::{LinearArguments, LinearKernels};
 use crate::kernels::{Subject, builds};
 use crate::linear::LinearSizes;
+use crate::problem::TokenFormat;
 
 /// A weight in device memory as a checkpoint has it: one projection, or several below each other (as engines keep q, k and v).
 #[derive(Clone, Copy, Debug)]
@@ -136,11 +136,10 @@ impl LinearLauncher {
     ///
     /// ```
     /// use nvfp4::backend::cuda::LinearLauncher;
-    /// use nvfp4::fp8::TokenFormat;
     /// use nvfp4::linear::LinearSizes;
-    /// use nvfp4::problem::OutDtype;
+    /// use nvfp4::problem::{TokenDtype, TokenFormat};
     ///
-    /// let fp8 = LinearSizes { n: 4096, k: 7168, dtype: OutDtype::Bf16, bias: false, token_format: TokenFormat::Fp8 };
+    /// let fp8 = LinearSizes { n: 4096, k: 7168, dtype: TokenDtype::Bf16, bias: false, token_format: TokenFormat::Fp8 };
     /// assert_eq!(LinearLauncher::workspace_bytes(&fp8, 2048), 2048 * (7168 + 4));
     /// assert_eq!(LinearLauncher::workspace_bytes(&LinearSizes { token_format: TokenFormat::Bits16, ..fp8 }, 2048), 0);
     /// ```

@@ -6,14 +6,13 @@ use super::*;
 use crate::backend::Backend;
 use crate::backend::cuda::{Cuda, Options, Verdicts};
 use crate::bias::Bias;
-use crate::fp8::TokenFormat;
 use crate::generate::Generator;
 use crate::kernels::KERNELS;
 use crate::kernels::kernel::Kernel;
 use crate::linear::compare::compare;
 use crate::linear::{LinearInputs, generate};
 use crate::plan::variant::Variant;
-use crate::problem::OutDtype;
+use crate::problem::{TokenDtype, TokenFormat};
 
 const K: usize = 80;
 const N: usize = 48;
@@ -30,11 +29,11 @@ fn hopper() -> FakeCuda {
     fake
 }
 
-fn weights(dtype: OutDtype) -> LinearWeights<'static> {
+fn weights(dtype: TokenDtype) -> LinearWeights<'static> {
     generate::weights(Generator::Gaussian, N, K, dtype, 1).unwrap()
 }
 
-fn inputs(dtype: OutDtype, tokens: usize) -> LinearInputs<'static> {
+fn inputs(dtype: TokenDtype, tokens: usize) -> LinearInputs<'static> {
     generate::inputs(Generator::Gaussian, tokens, K, dtype, 2).unwrap()
 }
 
@@ -50,7 +49,7 @@ fn check(layer: &mut dyn LinearLayer, weights: &LinearWeights<'_>, inputs: Linea
 #[test]
 fn a_layer_is_one_launch_with_and_without_a_bias_or_a_graph() {
     let _fake = hopper();
-    for dtype in [OutDtype::F16, OutDtype::Bf16] {
+    for dtype in [TokenDtype::F16, TokenDtype::Bf16] {
         let bits = (0..N).map(|i| dtype.round(i as f64 / 4.0 - 3.0)).collect();
         let biases = [None, Some(Bias::F32((0..N).map(|i| i as f32 / 3.0).collect())), Some(Bias::Token(bits))];
         for (bias, graph) in biases.into_iter().zip([false, true, false]) {
@@ -71,9 +70,9 @@ fn a_layer_is_one_launch_with_and_without_a_bias_or_a_graph() {
 #[test]
 fn tokens_may_lie_apart_at_any_stride() {
     let _fake = hopper();
-    let weights = weights(OutDtype::Bf16);
+    let weights = weights(TokenDtype::Bf16);
     let mut layer = Cuda::open(0).unwrap().prepare_linear(&weights).unwrap();
-    let near = inputs(OutDtype::Bf16, 5);
+    let near = inputs(TokenDtype::Bf16, 5);
     let expected = check(layer.as_mut(), &weights, near.clone());
     for stride in [81, 88] {
         let far = near.x.chunks(K).flat_map(|token| [token, &vec![0x7FC0; stride - K]].concat());
@@ -85,7 +84,7 @@ fn tokens_may_lie_apart_at_any_stride() {
 #[test]
 fn tensors_on_the_device_are_packed_and_called_on_a_stream_of_the_callers() {
     let _fake = hopper();
-    let (weights, gpu) = (weights(OutDtype::F16), Cuda::open(0).unwrap());
+    let (weights, gpu) = (weights(TokenDtype::F16), Cuda::open(0).unwrap());
     let upload = |bytes: &[u8]| DeviceBuffer::from_slice(bytes).unwrap();
     let (values, mut scales) = (upload(weights.matrix().values()), upload(weights.matrix().scales()));
     let global_scales = [(N, weights.matrix().global_scale())];
@@ -98,9 +97,9 @@ fn tensors_on_the_device_are_packed_and_called_on_a_stream_of_the_callers() {
     };
     // SAFETY: the tensor lies in the buffers.
     let mut layer = unsafe { gpu.pack_linear_layer(weights.sizes(), &tensor(&scales)).unwrap() };
-    let expected = check(&mut layer, &weights, inputs(OutDtype::F16, 9));
+    let expected = check(&mut layer, &weights, inputs(TokenDtype::F16, 9));
 
-    let (tokens, out) = (inputs(OutDtype::F16, 9).x, DeviceBuffer::from_slice(&vec![0xFFFF_u16; 9 * N]).unwrap());
+    let (tokens, out) = (inputs(TokenDtype::F16, 9).x, DeviceBuffer::from_slice(&vec![0xFFFF_u16; 9 * N]).unwrap());
     let tokens = upload(bytemuck::cast_slice(&tokens));
     let arguments = LinearArguments {
         token_count: 9,
@@ -127,7 +126,7 @@ fn tensors_on_the_device_are_packed_and_called_on_a_stream_of_the_callers() {
 #[test]
 fn projections_below_each_other_keep_their_global_scales() {
     let _fake = hopper();
-    let (weights, gpu) = (weights(OutDtype::Bf16), Cuda::open(0).unwrap());
+    let (weights, gpu) = (weights(TokenDtype::Bf16), Cuda::open(0).unwrap());
     let matrix = weights.matrix();
     let upload = |bytes: &[u8]| DeviceBuffer::from_slice(bytes).unwrap();
     let (values, scales) = (upload(matrix.values()), upload(matrix.scales()));
@@ -138,7 +137,7 @@ fn projections_below_each_other_keep_their_global_scales() {
         unsafe { gpu.pack_linear_layer(weights.sizes(), &tensor) }
     };
     let run = |layer: &mut CudaLinear| {
-        let step = LinearStep::new(&weights, inputs(OutDtype::Bf16, 3)).unwrap();
+        let step = LinearStep::new(&weights, inputs(TokenDtype::Bf16, 3)).unwrap();
         let mut output = LinearOutput::new(&step);
         layer.execute(&step, &mut output).unwrap();
         output.out
@@ -163,7 +162,7 @@ fn projections_below_each_other_keep_their_global_scales() {
 #[test]
 fn fp8_tokens_are_two_launches_and_need_a_workspace() {
     let _fake = hopper();
-    for (dtype, graph) in [(OutDtype::F16, false), (OutDtype::Bf16, true)] {
+    for (dtype, graph) in [(TokenDtype::F16, false), (TokenDtype::Bf16, true)] {
         let bias = Bias::F32((0..N).map(|i| i as f32 / 3.0).collect());
         let weights = weights(dtype).with_bias(bias).unwrap().with_token_format(TokenFormat::Fp8);
         let gpu = Cuda::open(0).unwrap().with_variant(Variant { graph, ..Default::default() }).unwrap();
@@ -175,7 +174,7 @@ fn fp8_tokens_are_two_launches_and_need_a_workspace() {
             assert_eq!(layer.launches(), (tokens > 0).then_some(launches));
         }
     }
-    let weights = weights(OutDtype::Bf16).with_token_format(TokenFormat::Fp8);
+    let weights = weights(TokenDtype::Bf16).with_token_format(TokenFormat::Fp8);
     let gpu = Cuda::open(0).unwrap();
     let layer = gpu.prepare_linear_layer(&weights).unwrap();
     assert_eq!(layer.workspace_bytes(9), 16 * 128 + 256);
@@ -188,7 +187,7 @@ fn fp8_tokens_are_two_launches_and_need_a_workspace() {
 #[test]
 fn projections_with_fp8_tokens_keep_their_global_scales_and_values_lie_at_multiples_of_16() {
     let _fake = hopper();
-    let (weights, gpu) = (weights(OutDtype::Bf16).with_token_format(TokenFormat::Fp8), Cuda::open(0).unwrap());
+    let (weights, gpu) = (weights(TokenDtype::Bf16).with_token_format(TokenFormat::Fp8), Cuda::open(0).unwrap());
     let matrix = weights.matrix();
     let upload = |bytes: &[u8]| DeviceBuffer::from_slice(bytes).unwrap();
     let (values, scales) = (upload(matrix.values()), upload(matrix.scales()));
@@ -200,7 +199,7 @@ fn projections_with_fp8_tokens_keep_their_global_scales_and_values_lie_at_multip
         unsafe { gpu.pack_linear_layer(weights.sizes(), &tensor) }
     };
     let run = |layer: &mut CudaLinear| {
-        let step = LinearStep::new(&weights, inputs(OutDtype::Bf16, 3)).unwrap();
+        let step = LinearStep::new(&weights, inputs(TokenDtype::Bf16, 3)).unwrap();
         let mut output = LinearOutput::new(&step);
         layer.execute(&step, &mut output).unwrap();
         output.out
@@ -226,7 +225,7 @@ fn blackwell(fake: &FakeCuda) -> Cuda {
 fn a_blackwell_card_multiplies_nvfp4_tokens_by_an_input_scale_or_their_own() {
     let fake = hopper();
     let gpu = blackwell(&fake);
-    for dtype in [OutDtype::F16, OutDtype::Bf16] {
+    for dtype in [TokenDtype::F16, TokenDtype::Bf16] {
         let bias = Bias::F32((0..N).map(|i| i as f32 / 3.0).collect());
         let own = weights(dtype).with_bias(bias).unwrap().with_token_format(TokenFormat::Nvfp4);
         let given = own.clone().with_input_scale(1.0 / 2048.0).unwrap();
@@ -246,7 +245,7 @@ fn a_blackwell_card_multiplies_nvfp4_tokens_by_an_input_scale_or_their_own() {
 #[test]
 fn projections_with_nvfp4_tokens_keep_their_global_scales_and_an_input_scale_is_checked() {
     let fake = hopper();
-    let (weights, gpu) = (weights(OutDtype::Bf16).with_token_format(TokenFormat::Nvfp4), blackwell(&fake));
+    let (weights, gpu) = (weights(TokenDtype::Bf16).with_token_format(TokenFormat::Nvfp4), blackwell(&fake));
     let matrix = weights.matrix();
     let upload = |bytes: &[u8]| DeviceBuffer::from_slice(bytes).unwrap();
     let (values, scales) = (upload(matrix.values()), upload(matrix.scales()));
@@ -258,7 +257,7 @@ fn projections_with_nvfp4_tokens_keep_their_global_scales_and_an_input_scale_is_
         unsafe { gpu.pack_linear_layer(weights.sizes(), &tensor) }
     };
     let run = |layer: &mut CudaLinear| {
-        let step = LinearStep::new(&weights, inputs(OutDtype::Bf16, 3)).unwrap();
+        let step = LinearStep::new(&weights, inputs(TokenDtype::Bf16, 3)).unwrap();
         let mut output = LinearOutput::new(&step);
         layer.execute(&step, &mut output).unwrap();
         output.out
@@ -282,10 +281,10 @@ fn projections_with_nvfp4_tokens_keep_their_global_scales_and_an_input_scale_is_
 fn what_a_card_does_not_multiply_or_has_not_proved_is_refused_with_what_to_do() {
     let fake = fake_cuda::install();
     fake.set_device(8, 0, 4);
-    let error = Cuda::open(0).unwrap().prepare_linear(&weights(OutDtype::F16)).err().unwrap().to_string();
+    let error = Cuda::open(0).unwrap().prepare_linear(&weights(TokenDtype::F16)).err().unwrap().to_string();
     assert!(error.contains("linear has not proved itself on") && error.contains("nvfp4 selftest"), "{error}");
     for (format, tokens) in [(TokenFormat::Fp8, "FP8"), (TokenFormat::Nvfp4, "NVFP4")] {
-        let weights = weights(OutDtype::F16).with_token_format(format);
+        let weights = weights(TokenDtype::F16).with_token_format(format);
         let error = Cuda::open(0).unwrap().prepare_linear(&weights).err().unwrap().to_string();
         let says = format!("no linear layer with {tokens} tokens for this card yet; take 16-bit tokens or the CPU");
         assert!(error.contains(&says), "{error}");

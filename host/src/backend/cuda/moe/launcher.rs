@@ -15,7 +15,6 @@ use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::BLOCK;
 use crate::fp4::InputScales;
-use crate::fp8::TokenFormat;
 use crate::kernels::launch::{ALIGNMENT, Launch};
 use crate::kernels::moe::{
     self, MoeArguments, MoeKernels, PROJECTIONS, PackedWeights, PlacedExperts, PlacedMoe, Workspace, packing,
@@ -26,6 +25,7 @@ use crate::kernels::moe_pack::row_order::RowOrder;
 use crate::kernels::moe_route::MoeRoute;
 use crate::kernels::{Subject, builds};
 use crate::moe::MoeSizes;
+use crate::problem::TokenFormat;
 
 /// The projections by their numbers.
 const NAMES: [&str; PROJECTIONS] = ["gate", "up", "down"];
@@ -332,7 +332,7 @@ impl MoeLauncher {
                 rows,
                 k,
                 ordered_rows: (order == RowOrder::OfK).into(),
-                token_type: packing(sizes) as u32,
+                operand_type: packing(sizes) as u32,
                 ..Pack::zeroed()
             })
         };

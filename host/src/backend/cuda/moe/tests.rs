@@ -8,10 +8,9 @@ use super::*;
 use crate::backend::Backend;
 use crate::backend::cuda::{Cuda, Options, Verdicts};
 use crate::fp4::InputScales;
-use crate::fp8::TokenFormat;
 use crate::kernels::fake::kernel;
 use crate::moe::{Activation, Biases, MoeInputs};
-use crate::problem::OutDtype;
+use crate::problem::{TokenDtype, TokenFormat};
 
 const HIDDEN: usize = 80;
 
@@ -42,12 +41,12 @@ fn biased(expert: MoeExpert<'static>) -> MoeExpert<'static> {
     expert.with_biases(Biases { gate, up: None, down })
 }
 
-fn weights(dtype: OutDtype) -> MoeWeights<'static> {
+fn weights(dtype: TokenDtype) -> MoeWeights<'static> {
     MoeWeights::new(dtype, 2, vec![expert(48, 0), expert(48, 3), expert(48, 6)]).unwrap()
 }
 
 /// Tokens that name experts of the layer and others, one of them twice.
-fn inputs(dtype: OutDtype, tokens: usize) -> MoeInputs<'static> {
+fn inputs(dtype: TokenDtype, tokens: usize) -> MoeInputs<'static> {
     let number = |i: usize| dtype.round(((i * 37 % 101) as f64 - 50.0) / 25.0);
     let ids: Vec<i32> = (0..2 * tokens).map(|i| [0, 1, 2, 2, -1, 5, 1, 0][i % 8]).collect();
     MoeInputs {
@@ -75,7 +74,7 @@ fn execute(layer: &mut dyn MoeLayer, step: &MoeStep<'_>) -> MoeOutput {
 #[test]
 fn a_layer_is_computed_from_what_lies_on_the_device() {
     let _fake = hopper();
-    for dtype in [OutDtype::F16, OutDtype::Bf16] {
+    for dtype in [TokenDtype::F16, TokenDtype::Bf16] {
         let plain = weights(dtype);
         let shared = weights(dtype).with_shared(expert(96, 9)).unwrap();
         let mapped = weights(dtype).with_expert_map(vec![2, -1, 0, 1, -1, 1]).unwrap();
@@ -114,17 +113,17 @@ fn a_blackwell_card_multiplies_nvfp4_tokens_by_input_scales_or_their_own() {
     let fake = hopper();
     fake.set_device(10, 0, 4);
     // No card has proved these kernels.
-    let of_f16 = weights(OutDtype::F16).with_token_format(TokenFormat::Nvfp4);
+    let of_f16 = weights(TokenDtype::F16).with_token_format(TokenFormat::Nvfp4);
     let error = Cuda::open(0).unwrap().prepare_moe(&of_f16).err().unwrap().to_string();
     assert!(error.contains("nvfp4 selftest"), "{error}");
     let options = Options { verdicts: Verdicts::Ignored, ..Options::default() };
     let gpu = Cuda::open_with(0, options).unwrap();
     assert_eq!(gpu.moe_token_format(), TokenFormat::Nvfp4);
-    let of_fp8 = weights(OutDtype::F16).with_token_format(TokenFormat::Fp8);
+    let of_fp8 = weights(TokenDtype::F16).with_token_format(TokenFormat::Fp8);
     let error = gpu.prepare_moe(&of_fp8).err().unwrap().to_string();
     assert!(error.contains("no MoE layer with FP8 tokens for this card yet; take NVFP4 tokens"), "{error}");
     let scales = |count: usize| (1..=count).map(|i| InputScales { gate_up: i as f32 / 4e3, down: i as f32 / 3e4 });
-    for dtype in [OutDtype::F16, OutDtype::Bf16] {
+    for dtype in [TokenDtype::F16, TokenDtype::Bf16] {
         let own = weights(dtype).with_token_format(TokenFormat::Nvfp4);
         let given = own.clone().with_shared(biased(expert(96, 9))).unwrap();
         let given = given.with_input_scales(scales(4).collect()).unwrap();
@@ -144,8 +143,8 @@ fn a_blackwell_card_multiplies_nvfp4_tokens_by_input_scales_or_their_own() {
 #[test]
 fn weights_on_the_input_are_rounded_in() {
     let _fake = hopper();
-    let weights = MoeWeights::new(OutDtype::Bf16, 1, vec![expert(48, 0), expert(48, 3)]).unwrap();
-    let mut inputs = inputs(OutDtype::Bf16, 9);
+    let weights = MoeWeights::new(TokenDtype::Bf16, 1, vec![expert(48, 0), expert(48, 3)]).unwrap();
+    let mut inputs = inputs(TokenDtype::Bf16, 9);
     (inputs.weights, inputs.ids) = (vec![0.3; 9].into(), vec![1; 9].into());
     inputs.weights_on_input = true;
     let step = MoeStep::new(&weights, inputs).unwrap();
@@ -195,9 +194,9 @@ fn workspace(layer: &CudaMoeLayer, tokens: usize) -> DeviceBuffer<u8> {
 #[test]
 fn a_call_on_the_callers_stream_is_launches_alone() {
     let fake = hopper();
-    let weights = weights(OutDtype::Bf16);
+    let weights = weights(TokenDtype::Bf16);
     let mut layer = Cuda::open(0).unwrap().prepare_moe_layer(&weights).unwrap();
-    let step = MoeStep::new(&weights, inputs(OutDtype::Bf16, 12)).unwrap();
+    let step = MoeStep::new(&weights, inputs(TokenDtype::Bf16, 12)).unwrap();
     let expected = execute(&mut layer, &step).hidden;
     let (operands, stream) = (OnDevice::new(&step), Stream::new(StreamFlags::NON_BLOCKING, None).unwrap());
     let workspace = workspace(&layer, 12);
@@ -216,10 +215,10 @@ fn a_call_on_the_callers_stream_is_launches_alone() {
 #[test]
 fn a_graph_is_right_for_whatever_ids_lie_there_when_it_runs() {
     let fake = hopper();
-    let weights = weights(OutDtype::F16);
+    let weights = weights(TokenDtype::F16);
     let mut layer = Cuda::open(0).unwrap().prepare_moe_layer(&weights).unwrap();
     let steps = [[0, 1], [2, 2], [-1, 0], [-1, 9]].map(|ids| {
-        let mut inputs = inputs(OutDtype::F16, 12);
+        let mut inputs = inputs(TokenDtype::F16, 12);
         inputs.ids = ids.repeat(12).into();
         MoeStep::new(&weights, inputs).unwrap()
     });
@@ -242,7 +241,7 @@ fn a_graph_is_right_for_whatever_ids_lie_there_when_it_runs() {
 #[test]
 fn layers_share_a_workspace() {
     let _fake = hopper();
-    let dtype = OutDtype::Bf16;
+    let dtype = TokenDtype::Bf16;
     let of = |seed| MoeWeights::new(dtype, 2, vec![expert(48, seed), expert(48, seed + 3)]).unwrap();
     let weights = [of(0), of(20)];
     let gpu = Cuda::open(0).unwrap();
@@ -265,7 +264,7 @@ fn layers_share_a_workspace() {
 #[test]
 fn a_launcher_computes_a_layer_in_the_callers_memory_and_leaves_the_context_alone() {
     let fake = hopper();
-    let dtype = OutDtype::Bf16;
+    let dtype = TokenDtype::Bf16;
     let experts = [0, 3, 6].map(|seed| biased(expert(48, seed))).into();
     let weights = MoeWeights::with_activation(dtype, 2, Activation::GeluTanh, experts).unwrap();
     let weights = weights.with_shared(biased(expert(96, 9))).unwrap();
@@ -348,8 +347,8 @@ fn a_launcher_computes_a_layer_in_the_callers_memory_and_leaves_the_context_alon
 #[test]
 fn an_engines_tensors_are_packed_where_they_lie_and_a_bad_scale_is_named() {
     let _fake = hopper();
-    let weights = weights(OutDtype::F16);
-    let step = MoeStep::new(&weights, inputs(OutDtype::F16, 12)).unwrap();
+    let weights = weights(TokenDtype::F16);
+    let step = MoeStep::new(&weights, inputs(TokenDtype::F16, 12)).unwrap();
     let gpu = Cuda::open(0).unwrap();
     let expected = execute(&mut gpu.prepare_moe_layer(&weights).unwrap(), &step).hidden;
 
@@ -404,11 +403,11 @@ fn a_card_without_kernels_of_its_own_takes_the_portable_ones_once_they_have_prov
     let fake = hopper();
     for (major, minor) in [(8, 0), (8, 9), (10, 0)] {
         fake.set_device(major, minor, 4);
-        let error = Cuda::open(0).unwrap().prepare_moe(&weights(OutDtype::F16)).err().unwrap();
+        let error = Cuda::open(0).unwrap().prepare_moe(&weights(TokenDtype::F16)).err().unwrap();
         assert!(error.to_string().starts_with("moe has not proved itself on Fake GPU"), "{error}");
         assert_eq!(error.code(), "not-computed");
         let gpu = Cuda::open_with(0, Options { verdicts: Verdicts::Ignored, ..Options::default() }).unwrap();
-        for dtype in [OutDtype::F16, OutDtype::Bf16] {
+        for dtype in [TokenDtype::F16, TokenDtype::Bf16] {
             let weights = weights(dtype).with_shared(expert(96, 9)).unwrap();
             let mut layer = gpu.prepare_moe_layer(&weights).unwrap();
             assert_eq!(layer.kernel(), "moe_sm80");
@@ -424,10 +423,10 @@ fn a_card_without_kernels_of_its_own_takes_the_portable_ones_once_they_have_prov
 fn everything_is_given_back() {
     let fake = hopper();
     {
-        let weights = weights(OutDtype::F16);
+        let weights = weights(TokenDtype::F16);
         let gpu = Cuda::open(0).unwrap().with_variant("graph".parse().unwrap()).unwrap();
         let mut layer = gpu.prepare_moe_layer(&weights).unwrap();
-        let step = MoeStep::new(&weights, inputs(OutDtype::F16, 12)).unwrap();
+        let step = MoeStep::new(&weights, inputs(TokenDtype::F16, 12)).unwrap();
         check(&weights, &step, &execute(&mut layer, &step));
         assert_eq!(layer.launches(), Some(1), "a graph");
     }

@@ -10,12 +10,12 @@ use crate::backend::emulated::{Options, Schedule};
 use crate::format::Matrix;
 use crate::generate::Generator;
 use crate::kernels::launch::output_code;
-use crate::kernels::moe::token_type;
+use crate::kernels::moe::operand_type;
 use crate::kernels::moe_pack::MoePack;
 use crate::kernels::moe_pack::row_order::RowOrder;
 use crate::moe::generate::{self, Routing};
 use crate::moe::{LayerShape, shape};
-use crate::problem::OutDtype;
+use crate::problem::TokenDtype;
 
 fn hopper(schedule: Schedule) -> Emulated {
     Emulated::new("sm_90a", Options { schedule, sms: Some(3), ..Options::default() }).unwrap()
@@ -34,7 +34,7 @@ fn layers_with_other_routing_follow_each_other_in_one_workspace() {
             r#"{"hidden": 96, "intermediate": 48, "experts": 7, "top_k": 2, "shared_intermediate": 32, "tokens": 21}"#,
         ),
     ];
-    let dtype = OutDtype::Bf16;
+    let dtype = TokenDtype::Bf16;
     let weights = [0, 1].map(|i| generate::weights(&shapes[i], Generator::Gaussian, dtype, i as u64, &|| ()).unwrap());
     let steps = [0, 1].map(|i| {
         let inputs = generate::inputs(&shapes[i], Generator::Gaussian, Routing::Zipf, dtype, 21, i as u64).unwrap();
@@ -125,7 +125,7 @@ fn the_device_packs_what_the_host_packs() {
         let matrices = values.chunks(rows * k / 2).zip(scales.chunks(rows * k / 16));
         let matrices: Vec<_> = matrices.map(|(v, s)| Matrix::new(rows, k, v, s, 1.0).unwrap()).collect();
         for (order, dtype) in
-            [(RowOrder::OfK, OutDtype::Bf16), (RowOrder::OfK, OutDtype::F16), (RowOrder::Kept, OutDtype::Bf16)]
+            [(RowOrder::OfK, TokenDtype::Bf16), (RowOrder::OfK, TokenDtype::F16), (RowOrder::Kept, TokenDtype::Bf16)]
         {
             let mut device = gpu.memory();
             let bytes = matrix_bytes(rows as u32, k as u32);
@@ -142,11 +142,12 @@ fn the_device_packs_what_the_host_packs() {
                 rows: rows as u32,
                 k: k as u32,
                 ordered_rows: (order == RowOrder::OfK).into(),
-                token_type: output_code(dtype),
+                operand_type: output_code(dtype),
                 ..Pack::zeroed()
             });
             gpu.launch(&mut device, &launch.unwrap(), &mut Vec::new()).unwrap();
-            let of_host: Vec<u8> = matrices.iter().flat_map(|matrix| pack(matrix, order, token_type(dtype))).collect();
+            let of_host: Vec<u8> =
+                matrices.iter().flat_map(|matrix| pack(matrix, order, operand_type(dtype))).collect();
             assert!(device.download::<u8>(to) == of_host, "{rows}×{k} {order:?} {dtype:?}");
         }
     }

@@ -10,7 +10,7 @@ use super::scope::Scope;
 
 /// What was published through memory and fences.
 #[derive(Default)]
-pub struct Synchronisation {
+pub struct Synchronization {
     /// By generic address in shared memory.
     pub locations: HashMap<u64, Shared>,
     /// By warp: what its last fence published.

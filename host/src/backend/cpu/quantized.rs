@@ -17,11 +17,11 @@ use crate::backend::{LinearLayer, MoeLayer};
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix};
 use crate::fp4;
-use crate::fp8::{self, Quantised, TokenFormat, folded_row};
+use crate::fp8::{self, QuantizedRows, folded_row};
 use crate::linear::{LinearOutput, LinearStep, LinearWeights};
 use crate::moe::oracle::weighted_token;
-use crate::moe::{Activation, MoeExpert, MoeOutput, MoeStep, MoeWeights, QuantisedStages};
-use crate::problem::OutDtype;
+use crate::moe::{Activation, MoeExpert, MoeOutput, MoeStep, MoeWeights, QuantizedStages};
+use crate::problem::{TokenDtype, TokenFormat};
 
 /// A row of tokens or of weights, ready to be multiplied.
 enum Factors {
@@ -31,7 +31,7 @@ enum Factors {
 
 impl Factors {
     /// A row of tokens of K columns.
-    fn of_token(format: TokenFormat, tokens: &Quantised, row: usize, k: usize) -> Self {
+    fn of_token(format: TokenFormat, tokens: &QuantizedRows, row: usize, k: usize) -> Self {
         let codes = &tokens.codes[row * k..][..k];
         match format {
             TokenFormat::Nvfp4 => {
@@ -65,20 +65,26 @@ impl Factors {
 type Projection<'a> = (&'a Matrix<'a>, Option<Cow<'a, [f32]>>);
 
 /// Rows of K numbers of a type, in this format.
-fn quantised(format: TokenFormat, dtype: OutDtype, bits: &[u16], k: usize, input_scale: Option<f32>) -> Quantised {
+fn quantized(
+    format: TokenFormat,
+    dtype: TokenDtype,
+    bits: &[u16],
+    k: usize,
+    input_scale: Option<f32>,
+) -> QuantizedRows {
     match format {
-        TokenFormat::Nvfp4 => fp4::quantise(dtype, bits, k, input_scale),
-        _ => Quantised::of(dtype, bits, k),
+        TokenFormat::Nvfp4 => fp4::quantize(dtype, bits, k, input_scale),
+        _ => QuantizedRows::of(dtype, bits, k),
     }
 }
 
 /// The products of rows with a matrix, or with gate and up, activated: `[rows, N]`.
 fn multiply(
     format: TokenFormat,
-    tokens: &Quantised,
+    tokens: &QuantizedRows,
     projections: &[Projection<'_>],
     activation: Option<Activation>,
-    dtype: OutDtype,
+    dtype: TokenDtype,
     out: &mut [u16],
 ) {
     let (n, k, m) = (projections[0].0.rows(), projections[0].0.k(), tokens.scales.len());
@@ -113,11 +119,11 @@ fn multiply(
 }
 
 /// An MoE layer.
-pub(super) struct CpuQuantisedMoe<'w> {
+pub(super) struct CpuQuantizedMoe<'w> {
     weights: &'w MoeWeights<'w>,
 }
 
-impl<'w> CpuQuantisedMoe<'w> {
+impl<'w> CpuQuantizedMoe<'w> {
     pub(super) fn new(weights: &'w MoeWeights<'w>) -> Self {
         Self { weights }
     }
@@ -138,12 +144,12 @@ impl<'w> CpuQuantisedMoe<'w> {
 }
 
 /// An expert's gate and up, or its down.
-fn projections<'a>(expert: &'a MoeExpert<'_>, is_down: bool, dtype: OutDtype) -> Vec<Projection<'a>> {
+fn projections<'a>(expert: &'a MoeExpert<'_>, is_down: bool, dtype: TokenDtype) -> Vec<Projection<'a>> {
     let chosen = expert.projections().filter(|(name, ..)| (*name == "down") == is_down);
     chosen.map(|(_, matrix, bias)| (matrix, bias.map(|bias| bias.numbers(dtype)))).collect()
 }
 
-impl MoeLayer for CpuQuantisedMoe<'_> {
+impl MoeLayer for CpuQuantizedMoe<'_> {
     fn kernel(&self) -> &str {
         self.weights.sizes().token_format.name()
     }
@@ -153,7 +159,7 @@ impl MoeLayer for CpuQuantisedMoe<'_> {
         step.check_fits(sizes)?;
         output.check_fits(step)?;
         let started = Instant::now();
-        let (dtype, format, mut stages) = (sizes.dtype, sizes.token_format, QuantisedStages::default());
+        let (dtype, format, mut stages) = (sizes.dtype, sizes.token_format, QuantizedStages::default());
         let (mut intermediate, mut partial) = (Vec::new(), Vec::new());
         // In the order of rows, so that each group's are appended.
         for (expert, rows) in groups(step) {
@@ -161,17 +167,17 @@ impl MoeLayer for CpuQuantisedMoe<'_> {
             let weights = self.weights.experts().get(expert).or(self.weights.shared()).expect("an expert of the layer");
             let input_scales = self.weights.input_scales(expert);
             let bits = self.tokens(step, expert, rows.clone());
-            let tokens = quantised(format, dtype, &bits, sizes.hidden, input_scales.map(|scales| scales.gate_up));
+            let tokens = quantized(format, dtype, &bits, sizes.hidden, input_scales.map(|scales| scales.gate_up));
             let (first, width) = (intermediate.len(), weights.up.rows());
             intermediate.resize(first + rows.len() * width, 0);
             let of_group = &mut intermediate[first..];
             multiply(format, &tokens, &projections(weights, false, dtype), Some(sizes.activation), dtype, of_group);
-            let activated = quantised(format, dtype, of_group, width, input_scales.map(|scales| scales.down));
+            let activated = quantized(format, dtype, of_group, width, input_scales.map(|scales| scales.down));
             let first = partial.len();
             partial.resize(first + rows.len() * sizes.hidden, 0);
             multiply(format, &activated, &projections(weights, true, dtype), None, dtype, &mut partial[first..]);
             if output.stages.is_some() {
-                let QuantisedStages { tokens: own, intermediate, shared_tokens, shared_intermediate } = &mut stages;
+                let QuantizedStages { tokens: own, intermediate, shared_tokens, shared_intermediate } = &mut stages;
                 let [to_tokens, to_intermediate] =
                     if is_shared { [shared_tokens, shared_intermediate] } else { [own, intermediate] };
                 to_tokens.append(tokens);
@@ -188,17 +194,17 @@ impl MoeLayer for CpuQuantisedMoe<'_> {
 }
 
 /// A linear layer.
-pub(super) struct CpuQuantisedLinear<'w> {
+pub(super) struct CpuQuantizedLinear<'w> {
     weights: &'w LinearWeights<'w>,
 }
 
-impl<'w> CpuQuantisedLinear<'w> {
+impl<'w> CpuQuantizedLinear<'w> {
     pub(super) fn new(weights: &'w LinearWeights<'w>) -> Self {
         Self { weights }
     }
 }
 
-impl LinearLayer for CpuQuantisedLinear<'_> {
+impl LinearLayer for CpuQuantizedLinear<'_> {
     fn kernel(&self) -> &str {
         self.weights.sizes().token_format.name()
     }
@@ -209,7 +215,7 @@ impl LinearLayer for CpuQuantisedLinear<'_> {
         output.check_fits(step)?;
         let started = Instant::now();
         let bits: Vec<u16> = (0..step.tokens()).flat_map(|token| step.token(token)).copied().collect();
-        let tokens = quantised(sizes.token_format, sizes.dtype, &bits, sizes.k, self.weights.input_scale());
+        let tokens = quantized(sizes.token_format, sizes.dtype, &bits, sizes.k, self.weights.input_scale());
         multiply(
             sizes.token_format,
             &tokens,

@@ -1,0 +1,164 @@
+//! `cargo xtask snapshot`: what a refactoring must keep, in `tests/data/snapshot.txt`: the PTX of every entry without names, and the
+//! number of tests of every package. (`tests/data/cpu_bits.txt` holds the CPU's outputs; a test compares them.)
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Write as _;
+use std::fs;
+
+use anyhow::{Context, ensure};
+
+use crate::build_ptx::{self, Selection};
+use crate::workspace;
+
+/// Record, or check with --check, the PTX of every entry without names and the number of tests of every package.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Compare with the recorded snapshot and change nothing
+    #[arg(long)]
+    check: bool,
+}
+
+const RECORDED: &str = "tests/data/snapshot.txt";
+
+/// Compiles the kernels and writes or compares the snapshot.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let path = workspace::root().join(RECORDED);
+    let found = snapshot()?;
+    if !args.check {
+        return fs::write(&path, found).with_context(|| format!("cannot write {}", path.display()));
+    }
+    let recorded = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let count = |text: &str| {
+        let mut lines = BTreeMap::<String, i32>::new();
+        text.lines().for_each(|line| *lines.entry(line.to_owned()).or_default() += 1);
+        lines
+    };
+    let (before, after) = (count(&recorded), count(&found));
+    let missing = before.iter().filter(|(line, count)| after.get(*line).unwrap_or(&0) < *count);
+    let added = after.iter().filter(|(line, count)| before.get(*line).unwrap_or(&0) < *count);
+    let differences: Vec<_> =
+        missing.map(|(line, _)| format!("- {line}")).chain(added.map(|(line, _)| format!("+ {line}"))).collect();
+    differences.iter().for_each(|line| println!("{line}"));
+    ensure!(differences.is_empty(), "{RECORDED} differs: if that is intended, run cargo xtask snapshot");
+    println!("{RECORDED} is up to date");
+    Ok(())
+}
+
+fn snapshot() -> anyhow::Result<String> {
+    let mut lines = Vec::new();
+    for built in build_ptx::build(&Selection::default())? {
+        let text = fs::read_to_string(&built.path).with_context(|| format!("cannot read {}", built.path.display()))?;
+        lines.extend(entries(&text).map(|entry| format!("ptx {} {:016x}", built.arch, fnv1a(entry.as_bytes()))));
+    }
+    // Hashes without names: an entry may move to another kernel, and its order in a file means nothing.
+    lines.sort_unstable();
+    let mut text = lines.join("\n");
+    for (package, count) in tests()? {
+        write!(text, "\ntests {package} {count}")?;
+    }
+    Ok(text + "\n")
+}
+
+/// The normalized text of each entry of a PTX module. Functions and variables outside of entries follow, as one text.
+fn entries(ptx: &str) -> impl Iterator<Item = String> {
+    let (mut entries, mut rest, mut current) = (Vec::new(), String::new(), None::<String>);
+    for line in ptx.lines() {
+        let line = line.split("//").next().unwrap_or_default().trim();
+        let is_debug = [".loc", ".file", ".section", ".version", ".target", ".address_size"];
+        if line.is_empty() || is_debug.iter().any(|directive| line.starts_with(directive)) {
+            continue;
+        }
+        if line.contains(".entry") {
+            current = Some(String::new());
+        }
+        let text = current.as_mut().unwrap_or(&mut rest);
+        text.push_str(line);
+        text.push('\n');
+        if line == "}" {
+            entries.extend(current.take());
+        }
+    }
+    entries.push(rest);
+    entries.into_iter().filter(|text| !text.is_empty()).map(|text| without_names(&text))
+}
+
+/// Names replaced by the order of their first use: registers, labels, and everything with an underscore that is no directive.
+fn without_names(text: &str) -> String {
+    let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '$' | '%' | '.');
+    let (mut numbers, mut out, mut rest) = (HashMap::new(), String::new(), text);
+    while let Some(first) = rest.chars().next() {
+        let length = rest.find(|c| !is_name(c)).unwrap_or(rest.len());
+        if length == 0 {
+            out.push(first);
+            rest = &rest[first.len_utf8()..];
+            continue;
+        }
+        let (word, tail) = rest.split_at(length);
+        rest = tail;
+        // Special registers such as `%tid.x` keep their names: they have no digit at their end, or a dot.
+        let is_register = word.starts_with('%') && word.ends_with(|c: char| c.is_ascii_digit()) && !word.contains('.');
+        let is_symbol = word.starts_with(['$', '_']) || word.contains('_') && !word.contains('.');
+        if is_register || is_symbol {
+            let next = numbers.len();
+            let number = *numbers.entry(word).or_insert(next);
+            let _ = write!(out, "@{number}");
+        } else {
+            out.push_str(word);
+        }
+    }
+    out
+}
+
+/// FNV-1a, 64 bits.
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
+/// The number of `#[test]` of each package, by its folder.
+fn tests() -> anyhow::Result<BTreeMap<String, usize>> {
+    let root = workspace::root();
+    let mut counts = BTreeMap::new();
+    let mut folders = vec![(root.to_owned(), String::from("."))];
+    while let Some((folder, mut package)) = folders.pop() {
+        if folder.join("Cargo.toml").exists() {
+            package = folder.strip_prefix(root)?.display().to_string();
+        }
+        for entry in fs::read_dir(&folder)? {
+            let entry = entry?;
+            let (name, path) = (entry.file_name(), entry.path());
+            if entry.file_type()?.is_dir() {
+                if name != "target" && !name.as_encoded_bytes().starts_with(b".") {
+                    folders.push((path, package.clone()));
+                }
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = fs::read_to_string(&path)?;
+                let count = text.lines().filter(|line| line.trim() == "#[test]").count();
+                *counts.entry(package.clone()).or_default() += count;
+            }
+        }
+    }
+    counts.retain(|_, count| *count > 0);
+    Ok(counts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PTX: &str = ".version 8.6\n.visible .entry one(\n.param .u64 one_param_0\n)\n{ // begin\nld.param.b64 %rd5, [one_param_0];\n\
+        .loc 1 2 3\n$L__BB0_1:\nmov.u32 %r7, %tid.x;\nadd.s32 %r8, %r7, 12;\nbra $L__BB0_1;\n}\n";
+
+    #[test]
+    fn names_comments_and_lines_do_not_count() {
+        let renamed =
+            PTX.replace("one", "other").replace("BB0_1", "BB3_7").replace("%r7", "%r70").replace("begin", "b");
+        assert!(entries(PTX).eq(entries(&renamed)));
+    }
+
+    #[test]
+    fn instructions_constants_and_special_registers_count() {
+        for (from, to) in [("add.s32", "sub.s32"), ("12", "13"), ("%tid.x", "%tid.y"), ("%r7, 12", "%r8, 12")] {
+            assert!(!entries(PTX).eq(entries(&PTX.replace(from, to))), "{from}");
+        }
+    }
+}
