@@ -3,7 +3,7 @@
 
     check_quantize.py PATH/TO/nvfp4 [SEED]
 
-Small models of every layout are made in a temporary folder and quantised. Every tensor of the result must have the expected
+Small models of every layout are made in a temporary folder and quantized. Every tensor of the result must have the expected
 name, type, shape and bytes, and the configurations must be those that servers take. Codes are found by the distance to
 every value of a format, where the command computes them from bits.
 """
@@ -40,7 +40,7 @@ def scale_of(amax):
     return max(F32(amax) / F32(6 * 448), np.finfo(F32).tiny) if amax else F32(1)
 
 
-def quantised(numbers, factor):
+def quantized(numbers, factor):
     """Packed values and block scales."""
     n, k = numbers.shape
     blocks = numbers.astype(F32).reshape(n, k // 16, 16)
@@ -113,7 +113,7 @@ class Model:
         self.random = random
         self.config = config
         self.tensors = {}
-        self.weights = {}  # to quantise: module -> numbers
+        self.weights = {}  # to quantize: module -> numbers
         self.widened = {}  # to become bf16
         self.expected = {}  # tensors that stay, or are cut out of others
         self.ignored = ["lm_head"]
@@ -246,7 +246,7 @@ class Model:
                 input_scale = input_scale and F32(1) / input_scale
                 values, factor, shape = ".weight_packed", F32(1) / stored, [1]
                 names = (".weight_global_scale", ".input_global_scale")
-            packed, scales = quantised(numbers, factor)
+            packed, scales = quantized(numbers, factor)
             result[module + values] = tensor("U8", packed)
             result[f"{module}.weight_scale"] = tensor("F8_E4M3", scales)
             for name, number in zip(names, (stored, input_scale)):
@@ -254,7 +254,7 @@ class Model:
                     result[module + name] = ("F32", shape, F32(number).tobytes())
         return result
 
-    def quantisation(self, form, inputs, ignored):
+    def quantization(self, form, inputs, ignored):
         producer = {"name": "nvfp4", "version": ignored["version"]}
         if form == "modelopt":
             arguments = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
@@ -416,7 +416,7 @@ def fused_partners(random):
         model.mlp(f"{p}.mlp.experts.{expert}", 32, 16, chosen=False)
     model.ignored.sort(key=natural)
     model.mlp(f"{p}.mlp.shared_expert", 32, 16)
-    # A router whose name is part of a quantised module's.
+    # A router whose name is part of a quantized module's.
     model.mlp("model.layers.2.mlp", 32, 16)
     model.linear("model.layers.2.mlp.gate", 8, 32, chosen=False)
     model.hidden = "model.layers.2.mlp.gate"
@@ -530,8 +530,8 @@ def check(command, model, arguments, folder, form, separate, calibrated, shards)
     if form != "modelopt":
         names = sorted(names + [f"re:{n}\\..*".replace(".", "\\.").replace("\\\\.\\.", "\\..") for n in names if n.endswith(".experts")], key=natural)
     version = subprocess.run([command, "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
-    assert description == model.quantisation(form, inputs, {"names": names, "version": version}), description
-    assert list(description) == list(model.quantisation(form, inputs, {"names": names, "version": version}))
+    assert description == model.quantization(form, inputs, {"names": names, "version": version}), description
+    assert list(description) == list(model.quantization(form, inputs, {"names": names, "version": version}))
     before = {key: value for key, value in (model.config or {}).items() if key != "quantization_config"}
     assert config == before
     other = target / "hf_quant_config.json"

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Makes reference.json: what NVFP4 codes, layouts, quantisation and a gated GEMM are, computed without this project's code.
+"""Makes reference.json: what NVFP4 codes, layouts, quantization and a gated GEMM are, computed without this project's code.
 
 Needs numpy and ml_dtypes (0.5 or newer) from PyPI. Formats are those of ml_dtypes (float4_e2m1fn, float8_e4m3fn); the scale layout is
-numpy's reshape and transpose of cuBLAS's "1D block scaling factors layout"; quantisation is ModelOpt's arithmetic in
+numpy's reshape and transpose of cuBLAS's "1D block scaling factors layout"; quantization is ModelOpt's arithmetic in
 numpy's f32; the GEMM is exact rational numbers.
 
     make_reference.py            writes reference.json beside this file
@@ -50,7 +50,7 @@ def decoded(dtype, count):
 
 
 def encoded(dtype, largest, signed):
-    """f32 bits with their code: every value, every midpoint, their neighbours, subnormals of f32, and random numbers."""
+    """f32 bits with their code: every value, every midpoint, their neighbors, subnormals of f32, and random numbers."""
     codes = np.arange(16 if dtype is E2M1 else 256, dtype=np.uint8).view(dtype).astype(np.float32)
     values = np.unique(codes[codes >= 0])
     points = np.concatenate([values, (values[1:] + values[:-1]) / np.float32(2)])
@@ -65,7 +65,7 @@ def encoded(dtype, largest, signed):
     )
     if signed:
         numbers = np.concatenate([numbers, -numbers])
-    # Beyond the largest value ml_dtypes may give NaN; quantisers saturate.
+    # Beyond the largest value ml_dtypes may give NaN; quantizers saturate.
     saturated = np.clip(numbers, -np.float32(largest), np.float32(largest))
     return [[int(x), int(c)] for x, c in zip(numbers.view(np.uint32), saturated.astype(dtype).view(np.uint8))]
 
@@ -85,8 +85,8 @@ def pack(codes):
     return codes[..., 0::2] | codes[..., 1::2] << 4
 
 
-def quantised(rows, k):
-    """ModelOpt's NVFP4 quantisation of numbers whose blocks are of very different size, one of them all zeros."""
+def quantized(rows, k):
+    """ModelOpt's NVFP4 quantization of numbers whose blocks are of very different size, one of them all zeros."""
     signs = random.choice(np.float32([-1, 1]), size=(rows, k // BLOCK, BLOCK))
     blocks = floats(signs.shape, (-4, 0)) * floats((rows, k // BLOCK, 1), (-24, 0)) * signs
     blocks[1, 1] = 0
@@ -128,9 +128,9 @@ def operand(rows, k, global_scale):
 def rounded(value, dtype):
     """The bits of an exact decimal in a 16-bit type; far enough from a tie that no library's exp can decide it."""
     nearest = np.float64(float(value)).astype(dtype)
-    for towards in (-np.inf, np.inf):
-        neighbour = np.nextafter(nearest, np.array(towards).astype(dtype))
-        tie = (decimal.Decimal(float(nearest)) + decimal.Decimal(float(neighbour))) / 2
+    for toward in (-np.inf, np.inf):
+        neighbor = np.nextafter(nearest, np.array(toward).astype(dtype))
+        tie = (decimal.Decimal(float(nearest)) + decimal.Decimal(float(neighbor))) / 2
         assert abs(value - tie) > abs(value) * decimal.Decimal("1e-12"), "choose another seed"
     assert np.isfinite(nearest)
     return int(nearest.view(np.uint16))
@@ -162,7 +162,7 @@ def main():
         "e2m1_encoded": encoded(E2M1, 6, signed=True),
         "e4m3_encoded": encoded(E4M3, 448, signed=False),
         "blocked": [blocked_layout(*sizes) for sizes in [(1, 1), (128, 4), (130, 5), (257, 9)]],
-        "quantised": quantised(8, 64),
+        "quantized": quantized(8, 64),
         "gated": gated_gemm(5, 8, 48),
     }
     lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in reference.items())

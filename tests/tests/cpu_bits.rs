@@ -36,14 +36,14 @@ fn lines(cpu: &Cpu) -> String {
     for format in TokenFormat::ALL {
         for dtype in moe::DTYPES {
             for tokens in [1, 5, 70] {
-                let weights = linear::weights(264, 1040, dtype).with_token_format(format);
+                let weights = linear::weights(272, 1040, dtype).with_token_format(format);
                 let step = LinearStep::new(&weights, linear::inputs(&weights, tokens)).unwrap();
                 let mut output = LinearOutput::new(&step);
                 cpu.prepare_linear(&weights).unwrap().execute(&step, &mut output).unwrap();
                 let (name, hash) = (format.name(), hash(&output.out));
                 writeln!(lines, "linear {name} {} {tokens} {hash:016x}", dtype.name()).unwrap();
 
-                let shape = moe::shape(272, 136, 7, 3).with_token_format(format);
+                let shape = moe::shape(272, 144, 7, 3).with_token_format(format);
                 let weights = moe::weights(&shape, dtype);
                 let step = moe::step(&weights, moe::inputs(&shape, dtype, tokens));
                 let mut output = MoeOutput::new(&step);
