@@ -1,13 +1,13 @@
-//! Clocks, to measure with.
+//! Clocks for measurements.
 //!
 //! PTX ISA, "Special Registers": `%clock64`, `%smid`.
 
 use crate::ptx;
 
-/// Cycles that this multiprocessor has counted (`%clock64`).
+/// Cycle counter of the SM (`%clock64`).
 ///
-/// It stays where it is among the accesses of memory, barriers and other such calls around it. What it waits for is what its instruction
-/// needs: a load that is still under way is none of that.
+/// The compiler does not move the read across memory accesses, barriers and other volatile calls. The read does not wait for loads
+/// that are in flight.
 #[inline(always)]
 pub fn clock64() -> u64 {
     let cycles: u64;
@@ -16,7 +16,7 @@ pub fn clock64() -> u64 {
     cycles
 }
 
-/// The multiprocessor that the thread runs on (`%smid`).
+/// Index of the SM that the thread runs on (`%smid`).
 #[inline(always)]
 pub fn multiprocessor() -> u32 {
     let number: u32;

@@ -1,11 +1,11 @@
 //! Conversions between floating-point formats.
 //!
-//! Formats without a register class of their own travel as bits. PTX ISA, "Data Movement and Conversion
+//! Formats without a register class are passed as bits. PTX ISA, "Data Movement and Conversion
 //! Instructions: cvt".
 
 use crate::ptx;
 
-/// Two f16 of two f32, `low` in the low half; rounds to nearest even, overflows to ±inf (`cvt.rn.f16x2.f32`).
+/// Converts two f32 to f16, `low` in the low half; rounds to nearest even, overflows to ±inf (`cvt.rn.f16x2.f32`).
 #[inline(always)]
 pub fn cvt_rn_f16x2_f32(low: f32, high: f32) -> u32 {
     let packed: u32;
@@ -19,10 +19,10 @@ pub fn cvt_rn_f16x2_f32(low: f32, high: f32) -> u32 {
     packed
 }
 
-/// Whether the code is compiled for an architecture that converts e4m3: sm_89 and up.
+/// `true` if the target architecture can convert e4m3: sm_89 and up.
 pub const CONVERTS_E4M3: bool = cfg!(not(all(target_feature = "sm_80", not(target_feature = "sm_89"))));
 
-/// The f16 of two e4m3, the first in the low byte and half; exact (`cvt.rn.f16x2.e4m3x2`, sm_89 and up).
+/// Converts two e4m3 to f16, the low byte to the low half; exact (`cvt.rn.f16x2.e4m3x2`, sm_89 and up).
 #[inline(always)]
 pub fn cvt_rn_f16x2_e4m3x2(bytes: u16) -> u32 {
     let packed: u32;
@@ -36,7 +36,7 @@ pub fn cvt_rn_f16x2_e4m3x2(bytes: u16) -> u32 {
     packed
 }
 
-/// Two e4m3 of two f32, `low` in the low byte; rounds to nearest even, to ±448 what is larger, NaN to 0x7f
+/// Converts two f32 to e4m3, `low` in the low byte; rounds to nearest even, larger values to ±448, NaN to 0x7f
 /// (`cvt.rn.satfinite.e4m3x2.f32`).
 #[inline(always)]
 pub fn cvt_rn_satfinite_e4m3x2_f32(low: f32, high: f32) -> u16 {
@@ -51,7 +51,7 @@ pub fn cvt_rn_satfinite_e4m3x2_f32(low: f32, high: f32) -> u16 {
     packed
 }
 
-/// Two e2m1 of two f32, `low` in the low nibble; rounds to nearest even, to ±6 what is larger, NaN to 6
+/// Converts two f32 to e2m1, `low` in the low nibble; rounds to nearest even, larger values to ±6, NaN to 6
 /// (`cvt.rn.satfinite.e2m1x2.f32`, sm_100f and sm_120f).
 #[inline(always)]
 pub fn cvt_rn_satfinite_e2m1x2_f32(low: f32, high: f32) -> u8 {
@@ -71,7 +71,7 @@ pub fn cvt_rn_satfinite_e2m1x2_f32(low: f32, high: f32) -> u8 {
     packed as u8
 }
 
-/// Two bf16 of two f32, `low` in the low half; rounds to nearest even, overflows to ±inf (`cvt.rn.bf16x2.f32`).
+/// Converts two f32 to bf16, `low` in the low half; rounds to nearest even, overflows to ±inf (`cvt.rn.bf16x2.f32`).
 #[inline(always)]
 pub fn cvt_rn_bf16x2_f32(low: f32, high: f32) -> u32 {
     let packed: u32;
@@ -85,7 +85,7 @@ pub fn cvt_rn_bf16x2_f32(low: f32, high: f32) -> u32 {
     packed
 }
 
-/// The f32 of an f16's bits (`cvt.f32.f16`).
+/// Converts the bits of an f16 to f32 (`cvt.f32.f16`).
 #[inline(always)]
 pub fn cvt_f32_f16(bits: u16) -> f32 {
     let value: f32;

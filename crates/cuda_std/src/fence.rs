@@ -5,31 +5,31 @@
 
 use crate::{ptx, tma::TensorMapAddress};
 
-/// Makes the barriers that this thread has initialized known to asynchronous copies
+/// Makes barriers that this thread has initialized visible to asynchronous copies
 /// (`fence.mbarrier_init.release.cluster`).
 #[inline(always)]
 pub fn fence_mbarrier_init() {
-    // SAFETY: orders memory accesses, makes none.
+    // SAFETY: orders memory accesses and makes none.
     unsafe { ptx!("fence.mbarrier_init.release.cluster;", options(nostack, preserves_flags)) };
 }
 
-/// Orders this thread's accesses of shared memory with asynchronous copies and tensor-core operations on it: those before
-/// the fence come before those after it (`fence.proxy.async.shared::cta`).
+/// Orders this thread's ordinary accesses of shared memory before the fence with later accesses of the same memory by asynchronous
+/// copies and tensor cores, and vice versa (`fence.proxy.async.shared::cta`).
 #[inline(always)]
 pub fn fence_proxy_async_shared() {
-    // SAFETY: orders memory accesses, makes none.
+    // SAFETY: orders memory accesses and makes none.
     unsafe { ptx!("fence.proxy.async.shared::cta;", options(nostack, preserves_flags)) };
 }
 
-/// Lets this thread's later copies see a tensor map as ordinary writes, the host's among them, have left it. A map in
-/// global memory needs it once before its first use (`fence.proxy.tensormap::generic.acquire.sys`; CUDA programming
-/// guide, "Passing a tensor map to a kernel").
+/// Makes ordinary writes of a tensor map, by the host too, visible to later copies of this thread. A map in global memory
+/// needs one such fence before its first use (`fence.proxy.tensormap::generic.acquire.sys`; CUDA programming guide,
+/// "Passing a tensor map to a kernel").
 ///
 /// # Safety
-/// A tensor map lies at `map`.
+/// `map` is the address of a tensor map.
 #[inline(always)]
 pub unsafe fn fence_proxy_tensormap_acquire(map: TensorMapAddress) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees that `map` is the address of a 128-byte tensor map.
     unsafe {
         ptx!("fence.proxy.tensormap::generic.acquire.sys [{}], 128;", in(reg64) map.0, options(nostack, preserves_flags))
     };

@@ -1,10 +1,10 @@
-//! Floating-point instructions that `core` has no function for.
+//! Floating-point instructions without a function in `core`.
 //!
 //! PTX ISA, "Floating Point Instructions".
 
 use crate::{BEFORE_SM_90, ptx};
 
-/// `a · b + c`, rounded once to nearest even (`fma.rn.f32`).
+/// Returns `a · b + c`, rounded once to nearest even (`fma.rn.f32`).
 #[inline(always)]
 pub fn fma_rn_f32(a: f32, b: f32, c: f32) -> f32 {
     let result: f32;
@@ -18,7 +18,7 @@ pub fn fma_rn_f32(a: f32, b: f32, c: f32) -> f32 {
     result
 }
 
-/// 2ˣ within 2⁻²² relative; subnormal results are 0 (`ex2.approx.ftz.f32`).
+/// Returns 2ˣ with a relative error of at most 2⁻²²; subnormal results become 0 (`ex2.approx.ftz.f32`).
 #[inline(always)]
 pub fn ex2_approx_ftz_f32(x: f32) -> f32 {
     let result: f32;
@@ -29,7 +29,7 @@ pub fn ex2_approx_ftz_f32(x: f32) -> f32 {
     result
 }
 
-/// 1/x within one unit in the last place; subnormal results are 0 (`rcp.approx.ftz.f32`).
+/// Returns 1/x with an error of at most one unit in the last place; subnormal results become 0 (`rcp.approx.ftz.f32`).
 #[inline(always)]
 pub fn rcp_approx_ftz_f32(x: f32) -> f32 {
     let result: f32;
@@ -66,13 +66,13 @@ macro_rules! of_pairs {
 }
 
 of_pairs! {
-    /// The products of two pairs, each rounded once to nearest even (`mul.rn.f32x2`; sm_100 and up).
+    /// Products of two pairs, each rounded once to nearest even (`mul.rn.f32x2`; sm_100 and up).
     mul_rn_f32x2 = "mul.rn.f32x2";
-    /// The sums of two pairs, each rounded once to nearest even (`add.rn.f32x2`; sm_100 and up).
+    /// Sums of two pairs, each rounded once to nearest even (`add.rn.f32x2`; sm_100 and up).
     add_rn_f32x2 = "add.rn.f32x2";
 }
 
-/// The products of two pairs of f16, each rounded once to nearest even; subnormal numbers count (`mul.rn.f16x2`).
+/// Products of two pairs of f16, each rounded once to nearest even; subnormal numbers are kept (`mul.rn.f16x2`).
 #[inline(always)]
 pub fn mul_rn_f16x2(a: u32, b: u32) -> u32 {
     let product: u32;
@@ -86,8 +86,8 @@ pub fn mul_rn_f16x2(a: u32, b: u32) -> u32 {
     product
 }
 
-/// The products of two pairs of bf16, each rounded once to nearest even; subnormal numbers count (`mul.rn.bf16x2`, sm_90 and up).
-/// Before, where there is none, `fma.rn.bf16x2` with -0 gives the same bits: -0 leaves every product as it is, its sign too.
+/// Products of two pairs of bf16, each rounded once to nearest even; subnormal numbers are kept (`mul.rn.bf16x2`, sm_90 and up).
+/// Before sm_90, `fma.rn.bf16x2` with an addend of -0 gives the same bits: adding -0 changes neither value nor sign.
 #[inline(always)]
 pub fn mul_rn_bf16x2(a: u32, b: u32) -> u32 {
     if BEFORE_SM_90 {
@@ -104,7 +104,7 @@ pub fn mul_rn_bf16x2(a: u32, b: u32) -> u32 {
     product
 }
 
-/// `a · b + c` of two triples of bf16, each rounded once to nearest even (`fma.rn.bf16x2`).
+/// Returns `a · b + c` of two triples of bf16, each rounded once to nearest even (`fma.rn.bf16x2`).
 #[inline(always)]
 fn fma_rn_bf16x2(a: u32, b: u32, c: u32) -> u32 {
     let sum: u32;

@@ -1,6 +1,6 @@
 //! Loads and stores in global memory, by device address.
 //!
-//! A plain Rust pointer works too, but its accesses are generic: the hardware has to find out that they are global.
+//! A plain Rust pointer works too, but its accesses are generic: the hardware must find out that the address is global.
 //! PTX ISA, "Data Movement and Conversion Instructions": `ld`, `ld.global.nc`, `st`; "Parallel Synchronization and Communication
 //! Instructions: red".
 
@@ -8,7 +8,7 @@ use core::ops::Add;
 
 use crate::ptx;
 
-/// An address in global memory, in bytes. Adding moves so many bytes on.
+/// An address in global memory, in bytes. `+` adds a number of bytes.
 ///
 /// ```no_run
 /// # use cuda_std::global::{GlobalAddress, st_global_b16};
@@ -17,7 +17,7 @@ use crate::ptx;
 /// # }
 /// ```
 ///
-/// A number cannot stand for it:
+/// A plain number does not compile:
 ///
 /// ```compile_fail,E0308
 /// # use cuda_std::global::st_global_b16;
@@ -30,7 +30,7 @@ use crate::ptx;
 pub struct GlobalAddress(pub(crate) u64);
 
 impl GlobalAddress {
-    /// The address that the host has passed as a number.
+    /// Wraps an address that the host passed as a number.
     #[inline(always)]
     pub const fn new(address: u64) -> Self {
         Self(address)
@@ -51,12 +51,12 @@ macro_rules! predicated_loads {
         $(#[$doc])*
         ///
         /// # Safety
-        /// Where `predicate` holds, `address` is a multiple of the value's size, and an initialized value lies there in global
-        /// memory that nobody writes meanwhile, or for `nc`, that nobody writes while the kernel runs.
+        /// If `predicate` is true, `address` is a multiple of the value's size and points to an initialized value in global
+        /// memory. Nobody writes it during the load; for `nc`, nobody writes it while the kernel runs.
         #[inline(always)]
         pub unsafe fn $name(predicate: bool, address: GlobalAddress) -> $ty {
             let value: $ty;
-            // SAFETY: what `# Safety` above asks.
+            // SAFETY: the caller guarantees an aligned, initialized value that nobody writes, if `predicate` is true.
             unsafe {
                 ptx!(
                     "{{",
@@ -75,26 +75,26 @@ macro_rules! predicated_loads {
 }
 
 predicated_loads! {
-    /// Loads 16 bits where `predicate` holds, else 0, without a branch (`@p ld.global.nc.b16`).
+    /// Loads 16 bits if `predicate` is true, else returns 0, without a branch (`@p ld.global.nc.b16`).
     ld_global_nc_b16_or_zero: u16 = "ld.global.nc", "b16", reg16;
-    /// Loads 32 bits where `predicate` holds, else 0, without a branch (`@p ld.global.nc.b32`).
+    /// Loads 32 bits if `predicate` is true, else returns 0, without a branch (`@p ld.global.nc.b32`).
     ld_global_nc_b32_or_zero: u32 = "ld.global.nc", "b32", reg32;
-    /// Loads 64 bits where `predicate` holds, else 0, without a branch (`@p ld.global.nc.b64`).
+    /// Loads 64 bits if `predicate` is true, else returns 0, without a branch (`@p ld.global.nc.b64`).
     ld_global_nc_b64_or_zero: u64 = "ld.global.nc", "b64", reg64;
-    /// Loads 32 bits where `predicate` holds, else 0, without a branch (`@p ld.global.b32`).
+    /// Loads 32 bits if `predicate` is true, else returns 0, without a branch (`@p ld.global.b32`).
     ld_global_b32_or_zero: u32 = "ld.global", "b32", reg32;
-    /// Loads 64 bits where `predicate` holds, else 0, without a branch (`@p ld.global.b64`).
+    /// Loads 64 bits if `predicate` is true, else returns 0, without a branch (`@p ld.global.b64`).
     ld_global_b64_or_zero: u64 = "ld.global", "b64", reg64;
 }
 
 /// Loads 8 bits (`ld.global.nc.u8`).
 ///
 /// # Safety
-/// A byte of global memory lies there, initialized, that nobody writes while the kernel runs.
+/// `address` points to an initialized byte of global memory that nobody writes while the kernel runs.
 #[inline(always)]
 pub unsafe fn ld_global_nc_u8(address: GlobalAddress) -> u8 {
     let value: u16;
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees an initialized byte of global memory that nobody writes while the kernel runs.
     unsafe {
         ptx!(
             "ld.global.nc.u8 {}, [{}];", out(reg16) value, in(reg64) address.0,
@@ -104,15 +104,15 @@ pub unsafe fn ld_global_nc_u8(address: GlobalAddress) -> u8 {
     value as u8
 }
 
-/// Loads four words where `predicate` holds, else zeros, without a branch (`@p ld.global.v4.b32`).
+/// Loads four words if `predicate` is true, else returns zeros, without a branch (`@p ld.global.v4.b32`).
 ///
 /// # Safety
-/// Where `predicate` holds, `address` is a multiple of 16; 16 bytes of global memory lie there, initialized, that nobody writes
-/// meanwhile.
+/// If `predicate` is true, `address` is a multiple of 16 and points to 16 initialized bytes of global memory that nobody
+/// writes during the load.
 #[inline(always)]
 pub unsafe fn ld_global_v4_b32_or_zero(predicate: bool, address: GlobalAddress) -> [u32; 4] {
     let (a, b, c, d): (u32, u32, u32, u32);
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees 16 aligned, initialized bytes that nobody writes, if `predicate` is true.
     unsafe {
         ptx!(
             "{{",
@@ -135,25 +135,25 @@ pub unsafe fn ld_global_v4_b32_or_zero(predicate: bool, address: GlobalAddress) 
 /// Loads 32 bits (`ld.global.b32`).
 ///
 /// # Safety
-/// `address` is a multiple of 4; an initialized value lies there in global memory that no thread writes meanwhile.
+/// `address` is a multiple of 4 and points to an initialized value in global memory that nobody writes during the load.
 #[inline(always)]
 pub unsafe fn ld_global_b32(address: GlobalAddress) -> u32 {
     let value: u32;
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees 4 aligned, initialized bytes of global memory that nobody writes during the load.
     unsafe {
         ptx!("ld.global.b32 {}, [{}];", out(reg32) value, in(reg64) address.0, options(readonly, nostack, preserves_flags))
     };
     value
 }
 
-/// Loads 32 bits that another grid may have written while this one ran, past the first-level cache (`ld.relaxed.gpu.global.b32`).
+/// Loads 32 bits that another grid may write while this grid runs; bypasses the L1 cache (`ld.relaxed.gpu.global.b32`).
 ///
 /// # Safety
-/// `address` is a multiple of 4; an initialized value lies there in global memory.
+/// `address` is a multiple of 4 and points to an initialized value in global memory.
 #[inline(always)]
 pub unsafe fn ld_relaxed_gpu_global_b32(address: GlobalAddress) -> u32 {
     let value: u32;
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees 4 aligned, initialized bytes of global memory.
     unsafe {
         ptx!(
             "ld.relaxed.gpu.global.b32 {}, [{}];", out(reg32) value, in(reg64) address.0,
@@ -163,14 +163,14 @@ pub unsafe fn ld_relaxed_gpu_global_b32(address: GlobalAddress) -> u32 {
     value
 }
 
-/// As [`ld_relaxed_gpu_global_b32`], of 64 bits (`ld.relaxed.gpu.global.b64`).
+/// Like [`ld_relaxed_gpu_global_b32`], for 64 bits (`ld.relaxed.gpu.global.b64`).
 ///
 /// # Safety
-/// As there, at a multiple of 8.
+/// The same as for [`ld_relaxed_gpu_global_b32`], for 8 bytes at a multiple of 8.
 #[inline(always)]
 pub unsafe fn ld_relaxed_gpu_global_b64(address: GlobalAddress) -> u64 {
     let value: u64;
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees 8 aligned, initialized bytes of global memory.
     unsafe {
         ptx!(
             "ld.relaxed.gpu.global.b64 {}, [{}];", out(reg64) value, in(reg64) address.0,
@@ -183,25 +183,25 @@ pub unsafe fn ld_relaxed_gpu_global_b64(address: GlobalAddress) -> u64 {
 /// Loads 64 bits (`ld.global.b64`).
 ///
 /// # Safety
-/// As [`ld_global_b32`], at a multiple of 8.
+/// The same as for [`ld_global_b32`], for 8 bytes at a multiple of 8.
 #[inline(always)]
 pub unsafe fn ld_global_b64(address: GlobalAddress) -> u64 {
     let value: u64;
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees 8 aligned, initialized bytes of global memory that nobody writes during the load.
     unsafe {
         ptx!("ld.global.b64 {}, [{}];", out(reg64) value, in(reg64) address.0, options(readonly, nostack, preserves_flags))
     };
     value
 }
 
-/// Loads four words past the first-level cache (`ld.global.cg.v4.b32`).
+/// Loads four words past the L1 cache (`ld.global.cg.v4.b32`).
 ///
 /// # Safety
-/// As [`ld_global_b32`], of 16 bytes at a multiple of 16.
+/// The same as for [`ld_global_b32`], for 16 bytes at a multiple of 16.
 #[inline(always)]
 pub unsafe fn ld_global_cg_v4_b32(address: GlobalAddress) -> [u32; 4] {
     let (a, b, c, d): (u32, u32, u32, u32);
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees 16 aligned, initialized bytes of global memory that nobody writes during the load.
     unsafe {
         ptx!(
             "ld.global.cg.v4.b32 {{{}, {}, {}, {}}}, [{}];",
@@ -212,15 +212,15 @@ pub unsafe fn ld_global_cg_v4_b32(address: GlobalAddress) -> [u32; 4] {
     [a, b, c, d]
 }
 
-/// Adds to a number that any thread of the device may add to, and returns what it was before
+/// Adds `value` to a number that any thread of the GPU may add to, and returns the number before the addition
 /// (`atom.relaxed.gpu.global.add.u32`).
 ///
 /// # Safety
-/// `address` is a multiple of 4; an initialized number lies there in global memory, which other threads access only so.
+/// `address` is a multiple of 4 and points to an initialized number in global memory. Other threads access it only by atomics.
 #[inline(always)]
 pub unsafe fn atom_global_add_u32(address: GlobalAddress, value: u32) -> u32 {
     let before: u32;
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees 4 aligned, initialized bytes of global memory that other threads access only by atomics.
     unsafe {
         ptx!(
             "atom.relaxed.gpu.global.add.u32 {}, [{}], {};",
@@ -230,13 +230,13 @@ pub unsafe fn atom_global_add_u32(address: GlobalAddress, value: u32) -> u32 {
     before
 }
 
-/// Brings what lies at `address` to the first-level cache, ahead of a load (`prefetch.global.L1`).
+/// Prefetches the cache line of `address` to the L1 cache (`prefetch.global.L1`).
 ///
 /// # Safety
 /// `address` is in global memory.
 #[inline(always)]
 pub unsafe fn prefetch_l1(address: GlobalAddress) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees an address in global memory.
     unsafe { ptx!("prefetch.global.L1 [{}];", in(reg64) address.0, options(nostack, preserves_flags)) };
 }
 
@@ -245,10 +245,10 @@ macro_rules! stores {
         $(#[$doc])*
         ///
         /// # Safety
-        /// `address` is a multiple of the value's size, in global memory that no other thread accesses meanwhile.
+        /// `address` is a multiple of the value's size, in global memory that no other thread accesses during the store.
         #[inline(always)]
         pub unsafe fn $name(address: GlobalAddress, value: $ty) {
-            // SAFETY: what `# Safety` above asks.
+            // SAFETY: the caller guarantees aligned global memory that nobody else accesses during the store.
             unsafe {
                 ptx!(
                     concat!($instruction, " [{}], {};"), in(reg64) address.0, in($reg) value,
@@ -271,10 +271,10 @@ stores! {
 /// Stores 8 bits (`st.global.b8`).
 ///
 /// # Safety
-/// `address` is in global memory; no other thread accesses the byte meanwhile.
+/// `address` is in global memory; no other thread accesses the byte during the store.
 #[inline(always)]
 pub unsafe fn st_global_b8(address: GlobalAddress, value: u8) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees a byte of global memory that nobody else accesses during the store.
     unsafe {
         ptx!(
             "st.global.b8 [{}], {};", in(reg64) address.0, in(reg16) u16::from(value), options(nostack, preserves_flags)
@@ -286,12 +286,12 @@ macro_rules! predicated_stores {
     ($($(#[$doc:meta])* $name:ident: $ty:ident = $bits:literal, $reg:ident;)*) => {$(
         $(#[$doc])*
         ///
-        /// # Safety
-        /// Where `predicate` holds, `address` is a multiple of the value's size, in global memory that no other thread accesses
+        /// If `predicate` is true, `address` is a multiple of the value's size, in global memory that no other thread accesses
+        /// during the store.
         /// meanwhile.
         #[inline(always)]
         pub unsafe fn $name(predicate: bool, address: GlobalAddress, value: $ty) {
-            // SAFETY: what `# Safety` above asks.
+            // SAFETY: the caller guarantees aligned global memory that nobody else accesses, if `predicate` is true.
             unsafe {
                 ptx!(
                     "{{",
@@ -308,19 +308,19 @@ macro_rules! predicated_stores {
 }
 
 predicated_stores! {
-    /// Stores 16 bits where `predicate` holds, without a branch (`@p st.global.b16`).
+    /// Stores 16 bits if `predicate` is true, without a branch (`@p st.global.b16`).
     st_global_b16_where: u16 = "b16", reg16;
-    /// Stores 32 bits where `predicate` holds, without a branch (`@p st.global.b32`).
+    /// Stores 32 bits if `predicate` is true, without a branch (`@p st.global.b32`).
     st_global_b32_where: u32 = "b32", reg32;
 }
 
 /// Stores four words (`st.global.v4.b32`).
 ///
 /// # Safety
-/// `address` is a multiple of 16; 16 bytes of global memory lie there that no other thread accesses meanwhile.
+/// `address` is a multiple of 16 and points to 16 bytes of global memory that no other thread accesses during the store.
 #[inline(always)]
 pub unsafe fn st_global_v4_b32(address: GlobalAddress, [a, b, c, d]: [u32; 4]) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees 16 aligned bytes of global memory that nobody else accesses during the store.
     unsafe {
         ptx!(
             "st.global.v4.b32 [{}], {{{}, {}, {}, {}}};",
@@ -330,13 +330,13 @@ pub unsafe fn st_global_v4_b32(address: GlobalAddress, [a, b, c, d]: [u32; 4]) {
     };
 }
 
-/// Makes the number at `address` the smaller one of itself and `value`, as one step (`red.global.min.u64`).
+/// Replaces the number at `address` by the minimum of itself and `value`, atomically (`red.global.min.u64`).
 ///
 /// # Safety
-/// `address` is a multiple of 8; 8 bytes of global memory lie there, which others access by such instructions alone.
+/// `address` is a multiple of 8 and points to 8 bytes of global memory that other threads access only by atomics.
 #[inline(always)]
 pub unsafe fn red_global_min_u64(address: GlobalAddress, value: u64) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees 8 aligned bytes of global memory that other threads access only by atomics.
     unsafe {
         ptx!("red.global.min.u64 [{}], {};", in(reg64) address.0, in(reg64) value, options(nostack, preserves_flags))
     };

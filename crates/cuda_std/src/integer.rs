@@ -1,6 +1,6 @@
 //! Integer instructions that Rust has no operator for.
 //!
-//! On a CPU they compute the same, so that a kernel's arithmetic can be tested there.
+//! On a CPU the functions return the same results, so that a kernel's arithmetic can be tested there.
 
 #[cfg(target_arch = "nvptx64")]
 use crate::ptx;
@@ -52,8 +52,8 @@ pub fn dp4a_u32_u32(a: u32, b: u32, accumulator: u32) -> u32 {
     }
 }
 
-/// Four bytes picked out of `b:a` by the nibbles of `selector`: its low three bits say which of the eight bytes,
-/// its top bit to take that byte's sign eight times instead (`prmt.b32`; PTX ISA, "Data Movement and
+/// Picks four bytes of `b:a`, one per nibble of `selector`. The low three bits of a nibble select one of the eight bytes;
+/// if the top bit is set, the byte's sign bit is repeated eight times instead (`prmt.b32`; PTX ISA, "Data Movement and
 /// Conversion Instructions: prmt").
 #[inline(always)]
 pub fn prmt_b32(a: u32, b: u32, selector: u32) -> u32 {
@@ -80,8 +80,8 @@ pub fn prmt_b32(a: u32, b: u32, selector: u32) -> u32 {
     }
 }
 
-/// One half of a register in both halves of another, the high one if `HIGH` (`mov.b32`, which takes halves apart and puts them
-/// together). Unlike `prmt` it costs nothing where arithmetic on pairs takes it: its instructions name the half that they want.
+/// Repeats one half of `value` in both halves of the result: the high half if `HIGH` (`mov.b32`, which unpacks and packs halves).
+/// Unlike `prmt`, it is free as an operand of arithmetic on pairs, because those instructions can name the half to use.
 #[inline(always)]
 pub fn half_twice_b16<const HIGH: bool>(value: u32) -> u32 {
     #[cfg(target_arch = "nvptx64")]
@@ -109,11 +109,11 @@ pub fn half_twice_b16<const HIGH: bool>(value: u32) -> u32 {
     }
 }
 
-/// A function of three bits, computed for each of 32 places: its value for bits a, b and c is bit `4·a + 2·b + c` of `TABLE`
+/// Applies a function of three bits at each of 32 places: its value for bits a, b and c is bit `4·a + 2·b + c` of `TABLE`
 /// (`lop3.b32`; PTX ISA, "Logic and Shift Instructions: lop3").
 #[inline(always)]
 pub fn lop3_b32<const TABLE: u32>(a: u32, b: u32, c: u32) -> u32 {
-    const { assert!(TABLE < 1 << 8, "eight bits") };
+    const { assert!(TABLE < 1 << 8, "TABLE must have at most 8 bits") };
     #[cfg(target_arch = "nvptx64")]
     {
         let result: u32;
@@ -136,14 +136,14 @@ pub fn lop3_b32<const TABLE: u32>(a: u32, b: u32, c: u32) -> u32 {
     }
 }
 
-/// The same number, of which the compiler is not to know that it is: what is computed of it is computed where it stands, and
-/// not kept in a register from before a loop.
+/// Returns `value`, but hides from the compiler that it is the same number. The compiler then computes dependent values where they
+/// are used, and does not keep them in registers from before a loop.
 #[inline(always)]
 pub fn opaque_b32(value: u32) -> u32 {
     #[cfg(target_arch = "nvptx64")]
     {
         let same: u32;
-        // SAFETY: moves a register. It is not `pure`, so that it stays where it is.
+        // SAFETY: copies a register. It is not `pure`, so that the compiler does not move it.
         unsafe { ptx!("mov.b32 {}, {};", out(reg32) same, in(reg32) value, options(nomem, nostack, preserves_flags)) };
         same
     }

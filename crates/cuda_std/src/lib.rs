@@ -1,13 +1,13 @@
 //! Device-side standard library for kernels written in Rust.
 //!
-//! This is the one place with `asm!`. It has a thin wrapper for each instruction, named after it, with the section of
-//! NVIDIA's PTX ISA manual that defines it, and types for what instructions take: addresses of
-//! [shared memory](shared::SharedAddress), of a [barrier](mbarrier::Mbarrier) in it, of
-//! [global memory](global::GlobalAddress) and of [tensor memory](tcgen05::TmemAddress) cannot be confused. It knows nothing of any kernel. The names of `thread`, `warp` and `shared` are
-//! those of rust-cuda's crate of the same name.
+//! Only this crate has `asm!`. Each PTX instruction has a thin wrapper with the same name; its comment cites the section of
+//! NVIDIA's PTX ISA manual that defines the instruction. Addresses have types, so that the kinds cannot be confused:
+//! [shared memory](shared::SharedAddress), a [barrier](mbarrier::Mbarrier) in shared memory,
+//! [global memory](global::GlobalAddress) and [tensor memory](tcgen05::TmemAddress). The crate depends on no kernel.
+//! The names in `thread`, `warp` and `shared` are the names in rust-cuda's `cuda_std`.
 //!
-//! The crate compiles on every target, so that a workspace can check and document it. On a CPU, integer instructions compute
-//! what they compute on a GPU, and whatever needs the hardware panics.
+//! The crate compiles on every target, so that a workspace can check and document it. On a CPU, integer instructions return
+//! the same results as on a GPU; functions that need the hardware panic.
 
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch, stdarch_nvptx))]
@@ -33,21 +33,21 @@ pub mod tma;
 pub mod warp;
 pub mod wgmma;
 
-/// Makes a function an entry that the driver can launch by its name.
+/// Turns a function into an entry that the driver can launch by name.
 ///
-/// The function is free, `unsafe` (nothing checks its arguments at the launch), not generic, and returns nothing. Its
-/// parameters are [`Copy`], since they are passed as bytes. A parameter may be aligned to at most 16 bytes.
+/// The function must be a free `unsafe fn` (nothing checks its arguments at the launch), not generic, without a return value.
+/// Its parameters must be [`Copy`], because they are passed as bytes. A parameter may be aligned to at most 16 bytes.
 ///
-/// `threads` is the largest block that the kernel will be launched with, and `min_blocks` the number of blocks that must fit
-/// a multiprocessor at once; the assembler allots registers by them (`.maxntid`, `.minnctapersm`). `cluster` is the number
-/// of blocks along x that run together and reach each other's shared memory (see [`cluster`]); every launch then has
-/// clusters of this size (`.reqnctapercluster`). 0 asks for nothing, and so does leaving one out.
+/// `threads`: largest CTA of any launch. `min_blocks`: number of CTAs that must fit on an SM at once. The assembler allots
+/// registers by both (`.maxntid`, `.minnctapersm`). `cluster`: number of CTAs along x that run together and access each
+/// other's shared memory (see [`cluster`]); every launch has clusters of this size (`.reqnctapercluster`).
+/// An argument that is 0 or absent sets no bound.
 ///
 /// ```
 /// # #![allow(unused)]
 /// use cuda_std::{kernel, thread};
 ///
-/// /// Doubles `data`, one element a thread.
+/// /// Doubles each element of `data`, one per thread.
 /// ///
 /// /// # Safety
 /// /// `data` has an element for every thread of the grid.
@@ -67,7 +67,7 @@ pub mod wgmma;
 /// pub unsafe fn take(owned: Owned) {}
 /// ```
 ///
-/// Nor does a safe function, or one that returns something:
+/// A safe function does not compile, and neither does a function with a return value:
 ///
 /// ```compile_fail
 /// #[cuda_std::kernel]
@@ -80,7 +80,7 @@ pub mod wgmma;
 /// ```
 pub use cuda_std_macros::kernel;
 
-/// `asm!` on a GPU, a panic elsewhere. PTX line information names the wrapper, not this macro.
+/// Expands to `asm!` on a GPU and to a panic elsewhere. PTX line information names the wrapper, not this macro.
 #[collapse_debuginfo(yes)]
 macro_rules! ptx {
     ($($asm:tt)*) => {{
@@ -95,14 +95,14 @@ pub(crate) use ptx;
 #[cfg(not(target_arch = "nvptx64"))]
 #[cold]
 pub(crate) fn not_on_a_gpu() -> ! {
-    panic!("this function needs the hardware of an NVIDIA GPU; it was called on a CPU")
+    panic!("this function needs an NVIDIA GPU, but was called on a CPU")
 }
 
-/// Whether the code is compiled for an architecture before sm_90: there grids do not overlap, blocks have no cluster, and some
-/// instructions lack. rustc knows such an architecture by name, and sets the features of all up to it.
+/// `true` if the target architecture is older than sm_90: grids do not overlap, CTAs have no cluster, and some instructions
+/// are missing. rustc sets the feature of the target architecture and the features of all older ones.
 pub(crate) const BEFORE_SM_90: bool = cfg!(all(target_feature = "sm_80", not(target_feature = "sm_90")));
 
-/// A panic in a kernel ends it: the driver reports a failed launch.
+/// A panic ends the kernel; the driver then reports a failed launch.
 #[cfg(target_arch = "nvptx64")]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo) -> ! {

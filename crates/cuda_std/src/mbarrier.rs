@@ -1,9 +1,9 @@
 //! Barriers in shared memory that count arrivals of threads and bytes of asynchronous copies.
 //!
-//! A barrier is 8 bytes of shared memory at a multiple of 8: an [`Mbarrier`] is its address. Its *phase* completes when it
-//! has seen as many arrivals as it was initialized for and all bytes that were expected. Waits name a phase by its parity: 0 for the first,
-//! 1 for the second, and so on in turn; the phase before the first counts as complete, so that waiting for
-//! parity 1 of a fresh barrier returns at once. PTX ISA, "Parallel Synchronization and Communication
+//! A barrier is 8 bytes of shared memory at a multiple of 8; an [`Mbarrier`] is its address. A *phase* of the barrier completes after
+//! the number of arrivals given at the initialization and after all expected bytes. A wait names a phase by its parity: 0 for the first
+//! phase, 1 for the second, and so on alternately. The phase before the first counts as complete, so a wait for parity 1 of
+//! a fresh barrier returns at once. PTX ISA, "Parallel Synchronization and Communication
 //! Instructions: mbarrier"; sm_90 and up.
 
 use crate::{
@@ -12,10 +12,10 @@ use crate::{
     shared::SharedAddress,
 };
 
-/// Bytes of a barrier.
+/// Size of a barrier in bytes.
 pub const MBARRIER_BYTES: u32 = 8;
 
-/// The address of a barrier in the shared memory of this block.
+/// The address of a barrier in the shared memory of this CTA.
 ///
 /// ```no_run
 /// # use cuda_std::{mbarrier::{Mbarrier, mbarrier_arrive}, shared::dynamic_shared_address};
@@ -24,7 +24,7 @@ pub const MBARRIER_BYTES: u32 = 8;
 /// # }
 /// ```
 ///
-/// A shared address cannot stand for a barrier, and a barrier cannot stand for a shared address:
+/// A shared address is not a barrier, and a barrier is not a shared address:
 ///
 /// ```compile_fail,E0308
 /// # use cuda_std::{mbarrier::mbarrier_arrive, shared::dynamic_shared_address};
@@ -43,40 +43,40 @@ pub const MBARRIER_BYTES: u32 = 8;
 pub struct Mbarrier(pub(crate) u32);
 
 impl Mbarrier {
-    /// The barrier at this address, a multiple of 8.
+    /// Returns the barrier at `address`, a multiple of 8.
     #[inline(always)]
     pub const fn at(address: SharedAddress) -> Self {
         Self(address.0)
     }
 
-    /// The barrier of this index, of those that lie side by side from this one on.
+    /// Returns barrier number `index` of an array of barriers that starts with this one.
     #[inline(always)]
     pub const fn nth(self, index: u32) -> Self {
         Self(self.0 + index * MBARRIER_BYTES)
     }
 
-    /// The barrier at the same place in the block of the cluster that has this rank.
+    /// Returns the barrier at the same place in the CTA of rank `rank`.
     #[inline(always)]
     pub fn in_block(self, rank: u32) -> ClusterMbarrier {
         ClusterMbarrier(mapa(SharedAddress(self.0), rank))
     }
 }
 
-/// The address of a barrier of any block of the cluster: see [`Mbarrier::in_block`].
+/// The address of a barrier of any CTA of the cluster: see [`Mbarrier::in_block`].
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClusterMbarrier(ClusterAddress);
 
-/// Initializes a barrier whose phases take `arrivals` arrivals (`mbarrier.init`).
+/// Initializes a barrier whose phases each take `arrivals` arrivals (`mbarrier.init`).
 ///
-/// Other threads may use it after a barrier of the block. Asynchronous copies may use it after
-/// [`fence_mbarrier_init`](crate::fence::fence_mbarrier_init) besides.
+/// Other threads may use it after a barrier of the CTA. Asynchronous copies also need a
+/// [`fence_mbarrier_init`](crate::fence::fence_mbarrier_init) before they use it.
 ///
 /// # Safety
-/// `barrier` is a multiple of 8; 8 bytes of the block's shared memory lie there that nobody else uses.
+/// `barrier` is a multiple of 8 and points to 8 bytes of the CTA's shared memory that nobody else uses.
 #[inline(always)]
 pub unsafe fn mbarrier_init(barrier: Mbarrier, arrivals: u32) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees 8 aligned bytes of shared memory that nobody else uses.
     unsafe {
         ptx!(
             "mbarrier.init.shared::cta.b64 [{}], {};", in(reg32) barrier.0, in(reg32) arrivals,
@@ -85,24 +85,24 @@ pub unsafe fn mbarrier_init(barrier: Mbarrier, arrivals: u32) {
     };
 }
 
-/// Arrives once. What this thread did before is visible to those who wait for the phase (`mbarrier.arrive`).
+/// Arrives once. Threads that wait for the phase see what this thread did before (`mbarrier.arrive`).
 ///
 /// # Safety
-/// `barrier` has been initialized, and its phase still lacks an arrival.
+/// `barrier` is initialized, and its current phase still expects an arrival.
 #[inline(always)]
 pub unsafe fn mbarrier_arrive(barrier: Mbarrier) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees an initialized barrier whose phase expects an arrival.
     unsafe { ptx!("mbarrier.arrive.shared::cta.b64 _, [{}];", in(reg32) barrier.0, options(nostack, preserves_flags)) };
 }
 
-/// As [`mbarrier_arrive`], at a barrier of any block of the cluster. Those who wait use
+/// Like [`mbarrier_arrive`], at a barrier of any CTA of the cluster. Waiting threads use
 /// [`mbarrier_wait_parity_cluster`] (`mbarrier.arrive.release.cluster`).
 ///
 /// # Safety
-/// As [`mbarrier_arrive`]; the barrier's block has not ended.
+/// The same as for [`mbarrier_arrive`]; the barrier's CTA has not ended.
 #[inline(always)]
 pub unsafe fn mbarrier_arrive_cluster(barrier: ClusterMbarrier) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees an initialized barrier whose phase expects an arrival, in a CTA that has not ended.
     unsafe {
         ptx!(
             "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [{}];", in(reg32) barrier.0.0,
@@ -111,14 +111,14 @@ pub unsafe fn mbarrier_arrive_cluster(barrier: ClusterMbarrier) {
     };
 }
 
-/// Makes the current phase expect `bytes` more of asynchronous copies, and arrives once
+/// Adds `bytes` of asynchronous copies to what the current phase expects, and arrives once
 /// (`mbarrier.arrive.expect_tx`).
 ///
 /// # Safety
-/// As [`mbarrier_arrive`]; the phase expects fewer than 2²⁰ bytes at any time.
+/// The same as for [`mbarrier_arrive`]; the phase never expects 2²⁰ bytes or more.
 #[inline(always)]
 pub unsafe fn mbarrier_arrive_expect_tx(barrier: Mbarrier, bytes: u32) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees an initialized barrier whose phase expects an arrival and stays below 2²⁰ bytes.
     unsafe {
         ptx!(
             "mbarrier.arrive.expect_tx.shared::cta.b64 _, [{}], {};", in(reg32) barrier.0, in(reg32) bytes,
@@ -127,20 +127,20 @@ pub unsafe fn mbarrier_arrive_expect_tx(barrier: Mbarrier, bytes: u32) {
     };
 }
 
-/// Stores four words in the shared memory of any block of the cluster, and reports their 16 bytes to a barrier of that block, whose
-/// phase expects them (`st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32`). Those who wait use
+/// Stores four words in the shared memory of any CTA of the cluster and reports their 16 bytes to a barrier of that CTA. The barrier's
+/// phase expects the bytes (`st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32`). Waiting threads use
 /// [`mbarrier_wait_parity_cluster`].
 ///
 /// # Safety
-/// `address` is a multiple of 16 in the shared memory of the barrier's block, which has begun and does not end meanwhile; nobody else
-/// accesses the words until the phase is complete. The barrier has been initialized.
+/// `address` is a multiple of 16 in the shared memory of the barrier's CTA, which has started and does not end before the phase completes.
+/// Nobody else accesses the 16 bytes until then. The barrier is initialized.
 #[inline(always)]
 pub unsafe fn st_async_shared_cluster_v4_b32(
     address: ClusterAddress,
     [a, b, c, d]: [u32; 4],
     mbarrier: ClusterMbarrier,
 ) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees 16 aligned bytes in a running CTA, untouched until the phase of its barrier completes.
     unsafe {
         ptx!(
             "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [{}], {{{}, {}, {}, {}}}, [{}];",
@@ -150,13 +150,13 @@ pub unsafe fn st_async_shared_cluster_v4_b32(
     };
 }
 
-/// As [`st_async_shared_cluster_v4_b32`], of one word at a multiple of 4.
+/// Like [`st_async_shared_cluster_v4_b32`], for one word at a multiple of 4.
 ///
 /// # Safety
-/// As there.
+/// The same as for [`st_async_shared_cluster_v4_b32`], for 4 bytes.
 #[inline(always)]
 pub unsafe fn st_async_shared_cluster_b32(address: ClusterAddress, value: u32, mbarrier: ClusterMbarrier) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees 4 aligned bytes in a running CTA, untouched until the phase of its barrier completes.
     unsafe {
         ptx!(
             "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [{}], {}, [{}];",
@@ -170,11 +170,11 @@ macro_rules! waits {
         $(#[$doc])*
         ///
         /// # Safety
-        /// `barrier` has been initialized; the phase is the current one or the one before.
+        /// `barrier` is initialized. `parity` names its current phase or the phase before.
         #[inline(always)]
         pub unsafe fn $try_wait(barrier: Mbarrier, parity: u32) -> bool {
             let complete: u32;
-            // SAFETY: what `# Safety` above asks.
+            // SAFETY: the caller guarantees an initialized barrier, and the parity of its current or previous phase.
             unsafe {
                 ptx!(
                     "{{",
@@ -189,22 +189,22 @@ macro_rules! waits {
             complete != 0
         }
 
-        #[doc = concat!("Waits until the phase of this parity is complete: [`", stringify!($try_wait), "`] until it holds.")]
+        #[doc = concat!("Waits until the phase of this parity is complete: repeats [`", stringify!($try_wait), "`] until it returns `true`.")]
         ///
         /// # Safety
-        #[doc = concat!("As [`", stringify!($try_wait), "`].")]
+        #[doc = concat!("The same as for [`", stringify!($try_wait), "`].")]
         #[inline(always)]
         pub unsafe fn $wait(barrier: Mbarrier, parity: u32) {
-            // SAFETY: what `# Safety` above asks.
+            // SAFETY: the caller guarantees an initialized barrier, and the parity of its current or previous phase.
             while !unsafe { $try_wait(barrier, parity) } {}
         }
     )*};
 }
 
 waits! {
-    /// Whether the phase of this parity is complete. It may wait for a while before it says no (`mbarrier.try_wait.parity`).
+    /// Returns whether the phase of this parity is complete. It may wait for a while before it returns `false` (`mbarrier.try_wait.parity`).
     mbarrier_try_wait_parity, mbarrier_wait_parity = "mbarrier.try_wait.parity";
-    /// As [`mbarrier_try_wait_parity`], where threads of other blocks of the cluster arrive too
+    /// Like [`mbarrier_try_wait_parity`], for a barrier where threads of other CTAs of the cluster arrive too
     /// (`mbarrier.try_wait.parity.acquire.cluster`).
     mbarrier_try_wait_parity_cluster, mbarrier_wait_parity_cluster = "mbarrier.try_wait.parity.acquire.cluster";
 }

@@ -1,17 +1,17 @@
-//! Matrix products of a warp: all 32 lanes execute the same call with fragments in registers.
+//! MMA instructions of a warp: all 32 lanes execute the same call, with fragments in registers.
 //!
-//! A lane is `group = lane / 4` and `thread = lane % 4`. PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions: mma,
+//! `group` is `lane / 4` and `thread` is `lane % 4`. PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions: mma,
 //! ldmatrix".
 
 use crate::{ptx, shared::SharedAddress, wgmma::Number};
 
-/// Rows of A and D.
+/// Number of rows of A and D.
 pub const M: u32 = 16;
 
-/// Columns of B and D.
+/// Number of columns of B and D.
 pub const N: u32 = 8;
 
-/// A lane's part of D: rows `group` and `group + 8`, of each the columns `2·thread` and the next.
+/// A lane's fragment of D: columns `2·thread` and `2·thread + 1` of row `group`, then of row `group + 8`.
 pub type Sums = [f32; 4];
 
 macro_rules! loads {
@@ -19,12 +19,12 @@ macro_rules! loads {
         $(#[$doc])*
         ///
         /// # Safety
-        /// See the module: the same call by all lanes. `address` is a multiple of 16; 16 bytes of the block's shared memory lie there,
-        /// initialized, and no thread writes them meanwhile.
+        /// All lanes of the warp make the same call. `address` is a multiple of 16 and points to 16 initialized bytes of the CTA's shared
+        /// memory. No thread writes them during the call.
         #[inline(always)]
         pub unsafe fn $name(address: SharedAddress) -> [u32; 4] {
             let (a, b, c, d): (u32, u32, u32, u32);
-            // SAFETY: what `# Safety` above asks.
+            // SAFETY: the caller guarantees 16 aligned, initialized shared bytes that nobody writes, and that all lanes execute this.
             unsafe {
                 ptx!(
                     concat!($instruction, " {{{}, {}, {}, {}}}, [{}];"),
@@ -38,23 +38,23 @@ macro_rules! loads {
 }
 
 loads! {
-    /// Loads four matrices of 8 rows of 16 bytes. Lane 8·i + r names the address of row r of matrix i; of each matrix a lane gets the
-    /// four bytes from `4·thread` on of row `group` (`ldmatrix.sync.aligned.m8n8.x4.shared.b16`; sm_75 and up).
+    /// Loads four matrices of 8 rows of 16 bytes. Lane `8·i + r` passes the address of row r of matrix i. From each matrix, a lane gets
+    /// four bytes of row `group`, starting at byte `4·thread` (`ldmatrix.sync.aligned.m8n8.x4.shared.b16`; sm_75 and up).
     ldmatrix_x4_b16 = "ldmatrix.sync.aligned.m8n8.x4.shared.b16";
-    /// As [`ldmatrix_x4_b16`], the matrices transposed: a lane gets the elements `group` of the rows `2·thread` and the next
+    /// Like [`ldmatrix_x4_b16`] with transposed matrices: a lane gets element `group` of rows `2·thread` and `2·thread + 1`
     /// (`ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16`; sm_75 and up).
     ldmatrix_x4_trans_b16 = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16";
 }
 
-/// Stores four matrices of 8 rows of 16 bytes, what [`ldmatrix_x4_b16`] would load from there
+/// Stores four matrices of 8 rows of 16 bytes; [`ldmatrix_x4_b16`] with the same addresses loads the same fragments
 /// (`stmatrix.sync.aligned.m8n8.x4.shared.b16`; sm_90 and up).
 ///
 /// # Safety
-/// See the module: the same call by all lanes. `address` is a multiple of 16; 16 bytes of the block's shared memory lie there, which
-/// nobody else reads or writes meanwhile.
+/// All lanes of the warp make the same call. `address` is a multiple of 16 and points to 16 bytes of the CTA's shared memory.
+/// No other thread reads or writes them during the call.
 #[inline(always)]
 pub unsafe fn stmatrix_x4_b16(address: SharedAddress, [a, b, c, d]: [u32; 4]) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees 16 aligned shared bytes that nobody else accesses, and that all lanes execute this.
     unsafe {
         ptx!(
             "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{}], {{{}, {}, {}, {}}};",
@@ -64,18 +64,18 @@ pub unsafe fn stmatrix_x4_b16(address: SharedAddress, [a, b, c, d]: [u32; 4]) {
     };
 }
 
-/// D += A·B over 16 elements of K, numbers of 16 bits (`mma.sync.aligned.m16n8k16.row.col.f32` of `.f16` or `.bf16`; sm_80 and up).
+/// D += A·B over 16 elements of K, all of f16 or bf16 (`mma.sync.aligned.m16n8k16.row.col.f32` of `.f16` or `.bf16`; sm_80 and up).
 ///
-/// `a[2·c + h]` is row `group + 8·h`, the elements `8·c + 2·thread` and the next, the first in the low half; `b[c]` is column `group`, the
-/// same elements.
+/// `a[2·c + h]` holds elements `8·c + 2·thread` (low half) and `8·c + 2·thread + 1` of row `group + 8·h` of A; `b[c]` holds the same
+/// elements of column `group` of B.
 ///
 /// # Safety
-/// See the module: the same call by all lanes.
+/// All lanes of the warp make the same call.
 #[inline(always)]
 pub unsafe fn mma_m16n8k16<T: Number>(d: &mut Sums, a: [u32; 4], b: [u32; 2]) {
     macro_rules! product {
         ($types:literal) => {
-            // SAFETY: what `# Safety` above asks.
+            // SAFETY: the caller guarantees that all lanes of the warp execute this; it accesses registers only.
             unsafe {
                 ptx!(
                     concat!(
@@ -96,14 +96,14 @@ pub unsafe fn mma_m16n8k16<T: Number>(d: &mut Sums, a: [u32; 4], b: [u32; 2]) {
     }
 }
 
-/// D += A·B over 64 elements of K, e2m1 with a ue4m3 scale for each 16
+/// D += A·B over 64 elements of K: e2m1 values with a ue4m3 scale per 16 elements
 /// (`mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3`; sm_120a and its family).
 ///
-/// `a[i]` is row `group + 8·(i % 2)`, the eight elements from `8·thread + 32·(i / 2)` on; `b[i]` those of column `group` from
-/// `8·thread + 32·i` on. Four scales are a word, that of the lowest K in its low byte ("Block Scaling for mma.sync"):
+/// `a[i]` holds eight elements of row `group + 8·(i % 2)` of A from `8·thread + 32·(i / 2)` on; `b[i]` holds eight elements of column
+/// `group` of B from `8·thread + 32·i` on. A word holds four scales, lowest K in the low byte ("Block Scaling for mma.sync"):
 ///
-/// * A's rows `group` and `group + 8` have theirs in the lanes with `thread` 0 and 1 where `A_THREAD` is 0, 2 and 3 where it is 1;
-/// * B's column `group` has its own in the lane whose `thread` is `B_THREAD`.
+/// * A: scales of rows `group` and `group + 8` come from the lanes with `thread` 0 and 1 (`A_THREAD` = 0) or 2 and 3 (`A_THREAD` = 1);
+/// * B: scales of column `group` come from the lane with `thread` = `B_THREAD`.
 ///
 /// ```no_run
 /// # use cuda_std::mma::mma_m16n8k64_mxf4nvf4;
@@ -112,7 +112,7 @@ pub unsafe fn mma_m16n8k16<T: Number>(d: &mut Sums, a: [u32; 4], b: [u32; 2]) {
 /// mma_m16n8k64_mxf4nvf4::<1, 3>(&mut sums, [0; 4], [0; 2], 0, 0);
 /// # }
 /// ```
-/// There is no other thread of A to select:
+/// Values of `A_THREAD` above 1 do not compile:
 ///
 /// ```compile_fail,E0080
 /// # use cuda_std::mma::mma_m16n8k64_mxf4nvf4;
@@ -123,7 +123,7 @@ pub unsafe fn mma_m16n8k16<T: Number>(d: &mut Sums, a: [u32; 4], b: [u32; 2]) {
 /// ```
 ///
 /// # Safety
-/// See the module: the same call by all lanes.
+/// All lanes of the warp make the same call.
 #[inline(always)]
 pub unsafe fn mma_m16n8k64_mxf4nvf4<const A_THREAD: u32, const B_THREAD: u32>(
     d: &mut Sums,
@@ -132,8 +132,8 @@ pub unsafe fn mma_m16n8k64_mxf4nvf4<const A_THREAD: u32, const B_THREAD: u32>(
     scale_a: u32,
     scale_b: u32,
 ) {
-    const { assert!(A_THREAD < 2 && B_THREAD < 4, "A has two thread selectors, B has four") };
-    // SAFETY: what `# Safety` above asks.
+    const { assert!(A_THREAD < 2 && B_THREAD < 4, "A_THREAD must be below 2, and B_THREAD below 4") };
+    // SAFETY: the caller guarantees that all lanes of the warp execute this; it accesses registers only.
     unsafe {
         ptx!(
             "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3 \

@@ -1,17 +1,17 @@
-//! A kernel's parameter, read at places that are known when it runs. An array in it that is indexed as one would be copied to the
-//! stack.
+//! Loads from a kernel's parameter at offsets that are computed at run time. Indexing an array in the parameter with Rust code
+//! would copy the array to the stack.
 
 use core::ops::Add;
 
 use crate::ptx;
 
-/// A place in the parameter of the kernel that runs.
+/// An address in the parameter of the running kernel.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParameterAddress(u64);
 
 impl ParameterAddress {
-    /// The place as a number.
+    /// Wraps an address given as a number.
     #[doc(hidden)]
     #[inline(always)]
     pub const fn new(address: u64) -> Self {
@@ -28,7 +28,7 @@ impl Add<u32> for ParameterAddress {
     }
 }
 
-/// Where the only parameter of a kernel begins, inside of that kernel.
+/// Returns the address of the kernel's only parameter. Use it inside of that kernel.
 #[macro_export]
 macro_rules! parameter_address {
     ($kernel:ident) => {{
@@ -49,11 +49,11 @@ macro_rules! parameter_address {
 /// Loads 8 bytes (`ld.param.b64`).
 ///
 /// # Safety
-/// They lie inside of the parameter, at a multiple of 8.
+/// The 8 bytes lie inside of the parameter, at a multiple of 8.
 #[inline(always)]
 pub unsafe fn ld_param_b64(address: ParameterAddress) -> u64 {
     let value: u64;
-    // SAFETY: what `# Safety` above asks; a parameter never changes.
+    // SAFETY: the caller guarantees 8 aligned bytes inside of the parameter; a parameter never changes.
     unsafe {
         ptx!("ld.param.b64 {}, [{}];", out(reg64) value, in(reg64) address.0, options(pure, nomem, nostack, preserves_flags))
     };
@@ -63,11 +63,11 @@ pub unsafe fn ld_param_b64(address: ParameterAddress) -> u64 {
 /// Loads 16 bytes (`ld.param.v2.b64`).
 ///
 /// # Safety
-/// They lie inside of the parameter, at a multiple of 16.
+/// The 16 bytes lie inside of the parameter, at a multiple of 16.
 #[inline(always)]
 pub unsafe fn ld_param_v2_b64(address: ParameterAddress) -> [u64; 2] {
     let (first, second): (u64, u64);
-    // SAFETY: what `# Safety` above asks; a parameter never changes.
+    // SAFETY: the caller guarantees 16 aligned bytes inside of the parameter; a parameter never changes.
     unsafe {
         ptx!(
             "ld.param.v2.b64 {{{}, {}}}, [{}];",

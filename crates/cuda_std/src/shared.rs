@@ -1,4 +1,4 @@
-//! Shared memory: its dynamic part, and loads and stores by shared address.
+//! Shared memory: the dynamic shared memory of a CTA, and loads and stores by shared address.
 //!
 //! PTX ISA, "Data Movement and Conversion Instructions": `ld`, `st`, `cvta`; "Parallel Synchronization and Communication
 //! Instructions: atom".
@@ -7,9 +7,9 @@ use core::ops::Add;
 
 use crate::ptx;
 
-/// An address in the shared memory of this block (`.shared::cta`), in bytes.
+/// An address in the shared memory of this CTA (`.shared::cta`), in bytes.
 ///
-/// All of them come from [`dynamic_shared_address`]; adding moves so many bytes on.
+/// Every such address comes from [`dynamic_shared_address`]. `+` adds a number of bytes.
 ///
 /// ```no_run
 /// # use cuda_std::shared::{dynamic_shared_address, ld_shared_b32};
@@ -18,7 +18,7 @@ use crate::ptx;
 /// # }
 /// ```
 ///
-/// A global address cannot stand for it:
+/// A global address does not compile:
 ///
 /// ```compile_fail,E0308
 /// # use cuda_std::{global::GlobalAddress, shared::ld_shared_b32};
@@ -39,27 +39,27 @@ impl Add<u32> for SharedAddress {
     }
 }
 
-/// What the dynamic shared memory is aligned to: a swizzled tensor tile wants it.
+/// Alignment of the dynamic shared memory in bytes, as swizzled tensor tiles need it.
 pub const DYNAMIC_ALIGNMENT: u32 = 1024;
 
 #[cfg(target_arch = "nvptx64")]
 core::arch::global_asm!(".extern .shared .align {} .b8 dynamic_shared[];", const DYNAMIC_ALIGNMENT);
 
-/// The shared address of the dynamic shared memory, whose size the launch chooses.
+/// Address of the dynamic shared memory; the launch sets its size.
 #[inline(always)]
 pub fn dynamic_shared_address() -> SharedAddress {
     let address: u32;
-    // SAFETY: takes the address of a variable that is declared above.
+    // SAFETY: takes the address of the variable declared above.
     unsafe { ptx!("mov.u32 {}, dynamic_shared;", out(reg32) address, options(pure, nomem, nostack, preserves_flags)) };
     SharedAddress(address)
 }
 
-/// The dynamic shared memory as a generic pointer. All threads of a block get the same one.
+/// Returns the dynamic shared memory as a generic pointer, the same for all threads of a CTA.
 #[inline(always)]
 pub fn dynamic_shared_mem<T>() -> *mut T {
     const { assert!(align_of::<T>() <= DYNAMIC_ALIGNMENT as usize) };
     let pointer: u64;
-    // SAFETY: converts an address, touches no memory.
+    // SAFETY: converts an address and accesses no memory.
     unsafe {
         ptx!(
             "cvta.shared.u64 {}, {};", out(reg64) pointer, in(reg64) u64::from(dynamic_shared_address().0),
@@ -72,12 +72,12 @@ pub fn dynamic_shared_mem<T>() -> *mut T {
 /// Loads four words (`ld.shared.v4.b32`).
 ///
 /// # Safety
-/// `address` is a multiple of 16; 16 bytes of the block's shared memory lie there, initialized, and no thread
-/// writes them meanwhile.
+/// `address` is a multiple of 16 and points to 16 initialized bytes of the CTA's shared memory. No thread writes them
+/// during the load.
 #[inline(always)]
 pub unsafe fn ld_shared_v4_b32(address: SharedAddress) -> [u32; 4] {
     let (a, b, c, d): (u32, u32, u32, u32);
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees 16 aligned, initialized bytes of shared memory that nobody writes during the load.
     unsafe {
         ptx!(
             "ld.shared.v4.b32 {{{}, {}, {}, {}}}, [{}];",
@@ -91,11 +91,11 @@ pub unsafe fn ld_shared_v4_b32(address: SharedAddress) -> [u32; 4] {
 /// Loads two words (`ld.shared.v2.b32`).
 ///
 /// # Safety
-/// As [`ld_shared_v4_b32`], for a multiple of 8 and 8 bytes.
+/// The same as for [`ld_shared_v4_b32`], for 8 bytes at a multiple of 8.
 #[inline(always)]
 pub unsafe fn ld_shared_v2_b32(address: SharedAddress) -> [u32; 2] {
     let (a, b): (u32, u32);
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees 8 aligned, initialized bytes of shared memory that nobody writes during the load.
     unsafe {
         ptx!(
             "ld.shared.v2.b32 {{{}, {}}}, [{}];",
@@ -108,11 +108,11 @@ pub unsafe fn ld_shared_v2_b32(address: SharedAddress) -> [u32; 2] {
 /// Loads 16 bits (`ld.shared.b16`).
 ///
 /// # Safety
-/// As [`ld_shared_v4_b32`], for a multiple of 2 and 2 bytes.
+/// The same as for [`ld_shared_v4_b32`], for 2 bytes at a multiple of 2.
 #[inline(always)]
 pub unsafe fn ld_shared_b16(address: SharedAddress) -> u16 {
     let value: u16;
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees 2 aligned, initialized bytes of shared memory that nobody writes during the load.
     unsafe {
         ptx!("ld.shared.b16 {}, [{}];", out(reg16) value, in(reg32) address.0, options(readonly, nostack, preserves_flags))
     };
@@ -122,11 +122,11 @@ pub unsafe fn ld_shared_b16(address: SharedAddress) -> u16 {
 /// Loads a float (`ld.shared.f32`).
 ///
 /// # Safety
-/// As [`ld_shared_v4_b32`], for a multiple of 4 and 4 bytes.
+/// The same as for [`ld_shared_v4_b32`], for 4 bytes at a multiple of 4.
 #[inline(always)]
 pub unsafe fn ld_shared_f32(address: SharedAddress) -> f32 {
     let value: f32;
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees 4 aligned, initialized bytes of shared memory that nobody writes during the load.
     unsafe {
         ptx!("ld.shared.f32 {}, [{}];", out(reg32) value, in(reg32) address.0, options(readonly, nostack, preserves_flags))
     };
@@ -136,11 +136,11 @@ pub unsafe fn ld_shared_f32(address: SharedAddress) -> f32 {
 /// Loads a word (`ld.shared.b32`).
 ///
 /// # Safety
-/// As [`ld_shared_v4_b32`], for a multiple of 4 and 4 bytes.
+/// The same as for [`ld_shared_v4_b32`], for 4 bytes at a multiple of 4.
 #[inline(always)]
 pub unsafe fn ld_shared_b32(address: SharedAddress) -> u32 {
     let value: u32;
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees 4 aligned, initialized bytes of shared memory that nobody writes during the load.
     unsafe {
         ptx!("ld.shared.b32 {}, [{}];", out(reg32) value, in(reg32) address.0, options(readonly, nostack, preserves_flags))
     };
@@ -150,11 +150,11 @@ pub unsafe fn ld_shared_b32(address: SharedAddress) -> u32 {
 /// Stores four words (`st.shared.v4.b32`).
 ///
 /// # Safety
-/// `address` is a multiple of 16; 16 bytes of the block's shared memory lie there, and no other thread reads or
-/// writes them meanwhile.
+/// `address` is a multiple of 16 and points to 16 bytes of the CTA's shared memory. No other thread accesses them
+/// during the store.
 #[inline(always)]
 pub unsafe fn st_shared_v4_b32(address: SharedAddress, [a, b, c, d]: [u32; 4]) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees 16 aligned bytes of shared memory that nobody else accesses during the store.
     unsafe {
         ptx!(
             "st.shared.v4.b32 [{}], {{{}, {}, {}, {}}};",
@@ -167,29 +167,29 @@ pub unsafe fn st_shared_v4_b32(address: SharedAddress, [a, b, c, d]: [u32; 4]) {
 /// Stores a float (`st.shared.f32`).
 ///
 /// # Safety
-/// As [`st_shared_v4_b32`], for a multiple of 4 and 4 bytes.
+/// The same as for [`st_shared_v4_b32`], for 4 bytes at a multiple of 4.
 #[inline(always)]
 pub unsafe fn st_shared_f32(address: SharedAddress, value: f32) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees 4 aligned bytes of shared memory that nobody else accesses during the store.
     unsafe { ptx!("st.shared.f32 [{}], {};", in(reg32) address.0, in(reg32) value, options(nostack, preserves_flags)) };
 }
 
 /// Stores a word (`st.shared.b32`).
 ///
 /// # Safety
-/// As [`st_shared_v4_b32`], for a multiple of 4 and 4 bytes.
+/// The same as for [`st_shared_v4_b32`], for 4 bytes at a multiple of 4.
 #[inline(always)]
 pub unsafe fn st_shared_b32(address: SharedAddress, value: u32) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees 4 aligned bytes of shared memory that nobody else accesses during the store.
     unsafe { ptx!("st.shared.b32 [{}], {};", in(reg32) address.0, in(reg32) value, options(nostack, preserves_flags)) };
 }
 
 /// Stores 16 bits (`st.shared.b16`).
 ///
 /// # Safety
-/// As [`st_shared_v4_b32`], for a multiple of 2 and 2 bytes.
+/// The same as for [`st_shared_v4_b32`], for 2 bytes at a multiple of 2.
 #[inline(always)]
 pub unsafe fn st_shared_b16(address: SharedAddress, value: u16) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees 2 aligned bytes of shared memory that nobody else accesses during the store.
     unsafe { ptx!("st.shared.b16 [{}], {};", in(reg32) address.0, in(reg16) value, options(nostack, preserves_flags)) };
 }

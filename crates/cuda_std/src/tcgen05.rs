@@ -1,24 +1,24 @@
-//! The fifth-generation tensor core and its tensor memory: 128 lanes × 512 columns of 32 bits a multiprocessor.
+//! The fifth-generation tensor core and its tensor memory: 128 lanes × 512 columns of 32 bits per SM.
 //!
-//! A [`TmemAddress`] has the lane in its upper and the column in its lower 16 bits.
+//! A [`TmemAddress`] holds the lane in its upper 16 bits and the column in its lower 16 bits.
 //!
-//! One thread issues `mma` and `cp`. A copy and the MMAs after it execute in order; a copy after an MMA need not wait for it
-//! (PTX ISA, "Pipelined tcgen05 Instructions"). A [`tcgen05_commit`] and its mbarrier tell when they are complete. A thread
-//! that has waited there calls [`tcgen05_fence_after_thread_sync`] before it uses tensor memory; a thread that tells others
-//! calls [`tcgen05_fence_before_thread_sync`] after it has. All lanes of a warp together execute what ends in
-//! `sync.aligned`.
+//! One thread issues `mma` and `cp`. A copy and the MMAs after it execute in order; a copy after an MMA need not wait for the MMA
+//! (PTX ISA, "Pipelined tcgen05 Instructions"). A [`tcgen05_commit`] signals their completion on an mbarrier. A thread
+//! that has waited on it calls [`tcgen05_fence_after_thread_sync`] before it uses tensor memory. A thread that has used tensor
+//! memory calls [`tcgen05_fence_before_thread_sync`] before it signals other threads. All lanes of a warp together execute
+//! instructions that end in `sync.aligned`.
 //!
-//! `GROUP` (`.cta_group`) is 1, or 2 for a pair of blocks of a [`cluster`](crate::cluster) whose ranks differ in the last
-//! bit. In a pair, one thread issues for both blocks, an address means the same place in each, and a warp of each allocates
-//! and frees. All operations of a kernel have the same `GROUP`. PTX ISA, "TensorCore 5th Generation Family Instructions";
+//! `GROUP` (`.cta_group`) is 1, or 2 for a pair of CTAs of a [`cluster`](crate::cluster) whose ranks differ only in the last
+//! bit. In a pair, one thread issues for both CTAs, an address means the same place in each CTA, and one warp of each CTA
+//! allocates and frees. All operations of a kernel use the same `GROUP`. PTX ISA, "TensorCore 5th Generation Family Instructions";
 //! sm_100f.
 
 use crate::{mbarrier::Mbarrier, ptx, shared::SharedAddress};
 
-/// Lanes of tensor memory.
+/// Number of lanes of tensor memory.
 pub const TMEM_LANES: u32 = 128;
 
-/// Columns of tensor memory.
+/// Number of columns of tensor memory.
 pub const TMEM_COLUMNS: u32 = 512;
 
 /// An address in tensor memory: a lane and a column.
@@ -31,7 +31,7 @@ pub const TMEM_COLUMNS: u32 = 512;
 /// # }
 /// ```
 ///
-/// A shared address cannot stand for it:
+/// A shared address does not compile:
 ///
 /// ```compile_fail,E0308
 /// # use cuda_std::{shared::dynamic_shared_address, tcgen05::tcgen05_ld_32x32b_x8};
@@ -44,57 +44,57 @@ pub const TMEM_COLUMNS: u32 = 512;
 pub struct TmemAddress(u32);
 
 impl TmemAddress {
-    /// The address that [`tcgen05_alloc`] has written to shared memory.
+    /// Wraps the address that [`tcgen05_alloc`] has written to shared memory.
     #[inline(always)]
     pub const fn new(allocated: u32) -> Self {
         Self(allocated)
     }
 
-    /// The address so many columns further on.
+    /// Returns the address `columns` columns further on.
     #[inline(always)]
     pub const fn column(self, columns: u32) -> Self {
         Self(self.0 + columns)
     }
 
-    /// The address so many lanes further on.
+    /// Returns the address `lanes` lanes further on.
     #[inline(always)]
     pub const fn lane(self, lanes: u32) -> Self {
         Self(self.0 + (lanes << 16))
     }
 }
 
-/// The columns that an allocation for `columns` takes: a power of two, 32 at least.
+/// Number of columns to allocate for `columns`: a power of two, at least 32.
 pub const fn tmem_allocation(columns: u32) -> u32 {
     let columns = columns.next_power_of_two();
     if columns < 32 { 32 } else { columns }
 }
 
-/// How rows of a matrix lie in shared memory ("Shared memory descriptor", swizzle mode).
+/// Layout of a matrix's rows in shared memory ("Shared memory descriptor", swizzle mode).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MatrixSwizzle {
-    /// 16 bytes of 8 rows follow each other.
+    /// No swizzle: groups of 8 rows × 16 bytes, each contiguous.
     None = 0,
-    /// Rows of 128 bytes; the 16-byte chunks of a row are permuted by the row's number modulo 8.
+    /// Rows of 128 bytes; the 16-byte chunks of a row are permuted by the row number modulo 8.
     B128 = 2,
 }
 
-/// What the tensor core is told of a matrix in shared memory ("Matrix descriptors: Shared memory descriptor").
+/// Describes a matrix in shared memory to the tensor core ("Matrix descriptors: Shared memory descriptor").
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatrixDescriptor(u64);
 
 impl MatrixDescriptor {
-    /// Describes a K-major matrix at `address`, a multiple of 16 below 2¹⁸; `stride` bytes lie from 8 rows to the next 8.
+    /// Describes a K-major matrix at `address`, a multiple of 16 below 2¹⁸. `stride`: bytes from a group of 8 rows to the next.
     #[inline(always)]
     pub const fn new(address: SharedAddress, stride: u32, swizzle: MatrixSwizzle) -> Self {
-        /// Fixed for this generation.
+        /// Version field; constant for this generation.
         const VERSION: u64 = 1 << 46;
-        /// The leading dimension's stride, which these layouts do not use, in units of 16 bytes.
+        /// Stride of the leading dimension in units of 16 bytes; these layouts do not use it.
         const LEADING: u64 = 1 << 16;
         Self((address.0 >> 4) as u64 | LEADING | ((stride >> 4) as u64) << 32 | VERSION | (swizzle as u64) << 61)
     }
 
-    /// The same `bytes` further on, a multiple of 16; the address stays below 2¹⁸, so that it does not leave its bits.
+    /// Returns the descriptor `bytes` further on. `bytes` is a multiple of 16; the address must stay below 2¹⁸ to fit its field.
     #[inline(always)]
     #[must_use]
     pub const fn at(self, bytes: u32) -> Self {
@@ -102,9 +102,9 @@ impl MatrixDescriptor {
     }
 }
 
-/// What the tensor core is told of an MMA ("Matrix descriptors: Instruction descriptor").
+/// Describes an MMA to the tensor core ("Matrix descriptors: Instruction descriptor").
 ///
-/// It is not a matrix's, so operands cannot be swapped:
+/// It is a type of its own, so that it cannot be confused with a matrix descriptor:
 ///
 /// ```compile_fail,E0308
 /// # use cuda_std::tcgen05::{InstructionDescriptor, MatrixDescriptor};
@@ -121,7 +121,7 @@ pub struct InstructionDescriptor(u32);
 impl InstructionDescriptor {
     /// Describes an MMA of `kind::mxf4nvf4` with e2m1 values, ue4m3 scales and both matrices K-major.
     ///
-    /// `m` is 128 and `n` a multiple of 8 up to 256; for a pair of blocks `m` is 256 and `n` a multiple of 16.
+    /// `m` is 128 and `n` a multiple of 8 up to 256; for a pair of CTAs, `m` is 256 and `n` a multiple of 16.
     #[inline(always)]
     pub const fn mxf4nvf4(m: u32, n: u32) -> Self {
         const A_E2M1: u32 = 1 << 7;
@@ -130,16 +130,16 @@ impl InstructionDescriptor {
     }
 }
 
-/// Allocates columns of tensor memory and writes the address of the first to shared memory; waits until they are free
+/// Allocates columns of tensor memory and writes the address of the first to shared memory; waits until enough columns are free
 /// (`tcgen05.alloc.sync.aligned`).
 ///
 /// # Safety
-/// All lanes of a warp call it together with the same arguments. `columns` is a power of two from 32 to 512;
-/// `destination` is 4 bytes of shared memory, aligned, that nobody else accesses. The columns are freed before the
-/// block ends.
+/// All lanes of a warp call it together with the same arguments. `columns` is a power of two from 32 to 512.
+/// `destination` points to 4 aligned bytes of shared memory that nobody else accesses. The columns are freed before the
+/// CTA ends.
 #[inline(always)]
 pub unsafe fn tcgen05_alloc<const GROUP: u32>(destination: SharedAddress, columns: u32) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees 4 aligned shared bytes, a valid `columns`, and that all lanes of the warp execute this.
     unsafe {
         ptx!(
             "tcgen05.alloc.cta_group::{group}.sync.aligned.shared::cta.b32 [{}], {};",
@@ -148,13 +148,13 @@ pub unsafe fn tcgen05_alloc<const GROUP: u32>(destination: SharedAddress, column
     };
 }
 
-/// Gives up the right to allocate, so that another block may (`tcgen05.relinquish_alloc_permit.sync.aligned`).
+/// Gives up the right to allocate, so that another CTA may allocate (`tcgen05.relinquish_alloc_permit.sync.aligned`).
 ///
 /// # Safety
-/// All lanes of a warp call it together; none of the block allocates later.
+/// All lanes of a warp call it together; no warp of the CTA allocates afterwards.
 #[inline(always)]
 pub unsafe fn tcgen05_relinquish_alloc_permit<const GROUP: u32>() {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees that all lanes of the warp execute this, and that the CTA allocates nothing afterwards.
     unsafe {
         ptx!(
             "tcgen05.relinquish_alloc_permit.cta_group::{group}.sync.aligned;", group = const GROUP,
@@ -163,14 +163,14 @@ pub unsafe fn tcgen05_relinquish_alloc_permit<const GROUP: u32>() {
     }
 }
 
-/// Frees what [`tcgen05_alloc`] gave (`tcgen05.dealloc.sync.aligned`).
+/// Frees an allocation of [`tcgen05_alloc`] (`tcgen05.dealloc.sync.aligned`).
 ///
 /// # Safety
-/// All lanes of a warp call it together with the same arguments: an allocation's address and columns, which nobody
-/// uses any more.
+/// All lanes of a warp call it together with the same arguments: address and columns of an allocation that nobody
+/// uses afterwards.
 #[inline(always)]
 pub unsafe fn tcgen05_dealloc<const GROUP: u32>(address: TmemAddress, columns: u32) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees an allocation's address and size, and that all lanes of the warp execute this.
     unsafe {
         ptx!(
             "tcgen05.dealloc.cta_group::{group}.sync.aligned.b32 {}, {};", in(reg32) address.0, in(reg32) columns,
@@ -179,14 +179,14 @@ pub unsafe fn tcgen05_dealloc<const GROUP: u32>(address: TmemAddress, columns: u
     };
 }
 
-/// D = A·Bᵀ, plus D where `accumulate`, over 64 elements of K with a scale for each 16
+/// D = A·Bᵀ, plus D if `accumulate`, over 64 elements of K with a scale per 16 elements
 /// (`tcgen05.mma.kind::mxf4nvf4.block_scale.block16`).
 ///
 /// # Safety
-/// One thread calls it. `d` is an accumulator in tensor memory, `descriptor` is of
-/// [`InstructionDescriptor::mxf4nvf4`]; at `scale_a` and `scale_b` each 32 rows take a column, in every quarter of the
-/// lanes. All of it is the block's own and complete, and nobody else accesses it until a commit has arrived. Of a pair, each block has half of A's rows with their scales and of D's, half of B's rows, and
-/// the scales of all of B's.
+/// * One thread calls it. `d` is an accumulator in tensor memory; `descriptor` is from [`InstructionDescriptor::mxf4nvf4`].
+/// * At `scale_a` and `scale_b`, each 32 rows take one column, in every quarter of the lanes.
+/// * All operands belong to the CTA and are complete; nobody else accesses them until a commit has arrived.
+/// * In a pair, each CTA has half of A's rows with their scales, half of D's rows, half of B's rows, and the scales of all of B.
 #[inline(always)]
 pub unsafe fn tcgen05_mma_mxf4nvf4_block16<const GROUP: u32>(
     d: TmemAddress,
@@ -197,7 +197,7 @@ pub unsafe fn tcgen05_mma_mxf4nvf4_block16<const GROUP: u32>(
     scale_b: TmemAddress,
     accumulate: bool,
 ) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees complete operands that nobody else accesses until a commit has arrived.
     unsafe {
         ptx!(
             "{{",
@@ -213,14 +213,14 @@ pub unsafe fn tcgen05_mma_mxf4nvf4_block16<const GROUP: u32>(
     };
 }
 
-/// Copies 32 rows of 16 bytes from shared memory to 4 columns of every quarter of tensor memory's lanes: a tile of the
-/// blocked scale layout, 128 rows × 4 scales, to where an MMA wants it (`tcgen05.cp.32x128b.warpx4`).
+/// Copies 32 rows of 16 bytes from shared memory to 4 columns of every quarter of tensor memory's lanes: one tile of the blocked
+/// scale layout (128 rows × 4 scales), placed as an MMA expects it (`tcgen05.cp.32x128b.warpx4`).
 ///
 /// # Safety
-/// One thread calls it. `address` is in lane 0. Nobody else accesses it or the source until a commit has arrived.
+/// One thread calls it. `address` is in lane 0. Nobody else accesses source or destination until a commit has arrived.
 #[inline(always)]
 pub unsafe fn tcgen05_cp_32x128b_warpx4<const GROUP: u32>(address: TmemAddress, source: MatrixDescriptor) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees that nobody else accesses source or destination until a commit has arrived.
     unsafe {
         ptx!(
             "tcgen05.cp.cta_group::{group}.32x128b.warpx4 [{}], {};", in(reg32) address.0, in(reg64) source.0,
@@ -229,14 +229,14 @@ pub unsafe fn tcgen05_cp_32x128b_warpx4<const GROUP: u32>(address: TmemAddress, 
     };
 }
 
-/// Arrives at a barrier once all that this thread issued to the tensor core is complete
+/// Arrives at a barrier once all operations that this thread issued to the tensor core are complete
 /// (`tcgen05.commit.mbarrier::arrive::one`).
 ///
 /// # Safety
-/// `mbarrier` has been initialized, and its phase still lacks an arrival.
+/// `mbarrier` is initialized, and its current phase still expects an arrival.
 #[inline(always)]
 pub unsafe fn tcgen05_commit<const GROUP: u32>(mbarrier: Mbarrier) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees an initialized barrier whose phase expects an arrival.
     unsafe {
         ptx!(
             "tcgen05.commit.cta_group::{group}.mbarrier::arrive::one.shared::cluster.b64 [{}];", in(reg32) mbarrier.0,
@@ -245,14 +245,14 @@ pub unsafe fn tcgen05_commit<const GROUP: u32>(mbarrier: Mbarrier) {
     };
 }
 
-/// As [`tcgen05_commit`], at the barriers at the same place in the blocks of the cluster whose ranks are the bits of
-/// `blocks` (`tcgen05.commit.mbarrier::arrive::one.multicast::cluster`).
+/// Like [`tcgen05_commit`], at the barriers at the same place in several CTAs of the cluster: bit r of `blocks` selects the
+/// CTA of rank r (`tcgen05.commit.mbarrier::arrive::one.multicast::cluster`).
 ///
 /// # Safety
-/// As [`tcgen05_commit`], for the barrier at this place in each of the blocks, none of which has ended.
+/// The same as for [`tcgen05_commit`], for the barrier in each selected CTA. No selected CTA has ended.
 #[inline(always)]
 pub unsafe fn tcgen05_commit_multicast<const GROUP: u32>(mbarrier: Mbarrier, blocks: u16) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees, in every selected CTA, an initialized barrier whose phase expects an arrival.
     unsafe {
         ptx!(
             "tcgen05.commit.cta_group::{group}.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [{}], {};",
@@ -261,34 +261,34 @@ pub unsafe fn tcgen05_commit_multicast<const GROUP: u32>(mbarrier: Mbarrier, blo
     };
 }
 
-/// Orders what this thread did with tensor memory before its next arrival or barrier
+/// Orders earlier tensor-memory operations of this thread before its next arrival or barrier
 /// (`tcgen05.fence::before_thread_sync`).
 #[inline(always)]
 pub fn tcgen05_fence_before_thread_sync() {
-    // SAFETY: orders memory accesses, makes none.
+    // SAFETY: orders memory accesses and makes none.
     unsafe { ptx!("tcgen05.fence::before_thread_sync;", options(nostack, preserves_flags)) };
 }
 
-/// Orders what this thread does with tensor memory from here on after its last wait or barrier
+/// Orders later tensor-memory operations of this thread after its last wait or barrier
 /// (`tcgen05.fence::after_thread_sync`).
 #[inline(always)]
 pub fn tcgen05_fence_after_thread_sync() {
-    // SAFETY: orders memory accesses, makes none.
+    // SAFETY: orders memory accesses and makes none.
     unsafe { ptx!("tcgen05.fence::after_thread_sync;", options(nostack, preserves_flags)) };
 }
 
-/// Loads 8 columns of this warp's 32 lanes, a lane a thread, and waits for them
+/// Loads 8 columns of this warp's 32 lanes, one lane per thread, and waits for them
 /// (`tcgen05.ld.sync.aligned.32x32b.x8`, `tcgen05.wait::ld`).
 ///
-/// One piece with its wait, since the registers hold nothing before it.
+/// Load and wait are one function, because the registers are undefined in between.
 ///
 /// # Safety
-/// All lanes of a warp call it together with the same address, in the first of the lanes that the warp may access: 32
-/// times its number in the block modulo 4. The columns are complete.
+/// All lanes of a warp call it together with the same address. Its lane is the first lane that the warp may access:
+/// 32 · (number of the warp in the CTA modulo 4). The columns are complete.
 #[inline(always)]
 pub unsafe fn tcgen05_ld_32x32b_x8(address: TmemAddress) -> [u32; 8] {
     let [r0, r1, r2, r3, r4, r5, r6, r7]: [u32; 8];
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees complete columns at the warp's lanes, and that all lanes of the warp execute this.
     unsafe {
         ptx!(
             "tcgen05.ld.sync.aligned.32x32b.x8.b32 {{{}, {}, {}, {}, {}, {}, {}, {}}}, [{}];",
@@ -301,15 +301,15 @@ pub unsafe fn tcgen05_ld_32x32b_x8(address: TmemAddress) -> [u32; 8] {
     [r0, r1, r2, r3, r4, r5, r6, r7]
 }
 
-/// Two of [`tcgen05_ld_32x32b_x8`] with one wait.
+/// Does two [`tcgen05_ld_32x32b_x8`] with one wait.
 ///
 /// # Safety
-/// As there, for both addresses.
+/// The same as for [`tcgen05_ld_32x32b_x8`], for both addresses.
 #[inline(always)]
 pub unsafe fn tcgen05_ld_32x32b_x8_twice(addresses: [TmemAddress; 2]) -> [[u32; 8]; 2] {
     let [r0, r1, r2, r3, r4, r5, r6, r7]: [u32; 8];
     let [s0, s1, s2, s3, s4, s5, s6, s7]: [u32; 8];
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees complete columns at the warp's lanes, and that all lanes of the warp execute this.
     unsafe {
         ptx!(
             "tcgen05.ld.sync.aligned.32x32b.x8.b32 {{{}, {}, {}, {}, {}, {}, {}, {}}}, [{first}];",
@@ -328,15 +328,15 @@ pub unsafe fn tcgen05_ld_32x32b_x8_twice(addresses: [TmemAddress; 2]) -> [[u32; 
 
 macro_rules! accesses {
     ($($(#[$doc:meta])* $load:ident, $store:ident, $count:literal = $shape:literal: $($register:literal)*;)*) => {$(
-        #[doc = concat!("Loads ", $count, " registers a thread, and waits for them (`tcgen05.ld.sync.aligned.", $shape, "`, `tcgen05.wait::ld`).")]
+        #[doc = concat!("Loads ", $count, " registers per thread and waits for them (`tcgen05.ld.sync.aligned.", $shape, "`, `tcgen05.wait::ld`).")]
         $(#[$doc])*
         ///
         /// # Safety
-        /// As [`tcgen05_ld_32x32b_x8`].
+        /// The same as for [`tcgen05_ld_32x32b_x8`].
         #[inline(always)]
         pub unsafe fn $load(address: TmemAddress) -> [u32; $count] {
             let mut values = [0; $count];
-            // SAFETY: what `# Safety` above asks.
+            // SAFETY: the caller guarantees complete columns at the warp's lanes, and that all lanes of the warp execute this.
             unsafe {
                 ptx!(
                     concat!("tcgen05.ld.sync.aligned.", $shape, ".b32 {{{0}" $(, ", {", $register, "}")*, "}}, [{address}];"),
@@ -348,14 +348,14 @@ macro_rules! accesses {
             values
         }
 
-        #[doc = concat!("Stores what [`", stringify!($load), "`] would load from there, and waits until it is stored")]
+        #[doc = concat!("Stores registers in the layout of [`", stringify!($load), "`] and waits until they are stored")]
         #[doc = concat!("(`tcgen05.st.sync.aligned.", $shape, "`, `tcgen05.wait::st`).")]
         ///
         /// # Safety
-        /// All lanes of a warp call it together with the same address, as there; nobody else accesses the columns.
+        /// All lanes of a warp call it together with the same address, as for the load; nobody else accesses the columns.
         #[inline(always)]
         pub unsafe fn $store(address: TmemAddress, values: [u32; $count]) {
-            // SAFETY: what `# Safety` above asks.
+            // SAFETY: the caller guarantees columns that nobody else accesses, and that all lanes of the warp execute this.
             unsafe {
                 ptx!(
                     concat!("tcgen05.st.sync.aligned.", $shape, ".b32 [{address}], {{{0}" $(, ", {", $register, "}")*, "}};"),
@@ -369,16 +369,16 @@ macro_rules! accesses {
 }
 
 accesses! {
-    /// A lane a thread, so many columns.
+    /// One lane per thread, one column per register.
     tcgen05_ld_32x32b_x16, tcgen05_st_32x32b_x16, 16 = "32x32b.x16": 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15;
-    /// A lane a thread, so many columns.
+    /// One lane per thread, one column per register.
     tcgen05_ld_32x32b_x32, tcgen05_st_32x32b_x32, 32 = "32x32b.x32":
         1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31;
-    /// A lane a thread, so many columns.
+    /// One lane per thread, one column per register.
     tcgen05_ld_32x32b_x64, tcgen05_st_32x32b_x64, 64 = "32x32b.x64":
         1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39 40 41 42 43
         44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63;
-    /// Of 16 lanes, each four threads a lane: of every 8 columns, two a thread ("Matrix fragments", `.16x256b`).
+    /// 16 lanes, four threads per lane: two of every 8 columns per thread ("Matrix fragments", `.16x256b`).
     tcgen05_ld_16x256b_x8, tcgen05_st_16x256b_x8, 32 = "16x256b.x8":
         1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31;
 }

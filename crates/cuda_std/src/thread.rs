@@ -1,4 +1,4 @@
-//! Where a thread is in its block and grid, and the block's barrier.
+//! Indices of a thread in its CTA and grid, and the barriers of a CTA.
 //!
 //! PTX ISA, "Special Registers": `%tid`, `%ntid`, `%ctaid`, `%nctaid`.
 
@@ -19,68 +19,69 @@ macro_rules! special_registers {
 }
 
 special_registers! {
-    /// The thread's x index in its block (`%tid.x`).
+    /// x index of the thread in its CTA (`%tid.x`).
     thread_idx_x = _thread_idx_x;
-    /// The thread's y index in its block (`%tid.y`).
+    /// y index of the thread in its CTA (`%tid.y`).
     thread_idx_y = _thread_idx_y;
-    /// The thread's z index in its block (`%tid.z`).
+    /// z index of the thread in its CTA (`%tid.z`).
     thread_idx_z = _thread_idx_z;
-    /// The block's x index in the grid (`%ctaid.x`).
+    /// x index of the CTA in the grid (`%ctaid.x`).
     block_idx_x = _block_idx_x;
-    /// The block's y index in the grid (`%ctaid.y`).
+    /// y index of the CTA in the grid (`%ctaid.y`).
     block_idx_y = _block_idx_y;
-    /// The block's z index in the grid (`%ctaid.z`).
+    /// z index of the CTA in the grid (`%ctaid.z`).
     block_idx_z = _block_idx_z;
-    /// Threads along x in a block (`%ntid.x`).
+    /// Number of threads of a CTA along x (`%ntid.x`).
     block_dim_x = _block_dim_x;
-    /// Threads along y in a block (`%ntid.y`).
+    /// Number of threads of a CTA along y (`%ntid.y`).
     block_dim_y = _block_dim_y;
-    /// Threads along z in a block (`%ntid.z`).
+    /// Number of threads of a CTA along z (`%ntid.z`).
     block_dim_z = _block_dim_z;
-    /// Blocks along x in the grid (`%nctaid.x`).
+    /// Number of CTAs of the grid along x (`%nctaid.x`).
     grid_dim_x = _grid_dim_x;
-    /// Blocks along y in the grid (`%nctaid.y`).
+    /// Number of CTAs of the grid along y (`%nctaid.y`).
     grid_dim_y = _grid_dim_y;
-    /// Blocks along z in the grid (`%nctaid.z`).
+    /// Number of CTAs of the grid along z (`%nctaid.z`).
     grid_dim_z = _grid_dim_z;
 }
 
-/// The thread's index in a grid that is one-dimensional.
+/// Index of the thread in a one-dimensional grid.
 #[inline(always)]
 pub fn index_1d() -> u32 {
     block_idx_x() * block_dim_x() + thread_idx_x()
 }
 
-/// Tells those who wait at a barrier of the block ([`sync_barrier`]) that this warp has come so far, and lets it go on: what the warp wrote
-/// to memory is visible to them (`bar.arrive`; PTX ISA, as there).
+/// Arrives at a barrier of the CTA without waiting. Warps that wait there ([`sync_barrier`]) see what this warp wrote to memory before
+/// (`bar.arrive`; PTX ISA, as for [`sync_threads`]).
 ///
 /// # Safety
-/// The whole warp calls it together. `threads` arrive or wait at the barrier `BARRIER`, below 16, each time, a multiple of 32; this warp
-/// does so again only when all others have. [`sync_threads`] takes barrier 0.
+/// The whole warp calls it together. `BARRIER` is below 16; [`sync_threads`] uses barrier 0. At each use of the barrier, exactly `threads`
+/// threads (a multiple of 32) arrive or wait; this warp comes again only after all of them have.
 #[inline(always)]
 pub unsafe fn arrive_barrier<const BARRIER: u32>(threads: u32) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees that the whole warp executes this, and that `threads` threads come to the barrier each time.
     unsafe { ptx!("bar.arrive {}, {};", const BARRIER, in(reg32) threads, options(nostack, preserves_flags)) };
 }
 
-/// Waits at a barrier of the block, and makes what others wrote to memory before they came there visible (`bar.sync`; PTX ISA, as there).
+/// Waits at a barrier of the CTA and makes visible what other warps wrote to memory before they arrived (`bar.sync`; PTX ISA, as for
+/// [`sync_threads`]).
 ///
 /// # Safety
-/// As [`arrive_barrier`].
+/// The same as for [`arrive_barrier`].
 #[inline(always)]
 pub unsafe fn sync_barrier<const BARRIER: u32>(threads: u32) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees that the whole warp executes this, and that `threads` threads come to the barrier each time.
     unsafe { ptx!("bar.sync {}, {};", const BARRIER, in(reg32) threads, options(nostack, preserves_flags)) };
 }
 
-/// Waits for every thread of the block, and makes what they wrote to memory visible to each other
+/// Waits for every thread of the CTA and makes their writes to memory visible to each other
 /// (`bar.sync 0`; PTX ISA, "Parallel Synchronization and Communication Instructions: bar").
 ///
-/// Every thread of the block must reach it, or none.
+/// Either every thread of the CTA calls it, or none.
 #[inline(always)]
 pub fn sync_threads() {
     #[cfg(target_arch = "nvptx64")]
-    // SAFETY: touches no memory. If only some threads of a block arrive, they hang, which is not undefined behavior.
+    // SAFETY: accesses no memory. If only some threads of a CTA arrive, they hang, which is not undefined behavior.
     unsafe {
         core::arch::nvptx::_syncthreads()
     }

@@ -1,12 +1,12 @@
-//! Bulk copies between global and shared memory by the asynchronous proxy: linear ones, and boxes of a tensor.
+//! Bulk copies between global and shared memory by the asynchronous proxy: linear copies, and boxes of a tensor.
 //!
 //! One thread starts a copy. A load reports its bytes to an mbarrier
-//! ([`mbarrier_arrive_expect_tx`](crate::mbarrier::mbarrier_arrive_expect_tx)); stores belong to the groups that
-//! their thread commits and waits for. PTX ISA, "Data Movement and Conversion Instructions: Asynchronous copy"; sm_90 and up.
+//! ([`mbarrier_arrive_expect_tx`](crate::mbarrier::mbarrier_arrive_expect_tx)). Stores belong to bulk groups; the thread that
+//! started the stores commits and waits for its groups. PTX ISA, "Data Movement and Conversion Instructions: Asynchronous copy"; sm_90 and up.
 
 use crate::{global::GlobalAddress, mbarrier::Mbarrier, ptx, shared::SharedAddress};
 
-/// The generic address of a tensor map: 128 bytes, at a multiple of 64, that the driver has encoded.
+/// The generic address of a tensor map: 128 bytes, encoded by the driver, at a multiple of 64.
 ///
 /// ```no_run
 /// # use cuda_std::tma::{TensorMapAddress, prefetch_tensormap};
@@ -15,7 +15,7 @@ use crate::{global::GlobalAddress, mbarrier::Mbarrier, ptx, shared::SharedAddres
 /// # }
 /// ```
 ///
-/// The address of the tensor itself cannot stand for it:
+/// The address of the tensor itself does not compile:
 ///
 /// ```compile_fail,E0308
 /// # use cuda_std::{global::GlobalAddress, tma::prefetch_tensormap};
@@ -28,24 +28,24 @@ use crate::{global::GlobalAddress, mbarrier::Mbarrier, ptx, shared::SharedAddres
 pub struct TensorMapAddress(pub(crate) u64);
 
 impl TensorMapAddress {
-    /// The address that the host has passed as a number.
+    /// Wraps an address that the host passed as a number.
     #[inline(always)]
     pub const fn new(address: u64) -> Self {
         Self(address)
     }
 
-    /// The address as a number.
+    /// Returns the address as a number.
     #[inline(always)]
     pub const fn address(self) -> u64 {
         self.0
     }
 }
 
-/// The [`TensorMapAddress`] of a tensor map with which the only parameter of a kernel begins, inside of that kernel: what
-/// `__grid_constant__` is in CUDA C++. The parameter is aligned to 64.
+/// Returns the [`TensorMapAddress`] of the tensor map at the start of a kernel's only parameter. Use it inside of that kernel.
+/// It corresponds to `__grid_constant__` in CUDA C++. The parameter is aligned to 64 bytes.
 ///
 /// # Safety
-/// The parameter of this kernel begins with a tensor map.
+/// The parameter of this kernel starts with a tensor map.
 #[macro_export]
 macro_rules! tensor_map_of_parameter {
     ($kernel:ident) => {{
@@ -64,21 +64,21 @@ macro_rules! tensor_map_of_parameter {
     }};
 }
 
-/// Fetches a tensor map ahead of its use (`prefetch.tensormap`).
+/// Prefetches a tensor map (`prefetch.tensormap`).
 ///
 /// # Safety
-/// A tensor map lies at `map`.
+/// `map` is the address of a tensor map.
 #[inline(always)]
 pub unsafe fn prefetch_tensormap(map: TensorMapAddress) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees that `map` is the address of a tensor map.
     unsafe { ptx!("prefetch.tensormap [{}];", in(reg64) map.0, options(nostack, preserves_flags)) };
 }
 
 /// Copies `bytes` from global to shared memory (`cp.async.bulk.shared::cluster.global`).
 ///
 /// # Safety
-/// Both addresses and `bytes` are multiples of 16, and the range lies inside of each memory; nobody accesses
-/// the destination or writes the source until `mbarrier`, of this block, has completed the phase that expects them.
+/// Both addresses and `bytes` are multiples of 16; `bytes` bytes at each address are valid. `mbarrier` is a barrier of this CTA.
+/// Nobody accesses the destination or writes the source until `mbarrier` has completed the phase that expects the bytes.
 #[inline(always)]
 pub unsafe fn cp_async_bulk_shared_global(
     destination: SharedAddress,
@@ -86,7 +86,7 @@ pub unsafe fn cp_async_bulk_shared_global(
     bytes: u32,
     mbarrier: Mbarrier,
 ) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees `bytes` aligned bytes at both addresses, untouched until the phase of `mbarrier` completes.
     unsafe {
         ptx!(
             "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{}], [{}], {}, [{}];",
@@ -96,11 +96,11 @@ pub unsafe fn cp_async_bulk_shared_global(
     };
 }
 
-/// As [`cp_async_bulk_shared_global`], to the same place in each block of the cluster whose rank is a bit of `blocks`; the barriers at the
-/// same place there are told of the bytes (`cp.async.bulk.shared::cluster.global.multicast::cluster`).
+/// Like [`cp_async_bulk_shared_global`], to the same place in several CTAs of the cluster: bit r of `blocks` selects the CTA of rank r.
+/// The barrier at the same place in each of those CTAs counts the bytes (`cp.async.bulk.shared::cluster.global.multicast::cluster`).
 ///
 /// # Safety
-/// As there, for the destination and the barrier of each of the blocks, which have begun and have not ended.
+/// The same as for [`cp_async_bulk_shared_global`], in each selected CTA. Each selected CTA has started and has not ended.
 #[inline(always)]
 pub unsafe fn cp_async_bulk_shared_global_multicast(
     destination: SharedAddress,
@@ -109,7 +109,7 @@ pub unsafe fn cp_async_bulk_shared_global_multicast(
     mbarrier: Mbarrier,
     blocks: u16,
 ) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees `bytes` aligned bytes at both addresses in every selected CTA, untouched until the phase completes.
     unsafe {
         ptx!(
             concat!(
@@ -125,13 +125,13 @@ pub unsafe fn cp_async_bulk_shared_global_multicast(
 /// Copies `bytes` from shared to global memory (`cp.async.bulk.global.shared::cta`).
 ///
 /// # Safety
-/// Both addresses and `bytes` are multiples of 16, and the range lies inside of each memory. After ordinary writes
-/// of the source there has been a [`fence_proxy_async_shared`](crate::fence::fence_proxy_async_shared). Nobody writes the
-/// source until this thread has waited for the copy's group to be read, or accesses the destination until the group is
-/// complete.
+/// Both addresses and `bytes` are multiples of 16; `bytes` bytes at each address are valid. A
+/// [`fence_proxy_async_shared`](crate::fence::fence_proxy_async_shared) follows the last ordinary write of the source. Nobody
+/// writes the source until this thread has waited for the group's reads. Nobody accesses the destination until the group
+/// is complete.
 #[inline(always)]
 pub unsafe fn cp_async_bulk_global_shared(destination: GlobalAddress, source: SharedAddress, bytes: u32) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees `bytes` aligned bytes at both addresses, untouched until the group completes.
     unsafe {
         ptx!(
             "cp.async.bulk.global.shared::cta.bulk_group [{}], [{}], {};",
@@ -143,15 +143,15 @@ pub unsafe fn cp_async_bulk_global_shared(destination: GlobalAddress, source: Sh
 
 macro_rules! tensor_copies {
     ($($rank:literal: $load:ident, $store:ident, $coordinates:literal, [$($axis:ident),*];)*) => {$(
-        /// Copies the box at these coordinates, innermost first, from global to shared memory. What lies outside of
-        /// the tensor arrives as the map's fill, and counts as bytes
+        /// Copies the box at these coordinates (innermost first) from global to shared memory. Elements outside of the tensor
+        /// arrive as the map's fill value and count as bytes
         #[doc = concat!("(`cp.async.bulk.tensor.", $rank, "d.shared::cluster.global.tile`).")]
         ///
         /// # Safety
-        #[doc = concat!("A tensor map of rank ", $rank, " lies at `map`, known to the proxy")]
+        #[doc = concat!("A tensor map of rank ", $rank, " is at `map` and visible to the proxy")]
         /// ([`fence_proxy_tensormap_acquire`](crate::fence::fence_proxy_tensormap_acquire)). `destination` is a
-        /// multiple of 128, of the swizzle's pattern where the map has one, with room for the box. Nobody accesses
-        /// it until `mbarrier`, of this block, has completed the phase that expects the box's bytes.
+        /// multiple of 128, and of the size of the swizzle pattern if the map has one; it has room for the box. Nobody
+        /// accesses the box until `mbarrier`, a barrier of this CTA, has completed the phase that expects its bytes.
         #[inline(always)]
         pub unsafe fn $load(
             destination: SharedAddress,
@@ -159,7 +159,7 @@ macro_rules! tensor_copies {
             [$($axis),*]: [i32; $rank],
             mbarrier: Mbarrier,
         ) {
-            // SAFETY: what `# Safety` above asks.
+            // SAFETY: the caller guarantees a visible tensor map, and an aligned box that nobody accesses until the phase completes.
             unsafe {
                 ptx!(
                     concat!(
@@ -173,18 +173,18 @@ macro_rules! tensor_copies {
             };
         }
 
-        /// Copies the box at these coordinates, innermost first, from shared to global memory, but for what lies
-        /// outside of the tensor
+        /// Copies the box at these coordinates (innermost first) from shared to global memory, without the elements outside
+        /// of the tensor
         #[doc = concat!("(`cp.async.bulk.tensor.", $rank, "d.global.shared::cta.tile`).")]
         ///
         /// # Safety
-        #[doc = concat!("A tensor map of rank ", $rank, " lies at `map`, known to the proxy")]
-        /// ([`fence_proxy_tensormap_acquire`](crate::fence::fence_proxy_tensormap_acquire)). `source` is a multiple
-        /// of 128, of the swizzle's pattern where the map has one, and holds the box; for the rest see
+        #[doc = concat!("A tensor map of rank ", $rank, " is at `map` and visible to the proxy")]
+        /// ([`fence_proxy_tensormap_acquire`](crate::fence::fence_proxy_tensormap_acquire)). `source` holds the box at a
+        /// multiple of 128, and of the size of the swizzle pattern if the map has one. Fences and waits are the same as for
         /// [`cp_async_bulk_global_shared`].
         #[inline(always)]
         pub unsafe fn $store(map: TensorMapAddress, [$($axis),*]: [i32; $rank], source: SharedAddress) {
-            // SAFETY: what `# Safety` above asks.
+            // SAFETY: the caller guarantees a visible tensor map, and an aligned source that nobody writes until the group has read it.
             unsafe {
                 ptx!(
                     concat!(
@@ -205,12 +205,12 @@ tensor_copies! {
     3: cp_async_bulk_tensor_3d_shared_global, cp_async_bulk_tensor_3d_global_shared, "{{{x}, {y}, {z}}}", [x, y, z];
 }
 
-/// As [`cp_async_bulk_tensor_2d_shared_global`], to this block's own shared memory by name
-/// (`cp.async.bulk.tensor.2d.shared::cta.global.tile`; PTX 8.6). For sm_120, ptxas 13.5 makes a stack for the other form and none
-/// for this one.
+/// Like [`cp_async_bulk_tensor_2d_shared_global`], but names this CTA's shared memory as the destination
+/// (`cp.async.bulk.tensor.2d.shared::cta.global.tile`; PTX 8.6). For sm_120, ptxas 13.5 allocates a stack for the other form and
+/// no stack for this form.
 ///
 /// # Safety
-/// As [`cp_async_bulk_tensor_2d_shared_global`].
+/// The same as for [`cp_async_bulk_tensor_2d_shared_global`].
 #[inline(always)]
 pub unsafe fn cp_async_bulk_tensor_2d_shared_cta_global(
     destination: SharedAddress,
@@ -218,7 +218,7 @@ pub unsafe fn cp_async_bulk_tensor_2d_shared_cta_global(
     [x, y]: [i32; 2],
     mbarrier: Mbarrier,
 ) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees a visible tensor map, and an aligned box that nobody accesses until the phase completes.
     unsafe {
         ptx!(
             "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [{}], [{}, {{{}, {}}}], [{}];",
@@ -228,24 +228,24 @@ pub unsafe fn cp_async_bulk_tensor_2d_shared_cta_global(
     };
 }
 
-/// Makes a group of the stores that this thread has started since it last did so (`cp.async.bulk.commit_group`).
+/// Puts the bulk stores of this thread since its last commit into a new group (`cp.async.bulk.commit_group`).
 #[inline(always)]
 pub fn cp_async_bulk_commit_group() {
-    // SAFETY: touches no memory itself.
+    // SAFETY: accesses no memory itself.
     unsafe { ptx!("cp.async.bulk.commit_group;", options(nostack, preserves_flags)) };
 }
 
-/// Waits until all but the `PENDING` newest groups of this thread are complete (`cp.async.bulk.wait_group`).
+/// Waits until all groups of this thread but the newest `PENDING` are complete (`cp.async.bulk.wait_group`).
 #[inline(always)]
 pub fn cp_async_bulk_wait_group<const PENDING: u32>() {
-    // SAFETY: touches no memory itself.
+    // SAFETY: accesses no memory itself.
     unsafe { ptx!("cp.async.bulk.wait_group {};", const PENDING, options(nostack, preserves_flags)) };
 }
 
-/// Waits until all but the `PENDING` newest groups of this thread have read their sources
+/// Waits until all groups of this thread but the newest `PENDING` have read their sources
 /// (`cp.async.bulk.wait_group.read`).
 #[inline(always)]
 pub fn cp_async_bulk_wait_group_read<const PENDING: u32>() {
-    // SAFETY: touches no memory itself.
+    // SAFETY: accesses no memory itself.
     unsafe { ptx!("cp.async.bulk.wait_group.read {};", const PENDING, options(nostack, preserves_flags)) };
 }

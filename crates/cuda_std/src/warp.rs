@@ -1,18 +1,18 @@
-//! What the 32 threads (lanes) of a warp do together.
+//! Operations of the 32 threads (lanes) of a warp together.
 //!
-//! A `mask` has a bit for each lane that takes part. Every lane of the mask must make the same call with the same mask, and a
-//! lane that makes the call must be in it. PTX ISA, "Parallel Synchronization and Communication
+//! A `mask` has one bit per participating lane. Every lane of the mask must make the same call with the same mask, and a
+//! lane that makes the call must be in the mask. PTX ISA, "Parallel Synchronization and Communication
 //! Instructions".
 
 use crate::ptx;
 
-/// Lanes in a warp.
+/// Number of lanes in a warp.
 pub const WARP_SIZE: u32 = 32;
 
 /// The mask of a whole warp.
 pub const ALL_LANES: u32 = u32::MAX;
 
-/// The thread's place in its warp, 0 to 31 (`%laneid`).
+/// Index of the thread in its warp, 0 to 31 (`%laneid`).
 #[inline(always)]
 pub fn lane_id() -> u32 {
     let lane: u32;
@@ -24,10 +24,10 @@ pub fn lane_id() -> u32 {
 /// Waits for the lanes of `mask` and orders their memory accesses (`bar.warp.sync`).
 ///
 /// # Safety
-/// See the module: the same call by all of `mask`.
+/// All lanes of `mask` make the same call.
 #[inline(always)]
 pub unsafe fn sync_warp(mask: u32) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees that all lanes of `mask` execute this.
     unsafe { ptx!("bar.warp.sync {};", in(reg32) mask, options(nostack, preserves_flags)) };
 }
 
@@ -35,17 +35,17 @@ macro_rules! shuffles {
     ($($(#[$doc:meta])* $name:ident = $instruction:literal, $clamp:literal;)*) => {$(
         $(#[$doc])*
         ///
-        /// The warp is cut into sections of `width` lanes (a power of two up to 32). Returns the source lane's
-        /// value and true, or this lane's own and false where the source lies outside of its section.
+        /// The warp is divided into sections of `width` lanes (a power of two up to 32). Returns the source lane's value
+        /// and `true`, or this lane's own value and `false` if the source is outside of its section.
         ///
         /// # Safety
-        /// See the module: the same call by all of `mask`; the source lane is one of them.
+        /// All lanes of `mask` make the same call; the source lane is in `mask`.
         #[inline(always)]
         pub unsafe fn $name(mask: u32, value: u32, lane: u32, width: u32) -> (u32, bool) {
             let control = (WARP_SIZE - width) << 8 | $clamp;
             let shuffled: u32;
             let inside: u32;
-            // SAFETY: what `# Safety` above asks.
+            // SAFETY: the caller guarantees that all lanes of `mask` execute this, and that the source lane is in `mask`.
             unsafe {
                 ptx!(
                     "{{",
@@ -64,24 +64,24 @@ macro_rules! shuffles {
 }
 
 shuffles! {
-    /// The value of the lane `lane` of this lane's section (`shfl.sync.idx`).
+    /// Value of lane number `lane` of this lane's section (`shfl.sync.idx`).
     warp_shuffle_idx = "shfl.sync.idx", 0x1f;
-    /// The value of the lane `lane` places below this one (`shfl.sync.up`).
+    /// Value of the lane `lane` places below this lane (`shfl.sync.up`).
     warp_shuffle_up = "shfl.sync.up", 0;
-    /// The value of the lane `lane` places above this one (`shfl.sync.down`).
+    /// Value of the lane `lane` places above this lane (`shfl.sync.down`).
     warp_shuffle_down = "shfl.sync.down", 0x1f;
-    /// The value of the lane whose number differs in the bits of `lane` (`shfl.sync.bfly`).
+    /// Value of the lane whose number is this lane's number XOR `lane` (`shfl.sync.bfly`).
     warp_shuffle_xor = "shfl.sync.bfly", 0x1f;
 }
 
-/// A bit for each lane of `mask` whose `predicate` is true (`vote.sync.ballot`).
+/// Returns a bit for each lane of `mask`: 1 if its `predicate` is true (`vote.sync.ballot`).
 ///
 /// # Safety
-/// See the module: the same call by all of `mask`.
+/// All lanes of `mask` make the same call.
 #[inline(always)]
 pub unsafe fn warp_vote_ballot(mask: u32, predicate: bool) -> u32 {
     let ballot: u32;
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees that all lanes of `mask` execute this.
     unsafe {
         ptx!(
             "{{",
@@ -96,16 +96,16 @@ pub unsafe fn warp_vote_ballot(mask: u32, predicate: bool) -> u32 {
     ballot
 }
 
-/// Those of `lanes` in which the bit of `value` is what it is in this lane (`vote.sync.ballot`).
+/// Returns the lanes of `lanes` whose bit `BIT` of `value` equals this lane's bit (`vote.sync.ballot`).
 ///
 /// # Safety
-/// See the module: the same call by all of `mask`.
+/// All lanes of `mask` make the same call.
 #[inline(always)]
 pub unsafe fn warp_vote_same_bit<const BIT: u32>(mask: u32, value: u32, lanes: u32) -> u32 {
     let same: u32;
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees that all lanes of `mask` execute this.
     unsafe {
-        // With the vote apart, the compiler makes a mask of the bit by three instructions more.
+        // With a separate vote, the compiler spends three more instructions to turn the bit into a mask.
         ptx!(
             "{{",
             ".reg .pred p;",
@@ -123,14 +123,14 @@ pub unsafe fn warp_vote_same_bit<const BIT: u32>(mask: u32, value: u32, lanes: u
     same
 }
 
-/// A bit for each lane of `mask` whose `value` is this lane's (`match.any.sync.b32`).
+/// Returns a bit for each lane of `mask`: 1 if its `value` equals this lane's value (`match.any.sync.b32`).
 ///
 /// # Safety
-/// See the module: the same call by all of `mask`.
+/// All lanes of `mask` make the same call.
 #[inline(always)]
 pub unsafe fn warp_match_any(mask: u32, value: u32) -> u32 {
     let same: u32;
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees that all lanes of `mask` execute this.
     unsafe {
         ptx!(
             "match.any.sync.b32 {}, {}, {};", out(reg32) same, in(reg32) value, in(reg32) mask,
@@ -145,11 +145,11 @@ macro_rules! reductions {
         $(#[$doc])*
         ///
         /// # Safety
-        /// See the module: the same call by all of `mask`.
+        /// All lanes of `mask` make the same call.
         #[inline(always)]
         pub unsafe fn $name(mask: u32, value: u32) -> u32 {
             let result: u32;
-            // SAFETY: what `# Safety` above asks.
+            // SAFETY: the caller guarantees that all lanes of `mask` execute this.
             unsafe {
                 ptx!(
                     concat!($instruction, " {}, {}, {};"), out(reg32) result, in(reg32) value, in(reg32) mask,
@@ -162,22 +162,22 @@ macro_rules! reductions {
 }
 
 reductions! {
-    /// The greatest value of the lanes of `mask` (`redux.sync.max.u32`, sm_80 and up).
+    /// Maximum of `value` over the lanes of `mask` (`redux.sync.max.u32`, sm_80 and up).
     warp_reduce_max_u32 = "redux.sync.max.u32";
-    /// The least value of the lanes of `mask` (`redux.sync.min.u32`, sm_80 and up).
+    /// Minimum of `value` over the lanes of `mask` (`redux.sync.min.u32`, sm_80 and up).
     warp_reduce_min_u32 = "redux.sync.min.u32";
-    /// The wrapping sum of the values of the lanes of `mask` (`redux.sync.add.u32`, sm_80 and up).
+    /// Wrapping sum of `value` over the lanes of `mask` (`redux.sync.add.u32`, sm_80 and up).
     warp_reduce_add_u32 = "redux.sync.add.u32";
 }
 
-/// True in one lane of `mask` that the hardware picks, the same at each call (`elect.sync`, sm_90 and up).
+/// Returns `true` in one lane of `mask`. The hardware picks the lane, and picks the same lane at each call (`elect.sync`, sm_90 and up).
 ///
 /// # Safety
-/// See the module: the same call by all of `mask`.
+/// All lanes of `mask` make the same call.
 #[inline(always)]
 pub unsafe fn elect_sync(mask: u32) -> bool {
     let elected: u32;
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees that all lanes of `mask` execute this.
     unsafe {
         ptx!(
             "{{",

@@ -1,53 +1,53 @@
-//! Matrix products of a warpgroup: 128 neighboring threads, the first a multiple of 128, which all execute the same
-//! call (sm_90a only).
+//! MMA instructions of a warpgroup: 128 neighboring threads, starting at a multiple of 128, that all execute the same call
+//! (sm_90a only).
 //!
-//! A product runs beside the threads. Its accumulators may be read after [`wait_group`] and [`MmaAsync::settle`]; until
-//! then, only products of the same shape may use them, and the registers of its A must not change. PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions".
+//! An MMA runs asynchronously. Its accumulators may be read after [`wait_group`] and [`MmaAsync::settle`]. Until then, only MMAs of the same
+//! shape may use them, and the registers of A must not change. PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions".
 
 use crate::{ptx, shared::SharedAddress};
 
-/// Threads of a warpgroup.
+/// Number of threads of a warpgroup.
 pub const WARPGROUP_SIZE: u32 = 128;
 
-/// Rows of A and D.
+/// Number of rows of A and D.
 pub const M: u32 = 64;
 
-/// Columns of A and B of 16-bit elements: what one product sums over.
+/// Number of 16-bit columns of A and B: the length of one MMA's dot products.
 pub const K: u32 = 16;
 
-/// Orders what the warpgroup has written to registers before its later products (`wgmma.fence`).
+/// Orders earlier register writes of the warpgroup before its later MMAs (`wgmma.fence`).
 ///
 /// # Safety
-/// See the module: the same call by the warpgroup.
+/// All threads of the warpgroup make the same call.
 #[inline(always)]
 pub unsafe fn fence() {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees that the whole warpgroup executes this.
     unsafe { ptx!("wgmma.fence.sync.aligned;", options(nostack, preserves_flags)) };
 }
 
-/// Makes a group of the products that have been started since the last group (`wgmma.commit_group`).
+/// Puts the MMAs since the last group into a new group (`wgmma.commit_group`).
 ///
 /// # Safety
-/// See the module: the same call by the warpgroup.
+/// All threads of the warpgroup make the same call.
 #[inline(always)]
 pub unsafe fn commit_group() {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees that the whole warpgroup executes this.
     unsafe { ptx!("wgmma.commit_group.sync.aligned;", options(nostack, preserves_flags)) };
 }
 
-/// Waits until all but the newest `PENDING` groups are complete (`wgmma.wait_group`).
+/// Waits until all groups but the newest `PENDING` are complete (`wgmma.wait_group`).
 ///
 /// # Safety
-/// See the module: the same call by the warpgroup.
+/// All threads of the warpgroup make the same call.
 #[inline(always)]
 pub unsafe fn wait_group<const PENDING: u32>() {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees that the whole warpgroup executes this.
     unsafe { ptx!("wgmma.wait_group.sync.aligned {};", const PENDING, options(nostack, preserves_flags)) };
 }
 
-/// What the tensor core is told of a matrix in shared memory ("Matrix Descriptor Format").
+/// Describes a matrix in shared memory to the tensor core ("Matrix Descriptor Format").
 ///
-/// A product takes it, and no mere address:
+/// An MMA takes a descriptor. A bare address does not compile:
 ///
 /// ```no_run
 /// # use cuda_std::{shared::dynamic_shared_address, wgmma::{F16, MatrixDescriptor, MmaAsync}};
@@ -70,8 +70,8 @@ pub struct MatrixDescriptor(u64);
 impl MatrixDescriptor {
     /// Describes a matrix without swizzle ("Canonical Layouts").
     ///
-    /// The matrix consists of core matrices, 8 rows × 16 bytes, each 128 contiguous bytes. From one to the next lie
-    /// `along_k` bytes along K, and `along_rows` bytes along M or N. All are multiples of 16, `address` below 2¹⁸.
+    /// The matrix consists of core matrices: 8 rows × 16 bytes, stored as 128 contiguous bytes. Adjacent core matrices are
+    /// `along_k` bytes apart along K, and `along_rows` bytes apart along M or N. All are multiples of 16; `address` is below 2¹⁸.
     #[inline(always)]
     pub const fn new(address: SharedAddress, along_k: u32, along_rows: u32) -> Self {
         const fn field(bytes: u32) -> u64 {
@@ -80,27 +80,27 @@ impl MatrixDescriptor {
         Self(field(address.0) | field(along_k) << 16 | field(along_rows) << 32)
     }
 
-    /// Describes rows of 128 bytes along K, one behind the other, with the 128-byte swizzle ("Strides"): what a tensor copy with
-    /// that swizzle makes. `address` is a multiple of 1024 below 2¹⁸.
+    /// Describes contiguous rows of 128 bytes along K with the 128-byte swizzle ("Strides"): the layout that a tensor copy with
+    /// that swizzle writes. `address` is a multiple of 1024 below 2¹⁸.
     #[inline(always)]
     pub const fn swizzled_128(address: SharedAddress) -> Self {
         const EIGHT_ROWS: u32 = 8 * 128;
         const SWIZZLE_128: u64 = 1 << 62;
-        // Along K there is one swizzle span alone: that stride counts for nothing, and is 1 by convention.
+        // Along K there is only one swizzle span, so the hardware ignores that stride; by convention its field is 1.
         Self(Self::new(address, 16, EIGHT_ROWS).0 | SWIZZLE_128)
     }
 
-    /// Describes the same layout `bytes` further on, a multiple of 16; the address stays below 2¹⁸.
+    /// Describes the same layout `bytes` further on. `bytes` is a multiple of 16; the address stays below 2¹⁸.
     #[inline(always)]
     pub const fn advance(self, bytes: u32) -> Self {
-        // In the low half alone, so that the compiler sees no carry out of it.
+        // Adds to the low half only, so that the compiler sees no carry out of it.
         Self(self.0 & !0xffff_ffff | (self.0 as u32).wrapping_add(bytes >> 4) as u64)
     }
 }
 
-/// The 16-bit numbers that A and B of a product consist of.
+/// The 16-bit number type of A and B.
 pub trait Number {
-    /// Whether they are bfloat16, and not IEEE half precision.
+    /// `true` for bfloat16, `false` for IEEE half precision.
     const IS_BF16: bool;
 }
 
@@ -118,50 +118,50 @@ impl Number for Bf16 {
     const IS_BF16: bool = true;
 }
 
-/// A thread's part of D of a product with N columns: an array of N/2 registers.
+/// A thread's fragment of D of an MMA with N columns: an array of N/2 registers.
 ///
-/// Element `4·j + 2·h + i` of lane l of warp w of the warpgroup is row `16·w + l/4 + 8·h` and column `8·j + 2·(l%4) + i`
+/// Element `4·j + 2·h + i` of lane l of warp w of the warpgroup is at row `16·w + l/4 + 8·h`, column `8·j + 2·(l%4) + i`
 /// ("Register Fragments", D of `.m64nNk16`).
 pub trait MmaAsync: Sized {
-    /// Columns of B and D.
+    /// Number of columns of B and D.
     const N: u32;
 
-    /// D += A·B, or D = A·B without `accumulate`, summed in f32 (`wgmma.mma_async.….f32.f16.f16` or `.f32.bf16.bf16`).
+    /// D += A·B, or D = A·B if `accumulate` is false; sums are f32 (`wgmma.mma_async.….f32.f16.f16` or `.f32.bf16.bf16`).
     ///
-    /// A is in registers: `a[2·c + h]` is row `16·w + l/4 + 8·h`, columns `8·c + 2·(l%4)` and the next, the first in the
-    /// low half. B is what its descriptor says, a row for each of D's columns.
+    /// A is in registers: `a[2·c + h]` holds columns `8·c + 2·(l%4)` (low half) and the next column of row `16·w + l/4 + 8·h`.
+    /// B is in shared memory, as `b` describes it, with one row per column of D.
     ///
     /// # Safety
-    /// See the module: the same call by the warpgroup, a [`fence`] since any of the registers was written, other than by
-    /// a product of the same shape. B's bytes are initialized, visible to the asynchronous proxy, and not written until a
-    /// wait has covered the product.
+    /// All threads of the warpgroup make the same call. A [`fence`] follows the last write of `self` and `a`, except writes by
+    /// MMAs of the same shape. B's bytes are initialized and visible to the asynchronous proxy, and nobody writes them until a
+    /// wait has covered the MMA.
     unsafe fn mma_async<T: Number>(&mut self, a: [u32; 4], b: MatrixDescriptor, accumulate: bool);
 
-    /// As [`MmaAsync::mma_async`], with A in shared memory, a row for each of D's rows.
+    /// Like [`MmaAsync::mma_async`], with A in shared memory, one row per row of D.
     ///
     /// # Safety
-    /// As there; what is asked of B is asked of A too.
+    /// The same as for [`MmaAsync::mma_async`]; the conditions for B hold for A too.
     unsafe fn mma_async_shared<T: Number>(&mut self, a: MatrixDescriptor, b: MatrixDescriptor, accumulate: bool);
 
-    /// D += A·B, or D = A·B without `accumulate`, of e4m3 (`wgmma.mma_async.….f32.e4m3.e4m3`). Sums keep some 14 bits of what f32
-    /// would.
+    /// D += A·B, or D = A·B if `accumulate` is false, of e4m3 (`wgmma.mma_async.….f32.e4m3.e4m3`). Sums keep about 14 bits of the f32
+    /// precision.
     ///
-    /// A is in registers: `a[2·c + h]` is row `16·w + l/4 + 8·h`, columns `16·c + 4·(l%4)` and the next three, the first in the
-    /// low byte ("Register Fragments", A of `.m64nNk32`).
+    /// A is in registers: `a[2·c + h]` holds columns `16·c + 4·(l%4)` (low byte) and the next three columns of row `16·w + l/4 + 8·h`
+    /// ("Register Fragments", A of `.m64nNk32`).
     ///
     /// # Safety
-    /// As [`MmaAsync::mma_async`].
+    /// The same as for [`MmaAsync::mma_async`].
     unsafe fn mma_async_e4m3(&mut self, a: [u32; 4], b: MatrixDescriptor, accumulate: bool);
 
-    /// Keeps the compiler from moving accesses of the registers across this call. It is no instruction.
+    /// Keeps the compiler from moving accesses of these registers across this call. It emits no instruction.
     fn settle(&mut self);
 }
 
-/// Keeps the compiler from computing anything of these registers before here: after a wait, words that were loaded before it are
-/// decoded into registers that products have read until then. It is no instruction.
+/// Keeps the compiler from computing with these words before this call. It emits no instruction.
+/// After a wait, words loaded before the wait are decoded into registers that MMAs have read until then.
 #[inline(always)]
 pub fn settle_words(words: &mut [u32; 4]) {
-    // SAFETY: no instruction.
+    // SAFETY: emits no instruction.
     unsafe {
         ptx!(
             "// {0} {1} {2} {3}",
@@ -171,7 +171,7 @@ pub fn settle_words(words: &mut [u32; 4]) {
     };
 }
 
-/// A product with N columns; what its name ends with, and its last operands.
+/// An MMA with N columns; `$types` ends the instruction's name, and `$last` holds its last operands.
 macro_rules! product {
     ($sums:ident, $a:ident, $b:ident, $accumulate:ident, $n:literal: $($register:literal)*, $types:literal, $last:literal) => {
         ptx!(
@@ -191,7 +191,7 @@ macro_rules! product {
     };
 }
 
-/// As `product!`, with A in shared memory.
+/// Like `product!`, with A in shared memory.
 macro_rules! product_of_shared {
     ($sums:ident, $a:ident, $b:ident, $accumulate:ident, $n:literal: $($register:literal)*, $types:literal) => {
         ptx!(
@@ -216,10 +216,10 @@ macro_rules! shapes {
             const N: u32 = $n;
 
             /// # Safety
-            /// What [`MmaAsync::mma_async`] asks.
+            /// The caller meets the conditions of [`MmaAsync::mma_async`].
             #[inline(always)]
             unsafe fn mma_async<T: Number>(&mut self, a: [u32; 4], b: MatrixDescriptor, accumulate: bool) {
-                // SAFETY: what `# Safety` above asks.
+                // SAFETY: the caller guarantees fenced registers and a visible B that stays unchanged, in the whole warpgroup.
                 unsafe {
                     if T::IS_BF16 {
                         product!(self, a, b, accumulate, $n: $($register)*, "k16.f32.bf16.bf16", "p, 1, 1, 0;")
@@ -230,10 +230,10 @@ macro_rules! shapes {
             }
 
             /// # Safety
-            /// What [`MmaAsync::mma_async_shared`] asks.
+            /// The caller meets the conditions of [`MmaAsync::mma_async_shared`].
             #[inline(always)]
             unsafe fn mma_async_shared<T: Number>(&mut self, a: MatrixDescriptor, b: MatrixDescriptor, accumulate: bool) {
-                // SAFETY: what `# Safety` above asks.
+                // SAFETY: the caller guarantees fenced registers and visible A and B that stay unchanged, in the whole warpgroup.
                 unsafe {
                     if T::IS_BF16 {
                         product_of_shared!(self, a, b, accumulate, $n: $($register)*, "k16.f32.bf16.bf16")
@@ -244,16 +244,16 @@ macro_rules! shapes {
             }
 
             /// # Safety
-            /// What [`MmaAsync::mma_async`] asks.
+            /// The caller meets the conditions of [`MmaAsync::mma_async`].
             #[inline(always)]
             unsafe fn mma_async_e4m3(&mut self, a: [u32; 4], b: MatrixDescriptor, accumulate: bool) {
-                // SAFETY: what `# Safety` above asks. 8-bit elements have no transposed B.
+                // SAFETY: as in `mma_async`. The instruction has no operand to transpose B, because its elements have 8 bits.
                 unsafe { product!(self, a, b, accumulate, $n: $($register)*, "k32.f32.e4m3.e4m3", "p, 1, 1;") }
             }
 
             #[inline(always)]
             fn settle(&mut self) {
-                // SAFETY: no instruction.
+                // SAFETY: emits no instruction.
                 unsafe {
                     ptx!(
                         concat!("// {0}" $(, " {", $register, "}")*),
@@ -320,7 +320,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_descriptor_holds_sixteenths_in_its_fields() {
+    fn descriptor_fields_count_units_of_16_bytes() {
         let of = |address, along_k, along_rows| MatrixDescriptor::new(SharedAddress(address), along_k, along_rows);
         assert_eq!(of(0x400, 0x80, 0x100), MatrixDescriptor(0x40 | 0x8 << 16 | 0x10 << 32));
         assert_eq!(of(0x3_fff0, 16, 16), MatrixDescriptor(0x3fff | 1 << 16 | 1 << 32));
