@@ -1,5 +1,5 @@
-//! Sixteen 16-bit numbers to a block of NVFP4, as [`Quantize`](crate::moe_quantize_nvfp4::abi::Quantize) defines it: by a launch of its
-//! own, or in the epilogue of the product that makes them.
+//! Quantizes 16 numbers of 16 bits to an NVFP4 block, as [`Quantize`](crate::moe_quantize_nvfp4::abi::Quantize) defines
+//! it: in a separate launch, or in the epilogue of the GEMM that computes the numbers.
 
 use cuda_std::{
     convert::{cvt_f32_f16, cvt_rn_f16x2_e4m3x2, cvt_rn_satfinite_e2m1x2_f32, cvt_rn_satfinite_e4m3x2_f32},
@@ -17,10 +17,11 @@ use crate::{
 /// Bytes of a global scale.
 const GLOBAL_BYTES: u64 = size_of::<f32>() as u64;
 
-/// The bits of an infinity: those of numbers, without a sign, are below.
+/// Bits of +∞. The bits of every finite magnitude are smaller.
 const INFINITY: u32 = f32::INFINITY.to_bits();
 
-/// The bits of the largest magnitude. As integers, magnitudes have the order of their numbers, and NaN is above infinity.
+/// Returns the bits of the largest magnitude. Compared as integers, magnitudes are ordered like their values, and NaN
+/// is above infinity.
 #[inline(always)]
 pub fn largest_magnitude(numbers: &[[f32; 2]]) -> u32 {
     let mut largest = 0;
@@ -30,18 +31,19 @@ pub fn largest_magnitude(numbers: &[[f32; 2]]) -> u32 {
     largest
 }
 
-/// What the numbers of a block have in common.
+/// Scale that the numbers of a block share.
 #[derive(Clone, Copy)]
 pub struct BlockScale {
-    /// The block's scale, e4m3.
+    /// Block scale, e4m3.
     pub code: u8,
-    /// What its numbers are multiplied by.
+    /// Factor that each number is multiplied by before its conversion to e2m1.
     inverse: f32,
     is_finite: bool,
 }
 
 impl BlockScale {
-    /// Of a block whose largest magnitude has these bits, in a row with this global scale.
+    /// Returns the scale of a block whose largest magnitude has the bits `largest`, in a row with the global scale
+    /// `global`.
     #[inline(always)]
     pub fn new(largest: u32, global: f32) -> Self {
         let wanted = f32::from_bits(largest) / (LARGEST_VALUE * global);
@@ -51,7 +53,7 @@ impl BlockScale {
         Self { code: if is_finite { code } else { NAN_SCALE }, inverse, is_finite }
     }
 
-    /// Two neighbors as a byte of values.
+    /// Converts two neighboring numbers to a byte of two e2m1 codes.
     #[inline(always)]
     pub fn byte(&self, [low, high]: [f32; 2]) -> u8 {
         let byte = cvt_rn_satfinite_e2m1x2_f32(low * self.inverse, high * self.inverse);
@@ -59,46 +61,47 @@ impl BlockScale {
     }
 }
 
-/// Where the rows of a product's tile go in NVFP4: as rows of the next product, of which they are a tile too.
+/// Destination of a GEMM tile's rows in NVFP4. The same rows form a tile of tokens of the next GEMM.
 #[derive(Clone, Copy)]
 pub struct QuantizedTile {
-    /// Address of all rows; 0 if they do not go there.
+    /// Address of the values of all rows; 0: no NVFP4 output.
     pub values: u64,
     /// Address of all scale tiles.
     pub scales: u64,
-    /// Address of each row's global scale.
+    /// Address of the global scales, one f32 per row.
     pub globals: u64,
-    /// Its number.
+    /// Index of the tile of tokens.
     pub tile: u32,
-    /// Its first row.
+    /// First row of the tile.
     pub first_row: u32,
-    /// Its rows.
+    /// Number of rows in the tile.
     pub rows: u32,
-    /// The global scale of all its rows.
+    /// Global scale that all rows of the tile share.
     pub global: f32,
-    /// Columns.
+    /// Number of columns.
     pub columns: u32,
-    /// The format of the numbers.
+    /// 16-bit format of the numbers.
     pub format: u32,
 }
 
 impl QuantizedTile {
-    /// Nowhere.
+    /// No NVFP4 output.
     pub const NONE: Self =
         Self { values: 0, scales: 0, globals: 0, tile: 0, first_row: 0, rows: 0, global: 0.0, columns: 0, format: 0 };
 
-    /// Whether the rows go there.
+    /// Whether the tile is written in NVFP4.
     #[inline(always)]
     pub const fn is_there(&self) -> bool {
         self.values != 0
     }
 
-    /// Writes a lane's part of a block of a row: so many words of two numbers each, the first in this column. The block's others are
-    /// those of the lanes whose numbers differ in the bits from FIRST to LAST. Where rows or columns fill the scale tile up, its scale is
-    /// 0.
+    /// Quantizes and writes a lane's part of a block: `WORDS` words of two numbers, the first at `column`. The block's
+    /// other numbers are in the lanes whose lane index differs in the bits `FIRST` to `LAST`. Scales of padding rows
+    /// and columns of the scale tile are 0.
     ///
     /// # Safety
-    /// It is there, and the whole warp calls it together. The tile's rows are there, and nobody else accesses what lies there for this block.
+    /// [`is_there`](Self::is_there) holds, and all 32 lanes call this together. The addresses are valid for the tile's
+    /// rows, and nobody else accesses this block's bytes.
     #[inline(always)]
     pub unsafe fn store<const FIRST: u32, const LAST: u32, const WORDS: usize>(
         &self,
@@ -111,7 +114,7 @@ impl QuantizedTile {
         let mut largest = largest_magnitude(&numbers);
         let mut bit = FIRST;
         while bit <= LAST {
-            // SAFETY: the whole warp is here.
+            // SAFETY: the caller guarantees that all 32 lanes execute the shuffle together.
             largest = largest.max(unsafe { warp_shuffle_xor(ALL_LANES, largest, bit, WARP_SIZE).0 });
             bit *= 2;
         }
@@ -121,7 +124,9 @@ impl QuantizedTile {
         let of_row = u64::from(self.first_row + row);
         let values =
             GlobalAddress::new(self.values) + (of_row * u64::from(row_bytes(self.columns)) + u64::from(column / 2));
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the stores to `values` and `globals` are predicated on a row and a column inside the tile, and the
+        // scale on a column inside the scale tiles. The caller guarantees that the addresses are valid for these and
+        // that nobody else accesses the block's bytes.
         unsafe {
             if is_there && WORDS == 1 {
                 st_global_b8(values, bytes[0]);

@@ -1,4 +1,4 @@
-//! A pipeline's buffers, which producers and consumers hand to each other, and the barriers by which they do.
+//! The ring of buffers that producers and consumers of a pipeline hand to each other, with its mbarriers.
 
 use cuda_std::{
     mbarrier::{
@@ -9,42 +9,44 @@ use cuda_std::{
     warp::{ALL_LANES, WARP_SIZE, warp_shuffle_idx},
 };
 
-/// Buffers used in turn, with two barriers each: one completes when the buffer is full, one when it is empty.
+/// Buffers used in turn. Each has two mbarriers: `full` completes a phase when producers have filled the buffer,
+/// `empty` when consumers have read it.
 ///
-/// Each role has a ring of its own and goes round by itself. A producer waits for a buffer to be empty, a consumer for it
-/// to be full. At first all buffers are empty. BLOCKS is 2 where the roles of a pair of blocks wait for each other.
+/// Each role has its own copy of the ring and advances it alone. A producer waits for `empty`, a consumer for `full`.
+/// All buffers start empty. `BLOCKS` is 2 where the two CTAs of a pair wait for each other.
 #[derive(Clone, Copy)]
 pub struct Ring<const BLOCKS: u32 = 1> {
-    /// The first barrier: those for full come first, then those for empty.
+    /// First mbarrier: `count` full barriers, then `count` empty barriers.
     barriers: Mbarrier,
-    /// Buffers.
+    /// Number of buffers.
     count: u32,
     /// Twice the index of the current buffer, plus the parity of its full phase: one register.
     place: u32,
 }
 
-/// Bytes of the barriers of a ring of so many buffers.
+/// Bytes of the mbarriers of a ring of `count` buffers.
 pub const fn ring_bytes(count: u32) -> u32 {
     2 * count * MBARRIER_BYTES
 }
 
 impl<const BLOCKS: u32> Ring<BLOCKS> {
-    /// The ring of `count` buffers whose barriers lie at this address, a multiple of 8. It stands at its first buffer.
+    /// Returns a ring of `count` buffers, at its first buffer. Its mbarriers lie at `barriers`, a multiple of 8.
     #[inline(always)]
     pub const fn new(barriers: SharedAddress, count: u32) -> Self {
         Self { barriers: Mbarrier::at(barriers), count, place: 0 }
     }
 
-    /// Initializes the barriers: phases of those for full and of those for empty take so many arrivals.
+    /// Initializes the mbarriers with the number of arrivals per phase: `full_arrivals` and `empty_arrivals`.
     ///
     /// # Safety
-    /// The [`ring_bytes`] at the ring's address are shared memory that nothing else uses. Other threads use the ring only
-    /// after a barrier of the block, and asynchronous copies only after `fence_mbarrier_init` besides.
+    /// The [`ring_bytes`] at the ring's address are shared memory that nothing else uses. Other threads use the ring
+    /// only after a barrier of the CTA; asynchronous copies use it only after `fence_mbarrier_init` as well.
     #[inline(always)]
     pub unsafe fn init(self, full_arrivals: u32, empty_arrivals: u32) {
         for index in 0..self.count {
             let ring = Self { place: 2 * index, ..self };
-            // SAFETY: both lie inside of the ring's bytes, which are its own.
+            // SAFETY: both 8-byte mbarriers lie inside the `ring_bytes` at the ring's address; the caller guarantees
+            // that nothing else uses those bytes yet.
             unsafe {
                 mbarrier_init(ring.full(), full_arrivals);
                 mbarrier_init(ring.empty(), empty_arrivals);
@@ -52,36 +54,36 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
         }
     }
 
-    /// The index of the current buffer.
+    /// Index of the current buffer.
     #[inline(always)]
     pub const fn index(self) -> u32 {
         self.place / 2
     }
 
-    /// The same place, of which the compiler knows that it is the same in all lanes of the warp: what is computed from it then takes
-    /// registers and instructions of the warp's, which products want their descriptors in.
+    /// Returns the same ring with `place` marked warp-uniform for the compiler. Values derived from it stay in uniform
+    /// registers, where MMA instructions take their descriptors.
     ///
     /// # Safety
-    /// The whole warp calls it together.
+    /// All 32 lanes of the warp call this together.
     #[inline(always)]
     pub unsafe fn uniform(self) -> Self {
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the caller guarantees that all 32 lanes execute the shuffle together.
         Self { place: unsafe { warp_shuffle_idx(ALL_LANES, self.place, 0, WARP_SIZE).0 }, ..self }
     }
 
-    /// The parity of its full phase.
+    /// Parity of the full barrier's phase.
     #[inline(always)]
     const fn parity(self) -> u32 {
         self.place % 2
     }
 
-    /// The barrier at which its producers arrive.
+    /// Mbarrier at which producers arrive.
     #[inline(always)]
     pub const fn full(self) -> Mbarrier {
         self.barriers.nth(self.index())
     }
 
-    /// The barrier at which its consumers arrive.
+    /// Mbarrier at which consumers arrive.
     #[inline(always)]
     pub const fn empty(self) -> Mbarrier {
         self.barriers.nth(self.count + self.index())
@@ -90,41 +92,45 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
     /// Waits until the buffer is full.
     ///
     /// # Safety
-    /// The ring has been initialized. Its producers are at most one round ahead.
+    /// The ring is initialized. Its producers are at most one round ahead.
     #[inline(always)]
     pub unsafe fn wait_full(self) {
-        // SAFETY: a barrier of the ring, whose phase is the current one or the one before.
+        // SAFETY: `full()` is an initialized mbarrier of the ring. Producers are at most one round ahead, so the phase
+        // with this parity is the current or the preceding phase, as `mbarrier.try_wait.parity` requires.
         unsafe { Self::wait(self.full(), self.parity()) }
     }
 
     /// Waits until the buffer is empty.
     ///
     /// # Safety
-    /// The ring has been initialized. Its consumers are at most one round behind.
+    /// The ring is initialized. Its consumers are at most one round behind.
     #[inline(always)]
     pub unsafe fn wait_empty(self) {
-        // SAFETY: a barrier of the ring, whose phase is the current one or the one before: of a fresh barrier, the phase
-        // before the first is complete.
+        // SAFETY: `empty()` is an initialized mbarrier of the ring. Consumers are at most one round behind, so the
+        // phase with this parity is the current or the preceding phase. On a fresh mbarrier the preceding phase counts
+        // as complete.
         unsafe { Self::wait(self.empty(), self.parity() ^ 1) }
     }
 
-    /// Waits until the buffer, which was filled in this round, is empty again.
+    /// Waits until the buffer, filled in this round, is empty again.
     ///
     /// # Safety
-    /// The ring has been initialized. Nobody fills the buffer twice more before this returns.
+    /// The ring is initialized. Producers fill the buffer at most once more before this returns.
     #[inline(always)]
     pub unsafe fn wait_emptied(self) {
-        // SAFETY: a barrier of the ring, whose phase is the current one or the one before.
+        // SAFETY: `empty()` is an initialized mbarrier of the ring. The buffer is filled at most once more before the
+        // wait returns, so the phase with this parity is the current or the preceding phase.
         unsafe { Self::wait(self.empty(), self.parity()) }
     }
 
-    /// Waits for the phase of this parity.
+    /// Waits until the phase with this parity completes.
     ///
     /// # Safety
-    /// The barrier has been initialized; the phase is the current one or the one before.
+    /// `barrier` is initialized. The phase is the current or the preceding phase.
     #[inline(always)]
     unsafe fn wait(barrier: Mbarrier, parity: u32) {
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the caller guarantees that `barrier` is initialized and that the phase is the current or the
+        // preceding one.
         unsafe {
             if BLOCKS > 1 {
                 mbarrier_wait_parity_cluster(barrier, parity);
@@ -134,14 +140,16 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
         }
     }
 
-    /// Arrives at a barrier of the ring; in a pair, at that of the pair's first block, which has this rank in the cluster.
+    /// Arrives at a barrier of the ring. In a pair, arrives at the barrier of the CTA with cluster rank `leader`, the
+    /// pair's first.
     ///
     /// # Safety
-    /// `barrier` is one of the ring's, which has been initialized, and its phase lacks an arrival. The first block of a
-    /// pair has not ended.
+    /// `barrier` is an initialized barrier of the ring whose current phase still expects an arrival. The first CTA of a
+    /// pair has not exited.
     #[inline(always)]
     pub unsafe fn arrive(barrier: Mbarrier, leader: u32) {
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the caller guarantees that `barrier` is initialized, that its phase expects this arrival, and that
+        // the CTA `leader`, whose shared memory the remote arrival accesses, has not exited.
         unsafe {
             if BLOCKS > 1 {
                 mbarrier_arrive_cluster(barrier.in_block(leader));
@@ -151,7 +159,7 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
         }
     }
 
-    /// Goes on to the next buffer.
+    /// Advances to the next buffer.
     #[inline(always)]
     pub const fn advance(&mut self) {
         self.place += 2;
@@ -160,15 +168,15 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
         }
     }
 
-    /// The ring as it will stand at the next buffer.
+    /// Returns the ring advanced by one buffer.
     #[inline(always)]
     pub const fn next(mut self) -> Self {
         self.advance();
         self
     }
 
-    /// In a pair, waits until all buffers are empty: then the thread of the other block has arrived here for the last time.
-    /// A block alone need not wait: its own threads have issued all arrivals and seen them complete.
+    /// In a pair, waits until all buffers are empty: the other CTA's thread has then made its last arrival here. A
+    /// single CTA does not wait, because its own threads issued all arrivals and saw them complete.
     ///
     /// # Safety
     /// As [`Ring::wait_empty`].
@@ -178,7 +186,8 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
             return;
         }
         for _ in 0..self.count {
-            // SAFETY: what `# Safety` above asks.
+            // SAFETY: the caller guarantees that the ring is initialized and that consumers are at most one round
+            // behind.
             unsafe { self.wait_empty() };
             self.advance();
         }

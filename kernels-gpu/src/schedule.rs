@@ -1,11 +1,11 @@
-//! How a block finds its work.
+//! How a CTA finds its work.
 
 use core::marker::PhantomData;
 
-/// The index of the segment that `number` belongs to: the last one that begins at or before it.
+/// Returns the index of the segment that contains `number`: the last segment that begins at or before it.
 ///
-/// There are `count` segments, not 0, in ascending order. `first` says where each begins; the first begins at 0. An empty
-/// segment begins where the next one does, so that it is passed over.
+/// There are `count` segments, at least 1, in ascending order. `first` returns the start of a segment; the first one
+/// starts at 0. An empty segment starts where the next one does, so it is skipped.
 #[inline(always)]
 pub fn last_begun(count: u32, number: u32, first: impl Fn(u32) -> u32) -> u32 {
     let (mut low, mut high) = (0, count);
@@ -20,14 +20,14 @@ pub fn last_begun(count: u32, number: u32, first: impl Fn(u32) -> u32) -> u32 {
     low
 }
 
-/// A tile of a list that the host has made.
+/// A tile in a list made by the host.
 pub trait OfGroup {
-    /// The index of its group.
+    /// Index of the tile's group.
     fn group(&self) -> u32;
 }
 
-/// A block's tiles of a list, each with its group: a copy, whose fields stay in registers. Behind a reference, every wait and every
-/// copy would have them loaded again.
+/// Tiles of one CTA from a list, each with a copy of its group. The fields of a copy stay in registers; a reference
+/// would be reloaded after every wait and every copy.
 pub struct Tiles<T, G> {
     tiles: u64,
     tile_count: u32,
@@ -38,10 +38,11 @@ pub struct Tiles<T, G> {
 }
 
 impl<T, G> Tiles<T, G> {
-    /// The tiles from the one of index `next` on that are `stride` apart.
+    /// Returns every `stride`-th tile from index `next` on.
     ///
     /// # Safety
-    /// So many tiles lie at `tiles`, and the groups that they name lie at `groups`. Neither changes while the kernel runs.
+    /// `tile_count` tiles lie at `tiles`, and the groups that they name lie at `groups`. Nobody writes either array
+    /// while the kernel runs.
     #[inline(always)]
     pub const unsafe fn new(tiles: u64, tile_count: u32, groups: u64, next: u32, stride: u32) -> Self {
         Self { tiles, tile_count, groups, next, stride, items: PhantomData }
@@ -56,7 +57,8 @@ impl<T: OfGroup + Copy, G: Copy> Iterator for Tiles<T, G> {
         if self.next >= self.tile_count {
             return None;
         }
-        // SAFETY: inside of the array, whose tiles name groups of the other one, as `new` asks.
+        // SAFETY: `next < tile_count`, so the tile is inside its array; the caller of `new` guarantees that the tile
+        // names a group at `groups` and that nobody writes either array.
         let item = unsafe {
             let tile = *(self.tiles as *const T).add(self.next as usize);
             (tile, *(self.groups as *const G).add(tile.group() as usize))
