@@ -68,7 +68,7 @@ fn allowed_hazards_are_not_reported() {
 
 #[test]
 fn what_cannot_be_allowed_is_refused_by_name() {
-    for (allow, what) in [("deadlock", "no run can go on"), ("races", "is no kind"), ("data-race:x", "is no line")] {
+    for (allow, what) in [("deadlock", "no run can continue"), ("races", "is not a kind"), ("data-race:x", "is not a line")] {
         let error = allow.parse::<ptx_emulator::Allow>().unwrap_err();
         assert!(error.contains(what), "{error}");
     }
