@@ -265,7 +265,7 @@ fn summary(lines: &[Line]) -> String {
         {
             let mean = sum.microseconds.iter().sum::<f64>() / sum.microseconds.len() as f64;
             text += &format!(
-                "    predicted {mean:.2} us from start to end ({least:.2} to {most:.2}), a model's time and no card's"
+                "    predicted {mean:.2} us from start to end ({least:.2} to {most:.2}), by the model, not measured"
             );
             if sum.from_machine_code < sum.microseconds.len() {
                 text += "; some instructions counted in PTX, for want of machine code";

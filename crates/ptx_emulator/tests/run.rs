@@ -45,7 +45,7 @@ fn a_program_on_the_driver_api_computes_and_ends_with_its_own_code() {
 fn the_time_of_launches_on_a_card_is_predicted() {
     let (code, out, err) = driver(&["--timed", "b200"], "");
     assert_eq!((code, &*out), (0, "NVIDIA B200\n2 4 6 8\n"), "{err}");
-    assert!(err.contains("    predicted ") && err.contains("a model's time and no card's"), "{err}");
+    assert!(err.contains("    predicted ") && err.contains("by the model, not measured"), "{err}");
     let (code, _, err) = driver(&["--timed", "gb10"], "");
     assert_eq!(
         (code, &*err),
