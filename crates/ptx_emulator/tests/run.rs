@@ -49,7 +49,7 @@ fn the_time_of_launches_on_a_card_is_predicted() {
     let (code, _, err) = driver(&["--timed", "gb10"], "");
     assert_eq!(
         (code, &*err),
-        (2, "error: a program cannot be shown the card gb10; say with --gpu which one it sees\n")
+        (2, "error: a program cannot see the GPU gb10; choose the visible GPU with --gpu\n")
     );
     let (code, _, err) = driver(&["--timed", "h200", "--constant", "speed=1"], "");
     assert!(code == 2 && err.starts_with("error: `speed` is no constant of a card"), "{err}");
