@@ -134,9 +134,14 @@ impl Device {
     /// If the length of the buffer is not a multiple of the size of `T`.
     pub fn download<T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(&self, buffer: Buffer) -> Vec<T> {
         let size = size_of::<T>() as u64;
-        assert!(size > 0 && buffer.bytes.is_multiple_of(size), "{} bytes are not a whole number of elements", buffer.bytes);
+        assert!(
+            size > 0 && buffer.bytes.is_multiple_of(size),
+            "{} bytes are not a whole number of elements",
+            buffer.bytes
+        );
         let mut out = vec![T::zeroed(); (buffer.bytes / size) as usize];
-        let (allocation, offset) = self.memory.locate(buffer.address, buffer.bytes).expect("the buffer must belong to this device");
+        let (allocation, offset) =
+            self.memory.locate(buffer.address, buffer.bytes).expect("the buffer must belong to this device");
         allocation.copy_out(offset, bytemuck::cast_slice_mut(&mut out));
         out
     }

@@ -136,7 +136,11 @@ impl Edit {
     fn apply(self, program: Program, path: &Path) -> Result<Program> {
         let Program { mut text, mut launch, path: of, .. } = program;
         for Replacement { from, to } in &self.edits {
-            ensure!(text.matches(from.as_str()).count() == 1, "{}: expected exactly one occurrence of {from:?}", of.display());
+            ensure!(
+                text.matches(from.as_str()).count() == 1,
+                "{}: expected exactly one occurrence of {from:?}",
+                of.display()
+            );
             text = text.replace(from, to);
         }
         launch.strict |= self.strict;

@@ -184,10 +184,7 @@ fn find(library: &str) -> Result<PathBuf> {
     let found =
         [folder, &folder.join("deps")].map(|folder| folder.join(library)).into_iter().find(|path| path.exists());
     found.with_context(|| {
-        format!(
-            "{library} is not in {}; build it with `cargo build --release` in the workspace",
-            folder.display()
-        )
+        format!("{library} is not in {}; build it with `cargo build --release` in the workspace", folder.display())
     })
 }
 

@@ -69,7 +69,9 @@ fn allowed_hazards_are_not_reported() {
 
 #[test]
 fn fatal_kinds_and_bad_rules_are_refused() {
-    for (allow, what) in [("deadlock", "no run can continue"), ("races", "is not a kind"), ("data-race:x", "is not a line")] {
+    for (allow, what) in
+        [("deadlock", "no run can continue"), ("races", "is not a kind"), ("data-race:x", "is not a line")]
+    {
         let error = allow.parse::<ptx_emulator::Allow>().unwrap_err();
         assert!(error.contains(what), "{error}");
     }

@@ -33,7 +33,9 @@ impl Launch<'_> {
         let missing = match order {
             _ if both_strong => "and the two accesses are not ordered",
             Order::Known | Order::Unproxied => "the two accesses are ordered, but no proxy fence separates them",
-            Order::Drawn => "and a fence is missing: an atomic observed the write without acquire semantics and without a fence after it",
+            Order::Drawn => {
+                "and a fence is missing: an atomic observed the write without acquire semantics and without a fence after it"
+            }
             Order::Polled => {
                 "and a fence is missing: a strong load observed the write without acquire semantics and without a fence after it"
             }

@@ -33,9 +33,11 @@ pub struct Doubt {
 impl Doubt {
     fn stop(&self) -> Box<Stop> {
         let (kind, text, other) = match self.source {
-            Source::UnwrittenShared => {
-                (FaultKind::UninitializedShared, "use of a value computed from shared memory that nothing has written", "the load")
-            }
+            Source::UnwrittenShared => (
+                FaultKind::UninitializedShared,
+                "use of a value computed from shared memory that nothing has written",
+                "the load",
+            ),
             Source::AbsentLane => (
                 FaultKind::WarpDivergence,
                 "use of a value shuffled from a lane that did not participate",

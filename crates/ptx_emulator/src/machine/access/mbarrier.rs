@@ -111,7 +111,8 @@ impl Machine<'_> {
             return Err(Stop::new(FaultKind::MbarrierOverflow, text).lane(lanes.trailing_zeros()));
         }
         if how.no_complete && count == barrier.pending {
-            let text = format!("an arrival with .noComplete would complete the phase of {}: {}", name(at), barrier.describe());
+            let text =
+                format!("an arrival with .noComplete would complete the phase of {}: {}", name(at), barrier.describe());
             return Err(Stop::new(FaultKind::MbarrierOverflow, text).lane(lanes.trailing_zeros()));
         }
         barrier.pending -= count;
