@@ -83,10 +83,10 @@ macro_rules! features_follow_the_manual {
     )*};
 }
 
-mod features_are_what_the_manual_says {
+mod features_follow_the_manual {
     use super::*;
 
-    features_are_what_the_manual_says! {
+    features_follow_the_manual! {
         block_scales bulk_copies clusters cp_async dependent_launches fragments launch_control mbarriers multicast sparse
         tcgen05_copies tcgen05_mma tcgen05_pairs tcgen05_registers tensor_copies tensor_reductions tensormap_replace wgmma wmma
     }
