@@ -1,4 +1,4 @@
-//! Your own kernel in the emulator: a file of PTX, an entry, buffers; a report of what it did, or the fault that it committed.
+//! Runs your own kernel in the emulator: PTX text, an entry and buffers. Prints a report, or the kernel's fault.
 //!
 //! ```sh
 //! cargo run --release -p ptx_emulator --example own_kernel
@@ -6,7 +6,7 @@
 
 use ptx_emulator::{Arg, Device, DeviceConfig, LaunchConfig, Module, Schedule};
 
-/// Reverses 64 words through shared memory. Without the barrier it is a race.
+/// PTX that reverses 64 words through shared memory. Without the barrier it has a race.
 fn reverse(barrier: &str) -> String {
     format!(
         ".version 8.0
@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let module = Module::parse(&reverse(barrier))?;
         let mut device = Device::new(DeviceConfig::default());
         let data = device.upload(&words);
-        device.name(data, "data"); // what faults call it
+        device.name(data, "data"); // name in faults
         let config = LaunchConfig { schedule: Schedule::Seed(1), ..LaunchConfig::linear(1, 64) };
         match device.launch(&module, "reverse", &config, &[Arg::from(data)]) {
             Ok(report) => {

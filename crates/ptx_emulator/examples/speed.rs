@@ -1,5 +1,5 @@
-//! How fast the emulator is, and what schedules, checks and the search for races cost: CPU time of one thread, the least of
-//! several runs, so that other load on the machine matters little.
+//! Measures the speed of the emulator, and the cost of schedules, checks and the search for races. Reports the minimum
+//! CPU time of one thread over several runs, so that other load on the machine has little effect.
 //!
 //! ```sh
 //! cargo run --release -p ptx_emulator --example speed
@@ -14,7 +14,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 const RUNS: usize = 3;
-/// What each ratio is to be at most.
+/// Maximum of each ratio.
 const SANITIZER: f64 = 2.0;
 const RACES: f64 = 3.0;
 const WORST: f64 = 3.0;
@@ -49,14 +49,14 @@ impl Case {
     }
 }
 
-/// CPU time of this thread so far (Linux, /proc/thread-self/schedstat); else the time of day's.
+/// CPU time of this thread so far (Linux, /proc/thread-self/schedstat), or the wall-clock time elsewhere.
 fn now(start: Instant) -> Duration {
     let on_cpu = fs::read_to_string("/proc/thread-self/schedstat").ok();
     let nanoseconds = on_cpu.and_then(|text| text.split(' ').next()?.parse().ok());
     nanoseconds.map_or_else(|| start.elapsed(), Duration::from_nanos)
 }
 
-/// Seconds on one thread.
+/// CPU time on one thread, in seconds.
 fn cpu_time(pool: &ThreadPool, run: impl Fn() -> Result<Report> + Sync) -> Result<f64> {
     pool.install(|| {
         let start = Instant::now();

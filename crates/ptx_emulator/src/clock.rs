@@ -1,4 +1,4 @@
-//! `--timed`: the time of a launch on a card.
+//! `--timed`: the predicted time of a launch on a GPU.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,36 +8,36 @@ use anyhow::{Context, Result, anyhow};
 use clap::Args;
 use ptx_emulator::{Card, Key, Listing, Timeline, trace};
 
-/// The time on a card.
+/// Options of the time prediction.
 #[derive(Args)]
 pub struct Clock {
-    /// Predict the time on a card: h200 or b200. No hazards are looked for.
+    /// Predict the time on a GPU: h200 or b200. The run does not look for hazards.
     #[arg(long, value_name = "CARD", value_parser = Card::NAMES)]
     timed: Option<String>,
-    /// A constant of the card, in place of its own (docs/time-model.md lists them). May be given several times.
+    /// Override a constant of the GPU (docs/time-model.md lists them). May be given several times.
     #[arg(long, value_name = "NAME=VALUE", requires = "timed")]
     constant: Vec<String>,
-    /// Leave out arithmetic that no control flow depends on. Outputs are meaningless then.
+    /// Skip arithmetic that no control flow depends on. The outputs are then meaningless.
     #[arg(long, requires = "timed")]
     no_values: bool,
-    /// Run so many multiprocessors with their share of each grid's CTAs, of L2 and of DRAM, in place of all. Outputs are not whole then,
-    /// and CTAs may not wait for each other.
+    /// Simulate only N SMs, with their share of each grid's CTAs, of L2 and of DRAM. The outputs are then incomplete,
+    /// and CTAs must not wait for each other.
     #[arg(long, value_name = "N", requires = "timed", value_parser = clap::value_parser!(u32).range(1..))]
     sample: Option<u32>,
-    /// A listing of the machine code (`nvdisasm -gp -hex -c` of a cubin of `ptxas -lineinfo`), for its instructions. Without it,
-    /// ptxas and nvdisasm are looked for on PATH and under CUDA_PATH.
+    /// Listing of the machine code (`nvdisasm -gp -hex -c` of a cubin of `ptxas -lineinfo`), used for instruction
+    /// costs. Default: run ptxas and nvdisasm from PATH or CUDA_PATH.
     #[arg(long, value_name = "FILE", requires = "timed")]
     sass: Option<PathBuf>,
-    /// What some multiprocessors did, for https://ui.perfetto.dev.
+    /// Write a trace of some SMs for https://ui.perfetto.dev.
     #[arg(long, value_name = "FILE.json", requires = "timed")]
     trace: Option<PathBuf>,
-    /// The same as a picture.
+    /// Write the trace as a picture.
     #[arg(long, value_name = "FILE.svg", requires = "timed")]
     picture: Option<PathBuf>,
 }
 
 impl Clock {
-    /// The timeline that was asked for, if one was, of launches of a PTX file.
+    /// Timeline for launches of a PTX file, if `--timed` was given.
     pub fn timeline(&self, ptx: &Path) -> Result<Option<Timeline>> {
         let Some(card) = self.timed.as_deref().and_then(Card::named) else { return Ok(None) };
         let set = |card: Card, constant: &String| card.with(constant).map_err(|text| anyhow!(text));
@@ -60,7 +60,7 @@ impl Clock {
         Ok(Some(timeline))
     }
 
-    /// Writes the drawings that were asked for.
+    /// Writes the trace and the picture, if requested.
     pub fn draw(&self, timeline: &Timeline) -> Result<()> {
         let (spans, per_us) = (timeline.spans(), timeline.card().get(Key::Clock));
         if let Some(path) = &self.trace {
@@ -78,8 +78,8 @@ fn write(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text).with_context(|| format!("writing {}", path.display()))
 }
 
-/// Prints a prediction and where its time went.
+/// Prints a prediction and the breakdown of its time.
 pub fn print(timeline: &Timeline) {
-    println!("predicted: {:.2} us on {}, a model's time and no card's", timeline.predicted_us(), timeline.card().name);
+    println!("predicted: {:.2} us on {}, by the model, not measured", timeline.predicted_us(), timeline.card().name);
     timeline.launches().iter().for_each(|launch| print!("{launch}"));
 }

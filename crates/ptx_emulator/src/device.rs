@@ -1,4 +1,4 @@
-//! The device: memory, modules' variables, and launches.
+//! The device: memory, variables of modules, and launches.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,7 +33,7 @@ pub struct Buffer {
 pub struct Arg(pub Vec<u8>);
 
 impl Arg {
-    /// Any plain value.
+    /// Argument from a plain value.
     pub fn value<T: bytemuck::NoUninit>(value: T) -> Arg {
         Arg(bytemuck::bytes_of(&value).to_vec())
     }
@@ -45,17 +45,17 @@ impl From<Buffer> for Arg {
     }
 }
 
-/// The most threads of a CTA.
+/// Maximum number of threads per CTA.
 const MAX_THREADS: u32 = 1024;
-/// The most CTAs of a cluster (with the non-portable size).
+/// Maximum number of CTAs per cluster (with the non-portable size).
 const MAX_CLUSTER: u32 = 16;
-/// The most shared memory of a CTA, static and dynamic (compute capability 9.0 and 10.0).
+/// Maximum shared memory per CTA in bytes, static and dynamic (compute capability 9.0 and 10.0).
 const MAX_SHARED: u32 = 227 * 1024;
-/// The same of compute capability 12.x.
+/// Maximum shared memory per CTA in bytes (compute capability 12.x).
 const SMALL_MAX_SHARED: u32 = 99 * 1024;
-/// Where clusters take turns: warp instructions of a turn.
+/// Warp instructions per turn, if clusters take turns.
 const TURN: u64 = 2048;
-/// Where clusters take turns: rounds without any progress after which they count as stuck.
+/// Number of rounds without progress after which clusters that take turns count as stuck.
 const PATIENCE: u32 = 4;
 
 /// A device with its memory.
@@ -63,7 +63,7 @@ const PATIENCE: u32 = 4;
 pub struct Device {
     config: DeviceConfig,
     memory: GlobalMemory,
-    /// Addresses of the variables of each module seen.
+    /// Addresses of the variables of each loaded module.
     modules: HashMap<u64, Vec<u64>>,
 }
 
@@ -73,21 +73,21 @@ impl Device {
         Device { config, ..Device::default() }
     }
 
-    /// Allocates `bytes` of zeros. Addresses are multiples of 256; nothing is mapped between allocations.
+    /// Allocates `bytes` zero bytes. Addresses are multiples of 256, and nothing is mapped between allocations.
     pub fn allocate(&mut self, bytes: u64) -> Buffer {
         Buffer { address: self.memory.allocate(bytes, None, false), bytes }
     }
 
-    /// Allocates `bytes` of zeros at an address of the caller's, such as host memory's own; `None` where it is not a
-    /// multiple of 4, or where some of it is taken.
+    /// Allocates `bytes` zero bytes at an address that the caller chooses, such as the address of host memory. Returns
+    /// `None` if the address is not a multiple of 4, or if the range overlaps an allocation.
     pub fn allocate_at(&mut self, address: u64, bytes: u64) -> Option<Buffer> {
         self.memory.allocate_at(address, bytes).then_some(Buffer { address, bytes })
     }
 
-    /// A module's variables by name; they are there from the first time on.
+    /// Variables of a module by name. The first call creates them.
     ///
     /// # Errors
-    /// [`FaultKind::Unsupported`] where an initial value cannot be made.
+    /// [`FaultKind::Unsupported`] if an initial value is not supported.
     pub fn variables(&mut self, module: &Module) -> Result<Vec<(String, Buffer)>, Fault> {
         let addresses = self.load(module)?;
         let variables = module.variables.iter().zip(addresses);
@@ -102,18 +102,18 @@ impl Device {
         buffer
     }
 
-    /// Names a buffer, for faults and reports; several may have one name.
+    /// Names a buffer, for faults and reports. Several buffers may have the same name.
     ///
     /// # Panics
-    /// If it is no buffer of this device.
+    /// If the buffer does not belong to this device.
     pub fn name(&mut self, buffer: Buffer, name: &str) {
         self.memory.name(buffer.address, name);
     }
 
-    /// Frees a buffer. Its addresses are never used again, so a kernel that still has them faults.
+    /// Frees a buffer. Its addresses are never reused, so a kernel that still uses them faults.
     ///
     /// # Panics
-    /// If it is no buffer of this device, or freed already.
+    /// If the buffer does not belong to this device, or is already freed.
     pub fn free(&mut self, buffer: Buffer) {
         self.memory.free(buffer.address);
     }
@@ -121,27 +121,32 @@ impl Device {
     /// Writes bytes at an offset of a buffer.
     ///
     /// # Panics
-    /// If they do not fit.
+    /// If the bytes do not fit.
     pub fn write(&mut self, buffer: Buffer, offset: u64, data: &[u8]) {
         let at = self.memory.locate(buffer.address + offset, data.len() as u64);
-        let (allocation, offset) = at.expect("the bytes lie inside the buffer");
+        let (allocation, offset) = at.expect("the bytes must lie inside the buffer");
         allocation.copy_in(offset, data);
     }
 
-    /// A buffer's contents.
+    /// Contents of a buffer.
     ///
     /// # Panics
-    /// If its length is no multiple of the size of `T`.
+    /// If the length of the buffer is not a multiple of the size of `T`.
     pub fn download<T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(&self, buffer: Buffer) -> Vec<T> {
         let size = size_of::<T>() as u64;
-        assert!(size > 0 && buffer.bytes.is_multiple_of(size), "{} bytes are no whole elements", buffer.bytes);
+        assert!(
+            size > 0 && buffer.bytes.is_multiple_of(size),
+            "{} bytes are not a whole number of elements",
+            buffer.bytes
+        );
         let mut out = vec![T::zeroed(); (buffer.bytes / size) as usize];
-        let (allocation, offset) = self.memory.locate(buffer.address, buffer.bytes).expect("a buffer of this device");
+        let (allocation, offset) =
+            self.memory.locate(buffer.address, buffer.bytes).expect("the buffer must belong to this device");
         allocation.copy_out(offset, bytemuck::cast_slice_mut(&mut out));
         out
     }
 
-    /// Gives a module's variables addresses and initial values, when the module is first seen.
+    /// Assigns addresses and initial values to a module's variables when the module is first used.
     fn load(&mut self, module: &Module) -> Result<Vec<u64>, Fault> {
         if let Some(addresses) = self.modules.get(&module.id) {
             return Ok(addresses.clone());
@@ -180,8 +185,7 @@ impl Device {
     /// Runs a kernel to its end.
     ///
     /// # Errors
-    /// The first fault, by cluster; [`FaultKind::BadLaunch`] if the launch does not fit
-    /// the kernel.
+    /// The first fault, by cluster. [`FaultKind::BadLaunch`] if the launch does not fit the kernel.
     pub fn launch(
         &mut self,
         module: &Module,
@@ -192,11 +196,11 @@ impl Device {
         self.launch_on(None, module, entry, config, args)
     }
 
-    /// Runs a kernel to its end by the clock of a card: on the fair schedule, without looking for hazards. The launch is
-    /// the next of the timeline.
+    /// Runs a kernel to its end by the clock of a GPU: on the fair schedule, without looking for hazards. The launch is
+    /// added to the timeline.
     ///
     /// # Errors
-    /// As [`Device::launch`].
+    /// Same as [`Device::launch`].
     pub fn time(
         &mut self,
         timeline: &mut Timeline,
@@ -219,7 +223,7 @@ impl Device {
     ) -> Result<Report, Fault> {
         let kernel = module.entry(entry).ok_or_else(|| {
             let names: Vec<_> = module.entries().iter().map(|k| k.name.as_str()).collect();
-            Fault::launch(entry, format!("the module has no such entry; it has {}", names.join(", ")))
+            Fault::launch(entry, format!("the module has no such entry; its entries are {}", names.join(", ")))
         })?;
         check(kernel, config)?;
         let params = arguments(kernel, args)?;
@@ -291,16 +295,16 @@ fn check(kernel: &Kernel, config: &LaunchConfig) -> Result<(), Fault> {
         return refuse(format!("grid {grid:?}, block {block:?} and cluster {cluster:?} must not contain 0"));
     }
     if threads > MAX_THREADS.into() {
-        return refuse(format!("{threads} threads a CTA; {MAX_THREADS} are the most"));
+        return refuse(format!("{threads} threads per CTA; the maximum is {MAX_THREADS}"));
     }
     if grid[1] > 65535 || grid[2] > 65535 || grid[0] > i32::MAX as u32 {
-        return refuse(format!("grid {grid:?}; the most are 2147483647, 65535, 65535"));
+        return refuse(format!("grid {grid:?}; the maximum is [2147483647, 65535, 65535]"));
     }
     if cluster.iter().map(|&n| u64::from(n)).product::<u64>() > MAX_CLUSTER.into() {
-        return refuse(format!("cluster {cluster:?}; a cluster has {MAX_CLUSTER} CTAs at most"));
+        return refuse(format!("cluster {cluster:?}; the maximum is {MAX_CLUSTER} CTAs per cluster"));
     }
     if (0..3).any(|d| grid[d] % cluster[d] != 0) {
-        return refuse(format!("grid {grid:?} is no multiple of cluster {cluster:?}"));
+        return refuse(format!("grid {grid:?} is not a multiple of cluster {cluster:?}"));
     }
     if let Some(most) = kernel.limits.max_threads
         && threads > most.into()
@@ -310,22 +314,22 @@ fn check(kernel: &Kernel, config: &LaunchConfig) -> Result<(), Fault> {
     if let Some(required) = kernel.limits.required_threads
         && required != block
     {
-        return refuse(format!("block {block:?}; `.reqntid` asks for {required:?}"));
+        return refuse(format!("block {block:?}; `.reqntid` requires {required:?}"));
     }
     if let Some(required) = kernel.limits.required_cluster
         && required != cluster
     {
-        return refuse(format!("cluster {cluster:?}; `.reqnctapercluster` asks for {required:?}"));
+        return refuse(format!("cluster {cluster:?}; `.reqnctapercluster` requires {required:?}"));
     }
     let shared = u64::from(kernel.shared_bytes) + u64::from(config.shared_bytes);
     let most = if kernel.small_shared_memory { SMALL_MAX_SHARED } else { MAX_SHARED };
     if shared > most.into() {
-        return refuse(format!("{shared} bytes of shared memory a CTA; {most} are the most"));
+        return refuse(format!("{shared} bytes of shared memory per CTA; the maximum is {most}"));
     }
     Ok(())
 }
 
-/// The kernel's parameter block.
+/// Bytes of the kernel's parameter block.
 fn arguments(kernel: &Kernel, args: &[Arg]) -> Result<Vec<u8>, Fault> {
     let refuse = |text: String| Err(Fault::launch(&kernel.name, text));
     if args.len() != kernel.params.len() {
@@ -342,7 +346,7 @@ fn arguments(kernel: &Kernel, args: &[Arg]) -> Result<Vec<u8>, Fault> {
     Ok(block)
 }
 
-/// What clusters report when they are done.
+/// Results of finished clusters.
 #[derive(Default)]
 struct Outcome {
     roles: Vec<Role>,
@@ -385,7 +389,7 @@ impl Outcome {
         other.hazards.iter().for_each(|hazard| Warning::add(&mut self.hazards, hazard.clone()));
     }
 
-    /// The fault with what was printed and found before.
+    /// Adds earlier output and hazards to a fault.
     fn before(&self, fault: Fault) -> Fault {
         let mut before = self.hazards.clone();
         fault.before.iter().for_each(|hazard| Warning::add(&mut before, hazard.clone()));
@@ -393,8 +397,8 @@ impl Outcome {
     }
 }
 
-/// Runs clusters that cannot communicate, on all threads. Of several faults, that of the cluster with the lowest number
-/// is returned, whatever the timing.
+/// Runs clusters that cannot communicate, on all threads. If several clusters fault, returns the fault of the lowest
+/// cluster, so that the result does not depend on timing.
 fn in_parallel(kernel: &Kernel, launch: Launch<'_>) -> Result<Outcome, Fault> {
     let first_fault = AtomicU64::new(u64::MAX);
     let run = |index: u64| -> Result<Outcome, (u64, Fault)> {
@@ -429,7 +433,8 @@ fn in_parallel(kernel: &Kernel, launch: Launch<'_>) -> Result<Outcome, Fault> {
     sum.map_err(|(_, fault)| fault)
 }
 
-/// Races in global memory between clusters, found so far, go to the outcome; the gravest may be a fault.
+/// Moves the races in global memory between clusters that were found so far to the outcome. The gravest race may be a
+/// fault.
 fn races_between_clusters(kernel: &Kernel, launch: Launch<'_>, outcome: &mut Outcome) -> Result<(), Fault> {
     let Some(races) = launch.races else { return Ok(()) };
     for (meeting, times) in races.take() {
@@ -447,9 +452,9 @@ fn races_between_clusters(kernel: &Kernel, launch: Launch<'_>, outcome: &mut Out
     Ok(())
 }
 
-/// Runs clusters that may communicate, as many at a time as the device holds. In a round each runs, on all threads, until
-/// it is about to communicate; then they do that one after the other. So the outcome of a kernel without races depends on
-/// the schedule alone.
+/// Runs clusters that may communicate, up to the number that the device holds at the same time. In each round, every
+/// cluster runs on its thread until it is about to communicate. The clusters then communicate one after the other. The
+/// outcome of a kernel without races therefore depends only on the schedule.
 fn take_turns(kernel: &Kernel, launch: Launch<'_>) -> Result<Outcome, Fault> {
     let mut running = Vec::new();
     let mut sum = Outcome::default();
@@ -460,7 +465,8 @@ fn take_turns(kernel: &Kernel, launch: Launch<'_>) -> Result<Outcome, Fault> {
     Ok(sum)
 }
 
-/// The rounds of [`take_turns`]. What has ended goes to `sum`; after a fault, `running` is what has not.
+/// Runs the rounds of [`take_turns`]. Results of finished clusters go to `sum`. After a fault, `running` holds the
+/// unfinished clusters.
 fn run_rounds<'a>(
     kernel: &'a Kernel,
     launch: Launch<'a>,

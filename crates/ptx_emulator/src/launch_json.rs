@@ -15,63 +15,63 @@ use crate::hw::tensor_map::{DataType, Interleave, L2Promotion, OBJECT_BYTES, Oob
 use crate::module::Module;
 use crate::timed::Timeline;
 
-/// The file's contents.
+/// Contents of a launch file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LaunchFile {
-    /// The PTX file; relative to the launch file.
+    /// Path of the PTX file, relative to the launch file.
     #[serde(default)]
     pub ptx: PathBuf,
-    /// The entry's name; the only one if left out.
+    /// Name of the entry. Default: the only entry of the file.
     pub entry: Option<String>,
-    /// CTAs.
+    /// Number of CTAs in x, y and z.
     #[serde(default = "ones")]
     pub grid: [u32; 3],
-    /// Threads of a CTA.
+    /// Threads per CTA in x, y and z.
     #[serde(default = "ones")]
     pub block: [u32; 3],
-    /// CTAs of a cluster.
+    /// CTAs per cluster in x, y and z.
     #[serde(default = "ones")]
     pub cluster: [u32; 3],
-    /// Dynamic shared memory.
+    /// Dynamic shared memory per CTA, in bytes.
     #[serde(default)]
     pub shared_bytes: u32,
     /// Allocations by name.
     #[serde(default)]
     pub buffers: BTreeMap<String, BufferSpec>,
-    /// The kernel's arguments in order.
+    /// Arguments of the kernel, in order.
     #[serde(default)]
     pub args: Vec<ArgSpec>,
-    /// The arguments of an earlier launch that this one overlaps. All else is the same for both.
+    /// Arguments of an earlier launch that this launch overlaps. All other settings are the same for both launches.
     pub overlaps: Option<Vec<ArgSpec>>,
-    /// Buffers to write to files afterwards.
+    /// Buffers to write to files after the launch.
     #[serde(default)]
     pub save: BTreeMap<String, PathBuf>,
     /// `fair`, `worst` or `seed:N`.
     pub schedule: Option<String>,
-    /// Whether to look for races and uninitialized reads.
+    /// Whether to search for races and uninitialized reads.
     #[serde(default = "yes")]
     pub sanitize: bool,
-    /// Hold the kernel to the manual's letter: see [`LaunchConfig::strict`].
+    /// Whether to enforce the manual literally: see [`LaunchConfig::strict`].
     #[serde(default)]
     pub strict: bool,
-    /// Whether to look for races of the grid's threads in global memory, if at all for races.
+    /// Whether to search for races in global memory between the grid's threads. Requires `sanitize`.
     #[serde(default = "yes")]
     pub global_races: bool,
-    /// Go on behind hazards: see [`LaunchConfig::keep_going`].
+    /// Whether to continue after hazards: see [`LaunchConfig::keep_going`].
     #[serde(default)]
     pub keep_going: bool,
-    /// Hazards that are not reported, each `KIND` or `KIND:LINE` with a line of the PTX.
+    /// Hazards to suppress, each `KIND` or `KIND:LINE` with a line of the PTX.
     #[serde(default)]
     pub allow: Vec<String>,
-    /// Warp instructions that a warp may execute.
+    /// Maximum number of instructions that a warp may execute.
     pub instruction_budget: Option<u64>,
-    /// Launches behind this one, on the same buffers.
+    /// Launches after this one, on the same buffers.
     #[serde(default)]
     pub then: Vec<Step>,
 }
 
-/// A launch behind another. What it leaves out is as in the first.
+/// A launch after the first. Missing fields have the value of the first launch.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs, reason = "as in `LaunchFile`")]
@@ -82,17 +82,17 @@ pub struct Step {
     pub cluster: Option<[u32; 3]>,
     pub shared_bytes: Option<u32>,
     pub args: Option<Vec<ArgSpec>>,
-    /// It may begin while the launch before it still runs.
+    /// Whether the launch may begin while the previous launch still runs.
     #[serde(default)]
     pub overlaps: bool,
 }
 
-/// A place in a buffer.
+/// An address in a buffer.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum PointerSpec {
-    /// The first byte.
+    /// Address of the first byte.
     Buffer(String),
     At {
         buffer: String,
@@ -118,28 +118,29 @@ fn yes() -> bool {
     true
 }
 
-/// Where a buffer's contents come from.
+/// Contents of a buffer.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BufferSpec {
-    /// A file, relative to the launch file.
+    /// Path of a file, relative to the launch file.
     pub file: Option<PathBuf>,
-    /// Length, where there is no file.
+    /// Length in bytes, if no file is given.
     pub bytes: Option<u64>,
     /// `zero` or `poison`.
     pub fill: Option<Fill>,
-    /// Values, as little-endian words.
+    /// Values, as little-endian 32-bit words.
     pub u32: Option<Vec<u32>>,
     /// Values, as f32.
     pub f32: Option<Vec<f32>>,
-    /// Pointers, 8 bytes each: a buffer's name, or `{"buffer": name, "offset": bytes}`; `null` is the null pointer.
+    /// Pointers of 8 bytes. Each is a buffer's name, or `{"buffer": name, "offset": bytes}`. `null` is the null
+    /// pointer.
     pub pointers: Option<Vec<Option<PointerSpec>>>,
     /// Values written over the bytes: pointers and tensor maps.
     #[serde(default)]
     patches: Vec<Patch>,
 }
 
-/// What a buffer without contents begins with.
+/// Initial bytes of a buffer without contents.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Fill {
@@ -149,13 +150,13 @@ pub enum Fill {
     Poison,
 }
 
-/// One argument.
+/// An argument.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ArgSpec {
-    /// The address of a buffer.
+    /// Name of the buffer whose address is passed.
     pub pointer: Option<String>,
-    /// Added to the pointer.
+    /// Byte offset added to the address.
     #[serde(default)]
     pub offset: u64,
     i32: Option<i32>,
@@ -164,7 +165,7 @@ pub struct ArgSpec {
     u64: Option<u64>,
     f32: Option<f32>,
     f64: Option<f64>,
-    /// A tensor map: 128 bytes.
+    /// A tensor map of 128 bytes.
     pub tensor_map: Option<TensorMapSpec>,
     /// Bytes in hexadecimal.
     hex: Option<String>,
@@ -187,7 +188,7 @@ pub struct Patch {
     tensor_map: Option<TensorMapSpec>,
 }
 
-/// The arguments of `cuTensorMapEncodeTiled`, innermost dimension first.
+/// Arguments of `cuTensorMapEncodeTiled`, innermost dimension first.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorMapSpec {
@@ -198,7 +199,7 @@ pub struct TensorMapSpec {
     #[serde(rename = "type")]
     data_type: String,
     dims: Vec<u64>,
-    /// In bytes; the innermost dimension has none.
+    /// Strides in bytes, without the innermost dimension.
     strides: Vec<u64>,
     #[serde(rename = "box")]
     box_dims: Vec<u32>,
@@ -230,7 +231,7 @@ impl TensorMapSpec {
             "u4x16_align8" => DataType::U4x16Align8,
             "u4x16_align16" => DataType::U4x16Align16,
             "u6x16_align16" => DataType::U6x16Align16,
-            other => bail!("`{other}` is no tensor element type"),
+            other => bail!("`{other}` is not a tensor element type"),
         };
         let swizzle = match self.swizzle.as_deref().unwrap_or("none") {
             "none" => Swizzle::None,
@@ -241,18 +242,18 @@ impl TensorMapSpec {
             "128B_atom_32B" => Swizzle::B128Atom32,
             "128B_atom_32B_flip_8B" => Swizzle::B128Atom32Flip8,
             "128B_atom_64B" => Swizzle::B128Atom64,
-            other => bail!("`{other}` is no swizzle"),
+            other => bail!("`{other}` is not a swizzle mode"),
         };
         let interleave = match self.interleave.as_deref().unwrap_or("none") {
             "none" => Interleave::None,
             "16B" => Interleave::B16,
             "32B" => Interleave::B32,
-            other => bail!("`{other}` is no interleaved layout"),
+            other => bail!("`{other}` is not an interleaved layout"),
         };
         let oob_fill = match self.oob_fill.as_deref().unwrap_or("zero") {
             "zero" => OobFill::Zero,
             "nan" => OobFill::Nan,
-            other => bail!("`{other}` is no fill"),
+            other => bail!("`{other}` is not an out-of-bounds fill"),
         };
         let address = places.pointer(&self.buffer, self.offset)?;
         let ones = vec![1; self.dims.len()];
@@ -273,22 +274,22 @@ impl TensorMapSpec {
     }
 }
 
-/// What differs between the emulator and a GPU: where buffers lie, and how tensor maps become bytes.
+/// Differences between the emulator and a GPU: addresses of buffers, and encoding of tensor maps.
 pub struct Places<'a> {
-    /// Device addresses by name.
+    /// Device addresses of buffers, by name.
     pub addresses: BTreeMap<String, u64>,
-    /// The opaque object of a tensor map.
+    /// Function that encodes a tensor map.
     pub encode: &'a dyn Fn(&TensorMap) -> Result<[u8; OBJECT_BYTES]>,
 }
 
 impl Places<'_> {
     fn pointer(&self, name: &str, offset: u64) -> Result<u64> {
-        let address = self.addresses.get(name).with_context(|| format!("no buffer is called `{name}`"))?;
+        let address = self.addresses.get(name).with_context(|| format!("no buffer has the name `{name}`"))?;
         address.checked_add(offset).context("the offset is too large")
     }
 }
 
-/// The largest buffer that a launch file may ask for.
+/// Maximum size of a buffer in a launch file, in bytes.
 const MAX_BUFFER: u64 = 1 << 36;
 
 /// One of several launches.
@@ -299,21 +300,21 @@ pub struct Launch {
     pub args: Vec<Arg>,
 }
 
-/// A launch that is ready to run, and those behind it.
+/// A launch that is ready to run, and the launches after it.
 pub struct Prepared {
-    /// The device with its buffers.
+    /// Device with the buffers.
     pub device: Device,
-    /// The PTX.
+    /// The PTX module.
     pub module: Module,
-    /// The entry's name.
+    /// Name of the entry.
     pub entry: String,
-    /// The shape.
+    /// Shape and options of the launch.
     pub config: LaunchConfig,
-    /// The arguments.
+    /// Arguments.
     pub args: Vec<Arg>,
-    /// The arguments of the launch that this one overlaps, if any.
+    /// Arguments of the launch that this launch overlaps, if any.
     pub overlaps: Option<Vec<Arg>>,
-    /// The launches behind it.
+    /// Launches after this one.
     pub then: Vec<Launch>,
     /// Buffers by name.
     pub buffers: BTreeMap<String, Buffer>,
@@ -326,14 +327,14 @@ impl LaunchFile {
         Ok(serde_json::from_str(text)?)
     }
 
-    /// Loads everything that the launch names; paths are relative to `folder`.
+    /// Loads all files and buffers of the launch. Paths are relative to `folder`.
     pub fn prepare(&self, folder: &Path) -> Result<Prepared> {
         let path = folder.join(&self.ptx);
         let text = std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
         self.prepare_with(&text, folder).with_context(|| path.display().to_string())
     }
 
-    /// The same with the PTX at hand.
+    /// Like [`prepare`](LaunchFile::prepare), with the PTX text given by the caller.
     pub fn prepare_with(&self, ptx: &str, folder: &Path) -> Result<Prepared> {
         let module = Module::parse(ptx)?;
         let entry = match (&self.entry, module.entries()) {
@@ -398,14 +399,14 @@ impl LaunchFile {
     }
 }
 
-/// Arguments' bytes, for buffers that lie at these places; paths are relative to `folder`.
+/// Bytes of arguments, for buffers at these addresses. Paths are relative to `folder`.
 pub fn arguments(args: &[ArgSpec], places: &Places<'_>, folder: &Path) -> Result<Vec<Arg>> {
     let args = args.iter().enumerate();
     args.map(|(n, a)| a.make(places, folder).with_context(|| format!("argument {n}"))).collect()
 }
 
 impl BufferSpec {
-    /// What the buffer holds before the launch.
+    /// Contents of the buffer before the launch.
     pub fn contents(&self, folder: &Path) -> Result<Vec<u8>> {
         if let Some(file) = &self.file {
             let path = folder.join(file);
@@ -421,7 +422,7 @@ impl BufferSpec {
         Ok(vec![fill; self.length()? as usize])
     }
 
-    /// Writes what depends on where buffers lie: pointers and patches.
+    /// Writes the values that depend on addresses of buffers: pointers and patches.
     fn write_values(&self, device: &mut Device, buffer: Buffer, places: &Places<'_>) -> Result<()> {
         for (n, pointer) in (0..).zip(self.pointers.iter().flatten()) {
             let address = pointer.as_ref().map_or(Ok(0), |pointer| pointer.make(places))?;
@@ -438,14 +439,14 @@ impl BufferSpec {
         if let Some(pointers) = &self.pointers {
             return Ok((pointers.len() * size_of::<u64>()) as u64);
         }
-        let bytes = self.bytes.context("it needs `file`, `bytes`, `pointers` or values")?;
-        ensure!(bytes <= MAX_BUFFER, "{bytes} bytes are too many");
+        let bytes = self.bytes.context("missing contents; set `file`, `bytes`, `pointers` or values")?;
+        ensure!(bytes <= MAX_BUFFER, "{bytes} bytes exceed the maximum of {MAX_BUFFER}");
         Ok(bytes)
     }
 
     fn make(&self, device: &mut Device, folder: &Path) -> Result<Buffer> {
         match self {
-            // Zeros need no copy: a large buffer costs nothing until it is used.
+            // Zeros need no copy, so that a large buffer costs nothing until it is used.
             BufferSpec { file: None, u32: None, f32: None, fill: None | Some(Fill::Zero), .. } => {
                 Ok(device.allocate(self.length()?))
             }
@@ -477,7 +478,7 @@ impl ArgSpec {
             values.push(Arg(std::fs::read(&path).with_context(|| format!("reading {}", path.display()))?));
         }
         let Ok([mut arg]) = <[Arg; 1]>::try_from(values) else {
-            bail!("it needs exactly one of pointer, i32, i64, u32, u64, f32, f64, tensor_map, hex, file");
+            bail!("expected exactly one of pointer, i32, i64, u32, u64, f32, f64, tensor_map, hex, file");
         };
         for p in &self.patches {
             let bytes = p.bytes(places, arg.0.len())?;
@@ -488,15 +489,15 @@ impl ArgSpec {
 }
 
 impl Patch {
-    /// The bytes to write at `at`, which fit into so many.
+    /// Bytes to write at `at`. They must fit into `room` bytes.
     fn bytes(&self, places: &Places<'_>, room: usize) -> Result<Vec<u8>> {
         let bytes = match (&self.pointer, &self.tensor_map) {
             (Some(name), None) => places.pointer(name, self.offset)?.to_le_bytes().to_vec(),
             (None, Some(map)) => map.make(places)?.to_vec(),
-            _ => bail!("a patch needs either `pointer` or `tensor_map`"),
+            _ => bail!("a patch must have either `pointer` or `tensor_map`"),
         };
         let fits = self.at.checked_add(bytes.len()).is_some_and(|end| end <= room);
-        ensure!(fits, "the patch at {} leaves the {room} bytes", self.at);
+        ensure!(fits, "the patch at {} exceeds the {room} bytes", self.at);
         Ok(bytes)
     }
 }
@@ -505,19 +506,19 @@ fn hex(text: &str) -> Result<Vec<u8>> {
     let digits: Vec<u8> = text
         .chars()
         .filter(|c| !c.is_whitespace())
-        .map(|c| c.to_digit(16).map(|d| d as u8).with_context(|| format!("`{c}` is no hexadecimal digit")))
+        .map(|c| c.to_digit(16).map(|d| d as u8).with_context(|| format!("`{c}` is not a hexadecimal digit")))
         .collect::<Result<_>>()?;
     ensure!(digits.len().is_multiple_of(2), "an odd number of hexadecimal digits");
     Ok(digits.chunks(2).map(|d| d[0] << 4 | d[1]).collect())
 }
 
 impl Prepared {
-    /// Runs the launches. If the first overlaps another, that one runs before. The report is of all together.
+    /// Runs the launches, after the launch that the first one overlaps, if any. Returns one report for all launches.
     pub fn run(&mut self) -> Result<Report, Fault> {
         self.run_on(None)
     }
 
-    /// The same by the clock of a card.
+    /// Like [`run`](Prepared::run), by the clock of a GPU.
     pub fn time(&mut self, timeline: &mut Timeline) -> Result<Report, Fault> {
         self.run_on(Some(timeline))
     }
@@ -544,7 +545,7 @@ impl Prepared {
         Ok(report)
     }
 
-    /// Writes the buffers that the launch file asks for.
+    /// Writes the buffers that the launch file lists in `save`.
     pub fn save(&self) -> Result<()> {
         for (name, path) in &self.save {
             let data = self.device.download::<u8>(self.buffers[name]);

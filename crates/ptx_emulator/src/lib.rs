@@ -1,7 +1,7 @@
 //! Runs PTX on the CPU and finds its bugs.
 //!
-//! A [`Module`] is PTX text, parsed and decoded. A [`Device`] has global memory and launches a module's entries: the
-//! result is a [`Report`] of counters, or the [`Fault`] that the kernel committed, with its place.
+//! A [`Module`] is PTX text, parsed and decoded. A [`Device`] has global memory and launches a module's entries. The
+//! result of a launch is a [`Report`] of counters, or the [`Fault`] of the kernel with its place.
 //!
 //! ```
 //! use ptx_emulator::{Arg, Device, DeviceConfig, LaunchConfig, Module};
@@ -33,7 +33,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-// The floors, from the ground up: each imports only from itself and from those before it. The README describes them.
+// Modules from the bottom layer up: each imports only from itself and from the modules before it. See the README.
 mod config;
 pub mod hw;
 mod parser;

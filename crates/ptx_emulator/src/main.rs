@@ -1,4 +1,4 @@
-//! The command `ptx-emulator`: check a PTX file, print what the emulator covers, run a launch or a whole program.
+//! The command `ptx-emulator`: checks a PTX file, prints the emulator's coverage, or runs a launch or a whole program.
 
 mod clock;
 mod run;
@@ -13,7 +13,7 @@ use ptx_emulator::{Allow, Level, Module, coverage};
 
 /// Runs PTX on the CPU and finds its bugs.
 ///
-/// Exit codes: 0 success, 1 the kernel committed a fault, 2 bad input, 4 something the emulator does not support.
+/// Exit codes: 0 success, 1 fault of the kernel, 2 bad input, 4 feature that the emulator does not support.
 #[derive(Parser)]
 #[command(version)]
 struct Cli {
@@ -23,27 +23,27 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run a CUDA program with its launches emulated, and end with a summary of launches and hazards.
+    /// Run a CUDA program with its launches emulated, and print a summary of launches and hazards at the end.
     ///
-    /// The program may use the driver API, or the CUDA runtime where it was built with `nvcc -cudart shared`, and its
-    /// kernels must be there as PTX (`-gencode arch=compute_90a,code=compute_90a`). The exit code is the program's own, or
-    /// 1 where a launch faulted.
+    /// The program may use the driver API, or the CUDA runtime if it was built with `nvcc -cudart shared`. Its kernels
+    /// must be included as PTX (`-gencode arch=compute_90a,code=compute_90a`). The exit code is the program's own, or 1
+    /// if a launch faulted.
     Run(run::RunArgs),
-    /// Parse a PTX file and list what the emulator could not run.
+    /// Parse a PTX file and list instructions that the emulator cannot run.
     Check { file: PathBuf },
     /// Print the opcodes that the emulator runs, as a Markdown table.
     Coverage,
     /// Run the launch that a JSON file describes.
     Launch {
         file: PathBuf,
-        /// fair, worst or seed:N; overrides the file.
+        /// Schedule: fair, worst or seed:N. Overrides the file.
         #[arg(long)]
         schedule: Option<String>,
-        /// What counts as a fault: nothing but what no card can go on from (machine), what can go wrong on a card
-        /// (default), or whatever the manual forbids (strict); overrides the file.
+        /// Level: machine (only violations that no GPU can continue from), default (violations that can go wrong on a
+        /// GPU) or strict (all violations of the manual). Overrides the file.
         #[arg(long)]
         level: Option<Level>,
-        /// The same as `--level strict`.
+        /// Same as `--level strict`.
         #[arg(long, conflicts_with = "level")]
         strict: bool,
         #[command(flatten)]
@@ -56,17 +56,17 @@ enum Command {
     },
 }
 
-/// What to do about hazards.
+/// Options for hazards.
 #[derive(Args)]
 struct Hazards {
-    /// Do not report hazards of a kind, or only those with an instruction at a line of the PTX. May be given several
-    /// times; adds to the file's.
+    /// Suppress hazards of a kind, or only hazards of that kind with an instruction at a PTX line. May be given several
+    /// times, and adds to the file's list.
     #[arg(long, value_name = "KIND[:LINE]")]
     allow: Vec<Allow>,
-    /// Go on behind hazards and list all of them, folded by place.
+    /// Continue after hazards, and list all of them, one entry per place.
     #[arg(long)]
     keep_going: bool,
-    /// Do not look for races of a grid in global memory.
+    /// Do not search for races between threads of a grid in global memory.
     #[arg(long)]
     no_global_races: bool,
 }

@@ -14,21 +14,21 @@ use crate::parser::ast::Variable;
 use crate::parser::error::ParseError;
 use crate::types::Space;
 
-/// A loaded module. Cheap to launch from again and again: everything is decoded once.
+/// A loaded module. All code is decoded once, so repeated launches are cheap.
 pub struct Module {
     pub(crate) id: u64,
     kernels: Vec<Kernel>,
     /// Global and constant variables.
     pub(crate) variables: Vec<Variable>,
-    /// The addresses of functions that variables may hold.
+    /// Addresses of functions that variables may hold.
     pub(crate) functions: HashMap<String, u64>,
 }
 
 impl Module {
     /// Parses PTX text and decodes its entries.
     ///
-    /// An instruction that the emulator does not know is no error here. [`Kernel::unsupported`] lists such
-    /// instructions; a kernel that executes one ends with [`FaultKind::Unsupported`](crate::FaultKind::Unsupported).
+    /// An unknown instruction is not an error here. [`Kernel::unsupported`] lists unknown instructions. A kernel that
+    /// executes one ends with [`FaultKind::Unsupported`](crate::FaultKind::Unsupported).
     pub fn parse(text: &str) -> Result<Module, ParseError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let mut ast = parser::parse(text)?;
@@ -49,12 +49,12 @@ impl Module {
         Ok(Module { id, kernels, variables, functions })
     }
 
-    /// The entries, in the order of the file.
+    /// Entries, in the order of the file.
     pub fn entries(&self) -> &[Kernel] {
         &self.kernels
     }
 
-    /// The entry of that name.
+    /// Entry with this name.
     pub fn entry(&self, name: &str) -> Option<&Kernel> {
         self.kernels.iter().find(|k| k.name == name)
     }

@@ -1,7 +1,8 @@
-//! PTX files that say how they are launched and what the result must be. Such a file begins with `//!` lines that hold
-//! one JSON object: the fields of a launch file (without `ptx`) and those of [`Outcome`].
+//! PTX files that state their launch and their expected result. Such files begin with `//!` lines that hold one JSON
+//! object: the fields of a launch file (without `ptx`) and the fields of [`Outcome`].
 //!
-//! A program may also be an edit of another ([`Edit`]): a JSON file that names the other, the changes, and the result.
+//! A program may also be an edit of another program ([`Edit`]): a JSON file with the other program's path, the changes
+//! and the result.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,19 +16,19 @@ use crate::launch_json::{LaunchFile, Prepared};
 /// A program with its launch.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// Where it was read.
+    /// Path of the file.
     pub path: PathBuf,
-    /// The PTX, its head included.
+    /// PTX text, including its `//!` lines.
     pub text: String,
-    /// The launch.
+    /// Launch of the program.
     pub launch: LaunchFile,
-    /// What must come of it.
+    /// Expected result.
     pub outcome: Outcome,
-    /// The program that it is an edit of.
+    /// Path of the original program, if this program is an edit.
     pub edited: Option<PathBuf>,
 }
 
-/// A program that is another with some changes.
+/// A program defined by changes to another program.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Edit {
@@ -35,19 +36,19 @@ pub struct Edit {
     pub of: PathBuf,
     /// What the changes do.
     pub what: String,
-    /// Changes of the text.
+    /// Replacements in the text.
     #[serde(default)]
     pub edits: Vec<Replacement>,
-    /// Launch as [`LaunchConfig::strict`](crate::LaunchConfig::strict) says.
+    /// `true`: launch under [`LaunchConfig::strict`](crate::LaunchConfig::strict).
     #[serde(default)]
     pub strict: bool,
-    /// As [`Outcome::fault`].
+    /// Same as [`Outcome::fault`].
     pub fault: Option<String>,
-    /// As [`Outcome::schedules`].
+    /// Same as [`Outcome::schedules`].
     pub schedules: Option<Vec<String>>,
 }
 
-/// Text that stands at one place of a program, and what stands there instead.
+/// A text that occurs once in a program, and its replacement.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs, reason = "the names say it")]
@@ -56,22 +57,22 @@ pub struct Replacement {
     pub to: String,
 }
 
-/// What must come of a program.
+/// Expected result of a program.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Outcome {
-    /// The u32 words that buffers begin with afterwards.
+    /// Expected u32 words at the start of each buffer after the launch.
     #[serde(default)]
     pub expect: BTreeMap<String, Vec<u32>>,
     /// Buffers whose bytes differ between devices, such as a tensor map.
     #[serde(default)]
     pub opaque: Vec<String>,
-    /// The kind of fault, in kebab-case.
+    /// Kind of the expected fault, in kebab-case.
     pub fault: Option<String>,
-    /// The kinds of the warnings, in the order of their first places.
+    /// Kinds of the expected warnings, in the order of their first places.
     #[serde(default)]
     pub warnings: Vec<String>,
-    /// The schedules that show the fault, if not all do.
+    /// Schedules that show the fault. `None`: all schedules.
     pub schedules: Option<Vec<String>>,
 }
 
@@ -80,7 +81,7 @@ impl Outcome {
 }
 
 impl Program {
-    /// Reads a file.
+    /// Reads a program from a file.
     pub fn read(path: &Path) -> Result<Program> {
         Program::try_read(path).with_context(|| path.display().to_string())
     }
@@ -104,7 +105,7 @@ impl Program {
         })
     }
 
-    /// Reads every program of a folder, by name: the `.ptx` files, and the `.json` files that are edits.
+    /// Reads every program of a folder in the order of names: `.ptx` files, and `.json` files with edits.
     pub fn read_all(folder: &Path) -> Result<Vec<Program>> {
         let entries = std::fs::read_dir(folder).with_context(|| folder.display().to_string())?;
         let mut paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
@@ -113,17 +114,17 @@ impl Program {
         paths.iter().map(|path| Program::read(path)).collect()
     }
 
-    /// The file's name.
+    /// Name of the file.
     pub fn name(&self) -> std::borrow::Cow<'_, str> {
         self.path.file_name().unwrap_or_default().to_string_lossy()
     }
 
-    /// The folder of the file, which its paths are relative to.
+    /// Folder of the file. Paths in the file are relative to it.
     pub fn folder(&self) -> &Path {
         self.path.parent().unwrap_or("".as_ref())
     }
 
-    /// Loads everything that the launch names.
+    /// Loads all files and buffers of the launch.
     pub fn prepare(&self) -> Result<Prepared> {
         let prepared = self.launch.prepare_with(&self.text, self.folder());
         prepared.with_context(|| self.path.display().to_string())
@@ -131,11 +132,15 @@ impl Program {
 }
 
 impl Edit {
-    /// The program in `path` that is `program` with these changes.
+    /// Applies the changes to `program`. `path` is the path of the edit.
     fn apply(self, program: Program, path: &Path) -> Result<Program> {
         let Program { mut text, mut launch, path: of, .. } = program;
         for Replacement { from, to } in &self.edits {
-            ensure!(text.matches(from.as_str()).count() == 1, "{} has not exactly one {from:?}", of.display());
+            ensure!(
+                text.matches(from.as_str()).count() == 1,
+                "{}: expected exactly one occurrence of {from:?}",
+                of.display()
+            );
             text = text.replace(from, to);
         }
         launch.strict |= self.strict;

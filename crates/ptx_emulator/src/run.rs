@@ -1,8 +1,8 @@
-//! `ptx-emulator run`: a CUDA program whose driver and runtime are the emulator's.
+//! `ptx-emulator run`: runs a CUDA program with the emulator's driver and runtime.
 //!
-//! The libraries are those of `emulated_driver` and `emulated_runtime`. They lie beside this command, where Cargo puts
-//! them, and get the names that programs know in a folder of their own, which goes first in the loader's path. The driver
-//! writes a line of JSON for each launch, from which the summary is made.
+//! The crates `emulated_driver` and `emulated_runtime` provide the libraries. Cargo places them beside this command. A
+//! temporary folder holds them under the names that programs expect, and comes first in the loader's path. The driver
+//! writes a line of JSON for each launch; the summary is made from these lines.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -17,20 +17,20 @@ use clap::{Args, ValueEnum};
 use ptx_emulator::{Allow, Card, Level, Schedule, readable};
 use serde::Deserialize;
 
-/// The card that the program sees.
+/// GPU that the program sees.
 #[derive(Clone, Copy, ValueEnum)]
 enum Gpu {
-    /// Compute capability 9.0, 132 multiprocessors.
+    /// Compute capability 9.0, 132 SMs.
     H200,
-    /// Compute capability 10.0, 148 multiprocessors.
+    /// Compute capability 10.0, 148 SMs.
     B200,
-    /// Compute capability 12.0, 170 multiprocessors.
+    /// Compute capability 12.0, 170 SMs.
     #[value(name = "rtx-5090")]
     Rtx5090,
 }
 
 impl Gpu {
-    /// As the driver's `PTX_EMULATOR_GPU` has it.
+    /// Value for the driver's `PTX_EMULATOR_GPU`.
     fn name(self) -> &'static str {
         match self {
             Gpu::H200 => "h200",
@@ -42,36 +42,36 @@ impl Gpu {
 
 #[derive(Args)]
 pub struct RunArgs {
-    /// The card that the program sees [default: that of --timed, or h200].
+    /// GPU that the program sees [default: the GPU of --timed, or h200].
     #[arg(long, value_enum)]
     gpu: Option<Gpu>,
-    /// Predict the time of each launch on a card: h200 or b200 (docs/time-model.md says how, and how far to trust it). No hazards
-    /// are looked for.
+    /// Predict the time of each launch on a GPU: h200 or b200 (docs/time-model.md describes the model and its
+    /// accuracy). The run does not look for hazards.
     #[arg(long, value_name = "CARD", value_parser = Card::NAMES)]
     timed: Option<String>,
-    /// A constant of the card, in place of its own. May be given several times.
+    /// Override a constant of the GPU. May be given several times.
     #[arg(long, value_name = "NAME=VALUE", requires = "timed")]
     constant: Vec<String>,
-    /// Leave out arithmetic that no control flow depends on. What the program computes is meaningless then.
+    /// Skip arithmetic that no control flow depends on. The program's results are then meaningless.
     #[arg(long, requires = "timed")]
     no_values: bool,
-    /// What counts as a fault: machine, default or strict.
+    /// Level of checks: machine, default or strict.
     #[arg(long, default_value = "default")]
     level: Level,
-    /// fair, worst or seed:N.
+    /// Schedule: fair, worst or seed:N.
     #[arg(long, default_value = "fair")]
     schedule: Schedule,
     #[command(flatten)]
     hazards: super::Hazards,
-    /// Keep each launch as a line of JSON in this file.
+    /// Write a line of JSON for each launch to this file.
     #[arg(long)]
     log: Option<PathBuf>,
-    /// The program and its arguments, behind `--`.
+    /// The program and its arguments, after `--`.
     #[arg(last = true, required = true)]
     program: Vec<OsString>,
 }
 
-/// What a library is called by Cargo, and by programs.
+/// File names of each library: Cargo's name, and the name that programs load.
 const LIBRARIES: [(&str, &str); 2] =
     [("libemulated_driver.so", "libcuda.so.1"), ("libemulated_runtime.so", "libcudart.so.13")];
 
@@ -93,14 +93,14 @@ struct Line {
     multiply_adds: u64,
     #[serde(default)]
     warnings: Vec<Hazard>,
-    /// The fault, or the hazards that the launch went on behind.
+    /// The fault, or the hazards that the launch continued after.
     #[serde(default)]
     faults: Vec<Hazard>,
-    /// Its time on a card, if that was asked for.
+    /// Predicted time on a GPU, if requested.
     prediction: Option<Prediction>,
 }
 
-/// Of a launch's time on a card.
+/// Predicted time of a launch on a GPU.
 #[derive(Deserialize)]
 struct Prediction {
     start_us: f64,
@@ -114,20 +114,20 @@ struct Hazard {
     kind: String,
 }
 
-/// Runs the program, then tells what it launched.
+/// Runs the program, then prints a summary of its launches.
 ///
 /// # Errors
 ///
-/// There is no such program, or the libraries are not there.
+/// If the program or the libraries do not exist.
 pub fn run(args: RunArgs) -> Result<ExitCode> {
-    let folder = tempfile::tempdir().context("a folder for the libraries' names")?;
+    let folder = tempfile::tempdir().context("cannot create a temporary folder for the libraries")?;
     for (built, name) in LIBRARIES {
         let link = folder.path().join(name);
         symlink(find(built)?, &link).with_context(|| format!("linking {}", link.display()))?;
     }
     let log = args.log.clone().unwrap_or_else(|| folder.path().join("launches.jsonl"));
     if args.log.is_some() {
-        // The driver appends.
+        // The driver appends to the file, so create it empty.
         std::fs::write(&log, "").with_context(|| format!("writing {}", log.display()))?;
     }
     let log = std::path::absolute(log)?;
@@ -136,16 +136,16 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
         path.push(":");
         path.push(others);
     }
-    let [program, arguments @ ..] = &args.program[..] else { bail!("name the program behind `--`") };
+    let [program, arguments @ ..] = &args.program[..] else { bail!("missing program; name it after `--`") };
     let named = args.timed.as_deref().and_then(Card::named);
-    // Says what is wrong with a constant before anything runs.
+    // Rejects an invalid constant before anything runs.
     let set = |card: Card, constant: &String| card.with(constant).map_err(|text| anyhow!(text));
     named.map(|card| args.constant.iter().try_fold(card, set)).transpose()?;
     let seen = Gpu::value_variants().iter().copied().find(|gpu| args.timed.as_deref() == Some(gpu.name()));
     let gpu = match (args.gpu.or(seen), &args.timed) {
         (Some(gpu), _) => gpu,
         (None, None) => Gpu::H200,
-        (None, Some(card)) => bail!("a program cannot be shown the card {card}; say with --gpu which one it sees"),
+        (None, Some(card)) => bail!("a program cannot see the GPU {card}; choose the visible GPU with --gpu"),
     };
     let status = Command::new(program)
         .args(arguments)
@@ -171,23 +171,20 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
     Ok(if faulted { ExitCode::from(super::FAULT) } else { code(status) })
 }
 
-/// The program's own exit code; 128 and the signal's number where one ended it, as a shell has it.
+/// Exit code of the program. If a signal ended it, 128 plus the signal's number, as in a shell.
 fn code(status: ExitStatus) -> ExitCode {
     let code = status.code().or_else(|| Some(128 + status.signal()?)).unwrap_or(1);
     ExitCode::from(u8::try_from(code).unwrap_or(1))
 }
 
-/// A library: beside this command, or in `deps` beside it, where Cargo puts what only tests need.
+/// Path of a library: beside this command, or in `deps` beside it, where Cargo places libraries that only tests need.
 fn find(library: &str) -> Result<PathBuf> {
-    let command = env::current_exe().context("this command's own path")?;
-    let folder = command.parent().context("this command's folder")?;
+    let command = env::current_exe().context("cannot find the path of this command")?;
+    let folder = command.parent().context("cannot find the folder of this command")?;
     let found =
         [folder, &folder.join("deps")].map(|folder| folder.join(library)).into_iter().find(|path| path.exists());
     found.with_context(|| {
-        format!(
-            "{library} is not in {}; `cargo build --release` in the workspace makes it beside this command",
-            folder.display()
-        )
+        format!("{library} is not in {}; build it with `cargo build --release` in the workspace", folder.display())
     })
 }
 
@@ -202,7 +199,7 @@ fn read(log: &Path) -> Result<Vec<Line>> {
     Ok(lines)
 }
 
-/// Warnings that the summary prints; the log has them all.
+/// Maximum number of warnings in the summary. The log has all of them.
 const MOST_WARNINGS: usize = 5;
 
 /// Launches of one kernel with one shape.
@@ -215,7 +212,7 @@ struct Sum {
     multiply_adds: u64,
     seconds: f64,
     faults: u64,
-    /// Predicted times, and how many of them are of machine code.
+    /// Predicted times, and the number of predictions based on machine code.
     microseconds: Vec<f64>,
     from_machine_code: usize,
 }
@@ -265,10 +262,10 @@ fn summary(lines: &[Line]) -> String {
         {
             let mean = sum.microseconds.iter().sum::<f64>() / sum.microseconds.len() as f64;
             text += &format!(
-                "    predicted {mean:.2} us from start to end ({least:.2} to {most:.2}), a model's time and no card's"
+                "    predicted {mean:.2} us from start to end ({least:.2} to {most:.2}), by the model, not measured"
             );
             if sum.from_machine_code < sum.microseconds.len() {
-                text += "; some instructions counted in PTX, for want of machine code";
+                text += "; some instructions counted in PTX, because machine code is missing";
             }
             text.push('\n');
         }

@@ -1,5 +1,5 @@
-//! Launches by the clock of a card. Multiprocessors run in windows no longer than the shortest way to L2 and back; at the end of
-//! each, L2 and DRAM answer what was asked of them, in order of time. So a launch has the same times again.
+//! Launches by the clock of a GPU. SMs run in windows that are no longer than the shortest round trip to L2. At the end
+//! of each window, L2 and DRAM answer the requests in order of time. Repeated launches therefore have the same times.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,25 +18,25 @@ use crate::timing::memory::{Memory, Request, Waiter};
 use crate::timing::report::{BUCKET, Phase, RoleTime, Sample, Span, Time, Unit, Usage, Why};
 use crate::timing::sass::Listing;
 
-/// Registers of a multiprocessor.
+/// Registers per SM.
 const REGISTERS: u32 = 65536;
-/// Shared memory of each CTA that the system takes.
+/// Shared memory per CTA that the system reserves, in bytes.
 const SYSTEM_SHARED: u32 = 1024;
-/// Multiprocessors that are drawn.
+/// Number of SMs that are drawn.
 const DRAWN: usize = 2;
-/// Phases are cut into so many parts of the launch.
+/// Number of parts of a launch, for the detection of phases.
 const PARTS: u64 = 24;
 
-/// The time of launches that follow each other on a card.
+/// Time of consecutive launches on a GPU.
 pub struct Timeline {
     card: Arc<Card>,
     listings: Vec<Arc<Listing>>,
     values: bool,
     drawn: bool,
-    /// Multiprocessors that are run, if not all.
+    /// Number of SMs that are simulated. `None`: all.
     sample: Option<u32>,
     memory: Memory,
-    /// The launch before: when its last CTA let dependents start, its end, and what each of its CTAs took.
+    /// The previous launch: when its last CTA let dependents start, its end, and the resources of each of its CTAs.
     before: Option<Before>,
     launches: Vec<Time>,
     spans: Vec<Span>,
@@ -46,14 +46,14 @@ pub struct Timeline {
 struct Before {
     dependents: u64,
     end: u64,
-    /// When each multiprocessor was free.
+    /// Time at which each SM became free.
     free: Vec<u64>,
     shared_bytes: u32,
     threads: u32,
 }
 
 impl Timeline {
-    /// Time on a card, from a launch on an idle card with nothing in L2.
+    /// Timeline that starts on an idle GPU with an empty L2.
     pub fn new(card: Card) -> Timeline {
         let memory = Memory::new(&card);
         Timeline {
@@ -70,21 +70,22 @@ impl Timeline {
         }
     }
 
-    /// Takes costs of instructions from machine code. Where several listings have an entry of a name, the one that was added last
-    /// counts.
+    /// Takes costs of instructions from machine code. If several listings have an entry with the same name, the last
+    /// listing added is used.
     pub fn add_listing(&mut self, listing: Arc<Listing>) {
         self.listings.retain(|other| !Arc::ptr_eq(other, &listing));
         self.listings.insert(0, listing);
     }
 
-    /// Leaves out products and other arithmetic that no control flow depends on. Outputs are then meaningless.
+    /// Skips products and other arithmetic that no control flow depends on. Outputs are then meaningless.
     #[must_use]
     pub fn without_values(self) -> Timeline {
         Timeline { values: false, ..self }
     }
 
-    /// Runs some multiprocessors alone, with their share of each grid's CTAs, spread evenly over it, of L2 and of DRAM. What they and
-    /// others would read of the same lines counts as read by them alone, and what other CTAs compute is not there.
+    /// Simulates only some SMs, with their share of L2, of DRAM and of each grid's CTAs, spread evenly over the grid. A
+    /// line that sampled and other CTAs would share counts as read by the sampled CTAs alone. The results of other CTAs
+    /// are missing.
     #[must_use]
     pub fn sampled(self, multiprocessors: u32) -> Timeline {
         let all = self.card.sms;
@@ -93,28 +94,28 @@ impl Timeline {
         Timeline { sample: Some(multiprocessors).filter(|&n| n < all), memory, ..self }
     }
 
-    /// Keeps what some multiprocessors do, for drawings.
+    /// Records the activity of some SMs, for drawings.
     #[must_use]
     pub fn drawn(self) -> Timeline {
         Timeline { drawn: true, ..self }
     }
 
-    /// The card.
+    /// The GPU.
     pub fn card(&self) -> &Card {
         &self.card
     }
 
-    /// From the event before the first launch to the one behind the last, in microseconds.
+    /// Time from the event before the first launch to the event after the last, in microseconds.
     pub fn predicted_us(&self) -> f64 {
         self.card.microseconds(self.card.cycles(Key::LaunchFloor) + self.end)
     }
 
-    /// The launches.
+    /// Times of the launches.
     pub fn launches(&self) -> &[Time] {
         &self.launches
     }
 
-    /// What the drawn multiprocessors did, in cycles.
+    /// Activity of the drawn SMs, in cycles.
     pub fn spans(&self) -> &[Span] {
         &self.spans
     }
@@ -132,11 +133,11 @@ impl Timeline {
     }
 }
 
-/// The multiprocessors that clusters run on, and those clusters.
+/// SMs that clusters run on, and these clusters.
 struct Slot<'a> {
     core: Core,
     clusters: Vec<Cluster<'a>>,
-    /// When it became idle.
+    /// Time at which the slot became idle.
     free: u64,
 }
 
@@ -150,7 +151,7 @@ impl Slot<'_> {
                 return Ok(());
             }
             times.swap_remove(first);
-            /// How far one cluster may run ahead of the others on its multiprocessor.
+            /// Maximum number of cycles that a cluster may run ahead of the other clusters on its SM.
             const AHEAD: u64 = 16;
             let until = times.into_iter().min().map_or(end, |next| next.saturating_add(AHEAD).min(end));
             let cluster = &mut self.clusters[first];
@@ -162,7 +163,7 @@ impl Slot<'_> {
     }
 }
 
-/// Runs all clusters of a launch by the clock; `ended` is told of each.
+/// Runs all clusters of a launch by the clock. `ended` is called for each finished cluster.
 ///
 /// # Errors
 /// The first fault, or a deadlock.
@@ -180,7 +181,7 @@ pub fn run<'a>(
     let shared_bytes = kernel.shared_bytes + config.shared_bytes + SYSTEM_SHARED;
     let room = card.room();
     let most = residents(kernel, &room, threads, shared_bytes);
-    // L1 is what shared memory leaves.
+    // L1 gets the memory that shared memory does not use.
     let l1_bytes = u64::from((room.shared_bytes + room.least_l1).saturating_sub(shared_bytes * most));
     let sms = timeline.sample.map_or(launch.sms, |n| n.next_multiple_of(ctas).min(launch.sms));
     let clusters = (launch.clusters * u64::from(sms)).div_ceil(launch.sms.into());
@@ -244,14 +245,14 @@ pub fn run<'a>(
     Ok(())
 }
 
-/// CTAs that a multiprocessor holds.
+/// Number of CTAs that an SM holds.
 fn residents(kernel: &Kernel, room: &Room, threads: u32, shared_bytes: u32) -> u32 {
     let registers =
         kernel.registers_at_launch().map_or(room.ctas, |n| REGISTERS / (n * threads.next_multiple_of(32)).max(1));
     room.ctas.min(room.threads / threads.max(1)).min(room.shared_bytes / shared_bytes.max(1)).min(registers).max(1)
 }
 
-/// When a launch starts, when it may begin on each multiprocessor, and when `griddepcontrol.wait` ends.
+/// Start of a launch, start on each SM, and end of `griddepcontrol.wait`.
 fn starts(timeline: &Timeline, overlaps: bool, sms: u32, shared_bytes: u32, threads: u32) -> (u64, Vec<u64>, u64) {
     let (card, Some(before)) = (&timeline.card, &timeline.before) else { return (0, Vec::new(), 0) };
     let earlier_end = before.end + card.cycles(Key::GridEnd);
@@ -266,11 +267,11 @@ fn starts(timeline: &Timeline, overlaps: bool, sms: u32, shared_bytes: u32, thre
     (start, starts, earlier_end)
 }
 
-/// What new clusters begin with.
+/// Data that new clusters start with.
 struct Context<'a, 'c> {
     kernel: &'a Kernel,
     launch: Launch<'a>,
-    /// How many of the grid's clusters are run.
+    /// Number of the grid's clusters that are run.
     clusters: u64,
     card: &'c Arc<Card>,
     costs: Arc<Vec<Cost>>,
@@ -280,7 +281,7 @@ struct Context<'a, 'c> {
 }
 
 impl<'a> Context<'a, '_> {
-    /// The next cluster of the grid, if there is one more.
+    /// Next cluster of the grid, if any remain.
     fn next(&self, start: u64) -> Option<Cluster<'a>> {
         let index = self.launch.next_cluster.fetch_add(1, Ordering::Relaxed);
         if index >= self.clusters {
@@ -295,7 +296,7 @@ impl<'a> Context<'a, '_> {
     }
 }
 
-/// L2 and DRAM answer what was asked in a window; a slot has a multiprocessor for each CTA of a cluster.
+/// Lets L2 and DRAM answer the requests of a window. A slot has an SM for each CTA of a cluster.
 fn answer(slots: &mut [Slot<'_>], memory: &mut Memory, ctas: u32, intake: f64) {
     let mut requests: Vec<(usize, Request)> = Vec::new();
     for (n, slot) in slots.iter_mut().enumerate() {
@@ -325,7 +326,7 @@ fn answer(slots: &mut [Slot<'_>], memory: &mut Memory, ctas: u32, intake: f64) {
     }
 }
 
-/// Clusters that are done make room for others.
+/// Replaces finished clusters by new ones.
 fn refill<'a>(slot: &mut Slot<'a>, context: &Context<'a, '_>, sum: &mut Sum, ended: &mut impl FnMut(&mut Cluster<'_>)) {
     let mut n = 0;
     while n < slot.clusters.len() {
@@ -342,12 +343,12 @@ fn refill<'a>(slot: &mut Slot<'a>, context: &Context<'a, '_>, sum: &mut Sum, end
     }
 }
 
-/// Times of clusters that are done.
+/// Times of finished clusters.
 struct Sum {
     end: u64,
     dependents: u64,
     warps_per_cta: usize,
-    /// By warp of the CTA.
+    /// Cycles by warp of the CTA.
     spent: Vec<[u64; Why::COUNT]>,
 }
 
@@ -428,14 +429,14 @@ impl Sum {
         }
     }
 
-    /// Warps side by side that spend their time alike are one role.
+    /// Groups adjacent warps that spend their time in similar shares into roles.
     fn roles(&self) -> Vec<RoleTime> {
         let mut roles: Vec<RoleTime> = Vec::new();
         for (n, spent) in self.spent.iter().enumerate() {
             let all = spent.iter().sum::<u64>().max(1) as f64;
             let spent: BTreeMap<_, _> =
                 Why::ALL.iter().map(|&why| (why.name(), spent[why as usize] as f64 / all)).collect();
-            /// Two shares that differ by less are alike.
+            /// Maximum difference of two similar shares.
             const ALIKE: f64 = 0.05;
             match roles
                 .last_mut()

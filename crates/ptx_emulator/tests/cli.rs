@@ -25,7 +25,7 @@ fn launch(ptx: &str, threads: u32) -> (tempfile::TempDir, Output) {
 }
 
 #[test]
-fn a_launch_saves_its_buffers_and_prints_its_report() {
+fn launch_saves_buffers_and_prints_a_report() {
     let (folder, output) = launch("st.global.u32 [%d3], %r1;", 4);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let saved = std::fs::read(folder.path().join("c.bin")).unwrap();
@@ -36,7 +36,7 @@ fn a_launch_saves_its_buffers_and_prints_its_report() {
 }
 
 #[test]
-fn a_fault_is_exit_code_1() {
+fn fault_gives_exit_code_1() {
     let (_folder, output) = launch("st.global.u32 [%d3], %r1;", 5);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let fault: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -44,14 +44,14 @@ fn a_fault_is_exit_code_1() {
 }
 
 #[test]
-fn bad_input_is_exit_code_2_with_its_line() {
+fn bad_input_gives_exit_code_2_and_its_line() {
     let (_folder, output) = launch("st.global.u32 %d3, %r1;", 4);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stderr).contains("line 10"), "{output:?}");
 }
 
 #[test]
-fn what_is_not_supported_is_exit_code_4() {
+fn unsupported_feature_gives_exit_code_4() {
     let (folder, output) = launch("multimem.ld_reduce.global.add.u32 %r2, [%d3];", 4);
     assert_eq!(output.status.code(), Some(4), "{output:?}");
     assert_eq!(run(folder.path(), &["check", "k.ptx"]).status.code(), Some(4));
@@ -64,7 +64,7 @@ fn coverage_lists_every_opcode() {
     assert_eq!(text, ptx_emulator::coverage());
 }
 
-/// Takes every form of argument, and stores each.
+/// Kernel with a parameter for every form of argument. It stores each argument.
 const ARGUMENTS: &str = r#"
 .version 8.7
 .target sm_90a

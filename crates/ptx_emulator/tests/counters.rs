@@ -1,8 +1,8 @@
-//! What a report counts, of programs whose counts are known by hand.
+//! Counters of reports, for programs whose counts are known by hand.
 
 use ptx_emulator::{Arg, Device, DeviceConfig, LaunchConfig, Module, Report};
 
-/// Runs the body of an entry of two parameters, addresses of 128 zeroed bytes each, with so many threads.
+/// Runs the body of an entry with `threads` threads. The two parameters are addresses of 128 zeroed bytes each.
 fn run(body: &str, threads: u32) -> Report {
     let ptx = format!(
         ".version 8.7\n.target sm_90a\n.address_size 64\n\
@@ -22,7 +22,7 @@ const MMA: &str =
     "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%f0, %f1, %f2, %f3}, {%r4, %r5}, {%r6}, {%f4, %f5, %f6, %f7};";
 
 #[test]
-fn a_load_is_as_far_ahead_as_the_matrix_operations_between_its_request_and_its_use() {
+fn load_distance_counts_matrix_operations_before_its_use() {
     let zero = "mov.b32 %r4, 0; mov.b32 %r5, 0; mov.b32 %r6, 0;
         mov.f32 %f4, 0f00000000; mov.f32 %f5, 0f00000000; mov.f32 %f6, 0f00000000; mov.f32 %f7, 0f00000000;
         setp.eq.u32 %p0, %r0, 0;
@@ -43,7 +43,7 @@ fn a_load_is_as_far_ahead_as_the_matrix_operations_between_its_request_and_its_u
 }
 
 #[test]
-fn each_buffer_knows_what_was_moved_and_what_of_it_was_distinct() {
+fn buffers_count_moved_and_distinct_bytes() {
     let report = run(
         "setp.ne.u32 %p0, %r0, 0; @%p0 ret;
          mbarrier.init.shared.b64 [%r2], 1;
@@ -70,7 +70,7 @@ fn each_buffer_knows_what_was_moved_and_what_of_it_was_distinct() {
 }
 
 #[test]
-fn a_warp_waits_for_as_long_as_the_others_work() {
+fn waiting_warp_counts_the_steps_of_others() {
     let work = "add.u32 %r3, %r3, 1;\n".repeat(100);
     let report =
         run(&format!("mov.u32 %r3, 0; setp.lt.u32 %p0, %r0, 32; @%p0 bra meet;\n{work}\nmeet: bar.sync 0;"), 64);
@@ -81,7 +81,7 @@ fn a_warp_waits_for_as_long_as_the_others_work() {
 }
 
 #[test]
-fn rows_of_a_matrix_that_begin_at_one_bank_are_read_one_after_the_other() {
+fn matrix_rows_in_the_same_bank_conflict() {
     let conflicts = |stride: u32| {
         let body = format!(
             "shl.b32 %r3, %r0, 4; add.u32 %r3, %r1, %r3; st.shared.v4.b32 [%r3], {{%r0, %r0, %r0, %r0}}; bar.warp.sync -1;
@@ -90,6 +90,6 @@ fn rows_of_a_matrix_that_begin_at_one_bank_are_read_one_after_the_other() {
         );
         run(&body, 32).total.bank_conflicts
     };
-    // 8 rows of 16 bytes: side by side they are 32 words, one for each bank.
+    // 8 rows of 16 bytes. Adjacent rows are 32 words, one per bank.
     assert_eq!([16, 32, 64].map(conflicts), [0, 1, 3]);
 }

@@ -1,5 +1,5 @@
-//! Chains of launches that overlap (programmatic dependent launch): what one of them must not touch is reported, what it may
-//! is not. Of two launches, `tests/fail/grid_not_awaited.ptx` and `tests/manual` have programs.
+//! Chains of overlapping launches (programmatic dependent launch): forbidden accesses are reported, and allowed
+//! accesses are not. `tests/fail/grid_not_awaited.ptx` and `tests/manual` have programs with two launches.
 
 use ptx_emulator::{Arg, Buffer, Device, DeviceConfig, Fault, FaultKind, LaunchConfig, Module};
 
@@ -12,7 +12,7 @@ const START_DEPENDENTS: &str = "griddepcontrol.launch_dependents;";
 const READ: &str = "ld.global.u32 %r2, [%d3];";
 const WRITE: &str = "st.global.u32 [%d3], %r1;";
 const ADD: &str = "red.relaxed.gpu.global.add.u32 [%d3], 1;";
-/// Thread 0 copies the buffer to shared memory and waits for that.
+/// Thread 0 copies the buffer to shared memory and waits for the copy.
 const COPY: &str = "@%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r3], 256;
     @%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r4], [%d1], 256, [%r3];
     COPIED: mbarrier.try_wait.parity.shared.b64 %p2, [%r3], 0;
@@ -25,7 +25,7 @@ const COPY_BACK: &str = "st.shared.u32 [%r5], %r1;
     @%p1 cp.async.bulk.commit_group;
     @%p1 cp.async.bulk.wait_group 0;";
 
-/// A device with two buffers, and what has been launched there.
+/// A device with two buffers and a chain of launches.
 struct Chain {
     device: Device,
     buffers: [Buffer; 2],
@@ -38,7 +38,7 @@ impl Chain {
         Chain { device, buffers }
     }
 
-    /// Launches this body on one of the buffers.
+    /// Launches a kernel with this body on one of the buffers.
     fn launch(&mut self, overlaps: bool, buffer: usize, body: &[&str]) -> Result<(), Fault> {
         let text = format!(
             ".version 8.7\n.target sm_90a\n.address_size 64\n.shared .align 16 .b8 tile[256];\n\
@@ -56,7 +56,7 @@ impl Chain {
         self.device.launch(&module, "k", &config, &args).map(|_| ())
     }
 
-    /// Launches a first grid, and then one that overlaps it.
+    /// Launches a first grid, and a second grid that overlaps it.
     fn two(first: &[&str], second: &[&str]) -> Result<(), Fault> {
         let mut chain = Chain::new();
         chain.launch(false, 0, first).expect("the first grid is alone");
@@ -71,7 +71,7 @@ fn assert_race(outcome: Result<(), Fault>, with: &str) {
 }
 
 #[test]
-fn every_access_that_does_not_wait_is_found_where_either_grid_writes() {
+fn access_without_wait_races_if_either_grid_writes() {
     for (first, second) in [(WRITE, READ), (READ, WRITE), (WRITE, WRITE), (WRITE, COPY), (WRITE, COPY_BACK)] {
         assert_race(Chain::two(&[first], &[second]), "no griddepcontrol.wait lies between");
         assert_race(Chain::two(&[first], &[second, WAIT]), "no griddepcontrol.wait lies between");
@@ -84,7 +84,7 @@ fn every_access_that_does_not_wait_is_found_where_either_grid_writes() {
 }
 
 #[test]
-fn atomics_race_with_plain_accesses_of_the_grid_before_but_not_with_its_atomics() {
+fn atomics_race_only_with_plain_accesses_of_the_previous_grid() {
     assert_race(Chain::two(&[WRITE], &[ADD]), "wrote it");
     assert_race(Chain::two(&[ADD], &[READ]), "wrote it");
     Chain::two(&[ADD], &[ADD]).unwrap();
@@ -92,11 +92,11 @@ fn atomics_race_with_plain_accesses_of_the_grid_before_but_not_with_its_atomics(
 }
 
 #[test]
-fn a_wait_is_of_use_only_to_those_behind_it() {
+fn wait_covers_only_threads_ordered_after_it() {
     let of_others = ["@!%p1 bra OTHERS;", WAIT, "OTHERS:"];
     assert_race(Chain::two(&[WRITE], &[of_others.as_slice(), &[READ]].concat()), "no griddepcontrol.wait");
     Chain::two(&[WRITE], &[of_others.as_slice(), &["bar.sync 0;", READ]].concat()).unwrap();
-    // Thread 0 copies; all that read the copy are behind it.
+    // Thread 0 copies, and all readers of the copy are ordered after its wait.
     Chain::two(&[WRITE], &[of_others.as_slice(), &[COPY, READ]].concat()).unwrap();
     // Thread 1 waits.
     let of_the_wrong = ["setp.ne.u32 %p2, %r1, 1;", "@%p2 bra OTHERS;", WAIT, "OTHERS:"];
@@ -104,7 +104,7 @@ fn a_wait_is_of_use_only_to_those_behind_it() {
 }
 
 #[test]
-fn a_launch_that_overlaps_nothing_begins_behind_all_others() {
+fn launch_without_overlap_starts_after_all_others() {
     let mut chain = Chain::new();
     chain.launch(true, 0, &[READ]).unwrap();
     chain.launch(false, 0, &[WRITE]).unwrap();
@@ -114,7 +114,7 @@ fn a_launch_that_overlaps_nothing_begins_behind_all_others() {
 }
 
 #[test]
-fn who_has_not_waited_hides_the_grid_before_from_the_wait_of_the_next() {
+fn wait_does_not_reach_past_a_grid_that_did_not_wait() {
     for (middle, outcome) in [(vec![START_DEPENDENTS], true), (vec![START_DEPENDENTS, WAIT], false)] {
         let mut chain = Chain::new();
         chain.launch(false, 0, &[WRITE]).unwrap();
@@ -129,11 +129,11 @@ fn who_has_not_waited_hides_the_grid_before_from_the_wait_of_the_next() {
 }
 
 #[test]
-fn who_waits_before_it_lets_dependents_start_frees_them_of_the_grid_before() {
+fn early_wait_protects_dependents_from_the_previous_grid() {
     let middles: [(&[&str], bool); 4] = [
         (&[START_DEPENDENTS, WAIT], true),
         (&[WAIT, START_DEPENDENTS], false),
-        // Its exit lets them start.
+        // Its exit lets dependents start.
         (&[WAIT], false),
         (&["@%p1 griddepcontrol.wait;", START_DEPENDENTS], true),
     ];
@@ -147,7 +147,7 @@ fn who_waits_before_it_lets_dependents_start_frees_them_of_the_grid_before() {
 }
 
 #[test]
-fn what_the_host_writes_between_is_no_grids() {
+fn host_writes_belong_to_no_grid() {
     let mut chain = Chain::new();
     chain.launch(false, 1, &[WRITE]).unwrap();
     chain.device.write(chain.buffers[0], 0, &[1; BYTES as usize]);

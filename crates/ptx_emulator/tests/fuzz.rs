@@ -1,4 +1,4 @@
-//! Arbitrary text never makes the parser or the launch reader panic.
+//! Arbitrary text never makes the parser or the launch-file reader panic.
 
 use proptest::prelude::*;
 use ptx_emulator::Module;

@@ -1,9 +1,10 @@
-//! Hazards allowed or gone on behind, launches one after another, and what a fault carries.
+//! Hazards that are allowed or continued after, consecutive launches, and the contents of faults.
 
 use ptx_emulator::program::Program;
 use ptx_emulator::{Fault, FaultKind, Report};
 
-/// Threads write different values at line 9. A warp writes at line 12 what the other reads at line 14.
+/// Two threads write different values at line 9. A warp writes at line 12 the words that the other warp reads at line
+/// 14.
 const RACES: &str = r#"
 .version 8.0
 .target sm_80
@@ -37,16 +38,16 @@ fn races(more: &str) -> Result<Report, Fault> {
 }
 
 #[test]
-fn the_first_hazard_ends_a_launch() {
+fn first_hazard_ends_the_launch() {
     let fault = races("").unwrap_err();
     assert_eq!((fault.kind, fault.place.as_ref().map(|place| place.line)), (FaultKind::DataRace, Some(9)));
     let text = fault.to_string();
     assert!(text.contains("in kernel `races(unsigned int*)`, CTA (0, 0, 0), warp"), "{text}");
-    assert!(text.contains("- CTA (0, 0, 0), warp") && text.contains("remedy: put what orders"), "{text}");
+    assert!(text.contains("- CTA (0, 0, 0), warp") && text.contains("remedy: order the two accesses"), "{text}");
 }
 
 #[test]
-fn a_launch_that_goes_on_lists_all_hazards_by_place() {
+fn continued_launch_lists_all_hazards_by_place() {
     let report = races(r#", "keep_going": true"#).unwrap();
     let lines: Vec<_> = report.hazards.iter().map(|hazard| hazard.fault.place.as_ref().unwrap().line).collect();
     assert_eq!(lines, [9, 12], "{report}");
@@ -63,19 +64,21 @@ fn allowed_hazards_are_not_reported() {
     assert_eq!(races(r#", "allow": ["read-in-flight"]"#).unwrap_err().kind, FaultKind::DataRace);
     let fault = races(r#", "allow": ["data-race:9"]"#).unwrap_err();
     assert_eq!(fault.place.unwrap().line, 12);
-    assert!(races(r#", "allow": ["data-race:9", "data-race:14"]"#).is_ok(), "a line of either side counts");
+    assert!(races(r#", "allow": ["data-race:9", "data-race:14"]"#).is_ok(), "the line of either access matches");
 }
 
 #[test]
-fn what_cannot_be_allowed_is_refused_by_name() {
-    for (allow, what) in [("deadlock", "no run can go on"), ("races", "is no kind"), ("data-race:x", "is no line")] {
+fn fatal_kinds_and_bad_rules_are_refused() {
+    for (allow, what) in
+        [("deadlock", "no run can continue"), ("races", "is not a kind"), ("data-race:x", "is not a line")]
+    {
         let error = allow.parse::<ptx_emulator::Allow>().unwrap_err();
         assert!(error.contains(what), "{error}");
     }
 }
 
 #[test]
-fn a_fault_behind_hazards_lists_them() {
+fn later_fault_lists_earlier_hazards() {
     let text = RACES.replace("@%q st.global.u32 [%d], 7;", "@%q st.global.u32 [%d+4], 7;");
     let head =
         r#"{"block": [64, 1, 1], "buffers": {"p": {"bytes": 4}}, "args": [{"pointer": "p"}], "keep_going": true}"#;
@@ -85,7 +88,7 @@ fn a_fault_behind_hazards_lists_them() {
 }
 
 #[test]
-fn races_of_the_grid_are_looked_for_unless_the_launch_says_no() {
+fn grid_races_are_found_unless_disabled() {
     let text =
         ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 p) {\n.reg .b32 %r; .reg .b64 %d;
 ld.param.u64 %d, [p]; mov.u32 %r, %ctaid.x;\nst.global.u32 [%d], %r;\nret;\n}";
@@ -102,7 +105,7 @@ ld.param.u64 %d, [p]; mov.u32 %r, %ctaid.x;\nst.global.u32 [%d], %r;\nret;\n}";
 }
 
 #[test]
-fn what_was_printed_before_a_fault_is_not_lost() {
+fn output_before_a_fault_is_kept() {
     let text = r#"
 .version 8.0
 .target sm_80
@@ -120,7 +123,7 @@ trap;
     assert!(fault.to_string().ends_with("printed before:\nhello\n"), "{fault}");
 }
 
-/// Adds 1 to the words that a table of pointers names, until a null pointer.
+/// Adds 1 to each word that a table of pointers refers to, up to a null pointer.
 const TABLE: &str = r#"
 .version 8.0
 .target sm_80
@@ -146,7 +149,7 @@ ld.global.u32 %r, [%d1]; st.global.u32 [%d2], %r; ret;
 }"#;
 
 #[test]
-fn buffers_hold_pointers_and_launches_follow_each_other() {
+fn buffers_hold_pointers_across_consecutive_launches() {
     let head = r#"{"entry": "k", "buffers": {"a": {"u32": [10, 20]}, "b": {"u32": [30]},
         "table": {"pointers": ["a", {"buffer": "a", "offset": 4}, "b", null]},
         "other": {"bytes": 24, "patches": [{"at": 8, "pointer": "b"}]}},

@@ -1,4 +1,4 @@
-//! Small sabotages of a correct asynchronous kernel: each must end in a fault or in a wrong result on some schedule.
+//! Small sabotages of a correct asynchronous kernel. Each must cause a fault or a wrong result on some schedule.
 
 use ptx_emulator::{
     Arg, DataType, Device, DeviceConfig, Fault, Interleave, L2Promotion, LaunchConfig, Level, Module, OobFill, Report,
@@ -10,7 +10,7 @@ const M: usize = 128;
 const N: usize = 16;
 const K: usize = 256;
 
-/// What is changed, from what, to what.
+/// Description of each sabotage, the text to replace, and its replacement.
 const SABOTAGES: [(&str, &str, &str); 35] = [
     ("producer does not wait for an empty stage", "    @!%p5 bra EMPTY_WAIT;\n", ""),
     ("MMA does not wait for a full stage", "    @!%p5 bra FULL_WAIT;\n", ""),
@@ -69,12 +69,12 @@ const SABOTAGES: [(&str, &str, &str); 35] = [
     ),
 ];
 
-/// Small integers, exact in f16 and in every sum.
+/// Small integers that are exact in f16 and in every sum.
 fn value(row: usize, k: usize) -> i32 {
     ((row * 7 + k * 13 + row * k) % 9) as i32 - 4
 }
 
-/// An integer of at most four bits as an f16.
+/// Converts an integer of at most four bits to f16.
 fn f16(x: i32) -> u16 {
     let sign = if x < 0 { 0x8000 } else { 0 };
     match x.unsigned_abs() {
@@ -100,7 +100,7 @@ fn map(data_type: DataType, address: u64, dims: [u64; 2], stride: u64, shape: [u
     Arg(map.unwrap().to_bytes().to_vec())
 }
 
-/// What the launch reports, and whether the kernel's result is right.
+/// Returns the report of the launch, and whether the kernel's result is right.
 fn run(text: &str, level: Level, schedule: Schedule) -> Result<(Report, bool), Fault> {
     let module = Module::parse(text).unwrap();
     let mut device = Device::new(DeviceConfig::default());
@@ -129,7 +129,7 @@ fn schedules() -> impl Iterator<Item = Schedule> {
 }
 
 #[test]
-fn the_kernel_is_right_at_every_level_on_every_schedule() {
+fn unchanged_kernel_is_right_at_every_level() {
     for (name, level) in LEVELS {
         for schedule in schedules() {
             match run(KERNEL, level, schedule) {
@@ -143,7 +143,7 @@ fn the_kernel_is_right_at_every_level_on_every_schedule() {
     }
 }
 
-/// How a level notices a sabotage: a fault or a wrong result on some schedule, or else a warning.
+/// First effect of a sabotage at a level: a fault or a wrong result on some schedule, or else a warning.
 fn notices(text: &str, level: Level) -> Option<String> {
     let mut warned = None;
     for schedule in schedules() {
@@ -159,9 +159,10 @@ fn notices(text: &str, level: Level) -> Option<String> {
     warned
 }
 
-/// `found.txt` says at which level each is found. What changes a result, or hangs, is found at the default level.
+/// `found.txt` lists the level that finds each sabotage. The default level finds every change of the result and every
+/// hang.
 #[test]
-fn no_sabotage_passes_unnoticed() {
+fn every_sabotage_is_noticed() {
     let mut list = String::new();
     for (what, from, to) in SABOTAGES {
         assert!(KERNEL.contains(from), "{what}: the kernel has no such text");

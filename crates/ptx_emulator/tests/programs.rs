@@ -1,7 +1,7 @@
-//! Runs every program of `tests/pass` and `tests/fail`. A program of `tests/fail` has a mended twin in `tests/pass`: the one
-//! that it is an edit of, or the one of the same name.
+//! Runs every program of `tests/pass` and `tests/fail`. Each program of `tests/fail` has a corrected twin in
+//! `tests/pass`: the program that it is an edit of, or the program with the same name.
 //!
-//! Every schedule must give the same answer. The report or fault of the fair one is kept beside the program;
+//! Every schedule must give the same result. The report or fault of the fair schedule is stored beside the program;
 //! `BLESS=1 cargo test` rewrites it.
 
 mod manual;
@@ -18,7 +18,7 @@ fn programs(folder: &str) -> Vec<Program> {
     Program::read_all(&folder).unwrap_or_else(|error| panic!("{error:#}"))
 }
 
-/// Runs it on a schedule and checks what it leaves behind.
+/// Runs a program on a schedule and checks its buffers.
 fn run(program: &Program, schedule: &str) -> Result<Report, Fault> {
     let mut program = program.clone();
     program.launch.schedule = Some(schedule.into());
@@ -31,7 +31,7 @@ fn run(program: &Program, schedule: &str) -> Result<Report, Fault> {
     Ok(report)
 }
 
-/// As [`run`], on one thread: of clusters that race, which access comes first depends on the timing of threads.
+/// Like [`run`], on one thread. With several threads, the order of racing clusters depends on timing.
 fn run_on_one_thread(program: &Program, schedule: &str) -> Result<Report, Fault> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
     pool.install(|| run(program, schedule))
@@ -58,7 +58,7 @@ fn correct_programs_pass_on_every_schedule() {
                         assert_eq!(kinds, *expected, "{at}: {report}");
                         check_golden(&program, "report", &report.to_string());
                     }
-                    // Another schedule may end what the warning is about before it matters.
+                    // Another schedule may avoid the situation that the warning is about.
                     assert!(kinds.iter().all(|kind| expected.contains(kind)), "{at} on schedule {schedule}: {report}");
                 }
                 Err(fault) => panic!("{} on schedule {schedule}: {fault}", program.path.display()),
@@ -67,8 +67,8 @@ fn correct_programs_pass_on_every_schedule() {
     }
 }
 
-/// Each feature's programs on every schedule; `tests/manual` derives what they must leave in memory.
-macro_rules! features_are_what_the_manual_says {
+/// Runs each feature's programs on every schedule; `tests/manual` derives the expected contents of memory.
+macro_rules! features_follow_the_manual {
     ($($feature:ident)*) => {$(
         #[test]
         fn $feature() {
@@ -83,10 +83,10 @@ macro_rules! features_are_what_the_manual_says {
     )*};
 }
 
-mod features_are_what_the_manual_says {
+mod features_follow_the_manual {
     use super::*;
 
-    features_are_what_the_manual_says! {
+    features_follow_the_manual! {
         block_scales bulk_copies clusters cp_async dependent_launches fragments launch_control mbarriers multicast sparse
         tcgen05_copies tcgen05_mma tcgen05_pairs tcgen05_registers tensor_copies tensor_reductions tensormap_replace wgmma wmma
     }
@@ -116,32 +116,32 @@ fn faulty_programs_fail_on_every_schedule() {
 }
 
 #[test]
-fn every_faulty_program_has_a_mended_twin() {
+fn every_faulty_program_has_a_corrected_twin() {
     let canonical = |path: &Path| path.canonicalize().unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let pass: Vec<_> = programs("pass").iter().map(|p| canonical(&p.path)).collect();
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pass");
     for program in programs("fail") {
         let twin = program.edited.unwrap_or_else(|| folder.join(program.path.file_name().unwrap()));
-        assert!(pass.contains(&canonical(&twin)), "{} is no program of tests/pass", twin.display());
+        assert!(pass.contains(&canonical(&twin)), "{} is not a program of tests/pass", twin.display());
     }
 }
 
 #[test]
-fn every_kind_of_fault_has_a_program_that_fails_so() {
+fn every_fault_kind_has_a_failing_program() {
     let shown: Vec<_> = programs("fail").into_iter().filter_map(|program| program.outcome.fault).collect();
     let missing: Vec<_> = FaultKind::ALL.iter().filter(|kind| !shown.contains(&kind.to_string())).collect();
     assert!(missing.is_empty(), "{missing:?}");
 }
 
 #[test]
-fn the_same_seed_gives_the_same_report() {
+fn same_seed_gives_the_same_report() {
     for program in programs("pass") {
         assert_eq!(run(&program, "seed:7").unwrap(), run(&program, "seed:7").unwrap(), "{}", program.path.display());
     }
 }
 
 #[test]
-fn the_number_of_threads_changes_nothing() {
+fn number_of_threads_does_not_change_reports() {
     for program in programs("pass") {
         let report = |threads| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
@@ -152,7 +152,7 @@ fn the_number_of_threads_changes_nothing() {
 }
 
 #[test]
-fn unsupported_is_no_fault_of_the_kernel() {
+fn unsupported_instruction_is_not_a_kernel_fault() {
     for program in programs("fail").iter().filter(|p| p.outcome.fault.as_deref() == Some("unsupported")) {
         let fault = run(program, "fair").unwrap_err();
         assert!(fault.kind == FaultKind::Unsupported && fault.to_string().starts_with("unsupported: "));

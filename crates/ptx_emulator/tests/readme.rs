@@ -1,4 +1,4 @@
-//! The README's fault report and coverage table are the emulator's own. `BLESS=1 cargo test` renews the table.
+//! The fault report and the coverage table in the README are real output. `BLESS=1 cargo test` rewrites the table.
 
 use ptx_emulator::coverage;
 
@@ -6,7 +6,7 @@ const README: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
 const TABLE: &str = "Written by `ptx-emulator coverage`.\n\n";
 
 #[test]
-fn the_fault_report_is_real_and_the_coverage_table_current() {
+fn readme_has_a_real_fault_and_current_coverage() {
     let text = std::fs::read_to_string(README).unwrap();
     assert!(text.contains(include_str!("fail/overwrite_during_bulk_store.fault").trim_end()));
     let (before, table) = text.split_once(TABLE).expect("the coverage section");

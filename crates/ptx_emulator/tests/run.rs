@@ -1,4 +1,4 @@
-//! Whole programs under `ptx-emulator run`: C on the driver API, and C that registers what nvcc registers.
+//! Whole programs under `ptx-emulator run`: C on the driver API, and C with the registration calls that nvcc generates.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -15,7 +15,7 @@ fn compile(folder: &TempDir, name: &str, library: &str) -> PathBuf {
     program
 }
 
-/// Runs a program with options of `run`'s.
+/// Runs a program with options of `ptx-emulator run`.
 fn run(options: &[&str], program: &Path, arguments: &[&str]) -> (i32, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ptx-emulator"));
     let Output { status, stdout, stderr } =
@@ -30,7 +30,7 @@ fn driver(options: &[&str], mode: &str) -> (i32, String, String) {
 }
 
 #[test]
-fn a_program_on_the_driver_api_computes_and_ends_with_its_own_code() {
+fn driver_program_computes_and_keeps_its_exit_code() {
     for (options, card) in [(&[][..], "H200"), (&["--gpu", "b200", "--schedule", "worst", "--level", "strict"], "B200")]
     {
         let (code, out, err) = driver(options, "");
@@ -42,21 +42,18 @@ fn a_program_on_the_driver_api_computes_and_ends_with_its_own_code() {
 }
 
 #[test]
-fn the_time_of_launches_on_a_card_is_predicted() {
+fn launch_times_are_predicted() {
     let (code, out, err) = driver(&["--timed", "b200"], "");
     assert_eq!((code, &*out), (0, "NVIDIA B200\n2 4 6 8\n"), "{err}");
-    assert!(err.contains("    predicted ") && err.contains("a model's time and no card's"), "{err}");
+    assert!(err.contains("    predicted ") && err.contains("by the model, not measured"), "{err}");
     let (code, _, err) = driver(&["--timed", "gb10"], "");
-    assert_eq!(
-        (code, &*err),
-        (2, "error: a program cannot be shown the card gb10; say with --gpu which one it sees\n")
-    );
+    assert_eq!((code, &*err), (2, "error: a program cannot see the GPU gb10; choose the visible GPU with --gpu\n"));
     let (code, _, err) = driver(&["--timed", "h200", "--constant", "speed=1"], "");
     assert!(code == 2 && err.starts_with("error: `speed` is no constant of a card"), "{err}");
 }
 
 #[test]
-fn an_access_past_an_allocation_is_a_fault_that_names_it() {
+fn out_of_bounds_fault_names_the_allocation() {
     let (code, out, err) = driver(&[], "past");
     assert_eq!(code, 1, "{err}");
     assert!(out.contains("cuStreamSynchronize(stream): CUDA_ERROR_ILLEGAL_ADDRESS"), "{out}");
@@ -65,7 +62,7 @@ fn an_access_past_an_allocation_is_a_fault_that_names_it() {
 }
 
 #[test]
-fn a_graph_runs_as_late_as_it_may_and_kernels_reach_page_locked_memory() {
+fn graphs_run_late_and_kernels_reach_page_locked_memory() {
     let (code, out, err) = driver(&[], "graph");
     assert_eq!((code, &*out), (0, "NVIDIA H200\n4 8 12 16\n"), "{err}");
     let (code, out, err) = driver(&[], "locked");
@@ -81,7 +78,7 @@ fn managed_memory_is_refused_by_name() {
 }
 
 #[test]
-fn a_program_on_the_runtime_registers_launches_and_computes() {
+fn runtime_program_registers_launches_and_computes() {
     let folder = tempfile::tempdir().unwrap();
     let program = compile(&folder, "runtime", "libemulated_runtime.so");
     let (code, out, err) = run(&[], &program, &[]);
@@ -92,14 +89,14 @@ fn a_program_on_the_runtime_registers_launches_and_computes() {
     let error = "cudaErrorInvalidConfiguration";
     assert_eq!((code, &*out), (0, &*format!("{error} {error} cudaSuccess\n1 2 3 4\n")), "{err}");
 
-    // Its PTX is for sm_90a alone.
+    // Its PTX targets only sm_90a.
     let (code, _, err) = run(&["--gpu", "b200"], &program, &[]);
     assert_eq!(code, 5, "{err}");
     assert!(err.contains("PTX for sm_90a only") && err.contains("code=compute_100a"), "{err}");
 }
 
 #[test]
-fn a_program_that_is_not_there_is_bad_input() {
+fn missing_program_is_bad_input() {
     let (code, _, err) = run(&[], Path::new("/nowhere/at/all"), &[]);
     assert_eq!(code, 2);
     assert!(err.contains("running /nowhere/at/all"), "{err}");

@@ -1,5 +1,5 @@
-//! The time model against published tables of a B200: loops like those that were measured. `docs/time-model.md` names the
-//! sources. Each point must be within 10 %, but for those that are listed as misses.
+//! Compares the time model with published tables of a B200, by loops like the measured ones. `docs/time-model.md` names
+//! the sources. Each point must be within 10 %, except for the listed misses.
 
 use ptx_emulator::{
     Arg, Buffer, Card, DataType, Device, DeviceConfig, Interleave, Key, L2Promotion, LaunchConfig, Module, OobFill,
@@ -27,13 +27,13 @@ fn near(what: &str, predicted: f64, published: f64) {
     assert!(miss.abs() < 0.1, "{what}: predicted {predicted:.1}, published {published}");
 }
 
-/// SemiAnalysisAI/microbench-blackwell 9a068d85: cycles an MMA, both operands in shared memory, M = 128.
+/// SemiAnalysisAI/microbench-blackwell 9a068d85: cycles per MMA, both operands in shared memory, M = 128.
 #[test]
 fn block_scaled_products_take_the_published_cycles() {
     for (n, published) in [(64, 48.2), (80, 52.2), (96, 56.2), (112, 60.2), (128, 64.2), (256, 128.2)] {
         let time = |products: u32| {
             let mut device = Device::new(DeviceConfig { sms: B200_SMS });
-            // M = 128, e2m1 and ue4m3; N / 8 from bit 17 on.
+            // M = 128, e2m1 and ue4m3; N / 8 starts at bit 17.
             let descriptor = 0x0800_0480 | (n / 8) << 17;
             let args = [Arg::value(products), Arg::value(descriptor)];
             cycles(&mut device, include_str!("time/mma.ptx"), "mma", &LaunchConfig::linear(1, 128), &args)
@@ -42,7 +42,7 @@ fn block_scaled_products_take_the_published_cycles() {
     }
 }
 
-/// Cycles of a copy where every multiprocessor has one in flight.
+/// Cycles of a copy with one copy in flight on every SM.
 fn copy(bytes: u32) -> f64 {
     const TIMES: u32 = 12;
     let mut device = Device::new(DeviceConfig { sms: B200_SMS });
@@ -65,7 +65,7 @@ fn copies_from_dram_take_the_published_cycles() {
     }
 }
 
-/// The same source: what DRAM delivers with so many bytes in flight on each multiprocessor. 32 KB is left out: 5.9 TB/s there.
+/// The same source: DRAM throughput by bytes in flight per SM. 32 KB is left out: 5.9 TB/s there.
 #[test]
 fn dram_delivers_the_published_rates() {
     for (log, published) in [(14, 3.8), (16, 7.22), (17, 7.26)] {
@@ -75,9 +75,9 @@ fn dram_delivers_the_published_rates() {
     }
 }
 
-/// A tensor copy of rows takes as long however it permutes them, and reads all of them from DRAM.
+/// A tensor copy of rows takes the same time with any swizzle, and reads all rows from DRAM.
 #[test]
-fn swizzled_copies_take_as_long_as_others() {
+fn swizzle_does_not_change_copy_times() {
     const TIMES: u32 = 4;
     let time = |row: u32, swizzle| {
         let mut device = Device::new(DeviceConfig { sms: B200_SMS });
@@ -112,7 +112,7 @@ fn swizzled_copies_take_as_long_as_others() {
     }
 }
 
-/// Loads of tensor memory take their bytes, one behind the other, and `tcgen05.wait::ld` waits for the last.
+/// Loads of tensor memory take time for their bytes, one after the other, and `tcgen05.wait::ld` waits for the last.
 #[test]
 fn loads_of_tensor_memory_are_waited_for() {
     let turn = |loads: u32| {
@@ -130,9 +130,9 @@ fn loads_of_tensor_memory_are_waited_for() {
     assert!((two - one - load).abs() <= 10.0, "{one} and {two}");
 }
 
-/// Another CTA of the cluster knows of an arrival when the cluster's latency is over, whichever of them arrives last.
+/// Another CTA of the cluster sees an arrival after the cluster latency, whichever CTA arrives last.
 #[test]
-fn arrivals_in_a_cluster_have_its_latency() {
+fn cluster_arrivals_take_the_cluster_latency() {
     let turn = |entry: &str| {
         let time = |turns: u32| {
             let mut device = Device::new(DeviceConfig { sms: B200_SMS });
@@ -147,20 +147,20 @@ fn arrivals_in_a_cluster_have_its_latency() {
     let [cluster, wake] = [Key::ClusterLatency, Key::MbarrierWake].map(|key| b200().get(key));
     let (barrier, arrivals) = (turn("barriers"), turn("arrivals"));
     assert!((cluster..cluster + 30.0).contains(&barrier), "{barrier}");
-    // There and back.
+    // One round trip.
     let expected = 2.0 * (cluster + wake);
     assert!((expected..expected + 60.0).contains(&arrivals), "{arrivals}, not {expected}");
 }
 
-/// The same launch has the same time, whatever else the device did.
+/// The same launch has the same time, whatever else the device ran.
 #[test]
-fn times_are_the_same_again() {
+fn repeated_launches_take_the_same_time() {
     assert_eq!(copy(4096), copy(4096));
 }
 
-/// A card's constant decides what it should: half the bandwidth of DRAM doubles the time of what DRAM bounds.
+/// A constant has its intended effect: half the DRAM bandwidth doubles the time of a DRAM-bound kernel.
 #[test]
-fn half_the_bandwidth_takes_twice_the_time() {
+fn half_the_bandwidth_doubles_the_time() {
     let time = |card: Card| {
         let mut device = Device::new(DeviceConfig { sms: B200_SMS });
         let from = device.allocate(u64::from(B200_SMS) * 4 * (128 << 10));

@@ -1,15 +1,15 @@
-//! Every fault that the emulator can report: its kind, its title, and its text. A fault is undefined behavior or
-//! certainly a bug of the kernel. What the emulator cannot do is no fault of the kernel: that is
+//! Every fault that the emulator can report, with its kind, title and text. A fault is undefined behavior, or certainly
+//! a bug of the kernel. A limit of the emulator is not a fault of the kernel: it has the kind
 //! [`FaultKind::Unsupported`].
 
 use std::fmt;
 
 use super::names::readable;
 
-/// Declares every kind with its title.
+/// Declares every kind with its title, its remedy and its section of the manual.
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident => $title:literal, $remedy:literal, $section:literal;)+) => {
-        /// What went wrong.
+        /// Kind of a fault.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
         #[serde(rename_all = "kebab-case")]
         pub enum FaultKind {
@@ -20,21 +20,21 @@ macro_rules! kinds {
             /// Every kind.
             pub const ALL: &[FaultKind] = &[$(FaultKind::$name),+];
 
-            /// One line that says what the kind means.
+            /// Title: one line that describes the kind.
             pub fn title(self) -> &'static str {
                 match self {
                     $(FaultKind::$name => $title,)+
                 }
             }
 
-            /// What mends it, as a rule.
+            /// Usual remedy.
             pub fn remedy(self) -> &'static str {
                 match self {
                     $(FaultKind::$name => $remedy,)+
                 }
             }
 
-            /// Where the PTX ISA, or what it names, says more.
+            /// Section of the PTX ISA that describes the rule.
             pub fn section(self) -> &'static str {
                 match self {
                     $(FaultKind::$name => $section,)+
@@ -53,127 +53,127 @@ kinds! {
     Misaligned => "misaligned access",
         "align the address to the size of the access",
         "Addresses as Operands";
-    /// A register that no instruction has written.
+    /// A read of a register that no instruction has written.
     UninitializedRegister => "read of an uninitialized register",
         "write the register on every path to its use",
         "Type Information for Instructions and Operands";
-    /// Bytes of shared memory that nothing has written.
+    /// A read of shared-memory bytes that nothing has written.
     UninitializedShared => "read of uninitialized shared memory",
-        "write the bytes first, and put a barrier between",
+        "write the bytes first, and synchronize the write and the read by a barrier",
         "Shared State Space";
-    /// Bytes of local memory that nothing has written.
+    /// A read of local-memory bytes that nothing has written.
     UninitializedLocal => "read of uninitialized local memory",
         "write the bytes first",
         "Local State Space";
-    /// Two accesses of one shared location, one of them a write, with no order between them.
+    /// Two unordered accesses of the same location, at least one of them a write.
     DataRace => "data race",
-        "put what orders the two between them: a barrier, or a release and an acquire whose scopes hold both; or make both accesses atomic",
+        "order the two accesses by a barrier, or by a release and an acquire whose scopes include both threads; or make both accesses atomic",
         "Memory Consistency Model: Data-races";
-    /// An access that conflicts with an earlier grid: it touches global memory which that grid has written, or writes
-    /// memory which that grid has read. The earlier grid may still run, and nobody has waited for its end.
+    /// An access that conflicts with an earlier grid: it touches global memory that the earlier grid wrote, or writes
+    /// global memory that the earlier grid read. The earlier grid may still run, and no thread has waited for its end.
     GridNotAwaited => "race with an earlier grid that may still run",
-        "execute griddepcontrol.wait before, in this thread or in one that then meets it at a barrier",
+        "execute griddepcontrol.wait before the access, in this thread or in a thread that then synchronizes with it by a barrier",
         "griddepcontrol";
-    /// A read of bytes that an asynchronous operation still writes, or whose completion nobody waited for.
+    /// A read of bytes that an asynchronous operation still writes, or whose completion no thread waited for.
     ReadInFlight => "read of data still in flight",
-        "wait for the operation first: at its mbarrier, by its wait instruction, or at a commit",
+        "first wait for the operation: at its mbarrier, by its wait instruction, or at a commit",
         "Asynchronous Operations";
     /// A write to bytes that an asynchronous operation still reads or writes.
     OverwriteInFlight => "write to memory that an asynchronous operation still uses",
-        "first wait until the operation has read and written: at its mbarrier, by its wait instruction, or at a commit",
+        "first wait for the operation's reads and writes: at its mbarrier, by its wait instruction, or at a commit",
         "Asynchronous Operations";
-    /// The async proxy accesses what the generic proxy wrote, with no proxy fence between.
+    /// The async proxy accesses bytes that the generic proxy wrote, without a proxy fence between the two accesses.
     MissingProxyFence => "no proxy fence between a generic write and an async-proxy access",
-        "execute fence.proxy.async behind the write, or fence.mbarrier_init behind an initialization, and a barrier behind that",
+        "execute fence.proxy.async after the write (fence.mbarrier_init after an mbarrier initialization), then a barrier",
         "Memory Consistency Model: Proxies; membar, fence";
-    /// `wgmma` uses registers that were written since the last `wgmma.fence`.
+    /// `wgmma` uses registers that were written after the last `wgmma.fence`.
     MissingWgmmaFence => "no wgmma.fence between writing registers and wgmma",
-        "execute wgmma.fence.sync.aligned between",
+        "execute wgmma.fence.sync.aligned after the last write to the registers",
         "wgmma.fence";
-    /// Threads of a CTA that wait at a barrier which the others will not reach, or reach with other arguments.
+    /// Threads of a CTA wait at a barrier that the other threads do not reach, or reach with different arguments.
     BarrierDivergence => "barrier divergence",
-        "let all threads of the barrier reach it, and name the same count",
+        "make all threads of the barrier reach it with the same thread count",
         "bar, barrier";
-    /// An `.aligned` instruction, or one with a member mask, that its lanes do not execute together.
-    WarpDivergence => "warp-wide instruction executed by part of its lanes",
-        "let all lanes of the mask reach it together",
+    /// Only some of the required lanes execute an `.aligned` instruction or an instruction with a member mask.
+    WarpDivergence => "warp-wide instruction executed by only some of its lanes",
+        "make all lanes of the mask reach the instruction together",
         "bar.warp.sync";
-    /// Nothing can run any more.
+    /// No thread can run, and no operation is left that could wake a thread.
     Deadlock => "deadlock",
-        "find who was to complete what the threads wait for",
+        "find the thread or operation that should have completed the barriers the threads wait for",
         "mbarrier";
-    /// The instruction budget is used up: an infinite loop, or a budget too small.
+    /// A warp used up its instruction budget: the kernel loops forever, or the budget is too small.
     InstructionBudget => "instruction budget used up",
-        "raise the budget, if the loop is to end at all",
+        "raise the budget, or fix the loop that does not end",
         "Control Flow Instructions";
     /// The kernel executed `trap`.
     Trap => "the kernel trapped",
-        "see what the kernel checks before it",
+        "see which check of the kernel leads to the trap",
         "trap";
-    /// An operand whose value the manual forbids.
+    /// An operand has a value that the manual forbids.
     InvalidOperand => "invalid operand",
-        "give a value that the manual allows",
+        "use a value that the manual allows",
         "the section of the instruction";
-    /// An mbarrier operation on memory that is no valid mbarrier object.
+    /// An mbarrier operation on memory that holds no valid mbarrier object.
     MbarrierNotInitialized => "use of an mbarrier that is not initialized",
-        "execute mbarrier.init first, and a barrier behind it",
+        "execute mbarrier.init first, then a barrier",
         "mbarrier.init";
     /// More arrivals or transaction bytes than the current phase of an mbarrier can take.
     MbarrierOverflow => "mbarrier count overflow",
-        "let the count of mbarrier.init be that of the arrivals of a phase, and let none arrive for the next phase early",
+        "set the count of mbarrier.init to the number of arrivals per phase, and do not arrive early for the next phase",
         "Contents of the mbarrier object";
-    /// A wait for a phase that is neither the current nor the one before.
+    /// A wait for a phase other than the current phase and the previous phase.
     MbarrierPhase => "wait for an mbarrier phase that cannot come",
         "wait for each phase before the next one completes",
         "mbarrier.test_wait, mbarrier.try_wait";
-    /// An mbarrier overwritten or invalidated while threads wait on it or operations will signal it.
+    /// An mbarrier was overwritten or invalidated while threads wait on it or pending operations will signal it.
     MbarrierInUse => "mbarrier destroyed while in use",
-        "wait for what is on its way, and execute mbarrier.inval before other uses of the memory",
+        "wait for all pending operations, and execute mbarrier.inval before other uses of the memory",
         "mbarrier.inval";
     /// An mbarrier still expects bytes or arrivals that nothing will deliver.
-    BytesNotDelivered => "bytes expected and never delivered",
-        "expect as many bytes as the copies of the phase bring",
+    BytesNotDelivered => "expected bytes were never delivered",
+        "expect the number of bytes that the copies of the phase deliver",
         "Tracking asynchronous operations by the mbarrier object";
-    /// Tensor memory accessed outside a live allocation.
-    TmemNotAllocated => "tensor memory used unallocated",
-        "execute tcgen05.alloc first, and use its address",
+    /// An access of tensor memory outside a live allocation.
+    TmemNotAllocated => "use of unallocated tensor memory",
+        "execute tcgen05.alloc first, and use the address that it returns",
         "tcgen05.alloc";
-    /// Tensor memory addressed past its columns or lanes.
+    /// An address in tensor memory past its columns or lanes.
     TmemOutOfBounds => "tensor memory access out of bounds",
-        "stay in 128 lanes and 512 columns",
+        "stay within 128 lanes and 512 columns",
         "Tensor Memory: Addressing";
-    /// Tensor memory lanes that the executing warp cannot reach.
-    TmemWrongWarp => "tensor memory lanes of another warp",
+    /// An access of tensor-memory lanes that the executing warp cannot reach.
+    TmemWrongWarp => "access of tensor-memory lanes of another warp",
         "add the warp's quarter to the address: 32 lanes times the warp's index modulo 4",
         "tcgen05.ld, tcgen05.st: Access restrictions";
-    /// Tensor memory still allocated when the CTA exits.
+    /// Tensor memory is still allocated when the CTA exits.
     TmemNotFreed => "tensor memory never freed",
         "execute tcgen05.dealloc before the CTA ends",
         "tcgen05.dealloc";
-    /// Tensor memory that nothing has written.
+    /// A read of tensor memory that nothing has written.
     UninitializedTmem => "read of uninitialized tensor memory",
-        "write the cells first, or do not accumulate on them",
+        "write the cells first, or do not accumulate into them",
         "tcgen05.mma, tcgen05.ld";
-    /// A scale factor in a lane from which no matrix instruction takes it.
-    ScaleNotRead => "scale in a lane that nobody reads",
-        "put it into the lanes that the thread selector names, or name these",
+    /// A scale factor in a lane from which no matrix instruction reads scale factors.
+    ScaleNotRead => "scale factor in a lane that no matrix instruction reads",
+        "put the scale factor into the lanes that the thread selector names, or change the selector",
         "Block Scaling for mma.sync";
-    /// A shared-memory, instruction or tensor-map descriptor that breaks its format.
+    /// A shared-memory, instruction or tensor-map descriptor that violates its format.
     BadDescriptor => "malformed descriptor",
-        "see the fields of the format",
+        "set the fields as the format defines them",
         "Matrix Descriptors; Instruction descriptor; Tensors";
     /// The launch does not fit the kernel: wrong arguments, too many threads, too much shared memory.
     BadLaunch => "launch refused",
-        "launch it as its directives say",
+        "launch the kernel as its directives require",
         "Performance-Tuning Directives; Cluster Dimension Directives";
-    /// Something that the emulator does not model.
+    /// A feature that the emulator does not model.
     Unsupported => "not supported by the emulator",
-        "see what the emulator does not model",
+        "see the list of features that the emulator does not model",
         "-";
 }
 
 impl FaultKind {
-    /// Whether a run can go on behind it. Such a kind can be allowed.
+    /// `true` if a run can continue after this kind of fault. Only such kinds can be allowed.
     pub fn is_hazard(self) -> bool {
         use FaultKind as K;
         matches!(
@@ -199,18 +199,18 @@ impl FaultKind {
 impl std::str::FromStr for FaultKind {
     type Err = String;
 
-    /// The kind's name in kebab-case.
+    /// Parses the kind's name in kebab-case.
     fn from_str(s: &str) -> Result<Self, String> {
         let kind = FaultKind::ALL.iter().find(|kind| kind.to_string() == s);
         kind.copied().ok_or_else(|| {
             let names: Vec<_> = FaultKind::ALL.iter().filter(|kind| kind.is_hazard()).map(|k| k.to_string()).collect();
-            format!("`{s}` is no kind of fault; those that can be allowed are {}", names.join(", "))
+            format!("`{s}` is not a kind of fault; expected one of {}", names.join(", "))
         })
     }
 }
 
 impl fmt::Display for FaultKind {
-    /// The kind's name in kebab-case, as in JSON.
+    /// Writes the kind's name in kebab-case, as in JSON.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut name = String::new();
         for c in format!("{self:?}").chars() {
@@ -223,15 +223,15 @@ impl fmt::Display for FaultKind {
     }
 }
 
-/// An instruction's place.
+/// Position of an instruction.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Place {
     /// Line of the PTX text, from 1.
     pub line: u32,
     /// The full opcode.
     pub instruction: String,
-    /// `file:line:column` of the source that the PTX was made from, if a `.loc` names it. The calls that it was inlined
-    /// into follow, the innermost first.
+    /// `file:line:column` in the source that the PTX was compiled from, if a `.loc` gives it. The call sites that the
+    /// instruction was inlined into follow, innermost first.
     pub source: Option<String>,
 }
 
@@ -254,12 +254,12 @@ pub struct Party {
     pub place: Option<Place>,
 }
 
-/// A fault, with everything a reader needs to find it.
+/// A fault, with the data needed to locate it.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, thiserror::Error)]
 pub struct Fault {
-    /// What went wrong.
+    /// Kind of the fault.
     pub kind: FaultKind,
-    /// The particulars.
+    /// Details of the fault.
     pub message: String,
     /// The entry's name.
     pub kernel: String,
@@ -267,16 +267,16 @@ pub struct Fault {
     pub cta: Option<[u32; 3]>,
     /// The warp's index in its CTA.
     pub warp: Option<u32>,
-    /// The lane, where one is to blame.
+    /// The lane at fault. `None`: the fault concerns the whole warp.
     pub lane: Option<u32>,
-    /// The instruction.
+    /// The instruction at fault.
     pub place: Option<Box<Place>>,
-    /// The other side of a conflict, or who waits for what.
+    /// The other side of a conflict, or the threads that wait and what they wait for.
     pub others: Vec<Party>,
-    /// What `printf` had printed.
+    /// Output of `printf` before the fault.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub printed: String,
-    /// The hazards found before, if the run went on behind them.
+    /// Hazards found before the fault, if the launch continued after them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub before: Vec<Warning>,
 }
@@ -301,7 +301,7 @@ impl Fault {
         }
     }
 
-    /// Whether the emulator is to blame, not the kernel.
+    /// `true` if the cause is a limit of the emulator and not the kernel.
     pub fn is_unsupported(&self) -> bool {
         self.kind == FaultKind::Unsupported
     }
@@ -322,18 +322,19 @@ impl fmt::Display for Fault {
     }
 }
 
-/// What the manual forbids and cards are known to bear: a fault only under [`Level::Strict`](crate::Level::Strict).
+/// A violation of the manual that GPUs are known to tolerate. It is a fault only under
+/// [`Level::Strict`](crate::Level::Strict).
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Warning {
-    /// The first of its place, as the fault that it is under `strict`.
+    /// The first occurrence at this place, in the form of the fault that `strict` would report.
     #[serde(flatten)]
     pub fault: Fault,
-    /// How often it happened there.
+    /// Number of occurrences at this place.
     pub times: u64,
 }
 
 impl Warning {
-    /// Adds a warning to a list in which each place has one.
+    /// Adds a warning to a list that holds one warning per place.
     pub(crate) fn add(list: &mut Vec<Warning>, new: Warning) {
         let places = |w: &Warning| {
             let others: Vec<_> = w.fault.others.iter().map(|party| party.place.clone()).collect();
@@ -353,7 +354,7 @@ impl fmt::Display for Warning {
 }
 
 impl Warning {
-    /// The text, which begins with `warning` or `fault`.
+    /// Text of the warning. The text starts with `what`: `warning` or `fault`.
     pub fn display(&self, what: &'static str) -> impl fmt::Display + '_ {
         fmt::from_fn(move |f| {
             let Fault { kind, message, .. } = &self.fault;
@@ -365,7 +366,7 @@ impl Warning {
 }
 
 impl Fault {
-    /// Who, where, and the other side: what faults and warnings have in common.
+    /// Writes the part common to faults and warnings: the thread, the place and the other parties.
     fn write_place(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "\n  in kernel `{}`", readable(&self.kernel))?;
         if let Some([x, y, z]) = self.cta {
@@ -390,15 +391,15 @@ impl Fault {
     }
 }
 
-/// A fault as an instruction finds it. The scheduler adds the place.
+/// A fault as an instruction reports it. The scheduler adds the place.
 #[derive(Debug)]
 pub(crate) struct Stop {
     pub kind: FaultKind,
     pub message: String,
     pub lane: Option<u32>,
-    /// The instruction to blame if it is not the current one.
+    /// The instruction at fault, if it is not the current instruction.
     pub pc: Option<u32>,
-    /// What another party did, and its instruction.
+    /// Actions of the other parties, with their instructions.
     pub others: Vec<(String, Option<u32>)>,
 }
 

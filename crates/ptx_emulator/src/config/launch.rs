@@ -1,16 +1,16 @@
-//! How a device and a launch are configured, and what a launch passes.
+//! Configuration of devices and launches, and the parameters of a kernel.
 
 use super::fault::FaultKind;
 
-/// What a device has.
+/// Properties of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceConfig {
-    /// Streaming multiprocessors: `%nsmid`, and how many CTAs run at a time when CTAs communicate.
+    /// Number of SMs: the value of `%nsmid`, and the number of CTAs that run at the same time when CTAs communicate.
     pub sms: u32,
 }
 
 impl Default for DeviceConfig {
-    /// A B200's 148.
+    /// 148 SMs, as in a B200.
     fn default() -> Self {
         DeviceConfig { sms: 148 }
     }
@@ -19,7 +19,7 @@ impl Default for DeviceConfig {
 /// A parameter of a kernel.
 #[derive(Clone, Debug)]
 pub struct Param {
-    /// Its name.
+    /// The parameter's name.
     pub name: String,
     /// Byte offset in the parameter block.
     pub offset: u32,
@@ -29,7 +29,7 @@ pub struct Param {
     pub align: u32,
 }
 
-/// Which warp runs next, and when asynchronous operations complete.
+/// Order in which warps run and asynchronous operations complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Schedule {
     /// Warps take turns. Operations complete in the order of issue, after a fixed time.
@@ -42,7 +42,8 @@ pub enum Schedule {
 }
 
 impl Schedule {
-    /// In which order `count` clusters communicate in a round: the first first, the last first, or from any on.
+    /// Order in which `count` clusters communicate in a round: forward, backward, or rotated by an amount that the seed
+    /// and the round determine.
     pub(crate) fn order(self, count: usize, round: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..count).collect();
         match self {
@@ -56,7 +57,7 @@ impl Schedule {
 }
 
 impl std::fmt::Display for Schedule {
-    /// As [`Schedule::from_str`](std::str::FromStr) reads it.
+    /// Writes the form that [`Schedule::from_str`](std::str::FromStr) reads.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Schedule::Fair => f.write_str("fair"),
@@ -69,53 +70,54 @@ impl std::fmt::Display for Schedule {
 impl std::str::FromStr for Schedule {
     type Err = String;
 
-    /// `fair`, `worst` or `seed:N`.
+    /// Parses `fair`, `worst` or `seed:N`.
     fn from_str(s: &str) -> Result<Self, String> {
         match (s, s.strip_prefix("seed:").map(str::parse)) {
             ("fair", _) => Ok(Schedule::Fair),
             ("worst", _) => Ok(Schedule::Worst),
             (_, Some(Ok(n))) => Ok(Schedule::Seed(n)),
-            _ => Err(format!("`{s}` is no schedule; use fair, worst or seed:N")),
+            _ => Err(format!("`{s}` is not a schedule; expected fair, worst or seed:N")),
         }
     }
 }
 
-/// What counts as a fault.
+/// Which violations count as faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// Only what no card can go on from. No hazards are looked for.
+    /// Only violations that no GPU can continue from are faults. The emulator does not look for hazards.
     Machine,
-    /// What can go wrong on a card. What the manual forbids, but cards are known to bear, is a warning.
+    /// Violations that can go wrong on a GPU are faults. Violations of the manual that GPUs are known to tolerate are
+    /// warnings.
     Default,
-    /// The manual's letter.
+    /// Every violation of the manual is a fault.
     Strict,
 }
 
 impl std::str::FromStr for Level {
     type Err = String;
 
-    /// `machine`, `default` or `strict`.
+    /// Parses `machine`, `default` or `strict`.
     fn from_str(s: &str) -> Result<Self, String> {
         match s {
             "machine" => Ok(Level::Machine),
             "default" => Ok(Level::Default),
             "strict" => Ok(Level::Strict),
-            _ => Err(format!("`{s}` is no level; use machine, default or strict")),
+            _ => Err(format!("`{s}` is not a level; expected machine, default or strict")),
         }
     }
 }
 
-/// Hazards that are not reported.
+/// A rule that suppresses hazards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allow {
-    /// Their kind.
+    /// Kind of the hazards.
     pub kind: FaultKind,
-    /// The PTX line of one of the instructions; any if it is missing.
+    /// PTX line of one of the hazard's instructions. `None`: any line.
     pub line: Option<u32>,
 }
 
 impl std::fmt::Display for Allow {
-    /// As [`Allow::from_str`](std::str::FromStr) reads it.
+    /// Writes the form that [`Allow::from_str`](std::str::FromStr) reads.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}", self.kind)?;
         self.line.map_or(Ok(()), |line| write!(f, ":{line}"))
@@ -125,56 +127,57 @@ impl std::fmt::Display for Allow {
 impl std::str::FromStr for Allow {
     type Err = String;
 
-    /// `KIND` or `KIND:LINE`.
+    /// Parses `KIND` or `KIND:LINE`.
     fn from_str(s: &str) -> Result<Self, String> {
         let (kind, line) = s.split_once(':').map_or((s, None), |(kind, line)| (kind, Some(line)));
         let kind: FaultKind = kind.parse()?;
         if !kind.is_hazard() {
-            return Err(format!("`{kind}` cannot be allowed: no run can go on behind it"));
+            return Err(format!("`{kind}` cannot be allowed: no run can continue after it"));
         }
-        let line = line.map(|line| line.parse().map_err(|_| format!("`{line}` is no line number"))).transpose()?;
+        let line = line.map(|line| line.parse().map_err(|_| format!("`{line}` is not a line number"))).transpose()?;
         Ok(Allow { kind, line })
     }
 }
 
-/// The shape of a launch and how to run it.
+/// Shape and options of a launch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaunchConfig {
-    /// CTAs in x, y, z.
+    /// Number of CTAs in x, y and z.
     pub grid: [u32; 3],
-    /// Threads of a CTA.
+    /// Threads per CTA in x, y and z.
     pub block: [u32; 3],
-    /// CTAs of a cluster.
+    /// CTAs per cluster in x, y and z.
     pub cluster: [u32; 3],
-    /// Dynamic shared memory, in bytes.
+    /// Dynamic shared memory per CTA, in bytes.
     pub shared_bytes: u32,
-    /// See [`Schedule`].
+    /// Order in which warps run and operations complete.
     pub schedule: Schedule,
-    /// Look for races, uninitialized reads and misuse; bounds and alignment are always checked.
+    /// `true`: look for races, uninitialized reads and misuse. Bounds and alignment are always checked.
     pub sanitize: bool,
-    /// Hold the kernel to the manual's letter: warnings are faults, and only those tensor-core operations are ordered
-    /// that the manual lists as pipelined.
+    /// `true`: enforce the manual literally. Warnings are faults, and tensor-core operations are ordered only if the
+    /// manual lists them as pipelined.
     pub strict: bool,
-    /// The launch may begin while the one before it on this device still runs (the launch attribute
-    /// `PROGRAMMATIC_STREAM_SERIALIZATION`). The kernel must wait for the end of that launch itself, by
-    /// `griddepcontrol.wait`; the sanitizer reports where it does not. What the host does between the two launches does
-    /// not count as a wait.
+    /// `true`: the launch may begin while the previous launch on this device still runs (the launch attribute
+    /// `PROGRAMMATIC_STREAM_SERIALIZATION`). The kernel must wait for the end of the previous launch by
+    /// `griddepcontrol.wait`; the sanitizer reports each access that does not wait. Host actions between the two
+    /// launches do not count as a wait.
     pub overlaps: bool,
-    /// With `sanitize`: look for races of the grid's threads in global memory, too.
+    /// `true`: `sanitize` also looks for races between the grid's threads in global memory.
     pub global_races: bool,
-    /// Address of 8 bytes of zeros that the grid may synchronize through, or 0: what a cooperative launch gives to
-    /// cooperative_groups (`%envreg1` and `%envreg2`).
+    /// Address of 8 zero bytes that the grid may synchronize through, or 0. A cooperative launch gives this address to
+    /// cooperative_groups in `%envreg1` and `%envreg2`.
     pub grid_workspace: u64,
-    /// Go on behind hazards; the report lists them. What no run can go on behind is a fault even so.
+    /// `true`: continue after hazards, and list them in the report. Faults that no run can continue after still end the
+    /// launch.
     pub keep_going: bool,
-    /// Hazards that are not reported.
+    /// Rules that suppress hazards.
     pub allow: Vec<Allow>,
-    /// Warp instructions that a warp may execute.
+    /// Maximum number of instructions that a warp may execute.
     pub instruction_budget: u64,
 }
 
 impl LaunchConfig {
-    /// The level that `sanitize` and `strict` mean.
+    /// Level that corresponds to `sanitize` and `strict`.
     pub fn level(&self) -> Level {
         match (self.sanitize, self.strict) {
             (false, _) => Level::Machine,
@@ -183,13 +186,14 @@ impl LaunchConfig {
         }
     }
 
-    /// The same launch at a level.
+    /// Copy of this configuration at another level.
     #[must_use]
     pub fn at_level(self, level: Level) -> LaunchConfig {
         LaunchConfig { sanitize: level != Level::Machine, strict: level == Level::Strict, ..self }
     }
 
-    /// One-dimensional grid and block, no cluster, fair schedule, sanitizer on.
+    /// Configuration with a one-dimensional grid and block, clusters of one CTA, the fair schedule and the sanitizer
+    /// on.
     pub fn linear(ctas: u32, threads: u32) -> LaunchConfig {
         LaunchConfig {
             grid: [ctas, 1, 1],

@@ -1,4 +1,4 @@
-//! What a caller sets and gets: how to launch, what a launch did, what went wrong. Knows no instruction.
+//! Inputs and results of a launch: configuration, report and faults. This module knows no instruction.
 
 pub mod fault;
 pub mod launch;

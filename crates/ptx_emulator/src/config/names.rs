@@ -1,9 +1,9 @@
-//! Names of kernels, for people.
+//! Readable names of kernels.
 
-/// The most characters of a name that are shown.
+/// Maximum number of characters shown of a name.
 const LONGEST: usize = 120;
 
-/// A name as its source has it, cut if it is long. Rust and C++ compilers mangle names.
+/// Returns a kernel's demangled name, cut to [`LONGEST`] characters. Rust and C++ compilers mangle names.
 pub fn readable(name: &str) -> String {
     let rust = rustc_demangle::try_demangle(name).map(|demangled| format!("{demangled:#}"));
     let cpp = || cpp_demangle::Symbol::new(name).ok()?.demangle(&cpp_demangle::DemangleOptions::default()).ok();
@@ -19,7 +19,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mangled_names_are_read_and_long_ones_cut() {
+    fn mangled_names_are_demangled_and_long_names_cut() {
         assert_eq!(readable("gemm_kernel"), "gemm_kernel");
         assert_eq!(readable("_Z6reducePKfPfj"), "reduce(float const*, float*, unsigned int)");
         assert_eq!(readable("_RNvC7kernels4gemm"), "kernels::gemm");

@@ -1,12 +1,12 @@
-//! What a launch did: counters, summed over CTAs and kept per warp of the CTA, since in a warp-specialized kernel a
-//! warp is a role.
+//! Report of a launch: counters summed over CTAs and kept per warp of the CTA. In a warp-specialized kernel, each warp
+//! has a role.
 
 use std::fmt;
 
 use super::fault::Warning;
 use super::names::readable;
 
-/// What an instruction is counted as.
+/// Class that an instruction is counted under.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum Class {
@@ -24,7 +24,7 @@ pub enum Class {
 }
 
 impl Class {
-    /// How many classes there are.
+    /// Number of classes.
     pub const COUNT: usize = 11;
     /// Names in the order of the variants.
     pub const NAMES: [&str; Class::COUNT] =
@@ -38,31 +38,31 @@ pub struct Role {
     pub warp_instructions: u64,
     /// Thread instructions: active lanes summed over warp instructions.
     pub thread_instructions: u64,
-    /// Thread instructions by [`Class`], in the order of [`Class::NAMES`]; in JSON an object of them.
+    /// Thread instructions by [`Class`], in the order of [`Class::NAMES`]. In JSON, an object with these names as keys.
     #[serde(serialize_with = "by_name")]
     pub by_class: [u64; Class::COUNT],
-    /// Times that a warp had to wait at a named, cluster or memory barrier.
+    /// Number of times that a warp had to wait at a named, cluster or memory barrier.
     pub barrier_waits: u64,
-    /// Times that a warp polled an mbarrier in vain.
+    /// Number of polls that found an mbarrier's phase incomplete.
     pub failed_polls: u64,
     /// Warp instructions that the rest of the cluster issued while a warp waited for a barrier, for asynchronous
-    /// operations or for tensor memory. Compare it with [`Report::cta_steps`]: both are the emulator's time, not a
-    /// GPU's.
+    /// operations or for tensor memory. Compare with [`Report::cta_steps`]: both count the emulator's steps, not a
+    /// GPU's time.
     pub waited_steps: u64,
-    /// Bytes that ld, st, atom, red and cp.async moved, by space.
+    /// Bytes that `ld`, `st`, `atom`, `red` and `cp.async` moved, by space.
     pub bytes: Traffic,
-    /// Bytes that bulk and tensor copies moved, by space. More may be stored to shared memory than is loaded from
-    /// global memory: a tensor copy also fills the part of its box outside the tensor, and multicast writes to several
-    /// CTAs.
+    /// Bytes that bulk and tensor copies moved, by space. The bytes stored to shared memory can exceed the bytes loaded
+    /// from global memory: a tensor copy also fills the part of its box outside the tensor, and multicast writes to
+    /// several CTAs.
     pub bulk: Traffic,
-    /// Extra shared-memory cycles of ld, st, ldmatrix and stmatrix: the cycles beyond the fewest that their bytes need.
+    /// Extra shared-memory cycles of `ld`, `st`, `ldmatrix` and `stmatrix`, beyond the minimum that their bytes need.
     /// Counted only with the sanitizer on.
     pub bank_conflicts: u64,
     /// Matrix instructions. A `wgmma` counts once for each of its four warps.
     pub matrix_operations: u64,
-    /// Multiply-adds of these instructions. Each element of D counts once for each element of K.
+    /// Multiply-adds of these matrix instructions. Each element of D counts once for each element of K.
     pub matrix_multiply_adds: u64,
-    /// Copies that it waited for.
+    /// Copies that the role waited for.
     pub loads: Loads,
 }
 
@@ -79,62 +79,62 @@ pub struct Traffic {
     pub other: u64,
 }
 
-/// Copies into shared memory that a warp waited for at mbarriers, and how many matrix operations the CTA's tensor core
-/// was given between the request of a copy and its use.
+/// Copies into shared memory that a warp waited for at mbarriers, and the number of matrix operations issued to the
+/// CTA's tensor core between the request of a copy and its use.
 ///
-/// The distance is in operations, not in time: it is the work that a GPU's tensor cores can do while a copy is under
-/// way. If a kernel loads a stage only after all earlier operations are done, the distance is 0 on every schedule. If
-/// it loads each stage again as soon as that stage is free, the distance on the `fair` schedule comes near to the
-/// operations of all other stages. Whether that hides a copy's latency depends on how long an operation takes, which
-/// the emulator does not know.
+/// The distance is in operations, not in time: the work that a GPU's tensor cores can do while a copy is in flight. If
+/// a kernel loads a stage only after all earlier operations are done, the distance is 0 on every schedule. If the
+/// kernel loads each stage again as soon as that stage is free, the distance on the `fair` schedule approaches the
+/// number of operations of all other stages. Whether that distance hides the latency of a copy depends on the duration
+/// of an operation, which the emulator does not know.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Loads {
-    /// Phases of mbarriers that bulk or tensor copies from global memory completed, or a `cp.async.mbarrier.arrive`. A
-    /// phase counts for the first warp that found it complete.
+    /// Mbarrier phases that were completed by bulk or tensor copies from global memory, or by a
+    /// `cp.async.mbarrier.arrive`. A phase counts for the first warp that found it complete.
     pub phases: u64,
-    /// Those with a matrix operation between the request of the last copy and the end of the wait.
+    /// Phases with a matrix operation between the request of the last copy and the end of the wait.
     pub overlapped: u64,
-    /// Such operations, summed over phases.
+    /// Matrix operations between request and end of the wait, summed over phases.
     pub matrix_operations: u64,
 }
 
 impl Loads {
-    /// The share of phases that matrix operations ran beside.
+    /// Share of phases with a matrix operation between request and use.
     pub fn overlap(&self) -> f64 {
         self.overlapped as f64 / self.phases.max(1) as f64
     }
 
-    /// Matrix operations between request and use, on average.
+    /// Mean number of matrix operations between request and use.
     pub fn mean_distance(&self) -> f64 {
         self.matrix_operations as f64 / self.phases.max(1) as f64
     }
 }
 
-/// What moved from and to one allocation of global memory, or one variable of the module.
+/// Traffic of one allocation of global memory, or of one variable of the module.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct BufferTraffic {
-    /// Its name, if it has one.
+    /// Name of the allocation or variable, if it has one.
     pub name: Option<String>,
-    /// Where it begins.
+    /// Start address.
     pub address: u64,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Bytes that ld, atom, red, cp.async and fetches of tensor maps read.
+    /// Bytes that `ld`, `atom`, `red`, `cp.async` and fetches of tensor maps read.
     pub loaded: u64,
-    /// Bytes that st, atom and red wrote.
+    /// Bytes that `st`, `atom` and `red` wrote.
     pub stored: u64,
     /// Bytes that bulk and tensor copies read.
     pub bulk_loaded: u64,
     /// Bytes that bulk and tensor copies wrote.
     pub bulk_stored: u64,
-    /// Distinct bytes read, in sectors of 32 bytes: what an unlimited cache would read from DRAM.
+    /// Distinct bytes read, in sectors of 32 bytes: the DRAM reads with an unlimited cache.
     pub distinct_loaded: u64,
     /// Distinct bytes written, in sectors of 32 bytes.
     pub distinct_stored: u64,
 }
 
 impl BufferTraffic {
-    /// Adds the bytes of another, and keeps its own name and place.
+    /// Adds the bytes of `o`. The name and the address stay.
     pub fn add(&mut self, o: &BufferTraffic) {
         self.loaded += o.loaded;
         self.stored += o.stored;
@@ -182,60 +182,59 @@ impl Role {
     }
 }
 
-/// The counters of a launch that ended without a fault.
+/// Counters of a launch that ended without a fault.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Report {
     /// The entry's name.
     pub kernel: String,
-    /// CTAs that ran.
+    /// Number of CTAs that ran.
     pub ctas: u64,
-    /// Warp instructions that the clusters issued, counted once for each CTA. An attempt that ended in a wait counts
-    /// too.
+    /// Warp instructions that the clusters issued, counted once per CTA. An attempt that ended in a wait also counts.
     pub cta_steps: u64,
     /// Sum over all roles.
     pub total: Role,
-    /// By warp index in the CTA.
+    /// Counters by warp index in the CTA.
     pub roles: Vec<Role>,
-    /// By allocation, those that were touched.
+    /// Traffic of each allocation that the launch touched.
     pub buffers: Vec<BufferTraffic>,
     /// Distinct bytes of global memory read, in sectors of 32.
     pub dram_read_bytes: u64,
     /// Distinct bytes of global memory written, in sectors of 32.
     pub dram_write_bytes: u64,
-    /// Shared memory of a CTA, static and dynamic.
+    /// Shared memory per CTA in bytes, static and dynamic.
     pub shared_bytes: u64,
-    /// The most tensor-memory columns that were allocated at once in a CTA.
+    /// Maximum number of tensor-memory columns allocated at the same time in a CTA.
     pub peak_tmem_columns: u32,
-    /// What `printf` printed, cluster after cluster.
+    /// Output of `printf`, cluster by cluster.
     pub output: String,
-    /// What would be a fault under `strict`, one a place.
+    /// Violations that `strict` would report as faults, one entry per place.
     pub warnings: Vec<Warning>,
-    /// What would have been a fault, had the launch not been told to go on ([`keep_going`](crate::LaunchConfig)), one a
-    /// place.
+    /// Hazards that the launch continued after ([`keep_going`](crate::LaunchConfig)), one entry per place.
     pub hazards: Vec<Warning>,
-    /// Part of global memory was not searched for races, since the records of accesses would have been too large.
+    /// `true` if part of global memory was not searched for races, because the records of accesses would have been too
+    /// large.
     pub unwatched: bool,
 }
 
 impl Report {
-    /// The share of the matrix multiply-adds that the caller says were useful.
+    /// Share of the matrix multiply-adds that the caller counts as useful.
     pub fn useful_share(&self, useful_multiply_adds: u64) -> f64 {
         useful_multiply_adds as f64 / self.total.matrix_multiply_adds.max(1) as f64
     }
 
-    /// The share of the time of the CTAs in which a role waited.
+    /// Share of the CTAs' time in which a role waited.
     pub fn waiting_share(&self, role: &Role) -> f64 {
         role.waited_steps as f64 / self.cta_steps.max(1) as f64
     }
 
-    /// What moved from and to all buffers of a name.
+    /// Sum of the traffic of all buffers with this name.
     pub fn buffers_named(&self, name: &str) -> BufferTraffic {
         let mut sum = BufferTraffic { name: Some(name.to_owned()), ..BufferTraffic::default() };
         self.buffers.iter().filter(|buffer| buffer.name.as_deref() == Some(name)).for_each(|buffer| sum.add(buffer));
         sum
     }
 
-    /// Adds what a later launch did. Bytes that both launches touched count twice.
+    /// Adds the report of a later launch. Bytes that both launches touched count twice.
     pub fn add(&mut self, later: &Report) {
         if self.kernel.split(", ").all(|kernel| kernel != later.kernel) {
             self.kernel = format!("{}, {}", self.kernel, later.kernel);
@@ -298,13 +297,13 @@ impl fmt::Display for Report {
             ("shared bytes stored by bulk copies", t.bulk.shared_store),
             ("distinct global bytes read", self.dram_read_bytes),
             ("distinct global bytes written", self.dram_write_bytes),
-            ("shared bytes of a CTA", self.shared_bytes),
+            ("shared bytes per CTA", self.shared_bytes),
             ("shared bank conflicts", t.bank_conflicts),
             ("barrier waits", t.barrier_waits),
             ("matrix operations", t.matrix_operations),
             ("matrix multiply-adds", t.matrix_multiply_adds),
             ("loads waited for", t.loads.phases),
-            ("loads beside matrix operations", t.loads.overlapped),
+            ("loads overlapped by matrix operations", t.loads.overlapped),
             ("peak tensor-memory columns", u64::from(self.peak_tmem_columns)),
         ];
         for (name, n) in rows.iter().filter(|(_, n)| *n > 0) {
@@ -322,7 +321,7 @@ impl fmt::Display for Report {
             }
         }
         if self.unwatched {
-            writeln!(f, "the records of global memory were full: not all of it was searched for races")?;
+            writeln!(f, "the records of global memory were full: some global memory was not searched for races")?;
         }
         self.hazards.iter().try_for_each(|hazard| writeln!(f, "{}", hazard.display("fault")))?;
         self.warnings.iter().try_for_each(|warning| writeln!(f, "{warning}"))?;

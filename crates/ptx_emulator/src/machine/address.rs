@@ -1,8 +1,8 @@
-//! Address spaces: which bytes an address means. Global, const and param aside, a space is a window of the generic
-//! address space.
+//! Address spaces, and the bytes that an address refers to. Except for global, const and param, a space is a window of
+//! the generic address space.
 //!
-//! Shared addresses carry the CTA's rank in its cluster above bit 24, in the `shared::cta` and `shared::cluster`
-//! windows alike (PTX ISA, "mapa": the former is contained in the latter).
+//! Shared addresses carry the CTA's rank in its cluster above bit 24, in both the `shared::cta` and the
+//! `shared::cluster` window (PTX ISA, "mapa": `shared::cta` is contained in `shared::cluster`).
 
 use super::global::Allocation;
 use crate::types::Space;
@@ -13,19 +13,19 @@ pub const SHARED_WINDOW: u64 = 0x7000_0000_0000;
 pub const LOCAL_WINDOW: u64 = 0x7100_0000_0000;
 /// Generic address of the kernel parameters.
 pub const PARAM_WINDOW: u64 = 0x7200_0000_0000;
-/// From here on lie the addresses of functions, which can be called and not read.
+/// Start of the addresses of functions. These addresses can be called but not read.
 pub const CODE_WINDOW: u64 = 0x7300_0000_0000;
-/// Between the addresses of two modules' functions.
+/// Distance between the function addresses of two modules.
 pub const MODULE_STRIDE: u64 = 1 << 20;
 const WINDOW: u64 = 1 << 32;
-/// Where a shared address carries the CTA's rank.
+/// Lowest bit of the CTA's rank in a shared address.
 pub const RANK_SHIFT: u32 = 24;
-/// A CTA's variables begin here: the first kilobyte is the system's (and a null pointer faults).
+/// Offset of a CTA's first variable. The first kilobyte is reserved for the system, and a null pointer faults.
 pub const SHARED_BASE: u32 = 1024;
-/// A thread's local variables begin here, so that a null pointer faults.
+/// Offset of a thread's first local variable; nonzero, so that a null pointer faults.
 pub const LOCAL_BASE: u32 = 64;
 
-/// Generic address of a space's window, if it has one.
+/// Generic address of a space's window, if the space has one.
 pub fn window(space: Space) -> Option<u64> {
     match space {
         Space::Shared | Space::SharedCluster => Some(SHARED_WINDOW),
@@ -35,12 +35,12 @@ pub fn window(space: Space) -> Option<u64> {
     }
 }
 
-/// The space of an access: where it is generic, that of its address.
+/// Space of an access. For a generic access, the space of its address.
 pub fn space_at(space: Space, address: u64) -> Space {
     if space == Space::Generic { space_of(address) } else { space }
 }
 
-/// The space that a generic address lies in.
+/// Space that contains a generic address.
 pub fn space_of(address: u64) -> Space {
     let inside = |base: u64| (base..base + WINDOW).contains(&address);
     if inside(SHARED_WINDOW) {
@@ -54,7 +54,7 @@ pub fn space_of(address: u64) -> Space {
     }
 }
 
-/// Bytes that an address means.
+/// Location of the bytes of an access.
 pub enum Spot<'a> {
     Global(&'a Allocation, u64),
     Shared { cta: u32, offset: u32 },
@@ -62,7 +62,7 @@ pub enum Spot<'a> {
     Param(usize),
 }
 
-/// One access of one lane.
+/// An access of one lane.
 #[derive(Clone, Copy)]
 pub struct Lane {
     pub lane: u32,

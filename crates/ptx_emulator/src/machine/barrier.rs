@@ -1,35 +1,35 @@
-//! The barriers of a CTA and of a cluster.
+//! Barriers of a CTA and of a cluster.
 
 use super::race::Shared;
 
-/// Barriers that a CTA has.
+/// Number of named barriers per CTA.
 pub const COUNT: u32 = 16;
 
-/// One named barrier.
+/// A named barrier.
 #[derive(Default)]
 pub struct Barrier {
-    /// Threads that complete a generation; 0 before the first arrival.
+    /// Number of threads that complete a generation. 0 before the first arrival.
     pub expected: u32,
-    /// They are all that have not exited.
+    /// `true` if the barrier expects all threads of the CTA that have not exited.
     pub of_all: bool,
-    /// Threads that have arrived.
+    /// Number of threads that have arrived.
     pub arrived: u32,
-    /// Complete generations.
+    /// Number of complete generations.
     pub generation: u64,
-    /// What the arrivals of this generation publish, and what those of the last complete one published.
+    /// Knowledge published by the arrivals of this generation, and by the arrivals of the last complete generation.
     pub arriving: Shared,
     pub published: Shared,
-    /// `.red`: threads whose predicate was true, and threads that voted, in this generation.
+    /// For `.red`: number of threads with a true predicate, and number of threads that voted, in this generation.
     pub votes: (u32, u32),
-    /// The same in the last complete generation.
+    /// The votes of the last complete generation.
     pub result: (u32, u32),
-    /// The instruction of the first arrival.
+    /// Instruction of the first arrival.
     pub first_pc: u32,
 }
 
 impl Barrier {
-    /// A warp has exited: a barrier of all threads that some wait at expects it no more (CUDA Programming Guide,
-    /// "Synchronization Functions": it waits for all non-exited threads).
+    /// Removes an exited warp from a barrier of all threads at which some threads wait (CUDA Programming Guide,
+    /// "Synchronization Functions": the barrier waits for all non-exited threads).
     pub fn leave(&mut self) {
         if self.of_all && self.arrived > 0 {
             self.expected -= 32;
@@ -48,13 +48,13 @@ impl Barrier {
     }
 }
 
-/// The barrier of a cluster.
+/// Barrier of a cluster.
 #[derive(Default)]
 pub struct ClusterBarrier {
-    /// Threads that have not exited.
+    /// Number of threads that have not exited.
     live: u32,
     pub arrived: u32,
-    /// Complete generations.
+    /// Number of complete generations.
     pub generation: u64,
     pub arriving: Shared,
     pub published: Shared,
@@ -65,13 +65,13 @@ impl ClusterBarrier {
         ClusterBarrier { live: threads, ..ClusterBarrier::default() }
     }
 
-    /// Threads exit, some of which have arrived. The barrier expects them no more.
+    /// Removes exiting threads from the barrier. The threads `arrived` have arrived at the barrier before.
     pub fn leave(&mut self, lanes: u32, arrived: u32) {
         self.live -= lanes.count_ones();
         self.arrived -= arrived.count_ones();
     }
 
-    /// Ends the generation if all threads have arrived; whether it does.
+    /// Ends the generation if all threads have arrived. Returns `true` if it ends the generation.
     pub fn advance(&mut self) -> bool {
         let ends = self.arrived > 0 && self.arrived >= self.live;
         if ends {

@@ -1,21 +1,22 @@
-//! What threads know of clusters beyond their own. It travels with their clocks ([`super::race`]): through atomics and
-//! flags in global memory from cluster to cluster, and from there through barriers.
+//! Knowledge of threads about other clusters. It travels with the threads' clocks ([`super::race`]): between clusters
+//! through atomics and flags in global memory, and within a cluster through barriers.
 //!
-//! A release takes a [`Snapshot`] of what its thread knows of its own cluster, and passes on what it knows of others.
+//! A release takes a [`Snapshot`] of its thread's knowledge of its own cluster, and passes on its knowledge of other
+//! clusters.
 
 use std::sync::Arc;
 
-/// How far the threads and asynchronous operations of a cluster had come, as somebody knows it.
+/// Progress of a cluster's threads and asynchronous operations, as some observer knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// The least time of each warp's lanes.
+    /// Minimum time of each warp's lanes.
     warps: Vec<u32>,
-    /// Threads and operations that had come further, by number.
+    /// Threads and operations with a later time, by number.
     further: Vec<(u32, u32)>,
 }
 
 impl Snapshot {
-    /// The snapshot of a vector clock: times of `threads` threads, then of operations.
+    /// Snapshot of a vector clock, which holds the times of `threads` threads, then of operations.
     pub fn of(times: &[u32], threads: u32) -> Snapshot {
         let (lanes, operations) = times.split_at(threads as usize);
         let warps: Vec<u32> = lanes.chunks(32).map(|warp| warp.iter().copied().min().unwrap_or(0)).collect();
@@ -29,7 +30,7 @@ impl Snapshot {
         Snapshot { warps, further }
     }
 
-    /// The time of a thread or an operation.
+    /// Time of a thread or an operation.
     pub fn at(&self, number: u32) -> u32 {
         match self.further.binary_search_by_key(&number, |entry| entry.0) {
             Ok(at) => self.further[at].1,
@@ -52,7 +53,7 @@ impl Snapshot {
         Snapshot { further, warps }
     }
 
-    /// Raises a vector clock to these times.
+    /// Raises a vector clock to at least these times.
     pub fn raise(&self, times: &mut [u32], threads: u32) {
         for (warp, &least) in times[..threads as usize].chunks_mut(32).zip(&self.warps) {
             warp.iter_mut().for_each(|time| *time = least.max(*time));
@@ -64,13 +65,14 @@ impl Snapshot {
     }
 }
 
-/// Clusters of a part of [`Known`].
+/// Number of clusters per part of [`Known`].
 const PART: u32 = 64;
 
-/// What is known of neighboring clusters, by their number in the grid, ascending.
+/// Snapshots of up to [`PART`] consecutive clusters, by ascending number in the grid.
 type Part = Vec<(u32, Arc<Snapshot>)>;
 
-/// What is known of clusters, in parts that copies share: who draws the last of many tickets knows of all clusters.
+/// Snapshots of clusters, in parts that copies share. The thread that draws the last of many tickets has a snapshot of
+/// every cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Known(Vec<(u32, Arc<Part>)>);
 
@@ -79,18 +81,18 @@ fn find<T>(list: &[(u32, T)], number: u32) -> Result<usize, usize> {
 }
 
 impl Known {
-    /// What is known of a cluster.
+    /// Snapshot of a cluster.
     pub fn of(&self, cluster: u32) -> Option<&Arc<Snapshot>> {
         let part = &self.0[find(&self.0, cluster / PART).ok()?].1;
         Some(&part[find(part, cluster).ok()?].1)
     }
 
-    /// Whether the time of a thread or operation of a cluster is known.
+    /// Whether the knowledge includes the time `time` of a thread or operation of a cluster.
     pub fn reaches(&self, cluster: u32, number: u32, time: u32) -> bool {
         self.of(cluster).is_some_and(|snapshot| snapshot.at(number) >= time)
     }
 
-    /// Adds what a snapshot of a cluster says.
+    /// Adds a snapshot of a cluster.
     pub fn add(&mut self, cluster: u32, snapshot: &Arc<Snapshot>) {
         let at = find(&self.0, cluster / PART).unwrap_or_else(|at| {
             self.0.insert(at, (cluster / PART, Arc::default()));
@@ -110,7 +112,7 @@ impl Known {
         o.0.len() <= self.0.len() && o.0.iter().all(covered)
     }
 
-    /// Adds all that another knows.
+    /// Adds all knowledge of `o`.
     pub fn join(&mut self, o: &Known) {
         for (number, part) in &o.0 {
             match find(&self.0, *number) {
@@ -129,7 +131,7 @@ impl Known {
         }
     }
 
-    /// Whether nothing is known.
+    /// Whether there is no knowledge.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -150,16 +152,16 @@ fn join(into: &mut Arc<Snapshot>, from: &Arc<Snapshot>) {
     *into = if from.covers(into) { from.clone() } else { Arc::new(into.join(from)) };
 }
 
-/// What is known beyond the own cluster, and how.
+/// Knowledge about other clusters, by the way it was obtained.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Beyond {
-    /// What happened before.
+    /// Knowledge of events that happened before.
     pub seen: Known,
-    /// The part of it that a proxy fence has made visible to the async proxy.
+    /// Part of `seen` that a proxy fence has made visible to the async proxy.
     pub proxied: Known,
-    /// What would be known, had a fence followed the strong load that read of it.
+    /// Knowledge that a fence after a strong load would have given.
     pub polled: Known,
-    /// The same for a read-modify-write.
+    /// Knowledge that a fence after a read-modify-write would have given.
     pub drawn: Known,
 }
 
@@ -168,18 +170,18 @@ impl Beyond {
         [&self.seen, &self.proxied, &self.polled, &self.drawn]
     }
 
-    /// Adds all that another knows.
+    /// Adds all knowledge of `o`.
     pub fn join(&mut self, o: &Beyond) {
         let own = [&mut self.seen, &mut self.proxied, &mut self.polled, &mut self.drawn];
         own.into_iter().zip(o.halves()).filter(|(_, o)| !o.is_empty()).for_each(|(a, b)| a.join(b));
     }
 
-    /// Whether it knows all that another does.
+    /// Whether this knowledge includes all knowledge of `o`.
     pub fn covers(&self, o: &Beyond) -> bool {
         self.halves().into_iter().zip(o.halves()).all(|(a, b)| a.covers(b))
     }
 
-    /// What it knows of one cluster.
+    /// Knowledge of one cluster alone.
     pub fn only(&self, cluster: u32) -> Beyond {
         let part = |known: &Known| {
             let mut part = Known::default();
@@ -191,7 +193,7 @@ impl Beyond {
     }
 }
 
-/// Joins `from` into `into`, sharing the allocation where one covers the other.
+/// Joins `from` into `into`. Shares the allocation if one covers the other.
 pub fn merge(into: &mut Option<Arc<Beyond>>, from: &Option<Arc<Beyond>>) {
     let Some(from) = from else { return };
     match into {
@@ -207,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_snapshot_says_what_the_clock_said_and_joins_take_the_later_times() {
+    fn snapshots_keep_the_clock_and_joins_take_later_times() {
         let mut times = vec![5; 64 + 8];
         times[64..].fill(0);
         (times[3], times[40], times[66]) = (9, 7, 2);

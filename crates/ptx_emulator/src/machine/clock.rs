@@ -1,16 +1,16 @@
-//! The time of a cluster, in warp instructions, and when asynchronous operations complete.
+//! Time of a cluster, in warp instructions, and completion times of asynchronous operations.
 
 use crate::config::launch::Schedule;
 use crate::random::Random;
 
-/// How long an asynchronous operation takes on the fair schedule, in warp instructions of its cluster.
+/// Duration of an asynchronous operation on the fair schedule, in warp instructions of its cluster.
 const FAIR_LATENCY: u64 = 64;
-/// With a seed, an operation takes at most 2 to this power.
+/// Base-2 logarithm of the maximum duration of an operation on a seeded schedule.
 const LATENCY_BITS: u64 = 14;
-/// How long the worst schedule holds an operation back while anything else can run.
+/// Delay of an operation on the worst schedule while anything else can run.
 const WORST_LATENCY: u64 = 1 << 22;
 
-/// A cluster's clock, and what its schedule leaves to chance.
+/// Clock of a cluster, and the random numbers of its schedule.
 pub struct Clock {
     /// Warp instructions issued.
     pub now: u64,
@@ -19,7 +19,7 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// The clock of the cluster with number `index` in the grid.
+    /// Clock of the cluster with number `index` in the grid.
     pub fn new(schedule: Schedule, index: u64) -> Clock {
         let seed = match schedule {
             Schedule::Seed(seed) => seed,
@@ -30,7 +30,8 @@ impl Clock {
         Clock { now: 0, schedule, random }
     }
 
-    /// When an asynchronous operation that starts now completes, at the latest when nothing else can run.
+    /// Completion time of an asynchronous operation that starts now. The operation completes earlier if nothing else
+    /// can run.
     pub fn completion(&mut self) -> u64 {
         match self.schedule {
             Schedule::Fair => self.now + FAIR_LATENCY,
@@ -42,7 +43,7 @@ impl Clock {
         }
     }
 
-    /// Whether a thread that may wait for a limited time gives up at once.
+    /// Whether a thread whose wait has a time limit gives up at once.
     pub fn out_of_patience(&mut self) -> bool {
         match self.schedule {
             Schedule::Fair => false,

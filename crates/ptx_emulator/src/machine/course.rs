@@ -1,37 +1,38 @@
-//! In which order a warp's lanes have executed what they have.
+//! Order in which a warp's lanes have executed their instructions.
 //!
-//! Lanes of a warp that exchange words need `bar.warp.sync` between; the manual orders nothing else. But lanes that a
-//! multiprocessor executes together access memory in the order of their instructions, and what was written for the cards
-//! before Volta relies on it. So does a card: an H200 had every word right, of a hundred billion that lanes exchanged behind each
-//! other, or behind branches and loops that some of them took and where the warp came together again. A lane is *behind* an
-//! access of another if both were together at that access or at some time since.
+//! Lanes of a warp that exchange words need `bar.warp.sync` in between; the manual gives no other order. However, lanes
+//! that an SM executes together access memory in the order of their instructions, and code written for GPUs before
+//! Volta relies on this order. Hardware keeps the order: on an H200, all of a hundred billion exchanged words were
+//! right, whether lanes exchanged them one instruction after the other, or after branches and loops that some lanes
+//! took and after which the warp converged. A lane is *behind* an access of another lane if both lanes were together at
+//! that access or at any later time.
 //!
-//! A compiler knows nothing of other lanes. Where the text shows that two accesses of one thread touch different words, it may
-//! exchange them, and nobody is behind anybody.
+//! A compiler knows nothing of other lanes. If the text shows that two accesses of one thread touch different words,
+//! the compiler may swap the accesses, and no lane counts as behind.
 //!
-//! What it can miss: of an instruction that lanes have executed more than once, only the latest time is kept, and of partings the
-//! latest [`PARTINGS`]. Lanes count as apart then.
+//! Limits: only the latest execution of each instruction and the latest [`PARTINGS`] partings are kept. Lanes count as
+//! apart when the record is missing.
 
 use std::collections::VecDeque;
 
 use crate::operand::lanes;
 
-/// Partings that a warp remembers.
+/// Number of partings that a warp remembers.
 const PARTINGS: usize = 64;
 
-/// An address as the text of an instruction has it: a register, or none, and a distance.
+/// Address as written in an instruction: an optional register, and an offset.
 pub type TextualAddress = Option<(Option<u32>, i64)>;
 
-/// The course of one warp.
+/// Course of one warp.
 #[derive(Default)]
 pub struct Course {
-    /// Goes up with each instruction that does more than write registers.
+    /// Time, which advances with each instruction that does more than write registers.
     now: u32,
-    /// By instruction.
+    /// Latest execution of each instruction, by `pc`.
     executed: Vec<Executed>,
-    /// The instruction that is executed.
+    /// Current instruction.
     pc: u32,
-    /// The lanes that have come to it together, whether or not their guard is true.
+    /// Lanes that have reached the current instruction together, whether or not their guard is true.
     together: u32,
     partings: VecDeque<Parting>,
 }
@@ -39,21 +40,21 @@ pub struct Course {
 /// An execution of an instruction.
 #[derive(Clone, Copy, Default)]
 struct Executed {
-    /// When it was, 0 for never.
+    /// Time of the execution; 0 if the instruction has not been executed.
     time: u32,
-    /// It loads or stores words, and is no operation on an mbarrier.
+    /// `true` if the instruction loads or stores words and is not an mbarrier operation.
     moves_words: bool,
     address: TextualAddress,
 }
 
-/// Lanes that were together go two ways.
+/// A divergence of lanes that were together.
 struct Parting {
     time: u32,
     ways: [u32; 2],
 }
 
 impl Course {
-    /// Lanes execute an instruction that does more than write registers, having come to it together.
+    /// Records an instruction that does more than write registers, and the lanes that have reached it together.
     pub fn execute(&mut self, pc: u32, together: u32, moves_words: bool, address: TextualAddress) {
         self.now += 1;
         (self.pc, self.together) = (pc, together);
@@ -63,12 +64,12 @@ impl Course {
         self.executed[pc as usize] = Executed { time: self.now, moves_words, address };
     }
 
-    /// Whether such an instruction has been executed.
+    /// Whether the instruction at `pc` has been executed.
     pub fn has_executed(&self, pc: u32) -> bool {
         self.executed.get(pc as usize).is_some_and(|executed| executed.time > 0)
     }
 
-    /// Lanes that have been together go two ways from here on, or some have exited.
+    /// Records that lanes that were together diverge, or that some of them have exited.
     pub fn part(&mut self, one: u32, other: u32) {
         if self.partings.len() == PARTINGS {
             self.partings.pop_front();
@@ -76,12 +77,13 @@ impl Course {
         self.partings.push_back(Parting { time: self.now, ways: [one, other] });
     }
 
-    /// Whether lanes have come to the current instruction together.
+    /// Whether lanes have reached the current instruction together.
     pub fn is_together(&self, lanes: u32) -> bool {
         lanes & !self.together == 0
     }
 
-    /// Whether a lane's access by the current instruction is behind what other lanes did by an earlier one.
+    /// Whether a lane's access by the current instruction is behind the access of other lanes by an earlier
+    /// instruction.
     pub fn is_behind(&self, lane: u32, earlier: u32, others: u32) -> bool {
         let at = |pc: u32| self.executed.get(pc as usize).filter(|executed| executed.time > 0 && executed.moves_words);
         let (Some(before), Some(now)) = (at(earlier), at(self.pc)) else { return false };
@@ -106,7 +108,7 @@ impl Parting {
 mod tests {
     use super::*;
 
-    /// Lanes 0 and 1 execute instruction 1 together, 2 apart from each other, and 3 together again.
+    /// Lanes 0 and 1 execute instruction 1 together, then lane 0 alone executes instruction 2.
     fn course() -> Course {
         let mut course = Course::default();
         course.execute(1, 0b11, true, None);
@@ -116,12 +118,12 @@ mod tests {
     }
 
     #[test]
-    fn lanes_are_behind_what_they_did_together() {
+    fn lanes_are_behind_a_shared_access() {
         assert!(course().is_behind(0, 1, 0b10));
     }
 
     #[test]
-    fn lanes_that_are_apart_are_behind_nothing_that_the_other_does_alone() {
+    fn diverged_lanes_are_not_behind_each_other() {
         let mut course = course();
         course.execute(3, 0b10, true, None);
         assert!(!course.is_behind(1, 2, 0b01));
@@ -130,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn lanes_that_were_together_in_between_are_behind() {
+    fn lanes_that_met_in_between_are_behind() {
         let mut course = course();
         course.execute(3, 0b11, true, None);
         course.part(0b10, 0b01);
@@ -139,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn operations_on_mbarriers_are_behind_nothing() {
+    fn mbarrier_operations_order_no_lanes() {
         let mut course = Course::default();
         course.execute(1, 0b11, false, None);
         course.execute(2, 0b11, true, None);
@@ -147,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_compiler_may_exchange_what_the_text_tells_apart() {
+    fn accesses_of_distinct_textual_addresses_stay_unordered() {
         let mut course = Course::default();
         course.execute(1, 0b11, true, Some((Some(7), 0)));
         course.execute(2, 0b11, true, Some((Some(7), 4)));

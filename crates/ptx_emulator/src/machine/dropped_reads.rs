@@ -1,10 +1,11 @@
-//! Loads that race, and whose value is dropped. Compilers give the same work to several warps where there is less of it
-//! than threads: each loads the data, and only one stores what it makes of them, to the same place perhaps. The loads of
-//! the others race with that store, and nothing comes of what they load.
+//! Racing loads whose value is dropped. When there is less work than threads, compilers give the same work to several
+//! warps. Each warp loads the data, and only one warp stores its result, possibly to the same address. The loads of the
+//! other warps race with that store, but their values are unused.
 //!
-//! Such a race is a warning as long as nothing comes of the value, and a fault as soon as something does. Which
-//! instructions the value can leave a warp's registers by follows from the code ([`Launch::outlets`]); which of them the
-//! warp has executed before, its course says ([`super::course`]); here is found what it executes after.
+//! A race of this kind is a warning while the value is unused, and a fault once the value is used. The code determines
+//! the instructions by which the value can leave a warp's registers ([`Launch::outlets`]). The warp's course records
+//! which of these instructions were executed before the race ([`super::course`]). This file checks the instructions
+//! executed after the race.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,12 +15,12 @@ use super::race::Mode;
 use super::state::{Launch, Machine};
 use crate::config::fault::Stopped;
 
-/// The loads of one cluster.
+/// Dropped loads of one cluster.
 #[derive(Default)]
 pub struct DroppedReads {
     /// Races with loads whose value has been dropped so far.
     open: Vec<Open>,
-    /// The outlets of loads, by instruction.
+    /// Outlets of each load, by the load's instruction.
     outlets: HashMap<u32, Option<Arc<[u32]>>>,
 }
 
@@ -30,13 +31,13 @@ struct Open {
 }
 
 impl DroppedReads {
-    /// The instructions by which the value of a load can leave registers, unless it decides what is executed.
+    /// Instructions by which the value of a load can leave registers. `None`: the value decides which code is executed.
     fn outlets(&mut self, launch: &Launch<'_>, pc: u32) -> Option<Arc<[u32]>> {
         self.outlets.entry(pc).or_insert_with(|| (launch.outlets)(pc).map(Arc::from)).clone()
     }
 }
 
-/// A race of a plain load with a write of another warp, the load as the later side.
+/// If a meeting is a race of a plain load with a write of another warp, returns it with the load as the later access.
 fn load_last(meeting: &Meeting) -> Option<Meeting> {
     let Meeting { earlier, later, order, .. } = *meeting;
     let (load, write) = if later.mode == Mode::Read { (later, earlier) } else { (earlier, later) };
@@ -46,8 +47,8 @@ fn load_last(meeting: &Meeting) -> Option<Meeting> {
 }
 
 impl Machine<'_> {
-    /// Whether nothing has come of the load in a race within the cluster. If something does from here on,
-    /// [`Machine::execute_outlet`] finds it.
+    /// Whether the value of the load in a race within the cluster is unused so far. [`Machine::execute_outlet`] reports
+    /// a later use.
     pub fn is_dropped(&mut self, meeting: &Meeting) -> bool {
         let Some(meeting) = load_last(meeting) else { return false };
         let (warp, pc) = (meeting.later.base / 32, meeting.later.pc);
@@ -62,12 +63,12 @@ impl Machine<'_> {
         true
     }
 
-    /// The current instruction does more than write registers. If it lets out a value that raced, that race matters.
+    /// Handles an instruction that does more than write registers. If it uses a value that raced, the race is reported.
     pub fn execute_outlet(&mut self) -> Stopped<()> {
         let (warp, pc) = self.current;
         let lets_out = |open: &Open| open.warp == warp && open.outlets.contains(&pc);
         let Some(at) = self.dropped_reads.open.iter().position(lets_out) else { return Ok(()) };
         let open = self.dropped_reads.open.swap_remove(at);
-        self.hazard(self.launch.race(&open.meeting).other("what comes of the value", Some(pc)))
+        self.hazard(self.launch.race(&open.meeting).other("the use of the value", Some(pc)))
     }
 }

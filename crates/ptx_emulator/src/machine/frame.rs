@@ -1,12 +1,12 @@
-//! Recursion. The registers and variables of a function have one place each, so a function that is called again before it
-//! has returned keeps what is there and gives it back behind the call.
+//! Recursion. Each register and variable of a function has one location. A recursive call saves the values there, and
+//! its return restores them.
 
 use std::ops::Range;
 
 use super::warp::Warp;
 use crate::operand::{Row, Src, lanes};
 
-/// Where a function keeps what is its own: its formals, and what its body declares.
+/// Locations that belong to a function: its formal parameters and the declarations in its body.
 #[derive(Clone, Debug, Default)]
 pub struct Frame {
     pub registers: Vec<Range<u32>>,
@@ -15,28 +15,28 @@ pub struct Frame {
     pub local: Vec<Range<u32>>,
 }
 
-/// What some lanes of a function held when they called it again.
+/// Values that some lanes of a function held when they called it recursively.
 pub struct Kept {
-    /// Calls that these lanes were in.
+    /// Call depth of these lanes.
     depth: usize,
     mask: u32,
-    /// Each register with its value, the lanes in which it is defined, and the undefined bytes of the others.
+    /// Each register with its value, the lanes in which it is defined, and the undefined bytes of the other lanes.
     registers: Vec<(u32, Row, u32, [u8; 32])>,
     /// Each predicate with its value and the lanes in which it is defined.
     predicates: Vec<(u32, u32, u32)>,
-    /// Each stretch of local memory: its offset, and of each lane the bytes and which are defined.
+    /// Each range of local memory: its offset, and for each lane the bytes and their defined flags.
     local: Vec<(u32, Vec<Stretch>)>,
 }
 
 type Stretch = (Vec<u8>, Vec<bool>);
 
 impl Warp {
-    /// Calls that the running lanes are in.
+    /// Call depth of the running lanes.
     fn depth(&self) -> usize {
         self.fragments[self.current].calls.len()
     }
 
-    /// Keeps what the lanes have in a frame.
+    /// Saves the lanes' values of a frame.
     pub fn keep(&mut self, mask: u32, frame: &Frame) {
         let registers = frame.registers.iter().cloned().flatten().map(|r| {
             let undefined = std::array::from_fn(|lane| self.undefined_bytes(Src::Register(r), lane));
@@ -62,7 +62,7 @@ impl Warp {
         self.kept.push(kept);
     }
 
-    /// Gives lanes that have come back what was kept at their call, if that call was recursive.
+    /// Restores the values saved at a recursive call to the lanes that return from it.
     pub fn give_back(&mut self, mask: u32) {
         if self.kept.is_empty() {
             return;

@@ -1,31 +1,31 @@
-//! Global memory: allocations with bounds, each at a device address of its own. They are so far apart that a pointer
-//! which leaves one does not land in the next. CTAs on different threads share global memory, so it is made of relaxed
-//! atomics.
+//! Global memory: allocations with bounds, each at its own device address. Allocations are far apart, so that a pointer
+//! past the end of one does not reach the next. CTAs on different threads share global memory, so it consists of
+//! relaxed atomics.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::earlier::{Earlier, Touched};
 
-/// Allocations begin at multiples of this, as the driver's do.
+/// Alignment of allocations in bytes, as in the driver.
 pub const ALIGN: u64 = 256;
 /// Unmapped bytes between allocations.
 const GUARD: u64 = 1 << 20;
-/// The first device address.
+/// First device address.
 const FIRST: u64 = 0x1_0000_0000;
 
-/// One allocation.
+/// An allocation of global memory.
 #[derive(Debug)]
 pub struct Allocation {
-    /// Its number among the allocations of this launch, by which counters are kept.
+    /// Index among the allocations of this launch. Counters use the same index.
     pub index: usize,
     base: u64,
     len: u64,
     words: Box<[AtomicU32]>,
-    /// What the launch does here.
+    /// Bytes that the launch accessed.
     touched: Touched,
-    /// Name of the variable or the buffer, for reports.
+    /// Name of the variable or buffer, for reports.
     pub name: Option<String>,
-    /// A `.const` variable.
+    /// `true` for a `.const` variable.
     pub constant: bool,
 }
 
@@ -40,23 +40,23 @@ impl Allocation {
         self.len
     }
 
-    /// A kernel reads bytes; the range must lie inside.
+    /// Reads bytes for a kernel. The range must lie inside the allocation.
     pub fn read(&self, offset: u64, out: &mut [u8]) {
         self.copy_out(offset, out);
         self.note_read(offset, out.len() as u64);
     }
 
-    /// A kernel has read these bytes.
+    /// Records that a kernel has read these bytes.
     pub fn note_read(&self, offset: u64, bytes: u64) {
         self.touched.read.add(offset, bytes);
     }
 
-    /// A kernel has written these bytes.
+    /// Records that a kernel has written these bytes.
     pub fn note_written(&self, offset: u64, bytes: u64) {
         self.touched.written.add(offset, bytes);
     }
 
-    /// A value of 1, 2, 4 or 8 bytes, at a multiple of its length; it must lie inside.
+    /// Value of 1, 2, 4 or 8 bytes at a multiple of its length. The value must lie inside the allocation.
     #[inline(always)]
     pub fn value(&self, offset: u64, bytes: usize) -> u64 {
         let word = |at: usize| u64::from(self.words[at].load(Relaxed));
@@ -68,18 +68,18 @@ impl Allocation {
         }
     }
 
-    /// A kernel writes bytes; the range must lie inside.
+    /// Writes bytes for a kernel. The range must lie inside the allocation.
     pub fn write(&self, offset: u64, data: &[u8]) {
         self.copy_in(offset, data);
         self.note_written(offset, data.len() as u64);
     }
 
-    /// A kernel accesses these bytes with a strong access.
+    /// Records a strong access of a kernel to these bytes.
     pub fn strong(&self, offset: u64, len: u64) {
         self.touched.strong.add(offset, len);
     }
 
-    /// Copies bytes out; the range must lie inside.
+    /// Copies bytes out. The range must lie inside the allocation.
     pub fn copy_out(&self, offset: u64, out: &mut [u8]) {
         let mut at = offset as usize;
         let mut rest = out;
@@ -94,7 +94,7 @@ impl Allocation {
         }
     }
 
-    /// Copies bytes in; the range must lie inside.
+    /// Copies bytes in. The range must lie inside the allocation.
     pub fn copy_in(&self, offset: u64, data: &[u8]) {
         let mut at = offset as usize;
         let mut rest = data;
@@ -111,7 +111,7 @@ impl Allocation {
                 let mut mask = [0; 4];
                 mask[skip..skip + n].fill(0xff);
                 let (bits, mask) = (u32::from_le_bytes(bytes), u32::from_le_bytes(mask));
-                // The closure always answers, so this cannot fail.
+                // The closure always returns `Some`, so this cannot fail.
                 let _ = word.fetch_update(Relaxed, Relaxed, |old| Some(old & !mask | bits));
             }
             at += n;
@@ -128,10 +128,10 @@ impl Allocation {
 /// All allocations of a device.
 #[derive(Debug)]
 pub struct GlobalMemory {
-    /// Ascending by address.
+    /// Allocations by ascending address.
     allocations: Vec<Allocation>,
     next: u64,
-    /// Grids that may still run.
+    /// Earlier grids that may still run.
     pub earlier: Earlier,
 }
 
@@ -142,7 +142,7 @@ impl Default for GlobalMemory {
 }
 
 impl GlobalMemory {
-    /// A new allocation of zeros; its address.
+    /// Allocates zeroed memory and returns its address.
     pub fn allocate(&mut self, len: u64, name: Option<String>, constant: bool) -> u64 {
         let base = self.next;
         self.next = (base + len + GUARD).next_multiple_of(ALIGN);
@@ -153,7 +153,8 @@ impl GlobalMemory {
         base
     }
 
-    /// A new allocation of zeros at an address; false where words would be split or some of it is taken.
+    /// Allocates zeroed memory at an address. Returns `false` if the range is not aligned to words or overlaps an
+    /// allocation.
     pub fn allocate_at(&mut self, base: u64, len: u64) -> bool {
         let at = self.allocations.partition_point(|a| a.base < base);
         let before = at.checked_sub(1).and_then(|at| self.allocations.get(at));
@@ -169,10 +170,10 @@ impl GlobalMemory {
         fits
     }
 
-    /// Takes an allocation away; its addresses stay unmapped.
+    /// Frees an allocation. Its addresses stay unmapped.
     ///
     /// # Panics
-    /// If none begins at `base`.
+    /// If no allocation begins at `base`.
     pub fn free(&mut self, base: u64) {
         let at = self.find(base);
         self.allocations.remove(at);
@@ -181,7 +182,7 @@ impl GlobalMemory {
     /// Names an allocation.
     ///
     /// # Panics
-    /// If none begins at `base`.
+    /// If no allocation begins at `base`.
     pub fn name(&mut self, base: u64, name: &str) {
         let at = self.find(base);
         self.allocations[at].name = Some(name.to_owned());
@@ -191,32 +192,32 @@ impl GlobalMemory {
         self.allocations.binary_search_by_key(&base, |a| a.base).expect("the address of an allocation")
     }
 
-    /// The allocation that holds `len` bytes at `address`, and the offset in it.
+    /// Returns the allocation that holds `len` bytes at `address`, and the offset in it.
     pub fn locate(&self, address: u64, len: u64) -> Option<(&Allocation, u64)> {
         let (allocation, offset) = self.nearest(address)?;
         let inside = offset <= allocation.len && len <= allocation.len - offset;
         inside.then_some((allocation, offset))
     }
 
-    /// The last allocation that begins at or before `address`.
+    /// Returns the last allocation that begins at or before `address`.
     pub fn nearest(&self, address: u64) -> Option<(&Allocation, u64)> {
         let after = self.allocations.partition_point(|a| a.base <= address);
         let allocation = self.allocations.get(after.checked_sub(1)?)?;
         Some((allocation, address - allocation.base))
     }
 
-    /// Where an address lies, in words.
+    /// Description of an address.
     pub fn describe(&self, address: u64) -> String {
         match self.nearest(address) {
             Some((a, offset)) if offset < a.len + GUARD => {
                 let name = a.name.as_deref().unwrap_or("an allocation");
                 format!("byte {offset} of {name} of {} bytes", a.len)
             }
-            _ => format!("address {address:#x}, near no allocation"),
+            _ => format!("address {address:#x}, not near any allocation"),
         }
     }
 
-    /// A launch of a kernel begins: numbers the allocations and forgets what the last launch did with them, unless it
+    /// Begins a launch of a kernel: numbers the allocations and clears the last launch's accesses, unless that launch
     /// may still run.
     pub fn begin_launch(&mut self, kernel: &str, overlaps: bool) {
         self.allocations.iter_mut().enumerate().for_each(|(index, a)| a.index = index);
@@ -224,7 +225,7 @@ impl GlobalMemory {
         self.earlier.begin(kernel, overlaps, touched);
     }
 
-    /// All allocations, ascending by address.
+    /// All allocations by ascending address.
     pub fn allocations(&self) -> &[Allocation] {
         &self.allocations
     }
@@ -235,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn odd_ranges_read_back_and_bounds_hold() {
+    fn unaligned_ranges_read_back_within_bounds() {
         let mut memory = GlobalMemory::default();
         let base = memory.allocate(10, None, false);
         let (a, offset) = memory.locate(base + 3, 6).unwrap();
@@ -249,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn freed_addresses_are_unmapped_and_not_given_again() {
+    fn freed_addresses_stay_unmapped() {
         let mut memory = GlobalMemory::default();
         let [first, second] = [10, 20].map(|len| memory.allocate(len, None, false));
         memory.free(first);
@@ -259,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn an_allocation_lies_where_it_is_wanted_unless_something_is_there() {
+    fn allocation_at_a_free_address_succeeds() {
         let mut memory = GlobalMemory::default();
         let first = memory.allocate(10, None, false);
         let host = 0x7f00_0000_0000;

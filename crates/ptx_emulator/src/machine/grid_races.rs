@@ -1,17 +1,20 @@
-//! Races of one grid in global memory: which accesses were made to which bytes, by threads and asynchronous operations of
-//! all clusters. What orders them is in the vector clocks ([`super::race`], [`super::beyond`]).
+//! Races between accesses of one grid to global memory, by threads and asynchronous operations of all clusters. The
+//! vector clocks ([`super::race`], [`super::beyond`]) hold the order of the accesses.
 //!
-//! Memory is kept by lines of 128 bytes. A line has records, each of one warp's instruction or one asynchronous operation:
-//! which bytes, and which lane touched which of them. A byte has one record of its last write, or several of writes of
-//! the same value with no order between, and records of reads since then.
+//! Memory is tracked in lines of 128 bytes. A line has records. Each record describes one instruction of a warp or one
+//! asynchronous operation: the bytes accessed, and the lane that touched each byte. A byte has one record of its last
+//! write, or several records of unordered writes of the same value, and records of the reads since then.
 //!
-//! What it can miss:
-//! - A line keeps [`READS`] records of reads, of one cluster the latest ones. Of more than [`SAME`] writes of the same
-//!   value the lowest cluster's and the latest are kept: who knows only of another is said to race with them.
-//! - Of strong writes, which do not race with each other, only the last of a byte is kept; strong reads are not kept.
-//! - Of lanes that read one byte in one instruction, one is kept. A write after a read by another lane of the same warp
-//!   is not looked for: the lanes of a converged warp do not overtake each other.
-//! - All records together take at most [`BYTES`]; what a launch touches after that is not looked at, and
+//! Limits:
+//! - A line keeps [`READS`] records of reads, and for each cluster only the latest. Among more than [`SAME`] writes of
+//!   the same value, the records of the lowest cluster and of the latest write are kept. A reader that knows only of
+//!   another write is reported as racing.
+//! - Strong writes do not race with each other, so only the last strong write of a byte is kept. Strong reads are not
+//!   kept.
+//! - If several lanes read a byte in one instruction, one lane is kept. A write after a read by another lane of the
+//!   same warp is not checked: the lanes of a converged warp do not overtake each other.
+//! - All records together take at most [`BYTES`]. Later accesses of the launch are not checked, and
+//!   [`GridRaces::is_full`] returns `true`.
 //!   [`GridRaces::is_full`] says so.
 
 use std::collections::{BTreeMap, HashMap};
@@ -22,58 +25,57 @@ use std::sync::{Mutex, PoisonError};
 use super::race::Mode;
 use super::scope::{Origin, Scope};
 
-/// Bytes of a line.
+/// Bytes per line.
 pub const LINE: u64 = 128;
-/// Bytes that have one digest: what a thread stores at once at most, mostly.
+/// Bytes per digest: usually the maximum that a thread stores at once.
 pub const PIECE: u32 = 16;
-/// A digest for each piece of a line.
+/// One digest per piece of a line.
 pub type Digests = [u16; (LINE / PIECE as u64) as usize];
-/// The most records of reads that a line keeps.
+/// Maximum number of read records per line.
 const READS: usize = 16;
-/// The most records of writes of the same value that a byte keeps.
+/// Maximum number of records per byte for writes of the same value.
 const SAME: usize = 16;
-/// The most memory that records may take.
+/// Maximum size of all records in bytes.
 pub const BYTES: usize = 2 << 30;
-/// Parts of the table, each with a lock.
+/// Number of parts of the table. Each part has a lock.
 const PARTS: usize = 256;
 
-/// Bytes of a line that a warp's instruction or an operation accesses.
+/// Bytes of a line that an instruction of a warp, or an operation, accesses.
 #[derive(Clone, Copy, Debug)]
 pub struct Record {
-    /// The bytes, the lowest bit for the first.
+    /// Mask of the bytes. The lowest bit is the first byte.
     pub bytes: u128,
     pub origin: Origin,
-    /// The thread number of lane 0 of the warp, or the operation's number, in the cluster.
+    /// Number, in the cluster, of the warp's lane 0 or of the operation.
     pub base: u32,
-    /// The thread that issued it, if it is an operation.
+    /// Thread that issued the operation. `None`: the access is not an asynchronous operation.
     pub issuer: Option<u32>,
-    /// The lane that would touch the line's first byte; each further piece of 2 to the power of `shift` bytes is the next
-    /// lane's.
+    /// Lane that would touch the line's first byte. Each further piece of `1 << shift` bytes belongs to the next lane.
     pub first_lane: i32,
     pub shift: u32,
-    /// The time of the warp or of the operation.
+    /// Time of the warp or of the operation.
     pub time: u32,
     pub pc: u32,
     pub mode: Mode,
     pub scope: Scope,
-    /// Digests of what was written, of each [`PIECE`] bytes of the line.
+    /// Digests of the written bytes, one per [`PIECE`] bytes of the line.
     pub digests: Digests,
-    /// Whether that is known.
+    /// `true` if the digests are known.
     pub has_digests: bool,
 }
 
 impl Record {
-    /// The lane that touches a byte.
+    /// Lane that touches a byte.
     pub fn lane(&self, byte: u32) -> u32 {
         if self.issuer.is_some() { 0 } else { (self.first_lane + (byte >> self.shift) as i32) as u32 & 31 }
     }
 
-    /// The thread or operation that touches a byte.
+    /// Number of the thread or operation that touches a byte.
     pub fn number(&self, byte: u32) -> u32 {
         self.base + self.lane(byte)
     }
 
-    /// Whether both are known to have written the same in all pieces where they have bytes in common.
+    /// Whether both records are known to write the same bytes in every piece of their common bytes.
     fn wrote_the_same(&self, other: &Record, common: u128) -> bool {
         let is_same_in = |n: usize| {
             let piece = ((1 << PIECE) - 1) << (n as u32 * PIECE);
@@ -95,44 +97,45 @@ impl Record {
     }
 }
 
-/// How an accessor knows of an earlier access.
+/// Relation of a later access to an earlier one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Order {
-    /// It happened before.
+    /// The earlier access happened before.
     Known,
-    /// A read-modify-write has read of it, and no fence followed.
+    /// A read-modify-write has observed the earlier access, without a fence after it.
     Drawn,
-    /// It happened before, and no proxy fence lies between.
+    /// The earlier access happened before, but no proxy fence separates the two.
     Unproxied,
-    /// A strong load has read of it, and no fence followed.
+    /// A strong load has observed the earlier access, without a fence after it.
     Polled,
-    /// Not at all.
+    /// The accesses are not ordered.
     Unknown,
 }
 
-/// Two accesses that race: the earlier one and the byte, and how the later one knows of it.
+/// Two racing accesses, with a common byte and their relation.
 #[derive(Clone, Copy, Debug)]
 pub struct Meeting {
     pub earlier: Record,
     pub later: Record,
-    /// A byte that both touch.
+    /// Address of a byte that both access.
     pub address: u64,
     pub order: Order,
-    /// Both write the same value.
+    /// `true` if both write the same value.
     pub same_value: bool,
-    /// The earlier one's cluster has made a strong access that the later one's has read, with no release before.
+    /// `true` if the later cluster has observed a strong access of the earlier cluster that had no release before it.
     pub silent: bool,
-    /// They are the load and the swap of a compare-and-swap loop.
+    /// `true` if the accesses are the load and the swap of a compare-and-swap loop.
     pub guess: bool,
 }
 
 impl Meeting {
-    /// What cards are known to bear.
+    /// Whether GPUs are known to tolerate the race.
     pub fn is_warning(&self) -> bool {
         self.same_value || self.guess || self.order == Order::Drawn
     }
 
-    /// The same whichever side came first: the side that reads is the later one, else that of the higher cluster.
+    /// A form that does not depend on which access came first: the later access is the reader, or else the access of
+    /// the higher cluster.
     fn canonical(self) -> Meeting {
         let Meeting { earlier, later, .. } = self;
         let key = |r: &Record| (r.mode.reads(), r.origin.cluster, r.pc);
@@ -163,12 +166,12 @@ impl Hasher for Lines {
 
 type Part = HashMap<u64, Vec<Record>, BuildHasherDefault<Lines>>;
 
-/// Races between clusters, by how grave they are, whether one side reads, and the instructions of both: the first by
-/// cluster, and how often. Whichever side came first, two writes are found; a read that its own cluster overwrites may not
-/// be.
+/// Races between clusters, by severity, by whether one access reads, and by both instructions. Each entry holds the
+/// first race by cluster and the number of races. Races between two writes are found whichever came first. A read that
+/// its own cluster overwrites may be missed.
 type Found = BTreeMap<(bool, Order, bool, u32, u32), (Meeting, u64)>;
 
-/// The accesses of a launch, and the races between clusters.
+/// Accesses of a launch, and races between clusters.
 pub struct GridRaces {
     parts: Box<[Mutex<Part>]>,
     records: AtomicUsize,
@@ -183,12 +186,12 @@ impl Default for GridRaces {
 }
 
 impl GridRaces {
-    /// Whether accesses were left out, since the records would have taken too much memory.
+    /// Whether accesses were left out because the records would have taken too much memory.
     pub fn is_full(&self) -> bool {
         self.records.load(Relaxed) >= BYTES / size_of::<Record>()
     }
 
-    /// Keeps a race between clusters until all that ran beside each other have come as far.
+    /// Keeps a race between clusters until all clusters that run at the same time have reached the same point.
     pub fn keep(&self, meeting: Meeting) {
         let meeting = meeting.canonical();
         let key =
@@ -201,14 +204,14 @@ impl GridRaces {
         }
     }
 
-    /// The races that were kept, the gravest first, each with how often it happened.
+    /// Takes the kept races, gravest first, each with its number of occurrences.
     pub fn take(&self) -> Vec<(Meeting, u64)> {
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut *found).into_values().collect()
     }
 
-    /// Records an access of a line. Each earlier access that it meets without order goes to `found`; `order` says how the
-    /// accessing lane, given by its byte, knows of an earlier record.
+    /// Records an access of a line. Each unordered earlier access is added to `found`. `order` returns the relation of
+    /// the accessing lane, given by its byte, to an earlier record.
     pub fn access(&self, line: u64, access: Record, order: &dyn Fn(&Record, u32) -> Order, found: &mut Vec<Meeting>) {
         let mut part =
             self.parts[(line as usize ^ line as usize >> 8) % PARTS].lock().unwrap_or_else(PoisonError::into_inner);
@@ -238,7 +241,8 @@ impl GridRaces {
             }
         }
         let kept = keep_same(records, &same);
-        // Of an instruction's writes of the same value the lowest cluster's counts, whichever came first, and no read.
+        // If one instruction writes the same value in several clusters, the lowest cluster's record is kept, in any
+        // order of arrival. Reads are not kept.
         if !kept.is_empty() {
             same.retain(|(_, meeting)| !meeting.earlier.mode.reads());
         }
@@ -258,7 +262,7 @@ impl GridRaces {
     }
 }
 
-/// The worst of what two accesses are to each other on common bytes, if it is a race.
+/// The worst relation of two accesses on their common bytes, if it is a race.
 fn meet(
     earlier: &Record,
     later: &Record,
@@ -315,7 +319,7 @@ fn add_read(records: &mut Vec<Record>, access: Record) {
     }
 }
 
-/// The writes of all of some bytes that wrote there what another one does.
+/// Writes, covering all of some bytes, that wrote the same values as `write`.
 fn with_its_value<'r>(records: &'r [Record], write: &Record, bytes: u128) -> impl Iterator<Item = &'r Record> {
     let is_such = move |old: &&Record| {
         let are_writes = old.mode == Mode::Write && write.mode == Mode::Write;
@@ -324,14 +328,14 @@ fn with_its_value<'r>(records: &'r [Record], write: &Record, bytes: u128) -> imp
     records.iter().filter(is_such)
 }
 
-/// Whether the reader of a race knows of another write of the same value.
+/// Whether the reader of a race is ordered after another write of the same value.
 fn knows_the_value(records: &[Record], race: &Meeting, order: &dyn Fn(&Record, u32) -> Order) -> bool {
     let common = race.earlier.bytes & race.later.bytes;
     let is_known = |write: &Record| meet(write, &race.later, common, order).is_none();
     race.later.mode.reads() && with_its_value(records, &race.earlier, common).any(is_known)
 }
 
-/// Which of the records whose value is written once more stay: all, or the lowest cluster's and the latest.
+/// Records that stay when their value is written once more: all, or the lowest cluster's record and the latest.
 fn keep_same(records: &[Record], same: &[(usize, Meeting)]) -> Vec<usize> {
     let writes = same.iter().filter(|(_, meeting)| !meeting.earlier.mode.reads());
     let mut kept: Vec<usize> = writes.map(|&(n, _)| n).collect();
@@ -344,7 +348,7 @@ fn keep_same(records: &[Record], same: &[(usize, Meeting)]) -> Vec<usize> {
 }
 
 fn add_write(records: &mut Vec<Record>, access: Record, unordered: bool, same: &[usize]) {
-    // Of clusters that race the lowest stays, so that the report does not depend on which came first.
+    // Among racing clusters the lowest stays, so that the report does not depend on which came first.
     let stays = |old: &Record| unordered && old.origin.cluster < access.origin.cluster && !old.mode.reads();
     let kept = records.iter().filter(|old| stays(old)).fold(0, |bytes, old| bytes | old.bytes);
     let access = Record { bytes: access.bytes & !kept, ..access };

@@ -1,6 +1,6 @@
-//! What threads of a grid have published at addresses of global memory (PTX ISA, "Memory Consistency Model: Release and
-//! Acquire Patterns"). A strong store begins anew what a strong load of the address observes; a read-modify-write adds to
-//! it. Publisher and observer must be in each other's scope.
+//! Knowledge that threads of a grid have published at addresses of global memory (PTX ISA, "Memory Consistency Model:
+//! Release and Acquire Patterns"). A strong store replaces the knowledge that a strong load of the address observes; a
+//! read-modify-write adds to it. The publisher and the observer must each be in the other's scope.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,33 +8,33 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::beyond::{self, Beyond};
 use super::scope::{Origin, Scope};
 
-/// The most clusters that are remembered for an address to have published nothing. That is for the report alone.
+/// Maximum number of clusters per address that are remembered as silent publishers. Only the report uses them.
 const SILENT: usize = 4;
 
-/// What was published at an address.
+/// Knowledge published at an address.
 #[derive(Default)]
 struct Location {
-    /// By scope, and by publisher unless the scope is the whole GPU.
+    /// Entries by scope and, unless the scope is the whole GPU, by publisher.
     published: Vec<(Scope, Origin, Option<Arc<Beyond>>)>,
-    /// The clusters whose strong writes published nothing.
+    /// Clusters whose strong writes published nothing.
     silent: [Option<u32>; SILENT],
 }
 
-/// What a strong read observes.
+/// Result of a strong read.
 #[derive(Default)]
 pub struct Observed {
-    /// What was published for the reader.
+    /// Knowledge published for the reader.
     pub known: Option<Arc<Beyond>>,
-    /// The clusters whose writes published nothing.
+    /// Clusters whose writes published nothing.
     pub silent: [Option<u32>; SILENT],
 }
 
-/// The addresses of a launch at which something was published.
+/// Addresses of a launch at which knowledge was published.
 #[derive(Default)]
 pub struct GridSync(Mutex<HashMap<u64, Location>>);
 
 impl GridSync {
-    /// A strong write publishes this, each with its scope. `adds`: it is a read-modify-write.
+    /// Publishes knowledge by a strong write, each entry with its scope. `adds`: the write is a read-modify-write.
     pub fn publish(&self, address: u64, from: Origin, adds: bool, what: &[(Scope, Arc<Beyond>)]) {
         let mut locations = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let location = locations.entry(address).or_default();
@@ -58,7 +58,7 @@ impl GridSync {
         }
     }
 
-    /// What a strong read with a scope observes.
+    /// Returns the knowledge that a strong read with this scope observes.
     pub fn observe(&self, address: u64, by: Origin, scope: Scope) -> Observed {
         let locations = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut observed = Observed::default();

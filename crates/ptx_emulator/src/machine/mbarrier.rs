@@ -1,62 +1,63 @@
-//! mbarrier objects (PTX ISA, "Parallel Synchronization: mbarrier"): phases, pending arrivals and transaction bytes.
-//! The object's eight bytes are opaque; its state is kept here, by its place in shared memory.
+//! Mbarrier objects (PTX ISA, "Parallel Synchronization: mbarrier"): phases, pending arrivals and transaction bytes.
+//! The object's eight bytes are opaque. Its state is kept here, by its address in shared memory.
 
 use std::collections::BTreeMap;
 
 use super::race::Shared;
 
-/// Size and alignment of the object.
+/// Size and alignment of the object in bytes.
 pub const BYTES: u32 = 8;
-/// The largest count of arrivals, and of transaction bytes, positive or negative ("Contents of the mbarrier object").
+/// Maximum number of arrivals, and maximum magnitude of the transaction bytes ("Contents of the mbarrier object").
 pub const MAX_COUNT: u32 = (1 << 20) - 1;
 
-/// One object.
+/// An mbarrier object.
 #[derive(Default)]
 pub struct Mbarrier {
-    /// Arrivals of a phase.
+    /// Number of arrivals per phase.
     pub expected: u32,
-    /// Arrivals still to come in this phase.
+    /// Number of pending arrivals in this phase.
     pub pending: u32,
-    /// Transaction bytes still to come.
+    /// Number of pending transaction bytes.
     pub tx: i64,
-    /// Complete phases.
+    /// Number of complete phases.
     pub phase: u64,
-    /// What the arrivals of this phase publish, and what those of the last complete phase published.
+    /// Knowledge published by the arrivals of this phase, and by the arrivals of the last complete phase.
     pub arriving: Shared,
     pub published: Shared,
-    /// The thread that initialized it, and when by the race detector's clock.
+    /// Thread that initialized the object, and the race detector's time of the initialization.
     pub owner: u32,
     pub init_time: u32,
-    /// Generations of the cluster's barrier that are complete once its warp has arrived there behind the initialization.
+    /// Number of cluster-barrier generations that are complete after the owner's warp has arrived there following the
+    /// initialization.
     pub init_arrived: u64,
     pub init_pc: u32,
 }
 
-/// The mbarriers of a CTA by their offset in its shared memory.
+/// Mbarriers of a CTA, by offset in its shared memory.
 pub type Mbarriers = BTreeMap<u32, Mbarrier>;
 
-/// Where an mbarrier lies.
+/// Address of an mbarrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MbarrierAt {
     pub cta: u32,
     pub offset: u32,
 }
 
-/// Which phase a wait is for.
+/// Phase that a wait is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// The phase with this parity: the current one, or the one before, which is complete.
+    /// The phase with this parity: the current phase, or the previous phase, which is complete.
     Parity(bool),
-    /// The phase that an arrival's state names.
+    /// The phase of an arrival's state.
     Token(u64),
 }
 
-/// How threads arrive.
+/// Options of an arrival.
 #[derive(Clone, Copy)]
 pub struct Arrival {
-    /// They will not arrive in the phases after this one.
+    /// `true`: the threads will not arrive in later phases.
     pub drop: bool,
-    /// The program promises that this arrival completes no phase.
+    /// `true`: the program promises that this arrival does not complete the phase.
     pub no_complete: bool,
 }
 
@@ -69,7 +70,7 @@ impl Mbarrier {
         }
     }
 
-    /// Ends the phase if nothing is outstanding.
+    /// Ends the phase if no arrivals or bytes are pending. Returns `true` if it ends the phase.
     pub fn advance(&mut self) -> bool {
         let done = self.pending == 0 && self.tx == 0;
         if done {
@@ -80,7 +81,7 @@ impl Mbarrier {
         done
     }
 
-    /// For reports.
+    /// Description for reports.
     pub fn describe(&self) -> String {
         let arrived = self.expected - self.pending.min(self.expected);
         format!("phase {}, {arrived} of {} arrivals, {} bytes outstanding", self.phase, self.expected, self.tx)

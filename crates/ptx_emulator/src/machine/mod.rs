@@ -1,5 +1,6 @@
-//! The state of a running cluster: warps, memories, barriers, operations in flight, and what the race detector knows.
-//! In `access` is what instructions may do with it, checked. Knows no instruction.
+//! State of a running cluster: warps, memories, barriers, operations in flight and the data of the race detector. The
+//! module `access` holds the checked operations that instructions perform on this state. This module knows no
+//! instruction.
 
 pub mod access;
 pub mod address;

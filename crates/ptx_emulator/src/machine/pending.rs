@@ -1,24 +1,24 @@
-//! Asynchronous operations in flight. Each takes effect at one moment, which the schedule picks. The order is free,
-//! except that an operation may have to come after others. `E` is the type of an effect.
+//! Asynchronous operations in flight. Each operation takes effect at one moment, which the schedule picks. Operations
+//! may complete in any order, unless an operation must follow others. `E` is the type of an effect.
 
 use std::collections::HashSet;
 
-/// Warp of the cluster and instruction that issued an operation.
+/// Warp of the cluster, and instruction, that issued an operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Issuer {
     pub warp: u32,
     pub pc: u32,
 }
 
-/// One operation in flight.
+/// An operation in flight.
 pub struct Operation<E> {
     pub id: u64,
-    /// When it completes, at the latest when nothing else can run.
+    /// Completion time. The operation completes earlier if nothing else can run.
     pub due: u64,
-    /// Completes only when those operations have.
+    /// Operations that must complete first.
     pub after: Vec<u64>,
     pub issuer: Issuer,
-    /// It may carry information between clusters.
+    /// `true` if the operation may carry information between clusters.
     pub communicates: bool,
     pub effect: E,
 }
@@ -28,7 +28,7 @@ pub struct Pending<E> {
     list: Vec<Operation<E>>,
     live: HashSet<u64>,
     next: u64,
-    /// The earliest `due`: most calls of `take_due` need no search.
+    /// The earliest `due`, so that most calls of `take_due` need no search.
     earliest: u64,
 }
 
@@ -39,7 +39,7 @@ impl<E> Default for Pending<E> {
 }
 
 impl<E> Pending<E> {
-    /// Whether the operation has yet to complete.
+    /// Whether the operation is still in flight.
     pub fn contains(&self, id: u64) -> bool {
         self.live.contains(&id)
     }
@@ -56,7 +56,8 @@ impl<E> Pending<E> {
         self.list.push(operation);
     }
 
-    /// Takes the operation that is due first by `now`; of several, the one issued first.
+    /// Takes the operation with the earliest `due` up to `now`. Among equals, takes the operation that was issued
+    /// first.
     pub fn take_due(&mut self, now: u64) -> Option<Operation<E>> {
         if self.list.is_empty() || self.earliest > now {
             return None;
@@ -66,19 +67,20 @@ impl<E> Pending<E> {
         let taken = id.and_then(|id| self.take(id));
         self.earliest = self.list.iter().map(|o| o.due).min().unwrap_or(u64::MAX);
         if taken.is_none() {
-            // Due, but behind one that is not: look again later.
+            // An operation is due, but must follow one that is not due: look again later.
             self.earliest = self.earliest.max(now + 1);
         }
         taken
     }
 
-    /// When the next operation is due that can complete; `u64::MAX` if there is none, or none knows when.
+    /// Earliest `due` of the operations that can complete. `u64::MAX` if there is none, or if no completion time is
+    /// known.
     pub fn soonest(&self) -> u64 {
         let ready = |o: &&Operation<E>| o.after.iter().all(|a| !self.live.contains(a));
         self.list.iter().filter(ready).map(|o| o.due).min().unwrap_or(u64::MAX)
     }
 
-    /// The number that the next operation will get, less one.
+    /// Number of the last operation. The next operation gets this number plus one.
     pub fn next_number(&self) -> u64 {
         self.next
     }
@@ -88,7 +90,7 @@ impl<E> Pending<E> {
         self.list.is_empty()
     }
 
-    /// An operation in flight is due at another time.
+    /// Changes the completion time of an operation in flight.
     pub fn set_due(&mut self, id: u64, due: u64) {
         if let Some(operation) = self.list.iter_mut().find(|o| o.id == id) {
             operation.due = due;
@@ -96,7 +98,7 @@ impl<E> Pending<E> {
         }
     }
 
-    /// Takes an operation when nothing else can run: the newest or the one due first.
+    /// Takes an operation when nothing else can run: the newest, or the one with the earliest `due`.
     pub fn take_any(&mut self, newest: bool) -> Option<Operation<E>> {
         let ready = |o: &&Operation<E>| o.after.iter().all(|a| !self.live.contains(a));
         let ready = self.list.iter().filter(ready);

@@ -1,25 +1,25 @@
-//! The race detector: happens-before by vector clocks over every thread of a cluster, with FastTrack's epochs for
-//! the last write and the reads since (Flanagan & Freund, "FastTrack: Efficient and Precise Dynamic Race
-//! Detection", 2009). It knows numbers of threads, bytes of memory and indices of instructions, but no instruction.
+//! Race detector: happens-before by vector clocks over every thread of a cluster, with FastTrack's epochs for the last
+//! write and the reads since (Flanagan & Freund, "FastTrack: Efficient and Precise Dynamic Race Detection", 2009). It
+//! handles numbers of threads, bytes of memory and indices of instructions, but knows no instruction.
 //!
-//! Each thread's clock counts the releases of its warp. An asynchronous operation is a thread of its own, called an
-//! agent. An agent starts with the knowledge of the thread that issues it; a thread that waits for it acquires the
-//! agent's knowledge.
+//! Each thread's clock counts the releases of its warp. An asynchronous operation is a separate thread, called an
+//! agent. An agent starts with the knowledge of the thread that issues it. A thread that waits for the agent acquires
+//! the agent's knowledge.
 //!
 //! A clock has two halves. `seen` is the ordinary happens-before order. `proxied` is the part of it that a proxy fence
 //! has made visible to the async proxy (PTX ISA, "Memory Consistency Model: Proxies"). An operation of the async proxy
 //! may touch only bytes whose generic writes are in the `proxied` half of its issuer's clock.
 //!
-//! Behind the threads and agents a clock has an entry for each warp: up to which time of the warp its initializations of
-//! mbarriers are known and fenced, even where nothing else of it is. The last entry stands for the end of the earlier grids. A thread
-//! that waits for them acquires it.
+//! After the threads and agents, a clock has an entry for each warp: the time up to which the warp's initializations of
+//! mbarriers are known and fenced, even if nothing else of the warp is known. The last entry stands for the end of the
+//! earlier grids. A thread that waits for those grids acquires it.
 //!
-//! What it can miss:
+//! Limits:
 //! - Agents take [`AGENTS`] slots in turn. Two operations that share a slot count as ordered.
-//! - At most [`LATE`] loads are known to read on behind an arrival; then all are forgotten.
-//! - Of the reads of a word since its last write, only the latest of each warp is kept.
-//! - Races in global memory are looked for elsewhere: within the grid in [`super::grid_races`], with earlier grids in
-//!   [`super::earlier`].
+//! - At most [`LATE`] loads are recorded as possibly reading after an arrival. At the limit, all records are dropped.
+//! - Among the reads of a word since its last write, only the latest of each warp is kept.
+//! - Other modules search for races in global memory: [`super::grid_races`] within the grid, [`super::earlier`] with
+//!   earlier grids.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -28,19 +28,19 @@ use super::beyond::{self, Beyond, Known, Snapshot};
 use super::course::Course;
 use crate::operand::lanes;
 
-/// Slots for asynchronous operations in flight, in a cluster.
+/// Number of slots for asynchronous operations in flight, per cluster.
 pub const AGENTS: u32 = 256;
 
-/// Loads that may read on behind an arrival, in a cluster.
+/// Maximum number of loads that may read after an arrival, per cluster.
 const LATE: usize = 1 << 16;
 
 /// A vector clock and its async-proxy half. Entries: the threads, the agents, the warps' initializations of mbarriers,
-/// and whether the earlier grids have ended.
+/// and the end of the earlier grids.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Clock {
     seen: Vec<u32>,
     proxied: Vec<u32>,
-    /// What is known beyond the cluster.
+    /// Knowledge of other clusters.
     beyond: Option<Arc<Beyond>>,
 }
 
@@ -55,12 +55,12 @@ impl Clock {
         beyond::merge(&mut self.beyond, &o.beyond);
     }
 
-    /// What is known beyond the cluster.
+    /// Knowledge of other clusters.
     pub fn beyond(&self) -> Option<&Beyond> {
         self.beyond.as_deref()
     }
 
-    /// Whether a time of a thread or agent of the cluster is known, and whether to the async proxy too.
+    /// Whether a time of a thread or agent of the cluster is known, and whether it is visible to the async proxy.
     pub fn reaches(&self, number: u32, time: u32) -> (bool, bool) {
         (self.seen[number as usize] >= time, self.proxied[number as usize] >= time)
     }
@@ -80,10 +80,10 @@ impl Clock {
     }
 }
 
-/// What a release published and an acquire may pick up.
+/// Knowledge that a release published and an acquire may obtain.
 pub type Shared = Option<Arc<Clock>>;
 
-/// Joins `from` into `into`, sharing the allocation where one covers the other.
+/// Joins `from` into `into`. Shares the allocation if one covers the other.
 pub fn merge(into: &mut Shared, from: &Arc<Clock>) {
     match into {
         None => *into = Some(from.clone()),
@@ -93,17 +93,17 @@ pub fn merge(into: &mut Shared, from: &Arc<Clock>) {
     }
 }
 
-/// What a warp's lanes know.
+/// Knowledge of a warp's lanes.
 struct WarpClock {
     lanes: [Arc<Clock>; 32],
-    /// The warp's own time: goes up at each release of any lane.
+    /// Time of the warp. It advances at each release of any lane.
     now: u32,
 }
 
-/// Who accesses: one lane of a warp, or an agent.
+/// Accessor of memory: one or more lanes of a warp, or an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Accessor {
-    /// The thread number of lane 0 of the warp, or the agent's number.
+    /// Thread number of the warp's lane 0, or number of the agent.
     pub base: u32,
     /// Lane mask; 1 for an agent.
     pub mask: u32,
@@ -115,68 +115,68 @@ pub struct Agent {
     slot: u32,
     time: u32,
     clock: Arc<Clock>,
-    /// It accesses memory through the async proxy.
+    /// `true` if the agent accesses memory through the async proxy.
     async_proxy: bool,
-    /// What it knows of tensor memory, if that is less than it knows of shared memory.
+    /// Knowledge of tensor memory, if it is less than the knowledge of shared memory.
     tensor: Option<Arc<Clock>>,
-    /// The quarter of tensor memory in whose order it is.
+    /// Quarter of tensor memory whose order the agent follows.
     quarter: Option<u32>,
 }
 
-/// A store to tensor memory, complete or not.
+/// A store to tensor memory, complete or in flight.
 #[derive(Clone, Copy)]
 struct Store {
-    /// The agent's time.
+    /// Time of the agent.
     time: u32,
     quarter: u32,
-    /// Who issued it, and when by that thread's clock.
+    /// Issuing thread, and that thread's time of issue.
     thread: u32,
     issued: u32,
 }
 
 impl Agent {
-    /// Its number, its time and what it knows.
+    /// Number, time and knowledge of the agent.
     pub fn identity(&self) -> (u32, u32, &Arc<Clock>) {
         (self.slot, self.time, &self.clock)
     }
 
-    /// Whether it accesses memory through the async proxy.
+    /// Whether the agent accesses memory through the async proxy.
     pub fn in_async_proxy(&self) -> bool {
         self.async_proxy
     }
 
-    /// The same agent, which sees the stores of its quarter as soon as they have been issued.
+    /// The same agent, ordered after issued stores of its quarter.
     pub fn in_quarter(self, quarter: u32) -> Agent {
         Agent { quarter: Some(quarter), ..self }
     }
 
-    /// The same agent, which knows only this of tensor memory.
+    /// The same agent, with only this knowledge of tensor memory.
     pub fn with_tensor_knowledge(self, known: &Shared, nothing: &Detector) -> Agent {
         Agent { tensor: Some(known.clone().unwrap_or_else(|| nothing.zero.clone())), ..self }
     }
 
-    /// The agent as it accesses tensor memory.
+    /// The agent with its knowledge of tensor memory.
     pub fn in_tensor_memory(&self) -> Agent {
         let clock = self.tensor.clone().unwrap_or_else(|| self.clock.clone());
         Agent { clock, async_proxy: false, ..self.clone() }
     }
 }
 
-/// The last write of a word and its reads since.
+/// Last write of a word, and the reads since that write.
 #[derive(Clone, Copy, Default)]
 struct Cell {
     write: Access,
     read: Access,
     /// 1 + index into `more` for the reads of further warps.
     more: u32,
-    /// Some of [`ATOMIC`], [`SPLIT`] and [`WHOLE`].
+    /// Combination of [`ATOMIC`], [`SPLIT`] and [`WHOLE`].
     flags: u8,
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 struct Access {
     base: u32,
-    /// 0: no access.
+    /// Lane mask. 0: no access.
     mask: u32,
     time: u32,
     pc: u32,
@@ -184,93 +184,94 @@ struct Access {
 
 /// The write was atomic.
 const ATOMIC: u8 = 1;
-/// The word is kept by bytes.
+/// The word is tracked by bytes.
 const SPLIT: u8 = 2;
-/// In the first word of a chunk: its cell stands for all words of the chunk.
+/// Set in the first word of a chunk: the cell stands for all words of the chunk.
 const WHOLE: u8 = 4;
 
-/// Words of a chunk of 16 bytes, the unit of copies and of the tensor cores.
+/// Words per chunk of 16 bytes, the unit of copies and of the tensor cores.
 const CHUNK_WORDS: usize = 4;
 const CHUNK: u32 = 4 * CHUNK_WORDS as u32;
 
-/// How an access is made.
+/// Kind of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// A plain load.
     Read,
-    /// A strong load, which does not race with strong writes. It is checked against earlier writes and not remembered.
+    /// A strong load, which does not race with strong writes. It is checked against earlier writes and not recorded.
     StrongRead,
     /// A plain store.
     Write,
-    /// A plain store of the value that the bytes have already. It changes nothing, so it conflicts with nothing before
-    /// it; like a read, it must come before any other value.
+    /// A plain store of the value that the bytes already have. It changes nothing, so it conflicts with no earlier
+    /// access. Like a read, it must be ordered before a write of another value.
     SameValue,
-    /// A read-modify-write or strong access, which does not race with its like.
+    /// A read-modify-write or strong access, which does not race with other strong accesses.
     Atomic,
 }
 
 impl Mode {
-    /// It does not write.
+    /// Whether the access does not write.
     pub fn reads(self) -> bool {
         matches!(self, Mode::Read | Mode::StrongRead)
     }
 
-    /// It leaves nothing of what was there before.
+    /// Whether the access overwrites all earlier contents.
     fn replaces(self) -> bool {
         matches!(self, Mode::Write | Mode::Atomic)
     }
 
-    /// It does not race with its like.
+    /// Whether the access does not race with other strong accesses.
     pub fn is_strong(self) -> bool {
         matches!(self, Mode::StrongRead | Mode::Atomic)
     }
 }
 
-/// The other side of a race.
+/// Earlier access of a race.
 #[derive(Clone, Copy, Debug)]
 pub struct Conflict {
-    /// The earlier access wrote.
+    /// `true` if the earlier access wrote.
     pub wrote: bool,
-    /// Who made it.
+    /// Accessor of the earlier access.
     pub accessor: Accessor,
-    /// Its instruction.
+    /// Instruction of the earlier access.
     pub pc: u32,
-    /// The accesses are ordered, but no proxy fence lies between them.
+    /// `true` if the accesses are ordered, but no proxy fence separates them.
     pub only_proxy: bool,
-    /// The earlier access is a load, and in order, but it may not be complete.
+    /// `true` if the earlier access is an ordered load that may not be complete.
     pub loading: bool,
-    /// Only a proxy fence is missing between a write and one that follows it, and a thread has read the former in between:
-    /// so it had come to memory. All of the access is recorded.
+    /// `true` if only a proxy fence is missing between a write and a later access, and a thread has read the written
+    /// value in between, so the write had reached memory. The whole access is recorded.
     pub observed: bool,
 }
 
-/// The race detector of one cluster.
+/// Race detector of one cluster.
 pub struct Detector {
     warps: Vec<WarpClock>,
     agent_times: Vec<u32>,
-    /// What the agents of the slots store to tensor memory.
+    /// Stores to tensor memory by the agents of the slots.
     stores: Vec<Option<Store>>,
     zero: Arc<Clock>,
     threads: u32,
     next_agent: u32,
-    /// The warps that issued the agents of the slots.
+    /// Warps that issued the agents of the slots.
     issuers: Vec<u32>,
-    /// Loads behind which their warp has arrived at an mbarrier before it used what they load: the warp's first thread, time
-    /// and instruction of the load, and the time of the first use.
+    /// Loads whose warp arrived at an mbarrier before it used the loaded value. Key: first thread of the warp, time and
+    /// instruction of the load. Value: time of the first use.
     late: HashMap<(u32, u32, u32), u32>,
-    /// Instructions by which a warp reads as one: who knows of one lane that it is behind them knows it of all.
+    /// Instructions by which a warp reads as a whole. Whoever is ordered after the read of one lane is ordered after
+    /// the reads of all lanes.
     together: HashSet<u32>,
-    /// Nothing is taken for ordered that the manual does not order.
+    /// `true`: use only the order that the manual guarantees.
     strict: bool,
-    /// By warp.
+    /// Courses by warp.
     courses: Vec<Course>,
-    /// The last access that is behind another of its warp by the warp's course only.
+    /// Last access that is ordered after another access of its warp only by the warp's course.
     behind: Option<Conflict>,
     history: History,
 }
 
 impl Detector {
-    /// A detector for `warps` warps and memories of these sizes in bytes.
+    /// Detector for `warps` warps and memories of these sizes in bytes.
     pub fn new(warps: u32, memories: impl Iterator<Item = u32>, strict: bool) -> Detector {
         let threads = warps * 32;
         let n = (threads + AGENTS + warps + 1) as usize;
@@ -297,12 +298,12 @@ impl Detector {
         who.base >= self.threads
     }
 
-    /// The warp that issued an asynchronous operation, if the accessor is one.
+    /// Warp that issued an asynchronous operation. `None`: the accessor is a lane.
     pub fn issuer(&self, who: Accessor) -> Option<u32> {
         Some(self.issuers[who.base.checked_sub(self.threads)? as usize])
     }
 
-    /// Lanes `mask` of `warp` publish what they know into `into`.
+    /// Publishes the knowledge of the lanes `mask` of `warp` into `into`.
     pub fn release(&mut self, warp: u32, mask: u32, into: &mut Shared) {
         let clock = &mut self.warps[warp as usize];
         let base = (warp * 32) as usize;
@@ -323,15 +324,16 @@ impl Detector {
         clock.now += 1;
     }
 
-    /// The warp's time. It goes on, so that what the warp does next is later.
+    /// Returns the warp's time and advances it, so that later accesses of the warp get a later time.
     pub fn tick(&mut self, warp: u32) -> u32 {
         let now = &mut self.warps[warp as usize].now;
         *now += 1;
         *now - 1
     }
 
-    /// A fence of lanes `mask` behind initializations of mbarriers: from here on those threads, and whoever learns from
-    /// them, may use the mbarriers from other CTAs and by the async proxy. Returns the fence's time.
+    /// Executes a fence of the lanes `mask` after initializations of mbarriers. Those threads, and all threads that
+    /// acquire their knowledge, may then use the mbarriers from other CTAs and by the async proxy. Returns the time of
+    /// the fence.
     pub fn fence_initializations(&mut self, warp: u32, mask: u32) -> u32 {
         let at = (self.threads + AGENTS + warp) as usize;
         let now = self.tick(warp);
@@ -343,21 +345,21 @@ impl Detector {
         now
     }
 
-    /// Publishes the initializations of mbarriers that `warp` made up to `time`, and nothing else.
+    /// Publishes only the initializations of mbarriers that `warp` made up to `time`.
     pub fn release_initializations(&self, warp: u32, time: u32, into: &mut Shared) {
         let clock = Arc::make_mut(into.get_or_insert_with(|| self.zero.clone()));
         let known = &mut clock.seen[(self.threads + AGENTS + warp) as usize];
         *known = time.max(*known);
     }
 
-    /// Whether a lane knows that the thread `owner` has fenced its initializations since `time`, or knows of them through
-    /// a proxy fence.
+    /// Whether a lane knows that the thread `owner` has fenced its initializations since `time`, or knows the
+    /// initializations through a proxy fence.
     pub fn knows_initializations(&self, warp: u32, lane: u32, owner: u32, time: u32) -> bool {
         let clock = self.clock(warp, lane);
         clock.seen[(self.threads + AGENTS + owner / 32) as usize] >= time || clock.proxied[owner as usize] >= time
     }
 
-    /// Changes what lanes `mask` of `warp` know. Lanes that share a clock go on sharing it.
+    /// Changes the knowledge of the lanes `mask` of `warp`. Lanes that share a clock keep sharing it.
     fn update(&mut self, warp: u32, mask: u32, change: impl Fn(&Arc<Clock>) -> Arc<Clock>) {
         let clock = &mut self.warps[warp as usize];
         let mut done: Option<(Arc<Clock>, Arc<Clock>)> = None;
@@ -371,7 +373,7 @@ impl Detector {
         }
     }
 
-    /// Lanes `mask` of `warp` learn what was published.
+    /// Lets the lanes `mask` of `warp` acquire published knowledge.
     pub fn acquire(&mut self, warp: u32, mask: u32, from: &Shared) {
         let Some(from) = from else { return };
         self.update(warp, mask, |old| {
@@ -381,19 +383,19 @@ impl Detector {
         });
     }
 
-    /// Lanes `mask` of `warp` learn that the grids before have ended.
+    /// Lets the lanes `mask` of `warp` know that the earlier grids have ended.
     pub fn acquire_end_of_grids(&mut self, warp: u32, mask: u32) {
         let mut ended = (*self.zero).clone();
         ended.seen.last_mut().into_iter().for_each(|end| *end = 1);
         self.acquire(warp, mask, &Some(Arc::new(ended)));
     }
 
-    /// Whether a lane of `warp` knows that the grids before have ended.
+    /// Whether a lane of `warp` knows that the earlier grids have ended.
     pub fn knows_end_of_grids(&self, warp: u32, lane: u32) -> bool {
         self.warps[warp as usize].lanes[lane as usize].knows_end_of_grids()
     }
 
-    /// A proxy fence of lanes `mask`: what they know becomes visible to the async proxy.
+    /// Executes a proxy fence of the lanes `mask`: their knowledge becomes visible to the async proxy.
     pub fn proxy_fence(&mut self, warp: u32, mask: u32) {
         let base = (warp * 32) as usize;
         let now = self.tick(warp);
@@ -411,7 +413,7 @@ impl Detector {
         });
     }
 
-    /// What a clock of this cluster, the one with number `own` in the grid, says to other clusters.
+    /// Knowledge that a clock of this cluster publishes to other clusters. `own` is the cluster's number in the grid.
     pub fn publication(&self, clock: &Clock, own: u32) -> Beyond {
         let mut all = match &clock.beyond {
             Some(beyond) => Beyond { polled: Known::default(), drawn: Known::default(), ..(**beyond).clone() },
@@ -426,7 +428,8 @@ impl Detector {
         all
     }
 
-    /// Lanes `mask` of `warp` learn what a thread of the grid has published; this cluster has the number `own`.
+    /// Lets the lanes `mask` of `warp` learn knowledge that a thread of the grid has published. `own` is this cluster's
+    /// number.
     pub fn learn(&mut self, warp: u32, mask: u32, own: u32, what: &Arc<Beyond>) {
         let threads = self.threads;
         self.update(warp, mask, |old| {
@@ -441,7 +444,7 @@ impl Detector {
         });
     }
 
-    /// Starts an asynchronous operation with the knowledge of lanes `mask` of `warp`.
+    /// Starts an asynchronous operation with the knowledge of the lanes `mask` of `warp`.
     pub fn spawn(&mut self, warp: u32, mask: u32, async_proxy: bool) -> Agent {
         let mut known = None;
         self.release(warp, mask, &mut known);
@@ -465,7 +468,7 @@ impl Detector {
         }
     }
 
-    /// The agent is done: what it knows and what it did goes into `into`. Both proxies see its accesses.
+    /// Ends the agent: its knowledge and its accesses are added to `into`. Both proxies see its accesses.
     pub fn finish(&self, agent: &Agent, into: &mut Shared) {
         merge(into, &agent.clock);
         if let Some(shared) = into {
@@ -476,7 +479,7 @@ impl Detector {
         }
     }
 
-    /// The agent is done: what it did goes into `into`, and nothing that it knows.
+    /// Ends the agent: only its accesses are added to `into`, not its knowledge.
     pub fn finish_apart(&self, agent: &Agent, into: &mut Shared) {
         let clock = Arc::make_mut(into.get_or_insert_with(|| self.zero.clone()));
         let at = agent.slot as usize;
@@ -484,7 +487,7 @@ impl Detector {
         clock.proxied[at] = clock.proxied[at].max(agent.time);
     }
 
-    /// A warp has loaded at `time` from shared memory and not used what it loaded; it arrives at an mbarrier.
+    /// Records that a warp arrives at an mbarrier before it uses the value of a load from shared memory at `time`.
     pub fn release_load(&mut self, warp: u32, time: u32, pc: u32) {
         if self.late.len() == LATE {
             self.late.clear();
@@ -492,38 +495,39 @@ impl Detector {
         self.late.insert((warp * 32, time, pc), u32::MAX);
     }
 
-    /// It uses what that load loaded.
+    /// Records the first use of the value of that load.
     pub fn end_load(&mut self, warp: u32, time: u32, pc: u32) {
         self.late.insert((warp * 32, time, pc), self.warps[warp as usize].now);
     }
 
-    /// The agent is a store that `thread` issues; agents of the same `quarter` see it once they know of its issue.
+    /// Records that the agent is a store issued by `thread`. Agents of the same `quarter` are ordered after it once
+    /// they know of its issue.
     pub fn begin_store(&mut self, agent: &Agent, thread: u32, quarter: u32) {
         let issued = agent.clock.seen[thread as usize];
         self.stores[(agent.slot - self.threads) as usize] = Some(Store { time: agent.time, quarter, thread, issued });
     }
 
-    /// What a lane knows.
+    /// Knowledge of a lane.
     pub fn clock(&self, warp: u32, lane: u32) -> &Arc<Clock> {
         &self.warps[warp as usize].lanes[lane as usize]
     }
 
-    /// A warp's time.
+    /// Time of a warp.
     pub fn now(&self, warp: u32) -> u32 {
         self.warps[warp as usize].now
     }
 
-    /// What a warp has executed.
+    /// Course of a warp.
     pub fn course(&mut self, warp: u32) -> &mut Course {
         &mut self.courses[warp as usize]
     }
 
-    /// What the last access was behind by its warp's course only, once.
+    /// Takes the last conflict that only the warp's course orders.
     pub fn take_behind(&mut self) -> Option<Conflict> {
         self.behind.take()
     }
 
-    /// By this instruction a warp reads as one.
+    /// Records that a warp reads as a whole by this instruction.
     pub fn reads_together(&mut self, pc: u32) {
         self.together.insert(pc);
     }
@@ -549,9 +553,9 @@ impl Detector {
         result
     }
 
-    /// The same for plain loads of lanes that all know the same: each group is an offset and the lanes that load `len` bytes
-    /// there. Returns the lanes whose loads are recorded; of the others [`Detector::access`] has to say more, be it that they
-    /// read what a lane of their own warp has just written.
+    /// Like [`access`](Detector::access), for plain loads of lanes with the same knowledge. Each group is an offset and
+    /// the lanes that load `len` bytes there. Returns the lanes whose loads are recorded. [`Detector::access`] must
+    /// handle the other lanes, for example if they read bytes that a lane of their warp has just written.
     pub fn read_groups(&mut self, cta: u32, base: u32, groups: &[(u32, u32)], len: u32, pc: u32) -> u32 {
         let all = groups.iter().fold(0, |all, (_, mask)| all | mask);
         let w = &self.warps[(base / 32) as usize];
@@ -568,7 +572,7 @@ impl Detector {
         recorded.fold(0, |all, (_, mask)| all | mask)
     }
 
-    /// The same for an asynchronous operation.
+    /// Like [`access`](Detector::access), for an asynchronous operation.
     pub fn agent_access(
         &mut self,
         agent: &Agent,
@@ -581,8 +585,8 @@ impl Detector {
         self.agent_accesses(agent, cta, &[offset], len, mode, pc).map_err(|(_, conflict)| conflict)
     }
 
-    /// The same for `len` bytes at each of some offsets. Returns the number of the first that conflicts, behind which none is
-    /// recorded.
+    /// Like [`agent_access`](Detector::agent_access), for `len` bytes at each of several offsets. Returns the index of
+    /// the first offset that conflicts. Accesses after that offset are not recorded.
     pub fn agent_accesses(
         &mut self,
         agent: &Agent,
@@ -615,17 +619,17 @@ impl Detector {
     }
 }
 
-/// Who has accessed each word.
+/// Accesses of each word.
 struct History {
-    /// One cell a word, for each memory.
+    /// One cell per word, for each memory.
     cells: Vec<Vec<Cell>>,
-    /// Words accessed with less than a word: a cell a byte.
+    /// Words accessed in part: one cell per byte.
     split: HashMap<(u32, u32), [Cell; 4]>,
     more: Lists,
 }
 
 impl History {
-    /// No accesses to memories of these sizes in bytes.
+    /// History without accesses, for memories of these sizes in bytes.
     fn new(memories: impl Iterator<Item = u32>) -> History {
         let untouched = |bytes: u32| {
             let mut cells = vec![Cell::default(); bytes.div_ceil(CHUNK) as usize * CHUNK_WORDS];
@@ -658,7 +662,7 @@ impl History {
                 open(chunk, &mut self.more);
             }
             self.record_words(cta, at..stop, mode, access, view)?;
-            // The words have nothing but this write in common, unless bytes of them are told apart.
+            // The words share only this write, unless some of their bytes are tracked separately.
             let chunk = &mut self.cells[cta as usize][first as usize / 4..][..CHUNK_WORDS];
             if all && mode.replaces() && chunk.iter().all(|cell| cell.flags & SPLIT == 0) {
                 chunk[0].flags |= WHOLE;
@@ -668,7 +672,7 @@ impl History {
         Ok(())
     }
 
-    /// Records an access to bytes of a chunk that is kept by words.
+    /// Records an access to bytes of a chunk that is tracked by words.
     fn record_words(
         &mut self,
         cta: u32,
@@ -690,7 +694,7 @@ impl History {
         Ok(())
     }
 
-    /// Records an access to the bytes from `at` on of one word, at most up to `end`; returns where it stopped.
+    /// Records an access to the bytes of one word from `at` up to at most `end`. Returns the end of the recorded bytes.
     fn record_bytes(
         &mut self,
         cta: u32,
@@ -720,7 +724,7 @@ impl History {
     }
 }
 
-/// A chunk is kept by words from now on.
+/// Switches a chunk to tracking by words.
 fn open(chunk: &mut [Cell], more: &mut Lists) {
     let first = &mut chunk[0];
     first.flags &= !WHOLE;
@@ -730,7 +734,7 @@ fn open(chunk: &mut [Cell], more: &mut Lists) {
     }
 }
 
-/// Lists of reads, named by 1 + their index; 0 is the empty list.
+/// Lists of reads, named by 1 + their index. 0 is the empty list.
 #[derive(Default)]
 struct Lists {
     all: Vec<Vec<Access>>,
@@ -752,7 +756,7 @@ impl Lists {
         self.all[*list as usize - 1].push(access);
     }
 
-    /// Another list of the same.
+    /// Returns a copy of a list.
     fn copy(&mut self, list: u32) -> u32 {
         let mut copy = 0;
         let Some(reads) = self.get(list).map(|list| list.clone()) else { return 0 };
@@ -773,19 +777,19 @@ struct View<'a> {
     clock: &'a Clock,
     who: Accessor,
     async_proxy: bool,
-    /// Stores that it sees before they are complete.
+    /// Stores that the accessor is ordered after before they are complete.
     issued: Option<IssuedStores<'a>>,
-    /// Loads that may read on behind an arrival.
+    /// Loads that may still read after an arrival.
     late: Option<&'a HashMap<(u32, u32, u32), u32>>,
-    /// Instructions by which a warp reads as one.
+    /// Instructions by which a warp reads as a whole.
     together: &'a HashSet<u32>,
-    /// The course of the accessor's warp, where it counts as an order.
+    /// Course of the accessor's warp, if the course counts as an order.
     course: Option<&'a Course>,
-    /// The last conflict that is none by it.
+    /// Last conflict that the course orders.
     behind: std::cell::Cell<Option<Conflict>>,
-    /// The last conflict that is one no more because a thread has read what was written.
+    /// Last conflict that is resolved because a thread has read the written value.
     observed: std::cell::Cell<Option<Conflict>>,
-    /// The last write that it knew of, and the last reads, some at once. Neighboring words mostly have the same.
+    /// Last write known to the accessor, and recent known reads. Adjacent words mostly have the same accesses.
     written: std::cell::Cell<Access>,
     read: [std::cell::Cell<Answer>; 4],
 }
@@ -797,16 +801,16 @@ struct Answer {
     known: bool,
 }
 
-/// The stores of a quarter of tensor memory.
+/// Stores of a quarter of tensor memory.
 struct IssuedStores<'a> {
-    /// The number of the first agent.
+    /// Number of the first agent.
     first: u32,
     list: &'a [Option<Store>],
     quarter: u32,
 }
 
 impl IssuedStores<'_> {
-    /// Whether the access is a store of the quarter that `clock` knows to be issued.
+    /// Whether the access is a store of the quarter whose issue is known to `clock`.
     fn contain(&self, access: Access, clock: &Clock) -> bool {
         let slot = access.base.checked_sub(self.first);
         slot.and_then(|slot| self.list[slot as usize]).is_some_and(|store| {
@@ -817,7 +821,7 @@ impl IssuedStores<'_> {
 }
 
 impl View<'_> {
-    /// What a thread sees.
+    /// View of a thread.
     fn of_thread<'a>(clock: &'a Clock, who: Accessor, together: &'a HashSet<u32>) -> View<'a> {
         View {
             clock,
@@ -834,7 +838,7 @@ impl View<'_> {
         }
     }
 
-    /// The conflict with an earlier write; `None` if the accessor knows of it.
+    /// Conflict with an earlier write. `None`: the accessor is ordered after it.
     #[inline(always)]
     fn conflict_with_write(&self, earlier: Access) -> Option<Conflict> {
         if self.written.get() == earlier {
@@ -847,10 +851,10 @@ impl View<'_> {
         conflict
     }
 
-    /// Whether the accessor knows of an earlier read.
+    /// Whether the accessor is ordered after an earlier read.
     #[inline(always)]
     fn knows_read(&self, earlier: Access) -> bool {
-        // Threads' numbers differ above the lane, agents' below.
+        // Thread numbers differ above the lane bits, agent numbers below.
         let slot = &self.read[(earlier.base ^ (earlier.base / 32)) as usize % self.read.len()];
         let last = slot.get();
         if last.access == earlier {
@@ -861,13 +865,13 @@ impl View<'_> {
         known
     }
 
-    /// The conflict with an earlier read; `None` if the accessor knows of it.
+    /// Conflict with an earlier read. `None`: the accessor is ordered after it.
     #[inline(always)]
     fn conflict_with_read(&self, earlier: Access) -> Option<Conflict> {
         if self.knows_read(earlier) { None } else { self.find_conflict(earlier, false) }
     }
 
-    /// Whether the accessor is behind what lanes of its own warp did.
+    /// Whether the accessor is behind the accesses of lanes of its own warp.
     fn is_behind(&self, earlier: Access, others: u32) -> bool {
         let lane = self.who.mask.trailing_zeros();
         let own = |_: &&Course| earlier.base == self.who.base;
@@ -894,7 +898,7 @@ impl View<'_> {
         let reads_on = |&lane: &usize| used.is_some_and(|&used| seen[earlier.base as usize + lane] < used);
         let ordered_by_issue = || self.issued.as_ref().is_some_and(|issued| issued.contain(earlier, self.clock));
         let read_together = || {
-            // The last warp of a block may have fewer threads.
+            // The last warp of a CTA may have fewer threads.
             let mut lanes = seen[earlier.base as usize..].iter().take(32);
             !wrote && self.together.contains(&earlier.pc) && lanes.any(|&lane| lane >= earlier.time)
         };
@@ -936,7 +940,7 @@ fn check(cell: &mut Cell, access: Access, mode: Mode, view: &View<'_>, more: &mu
         if cell.read.mask == 0 || same(&cell.read) {
             let joined = cell.read.mask != 0 && cell.read.time == access.time;
             let mask = access.mask | if joined { cell.read.mask } else { 0 };
-            // Earlier reads by other lanes of this warp are forgotten: only the latest read of each warp is kept.
+            // Earlier reads by other lanes of this warp are dropped: only the latest read of each warp is kept.
             cell.read = Access { mask, ..access };
         } else if let Some(r) = more.get(cell.more).and_then(|list| list.iter_mut().find(|r| same(r))) {
             let mask = access.mask | if r.time == access.time { r.mask } else { 0 };
@@ -970,7 +974,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Whatever the pieces in which memory is accessed, the first conflict is that of the same bytes one by one.
+        /// The first conflict does not depend on how an access is split into pieces.
         #[test]
         fn chunks_words_and_bytes_are_kept_alike(
             steps in prop::collection::vec((0u32..2, 0u32..2, 0u32..32, 0u32..6, 0usize..5), 1..40),
@@ -980,7 +984,7 @@ mod tests {
             for (pc, (warp, of, at, size, mode)) in steps.into_iter().enumerate() {
                 let who = lane(warp, of);
                 if size == 5 {
-                    // One warp tells the other what it has done.
+                    // One warp passes its knowledge to the other.
                     for d in [&mut whole, &mut bytes] {
                         let mut told = None;
                         d.release(warp, u32::MAX, &mut told);
@@ -1006,7 +1010,7 @@ mod tests {
     }
 
     #[test]
-    fn unordered_writes_conflict_and_a_barrier_orders_them() {
+    fn unordered_writes_conflict_until_a_barrier_orders_them() {
         let mut d = Detector::new(2, [64].into_iter(), false);
         d.access(0, 0, 4, lane(0, 0), Mode::Write, 7).unwrap();
         let c = d.access(0, 0, 4, lane(1, 0), Mode::Read, 8).unwrap_err();
@@ -1037,7 +1041,7 @@ mod tests {
         d.proxy_fence(0, 1);
         let late = d.spawn(0, 1, true);
         d.agent_access(&late, 0, 0, 4, Mode::Read, 2).unwrap();
-        // Overwriting what the agent reads is a conflict until somebody waited for it.
+        // Overwriting bytes that the agent reads is a conflict until a thread has waited for the agent.
         d.access(0, 0, 4, lane(0, 0), Mode::Write, 3).unwrap_err();
         let mut done = None;
         d.finish(&late, &mut done);

@@ -1,4 +1,4 @@
-//! What is said of a race in global memory.
+//! Text of the report of a race in global memory.
 
 use super::grid_races::{LINE, Meeting, Order, Record};
 use super::race::Mode;
@@ -6,14 +6,14 @@ use super::state::Launch;
 use crate::config::fault::{FaultKind, Stop};
 
 impl Launch<'_> {
-    /// Who made an access, in words.
+    /// Description of the thread or operation that made an access.
     fn name_accessor(&self, record: &Record, byte: u32) -> String {
         let operation = if record.issuer.is_some() { "an asynchronous operation of " } else { "" };
         let ([x, y, z], warp, lane) = self.thread(record.origin.cluster, record.issuer.unwrap_or(record.number(byte)));
         format!("{operation}CTA ({x}, {y}, {z}), warp {warp}, lane {lane}")
     }
 
-    /// A race as a fault of the later side; the instructions of both are in it.
+    /// The race as a fault of the later access. The instructions of both accesses are in the fault.
     pub fn race(&self, meeting: &Meeting) -> Box<Stop> {
         let Meeting { earlier, later, address, order, .. } = meeting;
         let byte = (address % LINE) as u32;
@@ -31,20 +31,22 @@ impl Launch<'_> {
         };
         let both_strong = earlier.mode.is_strong() && later.mode.is_strong();
         let missing = match order {
-            _ if both_strong => "with no order between",
-            Order::Known | Order::Unproxied => "the two are in order, but no proxy fence lies between",
-            Order::Drawn => "and a fence is missing: an atomic has read of it, with no acquire and no fence behind",
+            _ if both_strong => "and the two accesses are not ordered",
+            Order::Known | Order::Unproxied => "the two accesses are ordered, but no proxy fence separates them",
+            Order::Drawn => {
+                "and a fence is missing: an atomic observed the write without acquire semantics and without a fence after it"
+            }
             Order::Polled => {
-                "and a fence is missing: a strong load has read of it, with no acquire and no fence behind"
+                "and a fence is missing: a strong load observed the write without acquire semantics and without a fence after it"
             }
             Order::Unknown if meeting.silent => {
-                "and a fence is missing there: the flag is written with no release and no fence before that covers it"
+                "and a fence is missing there: the flag is written without release semantics and without a fence before it"
             }
-            Order::Unknown => "with no order between",
+            Order::Unknown => "and the two accesses are not ordered",
         };
         let scopes = if both_strong {
             let narrow = earlier.scope.min(later.scope).name();
-            format!("; strong accesses of the scope {narrow} do not reach from one to the other")
+            format!("; strong accesses of scope {narrow} do not include both threads")
         } else {
             String::new()
         };
@@ -56,7 +58,7 @@ impl Launch<'_> {
         if later.issuer.is_none() { stop.lane(later.lane(byte)) } else { stop }
     }
 
-    /// The thread of the later side.
+    /// CTA and warp of the later access's thread.
     pub fn later_thread(&self, meeting: &Meeting) -> ([u32; 3], u32) {
         let later = &meeting.later;
         let number = later.issuer.unwrap_or(later.number((meeting.address % LINE) as u32));

@@ -1,11 +1,11 @@
 //! Scopes of strong accesses and fences (PTX ISA, "Memory Consistency Model: Scope").
 
-/// The threads that an operation addresses.
+/// Set of threads that an operation addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
     Cta,
     Cluster,
-    /// `.gpu` or `.sys`: the emulator has one device.
+    /// `.gpu` or `.sys`: the emulator has only one device.
     #[default]
     Gpu,
 }
@@ -23,7 +23,7 @@ impl Scope {
         }
     }
 
-    /// As in PTX.
+    /// Name of the scope as a PTX modifier.
     pub fn name(self) -> &'static str {
         match self {
             Scope::Cta => ".cta",
@@ -33,7 +33,7 @@ impl Scope {
     }
 }
 
-/// Where a thread is.
+/// Location of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
     /// The cluster's number in the grid.
@@ -43,7 +43,7 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// Whether operations of a scope, one here and one there, address each other.
+    /// Whether two operations with this scope, one at each origin, include each other's threads.
     pub fn shares(self, other: Origin, scope: Scope) -> bool {
         match scope {
             Scope::Cta => self == other,

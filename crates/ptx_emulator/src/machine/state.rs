@@ -1,4 +1,4 @@
-//! The state of a cluster of CTAs: everything but its warps. Asynchronous operations start here.
+//! State of a cluster of CTAs, except for its warps. Asynchronous operations start here.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -27,35 +27,35 @@ use crate::operand::Row;
 use crate::timing::core::Timed;
 use crate::timing::work::Work;
 
-/// Warps of a warpgroup.
+/// Number of warps per warpgroup.
 pub const WARPGROUP: u32 = 4;
 
-/// What all CTAs of a launch share.
+/// Data that all CTAs of a launch share.
 #[derive(Clone, Copy)]
 pub struct Launch<'a> {
     pub config: &'a LaunchConfig,
     pub global: &'a GlobalMemory,
     pub params: &'a [u8],
-    /// How the parameters are declared.
+    /// Declared parameters.
     pub declared: &'a [Param],
     /// Addresses of the module's variables.
     pub symbols: &'a [u64],
     pub sms: u32,
-    /// The next cluster that has not been launched.
+    /// Number of the next cluster to launch.
     pub next_cluster: &'a AtomicU64,
-    /// How many there are.
+    /// Number of clusters.
     pub clusters: u64,
-    /// The PTX line of each instruction, if hazards may be allowed.
+    /// PTX line of each instruction, if any hazards are allowed.
     pub lines: &'a [u32],
-    /// The kernel's parts of loops around `atom.cas`, by their place in it.
+    /// Loads and swaps of the kernel's `atom.cas` loops, by instruction.
     pub swaps: &'a HashMap<u32, Swap>,
-    /// Where the value of a load can leave registers: the instructions, unless it decides what is executed.
+    /// Instructions by which the value of a load can leave registers. `None`: the value decides which code is executed.
     pub outlets: &'a (dyn Fn(u32) -> Option<Vec<u32>> + Sync),
-    /// Whether the code leads from one instruction to another.
+    /// Whether control flow leads from one instruction to another.
     pub leads: &'a (dyn Fn(u32, u32) -> bool + Sync),
-    /// What threads have published in global memory.
+    /// Knowledge that threads have published in global memory.
     pub sync: &'a GridSync,
-    /// Where races of the grid in global memory are looked for, if they are.
+    /// Detector of the grid's races in global memory. `None`: races are not searched for.
     pub races: Option<&'a GridRaces>,
 }
 
@@ -68,21 +68,22 @@ impl Launch<'_> {
         std::array::from_fn(|d| at[d] as u32 * cluster[d])
     }
 
-    /// Whether a hazard is allowed, by its kind and the line of one of its instructions.
+    /// Whether a hazard is allowed, by its kind and the lines of its instructions.
     pub fn allows(&self, stop: &Stop) -> bool {
         let places = || stop.pc.into_iter().chain(stop.others.iter().filter_map(|other| other.1));
         let at = |line: u32| places().any(|pc| self.lines.get(pc as usize) == Some(&line));
         self.config.allow.iter().any(|allow| allow.kind == stop.kind && allow.line.is_none_or(at))
     }
 
-    /// Whether two instructions that race are the halves of a compare-and-swap loop. The manual calls the plain load a race
-    /// with the swap; but a stale value makes the swap fail, and no more (CUDA Programming Guide, "Atomic Functions").
+    /// Whether two racing instructions are the load and the swap of a compare-and-swap loop. In the manual, the plain
+    /// load races with the swap, but a stale value only makes the swap fail (CUDA Programming Guide, "Atomic
+    /// Functions").
     pub fn is_guess(&self, [one, other]: [u32; 2]) -> bool {
         let parts = [one, other].map(|pc| self.swaps.get(&pc));
         parts == [Some(&Swap::Guess), Some(&Swap::Compare)] || parts == [Some(&Swap::Compare), Some(&Swap::Guess)]
     }
 
-    /// `%ctaid` of a CTA by the number of its cluster and its rank there.
+    /// `%ctaid` of a CTA, from its cluster's number and its rank there.
     pub fn cta_index(&self, cluster: u32, rank: u32) -> [u32; 3] {
         let (origin, [x, y, _]) = (self.cluster_origin(cluster.into()), self.config.cluster);
         std::array::from_fn(|d| origin[d] + [rank % x, rank / x % y, rank / x / y][d])
@@ -95,21 +96,21 @@ impl Launch<'_> {
     }
 }
 
-/// A part in a loop that reads a place, and swaps its value for another while it is what was read.
+/// Role of an instruction in a compare-and-swap loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Swap {
-    /// A plain load of what an `atom.cas` of the same address expects: it may be stale, and then the swap fails.
+    /// A plain load of the value that an `atom.cas` of the same address expects. If it is stale, the swap fails.
     Guess,
     /// The `atom.cas`.
     Compare,
 }
 
-/// The shared memory of a CTA.
+/// Shared memory of a CTA.
 pub struct SharedMemory {
     pub data: Vec<u8>,
-    /// Bytes that something has written.
+    /// `true` for each byte that has been written.
     pub defined: Vec<bool>,
-    /// Bytes to which undefined ones were stored.
+    /// Bytes that hold copies of undefined bytes.
     pub undefined: HashSet<usize>,
 }
 
@@ -119,14 +120,14 @@ impl SharedMemory {
     }
 }
 
-/// Bytes of `range` are written anew.
+/// Removes the bytes of `range` from the undefined bytes, because they are overwritten.
 pub fn forget(undefined: &mut HashSet<usize>, range: std::ops::Range<usize>) {
     if !undefined.is_empty() {
         undefined.retain(|byte| !range.contains(byte));
     }
 }
 
-/// A CTA's own state.
+/// State of a CTA.
 pub struct Cta {
     pub index: [u32; 3],
     pub shared: SharedMemory,
@@ -134,52 +135,52 @@ pub struct Cta {
     pub mbarriers: Mbarriers,
     pub tmem: Tmem,
     pub requests: Requests,
-    /// Where `tcgen05.alloc` has stored an address: its instruction, and how many generations of the cluster's barrier
-    /// must be complete for its warp to have arrived behind it.
+    /// Addresses at which `tcgen05.alloc` has stored its result: its instruction, and the number of complete
+    /// cluster-barrier generations after which its warp has arrived following the store.
     pub allocation_words: HashMap<u32, (u32, u64)>,
-    /// A thread has waited for the grids before.
+    /// `true` if a thread has waited for the earlier grids.
     pub awaited_grids: bool,
-    /// A thread has let dependents start and did not know of such a wait.
+    /// `true` if a thread has let dependents start without knowing of such a wait.
     pub let_dependents_start: bool,
-    /// Registers a thread that its warps have released by `setmaxnreg.dec`.
+    /// Registers per thread that the CTA's warps have released by `setmaxnreg.dec`.
     pub free_registers: u32,
-    /// Warps that have not exited.
+    /// Number of warps that have not exited.
     pub running: u32,
 }
 
 /// A hazard that did not end the launch: the first at its place.
 pub struct Noted {
-    /// The warp of the cluster.
+    /// Warp of the cluster.
     pub warp: u32,
     pub stop: Stop,
-    /// It is no mere warning.
+    /// `true` for a hazard, `false` for a warning.
     pub grave: bool,
-    /// How often it happened.
+    /// Number of occurrences.
     pub times: u64,
 }
 
-/// What an asynchronous operation does to the machine when it completes.
+/// Effect of an asynchronous operation on the machine when the operation completes.
 pub trait Effect: Send + 'static {
     fn finish(self, m: &mut Machine<'_>) -> Stopped<()>;
 
-    /// Whether it may carry information between clusters.
+    /// Whether the effect may carry information between clusters.
     fn communicates(&self) -> bool {
         false
     }
 
-    /// What it asks of the card, for its time.
+    /// Work of the operation, for the time model.
     fn work(&self) -> Work {
         Work::Nothing
     }
 }
 
-/// An effect of any kind.
+/// An effect of any type.
 pub type Completion = Box<dyn FnOnce(&mut Machine<'_>) -> Stopped<()> + Send>;
 
-/// All state of a cluster but its warps.
+/// State of a cluster, except for its warps.
 pub struct Machine<'a> {
     pub launch: Launch<'a>,
-    /// The cluster's number in the grid.
+    /// Number of the cluster in the grid.
     pub index: u32,
     pub global: &'a GlobalMemory,
     pub params: &'a [u8],
@@ -187,23 +188,23 @@ pub struct Machine<'a> {
     pub pending: Pending<Completion>,
     pub race: Option<Detector>,
     pub sync: Synchronization,
-    /// What the current instruction does to global memory.
+    /// Accesses of the current instruction to global memory.
     pub touches: Touches,
-    /// Loads that race, and of whose values nothing has come yet.
+    /// Racing loads whose values are unused so far.
     pub dropped_reads: DroppedReads,
-    /// Clusters whose strong writes to global memory, with nothing published, threads here have read.
+    /// Clusters whose strong writes to global memory, without published knowledge, threads of this cluster have read.
     pub silent_clusters: HashSet<u32>,
     pub warp_barriers: HashMap<(u32, u32), Shared>,
     pub cluster_barrier: ClusterBarrier,
     /// Tensor-core operations in order, by CTA pair.
     pub pipes: Vec<Pipes>,
-    /// The last `tcgen05.commit` to each mbarrier, and its instruction.
+    /// Last `tcgen05.commit` to each mbarrier, with its instruction.
     pub commits: HashMap<MbarrierAt, (Agent, u32)>,
-    /// mbarriers that were invalidated.
+    /// Mbarriers that were invalidated.
     pub invalidated: HashSet<MbarrierAt>,
-    /// Bulk copies that read a CTA's shared memory: the CTA, the operation, its instruction.
+    /// Bulk copies that read a CTA's shared memory: CTA, operation and instruction.
     pub shared_readers: Vec<(u32, u64, u32)>,
-    /// By CTA and number in the CTA.
+    /// Warpgroups by CTA and number in the CTA.
     pub warpgroups: HashMap<(u32, u32), Warpgroup>,
     /// Results of asynchronous matrix instructions that are not in registers yet, by operation.
     pub matrix_results: HashMap<u64, Vec<Row>>,
@@ -212,27 +213,27 @@ pub struct Machine<'a> {
     /// Counters by allocation of global memory.
     pub buffers: Vec<BufferTraffic>,
     pub sanitize: bool,
-    /// What `printf` has printed.
+    /// Output of `printf`.
     pub output: String,
-    /// The warp of the cluster, and the instruction, whose step or operation is at work.
+    /// Warp of the cluster, and instruction, whose step or operation is running.
     pub current: (u32, u32),
-    /// Warnings, and hazards behind which the launch goes on.
+    /// Warnings, and hazards after which the launch continued.
     pub noted: RefCell<Vec<Noted>>,
-    /// Whether the cluster may do now what carries information between clusters. If not, it stops before, and sets
-    /// `held`.
+    /// `true` if the cluster may communicate with other clusters at present. Otherwise it stops before communicating,
+    /// and sets `held`.
     pub may_communicate: bool,
     pub held: bool,
-    /// Goes up whenever something happens that another thread may wait for.
+    /// Number that increases with every event that another thread may wait for.
     pub progress: u64,
     pub clock: Clock,
-    /// The cluster's time on a card, if the launch is timed.
+    /// Time of the cluster on a GPU, if the launch is timed.
     pub timed: Option<Box<Timed>>,
     pub warps_per_cta: u32,
     pub threads_per_cta: u32,
 }
 
 impl<'a> Machine<'a> {
-    /// The state that the cluster with number `index` in the grid begins with.
+    /// Initial state of the cluster with number `index` in the grid.
     pub fn new(launch: Launch<'a>, index: u64, shared_bytes: u32, uses_tmem: bool) -> Machine<'a> {
         let config = launch.config;
         let [cx, cy, cz] = config.cluster;
@@ -254,7 +255,7 @@ impl<'a> Machine<'a> {
             })
             .collect();
         let count = ctas.len() as u32;
-        // The CTAs' shared memories, then their tensor memories.
+        // Shared memories of the CTAs, then their tensor memories.
         let tmem_bytes = if uses_tmem { tensor_memory::BYTES } else { 0 };
         let memories = [shared_bytes, tmem_bytes].into_iter().flat_map(|n| ctas.iter().map(move |_| n));
         let race = config.sanitize.then(|| Detector::new(warps_per_cta * count, memories, config.strict));
@@ -296,27 +297,27 @@ impl<'a> Machine<'a> {
 }
 
 impl Machine<'_> {
-    /// The warpgroup of a warp.
+    /// Warpgroup of a warp.
     pub fn warpgroup(&mut self, w: &Warp) -> &mut Warpgroup {
         let group = w.role / WARPGROUP;
         let warps = (self.warps_per_cta - group * WARPGROUP).min(WARPGROUP);
         self.warpgroups.entry((w.cta, group)).or_insert_with(|| Warpgroup::new(warps))
     }
 
-    /// How many generations of the cluster's barrier are complete once the warp's next arrival there counts.
+    /// Number of cluster-barrier generations that are complete after the warp's next arrival counts.
     pub fn generation_of_next_arrival(&self, w: &Warp) -> u64 {
         let barrier = &self.cluster_barrier;
         let arrived = w.cluster_arrived != 0 && w.cluster_generation == barrier.generation;
         barrier.generation + 1 + u64::from(arrived)
     }
 
-    /// Threads of the cluster; the race detector numbers asynchronous operations from here.
+    /// Number of threads of the cluster. The race detector numbers asynchronous operations from here.
     pub fn threads(&self) -> u32 {
         self.warps_per_cta * 32 * self.ctas.len() as u32
     }
 
-    /// What the manual forbids and cards bear, committed by the current instruction: a hazard under `strict`, by default a
-    /// warning.
+    /// Reports a violation of the manual by the current instruction that GPUs tolerate: a hazard under `strict`,
+    /// otherwise a warning.
     pub fn warn(&self, stop: Box<Stop>) -> Stopped<()> {
         match self.launch.config.level() {
             Level::Machine => Ok(()),
@@ -330,8 +331,8 @@ impl Machine<'_> {
         }
     }
 
-    /// What can go wrong on a card, committed by the current instruction or operation: a fault, unless it is allowed or the
-    /// launch is to go on.
+    /// Reports a hazard of the current instruction or operation: a fault, unless the hazard is allowed or the launch
+    /// continues after hazards.
     pub fn hazard(&self, stop: Box<Stop>) -> Stopped<()> {
         if stop.kind == FaultKind::DataRace
             && !self.launch.config.strict
@@ -353,7 +354,7 @@ impl Machine<'_> {
         if self.launch.allows(&stop) { Ok(()) } else { Err(stop) }
     }
 
-    /// Keeps a hazard for the report, the first at its place.
+    /// Keeps a hazard for the report, if it is the first at its place, and counts it otherwise.
     fn note(&self, stop: Box<Stop>, grave: bool) {
         let place = |s: &Stop| (s.kind, s.pc, s.others.iter().map(|other| other.1).collect::<Vec<_>>());
         let mut noted = self.noted.borrow_mut();
@@ -363,7 +364,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Ends the generation of the cluster's barrier if all threads have arrived.
+    /// Ends the generation of the cluster barrier if all threads have arrived.
     pub fn advance_cluster_barrier(&mut self) {
         if self.cluster_barrier.advance()
             && let Some(timed) = &mut self.timed
@@ -372,12 +373,12 @@ impl Machine<'_> {
         }
     }
 
-    /// Starts an asynchronous operation of the warp's current instruction; it gets a number.
+    /// Starts an asynchronous operation of the warp's current instruction. Returns its number.
     pub fn start(&mut self, w: &Warp, effect: impl Effect) -> u64 {
         self.start_after(w, Vec::new(), effect)
     }
 
-    /// The same for an operation that completes only after others.
+    /// Like [`start`](Machine::start), for an operation that completes only after others.
     pub fn start_after(&mut self, w: &Warp, after: Vec<u64>, effect: impl Effect) -> u64 {
         let id = self.pending.reserve();
         let issuer = Issuer { warp: w.index, pc: w.pc() };
@@ -385,7 +386,7 @@ impl Machine<'_> {
         id
     }
 
-    /// The same for an operation whose number is reserved already.
+    /// Like [`start_after`](Machine::start_after), for an operation with a reserved number.
     pub fn start_reserved(&mut self, id: u64, issuer: Issuer, after: Vec<u64>, effect: impl Effect) {
         let due = match &mut self.timed {
             Some(timed) => timed.due(issuer.warp, id, effect.work()),
@@ -396,12 +397,12 @@ impl Machine<'_> {
         self.pending.push(Operation { id, due, after, issuer, communicates, effect });
     }
 
-    /// Whether products and other values that no control flow depends on are computed.
+    /// Whether products and other values without effect on control flow are computed.
     pub fn computes_values(&self) -> bool {
         self.timed.as_ref().is_none_or(|timed| timed.values)
     }
 
-    /// Writes shared memory on behalf of an asynchronous operation whose target has been checked.
+    /// Writes shared memory for an asynchronous operation whose target has been checked.
     pub fn write_shared(&mut self, cta: u32, offset: u32, data: &[u8]) {
         let memory = &mut self.ctas[cta as usize].shared;
         let range = offset as usize..offset as usize + data.len();

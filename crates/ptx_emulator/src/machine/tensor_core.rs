@@ -2,7 +2,7 @@
 
 use super::race::Shared;
 
-/// Operations that take their turns in the tensor core.
+/// Kinds of operations that the tensor core executes in order.
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
     Mma,
@@ -11,18 +11,18 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All of them.
+    /// Every kind.
     pub const ALL: &[Kind] = &[Kind::Mma, Kind::Cp, Kind::Shift];
 }
 
-/// What the tensor core knows of the operations of one kind that one CTA pair issued to it.
+/// State of the operations of one kind that one CTA pair issued.
 #[derive(Clone, Default)]
 pub struct Pipe {
-    /// The last one.
+    /// Number of the last operation.
     pub last: Option<u64>,
-    /// What all before have done.
+    /// Knowledge from all operations before the last one.
     pub known: Shared,
 }
 
-/// The operations that one CTA pair issued, by [`Kind`].
+/// State of the operations that one CTA pair issued, by [`Kind`].
 pub type Pipes = [Pipe; Kind::ALL.len()];

@@ -1,45 +1,45 @@
-//! What lanes can wait for. When a wait is over, the scheduler knows.
+//! Conditions that lanes can wait for. The scheduler decides when a wait ends.
 
 use super::mbarrier::{MbarrierAt, Phase};
 
-/// What a fragment can wait for.
+/// Condition that a fragment waits for.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WaitFor {
-    /// These lanes of the warp.
+    /// The lanes `need` of the warp.
     Lanes { need: u32, place: Place },
-    /// Nothing any more: all lanes have arrived.
+    /// Nothing: all lanes have arrived.
     Released,
-    /// Nothing any more: the other lanes do not come.
+    /// Nothing: the other lanes cannot arrive.
     Alone,
-    /// The named barrier's next generation.
+    /// The next generation of a named barrier.
     Barrier { cta: u32, id: u32, generation: u64 },
-    /// Asynchronous operations.
+    /// Completion of asynchronous operations.
     Operations(Vec<u64>),
-    /// A phase of an mbarrier, which the instruction at `pc` polls.
+    /// A phase of an mbarrier that the instruction at `pc` polls.
     Mbarrier { at: MbarrierAt, phase: Phase, pc: u32 },
-    /// Anything that might change what an mbarrier's poll at `pc` has found.
+    /// Any event that might change the result of a poll of an mbarrier at `pc`.
     Progress { since: u64, at: MbarrierAt, pc: u32 },
-    /// Nothing any more: time is over.
+    /// Nothing: the time limit of the wait has passed.
     TimedOut,
-    /// The cluster barrier's next generation.
+    /// The next generation of the cluster barrier.
     Cluster { generation: u64 },
-    /// Columns of tensor memory that others must free.
+    /// Columns of tensor memory that other warps must free.
     Columns { cta: u32, columns: u32 },
-    /// The peer's allocation of tensor memory for the pair: as many as this CTA has made.
+    /// The peer's allocations of tensor memory for the pair: the wait ends when the peer has made `count` allocations.
     PeerAllocation { peer: u32, count: u32 },
-    /// The other warps of the warpgroup: as many matrix instructions as this warp has issued.
+    /// The other warps of the warpgroup: the wait ends when each has issued `count` matrix instructions.
     Warpgroup { cta: u32, group: u32, count: u64 },
-    /// Registers for each thread of a warp that others must release.
+    /// Registers per thread that other warps must release.
     Registers { cta: u32, count: u32 },
 }
 
-/// Where lanes wait for each other.
+/// Place where lanes wait for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// At this instruction, which whole warps execute.
+    /// This instruction, which only whole warps execute.
     Aligned,
-    /// At this instruction.
+    /// This instruction.
     Here,
-    /// At any that waits for the same lanes.
+    /// Any instruction that waits for the same lanes.
     Anywhere,
 }

@@ -1,5 +1,5 @@
-//! A warp: 32 lanes with their registers, and the fragments into which divergence has split them. Each fragment is
-//! a group of lanes at one place. Knows no opcode.
+//! A warp: 32 lanes with their registers, and the fragments into which divergence has split the lanes. Each fragment is
+//! a group of lanes at the same position. This module knows no opcode.
 
 use std::collections::HashSet;
 
@@ -12,13 +12,13 @@ use crate::config::fault::{FaultKind, Stop};
 use crate::operand::{Address, Dst, PredicateDst, PredicateSrc, Row, SPREAD, Src};
 use crate::types::Space;
 
-/// Where an undefined value comes from that is a fault as soon as it matters: at an address, in a branch, or stored to
-/// global memory. Shipped kernels make such values in lanes whose results they drop.
+/// Source of an undefined value that becomes a fault at its first use in an address or a branch, or when stored to
+/// global memory. Shipped kernels produce such values in lanes whose results they drop.
 #[derive(Clone, Copy, Debug)]
 pub enum Source {
     /// A load of shared memory that nothing has written.
     UnwrittenShared,
-    /// A shuffle from a lane that takes no part.
+    /// A shuffle from a lane that does not participate.
     AbsentLane,
 }
 
@@ -33,12 +33,14 @@ pub struct Doubt {
 impl Doubt {
     fn stop(&self) -> Box<Stop> {
         let (kind, text, other) = match self.source {
-            Source::UnwrittenShared => {
-                (FaultKind::UninitializedShared, "a value made of shared memory that nothing has written", "the load")
-            }
+            Source::UnwrittenShared => (
+                FaultKind::UninitializedShared,
+                "use of a value computed from shared memory that nothing has written",
+                "the load",
+            ),
             Source::AbsentLane => (
                 FaultKind::WarpDivergence,
-                "a value made of another lane's, which took no part in the shuffle",
+                "use of a value shuffled from a lane that did not participate",
                 "the shuffle",
             ),
         };
@@ -46,64 +48,64 @@ impl Doubt {
     }
 }
 
-/// Lanes that are at one place.
+/// Lanes at the same position.
 #[derive(Clone, Debug)]
 pub struct Fragment {
     pub pc: u32,
     pub mask: u32,
-    /// Return addresses and the functions called, innermost last.
+    /// Return addresses and called functions, innermost last.
     pub calls: Vec<(u32, u32)>,
-    /// What the fragment waits for; its instruction is executed again when that has come.
+    /// Condition that the fragment waits for. Its instruction is executed again after the wait.
     pub wait: Option<WaitFor>,
-    /// The cluster's step when the wait began.
+    /// Step of the cluster at the start of the wait.
     pub since: u64,
-    /// Backward jumps while others waited: a fragment that spins yields to the rest of its warp.
+    /// Backward jumps while other fragments waited. A spinning fragment yields to the rest of its warp.
     pub spins: u32,
 }
 
 pub struct Warp {
     /// Index in the cluster.
     pub index: u32,
-    /// CTA of the cluster.
+    /// Rank of the CTA in its cluster.
     pub cta: u32,
     /// Index in the CTA.
     pub role: u32,
-    /// Lanes that the launch gave threads to.
+    /// Lanes that have threads.
     pub all: u32,
     pub fragments: Vec<Fragment>,
-    /// The function that each lane returned from last.
+    /// Function that each lane returned from last.
     pub returned: [u32; 32],
-    /// What functions held that have been called again before they have returned.
+    /// Saved values of functions that were called recursively.
     pub kept: Vec<Kept>,
-    /// The fragment that runs now.
+    /// Index of the running fragment.
     pub current: usize,
     registers: Vec<Row>,
     defined: Vec<u32>,
-    /// The undefined bytes of each lane, where a register is not wholly defined.
+    /// Undefined bytes of each lane, for each register that is not completely defined.
     undefined: Vec<[u8; 32]>,
     predicates: Vec<u32>,
     predicates_defined: Vec<u32>,
-    /// Local memory and function parameters, lane after lane.
+    /// Local memory and function parameters, lane by lane.
     pub local: Vec<u8>,
     pub local_defined: Vec<bool>,
-    /// Bytes of local memory to which undefined ones were stored.
+    /// Bytes of local memory that hold copies of undefined bytes.
     pub local_undefined: HashSet<usize>,
     pub copies: Box<[CopyGroups; 32]>,
-    /// Lanes that have arrived at the cluster barrier and not yet waited, and in which generation.
+    /// Lanes that have arrived at the cluster barrier and not yet waited, and the generation of the arrival.
     pub cluster_arrived: u32,
     pub cluster_generation: u64,
-    /// Generations of the cluster's barrier that were complete at the warp's last wait.
+    /// Number of cluster-barrier generations that were complete at the warp's last wait.
     pub cluster_waited: u64,
-    /// The race detector's time of the last `fence.mbarrier_init`, by lane: a relaxed arrival at the cluster barrier
-    /// publishes the initializations before it.
+    /// Race detector's time of the last `fence.mbarrier_init`, by lane. A relaxed arrival at the cluster barrier
+    /// publishes the initializations before the fence.
     pub initializations_fenced: [Option<u32>; 32],
-    /// Loads from shared memory whose registers nothing has used yet, and a filter of these registers.
+    /// Loads from shared memory whose registers are not used yet, and a filter of these registers.
     pub shared_loads: Vec<SharedLoad>,
     pub loaded: u64,
-    /// `tcgen05.ld` whose registers have not been waited for, and `tcgen05.st` in flight.
+    /// `tcgen05.ld` operations whose registers have not been waited for, and `tcgen05.st` operations in flight.
     pub tmem_loads: Vec<TmemLoad>,
     pub tmem_stores: Vec<(u64, Option<Agent>)>,
-    /// What the warp knew of tensor memory at its last `tcgen05.fence::after_thread_sync`.
+    /// Knowledge of tensor memory at the warp's last `tcgen05.fence::after_thread_sync`.
     pub tmem_view: Shared,
     /// What the warp's own `tcgen05` operations did.
     pub tmem_known: Shared,
@@ -116,15 +118,15 @@ pub struct Warp {
     pub bulk: Box<[BulkGroups; 32]>,
     /// Registers of each thread, once `setmaxnreg` has changed them.
     pub register_limit: Option<u32>,
-    /// Bytes that the current instruction leaves undefined: register, lane, and which.
+    /// Bytes that the current instruction leaves undefined: register, lane and byte mask.
     pub undefined_results: Vec<(u32, usize, u8)>,
-    /// The lanes in which it leaves its predicates undefined.
+    /// Lanes in which the current instruction leaves its predicates undefined.
     pub undefined_predicates: u32,
-    /// Undefined values that matter where they are stored, and not only where they are used.
+    /// Undefined values that matter when stored, and not only when used.
     pub doubts: Vec<Doubt>,
-    /// The wait that just ended, for the instruction that began it.
+    /// The wait that has ended, for the instruction that began it.
     pub resumed: Option<WaitFor>,
-    /// Instructions issued.
+    /// Number of instructions issued.
     pub issued: u64,
 }
 
@@ -171,7 +173,7 @@ impl Warp {
         }
     }
 
-    /// An operand's value in each lane.
+    /// Value of an operand in each lane.
     #[inline(always)]
     pub fn get(&self, src: Src) -> Row {
         match src {
@@ -180,7 +182,7 @@ impl Warp {
         }
     }
 
-    /// An operand's value in one lane.
+    /// Value of an operand in one lane.
     #[inline(always)]
     pub fn lane(&self, src: Src, lane: usize) -> u64 {
         match src {
@@ -189,18 +191,18 @@ impl Warp {
         }
     }
 
-    /// An address operand's value in one lane.
+    /// Value of an address operand in one lane.
     #[inline(always)]
     pub fn address(&self, address: &Address, lane: usize) -> u64 {
         self.lane(address.base, lane).wrapping_add(address.offset as u64)
     }
 
-    /// One lane's address as an access.
+    /// Access of one lane at an address operand.
     pub fn lane_at(&self, address: &Address, space: Space, lane: usize) -> Lane {
         Lane { lane: lane as u32, address: self.address(address, lane), space }
     }
 
-    /// One lane's address in the cluster's shared memory, given generic or in its window.
+    /// Address of one lane in the cluster's shared memory, from a generic address or an address in the shared window.
     pub fn shared_at(&self, address: &Address, lane: usize) -> Lane {
         let at = self.lane_at(address, Space::SharedCluster, lane);
         let space = if space_of(at.address) == Space::Shared { Space::Generic } else { Space::SharedCluster };
@@ -228,7 +230,7 @@ impl Warp {
         self.registers[register as usize][lane] = value;
     }
 
-    /// A predicate as a mask of the lanes in which it is true.
+    /// Mask of the lanes in which a predicate is true.
     #[inline(always)]
     pub fn predicate(&self, p: u32) -> u32 {
         self.predicates[p as usize]
@@ -252,7 +254,7 @@ impl Warp {
         *out = *out & !mask | defined & mask;
     }
 
-    /// The undefined bytes of an operand in one lane.
+    /// Undefined bytes of an operand in one lane.
     pub fn undefined_bytes(&self, src: Src, lane: usize) -> u8 {
         match src {
             Src::Register(r) if self.defined(r) >> lane & 1 == 0 => self.undefined[r as usize][lane],
@@ -268,7 +270,8 @@ impl Warp {
         }
     }
 
-    /// The current instruction fills registers of one lane, `piece` bytes each, with bytes of which `undefined` are.
+    /// Marks results of the current instruction in one lane as undefined. Each register gets `piece` bytes, and
+    /// `undefined` is the mask of undefined bytes over all registers.
     pub fn undefine_results(&mut self, out: &[Dst], piece: usize, lane: usize, undefined: u64) {
         for (n, d) in out.iter().enumerate() {
             let bytes = undefined >> (n * piece) & ((1 << piece) - 1);
@@ -289,7 +292,7 @@ impl Warp {
         *out = *out & !mask | defined & mask;
     }
 
-    /// Whether a register that an asynchronous matrix instruction uses has been written since the last `wgmma.fence`.
+    /// Whether a register that an asynchronous matrix instruction uses was written after the last `wgmma.fence`.
     pub fn wgmma_fence_missing(&self, mut registers: impl Iterator<Item = u32>) -> bool {
         let fenced_at = self.wgmma.fenced_at;
         registers.any(|r| self.written_at.get(r as usize).is_some_and(|&at| at > fenced_at))
@@ -300,12 +303,12 @@ impl Warp {
         self.fragments.iter().fold(0, |m, f| m | f.mask)
     }
 
-    /// The instruction that runs now.
+    /// Index of the running instruction.
     pub fn pc(&self) -> u32 {
         self.fragments[self.current].pc
     }
 
-    /// The current instruction gives a lane an undefined value.
+    /// Records that the current instruction gives a lane an undefined value.
     pub fn doubt(&mut self, lane: usize, source: Source) {
         let pc = self.pc();
         match self.doubts.iter_mut().find(|doubt| doubt.pc == pc) {
@@ -314,29 +317,29 @@ impl Warp {
         }
     }
 
-    /// A lane gets what is undefined from another.
+    /// Copies the record of undefined values from one lane to another.
     pub fn copy_doubts(&mut self, from: usize, to: usize) {
         self.doubts.iter_mut().for_each(|doubt| doubt.lanes |= (doubt.lanes >> from & 1) << to);
     }
 
-    /// What first gave a lane an undefined value, and is the fault where one matters.
+    /// The fault for the first instruction that gave a lane an undefined value.
     pub fn doubted(&self, lane: u32) -> Option<Box<Stop>> {
         self.doubts.iter().find(|doubt| doubt.lanes >> lane & 1 == 1).map(|doubt| doubt.stop().lane(lane))
     }
 
-    /// Where a byte of a lane's local memory is kept.
+    /// Index of a byte of a lane's local memory.
     pub fn local_at(&self, lane: usize, address: u64) -> usize {
         lane * self.local_size() + address as usize
     }
 
-    /// Bytes of local memory of one lane.
+    /// Bytes of local memory per lane.
     pub fn local_size(&self) -> usize {
         self.local.len() / 32
     }
 }
 
 impl Dst {
-    /// Writes the lanes of `mask`, cut to the register's width.
+    /// Writes the lanes of `mask`, truncated to the register's width.
     #[inline(always)]
     pub fn write(&self, w: &mut Warp, mask: u32, row: &Row) {
         let Some(register) = self.register else {
@@ -368,7 +371,7 @@ impl PredicateDst {
 }
 
 impl PredicateSrc {
-    /// Lanes in which it is true.
+    /// Lanes in which the predicate is true.
     #[inline(always)]
     pub fn mask(&self, w: &Warp) -> u32 {
         match *self {

@@ -9,15 +9,15 @@ const BITS: u64 = 64;
 /// Unit in which distinct bytes are counted: one DRAM sector.
 const SECTOR: u64 = 32;
 
-// A sector is a byte of an element.
+// One byte of an element corresponds to one sector.
 const _: () = assert!(SECTOR / WORD == 8);
 
-/// Words, a bit each.
+/// Set of words, one bit per word.
 #[derive(Debug)]
 pub struct Words(Box<[AtomicU64]>);
 
 impl Words {
-    /// The empty set for an allocation of so many bytes.
+    /// Empty set for an allocation of `bytes` bytes.
     pub fn none(bytes: u64) -> Words {
         Words(bytemuck::zeroed_slice_box(bytes.div_ceil(WORD * BITS) as usize))
     }
@@ -32,7 +32,7 @@ impl Words {
         }
     }
 
-    /// Whether a range of bytes has a word of this set that is not in `others`.
+    /// Whether a range of bytes contains a word that is in this set and not in `others`.
     pub fn meet(&self, offset: u64, bytes: u64, others: Option<&Words>) -> bool {
         elements(offset, bytes).any(|(at, mask)| {
             let without = others.map_or(0, |others| others.0[at].load(Relaxed));
@@ -40,26 +40,26 @@ impl Words {
         })
     }
 
-    /// Whether there are none.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.iter().all(|element| element.load(Relaxed) == 0)
     }
 
-    /// The words, which are none from now on.
+    /// Returns the set and leaves an empty set.
     pub fn take(&mut self) -> Words {
         Words(self.0.iter_mut().map(|element| AtomicU64::new(std::mem::take(element.get_mut()))).collect())
     }
 
-    /// Takes all words out.
+    /// Removes all words.
     pub fn clear(&mut self) {
         self.0.iter_mut().for_each(|element| *element.get_mut() = 0);
     }
 
-    /// Bytes of the sectors that the words lie in.
+    /// Total size of the sectors that contain words of the set.
     pub fn sector_bytes(&self) -> u64 {
         let sectors = |element: &AtomicU64| {
-            // The lowest bit of each byte becomes whether the byte has any; what comes from the byte above stays
-            // higher.
+            // The lowest bit of each byte becomes 1 if any bit of the byte is set. Bits shifted in from the next byte
+            // stay in higher positions.
             let bits = element.load(Relaxed);
             let bits = bits | bits >> 4;
             let bits = bits | bits >> 2;
@@ -70,7 +70,7 @@ impl Words {
     }
 }
 
-/// The elements that hold the words of a range of bytes, and the words' bits there.
+/// Elements that hold the words of a range of bytes, each with the mask of these words.
 fn elements(offset: u64, bytes: u64) -> impl Iterator<Item = (usize, u64)> {
     let (first, end) = (offset / WORD, (offset + bytes).div_ceil(WORD));
     let range = if bytes == 0 { 0..0 } else { first / BITS..end.div_ceil(BITS) };
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_of_any_place_and_length_meet_where_they_share_a_word() {
+    fn ranges_meet_if_they_share_a_word() {
         for (offset, bytes) in [(0, 1), (3, 2), (0, 256), (252, 8), (100, 600), (1023, 1)] {
             let words = Words::none(1024);
             words.add(offset, bytes);
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_is_gone() {
+    fn taking_words_leaves_an_empty_set() {
         let mut words = Words::none(64);
         words.add(8, 4);
         let taken = words.take();

@@ -1,6 +1,6 @@
-//! A running cluster of CTAs. All of it runs on one thread at a time, and only the schedule and its seed decide the
-//! order. Clusters run in parallel; where they may communicate, each stops before an instruction or operation that does,
-//! and they do those one after the other.
+//! A running cluster of CTAs. The whole cluster runs on one thread at a time, and only the schedule and its seed decide
+//! the order. Clusters run in parallel. If clusters may communicate, each stops before an instruction or operation that
+//! communicates, and the clusters execute these one after the other.
 
 use super::execute::execute;
 use super::special;
@@ -14,42 +14,42 @@ use crate::machine::state::{Completion, Launch, Machine};
 use crate::machine::wait::WaitFor;
 use crate::machine::warp::Warp;
 
-/// Instructions that a warp runs before the fair schedule turns to the next.
+/// Instructions that a warp runs before the fair schedule switches to the next warp.
 const FAIR_SLICE: u64 = 32;
 /// Instructions after which even the worst schedule lets other warps run.
 const LONG_SLICE: u64 = 4096;
 
-/// How often threads may run out of time with nothing else happening. It takes two for each look at an mbarrier, and
-/// one more ends a try that will be repeated.
+/// Maximum number of consecutive timeouts without other progress. Each check of an mbarrier takes two timeouts, and one
+/// more ends a try that will be repeated.
 const FRUITLESS_TRIES: u32 = 33;
 
-/// How far a cluster has come.
+/// State of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// It can go on.
+    /// The cluster can continue.
     Running,
-    /// What it would do next carries information between clusters.
+    /// The next operation of the cluster carries information between clusters.
     Held,
-    /// Nothing in it can run until another cluster does something.
+    /// The cluster can continue only after another cluster does something.
     Idle,
     Done,
 }
 
-/// A cluster that runs.
+/// A running cluster.
 pub struct Cluster<'a> {
     pub(super) kernel: &'a Kernel,
     pub(super) warps: Vec<Warp>,
     pub(super) machine: Machine<'a>,
     next: usize,
-    /// What the cluster was held before: an operation, or an instruction of a warp, with the rest of its slice.
+    /// Operation, or instruction of a warp with the rest of its slice, that the cluster is held before.
     held_operation: Option<Operation<Completion>>,
     held_slice: Option<(usize, u64)>,
-    /// The progress when threads last ran out of time, and how often they have since.
+    /// Progress at the last timeout, and number of timeouts since then.
     timed_out_at: (u64, u32),
 }
 
 impl<'a> Cluster<'a> {
-    /// The cluster with number `index` in the grid, which runs `kernel`.
+    /// Cluster with number `index` in the grid, running `kernel`.
     pub fn new(kernel: &'a Kernel, launch: Launch<'a>, index: u64) -> Cluster<'a> {
         let shared_bytes = SHARED_BASE + kernel.shared_bytes + launch.config.shared_bytes;
         let machine = Machine::new(launch, index, shared_bytes, kernel.uses_tmem);
@@ -73,7 +73,7 @@ impl<'a> Cluster<'a> {
         Cluster { kernel, warps, machine, next: 0, held_operation: None, held_slice: None, timed_out_at: (0, 0) }
     }
 
-    /// Runs until the cluster is done, stuck, held, or `steps` warp instructions have passed.
+    /// Runs until the cluster is done, idle or held, or until `steps` warp instructions have passed.
     pub fn run(&mut self, steps: u64) -> Result<Status, Fault> {
         let end = self.machine.clock.now.saturating_add(steps);
         loop {
@@ -112,7 +112,7 @@ impl<'a> Cluster<'a> {
         }
     }
 
-    /// Lets the first warp that can run do so for a slice; `false` if none can.
+    /// Runs the first warp that can run, for one slice. Returns `false` if no warp can run.
     fn run_some_warp(&mut self) -> Result<bool, Fault> {
         let n = self.warps.len();
         let (first, slice) = match (self.machine.launch.config.schedule, self.held_slice.take()) {
@@ -138,7 +138,7 @@ impl<'a> Cluster<'a> {
         Ok(false)
     }
 
-    /// Completes an operation, or holds it until the cluster may communicate.
+    /// Completes an operation, or holds it until the cluster may communicate. Returns `true` if the operation is held.
     fn holds(&mut self, operation: Operation<Completion>) -> Result<bool, Fault> {
         self.machine.held = operation.communicates && !self.machine.may_communicate;
         match self.machine.held {
@@ -148,13 +148,13 @@ impl<'a> Cluster<'a> {
         Ok(self.machine.held)
     }
 
-    /// From now on the cluster stops before whatever carries information between clusters.
+    /// Makes the cluster stop before every instruction or operation that carries information between clusters.
     pub fn take_turns(mut self) -> Cluster<'a> {
         self.machine.may_communicate = false;
         self
     }
 
-    /// Does what the cluster was held before.
+    /// Executes the operation or instruction that the cluster is held before.
     pub fn communicate(&mut self) -> Result<(), Fault> {
         (self.machine.held, self.machine.may_communicate) = (false, true);
         match (self.held_operation.take(), self.held_slice.take()) {
@@ -173,8 +173,8 @@ impl<'a> Cluster<'a> {
         Ok(())
     }
 
-    /// Ends the wait of all threads that try or poll an mbarrier. A thread need not try again: it may have only looked,
-    /// and go on to do what others wait for. If it does nothing but try again, that is a deadlock.
+    /// Ends the wait of all threads that try or poll an mbarrier. A thread need not try again: after polling, it may
+    /// continue with work that other threads wait for. Threads that only try again are in a deadlock.
     fn time_out(&mut self) -> bool {
         let (progress, times) = self.timed_out_at;
         let times = if progress == self.machine.progress { times } else { 0 };
@@ -201,7 +201,7 @@ impl<'a> Cluster<'a> {
         })
     }
 
-    /// Runs a warp for up to `slice` instructions; `false` if it cannot run.
+    /// Runs a warp for up to `slice` instructions. Returns `false` if the warp cannot run.
     fn run_warp(&mut self, index: usize, slice: u64) -> Result<bool, Fault> {
         match execute(self.kernel, &mut self.warps[index], &mut self.machine, slice) {
             Ok(ran) => Ok(ran),
@@ -209,27 +209,27 @@ impl<'a> Cluster<'a> {
         }
     }
 
-    /// The counters, by warp index in the CTA.
+    /// Counters by warp index in the CTA.
     pub fn roles(&self) -> &[Role] {
         &self.machine.roles
     }
 
-    /// The counters, by allocation of global memory.
+    /// Counters by allocation of global memory.
     pub fn buffers(&self) -> &[BufferTraffic] {
         &self.machine.buffers
     }
 
-    /// Warp instructions issued, once for each CTA.
+    /// Warp instructions issued, counted once per CTA.
     pub fn cta_steps(&self) -> u64 {
         self.machine.clock.now * self.machine.ctas.len() as u64
     }
 
-    /// The most tensor-memory columns that were allocated at once in a CTA.
+    /// Maximum number of tensor-memory columns allocated at the same time in a CTA.
     pub fn peak_tmem_columns(&self) -> u32 {
         self.machine.ctas.iter().map(|c| c.tmem.peak).max().unwrap_or(0)
     }
 
-    /// A number that changes whenever something happens.
+    /// A number that changes with every event.
     pub fn progress(&self) -> u64 {
         self.machine.progress
     }

@@ -1,4 +1,4 @@
-//! Runs a warp: fetches, checks what its registers hold, does the step, and moves the lanes on.
+//! Runs a warp: fetches an instruction, checks its registers, executes its step and advances the lanes.
 
 use super::polls::settle;
 use super::registers;
@@ -14,9 +14,9 @@ use crate::operand::lanes;
 /// Instruction classes index the counters.
 const _: () = assert!(Class::Other as usize + 1 == Class::COUNT);
 
-/// Runs a warp; `Ok(false)` if none of its fragments can run.
+/// Runs a warp. Returns `Ok(false)` if none of its fragments can run.
 pub fn execute(kernel: &Kernel, w: &mut Warp, m: &mut Machine<'_>, slice: u64) -> Stopped<bool> {
-    // The last slice may have ended with a fragment that has just come out of its wait. It runs first.
+    // The last slice may have ended with a fragment that has just finished its wait. That fragment runs first.
     if w.resumed.is_none() && !w.schedule(m)? {
         return Ok(false);
     }
@@ -95,7 +95,7 @@ pub fn execute(kernel: &Kernel, w: &mut Warp, m: &mut Machine<'_>, slice: u64) -
     Ok(true)
 }
 
-/// The lanes of `mask` in which the instruction's guard is true.
+/// Lanes of `mask` in which the instruction's guard is true.
 #[inline(always)]
 fn guarded(w: &Warp, m: &Machine<'_>, inst: &Inst, mask: u32) -> Stopped<u32> {
     let Some((p, negated)) = inst.guard else { return Ok(mask) };
@@ -107,10 +107,10 @@ fn guarded(w: &Warp, m: &Machine<'_>, inst: &Inst, mask: u32) -> Stopped<u32> {
     Ok(mask & if negated { !value } else { value })
 }
 
-/// Does the instruction's step in the lanes `exec` of the fragment's `mask`, and counts it.
+/// Executes and counts the instruction's step in the lanes `exec` of the fragment's `mask`.
 #[inline(always)]
 fn step(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst, mask: u32, exec: u32) -> Stopped<Flow> {
-    // A barrier of the CTA does not wait for threads that have exited.
+    // A CTA barrier does not wait for threads that have exited.
     let whole = if inst.uses.aligned && inst.class == Class::Barrier { w.live() } else { w.all };
     if inst.uses.aligned && exec != whole {
         if exec != mask {
@@ -157,13 +157,13 @@ fn step(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst, mask: u32, exec: u32) ->
     Ok(flow)
 }
 
-/// Whether the running fragment has come to where another is.
+/// Whether the running fragment has reached the position of another fragment.
 fn meets(w: &Warp) -> bool {
     let pc = w.fragments[w.current].pc;
     w.fragments.iter().enumerate().any(|(i, f)| i != w.current && f.pc == pc)
 }
 
-/// Moves the lanes `exec` of the running fragment as the flow says. Its other lanes go to the next instruction.
+/// Moves the lanes `exec` of the running fragment as `flow` requires. The other lanes go to the next instruction.
 fn advance(w: &mut Warp, m: &mut Machine<'_>, kernel: &Kernel, flow: Flow, exec: u32) {
     let now = m.clock.now;
     let current = w.fragments[w.current].clone();
@@ -221,7 +221,8 @@ fn advance(w: &mut Warp, m: &mut Machine<'_>, kernel: &Kernel, flow: Flow, exec:
     w.fragments.sort_by_key(|f| (f.pc, f.mask.trailing_zeros()));
 }
 
-/// Lanes have exited: those of their warp that wait to execute a barrier of the CTA together expect them no more.
+/// Handles the exit of lanes: lanes of the warp that wait to execute a CTA barrier together stop expecting the exited
+/// lanes.
 fn leave_barriers(w: &mut Warp, kernel: &Kernel, exited: u32) {
     for f in w.fragments.iter_mut().filter(|f| kernel.code[f.pc as usize].class == Class::Barrier) {
         if let Some(WaitFor::Lanes { need, place: Place::Aligned }) = &mut f.wait {
@@ -230,7 +231,7 @@ fn leave_barriers(w: &mut Warp, kernel: &Kernel, exited: u32) {
     }
 }
 
-/// A warp has no threads left.
+/// Handles the exit of a warp's last threads.
 fn exited(m: &mut Machine<'_>, w: &Warp) -> Stopped<()> {
     let cta = &mut m.ctas[w.cta as usize];
     cta.running -= 1;
@@ -245,8 +246,8 @@ fn exited(m: &mut Machine<'_>, w: &Warp) -> Stopped<()> {
     let pending = &m.pending;
     m.shared_readers.retain(|(_, id, _)| pending.contains(*id));
     if m.ctas[w.cta as usize].running == 0 && m.shared_readers.iter().any(|(cta, ..)| *cta == w.cta) {
-        // The manual gives shared memory the lifetime of its CTA. On an H200 the copy is complete and right, because the
-        // CTA's memory is given away only when its copies have ended; shipped kernels rely on that.
+        // In the manual, shared memory lives as long as its CTA. On an H200 the copy is complete and right, because the
+        // CTA's memory is reused only after its copies have ended. Shipped kernels rely on this behavior.
         let text = "the CTA exits while a bulk copy still reads its shared memory";
         let pc = m.shared_readers.iter().find(|(cta, ..)| *cta == w.cta).map(|reader| reader.2);
         m.warn(Stop { pc, ..*Stop::new(FaultKind::OverwriteInFlight, text) }.into())?;

@@ -1,5 +1,5 @@
-//! The fragments of a warp: which of them runs next, and which merge. Lanes that diverged run as fragments of their
-//! own, one after the other; fragments that meet again merge.
+//! Fragments of a warp: choice of the next fragment to run, and merging. Lanes that diverge run as separate fragments,
+//! one after the other. Fragments that reach the same position merge.
 
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::machine::state::Machine;
@@ -10,8 +10,8 @@ use crate::machine::warp::{Fragment, Warp};
 const SPIN_QUOTA: u32 = 64;
 
 impl Warp {
-    /// Merges fragments at the same place and picks the next to run. Of those that can run it is the one with the
-    /// fewest spins, then the one furthest behind. `false` if none can run.
+    /// Merges fragments at the same position, and picks the next fragment to run: among the fragments that can run, the
+    /// one with the fewest spins, then the lowest `pc`. Returns `false` if no fragment can run.
     pub fn schedule(&mut self, machine: &mut Machine) -> Stopped<bool> {
         if self.fragments.len() == 1 {
             self.current = 0;
@@ -46,7 +46,7 @@ impl Warp {
         }
         let Some((_, _, i)) = best else { return self.go_on_alone(machine) };
         if let Some(WaitFor::Lanes { need, place: Place::Anywhere }) = self.fragments[i].wait {
-            // All members have arrived, wherever they are: free them all.
+            // All members have arrived, at whatever instructions: release all of them.
             for f in &mut self.fragments {
                 if matches!(&f.wait, Some(WaitFor::Lanes { need: n, place: Place::Anywhere }) if *n == need) {
                     f.wait = Some(WaitFor::Released);
@@ -67,7 +67,7 @@ impl Warp {
         }
     }
 
-    /// Joins fragments that are at one place in the same call.
+    /// Merges fragments at the same position in the same call.
     fn merge(&mut self) {
         let mut i = 0;
         while i < self.fragments.len() {
@@ -98,9 +98,10 @@ impl Warp {
         }
     }
 
-    /// When no fragment can run: lanes that wait for members which have exited, or are at an instruction further on, go on
-    /// without them. An H200 does so with `shfl`, `vote`, `redux` and `bar.warp.sync` (on a card the others wait where
-    /// the code comes together again). Lanes that wait for each other at any other two places will wait for ever.
+    /// Called if no fragment can run. Lanes continue without the members they wait for if those members have exited or
+    /// wait at a later instruction. An H200 does the same for `shfl`, `vote`, `redux` and `bar.warp.sync` (on the GPU,
+    /// the other lanes wait where the code converges). Lanes that wait for each other at any other two positions wait
+    /// forever.
     fn go_on_alone(&mut self, machine: &mut Machine) -> Stopped<bool> {
         let waiting = |f: &Fragment| match f.wait {
             Some(WaitFor::Lanes { need, place }) => Some((need, place)),
@@ -121,7 +122,7 @@ impl Warp {
             return self.check_convergence().map(|()| false);
         }
         let here = self.fragments[i].mask;
-        let text = format!("lanes {need:#010x} must execute it together; {here:#010x} do, the others do not come");
+        let text = format!("lanes {need:#010x} must execute it together; {here:#010x} do, the others never arrive");
         machine.warn(Stop { pc: Some(first), ..*Stop::new(FaultKind::WarpDivergence, text) }.into())?;
         self.fragments[i].wait = Some(WaitFor::Alone);
         self.current = i;
@@ -129,14 +130,14 @@ impl Warp {
         Ok(true)
     }
 
-    /// Lanes that wait for each other at different places will wait for ever.
+    /// Reports lanes that wait for each other at different positions, because they wait forever.
     fn check_convergence(&self) -> Stopped<()> {
         let live = self.live();
         for f in &self.fragments {
             let Some(WaitFor::Lanes { need, place }) = &f.wait else {
                 continue;
             };
-            // A lane that waits for something else may still come.
+            // A lane that waits for something else may still arrive.
             let stuck = |o: &&Fragment| {
                 o.mask & need != 0 && o.mask & f.mask == 0 && matches!(o.wait, Some(WaitFor::Lanes { .. }))
             };
@@ -160,7 +161,7 @@ impl Warp {
             );
             stop.pc = Some(f.pc);
             if let Some(o) = elsewhere {
-                stop = stop.other(format!("lanes {:#010x} are at another place", o.mask), Some(o.pc));
+                stop = stop.other(format!("lanes {:#010x} are at another instruction", o.mask), Some(o.pc));
             }
             return Err(stop);
         }

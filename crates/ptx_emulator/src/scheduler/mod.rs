@@ -1,5 +1,5 @@
-//! Which warp runs next, what it does with its instructions, and when asynchronous operations complete. Knows no
-//! opcode.
+//! Choice of the next warp, execution of its instructions, and completion of asynchronous operations. This module knows
+//! no opcode.
 
 pub mod cluster;
 mod execute;

@@ -1,5 +1,6 @@
-//! `mbarrier.try_wait` that has not found its phase complete. The instructions behind it go on until one uses its
-//! predicate: that one waits. So the predicate may tell of an arrival that its thread has made in between, as on an H200.
+//! `mbarrier.try_wait` instructions that have found their phase incomplete. The warp continues up to the first
+//! instruction that uses the predicate, and waits there. The predicate can therefore reflect an arrival that the thread
+//! made in between, as on an H200.
 
 use crate::code::Inst;
 use crate::config::fault::Stopped;
@@ -8,8 +9,8 @@ use crate::machine::state::Machine;
 use crate::machine::wait::WaitFor;
 use crate::machine::warp::Warp;
 
-/// Answers the polls whose predicates an instruction of lanes `mask` uses. What the instruction must wait for, if
-/// anything.
+/// Answers the polls whose predicates an instruction of the lanes `mask` uses. Returns the condition that the
+/// instruction must wait for, if any.
 pub fn settle(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst, mask: u32) -> Stopped<Option<WaitFor>> {
     let uses = |p: u32| {
         let guard = inst.guard.is_some_and(|(guard, _)| guard == p);

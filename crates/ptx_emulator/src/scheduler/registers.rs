@@ -1,4 +1,4 @@
-//! What registers hold: which have been written, and which belong to instructions in flight.
+//! State of registers: which are written, and which belong to instructions in flight.
 
 use crate::code::Inst;
 use crate::config::fault::{FaultKind, Stop, Stopped};
@@ -9,13 +9,13 @@ use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
 use crate::operand::{filter, lanes};
 
-/// The first use of a register that `tcgen05.ld` fills waits for the load on a card. The manual asks for
-/// `tcgen05.wait::ld` before.
+/// Handles the first use of a register that `tcgen05.ld` fills. A GPU waits for the load at that use; the manual
+/// requires `tcgen05.wait::ld` before the use.
 pub fn await_loads(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst) -> Stopped<()> {
     let used = |r: &u32| inst.uses.reads.contains(r) || inst.uses.writes.contains(r);
     while let Some(at) = w.tmem_loads.iter().position(|load| load.registers.iter().any(used)) {
         let load = w.tmem_loads.remove(at);
-        let text = "a register that tcgen05.ld fills, before tcgen05.wait::ld";
+        let text = "use of a register that tcgen05.ld fills, before tcgen05.wait::ld";
         m.warn(Stop::new(FaultKind::ReadInFlight, text).other("the load", Some(load.pc)))?;
         let live = w.live();
         m.tmem_learn(w, live, load.agent.as_slice());
@@ -23,8 +23,8 @@ pub fn await_loads(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst) -> Stopped<()
     Ok(())
 }
 
-/// The first use of a register that a load from shared memory fills waits for the load, and so do fences and waits. An
-/// arrival at an mbarrier does not.
+/// Ends loads from shared memory at the first use of a register that they fill, and at fences and waits. An arrival at
+/// an mbarrier does not wait for loads.
 pub fn await_shared_loads(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst) {
     let used = |r: &u32| inst.uses.reads.contains(r) || inst.uses.writes.contains(r);
     let warp = w.index;
@@ -41,9 +41,9 @@ pub fn await_shared_loads(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst) {
     w.loaded = w.shared_loads.iter().fold(0, |bits, load| bits | filter(&load.registers));
 }
 
-/// The first use of a result of `wgmma` waits for the product: `ptxas` renames registers where the use is a move, and else
-/// waits there itself (its information C7517). The manual asks for `wgmma.wait_group` before any use. Of products that
-/// are not complete yet, the numbers.
+/// Handles the first use of a result of `wgmma`, which waits for the product: `ptxas` renames registers if the use is a
+/// move, and otherwise inserts a wait (its message C7517). The manual requires `wgmma.wait_group` before any use.
+/// Returns the numbers of products that are still incomplete.
 pub fn await_products(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst) -> Stopped<Vec<u64>> {
     let used = |p: &Wgmma| inst.uses.reads.iter().any(|r| p.fills(*r));
     let Some((last, pc)) = w.wgmma.all().rfind(|p| used(p)).map(|p| (p.id, p.pc)) else { return Ok(Vec::new()) };
@@ -54,20 +54,20 @@ pub fn await_products(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst) -> Stopped
     }
     early.iter().try_for_each(|p| wgmma::deliver(w, m, w.all, p))?;
     w.wgmma.all_mut().filter(|p| p.id <= last).for_each(|p| p.delivered = true);
-    let text = "an accumulator register of wgmma, before wgmma.wait_group";
+    let text = "use of an accumulator register of wgmma, before wgmma.wait_group";
     m.warn(Stop::new(FaultKind::ReadInFlight, text).other("the wgmma", Some(pc)))?;
     Ok(Vec::new())
 }
 
-/// Checks the registers which an instruction reads. Bytes that nothing has written, or only with undefined ones, are
-/// undefined. Moves and arithmetic carry that to their results, and stores to memory; it matters at an address, a branch,
-/// and whatever else uses a register. Under `strict` it matters wherever more than a move reads the register. No instruction in flight may still use a
-/// register that it reads or writes.
+/// Checks the registers that an instruction reads. Bytes that were never written, or were written from undefined bytes,
+/// are undefined. Moves and arithmetic propagate undefined bytes to their results, and stores propagate them to memory.
+/// Any other use, such as an address or a branch, is a fault. Under `strict`, every use other than a move is a fault.
+/// Also checks that no instruction in flight still uses a register that this instruction reads or writes.
 pub fn check(w: &mut Warp, inst: &Inst, exec: u32, strict: bool) -> Stopped<()> {
     for p in w.wgmma.all() {
         let result = |r: &u32| p.fills(*r);
         if inst.uses.writes.iter().any(|r| result(r) || p.a.contains(r)) {
-            let text = "a register that wgmma still uses, before wgmma.wait_group";
+            let text = "write of a register that wgmma still uses, before wgmma.wait_group";
             return Err(Stop::new(FaultKind::OverwriteInFlight, text).other("the wgmma", Some(p.pc)));
         }
     }
@@ -96,7 +96,8 @@ pub fn check(w: &mut Warp, inst: &Inst, exec: u32, strict: bool) -> Stopped<()> 
     }
     let computes = matches!(inst.class, Class::Integer | Class::Float | Class::Convert | Class::Move);
     if computes && !strict {
-        // Compilers compute ahead with values that a selection then drops: the result is undefined, and no more.
+        // Compilers compute ahead with values that a selection then drops, so the result becomes undefined without a
+        // fault.
         for lane in lanes(missing) {
             w.undefined_results.extend(inst.uses.writes.iter().map(|&register| (register, lane, u8::MAX)));
         }

@@ -1,4 +1,4 @@
-//! What the scheduler adds to a fault: who committed it and where, and who waits for what in a deadlock.
+//! The scheduler's part of a fault: the thread and place, and the waiting parties of a deadlock.
 
 use super::cluster::Cluster;
 use crate::config::fault::{Fault, FaultKind, Party, Stop, Warning};
@@ -6,19 +6,19 @@ use crate::machine::state::Noted;
 use crate::machine::wait::WaitFor;
 
 impl Cluster<'_> {
-    /// Completes what a handler knows of a fault.
+    /// Adds the thread and place to a handler's fault.
     pub(super) fn fault(&self, warp: usize, mut stop: Stop) -> Fault {
         let w = &self.warps[warp];
         stop.pc = stop.pc.or_else(|| w.fragments.get(w.current).map(|f| f.pc));
         stop.into_fault(self.kernel, Some((self.machine.ctas[w.cta as usize].index, w.role)))
     }
 
-    /// What the cluster has printed.
+    /// Output that the cluster has printed.
     pub fn output(&self) -> &str {
         &self.machine.output
     }
 
-    /// The warnings and the hazards so far, one a place.
+    /// Warnings and hazards so far, one per place.
     pub fn noted(&mut self) -> (Vec<Warning>, Vec<Warning>) {
         let (mut warnings, mut hazards) = (Vec::new(), Vec::new());
         for Noted { warp, stop, grave, times } in self.machine.noted.take() {
@@ -28,7 +28,7 @@ impl Cluster<'_> {
         (warnings, hazards)
     }
 
-    /// What to report when the cluster is idle for ever.
+    /// Fault to report if the cluster is idle forever.
     pub fn deadlock(&self) -> Fault {
         let kernel = self.kernel;
         let mut waiting = Vec::new();
@@ -45,7 +45,7 @@ impl Cluster<'_> {
                 let rank = if self.machine.ctas.len() > 1 { format!("CTA rank {}, ", w.cta) } else { String::new() };
                 let lanes = if f.mask == w.all { String::new() } else { format!(", lanes {:#010x}", f.mask) };
                 let what = format!("{rank}warp {}{lanes} waits for {}", w.role, wait.describe(&self.machine));
-                // What waits is an instruction behind the poll.
+                // The waiting instruction comes after the poll.
                 let pc = match wait {
                     WaitFor::Mbarrier { pc, .. } | WaitFor::Progress { pc, .. } => *pc,
                     _ => f.pc,
@@ -55,7 +55,7 @@ impl Cluster<'_> {
         }
         let exited = self.warps.iter().filter(|w| w.fragments.is_empty()).count();
         let (kind, message) = if only_barriers {
-            let mut text = "threads wait at a barrier that the others will not reach".to_string();
+            let mut text = "threads wait at a barrier that the other threads will not reach".to_string();
             if exited > 0 {
                 text += &format!("; {exited} warps have exited");
             }
@@ -64,7 +64,7 @@ impl Cluster<'_> {
             let text = "an mbarrier has all its arrivals, but nothing will deliver the bytes that it expects";
             (FaultKind::BytesNotDelivered, text.to_string())
         } else {
-            (FaultKind::Deadlock, "nothing can run any more".to_string())
+            (FaultKind::Deadlock, "no thread can continue".to_string())
         };
         let mut fault = Fault::bare(kind, &kernel.name, message);
         if let Some((w, pc, _)) = waiting.first() {

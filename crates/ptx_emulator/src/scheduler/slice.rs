@@ -1,12 +1,12 @@
-//! Which instructions decide only values: nothing that they compute reaches an address, a branch, a predicate or a barrier.
-//! A timed launch may leave them out.
+//! Instructions that compute only values: none of their results reaches an address, a branch, a predicate or a barrier.
+//! A timed launch may skip them.
 
 use std::collections::HashSet;
 
 use crate::code::{Inst, Kernel};
 use crate::config::report::Class;
 
-/// For each instruction of a kernel, whether it computes only values.
+/// Whether each instruction of a kernel computes only values.
 pub fn values_only(kernel: &Kernel) -> Vec<bool> {
     let mut needed: HashSet<u32> = HashSet::new();
     let mut kept = vec![false; kernel.code.len()];
@@ -17,7 +17,7 @@ pub fn values_only(kernel: &Kernel) -> Vec<bool> {
                 continue;
             }
             (*kept, changed) = (true, true);
-            // The registers of A are only values, as the accumulators are; they come last.
+            // The registers of A are only values, like the accumulators. The remaining source comes last in `reads`.
             if inst.name.starts_with("wgmma.mma_async") && inst.uses.reads.len() > 2 {
                 needed.extend(inst.uses.reads.last());
             } else {
@@ -30,7 +30,7 @@ pub fn values_only(kernel: &Kernel) -> Vec<bool> {
     }
 }
 
-/// Arithmetic on registers, which does nothing else.
+/// Whether an instruction is arithmetic on registers without other effects.
 fn is_arithmetic(inst: &Inst) -> bool {
     let computes = matches!(inst.class, Class::Integer | Class::Float | Class::Convert | Class::Move);
     computes && !inst.uses.writes.is_empty() && inst.uses.predicate_writes.is_empty() && !inst.uses.aligned

@@ -1,4 +1,4 @@
-//! The values that are known when a warp starts.
+//! Register values that are known when a warp starts.
 
 use crate::code::Kernel;
 use crate::machine::address::RANK_SHIFT;
@@ -6,7 +6,7 @@ use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
 use crate::operand::{Row, Special};
 
-/// A special register's value in each lane of a warp (PTX ISA, "Special Registers").
+/// Value of a special register in each lane of a warp (PTX ISA, "Special Registers").
 pub fn row(kernel: &Kernel, m: &Machine<'_>, w: &Warp, special: Special) -> Row {
     let config = m.launch.config;
     let [bx, by, _] = config.block;

@@ -1,4 +1,4 @@
-//! Runs a cluster by the clock: whatever has the earliest time comes next, an instruction of a warp or the end of an
+//! Runs a cluster by the clock. The event with the earliest time comes next: an instruction of a warp or the end of an
 //! asynchronous operation.
 
 use super::cluster::{Cluster, Status};
@@ -11,29 +11,29 @@ use crate::timing::core::{NEVER, Timed};
 use crate::timing::report::Why;
 
 impl<'a> Cluster<'a> {
-    /// The same cluster with a clock.
+    /// Adds a clock to the cluster.
     pub fn timed(mut self, timed: Timed) -> Cluster<'a> {
         self.machine.timed = Some(Box::new(timed));
         self
     }
 
-    /// The cluster's time; there must be one.
+    /// Clock of the cluster. The cluster must have one.
     pub fn time(&mut self) -> &mut Timed {
-        self.machine.timed.as_mut().expect("a cluster that is run by the clock has one")
+        self.machine.timed.as_mut().expect("a timed cluster has a clock")
     }
 
-    /// When the next thing happens; [`NEVER`] if that depends on memory or other clusters.
+    /// Time of the next event. [`NEVER`]: it depends on memory or on other clusters.
     pub fn next_time(&self) -> u64 {
         let warps = self.machine.timed.iter().flat_map(|timed| timed.warps.iter().map(|w| w.at));
         warps.min().unwrap_or(NEVER).min(self.machine.pending.soonest())
     }
 
-    /// An operation that memory has answered is complete at `due`.
+    /// Sets the completion time of an operation that memory has answered.
     pub fn set_due(&mut self, id: u64, due: u64) {
         self.machine.pending.set_due(id, due);
     }
 
-    /// Does what happens before `end`.
+    /// Executes all events before `end`.
     pub fn run_until(&mut self, end: u64) -> Result<Status, Fault> {
         let mut soonest = self.machine.pending.soonest();
         loop {
@@ -50,7 +50,7 @@ impl<'a> Cluster<'a> {
                 soonest = self.machine.pending.soonest();
                 continue;
             }
-            // The warp is the first until another's time comes.
+            // The warp remains the first until the next warp's time.
             let until = second.min(soonest).min(end);
             if at >= end {
                 return Ok(Status::Running);
@@ -69,7 +69,7 @@ impl<'a> Cluster<'a> {
         }
     }
 
-    /// The warp whose time is the earliest, its time, and that of the next.
+    /// The warp with the earliest time, its time, and the time of the next warp.
     fn earliest_warps(&mut self) -> ((usize, u64), u64) {
         let (mut first, mut second) = ((0, NEVER), NEVER);
         for (n, w) in self.time().warps.iter().enumerate() {
@@ -83,17 +83,17 @@ impl<'a> Cluster<'a> {
         (first, second)
     }
 
-    /// Nothing has a time.
+    /// Status of a cluster that has no next event.
     fn stopped(&self) -> Status {
         if self.is_done() { Status::Done } else { Status::Idle }
     }
 
-    /// Whether all has ended.
+    /// Whether all warps and operations have ended.
     pub fn is_done(&self) -> bool {
         self.warps.iter().all(|w| w.fragments.is_empty()) && self.machine.pending.is_empty()
     }
 
-    /// Memory has answered a load of a warp, whose registers are there at a time.
+    /// Records that memory has answered a warp's load. The load's registers are filled at time `ready`.
     pub fn loaded(&mut self, warp: u32, load: u64, ready: u64) {
         let n = warp as usize;
         let timed = self.time();
@@ -124,7 +124,7 @@ impl<'a> Cluster<'a> {
         Ok(())
     }
 
-    /// Issues a warp's next instruction; whether it may have woken others.
+    /// Issues a warp's next instruction. Returns `true` if it may have woken other warps.
     fn issue(&mut self, n: usize) -> Result<bool, Fault> {
         let timed = self.time();
         timed.now = timed.warps[n].at;
@@ -162,12 +162,12 @@ impl<'a> Cluster<'a> {
         w.fragments.get(w.current).map_or(Class::Other, |f| self.kernel.code[f.pc as usize].class)
     }
 
-    /// Whether some fragment of a warp can go on.
+    /// Whether some fragment of a warp can continue.
     fn can_run(&self, n: usize) -> bool {
         let w = &self.warps[n];
         w.fragments.iter().any(|f| match &f.wait {
             None => true,
-            // Fragments that meet are merged when the warp is run.
+            // Fragments at the same position are merged when the warp is run.
             Some(WaitFor::Lanes { need, .. }) => {
                 let waiting =
                     w.fragments.iter().filter(|o| matches!(o.wait, Some(WaitFor::Lanes { .. }))).map(|o| o.mask);
@@ -177,7 +177,7 @@ impl<'a> Cluster<'a> {
         })
     }
 
-    /// Something happened at a time: warps whose waits are over go on.
+    /// Resumes the warps whose waits an event at `time` has ended.
     fn wake(&mut self, time: u64, why: Why) {
         for n in 0..self.warps.len() {
             let timed = self.time();
@@ -203,7 +203,7 @@ impl<'a> Cluster<'a> {
     }
 }
 
-/// Whether an instruction is a product of one warp.
+/// Whether an instruction is a matrix product of one warp.
 fn multiplies(name: &str) -> bool {
     name.starts_with("mma.")
 }

@@ -1,4 +1,4 @@
-//! When a wait is over, and how a deadlock's report describes it.
+//! End of a wait, and its description in a deadlock report.
 
 use crate::machine::address::SHARED_BASE;
 use crate::machine::mbarrier::Phase;
@@ -29,7 +29,7 @@ impl WaitFor {
         }
     }
 
-    /// For a deadlock's report.
+    /// Description for a deadlock report.
     pub fn describe(&self, machine: &Machine<'_>) -> String {
         match self {
             WaitFor::Lanes { need, .. } => format!("lanes {need:#010x} of its warp"),
@@ -55,7 +55,7 @@ impl WaitFor {
             WaitFor::Warpgroup { .. } => "the wgmma of the other warps of its warpgroup".into(),
             WaitFor::Registers { cta, count } => {
                 let free = machine.ctas[*cta as usize].free_registers;
-                format!("{count} more registers a thread; warps of its CTA have released {free}")
+                format!("{count} more registers per thread; warps of its CTA have released {free}")
             }
             WaitFor::Cluster { .. } => machine.cluster_barrier.describe(),
         }

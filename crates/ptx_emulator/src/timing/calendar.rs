@@ -1,12 +1,13 @@
-//! A server that all multiprocessors share, such as DRAM: so many bytes in each stretch of time.
+//! A server that all SMs share, such as DRAM. It delivers a fixed number of bytes per stretch of time.
 
-/// Cycles of a stretch.
+/// Cycles per stretch.
 const STRETCH: u64 = 64;
 
-/// How many bytes of each stretch are given away. Requests may come out of order; each takes the earliest bytes that are left.
+/// Bytes of each stretch that are assigned to requests. Requests may arrive out of order. Each takes the earliest free
+/// bytes.
 #[derive(Clone, Debug)]
 pub struct Calendar {
-    /// Bytes of a stretch.
+    /// Bytes per stretch.
     capacity: f64,
     used: Vec<f64>,
     /// All stretches before this one are full.
@@ -14,12 +15,12 @@ pub struct Calendar {
 }
 
 impl Calendar {
-    /// A server of so many bytes a cycle.
+    /// Server with this number of bytes per cycle.
     pub fn new(bytes_per_cycle: f64) -> Calendar {
         Calendar { capacity: bytes_per_cycle * STRETCH as f64, used: Vec::new(), full: 0 }
     }
 
-    /// When the last of `bytes` that are asked for at a time have been served.
+    /// Time at which the last of `bytes` requested at `time` is served.
     pub fn serve(&mut self, time: u64, bytes: u64) -> u64 {
         let mut left = bytes as f64;
         let mut n = ((time / STRETCH) as usize).max(self.full);
@@ -43,7 +44,7 @@ impl Calendar {
         end
     }
 
-    /// The share of each stretch from `from` to `to` that was given away, on average.
+    /// Mean share of the assigned bytes per stretch, from `from` to `to`.
     pub fn utilization(&self, from: u64, to: u64) -> f64 {
         let range = (from / STRETCH) as usize..(to.div_ceil(STRETCH) as usize).max(1);
         let stretches = range.len().max(1) as f64;
@@ -62,7 +63,7 @@ mod tests {
         assert_eq!(server.serve(0, 640), 64);
         assert_eq!(server.serve(0, 320), 96);
         assert_eq!(server.serve(200, 640), 256);
-        // What comes later finds what is left before.
+        // Later requests use the bytes that earlier ones left.
         assert_eq!(server.serve(0, 320), 128);
         assert!((server.utilization(0, 256) - 0.75).abs() < 1e-9);
     }

@@ -1,50 +1,50 @@
-//! The constants of cards, each with its source. Nothing else in the model is a number of a card.
+//! Constants of GPUs, each with its source. No other part of the model has numbers of a particular GPU.
 
 use std::fmt;
 
-/// Where a constant is from.
+/// Origin of a constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Measured on the card by `benches/probes`, when.
+    /// Measured on the GPU by `benches/probes`, with the date.
     Measured(&'static str),
-    /// Published, by whom.
+    /// Published, with the source.
     Published(&'static str),
-    /// Fitted to points measured on the card: which.
+    /// Fitted to points measured on the GPU, with the points.
     Fitted(&'static str),
-    /// Neither measured nor published: a guess, on what grounds. `--sensitivity` tells what it decides.
+    /// Neither measured nor published: an assumption, with its reason. `--sensitivity` reports its effect.
     Assumed(&'static str),
 }
 
-/// A constant of a card.
+/// A constant of a GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Constant {
-    /// Its value in the unit of its [`Key`].
+    /// Value in the unit of its [`Key`].
     pub value: f64,
-    /// Where it is from.
+    /// Origin of the value.
     pub origin: Origin,
 }
 
 macro_rules! keys {
     ($($key:ident, $name:literal, $unit:literal, $what:literal;)*) => {
-        /// Names of constants. Cycles are those of a multiprocessor.
+        /// Names of constants. Cycles are SM cycles.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum Key { $(#[doc = $what] $key,)* }
 
         impl Key {
-            /// All of them.
+            /// Every key.
             pub const ALL: &[Key] = &[$(Key::$key,)*];
 
-            /// Its name on the command line and in tables.
+            /// Name on the command line and in tables.
             pub const fn name(self) -> &'static str {
                 match self { $(Key::$key => $name,)* }
             }
 
-            /// The unit of its values.
+            /// Unit of the values.
             pub const fn unit(self) -> &'static str {
                 match self { $(Key::$key => $unit,)* }
             }
 
-            /// What it is.
+            /// Description.
             pub const fn what(self) -> &'static str {
                 match self { $(Key::$key => $what,)* }
             }
@@ -90,25 +90,26 @@ keys! {
     GenericStall, "generic-stall", "cycles", "between instructions of a warp where there is no machine code to say it";
 }
 
-/// A card.
+/// A GPU.
 #[derive(Clone, Debug)]
 pub struct Card {
-    /// Its name on the command line.
+    /// Name on the command line.
     pub name: &'static str,
-    /// Multiprocessors.
+    /// Number of SMs.
     pub sms: u32,
-    /// Its architecture, as ptxas calls it.
+    /// Architecture, in the spelling of ptxas.
     pub arch: &'static str,
     constants: Vec<Constant>,
 }
 
-/// What a multiprocessor has room for (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", 9.0, 10.0 and 12.x).
+/// Resources of an SM (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", 9.0, 10.0 and
+/// 12.x).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Room {
     pub threads: u32,
     /// Bytes of shared memory.
     pub shared_bytes: u32,
-    /// Bytes of L1 that all of it leaves.
+    /// Bytes of L1 that remain at the maximum of shared memory.
     pub least_l1: u32,
     pub ctas: u32,
 }
@@ -122,10 +123,10 @@ const H100_LITERATURE: &str =
     "Luo et al., Benchmarking and Dissecting the Nvidia Hopper GPU Architecture (2024), an H100";
 
 impl Card {
-    /// Names of all cards.
+    /// Names of all GPUs.
     pub const NAMES: [&str; 7] = ["h200", "h100", "b200", "rtx-5090", "rtx-pro-6000", "rtx-5070-ti", "gb10"];
 
-    /// A card by its name.
+    /// GPU with this name.
     pub fn named(name: &str) -> Option<Card> {
         match name {
             "h200" => Some(Card::h200()),
@@ -147,7 +148,7 @@ impl Card {
         Card { name, sms, arch, constants: Key::ALL.iter().map(constant).collect() }
     }
 
-    /// What a multiprocessor has room for.
+    /// Resources of an SM.
     pub(crate) fn room(&self) -> Room {
         match self.arch {
             "sm_120a" | "sm_121a" => Room { threads: 1536, shared_bytes: 100 << 10, least_l1: 28 << 10, ctas: 24 },
@@ -181,7 +182,7 @@ impl Card {
         }
     }
 
-    /// The same card with a constant multiplied by a factor.
+    /// The same GPU with a constant multiplied by a factor.
     #[must_use]
     pub fn scaled(&self, key: Key, factor: f64) -> Card {
         let mut card = self.clone();
@@ -189,22 +190,22 @@ impl Card {
         card
     }
 
-    /// What some of its multiprocessors have of what all of them share.
+    /// The same GPU reduced to a share of the resources that all SMs share.
     pub(crate) fn share(&self, share: f64) -> Card {
         let shared = [Key::L2Bytes, Key::DramBytes, Key::DramBanks, Key::L2Capacity];
         shared.into_iter().fold(self.clone(), |card, key| card.scaled(key, share))
     }
 
-    /// The same card with a constant of another value, given as `NAME=VALUE`.
+    /// The same GPU with another value of a constant, given as `NAME=VALUE`.
     ///
     /// # Errors
-    /// There is no such constant, or the value is no positive number.
+    /// If no such constant exists, or the value is not a positive number.
     pub fn with(mut self, setting: &str) -> Result<Card, String> {
         let names = || Key::ALL.iter().map(|key| key.name()).collect::<Vec<_>>().join(", ");
         let (name, value) = setting.split_once('=').ok_or(format!("`{setting}` is not NAME=VALUE"))?;
         let key = Key::ALL.iter().find(|key| key.name() == name);
         let key = *key.ok_or_else(|| format!("`{name}` is no constant of a card; there are {}", names()))?;
-        // Nothing is served at no rate.
+        // A rate of zero would never serve a request.
         let is_rate = key.unit() != "cycles";
         let value = value.parse().ok().filter(|value: &f64| value.is_finite() && *value >= 0.0);
         let value = value
@@ -214,7 +215,7 @@ impl Card {
         Ok(self)
     }
 
-    /// Microseconds of so many cycles.
+    /// Microseconds of `cycles` cycles.
     pub fn microseconds(&self, cycles: u64) -> f64 {
         cycles as f64 / self.get(Key::Clock)
     }
@@ -269,7 +270,7 @@ impl Card {
         })
     }
 
-    /// An H100 with 80 GB of HBM3: the chip of an H200, whose constants it has but for its memory's.
+    /// An H100 with 80 GB of HBM3: the same chip as an H200, with the same constants except for memory.
     fn h100() -> Card {
         let h200 = Card::h200();
         let probes = Origin::Measured("benches/probes on an H100, 2026-11-25");

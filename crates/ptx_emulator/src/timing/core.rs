@@ -1,7 +1,7 @@
-//! The multiprocessors of a cluster, and the clocks of its warps.
+//! SMs of a cluster, and clocks of its warps.
 //!
-//! A warp's next instruction issues when its time has come, its scheduler has a slot, its pipe is free and its registers are
-//! there. A request to L2 is answered at the end of the window in which it was made ([`super::memory`]).
+//! A warp's next instruction issues when the warp's time has come, its scheduler has a slot, its pipe is free and its
+//! registers are ready. A request to L2 is answered at the end of the window in which it was made ([`super::memory`]).
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use super::report::{Span, Unit, Usage, Why};
 use super::work::{Range, Work};
 use crate::types::Space;
 
-/// Later than anything that is known.
+/// A time later than any known time.
 pub const NEVER: u64 = u64::MAX;
-/// Warp schedulers of a multiprocessor.
+/// Warp schedulers per SM.
 const QUARTERS: usize = 4;
-/// Bytes of a line of L1.
+/// Bytes per line of L1.
 const LINE: u64 = 128;
 
-/// A multiprocessor: until when each of its units is busy.
+/// An SM: the time until which each of its units is busy.
 #[derive(Clone, Debug, Default)]
 struct Multiprocessor {
     issue: [u64; QUARTERS],
@@ -31,11 +31,11 @@ struct Multiprocessor {
     tmem: [u64; QUARTERS],
     shared: u64,
     intake: u64,
-    /// `wgmma` in each quarter's tensor core, now or later.
+    /// Current and future `wgmma` in each quarter's tensor core.
     products: [VecDeque<Product>; QUARTERS],
-    /// Parts of a cycle that instructions beside them have waited.
+    /// Fractions of a cycle by which instructions beside them were delayed.
     delay: [f64; QUARTERS],
-    /// When the last matrix operation of its CTAs is complete.
+    /// Time at which the last matrix operation of its CTAs completes.
     matrix_done: u64,
     l1: L1,
 }
@@ -45,13 +45,13 @@ struct Multiprocessor {
 struct Product {
     from: u64,
     to: u64,
-    /// How much longer an instruction beside it takes.
+    /// Delay of an instruction beside it.
     delay: f64,
 }
 
 impl Multiprocessor {
-    /// By how many cycles so many instructions that issue in a quarter hold up all that come behind them, because the registers are
-    /// busy with sums.
+    /// Cycles by which `slots` instructions that issue in a quarter delay all later instructions, because the registers
+    /// are busy with sums.
     fn delayed(&mut self, quarter: usize, at: u64, slots: u16) -> u64 {
         let products = &mut self.products[quarter];
         while products.front().is_some_and(|product| product.to <= at) {
@@ -65,14 +65,15 @@ impl Multiprocessor {
         whole
     }
 
-    /// When bytes of a quarter's tensor memory are loaded or stored that are asked for at a time: one access behind the other.
+    /// Completion time of an access to a quarter's tensor memory requested at a given time. Accesses run one after the
+    /// other.
     fn in_tensor_memory(&mut self, quarter: usize, at: u64, bytes: u64, constants: &Constants) -> u64 {
         self.tmem[quarter] = self.tmem[quarter].max(at) + bytes / constants.tmem_bytes;
         self.tmem[quarter] + constants.tmem_latency
     }
 }
 
-/// Lines that a multiprocessor's loads have asked for, each with the load; the oldest goes first.
+/// Lines that an SM's loads have requested, each with its load. The oldest line is evicted first.
 #[derive(Clone, Debug, Default)]
 struct L1 {
     capacity: usize,
@@ -81,7 +82,8 @@ struct L1 {
 }
 
 impl L1 {
-    /// The last load that asked for one of the lines of some ranges, if all have been asked for; else `load` now asks for the rest.
+    /// Last load that requested a line of the ranges, if all lines are requested. Otherwise `load` requests the missing
+    /// lines.
     fn asked(&mut self, ranges: &[Range], load: u64) -> Option<u64> {
         let mut last = Some(0);
         for line in ranges.iter().flat_map(|&(from, bytes)| from / LINE..(from + u64::from(bytes)).div_ceil(LINE)) {
@@ -100,33 +102,33 @@ impl L1 {
     }
 }
 
-/// A load that L1 keeps and memory was asked for.
+/// A load that L1 keeps and that was sent to memory.
 #[derive(Clone, Debug)]
 struct UnderWay {
-    /// When its registers are there, if memory has answered; [`NEVER`] before.
+    /// Time at which its registers are ready. [`NEVER`]: memory has not answered.
     ready: u64,
-    /// Warps of clusters that wait for lines which it brings.
+    /// Warps of clusters that wait for lines of this load.
     others: Vec<(u64, u32)>,
 }
 
-/// The multiprocessors that the CTAs of a cluster run on, one each.
+/// SMs that the CTAs of a cluster run on, one per CTA.
 #[derive(Clone, Debug, Default)]
 pub struct Core {
     sms: Vec<Multiprocessor>,
-    /// What L2 has been asked for in this window.
+    /// Requests to L2 in this window.
     pub requests: Vec<Request>,
-    /// How many loads there were, and those for L1 that are under way, by number.
+    /// Number of loads, and pending loads for L1 by number.
     loads: u64,
     under_way: HashMap<u64, UnderWay>,
     pub usage: Usage,
-    /// What happened, if it is drawn.
+    /// Events to draw, if the cluster is drawn.
     pub spans: Option<Vec<Span>>,
-    /// When the first matrix operation began, and the last ended.
+    /// Start of the first matrix operation, and end of the last.
     pub matrix: Option<(u64, u64)>,
 }
 
 impl Core {
-    /// So many idle multiprocessors, each with an L1 of so many bytes.
+    /// Core of `sms` idle SMs, each with an L1 of `l1_bytes` bytes.
     pub fn new(sms: u32, l1_bytes: u64, drawn: bool) -> Core {
         let l1 = L1 { capacity: (l1_bytes / LINE) as usize, ..L1::default() };
         Core {
@@ -136,14 +138,14 @@ impl Core {
         }
     }
 
-    /// How many it has.
+    /// Number of SMs.
     pub fn multiprocessors(&self) -> usize {
         self.sms.len()
     }
 
-    /// Memory has answered a load: who else waits for it, by cluster and warp.
+    /// Records that memory has answered a load. Returns the other waiting warps, by cluster and warp.
     pub fn answered(&mut self, load: u64, ready: u64) -> Vec<(u64, u32)> {
-        /// So many loads may be kept that have come.
+        /// Number of answered loads that may be kept.
         const MANY: usize = 1 << 12;
         if self.under_way.len() > MANY {
             self.under_way.retain(|_, old| old.ready > ready);
@@ -174,20 +176,20 @@ impl Core {
     }
 }
 
-/// A warp's registers that a load or another slow instruction writes, and when they are there.
+/// Registers of a warp that a slow instruction writes, and the time at which they are ready.
 #[derive(Clone, Debug)]
 struct Expected {
     registers: Vec<u32>,
     ready: u64,
-    /// The number of the load, while memory has not answered.
+    /// Number of the load, while memory has not answered.
     load: u64,
     why: Why,
 }
 
-/// A warp in time.
+/// Clock of a warp.
 #[derive(Clone, Debug)]
 pub struct WarpClock {
-    /// When its next instruction can issue; [`NEVER`] while it waits for something without a time.
+    /// Time at which its next instruction can issue. [`NEVER`]: it waits for an event without a known time.
     pub at: u64,
     cta: usize,
     quarter: usize,
@@ -195,15 +197,15 @@ pub struct WarpClock {
     /// When the sums of its next product are there, and when its last product began.
     sums: u64,
     multiplied: u64,
-    /// It waits for registers that memory has not delivered.
+    /// `true` if the warp waits for registers that memory has not delivered.
     awaits_memory: bool,
-    /// Since when it waits.
+    /// Start of the wait.
     pub since: u64,
-    /// Cycles by what it spent them on.
+    /// Cycles by reason.
     pub spent: [u64; Why::COUNT],
 }
 
-/// What an instruction accessed, until its time is reckoned.
+/// Access of an instruction whose time is not computed yet.
 #[derive(Clone, Debug, Default)]
 pub enum Access {
     #[default]
@@ -218,30 +220,30 @@ pub enum Access {
     Matrix { multiply_adds: u64 },
 }
 
-/// A cluster in time.
+/// Clock of a cluster.
 pub struct Timed {
     pub core: Core,
     pub card: Arc<Card>,
     pub costs: Arc<Vec<Cost>>,
-    /// Instructions whose results decide nothing but values, if values are left out.
+    /// Instructions that affect only values, if values are skipped.
     pub skipped: Arc<Vec<bool>>,
     pub values: bool,
     pub cluster: u64,
     pub warps: Vec<WarpClock>,
     pub now: u64,
     pub access: Access,
-    /// The end of the grid before, with its effects.
+    /// End of the earlier grid, including its effects.
     pub earlier_end: u64,
-    /// When all CTAs know that the cluster's barrier is complete.
+    /// Time at which all CTAs know that the cluster barrier is complete.
     cluster_known: u64,
-    /// When each CTA has let dependents start, or else has ended.
+    /// Time at which every CTA has let dependents start or has ended.
     pub dependents: u64,
-    /// When the last thing ended.
+    /// Time of the last end of an event.
     pub end: u64,
     constants: Constants,
 }
 
-/// Constants that are looked up often.
+/// Constants that are used often.
 #[derive(Clone, Copy)]
 struct Constants {
     shared_latency: u64,
@@ -499,7 +501,7 @@ impl Timed {
         }
     }
 
-    /// Memory has answered a load: its registers are there at `ready`.
+    /// Records that memory has answered a load. Its registers are ready at `ready`.
     pub fn loaded(&mut self, warp: u32, load: u64, ready: u64) {
         let w = &mut self.warps[warp as usize];
         for e in w.expected.iter_mut().filter(|e| e.load == load && e.ready == NEVER) {
@@ -523,7 +525,7 @@ impl Timed {
         self.warps[warp].awaits_memory
     }
 
-    /// A warp that waited goes on at a time.
+    /// Resumes a waiting warp at a given time.
     pub fn wake(&mut self, warp: usize, at: u64, why: Why) {
         let w = &mut self.warps[warp];
         let at = at.max(w.since);
@@ -533,7 +535,7 @@ impl Timed {
         self.core.span(|| format!("CTA {cta} warp {n}"), why.name(), since, at);
     }
 
-    /// When an operation that its warp starts now is complete; [`NEVER`] if memory decides.
+    /// Completion time of an operation that its warp starts at present. [`NEVER`]: memory decides.
     pub fn due(&mut self, warp: u32, id: u64, work: Work) -> u64 {
         let Constants { cluster, .. } = self.constants;
         let c = self.constants;

@@ -1,7 +1,7 @@
-//! What an instruction asks of a warp scheduler and its pipes. Where the machine code is at hand it is taken from there
-//! ([`super::sass`]); else each instruction of PTX counts as one of the machine's.
+//! Cost of an instruction in a warp scheduler and its pipes. The cost comes from the machine code if it is available
+//! ([`super::sass`]). Otherwise each PTX instruction counts as one machine instruction.
 
-/// What an instruction of PTX costs, in cycles of a warp scheduler (a quarter of a multiprocessor).
+/// Cost of a PTX instruction, in cycles of a warp scheduler (a quarter of an SM).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
     /// Issue slots: instructions of the machine.

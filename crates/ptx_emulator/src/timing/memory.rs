@@ -1,8 +1,8 @@
-//! L2 and DRAM, which all multiprocessors share. L2 keeps lines and fetches sectors of them. A sector that was fetched is there if
-//! fewer bytes than L2 holds have been fetched since its line was last touched.
+//! L2 and DRAM, which all SMs share. L2 keeps lines and fetches sectors of them. A fetched sector is present if fewer
+//! bytes than the size of L2 have been fetched since its line was last touched.
 //!
-//! DRAM has banks, each of which delivers a page at a time. Which bank a page is in looks random, so a request waits now and then for
-//! a bank while others are idle: the more often, the busier DRAM is.
+//! DRAM has banks. Each bank delivers one page at a time. The bank of a page looks random, so a request sometimes waits
+//! for a bank while others are idle, and more often when DRAM is busier.
 
 use std::collections::HashMap;
 
@@ -20,7 +20,7 @@ const PAGE: u64 = 512;
 /// Sectors of a page of DRAM, which a bank delivers at once: 1 KB (JESD238, HBM3).
 const DRAM_PAGE: u64 = 1024 / SECTOR;
 
-/// What a request wants.
+/// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A load of threads.
@@ -31,20 +31,20 @@ pub enum Kind {
     Store,
 }
 
-/// A request of a multiprocessor.
+/// A request of an SM.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// When it leaves the multiprocessor.
+    /// Time at which the request leaves the SM.
     pub time: u64,
     pub kind: Kind,
     pub ranges: Vec<Range>,
     /// The multiprocessors of the cluster's slot that take the data in.
     pub ctas: Vec<u32>,
-    /// Who waits for it.
+    /// Waiting party.
     pub waiter: Waiter,
 }
 
-/// Who waits for a request.
+/// Party that waits for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiter {
     /// An asynchronous operation of a cluster, by number.

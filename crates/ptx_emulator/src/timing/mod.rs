@@ -1,4 +1,5 @@
-//! Time: what a card's units cost, kept apart from what instructions mean. `docs/time-model.md` explains the model.
+//! Time model: costs of a GPU's units, separate from the semantics of instructions. `docs/time-model.md` explains the
+//! model.
 //!
 //! - [`card`]: the constants of each card, each with its source.
 //! - [`cost`]: what an instruction asks of a warp scheduler and its pipes; [`sass`] refines it by the machine code.

@@ -1,11 +1,11 @@
-//! Where the time went.
+//! Breakdown of a launch's time.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Serialize;
 
-/// What a warp spends its time on.
+/// Reason for which a warp spends time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
     /// Its own instructions, with the stalls that ptxas put between them.
@@ -35,9 +35,9 @@ pub enum Why {
 }
 
 impl Why {
-    /// How many there are.
+    /// Number of reasons.
     pub const COUNT: usize = 12;
-    /// All of them.
+    /// Every reason.
     pub const ALL: [Why; Why::COUNT] = [
         Why::Issue,
         Why::Slot,
@@ -53,7 +53,7 @@ impl Why {
         Why::Other,
     ];
 
-    /// Its name in reports.
+    /// Name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Why::Issue => "own instructions",
@@ -72,7 +72,7 @@ impl Why {
     }
 }
 
-/// A unit of the card.
+/// A unit of the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum Unit {
@@ -88,7 +88,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// How many there are.
+    /// Number of units.
     pub const COUNT: usize = 9;
     /// All of them, with how many a multiprocessor has.
     pub const ALL: [(Unit, u64); Unit::COUNT] = [
@@ -103,7 +103,7 @@ impl Unit {
         (Unit::Dram, 1),
     ];
 
-    /// Its name in reports.
+    /// Name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Unit::Issue => "issue slots",
@@ -163,7 +163,7 @@ pub struct Span {
     pub to: u64,
 }
 
-/// The time of a launch.
+/// Time of a launch.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Time {
     /// The kernel.

@@ -1,4 +1,4 @@
-//! The machine code of a kernel: which of its instructions came from which line of PTX, and their stall counts.
+//! Machine code of a kernel: the PTX line of each instruction, and the stall counts.
 //!
 //! The listing is that of `ptxas -lineinfo` and `nvdisasm --print-line-info-ptx --print-instruction-encoding --print-code`. A
 //! stall count is bits 105 to 108 of an instruction; 113 to 115 are the barrier that it lets go when it has read its registers, 116 to

@@ -1,4 +1,4 @@
-//! Drawings of what multiprocessors did: a trace for <https://ui.perfetto.dev>, and a picture.
+//! Drawings of the activity of SMs: a trace for <https://ui.perfetto.dev>, and a picture.
 
 use std::collections::BTreeMap;
 

@@ -1,9 +1,9 @@
-//! What an asynchronous operation asks of the card.
+//! Work that an asynchronous operation requires from the GPU.
 
-/// Bytes of global memory: where they begin, and how many.
+/// Bytes of global memory: start and length.
 pub type Range = (u64, u32);
 
-/// What an asynchronous operation asks of the card.
+/// Work that an asynchronous operation requires from the GPU.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Work {
     /// Nothing that takes long.

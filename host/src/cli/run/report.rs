@@ -163,7 +163,7 @@ impl Report<'_> {
 pub fn print_prediction(prediction: &emulated::Prediction, out: &mut impl Write) -> std::io::Result<()> {
     writeln!(
         out,
-        "predicted {:.2} µs on {}, a model's time and no card's",
+        "predicted {:.2} µs on {}, by the model, not measured",
         prediction.microseconds, prediction.card.name
     )?;
     prediction.launches.iter().try_for_each(|launch| write!(out, "{launch}"))

@@ -1,5 +1,5 @@
-//! Accesses to global memory as the rest of the grid sees them: what threads publish and observe there, and the search
-//! for races. Only the race detector needs it; without one, nothing here does anything.
+//! Accesses to global memory as the rest of the grid sees them: the knowledge that threads publish and observe there,
+//! and the search for races. Only the race detector uses this file; without a race detector, its functions do nothing.
 
 use std::sync::Arc;
 
@@ -12,37 +12,39 @@ use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
 use crate::operand::lanes;
 
-/// What one lane of the current instruction does to global memory, or several whose bytes follow each other in a line.
+/// An access of one lane of the current instruction to global memory, or of several lanes with adjacent bytes in a
+/// line.
 #[derive(Clone, Copy)]
 pub struct Touch {
-    /// The first lane, and how many.
+    /// First lane, and number of lanes.
     lane: u32,
     lanes: u32,
     address: u64,
-    /// Bytes of a lane.
+    /// Bytes per lane.
     bytes: u32,
     mode: Mode,
     digests: Digests,
 }
 
-/// The accesses of the current instruction to global memory.
+/// Accesses of the current instruction to global memory.
 #[derive(Default)]
 pub struct Touches {
     list: Vec<Touch>,
-    /// The scope of the strong ones.
+    /// Scope of the strong accesses.
     pub scope: Scope,
     seen: SeenReads,
 }
 
-/// Plain reads that the search for races has looked at, so that a warp's same read is looked at once. Whoever writes there
-/// meets the first of them: nobody can be ordered behind that one and not behind the others until the warp's time goes on.
+/// Plain reads that the search for races has already checked, so that a warp's repeated read is checked only once. A
+/// later writer is compared with the first of the repeated reads. Until the warp's time advances, no writer can be
+/// ordered after that read without being ordered after the repeated reads too.
 #[derive(Default)]
 struct SeenReads(Vec<Option<SeenRead>>);
 
-/// Reads of a line.
+/// Checked reads of a line.
 #[derive(Clone, Copy)]
 struct SeenRead {
-    /// Line, warp, time, and which lane touches which byte.
+    /// Line, warp, time, and the assignment of lanes to bytes.
     key: (u64, u32, u32, (i32, u32)),
     bytes: u128,
 }
@@ -50,7 +52,7 @@ struct SeenRead {
 impl SeenReads {
     const COUNT: usize = 1024;
 
-    /// Whether all of this has been read and seen; it has from now on.
+    /// Records a read, and returns `true` if the same read was already recorded.
     fn again(&mut self, line: u64, record: &Record) -> bool {
         let key = (line, record.base, record.time, (record.first_lane, record.shift));
         self.0.resize(Self::COUNT, None);
@@ -70,12 +72,12 @@ impl SeenReads {
     }
 }
 
-/// The bits of bytes of a line.
+/// Mask of `bytes` bytes of a line, starting at byte `first`.
 fn bits(first: u32, bytes: u32) -> u128 {
     (u128::MAX >> (LINE as u32 - bytes)) << first
 }
 
-/// Adds bytes at a place of a line to its digests.
+/// Adds bytes at a position of a line to the line's digests.
 fn digest(digests: &mut Digests, first: u32, data: &[u8]) {
     for (chunk, at) in data.chunks(4).zip((first..).step_by(4)) {
         let mut word = [0; 4];
@@ -125,7 +127,7 @@ impl Touch {
     }
 }
 
-/// How somebody who knows `clock`, in the cluster `own`, knows of a byte of an earlier access.
+/// Order between an earlier access of a byte and a later access by a thread in the cluster `own` that knows `clock`.
 fn order(clock: &Clock, own: u32, async_proxy: bool, earlier: &Record, byte: u32) -> Order {
     let (cluster, number, time) = (earlier.origin.cluster, earlier.number(byte), earlier.time);
     let beyond = clock.beyond();
@@ -148,12 +150,13 @@ fn order(clock: &Clock, own: u32, async_proxy: bool, earlier: &Record, byte: u32
 }
 
 impl Machine<'_> {
-    /// Where a warp is.
+    /// Location of a warp.
     pub fn origin(&self, w: &Warp) -> Origin {
         Origin { cluster: self.index, cta: w.cta }
     }
 
-    /// Notes an access of the current instruction to global memory; [`Machine::check_touches`] looks at all of them.
+    /// Records an access of the current instruction to global memory. [`Machine::check_touches`] checks all recorded
+    /// accesses.
     pub fn touch(&mut self, lane: u32, address: u64, bytes: u32, mode: Mode, data: &[u8]) {
         if self.launch.races.is_some() {
             let mut digests = Digests::default();
@@ -169,7 +172,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Notes accesses of all lanes of the current instruction; `value` fills in what a lane writes.
+    /// Records accesses of all lanes of the current instruction. `value` fills in the bytes that a lane writes.
     pub fn touch_row(
         &mut self,
         mask: u32,
@@ -194,7 +197,7 @@ impl Machine<'_> {
             }
         };
         if mode == Mode::Read && same(0) {
-            // Of lanes that read one byte, one is kept.
+            // If all lanes read the same bytes, one lane is recorded.
             self.touch(first as u32, begin, bytes, mode, &[]);
         } else if mask >> first == u32::MAX >> (32 - count) && bytes.is_power_of_two() && same(bytes.into()) {
             let mut lane = first as u32;
@@ -222,7 +225,7 @@ impl Machine<'_> {
         !self.touches.list.is_empty()
     }
 
-    /// Looks for races of the current instruction's accesses to global memory.
+    /// Searches for races of the current instruction's accesses to global memory.
     pub fn check_touches(&mut self, w: &Warp) -> Stopped<()> {
         let Some(race) = &self.race else { return Ok(()) };
         let (origin, time, scope) = (self.origin(w), race.now(w.index), self.touches.scope);
@@ -259,7 +262,7 @@ impl Machine<'_> {
         races.access(line, record, &order, meetings);
     }
 
-    /// Looks for races of an asynchronous operation's access to global memory, which a lane issues.
+    /// Searches for races of an asynchronous operation's access to global memory. A lane issues the operation.
     pub fn touch_async(
         &mut self,
         w: &Warp,
@@ -293,8 +296,9 @@ impl Machine<'_> {
         meetings.into_iter().try_for_each(|meeting| self.met(meeting))
     }
 
-    /// Two accesses of global memory race. Within the cluster that ends the launch at once; what clusters do that run
-    /// beside each other is kept, so that the report does not depend on which came first.
+    /// Handles a race between two accesses of global memory. A race within the cluster ends the launch at once. A race
+    /// between clusters that run at the same time is kept, so that the report does not depend on which cluster ran
+    /// first.
     fn met(&mut self, meeting: Meeting) -> Stopped<()> {
         let earlier = meeting.earlier;
         let silent = self.silent_clusters.contains(&earlier.origin.cluster);
@@ -310,8 +314,8 @@ impl Machine<'_> {
         if harmless { self.warn(stop) } else { self.hazard(stop) }
     }
 
-    /// Whether the later of two accesses of one warp is behind the earlier by the warp's course. Of different values that
-    /// lanes store by one instruction the lowest lane's stays.
+    /// Whether the later of two accesses of one warp is behind the earlier access by the warp's course. If lanes store
+    /// different values by one instruction, the lowest lane's value remains.
     fn is_behind(&mut self, meeting: &Meeting) -> bool {
         let Meeting { earlier, later, address, .. } = *meeting;
         let Some(race) = self.race.as_mut().filter(|_| earlier.same_warp(&later) && later.issuer.is_none()) else {
@@ -325,7 +329,7 @@ impl Machine<'_> {
         course.is_behind(lane, earlier.pc, 1 << other)
     }
 
-    /// Strong loads or read-modify-writes of these addresses have seen the last strong writes there.
+    /// Lets strong loads or read-modify-writes of these addresses observe the last strong writes there.
     pub fn observe_global(&mut self, w: &Warp, mask: u32, addresses: &[u64; 32], acquire: bool, draws: bool) {
         let (origin, scope) = (self.origin(w), self.touches.scope);
         let Some(race) = &mut self.race else { return };
@@ -348,7 +352,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Strong stores or read-modify-writes (`adds`) of these addresses.
+    /// Publishes by strong stores or read-modify-writes (`adds`) of these addresses.
     pub fn publish_global(&mut self, w: &Warp, mask: u32, addresses: &[u64; 32], release: bool, adds: bool) {
         let (origin, scope) = (self.origin(w), self.touches.scope);
         let Some(race) = &mut self.race else { return };
@@ -366,13 +370,13 @@ impl Machine<'_> {
         }
     }
 
-    /// A memory fence of lanes `mask`: what strong loads have read of is known from here on, and strong stores publish
-    /// what is known.
+    /// Executes a memory fence of the lanes `mask`: observations of strong loads become knowledge, and later strong
+    /// stores publish that knowledge.
     pub fn fence_global(&mut self, w: &Warp, mask: u32, scope: Scope) {
         let own = self.index;
         let Some(race) = &mut self.race else { return };
         let mut learnt = self.sync.observed_global.remove(&w.index).unwrap_or_default();
-        // Another thread may have read of it, and told this one by a barrier.
+        // Another thread may have observed the write and passed it on by a barrier.
         for lane in lanes(mask) {
             if let Some(beyond) = race.clock(w.index, lane as u32).beyond() {
                 learnt.seen.join(&beyond.polled);

@@ -1,4 +1,4 @@
-//! What instructions and asynchronous operations do to mbarriers, checked.
+//! Checked mbarrier operations of instructions and asynchronous operations.
 
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::machine::address::{Lane, SHARED_BASE, Spot};
@@ -12,8 +12,9 @@ fn name(at: MbarrierAt) -> String {
 }
 
 impl Machine<'_> {
-    /// The mbarrier that a lane's address names; a fault if there is none. A `remote` access comes from another CTA or
-    /// from the async proxy: a fence must have followed the initialization. Without any order it is a race.
+    /// Returns the mbarrier at a lane's address, or a fault if there is none. A `remote` access comes from another CTA
+    /// or from the async proxy, and needs a fence after the initialization. An access that is not ordered after the
+    /// initialization is a race.
     pub fn mbarrier(&mut self, w: &Warp, lane: Lane, remote: bool) -> Stopped<MbarrierAt> {
         let Spot::Shared { cta, offset } = self.resolve(w, lane, BYTES)? else {
             let text = format!("address {:#x} is not in shared memory", lane.address);
@@ -22,7 +23,7 @@ impl Machine<'_> {
         let at = MbarrierAt { cta, offset };
         let who = Accessor { base: w.index * 32, mask: 1 << lane.lane };
         let Some(barrier) = self.ctas[cta as usize].mbarriers.get(&offset) else {
-            let text = format!("{} was never initialized, or has been invalidated", name(at));
+            let text = format!("{} was never initialized or was invalidated", name(at));
             return Err(Stop::new(FaultKind::MbarrierNotInitialized, text).lane(lane.lane));
         };
         let Mbarrier { owner, init_pc, init_time, init_arrived, .. } = *barrier;
@@ -35,26 +36,26 @@ impl Machine<'_> {
             }
         }
         if remote && !fenced {
-            let text = format!("{} is used by another proxy or CTA, with no fence between", name(at));
+            let text = format!("{} is used by another proxy or CTA without a fence after its initialization", name(at));
             let stop = Stop::new(FaultKind::MissingProxyFence, text).lane(lane.lane);
             let stop = stop.other("its initialization", Some(init_pc));
-            // Shipped kernels leave the fence out, inside a CTA and behind a barrier of the cluster.
+            // Shipped kernels omit the fence within a CTA and after a cluster barrier.
             self.warn(stop)?;
         }
         Ok(at)
     }
 
-    /// The object at a place known to hold one.
+    /// The object at an address known to hold an mbarrier.
     fn object(&mut self, at: MbarrierAt) -> Stopped<&mut Mbarrier> {
         self.ctas[at.cta as usize].mbarriers.get_mut(&at.offset).ok_or_else(|| {
-            let text = format!("an operation signals {}, which is not initialized, or no more", name(at));
+            let text = format!("an operation signals {}, which is uninitialized or invalidated", name(at));
             Stop::new(FaultKind::MbarrierNotInitialized, text)
         })
     }
 
     pub fn mbarrier_init(&mut self, w: &mut Warp, lane: Lane, count: u32) -> Stopped<()> {
         if !(1..=MAX_COUNT).contains(&count) {
-            let text = format!("an arrival count of {count}; 1 to {MAX_COUNT} are valid");
+            let text = format!("invalid arrival count {count}; expected 1 to {MAX_COUNT}");
             return Err(Stop::new(FaultKind::InvalidOperand, text).lane(lane.lane));
         }
         if let Spot::Shared { cta, offset } = self.resolve(w, lane, BYTES)? {
@@ -82,7 +83,7 @@ impl Machine<'_> {
         if let (Some(race), Some((agent, pc))) = (&self.race, self.commits.remove(&at)) {
             let (number, time, _) = agent.identity();
             if !race.clock(w.index, lane.lane).reaches(number, time).0 {
-                let text = format!("{} is invalidated while a tcgen05.commit may be on its way to it", name(at));
+                let text = format!("{} is invalidated while a tcgen05.commit may still signal it", name(at));
                 self.warn(Stop::new(FaultKind::MbarrierInUse, text).lane(lane.lane).other("the commit", Some(pc)))?;
             }
         }
@@ -90,7 +91,7 @@ impl Machine<'_> {
         self.store(w, lane, Mode::Write, &[0; BYTES as usize])
     }
 
-    /// What some lanes know is published to those who wait for this phase.
+    /// Publishes the knowledge of some lanes to the threads that wait for this phase.
     pub fn mbarrier_publish(&mut self, w: &Warp, lanes: u32, at: MbarrierAt) -> Stopped<()> {
         let mut known = self.object(at)?.arriving.take();
         if let Some(race) = &mut self.race {
@@ -100,7 +101,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// `count` arrivals that some lanes make at once. Returns the phase they were for.
+    /// Makes `count` arrivals for some lanes at once. Returns the phase of the arrivals.
     pub fn mbarrier_arrive(&mut self, lanes: u32, at: MbarrierAt, count: u32, how: Arrival) -> Stopped<u64> {
         let barrier = self.object(at)?;
         let phase = barrier.phase;
@@ -110,7 +111,8 @@ impl Machine<'_> {
             return Err(Stop::new(FaultKind::MbarrierOverflow, text).lane(lanes.trailing_zeros()));
         }
         if how.no_complete && count == barrier.pending {
-            let text = format!("an arrival that is not to complete the phase of {}: {}", name(at), barrier.describe());
+            let text =
+                format!("an arrival with .noComplete would complete the phase of {}: {}", name(at), barrier.describe());
             return Err(Stop::new(FaultKind::MbarrierOverflow, text).lane(lanes.trailing_zeros()));
         }
         barrier.pending -= count;
@@ -122,7 +124,7 @@ impl Machine<'_> {
         Ok(phase)
     }
 
-    /// An arrival that an asynchronous operation makes.
+    /// Makes an arrival for an asynchronous operation.
     pub fn mbarrier_arrive_async(&mut self, at: MbarrierAt, agent: Option<&Agent>) -> Stopped<()> {
         self.publish_agent(at, agent)?;
         let barrier = self.object(at)?;
@@ -145,12 +147,12 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// What an operation did becomes known to those who wait for this phase.
+    /// Publishes the effects of an operation to the threads that wait for this phase.
     pub fn mbarrier_learn(&mut self, at: MbarrierAt, agent: &Agent) -> Stopped<()> {
         self.publish_agent(at, Some(agent))
     }
 
-    /// One more arrival in this phase only.
+    /// Adds one pending arrival to this phase only.
     pub fn mbarrier_more(&mut self, at: MbarrierAt, lane: u32) -> Stopped<()> {
         let barrier = self.object(at)?;
         barrier.pending += 1;
@@ -161,7 +163,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// More transaction bytes to expect.
+    /// Increases the number of expected transaction bytes.
     pub fn mbarrier_expect(&mut self, at: MbarrierAt, lane: u32, bytes: u32) -> Stopped<()> {
         let barrier = self.object(at)?;
         barrier.tx += i64::from(bytes);
@@ -172,7 +174,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Transaction bytes have come. What the operation did becomes known with them.
+    /// Completes transaction bytes, and publishes the effects of the operation.
     pub fn mbarrier_complete(&mut self, at: MbarrierAt, bytes: u32, agent: Option<&Agent>) -> Stopped<()> {
         self.publish_agent(at, agent)?;
         let barrier = self.object(at)?;
@@ -186,10 +188,10 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// The lanes, each with its mbarrier and phase, whose phases are complete. They learn what was published there. A fault
-    /// if a token is of a phase long gone.
+    /// Returns the lanes whose phases are complete, from a list of lanes with their mbarriers and phases. These lanes
+    /// acquire the published knowledge. A token of a phase that is too old is a fault.
     pub fn mbarrier_test(&mut self, w: &Warp, tests: &[(u32, MbarrierAt, Phase)]) -> Stopped<u32> {
-        // Lanes mostly wait together. Those that learn together go on sharing what they know.
+        // Lanes mostly wait together. Lanes that acquire together keep sharing their knowledge.
         let mut complete: Vec<(MbarrierAt, u32)> = Vec::new();
         for &(lane, at, phase) in tests {
             let barrier = self.object(at)?;
@@ -217,7 +219,7 @@ impl Machine<'_> {
         Ok(complete.iter().fold(0, |all, (_, lanes)| all | lanes))
     }
 
-    /// A fault if a write to shared memory hits a live mbarrier.
+    /// Reports a fault if a write to shared memory overlaps a live mbarrier.
     pub fn check_no_mbarrier(&self, cta: u32, offset: u32, len: u32) -> Stopped<()> {
         let barriers = &self.ctas[cta as usize].mbarriers;
         if barriers.is_empty() {
@@ -228,7 +230,7 @@ impl Machine<'_> {
             None => Ok(()),
             Some((&offset, barrier)) => {
                 let at = MbarrierAt { cta, offset };
-                let text = format!("a write over {}, which was not invalidated: {}", name(at), barrier.describe());
+                let text = format!("a write overlaps {}, which was not invalidated: {}", name(at), barrier.describe());
                 Err(Stop::new(FaultKind::MbarrierInUse, text).other("its initialization", Some(barrier.init_pc)))
             }
         }

@@ -1,4 +1,4 @@
-//! Loads and stores, and the checks that every access passes: bounds, alignment, races, definedness.
+//! Loads and stores, and the checks of every access: bounds, alignment, races and initialization.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -13,23 +13,23 @@ use crate::machine::warp::Warp;
 use crate::operand::{filter, lanes};
 use crate::types::Space;
 
-/// The set bits.
+/// Indices of the set bits.
 fn lanes64(bits: u64) -> impl Iterator<Item = usize> {
     (0..64).filter(move |n| bits >> n & 1 == 1)
 }
 
 impl<'a> Machine<'a> {
-    /// The rank that a shared address, generic or not, carries.
+    /// CTA rank in a shared address, generic or not.
     pub fn rank_of(&self, address: u64) -> u32 {
         (address as u32) >> RANK_SHIFT
     }
 
-    /// The bytes that an access of `len` bytes means; faults where they are not all there.
+    /// Location of an access of `len` bytes. Faults if some of the bytes do not exist.
     pub fn resolve(&self, w: &Warp, at: Lane, len: u32) -> Stopped<Spot<'a>> {
         self.resolve_aligned(w, at, len, len)
     }
 
-    /// The same for an access whose alignment is not its length.
+    /// Like [`resolve`](Machine::resolve), for an access whose alignment differs from its length.
     pub fn resolve_aligned(&self, w: &Warp, at: Lane, len: u32, align: u32) -> Stopped<Spot<'a>> {
         let Lane { lane, address, space } = at;
         let fault = |what: String| {
@@ -93,7 +93,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Whether lanes of the warp have come to its instruction together.
+    /// Whether lanes of the warp have reached its instruction together.
     fn is_together(&mut self, w: &Warp, lanes: u32) -> bool {
         self.race.as_mut().is_some_and(|race| race.course(w.index).is_together(lanes))
     }
@@ -111,14 +111,14 @@ impl<'a> Machine<'a> {
         let Some(race) = &mut self.race else { return Ok(()) };
         let result = race.access(cta, offset, len, who, mode, pc);
         if let Some(conflict) = race.take_behind() {
-            // No fault: where warnings are faults, the detector takes no course for an order.
+            // `warn` returns no fault here: if warnings are faults, the detector does not use the course as an order.
             let lane = who.mask.trailing_zeros();
             let _ = self.warn(self.conflict(mode, conflict, offset, len).lane(lane));
         }
         result
     }
 
-    /// The bytes at a global address; a fault where they are not all there.
+    /// Location of bytes at a global address. Faults if some of the bytes do not exist.
     pub fn locate_global(&self, address: u64, len: u64) -> Stopped<(&'a Allocation, u64)> {
         self.global.locate(address, len).ok_or_else(|| {
             let text = format!("{len} bytes at global address {address:#x}: {}", self.global.describe(address));
@@ -126,7 +126,7 @@ impl<'a> Machine<'a> {
         })
     }
 
-    /// Checks the access to global memory of an operation that a lane issues.
+    /// Checks the access of an operation to global memory. A lane issues the operation.
     pub fn issue_global(
         &mut self,
         w: &Warp,
@@ -140,8 +140,8 @@ impl<'a> Machine<'a> {
         self.touch_async(w, lane as u32, agent, (address, len), mode)
     }
 
-    /// Checks an access to global memory, by a thread or by an operation that it issues, against grids that may still
-    /// run.
+    /// Checks an access to global memory against earlier grids that may still run. The access is made by a thread or by
+    /// an operation that the thread issues.
     pub fn track_global(
         &self,
         w: &Warp,
@@ -164,15 +164,15 @@ impl<'a> Machine<'a> {
             conflict.kernel,
             if conflict.wrote { "wrote" } else { "read" },
             if conflict.out_of_reach {
-                "and no grid between has waited for its end"
+                "and no grid in between has waited for its end"
             } else {
-                "and no griddepcontrol.wait lies between"
+                "and no griddepcontrol.wait was executed in between"
             }
         );
         self.hazard(Stop::new(FaultKind::GridNotAwaited, text).lane(lane).other(other, None))
     }
 
-    /// A conflict as a fault.
+    /// The fault for a conflict in shared memory.
     pub fn conflict(&self, mode: Mode, conflict: Conflict, offset: u32, len: u32) -> Box<Stop> {
         let reads = mode.reads();
         let agent = self.race.as_ref().is_some_and(|r| r.is_agent(conflict.accessor));
@@ -188,18 +188,18 @@ impl<'a> Machine<'a> {
         let text = format!("{did} of {len} bytes at byte {byte} of shared memory");
         let who = self.name_accessor(conflict.accessor);
         let missing = match (conflict.only_proxy, conflict.loading) {
-            (true, _) => "the two are in order, but no proxy fence lies between",
+            (true, _) => "the two accesses are ordered, but no proxy fence separates them",
             (_, true) => {
-                "and may still read it: its warp arrived at an mbarrier before it used what it loaded. Execute \
-                 fence.proxy.async before it arrives: ptxas may move a use behind the arrival"
+                "and may still read it: its warp arrived at an mbarrier before it used the loaded value. Execute \
+                 fence.proxy.async before the arrival: ptxas may move the use after the arrival"
             }
-            _ => "with no order between",
+            _ => "and the two accesses are not ordered",
         };
         let other = format!("{who} {} it before, {missing}", if conflict.wrote { "wrote" } else { "read" });
         Stop::new(kind, text).other(other, Some(conflict.pc))
     }
 
-    /// Who an accessor is, in words.
+    /// Description of an accessor.
     pub fn name_accessor(&self, who: Accessor) -> String {
         let issuer = self.race.as_ref().and_then(|race| race.issuer(who));
         let thread = issuer.map_or(who.base + who.mask.trailing_zeros(), |warp| warp * 32);
@@ -210,15 +210,15 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Reads the bytes of one lane's access, checked.
+    /// Reads the bytes of one lane's access, with all checks.
     pub fn load(&mut self, w: &Warp, at: Lane, mode: Mode, out: &mut [u8]) -> Stopped<()> {
         self.read(w, at, mode, out, false, false).map(drop)
     }
 
-    /// The same for a register's value, which may be undefined until it matters: which bytes nothing has written. Shipped
-    /// kernels load what belongs to rows outside a matrix, and drop what they make of it.
+    /// Like [`load`](Machine::load), for a register's value. Returns the mask of unwritten bytes, which may stay
+    /// undefined until the value matters. Shipped kernels load values of rows outside a matrix and drop the results.
     ///
-    /// `tracked`: the race detector has seen the access already ([`Machine::track_shared_loads`]).
+    /// `tracked`: the race detector has already recorded the access ([`Machine::track_shared_loads`]).
     pub fn load_value(&mut self, w: &Warp, at: Lane, mode: Mode, out: &mut [u8], tracked: bool) -> Stopped<u64> {
         self.read(w, at, mode, out, !self.launch.config.strict, tracked)
     }
@@ -248,7 +248,7 @@ impl<'a> Machine<'a> {
                 let who = Accessor { base: w.index * 32, mask: 1 << at.lane };
                 if !tracked && let Err(conflict) = self.track(cta, offset, len, who, mode, w.pc()) {
                     let stop = self.conflict(mode, conflict, offset, len).lane(at.lane);
-                    // Shipped kernels read the address of tensor memory behind a cluster barrier with relaxed arrivals.
+                    // Shipped kernels read the address of tensor memory after a cluster barrier with relaxed arrivals.
                     let word = self.ctas[cta as usize].allocation_words.get(&offset);
                     if word.is_none_or(|&(pc, arrived)| pc != conflict.pc || w.cluster_waited < arrived) {
                         self.hazard(stop)?;
@@ -274,7 +274,7 @@ impl<'a> Machine<'a> {
             }
             Spot::Local(offset) => {
                 let range = offset..offset + len as usize;
-                // Compilers spill and copy undefined padding: only a wholly unwritten value is a fault.
+                // Compilers spill and copy undefined padding, so only a completely unwritten value is a fault.
                 if self.sanitize && !w.local_defined[range.clone()].iter().any(|d| *d) {
                     let byte = offset % w.local_size() - LOCAL_BASE as usize;
                     let text = format!("{len} bytes at byte {byte} of local memory: nothing has written them");
@@ -291,7 +291,8 @@ impl<'a> Machine<'a> {
         Ok(unwritten)
     }
 
-    /// The current instruction loads from shared memory: its registers are filled when something uses them.
+    /// Begins a load from shared memory by the current instruction. Its registers count as filled when they are first
+    /// used.
     pub fn begin_load(&self, w: &mut Warp, registers: &Arc<[u32]>) {
         if let Some(race) = &self.race {
             let (pc, time) = (w.pc(), race.now(w.index));
@@ -300,7 +301,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// The warp arrives at an mbarrier, with loads that may be on their way.
+    /// Marks the warp's pending loads as released, because the warp arrives at an mbarrier.
     pub fn release_loads(&mut self, w: &mut Warp) {
         let Some(race) = &mut self.race else { return };
         for load in w.shared_loads.iter_mut().filter(|load| !load.released) {
@@ -309,13 +310,14 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Writes the bytes of one lane's access, checked.
+    /// Writes the bytes of one lane's access, with all checks.
     pub fn store(&mut self, w: &mut Warp, at: Lane, mode: Mode, data: &[u8]) -> Stopped<()> {
         self.write(w, at, mode, data, false)
     }
 
-    /// The same for the value of a `st` or `stmatrix`. Several warps may store one value to one place: shipped kernels do, and no card
-    /// can make another value of it. Of sums that differ in their last bits any may stay: Triton stores those of all lanes.
+    /// Like [`store`](Machine::store), for the value of a `st` or `stmatrix`. Several warps may store the same value to
+    /// the same address: shipped kernels do so, and no GPU can produce a different value. If the values are sums that
+    /// differ in their last bits, any of them may remain: Triton stores the sums of all lanes.
     pub fn store_value(&mut self, w: &mut Warp, at: Lane, mode: Mode, data: &[u8]) -> Stopped<()> {
         self.write(w, at, mode, data, true)
     }
@@ -324,7 +326,7 @@ impl<'a> Machine<'a> {
         let len = data.len() as u32;
         match self.resolve(w, at, len)? {
             Spot::Global(allocation, _) if allocation.constant => {
-                let text = format!("a write to constant memory, {}", self.global.describe(at.address));
+                let text = format!("a write to constant memory: {}", self.global.describe(at.address));
                 return Err(Stop::new(FaultKind::OutOfBounds, text).lane(at.lane));
             }
             Spot::Global(allocation, offset) => {
@@ -339,7 +341,7 @@ impl<'a> Machine<'a> {
                 let who = Accessor { base: w.index * 32, mask: 1 << at.lane };
                 let range = offset as usize..(offset + len) as usize;
                 if let Err(conflict) = self.track(cta, offset, len, who, mode, w.pc()) {
-                    // Lanes of one instruction may write the same value to the same place.
+                    // Lanes of one instruction may write the same value to the same address.
                     let together = conflict.accessor.base == who.base && conflict.pc == w.pc() && conflict.wrote;
                     let before = &self.ctas[cta as usize].shared.data[range.clone()];
                     let same = *before == *data;
@@ -347,7 +349,7 @@ impl<'a> Machine<'a> {
                     let thread = conflict.wrote && conflict.accessor.base < self.threads();
                     let plain = is_value && mode == Mode::Write && thread;
                     let stop = self.conflict(mode, conflict, offset, len).lane(at.lane);
-                    // Of those that differ the lowest lane's stays, on an H200 too.
+                    // If the values differ, the lowest lane's value remains, also on an H200.
                     let by_lane = together && plain && self.is_together(w, conflict.accessor.mask);
                     if !(alike || by_lane) || !together && !plain {
                         self.hazard(stop)?;
@@ -387,8 +389,8 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// Marks bytes of an access that has been made: `bytes` of them were undefined where they came from. Shared and local
-    /// memory keep the mark. In global memory nobody looks for it any more, so that is a warning.
+    /// Marks bytes of a completed store whose source bytes were undefined. Shared and local memory keep the mark.
+    /// Global memory has no marks, so a store there is a warning.
     pub fn store_undefined(&mut self, w: &mut Warp, at: Lane, len: u32, bytes: u64) -> Stopped<()> {
         let marked = |first: usize| lanes64(bytes).map(move |n| first + n);
         match self.resolve(w, at, len)? {
@@ -408,7 +410,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// The bytes of an access that hold what was undefined where it came from.
+    /// Mask of the bytes of an access that hold copies of undefined bytes.
     pub fn undefined_bytes(&self, w: &Warp, at: Lane, len: u32) -> Stopped<u64> {
         let among = |undefined: &HashSet<usize>, first: usize| {
             (0..len as usize).fold(0, |bytes, n| bytes | u64::from(undefined.contains(&(first + n))) << n)
@@ -422,7 +424,7 @@ impl<'a> Machine<'a> {
         })
     }
 
-    /// An asynchronous operation reads shared memory: a warning if an undefined value was stored there.
+    /// Checks an asynchronous read of shared memory. A stored value with undefined bytes is a warning.
     pub fn check_undefined(&self, cta: u32, offset: u32, len: u32) -> Stopped<()> {
         let undefined = &self.ctas[cta as usize].shared.undefined;
         if undefined.is_empty() || !(offset..offset + len).any(|byte| undefined.contains(&(byte as usize))) {
@@ -434,18 +436,18 @@ impl<'a> Machine<'a> {
         self.warn(Stop::new(FaultKind::UninitializedShared, text))
     }
 
-    /// Whether any byte of shared memory, or of the warp's local memory, holds what was undefined where it came from.
+    /// Whether any byte of shared memory, or of the warp's local memory, holds a copy of an undefined byte.
     pub fn has_undefined(&self, w: &Warp) -> bool {
         !w.local_undefined.is_empty() || self.ctas.iter().any(|cta| !cta.shared.undefined.is_empty())
     }
 
-    /// Counts the shared-memory cycles of an access beyond the fewest that its bytes need. There are 32 banks of 4
-    /// bytes; each distinct word of the busiest bank costs a cycle.
+    /// Counts the shared-memory cycles of an access beyond the minimum that its bytes need. There are 32 banks of 4
+    /// bytes. Each distinct word in the busiest bank costs one cycle.
     pub fn count_bank_conflicts(&mut self, w: &Warp, mask: u32, addresses: &[u64; 32], len: u32) {
         if one_word_a_bank(mask, addresses, len) {
             return;
         }
-        // The distinct words of each bank; a lane touches a bank once.
+        // Distinct words of each bank. A lane touches each bank once.
         let mut banks = [[0u32; 32]; 32];
         let mut counts = [0usize; 32];
         for lane in lanes(mask) {
@@ -465,7 +467,7 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// Whether lanes touch no more than one word of each bank, as in most instructions: then there is no conflict.
+/// Whether the lanes touch at most one word of each bank, as in most instructions. Then there is no conflict.
 fn one_word_a_bank(mask: u32, addresses: &[u64; 32], len: u32) -> bool {
     let mut words = [u32::MAX; 32];
     lanes(mask).all(|lane| {
@@ -477,9 +479,9 @@ fn one_word_a_bank(mask: u32, addresses: &[u64; 32], len: u32) -> bool {
     })
 }
 
-/// Whether lanes may have summed the same numbers, each in its own order: words of f32 of an ordinary size that differ by at
-/// most a part in 1024, or not at all. The bits of such an f32 are no integer below 600 million, and random numbers are not so
-/// close.
+/// Whether two values may be sums of the same numbers in different orders: all words are equal, or are f32 values of
+/// ordinary magnitude that differ by at most 1/1024. The bit patterns of such f32 values are not integers below 600
+/// million, and random numbers are not that close.
 fn differ_by_rounding(a: &[u8], b: &[u8]) -> bool {
     const ORDINARY: std::ops::Range<f32> = 3.6e-15..1.8e19; // 2^-48 to 2^64
     a.chunks(4).zip(b.chunks(4)).all(|(a, b)| {
@@ -500,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_in_another_order_are_close_and_other_values_are_not() {
+    fn only_reordered_sums_are_close() {
         assert!(close(1.0, 1.000_000_1) && close(-3e5, -3.000_01e5) && close(0.0, 0.0));
         assert!(!close(1.0, 1.01) && !close(1.0, -1.0) && !close(1.0, f32::NAN) && !close(0.0, 1e-9));
         let integers = [(5u32, 6u32), (1 << 20, (1 << 20) + 1), (33_554_689, 33_554_690)];

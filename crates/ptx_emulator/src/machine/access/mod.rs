@@ -1,4 +1,4 @@
-//! What instructions and asynchronous operations do to the state, with the checks of each access.
+//! Operations of instructions and asynchronous operations on the state, with the checks of each access.
 
 pub mod grid;
 pub mod mbarrier;

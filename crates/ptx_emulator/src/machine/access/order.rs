@@ -1,5 +1,6 @@
-//! Order that threads make through memory: strong accesses and fences (PTX ISA, "Memory Consistency Model: Release
-//! and Acquire Patterns"). Only the race detector needs it; without one, nothing here does anything.
+//! Order that threads establish through memory by strong accesses and fences (PTX ISA, "Memory Consistency Model:
+//! Release and Acquire Patterns"). Only the race detector uses this file; without a race detector, its functions do
+//! nothing.
 
 use crate::machine::address::{space_of, window};
 use crate::machine::race::merge;
@@ -24,7 +25,7 @@ fn in_global(space: Space, address: u64) -> bool {
 }
 
 impl Machine<'_> {
-    /// Strong loads or read-modify-writes (`draws`) have seen the last strong writes to these addresses.
+    /// Lets strong loads or read-modify-writes (`draws`) observe the last strong writes to these addresses.
     pub fn observe(&mut self, w: &Warp, mask: u32, addresses: &[u64; 32], space: Space, acquire: bool, draws: bool) {
         if in_global(space, addresses[mask.trailing_zeros() as usize]) {
             return self.observe_global(w, mask, addresses, acquire, draws);
@@ -42,7 +43,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Strong stores or read-modify-writes (`adds`) of these addresses.
+    /// Publishes by strong stores or read-modify-writes (`adds`) of these addresses.
     pub fn publish(&mut self, w: &Warp, mask: u32, addresses: &[u64; 32], space: Space, release: bool, adds: bool) {
         if in_global(space, addresses[mask.trailing_zeros() as usize]) {
             return self.publish_global(w, mask, addresses, release, adds);
@@ -58,7 +59,7 @@ impl Machine<'_> {
         }
     }
 
-    /// A memory fence.
+    /// Executes a memory fence.
     pub fn fence(&mut self, w: &Warp, mask: u32, scope: Scope) {
         self.fence_global(w, mask, scope);
         let Some(race) = &mut self.race else { return };

@@ -1,12 +1,11 @@
-//! Counts how many matrix operations lie between the request of a copy and its use. [`Loads`](crate::Loads) explains
-//! it.
+//! Counts the matrix operations between the request of a copy and its use. See [`Loads`](crate::Loads).
 
 use crate::machine::mbarrier::MbarrierAt;
 use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
 
 impl Machine<'_> {
-    /// A warp issues a matrix operation that the tensor cores of some CTAs do.
+    /// Counts a matrix operation that a warp issues to the tensor cores of some CTAs.
     pub fn count_matrix_operation(&mut self, w: &Warp, ctas: &[u32], multiply_adds: u64) {
         for &cta in ctas {
             self.ctas[cta as usize].requests.matrix_operations += 1;
@@ -16,13 +15,13 @@ impl Machine<'_> {
         role.matrix_multiply_adds += multiply_adds;
     }
 
-    /// A copy is requested that will signal an mbarrier.
+    /// Records the request of a copy that will signal an mbarrier.
     pub fn load_requested(&mut self, barrier: MbarrierAt) {
         let requests = &mut self.ctas[barrier.cta as usize].requests;
         requests.at.insert(barrier.offset, requests.matrix_operations);
     }
 
-    /// A warp sees a phase of an mbarrier complete.
+    /// Records that a warp found a phase of an mbarrier complete.
     pub fn phase_awaited(&mut self, w: &Warp, barrier: MbarrierAt) {
         let requests = &mut self.ctas[barrier.cta as usize].requests;
         if let Some(before) = requests.at.remove(&barrier.offset) {

@@ -1,6 +1,6 @@
-//! Plain loads and stores of all lanes at once, for the cases that most instructions are: one allocation of global memory, or
-//! local memory, within bounds and aligned. [`Machine::load`] and [`Machine::store`] do the others lane by lane, and say
-//! what is wrong.
+//! Plain loads and stores of all lanes at once, for the common case: one allocation of global memory, or local memory,
+//! within bounds and aligned. [`Machine::load`] and [`Machine::store`] handle the other cases lane by lane, and report
+//! faults.
 
 use crate::machine::address::{LOCAL_BASE, LOCAL_WINDOW, Lane, Spot, space_at};
 use crate::machine::global::Allocation;
@@ -10,15 +10,15 @@ use crate::machine::warp::Warp;
 use crate::operand::{Row, SPREAD, lanes, lanes_down};
 use crate::types::Space;
 
-/// Where the bytes of all lanes lie.
+/// Memory that holds the bytes of all lanes.
 #[derive(Clone, Copy)]
 pub enum Place<'a> {
     Global(&'a Allocation),
-    /// Local memory; its addresses begin here.
+    /// Local memory, with the address of its first byte.
     Local(u64),
 }
 
-/// The lowest and the highest address of lanes, and all their bits.
+/// Lowest address, highest address, and bitwise OR of all addresses of the lanes.
 fn extent(mask: u32, addresses: &Row) -> (u64, u64, u64) {
     lanes(mask).fold((u64::MAX, 0, 0), |(low, high, bits), lane| {
         let address = addresses[lane];
@@ -26,7 +26,7 @@ fn extent(mask: u32, addresses: &Row) -> (u64, u64, u64) {
     })
 }
 
-/// Whether the lanes of `mask` have one address.
+/// Whether the lanes of `mask` have the same address.
 pub fn same_address(mask: u32, addresses: &Row) -> bool {
     let first = addresses[mask.trailing_zeros() as usize % 32];
     let mut differ = 0;
@@ -37,7 +37,7 @@ pub fn same_address(mask: u32, addresses: &Row) -> bool {
     differ == 0
 }
 
-/// The ranges of bytes that lanes access, one for lanes whose bytes follow each other or are the same.
+/// Calls `each` with the byte ranges that the lanes access. Lanes with adjacent or equal bytes share a range.
 fn ranges(mask: u32, addresses: &Row, len: u64, mut each: impl FnMut(u64, u64)) {
     let mut open: Option<(u64, u64)> = None;
     for lane in lanes(mask) {
@@ -58,7 +58,7 @@ fn ranges(mask: u32, addresses: &Row, len: u64, mut each: impl FnMut(u64, u64)) 
 }
 
 impl<'a> Machine<'a> {
-    /// Where plain accesses of `len` bytes lie, if all of them may be made at once.
+    /// Memory of plain accesses of `len` bytes, if all of them can be made at once.
     pub fn place_of_row(&self, w: &Warp, mask: u32, addresses: &Row, space: Space, len: u64) -> Option<Place<'a>> {
         let first = addresses[mask.trailing_zeros() as usize % 32];
         let (low, high, bits) = extent(mask, addresses);
@@ -68,7 +68,7 @@ impl<'a> Machine<'a> {
         }
         match space_at(space, first) {
             Space::Global | Space::Const => {
-                // Grids that may still run are looked at lane by lane.
+                // Races with grids that may still run are checked lane by lane.
                 let (allocation, _) = self.global.locate(first, len).filter(|_| self.global.earlier.is_empty())?;
                 let end = allocation.base() + allocation.len();
                 inside(allocation.base(), end).then_some(Place::Global(allocation))
@@ -82,7 +82,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Whether local memory holds a defined byte for each lane's load.
+    /// Whether each lane's load from local memory includes a defined byte.
     pub fn row_is_defined(&self, w: &Warp, mask: u32, addresses: &Row, base: u64, len: usize) -> bool {
         !self.sanitize
             || lanes(mask).all(|lane| {
@@ -91,8 +91,8 @@ impl<'a> Machine<'a> {
             })
     }
 
-    /// Shows the race detector plain loads from shared memory, those of the same bytes at once, and returns the lanes that are
-    /// done. The others are looked at lane by lane.
+    /// Records plain loads from shared memory with the race detector, grouping lanes that load the same bytes. Returns
+    /// the lanes that were recorded. The other lanes are handled one by one.
     pub fn track_shared_loads(&mut self, w: &Warp, mask: u32, addresses: &Row, space: Space, len: u32) -> u32 {
         let first = mask.trailing_zeros() as usize % 32;
         if self.race.is_none() || !matches!(space_at(space, addresses[first]), Space::Shared | Space::SharedCluster) {
@@ -101,7 +101,7 @@ impl<'a> Machine<'a> {
         let at = |lane: usize| Lane { lane: lane as u32, address: addresses[lane], space };
         let Ok(Spot::Shared { cta, offset }) = self.resolve(w, at(first), len) else { return 0 };
         let size = self.ctas[cta as usize].shared.data.len() as u64;
-        // Lanes that load the same bytes are mostly found by the last address that had its slot.
+        // Finds most lanes that load the same bytes by comparing with the slot's last address.
         let (mut groups, mut count, mut slots) = ([(0, 0); 32], 0, [0; 32]);
         for lane in lanes(mask) {
             let at = u64::from(offset).wrapping_add(addresses[lane].wrapping_sub(addresses[first]));
@@ -121,8 +121,8 @@ impl<'a> Machine<'a> {
         self.race.as_mut().map_or(0, |race| race.read_groups(cta, base, &groups[..count], len, pc))
     }
 
-    /// Counts loads of the lanes `mask` that were made at once, and shows them to the race detector. The bytes are those that
-    /// the lanes `loading` of them load.
+    /// Counts loads that the lanes `mask` made at once, and records them with the race detector. Only the lanes
+    /// `loading` contribute distinct bytes.
     pub fn row_loaded(&mut self, w: &Warp, mask: u32, loading: u32, addresses: &Row, len: u32, place: Place<'a>) {
         let bytes = u64::from(len) * u64::from(mask.count_ones());
         let role = &mut self.roles[w.role as usize].bytes;
@@ -139,7 +139,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Stores values of lanes at once; `value` fills in a lane's bytes.
+    /// Stores values of several lanes at once. `value` fills in a lane's bytes.
     pub fn store_row(
         &mut self,
         w: &mut Warp,
@@ -155,7 +155,7 @@ impl<'a> Machine<'a> {
         self.progress += u64::from(mask.count_ones());
         match place {
             Place::Global(allocation) => {
-                // Of lanes that store to one place the lowest lane's value stays, as on an H200.
+                // If several lanes store to the same address, the lowest lane's value remains, as on an H200.
                 for lane in lanes_down(mask) {
                     value(w, lane, data);
                     allocation.copy_in(addresses[lane] - allocation.base(), data);
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lanes_side_by_side_are_one_range() {
+    fn adjacent_lanes_form_one_range() {
         let row: Row = std::array::from_fn(|lane| if lane < 8 { 64 + 4 * lane as u64 } else { 16 });
         let mut found = Vec::new();
         ranges(0x3ff, &row, 4, |start, bytes| found.push((start, bytes)));

@@ -1,4 +1,4 @@
-//! Reads and writes of tensor memory, checked.
+//! Checked reads and writes of tensor memory.
 
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::hw::tmem::{Address, COLUMNS};
@@ -7,8 +7,8 @@ use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
 
 impl Machine<'_> {
-    /// The warp learns that its operations are complete. Other warps learn it from this one (under `strict`, after a
-    /// fence).
+    /// Records that the warp knows its operations to be complete. Other warps learn this from the warp (under `strict`,
+    /// after a fence).
     pub fn tmem_learn(&mut self, w: &mut Warp, mask: u32, agents: &[Agent]) {
         let Some(race) = &mut self.race else { return };
         for agent in agents {
@@ -49,7 +49,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// A cell's bits; it must have been written.
+    /// Returns the bits of a cell. The cell must have been written.
     pub fn tmem_read(&self, cta: u32, at: Address) -> Stopped<u32> {
         let tmem = &self.ctas[cta as usize].tmem;
         let index = (at.lane * COLUMNS + at.column) as usize;
@@ -60,7 +60,7 @@ impl Machine<'_> {
         Ok(tmem.cells.get(index).copied().unwrap_or(0))
     }
 
-    /// The bits of neighboring cells of one lane; they must have been written.
+    /// Returns the bits of adjacent cells of one lane. The cells must have been written.
     pub fn tmem_read_row(&self, cta: u32, at: Address, columns: u32) -> Stopped<&[u32]> {
         let tmem = &self.ctas[cta as usize].tmem;
         let first = (at.lane * COLUMNS + at.column) as usize;
@@ -73,7 +73,7 @@ impl Machine<'_> {
         Ok(&tmem.cells[range])
     }
 
-    /// Writes neighboring cells of one lane.
+    /// Writes adjacent cells of one lane.
     pub fn tmem_write_row(&mut self, cta: u32, at: Address, values: &[u32]) {
         let tmem = &mut self.ctas[cta as usize].tmem;
         let first = (at.lane * COLUMNS + at.column) as usize;
