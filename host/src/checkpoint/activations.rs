@@ -98,13 +98,19 @@ fn group_sizes(sizes: Tensor<'_>, tokens: usize) -> Result<Vec<usize>, Error> {
     let mut sum = 0usize;
     let mut group_sizes = Vec::new();
     for (group, &size) in sizes.numbers::<i64>().iter().enumerate() {
-        let invalid = || Error::Invalid(format!("group {group} has {size} tokens; each size must be a number of rows of `hidden`"));
+        let invalid = || {
+            Error::Invalid(format!("group {group} has {size} tokens; each size must be a number of rows of `hidden`"))
+        };
         let size = usize::try_from(size).map_err(|_| invalid())?;
         sum = sum.checked_add(size).ok_or_else(invalid)?;
         group_sizes.push(size);
     }
     if sum != tokens {
-        return Err(Error::Mismatch { what: "sum of the group sizes (must equal the rows of `hidden`)", got: sum, expected: tokens });
+        return Err(Error::Mismatch {
+            what: "sum of the group sizes (must equal the rows of `hidden`)",
+            got: sum,
+            expected: tokens,
+        });
     }
     Ok(group_sizes)
 }

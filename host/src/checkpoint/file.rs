@@ -262,7 +262,9 @@ fn check_layout(tensors: &BTreeMap<String, TensorInfo>, data_bytes: usize) -> Re
             return Err(format!("tensor {name} is at bytes {start} to {end}, but must start at byte {position}"));
         }
         if end > data_bytes {
-            return Err(format!("tensor {name} ends at byte {end}, but the file has {data_bytes} bytes of data: it is truncated"));
+            return Err(format!(
+                "tensor {name} ends at byte {end}, but the file has {data_bytes} bytes of data: it is truncated"
+            ));
         }
         if byte_count(info.dtype, &info.shape) != Some(end - start) {
             return Err(format!(
@@ -313,12 +315,20 @@ mod tests {
     #[test]
     fn hostile_header_is_refused_and_its_tensor_named() {
         for (header, data, words) in [
-            (r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#, 3, "tensor a ends at byte 4, but the file has 3 bytes of data"),
+            (
+                r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#,
+                3,
+                "tensor a ends at byte 4, but the file has 3 bytes of data",
+            ),
             (r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#, 5, "1 bytes follow"),
             (r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[4,0]}}"#, 4, "tensor a is at bytes 4 to 0"),
             (r#"{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,4]}}"#, 4, "which do not match F32 [4]"),
             (r#"{"a":{"dtype":"F4","shape":[3],"data_offsets":[0,1]}}"#, 1, "which do not match F4 [3]"),
-            (r#"{"a":{"dtype":"U8","shape":[4294967296,4294967296],"data_offsets":[0,0]}}"#, 0, "which do not match U8"),
+            (
+                r#"{"a":{"dtype":"U8","shape":[4294967296,4294967296],"data_offsets":[0,0]}}"#,
+                0,
+                "which do not match U8",
+            ),
             (r#"{"a":{"dtype":"U8","shape":[18446744073709551616],"data_offsets":[0,4]}}"#, 4, "tensor a: "),
             (r#"{"a":{"dtype":"F7","shape":[4],"data_offsets":[0,4]}}"#, 4, "tensor a: unknown variant"),
             (r#"{"a":{"dtype":"U8","shape":[-4],"data_offsets":[0,4]}}"#, 4, "tensor a: "),

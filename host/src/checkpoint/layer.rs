@@ -268,9 +268,7 @@ impl Checkpoint {
     pub(super) fn not_computed(&self, name: &str) -> Error {
         let what = match name.rsplit(['.', '_']).next() {
             Some("bias") => "this bias is not computed",
-            Some("scale") if name.ends_with("pre_quant_scale") => {
-                "this scale of the activations (AWQ) is not computed"
-            }
+            Some("scale") if name.ends_with("pre_quant_scale") => "this scale of the activations (AWQ) is not computed",
             _ => "this tensor is unknown and is not computed",
         };
         let what = format!("{what}, so the result would be wrong; export the model without this tensor");

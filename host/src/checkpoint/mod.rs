@@ -161,7 +161,8 @@ impl Checkpoint {
             if is_file_name(shard) {
                 *file = self.add_file(&folder.join(shard), errors);
             } else {
-                let what = format!("shard {shard:?} is not a file name in the folder of the index; download the model again");
+                let what =
+                    format!("shard {shard:?} is not a file name in the folder of the index; download the model again");
                 errors.push(Error::Invalid(what).at(index_path.display()));
             }
         }

@@ -169,7 +169,9 @@ impl Checkpoint {
         let at = |error: Error| error.at(format_args!("{}: {}", self.path().display(), block.path()));
         let one = |role: Role, what: &str| {
             let module = block.modules(role).into_iter().next();
-            module.ok_or_else(|| at(Error::NotComputed(format!("the block has no {what} projection; export the model again"))))
+            module.ok_or_else(|| {
+                at(Error::NotComputed(format!("the block has no {what} projection; export the model again")))
+            })
         };
         let down = self.fused(&one(Role::Down, "down")?, 1, false)?;
         let gate_up = match block.modules(Role::GateUp).first() {
@@ -179,7 +181,11 @@ impl Checkpoint {
                 if activation.has_gate() {
                     let gate = self.fused(&one(Role::Gate, "gate")?, 1, false)?;
                     if gate.len() != up.len() {
-                        return Err(at(Error::Mismatch { what: "number of experts of up", got: up.len(), expected: gate.len() }));
+                        return Err(at(Error::Mismatch {
+                            what: "number of experts of up",
+                            got: up.len(),
+                            expected: gate.len(),
+                        }));
                     }
                     gate.into_iter().zip(up).map(|(gate, up)| gate.into_iter().chain(up).collect()).collect()
                 } else {
@@ -188,13 +194,19 @@ impl Checkpoint {
             }
         };
         if gate_up.len() != down.len() {
-            return Err(at(Error::Mismatch { what: "number of experts of down", got: down.len(), expected: gate_up.len() }));
+            return Err(at(Error::Mismatch {
+                what: "number of experts of down",
+                got: down.len(),
+                expected: gate_up.len(),
+            }));
         }
         let experts = gate_up.into_iter().zip(down).map(|(mut gate_up, mut down)| {
             let up = gate_up.pop().expect("`fused` returns at least one part");
             let gate = gate_up.pop();
             if gate.is_some() != activation.has_gate() {
-                return Err(at(Error::NotComputed(format!("{activation} does not match these projections: export the model again"))));
+                return Err(at(Error::NotComputed(format!(
+                    "{activation} does not match these projections: export the model again"
+                ))));
             }
             Ok(expert_of(gate, up, down.remove(0)))
         });

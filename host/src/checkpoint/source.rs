@@ -107,7 +107,8 @@ impl<'a> Scales<'a> {
             let usual = [wanted.map_or(128, |wanted| wanted[side]), 128, size, 1, 32, 64, 256, 512, 16];
             usual.into_iter().find(|&block| gives(block))
         };
-        let expected = || Error::Shape { got: grid.to_vec(), expected: format!("one scale per block of a {stored:?} matrix") };
+        let expected =
+            || Error::Shape { got: grid.to_vec(), expected: format!("one scale per block of a {stored:?} matrix") };
         match (side(0), side(1)) {
             (Some(lines), Some(elements)) => Ok(Self { numbers, columns: grid[1], block: [lines, elements] }),
             _ => Err(expected()),
