@@ -227,7 +227,7 @@ fn a_run_says_what_it_computed() {
     let text = stdout(&nvfp4(folder, &format!("{run} gated")));
     assert!(text.contains(&format!("weights   {BLOCK}.experts.*.gate_proj, {BLOCK}.experts.*.up_proj")), "{text}");
     assert!(text.contains("verified  yes"), "{text}");
-    for (name, words) in [("bias", "a bias, which is not added"), ("pre_quant_scale", "which is not applied")] {
+    for (name, words) in [("bias", "this bias is not computed"), ("pre_quant_scale", "(AWQ) is not computed")] {
         let mut tensors = tensors.clone();
         tensors.set(format!("{BLOCK}.experts.1.up_proj.{name}"), f32s(&[16], &[0.0; 16]));
         tensors.write(&folder.join("m.safetensors"));
@@ -264,7 +264,7 @@ fn what_a_killed_run_left_is_named() {
     let output = nvfp4(folder, "run --backend cpu --shape dual-test-2 --repeat 1 --output o.safetensors --json");
     // The shape's groups may differ in N; the note comes before that is known.
     let stderr = String::from_utf8(output.stderr).unwrap();
-    assert!(stderr.contains(".o.safetensors.99-0.partial was left unfinished by a run that was killed"), "{stderr}");
+    assert!(stderr.contains(".o.safetensors.99-0.partial is left over from a killed run"), "{stderr}");
 }
 
 #[cfg(unix)]
@@ -316,7 +316,7 @@ fn a_model_that_changes_while_it_runs_is_not_verified() {
     }
     let output = child.wait_with_output().unwrap();
     let message = refusal(&output);
-    assert!(message.contains("m.safetensors: it was changed while it was read"), "{message}");
+    assert!(message.contains("m.safetensors: the file was changed while it was read"), "{message}");
     assert!(!folder.join("o.safetensors").exists());
 }
 
@@ -387,7 +387,7 @@ fn what_cannot_be_quantized_is_refused_and_the_old_output_kept() {
     for (input, words) in [
         ("cut", "cut.safetensors: not a valid safetensors file: tensor"),
         ("garbage", "garbage.safetensors: not a valid safetensors file: its header claims"),
-        ("empty", "empty.safetensors: not a valid safetensors file: it is cut off within its header"),
+        ("empty", "empty.safetensors: not a valid safetensors file: the file is truncated within its header"),
         ("absent", "absent.safetensors: No such file"),
         ("k24", "k24.safetensors: model.layers.0.mlp.experts.1.up_proj.weight: K = 24 is not a multiple of 16"),
         ("n15", "n15.safetensors: model.layers.0.mlp.experts.1.up_proj.weight: N = 15 is not"),
@@ -417,8 +417,8 @@ fn outputs_that_cannot_be_written_are_refused() {
         ("quantize in.safetensors no/such/out.safetensors", "no/such/out.safetensors: No such file"),
         ("quantize in.safetensors full", "full: it is there and not a regular file"),
         ("quantize in.safetensors /dev/null", "/dev/null: it is there and not a regular file"),
-        ("quantize sharded full", "full: it is there already; give the name of a new or an empty folder"),
-        ("quantize sharded in.safetensors", "in.safetensors: it is there already"),
+        ("quantize sharded full", "full: the path already exists; give the path of a new or an empty folder"),
+        ("quantize sharded in.safetensors", "in.safetensors: the path already exists"),
         ("run --shape dual-test-2 --output no/such/out.safetensors", "no/such/out.safetensors: No such file"),
     ] {
         let message = refusal_to_write(folder, line);
@@ -449,7 +449,7 @@ fn a_bad_model_or_bad_activations_stop_a_run_before_it_begins() {
     for (arguments, words) in [
         (
             "--weights good.safetensors --layer 1",
-            "good.safetensors: a feed-forward block of layer 1 is missing; there are layers 0",
+            "good.safetensors: a feed-forward block of layer 1 is missing; the model has layers 0",
         ),
         ("--shape nonsense.json", "nonsense.json: missing field `groups`"),
         ("--shape huge.json", "huge.json: shape `huge`: group 0: the sizes multiply to more"),

@@ -175,7 +175,7 @@ fn layers_of_a_model_that_was_quantized_here_run_and_are_verified() {
     for (line, text) in [
         ("--op moe --weights out --layer 2 --routing zipf", "a layer of a checkpoint has its own router"),
         ("--op moe --weights out --tensor x", "--output, --activations and --tensor are not of --op moe"),
-        ("--op moe --weights out --layer 7", "a feed-forward block of layer 7 is missing; there are layers 2"),
+        ("--op moe --weights out --layer 7", "a feed-forward block of layer 7 is missing; the model has layers 2"),
         ("--op linear --weights out --layer 2", "--layer are not of --op linear"),
         ("--op linear --weights out --tensor model.layers.2.mlp.gate", "gate.weight: its dtype is F32, not U8"),
     ] {

@@ -171,12 +171,12 @@ fn a_layer_says_what_its_weights_are_called() {
 #[test]
 fn what_would_change_the_result_and_is_not_computed_is_refused() {
     for (name, words) in [
-        (format!("{GATE}.bias"), "a bias, which is not added"),
-        (format!("{GATE}.pre_quant_scale"), "a scale of the activations (AWQ), which is not applied"),
+        (format!("{GATE}.bias"), "this bias is not computed"),
+        (format!("{GATE}.pre_quant_scale"), "this scale of the activations (AWQ) is not computed"),
         (format!("{GATE}.lora_A.weight"), "a tensor of unknown meaning"),
         (format!("{GATE}.weight_zero_point"), "a tensor of unknown meaning"),
         (format!("{GATE}.weight_global_scale_2"), "a tensor of unknown meaning"),
-        (format!("{BLOCK}.experts.gate_up_proj_bias"), "a bias, which is not added"),
+        (format!("{BLOCK}.experts.gate_up_proj_bias"), "this bias is not computed"),
         (format!("{BLOCK}.experts.1.act_fn.beta"), "a tensor of unknown meaning"),
         (format!("{BLOCK}.fc1_latent_proj.weight"), "a tensor of unknown meaning"),
     ] {
@@ -226,7 +226,7 @@ fn an_activation_that_is_not_computed_is_refused() {
             (r#"{"hidden_act": "gelu"}"#, "hidden_act is \"gelu\"; only silu"),
             (r#"{"text_config": {"hidden_activation": "gelu_pytorch_tanh"}}"#, "hidden_activation"),
             (r#"{"swiglu_limit": 7.0}"#, "swiglu_limit is 7.0"),
-            ("{", "not a configuration"),
+            ("{", "not a valid configuration"),
         ] {
             std::fs::write(folder.join("config.json"), config).unwrap();
             let message = layer(Op::Gated).unwrap_err().to_string();
@@ -367,7 +367,7 @@ fn weights_of_other_types_are_listed_with_the_reason() {
         };
         assert_eq!(runs("3.mlp.experts.*.gate_proj"), Ok(Op::Gated));
         assert_eq!(runs("3.mlp.experts.*.down_proj"), Ok(Op::Plain));
-        assert!(runs("q_proj").unwrap_err().contains("with .bias, which is not computed"));
+        assert!(runs("q_proj").unwrap_err().contains("its tensor .bias is not supported"));
         assert!(runs("shared_experts.up_proj").unwrap_err().contains("a shared expert"));
     });
 }
@@ -432,7 +432,7 @@ fn a_wrong_tensor_is_refused_with_file_tensor_and_remedy() {
         (".weight_scale_2", scalar(-1.0), "global scale -1 is not"),
         (".weight_scale_2", Some(f32s(&[2], &[1.0; 2])), "shape is [2], not [] or [1]"),
         (".weight_scale_2", Some(f32s(&[0], &[])), "shape is [0], not [] or [1]"),
-        (".input_scale", scalar(0.0), "global scale 0 cannot be divided by"),
+        (".input_scale", scalar(0.0), "global scale 0 must be positive"),
         (".input_scale", scalar(f32::NAN), "global scale NaN is not"),
         (".input_scale", Some(raw(Dtype::BF16, &[], &[0; 2])), "dtype is BF16, not F32"),
     ] {
@@ -468,7 +468,7 @@ fn a_missing_layer_or_expert_is_named_with_what_there_is() {
             tensors.set_experts(&format!("model.layers.{layer}.mlp"), NAMES, Format::ModelOpt, 1);
         }
     });
-    assert!(layers.contains("block of layer 3 is missing; there are layers 0-2, 7"), "{layers}");
+    assert!(layers.contains("block of layer 3 is missing; the model has layers 0-2, 7"), "{layers}");
 
     let expert = refusal(|tensors| {
         _ = tensors.set_nvfp4(&format!("{BLOCK}.experts.18446744073709551615.gate_proj"), Format::ModelOpt, [8, 16], 0)
@@ -532,16 +532,16 @@ fn what_is_no_model_is_refused() {
         assert!(refusal(Path::new("/dev/zero")).contains("not a regular file"));
         let index = folder.join(INDEX_NAME);
         for (json, words) in [
-            ("{", "not an index of shards"),
-            (r#"{"weight_map": {"a": 1}}"#, "not an index of shards"),
+            ("{", "not a valid index of shards"),
+            (r#"{"weight_map": {"a": 1}}"#, "not a valid index of shards"),
             (r#"{"weight_map": {"a": "../a.safetensors"}}"#, "is not a file beside the index"),
             (r#"{"weight_map": {"a": "/etc/passwd"}}"#, "is not a file beside the index"),
             (r#"{"weight_map": {"a": "a\n.safetensors"}}"#, "is not a file beside the index"),
             (r#"{"weight_map": {"a": "gone.safetensors"}}"#, "gone.safetensors: "),
             (r#"{"weight_map": {}}"#, "it lists no tensors"),
-            (r#"{"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}}"#, "tensor a is there twice"),
+            (r#"{"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}}"#, "tensor a is listed twice"),
             ("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "a Git-LFS pointer"),
-            ("", "not an index of shards"),
+            ("", "not a valid index of shards"),
         ] {
             std::fs::write(&index, json).unwrap();
             assert!(refusal(folder).contains(words), "{json}: {}", refusal(folder));
@@ -669,10 +669,10 @@ fn wrong_activations_are_refused_with_the_tensor_named() {
             ("group_sizes", None, "this tensor is missing; an activations file has"),
             ("group_sizes", Some(raw(Dtype::I32, &[2], &[0; 8])), "its dtype is I32, not I64"),
             ("group_sizes", Some(raw(Dtype::I64, &[], &[0; 8])), "its shape is [], not [E]"),
-            ("group_sizes", Some(i64s(&[1, 2])), "sum of the group sizes (rows of `hidden`): got 3, expected 4"),
+            ("group_sizes", Some(i64s(&[1, 2])), "sum of the group sizes (must equal the rows of `hidden`): got 3, expected 4"),
             ("group_sizes", Some(i64s(&[-1, 5])), "group 0 has -1 tokens"),
             ("group_sizes", Some(i64s(&[i64::MAX, i64::MAX, 6])), "group 2 has 6 tokens"),
-            ("group_sizes", Some(i64s(&[1, 2, 1])), "groups of tokens (one for each expert): got 3, expected 2"),
+            ("group_sizes", Some(i64s(&[1, 2, 1])), "number of token groups (one per expert): got 3, expected 2"),
         ] {
             let mut tensors = Tensors::default();
             tensors.set("hidden", f32s(&[4, 16], &[1.0; 64])).set("group_sizes", i64s(&[1, 3])).change(name, content);

@@ -254,7 +254,7 @@ fn experts_without_a_gate_are_a_layer_of_relu2() {
         json!({"model_type": "some", "num_experts_per_tok": 2, "norm_topk_prob": true, "mlp_hidden_act": "relu2"});
     assert_eq!(layer_of(&tensors, config.clone()).len(), 2 * EXPERTS);
     let error = refusal(Some(config), |_| ());
-    assert!(error.contains("relu2 asks for 0 gate projections, and it has 3"), "{error}");
+    assert!(error.contains("relu2 needs 0 gate projections, found 3"), "{error}");
 }
 
 #[test]
@@ -307,9 +307,9 @@ fn what_is_not_computed_is_refused_with_file_tensor_and_remedy() {
     let gate = format!("{BLOCK}.gate.weight");
     for (config, words) in [
         (None, "MODEL: config.json is missing; it says how the router chooses"),
-        (with("num_experts_per_tok", Value::Null), "MODEL/config.json: the number of experts that a token names"),
+        (with("num_experts_per_tok", Value::Null), "MODEL/config.json: the number of experts per token"),
         (with("norm_topk_prob", Value::Null), "MODEL/config.json: norm_topk_prob is missing"),
-        (with("scoring_func", json!("sqrtsoftplus")), "MODEL/config.json: its router's scores are by sqrtsoftplus"),
+        (with("scoring_func", json!("sqrtsoftplus")), "MODEL/config.json: its router scores with sqrtsoftplus"),
         (with("topk_method", json!("group_limited_greedy")), "MODEL/config.json: topk_method is group_limited_greedy"),
         (with("model_type", json!("deepseek_v3")), "MODEL/config.json: n_group is missing"),
         (with("model_type", json!("llama4_text")), "MODEL/config.json: router: top_k of sigmoid top-1 = 2"),
@@ -365,7 +365,7 @@ fn what_is_not_computed_is_refused_with_file_tensor_and_remedy() {
     with_model(&tensors, Some(qwen3()), |checkpoint, _| {
         let error = |layer| checkpoint.moe_layer(layer, TokenDtype::F16).map(|_| ()).unwrap_err().to_string();
         assert!(error(4).contains("layer 4 has a dense block and no experts; --op gated runs"), "{}", error(4));
-        assert!(error(9).contains("there are layers 3-4"), "{}", error(9));
+        assert!(error(9).contains("the model has layers 3-4"), "{}", error(9));
     });
 }
 
