@@ -250,7 +250,7 @@ fn hints_are_given_once_and_nothing_reaches_the_terminal() {
     let name = "\u{1b}[31m\u{7}.safetensors";
     std::fs::write(folder.join(name), b"version https://git-lfs.github.com/spec/v1\n").unwrap();
     let message = refusal(&nvfp4(folder, &format!("run --layer 0 --weights {name}")));
-    assert!(message.contains(r"\u{1b}[31m\u{7}.safetensors: a Git-LFS pointer"), "{message}");
+    assert!(message.contains(r"\u{1b}[31m\u{7}.safetensors: the file is a Git-LFS pointer"), "{message}");
     let output = nvfp4(folder, &format!("inspect {name}"));
     assert!(!output.stdout.contains(&0x1B) && output.status.code() == Some(2), "{output:?}");
 }
@@ -452,7 +452,7 @@ fn a_bad_model_or_bad_activations_stop_a_run_before_it_begins() {
             "good.safetensors: a feed-forward block of layer 1 is missing; the model has layers 0",
         ),
         ("--shape nonsense.json", "nonsense.json: missing field `groups`"),
-        ("--shape huge.json", "huge.json: shape `huge`: group 0: the sizes multiply to more"),
+        ("--shape huge.json", "huge.json: shape `huge`: group 0: the product of the sizes exceeds"),
         ("--weights absent.safetensors --layer 0", "absent.safetensors: No such file"),
         ("--weights no-scale.safetensors --layer 0", "gate_proj.weight_scale: this tensor is missing"),
         ("--weights nan-scale.safetensors --layer 0", "gate_proj.weight_scale: scale 0x7f at row 0, block 0 is NaN"),

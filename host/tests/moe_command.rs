@@ -111,7 +111,7 @@ fn a_layer_of_a_file_is_found_by_its_name() {
     assert!(stdout(run("#b")).contains("H 48, I 32, 2 experts, top 1"));
     let unnamed = run("");
     assert_eq!(unnamed.status.code(), Some(2));
-    assert!(String::from_utf8(unnamed.stderr).unwrap().contains("it holds 2 layers; name one as "));
+    assert!(String::from_utf8(unnamed.stderr).unwrap().contains("the file contains 2 layers; select one with "));
 }
 
 #[test]

@@ -420,7 +420,7 @@ fn a_wrong_tensor_is_refused_with_file_tensor_and_remedy() {
         (".weight", values([16, 12]), "K = 24 is not a multiple of 16"),
         (".weight", values([16, 0]), "K = 0 is not"),
         (".weight", values([8, (1 << 19) + 8]), "K = 1048592 is not a multiple of 16 from 16 to 2^20"),
-        (".weight", Some(raw(Dtype::U8, &[0, 1 << 63], &[])), "more than this machine can address"),
+        (".weight", Some(raw(Dtype::U8, &[0, 1 << 63], &[])), "exceeds the address space of this machine"),
         (".weight", values([15, 16]), "N = 15 is not a positive multiple of 8"),
         (".weight_scale", Some(raw(Dtype::U8, &[16, 2], &scales(1))), "dtype is U8, not F8_E4M3"),
         (".weight_scale", e4m3(&[32], 1), "shape is [32], not [16, 2]"),
@@ -555,7 +555,7 @@ fn files_of_other_kinds_are_called_what_they_are() {
         let refusal = |path: &Path| Checkpoint::open(path).unwrap_err().to_string();
         let pointer = folder.join("pointer.safetensors");
         std::fs::write(&pointer, "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n").unwrap();
-        assert!(refusal(&pointer).ends_with("a Git-LFS pointer, not the file itself; run `git lfs pull`"));
+        assert!(refusal(&pointer).ends_with("the file is a Git-LFS pointer; run `git lfs pull` to get its content"));
         let gguf = folder.join("gguf").join("model.gguf");
         std::fs::create_dir(gguf.parent().unwrap()).unwrap();
         std::fs::write(&gguf, "GGUF\x03\0\0\0").unwrap();
@@ -669,7 +669,11 @@ fn wrong_activations_are_refused_with_the_tensor_named() {
             ("group_sizes", None, "this tensor is missing; an activations file has"),
             ("group_sizes", Some(raw(Dtype::I32, &[2], &[0; 8])), "its dtype is I32, not I64"),
             ("group_sizes", Some(raw(Dtype::I64, &[], &[0; 8])), "its shape is [], not [E]"),
-            ("group_sizes", Some(i64s(&[1, 2])), "sum of the group sizes (must equal the rows of `hidden`): got 3, expected 4"),
+            (
+                "group_sizes",
+                Some(i64s(&[1, 2])),
+                "sum of the group sizes (must equal the rows of `hidden`): got 3, expected 4",
+            ),
             ("group_sizes", Some(i64s(&[-1, 5])), "group 0 has -1 tokens"),
             ("group_sizes", Some(i64s(&[i64::MAX, i64::MAX, 6])), "group 2 has 6 tokens"),
             ("group_sizes", Some(i64s(&[1, 2, 1])), "number of token groups (one per expert): got 3, expected 2"),

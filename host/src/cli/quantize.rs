@@ -43,7 +43,7 @@ on purpose, nothing is written and the exit code is 2.
 
 A calibration is a safetensors file with activations [.., K] or their largest magnitudes by module \
 (model.layers.3.mlp.experts.5.down_proj, or model.layers.3.mlp for all projections that read the block's input; * stands \
-for any characters), or a JSON object of such names and magnitudes. Without --calibration, no input scales are written and \
+for any characters), or a JSON object of such names and magnitudes. Without --calibrate, no input scales are written and \
 the model is described as W4A16.
 
 Examples:
