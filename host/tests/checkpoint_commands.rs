@@ -1,5 +1,5 @@
-//! The commands that read and write model files, run as a user runs them: what comes out, and that bad input gets one clear
-//! line, exit code 2, and destroys nothing.
+//! Commands that read and write model files, run as a user runs them: checks the results, and that bad input gives one
+//! clear line and exit code 2 and destroys nothing.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -11,7 +11,7 @@ use nvfp4::quantize::{global_scale, quantize_with};
 
 const NAMES: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 const BLOCK: &str = "model.layers.0.mlp";
-/// What stands at the output's place before a command that fails.
+/// Content of the output file before a command that fails.
 const PRECIOUS: &[u8] = b"precious";
 
 fn nvfp4(folder: &Path, line: &str) -> Output {
@@ -24,7 +24,7 @@ fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// The one line on stderr of a command that must fail.
+/// Returns the one line on stderr of a command that must fail.
 fn refusal(output: &Output) -> String {
     let line = String::from_utf8(output.stderr.clone()).unwrap();
     assert_eq!(output.status.code(), Some(2), "{output:?}");
@@ -33,12 +33,13 @@ fn refusal(output: &Output) -> String {
     line
 }
 
-/// Numbers of no particular kind, exact in f16 and bf16.
+/// Varied numbers, exact in f16 and bf16.
 fn numbers(count: usize, seed: usize, unit: f32) -> Vec<f32> {
     (0..count).map(|i| ((i * 37 + seed * 11) % 129) as f32 * unit - 64.0 * unit).collect()
 }
 
-/// A model of one layer with two experts in f32, f16 and bf16, up ten times gate, and two tensors that stay as they are.
+/// Returns a model of one layer with two experts in f32, f16 and bf16. Up is ten times gate, and two tensors are not
+/// quantized.
 fn float_model() -> Tensors {
     let mut tensors = Tensors::default();
     for expert in 0..2 {
@@ -58,7 +59,7 @@ fn float_model() -> Tensors {
 }
 
 #[test]
-fn a_quantized_model_holds_the_quantized_numbers_and_the_rest_unchanged() {
+fn quantized_model_keeps_other_tensors_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let model = float_model().write(&folder.join("in.safetensors"));
@@ -74,7 +75,7 @@ fn a_quantized_model_holds_the_quantized_numbers_and_the_rest_unchanged() {
         }
         for expert in 0..2 {
             let [gate, up, down] = [0.25, 2.5, 0.5].map(|unit| numbers(16 * 32, expert, unit));
-            // Fused projections share the larger global scale.
+            // Merged projections share the larger global scale.
             let fused = global_scale(&up).unwrap();
             for (name, numbers, n, global) in
                 [(0, &gate, 16, fused), (1, &up, 16, fused), (2, &down, 32, global_scale(&down).unwrap())]
@@ -92,7 +93,7 @@ fn a_quantized_model_holds_the_quantized_numbers_and_the_rest_unchanged() {
 }
 
 #[test]
-fn the_metadata_of_a_file_is_kept() {
+fn file_metadata_is_kept() {
     let folder = tempfile::tempdir().unwrap();
     let weight = numbers(16 * 16, 0, 1.0);
     let bytes: Vec<u8> = weight.iter().flat_map(|x| x.to_le_bytes()).collect();
@@ -105,13 +106,13 @@ fn the_metadata_of_a_file_is_kept() {
 }
 
 #[test]
-fn a_sharded_model_becomes_a_sharded_model() {
+fn sharded_model_stays_sharded() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     std::fs::create_dir(folder.join("in")).unwrap();
     let model = float_model();
     model.write(&folder.join("in.safetensors"));
-    // Gate and up are in different files and still share a global scale.
+    // Gate and up are in different files but share a global scale.
     model.write_sharded(&folder.join("in"), 3);
     stdout(&nvfp4(folder, "quantize in.safetensors one.safetensors"));
     for (input, output) in [("in", "out"), (&*format!("in/{INDEX_NAME}"), "from-index")] {
@@ -127,7 +128,7 @@ fn a_sharded_model_becomes_a_sharded_model() {
 }
 
 #[test]
-fn a_quantized_model_runs() {
+fn quantized_model_runs() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     float_model().write(&folder.join("in.safetensors"));
@@ -189,7 +190,7 @@ fn inspect_lists_weights_and_every_problem() {
 }
 
 #[test]
-fn inspect_lists_what_does_not_run_and_warns() {
+fn inspect_lists_weights_that_do_not_run() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let mut tensors = Tensors::default();
@@ -212,7 +213,7 @@ fn inspect_lists_what_does_not_run_and_warns() {
 }
 
 #[test]
-fn a_run_says_what_it_computed() {
+fn run_reports_the_computed_layer() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let mut tensors = Tensors::default();
@@ -238,7 +239,7 @@ fn a_run_says_what_it_computed() {
 }
 
 #[test]
-fn hints_are_given_once_and_nothing_reaches_the_terminal() {
+fn hints_appear_once_and_control_characters_are_escaped() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     for line in ["run --layer 0 --weights Qwen/Qwen3-30B-A3B", "quantize Qwen/Qwen3-30B-A3B out"] {
@@ -257,19 +258,19 @@ fn hints_are_given_once_and_nothing_reaches_the_terminal() {
 
 #[cfg(unix)]
 #[test]
-fn what_a_killed_run_left_is_named() {
+fn leftover_of_a_killed_run_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     std::fs::write(folder.join(".o.safetensors.99-0.partial"), "half").unwrap();
     let output = nvfp4(folder, "run --backend cpu --shape dual-test-2 --repeat 1 --output o.safetensors --json");
-    // The shape's groups may differ in N; the note comes before that is known.
+    // The groups of the shape may differ in N; the note appears before this is checked.
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert!(stderr.contains(".o.safetensors.99-0.partial is left over from a killed run"), "{stderr}");
 }
 
 #[cfg(unix)]
 #[test]
-fn a_run_that_is_ended_leaves_no_output() {
+fn run_ended_by_a_signal_leaves_no_output() {
     use std::os::unix::process::{CommandExt, ExitStatusExt};
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
@@ -280,7 +281,8 @@ fn a_run_that_is_ended_leaves_no_output() {
         let shape = shape.display();
         let line = format!("run --backend cpu --shape {shape} --repeat 1000000 --verify off --output o.safetensors");
         let mut command = Command::new(env!("CARGO_BIN_EXE_nvfp4"));
-        // SAFETY: `signal` may be called between fork and exec. Under `nohup` or in a shell's background the signal is ignored.
+        // SAFETY: `signal` is async-signal-safe, so it may be called between fork and exec. It undoes the ignored state
+        // that `nohup` or a background shell sets.
         unsafe {
             command.pre_exec(move || {
                 libc::signal(signal, libc::SIG_DFL);
@@ -292,7 +294,7 @@ fn a_run_that_is_ended_leaves_no_output() {
             assert!(child.try_wait().unwrap().is_none(), "it ended before it wrote");
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
-        // SAFETY: a signal to a child that was not waited for yet.
+        // SAFETY: the child was not waited for, so its process id is still valid.
         assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
         assert_eq!(child.wait().unwrap().signal(), Some(signal));
         assert_eq!(std::fs::read_dir(folder).unwrap().count(), 0, "signal {signal}");
@@ -300,7 +302,7 @@ fn a_run_that_is_ended_leaves_no_output() {
 }
 
 #[test]
-fn a_model_that_changes_while_it_runs_is_not_verified() {
+fn model_changed_during_the_run_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let mut tensors = Tensors::default();
@@ -321,7 +323,7 @@ fn a_model_that_changes_while_it_runs_is_not_verified() {
 }
 
 #[test]
-fn the_command_describes_itself() {
+fn command_prints_help_and_version() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let version = stdout(&nvfp4(folder, "--version"));
@@ -358,7 +360,7 @@ fn inspect_reports_files_that_cannot_be_read() {
     }
 }
 
-/// Runs `line`, which writes to `out.safetensors`; returns what it says. The file that was there must outlive it.
+/// Runs `line`, which writes to `out.safetensors` and must fail; returns its message. The old file must remain.
 fn refusal_to_write(folder: &Path, line: &str) -> String {
     std::fs::write(folder.join("out.safetensors"), PRECIOUS).unwrap();
     let before = std::fs::read_dir(folder).unwrap().count();
@@ -369,7 +371,7 @@ fn refusal_to_write(folder: &Path, line: &str) -> String {
 }
 
 #[test]
-fn what_cannot_be_quantized_is_refused_and_the_old_output_kept() {
+fn failed_quantization_keeps_the_old_output() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let whole = float_model().to_bytes();
@@ -403,7 +405,7 @@ fn what_cannot_be_quantized_is_refused_and_the_old_output_kept() {
 }
 
 #[test]
-fn outputs_that_cannot_be_written_are_refused() {
+fn unwritable_outputs_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     float_model().write(&folder.join("in.safetensors"));
@@ -428,7 +430,7 @@ fn outputs_that_cannot_be_written_are_refused() {
 }
 
 #[test]
-fn a_bad_model_or_bad_activations_stop_a_run_before_it_begins() {
+fn bad_model_or_activations_stop_a_run_early() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let mut model = Tensors::default();

@@ -427,13 +427,13 @@ fn a_wrong_tensor_is_refused_with_file_tensor_and_remedy() {
         (".weight_scale", e4m3(&[2, 16], 1), "shape is [2, 16], not [16, 2]"),
         (".weight_scale", e4m3(&[16, 2], 0x7F), "row 2, block 1 is NaN"),
         (".weight_scale", e4m3(&[16, 2], 0x81), "row 2, block 1 is negative"),
-        (".weight_scale_2", scalar(f32::NAN), "global scale NaN is not"),
-        (".weight_scale_2", scalar(f32::INFINITY), "global scale inf is not"),
-        (".weight_scale_2", scalar(-1.0), "global scale -1 is not"),
+        (".weight_scale_2", scalar(f32::NAN), "global scale NaN must be"),
+        (".weight_scale_2", scalar(f32::INFINITY), "global scale inf must be"),
+        (".weight_scale_2", scalar(-1.0), "global scale -1 must be"),
         (".weight_scale_2", Some(f32s(&[2], &[1.0; 2])), "shape is [2], not [] or [1]"),
         (".weight_scale_2", Some(f32s(&[0], &[])), "shape is [0], not [] or [1]"),
         (".input_scale", scalar(0.0), "global scale 0 must be positive"),
-        (".input_scale", scalar(f32::NAN), "global scale NaN is not"),
+        (".input_scale", scalar(f32::NAN), "global scale NaN must be"),
         (".input_scale", Some(raw(Dtype::BF16, &[], &[0; 2])), "dtype is BF16, not F32"),
     ] {
         let message = refusal(|tensors| _ = tensors.change(&format!("{GATE}{suffix}"), content));
@@ -586,8 +586,8 @@ fn pipes_and_devices_are_never_read() {
         }
         // A file of a terabyte that takes no room.
         std::fs::File::create(&index).unwrap().set_len(1 << 40).unwrap();
-        assert!(Checkpoint::open(folder).unwrap_err().to_string().contains("over 100000000 bytes"));
-        assert!(nvfp4::shape::read(&index).unwrap_err().to_string().contains("over 16777216 bytes"));
+        assert!(Checkpoint::open(folder).unwrap_err().to_string().contains("longer than 100000000 bytes"));
+        assert!(nvfp4::shape::read(&index).unwrap_err().to_string().contains("longer than 16777216 bytes"));
     });
 }
 
