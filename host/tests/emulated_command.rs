@@ -56,10 +56,13 @@ fn variant_is_computed_and_reported() {
 #[test]
 fn unknown_variant_is_bad_input_and_lists_the_variants() {
     for (variant, text) in [
-        ("t63", "there are the launch schedules persistent, per-group, streams=1 to streams=128, unfused; graph; "),
+        (
+            "t63",
+            "expected a launch schedule (persistent, per-group, streams=1 to streams=128, unfused), graph, or a kernel",
+        ),
         ("graph", "the emulator has no driver that could capture"),
         ("gated_sm90", "gated_sm90 is for sm_90a and does not run on compute capability 10.0"),
-        ("unfused", "plain has nothing to unfuse"),
+        ("unfused", "the schedule unfused works only with --op gated"),
         ("t64_s2", "`t64_s2` is no instance of plain_sm100; it has t8, "),
     ] {
         let output = run(&format!("--variant {variant}"));

@@ -79,7 +79,7 @@ fn trap_fails_its_part_only_in_the_given_code() {
     let text = machine.stdout(1, "selftest router --ptx trap.ptx");
     assert!(text.contains("router       FAILED, 0 of 5 parts passed"), "{text}");
     assert!(text.contains("\n    softmax: cuStreamSynchronize failed on CUDA device 0 (NVIDIA H200): "), "{text}");
-    assert!(text.contains("\n    sigmoid: not tried, since 3 parts before it took their process with them"), "{text}");
+    assert!(text.contains("\n    sigmoid: not tested, because 3 earlier parts ended their process"), "{text}");
     assert_eq!(machine.verdict().1["passed"], json!([]));
 
     // The built-in kernel still has no verdict.

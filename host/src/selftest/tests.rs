@@ -154,7 +154,10 @@ fn trap_or_exit_fails_the_running_part() {
 fn test_of_an_always_trapping_kernel_stops_early() {
     let failed = failed("always traps");
     assert_eq!(failed.len(), parts(blackwell()).len());
-    assert!(failed[2].why.contains("719") && failed[3].why.starts_with("not tried, since 3 parts"), "{failed:?}");
+    assert!(
+        failed[2].why.contains("719") && failed[3].why.starts_with("not tested, because 3 earlier parts"),
+        "{failed:?}"
+    );
 }
 
 #[test]
@@ -162,10 +165,10 @@ fn test_that_cannot_run_gives_no_verdict() {
     let error = tried("is full").unwrap_err().to_string();
     assert!(error.starts_with("self-test of gated_sm100: ") && error.contains("out of memory"), "{error}");
     let error = tried("has no device").unwrap_err().to_string();
-    assert!(error.starts_with("self-test of gated_sm100: the device was not opened: its process ended"), "{error}");
+    assert!(error.starts_with("self-test of gated_sm100: cannot open the device: its process ended"), "{error}");
     let nothing = |_: usize| Command::new("/no/such/program");
     let error = prove(blackwell(), &nothing, Limits::default(), &|_| ()).unwrap_err().to_string();
-    assert!(error.contains("no process starts"), "{error}");
+    assert!(error.contains("cannot start a process"), "{error}");
 }
 
 /// Names of the launched entries.
