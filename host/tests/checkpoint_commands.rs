@@ -401,7 +401,7 @@ fn failed_quantization_keeps_the_old_output() {
     }
     float_model().write(&folder.join("in.safetensors"));
     let nothing = refusal_to_write(folder, "quantize in.safetensors out.safetensors --include nothing");
-    assert!(nothing.contains("nothing would be quantized"), "{nothing}");
+    assert!(nothing.contains("nothing to quantize"), "{nothing}");
 }
 
 #[test]
@@ -417,8 +417,8 @@ fn unwritable_outputs_are_refused() {
         ("quantize in.safetensors in.safetensors", "in.safetensors: it is the input"),
         ("quantize in.safetensors ./sharded/../in.safetensors", "it is the input"),
         ("quantize in.safetensors no/such/out.safetensors", "no/such/out.safetensors: No such file"),
-        ("quantize in.safetensors full", "full: it is there and not a regular file"),
-        ("quantize in.safetensors /dev/null", "/dev/null: it is there and not a regular file"),
+        ("quantize in.safetensors full", "full: the path is a folder, not a regular file"),
+        ("quantize in.safetensors /dev/null", "/dev/null: the path exists and is not a regular file"),
         ("quantize sharded full", "full: the path already exists; give the path of a new or an empty folder"),
         ("quantize sharded in.safetensors", "in.safetensors: the path already exists"),
         ("run --shape dual-test-2 --output no/such/out.safetensors", "no/such/out.safetensors: No such file"),

@@ -144,7 +144,7 @@ fn biases_of_fused_experts_are_split_with_their_projection() {
 fn ambiguous_order_of_dimensions_is_refused() {
     let mut model = Tensors::default();
     model.set("model.layers.0.mlp.experts.gate_up_proj", f32s(&[2, 32, 64], &numbers(4096, 0)));
-    with_model(&model, None, |folder| assert!(refusal(folder, &[]).contains("which of its dimensions is the input")));
+    with_model(&model, None, |folder| assert!(refusal(folder, &[]).contains("cannot tell which dimension is K")));
     with_model(&model, Some(json!({"text_config": {"hidden_size": 64}})), |folder| {
         assert_eq!(quantize(folder, &[])["quantised"][0]["k"], 64);
     });
@@ -189,10 +189,10 @@ fn requested_tensor_that_cannot_be_quantized_is_an_error() {
         ("mlp.up_proj.weight", raw(Dtype::I8, &[16, 32], &[0; 512]), "it is I8 without scales"),
         ("mlp.up_proj.weight_packed", raw(Dtype::I32, &[16, 4], &[0; 256]), "it is I32 without scales"),
         ("mlp.up_proj.qweight", raw(Dtype::I32, &[16, 4], &[0; 256]), "quantized to integers"),
-        ("mlp.experts.mlp.w1", weight(16, 32, 0), "its name does not end in .weight"),
+        ("mlp.experts.mlp.w1", weight(16, 32, 0), "the tensor's name does not end in .weight"),
         ("mlp.up_proj.weight", weight(16, 24, 0), "K = 24 is not a multiple of 16"),
         ("mlp.experts.down_proj", f32s(&[0, 16, 16], &[]), "it has no experts"),
-        ("mlp.experts.gate_up_proj", f32s(&[1, 3, 5], &[0.0; 15]), "which of its dimensions"),
+        ("mlp.experts.gate_up_proj", f32s(&[1, 3, 5], &[0.0; 15]), "cannot tell which dimension is K"),
     ] {
         let mut model = small_model();
         model.set(format!("model.layers.3.{name}"), content);

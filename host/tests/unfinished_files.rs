@@ -225,7 +225,7 @@ fn file_changed_while_mapped_is_an_error() {
         let file = std::fs::File::options().write(true).open(path).unwrap();
         std::os::unix::fs::FileExt::write_all_at(&file, &[1], 1000).unwrap();
     };
-    for (change, words) in [(cut, "cut off while"), (emptied, "cut off while"), (changed, "changed while")] {
+    for (change, words) in [(cut, "truncated while"), (emptied, "truncated while"), (changed, "changed while")] {
         let mut tensors = Tensors::default();
         tensors.set("a", raw(Dtype::U8, &[BYTES], &vec![3; BYTES])).write(&path);
         let (mut child, _) = Running::begin(folder.path(), "read", || ());

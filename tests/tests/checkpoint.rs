@@ -173,12 +173,12 @@ fn what_would_change_the_result_and_is_not_computed_is_refused() {
     for (name, words) in [
         (format!("{GATE}.bias"), "this bias is not computed"),
         (format!("{GATE}.pre_quant_scale"), "this scale of the activations (AWQ) is not computed"),
-        (format!("{GATE}.lora_A.weight"), "a tensor of unknown meaning"),
-        (format!("{GATE}.weight_zero_point"), "a tensor of unknown meaning"),
-        (format!("{GATE}.weight_global_scale_2"), "a tensor of unknown meaning"),
+        (format!("{GATE}.lora_A.weight"), "this tensor is unknown"),
+        (format!("{GATE}.weight_zero_point"), "this tensor is unknown"),
+        (format!("{GATE}.weight_global_scale_2"), "this tensor is unknown"),
         (format!("{BLOCK}.experts.gate_up_proj_bias"), "this bias is not computed"),
-        (format!("{BLOCK}.experts.1.act_fn.beta"), "a tensor of unknown meaning"),
-        (format!("{BLOCK}.fc1_latent_proj.weight"), "a tensor of unknown meaning"),
+        (format!("{BLOCK}.experts.1.act_fn.beta"), "this tensor is unknown"),
+        (format!("{BLOCK}.fc1_latent_proj.weight"), "this tensor is unknown"),
     ] {
         let message = refusal(|tensors| _ = tensors.set(&name, f32s(&[1], &[0.0])));
         assert!(message.contains(&format!("m.safetensors: {name}: {words}")), "{name}: {message}");
@@ -479,10 +479,10 @@ fn a_missing_layer_or_expert_is_named_with_what_there_is() {
         *tensors = Tensors::default();
         tensors.set("model.layers.3.mlp.experts.gate_up_proj", f32s(&[1], &[0.0]));
     });
-    assert!(fused.contains("fused experts are not read"), "{fused}");
+    assert!(fused.contains("For fused NVFP4 experts use --op moe"), "{fused}");
 
     let nothing = refusal(|tensors| *tensors = Tensors::default());
-    assert!(nothing.contains("give a model with tensors named model.layers.L"), "{nothing}");
+    assert!(nothing.contains("the model needs tensors named model.layers.L"), "{nothing}");
 }
 
 #[test]
@@ -534,9 +534,9 @@ fn what_is_no_model_is_refused() {
         for (json, words) in [
             ("{", "not a valid index of shards"),
             (r#"{"weight_map": {"a": 1}}"#, "not a valid index of shards"),
-            (r#"{"weight_map": {"a": "../a.safetensors"}}"#, "is not a file beside the index"),
-            (r#"{"weight_map": {"a": "/etc/passwd"}}"#, "is not a file beside the index"),
-            (r#"{"weight_map": {"a": "a\n.safetensors"}}"#, "is not a file beside the index"),
+            (r#"{"weight_map": {"a": "../a.safetensors"}}"#, "is not a file name in the folder of the index"),
+            (r#"{"weight_map": {"a": "/etc/passwd"}}"#, "is not a file name in the folder of the index"),
+            (r#"{"weight_map": {"a": "a\n.safetensors"}}"#, "is not a file name in the folder of the index"),
             (r#"{"weight_map": {"a": "gone.safetensors"}}"#, "gone.safetensors: "),
             (r#"{"weight_map": {}}"#, "it lists no tensors"),
             (r#"{"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}}"#, "tensor a is listed twice"),
@@ -560,7 +560,7 @@ fn files_of_other_kinds_are_called_what_they_are() {
         std::fs::create_dir(gguf.parent().unwrap()).unwrap();
         std::fs::write(&gguf, "GGUF\x03\0\0\0").unwrap();
         assert!(refusal(&gguf).contains("a GGUF file"));
-        assert!(refusal(gguf.parent().unwrap()).contains("GGUF files of llama.cpp"));
+        assert!(refusal(gguf.parent().unwrap()).contains("GGUF files (llama.cpp)"));
         assert!(refusal(Path::new("no-such-organization/model")).contains("hf download no-such-organization/model"));
         assert!(!refusal(&folder.join("no-such/model")).contains("hf download"));
     });
@@ -604,7 +604,10 @@ fn a_name_in_two_shards_is_an_error() {
         second.set(name, raw(tensor.dtype, tensor.shape, tensor.data)).write(&folder.join("second"));
         std::fs::rename(folder.join("second"), folder.join(shard_name(1, 2))).unwrap();
         let error = Checkpoint::open(&index).unwrap_err().to_string();
-        assert!(error.contains(&format!("{name}: it is in ")) && error.contains("too; remove one"), "{error}");
+        assert!(
+            error.contains(&format!("{name}: this tensor is also in ")) && error.contains("; remove one"),
+            "{error}"
+        );
     });
 }
 
@@ -627,7 +630,7 @@ fn an_index_that_lies_is_found_out() {
         std::fs::remove_file(&index).unwrap();
         std::fs::copy(folder.join(&first), folder.join("copy.safetensors")).unwrap();
         let error = Checkpoint::open(folder).unwrap_err().to_string();
-        assert!(error.contains("copy.safetensors too; remove one"), "{error}");
+        assert!(error.contains("copy.safetensors; remove one"), "{error}");
     });
 }
 
@@ -660,13 +663,13 @@ fn wrong_activations_are_refused_with_the_tensor_named() {
     in_folder(|folder| {
         let hidden = |shape: &[usize], x| Some(f32s(shape, &vec![x; shape.iter().product()]));
         for (name, content, words) in [
-            ("hidden", None, "this tensor is missing; an activations file has"),
+            ("hidden", None, "this tensor is missing; an activations file must contain"),
             ("hidden", Some(raw(Dtype::U8, &[4, 16], &[0; 64])), "dtype is U8, not F32 or F16 or BF16"),
             ("hidden", hidden(&[4, 24], 1.0), "K = 24 is not"),
             ("hidden", hidden(&[4, 4, 4], 1.0), "its shape is [4, 4, 4], not [T, K]"),
             ("hidden", hidden(&[4, 16], f32::NAN), "element 0 is NaN"),
             ("hidden", hidden(&[4, 16], f32::NEG_INFINITY), "element 0 is -inf"),
-            ("group_sizes", None, "this tensor is missing; an activations file has"),
+            ("group_sizes", None, "this tensor is missing; an activations file must contain"),
             ("group_sizes", Some(raw(Dtype::I32, &[2], &[0; 8])), "its dtype is I32, not I64"),
             ("group_sizes", Some(raw(Dtype::I64, &[], &[0; 8])), "its shape is [], not [E]"),
             (

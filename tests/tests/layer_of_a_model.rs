@@ -203,7 +203,7 @@ fn experts_in_one_tensor_are_those_apart_in_halves_or_in_turn() {
         ("gate_up_proj_weight_scale_2", None, "global scales"),
         ("gate_up_proj_weight_scale_2", Some(f32s(&[2], &[0.1; 2])), "gate_up_proj_weight_scale_2: its shape is [2]"),
         ("gate_up_proj_bias", Some(f32s(&[3, 31], &[0.0; 93])), "gate_up_proj_bias: its shape is [3, 31]"),
-        ("gate_up_proj_zeros", Some(f32s(&[3, 32], &[0.0; 96])), "gate_up_proj_zeros: a tensor of unknown meaning"),
+        ("gate_up_proj_zeros", Some(f32s(&[3, 32], &[0.0; 96])), "gate_up_proj_zeros: this tensor is unknown"),
     ] {
         let mut tensors = fused(false, &[]);
         match content {
@@ -306,7 +306,7 @@ fn what_is_not_computed_is_refused_with_file_tensor_and_remedy() {
     };
     let gate = format!("{BLOCK}.gate.weight");
     for (config, words) in [
-        (None, "MODEL: config.json is missing; it says how the router chooses"),
+        (None, "MODEL: config.json is missing; it defines the router"),
         (with("num_experts_per_tok", Value::Null), "MODEL/config.json: the number of experts per token"),
         (with("norm_topk_prob", Value::Null), "MODEL/config.json: norm_topk_prob is missing"),
         (with("scoring_func", json!("sqrtsoftplus")), "MODEL/config.json: its router scores with sqrtsoftplus"),
@@ -343,7 +343,7 @@ fn what_is_not_computed_is_refused_with_file_tensor_and_remedy() {
         ),
         (
             change(&format!("{BLOCK}.gate.per_expert_scale"), Some(f32s(&[3], &[1.0; 3]))),
-            format!("{file}{BLOCK}.gate.per_expert_scale: a tensor of unknown meaning"),
+            format!("{file}{BLOCK}.gate.per_expert_scale: this tensor is unknown"),
         ),
         (
             change(&format!("{BLOCK}.experts.1.down_proj.weight_scale_2"), None),
@@ -364,7 +364,7 @@ fn what_is_not_computed_is_refused_with_file_tensor_and_remedy() {
     dense(&mut tensors);
     with_model(&tensors, Some(qwen3()), |checkpoint, _| {
         let error = |layer| checkpoint.moe_layer(layer, TokenDtype::F16).map(|_| ()).unwrap_err().to_string();
-        assert!(error(4).contains("layer 4 has a dense block and no experts; --op gated runs"), "{}", error(4));
+        assert!(error(4).contains("layer 4 is dense and has no experts; use --op gated"), "{}", error(4));
         assert!(error(9).contains("the model has layers 3-4"), "{}", error(9));
     });
 }
