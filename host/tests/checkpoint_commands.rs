@@ -414,8 +414,8 @@ fn unwritable_outputs_are_refused() {
     }
     float_model().write_sharded(&folder.join("sharded"), 2);
     for (line, words) in [
-        ("quantize in.safetensors in.safetensors", "in.safetensors: it is the input"),
-        ("quantize in.safetensors ./sharded/../in.safetensors", "it is the input"),
+        ("quantize in.safetensors in.safetensors", "in.safetensors: the output is also an input"),
+        ("quantize in.safetensors ./sharded/../in.safetensors", "the output is also an input"),
         ("quantize in.safetensors no/such/out.safetensors", "no/such/out.safetensors: No such file"),
         ("quantize in.safetensors full", "full: the path is a folder, not a regular file"),
         ("quantize in.safetensors /dev/null", "/dev/null: the path exists and is not a regular file"),
@@ -474,7 +474,7 @@ fn bad_model_or_activations_stop_a_run_early() {
     }
     for output in ["good.safetensors", "./good.safetensors"] {
         let message = refusal(&nvfp4(folder, &format!("run --weights good.safetensors --layer 0 --output {output}")));
-        assert!(message.contains("it is the input"), "{message}");
+        assert!(message.contains("the output is also an input"), "{message}");
         assert!(TensorFile::open(&folder.join(output)).unwrap().tensor(&format!("{gate}.weight")).is_some());
     }
 }

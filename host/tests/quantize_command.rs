@@ -186,12 +186,12 @@ fn unquantized_fp8_becomes_bf16() {
 #[test]
 fn requested_tensor_that_cannot_be_quantized_is_an_error() {
     for (name, content, words) in [
-        ("mlp.up_proj.weight", raw(Dtype::I8, &[16, 32], &[0; 512]), "it is I8 without scales"),
-        ("mlp.up_proj.weight_packed", raw(Dtype::I32, &[16, 4], &[0; 256]), "it is I32 without scales"),
+        ("mlp.up_proj.weight", raw(Dtype::I8, &[16, 32], &[0; 512]), "the dtype is I8 and there is no scale"),
+        ("mlp.up_proj.weight_packed", raw(Dtype::I32, &[16, 4], &[0; 256]), "the dtype is I32 and there is no scale"),
         ("mlp.up_proj.qweight", raw(Dtype::I32, &[16, 4], &[0; 256]), "quantized to integers"),
         ("mlp.experts.mlp.w1", weight(16, 32, 0), "the tensor's name does not end in .weight"),
         ("mlp.up_proj.weight", weight(16, 24, 0), "K = 24 is not a multiple of 16"),
-        ("mlp.experts.down_proj", f32s(&[0, 16, 16], &[]), "it has no experts"),
+        ("mlp.experts.down_proj", f32s(&[0, 16, 16], &[]), "the tensor holds no experts"),
         ("mlp.experts.gate_up_proj", f32s(&[1, 3, 5], &[0.0; 15]), "cannot tell which dimension is K"),
     ] {
         let mut model = small_model();

@@ -313,7 +313,7 @@ fn what_is_not_computed_is_refused_with_file_tensor_and_remedy() {
         (with("topk_method", json!("group_limited_greedy")), "MODEL/config.json: topk_method is group_limited_greedy"),
         (with("model_type", json!("deepseek_v3")), "MODEL/config.json: n_group is missing"),
         (with("model_type", json!("llama4_text")), "MODEL/config.json: router: top_k of sigmoid top-1 = 2"),
-        (with("hidden_act", json!("relu2")), "MODEL: model.layers.3.mlp.: relu2 asks for 0 gate projections"),
+        (with("hidden_act", json!("relu2")), "MODEL: model.layers.3.mlp.: relu2 needs 0 gate projections"),
         (with("hidden_act", json!("gelu")), "MODEL/config.json: hidden_act is \"gelu\""),
         (with("num_experts_per_tok", json!(0)), "MODEL: layer 3: top_k = 0 is not from 1 to 32"),
     ] {
@@ -399,7 +399,10 @@ fn a_weight_is_a_linear_layer_with_its_bias() {
         for (change, words) in [
             (("bias", Some(f32s(&[47], &[0.0; 47]))), "q_proj.bias: its shape is [47]"),
             (("bias", Some(raw(Dtype::U8, &[48], &[0; 48]))), "q_proj.bias: "),
-            (("pre_quant_scale", Some(f32s(&[32], &[1.0; 32]))), "q_proj.pre_quant_scale: a scale of the activations"),
+            (
+                ("pre_quant_scale", Some(f32s(&[32], &[1.0; 32]))),
+                "q_proj.pre_quant_scale: this scale of the activations",
+            ),
             (("weight_scale", None), "q_proj.weight_scale: this tensor is missing"),
         ] {
             let mut tensors = tensors.clone();
@@ -413,7 +416,7 @@ fn a_weight_is_a_linear_layer_with_its_bias() {
             let error = with_model(&tensors, None, |checkpoint, _| {
                 checkpoint.linear(absent, TokenDtype::F16).map(|_| ()).unwrap_err().to_string()
             });
-            assert!(error.contains(&format!("a weight named {absent:?} is missing; `nvfp4 inspect")), "{error}");
+            assert!(error.contains(&format!("a weight named {absent:?} is missing; run `nvfp4 inspect")), "{error}");
         }
     }
 }
