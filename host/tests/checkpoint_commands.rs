@@ -173,8 +173,8 @@ fn inspect_lists_weights_and_every_problem() {
     assert_eq!(output.status.code(), Some(2), "{text}");
     for words in [
         "experts.1.gate_proj.weight_scale: this tensor is missing",
-        "experts.2.up_proj.weight_scale_2: global scale -1 is not",
-        "experts.3.up_proj: it is [16, 32] and",
+        "experts.2.up_proj.weight_scale_2: global scale -1 must be",
+        "experts.3.up_proj: its shape is [16, 32] but",
         "experts.4.down_proj.weight: its dtype is F32, not U8",
         "experts.5.up_proj.weight: this tensor is missing",
     ] {

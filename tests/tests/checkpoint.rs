@@ -535,7 +535,7 @@ fn what_is_no_model_is_refused() {
             (r#"{"weight_map": {"a": "/etc/passwd"}}"#, "is not a file name in the folder of the index"),
             (r#"{"weight_map": {"a": "a\n.safetensors"}}"#, "is not a file name in the folder of the index"),
             (r#"{"weight_map": {"a": "gone.safetensors"}}"#, "gone.safetensors: "),
-            (r#"{"weight_map": {}}"#, "it lists no tensors"),
+            (r#"{"weight_map": {}}"#, "the index lists no tensors"),
             (r#"{"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}}"#, "tensor a is listed twice"),
             ("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "a Git-LFS pointer"),
             ("", "not a valid index of shards"),
