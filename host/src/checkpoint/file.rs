@@ -352,7 +352,10 @@ mod tests {
     #[test]
     fn foreign_file_kind_is_named() {
         for (bytes, words) in [
-            (&b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"[..], "the file is a Git-LFS pointer"),
+            (
+                &b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"[..],
+                "the file is a Git-LFS pointer",
+            ),
             (b"GGUF\x03\0\0\0", "the file is a GGUF file"),
             (b"PK\x03\x04\0\0\0\0\0", "the file is a zip archive"),
             (b"<!DOCTYPE html>", "the file is a web page"),
