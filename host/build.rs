@@ -1,5 +1,5 @@
-//! With the feature `kernels`: compiles the kernels of `kernels-gpu` to PTX and writes the table that
-//! `kernels::builds` includes, a line for each kernel and architecture. Without it: nothing.
+//! With the feature `kernels`: compiles the kernels of `kernels-gpu` to PTX and writes the table that `kernels::builds`
+//! includes, one line per kernel and architecture. Without the feature: does nothing.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -34,7 +34,7 @@ mod kernels {
         Ok(())
     }
 
-    /// Ends the build with every cause of the error, which `?` in `main` would print as a `Debug` text.
+    /// Ends the build and prints every cause of the error; `?` in `main` would print the `Debug` text.
     pub fn fail(error: &dyn Error) -> ! {
         let mut causes = vec![error.to_string()];
         let mut source = error.source();

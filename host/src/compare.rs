@@ -6,18 +6,18 @@ use crate::oracle::{Element, Reference, silu};
 use crate::output::Output;
 use crate::problem::{Step, TokenDtype};
 
-/// How far an output element may lie from the reference, rounded to the output's type.
+/// Allowed distance of an output element from the reference, which is rounded to the output type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tolerance {
-    /// In the unit of the output.
+    /// Absolute tolerance.
     pub absolute: f64,
-    /// As a share of the reference.
+    /// Relative tolerance, as a share of the reference.
     pub relative: f64,
 }
 
 impl Tolerance {
-    /// 1e-3 absolute; relative 1e-3 for f16, the public tolerance of the NVFP4 kernel competition, and one unit in
-    /// the last place for bf16, whose rounding alone is coarser than that.
+    /// Returns the tolerance of an output type: 1e-3 absolute, and relative 1e-3 for f16 (the public tolerance of the
+    /// NVFP4 kernel competition) or one unit in the last place for bf16, whose rounding alone exceeds 1e-3.
     pub const fn of(dtype: TokenDtype) -> Self {
         match dtype {
             TokenDtype::F16 => Self { absolute: 1e-3, relative: 1e-3 },
@@ -25,13 +25,13 @@ impl Tolerance {
         }
     }
 
-    /// Whether `got` (an output element) may stand for the exact `want`. NaN never may; infinities must be equal,
-    /// unless `want` is within tolerance of overflow.
+    /// Returns `true` if `got` (an output element) is acceptable for the exact `want`. NaN is never acceptable;
+    /// infinities must be equal, unless `want` is within tolerance of overflow.
     pub fn accepts(self, dtype: TokenDtype, got: f64, want: f64) -> bool {
         let rounded = dtype.decode(dtype.round(want));
         let allowed = |reference: f64| self.absolute + self.relative * reference.abs();
         if got.is_infinite() {
-            // The largest finite number and a little more: where rounding starts to overflow.
+            // Where rounding starts to overflow: slightly above the largest finite number.
             let overflow = match dtype {
                 TokenDtype::F16 => f64::from(half::f16::MAX),
                 TokenDtype::Bf16 => f64::from(half::bf16::MAX),
@@ -44,8 +44,8 @@ impl Tolerance {
         }
     }
 
-    /// The tolerance of one element, given Σ|products|·α for each projection. It is wider by the most that `roundings`
-    /// roundings to f32 of sums of that size can add up to.
+    /// Returns the tolerance of one element, given Σ|products|·α for each projection. It is widened by the maximum
+    /// error of `roundings` f32 roundings of sums of this magnitude.
     pub fn widened(self, element: &Element, magnitudes: [f64; 2], roundings: f64) -> Self {
         let [gate, up] = magnitudes.map(|sum| sum * roundings * f64::from(f32::EPSILON) / 2.0);
         if magnitudes[1] == 0.0 {
@@ -54,14 +54,14 @@ impl Tolerance {
         self.carried(element, [gate, up])
     }
 
-    /// The tolerance of one gated element of the unfused baseline, which rounds three times to the output's type: gate, up
-    /// and their product.
+    /// Returns the tolerance of a gated element of the unfused baseline, which rounds to the output type three times:
+    /// gate, up and their product.
     ///
-    /// Every variant has the last rounding, and [`Tolerance::of`] covers it. The first two move gate and up by half a
-    /// unit in their last place each: by at most `u·|x| + η`, where u is 2⁻¹¹ in f16 and 2⁻⁸ in bf16, and η is half of
-    /// the smallest subnormal, which matters in f16 alone. The tolerance grows by as much as that moves the product. An
-    /// intermediate that overflows is ±inf, for which no bound holds: such elements are wrong, as in every
-    /// implementation that stores gate and up in 16 bits.
+    /// Every variant has the last rounding, which [`Tolerance::of`] covers. The first two change gate and up by at most
+    /// half a unit in the last place: `u·|x| + η`, where u is 2⁻¹¹ in f16 and 2⁻⁸ in bf16, and η is half of the
+    /// smallest subnormal, which matters only in f16. The tolerance grows by the resulting change of the product. An
+    /// intermediate that overflows is ±inf and has no bound: such elements are wrong, as in every implementation that
+    /// stores gate and up in 16 bits.
     pub fn unfused(dtype: TokenDtype, element: &Element) -> Self {
         let (unit, smallest) = match dtype {
             TokenDtype::F16 => (f64::exp2(-11.0), f64::exp2(-25.0)),
@@ -70,28 +70,28 @@ impl Tolerance {
         Self::of(dtype).carried(element, element.pre.map(|x| unit * x.abs() + smallest))
     }
 
-    /// Wider by the most that a gated element changes if gate and up are off by so much. With an error of γ in gate g
-    /// and of υ in up u, and |silu'| ≤ L, |silu(g + γ)·(u + υ) − silu(g)·u| ≤ L·γ·(|u| + υ) + |silu(g)|·υ.
+    /// Widens the tolerance by the maximum change of a gated element if gate and up have these errors. With an error γ
+    /// in gate g and υ in up u, and |silu'| ≤ L: |silu(g + γ)·(u + υ) − silu(g)·u| ≤ L·γ·(|u| + υ) + |silu(g)|·υ.
     fn carried(self, element: &Element, [gate, up]: [f64; 2]) -> Self {
-        /// The steepest slope of silu, at x ≈ 2.4.
+        /// Maximum slope of silu, at x ≈ 2.4.
         const SILU_SLOPE: f64 = 1.0999;
         let more = SILU_SLOPE * gate * (element.pre[1].abs() + up) + silu(element.pre[0]).abs() * up;
         Self { absolute: self.absolute + more, ..self }
     }
 }
 
-/// An element whose value is not what it should be.
+/// An element with its actual and its exact value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mismatch {
-    /// Group (expert).
+    /// Index of the group (expert).
     pub group: usize,
-    /// Token of the group.
+    /// Index of the token in the group.
     pub row: usize,
-    /// Output feature.
+    /// Index of the output feature.
     pub column: usize,
-    /// What the output holds.
+    /// Value in the output.
     pub got: f64,
-    /// The exact value.
+    /// Exact value.
     pub want: f64,
 }
 
@@ -102,25 +102,26 @@ impl std::fmt::Display for Mismatch {
     }
 }
 
-/// What a comparison found.
+/// Result of a comparison.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Comparison {
-    /// Elements compared.
+    /// Number of compared elements.
     pub checked: usize,
-    /// How many of them are outside of the tolerance.
+    /// Number of elements outside the tolerance.
     pub mismatches: usize,
-    /// The first of those, in the order of the output.
+    /// First element outside the tolerance, in the order of the output.
     pub first: Option<Mismatch>,
-    /// The element with the largest absolute error, right or wrong; NaN counts as the largest of all.
+    /// Element with the largest absolute error, right or wrong; NaN counts as the largest error.
     pub worst: Option<Mismatch>,
-    /// The largest |got − want|.
+    /// Maximum of |got − want|.
     pub max_abs_err: f64,
-    /// The largest |got − want| / |want|, of elements whose |want| is at least a thousand times the absolute tolerance.
+    /// Maximum of |got − want| / |want|, over elements whose |want| is at least a thousand times the absolute
+    /// tolerance.
     pub max_rel_err: f64,
 }
 
 impl Comparison {
-    /// Whether no compared element was wrong. This holds too if there was nothing to compare.
+    /// Whether no compared element was wrong; also `true` if no element was compared.
     pub fn passed(&self) -> bool {
         self.mismatches == 0
     }
@@ -146,7 +147,7 @@ impl Comparison {
         }
     }
 
-    /// Joins the comparison of what comes later in the output.
+    /// Merges the comparison of a later part of the output.
     pub fn merge(self, later: Self) -> Self {
         Self {
             checked: self.checked + later.checked,
@@ -163,13 +164,13 @@ impl Comparison {
     }
 }
 
-/// Compares every element at the tolerance of the output's type.
+/// Compares every element with the tolerance of the output type.
 pub fn compare(output: &Output, reference: &Reference, step: &Step<'_>) -> Comparison {
     let tolerance = Tolerance::of(output.dtype());
     compare_with(output, reference, step, |_, _, _, _| tolerance)
 }
 
-/// Compares every element, each at a tolerance of its own: a function of group, row, column and exact element.
+/// Compares every element with a separate tolerance: a function of group, row, column and exact element.
 pub fn compare_with(
     output: &Output,
     reference: &Reference,
@@ -189,7 +190,7 @@ pub fn compare_with(
             }
             found
         });
-        // Collected in order: the first mismatch and ties for the worst do not depend on threads.
+        // Collected in order, so that the first mismatch and ties for the worst element do not depend on threads.
         rows.collect::<Vec<_>>().into_iter().fold(all, Comparison::merge)
     })
 }
@@ -211,23 +212,23 @@ mod tests {
         assert!(!accepts(f64::NAN, 1.0) && !accepts(f64::NAN, f64::NAN));
         assert!(accepts(f64::INFINITY, 1e9) && accepts(f64::NEG_INFINITY, -1e9));
         assert!(!accepts(f64::INFINITY, -1e9) && !accepts(f64::INFINITY, 60000.0) && !accepts(65504.0, 1e9));
-        // At the edge of overflow both sides may be right.
+        // At the edge of overflow, both the finite and the infinite value may be right.
         assert!(accepts(65504.0, 65520.0) && accepts(f64::INFINITY, 65519.0));
     }
 
     #[test]
-    fn the_bound_is_absolute_plus_relative_of_the_rounded_reference() {
+    fn bound_is_relative_to_the_rounded_reference() {
         let accepts = |got, want| F16.accepts(TokenDtype::F16, got, want);
         assert!(accepts(0.001, 0.0) && !accepts(0.0011, 0.0));
         assert!(accepts(1002.0, 1001.0) && !accepts(1003.0, 1001.0));
-        // 1.0004 rounds to 1 in f16: the bound is taken from there.
+        // 1.0004 rounds to 1 in f16, and the bound is relative to 1.
         assert!(accepts(1.0 - 0.0019, 1.0004) && !accepts(1.0 + 0.0021, 1.0004));
         let bf16 = Tolerance::of(TokenDtype::Bf16);
         assert!(bf16.accepts(TokenDtype::Bf16, 1.0078125, 1.0) && !bf16.accepts(TokenDtype::Bf16, 1.015625, 1.0));
     }
 
     #[test]
-    fn a_wrong_and_an_unwritten_element_are_found_with_their_places() {
+    fn wrong_and_unwritten_elements_are_located() {
         let matrix = |rows: usize| Matrix::new(rows, 16, vec![0x22; rows * 8], vec![0x38; rows], 1.0).unwrap();
         let plain = || Expert::Plain(matrix(8));
         let weights = Weights::new(Op::Plain, vec![plain(), plain()]).unwrap();
@@ -263,12 +264,12 @@ mod tests {
     }
 
     #[test]
-    fn the_unfused_tolerance_covers_three_roundings_and_little_more() {
+    fn unfused_tolerance_covers_three_roundings_tightly() {
         const STEPS: u32 = 4_000;
         for dtype in [TokenDtype::F16, TokenDtype::Bf16] {
             let (mut rng, mut passed) = (Xoshiro256PlusPlus::seed_from_u64(1), 0);
             for _ in 0..STEPS {
-                // Numbers of many magnitudes, of both signs, none of them in the format.
+                // Numbers of many magnitudes and both signs; none is representable in the format.
                 let pre = [(); 2].map(|()| rng.random_range(-1.0..1.0) * f64::exp2(rng.random_range(-8.0..8.0)));
                 let element = Element { pre, value: silu(pre[0]) * pre[1] };
                 let rounded = pre.map(|x| dtype.decode(dtype.round(x)));

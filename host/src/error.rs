@@ -1,4 +1,4 @@
-//! Everything that can be wrong, with its text: what, where, and what would be right.
+//! The library's error type. Each message says what is wrong, where, and how to fix it.
 
 use std::path::{Path, PathBuf};
 
@@ -8,34 +8,34 @@ use safetensors::Dtype;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// K is no whole number of blocks, or out of range.
+    /// K is not a multiple of 16, or is out of range.
     #[error("K = {k} is not a multiple of 16 from 16 to 2^20; pad the tensor to whole blocks of 16")]
     BlockAlignment {
-        /// The K at fault.
+        /// Rejected K.
         k: usize,
     },
     /// N is zero or not a multiple of 8.
     #[error("N = {n} is not a positive multiple of 8; pad the weights with zero rows")]
     OutputAlignment {
-        /// The N at fault.
+        /// Rejected N.
         n: usize,
     },
-    /// A buffer does not have the bytes that its shape asks for.
-    #[error("{what}: {got} bytes where the shape asks for {expected}")]
+    /// The length of a buffer differs from the length that the shape requires.
+    #[error("{what}: the shape needs {expected} bytes, found {got}")]
     Length {
-        /// Which buffer.
+        /// Name of the buffer.
         what: &'static str,
-        /// Its bytes.
+        /// Length of the buffer in bytes.
         got: usize,
-        /// The bytes it should have.
+        /// Required length in bytes.
         expected: usize,
     },
-    /// The product of sizes does not fit the address space.
-    #[error("the sizes multiply to more than this machine can address; check the shape")]
+    /// The product of the sizes exceeds the address space.
+    #[error("the product of the sizes exceeds the address space of this machine; check the shape")]
     TooLarge,
-    /// A block scale that tensor cores cannot read.
+    /// A block scale is negative or NaN.
     #[error(
-        "scale {code:#04x} at row {row}, block {block} is {}; NVFP4 scales are 0x00 to 0x7e: quantize the tensor again",
+        "scale {code:#04x} at row {row}, block {block} is {}; NVFP4 block scales must be 0x00 to 0x7e; quantize the tensor again",
         if code & 0x7F == 0x7F { "NaN" } else { "negative" }
     )]
     BlockScale {
@@ -46,117 +46,117 @@ pub enum Error {
         /// Block of 16 along K.
         block: usize,
     },
-    /// A global scale that is no finite number of zero or more.
-    #[error("global scale {value} is not a finite number of zero or more; quantize the tensor again")]
+    /// A global scale is negative, infinite or NaN.
+    #[error("global scale {value} must be finite and at least 0; quantize the tensor again")]
     GlobalScale {
-        /// The scale.
+        /// Rejected scale.
         value: f32,
     },
-    /// Products of global scales so large that a dot product could leave f32.
+    /// The product of the global scales is so large that a dot product could overflow f32.
     #[error(
-        "global scales multiply to {alpha:e}, which lets a dot product over K = {k} overflow f32; rescale the tensors"
+        "the product of the global scales is {alpha:e}: a dot product over K = {k} can overflow f32; rescale the tensors"
     )]
     Alpha {
-        /// The product.
+        /// Product of the global scales.
         alpha: f64,
-        /// The length of the dot product.
+        /// Length of the dot product.
         k: usize,
     },
-    /// Two things that must have the same size differ.
+    /// Two sizes that must be equal differ.
     #[error("{what}: got {got}, expected {expected}")]
     Mismatch {
-        /// What has that size.
+        /// Name of the size.
         what: &'static str,
-        /// The size it has.
+        /// Size found.
         got: usize,
-        /// The size it should have.
+        /// Size expected.
         expected: usize,
     },
-    /// The numbers to quantize hold NaN or an infinity.
+    /// A number to quantize is NaN or infinite.
     #[error("element {index} is {value}; only finite numbers can be quantized")]
     NotFinite {
-        /// Its place, row-major.
+        /// Row-major index of the number.
         index: usize,
-        /// The number.
+        /// Rejected number.
         value: f32,
     },
-    /// A request that makes no sense as given.
+    /// The request is invalid; the message says why.
     #[error("{}", one_line(.0))]
     Invalid(String),
-    /// A file that cannot be read or written.
+    /// A file cannot be read or written.
     #[error("{}: {cause}", printable(&path.to_string_lossy()))]
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said. Not a `source`: the text has it, and would be followed by it again.
+        /// Error of the operating system. It is not a `source`, because the message already includes its text.
         cause: std::io::Error,
     },
-    /// A file that is no valid safetensors file.
+    /// A file is not a valid safetensors file.
     #[error("not a valid safetensors file: {}; download or export it again", one_line(.0))]
     Safetensors(String),
-    /// A tensor, or all of a layer, that should be there.
+    /// A tensor or a layer is missing.
     #[error("{} is missing; {}", one_line(name), one_line(remedy))]
     Missing {
-        /// What is missing.
+        /// Name of the missing part.
         name: String,
-        /// What to do.
+        /// Remedy.
         remedy: String,
     },
-    /// A tensor of the wrong type.
+    /// A tensor has the wrong type.
     #[error("its dtype is {got}, not {}; {remedy}", either(expected))]
     Dtype {
-        /// The type it has.
+        /// Type of the tensor.
         got: Dtype,
-        /// The types it may have.
+        /// Accepted types.
         expected: Vec<Dtype>,
-        /// What to do.
+        /// Remedy.
         remedy: &'static str,
     },
-    /// A tensor of the wrong shape.
+    /// A tensor has the wrong shape.
     #[error("its shape is {got:?}, not {expected}; export the model again")]
     Shape {
-        /// The shape it has.
+        /// Shape of the tensor.
         got: Vec<usize>,
-        /// The shape it should have.
+        /// Expected shape, in words.
         expected: String,
     },
-    /// A global scale to divide by that is no positive finite number, or has no finite inverse.
-    #[error("global scale {value} cannot be divided by; quantize the tensor again")]
+    /// A global scale that divides is not positive and finite, or its inverse is not finite.
+    #[error("global scale {value} must be positive, and it and its inverse must be finite; quantize the tensor again")]
     Divisor {
-        /// The scale.
+        /// Rejected scale.
         value: f32,
     },
-    /// Something that a model computes and this library does not.
+    /// The model computes something that this library does not compute.
     #[error("{}", one_line(.0))]
     NotComputed(String),
-    /// An error with its place in front: a file, a tensor, a group.
+    /// An error with its place in front: a file, a tensor or a group.
     #[error("{}: {error}", one_line(place))]
     At {
-        /// Where.
+        /// File, tensor or group.
         place: String,
-        /// What.
+        /// Error at that place.
         error: Box<Error>,
     },
     /// A call of the CUDA driver failed.
     #[error("{call} failed on {device}: {source}")]
     Driver {
-        /// The driver's function.
+        /// Name of the driver's function.
         call: &'static str,
-        /// The device, in words.
+        /// Name of the device.
         device: String,
-        /// What the driver said.
+        /// Error of the driver.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The emulator ended a launch: for what the kernel did wrong, or for what it cannot do itself.
+    /// The emulator stopped a launch: the kernel did something wrong, or uses a feature that the emulator lacks.
     #[cfg(feature = "emulated")]
     #[error("{0}")]
     Fault(ptx_emulator::Fault),
-    /// No device of the wanted kind.
+    /// No device of the requested kind exists.
     #[error("no CUDA device: {0}")]
     NoDevice(String),
 }
 
-/// A message on one line and of bounded length, whatever a file put into it.
+/// Returns `message` escaped, on one line, and cut to a maximum length; files can put any text into a message.
 fn one_line(message: &str) -> String {
     const LONGEST: usize = 1000;
     let mut line = printable(message);
@@ -167,7 +167,8 @@ fn one_line(message: &str) -> String {
     line
 }
 
-/// A text fit for a terminal: what would move the cursor, change colors or the direction of writing is escaped.
+/// Returns `text` with control characters, color codes and bidirectional marks escaped, so that a terminal prints it
+/// safely.
 pub fn printable(text: &str) -> String {
     let mut printable = String::with_capacity(text.len());
     for c in text.chars() {
@@ -179,18 +180,19 @@ pub fn printable(text: &str) -> String {
     printable
 }
 
-/// Alternatives in words.
+/// Returns the types joined by "or".
 fn either(dtypes: &[Dtype]) -> String {
     dtypes.iter().map(Dtype::to_string).collect::<Vec<_>>().join(" or ")
 }
 
 impl Error {
-    /// The same error with a place in front.
+    /// Returns the error with a place in front.
     pub fn at(self, place: impl std::fmt::Display) -> Self {
         Self::At { place: place.to_string(), error: Box::new(self) }
     }
 
-    /// The same error under the group's own number. A group that is planned alone is planned as number 0.
+    /// Returns the error with the number of its group in front. A group that is planned alone reports group 0, which is
+    /// replaced.
     #[cfg(feature = "kernels")]
     pub(crate) fn of_group(self, index: usize) -> Self {
         let alone = match self {
@@ -200,7 +202,7 @@ impl Error {
         alone.at(format_args!("group {index}"))
     }
 
-    /// The error about a part of some numbers as one about all of them, of which so many stand before that part.
+    /// Returns an error about a part as an error about the whole; `before` elements precede the part.
     pub(crate) fn further_on(self, before: usize) -> Self {
         match self {
             Self::NotFinite { index, value } => Self::NotFinite { index: index + before, value },
@@ -208,12 +210,12 @@ impl Error {
         }
     }
 
-    /// An input or output error of a file.
+    /// Returns the I/O error of a file.
     pub fn io(path: &Path, cause: std::io::Error) -> Self {
         Self::Io { path: path.to_owned(), cause }
     }
 
-    /// What kind of error it is, in a word that does not change with the text.
+    /// Returns the kind of error as a code that stays the same when the message changes.
     pub fn code(&self) -> &'static str {
         match self {
             Self::BlockAlignment { .. } => "k-alignment",
@@ -240,7 +242,7 @@ impl Error {
         }
     }
 
-    /// Whether the device is missing, rather than the input wrong.
+    /// Returns `true` if the device is missing, `false` if the input is wrong.
     pub fn is_no_device(&self) -> bool {
         match self {
             Self::NoDevice(_) => true,
@@ -249,7 +251,7 @@ impl Error {
         }
     }
 
-    /// The kernel's fault, rather than the input's.
+    /// Returns the fault of the kernel, if the emulator found one.
     #[cfg(feature = "emulated")]
     pub fn fault(&self) -> Option<&ptx_emulator::Fault> {
         match self {
@@ -265,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_file_puts_into_a_message_stays_on_one_short_line() {
+    fn text_from_a_file_stays_on_one_short_line() {
         let message = Error::Invalid(format!("a\nb\u{1b}'\"\\{}", "é".repeat(5000))).to_string();
         assert!(message.starts_with(r#"a\nb\u{1b}'"\éé"#) && message.ends_with('…'), "{message}");
         assert_eq!(message.chars().count(), 1001);
@@ -274,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_system_said_is_said_once() {
+    fn system_error_is_printed_once() {
         let error = Error::io("x".as_ref(), std::io::ErrorKind::NotFound.into());
         assert!(std::error::Error::source(&error).is_none());
     }

@@ -1,48 +1,50 @@
-//! Tokens in NVFP4, and weights as they are: W4A4.
+//! Layers with NVFP4 tokens and NVFP4 weights (W4A4).
 //!
-//! A layer whose [`TokenFormat`](crate::problem::TokenFormat) is `Nvfp4` multiplies tokens and weights of 4 bits, as Blackwell's tensor cores
-//! do. Its tokens, its intermediate and its output lie in memory as 16-bit numbers all the same; only what is multiplied differs:
+//! A layer whose [`TokenFormat`](crate::problem::TokenFormat) is `Nvfp4` multiplies 4-bit tokens by 4-bit weights, as
+//! Blackwell's tensor cores do. Tokens, intermediate and output are 16-bit numbers in memory; only the multiplied
+//! operands differ:
 //!
-//! * A token has a global scale: the *input scale* that its expert comes with ([`InputScales`]), or else one of its own, its largest
-//!   magnitude / 2688. A global scale for a whole batch would make a token's result depend on the others, and there is none.
-//! * Its blocks of 16 have e4m3 scales, and its numbers are e2m1 ([`quantize_token`]). The intermediate is rounded to the tokens' type
-//!   first, and then treated like a token.
-//! * Products of e2m1 · e4m3 on both sides are exact. Their sums are f32, in an order that is the device's: the reference has a bound for
-//!   them ([`crate::moe::oracle`]).
-//! * A sum is multiplied by `token's global scale · weights' global scale`, rounded to f32, and has its bias. From there on, activation
-//!   and roundings are as ever.
+//! * A token has a global scale: the *input scale* of its expert ([`InputScales`]), or else the token's own scale, its
+//! largest magnitude / 2688. A global scale per batch is not supported, because a token's result would depend on the
+//! other tokens.
+//! * A token's blocks of 16 have e4m3 scales, and its numbers are e2m1 ([`quantize_token`]). The intermediate is
+//! rounded to the token type first, and then quantized like a token.
+//! * Products of e2m1 · e4m3 on both sides are exact. Their sums are f32, in an order that depends on the device; the
+//! reference bounds the error ([`crate::moe::oracle`]).
+//! * A sum is multiplied by `token's global scale · weights' global scale`, rounded to f32, and the bias is added.
+//! Activation and later roundings are the same as with 16-bit tokens.
 //!
-//! `docs/accuracy.md` has what that costs in accuracy.
+//! `docs/accuracy.md` reports the effect on accuracy.
 
 use crate::error::Error;
 use crate::format::{BLOCK, FIXED_POINT_BITS, Matrix, e2m1, e4m3};
 use crate::fp8::QuantizedRows;
 use crate::problem::TokenDtype;
 
-/// The largest number over its global scale.
+/// Ratio of the largest number to its global scale.
 pub const LARGEST: f32 = e2m1::MAX * e4m3::MAX;
 
-/// The least global scale, 2⁻¹⁰⁰: so small that only zeros are left of smaller numbers, and so large that all quotients are normal
-/// f32.
+/// Smallest global scale, 2⁻¹⁰⁰. Numbers too small for it become zero, and all quotients stay normal f32.
 pub const LEAST_GLOBAL: f32 = f32::from_bits((127 - 100) << 23);
 
-/// The scale of a block of small numbers: the least that is not 0.
+/// Code of the smallest nonzero block scale, for blocks of small numbers.
 const LEAST_SCALE: u8 = 1;
 
-/// The global scales of an expert's tokens, as checkpoints carry them (`input_scale`): largest magnitude / 2688 of what calibration saw.
+/// Global scales of an expert's tokens, as checkpoints store them (`input_scale`): largest magnitude / 2688 during
+/// calibration.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct InputScales {
-    /// Of what gate and up multiply. Where a checkpoint has one for each, the larger.
+    /// Input scale of gate and up; the larger one if a checkpoint has one for each.
     pub gate_up: f32,
-    /// Of what down multiplies.
+    /// Input scale of down.
     pub down: f32,
 }
 
 impl InputScales {
-    /// Checks that both are from 2⁻¹⁰⁰ to 2¹⁰⁰.
+    /// Checks that both scales are from 2⁻¹⁰⁰ to 2¹⁰⁰.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with the projection.
+    /// [`Error::Invalid`] with the name of the projection.
     pub fn check(&self) -> Result<(), Error> {
         check_input_scale(self.gate_up).map_err(|error| error.at("gate and up"))?;
         check_input_scale(self.down).map_err(|error| error.at("down"))
@@ -58,11 +60,11 @@ pub fn check_input_scale(scale: f32) -> Result<(), Error> {
         return Ok(());
     }
     Err(Error::Invalid(format!(
-        "input scale {scale:e} is not from 2^-100 to 2^100; leave input scales out, and each token has its own"
+        "input scale {scale:e} must be from 2^-100 to 2^100; without input scales, each token gets its own global scale"
     )))
 }
 
-/// A row of numbers, each the product of an e2m1 and an e4m3, in units of 2⁻¹⁰.
+/// A row of products e2m1 · e4m3, in units of 2⁻¹⁰.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Factors {
     numbers: Vec<i32>,
@@ -70,7 +72,7 @@ pub struct Factors {
 }
 
 impl Factors {
-    /// Of e2m1 codes, one a byte, and the scales of their blocks.
+    /// Takes e2m1 codes, one per byte, and the scales of their blocks.
     pub fn new(codes: &[u8], scales: &[u8]) -> Self {
         let blocks = codes.as_chunks::<BLOCK>().0.iter().zip(scales);
         let number =
@@ -81,7 +83,7 @@ impl Factors {
         }
     }
 
-    /// A row of weights.
+    /// Takes a row of weights.
     pub fn of_row(matrix: &Matrix<'_>, row: usize) -> Self {
         let mut numbers = vec![0; matrix.k()];
         matrix.fixed_point_row(row, &mut numbers);
@@ -89,10 +91,11 @@ impl Factors {
     }
 }
 
-/// The sum of the products of two rows of the same K: exact, and then rounded to f32. NaN if either has one.
+/// Returns the sum of the products of two rows with the same K: exact, then rounded to f32. NaN if a row has a NaN
+/// scale.
 ///
 /// # Panics
-/// If they have not the same K.
+/// Panics if the rows differ in K.
 pub fn sum(a: &Factors, b: &Factors) -> f32 {
     const UNIT: f32 = 1.0 / (1u64 << (2 * FIXED_POINT_BITS)) as f32;
     assert_eq!(a.numbers.len(), b.numbers.len(), "factors of each other");
@@ -100,22 +103,22 @@ pub fn sum(a: &Factors, b: &Factors) -> f32 {
         return f32::NAN;
     }
     let products = a.numbers.iter().zip(&b.numbers).map(|(&a, &b)| i64::from(a) * i64::from(b));
-    // Products are below 2⁴³, and there are 2²⁰ at most.
+    // Products are below 2⁴³, and there are at most 2²⁰ of them.
     products.sum::<i64>() as f32 * UNIT
 }
 
-/// What a projection makes of a [`sum`]: times the token's global scale and the weights', plus the bias if there is one. The factor is
-/// f32, and so is the fused multiplication and addition.
+/// Scales a [`sum`] by the token's global scale and the weights' global scale, and adds the bias if there is one. The
+/// factor is f32, and the multiplication and addition are one f32 FMA.
 #[inline]
 pub fn scaled(sum: f32, token_global: f32, global: f32, bias: Option<f32>) -> f32 {
-    // The sum of anything and -0 is the former.
+    // Adding -0 changes no number.
     (token_global * global).mul_add(sum, bias.unwrap_or(-0.0))
 }
 
-/// Rows of K numbers of a type, with an input scale or else a global scale each.
+/// Quantizes rows of K numbers of a token type, with an input scale or with one global scale per row.
 ///
 /// # Panics
-/// If K is 0.
+/// Panics if K is 0.
 pub fn quantize(dtype: TokenDtype, bits: &[u16], k: usize, input_scale: Option<f32>) -> QuantizedRows {
     let (mut codes, mut block_scales) = (vec![0; bits.len()], vec![0; bits.len() / BLOCK]);
     let parts = codes.chunks_exact_mut(k).zip(block_scales.chunks_exact_mut(k / BLOCK));
@@ -124,18 +127,18 @@ pub fn quantize(dtype: TokenDtype, bits: &[u16], k: usize, input_scale: Option<f
     QuantizedRows { codes, block_scales, scales }
 }
 
-/// Writes a token's e2m1 codes, one a byte, and the e4m3 scales of its blocks, and returns its global scale: the input scale, or else its
-/// largest magnitude, at least 2688 · [`LEAST_GLOBAL`], over 2688.
+/// Writes a token's e2m1 codes, one per byte, and the e4m3 scales of its blocks; returns its global scale. The global
+/// scale is the input scale, or else the token's largest magnitude (at least 2688 · [`LEAST_GLOBAL`]) / 2688.
 ///
-/// A block's scale is the e4m3 nearest to its largest magnitude over (6 · the global scale), ties to even, from 2⁻⁹ to 448. A code is the
-/// e2m1 nearest to the number times the inverse of (the scale · the global scale), ties to even, saturated to ±6. Each operation is
-/// rounded to f32.
+/// A block's scale is its largest magnitude / (6 · global scale), rounded to e4m3, ties to even, from 2⁻⁹ to 448. A
+/// code is the number times the inverse of (scale · global scale), rounded to e2m1, ties to even, saturated to ±6. Each
+/// operation is rounded to f32.
 ///
-/// A block with a NaN or an infinity has a scale of NaN and codes of 0, and so have all blocks if the global scale is not finite; so that
-/// all that is made of the token is NaN.
+/// A block with a NaN or an infinity gets a NaN scale and codes of 0. If the global scale is not finite, all blocks do.
+/// So every result computed from the token is NaN.
 ///
 /// # Panics
-/// If there are not as many codes as numbers, and a scale for each 16 of them.
+/// Panics unless there is one code per number and one scale per 16 numbers.
 pub fn quantize_token(
     dtype: TokenDtype,
     bits: &[u16],
@@ -144,7 +147,7 @@ pub fn quantize_token(
     scales: &mut [u8],
 ) -> f32 {
     assert_eq!((codes.len(), scales.len() * BLOCK), (bits.len(), bits.len()), "a code for each number");
-    // As integers, magnitudes have the order of their numbers, and NaN is above infinity.
+    // As integers, magnitudes have the order of the numbers, and NaN is above infinity.
     let amax = |bits: &[u16]| {
         let largest = bits.iter().map(|&bits| bits & 0x7FFF).max().unwrap_or(0);
         dtype.decode(largest) as f32
@@ -190,23 +193,26 @@ mod tests {
             let (codes, scales, global) = quantized(dtype, &block(&[1.0, -3.0, -2688.0, 448.0]), None);
             assert_eq!((&codes[..4], &scales[..], global), (&[0.0, -0.0, -6.0, 1.0][..], &[448.0][..], 1.0));
         }
-        // The second block has a scale of its own.
+        // The second block has a different scale.
         let (codes, scales, global) =
             quantized(TokenDtype::F16, &[block(&[2688.0]), block(&[3.0, 0.25, 5.0])].concat(), None);
         assert_eq!((&codes[16..19], &scales[..], global), (&[4.0, 0.5, 6.0][..], &[448.0, 0.8125][..], 1.0));
     }
 
     #[test]
-    fn an_input_scale_is_taken_as_it_is_and_saturates_what_is_larger() {
+    fn given_input_scale_saturates_larger_numbers() {
         let (codes, scales, global) = quantized(TokenDtype::Bf16, &block(&[1.0, 0.5, -0.25]), Some(0.25));
-        // 1 / (6 · 0.25) = 0.667, of which the nearest e4m3 is 0.6875: 1 is 5.8 units.
+        // 1 / (6 · 0.25) = 0.667; the nearest e4m3 is 0.6875, so 1 is 5.8 units.
         assert_eq!((&codes[..3], &scales[..], global), (&[6.0, 3.0, -1.5][..], &[0.6875][..], 0.25));
         let (codes, scales, _) = quantized(TokenDtype::Bf16, &block(&[10_000.0, 448.0]), Some(1.0));
         assert_eq!((&codes[..2], &scales[..]), (&[6.0, 1.0][..], &[448.0][..]));
         assert!(InputScales { gate_up: 0.25, down: 1.0 }.check().is_ok());
         for scale in [0.0, f32::NAN, f32::INFINITY, -1.0, 1e-31] {
             let error = InputScales { gate_up: 0.25, down: scale }.check().unwrap_err().to_string();
-            assert!(error.starts_with("down: input scale") && error.contains("is not from 2^-100 to 2^100"), "{error}");
+            assert!(
+                error.starts_with("down: input scale") && error.contains("must be from 2^-100 to 2^100"),
+                "{error}"
+            );
         }
     }
 
@@ -219,13 +225,13 @@ mod tests {
         let largest = f32::from_bits(0x7F7F_0000);
         let (codes, scales, global) = quantized(TokenDtype::Bf16, &block(&[largest, -largest / 6.0]), None);
         assert_eq!((&codes[..2], scales[0], global), (&[6.0, -1.0][..], 448.0, largest / 2688.0));
-        // The least input scale, and numbers far too large for it.
+        // The smallest input scale, with numbers far too large for it.
         let (codes, scales, _) = quantized(TokenDtype::Bf16, &block(&[largest, -1.0]), Some(LEAST_GLOBAL));
         assert_eq!((&codes[..2], scales[0]), (&[6.0, -6.0][..], 448.0));
     }
 
     #[test]
-    fn sums_are_exact_and_have_nan_where_a_scale_has() {
+    fn sums_are_exact_and_nan_scales_spread() {
         // 6 · 448 squared, and 0.5 · 2⁻⁹ squared: 2⁻²⁰.
         let of = |code: u8, scale: u8| Factors::new(&[code; BLOCK], &[scale]);
         assert_eq!(sum(&of(7, e4m3::MAX_CODE), &of(15, e4m3::MAX_CODE)), -16.0 * 2688.0 * 2688.0);
@@ -236,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_makes_scales_nan() {
+    fn non_finite_numbers_make_scales_nan() {
         for (number, dtype) in [f32::NAN, f32::NEG_INFINITY].into_iter().zip([TokenDtype::F16, TokenDtype::Bf16]) {
             let numbers = [block(&[1.0, number]), block(&[3.0])].concat();
             let (codes, scales, global) = quantized(dtype, &numbers, None);

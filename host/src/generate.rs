@@ -1,6 +1,7 @@
-//! Inputs made from a seed: the kernel competition's two, one like a model's, and one that holds every code.
+//! Inputs generated from a seed: the two kinds of the kernel competition, one that resembles a model, and one with
+//! every code.
 //!
-//! Every row has a generator of its own, so that the same seed gives the same bytes on any number of threads.
+//! Every row has its own random generator, so the same seed gives the same bytes on any number of threads.
 
 use rand::{Rng, RngExt, SeedableRng};
 use rand_distr::{Distribution, StandardNormal};
@@ -12,26 +13,26 @@ use crate::format::{BLOCK, Matrix, e4m3};
 use crate::problem::{Expert, Group, Op, Weights};
 use crate::quantize::quantize;
 
-/// How inputs are made.
+/// Kind of generated inputs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Generator {
-    /// As the competition's dual GEMM: values up to ±1.5, scales uniform in [0, 1).
+    /// Inputs of the competition's dual GEMM: values up to ±1.5, scales uniform in [0, 1).
     PublicDual,
-    /// As the competition's grouped GEMM: values up to ±1.5, scales 1 and 2.
+    /// Inputs of the competition's grouped GEMM: values up to ±1.5, scales 1 and 2.
     PublicGroup,
-    /// As a model: tokens ~ N(0, 1) and weights ~ N(0, 1/K), quantized.
+    /// Quantized normal numbers like in a model: tokens ~ N(0, 1) and weights ~ N(0, 1/K).
     #[default]
     Gaussian,
-    /// Every value and every scale; global scales such that outputs stay finite in f16.
+    /// Every value and every scale; global scales keep the outputs finite in f16.
     AllCodes,
 }
 
 impl Generator {
-    /// All of them.
+    /// Every generator.
     pub const ALL: [Self; 4] = [Self::PublicDual, Self::PublicGroup, Self::Gaussian, Self::AllCodes];
 
-    /// Its name on the command line.
+    /// Name of the generator on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::PublicDual => "public-dual",
@@ -42,7 +43,7 @@ impl Generator {
     }
 }
 
-/// What a matrix is; each has random numbers of its own.
+/// Role of a matrix; each role has its own random numbers.
 #[derive(Clone, Copy)]
 pub(crate) enum Role {
     Tokens,
@@ -51,19 +52,19 @@ pub(crate) enum Role {
     Down,
 }
 
-/// Weights for the groups of a shape.
+/// Generates weights for the groups of a shape.
 ///
 /// # Errors
-/// If the sizes are not valid.
+/// Returns an error if the sizes are not valid.
 pub fn weights(generator: Generator, op: Op, groups: &[Group], seed: u64) -> Result<Weights<'static>, Error> {
     let experts = groups.iter().enumerate().map(|(group, sizes)| expert(generator, op, group, sizes, seed));
     Weights::new(op, experts.collect::<Result<_, Error>>()?)
 }
 
-/// The weights of one group.
+/// Generates the weights of one group.
 ///
 /// # Errors
-/// If the sizes are not valid.
+/// Returns an error if the sizes are not valid.
 pub fn expert(generator: Generator, op: Op, group: usize, sizes: &Group, seed: u64) -> Result<Expert<'static>, Error> {
     let matrix = |role| matrix(generator, role, group, sizes.n, sizes.k, seed);
     Ok(match op {
@@ -72,27 +73,27 @@ pub fn expert(generator: Generator, op: Op, group: usize, sizes: &Group, seed: u
     })
 }
 
-/// Activations for the groups of a shape.
+/// Generates activations for the groups of a shape.
 ///
 /// # Errors
-/// If the sizes are not valid.
+/// Returns an error if the sizes are not valid.
 pub fn activations(generator: Generator, groups: &[Group], seed: u64) -> Result<Vec<Matrix<'static>>, Error> {
     let tokens = |(group, sizes): (usize, &Group)| matrix(generator, Role::Tokens, group, sizes.m, sizes.k, seed);
     groups.iter().enumerate().map(tokens).collect()
 }
 
-/// The random numbers of a row of a matrix. A seed and a place give a stream: the constants are odd, so no two places of a
-/// matrix share one.
+/// Returns the random generator of a row of a matrix. Seed and position select a stream; the constants are odd, so no
+/// two positions of a matrix share a stream.
 pub(crate) fn row_rng(seed: u64, group: usize, role: Role, row: usize) -> Xoshiro256PlusPlus {
     let tensor = (group as u64) << 2 | role as u64;
     let place = tensor.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (row as u64).wrapping_mul(0xD1B5_4A32_D192_ED03);
     Xoshiro256PlusPlus::seed_from_u64(seed.wrapping_mul(0xA24B_AED4_963E_E407) ^ place)
 }
 
-/// A matrix `[rows, K]` of a group's inputs.
+/// Generates a matrix `[rows, K]` of a group's inputs.
 ///
 /// # Errors
-/// If the sizes are not valid.
+/// Returns an error if the sizes are not valid.
 pub(crate) fn matrix(
     generator: Generator,
     role: Role,
@@ -141,10 +142,10 @@ pub(crate) fn matrix(
     Matrix::new(rows, k, values, scales, global)
 }
 
-/// A global scale that gives pre-activations of a few units: their standard deviation is about 8 for gate, 2 for up. What comes of
-/// the two has one of about 11; down projections of it are a few units again.
+/// Returns a global scale for pre-activations of a few units: their standard deviation is about 8 for gate and 2 for
+/// up. The product of silu(gate) and up has about 11, and down projections of it again have a few units.
 fn all_codes_global_scale(role: Role, k: usize) -> f32 {
-    /// The root mean square of `e2m1 × e4m3` over all codes and scales.
+    /// Root mean square of `e2m1 × e4m3` over all codes and scales.
     const NUMBER_RMS: f32 = 292.8;
     let dot_product_rms = NUMBER_RMS * NUMBER_RMS * (k as f32).sqrt();
     match role {
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn public_generators_draw_what_they_say() {
+    fn public_generators_draw_from_their_documented_ranges() {
         for (generator, allowed) in
             [(Generator::PublicDual, 0..=e4m3::encode(1.0)), (Generator::PublicGroup, 0x38..=0x40)]
         {
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn all_codes_holds_every_code_and_its_dot_products_have_the_size_they_should() {
+    fn all_codes_holds_every_code_with_moderate_dot_products() {
         let (tokens, gate) = (sample(Generator::AllCodes, Role::Tokens), sample(Generator::AllCodes, Role::Gate));
         for code in 0..=e4m3::MAX_CODE {
             assert!(gate.scales().contains(&code));
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn gaussian_has_the_deviation_of_its_role_and_other_places_other_numbers() {
+    fn gaussian_deviation_depends_on_the_role() {
         let numbers = |matrix: &Matrix<'_>| -> Vec<f32> {
             let mut numbers = vec![0.0; matrix.rows() * matrix.k()];
             numbers.chunks_mut(matrix.k()).enumerate().for_each(|(row, out)| matrix.dequantize_row(row, out));

@@ -1,6 +1,6 @@
-//! NVFP4 grouped GEMM for mixture-of-experts models: formats, an exact oracle, backends, checkpoints.
+//! NVFP4 grouped GEMM for mixture-of-experts models: formats, an exact oracle, backends and checkpoints.
 //!
-//! A layer's weights are prepared once; steps of tokens run on them, and every element can be checked:
+//! Prepare a layer's weights once, then run steps of tokens on them; every output element can be checked:
 //!
 //! ```
 //! use nvfp4::backend::{self, Backend, cpu::Cpu};
@@ -24,19 +24,20 @@
 //! # Ok::<_, nvfp4::Error>(())
 //! ```
 //!
-//! - A tensor is a [`format::Matrix`]: [`quantize`] makes it of numbers, [`checkpoint`] reads it from a model, [`generate`] makes it
-//!   up from a seed.
-//! - [`problem::Weights`] and [`problem::Step`] are the checked inputs of a layer and of one forward pass. Whoever holds one holds a
-//!   valid problem.
-//! - A [`backend`] computes an [`Output`]: `cpu` on any machine, `cuda` on a GPU, `emulated` with the GPU's kernels on the CPU.
-//! - [`oracle`] says what is right to the last bit, [`compare`] whether the output is.
-//! - [`moe`] is a whole MoE layer, from hidden states to hidden states: its inputs, its reference and its comparison.
-//! - [`linear`] is a linear layer likewise.
-//! - [`fp8`] says what either computes if its tokens are multiplied as FP8, and [`fp4`] what an MoE layer does if they are NVFP4.
-//! - [`router`] makes of a router's logits the experts that tokens name, and their weights.
-//! - `selftest` lets a card's kernels prove themselves there (feature `cuda`).
-//! - [`plan`] counts bytes, operations and tiles; [`shape`] knows sizes by name.
-//!
+//! - [`format::Matrix`] is an NVFP4 tensor: [`quantize`] converts numbers, [`checkpoint`] reads a model, [`generate`]
+//!   generates it from a seed.
+//! - [`problem::Weights`] and [`problem::Step`] are the checked inputs of a layer and of one forward pass; a value of
+//!   these types is always a valid problem.
+//! - A [`backend`] computes an [`Output`]: `cpu` on any machine, `cuda` on a GPU, `emulated` with the GPU's kernels on
+//!   the CPU.
+//! - [`oracle`] computes the exact result, and [`compare`] compares an output with it.
+//! - [`moe`] is a whole MoE layer, from hidden states to hidden states: inputs, reference and comparison.
+//! - [`linear`] is a linear layer: inputs, reference and comparison.
+//! - [`fp8`] defines the result for FP8 tokens, in both layers. [`fp4`] defines the result of an MoE layer for NVFP4
+//!   tokens.
+//! - [`router`] turns a router's logits into experts and weights.
+//! - `selftest` tests the kernels of a GPU (feature `cuda`).
+//! - [`plan`] counts bytes, operations and tiles; [`shape`] defines named sizes.
 //! Features: `cuda` and `emulated` add those backends, `cli` the command `nvfp4`.
 
 pub mod backend;

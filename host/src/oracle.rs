@@ -1,8 +1,8 @@
 //! The exact reference: the definition of a correct result.
 //!
-//! Every `e2m1 × e4m3` is an integer times 2⁻¹⁰, so every product of two is an integer times 2⁻²⁰ below 2⁴³, and 2²⁰ of
-//! them, the most that K allows, fit an `i64`. A dot product is therefore a sum of integers: no rounding, no order, the
-//! same on any number of threads. What follows it is f64: one rounding of the sum, the product with α, and the gate.
+//! Every `e2m1 × e4m3` is an integer times 2⁻¹⁰, so every product of two is an integer times 2⁻²⁰ below 2⁴³. Up to 2²⁰
+//! products, the maximum of K, fit an `i64`. So a dot product is a sum of integers: without rounding, in any order, the
+//! same on any number of threads. The rest is f64: one rounding of the sum, the product with α, and the gate.
 
 use rayon::prelude::*;
 
@@ -10,10 +10,10 @@ use crate::format::{FIXED_POINT_BITS, Matrix};
 use crate::output::Output;
 use crate::problem::{Step, Weights};
 
-/// Units of a dot product of fixed-point rows.
+/// Unit of a dot product of fixed-point rows.
 const PRODUCT_UNIT: f64 = 1.0 / (1u64 << (2 * FIXED_POINT_BITS)) as f64;
 
-/// Tokens whose dot products with one weight row are summed side by side, sharing its loads.
+/// Number of tokens whose dot products with one weight row are computed together and share its loads.
 const TOKENS: usize = 4;
 
 /// One output element before rounding.
@@ -21,16 +21,16 @@ const TOKENS: usize = 4;
 pub struct Element {
     /// `α₁·(A·B1ᵀ)` and `α₂·(A·B2ᵀ)`; the second is 0 in a plain problem.
     pub pre: [f64; 2],
-    /// The output: `silu(pre[0])·pre[1]`, or `pre[0]`.
+    /// Output element: `silu(pre[0])·pre[1]`, or `pre[0]`.
     pub value: f64,
 }
 
-/// `x·σ(x)`, of Hendrycks and Gimpel, "Gaussian Error Linear Units".
+/// Returns `x·σ(x)` (Hendrycks and Gimpel, "Gaussian Error Linear Units").
 pub fn silu(x: f64) -> f64 {
     x / (1.0 + (-x).exp())
 }
 
-/// The exact results of a step.
+/// Exact results of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reference {
     groups: Vec<GroupReference>,
@@ -40,23 +40,24 @@ pub struct Reference {
 #[derive(Clone, Debug, PartialEq)]
 struct GroupReference {
     n: usize,
-    /// For each projection, `[M, N]`.
+    /// Pre-activations `[M, N]` of each projection.
     pre: Vec<Vec<f64>>,
 }
 
 impl Reference {
     /// Computes every element.
     ///
-    /// # Panics
+    /// Panics if the step was not built for these weights.
     /// If the step was not built for these weights.
     pub fn new(weights: &Weights<'_>, step: &Step<'_>) -> Self {
         Self::with_progress(weights, step, &|_| ())
     }
 
-    /// As [`Reference::new`]; calls `progress` from any thread with the dot products that it has finished since.
+    /// Like [`Reference::new`]; any thread calls `progress` with the number of dot products finished since its last
+    /// call.
     ///
     /// # Panics
-    /// If the step was not built for these weights.
+    /// Panics if the step was not built for these weights.
     pub fn with_progress(weights: &Weights<'_>, step: &Step<'_>, progress: &(dyn Fn(usize) + Sync)) -> Self {
         let groups = weights
             .experts()
@@ -73,7 +74,7 @@ impl Reference {
         Self { groups, gated: weights.op().projections() == 2 }
     }
 
-    /// An element of a group.
+    /// Returns an element of a group.
     #[inline]
     pub fn element(&self, group: usize, row: usize, column: usize) -> Element {
         let group = &self.groups[group];
@@ -81,12 +82,12 @@ impl Reference {
         element([group.pre[0][at], if self.gated { group.pre[1][at] } else { 0.0 }], self.gated)
     }
 
-    /// The pre-activations of a group, `[M, N]` for each projection (gate and up, or one).
+    /// Returns the pre-activations of a group, `[M, N]` for each projection (gate and up, or one).
     pub fn pre_activations(&self, group: usize) -> &[Vec<f64>] {
         &self.groups[group].pre
     }
 
-    /// The output of a step, rounded to its type.
+    /// Returns the output of a step, rounded to the output type.
     pub fn output(&self, step: &Step<'_>) -> Output {
         let mut output = Output::new(step.problem());
         let dtype = output.dtype();
@@ -100,10 +101,10 @@ impl Reference {
     }
 }
 
-/// One element alone, for checking a sample of a large output.
+/// Computes one element, to check a sample of a large output.
 ///
 /// # Panics
-/// If the element is not of the problem, or the step was not built for these weights.
+/// Panics if the element is out of range, or the step was not built for these weights.
 pub fn element_at(weights: &Weights<'_>, step: &Step<'_>, group: usize, row: usize, column: usize) -> Element {
     let expert = &weights.experts()[group];
     let (mut token, mut weight) = (vec![0; expert.k()], vec![0; expert.k()]);
@@ -116,15 +117,15 @@ pub fn element_at(weights: &Weights<'_>, step: &Step<'_>, group: usize, row: usi
     element(pre, weights.op().projections() == 2)
 }
 
-/// `Σ|products|` times α, of each projection and element of a group: it bounds the error of a floating-point sum. Laid
-/// out as [`Reference::pre_activations`].
+/// Returns `Σ|products|` times α for each projection and element of a group, in the layout of
+/// [`Reference::pre_activations`]. It bounds the error of a floating-point sum.
 pub fn magnitudes(weights: &Weights<'_>, step: &Step<'_>, group: usize) -> Vec<Vec<f64>> {
     let tokens = absolute(&step.activations()[group]);
     let projections = weights.experts()[group].projections().zip(step.alphas(group));
     projections.map(|(weight, alpha)| products(&tokens, &absolute(weight), alpha * PRODUCT_UNIT, &|_| ())).collect()
 }
 
-/// The matrix of absolute values.
+/// Returns the matrix of absolute values.
 fn absolute<'a>(matrix: &'a Matrix<'_>) -> Matrix<'a> {
     let values: Vec<u8> = matrix.values().iter().map(|byte| byte & 0x77).collect();
     Matrix::new(matrix.rows(), matrix.k(), values, matrix.scales(), matrix.global_scale())
@@ -135,9 +136,9 @@ fn element(pre: [f64; 2], gated: bool) -> Element {
     Element { pre, value: if gated { silu(pre[0]) * pre[1] } else { pre[0] } }
 }
 
-/// `unit · tokens·weightᵀ`, `[M, N]`.
+/// Returns `unit · tokens·weightᵀ`, `[M, N]`.
 fn products(tokens: &Matrix<'_>, weight: &Matrix<'_>, unit: f64, progress: &(dyn Fn(usize) + Sync)) -> Vec<f64> {
-    /// Weight rows decoded at a time: 32 of K = 7168 are 917 KB, within a core's L2 cache.
+    /// Weight rows decoded at a time: 32 rows of K = 7168 take 917 KB, which fits a core's L2 cache.
     const WEIGHT_ROWS: usize = 32;
     let (k, n) = (weight.k(), weight.rows());
     let mut rows = vec![0; tokens.rows() * k];
@@ -177,16 +178,16 @@ fn products(tokens: &Matrix<'_>, weight: &Matrix<'_>, unit: f64, progress: &(dyn
     products
 }
 
-/// Exact dot products of some tokens with one weight row, on the widest vectors that this machine has.
+/// Returns exact dot products of some tokens with one weight row, with the widest vectors of this machine.
 fn dot_products<const T: usize>(tokens: [&[i32]; T], weight: &[i32]) -> [i64; T] {
     #[cfg(target_arch = "x86_64")]
     {
         if is_x86_feature_detected!("avx512f") {
-            // SAFETY: avx512f was detected on the line above.
+            // SAFETY: AVX-512F was detected on the line above.
             return unsafe { dot_products_avx512(tokens, weight) };
         }
         if is_x86_feature_detected!("avx2") {
-            // SAFETY: avx2 was detected on the line above.
+            // SAFETY: AVX2 was detected on the line above.
             return unsafe { dot_products_avx2(tokens, weight) };
         }
     }
@@ -207,7 +208,7 @@ fn dot_products_avx2<const T: usize>(tokens: [&[i32]; T], weight: &[i32]) -> [i6
 
 #[inline(always)]
 fn dot_products_portable<const T: usize>(tokens: [&[i32]; T], weight: &[i32]) -> [i64; T] {
-    /// Partial sums of a dot product: a block of K fills whole vectors.
+    /// Number of partial sums of a dot product; one block of K fills whole vectors.
     const LANES: usize = crate::format::BLOCK;
     let (weight, tail) = weight.as_chunks::<LANES>();
     assert!(tail.is_empty(), "K is a multiple of a block");
@@ -217,7 +218,7 @@ fn dot_products_portable<const T: usize>(tokens: [&[i32]; T], weight: &[i32]) ->
         for (sums, token) in sums.iter_mut().zip(tokens) {
             let token = &token[block];
             for lane in 0..LANES {
-                // Never wraps (see the head of this file). Tests are built with checked operators, which do not
+                // Never overflows (see the start of this file). Checked operators, which tests are built with, do not
                 // vectorize.
                 let product = i64::from(token[lane]).wrapping_mul(i64::from(weight[lane]));
                 sums[lane] = sums[lane].wrapping_add(product);
@@ -235,7 +236,7 @@ mod tests {
     use num_bigint::BigInt;
     use proptest::prelude::*;
 
-    /// Any valid matrix: every value code, every scale.
+    /// Generates any valid matrix: every value code, every scale.
     fn matrix(rows: usize, k: usize) -> impl Strategy<Value = Matrix<'static>> {
         let values = prop::collection::vec(any::<u8>(), rows * k / 2);
         let scales = prop::collection::vec(0..=e4m3::MAX_CODE, rows * k / 16);
@@ -250,7 +251,7 @@ mod tests {
         })
     }
 
-    /// The dot product of two rows in integers without bound, read from the packed bytes by the format's definition.
+    /// Dot product of two rows in unbounded integers, computed from the packed bytes by the format's definition.
     fn big_dot_product(a: &Matrix<'_>, row: usize, b: &Matrix<'_>, column: usize) -> BigInt {
         let number = |matrix: &Matrix<'_>, row: usize, k: usize| {
             let code = matrix.row_values(row)[k / 2] >> (k % 2 * 4) & 0xF;
@@ -265,7 +266,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn sums_are_those_of_big_integers((tokens, gate, up) in gated()) {
+        fn sums_match_big_integers((tokens, gate, up) in gated()) {
             let expert = Expert::Gated { gate: gate.clone(), up: up.clone() };
             let weights = Weights::new(Op::Gated, vec![expert]).unwrap();
             let step = Step::new(&weights, vec![tokens.clone()], TokenDtype::F16).unwrap();
@@ -284,7 +285,7 @@ mod tests {
         }
 
         #[test]
-        fn every_vector_width_sums_alike(tokens in prop::collection::vec(-2_752_512i32..=2_752_512, 4 * 48),
+        fn every_vector_width_gives_the_same_sum(tokens in prop::collection::vec(-2_752_512i32..=2_752_512, 4 * 48),
                                          weight in prop::collection::vec(-2_752_512i32..=2_752_512, 48)) {
             let tokens = std::array::from_fn::<_, 4, _>(|i| &tokens[i * 48..][..48]);
             prop_assert_eq!(dot_products(tokens, &weight), dot_products_portable(tokens, &weight));
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_sum_fits() {
+    fn largest_sum_fits_an_i64() {
         let k = crate::problem::MAX_K;
         let matrix =
             |rows: usize, code: u8| Matrix::new(rows, k, vec![code; rows * k / 2], vec![0x7E; rows * k / 16], 1e-9);
@@ -304,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn bits_do_not_depend_on_the_number_of_threads() {
+    fn bits_are_independent_of_the_thread_count() {
         let numbers = |rows: usize, seed: u32| -> Vec<f32> {
             (0..rows as u32 * 320)
                 .map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 8) as f32 - 8e6)
@@ -325,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn magnitudes_are_the_sums_of_absolute_products() {
+    fn magnitudes_equal_sums_of_absolute_products() {
         let tokens = Matrix::new(1, 16, vec![0x9A; 8], vec![0x38], 1.0).unwrap(); // −1, −0.5, …
         let weight = Matrix::new(8, 16, vec![0x1A; 64], vec![0x38; 8], 1.0).unwrap(); // −1, 0.5, …
         let weights = Weights::new(Op::Plain, vec![Expert::Plain(weight)]).unwrap();

@@ -1,8 +1,11 @@
-//! f32, f16 or bf16 to NVFP4, by the algorithm of NVIDIA's ModelOpt.
+//! Quantizes f32, f16 or bf16 to NVFP4 with the algorithm of NVIDIA's ModelOpt.
 //!
-//! A tensor has one global scale, `amax / (6·448)`, so that the largest block scale is the largest E4M3 number. A block
-//! of 16 has the scale `amax of the block / (6·global)`, rounded to E4M3 and at least 2⁻⁹; a block of zeros has 1.
-//! Values are divided by both scales and rounded to nearest, ties to even. All of this is f32, as in ModelOpt.
+//! - The global scale of a tensor is `amax / (6·448)`, so that the largest block scale is the largest E4M3 number.
+//! - The scale of a block of 16 is `amax of the block / (6·global)`, rounded to E4M3 and at least 2⁻⁹; a block of zeros
+//!   has scale 1.
+//! - Values are divided by both scales and rounded to nearest, ties to even.
+//!
+//! All arithmetic is f32, as in ModelOpt.
 
 use rayon::prelude::*;
 
@@ -13,19 +16,19 @@ use crate::format::{BLOCK, Matrix, e2m1, e4m3};
 pub trait Number: Copy + Sync + Into<f32> {}
 impl<T: Copy + Sync + Into<f32>> Number for T {}
 
-/// The code of the smallest positive scale, 2⁻⁹: a block scale of zero would lose what its block holds.
+/// Code of the smallest positive scale, 2⁻⁹; a block scale of zero would turn the whole block into zeros.
 const SMALLEST_SCALE: u32 = 1;
 
-/// The code of a scale of 1, for a block of zeros.
+/// Code of scale 1, for blocks of zeros.
 const SCALE_OF_ZEROS: u32 = 0x38;
 
-/// Numbers looked at by one task.
+/// Numbers per task of a search for the maximum.
 const CHUNK: usize = 1 << 16;
 
-/// Rows quantized by one task.
+/// Rows per quantization task.
 const ROWS: usize = 16;
 
-/// Quantizes a row-major matrix `[rows, k]`, its global scale taken from its largest magnitude.
+/// Quantizes a row-major matrix `[rows, k]`; the global scale comes from its largest magnitude.
 ///
 /// ```
 /// let numbers: Vec<f32> = (0..32).map(|i| i as f32 - 16.0).collect();
@@ -43,7 +46,7 @@ pub fn quantize<T: Number>(numbers: &[T], rows: usize, k: usize) -> Result<Matri
     quantize_with(numbers, rows, k, global)
 }
 
-/// The global scale that ModelOpt gives to a tensor: [`global_scale_for`] its [`amax`].
+/// Returns the global scale that ModelOpt gives to a tensor: [`global_scale_for`] of its [`amax`].
 ///
 /// # Errors
 /// [`Error::NotFinite`] on NaN or infinity.
@@ -51,13 +54,13 @@ pub fn global_scale<T: Number>(numbers: &[T]) -> Result<f32, Error> {
     amax(numbers).map(global_scale_for)
 }
 
-/// The global scale for numbers of at most this magnitude: `amax / (6·448)`. For zero it is 1, and never below the
-/// smallest normal f32.
+/// Returns the global scale for numbers up to magnitude `amax`: `amax / (6·448)`, 1 for zero, and at least the smallest
+/// normal f32.
 pub fn global_scale_for(amax: f32) -> f32 {
     if amax == 0.0 { 1.0 } else { (amax / (e2m1::MAX * e4m3::MAX)).max(f32::MIN_POSITIVE) }
 }
 
-/// The largest magnitude; 0 for no numbers.
+/// Returns the largest magnitude; 0 for an empty slice.
 ///
 /// # Errors
 /// [`Error::NotFinite`] on NaN or infinity.
@@ -66,13 +69,14 @@ pub fn amax<T: Number>(numbers: &[T]) -> Result<f32, Error> {
     if amax.is_finite() { Ok(amax) } else { Err(first_not_finite(numbers)) }
 }
 
-/// The error for numbers of which one is NaN or infinite.
+/// Returns the error for numbers with a NaN or an infinity.
 fn first_not_finite<T: Number>(numbers: &[T]) -> Error {
-    let index = numbers.iter().position(|&x| !x.into().is_finite()).expect("one of them is not finite");
+    let index =
+        numbers.iter().position(|&x| !x.into().is_finite()).expect("the caller found a number that is not finite");
     Error::NotFinite { index, value: numbers[index].into() }
 }
 
-/// The largest of [`magnitude_bits`].
+/// Returns the maximum of [`magnitude_bits`].
 fn largest_bits<T: Number>(numbers: &[T]) -> u32 {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
@@ -80,7 +84,7 @@ fn largest_bits<T: Number>(numbers: &[T]) -> u32 {
         fn avx2<T: Number>(numbers: &[T]) -> u32 {
             largest_bits_portable(numbers)
         }
-        // SAFETY: the feature was detected on the line above.
+        // SAFETY: AVX2 was detected on the line above.
         return unsafe { avx2(numbers) };
     }
     largest_bits_portable(numbers)
@@ -91,8 +95,7 @@ fn largest_bits_portable<T: Number>(numbers: &[T]) -> u32 {
     numbers.iter().fold(0, |largest, &x| largest.max(magnitude_bits(x.into())))
 }
 
-/// Quantizes with a global scale given from outside, such as one calibrated for activations; what is too large for it
-/// saturates.
+/// Quantizes with a given global scale, for example a calibrated input scale; larger numbers saturate.
 ///
 /// # Errors
 /// [`Error::NotFinite`], [`Error::BlockAlignment`], [`Error::Length`]; [`Error::GlobalScale`] unless it is positive and
@@ -120,13 +123,13 @@ pub fn quantize_with<T: Number>(numbers: &[T], rows: usize, k: usize, global: f3
     Matrix::new(rows, k, values, scales, global)
 }
 
-/// Quantizes whole blocks into their packed values (a byte for two numbers) and scales (a byte for 16).
+/// Quantizes whole blocks to packed values (one byte per two numbers) and scales (one byte per 16 numbers).
 ///
 /// # Errors
 /// [`Error::NotFinite`] with the index of the number.
 ///
 /// # Panics
-/// If the lengths do not belong together.
+/// Panics if the lengths do not match.
 pub fn quantize_blocks<T: Number>(
     numbers: &[T],
     global: f32,
@@ -136,13 +139,13 @@ pub fn quantize_blocks<T: Number>(
     dispatch::<T, false>(numbers, global, values, scales).map(drop)
 }
 
-/// As [`quantize_blocks`]; also tells how far the result is from the numbers.
+/// Like [`quantize_blocks`]; also returns the quantization error.
 ///
 /// # Errors
 /// [`Error::NotFinite`] with the index of the number.
 ///
 /// # Panics
-/// If the lengths do not belong together.
+/// Panics if the lengths do not match.
 pub fn quantize_blocks_measured<T: Number>(
     numbers: &[T],
     global: f32,
@@ -152,7 +155,7 @@ pub fn quantize_blocks_measured<T: Number>(
     dispatch::<T, true>(numbers, global, values, scales)
 }
 
-/// The portable code, compiled for the widest vectors that this machine has.
+/// Calls the portable code, compiled for the widest vectors of this machine.
 fn dispatch<T: Number, const MEASURE: bool>(
     numbers: &[T],
     global: f32,
@@ -185,11 +188,11 @@ fn dispatch<T: Number, const MEASURE: bool>(
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl");
         if avx512 {
-            // SAFETY: the features were detected on the lines above.
+            // SAFETY: the AVX-512 features were detected on the lines above.
             return unsafe { with_avx512::<T, MEASURE>(numbers, global, values, scales) };
         }
         if is_x86_feature_detected!("avx2") {
-            // SAFETY: the feature was detected on the line above.
+            // SAFETY: AVX2 was detected on the line above.
             return unsafe { with_avx2::<T, MEASURE>(numbers, global, values, scales) };
         }
     }
@@ -215,18 +218,18 @@ fn portable<T: Number, const MEASURE: bool>(
     Ok(if MEASURE { sum.scaled(global) } else { sum })
 }
 
-/// Blocks quantized together: their scales are computed side by side.
+/// Number of blocks quantized together; their scales are computed side by side.
 const TILE: usize = 16;
 
-/// 2²³: added to a number below it, it leaves no bits for a fraction, so the sum is rounded to an integer, ties to even.
+/// 2²³: adding it to a smaller number leaves no bits for a fraction, so the sum is rounded to an integer, ties to even.
 const ROUNDS_TO_ONE: f32 = 8_388_608.0;
 
-/// 2²²: likewise rounds to halves, the smallest step of E2M1.
+/// 2²²: adding it rounds to halves, the smallest step of E2M1.
 const ROUNDS_TO_HALF: f32 = ROUNDS_TO_ONE / 2.0;
 
-/// Quantizes at most [`TILE`] blocks. `None` if a number is not finite. The loss is in units of the global scale.
+/// Quantizes up to [`TILE`] blocks. `None`: a number is not finite. The loss is in units of the global scale.
 ///
-/// Every loop is over an array of fixed length and without a branch, which is what the compiler needs to use vectors.
+/// Every loop runs over an array of fixed length and has no branch, so that the compiler vectorizes it.
 #[inline(always)]
 fn quantize_tile<T: Number, const MEASURE: bool>(
     blocks: &[[T; BLOCK]],
@@ -238,7 +241,7 @@ fn quantize_tile<T: Number, const MEASURE: bool>(
     for (amax, block) in amax.iter_mut().zip(blocks) {
         let bits = block.map(|x| magnitude_bits(x.into()));
         let largest = tree(bits, u32::max);
-        // Leaving the loop here also keeps the compiler from taking one number of each block at a time.
+        // This early return also keeps the compiler from vectorizing across blocks, one number of each.
         if largest >= f32::INFINITY.to_bits() {
             return None;
         }
@@ -259,11 +262,11 @@ fn quantize_tile<T: Number, const MEASURE: bool>(
     for (i, (block, doubled)) in blocks.iter().zip(&mut doubled).enumerate() {
         let (factor, unit) = (factors[i], units[i]);
         for lane in 0..BLOCK {
-            // The sum turns −0 into 0, which is what ModelOpt makes of it.
+            // The addition turns −0 into 0, as ModelOpt does.
             let x = block[lane].into() / unit + 0.0;
             let magnitude = x.abs();
             let within = if magnitude > e2m1::MAX { e2m1::MAX } else { magnitude };
-            // The step between values is ½ up to 2, then 1, then 2: half of the power of two below the number.
+            // The step between E2M1 values is ½ up to 2, then 1, then 2: half of the power of two below the number.
             let power = f32::from_bits(within.to_bits() & f32::INFINITY.to_bits());
             let rounds = if power > 1.0 { power } else { 1.0 } * ROUNDS_TO_HALF;
             let value = (within + rounds) - rounds;
@@ -286,7 +289,7 @@ fn quantize_tile<T: Number, const MEASURE: bool>(
     Some(Loss { signal: sum(signal), noise: sum(noise), max_abs: max(max_abs) })
 }
 
-/// Joins the halves of an array, then the halves of that, down to one.
+/// Joins the halves of an array repeatedly until one element remains.
 #[inline(always)]
 fn tree<T: Copy>(lanes: [T; BLOCK], join: impl Fn(T, T) -> T) -> T {
     let eight: [T; 8] = std::array::from_fn(|lane| join(lanes[lane], lanes[lane + 8]));
@@ -294,7 +297,7 @@ fn tree<T: Copy>(lanes: [T; BLOCK], join: impl Fn(T, T) -> T) -> T {
     join(join(four[0], four[2]), join(four[1], four[3]))
 }
 
-/// [`e4m3::encode`] of a number that is not negative, without a branch.
+/// Branch-free [`e4m3::encode`] of a non-negative number.
 #[inline(always)]
 fn e4m3_bits(x: f32) -> u32 {
     const SMALLEST_NORMAL: f32 = 1.0 / 64.0;
@@ -307,7 +310,7 @@ fn e4m3_bits(x: f32) -> u32 {
     if x < SMALLEST_NORMAL { subnormal } else { normal }
 }
 
-/// The value of a scale's code, as [`e4m3::decode`], without a table.
+/// Value of a scale's code, as [`e4m3::decode`] but without a table.
 #[inline(always)]
 fn e4m3_value(code: u32) -> f32 {
     let subnormal = code as i32 as f32 / (1 << e4m3::FRACTION_BITS) as f32;
@@ -315,10 +318,10 @@ fn e4m3_value(code: u32) -> f32 {
     if code < 8 { subnormal } else { normal }
 }
 
-/// The biases of f32 and E4M3 apart, above three bits of mantissa.
+/// Difference of the f32 and E4M3 exponent biases, above three bits of mantissa.
 const E4M3_REBIAS: u32 = (127 - 7) << 3;
 
-/// The code of twice a value (0, 1, 2, 3, 4, 6, 8 or 12) with its sign in bit 7.
+/// Code of a doubled value (0, 1, 2, 3, 4, 6, 8 or 12) with its sign in bit 7.
 #[inline(always)]
 fn e2m1_code(doubled: u16) -> u16 {
     let magnitude = doubled & 0xF;
@@ -326,34 +329,34 @@ fn e2m1_code(doubled: u16) -> u16 {
     (to_4 + ((to_8 - to_4) >> 1) + ((magnitude - to_8) >> 2)) | (doubled >> 4 & 8)
 }
 
-/// How far quantized numbers are from what they were.
+/// Error that quantization caused.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Loss {
-    /// The sum of the squares of the numbers.
+    /// Sum of the squared numbers.
     signal: f64,
-    /// The sum of the squares of the errors.
+    /// Sum of the squared errors.
     noise: f64,
-    /// The largest error.
+    /// Largest absolute error.
     max_abs: f64,
 }
 
 impl Loss {
-    /// Root of the mean squared error, relative to that of the numbers; 0 for all zeros.
+    /// Returns the root-mean-square error relative to the root-mean-square number; 0 if all numbers are 0.
     pub fn relative_rms(self) -> f64 {
         if self.noise == 0.0 { 0.0 } else { f64::sqrt(self.noise / self.signal) }
     }
 
-    /// The largest error.
+    /// Returns the largest absolute error.
     pub fn max_abs(self) -> f64 {
         self.max_abs
     }
 
-    /// Signal to noise in decibels.
+    /// Returns the signal-to-noise ratio in decibels.
     pub fn snr_db(self) -> f64 {
         -20.0 * self.relative_rms().log10()
     }
 
-    /// The loss of both together.
+    /// Combines the losses of two sets of numbers.
     #[must_use]
     #[inline]
     pub fn join(self, other: Self) -> Self {
@@ -364,7 +367,7 @@ impl Loss {
         }
     }
 
-    /// The loss of numbers that are larger by a factor.
+    /// Returns the loss of the same numbers multiplied by a factor.
     fn scaled(self, factor: f32) -> Self {
         let factor = f64::from(factor);
         Self {
@@ -375,7 +378,7 @@ impl Loss {
     }
 }
 
-/// The bits of |x|: ordered as magnitudes are, with infinity and NaN on top.
+/// Bits of |x|: they have the order of the magnitudes, with infinity and NaN on top.
 #[inline]
 fn magnitude_bits(x: f32) -> u32 {
     x.to_bits() & 0x7FFF_FFFF
@@ -388,8 +391,8 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn numbers_that_nvfp4_holds_survive_unchanged() {
-        // A block of every value, times scales from small to the largest, which fixes the global scale at 1.
+    fn representable_numbers_survive_unchanged() {
+        // Blocks with every value, times scales from small to the largest; the largest fixes the global scale at 1.
         let numbers: Vec<f32> = [0.25f32, 1.0, 18.0, 448.0]
             .iter()
             .flat_map(|scale| (0..16).map(move |code| e2m1::decode(code) * scale))
@@ -416,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_quantized_is_refused_with_its_index() {
+    fn number_that_cannot_be_quantized_is_refused_with_its_index() {
         let mut numbers = vec![1.0f32; 64 * 48];
         assert!(matches!(quantize(&numbers, 128, 24), Err(Error::BlockAlignment { k: 24 })));
         assert!(matches!(quantize(&numbers, 63, 48), Err(Error::Mismatch { .. })));
@@ -429,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn the_loss_is_that_of_the_numbers() {
+    fn loss_matches_the_changed_numbers() {
         let measured = |numbers: &[f32], global| {
             let (mut values, mut scales) = (vec![0; numbers.len() / 2], vec![0; numbers.len() / 16]);
             quantize_blocks_measured(numbers, global, &mut values, &mut scales).unwrap()
@@ -438,7 +441,7 @@ mod tests {
         numbers[..2].copy_from_slice(&[3.0, 6.0]);
         let exact = measured(&numbers, 1.0);
         assert_eq!((exact.relative_rms(), exact.max_abs(), exact.snr_db()), (0.0, 0.0, f64::INFINITY));
-        // 5 is a tie and becomes 4: an error of 1 against a signal of √(5² + 6² + 2²)/1.
+        // 5 is a tie and becomes 4: the error is 1, and the signal is √(5² + 6² + 2²).
         numbers[..3].copy_from_slice(&[5.0, 6.0, 2.0]);
         let lost = measured(&numbers, 1.0);
         assert_eq!((lost.relative_rms(), lost.max_abs()), (f64::sqrt(1.0 / 65.0), 1.0));
@@ -447,7 +450,7 @@ mod tests {
         assert_eq!(measured(&[0.0; 32], 1.0).relative_rms(), 0.0);
     }
 
-    /// The definition, a number at a time.
+    /// The definition, one number at a time.
     fn quantize_plainly(numbers: &[f32], global: f32) -> (Vec<u8>, Vec<u8>) {
         let (mut values, mut scales) = (Vec::new(), Vec::new());
         for block in numbers.as_chunks::<BLOCK>().0 {
@@ -464,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn every_scale_and_its_neighbors_are_encoded_as_by_the_format() {
+    fn e4m3_bits_match_the_format_near_every_scale() {
         for code in 0..=e4m3::MAX_CODE {
             let value = e4m3::decode(code);
             assert_eq!(e4m3_value(code.into()).to_bits(), value.to_bits());
@@ -478,7 +481,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn vectors_give_the_bits_of_the_definition(
+        fn vector_code_matches_the_definition(
             numbers in prop::collection::vec((-40i32..8, -2f32..2.0).prop_map(|(e, x)| x * 2f32.powi(e / 4)), 1..40 * 16),
             global in prop::sample::select(vec![1.0f32, 3e-4, 1e-38, 1e-44, 1e30, 0.1]),
         ) {
@@ -494,12 +497,12 @@ mod tests {
         }
 
         #[test]
-        fn the_error_is_at_most_half_a_step_of_the_block(numbers in prop::collection::vec(-1e4f32..1e4, 64)) {
+        fn error_is_at_most_half_a_step_of_the_block(numbers in prop::collection::vec(-1e4f32..1e4, 64)) {
             let matrix = quantize(&numbers, 1, 64).unwrap();
             let mut back = vec![0.0; 64];
             matrix.dequantize_row(0, &mut back);
             for (block, scale) in matrix.scales().iter().enumerate() {
-                // The largest values are 4 and 6, a step of 2 apart; a scale rounded down by 1/16 cuts 6.375 to 6.
+                // The largest values, 4 and 6, are a step of 2 apart; a scale rounded down by 1/16 clips 6.375 to 6.
                 let unit = e4m3::decode(*scale) * matrix.global_scale();
                 for i in block * 16..(block + 1) * 16 {
                     prop_assert!((back[i] - numbers[i]).abs() <= unit * 1.000001, "{} became {}", numbers[i], back[i]);
@@ -508,7 +511,7 @@ mod tests {
         }
 
         #[test]
-        fn the_type_of_the_numbers_does_not_matter(numbers in prop::collection::vec(-100f32..100.0, 32)) {
+        fn result_is_independent_of_the_number_type(numbers in prop::collection::vec(-100f32..100.0, 32)) {
             let narrow: Vec<bf16> = numbers.iter().map(|&x| bf16::from_f32(x)).collect();
             let widened: Vec<f32> = narrow.iter().map(|x| x.to_f32()).collect();
             prop_assert_eq!(quantize(&narrow, 2, 16).unwrap(), quantize(&widened, 2, 16).unwrap());

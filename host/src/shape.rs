@@ -1,12 +1,12 @@
-//! Shapes by name: those built in, and those of a JSON file.
+//! Shapes by name: built-in shapes, and shapes of a JSON file.
 //!
-//! A file holds one entry, or a list of entries of which `FILE.json#NAME` picks one:
+//! A file contains one entry or a list of entries; `FILE.json#NAME` selects an entry of a list:
 //!
 //! ```json
 //! {"name": "mine", "op": "gated", "groups": [[80, 4096, 7168], [0, 4096, 7168]]}
 //! ```
 //!
-//! with `[M, N, K]` for each group.
+//! Each group is `[M, N, K]`.
 
 use std::path::Path;
 use std::sync::LazyLock;
@@ -18,34 +18,34 @@ use crate::files::read_bounded;
 use crate::generate::Generator;
 use crate::problem::{Group, GroupedProblem, Op, TokenDtype};
 
-/// A problem as a file of shapes gives it: its sizes, and figures published for it.
+/// A problem in a file of shapes: its sizes, and published figures for it.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shape {
-    /// What it is called; empty where a file gives no name.
+    /// Name of the shape; empty if the file gives no name.
     #[serde(default)]
     pub name: String,
-    /// The operation.
+    /// Operation.
     pub op: Op,
     /// Sizes of the groups.
     pub groups: Vec<Group>,
-    /// The generator that belongs to it.
+    /// Default generator of inputs.
     #[serde(default)]
     pub input: Generator,
-    /// Speed of light on a B200 as the kernel competition's organizers state it, in µs.
+    /// Speed of light on a B200 according to the organizers of the kernel competition, in µs.
     pub b200_light_us: Option<f64>,
-    /// The fastest public kernel on a B200, in µs (repository gau-nernst/gpu-mode-kernels).
+    /// Time of the fastest public kernel on a B200, in µs (repository gau-nernst/gpu-mode-kernels).
     pub b200_best_public_us: Option<f64>,
-    /// Anything a person wants to say.
+    /// Free-form note.
     #[serde(default, rename = "note")]
     _note: serde::de::IgnoredAny,
 }
 
 impl Shape {
-    /// The problem of this shape.
+    /// Returns the problem of this shape.
     ///
     /// # Errors
-    /// As [`GroupedProblem::new`].
+    /// Returns the errors of [`GroupedProblem::new`].
     pub fn problem(&self, out_dtype: TokenDtype) -> Result<GroupedProblem, Error> {
         GroupedProblem::new(self.op, out_dtype, self.groups.clone())
     }
@@ -58,23 +58,24 @@ impl<'de> Deserialize<'de> for Group {
     }
 }
 
-/// The built-in shapes: those of the GPU MODE × NVIDIA NVFP4 kernel competition (`dual-*`, `group-*`), the gated operation
-/// on its grouped shapes (`moe-*`), and few tokens an expert (`decode-*`).
+/// Returns the built-in shapes: shapes of the GPU MODE × NVIDIA NVFP4 kernel competition (`dual-*`, `group-*`), the
+/// gated operation on the competition's grouped shapes (`moe-*`), and shapes with few tokens per expert (`decode-*`).
 pub fn builtin() -> &'static [Shape] {
     static SHAPES: LazyLock<Vec<Shape>> =
         LazyLock::new(|| parse(include_str!("shapes.json")).expect("a test reads every built-in shape"));
     &SHAPES
 }
 
-/// The shape that `NAME`, `FILE.json` or `FILE.json#NAME` stands for.
+/// Returns the shape that `NAME`, `FILE.json` or `FILE.json#NAME` refers to.
 ///
 /// # Errors
-/// If there is no such shape or file, or the file is not of this form.
+/// Returns an error if the shape or the file does not exist, or the file does not have this form.
 pub fn find(spec: &str) -> Result<Shape, Error> {
     find_named(spec, "shape", builtin(), |shape| &shape.name, parse)
 }
 
-/// The thing that `NAME`, `FILE.json` or `FILE.json#NAME` stands for: one of those built in, or of a file that `parse` reads.
+/// Returns the entry that `NAME`, `FILE.json` or `FILE.json#NAME` refers to: a built-in entry, or an entry of a file
+/// that `parse` reads.
 pub(crate) fn find_named<T: Clone>(
     spec: &str,
     what: &str,
@@ -94,35 +95,38 @@ pub(crate) fn find_named<T: Clone>(
     let things = parse(&read_text(Path::new(path))?).map_err(|error| error.at(path))?;
     let pick = || match (name, things.as_slice()) {
         (None, [thing]) => Ok(thing.clone()),
-        (None, things) => Err(Error::Invalid(format!("it holds {} {what}s; name one as {path}#NAME", things.len()))),
+        (None, things) => {
+            Err(Error::Invalid(format!("the file contains {} {what}s; select one with {path}#NAME", things.len())))
+        }
         (Some(name), things) => things
             .iter()
             .find(|thing| name_of(thing) == name)
             .cloned()
-            .ok_or_else(|| Error::Invalid(format!("it holds no {what} named `{name}`"))),
+            .ok_or_else(|| Error::Invalid(format!("the file contains no {what} named `{name}`"))),
     };
     pick().map_err(|error| error.at(path))
 }
 
-/// Reads a file of one shape or a list of them.
+/// Reads a file with one shape or a list of shapes.
 ///
 /// # Errors
-/// If the file cannot be read, is no regular file, is over 16 MiB, or is not of this form.
+/// Returns an error if the file cannot be read, is not a regular file, is larger than 16 MiB, or does not have this
+/// form.
 pub fn read(path: &Path) -> Result<Vec<Shape>, Error> {
     parse(&read_text(path)?).map_err(|error| error.at(path.display()))
 }
 
 fn read_text(path: &Path) -> Result<String, Error> {
     const MAX_BYTES: usize = 16 << 20;
-    let text = read_bounded(path, MAX_BYTES, "a file of shapes, which is a few lines")?;
-    let not_text = |_| Error::Invalid("not text in UTF-8; give a file of shapes".into()).at(path.display());
+    let text = read_bounded(path, MAX_BYTES, "a file of shapes, which has a few lines")?;
+    let not_text = |_| Error::Invalid("the file is not UTF-8 text; give a file of shapes".into()).at(path.display());
     String::from_utf8(text).map_err(not_text)
 }
 
-/// Reads one shape or a list of them from JSON text, and checks their sizes.
+/// Parses one shape or a list of shapes from JSON text, and checks the sizes.
 ///
 /// # Errors
-/// If the text is not of this form, or the sizes are no valid problem.
+/// Returns an error if the text does not have this form, or the sizes are not a valid problem.
 pub fn parse(json: &str) -> Result<Vec<Shape>, Error> {
     let form = r#"a shape is {"name": …, "op": "gated" or "plain", "groups": [[M, N, K], …]}"#;
     let shapes: Vec<Shape> = parse_list(json, form)?;
@@ -132,7 +136,7 @@ pub fn parse(json: &str) -> Result<Vec<Shape>, Error> {
     Ok(shapes)
 }
 
-/// Reads one thing or a list of them from JSON text; `form` says what one looks like.
+/// Parses one entry or a list of entries from JSON text; `form` describes an entry for messages.
 pub(crate) fn parse_list<T: serde::de::DeserializeOwned>(json: &str, form: &str) -> Result<Vec<T>, Error> {
     let things = if json.trim_start().starts_with('[') {
         serde_json::from_str(json)
@@ -159,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_with_what_would_be_right() {
+    fn invalid_shape_is_refused_with_a_remedy() {
         for (json, text) in [
             ("", "EOF"),
             ("[1]", "expected struct"),
@@ -170,7 +174,10 @@ mod tests {
             (r#"{"op": "gated", "groups": [[1.5, 8, 16]]}"#, "invalid type"),
             (r#"{"op": "gated", "groups": [], "grops": 1}"#, "unknown field `grops`"),
             (r#"{"name": "x", "op": "gated", "groups": [[1, 8, 24]]}"#, "shape `x`: group 0: K = 24"),
-            (r#"{"op": "plain", "groups": [[18446744073709551615, 8, 16]]}"#, "more than this machine can address"),
+            (
+                r#"{"op": "plain", "groups": [[18446744073709551615, 8, 16]]}"#,
+                "exceeds the address space of this machine",
+            ),
         ] {
             let error = parse(json).unwrap_err().to_string();
             assert!(error.contains(text), "{json}: {error}");
@@ -178,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_several_shapes_wants_a_name() {
+    fn file_with_several_shapes_needs_a_name() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("shapes.json");
         let write = |text: &str| std::fs::write(&path, text).unwrap();

@@ -1,18 +1,20 @@
-//! What a process must still do when a signal ends it, and how it outlives a file that is cut off while it is mapped.
+//! Cleanup when a signal ends the process, and survival when a mapped file is truncated.
 //!
-//! Both are the work of signal handlers, which may take no lock and allocate nothing. So both keep their registers in
-//! linked lists that only ever grow: a node is never freed, since a handler of another thread may be reading it.
+//! Signal handlers do this work, so they must not take locks or allocate. Both registers are linked lists that only
+//! grow: a node is never freed, because a handler on another thread may be reading it.
 //!
-//! Nothing is installed until [`handle_signals`] is called: a library does not change a process unasked.
+//! Nothing is installed until [`handle_signals`] is called: a library must not change a process unasked.
 
 use std::path::Path;
 
-/// Makes the process remove its unfinished files when a signal ends it, and outlive files that shrink while they are mapped.
+/// Makes the process remove its unfinished files when a signal ends it, and survive truncation of mapped files.
 ///
-/// Every signal that ends a process by default is caught unless it was ignored before (as `nohup` does): unfinished files and
-/// folders are removed and the signal then has its usual effect. A write beyond the limit on file sizes becomes an error. A
-/// page of a mapped model that the file no longer has reads as zeros, and `TensorFile::check_unchanged` finds it. For programs that
-/// have no handlers of their own.
+/// - Every signal that ends a process by default is caught, unless it is ignored (as with `nohup`): unfinished files
+///   and folders are removed, then the signal has its usual effect.
+/// - A write beyond the file size limit becomes an error.
+/// - A truncated page of a mapped model reads as zeros, and `TensorFile::check_unchanged` detects it.
+///
+/// For programs without signal handlers of their own.
 #[cfg(unix)]
 pub fn handle_signals() {
     unix::install();
@@ -22,26 +24,27 @@ pub fn handle_signals() {
 #[cfg(not(unix))]
 pub fn handle_signals() {}
 
-/// Runs a few system calls that no signal may part: it takes effect before or after them.
+/// Runs system calls that signal handling must not split: a signal takes effect before or after all of them.
 ///
-/// `work` should not allocate: a failed allocation inside delays the end of the process by a second.
+/// `work` should not allocate: a failed allocation inside delays the end of the process by one second.
 pub(crate) fn uninterrupted<T>(work: impl FnOnce() -> T) -> T {
     #[cfg(unix)]
     let _lock = unix::Lock::take();
     work()
 }
 
-/// A file or a folder that is removed if a signal ends the process while this lives. Dropping it removes nothing.
+/// A file or folder that is removed if a signal ends the process during the lifetime of this value. Drop removes
+/// nothing.
 #[derive(Debug)]
 pub(crate) struct Unfinished(#[cfg(unix)] Option<&'static unix::Path>);
 
 impl Unfinished {
-    /// A file, registered in the same [`uninterrupted`] work that makes it.
+    /// Registers a file. Call it in the same [`uninterrupted`] work that creates the file.
     pub(crate) fn file(path: &Path) -> Self {
         Self::new(path, false)
     }
 
-    /// A folder likewise. Files in it are registered after it, and so removed before it.
+    /// Registers a folder in the same way. Files inside are registered later, and so are removed first.
     pub(crate) fn folder(path: &Path) -> Self {
         Self::new(path, true)
     }
@@ -66,7 +69,7 @@ impl Drop for Unfinished {
     }
 }
 
-/// Mapped memory whose file may shrink. To be dropped before the map is.
+/// Mapped memory whose file may be truncated. Drop it before the map.
 #[derive(Debug)]
 pub(crate) struct Guarded(#[cfg(unix)] &'static unix::Map);
 
@@ -82,7 +85,7 @@ impl Guarded {
         }
     }
 
-    /// Whether a page of it could not be read, and reads as zeros now.
+    /// Whether a page could not be read and was replaced by zeros.
     pub(crate) fn is_broken(&self) -> bool {
         #[cfg(unix)]
         return self.0.is_broken();
@@ -107,14 +110,14 @@ mod unix {
 
     use libc::{c_int, c_void, siginfo_t};
 
-    /// The signals that end a process by default and that it can still act upon. Not SIGSEGV and the like, which std's
-    /// handler explains, and not SIGPIPE, which std ignores.
+    /// Signals that end a process by default and leave it able to act. SIGSEGV and similar are missing because std's
+    /// handler reports them; SIGPIPE is missing because std ignores it.
     const ENDING: [c_int; 11] = [
         libc::SIGHUP,
         libc::SIGINT,
         libc::SIGQUIT,
         libc::SIGTERM,
-        // A failed allocation aborts.
+        // A failed allocation raises SIGABRT.
         libc::SIGABRT,
         libc::SIGALRM,
         libc::SIGVTALRM,
@@ -124,7 +127,7 @@ mod unix {
         libc::SIGXCPU,
     ];
 
-    /// A list to which nodes are added and from which none is ever taken.
+    /// A list that only grows.
     struct List<T>(AtomicPtr<Node<T>>);
 
     struct Node<T> {
@@ -149,11 +152,12 @@ mod unix {
             }
         }
 
-        /// The last pushed first. Takes no lock and allocates nothing.
+        /// Iterates from the newest node to the oldest. Takes no lock and does not allocate.
         fn iter(&self) -> impl Iterator<Item = &'static T> {
             let mut next: *const Node<T> = self.0.load(Ordering::Acquire);
             std::iter::from_fn(move || {
-                // SAFETY: the pointer is null or that of a node, which was complete before it was published and lives on.
+                // SAFETY: `next` is null or points to a node that was complete before it was published and is never
+                // freed.
                 let node: &'static Node<T> = unsafe { next.as_ref() }?;
                 next = node.next;
                 Some(&node.value)
@@ -164,7 +168,7 @@ mod unix {
     static UNFINISHED: List<Path> = List::new();
     static MAPS: List<Map> = List::new();
 
-    /// What to remove.
+    /// File or folder to remove.
     #[derive(Debug)]
     pub(super) struct Path {
         path: CString,
@@ -173,7 +177,7 @@ mod unix {
     }
 
     impl Path {
-        /// `None` for a path with a zero byte, which cannot be made either.
+        /// `None`: the path contains a zero byte, so nothing can exist there.
         pub(super) fn register(path: &std::path::Path, is_folder: bool) -> Option<&'static Self> {
             let path = CString::new(path.as_os_str().as_bytes()).ok()?;
             Some(UNFINISHED.push(Self { path, is_folder, unfinished: AtomicBool::new(true) }))
@@ -184,7 +188,7 @@ mod unix {
         }
     }
 
-    /// A map, by its addresses; of length 0 once it is gone.
+    /// Address range of a map; length 0 after the map is gone.
     #[derive(Debug)]
     pub(super) struct Map {
         start: usize,
@@ -214,14 +218,14 @@ mod unix {
                 handle(signal, on_end as *const () as usize, libc::SA_ONSTACK);
             }
             handle(libc::SIGBUS, on_bus as *const () as usize, libc::SA_ONSTACK | libc::SA_SIGINFO);
-            // A handler that does nothing: the write then fails with EFBIG, which is an error like any other.
+            // The handler does nothing, so that the write fails with EFBIG like any other error.
             handle(libc::SIGXFSZ, on_file_size as *const () as usize, libc::SA_ONSTACK);
         });
     }
 
     fn handle(signal: c_int, handler: usize, flags: c_int) {
-        // SAFETY: `sigaction` is plain data, for which zeros are valid; both pointers are to such; the handlers have the
-        // signature that `flags` asks for and call nothing that is not safe in a handler.
+        // SAFETY: `sigaction` is plain data, for which zeros are valid; both pointers refer to valid `sigaction`
+        // values; the handlers have the signature that `flags` requires and are async-signal-safe.
         unsafe {
             let mut before: libc::sigaction = std::mem::zeroed();
             if libc::sigaction(signal, std::ptr::null(), &mut before) != 0 || before.sa_sigaction == libc::SIG_IGN {
@@ -235,21 +239,21 @@ mod unix {
         }
     }
 
-    /// Held by a thread in [`super::uninterrupted`] work, and for ever by the handler that ends the process.
+    /// Held by a thread during [`super::uninterrupted`] work, and forever by the handler that ends the process.
     static LOCKED: AtomicBool = AtomicBool::new(false);
 
     fn try_lock() -> bool {
         LOCKED.compare_exchange(false, true, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    /// The lock, on a thread whose signals wait: its holder is never the thread that a handler interrupts.
+    /// Holds the lock on a thread with blocked signals, so a handler never interrupts the thread that holds the lock.
     pub(super) struct Lock {
         mask: libc::sigset_t,
     }
 
     impl Lock {
         pub(super) fn take() -> Self {
-            // SAFETY: signal sets are plain data, for which zeros are valid; all pointers are to such.
+            // SAFETY: signal sets are plain data, for which zeros are valid; all pointers refer to valid signal sets.
             let mask = unsafe {
                 let (mut all, mut mask) = (std::mem::zeroed(), std::mem::zeroed());
                 libc::sigfillset(&mut all);
@@ -266,20 +270,20 @@ mod unix {
     impl Drop for Lock {
         fn drop(&mut self) {
             LOCKED.store(false, Ordering::SeqCst);
-            // SAFETY: the mask is the one that this thread had.
+            // SAFETY: `self.mask` is the mask that this thread had before.
             unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.mask, std::ptr::null_mut()) };
         }
     }
 
-    /// Waits until no other thread makes or renames a file, and keeps all from it from now on. For a second at most: a
-    /// failed allocation may have ended this very thread in the middle of such work.
+    /// Waits until no other thread creates or renames a file, and then blocks all such work forever. Gives up after a
+    /// second: a failed allocation may have interrupted this thread during such work.
     fn lock_for_ever() {
         for _ in 0..1000 {
             if try_lock() {
                 return;
             }
             let pause = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-            // SAFETY: `nanosleep` is safe in a handler and may be told nothing of the time that was left.
+            // SAFETY: `nanosleep` is async-signal-safe and accepts a null pointer for the remaining time.
             unsafe { libc::nanosleep(&pause, std::ptr::null_mut()) };
         }
     }
@@ -291,10 +295,10 @@ mod unix {
         end_by(signal);
     }
 
-    /// Lets a signal have its default effect as soon as the handler returns.
+    /// Gives a signal its default effect as soon as the handler returns.
     fn end_by(signal: c_int) {
-        // SAFETY: both functions are safe in a handler. The signal is blocked until the handler returns, and then ends the
-        // process.
+        // SAFETY: both functions are async-signal-safe. The signal is blocked until the handler returns, and then ends
+        // the process.
         unsafe {
             libc::signal(signal, libc::SIG_DFL);
             libc::raise(signal);
@@ -305,7 +309,7 @@ mod unix {
         lock_for_ever();
         for path in UNFINISHED.iter().filter(|path| path.unfinished.load(Ordering::Acquire)) {
             let name = path.path.as_ptr();
-            // SAFETY: the name is a C string that lives on; both functions are safe in a handler.
+            // SAFETY: the name is a NUL-terminated string that is never freed; both functions are async-signal-safe.
             unsafe {
                 if path.is_folder {
                     libc::rmdir(name)
@@ -317,9 +321,9 @@ mod unix {
     }
 
     extern "C" fn on_bus(signal: c_int, info: *mut siginfo_t, _: *mut c_void) {
-        // SAFETY: the system passes the signal's information, which for SIGBUS has an address.
+        // SAFETY: the system passes valid signal information, which contains an address for SIGBUS.
         let address = unsafe { (*info).si_addr() } as usize;
-        // SAFETY: a constant of the system.
+        // SAFETY: `sysconf` takes a constant and accesses no memory of this process.
         let page_size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
         for map in MAPS.iter() {
             let length = map.length.load(Ordering::Acquire);
@@ -327,11 +331,11 @@ mod unix {
                 continue;
             }
             map.broken.store(true, Ordering::Release);
-            // The pages behind are gone too where the file was cut off.
+            // If the file was truncated, all later pages of the map are missing too.
             let page = address - address % page_size;
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-            // SAFETY: the pages are those of a map that is still registered, so it is still mapped, and nothing else is
-            // there; they were and stay readable. `mmap` is a system call that neither locks nor allocates in the process.
+            // SAFETY: the pages belong to a map that is still registered, so they are still mapped and hold nothing
+            // else; they were readable and stay readable. `mmap` takes no lock and does not allocate in the process.
             let zeros =
                 unsafe { libc::mmap(page as *mut c_void, map.start + length - page, libc::PROT_READ, flags, -1, 0) };
             if zeros != libc::MAP_FAILED {

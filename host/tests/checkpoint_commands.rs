@@ -1,5 +1,5 @@
-//! The commands that read and write model files, run as a user runs them: what comes out, and that bad input gets one clear
-//! line, exit code 2, and destroys nothing.
+//! Commands that read and write model files, run as a user runs them: checks the results, and that bad input gives one
+//! clear line and exit code 2 and destroys nothing.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -11,7 +11,7 @@ use nvfp4::quantize::{global_scale, quantize_with};
 
 const NAMES: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 const BLOCK: &str = "model.layers.0.mlp";
-/// What stands at the output's place before a command that fails.
+/// Content of the output file before a command that fails.
 const PRECIOUS: &[u8] = b"precious";
 
 fn nvfp4(folder: &Path, line: &str) -> Output {
@@ -24,7 +24,7 @@ fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// The one line on stderr of a command that must fail.
+/// Returns the one line on stderr of a command that must fail.
 fn refusal(output: &Output) -> String {
     let line = String::from_utf8(output.stderr.clone()).unwrap();
     assert_eq!(output.status.code(), Some(2), "{output:?}");
@@ -33,12 +33,13 @@ fn refusal(output: &Output) -> String {
     line
 }
 
-/// Numbers of no particular kind, exact in f16 and bf16.
+/// Varied numbers, exact in f16 and bf16.
 fn numbers(count: usize, seed: usize, unit: f32) -> Vec<f32> {
     (0..count).map(|i| ((i * 37 + seed * 11) % 129) as f32 * unit - 64.0 * unit).collect()
 }
 
-/// A model of one layer with two experts in f32, f16 and bf16, up ten times gate, and two tensors that stay as they are.
+/// Returns a model of one layer with two experts in f32, f16 and bf16. Up is ten times gate, and two tensors are not
+/// quantized.
 fn float_model() -> Tensors {
     let mut tensors = Tensors::default();
     for expert in 0..2 {
@@ -58,7 +59,7 @@ fn float_model() -> Tensors {
 }
 
 #[test]
-fn a_quantized_model_holds_the_quantized_numbers_and_the_rest_unchanged() {
+fn quantized_model_keeps_other_tensors_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let model = float_model().write(&folder.join("in.safetensors"));
@@ -74,7 +75,7 @@ fn a_quantized_model_holds_the_quantized_numbers_and_the_rest_unchanged() {
         }
         for expert in 0..2 {
             let [gate, up, down] = [0.25, 2.5, 0.5].map(|unit| numbers(16 * 32, expert, unit));
-            // Fused projections share the larger global scale.
+            // Merged projections share the larger global scale.
             let fused = global_scale(&up).unwrap();
             for (name, numbers, n, global) in
                 [(0, &gate, 16, fused), (1, &up, 16, fused), (2, &down, 32, global_scale(&down).unwrap())]
@@ -92,7 +93,7 @@ fn a_quantized_model_holds_the_quantized_numbers_and_the_rest_unchanged() {
 }
 
 #[test]
-fn the_metadata_of_a_file_is_kept() {
+fn file_metadata_is_kept() {
     let folder = tempfile::tempdir().unwrap();
     let weight = numbers(16 * 16, 0, 1.0);
     let bytes: Vec<u8> = weight.iter().flat_map(|x| x.to_le_bytes()).collect();
@@ -105,13 +106,13 @@ fn the_metadata_of_a_file_is_kept() {
 }
 
 #[test]
-fn a_sharded_model_becomes_a_sharded_model() {
+fn sharded_model_stays_sharded() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     std::fs::create_dir(folder.join("in")).unwrap();
     let model = float_model();
     model.write(&folder.join("in.safetensors"));
-    // Gate and up are in different files and still share a global scale.
+    // Gate and up are in different files but share a global scale.
     model.write_sharded(&folder.join("in"), 3);
     stdout(&nvfp4(folder, "quantize in.safetensors one.safetensors"));
     for (input, output) in [("in", "out"), (&*format!("in/{INDEX_NAME}"), "from-index")] {
@@ -127,7 +128,7 @@ fn a_sharded_model_becomes_a_sharded_model() {
 }
 
 #[test]
-fn a_quantized_model_runs() {
+fn quantized_model_runs() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     float_model().write(&folder.join("in.safetensors"));
@@ -172,8 +173,8 @@ fn inspect_lists_weights_and_every_problem() {
     assert_eq!(output.status.code(), Some(2), "{text}");
     for words in [
         "experts.1.gate_proj.weight_scale: this tensor is missing",
-        "experts.2.up_proj.weight_scale_2: global scale -1 is not",
-        "experts.3.up_proj: it is [16, 32] and",
+        "experts.2.up_proj.weight_scale_2: global scale -1 must be",
+        "experts.3.up_proj: its shape is [16, 32] but",
         "experts.4.down_proj.weight: its dtype is F32, not U8",
         "experts.5.up_proj.weight: this tensor is missing",
     ] {
@@ -189,7 +190,7 @@ fn inspect_lists_weights_and_every_problem() {
 }
 
 #[test]
-fn inspect_lists_what_does_not_run_and_warns() {
+fn inspect_lists_weights_that_do_not_run() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let mut tensors = Tensors::default();
@@ -212,7 +213,7 @@ fn inspect_lists_what_does_not_run_and_warns() {
 }
 
 #[test]
-fn a_run_says_what_it_computed() {
+fn run_reports_the_computed_layer() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let mut tensors = Tensors::default();
@@ -227,7 +228,7 @@ fn a_run_says_what_it_computed() {
     let text = stdout(&nvfp4(folder, &format!("{run} gated")));
     assert!(text.contains(&format!("weights   {BLOCK}.experts.*.gate_proj, {BLOCK}.experts.*.up_proj")), "{text}");
     assert!(text.contains("verified  yes"), "{text}");
-    for (name, words) in [("bias", "a bias, which is not added"), ("pre_quant_scale", "which is not applied")] {
+    for (name, words) in [("bias", "this bias is not computed"), ("pre_quant_scale", "(AWQ) is not computed")] {
         let mut tensors = tensors.clone();
         tensors.set(format!("{BLOCK}.experts.1.up_proj.{name}"), f32s(&[16], &[0.0; 16]));
         tensors.write(&folder.join("m.safetensors"));
@@ -238,7 +239,7 @@ fn a_run_says_what_it_computed() {
 }
 
 #[test]
-fn hints_are_given_once_and_nothing_reaches_the_terminal() {
+fn hints_appear_once_and_control_characters_are_escaped() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     for line in ["run --layer 0 --weights Qwen/Qwen3-30B-A3B", "quantize Qwen/Qwen3-30B-A3B out"] {
@@ -250,26 +251,26 @@ fn hints_are_given_once_and_nothing_reaches_the_terminal() {
     let name = "\u{1b}[31m\u{7}.safetensors";
     std::fs::write(folder.join(name), b"version https://git-lfs.github.com/spec/v1\n").unwrap();
     let message = refusal(&nvfp4(folder, &format!("run --layer 0 --weights {name}")));
-    assert!(message.contains(r"\u{1b}[31m\u{7}.safetensors: a Git-LFS pointer"), "{message}");
+    assert!(message.contains(r"\u{1b}[31m\u{7}.safetensors: the file is a Git-LFS pointer"), "{message}");
     let output = nvfp4(folder, &format!("inspect {name}"));
     assert!(!output.stdout.contains(&0x1B) && output.status.code() == Some(2), "{output:?}");
 }
 
 #[cfg(unix)]
 #[test]
-fn what_a_killed_run_left_is_named() {
+fn leftover_of_a_killed_run_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     std::fs::write(folder.join(".o.safetensors.99-0.partial"), "half").unwrap();
     let output = nvfp4(folder, "run --backend cpu --shape dual-test-2 --repeat 1 --output o.safetensors --json");
-    // The shape's groups may differ in N; the note comes before that is known.
+    // The groups of the shape may differ in N; the note appears before this is checked.
     let stderr = String::from_utf8(output.stderr).unwrap();
-    assert!(stderr.contains(".o.safetensors.99-0.partial was left unfinished by a run that was killed"), "{stderr}");
+    assert!(stderr.contains(".o.safetensors.99-0.partial is left over from a killed run"), "{stderr}");
 }
 
 #[cfg(unix)]
 #[test]
-fn a_run_that_is_ended_leaves_no_output() {
+fn run_ended_by_a_signal_leaves_no_output() {
     use std::os::unix::process::{CommandExt, ExitStatusExt};
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
@@ -280,7 +281,8 @@ fn a_run_that_is_ended_leaves_no_output() {
         let shape = shape.display();
         let line = format!("run --backend cpu --shape {shape} --repeat 1000000 --verify off --output o.safetensors");
         let mut command = Command::new(env!("CARGO_BIN_EXE_nvfp4"));
-        // SAFETY: `signal` may be called between fork and exec. Under `nohup` or in a shell's background the signal is ignored.
+        // SAFETY: `signal` is async-signal-safe, so it may be called between fork and exec. It undoes the ignored state
+        // that `nohup` or a background shell sets.
         unsafe {
             command.pre_exec(move || {
                 libc::signal(signal, libc::SIG_DFL);
@@ -292,7 +294,7 @@ fn a_run_that_is_ended_leaves_no_output() {
             assert!(child.try_wait().unwrap().is_none(), "it ended before it wrote");
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
-        // SAFETY: a signal to a child that was not waited for yet.
+        // SAFETY: the child was not waited for, so its process id is still valid.
         assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
         assert_eq!(child.wait().unwrap().signal(), Some(signal));
         assert_eq!(std::fs::read_dir(folder).unwrap().count(), 0, "signal {signal}");
@@ -300,7 +302,7 @@ fn a_run_that_is_ended_leaves_no_output() {
 }
 
 #[test]
-fn a_model_that_changes_while_it_runs_is_not_verified() {
+fn model_changed_during_the_run_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let mut tensors = Tensors::default();
@@ -316,12 +318,12 @@ fn a_model_that_changes_while_it_runs_is_not_verified() {
     }
     let output = child.wait_with_output().unwrap();
     let message = refusal(&output);
-    assert!(message.contains("m.safetensors: it was changed while it was read"), "{message}");
+    assert!(message.contains("m.safetensors: the file was changed while it was read"), "{message}");
     assert!(!folder.join("o.safetensors").exists());
 }
 
 #[test]
-fn the_command_describes_itself() {
+fn command_prints_help_and_version() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let version = stdout(&nvfp4(folder, "--version"));
@@ -358,7 +360,7 @@ fn inspect_reports_files_that_cannot_be_read() {
     }
 }
 
-/// Runs `line`, which writes to `out.safetensors`; returns what it says. The file that was there must outlive it.
+/// Runs `line`, which writes to `out.safetensors` and must fail; returns its message. The old file must remain.
 fn refusal_to_write(folder: &Path, line: &str) -> String {
     std::fs::write(folder.join("out.safetensors"), PRECIOUS).unwrap();
     let before = std::fs::read_dir(folder).unwrap().count();
@@ -369,7 +371,7 @@ fn refusal_to_write(folder: &Path, line: &str) -> String {
 }
 
 #[test]
-fn what_cannot_be_quantized_is_refused_and_the_old_output_kept() {
+fn failed_quantization_keeps_the_old_output() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let whole = float_model().to_bytes();
@@ -387,7 +389,7 @@ fn what_cannot_be_quantized_is_refused_and_the_old_output_kept() {
     for (input, words) in [
         ("cut", "cut.safetensors: not a valid safetensors file: tensor"),
         ("garbage", "garbage.safetensors: not a valid safetensors file: its header claims"),
-        ("empty", "empty.safetensors: not a valid safetensors file: it is cut off within its header"),
+        ("empty", "empty.safetensors: not a valid safetensors file: the file is truncated within its header"),
         ("absent", "absent.safetensors: No such file"),
         ("k24", "k24.safetensors: model.layers.0.mlp.experts.1.up_proj.weight: K = 24 is not a multiple of 16"),
         ("n15", "n15.safetensors: model.layers.0.mlp.experts.1.up_proj.weight: N = 15 is not"),
@@ -399,11 +401,11 @@ fn what_cannot_be_quantized_is_refused_and_the_old_output_kept() {
     }
     float_model().write(&folder.join("in.safetensors"));
     let nothing = refusal_to_write(folder, "quantize in.safetensors out.safetensors --include nothing");
-    assert!(nothing.contains("nothing would be quantized"), "{nothing}");
+    assert!(nothing.contains("nothing to quantize"), "{nothing}");
 }
 
 #[test]
-fn outputs_that_cannot_be_written_are_refused() {
+fn unwritable_outputs_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     float_model().write(&folder.join("in.safetensors"));
@@ -412,13 +414,13 @@ fn outputs_that_cannot_be_written_are_refused() {
     }
     float_model().write_sharded(&folder.join("sharded"), 2);
     for (line, words) in [
-        ("quantize in.safetensors in.safetensors", "in.safetensors: it is the input"),
-        ("quantize in.safetensors ./sharded/../in.safetensors", "it is the input"),
+        ("quantize in.safetensors in.safetensors", "in.safetensors: the output is also an input"),
+        ("quantize in.safetensors ./sharded/../in.safetensors", "the output is also an input"),
         ("quantize in.safetensors no/such/out.safetensors", "no/such/out.safetensors: No such file"),
-        ("quantize in.safetensors full", "full: it is there and not a regular file"),
-        ("quantize in.safetensors /dev/null", "/dev/null: it is there and not a regular file"),
-        ("quantize sharded full", "full: it is there already; give the name of a new or an empty folder"),
-        ("quantize sharded in.safetensors", "in.safetensors: it is there already"),
+        ("quantize in.safetensors full", "full: the path is a folder, not a regular file"),
+        ("quantize in.safetensors /dev/null", "/dev/null: the path exists and is not a regular file"),
+        ("quantize sharded full", "full: the path already exists; give the path of a new or an empty folder"),
+        ("quantize sharded in.safetensors", "in.safetensors: the path already exists"),
         ("run --shape dual-test-2 --output no/such/out.safetensors", "no/such/out.safetensors: No such file"),
     ] {
         let message = refusal_to_write(folder, line);
@@ -428,7 +430,7 @@ fn outputs_that_cannot_be_written_are_refused() {
 }
 
 #[test]
-fn a_bad_model_or_bad_activations_stop_a_run_before_it_begins() {
+fn bad_model_or_activations_stop_a_run_early() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let mut model = Tensors::default();
@@ -449,10 +451,10 @@ fn a_bad_model_or_bad_activations_stop_a_run_before_it_begins() {
     for (arguments, words) in [
         (
             "--weights good.safetensors --layer 1",
-            "good.safetensors: a feed-forward block of layer 1 is missing; there are layers 0",
+            "good.safetensors: a feed-forward block of layer 1 is missing; the model has layers 0",
         ),
         ("--shape nonsense.json", "nonsense.json: missing field `groups`"),
-        ("--shape huge.json", "huge.json: shape `huge`: group 0: the sizes multiply to more"),
+        ("--shape huge.json", "huge.json: shape `huge`: group 0: the product of the sizes exceeds"),
         ("--weights absent.safetensors --layer 0", "absent.safetensors: No such file"),
         ("--weights no-scale.safetensors --layer 0", "gate_proj.weight_scale: this tensor is missing"),
         ("--weights nan-scale.safetensors --layer 0", "gate_proj.weight_scale: scale 0x7f at row 0, block 0 is NaN"),
@@ -472,7 +474,7 @@ fn a_bad_model_or_bad_activations_stop_a_run_before_it_begins() {
     }
     for output in ["good.safetensors", "./good.safetensors"] {
         let message = refusal(&nvfp4(folder, &format!("run --weights good.safetensors --layer 0 --output {output}")));
-        assert!(message.contains("it is the input"), "{message}");
+        assert!(message.contains("the output is also an input"), "{message}");
         assert!(TensorFile::open(&folder.join(output)).unwrap().tensor(&format!("{gate}.weight")).is_some());
     }
 }

@@ -1,4 +1,4 @@
-//! `nvfp4 run --backend emulated`, as a user runs it: a verified result with counters in place of rates.
+//! `nvfp4 run --backend emulated`, run as a user runs it: a verified result with counters instead of rates.
 
 use std::process::{Command, Output};
 
@@ -14,7 +14,7 @@ fn stdout(output: Output) -> String {
 }
 
 #[test]
-fn the_report_counts_and_claims_no_rate() {
+fn report_has_counters_and_no_rate() {
     let text = stdout(run("--arch sm_80 --schedule worst"));
     assert!(text.contains("emulated on sm_80, 108 SMs, schedule worst, plain_simt"), "{text}");
     assert!(text.contains("no fault") && text.contains("verified  yes: all 45,056 elements"), "{text}");
@@ -22,19 +22,19 @@ fn the_report_counts_and_claims_no_rate() {
 }
 
 #[test]
-fn the_json_has_the_counters_beside_the_keys_of_every_backend() {
+fn json_has_counters_and_the_common_keys() {
     let report: serde_json::Value = serde_json::from_str(&stdout(run("--json"))).unwrap();
     assert_eq!(report["device"], "sm_100f, 148 SMs, schedule fair");
     assert_eq!(report["verified"], true);
     assert!(report["time_us"]["median"].as_f64().unwrap() > 0.0);
     assert!(report["tflops"].is_null() && report["gb_per_s"].is_null());
-    // Two bytes for each of 96 × 128 + 128 × 256 elements.
+    // Two bytes per element, for 96 × 128 + 128 × 256 elements.
     assert_eq!(report["counters"]["total"]["bytes"]["global_store"], 2 * 45_056);
     assert!(report["counters"]["total"]["thread_instructions"].as_u64().unwrap() > 0);
 }
 
 #[test]
-fn an_architecture_that_there_is_no_kernel_for_is_bad_input() {
+fn architecture_without_a_kernel_is_bad_input() {
     let output = run("--arch sm_75");
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     let text = String::from_utf8(output.stderr).unwrap();
@@ -42,24 +42,27 @@ fn an_architecture_that_there_is_no_kernel_for_is_bad_input() {
 }
 
 #[test]
-fn a_variant_is_computed_and_reported() {
+fn variant_is_computed_and_reported() {
     let report: serde_json::Value =
         serde_json::from_str(&stdout(run("--op gated --variant unfused,t64 --json"))).unwrap();
     assert_eq!((&report["variant"], &report["kernel"]), (&"t64,unfused".into(), &"plain_sm100".into()));
     assert_eq!(report["counters"]["kernel"], "plain_sm100_t64, silu_mul");
     assert_eq!((&report["launches"], &report["verified"]), (&3.into(), &true.into()));
-    // Gate, up and their product.
+    // Three launches: gate, up and their product.
     assert_eq!(report["counters"]["total"]["bytes"]["global_store"], 3 * 2 * 45_056);
     assert!(report["host_us"].is_null(), "no driver is called");
 }
 
 #[test]
-fn what_is_no_variant_is_bad_input_with_what_there_is() {
+fn unknown_variant_is_bad_input_and_lists_the_variants() {
     for (variant, text) in [
-        ("t63", "there are the launch schedules persistent, per-group, streams=1 to streams=128, unfused; graph; "),
+        (
+            "t63",
+            "expected a launch schedule (persistent, per-group, streams=1 to streams=128, unfused), graph, or a kernel",
+        ),
         ("graph", "the emulator has no driver that could capture"),
         ("gated_sm90", "gated_sm90 is for sm_90a and does not run on compute capability 10.0"),
-        ("unfused", "plain has nothing to unfuse"),
+        ("unfused", "the schedule unfused works only with --op gated"),
         ("t64_s2", "`t64_s2` is no instance of plain_sm100; it has t8, "),
     ] {
         let output = run(&format!("--variant {variant}"));

@@ -1,4 +1,4 @@
-//! `nvfp4 run --op linear`, and `--op moe` of a model that `nvfp4 quantize` has written: what is printed, and the exit codes.
+//! `nvfp4 run --op linear`, and `--op moe` on a model written by `nvfp4 quantize`: output and exit codes.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -25,12 +25,12 @@ fn here() -> &'static Path {
 }
 
 #[test]
-fn a_shape_runs_and_is_verified() {
+fn linear_shape_runs_and_is_verified() {
     let text = stdout(nvfp4(here(), "run --op linear --shape 5,48,80 --dtype f16 --backend cpu --repeat 1"));
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines[0].starts_with("5,48,80 linear · gaussian, f16 · cpu on "), "{text}");
     assert_eq!(lines[1], "layer     N 48, K 80; 5 tokens");
-    // 48 · 80 elements of 9/16 of a byte, and 5 · 128 of two.
+    // 48 · 80 elements of 9/16 byte, and 5 · 128 elements of two bytes.
     assert_eq!(lines[2], "bytes     3.4 kB");
     assert_eq!(*lines.last().unwrap(), "verified  yes: all 240 elements as far as f32 sums can tell");
     let report = report(here(), "--op linear --shape 5,48,80 --tokens 3 --input all-codes --seed 2");
@@ -51,7 +51,7 @@ fn a_shape_runs_and_is_verified() {
 }
 
 #[test]
-fn fp8_tokens_are_an_option() {
+fn fp8_tokens_are_supported() {
     let text = stdout(nvfp4(here(), "run --op linear --shape 5,48,80 --token-format fp8 --backend cpu --repeat 1"));
     assert!(text.contains("layer     N 48, K 80; 5 FP8 tokens\n"), "{text}");
     assert!(text.contains("error     at most 0.00e0 ") && text.contains("verified  yes: all 240 elements "), "{text}");
@@ -66,7 +66,7 @@ fn fp8_tokens_are_an_option() {
 }
 
 #[test]
-fn an_emulated_card_computes_it_without_a_fault() {
+fn emulated_gpu_computes_a_linear_layer() {
     let text = stdout(nvfp4(here(), "run --op linear --shape 3,80,144 --backend emulated"));
     assert!(text.contains("emulated on sm_90a, ") && text.contains("2 CTAs; no fault"), "{text}");
     assert!(text.contains("verified  yes: all 240 ") && !text.contains("GB/s"), "{text}");
@@ -80,7 +80,7 @@ fn an_emulated_card_computes_it_without_a_fault() {
 }
 
 #[test]
-fn nvfp4_tokens_are_an_option() {
+fn nvfp4_tokens_are_supported() {
     let line = "run --op linear --shape 5,48,80 --token-format nvfp4 --backend cpu --repeat 1";
     let text = stdout(nvfp4(here(), line));
     assert!(
@@ -101,7 +101,7 @@ fn nvfp4_tokens_are_an_option() {
 }
 
 #[test]
-fn what_makes_no_sense_is_bad_input_with_what_would() {
+fn bad_input_is_refused_with_a_remedy() {
     for (line, text) in [
         ("--op linear --shape moe-1", "the shape \"moe-1\" of --op linear is not M,N,K; give --shape 16,"),
         ("--op linear --shape 1,2", "is not M,N,K"),
@@ -119,7 +119,7 @@ fn what_makes_no_sense_is_bad_input_with_what_would() {
     }
 }
 
-/// A layer of four experts with attention and a router.
+/// Returns a layer of four experts with attention and a router.
 fn model() -> Tensors {
     let mut model = Tensors::default();
     let weight = |n: usize, k: usize, seed: usize| {
@@ -142,7 +142,7 @@ fn model() -> Tensors {
 }
 
 #[test]
-fn layers_of_a_model_that_was_quantized_here_run_and_are_verified() {
+fn layers_of_a_quantized_model_run_and_are_verified() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     std::fs::create_dir(folder.join("in")).unwrap();
@@ -175,7 +175,7 @@ fn layers_of_a_model_that_was_quantized_here_run_and_are_verified() {
     for (line, text) in [
         ("--op moe --weights out --layer 2 --routing zipf", "a layer of a checkpoint has its own router"),
         ("--op moe --weights out --tensor x", "--output, --activations and --tensor are not of --op moe"),
-        ("--op moe --weights out --layer 7", "a feed-forward block of layer 7 is missing; there are layers 2"),
+        ("--op moe --weights out --layer 7", "a feed-forward block of layer 7 is missing; the model has layers 2"),
         ("--op linear --weights out --layer 2", "--layer are not of --op linear"),
         ("--op linear --weights out --tensor model.layers.2.mlp.gate", "gate.weight: its dtype is F32, not U8"),
     ] {

@@ -1,4 +1,4 @@
-//! `nvfp4 run --op moe`, as a user runs it: what is printed, and the exit codes.
+//! `nvfp4 run --op moe`, run as a user runs it: output and exit codes.
 
 use std::process::{Command, Output};
 
@@ -17,14 +17,14 @@ fn report(line: &str) -> serde_json::Value {
 }
 
 #[test]
-fn a_built_in_layer_runs_and_is_verified() {
+fn built_in_layer_runs_and_is_verified() {
     let text = stdout(nvfp4("run --shape layer-test-7 --backend cpu --repeat 1"));
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines[0].starts_with("layer-test-7 moe · gaussian, uniform routing, bf16 · cpu on "), "{text}");
     assert!(lines[0].ends_with(nvfp4::backend::cpu::Cpu::new().isa().name()), "{text}");
     assert_eq!(lines[1], "layer     H 160, I 48, 4 experts, top 2, a shared one of I 112, silu");
     assert_eq!(lines[2], "step      9 tokens, 18 rows of 4 experts, at most 6 of one");
-    // 4 · 3 · 160 · 48 and 3 · 160 · 112 elements of 9/16 of a byte; 9 · 160 of 2 bytes, in and out.
+    // 4 · 3 · 160 · 48 and 3 · 160 · 112 elements of 9/16 byte; 9 · 160 elements of 2 bytes, in and out.
     assert_eq!(lines[3], "bytes     87.8 kB, 82.1 kB of them weights of the experts that are hit");
     assert!(lines[4].starts_with("time      median ") && lines[5].starts_with("rate      "), "{text}");
     for stage in ["intermediate", "down projection", "shared expert's intermediate", "shared expert's down projection"]
@@ -36,7 +36,7 @@ fn a_built_in_layer_runs_and_is_verified() {
 }
 
 #[test]
-fn the_json_says_sizes_routing_and_what_each_stage_was() {
+fn json_reports_sizes_routing_and_stages() {
     let report = report("--op moe --shape layer-test-8 --dtype f16 --routing zipf --tokens 40 --seed 3 --repeat 1");
     for (key, value) in [
         ("op", "moe".into()),
@@ -60,7 +60,7 @@ fn the_json_says_sizes_routing_and_what_each_stage_was() {
 }
 
 #[test]
-fn a_layer_has_the_activation_and_biases_that_its_shape_says() {
+fn layer_has_the_activation_and_biases_of_its_shape() {
     let text = stdout(nvfp4("run --shape layer-test-10 --backend cpu --repeat 1"));
     assert!(text.contains("layer     H 112, I 144, 4 experts, top 2, gpt-oss with biases\n"), "{text}");
     let report = report("--shape layer-test-11 --repeat 1");
@@ -72,10 +72,10 @@ fn a_layer_has_the_activation_and_biases_that_its_shape_says() {
 }
 
 #[test]
-fn fp8_tokens_are_an_option_with_stages_of_their_own() {
+fn fp8_tokens_have_separate_stages() {
     let text = stdout(nvfp4("run --shape layer-test-7 --token-format fp8 --backend cpu --repeat 1"));
     assert!(text.contains("step      9 FP8 tokens, 18 rows of 4 experts") && text.contains(", fp8\n"), "{text}");
-    // 18 · (160 + 48) and 9 · (160 + 112) elements twice, and 9 · 160 of the output.
+    // 18 · (160 + 48) and 9 · (160 + 112) elements twice, and 9 · 160 output elements.
     assert!(text.contains("verified  yes: all 13,824 elements "), "{text}");
     let report = report("--shape layer-test-5 --token-format fp8 --repeat 1");
     assert_eq!((&report["token_format"], &report["verified"]), (&"fp8".into(), &true.into()));
@@ -91,7 +91,7 @@ fn fp8_tokens_are_an_option_with_stages_of_their_own() {
 }
 
 #[test]
-fn no_tokens_and_a_sample_and_no_check_are_not_called_verified_more_than_they_are() {
+fn partial_checks_do_not_claim_full_verification() {
     assert_eq!(report("--shape layer-test-9 --repeat 1")["verified"], true, "nothing to compute, nothing wrong");
     let sample = report("--shape layer-test-1 --verify sample --repeat 1");
     assert_eq!((&sample["verified"], &sample["stages"][0]["checked"]), (&false.into(), &4096.into()));
@@ -100,7 +100,7 @@ fn no_tokens_and_a_sample_and_no_check_are_not_called_verified_more_than_they_ar
 }
 
 #[test]
-fn a_layer_of_a_file_is_found_by_its_name() {
+fn layer_in_a_file_is_found_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("layers.json");
     let entry = |name: &str| {
@@ -111,11 +111,11 @@ fn a_layer_of_a_file_is_found_by_its_name() {
     assert!(stdout(run("#b")).contains("H 48, I 32, 2 experts, top 1"));
     let unnamed = run("");
     assert_eq!(unnamed.status.code(), Some(2));
-    assert!(String::from_utf8(unnamed.stderr).unwrap().contains("it holds 2 layers; name one as "));
+    assert!(String::from_utf8(unnamed.stderr).unwrap().contains("the file contains 2 layers; select one with "));
 }
 
 #[test]
-fn what_makes_no_sense_is_bad_input_with_what_would() {
+fn bad_input_is_refused_with_a_remedy() {
     for (line, text) in [
         ("--op moe --shape moe-1", "layer `moe-1` is neither a .json file nor one of qwen3-30b-a3b, "),
         ("--op gated --shape layer-test-1", "shape `layer-test-1` is neither"),
@@ -136,7 +136,7 @@ fn what_makes_no_sense_is_bad_input_with_what_would() {
 }
 
 #[test]
-fn layers_are_listed_beside_the_shapes_of_groups() {
+fn layers_and_group_shapes_are_listed() {
     let text = stdout(nvfp4("shapes"));
     for name in ["decode-16", "qwen3-30b-a3b", "mixtral-8x7b", "gpt-oss-120b", "deepseek-r1-rank", "layer-test-9"] {
         assert!(text.lines().any(|line| line.trim_start().starts_with(name)), "{name}: {text}");
@@ -144,7 +144,7 @@ fn layers_are_listed_beside_the_shapes_of_groups() {
 }
 
 #[test]
-fn an_emulated_card_computes_a_layer_without_a_fault_and_claims_no_rate() {
+fn emulated_gpu_computes_a_layer_and_reports_no_rate() {
     let text = stdout(nvfp4("run --shape layer-test-8 --backend emulated --tokens 2"));
     assert!(text.contains("emulated on sm_90a, ") && text.contains("no fault"), "{text}");
     assert!(text.contains("verified  yes: all ") && !text.contains("/s"), "{text}");

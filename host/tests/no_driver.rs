@@ -1,10 +1,10 @@
-//! With the feature `cuda` on a machine without a driver: the program starts, and says what is missing.
+//! Feature `cuda` on a machine without a driver: the program starts and names the missing library.
 #![cfg(feature = "cuda")]
 
 use nvfp4::backend::cuda::{Cuda, devices};
 
 #[test]
-fn without_a_driver_opening_a_device_says_which_library_is_missing() {
+fn opening_a_device_names_the_missing_driver_library() {
     let Err(error) = devices() else {
         eprintln!("skipped: this machine has a CUDA driver");
         return;

@@ -1,5 +1,5 @@
-//! `nvfp4 quantize` on the layouts that models are published in: what is converted, what is left and why, and the files
-//! that servers read. `tests/data/check_quantize.py` compares every byte; here is what a user sees.
+//! `nvfp4 quantize` on the layouts of published models: converted tensors, skipped tensors with their reasons, and the
+//! files that servers read. `tests/data/check_quantize.py` compares every byte; this file checks what a user sees.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -19,14 +19,14 @@ fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// The JSON of a conversion from `in` to `out`, which is empty before.
+/// Returns the JSON of a conversion from `in` to `out`; `out` is deleted first.
 fn quantize(folder: &Path, arguments: &[&str]) -> Value {
     _ = std::fs::remove_dir_all(folder.join("out"));
     let arguments = [&["quantize", "in", "out", "--json"], arguments].concat();
     serde_json::from_str(&stdout(&nvfp4(folder, &arguments))).unwrap()
 }
 
-/// The one line that says why nothing was written.
+/// Returns the one line that says why nothing was written.
 fn refusal(folder: &Path, arguments: &[&str]) -> String {
     let arguments = [&["quantize", "in", "refused"], arguments].concat();
     let output = nvfp4(folder, &arguments);
@@ -52,7 +52,7 @@ fn config(folder: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(folder.join("out/config.json")).unwrap()).unwrap()
 }
 
-/// Numbers of no particular kind, larger for a larger seed.
+/// Varied numbers, larger for a larger seed.
 fn numbers(count: usize, seed: usize) -> Vec<f32> {
     (0..count).map(|i| (((i * 37 + seed * 11) % 129) as f32 / 8.0 - 8.0) * (1 + seed) as f32).collect()
 }
@@ -61,12 +61,12 @@ fn weight(n: usize, k: usize, seed: usize) -> Content {
     f32s(&[n, k], &numbers(n * k, seed))
 }
 
-/// The names in a list of objects.
+/// Returns the names in a list of objects.
 fn names<'j>(list: &'j Value, key: &str) -> Vec<&'j str> {
     list.as_array().unwrap().iter().map(|entry| entry[key].as_str().unwrap()).collect()
 }
 
-/// Attention, a dense layer and a router.
+/// Returns a model with attention, a dense layer and a router.
 fn small_model() -> Tensors {
     let mut model = Tensors::default();
     for layer in [2, 10] {
@@ -86,7 +86,7 @@ fn small_model() -> Tensors {
 }
 
 #[test]
-fn experts_in_one_tensor_are_written_apart_and_run() {
+fn fused_experts_are_split_and_run() {
     let (hidden, inner) = (32, 16);
     let mut model = Tensors::default();
     let p = "model.layers.0.mlp.experts";
@@ -100,7 +100,7 @@ fn experts_in_one_tensor_are_written_apart_and_run() {
         assert_eq!(report["quantised"][0]["tensor"], format!("{p}.down_proj"));
         let checkpoint = Checkpoint::open(&folder.join("out")).unwrap();
         for expert in 0..2 {
-            // [H, 2I], gate in the first half of each row.
+            // [H, 2I], with gate in the first half of each row.
             let matrix = |first: usize| -> Vec<f32> {
                 let at = |n: usize, k: usize| gate_up[expert * hidden * 2 * inner + k * 2 * inner + first + n];
                 (0..inner).flat_map(|n| (0..hidden).map(move |k| at(n, k))).collect()
@@ -117,7 +117,7 @@ fn experts_in_one_tensor_are_written_apart_and_run() {
 }
 
 #[test]
-fn biases_of_fused_experts_go_with_their_projection() {
+fn biases_of_fused_experts_are_split_with_their_projection() {
     let mut model = Tensors::default();
     let p = "model.layers.0.mlp.experts";
     let bias: Vec<f32> = (0..64).map(|x| x as f32).collect();
@@ -133,7 +133,7 @@ fn biases_of_fused_experts_go_with_their_projection() {
         assert_eq!(of("up_proj"), bias[33..].iter().step_by(2).copied().collect::<Vec<_>>());
         assert!(file.tensor(&format!("{p}.gate_up_proj_bias")).is_none());
     });
-    // Not split, where it cannot be.
+    // A bias with another shape cannot be split, so the tensor is refused.
     model.set(format!("{p}.gate_up_proj_bias"), f32s(&[2, 31], &bias[..62]));
     with_model(&model, None, |folder| {
         assert!(refusal(folder, &[]).contains("gate_up_proj_bias: its shape is [2, 31]"))
@@ -141,10 +141,10 @@ fn biases_of_fused_experts_go_with_their_projection() {
 }
 
 #[test]
-fn the_order_of_dimensions_that_cannot_be_known_is_refused() {
+fn ambiguous_order_of_dimensions_is_refused() {
     let mut model = Tensors::default();
     model.set("model.layers.0.mlp.experts.gate_up_proj", f32s(&[2, 32, 64], &numbers(4096, 0)));
-    with_model(&model, None, |folder| assert!(refusal(folder, &[]).contains("which of its dimensions is the input")));
+    with_model(&model, None, |folder| assert!(refusal(folder, &[]).contains("cannot tell which dimension is K")));
     with_model(&model, Some(json!({"text_config": {"hidden_size": 64}})), |folder| {
         assert_eq!(quantize(folder, &[])["quantised"][0]["k"], 64);
     });
@@ -154,7 +154,7 @@ fn the_order_of_dimensions_that_cannot_be_known_is_refused() {
 }
 
 #[test]
-fn fp8_that_is_not_quantized_becomes_bf16_and_its_description_goes() {
+fn unquantized_fp8_becomes_bf16() {
     let mut model = small_model();
     let scale = f32s(&[1, 1], &[0.5]);
     for name in ["o_proj", "down_proj"] {
@@ -184,15 +184,15 @@ fn fp8_that_is_not_quantized_becomes_bf16_and_its_description_goes() {
 }
 
 #[test]
-fn what_was_asked_for_and_cannot_be_done_is_an_error_with_its_reason() {
+fn requested_tensor_that_cannot_be_quantized_is_an_error() {
     for (name, content, words) in [
-        ("mlp.up_proj.weight", raw(Dtype::I8, &[16, 32], &[0; 512]), "it is I8 without scales"),
-        ("mlp.up_proj.weight_packed", raw(Dtype::I32, &[16, 4], &[0; 256]), "it is I32 without scales"),
+        ("mlp.up_proj.weight", raw(Dtype::I8, &[16, 32], &[0; 512]), "the dtype is I8 and there is no scale"),
+        ("mlp.up_proj.weight_packed", raw(Dtype::I32, &[16, 4], &[0; 256]), "the dtype is I32 and there is no scale"),
         ("mlp.up_proj.qweight", raw(Dtype::I32, &[16, 4], &[0; 256]), "quantized to integers"),
-        ("mlp.experts.mlp.w1", weight(16, 32, 0), "its name does not end in .weight"),
+        ("mlp.experts.mlp.w1", weight(16, 32, 0), "the tensor's name does not end in .weight"),
         ("mlp.up_proj.weight", weight(16, 24, 0), "K = 24 is not a multiple of 16"),
-        ("mlp.experts.down_proj", f32s(&[0, 16, 16], &[]), "it has no experts"),
-        ("mlp.experts.gate_up_proj", f32s(&[1, 3, 5], &[0.0; 15]), "which of its dimensions"),
+        ("mlp.experts.down_proj", f32s(&[0, 16, 16], &[]), "the tensor holds no experts"),
+        ("mlp.experts.gate_up_proj", f32s(&[1, 3, 5], &[0.0; 15]), "cannot tell which dimension is K"),
     ] {
         let mut model = small_model();
         model.set(format!("model.layers.3.{name}"), content);
@@ -209,7 +209,7 @@ fn what_was_asked_for_and_cannot_be_done_is_an_error_with_its_reason() {
 }
 
 #[test]
-fn what_is_not_the_language_model_is_left_and_said() {
+fn parts_outside_the_language_model_are_skipped_and_reported() {
     let mut model = small_model();
     for (name, [n, k]) in [
         ("model.visual.blocks.0.mlp.gate_proj.weight", [16, 16]),
@@ -245,7 +245,7 @@ fn what_is_not_the_language_model_is_left_and_said() {
 }
 
 #[test]
-fn merged_projections_share_a_scale_unless_told_otherwise() {
+fn merged_projections_share_a_scale_by_default() {
     let include = ["--include", "_proj"];
     with_model(&small_model(), None, |folder| {
         for format in [Format::ModelOpt, Format::CompressedTensors] {
@@ -272,10 +272,13 @@ fn merged_projections_share_a_scale_unless_told_otherwise() {
 }
 
 #[test]
-fn what_engines_load_as_one_is_quantized_together_or_not_at_all() {
+fn merged_weights_are_quantized_together_or_not_at_all() {
     with_model(&small_model(), None, |folder| {
         let line = refusal(folder, &["--include", "q_proj"]);
-        assert!(line.contains("q_proj.weight: engines load it as one with") && line.contains("and 1 more"), "{line}");
+        assert!(
+            line.contains("q_proj.weight: engines merge it with") && line.contains("(1 more refused tensors"),
+            "{line}"
+        );
         let alone = quantize(folder, &["--include", "2.*q_proj", "--separate-scales"]);
         assert_eq!(names(&alone["quantised"], "module"), ["model.layers.2.self_attn.q_proj"]);
 
@@ -292,24 +295,21 @@ fn what_engines_load_as_one_is_quantized_together_or_not_at_all() {
 }
 
 #[test]
-fn what_is_nvfp4_already_stays_so() {
+fn nvfp4_weights_stay_unchanged() {
     let mut model = small_model();
     model.set_nvfp4("model.layers.3.mlp.up_proj", Format::CompressedTensors, [16, 32], 0);
     with_model(&model, None, |folder| {
         let line = refusal(folder, &[]);
-        assert!(
-            line.contains("up_proj.weight_packed: it is NVFP4 already, in the form of compressed-tensors"),
-            "{line}"
-        );
+        assert!(line.contains("up_proj.weight_packed: already NVFP4 in compressed-tensors format"), "{line}");
         quantize(folder, &["--exclude", "model.layers.3"]);
         let report = quantize(folder, &["--format", "compressed-tensors"]);
-        assert_eq!(names(&report["left"], "reason"), ["it is NVFP4 already"]);
+        assert_eq!(names(&report["left"], "reason"), ["already NVFP4"]);
         assert_eq!(config(folder)["quantization_config"]["ignore"].to_string().matches("layers.3").count(), 0);
     });
 }
 
 #[test]
-fn the_small_files_of_a_model_go_with_it() {
+fn small_files_of_a_model_are_copied() {
     let config_before =
         json!({"model_type": "x", "quantization_config": {"old": 1}, "text_config": {"hidden_size": 32}});
     with_model(&small_model(), Some(config_before), |folder| {
@@ -322,7 +322,7 @@ fn the_small_files_of_a_model_go_with_it() {
             std::fs::write(of(name), name).unwrap();
         }
         std::fs::create_dir(of("original")).unwrap();
-        // As in the cache of Hugging Face.
+        // A symlink, as in the cache of Hugging Face.
         #[cfg(unix)]
         {
             std::fs::write(folder.join("blob"), "merges").unwrap();
@@ -366,14 +366,14 @@ fn the_small_files_of_a_model_go_with_it() {
 }
 
 #[test]
-fn a_configuration_that_is_none_stops_the_work_before_it_begins() {
+fn invalid_configuration_stops_the_conversion_early() {
     with_model(&small_model(), None, |folder| {
         for text in ["", "[]", "{\"a\": ", "\u{0}"] {
             std::fs::write(folder.join("in/config.json"), text).unwrap();
             let line = refusal(folder, &[]);
-            assert!(line.contains("in/config.json: not a configuration"), "{line}");
+            assert!(line.contains("in/config.json: not a valid configuration"), "{line}");
         }
-        // Any object will do.
+        // Any JSON object is accepted.
         for text in ["{}", r#"{"hidden_size": -1, "text_config": 3, "quantization_config": [], "model_type": null}"#] {
             std::fs::write(folder.join("in/config.json"), text).unwrap();
             quantize(folder, &[]);
@@ -382,7 +382,7 @@ fn a_configuration_that_is_none_stops_the_work_before_it_begins() {
 }
 
 #[test]
-fn input_scales_come_from_a_calibration() {
+fn input_scales_come_from_a_calibration_file() {
     with_model(&small_model(), None, |folder| {
         let mut activations = Tensors::default();
         let layer = "model.layers.2.mlp";
@@ -401,7 +401,7 @@ fn input_scales_come_from_a_calibration() {
                 ("model.layers.10.mlp.experts.0.down_proj", 7.0),
                 ("model.layers.2.mlp.experts.0.gate_proj", 3.0),
                 ("model.layers.2.mlp.experts.1.down_proj", 0.5),
-                // No token reached it: as the layer's others.
+                // No token reached this expert; it gets the magnitude of the layer's other experts.
                 ("model.layers.2.mlp.experts.0.down_proj", 0.5),
             ] {
                 let scale = checkpoint.quantized(module).unwrap().input_scale.unwrap();
@@ -415,7 +415,7 @@ fn input_scales_come_from_a_calibration() {
         assert!(line.contains("width of the activations: got 16, expected 32"), "{line}");
         activations.remove(&format!("{layer}.input")).write(&folder.join("a.safetensors"));
         let line = refusal(folder, &["--calibrate", "a.safetensors"]);
-        assert!(line.contains("the calibration of model.layers.2.mlp.experts.0.gate_proj is missing"), "{line}");
+        assert!(line.contains("calibration data for model.layers.2.mlp.experts.0.gate_proj is missing"), "{line}");
 
         std::fs::write(folder.join("a.json"), r#"{"*": 2.0, "model.layers.2.mlp": 4}"#).unwrap();
         quantize(folder, &["--calibrate", "a.json"]);
@@ -423,7 +423,7 @@ fn input_scales_come_from_a_calibration() {
         let scale = |module: &str| checkpoint.quantized(module).unwrap().input_scale.unwrap() * 2688.0;
         assert_eq!(scale("model.layers.10.mlp.experts.0.gate_proj").round(), 2.0);
         for (text, words) in [
-            ("[]", "not an object of names and magnitudes"),
+            ("[]", "expected a JSON object of names and magnitudes"),
             (r#"{"a": -1}"#, "a: -1 is not a magnitude"),
             (r#"{"a": "x"}"#, "a: \"x\" is not a magnitude"),
             ("{}", "no activations and no magnitudes"),
@@ -436,12 +436,12 @@ fn input_scales_come_from_a_calibration() {
 }
 
 #[test]
-fn a_dry_run_says_what_would_be_done_and_writes_nothing() {
+fn dry_run_reports_the_plan_and_writes_nothing() {
     with_model(&small_model(), None, |folder| {
         let text = stdout(&nvfp4(folder, &["quantize", "in", "--dry-run"]));
         let order: Vec<_> = text.lines().filter_map(|line| line.split_whitespace().next()).collect();
         let at = |name: &str| order.iter().position(|found| *found == name).unwrap_or_else(|| panic!("{name}: {text}"));
-        // Experts share a row, and layers are in the order of their numbers.
+        // Experts share a row, and layers are in numerical order.
         assert!(at("model.layers.2.mlp.experts.*.up_proj") < at("model.layers.10.mlp.experts.*.down_proj"));
         assert!(text.contains("12 tensors would be quantized"), "{text}");
         stdout(&nvfp4(folder, &["quantize", "in", "out", "--dry-run", "--json"]));
@@ -449,14 +449,12 @@ fn a_dry_run_says_what_would_be_done_and_writes_nothing() {
         let quiet = nvfp4(folder, &["quantize", "in", "out", "--quiet"]);
         assert_eq!((stdout(&quiet), quiet.stderr), (String::new(), Vec::new()));
         let unused = nvfp4(folder, &["quantize", "in", "--dry-run", "--exclude", "nothing*"]);
-        assert!(
-            String::from_utf8_lossy(&unused.stderr).contains("note: no tensor is named as --exclude nothing* says")
-        );
+        assert!(String::from_utf8_lossy(&unused.stderr).contains("note: --exclude nothing* matches no tensor"));
     });
 }
 
 #[test]
-fn the_json_has_every_weight_and_reason() {
+fn json_has_every_weight_and_reason() {
     let mut model = small_model();
     model.set("model.norm.weight", f32s(&[4], &[1.0; 4]));
     with_model(&model, None, |folder| {
@@ -475,7 +473,7 @@ fn the_json_has_every_weight_and_reason() {
 }
 
 #[test]
-fn a_wrong_number_is_found_with_its_expert() {
+fn non_finite_number_is_reported_with_its_expert() {
     let mut model = Tensors::default();
     let mut bad = numbers(1024, 0);
     bad[512 + 3 * 32 + 20] = f32::NAN;

@@ -1,4 +1,5 @@
-//! `nvfp4 selftest` on a card that the emulator plays: its driver library is found as `libcuda.so.1`, and kernels run as on a card.
+//! `nvfp4 selftest` on an emulated GPU: the emulator's driver library is found as `libcuda.so.1`, and kernels run as on
+//! a GPU.
 #![cfg(target_os = "linux")]
 
 use std::fs;
@@ -8,7 +9,7 @@ use std::process::{Command, Output};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// A machine with an emulated card: its driver, and its user's cache.
+/// A machine with an emulated GPU: its driver, and the cache of its user.
 struct Machine {
     folder: TempDir,
     card: &'static str,
@@ -32,14 +33,14 @@ impl Machine {
         command.env("PTX_EMULATOR_GPU", self.card).output().expect("the command was built")
     }
 
-    /// What is printed, if the exit code is this.
+    /// Returns the output, and checks the exit code.
     fn stdout(&self, code: i32, line: &str) -> String {
         let output = self.nvfp4(line);
         assert_eq!(output.status.code(), Some(code), "{line}: {output:?}");
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// The only verdict in the cache.
+    /// Returns the only verdict in the cache.
     fn verdict(&self) -> (String, Value) {
         let mut files: Vec<_> = fs::read_dir(self.path().join("nvfp4/selftest")).unwrap().collect();
         let file = files.pop().expect("a verdict").unwrap().path();
@@ -50,7 +51,7 @@ impl Machine {
 }
 
 #[test]
-fn a_kernel_that_passes_is_tried_once() {
+fn passing_kernel_is_tested_once() {
     let machine = Machine::new("h200");
     let text = machine.stdout(0, "selftest router");
     assert!(text.starts_with("NVIDIA H200, compute capability 9.0, 132 SMs, driver "), "{text}");
@@ -68,25 +69,25 @@ fn a_kernel_that_passes_is_tried_once() {
 }
 
 #[test]
-fn a_trap_costs_its_part_and_the_verdict_is_of_that_code() {
+fn trap_fails_its_part_only_in_the_given_code() {
     let machine = Machine::new("h200");
     let ptx = nvfp4::kernels::ptx("router").unwrap();
-    // The entry's body begins behind its directives.
+    // The body of the entry begins after its directives.
     let at = ptx.find(".entry router(").unwrap();
     let body = at + ptx[at..].find("\n{").unwrap() + 2;
     fs::write(machine.path().join("trap.ptx"), [&ptx[..body], "\ntrap;", &ptx[body..]].concat()).unwrap();
     let text = machine.stdout(1, "selftest router --ptx trap.ptx");
     assert!(text.contains("router       FAILED, 0 of 5 parts passed"), "{text}");
     assert!(text.contains("\n    softmax: cuStreamSynchronize failed on CUDA device 0 (NVIDIA H200): "), "{text}");
-    assert!(text.contains("\n    sigmoid: not tried, since 3 parts before it took their process with them"), "{text}");
+    assert!(text.contains("\n    sigmoid: not tested, because 3 earlier parts ended their process"), "{text}");
     assert_eq!(machine.verdict().1["passed"], json!([]));
 
-    // The kernel that is built in has no verdict by that.
+    // The built-in kernel still has no verdict.
     assert!(machine.stdout(0, "selftest router").contains("router       passed, 5 parts"));
 }
 
 #[test]
-fn what_is_not_for_the_card_and_what_is_not_there_is_refused() {
+fn wrong_kernel_or_missing_device_is_refused() {
     let machine = Machine::new("h200");
     let output = machine.nvfp4("selftest gated_sm100");
     let said = String::from_utf8(output.stderr).unwrap();
@@ -99,7 +100,7 @@ fn what_is_not_for_the_card_and_what_is_not_there_is_refused() {
 }
 
 #[test]
-fn a_card_whose_own_kernel_has_not_proved_itself_says_so() {
+fn kernel_without_a_verdict_is_reported() {
     let machine = Machine::new("b200");
     let text = machine.stdout(0, "devices");
     assert!(text.contains("NVIDIA B200") && text.contains("gated_simt (sm_80)"), "{text}");

@@ -1,5 +1,5 @@
-//! What ends a process leaves no half-written file, and a file that is cut off while it is read is an error. A child process,
-//! this test binary again, writes or reads; the parent sends signals, sets limits and cuts files off.
+//! A process that ends leaves no half-written file, and a file truncated during reading is an error. A child process
+//! (this test binary again) writes or reads; the parent sends signals, sets limits and truncates files.
 #![cfg(unix)]
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -14,16 +14,16 @@ use nvfp4::checkpoint::{Conversion, Dtype, Format, Options};
 
 const PART: &str = "NVFP4_TEST_CHILD";
 
-/// Bytes that a child writes: over the limit of the test of limits.
+/// Bytes that a child writes; more than the limit that the file-size test sets.
 const BYTES: usize = 1 << 20;
 
-/// What a child does; nothing in the parent.
+/// Role of a child process; does nothing in the parent.
 #[test]
 fn child() {
     let Ok(part) = std::env::var(PART) else { return };
     handle_signals();
     let say = |what: &str| {
-        // Not by `println!`, which the harness captures.
+        // `println!` would be captured by the test harness.
         writeln!(std::io::stderr(), "{what}").unwrap();
     };
     let wait = || _ = std::io::stdin().read(&mut [0]).unwrap();
@@ -73,15 +73,15 @@ struct Running {
 }
 
 impl Running {
-    /// Begins a child and waits until it is ready; returns what it said besides.
+    /// Starts a child and waits until it is ready; returns its other output.
     fn begin(folder: &Path, part: &str, before: fn()) -> (Self, String) {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.current_dir(folder).env(PART, part).args(["--exact", "child", "--nocapture"]);
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-        // SAFETY: `before` calls nothing that is unsafe between fork and exec: `setrlimit` and `signal`.
+        // SAFETY: `before` calls only `setrlimit` and `signal`, which are safe between fork and exec.
         unsafe {
             command.pre_exec(move || {
-                // `nohup` and a shell's background ignore some, which children inherit.
+                // `nohup` and background shells ignore some signals, and children inherit this.
                 for signal in [libc::SIGINT, libc::SIGHUP, libc::SIGQUIT] {
                     libc::signal(signal, libc::SIG_DFL);
                 }
@@ -108,11 +108,11 @@ impl Running {
     }
 
     fn kill(&self, signal: i32) {
-        // SAFETY: a signal to a child that was not waited for yet.
+        // SAFETY: the child was not waited for, so its process id is still valid.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
     }
 
-    /// The signal that ended it.
+    /// Returns the signal that ended the child.
     fn signal(mut self) -> Option<i32> {
         self.child.wait().unwrap().signal()
     }
@@ -125,7 +125,7 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// A folder of a sharded model in floats.
+/// Writes a sharded model in floats.
 fn write_model(folder: &Path) {
     std::fs::create_dir(folder.join("in")).unwrap();
     let mut tensors = Tensors::default();
@@ -136,7 +136,7 @@ fn write_model(folder: &Path) {
 }
 
 #[test]
-fn signals_that_end_a_process_leave_nothing_behind() {
+fn ending_signals_leave_no_files() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     std::fs::write(folder.join("out.safetensors"), "old").unwrap();
@@ -151,7 +151,7 @@ fn signals_that_end_a_process_leave_nothing_behind() {
 }
 
 #[test]
-fn a_folder_is_removed_with_all_files_in_it() {
+fn unfinished_folder_is_removed_with_its_files() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     write_model(folder);
@@ -163,11 +163,11 @@ fn a_folder_is_removed_with_all_files_in_it() {
 }
 
 #[test]
-fn a_signal_that_was_ignored_stays_ignored() {
+fn ignored_signal_stays_ignored() {
     let folder = tempfile::tempdir().unwrap();
     write_model(folder.path());
     let (mut child, _) = Running::begin(folder.path(), "write folder", || {
-        // SAFETY: plain integers.
+        // SAFETY: `signal` takes plain integers.
         unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) };
     });
     child.kill(libc::SIGHUP);
@@ -177,11 +177,11 @@ fn a_signal_that_was_ignored_stays_ignored() {
 }
 
 #[test]
-fn a_limit_on_file_sizes_is_an_error() {
+fn exceeded_file_size_limit_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let (child, said) = Running::begin(folder.path(), "write beyond a limit", || {
         let limit = libc::rlimit { rlim_cur: BYTES as u64 / 2, rlim_max: BYTES as u64 / 2 };
-        // SAFETY: a pointer to a limit.
+        // SAFETY: the pointer refers to a valid limit.
         unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &limit) };
     });
     assert!(said.starts_with("cannot write: ") && said.contains("out.safetensors: File too large"), "{said}");
@@ -189,7 +189,7 @@ fn a_limit_on_file_sizes_is_an_error() {
 }
 
 #[test]
-fn a_failed_allocation_leaves_nothing_behind() {
+fn failed_allocation_leaves_no_files() {
     let folder = tempfile::tempdir().unwrap();
     let (mut child, _) = Running::begin(folder.path(), "allocate", || ());
     assert_eq!(names(folder.path()).len(), 1);
@@ -198,7 +198,7 @@ fn a_failed_allocation_leaves_nothing_behind() {
 }
 
 #[test]
-fn what_sigkill_leaves_is_found_by_the_next_run() {
+fn leftovers_of_sigkill_are_found_by_the_next_run() {
     let folder = tempfile::tempdir().unwrap();
     let target = folder.path().join("out.safetensors");
     let (child, _) = Running::begin(folder.path(), "write", || ());
@@ -214,7 +214,7 @@ fn what_sigkill_leaves_is_found_by_the_next_run() {
 }
 
 #[test]
-fn a_file_that_is_cut_off_or_changed_while_it_is_mapped_is_an_error() {
+fn file_changed_while_mapped_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("in.safetensors");
     type Change = fn(&Path);
@@ -225,7 +225,7 @@ fn a_file_that_is_cut_off_or_changed_while_it_is_mapped_is_an_error() {
         let file = std::fs::File::options().write(true).open(path).unwrap();
         std::os::unix::fs::FileExt::write_all_at(&file, &[1], 1000).unwrap();
     };
-    for (change, words) in [(cut, "cut off while"), (emptied, "cut off while"), (changed, "changed while")] {
+    for (change, words) in [(cut, "truncated while"), (emptied, "truncated while"), (changed, "changed while")] {
         let mut tensors = Tensors::default();
         tensors.set("a", raw(Dtype::U8, &[BYTES], &vec![3; BYTES])).write(&path);
         let (mut child, _) = Running::begin(folder.path(), "read", || ());
@@ -238,7 +238,7 @@ fn a_file_that_is_cut_off_or_changed_while_it_is_mapped_is_an_error() {
 }
 
 #[test]
-fn a_file_that_is_replaced_while_it_is_mapped_stays_what_it_was() {
+fn file_replaced_while_mapped_stays_readable() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("in.safetensors");
     let tensors = |byte| {
@@ -252,9 +252,9 @@ fn a_file_that_is_replaced_while_it_is_mapped_stays_what_it_was() {
     assert_eq!(child.line(), format!("{} Ok(())\n", 3 * BYTES));
 }
 
-/// Random moments: either all of it is there or nothing.
+/// Signals at random moments leave either the complete folder or nothing.
 #[test]
-fn at_no_moment_does_a_signal_leave_half_a_folder() {
+fn signals_never_leave_a_partial_folder() {
     let outer = tempfile::tempdir().unwrap();
     write_model(outer.path());
     for round in 0..20u64 {

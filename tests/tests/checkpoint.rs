@@ -171,14 +171,14 @@ fn a_layer_says_what_its_weights_are_called() {
 #[test]
 fn what_would_change_the_result_and_is_not_computed_is_refused() {
     for (name, words) in [
-        (format!("{GATE}.bias"), "a bias, which is not added"),
-        (format!("{GATE}.pre_quant_scale"), "a scale of the activations (AWQ), which is not applied"),
-        (format!("{GATE}.lora_A.weight"), "a tensor of unknown meaning"),
-        (format!("{GATE}.weight_zero_point"), "a tensor of unknown meaning"),
-        (format!("{GATE}.weight_global_scale_2"), "a tensor of unknown meaning"),
-        (format!("{BLOCK}.experts.gate_up_proj_bias"), "a bias, which is not added"),
-        (format!("{BLOCK}.experts.1.act_fn.beta"), "a tensor of unknown meaning"),
-        (format!("{BLOCK}.fc1_latent_proj.weight"), "a tensor of unknown meaning"),
+        (format!("{GATE}.bias"), "this bias is not computed"),
+        (format!("{GATE}.pre_quant_scale"), "this scale of the activations (AWQ) is not computed"),
+        (format!("{GATE}.lora_A.weight"), "this tensor is unknown"),
+        (format!("{GATE}.weight_zero_point"), "this tensor is unknown"),
+        (format!("{GATE}.weight_global_scale_2"), "this tensor is unknown"),
+        (format!("{BLOCK}.experts.gate_up_proj_bias"), "this bias is not computed"),
+        (format!("{BLOCK}.experts.1.act_fn.beta"), "this tensor is unknown"),
+        (format!("{BLOCK}.fc1_latent_proj.weight"), "this tensor is unknown"),
     ] {
         let message = refusal(|tensors| _ = tensors.set(&name, f32s(&[1], &[0.0])));
         assert!(message.contains(&format!("m.safetensors: {name}: {words}")), "{name}: {message}");
@@ -205,7 +205,7 @@ fn layers_that_mean_two_things_are_refused() {
     let two_stacks = refusal(|tensors| _ = tensors.set_experts("other.layers.3.mlp", NAMES, Format::ModelOpt, 2));
     assert!(two_stacks.contains("two blocks"), "{two_stacks}");
     let two_names = refusal(|tensors| _ = tensors.set_experts(BLOCK, ["w1", "w3", "w2"], Format::ModelOpt, 2));
-    assert!(two_names.contains("are the same projection"), "{two_names}");
+    assert!(two_names.contains("are two names for one projection"), "{two_names}");
     let no_gate = refusal(|tensors| {
         *tensors = Tensors::default();
         for expert in 0..2 {
@@ -226,7 +226,7 @@ fn an_activation_that_is_not_computed_is_refused() {
             (r#"{"hidden_act": "gelu"}"#, "hidden_act is \"gelu\"; only silu"),
             (r#"{"text_config": {"hidden_activation": "gelu_pytorch_tanh"}}"#, "hidden_activation"),
             (r#"{"swiglu_limit": 7.0}"#, "swiglu_limit is 7.0"),
-            ("{", "not a configuration"),
+            ("{", "not a valid configuration"),
         ] {
             std::fs::write(folder.join("config.json"), config).unwrap();
             let message = layer(Op::Gated).unwrap_err().to_string();
@@ -367,7 +367,7 @@ fn weights_of_other_types_are_listed_with_the_reason() {
         };
         assert_eq!(runs("3.mlp.experts.*.gate_proj"), Ok(Op::Gated));
         assert_eq!(runs("3.mlp.experts.*.down_proj"), Ok(Op::Plain));
-        assert!(runs("q_proj").unwrap_err().contains("with .bias, which is not computed"));
+        assert!(runs("q_proj").unwrap_err().contains("its tensor .bias is not supported"));
         assert!(runs("shared_experts.up_proj").unwrap_err().contains("a shared expert"));
     });
 }
@@ -420,20 +420,20 @@ fn a_wrong_tensor_is_refused_with_file_tensor_and_remedy() {
         (".weight", values([16, 12]), "K = 24 is not a multiple of 16"),
         (".weight", values([16, 0]), "K = 0 is not"),
         (".weight", values([8, (1 << 19) + 8]), "K = 1048592 is not a multiple of 16 from 16 to 2^20"),
-        (".weight", Some(raw(Dtype::U8, &[0, 1 << 63], &[])), "more than this machine can address"),
+        (".weight", Some(raw(Dtype::U8, &[0, 1 << 63], &[])), "exceeds the address space of this machine"),
         (".weight", values([15, 16]), "N = 15 is not a positive multiple of 8"),
         (".weight_scale", Some(raw(Dtype::U8, &[16, 2], &scales(1))), "dtype is U8, not F8_E4M3"),
         (".weight_scale", e4m3(&[32], 1), "shape is [32], not [16, 2]"),
         (".weight_scale", e4m3(&[2, 16], 1), "shape is [2, 16], not [16, 2]"),
         (".weight_scale", e4m3(&[16, 2], 0x7F), "row 2, block 1 is NaN"),
         (".weight_scale", e4m3(&[16, 2], 0x81), "row 2, block 1 is negative"),
-        (".weight_scale_2", scalar(f32::NAN), "global scale NaN is not"),
-        (".weight_scale_2", scalar(f32::INFINITY), "global scale inf is not"),
-        (".weight_scale_2", scalar(-1.0), "global scale -1 is not"),
+        (".weight_scale_2", scalar(f32::NAN), "global scale NaN must be"),
+        (".weight_scale_2", scalar(f32::INFINITY), "global scale inf must be"),
+        (".weight_scale_2", scalar(-1.0), "global scale -1 must be"),
         (".weight_scale_2", Some(f32s(&[2], &[1.0; 2])), "shape is [2], not [] or [1]"),
         (".weight_scale_2", Some(f32s(&[0], &[])), "shape is [0], not [] or [1]"),
-        (".input_scale", scalar(0.0), "global scale 0 cannot be divided by"),
-        (".input_scale", scalar(f32::NAN), "global scale NaN is not"),
+        (".input_scale", scalar(0.0), "global scale 0 must be positive"),
+        (".input_scale", scalar(f32::NAN), "global scale NaN must be"),
         (".input_scale", Some(raw(Dtype::BF16, &[], &[0; 2])), "dtype is BF16, not F32"),
     ] {
         let message = refusal(|tensors| _ = tensors.change(&format!("{GATE}{suffix}"), content));
@@ -452,10 +452,7 @@ fn a_divisor_of_zero_is_refused() {
                 .set(format!("{GATE}.weight_global_scale"), f32s(&[1], &[divisor]))
                 .write(&folder.join("m.safetensors"));
             let error = Checkpoint::open(&path).unwrap().layer(3, Op::Gated).unwrap_err().to_string();
-            assert!(
-                error.contains(&format!("{GATE}.weight_global_scale: global scale {divisor} cannot be")),
-                "{error}"
-            );
+            assert!(error.contains(&format!("{GATE}.weight_global_scale: global scale {divisor} must be")), "{error}");
         }
     });
 }
@@ -468,7 +465,7 @@ fn a_missing_layer_or_expert_is_named_with_what_there_is() {
             tensors.set_experts(&format!("model.layers.{layer}.mlp"), NAMES, Format::ModelOpt, 1);
         }
     });
-    assert!(layers.contains("block of layer 3 is missing; there are layers 0-2, 7"), "{layers}");
+    assert!(layers.contains("block of layer 3 is missing; the model has layers 0-2, 7"), "{layers}");
 
     let expert = refusal(|tensors| {
         _ = tensors.set_nvfp4(&format!("{BLOCK}.experts.18446744073709551615.gate_proj"), Format::ModelOpt, [8, 16], 0)
@@ -479,10 +476,10 @@ fn a_missing_layer_or_expert_is_named_with_what_there_is() {
         *tensors = Tensors::default();
         tensors.set("model.layers.3.mlp.experts.gate_up_proj", f32s(&[1], &[0.0]));
     });
-    assert!(fused.contains("fused experts are not read"), "{fused}");
+    assert!(fused.contains("For fused NVFP4 experts use --op moe"), "{fused}");
 
     let nothing = refusal(|tensors| *tensors = Tensors::default());
-    assert!(nothing.contains("give a model with tensors named model.layers.L"), "{nothing}");
+    assert!(nothing.contains("the model needs tensors named model.layers.L"), "{nothing}");
 }
 
 #[test]
@@ -532,16 +529,16 @@ fn what_is_no_model_is_refused() {
         assert!(refusal(Path::new("/dev/zero")).contains("not a regular file"));
         let index = folder.join(INDEX_NAME);
         for (json, words) in [
-            ("{", "not an index of shards"),
-            (r#"{"weight_map": {"a": 1}}"#, "not an index of shards"),
-            (r#"{"weight_map": {"a": "../a.safetensors"}}"#, "is not a file beside the index"),
-            (r#"{"weight_map": {"a": "/etc/passwd"}}"#, "is not a file beside the index"),
-            (r#"{"weight_map": {"a": "a\n.safetensors"}}"#, "is not a file beside the index"),
+            ("{", "not a valid index of shards"),
+            (r#"{"weight_map": {"a": 1}}"#, "not a valid index of shards"),
+            (r#"{"weight_map": {"a": "../a.safetensors"}}"#, "is not a file name in the folder of the index"),
+            (r#"{"weight_map": {"a": "/etc/passwd"}}"#, "is not a file name in the folder of the index"),
+            (r#"{"weight_map": {"a": "a\n.safetensors"}}"#, "is not a file name in the folder of the index"),
             (r#"{"weight_map": {"a": "gone.safetensors"}}"#, "gone.safetensors: "),
-            (r#"{"weight_map": {}}"#, "it lists no tensors"),
-            (r#"{"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}}"#, "tensor a is there twice"),
+            (r#"{"weight_map": {}}"#, "the index lists no tensors"),
+            (r#"{"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}}"#, "tensor a is listed twice"),
             ("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "a Git-LFS pointer"),
-            ("", "not an index of shards"),
+            ("", "not a valid index of shards"),
         ] {
             std::fs::write(&index, json).unwrap();
             assert!(refusal(folder).contains(words), "{json}: {}", refusal(folder));
@@ -555,12 +552,12 @@ fn files_of_other_kinds_are_called_what_they_are() {
         let refusal = |path: &Path| Checkpoint::open(path).unwrap_err().to_string();
         let pointer = folder.join("pointer.safetensors");
         std::fs::write(&pointer, "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n").unwrap();
-        assert!(refusal(&pointer).ends_with("a Git-LFS pointer, not the file itself; run `git lfs pull`"));
+        assert!(refusal(&pointer).ends_with("the file is a Git-LFS pointer; run `git lfs pull` to get its content"));
         let gguf = folder.join("gguf").join("model.gguf");
         std::fs::create_dir(gguf.parent().unwrap()).unwrap();
         std::fs::write(&gguf, "GGUF\x03\0\0\0").unwrap();
         assert!(refusal(&gguf).contains("a GGUF file"));
-        assert!(refusal(gguf.parent().unwrap()).contains("GGUF files of llama.cpp"));
+        assert!(refusal(gguf.parent().unwrap()).contains("GGUF files (llama.cpp)"));
         assert!(refusal(Path::new("no-such-organization/model")).contains("hf download no-such-organization/model"));
         assert!(!refusal(&folder.join("no-such/model")).contains("hf download"));
     });
@@ -586,8 +583,8 @@ fn pipes_and_devices_are_never_read() {
         }
         // A file of a terabyte that takes no room.
         std::fs::File::create(&index).unwrap().set_len(1 << 40).unwrap();
-        assert!(Checkpoint::open(folder).unwrap_err().to_string().contains("over 100000000 bytes"));
-        assert!(nvfp4::shape::read(&index).unwrap_err().to_string().contains("over 16777216 bytes"));
+        assert!(Checkpoint::open(folder).unwrap_err().to_string().contains("longer than 100000000 bytes"));
+        assert!(nvfp4::shape::read(&index).unwrap_err().to_string().contains("longer than 16777216 bytes"));
     });
 }
 
@@ -604,7 +601,10 @@ fn a_name_in_two_shards_is_an_error() {
         second.set(name, raw(tensor.dtype, tensor.shape, tensor.data)).write(&folder.join("second"));
         std::fs::rename(folder.join("second"), folder.join(shard_name(1, 2))).unwrap();
         let error = Checkpoint::open(&index).unwrap_err().to_string();
-        assert!(error.contains(&format!("{name}: it is in ")) && error.contains("too; remove one"), "{error}");
+        assert!(
+            error.contains(&format!("{name}: this tensor is also in ")) && error.contains("; remove one"),
+            "{error}"
+        );
     });
 }
 
@@ -621,13 +621,13 @@ fn an_index_that_lies_is_found_out() {
         .unwrap();
         let (_, errors) = Checkpoint::survey(folder);
         assert_eq!(errors.len(), 24, "each tensor is in the other shard");
-        assert!(errors[0].to_string().contains("says it is there"), "{}", errors[0]);
+        assert!(errors[0].to_string().contains("lists it"), "{}", errors[0]);
         // One more file with the same tensors.
         std::fs::write(&index, text).unwrap();
         std::fs::remove_file(&index).unwrap();
         std::fs::copy(folder.join(&first), folder.join("copy.safetensors")).unwrap();
         let error = Checkpoint::open(folder).unwrap_err().to_string();
-        assert!(error.contains("copy.safetensors too; remove one"), "{error}");
+        assert!(error.contains("copy.safetensors; remove one"), "{error}");
     });
 }
 
@@ -660,19 +660,23 @@ fn wrong_activations_are_refused_with_the_tensor_named() {
     in_folder(|folder| {
         let hidden = |shape: &[usize], x| Some(f32s(shape, &vec![x; shape.iter().product()]));
         for (name, content, words) in [
-            ("hidden", None, "this tensor is missing; an activations file has"),
+            ("hidden", None, "this tensor is missing; an activations file must contain"),
             ("hidden", Some(raw(Dtype::U8, &[4, 16], &[0; 64])), "dtype is U8, not F32 or F16 or BF16"),
             ("hidden", hidden(&[4, 24], 1.0), "K = 24 is not"),
             ("hidden", hidden(&[4, 4, 4], 1.0), "its shape is [4, 4, 4], not [T, K]"),
             ("hidden", hidden(&[4, 16], f32::NAN), "element 0 is NaN"),
             ("hidden", hidden(&[4, 16], f32::NEG_INFINITY), "element 0 is -inf"),
-            ("group_sizes", None, "this tensor is missing; an activations file has"),
+            ("group_sizes", None, "this tensor is missing; an activations file must contain"),
             ("group_sizes", Some(raw(Dtype::I32, &[2], &[0; 8])), "its dtype is I32, not I64"),
             ("group_sizes", Some(raw(Dtype::I64, &[], &[0; 8])), "its shape is [], not [E]"),
-            ("group_sizes", Some(i64s(&[1, 2])), "sum of the group sizes (rows of `hidden`): got 3, expected 4"),
+            (
+                "group_sizes",
+                Some(i64s(&[1, 2])),
+                "sum of the group sizes (must equal the rows of `hidden`): got 3, expected 4",
+            ),
             ("group_sizes", Some(i64s(&[-1, 5])), "group 0 has -1 tokens"),
             ("group_sizes", Some(i64s(&[i64::MAX, i64::MAX, 6])), "group 2 has 6 tokens"),
-            ("group_sizes", Some(i64s(&[1, 2, 1])), "groups of tokens (one for each expert): got 3, expected 2"),
+            ("group_sizes", Some(i64s(&[1, 2, 1])), "number of token groups (one per expert): got 3, expected 2"),
         ] {
             let mut tensors = Tensors::default();
             tensors.set("hidden", f32s(&[4, 16], &[1.0; 64])).set("group_sizes", i64s(&[1, 3])).change(name, content);

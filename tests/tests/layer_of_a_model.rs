@@ -203,7 +203,7 @@ fn experts_in_one_tensor_are_those_apart_in_halves_or_in_turn() {
         ("gate_up_proj_weight_scale_2", None, "global scales"),
         ("gate_up_proj_weight_scale_2", Some(f32s(&[2], &[0.1; 2])), "gate_up_proj_weight_scale_2: its shape is [2]"),
         ("gate_up_proj_bias", Some(f32s(&[3, 31], &[0.0; 93])), "gate_up_proj_bias: its shape is [3, 31]"),
-        ("gate_up_proj_zeros", Some(f32s(&[3, 32], &[0.0; 96])), "gate_up_proj_zeros: a tensor of unknown meaning"),
+        ("gate_up_proj_zeros", Some(f32s(&[3, 32], &[0.0; 96])), "gate_up_proj_zeros: this tensor is unknown"),
     ] {
         let mut tensors = fused(false, &[]);
         match content {
@@ -254,7 +254,7 @@ fn experts_without_a_gate_are_a_layer_of_relu2() {
         json!({"model_type": "some", "num_experts_per_tok": 2, "norm_topk_prob": true, "mlp_hidden_act": "relu2"});
     assert_eq!(layer_of(&tensors, config.clone()).len(), 2 * EXPERTS);
     let error = refusal(Some(config), |_| ());
-    assert!(error.contains("relu2 asks for 0 gate projections, and it has 3"), "{error}");
+    assert!(error.contains("relu2 needs 0 gate projections, found 3"), "{error}");
 }
 
 #[test]
@@ -306,14 +306,14 @@ fn what_is_not_computed_is_refused_with_file_tensor_and_remedy() {
     };
     let gate = format!("{BLOCK}.gate.weight");
     for (config, words) in [
-        (None, "MODEL: config.json is missing; it says how the router chooses"),
-        (with("num_experts_per_tok", Value::Null), "MODEL/config.json: the number of experts that a token names"),
+        (None, "MODEL: config.json is missing; it defines the router"),
+        (with("num_experts_per_tok", Value::Null), "MODEL/config.json: the number of experts per token"),
         (with("norm_topk_prob", Value::Null), "MODEL/config.json: norm_topk_prob is missing"),
-        (with("scoring_func", json!("sqrtsoftplus")), "MODEL/config.json: its router's scores are by sqrtsoftplus"),
+        (with("scoring_func", json!("sqrtsoftplus")), "MODEL/config.json: its router scores with sqrtsoftplus"),
         (with("topk_method", json!("group_limited_greedy")), "MODEL/config.json: topk_method is group_limited_greedy"),
         (with("model_type", json!("deepseek_v3")), "MODEL/config.json: n_group is missing"),
         (with("model_type", json!("llama4_text")), "MODEL/config.json: router: top_k of sigmoid top-1 = 2"),
-        (with("hidden_act", json!("relu2")), "MODEL: model.layers.3.mlp.: relu2 asks for 0 gate projections"),
+        (with("hidden_act", json!("relu2")), "MODEL: model.layers.3.mlp.: relu2 needs 0 gate projections"),
         (with("hidden_act", json!("gelu")), "MODEL/config.json: hidden_act is \"gelu\""),
         (with("num_experts_per_tok", json!(0)), "MODEL: layer 3: top_k = 0 is not from 1 to 32"),
     ] {
@@ -343,7 +343,7 @@ fn what_is_not_computed_is_refused_with_file_tensor_and_remedy() {
         ),
         (
             change(&format!("{BLOCK}.gate.per_expert_scale"), Some(f32s(&[3], &[1.0; 3]))),
-            format!("{file}{BLOCK}.gate.per_expert_scale: a tensor of unknown meaning"),
+            format!("{file}{BLOCK}.gate.per_expert_scale: this tensor is unknown"),
         ),
         (
             change(&format!("{BLOCK}.experts.1.down_proj.weight_scale_2"), None),
@@ -364,8 +364,8 @@ fn what_is_not_computed_is_refused_with_file_tensor_and_remedy() {
     dense(&mut tensors);
     with_model(&tensors, Some(qwen3()), |checkpoint, _| {
         let error = |layer| checkpoint.moe_layer(layer, TokenDtype::F16).map(|_| ()).unwrap_err().to_string();
-        assert!(error(4).contains("layer 4 has a dense block and no experts; --op gated runs"), "{}", error(4));
-        assert!(error(9).contains("there are layers 3-4"), "{}", error(9));
+        assert!(error(4).contains("layer 4 is dense and has no experts; use --op gated"), "{}", error(4));
+        assert!(error(9).contains("the model has layers 3-4"), "{}", error(9));
     });
 }
 
@@ -399,7 +399,10 @@ fn a_weight_is_a_linear_layer_with_its_bias() {
         for (change, words) in [
             (("bias", Some(f32s(&[47], &[0.0; 47]))), "q_proj.bias: its shape is [47]"),
             (("bias", Some(raw(Dtype::U8, &[48], &[0; 48]))), "q_proj.bias: "),
-            (("pre_quant_scale", Some(f32s(&[32], &[1.0; 32]))), "q_proj.pre_quant_scale: a scale of the activations"),
+            (
+                ("pre_quant_scale", Some(f32s(&[32], &[1.0; 32]))),
+                "q_proj.pre_quant_scale: this scale of the activations",
+            ),
             (("weight_scale", None), "q_proj.weight_scale: this tensor is missing"),
         ] {
             let mut tensors = tensors.clone();
@@ -413,7 +416,7 @@ fn a_weight_is_a_linear_layer_with_its_bias() {
             let error = with_model(&tensors, None, |checkpoint, _| {
                 checkpoint.linear(absent, TokenDtype::F16).map(|_| ()).unwrap_err().to_string()
             });
-            assert!(error.contains(&format!("a weight named {absent:?} is missing; `nvfp4 inspect")), "{error}");
+            assert!(error.contains(&format!("a weight named {absent:?} is missing; run `nvfp4 inspect")), "{error}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Activations of a step from a safetensors file: `hidden` `[T, K]` and `group_sizes` `[E]`.
+//! Reads the activations of a step from a safetensors file: `hidden` `[T, K]` and `group_sizes` `[E]`.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::quantize::global_scale_for;
 const HIDDEN: &str = "hidden";
 const GROUP_SIZES: &str = "group_sizes";
 
-/// Tokens of all experts, one expert's after another's, as numbers that were not quantized yet.
+/// Unquantized tokens of all experts, sorted by expert.
 #[derive(Debug)]
 pub struct Activations {
     file: TensorFile,
@@ -21,11 +21,12 @@ pub struct Activations {
 }
 
 impl Activations {
-    /// Opens a file of `hidden` `[T, K]` in f32, f16 or bf16, and `group_sizes` `[E]` in i64, the tokens of each expert in
-    /// the order of the rows of `hidden`.
+    /// Opens a file with `hidden` `[T, K]` in f32, f16 or bf16, and `group_sizes` `[E]` in i64: the number of tokens
+    /// per expert, in the order of the rows of `hidden`.
     ///
     /// # Errors
-    /// If a tensor is missing, of another type or shape, or the group sizes are negative or do not sum to T.
+    /// Returns an error if a tensor is missing or has the wrong type or shape, or the group sizes are negative or do
+    /// not sum to T.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let file = TensorFile::open(path)?;
         let hidden = part(&file, HIDDEN, &floats::DTYPES)?;
@@ -40,29 +41,30 @@ impl Activations {
         Ok(Self { file, group_sizes, k })
     }
 
-    /// The tokens of each expert.
+    /// Number of tokens per expert.
     pub fn group_sizes(&self) -> &[usize] {
         &self.group_sizes
     }
 
-    /// The length of a token.
+    /// Number of elements per token.
     pub fn k(&self) -> usize {
         self.k
     }
 
-    /// Quantizes the tokens of each expert, with the expert's input scale if it has one and else with one global scale for
-    /// all of `hidden`.
+    /// Quantizes the tokens of each expert with the input scale of the expert. Experts without an input scale use one
+    /// global scale for all of `hidden`.
     ///
     /// # Errors
-    /// If there are not as many input scales as groups, or `hidden` holds NaN or an infinity.
+    /// Returns an error if the number of input scales differs from the number of groups, or `hidden` contains NaN or an
+    /// infinity.
     pub fn quantize(&self, input_scales: &[Option<f32>]) -> Result<Vec<Matrix<'static>>, Error> {
         let path = self.file.path();
         let (got, expected) = (self.group_sizes.len(), input_scales.len());
         if got != expected {
-            let error = Error::Mismatch { what: "groups of tokens (one for each expert)", got, expected };
+            let error = Error::Mismatch { what: "number of token groups (one per expert)", got, expected };
             return Err(error.at(place(path, GROUP_SIZES)));
         }
-        let hidden = self.file.tensor(HIDDEN).and_then(Floats::of).expect("the file was opened with it");
+        let hidden = self.file.tensor(HIDDEN).and_then(Floats::of).expect("`open` checked this tensor");
         let at_hidden = |error: Error| error.at(place(path, HIDDEN));
         let global = global_scale_for(hidden.amax().map_err(at_hidden)?);
         let mut end = 0;
@@ -79,16 +81,16 @@ impl Activations {
 
 fn part<'a>(file: &'a TensorFile, name: &str, dtypes: &[Dtype]) -> Result<Tensor<'a>, Error> {
     let at = |error: Error| error.at(place(file.path(), name));
-    let remedy = "an activations file has hidden [T, K] and group_sizes [E]";
+    let remedy = "an activations file must contain hidden [T, K] and group_sizes [E]";
     let missing = || at(Error::Missing { name: "this tensor".into(), remedy: remedy.into() });
     let tensor = file.tensor(name).ok_or_else(missing)?;
     if !dtypes.contains(&tensor.dtype) {
-        return Err(at(Error::Dtype { got: tensor.dtype, expected: dtypes.to_vec(), remedy: "convert it" }));
+        return Err(at(Error::Dtype { got: tensor.dtype, expected: dtypes.to_vec(), remedy: "convert the tensor" }));
     }
     Ok(tensor)
 }
 
-/// Sizes that are not negative and sum to `tokens`.
+/// Returns the group sizes; they must be at least 0 and sum to `tokens`.
 fn group_sizes(sizes: Tensor<'_>, tokens: usize) -> Result<Vec<usize>, Error> {
     if sizes.shape.len() != 1 {
         return Err(Error::Shape { got: sizes.shape.to_vec(), expected: "[E]".into() });
@@ -96,13 +98,19 @@ fn group_sizes(sizes: Tensor<'_>, tokens: usize) -> Result<Vec<usize>, Error> {
     let mut sum = 0usize;
     let mut group_sizes = Vec::new();
     for (group, &size) in sizes.numbers::<i64>().iter().enumerate() {
-        let invalid = || Error::Invalid(format!("group {group} has {size} tokens; give numbers of rows of `hidden`"));
+        let invalid = || {
+            Error::Invalid(format!("group {group} has {size} tokens; each size must be a number of rows of `hidden`"))
+        };
         let size = usize::try_from(size).map_err(|_| invalid())?;
         sum = sum.checked_add(size).ok_or_else(invalid)?;
         group_sizes.push(size);
     }
     if sum != tokens {
-        return Err(Error::Mismatch { what: "sum of the group sizes (rows of `hidden`)", got: sum, expected: tokens });
+        return Err(Error::Mismatch {
+            what: "sum of the group sizes (must equal the rows of `hidden`)",
+            got: sum,
+            expected: tokens,
+        });
     }
     Ok(group_sizes)
 }

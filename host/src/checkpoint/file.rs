@@ -1,8 +1,8 @@
-//! One memory-mapped safetensors file. Knows no names of models.
+//! One memory-mapped safetensors file. This module knows no names of models.
 //!
-//! The header is checked here rather than by the `safetensors` crate (whose types and serializer are used): the crate
-//! takes the last of two tensors of one name, does not say which tensor's sizes are wrong, and adds offsets unchecked.
-//! Format: <https://github.com/huggingface/safetensors#format>.
+//! This module checks the header itself and takes only types and serializer from the `safetensors` crate. The crate
+//! keeps the last of two tensors with one name, does not name the tensor whose sizes are wrong, and adds offsets
+//! without an overflow check. Format: <https://github.com/huggingface/safetensors#format>.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -20,33 +20,33 @@ use crate::error::Error;
 use crate::files::{foreign_kind, open_regular};
 use crate::signals::Guarded;
 
-/// Bytes in front of the header that hold its length, a little-endian u64.
+/// Number of bytes before the header; they hold its length as a little-endian u64.
 pub(super) const LENGTH_BYTES: usize = 8;
 
-/// The longest header that a safetensors file may have.
+/// Maximum length of a safetensors header, in bytes.
 pub(super) const MAX_HEADER_BYTES: usize = 100_000_000;
 
-/// The key of the header that is not a tensor.
+/// Header key that is not a tensor.
 const METADATA: &str = "__metadata__";
 
-const _: () = assert!(cfg!(target_endian = "little"), "tensors are read in place, and they are little-endian");
+const _: () = assert!(cfg!(target_endian = "little"), "tensors are little-endian and are read in place");
 
 /// A tensor in a mapped file.
 #[derive(Clone, Copy, Debug)]
 pub struct Tensor<'a> {
-    /// The type of its elements.
+    /// Type of the elements.
     pub dtype: Dtype,
-    /// Its sizes, outermost first.
+    /// Sizes, outermost first.
     pub shape: &'a [usize],
-    /// Its bytes, row-major and little-endian; not always aligned for its type.
+    /// Bytes, row-major and little-endian; not always aligned for `dtype`.
     pub data: &'a [u8],
 }
 
 impl<'a> Tensor<'a> {
-    /// Its elements as numbers of the type `T`, in place where they are aligned.
+    /// Returns the elements as numbers of type `T`, in place if they are aligned.
     ///
     /// # Panics
-    /// If the bytes are no whole number of elements.
+    /// Panics if the length is not a multiple of the size of `T`.
     pub fn numbers<T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(self) -> Cow<'a, [T]> {
         match bytemuck::try_cast_slice(self.data) {
             Ok(numbers) => Cow::Borrowed(numbers),
@@ -55,15 +55,16 @@ impl<'a> Tensor<'a> {
     }
 }
 
-/// A safetensors file, mapped into memory and its header checked: tensors follow one another without gaps from the end
-/// of the header to the end of the file, each with the bytes that its shape asks for.
+/// A mapped safetensors file with a checked header. Tensors fill the space from the end of the header to the end of the
+/// file without gaps, and each has the length that its shape requires.
 #[derive(Debug)]
 pub struct TensorFile {
     path: PathBuf,
-    /// Before the map, so that it is dropped before.
+    /// Declared before the map, so that it is dropped first.
     guard: Guarded,
     map: Mmap,
-    /// To see whether the file changes. Not the open file: models have hundreds, and processes may have fewer.
+    /// File identity for change detection. The file itself is not kept open: a model can have more files than a process
+    /// may open.
     opened: Stamp,
     data_start: usize,
     metadata: Option<HashMap<String, String>>,
@@ -74,15 +75,15 @@ impl TensorFile {
     /// Maps a file and checks its header.
     ///
     /// # Errors
-    /// If it cannot be read or is no valid safetensors file.
+    /// Returns an error if the file cannot be read or is not a valid safetensors file.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let io = |error| Error::io(path, error);
         let file = open_regular(path, "a safetensors file")?;
         let opened = Stamp::of(&file.metadata().map_err(io)?);
-        // SAFETY: the map is read-only. It is assumed, as every reader of mapped models does, that nothing changes the file
-        // while it is open. Programs that replace files by renaming (ours do) keep to that. Bytes that change all the same
-        // are numbers that change: no index or length is ever read from the map a second time, and `check_unchanged` finds
-        // it. A page that the file no longer has raises SIGBUS; `signals.rs` makes it read as zeros.
+        // SAFETY: the map is read-only. Like every reader of mapped models, this code assumes that nothing changes the
+        // file while it is mapped; programs that replace files by renaming comply. If bytes change nevertheless, only
+        // numbers change: no index or length is read from the map twice, and `check_unchanged` detects it. Access to a
+        // page that was cut off raises SIGBUS; `signals.rs` makes such a page read as zeros.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
         let guard = Guarded::new(&map);
         let parsed = parse(&map);
@@ -94,55 +95,55 @@ impl TensorFile {
         Ok(Self { path: path.to_owned(), guard, map, opened, data_start, metadata, tensors })
     }
 
-    /// Checks that the file is still what it was when it was opened. To be asked after its tensors were read and before
-    /// anything that was made of them is believed.
+    /// Checks that the file has not changed since it was opened. Call it after reading tensors and before using results
+    /// computed from them.
     ///
     /// # Errors
-    /// If it was changed or cut off since, or a page of it could not be read.
+    /// Returns an error if the file was changed or truncated, or a page could not be read.
     pub fn check_unchanged(&self) -> Result<(), Error> {
         unchanged(&self.path, &self.opened, &self.guard).map_err(|error| error.at(self.path.display()))
     }
 
-    /// The file.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The strings that its writer put into the header beside the tensors.
+    /// Strings that the writer put into the header beside the tensors.
     pub fn metadata(&self) -> Option<&HashMap<String, String>> {
         self.metadata.as_ref()
     }
 
-    /// A tensor, if the file has it.
+    /// Returns a tensor by name, or `None` if the file lacks it.
     pub fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
         self.tensors.get(name).map(|info| self.view(info))
     }
 
-    /// All tensors in order of their names.
+    /// All tensors, in the order of their names.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, Tensor<'_>)> {
         self.tensors.iter().map(|(name, info)| (&name[..], self.view(info)))
     }
 
-    /// Lets go of the memory that holds what was read so far. The tensors stay as they are: what is read again comes from
-    /// the file again.
+    /// Releases the memory of the pages read so far. Tensors stay valid: a later access reads the file again.
     pub fn release(&self) {
         #[cfg(unix)]
         {
-            // SAFETY: the pages are a read-only view of a file that is assumed not to change (see `open`), so those that
-            // are read back hold the same bytes.
+            // SAFETY: the map is a read-only view of a file that is assumed not to change (see `open`), so pages that
+            // are read again hold the same bytes.
             let advised = unsafe { self.map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
-            // Without the advice the system frees pages when it must.
+            // If the advice fails, the system frees the pages when it needs memory.
             drop(advised);
         }
     }
 
-    /// As [`TensorFile::release`], for a part of a tensor.
+    /// Like [`TensorFile::release`], for a part of a tensor.
     pub(super) fn release_part(&self, data: &[u8]) {
         #[cfg(unix)]
         {
             let offset = (data.as_ptr() as usize).wrapping_sub(self.map.as_ptr() as usize);
             if offset <= self.map.len() && data.len() <= self.map.len() - offset {
-                // SAFETY: as in `release`.
+                // SAFETY: the map is a read-only view of a file that is assumed not to change (see `open`), so pages
+                // that are read again hold the same bytes.
                 let advised =
                     unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, offset, data.len()) };
                 drop(advised);
@@ -158,10 +159,10 @@ impl TensorFile {
     }
 }
 
-/// What changes when a file does.
+/// Properties of a file that differ after a change.
 #[derive(Debug, PartialEq)]
 struct Stamp {
-    /// Its number on its device, where files have one.
+    /// Device and inode, where the platform has them.
     identity: Option<[u64; 2]>,
     bytes: u64,
     modified: Option<SystemTime>,
@@ -181,19 +182,19 @@ impl Stamp {
 }
 
 fn unchanged(path: &Path, opened: &Stamp, guard: &Guarded) -> Result<(), Error> {
-    // What was removed or replaced by another file is mapped still, as it was.
+    // A file that was removed or replaced by another file stays mapped and unchanged.
     let now = std::fs::metadata(path).map(|metadata| Stamp::of(&metadata));
     let now = now.ok().filter(|now| now.identity == opened.identity);
     let what = match now {
-        Some(now) if now.bytes < opened.bytes => "it was cut off while it was read",
-        Some(now) if now != *opened => "it was changed while it was read",
-        _ if guard.is_broken() => "a part of it could not be read from the disk",
+        Some(now) if now.bytes < opened.bytes => "the file was truncated while it was read",
+        Some(now) if now != *opened => "the file was changed while it was read",
+        _ if guard.is_broken() => "a part of the file could not be read from the disk",
         _ => return Ok(()),
     };
-    Err(Error::Invalid(format!("{what}; begin again once it is complete")))
+    Err(Error::Invalid(format!("{what}; run the command again when the file is complete")))
 }
 
-/// The header's JSON. Every tensor's name is its own; nothing else is checked.
+/// JSON of the header. Tensor names are unique; nothing else is checked.
 struct Header {
     metadata: Option<HashMap<String, String>>,
     tensors: BTreeMap<String, TensorInfo>,
@@ -218,7 +219,7 @@ impl<'de> Deserialize<'de> for Header {
                     }
                     let info = map.next_value().map_err(|error| A::Error::custom(format!("tensor {name}: {error}")))?;
                     if header.tensors.insert(name.clone(), info).is_some() {
-                        return Err(A::Error::custom(format!("tensor {name} is there twice")));
+                        return Err(A::Error::custom(format!("tensor {name} is listed twice")));
                     }
                 }
                 Ok(header)
@@ -228,17 +229,17 @@ impl<'de> Deserialize<'de> for Header {
     }
 }
 
-/// Reads and checks the header of a file; also returns where the data starts.
+/// Reads and checks the header of a file; returns the offset of the data and the header.
 fn parse(file: &[u8]) -> Result<(usize, Header), Error> {
     parse_header(file).map_err(|error| foreign_kind(file).map_or(error, |kind| Error::Invalid(kind.into())))
 }
 
 fn parse_header(file: &[u8]) -> Result<(usize, Header), Error> {
-    let truncated = || Error::Safetensors("it is cut off within its header".into());
+    let truncated = || Error::Safetensors("the file is truncated within its header".into());
     let (length, rest) = file.split_first_chunk::<LENGTH_BYTES>().ok_or_else(truncated)?;
     let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
     if length > MAX_HEADER_BYTES {
-        let what = format!("its header claims {length} bytes, over the limit of {MAX_HEADER_BYTES}");
+        let what = format!("its header claims {length} bytes, more than the limit of {MAX_HEADER_BYTES}");
         return Err(Error::Safetensors(what));
     }
     let (json, data) = rest.split_at_checked(length).ok_or_else(truncated)?;
@@ -254,18 +255,20 @@ fn check_layout(tensors: &BTreeMap<String, TensorInfo>, data_bytes: usize) -> Re
     let mut position = 0;
     for (name, info) in in_order {
         if name.chars().any(char::is_control) {
-            return Err(format!("the name of tensor {name} has control characters"));
+            return Err(format!("the name of tensor {name} contains control characters"));
         }
         let (start, end) = info.data_offsets;
         if start != position || end < start {
-            return Err(format!("tensor {name} is at bytes {start} to {end}, expected from {position} on"));
+            return Err(format!("tensor {name} is at bytes {start} to {end}, but must start at byte {position}"));
         }
         if end > data_bytes {
-            return Err(format!("tensor {name} ends at byte {end} of {data_bytes}: the file is cut off"));
+            return Err(format!(
+                "tensor {name} ends at byte {end}, but the file has {data_bytes} bytes of data: it is truncated"
+            ));
         }
         if byte_count(info.dtype, &info.shape) != Some(end - start) {
             return Err(format!(
-                "tensor {name} has {} bytes, not those of {} {:?}",
+                "tensor {name} has {} bytes, which do not match {} {:?}",
                 end - start,
                 info.dtype,
                 info.shape
@@ -274,12 +277,12 @@ fn check_layout(tensors: &BTreeMap<String, TensorInfo>, data_bytes: usize) -> Re
         position = end;
     }
     if position != data_bytes {
-        return Err(format!("{} bytes follow its last tensor", data_bytes - position));
+        return Err(format!("{} bytes follow the last tensor", data_bytes - position));
     }
     Ok(())
 }
 
-/// Bytes of a tensor; `None` if they overflow, or the last byte is not full.
+/// Returns the number of bytes of a tensor; `None` if it overflows or is not a whole number.
 pub(super) fn byte_count(dtype: Dtype, shape: &[usize]) -> Option<usize> {
     let elements = shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size))?;
     let bits = elements.checked_mul(dtype.bitsize())?;
@@ -310,18 +313,26 @@ mod tests {
     }
 
     #[test]
-    fn hostile_headers_are_refused_with_the_tensor_named() {
+    fn hostile_header_is_refused_and_its_tensor_named() {
         for (header, data, words) in [
-            (r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#, 3, "tensor a ends at byte 4 of 3"),
+            (
+                r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#,
+                3,
+                "tensor a ends at byte 4, but the file has 3 bytes of data",
+            ),
             (r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#, 5, "1 bytes follow"),
             (r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[4,0]}}"#, 4, "tensor a is at bytes 4 to 0"),
-            (r#"{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,4]}}"#, 4, "not those of F32 [4]"),
-            (r#"{"a":{"dtype":"F4","shape":[3],"data_offsets":[0,1]}}"#, 1, "not those of F4 [3]"),
-            (r#"{"a":{"dtype":"U8","shape":[4294967296,4294967296],"data_offsets":[0,0]}}"#, 0, "not those of U8"),
+            (r#"{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,4]}}"#, 4, "which do not match F32 [4]"),
+            (r#"{"a":{"dtype":"F4","shape":[3],"data_offsets":[0,1]}}"#, 1, "which do not match F4 [3]"),
+            (
+                r#"{"a":{"dtype":"U8","shape":[4294967296,4294967296],"data_offsets":[0,0]}}"#,
+                0,
+                "which do not match U8",
+            ),
             (r#"{"a":{"dtype":"U8","shape":[18446744073709551616],"data_offsets":[0,4]}}"#, 4, "tensor a: "),
             (r#"{"a":{"dtype":"F7","shape":[4],"data_offsets":[0,4]}}"#, 4, "tensor a: unknown variant"),
             (r#"{"a":{"dtype":"U8","shape":[-4],"data_offsets":[0,4]}}"#, 4, "tensor a: "),
-            (r#"{"a\n\u001b":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#, 4, "control characters"),
+            (r#"{"a\n\u001b":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#, 4, "contains control characters"),
             (r#"["#, 0, "its header: "),
             ("\u{0}", 0, "its header: "),
         ] {
@@ -333,30 +344,33 @@ mod tests {
     #[test]
     fn tensors_that_share_a_name_or_bytes_are_refused() {
         let twice = r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
-        assert!(refusal(twice, 4).contains("tensor a is there twice"));
+        assert!(refusal(twice, 4).contains("tensor a is listed twice"));
         let overlap = r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}}"#;
-        assert!(refusal(overlap, 6).contains("tensor b is at bytes 2 to 6, expected from 4 on"));
+        assert!(refusal(overlap, 6).contains("tensor b is at bytes 2 to 6, but must start at byte 4"));
     }
 
     #[test]
-    fn files_of_other_kinds_are_called_what_they_are() {
+    fn foreign_file_kind_is_named() {
         for (bytes, words) in [
-            (&b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"[..], "a Git-LFS pointer"),
-            (b"GGUF\x03\0\0\0", "a GGUF file"),
-            (b"PK\x03\x04\0\0\0\0\0", "a zip archive"),
-            (b"<!DOCTYPE html>", "a web page"),
+            (
+                &b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"[..],
+                "the file is a Git-LFS pointer",
+            ),
+            (b"GGUF\x03\0\0\0", "the file is a GGUF file"),
+            (b"PK\x03\x04\0\0\0\0\0", "the file is a zip archive"),
+            (b"<!DOCTYPE html>", "the file is a web page"),
         ] {
             let message = parse(bytes).err().expect("refused").to_string();
             assert!(message.starts_with(words), "{message}");
         }
-        // The length of this header is the number that a zip archive begins with.
+        // The length of this header equals the first bytes of a zip archive.
         let mut valid = [&u64::from(u32::from_le_bytes(*b"PK\x03\x04")).to_le_bytes()[..], b"{}"].concat();
         valid.resize(8 + 0x0403_4B50, b' ');
         assert!(parse(&valid).is_ok());
     }
 
     #[test]
-    fn lengths_that_no_file_has_allocate_nothing() {
+    fn impossible_lengths_allocate_nothing() {
         for length in [1, MAX_HEADER_BYTES as u64, MAX_HEADER_BYTES as u64 + 1, u64::MAX] {
             assert!(parse(&length.to_le_bytes()).is_err());
         }
@@ -364,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn misaligned_numbers_are_copied_and_aligned_ones_are_not() {
+    fn only_misaligned_numbers_are_copied() {
         let buffer = [0u32, 1 << 8, 0];
         let bytes: &[u8] = bytemuck::cast_slice(&buffer);
         let tensor = |data| Tensor { dtype: Dtype::U32, shape: &[1], data };

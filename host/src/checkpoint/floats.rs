@@ -1,4 +1,4 @@
-//! Numbers as model files hold them: little-endian, at any address; f32, f16 and bf16 as one type.
+//! Numbers of model files as one type: f32, f16 and bf16, little-endian, at any address.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::format::Matrix;
 use crate::quantize::{self, Number};
 
-/// The types of numbers that can be quantized.
+/// Types of numbers that can be quantized.
 pub(super) const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::BF16];
 
 /// An f32 at any address.
@@ -43,10 +43,10 @@ impl From<Bf16> for f32 {
 }
 
 impl From<F16> for f32 {
-    /// Without a branch and without asking for an instruction set, so that loops over it become vectors.
+    /// Branch-free and without a particular instruction set, so that the compiler vectorizes loops over it.
     #[inline(always)]
     fn from(number: F16) -> Self {
-        /// 2¹¹², the biases apart.
+        /// 2¹¹², the difference of the exponent biases.
         const REBIAS: f32 = f32::from_bits((127 + 112) << 23);
         const LARGEST_EXPONENT: u32 = 0x7C00 << 13;
         let bits = u32::from(number.0);
@@ -61,17 +61,17 @@ fn to_f32(number: impl Number) -> f32 {
     number.into()
 }
 
-/// Some numbers, in place.
+/// Numbers in place in a file, or decoded.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Floats<'a> {
     F32(&'a [F32]),
     F16(&'a [F16]),
     Bf16(&'a [Bf16]),
-    /// Numbers that were stored in another form.
+    /// Numbers that were stored in another form and are now decoded.
     Decoded(&'a [f32]),
 }
 
-/// Evaluates an expression with the numbers, whatever their type.
+/// Evaluates an expression with the numbers as a slice of their own type.
 macro_rules! with {
     ($floats:expr, $numbers:ident => $body:expr) => {
         match $floats {
@@ -85,7 +85,7 @@ macro_rules! with {
 pub(super) use with;
 
 impl<'a> Floats<'a> {
-    /// The numbers of a tensor, if its type is one of [`DTYPES`].
+    /// Returns the numbers of a tensor if its type is one of [`DTYPES`].
     pub(super) fn of(tensor: Tensor<'a>) -> Option<Self> {
         match tensor.dtype {
             Dtype::F32 => Some(Self::F32(bytemuck::cast_slice(tensor.data))),
@@ -95,7 +95,7 @@ impl<'a> Floats<'a> {
         }
     }
 
-    /// Some of them.
+    /// Returns the numbers of a range.
     pub(super) fn part(self, range: Range<usize>) -> Self {
         match self {
             Self::F32(numbers) => Self::F32(&numbers[range]),
@@ -105,7 +105,7 @@ impl<'a> Floats<'a> {
         }
     }
 
-    /// Their bytes, if they are in place.
+    /// Returns the bytes of the numbers if they are in place.
     pub(super) fn bytes(self) -> Option<&'a [u8]> {
         match self {
             Self::F32(numbers) => Some(bytemuck::cast_slice(numbers)),
@@ -115,24 +115,24 @@ impl<'a> Floats<'a> {
         }
     }
 
-    /// One of them.
+    /// Returns one number.
     pub(super) fn at(self, index: usize) -> f32 {
         with!(self, numbers => to_f32(numbers[index]))
     }
 
-    /// Appends their bytes in bf16, rounded to nearest, ties to even.
+    /// Appends the numbers as bf16, rounded to nearest, ties to even.
     pub(super) fn to_bf16(self, bytes: &mut Vec<u8>) {
         with!(self, numbers => {
             bytes.extend(numbers.iter().flat_map(|&x| half::bf16::from_f32(to_f32(x)).to_le_bytes()));
         });
     }
 
-    /// As [`quantize::amax`].
+    /// Returns the largest magnitude, as [`quantize::amax`] does.
     pub(super) fn amax(self) -> Result<f32, Error> {
         with!(self, numbers => quantize::amax(numbers))
     }
 
-    /// Quantizes some rows of `k` numbers, as [`quantize::quantize_with`].
+    /// Quantizes rows of `k` numbers, as [`quantize::quantize_with`] does.
     pub(super) fn quantize_rows(self, rows: Range<usize>, k: usize, global: f32) -> Result<Matrix<'static>, Error> {
         let elements = rows.start * k..rows.end * k;
         with!(self, numbers => quantize::quantize_with(&numbers[elements], rows.len(), k, global))
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_half_is_the_number_that_the_half_crate_says() {
+    fn every_f16_matches_the_half_crate() {
         for bits in 0..=u16::MAX {
             let (ours, theirs) = (f32::from(F16(bits)), half::f16::from_bits(bits).to_f32());
             assert!(
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_read_at_odd_addresses() {
+    fn numbers_at_odd_addresses_are_read() {
         let bytes: Vec<u8> = std::iter::once(0).chain([1.5f32, -2.0].into_iter().flat_map(f32::to_le_bytes)).collect();
         let numbers = Floats::of(Tensor { dtype: Dtype::F32, shape: &[2], data: &bytes[1..] }).unwrap();
         assert_eq!((numbers.at(0), numbers.at(1), numbers.amax().unwrap()), (1.5, -2.0, 2.0));

@@ -1,4 +1,4 @@
-//! What quantized weights a model has, which of them run, and everything that is wrong with them.
+//! Lists the quantized weights of a model, says which of them run, and reports all their faults.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -13,29 +13,29 @@ use crate::error::Error;
 use crate::format::e4m3;
 use crate::problem::Op;
 
-/// What there is in a model.
+/// Content of a model.
 #[derive(Debug)]
 pub struct Inspection {
-    /// Its files that could be opened.
+    /// Number of files that could be opened.
     pub files: usize,
-    /// Tensors in them.
+    /// Number of tensors in these files.
     pub tensors: usize,
-    /// Its NVFP4 weights, experts that are alike in one entry, in the order of the layers.
+    /// NVFP4 weights in the order of the layers; experts that differ only in their number share an entry.
     pub weights: Vec<Weight>,
-    /// Its other weights that are quantized, or are projections of feed-forward blocks, likewise.
+    /// Other quantized weights and other projections of feed-forward blocks, grouped in the same way.
     pub others: Vec<OtherWeight>,
-    /// All that is wrong.
+    /// All faults.
     pub problems: Vec<Problem>,
 }
 
-/// Something that is wrong with a model, or might be.
+/// A fault of a model, or a warning.
 #[derive(Debug)]
 pub struct Problem {
-    /// What kind of problem, in a word that stays the same: [`Error::code`], or one of the inspection's own.
+    /// Kind of problem, as a code that never changes: [`Error::code`], or a code of the inspection.
     pub code: &'static str,
-    /// Whether it stops a layer from being run or served, rather than being worth knowing.
+    /// `true` if a layer cannot be run or served. `false`: a warning.
     pub is_error: bool,
-    /// What is wrong, where, and what would be right.
+    /// What is wrong, where, and how to fix it.
     pub error: Error,
 }
 
@@ -51,50 +51,50 @@ impl Problem {
     }
 }
 
-/// NVFP4 weights that differ in the number of their expert only.
+/// NVFP4 weights that differ only in the number of their expert.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Weight {
-    /// The name of the module, with `*` for the number of the expert.
+    /// Module name, with `*` for the number of the expert.
     pub module: String,
-    /// How its parts are named.
+    /// Naming of the parts.
     pub format: Format,
-    /// Output features.
+    /// Number of output features.
     pub n: usize,
-    /// Input features.
+    /// Number of input features.
     pub k: usize,
-    /// How many there are.
+    /// Number of weights in this entry.
     pub count: usize,
-    /// The operation in which [`Checkpoint::layer`] gives them, or why it does not.
+    /// Operation for which [`Checkpoint::layer`] returns the weights, or the reason why it does not.
     pub runs: Result<Op, String>,
-    /// Their block scales.
+    /// Range of the block scales.
     pub block_scales: Range,
-    /// Their global scales, as factors.
+    /// Range of the global scales, as factors.
     pub global_scales: Range,
-    /// Their input scales, as factors, where they have them.
+    /// Range of the input scales, as factors; `None` if a weight has none.
     pub input_scales: Option<Range>,
 }
 
 /// Weights of another type, which do not run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OtherWeight {
-    /// The name of the module, with `*` for the number of the expert.
+    /// Module name, with `*` for the number of the expert.
     pub module: String,
-    /// What they are: `FP8`, `MXFP4`, `BF16` …
+    /// Type of the weights: `FP8`, `MXFP4`, `BF16` …
     pub kind: String,
-    /// The shape of the tensor that holds the values.
+    /// Shape of the tensor with the values.
     pub shape: Vec<usize>,
-    /// How many there are.
+    /// Number of weights in this entry.
     pub count: usize,
-    /// Why they do not run, and what to do.
+    /// Reason why they do not run, and the remedy.
     pub why: &'static str,
 }
 
-/// The smallest and the largest of some numbers.
+/// Minimum and maximum of some numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Range {
-    /// The smallest.
+    /// Minimum.
     pub min: f32,
-    /// The largest.
+    /// Maximum.
     pub max: f32,
 }
 
@@ -109,8 +109,8 @@ impl Range {
 }
 
 impl Inspection {
-    /// Opens a model as [`Checkpoint::open`] does and looks at every quantized weight in it. What is wrong, even that there is
-    /// no such file, is among the problems.
+    /// Opens a model as [`Checkpoint::open`] does, and checks every quantized weight. All faults become problems,
+    /// including a missing file.
     pub fn of(path: &Path) -> Self {
         let (checkpoint, errors) = Checkpoint::survey(path);
         let mut problems: Vec<Problem> = errors.into_iter().map(Problem::from).collect();
@@ -168,11 +168,11 @@ impl Weight {
     }
 }
 
-/// The modules that [`Checkpoint::layer`] gives, and in which operation; or why it refuses to.
+/// Operation of each module that [`Checkpoint::layer`] returns, or the reason why it refuses the module.
 struct Running(BTreeMap<String, Result<Op, String>>);
 
 impl Running {
-    /// What is in the way of quantized modules is among the problems too.
+    /// Also adds the tensors that prevent a quantized module from running to the problems.
     fn of(
         checkpoint: &Checkpoint,
         blocks: &[Block<'_>],
@@ -184,7 +184,7 @@ impl Running {
         let at_all = refusal(ModelConfig::check_transforms);
         let gated = at_all.clone().or_else(|| refusal(ModelConfig::check_activation));
         let mut running = BTreeMap::new();
-        // Both operations may meet a tensor.
+        // Both operations can meet the same tensor, which is reported once.
         let mut said = BTreeSet::new();
         for of_layer in blocks.chunk_by(|one, other| one.layer == other.layer) {
             let of_kind = |kind| of_layer.iter().filter(move |block| block.kind == kind);
@@ -214,20 +214,20 @@ impl Running {
         Self(running)
     }
 
-    /// The operation of a module whose weight is in order, or why it has none.
+    /// Returns the operation of a module with a valid weight, or the reason why no operation uses it.
     fn operation(&self, checkpoint: &Checkpoint, module: &str) -> Result<Op, String> {
         if let Some(runs) = self.0.get(module) {
             return runs.clone();
         }
         let parts = checkpoint.parts_not_computed(module);
-        let what = |part: &&str| format!("{}, with {}, which is not computed", why_not(module), &part[module.len()..]);
+        let what = |part: &&str| format!("{}; its tensor {} is not supported", why_not(module), &part[module.len()..]);
         Err(parts.first().map_or_else(|| why_not(module).to_owned(), what))
     }
 }
 
 fn survey(checkpoint: &Checkpoint, module: &str, running: &Running) -> Result<Weight, Vec<Error>> {
     let QuantizedWeight { format, matrix, input_scale } = checkpoint.survey_quantized(module)?;
-    // Codes of scales are ordered as their values are.
+    // Codes of positive E4M3 scales have the order of their values.
     let codes = matrix.scales().iter().fold((e4m3::MAX_CODE, 0), |(min, max), &code| (min.min(code), max.max(code)));
     Ok(Weight {
         module: without_expert(module),
@@ -242,21 +242,22 @@ fn survey(checkpoint: &Checkpoint, module: &str, running: &Running) -> Result<We
     })
 }
 
-/// Why a weight that is in order is in no layer that runs.
+/// Returns the reason why a valid weight is in no layer that runs.
 fn why_not(module: &str) -> &'static str {
     match (Aside::of(module), Projection::parse(module)) {
         (Some(aside), _) => aside.name(),
-        (None, None) => "no projection of a feed-forward block",
+        (None, None) => "not a projection of a feed-forward block",
         (None, Some(projection)) => match (projection.expert, projection.role) {
-            (names::Expert::Shared, _) => "a shared expert, beside the routed ones",
+            (names::Expert::Shared, _) => "a shared expert beside routed experts",
             (_, Role::GateUp) => "gate and up in one tensor",
-            (names::Expert::Dense, _) => "beside the routed experts, or without a gate",
-            _ => "without a gate, or in a layer that has two such blocks",
+            (names::Expert::Dense, _) => "a dense block beside routed experts, or a projection without a gate",
+            _ => "a projection without a gate, or a layer with two blocks of this kind",
         },
     }
 }
 
-/// What the experts of a block must have in common. Where one's projection is NVFP4, those of all must be.
+/// Checks that the experts of a block match: if one expert's projection is NVFP4, the same projection of every expert
+/// must be NVFP4.
 fn check_block(
     checkpoint: &Checkpoint,
     block: &Block<'_>,
@@ -277,7 +278,7 @@ fn check_block(
         for module in modules.iter().filter(|module| !found.contains_key(&module[..])) {
             problems.extend(checkpoint.quantized(module).err().map(Problem::from));
         }
-        // Servers that quantize activations want a scale for all of them or for none.
+        // Servers that quantize activations need input scales for all weights of a layer or for none.
         let sound: Vec<(&str, &Weight)> =
             modules.iter().filter_map(|module| Some((&module[..], found.get(&module[..])?.as_ref()?))).collect();
         let without = sound.iter().filter(|(_, weight)| weight.input_scales.is_none());
@@ -285,7 +286,7 @@ fn check_block(
             && count < sound.len()
         {
             let what = format!(
-                "{count} of {} such weights of layer {} have no input scale, this the first; calibrate all of them or none",
+                "{count} of {} matching weights of layer {} have no input scale, starting with this one; calibrate all of them or none",
                 sound.len(),
                 block.layer
             );
@@ -296,7 +297,9 @@ fn check_block(
         let (Some(Some(expected)), Some(Some(got))) = (found.get(&gate[..]), found.get(&up[..])) else { continue };
         let ([n, k], [expected_n, expected_k]) = ([got.n, got.k], [expected.n, expected.k]);
         if [n, k] != [expected_n, expected_k] {
-            let what = format!("it is [{n}, {k}] and {gate} is [{expected_n}, {expected_k}]; both must have one shape");
+            let what = format!(
+                "its shape is [{n}, {k}] but {gate} is [{expected_n}, {expected_k}]; both must have the same shape"
+            );
             problems.push(Problem::new("unequal-shapes", at(up), what));
         }
     }
@@ -305,8 +308,8 @@ fn check_block(
     let unequal: Vec<_> = pairs.filter(|(_, gate, up)| gate != up).collect();
     if let Some((up, of_gate, of_up)) = unequal.first() {
         let what = format!(
-            "its global scale is {of_up:e} and gate's is {of_gate:e}, as in {} of {} experts; this library keeps them \
-             apart, servers that merge them take one for both",
+            "its global scale is {of_up:e} but the gate's is {of_gate:e}, as in {} of {} experts; this library uses \
+             both, but servers that merge the projections use one for both",
             unequal.len(),
             gates.len()
         );
@@ -314,7 +317,7 @@ fn check_block(
     }
 }
 
-/// What the configuration says and the tensors do not.
+/// Reports contradictions between the configuration and the tensors.
 fn check_config(
     checkpoint: &Checkpoint,
     config: &ModelConfig,
@@ -328,13 +331,17 @@ fn check_config(
         match config.format() {
             None if config.quantization().is_none() => wrong(
                 "config-without-quantisation",
-                format!("it says nothing of a quantization, and {module} is NVFP4; servers would not load it"),
+                format!("it describes no quantization, but {module} is NVFP4; servers will not load the model"),
             ),
             Some(format) if format != weight.format => wrong(
                 "config-format",
-                format!("it is for {}, and {module} is named as {} does", format.name(), weight.format.name()),
+                format!(
+                    "it describes a model in {} format, but {module} has the names of {} format",
+                    format.name(),
+                    weight.format.name()
+                ),
             ),
-            None => wrong("config-format", format!("its quantization is another one, and {module} is NVFP4")),
+            None => wrong("config-format", format!("it describes another quantization, but {module} is NVFP4")),
             Some(_) => {}
         }
         if let Some(what) = config.contradiction() {
@@ -346,24 +353,26 @@ fn check_config(
             let count = excluded().count();
             wrong(
                 "config-exclusion",
-                format!("{entry:?} excludes {module} from quantization, which is NVFP4 ({count} such)"),
+                format!(
+                    "{entry:?} excludes {module} from quantization, but this module is NVFP4 ({count} modules like this)"
+                ),
             );
         }
         if config.quantizes_activations() && sound().all(|(_, weight)| weight.input_scales.is_none()) {
-            let what = "it asks for quantized activations, and no weight has an input scale; W4A16_NVFP4 wants none";
+            let what = "it requires quantized activations, but no weight has an input scale; use W4A16_NVFP4, which needs none";
             wrong("config-input-scales", what.into());
         }
     } else if config.format().is_some() && config.contradiction().is_none() && found.is_empty() && config.says_nvfp4() {
-        wrong("config-quantisation", "it says that the model is NVFP4, and no weight is".into());
+        wrong("config-quantisation", "it says that the model is NVFP4, but no weight is NVFP4".into());
     }
-    // One shard of several has not all layers.
+    // A single shard does not contain all layers.
     let is_shard = checkpoint.path().file_stem().is_some_and(|name| name.to_string_lossy().contains("-of-"));
     if !is_shard {
         check_config_sizes(checkpoint, config, blocks, &mut wrong);
     }
 }
 
-/// Numbers of layers and of experts.
+/// Compares the numbers of layers and experts with the configuration.
 fn check_config_sizes(
     checkpoint: &Checkpoint,
     config: &ModelConfig,
@@ -372,19 +381,19 @@ fn check_config_sizes(
 ) {
     let layers = checkpoint.layers();
     if let (Some((key, expected)), false) = (config.number(&["num_hidden_layers", "n_layer"]), layers.is_empty()) {
-        // Layers that draft tokens are counted on.
+        // Draft layers are numbered after the model's own layers.
         let drafts = config.number(&["num_nextn_predict_layers", "num_mtp_layers"]).map_or(0, |(_, count)| count);
         let missing: BTreeSet<usize> = (0..expected.min(1 << 16)).filter(|layer| !layers.contains(layer)).collect();
         if !missing.is_empty() {
             wrong(
                 "config-layers",
-                format!("{key} is {expected}, and there are no tensors of layers {}", ranges(&missing)),
+                format!("{key} is {expected}, but there are no tensors of layers {}", ranges(&missing)),
             );
         }
         let more: BTreeSet<usize> =
             layers.iter().copied().filter(|&layer| layer >= expected.saturating_add(drafts)).collect();
         if !more.is_empty() {
-            wrong("config-layers", format!("{key} is {expected}, and there are tensors of layers {}", ranges(&more)));
+            wrong("config-layers", format!("{key} is {expected}, but there are tensors of layers {}", ranges(&more)));
         }
     }
     let keys = ["n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts"];
@@ -393,13 +402,13 @@ fn check_config_sizes(
         if let Some(block) = blocks.iter().find(differs) {
             wrong(
                 "config-experts",
-                format!("{key} is {expected}, and layer {} has {} experts", block.layer, block.numbers()),
+                format!("{key} is {expected}, but layer {} has {} experts", block.layer, block.numbers()),
             );
         }
     }
 }
 
-/// The weights that are not NVFP4, if they are quantized otherwise or are projections of feed-forward blocks.
+/// Returns the weights that are not NVFP4 and are quantized in another way, or are projections of feed-forward blocks.
 fn others(checkpoint: &Checkpoint, found: &BTreeMap<&str, Option<Weight>>) -> Vec<OtherWeight> {
     let mut others: BTreeMap<_, OtherWeight> = BTreeMap::new();
     for name in checkpoint.names() {
@@ -416,15 +425,15 @@ fn others(checkpoint: &Checkpoint, found: &BTreeMap<&str, Option<Weight>>) -> Ve
     others.into_values().collect()
 }
 
-/// The module of a tensor of values, what they are, and why they do not run.
+/// Returns the module of a tensor of values, the type of the values, and the reason why they do not run.
 fn other_kind<'n>(
     checkpoint: &Checkpoint,
     name: &'n str,
     tensor: Tensor<'_>,
 ) -> Option<(&'n str, String, &'static str)> {
-    const QUANTIZE: &str = "`nvfp4 quantize` makes it NVFP4";
+    const QUANTIZE: &str = "convert it with `nvfp4 quantize`";
     const UNKNOWN: &str = "only NVFP4 weights run; start from a model that is not quantized this way";
-    const FUSED: &str = "all experts in one tensor; `nvfp4 quantize` takes them apart if they are not quantized yet";
+    const FUSED: &str = "all experts in one tensor; `nvfp4 quantize` splits them if they are not quantized yet";
     let dtype = |name: &str| checkpoint.tensor(name).map(|tensor| tensor.dtype);
     if let Some(module) = name.strip_suffix("_blocks")
         && tensor.dtype == Dtype::U8

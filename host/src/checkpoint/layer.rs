@@ -1,5 +1,5 @@
-//! The experts of a layer as weights that run. What is not understood of their block is refused: it would change what they
-//! compute.
+//! The experts of a layer as weights that run. Unknown tensors of the block are refused, because they could change the
+//! result.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,33 +13,33 @@ use super::{Checkpoint, QuantizedWeight};
 use crate::error::Error;
 use crate::problem::{Expert, Op, Weights};
 
-/// What stands behind the module of fused experts in the names of the scales of their activations.
+/// Suffixes of the input scales of fused experts.
 const INPUT_SCALES: [&str; 2] = ["_input_scale", ".input_global_scale"];
 
 const DOWNLOAD: &str = "download the model again";
 
-/// The weights of a layer, in place in the mapped files.
+/// Weights of a layer, in place in the mapped files.
 #[derive(Clone, Debug)]
 pub struct Layer<'a> {
-    /// The experts; a dense layer is one.
+    /// Experts; a dense layer counts as one expert.
     pub weights: Weights<'a>,
-    /// For each expert the global scale that its activations were calibrated for, where the model has one: the larger of
-    /// gate's and up's, which read the same activations.
+    /// Global scale that each expert's activations were calibrated for; `None` if the model has none. The larger of the
+    /// scales of gate and up, which read the same activations.
     pub input_scales: Vec<Option<f32>>,
-    /// What the weights are called, with `*` for the number of the expert: `model.layers.3.mlp.experts.*.down_proj`.
+    /// Module names, with `*` for the number of the expert: `model.layers.3.mlp.experts.*.down_proj`.
     pub modules: Vec<String>,
 }
 
-/// Whose projections a block has.
+/// Kind of the projections of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
-    /// Experts that a router chooses, each with tensors of its own.
+    /// Experts that a router chooses, each in separate tensors.
     Routed,
-    /// The same in one tensor.
+    /// Experts that a router chooses, all in one tensor.
     Fused,
-    /// A layer without experts, or the block beside them.
+    /// A layer without experts, or the dense block beside the experts.
     Dense,
-    /// Experts that every token passes.
+    /// Shared experts, which process every token.
     Shared,
 }
 
@@ -61,14 +61,14 @@ pub(super) struct Block<'n> {
     pub layer: usize,
     name: &'n str,
     pub kind: Kind,
-    /// The numbers of routed experts.
+    /// Numbers of the routed experts.
     numbers: BTreeSet<usize>,
-    /// What stands before and behind the number of the expert in the names of the modules of each role.
+    /// Per role: the module names before and after the number of the expert.
     modules: BTreeMap<Role, BTreeSet<(&'n str, &'n str)>>,
 }
 
 impl Block<'_> {
-    /// For each expert, the module of this role.
+    /// Returns the modules of this role, one per expert.
     pub(super) fn modules(&self, role: Role) -> Vec<String> {
         let Some((before, after)) = self.modules.get(&role).and_then(BTreeSet::first) else { return Vec::new() };
         match self.kind {
@@ -77,24 +77,24 @@ impl Block<'_> {
         }
     }
 
-    /// How many routed experts there are.
+    /// Number of routed experts.
     pub(super) fn numbers(&self) -> usize {
         self.numbers.len()
     }
 
-    /// The module of this role with `*` for the number of the expert.
+    /// Returns the module of this role, with `*` for the number of the expert.
     pub(super) fn pattern(&self, role: Role) -> Option<String> {
         let (before, after) = self.modules.get(&role)?.first()?;
         Some(if self.kind == Kind::Routed { format!("{before}*{after}") } else { (*before).to_owned() })
     }
 
-    /// What stands before all that belongs to its layer's feed-forward, with a dot: `model.layers.3.mlp.`
+    /// Common prefix of all names in the layer's feed-forward block, including the dot: `model.layers.3.mlp.`
     pub(super) fn path(&self) -> String {
         let Self { stack, layer, name, .. } = self;
         if name.is_empty() { format!("{stack}{layer}.") } else { format!("{stack}{layer}.{name}.") }
     }
 
-    /// What stands before all that belongs to it alone.
+    /// Common prefix of the names that belong to this block alone.
     fn prefix(&self) -> String {
         let Self { stack, layer, name, .. } = self;
         match (name.is_empty(), self.kind) {
@@ -104,16 +104,16 @@ impl Block<'_> {
         }
     }
 
-    /// Refuses what no layer is: an expert that is missing, a projection under two names.
+    /// Refuses a block with a missing expert, or with two names for one projection.
     pub(super) fn check(&self) -> Result<(), Error> {
-        // No more numbers are looked at than there are experts.
+        // The search ends after at most as many steps as there are experts.
         if let Some(missing) = (0..self.numbers.len()).find(|expert| !self.numbers.contains(expert)) {
             let name = format!("expert {missing} of layer {}", self.layer);
             return Err(Error::Missing { name, remedy: DOWNLOAD.into() });
         }
         for modules in self.modules.values() {
             if let [(one, _), (other, _), ..] = modules.iter().collect::<Vec<_>>()[..] {
-                let what = format!("{one}… and {other}… are the same projection; export the model again");
+                let what = format!("{one}… and {other}… are two names for one projection; export the model again");
                 return Err(Error::Invalid(what));
             }
         }
@@ -122,13 +122,16 @@ impl Block<'_> {
 }
 
 impl Checkpoint {
-    /// The experts of a layer: gate and up projections for [`Op::Gated`], down projections for [`Op::Plain`]. A layer with
-    /// routed experts is those; one without is one expert.
+    /// Loads the experts of a layer: gate and up projections for [`Op::Gated`], down projections for [`Op::Plain`]. A
+    /// layer without routed experts counts as one expert.
     ///
     /// # Errors
-    /// If there is no such layer (the message says which there are), an expert or a part of one is missing, a tensor is
-    /// wrong, the block has a tensor that would change the result and is not computed (a bias, a scale for the activations, one
-    /// that is unknown), or the model's `config.json` asks for another activation than SiLU.
+    /// Returns an error if
+    /// - the layer does not exist (the message lists the layers),
+    /// - an expert or a part of an expert is missing, or a tensor is wrong,
+    /// - the block has a tensor that changes the result and is not computed: a bias, a scale of the activations, or an
+    ///   unknown tensor,
+    /// - the model's `config.json` names an activation other than SiLU.
     pub fn layer(&self, layer: usize, op: Op) -> Result<Layer<'_>, Error> {
         let at = |error: Error| error.at(self.path().display());
         let block = self.feed_forward(layer).map_err(at)?;
@@ -157,10 +160,10 @@ impl Checkpoint {
         Ok(Layer { weights: Weights::new(op, experts).map_err(place)?, input_scales, modules })
     }
 
-    /// One weight as a layer of one expert, for [`Op::Plain`].
+    /// Loads one weight as a layer of one expert, for [`Op::Plain`].
     ///
     /// # Errors
-    /// If a part of it is missing or wrong, or it has a part that is not computed.
+    /// Returns an error if a part is missing or wrong, or a part is not computed.
     pub fn single(&self, module: &str) -> Result<Layer<'_>, Error> {
         if let Some(part) = self.parts_not_computed(module).first() {
             return Err(self.not_computed(part));
@@ -170,7 +173,7 @@ impl Checkpoint {
         Ok(Layer { weights, input_scales: vec![input_scale], modules: vec![module.to_owned()] })
     }
 
-    /// The block of a layer that runs: its routed experts, or else its one dense block.
+    /// Returns the block of a layer that runs: its routed experts, or else its only dense block.
     fn feed_forward(&self, layer: usize) -> Result<Block<'_>, Error> {
         let blocks = self.blocks(Some(layer));
         let has = |kind| blocks.iter().any(|block| block.kind == kind);
@@ -179,7 +182,7 @@ impl Checkpoint {
             let mut chosen: Vec<_> = blocks.into_iter().filter(|block| block.kind == kind).collect();
             if let [one, other, ..] = &chosen[..] {
                 let what = format!(
-                    "layer {layer} has two blocks, {} and {}; which to run is not known",
+                    "layer {layer} has two blocks, {} and {}; export the model with one of them",
                     one.prefix(),
                     other.prefix()
                 );
@@ -190,23 +193,22 @@ impl Checkpoint {
         Err(self.no_such_block(layer))
     }
 
-    /// Says that a layer has no block that is read, or that there is no such layer.
+    /// Returns the error for a layer that does not exist, or that has no supported block.
     pub(super) fn no_such_block(&self, layer: usize) -> Error {
         let layers = self.layers();
         let remedy = if layers.contains(&layer) {
-            "it needs experts stored apart (mlp.experts.E.gate_proj, block_sparse_moe.experts.E.w1) or a dense \
-             mlp.gate_proj; fused experts are not read here: --op moe reads those in NVFP4, and `nvfp4 quantize` takes \
-             others apart"
+            "the layer needs experts in separate tensors (mlp.experts.E.gate_proj, block_sparse_moe.experts.E.w1) or a dense \
+             mlp.gate_proj. For fused NVFP4 experts use --op moe; split other fused experts with `nvfp4 quantize`"
                 .to_owned()
         } else if layers.is_empty() {
-            "give a model with tensors named model.layers.L.…".to_owned()
+            "the model needs tensors named model.layers.L.…".to_owned()
         } else {
-            format!("there are layers {}", ranges(&layers))
+            format!("the model has layers {}", ranges(&layers))
         };
         Error::Missing { name: format!("a feed-forward block of layer {layer}"), remedy }
     }
 
-    /// The feed-forward blocks of the language model, or those of one layer of it, in order.
+    /// Returns the feed-forward blocks of the language model, or of layer `only`, in order.
     pub(super) fn blocks(&self, only: Option<usize>) -> Vec<Block<'_>> {
         let mut blocks: BTreeMap<_, Block<'_>> = BTreeMap::new();
         for name in self.names() {
@@ -237,13 +239,14 @@ impl Checkpoint {
         blocks.into_values().collect()
     }
 
-    /// The numbers of the language model's layers.
+    /// Returns the numbers of the language model's layers.
     pub(super) fn layers(&self) -> BTreeSet<usize> {
         let of_language = |&(stack, _): &(&str, usize)| Aside::of(stack).is_none();
         self.names().filter_map(names::layer_of).filter(of_language).map(|(_, layer)| layer).collect()
     }
 
-    /// The tensors of a block that change what is computed of these roles, or that nobody knows. Biases are computed or not.
+    /// Returns the tensors of a block that change the result of these roles without being computed, and unknown
+    /// tensors. `biases`: biases are computed.
     pub(super) fn not_understood<'a>(&'a self, block: &Block<'_>, roles: &[Role], biases: bool) -> Vec<&'a str> {
         let is_computed = |name: &str| match Projection::parse(name) {
             Some(projection) if Kind::of(projection.expert) == block.kind && projection.block == block.name => {
@@ -252,7 +255,8 @@ impl Checkpoint {
                     || block.kind == Kind::Fused && is_fused_part(projection.part)
                     || biases && is_bias(block.kind, projection.part)
             }
-            // Experts of another kind stand beside these. Parts of fused ones, such as their biases, belong to these.
+            // Other kinds of experts are separate blocks. Parts of fused experts, such as their biases, belong to this
+            // block.
             Some(projection) => projection.expert != names::Expert::Fused,
             None => Aside::of(name).is_some() || name.split('.').any(names::is_shared),
         };
@@ -260,22 +264,20 @@ impl Checkpoint {
         self.names_under(&prefix).filter(|name| !is_computed(name)).collect()
     }
 
-    /// The refusal of a tensor that is there and not computed.
+    /// Returns the error for a tensor that is present but not computed.
     pub(super) fn not_computed(&self, name: &str) -> Error {
         let what = match name.rsplit(['.', '_']).next() {
-            Some("bias") => "a bias, which is not added",
-            Some("scale") if name.ends_with("pre_quant_scale") => {
-                "a scale of the activations (AWQ), which is not applied"
-            }
-            _ => "a tensor of unknown meaning, which is not computed",
+            Some("bias") => "this bias is not computed",
+            Some("scale") if name.ends_with("pre_quant_scale") => "this scale of the activations (AWQ) is not computed",
+            _ => "this tensor is unknown and is not computed",
         };
-        let what = format!("{what}: the result would not be the model's; export the model without it");
+        let what = format!("{what}, so the result would be wrong; export the model without this tensor");
         Error::NotComputed(what).at(self.place(name))
     }
 }
 
-/// Whether this stands behind the module of fused experts in the name of one of the tensors that [`Checkpoint::moe_layer`] reads, or
-/// in that of an input scale.
+/// Returns `true` if `part` is the suffix of a tensor of fused experts that [`Checkpoint::moe_layer`] reads, or of an
+/// input scale.
 fn is_fused_part(part: &str) -> bool {
     FUSED_VALUES
         .iter()
@@ -286,12 +288,12 @@ fn is_fused_part(part: &str) -> bool {
         .any(|known| *known == part)
 }
 
-/// Whether this stands behind a module in the name of its bias.
+/// Returns `true` if `part` is the suffix of a bias.
 fn is_bias(kind: Kind, part: &str) -> bool {
     if kind == Kind::Fused { FUSED_BIASES.contains(&part) } else { part == BIAS }
 }
 
-/// What an operation multiplies tokens with.
+/// Returns the projections that an operation multiplies tokens by.
 pub(super) fn roles_of(op: Op) -> &'static [Role] {
     match op {
         Op::Gated => &[Role::Gate, Role::Up],
@@ -304,19 +306,19 @@ fn lacks_a_role(block: &Block<'_>, roles: &[Role]) -> Error {
     let there = there.join(", ");
     let what = if roles.contains(&Role::Gate) && !block.modules.contains_key(&Role::Gate) {
         format!(
-            "layer {} has no gate projection ({there}), so there is nothing gated to compute; --op plain runs down projections",
+            "layer {} has no gate projection (found: {there}), which --op gated needs; use --op plain for down projections",
             block.layer
         )
     } else {
-        format!("layer {} has no such projection ({there}); export the model again", block.layer)
+        format!("layer {} has no projection for this --op (found: {there}); export the model again", block.layer)
     };
     Error::NotComputed(what)
 }
 
-/// Gate and up, or down, as an expert with its input scale.
+/// Builds an expert from gate and up or from down; returns it with its input scale.
 fn as_expert(mut projections: Vec<QuantizedWeight<'_>>) -> (Expert<'_>, Option<f32>) {
     let input_scale = projections.iter().filter_map(|projection| projection.input_scale).reduce(f32::max);
-    let last = projections.pop().expect("one of each role").matrix;
+    let last = projections.pop().expect("one projection per role").matrix;
     let expert = match projections.pop() {
         Some(gate) => Expert::Gated { gate: gate.matrix, up: last },
         None => Expert::Plain(last),
@@ -324,7 +326,7 @@ fn as_expert(mut projections: Vec<QuantizedWeight<'_>>) -> (Expert<'_>, Option<f
     (expert, input_scale)
 }
 
-/// Numbers in words: `0-3, 5`.
+/// Formats numbers as ranges: `0-3, 5`.
 pub(super) fn ranges(numbers: &BTreeSet<usize>) -> String {
     let mut ranges: Vec<(usize, usize)> = Vec::new();
     for &number in numbers {
@@ -343,7 +345,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_told_as_ranges() {
+    fn numbers_are_printed_as_ranges() {
         assert_eq!(ranges(&[0, 1, 2, 5, 7, 8].into()), "0-2, 5, 7-8");
         assert_eq!(ranges(&[usize::MAX].into()), usize::MAX.to_string());
     }

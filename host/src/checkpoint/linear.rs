@@ -1,4 +1,4 @@
-//! One weight of a model as a linear layer: any projection, of attention too, with its bias.
+//! One weight of a model as a linear layer: any projection, including attention projections, with its bias.
 
 use super::floats::{self, Floats};
 use super::model_config::ModelConfig;
@@ -8,23 +8,23 @@ use crate::error::Error;
 use crate::linear::LinearWeights;
 use crate::problem::TokenDtype;
 
-/// What stands behind a module's name in the name of its bias.
+/// Suffix of a module's bias.
 pub(super) const BIAS: &str = ".bias";
 
-/// Scales of the keys and values that engines cache, which ModelOpt keeps beside the projections. They change nothing in these.
+/// Scales of cached keys and values, which ModelOpt stores beside the projections. They do not affect the projections.
 const CACHE_SCALES: [&str; 4] = [".k_scale", ".v_scale", ".output_scale", ".q_scale"];
 
 impl Checkpoint {
-    /// The weight of a module, such as `model.layers.0.self_attn.q_proj`, with its bias and its input scale if it has them, for tokens of a
-    /// type. The name of its tensor, with `.weight` behind it, is taken too.
+    /// Loads the weight of a module such as `model.layers.0.self_attn.q_proj` for tokens of type `dtype`, with the bias
+    /// and input scale if they exist. Also accepts the name of the weight tensor, which ends in `.weight`.
     ///
     /// # Errors
-    /// If there is no such module, a part of it is missing or wrong, or it has a part that is not computed.
+    /// Returns an error if the module does not exist, a part is missing or wrong, or a part is not computed.
     pub fn linear(&self, module: &str, dtype: TokenDtype) -> Result<LinearWeights<'_>, Error> {
         let module = module.strip_suffix(".weight_packed").or_else(|| module.strip_suffix(".weight")).unwrap_or(module);
         let is_part = |name: &str| name[module.len()..].starts_with('.');
         if module.is_empty() || !self.names_under(module).any(is_part) {
-            let remedy = format!("`nvfp4 inspect {}` lists those that there are", self.path().display());
+            let remedy = format!("run `nvfp4 inspect {}` for a list of the weights", self.path().display());
             let missing = Error::Missing { name: format!("a weight named {module:?}"), remedy };
             return Err(missing.at(self.path().display()));
         }
@@ -48,7 +48,7 @@ impl Checkpoint {
         }
     }
 
-    /// The numbers of a bias `[N]` in f32, f16 or bf16, if there is such a tensor.
+    /// Returns a bias `[N]` in f32, f16 or bf16; `None` if the tensor does not exist.
     pub(super) fn bias(&self, name: &str, rows: usize) -> Result<Option<Bias<'static>>, Error> {
         if self.tensor(name).is_none() {
             return Ok(None);
@@ -56,7 +56,7 @@ impl Checkpoint {
         Ok(Some(Bias::F32(self.numbers(name, &[rows], "[N]")?.into())))
     }
 
-    /// The numbers of a tensor of this shape, in f32, f16 or bf16.
+    /// Returns the numbers of a tensor of shape `shape` in f32, f16 or bf16.
     pub(super) fn numbers(&self, name: &str, shape: &[usize], shape_in_words: &str) -> Result<Vec<f32>, Error> {
         let at = |error: Error| error.at(self.place(name));
         let missing = || Error::Missing { name: "this tensor".into(), remedy: "download the model again".into() };

@@ -1,7 +1,12 @@
-//! Model files: memory-mapped safetensors in, NVFP4 weights out, and results back to disk. Knows no backend.
+//! Model files: maps safetensors files, reads NVFP4 weights and writes results. This module knows no backend.
 //!
-//! [`TensorFile`] is one file and [`Checkpoint`] all the files of a model; [`QuantizedWeight`] is a weight in either of the
-//! [`Format`]s that models are published in, [`Layer`] the experts of a layer, [`MoeLayer`] all of a layer with its router.
+//! | type | content |
+//! |---|---|
+//! | [`TensorFile`] | one file |
+//! | [`Checkpoint`] | all files of a model |
+//! | [`QuantizedWeight`] | one NVFP4 weight, in either published [`Format`] |
+//! | [`Layer`] | the experts of a layer |
+//! | [`MoeLayer`] | an MoE layer with its router |
 //!
 //! ```no_run
 //! use nvfp4::checkpoint::{Activations, Checkpoint};
@@ -52,21 +57,21 @@ use crate::error::Error;
 use crate::files::{foreign_kind, read_bounded};
 pub use crate::signals::handle_signals;
 
-/// The name of the file that lists the shards of a model.
+/// Name of the file that lists the shards of a model.
 pub const INDEX_NAME: &str = "model.safetensors.index.json";
 
-/// How the names of such files end, whatever the model is called.
+/// Ending of the names of index files, whatever the model is called.
 const INDEX_ENDING: &str = ".safetensors.index.json";
 
-/// More than the index of any model has: that of 200,000 tensors has some 30 MB.
+/// Upper limit for the size of an index; an index of 200,000 tensors has about 30 MB.
 const MAX_INDEX_BYTES: usize = 100_000_000;
 
-/// The files of a model, opened.
+/// The opened files of a model.
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
     files: Vec<TensorFile>,
-    /// Where each tensor is.
+    /// Index into `files` of the file that holds each tensor.
     file_of: BTreeMap<String, usize>,
 }
 
@@ -76,7 +81,7 @@ struct Index {
     weight_map: WeightMap,
 }
 
-/// The shard of each tensor.
+/// File name of the shard of each tensor.
 struct WeightMap(BTreeMap<String, String>);
 
 impl<'de> Deserialize<'de> for WeightMap {
@@ -92,9 +97,9 @@ impl<'de> Deserialize<'de> for WeightMap {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<WeightMap, A::Error> {
                 let mut shards = BTreeMap::new();
                 while let Some((name, shard)) = map.next_entry::<String, String>()? {
-                    // JSON lets the second one win.
+                    // JSON would let the second entry win.
                     if shards.insert(name.clone(), shard).is_some() {
-                        return Err(A::Error::custom(format!("tensor {name} is there twice")));
+                        return Err(A::Error::custom(format!("tensor {name} is listed twice")));
                     }
                 }
                 Ok(WeightMap(shards))
@@ -105,17 +110,17 @@ impl<'de> Deserialize<'de> for WeightMap {
 }
 
 impl Checkpoint {
-    /// Opens a safetensors file, a directory of them, or the index of a sharded model (`*.safetensors.index.json`). In a
-    /// directory an index goes before other files.
+    /// Opens a safetensors file, a directory of safetensors files, or the index of a sharded model
+    /// (`*.safetensors.index.json`). If a directory has an index, the index decides which files are read.
     ///
     /// # Errors
-    /// The first thing that is wrong with the files, their headers or the index.
+    /// Returns the first fault of the files, their headers or the index.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let (checkpoint, errors) = Self::survey(path);
         errors.into_iter().next().map_or(Ok(checkpoint), Err)
     }
 
-    /// Opens what can be opened, and returns everything that is wrong.
+    /// Opens every file that can be opened, and returns all faults.
     pub fn survey(path: &Path) -> (Self, Vec<Error>) {
         let mut errors = Vec::new();
         let mut checkpoint = Self { path: path.to_owned(), files: Vec::new(), file_of: BTreeMap::new() };
@@ -130,13 +135,13 @@ impl Checkpoint {
         (checkpoint, errors)
     }
 
-    /// Opens a file and notes its tensors; returns its place among the files.
+    /// Opens a file and registers its tensors; returns the index of the file in `files`.
     fn add_file(&mut self, path: &Path, errors: &mut Vec<Error>) -> Option<usize> {
         let file = TensorFile::open(path).map_err(|error| errors.push(error)).ok()?;
         for (name, _) in file.tensors() {
             if let Some(other) = self.file_of.insert(name.to_owned(), self.files.len()) {
                 let other = self.files[other].path().display();
-                let what = format!("it is in {other} too; remove one of the files");
+                let what = format!("this tensor is also in {other}; remove one of the files");
                 errors.push(Error::Invalid(what).at(place(path, name)));
             }
         }
@@ -147,7 +152,7 @@ impl Checkpoint {
     fn add_shards(&mut self, index_path: &Path, index: &Index, errors: &mut Vec<Error>) {
         let folder = index_path.parent().unwrap_or(Path::new(""));
         if index.weight_map.0.is_empty() {
-            let what = "it lists no tensors, so there is no model; download it again";
+            let what = "the index lists no tensors; download it again";
             errors.push(Error::Invalid(what.into()).at(index_path.display()));
         }
         let mut shards: BTreeMap<&str, Option<usize>> =
@@ -156,77 +161,78 @@ impl Checkpoint {
             if is_file_name(shard) {
                 *file = self.add_file(&folder.join(shard), errors);
             } else {
-                let what = format!("shard {shard:?} is not a file beside the index; download the model again");
+                let what =
+                    format!("shard {shard:?} is not a file name in the folder of the index; download the model again");
                 errors.push(Error::Invalid(what).at(index_path.display()));
             }
         }
         for (name, shard) in &index.weight_map.0 {
-            // Of a shard that could not be opened, that was said.
+            // The failure to open the shard is already reported.
             let Some(file) = shards[&shard[..]].map(|file| &self.files[file]) else { continue };
             if file.tensor(name).is_none() {
-                let remedy = format!("{} says it is there: download both again", index_path.display());
+                let remedy = format!("{} lists it; download both files again", index_path.display());
                 errors.push(Error::Missing { name: format!("tensor {name:?}"), remedy }.at(file.path().display()));
             }
         }
     }
 
-    /// Checks that every file is still what it was when it was opened, as [`TensorFile::check_unchanged`].
+    /// Checks that no file has changed since it was opened, with [`TensorFile::check_unchanged`].
     ///
     /// # Errors
-    /// For the first file that is not.
+    /// Returns an error for the first file that changed.
     pub fn check_unchanged(&self) -> Result<(), Error> {
         self.files.iter().try_for_each(TensorFile::check_unchanged)
     }
 
-    /// What was opened.
+    /// Path that was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What was opened, and every file of it.
+    /// Path that was opened, followed by the path of every file.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
         std::iter::once(&*self.path).chain(self.files.iter().map(TensorFile::path))
     }
 
-    /// Its files.
+    /// Files of the model.
     pub fn files(&self) -> &[TensorFile] {
         &self.files
     }
 
-    /// A tensor, if one of the files has it.
+    /// Returns a tensor by name, or `None` if no file has it.
     pub fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
         self.files[*self.file_of.get(name)?].tensor(name)
     }
 
-    /// The names of all tensors, in order.
+    /// Names of all tensors, in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.file_of.keys().map(String::as_str)
     }
 
-    /// The names that begin with `prefix`, in order.
+    /// Names that begin with `prefix`, in order.
     pub fn names_under(&self, prefix: &str) -> impl Iterator<Item = &str> {
         let from = self.file_of.range::<str, _>((std::ops::Bound::Included(prefix), std::ops::Bound::Unbounded));
         from.map(|(name, _)| name.as_str()).take_while(move |name| name.starts_with(prefix))
     }
 
-    /// File and name of a tensor, for messages.
+    /// Returns the file and the name of a tensor, for messages.
     fn place(&self, name: &str) -> String {
         let path = self.file_of.get(name).map_or(&*self.path, |&file| self.files[file].path());
         place(path, name)
     }
 }
 
-/// Whether a string is a name without folders, fit to be printed.
+/// Returns `true` if `name` is a file name without folders or control characters.
 fn is_file_name(name: &str) -> bool {
     Path::new(name).file_name() == Some(name.as_ref()) && !name.contains(char::is_control)
 }
 
-/// File and name of a tensor, for messages.
+/// Joins file and tensor name, for messages.
 fn place(path: &Path, name: &str) -> String {
     format!("{}: {name}", path.display())
 }
 
-/// What a path stands for.
+/// Files that a path refers to.
 enum Sources {
     Index(PathBuf),
     Files(Vec<PathBuf>),
@@ -240,7 +246,7 @@ fn sources(path: &Path) -> Result<Sources, Error> {
             let name = path.to_string_lossy();
             let name = HUB_ADDRESSES.iter().find_map(|start| name.strip_prefix(start)).unwrap_or(&name);
             let what = format!(
-                "{error}; if it is a name on Hugging Face, download the model first (`hf download {name} --local-dir DIR`) \
+                "{error}; if this is a model name on Hugging Face, download the model first (`hf download {name} --local-dir DIR`) \
                  and give the folder"
             );
             return Err(Error::Invalid(what).at(path.display()));
@@ -258,7 +264,7 @@ fn sources(path: &Path) -> Result<Sources, Error> {
     paths.sort();
     let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let ending_in = |ending: &str| -> Vec<PathBuf> {
-        // Names that begin with a dot are hidden: what other programs leave, and our own partials.
+        // Names that begin with a dot are hidden: files of other programs, and partials of this library.
         let chosen = paths.iter().filter(|path| name(path).ends_with(ending) && !name(path).starts_with('.'));
         chosen.cloned().collect()
     };
@@ -268,7 +274,7 @@ fn sources(path: &Path) -> Result<Sources, Error> {
         (1, _) => return Ok(Sources::Index(indices.remove(0))),
         (_, usual) if indices.contains(&usual) => return Ok(Sources::Index(usual)),
         (several, _) => {
-            let what = format!("it has {several} files *{INDEX_ENDING}; give the path of one");
+            let what = format!("the folder has {several} files *{INDEX_ENDING}; give the path of one");
             return Err(Error::Invalid(what).at(path.display()));
         }
     }
@@ -276,13 +282,13 @@ fn sources(path: &Path) -> Result<Sources, Error> {
     if files.is_empty() {
         let has = |ending: &str| !ending_in(ending).is_empty();
         let what = if has(".gguf") {
-            "it has no *.safetensors file but GGUF files of llama.cpp; give the safetensors files of the model"
+            "the folder has GGUF files (llama.cpp) and no *.safetensors file; give the safetensors files of the model"
         } else if has(".bin") || has(".pt") || has(".pth") {
-            "it has no *.safetensors file but PyTorch files; convert them to safetensors first"
+            "the folder has PyTorch files and no *.safetensors file; convert them to safetensors first"
         } else if path.join("snapshots").is_dir() {
-            "it has no *.safetensors file; it is a folder of Hugging Face's cache: give one of its snapshots/…"
+            "the folder has no *.safetensors file; it is a cache folder of Hugging Face: give a folder below its snapshots/"
         } else {
-            "it has no *.safetensors file; give a model's directory or file"
+            "the folder has no *.safetensors file; give the directory or a file of a model"
         };
         return Err(Error::Invalid(what.into()).at(path.display()));
     }
@@ -290,10 +296,10 @@ fn sources(path: &Path) -> Result<Sources, Error> {
     Ok(Sources::Files(files))
 }
 
-/// How addresses of models on Hugging Face begin.
+/// Prefixes of the addresses of models on Hugging Face.
 const HUB_ADDRESSES: [&str; 2] = ["https://huggingface.co/", "hf://"];
 
-/// Whether a path that does not exist looks like `organization/model`, or the address of one.
+/// Returns `true` if a path that does not exist looks like `organization/model` or like the address of a model.
 fn is_hub_name(path: &Path) -> bool {
     let Some(text) = path.to_str() else { return false };
     if HUB_ADDRESSES.iter().any(|start| text.starts_with(start)) {
@@ -308,7 +314,7 @@ fn is_hub_name(path: &Path) -> bool {
         && matches!(text.split('/').collect::<Vec<_>>()[..], [organization, model] if is_word(organization) && is_word(model))
 }
 
-/// Where files without an index are numbered `…-00001-of-00003.safetensors`, none may be missing.
+/// Checks that no shard is missing when files without an index are numbered `…-00001-of-00003.safetensors`.
 fn check_shards(files: &[PathBuf]) -> Result<(), Error> {
     let mut series: BTreeMap<(String, usize), BTreeSet<usize>> = BTreeMap::new();
     for file in files {
@@ -320,7 +326,7 @@ fn check_shards(files: &[PathBuf]) -> Result<(), Error> {
         }
     }
     for ((model, count), numbers) in series {
-        // The first number that is not there: no more are looked at than there are files.
+        // The search for the first missing number ends after at most `numbers.len() + 1` steps.
         if let Some(missing) = (1..=count).find(|number| !numbers.contains(number)) {
             let name = format!("shard {missing} of {count} of {model}");
             return Err(Error::Missing { name, remedy: "download the model again".into() });
@@ -333,7 +339,7 @@ fn read_index(path: &Path) -> Result<Index, Error> {
     let bytes = read_bounded(path, MAX_INDEX_BYTES, "the index of a model")?;
     let what = |error| match foreign_kind(&bytes) {
         Some(kind) => Error::Invalid(kind.into()),
-        None => Error::Invalid(format!("not an index of shards: {error}; download it again")),
+        None => Error::Invalid(format!("not a valid index of shards: {error}; download it again")),
     };
     serde_json::from_slice(&bytes).map_err(|error: serde_json::Error| what(error).at(path.display()))
 }
@@ -343,7 +349,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_on_hugging_face_are_told_from_paths() {
+    fn hugging_face_names_differ_from_paths() {
         for name in ["Qwen/Qwen3-30B-A3B", "nvidia/DeepSeek-R1-0528-FP4", "hf://a/b", "https://huggingface.co/a/b"] {
             assert!(is_hub_name(Path::new(name)), "{name}");
         }

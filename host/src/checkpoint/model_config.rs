@@ -1,7 +1,7 @@
-//! What a model's `config.json` says of its layers and of their quantization, as far as it can contradict the tensors.
+//! Reads a model's `config.json`: the facts about layers and quantization that can contradict the tensors.
 //!
-//! Keys: those of transformers' configurations; `quantization_config` as ModelOpt and compressed-tensors write it, with
-//! `hf_quant_config.json` for ModelOpt's older exports.
+//! Keys are the ones of transformers configurations. `quantization_config` has the form that ModelOpt and
+//! compressed-tensors write; older ModelOpt exports use `hf_quant_config.json` instead.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,8 @@ use crate::error::Error;
 use crate::files::{foreign_kind, read_bounded};
 use crate::moe::Activation;
 
-/// More than any configuration has; lists of thousands of excluded modules have some hundred kilobytes.
+/// Upper limit for the size of a configuration, in bytes; lists of thousands of excluded modules take several hundred
+/// kilobytes.
 const MAX_BYTES: usize = 64 << 20;
 
 /// A model's configuration.
@@ -20,24 +21,24 @@ const MAX_BYTES: usize = 64 << 20;
 pub(super) struct ModelConfig {
     path: PathBuf,
     config: Value,
-    /// Of `hf_quant_config.json`, which is asked only where the other says nothing of a quantization.
+    /// Content of `hf_quant_config.json`. It is read only if `config` does not describe a quantization.
     older: Option<Value>,
 }
 
-/// The name of an activation.
+/// Activation named in the configuration.
 struct Word<'a> {
-    /// Under which it stands.
+    /// Key of the name.
     key: &'static str,
     word: &'a str,
-    /// What it is, if that is known.
+    /// Activation; `None` if the name is unknown.
     activation: Option<Activation>,
 }
 
 impl ModelConfig {
-    /// The configuration beside a checkpoint's files, if there is one.
+    /// Reads the configuration beside a checkpoint's files; `None` if there is none.
     ///
     /// # Errors
-    /// If it is there and cannot be read.
+    /// Returns an error if the configuration exists and cannot be read.
     pub(super) fn beside(checkpoint: &Checkpoint) -> Result<Option<Self>, Error> {
         let path = checkpoint.path();
         let folder = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
@@ -50,17 +51,17 @@ impl ModelConfig {
         Ok(Some(config))
     }
 
-    /// Where it is, for messages.
+    /// Path of the configuration, for messages.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// All that it says.
+    /// Whole configuration.
     pub(super) fn json(&self) -> &Value {
         &self.config
     }
 
-    /// The value of a key of the language model, which multimodal models keep in a part of its own.
+    /// Returns a value of the language model; multimodal models keep these values in a nested object.
     pub(super) fn get(&self, key: &str) -> Option<&Value> {
         let parts = ["text_config", "llm_config", "language_config", "thinker_config"];
         let texts = parts.into_iter().filter_map(|part| self.config.get(part));
@@ -69,28 +70,29 @@ impl ModelConfig {
         everywhere.filter_map(|part| part.get(key)).find(|value| !value.is_null())
     }
 
-    /// Refuses a model whose experts compute something else than `silu(gate) · up`.
+    /// Refuses a model whose experts do not compute `silu(gate) · up`.
     ///
     /// # Errors
-    /// If the configuration names another activation, or a limit on it.
+    /// Returns an error if the configuration names another activation, or a limit of the activation.
     pub(super) fn check_activation(&self) -> Result<(), Error> {
         match self.activation_word()? {
             Some(Word { key, word, activation }) if activation != Some(Activation::Silu) => {
-                let what = format!("{key} is {word:?}; only silu is computed");
+                let what = format!("{key} is {word:?}; only silu is supported");
                 Err(Error::NotComputed(what).at(self.path.display()))
             }
             _ => self.check_limits(),
         }
     }
 
-    /// What the experts of an MoE layer compute of gate and up.
+    /// Returns the activation of the experts of an MoE layer.
     ///
     /// # Errors
-    /// If it is none of what MoE layers compute.
+    /// Returns an error if the activation is not supported in MoE layers.
     pub(super) fn activation(&self) -> Result<Activation, Error> {
         let is_gpt_oss = |name: &str| name.starts_with("gpt_oss");
         if self.get("model_type").and_then(Value::as_str).is_some_and(is_gpt_oss) {
-            // Its hidden_act says silu, and `GptOssExperts` of transformers computes this, whose numbers it has as constants.
+            // gpt-oss declares silu as hidden_act, but `GptOssExperts` of transformers computes this, with these
+            // constants.
             let number = |key, constant| self.get(key).and_then(Value::as_f64).map_or(constant, |number| number as f32);
             let (alpha, limit) = (number("swiglu_alpha", 1.702), number("swiglu_limit", 7.0));
             let activation = Activation::GptOss { alpha, limit };
@@ -101,13 +103,13 @@ impl ModelConfig {
             None => Ok(Activation::Silu),
             Some(Word { activation: Some(activation), .. }) => Ok(activation),
             Some(Word { key, word, activation: None }) => {
-                let what = format!("{key} is {word:?}; only silu, gelu by tanh and relu2 are computed");
+                let what = format!("{key} is {word:?}; only silu, tanh gelu and relu2 are supported");
                 Err(Error::NotComputed(what).at(self.path.display()))
             }
         }
     }
 
-    /// The name of the activation.
+    /// Returns the name of the activation.
     fn activation_word(&self) -> Result<Option<Word<'_>>, Error> {
         let refuse = |what: String| Err(Error::NotComputed(what).at(self.path.display()));
         let mut found: Option<Word<'_>> = None;
@@ -121,7 +123,7 @@ impl ModelConfig {
             };
             match found {
                 Some(Word { key: before, word: other, activation: known }) if known != activation => {
-                    return refuse(format!("{key} is {word:?} and {before} is {other:?}; which holds is not known"));
+                    return refuse(format!("{key} is {word:?} but {before} is {other:?}; remove the wrong one"));
                 }
                 _ => found = Some(Word { key, word, activation }),
             }
@@ -129,37 +131,37 @@ impl ModelConfig {
         Ok(found)
     }
 
-    /// Refuses limits on gate and up, and what scales gate under the sigmoid.
+    /// Refuses limits of gate and up, and a factor of gate inside the sigmoid.
     fn check_limits(&self) -> Result<(), Error> {
-        // A number, or one for each layer; 0 is none.
+        // One number, or one number per layer; 0 stands for no limit.
         for (key, none) in [("swiglu_limit", 0.0), ("swiglu_limits", 0.0), ("swiglu_alpha", 1.0)] {
             let Some(value) = self.get(key) else { continue };
             let numbers = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
             if numbers.iter().any(|number| !number.is_null() && number.as_f64() != Some(none)) {
-                let what = format!("{key} is {value}; silu of gate is multiplied with up here, and nothing else");
+                let what = format!("{key} is {value}; only silu(gate) * up without limits is supported");
                 return Err(Error::NotComputed(what).at(self.path.display()));
             }
         }
         Ok(())
     }
 
-    /// Refuses a model whose activations are transformed before they are multiplied.
+    /// Refuses a model that transforms activations before multiplying them.
     ///
     /// # Errors
-    /// If the configuration has such a transform.
+    /// Returns an error if the configuration contains such a transform.
     pub(super) fn check_transforms(&self) -> Result<(), Error> {
         let transforms = self.quantization().and_then(|quantization| quantization.get("transform_config"));
         match transforms {
             None | Some(Value::Null) => Ok(()),
             Some(Value::Object(transforms)) if transforms.is_empty() => Ok(()),
             Some(_) => {
-                let what = "its transform_config rotates activations, which is not computed".to_owned();
+                let what = "transform_config transforms the activations, which is not supported".to_owned();
                 Err(Error::NotComputed(what).at(self.path.display()))
             }
         }
     }
 
-    /// What it says of the quantization, if it says anything.
+    /// Returns the description of the quantization; `None` if there is none.
     pub(super) fn quantization(&self) -> Option<&Value> {
         let found = |config: &'_ Value| config.get("quantization_config").is_some_and(Value::is_object);
         if found(&self.config) {
@@ -168,7 +170,7 @@ impl ModelConfig {
         self.get("quantization_config").or_else(|| self.older.as_ref()?.get("quantization"))
     }
 
-    /// The format that the tensors should have, if it is one of ours.
+    /// Returns the format that the tensors should have; `None` if this library does not know it.
     pub(super) fn format(&self) -> Option<Format> {
         let quantization = self.quantization()?;
         let method = quantization.get("quant_method").and_then(Value::as_str);
@@ -180,13 +182,13 @@ impl ModelConfig {
         }
     }
 
-    /// Whether servers quantize activations too, and so want input scales.
+    /// Whether servers also quantize activations, which requires input scales.
     pub(super) fn quantizes_activations(&self) -> bool {
         let Some(quantization) = self.quantization() else { return false };
         match quantization.get("quant_algo").and_then(Value::as_str) {
             Some(algorithm) => algorithm == "NVFP4",
             None => groups(quantization).any(|group| {
-                // `"dynamic": "local"` has scales for blocks from the tokens and one for all from the model.
+                // `"dynamic": "local"`: block scales come from the tokens, the global scale from the model.
                 group
                     .get("input_activations")
                     .is_some_and(|inputs| inputs.get("dynamic").is_some_and(|dynamic| dynamic != true))
@@ -194,40 +196,40 @@ impl ModelConfig {
         }
     }
 
-    /// Whether it calls its quantization NVFP4.
+    /// Whether the configuration calls its quantization NVFP4.
     pub(super) fn says_nvfp4(&self) -> bool {
         let word = |key| self.quantization()?.get(key)?.as_str().map(str::to_ascii_lowercase);
         ["quant_algo", "format"].into_iter().filter_map(word).any(|word| word.contains("nvfp4"))
     }
 
-    /// The numbers that NVFP4 has no other of, if they are other ones.
+    /// Returns a message if the block size or the number of bits differs from NVFP4.
     pub(super) fn contradiction(&self) -> Option<String> {
         let quantization = self.quantization()?;
         let weights = groups(quantization).filter_map(|group| group.get("weights"));
         for weights in weights.chain([quantization]) {
             for (key, expected) in [("group_size", 16), ("num_bits", 4)] {
                 if let Some(number) = weights.get(key).and_then(Value::as_u64).filter(|number| *number != expected) {
-                    return Some(format!("{key} is {number}, and NVFP4's is {expected}"));
+                    return Some(format!("{key} is {number}, but NVFP4 has {expected}"));
                 }
             }
         }
         None
     }
 
-    /// The entry that excludes a module from quantization, if there is one. Regular expressions (`re:…`) are not looked at.
+    /// Returns the entry that excludes a module from quantization. Regular expressions (`re:…`) are ignored.
     pub(super) fn excluding(&self, module: &str) -> Option<&str> {
         let quantization = self.quantization()?;
         let lists =
             ["ignore", "exclude_modules", "modules_to_not_convert"].into_iter().filter_map(|key| quantization.get(key));
         let mut entries = lists.filter_map(Value::as_array).flatten().filter_map(Value::as_str);
         entries.find(|entry| {
-            // A name excludes what is in the module too.
+            // A module name also excludes everything inside the module.
             let inside = module.strip_prefix(*entry).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
             !entry.starts_with("re:") && (inside || matches_glob(entry, module))
         })
     }
 
-    /// The first of some keys that is a number.
+    /// Returns the first of `keys` whose value is a number.
     pub(super) fn number<'k>(&self, keys: &[&'k str]) -> Option<(&'k str, usize)> {
         keys.iter().find_map(|&key| Some((key, usize::try_from(self.get(key)?.as_u64()?).ok()?)))
     }
@@ -237,7 +239,7 @@ fn groups(quantization: &Value) -> impl Iterator<Item = &Value> {
     quantization.get("config_groups").and_then(Value::as_object).into_iter().flat_map(|groups| groups.values())
 }
 
-/// Whether a pattern with `*` for any text matches all of a name.
+/// Returns `true` if a pattern, in which `*` stands for any text, matches the whole name.
 fn matches_glob(pattern: &str, name: &str) -> bool {
     let mut pieces = pattern.split('*');
     let first = pieces.next().unwrap_or_default();
@@ -251,7 +253,7 @@ fn matches_glob(pattern: &str, name: &str) -> bool {
     rest.ends_with(last)
 }
 
-/// A file of JSON, if it is there.
+/// Reads a JSON file; `None` if it does not exist.
 fn read(path: &Path) -> Result<Option<Value>, Error> {
     if path.symlink_metadata().is_err() {
         return Ok(None);
@@ -259,7 +261,7 @@ fn read(path: &Path) -> Result<Option<Value>, Error> {
     let bytes = read_bounded(path, MAX_BYTES, "a model's configuration")?;
     let invalid = |error: serde_json::Error| match foreign_kind(&bytes) {
         Some(kind) => Error::Invalid(kind.into()),
-        None => Error::Invalid(format!("not a configuration: {error}; download it again")),
+        None => Error::Invalid(format!("not a valid configuration: {error}; download it again")),
     };
     serde_json::from_slice(&bytes).map(Some).map_err(|error| invalid(error).at(path.display()))
 }
@@ -298,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn activations_of_whole_layers_are_those_of_the_models() {
+    fn moe_activation_follows_the_configuration() {
         for (value, activation) in [
             (json!({}), Activation::Silu),
             (json!({"hidden_act": "silu", "hidden_activation": "swish"}), Activation::Silu),
@@ -313,8 +315,8 @@ mod tests {
             assert_eq!(config(value).activation().unwrap(), activation);
         }
         for (value, words) in [
-            (json!({"hidden_act": "gelu"}), "hidden_act is \"gelu\"; only silu, gelu by tanh and relu2 are computed"),
-            (json!({"hidden_act": "silu", "mlp_hidden_act": "relu2"}), "mlp_hidden_act is \"relu2\" and hidden_act is"),
+            (json!({"hidden_act": "gelu"}), "hidden_act is \"gelu\"; only silu, tanh gelu and relu2 are supported"),
+            (json!({"hidden_act": "silu", "mlp_hidden_act": "relu2"}), "mlp_hidden_act is \"relu2\" but hidden_act is"),
             (json!({"hidden_act": "silu", "swiglu_limit": 7.0}), "swiglu_limit is 7.0"),
             (json!({"model_type": "gpt_oss", "swiglu_limit": -1}), "limit = -1 is not from"),
         ] {
@@ -331,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn quantizations_of_both_libraries_are_understood() {
+    fn quantization_configs_of_both_libraries_are_read() {
         let modelopt = config(json!({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4",
             "ignore": ["lm_head", "model.layers.0*", "*.gate"]}}));
         assert_eq!((modelopt.format(), modelopt.quantizes_activations()), (Some(Format::ModelOpt), true));
@@ -351,6 +353,6 @@ mod tests {
         let compressed = config(weights(4));
         assert_eq!((compressed.format(), compressed.quantizes_activations()), (Some(Format::CompressedTensors), false));
         assert_eq!(compressed.contradiction(), None);
-        assert_eq!(config(weights(8)).contradiction().unwrap(), "num_bits is 8, and NVFP4's is 4");
+        assert_eq!(config(weights(8)).contradiction().unwrap(), "num_bits is 8, but NVFP4 has 4");
     }
 }

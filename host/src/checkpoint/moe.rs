@@ -1,5 +1,5 @@
-//! A whole MoE layer of a model: its routed experts, the shared one and the router. What is not understood of its block is refused: it
-//! would change what the layer computes.
+//! A whole MoE layer of a model: routed experts, shared expert and router. Unknown tensors of the block are refused,
+//! because they could change the result.
 
 use rayon::prelude::*;
 
@@ -17,48 +17,49 @@ use crate::moe::{Activation, Biases, MoeExpert, MoeWeights};
 use crate::problem::TokenDtype;
 use crate::router::{Router, Scoring};
 
-/// What an MoE layer multiplies tokens with.
+/// Projections of an MoE layer.
 const ROLES: [Role; 4] = [Role::Gate, Role::Up, Role::Down, Role::GateUp];
 
-/// Keys of a configuration that say how many experts a token names.
+/// Configuration keys for the number of experts per token.
 const TOP_K: [&str; 5] = ["num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts"];
 
-/// The numbers that correct the router's choice, under the router's name or beside it.
+/// Name of the corrections of the router's choice, below the router or beside it.
 const CORRECTIONS: &str = "e_score_correction_bias";
 
-/// What stands behind the module of fused experts in the name of their packed values.
+/// Suffixes of the packed values of fused experts.
 pub(super) const FUSED_VALUES: [&str; 4] = ["_packed", ".weight_packed", ".weight", ""];
 
-/// As [`FUSED_VALUES`], of the scales.
+/// Suffixes of the block scales of fused experts.
 pub(super) const FUSED_SCALES: [&str; 3] = ["_weight_scale", ".weight_scale", "_scale"];
 
-/// As [`FUSED_VALUES`], of global scales that divide.
+/// Suffixes of global scales that divide, of fused experts.
 pub(super) const FUSED_DIVISORS: [&str; 2] = [".weight_global_scale", "_weight_global_scale"];
 
-/// As [`FUSED_VALUES`], of global scales that multiply.
+/// Suffixes of global scales that multiply, of fused experts.
 pub(super) const FUSED_FACTORS: [&str; 3] = ["_weight_scale_2", ".weight_scale_2", "_scale_2"];
 
-/// As [`FUSED_VALUES`], of biases `[E, N]`.
+/// Suffixes of the biases `[E, N]` of fused experts.
 pub(super) const FUSED_BIASES: [&str; 2] = ["_bias", ".bias"];
 
-/// An MoE layer of a model, its weights in place in the mapped files where they can be.
+/// An MoE layer of a model. Weights stay in place in the mapped files where possible.
 #[derive(Clone, Debug)]
 pub struct MoeLayer<'a> {
-    /// Experts, and the shared one if there is one.
+    /// Experts, including the shared expert if the layer has one.
     pub weights: MoeWeights<'a>,
-    /// What chooses them.
+    /// Router of the layer.
     pub router: LayerRouter,
-    /// What the weights are called, with `*` for the number of the expert.
+    /// Module names, with `*` for the number of the expert.
     pub modules: Vec<String>,
 }
 
 impl Checkpoint {
-    /// An MoE layer with its router, for tokens of a type. Experts may be stored apart, or all in one tensor `[E, N, K/2]` with
-    /// gate and up in halves, or in turn as gpt-oss has them.
+    /// Loads an MoE layer with its router, for tokens of type `dtype`. Experts are stored in separate tensors, or all
+    /// in one tensor `[E, N, K/2]`. In one tensor, gate and up are the two halves of N, or alternate row by row
+    /// (gpt-oss).
     ///
     /// # Errors
-    /// If there is no such layer or it has no experts, a part is missing or wrong, the block has a tensor that is not computed, or
-    /// `config.json` is missing or asks for an activation or a router that is not computed.
+    /// Returns an error if the layer does not exist or has no experts, a part is missing or wrong, a tensor of the
+    /// block is not computed, `config.json` is missing, or `config.json` names an unsupported activation or router.
     pub fn moe_layer(&self, layer: usize, dtype: TokenDtype) -> Result<MoeLayer<'_>, Error> {
         let at = |error: Error| error.at(self.path().display());
         let blocks = self.blocks(Some(layer));
@@ -72,14 +73,14 @@ impl Checkpoint {
             }
         }
         let config = ModelConfig::beside(self)?.ok_or_else(|| {
-            let remedy = "it says how the router chooses; give the folder of a whole model".into();
+            let remedy = "it defines the router; give the folder of the whole model".into();
             at(Error::Missing { name: "config.json".into(), remedy })
         })?;
         config.check_transforms()?;
         let activation = config.activation()?;
         let at_config = |error: Error| error.at(config.path().display());
         let (_, top_k) = config.number(&TOP_K).ok_or_else(|| {
-            let name = format!("the number of experts that a token names ({})", TOP_K[0]);
+            let name = format!("the number of experts per token ({})", TOP_K[0]);
             at_config(Error::Missing { name, remedy: "download the model again".into() })
         })?;
 
@@ -97,7 +98,7 @@ impl Checkpoint {
             weights = weights.with_shared(expert.remove(0)).map_err(place)?;
             input_scales.extend(of_shared);
         }
-        // Where an expert has none, each token has a global scale of its own.
+        // Without a complete set of input scales, each token gets its own global scale.
         if let Some(input_scales) = input_scales.into_iter().collect::<Option<Vec<_>>>() {
             weights = weights.with_input_scales(input_scales).map_err(place)?;
         }
@@ -106,24 +107,24 @@ impl Checkpoint {
         Ok(MoeLayer { weights, router, modules: patterns.flatten().collect() })
     }
 
-    /// The one block of a layer with experts that a router chooses.
+    /// Returns the only block of a layer with routed experts.
     fn routed_block<'b, 'n>(&self, blocks: &'b [Block<'n>], layer: usize) -> Result<&'b Block<'n>, Error> {
         let mut routed = blocks.iter().filter(|block| matches!(block.kind, Kind::Routed | Kind::Fused));
         match (routed.next(), routed.next()) {
             (Some(block), None) => Ok(block),
             (Some(one), Some(other)) => Err(Error::Invalid(format!(
-                "layer {layer} has two blocks of experts, {} and {}; which to run is not known",
+                "layer {layer} has two blocks of experts, {} and {}; export the model with one of them",
                 one.path(),
                 other.path()
             ))),
             (None, _) if !blocks.is_empty() => Err(Error::NotComputed(format!(
-                "layer {layer} has a dense block and no experts; --op gated runs its gate and up projections"
+                "layer {layer} is dense and has no experts; use --op gated for its gate and up projections"
             ))),
             (None, _) => Err(self.no_such_block(layer)),
         }
     }
 
-    /// Experts of which each has tensors of its own, and their input scales if all of an expert's projections have one.
+    /// Loads experts stored in separate tensors. An expert's input scales are set if all its projections have one.
     fn experts(
         &self,
         block: &Block<'_>,
@@ -135,7 +136,7 @@ impl Checkpoint {
         for ((what, role), modules) in roles.iter().zip(&modules) {
             let expected = if *role == Role::Gate && !activation.has_gate() { 0 } else { experts };
             if modules.len() != expected || experts == 0 {
-                let what = format!("{activation} asks for {expected} {what} projections, and it has {}", modules.len());
+                let what = format!("{activation} needs {expected} {what} projections, found {}", modules.len());
                 return Err(Error::NotComputed(what).at(format_args!("{}: {}", self.path().display(), block.path())));
             }
         }
@@ -148,7 +149,7 @@ impl Checkpoint {
         let expert = |expert| {
             let gate = if activation.has_gate() { Some(part(0, expert)?) } else { None };
             let ((up, of_up), (down, of_down)) = (part(1, expert)?, part(2, expert)?);
-            // Gate and up multiply the same tokens.
+            // Gate and up read the same tokens.
             let (gate, of_gate) = gate.map_or((None, of_up), |(gate, scale)| (Some(gate), scale));
             let gate_up = of_gate.zip(of_up).map(|(gate, up)| gate.max(up));
             let input_scales = gate_up.zip(of_down).map(|(gate_up, down)| InputScales { gate_up, down });
@@ -158,7 +159,7 @@ impl Checkpoint {
         Ok(experts.into_iter().unzip())
     }
 
-    /// Experts of which all are in one tensor.
+    /// Loads experts stored in one tensor per projection.
     fn fused_experts(
         &self,
         block: &Block<'_>,
@@ -168,7 +169,9 @@ impl Checkpoint {
         let at = |error: Error| error.at(format_args!("{}: {}", self.path().display(), block.path()));
         let one = |role: Role, what: &str| {
             let module = block.modules(role).into_iter().next();
-            module.ok_or_else(|| at(Error::NotComputed(format!("it has no {what} projection; export the model again"))))
+            module.ok_or_else(|| {
+                at(Error::NotComputed(format!("the block has no {what} projection; export the model again")))
+            })
         };
         let down = self.fused(&one(Role::Down, "down")?, 1, false)?;
         let gate_up = match block.modules(Role::GateUp).first() {
@@ -178,7 +181,11 @@ impl Checkpoint {
                 if activation.has_gate() {
                     let gate = self.fused(&one(Role::Gate, "gate")?, 1, false)?;
                     if gate.len() != up.len() {
-                        return Err(at(Error::Mismatch { what: "experts of up", got: up.len(), expected: gate.len() }));
+                        return Err(at(Error::Mismatch {
+                            what: "number of experts of up",
+                            got: up.len(),
+                            expected: gate.len(),
+                        }));
                     }
                     gate.into_iter().zip(up).map(|(gate, up)| gate.into_iter().chain(up).collect()).collect()
                 } else {
@@ -187,21 +194,28 @@ impl Checkpoint {
             }
         };
         if gate_up.len() != down.len() {
-            return Err(at(Error::Mismatch { what: "experts of down", got: down.len(), expected: gate_up.len() }));
+            return Err(at(Error::Mismatch {
+                what: "number of experts of down",
+                got: down.len(),
+                expected: gate_up.len(),
+            }));
         }
         let experts = gate_up.into_iter().zip(down).map(|(mut gate_up, mut down)| {
-            let up = gate_up.pop().expect("an up at least");
+            let up = gate_up.pop().expect("`fused` returns at least one part");
             let gate = gate_up.pop();
             if gate.is_some() != activation.has_gate() {
-                return Err(at(Error::NotComputed(format!("{activation} and these projections do not go together"))));
+                return Err(at(Error::NotComputed(format!(
+                    "{activation} does not match these projections: export the model again"
+                ))));
             }
             Ok(expert_of(gate, up, down.remove(0)))
         });
         experts.collect()
     }
 
-    /// The matrices of every expert, `parts` each, of a tensor `[E, N, K/2]` of packed values: halves of its rows, or every second
-    /// one. Scales are `[E, N, K/16]`; global scales one, one for each expert, or one for each part.
+    /// Splits a tensor `[E, N, K/2]` of packed values into `parts` matrices per expert: contiguous parts of the rows,
+    /// or alternating rows if `in_turn`. Scales are `[E, N, K/16]`. There is one global scale for all, per expert, or
+    /// per part.
     fn fused(&self, module: &str, parts: usize, in_turn: bool) -> Result<Vec<Vec<Part<'_>>>, Error> {
         let find = |what: &'static str, suffixes: &[&str], dtype: Dtype| {
             let names = suffixes.iter().map(|suffix| format!("{module}{suffix}"));
@@ -221,7 +235,7 @@ impl Checkpoint {
         let shape = |name: &str, got: &[usize], expected: String| {
             Error::Shape { got: got.to_vec(), expected }.at(self.place(name))
         };
-        let (values_name, values) = find("the values", &FUSED_VALUES, Dtype::U8)?;
+        let (values_name, values) = find("the packed values", &FUSED_VALUES, Dtype::U8)?;
         let &[experts, rows, packed] = values.shape else {
             return Err(shape(&values_name, values.shape, "[E, N, K/2]".into()));
         };
@@ -230,10 +244,10 @@ impl Checkpoint {
             return Err(shape(
                 &values_name,
                 values.shape,
-                format!("[E, N, K/2] with K a multiple of 16, and {parts} parts of N"),
+                format!("[E, N, K/2] with K a multiple of 16 and N a multiple of {parts}"),
             ));
         }
-        let (scales_name, scales) = find("the scales", &FUSED_SCALES, Dtype::F8_E4M3)?;
+        let (scales_name, scales) = find("the block scales", &FUSED_SCALES, Dtype::F8_E4M3)?;
         if scales.shape != [experts, rows, k / BLOCK] {
             return Err(shape(&scales_name, scales.shape, format!("{:?} ([E, N, K/16])", [experts, rows, k / BLOCK])));
         }
@@ -289,7 +303,7 @@ impl Checkpoint {
         experts.collect()
     }
 
-    /// The router of a block.
+    /// Loads the router of a block.
     fn router(&self, block: &Block<'_>, weights: &MoeWeights<'_>, config: &ModelConfig) -> Result<LayerRouter, Error> {
         let (path, sizes) = (block.path(), weights.sizes());
         let names = ROUTER_WEIGHTS.map(|name| format!("{path}{name}.weight"));
@@ -298,7 +312,7 @@ impl Checkpoint {
             Error::Missing { name, remedy: "download the model again".into() }.at(self.path().display())
         })?;
         let matrix = self.numbers(name, &[sizes.experts, sizes.hidden], "[experts, hidden size]")?;
-        let module = name.strip_suffix(".weight").expect("made above");
+        let module = name.strip_suffix(".weight").expect("the name ends in .weight");
         let some = |name: String, shape: &[usize], words: &str| match self.tensor(&name) {
             Some(_) => self.numbers(&name, shape, words).map(Some),
             None => Ok(None),
@@ -324,7 +338,7 @@ impl Checkpoint {
         let at_config = |error: Error| error.at(config.path().display());
         let (scoring, factor) = scoring(config, sizes.experts, corrections).map_err(at_config)?;
         if let (Some(name), false) = (corrections_name, matches!(scoring, Scoring::SigmoidGroups { .. })) {
-            let what = "a correction of the router's choice, which is computed with sigmoid scores alone";
+            let what = "a correction of the router's choice is only supported with sigmoid scores";
             return Err(Error::NotComputed(what.into()).at(self.place(name)));
         }
         let rule = Router::new(sizes.experts, sizes.top_k, scoring).map_err(at_config)?;
@@ -333,10 +347,10 @@ impl Checkpoint {
     }
 }
 
-/// A matrix with its bias.
+/// A matrix with its optional bias.
 type Part<'a> = (Matrix<'a>, Option<Bias<'static>>);
 
-/// An expert of its projections.
+/// Builds an expert from its projections.
 fn expert_of<'a>(gate: Option<Part<'a>>, (up, up_bias): Part<'a>, (down, down_bias): Part<'a>) -> MoeExpert<'a> {
     let (gate, gate_bias) = gate.map_or((None, None), |(gate, bias)| (Some(gate), bias));
     let expert = match gate {

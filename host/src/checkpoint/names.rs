@@ -1,32 +1,32 @@
-//! What a tensor is, told from its name: expert 5's gate projection of layer 3, a router, a part of the vision tower.
-//! The only place that knows how families of models name things.
+//! Parses tensor names: expert 5's gate projection of layer 3, a router, a part of the vision tower. No other module
+//! knows how model families name tensors.
 //!
-//! Sources: the loaders of vLLM (`vllm/model_executor/models`) and the modules of transformers. What is understood, with
-//! `P` a projection such as `gate_proj` or `w1`:
+//! Sources: the loaders of vLLM (`vllm/model_executor/models`) and the modules of transformers. Accepted names, where
+//! `P` is a projection such as `gate_proj` or `w1`:
 //!
-//! | name below the number of the layer | in |
+//! | name after the layer number | found in |
 //! |---|---|
 //! | `mlp.P`, `feed_forward.P`, `mixer.P` | dense layers; Llama 4; Nemotron-H |
-//! | `BLOCK.experts.E.P` | most: `mlp`, `block_sparse_moe`, `feed_forward`, `ffn` (DeepSeek-V4), `mixer` (Nemotron-H), `moe` |
-//! | `BLOCK.experts.P.E` | exports that keep one list for each projection |
+//! | `BLOCK.experts.E.P` | most models: `mlp`, `block_sparse_moe`, `feed_forward`, `ffn` (DeepSeek-V4), `mixer` (Nemotron-H), `moe` |
+//! | `BLOCK.experts.P.E` | exports with one list per projection |
 //! | `experts.E.P`, `experts.P` | experts beside the dense block (Gemma 4) |
 //! | `BLOCK.experts.gate_up_proj`, `…_blocks`, `…_bias` | all experts in one tensor (Llama 4, gpt-oss, Qwen3-VL-MoE) |
-//! | `BLOCK.shared_experts.P` | experts that every token passes |
+//! | `BLOCK.shared_experts.P` | shared experts, which process every token |
 
-/// What a projection does, whatever it is called.
+/// Function of a projection, independent of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Role {
-    /// The projection under SiLU.
+    /// Gate projection, the input of SiLU.
     Gate,
-    /// The one that it is multiplied with; without a gate, the first of two.
+    /// Up projection, multiplied by the activated gate; without a gate, the first of two projections.
     Up,
-    /// The one back to the size of a token.
+    /// Down projection, back to the hidden size.
     Down,
     /// Gate and up in one tensor.
     GateUp,
 }
 
-/// How projections of feed-forward blocks are called.
+/// Names of the projections of feed-forward blocks.
 const PROJECTIONS: [(&str, Role); 14] = [
     ("gate_proj", Role::Gate),
     ("up_proj", Role::Up),
@@ -38,19 +38,19 @@ const PROJECTIONS: [(&str, Role); 14] = [
     ("gate_and_up_proj", Role::GateUp),
     ("up_gate_proj", Role::GateUp),
     ("w13", Role::GateUp),
-    // Granite's, with all experts in one tensor.
+    // Granite, which stores all experts in one tensor.
     ("input_linear", Role::GateUp),
     ("output_linear", Role::Down),
-    // Without a gate: one projection up, one down.
+    // Blocks without a gate: one up projection and one down projection.
     ("fc1", Role::Up),
     ("fc2", Role::Down),
 ];
 
-/// What routers are called below their block.
+/// Names of routers below their block.
 pub(crate) const ROUTER_WEIGHTS: [&str; 5] = ["gate", "router", "router.layer", "router.proj", "gate.wg"];
 
-/// Projections that read the same activations. Engines load them into one matrix and keep one global scale of theirs, so
-/// they are quantized with one.
+/// Projections that read the same activations. Engines merge them into one matrix with one global scale, so they are
+/// quantized with one global scale.
 const MERGED: [&[&str]; 7] = [
     &["gate_proj", "up_proj"],
     &["w1", "w3"],
@@ -61,43 +61,44 @@ const MERGED: [&[&str]; 7] = [
     &["in_proj_b", "in_proj_a"],
 ];
 
-/// Which of a layer's experts.
+/// Expert of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Expert {
-    /// One of those that a router chooses.
+    /// Expert with this number, chosen by the router.
     Routed(usize),
-    /// All of those, in one tensor with the expert as first dimension.
+    /// All routed experts in one tensor, with the expert as the first dimension.
     Fused,
-    /// The one of a layer that has no router, or of the block beside the experts.
+    /// Block of a layer without a router, or the dense block beside the experts.
     Dense,
-    /// One that every token passes, beside the routed ones.
+    /// Shared expert, which processes every token beside the routed experts.
     Shared,
 }
 
 /// A projection of a feed-forward block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Projection<'n> {
-    /// What stands before the number of the layer, with its dot: `model.layers.`.
+    /// Name before the number of the layer, including the dot: `model.layers.`.
     pub stack: &'n str,
-    /// The number of the layer.
+    /// Number of the layer.
     pub layer: usize,
-    /// What stands between that and the experts or the projection: `mlp`; empty for experts right below the layer.
+    /// Name between the layer number and the experts or the projection: `mlp`. Empty for experts directly below the
+    /// layer.
     pub block: &'n str,
-    /// Whose it is.
+    /// Expert of the projection.
     pub expert: Expert,
-    /// What it does.
+    /// Function of the projection.
     pub role: Role,
-    /// The name up to what belongs to the projection alone: `model.layers.3.mlp.experts.5.gate_proj`.
+    /// Name up to the end of the projection: `model.layers.3.mlp.experts.5.gate_proj`.
     pub module: &'n str,
-    /// The rest, with the dot or the underscore in front: `.weight`, `_blocks`; empty for a bare parameter.
+    /// Rest of the name, including the dot or underscore: `.weight`, `_blocks`. Empty for a bare parameter.
     pub part: &'n str,
-    /// The module without the number of its expert: what stands before that and what behind. All of it stands before where
-    /// there is no number.
+    /// Module name before and after the number of the expert. Without a number, the first string is the whole module
+    /// name.
     pub around_expert: (&'n str, &'n str),
 }
 
 impl<'n> Projection<'n> {
-    /// What the name of a tensor or of a module says, if it is that of a projection of a layer.
+    /// Parses the name of a tensor or module; `None` if it is not a projection of a layer.
     pub(crate) fn parse(name: &'n str) -> Option<Self> {
         let segments: Vec<(usize, &str)> = segments(name).collect();
         let number = |at: usize| segments.get(at).and_then(|(_, segment)| number(segment));
@@ -105,7 +106,7 @@ impl<'n> Projection<'n> {
         let layer = number(of_layers + 1)?;
         let stack = &name[..segments[of_layers + 1].0];
         let below = of_layers + 2;
-        // The first segment that names a projection; `experts.gate_proj.weight` has but one.
+        // First segment that names a projection; `experts.gate_proj.weight` has only one.
         let (at, (_, called), role) = (below..segments.len()).find_map(|at| {
             let (called, role) = projection(segments[at].1)?;
             Some((at, (segments[at].0, called), role))
@@ -116,15 +117,15 @@ impl<'n> Projection<'n> {
         let end = segments[at].0 + called.len();
         let (expert, of_expert, end) = match experts {
             _ if shared.is_some() => (Expert::Shared, None, end),
-            // experts.E.P
+            // Pattern `experts.E.P`.
             Some(experts) if at == experts + 2 => (Expert::Routed(number(experts + 1)?), Some(experts + 1), end),
             Some(experts) if at == experts + 1 => match number(at + 1) {
-                // experts.P.E
+                // Pattern `experts.P.E`.
                 Some(expert) if called == segments[at].1 => (Expert::Routed(expert), Some(at + 1), end_of(at + 1)),
                 _ => (Expert::Fused, None, end),
             },
             Some(_) => return None,
-            // Gemma 4's first export had all experts in `moe.gate_up_proj`.
+            // The first export of Gemma 4 stored all experts in `moe.gate_up_proj`.
             None if at > below && segments[at - 1].1 == "moe" && role != Role::Gate && role != Role::Up => {
                 (Expert::Fused, None, end)
             }
@@ -143,7 +144,7 @@ impl<'n> Projection<'n> {
     }
 }
 
-/// The number of the layer that a tensor belongs to, and what stands before it, with its dot.
+/// Returns the name before the layer number, including the dot, and the layer number.
 pub(crate) fn layer_of(name: &str) -> Option<(&str, usize)> {
     let mut before = None;
     for (start, segment) in segments(name) {
@@ -155,31 +156,31 @@ pub(crate) fn layer_of(name: &str) -> Option<(&str, usize)> {
     None
 }
 
-/// The modules that engines load into one matrix together with this one, under the names that they would have.
+/// Names of the modules that engines merge with `module` into one matrix.
 pub(crate) fn merged_with(module: &str) -> impl Iterator<Item = String> {
     let found = segments(module).filter_map(|(start, segment)| {
         let names = MERGED.into_iter().find(|names| names.contains(&segment))?;
         Some((start, segment, names))
     });
-    // `experts.w1.5` has a number behind it.
+    // `experts.w1.5` has the expert number after the projection.
     let (start, segment, names) = found.last().unwrap_or((0, "", &[]));
     let (before, after) = (&module[..start], &module[start + segment.len()..]);
     names.iter().filter(move |&&name| name != segment).map(move |name| format!("{before}{name}{after}"))
 }
 
-/// What a tensor belongs to that is not the language model itself.
+/// Part of a model outside the language model proper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Aside {
-    /// An encoder of images, video or sound, or what joins it to the language model.
+    /// Encoder for images, video or sound, or its connection to the language model.
     Tower,
-    /// Layers that draft tokens ahead (multi-token prediction, EAGLE).
+    /// Layers that draft tokens (multi-token prediction, EAGLE).
     Draft,
-    /// The small matrix that chooses experts.
+    /// Router: the small matrix that chooses experts.
     Router,
 }
 
 impl Aside {
-    /// In words.
+    /// Name for messages.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Tower => "a tower for images or sound",
@@ -188,12 +189,12 @@ impl Aside {
         }
     }
 
-    /// What the name of a tensor or a module says.
+    /// Classifies the name of a tensor or module.
     pub(crate) fn of(name: &str) -> Option<Self> {
         const TOWERS: [&str; 10] =
             ["vision", "visual", "audio", "image", "img", "vit", "mm_projector", "multi_modal", "multimodal", "siglip"];
         const DRAFTS: [&str; 5] = ["mtp", "nextn", "eagle", "draft", "medusa"];
-        // With what some put beside the router's matrix: biases of its choice, tables of its choices.
+        // Router matrices, and the tensors beside them: biases and lookup tables of the choice.
         const ROUTERS: [&str; 10] = [
             "gate",
             "router",
@@ -208,13 +209,13 @@ impl Aside {
         ];
         let in_words = |segment: &str, words: &[&str]| {
             words.iter().any(|word| {
-                // A whole word of the segment: `vision_tower`, `visual`, `mtp_block`; not `invitation`.
+                // Whole words match: `vision_tower`, `visual`, `mtp_block`; `invitation` does not.
                 segment == *word
                     || segment.split('_').any(|part| part == *word)
                     || segment.starts_with(&format!("{word}_"))
             })
         };
-        // A projection may be called what a tower is: only what stands before it tells.
+        // A projection can share its name with a tower, so only the module name is searched for towers.
         let module = Projection::parse(name).map_or(name, |projection| projection.module);
         for (_, segment) in segments(module) {
             if in_words(segment, &TOWERS) {
@@ -228,14 +229,14 @@ impl Aside {
     }
 }
 
-/// The number of a layer or an expert; digits alone.
+/// Parses the number of a layer or expert: digits without leading zeros.
 fn number(segment: &str) -> Option<usize> {
     (segment.bytes().all(|byte| byte.is_ascii_digit()) && (segment == "0" || !segment.starts_with('0')))
         .then(|| segment.parse().ok())
         .flatten()
 }
 
-/// The projection that a segment is named after, perhaps with a part behind an underscore: `gate_up_proj_blocks`.
+/// Finds the projection in a segment; a part may follow after an underscore: `gate_up_proj_blocks`.
 fn projection(segment: &str) -> Option<(&'static str, Role)> {
     PROJECTIONS.into_iter().find(|(called, _)| *called == segment).or_else(|| {
         PROJECTIONS.into_iter().find(|(called, _)| {
@@ -244,16 +245,16 @@ fn projection(segment: &str) -> Option<(&'static str, Role)> {
     })
 }
 
-/// Whether a segment names experts that every token passes.
+/// Returns `true` if a segment names shared experts, which process every token.
 pub(crate) fn is_shared(segment: &str) -> bool {
     segment.starts_with("shared_expert") || segment == "shared_mlp"
 }
 
-/// A key that puts names in natural order: 9 before 10.
+/// Sort key for natural order: 9 before 10.
 pub fn natural(name: &str) -> impl Ord + use<> {
     let mut key = Vec::new();
     for piece in name.split_inclusive(|c: char| !c.is_ascii_digit()) {
-        // Digits, then one other character unless the name ends.
+        // Digits, followed by one other character except at the end of the name.
         let digits = piece.trim_end_matches(|c: char| !c.is_ascii_digit());
         if !digits.is_empty() {
             let number = digits.trim_start_matches('0');
@@ -266,7 +267,7 @@ pub fn natural(name: &str) -> impl Ord + use<> {
     key
 }
 
-/// A module's name with `*` for the number of its expert.
+/// Returns the module name with `*` in place of the expert number.
 pub fn without_expert(module: &str) -> String {
     match Projection::parse(module) {
         Some(Projection { expert: Expert::Routed(_), around_expert: (before, after), .. }) => {
@@ -276,7 +277,7 @@ pub fn without_expert(module: &str) -> String {
     }
 }
 
-/// The parts of a name between its dots, and where each starts.
+/// Segments of a name between dots, with the offset of each.
 fn segments(name: &str) -> impl Iterator<Item = (usize, &str)> {
     name.split('.').map(|segment| (segment.as_ptr() as usize - name.as_ptr() as usize, segment))
 }
@@ -287,7 +288,7 @@ mod tests {
 
     use super::*;
 
-    /// Stack, layer, block, expert, role, part.
+    /// Returns stack, layer, block, expert, role and part.
     fn parsed(name: &str) -> Option<(&str, usize, &str, Expert, Role, &str)> {
         let found = Projection::parse(name)?;
         assert_eq!(format!("{}{}", found.module, found.part), name);
@@ -300,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_every_family_say_the_same() {
+    fn projection_names_of_every_family_are_parsed() {
         use Expert::{Dense, Fused, Routed, Shared};
         use Role::{Down, Gate, GateUp, Up};
         for (name, expected) in [
@@ -361,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn other_names_are_no_projections_of_a_layer() {
+    fn other_names_are_not_projections() {
         for name in [
             "",
             ".",
@@ -386,7 +387,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_name_is_its_module_and_its_part(words in proptest::collection::vec(0..WORDS.len(), 0..12)) {
+        fn module_and_part_make_up_any_name(words in proptest::collection::vec(0..WORDS.len(), 0..12)) {
             let name = words.iter().map(|&word| WORDS[word]).collect::<Vec<_>>().join(".");
             parsed(&name);
             layer_of(&name);
@@ -396,7 +397,7 @@ mod tests {
         }
     }
 
-    /// Of which names are made, and what stands in none.
+    /// Segments of the generated names; some occur in no model.
     const WORDS: [&str; 20] = [
         "layers",
         "3",
@@ -434,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_the_language_model_is_told_apart() {
+    fn parts_outside_the_language_model_are_recognized() {
         for (name, aside) in [
             ("model.visual.blocks.3.mlp.gate_proj.weight", Some(Aside::Tower)),
             ("vision_tower.encoder.layers.0.mlp.fc1.weight", Some(Aside::Tower)),
@@ -457,14 +458,14 @@ mod tests {
     }
 
     #[test]
-    fn names_are_ordered_by_the_numbers_in_them() {
+    fn names_sort_by_their_numbers() {
         let mut names = ["a.10.b", "a.9.b", "a.9", "a.x", "b", "a.010.a", "a"];
         names.sort_by_key(|name| natural(name));
         assert_eq!(names, ["a", "a.9", "a.9.b", "a.010.a", "a.10.b", "a.x", "b"]);
     }
 
     #[test]
-    fn only_the_number_of_an_expert_is_left_out() {
+    fn only_the_expert_number_becomes_a_star() {
         for (module, expected) in [
             ("model.layers.3.mlp.experts.12.w1", "model.layers.3.mlp.experts.*.w1"),
             ("model.layers.3.mlp.experts.w1.3", "model.layers.3.mlp.experts.w1.*"),
@@ -476,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn the_layer_of_any_tensor_is_found() {
+    fn layer_number_of_any_tensor_is_found() {
         assert_eq!(layer_of("model.layers.61.eh_proj.weight"), Some(("model.layers.", 61)));
         assert_eq!(layer_of("layers.0"), Some(("layers.", 0)));
         assert!(["", "layers", "layers.x", "lm_head.weight"].iter().all(|name| layer_of(name).is_none()));

@@ -1,9 +1,9 @@
-//! Files and folders that are written under a temporary name beside their place and then renamed, so that what is there
-//! outlives any failure, and nothing half-written is ever taken for a model.
+//! Writes files and folders under a temporary name beside their target and renames them at the end. So an existing
+//! target survives any failure, and no half-written file is mistaken for a model.
 //!
-//! A partial is called `.NAME.PROCESS-COUNT.partial`. It is removed when it is dropped, and when a signal ends the process
-//! (`signals.rs`). Only SIGKILL and a crash of the machine leave one: [`leftovers`] finds it, by the lock that a
-//! living writer holds on it.
+//! A partial is named `.NAME.PROCESS-COUNT.partial`. It is removed on drop and when a signal ends the process
+//! (`signals.rs`). Only SIGKILL or a crash of the machine leaves a partial behind. The writer of a partial holds a lock
+//! on it; [`leftovers`] finds partials without a lock.
 
 use std::ffi::OsString;
 use std::fs::{File, Metadata, OpenOptions, TryLockError};
@@ -13,31 +13,31 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::error::Error;
 use crate::signals::{Unfinished, uninterrupted};
 
-/// How names end that are not final.
+/// Ending of the names of partials.
 const ENDING: &str = ".partial";
 
-/// The longest name of a file, in bytes, that every usual file system takes.
+/// Maximum length of a file name, in bytes, that all usual file systems accept.
 const LONGEST_NAME: usize = 255;
 
-/// A file that takes its place when it is complete, and vanishes if it never is.
+/// A file that is renamed to its target when it is complete, and removed if it never is.
 #[derive(Debug)]
 pub(crate) struct PartialFile {
     file: File,
     unfinished: Option<Unfinished>,
-    /// Where it is written.
+    /// Temporary path.
     at: PathBuf,
-    /// Where it belongs.
+    /// Final path, with links followed.
     target: PathBuf,
-    /// That by the name that was asked for, for messages.
+    /// Final path as the caller gave it, for messages.
     shown: PathBuf,
     finished: bool,
 }
 
 impl PartialFile {
-    /// Begins a file for `path`, which may be a link to one. The mode of a file that is there is kept.
+    /// Starts a file for `path`, which may be a symlink to a file. The new file gets the mode of an existing file.
     ///
     /// # Errors
-    /// As [`check_file`], and if the folder cannot be written.
+    /// Returns the errors of [`check_file`], and an error if the folder cannot be written.
     pub(crate) fn create(path: &Path) -> Result<Self, Error> {
         let Target { path: target, existing } = file_target(path)?;
         let begun = begin(&target, |at| {
@@ -47,7 +47,7 @@ impl PartialFile {
         let ((file, unfinished), at) = begun.map_err(cannot_write(path))?;
         let unfinished = Some(unfinished);
         let partial = Self { file, unfinished, at, target, shown: path.to_owned(), finished: false };
-        // Without a lock it is taken for an old one, which is said and does no harm.
+        // Without a lock, another process reports this file as a leftover, which is harmless.
         _ = partial.file.try_lock();
         if let Some(existing) = existing {
             partial.file.set_permissions(existing.permissions()).map_err(cannot_write(path))?;
@@ -55,25 +55,25 @@ impl PartialFile {
         Ok(partial)
     }
 
-    /// Runs some writing, and names the file if it fails.
+    /// Runs `write` and adds the file name to its error.
     ///
     /// # Errors
-    /// That of `write`.
+    /// Returns the error of `write`.
     pub(crate) fn write(&mut self, write: impl FnOnce(&mut File) -> std::io::Result<()>) -> Result<(), Error> {
         write(&mut self.file).map_err(cannot_write(&self.shown))
     }
 
-    /// Writes bytes to a place in the file; from any thread.
+    /// Writes bytes at an offset of the file; callable from any thread.
     ///
     /// # Errors
-    /// If they cannot be written.
+    /// Returns an error if the bytes cannot be written.
     pub(crate) fn write_at(&self, bytes: &[u8], offset: u64) -> Result<(), Error> {
         #[cfg(unix)]
         let written = std::os::unix::fs::FileExt::write_all_at(&self.file, bytes, offset);
         #[cfg(not(unix))]
         let written = {
             use std::io::{Seek, SeekFrom, Write};
-            /// A file has one position, which all threads would move.
+            /// A file has one position, which all threads share.
             static ONE_AT_A_TIME: std::sync::Mutex<()> = std::sync::Mutex::new(());
             let _turn = ONE_AT_A_TIME.lock();
             let mut file = &self.file;
@@ -82,15 +82,15 @@ impl PartialFile {
         written.map_err(cannot_write(&self.target))
     }
 
-    /// Waits until the disk has the file, and puts it in its place.
+    /// Flushes the file to disk and renames it to its target.
     ///
     /// # Errors
-    /// If it cannot be written or renamed.
+    /// Returns an error if the file cannot be written or renamed.
     pub(crate) fn finish(mut self) -> Result<(), Error> {
         let cannot_write = cannot_write(&self.shown);
         self.file.sync_all().map_err(&cannot_write)?;
         if self.at == self.target {
-            // It is in a partial folder, which is still to be renamed.
+            // The file is in a partial folder, which is renamed later.
             self.finished = true;
             return Ok(());
         }
@@ -113,7 +113,7 @@ impl Drop for PartialFile {
     }
 }
 
-/// A folder that takes its place when it is complete, and vanishes if it never is.
+/// A folder that is renamed to its target when it is complete, and removed if it never is.
 #[derive(Debug)]
 pub(crate) struct PartialFolder {
     unfinished: Option<Unfinished>,
@@ -121,15 +121,16 @@ pub(crate) struct PartialFolder {
     at: PathBuf,
     target: Target,
     shown: PathBuf,
-    /// Holds the lock.
+    /// Open folder that holds the lock.
     _folder: Option<File>,
 }
 
 impl PartialFolder {
-    /// Begins a folder for `path`, where nothing or an empty folder may be; the mode of that is kept.
+    /// Starts a folder for `path`, which must not exist or be an empty folder. The new folder gets the mode of an
+    /// existing folder.
     ///
     /// # Errors
-    /// As [`check_folder`], and if the folder around it cannot be written.
+    /// Returns the errors of [`check_folder`], and an error if the parent folder cannot be written.
     pub(crate) fn create(path: &Path) -> Result<Self, Error> {
         let target = folder_target(path)?;
         let begun = begin(&target.path, |at| {
@@ -142,10 +143,11 @@ impl PartialFolder {
         Ok(Self { unfinished, files: Vec::new(), at, target, shown, _folder: folder })
     }
 
-    /// Begins a file of this name in it. [`PartialFile::finish`] completes the file, [`PartialFolder::finish`] both.
+    /// Starts a file in the folder. [`PartialFile::finish`] completes the file, [`PartialFolder::finish`] completes the
+    /// folder.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// Returns an error if the file cannot be created.
     pub(crate) fn create_file(&mut self, name: &Path) -> Result<PartialFile, Error> {
         let (at, shown) = (self.at.join(name), self.shown.join(name));
         let made = uninterrupted(|| {
@@ -157,10 +159,10 @@ impl PartialFolder {
         Ok(PartialFile { file, unfinished: None, target: at.clone(), at, shown, finished: false })
     }
 
-    /// Puts the folder in its place once the disk has it.
+    /// Flushes the folder to disk and renames it to its target.
     ///
     /// # Errors
-    /// If it cannot be written or renamed.
+    /// Returns an error if the folder cannot be written or renamed.
     pub(crate) fn finish(mut self) -> Result<(), Error> {
         let cannot_write = cannot_write(&self.shown);
         if let Some(existing) = &self.target.existing {
@@ -189,8 +191,8 @@ impl Drop for PartialFolder {
 /// Checks, before the work, that a file can be written to `path`.
 ///
 /// # Errors
-/// If something other than a file is there, a link to nothing, or a mount point; if the folder around it is missing or the
-/// name too long.
+/// Returns an error if `path` is something other than a file, a dangling symlink or a mount point, if its parent folder
+/// is missing, or if its name is too long.
 pub fn check_file(path: &Path) -> Result<(), Error> {
     file_target(path).map(drop)
 }
@@ -198,13 +200,13 @@ pub fn check_file(path: &Path) -> Result<(), Error> {
 /// Checks, before the work, that a folder can be written to `path`.
 ///
 /// # Errors
-/// If something other than an empty folder is there, or a mount point; if the folder around it is missing or the name too
-/// long.
+/// Returns an error if `path` is something other than an empty folder, or a mount point, if its parent folder is
+/// missing, or if its name is too long.
 pub fn check_folder(path: &Path) -> Result<(), Error> {
     folder_target(path).map(drop)
 }
 
-/// What earlier writers of `path` left unfinished beside it: partials whose process is gone.
+/// Returns the partials beside `path` whose writer no longer runs.
 pub fn leftovers(path: &Path) -> Vec<PathBuf> {
     let Some((beginning, target)) = resolve(path).ok().and_then(|target| Some((beginning(&target.path)?, target.path)))
     else {
@@ -227,16 +229,16 @@ pub fn leftovers(path: &Path) -> Vec<PathBuf> {
     left
 }
 
-/// A place to write, its links followed.
+/// Path to write, with its links followed.
 #[derive(Debug)]
 struct Target {
     path: PathBuf,
-    /// What is there.
+    /// Metadata of the existing file or folder; `None` if `path` does not exist.
     existing: Option<Metadata>,
 }
 
 impl Target {
-    /// Itself, if the folder around it may be written.
+    /// Returns `self` if the parent folder is writable.
     fn if_writable(self, path: &Path) -> Result<Self, Error> {
         check_writable(folder_of(&self.path)).map_err(cannot_write(path))?;
         Ok(self)
@@ -247,12 +249,12 @@ fn file_target(path: &Path) -> Result<Target, Error> {
     let target = resolve(path)?;
     let Some(existing) = &target.existing else { return target.if_writable(path) };
     let what = if existing.is_dir() {
-        "it is there and not a regular file but a folder; give the name of a file, perhaps in it"
+        "the path is a folder, not a regular file; give the path of a file, for example inside this folder"
     } else if !existing.is_file() {
         // Renaming would replace a device such as /dev/null.
-        "it is there and not a regular file; give another name to write"
+        "the path exists and is not a regular file; give another output path"
     } else if is_mount_point(&target.path, existing) {
-        "it is a mount point, which cannot be replaced; give another name to write"
+        "the path is a mount point, which cannot be replaced; give another output path"
     } else {
         return target.if_writable(path);
     };
@@ -264,33 +266,34 @@ fn folder_target(path: &Path) -> Result<Target, Error> {
     let Some(existing) = &target.existing else { return target.if_writable(path) };
     let is_empty = std::fs::read_dir(&target.path).is_ok_and(|mut entries| entries.next().is_none());
     let what = if !existing.is_dir() || !is_empty {
-        "it is there already; give the name of a new or an empty folder"
+        "the path already exists; give the path of a new or an empty folder"
     } else if is_mount_point(&target.path, existing) {
-        "it is a mount point, which cannot be replaced; give the name of a new folder in it"
+        "the path is a mount point, which cannot be replaced; give the path of a new folder inside it"
     } else {
         return target.if_writable(path);
     };
     Err(Error::Invalid(what.into()).at(path.display()))
 }
 
-/// Follows the links of a path to write and checks what is around it.
+/// Follows the links of an output path and checks its surroundings.
 fn resolve(path: &Path) -> Result<Target, Error> {
     let at = |error: Error| error.at(path.display());
-    let no_name = || at(Error::Invalid("not a name to write; give that of a file or a folder".into()));
+    let no_name =
+        || at(Error::Invalid("the path does not end in a file or folder name; give another output path".into()));
     let name = path.file_name().ok_or_else(no_name)?;
     let target = match std::fs::metadata(path) {
         Ok(existing) => {
-            // A pipe on /dev/stdout has no name of its own; it is refused in any case.
+            // A pipe on /dev/stdout has no canonical path; a later check refuses it.
             let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
             Target { path, existing: Some(existing) }
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             if path.symlink_metadata().is_ok() {
-                return Err(at(Error::Invalid("it is a link to nothing; remove it, or make what it points to".into())));
+                return Err(at(Error::Invalid("dangling symlink; remove it or restore its target".into())));
             }
             let folder = folder_of(path);
             if let Err(error) = std::fs::metadata(folder) {
-                let what = format!("{error}: make the folder {} first", folder.display());
+                let what = format!("{error}: create the folder {} first", folder.display());
                 return Err(at(Error::Invalid(what)).at("cannot write"));
             }
             Target { path: folder.canonicalize().map_err(cannot_write(path))?.join(name), existing: None }
@@ -303,12 +306,12 @@ fn resolve(path: &Path) -> Result<Target, Error> {
     Ok(target)
 }
 
-/// Whether names may be added to a folder: its mode and its file system allow it.
+/// Checks that the mode and the file system of a folder allow new names.
 #[cfg(unix)]
 fn check_writable(folder: &Path) -> std::io::Result<()> {
     use std::os::unix::ffi::OsStrExt;
     let folder = std::ffi::CString::new(folder.as_os_str().as_bytes())?;
-    // SAFETY: a C string, and flags that `access` takes.
+    // SAFETY: `folder` is a NUL-terminated string that lives through the call, and `access` accepts these flags.
     let allowed = unsafe { libc::access(folder.as_ptr(), libc::W_OK | libc::X_OK) } == 0;
     if allowed { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
@@ -318,8 +321,7 @@ fn check_writable(_: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Makes something under the first temporary name that is free. Where the folder is on a file system of its own that
-/// takes shorter names only, that is the error.
+/// Calls `make` with the first free temporary name. A file system with a shorter limit for names makes this an error.
 fn begin<T>(target: &Path, make: impl Fn(&Path) -> std::io::Result<T>) -> std::io::Result<(T, PathBuf)> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let invalid = || std::io::Error::from(std::io::ErrorKind::InvalidInput);
@@ -329,16 +331,17 @@ fn begin<T>(target: &Path, make: impl Fn(&Path) -> std::io::Result<T>) -> std::i
         name.push(format!("{}-{}{ENDING}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
         let at = folder_of(target).join(name);
         match uninterrupted(|| make(&at)) {
-            // Of a process that had the same number.
+            // A partial of another process with the same number exists.
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
             made => return made.map(|made| (made, at)),
         }
     }
 }
 
-/// How the names of partials of `target` begin: with as much of its name as leaves room for the rest.
+/// Returns the prefix of the names of all partials of `target`; a long name of the target is cut to leave room for the
+/// rest.
 fn beginning(target: &Path) -> Option<OsString> {
-    /// Two dots, two numbers of 32 bits and a dash.
+    /// Two dots, two 32-bit numbers and a dash.
     const REST: usize = 2 + 10 + 10 + 1 + ENDING.len();
     let name = target.file_name()?;
     let mut beginning = OsString::from(".");
@@ -359,14 +362,14 @@ fn beginning(target: &Path) -> Option<OsString> {
     Some(beginning)
 }
 
-/// The folder around a path.
+/// Returns the parent folder of a path.
 fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Waits until the disk has the names in a folder.
+/// Flushes the names in a folder to disk.
 fn sync_folder(folder: &Path) -> std::io::Result<()> {
-    // Other systems do not open folders.
+    // Only Unix can open folders.
     if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
 }
 
@@ -375,20 +378,21 @@ pub(crate) fn cannot_write(path: &Path) -> impl Fn(std::io::Error) -> Error + us
     move |error| Error::io(&path, error).at("cannot write")
 }
 
-/// Whether something is mounted at a path, so that it cannot be renamed over.
+/// Returns `true` if the path is a mount point, which cannot be replaced by renaming.
 #[cfg(target_os = "linux")]
 fn is_mount_point(path: &Path, _: &Metadata) -> bool {
     use std::os::unix::ffi::OsStrExt;
     let Ok(path) = std::ffi::CString::new(path.as_os_str().as_bytes()) else { return false };
     // SAFETY: `statx` is plain data, for which zeros are valid.
     let mut found: libc::statx = unsafe { std::mem::zeroed() };
-    // SAFETY: the path is a C string, and the buffer is of the type that is asked for.
+    // SAFETY: `path` is a NUL-terminated string, and `found` is a writable buffer of the type that the call fills.
     let done = unsafe { libc::statx(libc::AT_FDCWD, path.as_ptr(), 0, libc::STATX_BASIC_STATS, &mut found) } == 0;
-    // Linux before 5.8 does not say; the rename then fails after the work.
+    // Linux before 5.8 does not report mount points; there the rename fails after the work.
     done && found.stx_attributes_mask & found.stx_attributes & libc::STATX_ATTR_MOUNT_ROOT as u64 != 0
 }
 
-/// Whether something is mounted at a path, so that it cannot be renamed over: told by its device.
+/// Returns `true` if the path is a mount point, which cannot be replaced by renaming: its device differs from its
+/// parent's.
 #[cfg(all(unix, not(target_os = "linux")))]
 fn is_mount_point(path: &Path, existing: &Metadata) -> bool {
     use std::os::unix::fs::MetadataExt;
@@ -420,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_has_its_name_only_when_it_is_complete() {
+    fn file_appears_only_when_complete() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x");
         let mut file = PartialFile::create(&path).unwrap();
@@ -434,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_has_its_name_only_when_it_is_complete() {
+    fn folder_appears_only_when_complete() {
         let outer = tempfile::tempdir().unwrap();
         let path = outer.path().join("model");
         let fill = |folder: &mut PartialFolder| {
@@ -445,7 +449,7 @@ mod tests {
         };
         let mut folder = PartialFolder::create(&path).unwrap();
         fill(&mut folder);
-        assert!(folder.create_file(Path::new("a")).is_err(), "two files of one name");
+        assert!(folder.create_file(Path::new("a")).is_err(), "two files must not share a name");
         drop(folder);
         assert_eq!(names(outer.path()), [""; 0]);
         let mut folder = PartialFolder::create(&path).unwrap();
@@ -457,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn names_up_to_the_longest_are_written() {
+    fn names_up_to_the_maximum_length_are_written() {
         let folder = tempfile::tempdir().unwrap();
         for name in ["n".repeat(255), "é".repeat(127), "x".into()] {
             write(&folder.path().join(&name), b"1").unwrap();
@@ -469,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_replaced_is_refused() {
+    fn targets_that_cannot_be_replaced_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         std::fs::write(at("file"), "").unwrap();
@@ -477,23 +481,23 @@ mod tests {
         std::fs::write(at("full/file"), "").unwrap();
         std::fs::create_dir(at("empty")).unwrap();
         for (path, words) in [
-            (at("full"), "but a folder; give the name of a file"),
-            (at("empty"), "but a folder; give the name of a file"),
-            (at("no/such"), "no/such: No such file or directory (os error 2): make the folder"),
+            (at("full"), "the path is a folder, not a regular file; give the path of a file"),
+            (at("empty"), "the path is a folder, not a regular file; give the path of a file"),
+            (at("no/such"), "no/such: No such file or directory (os error 2): create the folder"),
             (at("file/x"), "Not a directory"),
             ("/dev/null".into(), "not a regular file"),
-            ("/".into(), "not a name to write"),
-            ("..".into(), "not a name to write"),
-            ("".into(), "not a name to write"),
+            ("/".into(), "does not end in a file or folder name"),
+            ("..".into(), "does not end in a file or folder name"),
+            ("".into(), "does not end in a file or folder name"),
         ] {
             let message = check_file(&path).unwrap_err().to_string();
             assert!(message.contains(words), "{}: {message}", path.display());
         }
         for (path, words) in [
-            (at("full"), "it is there already"),
-            (at("file"), "it is there already"),
-            (at("no/such"), "make the folder"),
-            ("/proc".into(), "it is there already"),
+            (at("full"), "the path already exists"),
+            (at("file"), "the path already exists"),
+            (at("no/such"), "create the folder"),
+            ("/proc".into(), "the path already exists"),
         ] {
             let message = check_folder(&path).unwrap_err().to_string();
             assert!(message.contains(words), "{}: {message}", path.display());
@@ -505,7 +509,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn links_are_followed_and_modes_kept() {
+    fn links_are_followed_and_modes_are_kept() {
         use std::os::unix::fs::{PermissionsExt, symlink};
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
@@ -529,7 +533,7 @@ mod tests {
 
         symlink(at("nowhere"), at("dangling")).unwrap();
         for message in [check_file(&at("dangling")), check_folder(&at("dangling"))] {
-            assert!(message.unwrap_err().to_string().contains("a link to nothing"));
+            assert!(message.unwrap_err().to_string().contains("dangling symlink"));
         }
         symlink(at("loop"), at("loop")).unwrap();
         assert!(check_file(&at("loop")).is_err());
@@ -537,12 +541,12 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_folder_that_may_not_be_written_is_known_before() {
+    fn unwritable_folder_is_found_before_the_work() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o555)).unwrap();
         let path = folder.path().join("x");
-        // Who may write everywhere, may write there.
+        // A privileged user may write to any folder.
         let is_allowed = File::create(&path).is_ok();
         _ = std::fs::remove_file(&path);
         assert_eq!((check_file(&path).is_ok(), check_folder(&path).is_ok()), (is_allowed, is_allowed));
@@ -550,14 +554,14 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn mount_points_are_known() {
+    fn mount_points_are_recognized() {
         let metadata = |path: &str| std::fs::metadata(path).unwrap();
         assert!(is_mount_point(Path::new("/proc"), &metadata("/proc")));
         assert!(!is_mount_point(Path::new("/proc/self"), &metadata("/proc/self")));
     }
 
     #[test]
-    fn what_a_killed_writer_left_is_found_and_what_is_being_written_is_not() {
+    fn leftovers_lists_only_partials_without_a_writer() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x");
         let (file, other) =
@@ -566,7 +570,7 @@ mod tests {
         for name in [".x.123-0.partial", ".x.y.123-0.partial", ".x..partial", ".x.1-0.part", "x.1-0.partial"] {
             std::fs::write(folder.path().join(name), "").unwrap();
         }
-        // Of an earlier version, which drew letters.
+        // Earlier versions used random letters in the name.
         std::fs::create_dir(folder.path().join(".x.aB3dEf.partial")).unwrap();
         let found = leftovers(&path);
         let found: Vec<_> = found.iter().map(|path| path.file_name().unwrap().to_str().unwrap()).collect();

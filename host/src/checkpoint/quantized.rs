@@ -1,4 +1,4 @@
-//! One NVFP4 weight of a model, under the names that ModelOpt and compressed-tensors give to its parts.
+//! One NVFP4 weight of a model, with the tensor names of ModelOpt or compressed-tensors.
 //!
 //! Sources: the exporters of NVIDIA's TensorRT Model Optimizer, and `nvfp4-pack-quantized` of the compressed-tensors
 //! library.
@@ -11,17 +11,17 @@ use crate::error::Error;
 use crate::format::{BLOCK, Matrix};
 use crate::problem::check_weight_size;
 
-/// How a model file names the parts of an NVFP4 weight, and what it means by a global scale.
+/// Naming of the parts of an NVFP4 weight in a model file, and the meaning of its global scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
-    /// NVIDIA's ModelOpt: a global scale multiplies.
+    /// NVIDIA's ModelOpt: values are multiplied by the global scale.
     ModelOpt,
-    /// The compressed-tensors library: a global scale divides.
+    /// The compressed-tensors library: values are divided by the global scale.
     CompressedTensors,
 }
 
 impl Format {
-    /// Its name on the command line.
+    /// Name of the format on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::ModelOpt => "modelopt",
@@ -29,7 +29,7 @@ impl Format {
         }
     }
 
-    /// What follows a module's name in the name of the packed values, U8 `[N, K/2]`.
+    /// Suffix of the packed values, U8 `[N, K/2]`.
     pub const fn values(self) -> &'static str {
         match self {
             Self::ModelOpt => ".weight",
@@ -37,12 +37,12 @@ impl Format {
         }
     }
 
-    /// The block scales, F8_E4M3 `[N, K/16]`, row-major.
+    /// Suffix of the block scales, F8_E4M3 `[N, K/16]`, row-major.
     pub const fn scales(self) -> &'static str {
         ".weight_scale"
     }
 
-    /// The global scale, F32 `[]` or `[1]`.
+    /// Suffix of the global scale, F32 `[]` or `[1]`.
     pub const fn global(self) -> &'static str {
         match self {
             Self::ModelOpt => ".weight_scale_2",
@@ -50,7 +50,7 @@ impl Format {
         }
     }
 
-    /// The global scale for the activations, F32 `[]` or `[1]`; not every model has it.
+    /// Suffix of the input scale (global scale of the activations), F32 `[]` or `[1]`; not every model has it.
     pub const fn input(self) -> &'static str {
         match self {
             Self::ModelOpt => ".input_scale",
@@ -58,10 +58,10 @@ impl Format {
         }
     }
 
-    /// The factor that a stored global scale stands for.
+    /// Returns the factor that a stored global scale represents.
     ///
     /// # Errors
-    /// [`Error::GlobalScale`] or [`Error::Divisor`] if it stands for none.
+    /// [`Error::GlobalScale`] or [`Error::Divisor`] if the stored value is not a usable scale.
     pub fn factor(self, stored: f32) -> Result<f32, Error> {
         match self {
             Self::ModelOpt if stored.is_finite() && stored >= 0.0 => Ok(stored),
@@ -78,11 +78,11 @@ impl Format {
 /// An NVFP4 weight of a model, in place in the mapped file.
 #[derive(Clone, Debug)]
 pub struct QuantizedWeight<'a> {
-    /// How the file names its parts.
+    /// Naming of the parts.
     pub format: Format,
-    /// `[N, K]`.
+    /// Matrix `[N, K]`.
     pub matrix: Matrix<'a>,
-    /// The global scale that its activations were calibrated for (a factor, whatever the format), if there is one.
+    /// Global scale that the activations were calibrated for, as a factor in both formats. `None`: the model has none.
     pub input_scale: Option<f32>,
 }
 
@@ -90,18 +90,18 @@ const QUANTIZE: &str = "quantize the model with `nvfp4 quantize`";
 const EXPORT: &str = "export the model again";
 
 impl Checkpoint {
-    /// The NVFP4 weight of a module, such as `model.layers.3.mlp.experts.0.gate_proj`.
+    /// Returns the NVFP4 weight of a module such as `model.layers.3.mlp.experts.0.gate_proj`.
     ///
     /// # Errors
-    /// The first thing that is wrong, with file and tensor.
+    /// Returns the first fault, with file and tensor.
     pub fn quantized(&self, module: &str) -> Result<QuantizedWeight<'_>, Error> {
         self.survey_quantized(module).map_err(|mut errors| errors.swap_remove(0))
     }
 
-    /// The NVFP4 weight of a module, or everything that is wrong with it.
+    /// Returns the NVFP4 weight of a module, or all its faults.
     ///
     /// # Errors
-    /// At least one error, each with file and tensor.
+    /// Returns at least one error, each with file and tensor.
     pub fn survey_quantized(&self, module: &str) -> Result<QuantizedWeight<'_>, Vec<Error>> {
         let name = |suffix: &str| format!("{module}{suffix}");
         let has = |suffix: &str| self.tensor(&name(suffix)).is_some();
@@ -124,7 +124,7 @@ impl Checkpoint {
         };
         if let (Some(values), Some(scales), Some((n, k))) = (values, scales, sizes) {
             let matrix = same_shape(scales, [n, k / BLOCK])
-                // Without a usable factor the block scales are checked all the same.
+                // Block scales are checked even if the global scale is unusable.
                 .and_then(|()| Matrix::new(n, k, values.data, scales.data, factor.unwrap_or_default()))
                 .map_err(|error| error.at(self.place(&name(format.scales()))));
             if let (Some(matrix), []) = (keep(&mut faults, matrix), &faults[..]) {
@@ -134,20 +134,20 @@ impl Checkpoint {
         Err(faults)
     }
 
-    /// How the parts of a module's weight are named, told from those that are there.
+    /// Returns the format of a module, based on the tensors that exist.
     fn format_of(&self, module: &str) -> Format {
         let packed = Format::CompressedTensors;
         let has = |suffix: &str| self.tensor(&format!("{module}{suffix}")).is_some();
         if has(packed.values()) || has(packed.global()) { packed } else { Format::ModelOpt }
     }
 
-    /// Whether a part of a module's weight is one of those that are computed with.
+    /// Returns `true` if this part of a module's weight is computed.
     pub(super) fn is_computed(&self, module: &str, part: &str) -> bool {
         let format = self.format_of(module);
         [format.values(), format.scales(), format.global(), format.input()].contains(&part)
     }
 
-    /// The tensors of a module that are not computed with, such as a bias.
+    /// Returns the tensors of a module that are not computed, such as a bias.
     pub(super) fn parts_not_computed<'a>(&'a self, module: &str) -> Vec<&'a str> {
         let is_part = |part: &str| part.starts_with('.') || (module.ends_with("_proj") && part.starts_with('_'));
         let names = self.names_under(module);
@@ -156,16 +156,16 @@ impl Checkpoint {
             .collect()
     }
 
-    /// The names of the modules that have, or by some of their tensors should have, an NVFP4 weight.
+    /// Returns the names of the modules with a complete or incomplete NVFP4 weight.
     pub fn quantized_modules(&self) -> BTreeSet<&str> {
         self.names().filter_map(|name| self.quantized_module_of(name)).collect()
     }
 
-    /// The module of a tensor that only NVFP4 weights have.
+    /// Returns the module of a tensor, if only NVFP4 weights have this tensor.
     fn quantized_module_of<'n>(&self, name: &'n str) -> Option<&'n str> {
         let part = |module: &str, suffix: &str| self.tensor(&format!("{module}{suffix}"));
         if let Some(module) = name.strip_suffix(Format::CompressedTensors.values()) {
-            // MXFP4 has the same name for its values, and integers of other widths too.
+            // MXFP4 weights and packed integers of other widths use the same name for their values.
             let is_other = part(module, Format::CompressedTensors.global()).is_none()
                 && (part(module, Format::CompressedTensors.values()).is_some_and(|values| values.dtype != Dtype::U8)
                     || part(module, Format::CompressedTensors.scales())
@@ -174,7 +174,7 @@ impl Checkpoint {
         }
         let certain = [Format::CompressedTensors.global(), Format::ModelOpt.global()];
         certain.iter().find_map(|suffix| name.strip_suffix(suffix)).or_else(|| {
-            // FP8 and MXFP4 weights have scales too, but not both packed values and scales in E4M3.
+            // FP8 and MXFP4 weights also have scales, but not packed values together with E4M3 scales.
             let module = name.strip_suffix(Format::ModelOpt.scales())?;
             let values = part(module, Format::ModelOpt.values())?;
             let is_mxfp4 = self.tensor(name).is_some_and(|scales| [Dtype::U8, Dtype::F8_E8M0].contains(&scales.dtype));
@@ -182,7 +182,7 @@ impl Checkpoint {
         })
     }
 
-    /// A tensor that must be there, of one type.
+    /// Returns a required tensor of type `dtype`.
     fn part(&self, name: &str, dtype: Dtype, remedy: &'static str) -> Result<Tensor<'_>, Error> {
         let place = || self.place(name);
         let missing = || Error::Missing { name: "this tensor".into(), remedy: remedy.into() }.at(place());
@@ -193,7 +193,7 @@ impl Checkpoint {
         Ok(tensor)
     }
 
-    /// The factor that a global scale stands for.
+    /// Returns the factor that the global scale `name` represents.
     fn factor(&self, name: &str, format: Format) -> Result<f32, Error> {
         let tensor = self.part(name, Dtype::F32, EXPORT)?;
         let stored = match tensor.shape {
@@ -204,12 +204,12 @@ impl Checkpoint {
     }
 }
 
-/// The value, or its error among the others.
+/// Returns the value, or adds the error to `faults`.
 fn keep<T>(faults: &mut Vec<Error>, result: Result<T, Error>) -> Option<T> {
     result.map_err(|error| faults.push(error)).ok()
 }
 
-/// N and K of packed values.
+/// Returns N and K of packed values.
 fn packed_sizes(values: Tensor<'_>) -> Result<(usize, usize), Error> {
     let [n, packed] = *values.shape else {
         return Err(Error::Shape { got: values.shape.to_vec(), expected: "[N, K/2]".into() });
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_global_scale_multiplies_in_one_format_and_divides_in_the_other() {
+    fn global_scale_multiplies_or_divides_by_format() {
         assert_eq!(Format::ModelOpt.factor(0.25).unwrap(), 0.25);
         assert_eq!(Format::CompressedTensors.factor(4.0).unwrap(), 0.25);
         assert_eq!(Format::ModelOpt.factor(0.0).unwrap(), 0.0);

@@ -1,4 +1,4 @@
-//! The router of a model's layer: its matrix, and the rule that `config.json` says.
+//! The router of a model's layer: its matrix, and the rule from `config.json`.
 
 use rayon::prelude::*;
 
@@ -7,12 +7,12 @@ use crate::error::Error;
 use crate::moe::{MoeInputs, MoeSizes};
 use crate::router::{Logits, Router, Routes, Scoring, route};
 
-/// Models whose routers score by sigmoids in groups without a word of it in their configurations.
+/// Models whose routers use grouped sigmoid scores, although their configurations do not mention it.
 const BY_SIGMOID: [&str; 4] = ["deepseek_v3", "glm4_moe", "dots1", "nemotron_h"];
 
-/// How a model's router scores, and what its weights are multiplied with at last.
+/// Returns the scoring rule of a model's router and the factor of the final weights.
 ///
-/// `corrections` are what sigmoid scores are compared with besides, if the model has such numbers.
+/// `corrections` are added to sigmoid scores when experts are compared, if the model has them.
 ///
 /// Sources: the modules of transformers (`Qwen3MoeTopKRouter`, `MixtralSparseMoeBlock`, `GptOssTopKRouter`,
 /// `GraniteMoeTopKGating`, `DeepseekV2Moe`, `DeepseekV3TopkRouter`, `Llama4Router`).
@@ -22,7 +22,7 @@ pub(super) fn scoring(
     corrections: Option<Vec<f32>>,
 ) -> Result<(Scoring, f32), Error> {
     let word = |key: &str| config.get(key).and_then(|value| value.as_str());
-    let refuse = |what: String| Err(Error::NotComputed(format!("{what}; such routers are not computed")));
+    let refuse = |what: String| Err(Error::NotComputed(format!("{what}; this router is not supported")));
     let missing = |name: &str, remedy: &str| Error::Missing { name: name.into(), remedy: remedy.into() };
     let model = word("model_type").unwrap_or_default();
     let is = |names: &[&str]| names.iter().any(|name| model.starts_with(name));
@@ -36,7 +36,7 @@ pub(super) fn scoring(
         Some(renormalize) => Ok(renormalize),
         None if is(&["mixtral", "minimax_m2"]) => Ok(true),
         None => {
-            let remedy = "add it: true if the weights of a token's experts are divided by their sum";
+            let remedy = "add this key: true if the weights of a token's experts are divided by their sum";
             Err(missing("norm_topk_prob", remedy))
         }
     };
@@ -45,7 +45,7 @@ pub(super) fn scoring(
         None => is(&BY_SIGMOID),
         Some("softmax") => false,
         Some("sigmoid") => true,
-        Some(other) => return refuse(format!("its router's scores are by {other}")),
+        Some(other) => return refuse(format!("its router scores with {other}")),
     };
     let usual = if is_sigmoid { "noaux_tc" } else { "greedy" };
     if let Some(method) = word("topk_method").filter(|&method| method != usual) {
@@ -69,27 +69,28 @@ pub(super) fn scoring(
     Ok((scoring, 1.0))
 }
 
-/// The router of a layer: a small matrix and a rule.
+/// Router of a layer: a small matrix and a rule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerRouter {
-    /// `[E, H]`.
+    /// Matrix `[E, H]`.
     pub matrix: Vec<f32>,
-    /// What is added to logits, E numbers.
+    /// Bias of the logits, `[E]`.
     pub bias: Vec<f32>,
-    /// H numbers, whose product with a token goes through a sigmoid and is the shared expert's weight, if it has one.
+    /// Gate of the shared expert, `[H]`: the sigmoid of its dot product with a token is the weight of the shared
+    /// expert. `None`: the shared expert has no gate.
     pub shared_gate: Option<Vec<f32>>,
-    /// How logits become experts and weights.
+    /// Rule that turns logits into experts and weights.
     pub rule: Router,
-    /// What weights are multiplied with at last.
+    /// Factor of the final weights.
     pub factor: f32,
 }
 
 impl LayerRouter {
-    /// The step of tokens `[T, H]` without gaps, with the experts that the router chooses for them. Logits are summed in f64 and
-    /// rounded to f32.
+    /// Builds the step of tokens `[T, H]` without gaps, with the experts that the router chooses. Logits are summed in
+    /// f64 and rounded to f32.
     ///
     /// # Errors
-    /// If there are too many tokens.
+    /// Returns an error if there are too many tokens.
     pub fn inputs(&self, sizes: MoeSizes, hidden: Vec<u16>) -> Result<MoeInputs<'static>, Error> {
         let tokens = hidden.len() / sizes.hidden;
         let scores = hidden.par_chunks(sizes.hidden).map(|token| {

@@ -1,8 +1,9 @@
-//! A weight matrix `[N, K]` as a model stores it: f32, f16 or bf16, FP8 with scales, or MXFP4; alone, or as a part of a
-//! tensor that holds a layer's experts; row by row, or transposed. Knows no names.
+//! A weight matrix `[N, K]` as a model stores it: in f32, f16, bf16, FP8 with scales, or MXFP4. The matrix is a whole
+//! tensor or a part of a tensor with all experts of a layer, and is stored row by row or transposed. This module knows
+//! no tensor names.
 //!
-//! FP8 is OCP's E4M3 with a factor for each block, row, or tensor (DeepSeek's `weight_scale_inv` is such a factor). MXFP4
-//! is e2m1 with a power of two for every 32 along K (OCP Microscaling Formats Specification 1.0, section 5.2).
+//! FP8 is OCP's E4M3 with a factor per block, row or tensor (DeepSeek's `weight_scale_inv` is such a factor). MXFP4 is
+//! e2m1 with a power of two per 32 elements along K (OCP Microscaling Formats Specification 1.0, section 5.2).
 
 use std::ops::Range;
 use std::sync::LazyLock;
@@ -15,25 +16,25 @@ use super::floats::{Bf16, F16, F32, Floats};
 use crate::error::Error;
 use crate::format::{e2m1, e4m3};
 
-/// Elements that share a scale in MXFP4.
+/// Number of elements that share a scale in MXFP4.
 pub(super) const MX_BLOCK: usize = 32;
 
-/// The largest number of elements that are decoded at once, unless a row is longer.
+/// Maximum number of elements decoded at once; a longer row is decoded whole.
 const CHUNK: usize = 1 << 19;
 
-/// A weight matrix in place in a mapped file.
+/// A weight matrix in a mapped file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Source<'a> {
     elements: Elements<'a>,
-    /// Lines as stored, and elements of each.
+    /// Number of stored lines, and elements per line.
     stored: [usize; 2],
-    /// Whether a line runs along N: `[K, N]` is stored.
+    /// Whether a line runs along N: the file stores `[K, N]`.
     transposed: bool,
-    /// The places along the stored N of the rows of this matrix.
+    /// Indices along the stored N of the rows of this matrix.
     rows: Rows,
 }
 
-/// Every `step`th place from the first on.
+/// Indices `first`, `first + step`, …: `count` of them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rows {
     pub first: usize,
@@ -42,13 +43,13 @@ pub(super) struct Rows {
 }
 
 impl Rows {
-    /// All of them.
+    /// All indices below `count`.
     pub(super) fn all(count: usize) -> Self {
         Self { first: 0, step: 1, count }
     }
 }
 
-/// The stored elements of one matrix.
+/// Stored elements of one matrix.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Elements<'a> {
     Floats(Floats<'a>),
@@ -56,35 +57,36 @@ pub(super) enum Elements<'a> {
         codes: &'a [u8],
         scales: Scales<'a>,
     },
-    /// Two values a byte, the even element of a line in the low nibble; exponents with a bias of 127.
+    /// Two values per byte, with the even element of a line in the low nibble; exponents have a bias of 127.
     Mxfp4 {
         codes: &'a [u8],
         exponents: &'a [u8],
     },
 }
 
-/// Factors of a matrix, one for each block of it.
+/// Scale factors of a matrix, one per block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scales<'a> {
     numbers: Factors<'a>,
-    /// Blocks beside one another.
+    /// Number of blocks along a line.
     columns: usize,
-    /// Lines and elements of a line in a block.
+    /// Lines per block, and elements per line of a block.
     block: [usize; 2],
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Factors<'a> {
     Floats(Floats<'a>),
-    /// Exponents with a bias of 127 (E8M0).
+    /// E8M0 exponents with a bias of 127.
     Powers(&'a [u8]),
 }
 
 impl<'a> Scales<'a> {
-    /// The scales `[a, b]` of a matrix of `stored` sizes; `wanted` is the block size that the model says it has.
+    /// Takes scales of shape `[a, b]` for a matrix of `stored` sizes; `wanted` is the block size that the model's
+    /// configuration names.
     ///
     /// # Errors
-    /// If the type is none of scales, or no block size gives so many.
+    /// Returns an error if the type cannot be a scale, or no block size fits the shape.
     pub(super) fn new(
         tensor: Tensor<'a>,
         grid: [usize; 2],
@@ -105,7 +107,8 @@ impl<'a> Scales<'a> {
             let usual = [wanted.map_or(128, |wanted| wanted[side]), 128, size, 1, 32, 64, 256, 512, 16];
             usual.into_iter().find(|&block| gives(block))
         };
-        let expected = || Error::Shape { got: grid.to_vec(), expected: format!("that of blocks of {stored:?}") };
+        let expected =
+            || Error::Shape { got: grid.to_vec(), expected: format!("one scale per block of a {stored:?} matrix") };
         match (side(0), side(1)) {
             (Some(lines), Some(elements)) => Ok(Self { numbers, columns: grid[1], block: [lines, elements] }),
             _ => Err(expected()),
@@ -122,29 +125,29 @@ impl<'a> Scales<'a> {
 }
 
 impl<'a> Source<'a> {
-    /// A matrix, or the rows of one, that is stored as `stored` says.
+    /// Takes a matrix, or some of its rows, that is stored with the sizes `stored`.
     ///
     /// # Panics
-    /// If the elements are not as many, or the rows are not there.
+    /// Panics if the number of elements differs from `stored`, or a row index is out of range.
     pub(super) fn new(elements: Elements<'a>, stored: [usize; 2], transposed: bool, rows: Rows) -> Self {
         let n = stored[usize::from(transposed)];
         assert!(rows.count == 0 || rows.first + (rows.count - 1) * rows.step < n, "rows of the matrix");
         Self { elements, stored, transposed, rows }
     }
 
-    /// N and K.
+    /// Returns N and K.
     pub(super) fn sizes(&self) -> [usize; 2] {
         [self.rows.count, self.stored[usize::from(!self.transposed)]]
     }
 
-    /// The rows in pieces that are decoded one at a time; the pieces do not depend on the machine.
+    /// Splits the rows into chunks that are decoded one at a time; the split does not depend on the machine.
     pub(super) fn chunks(&self) -> impl IndexedParallelIterator<Item = Range<usize>> + use<> {
         let [n, k] = self.sizes();
         let rows = (CHUNK / k.max(1)).max(1);
         (0..n.div_ceil(rows)).into_par_iter().map(move |chunk| chunk * rows..((chunk + 1) * rows).min(n))
     }
 
-    /// Some rows; in place if they lie one after the other, else decoded into `buffer`.
+    /// Returns some rows: in place if they are contiguous floats, otherwise decoded into `buffer`.
     pub(super) fn rows<'b>(&'b self, rows: Range<usize>, buffer: &'b mut Vec<f32>) -> Floats<'b> {
         let k = self.sizes()[1];
         if let Elements::Floats(numbers) = self.elements
@@ -168,7 +171,7 @@ impl<'a> Source<'a> {
         Floats::Decoded(buffer)
     }
 
-    /// The bytes of some rows, if they are those alone and in one piece.
+    /// Returns the bytes of some rows if these rows are contiguous and nothing lies between them.
     pub(super) fn in_place(&self, rows: Range<usize>) -> Option<&'a [u8]> {
         let Elements::Floats(numbers) = self.elements else { return None };
         if self.transposed || self.rows.step != 1 {
@@ -179,10 +182,10 @@ impl<'a> Source<'a> {
         numbers.part(first * k..(first + rows.len()) * k).bytes()
     }
 
-    /// The largest magnitude. `read` gets bytes that were looked at, where they are [`Source::in_place`].
+    /// Returns the largest magnitude. `read` receives the bytes that were read, if they are [`Source::in_place`].
     ///
     /// # Errors
-    /// [`Error::NotFinite`] with the place in the matrix.
+    /// [`Error::NotFinite`] with the index in the matrix.
     pub(super) fn amax(&self, read: impl Fn(&[u8]) + Sync) -> Result<f32, Error> {
         let k = self.sizes()[1];
         let chunks = self.chunks().map_init(Vec::new, |buffer, rows| {
@@ -191,12 +194,12 @@ impl<'a> Source<'a> {
             self.in_place(rows).into_iter().for_each(&read);
             amax
         });
-        // Collected first: of several errors it is always the first.
+        // Results are collected first, so the reported error is always the first one.
         let chunks: Vec<_> = chunks.collect();
         chunks.into_iter().try_fold(0.0, |amax, chunk| Ok(f32::max(amax, chunk?)))
     }
 
-    /// Decodes elements of a stored line, from `first` on in steps, to every `stride`th place of `out`.
+    /// Decodes the elements `first`, `first + step`, … of a stored line into every `stride`th element of `out`.
     fn decode_line(&self, line: usize, first: usize, step: usize, out: &mut [f32], stride: usize) {
         let length = self.stored[1];
         let here = line * length..(line + 1) * length;
@@ -230,17 +233,17 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Copies every `step`th number of a line.
+/// Copies the numbers `first`, `first + step`, … of a line.
 fn spread<'o, T: Copy + Into<f32>>(line: &[T], first: usize, step: usize, out: impl Iterator<Item = &'o mut f32>) {
     for (out, &number) in out.zip(line.get(first..).unwrap_or_default().iter().step_by(step)) {
         *out = number.into();
     }
 }
 
-/// The value of each E4M3 code.
+/// Value of each E4M3 code.
 static E4M3: LazyLock<[f32; 256]> = LazyLock::new(|| std::array::from_fn(|code| e4m3::decode(code as u8)));
 
-/// 2 to the power that an E8M0 code says; NaN for 0xFF.
+/// Value of an E8M0 code: a power of 2, or NaN for 0xFF.
 fn power(code: u8) -> f32 {
     match code {
         0 => f32::from_bits(1 << 22),
@@ -253,7 +256,7 @@ fn power(code: u8) -> f32 {
 mod tests {
     use super::*;
 
-    /// The numbers of a matrix, a row at a time.
+    /// Reads the matrix one row at a time.
     fn numbers(source: &Source<'_>) -> Vec<f32> {
         let mut buffer = Vec::new();
         let floats = source.rows(0..source.sizes()[0], &mut buffer);
@@ -265,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_found_in_every_order_of_storage() {
+    fn rows_are_read_in_every_storage_order() {
         let stored: Vec<f32> = (0..12).map(|x| x as f32).collect();
         let rows = Rows { first: 1, step: 2, count: 2 };
         let straight = Source::new(floats(&stored), [4, 3], false, rows);
@@ -281,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn fp8_is_multiplied_with_the_scale_of_its_block() {
+    fn fp8_value_is_multiplied_by_its_block_scale() {
         let codes = [0x38; 15]; // ones
         let scale_bytes: Vec<u8> = (1..=4).flat_map(|x| (x as f32).to_le_bytes()).collect();
         let tensor = Tensor { dtype: Dtype::F32, shape: &[2, 2], data: &scale_bytes };
@@ -297,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn mxfp4_is_a_value_times_a_power_of_two() {
+    fn mxfp4_value_is_multiplied_by_a_power_of_two() {
         let codes = [0x72; 32]; // pairs of 1 and 6
         let source =
             Source::new(Elements::Mxfp4 { codes: &codes, exponents: &[127, 126] }, [1, 64], false, Rows::all(1));

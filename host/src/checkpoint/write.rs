@@ -1,4 +1,4 @@
-//! Safetensors files, written whole or not at all.
+//! Writes safetensors files: a file appears complete or not at all.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
@@ -13,21 +13,20 @@ use crate::error::Error;
 use crate::output::Output;
 use crate::problem::{GroupedProblem, TokenDtype};
 
-/// A safetensors file being written: first its header, for which all types and shapes are known, then the tensors in
-/// any order.
+/// A safetensors file being written: first the header, which needs all types and shapes, then the tensors in any order.
 #[derive(Debug)]
 pub struct TensorWriter {
     file: PartialFile,
-    /// Bytes of each tensor that is still to be written.
+    /// Start and length in bytes of each tensor that is not written yet.
     missing: BTreeMap<String, (u64, usize)>,
 }
 
 impl TensorWriter {
-    /// Creates a file of these tensors, under a temporary name beside `path`, with its header. On drop it vanishes;
-    /// [`TensorWriter::finish`] gives it its name.
+    /// Creates a file for these tensors under a temporary name beside `path`, and writes its header.
+    /// [`TensorWriter::finish`] renames it to `path`; dropping the writer removes it.
     ///
     /// # Errors
-    /// If the folder or the file cannot be written, two tensors share a name, or sizes overflow.
+    /// Returns an error if the folder or the file cannot be written, two tensors share a name, or sizes overflow.
     pub fn create(
         path: &Path,
         metadata: Option<HashMap<String, String>>,
@@ -36,10 +35,10 @@ impl TensorWriter {
         Self::begin(path, metadata, tensors, || PartialFile::create(path))
     }
 
-    /// As [`TensorWriter::create`], in a folder that is not complete either.
+    /// Like [`TensorWriter::create`], in a folder that is being written.
     ///
     /// # Errors
-    /// Likewise.
+    /// Returns the errors of [`TensorWriter::create`].
     pub(super) fn create_in(
         folder: &mut PartialFolder,
         name: &Path,
@@ -55,7 +54,7 @@ impl TensorWriter {
         mut tensors: Vec<(String, Dtype, Vec<usize>)>,
         create: impl FnOnce() -> Result<PartialFile, Error>,
     ) -> Result<Self, Error> {
-        // Larger types first, so that every tensor is aligned for its type.
+        // Larger types come first, so that every tensor is aligned for its type.
         tensors.sort_by(|(name, dtype, _), (other_name, other, _)| other.cmp(dtype).then_with(|| name.cmp(other_name)));
         let mut end = 0usize;
         let mut infos = Vec::with_capacity(tensors.len());
@@ -70,8 +69,8 @@ impl TensorWriter {
             }
             infos.push((name, TensorInfo { dtype, shape, data_offsets: (start, end) }));
         }
-        let header = Metadata::new(metadata, infos).expect("offsets that were just counted");
-        let mut header = serde_json::to_vec(&header).expect("strings and numbers");
+        let header = Metadata::new(metadata, infos).expect("the offsets are contiguous");
+        let mut header = serde_json::to_vec(&header).expect("a header of strings and numbers is valid JSON");
         header.resize(header.len().next_multiple_of(LENGTH_BYTES), b' ');
         if header.len() > MAX_HEADER_BYTES {
             return Err(Error::TooLarge.at(path.display()));
@@ -89,7 +88,7 @@ impl TensorWriter {
         Ok(Self { file, missing })
     }
 
-    /// The tensors that are still to be written, with their bytes.
+    /// Names and lengths in bytes of the tensors that are not written yet.
     pub fn missing(&self) -> impl Iterator<Item = (&str, usize)> {
         self.missing.iter().map(|(name, &(_, bytes))| (&name[..], bytes))
     }
@@ -97,86 +96,86 @@ impl TensorWriter {
     /// Writes the bytes of a tensor, row-major and little-endian.
     ///
     /// # Errors
-    /// If the file cannot be written.
+    /// Returns an error if the file cannot be written.
     ///
     /// # Panics
-    /// If no tensor of this name and length is still to be written.
+    /// Panics if no unwritten tensor has this name and length.
     pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<(), Error> {
         let place = self.place(name);
         assert_eq!(bytes.len(), place.bytes, "bytes of {name}");
         self.write_part(&place, 0, bytes)
     }
 
-    /// Takes a tensor from those that are still to be written, to write it in parts.
+    /// Removes a tensor from the list of unwritten tensors; the caller writes it in parts.
     ///
     /// # Panics
-    /// If no tensor of this name is still to be written.
+    /// Panics if no unwritten tensor has this name.
     pub(super) fn place(&mut self, name: &str) -> Place {
-        let (start, bytes) = self.missing.remove(name).unwrap_or_else(|| panic!("{name} is not to be written"));
+        let (start, bytes) = self.missing.remove(name).unwrap_or_else(|| panic!("no unwritten tensor is named {name}"));
         Place { start, bytes }
     }
 
-    /// Writes bytes of a tensor, from one of its bytes on; from any thread.
+    /// Writes bytes of a tensor, starting at its byte `at`; callable from any thread.
     ///
     /// # Errors
-    /// If the file cannot be written.
+    /// Returns an error if the file cannot be written.
     ///
     /// # Panics
-    /// If they go past the end of the tensor.
+    /// Panics if the bytes exceed the end of the tensor.
     pub(super) fn write_part(&self, place: &Place, at: usize, bytes: &[u8]) -> Result<(), Error> {
-        assert!(at + bytes.len() <= place.bytes, "bytes of the tensor");
+        assert!(at + bytes.len() <= place.bytes, "the bytes exceed the end of the tensor");
         self.file.write_at(bytes, place.start + at as u64)
     }
 
-    /// Puts the file in its place, over one that may be there.
+    /// Renames the file to its final path, and replaces an existing file.
     ///
     /// # Errors
-    /// If it cannot be renamed.
+    /// Returns an error if the file cannot be renamed.
     ///
     /// # Panics
-    /// If a tensor was not written.
+    /// Panics if a tensor is not written.
     pub fn finish(self) -> Result<(), Error> {
-        assert!(self.missing.is_empty(), "not written: {:?}", self.missing.keys());
+        assert!(self.missing.is_empty(), "tensors not written: {:?}", self.missing.keys());
         self.file.finish()
     }
 }
 
-/// Refuses to write over a file that is read.
+/// Refuses to overwrite an input file.
 ///
 /// # Errors
-/// [`Error::Invalid`] if `out` is one of `inputs`, by whatever name.
+/// [`Error::Invalid`] if `out` refers to one of `inputs`, under any name.
 pub fn refuse_input<'a>(out: &Path, inputs: impl IntoIterator<Item = &'a Path>) -> Result<(), Error> {
-    // What does not exist yet is nobody's input.
+    // A path that does not exist cannot be an input.
     let Ok(target) = out.canonicalize() else { return Ok(()) };
     if inputs.into_iter().any(|input| input.canonicalize().is_ok_and(|input| input == target)) {
-        return Err(Error::Invalid("it is the input; give another name to write".into()).at(out.display()));
+        return Err(Error::Invalid("the output is also an input; give another output path".into()).at(out.display()));
     }
     Ok(())
 }
 
-/// Where a tensor is in a file being written.
+/// Position of a tensor in a file being written.
 #[derive(Debug)]
 pub(super) struct Place {
     start: u64,
     bytes: usize,
 }
 
-/// The name of the output's tensor.
+/// Name of the output tensor.
 const OUTPUT: &str = "output";
 
-/// A safetensors file for the output of a step: `output` `[T, N]` in f16 or bf16, rows in the order of the groups.
+/// A safetensors file for the output of a step: `output` `[T, N]` in f16 or bf16, with rows in the order of the groups.
 #[derive(Debug)]
 pub struct OutputFile(TensorWriter);
 
 impl OutputFile {
-    /// Creates the file, before the work, so that a path that cannot be written is known in time.
+    /// Creates the file before the computation, so that an unusable path is reported early.
     ///
     /// # Errors
-    /// If it cannot be written, or the groups do not share one N.
+    /// Returns an error if the file cannot be written, or the groups have different N.
     pub fn create(path: &Path, problem: &GroupedProblem) -> Result<Self, Error> {
         let n = problem.groups().first().map_or(0, |group| group.n);
         if let Some(other) = problem.groups().iter().find(|group| group.n != n) {
-            let what = "N of a group (an output file has one N for all)";
+            let what = "N of a group (all groups of an output file must have the same N)";
             return Err(Error::Mismatch { what, got: other.n, expected: n }.at(path.display()));
         }
         let rows = problem.groups().iter().map(|group| group.m).sum();
@@ -187,13 +186,13 @@ impl OutputFile {
         TensorWriter::create(path, None, vec![(OUTPUT.into(), dtype, vec![rows, n])]).map(Self)
     }
 
-    /// Writes the output and puts the file in its place.
+    /// Writes the output and renames the file to its final path.
     ///
     /// # Errors
-    /// If the file cannot be written.
+    /// Returns an error if the file cannot be written.
     ///
     /// # Panics
-    /// If the output is of another problem.
+    /// Panics if the output belongs to another problem.
     pub fn write(mut self, output: &Output) -> Result<(), Error> {
         self.0.write(OUTPUT, bytemuck::cast_slice(output.bits()))?;
         self.0.finish()
@@ -214,7 +213,7 @@ mod tests {
         let mut writer = TensorWriter::create(&path, Some(metadata.clone()), tensors).unwrap();
         writer.write("b", &[1, 2, 3]).unwrap();
         writer.write("a", bytemuck::cast_slice(&[0.5f32, 2.0])).unwrap();
-        assert!(!path.exists(), "it has no name before it is complete");
+        assert!(!path.exists(), "the file must not exist before it is complete");
         writer.finish().unwrap();
         let file = TensorFile::open(&path).unwrap();
         assert_eq!(file.metadata(), Some(&metadata));
@@ -223,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unfinished_file_leaves_the_old_one_and_no_rubbish() {
+    fn dropped_writer_keeps_the_old_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.safetensors");
         std::fs::write(&path, "old").unwrap();
@@ -233,14 +232,14 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_refused_at_once() {
+    fn unwritable_paths_and_tensors_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let create = |path: &Path, names: &[&str]| {
             TensorWriter::create(path, None, names.iter().map(|&name| (name.into(), Dtype::U8, vec![1])).collect())
         };
         assert!(create(&folder.path().join("no/such/folder"), &["a"]).is_err());
-        assert!(create(folder.path(), &["a"]).is_err(), "a folder");
-        assert!(create(Path::new("/dev/null"), &["a"]).is_err(), "a device");
+        assert!(create(folder.path(), &["a"]).is_err(), "the path is a folder");
+        assert!(create(Path::new("/dev/null"), &["a"]).is_err(), "the path is a device");
         assert!(create(Path::new(".."), &["a"]).is_err());
         assert!(create(&folder.path().join("x"), &["a", "a"]).is_err());
         let huge = vec![("a".into(), Dtype::F32, vec![usize::MAX, 2])];

@@ -14,7 +14,7 @@ pub struct Args {
 
 /// Writes the script of the whole command line to stdout.
 pub fn run(args: &Args, mut command: clap::Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
-    // The generator panics if its writer fails, as a closed pipe does.
+    // The generator panics if its writer fails, for example on a closed pipe.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "nvfp4", &mut script);
     out.write_all(&script)?;

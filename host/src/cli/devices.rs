@@ -1,4 +1,4 @@
-//! `nvfp4 devices`: what can run here, and with which kernel.
+//! `nvfp4 devices`: lists the devices and the kernel of each.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -17,7 +17,7 @@ use super::table;
 #[derive(clap::Args)]
 pub struct Args {}
 
-/// Prints the devices as a table; without a GPU, why there is none.
+/// Prints the devices as a table; without a GPU, prints the reason.
 pub fn run(_: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let cpu = Cpu::new();
     let mut rows = table::table(&["backend", "device", "kernel", "memory"], 3);

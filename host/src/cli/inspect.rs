@@ -1,4 +1,4 @@
-//! `nvfp4 inspect`: what NVFP4 weights a checkpoint has, and what is wrong with them.
+//! `nvfp4 inspect`: lists the NVFP4 weights of a checkpoint and their faults.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -10,23 +10,23 @@ use serde_json::json;
 
 use super::table;
 
-/// The version of what `--json` prints. It grows when a key changes its meaning or goes; keys may be added without that.
+/// Version of the output of `--json`. It grows when a key is removed or changes its meaning, not when a key is added.
 const SCHEMA_VERSION: u32 = 2;
 
-/// List the quantized weights of a checkpoint, which of them run, and everything that is wrong with them
+/// List the quantized weights of a checkpoint, which of them run, and all their faults
 ///
-/// Weights of experts that differ in the number of the expert only share a row. Exits with 2 if something is wrong; what is only
-/// worth knowing is a warning.
+/// Experts that differ only in their number share a row. Exits with 2 if there is an error; warnings do not change the
+/// exit code.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   nvfp4 inspect model.safetensors
   nvfp4 inspect DeepSeek-R1-NVFP4/ --json")]
 pub struct Args {
-    /// A safetensors file, a directory of them, or the index of a sharded model.
+    /// A safetensors file, a directory of safetensors files, or the index of a sharded model.
     #[arg(value_name = "FILE", value_hint = clap::ValueHint::AnyPath)]
     path: PathBuf,
-    /// Print one JSON object: path, files, tensors, weights (NVFP4), others (of other types, with the reason why they do not
-    /// run), problems (each with code, severity, message), under a schema_version.
+    /// Print one JSON object: path, files, tensors, weights (NVFP4), others (of other types, with the reason why they
+    /// do not run), problems (each with code, severity, message) and schema_version.
     #[arg(long)]
     json: bool,
 }
@@ -103,7 +103,7 @@ fn print(found: &Inspection, args: &Args, out: &mut impl Write) -> anyhow::Resul
     Ok(())
 }
 
-/// Numbers that need few digits and much room for their exponent.
+/// Formats a range in scientific notation.
 fn range(Range { min, max }: Range) -> String {
     if min == max { format!("{min:.3e}") } else { format!("{min:.3e} … {max:.3e}") }
 }

@@ -6,17 +6,17 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 
-/// Write the manual pages, one for each subcommand, into a folder.
+/// Write the manual pages, one per subcommand, into a folder.
 #[derive(clap::Args)]
 #[command(after_help = "Example:
   nvfp4 man ~/.local/share/man/man1")]
 pub struct Args {
-    /// A folder that is there.
+    /// An existing folder.
     #[arg(value_hint = clap::ValueHint::DirPath)]
     folder: PathBuf,
 }
 
-/// Writes `nvfp4.1`, `nvfp4-run.1` and so on, made of what `--help` says.
+/// Writes `nvfp4.1`, `nvfp4-run.1` and so on, generated from the help texts.
 pub fn run(args: &Args, command: clap::Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let folder = args.folder.display();
     clap_mangen::generate_to(command, &args.folder).with_context(|| format!("cannot write to {folder}"))?;

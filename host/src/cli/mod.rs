@@ -1,4 +1,4 @@
-//! The command line: one file a subcommand, each an `Args` and a `run`.
+//! The command line: one file per subcommand, each with an `Args` and a `run`.
 
 mod completions;
 mod devices;
@@ -20,7 +20,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-/// NVFP4 grouped GEMM for mixture-of-experts models: run it, check it, and bring checkpoints in and out.
+/// NVFP4 grouped GEMM for mixture-of-experts models: run it, check it, and read and write checkpoints.
 #[derive(Parser)]
 #[command(name = "nvfp4", version = version(), arg_required_else_help = true)]
 #[command(after_help = "Examples:
@@ -34,7 +34,7 @@ struct Cli {
     command: Command,
 }
 
-/// The version, and what was compiled in.
+/// Returns the version and the compiled features.
 fn version() -> String {
     let features = [
         ("cuda", cfg!(feature = "cuda")),
@@ -58,10 +58,10 @@ enum Command {
     Man(man::Args),
 }
 
-/// Parses the arguments, runs the subcommand and turns what came of it into the exit code.
+/// Parses the arguments, runs the subcommand and turns its result into an exit code.
 pub fn main() -> ExitCode {
     nvfp4::checkpoint::handle_signals();
-    // clap's own usage errors exit with 2, as bad input does.
+    // clap's usage errors exit with 2, like bad input.
     let out = &mut io::stdout().lock();
     let result = match &Cli::parse().command {
         Command::Run(args) => run::run(args, out),
@@ -77,7 +77,7 @@ pub fn main() -> ExitCode {
     let result = result.and_then(|code| Ok(out.flush().map(|()| code)?));
     result.unwrap_or_else(|error| {
         if error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
-            // The pipe is closed: whoever read the output has seen enough.
+            // The reader closed the pipe and needs no more output.
             return ExitCode::SUCCESS;
         }
         eprintln!("error: {}", message(&error));
@@ -89,24 +89,24 @@ pub fn main() -> ExitCode {
     })
 }
 
-/// An error and its causes on one line, each said once.
+/// Returns an error and its causes on one line, each once.
 fn message(error: &anyhow::Error) -> String {
     error.chain().fold(String::new(), |line, cause| {
         let cause = nvfp4::printable(&cause.to_string());
         match line {
             _ if line.is_empty() => cause,
-            // Some say their cause themselves.
+            // Some errors already contain the text of their cause.
             line if line.ends_with(&cause) => line,
             line => format!("{line}: {cause}"),
         }
     })
 }
 
-/// Names on stderr what runs that were killed left unfinished where this one is going to write.
+/// Prints the partials that killed runs left beside the output path.
 pub fn note_leftovers(path: &Path) {
     for left in nvfp4::checkpoint::leftovers(path) {
         let left = nvfp4::printable(&left.to_string_lossy());
-        eprintln!("note: {left} was left unfinished by a run that was killed; it can be removed");
+        eprintln!("note: {left} is left over from a killed run; remove it");
     }
 }
 
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_system_said_is_said_once() {
+    fn system_error_is_printed_once() {
         let error = io::Error::from(io::ErrorKind::NotFound);
         let library = nvfp4::Error::io("x".as_ref(), error);
         let line = message(&Err::<(), _>(library).context("a\nb").unwrap_err());

@@ -1,4 +1,4 @@
-//! Arguments by name. The names are shown in `--help` and complete in shells.
+//! Parsers of named arguments. `--help` lists the names and shells complete them.
 
 use std::error::Error;
 use std::ffi::OsStr;
@@ -11,7 +11,7 @@ use nvfp4::moe::generate::Routing;
 use nvfp4::plan::roofline::{GPUS, Gpu};
 use nvfp4::problem::{Op, TokenDtype, TokenFormat};
 
-/// A parser of the names of some values.
+/// Returns a parser that maps names to values.
 pub fn named<T>(values: &[T], name: fn(&T) -> &'static str) -> impl TypedValueParser<Value = T> + use<T>
 where
     T: Clone + Send + Sync + 'static,
@@ -19,19 +19,19 @@ where
     let values = values.to_vec();
     PossibleValuesParser::new(values.iter().map(name).collect::<Vec<_>>()).map(move |chosen| {
         let value = values.iter().find(|value| name(value) == chosen);
-        value.expect("the parser lets no other name pass").clone()
+        value.expect("the parser accepts only these names").clone()
     })
 }
 
-/// A parser that takes what `T` takes, of which shells complete these. Their option hides them in `--help`, where they would
-/// be taken for all that there is.
+/// Parser that accepts all values of `T`, and suggests some names for shell completion. The option hides the names in
+/// `--help`, because the list is not complete.
 #[derive(Clone)]
 pub struct Suggested<T> {
     names: Vec<&'static str>,
     value: std::marker::PhantomData<fn() -> T>,
 }
 
-/// The parser of `T` that suggests some names.
+/// Returns the parser of `T` that suggests `names`.
 pub fn suggested<T>(names: impl IntoIterator<Item = &'static str>) -> Suggested<T> {
     Suggested { names: names.into_iter().collect(), value: std::marker::PhantomData }
 }
@@ -52,35 +52,35 @@ where
     }
 }
 
-/// An operation.
+/// Parses an operation.
 pub fn op() -> impl TypedValueParser<Value = Op> {
     named(&[Op::Gated, Op::Plain], |op| op.name())
 }
 
-/// Which experts tokens name.
+/// Parses a routing.
 pub fn routing() -> impl TypedValueParser<Value = Routing> {
     named(&Routing::ALL, |routing| routing.name())
 }
 
-/// A shape of groups: the name of a built-in one, or a file.
+/// Parses a shape of groups: the name of a built-in shape, or a file.
 pub fn grouped_shape() -> Suggested<String> {
     suggested(nvfp4::shape::builtin().iter().map(|shape| &shape.name[..]))
 }
 
-/// A shape of groups or of a layer: the name of a built-in one, or a file.
+/// Parses a shape of groups or of a layer: the name of a built-in shape, or a file.
 pub fn shape() -> Suggested<String> {
     let layers = nvfp4::moe::shape::builtin().iter().map(|layer| &layer.name[..]);
     suggested(nvfp4::shape::builtin().iter().map(|shape| &shape.name[..]).chain(layers))
 }
 
-/// A type of output.
+/// Parses an output type.
 pub fn out_dtype() -> impl TypedValueParser<Value = TokenDtype> {
     named(&[TokenDtype::F16, TokenDtype::Bf16], |dtype| dtype.name())
 }
 
-/// As what tokens are multiplied.
+/// Parses a token format.
 pub fn token_format() -> impl TypedValueParser<Value = TokenFormat> {
-    /// What is not computed, and why.
+    /// Refused format, and the reason.
     const OF_A_BATCH: &str = "nvfp4-per-batch";
     const WHY_NOT: &str = "one global scale for a batch would make a token's result depend on the other tokens; take nvfp4, with the \
                            checkpoint's input scales or one for each token";
@@ -90,12 +90,12 @@ pub fn token_format() -> impl TypedValueParser<Value = TokenFormat> {
         .try_map(|chosen| TokenFormat::ALL.into_iter().find(|format| format.name() == chosen).ok_or(WHY_NOT))
 }
 
-/// A way to make inputs.
+/// Parses a generator of inputs.
 pub fn generator() -> impl TypedValueParser<Value = Generator> {
     named(&Generator::ALL, |generator| generator.name())
 }
 
-/// A GPU to plan for.
+/// Parses a GPU to plan for.
 pub fn gpu() -> impl TypedValueParser<Value = Gpu> {
     named(GPUS, |gpu| gpu.name)
 }
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_suggested_is_not_all_that_there_is() {
+    fn values_beyond_the_suggestions_are_accepted() {
         let parser = suggested::<u32>(["1", "2"]);
         let command = Command::new("x").arg(Arg::new("n").value_parser(parser.clone()));
         assert_eq!(command.clone().try_get_matches_from(["x", "3"]).unwrap().get_one::<u32>("n"), Some(&3));
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn every_name_is_possible_and_means_its_value() {
+    fn every_listed_name_parses_to_its_value() {
         let command = || clap::Command::new("x").arg(clap::Arg::new("op").long("op").value_parser(op()));
         let parse = |name: &str| command().try_get_matches_from(["x", "--op", name]);
         assert_eq!(parse("plain").unwrap().get_one::<Op>("op"), Some(&Op::Plain));

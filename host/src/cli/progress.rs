@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// How long work may take before its bar is shown.
+/// Time before the bar appears.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// A bar that shows itself once its work has taken a second, and is gone when dropped.
+/// A progress bar that appears after one second and disappears on drop.
 pub struct Progress {
     bar: ProgressBar,
     started: Instant,
@@ -16,19 +16,19 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Begins work of `total` units; nothing is shown yet.
+    /// Starts work of `total` units; shows nothing yet.
     pub fn new(label: &'static str, total: usize) -> Self {
         let style = ProgressStyle::with_template("{msg:12} {wide_bar} {percent:>3} %  {eta} left")
-            .expect("the template is constant and a test draws it");
+            .expect("the template is constant and tested");
         let bar = ProgressBar::with_draw_target(Some(total as u64), ProgressDrawTarget::hidden());
         Self { bar: bar.with_style(style).with_message(label), started: Instant::now(), shown: AtomicBool::new(false) }
     }
 
-    /// Notes that some units are done; from any thread.
+    /// Adds completed units; callable from any thread.
     pub fn add(&self, units: usize) {
         self.bar.inc(units as u64);
         if self.started.elapsed() > PATIENCE && !self.shown.swap(true, Ordering::Relaxed) {
-            // indicatif draws nothing where stderr is no terminal.
+            // indicatif draws nothing if stderr is not a terminal.
             self.bar.set_draw_target(ProgressDrawTarget::stderr());
         }
     }

@@ -1,4 +1,4 @@
-//! `nvfp4 quantize`: a model in, an NVFP4 one out.
+//! `nvfp4 quantize`: converts a model to NVFP4.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -18,33 +18,33 @@ use serde_json::{Value, json};
 use super::progress::Progress;
 use super::{exit, parse, table};
 
-/// The MLP projections of dense layers and of experts, as the usual model families name them.
+/// MLP projections of dense layers and of experts, as the usual model families name them.
 const PROJECTIONS: &str = r"\.(gate_proj|up_proj|down_proj|gate_up_proj|w1|w2|w3|input_linear|output_linear)\.weight$";
 
-/// The version of what --json prints: it grows when a key goes or changes its meaning.
+/// Version of the output of `--json`; it grows when a key is removed or changes its meaning.
 const SCHEMA: u32 = 1;
 
 /// Quantize a model's weights to NVFP4 and copy everything else
 #[derive(clap::Args)]
 #[command(after_help = "\
-A file gives a file. A directory or an index gives a new directory that servers load: the same file names, an index, \
-config.json and (for modelopt) hf_quant_config.json with the quantization described, the tokenizer and the other small files. \
-Nothing is at OUT until all of it is written.
+If IN is a file, OUT is a file. If IN is a directory or an index, OUT is a new directory that servers can load: the same \
+file names, an index, config.json and (for modelopt) hf_quant_config.json that describe the quantization, the tokenizer and \
+the other small files. OUT appears only when everything is written.
 
 Weights in f32, f16, bf16, FP8 with scales (DeepSeek, compressed-tensors) and MXFP4 (gpt-oss) are quantized by ModelOpt's \
 algorithm: the global scale is the largest magnitude / 2688. Experts that share one tensor (Llama 4, gpt-oss, \
-Qwen3-VL-MoE) are written apart. FP8 and MXFP4 weights that are not quantized become bf16. All other tensors and the \
+Qwen3-VL-MoE) are written as separate tensors. FP8 and MXFP4 weights that are not quantized become bf16. All other tensors and the \
 metadata are copied bit for bit.
 
-Left out, whatever --include says: routers, towers for images and sound, layers that draft tokens (mtp), embeddings and the \
-output head. Projections that engines merge (q k v; q_a kv_a; gate up) and the experts of a layer are quantized together \
-or not at all. What was included and left is listed with its reason; if that was not on purpose, nothing is written and the \
-exit code is 2.
+Never quantized, even if included: routers, towers for images and sound, layers that draft tokens (mtp), embeddings and \
+the output head. Projections that engines merge (q k v; q_a kv_a; gate up) and the experts of a layer are quantized together \
+or not at all. The report lists each included tensor that is not quantized, with the reason. If such a tensor was not excluded \
+on purpose, nothing is written and the exit code is 2.
 
 A calibration is a safetensors file with activations [.., K] or their largest magnitudes by module \
-(model.layers.3.mlp.experts.5.down_proj, or model.layers.3.mlp for all that read the block's input; * stands for any \
-characters), or a JSON object of such names and magnitudes. Without it there are no input scales, and the model is \
-described as W4A16.
+(model.layers.3.mlp.experts.5.down_proj, or model.layers.3.mlp for all projections that read the block's input; * stands \
+for any characters), or a JSON object of such names and magnitudes. Without --calibrate, no input scales are written and \
+the model is described as W4A16.
 
 Examples:
   nvfp4 quantize model.safetensors model-nvfp4.safetensors
@@ -52,37 +52,39 @@ Examples:
   nvfp4 quantize gpt-oss-20b/ out/ --exclude 'model.layers.0' --exclude 're:.*self_attn.*' --dry-run
   nvfp4 quantize in/ out/ --include '\\.(self_attn|mlp)\\..*\\.weight$' --calibrate amax.json")]
 pub struct Args {
-    /// A safetensors file, a directory of them, or the index of a sharded model.
+    /// A safetensors file, a directory of safetensors files, or the index of a sharded model.
     #[arg(value_name = "IN")]
     input: PathBuf,
-    /// The file or the directory to write; it may be an existing file or an empty directory.
+    /// The file or directory to write; it may be an existing file or an empty directory.
     #[arg(value_name = "OUT", required_unless_present = "dry_run")]
     output: Option<PathBuf>,
-    /// How the parts of a weight are named, and what a global scale means: modelopt (a factor) or compressed-tensors (a
+    /// Naming of the parts of a weight and meaning of its global scale: modelopt (a factor) or compressed-tensors (a
     /// divisor).
     #[arg(long, default_value = Format::ModelOpt.name(), value_parser = formats())]
     format: Format,
-    /// The names of the tensors to quantize; by default the projections of MLPs and of experts. Experts that share a tensor
-    /// are named as they will be written: experts.0.gate_proj.weight.
+    /// Names of the tensors to quantize; by default the projections of MLPs and of experts. For experts that share a
+    /// tensor, give the names of the separate output tensors: experts.0.gate_proj.weight.
     #[arg(long, value_name = "REGEX", default_value = PROJECTIONS)]
     include: Regex,
-    /// A module to leave, with all below it; `*`, `?` and `[…]` as in a shell, or `re:` and a regular expression for the
-    /// beginning of the name, as in the `ignore` list of a model. May be given several times.
+    /// A module to leave unquantized, with everything below it. Accepts `*`, `?` and `[…]` as in a shell, or `re:` and
+    /// a regular expression for the beginning of the name, as in the `ignore` list of a model. Can be repeated.
     #[arg(long, value_name = "NAME", value_parser = Pattern::parse)]
     exclude: Vec<Pattern>,
-    /// Give projections that engines merge a global scale each, for engines that keep them apart, and take them apart.
+    /// Give each projection its own global scale, even where engines merge projections, and allow quantizing them
+    /// separately.
     #[arg(long)]
     separate_scales: bool,
-    /// Write input scales, for servers that quantize activations too, from activations or their largest magnitudes.
+    /// Write input scales, for servers that also quantize activations. FILE holds activations or their largest
+    /// magnitudes.
     #[arg(long, value_name = "FILE")]
     calibrate: Option<PathBuf>,
-    /// Only say what would be done.
+    /// Report what would be done, and write nothing.
     #[arg(long)]
     dry_run: bool,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
-    /// Print nothing but errors.
+    /// Print only errors.
     #[arg(long, short, conflicts_with = "json")]
     quiet: bool,
 }
@@ -91,7 +93,7 @@ fn formats() -> impl TypedValueParser<Value = Format> {
     parse::named(&[Format::ModelOpt, Format::CompressedTensors], |format| format.name())
 }
 
-/// A name that stands for modules.
+/// Pattern of module names.
 #[derive(Clone, Debug)]
 struct Pattern {
     text: String,
@@ -102,7 +104,7 @@ impl Pattern {
     fn parse(text: &str) -> Result<Self, String> {
         let regex = match text.strip_prefix("re:") {
             Some(regex) => format!("^(?:{regex})"),
-            // What is below a module goes with it.
+            // A pattern for a module also matches everything below it.
             None => format!(r"^(?:{})(?:\..*)?$", glob(text)),
         };
         let regex =
@@ -111,7 +113,7 @@ impl Pattern {
     }
 }
 
-/// The regular expression of a shell's pattern.
+/// Returns the regular expression of a shell pattern.
 fn glob(text: &str) -> String {
     let mut regex = String::new();
     let mut rest = text;
@@ -121,7 +123,7 @@ fn glob(text: &str) -> String {
             '*' => regex.push_str(".*"),
             '?' => regex.push('.'),
             '[' if rest.get(1..).is_some_and(|rest| rest.contains(']')) => {
-                let end = 1 + rest[1..].find(']').expect("it is there");
+                let end = 1 + rest[1..].find(']').expect("the closing bracket exists");
                 let class = rest[..end].replace('\\', r"\\").replace('[', r"\[");
                 regex
                     .push_str(&format!("[{}]", class.strip_prefix('!').map_or(class.clone(), |not| format!("^{not}"))));
@@ -133,7 +135,7 @@ fn glob(text: &str) -> String {
     regex
 }
 
-/// Converts, and prints what quantizing cost and what was left.
+/// Converts the model; prints the quantization errors and the skipped tensors.
 pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let checkpoint = Checkpoint::open(&args.input)?;
     let calibration = args.calibrate.as_deref().map(Calibration::open).transpose()?;
@@ -155,7 +157,7 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let conversion = Conversion::new(&checkpoint, &options)?;
     let names = |pattern: &Pattern| checkpoint.names().any(|name| pattern.regex.is_match(name));
     for (pattern, _) in args.exclude.iter().zip(&used).filter(|(pattern, used)| !used.get() && !names(pattern)) {
-        eprintln!("note: no tensor is named as --exclude {} says", pattern.text);
+        eprintln!("note: --exclude {} matches no tensor", pattern.text);
     }
     if let Some(output) = &args.output {
         conversion.check_target(output)?;
@@ -184,7 +186,7 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
 fn convert(args: &Args, conversion: &Conversion<'_>) -> anyhow::Result<Report> {
     let mut report = Report { rows: Vec::new(), copied: 0 };
     let progress = (!args.quiet).then(|| Progress::new("quantizing", conversion.bytes()));
-    let output = args.output.as_deref().expect("clap asks for it");
+    let output = args.output.as_deref().expect("clap requires OUT");
     conversion.write(output, |written| {
         let bytes = match written {
             Written::Copied { bytes, .. } => {
@@ -203,13 +205,13 @@ fn convert(args: &Args, conversion: &Conversion<'_>) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// What was done, or would be.
+/// Result of a conversion, or of a dry run.
 struct Report {
     rows: Vec<Row>,
     copied: usize,
 }
 
-/// A weight in another form.
+/// A converted weight.
 struct Row {
     module: String,
     tensor: String,
@@ -240,7 +242,7 @@ impl Report {
     }
 
     fn print_tables(&self, args: &Args, conversion: &Conversion<'_>, out: &mut impl Write) -> anyhow::Result<()> {
-        // Experts of a layer that are alike share a row.
+        // Experts of a layer with equal sizes share a row.
         let mut folded: BTreeMap<_, (String, usize, Option<Loss>)> = BTreeMap::new();
         for row in self.quantized() {
             let name = without_expert(&row.module);
@@ -273,7 +275,11 @@ impl Report {
         print_folded(out, "FP8 or MXFP4 in, bf16 out", widened.map(|row| (&row.module[..], "")))?;
         let left = conversion.left();
         let (refused, excluded): (Vec<&Left>, _) = left.into_iter().partition(|left| left.refusal.is_some());
-        print_folded(out, "included, and left", excluded.iter().map(|left| (&left.name[..], &left.reason[..])))?;
+        print_folded(
+            out,
+            "included, but not quantized",
+            excluded.iter().map(|left| (&left.name[..], &left.reason[..])),
+        )?;
         print_folded(out, "cannot be quantized", refused.iter().map(|left| (&left.name[..], &left.reason[..])))?;
         for note in conversion.notes() {
             writeln!(out, "{}", printable(&note))?;
@@ -284,7 +290,7 @@ impl Report {
         if args.dry_run {
             writeln!(out, "{quantized} tensors would be quantized{scales}, {files} files written beside them")?;
         } else {
-            let output = args.output.as_deref().expect("clap asks for it").display();
+            let output = args.output.as_deref().expect("clap requires OUT").display();
             let copied = self.copied;
             writeln!(out, "{output}: {quantized} tensors quantized{scales}, {copied} copied, {files} other files")?;
         }
@@ -297,7 +303,7 @@ impl Report {
             if let Some(loss) = row.loss {
                 weight["relative_rms"] = json!(loss.relative_rms());
                 weight["max_abs"] = json!(loss.max_abs());
-                // JSON has no infinity.
+                // JSON cannot represent infinity.
                 weight["snr_db"] = json!(Some(loss.snr_db()).filter(|snr| snr.is_finite()));
             }
             weight
@@ -324,7 +330,7 @@ impl Report {
     }
 }
 
-/// Prints names with their reasons; those that differ in numbers only share a line.
+/// Prints names with their reasons; names that differ only in numbers share a line.
 fn print_folded<'n>(
     out: &mut impl Write,
     title: &str,
@@ -355,7 +361,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patterns_are_those_of_shells_and_of_models() {
+    fn shell_and_model_patterns_match() {
         for (pattern, name, expected) in [
             ("lm_head", "lm_head", true),
             ("lm_head", "lm_head.weight", true),

@@ -1,4 +1,4 @@
-//! `nvfp4 roofline`: what a shape costs at least, and what each tile choice makes of it.
+//! `nvfp4 roofline`: minimum cost of a shape, and the effect of each tile size.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -10,7 +10,7 @@ use nvfp4::shape;
 
 use super::{parse, table};
 
-/// Bytes, operations and the least time of a shape on a GPU; tiles and waves of each tile size.
+/// Bytes, operations and minimum time of a shape on a GPU; tiles and waves for each tile size.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   nvfp4 roofline
@@ -20,15 +20,15 @@ pub struct Args {
     /// A built-in shape (see `nvfp4 shapes`), FILE.json or FILE.json#NAME.
     #[arg(long, default_value = "moe-1", value_parser = parse::grouped_shape(), hide_possible_values = true)]
     shape: String,
-    /// The operation, in place of the shape's own.
+    /// The operation, instead of the shape's own.
     #[arg(long, value_parser = parse::op())]
     op: Option<Op>,
-    /// The GPU.
+    /// The GPU to plan for.
     #[arg(long, default_value = GPUS[0].name, value_parser = parse::gpu())]
     gpu: Gpu,
 }
 
-/// Prints the work, the time for it, and a table of tile sizes.
+/// Prints the work, its time, and a table of tile sizes.
 pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let mut shape = shape::find(&args.shape)?;
     shape.op = args.op.unwrap_or(shape.op);
@@ -61,11 +61,7 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     };
     writeln!(out, "  light       {}, bound by {bound}\n", table::time(work.seconds(gpu.peaks)))?;
 
-    writeln!(
-        out,
-        "Tiles of {TILE_WEIGHT_ROWS} weight rows × so many tokens, one at a time on each of {} SMs:",
-        gpu.sms
-    )?;
+    writeln!(out, "Tiles of {TILE_WEIGHT_ROWS} weight rows × N tokens, one at a time on each of {} SMs:", gpu.sms)?;
     let mut rows = table::table(&["tokens", "tiles", "waves", "idle in the last", "useful MMA", "weight reads"], 0);
     for tile_tokens in TOKEN_TILES {
         let tiling = Tiling::new(&problem, tile_tokens, gpu.sms);

@@ -1,4 +1,5 @@
-//! `nvfp4 selftest`: a card's kernels prove themselves there, each in a process of its own; and the same on first use of one.
+//! `nvfp4 selftest`: tests the kernels of a GPU, each in a separate process. Also runs this test on the first use of a
+//! kernel.
 
 use std::cell::OnceCell;
 use std::env;
@@ -18,34 +19,37 @@ use serde_json::json;
 use super::progress::Progress;
 use super::{exit, parse};
 
-/// Let the kernels of a GPU prove themselves there, against the exact references; what fails is not used on that card.
+/// Test the kernels of a GPU against the exact references; a kernel that fails is not used on this GPU
 ///
-/// Each is tried in a process of its own with a time limit. The verdict is kept in the user's cache by card, driver and code, where this
-/// command, `run` and the library find it. A kernel that has run in the emulator only is used on a card once it has passed.
+/// Each kernel runs in a separate process with a time limit. The user's cache keeps the verdict per GPU, driver and
+/// code; this command, `run` and the library read it. A kernel that has only run in the emulator is used on a GPU after
+/// it has passed.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Exit codes: 0 all passed, 1 something failed, 2 bad input, or something could not be tried, 3 no such device."
+    after_help = "Exit codes: 0 all passed, 1 a kernel failed, 2 bad input or a kernel could not be tested, 3 no such device."
 )]
 pub struct Args {
-    /// What to try [default: all that runs on the card].
+    /// Kernels to test [default: all that run on the GPU].
     #[arg(value_name = "KERNEL", value_parser = parse::named(&subjects(), |subject| subject.name()))]
     subjects: Vec<Subject>,
-    /// The device, as the driver counts.
+    /// Number of the device, in the order of the driver.
     #[arg(long, value_name = "N", default_value_t = 0)]
     device: u32,
-    /// Try again what has a verdict.
+    /// Repeat tests that already have a verdict.
     #[arg(long)]
     again: bool,
-    /// PTX or machine code that is tried in place of the kernel whose entries it has.
+    /// A file with PTX or machine code to test instead of the built-in kernel with the same entries.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     ptx: Option<PathBuf>,
-    /// Seconds that the first part of a kernel may take, in which the driver compiles it, and each further part.
+    /// Time limits in seconds: FIRST for the first part of a kernel, in which the driver compiles it, and PART for each
+    /// further part.
     #[arg(long, value_name = "FIRST,PART", value_parser = limits, default_value = "180,30")]
     limits: Limits,
-    /// Print one JSON object a kernel.
+    /// Print one JSON object per kernel.
     #[arg(long)]
     json: bool,
-    /// Try the parts of one kernel from this on, in this process, and say what comes of each: what this command starts.
+    /// Test the parts of one kernel from this part on, in this process, and report each result. This command starts
+    /// itself in this way.
     #[arg(long, value_name = "PART", hide = true)]
     serve_from: Option<usize>,
 }
@@ -60,7 +64,7 @@ fn limits(text: &str) -> Result<Limits, String> {
     limits.map(|(first, part)| Limits { first, part }).ok_or_else(|| "two numbers of seconds, as 180,30".into())
 }
 
-/// Tries what was asked for, or says what is known of it.
+/// Tests the requested kernels, or prints their known verdicts.
 pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let options = Options { code: args.ptx.clone(), ..Options::default() };
     if let (Some(from), &[subject]) = (args.serve_from, &args.subjects[..]) {
@@ -112,7 +116,7 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     Ok(if all_passed { ExitCode::SUCCESS } else { ExitCode::from(exit::WRONG) })
 }
 
-/// What a verdict says, in short.
+/// Returns a verdict in short words.
 fn words(verdict: &Verdict) -> String {
     let (passed, all) = (verdict.passed.len(), verdict.passed.len() + verdict.failed.len());
     if passed == all { format!("passed, {} parts", all) } else { format!("FAILED, {passed} of {all} parts passed") }
@@ -122,11 +126,12 @@ fn device(ordinal: u32) -> anyhow::Result<DeviceInfo> {
     let devices = cuda::devices()?;
     let count = devices.len();
     let found = devices.into_iter().find(|device| device.ordinal == ordinal);
-    Ok(found
-        .ok_or_else(|| nvfp4::Error::NoDevice(format!("there is no device {ordinal}, the driver shows {count}")))?)
+    Ok(found.ok_or_else(|| {
+        nvfp4::Error::NoDevice(format!("there is no device {ordinal}; the driver lists {count} devices"))
+    })?)
 }
 
-/// The verdict on a subject, if there is one that can be read.
+/// Returns the verdict on a subject; `None` if there is none or it cannot be read.
 fn known(ordinal: u32, options: &Options, subject: Subject) -> Option<Verdict> {
     recorded(ordinal, options, subject).unwrap_or_else(|error| {
         eprintln!("note: {error}");
@@ -134,9 +139,9 @@ fn known(ordinal: u32, options: &Options, subject: Subject) -> Option<Verdict> {
     })
 }
 
-/// Tries a subject in a process of its own, and keeps the verdict.
+/// Tests a subject in a separate process, and stores the verdict.
 fn make(ordinal: u32, options: &Options, subject: Subject, limits: Limits) -> anyhow::Result<Verdict> {
-    let program = env::current_exe().context("this program's own file is not known")?;
+    let program = env::current_exe().context("cannot find the path of this program")?;
     let command = |from: usize| {
         let mut command = Command::new(&program);
         command.args(["selftest", subject.name(), "--serve-from", &from.to_string()]);
@@ -153,18 +158,18 @@ fn make(ordinal: u32, options: &Options, subject: Subject, limits: Limits) -> an
     Ok(record(ordinal, options, subject, &proof)?)
 }
 
-/// What is about to be used.
+/// Kernels that are about to be used.
 pub enum FirstUse {
-    /// The kernel of groups that is made for the card.
+    /// The grouped kernel made for the GPU.
     OfGroups,
-    /// An MoE layer's kernels for tokens of a format, or of the card's own.
+    /// Kernels of an MoE layer, for a token format or for the GPU's default format.
     OfMoe(Option<TokenFormat>),
-    /// A layer's kernels, if they run on the card.
+    /// Kernels of a layer, if they run on the GPU.
     Of(Subject),
 }
 
-/// Has kernels prove themselves before their first use on device 0, if they have no verdict there. Whatever comes of that, the library
-/// then takes what it finds.
+/// Tests kernels without a verdict on device 0 before their first use. The library then reads the verdict, if there is
+/// one.
 pub fn on_first_use(first: FirstUse) {
     let Ok(device) = device(0) else { return };
     let options = Options::default();
@@ -177,9 +182,7 @@ pub fn on_first_use(first: FirstUse) {
     };
     let Some(subject) = subject.filter(|subject| known(0, &options, *subject).is_none()) else { return };
     let (name, DeviceInfo { name: card, driver, .. }) = (subject.name(), &device);
-    eprintln!(
-        "note: first use of {name} on {card} with driver {driver}: it is tried against the exact reference, once"
-    );
+    eprintln!("note: first use of {name} on {card} with driver {driver}: testing it once against the exact reference");
     let begin = Instant::now();
     match make(0, &options, subject, Limits::default()) {
         Ok(verdict) => eprintln!("note: {name} {} in {:.1} s", words(&verdict), begin.elapsed().as_secs_f64()),

@@ -8,11 +8,11 @@ use nvfp4::{moe, shape};
 
 use super::table;
 
-/// List the built-in shapes of groups, and of layers.
+/// List the built-in shapes of groups and of layers.
 #[derive(clap::Args)]
 pub struct Args {}
 
-/// Prints the shapes as a table, and the layers as another.
+/// Prints one table of shapes and one table of layers.
 pub fn run(_: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let mut rows = table::table(&["shape", "op", "input", "groups", "M", "N", "K", "B200 light", "best public"], 3);
     for shape in shape::builtin() {
@@ -38,7 +38,7 @@ pub fn run(_: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The layers, `run --op moe`.
+/// Returns the table of layers for `run --op moe`.
 fn layers() -> comfy_table::Table {
     let mut rows =
         table::table(&["layer", "input", "routing", "H", "I", "experts", "of", "top-k", "shared I", "tokens"], 3);

@@ -1,14 +1,15 @@
-//! Tables for people.
+//! Tables for the terminal.
 
 use comfy_table::{CellAlignment, ContentLineStyle, LineStyle, Table, TableStyle};
 
-/// Columns apart, a line under the header.
+/// Spaces between columns, and a line under the header.
 const STYLE: TableStyle = TableStyle::new()
     .header_lines(ContentLineStyle::none().junction(' '))
     .header_separator(LineStyle::none().fill('─').junction(' '))
     .content_lines(ContentLineStyle::none().junction(' '));
 
-/// A table with a header; the first `words` columns are aligned to the left, the others, of numbers, to the right.
+/// Returns a table with a header; the first `words` columns are left-aligned, the number columns after them
+/// right-aligned.
 pub fn table(header: &[&str], words: usize) -> Table {
     let mut table = Table::new();
     table.load_style(STYLE).set_header(header.iter().copied());
@@ -18,7 +19,7 @@ pub fn table(header: &[&str], words: usize) -> Table {
     table
 }
 
-/// A number with its thousands apart.
+/// Formats a number with separated thousands.
 pub fn thousands(number: usize) -> String {
     let digits = number.to_string();
     let groups: Vec<_> =
@@ -26,7 +27,7 @@ pub fn thousands(number: usize) -> String {
     groups.join(",")
 }
 
-/// A time in the unit that suits it.
+/// Formats a time in a suitable unit.
 pub fn time(seconds: f64) -> String {
     match seconds {
         s if s < 1e-3 => format!("{:.2} µs", s * 1e6),
@@ -35,7 +36,7 @@ pub fn time(seconds: f64) -> String {
     }
 }
 
-/// Bytes in the decimal unit that suits them.
+/// Formats a number of bytes in a suitable decimal unit.
 pub fn bytes(count: f64) -> String {
     match count {
         b if b < 1e6 => format!("{:.1} kB", b / 1e3),
@@ -50,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_written_for_people() {
+    fn numbers_get_readable_units() {
         assert_eq!(thousands(0), "0");
         assert_eq!(thousands(4_194_304), "4,194,304");
         assert_eq!([time(18.833e-6), time(0.25), time(2.0)], ["18.83 µs", "250.00 ms", "2.00 s"]);

@@ -10,18 +10,19 @@ use kernels_gpu::format::{SCALE_TILE_COLUMNS, SCALE_TILE_ROWS, scale_word_offset
 
 use crate::error::Error;
 
-/// Rows of a tile.
+/// Rows per tile.
 pub const TILE_ROWS: usize = SCALE_TILE_ROWS as usize;
-/// Scale columns of a tile: 64 elements of K.
+/// Scale columns per tile, which cover 64 elements of K.
 pub const TILE_COLUMNS: usize = SCALE_TILE_COLUMNS as usize;
 const TILE_BYTES: usize = TILE_ROWS * TILE_COLUMNS;
 
-/// Bytes of the blocked layout for `rows` rows of `columns` scales, padding included.
+/// Number of bytes of the blocked layout for `rows` rows of `columns` scales, including padding.
 pub const fn len(rows: usize, columns: usize) -> usize {
     rows.div_ceil(TILE_ROWS) * columns.div_ceil(TILE_COLUMNS) * TILE_BYTES
 }
 
-/// Where the scale of (`row`, `column`) lies, for rows of `columns` scales; rows and columns are fewer than 2³².
+/// Returns the offset of the scale at (`row`, `column`) for rows of `columns` scales; rows and columns must be below
+/// 2³².
 #[inline]
 pub fn offset(row: usize, column: usize, columns: usize) -> usize {
     let (tile, tiles) = (column / TILE_COLUMNS, columns.div_ceil(TILE_COLUMNS));
@@ -31,13 +32,13 @@ pub fn offset(row: usize, column: usize, columns: usize) -> usize {
 /// Writes row-major scales (`rows × columns` bytes) into `blocked` in the blocked layout; its padding becomes zero.
 ///
 /// # Panics
-/// If `linear` is not `rows × columns` bytes, or `blocked` not [`len`]`(rows, columns)`.
+/// Panics if `linear` is not `rows × columns` bytes long, or `blocked` not [`len`]`(rows, columns)`.
 pub fn write_linear(rows: usize, columns: usize, linear: &[u8], blocked: &mut [u8]) {
     assert_eq!(linear.len(), rows * columns, "row-major scales");
     assert_eq!(blocked.len(), len(rows, columns), "blocked scales");
     blocked.fill(0);
     for row in 0..rows {
-        // Four neighboring columns stay neighbors.
+        // Four neighboring columns stay adjacent.
         for (tile, scales) in linear[row * columns..][..columns].chunks(TILE_COLUMNS).enumerate() {
             let at = offset(row, tile * TILE_COLUMNS, columns);
             blocked[at..at + scales.len()].copy_from_slice(scales);
@@ -45,7 +46,7 @@ pub fn write_linear(rows: usize, columns: usize, linear: &[u8], blocked: &mut [u
     }
 }
 
-/// Scale factors in the blocked layout: borrowed where the bytes are already right, owned where they were converted.
+/// Scale factors in the blocked layout: borrowed bytes, or converted and owned bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockedScales<'a> {
     rows: usize,
@@ -54,10 +55,10 @@ pub struct BlockedScales<'a> {
 }
 
 impl<'a> BlockedScales<'a> {
-    /// Takes bytes that are already in the blocked layout.
+    /// Takes bytes in the blocked layout.
     ///
     /// # Errors
-    /// [`Error::Length`] unless there are exactly [`len`]`(rows, columns)` bytes.
+    /// [`Error::Length`] unless the length is exactly [`len`]`(rows, columns)`.
     pub fn new(rows: usize, columns: usize, bytes: impl Into<Cow<'a, [u8]>>) -> Result<Self, Error> {
         let bytes = bytes.into();
         let expected = len(rows, columns);
@@ -70,7 +71,7 @@ impl<'a> BlockedScales<'a> {
     /// Converts row-major scales (`rows × columns` bytes); the padding is zero.
     ///
     /// # Panics
-    /// If `linear` is not `rows × columns` bytes.
+    /// Panics if `linear` is not `rows × columns` bytes long.
     pub fn from_linear(rows: usize, columns: usize, linear: &[u8]) -> BlockedScales<'static> {
         let mut bytes = vec![0; len(rows, columns)];
         write_linear(rows, columns, linear, &mut bytes);
@@ -89,12 +90,12 @@ impl<'a> BlockedScales<'a> {
         linear
     }
 
-    /// The bytes, padding included.
+    /// Returns the bytes, including padding.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// As [`BlockedScales::bytes`], to keep.
+    /// Returns the bytes, including padding, as owned or borrowed data.
     pub fn into_bytes(self) -> Cow<'a, [u8]> {
         self.bytes
     }
@@ -117,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn conversion_places_every_scale_and_pads_with_zero() {
+    fn conversion_moves_every_scale_and_pads_with_zeros() {
         for (rows, columns) in [(0, 4), (1, 1), (7, 3), (128, 4), (129, 5), (300, 180)] {
             let linear: Vec<u8> = (0..rows * columns).map(|i| (i % 126 + 1) as u8).collect();
             let blocked = BlockedScales::from_linear(rows, columns, &linear);
@@ -134,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn right_bytes_are_viewed_without_a_copy_and_wrong_ones_refused() {
+    fn valid_bytes_are_borrowed_and_wrong_lengths_refused() {
         let bytes = vec![1; len(130, 5)];
         let view = BlockedScales::new(130, 5, &bytes[..]).unwrap();
         assert_eq!(view.bytes().as_ptr(), bytes.as_ptr());

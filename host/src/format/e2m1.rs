@@ -2,29 +2,30 @@
 //!
 //! Source: OCP Microscaling Formats (MX) Specification 1.0, section 5.3.3.
 
-/// Fractional bits of an E2M1 value: all are multiples of ½.
+/// Number of fractional bits of an E2M1 value: all values are multiples of ½.
 pub const FRACTION_BITS: u32 = 1;
 
-/// The largest magnitude.
+/// Largest magnitude.
 pub const MAX: f32 = 6.0;
 
-/// Twice the value of each code: an exact integer.
+/// Value of each code times 2, an exact integer.
 pub const DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// The value of each code.
+/// Value of each code.
 pub const VALUES: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
-/// The value of a code; only the low four bits count.
+/// Returns the value of a code; the upper four bits are ignored.
 #[inline]
 pub fn decode(code: u8) -> f32 {
     VALUES[usize::from(code & 0xF)]
 }
 
-/// The code nearest to `x`, ties to the even code, magnitudes above 6 saturated. NaN gives ±0: callers refuse it before.
+/// Returns the code nearest to `x`, ties to the even code; magnitudes above 6 saturate. NaN gives ±0, so callers refuse
+/// NaN first.
 #[inline]
 pub fn encode(x: f32) -> u8 {
     let magnitude = x.abs();
-    // A midpoint belongs to the neighbor with the even code, hence `>` and `>=` in turn.
+    // A midpoint rounds to the neighbor with the even code, hence the alternating `>` and `>=`.
     let code = u8::from(magnitude > 0.25)
         + u8::from(magnitude >= 0.75)
         + u8::from(magnitude > 1.25)
@@ -40,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_code_is_its_bits_read_as_sign_exponent_mantissa() {
+    fn every_code_matches_its_sign_exponent_and_mantissa() {
         for code in 0..16u8 {
             let (exponent, mantissa) = ((code >> 1) & 3, f32::from(code & 1));
             let magnitude =
@@ -59,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn midpoints_go_to_the_even_code_and_their_neighbors_to_the_nearest() {
+    fn midpoints_round_to_the_even_code() {
         for code in 0..7u8 {
             let midpoint = (decode(code) + decode(code + 1)) / 2.0;
             assert_eq!(encode(midpoint), code + (code & 1), "midpoint {midpoint}");

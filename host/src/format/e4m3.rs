@@ -1,30 +1,31 @@
 //! E4M3, the 8-bit block scale of NVFP4: four exponent bits of bias 7, three mantissa bits, no infinity.
 //!
-//! Tensor cores read a scale as *unsigned* E4M3: codes from [`MAX_CODE`] + 1 on (NaN, and all with the sign bit) are not
-//! scales. Source: OCP 8-bit Floating Point Specification 1.0; PTX ISA, "Alternate Floating-Point Data Formats" (ue4m3).
+//! Tensor cores read a scale as *unsigned* E4M3: codes above [`MAX_CODE`] (NaN, and all codes with the sign bit) are
+//! not scales. Source: OCP 8-bit Floating Point Specification 1.0; PTX ISA, "Alternate Floating-Point Data Formats"
+//! (ue4m3).
 
-/// Fractional bits of an E4M3 value: all are multiples of 2⁻⁹, the smallest subnormal.
+/// Number of fractional bits of an E4M3 value: all values are multiples of 2⁻⁹, the smallest subnormal.
 pub const FRACTION_BITS: u32 = 9;
 
-/// The largest value.
+/// Largest value.
 pub const MAX: f32 = 448.0;
 
-/// The code of [`MAX`], the last that is a valid scale.
+/// Code of [`MAX`], the largest valid scale.
 pub const MAX_CODE: u8 = 0x7E;
 
-/// The NaN without a sign.
+/// Code of NaN without sign.
 pub const NAN_CODE: u8 = 0x7F;
 
 const BIAS: u32 = 7;
 const MANTISSA_BITS: u32 = 3;
 
-/// Whether a code is a scale: neither negative nor NaN.
+/// Returns `true` if a code is a valid scale: neither negative nor NaN.
 #[inline]
 pub const fn is_scale(code: u8) -> bool {
     code <= MAX_CODE
 }
 
-/// The value of a scale in units of 2⁻⁹, at most 229,376. The sign bit is ignored, as tensor cores do.
+/// Returns the value of a scale in units of 2⁻⁹, at most 229,376. Ignores the sign bit, as tensor cores do.
 #[inline]
 pub const fn fixed_point(code: u8) -> i32 {
     let exponent = (code >> MANTISSA_BITS) & 0xF;
@@ -32,7 +33,7 @@ pub const fn fixed_point(code: u8) -> i32 {
     if exponent == 0 { mantissa } else { (8 + mantissa) << (exponent - 1) }
 }
 
-/// The value of each scale code (its sign bit ignored, as tensor cores do); NaN for 0x7F.
+/// Value of each scale code without its sign bit, which tensor cores ignore; NaN for 0x7F.
 pub const VALUES: [f32; 128] = {
     let mut values = [f32::NAN; 128];
     let mut code = 0;
@@ -43,14 +44,15 @@ pub const VALUES: [f32; 128] = {
     values
 };
 
-/// The value of any code, negative ones and NaN included.
+/// Returns the value of any code, including negative codes and NaN.
 #[inline]
 pub fn decode(code: u8) -> f32 {
     let magnitude = VALUES[usize::from(code & 0x7F)];
     if code & 0x80 == 0 { magnitude } else { -magnitude }
 }
 
-/// The scale nearest to `x`, ties to the even code, saturated to 0…448. NaN and negative numbers give 0.
+/// Returns the code of the scale nearest to `x`, ties to the even code, saturated to 0…448. NaN and negative numbers
+/// give 0.
 #[inline]
 pub fn encode(x: f32) -> u8 {
     const SMALLEST_NORMAL: f32 = 1.0 / 64.0;
@@ -67,8 +69,8 @@ pub fn encode(x: f32) -> u8 {
     }
 }
 
-/// The code nearest to any number, ties to the even code, saturated to ±448; [`NAN_CODE`] for NaN: `cvt.rn.satfinite.e4m3x2.f32` (PTX
-/// ISA, "cvt").
+/// Returns the code nearest to any number, ties to the even code, saturated to ±448; [`NAN_CODE`] for NaN, as
+/// `cvt.rn.satfinite.e4m3x2.f32` (PTX ISA, "cvt").
 #[inline]
 pub fn encode_signed(x: f32) -> u8 {
     if x.is_nan() { NAN_CODE } else { encode(x.abs()) | u8::from(x.is_sign_negative()) << 7 }
@@ -79,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_code_is_its_bits_read_as_exponent_and_mantissa() {
+    fn every_code_matches_its_exponent_and_mantissa() {
         for code in 0..=255u8 {
             let (exponent, mantissa) = (i32::from((code >> 3) & 0xF), f64::from(code & 7));
             let magnitude = match (exponent, code & 7) {
@@ -105,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn midpoints_go_to_the_even_code_and_their_neighbors_to_the_nearest() {
+    fn midpoints_round_to_the_even_code() {
         for code in 0..MAX_CODE {
             let midpoint = (decode(code) + decode(code + 1)) / 2.0;
             assert_eq!(encode(midpoint), code + (code & 1), "midpoint {midpoint}");
@@ -124,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_scale_saturates() {
+    fn numbers_outside_the_scale_range_saturate() {
         for (x, code) in [(-1.0, 0), (f32::NAN, 0), (449.0, MAX_CODE), (f32::INFINITY, MAX_CODE)] {
             assert_eq!(encode(x), code);
         }

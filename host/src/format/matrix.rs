@@ -1,4 +1,4 @@
-//! A packed NVFP4 matrix, owned or borrowed from bytes that already have the right form.
+//! A packed NVFP4 matrix with owned bytes, or with borrowed bytes in the right form.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -9,8 +9,9 @@ use crate::error::Error;
 
 /// A K-major matrix `[rows, K]` in NVFP4.
 ///
-/// Two values share a byte, the even element of K in the low nibble; scales are row-major `[rows, K/16]`. All scales
-/// are valid (see [`e4m3::is_scale`]) and the global scale is finite and not negative: [`Matrix::new`] checks it.
+/// Two values share a byte, with the even element of K in the low nibble; scales are row-major `[rows, K/16]`.
+/// [`Matrix::new`] checks that all scales are valid (see [`e4m3::is_scale`]) and that the global scale is finite and
+/// not negative.
 ///
 /// ```
 /// use nvfp4::format::Matrix;
@@ -34,8 +35,8 @@ impl<'a> Matrix<'a> {
     /// Takes `rows × K/2` bytes of values and `rows × K/16` scales.
     ///
     /// # Errors
-    /// If K is not a multiple of 16, a length is wrong, a scale is negative or NaN, or the global scale is negative,
-    /// infinite or NaN.
+    /// Returns an error if K is not a multiple of 16, a length is wrong, a scale is negative or NaN, or the global
+    /// scale is negative, infinite or NaN.
     pub fn new(
         rows: usize,
         k: usize,
@@ -65,52 +66,52 @@ impl<'a> Matrix<'a> {
         Ok(Self { rows, k, values, scales, global_scale })
     }
 
-    /// Rows: tokens of activations (M), output features of weights (N).
+    /// Number of rows: tokens of activations (M), or output features of weights (N).
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Columns, a multiple of 16.
+    /// Number of columns, a multiple of 16.
     pub fn k(&self) -> usize {
         self.k
     }
 
-    /// The packed values, `rows × K/2` bytes.
+    /// Packed values, `rows × K/2` bytes.
     pub fn values(&self) -> &[u8] {
         &self.values
     }
 
-    /// The row-major scales, `rows × K/16` bytes.
+    /// Row-major scales, `rows × K/16` bytes.
     pub fn scales(&self) -> &[u8] {
         &self.scales
     }
 
-    /// The factor of the whole tensor.
+    /// Global scale: the factor of the whole matrix.
     pub fn global_scale(&self) -> f32 {
         self.global_scale
     }
 
-    /// The packed values of a row, `K/2` bytes.
+    /// Packed values of a row, `K/2` bytes.
     #[inline]
     pub fn row_values(&self, row: usize) -> &[u8] {
         &self.values[row * (self.k / 2)..][..self.k / 2]
     }
 
-    /// The scales of a row, `K/16` bytes.
+    /// Scales of a row, `K/16` bytes.
     #[inline]
     pub fn row_scales(&self, row: usize) -> &[u8] {
         &self.scales[row * (self.k / BLOCK)..][..self.k / BLOCK]
     }
 
-    /// The scales in the layout that tensor cores read.
+    /// Returns the scales in the layout that tensor cores read.
     pub fn blocked_scales(&self) -> BlockedScales<'static> {
         BlockedScales::from_linear(self.rows, self.k / BLOCK, &self.scales)
     }
 
-    /// A view of some rows, for instance one expert's tokens; copies nothing.
+    /// Returns a view of some rows, for example the tokens of an expert, without copying.
     ///
     /// # Panics
-    /// If the range goes past the last row.
+    /// Panics if the range exceeds the rows.
     pub fn slice_rows(&self, rows: Range<usize>) -> Matrix<'_> {
         let bytes = |per_row: usize| rows.start * per_row..rows.end * per_row;
         Matrix {
@@ -125,7 +126,7 @@ impl<'a> Matrix<'a> {
     /// Writes the numbers of a row, global scale included, as f32.
     ///
     /// # Panics
-    /// If `out` is not K long.
+    /// Panics if `out` is not K long.
     pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
         self.decode_row(row, self.global_scale, out);
     }
@@ -133,7 +134,7 @@ impl<'a> Matrix<'a> {
     /// Writes the numbers of a row, without the global scale, as exact f32.
     ///
     /// # Panics
-    /// If `out` is not K long.
+    /// Panics if `out` is not K long.
     pub fn numbers_row(&self, row: usize, out: &mut [f32]) {
         self.decode_row(row, 1.0, out);
     }
@@ -152,7 +153,7 @@ impl<'a> Matrix<'a> {
     /// ([`super::FIXED_POINT_BITS`]); their magnitudes are at most 12 · 229,376 < 2²².
     ///
     /// # Panics
-    /// If `out` is not K long.
+    /// Panics if `out` is not K long.
     pub fn fixed_point_row(&self, row: usize, out: &mut [i32]) {
         assert_eq!(out.len(), self.k, "a row of K numbers");
         for ((out, values), &scale) in self.blocks(row, out) {
@@ -163,7 +164,7 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// The blocks of a row: where their numbers go, their packed values, their scale.
+    /// Iterates over the blocks of a row: output slice, packed values and scale.
     fn blocks<'s, T>(
         &'s self,
         row: usize,
@@ -178,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wrong_lengths_scales_and_sizes_are_refused_with_their_place() {
+    fn wrong_lengths_scales_and_sizes_are_located() {
         let new = |k, values: usize, scales: Vec<u8>, global| Matrix::new(2, k, vec![0; values], scales, global);
         assert!(new(32, 32, vec![0; 4], 1.0).is_ok());
         assert!(matches!(new(24, 24, vec![0; 3], 1.0), Err(Error::BlockAlignment { k: 24 })));
@@ -195,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn fixed_point_is_the_dequantized_number_for_every_value_and_scale() {
+    fn fixed_point_matches_the_dequantized_number() {
         for scale in 0..=e4m3::MAX_CODE {
             let values: Vec<u8> = (0..8).map(|i| (2 * i) | (2 * i + 1) << 4).collect();
             let matrix = Matrix::new(1, 16, values, vec![scale], 1.0).unwrap();
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_of_rows_copy_nothing() {
+    fn row_slices_are_borrowed() {
         let matrix = Matrix::new(4, 16, (0..32).collect::<Vec<u8>>(), vec![1, 2, 3, 4], 2.0).unwrap();
         let slice = matrix.slice_rows(1..3);
         assert_eq!((slice.rows(), slice.scales(), slice.row_values(1)), (2, &[2, 3][..], matrix.row_values(2)));

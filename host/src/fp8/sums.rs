@@ -1,31 +1,32 @@
-//! Sums of products as Hopper's tensor cores make them, to the bit: `wgmma` of two e4m3 with f32 accumulators.
+//! Sums of products with the bits of Hopper's tensor cores: `wgmma` of two e4m3 operands with f32 accumulators.
 //!
-//! PTX leaves these sums open. What a card does was found from results of an H200 (`crates/ptx_emulator/src/hw/fp8.rs`, with which a
-//! test compares this file). [`STEP`] products are added to the accumulator at a time:
+//! PTX does not define these sums. The rules come from results of an H200 (`crates/ptx_emulator/src/hw/fp8.rs`; a test
+//! compares that file with this one). [`STEP`] products are added to the accumulator at a time:
 //!
-//! 1. A product is exact. Its exponent is the sum of its factors', subnormal ones having that of the smallest normal numbers; zero
-//!    has none. The accumulator has its own.
-//! 2. All products and the accumulator are cut, toward zero, to multiples of 2⁻¹³ of the power of two with the largest exponent.
-//! 3. They are added exactly, and the sum is cut, toward zero, to 13 bits behind its first.
+//! 1. Each product is exact. Its exponent is the sum of the exponents of its factors; a subnormal factor has the
+//!   exponent of the smallest normal number, and zero has none. The accumulator has its own exponent.
+//! 2. All products and the accumulator are truncated toward zero to multiples of 2⁻¹³ · 2^(largest exponent).
+//! 3. They are added exactly, and the sum is truncated toward zero to 13 bits after its first bit.
 //!
-//! A cut loses less than 2⁻¹³ of that power of two, for each of 33 addends and the sum. Where products alternate in sign that is little
-//! (`docs/accuracy.md`); where they all have one, small ones are lost beside a large sum.
+//! A truncation loses less than 2⁻¹³ · 2^(largest exponent), for each of 33 addends and for the sum. With alternating
+//! signs the total loss is small (`docs/accuracy.md`); with equal signs, small products vanish beside a large sum.
 
 use crate::format::{BLOCK, e4m3};
 
-/// Products that are added at a time: those of one `wgmma`, k32.
+/// Number of products added at a time: the K of one `wgmma`, k32.
 pub const STEP: usize = 32;
 
-/// Bits that addends and sums keep behind the first.
+/// Number of bits that addends and sums keep after the first bit.
 const KEPT_BITS: u32 = 13;
 
-/// The bits of an f32's mantissa that a sum does not keep.
+/// Bits of an f32's mantissa that a sum drops.
 const CUT_BITS: u32 = (1 << (f32::MANTISSA_DIGITS - 1 - KEPT_BITS)) - 1;
 
-/// Where a column of K stands among columns as they are multiplied. The [`STEP`] positions from a multiple of it on are a step.
+/// Returns the position of a column of K in the order of multiplication. [`STEP`] positions from a multiple of [`STEP`]
+/// on form a step.
 ///
-/// Of each 64 whole columns, the first halves of their four blocks are one step and the last halves the next, since the lanes that
-/// share a row of `wgmma`'s A have a block each. What is left stays in its order.
+/// For each 64 whole columns, the first halves of the four blocks form one step and the last halves the next, because
+/// each lane that shares a row of `wgmma`'s A holds one block. The remaining columns keep their order.
 pub const fn position(k: usize, column: usize) -> usize {
     const QUAD: usize = 4 * BLOCK;
     const HALF: usize = BLOCK / 2;
@@ -36,17 +37,17 @@ pub const fn position(k: usize, column: usize) -> usize {
     first + within / HALF % 2 * STEP + within / BLOCK * HALF + within % HALF
 }
 
-/// A row of codes, ready to be multiplied: numbers at their [`position`]s, with zeros behind them up to a whole step.
+/// A row of codes prepared for multiplication: numbers at their [`position`]s, padded with zeros to a whole step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Factors {
     numbers: Vec<f32>,
-    /// The power of two with each number's exponent; 0 for zero.
+    /// Power of two with the exponent of each number; 0 for zero.
     powers: Vec<f32>,
     is_nan: bool,
 }
 
 impl Factors {
-    /// Of e4m3 codes, columns in their natural order.
+    /// Takes e4m3 codes with columns in their natural order.
     pub fn new(codes: &[u8]) -> Self {
         let (k, len) = (codes.len(), codes.len().next_multiple_of(STEP));
         let mut factors = Self { numbers: vec![0.0; len], powers: vec![0.0; len], is_nan: false };
@@ -60,19 +61,19 @@ impl Factors {
     }
 }
 
-/// The smallest normal e4m3.
+/// Smallest normal e4m3.
 const SMALLEST_NORMAL: f32 = 1.0 / 64.0;
 
-/// The power of two with the exponent of a normal number; 0 for zero.
+/// Returns the power of two with the exponent of a normal number; 0 for zero.
 #[inline(always)]
 fn power(number: f32) -> f32 {
     f32::from_bits(number.to_bits() & f32::INFINITY.to_bits())
 }
 
-/// The sum of the products of two rows of the same K, from zero. NaN if either has one.
+/// Returns the sum of the products of two rows with the same K, starting at zero. NaN if a row contains NaN.
 ///
 /// # Panics
-/// If they have not the same K.
+/// Panics if the rows differ in K.
 pub fn sum(a: &Factors, b: &Factors) -> f32 {
     assert_eq!(a.numbers.len(), b.numbers.len(), "factors of each other");
     if a.is_nan || b.is_nan {
@@ -80,7 +81,7 @@ pub fn sum(a: &Factors, b: &Factors) -> f32 {
     }
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
-        // SAFETY: avx2 was detected on the line above.
+        // SAFETY: AVX2 was detected on the line above.
         return unsafe { sum_avx2(a, b) };
     }
     sum_of_numbers(a, b)
@@ -92,7 +93,7 @@ fn sum_avx2(a: &Factors, b: &Factors) -> f32 {
     sum_of_numbers(a, b)
 }
 
-/// Everything here is exact but what is cut, so every instruction set has the same bits.
+/// All operations except truncation are exact, so every instruction set gives the same bits.
 #[inline(always)]
 fn sum_of_numbers(a: &Factors, b: &Factors) -> f32 {
     fn steps(factors: &[f32]) -> &[[f32; STEP]] {
@@ -112,18 +113,18 @@ fn sum_of_numbers(a: &Factors, b: &Factors) -> f32 {
     })
 }
 
-/// A step, with the power of two of the largest exponent, which is 2⁻²⁵ at least.
+/// Adds one step; `largest` is the power of two with the largest exponent, at least 2⁻²⁵.
 #[inline(always)]
 fn add(sum: f32, products: &[f32; STEP], largest: f32) -> f32 {
     let units = (1 << KEPT_BITS) as f32 / largest;
-    // SAFETY: a product is less than 4 times the power of two with its exponent and the accumulator less than twice, so that no number
-    // is as large as 2¹⁵.
+    // SAFETY: a product is less than 4 times the power of two of its exponent, and the accumulator less than twice, so
+    // every number is below 2¹⁵ and fits an `i32`.
     let cut = |number: f32| unsafe { (number * units).to_int_unchecked::<i32>() };
     let mut sums = [0; 8];
     for i in 0..STEP {
         sums[i % 8] += cut(products[i]);
     }
-    // Less than 2²¹: exact as f32.
+    // The sum is below 2²¹, so it is exact as f32.
     let exact = (sums.into_iter().sum::<i32>() + cut(sum)) as f32;
     f32::from_bits(exact.to_bits() & !CUT_BITS) / units
 }
@@ -133,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn positions_of_columns_are_one_to_one_and_steps_have_the_same_half_of_four_blocks() {
+    fn each_step_has_the_same_half_of_four_blocks() {
         for k in (16..=512).step_by(16) {
             let mut columns = vec![None; k];
             for column in 0..k {
@@ -151,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_is_a_word_of_each_lane_that_shares_a_row_of_packed_weights() {
+    fn step_is_one_word_of_each_lane_sharing_a_row() {
         use kernels_gpu::units::{ROW_LANES, WORD_ELEMENTS, block_columns, block_start, element, k_blocks, lane_words};
         for k in (16..=512u32).step_by(16) {
             let mut step = 0;
@@ -170,13 +171,13 @@ mod tests {
     }
 
     #[test]
-    fn small_integers_add_up_exactly_and_a_thousandth_of_one_is_lost() {
+    fn small_integers_add_exactly_and_tiny_products_vanish() {
         const ONE: u8 = 0x38;
         const HALF: u8 = 0x30;
         const LARGEST: u8 = 0x7E;
         let of = |codes: &[u8]| Factors::new(codes);
         assert_eq!(sum(&of(&[ONE; 48]), &of(&[ONE; 48])), 48.0);
-        // A first step of 2¹⁷ and more; a half is less than 2⁻¹³ of 2¹⁶.
+        // The first step sums to at least 2¹⁷; a half is less than 2⁻¹³ of 2¹⁶.
         let mut first = [0; 64];
         first[0] = LARGEST;
         let large = sum(&of(&first), &of(&first));
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nan_stays_and_nothing_is_zero() {
+    fn nan_persists_and_an_empty_sum_is_zero() {
         let with = |code: u8| Factors::new(&[&[code][..], &[0x38; 15]].concat());
         assert!(sum(&with(0x7F), &with(0)).is_nan() && sum(&with(0), &with(0xFF)).is_nan());
         assert_eq!(sum(&with(0x80), &Factors::new(&[0; 16])).to_bits(), 0);

@@ -1,22 +1,23 @@
-//! From 16-bit tokens to e4m3 codes with a scale.
+//! Quantizes 16-bit tokens to e4m3 codes with a scale.
 
 use crate::format::{BLOCK, e4m3};
 use crate::problem::{TokenDtype, TokenFormat};
 
-/// Tokens of which none is larger have the scale of this magnitude, 2⁻¹²⁶. It keeps a scale and its inverse normal numbers.
+/// Tokens with smaller magnitudes get the scale of this magnitude, 2⁻¹²⁶, so that a scale and its inverse are normal
+/// numbers.
 pub const MAGNITUDE_FLOOR: f32 = e4m3::MAX * f32::MIN_POSITIVE;
 
-/// No code of e2m1, and a NaN that no device computes.
+/// Invalid as an e2m1 code, and a NaN that no device computes.
 const POISON: u8 = 0xFF;
 
-/// Rows of codes, e4m3 or e2m1, each with a scale. Two of them are equal if they have the same bits.
+/// Rows of e4m3 or e2m1 codes with scales. Equality compares bits.
 #[derive(Clone, Debug, Default)]
 pub struct QuantizedRows {
-    /// `[rows, K]`, a code a byte, columns in their natural order.
+    /// Codes `[rows, K]`, one per byte, columns in their natural order.
     pub codes: Vec<u8>,
-    /// `[rows, K / 16]`, e4m3: the scales of NVFP4's blocks; empty for FP8, which has none.
+    /// E4M3 block scales of NVFP4, `[rows, K / 16]`; empty for FP8.
     pub block_scales: Vec<u8>,
-    /// `[rows]`.
+    /// Scale per row, `[rows]`.
     pub scales: Vec<f32>,
 }
 
@@ -31,30 +32,30 @@ impl PartialEq for QuantizedRows {
 impl Eq for QuantizedRows {}
 
 impl QuantizedRows {
-    /// Rows of NaN.
+    /// Returns rows of NaN.
     pub fn poisoned(format: TokenFormat, rows: usize, k: usize) -> Self {
         let block_scales = if format == TokenFormat::Nvfp4 { rows * k / BLOCK } else { 0 };
         Self { codes: vec![POISON; rows * k], block_scales: vec![POISON; block_scales], scales: vec![f32::NAN; rows] }
     }
 
-    /// Fills it with NaN, so that what a device fails to write is found.
+    /// Fills all rows with NaN, so that elements that a device does not write are found.
     pub fn poison(&mut self) {
         self.codes.fill(POISON);
         self.block_scales.fill(POISON);
         self.scales.fill(f32::NAN);
     }
 
-    /// Puts further rows behind these.
+    /// Appends rows.
     pub fn append(&mut self, mut rows: Self) {
         self.codes.append(&mut rows.codes);
         self.block_scales.append(&mut rows.block_scales);
         self.scales.append(&mut rows.scales);
     }
 
-    /// Rows of K numbers of a type, as FP8.
+    /// Quantizes rows of K numbers of a token type to FP8.
     ///
     /// # Panics
-    /// If K is 0.
+    /// Panics if K is 0.
     pub fn of(dtype: TokenDtype, bits: &[u16], k: usize) -> Self {
         let scales = Vec::with_capacity(bits.len() / k);
         let mut quantized = Self { codes: vec![0; bits.len()], block_scales: Vec::new(), scales };
@@ -65,17 +66,18 @@ impl QuantizedRows {
     }
 }
 
-/// Writes a token's codes and returns its scale: its largest magnitude, at least [`MAGNITUDE_FLOOR`], over 448, in f32. A code is the
-/// e4m3 nearest to the number times the inverse of the scale, both in f32, ties to even, saturated to ±448.
+/// Writes a token's codes and returns its scale: its largest magnitude (at least [`MAGNITUDE_FLOOR`]) / 448 in f32. A
+/// code is the f32 product of the number and the inverse of the scale, rounded to e4m3, ties to even, saturated to
+/// ±448.
 ///
-/// A token with a NaN has a scale of NaN and codes of NaN. One with an infinity has an infinite scale, a NaN in that place and zeros
-/// elsewhere, so that all that is made of it is NaN.
+/// A token with a NaN gets a NaN scale and NaN codes. A token with an infinity gets an infinite scale, NaN at that
+/// position and zeros elsewhere. So every result computed from the token is NaN.
 ///
 /// # Panics
-/// If there are not as many codes as numbers.
+/// Panics if the numbers of codes and elements differ.
 pub fn quantize_token(dtype: TokenDtype, bits: &[u16], codes: &mut [u8]) -> f32 {
     assert_eq!(bits.len(), codes.len(), "a code for each number");
-    // As integers, magnitudes have the order of their numbers, and NaN is above infinity.
+    // As integers, magnitudes have the order of the numbers, and NaN is above infinity.
     let largest = bits.iter().map(|&bits| bits & 0x7FFF).max().unwrap_or(0);
     let largest = (dtype.decode(largest) as f32).to_bits().max(MAGNITUDE_FLOOR.to_bits());
     let scale = f32::from_bits(largest) / e4m3::MAX;
@@ -103,7 +105,7 @@ mod tests {
             let (codes, scale) = quantized(dtype, &[0.5, -7.0, 0.0, 3.5, -0.015625]);
             assert_eq!((&codes[..], scale), (&[32.0, -448.0, 0.0, 224.0, -1.0][..], 1.0 / 64.0));
         }
-        // 448 · (1 + 2⁻²³) at most, which is no NaN.
+        // The result is at most 448 · (1 + 2⁻²³), which does not become NaN.
         for largest in 0x3F80..0x4000u16 {
             let mut code = [0];
             quantize_token(TokenDtype::Bf16, &[largest], &mut code);
@@ -114,7 +116,7 @@ mod tests {
     #[test]
     fn the_smallest_and_the_largest_tokens_have_normal_scales() {
         assert_eq!(quantized(TokenDtype::Bf16, &[0.0, -0.0]), (vec![0.0, -0.0], f32::MIN_POSITIVE));
-        // The smallest subnormal bf16 is 2⁻¹³³, and so 2⁻⁷ of the scale.
+        // The smallest subnormal bf16 is 2⁻¹³³, which is 2⁻⁷ of the scale.
         let (codes, scale) = quantized(TokenDtype::Bf16, &[f32::from_bits(0x0001_0000), 0.0]);
         assert_eq!((&codes[..], scale), (&[1.0 / 128.0, 0.0][..], f32::MIN_POSITIVE));
         let largest = f32::from_bits(0x7F7F_0000);
@@ -124,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_makes_its_token_nan() {
+    fn non_finite_number_makes_its_token_nan() {
         for dtype in [TokenDtype::F16, TokenDtype::Bf16] {
             let (codes, scale) = quantized(dtype, &[1.0, f32::NAN, f32::INFINITY, 0.0]);
             assert!(scale.is_nan() && codes.iter().all(|code| code.is_nan()));

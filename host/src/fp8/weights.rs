@@ -1,20 +1,20 @@
-//! From NVFP4 weights to e4m3 codes.
+//! Converts NVFP4 weights to e4m3 codes.
 
 use crate::format::{BLOCK, Matrix, e2m1, e4m3};
 
-/// What a weight without its global scale is divided by: the largest, 6 · 448, becomes 336, which an e4m3 holds.
+/// Divisor of a weight without its global scale: the largest, 6 · 448, becomes 336, which e4m3 can represent.
 pub const FOLD: f32 = 8.0;
 
-/// The e4m3 code of a weight with a value's and a scale's code: their product over [`FOLD`], rounded once, ties to even. The
+/// Returns the e4m3 code of a weight: value times block scale, divided by [`FOLD`], rounded once, ties to even. The
 /// product is exact in f32.
 pub fn fold(value: u8, scale: u8) -> u8 {
     e4m3::encode_signed(e2m1::decode(value) * e4m3::decode(scale) / FOLD)
 }
 
-/// The codes of a row of weights, columns in their natural order.
+/// Writes the codes of a row of weights, columns in their natural order.
 ///
 /// # Panics
-/// If `out` is not K long.
+/// Panics if `out` is not K long.
 pub fn folded_row(matrix: &Matrix<'_>, row: usize, out: &mut [u8]) {
     assert_eq!(out.len(), matrix.k(), "a code for each column");
     let blocks = matrix.row_values(row).chunks_exact(BLOCK / 2).zip(matrix.row_scales(row));

@@ -258,7 +258,7 @@ mod tests {
         assert!(bias(vec![f32::NAN; 32]).unwrap_err().contains("bias 0 is NaN"));
         assert_eq!(layer().with_input_scale(0.25).unwrap().input_scale(), Some(0.25));
         let error = layer().with_input_scale(-1.0).unwrap_err().to_string();
-        assert!(error.starts_with("input scale -1e0 is not from 2^-100 to 2^100"), "{error}");
+        assert!(error.starts_with("input scale -1e0 must be from 2^-100 to 2^100"), "{error}");
     }
 
     #[test]

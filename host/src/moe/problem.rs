@@ -548,8 +548,8 @@ mod tests {
         for (error, text) in [
             (refused(&|inputs| inputs.stride = 31), "row stride is 31 elements, less than the hidden size 32"),
             (refused(&|inputs| inputs.stride = 48), "elements of the hidden states: got 96, expected 128"),
-            (refused(&|inputs| inputs.stride = usize::MAX), "more than this machine can address"),
-            (refused(&|inputs| inputs.tokens = usize::MAX), "more than this machine can address"),
+            (refused(&|inputs| inputs.stride = usize::MAX), "exceeds the address space of this machine"),
+            (refused(&|inputs| inputs.tokens = usize::MAX), "exceeds the address space of this machine"),
             (refused(&|inputs| inputs.ids = vec![0; 5].into()), "top-k ids (k for each token): got 5, expected 6"),
             (refused(&|inputs| inputs.weights = vec![0.0; 7].into()), "top-k weights (k for each token): got 7"),
             (refused(&|inputs| inputs.weights_on_input = true), "weights on the input are for layers with one expert"),

@@ -441,7 +441,7 @@ fn input_scales_are_one_for_each_expert_and_take_the_place_of_the_tokens_own() {
     let mut wrong = scales(experts);
     wrong[1].down = f32::NAN;
     let error = own.clone().with_input_scales(wrong).unwrap_err().to_string();
-    assert!(error.starts_with("expert 1: down: input scale NaN is not from"), "{error}");
+    assert!(error.starts_with("expert 1: down: input scale NaN must be from"), "{error}");
     let given = own.clone().with_input_scales(scales(experts)).unwrap();
     let of = |weights: &MoeWeights<'_>| {
         let (output, _) = right(weights, inputs(&shape, Generator::Gaussian, dtype));

@@ -1,5 +1,5 @@
-//! Planning: pure functions of a problem's sizes, the same with and without a GPU. Also the words that name a way to
-//! compute.
+//! Planning: pure functions of a problem's sizes, independent of a GPU; and the words that describe how a step is
+//! computed.
 
 pub mod roofline;
 pub mod tile;

@@ -1,44 +1,46 @@
-//! The least time that a device needs for a problem: reading and writing each byte once, or doing each operation once.
+//! Minimum time of a problem on a device: reading and writing each byte once, or executing each operation once.
 //!
 //! Source of the model: Williams, Waterman and Patterson, "Roofline: an insightful visual performance model".
 
 use crate::format::BLOCK;
 use crate::problem::{Group, GroupedProblem};
 
-/// What a device can do at most.
+/// Peak rates of a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Peaks {
-    /// Bytes a second from and to memory.
+    /// Memory bandwidth in bytes per second.
     pub bytes_per_second: f64,
-    /// Operations a second (a multiply-add counts as two) in the arithmetic that suits NVFP4 best.
+    /// Operations per second (a multiply-add counts as two) in the best arithmetic for NVFP4.
     pub ops_per_second: f64,
 }
 
 /// A GPU that problems can be planned for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gpu {
-    /// Its name on the command line.
+    /// Name of the GPU on the command line.
     pub name: &'static str,
-    /// How the driver's name of such a device begins, without "NVIDIA ".
+    /// Prefix of the driver's name of the device, without "NVIDIA ".
     pub device_prefix: &'static str,
     /// Compute capability, major and minor.
     pub capability: (u32, u32),
-    /// Streaming multiprocessors.
+    /// Number of SMs.
     pub sms: usize,
-    /// Memory and arithmetic.
+    /// Peak rates.
     pub peaks: Peaks,
-    /// The arithmetic that `peaks` counts.
+    /// Arithmetic that `peaks` counts.
     pub arithmetic: &'static str,
 }
 
-/// The GPUs known here.
+/// Known GPUs.
 ///
-/// b200: the figures behind the kernel competition's speed of light, 7.68 TB/s and 6.9 PFLOP/s. The others: NVIDIA's
-/// datasheets, memory bandwidth and dense rate (H200: 4.8 TB/s and 989 TFLOP/s f16;
-/// H100 SXM: 3.35 TB/s and 989; A100 80 GB SXM: 2.039 TB/s and 312). Of GeForce RTX 5090 and 5070 Ti, RTX PRO 6000 and GB10, the
-/// pages of the products and NVIDIA's "RTX Blackwell GPU Architecture": 170, 70, 188 and 48 multiprocessors, 1.792, 0.896, 1.792 and
-/// 0.273 TB/s, and half of the "AI TOPS", 3352, 1406, 4000 and 1000, which count FP4 with sparsity. Cards without an FP4 unit compute on the exactly
-/// decoded f16.
+/// Sources:
+/// - b200: the kernel competition's speed of light, 7.68 TB/s and 6.9 PFLOP/s.
+/// - H200, H100 SXM, A100 80 GB SXM: memory bandwidth and dense f16 rate of NVIDIA's datasheets: 4.8 TB/s and 989
+///   TFLOP/s, 3.35 TB/s and 989 TFLOP/s, 2.039 TB/s and 312 TFLOP/s. GPUs without FP4 units compute on exactly decoded
+///   f16.
+/// - GeForce RTX 5090 and 5070 Ti, RTX PRO 6000, GB10: the product pages and NVIDIA's "RTX Blackwell GPU Architecture":
+///   170, 70, 188 and 48 SMs; 1.792, 0.896, 1.792 and 0.273 TB/s; half of the "AI TOPS" 3352, 1406, 4000 and 1000,
+///   which count FP4 with sparsity.
 pub const GPUS: &[Gpu] = {
     const fn gpu(
         name: &'static str,
@@ -64,30 +66,30 @@ pub const GPUS: &[Gpu] = {
     ]
 };
 
-/// What limits a problem on a device.
+/// Resource that limits a problem on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
-    /// Reading and writing.
+    /// Memory bandwidth.
     Memory,
     /// Arithmetic.
     Compute,
 }
 
-/// The work of a problem, and the least time that a device needs for it.
+/// Work of a problem, and its minimum time on a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Roofline {
-    /// Weights, values and scales.
+    /// Bytes of weights: values and scales.
     pub weight_bytes: usize,
-    /// Activations, values and scales.
+    /// Bytes of activations: values and scales.
     pub token_bytes: usize,
-    /// Output.
+    /// Bytes of output.
     pub output_bytes: usize,
-    /// Operations, a multiply-add counted as two; the gate's few are left out.
+    /// Number of operations, a multiply-add counted as two; the activation is not counted.
     pub operations: f64,
 }
 
 impl Roofline {
-    /// Counts the work of a problem. Experts without tokens need none: their weights are not read.
+    /// Counts the work of a problem. Experts without tokens add nothing: their weights are not read.
     pub fn new(problem: &GroupedProblem) -> Self {
         let projections = problem.op().projections();
         let sum =
@@ -110,22 +112,22 @@ impl Roofline {
         self.weight_bytes + self.token_bytes + self.output_bytes
     }
 
-    /// Seconds for the bytes.
+    /// Minimum time for the bytes, in seconds.
     pub fn memory_seconds(&self, peaks: Peaks) -> f64 {
         self.bytes() as f64 / peaks.bytes_per_second
     }
 
-    /// Seconds for the operations.
+    /// Minimum time for the operations, in seconds.
     pub fn compute_seconds(&self, peaks: Peaks) -> f64 {
         self.operations / peaks.ops_per_second
     }
 
-    /// The larger of the two: the speed of light.
+    /// The larger of both times, in seconds: the speed of light.
     pub fn seconds(&self, peaks: Peaks) -> f64 {
         self.memory_seconds(peaks).max(self.compute_seconds(peaks))
     }
 
-    /// Which of the two it is.
+    /// Resource with the larger time.
     pub fn bound(&self, peaks: Peaks) -> Bound {
         if self.memory_seconds(peaks) >= self.compute_seconds(peaks) { Bound::Memory } else { Bound::Compute }
     }
@@ -138,7 +140,7 @@ mod tests {
     use crate::shape;
 
     #[test]
-    fn the_competition_s_speed_of_light_is_reproduced() {
+    fn competition_speed_of_light_is_reproduced() {
         let mut compared = 0;
         for shape in shape::builtin() {
             let Some(light_us) = shape.b200_light_us else { continue };
@@ -151,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn many_tokens_are_bound_by_arithmetic_and_few_by_memory() {
+    fn many_tokens_are_compute_bound_and_few_memory_bound() {
         let bound = |name: &str, gpu: Gpu| {
             let problem = shape::find(name).unwrap().problem(TokenDtype::F16).unwrap();
             Roofline::new(&problem).bound(gpu.peaks)

@@ -1,33 +1,33 @@
-//! Tilings of a problem for tensor cores, counted: tiles, waves, idle and useful shares.
+//! Counts the tiles of a problem on tensor cores: tiles, waves, idle share and useful share.
 //!
-//! Weights lie on the tensor core's M, which is fixed, and tokens on its N, which goes in steps of 8: a group's last
-//! tile of tokens takes the N it needs, so that few tokens waste little.
+//! Weights are on the tensor core's M, which is fixed, and tokens on its N, a multiple of 8: the last tile of tokens of
+//! a group uses the smallest sufficient N, so that few tokens waste little.
 
 use crate::problem::GroupedProblem;
 
-/// Weight rows of a tile: the M of one block-scaled MMA (PTX ISA, `tcgen05.mma`), of two warpgroups on Hopper.
+/// Weight rows per tile: the M of one block-scaled MMA (PTX ISA, `tcgen05.mma`), or of two warpgroups on Hopper.
 pub const TILE_WEIGHT_ROWS: usize = 128;
 
 /// The granularity of the tensor core's N (PTX ISA, `tcgen05.mma` and `wgmma`: N in steps of 8).
 const TOKEN_STEP: usize = 8;
 
-/// Sizes of a tile of tokens that are worth a look: those for which both accumulators, gate and up, fit.
+/// Tile sizes in tokens for which both accumulators, gate and up, fit.
 pub const TOKEN_TILES: [usize; 9] = [8, 16, 32, 64, 96, 112, 128, 192, 224];
 
-/// A problem cut into tiles of so many tokens, on a GPU of `sms` multiprocessors that compute one tile at a time each.
+/// A problem split into tiles of `tile_tokens` tokens, on a GPU whose SMs compute one tile at a time each.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tiling {
-    /// Tokens of a full tile.
+    /// Tokens per full tile.
     pub tile_tokens: usize,
-    /// Tiles of all groups.
+    /// Number of tiles of all groups.
     pub tiles: usize,
-    /// Rounds in which the GPU works through them.
+    /// Number of rounds in which the GPU computes the tiles.
     pub waves: usize,
-    /// The share of multiprocessors that have nothing to do in the last round.
+    /// Share of SMs that are idle in the last round.
     pub last_wave_idle: f64,
-    /// The share of issued multiply-adds that belong to a token and to an output feature.
+    /// Share of multiply-adds that belong to a token and an output feature.
     pub useful: f64,
-    /// How often a weight is read, on average, from memory or L2.
+    /// Average number of reads of a weight from memory or L2.
     pub weight_reads: f64,
 }
 
@@ -70,8 +70,8 @@ mod tests {
     }
 
     #[test]
-    fn tiles_waves_and_shares_are_counted_by_hand() {
-        // 2 weight tiles × 3 token tiles + 1 × 1 + none.
+    fn tiles_waves_and_shares_match_manual_counts() {
+        // 2 weight tiles × 3 token tiles, plus 1 × 1, plus none.
         let tiling = Tiling::new(&problem(&[(130, 256), (4, 64), (0, 4096)]), 64, 4);
         assert_eq!((tiling.tiles, tiling.waves, tiling.last_wave_idle), (7, 2, 0.25));
         let (useful, issued) = (130.0 * 256.0 + 4.0 * 64.0, 136.0 * 256.0 + 8.0 * 128.0);
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_problem_without_tokens_has_no_tiles() {
+    fn problem_without_tokens_has_no_tiles() {
         let tiling = Tiling::new(&problem(&[(0, 256)]), 64, 4);
         assert_eq!((tiling.tiles, tiling.waves, tiling.last_wave_idle), (0, 0, 0.0));
     }

@@ -1,4 +1,4 @@
-//! [`Variant`]: which of the ways to compute a step on a GPU, as one string. Pure data, knows no device.
+//! [`Variant`]: how a step is computed on a GPU, as one string. Pure data, independent of a device.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,12 +9,12 @@ use crate::kernels::GroupedKernel;
 use crate::oracle::Element;
 use crate::problem::{Op, TokenDtype};
 
-/// A way to compute a step on a GPU: words separated by commas, in any order, all of which may be left out.
+/// A way to compute a step on a GPU: optional words separated by commas, in any order:
 ///
 /// - a launch schedule, [`LaunchSchedule`]: `persistent`, `per-group`, `streams=N`, `unfused`
 /// - `graph`: the launches are captured into a CUDA graph, which is replayed when the same step comes again
-/// - a kernel, [`GroupedKernel`]: `gated_sm90`, for instance [default: the one for the device]
-/// - an instance of that kernel: `t64`, for tiles of 64 tokens [default: the best for the step]
+/// - a kernel, [`GroupedKernel`]: for example `gated_sm90` [default: the kernel for the device]
+/// - an instance of this kernel: for example `t64`, with tiles of 64 tokens [default: the best instance for the step]
 ///
 /// ```
 /// use nvfp4::plan::variant::{LaunchSchedule, Variant};
@@ -26,42 +26,42 @@ use crate::problem::{Op, TokenDtype};
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Variant {
-    /// The kernel; the one for the device unless it is named.
+    /// Kernel; `None`: the kernel for the device.
     pub kernel: Option<GroupedKernel>,
-    /// The instance of the kernel; the best for each step unless it is named.
+    /// Instance of the kernel; `None`: the best instance for each step.
     pub instance: Option<&'static str>,
-    /// What is launched, and in which order it may run.
+    /// Launches, and their possible order.
     pub schedule: LaunchSchedule,
     /// Whether the launches are captured into a CUDA graph.
     pub graph: bool,
 }
 
-/// What is launched for a step, and in which order it may run.
+/// Launches of a step, and their possible order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum LaunchSchedule {
     /// One launch for all groups.
     #[default]
     Persistent,
-    /// A launch for each group that has tokens, one after the other.
+    /// One launch per group with tokens, one after the other.
     PerGroup,
-    /// A launch for each group that has tokens, dealt out to so many streams.
+    /// One launch per group with tokens, distributed over this number of streams.
     Streams(u32),
-    /// The baseline: a plain GEMM of all groups for gate, one for up, and a kernel for silu and product. Gate and up
-    /// lie between them in the output's type, so this schedule has a [tolerance](Self::tolerance) of its own.
+    /// The baseline: a GEMM of all groups for gate, one for up, and a kernel for silu and product. Gate and up are
+    /// stored in the output type between the launches, so this schedule has a separate [tolerance](Self::tolerance).
     Unfused,
 }
 
 impl LaunchSchedule {
-    /// The most streams: the most grids that a device runs side by side (CUDA programming guide, "Technical
-    /// Specifications per Compute Capability").
+    /// Maximum number of streams: the maximum number of concurrent grids of a device (CUDA programming guide,
+    /// "Technical Specifications per Compute Capability").
     pub const MAX_STREAMS: u32 = 128;
 
-    /// Whether gate and up are rounded to the output's type before they are multiplied.
+    /// Whether gate and up are rounded to the output type before they are multiplied.
     pub fn rounds_gate_and_up(self) -> bool {
         self == Self::Unfused
     }
 
-    /// How far an element of the output may lie from the exact one.
+    /// Returns the allowed error of an output element.
     pub fn tolerance(self, dtype: TokenDtype, element: &Element) -> Tolerance {
         if self.rounds_gate_and_up() { Tolerance::unfused(dtype, element) } else { Tolerance::of(dtype) }
     }
@@ -87,7 +87,7 @@ impl fmt::Display for Variant {
     }
 }
 
-/// What one word of a variant says.
+/// Meaning of one word of a variant.
 enum Word {
     Kernel(GroupedKernel),
     Instance(&'static str),
@@ -111,7 +111,7 @@ fn word(text: &str) -> Option<Word> {
     schedule.map(Word::Schedule).or_else(graph).or_else(kernel).or_else(instance)
 }
 
-/// The instances of either operation's kernel.
+/// Returns the instances for both operations of a kernel.
 fn instances(kernel: GroupedKernel) -> Vec<&'static str> {
     let mut names = kernel.instances(Op::Gated);
     let plain: Vec<_> = kernel.instances(Op::Plain).into_iter().filter(|name| !names.contains(name)).collect();
@@ -123,12 +123,12 @@ impl FromStr for Variant {
     type Err = Error;
 
     /// # Errors
-    /// [`Error::Invalid`] if a word is unknown, with the words that there are; or if two words decide the same thing.
+    /// [`Error::Invalid`] if a word is unknown (the message lists the words), or two words set the same property.
     fn from_str(text: &str) -> Result<Self, Error> {
         fn set<T>(slot: &mut Option<T>, value: T, what: &str) -> Result<(), Error> {
             match slot.replace(value) {
                 None => Ok(()),
-                Some(_) => Err(Error::Invalid(format!("a variant has one {what}"))),
+                Some(_) => Err(Error::Invalid(format!("a variant accepts only one {what}"))),
             }
         }
         let (mut kernel, mut instance, mut schedule, mut graph) = (None, None, None, None);
@@ -137,8 +137,8 @@ impl FromStr for Variant {
                 let kernels = GroupedKernel::all().map(|kernel| format!("{} with {}", kernel.name(), instances(kernel).join(", ")));
                 let kernels: Vec<_> = kernels.collect();
                 Error::Invalid(format!(
-                    "`{text}` is no word of a variant; there are the launch schedules persistent, per-group, streams=1 to \
-                     streams={}, unfused; graph; the kernels and their instances {}",
+                    "unknown word `{text}` in the variant; expected a launch schedule (persistent, per-group, streams=1 to \
+                     streams={}, unfused), graph, or a kernel and its instance: {}",
                     LaunchSchedule::MAX_STREAMS,
                     kernels.join("; ")
                 ))
@@ -155,7 +155,7 @@ impl FromStr for Variant {
 }
 
 impl Variant {
-    /// The same variant for a kernel whose code the caller gave: that kernel computes, if it computes groups.
+    /// Returns the variant for code that the caller gave: the kernel of this code computes, if it is a grouped kernel.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the variant names another kernel.
@@ -163,21 +163,21 @@ impl Variant {
         match (GroupedKernel::named(given), self.kernel) {
             (Some(given), None) => Ok(Self { kernel: Some(given), ..self }),
             (Some(given), Some(named)) if given != named => {
-                Err(Error::Invalid(format!("it is of {}, and the variant names {}", given.name(), named.name())))
+                Err(Error::Invalid(format!("the code is for {}, but the variant names {}", given.name(), named.name())))
             }
             _ => Ok(self),
         }
     }
 
-    /// The operation that the kernel is launched for to compute a step of `op`.
+    /// Returns the operation that the kernel is launched for in a step of `op`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there is nothing to unfuse.
+    /// [`Error::Invalid`] if the schedule is unfused and the operation is not gated.
     pub(crate) fn kernel_op(&self, op: Op) -> Result<Op, Error> {
         match (self.schedule, op) {
             (LaunchSchedule::Unfused, Op::Gated) => Ok(Op::Plain),
             (LaunchSchedule::Unfused, Op::Plain) => {
-                Err(Error::Invalid("unfused is a variant of gated; plain has nothing to unfuse".into()))
+                Err(Error::Invalid("the schedule unfused works only with --op gated; remove it for --op plain".into()))
             }
             _ => Ok(op),
         }
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_unfused_schedule_has_a_tolerance_of_its_own() {
+    fn only_the_unfused_schedule_has_a_separate_tolerance() {
         let element = Element { pre: [2.0, 3.0], value: 5.0 };
         for dtype in [TokenDtype::F16, TokenDtype::Bf16] {
             let of = |schedule: LaunchSchedule| schedule.tolerance(dtype, &element);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn words_come_in_any_order_and_print_in_one() {
+    fn words_parse_in_any_order() {
         for (text, printed) in [
             ("persistent", "persistent"),
             ("graph", "persistent,graph"),
@@ -228,32 +228,32 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_variant_is_refused_with_what_there_is() {
+    fn unknown_variant_is_refused_and_lists_the_words() {
         let refusal = |text: &str| text.parse::<Variant>().unwrap_err().to_string();
         for text in ["", "t63", "streams", "streams=0", "streams=129", "streams=x", "Graph", "persistent,,graph"] {
             let refused = refusal(text);
             for there in ["per-group", "streams=128", "unfused", "graph", "gated_sm100 with t8, ", "gated_simt with "] {
-                assert!(refused.contains("is no word of a variant") && refused.contains(there), "{refused}");
+                assert!(refused.contains("unknown word") && refused.contains(there), "{refused}");
             }
         }
-        assert_eq!(refusal("per-group,unfused"), "a variant has one launch schedule");
-        assert_eq!(refusal("graph,graph"), "a variant has one `graph`");
-        assert_eq!(refusal("gated_simt,gated_sm90"), "a variant has one kernel");
+        assert_eq!(refusal("per-group,unfused"), "a variant accepts only one launch schedule");
+        assert_eq!(refusal("graph,graph"), "a variant accepts only one `graph`");
+        assert_eq!(refusal("gated_simt,gated_sm90"), "a variant accepts only one kernel");
     }
 
     #[test]
-    fn code_that_was_given_is_what_runs() {
+    fn given_code_selects_the_kernel() {
         let with_code = |text: &str, given| text.parse::<Variant>().unwrap().with_code_of(given);
         assert_eq!(with_code("graph", "gated_sm90").unwrap().to_string(), "gated_sm90,persistent,graph");
         assert_eq!(with_code("gated_sm90", "silu_mul").unwrap().to_string(), "gated_sm90,persistent");
         let refused = with_code("gated_sm90", "gated_simt").unwrap_err().to_string();
-        assert_eq!(refused, "it is of gated_simt, and the variant names gated_sm90");
+        assert_eq!(refused, "the code is for gated_simt, but the variant names gated_sm90");
     }
 
     #[test]
-    fn an_unfused_plain_operation_is_refused() {
+    fn unfused_plain_operation_is_refused() {
         let unfused: Variant = "unfused".parse().unwrap();
         assert_eq!(unfused.kernel_op(Op::Gated).unwrap(), Op::Plain);
-        assert!(unfused.kernel_op(Op::Plain).unwrap_err().to_string().contains("nothing to unfuse"));
+        assert!(unfused.kernel_op(Op::Plain).unwrap_err().to_string().contains("works only with --op gated"));
     }
 }

@@ -1,25 +1,29 @@
-//! Compares what a device chose with the reference: experts sorted by their scores, which are compared exactly; weights in f64, within
-//! what f32 may make of them.
+//! Compares a device's choices with the reference: experts must be sorted by their scores, exactly; weights are
+//! compared in f64, within the error bound of f32.
 //!
-//! **The bound.** e^d of a distance d ≤ 0 from the largest logit is off by 2⁻²² of itself, and d by its rounding, 2⁻²⁴·|d|; below
-//! e⁻⁸⁷ it may be 0. A sigmoid is off by 3·2⁻²³ of itself, and may be 0 below e⁻⁸⁷ too. A sum of up to 512 positive numbers, 16 one
-//! after the other and 32 in pairs, loses at most 21 roundings of itself. A division and a multiplication lose a rounding each.
+//! **The bound.**
+//!
+//! - e^d of a distance d ≤ 0 from the largest logit has a relative error of 2⁻²², and d a rounding error of 2⁻²⁴·|d|;
+//!   below e⁻⁸⁷ the result may be 0.
+//! - A sigmoid has a relative error of 3·2⁻²³, and may be 0 below e⁻⁸⁷.
+//! - A sum of up to 512 positive numbers (16 in sequence, 32 in pairs) has at most 21 roundings.
+//! - A division or multiplication has one rounding.
 
 use super::{Logits, Router, Routes, Scoring};
 use crate::error::Error;
 
 use kernels_gpu::exp::sigmoid;
 
-/// A choice that is not what it should be.
+/// A choice that differs from the reference.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RouteMismatch {
-    /// The token.
+    /// Index of the token.
     pub token: usize,
-    /// Which of its choices, 0 for the best.
+    /// Rank of the choice; 0 is the best.
     pub choice: usize,
-    /// The expert and the weight that the device has.
+    /// Expert and weight of the device.
     pub got: (i32, f32),
-    /// The reference.
+    /// Expert and weight of the reference.
     pub want: (i32, f64),
 }
 
@@ -33,20 +37,20 @@ impl std::fmt::Display for RouteMismatch {
     }
 }
 
-/// A number of f64, and how far a device's may lie from it.
+/// An f64 number, and the allowed error of a device's number.
 #[derive(Clone, Copy, Default)]
 struct Bounded {
     value: f64,
     error: f64,
 }
 
-/// Half of an f32's last bit, as a share of it.
+/// Half a unit in the last place of an f32, as a relative error.
 const HALF_ULP: f64 = 1.0 / (1u64 << 24) as f64;
 
-/// The first choice that is wrong, if there is one.
+/// Returns the first wrong choice; `None` if all are correct.
 ///
 /// # Errors
-/// If logits or routes are not those of the router.
+/// Returns an error if the lengths of logits or routes do not fit the router.
 pub fn compare(router: &Router, logits: &Logits<'_>, routes: &Routes) -> Result<Option<RouteMismatch>, Error> {
     let (tokens, top_k) = (logits.tokens(router)?, router.top_k());
     for (what, got) in [("ids", routes.ids.len()), ("weights", routes.weights.len())] {
@@ -73,7 +77,7 @@ pub fn compare(router: &Router, logits: &Logits<'_>, routes: &Routes) -> Result<
     Ok(None)
 }
 
-/// The order of two experts or groups, the better one first. NaN is below every number.
+/// Orders two experts or groups, the better one first. NaN ranks below every number.
 fn better_first(a: (usize, f32), b: (usize, f32)) -> std::cmp::Ordering {
     let by_score = match (a.1.is_nan(), b.1.is_nan()) {
         (false, false) => b.1.partial_cmp(&a.1).expect("numbers"),
@@ -82,7 +86,7 @@ fn better_first(a: (usize, f32), b: (usize, f32)) -> std::cmp::Ordering {
     by_score.then(a.0.cmp(&b.0))
 }
 
-/// The experts of a token, all of them sorted.
+/// Returns all experts, sorted for one token.
 fn experts(router: &Router, logits: &[f32]) -> Vec<usize> {
     let scores: Vec<f32> = match router.bias() {
         None => logits.to_vec(),
@@ -106,9 +110,9 @@ fn experts(router: &Router, logits: &[f32]) -> Vec<usize> {
     sorted(candidates).into_iter().take(router.top_k()).map(|(expert, _)| expert).collect()
 }
 
-/// The weights of these experts.
+/// Returns the weights of these experts.
 fn weights(router: &Router, logits: &[f32], experts: &[usize]) -> Vec<Bounded> {
-    /// The smallest normal f32, and what a quotient of smaller numbers may lack.
+    /// Smallest normal f32; quotients of smaller numbers may have this error.
     const SMALLEST: f64 = f32::MIN_POSITIVE as f64;
     if logits.iter().any(|logit| logit.is_nan()) {
         return vec![Bounded { value: f64::NAN, error: 0.0 }; experts.len()];
@@ -118,7 +122,7 @@ fn weights(router: &Router, logits: &[f32], experts: &[usize]) -> Vec<Bounded> {
     let power = |expert: usize| {
         let distance = if logits[expert] == largest { 0.0 } else { logit(expert) - f64::from(largest) };
         let value = distance.exp();
-        // What is far below the smallest number has no distance that could matter.
+        // Beyond this distance the result is 0 anyway, so a larger error does not matter.
         let off = 4.0 * HALF_ULP + 1.01 * HALF_ULP * distance.abs().min(100.0);
         Bounded { value, error: off * value + 2.0 * SMALLEST }
     };

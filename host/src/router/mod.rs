@@ -1,14 +1,16 @@
-//! Routers: from the logits of a router's projection, `[T, E]`, to the experts that each token names and their weights, `[T, k]`.
+//! Routers: from the router projection's logits `[T, E]` to the chosen experts of each token and their weights, `[T,
+//! k]`.
 //!
-//! The projection itself is the engine's. To the bit:
+//! The engine computes the projection. The rules, to the bit:
 //!
-//! * Logits are f32, f16 or bf16, and exact in f32. Experts are compared by scores in f32: logits; or, with biases, `σ(logit) + bias`,
-//!   with σ as [`kernels_gpu::exp::sigmoid`] computes it. The lower of two equal experts comes first, and -0 equals 0.
-//! * Softmax is monotone: experts are compared by logits, also where two probabilities would be rounded to one.
-//! * A NaN is below every number. A token with a NaN among its logits is given different experts as any other, but all its weights
-//!   are NaN. Of infinite logits, equal ones have equal weights.
-//! * A token's ids and weights depend on its logits alone, and every device has the same bits: weights are f32 by additions,
-//!   multiplications and divisions in a fixed order. [`compare`] checks them against f64.
+//! * Logits are f32, f16 or bf16, and are exact in f32. Experts are compared by f32 scores: by the logit, or with
+//! biases by `σ(logit) + bias`, with σ as in [`kernels_gpu::exp::sigmoid`]. Of two equal experts the lower number comes
+//! first, and -0 equals 0.
+//! * Softmax is monotone, so experts are compared by logits, even if two probabilities would round to the same number.
+//! * NaN ranks below every number. A token with a NaN logit still gets distinct experts, but all its weights are NaN.
+//! Equal infinite logits have equal weights.
+//! * The ids and weights of a token depend only on its logits, and every device gives the same bits: the f32 additions,
+//! multiplications and divisions have a fixed order. [`compare`] checks the weights in f64.
 
 pub mod compare;
 mod select;
@@ -24,37 +26,36 @@ pub use select::route;
 #[cfg(all(test, feature = "cuda"))]
 pub(crate) use select::route_token;
 
-/// How experts are chosen and weighted.
+/// Rule that chooses and weights experts.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Scoring {
     /// Softmax over all experts, then the k largest (Qwen3, Mixtral, OLMoE: `norm_topk_prob`).
     Softmax {
-        /// Whether the weights are divided by their sum, so that they add up to 1. Then they are those of
-        /// [`Scoring::TopKSoftmax`].
+        /// Whether the weights are divided by their sum, so that they sum to 1, as with [`Scoring::TopKSoftmax`].
         renormalize: bool,
     },
-    /// The k largest logits, then softmax over these (gpt-oss).
+    /// The k largest logits, then softmax over these logits (gpt-oss).
     TopKSoftmax,
-    /// The largest logit, whose sigmoid is the weight, and multiplies the layer's input (Llama 4). k is 1.
+    /// The largest logit; its sigmoid is the weight, and multiplies the layer's input (Llama 4). k is 1.
     SigmoidTop1,
-    /// Sigmoids, groups and biases (DeepSeek-V3, "Auxiliary-Loss-Free Load Balancing", 2412.19437). Groups are compared by the
-    /// sum of their two largest scores `σ(logit) + bias`, then the experts of the best groups by their scores. A weight is
-    /// σ(logit), without bias.
+    /// Sigmoids, groups and biases (DeepSeek-V3, "Auxiliary-Loss-Free Load Balancing", 2412.19437). Groups are compared
+    /// by the sum of their two largest scores `σ(logit) + bias`, then the experts of the best groups by their scores.
+    /// The weight is σ(logit), without bias.
     SigmoidGroups {
-        /// A finite number for each expert.
+        /// One finite bias per expert.
         bias: Vec<f32>,
-        /// Groups of neighboring experts, equally many in each; 1 for none.
+        /// Number of groups of consecutive experts, all of the same size; 1: no groups.
         groups: usize,
-        /// Groups whose experts may be chosen.
+        /// Number of groups that are kept for each token.
         top_groups: usize,
-        /// Whether weights are divided by their sum and 1e-20.
+        /// Whether weights are divided by their sum plus 1e-20.
         renormalize: bool,
-        /// What weights are multiplied with at last (`routed_scaling_factor`).
+        /// Factor of the final weights (`routed_scaling_factor`).
         scale: f32,
     },
 }
 
-/// A router, checked.
+/// A router with checked sizes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Router {
     experts: usize,
@@ -63,15 +64,15 @@ pub struct Router {
 }
 
 impl Router {
-    /// A router that gives each token `top_k` of so many experts.
+    /// Creates a router that gives each token `top_k` of `experts` experts.
     ///
     /// # Errors
-    /// If a size is out of range (512 experts, 32 of a token, 32 groups), groups are not equal or have too few experts, or a number
-    /// is not finite.
+    /// Returns an error if a size is out of range (512 experts, 32 per token, 32 groups), groups are unequal or too
+    /// small, or a number is not finite.
     pub fn new(experts: usize, top_k: usize, scoring: Scoring) -> Result<Self, Error> {
         let within = |what: &str, got: usize, most: usize| match got {
             got if (1..=most).contains(&got) => Ok(()),
-            got => Err(Error::Invalid(format!("router: {what} = {got} is not from 1 to {most}"))),
+            got => Err(Error::Invalid(format!("router: {what} = {got} must be from 1 to {most}"))),
         };
         within("experts", experts, MAX_EXPERTS as usize)?;
         within("top_k", top_k, experts.min(MAX_TOP_K as usize))?;
@@ -84,40 +85,43 @@ impl Router {
                 let size = experts / groups;
                 if !experts.is_multiple_of(*groups) || *groups > 1 && size < 2 {
                     return Err(Error::Invalid(format!(
-                        "router: {experts} experts in {groups} groups; a group must have equally many, two at least"
+                        "router: {experts} experts in {groups} groups; all groups must have the same size, at least 2"
                     )));
                 }
-                within("top_k of the groups that are taken", top_k, top_groups * size)?;
+                within("top_k (limited by the experts of top_groups groups)", top_k, top_groups * size)?;
                 if bias.len() != experts {
                     return Err(Error::Mismatch { what: "biases of the router", got: bias.len(), expected: experts });
                 }
                 if let Some(expert) = bias.iter().position(|bias| !bias.is_finite()) {
-                    return Err(Error::Invalid(format!("router: the bias of expert {expert} is {}", bias[expert])));
+                    return Err(Error::Invalid(format!(
+                        "router: the bias of expert {expert} is {}; it must be finite",
+                        bias[expert]
+                    )));
                 }
                 if !scale.is_finite() {
-                    return Err(Error::Invalid(format!("router: scale = {scale} is not finite")));
+                    return Err(Error::Invalid(format!("router: scale = {scale} must be finite")));
                 }
             }
         }
         Ok(Self { experts, top_k, scoring })
     }
 
-    /// E.
+    /// Number of experts E.
     pub fn experts(&self) -> usize {
         self.experts
     }
 
-    /// k.
+    /// Number of experts per token k.
     pub fn top_k(&self) -> usize {
         self.top_k
     }
 
-    /// How experts are chosen and weighted.
+    /// Rule that chooses and weights experts.
     pub fn scoring(&self) -> &Scoring {
         &self.scoring
     }
 
-    /// The biases with which scores are compared, if there are some.
+    /// Biases added to the scores in comparisons; `None` if the rule has none.
     pub fn bias(&self) -> Option<&[f32]> {
         match &self.scoring {
             Scoring::SigmoidGroups { bias, .. } => Some(bias),
@@ -125,12 +129,13 @@ impl Router {
         }
     }
 
-    /// Whether the weights are for a layer's input ([`MoeInputs::weights_on_input`](crate::moe::MoeInputs::weights_on_input)).
+    /// Whether the weights multiply a layer's input
+    /// ([`MoeInputs::weights_on_input`](crate::moe::MoeInputs::weights_on_input)).
     pub fn weights_on_input(&self) -> bool {
         self.scoring == Scoring::SigmoidTop1
     }
 
-    /// Groups, and how many of them are taken.
+    /// Number of groups, and number of groups kept per token.
     pub(crate) fn groups(&self) -> (usize, usize) {
         match self.scoring {
             Scoring::SigmoidGroups { groups, top_groups, .. } => (groups, top_groups),
@@ -139,12 +144,12 @@ impl Router {
     }
 }
 
-/// The type of logits.
+/// Type of logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogitType {
     /// f32.
     F32,
-    /// 16 bits.
+    /// f16 or bf16.
     Token(TokenDtype),
 }
 
@@ -160,7 +165,7 @@ pub enum Logits<'a> {
 }
 
 impl Logits<'_> {
-    /// T·E.
+    /// Number of logits, T·E.
     pub fn len(&self) -> usize {
         match self {
             Self::F32(numbers) => numbers.len(),
@@ -168,12 +173,12 @@ impl Logits<'_> {
         }
     }
 
-    /// Whether there is no logit.
+    /// Whether there are no logits.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Their type.
+    /// Type of the logits.
     pub fn logit_type(&self) -> LogitType {
         match self {
             Self::F32(_) => LogitType::F32,
@@ -182,15 +187,15 @@ impl Logits<'_> {
         }
     }
 
-    /// T, for a router of so many experts.
+    /// Returns the number of tokens T for a router.
     ///
     /// # Errors
-    /// If the rows are not whole, or ids and weights would be more than an index of 32 bits.
+    /// Returns an error if the length is not a multiple of E, or ids and weights exceed a 32-bit index.
     pub fn tokens(&self, router: &Router) -> Result<usize, Error> {
         let tokens = self.len() / router.experts;
         if !self.len().is_multiple_of(router.experts) {
             let (got, expected) = (self.len(), (tokens + 1) * router.experts);
-            return Err(Error::Mismatch { what: "logits (one for each token and expert)", got, expected });
+            return Err(Error::Mismatch { what: "logits (one per token and expert)", got, expected });
         }
         if tokens.checked_mul(router.top_k).is_none_or(|choices| choices >= i32::MAX as usize) {
             return Err(Error::TooLarge);
@@ -198,7 +203,7 @@ impl Logits<'_> {
         Ok(tokens)
     }
 
-    /// The logits as f32, exact.
+    /// Returns the logits as exact f32.
     pub(crate) fn numbers(&self) -> Cow<'_, [f32]> {
         let decoded = |dtype: TokenDtype, bits: &[u16]| bits.iter().map(|&bits| dtype.decode(bits) as f32).collect();
         match self {
@@ -208,7 +213,7 @@ impl Logits<'_> {
         }
     }
 
-    /// The bytes as they lie in memory.
+    /// Returns the bytes in memory order.
     #[cfg(feature = "kernels")]
     pub(crate) fn bytes(&self) -> &[u8] {
         match self {
@@ -218,12 +223,12 @@ impl Logits<'_> {
     }
 }
 
-/// What a router gives: `[T, k]` each, the best expert first.
+/// Result of a router: `[T, k]` each, the best expert first.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Routes {
-    /// Experts.
+    /// Experts of each token.
     pub ids: Vec<i32>,
-    /// Their weights.
+    /// Weights of these experts.
     pub weights: Vec<f32>,
 }
 

@@ -1,4 +1,4 @@
-//! Routing on the CPU: the kernel's arithmetic, in the order in which its lanes do it.
+//! Routing on the CPU, with the kernel's arithmetic in the order of its lanes.
 
 use kernels_gpu::router::score::{LANES, LEAST_SUM, key, power, score_of, sigmoid};
 use rayon::prelude::*;
@@ -6,10 +6,10 @@ use rayon::prelude::*;
 use super::{Logits, Router, Routes, Scoring};
 use crate::error::Error;
 
-/// The experts of each token and their weights.
+/// Returns the experts and weights of each token.
 ///
 /// # Errors
-/// If the logits are not whole rows.
+/// Returns an error if the number of logits is not a multiple of the number of experts.
 pub fn route(router: &Router, logits: &Logits<'_>) -> Result<Routes, Error> {
     let choices = logits.tokens(router)? * router.top_k;
     let mut routes = Routes { ids: vec![0; choices], weights: vec![0.0; choices] };
@@ -21,7 +21,7 @@ pub fn route(router: &Router, logits: &Logits<'_>) -> Result<Routes, Error> {
     Ok(routes)
 }
 
-/// The experts of a token and their weights, k of each.
+/// Writes the k experts and k weights of one token.
 pub(crate) fn route_token(router: &Router, logits: &[f32], ids: &mut [i32], weights: &mut [f32]) {
     let mut keys: Vec<u32> = match router.bias() {
         None => logits.iter().map(|&logit| key(logit)).collect(),
@@ -59,7 +59,7 @@ pub(crate) fn route_token(router: &Router, logits: &[f32], ids: &mut [i32], weig
     }
 }
 
-/// Takes away the experts of all but the best groups.
+/// Removes the experts of all groups except the best.
 fn keep_groups(router: &Router, keys: &mut [u32]) {
     let (groups, top_groups) = router.groups();
     if groups == 1 {
@@ -80,19 +80,19 @@ fn keep_groups(router: &Router, keys: &mut [u32]) {
         let best = first_greatest(&scores);
         scores[best] = 0;
     }
-    // A score that was taken is 0; others never are.
+    // 0 marks a group that was already taken; other scores are never 0.
     for (keys, _) in keys.chunks_mut(size).zip(scores).filter(|(_, score)| *score != 0) {
         keys.fill(0);
     }
 }
 
-/// The first of the greatest numbers.
+/// Returns the index of the first maximum.
 fn first_greatest(keys: &[u32]) -> usize {
     let best = keys.iter().enumerate().rev().max_by_key(|(_, key)| **key);
     best.expect("a router has experts").0
 }
 
-/// The sum as a warp adds it up: each lane every 32nd number, then lanes in pairs.
+/// Returns the sum in a warp's order: each lane adds every 32nd number, then lanes are added in pairs.
 fn sum(numbers: &[f32]) -> f32 {
     let mut lanes = [0f32; LANES];
     for numbers in numbers.chunks(LANES) {

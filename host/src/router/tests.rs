@@ -1,4 +1,4 @@
-//! Routing on the CPU against the reference, and what is refused.
+//! Routing on the CPU compared with the reference, and refused inputs.
 
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -7,12 +7,12 @@ use super::compare::compare;
 use super::*;
 
 fn deepseek(experts: usize, groups: usize, top_groups: usize, renormalize: bool) -> Scoring {
-    // Ties among biases, and large ones that decide alone.
+    // Equal biases, and large biases that decide the choice.
     let bias = (0..experts).map(|expert| [0.0, 0.125, -0.25, 0.125, 3.0][expert * 7 % 5]).collect();
     Scoring::SigmoidGroups { bias, groups, top_groups, renormalize, scale: 2.5 }
 }
 
-/// Routers of the families, with sizes of models and small ones.
+/// Routers of each model family, with sizes of real models and with small sizes.
 fn routers() -> Vec<Router> {
     [
         (128, 8, Scoring::Softmax { renormalize: true }),
@@ -39,7 +39,7 @@ fn checked(router: &Router, logits: &Logits<'_>) -> Routes {
     routes
 }
 
-/// A logit of a few values, so that there are ties, or of any value.
+/// A logit from a few values, which gives ties, or any number.
 fn logit() -> impl Strategy<Value = f32> {
     let special = [0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 1e30, -200.0];
     prop_oneof![
@@ -52,7 +52,7 @@ fn logit() -> impl Strategy<Value = f32> {
 
 proptest! {
     #[test]
-    fn the_cpu_routes_within_the_bounds(
+    fn cpu_routes_within_the_error_bounds(
         index in 0..routers().len(), logits in prop::collection::vec(logit(), 3 * 512), finite in any::<bool>(), kind in 0..3,
     ) {
         let router = &routers()[index];
@@ -70,7 +70,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_spoilt_is_found(index in 0..routers().len(), seed in 0usize..1000, share in 1.00001f32..1.1) {
+    fn corrupted_route_is_found(index in 0..routers().len(), seed in 0usize..1000, share in 1.00001f32..1.1) {
         let router = &routers()[index];
         let numbers: Vec<f32> = (0..2 * router.experts()).map(|i| ((i + seed) * 37 % 101) as f32 / 16.0 - 3.0).collect();
         let logits = Logits::F32(numbers.into());
@@ -97,12 +97,12 @@ proptest! {
 }
 
 #[test]
-fn the_lower_of_equal_experts_comes_first() {
+fn lower_of_equal_experts_comes_first() {
     let router = Router::new(6, 4, Scoring::TopKSoftmax).unwrap();
     let routes = checked(&router, &Logits::F32(vec![0.0, 1.0, -0.0, 1.0, 0.0, 1.0].into()));
     assert_eq!(routes.ids, [1, 3, 5, 0]);
     assert_eq!(routes.weights[..3], [routes.weights[0]; 3]);
-    // Equal groups: the lower one too.
+    // Of equal groups, the lower one comes first too.
     let scoring =
         Scoring::SigmoidGroups { bias: vec![0.0; 6], groups: 3, top_groups: 1, renormalize: true, scale: 1.0 };
     let router = Router::new(6, 2, scoring).unwrap();
@@ -110,7 +110,7 @@ fn the_lower_of_equal_experts_comes_first() {
 }
 
 #[test]
-fn weights_are_those_of_the_models() {
+fn weights_match_the_model_definitions() {
     let logits = || Logits::F32(vec![2.0, 1.0, 0.0, -1.0].into());
     let near = |router: Router, ids: &[i32], weights: &[f64]| {
         let routes = checked(&router, &logits());
@@ -130,7 +130,7 @@ fn weights_are_those_of_the_models() {
     let llama = new(1, Scoring::SigmoidTop1);
     assert!(llama.weights_on_input());
     near(llama, &[0], &[sigmoid(2.0)]);
-    // The bias decides and is not in the weight; the best group is the second.
+    // The bias affects the choice but not the weight; the second group is the best.
     let bias = vec![0.0, 0.0, 0.5, 1.0];
     let scoring =
         |renormalize| Scoring::SigmoidGroups { bias: bias.clone(), groups: 2, top_groups: 1, renormalize, scale: 2.5 };
@@ -140,7 +140,7 @@ fn weights_are_those_of_the_models() {
 }
 
 #[test]
-fn nan_ranks_last_and_spoils_the_weights_of_its_token_alone() {
+fn nan_ranks_last_and_affects_only_its_token() {
     for scoring in [Scoring::TopKSoftmax, Scoring::Softmax { renormalize: false }, deepseek(4, 2, 1, true)] {
         let router = Router::new(4, 2, scoring).unwrap();
         let mut numbers = vec![1.0, 2.0, 0.0, 3.0, 1.0, 2.0, 0.0, 3.0];
@@ -155,7 +155,7 @@ fn nan_ranks_last_and_spoils_the_weights_of_its_token_alone() {
 }
 
 #[test]
-fn infinite_logits_have_all_of_the_weight() {
+fn infinite_logits_take_all_weight() {
     let router = Router::new(4, 3, Scoring::Softmax { renormalize: false }).unwrap();
     let numbers = vec![1.0, f32::INFINITY, f32::NEG_INFINITY, f32::INFINITY];
     let routes = checked(&router, &Logits::F32(numbers.into()));
@@ -165,7 +165,7 @@ fn infinite_logits_have_all_of_the_weight() {
 }
 
 #[test]
-fn nonsense_is_refused_with_what_would_be_right() {
+fn invalid_router_is_refused_with_a_remedy() {
     let groups = |bias: usize, groups, top_groups| Scoring::SigmoidGroups {
         bias: vec![0.0; bias],
         groups,
@@ -175,21 +175,24 @@ fn nonsense_is_refused_with_what_would_be_right() {
     };
     let refused = |experts, top_k, scoring| Router::new(experts, top_k, scoring).unwrap_err().to_string();
     for (error, text) in [
-        (refused(0, 1, Scoring::TopKSoftmax), "router: experts = 0 is not from 1 to 512"),
-        (refused(513, 1, Scoring::TopKSoftmax), "router: experts = 513 is not from 1 to 512"),
-        (refused(4, 5, Scoring::TopKSoftmax), "router: top_k = 5 is not from 1 to 4"),
-        (refused(64, 33, Scoring::TopKSoftmax), "router: top_k = 33 is not from 1 to 32"),
-        (refused(4, 2, Scoring::SigmoidTop1), "router: top_k of sigmoid top-1 = 2 is not from 1 to 1"),
+        (refused(0, 1, Scoring::TopKSoftmax), "router: experts = 0 must be from 1 to 512"),
+        (refused(513, 1, Scoring::TopKSoftmax), "router: experts = 513 must be from 1 to 512"),
+        (refused(4, 5, Scoring::TopKSoftmax), "router: top_k = 5 must be from 1 to 4"),
+        (refused(64, 33, Scoring::TopKSoftmax), "router: top_k = 33 must be from 1 to 32"),
+        (refused(4, 2, Scoring::SigmoidTop1), "router: top_k of sigmoid top-1 = 2 must be from 1 to 1"),
         (refused(8, 2, groups(7, 2, 1)), "biases of the router: got 7, expected 8"),
-        (refused(8, 2, groups(8, 3, 1)), "router: 8 experts in 3 groups; a group must have"),
-        (refused(8, 2, groups(8, 8, 1)), "router: 8 experts in 8 groups; a group must have"),
-        (refused(8, 2, groups(8, 2, 3)), "router: top_groups = 3 is not from 1 to 2"),
-        (refused(8, 5, groups(8, 2, 1)), "router: top_k of the groups that are taken = 5 is not from 1 to 4"),
+        (refused(8, 2, groups(8, 3, 1)), "router: 8 experts in 3 groups; all groups must have"),
+        (refused(8, 2, groups(8, 8, 1)), "router: 8 experts in 8 groups; all groups must have"),
+        (refused(8, 2, groups(8, 2, 3)), "router: top_groups = 3 must be from 1 to 2"),
+        (
+            refused(8, 5, groups(8, 2, 1)),
+            "router: top_k (limited by the experts of top_groups groups) = 5 must be from 1 to 4",
+        ),
     ] {
         assert!(error.starts_with(text), "{error}");
     }
     let router = Router::new(4, 2, Scoring::TopKSoftmax).unwrap();
     let error = route(&router, &Logits::F32(vec![0.0; 6].into())).unwrap_err().to_string();
-    assert_eq!(error, "logits (one for each token and expert): got 6, expected 8");
+    assert_eq!(error, "logits (one per token and expert): got 6, expected 8");
     assert_eq!(route(&router, &Logits::F32(vec![].into())).unwrap(), Routes::default());
 }

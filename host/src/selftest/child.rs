@@ -1,7 +1,8 @@
-//! A self-test in a process of its own, and the process that waits for it: a hang costs a time limit and a trap a new process.
+//! A self-test in a separate process, and the parent process that waits for it: a hang costs a time limit, and a trap
+//! costs a process.
 //!
-//! The child runs parts in order and says a line of JSON for each. A part that takes the device's context with it, or that the child
-//! does not come back from, has failed; the next child goes on behind it.
+//! The child runs parts in order and writes a line of JSON for each. A part that destroys the device's context, or from
+//! which the child does not return, has failed; the next child continues with the part after it.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -16,12 +17,12 @@ use crate::backend::cuda::{FailedPart, Options};
 use crate::error::Error;
 use crate::kernels::Subject;
 
-/// How long the parent waits for a line of the child's.
+/// How long the parent waits for a line of the child.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Until the first part is done: the driver starts, and its compiler makes machine code of PTX.
+    /// Limit until the first part is done; the driver starts and compiles the PTX in this time.
     pub first: Duration,
-    /// For each further part.
+    /// Limit for each further part.
     pub part: Duration,
 }
 
@@ -31,44 +32,44 @@ impl Default for Limits {
     }
 }
 
-/// Called after each part, with how many there are.
+/// Called after each part with the total number of parts.
 pub type Progress<'p> = &'p dyn Fn(usize);
 
-/// What a self-test has found.
+/// Result of a self-test.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Proof {
-    /// Parts that were right.
+    /// Names of the parts with correct results.
     pub passed: Vec<String>,
-    /// The others, and what was wrong.
+    /// Failed parts, with reasons.
     pub failed: Vec<FailedPart>,
 }
 
-/// Children of one self-test that may hang or trap; what is not tried then has failed.
+/// Maximum number of children of a self-test that may hang or trap; the remaining parts then count as failed.
 const MAX_LOST: usize = 3;
 
-/// How long a process that was killed may take to go: its driver frees what it had on the device.
+/// How long a killed process may take to end; its driver frees its device memory in this time.
 const MAX_END: Duration = Duration::from_secs(10);
 
-/// What a child says, a line each.
+/// Message of a child, one per line.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Said {
     /// The device is open.
     Ready,
-    /// The part was right.
+    /// The part's result was correct.
     Right,
-    /// It was wrong, in words.
+    /// The part's result was wrong, with a description.
     Wrong(String),
-    /// The driver failed in it. The child ends, since the context may be lost.
+    /// The driver failed in the part. The child ends, because the context may be lost.
     Lost(String),
-    /// It could not be tried, which says nothing of the kernel.
+    /// The part could not run, which says nothing about the kernel.
     Untried(String),
 }
 
-/// The child: tries the parts of a subject from number `from` on, and says on `out` what came of each.
+/// The child: runs the parts of a subject from number `from` on, and writes each result to `out`.
 ///
 /// # Errors
-/// If the device cannot be opened, or nobody listens.
+/// Returns an error if the device cannot be opened, or `out` is closed.
 pub fn serve(
     subject: Subject,
     from: usize,
@@ -102,7 +103,7 @@ fn try_part(part: &Part, card: &mut Card) -> Said {
     }
 }
 
-/// Whether the device's memory is taken, by another process perhaps.
+/// Returns `true` if the device has no free memory, perhaps because of another process.
 fn is_out_of_memory(error: &Error) -> bool {
     /// `CUDA_ERROR_OUT_OF_MEMORY` (cuda.h).
     const OUT_OF_MEMORY: i32 = 2;
@@ -115,11 +116,12 @@ fn is_out_of_memory(error: &Error) -> bool {
     }
 }
 
-/// The parent: has a subject tried, part by part. `command` is that of a process which calls [`serve`] from a part on, with its standard
-/// output.
+/// The parent: tests a subject part by part. `command` returns a command whose process calls [`serve`] from a part on
+/// with its standard output.
 ///
 /// # Errors
-/// If it cannot be tried: no process starts, the device cannot be opened, or its memory is taken. That is no verdict.
+/// Returns an error, and no verdict, if the test cannot run: no process starts, the device cannot be opened, or its
+/// memory is full.
 pub fn prove(
     subject: Subject,
     command: &dyn Fn(usize) -> Command,
@@ -138,10 +140,11 @@ pub fn prove(
     let cannot = |why: String| Error::Invalid(why).at(format_args!("self-test of {}", subject.name()));
     let mut done = 0;
     while done < parts.len() && lost < MAX_LOST {
-        let mut child = Tried::start(command(done)).map_err(|error| cannot(format!("no process starts: {error}")))?;
+        let mut child =
+            Tried::start(command(done)).map_err(|error| cannot(format!("cannot start a process: {error}")))?;
         match child.hear(limits.first) {
             Heard::Said(Said::Ready) => {}
-            heard => return Err(cannot(format!("the device was not opened: {}", child.end(heard, limits.first)))),
+            heard => return Err(cannot(format!("cannot open the device: {}", child.end(heard, limits.first)))),
         }
         let mut limit = limits.first;
         for part in &parts[done..] {
@@ -161,29 +164,29 @@ pub fn prove(
         }
     }
     for part in &parts[done..] {
-        note(part, Some(format!("not tried, since {MAX_LOST} parts before it took their process with them")));
+        note(part, Some(format!("not tested, because {MAX_LOST} earlier parts ended their process")));
     }
     Ok(proof)
 }
 
-/// A child that is tried.
+/// A running child.
 struct Tried {
     child: Child,
     lines: Receiver<Line>,
-    /// What it wrote last to its standard error.
+    /// Last line that the child wrote to its standard error.
     last_words: String,
 }
 
-/// A line of the child's.
+/// A line of the child's output.
 enum Line {
     Out(String),
     Error(String),
 }
 
-/// What came of waiting for the child.
+/// Result of waiting for the child.
 enum Heard {
     Said(Said),
-    /// It has closed its output.
+    /// The child closed its output.
     End,
     Nothing,
 }
@@ -198,12 +201,12 @@ impl Tried {
         Ok(Self { child, lines, last_words: String::new() })
     }
 
-    /// Waits for what the child says next.
+    /// Waits for the child's next message.
     fn hear(&mut self, limit: Duration) -> Heard {
         let end = Instant::now() + limit;
         loop {
             match self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
-                // A driver may write lines of its own.
+                // The driver may write lines too.
                 Ok(Line::Out(line)) => {
                     if let Ok(said) = serde_json::from_str(&line) {
                         return Heard::Said(said);
@@ -217,9 +220,9 @@ impl Tried {
         }
     }
 
-    /// Ends the child, and says how it came to that.
+    /// Ends the child; returns the reason in words.
     fn end(&mut self, heard: Heard, limit: Duration) -> String {
-        // One that has closed its output is ending by itself, and its status says how.
+        // A child that closed its output is ending by itself; its status tells the reason.
         let status = self.stop(if matches!(heard, Heard::End) { MAX_END } else { Duration::ZERO });
         let ended = match heard {
             Heard::Nothing => return format!("it hung: no answer within {} s", limit.as_secs_f32()),
@@ -232,7 +235,7 @@ impl Tried {
         if self.last_words.is_empty() { ended } else { format!("{ended}, {}", crate::printable(&self.last_words)) }
     }
 
-    /// Kills the child if it still runs after so long. What a driver holds up does not hold this process up.
+    /// Kills the child if it still runs after `patience`. A child that the driver blocks does not block this process.
     fn stop(&mut self, patience: Duration) -> Option<ExitStatus> {
         let begin = Instant::now();
         loop {
@@ -240,7 +243,7 @@ impl Tried {
                 Ok(Some(status)) => return Some(status),
                 Ok(None) if begin.elapsed() < patience + MAX_END => {
                     if begin.elapsed() >= patience {
-                        // It may have ended by itself since.
+                        // The child may have ended by itself in the meantime.
                         let _ = self.child.kill();
                     }
                     thread::sleep(Duration::from_millis(5));
@@ -257,7 +260,7 @@ impl Drop for Tried {
     }
 }
 
-/// Sends each line of a pipe, until it is closed or nobody wants more.
+/// Sends each line of a pipe until the pipe or the receiver is closed.
 fn read_lines(pipe: impl std::io::Read + Send + 'static, to: Sender<Line>, line: fn(String) -> Line) {
     thread::spawn(move || {
         let mut pipe = BufReader::new(pipe);

@@ -1,13 +1,14 @@
-//! A card's kernels prove themselves there: every instance that the host may launch computes small ragged problems, which are compared
-//! with the exact references, and the verdict is kept by card, driver and code ([`Verdicts`](crate::backend::cuda::Verdicts)).
+//! Self-tests of a GPU's kernels: every instance that the host may launch computes small ragged problems, and the
+//! results are compared with the exact references. The verdict is stored per GPU, driver and code
+//! ([`Verdicts`](crate::backend::cuda::Verdicts)).
 //!
-//! A kernel that is wrong may hang, or trap and take its context with it, so it is tried in another process with a time limit
-//! ([`prove`]). That process is the caller's to name: `nvfp4 selftest` starts itself, and calls [`serve`] there. `nvfp4 run` does so on
-//! first use. The library never does by itself: it may be part of a program that must not start processes or wait for seconds, so it
-//! only reads what the command has found.
+//! A wrong kernel may hang, or trap and destroy its context, so it runs in another process with a time limit
+//! ([`prove`]). The caller provides this process: `nvfp4 selftest` starts itself and calls [`serve`] there; `nvfp4 run`
+//! does the same on first use. The library only reads stored verdicts: it may be part of a program that must not start
+//! processes or wait for seconds.
 //!
-//! - `problems.rs`: what is computed, and whether it is right.
-//! - `child.rs`: the two processes, and what they say to each other.
+//! - `problems.rs`: the test problems and their checks.
+//! - `child.rs`: the two processes and their messages.
 
 mod child;
 mod problems;
@@ -20,18 +21,19 @@ use crate::backend::cuda::{self, Options, Verdict};
 use crate::error::Error;
 use crate::kernels::Subject;
 
-/// The verdict on a subject on a device, if there is one.
+/// Returns the verdict on a subject on a device; `None` if there is none.
 ///
 /// # Errors
-/// [`Error::NoDevice`] or [`Error::Driver`]; if a file of code cannot be read, or the verdict's file is none.
+/// [`Error::NoDevice`] or [`Error::Driver`]; or an error if a code file cannot be read or the verdict's file is
+/// invalid.
 pub fn recorded(ordinal: u32, options: &Options, subject: Subject) -> Result<Option<Verdict>, Error> {
     cuda::verdict(ordinal, options.clone(), subject)
 }
 
-/// Keeps what a self-test has found on a device.
+/// Stores the result of a self-test on a device.
 ///
 /// # Errors
-/// As [`recorded`]; [`Error::Io`] if it cannot be written.
+/// Returns the errors of [`recorded`]; [`Error::Io`] if the verdict cannot be written.
 pub fn record(ordinal: u32, options: &Options, subject: Subject, proof: &Proof) -> Result<Verdict, Error> {
     let Proof { passed, failed } = proof.clone();
     let verdict = Verdict { tried: cuda::tried(ordinal, options.clone(), subject)?, passed, failed };

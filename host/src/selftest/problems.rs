@@ -1,5 +1,5 @@
-//! What a self-test computes: small ragged problems that reach every instance, each compared with its reference. Part of a kernel's
-//! proof is that a second run gives the same bits.
+//! Problems of a self-test: small ragged problems that reach every instance, each compared with its reference. A second
+//! run of a kernel must give the same bits.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -26,7 +26,7 @@ use crate::router::{self, Logits, Router, Scoring};
 const SEED: u64 = 1;
 const DTYPES: [TokenDtype; 2] = [TokenDtype::F16, TokenDtype::Bf16];
 
-/// A part of a self-test: what it is called, and what it computes.
+/// A part of a self-test: its name and its problem.
 pub(super) struct Part {
     pub name: String,
     problem: Problem,
@@ -39,9 +39,10 @@ enum Problem {
     Router(Router),
 }
 
-/// An MoE layer, and the multiprocessors that it is planned for. Rows of an expert decide on the tokens of a tile, multiprocessors on its
-/// columns; a test says that these layers reach every instance. No size is a whole number of k-blocks, units or tiles.
-#[rustfmt::skip] // A layer, a line.
+/// MoE layers, with the number of SMs that each is planned for. The rows per expert select the tokens per tile, the SMs
+/// select the columns per tile; a test checks that these layers reach every instance. No size is a multiple of a
+/// k-block, unit or tile.
+#[rustfmt::skip] // One layer per line.
 const MOE: [(u32, &str); 13] = [
     (1, r#"{"hidden": 464, "intermediate": 496, "experts": 6, "top_k": 2, "tokens": 5}"#),
     (1, r#"{"hidden": 464, "intermediate": 496, "experts": 6, "top_k": 2, "tokens": 24}"#),
@@ -58,8 +59,8 @@ const MOE: [(u32, &str); 13] = [
     (3, r#"{"hidden": 1168, "intermediate": 976, "experts": 6, "top_k": 3, "tokens": 1}"#),
 ];
 
-/// The same of layers whose tokens are in FP8. Rows of an expert decide on the tokens of a tile.
-#[rustfmt::skip] // A layer, a line.
+/// Like `MOE`, with FP8 tokens. The rows per expert select the tokens per tile.
+#[rustfmt::skip] // One layer per line.
 const MOE_FP8: [(u32, &str); 6] = [
     (32, r#"{"hidden": 464, "intermediate": 336, "experts": 6, "top_k": 2, "tokens": 5, "token_format": "fp8"}"#),
     (7, r#"{"hidden": 464, "intermediate": 336, "experts": 3, "top_k": 2, "tokens": 24, "token_format": "fp8"}"#),
@@ -69,8 +70,8 @@ const MOE_FP8: [(u32, &str); 6] = [
     (7, r#"{"hidden": 176, "intermediate": 80, "experts": 5, "top_k": 2, "tokens": 33, "activation": "gpt-oss", "biases": true, "shared_intermediate": 48, "token_format": "fp8"}"#),
 ];
 
-/// The same of layers whose tokens are in NVFP4.
-#[rustfmt::skip] // A layer, a line.
+/// Like `MOE`, with NVFP4 tokens.
+#[rustfmt::skip] // One layer per line.
 const MOE_NVFP4: [(u32, &str); 8] = [
     (32, r#"{"hidden": 464, "intermediate": 336, "experts": 6, "top_k": 2, "tokens": 5, "token_format": "nvfp4"}"#),
     (7, r#"{"hidden": 464, "intermediate": 336, "experts": 3, "top_k": 2, "tokens": 24, "token_format": "nvfp4"}"#),
@@ -82,7 +83,7 @@ const MOE_NVFP4: [(u32, &str); 8] = [
     (3, r#"{"hidden": 464, "intermediate": 336, "experts": 2, "top_k": 2, "tokens": 170, "token_format": "nvfp4", "input_scales": true}"#),
 ];
 
-/// Tokens and multiprocessors for which the plan of a linear layer takes one instance after the other. A test says so.
+/// Numbers of tokens and SMs for which the plan of a linear layer selects each instance in turn; a test checks this.
 const LINEAR: [(usize, u32); 12] = [
     (1, 132),
     (16, 19),
@@ -98,13 +99,13 @@ const LINEAR: [(usize, u32); 12] = [
     (200, 1),
 ];
 
-/// The same of linear layers whose tokens are in FP8.
+/// Like `LINEAR`, with FP8 tokens.
 const LINEAR_FP8: [(usize, u32); 8] = [(13, 19), (13, 3), (30, 3), (60, 19), (60, 3), (125, 5), (125, 3), (300, 10)];
 
-/// The same of linear layers whose tokens are in NVFP4.
+/// Like `LINEAR`, with NVFP4 tokens.
 const LINEAR_NVFP4: [(usize, u32); 4] = [(5, 19), (30, 19), (125, 3), (300, 3)];
 
-/// The parts of a subject, those first that are used unasked.
+/// Returns the parts of a subject; instances used by default come first.
 pub(super) fn parts(subject: Subject) -> Vec<Part> {
     match subject {
         Subject::Groups(kernel) => of_groups(kernel),
@@ -137,7 +138,7 @@ fn of_groups(kernel: GroupedKernel) -> Vec<Part> {
 
 fn of_moe(layers: &[(u32, &str)]) -> Vec<Part> {
     let part = |dtype: TokenDtype, &(sms, text): &(u32, &str)| {
-        let layer = shape::parse(text).expect("a test reads them").remove(0);
+        let layer = shape::parse(text).expect("a test parses these layers").remove(0);
         let LayerShape { tokens, experts, activation, .. } = &layer;
         let scales = if layer.input_scales { ", input scales" } else { "" };
         let name = format!("{tokens} tokens, {experts} experts, {activation}, {}{scales}, {sms} SMs", dtype.name());
@@ -165,13 +166,13 @@ fn of_router() -> Vec<Part> {
         ("sigmoids in groups", 36, 6, groups),
     ];
     let part = |(name, experts, top_k, scoring): (&str, _, _, _)| {
-        let router = Router::new(experts, top_k, scoring).expect("sizes of a router");
+        let router = Router::new(experts, top_k, scoring).expect("the sizes of the router are valid");
         Part { name: name.into(), problem: Problem::Router(router) }
     };
     routers.into_iter().map(part).collect()
 }
 
-/// A device, opened once for each number of multiprocessors that launches are planned for.
+/// A device, opened once per number of SMs that launches are planned for.
 pub(super) struct Card {
     ordinal: u32,
     options: Options,
@@ -182,9 +183,9 @@ impl Card {
     /// Opens the device.
     ///
     /// # Errors
-    /// As [`Cuda::open`].
+    /// Returns the errors of [`Cuda::open`].
     pub fn open(ordinal: u32, options: &Options) -> Result<Self, Error> {
-        // What is tried here must run, whatever an earlier verdict says.
+        // The kernel under test must run regardless of earlier verdicts.
         let options = Options { verdicts: Verdicts::Ignored, ..options.clone() };
         let mut card = Self { ordinal, options, open: HashMap::new() };
         card.with_sms(ALL_SMS)?;
@@ -202,14 +203,14 @@ impl Card {
     }
 }
 
-/// More multiprocessors than a device has: all of them.
+/// More SMs than any device has: use all SMs.
 const ALL_SMS: u32 = u32::MAX;
 
 impl Part {
-    /// What is wrong, if anything is.
+    /// Returns a description of the fault; `None` if the result is correct.
     ///
     /// # Errors
-    /// The device's.
+    /// Returns the errors of the device.
     pub fn run(&self, card: &mut Card) -> Result<Option<String>, Error> {
         match &self.problem {
             Problem::Groups(variant, op) => groups(&card.with_sms(ALL_SMS)?.with_variant(*variant)?, *variant, *op),
@@ -222,17 +223,19 @@ impl Part {
     }
 }
 
-/// Groups of none, one and several tiles of tokens, the largest first; fewer tokens for instances that take few.
+/// Returns groups of no, one and several tiles of tokens, the largest first; fewer tokens for instances that accept
+/// few.
 fn sizes(most: usize) -> Vec<Group> {
     let group = |(m, n, k)| Group { m, n, k };
     [(most, 136, 320), (0, 8, 64), (1, 72, 224), (3, 8, 32), (most.min(9), 264, 96)].map(group).into()
 }
 
 fn groups(gpu: &Cuda, variant: Variant, op: Op) -> Result<Option<String>, Error> {
-    // Numbers as of a model; and small ones, whose sums no order rounds, so that of a plain product every bit must be right.
+    // Model-like numbers, and small numbers whose sums are exact in any order, so that every bit of a plain product
+    // must match.
     for generator in [Generator::Gaussian, Generator::PublicGroup] {
         for dtype in DTYPES {
-            // An instance of small tiles refuses many tokens.
+            // An instance with small tiles refuses many tokens.
             let mut refusal = None;
             for most in [200, 40, 7] {
                 match groups_of(gpu, variant, (generator, op), &sizes(most), dtype) {
@@ -245,14 +248,14 @@ fn groups(gpu: &Cuda, variant: Variant, op: Op) -> Result<Option<String>, Error>
                 }
             }
             if let Some(error) = refusal {
-                return Ok(Some(format!("it takes not even a few tokens ({error})")));
+                return Ok(Some(format!("the instance refuses even a few tokens ({error})")));
             }
         }
     }
     Ok(None)
 }
 
-/// The error behind its places.
+/// Returns the error without its places.
 fn innermost(error: &Error) -> &Error {
     match error {
         Error::At { error, .. } => innermost(error),
@@ -288,7 +291,7 @@ fn moe(gpu: &Cuda, layer: &LayerShape, dtype: TokenDtype) -> Result<Option<Strin
     let step = MoeStep::new(&weights, inputs)?;
     let mut layer = gpu.prepare_moe(&weights)?;
     let mut run = |mut output: MoeOutput| layer.execute(&step, &mut output).map(|_| output);
-    // The second run is as in use: nothing is kept that only a comparison looks at.
+    // The second run stores no stages, as in normal use.
     let (output, again) = (run(MoeOutput::with_stages(&step))?, run(MoeOutput::new(&step))?);
     let found = moe::compare::compare(&weights, &step, &output);
     let is_same = output.hidden == again.hidden;
@@ -313,7 +316,7 @@ fn linear(gpu: &Cuda, tokens: usize, dtype: TokenDtype, token_format: TokenForma
 }
 
 fn route(gpu: &Cuda, router: &Router) -> Result<Option<String>, Error> {
-    // Ties, and distances that leave weights of 0.
+    // Includes ties, and distances that leave weights of 0.
     let number = |i: usize| match i.wrapping_mul(0x9E37_79B9) >> 7 & 0xFF {
         x if x < 64 => (x % 8) as f32 - 4.0,
         64 => -300.0,
@@ -331,7 +334,7 @@ fn route(gpu: &Cuda, router: &Router) -> Result<Option<String>, Error> {
             return Ok(Some(first.to_string()));
         }
         if routes != on_cpu {
-            return Ok(Some("other bits than the CPU's".into()));
+            return Ok(Some("the bits differ from the CPU's result".into()));
         }
     }
     Ok(None)
@@ -342,5 +345,5 @@ fn wrong_elements(wrong: usize, of: usize, first: Option<impl std::fmt::Display>
 }
 
 fn other_bits(same: bool) -> Option<String> {
-    (!same).then(|| "a second run gave other bits".into())
+    (!same).then(|| "a second run gave different bits".into())
 }

@@ -1,4 +1,4 @@
-//! Self-tests on a driver whose kernels are functions: right ones, one that is wrong in a bit, one that hangs, one that traps.
+//! Self-tests on a driver whose kernels are Rust functions: correct, wrong in one bit, hanging, or trapping.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -18,12 +18,12 @@ use crate::kernels::GroupedKernel;
 use crate::kernels::fake::{SMS, kernel};
 use crate::problem::{Group, Op, Weights};
 
-/// What the child's driver does: the test's name for it.
+/// Environment variable with the behavior of the child's driver.
 const DRIVER: &str = "NVFP4_TEST_DRIVER";
-/// The part that the child begins with.
+/// Environment variable with the first part that the child runs.
 const FROM: &str = "NVFP4_TEST_FROM";
 
-/// The instance that goes wrong, an instance that may be chosen.
+/// Instance that gives a wrong result; it can be chosen by name.
 const WRONG: &str = "plain_sm100_t64";
 const WRONG_PART: &str = "plain t64";
 
@@ -33,7 +33,7 @@ fn blackwell() -> Subject {
 
 fn fake(major: i32, minor: i32, kernel: fn(&Launch)) -> FakeCuda {
     let fake = fake_cuda::install();
-    // Blackwell's fakes know how many multiprocessors there are; Hopper's parts want more.
+    // Blackwell's fake kernels expect a fixed number of SMs; Hopper's parts need more.
     fake.set_device(major, minor, if major == 9 { 132 } else { SMS as i32 });
     fake.on_launch(kernel);
     fake
@@ -43,7 +43,7 @@ fn fake(major: i32, minor: i32, kernel: fn(&Launch)) -> FakeCuda {
 fn wrong_in_a_bit(launch: &Launch) {
     kernel(launch);
     if launch.kernel == WRONG {
-        // SAFETY: the launch of a self-test, whose operands are alive and lie where the backend has put them.
+        // SAFETY: the launch comes from a self-test, so its operands are alive and lie where the backend put them.
         unsafe {
             let parameter: abi::Launch = launch.parameter(0);
             let abi::Record { group, .. } = *(parameter.records as *const abi::Record);
@@ -68,7 +68,7 @@ fn ending(launch: &Launch) {
 }
 
 #[test]
-#[ignore = "the process in which other tests try a kernel"]
+#[ignore = "child process of other tests"]
 fn child() {
     /// `CUDA_ERROR_LAUNCH_FAILED`, as after a trap, and `CUDA_ERROR_OUT_OF_MEMORY` (cuda.h).
     const TRAP: i32 = 719;
@@ -93,11 +93,11 @@ fn child() {
     serve(blackwell(), from, 0, &Options::default(), &mut std::io::stdout()).unwrap();
 }
 
-/// Has the Blackwell kernel tried in processes whose driver behaves in a way.
+/// Tests the Blackwell kernel in processes whose driver behaves as named.
 fn tried(driver: &str) -> Result<Proof, Error> {
     let command = |from: usize| {
         let mut command = Command::new(env::current_exe().unwrap());
-        // With one thread libtest begins a line before the test does.
+        // With one thread, libtest writes the beginning of a line before the test runs.
         command.args(["selftest::tests::child", "--exact", "--ignored", "--nocapture", "--test-threads=2"]);
         command.env(DRIVER, driver).env(FROM, from.to_string());
         command
@@ -106,7 +106,7 @@ fn tried(driver: &str) -> Result<Proof, Error> {
     prove(blackwell(), &command, limits, &|_| ())
 }
 
-/// What failed, of a proof that tried every part.
+/// Returns the failed parts; every part must have run.
 fn failed(driver: &str) -> Vec<FailedPart> {
     let Proof { passed, failed } = tried(driver).unwrap();
     assert_eq!(passed.len() + failed.len(), parts(blackwell()).len());
@@ -114,12 +114,12 @@ fn failed(driver: &str) -> Vec<FailedPart> {
 }
 
 #[test]
-fn a_kernel_that_is_right_passes() {
+fn correct_kernel_passes() {
     assert_eq!(failed("is right"), []);
 }
 
 #[test]
-fn one_wrong_bit_fails_the_instance_and_no_other() {
+fn one_wrong_bit_fails_only_its_instance() {
     let failed = failed("a bit");
     let [failed] = &failed[..] else { panic!("{failed:?}") };
     assert_eq!(failed.part, WRONG_PART);
@@ -130,7 +130,7 @@ fn one_wrong_bit_fails_the_instance_and_no_other() {
 }
 
 #[test]
-fn a_hang_costs_its_limit_and_the_parts_behind_it_are_tried() {
+fn parts_after_a_hang_are_tested() {
     let begin = Instant::now();
     let failed = failed("hangs");
     let [failed] = &failed[..] else { panic!("{failed:?}") };
@@ -139,7 +139,7 @@ fn a_hang_costs_its_limit_and_the_parts_behind_it_are_tried() {
 }
 
 #[test]
-fn a_trap_and_a_process_that_ends_fail_the_part_that_was_tried() {
+fn trap_or_exit_fails_the_running_part() {
     let first = &parts(blackwell())[0].name;
     let trapped = failed("traps once");
     let [trap] = &trapped[..] else { panic!("{trapped:?}") };
@@ -151,24 +151,27 @@ fn a_trap_and_a_process_that_ends_fail_the_part_that_was_tried() {
 }
 
 #[test]
-fn a_kernel_that_always_traps_is_given_up() {
+fn test_of_an_always_trapping_kernel_stops_early() {
     let failed = failed("always traps");
     assert_eq!(failed.len(), parts(blackwell()).len());
-    assert!(failed[2].why.contains("719") && failed[3].why.starts_with("not tried, since 3 parts"), "{failed:?}");
+    assert!(
+        failed[2].why.contains("719") && failed[3].why.starts_with("not tested, because 3 earlier parts"),
+        "{failed:?}"
+    );
 }
 
 #[test]
-fn what_cannot_be_tried_is_no_verdict() {
+fn test_that_cannot_run_gives_no_verdict() {
     let error = tried("is full").unwrap_err().to_string();
     assert!(error.starts_with("self-test of gated_sm100: ") && error.contains("out of memory"), "{error}");
     let error = tried("has no device").unwrap_err().to_string();
-    assert!(error.starts_with("self-test of gated_sm100: the device was not opened: its process ended"), "{error}");
+    assert!(error.starts_with("self-test of gated_sm100: cannot open the device: its process ended"), "{error}");
     let nothing = |_: usize| Command::new("/no/such/program");
     let error = prove(blackwell(), &nothing, Limits::default(), &|_| ()).unwrap_err().to_string();
-    assert!(error.contains("no process starts"), "{error}");
+    assert!(error.contains("cannot start a process"), "{error}");
 }
 
-/// Entries that were launched.
+/// Names of the launched entries.
 static LAUNCHED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 fn noted(launch: &Launch) {
@@ -177,7 +180,7 @@ fn noted(launch: &Launch) {
 }
 
 #[test]
-fn every_entry_that_a_card_can_launch_is_launched_and_is_right() {
+fn every_launchable_entry_is_launched_and_correct() {
     for card in [(9, 0), (10, 0), (12, 0)] {
         let fake = fake(card.0 as i32, card.1 as i32, noted);
         let mut device = Card::open(0, &Options::default()).unwrap();
@@ -187,9 +190,9 @@ fn every_entry_that_a_card_can_launch_is_launched_and_is_right() {
                 assert_eq!(part.run(&mut device).unwrap(), None, "{}: {}", subject.name(), part.name);
             }
             let launched = LAUNCHED.lock().unwrap().clone();
-            // Weights are packed by one entry or the other, as the tensor cores take them.
+            // Only one of the packing entries runs, depending on the tensor cores.
             let packs = |name: &str| name.starts_with("moe_pack");
-            // Rows of 16-bit tokens are sorted for Hopper's products alone.
+            // Only Hopper's products need sorted rows of 16-bit tokens.
             let sorts = (card, subject) == ((9, 0), Subject::Moe);
             for entry in subject.kernels(card).unwrap().into_iter().flat_map(|kernel| kernel.entries()) {
                 if entry.name == "moe_expand" && !sorts {
@@ -208,7 +211,7 @@ fn weights() -> Weights<'static> {
     generate::weights(Generator::Gaussian, Op::Plain, &[Group { m: 1, n: 8, k: 64 }], 1).unwrap()
 }
 
-/// The title of what computes plain products on a device whose verdicts lie somewhere, or why nothing does.
+/// Returns the title of the kernel that computes plain products with these verdicts, or the reason why none does.
 fn computes(verdicts: &Verdicts, variant: &str) -> Result<String, String> {
     let gpu = Cuda::open_with(0, Options { verdicts: verdicts.clone(), ..Options::default() });
     let layer = gpu.and_then(|gpu| gpu.with_variant(variant.parse()?)?.prepare_layer(&weights()));
@@ -216,7 +219,7 @@ fn computes(verdicts: &Verdicts, variant: &str) -> Result<String, String> {
 }
 
 #[test]
-fn a_kernel_that_has_passed_is_the_cards_default_and_one_that_failed_is_not_used() {
+fn only_a_passed_kernel_is_the_default() {
     let _fake = fake(10, 0, kernel);
     let folder = tempfile::tempdir().unwrap();
     let verdicts = Verdicts::Folder(folder.path().into());
@@ -240,7 +243,7 @@ fn a_kernel_that_has_passed_is_the_cards_default_and_one_that_failed_is_not_used
     assert_eq!(computes(&verdicts, "persistent").unwrap(), "plain_sm100");
     assert_eq!(notes(), [""; 0]);
 
-    // An instance that is never chosen may fail, and is refused alone.
+    // If an instance that is never chosen fails, only this instance is refused.
     keep(&["plain t64_tma"]);
     assert_eq!(computes(&verdicts, "persistent").unwrap(), "plain_sm100");
     assert_eq!(computes(&verdicts, "t64").unwrap(), "plain_sm100");
@@ -256,10 +259,10 @@ fn a_kernel_that_has_passed_is_the_cards_default_and_one_that_failed_is_not_used
     assert!(computes(&verdicts, "gated_sm100,t64").is_err());
     assert_eq!(computes(&verdicts, "gated_sm100,t128").unwrap(), "plain_sm100");
     assert_eq!(computes(&Verdicts::Ignored, "gated_sm100").unwrap(), "plain_sm100");
-    // What was not asked for stays as it is without verdicts.
+    // Subjects without a verdict behave as without verdicts.
     assert_eq!(computes(&Verdicts::Ignored, "persistent").unwrap(), "plain_simt");
 
-    // A file that is cut off counts as none, and is said.
+    // A truncated verdict file counts as missing, and is reported.
     let file = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
     std::fs::write(&file, "{").unwrap();
     assert_eq!(computes(&verdicts, "persistent").unwrap(), "plain_simt");
@@ -267,7 +270,7 @@ fn a_kernel_that_has_passed_is_the_cards_default_and_one_that_failed_is_not_used
 }
 
 #[test]
-fn what_is_verified_runs_without_a_verdict_and_not_after_it_failed() {
+fn verified_kernel_runs_until_a_test_fails() {
     let _fake = fake(9, 0, kernel);
     let folder = tempfile::tempdir().unwrap();
     let verdicts = Verdicts::Folder(folder.path().into());

@@ -68,7 +68,7 @@ def test_nvfp4_tokens_have_an_input_scale_or_one_of_their_own():
         assert torch.equal(layer(x[4:5]).double(), got[4:5])
         outputs.append(got)
     assert not torch.equal(*outputs)
-    with pytest.raises(ValueError, match="^input_scale: .* is not from"):
+    with pytest.raises(ValueError, match="^input_scale: .* must be from"):
         nvfp4.Linear(weight, rows=ROWS, token_format="nvfp4", input_scale=-1.0)
 
 

@@ -91,7 +91,7 @@ def test_nvfp4_tokens_have_their_experts_input_scales_or_one_of_their_own():
     assert torch.equal(nvfp4.moe(*call, layer.weights, E, I, **options), layer(*call))
     with pytest.raises(ValueError, match="^input_scales: 7 and 6 of them; expected one for each expert.*: 7"):
         of(token_format="nvfp4", input_scales=(scales[0], scales[1][:E]))
-    with pytest.raises(ValueError, match="^input_scales: expert 6: down: input scale -1e0 is not from"):
+    with pytest.raises(ValueError, match="^input_scales: expert 6: down: input scale -1e0 must be from"):
         scales[1][E] = -1
         of(token_format="nvfp4", input_scales=scales)
 

@@ -261,7 +261,7 @@ fn steps_in_device_memory_run_on_the_callers_stream_without_waiting() {
     infinite[2].global_scale = f32::NAN;
     // SAFETY: as above.
     let error = unsafe { layer.launch(&infinite, TokenDtype::Bf16, stream.as_inner()) }.unwrap_err();
-    assert!(error.to_string().starts_with("group 2: global scales multiply to NaN"), "{error}");
+    assert!(error.to_string().starts_with("group 2: the product of the global scales is NaN"), "{error}");
 }
 
 #[test]

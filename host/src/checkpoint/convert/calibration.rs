@@ -1,10 +1,17 @@
-//! The largest magnitudes of the activations that modules read, from which their input scales follow.
+//! Largest magnitudes of the activations that modules read; input scales are computed from them.
 //!
-//! A file of them is either safetensors or JSON. In safetensors a tensor `M` or `M.input` of f32, f16 or bf16 `[…, K]` holds
-//! activations themselves, and `M.input_amax`, `M.input_quantizer._amax` (ModelOpt's name) or any tensor of one number
-//! their largest magnitude. JSON is an object of names and magnitudes. `M` is a module, in which `*` stands for any
-//! characters; or the block or the experts around projections that all read the same: `model.layers.3.mlp` for its gate and
-//! up. `hidden` is what all of those read for which there is nothing else, as in the activations of `nvfp4 run`.
+//! A calibration file is safetensors or JSON:
+//!
+//! | file | entry | content |
+//! |---|---|---|
+//! | safetensors | `M` or `M.input`, f32, f16 or bf16 `[…, K]` | activations |
+//! | safetensors | `M.input_amax`, `M.input_quantizer._amax` (ModelOpt), or any tensor of one number | largest
+//! magnitude |
+//! | JSON | object of names and numbers | largest magnitudes |
+//!
+//! `M` is a module, in which `*` stands for any characters. `M` can also be the block or the experts around projections
+//! that read the same activations: `model.layers.3.mlp` for its gate and up. `hidden` is the default for such
+//! projections; it is also the name in the activations of `nvfp4 run`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,14 +25,14 @@ use crate::checkpoint::place;
 use crate::error::Error;
 use crate::files::read_bounded;
 
-/// The longest JSON file that is read, in bytes.
+/// Maximum size of a JSON file, in bytes.
 const MAX_BYTES: usize = 256 << 20;
 
-/// Tokens that a layer reads, and how many of them each expert: the activations of `nvfp4 run`.
+/// Tokens of a layer, and the number of tokens per expert: the names in the activations of `nvfp4 run`.
 const HIDDEN: &str = "hidden";
 const GROUP_SIZES: &str = "group_sizes";
 
-/// What may follow a module's name.
+/// Suffixes that may follow a module's name.
 const ENDINGS: [&str; 4] = [".input_quantizer._amax", ".input_amax", ".input_quantizer.amax", ".input"];
 
 /// Largest magnitudes of activations, by the module that reads them.
@@ -38,7 +45,7 @@ pub struct Calibration {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     amax: f32,
-    /// K, where activations were given.
+    /// K of the activations; `None` if only the magnitude was given.
     k: Option<usize>,
 }
 
@@ -46,16 +53,19 @@ impl Calibration {
     /// Reads a file of activations or of their largest magnitudes.
     ///
     /// # Errors
-    /// If it cannot be read, has nothing in it, or a magnitude is negative, NaN or infinite.
+    /// Returns an error if the file cannot be read, has no entries, or contains a negative, NaN or infinite magnitude.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let mut calibration = Self::default();
         if path.extension().is_some_and(|extension| extension == "json") {
             let bytes = read_bounded(path, MAX_BYTES, "a calibration")?;
-            let what = |error| Error::Invalid(format!("not an object of names and magnitudes: {error}"));
+            let what = |error| Error::Invalid(format!("expected a JSON object of names and magnitudes: {error}"));
             let json: Map<String, Value> =
                 serde_json::from_slice(&bytes).map_err(|error| what(error).at(path.display()))?;
             for (name, value) in json {
-                let wrong = || Error::Invalid(format!("{value} is not a magnitude")).at(place(path, &name));
+                let wrong = || {
+                    Error::Invalid(format!("{value} is not a magnitude; give a number of at least 0"))
+                        .at(place(path, &name))
+                };
                 let amax = value.as_f64().ok_or_else(wrong)? as f32;
                 calibration.add(&name, Entry { amax, k: None }).map_err(|error| error.at(place(path, &name)))?;
             }
@@ -64,13 +74,13 @@ impl Calibration {
             for (name, tensor) in file.tensors().filter(|(name, _)| *name != GROUP_SIZES) {
                 let at = |error: Error| error.at(place(path, name));
                 let numbers = Floats::of(tensor).ok_or_else(|| {
-                    let remedy = "a calibration has activations, or their largest magnitudes";
+                    let remedy = "a calibration file must contain activations or their largest magnitudes";
                     at(Error::Dtype { got: tensor.dtype, expected: DTYPES.to_vec(), remedy })
                 })?;
                 let amax = numbers.amax().map_err(at)?;
                 let count: usize = tensor.shape.iter().product();
                 if count == 0 {
-                    return Err(at(Error::Invalid("it has no numbers; leave it out".into())));
+                    return Err(at(Error::Invalid("the tensor has no elements; remove it".into())));
                 }
                 let is_amax = ENDINGS[..3].iter().any(|ending| name.ends_with(ending)) || count == 1;
                 let k = if is_amax { None } else { tensor.shape.last().copied() };
@@ -80,28 +90,31 @@ impl Calibration {
             file.check_unchanged()?;
         }
         if calibration.exact.is_empty() && calibration.patterns.is_empty() {
-            return Err(Error::Invalid("it has no activations and no magnitudes".into()).at(path.display()));
+            return Err(Error::Invalid("the file has no activations and no magnitudes".into()).at(path.display()));
         }
         Ok(calibration)
     }
 
     fn add(&mut self, name: &str, entry: Entry) -> Result<(), Error> {
         if !(entry.amax >= 0.0 && entry.amax.is_finite()) {
-            return Err(Error::Invalid(format!("{} is not a magnitude", entry.amax)));
+            return Err(Error::Invalid(format!(
+                "{} is not a magnitude; give a finite number of at least 0",
+                entry.amax
+            )));
         }
         let module = ENDINGS.iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or(name);
         if module.contains('*') {
             self.patterns.push((module.to_owned(), entry));
         } else if self.exact.insert(module.to_owned(), entry).is_some() {
-            return Err(Error::Invalid(format!("{module} is there twice; leave one out")));
+            return Err(Error::Invalid(format!("{module} is listed twice; remove one entry")));
         }
         Ok(())
     }
 
-    /// The largest magnitude that a module with this K reads, if it is known.
+    /// Returns the largest magnitude that a module with this K reads; `None` if unknown.
     ///
     /// # Errors
-    /// If activations of another width were given for it.
+    /// Returns an error if the activations given for the module have another width.
     pub(super) fn amax(&self, module: &str, k: usize) -> Result<Option<f32>, Error> {
         let Some((name, entry)) = self.find(module) else { return Ok(None) };
         match entry.k {
@@ -118,14 +131,14 @@ impl Calibration {
         if let Some(found) = self.named(module) {
             return Some(found);
         }
-        // All experts of a layer in one: `experts.down_proj`.
+        // Entry for all experts of a layer: `experts.down_proj`.
         if let Some((before, rest)) = module.rsplit_once(".experts.")
             && let Some((_, projection)) = rest.split_once('.')
             && let Some(found) = self.named(&format!("{before}.experts.{projection}"))
         {
             return Some(found);
         }
-        // Projections that engines merge read what the block around them reads.
+        // Projections that engines merge read the input of their block.
         merged_with(module).next()?;
         let gate_up = module.rsplit_once('.').and_then(|(before, _)| self.named(&format!("{before}.gate_up_proj")));
         let fused = module.rsplit_once(".experts.").and_then(|(before, _)| {
@@ -137,7 +150,7 @@ impl Calibration {
         gate_up.or_else(block).or(fused).or_else(|| self.named(HIDDEN))
     }
 
-    /// The entry of this name; of several patterns for it the largest.
+    /// Returns the entry of this name; if several patterns match, the one with the largest magnitude.
     fn named(&self, name: &str) -> Option<(&str, Entry)> {
         if let Some((name, &entry)) = self.exact.get_key_value(name) {
             return Some((name, entry));
@@ -147,7 +160,7 @@ impl Calibration {
     }
 }
 
-/// Whether a name is one of a pattern in which `*` stands for any characters.
+/// Returns `true` if the pattern, in which `*` stands for any characters, matches the name.
 fn matches(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
     let first = parts.next().unwrap_or_default();
@@ -173,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_finds_its_magnitude_under_every_name() {
+    fn every_accepted_name_gives_a_module_its_magnitude() {
         let gate = "model.layers.3.mlp.experts.5.gate_proj";
         for name in [
             gate,
@@ -189,7 +202,7 @@ mod tests {
         ] {
             assert_eq!(amax(&[(name, 2.0), ("other", 3.0)], gate), Some(2.0), "{name}");
         }
-        // What a block reads is not what the projection at its end reads.
+        // The input of a block is not the input of its last projection.
         let down = "model.layers.3.mlp.experts.5.down_proj";
         assert_eq!(amax(&[("model.layers.3.mlp", 2.0), ("model.layers.3.mlp.experts", 2.0)], down), None);
         assert_eq!(amax(&[("model.layers.3.mlp.experts.down_proj", 2.0)], down), Some(2.0));
@@ -201,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn stars_stand_for_any_characters() {
+    fn star_matches_any_characters() {
         for (pattern, name, expected) in [
             ("a*c", "abbc", true),
             ("a*c", "ac", true),
@@ -214,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_magnitude_is_refused() {
+    fn invalid_magnitude_is_refused() {
         for bad in [-1.0, f32::NAN, f32::INFINITY] {
             assert!(Calibration::default().add("a", Entry { amax: bad, k: None }).is_err());
         }

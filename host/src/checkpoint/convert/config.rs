@@ -1,6 +1,6 @@
-//! What servers read beside the weights: `config.json` and ModelOpt's `hf_quant_config.json`, with the quantization described
-//! as vLLM 0.24 (`ModelOptNvFp4Config.from_config`, `CompressedTensorsConfig.from_config`) takes it; and which other files
-//! of a model go with it.
+//! Writes the files that servers read beside the weights: `config.json` and ModelOpt's `hf_quant_config.json`. The
+//! description of the quantization follows vLLM 0.24 (`ModelOptNvFp4Config.from_config`,
+//! `CompressedTensorsConfig.from_config`). Also decides which other files of a model are copied.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -13,16 +13,16 @@ use crate::checkpoint::{Checkpoint, Format};
 use crate::error::Error;
 use crate::format::BLOCK;
 
-/// The file that says what a model is.
+/// File that describes a model.
 pub(super) const CONFIG: &str = "config.json";
 
-/// The file in which ModelOpt describes a quantization.
+/// File in which ModelOpt describes a quantization.
 pub(super) const QUANT_CONFIG: &str = "hf_quant_config.json";
 
-/// The largest file that counts as one of the small ones beside the weights, in bytes.
+/// Maximum size in bytes of a small file beside the weights.
 const MAX_SMALL_BYTES: u64 = 256 << 20;
 
-/// How files end that hold weights: those of this model, or the same in another form.
+/// Endings of files with weights: weights of this model, or the same weights in another form.
 const WEIGHTS: [&str; 13] = [
     ".safetensors",
     ".bin",
@@ -39,10 +39,10 @@ const WEIGHTS: [&str; 13] = [
     ".index.json",
 ];
 
-/// Keys under which a description of a quantization is kept.
+/// Keys that hold the description of a quantization.
 const DESCRIPTIONS: [&str; 2] = ["quantization_config", "compression_config"];
 
-/// The configuration of a model, empty if it has none.
+/// Configuration of a model; empty if there is none.
 #[derive(Debug, Default)]
 pub(super) struct Config(Option<ModelConfig>);
 
@@ -50,34 +50,34 @@ impl Config {
     /// Reads the configuration beside a model's files.
     ///
     /// # Errors
-    /// If it is there and cannot be read, or is no JSON object.
+    /// Returns an error if the configuration exists and cannot be read, or is not a JSON object.
     pub(super) fn beside(checkpoint: &Checkpoint) -> Result<Self, Error> {
         let config = ModelConfig::beside(checkpoint)?;
         match &config {
             Some(config) if !config.json().is_object() => {
-                let what = "not a configuration: it is no JSON object; download it again";
+                let what = "not a valid configuration: expected a JSON object; download it again";
                 Err(Error::Invalid(what.into()).at(config.path().display()))
             }
             _ => Ok(Self(config)),
         }
     }
 
-    /// Whether there is one.
+    /// Whether there is a configuration.
     pub(super) fn exists(&self) -> bool {
         self.0.is_some()
     }
 
-    /// A size of the language model.
+    /// Returns a size of the language model.
     pub(super) fn number(&self, key: &str) -> Option<usize> {
         self.0.as_ref()?.number(&[key]).map(|(_, number)| number)
     }
 
-    /// What kind of model it is.
+    /// Returns the model type.
     pub(super) fn model_type(&self) -> Option<&str> {
         self.0.as_ref()?.get("model_type")?.as_str()
     }
 
-    /// The sizes of the blocks that share an FP8 scale.
+    /// Returns the sizes of the blocks that share an FP8 scale.
     pub(super) fn fp8_block(&self) -> Option<[usize; 2]> {
         let sizes = self.0.as_ref()?.quantization()?.get("weight_block_size")?.as_array()?;
         let [lines, elements] = &sizes[..] else { return None };
@@ -85,7 +85,7 @@ impl Config {
         Some([size(lines)?, size(elements)?])
     }
 
-    /// The same configuration for the quantized model, as text.
+    /// Returns the text of the configuration for the quantized model.
     pub(super) fn quantized(&self, quantization: &Quantization) -> String {
         let json = self.0.as_ref().and_then(|config| config.json().as_object());
         let json = replaced(json.cloned().unwrap_or_default(), quantization);
@@ -93,9 +93,9 @@ impl Config {
     }
 }
 
-/// A configuration with another description of a quantization.
+/// Replaces the description of the quantization in a configuration.
 fn replaced(mut json: Map<String, Value>, quantization: &Quantization) -> Map<String, Value> {
-    // Inside of a multimodal model they would describe what was read.
+    // Nested descriptions in multimodal models would describe the original weights.
     for value in json.values_mut() {
         if let Some(part) = value.as_object_mut() {
             part.retain(|key, _| !DESCRIPTIONS.contains(&&key[..]));
@@ -106,20 +106,20 @@ fn replaced(mut json: Map<String, Value>, quantization: &Quantization) -> Map<St
     json
 }
 
-/// What a description of a quantization says.
+/// Content of a description of a quantization.
 #[derive(Debug)]
 pub(super) struct Quantization {
     pub format: Format,
-    /// Whether every quantized weight has a scale for its activations.
+    /// Whether every quantized weight has an input scale.
     pub input_scales: bool,
-    /// The modules that are not quantized, see [`ignored`].
+    /// Modules that are not quantized, see [`ignored`].
     pub ignored: Vec<String>,
 }
 
 impl Quantization {
-    /// `quantization_config` of `config.json`.
+    /// Returns `quantization_config` of `config.json`.
     fn for_config(&self) -> Value {
-        // Where there are no input scales servers must not expect any: they would use what was in memory.
+        // Without input scales, servers must not expect any: they would use uninitialized memory.
         let arguments = |dynamic: Value| match self.format {
             Format::ModelOpt => json!({"dynamic": dynamic, "num_bits": 4, "type": "float", "group_size": BLOCK}),
             Format::CompressedTensors => json!({
@@ -158,7 +158,7 @@ impl Quantization {
         }
     }
 
-    /// `hf_quant_config.json`, which ModelOpt's models have.
+    /// Returns `hf_quant_config.json`, which ModelOpt's models have.
     pub(super) fn for_modelopt(&self) -> String {
         let json = json!({
             "producer": producer(),
@@ -181,7 +181,7 @@ fn producer() -> Value {
     json!({"name": "nvfp4", "version": env!("CARGO_PKG_VERSION")})
 }
 
-/// The modules that engines put in place of some: what they are called is searched for the names of ignored ones too.
+/// Merged modules that engines create; their names are searched for names of ignored modules too.
 const MERGED: [(&str, &[&str]); 6] = [
     ("gate_proj", &["gate_up_proj"]),
     ("w1", &["w13", "gate_up_proj"]),
@@ -191,11 +191,11 @@ const MERGED: [(&str, &[&str]); 6] = [
     ("in_proj_b", &["in_proj_ba"]),
 ];
 
-/// How servers are told which modules are not quantized, in natural order.
+/// Returns the list of unquantized modules for servers, in natural order.
 ///
-/// vLLM takes a name of ModelOpt's list as a name, as a pattern, and as a part of a name: `layers.1.mlp.gate` would exclude
-/// `layers.1.mlp.gate_up_proj` too. Where that would go wrong the last letter is made a pattern, `layers.1.mlp.gat[e]`,
-/// which is part of no name.
+/// vLLM reads an entry of ModelOpt's list as a name, as a pattern, and as a substring of a name: `layers.1.mlp.gate`
+/// would also exclude `layers.1.mlp.gate_up_proj`. In that case the last letter becomes a pattern,
+/// `layers.1.mlp.gat[e]`, which is a substring of no name.
 pub(super) fn ignored(
     format: Format,
     left: impl IntoIterator<Item = String>,
@@ -206,7 +206,7 @@ pub(super) fn ignored(
         if let Some((before, _)) = module.split_once(".experts.")
             && format == Format::ModelOpt
         {
-            // Engines know the experts of a layer as one module.
+            // Engines treat the experts of a layer as one module.
             searched.insert(format!("{before}.experts"));
             continue;
         }
@@ -234,7 +234,7 @@ pub(super) fn ignored(
 }
 
 trait PopLast {
-    /// A string and its last character.
+    /// Splits off the last character.
     fn pop_last(&self) -> Option<(&str, char)>;
 }
 
@@ -245,20 +245,20 @@ impl PopLast for String {
     }
 }
 
-/// The files of a model's folder beside its weights.
+/// Files beside the weights in a model's folder.
 #[derive(Debug, Default)]
 pub(super) struct Others {
-    /// Those that belong to every form of the model: the tokenizer, the generation configuration, the license.
+    /// Files that every form of the model shares: tokenizer, generation configuration, license.
     pub copied: Vec<PathBuf>,
-    /// The names of the rest.
+    /// Names of all other files.
     pub left: Vec<String>,
 }
 
 impl Others {
-    /// Looks into a folder. Hidden files, and configurations that are written anew, are in neither list.
+    /// Lists a folder. Hidden files and configurations that are rewritten are in neither list.
     ///
     /// # Errors
-    /// If the folder cannot be read.
+    /// Returns an error if the folder cannot be read.
     pub(super) fn of(folder: &Path, shards: &BTreeSet<&Path>) -> Result<Self, Error> {
         let io = |error| Error::io(folder, error);
         let mut others = Self::default();
@@ -268,7 +268,7 @@ impl Others {
             if name.starts_with('.') || [CONFIG, QUANT_CONFIG].contains(&&name[..]) || shards.contains(&*path) {
                 continue;
             }
-            // A link, as in the cache of Hugging Face, stands for its file.
+            // Follows links, which the cache of Hugging Face uses.
             let metadata = std::fs::metadata(&path);
             let is_small = metadata.as_ref().is_ok_and(|file| file.is_file() && file.len() <= MAX_SMALL_BYTES);
             if is_small && !WEIGHTS.iter().any(|ending| name.ends_with(ending)) {
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_part_of_a_quantized_one_is_a_pattern() {
+    fn substring_of_a_quantized_name_becomes_a_pattern() {
         let quantized =
             ["model.layers.1.mlp.gate_proj", "model.layers.1.mlp.up_proj", "model.layers.10.mlp.experts.0.w1"];
         let left =
@@ -308,14 +308,14 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_part_of_a_merged_one_is_a_pattern() {
+    fn substring_of_a_merged_name_becomes_a_pattern() {
         let quantized = ["a.self_attn.q_proj", "a.self_attn.k_proj", "a.self_attn.v_proj"];
         assert_eq!(ignore(Format::ModelOpt, &["a.self_attn.qkv"], &quantized), ["a.self_attn.qk[v]"]);
         assert_eq!(ignore(Format::ModelOpt, &["a.self_attn.o_proj"], &quantized), ["a.self_attn.o_proj"]);
     }
 
     #[test]
-    fn what_described_another_quantization_is_replaced() {
+    fn description_of_another_quantization_is_replaced() {
         let text = r#"{"z": 1, "quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 128]},
             "text_config": {"hidden_size": 32, "quantization_config": {}, "model_type": "llama4_text"}, "model_type": "llama4"}"#;
         let quantization =

@@ -1,11 +1,14 @@
-//! A model in floats, FP8 or MXFP4 becomes one in NVFP4: chosen weights quantized, everything else copied bit for bit, and
-//! the files around the weights made to fit.
+//! Converts a model in floats, FP8 or MXFP4 to NVFP4: quantizes the chosen weights, copies every other tensor bit for
+//! bit, and adapts the files beside the weights.
 //!
-//! All names, types and shapes of the result are known before the first number is read, so headers are written first and
-//! then tensor after tensor, each in parts: memory holds a few megabytes, whatever the size of a tensor.
+//! All names, types and shapes of the result are known before any number is read. So headers are written first, then
+//! tensor after tensor in parts, and memory holds a few megabytes for a tensor of any size.
 //!
-//! [`stored`] finds the weights, [`select`] says which are quantized, [`config`] describes the result to servers, and
-//! [`calibration`] gives the scales of activations.
+//! Submodules:
+//! - [`stored`] finds the weights.
+//! - [`select`] decides which weights are quantized.
+//! - [`config`] describes the result to servers.
+//! - [`calibration`] provides the scales of activations.
 
 mod calibration;
 mod config;
@@ -34,59 +37,59 @@ use crate::files::open_regular;
 use crate::format::BLOCK;
 use crate::quantize::{Loss, global_scale_for, quantize_blocks_measured};
 
-/// Bytes that are copied at once.
+/// Number of bytes copied at once.
 const COPIED_AT_ONCE: usize = 16 << 20;
 
-/// A matrix with no more elements than this stays in memory between the two times that it is read.
+/// A matrix with up to this many elements stays in memory between its two reads.
 const KEPT_ELEMENTS: usize = 16 << 20;
 
-/// What to convert, and how.
+/// Settings of a conversion.
 #[derive(Clone, Copy)]
 pub struct Options<'o> {
-    /// How the parts of a weight are named, and what a global scale means.
+    /// Naming of the parts of a weight, and meaning of its global scale.
     pub format: Format,
-    /// Whether a weight of this name (`M.weight`) is to be quantized.
+    /// Returns `true` if the weight with this name (`M.weight`) is included.
     pub include: &'o dyn Fn(&str) -> bool,
-    /// Why a module, or the tensor that holds it, is left although it is included; `None` if it is not.
+    /// Returns the reason why an included module or tensor is left unquantized; `None`: it is quantized.
     pub exclude: &'o dyn Fn(&str) -> Option<String>,
-    /// Gives each weight a global scale of its own, also where engines merge projections and then know one scale; and
-    /// lets such projections be quantized without one another.
+    /// `true`: each weight gets its own global scale, even where engines merge projections under one scale, and merged
+    /// projections may be quantized separately.
     pub separate_scales: bool,
-    /// Largest magnitudes of activations, to write input scales.
+    /// Largest magnitudes of activations, for input scales. `None`: no input scales are written.
     pub calibration: Option<&'o Calibration>,
 }
 
 impl<'o> Options<'o> {
-    /// Quantizes what `include` accepts, without input scales.
+    /// Quantizes the weights that `include` accepts, without input scales.
     pub fn new(format: Format, include: &'o dyn Fn(&str) -> bool) -> Self {
         Self { format, include, exclude: &|_| None, separate_scales: false, calibration: None }
     }
 }
 
-/// A conversion that can begin, or that says why not.
+/// A conversion that is planned and ready to write, or that reports why it cannot.
 pub struct Conversion<'a> {
     checkpoint: &'a Checkpoint,
     format: Format,
     separate_scales: bool,
     config: Config,
     selection: Selection<'a>,
-    /// The modules to quantize, and the tensor that holds each.
+    /// Modules to quantize, with the tensor that holds each.
     modules: BTreeMap<String, &'a str>,
-    /// The largest magnitude of each of those that was looked at.
+    /// Largest magnitude of each module read so far.
     amax: RefCell<BTreeMap<String, f32>>,
-    /// The largest magnitudes of activations; of every module to quantize, or of none.
+    /// Largest magnitudes of activations: for every module to quantize, or empty.
     inputs: BTreeMap<String, f32>,
     others: Others,
 }
 
-/// A tensor that was asked for, and is not quantized.
+/// A requested tensor that is not quantized.
 #[derive(Debug)]
 pub struct Left {
-    /// Its name.
+    /// Name of the tensor.
     pub name: String,
-    /// Why.
+    /// Reason.
     pub reason: String,
-    /// The error, if it was not left on purpose: then nothing is written.
+    /// Error if the tensor should be quantized and cannot be; then nothing is written. `None`: left on purpose.
     pub refusal: Option<Error>,
 }
 
@@ -104,33 +107,33 @@ impl Left {
 /// A tensor of the output that is not a copy.
 #[derive(Clone, Copy, Debug)]
 pub struct Converted<'c> {
-    /// The module whose weight it is.
+    /// Module of the weight.
     pub module: &'c str,
-    /// The tensor of the input that holds it.
+    /// Input tensor that holds the weight.
     pub tensor: &'c str,
     /// N and K.
     pub sizes: [usize; 2],
-    /// Whether it becomes NVFP4; else it becomes bf16.
+    /// `true`: the weight becomes NVFP4. `false`: bf16.
     pub quantized: bool,
 }
 
-/// Something that was written.
+/// A tensor that was written.
 #[derive(Debug)]
 pub enum Written<'a> {
-    /// A tensor, as it was.
+    /// A tensor copied unchanged.
     Copied {
-        /// Its name.
+        /// Name of the tensor.
         name: &'a str,
-        /// Its bytes.
+        /// Number of bytes.
         bytes: usize,
     },
-    /// A weight.
+    /// A converted weight.
     Converted {
-        /// Which.
+        /// The weight.
         weight: Converted<'a>,
-        /// The bytes read for it.
+        /// Number of bytes read.
         bytes: usize,
-        /// What quantizing cost it; `None` if it became bf16.
+        /// Quantization loss; `None` if the weight became bf16.
         loss: Option<Loss>,
     },
 }
@@ -139,14 +142,15 @@ pub enum Written<'a> {
 type TensorLayout = (String, Dtype, Vec<usize>);
 
 impl<'a> Conversion<'a> {
-    /// Looks at all names, types and shapes, and decides what becomes of each tensor.
+    /// Examines all names, types and shapes, and decides the fate of each tensor.
     ///
     /// # Errors
-    /// If nothing that is included can be quantized, the configuration beside the model cannot be read, or the
-    /// calibration does not fit. What was asked for and cannot be done is no error yet: see [`Conversion::left`].
+    /// Returns an error if no included weight can be quantized, the configuration beside the model cannot be read, or
+    /// the calibration does not fit. Requested tensors that cannot be quantized are no error here; [`Conversion::left`]
+    /// lists them.
     pub fn new(checkpoint: &'a Checkpoint, options: &Options<'_>) -> Result<Self, Error> {
         let config = Config::beside(checkpoint);
-        // A file that is converted alone may be a part of what is described beside it, or just lie there.
+        // For a single file, the configuration in its folder can belong to a larger or another model.
         let (config, others) = if is_one_file(checkpoint) {
             (config.unwrap_or_default(), Others::default())
         } else {
@@ -156,10 +160,12 @@ impl<'a> Conversion<'a> {
         let selection = select::select(checkpoint, &config, options);
         if selection.chosen.is_empty() && !selection.left.iter().any(|left| left.refusal.is_some()) {
             let left = match &selection.left[..] {
-                [] => "no two-dimensional tensor of numbers is included".to_owned(),
-                [first, ..] => format!("all that is included is left, {} ({}) first", first.name, first.reason),
+                [] => "no included tensor is a two-dimensional tensor of numbers".to_owned(),
+                [first, ..] => {
+                    format!("every included tensor is skipped, starting with {} ({})", first.name, first.reason)
+                }
             };
-            let what = format!("{left}, so nothing would be quantized");
+            let what = format!("nothing to quantize: {left}");
             return Err(Error::Invalid(what).at(checkpoint.path().display()));
         }
         let weights = selection.chosen.iter().flat_map(|(&name, stored)| stored.weights.iter().map(move |w| (w, name)));
@@ -181,7 +187,7 @@ impl<'a> Conversion<'a> {
         Ok(conversion)
     }
 
-    /// The largest magnitude that each module reads.
+    /// Returns the largest magnitude of the activations of each module.
     fn calibrate(&self, calibration: &Calibration) -> Result<BTreeMap<String, f32>, Error> {
         let (mut found, mut unknown) = (BTreeMap::new(), Vec::new());
         for (module, stored) in self.chosen_weights() {
@@ -191,7 +197,7 @@ impl<'a> Conversion<'a> {
                 None => unknown.push(module),
             }
         }
-        // An expert that no token reached reads what the others of its layer read.
+        // An expert without tokens gets the largest magnitude of its layer's other experts.
         let mut of_layers: BTreeMap<String, f32> = BTreeMap::new();
         for (module, &amax) in &found {
             if let Some(others) = of_any_expert(module) {
@@ -200,11 +206,11 @@ impl<'a> Conversion<'a> {
         }
         for module in unknown {
             let others = of_any_expert(module).and_then(|others| of_layers.get(&others));
-            let remedy = || "give its activations or their largest magnitude, or exclude it".to_owned();
-            let missing = || Error::Missing { name: format!("the calibration of {module}"), remedy: remedy() };
+            let remedy = || "add its activations or their largest magnitude, or exclude the module".to_owned();
+            let missing = || Error::Missing { name: format!("calibration data for {module}"), remedy: remedy() };
             found.insert(module.to_owned(), *others.ok_or_else(missing)?);
         }
-        // What engines merge reads the same activations, and they take one scale for it.
+        // Projections that engines merge read the same activations and share one scale.
         if !self.separate_scales {
             let largest = |module: &String, amax: f32| {
                 merged_with(module).filter_map(|other| found.get(&other)).fold(amax, |largest, &amax| largest.max(amax))
@@ -219,12 +225,12 @@ impl<'a> Conversion<'a> {
         weights.map(|weight| (&weight.module[..], weight))
     }
 
-    /// Bytes of all tensors that will be read.
+    /// Total bytes of the tensors that will be read.
     pub fn bytes(&self) -> usize {
         self.checkpoint.files().iter().flat_map(TensorFile::tensors).map(|(_, tensor)| tensor.data.len()).sum()
     }
 
-    /// The weights that will be written in another form, in natural order.
+    /// Weights that will be converted, in natural order.
     pub fn converted(&self) -> Vec<Converted<'_>> {
         let all = [(&self.selection.chosen, true), (&self.selection.widened, false)];
         let weights = all.into_iter().flat_map(|(stored, quantized)| {
@@ -237,7 +243,7 @@ impl<'a> Conversion<'a> {
         weights
     }
 
-    /// What was asked for and is not quantized, in natural order.
+    /// Requested tensors that are not quantized, in natural order.
     pub fn left(&self) -> Vec<&Left> {
         let mut left: Vec<_> = self.selection.left.iter().collect();
         left.sort_by_cached_key(|left| natural(&left.name));
@@ -249,7 +255,7 @@ impl<'a> Conversion<'a> {
         !self.inputs.is_empty()
     }
 
-    /// The files beside the weights that will be written: configurations, and copies.
+    /// Files that will be written beside the weights: configurations, and copies.
     pub fn other_files(&self) -> Vec<String> {
         if is_one_file(self.checkpoint) {
             return Vec::new();
@@ -258,13 +264,13 @@ impl<'a> Conversion<'a> {
         self.configurations().into_iter().map(|(name, _)| name.to_owned()).chain(copied).collect()
     }
 
-    /// What the user should know of the files beside the weights.
+    /// Notes for the user about the files beside the weights.
     pub fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         if is_one_file(self.checkpoint) {
-            notes.push("one file is converted alone: no configuration is written, which servers want".to_owned());
+            notes.push("only one file is converted: no config.json is written, which servers need".to_owned());
         } else if !self.config.exists() {
-            notes.push("there is no config.json: the one that is written describes the quantization alone".to_owned());
+            notes.push("the input has no config.json: the new config.json describes only the quantization".to_owned());
         }
         if !self.others.left.is_empty() {
             notes.push(format!("not copied: {}", self.others.left.join(", ")));
@@ -272,16 +278,16 @@ impl<'a> Conversion<'a> {
         notes
     }
 
-    /// Checks that everything that was asked for can be done.
+    /// Checks that every requested tensor can be quantized.
     ///
     /// # Errors
-    /// What cannot: the first of [`Conversion::left`] that is refused, and how many there are.
+    /// Returns the first refused tensor of [`Conversion::left`], and the number of further ones.
     pub fn check(&self) -> Result<(), Error> {
         let mut refused = self.left().into_iter().filter_map(|left| left.refusal.as_ref());
         let Some(first) = refused.next() else { return Ok(()) };
         let message = match refused.count() {
             0 => first.to_string(),
-            more => format!("{first} (and {more} more like it, which --dry-run lists)"),
+            more => format!("{first} ({more} more refused tensors; list them with --dry-run)"),
         };
         Err(Error::Invalid(message))
     }
@@ -289,19 +295,19 @@ impl<'a> Conversion<'a> {
     /// Checks that the result can be written to `out`.
     ///
     /// # Errors
-    /// If `out` cannot be written, is the input, or is a folder with something in it.
+    /// Returns an error if `out` cannot be written, is the input, or is a folder that is not empty.
     pub fn check_target(&self, out: &Path) -> Result<(), Error> {
         refuse_input(out, self.checkpoint.paths())?;
         if is_one_file(self.checkpoint) { check_file(out) } else { check_folder(out) }
     }
 
-    /// Writes the model: a file if a file was opened, else a folder of files of the same names with their index,
-    /// configurations and the small files of the model. `done` is called after each tensor. Until all is written nothing is
-    /// at `out`, or what was there before.
+    /// Writes the model: one file if a file was opened. Otherwise a folder with files of the same names, their index,
+    /// the configurations and the small files of the model. `done` is called after each tensor. `out` stays absent or
+    /// unchanged until everything is written.
     ///
     /// # Errors
-    /// As [`Conversion::check`] and [`Conversion::check_target`]; if a chosen tensor holds NaN or an infinity, or a file
-    /// changes meanwhile.
+    /// Returns the errors of [`Conversion::check`] and [`Conversion::check_target`], and an error if a chosen tensor
+    /// contains NaN or an infinity, or an input file changes during the conversion.
     pub fn write(&self, out: &Path, mut done: impl FnMut(Written<'_>)) -> Result<(), Error> {
         self.check()?;
         self.check_target(out)?;
@@ -319,7 +325,9 @@ impl<'a> Conversion<'a> {
             let create = |metadata, layout| TensorWriter::create_in(&mut folder, name, metadata, layout);
             for (tensor, bytes) in self.write_file(file, create, &mut done)? {
                 if let Some(other) = weight_map.insert(tensor.clone(), name.display().to_string()) {
-                    let what = format!("{other} would have a tensor of this name too; rename one");
+                    let what = format!(
+                        "the output would contain two tensors of this name, also in {other}; rename one of them"
+                    );
                     return Err(Error::Invalid(what).at(place(name, &tensor)));
                 }
                 total_size += bytes;
@@ -357,7 +365,7 @@ impl<'a> Conversion<'a> {
         files
     }
 
-    /// The modules that servers must not expect to be quantized: every matrix that is not.
+    /// Modules that servers must load unquantized: every matrix that stays unquantized.
     fn ignored(&self) -> Vec<String> {
         let mut left = vec!["lm_head".to_owned()];
         for (name, tensor) in self.checkpoint.files().iter().flat_map(TensorFile::tensors) {
@@ -377,7 +385,7 @@ impl<'a> Conversion<'a> {
             } else if let Some(Projection { module, part: "" | WEIGHT, .. }) = projection
                 && tensor.shape.len() == 3
             {
-                // Experts that stay in one tensor; engines ask for their block.
+                // For experts that stay in one tensor, engines look up the block of the experts.
                 let before = module.rsplit_once('.').map_or(module, |(before, _)| before);
                 left.push(before.to_owned());
                 if self.format == Format::CompressedTensors {
@@ -389,7 +397,7 @@ impl<'a> Conversion<'a> {
         config::ignored(self.format, left, quantized)
     }
 
-    /// Writes one file; returns the names and bytes of the tensors in it.
+    /// Writes one file; returns the names and bytes of its tensors.
     fn write_file(
         &self,
         file: &TensorFile,
@@ -408,7 +416,7 @@ impl<'a> Conversion<'a> {
         let contents = writer.missing().map(|(name, bytes)| (name.to_owned(), bytes)).collect();
         for (name, tensor) in file.tensors() {
             if dropped.contains(name) {
-                // Its part of the work was done with the weight that it belongs to.
+                // `convert` has already written this tensor together with its weight.
                 done(Written::Copied { name, bytes: tensor.data.len() });
                 continue;
             }
@@ -428,20 +436,20 @@ impl<'a> Conversion<'a> {
         Ok(contents)
     }
 
-    /// The weights in a tensor that are written in another form, and whether in NVFP4.
+    /// Returns the weights of a tensor that are converted, and `true` if they become NVFP4.
     fn fate(&self, name: &str) -> Option<(&Stored<'a>, bool)> {
         let chosen = self.selection.chosen.get(name).map(|stored| (stored, true));
         chosen.or_else(|| self.selection.widened.get(name).map(|stored| (stored, false)))
     }
 
-    /// The tensors that are of no use without the form that a weight had.
+    /// Tensors that are only useful with the original form of a converted weight.
     fn dropped(&self) -> BTreeSet<&str> {
         let all = self.selection.chosen.values().chain(self.selection.widened.values());
         let parts = all.flat_map(|stored| stored.scales.iter().chain(stored.biases.iter().map(|biases| &biases.name)));
         parts.map(String::as_str).collect()
     }
 
-    /// Names, types and shapes of what becomes of the weights in a tensor.
+    /// Names, types and shapes of the tensors that replace a converted tensor.
     fn layout(&self, stored: &Stored<'_>, quantized: bool) -> Vec<TensorLayout> {
         let mut layout = Vec::new();
         for Weight { module, source } in &stored.weights {
@@ -469,7 +477,7 @@ impl<'a> Conversion<'a> {
         layout
     }
 
-    /// Writes the weights in a tensor, and their biases.
+    /// Writes the weights of a tensor, and their biases.
     fn convert(
         &self,
         file: &TensorFile,
@@ -488,7 +496,7 @@ impl<'a> Conversion<'a> {
                 widen(file, weight, writer).map_err(of_one)?;
                 None
             };
-            // Pages of a transposed matrix are read again for each of its parts.
+            // Each part of a transposed matrix reads the same pages again.
             if stored.weights.len() > 1 {
                 file.release();
             }
@@ -508,7 +516,7 @@ impl<'a> Conversion<'a> {
     fn quantize(&self, file: &TensorFile, weight: &Weight<'_>, writer: &mut TensorWriter) -> Result<Loss, Error> {
         let Weight { module, source } = weight;
         let stored = self.stored_scale(self.amax(module)?);
-        // What a reader will make of it: the block scales are chosen for that.
+        // Readers see the factor after rounding, so the block scales are computed for that factor.
         let global = self.format.factor(stored)?;
         let part = |suffix: &str| format!("{module}{suffix}");
         let [values_at, scales_at] =
@@ -531,7 +539,7 @@ impl<'a> Conversion<'a> {
             }
             Ok(loss)
         });
-        // Collected first: joined in order, the figures do not depend on the number of threads.
+        // Results are collected and joined in order, so the figures do not depend on the number of threads.
         let losses: Vec<Result<Loss, Error>> = losses.collect();
         let loss = losses.into_iter().try_fold(Loss::default(), |sum, loss| Ok::<_, Error>(sum.join(loss?)))?;
         writer.write(&part(self.format.global()), &stored.to_le_bytes())?;
@@ -541,7 +549,7 @@ impl<'a> Conversion<'a> {
         Ok(loss)
     }
 
-    /// The global scale for numbers of at most this magnitude, as the format stores it.
+    /// Returns the global scale for numbers up to magnitude `amax`, as the format stores it.
     fn stored_scale(&self, amax: f32) -> f32 {
         match self.format {
             Format::ModelOpt => global_scale_for(amax),
@@ -549,12 +557,12 @@ impl<'a> Conversion<'a> {
         }
     }
 
-    /// The largest magnitude of a weight and of those that are merged with it.
+    /// Returns the largest magnitude of a weight and of the weights merged with it.
     fn amax(&self, module: &str) -> Result<f32, Error> {
         let mut amax = self.amax_alone(module)?;
         if !self.separate_scales {
             for other in merged_with(module).filter(|other| self.modules.contains_key(other)) {
-                // One that cannot be quantized is refused in its own turn.
+                // A weight that cannot be quantized is refused when its turn comes.
                 amax = self.amax_alone(&other).map_or(amax, |other| amax.max(other));
             }
         }
@@ -567,9 +575,13 @@ impl<'a> Conversion<'a> {
         }
         let name = self.modules[module];
         let stored = &self.selection.chosen[name];
-        let weight = stored.weights.iter().find(|weight| weight.module == module).expect("the tensor that holds it");
+        let weight = stored
+            .weights
+            .iter()
+            .find(|weight| weight.module == module)
+            .expect("`modules` maps each module to its tensor");
         let file = &self.checkpoint.files[self.checkpoint.file_of[name]];
-        // What is small stays for the second look at it.
+        // Small weights stay in memory for the second read.
         let is_large = weight.source.sizes().iter().product::<usize>() > KEPT_ELEMENTS;
         let amax = weight.source.amax(|bytes| {
             if is_large {
@@ -581,7 +593,7 @@ impl<'a> Conversion<'a> {
     }
 }
 
-/// Memory that is used again for each part of a weight.
+/// Buffers that are reused for each part of a weight.
 #[derive(Default)]
 struct Buffers {
     decoded: Vec<f32>,
@@ -593,7 +605,7 @@ fn converted<'c>(stored: &'c Stored<'_>, weight: &'c Weight<'_>, quantized: bool
     Converted { module: &weight.module, tensor: stored.name, sizes: weight.source.sizes(), quantized }
 }
 
-/// Writes a weight in bf16.
+/// Writes a weight as bf16.
 fn widen(file: &TensorFile, weight: &Weight<'_>, writer: &mut TensorWriter) -> Result<(), Error> {
     let Weight { module, source } = weight;
     let at = writer.place(&format!("{module}{WEIGHT}"));
@@ -614,7 +626,7 @@ fn widen(file: &TensorFile, weight: &Weight<'_>, writer: &mut TensorWriter) -> R
     )
 }
 
-/// Writes a tensor as it is.
+/// Copies a tensor unchanged.
 fn copy(file: &TensorFile, tensor: Tensor<'_>, name: &str, writer: &mut TensorWriter) -> Result<(), Error> {
     let at = writer.place(name);
     for (index, bytes) in tensor.data.chunks(COPIED_AT_ONCE).enumerate() {
@@ -624,18 +636,18 @@ fn copy(file: &TensorFile, tensor: Tensor<'_>, name: &str, writer: &mut TensorWr
     Ok(())
 }
 
-/// The name of an expert's projection without the expert's number; `None` if it is none.
+/// Returns the name of an expert's projection without the number of the expert; `None` for other modules.
 fn of_any_expert(module: &str) -> Option<String> {
     let projection = Projection::parse(module)?;
     matches!(projection.expert, Expert::Routed(_)).then(|| super::names::without_expert(module))
 }
 
-/// Whether a file was opened, rather than a folder or an index.
+/// Whether a single file was opened, not a folder or an index.
 fn is_one_file(checkpoint: &Checkpoint) -> bool {
     matches!(checkpoint.files(), [file] if file.path() == checkpoint.path())
 }
 
-/// The folder of a model.
+/// Returns the folder of a model.
 fn folder(checkpoint: &Checkpoint) -> &Path {
     let path = checkpoint.path();
     if path.is_dir() {
@@ -644,7 +656,7 @@ fn folder(checkpoint: &Checkpoint) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// The name of a file that was opened or listed.
+/// Returns the file name of a path that was opened or listed.
 fn file_name(path: &Path) -> &Path {
     Path::new(path.file_name().expect("the path of a file"))
 }

@@ -1,7 +1,7 @@
-//! Which weights of a model are quantized, and why others are not.
+//! Decides which weights of a model are quantized, and records why the others are not.
 //!
-//! Engines quantize by module, and some modules are one to them: projections that they merge, and the experts of a layer.
-//! Of those either all are quantized or none.
+//! Engines quantize by module and treat some projections as one module: merged projections, and all experts of a layer.
+//! The weights of such a module are quantized together or not at all.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,23 +14,23 @@ use crate::checkpoint::{Checkpoint, Format};
 use crate::error::Error;
 use crate::problem::check_weight_size;
 
-/// Tensors that only the layers have that draft tokens ahead, where those are numbered on from the model's own.
+/// Tensors that exist only in draft layers, for models that number these layers after their own.
 const OF_DRAFTS: [&str; 3] = ["eh_proj.weight", "enorm.weight", "hnorm.weight"];
 
-/// What becomes of the tensors that hold weights.
+/// Decision for each tensor with weights.
 #[derive(Debug, Default)]
 pub(super) struct Selection<'a> {
     /// Weights to quantize, by the tensor that holds them.
     pub chosen: BTreeMap<&'a str, Stored<'a>>,
-    /// Weights in FP8 or MXFP4 that are written as bf16, since no engine reads a model in both.
+    /// Weights in FP8 or MXFP4 that are written as bf16, because no engine reads a model with both formats.
     pub widened: BTreeMap<&'a str, Stored<'a>>,
-    /// Tensors that were asked for and are not quantized.
+    /// Requested tensors that are not quantized.
     pub left: Vec<Left>,
-    /// Modules that are NVFP4 already.
+    /// Modules that are already NVFP4.
     pub nvfp4: BTreeSet<String>,
 }
 
-/// Looks at every tensor.
+/// Decides the fate of every tensor.
 pub(super) fn select<'a>(checkpoint: &'a Checkpoint, config: &Config, options: &Options<'_>) -> Selection<'a> {
     let drafts = draft_layers(checkpoint, config);
     let mut selection = Selection::default();
@@ -73,7 +73,7 @@ pub(super) fn select<'a>(checkpoint: &'a Checkpoint, config: &Config, options: &
 }
 
 impl<'a> Selection<'a> {
-    /// Chooses a tensor that was asked for, if it can be quantized.
+    /// Chooses a requested tensor if it can be quantized.
     fn take(&mut self, checkpoint: &Checkpoint, name: &'a str, tensor: Tensor<'a>, found: Found<'a>) {
         let stored = match found {
             Found::Weights(stored) => stored,
@@ -81,7 +81,7 @@ impl<'a> Selection<'a> {
             Found::Unreadable(error) => {
                 return self.left.push(Left::refused(name, error, checkpoint));
             }
-            Found::Nvfp4(_) => unreachable!("told apart before"),
+            Found::Nvfp4(_) => unreachable!("`select` handles NVFP4 tensors before"),
         };
         let wrong = stored.weights.iter().find_map(|weight| {
             let [n, k] = weight.source.sizes();
@@ -90,16 +90,16 @@ impl<'a> Selection<'a> {
         match wrong {
             Some(error) => self.left.push(Left::refused(name, error, checkpoint)),
             None if stored.weights.is_empty() => {
-                let what = format!("it has no experts: its shape is {:?}", tensor.shape);
+                let what = format!("the tensor holds no experts: its shape is {:?}", tensor.shape);
                 self.left.push(Left::refused(name, Error::Invalid(what), checkpoint));
             }
             None => _ = self.chosen.insert(name, stored),
         }
     }
 
-    /// Takes back weights of which others that belong to them are not quantized.
+    /// Drops weights whose partners in a group are not quantized.
     fn keep_together(&mut self, checkpoint: &Checkpoint, unasked: &mut BTreeMap<&'a str, Stored<'a>>) {
-        // The tensors that hold the modules of each group.
+        // Tensors that hold the modules of each group.
         let mut groups: BTreeMap<String, BTreeSet<&'a str>> = BTreeMap::new();
         let all = self.chosen.values().chain(unasked.values());
         for (module, tensor) in all.flat_map(|stored| stored.weights.iter().map(|weight| (&weight.module, stored.name)))
@@ -108,7 +108,7 @@ impl<'a> Selection<'a> {
                 groups.entry(group).or_default().insert(tensor);
             }
         }
-        // Whoever excludes one excludes all; whoever asks for one alone is told.
+        // Excluding one member excludes the group; requesting only a part of a group is an error.
         let on_purpose = self.left.iter().filter(|left| left.refusal.is_none());
         let mut excluded: BTreeSet<String> = on_purpose.map(|left| left.name.clone()).collect();
         loop {
@@ -122,14 +122,14 @@ impl<'a> Selection<'a> {
                 return;
             }
             for (tensor, other) in back {
-                let stored = self.chosen.remove(tensor).expect("it was chosen");
+                let stored = self.chosen.remove(tensor).expect("`back` lists only chosen tensors");
                 unasked.insert(tensor, stored);
                 self.left.push(if excluded.contains(other) {
                     excluded.insert(tensor.to_owned());
-                    Left::excluded(tensor, format!("engines load it as one with {other}, which is excluded"))
+                    Left::excluded(tensor, format!("engines merge it with {other}, which is excluded"))
                 } else {
                     let what = format!(
-                        "engines load it as one with {other}, which is not quantized: include or exclude both, or give \
+                        "engines merge it with {other}, which is not quantized; include or exclude both, or use \
                          --separate-scales"
                     );
                     Left::refused(tensor, Error::Invalid(what), checkpoint)
@@ -139,7 +139,7 @@ impl<'a> Selection<'a> {
     }
 }
 
-/// The groups that a module is in: with what it is merged, and the experts of its layer.
+/// Groups of a module: the projections merged with it, and the experts of its layer.
 fn groups_of(module: &str) -> impl Iterator<Item = String> {
     let merged = merged_with(module).chain([module.to_owned()]).collect::<BTreeSet<_>>();
     let merged = (merged.len() > 1).then(|| merged.into_iter().collect::<Vec<_>>().join(" "));
@@ -149,12 +149,12 @@ fn groups_of(module: &str) -> impl Iterator<Item = String> {
     merged.into_iter().chain(experts)
 }
 
-/// Whether a tensor or one of the weights that it holds is asked for.
+/// Returns `true` if a tensor or one of its weights is requested.
 fn is_included(options: &Options<'_>, name: &str, mut modules: impl Iterator<Item = String>) -> bool {
     (options.include)(name) || modules.any(|module| (options.include)(&format!("{module}{WEIGHT}")))
 }
 
-/// Why a tensor that is asked for by its name is not quantized after all.
+/// Returns the reason why a requested tensor is not quantized; `None` if it is.
 fn excuse(options: &Options<'_>, drafts: &BTreeSet<(&str, usize)>, name: &str, found: &Found<'_>) -> Option<String> {
     let weights: &[Weight<'_>] = if let Found::Weights(stored) = found { &stored.weights } else { &[] };
     let guessed = if weights.is_empty() { stored::modules(name) } else { Vec::new() };
@@ -176,7 +176,7 @@ fn excuse(options: &Options<'_>, drafts: &BTreeSet<(&str, usize)>, name: &str, f
     }
 }
 
-/// The layers that draft tokens ahead but are numbered as the model's own.
+/// Returns the draft layers that are numbered after the model's own layers.
 fn draft_layers<'a>(checkpoint: &'a Checkpoint, config: &Config) -> BTreeSet<(&'a str, usize)> {
     let drafted = config.number("num_nextn_predict_layers").is_some_and(|count| count > 0);
     let own = config.number("num_hidden_layers").filter(|_| drafted).unwrap_or(usize::MAX);
@@ -187,14 +187,11 @@ fn draft_layers<'a>(checkpoint: &'a Checkpoint, config: &Config) -> BTreeSet<(&'
     layers.collect()
 }
 
-/// A weight that is in NVFP4.
+/// Returns the entry of a weight that is already NVFP4.
 fn already(checkpoint: &Checkpoint, wanted: Format, name: &str, format: Format) -> Left {
     if wanted == format {
-        return Left::excluded(name, "it is NVFP4 already".into());
+        return Left::excluded(name, "already NVFP4".into());
     }
-    let what = format!(
-        "it is NVFP4 already, in the form of {}, and stays so: exclude it, or take that --format",
-        format.name()
-    );
+    let what = format!("already NVFP4 in {} format; exclude it, or use this --format", format.name());
     Left::refused(name, Error::Invalid(what), checkpoint)
 }

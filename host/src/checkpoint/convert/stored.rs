@@ -1,16 +1,15 @@
-//! The weights of a model as they are stored: which tensor holds them, in which form, and under which names they will be
-//! written.
+//! Finds the stored weights of a model: the tensor, the stored form, and the names under which they will be written.
 //!
-//! | tensor | form | in |
+//! | tensor | form | found in |
 //! |---|---|---|
 //! | `M.weight` f32, f16, bf16 `[N, K]` | floats | most models |
 //! | `M.weight` F8_E4M3 `[N, K]` with `M.weight_scale_inv`, `M.weight_scale` or `M.scale` | FP8 | DeepSeek, Qwen, ModelOpt, compressed-tensors |
 //! | `M.weight`, `M.weight_packed` U8, I8 `[N, K/2]` with scales `[N, K/32]` of E8M0 | MXFP4 | DeepSeek-V4, Quark, compressed-tensors |
 //! | `experts.gate_up_proj`, `experts.down_proj` `[E, H, 2I]`, `[E, I, H]` or `[E, 2I, H]`, `[E, H, I]` in floats or FP8 | all experts of a layer | Llama 4, gpt-oss, Qwen3-VL-MoE; Transformers 5 |
-//! | `experts.gate_up_proj_blocks` U8 `[E, 2I, H/32, 16]` with `_scales` `[E, 2I, H/32]` | the same in MXFP4 | gpt-oss |
+//! | `experts.gate_up_proj_blocks` U8 `[E, 2I, H/32, 16]` with `_scales` `[E, 2I, H/32]` | all experts of a layer in MXFP4 | gpt-oss |
 //!
-//! Experts that are stored in one tensor are written apart, as engines and this library read them: `experts.E.gate_proj`.
-//! gpt-oss has gate and up in turn along N, all others have gate in the first half.
+//! Experts stored in one tensor are written as separate tensors `experts.E.gate_proj`, as engines and this library read
+//! them. In gpt-oss, rows of gate and up alternate along N; in all other models gate is the first half.
 
 use super::config::Config;
 use crate::checkpoint::file::Tensor;
@@ -20,42 +19,42 @@ use crate::checkpoint::source::{Elements, MX_BLOCK, Rows, Scales, Source};
 use crate::checkpoint::{Checkpoint, Dtype, Format};
 use crate::error::Error;
 
-/// How the name of a weight ends; a module's name is what stands before.
+/// Ending of the name of a weight; the module's name precedes it.
 pub(super) const WEIGHT: &str = ".weight";
 
 /// A tensor that holds weights.
 #[derive(Debug)]
 pub(super) struct Stored<'a> {
-    /// Its name.
+    /// Name of the tensor.
     pub name: &'a str,
-    /// Its weights.
+    /// Weights in the tensor.
     pub weights: Vec<Weight<'a>>,
-    /// Whether they are floats, which can also stay as they are.
+    /// Whether the weights are floats, which can also stay unchanged.
     pub plain: bool,
-    /// Tensors that say nothing without it: scales.
+    /// Scale tensors, which have no meaning without this tensor.
     pub scales: Vec<String>,
-    /// Biases that are split as the weights are.
+    /// Biases that are split in the same way as the weights.
     pub biases: Option<Biases<'a>>,
 }
 
-/// A matrix and the module whose weight it is.
+/// A matrix and the module that it belongs to.
 #[derive(Debug)]
 pub(super) struct Weight<'a> {
     pub module: String,
     pub source: Source<'a>,
 }
 
-/// The biases of a layer's experts `[E, N]`, in one tensor.
+/// Biases `[E, N]` of all experts of a layer, in one tensor.
 #[derive(Debug)]
 pub(super) struct Biases<'a> {
     pub name: String,
     pub tensor: Tensor<'a>,
-    /// For each of them the module, and where in the tensor it is.
+    /// Module and position in the tensor of each bias.
     pub parts: Vec<(String, Rows)>,
 }
 
 impl Biases<'_> {
-    /// The bytes of one.
+    /// Returns the bytes of one bias.
     pub(super) fn bytes(&self, rows: Rows) -> Vec<u8> {
         let size = self.tensor.dtype.bitsize() / 8;
         let elements = self.tensor.data.chunks_exact(size).skip(rows.first).step_by(rows.step).take(rows.count);
@@ -63,20 +62,20 @@ impl Biases<'_> {
     }
 }
 
-/// What a tensor is to a conversion.
+/// Classification of a tensor for a conversion.
 #[derive(Debug)]
 pub(super) enum Found<'a> {
-    /// It holds weights.
+    /// Tensor with weights.
     Weights(Stored<'a>),
-    /// It is NVFP4 already.
+    /// Tensor that is already NVFP4.
     Nvfp4(Format),
-    /// It would be a weight by its name, and is left.
+    /// Tensor with the name of a weight, which is copied for this reason.
     Left(String),
-    /// It holds weights that cannot be read.
+    /// Tensor with weights that cannot be read.
     Unreadable(Error),
 }
 
-/// The modules whose weights a tensor would hold by its name; empty if it is no weight.
+/// Modules whose weights a tensor with this name would hold.
 pub(super) fn modules(name: &str) -> Vec<String> {
     for ending in [WEIGHT, ".weight_packed", ".qweight"] {
         if let Some(module) = name.strip_suffix(ending) {
@@ -86,7 +85,7 @@ pub(super) fn modules(name: &str) -> Vec<String> {
     vec![name.strip_suffix("_blocks").unwrap_or(name).to_owned()]
 }
 
-/// What a tensor holds. `None` if it is no weight by its name, its type and its shape.
+/// Classifies a tensor; `None` if its name, type or shape is not the one of a weight.
 pub(super) fn find<'a>(
     checkpoint: &'a Checkpoint,
     config: &Config,
@@ -104,12 +103,12 @@ pub(super) fn find<'a>(
         _ => match name.rsplit_once('.') {
             Some((module, "weight")) => read.weight(module),
             Some((module, "weight_packed")) => read.packed(module),
-            Some((_, "qweight")) => Err(unreadable("it is quantized to integers")),
-            // Scales and biases go with their weight.
+            Some((_, "qweight")) => Err(unreadable("the weights are quantized to integers")),
+            // Scales and biases are handled with their weight.
             Some((_, last)) if ["scale", "bias", "zero_point"].iter().any(|part| last.contains(part)) => return None,
-            _ if tensor.shape.len() >= 2 && is_number => {
-                Err(Error::Invalid("its name does not end in .weight; narrow what is included, or exclude it".into()))
-            }
+            _ if tensor.shape.len() >= 2 && is_number => Err(Error::Invalid(
+                "the tensor's name does not end in .weight; exclude it, or include fewer tensors".into(),
+            )),
             _ => return None,
         },
     };
@@ -118,7 +117,7 @@ pub(super) fn find<'a>(
 
 fn unreadable(what: &str) -> Error {
     Error::Invalid(format!(
-        "{what}; f32, f16, bf16, FP8 with scales and MXFP4 are read: exclude it, or export it again"
+        "{what}; supported types are f32, f16, bf16, FP8 with scales and MXFP4: exclude the tensor or export it again"
     ))
 }
 
@@ -130,7 +129,7 @@ struct Reader<'a, 'c> {
 }
 
 impl<'a> Reader<'a, '_> {
-    /// `M.weight`.
+    /// Classifies `M.weight`.
     fn weight(&self, module: &str) -> Result<Found<'a>, Error> {
         let Tensor { dtype, shape, .. } = self.tensor;
         let has = |format: Format| self.checkpoint.tensor(&format!("{module}{}", format.global())).is_some();
@@ -158,7 +157,7 @@ impl<'a> Reader<'a, '_> {
         }
     }
 
-    /// `M.weight_packed` of compressed-tensors.
+    /// Classifies `M.weight_packed` of compressed-tensors.
     fn packed(&self, module: &str) -> Result<Found<'a>, Error> {
         if self.checkpoint.tensor(&format!("{module}{}", Format::CompressedTensors.global())).is_some() {
             return Ok(Found::Nvfp4(Format::CompressedTensors));
@@ -166,9 +165,10 @@ impl<'a> Reader<'a, '_> {
         self.mxfp4(module)
     }
 
-    /// Packed values with a scale for every 32.
+    /// Classifies packed values with one scale per 32.
     fn mxfp4(&self, module: &str) -> Result<Found<'a>, Error> {
-        let other = || unreadable(&format!("it is {} without scales for every {MX_BLOCK}", self.tensor.dtype));
+        let other =
+            || unreadable(&format!("the dtype is {} and there is no scale per {MX_BLOCK} values", self.tensor.dtype));
         let (name, scale) = self.scale(&[".scale", ".weight_scale"], module).map_err(|_| other())?;
         let values = if self.tensor.dtype == Dtype::F4 { 1 } else { 2 };
         let (&[lines, packed], Dtype::U8 | Dtype::F8_E8M0) = (self.tensor.shape, scale.dtype) else {
@@ -182,7 +182,7 @@ impl<'a> Reader<'a, '_> {
         Ok(self.alone(module, elements, [lines, length], Some(name)))
     }
 
-    /// One matrix `[N, K]`.
+    /// Returns the entry of one matrix `[N, K]`.
     fn alone(&self, module: &str, elements: Elements<'a>, stored: [usize; 2], scale: Option<String>) -> Found<'a> {
         let source = Source::new(elements, stored, false, Rows::all(stored[0]));
         let other_scales = [".input_scale", ".activation_scale", ".weight_shape"].map(|part| format!("{module}{part}"));
@@ -195,17 +195,18 @@ impl<'a> Reader<'a, '_> {
         })
     }
 
-    /// The first of some tensors that is there.
+    /// Returns the first existing tensor among the suffixes `parts`.
     fn scale(&self, parts: &[&str], module: &str) -> Result<(String, Tensor<'a>), Error> {
         let found = parts.iter().find_map(|part| {
             let name = format!("{module}{part}");
             self.checkpoint.tensor(&name).map(|tensor| (name, tensor))
         });
-        let remedy = format!("it has none of {}: download or export the model again, or exclude it", parts.join(", "));
+        let remedy =
+            format!("expected one of {}: download or export the model again, or exclude the tensor", parts.join(", "));
         found.ok_or(Error::Missing { name: "its scale".into(), remedy })
     }
 
-    /// Scales of a matrix; their shape may leave out what is 1.
+    /// Returns the scales of a matrix; dimensions of size 1 may be omitted in their shape.
     fn scales(&self, tensor: Tensor<'a>, shape: &[usize], stored: &[usize]) -> Result<Scales<'a>, Error> {
         let &[lines, length] = stored else { unreachable!("a matrix") };
         let grid = match *shape {
@@ -214,12 +215,12 @@ impl<'a> Reader<'a, '_> {
             [count] if count == lines => [lines, 1],
             [count] if count == length => [1, length],
             [a, b] => [a, b],
-            _ => return Err(Error::Shape { got: shape.to_vec(), expected: format!("that of scales of {stored:?}") }),
+            _ => return Err(Error::Shape { got: shape.to_vec(), expected: format!("scales of a {stored:?} matrix") }),
         };
         Scales::new(tensor, grid, [lines, length], self.config.fp8_block())
     }
 
-    /// All experts of a layer in floats or FP8, `[E, …]`.
+    /// Classifies all experts of a layer in floats or FP8, `[E, …]`.
     fn fused(&self, projection: &Projection<'_>) -> Result<Found<'a>, Error> {
         let &[experts, lines, length] = self.tensor.shape else { unreachable!("three dimensions") };
         let transposed = self.transposed(projection, [lines, length])?;
@@ -249,10 +250,10 @@ impl<'a> Reader<'a, '_> {
         self.apart(projection, experts, [lines, length], transposed, plain, scale_names, slice)
     }
 
-    /// All experts of a layer in MXFP4, `[E, N, K/32, 16]`.
+    /// Classifies all experts of a layer in MXFP4, `[E, N, K/32, 16]`.
     fn fused_mxfp4(&self, projection: &Projection<'_>) -> Result<Found<'a>, Error> {
         let scales = format!("{}_scales", projection.module);
-        let wrong = || unreadable(&format!("it is no [E, N, K/32, 16] of U8 beside {scales} [E, N, K/32]"));
+        let wrong = || unreadable(&format!("expected U8 [E, N, K/32, 16] and scales {scales} [E, N, K/32]"));
         let &[experts, lines, blocks, 16] = self.tensor.shape else { return Err(wrong()) };
         let exponents = self.checkpoint.tensor(&scales).ok_or_else(wrong)?;
         let types = (self.tensor.dtype, exponents.dtype);
@@ -270,8 +271,8 @@ impl<'a> Reader<'a, '_> {
         self.apart(projection, experts, [lines, blocks * MX_BLOCK], false, false, scales, slice)
     }
 
-    /// The weights of all experts, each under a name of its own.
-    #[expect(clippy::too_many_arguments, reason = "all of it describes one tensor")]
+    /// Splits the experts of a tensor into weights with separate names.
+    #[expect(clippy::too_many_arguments, reason = "the arguments describe one tensor")]
     fn apart(
         &self,
         projection: &Projection<'_>,
@@ -295,7 +296,7 @@ impl<'a> Reader<'a, '_> {
             _ => &[called],
         };
         if !n.is_multiple_of(names.len()) {
-            return Err(unreadable(&format!("gate and up cannot both be in {n} rows")));
+            return Err(unreadable(&format!("{n} rows cannot be split into gate and up")));
         }
         let bias = [format!("{}_bias", projection.module), format!("{}.bias", projection.module)];
         let bias = bias.into_iter().find_map(|name| self.checkpoint.tensor(&name).map(|tensor| (name, tensor)));
@@ -326,16 +327,16 @@ impl<'a> Reader<'a, '_> {
         Ok(Found::Weights(Stored { name: self.name, weights, plain, scales, biases }))
     }
 
-    /// Whether gate and up are in turn, as gpt-oss has them.
+    /// Whether rows of gate and up alternate, as in gpt-oss.
     fn interleaved(&self, projection: &Projection<'_>, has_bias: bool) -> bool {
         match self.config.model_type() {
             Some(model) => model.contains("gpt_oss"),
-            // A part of a model alone: only gpt-oss has these.
+            // Without a configuration: only gpt-oss has these.
             None => has_bias || projection.part == "_blocks",
         }
     }
 
-    /// Whether the experts are stored `[E, K, N]`.
+    /// Whether the experts are stored as `[E, K, N]`.
     fn transposed(&self, projection: &Projection<'_>, [a, b]: [usize; 2]) -> Result<bool, Error> {
         let hidden = self.config.number("hidden_size");
         let other = |names: &[&str]| {
@@ -348,7 +349,7 @@ impl<'a> Reader<'a, '_> {
         };
         const UP: [&str; 6] = ["gate_up_proj", "gate_and_up_proj", "w13", "input_linear", "up_proj", "w3"];
         const DOWN: [&str; 3] = ["down_proj", "w2", "output_linear"];
-        // The sizes of both as [K, N] of gate and up, [K, N] of down, had they been stored transposed.
+        // Sizes of gate_up and down, read as [K, N], as if both were stored transposed.
         let pair = match projection.role {
             Role::Down => other(&UP).map(|up| (up, [a, b])),
             _ => other(&DOWN).map(|down| ([a, b], down)),
@@ -360,7 +361,7 @@ impl<'a> Reader<'a, '_> {
                 return Ok(transposed);
             }
         }
-        // Of the two sizes one is the model's.
+        // Compares both sizes with the model's hidden size.
         let of_k = match projection.role {
             Role::Down => [b, a],
             _ => [a, b],
@@ -368,10 +369,10 @@ impl<'a> Reader<'a, '_> {
         match hidden {
             Some(hidden) if of_k[0] == hidden && of_k[1] != hidden => Ok(true),
             Some(hidden) if of_k[1] == hidden && of_k[0] != hidden => Ok(false),
-            // A parameter without `.weight` is multiplied from the right.
+            // A parameter without `.weight` is the right operand of its product, so it is transposed.
             Some(hidden) if of_k == [hidden; 2] => Ok(projection.part.is_empty()),
             _ => Err(unreadable(
-                "which of its dimensions is the input is not clear: neither the other projection nor hidden_size in \
+                "cannot tell which dimension is K: neither the other projection nor hidden_size in \
                  config.json fits",
             )),
         }
