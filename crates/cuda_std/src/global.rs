@@ -286,9 +286,9 @@ macro_rules! predicated_stores {
     ($($(#[$doc:meta])* $name:ident: $ty:ident = $bits:literal, $reg:ident;)*) => {$(
         $(#[$doc])*
         ///
-        /// If `predicate` is true, `address` is a multiple of the value's size, in global memory that no other thread accesses
-        /// during the store.
-        /// meanwhile.
+        /// # Safety
+        /// If `predicate` is true, `address` is a multiple of the value's size, in global memory that no other thread
+        /// accesses during the store.
         #[inline(always)]
         pub unsafe fn $name(predicate: bool, address: GlobalAddress, value: $ty) {
             // SAFETY: the caller guarantees aligned global memory that nobody else accesses, if `predicate` is true.
