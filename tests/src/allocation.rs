@@ -1,4 +1,4 @@
-//! An allocator that counts, for tests that promise to use little memory. It is one for the whole test binary:
+//! An allocator that counts bytes, for tests that promise to use little memory. It serves the whole test binary:
 //! `#[global_allocator] static ALLOCATOR: Counting = Counting;`
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -10,10 +10,11 @@ static PEAK: AtomicUsize = AtomicUsize::new(0);
 static LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
 static CASE: AtomicU64 = AtomicU64::new(0);
 
-/// The system's allocator, counted.
+/// The system's allocator with counters of live bytes and of their peak.
 pub struct Counting;
 
-// SAFETY: every call goes to the system's allocator with the arguments that came; null says that there is no memory.
+// SAFETY: every call goes to the system's allocator with unchanged arguments; a null pointer reports that memory ran
+// out.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let live = LIVE.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
@@ -23,28 +24,28 @@ unsafe impl GlobalAlloc for Counting {
             let _ = writeln!(std::io::stderr(), "case {}: {live} bytes", CASE.load(Ordering::Relaxed));
             return std::ptr::null_mut();
         }
-        // SAFETY: `GlobalAlloc` asks the caller for a valid `layout`, and the system's allocator asks for the same.
+        // SAFETY: the caller guarantees a valid `layout`, which is all that the system's allocator requires.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: `pointer` came from `alloc` above, so from the system, with this layout.
+        // SAFETY: `pointer` came from `alloc` above, which got it from the system's allocator with the same layout.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
 
-/// Allows at most so many bytes to be allocated at a time. An allocation beyond that finds no memory, and the process aborts.
+/// Allows at most `bytes` bytes to be live at a time. A larger allocation gets a null pointer, and the process aborts.
 pub fn limit(bytes: usize) {
     LIMIT.store(bytes, Ordering::Relaxed);
 }
 
-/// The number in the message about memory beyond the limit.
+/// Sets the case number that the message about exceeded memory prints.
 pub fn set_case(case: u64) {
     CASE.store(case, Ordering::Relaxed);
 }
 
-/// Runs `work`; returns the most bytes that were allocated meanwhile beyond those before.
+/// Runs `work`; returns the peak of bytes allocated during the run, less the bytes that were live before it.
 pub fn peak(work: impl FnOnce()) -> usize {
     let before = LIVE.load(Ordering::Relaxed);
     PEAK.store(before, Ordering::Relaxed);

@@ -1,6 +1,6 @@
-//! The emulator's own test programs beside a GPU: both must leave the same bits in every buffer.
+//! Runs the emulator's own test programs on a GPU too: both must leave the same bits in every buffer.
 //!
-//! Knows the driver's calls and the programs' launch descriptions, and no kernel of this project.
+//! This module knows the driver's calls and the programs' launch descriptions, but no kernel of this project.
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_void};
@@ -19,10 +19,10 @@ use ptx_emulator::launch_json::{LaunchFile, Places, arguments};
 use ptx_emulator::program::Program;
 use ptx_emulator::{Arg, Interleave, L2Promotion, OobFill, Swizzle, TensorMap};
 
-/// What every buffer holds after a launch.
+/// Contents of every buffer after a launch, by name.
 pub type Buffers = BTreeMap<String, Vec<u8>>;
 
-/// The programs that pass in the emulator.
+/// Returns the programs that run without a fault in the emulator.
 pub fn programs() -> Vec<Program> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/ptx_emulator/tests/pass");
     Program::read_all(&folder).unwrap_or_else(|error| panic!("{error:#}"))
@@ -36,22 +36,22 @@ pub fn emulate(program: &Program) -> Result<Buffers> {
     Ok(buffers.map(|(name, buffer)| (name.clone(), prepared.device.download(*buffer))).collect())
 }
 
-/// The first byte in which two runs of a program differ, in words.
+/// Describes the first byte in which two runs of a program differ.
 ///
 /// # Panics
-/// If they have other buffers.
+/// If the runs have different buffers.
 pub fn difference(program: &Program, gpu: &Buffers, emulator: &Buffers) -> Option<String> {
-    assert!(gpu.keys().eq(emulator.keys()), "other buffers");
+    assert!(gpu.keys().eq(emulator.keys()), "the GPU's and the emulator's runs have different buffers");
     gpu.iter().filter(|(name, _)| !program.outcome.opaque.contains(name)).find_map(|(name, gpu)| {
         let emulator = &emulator[name];
-        assert_eq!(gpu.len(), emulator.len(), "buffer `{name}` has another length");
+        assert_eq!(gpu.len(), emulator.len(), "buffer `{name}` has different lengths on the GPU and in the emulator");
         let at = (0..gpu.len()).find(|&at| gpu[at] != emulator[at])?;
         let (gpu, emulator) = (gpu[at], emulator[at]);
         Some(format!("byte {at} of `{name}` is {gpu:#04x} on the GPU and {emulator:#04x} in the emulator"))
     })
 }
 
-/// The GPU of this machine, its context current on this thread.
+/// This machine's GPU, with its context current on this thread.
 pub struct Gpu {
     capability: (u32, u32),
     _context: Context,
@@ -61,7 +61,7 @@ impl Gpu {
     /// Opens device 0.
     ///
     /// # Errors
-    /// The reason why there is none that can be used.
+    /// Why no GPU can be used.
     pub fn open() -> Result<Gpu> {
         probe()?;
         cust::init(CudaFlags::empty())?;
@@ -72,31 +72,31 @@ impl Gpu {
         Ok(Gpu { capability: (major, minor), _context: Context::new(device)? })
     }
 
-    /// Whether this GPU runs a program's `.target`.
+    /// Returns whether this GPU runs code of the program's `.target`.
     pub fn runs(&self, program: &Program) -> bool {
         let target = program.text.lines().find_map(|line| line.trim().strip_prefix(".target "));
         target.and_then(|target| target.trim().parse().ok()).is_some_and(|arch: Arch| arch.runs_on(self.capability))
     }
 
-    /// Compute capability.
+    /// Returns the compute capability as text.
     pub fn capability(&self) -> String {
         format!("compute capability {}.{}", self.capability.0, self.capability.1)
     }
 
-    /// Waits for errors that the GPU has not reported yet. It reports some only after the kernel has ended, on an H200 up to
-    /// a third of a second later.
+    /// Waits for errors that the GPU has not reported yet. Some errors arrive after the kernel has ended, on an H200
+    /// up to a third of a second later.
     ///
     /// # Errors
-    /// What a kernel before did wrong.
+    /// The error of an earlier kernel.
     pub fn settle(&self) -> Result<()> {
         std::thread::sleep(std::time::Duration::from_secs(1));
         Ok(CurrentContext::synchronize()?)
     }
 
-    /// Runs a program.
+    /// Runs a program on the GPU and returns its buffers.
     ///
     /// # Errors
-    /// What the driver says, with the PTX compiler's words where it refuses the text.
+    /// The driver's error, or the PTX compiler's log if the driver refuses the text.
     pub fn run(&self, program: &Program) -> Result<Buffers> {
         let upload = |(name, spec): (&String, &ptx_emulator::launch_json::BufferSpec)| {
             let buffer = DeviceBuffer::from_slice(&spec.contents(program.folder())?)?;
@@ -115,10 +115,10 @@ impl Gpu {
             anyhow!(log.unwrap_or_else(|| error.to_string()))
         })?;
         let parsed = ptx_emulator::Module::parse(&program.text)?;
-        let [entry] = parsed.entries() else { return Err(anyhow!("a program has one entry")) };
+        let [entry] = parsed.entries() else { return Err(anyhow!("a program must have exactly one entry")) };
         for args in overlaps.iter().chain([&args]) {
             let wanted = entry.params.iter().map(|param| param.bytes as usize);
-            ensure!(wanted.eq(args.iter().map(|arg| arg.0.len())), "the arguments are not the entry's parameters");
+            ensure!(wanted.eq(args.iter().map(|arg| arg.0.len())), "the arguments do not match the entry's parameters");
         }
         let function = module.get_function(&entry.name)?;
         if let Some(before) = &overlaps {
@@ -136,14 +136,14 @@ impl Gpu {
     }
 }
 
-/// What the differential test says of a program that agrees.
+/// Returns the line that the differential test prints for a program whose buffers agree.
 pub fn agreement(program: &Program, ran: &Buffers) -> String {
     let compared = ran.iter().filter(|(name, _)| !program.outcome.opaque.contains(name));
     let buffers = compared.map(|(name, bytes)| format!("{} bytes of `{name}`", bytes.len()));
     format!("{}: {} agree", program.name(), buffers.collect::<Vec<_>>().join(", "))
 }
 
-/// An argument as a kernel may take it: a tensor map must lie at a multiple of 64.
+/// An argument, aligned to 64 bytes as tensor maps require.
 #[repr(align(64))]
 struct Aligned([u8; size_of::<sys::CUtensorMap>()]);
 
@@ -152,7 +152,7 @@ fn launch(function: &Function, launch: &LaunchFile, args: &[Arg], overlaps: bool
         .iter()
         .map(|Arg(bytes)| {
             let mut arg = Aligned([0; size_of::<sys::CUtensorMap>()]);
-            let room = arg.0.get_mut(..bytes.len()).context("an argument of more than 128 bytes")?;
+            let room = arg.0.get_mut(..bytes.len()).context("an argument is longer than 128 bytes")?;
             room.copy_from_slice(bytes);
             Ok(arg)
         })
@@ -166,7 +166,7 @@ fn launch(function: &Function, launch: &LaunchFile, args: &[Arg], overlaps: bool
         id: sys::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
         value: sys::CUlaunchAttributeValue { programmatic_stream_serialization_allowed: 1 },
     };
-    // A cluster of one is no cluster.
+    // A cluster of one CTA needs no attribute.
     let attributes = [(cluster, launch.cluster != [1; 3]), (overlap, overlaps)];
     let mut attributes: Vec<_> =
         attributes.into_iter().filter_map(|(attribute, given)| given.then_some(attribute)).collect();
@@ -182,8 +182,8 @@ fn launch(function: &Function, launch: &LaunchFile, args: &[Arg], overlaps: bool
         attrs: attributes.as_mut_ptr(),
         numAttrs: attributes.len() as u32,
     };
-    // SAFETY: the function lives; `Gpu::run` has compared the arguments with its parameters; `config`, `attributes` and
-    // `pointers` outlive the calls.
+    // SAFETY: the function's module is loaded; `Gpu::run` has compared the arguments with the function's parameters;
+    // `config`, `attributes` and `pointers` outlive the calls.
     unsafe {
         let asked = sys::cuFuncSetAttribute(
             function.to_raw(),
@@ -195,20 +195,20 @@ fn launch(function: &Function, launch: &LaunchFile, args: &[Arg], overlaps: bool
     }
 }
 
-/// The driver's own object for a tensor map.
+/// Encodes a tensor map as the driver's opaque object.
 fn encode(map: &TensorMap) -> Result<[u8; size_of::<sys::CUtensorMap>()]> {
     let swizzle = match map.swizzle {
         Swizzle::None => sys::CU_TENSOR_MAP_SWIZZLE_NONE,
         Swizzle::B32 => sys::CU_TENSOR_MAP_SWIZZLE_32B,
         Swizzle::B64 => sys::CU_TENSOR_MAP_SWIZZLE_64B,
         Swizzle::B128 => sys::CU_TENSOR_MAP_SWIZZLE_128B,
-        other => return Err(anyhow!("no program has used the swizzle {other:?} yet")),
+        other => return Err(anyhow!("swizzle {other:?} is not supported by this test; add it to `encode`")),
     };
     let plain = (Interleave::None, L2Promotion::None, OobFill::Zero);
     let asked = (map.interleave, map.l2_promotion, map.oob_fill);
-    ensure!(asked == plain, "no program has used {asked:?} yet");
+    ensure!(asked == plain, "{asked:?} is not supported by this test; add it to `encode`");
     let mut object = sys::CUtensorMap { opaque: [0; 16] };
-    // SAFETY: `object` and the arrays outlive the call, and have the lengths that the rank asks for.
+    // SAFETY: `object` and the arrays outlive the call; the arrays have the lengths that the rank requires.
     let code = unsafe {
         sys::cuTensorMapEncodeTiled(
             &mut object,

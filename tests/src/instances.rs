@@ -1,4 +1,4 @@
-//! A kernel's instances in the emulator: they are right, and give the same bits every time.
+//! Checks a kernel's instances in the emulator: outputs are right, and every schedule gives the same bits.
 
 use nvfp4::Output;
 use nvfp4::backend::emulated::{Emulated, Options, Schedule};
@@ -10,24 +10,24 @@ use rayon::prelude::*;
 
 use crate::{Case, inputs};
 
-/// The operations that every kernel has entries for.
+/// Operations that every kernel has entries for.
 pub const OPS: [Op; 2] = [Op::Gated, Op::Plain];
 
-/// Multiprocessors of [`device`]: few, so that a block computes many tiles.
+/// Number of SMs of [`device`]: few, so that a CTA computes many tiles.
 const SMS: u32 = 3;
 
-/// A small device of an architecture.
+/// Returns a small emulated GPU of an architecture.
 pub fn device(arch: &str, schedule: Schedule) -> Emulated {
     Emulated::new(arch, Options { schedule, sms: Some(SMS), ..Options::default() })
         .expect("an architecture with a kernel")
 }
 
-/// The schedules on which every instance of a kernel must be right: twenty random ones and the worst.
+/// Schedules on which every instance of a kernel must be right: twenty random ones and the worst.
 pub fn schedules() -> impl Iterator<Item = Schedule> + Send {
     (0..20).map(Schedule::Seed).chain([Schedule::Worst])
 }
 
-/// The built-in shapes that the emulator computes in a moment.
+/// Returns the built-in shapes that the emulator computes in a moment.
 pub fn small_shapes() -> impl Iterator<Item = &'static Shape> {
     const MULTIPLY_ADDS: usize = 1 << 28;
     let multiply_adds = |shape: &Shape| -> usize {
@@ -37,10 +37,10 @@ pub fn small_shapes() -> impl Iterator<Item = &'static Shape> {
     shape::builtin().iter().filter(move |shape| multiply_adds(shape) < MULTIPLY_ADDS)
 }
 
-/// A shape cut down to tiles that differ: a group keeps its K, and of more than two tiles of tokens or of columns the first one and the last.
-/// What a tile computes does not depend on the tiles between these.
+/// Cuts a shape down to its corner tiles: each group keeps K, and keeps only the first and the last tile along tokens
+/// and along columns if it has more than two. A tile's result does not depend on the tiles in between.
 pub fn corners(shape: &Shape) -> Shape {
-    /// A multiple of every instance's tokens and columns of a tile.
+    /// A multiple of every instance's tile size, in tokens and in columns.
     const TILE: usize = 128;
     let cut = |size: usize| if size > 2 * TILE { TILE + (size - 1) % TILE + 1 } else { size };
     let mut corners = shape.clone();
@@ -50,12 +50,12 @@ pub fn corners(shape: &Shape) -> Shape {
     corners
 }
 
-/// Runs shapes with a kernel on an architecture.
+/// Checks shapes with a kernel on an architecture.
 pub fn check_shapes<'a>(kernel: GroupedKernel, arch: &str, shapes: impl IntoIterator<Item = &'a Shape>) {
     let gpu = Emulated::new(arch, Options::default()).expect("an architecture with a kernel");
     let gpu = with_instance(gpu, kernel.name());
     for shape in shapes {
-        // Names the culprit where one fails.
+        // The last name printed is the shape that failed.
         println!("{}", shape.name);
         let inputs = inputs(shape.input, shape.op, &shape.groups, 0);
         let case = Case::new(&inputs, TokenDtype::F16);
@@ -63,22 +63,24 @@ pub fn check_shapes<'a>(kernel: GroupedKernel, arch: &str, shapes: impl IntoIter
     }
 }
 
-/// The device computing all steps with this instance of its kernel, or with this kernel.
+/// Returns the device with every step computed by the given instance or kernel.
 pub fn with_instance(gpu: Emulated, name: &str) -> Emulated {
-    gpu.with_variant(name.parse().expect("an instance")).expect("of this device's kernel")
+    gpu.with_variant(name.parse().expect("the name of an instance or kernel"))
+        .expect("an instance of a kernel that this device has")
 }
 
-/// The output of a device. It is right, and this entry of the kernel computed it.
+/// Returns a device's output after checking that it is right and that `entry` computed it.
 pub fn verified(case: &Case<'_>, gpu: &Emulated, out_dtype: TokenDtype, entry: &str) -> Output {
     let mut layer = case.prepare(gpu);
     let output = case.verified(gpu, layer.as_mut(), |_| Tolerance::of(out_dtype));
     let kernels = &layer.counters().expect("a kernel ran").kernel;
-    // Hopper's kernel has another grid before it if tokens are many.
+    // On Hopper, another grid decodes the tokens first if there are many.
     assert_eq!(kernels.strip_prefix("tokens_sm90, ").unwrap_or(kernels), entry);
     output
 }
 
-/// All outputs are right and the same. Each device has a thread of this machine: blocks that share a ticket have one.
+/// Checks that all outputs are right and equal. Each device runs on a thread of its own: CTAs that share a ticket
+/// share a thread.
 pub fn check(case: &Case<'_>, gpus: impl Iterator<Item = Emulated> + Send, out_dtype: TokenDtype, entry: &str) {
     let outputs: Vec<_> = gpus.par_bridge().map(|gpu| verified(case, &gpu, out_dtype, entry)).collect();
     assert!(outputs.windows(2).all(|pair| pair[0] == pair[1]), "{entry}: schedules gave different bits");
@@ -89,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn corners_end_inside_of_a_tile_where_the_shape_does() {
+    fn corners_end_inside_tiles_where_the_shape_does() {
         let group = |m, n| Group { m, n, k: 7168 };
         let mut shape = shape::builtin()[0].clone();
         shape.groups = vec![group(1, 4096), group(256, 264), group(300, 128), group(384, 72)];
@@ -97,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn the_small_shapes_are_the_test_shapes_of_grouped_gemm_and_the_smallest_of_dual_gemm() {
+    fn small_shapes_are_group_test_shapes_and_dual_test_2() {
         let grouped = shape::builtin().iter().filter(|shape| shape.name.starts_with("group-test-"));
         let mut expected: Vec<_> = grouped.map(|shape| shape.name.as_str()).collect();
         expected.insert(0, "dual-test-2");

@@ -1,4 +1,4 @@
-//! What integration tests share: the backends of this machine, and the body that every one of them must pass.
+//! Code that integration tests share: this machine's backends, and the checks that every backend must pass.
 
 pub mod allocation;
 pub mod differential;
@@ -21,7 +21,7 @@ use nvfp4::oracle::{Reference, magnitudes};
 use nvfp4::problem::{Expert, Group, Op, Step, TokenDtype, Weights};
 use nvfp4::shape::Shape;
 
-/// The backends that this machine can run at full speed; the others are named on stderr with the reason.
+/// Returns the backends that run at full speed on this machine; names the others on stderr with the reason.
 pub fn backends() -> Vec<Box<dyn Backend>> {
     let mut backends: Vec<Box<dyn Backend>> = vec![Box::new(Cpu::new())];
     match Cuda::open(0) {
@@ -32,7 +32,7 @@ pub fn backends() -> Vec<Box<dyn Backend>> {
     backends
 }
 
-/// An emulated GPU for each kernel that there is.
+/// Returns one emulated GPU per kernel.
 fn emulated_gpus() -> Vec<Emulated> {
     let mut gpus: Vec<Emulated> = Vec::new();
     for arch in emulated::arches() {
@@ -49,30 +49,30 @@ fn all_backends() -> Vec<Box<dyn Backend>> {
     backends().into_iter().chain(emulated).collect()
 }
 
-/// Says which test cannot run on what here, and why.
+/// Reports that the current test cannot run on `what`, with the reason.
 pub fn skip(what: &str, why: impl std::fmt::Display) {
     let test = std::thread::current().name().unwrap_or("a test").to_owned();
     say(&format!("skipped: {test} on {what}: {why}"));
 }
 
-/// Says something once, past what the test harness captures.
+/// Prints a line once per process, even if the test harness captures output.
 pub fn say(text: &str) {
     static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     if SAID.lock().is_ok_and(|mut said| said.insert(text.to_owned())) {
-        // A test must not fail because nobody listens.
+        // A closed stderr must not fail a test.
         let _ = writeln!(std::io::stderr(), "{text}");
     }
 }
 
-/// Inputs of a step.
+/// Inputs of one step.
 pub struct Inputs {
-    /// One expert for each group.
+    /// Weights, one expert per group.
     pub weights: Weights<'static>,
-    /// Tokens for each group.
+    /// Tokens, one matrix per group.
     pub tokens: Vec<Matrix<'static>>,
 }
 
-/// Inputs for some sizes.
+/// Generates inputs of the given sizes.
 pub fn inputs(generator: Generator, op: Op, groups: &[Group], seed: u64) -> Inputs {
     Inputs {
         weights: generate::weights(generator, op, groups, seed).expect("valid sizes"),
@@ -80,19 +80,19 @@ pub fn inputs(generator: Generator, op: Op, groups: &[Group], seed: u64) -> Inpu
     }
 }
 
-/// Groups from `(M, N, K)`.
+/// Makes groups from `(M, N, K)`.
 pub fn groups(sizes: &[(usize, usize, usize)]) -> Vec<Group> {
     sizes.iter().map(|&(m, n, k)| Group { m, n, k }).collect()
 }
 
-/// Every backend of [`backends`] and every kernel in the emulator compute the inputs within the public tolerance, and the same bits
-/// again.
+/// Checks the inputs on every backend of [`backends`] and on every kernel in the emulator: outputs lie within the
+/// public tolerance, and a rerun gives the same bits.
 pub fn check(inputs: &Inputs, out_dtype: TokenDtype) {
     check_at(&all_backends(), inputs, out_dtype, |_| Tolerance::of(out_dtype));
 }
 
-/// As [`check`], for inputs on which even a correct f32 sum may be off by more than the public tolerance. Each element's
-/// tolerance is widened by one rounding of `Σ|products|` for every block of its dot product.
+/// Same as [`check`], for inputs on which even a correct f32 sum may miss the public tolerance. Each element's
+/// tolerance is widened by one rounding of `Σ|products|` per block of 16 of its dot product.
 pub fn check_widened(inputs: &Inputs, out_dtype: TokenDtype) {
     let step = step(inputs, out_dtype);
     let groups = step.problem().groups();
@@ -105,23 +105,23 @@ pub fn check_widened(inputs: &Inputs, out_dtype: TokenDtype) {
     });
 }
 
-/// Builds a shape's inputs with its own generator and checks them, on the backends that are fast enough for any size.
+/// Checks a shape with inputs of its own generator, on the backends that are fast enough for any size.
 pub fn check_shape(shape: &Shape) {
     let inputs = inputs(shape.input, shape.op, &shape.groups, 0);
     check_at(&backends(), &inputs, TokenDtype::F16, |_| Tolerance::of(TokenDtype::F16));
 }
 
-/// An element of the output.
+/// Position of an element of the output.
 pub struct Place {
     group: usize,
     row: usize,
     column: usize,
-    /// Its exact value.
+    /// Exact value of the element.
     pub element: nvfp4::oracle::Element,
 }
 
 fn step<'a>(inputs: &'a Inputs, out_dtype: TokenDtype) -> Step<'a> {
-    Step::new(&inputs.weights, inputs.tokens.clone(), out_dtype).expect("inputs that belong together")
+    Step::new(&inputs.weights, inputs.tokens.clone(), out_dtype).expect("inputs that match the weights")
 }
 
 fn check_at(
@@ -135,11 +135,11 @@ fn check_at(
         let mut layer = case.prepare(backend.as_ref());
         let output = case.verified(backend.as_ref(), layer.as_mut(), &tolerance);
         let rerun = case.run(backend.as_ref(), layer.as_mut());
-        assert!(rerun == output, "{}: a rerun gave other bits", name(backend.as_ref()));
+        assert!(rerun == output, "{}: a rerun gave different bits", name(backend.as_ref()));
     }
 }
 
-/// A step with the exact reference of its output. Its methods panic with the backend's name if the backend fails.
+/// A step with the exact reference of its output. The methods panic with the backend's name if the backend fails.
 pub struct Case<'a> {
     weights: &'a Weights<'static>,
     step: Step<'a>,
@@ -147,33 +147,33 @@ pub struct Case<'a> {
 }
 
 impl<'a> Case<'a> {
-    /// The step of these inputs.
+    /// Makes the case of these inputs.
     pub fn new(inputs: &'a Inputs, out_dtype: TokenDtype) -> Self {
         let step = step(inputs, out_dtype);
         Self { reference: Reference::new(&inputs.weights, &step), weights: &inputs.weights, step }
     }
 
-    /// A backend's layer of the weights.
+    /// Prepares a layer of the weights on a backend.
     pub fn prepare(&self, backend: &dyn Backend) -> Box<dyn Layer + 'a> {
         backend.prepare(self.weights).unwrap_or_else(|error| panic!("{}: {error}", name(backend)))
     }
 
-    /// What a prepared layer computes.
+    /// Runs a prepared layer and returns its output.
     pub fn run(&self, backend: &dyn Backend, layer: &mut dyn Layer) -> Output {
         self.try_run(layer).unwrap_or_else(|error| panic!("{}: {error}", name(backend)))
     }
 
-    /// As [`Case::run`].
+    /// Same as [`Case::run`], but returns the error.
     ///
     /// # Errors
-    /// The backend's.
+    /// The backend's error.
     pub fn try_run(&self, layer: &mut dyn Layer) -> Result<Output, nvfp4::Error> {
         let mut output = Output::new(self.step.problem());
         backend::run(layer, &self.step, &mut output)?;
         Ok(output)
     }
 
-    /// As [`Case::run`], every element within its tolerance.
+    /// Same as [`Case::run`], and checks that every element lies within its tolerance.
     pub fn verified(
         &self,
         backend: &dyn Backend,
@@ -187,7 +187,7 @@ impl<'a> Case<'a> {
         output
     }
 
-    /// What is wrong with an output, in words, if anything is.
+    /// Describes the wrong elements of an output; `None` if every element is right.
     pub fn mismatch(&self, output: &Output, tolerance: impl Fn(&Place) -> Tolerance + Sync) -> Option<String> {
         let found: Comparison = compare_with(output, &self.reference, &self.step, |group, row, column, &element| {
             tolerance(&Place { group, row, column, element })
@@ -201,13 +201,13 @@ fn name(backend: &dyn Backend) -> String {
     format!("{} ({})", backend.name(), backend.device())
 }
 
-/// A matrix of one value and one scale, signs of neighbors along K alternating where asked.
+/// Makes a matrix with one value and one scale everywhere. With `alternate`, every second value along K is negative.
 pub fn constant(rows: usize, k: usize, value: u8, alternate: bool, scale: u8, global: f32) -> Matrix<'static> {
     let byte = value | (value | if alternate { 8 } else { 0 }) << 4;
     Matrix::new(rows, k, vec![byte; rows * k / 2], vec![scale; rows * k / 16], global).expect("valid sizes")
 }
 
-/// Inputs of given matrices: tokens, gate and up for each group.
+/// Makes inputs from given matrices: `[tokens, gate, up]` per group.
 pub fn gated(experts: Vec<[Matrix<'static>; 3]>) -> Inputs {
     let (mut tokens, mut weights) = (Vec::new(), Vec::new());
     for [a, gate, up] in experts {

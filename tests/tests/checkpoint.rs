@@ -1,4 +1,4 @@
-//! What the checkpoint reader and writers promise, on small files.
+//! Guarantees of the checkpoint reader and writers, on small files.
 
 use std::path::Path;
 
@@ -27,7 +27,7 @@ fn in_folder<T>(test: impl FnOnce(&Path) -> T) -> T {
     test(folder.path())
 }
 
-/// Everything in a layer that a backend reads.
+/// Returns everything in a layer that a backend reads.
 fn contents(layer: &Layer<'_>) -> Vec<(Vec<u8>, Vec<u8>, f32)> {
     let projections = layer.weights.experts().iter().flat_map(Expert::projections);
     projections.map(|matrix| (matrix.values().to_vec(), matrix.scales().to_vec(), matrix.global_scale())).collect()
@@ -37,13 +37,16 @@ fn layer_of(path: &Path, op: Op) -> Vec<(Vec<u8>, Vec<u8>, f32)> {
     contents(&Checkpoint::open(path).unwrap().layer(3, op).unwrap())
 }
 
-/// The message for a file that is right but for one change.
+/// Returns the message for a file that is right except for one change.
 fn refusal(change: impl FnOnce(&mut Tensors)) -> String {
     in_folder(|folder| {
         let mut tensors = experts(Format::ModelOpt);
         change(&mut tensors);
         let path = tensors.write(&folder.join("m.safetensors"));
-        Checkpoint::open(&path).and_then(|file| file.layer(3, Op::Gated).map(drop)).expect_err("refused").to_string()
+        Checkpoint::open(&path)
+            .and_then(|file| file.layer(3, Op::Gated).map(drop))
+            .expect_err("the changed file must be refused")
+            .to_string()
     })
 }
 
@@ -66,7 +69,7 @@ fn both_formats_mean_the_same_numbers() {
 }
 
 #[test]
-fn shards_a_folder_and_one_file_are_the_same_model() {
+fn shards_folder_and_single_file_give_the_same_model() {
     in_folder(|folder| {
         let tensors = experts(Format::ModelOpt);
         let file = tensors.write(&folder.join("one.safetensors"));
@@ -84,12 +87,12 @@ fn shards_a_folder_and_one_file_are_the_same_model() {
 }
 
 #[test]
-fn weights_stay_in_the_map() {
+fn weights_stay_in_the_memory_map() {
     in_folder(|folder| {
         let path = experts(Format::ModelOpt).write(&folder.join("m.safetensors"));
         let checkpoint = Checkpoint::open(&path).unwrap();
         let layer = checkpoint.layer(3, Op::Gated).unwrap();
-        let Expert::Gated { gate, .. } = &layer.weights.experts()[1] else { panic!("gated") };
+        let Expert::Gated { gate, .. } = &layer.weights.experts()[1] else { panic!("expected a gated expert") };
         let in_map = |suffix| checkpoint.tensor(&format!("{GATE}{suffix}")).unwrap().data.as_ptr();
         assert_eq!((gate.values().as_ptr(), gate.scales().as_ptr()), (in_map(".weight"), in_map(".weight_scale")));
     });
@@ -104,7 +107,7 @@ fn layers_are_found_under_every_family_of_names() {
         ("model.layers.3.block_sparse_moe", ["w1", "w3", "w2"]),
         ("language_model.model.layers.3.feed_forward", NAMES),
         ("model.layers.3.feed_forward", ["w1", "w3", "w2"]),
-        // DeepSeek-V4, Nemotron-H with a gate, Gemma 4 as vLLM calls it, and a wrapper that nobody has seen yet.
+        // DeepSeek-V4, Nemotron-H with a gate, Gemma 4 under vLLM's name, and an unknown wrapper.
         ("layers.3.ffn", ["w1", "w3", "w2"]),
         ("backbone.layers.3.mixer", NAMES),
         ("model.language_model.layers.3.moe", NAMES),
@@ -113,7 +116,7 @@ fn layers_are_found_under_every_family_of_names() {
     let layers = blocks.map(|(block, names)| {
         in_folder(|folder| {
             let mut tensors = Tensors::default();
-            // Tensors that are no experts must not be taken for some.
+            // Tensors of other modules must not be mistaken for experts.
             tensors.set_experts(block, names, Format::ModelOpt, 11);
             tensors.set(format!("{block}.gate.weight"), f32s(&[1], &[0.0]));
             tensors.set(format!("{block}.shared_experts.gate_proj.weight"), f32s(&[1], &[0.0]));
@@ -127,7 +130,7 @@ fn layers_are_found_under_every_family_of_names() {
     assert!(layers.iter().all(|layer| layer == &layers[0]));
 }
 
-/// The tensors of `experts` under other names.
+/// Returns the tensors of `experts` under other names.
 fn renamed(rename: impl Fn(&str) -> String) -> Tensors {
     let mut tensors = Tensors::default();
     for (name, content) in experts(Format::ModelOpt).iter() {
@@ -137,7 +140,7 @@ fn renamed(rename: impl Fn(&str) -> String) -> Tensors {
 }
 
 #[test]
-fn experts_are_found_below_the_layer_and_behind_the_projection() {
+fn experts_are_found_under_the_layer_and_after_the_projection() {
     in_folder(|folder| {
         let expected = layer_of(&experts(Format::ModelOpt).write(&folder.join("usual.safetensors")), Op::Gated);
         let below_layer = renamed(|name| name.replace(".mlp.", "."));
@@ -157,7 +160,7 @@ fn experts_are_found_below_the_layer_and_behind_the_projection() {
 }
 
 #[test]
-fn a_layer_says_what_its_weights_are_called() {
+fn layer_lists_the_names_of_its_weights() {
     in_folder(|folder| {
         let path = experts(Format::ModelOpt).write(&folder.join("m.safetensors"));
         let checkpoint = Checkpoint::open(&path).unwrap();
@@ -169,7 +172,7 @@ fn a_layer_says_what_its_weights_are_called() {
 }
 
 #[test]
-fn what_would_change_the_result_and_is_not_computed_is_refused() {
+fn tensors_that_would_change_the_result_are_refused() {
     for (name, words) in [
         (format!("{GATE}.bias"), "this bias is not computed"),
         (format!("{GATE}.pre_quant_scale"), "this scale of the activations (AWQ) is not computed"),
@@ -183,7 +186,7 @@ fn what_would_change_the_result_and_is_not_computed_is_refused() {
         let message = refusal(|tensors| _ = tensors.set(&name, f32s(&[1], &[0.0])));
         assert!(message.contains(&format!("m.safetensors: {name}: {words}")), "{name}: {message}");
     }
-    // What is another operation's, or of no expert, changes nothing.
+    // Tensors of another operation, or of no expert, change nothing.
     in_folder(|folder| {
         let mut tensors = experts(Format::ModelOpt);
         for name in ["experts.1.down_proj.bias", "shared_experts.up_proj.bias", "gate.bias", "e_score_correction_bias"]
@@ -199,7 +202,7 @@ fn what_would_change_the_result_and_is_not_computed_is_refused() {
 }
 
 #[test]
-fn layers_that_mean_two_things_are_refused() {
+fn ambiguous_layers_are_refused() {
     let two_blocks = refusal(|tensors| _ = tensors.set_experts("model.layers.3.moe", NAMES, Format::ModelOpt, 2));
     assert!(two_blocks.contains("two blocks, model.layers.3.mlp. and model.layers.3.moe."), "{two_blocks}");
     let two_stacks = refusal(|tensors| _ = tensors.set_experts("other.layers.3.mlp", NAMES, Format::ModelOpt, 2));
@@ -218,7 +221,7 @@ fn layers_that_mean_two_things_are_refused() {
 }
 
 #[test]
-fn an_activation_that_is_not_computed_is_refused() {
+fn unsupported_activation_is_refused() {
     in_folder(|folder| {
         experts(Format::ModelOpt).write(&folder.join("m.safetensors"));
         let layer = |op| Checkpoint::open(folder).and_then(|checkpoint| checkpoint.layer(3, op).map(drop));
@@ -231,26 +234,26 @@ fn an_activation_that_is_not_computed_is_refused() {
             std::fs::write(folder.join("config.json"), config).unwrap();
             let message = layer(Op::Gated).unwrap_err().to_string();
             assert!(message.contains("config.json: ") && message.contains(words), "{message}");
-            assert_eq!(layer(Op::Plain).is_ok(), config != "{", "down projections have no activation");
+            assert_eq!(layer(Op::Plain).is_ok(), config != "{", "down projections have no activation to refuse");
         }
         let runs = |config: &str| -> Vec<bool> {
             std::fs::write(folder.join("config.json"), config).unwrap();
             Inspection::of(folder).weights.iter().map(|weight| weight.runs.is_ok()).collect()
         };
-        assert_eq!(runs(r#"{"hidden_act": "gelu"}"#), [true, false, false], "down projections, gate and up");
+        assert_eq!(runs(r#"{"hidden_act": "gelu"}"#), [true, false, false], "only the down projection runs");
         assert_eq!(runs(r#"{"hidden_act": "silu"}"#), [true; 3]);
         assert!(layer(Op::Gated).is_ok());
     });
 }
 
-/// Codes of the problems that an inspection of a folder finds; those of warnings in brackets.
+/// Returns the codes of the problems that an inspection of a folder finds, with warnings in parentheses.
 fn codes(folder: &Path) -> Vec<String> {
     let problems = Inspection::of(folder).problems.into_iter();
     problems.map(|problem| if problem.is_error { problem.code.into() } else { format!("({})", problem.code) }).collect()
 }
 
 #[test]
-fn scales_that_differ_or_are_partly_missing_are_found() {
+fn unequal_and_partly_missing_scales_are_found() {
     in_folder(|folder| {
         let path = folder.join("m.safetensors");
         let mut tensors = experts(Format::ModelOpt);
@@ -263,7 +266,7 @@ fn scales_that_differ_or_are_partly_missing_are_found() {
             tensors.remove(&format!("{BLOCK}.{name}.input_scale"));
         }
         tensors.write(&path);
-        assert_eq!(codes(folder), [""; 0], "none at all is a choice");
+        assert_eq!(codes(folder), [""; 0], "a model without input scales is valid");
         tensors.set(format!("{GATE}.bias"), f32s(&[1], &[0.0]));
         tensors.set(format!("{BLOCK}.experts.act.beta"), f32s(&[1], &[0.0])).write(&path);
         assert_eq!(codes(folder), ["not-computed"; 2]);
@@ -272,7 +275,7 @@ fn scales_that_differ_or_are_partly_missing_are_found() {
 }
 
 #[test]
-fn a_configuration_that_contradicts_the_tensors_is_found() {
+fn configuration_that_contradicts_the_tensors_is_found() {
     in_folder(|folder| {
         let mut tensors = experts(Format::ModelOpt);
         tensors.write(&folder.join("m.safetensors"));
@@ -298,7 +301,11 @@ fn a_configuration_that_contradicts_the_tensors_is_found() {
         };
         assert_eq!(sizes(json!({"num_experts": 3})), ["config-experts"]);
         assert_eq!(sizes(json!({"num_hidden_layers": 4})), ["config-layers"], "layers 0-2 are missing");
-        assert_eq!(sizes(json!({"num_hidden_layers": 2})), ["config-layers"; 2], "and layer 3 is too many");
+        assert_eq!(
+            sizes(json!({"num_hidden_layers": 2})),
+            ["config-layers"; 2],
+            "layers 0-1 are missing and layer 3 is one too many"
+        );
         for expert in 0..2 {
             for name in NAMES {
                 tensors.remove(&format!("{BLOCK}.experts.{expert}.{name}.input_scale"));
@@ -373,7 +380,7 @@ fn weights_of_other_types_are_listed_with_the_reason() {
 }
 
 #[test]
-fn a_dense_layer_is_one_expert_and_a_single_weight_too() {
+fn dense_layer_and_single_weight_are_one_expert() {
     in_folder(|folder| {
         let mut tensors = Tensors::default();
         for (seed, (name, sizes)) in NAMES.iter().zip([[16, 32], [16, 32], [32, 16]]).enumerate() {
@@ -388,7 +395,7 @@ fn a_dense_layer_is_one_expert_and_a_single_weight_too() {
 }
 
 #[test]
-fn the_larger_input_scale_of_gate_and_up_is_taken() {
+fn larger_input_scale_of_gate_and_up_is_used() {
     in_folder(|folder| {
         let mut tensors = experts(Format::ModelOpt);
         tensors.set(format!("{GATE}.input_scale"), f32s(&[], &[0.75]));
@@ -402,7 +409,7 @@ fn the_larger_input_scale_of_gate_and_up_is_taken() {
 }
 
 #[test]
-fn a_wrong_tensor_is_refused_with_file_tensor_and_remedy() {
+fn wrong_tensor_is_refused_with_file_tensor_and_remedy() {
     let scales = |code: u8| {
         let mut scales = vec![0x38; 32];
         scales[5] = code;
@@ -437,14 +444,14 @@ fn a_wrong_tensor_is_refused_with_file_tensor_and_remedy() {
         (".input_scale", Some(raw(Dtype::BF16, &[], &[0; 2])), "dtype is BF16, not F32"),
     ] {
         let message = refusal(|tensors| _ = tensors.change(&format!("{GATE}{suffix}"), content));
-        // A missing tensor is in no file of its own: the model is named.
+        // A missing tensor is in no file, so the message names the model.
         assert!(message.contains(&format!("m.safetensors: {GATE}{suffix}: ")), "{suffix}: {message}");
         assert!(message.contains(words) && !message.contains('\n'), "{words}: {message}");
     }
 }
 
 #[test]
-fn a_divisor_of_zero_is_refused() {
+fn divisor_of_zero_is_refused() {
     in_folder(|folder| {
         for divisor in [0.0, f32::NAN, f32::INFINITY, -2.0] {
             let mut tensors = experts(Format::CompressedTensors);
@@ -458,7 +465,7 @@ fn a_divisor_of_zero_is_refused() {
 }
 
 #[test]
-fn a_missing_layer_or_expert_is_named_with_what_there_is() {
+fn missing_layer_or_expert_is_reported_with_the_existing_ones() {
     let layers = refusal(|tensors| {
         *tensors = Tensors::default();
         for layer in [0, 1, 2, 7] {
@@ -483,13 +490,13 @@ fn a_missing_layer_or_expert_is_named_with_what_there_is() {
 }
 
 #[test]
-fn gate_and_up_of_different_shape_are_refused() {
+fn gate_and_up_of_different_shapes_are_refused() {
     let message = refusal(|tensors| _ = tensors.set_nvfp4(GATE, Format::ModelOpt, [24, 32], 0));
     assert!(message.contains("layer 3: expert 1: N of up (gate's is expected): got 16, expected 24"), "{message}");
 }
 
 #[test]
-fn a_survey_lists_every_fault_of_a_weight() {
+fn survey_lists_every_fault_of_a_weight() {
     in_folder(|folder| {
         let mut tensors = experts(Format::ModelOpt);
         let suffixes = [".weight", ".weight_scale", ".weight_scale_2", ".input_scale"];
@@ -508,7 +515,7 @@ fn a_survey_lists_every_fault_of_a_weight() {
 }
 
 #[test]
-fn every_prefix_of_a_file_is_refused_and_the_file_named() {
+fn every_prefix_of_a_file_is_refused_by_name() {
     in_folder(|folder| {
         let whole = experts(Format::ModelOpt).to_bytes();
         let path = folder.join("cut.safetensors");
@@ -521,7 +528,7 @@ fn every_prefix_of_a_file_is_refused_and_the_file_named() {
 }
 
 #[test]
-fn what_is_no_model_is_refused() {
+fn paths_that_hold_no_model_are_refused() {
     in_folder(|folder| {
         let refusal = |path: &Path| Checkpoint::open(path).unwrap_err().to_string();
         assert!(refusal(&folder.join("absent.safetensors")).contains("absent.safetensors: "));
@@ -547,7 +554,7 @@ fn what_is_no_model_is_refused() {
 }
 
 #[test]
-fn files_of_other_kinds_are_called_what_they_are() {
+fn other_kinds_of_files_are_named_in_the_refusal() {
     in_folder(|folder| {
         let refusal = |path: &Path| Checkpoint::open(path).unwrap_err().to_string();
         let pointer = folder.join("pointer.safetensors");
@@ -563,7 +570,7 @@ fn files_of_other_kinds_are_called_what_they_are() {
     });
 }
 
-/// Each would fill memory or wait for ever.
+/// Reading any of these would fill memory or never end.
 #[cfg(unix)]
 #[test]
 fn pipes_and_devices_are_never_read() {
@@ -581,7 +588,7 @@ fn pipes_and_devices_are_never_read() {
             assert!(message.contains("not a regular file"), "{message}");
             std::fs::remove_file(&index).unwrap();
         }
-        // A file of a terabyte that takes no room.
+        // A sparse file of one terabyte, which takes no disk space.
         std::fs::File::create(&index).unwrap().set_len(1 << 40).unwrap();
         assert!(Checkpoint::open(folder).unwrap_err().to_string().contains("longer than 100000000 bytes"));
         assert!(nvfp4::shape::read(&index).unwrap_err().to_string().contains("longer than 16777216 bytes"));
@@ -589,7 +596,7 @@ fn pipes_and_devices_are_never_read() {
 }
 
 #[test]
-fn a_name_in_two_shards_is_an_error() {
+fn tensor_in_two_shards_is_refused() {
     in_folder(|folder| {
         let index = experts(Format::ModelOpt).write_sharded(folder, 2);
         let mut second = Tensors::default();
@@ -609,7 +616,7 @@ fn a_name_in_two_shards_is_an_error() {
 }
 
 #[test]
-fn an_index_that_lies_is_found_out() {
+fn index_that_contradicts_the_shards_is_refused() {
     in_folder(|folder| {
         let index = experts(Format::ModelOpt).write_sharded(folder, 2);
         let text = std::fs::read_to_string(&index).unwrap();
@@ -622,7 +629,7 @@ fn an_index_that_lies_is_found_out() {
         let (_, errors) = Checkpoint::survey(folder);
         assert_eq!(errors.len(), 24, "each tensor is in the other shard");
         assert!(errors[0].to_string().contains("lists it"), "{}", errors[0]);
-        // One more file with the same tensors.
+        // One more file holds the same tensors.
         std::fs::write(&index, text).unwrap();
         std::fs::remove_file(&index).unwrap();
         std::fs::copy(folder.join(&first), folder.join("copy.safetensors")).unwrap();
@@ -632,9 +639,9 @@ fn an_index_that_lies_is_found_out() {
 }
 
 #[test]
-fn activations_are_quantized_for_each_expert() {
+fn activations_are_quantized_per_expert() {
     in_folder(|folder| {
-        // Every one of these numbers is exact in all three types.
+        // All of these numbers are exact in all three types.
         let hidden: Vec<f32> = (0..5 * 32).map(|i| (i as f32 - 70.0) / 8.0).collect();
         let bytes = |bits: fn(f32) -> u16| hidden.iter().flat_map(|&x| bits(x).to_le_bytes()).collect::<Vec<u8>>();
         let whole = quantize(&hidden, 5, 32).unwrap();
@@ -656,7 +663,7 @@ fn activations_are_quantized_for_each_expert() {
 }
 
 #[test]
-fn wrong_activations_are_refused_with_the_tensor_named() {
+fn wrong_activations_are_refused_by_tensor_name() {
     in_folder(|folder| {
         let hidden = |shape: &[usize], x| Some(f32s(shape, &vec![x; shape.iter().product()]));
         for (name, content, words) in [
@@ -682,7 +689,7 @@ fn wrong_activations_are_refused_with_the_tensor_named() {
             tensors.set("hidden", f32s(&[4, 16], &[1.0; 64])).set("group_sizes", i64s(&[1, 3])).change(name, content);
             let path = tensors.write(&folder.join("a.safetensors"));
             let result = Activations::open(&path).and_then(|activations| activations.quantize(&[None, None]));
-            let message = result.expect_err("refused").to_string();
+            let message = result.expect_err("the changed file must be refused").to_string();
             assert!(
                 message.contains(&format!("a.safetensors: {name}: ")) && message.contains(words),
                 "{words}: {message}"
@@ -692,7 +699,7 @@ fn wrong_activations_are_refused_with_the_tensor_named() {
 }
 
 #[test]
-fn a_step_runs_from_files_and_its_output_is_read_back() {
+fn step_runs_from_files_and_its_output_reads_back() {
     in_folder(|folder| {
         let weights = experts(Format::ModelOpt).write(&folder.join("m.safetensors"));
         let mut tensors = Tensors::default();

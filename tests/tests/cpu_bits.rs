@@ -1,5 +1,6 @@
-//! The CPU backend's outputs, bit for bit: hashes recorded in `tests/data/cpu_bits.txt`, for every operation, token type and
-//! token format. Every instruction set of this machine must give the recorded bits. `cargo xtask bless` renews the file.
+//! Compares the CPU backend's outputs with recorded hashes, bit for bit: `tests/data/cpu_bits.txt` covers every
+//! operation, token type and token format. Every instruction set of this machine must give the recorded bits. `cargo
+//! xtask bless` renews the file.
 
 use std::fmt::Write as _;
 
@@ -15,13 +16,13 @@ use nvfp4_tests::{Case, groups, inputs, linear, moe};
 
 const RECORDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/cpu_bits.txt");
 
-/// FNV-1a, 64 bits.
+/// 64-bit FNV-1a.
 fn hash(numbers: &[u16]) -> u64 {
     let bytes = numbers.iter().flat_map(|number| number.to_le_bytes());
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
-/// One line per operation: its name and the hash of its output.
+/// Returns one line per operation: its name and the hash of its output.
 fn lines(cpu: &Cpu) -> String {
     let mut lines = String::new();
     for (op, name) in [(Op::Gated, "gated"), (Op::Plain, "plain")] {

@@ -1,5 +1,5 @@
-//! The kernels' PTX in the emulator: no fault under any schedule, the exact reference's numbers, the same bits every time.
-//! Broken PTX makes faults, so the absence of faults means something.
+//! Runs the kernels' PTX in the emulator: no fault under any schedule, outputs equal to the exact reference's, the
+//! same bits every time. Broken PTX must cause faults, so that their absence proves something.
 
 use nvfp4::Output;
 use nvfp4::backend::emulated::{Emulated, Fault, FaultKind, Options, Schedule};
@@ -14,12 +14,12 @@ const OPS: [Op; 2] = [Op::Gated, Op::Plain];
 
 const SCHEDULES: [Schedule; 3] = [Schedule::Fair, Schedule::Seed(1), Schedule::Worst];
 
-/// A GPU that runs `gated_simt`.
+/// Returns an emulated GPU that runs `gated_simt`.
 fn simt(schedule: Schedule) -> Emulated {
     Emulated::new("sm_80", Options { schedule, ..Options::default() }).expect("the portable kernel")
 }
 
-/// Under every schedule there is no fault, the output is right, and the bits are the same.
+/// Checks that under every schedule there is no fault and the output is right, with the same bits.
 fn check_schedules(kernel: &str, inputs: &Inputs, out_dtype: TokenDtype) {
     let case = Case::new(inputs, out_dtype);
     let outputs = SCHEDULES.map(|schedule| {
@@ -32,7 +32,7 @@ fn check_schedules(kernel: &str, inputs: &Inputs, out_dtype: TokenDtype) {
     assert!(outputs.iter().all(|output| *output == outputs[0]), "schedules gave different bits");
 }
 
-/// Both operations on a shape, with the shape's own inputs.
+/// Checks both operations on a shape, with the shape's own inputs.
 fn check_shape(shape: &Shape, kernels: [&str; 2], tokens: impl Fn(usize) -> usize) {
     let groups: Vec<_> = shape.groups.iter().map(|group| Group { m: tokens(group.m), ..*group }).collect();
     for (op, kernel) in OPS.into_iter().zip(kernels) {
@@ -40,7 +40,7 @@ fn check_shape(shape: &Shape, kernels: [&str; 2], tokens: impl Fn(usize) -> usiz
     }
 }
 
-/// The test shapes of grouped GEMM.
+/// Returns the test shapes of grouped GEMM.
 fn grouped() -> impl Iterator<Item = &'static Shape> {
     shape::builtin().iter().filter(|shape| shape.name.starts_with("group-test-"))
 }
@@ -49,13 +49,13 @@ const LARGE: [&str; 2] = ["gated_simt", "plain_simt"];
 const SMALL: [&str; 2] = ["gated_simt_small", "plain_simt_small"];
 
 #[test]
-fn the_large_tile_is_right_on_the_grouped_test_shapes() {
+fn large_tile_is_right_on_grouped_test_shapes() {
     assert!(grouped().count() > 0);
     grouped().for_each(|shape| check_shape(shape, LARGE, |m| m));
 }
 
 #[test]
-fn the_small_tile_is_right_on_the_grouped_test_shapes_with_few_tokens() {
+fn small_tile_is_right_on_grouped_test_shapes() {
     assert!(grouped().count() > 0);
     grouped().for_each(|shape| check_shape(shape, SMALL, |m| m / 8 % 21));
 }
@@ -68,7 +68,7 @@ fn both_tiles_are_right_on_a_dual_test_shape() {
 }
 
 #[test]
-fn ragged_groups_with_tails_of_k_are_right() {
+fn ragged_groups_with_k_tails_are_right() {
     let many = groups(&[(0, 8, 16), (1, 72, 320), (7, 8, 48), (127, 136, 64), (129, 72, 208), (0, 128, 256)]);
     let few = groups(&[(0, 8, 16), (1, 200, 336), (9, 8, 48), (3, 136, 80), (20, 72, 208), (0, 128, 256)]);
     for (sizes, kernels) in [(many, LARGE), (few, SMALL)] {
@@ -80,7 +80,8 @@ fn ragged_groups_with_tails_of_k_are_right() {
     }
 }
 
-/// The fault that stops the large gated tile when a line of its text is changed; M, N and K end inside of a tile.
+/// Returns the fault that stops the large gated tile when one line of its text is changed. M, N and K end inside a
+/// tile.
 fn fault(gpu: &Emulated, line: usize, changed: &str) -> Option<Fault> {
     let mut lines: Vec<_> = gpu.ptx().lines().collect();
     lines[line] = changed;
@@ -92,7 +93,7 @@ fn fault(gpu: &Emulated, line: usize, changed: &str) -> Option<Fault> {
 }
 
 #[test]
-fn every_load_store_and_barrier_that_is_broken_is_found() {
+fn every_broken_load_store_and_barrier_is_found() {
     const SABOTAGES: [(&str, &str, FaultKind); 4] = [
         ("bar.sync", "// ", FaultKind::DataRace),
         ("st.shared", "// ", FaultKind::UninitializedShared),
@@ -104,12 +105,12 @@ fn every_load_store_and_barrier_that_is_broken_is_found() {
     for (instruction, changed, kind) in SABOTAGES {
         let lines = gpu.ptx().lines().take_while(|line| !line.contains("// -- End function")).enumerate();
         let lines: Vec<_> = lines.filter(|(_, line)| line.trim_start().starts_with(instruction)).collect();
-        assert!(lines.len() >= 2, "{} of {instruction}", lines.len());
+        assert!(lines.len() >= 2, "found {} of `{instruction}`, expected at least 2", lines.len());
         for (number, line) in lines {
             let found = fault(&gpu, number, &line.replacen(instruction, changed, 1));
-            let found = found.unwrap_or_else(|| panic!("line {} may be broken: {line}", number + 1));
+            let found = found.unwrap_or_else(|| panic!("breaking line {} caused no fault: {line}", number + 1));
             assert_eq!((found.kind, &*found.kernel), (kind, "gated_simt"), "{found}");
-            assert!(found.to_string().contains(".rs:"), "no line of the source: {found}");
+            assert!(found.to_string().contains(".rs:"), "the fault names no source line: {found}");
         }
     }
 }

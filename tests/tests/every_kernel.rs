@@ -1,5 +1,5 @@
-//! What every kernel must pass in the emulator, whichever kernels there are. The emulator knows its instructions; every
-//! instance is right on ragged groups under every schedule; the small built-in shapes are right.
+//! Checks that every kernel must pass in the emulator: the emulator knows its instructions, every instance is right on
+//! ragged groups under every schedule, and the small built-in shapes are right.
 
 use nvfp4::Error;
 use nvfp4::backend::emulated::{Emulated, Options, Schedule};
@@ -11,7 +11,7 @@ use nvfp4::problem::TokenDtype;
 use nvfp4_tests::instances::{OPS, check_shapes, small_shapes};
 use nvfp4_tests::{Case, groups, inputs};
 
-/// Runs a check for every kernel and architecture that it is compiled for, all at once.
+/// Runs a check for every kernel and every architecture that it is compiled for, in parallel.
 fn for_every_kernel(check: impl Fn(GroupedKernel, &str) + Sync) {
     let check = &check;
     std::thread::scope(|scope| {
@@ -23,14 +23,14 @@ fn for_every_kernel(check: impl Fn(GroupedKernel, &str) + Sync) {
     });
 }
 
-/// A small card that runs an instance of a kernel.
+/// Returns a small GPU that runs an instance of a kernel.
 fn card(kernel: GroupedKernel, arch: &str, instance: Option<&'static str>, schedule: Schedule) -> Emulated {
     let gpu = Emulated::new(arch, Options { schedule, sms: Some(3), ..Options::default() }).unwrap();
     gpu.with_variant(Variant { kernel: Some(kernel), instance, ..Variant::default() }).unwrap()
 }
 
 #[test]
-fn the_emulator_knows_every_instruction() {
+fn emulator_knows_every_instruction() {
     for_every_kernel(|kernel, arch| {
         let gpu = card(kernel, arch, None, Schedule::Fair);
         for entry in ptx_emulator::Module::parse(gpu.ptx()).unwrap().entries() {
@@ -40,8 +40,8 @@ fn the_emulator_knows_every_instruction() {
 }
 
 #[test]
-fn every_instance_is_right_on_ragged_groups_and_gives_the_same_bits_on_every_schedule() {
-    // If an instance takes few tokens only, the first of these groups has too many for it.
+fn every_instance_gives_right_stable_bits_on_ragged_groups() {
+    // The first set has too many tokens in a group for instances that take few tokens only.
     let sizes = [40, 7].map(|most| groups(&[(0, 8, 64), (1, 136, 320), (most, 72, 224), (3, 8, 32)]));
     for_every_kernel(|kernel, arch| {
         for (op, instance) in
@@ -61,18 +61,18 @@ fn every_instance_is_right_on_ragged_groups_and_gives_the_same_bits_on_every_sch
                         let fair = fair.unwrap_or_else(|error| panic!("{kernel:?} {instance}: {error}"));
                         assert_eq!(case.mismatch(&fair, |_| Tolerance::of(TokenDtype::Bf16)), None, "{instance}");
                         let worst = run(Schedule::Worst).unwrap();
-                        assert!(worst == fair, "{kernel:?} {instance}: the worst schedule gave other bits");
+                        assert!(worst == fair, "{kernel:?} {instance}: the worst schedule gave different bits");
                         done = true;
                         break;
                     }
                 }
             }
-            assert!(done, "{kernel:?} {instance} takes not even a few tokens");
+            assert!(done, "{kernel:?} {instance} refuses both sets of groups");
         }
     });
 }
 
 #[test]
-fn the_small_built_in_shapes_are_right() {
+fn small_built_in_shapes_are_right() {
     for_every_kernel(|kernel, arch| check_shapes(kernel, arch, small_shapes()));
 }

@@ -1,5 +1,5 @@
-//! Formats, layouts, quantization and the oracle against values computed by other people's code: `data/reference.json`,
-//! made by `data/make_reference.py` with numpy and ml_dtypes. Everything is compared bit for bit.
+//! Formats, layouts, quantization and the oracle against values from third-party code: `data/make_reference.py`
+//! computes `data/reference.json` with numpy and ml_dtypes. Everything is compared bit for bit.
 
 use nvfp4::format::blocked::BlockedScales;
 use nvfp4::format::{Matrix, e2m1, e4m3};
@@ -10,10 +10,10 @@ use serde::Deserialize;
 
 #[derive(Deserialize)]
 struct Table {
-    /// The f32 bits of each code; null for NaN.
+    /// f32 bits of each code; null for NaN.
     e2m1_decoded: Vec<Option<u32>>,
     e4m3_decoded: Vec<Option<u32>>,
-    /// f32 bits and their code.
+    /// f32 bits, with the code that they encode to.
     e2m1_encoded: Vec<(u32, u8)>,
     e4m3_encoded: Vec<(u32, u8)>,
     blocked: Vec<Blocked>,
@@ -53,7 +53,7 @@ struct Gated {
     a: Operand,
     gate: Operand,
     up: Operand,
-    /// The f64 bits of both pre-activations of each element.
+    /// f64 bits of both pre-activations of each element.
     pre: Vec<[u64; 2]>,
     f16: Vec<u16>,
     bf16: Vec<u16>,
@@ -97,7 +97,7 @@ fn check_decoded(decode: fn(u8) -> f32, expected: &[Option<u32>]) {
 }
 
 #[test]
-fn every_code_decodes_to_the_same_number() {
+fn every_code_decodes_to_the_reference_number() {
     let table = table();
     assert_eq!((table.e2m1_decoded.len(), table.e4m3_decoded.len()), (16, 256));
     check_decoded(e2m1::decode, &table.e2m1_decoded);
@@ -105,7 +105,7 @@ fn every_code_decodes_to_the_same_number() {
 }
 
 #[test]
-fn numbers_encode_to_the_same_codes() {
+fn numbers_encode_to_the_reference_codes() {
     let table = table();
     for (encode, cases) in [(e2m1::encode as fn(f32) -> u8, table.e2m1_encoded), (e4m3::encode, table.e4m3_encoded)] {
         assert!(cases.len() > 400);
@@ -117,7 +117,7 @@ fn numbers_encode_to_the_same_codes() {
 }
 
 #[test]
-fn scales_are_blocked_in_the_same_layout() {
+fn blocked_scales_have_the_reference_layout() {
     for Blocked { rows, columns, linear, blocked } in table().blocked {
         let got = BlockedScales::from_linear(rows, columns, &linear.0);
         assert_eq!(got.bytes(), blocked.0, "{rows} x {columns}");
@@ -126,14 +126,14 @@ fn scales_are_blocked_in_the_same_layout() {
 }
 
 #[test]
-fn a_matrix_quantizes_to_the_same_bytes() {
+fn matrix_quantizes_to_the_reference_bytes() {
     let Quantized { rows, k, numbers, expected } = table().quantized;
     let numbers: Vec<f32> = numbers.into_iter().map(f32::from_bits).collect();
     assert_eq!(quantize(&numbers, rows, k).unwrap(), expected.matrix(rows, k));
 }
 
 #[test]
-fn the_oracle_computes_the_same_gated_product() {
+fn oracle_computes_the_reference_gated_product() {
     let Gated { m, n, k, a, gate, up, pre, f16, bf16 } = table().gated;
     let expert = Expert::Gated { gate: gate.matrix(n, k), up: up.matrix(n, k) };
     let weights = Weights::new(Op::Gated, vec![expert]).unwrap();

@@ -1,14 +1,14 @@
-//! FP8 sums and the order of K on the host, which is the reference, beside those of the emulator, which is a card's.
+//! The host's FP8 sums and order of K, which are the reference, against the emulator's, which model a GPU's.
 
 use nvfp4::fp8::{Factors, STEP, position, sum};
 use ptx_emulator::hw::{descriptor::Element, fp8::multiply_f32};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-/// The sum as an emulated tensor core makes it, a step after the other.
+/// Returns the sum that an emulated tensor core computes, step by step.
 fn emulated(a: &[u8], b: &[u8]) -> f32 {
     let k = a.len();
-    // What is left of the last step is zeros.
+    // The rest of the last step is padded with zeros.
     let ordered = |codes: &[u8]| {
         let mut ordered = vec![0; k.next_multiple_of(STEP)];
         (0..k).for_each(|column| ordered[position(k, column)] = codes[column]);
@@ -23,21 +23,21 @@ fn emulated(a: &[u8], b: &[u8]) -> f32 {
 }
 
 #[test]
-fn sums_are_the_emulators_to_the_bit() {
-    /// Codes of one kind.
+fn fp8_sums_match_the_emulators_bits() {
+    /// Draws a code of one kind.
     type Draw = fn(&mut Xoshiro256PlusPlus) -> u8;
     let draws: [Draw; 6] = [
-        // All but NaN.
+        // Every code but NaN.
         |rng| rng.random_range(0..0x7F) | rng.random_range(0..2) << 7,
         // Subnormal numbers and zeros.
         |rng| rng.random_range(0..8) | rng.random_range(0..2) << 7,
-        // Few are not zero.
+        // Mostly zeros.
         |rng| if rng.random_bool(0.9) { 0x80 * rng.random_range(0..2u8) } else { rng.random_range(0..0x7F) },
-        // Large ones of one sign.
+        // Large numbers of one sign.
         |rng| rng.random_range(0x70..0x7F),
-        // The largest and the smallest.
+        // The largest and the smallest numbers.
         |rng| [0x7E, 0xFE, 0x01, 0x81, 0x08, 0x88][rng.random_range(0..6)],
-        // About one.
+        // Numbers around one.
         |rng| rng.random_range(0x30..0x40) | rng.random_range(0..2) << 7,
     ];
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
@@ -46,15 +46,15 @@ fn sums_are_the_emulators_to_the_bit() {
             for _ in 0..8 {
                 let [a, b] = [*a, b].map(|draw| (0..k).map(|_| draw(&mut rng)).collect::<Vec<u8>>());
                 let (got, want) = (sum(&Factors::new(&a), &Factors::new(&b)), emulated(&a, &b));
-                assert_eq!(got.to_bits(), want.to_bits(), "K = {k}: {got} and not {want}");
+                assert_eq!(got.to_bits(), want.to_bits(), "K = {k}: found {got}, expected {want}");
             }
         }
     }
 }
 
 #[test]
-fn every_pair_of_codes_beside_a_sum_is_the_emulators() {
-    // A column of the first step and one of the second.
+fn every_pair_of_codes_added_to_a_sum_matches_the_emulator() {
+    // One column of the first step and one column of the second step.
     let row = |codes: [u8; 2]| {
         let mut row = [0; 2 * STEP];
         (row[0], row[8]) = (codes[0], codes[1]);
@@ -74,7 +74,7 @@ fn every_pair_of_codes_beside_a_sum_is_the_emulators() {
             let got = sum(&a[at / 256], &b[at % 256]);
             assert!(
                 got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(),
-                "{first:#x}, {at:#x}: {got} {want}"
+                "codes {first:#x} and {at:#06x}: found {got}, expected {want}"
             );
         }
     }

@@ -1,5 +1,6 @@
-//! Mutated files never panic, abort, or make a small file allocate much. Each reader is fuzzed for two seconds, or for
-//! `NVFP4_FUZZ_SECONDS`. A failing case says its seed; `NVFP4_FUZZ_SEED` begins with it.
+//! Readers get mutated files: they must not panic or abort, and a small file must not allocate much memory. Each
+//! reader is fuzzed for two seconds, or for `NVFP4_FUZZ_SECONDS`. A failing case prints its seed; `NVFP4_FUZZ_SEED` is
+//! the first seed of a run.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -17,19 +18,19 @@ use rand::{Rng, RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use serde_json::{Value, json};
 
-/// Bytes that reading a file of a few kilobytes may hold at a time, in all tests of this binary together.
+/// Limit of live bytes while a file of a few kilobytes is read, for all concurrent tests of this binary together.
 const ALLOCATION_LIMIT: usize = 16 << 20;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Names the case that panicked.
+/// Prints how to reproduce a case that panicked.
 struct Case(u64);
 
 impl Drop for Case {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // Backtraces take much.
+            // Printing a backtrace allocates much memory.
             allocation::limit(usize::MAX);
             eprintln!("reproduce with NVFP4_FUZZ_SEED={} NVFP4_FUZZ_SECONDS=0", self.0);
         }
@@ -37,10 +38,12 @@ impl Drop for Case {
 }
 
 fn variable(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is no number: {text}")))
+    std::env::var(name)
+        .ok()
+        .map(|text| text.parse().unwrap_or_else(|_| panic!("{name} must be an unsigned integer, found `{text}`")))
 }
 
-/// Runs one case after another, at least one, each with random numbers of its own.
+/// Runs cases until the time is over, at least one; the case's seed seeds its random numbers.
 fn fuzz(mut case: impl FnMut(&mut Xoshiro256PlusPlus)) {
     let time = Duration::from_secs(variable("NVFP4_FUZZ_SECONDS").unwrap_or(2));
     allocation::limit(ALLOCATION_LIMIT);
@@ -58,7 +61,7 @@ fn fuzz(mut case: impl FnMut(&mut Xoshiro256PlusPlus)) {
     println!("{count} cases");
 }
 
-/// An error is one line that says something.
+/// Returns a result's value, or checks that its error is one line of text.
 fn check<T>(result: Result<T, Error>) -> Option<T> {
     result.map_err(|error| check_message(&error)).ok()
 }
@@ -68,7 +71,7 @@ fn check_message(error: &Error) {
     assert!(!message.is_empty() && !message.contains('\n'), "{message:?}");
 }
 
-/// A number that is likely to be mishandled.
+/// Returns a number that readers are likely to mishandle.
 fn number(rng: &mut impl Rng) -> Value {
     let edges = [0, 1, 2, 7, 8, 15, 16, 24, 32, 1 << 20, (1 << 20) + 16, 1 << 31, 1 << 32, 1 << 61, 1 << 63, u64::MAX];
     match rng.random_range(0..8) {
@@ -80,7 +83,7 @@ fn number(rng: &mut impl Rng) -> Value {
     }
 }
 
-/// Some other JSON value.
+/// Returns a random JSON value of another kind.
 fn value(rng: &mut impl Rng) -> Value {
     let texts = [
         "",
@@ -104,7 +107,7 @@ fn value(rng: &mut impl Rng) -> Value {
     }
 }
 
-/// Changes something somewhere in a JSON document.
+/// Makes one random change in a JSON document.
 fn mutate_json(document: &mut Value, rng: &mut impl Rng) {
     let stop = rng.random_bool(0.2);
     match document {
@@ -139,7 +142,7 @@ fn mutate_json(document: &mut Value, rng: &mut impl Rng) {
     }
 }
 
-/// Changes bytes without regard for what they mean.
+/// Makes one random change to bytes of any meaning.
 fn mutate_bytes(bytes: &mut Vec<u8>, rng: &mut impl Rng) {
     let at = rng.random_range(0..=bytes.len());
     match rng.random_range(0..6) {
@@ -158,7 +161,7 @@ fn mutate_bytes(bytes: &mut Vec<u8>, rng: &mut impl Rng) {
     }
 }
 
-/// Changes the header of a safetensors file and keeps its length right, or changes bytes anywhere.
+/// Either changes the header of a safetensors file and updates the header's length, or changes bytes anywhere.
 fn mutate_safetensors(file: &mut Vec<u8>, rng: &mut impl Rng) {
     let header = file.split_first_chunk().and_then(|(length, rest)| {
         let length = u64::from_le_bytes(*length) as usize;
@@ -178,13 +181,13 @@ fn times(rng: &mut impl Rng) -> usize {
     *[0, 1, 1, 1, 2, 3, 8].choose(rng).expect("there are some")
 }
 
-/// A folder in memory, where there is one.
+/// Creates a folder in memory if the system has a RAM disk, else on disk.
 fn folder() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
     if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.expect("a folder to write to")
 }
 
-/// A model with weights in both formats and in floats, and activations besides.
+/// Makes a model with weights in both formats and in floats, and with activations.
 fn model() -> Tensors {
     let names = ["gate_proj", "up_proj", "down_proj"];
     let mut tensors = Tensors::default();
@@ -196,7 +199,7 @@ fn model() -> Tensors {
     tensors
 }
 
-/// A model of fused experts, and of experts under names that few families use.
+/// Makes a model with fused experts, and with experts under names that few model families use.
 fn fused_model() -> Tensors {
     let names = ["gate_proj", "up_proj", "down_proj"];
     let bytes = |shape: &[usize]| raw(Dtype::U8, shape, &vec![0x22; shape.iter().product()]);
@@ -211,13 +214,13 @@ fn fused_model() -> Tensors {
     tensors.set("model.layers.1.mlp.experts.gate_up_proj_bias", bf16(&[2, 16]));
     tensors.set("model.layers.1.mlp.experts.down_proj_blocks", bytes(&[2, 8, 1, 16]));
     tensors.set("model.layers.1.mlp.experts.down_proj_scales", bytes(&[2, 8, 1]));
-    // DeepSeek's blocks of FP8, and its fourth's MXFP4.
+    // DeepSeek's FP8 in blocks, and DeepSeek-V4's MXFP4.
     let fp8 = raw(Dtype::F8_E4M3, &[8, 16], &[0x38; 128]);
     tensors.set("model.layers.2.mlp.experts.0.gate_proj.weight", fp8);
     tensors.set("model.layers.2.mlp.experts.0.gate_proj.weight_scale_inv", f32s(&[1, 1], &[0.5]));
     tensors.set("layers.3.ffn.experts.0.w1.weight", raw(Dtype::I8, &[8, 16], &[0x22; 128]));
     tensors.set("layers.3.ffn.experts.0.w1.scale", raw(Dtype::F8_E8M0, &[8, 1], &[0x7F; 8]));
-    // Below the layer, and behind the projection.
+    // Experts directly under the layer, and expert numbers after the projection.
     tensors.set_experts("model.layers.4", names, Format::ModelOpt, 1);
     for name in names {
         tensors.set_nvfp4(&format!("model.layers.5.mlp.experts.{name}.0"), Format::CompressedTensors, [16, 16], 3);
@@ -225,7 +228,7 @@ fn fused_model() -> Tensors {
     tensors
 }
 
-/// Does all that can be done with a model.
+/// Uses a model in every way that the library offers.
 fn use_model(path: &Path, out: &Path) {
     let inspection = Inspection::of(path);
     inspection.problems.iter().for_each(|problem| check_message(&problem.error));
@@ -245,7 +248,7 @@ fn use_model(path: &Path, out: &Path) {
     }
     let calibration = check(Calibration::open(path));
     for (format, separate_scales) in [(Format::ModelOpt, false), (Format::CompressedTensors, true)] {
-        // What is in the other format already would be refused.
+        // The conversion refuses tensors that are already in the other format.
         let exclude = |name: &str| {
             let other =
                 if format == Format::ModelOpt { ["layers.1.", "layers.5."] } else { ["layers.0.", "layers.4."] };
@@ -257,7 +260,7 @@ fn use_model(path: &Path, out: &Path) {
             let Some(conversion) = check(Conversion::new(&checkpoint, &options)) else { continue };
             conversion.left().iter().filter_map(|left| left.refusal.as_ref()).for_each(check_message);
             if check(conversion.write(out, |_| ())).is_some() {
-                Checkpoint::open(out).expect("what was written can be read");
+                Checkpoint::open(out).expect("a written model must be readable");
                 _ = std::fs::remove_file(out).or_else(|_| std::fs::remove_dir_all(out));
             }
         }
@@ -365,7 +368,7 @@ fn mutated_shapes_are_read_or_refused() {
         std::fs::write(&path, &text).unwrap();
         check(shape::find(&format!("{}#a", path.display())));
         for shape in check(shape::read(&path)).unwrap_or_default() {
-            let problem = shape.problem(TokenDtype::F16).expect("checked when it was read");
+            let problem = shape.problem(TokenDtype::F16).expect("`shape::read` has checked the sizes");
             Roofline::new(&problem);
         }
     });

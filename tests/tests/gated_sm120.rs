@@ -1,5 +1,5 @@
-//! The kernel for sm_120 in the emulator: no fault under any schedule, the exact reference's numbers, the same bits every time,
-//! whatever its instance.
+//! The kernel for sm_120 in the emulator: no fault under any schedule, outputs equal to the exact reference's, the
+//! same bits every time, for every instance.
 
 use nvfp4::Error;
 use nvfp4::backend::Backend;
@@ -19,7 +19,7 @@ fn consumer(schedule: Schedule) -> Emulated {
 }
 
 #[test]
-fn ragged_groups_with_tails_of_k_are_right_on_every_schedule() {
+fn ragged_groups_with_k_tails_are_right_on_every_schedule() {
     let schedules = [Schedule::Fair, Schedule::Worst, Schedule::Seed(1), Schedule::Seed(2)];
     let sizes = [(0, 8, 64), (1, 72, 320), (7, 8, 192), (127, 136, 64), (129, 72, 256), (0, 128, 256), (33, 8, 32)];
     for op in OPS {
@@ -32,11 +32,12 @@ fn ragged_groups_with_tails_of_k_are_right_on_every_schedule() {
 }
 
 #[test]
-fn every_instance_is_right_on_twenty_random_schedules_and_the_worst() {
+fn every_instance_is_right_on_random_schedules_and_the_worst() {
     let gpu = consumer(Schedule::Fair);
     for op in OPS {
         for variant in gpu.instances(op) {
-            // Tiles that follow each other, the last one of a few tokens, and every number of steps in the last k-block.
+            // Consecutive tiles, a last tile of few tokens, and every possible number of MMA steps in the last
+            // k-block.
             let sizes = groups(&[(7, 136, 64), (0, 8, 32), (141, 72, 352), (1, 8, 448), (17, 64, 480)]);
             let inputs = inputs(Generator::Gaussian, op, &sizes, 2);
             let entry = format!("{}_sm120_{variant}", op.name());
@@ -47,7 +48,7 @@ fn every_instance_is_right_on_twenty_random_schedules_and_the_worst() {
 }
 
 #[test]
-fn all_values_and_scales_are_multiplied_as_they_are() {
+fn all_codes_of_values_and_scales_multiply_exactly() {
     for op in OPS {
         let inputs = inputs(Generator::AllCodes, op, &groups(&[(40, 136, 512), (9, 8, 96)]), 3);
         let case = Case::new(&inputs, TokenDtype::F16);
@@ -55,7 +56,7 @@ fn all_values_and_scales_are_multiplied_as_they_are() {
     }
 }
 
-/// The family's other card runs the same code.
+/// sm_121, the family's other GPU, runs the same code.
 #[test]
 fn sm_121_runs_the_kernel() {
     let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(5, 72, 320)]), 4);
@@ -69,7 +70,7 @@ fn sm_121_runs_the_kernel() {
 
 #[test]
 #[ignore = "minutes: cargo test --release -p nvfp4-tests --test gated_sm120 -- --ignored --nocapture corners"]
-fn the_corners_of_every_built_in_shape_are_right() {
+fn corners_of_every_built_in_shape_are_right() {
     let corners: Vec<_> = shape::builtin().iter().map(corners).collect();
     check_shapes(GroupedKernel::named("gated_sm120").unwrap(), "sm_120f", &corners);
 }
@@ -80,7 +81,7 @@ fn every_built_in_shape_is_right() {
     check_shapes(GroupedKernel::named("gated_sm120").unwrap(), "sm_120f", shape::builtin());
 }
 
-/// A device of one multiprocessor, on the worst schedule, for an instance of small tiles.
+/// Returns a device with one SM, on the worst schedule, for an instance with small tiles.
 fn worst() -> Emulated {
     let options = Options { schedule: Schedule::Worst, sms: Some(1), ..Options::default() };
     with_instance(Emulated::new("sm_120f", options).unwrap(), "t16")
@@ -88,7 +89,8 @@ fn worst() -> Emulated {
 
 const ENTRY: &str = "gated_sm120_t16";
 
-/// What a text of the kernel makes of ragged tiles, which one block computes one after the other.
+/// Runs a PTX text of the kernel on ragged tiles, which one CTA computes in turn. Returns the mismatch, if there is
+/// one.
 fn run(ptx: &str) -> Result<Option<String>, Error> {
     let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(49, 136, 1600), (7, 72, 320)]), 2);
     let case = Case::new(&inputs, TokenDtype::F16);
@@ -97,7 +99,7 @@ fn run(ptx: &str) -> Result<Option<String>, Error> {
 }
 
 #[test]
-fn every_copy_wait_and_arrival_that_is_left_out_is_found() {
+fn every_removed_copy_wait_and_arrival_is_found() {
     const SABOTAGES: [Sabotage; 5] = [
         Sabotage::leave_out("mbarrier.init", 2),
         Sabotage::do_not_wait(2),
@@ -105,48 +107,48 @@ fn every_copy_wait_and_arrival_that_is_left_out_is_found() {
         Sabotage::leave_out("cp.async.bulk.tensor", 1),
         Sabotage::leave_out("cp.async.bulk.shared", 3),
     ];
-    // Not the fence before a stage's release: a load is complete at once in the emulator, not on a card.
+    // The fence before a stage's release is not in the list: the emulator completes a load at once, a GPU does not.
     check_sabotages(worst().ptx(), ENTRY, &SABOTAGES, |ptx| fault_of(run(ptx)));
 }
 
 #[test]
-fn every_product_left_out_and_every_wrong_selector_of_scales_is_found() {
+fn every_removed_mma_and_wrong_scale_selector_is_found() {
     let gpu = worst();
     let products = lines_of(gpu.ptx(), ENTRY, "mma.sync");
-    assert!(products.len() >= 8, "two slabs, two tokens of eight, two steps: {}", products.len());
+    assert!(products.len() >= 8, "2 slabs, 2 groups of 8 tokens and 2 steps need 8 MMAs, found {}", products.len());
     for (line, product) in products {
         let others = [("{0, 0}", "{0, 1}"), ("{0, 1}", "{0, 0}")].map(|(from, to)| product.replacen(from, to, 1));
         for text in ["".to_owned()].into_iter().chain(others.into_iter().filter(|text| text != product)) {
             let found = run(&changed(gpu.ptx(), &[(line, &text)]));
-            assert!(!matches!(found, Ok(None)), "line {line} may be `{text}`: {product}");
+            assert!(!matches!(found, Ok(None)), "line {line} may be changed to `{text}` unnoticed: {product}");
         }
     }
 }
 
-/// Microseconds that a card is predicted to take; outputs are not computed.
+/// Returns the predicted time on a GPU in microseconds, without computing outputs.
 fn predicted(card: &Card, op: Op, sizes: &[(usize, usize, usize)]) -> f64 {
     let gpu = Emulated::new(card.arch, Options::default()).unwrap().with_clock(card.clone(), false, false);
     let inputs = inputs(Generator::Gaussian, op, &groups(sizes), 1);
     let case = Case::new(&inputs, TokenDtype::F16);
     case.try_run(case.prepare(&gpu).as_mut()).unwrap();
-    gpu.prediction().expect("by a clock").microseconds
+    gpu.prediction().expect("a prediction, as the device has a clock").microseconds
 }
 
 #[test]
 #[ignore = "minutes: cargo test --release -p nvfp4-tests --test gated_sm120 -- --ignored --nocapture"]
-fn predicted_times_come_near_the_card_s_bandwidth_and_pass_a_public_kernel() {
+fn predicted_times_near_peak_bandwidth_and_beat_a_public_kernel() {
     let pro = Card::named("rtx-pro-6000").unwrap();
     let (m, n, k) = (4096, 512, 7168);
     let tflops = (2 * m * n * k) as f64 / predicted(&pro, Op::Plain, &[(m, n, k)]) / 1e6;
     println!("N = {n}, K = {k}, M = {m}: {tflops:.0} TFLOP/s");
-    assert!(tflops > 561.0, "FlashInfer PR 3560 measured 561 TFLOP/s on 188 multiprocessors; predicted {tflops:.0}");
+    assert!(tflops > 561.0, "FlashInfer PR 3560 measured 561 TFLOP/s on 188 SMs; predicted {tflops:.0}");
     for name in ["rtx-5090", "rtx-pro-6000", "rtx-5070-ti", "gb10"] {
         let card = Card::named(name).unwrap();
         let (experts, n, k) = (8, 4096, 7168);
         let gigabytes = (experts * 2 * n * k * 9 / 16) as f64 / 1e9;
         let rate = gigabytes / predicted(&card, Op::Gated, &vec![(1, n, k); experts]) * 1e6;
         let delivers = card.get(Key::DramBytes);
-        println!("{name}: {rate:.0} GB/s of the {delivers:.0} that its memory is taken to deliver");
+        println!("{name}: {rate:.0} GB/s of the modeled memory bandwidth of {delivers:.0} GB/s");
         assert!(rate > 0.9 * delivers, "{name}: {rate:.0} of {delivers:.0} GB/s");
     }
 }

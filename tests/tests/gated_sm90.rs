@@ -1,5 +1,5 @@
-//! The Hopper kernel's PTX in the emulator: no fault under any schedule, the exact reference's numbers, the same bits every
-//! time, whatever its instance. Broken PTX makes faults.
+//! The Hopper kernel's PTX in the emulator: no fault under any schedule, outputs equal to the exact reference's, the
+//! same bits every time, for every instance. Broken PTX must cause faults.
 
 use nvfp4::Output;
 use nvfp4::backend::emulated::{Emulated, Fault, FaultKind, Options, Schedule};
@@ -18,7 +18,7 @@ fn hopper(schedule: Schedule) -> Emulated {
 }
 
 #[test]
-fn ragged_groups_with_tails_of_k_are_right_on_every_schedule() {
+fn ragged_groups_with_k_tails_are_right_on_every_schedule() {
     let schedules = [Schedule::Fair, Schedule::Worst, Schedule::Seed(1), Schedule::Seed(2)];
     let sizes = [(0, 8, 64), (1, 72, 320), (7, 8, 192), (127, 136, 64), (129, 72, 256), (0, 128, 256), (33, 8, 32)];
     for op in OPS {
@@ -32,11 +32,11 @@ fn ragged_groups_with_tails_of_k_are_right_on_every_schedule() {
 }
 
 #[test]
-fn every_instance_is_right_on_twenty_random_schedules_and_the_worst() {
+fn every_instance_is_right_on_random_schedules_and_the_worst() {
     let gpu = hopper(Schedule::Fair);
     for op in OPS {
         for instance in gpu.instances(op) {
-            // More k-blocks than stages; more columns than a tile; a tile that starts in the middle of a tile of the scale
+            // More k-blocks than stages, more columns than a tile, and a tile that starts inside a tile of the scale
             // layout.
             let sizes = groups(&[(7, 136, 64), (0, 8, 32), (137, 72, 1440), (1, 8, 320)]);
             let inputs = inputs(Generator::Gaussian, op, &sizes, 2);
@@ -48,12 +48,12 @@ fn every_instance_is_right_on_twenty_random_schedules_and_the_worst() {
 }
 
 #[test]
-fn a_tile_of_any_number_of_tokens_is_right() {
-    // Columns of C: more than a tile has if gated; some in the second panel of a tile if plain.
+fn tile_of_any_number_of_tokens_is_right() {
+    // Columns of C: more than one tile if gated; some in the second panel of a tile if plain.
     for (op, n) in OPS.into_iter().zip([136, 264]) {
         for instance in hopper(Schedule::Fair).instances(op) {
             let (tokens, _) = instance[1..].split_once('_').unwrap_or((&instance[1..], ""));
-            let most: usize = tokens.parse().expect("t and its tokens");
+            let most: usize = tokens.parse().expect("`t` and the number of tokens");
             let sizes: Vec<_> = (1..=most).step_by(5).chain([most]).map(|tokens| (tokens, n, 96)).collect();
             let inputs = inputs(Generator::Gaussian, op, &groups(&sizes), 3);
             let entry = format!("{}_sm90_{instance}", op.name());
@@ -70,7 +70,7 @@ fn every_built_in_shape_is_right() {
 }
 
 #[test]
-fn any_number_of_blocks_gives_the_same_bits() {
+fn any_number_of_ctas_gives_the_same_bits() {
     let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(8, 520, 192), (0, 8, 32), (5, 264, 352)]), 3);
     let case = Case::new(&inputs, TokenDtype::F16);
     let outputs = [1, 2, 5, 148].map(|sms| {
@@ -84,18 +84,18 @@ fn any_number_of_blocks_gives_the_same_bits() {
 }
 
 #[test]
-fn k_that_is_no_multiple_of_32_goes_to_the_portable_kernel() {
+fn k_not_divisible_by_32_goes_to_the_portable_kernel() {
     let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(8, 16, 64), (5, 8, 48)]), 3);
     verified(&Case::new(&inputs, TokenDtype::F16), &hopper(Schedule::Fair), TokenDtype::F16, "gated_simt_small");
 }
 
-/// A device of one multiprocessor, on the worst schedule, for one instance.
+/// Returns a device with one SM, on the worst schedule, for one instance.
 fn worst(instance: &str) -> Emulated {
     let options = Options { schedule: Schedule::Worst, sms: Some(1), ..Options::default() };
     with_instance(Emulated::new("sm_90a", options).unwrap(), instance)
 }
 
-/// The fault that stops a text of the kernel. One block computes many tiles, all of them ragged.
+/// Returns the fault that stops a PTX text of the kernel. One CTA computes many tiles, all of them ragged.
 fn fault(gpu: &Emulated, ptx: &str) -> Option<Fault> {
     let gpu = gpu.clone().with_ptx(ptx).unwrap();
     let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(16, 136, 1696), (7, 72, 1696)]), 2);
@@ -105,13 +105,14 @@ fn fault(gpu: &Emulated, ptx: &str) -> Option<Fault> {
 }
 
 #[test]
-fn every_copy_wait_arrival_fence_and_product_that_is_left_out_is_found() {
+fn every_removed_sync_copy_and_mma_is_found() {
     const SABOTAGES: [Sabotage; 8] = [
         Sabotage::leave_out("mbarrier.init", 4),
         Sabotage::do_not_wait(7),
         Sabotage::leave_out("mbarrier.arrive", 7),
         Sabotage::leave_out("cp.async.bulk.shared", 4),
-        // Those between the loads of a stage and its release: a load is complete at once in the emulator, not on a card.
+        // Fences between a stage's loads and its release are spare: the emulator completes a load at once, a GPU does
+        // not.
         Sabotage::leave_out("fence.proxy.async", 5).spare(4),
         Sabotage::leave_out("wgmma.fence", 2),
         Sabotage::leave_out("wgmma.wait_group.sync.aligned 1", 2),
@@ -122,17 +123,17 @@ fn every_copy_wait_arrival_fence_and_product_that_is_left_out_is_found() {
 }
 
 #[test]
-fn tokens_that_nobody_has_waited_for_are_found() {
+fn missing_wait_for_the_token_grid_is_found() {
     let gpu = worst("t64");
     let fault = |changes: &[(usize, &str)]| fault(&gpu, &changed(gpu.ptx(), changes));
-    assert_eq!(fault(&[]), None, "the text as it is");
+    assert_eq!(fault(&[]), None, "the unchanged text must run without a fault");
     let waits = lines_of(gpu.ptx(), "gated_sm90_t64", "griddepcontrol.wait");
     let waits: Vec<_> = waits.into_iter().map(|(line, _)| (line, "")).collect();
-    // The warp that loads weights waits too, so as not to delay the tokens. The wait of the warps that load tokens is
-    // another.
+    // The warp that loads weights waits only to avoid delaying the tokens. The warps that load tokens have their own
+    // wait.
     let alone: Vec<_> = waits.iter().filter_map(|&wait| fault(&[wait])).collect();
     assert_eq!((waits.len(), alone.len()), (2, 1));
-    for fault in alone.into_iter().chain([fault(&waits).expect("nobody waits")]) {
+    for fault in alone.into_iter().chain([fault(&waits).expect("a fault, as no warp waits")]) {
         assert_eq!(fault.kind, FaultKind::GridNotAwaited, "{fault}");
         assert!(fault.to_string().contains("`tokens_sm90`"), "{fault}");
     }

@@ -1,18 +1,18 @@
-//! The tests of `kernels-gpu`, of those parts of a kernel that run on the host too. That crate's target is a GPU, so it is no
-//! member of this workspace, and a `cargo test` here would not run them otherwise.
+//! Runs the tests of `kernels-gpu` for those parts of a kernel that also run on the host. That crate targets a GPU and
+//! is not a member of this workspace, so `cargo test` would not run them otherwise.
 
 use std::path::Path;
 use std::process::Command;
 
 use nvfp4_tests::say;
 
-/// The number of passed tests of each test program in a run.
+/// Returns the number of passed tests per test program.
 fn passed(output: &str) -> impl Iterator<Item = usize> {
     output.lines().filter_map(|line| line.strip_prefix("test result: ok. ")?.split(' ').next()?.parse().ok())
 }
 
 #[test]
-fn the_kernels_own_tests_pass() {
+fn tests_of_kernels_gpu_pass() {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels-gpu/Cargo.toml");
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels-gpu-tests");
     let mut cargo = Command::new(env!("CARGO"));
@@ -26,7 +26,7 @@ fn the_kernels_own_tests_pass() {
 }
 
 #[test]
-fn passed_tests_are_counted_over_all_programs() {
+fn passed_tests_are_summed_over_all_programs() {
     let output =
         "running 2 tests\ntest result: ok. 2 passed; 0 failed; 1 ignored\n\ntest result: ok. 11 passed; 0 failed\n";
     assert_eq!(passed(output).collect::<Vec<_>>(), [2, 11]);
