@@ -5,14 +5,14 @@
 //! operands differ:
 //!
 //! * A token has a global scale: the *input scale* of its expert ([`InputScales`]), or else the token's own scale, its
-//! largest magnitude / 2688. A global scale per batch is not supported, because a token's result would depend on the
-//! other tokens.
+//!   largest magnitude / 2688. A global scale per batch is not supported, because a token's result would depend on the
+//!   other tokens.
 //! * A token's blocks of 16 have e4m3 scales, and its numbers are e2m1 ([`quantize_token`]). The intermediate is
-//! rounded to the token type first, and then quantized like a token.
+//!   rounded to the token type first, and then quantized like a token.
 //! * Products of e2m1 · e4m3 on both sides are exact. Their sums are f32, in an order that depends on the device; the
-//! reference bounds the error ([`crate::moe::oracle`]).
+//!   reference bounds the error ([`crate::moe::oracle`]).
 //! * A sum is multiplied by `token's global scale · weights' global scale`, rounded to f32, and the bias is added.
-//! Activation and later roundings are the same as with 16-bit tokens.
+//!   Activation and later roundings are the same as with 16-bit tokens.
 //!
 //! `docs/accuracy.md` reports the effect on accuracy.
 

@@ -38,6 +38,7 @@
 //! - [`router`] turns a router's logits into experts and weights.
 //! - `selftest` tests the kernels of a GPU (feature `cuda`).
 //! - [`plan`] counts bytes, operations and tiles; [`shape`] defines named sizes.
+//!
 //! Features: `cuda` and `emulated` add those backends, `cli` the command `nvfp4`.
 
 pub mod backend;

@@ -5,12 +5,12 @@
 //! differ:
 //!
 //! * A token has a scale, its largest magnitude / 448, and e4m3 codes ([`quantize_token`]). The intermediate is rounded
-//! to the token type first, and then quantized like a token.
+//!   to the token type first, and then quantized like a token.
 //! * A weight is *folded*: its e2m1 times its block's e4m3, divided by [`FOLD`], rounded once to e4m3 ([`fold`]).
 //! * Products are added with 14 bits, as Hopper's tensor cores add them ([`sum`]), in the order of [`position`]. This
-//! is the definition, not an error: every device has the same sums, to the bit.
+//!   is the definition, not an error: every device has the same sums, to the bit.
 //! * A sum is multiplied by the token's scale and the weights' global scale, and the bias is added, in one rounding
-//! ([`scaled`]). Activation and later roundings are the same as with 16-bit tokens.
+//!   ([`scaled`]). Activation and later roundings are the same as with 16-bit tokens.
 //!
 //! `docs/accuracy.md` reports the effect on accuracy.
 

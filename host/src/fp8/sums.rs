@@ -4,7 +4,7 @@
 //! compares that file with this one). [`STEP`] products are added to the accumulator at a time:
 //!
 //! 1. Each product is exact. Its exponent is the sum of the exponents of its factors; a subnormal factor has the
-//!   exponent of the smallest normal number, and zero has none. The accumulator has its own exponent.
+//!    exponent of the smallest normal number, and zero has none. The accumulator has its own exponent.
 //! 2. All products and the accumulator are truncated toward zero to multiples of 2⁻¹³ · 2^(largest exponent).
 //! 3. They are added exactly, and the sum is truncated toward zero to 13 bits after its first bit.
 //!

@@ -4,13 +4,13 @@
 //! The engine computes the projection. The rules, to the bit:
 //!
 //! * Logits are f32, f16 or bf16, and are exact in f32. Experts are compared by f32 scores: by the logit, or with
-//! biases by `σ(logit) + bias`, with σ as in [`kernels_gpu::exp::sigmoid`]. Of two equal experts the lower number comes
-//! first, and -0 equals 0.
+//!   biases by `σ(logit) + bias`, with σ as in [`kernels_gpu::exp::sigmoid`]. Of two equal experts the lower number
+//!   comes first, and -0 equals 0.
 //! * Softmax is monotone, so experts are compared by logits, even if two probabilities would round to the same number.
 //! * NaN ranks below every number. A token with a NaN logit still gets distinct experts, but all its weights are NaN.
-//! Equal infinite logits have equal weights.
+//!   Equal infinite logits have equal weights.
 //! * The ids and weights of a token depend only on its logits, and every device gives the same bits: the f32 additions,
-//! multiplications and divisions have a fixed order. [`compare`] checks the weights in f64.
+//!   multiplications and divisions have a fixed order. [`compare`] checks the weights in f64.
 
 pub mod compare;
 mod select;
