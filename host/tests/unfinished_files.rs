@@ -232,7 +232,7 @@ fn file_changed_while_mapped_is_an_error() {
         change(&path);
         child.go_on();
         let line = child.line();
-        assert!(line.contains("in.safetensors: it was") && line.contains(words), "{words}: {line}");
+        assert!(line.contains("in.safetensors: the file ") && line.contains(words), "{words}: {line}");
         assert_eq!(child.signal(), None);
     }
 }

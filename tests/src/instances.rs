@@ -8,7 +8,7 @@ use nvfp4::problem::{Group, Op, TokenDtype};
 use nvfp4::shape::{self, Shape};
 use rayon::prelude::*;
 
-use crate::{Case, inputs};
+use crate::{Case, inputs, is_full, sampled};
 
 /// Operations that every kernel has entries for.
 pub const OPS: [Op; 2] = [Op::Gated, Op::Plain];
@@ -25,6 +25,11 @@ pub fn device(arch: &str, schedule: Schedule) -> Emulated {
 /// Schedules on which every instance of a kernel must be right: twenty random ones and the worst.
 pub fn schedules() -> impl Iterator<Item = Schedule> + Send {
     (0..20).map(Schedule::Seed).chain([Schedule::Worst])
+}
+
+/// Returns [`schedules`] if [`is_full`](crate::is_full), otherwise the worst and four random ones.
+pub fn sampled_schedules() -> Vec<Schedule> {
+    sampled(schedules().collect(), 5)
 }
 
 /// Returns the built-in shapes that the emulator computes in a moment.
@@ -48,6 +53,16 @@ pub fn corners(shape: &Shape) -> Shape {
         *group = Group { m: cut(group.m), n: cut(group.n), k: group.k };
     }
     corners
+}
+
+/// Checks every built-in shape with a kernel if [`is_full`], otherwise the corners of a sample.
+pub fn check_built_in_shapes(kernel: &str, arch: &str) {
+    let kernel = GroupedKernel::named(kernel).expect("a kernel of this name");
+    if is_full() {
+        check_shapes(kernel, arch, shape::builtin());
+    } else {
+        check_shapes(kernel, arch, &sampled(shape::builtin().iter().map(corners).collect(), 3));
+    }
 }
 
 /// Checks shapes with a kernel on an architecture.

@@ -21,6 +21,30 @@ use nvfp4::oracle::{Reference, magnitudes};
 use nvfp4::problem::{Expert, Group, Op, Step, TokenDtype, Weights};
 use nvfp4::shape::Shape;
 
+/// `true` if the environment variable `NVFP4_FULL_TESTS` is set.
+///
+/// Tests that take minutes then try every instruction, twenty seeds or every built-in shape; otherwise, they try a
+/// sample ([`sampled`]).
+pub fn is_full() -> bool {
+    std::env::var_os("NVFP4_FULL_TESTS").is_some()
+}
+
+/// Returns all items if [`is_full`]; otherwise up to `count` of them (at least 2), evenly spaced from the first to the
+/// last.
+pub fn sampled<T>(items: Vec<T>, count: usize) -> Vec<T> {
+    let all = items.len();
+    if is_full() || all <= count {
+        return items;
+    }
+    let mut chosen = (0..count).map(|index| index * (all - 1) / (count - 1)).peekable();
+    items
+        .into_iter()
+        .enumerate()
+        .filter(|(index, _)| chosen.next_if_eq(index).is_some())
+        .map(|(_, item)| item)
+        .collect()
+}
+
 /// Returns the backends that run at full speed on this machine; names the others on stderr with the reason.
 pub fn backends() -> Vec<Box<dyn Backend>> {
     let mut backends: Vec<Box<dyn Backend>> = vec![Box::new(Cpu::new())];

@@ -16,29 +16,15 @@ use crate::skip;
 /// The token types.
 pub const DTYPES: [TokenDtype; 2] = [TokenDtype::F16, TokenDtype::Bf16];
 
-/// Makes a module of tests for each of these architectures, of functions that take its name, or what is made of it ([`On`]). The long ones are ignored but for the
-/// first architecture: the others' kernels have the same source, or take longer.
+/// Makes a module per architecture with one test per function. A function takes the module's name, or a type made of
+/// it ([`On`]).
 #[macro_export]
 macro_rules! on_architectures {
-    ($first:ident $($other:ident)*; short $short:tt long $long:tt) => {
-        mod $first {
-            $crate::on_architectures!(@tests $first $short);
-            $crate::on_architectures!(@tests $first $long);
-        }
-        $(mod $other {
-            $crate::on_architectures!(@tests $other $short);
-            $crate::on_architectures!(@ignored $other $long);
-        })*
+    ($($arch:ident)*; $tests:tt) => {
+        $(mod $arch { $crate::on_architectures!(@tests $arch $tests); })*
     };
     (@tests $arch:ident { $($test:ident)* }) => {
         $(#[test] fn $test() { super::$test(stringify!($arch).into()) })*
-    };
-    (@ignored $arch:ident { $($test:ident)* }) => {
-        $(
-            #[test]
-            #[ignore = "a minute for all: cargo test --release -p nvfp4-tests --test moe -- --ignored"]
-            fn $test() { super::$test(stringify!($arch).into()) }
-        )*
     };
 }
 

@@ -9,9 +9,11 @@ use nvfp4::generate::Generator;
 use nvfp4::kernels::GroupedKernel;
 use nvfp4::problem::{Op, TokenDtype};
 use nvfp4::shape;
-use nvfp4_tests::instances::{OPS, check, check_shapes, corners, device, schedules, verified, with_instance};
+use nvfp4_tests::instances::{
+    OPS, check, check_built_in_shapes, check_shapes, corners, device, schedules, verified, with_instance,
+};
 use nvfp4_tests::sabotage::{Sabotage, changed, check_sabotages, fault_of, lines_of};
-use nvfp4_tests::{Case, groups, inputs};
+use nvfp4_tests::{Case, groups, inputs, sampled};
 use ptx_emulator::{Card, Key};
 
 fn consumer(schedule: Schedule) -> Emulated {
@@ -69,16 +71,14 @@ fn sm_121_runs_the_kernel() {
 }
 
 #[test]
-#[ignore = "minutes: cargo test --release -p nvfp4-tests --test gated_sm120 -- --ignored --nocapture corners"]
 fn corners_of_every_built_in_shape_are_right() {
-    let corners: Vec<_> = shape::builtin().iter().map(corners).collect();
+    let corners = sampled(shape::builtin().iter().map(corners).collect(), 6);
     check_shapes(GroupedKernel::named("gated_sm120").unwrap(), "sm_120f", &corners);
 }
 
 #[test]
-#[ignore = "23 times the products of the corners: cargo test --release -p nvfp4-tests --test gated_sm120 -- --ignored --nocapture"]
 fn every_built_in_shape_is_right() {
-    check_shapes(GroupedKernel::named("gated_sm120").unwrap(), "sm_120f", shape::builtin());
+    check_built_in_shapes("gated_sm120", "sm_120f");
 }
 
 /// Returns a device with one SM, on the worst schedule, for an instance with small tiles.
@@ -108,7 +108,7 @@ fn every_removed_copy_wait_and_arrival_is_found() {
         Sabotage::leave_out("cp.async.bulk.shared", 3),
     ];
     // The fence before a stage's release is not in the list: the emulator completes a load at once, a GPU does not.
-    check_sabotages(worst().ptx(), ENTRY, &SABOTAGES, |ptx| fault_of(run(ptx)));
+    check_sabotages(worst().ptx(), ENTRY, &SABOTAGES, |ptx| fault_of(run(ptx)).is_some());
 }
 
 #[test]
@@ -135,14 +135,13 @@ fn predicted(card: &Card, op: Op, sizes: &[(usize, usize, usize)]) -> f64 {
 }
 
 #[test]
-#[ignore = "minutes: cargo test --release -p nvfp4-tests --test gated_sm120 -- --ignored --nocapture"]
 fn predicted_times_near_peak_bandwidth_and_beat_a_public_kernel() {
     let pro = Card::named("rtx-pro-6000").unwrap();
     let (m, n, k) = (4096, 512, 7168);
     let tflops = (2 * m * n * k) as f64 / predicted(&pro, Op::Plain, &[(m, n, k)]) / 1e6;
     println!("N = {n}, K = {k}, M = {m}: {tflops:.0} TFLOP/s");
     assert!(tflops > 561.0, "FlashInfer PR 3560 measured 561 TFLOP/s on 188 SMs; predicted {tflops:.0}");
-    for name in ["rtx-5090", "rtx-pro-6000", "rtx-5070-ti", "gb10"] {
+    for name in sampled(vec!["gb10", "rtx-5090", "rtx-pro-6000", "rtx-5070-ti"], 2) {
         let card = Card::named(name).unwrap();
         let (experts, n, k) = (8, 4096, 7168);
         let gigabytes = (experts * 2 * n * k * 9 / 16) as f64 / 1e9;

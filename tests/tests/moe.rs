@@ -12,7 +12,11 @@ use nvfp4_tests::on_architectures;
 
 on_architectures! {
     sm_90a sm_80 sm_100f sm_120f sm_120f_nvfp4 sm_100f_calibrated sm_120f_calibrated;
-    short {
+    {
+        the_test_layers_are_right
+        widths_that_are_no_whole_k_blocks_or_tiles_are_right
+        every_activation_is_right_with_biases_and_without_on_every_instance
+        schedules_and_multiprocessors_make_no_difference
         tokens_may_all_name_one_expert_or_one_twice_or_none
         tokens_may_lie_apart
         weights_on_the_input_leave_the_shared_expert_alone
@@ -21,12 +25,6 @@ on_architectures! {
         the_bits_of_a_token_do_not_depend_on_the_batch
         steps_of_other_routing_and_sizes_follow_each_other_in_one_workspace
         a_chain_has_two_to_four_launches_for_each_kind_of_experts_and_two_for_few_tokens
-    }
-    long {
-        the_test_layers_are_right
-        widths_that_are_no_whole_k_blocks_or_tiles_are_right
-        every_activation_is_right_with_biases_and_without_on_every_instance
-        schedules_and_multiprocessors_make_no_difference
     }
 }
 

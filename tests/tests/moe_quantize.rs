@@ -234,7 +234,7 @@ fn rows_may_be_tokens_and_tokens_may_have_weights() {
 #[test]
 fn a_wait_that_is_left_out_is_found() {
     let tokens = Tokens::random(TokenDtype::Bf16, 9, 3, 4, 144);
-    let run = |ptx: &str| tokens.quantize(ptx, Schedule::Worst).err();
+    let run = |ptx: &str| tokens.quantize(ptx, Schedule::Worst).is_err();
     check_sabotages(ptx(), ENTRIES[1], &[Sabotage::leave_out("griddepcontrol.wait", 1)], run);
 }
 
@@ -424,6 +424,6 @@ fn tiles_of_nvfp4_have_scales_of_their_own_and_tokens_may_be_rows_or_have_weight
 #[test]
 fn a_wait_that_is_left_out_is_found_for_nvfp4() {
     let tokens = Nvfp4::random(TokenDtype::Bf16, [9, 3, 4, 144], 8, &[0.0]);
-    let run = |ptx: &str| tokens.quantize(ptx, Schedule::Worst).err();
+    let run = |ptx: &str| tokens.quantize(ptx, Schedule::Worst).is_err();
     check_sabotages(nvfp4_ptx(), nvfp4_abi::ENTRIES[1], &[Sabotage::leave_out("griddepcontrol.wait", 1)], run);
 }

@@ -6,10 +6,9 @@ use nvfp4::backend::emulated::{Emulated, Options, Schedule};
 use nvfp4::backend::{self, Backend};
 use nvfp4::compare::Tolerance;
 use nvfp4::generate::Generator;
-use nvfp4::kernels::GroupedKernel;
 use nvfp4::problem::{Op, Step, TokenDtype};
-use nvfp4::shape;
-use nvfp4_tests::instances::{OPS, check, check_shapes, device, schedules, verified, with_instance};
+use nvfp4_tests::instances::{OPS, check, check_built_in_shapes, device, schedules, verified, with_instance};
+use nvfp4_tests::sabotage::{Sabotage, check_sabotages, is_found, only_entries};
 use nvfp4_tests::{Case, groups, inputs};
 
 fn blackwell(schedule: Schedule) -> Emulated {
@@ -61,9 +60,8 @@ fn one_group_and_sixty_four_with_every_tail_of_k_are_right() {
 }
 
 #[test]
-#[ignore = "all of them take minutes: cargo test --release -p nvfp4-tests --test sm100 -- --ignored --nocapture"]
 fn every_built_in_shape_is_right() {
-    check_shapes(GroupedKernel::named("gated_sm100").unwrap(), "sm_100f", shape::builtin());
+    check_built_in_shapes("gated_sm100", "sm_100f");
 }
 
 #[test]
@@ -110,56 +108,24 @@ fn an_instance_that_the_operation_has_not_or_that_does_not_take_the_step_is_refu
     assert!(small.starts_with("group 1: 9 tokens; instance t8 takes 8 at most"), "{small}");
 }
 
-/// Whether a changed line of the kernel is found, by a fault or by the output. One block, or pair, computes many tiles, all
-/// of them ragged.
-fn found_out(case: &Case<'_>, gpu: &Emulated, line: usize, changed: &str) -> bool {
-    let mut lines: Vec<_> = gpu.ptx().lines().collect();
-    lines[line] = changed;
-    let gpu = gpu.clone().with_ptx(&lines.join("\n")).unwrap();
-    match case.try_run(case.prepare(&gpu).as_mut()) {
-        Ok(output) => case.mismatch(&output, |_| Tolerance::of(TokenDtype::F16)).is_some(),
-        Err(error) => error.fault().map(|_| true).unwrap_or_else(|| panic!("{error}")),
-    }
-}
-
-/// An instance's instructions that can be replaced by another text without being found.
-fn spare(case: &Case<'_>, gpu: &Emulated, instance: &str, sabotage: &Sabotage) -> Vec<String> {
-    let Sabotage(instruction, changed, least, _) = *sabotage;
-    let gpu = with_instance(gpu.clone(), instance);
-    assert!(!found_out(case, &gpu, 0, ""), "the first line is a comment");
-    let entry = |line: &&str| !line.contains(&format!(".entry gated_sm100_{instance}("));
-    let start = gpu.ptx().lines().take_while(entry).count();
-    let body = gpu.ptx().lines().enumerate().skip(start).take_while(|(_, line)| !line.contains("// -- End function"));
-    let lines: Vec<_> = body.filter(|(_, line)| line.trim_start().starts_with(instruction)).collect();
-    assert!(lines.len() >= least, "{} of {instruction} in {instance}", lines.len());
-    let spare = lines.into_iter().filter(|(number, _)| !found_out(case, &gpu, *number, changed));
-    spare.map(|(number, line)| format!("{instance}, line {number}: {line}")).collect()
-}
-
-/// The beginning of the instruction; what stands in its place; how many there are at least; how many may be left out.
-struct Sabotage(&'static str, &'static str, usize, usize);
-
-/// Stands in place of a wait.
-const DO_NOT_WAIT: &str = "setp.eq.u32 p, 0, 0;";
-
 /// Instructions that every instance has.
 const SABOTAGES: [Sabotage; 15] = [
-    Sabotage("mbarrier.init", "", 12, 0),
-    Sabotage("mbarrier.try_wait", DO_NOT_WAIT, 4, 0),
-    Sabotage("mbarrier.arrive", "", 2, 0),
+    Sabotage::leave_out("mbarrier.init", 12),
+    Sabotage::do_not_wait(4),
+    Sabotage::leave_out("mbarrier.arrive", 2),
     // One is of a warp without tiles, of which this kernel has none.
-    Sabotage("bar.arrive", "", 3, 1),
-    Sabotage("bar.sync", "", 2, 0),
-    Sabotage("cp.async.bulk.tensor", "", 3, 0),
-    Sabotage("cp.async.bulk.shared", "", 3, 0),
-    Sabotage("tcgen05.alloc", "", 1, 0),
-    Sabotage("tcgen05.dealloc", "", 1, 0),
-    Sabotage("tcgen05.cp", "", 3, 0),
-    Sabotage("tcgen05.mma", "", 2, 0),
-    Sabotage("tcgen05.commit", "", 2, 0),
-    Sabotage("tcgen05.wait", "", 1, 0),
-    Sabotage("st.shared", "", 1, 0),
-    Sabotage("ldmatrix", "", 1, 0),
+    Sabotage::leave_out("bar.arrive", 3).spare(1),
+    Sabotage::leave_out("bar.sync", 2),
+    Sabotage::leave_out("cp.async.bulk.tensor", 3),
+    Sabotage::leave_out("cp.async.bulk.shared", 3),
+    Sabotage::leave_out("tcgen05.alloc", 1),
+    Sabotage::leave_out("tcgen05.dealloc", 1),
+    Sabotage::leave_out("tcgen05.cp", 3),
+    Sabotage::leave_out("tcgen05.mma", 2),
+    Sabotage::leave_out("tcgen05.commit", 2),
+    Sabotage::leave_out("tcgen05.wait", 1),
+    Sabotage::leave_out("st.shared", 1),
+    Sabotage::leave_out("ldmatrix", 1),
 ];
 
 /// Instructions that some instances have besides, or use in another way.
@@ -167,52 +133,52 @@ const SABOTAGES_OF_INSTANCES: [(&str, &[Sabotage]); 6] = [
     (
         "t64_tma",
         &[
-            Sabotage("cp.async.bulk.tensor.2d.global", "", 1, 0),
-            Sabotage("cp.async.bulk.commit_group", "", 1, 0),
-            Sabotage("cp.async.bulk.wait_group", "", 2, 0),
-            Sabotage("fence.proxy.async", "", 1, 0),
+            Sabotage::leave_out("cp.async.bulk.tensor.2d.global", 1),
+            Sabotage::leave_out("cp.async.bulk.commit_group", 1),
+            Sabotage::leave_out("cp.async.bulk.wait_group", 2),
+            Sabotage::leave_out("fence.proxy.async", 1),
         ],
     ),
     // Fewer sets of scales than stages.
-    ("t96", &[Sabotage("mbarrier.try_wait", DO_NOT_WAIT, 5, 0)]),
-    ("t64_serial", &[Sabotage("mbarrier.try_wait", DO_NOT_WAIT, 4, 0), Sabotage("tcgen05.commit", "", 2, 0)]),
+    ("t96", &[Sabotage::do_not_wait(5)]),
+    ("t64_serial", &[Sabotage::do_not_wait(4), Sabotage::leave_out("tcgen05.commit", 2)]),
     (
         "t64_pair",
         &[
             // `Ring::drain` waits once for each stage. No schedule of the emulator is late with what it waits for.
-            Sabotage("mbarrier.try_wait", DO_NOT_WAIT, 10, 5),
-            Sabotage("mbarrier.arrive", "", 3, 0),
+            Sabotage::do_not_wait(10).spare(5),
+            Sabotage::leave_out("mbarrier.arrive", 3),
             // As with `bar.arrive`.
-            Sabotage("barrier.cluster.arrive", "", 5, 1),
+            Sabotage::leave_out("barrier.cluster.arrive", 5).spare(1),
             // The last is of warps that end: whoever arrives waits, though nobody would miss them.
-            Sabotage("barrier.cluster.wait", "", 4, 1),
-            Sabotage("tcgen05.mma", "", 2, 0),
-            Sabotage("tcgen05.commit", "", 2, 0),
+            Sabotage::leave_out("barrier.cluster.wait", 4).spare(1),
+            Sabotage::leave_out("tcgen05.mma", 2),
+            Sabotage::leave_out("tcgen05.commit", 2),
             // Scales, of tokens also for both blocks.
-            Sabotage("cp.async.bulk.shared", "", 7, 0),
+            Sabotage::leave_out("cp.async.bulk.shared", 7),
         ],
     ),
     (
         "t64_apart",
         &[
-            Sabotage("cp.async.bulk.shared", "", 5, 0),
-            Sabotage("mbarrier.init", "", 20, 0),
+            Sabotage::leave_out("cp.async.bulk.shared", 5),
+            Sabotage::leave_out("mbarrier.init", 20),
             // As above, with two stages more.
-            Sabotage("mbarrier.try_wait", DO_NOT_WAIT, 12, 7),
-            Sabotage("mbarrier.arrive", "", 5, 0),
-            Sabotage("st.async", "", 4, 0),
-            Sabotage("barrier.cluster.arrive", "", 5, 1),
+            Sabotage::do_not_wait(12).spare(7),
+            Sabotage::leave_out("mbarrier.arrive", 5),
+            Sabotage::leave_out("st.async", 4),
+            Sabotage::leave_out("barrier.cluster.arrive", 5).spare(1),
         ],
     ),
     (
         "t256_split",
         &[
             // As above; and a cluster has one tile, of whose k-blocks each block has no more than stages.
-            Sabotage("mbarrier.try_wait", DO_NOT_WAIT, 13, 7),
-            Sabotage("mbarrier.arrive", "", 5, 0),
-            Sabotage("st.async", "", 12, 0),
-            Sabotage("barrier.cluster.arrive", "", 13, 1),
-            Sabotage("barrier.cluster.wait", "", 8, 1),
+            Sabotage::do_not_wait(13).spare(7),
+            Sabotage::leave_out("mbarrier.arrive", 5),
+            Sabotage::leave_out("st.async", 12),
+            Sabotage::leave_out("barrier.cluster.arrive", 13).spare(1),
+            Sabotage::leave_out("barrier.cluster.wait", 8).spare(1),
         ],
     ),
 ];
@@ -226,9 +192,14 @@ fn every_copy_wait_arrival_and_operation_of_the_tensor_core_that_is_left_out_is_
     let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&sizes), 2);
     let case = Case::new(&inputs, TokenDtype::F16);
     for (instance, sabotages) in [("t64", &SABOTAGES[..])].into_iter().chain(SABOTAGES_OF_INSTANCES) {
-        for sabotage in sabotages {
-            let spare = spare(&case, &gpu, instance, sabotage);
-            assert_eq!(spare.len(), sabotage.3, "may be left out: {spare:#?}");
-        }
+        let gpu = with_instance(gpu.clone(), instance);
+        let entry = format!("gated_sm100_{instance}");
+        let ptx = only_entries(gpu.ptx(), |name| name == entry);
+        let is_found = |ptx: &str| {
+            let gpu = gpu.clone().with_ptx(ptx).unwrap();
+            let is_wrong = |output: Output| case.mismatch(&output, |_| Tolerance::of(TokenDtype::F16)).is_some();
+            is_found(case.try_run(case.prepare(&gpu).as_mut()), is_wrong)
+        };
+        check_sabotages(&ptx, &entry, sabotages, is_found);
     }
 }
