@@ -125,7 +125,9 @@ impl Parsed<'_> {
         }
         let signature = self.names.signature(name)?;
         if signature.params.len() != arguments.len() || signature.results.len() != results.len() {
-            return Err(DecodeError::invalid(format!("the arguments or results do not match the signature of `{name}`")));
+            return Err(DecodeError::invalid(format!(
+                "the arguments or results do not match the signature of `{name}`"
+            )));
         }
         let (callee, written) = self.callee(&signature, &results, &arguments)?;
         let (callee, function) = (Arc::new(callee), signature.function);
@@ -185,7 +187,9 @@ impl Parsed<'_> {
             for lane in lanes(mask) {
                 let to = w.lane(address, lane);
                 let Some((_, callee)) = callees.iter().find(|(at, _)| *at == Some(to)) else {
-                    let text = format!("a call of address {to:#x}, which is not the address of a function with these arguments");
+                    let text = format!(
+                        "a call of address {to:#x}, which is not the address of a function with these arguments"
+                    );
                     return Err(Stop::new(FaultKind::InvalidOperand, text).lane(lane as u32));
                 };
                 match groups.iter_mut().find(|(_, other)| other.function == callee.function) {
@@ -262,9 +266,9 @@ impl Parsed<'_> {
         match operand {
             Operand::Name(name) => match self.names.lookup(name) {
                 Some(&Symbol::Local { offset, bytes: room }) if room >= bytes => Ok(offset),
-                Some(Symbol::Local { bytes: room, .. }) => {
-                    Err(DecodeError::invalid(format!("`{name}` has {room} bytes, but the function's parameter has {bytes}")))
-                }
+                Some(Symbol::Local { bytes: room, .. }) => Err(DecodeError::invalid(format!(
+                    "`{name}` has {room} bytes, but the function's parameter has {bytes}"
+                ))),
                 _ => Err(DecodeError::invalid(format!("`{name}` is not a `.param` variable"))),
             },
             _ => Err(DecodeError::unsupported("a call argument that is not a variable")),

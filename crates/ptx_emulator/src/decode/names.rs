@@ -220,7 +220,9 @@ impl Names {
             return Ok((Src::Constant(address), Space::Generic));
         }
         if name.starts_with('%') && !name[1..].starts_with(|c: char| c.is_ascii_digit()) {
-            return Err(DecodeError::unsupported(format!("`{name}` is neither a declared nor a known special register")));
+            return Err(DecodeError::unsupported(format!(
+                "`{name}` is neither a declared nor a known special register"
+            )));
         }
         Err(DecodeError::invalid(format!("`{name}` is not declared")))
     }

@@ -223,7 +223,10 @@ impl<'a> Parsed<'a> {
             Operand::Name(name) => match self.names.lookup(name).cloned() {
                 Some(Symbol::Register { index, bits }) => {
                     if bits < ty.bits() {
-                        return Err(DecodeError::invalid(format!("`{name}` has {bits} bits, but the instruction needs {}", ty.bits())));
+                        return Err(DecodeError::invalid(format!(
+                            "`{name}` has {bits} bits, but the instruction needs {}",
+                            ty.bits()
+                        )));
                     }
                     self.read(index, bits);
                     Src::Register(index)

@@ -46,7 +46,10 @@ pub fn tokenize(text: &str) -> Result<Vec<(Token<'_>, u32)>, ParseError> {
             b'"' => {
                 let end = scan(i + 1, &|b| b != b'"' && b != b'\n');
                 if bytes.get(end) != Some(&b'"') {
-                    return Err(ParseError::new(line, "this string is not closed on its line; add `"`"));
+                    return Err(ParseError::new(
+                        line,
+                        "this string is not closed on its line; add the closing quotation mark",
+                    ));
                 }
                 tokens.push((Token::Text(&text[i + 1..end]), line));
                 i = end + 1;

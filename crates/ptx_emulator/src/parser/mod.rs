@@ -231,7 +231,8 @@ impl<'a> Parser<'a> {
         if entry {
             let total: u64 = params.iter().map(|p| if let Formal::Memory(v) = p { v.bytes } else { 0 }).sum();
             if total > MAX_PARAM_BYTES {
-                return self.error(format!("the parameters take {total} bytes; a kernel takes at most {MAX_PARAM_BYTES}"));
+                return self
+                    .error(format!("the parameters take {total} bytes; a kernel takes at most {MAX_PARAM_BYTES}"));
             }
         }
         let mut limits = Limits::default();
