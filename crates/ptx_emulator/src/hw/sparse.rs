@@ -1,7 +1,7 @@
 //! Structured sparsity of A: two of four neighbors along K are stored, and four bits of metadata give their positions
 //! (PTX ISA, "Sparse matrix storage"). Bit positions were compared with CUTLASS's `ELayout`s and `tmem_e_frg`.
 //!
-//! A neighbor is a number of 8 or 16 bits, or a byte with two 4-bit numbers. Of two 32-bit numbers, one is stored.
+//! A neighbor is a number of 8 or 16 bits, or a byte with two 4-bit numbers. One of two 32-bit numbers is stored.
 //! Their metadata, `0b0100` or `0b1110`, describes their halves of 16 bits.
 //!
 //! The emulator expands A to a dense matrix with zeros in the gaps, so a gap is multiplied by the element of B there.
