@@ -250,7 +250,7 @@ impl fmt::Display for Place {
 pub struct Party {
     /// Who, and what it did or waits for.
     pub what: String,
-    /// Where.
+    /// Location.
     pub place: Option<Place>,
 }
 

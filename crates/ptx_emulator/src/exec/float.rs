@@ -146,7 +146,7 @@ pub fn fma(i: &mut Parsed<'_>) -> Decoded {
     elementwise(rules, ty, d, s, |[a, b, c], mode| number::fma(a, b, c, mode))
 }
 
-/// `add.f32.f16 d, a, c` and its like: narrow factors, f32 addend and result.
+/// `add`, `sub` and `fma` with narrow factors and an f32 addend and result, such as `add.f32.f16 d, a, c`.
 fn mixed(i: &mut Parsed<'_>, narrow: Type) -> Decoded {
     let (format, _) =
         format(narrow).ok_or_else(|| DecodeError::invalid("the instruction mixes f32 with f16 or bf16 only"))?;
