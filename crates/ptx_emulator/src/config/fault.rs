@@ -248,7 +248,7 @@ impl fmt::Display for Place {
 /// A thread or asynchronous operation other than the one that faulted.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Party {
-    /// Who, and what it did or waits for.
+    /// Description of the party and of its access or wait.
     pub what: String,
     /// Location.
     pub place: Option<Place>,

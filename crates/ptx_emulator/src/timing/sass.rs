@@ -109,7 +109,7 @@ impl Listing {
         listing
     }
 
-    /// Assembles PTX and reads its listing. `None`: ptxas or nvdisasm was not found or failed.
+    /// Assembles PTX and reads its listing. `None`: ptxas or nvdisasm failed, or is not on PATH or under CUDA_PATH.
     pub fn of_ptx(ptx: &str, arch: &str) -> Option<Listing> {
         let (ptxas, nvdisasm) = (tool("ptxas")?, tool("nvdisasm")?);
         let folder = tempfile::tempdir().ok()?;
