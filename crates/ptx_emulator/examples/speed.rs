@@ -83,7 +83,7 @@ fn main() -> Result<()> {
         let report = case.launch(&module, &machine)?;
         let time = |config: &LaunchConfig| cpu_time(&one, || case.launch(&module, config));
         let [bare, sanitized, searched, late] = [time(&machine)?, time(&unsearched)?, time(&checked)?, time(&worst)?];
-        // By the clock: how much faster all threads are together.
+        // Wall-clock time, for the speedup of all threads over one.
         let clock = |pool: Option<&ThreadPool>| -> Result<f64> {
             let mut least = f64::INFINITY;
             for _ in 0..RUNS {

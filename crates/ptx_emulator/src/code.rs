@@ -1,4 +1,5 @@
-//! A decoded kernel: one stretch of instructions, each a step that works on a warp and the machine. Knows no opcode.
+//! A decoded kernel: one sequence of instructions, each a step that operates on a warp and the machine. This module
+//! knows no opcode.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::AtomicU32;
@@ -15,73 +16,75 @@ use crate::operand::Special;
 use crate::parser::ast::Limits;
 use crate::parser::source::{SourceLine, Sources};
 
-/// One operation of a warp's fragment. The mask holds the lanes whose guard is true; it is never empty.
+/// One operation of a warp's fragment. The mask holds the lanes whose guard is true. It is never empty.
 pub type Step = Box<dyn Fn(&mut Warp, &mut Machine<'_>, u32) -> Stopped<Flow> + Send + Sync>;
 
-/// Where the lanes go next.
+/// Where the lanes go after a step.
 #[derive(Debug)]
 pub enum Flow {
-    /// To the next instruction.
+    /// Go to the next instruction.
     Next,
-    /// To a label.
+    /// Jump to a label.
     Jump(u32),
-    /// Each group of lanes to its label.
+    /// Jump with each group of lanes to its label.
     Scatter(Vec<(u32, u32)>),
-    /// Into a function.
+    /// Call a function.
     Call(u32),
-    /// Each group of lanes into its function.
+    /// Call with each group of lanes its function.
     ScatterCall(Vec<(u32, u32)>),
-    /// Out of the function, or of the kernel if no function has called.
+    /// Return from the function, or exit from the kernel if there is no caller.
     Return,
-    /// Out of the kernel.
+    /// Exit from the kernel.
     Exit,
     /// Wait, then execute this instruction again.
     Wait(WaitFor),
-    /// These lanes wait, apart from the others, then execute this instruction again, as the others do at once.
+    /// These lanes wait separately and then execute the instruction again. The other lanes execute it again at once.
     WaitApart(u32, WaitFor),
-    /// Go on to the next instruction, which is executed when the wait is over.
+    /// Go to the next instruction, but execute it only after the wait.
     Pause(WaitFor),
-    /// Go on, but let others run first.
+    /// Go to the next instruction, but let other warps run first.
     Yield,
 }
 
-/// The undefined bytes of each destination in one lane, by register.
+/// Computes, for one lane, the undefined bytes of each destination register.
 pub type Carries = Box<dyn Fn(&Warp, usize) -> Vec<(u32, u8)> + Send + Sync>;
 
-/// The registers of an instruction, for the check of uninitialized ones, and how it is executed.
+/// Registers that an instruction uses, for the check of uninitialized registers, and properties of its execution.
 #[derive(Default)]
 pub struct Uses {
     pub reads: Vec<u32>,
     pub writes: Vec<u32>,
     pub predicate_reads: Vec<u32>,
     pub predicate_writes: Vec<u32>,
-    /// A plain move: uninitialized sources make an uninitialized destination, and no fault.
+    /// `true` for a plain move: an uninitialized source makes the destination uninitialized and is not a fault.
     pub moves: bool,
-    /// Which bytes of the destinations undefined bytes of the sources reach.
+    /// Propagation of undefined bytes from sources to destinations. `None`: every byte of a destination becomes
+    /// undefined.
     pub carries: Option<Carries>,
-    /// From which of `reads` on they are values that are only stored.
+    /// Index in `reads` of the first value that is only stored.
     pub stored_from: Option<usize>,
-    /// A filter of the registers that it reads or writes: bit n stands for all whose number is n modulo 64.
+    /// Filter of the registers that the instruction reads or writes: bit n stands for all registers whose number is n
+    /// modulo 64.
     pub touched: u64,
-    /// It waits for the warp's loads from shared memory.
+    /// `true` if the instruction waits for the warp's loads from shared memory.
     pub awaits_loads: bool,
-    /// All lanes of the warp execute it together.
+    /// `true` if all lanes of the warp execute the instruction together.
     pub aligned: bool,
-    /// It may carry information between clusters, which take turns with such instructions.
+    /// `true` if the instruction may carry information between clusters. Clusters take turns with such instructions.
     pub communicates: bool,
-    /// It does more than write registers.
+    /// `true` if the instruction does more than write registers.
     pub acts: bool,
-    /// Where its address points, as far as the text says it.
+    /// Target of the address, as far as the text gives it.
     pub address: TextualAddress,
-    /// The label that it jumps to.
+    /// Label that the instruction jumps to.
     pub jump: Option<u32>,
-    /// Its part in a loop around `atom.cas`.
+    /// Part of the instruction in a loop around `atom.cas`.
     pub swap: Option<Swap>,
 }
 
 /// A decoded instruction.
 pub struct Inst {
-    /// Predicate and whether it is negated.
+    /// Guard predicate, and whether it is negated.
     pub guard: Option<(u32, bool)>,
     pub step: Step,
     pub uses: Uses,
@@ -91,51 +94,52 @@ pub struct Inst {
     pub name: String,
 }
 
-/// A register from which matrix instructions take scale factors.
+/// A register that supplies scale factors to matrix instructions.
 #[derive(Default)]
 pub struct ScaleRegister {
-    /// The lanes in which some instruction reads it.
+    /// Mask of the lanes in which any instruction reads the register.
     pub lanes: Arc<AtomicU32>,
-    /// How often it is taken so.
+    /// Number of reads as scale factors.
     pub uses: usize,
 }
 
 /// A decoded entry.
 #[derive(Default)]
 pub struct Kernel {
-    /// The entry's name.
+    /// Name of the entry.
     pub name: String,
-    /// Its parameters in order.
+    /// Parameters, in order.
     pub params: Vec<Param>,
     pub(crate) limits: Limits,
     pub(crate) code: Vec<Inst>,
     pub(crate) labels: Vec<u32>,
-    /// The labels that something jumps to.
+    /// Labels that are jump targets.
     pub(crate) targets: Vec<u32>,
-    /// Where each function begins.
+    /// Index of each function's first instruction.
     pub(crate) functions: Vec<u32>,
     pub(crate) registers: u32,
     pub(crate) predicates: u32,
     pub(crate) local_bytes: u32,
-    /// Static shared memory.
+    /// Bytes of static shared memory.
     pub shared_bytes: u32,
     pub(crate) specials: Vec<(u32, Special)>,
-    /// Threads of different clusters may communicate, so that clusters must take turns.
+    /// `true` if threads of different clusters may communicate. Clusters must then take turns.
     pub(crate) communicates: bool,
-    /// It is compiled for compute capability 12.x, whose multiprocessors have less shared memory than those of its time.
+    /// `true` if the kernel is compiled for compute capability 12.x, whose SMs have less shared memory than SMs of 9.0
+    /// and 10.0.
     pub(crate) small_shared_memory: bool,
     pub(crate) uses_tmem: bool,
     pub(crate) uses_wgmma: bool,
-    /// The registers from which matrix instructions take scale factors.
+    /// Registers that supply scale factors to matrix instructions.
     pub(crate) scales: HashMap<u32, ScaleRegister>,
     pub(crate) sources: Arc<Sources>,
-    /// Where the ways from each instruction meet, once somebody asks.
+    /// For each instruction, the point where all paths from it meet. Computed on first use.
     pub(crate) joins: OnceLock<Vec<Option<u32>>>,
-    /// Instructions that cannot be executed: line, and why.
+    /// Instructions that cannot be executed: line and reason.
     pub unsupported: Vec<(u32, String)>,
 }
 
-/// What has a value: a register, a predicate, or local memory, which is a thread's own.
+/// Holder of a value: a register, a predicate, or the thread's local memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Held {
     Register(u32),
@@ -149,29 +153,29 @@ impl Kernel {
         self.params.last().map_or(0, |p| p.offset + p.bytes)
     }
 
-    /// The most threads of a CTA, where `.maxntid` or `.reqntid` says it.
+    /// Maximum number of threads per CTA, if `.maxntid` or `.reqntid` gives it.
     pub fn most_threads(&self) -> Option<u32> {
         let required = self.limits.required_threads.map(|[x, y, z]| x.saturating_mul(y).saturating_mul(z));
         self.limits.max_threads.or(required)
     }
 
-    /// CTAs of a cluster, where `.reqnctapercluster` says it.
+    /// CTAs per cluster, if `.reqnctapercluster` gives them.
     pub fn required_cluster(&self) -> Option<[u32; 3]> {
         self.limits.required_cluster
     }
 
-    /// Registers of a thread at launch, where directives say it.
+    /// Registers per thread at launch, if directives give them.
     pub fn registers_at_launch(&self) -> Option<u32> {
         self.limits.registers_at_launch()
     }
 
-    /// Local memory of a thread, in bytes.
+    /// Bytes of local memory per thread.
     pub fn local_bytes(&self) -> u32 {
         self.local_bytes
     }
 
-    /// The instructions that do more than write registers with what a load has loaded, or with what is computed from it.
-    /// `None` if it decides whether such an instruction is executed.
+    /// Instructions that use the value of a load, or a value computed from it, for more than writing registers. `None`:
+    /// the value decides whether such an instruction is executed.
     pub(crate) fn outlets(&self, load: u32) -> Option<Vec<u32>> {
         let mut outlets = BTreeSet::new();
         let (mut open, mut seen) = (self.written(load), HashSet::new());
@@ -196,7 +200,8 @@ impl Kernel {
         Some(outlets.into_iter().collect())
     }
 
-    /// Whether an instruction accesses memory in a way that nobody else notices: local memory, or a load of what is constant.
+    /// Whether an instruction's memory access cannot be observed by other threads: local memory, or a load of constant
+    /// data.
     fn is_private(&self, pc: u32) -> bool {
         let name = &self.code[pc as usize].name;
         self.is_local(pc) || ["ld.const", "ld.global.nc"].iter().any(|load| name.starts_with(load))
@@ -208,7 +213,7 @@ impl Kernel {
         *class == Class::Memory && name.contains(".local")
     }
 
-    /// What an instruction writes.
+    /// Holders that an instruction writes.
     fn written(&self, pc: u32) -> Vec<(u32, Held)> {
         let Uses { writes, predicate_writes, .. } = &self.code[pc as usize].uses;
         let registers = writes.iter().map(|&r| Held::Register(r));
@@ -217,7 +222,7 @@ impl Kernel {
         all.map(|held| (pc, held)).collect()
     }
 
-    /// The instructions that take what another has written to a register.
+    /// Instructions that read the value that instruction `from` wrote to `held`.
     fn users(&self, from: u32, held: Held) -> Vec<u32> {
         let (mut seen, mut users) = (vec![false; self.code.len()], Vec::new());
         let mut open: Vec<u32> = self.successors(from).collect();
@@ -244,12 +249,12 @@ impl Kernel {
         users
     }
 
-    /// Whether an instruction ends a function, or the kernel.
+    /// Whether an instruction ends a function or the kernel.
     fn ends(&self, pc: u32) -> bool {
         matches!(self.code[pc as usize].name.as_str(), "ret" | "ret.uni" | "exit" | "trap")
     }
 
-    /// The instructions that may come behind one, within a function.
+    /// Instructions that may follow an instruction, within a function.
     fn successors(&self, pc: u32) -> impl Iterator<Item = u32> {
         let inst = &self.code[pc as usize];
         let chooses = inst.name.starts_with("brx");
@@ -260,7 +265,8 @@ impl Kernel {
         jumps.chain(next).filter(|&pc| (pc as usize) < self.code.len())
     }
 
-    /// The instructions whose execution a branch decides. `None` if others may notice one of them, or if its two ways do not meet.
+    /// Instructions whose execution a branch decides. `None`: other threads may observe one of them, or the two paths
+    /// do not meet.
     fn decided_by(&self, branch: u32) -> Option<Vec<u32>> {
         self.code[branch as usize].uses.jump?;
         let join = self.joins.get_or_init(|| self.joins())[branch as usize]?;
@@ -279,7 +285,8 @@ impl Kernel {
         Some(decided.into_iter().collect())
     }
 
-    /// For each instruction, where all ways from it meet first. `None` if that is behind the function.
+    /// For each instruction, the first instruction where all paths from it meet. `None`: they meet at the end of the
+    /// function.
     ///
     /// These are the immediate post-dominators, by Cooper, Harvey and Kennedy: "A Simple, Fast Dominance Algorithm".
     fn joins(&self) -> Vec<Option<u32>> {
@@ -295,7 +302,7 @@ impl Kernel {
         for pc in 0..end {
             after(pc).into_iter().for_each(|next| before[next].push(pc));
         }
-        // Depth first from the end on: the order in which instructions are left.
+        // Depth-first from the end, in post-order.
         let (mut rank, mut order, mut open) = (vec![None; end + 1], Vec::new(), vec![(end, 0)]);
         let mut seen = vec![false; end + 1];
         seen[end] = true;
@@ -332,7 +339,7 @@ impl Kernel {
         joins.into_iter().map(|join| join.filter(|&join| join != end).map(|join| join as u32)).collect()
     }
 
-    /// Whether the code leads from one instruction to another, within a function.
+    /// Whether a path leads from one instruction to another, within a function.
     pub(crate) fn leads(&self, from: u32, to: u32) -> bool {
         let mut seen = vec![false; self.code.len()];
         let mut open = vec![from];
@@ -348,7 +355,7 @@ impl Kernel {
         false
     }
 
-    /// An instruction's place.
+    /// Location of an instruction.
     pub(crate) fn place(&self, pc: u32) -> Place {
         let inst = &self.code[pc as usize];
         Place { line: inst.line, instruction: inst.name.clone(), source: self.sources.describe(inst.source) }
@@ -356,7 +363,7 @@ impl Kernel {
 }
 
 impl Stop {
-    /// The fault of a thread, given by its CTA and the warp there.
+    /// Fault of a thread, which is given by its CTA and its warp in the CTA.
     pub(crate) fn into_fault(self, kernel: &Kernel, thread: Option<([u32; 3], u32)>) -> Fault {
         let party = |(what, pc): (String, Option<u32>)| Party { what, place: pc.map(|pc| kernel.place(pc)) };
         Fault {

@@ -1,9 +1,9 @@
-//! The operands of a decoded instruction: registers by number, constants, and the values that are known when a warp
-//! starts. The machine reads and writes them (`machine/warp.rs`).
+//! Operands of a decoded instruction: register numbers, constants, and values that are known when a warp starts. The
+//! machine reads and writes them (`machine/warp.rs`).
 
 use crate::types::Space;
 
-/// One value for each lane, as untyped bits in the low end.
+/// One value per lane, as untyped bits in the low end of each word.
 pub type Row = [u64; 32];
 
 /// The set bits of a lane mask, lowest first.
@@ -18,7 +18,7 @@ pub fn lanes(mask: u32) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The same, highest first.
+/// Like [`lanes`], highest first.
 pub fn lanes_down(mask: u32) -> impl Iterator<Item = usize> {
     lanes(mask.reverse_bits()).map(|lane| 31 - lane)
 }
@@ -30,16 +30,16 @@ pub enum Src {
     Constant(u64),
 }
 
-/// Where a result goes.
+/// Destination of a result.
 #[derive(Clone, Copy, Debug)]
 pub struct Dst {
-    /// `None` for `_`: the result is thrown away.
+    /// `None` for `_`: the result is discarded.
     pub register: Option<u32>,
-    /// Width of the register.
+    /// Width of the register in bits.
     pub bits: u32,
 }
 
-/// Where a predicate goes; `None` for `_`.
+/// Destination of a predicate; `None` for `_`.
 #[derive(Clone, Copy, Debug)]
 pub struct PredicateDst(pub Option<u32>);
 
@@ -51,7 +51,7 @@ pub enum PredicateSrc {
     Constant(bool),
 }
 
-/// `[base + offset]`, with the space that the named variable lies in.
+/// `[base + offset]`, and the state space of the named variable, if a variable is named.
 #[derive(Clone, Copy, Debug)]
 pub struct Address {
     pub base: Src,
@@ -60,8 +60,8 @@ pub struct Address {
 }
 
 impl Address {
-    /// The space to access, given the space that the instruction names. A function's parameters lie in local memory
-    /// here.
+    /// State space of the access, given the space that the instruction names. A function's parameters are in the
+    /// emulator's local memory.
     pub fn space(&self, instruction: Space) -> Space {
         match (instruction, self.variable) {
             (Space::Param, Some(Space::Local)) => Space::Local,
@@ -97,9 +97,9 @@ pub enum Special {
     LanemaskGt,
     DynamicSharedSize,
     TotalSharedSize,
-    /// The address of the grid's workspace from a bit on: its upper or its lower half.
+    /// Half of the address of the grid's workspace: its bits starting at this bit.
     GridWorkspace(u32),
-    /// Grid number and the like.
+    /// A register that always reads zero here, such as the grid number.
     Zero,
     /// The address of a shared variable.
     Shared(u32),
@@ -108,7 +108,7 @@ pub enum Special {
 }
 
 impl Special {
-    /// The special register of that name, and of that component if it is a vector.
+    /// The special register with this name. `component` selects a component of a vector register.
     pub fn parse(name: &str, component: Option<char>) -> Option<Special> {
         let d = match component {
             None | Some('x' | 'r') => 0,
@@ -138,7 +138,7 @@ impl Special {
             "%lanemask_gt" => Special::LanemaskGt,
             "%dynamic_smem_size" => Special::DynamicSharedSize,
             "%total_smem_size" => Special::TotalSharedSize,
-            // Which registers the driver uses for it: cooperative_groups/details/driver_abi.h.
+            // The driver uses these registers for the workspace: cooperative_groups/details/driver_abi.h.
             "%envreg1" => Special::GridWorkspace(32),
             "%envreg2" => Special::GridWorkspace(0),
             "%gridid" => Special::Zero,
@@ -147,7 +147,8 @@ impl Special {
     }
 }
 
-/// For each byte of a mask of lanes, all bits of those that are set. Loops over a row are vectors with it.
+/// Expands each byte of a lane mask to a word per lane: all ones if the lane's bit is set. With this table, the
+/// compiler vectorizes loops over a row.
 pub static SPREAD: [[u64; 8]; 256] = {
     let mut spread = [[0; 8]; 256];
     let mut n = 0;
@@ -158,7 +159,7 @@ pub static SPREAD: [[u64; 8]; 256] = {
     spread
 };
 
-/// A filter of registers: bit n stands for all whose number is n modulo 64.
+/// A filter of registers: bit n stands for all registers whose number is n modulo 64.
 pub fn filter(registers: &[u32]) -> u64 {
     registers.iter().fold(0, |bits, r| bits | 1 << (r % 64))
 }

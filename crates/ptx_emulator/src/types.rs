@@ -1,7 +1,7 @@
-//! The fundamental types and state spaces of PTX (PTX ISA, "State Spaces, Types, and Variables").
-//! It knows their names and widths. What the bits mean is known where instructions are executed.
+//! Fundamental types and state spaces of PTX, with their names and widths (PTX ISA, "State Spaces, Types, and
+//! Variables"). The code that executes instructions interprets the bits.
 
-/// What an instruction or a variable declares its bits to be.
+/// Declared type of an instruction or a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "the variants are the manual's type names")]
 pub enum Type {
@@ -43,7 +43,7 @@ pub enum Type {
 }
 
 impl Type {
-    /// The type that a modifier names (without its dot), if it names one.
+    /// The type that a modifier names, without its dot. `None`: the modifier is not a type.
     pub fn parse(name: &str) -> Option<Type> {
         use Type::*;
         Some(match name {
@@ -104,19 +104,19 @@ impl Type {
         self.bits().div_ceil(8)
     }
 
-    /// Whether a load or a conversion sign-extends it.
+    /// Whether a load or a conversion sign-extends the type.
     pub fn is_signed(self) -> bool {
         matches!(self, Type::S8 | Type::S16 | Type::S32 | Type::S64)
     }
 
-    /// Whether it is a scalar integer (signed, unsigned or plain bits).
+    /// Whether the type is a scalar integer (signed, unsigned or plain bits).
     pub fn is_integer(self) -> bool {
         use Type::*;
         matches!(self, B8 | B16 | B32 | B64 | U8 | U16 | U32 | U64 | S8 | S16 | S32 | S64)
     }
 }
 
-/// A state space, as a declaration or a memory instruction names it.
+/// State space named by a declaration or a memory instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "the variants are the manual's state spaces")]
 pub enum Space {
@@ -130,7 +130,7 @@ pub enum Space {
 }
 
 impl Space {
-    /// The space that a modifier names (without its dot).
+    /// The space that a modifier names, without its dot. `None`: the modifier is not a space.
     pub fn parse(name: &str) -> Option<Space> {
         Some(match name {
             "global" => Space::Global,
@@ -143,7 +143,7 @@ impl Space {
         })
     }
 
-    /// The name used in reports.
+    /// Name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Space::Generic => "generic",

@@ -16,7 +16,7 @@ const SABOTAGES: [(&str, &str, &str); 35] = [
     ("MMA does not wait for a full stage", "    @!%p5 bra FULL_WAIT;\n", ""),
     ("epilogue does not wait for the MMAs", "    @!%p9 bra EPILOGUE;\n", ""),
     (
-        "fence behind the wait for the MMAs dropped",
+        "fence after the wait for the MMAs dropped",
         "    tcgen05.fence::after_thread_sync;\n    shl.b32 %r28",
         "    shl.b32 %r28",
     ),

@@ -49,7 +49,7 @@ fn launch_times_are_predicted() {
     let (code, _, err) = driver(&["--timed", "gb10"], "");
     assert_eq!((code, &*err), (2, "error: a program cannot see the GPU gb10; choose the visible GPU with --gpu\n"));
     let (code, _, err) = driver(&["--timed", "h200", "--constant", "speed=1"], "");
-    assert!(code == 2 && err.starts_with("error: `speed` is no constant of a card"), "{err}");
+    assert!(code == 2 && err.starts_with("error: unknown constant `speed`"), "{err}");
 }
 
 #[test]

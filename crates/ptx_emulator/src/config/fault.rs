@@ -248,9 +248,9 @@ impl fmt::Display for Place {
 /// A thread or asynchronous operation other than the one that faulted.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Party {
-    /// Who, and what it did or waits for.
+    /// Description of the party and of its access or wait.
     pub what: String,
-    /// Where.
+    /// Location.
     pub place: Option<Place>,
 }
 

@@ -1,4 +1,4 @@
-//! Calls: which functions, and how arguments and results move between a caller and a function.
+//! Calls: selection of the function, and transfer of arguments and results between caller and function.
 
 use std::sync::{Arc, OnceLock};
 
@@ -14,26 +14,26 @@ use crate::operand::{Dst, Row, Src, lanes};
 use crate::parser::ast::Operand;
 use crate::types::Type;
 
-/// Calls that a thread may be in: beyond that its stack has no room on a card.
+/// Maximum depth of calls. On a GPU, a thread's stack overflows beyond it.
 const DEEPEST: usize = 1024;
 
-/// A function as one instruction calls it.
+/// A function as called by one instruction.
 struct Callee {
     function: u32,
     frame: Arc<OnceLock<Frame>>,
     arguments: Vec<Move>,
     results: Vec<Move>,
-    /// The instruction has a guard.
+    /// `true` if the call instruction has a guard.
     guarded: bool,
 }
 
-/// A value that moves between a caller's variable and a function's formal.
+/// Transfer of a value between a caller's variable and a formal of a function.
 enum Move {
     Register { from: Src, to: Dst },
     Local { from: u32, to: u32, bytes: u32 },
 }
 
-/// What moves, taken before a frame is kept or given back.
+/// A value in transfer. It is read before a frame is saved or restored.
 enum Value {
     Row(Box<Row>),
     Local(Vec<(usize, Vec<u8>, Vec<bool>)>),
@@ -69,7 +69,7 @@ impl Move {
     }
 }
 
-/// Does the moves, and something between what they take and what they put.
+/// Reads all values, runs `between`, and then writes the values.
 fn moved(moves: &[Move], w: &mut Warp, mask: u32, between: impl FnOnce(&mut Warp)) {
     let values: Vec<Value> = moves.iter().map(|each| each.take(w, mask)).collect();
     between(w);
@@ -79,16 +79,16 @@ fn moved(moves: &[Move], w: &mut Warp, mask: u32, between: impl FnOnce(&mut Warp
 }
 
 impl Callee {
-    /// Gives the function its arguments.
+    /// Passes the arguments to the function. A recursive call first saves the function's frame.
     fn enter(&self, w: &mut Warp, mask: u32) -> Stopped<()> {
         let calls = &w.fragments[w.current].calls;
         if calls.len() >= DEEPEST {
-            let text = format!("{DEEPEST} calls in each other: the thread's stack overflows");
+            let text = format!("{DEEPEST} nested calls: the thread's stack overflows");
             return Err(Stop::new(FaultKind::OutOfBounds, text).lane(mask.trailing_zeros()));
         }
         let again = calls.iter().any(|call| call.1 == self.function);
         if again && self.guarded {
-            return Err(Stop::unsupported("a recursive call with a guard"));
+            return Err(Stop::unsupported("a recursive call with a guard predicate"));
         }
         moved(&self.arguments, w, mask, |w| {
             if let (true, Some(frame)) = (again, self.frame.get()) {
@@ -98,16 +98,16 @@ impl Callee {
         Ok(())
     }
 
-    /// Takes the function's results.
+    /// Restores the frame and fetches the results.
     fn leave(&self, w: &mut Warp, mask: u32) {
         moved(&self.results, w, mask, |w| w.give_back(mask));
     }
 }
 
 impl Parsed<'_> {
-    /// `call (results), function, (arguments)`: arguments are copied into the function's own variables, results out
-    /// of them when it has returned. With a register for the function, its value says which one; a list or a prototype
-    /// comes last.
+    /// `call (results), function, (arguments)`. The call copies the arguments into the function's variables, and the
+    /// results out of them after the return. If the function is a register, the register's value selects it. A
+    /// `.calltargets` list or a prototype may follow.
     pub fn call(&mut self) -> Decoded {
         let mut operands = self.operands().iter().peekable();
         let list = |operands: &mut std::iter::Peekable<std::slice::Iter<'_, Operand>>| {
@@ -116,7 +116,7 @@ impl Parsed<'_> {
         };
         let results = list(&mut operands);
         let Some(function @ Operand::Name(name)) = operands.next() else {
-            return Err(DecodeError::invalid("a function expected"));
+            return Err(DecodeError::invalid("expected a function"));
         };
         let arguments = list(&mut operands);
         if matches!(self.names.lookup(name), Some(Symbol::Register { .. })) {
@@ -125,7 +125,9 @@ impl Parsed<'_> {
         }
         let signature = self.names.signature(name)?;
         if signature.params.len() != arguments.len() || signature.results.len() != results.len() {
-            return Err(DecodeError::invalid(format!("`{name}` takes other arguments or gives other results")));
+            return Err(DecodeError::invalid(format!(
+                "the arguments or results do not match the signature of `{name}`"
+            )));
         }
         let (callee, written) = self.callee(&signature, &results, &arguments)?;
         let (callee, function) = (Arc::new(callee), signature.function);
@@ -142,7 +144,7 @@ impl Parsed<'_> {
         }))
     }
 
-    /// A call of the function whose address is in a register.
+    /// Decodes a call of the function whose address is in a register.
     fn call_by_address(
         &mut self,
         results: &[Operand],
@@ -158,7 +160,7 @@ impl Parsed<'_> {
         let candidates = named.unwrap_or_else(|| self.names.functions_taken());
         let (mut callees, mut written) = (Vec::new(), Vec::new());
         for name in candidates {
-            // Functions of another shape, and those without a body, are none that this instruction can call.
+            // Functions with other parameters, and functions without a body, cannot be called by this instruction.
             let Ok(signature) = self.names.signature(&name) else { continue };
             if signature.params.len() != arguments.len() || signature.results.len() != results.len() {
                 continue;
@@ -185,7 +187,9 @@ impl Parsed<'_> {
             for lane in lanes(mask) {
                 let to = w.lane(address, lane);
                 let Some((_, callee)) = callees.iter().find(|(at, _)| *at == Some(to)) else {
-                    let text = format!("a call of address {to:#x}, where no function with such arguments begins");
+                    let text = format!(
+                        "a call of address {to:#x}, which is not the address of a function with these arguments"
+                    );
                     return Err(Stop::new(FaultKind::InvalidOperand, text).lane(lane as u32));
                 };
                 match groups.iter_mut().find(|(_, other)| other.function == callee.function) {
@@ -198,7 +202,7 @@ impl Parsed<'_> {
         }))
     }
 
-    /// A function with where its arguments come from and its results go, and the registers that the results fill.
+    /// Decodes the transfers of a call. Returns the callee, and the registers that its results fill.
     fn callee(
         &mut self,
         signature: &Signature,
@@ -257,17 +261,17 @@ impl Parsed<'_> {
         self.names.ast.functions.iter().any(|f| f.name == name && f.body.is_some())
     }
 
-    /// Where a `.param` variable of at least so many bytes lies in local memory.
+    /// Offset in local memory of a `.param` variable of at least `bytes` bytes.
     pub fn param_variable(&self, operand: &Operand, bytes: u32) -> Result<u32> {
         match operand {
             Operand::Name(name) => match self.names.lookup(name) {
                 Some(&Symbol::Local { offset, bytes: room }) if room >= bytes => Ok(offset),
-                Some(Symbol::Local { bytes: room, .. }) => {
-                    Err(DecodeError::invalid(format!("`{name}` has {room} bytes, the function's parameter {bytes}")))
-                }
-                _ => Err(DecodeError::invalid(format!("`{name}` is no `.param` variable"))),
+                Some(Symbol::Local { bytes: room, .. }) => Err(DecodeError::invalid(format!(
+                    "`{name}` has {room} bytes, but the function's parameter has {bytes}"
+                ))),
+                _ => Err(DecodeError::invalid(format!("`{name}` is not a `.param` variable"))),
             },
-            _ => Err(DecodeError::unsupported("an argument that is no variable")),
+            _ => Err(DecodeError::unsupported("a call argument that is not a variable")),
         }
     }
 }

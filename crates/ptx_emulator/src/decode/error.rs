@@ -1,10 +1,10 @@
-//! The error of decoding.
+//! Decoding errors.
 
-/// Why an instruction cannot be decoded.
+/// Reason why an instruction cannot be decoded.
 #[derive(Debug)]
 pub struct DecodeError {
     pub message: String,
-    /// The emulator does not support it. Then only a kernel that executes the instruction fails.
+    /// `true` if the emulator does not support the instruction. Then only a kernel that executes it fails.
     pub unsupported: bool,
 }
 

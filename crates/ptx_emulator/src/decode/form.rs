@@ -1,10 +1,10 @@
-//! Forms of modifiers. A form lists the modifiers that an instruction takes: `{a b}` is one of them, `[a b]` one of
-//! them or none, a bare word exactly that one. Types come in the order of the form. All other modifiers may come in any
-//! order, since real compilers disagree on it.
+//! Syntax of modifier forms. A form lists the modifiers that an instruction takes: `{a b}` is exactly one of them, `[a
+//! b]` is at most one of them, and a bare word is required. Types must come in the order of the form. Other modifiers
+//! may come in any order, because compilers differ in their order.
 
 use crate::types::Type;
 
-/// The group of modifiers that a place of a form allows.
+/// The group of modifiers allowed at one position of a form.
 pub struct Group<'a> {
     pub required: bool,
     pub names: Vec<&'a str>,
@@ -32,7 +32,7 @@ pub fn groups(form: &str) -> Vec<Group<'_>> {
     out
 }
 
-/// Whether a form allows these modifiers.
+/// Whether the form allows these modifiers.
 pub fn allows(form: &str, modifiers: &[String]) -> bool {
     let groups = groups(form);
     let mut used = vec![false; groups.len()];
@@ -50,7 +50,7 @@ pub fn allows(form: &str, modifiers: &[String]) -> bool {
     groups.iter().zip(used).all(|(g, used)| used || !g.required)
 }
 
-/// Whether a form has this modifier at some place.
+/// Whether the form has the modifier at any position.
 pub fn has_word(form: &str, word: &str) -> bool {
     form.split([' ', '{', '}', '[', ']']).any(|w| w == word)
 }

@@ -1,4 +1,4 @@
-//! Decodes an entry and the functions that it calls into one stretch of code.
+//! Decodes an entry and the functions that it calls into one sequence of instructions.
 
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -19,7 +19,7 @@ use crate::parser::ast::{Ast, Formal, Function, Instruction, Statement};
 use crate::parser::error::ParseError;
 use crate::parser::source::{SourceLine, Sources};
 
-/// Decodes the entry `function` of a module whose global and constant variables are numbered by `variables`.
+/// Decodes the entry `function`. `variables` numbers the module's global and constant variables.
 pub fn decode(
     ast: &Rc<Ast>,
     sources: &Arc<Sources>,
@@ -48,13 +48,13 @@ pub fn decode(
 struct Decoder {
     names: Names,
     opcodes: &'static [Opcode],
-    /// The row of each instruction seen, by its opcode and modifiers.
+    /// Table rows of the instructions seen so far, by opcode and modifiers.
     rows: HashMap<String, Option<&'static Opcode>>,
-    /// The addresses of the body's `atom.cas`, as written.
+    /// Addresses of the body's `atom.cas`, as written.
     swapped: HashSet<String>,
 }
 
-/// Collects the addresses of the `atom.cas` of a body, as written.
+/// Collects the addresses of a body's `atom.cas`, as written.
 fn swapped(body: &[Statement], found: &mut HashSet<String>) {
     for statement in body {
         match statement {
@@ -74,7 +74,7 @@ impl Decoder {
         let mut offset = 0u32;
         for p in &function.params {
             let Formal::Memory(v) = p else {
-                return Err(ParseError::new(function.line, "a kernel's parameters are in `.param` space"));
+                return Err(ParseError::new(function.line, "a kernel's parameters must be in `.param` space"));
             };
             offset = offset.next_multiple_of(v.align.max(1));
             let bytes = v.bytes as u32;
@@ -102,7 +102,7 @@ impl Decoder {
         frame.registers.extend(signature.formals.registers);
         frame.predicates.extend(signature.formals.predicates);
         frame.local.extend(signature.formals.local);
-        // A function is decoded once.
+        // Each function is decoded once, so `set` cannot fail.
         let _ = signature.frame.set(frame);
         Ok(())
     }
@@ -111,7 +111,7 @@ impl Decoder {
         self.swapped.clear();
         swapped(body, &mut self.swapped);
         self.block(body)?;
-        // A thread that comes to the end returns.
+        // A thread that reaches the end of the body returns.
         let line = self.names.kernel.code.last().map_or(0, |i| i.line);
         self.names.kernel.code.push(Inst {
             guard: None,
@@ -169,7 +169,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// A register of scales that other instructions read too is read in every lane.
+    /// Marks all lanes of a scale register as read if other instructions also read it.
     fn find_other_readers_of_scales(&mut self) {
         let Kernel { scales, code, .. } = &self.names.kernel;
         for (register, scales) in scales {
@@ -180,7 +180,7 @@ impl Decoder {
         }
     }
 
-    /// The row that an instruction is of. It is kept, since most instructions come many times.
+    /// Finds the table row of an instruction. The result is cached, because most instructions occur many times.
     fn row(&mut self, i: &Instruction, name: &str) -> Option<&'static Opcode> {
         if let Some(&row) = self.rows.get(name) {
             return row;
@@ -197,17 +197,17 @@ impl Decoder {
             None => None,
             Some((predicate, negated)) => match self.names.lookup(predicate) {
                 Some(Symbol::Predicate(p)) => Some((*p, *negated)),
-                _ => return Err(error(DecodeError::invalid(format!("`{predicate}` is no predicate")))),
+                _ => return Err(error(DecodeError::invalid(format!("`{predicate}` is not a predicate")))),
             },
         };
         let found = self.row(i, &name);
-        // Only the debug assertion of `Parsed::has` needs them.
+        // Only the debug assertion of `Parsed::has` needs the forms.
         let forms = if cfg!(debug_assertions) { opcode::forms(self.opcodes, &i.opcode) } else { Vec::new() };
         let mut parsed = Parsed::new(i, forms, &mut self.names);
         let decoded = match found {
             Some(opcode) => (opcode.handler)(&mut parsed),
             None if opcode::knows(self.opcodes, &i.opcode) => {
-                Err(DecodeError::unsupported(format!("`{name}`: no such form is known")))
+                Err(DecodeError::unsupported(format!("`{name}`: this combination of modifiers is unknown")))
             }
             None => Err(DecodeError::unsupported(format!("opcode `{name}`"))),
         };

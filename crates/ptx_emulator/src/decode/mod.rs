@@ -1,5 +1,5 @@
-//! From the parsed module to decoded kernels: names become registers, addresses and labels, and each instruction
-//! becomes a step. Knows no opcode: the table of opcodes is given to it ([`kernel::decode`]).
+//! Translation of the parsed module into decoded kernels: names become registers, addresses and labels, and each
+//! instruction becomes a step. This module knows no opcode: [`kernel::decode`] takes the opcode table as an argument.
 
 pub mod call;
 pub mod error;

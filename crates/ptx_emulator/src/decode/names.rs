@@ -1,4 +1,4 @@
-//! What the names of a kernel stand for, and where its registers and variables are placed.
+//! Meanings of the names in a kernel, and placement of its registers and variables.
 
 use std::collections::HashMap;
 use std::iter;
@@ -14,7 +14,7 @@ use crate::parser::ast::{Ast, Formal, Variable};
 use crate::parser::error::ParseError;
 use crate::types::{Space, Type};
 
-/// What a name stands for.
+/// Meaning of a name.
 #[derive(Clone, Debug)]
 pub enum Symbol {
     Register {
@@ -24,7 +24,7 @@ pub enum Symbol {
     Predicate(u32),
     /// Offset in the CTA's shared memory.
     Shared(u32),
-    /// Offset in the thread's local memory, and size.
+    /// Offset in the thread's local memory, and size in bytes.
     Local {
         offset: u32,
         bytes: u32,
@@ -36,14 +36,14 @@ pub enum Symbol {
     Prototype,
 }
 
-/// Where a function finds its arguments and leaves its results.
+/// Location of a function's argument or result.
 #[derive(Clone, Debug)]
 pub enum Slot {
     Register { index: u32, bits: u32 },
     Memory { offset: u32, bytes: u32 },
 }
 
-/// How a function is called.
+/// Calling information of a function.
 #[derive(Clone)]
 pub struct Signature {
     pub function: u32,
@@ -51,46 +51,46 @@ pub struct Signature {
     pub results: Vec<Slot>,
     /// Formals by name, for the body.
     pub names: HashMap<String, Symbol>,
-    /// Where the formals are kept, and the whole frame when the body is decoded.
+    /// Registers and memory of the formals. `frame` adds those of the body, once the body is decoded.
     pub formals: Frame,
     pub frame: Arc<OnceLock<Frame>>,
 }
 
-/// The names of a kernel, and the kernel as far as it is decoded.
+/// The names of a kernel, and the kernel decoded so far.
 pub struct Names {
     pub ast: Rc<Ast>,
     /// Global and constant variables of the module, by number.
     variables: Rc<HashMap<String, u32>>,
     pub kernel: Kernel,
-    /// Innermost last.
+    /// Scopes, innermost last.
     pub scopes: Vec<HashMap<String, Symbol>>,
-    /// Registers that hold a value from a warp's start on.
+    /// Registers that hold a value from the start of a warp.
     hidden: HashMap<Special, u32>,
-    /// Shared variables of the module that have a place.
+    /// Addresses of the module's shared variables that have been placed.
     shared: HashMap<String, u32>,
     signatures: HashMap<String, Signature>,
-    /// Functions that are called and not yet decoded.
+    /// Functions that are called but not yet decoded.
     pub to_do: Vec<String>,
     carry: Option<u32>,
     taken: Option<Vec<String>>,
 }
 
-/// Registers, predicates and bytes of local memory that are given away.
+/// Numbers of registers, predicates and bytes of local memory allocated so far.
 pub struct Extent([u32; 3]);
 
 impl Extent {
-    /// What was given away since.
+    /// Everything allocated since `before`.
     pub fn since(&self, before: &Extent) -> Frame {
         let [registers, predicates, local] = std::array::from_fn(|n| iter::once(before.0[n]..self.0[n]).collect());
         Frame { registers, predicates, local }
     }
 }
 
-/// Stands for the address of dynamic shared memory, which is known when all static variables are placed.
+/// Placeholder for the address of dynamic shared memory, which is known once all static variables are placed.
 const DYNAMIC: u32 = u32::MAX;
 
 impl Names {
-    /// The names that every function of the module sees.
+    /// Creates the names that every function of the module sees.
     pub fn new(ast: &Rc<Ast>, variables: &Rc<HashMap<String, u32>>, kernel: Kernel) -> Names {
         Names {
             ast: Rc::clone(ast),
@@ -106,7 +106,7 @@ impl Names {
         }
     }
 
-    /// Gives a name of the innermost scope its meaning.
+    /// Binds a name in the innermost scope.
     pub fn bind(&mut self, name: &str, symbol: Symbol, line: u32) -> Result<(), ParseError> {
         match self.scopes.last_mut().and_then(|scope| scope.insert(name.to_string(), symbol)) {
             None => Ok(()),
@@ -139,7 +139,7 @@ impl Names {
                 Symbol::Local { offset: self.place_local(bytes, v.align), bytes }
             }
             _ => {
-                let text = "a variable of this space is declared at module scope";
+                let text = "a variable of this state space must be declared at module scope";
                 return Err(ParseError::new(v.line, text));
             }
         };
@@ -159,7 +159,7 @@ impl Names {
         at
     }
 
-    /// Unsized arrays all begin where the static variables end.
+    /// Places the unsized arrays. They all start at the end of the static variables.
     pub fn place_dynamic_shared(&mut self) {
         let external = |v: &&Variable| v.space == Space::Shared && v.bytes == 0;
         let align = self.ast.variables.iter().filter(external).map(|v| v.align).max().unwrap_or(1);
@@ -172,12 +172,12 @@ impl Names {
         }
     }
 
-    /// What a name stands for in the innermost scope that has it.
+    /// Meaning of a name in the innermost scope that binds it.
     pub fn lookup(&self, name: &str) -> Option<&Symbol> {
         self.scopes.iter().rev().find_map(|s| s.get(name))
     }
 
-    /// The hidden register that holds a value which is known when a warp starts.
+    /// The hidden register of a value that is known when a warp starts.
     pub fn special(&mut self, special: Special) -> Src {
         if let Some(&r) = self.hidden.get(&special) {
             return Src::Register(r);
@@ -189,7 +189,7 @@ impl Names {
         Src::Register(r)
     }
 
-    /// The address of a variable in its own space, and that space.
+    /// Address of a variable in its state space, and the space.
     pub fn address_of(&mut self, name: &str) -> Result<(Src, Space)> {
         match self.lookup(name).cloned() {
             Some(Symbol::Shared(offset)) => {
@@ -220,7 +220,9 @@ impl Names {
             return Ok((Src::Constant(address), Space::Generic));
         }
         if name.starts_with('%') && !name[1..].starts_with(|c: char| c.is_ascii_digit()) {
-            return Err(DecodeError::unsupported(format!("`{name}`: no such register is declared or known")));
+            return Err(DecodeError::unsupported(format!(
+                "`{name}` is neither a declared nor a known special register"
+            )));
         }
         Err(DecodeError::invalid(format!("`{name}` is not declared")))
     }
@@ -230,30 +232,30 @@ impl Names {
         matches!(self.lookup(name), Some(Symbol::Predicate(_)))
     }
 
-    /// The number of a label.
+    /// Number of a label.
     pub fn label(&self, name: &str) -> Result<u32> {
         match self.lookup(name) {
             Some(&Symbol::Label(id)) => Ok(id),
-            _ => Err(DecodeError::invalid(format!("`{name}` is no label"))),
+            _ => Err(DecodeError::invalid(format!("`{name}` is not a label"))),
         }
     }
 
-    /// The labels of a `.branchtargets` list.
+    /// Labels of a `.branchtargets` list.
     pub fn targets(&self, name: &str) -> Result<Vec<u32>> {
         match self.lookup(name).cloned() {
             Some(Symbol::Targets(names)) => names.iter().map(|n| self.label(n)).collect(),
-            _ => Err(DecodeError::invalid(format!("`{name}` is no list of branch targets"))),
+            _ => Err(DecodeError::invalid(format!("`{name}` is not a `.branchtargets` list"))),
         }
     }
 
-    /// How a function is called. A function that is called for the first time is put on the list of those to decode.
+    /// Calling information of a function. The first request queues the function for decoding.
     pub fn signature(&mut self, name: &str) -> Result<Signature> {
         if let Some(s) = self.signatures.get(name) {
             return Ok(s.clone());
         }
         let ast = Rc::clone(&self.ast);
         let Some(function) = ast.functions.iter().find(|f| f.name == name && f.body.is_some()) else {
-            return Err(DecodeError::unsupported(format!("a call of `{name}`, which has no body here")));
+            return Err(DecodeError::unsupported(format!("a call of `{name}`, which has no body in this module")));
         };
         let mut names = HashMap::new();
         let mut slots = |l: &mut Self, formals: &[Formal]| -> Vec<Slot> {
@@ -288,7 +290,7 @@ impl Names {
         Ok(signature)
     }
 
-    /// The functions whose addresses the module takes, in the order of the file.
+    /// Functions whose addresses the module takes, in the order of the file.
     pub fn functions_taken(&mut self) -> Vec<String> {
         let ast = &self.ast;
         let taken = self.taken.get_or_insert_with(|| {
@@ -298,7 +300,7 @@ impl Names {
         taken.clone()
     }
 
-    /// The functions of a `.calltargets` list.
+    /// Functions of a `.calltargets` list.
     pub fn call_targets(&self, name: &str) -> Option<Vec<String>> {
         match self.lookup(name) {
             Some(Symbol::Targets(names)) => Some(names.clone()),
@@ -306,12 +308,12 @@ impl Names {
         }
     }
 
-    /// Where a function begins, as a value.
+    /// Address of a function's first instruction.
     pub fn function_address(&self, name: &str) -> Option<u64> {
         self.ast.function_address(name)
     }
 
-    /// How far registers, predicates and local memory are given away.
+    /// Numbers of registers, predicates and bytes of local memory allocated so far.
     pub fn extent(&self) -> Extent {
         let kernel = &self.kernel;
         Extent([kernel.registers, kernel.predicates, LOCAL_BASE + kernel.local_bytes])
@@ -326,7 +328,7 @@ impl Names {
     }
 }
 
-/// The error of a name that is defined twice.
+/// Error for a name that is defined twice.
 pub fn defined_twice(line: u32, name: &str) -> ParseError {
     ParseError::new(line, format!("`{name}` is defined twice in this scope"))
 }

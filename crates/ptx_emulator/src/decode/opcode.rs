@@ -1,4 +1,4 @@
-//! A row of the table of opcodes.
+//! Rows of the opcode table.
 
 use super::error::Result;
 use super::form;
@@ -7,7 +7,7 @@ use crate::code::Step;
 use crate::config::report::Class;
 use crate::parser::ast::Instruction;
 
-/// What an instruction is decoded to.
+/// Result of decoding an instruction.
 pub type Decoded = Result<Step>;
 
 /// Decodes an instruction.
@@ -17,26 +17,26 @@ pub type Handler = fn(&mut Parsed<'_>) -> Decoded;
 pub struct Opcode {
     /// The name before the first dot.
     pub name: &'static str,
-    /// The modifiers it takes.
+    /// The allowed modifiers.
     pub form: &'static str,
-    /// Title of its section in the PTX ISA manual.
+    /// Title of the opcode's section in the PTX ISA manual.
     pub section: &'static str,
-    /// What it is counted as.
+    /// Class under which the opcode is counted.
     pub class: Class,
     pub(crate) handler: Handler,
 }
 
-/// The row that an instruction is of.
+/// Finds the row that matches an instruction.
 pub fn find<'a>(table: &'a [Opcode], instruction: &Instruction) -> Option<&'a Opcode> {
     table.iter().find(|o| o.name == instruction.opcode && form::allows(o.form, &instruction.modifiers))
 }
 
-/// The forms of an opcode.
+/// All forms of an opcode.
 pub fn forms(table: &'static [Opcode], name: &str) -> Vec<&'static str> {
     table.iter().filter(|o| o.name == name).map(|o| o.form).collect()
 }
 
-/// Whether the table has the opcode in any form.
+/// Whether the table has a form of the opcode.
 pub fn knows(table: &[Opcode], name: &str) -> bool {
     table.iter().any(|o| o.name == name)
 }

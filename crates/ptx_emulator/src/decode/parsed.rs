@@ -1,5 +1,5 @@
-//! An instruction as parsed, and what a decoder may ask of it: its modifiers, and its operands as registers, constants
-//! and addresses.
+//! A parsed instruction, and the queries of a decoder: its modifiers, and its operands as registers, constants and
+//! addresses.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,21 +13,21 @@ use crate::operand::{Address, Dst, PredicateDst, PredicateSrc, Special, Src};
 use crate::parser::ast::{Instruction, Operand};
 use crate::types::{Space, Type};
 
-/// An instruction as parsed, among the names of its kernel.
+/// A parsed instruction in the context of its kernel's names.
 pub struct Parsed<'a> {
     instruction: &'a Instruction,
-    /// The forms of its opcode.
+    /// Forms of the instruction's opcode.
     forms: Vec<&'static str>,
     pub(super) names: &'a mut Names,
-    /// What the decoder has asked for so far.
+    /// Uses recorded so far.
     pub(super) uses: Uses,
-    /// Steps before this instruction, each of which fills a hidden register.
+    /// Steps before the instruction. Each step fills a hidden register.
     pub(super) before: Vec<(Step, u32)>,
-    /// A step behind this instruction, and the registers that it writes.
+    /// A step after the instruction, and the registers that the step writes.
     pub(super) after: Option<(Step, Vec<u32>)>,
 }
 
-/// The register that a component of a vector register is: colors are other names of the four.
+/// The register of a vector register's component. `r`, `g`, `b` and `a` are other names of `x`, `y`, `z` and `w`.
 fn component(name: &str, component: char) -> String {
     let element = match component {
         'r' => 'x',
@@ -40,7 +40,7 @@ fn component(name: &str, component: char) -> String {
 }
 
 impl<'a> Parsed<'a> {
-    /// An instruction whose opcode has these forms.
+    /// Prepares an instruction whose opcode has these forms.
     pub fn new(instruction: &'a Instruction, forms: Vec<&'static str>, names: &'a mut Names) -> Parsed<'a> {
         let aligned = instruction.modifiers.iter().any(|m| m == "aligned");
         let uses = Uses { aligned, ..Uses::default() };
@@ -52,7 +52,7 @@ impl<'a> Parsed<'a> {
         &self.instruction.opcode
     }
 
-    /// Whether a predicate guards it.
+    /// Whether the instruction has a guard predicate.
     pub fn has_guard(&self) -> bool {
         self.instruction.guard.is_some()
     }
@@ -62,20 +62,20 @@ impl<'a> Parsed<'a> {
         &self.instruction.modifiers
     }
 
-    /// Whether a modifier is there.
+    /// Whether the instruction has a modifier.
     ///
     /// # Panics
-    /// With debug assertions, if no form of the opcode has such a modifier: the decoder has misspelt it.
+    /// With debug assertions, if no form of the opcode has the modifier, which means that the decoder misspells it.
     pub fn has(&self, modifier: &str) -> bool {
         let known = || self.forms.iter().any(|form| form::has_word(form, modifier));
         debug_assert!(known(), "no form of `{}` has the modifier `{modifier}`", self.opcode());
         self.modifiers().iter().any(|m| m == modifier)
     }
 
-    /// The first of `modifiers` that is there.
+    /// The first of `modifiers` that the instruction has.
     ///
     /// # Panics
-    /// As [`Parsed::has`].
+    /// Like [`Parsed::has`].
     pub fn one_of(&self, modifiers: &[&'static str]) -> Option<&'static str> {
         modifiers.iter().copied().filter(|modifier| self.has(modifier)).reduce(|first, _| first)
     }
@@ -87,7 +87,7 @@ impl<'a> Parsed<'a> {
 
     /// The last type among the modifiers: the type of the operation for most instructions.
     pub fn ty(&self) -> Result<Type> {
-        self.instruction.ty().ok_or_else(|| DecodeError::invalid("the type is missing"))
+        self.instruction.ty().ok_or_else(|| DecodeError::invalid("the type modifier is missing"))
     }
 
     /// The state space among the modifiers.
@@ -95,7 +95,7 @@ impl<'a> Parsed<'a> {
         self.instruction.space()
     }
 
-    /// The space that the instruction accesses at an address; a plain address is generic.
+    /// State space of an access at an address. Without a space, the address is generic.
     pub fn space_at(&self, address: &Address) -> Space {
         address.space(self.space().unwrap_or(Space::Generic))
     }
@@ -105,12 +105,12 @@ impl<'a> Parsed<'a> {
         &self.instruction.operands
     }
 
-    /// The n-th operand.
+    /// Operand `n`.
     pub fn operand(&self, n: usize) -> Result<&'a Operand> {
         self.operands().get(n).ok_or_else(|| DecodeError::invalid(format!("operand {} is missing", n + 1)))
     }
 
-    /// The parts of the n-th operand: the elements of a vector in braces, or the operand itself.
+    /// Parts of operand `n`: the elements of a vector in braces, or the operand itself.
     pub fn parts(&self, n: usize) -> Result<&'a [Operand]> {
         Ok(match self.operand(n)? {
             Operand::Vector(parts) => parts,
@@ -118,61 +118,62 @@ impl<'a> Parsed<'a> {
         })
     }
 
-    /// The n-th operand as an integer that must be constant; `what` names it.
+    /// Operand `n` as an integer that must be constant. `what` names it in the error message.
     pub fn constant(&mut self, n: usize, what: &str) -> Result<u64> {
         match self.src(n, Type::U32)? {
             Src::Constant(value) => Ok(value),
-            Src::Register(_) => Err(DecodeError::invalid(format!("{what} is a constant"))),
+            Src::Register(_) => Err(DecodeError::invalid(format!("{what} must be a constant"))),
         }
     }
 
-    /// The parts of the n-th operand as sources of a type.
+    /// Parts of operand `n` as sources of a type.
     pub fn src_vector(&mut self, n: usize, ty: Type) -> Result<Vec<Src>> {
         self.parts(n)?.iter().map(|part| self.src_operand(part, ty)).collect()
     }
 
-    /// The parts of the n-th operand as destinations.
+    /// Parts of operand `n` as destinations.
     pub fn dst_vector(&mut self, n: usize) -> Result<Vec<Dst>> {
         self.parts(n)?.iter().map(|part| self.dst_operand(part)).collect()
     }
 
-    /// This instruction only moves bits: undefined sources make an undefined result.
+    /// Marks the instruction as a move: undefined sources make the result undefined.
     pub fn moves(&mut self) {
         self.uses.moves = true;
     }
 
-    /// Which bytes of the destinations undefined bytes of the sources reach, where it is not all of them.
+    /// Sets how undefined bytes propagate from sources to destinations. By default, all destination bytes become
+    /// undefined.
     pub fn carries(&mut self, carries: impl Fn(&Warp, usize) -> Vec<(u32, u8)> + Send + Sync + 'static) {
         self.uses.carries = Some(Box::new(carries));
     }
 
-    /// The sources from here on are only stored.
+    /// Marks the sources decoded after this call as values that are only stored.
     pub fn stores_from_here(&mut self) {
         self.uses.stored_from = Some(self.uses.reads.len());
     }
 
-    /// This instruction waits for the warp's loads from shared memory, whatever registers it uses.
+    /// Marks the instruction as waiting for the warp's loads from shared memory, whatever registers it uses.
     pub fn awaits_loads(&mut self) {
         self.uses.awaits_loads = true;
     }
 
-    /// This instruction is executed by whole warps.
+    /// Marks the instruction as executed by whole warps.
     pub fn aligned(&mut self) {
         self.uses.aligned = true;
     }
 
-    /// The destinations so far are written when the instruction is waited for, not by the instruction itself.
+    /// Removes the destinations so far from the instruction's writes: they are written later, when a wait completes.
     pub fn writes_later(&mut self) {
         self.uses.writes.clear();
     }
 
-    /// This instruction is an asynchronous matrix instruction that uses registers.
+    /// Marks the kernel as using asynchronous matrix instructions with registers.
     pub fn uses_wgmma(&mut self) {
         self.names.kernel.uses_wgmma = true;
     }
 
-    /// This instruction reads a source as scale factors, in these lanes. Returns the lanes in which any instruction of the
-    /// kernel reads that register, which are complete when the kernel is decoded.
+    /// Records that the instruction reads `src` as scale factors in `lanes`. Returns the mask of lanes in which any
+    /// instruction of the kernel reads that register. The mask is complete once the kernel is decoded.
     pub fn reads_scales(&mut self, src: Src, lanes: u32) -> Arc<AtomicU32> {
         let Src::Register(register) = src else { return Arc::new(AtomicU32::new(u32::MAX)) };
         let scales = self.names.kernel.scales.entry(register).or_default();
@@ -181,23 +182,23 @@ impl<'a> Parsed<'a> {
         Arc::clone(&scales.lanes)
     }
 
-    /// Registers that each thread has at launch, if the entry's directives say so.
+    /// Registers per thread at launch, if the entry's directives give them.
     pub fn registers_at_launch(&self) -> Option<u32> {
         self.names.kernel.limits.registers_at_launch()
     }
 
-    /// This instruction works with tensor memory.
+    /// Marks the kernel as using tensor memory.
     pub fn uses_tmem(&mut self) {
         self.names.kernel.uses_tmem = true;
     }
 
-    /// This instruction may carry information between clusters.
+    /// Marks the instruction as possibly carrying information between clusters.
     pub fn communicates(&mut self) {
         self.names.kernel.communicates = true;
         self.uses.communicates = true;
     }
 
-    /// The n-th operand as a value of a type of at most 64 bits.
+    /// Operand `n` as a value of a type of at most 64 bits.
     pub fn src(&mut self, n: usize, ty: Type) -> Result<Src> {
         self.src_operand(self.operand(n)?, ty)
     }
@@ -222,13 +223,16 @@ impl<'a> Parsed<'a> {
             Operand::Name(name) => match self.names.lookup(name).cloned() {
                 Some(Symbol::Register { index, bits }) => {
                     if bits < ty.bits() {
-                        return Err(DecodeError::invalid(format!("`{name}` has {bits} bits, not {}", ty.bits())));
+                        return Err(DecodeError::invalid(format!(
+                            "`{name}` has {bits} bits, but the instruction needs {}",
+                            ty.bits()
+                        )));
                     }
                     self.read(index, bits);
                     Src::Register(index)
                 }
                 Some(Symbol::Predicate(_)) => {
-                    return Err(DecodeError::invalid(format!("`{name}` is a predicate")));
+                    return Err(DecodeError::invalid(format!("`{name}` is a predicate; expected a value")));
                 }
                 _ => match special(name, None) {
                     Some(s) => self.names.special(s),
@@ -241,19 +245,19 @@ impl<'a> Parsed<'a> {
             },
             Operand::Address { base: Some(base), offset, extra } if extra.is_empty() => {
                 let Operand::Name(name) = &**base else {
-                    return Err(DecodeError::invalid("a variable expected"));
+                    return Err(DecodeError::invalid("expected a variable"));
                 };
                 // `symbol + offset` as a value.
                 let (base, _) = self.names.address_of(name)?;
                 self.sum(base, *offset)
             }
             other => {
-                return Err(DecodeError::invalid(format!("a register or constant expected, not {other:?}")));
+                return Err(DecodeError::invalid(format!("expected a register or constant, found {other:?}")));
             }
         })
     }
 
-    /// A hidden register that a step before this instruction fills.
+    /// The sum of a register and an offset, in a hidden register that a step before the instruction fills.
     fn sum(&mut self, base: Src, offset: i64) -> Src {
         if let Src::Constant(c) = base {
             return Src::Constant(c.wrapping_add(offset as u64));
@@ -269,7 +273,8 @@ impl<'a> Parsed<'a> {
         Src::Register(hidden)
     }
 
-    /// Clocks count the cluster's warp instructions; where launches have a time, cycles and nanoseconds.
+    /// A clock register. Timed launches give cycles and nanoseconds. Otherwise clocks count the cluster's warp
+    /// instructions.
     fn timer(&mut self, name: &str) -> Option<Src> {
         let (shift, nanoseconds) = match name {
             "%clock" | "%clock64" => (0, false),
@@ -297,20 +302,20 @@ impl<'a> Parsed<'a> {
         self.uses.reads.extend(index..index + bits.div_ceil(64));
     }
 
-    /// The n-th operand as `[address]`.
+    /// Operand `n` as `[address]`.
     pub fn address(&mut self, n: usize) -> Result<Address> {
         self.address_operand(self.operand(n)?)
     }
 
     pub fn address_operand(&mut self, operand: &Operand) -> Result<Address> {
         let Operand::Address { base, offset, .. } = operand else {
-            return Err(DecodeError::invalid("an address in brackets expected"));
+            return Err(DecodeError::invalid("expected an address in brackets"));
         };
         let Some(base) = base else {
             return Ok(Address { base: Src::Constant(*offset as u64), offset: 0, variable: None });
         };
         let Operand::Name(name) = &**base else {
-            return Err(DecodeError::invalid("a register or variable expected"));
+            return Err(DecodeError::invalid("expected a register or variable"));
         };
         match self.names.lookup(name).cloned() {
             Some(Symbol::Register { index, bits }) => {
@@ -328,12 +333,12 @@ impl<'a> Parsed<'a> {
         }
     }
 
-    /// The n-th operand as an address that is a value: a register, or a variable's name.
+    /// Operand `n` as an address value: a register or a variable's name.
     pub fn address_value(&mut self, n: usize) -> Result<Src> {
         self.src(n, Type::B32)
     }
 
-    /// The n-th operand as a destination.
+    /// Operand `n` as a destination.
     pub fn dst(&mut self, n: usize) -> Result<Dst> {
         self.dst_operand(self.operand(n)?)
     }
@@ -346,11 +351,11 @@ impl<'a> Parsed<'a> {
                     self.uses.writes.extend(index..index + bits.div_ceil(64));
                     Ok(Dst { register: Some(index), bits: bits.min(64) })
                 }
-                Some(_) => Err(DecodeError::invalid(format!("`{name}` is no register"))),
+                Some(_) => Err(DecodeError::invalid(format!("`{name}` is not a register"))),
                 None => Err(DecodeError::invalid(format!("`{name}` is not declared"))),
             },
             Operand::Component(name, c) => self.dst_operand(&Operand::Name(component(name, *c))),
-            other => Err(DecodeError::invalid(format!("a destination register expected, not {other:?}"))),
+            other => Err(DecodeError::invalid(format!("expected a destination register, found {other:?}"))),
         }
     }
 
@@ -365,10 +370,10 @@ impl<'a> Parsed<'a> {
                     self.read(index, 128);
                     Ok(vec![Src::Register(index), Src::Register(index + 1)])
                 }
-                _ => Err(DecodeError::invalid(format!("`{name}` is no register of 128 bits"))),
+                _ => Err(DecodeError::invalid(format!("`{name}` is not a 128-bit register"))),
             },
             Operand::Int(v) => Ok(vec![Src::Constant(*v), Src::Constant(0)]),
-            _ => Err(DecodeError::invalid("a register of 128 bits expected")),
+            _ => Err(DecodeError::invalid("expected a 128-bit register")),
         }
     }
 
@@ -384,11 +389,11 @@ impl<'a> Parsed<'a> {
                 let second = Dst { register: first.register.map(|r| r + 1), bits: 64 };
                 Ok(vec![first, second])
             }
-            _ => Err(DecodeError::invalid("a register of 128 bits expected")),
+            _ => Err(DecodeError::invalid("expected a 128-bit register")),
         }
     }
 
-    /// The n-th operand as a predicate.
+    /// Operand `n` as a predicate.
     pub fn predicate(&mut self, n: usize) -> Result<PredicateSrc> {
         self.predicate_operand(self.operand(n)?)
     }
@@ -405,13 +410,13 @@ impl<'a> Parsed<'a> {
                     self.uses.predicate_reads.push(p);
                     Ok(PredicateSrc::Register(p, false))
                 }
-                _ => Err(DecodeError::invalid(format!("`{name}` is no predicate"))),
+                _ => Err(DecodeError::invalid(format!("`{name}` is not a predicate"))),
             },
-            _ => Err(DecodeError::invalid("a predicate expected")),
+            _ => Err(DecodeError::invalid("expected a predicate")),
         }
     }
 
-    /// The n-th operand as a predicate to write.
+    /// Operand `n` as a predicate to write.
     pub fn predicate_dst(&mut self, n: usize) -> Result<PredicateDst> {
         self.predicate_dst_operand(self.operand(n)?)
     }
@@ -424,9 +429,9 @@ impl<'a> Parsed<'a> {
                     self.uses.predicate_writes.push(p);
                     Ok(PredicateDst(Some(p)))
                 }
-                _ => Err(DecodeError::invalid(format!("`{name}` is no predicate"))),
+                _ => Err(DecodeError::invalid(format!("`{name}` is not a predicate"))),
             },
-            _ => Err(DecodeError::invalid("a predicate expected")),
+            _ => Err(DecodeError::invalid("expected a predicate")),
         }
     }
 
@@ -435,7 +440,7 @@ impl<'a> Parsed<'a> {
         matches!(operand, Operand::Name(name) if self.names.is_predicate(name))
     }
 
-    /// The n-th operand as the number of a label, which the instruction jumps to.
+    /// Operand `n` as the number of a label, to which the instruction jumps.
     pub fn label(&mut self, n: usize) -> Result<u32> {
         let label = self.names.label(self.name(n)?)?;
         self.names.kernel.targets.push(label);
@@ -443,7 +448,7 @@ impl<'a> Parsed<'a> {
         Ok(label)
     }
 
-    /// The n-th operand as a list of labels (`.branchtargets`).
+    /// Operand `n` as a list of labels (`.branchtargets`).
     pub fn targets(&mut self, n: usize) -> Result<Vec<u32>> {
         let targets = self.names.targets(self.name(n)?)?;
         self.names.kernel.targets.extend(&targets);
@@ -453,7 +458,7 @@ impl<'a> Parsed<'a> {
     fn name(&self, n: usize) -> Result<&'a str> {
         match self.operand(n)? {
             Operand::Name(name) => Ok(name),
-            _ => Err(DecodeError::invalid("a label expected")),
+            _ => Err(DecodeError::invalid("expected a label")),
         }
     }
 
@@ -486,7 +491,7 @@ mod tests {
     const FORMS: [&str; 2] = ["cp {cta_group::1 cta_group::2}", "shift [down]"];
 
     #[test]
-    fn modifiers_of_every_form_of_the_opcode_may_be_asked_for() {
+    fn modifiers_of_every_form_can_be_queried() {
         with_forms(FORMS.into(), |i| {
             assert!(i.has("cta_group::2") && !i.has("cta_group::1") && !i.has("down"));
             assert_eq!(i.one_of(&["down", "cta_group::1", "cta_group::2"]), Some("cta_group::2"));
@@ -495,13 +500,13 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "no form of `tcgen05` has the modifier `cta_gruop::2`")]
-    fn a_misspelt_modifier_is_noticed() {
+    fn misspelled_modifier_is_detected() {
         with_forms(FORMS.into(), |i| i.has("cta_gruop::2"));
     }
 
     #[test]
     #[should_panic(expected = "no form of `tcgen05` has the modifier `dwon`")]
-    fn a_misspelt_modifier_among_several_is_noticed() {
+    fn misspelled_modifier_among_several_is_detected() {
         with_forms(FORMS.into(), |i| i.one_of(&["cta_group::2", "dwon"]));
     }
 }

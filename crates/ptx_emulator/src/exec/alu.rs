@@ -10,8 +10,8 @@ use crate::operand::{Dst, Src};
 use crate::parser::ast::Operand;
 use crate::types::Type;
 
-/// A destination and sources of one type. Of registers with several elements, an undefined one makes that of the result
-/// undefined, and no other.
+/// Decodes a destination and sources of one type. If registers hold several elements, an undefined source element makes
+/// only the same element of the result undefined.
 pub fn operands<const N: usize>(i: &mut Parsed<'_>, ty: Type) -> Result<(Dst, [Src; N]), DecodeError> {
     let d = i.dst(0)?;
     let mut sources = [Src::Constant(0); N];
@@ -58,7 +58,7 @@ pub fn sub(i: &mut Parsed<'_>) -> Decoded {
     Ok(for_integer!(ty, T => map2(d, s, T::wrapping_sub)))
 }
 
-/// The product of two values of a type as 128 bits.
+/// Product of two values of type `ty`, as 128 bits.
 fn product(ty: Type, a: u64, b: u64) -> i128 {
     let bits = ty.bits();
     let widen = |x: u64| {
@@ -68,7 +68,7 @@ fn product(ty: Type, a: u64, b: u64) -> i128 {
     widen(a).wrapping_mul(widen(b))
 }
 
-/// `.lo`, `.hi` or `.wide` of a product.
+/// The part of a product that `.lo`, `.hi` or `.wide` selects.
 fn part(i: &Parsed<'_>, ty: Type) -> impl Fn(i128) -> u64 + Send + Sync + Copy + use<> {
     let bits = ty.bits();
     let (shift, width) = match i.one_of(&["hi", "lo"]) {
@@ -124,8 +124,8 @@ fn wider(ty: Type) -> Type {
     }
 }
 
-/// `mul24`, `mad24`: multiply the low 24 bits of each factor. `.lo` takes the low 32 bits of the 48-bit product, `.hi`
-/// the high 32.
+/// `mul24`, `mad24`: multiplies the low 24 bits of each factor. `.lo` takes the low 32 bits of the 48-bit product,
+/// `.hi` takes the high 32 bits.
 pub fn mad24(i: &mut Parsed<'_>) -> Decoded {
     let ty = i.ty()?;
     let (d, [a, b]) = operands(i, ty)?;
@@ -148,7 +148,7 @@ pub fn sad(i: &mut Parsed<'_>) -> Decoded {
     Ok(for_integer!(ty, T => map3(d, s, |a: T, b: T, c: T| c.wrapping_add(a.abs_diff(b) as T))))
 }
 
-/// Division by zero gives all ones: the manual leaves it unspecified.
+/// The quotient of a division by zero is all ones. The manual leaves it unspecified.
 pub fn div(i: &mut Parsed<'_>) -> Decoded {
     let ty = i.ty()?;
     let (d, s) = operands(i, ty)?;
@@ -221,7 +221,7 @@ pub fn brev(i: &mut Parsed<'_>) -> Decoded {
     Ok(if ty.bits() == 32 { map1(d, a, u32::reverse_bits) } else { map1(d, a, u64::reverse_bits) })
 }
 
-/// The most significant bit that is not a sign bit; all ones if there is none.
+/// Finds the most significant bit that is not a sign bit. The result is all ones if no such bit exists.
 pub fn bfind(i: &mut Parsed<'_>) -> Decoded {
     let ty = i.ty()?;
     let (d, [a]) = operands(i, ty)?;
@@ -237,7 +237,7 @@ pub fn bfind(i: &mut Parsed<'_>) -> Decoded {
     }))
 }
 
-/// The n-th set bit from a base, upward for positive n, downward for negative.
+/// Finds the n-th set bit from a base position: upward if n is positive, downward if it is negative.
 pub fn fns(i: &mut Parsed<'_>) -> Decoded {
     let (d, s) = operands(i, Type::B32)?;
     Ok(map3(d, s, |mask: u32, base: u32, offset: i32| {
@@ -270,7 +270,7 @@ pub fn bfe(i: &mut Parsed<'_>) -> Decoded {
         let (pos, len) = (pos as u32 & 0xff, len as u32 & 0xff);
         let width = u64::MAX >> (64 - bits);
         let a = a & width;
-        // The sign bit is that of the field, or of `a` where the field reaches past it.
+        // The sign bit is the field's top bit, or the top bit of `a` if the field extends beyond `a`.
         let sign_at = (pos + len).saturating_sub(1).min(bits - 1);
         let sign = signed && len > 0 && a >> sign_at & 1 == 1;
         let field = a.checked_shr(pos).unwrap_or(0);
@@ -300,7 +300,7 @@ pub fn bfi(i: &mut Parsed<'_>) -> Decoded {
     }))
 }
 
-/// `.clamp` or `.wrap` of a position or width (PTX ISA, "bmsk", "szext").
+/// Clamps (`.clamp`) or wraps (`.wrap`) a position or width (PTX ISA, "bmsk", "szext").
 fn limit(i: &Parsed<'_>) -> impl Fn(u32, u32) -> u32 + Send + Sync + use<> {
     let wrap = i.has("wrap");
     move |x, most| if wrap { x & 31 } else { x.min(most) }
@@ -328,11 +328,11 @@ pub fn szext(i: &mut Parsed<'_>) -> Decoded {
     }))
 }
 
-/// `dp4a`, `dp2a`: a dot product of bytes with bytes or halves, accumulated in 32 bits.
+/// `dp4a`, `dp2a`: dot product of bytes with bytes or halves, accumulated in 32 bits.
 pub fn dot(i: &mut Parsed<'_>) -> Decoded {
     let types = i.types();
     let [ta, tb] = types[..] else {
-        return Err(DecodeError::invalid("two types expected"));
+        return Err(DecodeError::invalid("expected two types"));
     };
     let (d, s) = operands(i, Type::B32)?;
     let byte = |signed: bool| {
@@ -359,7 +359,7 @@ pub fn dot(i: &mut Parsed<'_>) -> Decoded {
     }))
 }
 
-/// `add.cc`, `addc`, `sub.cc`, `subc`, `mad.cc`, `madc`: the carry lives in a hidden predicate of the kernel.
+/// `add.cc`, `addc`, `sub.cc`, `subc`, `mad.cc`, `madc`: the carry flag is a hidden predicate register of the kernel.
 pub fn carry(i: &mut Parsed<'_>) -> Decoded {
     let ty = i.ty()?;
     let bits = ty.bits();
@@ -441,7 +441,7 @@ pub fn cnot(i: &mut Parsed<'_>) -> Decoded {
     Ok(map1(d, a, |a: u64| u64::from(a == 0)))
 }
 
-/// Shift amounts above the width are clamped to it.
+/// A shift amount above the width counts as the width.
 pub fn shl(i: &mut Parsed<'_>) -> Decoded {
     let ty = i.ty()?;
     let d = i.dst(0)?;
@@ -455,7 +455,7 @@ pub fn shr(i: &mut Parsed<'_>) -> Decoded {
     let s = [i.src(1, ty)?, i.src(2, Type::U32)?];
     let last = ty.bits() - 1;
     Ok(for_integer!(ty, T => map2(d, s, move |a: T, n: u32| {
-        // An arithmetic shift by width - 1 already leaves nothing but sign bits.
+        // An arithmetic shift by width - 1 leaves only sign bits.
         a.checked_shr(n).unwrap_or_else(|| if T::MIN == 0 { 0 } else { a >> last })
     })))
 }
@@ -471,19 +471,19 @@ pub fn shf(i: &mut Parsed<'_>) -> Decoded {
     }))
 }
 
-/// Any function of three bits, by its truth table; `.BoolOp` adds a predicate.
+/// An arbitrary function of three bits, given by its truth table. `.and` or `.or` combines it with a predicate.
 pub fn lop3(i: &mut Parsed<'_>) -> Decoded {
     let boolean = i.one_of(&["and", "or"]);
     let (d, p) = match (i.operand(0)?, boolean) {
         (Operand::Pair(d, p), Some(_)) => (i.dst_operand(d)?, Some(i.predicate_dst_operand(p)?)),
         (d, None) => (i.dst_operand(d)?, None),
         _ => {
-            return Err(DecodeError::invalid("`.and`/`.or` goes with a destination `d|p`"));
+            return Err(DecodeError::invalid("`.and` and `.or` need a destination `d|p`"));
         }
     };
     let s = [i.src(1, Type::B32)?, i.src(2, Type::B32)?, i.src(3, Type::B32)?];
     let Src::Constant(table) = i.src(4, Type::B32)? else {
-        return Err(DecodeError::invalid("the truth table of lop3 is a constant"));
+        return Err(DecodeError::invalid("the truth table of lop3 must be a constant"));
     };
     let q = if p.is_some() { Some(i.predicate(5)?) } else { None };
     let minterms: [u32; 8] = std::array::from_fn(|n| if table >> n & 1 == 1 { u32::MAX } else { 0 });

@@ -16,7 +16,7 @@ use crate::operand::{Address, Dst, Src, lanes};
 use crate::timing::core as timing;
 use crate::types::{Space, Type};
 
-/// New value from the old one and the operands, on the bits of one element.
+/// Computes the new value from the old value and the operands, on the bits of one element.
 pub type Update = fn(Type, u64, u64, u64) -> u64;
 
 fn signed(ty: Type, x: u64) -> i64 {
@@ -53,7 +53,7 @@ fn add(ty: Type, a: u64, b: u64) -> u64 {
     })
 }
 
-/// The update that a modifier names.
+/// The update that modifier `op` names.
 pub fn update(op: &str) -> Option<Update> {
     Some(match op {
         "and" => |_, old, b, _| old & b,
@@ -70,7 +70,7 @@ pub fn update(op: &str) -> Option<Update> {
     })
 }
 
-/// The operations of `red`, and of copies that reduce.
+/// Operations of `red` and of reducing copies.
 pub const REDUCTIONS: [&str; 8] = ["and", "or", "xor", "add", "inc", "dec", "min", "max"];
 
 /// `atom` and `red`, scalar or vector.
@@ -82,13 +82,13 @@ struct ReadModifyWrite {
     scope: Scope,
     ty: Type,
     update: Update,
-    /// What was there makes no difference to what is stored.
+    /// `true` if the stored value does not depend on the old value.
     exchanges: bool,
-    /// The registers of an operand are compared as one value of 128 bits.
+    /// `true` if the registers of an operand are compared as one 128-bit value.
     compare_whole: bool,
-    /// Where the old values go.
+    /// Destinations of the old values.
     out: Vec<Dst>,
-    /// The operands of the update, for each register.
+    /// Operands of the update for each register.
     operands: Vec<(Src, Src)>,
 }
 
@@ -128,10 +128,11 @@ impl Instruction for Red {
 }
 
 impl ReadModifyWrite {
-    /// What `atom` and `red` have in common; the address is operand `first`.
+    /// Decodes the operands that `atom` and `red` share. The address is operand `first`.
     fn decode(i: &mut Parsed<'_>, operation: Option<&str>, first: usize) -> Result<ReadModifyWrite> {
         let ty = i.ty()?;
-        let update = operation.and_then(update).ok_or_else(|| DecodeError::invalid("the operation is missing"))?;
+        let update =
+            operation.and_then(update).ok_or_else(|| DecodeError::invalid("the atomic operation is missing"))?;
         let address = i.address(first)?;
         let space = i.space_at(&address);
         if matches!(space, Space::Generic | Space::Global) {
@@ -173,7 +174,7 @@ impl ReadModifyWrite {
             timed.access = timing::access(mask, &addresses, total as u32, space, !self.out.is_empty(), true);
         }
         for lane in lanes(mask) {
-            // `red` reads nothing that the thread could learn from.
+            // `red` returns nothing, so the thread observes nothing.
             if !self.out.is_empty() {
                 m.observe(w, 1 << lane, &addresses, self.space, self.acquire, true);
             }
@@ -208,7 +209,7 @@ impl ReadModifyWrite {
         Ok(Flow::Next)
     }
 
-    /// The new values of one lane.
+    /// The new values for one lane.
     fn finish(&self, w: &Warp, lane: usize, old: &[u64; 8]) -> [u64; 8] {
         let ones = u64::MAX >> (64 - self.ty.bits().min(64));
         let equal = !self.compare_whole || self.operands.iter().zip(old).all(|((b, _), old)| *old == w.lane(*b, lane));
@@ -220,10 +221,10 @@ impl ReadModifyWrite {
     }
 }
 
-/// `membar`, `fence.{sc,acq_rel,acquire,release}`, `fence.mbarrier_init`: orders this thread's accesses.
+/// `membar`, `fence.{sc,acq_rel,acquire,release}`, `fence.mbarrier_init`: orders the accesses of this thread.
 pub struct Fence {
     scope: Scope,
-    /// For threads beyond its CTA too.
+    /// `true` if the fence also orders accesses for threads outside the CTA.
     beyond_cta: bool,
     /// `fence.mbarrier_init`.
     initializations: bool,
@@ -253,7 +254,7 @@ impl Instruction for Fence {
     }
 }
 
-/// `fence.proxy.async` and its kind: what was written through the generic proxy becomes visible to the async proxy.
+/// `fence.proxy.async` and related fences: make writes of the generic proxy visible to the async proxy.
 pub struct ProxyFence;
 
 impl Instruction for ProxyFence {

@@ -12,27 +12,27 @@ use crate::machine::warp::Warp;
 use crate::operand::{Dst, PredicateDst, PredicateSrc, Src};
 use crate::types::Type;
 
-/// `bar.sync`, `bar.arrive`, `bar.red` and `barrier.*`. Both opcodes count threads. `bar`, and `barrier` with
-/// `.aligned`, are executed by whole warps.
+/// `bar.sync`, `bar.arrive`, `bar.red` and `barrier.*`. Both opcodes count threads. Whole warps execute `bar`, and
+/// `barrier` with `.aligned`.
 pub struct Bar {
     id: Src,
-    /// Threads that complete a generation; all of the CTA that have not exited if it is missing.
+    /// Threads that complete a generation. `None`: all threads of the CTA that have not exited.
     count: Option<Src>,
-    /// It does not wait.
+    /// `true` if the thread does not wait.
     arrive: bool,
-    /// `.red`: each thread's predicate, and what becomes of all of them.
+    /// Each thread's predicate for `.red`.
     vote: Option<PredicateSrc>,
     out: Out,
 }
 
-/// Where the result of `.red` goes.
+/// Destination of the result of `.red`.
 enum Out {
     None,
-    /// How many predicates were true.
+    /// Number of true predicates.
     Count(Dst),
-    /// Whether all were.
+    /// `true` if all predicates are true.
     All(PredicateDst),
-    /// Whether any was.
+    /// `true` if any predicate is true.
     Any(PredicateDst),
 }
 
@@ -73,7 +73,7 @@ impl Instruction for Bar {
             return Ok(Flow::Next);
         }
         let (id, expected) = self.operands(w, m, mask)?;
-        // A warp counts as 32 threads, even if the launch gave it fewer, or some have exited.
+        // A warp counts as 32 threads, even if the launch gave it fewer or some have exited.
         let arriving = if mask == w.live() { 32 } else { mask.count_ones() };
         let yes = self.vote.map_or(0, |p| (p.mask(w) & mask).count_ones());
         let barrier = &mut m.ctas[w.cta as usize].barriers[id as usize];
@@ -95,23 +95,23 @@ impl Instruction for Bar {
 }
 
 impl Bar {
-    /// The barrier's number, and the threads that complete a generation.
+    /// The barrier's number, and the number of threads that complete a generation.
     fn operands(&self, w: &Warp, m: &Machine<'_>, mask: u32) -> Stopped<(u32, u32)> {
         let lane = mask.trailing_zeros() as usize;
         let invalid = |text: String| Err(Stop::new(FaultKind::InvalidOperand, text).lane(lane as u32));
         let id = w.lane(self.id, lane) as u32;
         if id >= barrier::COUNT {
-            return invalid(format!("barrier {id}: a CTA has barriers 0 to {}", barrier::COUNT - 1));
+            return invalid(format!("barrier {id} does not exist; a CTA has barriers 0 to {}", barrier::COUNT - 1));
         }
         let Some(count) = self.count else { return Ok((id, m.ctas[w.cta as usize].running * 32)) };
         let count = w.lane(count, lane) as u32;
         if count == 0 || !count.is_multiple_of(32) {
-            return invalid(format!("{count} threads at barrier {id}: the count is a multiple of 32"));
+            return invalid(format!("{count} threads at barrier {id}; the count must be a positive multiple of 32"));
         }
         Ok((id, count))
     }
 
-    /// The result of `.red`, once all have voted.
+    /// Writes the result of `.red` once all threads have voted.
     fn finish(&self, w: &mut Warp, mask: u32, barrier: &Barrier) {
         let (yes, all) = barrier.result;
         let truth = |holds| if holds { u32::MAX } else { 0 };
@@ -124,19 +124,19 @@ impl Bar {
     }
 }
 
-/// Counts threads that arrive. All must agree on how many complete the generation.
+/// Counts arriving threads. All of them must name the same count for the generation.
 fn arrive(barrier: &mut Barrier, id: u32, expected: u32, arriving: u32, pc: u32) -> Stopped<()> {
     if barrier.arrived == 0 {
         barrier.expected = expected;
         barrier.first_pc = pc;
     } else if barrier.expected != expected {
         let by_first = barrier.expected;
-        let text = format!("barrier {id} is for {by_first} threads by its first arrival, for {expected} here");
+        let text = format!("barrier {id}: the first arrival expects {by_first} threads, this one {expected}");
         return Err(Stop::new(FaultKind::BarrierDivergence, text).other("the first arrival", Some(barrier.first_pc)));
     }
     barrier.arrived += arriving;
     if barrier.arrived > barrier.expected {
-        let text = format!("{} threads arrive at barrier {id} for {expected}", barrier.arrived);
+        let text = format!("{} threads arrive at barrier {id}, which expects {expected}", barrier.arrived);
         return Err(Stop::new(FaultKind::BarrierDivergence, text));
     }
     Ok(())

@@ -12,9 +12,9 @@ use crate::operand::lanes;
 
 /// `barrier.cluster.arrive`.
 pub struct Arrive {
-    /// It publishes only the mbarriers that the thread has initialized before its last `fence.mbarrier_init` (PTX ISA,
-    /// "membar, fence": that fence orders "the prior mbarrier.init operations", with `barrier.cluster.arrive.relaxed`
-    /// behind it in the manual's example).
+    /// `.relaxed` publishes only the mbarriers that the thread initialized before its last `fence.mbarrier_init` (PTX
+    /// ISA, "membar, fence": that fence orders "the prior mbarrier.init operations"; `barrier.cluster.arrive.relaxed`
+    /// follows it in the manual's example).
     relaxed: bool,
 }
 
@@ -26,7 +26,7 @@ impl Instruction for Arrive {
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         if w.cluster_arrived & mask != 0 {
-            let text = "an arrival at the cluster barrier while the wait for the last one is missing";
+            let text = "a second arrival at the cluster barrier without a wait after the first";
             return Err(Stop::new(FaultKind::BarrierDivergence, text));
         }
         w.cluster_arrived |= mask;

@@ -15,7 +15,7 @@ const OPERATORS: [&str; 18] = [
     "eq", "ne", "lt", "le", "gt", "ge", "lo", "ls", "hi", "hs", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan",
 ];
 
-/// The lanes in which a comparison holds.
+/// Computes the mask of lanes in which a comparison holds.
 type Compare = Box<dyn Fn(&Row, &Row) -> u32 + Send + Sync>;
 
 fn lanes<T: Lane>(f: impl Fn(T, T) -> bool + Send + Sync + 'static) -> Compare {
@@ -40,7 +40,7 @@ fn ordered<T: Lane + PartialOrd>(op: &str) -> Option<Compare> {
     })
 }
 
-/// Floating-point comparison. If an operand is NaN, the plain operators are false and those with `u` are true.
+/// Floating-point comparison. If an operand is NaN, operators without `u` are false and operators with `u` are true.
 fn float(op: &str, read: impl Fn(u64) -> f64 + Send + Sync + 'static) -> Option<Compare> {
     let holds: fn(f64, f64) -> bool = match op {
         "eq" => |a, b| a == b,
@@ -62,7 +62,7 @@ fn float(op: &str, read: impl Fn(u64) -> f64 + Send + Sync + 'static) -> Option<
     Some(lanes(move |a: u64, b: u64| holds(read(a), read(b))))
 }
 
-/// How a register of a floating-point type reads as f64.
+/// Function that converts the bits of a floating-point register of type `ty` to f64.
 pub fn reader(ty: Type, ftz: bool) -> Option<fn(u64) -> f64> {
     fn half(format: &Format, bits: u64, ftz: bool) -> f64 {
         number::decode(format, if ftz { format.flush(bits & 0xffff) } else { bits & 0xffff })
@@ -80,12 +80,12 @@ pub fn reader(ty: Type, ftz: bool) -> Option<fn(u64) -> f64> {
 
 fn compare(i: &Parsed<'_>, ty: Type) -> Result<Compare, DecodeError> {
     let Some(op) = i.one_of(&OPERATORS) else {
-        return Err(DecodeError::invalid("the comparison is missing"));
+        return Err(DecodeError::invalid("the comparison operator is missing"));
     };
     let found = match reader(ty, i.has("ftz")) {
         Some(read) => float(op, read),
         None => match (ty, op) {
-            // `lo ls hi hs` compare unsigned whatever the type.
+            // `lo`, `ls`, `hi` and `hs` compare as unsigned integers, whatever the type.
             (Type::S16 | Type::B16, "lo" | "ls" | "hi" | "hs") => ordered::<u16>(op),
             _ => for_integer!(ty, T => ordered::<T>(op)),
         },
@@ -120,7 +120,7 @@ pub fn setp(i: &mut Parsed<'_>) -> Decoded {
         let t = compare(&a, &b);
         p.write(w, mask, combine(t, c));
         if let Some(q) = q {
-            // Packed types compare their halves one by one; others give the complement.
+            // Packed types compare their halves separately. For other types, the second predicate is the complement.
             let t = if packed.is_some() { compare(&a.map(|v| v >> 16), &b.map(|v| v >> 16)) } else { !t };
             q.write(w, mask, combine(t, c));
         }
@@ -131,7 +131,7 @@ pub fn setp(i: &mut Parsed<'_>) -> Decoded {
 pub fn set(i: &mut Parsed<'_>) -> Decoded {
     let types = i.types();
     let [to, ty] = types[..] else {
-        return Err(DecodeError::invalid("two types expected"));
+        return Err(DecodeError::invalid("expected two types"));
     };
     let boolean = i.one_of(&["and", "or", "xor"]);
     let packed = match ty {
@@ -180,7 +180,7 @@ pub fn selp(i: &mut Parsed<'_>) -> Decoded {
     let d = i.dst(0)?;
     let (a, b) = (i.src(1, ty)?, i.src(2, ty)?);
     let c = i.predicate(3)?;
-    // What is not selected does not matter.
+    // The undefined bytes of the source that is not selected have no effect.
     i.carries(move |w, lane| {
         let known = match c {
             PredicateSrc::Register(p, _) => w.predicate_defined(p) >> lane & 1 == 1,
@@ -201,11 +201,11 @@ pub fn selp(i: &mut Parsed<'_>) -> Decoded {
     }))
 }
 
-/// `d = c >= 0 ? a : b`; a NaN selects `b`.
+/// `d = c >= 0 ? a : b`. A NaN selects `b`.
 pub fn slct(i: &mut Parsed<'_>) -> Decoded {
     let types = i.types();
     let [ty, by] = types[..] else {
-        return Err(DecodeError::invalid("two types expected"));
+        return Err(DecodeError::invalid("expected two types"));
     };
     let d = i.dst(0)?;
     let s = [i.src(1, ty)?, i.src(2, ty)?, i.src(3, by)?];

@@ -21,7 +21,7 @@ pub fn brx(i: &mut Parsed<'_>) -> Decoded {
         for lane in lanes(mask) {
             let n = w.lane(index, lane) as u32;
             let Some(&label) = targets.get(n as usize) else {
-                let text = format!("index {n} of {} branch targets", targets.len());
+                let text = format!("branch index {n} is out of range; `brx.idx` has {} targets", targets.len());
                 return Err(Stop::new(FaultKind::InvalidOperand, text).lane(lane as u32));
             };
             match groups.iter_mut().find(|(_, l)| *l == label) {
@@ -51,11 +51,11 @@ pub fn exit(_: &mut Parsed<'_>) -> Decoded {
 pub fn trap(i: &mut Parsed<'_>) -> Decoded {
     let what = i.opcode().to_owned();
     Ok(Box::new(move |_, _, mask| {
-        Err(Stop::new(FaultKind::Trap, format!("it executed `{what}`")).lane(mask.trailing_zeros()))
+        Err(Stop::new(FaultKind::Trap, format!("the thread executed `{what}`")).lane(mask.trailing_zeros()))
     }))
 }
 
-/// `nanosleep`, `pmevent`: time passes.
+/// `nanosleep`, `pmevent`: let time pass.
 pub fn pause(_: &mut Parsed<'_>) -> Decoded {
     Ok(Box::new(|_, _, _| Ok(Flow::Yield)))
 }

@@ -1,5 +1,5 @@
-//! Conversions (PTX ISA, "Data Movement and Conversion Instructions: cvt, cvt.pack, cvta, isspacep"). The numeric
-//! work is in [`crate::hw::number`].
+//! Conversions (PTX ISA, "Data Movement and Conversion Instructions: cvt, cvt.pack, cvta, isspacep"). The arithmetic is
+//! in [`crate::hw::number`].
 
 use super::compare::reader;
 use super::float::{format, rounding};
@@ -15,7 +15,7 @@ use crate::machine::address::{space_of, window};
 use crate::operand::{Dst, Src};
 use crate::types::{Space, Type};
 
-/// A narrow format that comes packed, and the bits of one element's field.
+/// A narrow packed format, and the bits per element of its field.
 fn packed(ty: Type) -> Option<(&'static Format, u32)> {
     Some(match ty {
         Type::E4M3x2 | Type::E4M3x4 => (&E4M3, 8),
@@ -33,27 +33,27 @@ fn int_type(ty: Type) -> Option<IntType> {
     ty.is_integer().then(|| IntType { bits: ty.bits(), signed: ty.is_signed() })
 }
 
-/// Sign- or zero-extends the low bits of a register by a type.
+/// Sign-extends or zero-extends the low bits of a register, as `ty` requires.
 pub fn extend(ty: Type, bits: u64) -> i128 {
     let shift = 64 - ty.bits();
     if ty.is_signed() { i128::from((bits << shift) as i64 >> shift) } else { i128::from(bits << shift >> shift) }
 }
 
-/// The conversion that a `cvt` asks for.
+/// The conversion that a `cvt` performs.
 struct Conversion {
     to: Type,
     from: Type,
     ftz: bool,
     sat: bool,
     rounder: Rounder,
-    /// `.rni` and its like: how the value is rounded to an integer.
+    /// Rounding to an integer: `.rni`, `.rzi`, `.rmi` or `.rpi`.
     integral: Option<Rounding>,
 }
 
 /// `cvt d, a{, b}`.
 pub fn cvt(i: &mut Parsed<'_>) -> Decoded {
     let [to, from] = i.types()[..] else {
-        return Err(DecodeError::invalid("two types expected"));
+        return Err(DecodeError::invalid("expected two types"));
     };
     let mut rounder = Rounder::new(if i.has("rna") { Rounding::NearestAway } else { rounding(i) });
     if i.has("satfinite") {
@@ -87,7 +87,7 @@ pub fn cvt(i: &mut Parsed<'_>) -> Decoded {
 }
 
 impl Conversion {
-    /// ue8m0x2 from two f32 or one bf16x2, and back to bf16x2.
+    /// Converts two f32 or one bf16x2 to ue8m0x2, or ue8m0x2 to bf16x2.
     fn of_scales(&self, d: Dst, a: Src, b: Option<Src>) -> Decoded {
         let rounder = self.rounder;
         match (self.from, b) {
@@ -106,12 +106,12 @@ impl Conversion {
         }
     }
 
-    /// To elements in fields of so many bits.
+    /// Converts to packed elements of `format`, in fields of `field` bits.
     fn to_packed(&self, d: Dst, a: Src, b: Option<Src>, format: &'static Format, field: u32) -> Decoded {
         let (rounder, ftz) = (self.rounder, self.ftz);
         let field_mask = (1u64 << field) - 1;
         match (packed(self.from), self.from, b) {
-            // Element by element.
+            // From a packed type: element by element.
             (Some((source, width)), ..) => {
                 let ones = (1u64 << width) - 1;
                 Ok(map1(d, a, move |x: u64| {
@@ -122,7 +122,7 @@ impl Conversion {
                     one(0) | one(1)
                 }))
             }
-            // The first of two operands goes to the upper half.
+            // From two f32: the first operand goes to the upper half.
             (None, Type::F32, Some(b)) => {
                 let narrow = move |x: f32| {
                     let x = if ftz { flush_f32(x) } else { x };
@@ -146,7 +146,8 @@ impl Conversion {
         if self.sat {
             return Ok(map1(d, a, move |x: u64| int.saturate(extend(from, x)) as u64 & ones));
         }
-        // The result extends by the source's sign to the destination's width, then to the register's.
+        // The source's sign extends the result to the destination type's width. The type's sign extends it to the
+        // register's.
         let sign_extends = to.is_signed() && d.bits > to.bits();
         Ok(map1(d, a, move |x: u64| {
             let value = extend(from, x) as u64 & ones;
@@ -172,7 +173,7 @@ impl Conversion {
         }))
     }
 
-    /// How a source register reads.
+    /// Function that converts the bits of the source register to f64.
     fn reader(&self) -> Result<fn(u64) -> f64, DecodeError> {
         reader(self.from, self.ftz).ok_or_else(|| DecodeError::unsupported(format!("cvt from {:?}", self.from)))
     }
@@ -192,7 +193,7 @@ pub fn pack(i: &mut Parsed<'_>) -> Decoded {
         IntType { bits: 4, signed: i.has("s4") }
     } else {
         let first = i.types().first().copied().and_then(int_type);
-        first.ok_or_else(|| DecodeError::invalid("the type is missing"))?
+        first.ok_or_else(|| DecodeError::invalid("the conversion type is missing"))?
     };
     let d = i.dst(0)?;
     let (a, b) = (i.src(1, Type::S32)?, i.src(2, Type::S32)?);
@@ -200,7 +201,7 @@ pub fn pack(i: &mut Parsed<'_>) -> Decoded {
     Ok(map3(d, [a, b, c], move |a: i32, b: i32, c: u32| number::cvt_pack(to, a, b, c)))
 }
 
-/// Between generic addresses and those of a window. Global and const addresses are generic already.
+/// Converts between generic addresses and addresses of a state space's window. Global and const addresses are generic.
 pub fn cvta(i: &mut Parsed<'_>) -> Decoded {
     let space = i.space().ok_or_else(|| DecodeError::invalid("the state space is missing"))?;
     let (d, a) = (i.dst(0)?, i.address_value(1)?);

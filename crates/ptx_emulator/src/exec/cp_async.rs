@@ -1,5 +1,5 @@
 //! Non-bulk asynchronous copies (PTX ISA, "Data Movement: cp.async, cp.async.commit_group, cp.async.wait_group").
-//! The schedule picks when a copy reads and writes, at the latest when the wait for it ends.
+//! The schedule decides when a copy reads and writes: at the latest when the wait for the copy ends.
 
 use super::instruction::Instruction;
 use crate::code::Flow;
@@ -16,8 +16,8 @@ use crate::operand::{Address, PredicateSrc, Src, lanes};
 use crate::timing::work::Work;
 use crate::types::{Space, Type};
 
-/// `cp.async.{ca,cg}.shared.global [to], [from], size{, source-size}{, cache-policy}`, or with a predicate
-/// `ignore-source`.
+/// `cp.async.{ca,cg}.shared.global [to], [from], size{, source-size}{, cache-policy}`, or with the predicate
+/// `ignore-source` instead of `source-size`.
 pub struct CpAsync {
     to: Address,
     from: Address,
@@ -26,11 +26,11 @@ pub struct CpAsync {
     source: Source,
 }
 
-/// How much of the source is read; the rest is zeros.
+/// Number of source bytes that are read; the rest of the destination is filled with zeros.
 enum Source {
     All,
     Bytes(Src),
-    /// Nothing where the predicate is true.
+    /// Reads nothing if the predicate is true.
     Ignored(PredicateSrc),
 }
 
@@ -39,10 +39,10 @@ impl Instruction for CpAsync {
         let (to, from) = (i.address(0)?, i.address(1)?);
         let size = i.constant(2, "the copy size")? as u32;
         if !matches!(size, 4 | 8 | 16) {
-            return Err(DecodeError::invalid("the copy size is 4, 8 or 16"));
+            return Err(DecodeError::invalid("the copy size must be 4, 8 or 16"));
         }
         if i.has("cg") && size != 16 {
-            return Err(DecodeError::invalid("`.cg` copies 16 bytes"));
+            return Err(DecodeError::invalid("the copy size must be 16 with `.cg`"));
         }
         let policy = usize::from(i.has("L2::cache_hint"));
         let source = if i.operands().len() <= 3 + policy {
@@ -70,7 +70,7 @@ impl Instruction for CpAsync {
 }
 
 impl CpAsync {
-    /// One lane's copy, checked.
+    /// Checks one lane's copy and records its accesses.
     fn transfer(&self, w: &Warp, m: &mut Machine<'_>, lane: usize, agent: Option<&Agent>) -> Stopped<Option<Transfer>> {
         let size = self.size;
         let bytes = match self.source {
@@ -79,7 +79,7 @@ impl CpAsync {
             Source::Ignored(p) => size * (!p.mask(w) >> lane & 1),
         };
         if bytes > size {
-            let text = format!("a source size of {bytes} bytes for a copy of {size}");
+            let text = format!("a source size of {bytes} bytes exceeds the copy size of {size}");
             return Err(Stop::new(FaultKind::InvalidOperand, text).lane(lane as u32));
         }
         let to = w.lane_at(&self.to, Space::Shared, lane);
@@ -109,7 +109,7 @@ struct Transfer {
     bytes: u32,
 }
 
-/// The copies of a warp, each of `size` bytes with the zeros at its end.
+/// The copies of a warp. Each writes `size` bytes: `bytes` bytes of data, then zeros.
 struct Transfers {
     role: usize,
     size: u32,
@@ -206,11 +206,11 @@ impl Instruction for WaitGroup {
     }
 }
 
-/// `cp.async.mbarrier.arrive [mbarrier]`: an arrival once all earlier `cp.async` of the thread are complete.
+/// `cp.async.mbarrier.arrive [mbarrier]`: arrives once all earlier `cp.async` of the thread are complete.
 pub struct MbarrierArrive {
     barrier: Address,
     space: Space,
-    /// The phase expects this arrival already; it is not one more.
+    /// `true` with `.noinc`: the phase's expected count already contains this arrival.
     no_increment: bool,
 }
 
@@ -238,7 +238,7 @@ impl Instruction for MbarrierArrive {
     }
 }
 
-/// An arrival that publishes what agents know.
+/// An arrival that publishes the accesses of `agents`.
 struct Arrival {
     at: MbarrierAt,
     agents: Vec<Agent>,

@@ -1,7 +1,7 @@
 //! Floating-point arithmetic (PTX ISA, "Floating Point Instructions", "Half Precision Floating Point Instructions",
-//! "Mixed Precision Floating Point Instructions"). An operation is done in f64, exactly or rounded to odd, and
-//! [`number::Rounder`] rounds the result once. f32 in the default rounding mode uses the host's own instructions, which
-//! round in the same way. f64 has a module of its own, [`exact`].
+//! "Mixed Precision Floating Point Instructions"). An operation is computed in f64, exactly or rounded to odd, and
+//! [`number::Rounder`] rounds the result once. f32 in the default rounding mode uses the host's instructions, which
+//! round in the same way. Directed rounding of f64 is in [`exact`].
 
 use super::alu::operands;
 use super::lane::{Lane, map1, map2, map3};
@@ -25,7 +25,7 @@ pub fn rounding(i: &Parsed<'_>) -> Rounding {
     }
 }
 
-/// What an operation does to its operands and to its exact result.
+/// Treatment of an operation's operands and of its exact result.
 #[derive(Clone, Copy)]
 struct Rules {
     rounding: Rounding,
@@ -40,13 +40,13 @@ struct Rules {
 impl Rules {
     const NEAREST: Rules = Rules { rounding: Rounding::NearestEven, ftz: false, sat: false, relu: false };
 
-    /// It rounds to nearest and does nothing else to its result.
+    /// `true` if the operation rounds to nearest and neither saturates nor clamps its result.
     fn is_plain(self) -> bool {
         self.rounding == Rounding::NearestEven && !self.sat && !self.relu
     }
 }
 
-/// The format of one element, and how many a register holds.
+/// The format of one element, and the number of elements per register.
 pub fn format(ty: Type) -> Option<(&'static Format, u32)> {
     Some(match ty {
         Type::F32 => (&F32, 1),
@@ -63,7 +63,7 @@ fn canonical(x: f32) -> f32 {
     if x.is_nan() { f32::from_bits(F32_NAN) } else { x }
 }
 
-/// An element-wise operation on one register's elements: reads in `f64`, and rounds the result.
+/// An element-wise operation on the elements of a register: decodes them as `f64` and rounds the result.
 fn elementwise<const N: usize>(
     rules: Rules,
     ty: Type,
@@ -146,9 +146,10 @@ pub fn fma(i: &mut Parsed<'_>) -> Decoded {
     elementwise(rules, ty, d, s, |[a, b, c], mode| number::fma(a, b, c, mode))
 }
 
-/// `add.f32.f16 d, a, c` and its like: narrow factors, f32 addend and result.
+/// `add`, `sub` and `fma` with narrow factors and an f32 addend and result, such as `add.f32.f16 d, a, c`.
 fn mixed(i: &mut Parsed<'_>, narrow: Type) -> Decoded {
-    let (format, _) = format(narrow).ok_or_else(|| DecodeError::invalid("no format"))?;
+    let (format, _) =
+        format(narrow).ok_or_else(|| DecodeError::invalid("the instruction mixes f32 with f16 or bf16 only"))?;
     let d = i.dst(0)?;
     let a = i.src(1, narrow)?;
     let fma = i.opcode() == "fma";
@@ -205,7 +206,7 @@ pub fn extremum(i: &mut Parsed<'_>) -> Decoded {
     let ty = i.ty()?;
     let min = i.opcode() == "min";
     let (nan, xorsign) = (i.has("NaN"), i.has("xorsign"));
-    // Equal zeros: -0 is the smaller.
+    // Between equal zeros, -0 is the smaller.
     let pick = move |a: f64, b: f64| {
         if a.is_nan() || b.is_nan() {
             return if nan || a.is_nan() && b.is_nan() {
@@ -242,7 +243,7 @@ pub fn copysign(i: &mut Parsed<'_>) -> Decoded {
     Ok(map2(d, s, move |a: u64, b: u64| a & sign | b & !sign))
 }
 
-/// `rcp`, `sqrt` in a rounding mode, and every `.approx` function.
+/// `rcp` and `sqrt` in a rounding mode, and all `.approx` functions.
 pub fn function(i: &mut Parsed<'_>) -> Decoded {
     let ty = i.ty()?;
     let (d, [a]) = operands(i, ty)?;

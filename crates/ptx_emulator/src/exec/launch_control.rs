@@ -1,4 +1,4 @@
-//! What a kernel says about its launch: registers of its warps, grids that depend on it, clusters that it takes over
+//! Instructions that control the launch: registers per warp, dependent grids, clusters that are taken over
 //! (PTX ISA, "setmaxnreg", "griddepcontrol", "clusterlaunchcontrol").
 
 use std::sync::atomic::Ordering;
@@ -20,12 +20,12 @@ use crate::types::{Space, Type};
 /// Register counts that `setmaxnreg` takes.
 const REGISTERS: std::ops::RangeInclusive<u64> = 24..=256;
 
-/// `setmaxnreg count`: `.dec` gives registers to the CTA's pool, `.inc` waits until the pool has enough. How many
-/// registers a thread really needs is not checked: that is `ptxas`'s task.
+/// `setmaxnreg count`: `.dec` gives registers to the CTA's pool, `.inc` waits until the pool has enough. `ptxas`, not
+/// the emulator, checks how many registers a thread really needs.
 pub struct SetMaxNReg {
     count: u32,
     more: bool,
-    /// Registers of a thread at launch. If the directives do not say it, the instruction does nothing.
+    /// Registers per thread at launch. `None`: the directives do not give them, and the instruction does nothing.
     at_launch: Option<u32>,
 }
 
@@ -33,7 +33,9 @@ impl Instruction for SetMaxNReg {
     fn decode(i: &mut Parsed<'_>) -> Result<SetMaxNReg> {
         let count = match i.src(0, Type::U32)? {
             Src::Constant(n) if REGISTERS.contains(&n) && n % 8 == 0 => n as u32,
-            _ => return Err(DecodeError::invalid("the count is a constant multiple of 8 from 24 to 256")),
+            _ => {
+                return Err(DecodeError::invalid("the register count must be a constant multiple of 8 from 24 to 256"));
+            }
         };
         Ok(SetMaxNReg { count, more: i.has("inc"), at_launch: i.registers_at_launch() })
     }
@@ -47,14 +49,14 @@ impl Instruction for SetMaxNReg {
                 return Ok(Flow::Wait(WaitFor::Registers { cta: w.cta, count: missing }));
             }
             (true, Some(missing), _) => *free -= missing,
-            // The directives say how many registers a thread may have at launch. `ptxas` gives it fewer where that is enough.
+            // The directives limit the registers at launch; `ptxas` may assign fewer, so `.inc` to the limit is legal.
             (true, None, _) if w.register_limit.is_none() => {}
             (false, _, Some(released)) => {
                 *free += released;
                 m.progress += 1;
             }
             _ => {
-                let text = format!("{count} registers a thread, and its warp has {now} already");
+                let text = format!("`setmaxnreg` to {count} registers per thread, but the warp has {now}");
                 return Err(Stop::new(FaultKind::InvalidOperand, text));
             }
         }
@@ -63,7 +65,7 @@ impl Instruction for SetMaxNReg {
     }
 }
 
-/// `griddepcontrol`. Here the earlier grids are complete when a grid starts, but a thread may rely on it only after
+/// `griddepcontrol`. The emulator runs the earlier grids to completion first, but a thread may rely on that only after
 /// `.wait`.
 pub struct GridDepControl {
     wait: bool,
@@ -92,13 +94,13 @@ impl Instruction for GridDepControl {
 /// Bytes of the response of `clusterlaunchcontrol.try_cancel`.
 const RESPONSE: u32 = 16;
 
-/// `clusterlaunchcontrol.try_cancel [to], [mbarrier]`: takes over a cluster that has not been launched. The format of
-/// the response is opaque. Here it is the index of the cluster's first CTA in x, y and z, each plus one; all zeros if
-/// no cluster was left.
+/// `clusterlaunchcontrol.try_cancel [to], [mbarrier]`: takes over a cluster that has not been launched. The response
+/// is opaque to programs. The emulator stores the index of the cluster's first CTA in x, y and z, each plus one; all
+/// zeros if no cluster is left.
 pub struct TryCancel {
     to: Address,
     barrier: Address,
-    /// All CTAs of the cluster get the response.
+    /// `true` if every CTA of the cluster gets the response.
     multicast: bool,
 }
 
@@ -133,7 +135,7 @@ impl Instruction for TryCancel {
     }
 }
 
-/// The response goes to `offset` of each CTA, whose mbarrier is signaled.
+/// Writes the response at `offset` of each CTA and signals the CTA's mbarrier.
 struct Respond {
     offset: u32,
     targets: Vec<MbarrierAt>,
@@ -162,7 +164,7 @@ impl Effect for Respond {
     }
 }
 
-/// `clusterlaunchcontrol.query_cancel`: what a response says.
+/// `clusterlaunchcontrol.query_cancel`: decodes a response.
 pub struct QueryCancel {
     /// The low and the high 64 bits.
     response: [Src; 2],
@@ -171,7 +173,7 @@ pub struct QueryCancel {
 
 enum Query {
     IsCanceled(PredicateDst),
-    /// Components of the first CTA's index, from the n-th on.
+    /// Components of the first CTA's index, starting with component `n`.
     FirstCta(usize, Vec<Dst>),
 }
 
@@ -188,7 +190,9 @@ impl Instruction for QueryCancel {
             };
             let out = i.dst_vector(0)?;
             if out.len() != if one.is_some() { 1 } else { 4 } {
-                return Err(DecodeError::invalid("a vector of four registers expected"));
+                return Err(DecodeError::invalid(
+                    "expected one register for a single component, otherwise a vector of four",
+                ));
             }
             Query::FirstCta(first, out)
         };

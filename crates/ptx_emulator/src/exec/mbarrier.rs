@@ -1,5 +1,5 @@
-//! mbarrier instructions (PTX ISA, "Parallel Synchronization: mbarrier"). What they do to an object is in
-//! `machine/access/mbarrier.rs`.
+//! mbarrier instructions (PTX ISA, "Parallel Synchronization: mbarrier"). `machine/access/mbarrier.rs` implements their
+//! effects on an mbarrier object.
 
 use super::instruction::Instruction;
 use crate::code::Flow;
@@ -33,7 +33,7 @@ impl Object {
         w.lane_at(&self.address, self.space, lane)
     }
 
-    /// The mbarrier that a lane names. If it is in another CTA, a fence must have followed its initialization.
+    /// The mbarrier that a lane names. An mbarrier of another CTA needs a fence after its initialization.
     fn find(&self, w: &Warp, m: &mut Machine<'_>, lane: usize) -> Stopped<MbarrierAt> {
         let at = self.lane(w, lane);
         m.mbarrier(w, at, m.rank_of(at.address) != w.cta)
@@ -105,14 +105,14 @@ impl Instruction for Transaction {
 
 /// `mbarrier.arrive`, `mbarrier.arrive_drop {state, }[mbarrier]{, count or bytes}`.
 ///
-/// The lanes of a warp arrive at once, so their sum must not exceed what the phase still waits for. The manual does not
-/// say so. On an H200, two lanes of one instruction that arrive at an mbarrier with a count of one cause a launch
-/// failure; the same two arrivals one after the other complete two phases.
+/// The lanes of a warp arrive at once, so the sum of their counts must not exceed the pending count of the phase. The
+/// manual does not mention this. On an H200, two lanes of one instruction that arrive at an mbarrier with a count of
+/// one cause a launch failure; the same two arrivals one after the other complete two phases.
 pub struct Arrive {
     object: Object,
-    /// Where the state goes. It is missing if the mbarrier may be in another CTA.
+    /// Destination of the state. `None`: the mbarrier may be in another CTA.
     state: Option<Dst>,
-    /// With `expect_tx` the bytes to expect, else the count of arrivals.
+    /// Bytes to expect with `expect_tx`, otherwise the arrival count.
     value: Src,
     expect: bool,
     how: Arrival,
@@ -164,7 +164,7 @@ impl Instruction for Arrive {
     }
 }
 
-/// Arrivals that lanes make at once. By the clock they take a while to another CTA.
+/// Arrivals of several lanes at once. In timed mode, arrivals at another CTA take time.
 struct Arrivals {
     at: MbarrierAt,
     lanes: u32,
@@ -173,7 +173,7 @@ struct Arrivals {
 }
 
 impl Arrivals {
-    /// The phase that they were for.
+    /// Arrives and returns the phase before the arrivals.
     fn arrive(self, m: &mut Machine<'_>) -> Stopped<u64> {
         m.mbarrier_arrive(self.lanes, self.at, self.count, self.how)
     }
@@ -189,9 +189,9 @@ impl Effect for Arrivals {
     }
 }
 
-/// `mbarrier.test_wait`, `mbarrier.try_wait p, [mbarrier], state or parity{, time}`. The first use of the predicate of a
-/// `try_wait` waits until the phase is complete, until nothing else can happen, or until the schedule says that its time
-/// is over.
+/// `mbarrier.test_wait`, `mbarrier.try_wait p, [mbarrier], state or parity{, time}`. The first use of a `try_wait`'s
+/// predicate waits until the phase is complete, until nothing else can happen, or until the schedule decides that the
+/// time limit has passed.
 pub struct Wait {
     complete: PredicateDst,
     object: Object,
@@ -207,7 +207,7 @@ impl Instruction for Wait {
         let parity = i.has("parity");
         let phase = i.src(2, if parity { Type::U32 } else { Type::B64 })?;
         if i.operands().len() > 3 {
-            // A hint of how long to wait at most.
+            // The suspend-time hint has no effect.
             i.src(3, Type::U32)?;
         }
         Ok(Wait { complete, object, phase, parity, blocking: i.has("try_wait") })

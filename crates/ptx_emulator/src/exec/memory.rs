@@ -29,23 +29,23 @@ fn in_shared(space: Space, address: u64) -> bool {
     }
 }
 
-/// What a load and a store have in common.
+/// Fields that loads and stores share.
 struct Access {
     address: Address,
     space: Space,
     /// Strong accesses do not race with each other (PTX ISA, "Memory Consistency Model: Operation Types").
     strong: bool,
     scope: Scope,
-    /// Elements of a vector.
+    /// Number of elements in the vector.
     elements: usize,
-    /// Bytes of an element that one register holds, and bytes of all elements.
+    /// Bytes of an element per register, and bytes of all elements.
     piece: usize,
     total: usize,
 }
 
 impl Access {
-    /// The access through operand `n`. `strong` lists the modifiers that make it strong, `vectors` those that make it a
-    /// vector. A strong access may carry information between clusters.
+    /// Decodes the access through operand `n`. `strong` lists the modifiers of strong accesses, `vectors` the modifiers
+    /// of vector accesses. A strong access may carry information between clusters.
     fn decode(i: &mut Parsed<'_>, n: usize, strong: &[&'static str], vectors: &[&'static str]) -> Result<Access> {
         let address = i.address(n)?;
         let space = i.space_at(&address);
@@ -65,11 +65,11 @@ impl Access {
         Ok(Access { address, space, strong, scope, elements, piece: bytes.min(8), total: bytes * elements })
     }
 
-    /// The registers of operand `n`: as many as the access has elements, in braces if more than one.
+    /// The registers of operand `n`: one for each element, in braces if there are several.
     fn registers<'a>(&self, i: &Parsed<'a>, n: usize) -> Result<&'a [Operand]> {
         let parts = i.parts(n)?;
         if parts.len() != self.elements {
-            return Err(DecodeError::invalid(format!("a vector of {} registers expected", self.elements)));
+            return Err(DecodeError::invalid(format!("expected a vector of {} registers", self.elements)));
         }
         Ok(parts)
     }
@@ -101,7 +101,7 @@ pub struct Ld {
     acquire: bool,
     out: Vec<Dst>,
     registers: Arc<[u32]>,
-    /// Bits of the value whose sign fills a wider register; 64 if there is nothing to fill.
+    /// Bits of the value if its sign extends to a wider register; 64 if there is nothing to extend.
     sign_bits: u32,
 }
 
@@ -138,10 +138,10 @@ impl Instruction for Ld {
 }
 
 impl Ld {
-    /// Loads for all lanes at once, if that can be done.
+    /// Loads for all lanes at once. Returns `false`, without a load, if the accesses need checks lane by lane.
     fn at_once(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32, addresses: &Row) -> bool {
         let Access { space, strong, piece, total, .. } = self.access;
-        // Of lanes that load the same bytes of global memory one does.
+        // If all lanes load the same bytes of global memory, only one lane loads.
         let loading = if same_address(mask, addresses) { mask & mask.wrapping_neg() } else { mask };
         let place = m.place_of_row(w, loading, addresses, space, total as u64).filter(|_| !strong);
         let shift = 64 - self.sign_bits;
@@ -208,7 +208,7 @@ impl Ld {
         Ok(())
     }
 
-    /// One lane's registers get their values.
+    /// Writes one lane's registers.
     #[inline(always)]
     fn finish(&self, w: &mut Warp, lane: usize, bytes: &[u8; 64]) {
         let shift = 64 - self.sign_bits;
@@ -258,8 +258,8 @@ impl Instruction for St {
 }
 
 impl St {
-    /// Of lanes that store to one place the lowest stores last: on an H200 its value stays. Of faults the lowest lane's is
-    /// reported.
+    /// Stores in descending order of lanes. If several lanes store to one address, the lowest lane's value stays, as on
+    /// an H200. If several lanes fault, the lowest lane's fault is reported.
     fn by_lanes(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32, addresses: &Row) -> Stopped<()> {
         let mut outcome = Ok(());
         for lane in lanes_down(mask) {
@@ -283,14 +283,14 @@ impl St {
         Ok(())
     }
 
-    /// The bytes of one lane's values.
+    /// Writes the bytes of one lane's values to `bytes`.
     fn value(&self, w: &Warp, lane: usize, bytes: &mut [u8]) {
         for (piece, s) in bytes.chunks_exact_mut(self.access.piece).zip(&self.values) {
             piece.copy_from_slice(&w.lane(*s, lane).to_le_bytes()[..self.access.piece]);
         }
     }
 
-    /// The undefined bytes of one lane's values.
+    /// Mask of the undefined bytes in one lane's values.
     fn undefined(&self, w: &Warp, lane: usize) -> u64 {
         let piece = self.access.piece;
         let bytes = |s: &Src| u64::from(w.undefined_bytes(*s, lane)) & ((1 << piece) - 1);
@@ -298,7 +298,7 @@ impl St {
     }
 }
 
-/// `st.bulk [address], size, 0`: zeros in shared memory.
+/// `st.bulk [address], size, 0`: stores zeros in shared memory.
 pub struct StBulk {
     address: Address,
     size: Src,
@@ -308,7 +308,7 @@ impl Instruction for StBulk {
     fn decode(i: &mut Parsed<'_>) -> Result<StBulk> {
         let (address, size) = (i.address(0)?, i.src(1, Type::U64)?);
         if i.constant(2, "the initial value")? != 0 {
-            return Err(DecodeError::invalid("the initial value is 0"));
+            return Err(DecodeError::invalid("the initial value must be 0"));
         }
         Ok(StBulk { address, size })
     }
@@ -319,7 +319,7 @@ impl Instruction for StBulk {
         for lane in lanes(mask) {
             let (at, size) = (w.shared_at(&self.address, lane), w.lane(self.size, lane));
             if !size.is_multiple_of(UNIT) {
-                let text = format!("{size} bytes are no multiple of {UNIT}");
+                let text = format!("the size of {size} bytes is not a multiple of {UNIT}");
                 return Err(Stop::new(FaultKind::InvalidOperand, text).lane(lane as u32));
             }
             for offset in (0..size).step_by(UNIT as usize) {
@@ -330,7 +330,7 @@ impl Instruction for StBulk {
     }
 }
 
-/// `prefetch`, `prefetchu`, `applypriority`, `discard`: hints, nothing to do.
+/// `prefetch`, `prefetchu`, `applypriority`, `discard`: hints without effect.
 pub fn hint(i: &mut Parsed<'_>) -> Decoded {
     if !i.operands().is_empty() {
         i.address(0)?;
@@ -347,7 +347,7 @@ pub fn createpolicy(i: &mut Parsed<'_>) -> Decoded {
     }))
 }
 
-/// `mapa`: the address in the shared memory of another CTA of the cluster.
+/// `mapa`: the corresponding address in the shared memory of another CTA of the cluster.
 pub fn mapa(i: &mut Parsed<'_>) -> Decoded {
     let (d, a) = (i.dst(0)?, i.address_value(1)?);
     let rank = i.src(2, Type::U32)?;

@@ -1,6 +1,6 @@
-//! What each instruction does, a file or folder for each family of opcodes. The table of opcodes ([`opcodes`]) names a
-//! handler for each form; a handler turns a parsed instruction into a step. [`instruction`] describes the parts of a
-//! handler.
+//! Semantics of the instructions, with a file or folder for each family of opcodes. The opcode table ([`opcodes`])
+//! names a handler for each form. A handler turns a parsed instruction into a step; [`instruction`] describes its
+//! parts.
 
 pub mod alu;
 pub mod atomic;

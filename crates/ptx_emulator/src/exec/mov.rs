@@ -23,7 +23,7 @@ pub fn mov(i: &mut Parsed<'_>) -> Decoded {
         }));
     }
     let [to, from] = i.operands() else {
-        return Err(DecodeError::invalid("two operands expected"));
+        return Err(DecodeError::invalid("expected two operands"));
     };
     match (to, from) {
         (Operand::Vector(_), Operand::Vector(_)) => elements(i, ty),
@@ -48,7 +48,7 @@ pub fn copy(d: Dst, a: Src) -> Step {
     map1(d, a, <u64 as Lane>::of)
 }
 
-/// Each destination has the undefined bytes of its source.
+/// Propagates the undefined bytes of each source to its destination.
 fn carry(moves: Vec<(Dst, Src)>) -> impl Fn(&Warp, usize) -> Vec<(u32, u8)> + Send + Sync {
     move |w, lane| {
         let bytes = |s: &Src| w.undefined_bytes(*s, lane);
@@ -56,7 +56,7 @@ fn carry(moves: Vec<(Dst, Src)>) -> impl Fn(&Warp, usize) -> Vec<(u32, u8)> + Se
     }
 }
 
-/// Several moves at once.
+/// Performs several moves at once.
 fn copies(moves: Vec<(Dst, Src)>) -> Step {
     Box::new(move |w, _, mask| {
         let rows: Vec<_> = moves.iter().map(|(_, s)| w.get(*s)).collect();
@@ -67,11 +67,11 @@ fn copies(moves: Vec<(Dst, Src)>) -> Step {
     })
 }
 
-/// A vector to a vector, element by element.
+/// Moves a vector to a vector, element by element.
 fn elements(i: &mut Parsed<'_>, ty: Type) -> Decoded {
     let (out, sources) = (i.dst_vector(0)?, i.parts(1)?);
     if out.len() != sources.len() {
-        return Err(DecodeError::invalid("vectors of different length"));
+        return Err(DecodeError::invalid("the two vectors have different lengths"));
     }
     let each = Type::parse(&format!("b{}", ty.bits() / out.len().max(1) as u32)).unwrap_or(ty);
     let moves: Vec<_> = out.into_iter().zip(i.src_vector(1, each)?).collect();
@@ -79,7 +79,7 @@ fn elements(i: &mut Parsed<'_>, ty: Type) -> Decoded {
     Ok(copies(moves))
 }
 
-/// The parts of a value, the lowest first.
+/// Splits a value into parts, lowest first.
 fn unpack(i: &mut Parsed<'_>, ty: Type) -> Decoded {
     let words = i.words(i.operand(1)?, ty)?;
     let out = i.dst_vector(0)?;
@@ -102,7 +102,7 @@ fn unpack(i: &mut Parsed<'_>, ty: Type) -> Decoded {
     }))
 }
 
-/// A value of its parts, the lowest first.
+/// Joins parts into a value, lowest first.
 fn pack(i: &mut Parsed<'_>, ty: Type) -> Decoded {
     let bits = ty.bits() / i.parts(1)?.len().max(1) as u32;
     let element = match bits {
@@ -110,7 +110,7 @@ fn pack(i: &mut Parsed<'_>, ty: Type) -> Decoded {
         16 => Type::B16,
         32 => Type::B32,
         64 => Type::B64,
-        _ => return Err(DecodeError::invalid("the parts do not fill the destination")),
+        _ => return Err(DecodeError::invalid("the parts do not fit the width of the destination")),
     };
     let sources = i.src_vector(1, element)?;
     let out = i.dst_words(i.operand(0)?, ty)?;
@@ -136,13 +136,14 @@ fn pack(i: &mut Parsed<'_>, ty: Type) -> Decoded {
     }))
 }
 
-/// Byte permutation and its six modes.
+/// Byte permutation: the default mode and the six named modes.
 pub fn prmt(i: &mut Parsed<'_>) -> Decoded {
     let d = i.dst(0)?;
     let s = [i.src(1, Type::B32)?, i.src(2, Type::B32)?, i.src(3, Type::B32)?];
     let byte = |a: u32, b: u32, n: u32| (u64::from(b) << 32 | u64::from(a)) >> (8 * (n & 7)) & 0xff;
     if i.modifiers().len() == 1 {
-        // A result byte is undefined if the byte is that it is taken from; with an undefined selector, all are.
+        // A result byte is undefined if its source byte is undefined. If the selector is undefined, all result bytes
+        // are.
         i.carries(move |w, lane| {
             let both =
                 u16::from(w.undefined_bytes(s[1], lane) & 0xf) << 4 | u16::from(w.undefined_bytes(s[0], lane) & 0xf);
@@ -153,7 +154,7 @@ pub fn prmt(i: &mut Parsed<'_>) -> Decoded {
         });
     }
     let pack = |f: &dyn Fn(u32) -> u64| (0..4).fold(0, |r, n| r | f(n) << (8 * n)) as u32;
-    // Which byte comes to place `n` when the selector is `c` (PTX ISA, "prmt", table of modes).
+    // Index of the source byte for result byte `n` if the selector is `c` (PTX ISA, "prmt", table of modes).
     let mode: fn(u32, u32) -> u32 = match i.one_of(&["f4e", "b4e", "rc8", "ecl", "ecr", "rc16"]) {
         Some("f4e") => |c, n| c + n,
         Some("b4e") => |c, n| c.wrapping_sub(n) & 7,

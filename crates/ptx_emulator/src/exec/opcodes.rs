@@ -1,8 +1,8 @@
-//! The one table of opcodes: what each is called, which modifiers it takes, where the manual describes it, what it is
-//! counted as, and the handler that decodes it. Decoding, the check of what a decoder asks, and the printed coverage
-//! all come from here.
+//! The table of all opcodes. Each row holds an opcode's name, its allowed modifiers, its section of the manual, the
+//! class under which it is counted, and the handler that decodes it. Decoding, the check of the decoders' queries, and
+//! the printed coverage all use this table.
 //!
-//! [`crate::decode::form`] says how forms are written.
+//! [`crate::decode::form`] describes the syntax of forms.
 
 use super::instruction::issued;
 use super::{
@@ -34,7 +34,7 @@ const PACKED: &str = "{u16x2 s16x2}";
 const B32_64: &str = "{b32 b64}";
 const F32_FTZ: &str = "[rn rz rm rp] [ftz] [sat] f32";
 const F64_RND: &str = "[rn rz rm rp] f64";
-// A fused operation says how it rounds.
+// A fused operation must state its rounding mode.
 const F32_FUSED: &str = "{rn rz rm rp} [ftz] [sat] f32";
 const F64_FUSED: &str = "{rn rz rm rp} f64";
 const HALF: &str = "[rn] [ftz] [sat] {f16 f16x2 bf16 bf16x2}";
@@ -42,8 +42,8 @@ const MIXED: &str = "[rn rz rm rp] [sat] f32 {f16 bf16}";
 const EXTREMUM: &str = "[ftz] [NaN] [xorsign] [abs] f32";
 const HALF_EXTREMUM: &str = "[ftz] [NaN] [xorsign] [abs] {f16 f16x2 bf16 bf16x2}";
 
-/// Forms of `setp` and `set`: one for each group of types with the same comparisons. `$head` comes before the type that
-/// is compared.
+/// Forms of `setp` and `set`: one form for each group of types with the same comparison operators. `$head` comes before
+/// the type of the compared operands.
 macro_rules! comparisons {
     ($head:literal) => {
         [
@@ -62,7 +62,7 @@ macro_rules! comparisons {
 const SETP: [&str; 4] = comparisons!("");
 const SET: [&str; 4] = comparisons!("{u32 s32 f32 u16 s16 f16 bf16 f16x2 bf16x2}");
 
-/// A form of `ld` or `st`: ordering, then what follows in all of them.
+/// A form of `ld` or `st`: the memory ordering, then the part that all forms share.
 macro_rules! access_form {
     (ld $order:literal) => {
         concat!(
@@ -85,7 +85,7 @@ macro_rules! access_form {
     };
 }
 
-/// A form of `atom` or `red`: order, then operation and type.
+/// A form of `atom` or `red`: the memory ordering, then the operation and its type.
 macro_rules! atomic_form {
     ($order:literal $operation:literal) => {
         concat!(
@@ -102,7 +102,7 @@ macro_rules! atomic_form {
     };
 }
 
-/// A string literal out of the shapes `m64nNkK` for every N.
+/// Joins the shapes `m64nNkK` for every N into a string literal.
 macro_rules! wgmma_form {
     ($k:literal, $rest:literal) => {
         concat!(
@@ -121,7 +121,7 @@ const WGMMA_BF16: &str = wgmma_form!(16, "f32 bf16 bf16");
 const WGMMA_TF32: &str = wgmma_form!(8, "f32 tf32 tf32");
 const WGMMA_F8: &str = wgmma_form!(32, "{f16 f32} {e4m3 e5m2} {e4m3 e5m2}");
 const WGMMA_I8: &str = wgmma_form!(32, "[satfinite] s32 {u8 s8} {u8 s8}");
-// With a sparse A, which has half of K.
+// With a sparse A, which stores half of K.
 const WGMMA_SP_F16: &str = wgmma_form!(32, "sp {f16 f32} f16 f16");
 const WGMMA_SP_BF16: &str = wgmma_form!(32, "sp f32 bf16 bf16");
 const WGMMA_SP_TF32: &str = wgmma_form!(16, "sp f32 tf32 tf32");
@@ -482,7 +482,7 @@ table! {
     }
 }
 
-/// The coverage list: a Markdown table of every opcode, its forms and its section.
+/// Returns the coverage list: a Markdown table of every opcode with its forms and its manual section.
 pub fn coverage() -> String {
     let mut out = String::from("| opcode | modifiers | PTX ISA section |\n| --- | --- | --- |\n");
     for o in OPCODES {
@@ -507,7 +507,7 @@ mod tests {
     use crate::parser::error::ParseError;
 
     #[test]
-    fn every_form_is_well_written() {
+    fn every_form_is_well_formed() {
         for o in OPCODES {
             for g in groups(o.form) {
                 assert!(!g.names.is_empty() && g.names.iter().all(|n| !n.contains(['{', '}', '[', ']'])), "{}", o.form);
@@ -517,7 +517,7 @@ mod tests {
 
     const FORMS: &str = include_str!("testdata/forms.ptx");
 
-    /// The module of `testdata/forms.ptx` and its entry.
+    /// Returns the module of `testdata/forms.ptx` and its entry.
     fn forms() -> (Rc<Ast>, Function) {
         let mut ast = parser::parse(FORMS).unwrap();
         let at = ast.functions.iter().position(|f| f.entry).unwrap();
@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn an_instruction_of_every_form_decodes() {
+    fn sample_of_every_form_decodes() {
         let (ast, function) = forms();
         assert_eq!(decode(&ast, &function).unwrap().unsupported, []);
         let instructions = function.body.iter().flatten().filter_map(|s| match s {
@@ -540,11 +540,11 @@ mod tests {
         let shown: Vec<*const Opcode> = instructions.map(|i| find(OPCODES, i).unwrap() as _).collect();
         let missing = OPCODES.iter().filter(|&o| !shown.contains(&(o as _)));
         let missing: Vec<_> = missing.map(|o| format!("`{}` with the form `{}`", o.name, o.form)).collect();
-        assert!(missing.is_empty(), "testdata/forms.ptx has no instruction {missing:#?}");
+        assert!(missing.is_empty(), "testdata/forms.ptx has no sample of {missing:#?}");
     }
 
-    /// Decodes each instruction of `testdata/forms.ptx` with each modifier of its form. The operands do not fit all of
-    /// them. A decoder that asks for a modifier which its opcode does not have panics.
+    /// Decodes each instruction of `testdata/forms.ptx` with each modifier of its form. Some combinations do not fit
+    /// the operands and fail to decode. A decoder panics if it queries a modifier that none of its opcode's forms has.
     #[test]
     fn decoders_ask_for_modifiers_of_their_opcode() {
         let (ast, mut function) = forms();
@@ -580,9 +580,9 @@ mod tests {
         assert!(unknown.is_empty(), "{unknown:#?}");
     }
 
-    /// What `ptxas` refuses.
+    /// Opcodes that `ptxas` rejects.
     #[test]
-    fn forms_that_do_not_exist_are_unknown() {
+    fn nonexistent_forms_are_unknown() {
         let wrong = [
             "cvt.f32.u32",
             "cvt.u32.f32",

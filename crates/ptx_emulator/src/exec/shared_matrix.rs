@@ -1,5 +1,5 @@
-//! Matrices in shared memory, which `tcgen05` and `wgmma` name by descriptors. [`crate::hw::descriptor`] knows where
-//! their chunks of 16 bytes lie.
+//! Matrices in shared memory that `tcgen05` and `wgmma` address through descriptors. [`crate::hw::descriptor`] computes
+//! the addresses of their 16-byte chunks.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::machine::race::{Agent, Mode};
 use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
 
-/// A descriptor that breaks its rules, as a fault.
+/// Turns a descriptor error into a fault.
 pub fn bad(error: DescriptorError) -> Box<Stop> {
     let kind = match error {
         DescriptorError::Unsupported(_) => FaultKind::Unsupported,
@@ -20,7 +20,7 @@ pub fn bad(error: DescriptorError) -> Box<Stop> {
     Stop::new(kind, error.to_string())
 }
 
-/// Records and checks the read of chunks of a CTA's shared memory.
+/// Records and checks the read of chunks in the shared memory of CTA `cta`.
 pub fn track_chunks(
     m: &mut Machine<'_>,
     w: &Warp,
@@ -33,7 +33,8 @@ pub fn track_chunks(
     let chunks: Vec<u32> = chunks.collect();
     if let Some(at) = chunks.iter().find(|&&at| at < SHARED_BASE || at + CHUNK_BYTES > size) {
         let byte = i64::from(*at) - i64::from(SHARED_BASE);
-        let text = format!("a matrix descriptor leads to byte {byte} of {} of shared memory", size - SHARED_BASE);
+        let text =
+            format!("a matrix descriptor points to byte {byte} of the {} bytes of shared memory", size - SHARED_BASE);
         return Err(Stop::new(FaultKind::OutOfBounds, text));
     }
     if !m.sanitize {
@@ -49,7 +50,7 @@ pub fn track_chunks(
     let defined: &[u8] = bytemuck::cast_slice(&m.ctas[cta as usize].shared.defined);
     let unwritten = |at: usize| defined[at..at + CHUNK_BYTES as usize] == [0; CHUNK_BYTES as usize];
     for &at in chunks.iter().filter(|&&at| unwritten(at as usize)) {
-        let text = format!("a matrix at byte {} of shared memory: nothing has written it", at - SHARED_BASE);
+        let text = format!("a matrix at byte {} of shared memory was never written", at - SHARED_BASE);
         m.hazard(Stop::new(FaultKind::UninitializedShared, text))?;
     }
     if !m.ctas[cta as usize].shared.undefined.is_empty() {
@@ -64,18 +65,18 @@ pub struct MatrixOperand {
     pub matrix: SharedMatrix,
     pub major: Major,
     pub row_bytes: u32,
-    /// Bits of an element as it lies in shared memory.
+    /// Bits of an element in shared memory.
     pub element_bits: u32,
 }
 
 impl MatrixOperand {
-    /// Whether such elements in this order can have the descriptor's layout.
+    /// Checks that the descriptor's layout allows elements of this size in this major order.
     pub fn check(self) -> Stopped<()> {
         self.matrix.check(self.major, self.element_bits, self.row_bytes).map_err(bad)
     }
 
-    /// Records and checks the read of some rows. If the matrix is contiguous along M or N, all rows up to the last are
-    /// read.
+    /// Records and checks the read of `rows`. If the matrix is contiguous along M or N, the read covers all rows up to
+    /// `rows.end`.
     pub fn track(
         self,
         m: &mut Machine<'_>,
@@ -93,14 +94,14 @@ impl MatrixOperand {
         track_chunks(m, w, agent, cta, lines.flat_map(|line| (0..per_line).map(chunk(line))))
     }
 
-    /// Bytes of the first `rows` rows, row after row.
+    /// Returns the bytes of the first `rows` rows, row after row.
     pub fn gather(self, m: &Machine<'_>, cta: u32, rows: usize) -> Vec<u8> {
         let element = (self.element_bits as usize / 8).max(1);
         gather(&self.matrix, self.major, rows, self.row_bytes as usize, element, |at| chunk(m, cta, at))
     }
 }
 
-/// 16 bytes of a CTA's shared memory, which have been checked to be there.
+/// 16 bytes of a CTA's shared memory. The caller has checked the range.
 pub fn chunk(m: &Machine<'_>, cta: u32, at: u32) -> [u8; CHUNK_BYTES as usize] {
     let data = &m.ctas[cta as usize].shared.data;
     let mut out = [0; CHUNK_BYTES as usize];

@@ -1,4 +1,4 @@
-//! The functions that the driver gives every kernel: `__assertfail`, behind `assert`, and `vprintf`, behind `printf`
+//! Functions that the driver provides to every kernel: `__assertfail`, behind `assert`, and `vprintf`, behind `printf`
 //! (CUDA C++ Programming Guide, "Assertion", "Formatted Output").
 
 use crate::code::{Flow, Step};
@@ -13,10 +13,10 @@ use crate::operand::lanes;
 use crate::parser::ast::Operand;
 use crate::types::Space;
 
-/// The longest text that is read.
+/// Bytes after which a string is cut off.
 const LONGEST: u64 = 4096;
 
-/// The call, if it is one of these functions that the module does not define itself.
+/// Decodes a call of `__assertfail` or `vprintf`. `None`: another function, or the module defines its own.
 pub fn system_call(i: &mut Parsed<'_>) -> Result<Option<Step>> {
     let name =
         i.operands().iter().find_map(|operand| if let Operand::Name(name) = operand { Some(name) } else { None });
@@ -28,7 +28,7 @@ pub fn system_call(i: &mut Parsed<'_>) -> Result<Option<Step>> {
             .unwrap_or_default()
     };
     let (results, arguments) = (lists(i, true), lists(i, false));
-    // Each with its size in bytes.
+    // The offset of each parameter, whose size must match.
     let offsets = |list: &[Operand], bytes: &[u32]| {
         list.iter().zip(bytes).map(|(a, bytes)| i.param_variable(a, *bytes)).collect::<Result<Vec<u32>>>()
     };
@@ -70,13 +70,13 @@ pub fn system_call(i: &mut Parsed<'_>) -> Result<Option<Step>> {
     }
 }
 
-/// An argument's bits.
+/// Bits of an argument.
 fn parameter(w: &Warp, lane: usize, offset: u32, bytes: usize) -> u64 {
     let at = lane * w.local_size() + offset as usize;
     w.local[at..at + bytes].iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
 }
 
-/// A text that ends with a zero byte, in global or constant memory.
+/// A zero-terminated string in global or constant memory.
 fn text(m: &Machine<'_>, address: u64) -> String {
     let byte = |at: u64| {
         let mut byte = [0];
@@ -87,8 +87,8 @@ fn text(m: &Machine<'_>, address: u64) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The format with its values, which lie one behind the other at `at`, each aligned to its size, and how many there are:
-/// what CUDA's `printf` returns.
+/// Formats the values at `at`, which are packed one after another, each aligned to its size. Returns the text and the
+/// number of values, as CUDA's `printf` does.
 fn print(w: &Warp, m: &mut Machine<'_>, lane: usize, format: &str, mut at: u64) -> Stopped<(String, u32)> {
     let (mut out, mut count) = (String::new(), 0u32);
     let mut rest = format;
@@ -129,7 +129,7 @@ fn print(w: &Warp, m: &mut Machine<'_>, lane: usize, format: &str, mut at: u64) 
             'e' | 'E' => format!("{:.precision$e}", f64::from_bits(value)),
             'f' => format!("{:.precision$}", f64::from_bits(value)),
             'g' | 'G' => f64::from_bits(value).to_string(),
-            other => return Err(Stop::unsupported(format!("`%{flags}{other}` in a printed format"))),
+            other => return Err(Stop::unsupported(format!("`%{flags}{other}` in a `printf` format"))),
         };
         let (zeros, width) = (width.starts_with('0'), width.parse().unwrap_or(0));
         out += &match (flags.starts_with('-'), zeros, item.strip_prefix('-')) {

@@ -15,10 +15,10 @@ use crate::machine::warp::Warp;
 use crate::operand::{Address, Src, lanes};
 use crate::types::Space;
 
-/// Bytes that are read and written at a time.
+/// Bytes per read or write.
 const WORD: usize = 16;
 
-/// A tensor map, wherever it lies.
+/// Reads the tensor map of one lane, from any state space.
 pub fn read_map(m: &mut Machine<'_>, w: &Warp, a: &Address, space: Space, lane: usize) -> Stopped<TensorMap> {
     let bytes = read_bytes(m, w, a, space, lane)?;
     TensorMap::from_bytes(&bytes).map_err(|e| bad_map(e, lane))
@@ -29,7 +29,7 @@ fn read_bytes(m: &mut Machine<'_>, w: &Warp, a: &Address, space: Space, lane: us
     let mut bytes = [0; OBJECT_BYTES];
     let misaligned = |text| Err(Stop::new(FaultKind::Misaligned, text).lane(lane as u32));
     if !at.address.is_multiple_of(OBJECT_ALIGN) {
-        return misaligned(format!("a tensor map at {:#x}, which is not a multiple of {OBJECT_ALIGN}", at.address));
+        return misaligned(format!("the tensor map's address {:#x} is not a multiple of {OBJECT_ALIGN}", at.address));
     }
     match m.resolve_aligned(w, at, OBJECT_BYTES as u32, 1)? {
         Spot::Global(allocation, offset) => {
@@ -38,11 +38,13 @@ fn read_bytes(m: &mut Machine<'_>, w: &Warp, a: &Address, space: Space, lane: us
             m.buffers[allocation.index].loaded += OBJECT_BYTES as u64;
         }
         Spot::Param(offset) => {
-            // Where a card has the first parameter is for it to say: a declared alignment alone holds everywhere.
+            // The driver decides where a GPU holds the first parameter, so only a declared alignment is reliable.
             let inside = |p: &&Param| (p.offset..p.offset + p.bytes).contains(&(offset as u32));
             if let Some(p) = m.launch.declared.iter().find(inside).filter(|p| u64::from(p.align) < OBJECT_ALIGN) {
                 let (name, align) = (&p.name, p.align);
-                return misaligned(format!("a tensor map in `{name}`, aligned to {align}, not to {OBJECT_ALIGN}"));
+                return misaligned(format!(
+                    "the tensor map is in parameter `{name}`, which is aligned to {align} bytes; declare it with `.align {OBJECT_ALIGN}`"
+                ));
             }
             bytes.copy_from_slice(&m.params[offset..offset + OBJECT_BYTES]);
         }
@@ -54,7 +56,7 @@ fn read_bytes(m: &mut Machine<'_>, w: &Warp, a: &Address, space: Space, lane: us
     Ok(bytes)
 }
 
-/// What is wrong with a tensor map or its use, as a fault.
+/// Turns an error of a tensor map or its use into a fault.
 pub fn bad_map(error: TensorMapError, lane: usize) -> Box<Stop> {
     let kind = match error {
         TensorMapError::Unsupported(_) => FaultKind::Unsupported,
@@ -127,7 +129,7 @@ fn field(i: &mut Parsed<'_>) -> Result<Field> {
     })
 }
 
-/// `tensormap.cp_fenceproxy [to], [from], 128`: copies the object from shared to global memory, and makes it visible to
+/// `tensormap.cp_fenceproxy [to], [from], 128`: copies the object from shared to global memory and makes it visible to
 /// the tensor-map proxy.
 pub struct CpFenceproxy {
     to: Address,
@@ -138,13 +140,13 @@ impl Instruction for CpFenceproxy {
     fn decode(i: &mut Parsed<'_>) -> Result<CpFenceproxy> {
         let (to, from) = (i.address(0)?, i.address(1)?);
         if i.constant(2, "the size")? != OBJECT_BYTES as u64 {
-            return Err(DecodeError::invalid("the size is 128"));
+            return Err(DecodeError::invalid("the size must be 128"));
         }
         Ok(CpFenceproxy { to, from })
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
-        // All lanes name the same objects, and the warp copies once.
+        // All lanes name the same objects, so the warp copies once.
         let lane = mask.trailing_zeros() as usize;
         let mut bytes = [0; OBJECT_BYTES];
         let from = w.lane_at(&self.from, Space::Shared, lane);
@@ -154,7 +156,7 @@ impl Instruction for CpFenceproxy {
         }
         let to = w.lane_at(&self.to, Space::Global, lane);
         let Spot::Global(allocation, offset) = m.resolve(w, to, OBJECT_BYTES as u32)? else {
-            return Err(Stop::new(FaultKind::OutOfBounds, "an address in global memory expected"));
+            return Err(Stop::new(FaultKind::OutOfBounds, "expected an address in global memory"));
         };
         m.track_global(w, lane as u32, (allocation, offset), OBJECT_BYTES as u64, Mode::Write)?;
         allocation.write(offset, &bytes);

@@ -23,8 +23,8 @@ impl Members {
         Ok(Members(i.src(n, Type::B32)?))
     }
 
-    /// The lanes by the members that they name: those members, and the lanes here that name them. Tiles of a warp execute one
-    /// instruction together, and name their own members each.
+    /// Groups the lanes of `mask` by the members that they name: pairs of the named members and the lanes that name
+    /// them. Tiles of a warp execute one instruction together, and each tile names its own members.
     fn groups(&self, w: &Warp, mask: u32) -> Stopped<Groups> {
         let named = |lane: usize| w.lane(self.0, lane) as u32;
         let mut groups = Groups { count: 0, all: [(0, 0); 32] };
@@ -35,16 +35,16 @@ impl Members {
             let stop = |text: String, of: u32| Stop::new(FaultKind::WarpDivergence, text).lane(of.trailing_zeros());
             if here & !first != 0 {
                 let lane = (here & !first).trailing_zeros();
-                let text = format!("lane {lane} executes it with a member mask {first:#010x} that leaves it out");
+                let text = format!("lane {lane} is not in its own member mask {first:#010x}");
                 return Err(stop(text, here & !first));
             }
             let others = first & mask & !here;
             if others != 0 {
                 let other = named(others.trailing_zeros() as usize);
-                let text = format!("lanes that execute it together name members {first:#010x} and {other:#010x}");
+                let text = format!("lanes of one group name different member masks: {first:#010x} and {other:#010x}");
                 return Err(stop(text, others));
             }
-            // A lane that the launch gave no thread is not waited for.
+            // Lanes without a thread in this launch are not members.
             groups.all[groups.count] = (first & w.all, here);
             groups.count += 1;
             rest &= !here;
@@ -52,7 +52,7 @@ impl Members {
         Ok(groups)
     }
 
-    /// As [`Members::groups`], if all members are here that come; otherwise what to wait for.
+    /// Like [`Members::groups`] if all members are present. `Err`: the lanes to wait for.
     fn gather(&self, w: &Warp, mask: u32) -> Stopped<std::result::Result<Groups, WaitFor>> {
         let mut groups = self.groups(w, mask)?;
         if w.resumed == Some(WaitFor::Alone) {
@@ -63,7 +63,7 @@ impl Members {
     }
 }
 
-/// Lanes by the members that they name.
+/// Lanes grouped by the members that they name.
 struct Groups {
     count: usize,
     all: [(u32, u32); 32],
@@ -75,7 +75,7 @@ impl Groups {
     }
 }
 
-/// The members that are here, by groups; waits until all are.
+/// Evaluates to the groups once all members are present; until then, the warp waits.
 macro_rules! gather {
     ($members:expr, $w:expr, $mask:expr) => {
         match $members.gather($w, $mask)? {
@@ -93,7 +93,7 @@ fn pair(i: &mut Parsed<'_>) -> Result<(Dst, Option<PredicateDst>)> {
     }
 }
 
-/// A predicate that is the same in all lanes.
+/// A predicate with the same value in all lanes.
 fn uniform(holds: bool) -> u32 {
     if holds { u32::MAX } else { 0 }
 }
@@ -125,7 +125,7 @@ impl Instruction for Shfl {
         };
         let (d, valid) = pair(i)?;
         let sources = [i.src(1, Type::B32)?, i.src(2, Type::B32)?, i.src(3, Type::B32)?];
-        // Undefined bytes go to the lanes that read them: `issue` marks those.
+        // `issue` marks the undefined bytes in the lanes that read them.
         i.carries(|_, _| Vec::new());
         Ok(Shfl { mode, d, valid, sources, members: Members::decode(i, 4)? })
     }
@@ -139,7 +139,7 @@ impl Instruction for Shfl {
             let from = if inside { from } else { lane as i32 };
             if mask >> lane & 1 == 1 && mask >> from & 1 == 0 {
                 if m.launch.config.strict {
-                    let text = format!("lane {lane} reads from lane {from}, which does not take part");
+                    let text = format!("lane {lane} reads from lane {from}, which does not execute the shuffle");
                     return Err(Stop::new(FaultKind::WarpDivergence, text).lane(lane as u32));
                 }
                 if let (true, Some(register)) = (m.sanitize, self.d.register) {
@@ -164,7 +164,7 @@ impl Instruction for Shfl {
 }
 
 impl Shuffle {
-    /// The lane that `n` reads from, and whether it is inside of its segment (PTX ISA, "shfl.sync", the pseudo code).
+    /// The lane that `n` reads from, and whether that lane is inside the segment (PTX ISA, "shfl.sync", pseudo code).
     fn source(self, n: i32, b: i32, c: i32) -> (i32, bool) {
         let (bval, cval, segment) = (b & 31, c & 31, c >> 8 & 31);
         let max_lane = n & segment | cval & !segment;
@@ -189,7 +189,7 @@ enum Poll {
     Ballot(Dst),
     All(PredicateDst),
     Any(PredicateDst),
-    /// All or none.
+    /// True if the votes of all members are equal.
     Uniform(PredicateDst),
 }
 
@@ -263,7 +263,7 @@ pub struct Redux {
     d: Dst,
     a: Src,
     members: Members,
-    /// The signs of the sources are dropped.
+    /// `true` if the signs of the sources are dropped.
     abs: bool,
     combine: Box<dyn Fn(u32, u32) -> u32 + Send + Sync>,
 }
@@ -287,7 +287,7 @@ impl Instruction for Redux {
             (Some("or"), _) => Box::new(|x, y| x | y),
             _ => Box::new(|x, y| x ^ y),
         };
-        // One undefined number makes the group's result undefined: `issue` marks it.
+        // One undefined source makes the group's result undefined; `issue` marks it.
         i.carries(|_, _| Vec::new());
         Ok(Redux { d, a, members, abs: i.has("abs"), combine })
     }
@@ -310,7 +310,7 @@ impl Instruction for Redux {
     }
 }
 
-/// `elect.sync d|p, members`: the lowest member.
+/// `elect.sync d|p, members`: elects the lowest member.
 pub struct Elect {
     d: Dst,
     elected: PredicateDst,
@@ -320,7 +320,7 @@ pub struct Elect {
 impl Instruction for Elect {
     fn decode(i: &mut Parsed<'_>) -> Result<Elect> {
         let (d, Some(elected)) = pair(i)? else {
-            return Err(DecodeError::invalid("a destination `d|p` expected"));
+            return Err(DecodeError::invalid("expected a destination `d|p`"));
         };
         Ok(Elect { d, elected, members: Members::decode(i, 1)? })
     }
@@ -344,8 +344,8 @@ pub fn activemask(i: &mut Parsed<'_>) -> Decoded {
     }))
 }
 
-/// `bar.warp.sync members`: the members wait for each other, wherever in the code each of them is. Then they see each
-/// other's writes.
+/// `bar.warp.sync members`: the members wait for each other, even at different instructions. Then they see each other's
+/// writes.
 pub struct SyncMembers(Members);
 
 impl Instruction for SyncMembers {

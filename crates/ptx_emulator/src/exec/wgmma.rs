@@ -1,7 +1,7 @@
-//! Asynchronous warpgroup matrix instructions (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"). Each warp
-//! of the four computes its own 16 of the 64 rows; its results reach the registers at `wgmma.wait_group`.
+//! Asynchronous warpgroup matrix instructions (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"). Each of
+//! the four warps computes 16 of the 64 rows. Its results reach the registers at `wgmma.wait_group`.
 //!
-//! With `.sp` A is sparse: it has half as many bytes along K as B, and its metadata comes from registers.
+//! With `.sp`, A is sparse: it has half as many bytes along K as B, and its metadata comes from registers.
 
 use super::instruction::Instruction;
 use super::matrix::product::{Product, gather_fragment, shape, types};
@@ -25,9 +25,9 @@ use crate::parser::ast::Operand;
 use crate::timing::work::Work;
 use crate::types::Type;
 
-/// Rows of a warp.
+/// Rows per warp.
 const ROWS: u32 = 16;
-/// Bytes of a row of A, and of B where A is dense.
+/// Bytes per row of A, and per row of B if A is dense.
 const ROW_BYTES: usize = 32;
 
 /// `wgmma.mma_async d, a, b{, metadata, selector}, scale-d, constants`.
@@ -40,13 +40,13 @@ pub struct MmaAsync {
     /// Descriptor of B.
     b: Src,
     b_major: Major,
-    /// What of A is there, if it is sparse.
+    /// Metadata of a sparse A. `None`: A is dense.
     sparse: Option<MetadataOperand>,
-    /// D is added to, not overwritten.
+    /// `true`: D = A · B + D. `false`: D = A · B.
     accumulate: PredicateSrc,
 }
 
-/// Where A comes from.
+/// Location of A.
 enum A {
     /// Descriptor of a matrix in shared memory.
     Shared(Src),
@@ -54,7 +54,7 @@ enum A {
 }
 
 impl A {
-    /// The registers that hold A's elements.
+    /// Registers that hold A's elements.
     fn registers(&self) -> impl Iterator<Item = u32> {
         let list: &[Src] = if let A::Registers(list) = self { list } else { &[] };
         list.iter().filter_map(|s| if let Src::Register(r) = s { Some(*r) } else { None })
@@ -64,7 +64,7 @@ impl A {
 impl Instruction for MmaAsync {
     fn decode(i: &mut Parsed<'_>) -> Result<MmaAsync> {
         i.uses_wgmma();
-        let unknown = || DecodeError::unsupported("this shape or type");
+        let unknown = || DecodeError::unsupported("this combination of shape and types");
         let [_, n, k] = shape(i).ok_or_else(unknown)?;
         let (sum, a_type, b_type) = types(i).ok_or_else(unknown)?;
         let sparse = if i.has("sp") { Some(MetadataOperand::decode(i, 3, a_type.bits(), k)?) } else { None };
@@ -76,7 +76,7 @@ impl Instruction for MmaAsync {
         if d.len() != n / 2 / sum.per_register() {
             return Err(DecodeError::invalid("wrong number of accumulator registers"));
         }
-        // They are read and written when the instruction's time comes.
+        // The accumulators are read and written when the instruction executes, after its issue.
         i.writes_later();
         let a = match i.operand(1)? {
             Operand::Vector(_) => A::Registers(i.src_vector(1, Type::B32)?),
@@ -87,9 +87,9 @@ impl Instruction for MmaAsync {
         let accumulate = i.predicate(next)?;
         let constants = (next + 1..i.operands().len()).map(|n| match i.src(n, Type::S32)? {
             Src::Constant(c) => Ok(c as u32 as i32),
-            Src::Register(_) => Err(DecodeError::invalid("scales and transpositions are constants")),
+            Src::Register(_) => Err(DecodeError::invalid("scales and transpositions must be constants")),
         });
-        // Signs of A and B, then what is transposed: A if it is in shared memory, and B.
+        // Signs of A and B, then the transpositions: of A if it is in shared memory, and of B.
         let constants = constants.collect::<Result<Vec<i32>>>()?;
         let negate = |n: usize| constants.get(n) == Some(&-1);
         let major = |n: usize| if constants.get(n) == Some(&1) { Major::Mn } else { Major::K };
@@ -107,8 +107,8 @@ impl Instruction for MmaAsync {
         let lane = mask.trailing_zeros() as usize;
         let registers = self.d.iter().filter_map(|d| d.register).chain(self.a.registers());
         if w.wgmma_fence_missing(registers) {
-            // `ptxas` puts one there (its information C7519).
-            let text = "a register of the instruction was written since the warp's last wgmma.fence";
+            // `ptxas` inserts a fence in this case (its information message C7519).
+            let text = "an operand register was written after the warp's last wgmma.fence";
             m.warn(Stop::new(FaultKind::MissingWgmmaFence, text))?;
         }
         let b_bytes = self.product.k * self.product.b.bits() as usize / 8;
@@ -137,12 +137,12 @@ impl Instruction for MmaAsync {
     }
 }
 
-/// The warp's first row of the warpgroup's tile.
+/// The warp's first row in the warpgroup's tile.
 fn first_row(w: &Warp) -> u32 {
     w.role % WARPS * ROWS
 }
 
-/// The steps of `issue`: the operands, as they are at that time.
+/// Operands of `issue`, read at the time of issue.
 impl MmaAsync {
     fn shared_operand(&self, descriptor: u64, major: Major, row_bytes: usize) -> Stopped<MatrixOperand> {
         let matrix = SharedMatrix::wgmma(descriptor).map_err(bad)?;
@@ -173,7 +173,7 @@ impl MmaAsync {
         }
     }
 
-    /// The accumulators before the product, and the instruction in flight that writes the same ones, if any.
+    /// The accumulators before the product, and the instruction in flight that writes the same accumulators, if any.
     fn accumulators(&self, w: &Warp, m: &Machine<'_>, mask: u32) -> Stopped<(Accumulators, Option<u64>)> {
         let first = |d: &[Dst]| d.first().and_then(|d| d.register);
         let previous = w.wgmma.all().rfind(|p| first(&p.d) == first(&self.d)).map(|p| p.id);
@@ -184,7 +184,7 @@ impl MmaAsync {
             (true, None) => {
                 let rows = self.d.iter().map(|d| d.register.map_or([0; 32], |r| w.get(Src::Register(r)))).collect();
                 if m.sanitize && self.d.iter().filter_map(|d| d.register).any(|r| w.defined(r) & mask != mask) {
-                    let text = "an accumulator register that no instruction has written";
+                    let text = "an accumulator register was never written";
                     return Err(Stop::new(FaultKind::UninitializedRegister, text));
                 }
                 Accumulators::Registers(rows)
@@ -194,7 +194,7 @@ impl MmaAsync {
     }
 }
 
-/// A warp's part of one instruction, with all its operands.
+/// One warp's part of an instruction, with all its operands.
 struct Multiply {
     id: u64,
     cta: u32,
@@ -213,17 +213,17 @@ enum SourceA {
     Rows(Vec<u8>),
 }
 
-/// Where the accumulators come from.
+/// Source of the accumulators.
 enum Accumulators {
     Zero,
     Registers(Vec<Row>),
-    /// An earlier instruction's results.
+    /// Results of an earlier instruction in flight.
     Previous(u64),
 }
 
 impl Effect for Multiply {
     fn work(&self) -> Work {
-        // Rows of A have 32 bytes, 16 numbers of f16, and as many of B meet them. The four warps share the reads of B.
+        // A row of A has 32 bytes, as many as 16 f16 numbers, and so has the part of B per product. The warps share B.
         let a = if matches!(self.a, SourceA::Shared(_)) { u64::from(WARPS * ROWS) * ROW_BYTES as u64 } else { 0 };
         let shared_bytes = a + self.n as u64 * u64::from(self.b.row_bytes);
         let multiply_adds = u64::from(ROWS) * self.n as u64 * ROW_BYTES as u64 / 2;
@@ -256,7 +256,7 @@ impl Effect for Multiply {
             Accumulators::Previous(id) => m.matrix_results.get(&id).cloned().unwrap_or_default(),
         };
         let place = |lane: usize, index: usize| {
-            // Within the warp's own rows.
+            // Relative to the warp's first row.
             let Position { row, column } = fragment::wgmma_d(lane as u32, index as u32);
             row as usize * n + column as usize
         };
@@ -267,7 +267,7 @@ impl Effect for Multiply {
     }
 }
 
-/// `wgmma.fence`: registers written before it may be used by `wgmma` after it.
+/// `wgmma.fence`: `wgmma` instructions after it may use registers written before it.
 pub struct Fence;
 
 impl Instruction for Fence {
@@ -296,8 +296,9 @@ impl Instruction for CommitGroup {
     }
 }
 
-/// `wgmma.wait_group N`: all but the N newest groups are complete in the whole warpgroup, and their results in the
-/// registers. So one thread may say for its warpgroup that the operands have been read, as shipped kernels do.
+/// `wgmma.wait_group N`: waits until all but the N newest groups are complete in the whole warpgroup and their results
+/// are in the registers. One thread can then report for its warpgroup that the operands were read, as shipped kernels
+/// do.
 pub struct WaitGroup {
     keep: usize,
 }
@@ -331,11 +332,11 @@ impl Instruction for WaitGroup {
             for agent in finished.iter().filter_map(|p| p.agent.as_ref()) {
                 race.finish(agent, &mut known);
             }
-            // Of the other warps only their parts are complete, not what those warps did before.
+            // Other warps contribute only their parts of these instructions, not their earlier accesses.
             parts.iter().filter_map(|part| part.1.as_ref()).for_each(|agent| race.finish_apart(agent, &mut known));
             race.acquire(w.index, mask, &known);
         }
-        // A later instruction in flight may still take its accumulators from one of these.
+        // A later instruction in flight may still take its accumulators from one of these results.
         if w.wgmma.all().next().is_none() {
             for p in &finished {
                 m.matrix_results.remove(&p.id);
@@ -345,9 +346,10 @@ impl Instruction for WaitGroup {
     }
 }
 
-/// The last part of an instruction: its registers get their values.
+/// Completes an instruction: writes its results to the registers.
 pub fn deliver(w: &mut Warp, m: &Machine<'_>, mask: u32, p: &Wgmma) -> Stopped<()> {
-    let rows = m.matrix_results.get(&p.id).ok_or_else(|| Stop::unsupported("a result that was dropped"))?;
+    let rows =
+        m.matrix_results.get(&p.id).ok_or_else(|| Stop::unsupported("a wgmma result that was already released"))?;
     for (d, row) in p.d.iter().zip(rows) {
         d.write(w, mask, row);
         if let Some(r) = d.register {

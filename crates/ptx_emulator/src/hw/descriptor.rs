@@ -1,40 +1,42 @@
-//! The descriptors that tell the tensor cores where a matrix lies in shared memory and what to compute.
+//! Descriptors that tell the tensor cores where a matrix is in shared memory and what to compute.
 //!
 //! PTX ISA 9.7.15.5.1.2 (`wgmma` matrix descriptors), 9.7.16.3–9.7.16.4 (`tcgen05` shared-memory and instruction
 //! descriptors, major-ness, canonical layouts), 9.7.16.2 (legal shapes), 9.7.16.10.1–9.7.16.10.7 (transposition, type
 //! and scale-factor combinations). Bit positions were compared with CUTLASS's `mma_sm90_desc.hpp` and
 //! `mma_sm100_desc.hpp`.
 //!
-//! Decoding rejects what the manual forbids, each with its own [`DescriptorError`].
+//! Decoding rejects everything that the manual forbids. Each violation has its own [`DescriptorError`].
 
 use super::number::{self, Format};
 use super::swizzle::Swizzle;
 
-/// What is wrong with a descriptor.
+/// Error in a descriptor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum DescriptorError {
-    #[error("reserved bits {mask:#x} of the {what} {value:#x} must be zero")]
+    #[error("reserved bits (mask {mask:#x}) of the {what} {value:#x} must be zero")]
     Reserved { what: &'static str, value: u64, mask: u64 },
-    #[error("bits 46-48 of the shared-memory descriptor {value:#x} are {got:#05b}, must be 0b001 for tcgen05")]
+    #[error("bits 46-48 of the shared-memory descriptor {value:#x} are {got:#05b}; tcgen05 requires 0b001")]
     Version { value: u64, got: u64 },
-    #[error("swizzle code {0} of the shared-memory descriptor is not one of those defined")]
+    #[error("swizzle code {0} of the shared-memory descriptor is undefined")]
     Swizzle(u64),
     #[error("{what} {code} is not defined for {kind}")]
     Type { what: &'static str, code: u32, kind: MmaKind },
-    #[error("M = {m} is not legal for {kind} with cta_group::{cta_group}{}", ws(*weight_stationary))]
+    #[error("M = {m} is not valid for {kind} with cta_group::{cta_group}{}", ws(*weight_stationary))]
     M { m: u32, kind: MmaKind, cta_group: u32, weight_stationary: bool },
-    #[error("N = {n} is not legal for {kind}, M = {m}, cta_group::{cta_group}{}", ws(*weight_stationary))]
+    #[error("N = {n} is not valid for {kind}, M = {m}, cta_group::{cta_group}{}", ws(*weight_stationary))]
     N { n: u32, m: u32, kind: MmaKind, cta_group: u32, weight_stationary: bool },
-    #[error("N = {n} is not legal with an 8-bit transposed B, which needs a multiple of {multiple}")]
+    #[error("N = {n} is not valid with an 8-bit transposed B; N must be a multiple of {multiple}")]
     TransposedN { n: u32, multiple: u32 },
     #[error("{kind} does not support {what}")]
     NotForKind { kind: MmaKind, what: &'static str },
     #[error("a {bits}-bit matrix in {major:?}-major order cannot have the {swizzle:?} swizzle")]
     Layout { bits: u32, major: Major, swizzle: Swizzle },
-    #[error("the row of {bytes} bytes along K that starts at {start:#x} leaves its {swizzle:?} swizzle span")]
+    #[error(
+        "the row of {bytes} bytes along K that starts at {start:#x} crosses the end of its {swizzle:?} swizzle span"
+    )]
     CrossesSpan { start: u32, bytes: u32, swizzle: Swizzle },
-    #[error("scale factor id {id} is not legal for {vector:?}")]
+    #[error("scale factor id {id} is not valid for {vector:?}")]
     ScaleId { id: u32, vector: ScaleVector },
     #[error("{kind} with {scale:?} scales does not support {vector:?}")]
     ScaleVector { kind: MmaKind, scale: ScaleType, vector: ScaleVector },
@@ -51,19 +53,19 @@ const fn field(value: u64, from: u32, to: u32) -> u64 {
     value >> from & ((1 << (to - from)) - 1)
 }
 
-/// The dimension along which a matrix's elements are contiguous.
+/// Dimension along which a matrix's elements are contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Major {
-    /// Along K, the summed dimension: not transposed.
+    /// Along K, the dimension of the sum: not transposed.
     K,
     /// Along M (of A) or N (of B): transposed.
     Mn,
 }
 
-/// A multiplicand in shared memory, as a matrix descriptor gives it.
+/// A multiplicand in shared memory, as described by a matrix descriptor.
 ///
-/// The manual writes layouts for elements "normalized to 128 bits": everything here counts in *chunks* of 16 bytes,
-/// which stay contiguous under every swizzle of a descriptor.
+/// The manual writes layouts for elements "normalized to 128 bits". All counts here are therefore in *chunks* of 16
+/// bytes, which stay contiguous under every swizzle of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SharedMatrix {
     /// Address of the first element, in bytes from the start of the CTA's shared window (18 bits).
@@ -72,13 +74,13 @@ pub struct SharedMatrix {
     pub leading: u32,
     /// Stride dimension byte offset (SBO).
     pub stride: u32,
-    /// The swizzle.
+    /// Swizzle of the matrix.
     pub swizzle: Swizzle,
 }
 
-/// Bytes of a chunk.
+/// Bytes per chunk.
 pub const CHUNK_BYTES: u32 = 16;
-/// `matrix-descriptor-encode(x) = (x & 0x3FFFF) >> 4`: the field's unit.
+/// Unit of the address fields: `matrix-descriptor-encode(x) = (x & 0x3FFFF) >> 4`.
 const ENCODE_SHIFT: u32 = 4;
 
 impl SharedMatrix {
@@ -87,7 +89,7 @@ impl SharedMatrix {
     /// # Errors
     /// Reserved bits set, or a base offset, which is not modeled.
     pub fn wgmma(bits: u64) -> Result<Self, DescriptorError> {
-        // 14-15, 30-31, 46-48 and 52-61.
+        // Reserved bits: 14-15, 30-31, 46-48 and 52-61.
         check_reserved("wgmma descriptor", bits, 0x3ff1_c000_c000_c000)?;
         let swizzle = match field(bits, 62, 64) {
             0 => Swizzle::None,
@@ -107,7 +109,7 @@ impl SharedMatrix {
         if version != 0b001 {
             return Err(DescriptorError::Version { value: bits, got: version });
         }
-        // 14-15, 30-31 and 53-60.
+        // Reserved bits: 14-15, 30-31 and 53-60.
         check_reserved("shared-memory descriptor", bits, 0x1fe0_0000_c000_c000)?;
         let swizzle = match field(bits, 61, 64) {
             0 => Swizzle::None,
@@ -131,7 +133,7 @@ impl SharedMatrix {
         Ok(SharedMatrix { start: bytes(0), leading: bytes(16), stride: bytes(32), swizzle })
     }
 
-    /// Rows (of 128-bit chunks) of a swizzle atom in the strided direction.
+    /// Rows (of 128-bit chunks) per swizzle atom in the strided direction.
     const fn atom_rows(&self) -> u32 {
         match self.swizzle {
             Swizzle::B128Atom32 => 4,
@@ -139,7 +141,7 @@ impl SharedMatrix {
         }
     }
 
-    /// Chunks of a swizzle atom in the contiguous direction.
+    /// Chunks per swizzle atom in the contiguous direction.
     fn atom_chunks(&self) -> u32 {
         self.swizzle.span_bytes().map_or(1, |span| span / CHUNK_BYTES)
     }
@@ -155,7 +157,7 @@ impl SharedMatrix {
         let in_atom = (in_rows * chunks + in_chunks) * CHUNK_BYTES;
         let atom = match (major, self.swizzle) {
             (Major::K, Swizzle::None) => row_atom * self.stride + chunk_atom * self.leading,
-            // "Not used, assumed to be 1": the next chunk simply follows.
+            // The offset is "not used, assumed to be 1": the next chunk follows directly.
             (Major::K, _) => row_atom * self.stride + (chunk - in_chunks) * CHUNK_BYTES,
             (Major::Mn, Swizzle::None) => row_atom * self.leading + chunk_atom * self.stride,
             (Major::Mn, _) => row_atom * self.stride + chunk_atom * self.leading,
@@ -163,8 +165,8 @@ impl SharedMatrix {
         self.swizzle.apply(self.start + atom + in_atom)
     }
 
-    /// Checks that elements of `element_bits` in this order can have this descriptor's layout (PTX ISA 9.7.16.10.3,
-    /// table 54, and 9.7.16.10.6, table 55), and that a K-major row of `k_bytes` stays inside its swizzle span.
+    /// Checks that the descriptor's layout allows elements of `element_bits` in this order (PTX ISA 9.7.16.10.3, table
+    /// 54, and 9.7.16.10.6, table 55), and that a K-major row of `k_bytes` stays inside its swizzle span.
     ///
     /// # Errors
     /// [`DescriptorError::Layout`] and [`DescriptorError::CrossesSpan`].
@@ -237,7 +239,7 @@ pub enum Element {
 }
 
 impl Element {
-    /// Bits of the value itself.
+    /// Bits per value.
     pub const fn bits(self) -> u32 {
         match self {
             Element::F16 | Element::Bf16 => 16,
@@ -248,7 +250,7 @@ impl Element {
         }
     }
 
-    /// The floating-point format; `None` for integers. `tf32` is the 19-bit format of [`number::TF32`].
+    /// Floating-point format; `None` for integers. `tf32` is the 19-bit format of [`number::TF32`].
     pub const fn format(self) -> Option<Format> {
         Some(match self {
             Element::F16 => number::F16,
@@ -281,27 +283,27 @@ pub enum ScaleType {
     Ue8m0,
 }
 
-/// `.scale_vec::NX`: scale factors for a row over the K of one MMA (PTX ISA 9.7.16.10.7.1).
+/// `.scale_vec::NX`: scale factors per row over the K of one MMA (PTX ISA 9.7.16.10.7.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScaleVector {
-    /// One; `.block32` of `mxf8f6f4`.
+    /// One scale factor: `.block32` of `mxf8f6f4`.
     X1 = 1,
-    /// Two; `.block32` of the 4-bit kinds.
+    /// Two scale factors: `.block32` of the 4-bit kinds.
     X2 = 2,
-    /// Four; `.block16`.
+    /// Four scale factors: `.block16`.
     X4 = 4,
 }
 
 /// A decoded `tcgen05` instruction descriptor (PTX ISA 9.7.16.4.2, tables 42 to 44).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct InstructionDescriptor {
-    /// The kind it was decoded for.
+    /// Kind of the instruction that the descriptor was decoded for.
     pub kind: MmaKind,
     /// Rows of A and D.
     pub m: u32,
     /// Columns of B and D.
     pub n: u32,
-    /// The summed extent, which follows from kind and sparsity.
+    /// Extent of the sum, determined by kind and sparsity.
     pub k: u32,
     /// Type of D.
     pub d: Accumulator,
@@ -309,21 +311,21 @@ pub struct InstructionDescriptor {
     pub a: Element,
     /// Type of B's elements.
     pub b: Element,
-    /// A is negated.
+    /// `true` if A is negated.
     pub negate_a: bool,
-    /// B is negated.
+    /// `true` if B is negated.
     pub negate_b: bool,
     /// Order of A in shared memory.
     pub major_a: Major,
     /// Order of B in shared memory.
     pub major_b: Major,
-    /// A is sparse.
+    /// `true` if A is sparse.
     pub sparse: bool,
     /// Sparsity selector.
     pub sparsity_selector: u32,
-    /// Integer results saturate.
+    /// `true` if integer results saturate.
     pub saturate: bool,
-    /// Largest shift for B's reuse in `.ws`: 0, 8, 16 or 32.
+    /// Maximum shift for the reuse of B in `.ws`: 0, 8, 16 or 32.
     pub max_shift: u32,
     /// Scale factor type of the block-scaled kinds.
     pub scale: Option<ScaleType>,
@@ -334,10 +336,10 @@ pub struct InstructionDescriptor {
 }
 
 impl InstructionDescriptor {
-    /// Decodes `bits` for an instruction of this kind, `cta_group` (1 or 2) and form, and checks shape and types.
+    /// Decodes `bits` for an instruction of this kind, `cta_group` (1 or 2) and form. Checks shape and types.
     ///
     /// # Errors
-    /// The first rule that is broken.
+    /// The first rule that the descriptor breaks.
     pub fn decode(kind: MmaKind, cta_group: u32, weight_stationary: bool, bits: u32) -> Result<Self, DescriptorError> {
         let get = |from, to| field(bits.into(), from, to) as u32;
         let flag = |bit| get(bit, bit + 1) == 1;
@@ -345,11 +347,11 @@ impl InstructionDescriptor {
         let scaled = matches!(kind, MmaKind::Mxf8f6f4 | MmaKind::Mxf4 | MmaKind::Mxf4nvf4);
         let four_bit = matches!(kind, MmaKind::Mxf4 | MmaKind::Mxf4nvf4);
         let reserved: u64 = match (scaled, four_bit) {
-            // 6, 23, 29.
+            // Reserved: bits 6, 23, 29.
             (false, _) => 0x2080_0040,
-            // 0-1, 3, 6, 24-26, 31.
+            // Reserved: bits 0-1, 3, 6, 24-26, 31.
             (true, false) => 0x8700_004b,
-            // 0-1, 3, 6, 12, 24-26.
+            // Reserved: bits 0-1, 3, 6, 12, 24-26.
             (true, true) => 0x0700_104b,
         };
         check_reserved("instruction descriptor", bits.into(), reserved)?;
@@ -480,7 +482,7 @@ impl InstructionDescriptor {
         Ok(())
     }
 
-    /// Elements of K that share a scale factor.
+    /// Elements of K per scale factor.
     pub const fn scale_block(&self, vector: ScaleVector) -> u32 {
         self.k / vector as u32
     }
@@ -518,9 +520,9 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Any bits: an error or a descriptor whose addresses can be computed, never a panic.
+        /// Any bits give an error or a descriptor with computable addresses, never a panic.
         #[test]
-        fn descriptors_of_any_bits_are_used_or_refused(matrix: u64, instruction: u32, cta_group in 0u32..4, ws: bool) {
+        fn descriptors_of_any_bits_decode_or_are_refused(matrix: u64, instruction: u32, cta_group in 0u32..4, ws: bool) {
             for fix in [0, VERSION] {
                 for decoded in [SharedMatrix::wgmma(matrix), SharedMatrix::tcgen05(matrix & !(7 << 46) | fix)] {
                     let Ok(matrix) = decoded else { continue };
@@ -542,7 +544,7 @@ mod tests {
 
     const VERSION: u64 = 1 << 46;
 
-    /// A CuTe layout: nested modes flattened to (extent, stride) pairs, first fastest.
+    /// Evaluates a CuTe layout: nested modes flattened to (extent, stride) pairs, first fastest.
     fn cute(modes: &[(u32, u32)], mut index: u32) -> u32 {
         let mut offset = 0;
         for &(extent, stride) in modes {
@@ -552,15 +554,15 @@ mod tests {
         offset
     }
 
-    /// Swizzle<bits, 4, 3> on byte addresses.
+    /// `Swizzle<bits, 4, 3>` on byte addresses.
     fn cute_swizzle(bits: u32, address: u32) -> u32 {
         address ^ (address >> 3 & ((1 << bits) - 1) << 4)
     }
 
-    /// The examples of PTX ISA 9.7.16.3.3: swizzle bits, rows, columns ("Exact layout" in elements), element size,
-    /// encoded LBO and SBO. The first mode list runs over M or N, the second over K.
+    /// Examples of PTX ISA 9.7.16.3.3: swizzle bits, rows, columns ("Exact layout" in elements), element size, encoded
+    /// LBO and SBO. The first list of modes covers M or N, the second covers K.
     #[test]
-    fn canonical_layouts_are_the_manuals_examples() {
+    fn canonical_layouts_match_the_examples_of_the_manual() {
         type Modes = &'static [(u32, u32)];
         type Example = (Major, u64, u32, Modes, Modes, u32, u64, u64);
         let examples: [Example; 5] = [
@@ -590,7 +592,7 @@ mod tests {
 
     /// Table 55: an MN-major atom of the 32-byte atomicity is 8 chunks by 4 rows (CUTLASS: Swizzle<2,5,2> on 4 rows).
     #[test]
-    fn the_32_byte_atomicity_repeats_after_four_rows() {
+    fn layout_of_32_byte_atoms_repeats_after_four_rows() {
         let matrix = SharedMatrix { start: 0, leading: 4096, stride: 512, swizzle: Swizzle::B128Atom32 };
         assert_eq!(matrix.chunk_address(Major::Mn, 1, 0), 128 + 32);
         assert_eq!(matrix.chunk_address(Major::Mn, 3, 2), 384 + 64);
@@ -598,10 +600,10 @@ mod tests {
         assert_eq!(matrix.chunk_address(Major::Mn, 0, 8), 4096);
     }
 
-    /// Advancing the start address by 32 bytes inside a 128-byte swizzle row reaches the next K step: the swizzle works
-    /// on addresses.
+    /// Adding 32 bytes to the start address inside a 128-byte swizzle row reaches the next K step, because the swizzle
+    /// permutes addresses.
     #[test]
-    fn a_k_step_inside_a_swizzle_atom_is_an_addition_to_the_start() {
+    fn k_step_inside_a_swizzle_atom_adds_to_the_start_address() {
         let whole = SharedMatrix { start: 0x4000, leading: 0, stride: 1024, swizzle: Swizzle::B128 };
         let step = SharedMatrix { start: 0x4020, ..whole };
         for row in 0..32 {
@@ -615,7 +617,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_shared_descriptors_are_told_apart() {
+    fn each_malformed_shared_descriptor_has_its_own_error() {
         use DescriptorError as E;
         assert!(matches!(SharedMatrix::tcgen05(2 << 61), Err(E::Version { got: 0, .. })));
         assert_eq!(SharedMatrix::tcgen05(VERSION | 3 << 61), Err(E::Swizzle(3)));
@@ -668,7 +670,7 @@ mod tests {
         assert_eq!(decoded.check_scales(ScaleVector::X4), Ok(()));
         assert_eq!(decoded.scale_block(ScaleVector::X4), 16);
         assert!(decoded.check_scales(ScaleVector::X2).is_err());
-        // UE8M0 with ids 2 (A) and 0 (B): fine for two scales a row, not for four.
+        // UE8M0 with ids 2 (A) and 0 (B): valid for two scales per row, invalid for four.
         let bits = bits | 1 << 23 | 2 << 29;
         let decoded = InstructionDescriptor::decode(MmaKind::Mxf4nvf4, 1, false, bits).unwrap();
         assert_eq!((decoded.scale, decoded.scale_a_id), (Some(ScaleType::Ue8m0), 2));
@@ -693,7 +695,7 @@ mod tests {
         assert_eq!((decoded.a, decoded.b, decoded.k), (Element::E2m1, Element::E2m3, 32));
     }
 
-    /// Table 39, probed at its edges.
+    /// Cases at the limits of table 39.
     #[test]
     fn illegal_shapes_are_rejected() {
         let ok = |kind, cta_group, ws, bits| InstructionDescriptor::decode(kind, cta_group, ws, bits).is_ok();

@@ -1,7 +1,8 @@
 //! f64 arithmetic in any rounding mode (PTX ISA, "Floating Point Instructions": `.rn`, `.rz`, `.rm`, `.rp`).
 //!
-//! The host rounds to nearest. On which side of that the exact value lies is told by a sum with all the bits that products of
-//! f64 can have (Kulisch's accumulator); then the result is the nearest one or its neighbor.
+//! The host rounds to nearest. To find on which side of that result the exact value lies, the module sums products
+//! exactly, with all bits that products of f64 can have (Kulisch's accumulator). The result is then the nearest f64 or
+//! one of its neighbors.
 
 use std::cmp::Ordering;
 
@@ -14,7 +15,7 @@ pub fn add(a: f64, b: f64, rounding: Rounding) -> f64 {
 
 /// `a · b`.
 pub fn mul(a: f64, b: f64, rounding: Rounding) -> f64 {
-    // A zero of the product's sign changes nothing.
+    // Adding a zero with the product's sign changes nothing.
     let zero = if is_negative(a, b) { -0.0 } else { 0.0 };
     fma(a, b, zero, rounding)
 }
@@ -27,7 +28,7 @@ pub fn fma(a: f64, b: f64, c: f64, rounding: Rounding) -> f64 {
     }
     let side = beyond(nearest, || sign_of_sum(&[(a, b), (c, 1.0), (-nearest, 1.0)]));
     if side == Ordering::Equal && nearest == 0.0 {
-        // Where unlike signs cancel, the zero is −0 when rounding down (IEEE 754, 6.3).
+        // If values of opposite sign cancel, the zero is −0 when rounding down (IEEE 754, 6.3).
         let canceled = is_negative(a, b) != c.is_sign_negative();
         return if canceled && rounding == Rounding::Down { -0.0 } else { nearest };
     }
@@ -47,7 +48,7 @@ pub fn div(a: f64, b: f64, rounding: Rounding) -> f64 {
     step(nearest, side, rounding)
 }
 
-/// The square root.
+/// Square root of `a`.
 pub fn sqrt(a: f64, rounding: Rounding) -> f64 {
     let nearest = a.sqrt();
     if rounding == Rounding::NearestEven || !nearest.is_finite() {
@@ -60,7 +61,7 @@ fn is_negative(a: f64, b: f64) -> bool {
     a.is_sign_negative() != b.is_sign_negative()
 }
 
-/// How the exact value, which is finite, compares with its nearest f64. That is infinite where the exact one is too large.
+/// Compares a finite exact value with its nearest f64, which is infinite if the exact value is too large.
 fn beyond(nearest: f64, compare: impl Fn() -> Ordering) -> Ordering {
     match nearest {
         f64::INFINITY => Ordering::Less,
@@ -69,7 +70,7 @@ fn beyond(nearest: f64, compare: impl Fn() -> Ordering) -> Ordering {
     }
 }
 
-/// The nearest f64 and the side of it where the exact value lies, rounded in a direction.
+/// Rounds in a direction, given the nearest f64 and the side on which the exact value lies.
 fn step(nearest: f64, side: Ordering, rounding: Rounding) -> f64 {
     let negative = nearest.is_sign_negative();
     match (rounding, side) {
@@ -81,12 +82,12 @@ fn step(nearest: f64, side: Ordering, rounding: Rounding) -> f64 {
     }
 }
 
-/// The exponent of the last bit that a product of two f64 can have.
+/// Exponent of the lowest bit that a product of two f64 can have.
 const LAST: i32 = 2 * -1074;
-/// From that bit to above the largest product, and room for sums and a sign: 2148 + 2048 bits and more.
+/// 64-bit limbs from that bit to above the largest product, with room for sums and a sign: more than 2148 + 2048 bits.
 const LIMBS: usize = 66;
 
-/// How a sum of a few products of finite values compares with zero, exactly.
+/// Compares a sum of a few products of finite values with zero, exactly.
 fn sign_of_sum(products: &[(f64, f64)]) -> Ordering {
     let mut sum = [0u64; LIMBS];
     for &(a, b) in products {
@@ -103,13 +104,13 @@ fn sign_of_sum(products: &[(f64, f64)]) -> Ordering {
     }
 }
 
-/// A finite value's magnitude as an integer times a power of two.
+/// Splits the magnitude of a finite value into an integer and the exponent of a power of two.
 fn parts(x: f64) -> (u64, i32) {
     let (mantissa, exponent) = (x.to_bits() & ((1 << 52) - 1), (x.to_bits() >> 52 & 0x7ff) as i32);
     if exponent == 0 { (mantissa, -1074) } else { (mantissa | 1 << 52, exponent - 1075) }
 }
 
-/// Adds `value`·2^`place` to a number in two's complement, or takes it away.
+/// Adds `value`·2^`place` to a number in two's complement, or subtracts it if `negative`.
 fn add_shifted(sum: &mut [u64; LIMBS], value: u128, place: usize, negative: bool) {
     let (first, shift) = (place / 64, place % 64);
     let above = if shift == 0 { 0 } else { (value >> (128 - shift)) as u64 };
@@ -138,7 +139,7 @@ mod tests {
     const DIRECTED: [Rounding; 3] = [Rounding::TowardZero, Rounding::Down, Rounding::Up];
 
     #[test]
-    fn what_f64_has_exactly_is_the_same_in_every_mode() {
+    fn exact_results_are_equal_in_every_rounding_mode() {
         for mode in DIRECTED {
             assert_eq!(add(1.5, 2.25, mode), 3.75);
             assert_eq!(mul(-3.0, 0.5, mode), -1.5);
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn the_exact_values_of_thirds_and_roots_lie_between() {
+    fn inexact_results_round_in_the_direction_of_the_mode() {
         let third: f64 = 1.0 / 3.0;
         assert_eq!(DIRECTED.map(|mode| div(1.0, 3.0, mode)), [third, third, third.next_up()], "the nearest is below");
         assert_eq!(DIRECTED.map(|mode| div(-1.0, 3.0, mode)), [-third, -third.next_up(), -third]);
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_of_f64() {
+    fn overflow_and_underflow_round_in_the_direction_of_the_mode() {
         let tiny = f64::from_bits(1);
         assert_eq!(DIRECTED.map(|mode| mul(f64::MAX, 2.0, mode)), [f64::MAX, f64::MAX, f64::INFINITY]);
         assert_eq!(DIRECTED.map(|mode| add(-f64::MAX, -1.0, mode)), [-f64::MAX, f64::NEG_INFINITY, -f64::MAX]);
@@ -177,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cancels_is_minus_zero_when_rounding_down() {
+    fn canceling_sums_give_minus_zero_when_rounding_down() {
         assert_eq!(DIRECTED.map(|mode| add(1.5, -1.5, mode).is_sign_negative()), [false, true, false]);
         assert_eq!(DIRECTED.map(|mode| fma(-2.0, 1.0, 2.0, mode).is_sign_negative()), [false, true, false]);
         assert!(DIRECTED.iter().all(|mode| add(-0.0, -0.0, *mode).is_sign_negative()));
@@ -191,7 +192,7 @@ mod tests {
             let exact = i128::from(a) * i128::from(b);
             prop_assert!(down as i128 <= exact && exact <= up as i128 && zero == down);
             prop_assert_eq!(up, if down as i128 == exact { down } else { down.next_up() });
-            // The quotient's bounds, times the divisor, lie around the dividend.
+            // The quotient's bounds times the divisor enclose the dividend.
             let [zero, down, up] = DIRECTED.map(|mode| div(x, y, mode));
             prop_assert!(zero == down && (up == down || up == down.next_up()));
             prop_assert!(mul(down, y, Rounding::Down) <= x && x <= mul(up, y, Rounding::Up));

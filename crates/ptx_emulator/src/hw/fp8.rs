@@ -1,41 +1,41 @@
-//! `wgmma` of 8-bit floats with f32 accumulators, to the bit as an H200 computes it.
+//! `wgmma` of 8-bit floats with f32 accumulators, bit-exact with an H200.
 //!
-//! Here the tensor core keeps far fewer bits than its f32 accumulators could hold, which shows in results: of 14336
-//! products of one sign a fifth is lost. So these sums are the card's, and not exact ones as in
-//! [`matmul`](super::matmul). PTX leaves them open. What the card does was found from 114,720 of its results; a test
-//! compares some of them (`fp8_h200.txt`).
+//! The H200's tensor core keeps far fewer bits than its f32 accumulators could hold, which is visible in results: a sum
+//! of 14336 products of one sign loses a fifth of its value. These sums therefore follow the GPU, and are not exact
+//! like the sums in [`matmul`](super::matmul). PTX leaves them unspecified. The rules were derived from 114,720 results
+//! of an H200. A test compares some of them (`fp8_h200.txt`).
 //!
-//! 1. A product of two elements is exact. Its exponent is the sum of its factors', subnormal elements having that of
-//!    the smallest normal ones. The accumulator has its own exponent. What is zero has none.
-//! 2. All 32 products and the accumulator are cut, toward zero, to multiples of 2⁻¹³ of the power of two with the
-//!    largest of these exponents.
-//! 3. They are added exactly, and the sum is cut, toward zero, to 13 bits behind its first one.
+//! 1. A product of two elements is exact. Its exponent is the sum of its factors' exponents. A subnormal element has
+//!    the exponent of the smallest normal element. The accumulator has its own exponent. A zero has no exponent.
+//! 2. All 32 products and the accumulator are truncated, toward zero, to multiples of 2⁻¹³ times the power of two with
+//!    the largest of these exponents.
+//! 3. They are added exactly. The sum is truncated, toward zero, to 13 bits after its leading bit.
 
 use super::descriptor::Element;
 use super::number::{self, E4M3, E5M2};
 
-/// Bits behind the first that an addend and the sum keep.
+/// Bits after the leading bit that an addend and the sum keep.
 const KEPT_BITS: i32 = 13;
 
-/// Bits behind the first one of an element's significand, here.
+/// Bits after the leading bit of an element's significand in [`Scaled`].
 const ELEMENT_BITS: i32 = 3;
 
-/// Those of an f32.
+/// Bits after the leading bit of an f32's significand.
 const F32_BITS: i32 = 23;
 
 /// A finite number as an integer times a power of two.
 #[derive(Clone, Copy, Debug, Default)]
 struct Scaled {
-    /// Below 16 in magnitude for an element, 8 at least for a normal one; 0 for zero.
+    /// An element's significand is below 16 in magnitude, and at least 8 if the element is normal. A zero has 0.
     significand: i32,
-    /// The exponent of the significand's bit 3.
+    /// Exponent of bit 3 of the significand.
     exponent: i32,
-    /// What makes the result infinite or NaN, if the number is either.
+    /// The value, if it is infinite or NaN.
     special: Option<f32>,
 }
 
 impl Scaled {
-    /// An element from its code.
+    /// Decodes an element.
     fn element(element: Element, code: u8) -> Self {
         let format = if element == Element::E5m2 { E5M2 } else { E4M3 };
         let value = number::decode(&format, code.into());
@@ -44,20 +44,20 @@ impl Scaled {
         }
         let mantissa_bits = format.mantissa_bits as i32;
         let (field, bias) = (i32::from(code & 0x7f) >> mantissa_bits, (1 << (format.exponent_bits - 1)) - 1);
-        // Subnormal elements have the exponent of the smallest normal ones.
+        // Subnormal elements have the exponent of the smallest normal elements.
         let exponent = field.max(1) - bias;
         let significand = (value * f64::from(ELEMENT_BITS - exponent).exp2()) as i32;
         Self { significand, exponent, special: None }
     }
 
-    /// Rows of elements.
+    /// Decodes rows of elements.
     fn decode(element: Element, codes: &[u8]) -> Vec<Self> {
         let table: Vec<Self> = (0..=u8::MAX).map(|code| Self::element(element, code)).collect();
         codes.iter().map(|&code| table[usize::from(code)]).collect()
     }
 }
 
-/// `significand · 2^exponent`, cut toward zero to a multiple of 1.
+/// `significand · 2^exponent`, truncated toward zero to an integer.
 fn cut(significand: i64, exponent: i32) -> i64 {
     match exponent {
         0.. => significand << exponent,
@@ -66,13 +66,13 @@ fn cut(significand: i64, exponent: i32) -> i64 {
     }
 }
 
-/// D = A·Bᵀ + D of elements of 8 bits. A and B are rows of `k` codes, `d` is M × N, row by row.
+/// D = A·Bᵀ + D for 8-bit elements. A and B are rows of `k` codes. `d` is M × N, row by row.
 ///
 /// # Panics
 /// If `d` has another length.
 pub fn multiply_f32(a: (Element, &[u8]), b: (Element, &[u8]), k: usize, d: &mut [f32]) {
     let (a, b) = (Scaled::decode(a.0, a.1), Scaled::decode(b.0, b.1));
-    assert_eq!(d.len() * k * k, a.len() * b.len(), "D is M × N");
+    assert_eq!(d.len() * k * k, a.len() * b.len(), "D must be M × N");
     for (a, d) in a.chunks_exact(k).zip(d.chunks_exact_mut((b.len() / k).max(1))) {
         for (b, d) in b.chunks_exact(k).zip(d) {
             *d = dot(a, b, *d);
@@ -80,7 +80,7 @@ pub fn multiply_f32(a: (Element, &[u8]), b: (Element, &[u8]), k: usize, d: &mut 
     }
 }
 
-/// One element of D.
+/// Computes one element of D.
 fn dot(a: &[Scaled], b: &[Scaled], c: f32) -> f32 {
     let products = || a.iter().zip(b).map(|(a, b)| (a.significand * b.significand, a.exponent + b.exponent));
     let is_special = |number: &Scaled| number.special.is_some();
@@ -97,20 +97,20 @@ fn dot(a: &[Scaled], b: &[Scaled], c: f32) -> f32 {
         |(significand, exponent): (i32, i32), bits: i32| cut(significand.into(), exponent - bits - largest + KEPT_BITS);
     let sum: i64 = products().map(|product| addend(product, 2 * ELEMENT_BITS)).sum::<i64>()
         + addend((c_significand, c_exponent), F32_BITS);
-    // What is below the sum's last kept bit.
+    // Number of bits below the sum's last kept bit.
     let below = (sum.unsigned_abs().checked_ilog2().unwrap_or(0) as i32 - KEPT_BITS).max(0);
     let sum = cut(sum, -below) << below;
     (sum as f64 * f64::from(largest - KEPT_BITS).exp2()) as f32
 }
 
-/// A finite f32 as an integer times 2⁻²³, and the power of two that this is multiplied by.
+/// Splits a finite f32 into an integer, in units of 2⁻²³, and the exponent of the power of two that multiplies it.
 fn parts(x: f32) -> (i32, i32) {
     let (bits, sign) = (x.to_bits(), if x.is_sign_negative() { -1 } else { 1 });
     let (field, mantissa) = ((bits >> F32_BITS & 0xff) as i32, (bits & 0x7f_ffff) as i32);
     if field == 0 { (sign * mantissa, -126) } else { (sign * (mantissa | 1 << F32_BITS), field - 127) }
 }
 
-/// Where an element or the accumulator is infinite or NaN, IEEE 754 says what the sum is.
+/// Sum by the rules of IEEE 754 if an element or the accumulator is infinite or NaN.
 #[cold]
 fn special(a: &[Scaled], b: &[Scaled], c: f32) -> f32 {
     let value = |x: &Scaled| x.special.unwrap_or(x.significand as f32);
@@ -122,11 +122,12 @@ fn special(a: &[Scaled], b: &[Scaled], c: f32) -> f32 {
 mod tests {
     use super::*;
 
-    /// Results of an H200: a line has the types of A and B, 32 codes of each, the accumulator's bits before and after.
+    /// Results of an H200. Each line holds the types of A and B, 32 codes of each, and the accumulator's bits before
+    /// and after.
     const CARD: &str = include_str!("fp8_h200.txt");
 
     #[test]
-    fn sums_are_those_of_a_card() {
+    fn sums_match_an_h200() {
         let bytes = |hex: &str| -> Vec<u8> {
             hex.as_bytes()
                 .chunks(2)
@@ -140,21 +141,21 @@ mod tests {
             let bits = |hex| u32::from_str_radix(hex, 16).unwrap();
             let mut sum = [f32::from_bits(bits(c))];
             multiply_f32((element(a_type), &bytes(a)), (element(b_type), &bytes(b)), 32, &mut sum);
-            assert_eq!(sum[0].to_bits(), bits(d), "{line}: {} and not {}", sum[0], f32::from_bits(bits(d)));
+            assert_eq!(sum[0].to_bits(), bits(d), "{line}: found {}, expected {}", sum[0], f32::from_bits(bits(d)));
             lines += 1;
         }
         assert!(lines >= 100, "{lines} lines");
     }
 
     #[test]
-    fn small_integers_add_up_exactly_and_a_thousandth_of_one_is_lost() {
+    fn small_integers_are_exact_but_small_addends_are_lost() {
         const ONE: u8 = 0x38;
         let mut sum = [3.0];
         multiply_f32((Element::E4m3, &[ONE; 32]), (Element::E4m3, &[ONE; 32]), 32, &mut sum);
         assert_eq!(sum, [35.0]);
         let mut sum = [8192.0];
         multiply_f32((Element::E4m3, &[ONE; 32]), (Element::E4m3, &[0x30; 32]), 32, &mut sum);
-        // Halves beside 2¹³.
+        // The products are halves, which are lost next to 2¹³.
         assert_eq!(sum, [8192.0]);
     }
 }

@@ -1,25 +1,25 @@
-//! Which thread's register holds which matrix element, for `mma.sync`, `wgmma` and the `ldmatrix` family.
+//! Mapping of matrix elements to threads and registers, for `mma.sync`, `wgmma` and the `ldmatrix` family.
 //!
 //! PTX ISA 9.7.14.5.3–9.7.14.5.13 (`mma` fragments), 9.7.14.5.15–17 (`ldmatrix`, `stmatrix`, `movmatrix`), 9.7.14.3
-//! (which threads supply `mma`'s scale factors), 9.7.15.5.1.1 (`wgmma` fragments, drawn in the manual; CUTLASS's
-//! `mma_traits_sm90_gmma.hpp` states them as CuTe layouts).
+//! (lanes that supply `mma`'s scale factors), 9.7.15.5.1.1 (`wgmma` fragments, drawn in the manual; CUTLASS's
+//! `mma_traits_sm90_gmma.hpp` defines them as CuTe layouts).
 //!
-//! The many tables of the manual are one rule. A lane is `group = lane / 4` and `thread = lane % 4`. A register of A or
-//! B holds E consecutive elements along K (E = 32 / element bits; 1 for f64), and four threads side by side hold 4E.
+//! One rule covers the many tables of the manual. A lane is `group = lane / 4` and `thread = lane % 4`. A register of A
+//! or B holds E consecutive elements along K (E = 32 / element bits; 1 for f64), and four adjacent threads hold 4E.
 //!
 //! Not covered: `mma.m8n8k4` in f16, sparse A, and the 16×8 forms of `stmatrix`.
 
 /// Row and column of an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Position {
-    /// In M for A and C/D; in K for B; in the 8×8 matrix for the `ldmatrix` family.
+    /// Index in M for A and C/D, in K for B, and in the 8×8 matrix for the `ldmatrix` family.
     pub row: u32,
-    /// In K for A; in N for B and C/D.
+    /// Index in K for A, and in N for B and C/D.
     pub column: u32,
 }
 
-/// A of `mma.m16n8k*` (and of `m8n8k*`, whose single register is the first): element `index` of `register`, with
-/// `per_register` elements to a register.
+/// A of `mma.m16n8k*`, and of `m8n8k*`, which has only the first register: element `index` of `register`, with
+/// `per_register` elements per register.
 pub const fn mma_a(lane: u32, register: u32, index: u32, per_register: u32) -> Position {
     Position { row: lane / 4 + register % 2 * 8, column: (register / 2 * 4 + lane % 4) * per_register + index }
 }
@@ -29,56 +29,56 @@ pub const fn mma_b(lane: u32, register: u32, index: u32, per_register: u32) -> P
     Position { row: (register * 4 + lane % 4) * per_register + index, column: lane / 4 }
 }
 
-/// Element `index` (c0, c1, …) of a lane's C or D of `mma.m16n8k*` and `m8n8k*`. An f16 register holds two of them, the
-/// lower one in its lower half.
+/// Element `index` (c0, c1, …) of a lane's C or D of `mma.m16n8k*` and `m8n8k*`. An f16 register holds two elements,
+/// the lower index in its lower half.
 pub const fn mma_c(lane: u32, index: u32) -> Position {
     Position { row: lane / 4 + index / 2 * 8, column: lane % 4 * 2 + index % 2 }
 }
 
-/// The lane whose `scale-a-data` scales row `row` of A (`thread-id-a` 0 or 1; PTX ISA 9.7.14.3): in each group the
-/// chosen pair of threads supplies rows `group` and `group + 8`.
+/// Lane whose `scale-a-data` scales row `row` of A (`thread-id-a` 0 or 1; PTX ISA 9.7.14.3). In each group, the
+/// selected pair of threads supplies rows `group` and `group + 8`.
 pub const fn mma_scale_a_lane(row: u32, thread_id: u32) -> u32 {
     row % 8 * 4 + thread_id * 2 + row / 8
 }
 
-/// The lane whose `scale-b-data` scales column `column` of B (`thread-id-b` 0 to 3).
+/// Lane whose `scale-b-data` scales column `column` of B (`thread-id-b` 0 to 3).
 pub const fn mma_scale_b_lane(column: u32, thread_id: u32) -> u32 {
     column * 4 + thread_id
 }
 
-/// A of `wgmma.m64nNk*` in registers: as in `mma`, 16 rows to each warp. `thread` is 0 to 127 in the warpgroup.
+/// A of `wgmma.m64nNk*` in registers: as in `mma`, with 16 rows per warp. `thread` is 0 to 127 in the warpgroup.
 pub const fn wgmma_a(thread: u32, register: u32, index: u32, per_register: u32) -> Position {
     let Position { row, column } = mma_a(thread % 32, register, index, per_register);
     Position { row: thread / 32 * 16 + row, column }
 }
 
-/// Element `index` (d0, d1, …) of a thread's D of `wgmma.m64nN`: as in `mma`, 16 rows to each warp, and again every
-/// eight columns. An f16 register holds two of them, the lower one in its lower half.
+/// Element `index` (d0, d1, …) of a thread's D of `wgmma.m64nN`: as in `mma`, with 16 rows per warp, repeated every
+/// eight columns. An f16 register holds two elements, the lower index in its lower half.
 pub const fn wgmma_d(thread: u32, index: u32) -> Position {
     let Position { row, column } = mma_c(thread % 32, index % 4);
     Position { row: thread / 32 * 16 + row, column: index / 4 * 8 + column }
 }
 
-/// The lane that gives `ldmatrix` and `stmatrix` the address of a row (16 bytes) of a matrix: lanes 0–7 for the first
-/// matrix, 8–15 for the second, …
+/// Lane that supplies the address of a 16-byte matrix row to `ldmatrix` and `stmatrix`: lanes 0–7 for the first matrix,
+/// 8–15 for the second, …
 pub const fn ldmatrix_address_lane(matrix: u32, row: u32) -> u32 {
     matrix * 8 + row
 }
 
-/// The 16-bit element of an 8×8 matrix in half `half` (0 low, 1 high) of a lane's register, the matrix's own register;
-/// with `.trans` the matrix is taken column by column.
+/// 16-bit element of an 8×8 matrix in half `half` (0 low, 1 high) of a lane's register for that matrix. With `trans`,
+/// the matrix is read column by column.
 pub const fn ldmatrix(lane: u32, half: u32, trans: bool) -> Position {
     let (line, along) = (lane / 4, lane % 4 * 2 + half);
     if trans { Position { row: along, column: line } } else { Position { row: line, column: along } }
 }
 
-/// The 8-bit element of a 16×16 matrix in byte `byte` of a lane's register, the matrix's first or second one: the matrix is taken
-/// column by column (`.m16n16.trans`).
+/// 8-bit element of a 16×16 matrix in byte `byte` of a lane's first or second register for that matrix. The matrix is
+/// read column by column (`.m16n16.trans`).
 pub const fn ldmatrix_m16n16(lane: u32, register: u32, byte: u32) -> Position {
     Position { row: lane % 4 * 4 + byte, column: register * 8 + lane / 4 }
 }
 
-/// Where `movmatrix.trans` takes half `half` of a lane's result from: the source lane and half.
+/// Source lane and source half of half `half` of a lane's result of `movmatrix.trans`.
 pub const fn movmatrix_source(lane: u32, half: u32) -> (u32, u32) {
     let Position { row, column } = ldmatrix(lane, half, true);
     (row * 4 + column / 2, column % 2)
@@ -90,14 +90,14 @@ mod tests {
     use crate::hw::cute;
     use std::collections::BTreeSet;
 
-    /// The formulas of PTX ISA 9.7.14.5.7–11 for element i, as printed there.
+    /// Formulas of PTX ISA 9.7.14.5.7–11 for element i, as printed in the manual.
     #[test]
-    fn mma_operands_are_where_the_manuals_formulas_put_them() {
+    fn mma_operands_match_the_formulas_of_the_manual() {
         for lane in 0..32 {
             let (group, thread) = (lane >> 2, lane % 4);
             let check_a = |i: u32, per_register: u32, row: u32, column: u32| {
                 let ours = mma_a(lane, i / per_register, i % per_register, per_register);
-                assert_eq!(ours, Position { row, column }, "A: lane {lane}, a{i}, {per_register} a register");
+                assert_eq!(ours, Position { row, column }, "A: lane {lane}, a{i}, {per_register} per register");
             };
             let check_b = |i: u32, per_register: u32, row: u32| {
                 let ours = mma_b(lane, i / per_register, i % per_register, per_register);
@@ -145,7 +145,7 @@ mod tests {
 
     /// CUTLASS's `ALayout_64x8`, `64x16`, `64x32` and `CLayout_64xN`: (thread, value) → row + 64 · column.
     #[test]
-    fn wgmma_fragments_are_cutlass_layouts() {
+    fn wgmma_fragments_match_cutlass_layouts() {
         type Modes = &'static [(u32, u32)];
         let position = |index: u32| Position { row: index % 64, column: index / 64 };
         let a: [(u32, Modes, Modes); 3] = [
@@ -169,8 +169,8 @@ mod tests {
         }
     }
 
-    /// CUTLASS's SFALayout and SFBLayout for `sm_120`: lanes whose bit 1 (A) or two low bits (B) differ hold the same
-    /// row.
+    /// CUTLASS's SFALayout and SFBLayout for `sm_120`: lanes that differ only in bit 1 (A) or in the two low bits (B)
+    /// hold the same row.
     #[test]
     fn scale_factor_lanes_invert_cutlass_layouts() {
         for lane in 0..32 {
@@ -194,11 +194,13 @@ mod tests {
         assert_eq!(ldmatrix_address_lane(3, 5), 29);
     }
 
-    /// CUTLASS's `SM100_U8x8_LDSM_T`: it exchanges the middle bytes of the two registers, and names rows by other lanes.
+    /// CUTLASS's `SM100_U8x8_LDSM_T` swaps the middle bytes of the two registers and assigns row addresses to other
+    /// lanes.
     #[test]
-    fn ldmatrix_of_bytes_is_cutlass_s() {
+    fn ldmatrix_of_bytes_matches_cutlass() {
         for (lane, index) in (0..32).flat_map(|lane| (0..8).map(move |index| (lane, index))) {
-            // Which row a lane's address is of, and which byte a lane's value is, both in bits from the matrix's start.
+            // Row that a lane's address selects, and position of a lane's value, both as bit offsets from the start of
+            // the matrix.
             let row_of = |lane| cute(&[(2, 128), (2, 1024), (4, 256)], lane) / 128;
             let place = (cute(&[(4, 256), (8, 8)], lane) + cute(&[(2, 128), (2, 64), (2, 1024)], index)) / 8;
             let (register, byte) = (index / 2 % 2, index % 2 + index / 4 * 2);
@@ -208,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn moving_a_matrix_twice_restores_it() {
+    fn transposing_a_matrix_twice_restores_it() {
         let all: BTreeSet<(u32, u32)> =
             (0..32).flat_map(|lane| (0..2).map(move |half| movmatrix_source(lane, half))).collect();
         assert_eq!(all.len(), 64);
@@ -218,6 +220,6 @@ mod tests {
                 assert_eq!(movmatrix_source(from, from_half), (lane, half));
             }
         }
-        assert_eq!(movmatrix_source(1, 0), (8, 0), "result (0, 2) is source (2, 0)");
+        assert_eq!(movmatrix_source(1, 0), (8, 0), "result (0, 2) must come from source (2, 0)");
     }
 }

@@ -1,38 +1,38 @@
 //! Matrix multiply-accumulate as the tensor cores do it: D = A·B + D.
 //!
-//! **The model.** Products are exact; the products of one MMA's K extent and the accumulator are summed exactly; the
-//! sum is rounded once, to nearest even, to D's type. PTX leaves "accumulation order, rounding and handling of
-//! subnormal inputs" open (PTX ISA 9.7.14.5.14, 9.7.15.5.2): hardware may differ in the last bits of a floating-point
-//! result. Integer results are exact everywhere. Where hardware differs by much, in the f32 sums of `wgmma` of 8-bit
-//! floats, [`fp8`](super::fp8) has its bits.
+//! **The model.** Products are exact. The products over one MMA's K and the accumulator are summed exactly. The sum is
+//! rounded once, to nearest even, to D's type. PTX leaves "accumulation order, rounding and handling of subnormal
+//! inputs" unspecified (PTX ISA 9.7.14.5.14, 9.7.15.5.2), so the last bits of a GPU's floating-point results may
+//! differ. Integer results are exact on every GPU. The f32 sums of `wgmma` of 8-bit floats differ by much more:
+//! [`fp8`](super::fp8) reproduces their bits.
 //!
-//! How it is exact: the sums run in f64. A row of A and a row of Bᵀ bound the largest product and the weight of the
-//! smallest product's last bit; where all that lies between fits 53 bits, no f64 addition rounds, in any order. Where
-//! it does not, the element is summed with error-free transformations (Shewchuk, "Adaptive precision floating-point
-//! arithmetic", 1997). NVFP4 always fits: an e2m1 block sum is a small integer, and with two ue4m3 scales the sum of
-//! four blocks stays under 2⁴⁹ in units of 2⁻²⁰.
+//! **The method.** The sums run in f64. A row of A and a row of Bᵀ bound the largest product and the weight of the
+//! smallest product's last bit. If that range fits in 53 bits, no f64 addition rounds, in any order. Otherwise the
+//! element is summed with error-free transformations (Shewchuk, "Adaptive precision floating-point arithmetic", 1997).
+//! NVFP4 always fits: an e2m1 block sum is a small integer, and with two ue4m3 scales the sum of four blocks stays
+//! under 2⁴⁹ in units of 2⁻²⁰.
 //!
-//! Both operands come as rows along K: A is M × K, B is given transposed, N × K. Kinds and packings: PTX ISA 9.7.16.10.
+//! Both operands are rows along K: A is M × K, and B is transposed, N × K. Kinds and packings: PTX ISA 9.7.16.10.
 
 use super::descriptor::{CHUNK_BYTES, Element, Major, MmaKind, ScaleType, SharedMatrix};
 use super::number::{self, add_to_odd, decode, decode_ue4m3, decode_ue8m0, to_odd};
 use super::simd::{B_OFFSET, FoursA, FoursB, PANEL, QUAD, floats_row, fours};
 
-/// How elements lie in the bytes of a row (PTX ISA 9.7.16.10.4 and 9.7.14.5.14).
+/// Layout of elements in the bytes of a row (PTX ISA 9.7.16.10.4 and 9.7.14.5.14).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Packing {
-    /// Contiguous, the lowest bits first; the 4-bit kinds too.
+    /// Contiguous, lowest bits first, also in the 4-bit kinds.
     Dense,
     /// Sixteen 4- or 6-bit elements at the start of every 16 bytes: `f8f6f4` and `mxf8f6f4` in shared memory.
     Padded,
-    /// A byte for each 4- or 6-bit element, 4 bits in the middle and 6 bits at the bottom: `f8f6f4` and `mxf8f6f4` in
-    /// registers (the manual says so in words) and in tensor memory (where it draws the container, taken to be the
-    /// same).
+    /// One byte per 4-bit or 6-bit element, with 4 bits in the middle and 6 bits at the bottom: `f8f6f4` and `mxf8f6f4`
+    /// in registers and in tensor memory. The manual describes the registers in words. For tensor memory it draws a
+    /// container, which is assumed to be the same.
     Container,
 }
 
 impl Packing {
-    /// How a `tcgen05.mma` of this kind packs an operand in shared memory, or else in tensor memory.
+    /// Packing of an operand of `tcgen05.mma` in shared memory (`shared`) or in tensor memory.
     pub const fn of(kind: MmaKind, shared: bool) -> Self {
         match (kind, shared) {
             (MmaKind::F8f6f4 | MmaKind::Mxf8f6f4, true) => Packing::Padded,
@@ -41,7 +41,7 @@ impl Packing {
         }
     }
 
-    /// Bytes of `k` elements.
+    /// Bytes per `k` elements.
     pub const fn row_bytes(self, element: Element, k: usize) -> usize {
         match self {
             Packing::Dense => (k * element.bits() as usize).div_ceil(8),
@@ -49,14 +49,14 @@ impl Packing {
         }
     }
 
-    /// Rows of `k` 4-, 6- or 8-bit elements, a byte each.
+    /// Repacks rows of `k` 4-, 6- or 8-bit elements to one byte per element.
     pub fn to_container(self, element: Element, k: usize, bytes: &[u8]) -> Vec<u8> {
         let shift = if element.bits() == 4 { 2 } else { 0 };
         let rows = bytes.chunks_exact(self.row_bytes(element, k));
         rows.flat_map(|row| (0..k).map(move |index| self.code(element, row, index) << shift)).collect()
     }
 
-    /// The bits of element `index` of a row of 4-, 6- or 8-bit elements.
+    /// Bits of element `index` in a row of 4-, 6- or 8-bit elements.
     fn code(self, element: Element, row: &[u8], index: usize) -> u8 {
         let bits = element.bits() as usize;
         let (at, shift) = match (self, bits) {
@@ -65,15 +65,15 @@ impl Packing {
             (Packing::Padded, 4 | 6) => (index / 16 * 128 + index % 16 * bits, 0),
             _ => (index * bits, 0),
         };
-        // An element reaches into the next byte at most, and the last one of a row does not.
+        // An element extends at most into the next byte. The last element of a row does not.
         let next = row.get(at / 8 + 1).copied().unwrap_or(0);
         let both = u16::from_le_bytes([row[at / 8], next]);
         (both >> (at % 8 + shift)) as u8 & (u8::MAX >> (8 - bits))
     }
 }
 
-/// Reads the rows along K of a matrix in shared memory: `rows` in M or N, `row_bytes` each, gathered from 16-byte
-/// chunks that `read` delivers by address. `element_bytes` matters for MN-major matrices only.
+/// Reads the rows along K of a matrix in shared memory: `rows` rows in M or N with `row_bytes` each, gathered from the
+/// 16-byte chunks that `read` returns for an address. `element_bytes` is used only for MN-major matrices.
 pub fn gather(
     matrix: &SharedMatrix,
     major: Major,
@@ -112,7 +112,7 @@ pub fn gather(
     out
 }
 
-/// B, and what belongs to its columns, cut into panels of [`PANEL`] columns, each panel row by row along K.
+/// Splits B, or data of its columns, into panels of [`PANEL`] columns. Each panel is stored row by row along K.
 fn panels<T: Copy + Default>(rows: usize, depth: usize, at: impl Fn(usize, usize) -> T) -> Vec<[T; PANEL]> {
     let mut out = Vec::with_capacity(rows.div_ceil(PANEL) * depth);
     for panel in 0..rows.div_ceil(PANEL) {
@@ -126,7 +126,7 @@ fn panels<T: Copy + Default>(rows: usize, depth: usize, at: impl Fn(usize, usize
     out
 }
 
-/// What bounds the products of a row: every finite nonzero value is a multiple of 2^`low` and below 2^`top`.
+/// Bounds of a row's values: every finite nonzero value is a multiple of 2^`low` and below 2^`top`.
 #[derive(Clone, Copy, Debug)]
 struct Extent {
     top: i32,
@@ -134,12 +134,12 @@ struct Extent {
     finite: bool,
 }
 
-/// An exponent far beyond those of all formats.
+/// An exponent far outside the range of all formats.
 const NEVER: i32 = 1 << 20;
 
 impl Extent {
     fn of(values: &[f64]) -> Self {
-        // Without a nonzero value nothing can be inexact: any bounds this far apart say so.
+        // A row without nonzero values is always exact. These bounds, which are far apart, express that.
         let mut extent = Extent { top: -NEVER, low: NEVER, finite: true };
         for &value in values {
             if !value.is_finite() {
@@ -155,24 +155,24 @@ impl Extent {
         extent
     }
 
-    /// One that holds for all of these rows.
+    /// Bounds that hold for all of these rows.
     fn widest(rows: &[Extent]) -> Self {
         Extent {
             top: rows.iter().map(|row| row.top).max().unwrap_or(-NEVER),
             low: rows.iter().map(|row| row.low).min().unwrap_or(NEVER),
-            // Rows that are not finite are summed exactly by any rule.
+            // Rows that are not finite are summed correctly by either method.
             finite: true,
         }
     }
 
-    /// The extent of products of values of both.
+    /// Bounds of the products of values of both rows.
     fn times(self, other: Extent) -> Self {
         let finite = self.finite && other.finite;
         Extent { top: self.top + other.top, low: self.low + other.low, finite }
     }
 
-    /// Whether `count` products of values of both rows sum up in f64 without rounding. A row that holds an infinity or
-    /// a NaN may be summed so too: its results are not finite in any order.
+    /// Whether `count` products of values of both rows can be summed in f64 without rounding. Also `true` for a row
+    /// with an infinity or a NaN, because its results are not finite in any order.
     fn sums_exactly(self, other: Extent, count: usize) -> bool {
         let product = self.times(other);
         let top = product.top + count.next_power_of_two().trailing_zeros() as i32;
@@ -180,7 +180,7 @@ impl Extent {
     }
 }
 
-/// A floating-point operand, decoded: rows along K.
+/// A decoded floating-point operand: rows along K.
 #[derive(Clone, Debug)]
 pub struct Floats {
     rows: usize,
@@ -190,7 +190,7 @@ pub struct Floats {
 }
 
 impl Floats {
-    /// Decodes `rows` rows of `k` elements. `bytes` holds them one after the other, [`Packing::row_bytes`] each.
+    /// Decodes `rows` rows of `k` elements. `bytes` holds the rows one after another, with [`Packing::row_bytes`] each.
     ///
     /// # Panics
     /// If `bytes` has another length, or `element` is an integer type.
@@ -198,7 +198,7 @@ impl Floats {
         let row_bytes = packing.row_bytes(element, k);
         assert_eq!(bytes.len(), rows * row_bytes, "{rows} rows of {k} {element:?}");
         let mut values = Vec::with_capacity(rows * k);
-        // One loop for each format of the wide types; the narrow ones, 256 codes at most, by table.
+        // Each wide format has its own loop. Narrow formats have at most 256 codes and use a table.
         match element {
             Element::F16 => {
                 let (pairs, _) = bytes.as_chunks::<2>();
@@ -214,7 +214,7 @@ impl Floats {
                 values.extend(words.iter().map(|&word| value(u32::from_le_bytes(word))));
             }
             _ => {
-                let format = element.format().expect("a floating-point element");
+                let format = element.format().expect("the element type is a floating-point type");
                 let table: Vec<f64> = (0..1 << element.bits()).map(|code| decode(&format, code)).collect();
                 for row in bytes.chunks_exact(row_bytes) {
                     values.extend((0..k).map(|index| table[usize::from(packing.code(element, row, index))]));
@@ -229,16 +229,16 @@ impl Floats {
         Floats { rows, k, values, extents }
     }
 
-    /// The operand with every sign changed.
+    /// Negates every element.
     pub fn negated(mut self) -> Self {
         self.values.iter_mut().for_each(|value| *value = -*value);
         self
     }
 
-    /// Every row multiplied by its scale factor, a power of two: the one block of an `mxf8f6f4` MMA.
+    /// Multiplies every row by its scale factor, a power of two: the single block of an `mxf8f6f4` MMA.
     ///
     /// # Panics
-    /// If there is not one scale to a row.
+    /// If `scales` does not have one scale per row.
     pub fn scaled(self, scales: &Scales) -> Self {
         assert_eq!((scales.rows, scales.blocks), (self.rows, 1));
         let k = self.k;
@@ -254,7 +254,7 @@ impl Floats {
 /// D = A·Bᵀ + D, rounded to f32. `d` is M × N, row by row.
 ///
 /// # Panics
-/// If the operands' K or `d`'s length do not fit.
+/// If the operands' K or the length of `d` do not match.
 pub fn multiply_f32(a: &Floats, b: &Floats, d: &mut [f32]) {
     check_shapes((a.rows, a.k), (b.rows, b.k), d.len());
     let panels = panels(b.rows, b.k, |row, k| b.row(row)[k]);
@@ -273,7 +273,7 @@ pub fn multiply_f32(a: &Floats, b: &Floats, d: &mut [f32]) {
 /// D = A·Bᵀ + D, rounded to f16. `d` is M × N, row by row.
 ///
 /// # Panics
-/// If the operands' K or `d`'s length do not fit.
+/// If the operands' K or the length of `d` do not match.
 pub fn multiply_f16(a: &Floats, b: &Floats, d: &mut [u16]) {
     check_shapes((a.rows, a.k), (b.rows, b.k), d.len());
     for (row, d) in d.chunks_exact_mut(b.rows.max(1)).enumerate() {
@@ -284,11 +284,11 @@ pub fn multiply_f16(a: &Floats, b: &Floats, d: &mut [u16]) {
 }
 
 fn check_shapes(a: (usize, usize), b: (usize, usize), d: usize) {
-    assert_eq!(a.1, b.1, "K of A and B");
-    assert_eq!(d, a.0 * b.0, "D is M × N");
+    assert_eq!(a.1, b.1, "A and B must have the same K");
+    assert_eq!(d, a.0 * b.0, "D must be M × N");
 }
 
-/// One element of A·Bᵀ + C, rounded to odd.
+/// Computes one element of A·Bᵀ + C, rounded to odd.
 fn dot_to_odd(a: &Floats, row: usize, b: &Floats, column: usize, c: f64) -> f64 {
     let products = a.row(row).iter().zip(b.row(column)).map(|(a, b)| a * b);
     if a.extents[row].sums_exactly(b.extents[column], a.k) {
@@ -298,9 +298,9 @@ fn dot_to_odd(a: &Floats, row: usize, b: &Floats, column: usize, c: f64) -> f64 
     }
 }
 
-/// The sum of finite `terms`, rounded once, to odd. Infinities and NaNs add up as f64 does.
+/// Sums finite `terms` and rounds once, to odd. Infinities and NaNs add up as in f64.
 ///
-/// Shewchuk's growing expansion: partial sums that do not overlap, smallest first.
+/// Uses Shewchuk's growing expansion: partial sums that do not overlap, smallest first.
 fn exact_sum_to_odd(terms: impl Iterator<Item = f64> + Clone) -> f64 {
     let mut partials: Vec<f64> = Vec::with_capacity(8);
     for mut term in terms.clone() {
@@ -322,7 +322,7 @@ fn exact_sum_to_odd(terms: impl Iterator<Item = f64> + Clone) -> f64 {
         partials.truncate(kept);
         partials.push(term);
     }
-    // From the top: what an inexact addition leaves has the sign of all that lies below.
+    // Sum from the largest partial. The error of the first inexact addition has the sign of everything below it.
     let mut sum = 0.0;
     for &partial in partials.iter().rev() {
         let next = sum + partial;
@@ -348,7 +348,7 @@ pub struct Fours {
 }
 
 impl Fours {
-    /// Decodes `rows` rows of `k` densely packed elements, the even one in the low nibble.
+    /// Decodes `rows` rows of `k` densely packed elements, with the even element in the low nibble.
     ///
     /// # Panics
     /// If `bytes` is not `rows`·`k`/2 long.
@@ -369,20 +369,20 @@ impl Fours {
         Fours { rows, k, doubled: pairs.into_flattened() }
     }
 
-    /// The operand with every sign changed.
+    /// Negates every element.
     pub fn negated(mut self) -> Self {
         self.doubled.iter_mut().for_each(|value| *value = -*value);
         self
     }
 
-    /// For each row and block of A's side, what undoes the offset of B's.
+    /// For each row and block of A, the term that cancels the offset of B's elements.
     fn bias(&self, blocks: usize) -> Vec<i32> {
         let block_bias =
             |elements: &[i8]| -i32::from(B_OFFSET) * elements.iter().map(|&value| i32::from(value)).sum::<i32>();
         self.doubled.chunks_exact(self.k / blocks).map(block_bias).collect()
     }
 
-    /// B's side of the integer dot products.
+    /// Prepares B for the integer dot products.
     fn panels(&self, scales: &Scales) -> FoursB {
         let (quads, _) = self.doubled.as_chunks::<QUAD>();
         let per_row = self.k / QUAD;
@@ -390,13 +390,13 @@ impl Fours {
             quads: panels(self.rows, per_row, |row, quad| {
                 quads[row * per_row + quad].map(|value| (value + B_OFFSET) as u8)
             }),
-            // The elements are doubled on both sides.
+            // The factor 1/4 cancels the doubling of the elements of A and B.
             scales: panels(self.rows, scales.blocks, |row, block| scales.row(row)[block] * 0.25),
         }
     }
 }
 
-/// Scale factors of an operand: `blocks` to a row, in the order of K.
+/// Scale factors of an operand: `blocks` per row, in the order of K.
 #[derive(Clone, Debug)]
 pub struct Scales {
     rows: usize,
@@ -429,17 +429,17 @@ impl Scales {
 /// D = (A·scale_A)·(B·scale_B)ᵀ + D for the 4-bit kinds, rounded to f32. `d` is M × N, row by row.
 ///
 /// # Panics
-/// If the shapes do not fit.
+/// If the shapes do not match.
 pub fn multiply_fours(a: &Fours, scale_a: &Scales, b: &Fours, scale_b: &Scales, d: &mut [f32]) {
     check_shapes((a.rows, a.k), (b.rows, b.k), d.len());
-    assert_eq!((scale_a.rows, scale_b.rows), (a.rows, b.rows), "rows of scale factors");
-    assert_eq!(scale_a.blocks, scale_b.blocks, "blocks of scale factors");
+    assert_eq!((scale_a.rows, scale_b.rows), (a.rows, b.rows), "A and B must have scale factors for every row");
+    assert_eq!(scale_a.blocks, scale_b.blocks, "A and B must have the same number of scale blocks");
     let (k, blocks) = (a.k, scale_a.blocks);
-    assert!(blocks > 0 && k.is_multiple_of(blocks * QUAD), "whole blocks of whole quads");
+    assert!(blocks > 0 && k.is_multiple_of(blocks * QUAD), "K must consist of whole blocks of whole quads");
     let n = b.rows.max(1);
     let (bias, b_panels) = (a.bias(blocks), b.panels(scale_b));
     let vectors = FoursA { quads: a.doubled.as_chunks::<QUAD>().0, bias: &bias, scales: &scale_a.values, blocks };
-    // The scales decide what is exact: a block's sum of doubled products is an integer, K·144 at most.
+    // Exactness depends on the scales: a block's sum of doubled products is an integer of at most K·144.
     let block_sum = Extent { top: (k / blocks * 144).ilog2() as i32 + 1, low: 0, finite: true };
     let widest_b = Extent::widest(&scale_b.extents);
     let exact = |row: &Extent| row.times(block_sum).sums_exactly(widest_b, blocks);
@@ -463,7 +463,7 @@ pub fn multiply_fours(a: &Fours, scale_a: &Scales, b: &Fours, scale_b: &Scales, 
     }
 }
 
-/// An integer operand, decoded.
+/// A decoded integer operand.
 #[derive(Clone, Debug)]
 pub struct Integers {
     rows: usize,
@@ -485,10 +485,10 @@ impl Integers {
     }
 }
 
-/// D = A·Bᵀ + D in 32 bits, wrapping, or saturating with `saturate` (`.satfinite`; PTX ISA 9.7.14.5.14).
+/// D = A·Bᵀ + D in 32 bits. The sum wraps, or saturates if `saturate` (`.satfinite`; PTX ISA 9.7.14.5.14).
 ///
 /// # Panics
-/// If the operands' K or `d`'s length do not fit.
+/// If the operands' K or the length of `d` do not match.
 pub fn multiply_i32(a: &Integers, b: &Integers, saturate: bool, d: &mut [i32]) {
     check_shapes((a.rows, a.k), (b.rows, b.k), d.len());
     for (row, d) in d.chunks_exact_mut(b.rows.max(1)).enumerate() {
@@ -530,10 +530,10 @@ mod tests {
         }
     }
 
-    /// `matmul_table.py` sums fractions and rounds the result by searching its f32 neighbors. Operands are random
-    /// codes of the whole range, so that both the f64 path and the error-free one are taken.
+    /// `matmul_table.py` sums fractions and rounds the result by a search among neighboring f32 values. The operands
+    /// are random codes of the whole range, so both the f64 path and the error-free path are tested.
     #[test]
-    fn every_kind_equals_sums_of_fractions_rounded_once() {
+    fn every_kind_matches_exact_sums_rounded_once() {
         const M: usize = 3;
         const N: usize = 2;
         let mut seen = std::collections::BTreeMap::new();
@@ -575,7 +575,7 @@ mod tests {
     }
 
     #[test]
-    fn infinities_and_nans_spread_to_their_row_and_column_only() {
+    fn infinities_and_nans_affect_only_their_row_and_column() {
         let a: Vec<u8> = [0x7c00u16, 0x3c00, 0x3c00, 0x3c00].iter().flat_map(|x| x.to_le_bytes()).collect();
         let b: Vec<u8> = [0x3c00u16, 0x3c00, 0x0000, 0x3c00].iter().flat_map(|x| x.to_le_bytes()).collect();
         let decode = |bytes: &[u8]| Floats::decode(Element::F16, Packing::Dense, 2, 2, bytes);
@@ -587,7 +587,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nan_scale_makes_nan_and_a_signed_ue4m3_is_refused() {
+    fn nan_scale_gives_nan_and_signed_ue4m3_is_refused() {
         let fours = Fours::decode(1, 64, &[0x22; 32]);
         let scales = |code| Scales::decode(ScaleType::Ue4m3, 1, 4, &[0x38, code, 0x38, 0x38]);
         let mut d = [0.0];
@@ -597,8 +597,8 @@ mod tests {
     }
 
     #[test]
-    fn half_results_are_rounded_once_to_f16() {
-        // 2048 + 1 + 2⁻¹¹: f32 holds the sum of the first two only, f16's step is 2 and 2049 is a tie.
+    fn half_results_are_rounded_once() {
+        // 2048 + 1 + 2⁻¹¹: f32 holds only the sum of the first two. The step of f16 is 2, and 2049 is a tie.
         let row = |values: [u16; 2]| {
             let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
             Floats::decode(Element::F16, Packing::Dense, 1, 2, &bytes)
@@ -627,7 +627,7 @@ mod tests {
     }
 
     #[test]
-    fn negation_changes_the_sign_of_the_products() {
+    fn negation_flips_the_sign_of_the_products() {
         let fours = Fours::decode(1, 16, &[0x57; 8]);
         let scale = Scales::decode(ScaleType::Ue4m3, 1, 1, &[0x38]).unwrap();
         let (mut plus, mut minus) = ([0.0], [0.0]);
@@ -636,9 +636,9 @@ mod tests {
         assert_eq!((plus[0], minus[0]), (8.0 * (36.0 + 9.0), -8.0 * (36.0 + 9.0)));
     }
 
-    /// A matrix written by its canonical address comes back row by row, in both orders.
+    /// A matrix written at its canonical addresses is read back row by row, in both orders.
     #[test]
-    fn gathering_undoes_the_canonical_layouts() {
+    fn gathering_inverts_the_canonical_layouts() {
         let k_major = SharedMatrix { start: 0x400, leading: 0, stride: 1024, swizzle: Swizzle::B128 };
         let mn_major = SharedMatrix { start: 0x400, leading: 4096, stride: 1024, swizzle: Swizzle::B128 };
         for (matrix, major) in [(k_major, Major::K), (mn_major, Major::Mn)] {
@@ -660,9 +660,9 @@ mod tests {
     }
 
     proptest! {
-        /// The vector code against the error-free sums, element by element, over ragged N.
+        /// Compares the vector code with the error-free sums, element by element, for any N.
         #[test]
-        fn the_fast_nvfp4_path_equals_the_slow_exact_one(
+        fn fast_nvfp4_path_matches_the_error_free_path(
             n in 1usize..70,
             a in prop::collection::vec(any::<u8>(), 32),
             b in prop::collection::vec(any::<u8>(), 70 * 32),

@@ -1,8 +1,8 @@
 //! The data path of NVIDIA GPUs as pure functions of bytes and integers: number formats, shared-memory swizzles,
 //! tensor maps, matrix descriptors, tensor memory and the tensor cores' arithmetic and fragment layouts.
 //!
-//! Nothing here knows PTX syntax, threads, time or memory allocation: the caller hands in bits and gets bits or
-//! addresses back. Every module names the PTX ISA sections it implements.
+//! This module knows no PTX syntax, threads, time or memory allocation: callers pass bits and receive bits or
+//! addresses. Every submodule names the PTX ISA sections that it implements.
 
 pub mod approx;
 pub mod descriptor;
@@ -17,7 +17,7 @@ pub mod swizzle;
 pub mod tensor_map;
 pub mod tmem;
 
-/// A CuTe layout, as CUTLASS writes those that tests compare with: (extent, stride) pairs, first fastest.
+/// Evaluates a CuTe layout as CUTLASS writes it, for comparisons in tests: (extent, stride) pairs, first fastest.
 #[cfg(test)]
 fn cute(modes: &[(u32, u32)], mut index: u32) -> u32 {
     let mut offset = 0;

@@ -3,19 +3,19 @@
 //! PTX ISA sections: 5.2.1–5.2.5 (formats), 9.7.3.3–9.7.3.6, 9.7.3.11–12 (f32 `add`, `mul`, `fma`, `min`, `max`),
 //! 9.7.4.1–9.7.4.8 (the same in f16 and bf16), 9.7.9.21 (`cvt`), 9.7.9.22 (`cvt.pack`).
 //!
-//! Everything goes through two functions: [`decode`], exact into `f64`, and [`Rounder::round`], one correctly rounded
-//! step from an exact value into a format. Arithmetic is done exactly, or rounded to odd in `f64`, whose 53 bits are
-//! more than twice any target's: a second rounding from there equals a single rounding of the exact result
-//! (Boldo & Melquiond, "When double rounding is odd", 2005).
+//! All conversions use two functions: [`decode`], which converts exactly to `f64`, and [`Rounder::round`], which rounds
+//! an exact value into a format once. Arithmetic is exact, or rounded to odd in `f64`. The 53 bits of `f64` are more
+//! than twice the bits of any target format, so a second rounding gives the same result as a single rounding of the
+//! exact value (Boldo & Melquiond, "When double rounding is odd", 2005).
 //!
 //! A NaN result is the format's canonical NaN (all exponent and mantissa bits set, sign clear).
 
-/// What a format's largest exponent means.
+/// Meaning of a format's largest exponent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Specials {
-    /// Infinities and NaNs, as IEEE 754 has them.
+    /// Infinities and NaNs, as in IEEE 754.
     Ieee,
-    /// No infinity; the one magnitude with all bits set is NaN (`e4m3`).
+    /// No infinity. The magnitude with all bits set is NaN (`e4m3`).
     NanOnly,
     /// Every code is a finite number (`e2m1`, `e2m3`, `e3m2`).
     None,
@@ -26,9 +26,9 @@ pub enum Specials {
 pub struct Format {
     /// Width of the exponent field.
     pub exponent_bits: u32,
-    /// Width of the mantissa field, without the implicit one.
+    /// Width of the mantissa field, without the implicit leading bit.
     pub mantissa_bits: u32,
-    /// What the largest exponent means.
+    /// Meaning of the largest exponent.
     pub specials: Specials,
 }
 
@@ -40,49 +40,50 @@ pub const F32: Format = Format { exponent_bits: 8, mantissa_bits: 23, specials: 
 pub const F16: Format = Format { exponent_bits: 5, mantissa_bits: 10, specials: Specials::Ieee };
 /// The upper half of an f32.
 pub const BF16: Format = Format { exponent_bits: 8, mantissa_bits: 7, specials: Specials::Ieee };
-/// `tf32` as a 19-bit format; in a register it sits in the upper bits of a `.b32`: see [`tf32_to_register`].
+/// `tf32` as a 19-bit format. In a register it occupies the upper bits of a `.b32`: see [`tf32_to_register`].
 pub const TF32: Format = Format { exponent_bits: 8, mantissa_bits: 10, specials: Specials::Ieee };
-/// 8 bits, largest 448, no infinity.
+/// 8 bits, maximum 448, no infinity.
 pub const E4M3: Format = Format { exponent_bits: 4, mantissa_bits: 3, specials: Specials::NanOnly };
-/// 8 bits, largest 57344, infinities and NaNs.
+/// 8 bits, maximum 57344, with infinities and NaNs.
 pub const E5M2: Format = Format { exponent_bits: 5, mantissa_bits: 2, specials: Specials::Ieee };
 /// 4 bits: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives.
 pub const E2M1: Format = Format { exponent_bits: 2, mantissa_bits: 1, specials: Specials::None };
-/// 6 bits, largest 7.5.
+/// 6 bits, maximum 7.5.
 pub const E2M3: Format = Format { exponent_bits: 2, mantissa_bits: 3, specials: Specials::None };
-/// 6 bits, largest 28.
+/// 6 bits, maximum 28.
 pub const E3M2: Format = Format { exponent_bits: 3, mantissa_bits: 2, specials: Specials::None };
 
 /// The NaN of [`Format::canonical_nan`] for f32.
 pub const F32_NAN: u32 = 0x7fff_ffff;
-/// The `ue8m0` NaN.
+/// NaN of `ue8m0`.
 pub const UE8M0_NAN: u8 = 0xff;
-/// The largest `ue8m0`, 2¹²⁷.
+/// Largest value of `ue8m0`, 2¹²⁷.
 pub const UE8M0_MAX: u8 = 0xfe;
-/// The `ue4m3` NaN.
+/// NaN of `ue4m3`.
 pub const UE4M3_NAN: u8 = 0x7f;
-/// The special NaN that tensor copies write outside a tensor in `OOB-NaN` mode, as an f16 or bf16.
+/// Special NaN that tensor copies write for elements outside a tensor in `OOB-NaN` mode, as an f16 or bf16.
 ///
-/// The manual does not give its bits; all ones is what is known of the hardware, and no arithmetic here produces it.
+/// The manual does not give its bits. The hardware is known to write all ones. No arithmetic in the emulator produces
+/// this value.
 pub const OOB_NAN_16: u16 = 0xffff;
 
 impl Format {
-    /// Bits of a value, sign included.
+    /// Bits per value, including the sign.
     pub const fn width(&self) -> u32 {
         1 + self.exponent_bits + self.mantissa_bits
     }
 
-    /// The exponent bias, half the exponent range.
+    /// Exponent bias: half of the exponent range.
     pub const fn bias(&self) -> i32 {
         (1 << (self.exponent_bits - 1)) - 1
     }
 
-    /// The sign bit.
+    /// Sign bit.
     pub const fn sign_bit(&self) -> u64 {
         1 << (self.width() - 1)
     }
 
-    /// Infinity's bits where the format has one.
+    /// Bits of infinity; `None` if the format has no infinity.
     pub const fn infinity(&self) -> Option<u64> {
         match self.specials {
             Specials::Ieee => Some(((1 << self.exponent_bits) - 1) << self.mantissa_bits),
@@ -90,7 +91,7 @@ impl Format {
         }
     }
 
-    /// The bits of the largest finite value.
+    /// Bits of the largest finite value.
     pub const fn max_finite(&self) -> u64 {
         let all = self.sign_bit() - 1;
         match self.specials {
@@ -100,7 +101,7 @@ impl Format {
         }
     }
 
-    /// The NaN that conversions and arithmetic produce; `None` where the format has none.
+    /// NaN that conversions and arithmetic produce; `None` if the format has no NaN.
     pub const fn canonical_nan(&self) -> Option<u64> {
         match self.specials {
             Specials::Ieee | Specials::NanOnly => Some(self.sign_bit() - 1),
@@ -108,7 +109,7 @@ impl Format {
         }
     }
 
-    /// Whether `bits` are a NaN.
+    /// Whether `bits` is a NaN.
     pub const fn is_nan(&self, bits: u64) -> bool {
         let magnitude = bits & (self.sign_bit() - 1);
         match self.specials {
@@ -118,19 +119,19 @@ impl Format {
         }
     }
 
-    /// Whether `bits` are a subnormal (not zero).
+    /// Whether `bits` is a subnormal (not zero).
     pub const fn is_subnormal(&self, bits: u64) -> bool {
         let magnitude = bits & (self.sign_bit() - 1);
         magnitude != 0 && magnitude >> self.mantissa_bits == 0
     }
 
-    /// `.ftz`: a subnormal becomes the zero of its sign.
+    /// `.ftz`: turns a subnormal into a zero of the same sign.
     pub const fn flush(&self, bits: u64) -> u64 {
         if self.is_subnormal(bits) { bits & self.sign_bit() } else { bits }
     }
 }
 
-/// The exact value of `bits` in `format`; bits above the format's width are ignored.
+/// Exact value of `bits` in `format`. Bits above the format's width are ignored.
 #[inline]
 pub const fn decode(format: &Format, bits: u64) -> f64 {
     if format.mantissa_bits == 52 {
@@ -148,7 +149,8 @@ pub const fn decode(format: &Format, bits: u64) -> f64 {
     }
     let exponent = magnitude >> format.mantissa_bits;
     if exponent == 0 {
-        // A subnormal: an integer of at most 23 bits times the format's smallest step, both normal in f64.
+        // A subnormal is an integer of at most 23 bits times the format's smallest step. Both factors are normal in
+        // f64.
         let step = f64::from_bits(((1 - format.bias() - format.mantissa_bits as i32 + 1023) as u64) << 52);
         return f64::from_bits(sign | (magnitude as f64 * step).to_bits());
     }
@@ -156,17 +158,17 @@ pub const fn decode(format: &Format, bits: u64) -> f64 {
     f64::from_bits(sign | ((magnitude << (52 - format.mantissa_bits)) + (rebias << 52)))
 }
 
-/// The value of a `ue8m0` scale factor, 2^(code − 127); 0xff is NaN.
+/// Value of a `ue8m0` scale factor, 2^(code − 127). 0xff is NaN.
 pub const fn decode_ue8m0(code: u8) -> f64 {
     if code == UE8M0_NAN { f64::NAN } else { f64::from_bits((code as u64 + 1023 - 127) << 52) }
 }
 
-/// The value of a `ue4m3` scale factor. `None` if the top bit, which must be zero, is set.
+/// Value of a `ue4m3` scale factor. `None` if the top bit is set, which must be zero.
 pub const fn decode_ue4m3(code: u8) -> Option<f64> {
     if code & 0x80 == 0 { Some(decode(&E4M3, code as u64)) } else { None }
 }
 
-/// How an inexact value is rounded (PTX ISA 9.7.9.21, "Floating Point Notes").
+/// Rounding of an inexact value (PTX ISA 9.7.9.21, "Floating Point Notes").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rounding {
     /// `.rn`: nearest, ties to even.
@@ -179,11 +181,11 @@ pub enum Rounding {
     Down,
     /// `.rp`: toward plus infinity.
     Up,
-    /// `.rs`: away from zero where adding `random` to the first `width` discarded bits carries out.
+    /// `.rs`: away from zero if the first `width` discarded bits plus `random` carry out.
     Stochastic {
-        /// The random bits, in the low `width` bits.
+        /// Random bits, in the low `width` bits.
         random: u32,
-        /// How many there are: 13 for f16, 16 for bf16.
+        /// Number of random bits: 13 for f16, 16 for bf16.
         width: u32,
     },
 }
@@ -193,8 +195,8 @@ pub enum Rounding {
 pub struct Rounder {
     /// The rounding mode.
     pub rounding: Rounding,
-    /// `.satfinite`: magnitudes above the largest finite value, infinity included, become it.
-    /// Formats without an infinity behave so in any case.
+    /// `.satfinite`: magnitudes above the largest finite value, including infinity, become that value. Formats without
+    /// an infinity always do this.
     pub satfinite: bool,
     /// `.relu`: negative results become +0.
     pub relu: bool,
@@ -206,19 +208,19 @@ impl Rounder {
         Rounder { rounding, satfinite: false, relu: false }
     }
 
-    /// With `.satfinite`.
+    /// Adds `.satfinite`.
     pub const fn satfinite(self) -> Self {
         Rounder { satfinite: true, ..self }
     }
 
-    /// With `.relu`.
+    /// Adds `.relu`.
     pub const fn relu(self) -> Self {
         Rounder { relu: true, ..self }
     }
 
-    /// The bits in `format` of `x`, rounded once.
+    /// Rounds `x` once and returns its bits in `format`.
     ///
-    /// NaN becomes the canonical NaN, or the largest value in a format without NaN (PTX ISA 9.7.9.21, `.satfinite`).
+    /// A NaN becomes the canonical NaN, or the largest value if the format has no NaN (PTX ISA 9.7.9.21, `.satfinite`).
     pub fn round(&self, format: &Format, x: f64) -> u64 {
         if x.is_nan() {
             return format.canonical_nan().unwrap_or(format.max_finite());
@@ -236,7 +238,7 @@ impl Rounder {
         }
     }
 
-    /// The bits in `format` of the integer `x`, rounded once (`cvt` from an integer type).
+    /// Rounds the integer `x` once and returns its bits in `format` (`cvt` from an integer type).
     pub fn round_integer(&self, format: &Format, x: i128) -> u64 {
         let magnitude = u64::try_from(x.unsigned_abs()).expect("PTX integers have at most 64 bits");
         self.round_exact(format, x < 0, magnitude, 0)
@@ -249,7 +251,7 @@ impl Rounder {
         }
         let min_exponent = 1 - format.bias();
         let top = exponent + 63 - significand.leading_zeros() as i32;
-        // The weight of the result's last bit, and how many bits of the significand lie below it.
+        // Weight of the result's last bit, and number of significand bits below it.
         let last = top.max(min_exponent) - format.mantissa_bits as i32;
         let discard = last - exponent;
         let rounded = match discard {
@@ -259,10 +261,10 @@ impl Rounder {
                 let rest = significand << (64 - discard);
                 kept + u64::from(self.rounds_away(negative, kept & 1 == 1, rest))
             }
-            // Below half of the last bit: only whether it is zero matters to every mode.
+            // The discarded value is less than half of the last bit. Every mode only tests whether it is zero.
             _ => u64::from(self.rounds_away(negative, false, 1)),
         };
-        // The implicit one adds itself to the exponent field; so does a carry out of the mantissa.
+        // The implicit leading bit adds 1 to the exponent field, and so does a carry out of the mantissa.
         let field = ((top - min_exponent).max(0) as u64) << format.mantissa_bits;
         let magnitude = field + rounded;
         if magnitude <= format.max_finite() {
@@ -277,7 +279,8 @@ impl Rounder {
         self.signed(format, negative, if toward_zero { format.max_finite() } else { self.overflow(format) })
     }
 
-    /// Whether a value that keeps a last bit `odd` and discards `rest` (its top bit half of the last) grows.
+    /// Whether the magnitude rounds up, given whether its last kept bit is `odd` and the discarded bits `rest` (top
+    /// bit: half of the last kept bit).
     fn rounds_away(&self, negative: bool, odd: bool, rest: u64) -> bool {
         const HALF: u64 = 1 << 63;
         match self.rounding {
@@ -308,8 +311,8 @@ impl Rounder {
         }
     }
 
-    /// The `ue8m0` code of |`x`|: a power of two from 2⁻¹²⁷ to 2¹²⁷, there is no zero. Without `.satfinite`, what is
-    /// too large becomes NaN. PTX has `.rz` and `.rp`; the sign is ignored (PTX ISA 9.7.9.21).
+    /// Returns the `ue8m0` code of |`x`|: a power of two from 2⁻¹²⁷ to 2¹²⁷. There is no zero. Without `.satfinite`,
+    /// values that are too large become NaN. PTX has `.rz` and `.rp`. The sign is ignored (PTX ISA 9.7.9.21).
     pub fn round_ue8m0(&self, x: f64) -> u8 {
         if x.is_nan() {
             return UE8M0_NAN;
@@ -326,22 +329,22 @@ impl Rounder {
     }
 }
 
-/// A `tf32` of 19 bits as it stands in a 32-bit register: an f32 whose low 13 bits are zero.
+/// A 19-bit `tf32` in a 32-bit register: an f32 whose low 13 bits are zero.
 pub const fn tf32_to_register(tf32: u64) -> u32 {
     (tf32 as u32) << 13
 }
 
-/// What the tensor core reads of a 32-bit `tf32` operand: the low 13 bits of the register are ignored.
+/// Bits of a 32-bit `tf32` operand that the tensor core reads. It ignores the low 13 bits of the register.
 pub const fn tf32_from_register(register: u32) -> u64 {
     (register >> 13) as u64
 }
 
-/// Clamps to [0, 1]; NaN becomes +0 (`.sat` of floating-point results).
+/// Clamps to [0, 1]. A NaN becomes +0 (`.sat` of floating-point results).
 pub fn saturate(x: f64) -> f64 {
     if x > 0.0 { x.min(1.0) } else { 0.0 }
 }
 
-/// The nearest integral value in the mode of `.rni`, `.rzi`, `.rmi` or `.rpi`; the sign of zero is kept.
+/// Rounds to an integral value in the mode of `.rni`, `.rzi`, `.rmi` or `.rpi`. The sign of a zero is kept.
 pub fn round_to_integral(x: f64, rounding: Rounding) -> f64 {
     match rounding {
         Rounding::NearestEven => x.round_ties_even(),
@@ -355,31 +358,31 @@ pub fn round_to_integral(x: f64, rounding: Rounding) -> f64 {
 /// An integer type of PTX.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IntType {
-    /// 2 to 64.
+    /// Width: 2 to 64.
     pub bits: u32,
-    /// `.s*` rather than `.u*`.
+    /// `true` for `.s*`, `false` for `.u*`.
     pub signed: bool,
 }
 
 impl IntType {
-    /// The smallest value.
+    /// Smallest value of the type.
     pub const fn min(&self) -> i128 {
         if self.signed { -(1 << (self.bits - 1)) } else { 0 }
     }
 
-    /// The largest value.
+    /// Largest value of the type.
     pub const fn max(&self) -> i128 {
         (1 << (self.bits - self.signed as u32)) - 1
     }
 
-    /// `.sat`: the nearest value of this type.
+    /// `.sat`: nearest value of the type.
     pub fn saturate(&self, x: i128) -> i128 {
         x.clamp(self.min(), self.max())
     }
 }
 
-/// `cvt.*i.<int>.<float>`: rounds to an integer and clamps it to the type's range. NaN gives zero, but
-/// 1 << (width − 1) where the source is f64 or the destination has 64 bits (PTX ISA 9.7.9.21, "Integer Notes").
+/// `cvt.*i.<int>.<float>`: rounds to an integer and clamps to the type's range. A NaN gives zero, or 1 << (width − 1)
+/// if the source is f64 or the destination has 64 bits (PTX ISA 9.7.9.21, "Integer Notes").
 pub fn float_to_int(x: f64, source: &Format, rounding: Rounding, to: IntType) -> i128 {
     if x.is_nan() {
         let wide = *source == F64 || to.bits == 64;
@@ -389,12 +392,12 @@ pub fn float_to_int(x: f64, source: &Format, rounding: Rounding, to: IntType) ->
             (true, false) => 1 << (to.bits - 1),
         };
     }
-    // `as` saturates at i128's range, far outside any PTX type.
+    // `as` saturates at the range of i128, which is far larger than any PTX type.
     to.saturate(round_to_integral(x, rounding) as i128)
 }
 
-/// `cvt.pack.sat` (PTX ISA 9.7.9.22): `a` above `b`, each saturated to `to` (2 to 16 bits); bits of `c` follow above
-/// them, except that 16-bit results fill the word.
+/// `cvt.pack.sat` (PTX ISA 9.7.9.22): packs `a` above `b`, each saturated to `to` (2 to 16 bits), and the bits of `c`
+/// above them. Results of 16 bits fill the word and leave no room for `c`.
 pub fn cvt_pack(to: IntType, a: i32, b: i32, c: u32) -> u32 {
     let mask = (1u64 << to.bits) - 1;
     let field = |x: i32| to.saturate(i128::from(x)) as u64 & mask;
@@ -402,23 +405,23 @@ pub fn cvt_pack(to: IntType, a: i32, b: i32, c: u32) -> u32 {
     packed as u32
 }
 
-/// A sum or quotient rounded to nearest, moved to what rounding to odd would have given: an inexact result with an even
-/// last bit steps toward the exact value.
+/// Turns a sum or quotient rounded to nearest into the same value rounded to odd: an inexact result with an even last
+/// bit moves one step toward the exact value.
 ///
-/// `error` has the sign of (exact value − `rounded`), or is NaN where `rounded` is not finite. No branches, so that
-/// loops over it become vector code.
+/// `error` has the sign of (exact value − `rounded`), or is NaN if `rounded` is not finite. The code has no branches,
+/// so the compiler can vectorize loops over it.
 #[inline(always)]
 pub(super) fn to_odd(rounded: f64, error: f64) -> f64 {
     let bits = rounded.to_bits();
     let inexact = (error > 0.0) | (error < 0.0);
     let step = u64::from(inexact) & !bits & 1;
     let shrink = (bits ^ error.to_bits()) >> 63;
-    // +step, or −step where the error's sign is the other one.
+    // +step, or −step if the error has the opposite sign.
     f64::from_bits(bits.wrapping_add((step ^ shrink.wrapping_neg()).wrapping_add(shrink)))
 }
 
-/// `a + b` rounded to odd. The operands must not be near f64's overflow (values of the narrower formats and their
-/// products never are).
+/// `a + b` rounded to odd. The operands must not be near the overflow of f64. Values of the narrower formats and their
+/// products never are.
 #[inline(always)]
 pub(super) fn add_to_odd(a: f64, b: f64) -> f64 {
     let sum = a + b;
@@ -428,13 +431,13 @@ pub(super) fn add_to_odd(a: f64, b: f64) -> f64 {
     to_odd(sum, error)
 }
 
-/// An exact zero sum of operands of different signs is −0 when rounding down, +0 otherwise (IEEE 754 6.3).
+/// An exact zero sum of operands with different signs is −0 when rounding down, and +0 otherwise (IEEE 754, 6.3).
 fn signed_zero(sum: f64, a: f64, b: f64, rounding: Rounding) -> f64 {
     let canceled = sum == 0.0 && a.is_sign_negative() != b.is_sign_negative();
     if canceled && rounding == Rounding::Down { -0.0 } else { sum }
 }
 
-/// `a + b` in a format of at most 24 significant bits, before rounding with [`Rounder::round`].
+/// `a + b` for formats of at most 24 significant bits, to be rounded by [`Rounder::round`].
 pub fn add(a: f64, b: f64, rounding: Rounding) -> f64 {
     signed_zero(add_to_odd(a, b), a, b, rounding)
 }
@@ -444,19 +447,19 @@ pub fn mul(a: f64, b: f64) -> f64 {
     a * b
 }
 
-/// `a · b + c` in a format of at most 24 significant bits, before rounding with [`Rounder::round`].
+/// `a · b + c` for formats of at most 24 significant bits, to be rounded by [`Rounder::round`].
 pub fn fma(a: f64, b: f64, c: f64, rounding: Rounding) -> f64 {
     add(a * b, c, rounding)
 }
 
-/// `a / b` in a format of at most 24 significant bits, before rounding with [`Rounder::round`].
+/// `a / b` for formats of at most 24 significant bits, to be rounded by [`Rounder::round`].
 pub fn div(a: f64, b: f64) -> f64 {
     let quotient = a / b;
     let remainder = (-quotient).mul_add(b, a);
     to_odd(quotient, if b < 0.0 { -remainder } else { remainder })
 }
 
-/// The square root in a format of at most 24 significant bits, before rounding with [`Rounder::round`].
+/// Square root for formats of at most 24 significant bits, to be rounded by [`Rounder::round`].
 pub fn sqrt(a: f64) -> f64 {
     let root = a.sqrt();
     to_odd(root, (-root).mul_add(root, a))
@@ -477,7 +480,7 @@ pub fn fma_f32(a: f32, b: f32, c: f32, rounding: Rounding) -> f32 {
     round_f32(fma(a.into(), b.into(), c.into(), rounding), rounding)
 }
 
-/// One rounding from f64 to f32 in any mode.
+/// Rounds once from f64 to f32, in any mode.
 pub fn round_f32(x: f64, rounding: Rounding) -> f32 {
     if rounding == Rounding::NearestEven && !x.is_nan() {
         return x as f32;
@@ -485,22 +488,22 @@ pub fn round_f32(x: f64, rounding: Rounding) -> f32 {
     f32::from_bits(Rounder::new(rounding).round(&F32, x) as u32)
 }
 
-/// Nearest-even rounding to f16, the everyday case.
+/// Rounds to f16, nearest-even: the most common case.
 pub fn round_f16(x: f64) -> u16 {
     Rounder::new(Rounding::NearestEven).round(&F16, x) as u16
 }
 
-/// Nearest-even rounding to bf16, the everyday case.
+/// Rounds to bf16, nearest-even: the most common case.
 pub fn round_bf16(x: f64) -> u16 {
     Rounder::new(Rounding::NearestEven).round(&BF16, x) as u16
 }
 
-/// An f16's exact value.
+/// Exact value of an f16.
 pub const fn decode_f16(bits: u16) -> f64 {
     decode(&F16, bits as u64)
 }
 
-/// A bf16's exact value.
+/// Exact value of a bf16.
 pub const fn decode_bf16(bits: u16) -> f64 {
     decode(&BF16, bits as u64)
 }
@@ -514,8 +517,8 @@ pub enum Extremum {
     Max,
 }
 
-/// `min`/`max` on the bits of one format (PTX ISA 9.7.3.11, 9.7.4.7): −0 is below +0; a NaN loses to a number unless
-/// `propagate_nan` (`.NaN`); a NaN result is canonical.
+/// `min` or `max` on the bits of one format (PTX ISA 9.7.3.11, 9.7.4.7). −0 is below +0. If one operand is NaN, the
+/// result is the other operand, or NaN with `propagate_nan` (`.NaN`). A NaN result is canonical.
 pub fn extremum(format: &Format, which: Extremum, a: u64, b: u64, propagate_nan: bool) -> u64 {
     let nan = format.canonical_nan().unwrap_or(0);
     match (format.is_nan(a), format.is_nan(b)) {
@@ -538,10 +541,10 @@ mod tests {
     const RN: Rounder = Rounder::new(Rounding::NearestEven);
     const S32: IntType = IntType { bits: 32, signed: true };
 
-    /// `number_tables.py` enumerates each format's values as fractions and rounds by searching them; it also checks its
-    /// decoding against ml_dtypes and numpy.
+    /// `number_tables.py` enumerates each format's values as fractions and rounds by a search among them. It also
+    /// checks its decoding against ml_dtypes and numpy.
     #[test]
-    fn rounding_agrees_with_a_search_among_all_values_of_each_format() {
+    fn rounding_matches_a_search_among_all_values() {
         let table = include_str!("testdata/rounding.csv");
         let mut rows = 0;
         for line in table.lines().skip(1) {
@@ -576,7 +579,7 @@ mod tests {
     }
 
     #[test]
-    fn small_formats_have_the_values_of_the_ocp_tables() {
+    fn small_formats_match_the_ocp_tables() {
         let e2m1: Vec<f64> = (0..8).map(|code| decode(&E2M1, code)).collect();
         assert_eq!(e2m1, [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]);
         assert_eq!(decode(&E2M1, 0xf), -6.0);
@@ -598,7 +601,7 @@ mod tests {
     }
 
     #[test]
-    fn every_code_of_every_small_format_survives_a_round_trip() {
+    fn codes_of_small_formats_survive_a_round_trip() {
         for format in [F16, BF16, TF32, E4M3, E5M2, E2M1, E2M3, E3M2] {
             for code in 0..1 << format.width() {
                 let value = decode(&format, code);
@@ -625,7 +628,7 @@ mod tests {
     }
 
     #[test]
-    fn relu_clears_negatives_and_their_zero() {
+    fn relu_turns_negatives_and_minus_zero_into_plus_zero() {
         assert_eq!(RN.relu().round(&F16, -2.0), 0);
         assert_eq!(RN.relu().round(&F16, f64::NEG_INFINITY), 0);
         assert_eq!(RN.relu().round(&F16, 2.0), 0x4000);
@@ -651,12 +654,12 @@ mod tests {
 
     #[test]
     fn stochastic_rounding_carries_from_the_discarded_bits() {
-        // 1 + 2⁻²³: f16 discards 13 bits, of which the lowest is set; only random bits of all ones carry.
+        // 1 + 2⁻²³: f16 discards 13 bits, only the lowest of which is set. Only random bits of all ones carry.
         let x = f64::from(f32::from_bits(0x3f80_0001));
         let rs = |random| Rounder::new(Rounding::Stochastic { random, width: 13 }).round(&F16, x);
         assert_eq!(rs(0x1ffe), 0x3c00);
         assert_eq!(rs(0x1fff), 0x3c01);
-        // Half way to the next bf16: any random bits with the top one set carry.
+        // Halfway to the next bf16: any random bits with the top bit set carry.
         let x = f64::from(f32::from_bits(0x3f80_8000));
         let rs = |random| Rounder::new(Rounding::Stochastic { random, width: 16 }).round(&BF16, x);
         assert_eq!(rs(0x7fff), 0x3f80);
@@ -672,13 +675,13 @@ mod tests {
         assert_eq!(RN.round_integer(&F16, 65520), 0x7c00);
         assert_eq!(down.round_integer(&F16, 65520), 0x7bff);
         assert_eq!(RN.round_integer(&F32, -3), u64::from((-3f32).to_bits()));
-        // 2⁶² + 2³⁸ + 1 lies just above a tie of f32; going through f64 first would lose the 1 and round to even.
+        // 2⁶² + 2³⁸ + 1 is slightly above a tie of f32. A conversion through f64 would lose the 1 and round to even.
         let just_above_tie = (1i128 << 62) + (1 << 38) + 1;
         assert_eq!(RN.round_integer(&F32, just_above_tie), u64::from((2f32.powi(62)).next_up().to_bits()));
     }
 
     #[test]
-    fn float_to_int_clamps_and_maps_nan_as_the_manual_says() {
+    fn float_to_int_clamps_and_maps_nan_by_the_manual() {
         let u = |bits| IntType { bits, signed: false };
         let s = |bits| IntType { bits, signed: true };
         assert_eq!(float_to_int(1e20, &F32, Rounding::TowardZero, S32), i32::MAX.into());
@@ -696,8 +699,8 @@ mod tests {
         assert_eq!(modes.map(|mode| float_to_int(3.5, &F32, mode, S32)), [4, 3, 3, 4]);
     }
 
-    /// The manual's example: `cvt.pack.sat.u8.s32.b32 %r7, %r8, %r9, %r4` after `%r4 = pack(%r5, %r6)` leaves the new
-    /// pair in the low half and the old one above it.
+    /// Example of the manual: `cvt.pack.sat.u8.s32.b32 %r7, %r8, %r9, %r4` after `%r4 = pack(%r5, %r6)` leaves the new
+    /// pair in the low half and the old pair above it.
     #[test]
     fn cvt_pack_shifts_older_pairs_up() {
         let u8 = IntType { bits: 8, signed: false };
@@ -709,7 +712,7 @@ mod tests {
     }
 
     #[test]
-    fn min_max_order_zeros_and_treat_nan_as_asked() {
+    fn min_and_max_order_zeros_and_follow_the_nan_mode() {
         let (zero, minus_zero, one, nan) = (0u64, 0x8000, 0x3c00, 0x7e01);
         let min = |a, b, propagate| extremum(&F16, Extremum::Min, a, b, propagate);
         let max = |a, b, propagate| extremum(&F16, Extremum::Max, a, b, propagate);
@@ -739,11 +742,11 @@ mod tests {
 
     #[test]
     fn fma_in_f16_rounds_once() {
-        // 1·(1 + 2⁻¹⁰) + 2⁻¹¹ + a trifle: the tie is broken upward only if nothing was rounded before.
+        // 1·(1 + 2⁻¹⁰) + 2⁻¹¹ + a tiny addend: the tie is broken upward only if nothing was rounded earlier.
         let a = decode_f16(0x3c01);
         let exact = fma(a, 1.0, 2f64.powi(-11), Rounding::NearestEven);
         assert_eq!(round_f16(exact), 0x3c02, "a tie goes to even");
-        // (2048 + 2) · 1 + 2⁻²⁴: f16's step is 2 there.
+        // (2048 + 2) · 1 + 2⁻²⁴: the step of f16 is 2 at this magnitude.
         let sum = fma(decode_f16(0x6801), 1.0, 1.0 + 2f64.powi(-24), Rounding::NearestEven);
         assert_eq!(round_f16(sum), 0x6802);
     }
@@ -766,14 +769,14 @@ mod tests {
         }
 
         #[test]
-        fn nearest_rounding_to_f32_is_the_cpus(bits: u64) {
+        fn nearest_rounding_to_f32_matches_the_cpu(bits: u64) {
             let x = f64::from_bits(bits);
             prop_assume!(!x.is_nan());
             prop_assert_eq!(RN.round(&F32, x) as u32, (x as f32).to_bits());
         }
 
         #[test]
-        fn nearest_f32_arithmetic_is_the_cpus(a: u32, b: u32, c: u32) {
+        fn nearest_f32_arithmetic_matches_the_cpu(a: u32, b: u32, c: u32) {
             let (a, b, c) = (f32::from_bits(a), f32::from_bits(b), f32::from_bits(c));
             let same = |ours: f32, cpu: f32| ours.to_bits() == cpu.to_bits() || ours.is_nan() && cpu.is_nan();
             let rn = Rounding::NearestEven;
@@ -784,7 +787,7 @@ mod tests {
             prop_assert!(same(round_f32(sqrt(a.into()), rn), a.sqrt()));
         }
 
-        /// Operands of close exponents, where the sum is inexact and ties are common.
+        /// Operands with close exponents, so that sums are inexact and ties are common.
         #[test]
         fn directed_results_bracket_the_exact_sum(a in -1e6f32..1e6, b in -1e6f32..1e6, c in -1e6f32..1e6) {
             let down = fma_f32(a, b, c, Rounding::Down);
@@ -794,7 +797,7 @@ mod tests {
             prop_assert!(up == down || up == down.next_up());
             prop_assert!(nearest == down || nearest == up);
             prop_assert_eq!(zero, if up > 0.0 { down } else { up });
-            // The residual of the f32 sums in f64 is exact here, so its sign tells the side.
+            // In f64 the residual of the f32 sums is exact, so its sign gives the side of the exact sum.
             let product = f64::from(a) * f64::from(b);
             prop_assert!(f64::from(down) - product <= f64::from(c) && f64::from(up) - product >= f64::from(c));
         }

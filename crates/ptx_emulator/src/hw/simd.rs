@@ -1,39 +1,40 @@
-//! The inner loops of [`super::matmul`]: one row of A against all of B, for each instruction set.
+//! Inner loops of [`super::matmul`]: one row of A times all of B, for each instruction set.
 //!
-//! Knows nothing of formats: integers and f64 whose sums the caller has proved exact, so that every variant returns the
-//! same bits. The portable variants are the reference that the tests hold the others against.
+//! The loops know no formats. They operate on integers and f64 whose sums the caller has proved exact, so every variant
+//! returns the same bits. The portable variants are the reference for the tests of the others.
 
 use super::number::{F32_NAN, add_to_odd};
 
-/// Columns of B that a loop works on at a time.
+/// Columns of B that a loop processes at a time.
 pub const PANEL: usize = 16;
-/// Elements along K that one integer dot-product instruction takes.
+/// Elements along K that one integer dot-product instruction processes.
 pub const QUAD: usize = 4;
-/// What is added to B's 4-bit elements (doubled, −12 to 12) to make them unsigned, as those instructions want.
+/// Offset of B's 4-bit elements (doubled, −12 to 12), which makes them unsigned as the dot-product instructions
+/// require.
 pub const B_OFFSET: i8 = 12;
 
 /// Rows of A of the 4-bit kinds.
 #[derive(Clone, Copy)]
 pub struct FoursA<'a> {
-    /// Doubled elements, four along K together, row by row.
+    /// Doubled elements in groups of four along K, row by row.
     pub quads: &'a [[i8; QUAD]],
-    /// For each row and block, −[`B_OFFSET`] times the sum of its elements: undoes the offset.
+    /// For each row and block, −[`B_OFFSET`] times the sum of its elements, which cancels the offset.
     pub bias: &'a [i32],
-    /// For each row and block, its scale factor.
+    /// Scale factor for each row and block.
     pub scales: &'a [f64],
-    /// Blocks of a row.
+    /// Blocks per row.
     pub blocks: usize,
 }
 
-/// B of the 4-bit kinds, in panels: for each panel of columns, its rows along K.
+/// B of the 4-bit kinds, in panels. Each panel of columns is stored row by row along K.
 pub struct FoursB {
-    /// Doubled elements plus [`B_OFFSET`], four along K together.
+    /// Doubled elements plus [`B_OFFSET`], in groups of four along K.
     pub quads: Vec<[[u8; QUAD]; PANEL]>,
-    /// For each block, its scale factor.
+    /// Scale factors for each block.
     pub scales: Vec<[f64; PANEL]>,
 }
 
-/// What one panel takes of a [`FoursB`].
+/// Part of a [`FoursB`] that belongs to one panel.
 #[derive(Clone, Copy)]
 struct FoursPanel<'a> {
     quads: &'a [[[u8; QUAD]; PANEL]],
@@ -45,7 +46,7 @@ impl<'a> FoursA<'a> {
         self.quads.len() * self.blocks / self.scales.len().max(1)
     }
 
-    /// Some of the rows.
+    /// A range of rows.
     pub fn rows(&self, first: usize, count: usize) -> FoursA<'a> {
         let (quads, blocks) = (self.row_quads(), self.blocks);
         FoursA {
@@ -57,8 +58,8 @@ impl<'a> FoursA<'a> {
     }
 }
 
-/// `d` += A·B for some rows of A and `n` columns of B, rounded to f32: for each element Σ over blocks of (integer dot
-/// product · scale · scale).
+/// `d` += A·B for a range of rows of A and `n` columns of B, rounded to f32. Each element is Σ over blocks of (integer
+/// dot product · scale · scale).
 pub fn fours(a: FoursA, b: &FoursB, n: usize, d: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
     {
@@ -74,7 +75,7 @@ pub fn fours(a: FoursA, b: &FoursB, n: usize, d: &mut [f32]) {
     fours_tiles(a, b, n, d, |a, b| [fours_tile(a, b)], accumulate);
 }
 
-/// Tiles of `R` rows and a panel, one after the other; the rows are whole tiles.
+/// Processes tiles of `R` rows and one panel. The number of rows must be a multiple of `R`.
 #[inline(always)]
 fn fours_tiles<const R: usize>(
     a: FoursA,
@@ -98,7 +99,7 @@ fn fours_tiles<const R: usize>(
     }
 }
 
-/// One rounding of sum + accumulator; NaN is canonical.
+/// Adds sums to accumulators, rounded once. A NaN becomes the canonical NaN.
 #[inline(always)]
 fn accumulate(sums: &[f64; PANEL], d: &mut [f32]) {
     for (d, &sum) in d.iter_mut().zip(sums) {
@@ -126,7 +127,7 @@ fn fours_tile(a: FoursA, b: FoursPanel) -> [f64; PANEL] {
     sums
 }
 
-/// `d` += the row times B, rounded to f32. B comes in panels, `a.len()` rows of each.
+/// `d` += row times B, rounded to f32. B consists of panels with `a.len()` rows each.
 pub fn floats_row(a: &[f64], b: &[[f64; PANEL]], d: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
     {
@@ -170,19 +171,19 @@ mod x86 {
     use super::{F32_NAN, FoursA, FoursB, FoursPanel, PANEL, accumulate, floats_panels, fours_tiles};
     use std::arch::x86_64::*;
 
-    /// Rows of a tile, as many as leave room in the registers.
+    /// Rows per tile: as many as fit in the vector registers with the other operands.
     const ROWS_AVX512: usize = 4;
     const ROWS_AVX2: usize = 2;
 
-    /// Both neighbors of each sum, of which the one with an odd last bit is the sum rounded to odd: it may be rounded
-    /// once more, to f32, and is then as if rounded once.
+    /// Adds sums to accumulators. Each addition is rounded down and rounded up in f64. The result with an odd last bit
+    /// is the sum rounded to odd. A second rounding, to f32, then gives the same result as a single rounding.
     #[target_feature(enable = "avx512f,avx512dq")]
     #[inline]
     fn accumulate_avx512(sums: &[f64; PANEL], d: &mut [f32]) {
         let Ok(d): Result<&mut [f32; PANEL], _> = d.try_into() else { return accumulate(sums, d) };
         const DOWN: i32 = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
         const UP: i32 = _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC;
-        // SAFETY: sixteen f32, and two times eight f64.
+        // SAFETY: `d` has 16 f32, and `sums` has 16 f64, which two loads of 8 cover.
         let (old, sums) =
             unsafe { (_mm512_loadu_ps(d.as_ptr()), [0, 8].map(|at| _mm512_loadu_pd(sums.as_ptr().add(at)))) };
         let old = [_mm512_castps512_ps256(old), _mm512_extractf32x8_ps::<1>(old)];
@@ -197,7 +198,7 @@ mod x86 {
         let new = _mm512_insertf32x8::<1>(_mm512_castps256_ps512(new[0]), new[1]);
         let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(new, new);
         let new = _mm512_mask_blend_ps(nan, new, _mm512_set1_ps(f32::from_bits(F32_NAN)));
-        // SAFETY: sixteen f32.
+        // SAFETY: `d` has 16 f32.
         unsafe { _mm512_storeu_ps(d.as_mut_ptr(), new) };
     }
 
@@ -220,14 +221,14 @@ mod x86 {
         for (block, (b_quads, b_scales)) in b.quads.chunks_exact(per_block).zip(b.scales).enumerate() {
             let mut dots: [_; R] = std::array::from_fn(|row| _mm512_set1_epi32(a.bias[row * blocks + block]));
             for (quad, b) in b_quads.iter().enumerate() {
-                // SAFETY: sixteen quads of four bytes.
+                // SAFETY: `b` has 16 quads of 4 bytes, the 64 bytes of the load.
                 let b = unsafe { _mm512_loadu_si512(b.as_ptr().cast()) };
                 for (row, dots) in dots.iter_mut().enumerate() {
                     let quad = a.quads[row * quads + block * per_block + quad].map(|element| element as u8);
                     *dots = _mm512_dpbusd_epi32(*dots, b, _mm512_set1_epi32(i32::from_le_bytes(quad)));
                 }
             }
-            // SAFETY: eight f64 at an offset of zero or eight in sixteen.
+            // SAFETY: `b_scales` has 16 f64. The loads of 8 start at index 0 and 8.
             let b_scales = [0, 8].map(|at| unsafe { _mm512_loadu_pd(b_scales.as_ptr().add(at)) });
             for row in 0..R {
                 let halves = [_mm512_castsi512_si256(dots[row]), _mm512_extracti32x8_epi32::<1>(dots[row])];
@@ -238,7 +239,7 @@ mod x86 {
                 }
             }
         }
-        // SAFETY: two vectors of eight f64 are an array of sixteen; any bits are an f64.
+        // SAFETY: two vectors of 8 f64 have the size of an array of 16, and any bits are a valid f64.
         sums.map(|sums| unsafe { std::mem::transmute::<[__m512d; 2], [f64; PANEL]>(sums) })
     }
 
@@ -261,13 +262,13 @@ mod x86 {
         for (block, (b_quads, b_scales)) in b.quads.chunks_exact(per_block).zip(b.scales).enumerate() {
             let mut dots: [_; R] = std::array::from_fn(|row| [_mm256_set1_epi32(a.bias[row * blocks + block]); 2]);
             for (quad, b) in b_quads.iter().enumerate() {
-                // SAFETY: eight quads of four bytes at an offset of zero or eight in sixteen.
+                // SAFETY: `b` has 16 quads of 4 bytes. The loads of 8 quads start at index 0 and 8.
                 let b = [0, 8].map(|at| unsafe { _mm256_loadu_si256(b.as_ptr().add(at).cast()) });
                 for (row, dots) in dots.iter_mut().enumerate() {
                     let quad = a.quads[row * quads + block * per_block + quad].map(|element| element as u8);
                     let a = _mm256_set1_epi32(i32::from_le_bytes(quad));
                     for half in 0..2 {
-                        // Pairs are at most 2·24·12: far from saturating.
+                        // A sum of a pair is at most 2·24·12, far below saturation.
                         let pairs = _mm256_maddubs_epi16(b[half], a);
                         dots[half] = _mm256_add_epi32(dots[half], _mm256_madd_epi16(pairs, ones));
                     }
@@ -282,14 +283,14 @@ mod x86 {
                     } else {
                         _mm256_extracti128_si256::<1>(dots)
                     };
-                    // SAFETY: four f64 at a multiple of four below sixteen.
+                    // SAFETY: `b_scales` has 16 f64. The loads of 4 start at a multiple of 4 below 16.
                     let b_scale = unsafe { _mm256_loadu_pd(b_scales.as_ptr().add(4 * quarter)) };
                     let scaled = _mm256_mul_pd(_mm256_cvtepi32_pd(dots), b_scale);
                     sums[row][quarter] = _mm256_fmadd_pd(scaled, a_scale, sums[row][quarter]);
                 }
             }
         }
-        // SAFETY: four vectors of four f64 are an array of sixteen; any bits are an f64.
+        // SAFETY: four vectors of 4 f64 have the size of an array of 16, and any bits are a valid f64.
         sums.map(|sums| unsafe { std::mem::transmute::<[__m256d; 4], [f64; PANEL]>(sums) })
     }
 
@@ -304,12 +305,12 @@ mod x86 {
                 for (a, b) in a.iter().zip(b) {
                     let a = _mm512_set1_pd(*a);
                     for (half, sum) in sums.iter_mut().enumerate() {
-                        // SAFETY: eight f64 at an offset of zero or eight in sixteen.
+                        // SAFETY: `b` has 16 f64. The loads of 8 start at index 0 and 8.
                         let b = unsafe { _mm512_loadu_pd(b.as_ptr().add(8 * half)) };
                         *sum = _mm512_fmadd_pd(a, b, *sum);
                     }
                 }
-                // SAFETY: two vectors of eight f64 are an array of sixteen; any bits are an f64.
+                // SAFETY: two vectors of 8 f64 have the size of an array of 16, and any bits are a valid f64.
                 unsafe { std::mem::transmute::<[__m512d; 2], [f64; PANEL]>(sums) }
             },
             |sums: &_, d: &mut _| accumulate_avx512(sums, d),
@@ -327,12 +328,12 @@ mod x86 {
                 for (a, b) in a.iter().zip(b) {
                     let a = _mm256_set1_pd(*a);
                     for (quarter, sum) in sums.iter_mut().enumerate() {
-                        // SAFETY: four f64 at a multiple of four below sixteen.
+                        // SAFETY: `b` has 16 f64. The loads of 4 start at a multiple of 4 below 16.
                         let b = unsafe { _mm256_loadu_pd(b.as_ptr().add(4 * quarter)) };
                         *sum = _mm256_fmadd_pd(a, b, *sum);
                     }
                 }
-                // SAFETY: four vectors of four f64 are an array of sixteen; any bits are an f64.
+                // SAFETY: four vectors of 4 f64 have the size of an array of 16, and any bits are a valid f64.
                 unsafe { std::mem::transmute::<[__m256d; 4], [f64; PANEL]>(sums) }
             },
             accumulate,
@@ -346,10 +347,10 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Whatever this machine has, against the portable loops: tiles of rows and one row more, a panel and part of
-        /// one.
+        /// Compares all variants of this machine with the portable loops, with one row more than whole tiles and with a
+        /// partial panel.
         #[test]
-        fn vector_loops_equal_the_portable_ones(
+        fn vector_loops_match_the_portable_loops(
             a in prop::collection::vec(-12i8..13, 5 * 64),
             b in prop::collection::vec(0u8..25, 2 * 64 * PANEL),
             bias in prop::collection::vec(-9999..9999, 5 * 4),
@@ -374,7 +375,7 @@ mod tests {
         }
 
         #[test]
-        fn vector_sums_of_floats_equal_the_portable_ones(
+        fn vector_sums_of_floats_match_the_portable_sums(
             a in prop::collection::vec(-2048i32..2048, 16),
             b in prop::collection::vec(-2048i32..2048, 2 * 16 * PANEL),
             c in prop::collection::vec(-1e9f32..1e9, 2 * PANEL - 3),
@@ -422,16 +423,16 @@ mod tests {
         variants
     }
 
-    /// NaN, infinities, zeros and sums that f64 must round, in each place of a panel.
+    /// NaN, infinities, zeros, and sums that f64 must round, at each position of a panel.
     #[test]
-    fn vector_rounding_equals_the_portable_one() {
+    fn vector_rounding_matches_the_portable_rounding() {
         let sums = [0.0, 1.0, -1.0, 1e300, f64::INFINITY, f64::NAN, 3.0, 1.0 + f64::EPSILON, 1e-40, -1e-46, 2.5e-45];
         let olds = [0.0f32, -0.0, 1e-30, -1e-30, f32::NEG_INFINITY, f32::NAN, 16_777_216.0, -1.0, f32::MAX, 1e-45];
         for sum in sums {
             for old in olds {
                 let (sums, mut d, mut expected) = ([sum; PANEL], [old; PANEL], [old; PANEL]);
                 accumulate(&sums, &mut expected);
-                // A product of one: the sum itself.
+                // A product with 1 gives the sum itself.
                 floats_row(&[1.0], &[sums], &mut d);
                 assert_eq!(d.map(f32::to_bits), expected.map(f32::to_bits), "{sum} + {old}");
             }

@@ -1,44 +1,45 @@
-//! Structured sparsity of A: of four neighbors along K two are there, and four bits of metadata say which (PTX ISA,
-//! "Sparse matrix storage"). Bit positions were compared with CUTLASS's `ELayout`s and `tmem_e_frg`.
+//! Structured sparsity of A: two of four neighbors along K are stored, and four bits of metadata give their positions
+//! (PTX ISA, "Sparse matrix storage"). Bit positions were compared with CUTLASS's `ELayout`s and `tmem_e_frg`.
 //!
-//! The neighbors are numbers of 8 or 16 bits, or bytes with two numbers of 4 bits. Of two numbers of 32 bits one is there;
-//! their metadata, `0b0100` or `0b1110`, is that of the halves of 16 bits.
+//! A neighbor is a number of 8 or 16 bits, or a byte with two 4-bit numbers. One of two 32-bit numbers is stored.
+//! Their metadata, `0b0100` or `0b1110`, describes their halves of 16 bits.
 //!
-//! A becomes dense with zeros in the gaps, so a gap meets what B has there: where that is an infinity or NaN, the result is
-//! NaN here, and a card never looks at it.
+//! The emulator expands A to a dense matrix with zeros in the gaps, so a gap is multiplied by the element of B there.
+//! If that element is an infinity or NaN, the emulator's result is NaN. A GPU never reads the element.
 
 use super::fragment::Position;
 
-/// Neighbors of which two are there, in bytes of metadata: four bits, the lower index in the lower two.
+/// Stored neighbors and all neighbors of a group. Metadata has two bits for each stored neighbor, the lower index in
+/// the lower bits.
 const KEPT: usize = 2;
 const NEIGHBOURS: usize = 4;
-/// Bits of metadata for them.
+/// Bits of metadata per group.
 const BITS: u32 = 4;
 
-/// Bytes of a neighbor where an element has so many bits.
+/// Bytes per neighbor for elements of `element_bits` bits.
 pub const fn unit_bytes(element_bits: u32) -> usize {
     if element_bits > 8 { 2 } else { 1 }
 }
 
-/// Neighbors that `k` elements along K have.
+/// Groups of neighbors in `k` elements along K.
 pub const fn groups(element_bits: u32, k: usize) -> usize {
     k * element_bits as usize / 8 / unit_bytes(element_bits) / NEIGHBOURS
 }
 
-/// Metadata that names one neighbor twice: the row, and the number of the four neighbors there.
+/// Error: metadata gives two numbers of a group the same position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Twice {
     /// Row of A.
     pub row: usize,
-    /// Which neighbors, along K.
+    /// Group of neighbors along K.
     pub group: usize,
 }
 
-/// Rows of A with zeros where nothing is: `row_bytes` of each are there, of units of `unit` bytes. `metadata` gives the bits of
-/// a row's group.
+/// Expands the stored parts of A's rows to dense rows, with zeros in the gaps. Each row has `row_bytes` stored bytes,
+/// in units of `unit` bytes. `metadata` returns the bits for a row and a group.
 ///
 /// # Errors
-/// The metadata has two numbers other than zero in one place.
+/// If the metadata gives two nonzero numbers the same position.
 pub fn dense(
     bytes: &[u8],
     row_bytes: usize,
@@ -65,28 +66,30 @@ pub fn dense(
     Ok(out)
 }
 
-/// Where `mma` and `wgmma` have the metadata of a group of neighbors: the lane, and the lowest bit of its register. `row` is one
-/// of the warp's 16, `groups` how many a row has, `selector` the sparsity selector.
+/// Position of a group's metadata for `mma` and `wgmma`: the lane, and the lowest bit in its register. `row` is one of
+/// the warp's 16 rows, `groups` is the number of groups per row, and `selector` is the sparsity selector.
 ///
-/// Half a register is four groups of one row. Four groups to a row take one lane of each four, eight take two lanes, and
-/// sixteen all four. Of elements of 8 bits (`bytes`) each register has one row: 32 of them along K are half of 64 (on an H200 too).
+/// Half a register holds four groups of one row. Rows of four groups take one lane of each four, rows of eight groups
+/// take two lanes, and rows of sixteen take all four. For 8-bit elements (`bytes`), each register holds one row. 32
+/// elements along K take half of the lanes that 64 take (also on an H200).
 pub const fn mma_place(row: u32, group: u32, groups: u32, bytes: bool, selector: u32) -> (u32, u32) {
     let (quad, upper) = (row % 8, row / 8);
     let first = 4 * quad;
     match groups {
-        // A row in each half of the register.
+        // Each half of the register holds one row.
         4 => (first + selector, 16 * upper + BITS * group),
         8 if !bytes => (first + 2 * selector + group / 4, 16 * upper + BITS * (group % 4)),
-        // A row in each register.
+        // Each register holds one row.
         _ => (first + 2 * (group / 8 + selector) + upper, BITS * (group % 8)),
     }
 }
 
-/// Where `tcgen05.mma` has it: the row whose lane it is, the column behind the metadata's address, and the lowest bit of that
-/// cell. `row` is one of the CTA's.
+/// Position of a group's metadata for `tcgen05.mma`: lane (as a row), column relative to the metadata's address, and
+/// lowest bit in that cell. `row` is one of the CTA's rows.
 ///
-/// For numbers of 16 and 32 bits, eight groups to a row: eight lanes have the first half along K of sixteen rows, and eight
-/// lanes the second; the sparsity selector names the column. Else a lane has its row's metadata in two columns.
+/// For 16-bit and 32-bit numbers, rows have eight groups: for sixteen rows, eight lanes hold the first half along K and
+/// eight lanes the second half, and the sparsity selector gives the column. For other numbers, a lane holds its row's
+/// metadata in two columns.
 pub const fn tcgen05_place(row: u32, group: u32, groups: u32, selector: u32) -> (Position, u32) {
     if groups == 8 {
         let lane = row / 16 * 16 + row % 8 + 8 * (group / 4);
@@ -101,12 +104,12 @@ mod tests {
     use crate::hw::cute;
 
     #[test]
-    fn numbers_go_where_the_metadata_says() {
+    fn numbers_move_to_the_positions_in_the_metadata() {
         let halves = [1, 0, 2, 0, 3, 0, 4, 0];
         let bits = |_, group| [0b1100, 0b1001][group];
         let expected = [1, 0, 0, 0, 0, 0, 2, 0, 0, 0, 3, 0, 4, 0, 0, 0];
         assert_eq!(dense(&halves, 8, 2, bits).unwrap(), expected);
-        // A number of 32 bits moves as two halves.
+        // A 32-bit number moves as two halves.
         let words = [1, 2, 3, 4, 5, 6, 7, 8];
         let bits = |_, group| [0b1110, 0b0100][group];
         assert_eq!(dense(&words, 8, 2, bits).unwrap(), [0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0, 0]);
@@ -114,12 +117,13 @@ mod tests {
         assert_eq!(dense(&[0, 9], 2, 1, |_, _| 0b1010).unwrap(), [0, 0, 9, 0]);
     }
 
-    /// CUTLASS's `ELayout_64x64`, `64x32` and `64x16`: (thread, element of its register) → row + 64 · column, where a register
-    /// is the metadata of 32 or 16 neighboring elements.
+    /// CUTLASS's `ELayout_64x64`, `64x32` and `64x16`: (thread, element of its register) → row + 64 · column. A
+    /// register holds the metadata of 32 or 16 adjacent elements.
     #[test]
-    fn registers_of_metadata_are_cutlass_layouts() {
+    fn metadata_registers_match_cutlass_layouts() {
         type Modes = &'static [(u32, u32)];
-        // Elements of a group, elements along K, threads without the selector's bit, elements of a register.
+        // Elements per group, elements along K, thread modes without the selector's bit, modes of the elements in a
+        // register.
         let layouts: [(u32, u32, Modes, Modes); 3] = [
             (4, 64, &[(2, 8), (2, 2048), (8, 1), (4, 16)], &[(32, 64)]),
             (4, 32, &[(2, 1024), (2, 0), (8, 1), (4, 16)], &[(16, 64), (2, 8)]),
@@ -131,7 +135,7 @@ mod tests {
                 for value in (0..in_register).step_by(of_group as usize) {
                     let place = cute(threads, lane) + cute(values, value);
                     let (row, group) = (place % 64, place / 64 / of_group);
-                    // With eight groups to a row, the selector says which two lanes of each four.
+                    // With eight groups per row, the selector chooses two lanes of each four.
                     let selector = if k == 64 { 0 } else { lane / 2 % 2 };
                     let bit = value * 32 / in_register;
                     assert_eq!(
@@ -146,7 +150,7 @@ mod tests {
 
     /// CUTLASS's `tmem_e_frg` for 8, 16 and 32 bits: (row, element along K) → lane + 128 · element of the lane.
     #[test]
-    fn tensor_memory_of_metadata_is_cutlass_layouts() {
+    fn metadata_in_tensor_memory_matches_cutlass_layouts() {
         for row in 0..128 {
             for k in (0..64).step_by(4) {
                 let (place, bit) = tcgen05_place(row, k / 4, 16, 0);

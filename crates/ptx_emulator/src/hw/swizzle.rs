@@ -1,13 +1,13 @@
-//! Shared-memory swizzles: a permutation of 8-, 16-, 32- or 64-byte pieces inside 128-byte lines.
+//! Shared-memory swizzles: permutations of 8-, 16-, 32- or 64-byte pieces inside 128-byte lines.
 //!
 //! PTX ISA 5.5.7 (swizzling modes). The permutation is a function of the shared-memory byte *address*, not of the
-//! offset in a tile: bits of the line number are xored into the piece number. A tile that does not start on the
-//! boundary of the repeating pattern therefore starts in the middle of it.
+//! offset in a tile: bits of the line number are xored into the piece number. A tile that does not start on a boundary
+//! of the repeating pattern therefore starts in the middle of the pattern.
 
 /// A swizzling mode with its atomicity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Swizzle {
-    /// Addresses stay as they are.
+    /// No permutation.
     #[default]
     None,
     /// 16-byte pieces within 32 bytes.
@@ -26,12 +26,12 @@ pub enum Swizzle {
     B128Atom64,
 }
 
-/// Bytes of a shared-memory line, whose number is what gets xored in.
+/// Bytes per shared-memory line. Bits of the line number are xored into the piece number.
 pub const LINE_BYTES: u32 = 128;
 const LINE_SHIFT: u32 = LINE_BYTES.trailing_zeros();
 
 impl Swizzle {
-    /// Where the byte of linear address `address` lies. Its own inverse.
+    /// Swizzled address of the byte at linear address `address`. The function is its own inverse.
     pub const fn apply(self, address: u32) -> u32 {
         let line = address >> LINE_SHIFT;
         let flip = match self {
@@ -46,7 +46,7 @@ impl Swizzle {
         address ^ flip
     }
 
-    /// The most bytes a box's innermost dimension may have; `None` where nothing limits it.
+    /// Maximum size of a box's innermost dimension, in bytes. `None`: no limit.
     pub const fn span_bytes(self) -> Option<u32> {
         match self {
             Swizzle::None => None,
@@ -57,7 +57,7 @@ impl Swizzle {
         }
     }
 
-    /// The bytes that stay together, so the longest run [`Swizzle::apply`] keeps contiguous and in order.
+    /// Bytes that stay together: the longest run that [`Swizzle::apply`] keeps contiguous and in order.
     pub const fn atom_bytes(self) -> u32 {
         match self {
             Swizzle::None => LINE_BYTES,
@@ -68,7 +68,7 @@ impl Swizzle {
         }
     }
 
-    /// After how many bytes the pattern repeats (PTX ISA 5.5.7, "starting address of the repeating pattern").
+    /// Period of the pattern in bytes (PTX ISA 5.5.7, "starting address of the repeating pattern").
     pub const fn pattern_bytes(self) -> u32 {
         match self {
             Swizzle::None => 16,
@@ -84,7 +84,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Which 16-byte piece of the source stands at each place of each line, as the manual's tables show it.
+    /// Checks a swizzle against a table of the manual: for each line and position, the 16-byte piece of the source
+    /// there.
     fn check(swizzle: Swizzle, table: &[[u32; 8]]) {
         for line in 0..2 * table.len() {
             for place in 0..8 {
@@ -100,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_are_the_tables_of_ptx_isa_5_5_7() {
+    fn patterns_match_the_tables_of_ptx_isa_5_5_7() {
         let identity = [0, 1, 2, 3, 4, 5, 6, 7];
         check(Swizzle::None, &[identity]);
         check(Swizzle::B32, &[identity, [1, 0, 3, 2, 5, 4, 7, 6]]);
@@ -149,7 +150,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_swizzle_undoes_itself_keeps_lines_and_repeats(address in 0u32..1 << 18, which in 0usize..8) {
+        fn swizzle_is_its_own_inverse_and_periodic(address in 0u32..1 << 18, which in 0usize..8) {
             let swizzle = ALL[which];
             let moved = swizzle.apply(address);
             prop_assert_eq!(swizzle.apply(moved), address);

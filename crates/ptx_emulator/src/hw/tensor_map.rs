@@ -1,17 +1,18 @@
-//! Tensor maps: what `cuTensorMapEncodeTiled` and `cuTensorMapEncodeIm2col` take, the 128-byte object a kernel passes around, and the pieces of
-//! memory that one tensor copy moves.
+//! Tensor maps: the arguments of `cuTensorMapEncodeTiled` and `cuTensorMapEncodeIm2col`, the 128-byte object that
+//! kernels receive, and the pieces of memory that a tensor copy moves.
 //!
-//! Sources: CUDA Driver API, "Tensor Map Object Management" (the argument rules, quoted by [`TensorMapError`]); PTX ISA
-//! 5.5.1–5.5.8 (tensors, bounding boxes, im2col mode, out-of-boundary access, swizzles), 9.7.9.28 (`tensormap.replace`), 9.7.9.25
-//! (`cp.async.bulk.tensor`). NVIDIA does not publish the layout of the object. This crate has a layout of its own, with
-//! a magic number and a checksum, so that other bytes are recognized as no tensor map.
+//! Sources: CUDA Driver API, "Tensor Map Object Management" (the argument rules, which [`TensorMapError`] quotes); PTX
+//! ISA 5.5.1–5.5.8 (tensors, bounding boxes, im2col mode, out-of-boundary access, swizzles), 9.7.9.28
+//! (`tensormap.replace`), 9.7.9.25 (`cp.async.bulk.tensor`). NVIDIA does not publish the layout of the object. This
+//! crate defines its own layout, with a magic number and a checksum, so that other bytes are not mistaken for a tensor
+//! map.
 //!
-//! Not modeled: the wide forms of im2col, copies through interleaved layouts ([`TensorMapError::Unsupported`]), and stores of the
-//! padded sub-byte types ([`DataType::is_padded`]: what `visit` gives for them is a load).
+//! Not modeled: the wide forms of im2col, copies through interleaved layouts ([`TensorMapError::Unsupported`]), and
+//! stores of the padded sub-byte types ([`DataType::is_padded`]: `visit` treats them as loads).
 
 use super::swizzle::Swizzle;
 
-/// The most dimensions a tensor has.
+/// Maximum number of dimensions of a tensor.
 pub const MAX_RANK: usize = 5;
 /// Size of the opaque object.
 pub const OBJECT_BYTES: usize = 128;
@@ -20,7 +21,7 @@ pub const OBJECT_ALIGN: u64 = 64;
 /// Alignment of a copy's shared-memory address (PTX ISA 9.7.9.25, table of alignments).
 pub const SHARED_ALIGN: u32 = 128;
 
-/// What 18-bit shared-memory addresses reach; no GPU has more.
+/// Range of 18-bit shared-memory addresses. No GPU has more shared memory.
 const SHARED_WINDOW: u32 = 1 << 18;
 const MAX_BOX: u32 = 256;
 const MAX_PIXELS: u32 = 1024;
@@ -28,10 +29,10 @@ const MAX_ELEMENT_STRIDE: u32 = 8;
 const STRIDE_LIMIT: u64 = 1 << 40;
 const DIM_LIMIT: u64 = 1 << 32;
 const GRANULE: u64 = 16;
-/// Elements of the padded types that lie together.
+/// Elements per group of the padded types.
 const PADDED_GROUP: i64 = 16;
 
-/// `CUtensorMapDataType`; the discriminants are the driver's.
+/// `CUtensorMapDataType`, with the driver's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "the names are the driver's")]
 pub enum DataType {
@@ -48,7 +49,7 @@ pub enum DataType {
     F32Ftz,
     Tf32,
     Tf32Ftz,
-    /// Sixteen packed 4-bit values in 8 bytes, in both memories.
+    /// Sixteen packed 4-bit values in 8 bytes, in global and in shared memory.
     U4x16Align8,
     /// Sixteen packed 4-bit values, padded to 16 bytes in shared memory.
     U4x16Align16,
@@ -76,12 +77,13 @@ impl DataType {
         DataType::U6x16Align16,
     ];
 
-    /// From the driver's number.
+    /// Converts the driver's number.
     pub fn from_driver(code: u32) -> Option<Self> {
         Self::ALL.get(code as usize).copied()
     }
 
-    /// From `tensormap.replace.elemtype`'s number, which orders three types differently (PTX ISA 9.7.9.28, table 33).
+    /// Converts the number of `tensormap.replace.elemtype`, which orders three types differently (PTX ISA 9.7.9.28,
+    /// table 33).
     pub fn from_ptx(code: u32) -> Option<Self> {
         match code {
             8 => Some(DataType::F32Ftz),
@@ -91,7 +93,7 @@ impl DataType {
         }
     }
 
-    /// Bits of an element in global memory.
+    /// Bits per element in global memory.
     pub const fn bits(self) -> u32 {
         match self {
             DataType::U8 => 8,
@@ -103,7 +105,7 @@ impl DataType {
         }
     }
 
-    /// Bits an element takes in shared memory, padding included.
+    /// Bits per element in shared memory, including padding.
     pub const fn shared_bits(self) -> u32 {
         match self {
             DataType::U4x16Align16 | DataType::U6x16Align16 => 8,
@@ -124,7 +126,7 @@ impl DataType {
         )
     }
 
-    /// Whether a load leaves gaps in shared memory: 16 elements, then padding up to 16 bytes that stays as it was.
+    /// Whether a load leaves gaps in shared memory: 16 elements, then padding up to 16 bytes, which keeps its contents.
     pub const fn is_padded(self) -> bool {
         matches!(self, DataType::U4x16Align16 | DataType::U6x16Align16)
     }
@@ -142,7 +144,7 @@ pub enum Interleave {
     B32,
 }
 
-/// `CUtensorMapL2promotion`: a hint, kept and not acted on.
+/// `CUtensorMapL2promotion`: a hint without effect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "sizes")]
 pub enum L2Promotion {
@@ -153,7 +155,7 @@ pub enum L2Promotion {
     B256,
 }
 
-/// `CUtensorMapFloatOOBfill`: what stands in shared memory for elements outside the tensor.
+/// `CUtensorMapFloatOOBfill`: value in shared memory of elements outside the tensor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OobFill {
     /// Zero.
@@ -163,19 +165,20 @@ pub enum OobFill {
     Nan,
 }
 
-/// The box in which the pixels of a column lie, as offsets from the first and the last pixel of the tensor, by width, height
-/// and depth: the corners that `cuTensorMapEncodeIm2col` takes.
+/// Box that contains the pixels of a column, as offsets from the first and the last pixel of the tensor, by width,
+/// height and depth: the corners that `cuTensorMapEncodeIm2col` takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PixelBox {
-    /// From the first pixel.
+    /// Offsets from the first pixel.
     pub lower: [i16; 3],
-    /// From the last pixel.
+    /// Offsets from the last pixel.
     pub upper: [i16; 3],
 }
 
-/// A tensor map: the arguments of `cuTensorMapEncodeTiled`, or of `cuTensorMapEncodeIm2col`. Index 0 is the innermost dimension.
+/// A tensor map: the arguments of `cuTensorMapEncodeTiled` or of `cuTensorMapEncodeIm2col`. Index 0 is the innermost
+/// dimension.
 ///
-/// The fields are public for readers; [`TensorMap::tiled`] and [`TensorMap::validate`] apply the driver's rules.
+/// The fields are public for reading. [`TensorMap::tiled`] and [`TensorMap::validate`] apply the driver's rules.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TensorMap {
     /// Element type.
@@ -186,11 +189,11 @@ pub struct TensorMap {
     pub global_address: u64,
     /// Elements in each dimension.
     pub dims: [u64; MAX_RANK],
-    /// Bytes from one index to the next in dimensions 1 …; `strides[0]` belongs to dimension 1.
+    /// Bytes between consecutive indices in dimensions 1 …; `strides[0]` belongs to dimension 1.
     pub strides: [u64; MAX_RANK - 1],
-    /// Elements the box spans in each dimension; of an im2col map, channels of a pixel and pixels of a column.
+    /// Elements of the box in each dimension. For an im2col map: channels per pixel and pixels per column.
     pub box_dims: [u32; MAX_RANK],
-    /// Step between loaded elements in each dimension; the first is ignored without interleaving.
+    /// Step between loaded elements in each dimension. Without interleaving, the first step is ignored.
     pub element_strides: [u32; MAX_RANK],
     /// Interleaved layout.
     pub interleave: Interleave,
@@ -200,61 +203,61 @@ pub struct TensorMap {
     pub l2_promotion: L2Promotion,
     /// Fill of elements outside the tensor.
     pub oob_fill: OobFill,
-    /// Where the pixels lie, of an im2col map.
+    /// Box of the pixels. `None`: the map is not an im2col map.
     pub pixels: Option<PixelBox>,
 }
 
-/// Why a tensor map cannot be made or used. Each text is the rule that was broken.
+/// Reason why a tensor map cannot be created or used. The message states the broken rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum TensorMapError {
-    #[error("tensor rank is {0}, must be 1 to 5")]
+    #[error("tensor rank is {0}; it must be 1 to 5")]
     Rank(usize),
-    #[error("an interleaved tensor map has rank {0}, must be at least 3")]
+    #[error("an interleaved tensor map has rank {0}; the rank must be at least 3")]
     InterleavedRank(usize),
-    #[error("{name} has {got} entries, rank {rank} needs {want}")]
+    #[error("{name} has {got} entries, but rank {rank} needs {want}")]
     Entries { name: &'static str, got: usize, want: usize, rank: usize },
     #[error("global address {address:#x} must be a multiple of {align}")]
     GlobalAddress { address: u64, align: u64 },
-    #[error("global dimension {index} is {dim}, must be 1 to 2^32")]
+    #[error("global dimension {index} is {dim}; it must be 1 to 2^32")]
     Dim { index: usize, dim: u64 },
-    #[error("the innermost dimension is {dim}, must be a multiple of {multiple} for this packed type")]
+    #[error("the innermost dimension is {dim}; it must be a multiple of {multiple} for this packed type")]
     PackedDim { dim: u64, multiple: u64 },
-    #[error("stride of dimension {index} is {stride} bytes, must be a multiple of {multiple} and below 2^40")]
+    #[error("stride of dimension {index} is {stride} bytes; it must be a multiple of {multiple} and below 2^40")]
     Stride { index: usize, stride: u64, multiple: u64 },
-    #[error("an im2col tensor map has rank {0}, must be 3 to 5")]
+    #[error("an im2col tensor map has rank {0}; the rank must be 3 to 5")]
     Im2colRank(usize),
-    #[error("a corner of the pixel box is {corner} in dimension {index}, must be {least} to {most} for this rank")]
+    #[error("a corner of the pixel box is {corner} in dimension {index}; it must be {least} to {most} for this rank")]
     PixelCorner { index: usize, corner: i32, least: i32, most: i32 },
     #[error("the pixel box is empty in dimension {index}")]
     EmptyPixelBox { index: usize },
-    #[error("{pixels} pixels of a column, must be 1 to 1024")]
+    #[error("the column has {pixels} pixels; it must have 1 to 1024")]
     Pixels { pixels: u32 },
-    #[error("the tensor map is {0}, and the copy is not")]
+    #[error("the tensor map is {0}, but the copy is not")]
     Mode(&'static str),
-    #[error("box dimension {index} is {dim}, must be 1 to 256")]
+    #[error("box dimension {index} is {dim}; it must be 1 to 256")]
     BoxDim { index: usize, dim: u32 },
-    #[error("the box's innermost dimension is {bytes} bytes, must be a multiple of 16")]
+    #[error("the box's innermost dimension is {bytes} bytes; it must be a multiple of 16")]
     BoxInnerBytes { bytes: u32 },
-    #[error("the box's innermost dimension is {dim}, must be 128 for this padded type")]
+    #[error("the box's innermost dimension is {dim}; it must be 128 for this padded type")]
     PaddedBox { dim: u32 },
-    #[error("element stride {index} is {stride}, must be 1 to 8")]
+    #[error("element stride {index} is {stride}; it must be 1 to 8")]
     ElementStride { index: usize, stride: u32 },
-    #[error("the box's innermost dimension is {bytes} bytes, more than the {swizzle:?} swizzle's {span}")]
+    #[error("the box's innermost dimension is {bytes} bytes; the {swizzle:?} swizzle allows at most {span}")]
     BoxExceedsSwizzle { bytes: u32, swizzle: Swizzle, span: u32 },
-    #[error("32-byte interleaving needs the 32-byte swizzle, not {0:?}")]
+    #[error("32-byte interleaving needs the 32-byte swizzle, found {0:?}")]
     InterleaveSwizzle(Swizzle),
     #[error("{data_type:?} cannot be used with {what}")]
     PackedType { data_type: DataType, what: &'static str },
-    #[error("NaN fill needs a floating-point type, not {0:?}")]
+    #[error("NaN fill needs a floating-point type, found {0:?}")]
     NanFill(DataType),
     #[error("the copy gives {got} coordinates for a tensor map of rank {rank}")]
     Coordinates { got: usize, rank: usize },
-    #[error("a copy of four rows needs a tensor map of rank 2, not {rank}")]
+    #[error("a copy of four rows needs a tensor map of rank 2, found rank {rank}")]
     FourRows { rank: usize },
     #[error("shared-memory address {address:#x} of a tensor copy must be a multiple of {align}")]
     SharedAddress { address: u32, align: u32 },
-    #[error("the box is {0} bytes, more than a shared-memory window of 256 KiB holds")]
+    #[error("the box is {0} bytes; the shared-memory window has 256 KiB")]
     BoxBytes(u32),
     #[error("the innermost coordinate {coordinate} must be a multiple of {multiple} for this element type")]
     Coordinate { coordinate: i32, multiple: u32 },
@@ -271,15 +274,15 @@ pub enum TensorMapError {
 /// One contiguous piece of a tensor copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Global address, or `None` for elements outside the tensor: filled on a load, skipped on a store.
+    /// Global address. `None`: elements outside the tensor, which a load fills and a store skips.
     pub global: Option<u64>,
-    /// Shared-memory address, swizzle applied.
+    /// Shared-memory address after the swizzle.
     pub shared: u32,
     /// Length in bytes.
     pub bytes: u32,
 }
 
-/// A field that `tensormap.replace` writes, with its ordinal where it is an array (PTX ISA 9.7.9.28).
+/// Field that `tensormap.replace` writes, with its ordinal if the field is an array (PTX ISA 9.7.9.28).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names are PTX's")]
 pub enum Field {
@@ -297,7 +300,7 @@ pub enum Field {
 }
 
 impl TensorMap {
-    /// A map with the driver's checks applied. `strides` are in bytes and leave out the innermost dimension.
+    /// Creates a map and applies the driver's checks. `strides` are in bytes and omit the innermost dimension.
     ///
     /// # Errors
     /// The first rule of `cuTensorMapEncodeTiled` that the arguments break.
@@ -343,8 +346,8 @@ impl TensorMap {
         Ok(map)
     }
 
-    /// The same tensor as an im2col map, of which a copy takes some channels of the pixels of a column. The corners are
-    /// by width, height and depth.
+    /// Turns the map into an im2col map of the same tensor. A copy then moves some channels of the pixels in a column.
+    /// The corners are given by width, height and depth.
     ///
     /// # Errors
     /// The first rule of `cuTensorMapEncodeIm2col` that the arguments break.
@@ -387,7 +390,7 @@ impl TensorMap {
     /// Checks every documented rule of `cuTensorMapEncodeTiled`.
     ///
     /// # Errors
-    /// The first rule that is broken.
+    /// The first rule that the map breaks.
     pub fn validate(&self) -> Result<(), TensorMapError> {
         use TensorMapError as E;
         let ensure = |ok: bool, error: E| if ok { Ok(()) } else { Err(error) };
@@ -461,20 +464,20 @@ impl TensorMap {
         ensure(!nan || data_type.is_float(), E::NanFill(data_type))
     }
 
-    /// Elements of the box in dimension `index` that are moved: every `element_strides`-th.
+    /// Number of elements of the box in dimension `index` that a copy moves: every `element_strides`-th.
     fn box_steps(&self, index: usize) -> u32 {
         let strided = index > 0 || self.interleave != Interleave::None;
         let stride = if strided { self.element_strides[index] } else { 1 };
         self.box_dims[index].div_ceil(stride)
     }
 
-    /// Bytes a copy of the box spans in shared memory, padding included.
+    /// Bytes that a copy of the box spans in shared memory, including padding.
     pub fn box_bytes(&self) -> u32 {
         self.box_bits(self.data_type.shared_bits())
     }
 
-    /// Bytes a copy of the box adds to an mbarrier's transaction count: always the full box, elements outside the
-    /// tensor included (PTX ISA 9.7.9.25), padding excluded (as DeepGEMM's fp8 × fp4 kernels expect).
+    /// Bytes that a copy of the box adds to an mbarrier's transaction count: always the full box, including elements
+    /// outside the tensor (PTX ISA 9.7.9.25), without padding (as DeepGEMM's fp8 × fp4 kernels expect).
     pub fn transaction_bytes(&self) -> u32 {
         self.box_bits(self.data_type.bits())
     }
@@ -487,9 +490,9 @@ impl TensorMap {
         u32::try_from(elements * u64::from(element_bits) / 8).unwrap_or(u32::MAX)
     }
 
-    /// The bytes that stand for one element outside the tensor, repeated.
+    /// Byte that is repeated for elements outside the tensor.
     ///
-    /// The manual does not give `OOB-NaN`'s bits; all ones is a NaN in every floating-point type.
+    /// The manual does not give the bits of `OOB-NaN`. All ones is a NaN in every floating-point type.
     pub fn fill_byte(&self) -> u8 {
         match self.oob_fill {
             OobFill::Zero => 0,
@@ -497,26 +500,28 @@ impl TensorMap {
         }
     }
 
-    /// The tensor that a store through this map writes: its rows are extended to a multiple of 16 bytes. The manual does
-    /// not say so. An H200 writes all of a 16-byte piece that begins inside the tensor, and reduces into all of it.
+    /// The tensor that a store through this map writes: its rows are extended to a multiple of 16 bytes. The manual
+    /// does not mention this. An H200 writes every 16-byte piece that starts inside the tensor completely, and also
+    /// reduces into all of it.
     pub fn stored(&self) -> TensorMap {
         let mut map = self.clone();
         map.dims[0] = map.dims[0].next_multiple_of(self.coordinate_multiple().into());
         map
     }
 
-    /// The innermost coordinate is a multiple of 16 bytes: of so many elements. The manual does not say so. On an H200 a load
-    /// or store at another coordinate is an illegal instruction. Padded types load whole groups.
+    /// Required multiple of the innermost coordinate, in elements: 16 bytes, or a whole group for padded types. The
+    /// manual does not mention this. On an H200, a load or store at another coordinate is an illegal instruction.
     fn coordinate_multiple(&self) -> u32 {
         if self.data_type.is_padded() { PADDED_GROUP as u32 } else { 128 / self.data_type.bits() }
     }
 
-    /// Calls `visit` for every piece of the copy of the box at `coordinates` (innermost first) to or from shared memory
-    /// at `shared`, in shared-memory order before swizzling. A piece never crosses a swizzle atom or the tensor's edge.
+    /// Calls `visit` for every piece of the copy of the box at `coordinates` (innermost first). The box in shared
+    /// memory starts at `shared`. The pieces come in shared-memory order before the swizzle. A piece never crosses a
+    /// swizzle atom or the tensor's edge.
     ///
     /// # Errors
-    /// A rule the map breaks ([`TensorMap::validate`]), a wrong number of coordinates, a misaligned shared address, a box too
-    /// large, or something not modeled.
+    /// If the map breaks a rule ([`TensorMap::validate`]), the number of coordinates is wrong, the shared address is
+    /// misaligned, the box is too large, or a feature is not modeled.
     pub fn visit(&self, coordinates: &[i32], shared: u32, visit: impl FnMut(Piece)) -> Result<(), TensorMapError> {
         let Some(&column) = coordinates.first().filter(|_| coordinates.len() == self.rank) else {
             return Err(TensorMapError::Coordinates { got: coordinates.len(), rank: self.rank });
@@ -527,11 +532,12 @@ impl TensorMap {
         self.visit_rows(column, shared, |number| self.row_address(coordinates, number), visit)
     }
 
-    /// The same for a column of pixels of an im2col map: `coordinates` are those of a channel and of the first pixel,
-    /// `offsets` what is added to each pixel's width, height and depth (PTX ISA, "Im2col mode").
+    /// Like [`TensorMap::visit`], for a column of pixels of an im2col map. `coordinates` are the coordinates of a
+    /// channel and of the first pixel. `offsets` are added to each pixel's width, height and depth (PTX ISA, "Im2col
+    /// mode").
     ///
     /// # Errors
-    /// As for [`TensorMap::visit`]; the map is an im2col map.
+    /// Like [`TensorMap::visit`], or if the map is not an im2col map.
     pub fn visit_pixels(
         &self,
         coordinates: &[i32],
@@ -544,7 +550,7 @@ impl TensorMap {
         };
         let pixels = self.pixels.ok_or(TensorMapError::Mode("tiled"))?;
         self.validate()?;
-        // The pixels in their order: along the width, then the height and the depth, inside of the pixel box; then the next image.
+        // Pixels in order: along the width, then the height and the depth, inside the pixel box; then the next image.
         let mut at: Vec<i64> = coordinates[1..].iter().map(|&coordinate| coordinate.into()).collect();
         let spatial = self.rank - 2;
         let mut rows = Vec::with_capacity(self.box_dims[1] as usize);
@@ -566,18 +572,18 @@ impl TensorMap {
         self.visit_rows(column, shared, |number| rows[number as usize], visit)
     }
 
-    /// The map of four rows that `.tile::gather4` and `.tile::scatter4` copy: each has the box's width.
+    /// Map of the four rows that `.tile::gather4` and `.tile::scatter4` copy. Each row has the box's width.
     pub fn four_rows(self) -> TensorMap {
         let (mut box_dims, mut element_strides) = (self.box_dims, self.element_strides);
         (box_dims[1], element_strides[1]) = (4, 1);
         TensorMap { box_dims, element_strides, ..self }
     }
 
-    /// The same for a map of [`TensorMap::four_rows`]: `coordinates` are a column and four rows (PTX ISA, "Tiled Mode:
-    /// tile::gather4, tile::scatter4").
+    /// Like [`TensorMap::visit`], for a map of [`TensorMap::four_rows`]. `coordinates` are a column and four rows (PTX
+    /// ISA, "Tiled Mode: tile::gather4, tile::scatter4").
     ///
     /// # Errors
-    /// As for [`TensorMap::visit`]; the tensor has two dimensions.
+    /// Like [`TensorMap::visit`], or if the tensor does not have two dimensions.
     pub fn visit_four_rows(
         &self,
         coordinates: &[i32],
@@ -593,7 +599,8 @@ impl TensorMap {
         self.visit_rows(column, shared, |number| self.row_address(&[column, rows[number as usize]], 0), visit)
     }
 
-    /// Visits the rows of a box from the innermost coordinate `column` on; `row_address` gives the address of a row's beginning.
+    /// Visits the rows of a box, starting at the innermost coordinate `column`. `row_address` returns the address of a
+    /// row's start.
     fn visit_rows(
         &self,
         column: i32,
@@ -613,7 +620,7 @@ impl TensorMap {
         }
         let bits = i64::from(self.data_type.bits());
         let shared_bits = i64::from(self.data_type.shared_bits());
-        // The inner row as units that stay contiguous in both memories: all of it, or the groups of a padded type.
+        // Elements of the inner row that stay contiguous in both memories: the whole row, or a group of a padded type.
         let elements = i64::from(self.box_dims[0]);
         let unit = if self.data_type.is_padded() { PADDED_GROUP } else { elements };
         let first = i64::from(column);
@@ -631,7 +638,7 @@ impl TensorMap {
             let row = shared + number * (elements * shared_bits / 8) as u32;
             for from in (0..elements).step_by(unit as usize) {
                 let at = row + (from * shared_bits / 8) as u32;
-                // The unit in bytes of the row: [0, unit_bytes), of which [inside_from, inside_to) lies in the tensor.
+                // Bytes [0, unit_bytes) of the unit. The part [inside_from, inside_to) is inside the tensor.
                 let start = (first + from) * bits / 8;
                 let extent = (self.dims[0] as i64 * bits) / 8;
                 let mut run = |from: i64, to: i64, row_start: Option<u64>| {
@@ -652,7 +659,7 @@ impl TensorMap {
         Ok(())
     }
 
-    /// Global address of inner coordinate zero in the box's `number`-th row, if the row lies in the tensor.
+    /// Global address of inner coordinate zero in row `number` of the box, if the row is inside the tensor.
     fn row_address(&self, coordinates: &[i32], mut number: u32) -> Option<u64> {
         let mut address = self.global_address;
         for (index, &coordinate) in coordinates.iter().enumerate().skip(1) {
@@ -679,20 +686,21 @@ impl TensorMap {
         }
     }
 
-    /// `tensormap.replace`: one field gets the instruction's operand. Combinations are checked when the map is used.
+    /// `tensormap.replace`: sets one field to the instruction's operand. Combinations of fields are checked when the
+    /// map is used.
     ///
     /// # Errors
-    /// An ordinal or a value outside the field's range.
+    /// If the ordinal or the value is outside the field's range.
     pub fn replace(&mut self, field: Field, value: u64) -> Result<(), TensorMapError> {
         use TensorMapError::Replace;
-        const ORDINAL: TensorMapError = Replace("the ordinal is outside the tensor map's five dimensions");
+        const ORDINAL: TensorMapError = Replace("the ordinal must be below the tensor map's five dimensions");
         let small = u32::try_from(value);
         match field {
             Field::GlobalAddress => self.global_address = value,
-            // The operand is the rank less one.
+            // The operand is the rank minus one.
             Field::Rank if value < MAX_RANK as u64 => self.rank = value as usize + 1,
             Field::Rank => {
-                return Err(Replace("rank, which is one more than the operand, must be 1 to 5"));
+                return Err(Replace("the rank (the operand plus one) must be 1 to 5"));
             }
             Field::BoxDim(index) => {
                 let dim = small.ok().filter(|dim| (1..=MAX_BOX).contains(dim));
@@ -708,14 +716,14 @@ impl TensorMap {
             }
             Field::ElemType => {
                 let data_type = small.ok().and_then(DataType::from_ptx);
-                self.data_type = data_type.ok_or(Replace("no such element type"))?;
+                self.data_type = data_type.ok_or(Replace("unknown element type"))?;
             }
             Field::InterleaveLayout => {
                 self.interleave = match value {
                     0 => Interleave::None,
                     1 => Interleave::B16,
                     2 => Interleave::B32,
-                    _ => return Err(Replace("no such interleave layout")),
+                    _ => return Err(Replace("unknown interleave layout")),
                 };
             }
             Field::SwizzleMode => {
@@ -725,7 +733,7 @@ impl TensorMap {
                     2 => Swizzle::B64,
                     3 => Swizzle::B128,
                     4 => Swizzle::B96,
-                    _ => return Err(Replace("no such swizzle mode")),
+                    _ => return Err(Replace("unknown swizzle mode")),
                 };
             }
             Field::SwizzleAtomicity => {
@@ -737,27 +745,27 @@ impl TensorMap {
                     0 if !wide => self.swizzle,
                     0 => Swizzle::B128,
                     1..=3 if !wide => {
-                        return Err(Replace("only the 128-byte swizzle has an atomicity above 16 bytes"));
+                        return Err(Replace("an atomicity above 16 bytes needs the 128-byte swizzle"));
                     }
                     1 => Swizzle::B128Atom32,
                     2 => Swizzle::B128Atom32Flip8,
                     3 => Swizzle::B128Atom64,
-                    _ => return Err(Replace("no such swizzle atomicity")),
+                    _ => return Err(Replace("unknown swizzle atomicity")),
                 };
             }
             Field::FillMode => {
                 self.oob_fill = match value {
                     0 => OobFill::Zero,
                     1 => OobFill::Nan,
-                    _ => return Err(Replace("no such fill mode")),
+                    _ => return Err(Replace("unknown fill mode")),
                 };
             }
         }
         Ok(())
     }
 
-    /// What 128 bytes of zeros are: a map that `tensormap.replace` can fill in, field by field, and that
-    /// [`TensorMap::validate`] refuses until it has. Kernels make maps so on the device.
+    /// The map that 128 bytes of zeros represent. `tensormap.replace` can fill in its fields one by one, as in kernels
+    /// that create maps on the device. [`TensorMap::validate`] rejects the map until the fields are set.
     pub const ZEROED: TensorMap = TensorMap {
         data_type: DataType::U8,
         rank: 1,
@@ -773,7 +781,7 @@ impl TensorMap {
         pixels: None,
     };
 
-    /// The 128-byte object.
+    /// Serializes the map to the 128-byte object.
     pub fn to_bytes(&self) -> [u8; OBJECT_BYTES] {
         let mut bytes = [0; OBJECT_BYTES];
         let mut at = 0;
@@ -793,7 +801,7 @@ impl TensorMap {
         put(&self.global_address.to_le_bytes());
         self.dims.iter().for_each(|dim| put(&dim.to_le_bytes()));
         self.strides.iter().for_each(|stride| put(&stride.to_le_bytes()));
-        // At most 256, and at most 8.
+        // Box dimensions are at most 256, element strides at most 8.
         self.box_dims.iter().for_each(|&dim| put(&(dim as u16).to_le_bytes()));
         self.element_strides.iter().for_each(|&stride| put(&[stride as u8]));
         put(&[self.pixels.is_some() as u8]);
@@ -804,7 +812,7 @@ impl TensorMap {
         bytes
     }
 
-    /// Reads the 128-byte object back; the rules are not checked again (see [`TensorMap::validate`]).
+    /// Reads the 128-byte object. The rules are not checked again (see [`TensorMap::validate`]).
     ///
     /// # Errors
     /// [`TensorMapError::NotATensorMap`] and [`TensorMapError::Corrupt`].
@@ -852,7 +860,7 @@ impl TensorMap {
 
 const MAGIC: [u8; 8] = *b"ptxTMAP1";
 const CHECKSUM_AT: usize = OBJECT_BYTES - 4;
-/// In declaration order, as `as u8` numbers them.
+/// In declaration order, which `as u8` numbers.
 const SWIZZLES: [Swizzle; 8] = [
     Swizzle::None,
     Swizzle::B32,
@@ -882,7 +890,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The map of the launch file's example: u8, 128×512, box 128×64, 128-byte swizzle.
+    /// Map of the launch file's example: u8, 128×512, box 128×64, 128-byte swizzle.
     fn example() -> TensorMap {
         map_2d(DataType::U8, [128, 512], 128, [128, 64], Swizzle::B128).unwrap()
     }
@@ -914,9 +922,9 @@ mod tests {
         all
     }
 
-    /// 3 images of 5 × 4 pixels with 16 channels: the columns of a 3 × 3 filter.
+    /// Three images of 5 × 4 pixels with 16 channels: the columns of a 3 × 3 filter.
     #[test]
-    fn a_column_of_pixels_is_what_a_convolution_multiplies() {
+    fn pixel_column_matches_the_inputs_of_a_convolution() {
         let (width, height, images) = (5i64, 4i64, 3i64);
         for (stride, padding) in [(1i64, 1i64), (2, 1), (2, 0)] {
             let steps = [1, stride as u32, stride as u32, 1];
@@ -935,7 +943,7 @@ mod tests {
             let (lower, upper) = (-padding as i32, (padding - 2) as i32);
             let map = tiled.unwrap().im2col(&[lower; 2], &[upper; 2], 16, 7).unwrap();
             assert_eq!(TensorMap::from_bytes(&map.to_bytes()).unwrap(), map);
-            // The first pixel under the filter, of each output in its order.
+            // The first pixel under the filter, for each output in order.
             let outputs = |size: i64| (size + 2 * padding - 3) / stride + 1;
             let mut firsts = Vec::new();
             for n in 0..images {
@@ -959,7 +967,7 @@ mod tests {
     }
 
     #[test]
-    fn each_rule_of_the_driver_has_its_own_error() {
+    fn each_driver_rule_has_its_own_error() {
         use TensorMapError as E;
         let broken = |change: fn(&mut TensorMap)| {
             let mut map = example();
@@ -1005,7 +1013,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_of_other_bytes_or_with_a_changed_byte_is_recognized() {
+    fn foreign_or_changed_object_is_detected() {
         let bytes = example().to_bytes();
         assert_eq!(TensorMap::from_bytes(&bytes), Ok(example()));
         assert_eq!(TensorMap::from_bytes(&[0; 128]), Err(TensorMapError::NotATensorMap));
@@ -1017,7 +1025,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_outside_the_tensor_are_filled_and_the_transaction_counts_the_whole_box() {
+    fn rows_outside_the_tensor_are_filled_and_counted() {
         let map = map_2d(DataType::F16, [20, 3], 48, [16, 4], Swizzle::None).unwrap();
         assert_eq!(map.box_bytes(), 16 * 4 * 2);
         let inside = |global, shared, bytes| Piece { global: Some(global), shared, bytes };
@@ -1033,28 +1041,28 @@ mod tests {
                 fill(352, 32),
             ]
         );
-        // Negative coordinates: the first eight elements and the first row lie outside.
+        // Negative coordinates: the first eight elements and the first row are outside.
         assert_eq!(pieces(&map, &[-8, -1], 0)[..3], [fill(0, 32), fill(32, 16), inside(0x1000, 48, 16)]);
         let error = TensorMapError::Coordinate { coordinate: 4, multiple: 8 };
-        assert_eq!(map.visit(&[4, 0], 0, |_| ()), Err(error), "8 bytes into a piece of 16");
+        assert_eq!(map.visit(&[4, 0], 0, |_| ()), Err(error), "8 bytes is not a multiple of 16");
     }
 
     #[test]
-    fn swizzled_rows_move_by_their_shared_address() {
+    fn swizzle_depends_on_the_shared_address_of_a_row() {
         let map = example();
         let all = pieces(&map, &[0, 0], 0x400);
         assert_eq!(all.len(), 64 * 8);
-        // Row 3 at a 1024-byte boundary: PTX ISA 5.5.7's fourth line is 3 2 1 0 7 6 5 4.
+        // Row 3 from a 1024-byte boundary: the fourth line in PTX ISA 5.5.7 is 3 2 1 0 7 6 5 4.
         let row: Vec<u32> = all[24..32].iter().map(|piece| (piece.shared & 127) / 16).collect();
         assert_eq!(row, [3, 2, 1, 0, 7, 6, 5, 4]);
-        // One line further on, the same row is in the fifth line of the pattern.
+        // One line later, the same row is in the fifth line of the pattern.
         let shifted = pieces(&map, &[0, 0], 0x480);
         let row: Vec<u32> = shifted[24..32].iter().map(|piece| (piece.shared & 127) / 16).collect();
         assert_eq!(row, [4, 5, 6, 7, 0, 1, 2, 3]);
     }
 
     #[test]
-    fn four_rows_lie_one_behind_the_other() {
+    fn four_rows_are_contiguous_in_shared_memory() {
         let map = map_2d(DataType::U8, [64, 8], 64, [32, 1], Swizzle::None).unwrap().four_rows();
         assert_eq!(map.transaction_bytes(), 4 * 32);
         let mut found = Vec::new();
@@ -1077,7 +1085,7 @@ mod tests {
     }
 
     #[test]
-    fn packed_fours_are_copied_as_bytes() {
+    fn packed_4_bit_elements_are_copied_as_bytes() {
         let map = map_2d(DataType::U4x16Align8, [64, 8], 32, [64, 8], Swizzle::B32).unwrap();
         assert_eq!(map.box_bytes(), 64 * 8 / 2);
         assert_eq!(pieces(&map, &[32, 0], 0)[0].global, Some(0x1000 + 16));
@@ -1095,7 +1103,7 @@ mod tests {
             assert_eq!(all.len(), 2 * 8);
             let group = |row: u64, group: u64| Piece {
                 global: Some(0x1000 + (1 + row) * 256 + (8 + group) * data),
-                // Row 1 is in the second line of the pattern, 1 0 3 2 5 4 7 6.
+                // Row 1 is in the second line of the pattern: 1 0 3 2 5 4 7 6.
                 shared: (0x400 + row * 128 + (group ^ row) * 16) as u32,
                 bytes: data as u32,
             };
@@ -1106,7 +1114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_box_larger_than_shared_memory_cannot_be_copied() {
+    fn box_larger_than_shared_memory_is_refused() {
         let map = TensorMap::tiled(
             DataType::U8,
             0,
@@ -1130,7 +1138,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_that_are_not_modeled_say_so() {
+    fn unsupported_and_malformed_copies_are_refused() {
         let interleaved = interleaved(Interleave::B16, Swizzle::None);
         let error = interleaved.unwrap().visit(&[0, 0, 0], 0, |_| ()).unwrap_err();
         assert!(matches!(error, TensorMapError::Unsupported(_)));
@@ -1139,7 +1147,7 @@ mod tests {
     }
 
     #[test]
-    fn replace_edits_one_field_and_rejects_what_the_manual_does_not_list() {
+    fn replace_edits_one_field_and_rejects_unlisted_values() {
         let mut map = example();
         map.replace(Field::Rank, 2).unwrap();
         map.replace(Field::GlobalDim(2), 7).unwrap();
@@ -1159,7 +1167,7 @@ mod tests {
         assert!(map.replace(Field::SwizzleAtomicity, 3).is_err());
     }
 
-    /// Table 33 of PTX ISA 9.7.9.28 against the driver's enumeration.
+    /// Compares table 33 of PTX ISA 9.7.9.28 with the driver's enumeration.
     #[test]
     fn element_type_numbers_differ_between_ptx_and_the_driver() {
         let by_ptx: Vec<_> = (0..17).map(DataType::from_ptx).collect();
@@ -1187,9 +1195,9 @@ mod tests {
     }
 
     proptest! {
-        /// Any fields at all: an error or pieces inside the box, never a panic.
+        /// Any fields give an error or pieces inside the box, never a panic.
         #[test]
-        fn a_map_of_any_fields_is_used_or_refused(
+        fn map_with_any_fields_is_used_or_refused(
             edits in prop::collection::vec((0u8..11, 0usize..6, any::<u64>(), 0u32..64), 1..12),
             coordinates in prop::collection::vec(any::<i32>(), 0..6),
             shared in 0u32..1 << 18,
@@ -1218,10 +1226,10 @@ mod tests {
             }
         }
 
-        /// Every byte of the box's shared memory is written exactly once, and in-bounds elements come from where the
-        /// strides say.
+        /// Every byte of the box in shared memory is written exactly once. Elements inside the tensor come from the
+        /// address that the strides give.
         #[test]
-        fn a_copy_covers_its_box_once(
+        fn copy_covers_its_box_once(
             swizzle in 0usize..3,
             rows in 1u32..20,
             x in (-5i32..9).prop_map(|pieces| 8 * pieces),

@@ -1,16 +1,16 @@
-//! Tensor memory: addresses, who may touch which lanes, and where matrices, scale factors and registers lie in it.
+//! Tensor memory: addresses, access to lanes, and the layouts of matrices, scale factors and registers in it.
 //!
 //! PTX ISA 9.7.16.1 (addresses, allocation), 9.7.16.2.3 and 9.7.16.8 (`tcgen05.ld`/`st` shapes and lane rules),
 //! 9.7.16.9 (`tcgen05.cp`), 9.7.16.10.5 (data-path layouts A to G), 9.7.16.10.7 (scale factors). The manual draws these
-//! layouts as pictures; where its text is silent the source is CUTLASS, which states them as CuTe layouts:
+//! layouts as pictures. For details that its text omits, the source is CUTLASS, which defines them as CuTe layouts:
 //! `copy_traits_sm100.hpp` for `ld`, `st` and `cp`, `mma_traits_sm100_frag.hpp` for matrices and scale factors.
 //!
-//! The direction of a shift is an interpretation. `tcgen05.shift` moves elements "downwards across all the rows, except the
-//! last, by one row" (9.7.16.9.3), `tcgen05.mma.ashift` shifts A "down by one row, except for the last row", and
-//! `tcgen05.cp.4x256b` then fills one row again. Here each row gets the elements of the next row, and the last row keeps
-//! its own. No hardware has confirmed it.
+//! The direction of a shift is an interpretation. `tcgen05.shift` moves elements "downwards across all the rows, except
+//! the last, by one row" (9.7.16.9.3), `tcgen05.mma.ashift` shifts A "down by one row, except for the last row", and
+//! `tcgen05.cp.4x256b` then fills one row again. In the emulator, each row gets the elements of the next row, and the
+//! last row keeps its elements. This is not confirmed on hardware.
 //!
-//! Not modeled: what `tcgen05.cp` makes of 4- and 6-bit elements when it decompresses them. The text does not settle it.
+//! Not modeled: decompression of 4-bit and 6-bit elements by `tcgen05.cp`, which the text does not specify completely.
 
 use super::descriptor::{CHUNK_BYTES, Major, ScaleVector, SharedMatrix};
 
@@ -22,42 +22,42 @@ pub const COLUMNS: u32 = 512;
 pub const LANES_PER_WARP: u32 = 32;
 /// Columns that `tcgen05.shift` moves: elements of 32 bytes.
 pub const SHIFT_COLUMNS: u32 = 8;
-/// The smallest allocation, in columns.
+/// Smallest allocation, in columns.
 pub const MIN_ALLOCATION: u32 = 32;
 
-/// A tensor memory address: lane in the upper half of 32 bits, column in the lower.
+/// A tensor memory address: the lane in the upper half of 32 bits, the column in the lower half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Address {
-    /// 0 to 127 where valid.
+    /// Valid lanes: 0 to 127.
     pub lane: u32,
-    /// 0 to 511 where valid.
+    /// Valid columns: 0 to 511.
     pub column: u32,
 }
 
 impl Address {
-    /// Splits the 32 bits.
+    /// Splits a 32-bit address.
     pub const fn decode(bits: u32) -> Self {
         Address { lane: bits >> 16, column: bits & 0xffff }
     }
 
-    /// Splits the address of scale factors. Its two top bits are no part of the lane: CUTLASS carries the scale factor
-    /// id in them, and the hardware accepts that.
+    /// Splits the address of scale factors. The two top bits do not belong to the lane: CUTLASS stores the scale factor
+    /// id there, and the hardware accepts that.
     pub const fn decode_scale(bits: u32) -> Self {
         Self::decode(bits & 0x3fff_ffff)
     }
 
-    /// The 32 bits.
+    /// The address as 32 bits.
     pub const fn encode(self) -> u32 {
         self.lane << 16 | self.column
     }
 }
 
-/// Whether `tcgen05.alloc` and `dealloc` take this many columns: a power of two from 32 to 512.
+/// Whether `tcgen05.alloc` and `dealloc` accept this number of columns: a power of two from 32 to 512.
 pub const fn is_allocation_size(columns: u32) -> bool {
     columns.is_power_of_two() && columns >= MIN_ALLOCATION && columns <= COLUMNS
 }
 
-/// The first of the 32 lanes that a warp may load and store (PTX ISA 9.7.16.8.1); `warp` counts within the CTA.
+/// First of the 32 lanes that a warp may load and store (PTX ISA 9.7.16.8.1). `warp` counts within the CTA.
 pub const fn first_lane_of_warp(warp: u32) -> u32 {
     warp % 4 * LANES_PER_WARP
 }
@@ -75,13 +75,13 @@ pub enum AccessShape {
     L16x256b,
     /// `.16x32bx2` with its `immHalfSplitoff`, in columns.
     L16x32bx2 {
-        /// Columns from the first half's to the second half's.
+        /// Columns between the first half and the second half.
         split: u32,
     },
 }
 
 impl AccessShape {
-    /// Registers of each thread for `.x1`; `.xN` has N times as many (PTX ISA 9.7.16.8.3, table 49).
+    /// Registers per thread for `.x1`. `.xN` has N times as many (PTX ISA 9.7.16.8.3, table 49).
     pub const fn registers(self) -> u32 {
         match self {
             AccessShape::L32x32b | AccessShape::L16x64b | AccessShape::L16x32bx2 { .. } => 1,
@@ -90,12 +90,12 @@ impl AccessShape {
         }
     }
 
-    /// Whether `.x<num>` exists: a power of two for at most 128 registers.
+    /// Whether `.x<num>` exists: a power of two with at most 128 registers.
     pub const fn allows(self, num: u32) -> bool {
         num.is_power_of_two() && num * self.registers() <= 128
     }
 
-    /// Lanes reached, from the address's lane on.
+    /// Number of lanes accessed, starting at the address's lane.
     pub const fn lanes(self) -> u32 {
         match self {
             AccessShape::L32x32b => 32,
@@ -103,10 +103,10 @@ impl AccessShape {
         }
     }
 
-    /// The cell of `register` of `thread` (0 to 31), relative to the instruction's address.
+    /// Cell of `register` of `thread` (0 to 31), relative to the instruction's address.
     ///
-    /// With `packed` (`.pack::16b`, `.unpack::16b`) the register's low half is the low half of that cell and its high
-    /// half the low half of the cell one column further.
+    /// With `packed` (`.pack::16b`, `.unpack::16b`), the register's low half is the low half of that cell, and its high
+    /// half is the low half of the cell in the next column.
     pub const fn cell(self, thread: u32, register: u32, packed: bool) -> Address {
         let (quad, in_quad) = (thread / 4, thread % 4);
         let (lane, column, split) = match self {
@@ -121,18 +121,18 @@ impl AccessShape {
     }
 }
 
-/// How an MMA uses the lanes (PTX ISA 9.7.16.10.5).
+/// Use of the lanes by an MMA (PTX ISA 9.7.16.10.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DataPath {
-    /// M = 256, two CTAs: 128 rows each, a lane a row.
+    /// M = 256, two CTAs: 128 rows per CTA, one row per lane.
     A,
-    /// M = 128, two CTAs, dense: 64 rows each; the upper half of N in lanes 64 to 127.
+    /// M = 128, two CTAs, dense: 64 rows per CTA. The upper half of N is in lanes 64 to 127.
     B,
-    /// M = 128, two CTAs, sparse: 64 rows each, 16 in each warp's lanes.
+    /// M = 128, two CTAs, sparse: 64 rows per CTA, 16 in each warp's lanes.
     C,
-    /// M = 128, one CTA: a lane a row.
+    /// M = 128, one CTA: one row per lane.
     D,
-    /// M = 64, `.ws`: the upper half of N in lanes 64 to 127.
+    /// M = 64, `.ws`: the upper half of N is in lanes 64 to 127.
     E,
     /// M = 64: 16 rows in each warp's lanes.
     F,
@@ -141,7 +141,7 @@ pub enum DataPath {
 }
 
 impl DataPath {
-    /// The layout of an MMA; `None` for a shape that does not exist.
+    /// Layout of an MMA. `None`: the shape does not exist.
     pub const fn of(m: u32, cta_group: u32, sparse: bool, weight_stationary: bool) -> Option<Self> {
         Some(match (m, cta_group, weight_stationary, sparse) {
             (32, 1, true, _) => DataPath::G,
@@ -155,7 +155,7 @@ impl DataPath {
         })
     }
 
-    /// Rows of D (and A) in each CTA.
+    /// Rows of D (and A) per CTA.
     pub const fn rows_per_cta(self) -> u32 {
         match self {
             DataPath::A | DataPath::D => 128,
@@ -164,7 +164,7 @@ impl DataPath {
         }
     }
 
-    /// Columns that D of `n` columns occupies.
+    /// Columns of tensor memory that D with `n` columns occupies.
     pub const fn d_columns(self, n: u32) -> u32 {
         match self {
             DataPath::A | DataPath::C | DataPath::D | DataPath::F => n,
@@ -173,29 +173,29 @@ impl DataPath {
         }
     }
 
-    /// Whether the address's lane is legal: 0, and 16 too for the layouts that use half of the lanes.
+    /// Whether the address's lane is valid: 0, and also 16 for the layouts that use half of the lanes.
     pub const fn allows_lane(self, lane: u32) -> bool {
         lane == 0 || lane == 16 && matches!(self, DataPath::C | DataPath::F)
     }
 
-    /// The cell of D at row `row` *of this CTA* and column `column` of `n`, relative to D's address. Every element
-    /// takes a 32-bit cell; a 16-bit one its lower half (PTX ISA 9.7.16.10.4.1).
+    /// Cell of D at row `row` *of this CTA* and column `column` of `n`, relative to D's address. Every element takes a
+    /// 32-bit cell. A 16-bit element takes the lower half of its cell (PTX ISA 9.7.16.10.4.1).
     ///
-    /// In the pair of a two-CTA MMA, the CTA of even rank holds the first half of the rows.
+    /// In a two-CTA MMA, the CTA of even rank holds the first half of the rows.
     pub const fn d_cell(self, row: u32, column: u32, n: u32) -> Address {
         let width = self.d_columns(n);
         Address { lane: self.lane(row) + column / width * self.rows_per_cta(), column: column % width }
     }
 
-    /// The cell that holds byte `byte` along K of A's row `row` of this CTA, when A lies in tensor memory. Four bytes
-    /// to a cell. `part`, below [`DataPath::a_parts`], says whose copy.
+    /// Cell of byte `byte` along K in row `row` of this CTA, for A in tensor memory. A cell holds four bytes. `part`,
+    /// below [`DataPath::a_parts`], selects the copy.
     pub const fn a_cell(self, row: u32, byte: u32, part: u32) -> Address {
         Address { lane: self.lane(row) + part * self.rows_per_cta(), column: byte / 4 }
     }
 
-    /// How many copies of A must lie in tensor memory: in layout B each half of the lanes computes its half of N from
-    /// its own copy (CUTLASS's "duplicated" allocation). The manual says nothing of the `.ws` layouts E and G; they are taken
-    /// to be alike.
+    /// Number of copies of A that tensor memory must hold. In layout B, each half of the lanes computes its half of N
+    /// from its own copy (CUTLASS's "duplicated" allocation). The manual does not cover the `.ws` layouts E and G. They
+    /// are assumed to be the same.
     pub const fn a_parts(self) -> u32 {
         match self {
             DataPath::A | DataPath::C | DataPath::D | DataPath::F => 1,
@@ -211,14 +211,14 @@ impl DataPath {
         }
     }
 
-    /// Where the lanes of quarter `quarter` (0 to 3) find the scale factors of A's row `row` of this CTA: 32 rows to a
-    /// column, the same in every quarter (PTX ISA 9.7.16.10.7: "duplicated to all 32 lane partitions").
+    /// Cell in which the lanes of quarter `quarter` (0 to 3) find the scale factors of A's row `row` of this CTA: 32
+    /// rows per column, the same in every quarter (PTX ISA 9.7.16.10.7: "duplicated to all 32 lane partitions").
     pub const fn scale_a_cell(self, row: u32, quarter: u32) -> Address {
         Address { lane: row % 32 + quarter * LANES_PER_WARP, column: row / 32 }
     }
 
-    /// Where the lanes of quarter `quarter` find the scale factors of B's column `column` of `n`, in each CTA. `None`
-    /// where that quarter does not use the column: in layout B each half of the lanes holds its half of N.
+    /// Cell in which the lanes of quarter `quarter` find the scale factors of B's column `column` of `n`, in each CTA.
+    /// `None`: the quarter does not use the column. In layout B, each half of the lanes holds its half of N.
     pub const fn scale_b_cell(self, column: u32, n: u32, quarter: u32) -> Option<Address> {
         let lane_in = quarter * LANES_PER_WARP;
         match self {
@@ -235,9 +235,9 @@ impl DataPath {
     }
 }
 
-/// The byte of a scale factor cell that scales block `block` of K, for a scale factor id (PTX ISA 9.7.16.10.7.2–3).
+/// Byte of a scale factor cell that scales block `block` of K, for a scale factor id (PTX ISA 9.7.16.10.7.2–3).
 ///
-/// `X1`: the id is the byte. `X2`: ids 0 and 2 are the lower and upper half-word. `X4`: the whole word.
+/// `X1`: the id is the byte. `X2`: ids 0 and 2 are the lower and upper half-word. `X4`: the cell uses all four bytes.
 pub const fn scale_byte(vector: ScaleVector, id: u32, block: u32) -> u32 {
     match vector {
         ScaleVector::X1 => id,
@@ -254,7 +254,7 @@ pub enum CopyShape {
     L4x256b,
     /// `.128x128b`
     L128x128b,
-    /// `.64x128b.warpx2::02_13`: rows 0–63 into lanes 0–63 and again 64–127.
+    /// `.64x128b.warpx2::02_13`: rows 0–63 into lanes 0–63, and again into lanes 64–127.
     L64x128bPairs02And13,
     /// `.64x128b.warpx2::01_23`: rows 0–31 into the first two quarters, rows 32–63 into the last two.
     L64x128bPairs01And23,
@@ -273,7 +273,7 @@ impl CopyShape {
         }
     }
 
-    /// 16-byte chunks of a source row, each of which fills four columns.
+    /// 16-byte chunks per source row. Each chunk fills four columns.
     pub const fn chunks(self) -> u32 {
         match self {
             CopyShape::L128x256b | CopyShape::L4x256b => 2,
@@ -281,12 +281,12 @@ impl CopyShape {
         }
     }
 
-    /// Columns written.
+    /// Number of columns written.
     pub const fn columns(self) -> u32 {
         self.chunks() * CHUNK_BYTES / 4
     }
 
-    /// The lanes (relative to the address) that source row `row` is written to.
+    /// Lanes, relative to the address, into which source row `row` is written.
     pub fn lanes(self, row: u32) -> impl Iterator<Item = u32> {
         let (first, step, count) = match self {
             CopyShape::L128x256b | CopyShape::L128x128b => (row, 0, 1),
@@ -298,8 +298,9 @@ impl CopyShape {
         (0..count).map(move |copy| first + copy * step)
     }
 
-    /// Calls `visit` with every 16-byte chunk of the source and each place it is written to: shared-memory address of
-    /// the chunk, lane and first of four columns relative to the instruction's address. The source is a K-major matrix.
+    /// Calls `visit` with every 16-byte chunk of the source and each of its destinations: the chunk's shared-memory
+    /// address, and the lane and the first of four columns, relative to the instruction's address. The source is a
+    /// K-major matrix.
     pub fn visit(self, source: &SharedMatrix, mut visit: impl FnMut(u32, Address)) {
         for row in 0..self.rows() {
             for chunk in 0..self.chunks() {
@@ -319,10 +320,10 @@ mod tests {
     use crate::hw::swizzle::Swizzle;
     use std::collections::BTreeSet;
 
-    /// CUTLASS's `Copy_Traits<SM100_TMEM_LOAD_…>::DstLayout`: thread modes and value modes onto a bit index, in which a
-    /// lane is `row_bits` wide.
+    /// CUTLASS's `Copy_Traits<SM100_TMEM_LOAD_…>::DstLayout`: maps thread modes and value modes to a bit index, in
+    /// which a lane is `row_bits` wide.
     #[test]
-    fn register_layouts_are_cutlass_copy_traits() {
+    fn register_layouts_match_cutlass_copy_traits() {
         type Modes = &'static [(u32, u32)];
         type Case = (AccessShape, u32, u32, Modes, Modes);
         let cases: [Case; 9] = [
@@ -348,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn an_access_reaches_every_cell_of_its_shape_once() {
+    fn access_reaches_every_cell_of_its_shape_once() {
         let shapes = [
             (AccessShape::L32x32b, 32, 4),
             (AccessShape::L16x64b, 16, 8),
@@ -372,14 +373,14 @@ mod tests {
     fn packed_registers_take_two_columns() {
         let cell = AccessShape::L32x32b.cell(5, 3, true);
         assert_eq!(cell, Address { lane: 5, column: 6 });
-        // CUTLASS's packed 16x32bx2.x1 passes a split of 2 columns: it is not doubled.
+        // CUTLASS passes a split of 2 columns to its packed 16x32bx2.x1, so the split is not doubled.
         let cell = AccessShape::L16x32bx2 { split: 2 }.cell(17, 0, true);
         assert_eq!(cell, Address { lane: 1, column: 2 });
     }
 
-    /// CUTLASS's `tmem_frg` atoms as (lane, column) strides: rows' modes, then columns'.
+    /// CUTLASS's `tmem_frg` atoms as (lane, column) strides: modes of the rows, then modes of the columns.
     #[test]
-    fn accumulator_layouts_are_cutlass_fragments() {
+    fn accumulator_layouts_match_cutlass_fragments() {
         const COLUMN: u32 = 128;
         let cases = [
             (DataPath::A, 128, vec![(128, 1)], vec![(64, COLUMN)]),
@@ -403,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn data_paths_are_chosen_as_in_the_manuals_table() {
+    fn data_paths_follow_the_table_of_the_manual() {
         assert_eq!(DataPath::of(64, 1, false, false), Some(DataPath::F));
         assert_eq!(DataPath::of(64, 1, true, true), Some(DataPath::E));
         assert_eq!(DataPath::of(128, 1, true, false), Some(DataPath::D));
@@ -414,10 +415,10 @@ mod tests {
         assert!(DataPath::F.allows_lane(16) && !DataPath::D.allows_lane(16));
     }
 
-    /// The blocked scale layout of cuBLAS: byte (r % 32)·16 + (r / 32)·4 + c of a 128 × 4 tile. Copied by
-    /// `tcgen05.cp.32x128b.warpx4`, row r's four factors must be where the MMA looks for them, in every quarter.
+    /// Blocked scale layout of cuBLAS: byte (r % 32)·16 + (r / 32)·4 + c of a 128 × 4 tile. After
+    /// `tcgen05.cp.32x128b.warpx4`, row r's four factors must be where the MMA reads them, in every quarter.
     #[test]
-    fn a_copied_blocked_scale_tile_is_where_the_mma_reads_it() {
+    fn copied_scale_tile_is_where_the_mma_reads_it() {
         let source = SharedMatrix { start: 0x800, leading: 16, stride: 128, swizzle: Swizzle::None };
         let mut cells = std::collections::BTreeMap::new();
         CopyShape::L32x128bAll.visit(&source, |from, to| {
@@ -454,9 +455,9 @@ mod tests {
         assert_eq!([0, 1].map(|block| scale_byte(ScaleVector::X2, 2, block)), [2, 3]);
     }
 
-    /// CUTLASS's UTCCP traits: (row, broadcast) → lane.
+    /// CUTLASS's UTCCP traits map (row, broadcast) to a lane.
     #[test]
-    fn copies_multicast_to_the_right_quarters() {
+    fn copies_reach_the_quarters_of_their_shape() {
         let lanes = |shape: CopyShape, row| shape.lanes(row).collect::<Vec<_>>();
         assert_eq!(lanes(CopyShape::L128x256b, 77), [77]);
         assert_eq!(lanes(CopyShape::L64x128bPairs02And13, 40), [40, 104]);

@@ -1,36 +1,36 @@
-//! What the parser makes of PTX text: declarations and statements with names still unresolved.
+//! Output of the parser: declarations and statements whose names are not yet resolved.
 
 use std::collections::HashSet;
 
 use super::source::{SourceLine, Sources};
 use crate::types::{Space, Type};
 
-/// Between the addresses of two functions.
+/// Distance between the addresses of two functions.
 const FUNCTION_STRIDE: u64 = 16;
 
 /// A parsed file.
 #[derive(Debug, Default)]
 pub struct Ast {
-    /// The target of `.target`, such as `sm_90a`.
+    /// First target of `.target`, such as `sm_90a`.
     pub target: String,
-    /// What the PTX was made from.
+    /// Source files that the PTX was generated from.
     pub sources: Sources,
     /// Module-scope variables.
     pub variables: Vec<Variable>,
-    /// Entries and functions, declarations without a body included.
+    /// Entries and functions, including declarations without a body.
     pub functions: Vec<Function>,
-    /// Where the addresses of the functions begin.
+    /// Address of the first function.
     pub code_at: u64,
 }
 
 impl Ast {
-    /// The address of a function.
+    /// Address of a function.
     pub fn function_address(&self, name: &str) -> Option<u64> {
         let n = self.functions.iter().position(|f| f.name == name && !f.entry)?;
         Some(self.code_at + n as u64 * FUNCTION_STRIDE)
     }
 
-    /// The functions whose addresses the module takes: in an instruction, in an initializer, or for `.calltargets`.
+    /// Functions whose addresses the module takes: in an instruction, in an initializer, or in `.calltargets`.
     pub fn functions_taken(&self) -> HashSet<&str> {
         let mut taken = HashSet::new();
         for init in self.variables.iter().flat_map(|v| &v.init) {
@@ -64,7 +64,7 @@ fn names_used<'a>(body: &'a [Statement], used: &mut HashSet<&'a str>) {
     }
 }
 
-/// A variable of any space but `.reg`.
+/// A variable in any state space except `.reg`.
 #[derive(Clone, Debug)]
 pub struct Variable {
     pub name: String,
@@ -73,7 +73,7 @@ pub struct Variable {
     pub align: u32,
     /// Size in bytes; 0 for an unsized array (`.extern .shared x[]`).
     pub bytes: u64,
-    /// Bytes of one element: the unit of `init`.
+    /// Element type: the unit of `init`.
     pub element: Type,
     pub external: bool,
     pub init: Vec<Init>,
@@ -110,26 +110,26 @@ pub struct Function {
     pub line: u32,
 }
 
-/// Performance-tuning and cluster directives of an entry that a launch must respect.
+/// Performance-tuning and cluster directives of an entry that affect a launch.
 #[derive(Clone, Debug, Default)]
 pub struct Limits {
     pub max_threads: Option<u32>,
     pub required_threads: Option<[u32; 3]>,
     pub required_cluster: Option<[u32; 3]>,
-    /// CTAs that a multiprocessor must have room for.
+    /// Minimum number of CTAs per SM.
     pub min_ctas: Option<u32>,
-    /// Registers of a thread.
+    /// Registers per thread.
     pub registers: Option<u32>,
 }
 
 impl Limits {
-    /// Registers of a multiprocessor; the unit in which threads get registers; the most that a thread has.
+    /// Registers per SM, allocation unit of a thread's registers, and maximum number of registers per thread.
     const REGISTERS: u32 = 1 << 16;
     const REGISTER_UNIT: u32 = 8;
     const MOST_REGISTERS: u32 = 256;
 
-    /// Registers that each thread has at launch, if the directives say it: either `.maxnreg`, or the number of threads
-    /// together with `.minnctapersm`. Without these directives `ptxas` ignores `setmaxnreg`.
+    /// Registers per thread at launch, if the directives give them: `.maxnreg`, or the number of threads together with
+    /// `.minnctapersm`. Without these directives `ptxas` ignores `setmaxnreg`.
     pub fn registers_at_launch(&self) -> Option<u32> {
         let threads = self.max_threads.or(self.required_threads.map(|[x, y, z]| x.saturating_mul(y).saturating_mul(z)));
         let shared = || Some(Limits::REGISTERS / threads?.checked_mul(self.min_ctas?)?.max(1));
@@ -168,7 +168,7 @@ pub enum Statement {
 /// One instruction as written.
 #[derive(Clone, Debug)]
 pub struct Instruction {
-    /// The guard's predicate and whether it is negated.
+    /// Guard predicate, and whether it is negated.
     pub guard: Option<(String, bool)>,
     pub opcode: String,
     /// Modifiers in their written order, without dots.
@@ -209,7 +209,7 @@ impl Instruction {
 pub enum Operand {
     /// A register, variable, label or function.
     Name(String),
-    /// `name.x`: a special register's or a vector register's component.
+    /// `name.x`: a component of a special register or of a vector register.
     Component(String, char),
     /// An integer constant, as 64 bits.
     Int(u64),
@@ -228,7 +228,7 @@ pub enum Operand {
     Pair(Box<Operand>, Box<Operand>),
     /// `!p`.
     Not(Box<Operand>),
-    /// A call's parenthesised list.
+    /// Parenthesized list of a call.
     List(Vec<Operand>),
     /// `_`.
     Discard,

@@ -1,12 +1,12 @@
-//! What is wrong with PTX text.
+//! Parse errors.
 
-/// Text that is not PTX, with its place.
+/// An error in PTX text, with its line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {message}")]
 pub struct ParseError {
     /// Line of the PTX file, from 1.
     pub line: u32,
-    /// What was wrong, and what would be right.
+    /// The error, and what is expected instead.
     pub message: String,
 }
 

@@ -1,4 +1,4 @@
-//! PTX text to tokens (PTX ISA, "Syntax"). Never panics on any text.
+//! Splits PTX text into tokens (PTX ISA, "Syntax"). No text causes a panic.
 
 use super::error::ParseError;
 
@@ -12,12 +12,12 @@ pub enum Token<'a> {
     Number(&'a str),
     /// String, without its quotes.
     Text(&'a str),
-    /// Punctuation; `<<` and `>>` come as two.
+    /// Punctuation. `<<` and `>>` are two tokens each.
     Punct(char),
     End,
 }
 
-/// Splits `text` into tokens with their line numbers (from 1). The last is `End`.
+/// Splits `text` into tokens with their line numbers (from 1). The last token is `End`.
 pub fn tokenize(text: &str) -> Result<Vec<(Token<'_>, u32)>, ParseError> {
     let bytes = text.as_bytes();
     let mut tokens = Vec::with_capacity(bytes.len() / 4);
@@ -38,7 +38,7 @@ pub fn tokenize(text: &str) -> Result<Vec<(Token<'_>, u32)>, ParseError> {
             b'/' if bytes.get(i + 1) == Some(&b'/') => i = scan(i, &|b| b != b'\n'),
             b'/' if bytes.get(i + 1) == Some(&b'*') => {
                 let end = text[i + 2..].find("*/").map(|n| i + 2 + n + 2);
-                let end = end.ok_or_else(|| ParseError::new(line, "a comment is not closed"))?;
+                let end = end.ok_or_else(|| ParseError::new(line, "this comment is not closed; add `*/`"))?;
                 line += bytes[i..end].iter().filter(|&&b| b == b'\n').count() as u32;
                 i = end;
             }
@@ -46,7 +46,10 @@ pub fn tokenize(text: &str) -> Result<Vec<(Token<'_>, u32)>, ParseError> {
             b'"' => {
                 let end = scan(i + 1, &|b| b != b'"' && b != b'\n');
                 if bytes.get(end) != Some(&b'"') {
-                    return Err(ParseError::new(line, "a string is not closed"));
+                    return Err(ParseError::new(
+                        line,
+                        "this string is not closed on its line; add the closing quotation mark",
+                    ));
                 }
                 tokens.push((Token::Text(&text[i + 1..end]), line));
                 i = end + 1;
@@ -90,7 +93,7 @@ pub fn tokenize(text: &str) -> Result<Vec<(Token<'_>, u32)>, ParseError> {
     Ok(tokens)
 }
 
-/// An integer literal: decimal, `0x…`, `0b…`, octal, with an optional `U`.
+/// Parses an integer literal: decimal, `0x…`, `0b…` or octal, with an optional `U`.
 pub fn integer(text: &str) -> Option<u64> {
     let digits = text.strip_suffix(['U', 'u']).unwrap_or(text);
     if let Some(hex) = digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {

@@ -1,6 +1,6 @@
-//! PTX text to [`ast::Ast`]: a recursive descent that follows the manual's grammar (PTX ISA, "Syntax", "State
-//! Spaces, Types, and Variables", "Abstracting the ABI", "Directives"). It knows no opcode: any word with dotted
-//! modifiers is an instruction. Bad text gives an error with its line, never a panic.
+//! Parses PTX text to [`ast::Ast`], by recursive descent through the manual's grammar (PTX ISA, "Syntax", "State
+//! Spaces, Types, and Variables", "Abstracting the ABI", "Directives"). The parser knows no opcode: any word with
+//! dotted modifiers is an instruction. Invalid text gives an error with its line, never a panic.
 
 pub mod ast;
 pub mod error;
@@ -16,13 +16,13 @@ use crate::types::{Space, Type};
 
 type Result<T> = std::result::Result<T, ParseError>;
 
-/// Scopes and expressions nested deeper than this are refused, so that no text can exhaust the stack.
+/// Maximum nesting depth of scopes and expressions. The limit keeps invalid text from overflowing the stack.
 const MAX_DEPTH: u32 = 100;
-/// The most registers one `%r<n>` may declare.
+/// Maximum number of registers in one `%r<n>` declaration.
 const MAX_REGISTERS: u32 = 1 << 16;
-/// The largest variable, in bytes.
+/// Maximum size of a variable, in bytes.
 const MAX_VARIABLE: u64 = 1 << 32;
-/// A kernel's parameters (PTX ISA 8.1 and newer, sm_70 and up).
+/// Maximum size of a kernel's parameters, in bytes (PTX ISA 8.1 and newer, sm_70 and up).
 pub const MAX_PARAM_BYTES: u64 = 32764;
 
 /// Parses a whole file.
@@ -110,7 +110,7 @@ impl<'a> Parser<'a> {
 
     fn nested<T>(&mut self, f: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         if self.depth >= MAX_DEPTH {
-            return self.error("nested too deep");
+            return self.error("scopes or expressions are nested too deeply");
         }
         self.depth += 1;
         let result = f(self);
@@ -118,7 +118,7 @@ impl<'a> Parser<'a> {
         result
     }
 
-    /// Skips what is left of the line that the last token was on.
+    /// Skips the rest of the line of the last token.
     fn skip_line(&mut self) {
         let line = self.tokens[self.at.saturating_sub(1)].1;
         while self.line() == line && self.peek() != Token::End {
@@ -139,7 +139,7 @@ impl<'a> Parser<'a> {
             match self.next() {
                 Token::Punct('{') => open += 1,
                 Token::Punct('}') => open -= 1,
-                Token::End => return self.error("a section is not closed"),
+                Token::End => return self.error("this section is not closed; add `}`"),
                 _ => {}
             }
         }
@@ -148,7 +148,7 @@ impl<'a> Parser<'a> {
 
     fn module(&mut self) -> Result<()> {
         if !self.eat_dot("version") {
-            return self.error("a PTX file begins with `.version`");
+            return self.error("a PTX file must start with `.version`");
         }
         self.skip_line();
         loop {
@@ -162,7 +162,7 @@ impl<'a> Parser<'a> {
                 Token::Dot("address_size") => {
                     self.next();
                     if self.uint()? != 64 {
-                        return self.error("only `.address_size 64` is known");
+                        return self.error("only `.address_size 64` is supported");
                     }
                 }
                 Token::Dot("file") => {
@@ -196,7 +196,7 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// A module-scope declaration with its linking directives.
+    /// Parses a module-scope declaration with its linking directives.
     fn linked(&mut self) -> Result<()> {
         let mut external = false;
         loop {
@@ -231,7 +231,8 @@ impl<'a> Parser<'a> {
         if entry {
             let total: u64 = params.iter().map(|p| if let Formal::Memory(v) = p { v.bytes } else { 0 }).sum();
             if total > MAX_PARAM_BYTES {
-                return self.error(format!("{total} bytes of parameters; a kernel takes {MAX_PARAM_BYTES} at most"));
+                return self
+                    .error(format!("the parameters take {total} bytes; a kernel takes at most {MAX_PARAM_BYTES}"));
             }
         }
         let mut limits = Limits::default();
@@ -320,7 +321,7 @@ impl<'a> Parser<'a> {
     fn ty(&self, name: &str) -> Result<Type> {
         match Type::parse(name) {
             Some(ty) => Ok(ty),
-            None => self.error(format!("`.{name}` is no type")),
+            None => self.error(format!("`.{name}` is not a type")),
         }
     }
 
@@ -330,7 +331,7 @@ impl<'a> Parser<'a> {
             return self.error("expected a state space");
         };
         let Some(space) = Space::parse(space) else {
-            return self.error(format!("`.{space}` is no state space"));
+            return self.error(format!("`.{space}` is not a state space"));
         };
         let head = self.declaration_head()?;
         loop {
@@ -347,7 +348,7 @@ impl<'a> Parser<'a> {
         self.declarator(space, head)
     }
 
-    /// Alignment (0: natural), elements of a vector, element type.
+    /// Parses alignment (0: natural), number of vector elements, and element type.
     fn declaration_head(&mut self) -> Result<(u32, u32, Type)> {
         let (mut align, mut vector) = (0, 1);
         loop {
@@ -356,7 +357,7 @@ impl<'a> Parser<'a> {
                     self.next();
                     align = self.uint()? as u32;
                     if !align.is_power_of_two() {
-                        return self.error("an alignment is a power of two");
+                        return self.error("the alignment must be a power of two");
                     }
                 }
                 Token::Dot("v2") => {
@@ -367,7 +368,7 @@ impl<'a> Parser<'a> {
                     self.next();
                     vector = 4;
                 }
-                // Hints on pointer parameters, and managed or per-thread attributes.
+                // Managed and per-thread attributes are skipped, and so are hints on pointer parameters below.
                 Token::Dot("attribute") => {
                     self.next();
                     self.skip_to(')');
@@ -400,7 +401,7 @@ impl<'a> Parser<'a> {
             self.expect(']')?;
             bytes = match bytes.checked_mul(n) {
                 Some(b) if b <= MAX_VARIABLE => b,
-                _ => return self.error(format!("`{name}` is too large")),
+                _ => return self.error(format!("`{name}` is larger than {MAX_VARIABLE} bytes")),
             };
         }
         let mut init = Vec::new();
@@ -465,7 +466,7 @@ impl<'a> Parser<'a> {
                     self.next();
                     Ok(v)
                 }
-                None => self.error(format!("`{n}` is no integer")),
+                None => self.error(format!("`{n}` is not an integer")),
             },
             _ => self.error(format!("expected an integer, found {}", self.found())),
         }
@@ -507,7 +508,7 @@ impl<'a> Parser<'a> {
             }
             let right = self.nested(|p| p.binary(level))?;
             let (Operand::Int(a), Operand::Int(b)) = (&left, &right) else {
-                return self.error("operators take integer constants");
+                return self.error("an operator needs integer constants");
             };
             let (a, b) = (*a as i64, *b as i64);
             let value = match op {
@@ -516,7 +517,7 @@ impl<'a> Parser<'a> {
                 "+" => a.wrapping_add(b),
                 "-" => a.wrapping_sub(b),
                 "*" => a.wrapping_mul(b),
-                "/" | "%" if b == 0 => return self.error("a constant is divided by zero"),
+                "/" | "%" if b == 0 => return self.error("division by zero in a constant expression"),
                 "/" => a.wrapping_div(b),
                 "%" => a.wrapping_rem(b),
                 "&" => a & b,
@@ -545,7 +546,7 @@ impl<'a> Parser<'a> {
                 self.next();
                 match self.nested(Self::unary)? {
                     Operand::Int(v) => Ok(Operand::Int(!v)),
-                    _ => self.error("`~` takes an integer constant"),
+                    _ => self.error("`~` needs an integer constant"),
                 }
             }
             Token::Punct('(') => {
@@ -565,7 +566,7 @@ impl<'a> Parser<'a> {
                         self.next();
                         Ok(v)
                     }
-                    None => self.error(format!("`{n}` is no number")),
+                    None => self.error(format!("`{n}` is not a number")),
                 }
             }
             _ => self.error(format!("expected a constant, found {}", self.found())),
@@ -641,7 +642,7 @@ impl<'a> Parser<'a> {
         let Token::Dot(ty) = self.next() else {
             return self.error("expected a type");
         };
-        // A vector register is its elements, each a register `name.x`.
+        // A vector register consists of its elements, each a register `name.x`.
         let (elements, ty) = match (ty, self.peek()) {
             ("v2", Token::Dot(of)) => (&["x", "y"][..], of),
             ("v4", Token::Dot(of)) => (&["x", "y", "z", "w"][..], of),
@@ -657,7 +658,7 @@ impl<'a> Parser<'a> {
                 let n = self.uint()?;
                 self.expect('>')?;
                 if n > u64::from(MAX_REGISTERS) {
-                    return self.error(format!("{n} registers are too many"));
+                    return self.error(format!("{n} registers exceed the limit of {MAX_REGISTERS} per declaration"));
                 }
                 Some(n as u32)
             } else {
@@ -761,10 +762,10 @@ impl<'a> Parser<'a> {
         Ok(list)
     }
 
-    /// What is added to an address: nothing, or `+` and a constant expression (PTX ISA, "Addresses as Operands").
+    /// Parses the offset of an address: nothing, or `+` and a constant expression (PTX ISA, "Addresses as Operands").
     fn offset(&mut self) -> Result<i64> {
         if self.peek() == Token::Punct('-') {
-            return self.error("an offset is added: `+-8` for 8 bytes before");
+            return self.error("an offset must start with `+`; write `+-8` for 8 bytes before");
         }
         if self.eat('+') { Ok(self.constant()? as i64) } else { Ok(0) }
     }
@@ -808,7 +809,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn surprising_forms_parse() {
+    fn unusual_forms_parse() {
         let text = r#"
 .version 8.7
 .target sm_100a, debug
@@ -843,14 +844,14 @@ $L2: ret;
     }
 
     #[test]
-    fn a_kernel_takes_32764_bytes_of_parameters() {
+    fn kernel_parameters_are_limited_to_32764_bytes() {
         let kernel = |bytes| format!(".version 8.7\n.target sm_90a\n.entry k(.param .b8 p[{bytes}]) {{ ret; }}");
         assert_eq!(parse(&kernel(32_764)).unwrap().functions[0].params.len(), 1);
-        assert!(parse(&kernel(32_765)).unwrap_err().message.contains("32764 at most"));
+        assert!(parse(&kernel(32_765)).unwrap_err().message.contains("at most 32764"));
     }
 
     #[test]
-    fn bad_text_is_an_error_with_its_line() {
+    fn invalid_text_gives_an_error_with_its_line() {
         assert_eq!(parse("").unwrap_err().line, 1);
         let bodies = [
             "add.s32 %r1 %r2;",

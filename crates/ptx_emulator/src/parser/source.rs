@@ -1,14 +1,14 @@
-//! Places in the source that the PTX was made from: `.file`, `.loc`, and the calls that a compiler inlined.
+//! Locations in the source that the PTX was generated from: `.file`, `.loc`, and the calls that a compiler inlined.
 
 use std::collections::BTreeMap;
 
-/// What `.loc` says of the instructions behind it (PTX ISA, "Debugging Directives: .loc").
+/// Source line that `.loc` gives for the instructions after it (PTX ISA, "Debugging Directives: .loc").
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SourceLine {
     pub file: u32,
     pub line: u32,
     pub column: u32,
-    /// Line of the PTX that has the directive.
+    /// Line of the directive in the PTX.
     pub directive: u32,
 }
 
@@ -17,13 +17,13 @@ pub struct SourceLine {
 pub struct Sources {
     /// `.file` numbers and names.
     pub files: BTreeMap<u32, String>,
-    /// By the line of a `.loc`: the part of that line which names the calls. It is the manual's `inlined_at`, or LLVM's
-    /// comment `@[ file:line:column @[ … ] ]`.
+    /// Inlined calls, by the PTX line of a `.loc`: the part of that line that names the calls. It is the manual's
+    /// `inlined_at`, or LLVM's comment `@[ file:line:column @[ … ] ]`.
     inlined: BTreeMap<u32, String>,
 }
 
 impl Sources {
-    /// Finds the calls that were inlined.
+    /// Collects the inlined calls of a PTX text.
     pub fn of_text(text: &str) -> Sources {
         let lines = (1..).zip(text.lines()).filter(|(_, line)| line.trim_start().starts_with(".loc"));
         let inlined = lines.filter_map(|(number, line)| {
@@ -33,7 +33,7 @@ impl Sources {
         Sources { files: BTreeMap::new(), inlined: inlined.collect() }
     }
 
-    /// `file:line:column`, then the calls that it was inlined into, the innermost first.
+    /// Formats a location as `file:line:column`, followed by the calls that it was inlined into, innermost first.
     pub fn describe(&self, at: SourceLine) -> Option<String> {
         let inlined = self.inlined.get(&at.directive).map(|text| self.callers(text)).unwrap_or_default();
         let first = (at.line > 0).then(|| self.place(at.file, at.line, at.column))?;
@@ -55,8 +55,8 @@ impl Sources {
         }
     }
 
-    /// LLVM's comment leaves out the folder in which a file was compiled. If one `.file` alone ends with the comment's
-    /// path, its full path is meant.
+    /// Completes the path in LLVM's comment, which omits the folder of the compilation. If exactly one `.file` ends
+    /// with the comment's path, that file is meant.
     fn full(&self, place: &str) -> String {
         let path = place.rsplitn(3, ':').nth(2).unwrap_or(place);
         let ends_so = |file: &&String| file.strip_suffix(path).is_some_and(|folder| folder.ends_with('/'));
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn llvms_comment_gives_every_call() {
+    fn llvm_comment_gives_every_inlined_call() {
         let text =
             "\t.loc\t2 47 9 // src/shared.rs:47:9 @[ src/shared.rs:3:1 @[ src/gemm.rs:375:5 @[ src/gemm.rs:60:7 ] ] ]";
         let want = "/a/std/src/shared.rs:47:9, inlined at src/shared.rs:3:1, inlined at /a/kernels/src/gemm.rs:375:5, \
@@ -91,13 +91,13 @@ mod tests {
     }
 
     #[test]
-    fn the_manuals_form_gives_its_call() {
+    fn inlined_at_gives_its_call() {
         let text = "ret;\n.loc 2 47 9, function_name $L__info_string0, inlined_at 1 375 5";
         assert_eq!(describe(text, 2), "/a/std/src/shared.rs:47:9, inlined at /a/kernels/src/gemm.rs:375:5");
     }
 
     #[test]
-    fn a_place_that_nothing_was_inlined_into_stands_alone() {
+    fn location_without_inlining_stands_alone() {
         assert_eq!(describe(".loc 2 47 9 // src/shared.rs:47:9", 1), "/a/std/src/shared.rs:47:9");
         assert_eq!(Sources::default().describe(SourceLine::default()), None);
     }

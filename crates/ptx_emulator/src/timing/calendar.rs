@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lone_request_ends_when_its_bytes_have_passed() {
+    fn lone_request_ends_after_its_bytes() {
         let mut server = Calendar::new(2.0);
         assert_eq!(server.serve(64, 256), 192);
     }

@@ -53,41 +53,41 @@ macro_rules! keys {
 }
 
 keys! {
-    Clock, "clock", "MHz", "clock of the multiprocessors";
-    LaunchFloor, "launch-floor", "ns", "between two events around an empty kernel";
-    LaunchGap, "launch-gap", "ns", "from the end of a grid to the start of the next in its stream";
-    DependentStart, "dependent-start", "ns", "from the last `launch_dependents` of a grid to the start of the next";
-    CtaStart, "cta-start", "cycles", "from the end of a CTA to the first instruction of the one in its place";
-    GridEnd, "grid-end", "cycles", "from the last exit of a grid to the end of `griddepcontrol.wait` in the next";
+    Clock, "clock", "MHz", "clock of the SMs";
+    LaunchFloor, "launch-floor", "ns", "time between two events around an empty kernel";
+    LaunchGap, "launch-gap", "ns", "from the end of a grid to the start of the next grid in its stream";
+    DependentStart, "dependent-start", "ns", "from the last `launch_dependents` of a grid to the start of the next grid";
+    CtaStart, "cta-start", "cycles", "from the end of a CTA to the first instruction of the CTA that replaces it";
+    GridEnd, "grid-end", "cycles", "from the last exit of a grid to the end of `griddepcontrol.wait` in the next grid";
     SharedLatency, "shared-latency", "cycles", "from a load of shared memory to its use";
-    L1Latency, "l1-latency", "cycles", "a load that hits L1";
-    L1Part, "l1-part", "cycles", "what a line of lanes that go together takes of L1 and shared memory";
-    SharedBytes, "shared-bytes", "bytes/cycle", "what shared memory delivers";
-    L2Latency, "l2-latency", "cycles", "a load that hits L2";
-    DramLatency, "dram-latency", "cycles", "a load that misses L2";
-    TmaLatency, "tma-latency", "cycles", "what a bulk or tensor copy takes beyond a load";
-    TmaBytes, "tma-bytes", "bytes/cycle", "one bulk or tensor copy alone";
-    Intake, "intake", "bytes/cycle", "what one multiprocessor takes in";
-    L2Bytes, "l2-bandwidth", "GB/s", "what L2 delivers to all multiprocessors";
-    Neighbors, "neighbours", "multiprocessors", "get a line together, if one asks for it while it is on its way to another";
-    DramBytes, "dram-bandwidth", "GB/s", "what DRAM delivers";
-    DramBanks, "dram-banks", "banks", "each delivers a page of 1 KB at a time";
-    DramPage, "dram-page", "cycles", "for which a page keeps its bank busy";
-    L2Capacity, "l2-capacity", "MB", "what L2 holds";
+    L1Latency, "l1-latency", "cycles", "latency of a load that hits L1";
+    L1Part, "l1-part", "cycles", "time of L1 and shared memory per line of lanes served together";
+    SharedBytes, "shared-bytes", "bytes/cycle", "bandwidth of shared memory per SM";
+    L2Latency, "l2-latency", "cycles", "latency of a load that hits L2";
+    DramLatency, "dram-latency", "cycles", "latency of a load that misses L2";
+    TmaLatency, "tma-latency", "cycles", "additional latency of a bulk or tensor copy over a load";
+    TmaBytes, "tma-bytes", "bytes/cycle", "bandwidth of a single bulk or tensor copy";
+    Intake, "intake", "bytes/cycle", "maximum rate at which an SM receives data";
+    L2Bytes, "l2-bandwidth", "GB/s", "bandwidth of L2 to all SMs";
+    Neighbors, "neighbours", "SMs", "SMs that share the delivery of a line if they request it while it is in flight to one of them";
+    DramBytes, "dram-bandwidth", "GB/s", "bandwidth of DRAM";
+    DramBanks, "dram-banks", "banks", "number of DRAM banks; each delivers one page of 1 KB at a time";
+    DramPage, "dram-page", "cycles", "time for which a page keeps its bank busy";
+    L2Capacity, "l2-capacity", "MB", "capacity of L2";
     MbarrierWake, "mbarrier-wake", "cycles", "from the end of an mbarrier's phase to the waiting warp's next instruction";
-    BarrierLatency, "barrier-latency", "cycles", "from the last arrival at a named barrier to the others' next instruction";
-    ClusterLatency, "cluster-latency", "cycles", "an arrival or store in another CTA of the cluster";
-    TensorRate, "tensor-rate", "f16 multiply-adds/cycle", "of one multiprocessor's tensor cores, dense";
-    MmaLatency, "mma-latency", "cycles", "mma.sync beyond its time in the tensor core";
-    MatrixLatency, "matrix-latency", "cycles", "wgmma, or MMA with its commit and wait, beyond its time in the tensor core";
-    PairLatency, "pair-latency", "cycles", "the same for a pair of CTAs";
-    MatrixFloor, "matrix-floor", "cycles", "the least that a wgmma takes of the tensor core";
-    SumsDelay, "sums-delay", "cycles", "what an instruction waits beside a wgmma, for each register of sums that it reads or writes in a cycle";
-    Release, "release", "cycles", "from an access of memory to when registers that it reads may be written";
-    TmemBytes, "tmem-bytes", "bytes/cycle", "tcgen05.ld and st, for each quarter of a multiprocessor";
-    TmemLatency, "tmem-latency", "cycles", "tcgen05.ld and st beyond their bytes";
-    CopyBytes, "tcgen05-cp", "bytes/cycle", "tcgen05.cp, of shared memory";
-    GenericStall, "generic-stall", "cycles", "between instructions of a warp where there is no machine code to say it";
+    BarrierLatency, "barrier-latency", "cycles", "from the last arrival at a named barrier to the next instruction of the waiting warps";
+    ClusterLatency, "cluster-latency", "cycles", "latency of an arrival or store in another CTA of the cluster";
+    TensorRate, "tensor-rate", "f16 multiply-adds/cycle", "rate of an SM's tensor cores, dense";
+    MmaLatency, "mma-latency", "cycles", "latency of mma.sync beyond its time in the tensor core";
+    MatrixLatency, "matrix-latency", "cycles", "latency of wgmma, or of tcgen05.mma with its commit and wait, beyond its time in the tensor core";
+    PairLatency, "pair-latency", "cycles", "matrix-latency for a pair of CTAs";
+    MatrixFloor, "matrix-floor", "cycles", "minimum time of a wgmma in the tensor core";
+    SumsDelay, "sums-delay", "cycles", "delay of an instruction during a wgmma, per register of accumulators that the wgmma reads or writes in a cycle";
+    Release, "release", "cycles", "from a memory access until the registers that it reads may be overwritten";
+    TmemBytes, "tmem-bytes", "bytes/cycle", "bandwidth of tcgen05.ld and st per quarter of an SM";
+    TmemLatency, "tmem-latency", "cycles", "latency of tcgen05.ld and st beyond the transfer of their bytes";
+    CopyBytes, "tcgen05-cp", "bytes/cycle", "rate at which tcgen05.cp reads shared memory";
+    GenericStall, "generic-stall", "cycles", "cycles between instructions of a warp if no machine code is available";
 }
 
 /// A GPU.
@@ -116,7 +116,7 @@ pub(crate) struct Room {
 
 const PUBLIC_B200: &str = "SemiAnalysisAI/microbench-blackwell 9a068d85";
 const PUBLIC_LATENCIES: &str = "markdewing/AI_kernels, latency/README.md";
-const PUBLIC_READS: &str = "NInfer (Neroued/ninfer), tools/hbm_bandwidth_probe.cu: what an RTX 5090 reads";
+const PUBLIC_READS: &str = "NInfer (Neroued/ninfer), tools/hbm_bandwidth_probe.cu: read bandwidth of an RTX 5090";
 const PROBES_H200: &str = "benches/probes on an H200, 2026-11-22";
 const LATER_PROBES_H200: &str = "benches/probes on an H200, 2026-11-23";
 const H100_LITERATURE: &str =
@@ -156,17 +156,17 @@ impl Card {
         }
     }
 
-    /// A constant.
+    /// Returns a constant with its origin.
     pub fn constant(&self, key: Key) -> Constant {
         self.constants[key as usize]
     }
 
-    /// A constant's value.
+    /// Returns a constant's value.
     pub fn get(&self, key: Key) -> f64 {
         self.constant(key).value
     }
 
-    /// A constant in whole cycles.
+    /// Returns a constant in whole cycles.
     pub fn cycles(&self, key: Key) -> u64 {
         match key.unit() {
             "ns" => (self.get(key) * self.get(Key::Clock) / 1000.0).round() as u64,
@@ -174,7 +174,7 @@ impl Card {
         }
     }
 
-    /// A bandwidth in bytes a cycle.
+    /// Returns a bandwidth in bytes per cycle.
     pub fn bytes_per_cycle(&self, key: Key) -> f64 {
         match key.unit() {
             "GB/s" => self.get(key) * 1000.0 / self.get(Key::Clock),
@@ -204,18 +204,18 @@ impl Card {
         let names = || Key::ALL.iter().map(|key| key.name()).collect::<Vec<_>>().join(", ");
         let (name, value) = setting.split_once('=').ok_or(format!("`{setting}` is not NAME=VALUE"))?;
         let key = Key::ALL.iter().find(|key| key.name() == name);
-        let key = *key.ok_or_else(|| format!("`{name}` is no constant of a card; there are {}", names()))?;
+        let key = *key.ok_or_else(|| format!("unknown constant `{name}`; the constants are {}", names()))?;
         // A rate of zero would never serve a request.
         let is_rate = key.unit() != "cycles";
         let value = value.parse().ok().filter(|value: &f64| value.is_finite() && *value >= 0.0);
         let value = value
             .filter(|value| *value > 0.0 || !is_rate)
-            .ok_or(format!("`{setting}`: the value is a positive number"))?;
+            .ok_or(format!("`{setting}`: the value must be a positive number"))?;
         self.constants[key as usize] = Constant { value, origin: Origin::Assumed("given by the caller") };
         Ok(self)
     }
 
-    /// Microseconds of `cycles` cycles.
+    /// Converts cycles to microseconds.
     pub fn microseconds(&self, cycles: u64) -> f64 {
         cycles as f64 / self.get(Key::Clock)
     }
@@ -225,11 +225,11 @@ impl Card {
         let (probes, probes_later) = (Measured(PROBES_H200), Measured(LATER_PROBES_H200));
         let datasheet = Published("NVIDIA H200 data sheet, Hopper white paper");
         Card::new("h200", 132, "sm_90a", |key| match key {
-            Key::Clock => (1980.0, Published("nvidia-smi, docs/measurements/h200.json; it falls under load")),
+            Key::Clock => (1980.0, Published("nvidia-smi, docs/measurements/h200.json; lower under load")),
             Key::LaunchFloor => (5380.0, Measured("benches/probes on an H200, 2026-11-21; 5.0 to 8.6 us a day later")),
             Key::LaunchGap => (597.0, probes),
             Key::DependentStart => (483.0, probes),
-            Key::CtaStart => (300.0, Assumed("parameters and barriers are fetched again")),
+            Key::CtaStart => (300.0, Assumed("parameters and barriers must be fetched again")),
             Key::GridEnd => (430.0, probes),
             Key::SharedLatency => (29.0, probes),
             Key::L1Latency => (32.0, probes),
@@ -239,34 +239,35 @@ impl Card {
             Key::DramLatency => (652.0, probes),
             Key::TmaLatency => (
                 71.0,
-                Measured("benches/probes: 821 for 512 bytes of DRAM, less the load, the wake and 20 of the loop's own"),
+                Measured("benches/probes: 821 for 512 bytes of DRAM, minus the load, the wake and 20 for the loop"),
             ),
             Key::TmaBytes => (116.0, probes),
             Key::Intake => (79.0, probes),
             Key::L2Bytes => (8800.0, probes),
             Key::Neighbors => (2.0, probes),
             Key::DramBytes => (4520.0, probes),
-            Key::DramBanks => (512.0, Measured("benches/probes: what DRAM delivers by bytes in flight")),
-            Key::DramPage => (200.0, Measured("benches/probes: what DRAM delivers by bytes in flight")),
+            Key::DramBanks => (512.0, Measured("benches/probes: DRAM throughput by bytes in flight")),
+            Key::DramPage => (200.0, Measured("benches/probes: DRAM throughput by bytes in flight")),
             Key::L2Capacity => (50.0, datasheet),
             Key::MbarrierWake => {
-                (79.0, Measured("benches/probes: 99 with the arrival, less 20 of the loop's own instructions"))
+                (79.0, Measured("benches/probes: 99 with the arrival, minus 20 for the loop's instructions"))
             }
             Key::BarrierLatency => (20.0, probes),
             Key::ClusterLatency => (180.0, Published(H100_LITERATURE)),
             Key::TensorRate => (2048.0, datasheet),
-            Key::MmaLatency => {
-                (20.0, Measured("benches/probes: 24 from a product to the next that adds to its sums, less 4"))
-            }
+            Key::MmaLatency => (
+                20.0,
+                Measured("benches/probes: 24 from a product to the next product on the same accumulators, minus 4"),
+            ),
             Key::MatrixLatency => (32.0, Published(H100_LITERATURE)),
-            Key::PairLatency => (32.0, Assumed("there are no pairs")),
+            Key::PairLatency => (32.0, Assumed("this GPU has no CTA pairs")),
             Key::MatrixFloor => (16.0, Measured("benches/probes: 13 for 8 and 16 columns, 16 for 32")),
             Key::SumsDelay => (1.3, Measured("benches/probes: 0.8 to 1.6, by columns and kind of instruction")),
             Key::Release => (23.0, probes_later),
-            Key::TmemBytes => (128.0, Assumed("there is no tensor memory")),
-            Key::TmemLatency => (30.0, Assumed("there is no tensor memory")),
-            Key::CopyBytes => (64.0, Assumed("there is no tensor memory")),
-            Key::GenericStall => (2.0, Assumed("two independent instructions between dependent ones")),
+            Key::TmemBytes => (128.0, Assumed("this GPU has no tensor memory")),
+            Key::TmemLatency => (30.0, Assumed("this GPU has no tensor memory")),
+            Key::CopyBytes => (64.0, Assumed("this GPU has no tensor memory")),
+            Key::GenericStall => (2.0, Assumed("two independent instructions between dependent instructions")),
         })
     }
 
@@ -292,11 +293,11 @@ impl Card {
             }
             Key::LaunchGap => (597.0, Assumed("as on an H200")),
             Key::DependentStart => (483.0, Assumed("as on an H200")),
-            Key::CtaStart => (300.0, Assumed("parameters and barriers are fetched again")),
+            Key::CtaStart => (300.0, Assumed("parameters and barriers must be fetched again")),
             Key::GridEnd => (430.0, Assumed("as on an H200")),
             Key::SharedLatency => (29.0, Assumed("as on an H100")),
             Key::L1Latency => (38.0, Assumed("as on an H100")),
-            Key::L1Part => (0.0, Assumed("nothing, until it is measured")),
+            Key::L1Part => (0.0, Assumed("not measured; taken as zero")),
             Key::SharedBytes => (128.0, public),
             Key::L2Latency => (370.0, public),
             Key::DramLatency => (700.0, public),
@@ -304,37 +305,39 @@ impl Card {
             Key::TmaBytes => (37.0, public),
             Key::Intake => (72.0, public),
             Key::L2Bytes => (16000.0, Fitted("gau-nernst/gpu-mode-kernels aee9cda6: dual_gemm v1c on dual-1")),
-            Key::Neighbors => (1.0, Assumed("each its own, until it is measured")),
+            Key::Neighbors => (1.0, Assumed("not measured; taken as no sharing")),
             Key::DramBytes => (7260.0, public),
-            Key::DramBanks => (512.0, Assumed("as an H200's, and idle")),
-            Key::DramPage => {
-                (0.0, Fitted("SemiAnalysisAI/microbench-blackwell 9a068d85: copies of 16 to 128 KB wait for none"))
-            }
+            Key::DramBanks => (512.0, Assumed("as on an H200; no effect with a dram-page of 0")),
+            Key::DramPage => (
+                0.0,
+                Fitted("SemiAnalysisAI/microbench-blackwell 9a068d85: copies of 16 to 128 KB do not wait for a bank"),
+            ),
             Key::L2Capacity => (126.0, datasheet),
-            Key::MbarrierWake => (20.0, Assumed("a load of shared memory")),
-            Key::BarrierLatency => (20.0, Assumed("a load of shared memory")),
+            Key::MbarrierWake => (20.0, Assumed("as long as a load of shared memory")),
+            Key::BarrierLatency => (20.0, Assumed("as long as a load of shared memory")),
             Key::ClusterLatency => (180.0, Assumed("as on an H100")),
             Key::TensorRate => (4096.0, datasheet),
             Key::MmaLatency => (20.0, Assumed("as on an H200")),
             Key::MatrixLatency => (140.0, public),
             Key::PairLatency => (174.0, public),
-            Key::MatrixFloor => (16.0, Assumed("an A of 64 rows takes 16 cycles of shared memory")),
-            Key::SumsDelay => (0.0, Assumed("there is no wgmma")),
-            Key::Release => (0.0, Assumed("nothing, until it is measured")),
+            Key::MatrixFloor => (16.0, Assumed("reading 64 rows of A takes 16 cycles of shared memory")),
+            Key::SumsDelay => (0.0, Assumed("this GPU has no wgmma")),
+            Key::Release => (0.0, Assumed("not measured; taken as zero")),
             Key::TmemBytes => (128.0, Assumed("32 lanes of 4 bytes")),
-            Key::TmemLatency => (30.0, Assumed("as shared memory")),
-            Key::CopyBytes => (64.0, Assumed("half of shared memory")),
-            Key::GenericStall => (2.0, Assumed("two independent instructions between dependent ones")),
+            Key::TmemLatency => (30.0, Assumed("as for shared memory")),
+            Key::CopyBytes => (64.0, Assumed("half the bandwidth of shared memory")),
+            Key::GenericStall => (2.0, Assumed("two independent instructions between dependent instructions")),
         })
     }
 }
 
 impl Card {
-    /// A card of compute capability 12.x: multiprocessors, clock (MHz), bandwidth (GB/s) and L2 (MB) are of its data sheet. Of two of them
-    /// others have measured latencies, of one what it reads. Little else is known, and nothing here has been compared with a card.
+    /// A GPU of compute capability 12.x. Its number of SMs, clock (MHz), bandwidth (GB/s) and L2 size (MB) come from
+    /// its data sheet. Others measured latencies of two such GPUs, and the read bandwidth of one. Most other constants
+    /// are assumptions, and no prediction was compared with such a GPU.
     fn sm_120(name: &'static str, sms: u32, arch: &'static str, clock: f64, dram: f64, l2: f64) -> Card {
         use Origin::{Assumed, Published};
-        let datasheet = Published("NVIDIA RTX Blackwell GPU Architecture, and the page of the product");
+        let datasheet = Published("NVIDIA RTX Blackwell GPU Architecture, and the product page");
         let like_hopper = Assumed("as on an H100");
         let latency = |on_5090: f64, on_pro_6000: f64, otherwise: (f64, Origin)| match name {
             "rtx-5090" => (on_5090, Published(PUBLIC_LATENCIES)),
@@ -344,50 +347,51 @@ impl Card {
         };
         Card::new(name, sms, arch, |key| match key {
             Key::Clock => (clock, datasheet),
-            Key::LaunchFloor => (5000.0, Assumed("between a B200's and an H200's")),
+            Key::LaunchFloor => (5000.0, Assumed("between the values of a B200 and an H200")),
             Key::LaunchGap => (597.0, Assumed("as on an H200")),
             Key::DependentStart => (483.0, Assumed("as on an H200")),
-            Key::CtaStart => (300.0, Assumed("parameters and barriers are fetched again")),
+            Key::CtaStart => (300.0, Assumed("parameters and barriers must be fetched again")),
             Key::GridEnd => (430.0, Assumed("as on an H200")),
             Key::SharedLatency => (29.0, like_hopper),
             Key::L1Latency => latency(44.0, 44.0, (38.0, like_hopper)),
-            Key::L1Part => (0.0, Assumed("nothing, until it is measured")),
+            Key::L1Part => (0.0, Assumed("not measured; taken as zero")),
             Key::SharedBytes => (128.0, Assumed("32 banks of 4 bytes")),
-            Key::L2Latency => latency(360.0, 352.0, (300.0, Assumed("between an H100's and a B200's"))),
+            Key::L2Latency => latency(360.0, 352.0, (300.0, Assumed("between the values of an H100 and a B200"))),
             Key::DramLatency => latency(936.0, 864.0, (800.0, Assumed("LPDDR5X is slower than HBM"))),
             Key::TmaLatency => (170.0, like_hopper),
             Key::TmaBytes => (37.0, Assumed("as on a B200")),
-            Key::Intake => (64.0, Assumed("64 bytes a cycle from L2 to a multiprocessor, as since Volta")),
-            Key::L2Bytes => {
-                (f64::from(sms) * 32.0 * clock / 1000.0, Assumed("32 bytes a cycle for each multiprocessor"))
-            }
-            Key::Neighbors => (1.0, Assumed("each its own, until it is measured")),
+            Key::Intake => (64.0, Assumed("64 bytes per cycle from L2 to an SM, as on every GPU since Volta")),
+            Key::L2Bytes => (f64::from(sms) * 32.0 * clock / 1000.0, Assumed("32 bytes per cycle and SM")),
+            Key::Neighbors => (1.0, Assumed("not measured; taken as no sharing")),
             Key::DramBytes if name == "rtx-5090" => (1674.5, Published(PUBLIC_READS)),
-            Key::DramBytes => (dram * 0.92, Assumed("of the data sheet's what reads reach on other cards")),
-            Key::DramBanks => (512.0, Assumed("as an H200's, and idle")),
-            Key::DramPage => (0.0, Assumed("nothing, until it is measured")),
+            Key::DramBytes => (dram * 0.92, Assumed("92 % of the data sheet, which reads reach on other GPUs")),
+            Key::DramBanks => (512.0, Assumed("as on an H200; no effect with a dram-page of 0")),
+            Key::DramPage => (0.0, Assumed("not measured; taken as zero")),
             Key::L2Capacity => (l2, datasheet),
-            Key::MbarrierWake => (20.0, Assumed("a load of shared memory")),
-            Key::BarrierLatency => (20.0, Assumed("a load of shared memory")),
+            Key::MbarrierWake => (20.0, Assumed("as long as a load of shared memory")),
+            Key::BarrierLatency => (20.0, Assumed("as long as a load of shared memory")),
             Key::ClusterLatency => (180.0, like_hopper),
-            // A quarter of the rate of FP4: 16 cycles for a product of 16 by 8 by 64 in a quarter of a multiprocessor.
-            Key::TensorRate => (512.0, Assumed("the data sheets' FP4 rate; sums in f32 of f16 may take twice as long")),
+            // A quarter of the FP4 rate: 16 cycles for a product of 16 × 8 × 64 in a quarter of an SM.
+            Key::TensorRate => (
+                512.0,
+                Assumed("a quarter of the data sheet's FP4 rate; f16 with f32 accumulators may take twice as long"),
+            ),
             Key::MmaLatency => (18.0, Assumed("as on an H200")),
-            Key::MatrixLatency => (18.0, Assumed("there is no wgmma")),
-            Key::PairLatency => (18.0, Assumed("there are no pairs")),
-            Key::MatrixFloor => (16.0, Assumed("there is no wgmma")),
-            Key::SumsDelay => (0.0, Assumed("there is no wgmma")),
-            Key::Release => (0.0, Assumed("nothing, until it is measured")),
-            Key::TmemBytes => (128.0, Assumed("there is no tensor memory")),
-            Key::TmemLatency => (30.0, Assumed("there is no tensor memory")),
-            Key::CopyBytes => (64.0, Assumed("there is no tensor memory")),
-            Key::GenericStall => (2.0, Assumed("two independent instructions between dependent ones")),
+            Key::MatrixLatency => (18.0, Assumed("this GPU has no wgmma")),
+            Key::PairLatency => (18.0, Assumed("this GPU has no CTA pairs")),
+            Key::MatrixFloor => (16.0, Assumed("this GPU has no wgmma")),
+            Key::SumsDelay => (0.0, Assumed("this GPU has no wgmma")),
+            Key::Release => (0.0, Assumed("not measured; taken as zero")),
+            Key::TmemBytes => (128.0, Assumed("this GPU has no tensor memory")),
+            Key::TmemLatency => (30.0, Assumed("this GPU has no tensor memory")),
+            Key::CopyBytes => (64.0, Assumed("this GPU has no tensor memory")),
+            Key::GenericStall => (2.0, Assumed("two independent instructions between dependent instructions")),
         })
     }
 }
 
 impl fmt::Display for Card {
-    /// The table of constants, in Markdown.
+    /// Formats the constants as a Markdown table.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "| constant | value | unit | what | source |\n|---|---:|---|---|---|")?;
         for &key in Key::ALL {

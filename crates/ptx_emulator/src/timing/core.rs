@@ -33,25 +33,25 @@ struct Multiprocessor {
     intake: u64,
     /// Current and future `wgmma` in each quarter's tensor core.
     products: [VecDeque<Product>; QUARTERS],
-    /// Fractions of a cycle by which instructions beside them were delayed.
+    /// Accumulated fractions of a cycle by which `wgmma` delayed other instructions.
     delay: [f64; QUARTERS],
     /// Time at which the last matrix operation of its CTAs completes.
     matrix_done: u64,
     l1: L1,
 }
 
-/// A `wgmma` in the tensor core of a quarter, which reads and writes its sums there.
+/// A `wgmma` in the tensor core of a quarter. It reads and writes its accumulators there.
 #[derive(Clone, Copy, Debug)]
 struct Product {
     from: u64,
     to: u64,
-    /// Delay of an instruction beside it.
+    /// Delay of another instruction per issue slot, in cycles.
     delay: f64,
 }
 
 impl Multiprocessor {
-    /// Cycles by which `slots` instructions that issue in a quarter delay all later instructions, because the registers
-    /// are busy with sums.
+    /// Cycles by which `slots` instructions of a quarter delay all later instructions, because a `wgmma` uses the
+    /// registers of its accumulators.
     fn delayed(&mut self, quarter: usize, at: u64, slots: u16) -> u64 {
         let products = &mut self.products[quarter];
         while products.front().is_some_and(|product| product.to <= at) {
@@ -161,7 +161,8 @@ impl Core {
         }
     }
 
-    /// Data is at the door: when it is in the shared memory or the registers of all multiprocessors that it is for.
+    /// Moves arrived data into the SMs of `ctas`. Returns the time at which all of them hold the data in shared memory
+    /// or registers.
     pub fn take_in(&mut self, arrival: Arrival, ctas: &[u32], bytes_per_cycle: f64) -> u64 {
         let cycles = (arrival.bytes as f64 / bytes_per_cycle).ceil() as u64;
         let mut last = arrival.last;
@@ -194,7 +195,7 @@ pub struct WarpClock {
     cta: usize,
     quarter: usize,
     expected: Vec<Expected>,
-    /// When the sums of its next product are there, and when its last product began.
+    /// Time at which the accumulators of its next product are ready, and start of its last product.
     sums: u64,
     multiplied: u64,
     /// `true` if the warp waits for registers that memory has not delivered.
@@ -210,13 +211,13 @@ pub struct WarpClock {
 pub enum Access {
     #[default]
     None,
-    /// Shared memory, for so many cycles.
+    /// Shared memory, for this number of cycles.
     Shared { cycles: u64 },
-    /// Global memory, in so many parts of L1.
+    /// Global memory, in this number of parts of L1.
     Global { ranges: Vec<Range>, loads: bool, cached: bool, parts: u64 },
-    /// Tensor memory, for so many bytes of the warp's quarter.
+    /// Tensor memory of the warp's quarter, for this number of bytes.
     Tmem { bytes: u64 },
-    /// The tensor core of the warp's quarter, for so many multiply-adds of f16.
+    /// Tensor core of the warp's quarter, for this number of f16 multiply-adds.
     Matrix { multiply_adds: u64 },
 }
 
@@ -263,7 +264,7 @@ struct Constants {
 }
 
 impl Timed {
-    /// A cluster that starts at a time, its CTAs on the multiprocessors of a core.
+    /// Clock of a cluster that starts at a given time, with its CTAs on the SMs of a core.
     #[allow(clippy::too_many_arguments, reason = "a cluster's whole context")]
     pub fn new(
         card: &Arc<Card>,
@@ -322,12 +323,13 @@ impl Timed {
         }
     }
 
-    /// Whether an instruction need not be executed.
+    /// Whether the execution of an instruction can be skipped.
     pub fn skips(&self, pc: u32) -> bool {
         !self.values && self.skipped[pc as usize]
     }
 
-    /// A warp has issued an instruction that writes some registers: its clock goes on.
+    /// Advances the clock of a warp that has issued an instruction. `writes` are the registers that the instruction
+    /// writes.
     pub fn issued(&mut self, warp: u32, pc: u32, writes: &[u32], name: &str) {
         let cost = self.costs[pc as usize];
         let w = &mut self.warps[warp as usize];
@@ -339,7 +341,7 @@ impl Timed {
             w.spent[Why::Slot as usize] += start - self.now;
             let port = start;
             for (busy, free) in [(cost.alu, sm.alu[q]), (cost.fma, sm.fma[q]), (cost.special, sm.special[q])] {
-                // A pipe takes a few instructions ahead of time.
+                // A pipe accepts a few instructions ahead of time.
                 if busy > 0 {
                     start = start.max(free.saturating_sub(4));
                 }
@@ -384,7 +386,7 @@ impl Timed {
                 expect(w, sm.shared + self.constants.shared_latency, 0, Why::Shared);
             }
             Access::Tmem { bytes } => {
-                // It writes registers that no instruction waits for but `tcgen05.wait::ld`.
+                // Only `tcgen05.wait::ld` waits for the registers of this load.
                 let ready = sm.in_tensor_memory(q, start, bytes, &self.constants);
                 w.expected.push(Expected { registers: Vec::new(), ready, load: 0, why: Why::Tmem });
             }
@@ -393,7 +395,7 @@ impl Timed {
                 let (cycles, cta) = (math.ceil() as u64, w.cta);
                 let from = sm.tensor[q].max(start).max(w.sums);
                 sm.tensor[q] = sm.tensor[q].max(start) + cycles;
-                // One product waits ahead of time: for the pipe, or for its sums.
+                // One product may wait ahead of time, for the pipe or for its accumulators.
                 w.at = w.at.max(w.multiplied);
                 w.multiplied = from;
                 expect(w, from + cycles + self.constants.mma_latency, 0, Why::Tensor);
@@ -453,12 +455,13 @@ impl Timed {
         }
     }
 
-    /// The cluster's barrier is complete; it takes a while until all know, also who came last: others may be as late.
+    /// Records that the cluster's barrier is complete. All CTAs learn it after the cluster latency, including the last
+    /// to arrive, because other CTAs may arrive as late.
     pub fn cluster_complete(&mut self) {
         self.cluster_known = self.now + self.constants.cluster;
     }
 
-    /// What a warp loads from tensor memory comes before its next instruction.
+    /// Delays the warp's next instruction until its loads from tensor memory have arrived.
     fn await_tensor_memory(&mut self, warp: u32) {
         let w = &mut self.warps[warp as usize];
         let ready = w.expected.iter().filter(|e| e.why == Why::Tmem).map(|e| e.ready).fold(w.at, u64::max);
@@ -467,8 +470,9 @@ impl Timed {
         w.expected.retain(|e| e.why != Why::Tmem);
     }
 
-    /// The warp's next instruction uses some registers: it waits until they are there. If it `multiplies` (`mma.sync`), sums that are
-    /// still on their way hold up the product alone: ptxas puts independent instructions that follow it in the PTX before it.
+    /// Makes the warp wait until the registers of its next instruction are ready. If the instruction `multiplies`
+    /// (`mma.sync`), accumulators that are not ready delay only the product: ptxas moves independent instructions that
+    /// follow the product in the PTX before it.
     pub fn await_registers<'r>(
         &mut self,
         warp: usize,
@@ -510,7 +514,7 @@ impl Timed {
         self.end = self.end.max(ready);
     }
 
-    /// A warp that waited for memory looks again at what it needs; `false` if it did not wait.
+    /// Resumes a warp that waits for memory, so that it checks its registers again. Returns `false` if it did not wait.
     pub fn resume_after_memory(&mut self, warp: usize) -> bool {
         let w = &mut self.warps[warp];
         if w.awaits_memory {
@@ -535,7 +539,7 @@ impl Timed {
         self.core.span(|| format!("CTA {cta} warp {n}"), why.name(), since, at);
     }
 
-    /// Completion time of an operation that its warp starts at present. [`NEVER`]: memory decides.
+    /// Completion time of an operation that its warp starts now. [`NEVER`]: memory determines the time.
     pub fn due(&mut self, warp: u32, id: u64, work: Work) -> u64 {
         let Constants { cluster, .. } = self.constants;
         let c = self.constants;
@@ -604,7 +608,7 @@ impl Timed {
         }
     }
 
-    /// An operation for the tensor cores of CTAs, which work on it together.
+    /// Runs an operation on the tensor cores of CTAs that work on it together. Returns its completion time.
     fn in_tensor_core(&mut self, ctas: &[usize], cycles: u64, latency: u64, _: &'static str) -> u64 {
         let from = ctas.iter().map(|&cta| self.core.sms[cta].tensor[0]).fold(self.now, u64::max);
         for &cta in ctas {
@@ -627,7 +631,8 @@ impl Timed {
     }
 }
 
-/// What lanes' accesses of so many bytes ask for; a generic address is one of global memory. L1 keeps loads that are not strong.
+/// Memory access of the lanes in `mask`, with `bytes` bytes per lane. A generic address counts as global memory. L1
+/// keeps loads that are not strong.
 pub fn access(mask: u32, addresses: &[u64; 32], bytes: u32, space: Space, loads: bool, strong: bool) -> Access {
     match space {
         Space::Local | Space::Param | Space::Const => Access::None,
@@ -639,9 +644,9 @@ pub fn access(mask: u32, addresses: &[u64; 32], bytes: u32, space: Space, loads:
     }
 }
 
-/// The cycles of shared memory that lanes' accesses take: each distinct word of the busiest bank costs one.
+/// Cycles of shared memory for the lanes' accesses. Each distinct word of the busiest bank costs one cycle.
 pub fn shared_cycles(mask: u32, addresses: &[u64; 32], bytes: u32) -> u64 {
-    // Wide accesses go in parts of 128 bytes: quarter warps of 16 bytes, half warps of 8.
+    // Wide accesses are split into parts of 128 bytes: quarter warps for 16 bytes per lane, half warps for 8.
     let lanes_at_once = lanes_at_once(bytes);
     let mut cycles = 0;
     for first in (0..32).step_by(lanes_at_once) {
@@ -663,12 +668,12 @@ pub fn shared_cycles(mask: u32, addresses: &[u64; 32], bytes: u32) -> u64 {
     cycles
 }
 
-/// Lanes that take their 128 bytes at a time.
+/// Lanes that access 128 bytes together.
 fn lanes_at_once(bytes: u32) -> usize {
     (32 / bytes.div_ceil(4)).max(1) as usize
 }
 
-/// The parts in which L1 serves lanes' loads: each line of lanes that take their 128 bytes at a time is one.
+/// Number of parts in which L1 serves the lanes' loads. A part is a line of lanes that access 128 bytes together.
 fn l1_parts(mask: u32, addresses: &[u64; 32], bytes: u32) -> u64 {
     let lanes = lanes_at_once(bytes);
     let lines = |first: usize| {
@@ -678,7 +683,7 @@ fn l1_parts(mask: u32, addresses: &[u64; 32], bytes: u32) -> u64 {
     (0..32).step_by(lanes).map(lines).sum()
 }
 
-/// The sectors of 32 bytes that lanes touch, as ranges.
+/// Sectors of 32 bytes that the lanes access, as ranges.
 pub fn sectors(mask: u32, addresses: &[u64; 32], bytes: u32) -> Vec<Range> {
     let mut touched: Vec<u64> = Vec::with_capacity(32);
     for lane in (0..32).filter(|lane| mask >> lane & 1 == 1) {
@@ -710,7 +715,7 @@ mod tests {
     }
 
     #[test]
-    fn instructions_beside_a_product_wait_for_its_sums() {
+    fn wgmma_delays_other_instructions_of_its_quarter() {
         let mut sm = Multiprocessor::default();
         sm.products[1].extend([(10, 42, 1.5), (50, 60, 0.5)].map(|(from, to, delay)| Product { from, to, delay }));
         let delays = |sm: &mut Multiprocessor, quarter, times: [u64; 4]| times.map(|at| sm.delayed(quarter, at, 1));
@@ -720,14 +725,14 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_for_a_line_that_is_under_way_waits_for_the_load_that_brings_it() {
+    fn request_for_a_line_in_flight_waits_for_its_load() {
         let mut l1 = L1 { capacity: 2, ..L1::default() };
         assert_eq!(l1.asked(&[(0, 128)], 1), None);
-        assert_eq!(l1.asked(&[(64, 128)], 2), None, "the second line is not there");
+        assert_eq!(l1.asked(&[(64, 128)], 2), None, "the second line is missing");
         assert_eq!(l1.asked(&[(64, 128)], 3), Some(2));
         assert_eq!(l1.asked(&[(32, 32)], 3), Some(1));
         assert_eq!(l1.asked(&[(256, 32)], 3), None);
-        assert_eq!(l1.asked(&[(0, 32)], 4), None, "there is room for two lines");
+        assert_eq!(l1.asked(&[(0, 32)], 4), None, "L1 holds only two lines");
         let mut core = Core::new(1, 256, false);
         core.under_way.insert(1, UnderWay { ready: NEVER, others: vec![(0, 7)] });
         assert_eq!(core.answered(1, 500), [(0, 7)]);
@@ -735,7 +740,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_lanes_that_go_together_are_parts() {
+    fn each_line_of_lanes_served_together_is_a_part() {
         let consecutive: [u64; 32] = std::array::from_fn(|n| n as u64);
         assert_eq!(l1_parts(u32::MAX, &consecutive.map(|n| n * 4), 4), 1);
         assert_eq!(l1_parts(u32::MAX, &consecutive.map(|n| n * 16), 16), 4);

@@ -4,35 +4,35 @@
 /// Cost of a PTX instruction, in cycles of a warp scheduler (a quarter of an SM).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Issue slots: instructions of the machine.
+    /// Issue slots: number of machine instructions.
     pub slots: u16,
-    /// Until the warp's next instruction can issue.
+    /// Cycles until the warp's next instruction can issue.
     pub stall: u16,
-    /// The pipe of integers and logic: 16 lanes a cycle.
+    /// Cycles of the integer and logic pipe: 16 lanes per cycle.
     pub alu: u16,
-    /// The pipe of products and sums: 32 lanes a cycle, integers 16.
+    /// Cycles of the multiply-add pipe: 32 lanes per cycle, 16 for integers.
     pub fma: u16,
-    /// Special functions and conversions: 4 lanes a cycle.
+    /// Cycles of the pipe for special functions and conversions: 4 lanes per cycle.
     pub special: u16,
-    /// Instructions for the memory pipe that all quarters share.
+    /// Instructions for the memory pipe, which all quarters share.
     pub memory: u16,
 }
 
-/// A pipe of a quarter of a multiprocessor.
+/// A pipe of a quarter of an SM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pipe {
     Alu,
     Fma,
-    /// Products of integers, which also serve as moves and shifts.
+    /// Integer products, also used for moves and shifts.
     Multiply,
     Special,
     Memory,
-    /// Uniform instructions, branches and whatever else only takes a slot.
+    /// Uniform instructions, branches, and other instructions that only take a slot.
     Slot,
 }
 
 impl Cost {
-    /// One instruction of the machine.
+    /// Cost of one machine instruction.
     fn of(pipe: Pipe, stall: u16) -> Cost {
         let one = Cost { slots: 1, stall, ..Cost::default() };
         match pipe {
@@ -45,7 +45,7 @@ impl Cost {
         }
     }
 
-    /// Both, one after the other.
+    /// Cost of both, one after the other.
     pub fn and(self, o: Cost) -> Cost {
         Cost {
             slots: self.slots + o.slots,
@@ -57,7 +57,7 @@ impl Cost {
         }
     }
 
-    /// A part of it, rounded up.
+    /// Divides the cost by a number, rounded up.
     pub fn divided(self, by: u16) -> Cost {
         let part = |n: u16| n.div_ceil(by);
         Cost {
@@ -70,7 +70,7 @@ impl Cost {
         }
     }
 
-    /// What it is more than a part of it.
+    /// Subtracts a part of the cost.
     pub fn less(self, part: Cost) -> Cost {
         Cost {
             slots: self.slots - part.slots,
@@ -82,7 +82,7 @@ impl Cost {
         }
     }
 
-    /// An instruction of the machine by its name, as nvdisasm prints it, and its stall count.
+    /// Cost of a machine instruction, given its name as printed by nvdisasm and its stall count.
     ///
     /// Rates: CUDA C++ Programming Guide, "Arithmetic Instructions", compute capability 9.0 and 10.0.
     pub fn of_machine(name: &str, stall: u16) -> Cost {
@@ -102,7 +102,7 @@ impl Cost {
         Cost::of(pipe, stall.max(1))
     }
 
-    /// An instruction of PTX by its full name, without machine code.
+    /// Cost of a PTX instruction by its full name, if no machine code is available.
     pub fn of_ptx(name: &str, stall: u16) -> Cost {
         let mut parts = name.split('.');
         let opcode = parts.next().unwrap_or(name);
@@ -111,7 +111,7 @@ impl Cost {
         let wide = name.ends_with("64");
         let one = |pipe| Cost::of(pipe, stall);
         let cost = match opcode {
-            // ptxas makes nothing of most of them.
+            // ptxas removes most of these instructions.
             "mov" | "cvta" | "isspacep" => return Cost::default(),
             "ret" | "exit" | "bra" | "brx" | "call" => one(Pipe::Slot),
             "add" | "sub" | "mul" | "fma" if float => one(Pipe::Fma),
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn machine_instructions_go_to_their_pipes() {
+    fn machine_instructions_use_their_pipes() {
         assert_eq!(Cost::of_machine("LOP3.LUT", 4), Cost { slots: 1, stall: 4, alu: 2, ..Cost::default() });
         assert_eq!(Cost::of_machine("HMUL2.BF16", 1).fma, 2);
         assert_eq!(Cost::of_machine("IMAD.MOV.U32", 1).fma, 2);

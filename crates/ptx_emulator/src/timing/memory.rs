@@ -11,13 +11,13 @@ use super::card::{Card, Key};
 use super::work::Range;
 use crate::random::mixed;
 
-/// Bytes of a sector: what DRAM is asked for at least.
+/// Bytes per sector: the smallest request to DRAM.
 const SECTOR: u64 = 32;
-/// Sectors of a line.
+/// Sectors per line.
 const SECTORS: u64 = 4;
-/// Lines of a page of the directory.
+/// Lines per page of the directory.
 const PAGE: u64 = 512;
-/// Sectors of a page of DRAM, which a bank delivers at once: 1 KB (JESD238, HBM3).
+/// Sectors per page of DRAM, which a bank delivers at once: 1 KB (JESD238, HBM3).
 const DRAM_PAGE: u64 = 1024 / SECTOR;
 
 /// Kind of a request.
@@ -27,7 +27,7 @@ pub enum Kind {
     Load,
     /// A copy into shared memory, bulk or tensor.
     Bulk,
-    /// A store; nobody waits for its data.
+    /// A store. Nothing waits for it.
     Store,
 }
 
@@ -38,7 +38,7 @@ pub struct Request {
     pub time: u64,
     pub kind: Kind,
     pub ranges: Vec<Range>,
-    /// The multiprocessors of the cluster's slot that take the data in.
+    /// SMs of the cluster's slot that receive the data.
     pub ctas: Vec<u32>,
     /// Waiting party.
     pub waiter: Waiter,
@@ -61,12 +61,12 @@ pub enum Waiter {
     Nobody,
 }
 
-/// When the data of a request is at its multiprocessor's door.
+/// Time at which the data of a request reaches its SM.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival {
-    /// The first bytes.
+    /// Time of the first bytes.
     pub first: u64,
-    /// The last.
+    /// Time of the last bytes.
     pub last: u64,
     pub bytes: u64,
 }
@@ -74,26 +74,26 @@ pub struct Arrival {
 /// A line of L2.
 #[derive(Clone, Copy, Default)]
 struct Line {
-    /// How many sectors L2 had fetched when the line was last touched.
+    /// Number of sectors that L2 had fetched when the line was last touched.
     touched: u64,
-    /// Those of its sectors that were fetched, a bit each.
+    /// Bit mask of the line's fetched sectors.
     sectors: u8,
 }
 
-/// A line on its way to neighboring multiprocessors.
+/// A line in flight to a group of neighboring SMs.
 #[derive(Clone, Copy, Debug)]
 struct UnderWay {
-    /// Its sectors, a bit each.
+    /// Bit mask of the sectors in flight.
     sectors: u8,
-    /// When the last of them is there.
+    /// Time at which the last sector arrives.
     until: u64,
 }
 
-/// The banks of DRAM.
+/// Banks of DRAM.
 struct Banks {
     /// Cycles that a bank takes for a page.
     page: u64,
-    /// When each has delivered what it was asked for.
+    /// Time at which each bank becomes free.
     free: Vec<u64>,
 }
 
@@ -103,7 +103,7 @@ impl Banks {
         Banks { page: card.cycles(Key::DramPage), free: vec![0; count] }
     }
 
-    /// How long a request for some sectors of a page waits for its bank.
+    /// Waiting time of a request for sectors of a page until the page's bank is free.
     fn wait(&mut self, page: u64, sectors: u64, time: u64) -> u64 {
         let bank = ((mixed(page) >> 32) * self.free.len() as u64) >> 32;
         let free = &mut self.free[bank as usize];
@@ -122,22 +122,22 @@ pub struct Memory {
     dram_latency: u64,
     tma_latency: u64,
     tma_bytes: f64,
-    /// In sectors.
+    /// Size of L2 in sectors.
     capacity: u64,
-    /// Sectors fetched so far.
+    /// Number of sectors fetched so far.
     fetched: u64,
     lines: HashMap<u64, Box<[Line; PAGE as usize]>>,
-    /// Multiprocessors that get a line together, if one asks for it while it is on its way to another.
+    /// Number of SMs that share the delivery of a line if they request it while it is in flight to one of them.
     neighbors: u32,
-    /// By neighbors and line.
+    /// Lines in flight, by group of neighbors and line.
     under_way: HashMap<(u32, u64), UnderWay>,
-    /// Bytes that came from L2, and those of them that came from DRAM.
+    /// Bytes delivered by L2, and the bytes of them that came from DRAM.
     pub bytes: u64,
     pub missed: u64,
 }
 
 impl Memory {
-    /// An empty L2 before a card's DRAM.
+    /// An empty L2 in front of a GPU's DRAM.
     pub fn new(card: &Card) -> Memory {
         Memory {
             l2: Calendar::new(card.bytes_per_cycle(Key::L2Bytes)),
@@ -157,12 +157,12 @@ impl Memory {
         }
     }
 
-    /// The shortest time between a request and its data: multiprocessors need not look at each other more often.
+    /// Minimum time between a request and its data. SMs affect each other no sooner than this.
     pub fn window(card: &Card) -> u64 {
         card.cycles(Key::L2Latency)
     }
 
-    /// Serves a request of a multiprocessor; requests should come about in order of time.
+    /// Serves a request of an SM. Requests should come roughly in order of time.
     pub fn serve(&mut self, request: &Request, multiprocessor: u32) -> Arrival {
         let mut time = request.time;
         if request.kind == Kind::Bulk {
@@ -182,7 +182,7 @@ impl Memory {
         }
         let missed = (self.fetched - fetched) * SECTOR;
         if request.kind == Kind::Store {
-            // L2 takes stores, and DRAM gets them some time.
+            // L2 accepts stores. They reach DRAM at some later time.
             self.bytes += bytes;
             let last = self.l2.serve(time, bytes) + self.l2_latency;
             return Arrival { first: last, last, bytes: 0 };
@@ -205,7 +205,7 @@ impl Memory {
         Arrival { first, last, bytes }
     }
 
-    /// The sectors that a request asks for, by line, a bit each.
+    /// Sectors that a request touches: lines with bit masks.
     fn sectors(request: &Request) -> impl Iterator<Item = (u64, u8)> {
         request.ranges.iter().flat_map(|&(address, length)| {
             let (from, to) = (address / SECTOR, (address + u64::from(length)).div_ceil(SECTOR));
@@ -213,7 +213,8 @@ impl Memory {
         })
     }
 
-    /// How many bytes of a request L2 delivers to its multiprocessor, and when what it delivers to a neighbor just now is there.
+    /// Bytes of a request that L2 delivers to its SM, and arrival time of the bytes that are already in flight to a
+    /// neighbor.
     fn delivered(&self, request: &Request, multiprocessor: u32) -> (u64, u64) {
         let bytes = request.ranges.iter().map(|&(_, length)| u64::from(length)).sum();
         if self.neighbors < 2 {
@@ -232,12 +233,12 @@ impl Memory {
         (bytes.saturating_sub(shared), until)
     }
 
-    /// The lines of a request are on their way.
+    /// Records that the lines of a request are in flight.
     fn send(&mut self, request: &Request, multiprocessor: u32, until: u64) {
         if self.neighbors < 2 {
             return;
         }
-        /// So many lines may be kept that have arrived.
+        /// Number of lines that may be kept after their arrival.
         const MANY: usize = 1 << 16;
         if self.under_way.len() > MANY {
             self.under_way.retain(|_, line| line.until > request.time);
@@ -253,12 +254,12 @@ impl Memory {
         }
     }
 
-    /// Which neighbors a multiprocessor belongs to.
+    /// Group of neighbors that an SM belongs to.
     fn together(&self, multiprocessor: u32) -> u32 {
         multiprocessor / self.neighbors
     }
 
-    /// Touches the sectors from one to before another, and fetches those that are not there: how many.
+    /// Touches the sectors `from..to` and fetches the missing sectors. Returns the number of fetched sectors.
     fn touch(&mut self, from: u64, to: u64) -> u64 {
         let fetched = self.fetched;
         for line in from / SECTORS..to.div_ceil(SECTORS) {
@@ -275,7 +276,7 @@ impl Memory {
     }
 }
 
-/// The sectors of a line that are among those from one to before another, a bit each.
+/// Bit mask of the sectors of a line that are in `from..to`.
 fn asked(from: u64, to: u64, line: u64) -> u8 {
     let first = from.max(line * SECTORS) % SECTORS;
     let count = to.min((line + 1) * SECTORS) - line * SECTORS - first;
@@ -293,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_before_comes_from_l2() {
+    fn repeated_read_comes_from_l2() {
         let card = Card::named("h200").unwrap();
         let mut memory = Memory::new(&card);
         let (first, again) = (read(&mut memory, 0, 4096, 128), read(&mut memory, 5000, 4096, 128));
@@ -302,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_fetched_whole_in_parts_of_any_size() {
+    fn lines_are_fetched_once_in_parts_of_any_size() {
         let card = Card::named("h200").unwrap();
         for part in [16, 32, 64, 128] {
             let mut memory = Memory::new(&card);
@@ -312,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbors_get_a_line_together_while_it_is_on_its_way() {
+    fn neighbors_share_a_line_in_flight() {
         let card = Card::named("h200").unwrap();
         let delivered = |second: u32, late: u64| {
             let mut memory = Memory::new(&card);
@@ -329,10 +330,11 @@ mod tests {
         assert_eq!(delivered(2, latency / 2), 256);
     }
 
-    /// `stream` of docs/measurements/h200-probes.txt: each of 132 multiprocessors always has so many requests of so many bytes on
-    /// their way, of addresses of its own. Cycles from a request to the next in its place, less what the loop's own instructions took.
+    /// `stream` of docs/measurements/h200-probes.txt: each of 132 SMs keeps `requests` requests of `bytes` bytes in
+    /// flight, at its own addresses. `own`: cycles of the loop's instructions between the end of a request and the
+    /// start of the next.
     #[test]
-    fn dram_is_as_slow_under_load_as_an_h200s() {
+    fn loaded_dram_matches_an_h200() {
         let card = Card::named("h200").unwrap();
         let bulk = card.cycles(Key::MbarrierWake) + 20;
         let loop_of_copies = 758 - card.cycles(Key::DramLatency);
@@ -367,15 +369,15 @@ mod tests {
             let modeled = (served * u64::from(bytes)) as f64 / time as f64 / f64::from(card.sms);
             let error = modeled / rate - 1.0;
             println!(
-                "{kind:?} {requests} x {bytes}: {modeled:.2} bytes a cycle, measured {rate}, {:+.1} %",
+                "{kind:?} {requests} x {bytes}: {modeled:.2} bytes per cycle, measured {rate}, {:+.1} %",
                 100.0 * error
             );
-            assert!(error.abs() < 0.05, "{kind:?} {requests} x {bytes}: {modeled:.2} bytes a cycle, measured {rate}");
+            assert!(error.abs() < 0.05, "{kind:?} {requests} x {bytes}: {modeled:.2} bytes per cycle, measured {rate}");
         }
     }
 
     #[test]
-    fn what_l2_cannot_hold_is_read_again() {
+    fn data_larger_than_l2_is_read_again() {
         let card = Card::named("h200").unwrap().scaled(Key::L2Capacity, 1e-4);
         let mut memory = Memory::new(&card);
         for n in 0..2 {

@@ -8,15 +8,15 @@ use serde::Serialize;
 /// Reason for which a warp spends time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// Its own instructions, with the stalls that ptxas put between them.
+    /// Its own instructions, including the stalls that ptxas placed between them.
     Issue,
-    /// Other warps had the scheduler's slot.
+    /// The scheduler's slot, used by other warps.
     Slot,
-    /// A pipe was busy.
+    /// A busy pipe.
     Pipe,
-    /// A load of shared memory.
+    /// A load from shared memory.
     Shared,
-    /// A load of global memory.
+    /// A load from global memory.
     Global,
     /// Tensor memory.
     Tmem,
@@ -26,9 +26,9 @@ pub enum Why {
     Tensor,
     /// An mbarrier that another warp completed.
     Warp,
-    /// A named barrier, or the cluster's.
+    /// A named barrier or the cluster barrier.
     Barrier,
-    /// The grid before.
+    /// The earlier grid.
     Grid,
     /// Anything else.
     Other,
@@ -90,7 +90,7 @@ pub enum Unit {
 impl Unit {
     /// Number of units.
     pub const COUNT: usize = 9;
-    /// All of them, with how many a multiprocessor has.
+    /// Every unit, with its number per SM.
     pub const ALL: [(Unit, u64); Unit::COUNT] = [
         (Unit::Issue, 4),
         (Unit::Alu, 4),
@@ -119,7 +119,7 @@ impl Unit {
     }
 }
 
-/// Cycles of a bucket of [`Usage`].
+/// Cycles per bucket of [`Usage`].
 pub const BUCKET: u64 = 512;
 
 /// Busy cycles of units, by bucket of time.
@@ -127,7 +127,7 @@ pub const BUCKET: u64 = 512;
 pub struct Usage(Vec<[u64; Unit::COUNT]>);
 
 impl Usage {
-    /// A unit is busy for so many cycles.
+    /// Adds busy cycles of a unit.
     pub fn add(&mut self, unit: Unit, from: u64, cycles: u64) {
         let bucket = (from / BUCKET) as usize;
         if bucket >= self.0.len() {
@@ -136,7 +136,7 @@ impl Usage {
         self.0[bucket][unit as usize] += cycles;
     }
 
-    /// Adds the cycles of others.
+    /// Adds the cycles of another usage.
     pub fn add_all(&mut self, o: &Usage) {
         self.0.resize(self.0.len().max(o.0.len()), [0; Unit::COUNT]);
         for (a, b) in self.0.iter_mut().zip(&o.0) {
@@ -146,14 +146,14 @@ impl Usage {
         }
     }
 
-    /// Busy cycles of a unit in the buckets of a stretch of time.
+    /// Busy cycles of a unit in the buckets between two times.
     pub fn busy(&self, unit: Unit, from: u64, to: u64) -> u64 {
         let range = (from / BUCKET) as usize..to.div_ceil(BUCKET) as usize;
         self.0.iter().take(range.end).skip(range.start).map(|bucket| bucket[unit as usize]).sum()
     }
 }
 
-/// Something that took time, for drawings.
+/// An event with a duration, for drawings.
 #[derive(Clone, Debug, Serialize)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Span {
@@ -166,36 +166,37 @@ pub struct Span {
 /// Time of a launch.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Time {
-    /// The kernel.
+    /// Name of the kernel.
     pub kernel: String,
-    /// Whether costs of instructions are those of the machine's code, or else one of PTX each.
+    /// `true`: costs of instructions come from machine code. `false`: each PTX instruction counts as one machine
+    /// instruction.
     pub from_machine_code: bool,
-    /// First instruction and end of the grid, in microseconds from the start of the first launch.
+    /// Start of the grid's first instruction, in microseconds from the start of the first launch.
     pub start_us: f64,
-    /// See `start_us`.
+    /// End of the grid, in microseconds from the start of the first launch.
     pub end_us: f64,
-    /// From the start of the grid to its first matrix operation, on average.
+    /// Time from the start of the grid to the first matrix operation, averaged over the SMs.
     pub prologue_us: f64,
-    /// From the last matrix operation of a multiprocessor to its end, on average.
+    /// Time from an SM's last matrix operation to its end, on average.
     pub tail_us: f64,
-    /// From the end of a multiprocessor to the end of the grid, on average.
+    /// Time from the end of an SM to the end of the grid, on average.
     pub idle_us: f64,
-    /// The share of time that each unit was busy.
+    /// Share of the time for which each unit was busy.
     pub busy: BTreeMap<&'static str, f64>,
-    /// Which unit was busiest, and how busy, in each phase.
+    /// Busiest unit of each phase, and its load.
     pub phases: Vec<Phase>,
-    /// What warps spent their time on, by role, as shares.
+    /// Shares of the warps' time by reason, for each role.
     pub roles: Vec<RoleTime>,
-    /// Bytes that came from L2, and those of them from DRAM.
+    /// Bytes delivered by L2.
     pub l2_bytes: u64,
-    /// See `l2_bytes`.
+    /// Bytes that came from DRAM.
     pub dram_bytes: u64,
-    /// What was run, if not all.
+    /// The simulated part. `None`: the whole launch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sample: Option<Sample>,
 }
 
-/// A part of a launch that was run in place of the whole: how many, and of how many.
+/// A part of a launch that was simulated in place of the whole: number of simulated units, and total number.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Sample {
@@ -203,7 +204,7 @@ pub struct Sample {
     pub ctas: [u64; 2],
 }
 
-/// A stretch of time in which one unit was the busiest.
+/// A period in which one unit was the busiest.
 #[derive(Clone, Debug, Serialize)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Phase {
@@ -213,7 +214,7 @@ pub struct Phase {
     pub busy: f64,
 }
 
-/// What the warps with some indices in their CTAs spent their time on.
+/// Breakdown of the time of the warps with a range of indices in their CTAs.
 #[derive(Clone, Debug, Serialize)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct RoleTime {
@@ -226,12 +227,12 @@ pub struct RoleTime {
 impl fmt::Display for Time {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Time { kernel, start_us, end_us, prologue_us, tail_us, idle_us, .. } = self;
-        let source = if self.from_machine_code { "machine code" } else { "PTX, for want of machine code" };
+        let source = if self.from_machine_code { "machine code" } else { "PTX, because machine code is missing" };
         writeln!(f, "{kernel}: {start_us:.2} to {end_us:.2} us; instructions counted in {source}")?;
         if let Some(Sample { multiprocessors: [sms, all_sms], ctas: [ctas, all_ctas] }) = self.sample {
             writeln!(
                 f,
-                "  a sample: {ctas} of {all_ctas} CTAs on {sms} of {all_sms} multiprocessors, with as much of L2 and DRAM"
+                "  a sample: {ctas} of {all_ctas} CTAs on {sms} of {all_sms} SMs, with the same share of L2 and DRAM"
             )?;
         }
         writeln!(f, "  prologue {prologue_us:.2} us, tail {tail_us:.2} us, idle at the end {idle_us:.2} us")?;

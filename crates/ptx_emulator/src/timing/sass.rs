@@ -1,9 +1,12 @@
 //! Machine code of a kernel: the PTX line of each instruction, and the stall counts.
 //!
-//! The listing is that of `ptxas -lineinfo` and `nvdisasm --print-line-info-ptx --print-instruction-encoding --print-code`. A
-//! stall count is bits 105 to 108 of an instruction; 113 to 115 are the barrier that it lets go when it has read its registers, 116 to
-//! 121 the barriers that it waits for (Jia et al., "Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking", 2018;
-//! unchanged since).
+//! The listing is the output of `ptxas -lineinfo` and `nvdisasm --print-line-info-ptx --print-instruction-encoding
+//! --print-code`. Bits of an instruction (Jia et al., "Dissecting the NVIDIA Volta GPU Architecture via
+//! Microbenchmarking", 2018; unchanged since):
+//!
+//! - 105 to 108: stall count.
+//! - 113 to 115: barrier that the instruction releases after it has read its registers.
+//! - 116 to 121: barriers that the instruction waits for.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -11,12 +14,13 @@ use std::process::Command;
 
 use super::cost::Cost;
 
-/// An instruction of the machine.
+/// A machine instruction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Machine {
     name: String,
     stall: u16,
-    /// If it waits until an access of memory has read its registers: for how long they have been in use, by the stall counts.
+    /// If the instruction waits until a memory access has read its registers: cycles since that access was issued, by
+    /// the stall counts.
     in_use: Option<u16>,
 }
 
@@ -27,24 +31,25 @@ impl Machine {
     }
 }
 
-/// What follows the stall count of an instruction.
+/// Barrier fields of an instruction.
 #[derive(Clone, Copy, Debug)]
 struct Barriers {
-    /// The barrier that is let go when registers have been read.
+    /// Barrier that is released when the registers have been read.
     read: usize,
-    /// Those that are waited for, a bit each.
+    /// Bit mask of the barriers that the instruction waits for.
     awaited: u64,
 }
 
-/// A thread's barriers.
+/// Number of barriers per thread.
 const BARRIERS: usize = 6;
 
-/// Accesses of memory whose registers are in use, by their barriers: how many cycles ago they were issued.
+/// For each barrier, a memory access whose registers are still in use: cycles since its issue.
 #[derive(Clone, Debug, Default)]
 struct InUse([Option<u16>; BARRIERS]);
 
 impl InUse {
-    /// The next instruction, in the order of addresses. For how long the registers that it waits for have been in use.
+    /// Processes the next instruction, in the order of addresses. Returns the cycles since the access that it waits
+    /// for.
     fn next(&mut self, machine: &Machine, barriers: Barriers) -> Option<u16> {
         let awaited = (0..BARRIERS).filter(|n| barriers.awaited >> n & 1 == 1);
         let since = awaited.filter_map(|n| self.0[n].take()).min();
@@ -57,14 +62,14 @@ impl InUse {
     }
 }
 
-/// The machine code of a module's entries.
+/// Machine code of a module's entries.
 #[derive(Clone, Debug, Default)]
 pub struct Listing {
-    /// By entry, then by line of the PTX.
+    /// Instructions by entry and PTX line.
     entries: HashMap<String, HashMap<u32, Vec<Machine>>>,
 }
 
-/// What stands before the PTX line in a listing.
+/// Text before the PTX line in a listing.
 const LINE: &str = ".nv_debug_ptx_txt\", line ";
 
 impl Listing {
@@ -82,7 +87,7 @@ impl Listing {
                 line = digits.parse().unwrap_or(0);
             } else if let Some(rest) = row.strip_prefix("/*") {
                 if let Some(hex) = rest.strip_prefix(" 0x") {
-                    // The upper half of the encoding of the instruction before.
+                    // The upper half of the previous instruction's encoding.
                     let bits = u64::from_str_radix(hex.trim_end_matches(" */"), 16).unwrap_or(0);
                     if let (Some(mut machine), Some(entry)) = (open.take(), entry) {
                         machine.stall = (bits >> 41 & 0xf) as u16;
@@ -94,7 +99,7 @@ impl Listing {
                         listing.entries.entry(entry.to_owned()).or_default().entry(line).or_default().push(machine);
                     }
                 } else if let Some((_, code)) = rest.split_once("*/") {
-                    // Whoever comes to what follows comes from elsewhere.
+                    // Code after a jump is reached from elsewhere, so no registers are in use there.
                     leaves = ["BRA", "EXIT", "RET"].iter().any(|jump| code.trim().starts_with(jump));
                     let name = code.split_whitespace().find(|word| !word.starts_with('@')).unwrap_or_default();
                     open = Some(Machine { name: name.trim_end_matches(';').to_owned(), stall: 0, in_use: None });
@@ -104,7 +109,7 @@ impl Listing {
         listing
     }
 
-    /// Assembles PTX and reads its listing; `None` where there is no ptxas or nvdisasm on PATH or under CUDA_PATH.
+    /// Assembles PTX and reads its listing. `None`: ptxas or nvdisasm failed, or is not on PATH or under CUDA_PATH.
     pub fn of_ptx(ptx: &str, arch: &str) -> Option<Listing> {
         let (ptxas, nvdisasm) = (tool("ptxas")?, tool("nvdisasm")?);
         let folder = tempfile::tempdir().ok()?;
@@ -117,8 +122,8 @@ impl Listing {
         listing.status.success().then(|| Listing::parse(&String::from_utf8_lossy(&listing.stdout)))
     }
 
-    /// Costs of an entry's instructions, which are given by name and line in their order, and by which of them something jumps
-    /// to; `None` where the listing lacks the entry. An access of memory has read its registers after `release` cycles.
+    /// Costs of an entry's instructions. `code` holds their names and PTX lines in order, `targets` the indices of jump
+    /// targets. A memory access has read its registers after `release` cycles. `None`: the listing lacks the entry.
     pub fn costs(
         &self,
         entry: &str,
@@ -129,8 +134,8 @@ impl Listing {
         let lines = self.entries.get(entry)?;
         let mut costs = vec![Cost::default(); code.len()];
         let mut first = 0;
-        // A block ends at a jump and before a target; what ptxas unrolled it has several times, which its memory instructions
-        // show.
+        // A block ends at a jump or before a target. If ptxas unrolled the block, the listing holds several copies of
+        // it. The number of its memory instructions gives the number of copies.
         while first < code.len() {
             let is_jump = |(name, _): &(&str, u32)| {
                 name.starts_with("bra") || name.starts_with("ret") || name.starts_with("exit")
@@ -147,13 +152,13 @@ impl Listing {
             let copies = block.iter().filter_map(copies).filter(|&n| n > 0).min().unwrap_or(1) as u16;
             let (mut all, mut given) = (Cost::default(), Cost::default());
             for (n, &(_, line)) in block.iter().enumerate() {
-                // Several instructions of one line share what the line became.
+                // Several PTX instructions on one line share the machine code of the line.
                 if n > 0 && block[n - 1].1 == line {
                     continue;
                 }
                 let machine = lines.get(&line).map_or(&[][..], Vec::as_slice);
                 all = machine.iter().map(|m| m.cost(release)).fold(all, Cost::and);
-                // Rounded so that the block's sum is right.
+                // Rounded so that the sum over the block is exact.
                 costs[first + n] = all.divided(copies).less(given);
                 given = given.and(costs[first + n]);
             }
@@ -163,7 +168,7 @@ impl Listing {
     }
 }
 
-/// What an instruction of PTX becomes once, if that is sure.
+/// Machine instructions that a PTX instruction is translated to exactly once. `None`: the number is not certain.
 fn anchor(name: &str) -> Option<&'static [&'static str]> {
     const ANCHORS: &[(&str, &[&str])] = &[
         ("wgmma.mma_async", &["HGMMA", "QGMMA", "IGMMA"]),
@@ -213,7 +218,7 @@ mod tests {
 "#;
 
     #[test]
-    fn instructions_and_stalls_go_to_their_lines() {
+    fn instructions_and_stalls_belong_to_their_lines() {
         let costs = Listing::parse(LISTING)
             .costs("k", &[("add.u32", 12), ("ld.shared.u32", 13), ("add.u32", 14)], &BTreeSet::new(), 0)
             .unwrap();
@@ -223,8 +228,8 @@ mod tests {
     }
 
     #[test]
-    fn registers_of_a_copy_are_written_when_it_has_read_them() {
-        // A stall of 2; the copy lets barrier 1 go, for which the last one waits.
+    fn write_waits_until_a_copy_has_read_its_registers() {
+        // The stall count is 2. The copy releases barrier 1, and the last instruction waits for it.
         let row = |name: &str, barriers: u64| {
             format!("/*0000*/ {name} R5 ; /* 0x0 */\n/* {:#018x} */\n", 2u64 << 41 | 7 << 46 | barriers << 49)
         };
@@ -239,30 +244,30 @@ mod tests {
             let costs = listing.costs("k", &code, &BTreeSet::new(), release).unwrap();
             costs.iter().map(|cost| cost.stall).collect::<Vec<_>>()
         };
-        // It was issued four cycles before.
+        // The copy was issued four cycles earlier.
         assert_eq!(stalls(0), [2, 2, 2]);
         assert_eq!(stalls(10), [2, 2, 8]);
     }
 
     #[test]
-    fn what_was_unrolled_is_divided() {
+    fn cost_of_unrolled_code_is_divided() {
         let twice = format!("{LISTING}{}", LISTING.replace(".text.k:", ""));
         let costs = |targets| {
             Listing::parse(&twice).costs("k", &[("add.u32", 12), ("ld.shared.u32", 13)], &targets, 0).unwrap()
         };
         let slots = |targets| costs(targets).iter().map(|cost| cost.slots).collect::<Vec<_>>();
         assert_eq!(slots(BTreeSet::new()), [2, 1]);
-        // What lies before the head of a loop is another block.
+        // The code before a loop head is a separate block.
         assert_eq!(slots([1].into()), [4, 1]);
     }
 
     #[test]
-    fn what_was_unrolled_adds_up_again() {
+    fn costs_of_unrolled_code_add_up() {
         let row = |name: &&str| format!("/*0000*/ {name} R7 ; /* 0x0 */\n/* 0x000fca00078e0206 */\n");
         let line = |number: u32, names: &[&str]| {
             format!("//## File \".nv_debug_ptx_txt\", line {number}\n{}", names.iter().map(row).collect::<String>())
         };
-        // Two loads, so unrolled twice: three instructions of a line are one and a half of each.
+        // Two loads mean that the code is unrolled twice. Three instructions of a line are then 1.5 per copy.
         let listing = [".text.k:\n".to_owned(), line(12, &["IADD3"; 3]), line(13, &["LOP3"; 3]), line(14, &["LDS"; 2])];
         let code = [("add.u32", 12), ("and.b32", 13), ("ld.shared.u32", 14)];
         let costs = Listing::parse(&listing.concat()).costs("k", &code, &BTreeSet::new(), 0).unwrap();

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::report::Span;
 
-/// Lanes of spans, in the order of their names.
+/// Groups the spans by lane, in the order of the lanes' names.
 fn lanes(spans: &[Span]) -> BTreeMap<&str, Vec<&Span>> {
     let mut lanes: BTreeMap<&str, Vec<&Span>> = BTreeMap::new();
     for span in spans.iter().filter(|span| span.to > span.from) {
@@ -15,7 +15,7 @@ fn lanes(spans: &[Span]) -> BTreeMap<&str, Vec<&Span>> {
     lanes
 }
 
-/// The spans as trace events ("Trace Event Format", complete events), in microseconds.
+/// Converts spans to trace events ("Trace Event Format", complete events), in microseconds.
 pub fn events(spans: &[Span], cycles_per_us: f64) -> Value {
     let mut events = Vec::new();
     for (lane, (name, spans)) in lanes(spans).into_iter().enumerate() {
@@ -28,7 +28,7 @@ pub fn events(spans: &[Span], cycles_per_us: f64) -> Value {
     json!({"traceEvents": events, "displayTimeUnit": "ns"})
 }
 
-/// The spans between two times as an SVG, a row for each lane.
+/// Draws the spans between two times as an SVG with one row per lane.
 pub fn picture(spans: &[Span], (from, to): (u64, u64), cycles_per_us: f64) -> String {
     const ROW: usize = 14;
     const LEFT: usize = 260;
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_has_a_lane_for_each_unit_and_times_in_microseconds() {
+    fn trace_has_one_lane_per_unit_and_microseconds() {
         let trace = events(&spans(), 100.0);
         let events = trace["traceEvents"].as_array().unwrap();
         assert_eq!(events.len(), 4);
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_picture_shows_what_lies_in_its_time() {
+    fn picture_shows_only_its_period() {
         let svg = picture(&spans(), (50, 250), 100.0);
         assert!(svg.contains("0.50 to 2.50") && svg.matches("<rect").count() == 2, "{svg}");
     }

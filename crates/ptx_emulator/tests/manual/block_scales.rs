@@ -1,9 +1,10 @@
-//! `mma.sync` with block scales (PTX ISA, "Block Scaling for mma.sync" and the tables of "Matrix Fragments for mma.m16n8k64" and
-//! "mma.m16n8k32"), and the `ldmatrix` that widens narrow elements for it.
+//! `mma.sync` with block scales (PTX ISA, "Block Scaling for mma.sync" and the tables of "Matrix Fragments for
+//! mma.m16n8k64" and "mma.m16n8k32"), and the `ldmatrix` that widens narrow elements for it.
 //!
-//! Scales, as the manual puts it: "thread-id-a … a pair of threads within a quad" supplies those of A: threads 0 and 1 of each four
-//! for selector 0, 2 and 3 for selector 1; the first of the pair those of row groupID, the second those of row groupID + 8.
-//! "thread-id-b … a single thread in a quad" supplies those of column groupID of B. byte-id says from which byte on.
+//! Scales in the manual's words: "thread-id-a … a pair of threads within a quad" supplies the scales of A: threads 0
+//! and 1 of each four for selector 0, threads 2 and 3 for selector 1. The first thread of the pair supplies row
+//! groupID, the second supplies row groupID + 8. "thread-id-b … a single thread in a quad" supplies the scales of
+//! column groupID of B. byte-id gives the first byte.
 
 use ptx_emulator::program::Program;
 use serde_json::json;
@@ -14,15 +15,15 @@ const LANES: usize = 32;
 const M: usize = 16;
 const N: usize = 8;
 
-/// An element type of A or B: its name, its bits, and eight times the value of each code below 16.
+/// An element type of A or B: name, bits, and eight times the value of each code below 16.
 #[derive(Clone, Copy)]
 struct Element(&'static str, usize, fn(u32) -> i32);
 
 /// 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives.
 const E2M1: Element = Element("e2m1", 4, |code| [0, 4, 8, 12, 16, 24, 32, 48][code as usize & 7] * sign(code, 4));
-/// Two bits of exponent with a bias of 1, three of mantissa: below 2 in steps of 1/8.
+/// Two exponent bits with a bias of 1, three mantissa bits: values below 2 in steps of 1/8.
 const E2M3: Element = Element("e2m3", 6, |code| (code & 0xf) as i32 * sign(code, 6));
-/// Four bits of exponent with a bias of 7, three of mantissa; of codes 0x38 … 0x3f, 1 to 1.875 in steps of 1/8.
+/// Four exponent bits with a bias of 7, three mantissa bits. Codes 0x38 … 0x3f are 1 to 1.875 in steps of 1/8.
 const E4M3: Element = Element("e4m3", 8, |code| (8 + (code & 7) as i32) * sign(code, 8));
 
 const fn sign(code: u32, bits: u32) -> i32 {
@@ -30,7 +31,7 @@ const fn sign(code: u32, bits: u32) -> i32 {
 }
 
 impl Element {
-    /// A code of this type, of 32 random bits.
+    /// Makes a code of this type from 32 random bits.
     fn code(self, random: u32) -> u32 {
         match self.1 {
             4 => random & 0xf,
@@ -47,16 +48,16 @@ struct Form {
     a: Element,
     b: Element,
     k: usize,
-    /// Scales of a row, their type's name, and the code of 2 to the power of so much.
+    /// Scales per row, name of their type, and the code of a power of two.
     scales: usize,
     scale_type: &'static str,
     power: fn(i32) -> u32,
 }
 
-/// Byte and thread selectors, of A and of B.
+/// Byte selector and thread selector, of A and of B.
 type Selectors = [(usize, usize); 2];
 
-/// D = (A · scale A) · (B · scale B) + C, with sums that are exact: scales are powers of two.
+/// D = (A · scale A) · (B · scale B) + C with exact sums: the scales are powers of two.
 fn mma(form: &Form, [(a_byte, a_thread), (b_byte, b_thread)]: Selectors) -> Program {
     let &Form { kind, vector, a: a_type, b: b_type, k, scales, scale_type, power } = form;
     let codes = |seed, count, of: Element| noise(seed, count).into_iter().map(|word| of.code(word)).collect::<Vec<_>>();
@@ -65,7 +66,7 @@ fn mma(form: &Form, [(a_byte, a_thread), (b_byte, b_thread)]: Selectors) -> Prog
     let (a, b) = (codes(91, M * k, a_type), codes(92, N * k, b_type));
     let (a_scales, b_scales) = (exponents(93, M), exponents(94, N));
     let c: Vec<i32> = noise(95, M * N).into_iter().map(|word| (word % 9) as i32).collect();
-    // A register has 8 elements of 4 bits, or 4 containers of 8 bits, in which a 4-bit element lies two bits up.
+    // A register has 8 elements of 4 bits, or 4 containers of 8 bits. A 4-bit element starts at bit 2 of its container.
     let per_register = if k == 64 { 8 } else { 4 };
     let pack = |of: Element, code: &dyn Fn(usize) -> u32| {
         let shift = if k == 32 && of.1 == 4 { 2 } else { 0 };
@@ -75,7 +76,7 @@ fn mma(form: &Form, [(a_byte, a_thread), (b_byte, b_thread)]: Selectors) -> Prog
     let mut want = Vec::new();
     for lane in 0..LANES {
         let (group, thread) = (lane / 4, lane % 4);
-        // a: rows groupID, groupID + 8, and those again half of K further on.
+        // a: rows groupID and groupID + 8, then the same rows half of K further.
         for register in 0..4 {
             let (row, first) = (group + register % 2 * 8, thread * per_register + register / 2 * k / 2);
             fragments.push(pack(a_type, &|at| a[row * k + first + at]));
@@ -86,7 +87,7 @@ fn mma(form: &Form, [(a_byte, a_thread), (b_byte, b_thread)]: Selectors) -> Prog
         }
         let place = |i: usize| (group + i / 2 * 8, thread * 2 + i % 2);
         fragments.extend((0..4).map(|i| (c[place(i).0 * N + place(i).1] as f32).to_bits()));
-        // Zeros wherever nobody looks.
+        // Registers of other lanes hold zeros.
         let word = |exponents: &[i32], byte: usize| {
             exponents.iter().enumerate().fold(0, |word, (at, &exponent)| word | power(exponent) << (8 * (byte + at)))
         };
@@ -105,7 +106,7 @@ fn mma(form: &Form, [(a_byte, a_thread), (b_byte, b_thread)]: Selectors) -> Prog
                 })
                 .sum();
             let sum = dot as f64 / 64.0 + f64::from(c[row * N + column]);
-            assert_eq!(f64::from(sum as f32), sum, "the sum is exact");
+            assert_eq!(f64::from(sum as f32), sum, "the sum must be exact");
             want.push((sum as f32).to_bits());
         }
     }
@@ -127,8 +128,8 @@ fn mma(form: &Form, [(a_byte, a_thread), (b_byte, b_thread)]: Selectors) -> Prog
     )
 }
 
-/// `ldmatrix.m8n16`: "each row of a matrix … 16 bytes", of which so many bits an element come first and then padding; each element
-/// becomes a byte, and four threads have a row, four bytes each.
+/// `ldmatrix.m8n16`: "each row of a matrix … 16 bytes", which starts with elements of `bits` bits, followed by padding.
+/// Each element becomes a byte. Four threads hold a row, four bytes each.
 fn widening_ldmatrix(source: &str, bits: usize) -> Program {
     let codes: Vec<u32> = noise(96, 2 * 8 * 16).into_iter().map(|word| word & ((1 << bits) - 1)).collect();
     let mut rows = vec![0_u32; 2 * 8 * 4];
@@ -159,8 +160,8 @@ fn widening_ldmatrix(source: &str, bits: usize) -> Program {
     )
 }
 
-/// `ldmatrix.m16n16`, which is always transposed: rows of 16 bytes, of which so many bits an element come first; four threads have a
-/// column, four bytes each, the first register's columns before the second's.
+/// `ldmatrix.m16n16`, which always transposes: rows of 16 bytes that start with elements of `bits` bits. Four threads
+/// hold a column, four bytes each. The first register's columns come before the second register's.
 fn tall_ldmatrix(types: &str, bits: usize) -> Program {
     let codes: Vec<u32> = noise(97, 2 * 16 * 16).into_iter().map(|word| word & ((1 << bits) - 1)).collect();
     let mut rows = vec![0_u32; 2 * 16 * 4];
@@ -196,7 +197,7 @@ fn tall_ldmatrix(types: &str, bits: usize) -> Program {
 }
 
 pub fn programs() -> Vec<Program> {
-    /// ue4m3: a bias of 7 and three bits of mantissa.
+    /// ue4m3: a bias of 7 and three mantissa bits.
     const UE4M3: fn(i32) -> u32 = |exponent| (7 + exponent as u32) << 3;
     /// ue8m0: a bias of 127.
     const UE8M0: fn(i32) -> u32 = |exponent| 127 + exponent as u32;

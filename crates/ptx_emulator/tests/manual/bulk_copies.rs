@@ -1,7 +1,7 @@
-//! `cp.async.bulk`, `cp.reduce.async.bulk` and `st.bulk` (PTX ISA, "Data Movement: cp.async.bulk", "cp.reduce.async.bulk"): bytes
-//! between global and shared memory and between the shared memories of a cluster, complete by mbarrier or bulk group.
-//! Reductions are element by element those of `red`: `inc` is "(old >= value) ? 0 : old + 1", `dec` is
-//! "(old == 0 || old > value) ? value : old − 1".
+//! `cp.async.bulk`, `cp.reduce.async.bulk` and `st.bulk` (PTX ISA, "Data Movement: cp.async.bulk",
+//! "cp.reduce.async.bulk"): copies between global and shared memory and between the shared memories of a cluster, which
+//! complete by mbarrier or bulk group. Each element is reduced as by `red`: `inc` is "(old >= value) ? 0 : old + 1",
+//! `dec` is "(old == 0 || old > value) ? value : old − 1".
 
 use ptx_emulator::program::Program;
 use serde_json::json;
@@ -31,7 +31,7 @@ fn to_shared() -> Program {
     )
 }
 
-/// A copy or reduction from shared to global memory, over what is there.
+/// A copy or reduction from shared memory to initialized global memory.
 fn to_global(name: &str, instruction: &str, source: Vec<u32>, old: Vec<u32>, want: Vec<u32>) -> Program {
     let bytes = 4 * source.len();
     let body = format!(
@@ -48,10 +48,10 @@ fn to_global(name: &str, instruction: &str, source: Vec<u32>, old: Vec<u32>, wan
     )
 }
 
-/// Bytes of one CTA into the other's shared memory; the other's mbarrier counts them.
+/// Copies bytes of one CTA into the other CTA's shared memory. The other CTA's mbarrier counts them.
 fn between_ctas(name: &str, instruction: &str, reduce: fn(u32, u32) -> u32) -> Program {
     let source = noise(12, 2 * BYTES / 4);
-    // CTA r takes its own half, and sends it to the other, which adds it to its own.
+    // CTA r loads its own half and sends it to the other CTA, which adds it to its own half.
     let body = format!(
         "{ARGUMENTS}mov.u32 %r10, %cluster_ctarank;\nmul.lo.u32 %r11, %r10, {BYTES};\ncvt.u64.u32 %d10, %r11;\n\
          add.u64 %d2, %d2, %d10;\nadd.u64 %d1, %d1, %d10;\n{INIT_BARRIER}{}\
@@ -83,7 +83,7 @@ fn zip(a: &[u32], b: &[u32], f: impl Fn(u32, u32) -> u32) -> Vec<u32> {
     a.iter().zip(b).map(|(&a, &b)| f(a, b)).collect()
 }
 
-/// A 32-bit reduction of random words; every third word of the source equals the old one.
+/// A 32-bit reduction of random words. Every third word of the source equals the old word.
 fn reduction(operation: &str, f: impl Fn(u32, u32) -> u32) -> Program {
     let old = noise(13, 64);
     let mut source = noise(14, 64);
@@ -105,7 +105,7 @@ fn wide_reduction(operation: &str, f: impl Fn(u64, u64) -> u64) -> Program {
     to_global(&format!("cp.reduce.async.bulk.{operation}"), &instruction, source, old, want)
 }
 
-/// Sums of small integers in a 16-bit format: no rounding.
+/// Sums of small integers in a 16-bit format, without rounding.
 fn half_sum(operation: &str, exponent: u32, mantissa: u32) -> Program {
     let number = |seed| noise(seed, 128).into_iter().map(|word| (word % 101) as i32 - 50).collect::<Vec<_>>();
     let (old, source) = (number(17), number(18));
@@ -120,7 +120,7 @@ fn half_sum(operation: &str, exponent: u32, mantissa: u32) -> Program {
     to_global(&name, &instruction, pack(&source), pack(&old), pack(&want))
 }
 
-/// `st.bulk`: one thread writes zeros over some of the words.
+/// `st.bulk`: one thread writes zeros to some of the words.
 fn zeros() -> Program {
     let source = noise(21, BYTES / 4);
     let body = format!(

@@ -1,6 +1,6 @@
-//! Clusters (PTX ISA, "Parallel Synchronization: barrier.cluster", "mapa", "Data Movement: st.async", "Memory Consistency
-//! Model"): a CTA's shared memory at the same offset in another CTA, written by generic stores, atomics, `st.async` and
-//! `red.async`, and read after a cluster barrier (release, acquire) or an mbarrier's phase.
+//! Clusters (PTX ISA, "Parallel Synchronization: barrier.cluster", "mapa", "Data Movement: st.async", "Memory
+//! Consistency Model"): a CTA writes to the same offset of another CTA's shared memory with generic stores, atomics,
+//! `st.async` and `red.async`. The data is read after a cluster barrier (release, acquire) or an mbarrier's phase.
 
 use ptx_emulator::program::Program;
 use serde_json::json;
@@ -11,7 +11,7 @@ const CTAS: usize = 4;
 const THREADS: usize = 32;
 const ARRIVE_AND_WAIT: &str = "barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n";
 
-/// Every thread has its own word at `%r5` and in the output at `%d5`, and its rank in `%r10`; `%r11` is the next rank.
+/// Each thread has a word at `%r5` and in the output at `%d5`, and its rank in `%r10`. `%r11` is the next rank.
 const PLACES: &str = "ld.param.u64 %d1, [out];\nld.param.u64 %d2, [src];\nmov.u32 %r2, tile;\nshl.b32 %r4, %r1, 2;\n\
                       add.u32 %r5, %r2, %r4;\nmov.u32 %r10, %cluster_ctarank;\nadd.u32 %r11, %r10, 1;\n\
                       and.b32 %r11, %r11, 3;\nshl.b32 %r12, %r10, 5;\nadd.u32 %r12, %r12, %r1;\n\
@@ -57,7 +57,7 @@ pub fn programs() -> Vec<Program> {
          {ARRIVE_AND_WAIT}atom.relaxed.cluster.shared::cluster.add.u32 %r17, [%r15], %r13;\n{ARRIVE_AND_WAIT}\
          ld.shared::cluster.u32 %r14, [%r15];\n"
     );
-    // "st.async … mbarrier::complete_tx::bytes": each store completes as many bytes as it writes.
+    // "st.async … mbarrier::complete_tx::bytes": each store completes the number of bytes that it writes.
     let asynchronous = format!(
         "{INIT_BARRIER}@%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r3], {};\nmapa.shared::cluster.u32 %r15, %r5, %r11;\n\
          mapa.shared::cluster.u32 %r16, %r3, %r11;\n{ARRIVE_AND_WAIT}\
@@ -69,7 +69,7 @@ pub fn programs() -> Vec<Program> {
         .replacen(INIT_BARRIER, &format!("{INIT_BARRIER}st.shared.u32 [%r5], %r13;\n"), 1)
         .replace("st.async.shared::cluster", "red.async.relaxed.cluster.shared::cluster")
         .replace("bytes.u32 [%r15]", "bytes.add.u32 [%r15]");
-    // Each CTA tells the next one, by an arrival from every thread, that its words are there.
+    // Each CTA tells the next CTA, by an arrival of every thread, that its words are written.
     let remote_arrival = format!(
         "mov.u32 %r3, bar;\nsetp.eq.u32 %p1, %r1, 0;\n@%p1 mbarrier.init.shared.b64 [%r3], {THREADS};\n\
          @%p1 fence.mbarrier_init.release.cluster;\n{ARRIVE_AND_WAIT}mapa.shared::cluster.u32 %r15, %r5, %r11;\n\

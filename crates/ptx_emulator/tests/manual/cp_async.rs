@@ -1,7 +1,10 @@
-//! `cp.async` (PTX ISA, "Data Movement: cp.async"): "cp-size … 4, 8 and 16"; "if src-size is less than cp-size … the
-//! remaining bytes in the destination are filled with zeros"; `wait_group N`: "until only N or fewer of the most recent
-//! cp.async-groups are pending and all the prior ones complete"; `cp.async.mbarrier.arrive.noinc`: the pending count of the
-//! mbarrier accounts for the arrive-on that it triggers.
+//! `cp.async` (PTX ISA, "Data Movement: cp.async"). Rules in the manual's words:
+//!
+//! - "cp-size … 4, 8 and 16"; "if src-size is less than cp-size … the remaining bytes in the destination are filled
+//!   with zeros".
+//! - `wait_group N`: "until only N or fewer of the most recent cp.async-groups are pending and all the prior ones
+//!   complete".
+//! - `cp.async.mbarrier.arrive.noinc`: the pending count of the mbarrier includes the arrive-on that it triggers.
 
 use ptx_emulator::program::Program;
 use serde_json::json;
@@ -10,7 +13,7 @@ use super::common::{HOPPER, module, noise, poison, program, words};
 
 const THREADS: usize = 32;
 
-/// Each thread copies `size` bytes of which only some come from the source.
+/// Each thread copies `size` bytes. Only some of them come from the source.
 fn sizes(form: &str, size: usize) -> Program {
     let source = noise(1, THREADS * size / 4);
     let body = format!(
@@ -34,7 +37,7 @@ fn sizes(form: &str, size: usize) -> Program {
     )
 }
 
-/// Three groups; the oldest is read when two may still be under way, then the next, then the last.
+/// Three groups. The oldest group is read while two may still be in flight, then the next, then the last.
 fn groups() -> Program {
     let source = noise(2, 3 * THREADS);
     let mut body = String::from(
@@ -59,7 +62,7 @@ fn groups() -> Program {
     )
 }
 
-/// Every thread's copies arrive at an mbarrier for all of them; each thread then reads its neighbor's words.
+/// Every thread's copies arrive at one mbarrier. Each thread then reads its neighbor's words.
 fn arrival() -> Program {
     let source = noise(3, THREADS);
     let body = format!(

@@ -1,11 +1,13 @@
-//! Programmatic dependent launch: `griddepcontrol` (PTX ISA, "Parallel Synchronization: griddepcontrol"; CUDA programming
-//! guide, "Programmatic Dependent Launch and Synchronization"). `launch_dependents` says that dependent grids may be
-//! scheduled; without dependents it does nothing. `.wait` "causes the executing thread to wait until all prerequisite grids
-//! in flight have completed", what they did to memory being visible then; a first launch has none. It is one thread's:
-//! others come behind it by any order that threads have.
+//! Programmatic dependent launch: `griddepcontrol` (PTX ISA, "Parallel Synchronization: griddepcontrol"; CUDA
+//! programming guide, "Programmatic Dependent Launch and Synchronization").
 //!
-//! A kernel is launched twice here, the second time overlapping the first: it adds one to words of `in` and the result is in
-//! `between`, and from there in `out`.
+//! - `launch_dependents` allows dependent grids to be scheduled. Without dependents it does nothing.
+//! - `.wait` "causes the executing thread to wait until all prerequisite grids in flight have completed". Their memory
+//!   operations are then visible. A first launch has no prerequisite grid.
+//! - `.wait` belongs to one thread. Other threads are ordered after it by any synchronization with that thread.
+//!
+//! The programs launch a kernel twice, the second launch overlapping the first. It adds one to the words of `in` and
+//! stores the result in `between`, and from there in `out`.
 
 use ptx_emulator::program::Program;
 use serde_json::json;
@@ -14,15 +16,15 @@ use super::common::{HOPPER, INIT_BARRIER, await_phase, module, poison, program};
 
 const THREADS: u32 = 64;
 
-/// PTX that leaves the thread's own place in the buffer to read in `%d4`, in the one to write in `%d5`, and the buffers in
-/// `%d1`, `%d2`.
+/// PTX that computes the addresses of the thread's word in the input buffer (`%d4`) and in the output buffer (`%d5`),
+/// and of the buffers (`%d1`, `%d2`).
 const PLACES: &str = "ld.param.u64 %d1, [from];\nld.param.u64 %d2, [to];\nmul.wide.u32 %d3, %r1, 4;\n\
                       add.u64 %d4, %d1, %d3;\nadd.u64 %d5, %d2, %d3;\n";
 
-/// PTX that lets dependents start, and what thread 0 alone does behind its wait.
+/// PTX that lets dependents start, and sets `%p1` in thread 0, which executes some instructions alone.
 const START_DEPENDENTS: &str = "griddepcontrol.launch_dependents;\nsetp.eq.u32 %p1, %r1, 0;\n";
 
-/// A kernel that leaves its word in `%r2`, launched twice.
+/// A kernel that loads its word into `%r2`, launched twice.
 fn twice(name: &str, declarations: &str, body: &str) -> Program {
     let body = format!("{PLACES}{START_DEPENDENTS}{body}add.u32 %r4, %r2, 1;\nst.global.u32 [%d5], %r4;\n");
     let numbers = |more: u32| (0..THREADS).map(|thread| 3 * thread + more).collect::<Vec<_>>();
@@ -57,7 +59,7 @@ fn one_thread_waits_before_a_barrier() -> Program {
     twice("griddepcontrol.wait in one thread, then a barrier", "", body)
 }
 
-/// The one thread that waits loads for all: they come behind it by the mbarrier that the copy completes on.
+/// Only the waiting thread loads, for all threads. The mbarrier on which the copy completes orders the others after it.
 fn one_thread_waits_and_copies() -> Program {
     const BYTES: u32 = 4 * THREADS;
     let declarations = ".shared .align 16 .b8 tile[256];\n.shared .align 8 .b64 bar;";
@@ -71,7 +73,7 @@ fn one_thread_waits_and_copies() -> Program {
     twice("griddepcontrol.wait in the thread that copies", declarations, &body)
 }
 
-/// Both grids count, without a wait: strong accesses do not race with each other.
+/// Both grids count without a wait: strong accesses do not race with each other.
 fn both_grids_count() -> Program {
     let body = format!("{START_DEPENDENTS}ld.param.u64 %d1, [count];\nred.relaxed.gpu.global.add.u32 [%d1], 1;\n");
     program(

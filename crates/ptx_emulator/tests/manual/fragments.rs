@@ -1,6 +1,6 @@
-//! Warp-wide matrix instructions (PTX ISA, "Warp Level Matrix Multiply-Accumulate"): the fragments of `mma.sync` as its
-//! sections "Matrix Fragments for mma.m16n8k…" give them, `ldmatrix`, `stmatrix` and `movmatrix` with "each row of a matrix …
-//! 16 bytes … thread i: row i / 4, two elements from column 2·(i mod 4)".
+//! Warp-wide matrix instructions (PTX ISA, "Warp Level Matrix Multiply-Accumulate"): fragments of `mma.sync` as in the
+//! sections "Matrix Fragments for mma.m16n8k…"; `ldmatrix`, `stmatrix` and `movmatrix` with "each row of a matrix … 16
+//! bytes … thread i: row i / 4, two elements from column 2·(i mod 4)".
 
 use ptx_emulator::program::Program;
 use serde_json::json;
@@ -9,11 +9,11 @@ use super::common::{HOPPER, copy_out, module, noise, poison, program, small_inte
 
 const LANES: usize = 32;
 
-/// An element type of A and B: name, bits, and the code of a small integer.
+/// An element type of A and B: name, bits, and the function that gives the code of a small integer.
 #[derive(Clone, Copy)]
 struct Element(&'static str, usize, fn(i32) -> u32);
 
-/// D = A·B + C with sums that are exact: 16 × 8, K of 32 bytes.
+/// D = A·B + C with exact sums: 16 × 8, with 32 bytes of K.
 fn mma(sums: &'static str, Element(name, bits, code): Element, k: usize) -> Program {
     let small = |word: u32| (word % 7) as i32 - 3;
     let a: Vec<i32> = noise(81, 16 * k).into_iter().map(small).collect();
@@ -21,7 +21,7 @@ fn mma(sums: &'static str, Element(name, bits, code): Element, k: usize) -> Prog
     let c: Vec<i32> = noise(83, 16 * 8).into_iter().map(small).collect();
     let word = |value: i32| if sums == "s32" { value as u32 } else { (value as f32).to_bits() };
     let per_word = 32 / bits;
-    // K elements of half the instruction's depth, from which the upper registers go on.
+    // Half of the instruction's K. The upper registers start there.
     let half = k / 2;
     let pack = |values: &dyn Fn(usize) -> i32| {
         (0..per_word)
@@ -63,18 +63,18 @@ fn mma(sums: &'static str, Element(name, bits, code): Element, k: usize) -> Prog
     )
 }
 
-/// Four 8×8 matrices of 16-bit elements; element (row, column) of matrix m is this.
+/// Element (row, column) of matrix `matrix`. There are four 8×8 matrices of 16-bit elements.
 fn element(matrix: usize, row: usize, column: usize) -> u32 {
     (matrix << 12 | row << 8 | column << 4 | 5) as u32
 }
 
-/// What a thread's register for a matrix holds.
+/// A thread's register for a matrix.
 fn fragment(matrix: usize, lane: usize, transposed: bool) -> u32 {
     let at = |row, column| if transposed { element(matrix, column, row) } else { element(matrix, row, column) };
     at(lane / 4, lane % 4 * 2) | at(lane / 4, lane % 4 * 2 + 1) << 16
 }
 
-/// The four matrices one after the other, rows of 16 bytes.
+/// The four matrices, one after another, in rows of 16 bytes.
 fn matrices() -> Vec<u32> {
     let pair = |index: usize| {
         let (matrix, row, column) = (index / 32, index / 4 % 8, index % 4 * 2);
@@ -103,7 +103,7 @@ fn ldmatrix(transposed: bool) -> Program {
     )
 }
 
-/// `stmatrix` of fragments gives the matrices.
+/// `stmatrix` of the fragments must store the matrices.
 fn stmatrix(transposed: bool) -> Program {
     let fragments: Vec<u32> =
         (0..LANES).flat_map(|lane| (0..4).map(move |matrix| fragment(matrix, lane, transposed))).collect();

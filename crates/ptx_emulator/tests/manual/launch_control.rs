@@ -1,12 +1,12 @@
 //! `clusterlaunchcontrol` and `setmaxnreg` (PTX ISA, "Parallel Synchronization: clusterlaunchcontrol", "setmaxnreg"). A
-//! canceled CTA is not launched and its index is given to one that runs: whoever runs, every index is worked on once.
+//! canceled CTA is not launched, and its index goes to a running CTA. Every index is processed once, by whichever CTA.
 
 use ptx_emulator::program::Program;
 use serde_json::json;
 
 use super::common::{BLACKWELL, HOPPER, INIT_BARRIER, module, poison, program};
 
-/// Each CTA counts its index, and then those that it takes over.
+/// Each CTA counts its own index and the indices that it takes over.
 fn canceled(ctas: usize) -> Program {
     let body = format!(
         "ld.param.u64 %d1, [out];\nmov.u32 %r2, response;\n{INIT_BARRIER}mov.u32 %r4, %ctaid.x;\nmov.u32 %r5, 0;\n\
@@ -28,8 +28,8 @@ fn canceled(ctas: usize) -> Program {
     )
 }
 
-/// `setmaxnreg`: 128 registers a thread at launch (65,536 for two CTAs of 256 threads), of which half of the warps give 32 to
-/// the others; results stay as they are.
+/// `setmaxnreg`: 128 registers per thread at launch (65,536 for two CTAs of 256 threads). Half of the warps give 32
+/// registers per thread to the others. The results do not change.
 fn registers() -> Program {
     let body = "ld.param.u64 %d1, [out];\nmul.wide.u32 %d2, %r1, 4;\nadd.u64 %d3, %d1, %d2;\nsetp.lt.u32 %p1, %r1, 128;\n\
                 @%p1 bra LESS;\nsetmaxnreg.inc.sync.aligned.u32 160;\nadd.u32 %r2, %r1, 1000;\nbra DONE;\nLESS:\n\

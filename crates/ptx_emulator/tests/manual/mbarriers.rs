@@ -1,8 +1,12 @@
-//! mbarriers (PTX ISA, "Parallel Synchronization: mbarrier"). The rules are those of "Phase Completion of the mbarrier
-//! Object", "Arrive-on", "Expect-tx" and "Complete-tx operation": an arrival takes its count from the pending arrivals;
-//! expect-tx adds to the tx-count and complete-tx takes from it; when both are zero the phase is complete, the next begins,
-//! and its pending count is the expected count, which `arrive_drop` lowers. `test_wait.parity` is true for the phase
-//! before the current one and false for the current one; with a state, true once that state's phase is complete.
+//! mbarriers (PTX ISA, "Parallel Synchronization: mbarrier"). The rules come from "Phase Completion of the mbarrier
+//! Object", "Arrive-on", "Expect-tx" and "Complete-tx operation":
+//!
+//! - An arrival subtracts its count from the pending count.
+//! - expect-tx adds to the tx-count, and complete-tx subtracts from it.
+//! - When both counts are zero, the phase is complete and the next phase begins. Its pending count is the expected
+//!   count, which `arrive_drop` lowers.
+//! - `test_wait.parity` is true for the phase before the current phase, and false for the current phase. With a state,
+//!   it is true once the phase of the state is complete.
 
 use ptx_emulator::program::Program;
 use serde_json::json;
@@ -17,11 +21,11 @@ enum Step {
     Expect(u32),
     Complete(u32),
     TestParity(u32),
-    /// Whether the phase of the latest arrival is complete.
+    /// Tests whether the phase of the latest arrival is complete.
     TestState,
 }
 
-/// What the manual says of one object.
+/// State of one object by the manual's rules.
 struct Object {
     expected: u32,
     pending: u32,
@@ -100,7 +104,7 @@ pub fn programs() -> Vec<Program> {
     let bytes = [
         &[ArriveExpect(256), TestState][..],
         &[Complete(128), TestState, TestParity(0), Complete(128), TestState, TestParity(0), TestParity(1)],
-        // Bytes that come before the arrival which expects them.
+        // Bytes that arrive before the arrival that expects them.
         &[Expect(64), Complete(64), TestParity(1), Arrive(1), TestState, TestParity(0), TestParity(1)],
     ];
     let dropped = [Drop(2), TestState, Arrive(1), TestState, TestParity(0), Arrive(1), TestState, TestParity(1)];

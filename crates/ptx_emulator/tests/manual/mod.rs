@@ -1,6 +1,6 @@
-//! Programs whose results are derived here from the words of NVIDIA's PTX ISA manual, a file a feature. They use the
-//! emulator's interfaces for reading a program and nothing of how it computes, so that the workspace's differential test
-//! can run them on a GPU too.
+//! Programs whose results are derived from the text of NVIDIA's PTX ISA manual, one file per feature. They use the
+//! emulator only to read a program, and nothing of its computation, so the workspace's differential test can also run
+//! them on a GPU.
 
 pub mod block_scales;
 pub mod bulk_copies;
@@ -25,8 +25,8 @@ pub mod wmma;
 
 use ptx_emulator::program::Program;
 
-/// Every feature's programs.
-#[allow(dead_code, reason = "each user takes what it needs")]
+/// Programs of every feature.
+#[allow(dead_code, reason = "each user needs only some of them")]
 pub fn programs() -> Vec<Program> {
     let all: [fn() -> Vec<Program>; 19] = [
         block_scales::programs,

@@ -1,15 +1,19 @@
-//! Products with a sparse A: `mma.sp`, `wgmma.mma_async.sp` and `tcgen05.mma.sp` (PTX ISA, "Sparse matrix storage" of each). Of
-//! four neighbors along K two are there, and two bits of metadata for each say at which index; of two numbers of 32 bits one
-//! is there, and its four bits are `0b0100` or `0b1110`. Every sum is exact.
+//! Products with a sparse A: `mma.sp`, `wgmma.mma_async.sp` and `tcgen05.mma.sp` (PTX ISA, "Sparse matrix storage" of
+//! each). Two of four neighbors along K are stored, and two bits of metadata for each give its index. One of two 32-bit
+//! numbers is stored, and its four bits are `0b0100` or `0b1110`. Every sum is exact.
 //!
-//! Metadata in registers: a row has four bits for each group of neighbors, the first lowest. Rows of 16 bits have one thread of
-//! each four, in the lower half of its register row groupID and in the upper one row groupID + 8; rows of 32 bits two threads,
-//! the first half of each row in the first, or, where elements have 8 bits, row groupID in the first and row groupID + 8 in the second
-//! (an H200); rows of 64 bits all four: the first two have rows groupID and groupID + 8 of the first half. The selector says
-//! which thread it is, or which two.
+//! Metadata in registers: a row has four bits for each group of neighbors, lowest group first.
 //!
-//! In tensor memory: rows of 64 bits lie in two columns of their lane. Of rows of 32 bits, sixteen share one column, which the
-//! selector names: lane 8·h + r of theirs has half h of row r, and above it that of row r + 8.
+//! - Rows of 16 bits: one thread of each four holds row groupID in the lower half of its register and row groupID + 8
+//!   in the upper half.
+//! - Rows of 32 bits: two threads. The first thread holds the first half of each row. For 8-bit elements, the first
+//!   thread holds row groupID and the second holds row groupID + 8 (an H200).
+//! - Rows of 64 bits: all four threads. The first two hold rows groupID and groupID + 8 of the first half.
+//!
+//! The selector gives the thread, or the two threads.
+//!
+//! Metadata in tensor memory: rows of 64 bits take two columns of their lane. Sixteen rows of 32 bits share one column,
+//! which the selector gives: lane 8·h + r of them holds half h of row r, and above it half h of row r + 8.
 
 use ptx_emulator::program::Program;
 use serde_json::json;
@@ -19,7 +23,7 @@ use super::common::{
     noise, poison, program, small_integer, store_columns, with_tensor_memory, words,
 };
 
-/// An element type: its name, bits, exponent and mantissa; none for an integer.
+/// An element type: name, bits, exponent bits and mantissa bits. An integer has neither exponent nor mantissa bits.
 #[derive(Clone, Copy)]
 struct Element(&'static str, usize, u32, u32);
 
@@ -50,12 +54,12 @@ impl Element {
         if self.is_integer() { value as u32 } else { (value as f32).to_bits() }
     }
 
-    /// A register of neighboring elements.
+    /// Packs adjacent elements into a register.
     fn pack(self, values: &[i32]) -> u32 {
         values.iter().enumerate().fold(0, |word, (n, &value)| word | self.code(value) << (n * self.1))
     }
 
-    /// Neighbors of a group.
+    /// Neighbors per group.
     fn of_group(self) -> usize {
         if self.1 == 32 { 2 } else { 4 }
     }
@@ -65,7 +69,7 @@ impl Element {
     }
 }
 
-/// A sparse matrix: rows of `k`, the numbers that are there, and four bits for each group.
+/// A sparse matrix: rows of `k` elements, the stored numbers, and four bits for each group.
 struct Sparse {
     element: Element,
     k: usize,
@@ -101,7 +105,7 @@ impl Sparse {
         &self.all[row * self.k..][..self.k]
     }
 
-    /// The row's numbers that are there, from one on.
+    /// `count` stored numbers of a row, starting at `first`.
     fn kept(&self, row: usize, first: usize, count: usize) -> &[i32] {
         &self.there[row * self.k / 2 + first..][..count]
     }
@@ -110,13 +114,13 @@ impl Sparse {
         self.k / self.element.of_group()
     }
 
-    /// The metadata of neighboring groups.
+    /// Metadata of adjacent groups.
     fn bits(&self, row: usize, group: usize, count: usize) -> u32 {
         let bits = &self.metadata[row * self.groups() + group..][..count];
         bits.iter().enumerate().fold(0, |word, (n, bits)| word | bits << (4 * n))
     }
 
-    /// A warp's metadata register and its registers of the rows from `first` on: those of `mma` with half of K.
+    /// A warp's metadata register, and its registers of the rows from `first`: the registers of `mma` with half of K.
     fn registers(&self, first: usize, lane: usize, selector: usize) -> Vec<u32> {
         let (group, thread) = (first + lane / 4, lane % 4);
         let both = |from| self.bits(group, from, 4) | self.bits(group + 8, from, 4) << 16;
@@ -125,7 +129,7 @@ impl Sparse {
             8 if thread / 2 == selector && self.element.1 == 8 => self.bits(group + thread % 2 * 8, 0, 8),
             8 if thread / 2 == selector => both(thread % 2 * 4),
             16 => self.bits(group + thread % 2 * 8, thread / 2 * 8, 8),
-            // Nobody looks here.
+            // The instruction does not read this lane's metadata.
             _ => 0xffff_ffff,
         };
         let per_word = 32 / self.element.1;
@@ -192,9 +196,9 @@ fn mma(ordered: &str, element: Element, k: usize, selector: usize) -> Program {
     )
 }
 
-/// D = A·B of a warpgroup, B of 8 columns in shared memory.
+/// D = A·B of a warpgroup, with B of 8 columns in shared memory.
 fn wgmma(element: Element, selector: usize, a_in_registers: bool) -> Program {
-    // Rows of 32 bytes of A, and of 64 of B.
+    // A has rows of 32 bytes, B has rows of 64.
     let k = 512 / element.1;
     let a = Sparse::new(element, 64, k, 181);
     let b = small(182, 8 * k);
@@ -258,10 +262,10 @@ fn wgmma(element: Element, selector: usize, a_in_registers: bool) -> Program {
     )
 }
 
-/// D = A·B of 128 rows and 16 columns in tensor memory.
+/// D = A·B with 128 rows and 16 columns in tensor memory.
 fn tcgen05(kind: &str, element: Element, type_code: u32, selector: usize) -> Program {
     const N: usize = 16;
-    /// The column of the metadata.
+    /// Column of the metadata.
     const METADATA: usize = 32;
     let k = 512 / element.1;
     let a = Sparse::new(element, 128, k, 191);

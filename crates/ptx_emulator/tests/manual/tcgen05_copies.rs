@@ -1,7 +1,8 @@
-//! `tcgen05.cp` and `tcgen05.shift` (PTX ISA, "Tensor Memory Data Movement"): rows of a matrix in shared memory into lanes.
-//! `.warpx2::02_13` and `::01_23` name the pairs of warps whose lanes get the same rows, `.warpx4` all four; `.4x256b` has
-//! one row for each warp's lanes. `tcgen05.shift`: "the shifting of 32-byte elements downwards across all the rows, except
-//! the last, by one row", taken to mean that each of the 32 rows but the last gets the next one's.
+//! `tcgen05.cp` and `tcgen05.shift` (PTX ISA, "Tensor Memory Data Movement"): copies of matrix rows from shared memory
+//! to lanes. `.warpx2::02_13` and `::01_23` give the pairs of warps whose lanes receive the same rows, `.warpx4` all
+//! four warps. `.4x256b` has one row for each warp's lanes. `tcgen05.shift`: "the shifting of 32-byte elements
+//! downwards across all the rows, except the last, by one row". It is assumed to mean that each of the 32 rows except
+//! the last gets the next row.
 
 use ptx_emulator::program::Program;
 use serde_json::json;
@@ -15,7 +16,7 @@ const COLUMNS: usize = 32;
 const DECLARATIONS: &str =
     ".shared .align 128 .b8 tile[8192];\n.shared .align 8 .b64 bar;\n.shared .align 4 .b32 slot;";
 
-/// Two copies of the shape, to columns 0 and 16, then what thread 0 does besides.
+/// Two copies of the shape, to columns 0 and 16, then an additional operation of thread 0.
 fn copied(
     name: &str,
     target: &str,
@@ -26,7 +27,7 @@ fn copied(
     row_of_lane: impl Fn(usize) -> Option<usize>,
 ) -> Program {
     let matrices = [noise(111, rows * row_bytes / 4), noise(112, rows * row_bytes / 4)];
-    // Rows of 16 bytes are a column of core matrices; of 32, two.
+    // Rows of 16 bytes are one column of core matrices. Rows of 32 bytes are two columns.
     let place = |row: usize, byte: usize| if row_bytes == 16 { row * 16 + byte } else { core_matrix(row, byte) };
     let tile = rows.next_multiple_of(8) * row_bytes;
     let mut bytes = vec![0u8; 2 * tile];
@@ -75,14 +76,14 @@ fn copy(shape: &str, rows: usize, row_bytes: usize, row_of_lane: impl Fn(usize) 
     copied(&format!("tcgen05.cp.{shape}"), BLACKWELL, shape, rows, row_bytes, "", row_of_lane)
 }
 
-/// All lanes of the first warp are shifted by a row, in the eight columns of 32 bytes.
+/// Shifts all lanes of the first warp by one row, in the eight columns of 32 bytes.
 fn shifted() -> Program {
     let shift = "tcgen05.shift.cta_group::1.down [%r30];\ntcgen05.shift.cta_group::1.down [%r34];\n";
     let row = |lane: usize| Some(if lane < 31 { lane + 1 } else { lane });
     copied("tcgen05.shift.down", "sm_100a", "128x256b", 128, 32, shift, row)
 }
 
-/// The shift's last row is filled again by a copy, which the manual lists as pipelined behind it.
+/// A copy refills the last row of the shift. The manual lists the copy as pipelined after the shift.
 fn refilled() -> Program {
     let mut program = shifted();
     program.path = "tcgen05.shift.down, then tcgen05.cp.4x256b".into();

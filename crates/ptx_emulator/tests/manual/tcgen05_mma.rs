@@ -1,8 +1,11 @@
-//! `tcgen05.mma` (PTX ISA, "Tensorcore 5th Generation Instructions: tcgen05.mma"): D = A·B + D in tensor memory. Operands
-//! lie in core matrices without swizzle ("Canonical Layouts"), types and sizes are in the instruction descriptor
-//! ("Instruction descriptor"), scale factors lie 32 rows to a column, four bytes to a cell, the same in each quarter of the
-//! lanes ("Scale Factor Layout"). D has a lane a row for M = 128, and 16 rows in each quarter for M = 64 ("Data path
-//! layouts"). Every sum here is exact in f32.
+//! `tcgen05.mma` (PTX ISA, "Tensorcore 5th Generation Instructions: tcgen05.mma"): D = A·B + D in tensor memory. Every
+//! sum is exact in f32.
+//!
+//! - Operands are in core matrices without swizzle ("Canonical Layouts").
+//! - Types and sizes are in the instruction descriptor ("Instruction descriptor").
+//! - Scale factors take 32 rows per column and four bytes per cell, the same in each quarter of the lanes ("Scale
+//!   Factor Layout").
+//! - D has one row per lane for M = 128, and 16 rows in each quarter for M = 64 ("Data path layouts").
 
 use ptx_emulator::program::Program;
 use serde_json::json;
@@ -12,13 +15,13 @@ use super::common::{
     poison, program, registers, small_integer, store_columns, with_tensor_memory, words,
 };
 
-/// Bytes along K of one instruction.
+/// Bytes along K per instruction.
 const ROW: usize = 32;
 /// Values of e2m1 by code, doubled ("Alternate floating-point data formats": `s e e m`, bias 1).
 const E2M1_DOUBLED: [i32; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// An element type: its code in the instruction descriptor, how many bits an element takes in shared memory, and what
-/// becomes of random bits: a code and its value, doubled.
+/// An element type: its code in the instruction descriptor, the bits per element in shared memory, and a function that
+/// makes a code and its doubled value from random bits.
 #[derive(Clone, Copy)]
 pub struct Element {
     pub code: u32,
@@ -43,12 +46,12 @@ const TF32: Element = Element {
 };
 const E4M3: Element = Element { code: 0, bits: 8, draw: |random| float(random, 4, 3) };
 const E5M2: Element = Element { code: 1, bits: 8, draw: |random| float(random, 5, 2) };
-/// In the 8-bit kinds sixteen 4-bit elements stand at the start of 16 bytes ("Packing formats").
+/// In the 8-bit kinds, sixteen 4-bit elements are at the start of 16 bytes ("Packing formats").
 const E2M1_PADDED: Element =
     Element { code: 5, bits: 4, draw: |random| (random % 16, E2M1_DOUBLED[random as usize % 16]) };
 const U8: Element = Element { code: 0, bits: 8, draw: |random| (random % 256, 2 * (random % 256) as i32) };
 const S8: Element = Element { code: 1, bits: 8, draw: |random| (random % 256, 2 * i32::from(random as i8)) };
-/// In the 4-bit kinds elements are dense and have another code.
+/// In the 4-bit kinds, elements are dense and have another code.
 pub const E2M1: Element =
     Element { code: 1, bits: 4, draw: |random| (random % 16, E2M1_DOUBLED[random as usize % 16]) };
 
@@ -60,7 +63,7 @@ pub struct Kind {
     pub k: usize,
     pub a: Element,
     pub b: Element,
-    /// D's code in the instruction descriptor: f16, f32, s32.
+    /// D's code in the instruction descriptor: f16, f32 or s32.
     d: u32,
     pub scale: Option<Scale>,
 }
@@ -68,22 +71,22 @@ pub struct Kind {
 /// Block scaling.
 #[derive(Clone, Copy)]
 pub struct Scale {
-    /// Blocks along K, each with a scale factor.
+    /// Number of blocks along K. Each has a scale factor.
     pub blocks: usize,
-    /// ue8m0 and not ue4m3.
+    /// `true`: ue8m0. `false`: ue4m3.
     ue8m0: bool,
-    /// Scale factor ids of A and B: the first of the cell's bytes that is used.
+    /// Scale factor ids of A and B: the first byte of the cell that is used.
     pub ids: [usize; 2],
 }
 
 impl Scale {
-    /// Code and value, as a multiple of 2⁻⁴, of a random scale factor from 1/2 to 2.
+    /// Makes a random scale factor from 1/2 to 2: its code, and its value as a multiple of 2⁻⁴.
     pub fn draw(self, random: u32) -> (u8, i64) {
         if self.ue8m0 {
             let exponent = random % 3;
             (126 + exponent as u8, 8 << exponent)
         } else {
-            // ue4m3 with exponents of −1 and 0: (8 + m)·2^(e − 7 − 3).
+            // ue4m3 with an exponent of −1 or 0: (8 + m)·2^(e − 7 − 3).
             let (e, m) = (6 + random % 2, random / 2 % 8);
             ((e << 3 | m) as u8, i64::from(8 + m) << (e - 6))
         }
@@ -102,11 +105,11 @@ impl Kind {
         }
     }
 
-    /// Codes in rows of 32 bytes, and values doubled.
+    /// Codes in rows of 32 bytes, and doubled values.
     pub fn matrix(&self, element: Element, rows: usize, seed: u32) -> (Vec<u8>, Vec<i32>) {
         let mut bytes = vec![0; rows * ROW];
         let mut values = Vec::new();
-        // 32 elements of 4 bits in 32 bytes are padded, 64 dense.
+        // 32 elements of 4 bits in 32 bytes are padded. 64 elements are dense.
         let padded = element.bits == 4 && self.k == ROW;
         for (index, random) in noise(seed, rows * self.k).into_iter().enumerate() {
             let (row, k) = (index / self.k, index % self.k);
@@ -122,7 +125,7 @@ impl Kind {
     }
 }
 
-/// Scale factors of rows: 32 rows of 16 bytes as `tcgen05.cp.32x128b.warpx4` takes them, and values by row and block.
+/// Scale factors of rows: 32 rows of 16 bytes as `tcgen05.cp.32x128b.warpx4` reads them, and values by row and block.
 pub fn scale_factors(scale: Scale, rows: usize, id: usize, seed: u32) -> (Vec<u8>, Vec<i64>) {
     let columns = rows.div_ceil(128) * 4;
     let mut bytes = vec![0; 32 * 4 * columns];
@@ -136,8 +139,7 @@ pub fn scale_factors(scale: Scale, rows: usize, id: usize, seed: u32) -> (Vec<u8
     (bytes, values)
 }
 
-/// Matrices of two instructions that accumulate, as shared memory holds them: A₀ A₁ B₀ B₁, then scale factors in the same
-/// order.
+/// Matrices of two accumulating instructions, as in shared memory: A₀ A₁ B₀ B₁, then scale factors in the same order.
 pub struct Operands {
     pub kind: Kind,
     pub rows: [usize; 2],
@@ -172,19 +174,19 @@ impl Operands {
         Operands { kind, rows: [m, n], bytes, values, scales }
     }
 
-    /// Where a matrix begins.
+    /// Start of a matrix.
     pub fn matrix(&self, side: usize, slice: usize) -> usize {
         let [m, n] = self.rows;
         [0, 2 * m * ROW][side] + slice * [m, n][side] * ROW
     }
 
-    /// Where a block of 512 bytes of scale factors begins.
+    /// Start of a block of 512 bytes of scale factors.
     pub fn scale(&self, side: usize, slice: usize) -> usize {
         let [m, n] = self.rows;
         2 * (m + n) * ROW + (side * 2 + slice) * 512
     }
 
-    /// D's bits after both instructions; the second may be negated on A's side.
+    /// D's bits after both instructions. The second instruction may negate A.
     pub fn sum(&self, row: usize, column: usize) -> u32 {
         let k = self.kind.k;
         let mut total = 0i64;
@@ -227,7 +229,8 @@ fn product(kind: Kind, m: usize, n: usize, a_in_tensor_memory: bool) -> Program 
     form(kind, m, n, a_in_tensor_memory, "mma")
 }
 
-/// `mma.ws`: of 64 rows the upper half of N lies in lanes 64 to 127, of 32 rows each quarter of N in a quarter of the lanes.
+/// `mma.ws`. With 64 rows, the upper half of N is in lanes 64 to 127. With 32 rows, each quarter of N is in a quarter
+/// of the lanes.
 fn weight_stationary(kind: Kind, m: usize, n: usize) -> Program {
     form(kind, m, n, false, "mma.ws")
 }
@@ -237,14 +240,14 @@ fn form(kind: Kind, m: usize, n: usize, a_in_tensor_memory: bool, mma: &str) -> 
     let operands = Operands::new(kind, m, n, 121);
     let mut setup = String::new();
     if a_in_tensor_memory {
-        // Each thread stores its row of both slices of A, eight columns each.
+        // Each thread stores its row of both slices of A, with eight columns each.
         let loads: String = (0..16)
             .map(|word| {
                 let at = operands.matrix(0, word / 8) + core_matrix(0, word % 8 * 4);
                 format!("ld.shared.b32 %r{}, [%r36+{at}];\n", 200 + word)
             })
             .collect();
-        // The row's place in its core matrices.
+        // Position of the row in its core matrices.
         setup += &format!(
             "shr.u32 %r34, %r1, 3;\nshl.b32 %r34, %r34, 8;\nand.b32 %r35, %r1, 7;\nshl.b32 %r35, %r35, 4;\n\
              add.u32 %r36, %r34, %r35;\nadd.u32 %r36, %r36, %r2;\n{loads}add.u32 %r37, %r31, {A};\n\
@@ -305,7 +308,7 @@ fn form(kind: Kind, m: usize, n: usize, a_in_tensor_memory: bool, mma: &str) -> 
     program(
         &format!("tcgen05.{mma}.{} {m}x{n}{where_a}", kind.name),
         module(
-            // The family has no integers.
+            // The family target sm_100f has no integer kind.
             if kind.d == S32 { "sm_100a" } else { BLACKWELL },
             ".shared .align 128 .b8 tile[16384];\n.shared .align 8 .b64 bar;\n.shared .align 4 .b32 slot;",
             ".param .u64 out, .param .u64 src",

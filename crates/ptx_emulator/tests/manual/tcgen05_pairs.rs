@@ -1,8 +1,11 @@
-//! `tcgen05` with `.cta_group::2` (PTX ISA, "CTA pair", "tcgen05.mma: data path layouts", "tcgen05.commit"): one thread of
-//! the even CTA works in both. For M = 256 each CTA has 128 rows of A and D, for M = 128 it has 64, and its upper 64 lanes
-//! hold the upper half of N; each CTA has half the rows of B, and D's row is the product with both halves. Scale factors of
-//! A are those of the CTA's own rows; of B those of all columns. `tcgen05.commit` with `.multicast::cluster` arrives at the
-//! barrier in each CTA of the mask.
+//! `tcgen05` with `.cta_group::2` (PTX ISA, "CTA pair", "tcgen05.mma: data path layouts", "tcgen05.commit"): one thread
+//! of the even CTA issues work for both CTAs.
+//!
+//! - For M = 256, each CTA has 128 rows of A and D. For M = 128, each has 64 rows, and its upper 64 lanes hold the
+//!   upper half of N.
+//! - Each CTA has half of the rows of B. A row of D is the product with both halves.
+//! - Scale factors of A belong to the CTA's own rows. Scale factors of B belong to all columns.
+//! - `tcgen05.commit` with `.multicast::cluster` arrives at the barrier in each CTA of the mask.
 
 use ptx_emulator::program::Program;
 use serde_json::json;
@@ -18,7 +21,7 @@ const BOTH_CTAS: &str = "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.a
 
 fn product(kind: Kind, m: usize, n: usize) -> Program {
     let operands = Operands::new(kind, m, n, 141);
-    // Each CTA's shared memory: its rows of A₀ A₁ B₀ B₁, its rows' scale factors of A, and those of all of B.
+    // Shared memory of each CTA: its rows of A₀ A₁ B₀ B₁, the scale factors of its rows of A, and those of all of B.
     let (rows_a, rows_b) = (m / 2, n / 2);
     let mut halves: [Vec<u8>; 2] = [Vec::new(), Vec::new()];
     for (cta, bytes) in halves.iter_mut().enumerate() {
@@ -30,7 +33,7 @@ fn product(kind: Kind, m: usize, n: usize) -> Program {
         }
         if kind.scale.is_some() {
             for slice in 0..2 {
-                // A's blocks of 128 rows are one behind the other.
+                // The blocks of 128 rows of A follow each other.
                 let start = 2 * (m + n) * ROW + slice * m.div_ceil(128) * 512 + cta * 512;
                 bytes.extend(&operands.bytes[start..start + 512]);
             }
@@ -69,7 +72,7 @@ fn product(kind: Kind, m: usize, n: usize) -> Program {
             kind.name
         );
     }
-    // For M = 128 a lane holds half a row of D.
+    // For M = 128, a lane holds half a row of D.
     let columns = if m == 128 { n / 2 } else { n };
     let work = format!(
         "{SYNCHRONISE}{BOTH_CTAS}tcgen05.fence::after_thread_sync;\nsetp.eq.u32 %p4, %r10, 0;\nand.pred %p4, %p4, %p1;\n\

@@ -1,6 +1,6 @@
-//! `tcgen05.ld` and `tcgen05.st` (PTX ISA, "Tensor Memory Load and Store"): which cell each register of each thread is, for
-//! every shape. The manual draws it; CUTLASS states the drawings as layouts (`Copy_Traits<SM100_TMEM_LOAD_…>`), whose strides
-//! are used here.
+//! `tcgen05.ld` and `tcgen05.st` (PTX ISA, "Tensor Memory Load and Store"): the cell of each register of each thread,
+//! for every shape. The manual draws the cells. CUTLASS defines the drawings as layouts
+//! (`Copy_Traits<SM100_TMEM_LOAD_…>`), whose strides are used here.
 
 use ptx_emulator::program::Program;
 use serde_json::json;
@@ -15,7 +15,7 @@ struct Shape {
     name: &'static str,
     count: usize,
     registers: usize,
-    /// An operand that follows the address.
+    /// Operand after the address.
     split: &'static str,
     /// Lane and column of a thread's register.
     cell: fn(usize, usize) -> (usize, usize),
@@ -53,7 +53,7 @@ const SHAPES: [Shape; 5] = [
     },
 ];
 
-/// PTX: registers from `%r100` on from the thread's place in the buffer at `%d2`.
+/// PTX that loads registers, starting at `%r100`, from the thread's place in the buffer at `%d2`.
 fn load_registers(count: usize) -> String {
     let loads: String = (0..count).map(|at| format!("ld.global.b32 %r{}, [%d43+{}];\n", 100 + at, 4 * at)).collect();
     format!("mul.wide.u32 %d42, %r1, {};\nadd.u64 %d43, %d2, %d42;\n{loads}", 4 * count)
@@ -71,7 +71,8 @@ fn launched(name: &str, body: &str, source: Vec<u32>, want: Vec<u32>) -> Program
     )
 }
 
-/// Cells written lane by lane, read in the shape; both halves of a warp's lanes where the shape has 16.
+/// Cells are written lane by lane and read in the shape. If the shape has 16 lanes, both halves of a warp's lanes are
+/// read.
 fn load(shape: &Shape) -> Program {
     let Shape { name, count, registers: per_thread, split, cell } = *shape;
     let cells = noise(101, 128 * COLUMNS);
@@ -106,7 +107,7 @@ fn load(shape: &Shape) -> Program {
     launched(&format!("tcgen05.ld.{name}.x{count}"), &body, cells, want)
 }
 
-/// Cells written in the shape, read lane by lane.
+/// Cells are written in the shape and read lane by lane.
 fn store(shape: &Shape) -> Program {
     let Shape { name, count, registers: per_thread, split, cell } = *shape;
     let halves = if name == "32x32b" { 1 } else { 2 };

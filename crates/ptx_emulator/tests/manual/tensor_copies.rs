@@ -1,7 +1,9 @@
 //! Tensor copies (PTX ISA, "Data Movement: cp.async.bulk.tensor" and "Tensors"): a box of a tensor of one to five
-//! dimensions, in shared memory with the innermost dimension contiguous. "Out-of-boundary access": elements outside are
-//! read as zero and not written. "Traversal stride": the box of size `b` in a dimension with stride `s` has ⌈b / s⌉
-//! elements. "Swizzling modes": within lines of 128 bytes, pieces change places by the number of their line.
+//! dimensions, with the innermost dimension contiguous in shared memory.
+//!
+//! - "Out-of-boundary access": elements outside the tensor are read as zero and not written.
+//! - "Traversal stride": a box of size `b` in a dimension with stride `s` has ⌈b / s⌉ elements.
+//! - "Swizzling modes": pieces of a 128-byte line are permuted by the number of the line.
 
 use ptx_emulator::program::Program;
 use serde_json::{Value, json};
@@ -13,9 +15,9 @@ use super::common::{
 /// A tensor in global memory, and a box of it.
 #[derive(Clone)]
 pub struct Tensor {
-    /// The element type's name and its bytes.
+    /// Name and bytes of the element type.
     pub element: (&'static str, usize),
-    /// Everything innermost first. Strides are in bytes, without the innermost dimension's.
+    /// All lists are innermost first. Strides are in bytes and omit the innermost dimension.
     pub dims: Vec<u64>,
     pub strides: Vec<u64>,
     pub shape: Vec<u64>,
@@ -24,7 +26,7 @@ pub struct Tensor {
     pub swizzle: &'static str,
 }
 
-/// Where the manual's tables put a byte of a tile that begins at a multiple of 1024 bytes.
+/// Swizzled offset of a byte, by the manual's tables, in a tile that starts at a multiple of 1024 bytes.
 fn swizzled(mode: &str, byte: usize) -> usize {
     let line = byte / 128;
     match mode {
@@ -43,7 +45,7 @@ impl Tensor {
         let mut strides = Vec::new();
         let mut stride = element.1 as u64;
         for &dim in &dims[..dims.len() - 1] {
-            // Rows are padded to the multiple of 16 that a tensor map asks for.
+            // Rows are padded to a multiple of 16 bytes, as a tensor map requires.
             stride = (stride * dim).next_multiple_of(16);
             strides.push(stride);
         }
@@ -72,7 +74,7 @@ impl Tensor {
         self.counts().iter().product::<u64>() as usize * self.element.1
     }
 
-    /// For each element of the box: its first byte in the tile, and in the tensor if it is there.
+    /// For each element of the box: its first byte in the tile, and its first byte in the tensor if it is inside.
     pub fn elements(&self) -> Vec<(usize, Option<usize>)> {
         let counts = self.counts();
         let place = |number: u64| {
@@ -91,13 +93,13 @@ impl Tensor {
         (0..counts.iter().product()).map(place).collect()
     }
 
-    /// The argument that describes it.
+    /// Launch argument for the tensor map.
     pub fn map(&self, buffer: &str) -> Value {
         json!({"tensor_map": {"buffer": buffer, "type": self.element.0, "dims": self.dims, "strides": self.strides,
                               "box": self.shape, "element_strides": self.element_strides, "swizzle": self.swizzle}})
     }
 
-    /// PTX: the coordinates in registers from `%r40` on, and the operand that names them and the map in `%d3`.
+    /// PTX that sets coordinates in registers from `%r40`, and the operand that names them and the map in `%d3`.
     pub fn operand(&self) -> (String, String) {
         let moves = self.at.iter().enumerate().map(|(dim, at)| format!("mov.s32 %r{}, {at};\n", 40 + dim));
         let names: Vec<String> = (0..self.rank()).map(|dim| format!("%r{}", 40 + dim)).collect();
@@ -114,9 +116,9 @@ impl Tensor {
     }
 }
 
-/// What tiles and maps are declared as.
+/// Declarations of the tile and the mbarrier.
 pub const DECLARATIONS: &str = ".shared .align 1024 .b8 tile[16384];\n.shared .align 8 .b64 bar;";
-/// PTX that leaves the map's address in `%d3`.
+/// PTX that computes the map's address in `%d3`.
 pub const MAP_ADDRESS: &str = "mov.b64 %d4, map;\ncvta.param.u64 %d3, %d4;\n";
 
 fn load(tensor: &Tensor) -> Program {
@@ -147,7 +149,7 @@ fn load(tensor: &Tensor) -> Program {
     )
 }
 
-/// A tile's store or reduction: `combine` says what becomes of an old element and one of the tile.
+/// Store or reduction of a tile. `combine` combines an old element with an element of the tile.
 pub fn store(
     tensor: &Tensor,
     instruction: &str,
@@ -158,7 +160,7 @@ pub fn store(
     let (tile, size) = (tensor.tile_bytes(), tensor.element.1);
     let bytes = |words: &[u32]| -> Vec<u8> { words.iter().flat_map(|word| word.to_le_bytes()).collect() };
     let (from, mut want) = (bytes(&source), bytes(&old));
-    // Rows end at a multiple of 16 bytes, as they do on an H200.
+    // Rows end at a multiple of 16 bytes, as on an H200.
     let row = tensor.dims[0].next_multiple_of(16 / size as u64);
     let written = Tensor { dims: [&[row], &tensor.dims[1..]].concat(), ..tensor.clone() };
     for (at, to) in written.elements() {
@@ -182,11 +184,11 @@ pub fn store(
     )
 }
 
-/// "tile::gather4", "tile::scatter4": four rows of a tensor of two dimensions lie one behind the other in shared memory. A
-/// row outside the tensor is zeros, and is not written.
+/// "tile::gather4", "tile::scatter4": four rows of a 2D tensor are contiguous in shared memory. A row outside the
+/// tensor is read as zeros and not written.
 fn four_rows(swizzle: &'static str, column: i64, rows: [i64; 4]) -> [Program; 2] {
     let at = [&[column], &rows[..]].concat();
-    // As a box, one row; its coordinates are the column and all rows.
+    // As a box: one row. Its coordinates are the column and all four rows.
     let tensor = Tensor { at, ..Tensor::new(("u32", 4), &[40, 12], &[16, 1], &[], swizzle) };
     let (width, tile) = (tensor.shape[0] as usize, 4 * 16 * 4);
     let places = (0..4 * width).map(|number| {
@@ -257,7 +259,7 @@ pub fn programs() -> Vec<Program> {
     let mut strided = Tensor::new(singles, &[16, 30, 9], &[8, 9, 4], &[4, 5, 0], "none");
     strided.element_strides = vec![1, 2, 3];
     tensors.push(strided);
-    // A store may leave the tensor at its far ends only.
+    // A store may exceed the tensor only at its far ends.
     let corner = |tensor: &Tensor| Tensor { at: tensor.at.iter().map(|&at| at.max(0)).collect(), ..tensor.clone() };
     let stores = tensors.iter().map(corner).map(|tensor| {
         let instruction = format!("cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group", tensor.rank());

@@ -1,5 +1,6 @@
-//! Tensor reductions (PTX ISA, "Data Movement: cp.reduce.async.bulk.tensor"): each element of the box in shared memory is
-//! combined with the one in global memory, as the element type of the tensor map says; elements outside stay as they are.
+//! Tensor reductions (PTX ISA, "Data Movement: cp.reduce.async.bulk.tensor"): each element of the box in shared memory
+//! is combined with the element in global memory. The tensor map gives the element type. Elements outside the tensor do
+//! not change.
 
 use ptx_emulator::program::Program;
 
@@ -41,7 +42,7 @@ fn reduction(operation: &str, element: (&'static str, usize), f: impl Fn(u64, u6
     })
 }
 
-/// A sum in a 16-bit format of integers that it holds exactly.
+/// Adds integers in a 16-bit format that represents them exactly.
 fn sum(exponent: u32, mantissa: u32) -> impl Fn(u64, u64) -> u64 {
     move |old, new| {
         let value = |code: u64| (-100..=100).find(|&value| u64::from(small_integer(value, exponent, mantissa)) == code);

@@ -1,7 +1,7 @@
 //! `tensormap.replace` and `tensormap.cp_fenceproxy` (PTX ISA, "Data Movement: tensormap.replace", "Parallel
-//! Synchronization: tensormap.cp_fenceproxy"): every field of a map is written anew, "rank … must contain the desired tensor
-//! rank minus 1", strides in bytes, enumerations by the tables of `.elemtype`, `.swizzle_mode`. A copy through the edited
-//! map then finds the tensor that the fields describe.
+//! Synchronization: tensormap.cp_fenceproxy"): every field of a map is replaced. "rank … must contain the desired
+//! tensor rank minus 1", strides are in bytes, enumerations follow the tables of `.elemtype` and `.swizzle_mode`. A
+//! copy through the edited map then reads the tensor that the fields describe.
 
 use ptx_emulator::program::Program;
 use serde_json::json;
@@ -10,7 +10,7 @@ use super::common::{HOPPER, INIT_BARRIER, await_phase, copy_out, module, noise, 
 use super::tensor_copies::{MAP_ADDRESS, Tensor};
 
 pub fn programs() -> Vec<Program> {
-    // The map that the host made: another buffer, other sizes, another type, three dimensions.
+    // Map made by the host: another buffer, other sizes, another type, three dimensions.
     let made = Tensor {
         element: ("u8", 1),
         dims: vec![64, 4, 2],
@@ -76,7 +76,7 @@ pub fn programs() -> Vec<Program> {
         ".shared .align 1024 .b8 tile[2048];\n.shared .align 128 .b8 copy[128];\n.shared .align 8 .b64 bar;";
     let parameters = ".param .u64 out, .param .u64 src, .param .u64 room, .param .align 64 .b8 map[128]";
     let arguments = json!([{"pointer": "out"}, {"pointer": "src"}, {"pointer": "room"}, made.map("other")]);
-    // Memory of zeros is a map to fill in, too.
+    // A map of zeros can be filled in too.
     let zeroed = body.replace("@%p2 ld.b32 %r7, [%d9];", "mov.b32 %r7, 0;");
     let bodies = [("tensormap.replace of every field", &body), ("tensormap.replace on zeros", &zeroed)];
     let edited = |(what, body): (&str, &String)| {

@@ -1,6 +1,6 @@
-//! `wgmma` (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"): D = ±A·±B + D, A from registers or shared memory,
-//! B from shared memory. Layouts are those of "Register Fragments and Shared Memory Matrix Layouts", "Strides" and
-//! "Matrix-descriptor"; numbers are small integers, so that every sum is exact.
+//! `wgmma` (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"): D = ±A·±B + D, A from registers or shared
+//! memory, B from shared memory. Layouts follow "Register Fragments and Shared Memory Matrix Layouts", "Strides" and
+//! "Matrix-descriptor". Numbers are small integers, so every sum is exact.
 
 use ptx_emulator::program::Program;
 use serde_json::json;
@@ -8,7 +8,7 @@ use serde_json::json;
 use super::common::{HOPPER, copy_in, module, noise, poison, program, small_integer, words};
 
 const M: usize = 64;
-/// Bytes along K of one instruction.
+/// Bytes along K per instruction.
 const SLICE: usize = 32;
 
 /// An operand's element type.
@@ -42,24 +42,24 @@ impl Element {
     }
 }
 
-/// How a matrix lies in shared memory.
+/// Layout of a matrix in shared memory.
 #[derive(Clone, Copy, PartialEq)]
 enum Layout {
-    /// Core matrices of 8 rows of 16 bytes, contiguous; those along K next to each other first.
+    /// Contiguous core matrices of 8 rows of 16 bytes. Those along K are adjacent.
     Plain,
-    /// Rows of so many bytes along K, swizzled, in groups of 8.
+    /// Rows of this number of bytes along K, swizzled, in groups of 8.
     Swizzled(usize),
-    /// Along M or N, 128 bytes of it, swizzled; 8 steps of K to a group.
+    /// 128 bytes along M or N, swizzled, with 8 steps of K per group.
     MnMajor,
 }
 
 impl Layout {
-    /// Where byte `byte` of element `k` (in bytes along K) of row `row` of a matrix of `rows` rows lies.
+    /// Offset of byte `byte` of element `k` (in bytes along K) in row `row` of a matrix of `rows` rows.
     fn place(self, rows: usize, row: usize, k: usize, element: usize) -> usize {
         match self {
             Layout::Plain => row / 8 * 512 + k / 16 * 128 + row % 8 * 16 + k % 16,
             Layout::Swizzled(width) => {
-                // What does not fit the width begins a second region.
+                // Bytes beyond the width start a second region.
                 let at = k / width * rows * width + row * width + k % width;
                 let line = at / 128;
                 at ^ (line % (width / 16) * 16)
@@ -72,7 +72,7 @@ impl Layout {
         }
     }
 
-    /// The descriptor's upper fields, and the bytes from one slice to the next.
+    /// Upper fields of the descriptor, and bytes between slices.
     fn descriptor(self, rows: usize, element: usize) -> (u64, usize) {
         let fields =
             |leading: u64, stride: u64, swizzle: u64| (leading / 16) << 16 | (stride / 16) << 32 | swizzle << 62;
@@ -102,7 +102,7 @@ impl Layout {
 
 struct Product {
     name: &'static str,
-    /// Types as the instruction writes them: D, A, B.
+    /// Types in the order of the instruction: D, A, B.
     types: &'static str,
     element: [Element; 2],
     n: usize,
@@ -110,7 +110,7 @@ struct Product {
     a_in_registers: bool,
 }
 
-/// D = A₀·B₀ and then D += −A₁·B₁ (for integers +A₁·B₁), of two slices along K.
+/// D = A₀·B₀, then D += −A₁·B₁ (for integers +A₁·B₁), with two slices along K.
 fn product(case: &Product) -> Program {
     let Product { types, element, n, layout, a_in_registers, .. } = *case;
     let bytes = element.map(Element::bytes);
@@ -121,7 +121,7 @@ fn product(case: &Product) -> Program {
     let a: Vec<i32> = noise(71, M * k).into_iter().map(|word| element[0].value(word)).collect();
     let b: Vec<i32> = noise(72, n * k).into_iter().map(|word| element[1].value(word)).collect();
 
-    // Both operands as they lie in shared memory, each at a multiple of 1024.
+    // Both operands as in shared memory, each at a multiple of 1024.
     let a_bytes = layout[0].bytes(M, bytes[0]).next_multiple_of(1024);
     let mut tile = vec![0u8; a_bytes + layout[1].bytes(n, bytes[1])];
     let mut fill = |values: &[i32], rows: usize, which: usize, start: usize| {
@@ -160,7 +160,7 @@ fn product(case: &Product) -> Program {
     }
     let d_words = if f16_sums { registers / 2 } else { registers };
 
-    // A's fragments: each register holds 4 bytes of consecutive K; "A fragment" for 32 bytes along K.
+    // Fragments of A: each register holds 4 bytes of consecutive K; "A fragment" for 32 bytes along K.
     let fragments: Vec<u32> = (0..128)
         .flat_map(|thread| (0..2 * 4).map(move |register| (thread, register)))
         .map(|(thread, register)| {
@@ -195,7 +195,7 @@ fn product(case: &Product) -> Program {
             (false, 0) => ", 1, 1",
             _ => ", -1, 1",
         };
-        // Transposes exist for the 16-bit types alone.
+        // Only the 16-bit types can be transposed.
         let transposed = |which: usize| u32::from(layout[which] == Layout::MnMajor);
         let transposes = match (bytes[0], integer, a_in_registers) {
             (2, false, true) => format!(", {}", transposed(1)),

@@ -1,13 +1,13 @@
-//! `wmma` (PTX ISA, "Warp Level Matrix Instructions: wmma.load, wmma.store, wmma.mma"): D = A·B + C of matrices in memory, in
-//! row-major or column-major order with a stride. Which lane holds which element is the machine's own; so programs load,
-//! multiply and store.
+//! `wmma` (PTX ISA, "Warp Level Matrix Instructions: wmma.load, wmma.store, wmma.mma"): D = A·B + C of matrices in
+//! memory, in row-major or column-major order with a stride. The machine chooses which lane holds which element, so the
+//! programs load, multiply and store.
 
 use ptx_emulator::program::Program;
 use serde_json::json;
 
 use super::common::{HOPPER, module, noise, program, small_integer, words};
 
-/// An element type: name, bytes, and the code of a small integer.
+/// An element type: name, bytes, and the function that gives the code of a small integer.
 #[derive(Clone, Copy)]
 struct Element(&'static str, usize, fn(i32) -> u64);
 
@@ -16,7 +16,7 @@ const F32: Element = Element("f32", 4, |value| (value as f32).to_bits().into());
 const F64: Element = Element("f64", 8, |value| f64::from(value).to_bits());
 const S32: Element = Element("s32", 4, |value| value as u64);
 
-/// A matrix of rows × columns in memory: its bytes, and elements from a line to the next.
+/// A matrix of rows × columns in memory: its bytes, and the distance between lines in elements.
 fn stored(
     values: &dyn Fn(usize, usize) -> i32,
     [rows, columns]: [usize; 2],
@@ -25,7 +25,7 @@ fn stored(
 ) -> (Vec<u8>, usize) {
     let Element(_, bytes, code) = element;
     let [lines, length] = if layout == "row" { [rows, columns] } else { [columns, rows] };
-    // Lines are longer than the matrix: a multiple of 16 bytes.
+    // Lines are longer than the matrix, by 16 bytes.
     let stride = length + 16 / bytes;
     let mut memory = vec![0; lines * stride * bytes];
     for row in 0..rows {

@@ -1,4 +1,4 @@
-// A program on the driver API, as C declares it. Its argument says what it does wrong.
+// A program for the driver API in C. Its argument selects the mode, such as an error that it makes.
 #include <stdio.h>
 #include <string.h>
 
@@ -67,13 +67,13 @@ int main(int count, char **arguments) {
         CHECK(cuStreamEndCapture(stream, &graph));
         CHECK(cuGraphInstantiateWithFlags(&executable, graph, 0));
         CHECK(cuGraphLaunch(executable, stream));
-        memcpy(locked, values, sizeof values); // As late as this: nothing has waited for the graph yet.
+        memcpy(locked, values, sizeof values); // Before the wait for the graph, so the copy must still see it.
         CHECK(cuStreamSynchronize(stream));
     } else if (!strcmp(mode, "locked")) {
         unsigned *locked;
         CHECK(cuMemHostAlloc((void **)&locked, sizeof values, 2));
         memcpy(locked, values, sizeof values);
-        memory = (CUdeviceptr)locked; // One address space.
+        memory = (CUdeviceptr)locked; // Host and device share one address space.
         CHECK(cuLaunchKernel(function, 1, 1, 1, threads, 1, 1, 0, stream, parameters, 0));
         CHECK(cuStreamSynchronize(stream));
         printf("%u %u %u %u\n", locked[0], locked[1], locked[2], locked[3]);

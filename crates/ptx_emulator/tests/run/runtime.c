@@ -1,5 +1,5 @@
-// A program on the CUDA runtime, as nvcc would have made it: it registers a fat binary with PTX, its kernel and its
-// variable, and launches through what `<<< >>>` becomes. The declarations are those of crt/host_runtime.h.
+// A program for the CUDA runtime, as nvcc would generate it: it registers a fat binary with PTX, its kernel and its
+// variable, and launches with the calls that `<<< >>>` expands to. The declarations come from crt/host_runtime.h.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,7 +32,7 @@ static const char PTX[] =
     "mul.wide.u32 %d2, %r1, 4;\nadd.u64 %d3, %d1, %d2;\nld.const.u32 %r4, [factor];\n"
     "ld.global.u32 %r2, [%d3];\nmul.lo.u32 %r2, %r2, %r4;\nst.global.u32 [%d3], %r2;\nret;\n}\n";
 
-// A fat binary: a header, and an image with a header of its own.
+// A fat binary: a header, then an image with its own header.
 static struct {
     unsigned magic; unsigned short version, header; unsigned long long size;
     struct {
@@ -43,9 +43,9 @@ static struct {
 } binary = {0xba55ed50, 1, 16, 64 + sizeof binary.text, {1, 0x101, 64, sizeof binary.text, 0, 64, 0, 8, 90, 0, 0x11, 0, 0}, ""};
 static struct { unsigned magic, version; const void *data; void *unused; } wrapper = {0x466243b1, 1, &binary, 0};
 
-static unsigned factor; // Stands for the variable.
+static unsigned factor; // Host-side handle of the variable.
 
-static void scale(unsigned *p, unsigned n) { // Stands for the kernel: the stub that nvcc writes.
+static void scale(unsigned *p, unsigned n) { // Host-side handle of the kernel: the stub that nvcc generates.
     void *arguments[] = {&p, &n};
     static void *handle = 0;
     if (!handle) __cudaGetKernel(&handle, (const void *)scale);
@@ -74,7 +74,7 @@ int main(int count, char **arguments) {
     printf("%s\n", cudaGetErrorName(cudaGetLastError()));
     if (cudaDeviceSynchronize()) return 6;
     if (cudaMemcpy(values, memory, sizeof values, 2)) return 7;
-    if (cudaMemcpy(values, memory, sizeof values + 1, 2) != 1) return 8; // One byte past the allocation.
+    if (cudaMemcpy(values, memory, sizeof values + 1, 2) != 1) return 8; // One byte past the end of the allocation.
     if (cudaFree(memory) || !cudaFree(memory)) return 9;
     printf("%u %u %u %u\n", values[0], values[1], values[2], values[3]);
     __cudaUnregisterFatBinary(handle);

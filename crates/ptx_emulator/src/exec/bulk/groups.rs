@@ -1,5 +1,5 @@
-//! Copies from shared to global memory, which complete by groups of their thread. A copy has two moments: its source is
-//! read, then its destination written.
+//! Copies from shared to global memory, which complete through bulk groups of the issuing thread. A copy has two
+//! moments: it reads its source, then it writes its destination.
 
 use super::reduction::Reduction;
 use super::shared::{SharedRange, spawn};
@@ -17,16 +17,16 @@ use crate::machine::warp::Warp;
 use crate::operand::lanes;
 use crate::timing::work::Work;
 
-/// A copy of pieces, each to an address of global memory.
+/// A copy of pieces, each with its address in global memory.
 pub struct Copy {
     pub pieces: Vec<(SharedRange, u64)>,
     pub reduction: Option<Reduction>,
 }
 
 impl Copy {
-    /// Starts the copy in the open group of each of its lanes, and counts it.
+    /// Starts the copy, adds it to the open group of each lane in `together`, and counts it.
     pub fn start(self, m: &mut Machine<'_>, w: &mut Warp, together: u32, agent: Option<Agent>) -> Stopped<()> {
-        // The two moments are awaited apart.
+        // `wait_group.read` and `wait_group` wait for different moments, so each moment has an agent.
         let writer = spawn(m, w, together);
         let lane = together.trailing_zeros() as usize;
         for &(from, address) in &self.pieces {
@@ -47,10 +47,10 @@ impl Copy {
     }
 }
 
-/// The first moment.
+/// The first moment: reads the source.
 struct ReadSource {
     copy: Copy,
-    /// The number of the second moment.
+    /// Id of the second moment.
     written: u64,
     issuer: Issuer,
 }
@@ -68,7 +68,7 @@ impl Effect for ReadSource {
     }
 }
 
-/// The second moment.
+/// The second moment: writes the destination.
 struct WriteDestination {
     pieces: Vec<(u64, Vec<u8>)>,
     reduction: Option<Reduction>,
@@ -101,7 +101,8 @@ impl Effect for WriteDestination {
     }
 }
 
-/// `cp.async.bulk.wait_group{.read} N`: all but the N newest groups are complete, or have read their sources.
+/// `cp.async.bulk.wait_group{.read} N`: waits until all but the N newest groups are complete, or have read their
+/// sources.
 pub struct WaitGroup {
     keep: usize,
     read: bool,
@@ -119,7 +120,7 @@ impl Instruction for WaitGroup {
             let groups = &w.bulk[lane];
             let done = groups.committed.len().saturating_sub(self.keep);
             let copies = groups.committed.iter().take(done).flatten();
-            // A copy's second moment has its number from the start.
+            // The id of the second moment is reserved at issue.
             let moments = copies.map(|c| if self.read { c.read } else { c.written });
             waiting.extend(moments.filter(|id| m.pending.contains(*id)));
         }

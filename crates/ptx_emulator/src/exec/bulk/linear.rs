@@ -22,7 +22,7 @@ fn size_of(w: &Warp, size: Src, lane: usize) -> Stopped<u32> {
     if size.is_multiple_of(BULK_ALIGN) && size > 0 {
         return Ok(size);
     }
-    let text = format!("a bulk copy of {size} bytes; the size is a multiple of {BULK_ALIGN}");
+    let text = format!("a bulk copy of {size} bytes; the size must be a positive multiple of {BULK_ALIGN}");
     Err(Stop::new(FaultKind::InvalidOperand, text).lane(lane as u32))
 }
 
@@ -102,7 +102,7 @@ pub fn load_global(m: &mut Machine<'_>, address: u64, out: &mut [u8]) -> Stopped
     Ok(())
 }
 
-/// From shared memory to that of a CTA of the cluster, with a reduction or without:
+/// From shared memory to the shared memory of a CTA of the cluster, with or without a reduction:
 /// `cp.async.bulk [to], [from], size, [mbarrier]`.
 pub struct SharedToShared {
     to: Address,
@@ -163,7 +163,7 @@ impl Effect for Transfer {
     }
 }
 
-/// From shared to global memory, with a reduction or without: `cp.async.bulk [to], [from], size`.
+/// From shared to global memory, with or without a reduction: `cp.async.bulk [to], [from], size`.
 pub struct Store {
     to: Address,
     from: Address,
@@ -196,7 +196,7 @@ impl Instruction for Store {
     }
 }
 
-/// `cp.async.bulk.prefetch`: a hint.
+/// `cp.async.bulk.prefetch`: a hint without effect.
 pub fn prefetch(_: &mut Parsed<'_>) -> Decoded {
     Ok(Box::new(|_, _, _| Ok(Flow::Next)))
 }

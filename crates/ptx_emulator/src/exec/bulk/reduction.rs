@@ -15,19 +15,19 @@ pub struct Reduction {
 }
 
 impl Reduction {
-    /// The reduction on elements of a type; `None` for a plain copy.
+    /// Decodes the reduction on elements of type `ty`. `None`: a plain copy.
     pub fn decode(i: &Parsed<'_>, ty: Type) -> Result<Option<Reduction>> {
         if i.has("reduce") { Reduction::named(i, ty).map(Some) } else { Ok(None) }
     }
 
-    /// The reduction that the modifiers name.
+    /// Decodes the reduction that the modifiers name.
     pub fn named(i: &Parsed<'_>, ty: Type) -> Result<Reduction> {
         let update = i.one_of(&atomic::REDUCTIONS).and_then(atomic::update);
-        let update = update.ok_or_else(|| DecodeError::invalid("the operation is missing"))?;
+        let update = update.ok_or_else(|| DecodeError::invalid("the reduction operation is missing"))?;
         Ok(Reduction { ty, update })
     }
 
-    /// The same on elements of a tensor, if it can be.
+    /// The same reduction on elements of a tensor. `None`: the tensor's type has no reductions.
     pub fn on(self, data: DataType) -> Option<Reduction> {
         let ty = match data {
             DataType::U32 => Type::U32,
@@ -42,13 +42,13 @@ impl Reduction {
         Some(Reduction { ty, ..self })
     }
 
-    /// How a copy to global memory writes, with a reduction or without.
+    /// How the race detector sees the writes of a copy to global memory, with or without a reduction.
     pub fn mode(reduction: Option<Reduction>) -> Mode {
-        // Each of its operations has the semantics of `.relaxed.gpu`.
+        // Each reduction has the semantics of `.relaxed.gpu`.
         if reduction.is_some() { Mode::Atomic } else { Mode::Write }
     }
 
-    /// What becomes of the bytes `old` when `new` arrive.
+    /// Combines the bytes `old` in memory with the arriving bytes `new`.
     pub fn apply(&self, old: &[u8], new: &[u8]) -> Vec<u8> {
         let size = self.ty.bytes() as usize;
         let word = |bytes: &[u8]| {

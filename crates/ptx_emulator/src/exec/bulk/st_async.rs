@@ -1,4 +1,4 @@
-//! `st.async`, `red.async`: a store to another CTA's shared memory, or a reduction there, that signals an mbarrier of that CTA.
+//! `st.async`, `red.async`: a store or reduction in another CTA's shared memory that signals an mbarrier of that CTA.
 
 use super::reduction::Reduction;
 use super::shared::SharedRange;

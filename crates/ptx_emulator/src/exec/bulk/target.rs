@@ -1,4 +1,4 @@
-//! Where a copy into shared memory goes, and whom it signals.
+//! Destination of a copy into shared memory, and the mbarriers that it signals.
 
 use super::shared::SharedRange;
 use crate::config::fault::{FaultKind, Stop, Stopped};
@@ -8,37 +8,37 @@ use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
 use crate::operand::{Address, Src, lanes};
 
-/// The operands that say whom a copy signals.
+/// Operands that determine which mbarriers a copy signals.
 pub struct Signals {
     pub barrier: Address,
-    /// The mask of CTAs that receive the data, each at the same offset.
+    /// Mask of CTAs that receive the data, each at the same offset.
     pub multicast: Option<Src>,
-    /// The mbarrier may be the other CTA's of the pair.
+    /// `true` if the mbarrier may belong to either CTA of the pair.
     pub pair: bool,
 }
 
 impl Signals {
-    /// The operands.
+    /// The operands as sources.
     pub fn operands(&self) -> impl Iterator<Item = Src> {
         self.multicast.into_iter().chain([self.barrier.base])
     }
 }
 
-/// Everything that goes into shared memory and signals mbarriers.
+/// Destinations of one copy, and the mbarriers that it signals.
 pub struct Target {
     /// CTAs that receive the data.
     pub ctas: Vec<u32>,
-    /// The mbarrier of each.
+    /// The mbarrier for each CTA.
     barriers: Vec<MbarrierAt>,
 }
 
 impl Target {
-    /// The target of one lane's copy to `to`.
+    /// Resolves the target of one lane's copy to `to`.
     pub fn resolve(m: &mut Machine<'_>, w: &Warp, lane: usize, to: SharedRange, signals: &Signals) -> Stopped<Target> {
         let at = m.mbarrier(w, w.shared_at(&signals.barrier, lane), true)?;
         let reachable = at.cta == to.cta || signals.pair && at.cta / 2 == to.cta / 2;
         if signals.multicast.is_none() && !reachable {
-            let text = "the mbarrier is not in the CTA that receives the data";
+            let text = "the mbarrier is not in the CTA that receives the data; use an mbarrier of that CTA";
             return Err(Stop::new(FaultKind::InvalidOperand, text).lane(lane as u32));
         }
         let ctas = match signals.multicast {
@@ -49,26 +49,26 @@ impl Target {
         let cta = |to: u32| match (signals.multicast, signals.pair) {
             (None, _) => at.cta,
             (Some(_), false) => to,
-            // The CTA of the destination's pair that has the parity of the mbarrier's.
+            // In the destination's pair, the CTA with the same parity as the CTA of the mbarrier.
             (Some(_), true) => to & !1 | at.cta & 1,
         };
         let barriers = ctas.iter().map(|&to| MbarrierAt { cta: cta(to), ..at }).collect();
         Ok(Target { ctas, barriers })
     }
 
-    /// Delivers bytes at an offset of each CTA.
+    /// Writes bytes at the same offset of each CTA.
     pub fn write(&self, m: &mut Machine<'_>, offset: u32, data: &[u8]) {
         for &cta in &self.ctas {
             m.write_shared(cta, offset, data);
         }
     }
 
-    /// A copy from global memory is requested.
+    /// Records that a copy from global memory was requested.
     pub fn request(&self, m: &mut Machine<'_>) {
         self.barriers.iter().for_each(|&at| m.load_requested(at));
     }
 
-    /// Each CTA has received so many bytes: tells its mbarrier.
+    /// Reports to each CTA's mbarrier that `bytes` bytes arrived.
     pub fn complete(&self, m: &mut Machine<'_>, bytes: u32, agent: Option<&Agent>) -> Stopped<()> {
         self.barriers.iter().try_for_each(|&at| m.mbarrier_complete(at, bytes, agent))
     }
@@ -79,7 +79,10 @@ fn ctas_of(m: &Machine<'_>, mask: u32, lane: usize) -> Stopped<Vec<u32>> {
     match ctas.iter().find(|&&c| m.ctas.get(c as usize).is_none_or(|c| c.running == 0)) {
         None if !ctas.is_empty() => Ok(ctas),
         _ => {
-            let text = format!("a CTA mask of {mask:#06x} in a cluster of {}", m.ctas.len());
+            let text = format!(
+                "the CTA mask {mask:#06x} is empty or names a missing CTA; the cluster has {} CTAs",
+                m.ctas.len()
+            );
             Err(Stop::new(FaultKind::InvalidOperand, text).lane(lane as u32))
         }
     }

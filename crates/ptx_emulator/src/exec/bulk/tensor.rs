@@ -1,4 +1,4 @@
-//! `cp.async.bulk.tensor` and `cp.reduce.async.bulk.tensor`: copies of boxes of a tensor, by its tensor map.
+//! `cp.async.bulk.tensor` and `cp.reduce.async.bulk.tensor`: copies of boxes of a tensor, described by a tensor map.
 
 use super::groups::Copy;
 use super::linear::load_global;
@@ -20,13 +20,14 @@ use crate::parser::ast::Operand;
 use crate::timing::work::Work;
 use crate::types::{Space, Type};
 
-/// `[tensorMap, {coordinates}]`, and of an im2col map `{offsets}`.
+/// `[tensorMap, {coordinates}]`, and `{offsets}` for an im2col map.
 struct BoxOperand {
     map: Address,
-    /// A column of pixels.
+    /// `true` for an im2col box: a column of pixels.
     pixels: bool,
     offsets: Vec<Src>,
-    /// Four rows of a tensor of two dimensions, by a column and their numbers.
+    /// `true` for `.tile::gather4` and `.tile::scatter4`: four rows of a 2D tensor, given by a column and four row
+    /// numbers.
     four_rows: bool,
     coordinates: Vec<Src>,
 }
@@ -35,26 +36,26 @@ impl BoxOperand {
     fn decode(i: &mut Parsed<'_>, n: usize) -> Result<BoxOperand> {
         let map = i.address(n)?;
         let Operand::Address { extra, .. } = i.operand(n)? else {
-            return Err(DecodeError::invalid("a tensor map expected"));
+            return Err(DecodeError::invalid("expected a tensor map: `[tensorMap, {coordinates}]`"));
         };
         let [Operand::Vector(list)] = &extra[..] else {
-            return Err(DecodeError::invalid("coordinates in braces expected"));
+            return Err(DecodeError::invalid("expected coordinates in braces"));
         };
         let rank = i.modifiers().iter().find_map(|m| m.strip_suffix('d').and_then(|d| d.parse::<usize>().ok()));
         let four_rows = i.one_of(&["tile::gather4", "tile::scatter4"]).is_some();
         if (if four_rows { Some(5) } else { rank }) != Some(list.len()) {
-            return Err(DecodeError::invalid(format!("{} coordinates do not fit the dimension", list.len())));
+            return Err(DecodeError::invalid(format!("{} coordinates do not match the dimension", list.len())));
         }
         let coordinates = list.iter().map(|c| i.src_operand(c, Type::S32)).collect::<Result<_>>()?;
         let pixels = i.one_of(&["im2col", "im2col_no_offs"]).is_some();
         Ok(BoxOperand { map, pixels, offsets: Vec::new(), four_rows, coordinates })
     }
 
-    /// The n-th operand as the offsets of the pixels, one for each dimension but channels and images.
+    /// Decodes operand `n` as pixel offsets: one for each dimension except channels and images.
     fn decode_offsets(&mut self, i: &mut Parsed<'_>, n: usize) -> Result<()> {
         self.offsets = i.src_vector(n, Type::U16)?;
         if self.offsets.len() + 2 != self.coordinates.len() {
-            return Err(DecodeError::invalid(format!("{} offsets do not fit the dimension", self.offsets.len())));
+            return Err(DecodeError::invalid(format!("{} offsets do not match the dimension", self.offsets.len())));
         }
         Ok(())
     }
@@ -63,7 +64,7 @@ impl BoxOperand {
         self.coordinates.iter().chain(&self.offsets).copied().chain([self.map.base])
     }
 
-    /// The map and the coordinates of one lane.
+    /// Reads the tensor map and the coordinates of one lane.
     fn read(&self, m: &mut Machine<'_>, w: &Warp, lane: usize) -> Stopped<(TensorMap, At)> {
         let map = read_map(m, w, &self.map, Space::Generic, lane)?;
         let map = if self.four_rows { map.four_rows() } else { map };
@@ -72,8 +73,8 @@ impl BoxOperand {
         Ok((map, At { coordinates, offsets }))
     }
 
-    /// The pieces of a box at `to`, and the shared memory from the first to the last of them. A swizzle permutes them
-    /// within the box.
+    /// The pieces of a box at `to`, and the shared memory from the first to the last piece. A swizzle permutes the
+    /// pieces within the box.
     fn pieces(
         &self,
         map: &TensorMap,
@@ -95,19 +96,19 @@ impl BoxOperand {
     }
 }
 
-/// Which box: the coordinates of its first element, and the offsets of its pixels.
+/// Position of a box: coordinates of its first element, and offsets of its pixels.
 struct At {
     coordinates: Vec<i32>,
     offsets: Vec<u16>,
 }
 
-/// A box must fit into the shared memory of a CTA.
+/// Checks that a box fits into the shared memory of a CTA.
 fn check_fits(m: &Machine<'_>, all: SharedRange, lane: usize) -> Stopped<()> {
     let SharedRange { cta, offset, bytes } = all;
     if (offset + bytes) as usize <= m.ctas[cta as usize].shared.data.len() {
         return Ok(());
     }
-    let text = format!("a box of {bytes} bytes does not fit behind byte {offset} of shared memory");
+    let text = format!("a box of {bytes} bytes at byte {offset} exceeds the shared memory");
     Err(Stop::new(FaultKind::OutOfBounds, text).lane(lane as u32))
 }
 
@@ -184,10 +185,10 @@ impl Effect for Deliver {
     }
 }
 
-/// From shared to global memory, with a reduction or without: `cp.async.bulk.tensor [tensorMap, {coordinates}],
+/// From shared to global memory, with or without a reduction: `cp.async.bulk.tensor [tensorMap, {coordinates}],
 /// [from]`.
 ///
-/// The box may leave the tensor only at the far ends ("the upper left corner cannot have any negative indices", CUDA
+/// The box may exceed the tensor only at the far ends ("the upper left corner cannot have any negative indices", CUDA
 /// C++ Programming Guide, "Tensor Memory Access"). A negative coordinate is an illegal instruction on an H200.
 pub struct Store {
     tensor: BoxOperand,
@@ -198,7 +199,7 @@ pub struct Store {
 impl Instruction for Store {
     fn decode(i: &mut Parsed<'_>) -> Result<Store> {
         let (tensor, from) = (BoxOperand::decode(i, 0)?, i.address(1)?);
-        // The tensor map says the type.
+        // The tensor map determines the type.
         let reduction = Reduction::decode(i, Type::U32)?;
         if reduction.is_some() {
             i.communicates();
@@ -214,7 +215,7 @@ impl Instruction for Store {
             let from = SharedRange::at(m, w, &self.from, lane, 1, SHARED_ALIGN)?;
             let (map, at) = self.tensor.read(m, w, lane)?;
             if let Some(negative) = at.coordinates.iter().find(|&&coordinate| coordinate < 0) {
-                let text = format!("a tensor is stored to at the coordinate {negative}");
+                let text = format!("a tensor store at the negative coordinate {negative}");
                 return Err(Stop::new(FaultKind::OutOfBounds, text).lane(lane as u32));
             }
             let (pieces, all) = self.tensor.pieces(&map.stored(), &at, from, lane)?;

@@ -1,4 +1,4 @@
-//! `mma.sync` and `wmma` of f64: the sums of a row and a column are made by fused multiply-adds along K, each rounded once.
+//! `mma.sync` and `wmma` of f64. Each element of D is a chain of fused multiply-adds along K, each rounded once.
 
 use super::product::shape;
 use super::wmma::{Fragment, Part};
@@ -20,7 +20,7 @@ use crate::types::Type;
 /// Columns of B and D.
 const N: usize = 8;
 
-/// `mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 d, a, b, c`, and with 16 rows.
+/// `mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 d, a, b, c`, and the shapes with 16 rows.
 pub struct DoubleMma {
     m: usize,
     k: usize,
@@ -58,7 +58,7 @@ impl DoubleMma {
         let registers = |sources: &[Src], w: &Warp| sources.iter().map(|s| w.get(*s)).collect::<Vec<Row>>();
         for (register, row) in registers(&self.a, w).iter().enumerate() {
             for (lane, bits) in row.iter().enumerate() {
-                // With 8 rows there is one register, the first.
+                // With 8 rows, a lane holds only the first register.
                 let Position { row, column } = fragment::mma_a(lane as u32, register as u32, 0, 1);
                 a[row as usize * self.k + column as usize] = f64::from_bits(*bits);
             }
@@ -80,15 +80,15 @@ impl DoubleMma {
     }
 }
 
-/// A row times a column, and an addend.
+/// Dot product of a row and a column, plus an addend.
 fn dot(row: &[f64], column: &[f64], addend: f64, rounding: Rounding) -> f64 {
     row.iter().zip(column).fold(addend, |sum, (a, b)| exact::fma(*a, *b, sum, rounding))
 }
 
-/// `wmma.mma.sync.aligned.row.col.m8n8k4.f64.f64.f64.f64 d, a, b, c`, in any layouts of A and B.
+/// `wmma.mma.sync.aligned.row.col.m8n8k4.f64.f64.f64.f64 d, a, b, c`, with any layouts of A and B.
 pub struct DoubleWmma {
     rounding: Rounding,
-    /// How A, B, and C and D lie in registers.
+    /// Register layouts of A, of B, and of C and D.
     fragments: [Fragment; 3],
     d: Vec<Dst>,
     a: Vec<Src>,
@@ -120,7 +120,7 @@ impl Instruction for DoubleWmma {
         let numbers = |bytes: Vec<u8>| -> Vec<f64> {
             bytes.chunks_exact(8).map(|bytes| f64::from_le_bytes(bytes.try_into().expect("8 bytes"))).collect()
         };
-        // Both along K.
+        // The elements of both are contiguous along K.
         let a = numbers(of_a.gather(w, &self.a, false));
         let b = numbers(of_b.gather(w, &self.b, true));
         for (index, (d, c)) in self.d.iter().zip(&self.c).enumerate() {

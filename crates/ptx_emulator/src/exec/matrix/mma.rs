@@ -1,4 +1,4 @@
-//! `mma.sync`: D = A · B + C in a warp's registers, and with a sparse A, which has half as many registers.
+//! `mma.sync`: D = A · B + C in a warp's registers, also with a sparse A, which takes half as many registers.
 
 use super::product::{Product, Sum, gather_fragment, shape, types};
 use super::sparse::MetadataOperand;
@@ -18,15 +18,15 @@ use crate::types::Type;
 /// Rows of A and D, and columns of B and D.
 pub(super) const M: usize = 16;
 pub(super) const N: usize = 8;
-/// Elements of C and D that a lane holds.
+/// Elements of C and D per lane.
 pub(super) const ELEMENTS: usize = 4;
 
 /// `mma.sync d, a, b, c{, metadata, selector}`.
 pub struct Mma {
     product: Product,
-    /// Bytes of an element in its register. Elements of 4 and 6 bits have a byte each.
+    /// Bytes per element in its register. An element of 4 or 6 bits takes a byte.
     element_bytes: usize,
-    /// What of A is there, if it is sparse.
+    /// Metadata of a sparse A. `None`: A is dense.
     sparse: Option<MetadataOperand>,
     d: Vec<Dst>,
     a: Vec<Src>,
@@ -36,7 +36,7 @@ pub struct Mma {
 
 impl Instruction for Mma {
     fn decode(i: &mut Parsed<'_>) -> Result<Mma> {
-        let unknown = || DecodeError::unsupported("this shape or type");
+        let unknown = || DecodeError::unsupported("this combination of shape and types");
         let [m, n, k] = shape(i).ok_or_else(unknown)?;
         let (sum, a_type, b_type) = types(i).ok_or_else(unknown)?;
         if (m, n) != (M, N) {
@@ -71,7 +71,7 @@ impl Instruction for Mma {
         let multiply_adds = (M * N * self.product.k) as u64;
         m.count_matrix_operation(w, &[w.cta], multiply_adds);
         if let Some(timed) = &mut m.timed {
-            // A sparse A takes the time of the elements that are there.
+            // Only the stored elements of a sparse A take time.
             let there = if self.sparse.is_some() { multiply_adds / 2 } else { multiply_adds };
             timed.access = timing::Access::Matrix { multiply_adds: there * self.element_bytes as u64 / 2 };
         }
@@ -84,7 +84,7 @@ impl Mma {
     fn finish(&self, w: &mut Warp, mask: u32) -> Stopped<()> {
         let bytes = self.element_bytes;
         let (per_register, row_bytes) = (4 / bytes as u32, self.product.k * bytes);
-        // Two rows of A in a register's lanes, one column of B.
+        // The lanes hold 128 bytes per register of A: 8 bytes per row.
         let a_bytes = self.a.len() * 8;
         let (mut a, mut b) = (vec![0; M * a_bytes], vec![0; N * row_bytes]);
         gather_fragment(w, &self.a, bytes, &mut a, |lane, register, index| {

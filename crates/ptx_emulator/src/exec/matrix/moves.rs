@@ -1,6 +1,8 @@
-//! `ldmatrix`, `stmatrix`, `movmatrix`: 8×8 matrices of 16-bit elements between shared memory and fragments. `ldmatrix` also
-//! takes matrices of 8×16 and 16×16 elements of 4 or 6 bits, and makes a byte of each, and 16×16 bytes. `stmatrix` also stores 16×8
-//! bytes by columns.
+//! `ldmatrix`, `stmatrix`, `movmatrix`: moves 8×8 matrices of 16-bit elements between shared memory and fragments.
+//!
+//! - `ldmatrix` also loads 8×16 and 16×16 matrices of 4-bit or 6-bit elements, which it widens to bytes, and 16×16
+//!   matrices of bytes.
+//! - `stmatrix` also stores 16×8 matrices of bytes, column by column.
 
 use std::sync::Arc;
 
@@ -19,17 +21,17 @@ use crate::operand::{Address, Dst, Row, Src};
 use crate::timing::core as timing;
 use crate::types::{Space, Type};
 
-/// Rows of a matrix; a 16×16 matrix is two of them, one below the other, with a register each.
+/// Rows of a matrix. A 16×16 matrix is two matrices of 8 rows, one below the other, with one register each.
 const ROWS: usize = 8;
-/// Bytes of a row.
+/// Bytes per row.
 const ROW_BYTES: usize = 16;
-/// The most registers that an instruction fills.
+/// Maximum number of registers that an instruction fills.
 const MOST_REGISTERS: usize = 4;
 
 /// A matrix in memory, row after row.
 type Matrix = [[u8; ROW_BYTES]; ROWS];
 
-/// Matrices in memory whose rows' addresses the lanes name.
+/// Matrices in memory. The lanes supply the addresses of their rows.
 struct Matrices {
     address: Address,
     space: Space,
@@ -37,7 +39,7 @@ struct Matrices {
 }
 
 impl Matrices {
-    /// Decodes them; each is to have so many of the instruction's registers.
+    /// Decodes the matrices. The instruction must have `of_each` registers for each matrix.
     fn decode(i: &mut Parsed<'_>, address: usize, registers: usize, of_each: usize) -> Result<Matrices> {
         let address = i.address(address)?;
         let count = match i.one_of(&["x2", "x4"]) {
@@ -56,7 +58,7 @@ impl Matrices {
         w.lane_at(&self.address, self.space, lane as usize)
     }
 
-    /// The lanes that name one matrix's rows, and their addresses.
+    /// Mask of the lanes that supply the row addresses of a matrix, and the addresses.
     fn rows(&self, w: &Warp, matrix: usize) -> (u32, [u64; 32]) {
         let (mut mask, mut addresses) = (0, [0; 32]);
         for row in 0..ROWS {
@@ -67,7 +69,7 @@ impl Matrices {
         (mask, addresses)
     }
 
-    /// Counts the bank conflicts of one matrix, whose rows are read or written at once.
+    /// Counts the bank conflicts of one matrix. All its rows are read or written at once.
     fn count_bank_conflicts(&self, w: &Warp, m: &mut Machine<'_>, matrix: usize) {
         if m.sanitize {
             let (mask, addresses) = self.rows(w, matrix);
@@ -75,13 +77,13 @@ impl Matrices {
         }
     }
 
-    /// The cycles of shared memory that one matrix takes.
+    /// Cycles of shared memory that the access to one matrix takes.
     fn shared_cycles(&self, w: &Warp, matrix: usize) -> u64 {
         let (mask, addresses) = self.rows(w, matrix);
         timing::shared_cycles(mask, &addresses, ROW_BYTES as u32)
     }
 
-    /// A matrix as the fragment that a register holds, two elements a lane.
+    /// Fragment of a matrix in one register, with two elements per lane.
     fn fragment(&self, matrix: &Matrix) -> Row {
         let half = |lane: usize, half: u32| {
             let Position { row, column } = fragment::ldmatrix(lane as u32, half, self.trans);
@@ -91,7 +93,7 @@ impl Matrices {
         std::array::from_fn(|lane| half(lane, 0) | half(lane, 1) << 16)
     }
 
-    /// The matrix that a register's fragment is of.
+    /// Matrix whose fragment is in a register. Inverse of [`fragment`](Self::fragment).
     fn matrix(&self, fragment: &Row) -> Matrix {
         let mut matrix = Matrix::default();
         for (lane, value) in fragment.iter().enumerate() {
@@ -110,20 +112,20 @@ pub struct LdMatrix {
     out: Vec<Dst>,
     registers: Arc<[u32]>,
     from: Matrices,
-    /// Bits of an element that becomes a byte; none where elements stay as they are.
+    /// Bits of an element that is widened to a byte. `None`: elements keep their size.
     widened: Option<u32>,
-    /// Whether matrices have 16 rows.
+    /// `true` for matrices with 16 rows.
     tall: bool,
 }
 
-/// The 16 elements of so many bits at the start of a row, each in the low bits of a byte of its own (PTX ISA, "ldmatrix":
-/// `.b6x16_p32`, `.b4x16_p64`).
+/// Widens the 16 elements of `bits` bits at the start of a row to one byte each (PTX ISA, "ldmatrix": `.b6x16_p32`,
+/// `.b4x16_p64`).
 fn widen(row: &[u8; ROW_BYTES], bits: u32) -> [u8; ROW_BYTES] {
     let packed = u128::from_le_bytes(*row);
     std::array::from_fn(|element| (packed >> (element as u32 * bits)) as u8 & (u8::MAX >> (8 - bits)))
 }
 
-/// A 16×16 matrix as the fragment that its first or second register holds, four elements a lane.
+/// Fragment of a 16×16 matrix in its first or second register, with four elements per lane.
 fn tall_fragment(halves: &[Matrix], register: u32) -> Row {
     std::array::from_fn(|lane| {
         let byte = |byte| {
@@ -158,10 +160,11 @@ impl Instruction for LdMatrix {
                     None => m.load(w, from, Mode::Read, bytes)?,
                     Some(bits) => {
                         if !from.address.is_multiple_of(ROW_BYTES as u64) {
-                            let text = format!("a row at shared address {:#x}, no multiple of 16", from.address);
+                            let text =
+                                format!("the row address {:#x} in shared memory is not a multiple of 16", from.address);
                             return Err(Stop::new(FaultKind::Misaligned, text).lane(from.lane));
                         }
-                        // Behind the elements there is padding, which is not looked at.
+                        // The padding after the elements is not read.
                         for (at, word) in (from.address..).step_by(4).zip(bytes[..2 * bits as usize].chunks_mut(4)) {
                             m.load(w, Lane { address: at, ..from }, Mode::Read, word)?;
                         }
@@ -188,7 +191,7 @@ impl Instruction for LdMatrix {
     }
 }
 
-/// The columns of the 16×8 matrix of bytes that a register's fragment is of. A lane has the elements that it has of `mma`'s D
+/// Columns of the 16×8 matrix of bytes whose fragment is in a register. A lane holds the same elements as of `mma`'s D
 /// (PTX ISA, "stmatrix", fragment of `.m16n8`; CUTLASS's `SM100_U8x4_STSM_T`).
 fn columns_of_bytes(fragment: &Row) -> Matrix {
     let mut matrix = Matrix::default();
@@ -204,7 +207,7 @@ fn columns_of_bytes(fragment: &Row) -> Matrix {
 /// `stmatrix [address], registers`.
 pub struct StMatrix {
     to: Matrices,
-    /// Matrices of 16×8 bytes, which are stored column by column.
+    /// `true` for matrices of 16×8 bytes, which are stored column by column.
     bytes: bool,
     from: Vec<Src>,
 }
@@ -228,7 +231,7 @@ impl Instruction for StMatrix {
     }
 }
 
-/// `movmatrix d, a`: a transposition in registers.
+/// `movmatrix d, a`: transposes a matrix in registers.
 pub fn movmatrix(i: &mut Parsed<'_>) -> Decoded {
     let (d, a) = (i.dst(0)?, i.src(1, Type::B32)?);
     Ok(Box::new(move |w, _, mask| {

@@ -1,4 +1,4 @@
-//! The product that `mma` and `wgmma` have in common, and how their modifiers name it.
+//! The matrix product that `mma`, `wgmma` and `wmma` share, and the modifiers that describe it.
 
 use crate::decode::error::{DecodeError, Result};
 use crate::decode::parsed::Parsed;
@@ -27,7 +27,7 @@ pub fn element(name: &str) -> Option<Element> {
     })
 }
 
-/// What D and C are.
+/// Type of C and D.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sum {
     F16,
@@ -45,12 +45,12 @@ impl Sum {
         })
     }
 
-    /// Elements of a register.
+    /// Elements per register.
     pub fn per_register(self) -> usize {
         if self == Sum::F16 { 2 } else { 1 }
     }
 
-    /// An element's bits in its register.
+    /// Bits of an element in its register.
     fn get(self, rows: &[Row], index: usize, lane: usize) -> u32 {
         let word = rows[index / self.per_register()][lane] as u32;
         if self == Sum::F16 { word >> (16 * (index % 2)) & 0xffff } else { word }
@@ -66,7 +66,7 @@ impl Sum {
     }
 }
 
-/// D = A·Bᵀ + D. The rows of A and B run along K; the elements of D are bits of its type.
+/// D = A·Bᵀ + D. The rows of A and B are contiguous along K. The elements of D are the bits of its type.
 #[derive(Clone, Copy)]
 pub struct Product {
     pub sum: Sum,
@@ -75,15 +75,15 @@ pub struct Product {
     pub k: usize,
     pub saturate: bool,
     pub negate: (bool, bool),
-    /// Whether it is a `wgmma`, whose f32 sums of 8-bit floats are [`fp8`]'s.
+    /// `true` for `wgmma`, whose f32 sums of 8-bit floats are computed by [`fp8`].
     pub of_warpgroup: bool,
-    /// How elements lie in their rows.
+    /// Layout of elements in rows.
     pub packing: Packing,
 }
 
 impl Product {
-    /// The same with accumulators in registers: each lane has so many elements, and `place` says where in D an element
-    /// lies.
+    /// Computes the product with accumulators in registers. Each lane has `elements` elements. `place` maps a lane and
+    /// an index to the element's position in D.
     pub fn accumulate(
         &self,
         (a_rows, a): (usize, &[u8]),
@@ -96,7 +96,7 @@ impl Product {
         Self::with_sums(self.sum, a_rows * b_rows, rows, elements, place, compute);
     }
 
-    /// Replaces the `size` elements of D, as bits of its type, by what `compute` makes of them.
+    /// Replaces the `size` elements of D, as bits of its type, with the result of `compute`.
     pub fn with_sums(
         sum: Sum,
         size: usize,
@@ -160,16 +160,16 @@ pub fn shape(i: &Parsed<'_>) -> Option<[usize; 3]> {
     })
 }
 
-/// The register of operand `n`, which may stand alone in braces.
+/// The register of operand `n`. Braces around a single register are allowed.
 pub fn register(i: &mut Parsed<'_>, n: usize) -> Result<Src> {
     let Operand::Vector(_) = i.operand(n)? else { return i.src(n, Type::B32) };
     match i.src_vector(n, Type::B32)?[..] {
         [register] => Ok(register),
-        _ => Err(DecodeError::invalid("one register expected")),
+        _ => Err(DecodeError::invalid("expected one register")),
     }
 }
 
-/// The types of D, A and B: the modifiers after the shape.
+/// Types of D, A and B. Their modifiers follow the shape.
 pub fn types(i: &Parsed<'_>) -> Option<(Sum, Element, Element)> {
     let names: Vec<&str> = i.modifiers().iter().map(String::as_str).filter(|m| is_type(m)).collect();
     Some((Sum::parse(names.first()?)?, element(names.get(1)?)?, element(names.get(2)?)?))
@@ -179,8 +179,8 @@ fn is_type(name: &str) -> bool {
     Sum::parse(name).is_some() || element(name).is_some()
 }
 
-/// Copies a fragment out of a warp's registers: `place` says at which byte of `out` an element lies, by its lane, its
-/// register and its index there.
+/// Copies a fragment from a warp's registers. `place` maps lane, register and index in the register to the element's
+/// byte offset in `out`.
 pub fn gather_fragment(
     w: &Warp,
     registers: &[Src],

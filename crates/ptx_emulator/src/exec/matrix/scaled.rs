@@ -1,11 +1,11 @@
 //! `mma.sync` with block scales: D = (A · scale A) · (B · scale B) + C in a warp's registers (PTX ISA, "Block Scaling for
 //! mma.sync"; `sm_120a` and its family).
 //!
-//! # Which lane has which scale
+//! # Lanes that supply the scales
 //!
-//! A row of A has one, two or four scales for the instruction's K (`scale_vec::1X`, `2X`, `4X`), and so has a column of B.
-//! They are neighboring bytes of one lane's register, the one for the lowest K first. The byte selector says at which byte
-//! they begin, the thread selector which lanes of each four it is that supply them:
+//! A row of A has one, two or four scales along the instruction's K (`scale_vec::1X`, `2X`, `4X`). So has a column of
+//! B. They are adjacent bytes of one lane's register, starting with the scale of the lowest K. The byte selector gives
+//! the first byte. The thread selector gives the lanes in each group of four that supply the scales:
 //!
 //! ```text
 //! lane            4g          4g + 1        4g + 2        4g + 3         g = 0 … 7
@@ -20,8 +20,8 @@
 //! 4X, byte selector 0       K 0 … 15      K 16 … 31     K 32 … 47     K 48 … 63
 //! ```
 //!
-//! The other lanes' registers are not looked at. They may hold the scales of other products; a scale there that no product of
-//! the kernel reads is a mistake, and a finding.
+//! The registers of other lanes are not read. They may hold the scales of other products. A scale that no product of
+//! the kernel reads is a mistake, which the emulator reports.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -46,11 +46,11 @@ use super::sparse::MetadataOperand;
 
 /// `mma.block_scale d, a, b, c{, metadata, selector}, scale-a, {byte, thread}, scale-b, {byte, thread}`.
 pub struct ScaledMma {
-    /// What of A is there, if it is sparse.
+    /// Metadata of a sparse A. `None`: A is dense.
     sparse: Option<MetadataOperand>,
     a_type: Element,
     b_type: Element,
-    /// Two elements in a byte.
+    /// `true` if a byte holds two elements.
     four_bit: bool,
     k: usize,
     scale_type: ScaleType,
@@ -62,27 +62,27 @@ pub struct ScaledMma {
     scale_b: ScaleOperand,
 }
 
-/// The scales of A or of B.
+/// Scales of A or of B.
 struct ScaleOperand {
     side: Side,
     data: Src,
     byte: Src,
     thread: Src,
-    /// Scales of a row of A or a column of B.
+    /// Scales per row of A or per column of B.
     blocks: usize,
-    /// The lanes in which some instruction of the kernel reads the register.
+    /// Mask of the lanes from which any instruction of the kernel reads scales in this register.
     read: Arc<AtomicU32>,
 }
 
-/// What differs between A and B.
+/// Differences between A and B.
 #[derive(Clone, Copy)]
 struct Side {
     name: &'static str,
-    /// Rows of A, columns of B.
+    /// Rows of A or columns of B.
     rows: usize,
-    /// Thread selectors.
+    /// Number of thread selectors.
     threads: u64,
-    /// The lane that supplies a row's scales with a thread selector.
+    /// Lane that supplies the scales of a row, given the row and the thread selector.
     lane: fn(u32, u32) -> u32,
 }
 
@@ -93,17 +93,17 @@ impl ScaleOperand {
     fn decode(i: &mut Parsed<'_>, side: Side, operand: usize, blocks: usize) -> Result<ScaleOperand> {
         let data = register(i, operand)?;
         let [byte, thread] = i.src_vector(operand + 1, Type::U16)?[..] else {
-            return Err(DecodeError::invalid("a byte selector and a thread selector are missing"));
+            return Err(DecodeError::invalid("expected a byte selector and a thread selector in braces"));
         };
         let lanes = match thread {
             Src::Constant(thread) if thread < side.threads => side.lanes(thread as u32),
-            // It is checked when it is known.
+            // A selector in a register is checked at issue.
             _ => u32::MAX,
         };
         Ok(ScaleOperand { side, data, byte, thread, blocks, read: i.reads_scales(data, lanes) })
     }
 
-    /// The codes, a row of A or a column of B after the other.
+    /// Scale codes, row by row of A or column by column of B.
     fn gather(&self, w: &Warp, m: &Machine<'_>, mask: u32) -> Stopped<Vec<u8>> {
         let lane = mask.trailing_zeros() as usize;
         let selector = |selector: Src| {
@@ -115,14 +115,20 @@ impl ScaleOperand {
         let refuse = |text: String| Err(Stop::new(FaultKind::InvalidOperand, text));
         let Side { name, rows, threads, .. } = self.side;
         if bytes_differ || threads_differ {
-            return refuse(format!("the lanes of the warp have different selectors for the scales of {name}"));
+            return refuse(format!("the selectors for the scales of {name} differ between lanes of the warp"));
         }
         if byte % self.blocks as u64 != 0 || byte >= 4 {
             let allowed = ["0 to 3", "0 and 2", "0"][self.blocks.ilog2() as usize];
-            return refuse(format!("byte selector {byte} for {} scales of {name}; {allowed} may be", self.blocks));
+            return refuse(format!(
+                "byte selector {byte} is invalid for {} scales of {name}; use {allowed}",
+                self.blocks
+            ));
         }
         if thread >= threads {
-            return refuse(format!("thread selector {thread} for the scales of {name}; 0 to {} may be", threads - 1));
+            return refuse(format!(
+                "thread selector {thread} is invalid for the scales of {name}; use 0 to {}",
+                threads - 1
+            ));
         }
         let data = w.get(self.data);
         let words = data.map(|word| (word as u32).to_le_bytes());
@@ -133,8 +139,8 @@ impl ScaleOperand {
         Ok((0..rows as u32).flat_map(|row| codes((self.side.lane)(row, thread as u32))).copied().collect())
     }
 
-    /// Finds a scale that no product of the kernel reads: in a lane that none selects, other than zero or a copy of what one of
-    /// its four neighbors supplies.
+    /// Warns about a scale that no product of the kernel reads: one in a lane that no product selects, unless it is
+    /// zero or a copy of a scale that a lane of the same group of four supplies.
     fn check_unread<'c>(&self, m: &Machine<'_>, thread: u32, codes: impl Fn(u32) -> &'c [u8]) -> Stopped<()> {
         let read = self.read.load(Ordering::Relaxed);
         for lane in (0..32).filter(|lane| read >> lane & 1 == 0) {
@@ -144,8 +150,8 @@ impl ScaleOperand {
             if !copied && own.iter().any(|&code| code != 0) {
                 let name = self.side.name;
                 let text = format!(
-                    "lane {lane} holds scales {own:02x?} for {name}, and no product of the kernel selects this lane; this one \
-                     reads {name}'s from lanes {:#010x}",
+                    "lane {lane} holds scales {own:02x?} for {name}, but no product of the kernel selects this lane; this product \
+                     reads the scales of {name} from lanes {:#010x}",
                     self.side.lanes(thread)
                 );
                 return m.warn(Stop::new(FaultKind::ScaleNotRead, text).lane(lane));
@@ -156,7 +162,7 @@ impl ScaleOperand {
 }
 
 impl Side {
-    /// The lanes that supply scales with a thread selector.
+    /// Mask of the lanes that supply scales for a thread selector.
     fn lanes(self, thread: u32) -> u32 {
         (0..self.rows as u32).fold(0, |lanes, row| lanes | 1 << (self.lane)(row, thread))
     }
@@ -164,7 +170,7 @@ impl Side {
 
 impl Instruction for ScaledMma {
     fn decode(i: &mut Parsed<'_>) -> Result<ScaledMma> {
-        let unknown = || DecodeError::unsupported("this shape or type");
+        let unknown = || DecodeError::unsupported("this combination of shape and types");
         let [_, _, k] = shape(i).ok_or_else(unknown)?;
         let types: Vec<Element> = i.modifiers().iter().filter_map(|name| element(name)).collect();
         let &[a_type, b_type] = &types[..] else { return Err(unknown()) };
@@ -173,13 +179,13 @@ impl Instruction for ScaledMma {
             Some("scale_vec::1X") => 1,
             Some("scale_vec::2X") => 2,
             Some(_) => 4,
-            // What a kind has where none is named.
+            // The kind's default.
             None if i.has("kind::mxf8f6f4") => 1,
             None => 2,
         };
         let d = i.dst_vector(0)?;
         let [a, b, c] = [i.src_vector(1, Type::B32)?, i.src_vector(2, Type::B32)?, i.src_vector(3, Type::B32)?];
-        // What is in a register's bytes: one element, or two of 4 bits.
+        // Bits of the elements in a register: one 8-bit element per byte, or two 4-bit elements.
         let bits = if i.has("kind::mxf8f6f4") { 8 } else { 4 };
         let sparse = if i.has("sp::ordered_metadata") { Some(MetadataOperand::decode(i, 4, bits, k)?) } else { None };
         let (of_b, next) = if sparse.is_some() { (4, 6) } else { (2, 4) };
@@ -195,7 +201,7 @@ impl Instruction for ScaledMma {
         let scales = |operand: &ScaleOperand| -> Stopped<Scales> {
             let codes = operand.gather(w, m, mask)?;
             Scales::decode(self.scale_type, operand.side.rows, operand.blocks, &codes).ok_or_else(|| {
-                let text = format!("a scale of {} with its top bit set; ue4m3 has no sign", operand.side.name);
+                let text = format!("a scale of {} has its top bit set; ue4m3 has no sign bit", operand.side.name);
                 Stop::new(FaultKind::InvalidOperand, text)
             })
         };
@@ -203,7 +209,7 @@ impl Instruction for ScaledMma {
         let multiply_adds = (M * N * self.k) as u64;
         m.count_matrix_operation(w, &[w.cta], multiply_adds);
         if let Some(timed) = &mut m.timed {
-            // A fragment has 32 bytes of a row, as many as 16 numbers of f16.
+            // A fragment has 32 bytes per row: as many as 16 f16 numbers.
             timed.access = timing::Access::Matrix { multiply_adds: (M * N * 16) as u64 };
         }
         if m.computes_values() {
@@ -215,12 +221,12 @@ impl Instruction for ScaledMma {
 
 impl ScaledMma {
     fn finish(&self, w: &mut Warp, mask: u32, scale_a: Scales, scale_b: Scales) -> Stopped<()> {
-        /// Bytes of a row of A: two 16-byte rows of `ldmatrix`.
+        /// Bytes per row of A: two 16-byte rows of `ldmatrix`.
         const ROW_BYTES: usize = 32;
-        // A column of B meets them, dense or in containers; where A is sparse, it has twice as many.
+        // A column of B has as many bytes as a row of A, or twice as many if A is sparse.
         let b_bytes = self.b.len() * 16;
         let (mut a, mut b) = (vec![0; M * ROW_BYTES], vec![0; N * b_bytes]);
-        // Fragments of bytes; which elements are in a byte is the packing's.
+        // The fragments are gathered as bytes. The packing determines the elements in a byte.
         gather_fragment(w, &self.a, 1, &mut a, |lane, register, index| {
             let Position { row, column } = fragment::mma_a(lane, register, index, 4);
             row as usize * ROW_BYTES + column as usize

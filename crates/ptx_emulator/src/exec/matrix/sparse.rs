@@ -1,4 +1,4 @@
-//! The metadata of a sparse A in registers (PTX ISA, "mma.sp", "wgmma.mma_async.sp": "Sparse matrix storage").
+//! Metadata of a sparse A in registers (PTX ISA, "mma.sp", "wgmma.mma_async.sp": "Sparse matrix storage").
 
 use super::product::register;
 use crate::config::fault::{FaultKind, Stop, Stopped};
@@ -17,25 +17,25 @@ pub struct MetadataOperand {
 }
 
 impl MetadataOperand {
-    /// Decodes operand `n` and the one behind it: A has elements of so many bits in its registers, `k` along K.
+    /// Decodes operands `n` and `n + 1`. The elements of A have `bits` bits in its registers, and A has `k` columns.
     pub fn decode(i: &mut Parsed<'_>, n: usize, bits: u32, k: usize) -> Result<MetadataOperand> {
         let register = register(i, n)?;
         let selector = i.constant(n + 1, "the sparsity selector")? as u32;
         let groups = sparse::groups(bits, k);
-        // One lane of each four has the metadata, or two, or all.
+        // One, two or all four lanes of each group of four hold the metadata.
         if ![4, 8, 16].contains(&groups) || selector as usize >= 16 / groups {
-            return Err(DecodeError::invalid("a sparsity selector that names no lanes"));
+            return Err(DecodeError::invalid("the sparsity selector names no lanes"));
         }
         Ok(MetadataOperand { register, selector, unit: sparse::unit_bytes(bits), groups })
     }
 
-    /// The metadata as it is in the warp's registers.
+    /// Reads the metadata from the warp's registers.
     pub fn read(&self, w: &Warp) -> Metadata {
         Metadata { registers: w.get(self.register), selector: self.selector, unit: self.unit, groups: self.groups }
     }
 }
 
-/// The metadata of a warp's 16 rows.
+/// Metadata of a warp's 16 rows.
 pub struct Metadata {
     registers: Row,
     selector: u32,
@@ -44,7 +44,7 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// The dense rows that have `row_bytes` each.
+    /// Expands the stored rows of `row_bytes` bytes each to dense rows.
     pub fn dense(&self, rows: &[u8], row_bytes: usize) -> Stopped<Vec<u8>> {
         let bits = |row: usize, group: usize| {
             let bytes = self.unit == 1;
@@ -55,8 +55,8 @@ impl Metadata {
     }
 }
 
-/// Metadata that a card has no result for.
+/// Fault for metadata with which a GPU's result is undefined.
 pub fn twice(Twice { row, group }: Twice) -> Box<Stop> {
-    let text = format!("metadata of row {row} of A that has two numbers in one place, in group {group} along K");
+    let text = format!("the metadata of row {row} of A puts two elements in one position, in group {group} along K");
     Stop::new(FaultKind::InvalidOperand, text)
 }

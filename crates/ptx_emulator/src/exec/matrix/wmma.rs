@@ -1,8 +1,8 @@
-//! `wmma`: matrices spread over a warp's registers in a way that is the machine's own (PTX ISA, "Warp Level Matrix
+//! `wmma`: matrix instructions on fragments whose layout the manual leaves to the machine (PTX ISA, "Warp Level Matrix
 //! Instructions: wmma.load, wmma.store, wmma.mma").
 //!
-//! The manual leaves open which lane holds which element, so programs cannot rely on it. Here a lane's elements of A and B
-//! lie side by side in memory, and those of C and D in a row. Where a fragment has more places than the matrix has
+//! Programs cannot rely on which lane holds which element. In the emulator, a lane's elements of A and B are adjacent
+//! in memory, and a lane's elements of C and D are adjacent in a row. If a fragment has more places than the matrix has
 //! elements, as with `.f16`, the lane's elements are repeated.
 
 use std::sync::Arc;
@@ -22,9 +22,9 @@ use crate::machine::warp::Warp;
 use crate::operand::{Address, Dst, Row, Src, lanes};
 use crate::types::{Space, Type};
 
-/// The most bytes of one access.
+/// Maximum number of bytes per access.
 const CHUNK: usize = 16;
-/// The most bytes of a lane's elements.
+/// Maximum number of bytes of a lane's elements.
 const BYTES: usize = 64;
 
 #[derive(Clone, Copy, PartialEq)]
@@ -34,14 +34,14 @@ pub enum Part {
     Sum,
 }
 
-/// How a matrix lies in the registers of a warp.
+/// Layout of a matrix in the registers of a warp.
 #[derive(Clone, Copy)]
 pub struct Fragment {
     rows: usize,
     columns: usize,
-    /// A lane's elements follow each other along a column.
+    /// `true` if a lane's elements follow each other along a column.
     by_column: bool,
-    /// Bytes of an element.
+    /// Bytes per element.
     bytes: usize,
     registers: usize,
 }
@@ -65,17 +65,17 @@ impl Fragment {
         self.registers
     }
 
-    /// Registers have 32 bits, and 64 for `.f64`.
+    /// Bytes per register: 8 for `.f64`, else 4.
     fn register_bytes(&self) -> usize {
         self.bytes.max(4)
     }
 
-    /// Elements that a lane holds.
+    /// Elements per lane.
     pub fn elements(&self) -> usize {
         self.rows * self.columns / 32
     }
 
-    /// Row and column of a lane's element.
+    /// Row and column of an element, given its lane and its index in the lane.
     pub fn place(&self, lane: usize, index: usize) -> (usize, usize) {
         let number = lane * self.elements() + index;
         if self.by_column {
@@ -85,7 +85,7 @@ impl Fragment {
         }
     }
 
-    /// What the registers hold with a lane's elements.
+    /// Register values for a lane's elements.
     fn words(&self, elements: &[u8; BYTES]) -> impl Iterator<Item = u64> {
         let (bytes, width) = (self.elements() * self.bytes, self.register_bytes());
         (0..self.registers).map(move |n| {
@@ -95,7 +95,7 @@ impl Fragment {
         })
     }
 
-    /// A lane's elements, from the registers.
+    /// A lane's elements, read from the registers.
     fn of_lane(&self, w: &Warp, registers: &[Src], lane: usize) -> [u8; BYTES] {
         let mut elements = [0; BYTES];
         let width = self.register_bytes();
@@ -106,7 +106,7 @@ impl Fragment {
         elements
     }
 
-    /// The whole matrix from a warp's registers, row by row or column by column.
+    /// Gathers the whole matrix from a warp's registers, row by row or column by column.
     pub fn gather(&self, w: &Warp, registers: &[Src], by_column: bool) -> Vec<u8> {
         let mut matrix = vec![0; self.rows * self.columns * self.bytes];
         for lane in 0..32 {
@@ -126,7 +126,7 @@ struct InMemory {
     fragment: Fragment,
     address: Address,
     space: Space,
-    /// Elements from a row, or a column, to the next.
+    /// Distance between rows, or between columns if `column_major`, in elements.
     stride: Src,
     column_major: bool,
 }
@@ -144,10 +144,10 @@ impl InMemory {
             _ => return Err(DecodeError::unsupported("this type")),
         };
         let fragment = Fragment::new(sizes, part, column_major, bytes);
-        // A and B of `.f16` take eight registers whatever the shape.
+        // With `.f16`, A and B take eight registers for every shape.
         let fragment = if half { fragment.with_registers(8) } else { fragment };
         if fragment.registers != registers {
-            return Err(DecodeError::invalid(format!("{} registers expected", fragment.registers)));
+            return Err(DecodeError::invalid(format!("expected {} registers", fragment.registers)));
         }
         let address = i.address(address)?;
         let stride = if i.operands().len() > stride {
@@ -158,11 +158,11 @@ impl InMemory {
         Ok(InMemory { fragment, address, space: i.space_at(&address), stride, column_major })
     }
 
-    /// The accesses of a lane: where its elements from one on lie, and how many bytes.
+    /// Memory accesses of a lane: the location of a chunk, and its bytes in the lane's elements.
     fn accesses(&self, w: &Warp, lane: usize) -> impl Iterator<Item = (Lane, std::ops::Range<usize>)> + use<> {
         let Fragment { bytes, .. } = self.fragment;
         let all = self.fragment.elements() * bytes;
-        // Elements lie side by side in memory where they do in the fragment.
+        // If memory and fragment have the same order, consecutive elements form one access.
         let chunk = if self.column_major == self.fragment.by_column { all.min(CHUNK) } else { bytes };
         let (at, stride) = (w.lane_at(&self.address, self.space, lane), w.lane(self.stride, lane));
         let (fragment, column_major) = (self.fragment, self.column_major);
@@ -236,7 +236,7 @@ impl Instruction for Store {
 pub struct Mma {
     product: Product,
     sizes: [usize; 3],
-    /// How A, B, and C and D lie in registers.
+    /// Register layouts of A, of B, and of C and D.
     fragments: [Fragment; 3],
     d: Vec<Dst>,
     a: Vec<Src>,
@@ -246,10 +246,10 @@ pub struct Mma {
 
 impl Instruction for Mma {
     fn decode(i: &mut Parsed<'_>) -> Result<Mma> {
-        let unknown = || DecodeError::unsupported("this shape or type");
+        let unknown = || DecodeError::unsupported("this combination of shape and types");
         let sizes = shape(i).ok_or_else(unknown)?;
         let saturate = i.has("satfinite");
-        // Behind the shape stand the types of D, A, B and C, or those of D and C where A and B are `.f16`.
+        // The types after the shape are D, A, B and C, or only D and C if A and B are `.f16`.
         let words: Vec<&str> = i.modifiers().iter().map(String::as_str).filter(|word| *word != "satfinite").collect();
         let columns: Vec<bool> =
             words.iter().filter(|word| ["row", "col"].contains(word)).map(|word| *word == "col").collect();
@@ -295,7 +295,7 @@ impl Instruction for Mma {
         m.count_matrix_operation(w, &[w.cta], self.sizes.iter().product::<usize>() as u64);
         let [rows, columns, _] = self.sizes;
         let [of_a, of_b, of_sum] = self.fragments;
-        // Both along K.
+        // The elements of both are contiguous along K.
         let (a, b) = (of_a.gather(w, &self.a, false), of_b.gather(w, &self.b, true));
         let mut sums: Vec<Row> = self.c.iter().map(|s| w.get(*s)).collect();
         let place = |lane: usize, index: usize| {

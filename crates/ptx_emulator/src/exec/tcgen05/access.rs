@@ -1,4 +1,4 @@
-//! `tcgen05.ld` and `st`, between registers and tensor memory, and their waits.
+//! `tcgen05.ld` and `tcgen05.st`, which move data between registers and tensor memory, and their waits.
 
 use super::cells::offset;
 use super::turn::after_fence;
@@ -18,17 +18,17 @@ use crate::timing::core as timing;
 use crate::timing::work::Work;
 use crate::types::Type;
 
-/// What a load and a store have in common.
+/// Fields that loads and stores share.
 struct Access {
     address: Address,
     shape: AccessShape,
-    /// A register holds the halves of two columns.
+    /// `true` if a register holds the halves of two columns.
     packed: bool,
 }
 
 impl Access {
-    /// The access through operand `address`, with so many registers. In one shape operand `split` says where the second
-    /// half lies.
+    /// Decodes the access through operand `address` with `registers` registers. For shape `.16x32bx2`, operand `split`
+    /// gives the position of the second half.
     fn decode(i: &mut Parsed<'_>, address: usize, split: usize, registers: usize) -> Result<Access> {
         let address = i.address(address)?;
         let shape = match i.one_of(&["32x32b", "16x64b", "16x128b", "16x256b", "16x32bx2"]) {
@@ -38,35 +38,40 @@ impl Access {
             Some("16x256b") => AccessShape::L16x256b,
             _ => match i.src(split, Type::U32)? {
                 Src::Constant(split) => AccessShape::L16x32bx2 { split: split as u32 },
-                Src::Register(_) => return Err(DecodeError::invalid("the split is a constant")),
+                Src::Register(_) => return Err(DecodeError::invalid("the split column must be a constant")),
             },
         };
         let num = i.modifiers().iter().find_map(|m| m.strip_prefix('x').and_then(|n| n.parse::<u32>().ok()));
-        let num = num.ok_or_else(|| DecodeError::invalid("`.num` is missing"))?;
+        let num = num.ok_or_else(|| DecodeError::invalid("`.num` is missing (`.x1` to `.x128`)"))?;
         if !shape.allows(num) {
             return Err(DecodeError::invalid(format!("`.x{num}` does not exist for this shape")));
         }
         let count = num * shape.registers();
         if registers != count as usize {
-            return Err(DecodeError::invalid(format!("{count} registers expected")));
+            return Err(DecodeError::invalid(format!("expected {count} registers")));
         }
         Ok(Access { address, shape, packed: i.one_of(&["pack::16b", "unpack::16b"]).is_some() })
     }
 
-    /// Columns that a register covers.
+    /// Columns per register.
     fn columns(&self) -> u32 {
         1 + u32::from(self.packed)
     }
 
-    /// The cells of each register, by lane. All lanes must name the same address. The quarter of the lanes is the
-    /// warp's own, whatever the address says; of its lane only the place within a quarter counts. The manual asks for
-    /// the quarter in the address too (PTX ISA, "Tensor Memory: Access restrictions"); shipped kernels pass lane 0.
+    /// Cells of each register, by lane. All lanes must name the same address. A warp always accesses its own quarter of
+    /// the lanes: of the lane in the address, only the position within a quarter counts. The manual requires the
+    /// address to name that quarter (PTX ISA, "Tensor Memory: Access restrictions"), but shipped kernels pass lane 0.
     fn cells(&self, w: &Warp, m: &mut Machine<'_>, mask: u32, registers: usize) -> Stopped<Vec<[Cell; 32]>> {
         let named = self.base(w, mask)?;
         let first = first_lane_of_warp(w.role);
         let mine = first..first + LANES_PER_WARP;
         if !mine.contains(&named.lane) {
-            let text = format!("lane {}; warp {} reaches lanes {first} to {}", named.lane, w.role, mine.end - 1);
+            let text = format!(
+                "lane {} is outside the quarter of warp {}, lanes {first} to {}",
+                named.lane,
+                w.role,
+                mine.end - 1
+            );
             m.warn(Stop::new(FaultKind::TmemWrongWarp, text))?;
         }
         let base = Cell { lane: first + named.lane % LANES_PER_WARP, ..named };
@@ -76,7 +81,12 @@ impl Access {
         match cells.iter().flatten().find(|c| !mine.contains(&c.lane)) {
             None => Ok(cells),
             Some(cell) => {
-                let text = format!("lane {}; warp {} reaches lanes {first} to {}", cell.lane, w.role, mine.end - 1);
+                let text = format!(
+                    "lane {} is outside the quarter of warp {}, lanes {first} to {}",
+                    cell.lane,
+                    w.role,
+                    mine.end - 1
+                );
                 Err(Stop::new(FaultKind::TmemWrongWarp, text))
             }
         }
@@ -93,7 +103,7 @@ impl Access {
     }
 }
 
-/// One agent for the access of a warp. It knows what the warp's earlier accesses did.
+/// Creates the agent of a warp's access. The agent is ordered after the warp's earlier accesses.
 fn spawn(m: &mut Machine<'_>, w: &Warp, mask: u32, store: bool) -> Option<Agent> {
     let strict = m.launch.config.strict;
     let thread = w.index * 32 + mask.trailing_zeros();
@@ -106,7 +116,7 @@ fn spawn(m: &mut Machine<'_>, w: &Warp, mask: u32, store: bool) -> Option<Agent>
         }
         let agent = race.spawn_from(w.index, &known, false);
         let agent = if strict {
-            // A warp's stores to one place stay in order; the manual orders no load behind a store.
+            // A warp's stores to the same cells stay in order. The manual does not order a load after a store.
             let mut stores = None;
             let earlier = w.tmem_stores.iter().filter(|_| store).filter_map(|s| s.1.as_ref());
             earlier.for_each(|earlier| race.finish_apart(earlier, &mut stores));
@@ -121,9 +131,9 @@ fn spawn(m: &mut Machine<'_>, w: &Warp, mask: u32, store: bool) -> Option<Agent>
     })
 }
 
-/// `tcgen05.ld registers, [address]`. The manual gives the registers their values at `tcgen05.wait::ld`. On a card the
-/// first use of a register waits for its load (a scoreboard guards it in SASS), so the values are there at once. Until
-/// a register is used or the load is waited for, the load still reads tensor memory.
+/// `tcgen05.ld registers, [address]`. By the manual, the registers get their values at `tcgen05.wait::ld`. On a GPU,
+/// the first use of a register waits for its load (a scoreboard guards the register in SASS), so the emulator writes
+/// the values at once. The load counts as a reader of tensor memory until a register is used or the load is waited for.
 pub struct Ld {
     out: Vec<Dst>,
     access: Access,
@@ -132,7 +142,7 @@ pub struct Ld {
 impl Instruction for Ld {
     fn decode(i: &mut Parsed<'_>) -> Result<Ld> {
         let out = i.dst_vector(0)?;
-        // They are in flight after the instruction.
+        // The registers stay in flight after the instruction.
         i.writes_later();
         let access = Access::decode(i, 1, 2, out.len())?;
         Ok(Ld { out, access })
@@ -170,8 +180,9 @@ impl Instruction for Ld {
     }
 }
 
-/// `tcgen05.st [address], registers`. The manual gives the cells their values at `tcgen05.wait::st`. On a card later
-/// loads and stores of the same quarter see them without it, and shipped kernels rely on that; the tensor core does not.
+/// `tcgen05.st [address], registers`. By the manual, the cells get their values at `tcgen05.wait::st`. On a GPU, later
+/// loads and stores of the same quarter see the values without the wait, and shipped kernels rely on that. The tensor
+/// core does not see them.
 pub struct St {
     access: Access,
     from: Vec<Src>,
@@ -198,7 +209,7 @@ impl Instruction for St {
                 }
             }
         }
-        // A warp's stores to one place stay in order.
+        // A warp's stores to the same cells stay in order.
         let after = w.tmem_stores.iter().map(|s| s.0).filter(|id| m.pending.contains(*id)).collect();
         let id = m.start_after(w, after, Completion { bytes: self.from.len() as u64 * 128 });
         w.tmem_stores.push((id, agent));
@@ -206,7 +217,7 @@ impl Instruction for St {
     }
 }
 
-/// The moment from which the tensor core sees a store too.
+/// Moment from which the tensor core also sees a store.
 struct Completion {
     bytes: u64,
 }

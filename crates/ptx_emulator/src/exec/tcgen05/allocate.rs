@@ -1,4 +1,4 @@
-//! `tcgen05.alloc`, `dealloc`, `relinquish_alloc_permit`.
+//! `tcgen05.alloc`, `tcgen05.dealloc` and `tcgen05.relinquish_alloc_permit`.
 
 use super::cells::CtaGroup;
 use crate::code::Flow;
@@ -15,7 +15,7 @@ use crate::machine::warp::Warp;
 use crate::operand::{Address, Src};
 use crate::types::{Space, Type};
 
-/// `tcgen05.alloc [to], columns`. With `.cta_group::2` a warp of each CTA of a pair executes it, and both go on when
+/// `tcgen05.alloc [to], columns`. With `.cta_group::2`, a warp of each CTA of a pair executes it. Both continue when
 /// both have allocated (PTX ISA, "tcgen05.alloc": it "may block", and needs a warp of each of the peer CTAs).
 pub struct Alloc {
     group: CtaGroup,
@@ -35,7 +35,7 @@ impl Instruction for Alloc {
         let lane = mask.trailing_zeros() as usize;
         let columns = w.lane(self.columns, lane) as u32;
         if !is_allocation_size(columns) {
-            let text = format!("{columns} columns; a power of two from 32 to 512 is valid");
+            let text = format!("an allocation of {columns} columns; the number must be a power of two from 32 to 512");
             return Err(Stop::new(FaultKind::InvalidOperand, text));
         }
         let tmem = &mut m.ctas[w.cta as usize].tmem;
@@ -46,7 +46,7 @@ impl Instruction for Alloc {
         let Some(first) = tmem.allocate(columns) else {
             return Ok(Flow::Wait(WaitFor::Columns { cta: w.cta, columns }));
         };
-        // The hardware writes the address through the async proxy, yet its readers need no proxy fence.
+        // The hardware writes the address through the async proxy, but readers need no proxy fence.
         let to = w.lane_at(&self.to, self.space, lane);
         m.store(w, to, Mode::Write, &first.to_le_bytes())?;
         if let Spot::Shared { cta, offset } = m.resolve(w, to, 4)? {

@@ -1,4 +1,4 @@
-//! The CTAs and the cells of tensor memory that an instruction works on.
+//! CTAs and tensor-memory cells that an instruction uses.
 
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::decode::parsed::Parsed;
@@ -7,7 +7,7 @@ use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
 use crate::operand::Address;
 
-/// How many CTAs an instruction works in: one, or the two of a pair.
+/// Number of CTAs that an instruction works on: one, or the two CTAs of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CtaGroup(pub u32);
 
@@ -16,26 +16,26 @@ impl CtaGroup {
         CtaGroup(if i.has("cta_group::2") { 2 } else { 1 })
     }
 
-    /// The CTAs, in order of rank.
+    /// CTAs of the group, in order of rank.
     pub fn ctas(self, w: &Warp, m: &Machine<'_>) -> Stopped<Vec<u32>> {
         if self.0 == 1 {
             return Ok(vec![w.cta]);
         }
         let first = w.cta & !1;
         if first as usize + 1 >= m.ctas.len() {
-            let text = ".cta_group::2 in a cluster without a peer CTA";
+            let text = ".cta_group::2 needs a peer CTA, but the cluster has none";
             return Err(Stop::new(FaultKind::InvalidOperand, text));
         }
         Ok(vec![first, first + 1])
     }
 }
 
-/// The cell that a lane's address names.
+/// Cell at the address that a lane names.
 pub fn cell(w: &Warp, address: &Address, lane: usize) -> Cell {
     Cell::decode(w.address(address, lane) as u32)
 }
 
-/// A cell relative to another.
+/// Cell at an offset from `base`.
 pub fn offset(base: Cell, cell: Cell) -> Cell {
     Cell { lane: base.lane + cell.lane, column: base.column + cell.column }
 }

@@ -1,4 +1,4 @@
-//! `tcgen05.commit`: an arrival when all earlier `mma`, `cp` and `shift` of the thread are complete.
+//! `tcgen05.commit`: arrives at an mbarrier once all earlier `mma`, `cp` and `shift` of the thread are complete.
 
 use crate::code::Flow;
 use crate::config::fault::{FaultKind, Stop, Stopped};
@@ -16,10 +16,10 @@ use crate::types::Type;
 
 /// `tcgen05.commit [mbarrier]{, ctaMask}`.
 pub struct Commit {
-    /// The tensor cores of two CTAs are meant.
+    /// `true` if the commit covers the tensor cores of both CTAs of the pair.
     pair: bool,
     barrier: Address,
-    /// The CTAs whose mbarriers at this offset are signaled.
+    /// Mask of CTAs. The commit signals each CTA's mbarrier at the same offset.
     multicast: Option<Src>,
 }
 
@@ -58,7 +58,7 @@ impl Commit {
         let Spot::Shared { offset, .. } = m.resolve(w, at, 8)? else { return Ok(Vec::new()) };
         let ctas = w.lane(multicast, lane) as u32 & 0xffff;
         if let Some(cta) = lanes(ctas).find(|&cta| cta >= m.ctas.len()) {
-            let text = format!("a CTA mask with rank {cta} in a cluster of {}", m.ctas.len());
+            let text = format!("the CTA mask names rank {cta}, but the cluster has {} CTAs", m.ctas.len());
             return Err(Stop::new(FaultKind::InvalidOperand, text).lane(lane as u32));
         }
         Ok(lanes(ctas).map(|cta| MbarrierAt { cta: cta as u32, offset }).collect())
@@ -78,7 +78,7 @@ impl Effect for Arrivals {
 
     fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {
         for at in self.targets {
-            // An mbarrier that has been invalidated meanwhile gets no arrival.
+            // An mbarrier that was invalidated in the meantime gets no arrival.
             if m.ctas[at.cta as usize].mbarriers.contains_key(&at.offset) || !m.invalidated.contains(&at) {
                 m.mbarrier_arrive_async(at, self.agent.as_ref())?;
             }

@@ -62,7 +62,7 @@ impl Instruction for Cp {
     }
 }
 
-/// Chunks of shared memory and the cells that they go to, the same in each CTA.
+/// Chunks of shared memory and their destination cells, the same in each CTA.
 struct Copy {
     ctas: Vec<u32>,
     moves: Vec<(u32, Cell)>,
@@ -70,7 +70,7 @@ struct Copy {
 
 impl Effect for Copy {
     fn work(&self) -> Work {
-        // A chunk that goes to several places is read once.
+        // A chunk with several destinations is read once.
         let chunks: HashSet<u32> = self.moves.iter().map(|&(chunk, _)| chunk).collect();
         Work::Copy { ctas: self.ctas.clone(), bytes: chunks.len() as u64 * u64::from(CHUNK_BYTES) }
     }

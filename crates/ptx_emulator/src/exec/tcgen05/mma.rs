@@ -1,6 +1,8 @@
-//! `tcgen05.mma`: D = A · B + D, with A in shared or tensor memory, B in shared memory and D in tensor memory. With `.sp` A is
-//! sparse: half of its elements are there, and tensor memory says which. `.ws` keeps B where `.mma` keeps A; what is kept makes
-//! no difference here, but D of fewer rows lies in other lanes.
+//! `tcgen05.mma`: D = A · B + D, with A in shared or tensor memory, B in shared memory, and D in tensor memory.
+//!
+//! - With `.sp`, A is sparse: half of its elements are stored, and metadata in tensor memory gives their positions.
+//! - `.ws` keeps B in the tensor core between instructions, where the plain form keeps A. The emulator does not model
+//!   that. With `.ws`, D of fewer than 128 rows lies in other lanes.
 
 use super::cells::{CtaGroup, cell, offset};
 use super::turn::Turn;
@@ -36,22 +38,22 @@ pub struct Mma {
     a: A,
     /// Descriptor of B in shared memory.
     b: Src,
-    /// Where a sparse A's metadata lies.
+    /// Address of a sparse A's metadata. `None`: A is dense.
     metadata: Option<Address>,
     instruction: Src,
     scales: Option<ScaleOperands>,
-    /// Masks of D's lanes whose results are dropped, 32 lanes each.
+    /// Masks of D's lanes whose results are dropped: one mask for 32 lanes.
     disable: Vec<Src>,
-    /// D is added to, not overwritten.
+    /// `true`: D = A · B + D. `false`: D = A · B.
     accumulate: PredicateSrc,
-    /// D is divided by 2 to this power before (`scale-input-d`).
+    /// D is divided by 2 to this power before the addition (`scale-input-d`).
     shift: u32,
     weight_stationary: bool,
-    /// Descriptor of the columns of B that are taken for zero.
+    /// Descriptor of the columns of B that count as zero.
     zero_columns: Option<Src>,
 }
 
-/// Where A comes from.
+/// Location of A.
 enum A {
     /// Descriptor of a matrix in shared memory.
     Shared(Src),
@@ -99,7 +101,7 @@ impl Instruction for Mma {
             shift = i.constant(next + 1, "scale-input-d")? as u32;
         }
         if shift > 15 {
-            return Err(DecodeError::invalid("scale-input-d is 0 to 15"));
+            return Err(DecodeError::invalid("scale-input-d must be 0 to 15"));
         }
         let group = CtaGroup::decode(i);
         Ok(Mma {
@@ -152,7 +154,8 @@ fn kind(i: &Parsed<'_>) -> MmaKind {
     }
 }
 
-/// Scale factors of a row; without a modifier, the default of the kind (PTX ISA, "tcgen05.mma": `.scale_vectorsize`).
+/// Number of scale factors per row. Without a modifier, the kind's default (PTX ISA, "tcgen05.mma":
+/// `.scale_vectorsize`).
 fn scale_vector(i: &Parsed<'_>, kind: MmaKind) -> ScaleVector {
     match (i.one_of(&["block16", "block32", "scale_vec::1X", "scale_vec::2X", "scale_vec::4X"]), kind) {
         (Some("block16" | "scale_vec::4X"), _) => ScaleVector::X4,
@@ -164,14 +167,21 @@ fn scale_vector(i: &Parsed<'_>, kind: MmaKind) -> ScaleVector {
 }
 
 impl Mma {
-    /// The product with the operands of one lane. Errors in the descriptors themselves are found here.
+    /// Reads one lane's operands and decodes the descriptors. An invalid descriptor is a fault.
     fn product(&self, w: &Warp, m: &Machine<'_>, lane: usize) -> Stopped<Product> {
         let CtaGroup(group) = self.group;
         let word = w.lane(self.instruction, lane) as u32;
         let desc = InstructionDescriptor::decode(self.kind, group, self.weight_stationary, word).map_err(bad)?;
         if desc.sparse != self.metadata.is_some() {
-            let text = if desc.sparse { "a sparse A" } else { "a dense A, with .sp" };
-            return Err(Stop::new(FaultKind::BadDescriptor, format!("the instruction descriptor says {text}")));
+            let text = if desc.sparse {
+                "sparse, but the instruction has no .sp"
+            } else {
+                "dense, but the instruction has .sp"
+            };
+            return Err(Stop::new(
+                FaultKind::BadDescriptor,
+                format!("the instruction descriptor says that A is {text}"),
+            ));
         }
         if self.zero_columns.is_some_and(|mask| w.lane(mask, lane) != 0) {
             return Err(Stop::unsupported("a zero-column mask"));
@@ -184,8 +194,9 @@ impl Mma {
             }
             _ => None,
         };
-        let path = DataPath::of(desc.m, group, desc.sparse, self.weight_stationary)
-            .ok_or_else(|| Stop::new(FaultKind::BadDescriptor, format!("M = {} with .cta_group::{group}", desc.m)))?;
+        let path = DataPath::of(desc.m, group, desc.sparse, self.weight_stationary).ok_or_else(|| {
+            Stop::new(FaultKind::BadDescriptor, format!("M = {} does not exist with .cta_group::{group}", desc.m))
+        })?;
         let a = match &self.a {
             A::Shared(s) => SourceA::Shared(SharedMatrix::tcgen05(w.lane(*s, lane)).map_err(bad)?),
             A::Tmem(address) => SourceA::Tmem(cell(w, address, lane)),
@@ -211,7 +222,7 @@ impl Mma {
     }
 }
 
-/// One product, with the operands of a lane.
+/// One product, with the operands of one lane.
 struct Product {
     ctas: Vec<u32>,
     desc: InstructionDescriptor,
@@ -219,12 +230,12 @@ struct Product {
     d: Cell,
     a: SourceA,
     b: SharedMatrix,
-    /// The first cell of a sparse A's metadata.
+    /// First cell of a sparse A's metadata. `None`: A is dense.
     metadata: Option<Cell>,
     scales: Option<ScaleCells>,
     accumulate: bool,
     shift: u32,
-    /// Lanes of each CTA whose results are dropped.
+    /// Lanes of each CTA whose results are dropped, as masks.
     disabled: Vec<u128>,
 }
 
@@ -233,7 +244,7 @@ enum SourceA {
     Tmem(Cell),
 }
 
-/// Where scale factors lie, and how.
+/// Location and layout of the scale factors.
 struct ScaleCells {
     ty: ScaleType,
     vector: ScaleVector,
@@ -241,13 +252,13 @@ struct ScaleCells {
     b: Cell,
 }
 
-/// Sizes, and places in memory.
+/// Sizes and memory locations.
 impl Product {
     fn packing(&self, shared: bool) -> Packing {
         Packing::of(self.desc.kind, shared)
     }
 
-    /// Elements of a row of A that are there.
+    /// Stored elements per row of A.
     fn a_elements(&self) -> u32 {
         if self.desc.sparse { self.desc.k / 2 } else { self.desc.k }
     }
@@ -270,17 +281,17 @@ impl Product {
         self.shared_operand(self.b, self.desc.b, self.desc.major_b, self.desc.k)
     }
 
-    /// Bits of an element of A as metadata count them: 4- and 6-bit elements have a byte each, except in the 4-bit kinds.
+    /// Bits per element of A for the metadata. Elements of 4 or 6 bits count as bytes, except in the 4-bit kinds.
     fn sparse_bits(&self) -> u32 {
         if self.packing(true) == Packing::Padded { 8 } else { self.desc.a.bits() }
     }
 
-    /// Groups of neighbors of a row of a sparse A.
+    /// Groups of adjacent elements per row of a sparse A.
     fn groups(&self) -> u32 {
         sparse::groups(self.sparse_bits(), self.desc.k as usize) as u32
     }
 
-    /// The cell and bit of a group's metadata, behind the first.
+    /// Cell, relative to the first metadata cell, and bit of a group's metadata.
     fn metadata_place(&self, row: u32, group: u32) -> (Cell, u32) {
         let (place, bit) = sparse::tcgen05_place(row, group, self.groups(), self.desc.sparsity_selector);
         (self.path.a_cell(place.row, 4 * place.column, 0), bit)
@@ -291,12 +302,12 @@ impl Product {
         self.desc.n / self.ctas.len() as u32
     }
 
-    /// Columns of a run of D. A row of D is one run, or two or four runs in different lanes.
+    /// Columns of a run of D. A row of D consists of one run, or of two or four runs in different lanes.
     fn run_columns(&self) -> u32 {
         self.path.d_columns(self.desc.n)
     }
 
-    /// The first cell of each run of D in a CTA, row after row.
+    /// First cell of each run of D in a CTA, row after row.
     fn runs(&self) -> impl Iterator<Item = Cell> {
         let columns = move || (0..self.desc.n).step_by(self.run_columns() as usize);
         (0..self.path.rows_per_cta())
@@ -305,11 +316,12 @@ impl Product {
     }
 }
 
-/// The part of `issue` that checks all reads and writes.
+/// The part of `issue` that records and checks all reads and writes.
 impl Product {
     fn track(&self, m: &mut Machine<'_>, w: &Warp, agent: Option<&Agent>) -> Stopped<()> {
         if !self.path.allows_lane(self.d.lane) {
-            let text = format!("the accumulator's address names lane {}", self.d.lane);
+            let text =
+                format!("the accumulator's address names lane {}, which this data path does not allow", self.d.lane);
             return Err(Stop::new(FaultKind::TmemOutOfBounds, text));
         }
         let (b, rows) = (self.shared_b(), self.path.rows_per_cta());
@@ -342,7 +354,7 @@ impl Product {
 
     fn track_metadata(&self, m: &mut Machine<'_>, w: &Warp, agent: Option<&Agent>, cta: u32) -> Stopped<()> {
         let Some(at) = self.metadata else { return Ok(()) };
-        // A lane's cells: a column of metadata where sixteen rows share it, else two.
+        // Columns of metadata in a lane: one if sixteen rows share a lane, otherwise two.
         let columns = self.groups() / 8;
         for row in 0..self.path.rows_per_cta() {
             let (first, _) = self.metadata_place(row, 0);
@@ -368,7 +380,7 @@ impl Effect for Product {
         let (ctas, rows) = (self.ctas.len() as u32, self.path.rows_per_cta());
         let (row_a, row_b) = (u64::from(self.a_row_bytes(true)), u64::from(self.shared_b().row_bytes));
         let a = if matches!(self.a, SourceA::Shared(_)) { u64::from(rows) * row_a } else { 0 };
-        // One CTA alone takes as long for 64 rows as for 128. A row of f16 has two bytes a number.
+        // A single CTA takes as long for 64 rows as for 128. A row's bytes count as f16 numbers of two bytes.
         let rows = if ctas == 1 { rows.max(128) } else { rows };
         let multiply_adds = u64::from(rows) * u64::from(self.desc.n) * row_a / 2;
         let shared_bytes = a + u64::from(self.b_rows()) * row_b;
@@ -399,9 +411,9 @@ impl Effect for Product {
     }
 }
 
-/// The steps of `finish`: operands are gathered from memory and multiplied.
+/// The steps of `finish`, which gather operands from memory and multiply them.
 impl Product {
-    /// A's rows in one CTA with zeros where nothing is, and how they are packed.
+    /// Rows of A in one CTA, with zeros for the elements that a sparse A does not store, and their packing.
     fn dense_a(&self, m: &Machine<'_>, cta: u32) -> Stopped<(Vec<u8>, Packing)> {
         let mut packing = self.packing(matches!(self.a, SourceA::Shared(_)));
         let mut a = self.gather_a(m, cta)?;
@@ -421,7 +433,7 @@ impl Product {
         Ok((dense.map_err(twice)?, packing))
     }
 
-    /// The elements of A's rows in one CTA that are there.
+    /// Stored elements of A's rows in one CTA.
     fn gather_a(&self, m: &Machine<'_>, cta: u32) -> Stopped<Vec<u8>> {
         let rows = self.path.rows_per_cta();
         let at = match self.a {
@@ -439,7 +451,7 @@ impl Product {
         Ok(out)
     }
 
-    /// What D's rows in one CTA begin with.
+    /// Initial values of D's rows in one CTA.
     fn gather_d(&self, m: &Machine<'_>, cta: u32) -> Stopped<Vec<u32>> {
         let elements = (self.path.rows_per_cta() * self.desc.n) as usize;
         if !self.accumulate {
@@ -451,7 +463,7 @@ impl Product {
         }
         if self.shift > 0 {
             if self.desc.d != Accumulator::F32 {
-                return Err(Stop::unsupported("scale-input-d with sums of another type than f32"));
+                return Err(Stop::unsupported("scale-input-d with an accumulator type other than f32"));
             }
             let scale = f32::powi(0.5, self.shift as i32);
             d.iter_mut().for_each(|sum| *sum = (f32::from_bits(*sum) * scale).to_bits());
@@ -459,7 +471,7 @@ impl Product {
         Ok(d)
     }
 
-    /// The scale factor codes of rows of A in one CTA.
+    /// Scale factors of A's rows in one CTA.
     fn scales_a(&self, m: &Machine<'_>, cta: u32) -> Stopped<Option<Scales>> {
         let Some(ScaleCells { ty, vector, a: at, .. }) = self.scales else { return Ok(None) };
         let (rows, blocks) = (self.path.rows_per_cta(), vector as u32);
@@ -474,7 +486,7 @@ impl Product {
         decode_scales(ty, rows, blocks, &codes).map(Some)
     }
 
-    /// The scale factor codes of B. Each quarter of a CTA's lanes has a copy; the copies must agree.
+    /// Scale factors of B. Each quarter of a CTA's lanes has a copy. The copies must agree.
     fn scales_b(&self, m: &Machine<'_>, cta: u32) -> Stopped<Option<Scales>> {
         let Some(ScaleCells { ty, vector, b: at, .. }) = self.scales else { return Ok(None) };
         let (n, blocks) = (self.desc.n, vector as u32);
@@ -539,6 +551,7 @@ impl Product {
 }
 
 fn decode_scales(ty: ScaleType, rows: u32, blocks: u32, codes: &[u8]) -> Stopped<Scales> {
-    Scales::decode(ty, rows as usize, blocks as usize, codes)
-        .ok_or_else(|| Stop::new(FaultKind::InvalidOperand, "a ue4m3 scale factor with its top bit set"))
+    Scales::decode(ty, rows as usize, blocks as usize, codes).ok_or_else(|| {
+        Stop::new(FaultKind::InvalidOperand, "a scale factor has its top bit set; ue4m3 has no sign bit")
+    })
 }

@@ -1,4 +1,4 @@
-//! `tcgen05.shift`: each of 32 lanes but the last gets the next one's 32 bytes.
+//! `tcgen05.shift`: each of 32 lanes except the last gets the 32 bytes of the next lane.
 
 use super::cells::{CtaGroup, cell};
 use super::turn::Turn;
@@ -29,7 +29,8 @@ impl Instruction for Shift {
         for lane in lanes(mask) {
             let base = cell(w, &self.address, lane);
             if !base.lane.is_multiple_of(LANES_PER_WARP) {
-                let text = format!("a shift from lane {}; the lane must be a multiple of {LANES_PER_WARP}", base.lane);
+                let text =
+                    format!("a shift starts at lane {}; the lane must be a multiple of {LANES_PER_WARP}", base.lane);
                 return Err(Stop::new(FaultKind::InvalidOperand, text).lane(lane as u32));
             }
             let ctas = self.group.ctas(w, m)?;
@@ -50,7 +51,7 @@ impl Instruction for Shift {
     }
 }
 
-/// The lanes from `base` on, one up.
+/// Copies the contents of each lane after `base` to the lane before it.
 struct Move {
     ctas: Vec<u32>,
     base: Cell,

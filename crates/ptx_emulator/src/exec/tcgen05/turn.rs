@@ -1,4 +1,4 @@
-//! The turn that an asynchronous operation of a thread takes in the tensor core.
+//! Position of a thread's asynchronous operation in the order of the tensor core.
 
 use std::sync::Arc;
 
@@ -7,17 +7,17 @@ use crate::machine::state::{Effect, Machine};
 use crate::machine::tensor_core::Kind;
 use crate::machine::warp::Warp;
 
-/// Where an operation stands in the order of its CTA pair's tensor core.
+/// Position of an operation in the order of its CTA pair's tensor core.
 pub struct Turn {
     kind: Kind,
     agent: Option<Agent>,
-    /// Operations that it follows and that are not complete.
+    /// Incomplete operations that this operation must follow.
     after: Vec<u64>,
 }
 
 impl Turn {
-    /// The turn of an operation that one lane issues now. It comes after all earlier operations; under `strict` only
-    /// after those of the kinds that are pipelined with it.
+    /// Assigns a turn to an operation that one lane issues now. It follows all earlier operations. Under `strict` it
+    /// follows only the operations whose kind is pipelined with it.
     pub fn take(m: &mut Machine<'_>, w: &Warp, lane: usize, kind: Kind, pipelined: &[Kind]) -> Turn {
         let strict = m.launch.config.strict;
         let pipes = &m.pipes[(w.cta / 2) as usize];
@@ -36,7 +36,7 @@ impl Turn {
         Turn { kind, agent, after }
     }
 
-    /// The operation as the race detector knows it.
+    /// The operation's agent for the race detector.
     pub fn agent(&self) -> Option<&Agent> {
         self.agent.as_ref()
     }
@@ -52,8 +52,8 @@ impl Turn {
     }
 }
 
-/// What an operation knows of tensor memory under `strict`: what the warp knew at its last `fence::after_thread_sync`,
-/// what the warp's own operations did, and what came earlier in the tensor core.
+/// Returns `agent` with the order of its accesses to tensor memory under `strict`: they follow what the warp knew at
+/// its last `fence::after_thread_sync`, the warp's own operations, and earlier operations of the tensor core.
 pub fn after_fence<'a>(
     race: &Detector,
     w: &'a Warp,

@@ -1,4 +1,4 @@
-"""Makes approx.csv, the reference of hw/approx.rs's f32 functions. Needs mpmath.
+"""Generates approx.csv, the reference for the f32 functions of hw/approx.rs. Needs mpmath.
 
 Run: python approx_table.py > approx.csv
 

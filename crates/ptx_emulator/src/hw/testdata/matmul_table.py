@@ -1,9 +1,9 @@
-"""Makes matmul.csv, the expected results of hw/matmul.rs, from sums of fractions. Needs nothing but Python.
+"""Generates matmul.csv, the expected results of hw/matmul.rs, from sums of fractions. Needs only Python.
 
 Run: python matmul_table.py > matmul.csv
 
-Every row is an M = 3, N = 2 product with one MMA's K. Bytes are in hex, A and B row by row along K; the accumulator and
-the result are f32, little endian, row by row.
+Every row is an M = 3, N = 2 product with one MMA's K. Bytes are in hex, A and B row by row along K. The accumulator
+and the result are f32, little endian, row by row.
 """
 import random
 import struct
@@ -38,7 +38,7 @@ def value(name, code):
 
 
 def extreme_codes(name, count):
-    """One huge value, then tiny ones: sums that f64 cannot hold."""
+    """One huge value, then tiny values: f64 cannot hold their sum."""
     eb, mb, *_ = FORMATS[name]
     top = 180 if eb == 8 else 2**eb - 2
     code = lambda low, high: (
@@ -55,7 +55,7 @@ def random_codes(name, count, moderate):
         code = random.getrandbits(1 + eb + mb)
         if moderate and eb > 4 and abs((code >> mb) % 2**eb - bias) > 6:
             continue
-        # Keep the widest formats' sums inside f32.
+        # Keep the sums of the widest formats within f32.
         if eb == 8 and (code >> mb) % 256 > 180:
             continue
         if value(name, code) is not None:
@@ -67,7 +67,7 @@ def pack(name, packing, codes):
     """Bytes of one row."""
     width = FORMATS[name][2]
     if name == "tf32":
-        # The low 13 bits are ignored: fill them with noise.
+        # The low 13 bits are ignored, so they hold random bits.
         return b"".join(struct.pack("<I", code << 13 | random.getrandbits(13)) for code in codes)
     if packing == "container" and width < 8:
         shift = 2 if width == 4 else 0
@@ -87,10 +87,10 @@ def f32_value(bits):
 
 
 def round_f32(x):
-    """Nearest even, by bisection over the ordered bit patterns of f32's magnitudes."""
+    """Rounds to nearest even, by bisection over the ordered bit patterns of f32 magnitudes."""
     a = abs(x)
     low, high = 0, 0x7F7FFFFF
-    assert a < f32_value(high), "overflow is not part of this table"
+    assert a < f32_value(high), "this table must not overflow"
     while high - low > 1:
         middle = (low + high) // 2
         if f32_value(middle) <= a:
@@ -118,7 +118,7 @@ def row(kind, a_name, b_name, packing, k, blocks=0, scale=None, moderate=True, c
     sa = [[random.randrange(low, high) for _ in range(blocks)] for _ in range(M)]
     sb = [[random.randrange(low, high) for _ in range(blocks)] for _ in range(N)]
     if cancel and kind.startswith("fours"):
-        # The first block outweighs the others by far.
+        # The first block is far larger than the others.
         sa, sb = ([[150] + [random.randrange(110, 114) for _ in s[1:]] for s in ss] for ss in (sa, sb))
     dominant = k // blocks if kind.startswith("fours") else 1
     c, d = [], []
@@ -132,10 +132,10 @@ def row(kind, a_name, b_name, packing, k, blocks=0, scale=None, moderate=True, c
                     term *= scale_value(scale, sa[i][block]) * scale_value(scale, sb[j][block])
                 total += term
                 largest += term if at < dominant else 0
-            # An accumulator near the sum's size, sometimes near its negative, sometimes far off.
+            # An accumulator near the sum, near its negative, or far from both.
             near = float(total) * random.choice([1, -1, 0.001, 1e-7, 300]) * random.uniform(0.9, 1.1)
             if cancel:
-                # Takes away what dominates, exactly, and leaves what a rounded sum has lost.
+                # Cancels the dominant terms exactly, and leaves the terms that a rounded sum loses.
                 near = -float(largest)
                 assert f32_value(struct.unpack("<I", struct.pack("<f", near))[0]) == -largest
             bits = struct.unpack("<I", struct.pack("<f", near))[0]

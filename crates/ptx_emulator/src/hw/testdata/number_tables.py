@@ -1,9 +1,9 @@
-"""Makes rounding.csv, the expected results of hw/number.rs. Needs numpy and ml_dtypes.
+"""Generates rounding.csv, the expected results of hw/number.rs. Needs numpy and ml_dtypes.
 
 Run: python number_tables.py > rounding.csv
 
-The values of each format are enumerated from its code's definition as exact fractions, checked against ml_dtypes or
-numpy, and an input is rounded by searching its two neighbors among them. No arithmetic is shared with the Rust code.
+The values of each format are enumerated as exact fractions from the definition of its codes, and checked against
+ml_dtypes or numpy. An input is rounded by a search for its two neighbors. The Rust code shares no arithmetic with this.
 """
 import bisect
 import math
@@ -29,7 +29,7 @@ MODES = ["rn", "rna", "rz", "rm", "rp"]
 
 
 def magnitudes(eb, mb, ieee, nan_only):
-    """All finite magnitudes, indexed by code."""
+    """Returns all finite magnitudes, indexed by code."""
     bias = 2 ** (eb - 1) - 1
     values = []
     for code in range(2 ** (eb + mb)):
@@ -55,7 +55,7 @@ def check(values, eb, mb, dtype):
 
 
 def round_code(values, x, mode, infinity, satfinite):
-    """The magnitude code and sign of x (a Fraction, or ±inf)."""
+    """Returns the magnitude code and the sign of x (a Fraction, or ±inf)."""
     negative = x < 0
     largest = len(values) - 1
     over = largest if infinity is None or satfinite else infinity
@@ -66,7 +66,7 @@ def round_code(values, x, mode, infinity, satfinite):
     if values[low] == a:
         return low, negative
     away = {"rz": False, "rm": negative, "rp": not negative}
-    # The value that would follow the largest if the exponent had no bound.
+    # For the largest value: the next value if the exponent were unbounded.
     high_value = values[low + 1] if low < largest else 2 * values[largest] - values[largest - 1]
     if mode in away:
         up = away[mode]
@@ -107,7 +107,7 @@ def main():
             for sign in (1, -1):
                 signed = float(x) * sign
                 if x != math.inf:
-                    assert Fraction(signed) == x * sign, "inputs must be exact in f64"
+                    assert Fraction(signed) == x * sign, "every input must be exact in f64"
                 exact = signed if x == math.inf else x * sign
                 hexa = struct.pack(">d", signed).hex()
                 for mode in MODES:
