@@ -108,9 +108,7 @@ fn every_removed_sync_copy_and_mma_is_found() {
         Sabotage::do_not_wait(7),
         Sabotage::leave_out("mbarrier.arrive", 7),
         Sabotage::leave_out("cp.async.bulk.shared", 4),
-        // Fences between a stage's loads and its release are spare: the emulator completes a load at once, a GPU does
-        // not.
-        Sabotage::leave_out("fence.proxy.async", 5).spare(4),
+        Sabotage::leave_out("fence.proxy.async", 5),
         Sabotage::leave_out("wgmma.fence", 2),
         Sabotage::leave_out("wgmma.wait_group.sync.aligned 1", 2),
         Sabotage::leave_out("wgmma.wait_group.sync.aligned 0", 2),
