@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::process::ExitCode;
+
 use common::{criterion, measure};
 use criterion::{BenchmarkGroup, SamplingMode, measurement::WallTime};
 use nvfp4::Output;
@@ -75,7 +77,8 @@ fn bench_sanitizer(group: &mut BenchmarkGroup<'_, WallTime>) -> Option<f64> {
     Some(with? / without?)
 }
 
-fn main() {
+/// Exits with status 1 if a goal is not met.
+fn main() -> ExitCode {
     let mut criterion = criterion();
     let mut group = criterion.benchmark_group("emulator");
     group.sampling_mode(SamplingMode::Flat);
@@ -85,7 +88,11 @@ fn main() {
     group.finish();
     criterion.final_summary();
 
-    let verdict = |met| if met { "met" } else { "NOT met" };
+    let mut all_met = true;
+    let mut verdict = |met| {
+        all_met &= met;
+        if met { "met" } else { "NOT met" }
+    };
     println!("\nin this run, on {} threads:", rayon::current_num_threads());
     if let Some(rate) = alu {
         let (goal, verdict) = (THREAD_INSTRUCTIONS_PER_SECOND, verdict(rate >= THREAD_INSTRUCTIONS_PER_SECOND));
@@ -99,4 +106,5 @@ fn main() {
         let verdict = verdict(ratio <= SANITIZER_SLOWDOWN);
         println!("sanitizer: {ratio:.2} x slower on gated_simt, goal at most {SANITIZER_SLOWDOWN:.0} x: {verdict}");
     }
+    if all_met { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

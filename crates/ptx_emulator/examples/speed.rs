@@ -6,6 +6,7 @@
 //! ```
 
 use std::fs;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use ptx_emulator::{Arg, Device, DeviceConfig, LaunchConfig, Module, Report, Schedule};
@@ -70,7 +71,8 @@ fn cpu_time(pool: &ThreadPool, run: impl Fn() -> Result<Report> + Sync) -> Resul
     })
 }
 
-fn main() -> Result<()> {
+/// Exits with status 1 if a ratio exceeds its goal.
+fn main() -> Result<ExitCode> {
     let module = Module::parse(include_str!("speed/kernels.ptx"))?;
     let one = ThreadPoolBuilder::new().num_threads(1).build()?;
     let checked = LaunchConfig { sanitize: true, global_races: true, ..LaunchConfig::linear(1, 1) };
@@ -111,5 +113,5 @@ fn main() -> Result<()> {
         "goals: sanitizer {SANITIZER} x machine, races {RACES} x that, worst {WORST} x fair: {}",
         if met { "met" } else { "NOT met" }
     );
-    Ok(())
+    Ok(if met { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
