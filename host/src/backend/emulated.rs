@@ -55,7 +55,7 @@ impl Backend for Emulated {
         self.clock.as_ref().map(|clock| clock.prediction())
     }
 
-    fn prepare<'w>(&self, weights: &'w Weights<'w>) -> Result<Box<dyn Layer + 'w>, Error> {
+    fn prepare<'w>(&self, weights: &Weights<'w>) -> Result<Box<dyn Layer + 'w>, Error> {
         let launcher = Launcher::new(self.variant, self.default, weights)?;
         let mut device = self.memory();
         let weights =
@@ -64,7 +64,7 @@ impl Backend for Emulated {
         Ok(Box::new(EmulatedLayer { launcher, gpu, device, weights, step: Vec::new(), done: None }))
     }
 
-    fn prepare_moe<'w>(&self, weights: &'w MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
+    fn prepare_moe<'w>(&self, weights: &MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
         Ok(Box::new(moe::EmulatedMoeLayer::new(self.clone(), weights)?))
     }
 
@@ -72,7 +72,7 @@ impl Backend for Emulated {
         self.moe_kernels().default_format()
     }
 
-    fn prepare_linear<'w>(&self, weights: &'w LinearWeights<'w>) -> Result<Box<dyn LinearLayer + 'w>, Error> {
+    fn prepare_linear<'w>(&self, weights: &LinearWeights<'w>) -> Result<Box<dyn LinearLayer + 'w>, Error> {
         Ok(Box::new(linear::EmulatedLinear::new(self.clone(), weights)?))
     }
 

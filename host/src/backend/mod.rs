@@ -35,17 +35,18 @@ pub trait Backend {
         None
     }
 
-    /// Brings the weights into the form and the place that the kernel reads. Once for many steps.
+    /// Brings the weights into the form and the place that the kernel reads, once for many steps. The weights may be dropped
+    /// afterwards; bytes that their matrices borrow may not.
     ///
     /// # Errors
     /// If the device fails or is out of memory.
-    fn prepare<'w>(&self, weights: &'w Weights<'w>) -> Result<Box<dyn Layer + 'w>, Error>;
+    fn prepare<'w>(&self, weights: &Weights<'w>) -> Result<Box<dyn Layer + 'w>, Error>;
 
     /// As [`Backend::prepare`], of a whole MoE layer.
     ///
     /// # Errors
     /// If the device fails or is out of memory, or the backend computes no such layer.
-    fn prepare_moe<'w>(&self, _: &'w MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
+    fn prepare_moe<'w>(&self, _: &MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
         Err(Error::NotComputed(format!("{} computes no MoE layers on {}; take the CPU", self.name(), self.device())))
     }
 
@@ -59,7 +60,7 @@ pub trait Backend {
     ///
     /// # Errors
     /// If the device fails or is out of memory, or the backend computes no such layer.
-    fn prepare_linear<'w>(&self, _: &'w LinearWeights<'w>) -> Result<Box<dyn LinearLayer + 'w>, Error> {
+    fn prepare_linear<'w>(&self, _: &LinearWeights<'w>) -> Result<Box<dyn LinearLayer + 'w>, Error> {
         Err(Error::NotComputed(format!("{} computes no linear layers on {}; take the CPU", self.name(), self.device())))
     }
 

@@ -1,9 +1,9 @@
-//! A packed NVFP4 matrix with owned bytes, or with borrowed bytes in the right form.
+//! A packed NVFP4 matrix over borrowed or shared bytes.
 
-use std::borrow::Cow;
 use std::ops::Range;
 
 use super::blocked::BlockedScales;
+use super::bytes::Bytes;
 use super::{BLOCK, e2m1, e4m3};
 use crate::error::Error;
 
@@ -26,8 +26,8 @@ use crate::error::Error;
 pub struct Matrix<'a> {
     rows: usize,
     k: usize,
-    values: Cow<'a, [u8]>,
-    scales: Cow<'a, [u8]>,
+    values: Bytes<'a>,
+    scales: Bytes<'a>,
     global_scale: f32,
 }
 
@@ -40,8 +40,8 @@ impl<'a> Matrix<'a> {
     pub fn new(
         rows: usize,
         k: usize,
-        values: impl Into<Cow<'a, [u8]>>,
-        scales: impl Into<Cow<'a, [u8]>>,
+        values: impl Into<Bytes<'a>>,
+        scales: impl Into<Bytes<'a>>,
         global_scale: f32,
     ) -> Result<Self, Error> {
         let (values, scales) = (values.into(), scales.into());
@@ -117,8 +117,8 @@ impl<'a> Matrix<'a> {
         Matrix {
             rows: rows.len(),
             k: self.k,
-            values: Cow::Borrowed(&self.values[bytes(self.k / 2)]),
-            scales: Cow::Borrowed(&self.scales[bytes(self.k / BLOCK)]),
+            values: Bytes::Borrowed(&self.values[bytes(self.k / 2)]),
+            scales: Bytes::Borrowed(&self.scales[bytes(self.k / BLOCK)]),
             global_scale: self.global_scale,
         }
     }

@@ -5,10 +5,12 @@
 //! possible.
 
 pub mod blocked;
+mod bytes;
 pub mod e2m1;
 pub mod e4m3;
 mod matrix;
 
+pub use bytes::Bytes;
 pub use matrix::Matrix;
 
 /// Number of elements of K that share a scale.

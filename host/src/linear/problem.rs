@@ -137,7 +137,15 @@ impl<'a> LinearStep<'a> {
     /// # Errors
     /// If the stride is less than K, or there are too few elements or too many tokens.
     pub fn new(layer: &LinearWeights<'_>, inputs: LinearInputs<'a>) -> Result<Self, Error> {
-        let (sizes, tokens, stride) = (layer.sizes(), inputs.tokens, inputs.stride);
+        Self::of_sizes(layer.sizes(), inputs)
+    }
+
+    /// The step of a layer of these sizes: [`LinearStep::new`] where the layer's weights are gone.
+    ///
+    /// # Errors
+    /// As [`LinearStep::new`].
+    pub fn of_sizes(sizes: LinearSizes, inputs: LinearInputs<'a>) -> Result<Self, Error> {
+        let (tokens, stride) = (inputs.tokens, inputs.stride);
         if stride < sizes.k {
             return Err(Error::Invalid(format!(
                 "the tokens' row stride is {stride} elements, less than K = {}; give the elements from one token to the next",

@@ -351,7 +351,14 @@ impl<'a> MoeStep<'a> {
     /// If a length or the stride does not fit, weights on the input are asked for with more than one expert a token or with a
     /// shared expert, or there are shared weights but no shared expert.
     pub fn new(layer: &MoeWeights<'_>, inputs: MoeInputs<'a>) -> Result<Self, Error> {
-        let sizes = layer.sizes();
+        Self::of_sizes(layer.sizes(), layer.expert_map(), inputs)
+    }
+
+    /// The step of a layer of these sizes: [`MoeStep::new`] where the layer's weights are gone.
+    ///
+    /// # Errors
+    /// As [`MoeStep::new`].
+    pub fn of_sizes(sizes: MoeSizes, expert_map: Option<&[i32]>, inputs: MoeInputs<'a>) -> Result<Self, Error> {
         let (tokens, hidden) = (inputs.tokens, sizes.hidden);
         let choices = tokens.checked_mul(sizes.top_k).filter(|&choices| choices < NO_ROW as usize);
         let choices = choices.ok_or(Error::TooLarge)?;
@@ -383,7 +390,7 @@ impl<'a> MoeStep<'a> {
                 return Err(Error::Mismatch { what, got, expected });
             }
         }
-        if shared_weights.is_some() && layer.shared().is_none() {
+        if shared_weights.is_some() && sizes.shared_intermediate.is_none() {
             return Err(Error::Invalid("weights of a shared expert, but the layer has none; leave them out".into()));
         }
         if inputs.weights_on_input && sizes.top_k > 1 {
@@ -392,7 +399,7 @@ impl<'a> MoeStep<'a> {
             ));
         }
         check_bytes(&sizes, tokens, choices)?;
-        let rows = Rows::new(&inputs.ids, sizes.top_k, sizes.experts, layer.expert_map());
+        let rows = Rows::new(&inputs.ids, sizes.top_k, sizes.experts, expert_map);
         Ok(Self { sizes, inputs, rows })
     }
 

@@ -2,64 +2,65 @@
 
 use std::time::{Duration, Instant};
 
+use super::LinearCompute;
 use super::epilogue::Epilogue;
 use super::kernel::Kernel;
 use super::layout::{Panels, Tokens16, columns_of_chunk};
-use super::products::{Product, Products, TokenBuffer};
-use crate::backend::LinearLayer;
+use super::products::{Pool, Product, Products, TokenBuffer};
 use crate::error::Error;
 use crate::linear::{LinearOutput, LinearSizes, LinearStep, LinearWeights};
 
-/// The layer: weights in panels, and the buffers of a step, kept for the next.
-pub(super) struct CpuLinear<T: Tokens16> {
-    name: &'static str,
+/// The weights of a layer in panels, and the buffers of its steps.
+pub(super) struct PackedLinear<T: Tokens16> {
     kernel: Kernel<T>,
     sizes: LinearSizes,
     panels: Panels,
     global: f32,
     /// Empty if there is none.
     bias: Vec<f32>,
-    tokens: TokenBuffer<T>,
-    products: Products,
+    buffers: Pool<Buffers<T>>,
 }
 
-impl<T: Tokens16> CpuLinear<T> {
-    pub(super) fn new(name: &'static str, kernel: Kernel<T>, weights: &LinearWeights<'_>) -> Result<Self, Error> {
+/// The buffers of one step, kept for the next one.
+struct Buffers<T: Tokens16>(TokenBuffer<T>, Products);
+
+impl<T: Tokens16> Default for Buffers<T> {
+    fn default() -> Self {
+        Self(TokenBuffer::new(), Products::default())
+    }
+}
+
+impl<T: Tokens16> PackedLinear<T> {
+    pub(super) fn new(kernel: Kernel<T>, weights: &LinearWeights<'_>) -> Result<Self, Error> {
         Ok(Self {
-            name,
             kernel,
             sizes: weights.sizes(),
             panels: Panels::new(&[weights.matrix()])?,
             global: weights.matrix().global_scale(),
             bias: weights.bias().map_or(Vec::new(), |bias| bias.into_owned()),
-            tokens: TokenBuffer::new(),
-            products: Products::default(),
+            buffers: Pool::default(),
         })
     }
 }
 
-impl<T: Tokens16> LinearLayer for CpuLinear<T> {
-    fn kernel(&self) -> &str {
-        self.name
-    }
-
-    fn execute(&mut self, step: &LinearStep<'_>, output: &mut LinearOutput) -> Result<Duration, Error> {
-        step.check_fits(self.sizes)?;
-        output.check_fits(step)?;
-        let started = Instant::now();
-        let (dtype, m) = (self.sizes.dtype, step.tokens());
-        if m > 0 {
-            self.tokens.fill(std::iter::once((m, self.sizes.k)), |_, row, chunk, out| {
-                T::unpack(dtype, columns_of_chunk::<T>(step.token(row), chunk), out);
-            });
-            let product = |_| Product {
-                weights: &self.panels,
-                tokens: self.tokens.of(0),
-                m,
-                epilogue: Epilogue::of_bits16([self.global, 0.0], [&self.bias, &[]], None, dtype),
-            };
-            self.products.run(&self.kernel, 1, product, &mut output.out);
-        }
-        Ok(started.elapsed())
+impl<T: Tokens16> LinearCompute for PackedLinear<T> {
+    fn compute(&self, step: &LinearStep<'_>, output: &mut LinearOutput) -> Duration {
+        self.buffers.with(|Buffers(tokens, products)| {
+            let started = Instant::now();
+            let (dtype, m) = (self.sizes.dtype, step.tokens());
+            if m > 0 {
+                tokens.fill(std::iter::once((m, self.sizes.k)), |_, row, chunk, out| {
+                    T::unpack(dtype, columns_of_chunk::<T>(step.token(row), chunk), out);
+                });
+                let product = |_| Product {
+                    weights: &self.panels,
+                    tokens: tokens.of(0),
+                    m,
+                    epilogue: Epilogue::of_bits16([self.global, 0.0], [&self.bias, &[]], None, dtype),
+                };
+                products.run(&self.kernel, 1, product, &mut output.out);
+            }
+            started.elapsed()
+        })
     }
 }

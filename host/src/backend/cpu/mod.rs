@@ -37,8 +37,8 @@ use self::layout::{Bf16, Bf16ByParity, Bits16, Nvfp4, Panels, unpack_nvfp4};
 use self::products::{Product, Products, TokenBuffer};
 use super::{Backend, Layer, LinearLayer, MoeLayer};
 use crate::error::Error;
-use crate::linear::LinearWeights;
-use crate::moe::MoeWeights;
+use crate::linear::{LinearInputs, LinearOutput, LinearSizes, LinearStep, LinearWeights};
+use crate::moe::{MoeInputs, MoeOutput, MoeSizes, MoeStep, MoeWeights};
 use crate::output::Output;
 use crate::plan::roofline::Peaks;
 use crate::problem::{Expert, Op, Step, TokenDtype, TokenFormat, Weights};
@@ -189,6 +189,40 @@ impl Cpu {
         self.isa
     }
 
+    /// [`Backend::prepare_moe`] with a type that several threads can run at once.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is no memory for the weights.
+    pub fn prepare_moe_layer<'w>(&self, weights: &MoeWeights<'w>) -> Result<CpuMoeLayer<'w>, Error> {
+        use moe::PackedMoe;
+        let sizes = weights.sizes();
+        let (kernel, compute): (_, Box<dyn MoeCompute + 'w>) =
+            match self.kernel_of_tokens(sizes.token_format, sizes.dtype) {
+                Some((name, Kernel16::Bits16(kernel))) => (name, Box::new(PackedMoe::new(kernel, weights)?)),
+                Some((name, Kernel16::Bf16(kernel))) => (name, Box::new(PackedMoe::new(kernel, weights)?)),
+                Some((name, Kernel16::Bf16ByParity(kernel))) => (name, Box::new(PackedMoe::new(kernel, weights)?)),
+                None => (sizes.token_format.name(), Box::new(quantized::CpuQuantizedMoe::new(weights))),
+            };
+        Ok(CpuMoeLayer { kernel, sizes, expert_map: weights.expert_map().map(Into::into), compute })
+    }
+
+    /// [`Backend::prepare_linear`] with a type that several threads can run at once.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is no memory for the weights.
+    pub fn prepare_linear_layer<'w>(&self, weights: &LinearWeights<'w>) -> Result<CpuLinearLayer<'w>, Error> {
+        use linear::PackedLinear;
+        let sizes = weights.sizes();
+        let (kernel, compute): (_, Box<dyn LinearCompute + 'w>) =
+            match self.kernel_of_tokens(sizes.token_format, sizes.dtype) {
+                Some((name, Kernel16::Bits16(kernel))) => (name, Box::new(PackedLinear::new(kernel, weights)?)),
+                Some((name, Kernel16::Bf16(kernel))) => (name, Box::new(PackedLinear::new(kernel, weights)?)),
+                Some((name, Kernel16::Bf16ByParity(kernel))) => (name, Box::new(PackedLinear::new(kernel, weights)?)),
+                None => (sizes.token_format.name(), Box::new(quantized::CpuQuantizedLinear::new(weights))),
+            };
+        Ok(CpuLinearLayer { kernel, sizes, compute })
+    }
+
     fn kernels(&self) -> Kernels {
         self.isa.kernels().expect("`Cpu` is made only for what the machine has")
     }
@@ -223,7 +257,7 @@ impl Backend for Cpu {
         Some(peaks::peaks(self.isa, &self.kernels().nvfp4))
     }
 
-    fn prepare<'w>(&self, weights: &'w Weights<'w>) -> Result<Box<dyn Layer + 'w>, Error> {
+    fn prepare<'w>(&self, weights: &Weights<'w>) -> Result<Box<dyn Layer + 'w>, Error> {
         let pack = |expert: &Expert<'_>| Panels::new(&expert.projections().collect::<Vec<_>>());
         Ok(Box::new(CpuLayer {
             isa: self.isa.of_others(),
@@ -235,28 +269,16 @@ impl Backend for Cpu {
         }))
     }
 
-    fn prepare_moe<'w>(&self, weights: &'w MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
-        let sizes = weights.sizes();
-        Ok(match self.kernel_of_tokens(sizes.token_format, sizes.dtype) {
-            Some((name, Kernel16::Bits16(kernel))) => Box::new(moe::CpuMoeLayer::new(name, kernel, weights)?),
-            Some((name, Kernel16::Bf16(kernel))) => Box::new(moe::CpuMoeLayer::new(name, kernel, weights)?),
-            Some((name, Kernel16::Bf16ByParity(kernel))) => Box::new(moe::CpuMoeLayer::new(name, kernel, weights)?),
-            None => Box::new(quantized::CpuQuantizedMoe::new(weights)),
-        })
+    fn prepare_moe<'w>(&self, weights: &MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
+        Ok(Box::new(self.prepare_moe_layer(weights)?))
     }
 
     fn route(&self, router: &Router, logits: &Logits<'_>) -> Result<Routes, Error> {
         router::route(router, logits)
     }
 
-    fn prepare_linear<'w>(&self, weights: &'w LinearWeights<'w>) -> Result<Box<dyn LinearLayer + 'w>, Error> {
-        let sizes = weights.sizes();
-        Ok(match self.kernel_of_tokens(sizes.token_format, sizes.dtype) {
-            Some((name, Kernel16::Bits16(kernel))) => Box::new(linear::CpuLinear::new(name, kernel, weights)?),
-            Some((name, Kernel16::Bf16(kernel))) => Box::new(linear::CpuLinear::new(name, kernel, weights)?),
-            Some((name, Kernel16::Bf16ByParity(kernel))) => Box::new(linear::CpuLinear::new(name, kernel, weights)?),
-            None => Box::new(quantized::CpuQuantizedLinear::new(weights)),
-        })
+    fn prepare_linear<'w>(&self, weights: &LinearWeights<'w>) -> Result<Box<dyn LinearLayer + 'w>, Error> {
+        Ok(Box::new(self.prepare_linear_layer(weights)?))
     }
 }
 
@@ -277,7 +299,111 @@ fn brand() -> String {
     std::env::consts::ARCH.to_owned()
 }
 
-/// Weights in panels, and the buffers of a step, kept for the next.
+/// Computes steps of an MoE layer.
+trait MoeCompute: Send + Sync {
+    /// Computes a step that fits the layer, into an output that fits the step.
+    fn compute(&self, step: &MoeStep<'_>, output: &mut MoeOutput) -> Duration;
+}
+
+/// Computes steps of a linear layer.
+trait LinearCompute: Send + Sync {
+    /// Computes a step that fits the layer, into an output that fits the step.
+    fn compute(&self, step: &LinearStep<'_>, output: &mut LinearOutput) -> Duration;
+}
+
+/// The prepared weights of an MoE layer. Several threads may run steps at once.
+///
+/// `'w` is the lifetime of bytes that the weights' matrices borrow.
+pub struct CpuMoeLayer<'w> {
+    kernel: &'static str,
+    sizes: MoeSizes,
+    expert_map: Option<Box<[i32]>>,
+    compute: Box<dyn MoeCompute + 'w>,
+}
+
+impl CpuMoeLayer<'_> {
+    /// The layer's sizes.
+    pub fn sizes(&self) -> MoeSizes {
+        self.sizes
+    }
+
+    /// A step of this layer.
+    ///
+    /// # Errors
+    /// As [`MoeStep::new`].
+    pub fn step<'a>(&self, inputs: MoeInputs<'a>) -> Result<MoeStep<'a>, Error> {
+        MoeStep::of_sizes(self.sizes, self.expert_map.as_deref(), inputs)
+    }
+
+    /// Computes a step into `output`, as [`MoeLayer::execute`]. The step may be made with another top-k and another expert
+    /// map, since the weights do not depend on either.
+    ///
+    /// # Errors
+    /// As [`MoeLayer::execute`].
+    pub fn execute(&self, step: &MoeStep<'_>, output: &mut MoeOutput) -> Result<Duration, Error> {
+        let MoeSizes { top_k, named_experts, .. } = step.sizes();
+        step.check_fits(MoeSizes { top_k, named_experts, ..self.sizes })?;
+        output.check_fits(step)?;
+        Ok(self.compute.compute(step, output))
+    }
+}
+
+impl MoeLayer for CpuMoeLayer<'_> {
+    fn kernel(&self) -> &str {
+        self.kernel
+    }
+
+    fn execute(&mut self, step: &MoeStep<'_>, output: &mut MoeOutput) -> Result<Duration, Error> {
+        step.check_fits(self.sizes)?;
+        Self::execute(self, step, output)
+    }
+}
+
+/// The prepared weights of a linear layer. Several threads may run steps at once.
+///
+/// `'w` is the lifetime of bytes that the weights' matrix borrows.
+pub struct CpuLinearLayer<'w> {
+    kernel: &'static str,
+    sizes: LinearSizes,
+    compute: Box<dyn LinearCompute + 'w>,
+}
+
+impl CpuLinearLayer<'_> {
+    /// The layer's sizes.
+    pub fn sizes(&self) -> LinearSizes {
+        self.sizes
+    }
+
+    /// A step of this layer.
+    ///
+    /// # Errors
+    /// As [`LinearStep::new`].
+    pub fn step<'a>(&self, inputs: LinearInputs<'a>) -> Result<LinearStep<'a>, Error> {
+        LinearStep::of_sizes(self.sizes, inputs)
+    }
+
+    /// Computes a step into `output`, as [`LinearLayer::execute`].
+    ///
+    /// # Errors
+    /// As [`LinearLayer::execute`].
+    pub fn execute(&self, step: &LinearStep<'_>, output: &mut LinearOutput) -> Result<Duration, Error> {
+        step.check_fits(self.sizes)?;
+        output.check_fits(step)?;
+        Ok(self.compute.compute(step, output))
+    }
+}
+
+impl LinearLayer for CpuLinearLayer<'_> {
+    fn kernel(&self) -> &str {
+        self.kernel
+    }
+
+    fn execute(&mut self, step: &LinearStep<'_>, output: &mut LinearOutput) -> Result<Duration, Error> {
+        Self::execute(self, step, output)
+    }
+}
+
+/// The prepared weights of a grouped problem in panels, and the buffers of a step, kept for the next one.
 struct CpuLayer {
     isa: Isa,
     kernel: Kernel<Nvfp4>,

@@ -5,28 +5,44 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
+use super::MoeCompute;
 use super::epilogue::{self, Epilogue};
 use super::kernel::Kernel;
 use super::layout::{Panels, Tokens16, columns_of_chunk, convert};
-use super::products::{Product, Products, TokenBuffer};
-use crate::backend::MoeLayer;
+use super::products::{Pool, Product, Products, TokenBuffer};
 use crate::bias::Bias;
 use crate::error::Error;
 use crate::moe::{MoeExpert, MoeOutput, MoeSizes, MoeStep, MoeWeights, QuantizedStages, Stages};
 use crate::problem::TokenDtype;
 
-/// The layer: weights in panels, and the buffers of a step, kept for the next.
-pub(super) struct CpuMoeLayer<T: Tokens16> {
-    name: &'static str,
+/// The weights of a layer in panels, and the buffers of its steps.
+pub(super) struct PackedMoe<T: Tokens16> {
     kernel: Kernel<T>,
     sizes: MoeSizes,
     /// The layer's experts, and at last the shared one if there is one.
     experts: Vec<PackedExpert>,
+    buffers: Pool<Buffers<T>>,
+}
+
+/// The buffers of one step, kept for the next one.
+struct Buffers<T: Tokens16> {
     tokens: TokenBuffer<T>,
-    /// The intermediate and the down projections: all rows, and then those of the shared expert, one for each token.
+    /// The intermediate of all rows; the shared expert's rows, one per token, are last.
     intermediate: Vec<u16>,
+    /// The down projections of the same rows.
     partial: Vec<u16>,
     products: Products,
+}
+
+impl<T: Tokens16> Default for Buffers<T> {
+    fn default() -> Self {
+        Self {
+            tokens: TokenBuffer::new(),
+            intermediate: Vec::new(),
+            partial: Vec::new(),
+            products: Products::default(),
+        }
+    }
 }
 
 /// An expert's weights, with the global scales of its matrices and its biases, empty where there are none.
@@ -60,10 +76,9 @@ impl PackedExpert {
     }
 }
 
-impl<T: Tokens16> CpuMoeLayer<T> {
-    pub(super) fn new(name: &'static str, kernel: Kernel<T>, weights: &MoeWeights<'_>) -> Result<Self, Error> {
+impl<T: Tokens16> PackedMoe<T> {
+    pub(super) fn new(kernel: Kernel<T>, weights: &MoeWeights<'_>) -> Result<Self, Error> {
         Ok(Self {
-            name,
             kernel,
             sizes: weights.sizes(),
             experts: weights
@@ -72,17 +87,15 @@ impl<T: Tokens16> CpuMoeLayer<T> {
                 .chain(weights.shared())
                 .map(|expert| PackedExpert::new(expert, weights.sizes().dtype))
                 .collect::<Result<_, _>>()?,
-            tokens: TokenBuffer::new(),
-            intermediate: Vec::new(),
-            partial: Vec::new(),
-            products: Products::default(),
+            buffers: Pool::default(),
         })
     }
 
     /// Gate and up of all rows, with the activation.
-    fn compute_intermediate(&mut self, step: &MoeStep<'_>, groups: &[Group]) {
+    fn compute_intermediate(&self, buffers: &mut Buffers<T>, step: &MoeStep<'_>, groups: &[Group]) {
         let MoeSizes { dtype, hidden, activation, .. } = self.sizes;
-        self.tokens.fill(groups.iter().map(|group| (group.rows.len(), hidden)), |group, row, chunk, out| {
+        let Buffers { tokens, intermediate, products, .. } = buffers;
+        tokens.fill(groups.iter().map(|group| (group.rows.len(), hidden)), |group, row, chunk, out| {
             let Group { expert, rows } = &groups[group];
             let is_shared = *expert == self.sizes.experts;
             let token = if is_shared { row } else { step.rows().tokens()[rows.start + row] as usize };
@@ -100,37 +113,38 @@ impl<T: Tokens16> CpuMoeLayer<T> {
             let biases = expert.gate_up_biases.each_ref().map(|bias| &bias[..]);
             Product {
                 weights: &expert.gate_up,
-                tokens: self.tokens.of(group),
+                tokens: tokens.of(group),
                 m: groups[group].rows.len(),
                 epilogue: Epilogue::of_bits16(expert.gate_up_globals, biases, Some(activation), dtype),
             }
         };
         let elements = groups.iter().map(|group| group.rows.len() * self.experts[group.expert].gate_up.n).sum();
-        self.intermediate.resize(elements, 0);
-        self.products.run(&self.kernel, groups.len(), product, &mut self.intermediate);
+        intermediate.resize(elements, 0);
+        products.run(&self.kernel, groups.len(), product, intermediate);
     }
 
     /// The down projections of all rows.
-    fn compute_partial(&mut self, groups: &[Group]) {
+    fn compute_partial(&self, buffers: &mut Buffers<T>, groups: &[Group]) {
+        let Buffers { tokens, intermediate: rows_of_down, partial, products } = buffers;
         let (dtype, intermediate) = (self.sizes.dtype, self.sizes.intermediate);
         let width = |group: &Group| self.experts[group.expert].down.k;
-        self.tokens.fill(groups.iter().map(|group| (group.rows.len(), width(group))), |group, row, chunk, out| {
+        tokens.fill(groups.iter().map(|group| (group.rows.len(), width(group))), |group, row, chunk, out| {
             let group = &groups[group];
             // All rows before the shared expert's are as wide as the layer's own I.
             let start = group.rows.start * intermediate + row * width(group);
-            T::unpack(dtype, columns_of_chunk::<T>(&self.intermediate[start..][..width(group)], chunk), out);
+            T::unpack(dtype, columns_of_chunk::<T>(&rows_of_down[start..][..width(group)], chunk), out);
         });
         let product = |group: usize| {
             let expert = &self.experts[groups[group].expert];
             Product {
                 weights: &expert.down,
-                tokens: self.tokens.of(group),
+                tokens: tokens.of(group),
                 m: groups[group].rows.len(),
                 epilogue: Epilogue::of_bits16([expert.down_global, 0.0], [&expert.down_bias, &[]], None, dtype),
             }
         };
-        self.partial.resize(groups.iter().map(|group| group.rows.len()).sum::<usize>() * self.sizes.hidden, 0);
-        self.products.run(&self.kernel, groups.len(), product, &mut self.partial);
+        partial.resize(groups.iter().map(|group| group.rows.len()).sum::<usize>() * self.sizes.hidden, 0);
+        products.run(&self.kernel, groups.len(), product, partial);
     }
 }
 
@@ -191,24 +205,20 @@ struct Group {
     rows: Range<usize>,
 }
 
-impl<T: Tokens16> MoeLayer for CpuMoeLayer<T> {
-    fn kernel(&self) -> &str {
-        self.name
-    }
-
-    fn execute(&mut self, step: &MoeStep<'_>, output: &mut MoeOutput) -> Result<Duration, Error> {
-        step.check_fits(self.sizes)?;
-        output.check_fits(step)?;
-        let started = Instant::now();
-        let groups: Vec<_> = groups(step).map(|(expert, rows)| Group { expert, rows }).collect();
-        self.compute_intermediate(step, &groups);
-        self.compute_partial(&groups);
-        combine(step, &self.partial, &mut output.hidden);
-        let elapsed = started.elapsed();
-        if output.stages.is_some() {
-            output.stages = Some(split_stages(step, &self.intermediate, &self.partial, None));
-        }
-        Ok(elapsed)
+impl<T: Tokens16> MoeCompute for PackedMoe<T> {
+    fn compute(&self, step: &MoeStep<'_>, output: &mut MoeOutput) -> Duration {
+        self.buffers.with(|buffers| {
+            let started = Instant::now();
+            let groups: Vec<_> = groups(step).map(|(expert, rows)| Group { expert, rows }).collect();
+            self.compute_intermediate(buffers, step, &groups);
+            self.compute_partial(buffers, &groups);
+            combine(step, &buffers.partial, &mut output.hidden);
+            let elapsed = started.elapsed();
+            if output.stages.is_some() {
+                output.stages = Some(split_stages(step, &buffers.intermediate, &buffers.partial, None));
+            }
+            elapsed
+        })
     }
 }
 

@@ -1,12 +1,29 @@
 //! Products of tokens and packed weights, spread over the threads of rayon.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use rayon::prelude::*;
 
 use super::epilogue::Epilogue;
 use super::kernel::{Kernel, TILE_PANELS, TILE_TOKENS, Tile};
 use super::layout::{Panels, Tokens};
+
+/// Buffers of steps: one set for each step in flight, kept for later steps.
+#[derive(Default)]
+pub(super) struct Pool<B>(Mutex<Vec<B>>);
+
+impl<B: Default> Pool<B> {
+    /// Calls `run` with buffers that no other step has.
+    pub fn with<R>(&self, run: impl FnOnce(&mut B) -> R) -> R {
+        let free = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = free().pop();
+        let mut buffers = taken.unwrap_or_default();
+        let result = run(&mut buffers);
+        free().push(buffers);
+        result
+    }
+}
 
 /// Tokens times a packed matrix, or two.
 pub(super) struct Product<'a, T: Tokens> {

@@ -13,8 +13,7 @@ use rayon::prelude::*;
 use super::activation::{activated, silu_times};
 use super::epilogue;
 use super::moe::{combine, groups, split_stages};
-use crate::backend::{LinearLayer, MoeLayer};
-use crate::error::Error;
+use super::{LinearCompute, MoeCompute};
 use crate::format::{BLOCK, Matrix};
 use crate::fp4;
 use crate::fp8::{self, QuantizedRows, folded_row};
@@ -120,12 +119,12 @@ fn multiply(
 
 /// An MoE layer.
 pub(super) struct CpuQuantizedMoe<'w> {
-    weights: &'w MoeWeights<'w>,
+    weights: MoeWeights<'w>,
 }
 
 impl<'w> CpuQuantizedMoe<'w> {
-    pub(super) fn new(weights: &'w MoeWeights<'w>) -> Self {
-        Self { weights }
+    pub(super) fn new(weights: &MoeWeights<'w>) -> Self {
+        Self { weights: weights.clone() }
     }
 
     /// The bits that an expert multiplies, of some of its rows.
@@ -149,15 +148,9 @@ fn projections<'a>(expert: &'a MoeExpert<'_>, is_down: bool, dtype: TokenDtype) 
     chosen.map(|(_, matrix, bias)| (matrix, bias.map(|bias| bias.numbers(dtype)))).collect()
 }
 
-impl MoeLayer for CpuQuantizedMoe<'_> {
-    fn kernel(&self) -> &str {
-        self.weights.sizes().token_format.name()
-    }
-
-    fn execute(&mut self, step: &MoeStep<'_>, output: &mut MoeOutput) -> Result<Duration, Error> {
+impl MoeCompute for CpuQuantizedMoe<'_> {
+    fn compute(&self, step: &MoeStep<'_>, output: &mut MoeOutput) -> Duration {
         let sizes = self.weights.sizes();
-        step.check_fits(sizes)?;
-        output.check_fits(step)?;
         let started = Instant::now();
         let (dtype, format, mut stages) = (sizes.dtype, sizes.token_format, QuantizedStages::default());
         let (mut intermediate, mut partial) = (Vec::new(), Vec::new());
@@ -189,30 +182,24 @@ impl MoeLayer for CpuQuantizedMoe<'_> {
         if output.stages.is_some() {
             output.stages = Some(split_stages(step, &intermediate, &partial, Some(stages)));
         }
-        Ok(elapsed)
+        elapsed
     }
 }
 
 /// A linear layer.
 pub(super) struct CpuQuantizedLinear<'w> {
-    weights: &'w LinearWeights<'w>,
+    weights: LinearWeights<'w>,
 }
 
 impl<'w> CpuQuantizedLinear<'w> {
-    pub(super) fn new(weights: &'w LinearWeights<'w>) -> Self {
-        Self { weights }
+    pub(super) fn new(weights: &LinearWeights<'w>) -> Self {
+        Self { weights: weights.clone() }
     }
 }
 
-impl LinearLayer for CpuQuantizedLinear<'_> {
-    fn kernel(&self) -> &str {
-        self.weights.sizes().token_format.name()
-    }
-
-    fn execute(&mut self, step: &LinearStep<'_>, output: &mut LinearOutput) -> Result<Duration, Error> {
+impl LinearCompute for CpuQuantizedLinear<'_> {
+    fn compute(&self, step: &LinearStep<'_>, output: &mut LinearOutput) -> Duration {
         let sizes = self.weights.sizes();
-        step.check_fits(sizes)?;
-        output.check_fits(step)?;
         let started = Instant::now();
         let bits: Vec<u16> = (0..step.tokens()).flat_map(|token| step.token(token)).copied().collect();
         let tokens = quantized(sizes.token_format, sizes.dtype, &bits, sizes.k, self.weights.input_scale());
@@ -224,6 +211,6 @@ impl LinearLayer for CpuQuantizedLinear<'_> {
             sizes.dtype,
             &mut output.out,
         );
-        Ok(started.elapsed())
+        started.elapsed()
     }
 }

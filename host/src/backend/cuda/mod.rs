@@ -223,11 +223,11 @@ impl Backend for Cuda {
         GPUS.iter().find(|gpu| name.starts_with(gpu.device_prefix)).map(|gpu| gpu.peaks)
     }
 
-    fn prepare<'w>(&self, weights: &'w Weights<'w>) -> Result<Box<dyn Layer + 'w>, Error> {
+    fn prepare<'w>(&self, weights: &Weights<'w>) -> Result<Box<dyn Layer + 'w>, Error> {
         Ok(Box::new(self.prepare_layer(weights)?))
     }
 
-    fn prepare_moe<'w>(&self, weights: &'w MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
+    fn prepare_moe<'w>(&self, weights: &MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
         Ok(Box::new(self.prepare_moe_layer(weights)?))
     }
 
@@ -235,7 +235,7 @@ impl Backend for Cuda {
         MoeKernels::of(self.device.info.capability).map_or_else(Default::default, MoeKernels::default_format)
     }
 
-    fn prepare_linear<'w>(&self, weights: &'w LinearWeights<'w>) -> Result<Box<dyn LinearLayer + 'w>, Error> {
+    fn prepare_linear<'w>(&self, weights: &LinearWeights<'w>) -> Result<Box<dyn LinearLayer + 'w>, Error> {
         Ok(Box::new(self.prepare_linear_layer(weights)?))
     }
 
