@@ -14,6 +14,22 @@ pub enum Bytes<'a> {
     Shared(Arc<dyn AsRef<[u8]> + Send + Sync>, Range<usize>),
 }
 
+impl Bytes<'_> {
+    /// Returns a range of the bytes, with the same owner.
+    ///
+    /// # Panics
+    /// If the range does not lie inside.
+    pub fn slice(&self, range: Range<usize>) -> Self {
+        match self {
+            Self::Borrowed(bytes) => Self::Borrowed(&bytes[range]),
+            Self::Shared(owner, whole) => {
+                assert!(range.start <= range.end && range.end <= whole.len(), "the range lies inside");
+                Self::Shared(owner.clone(), whole.start + range.start..whole.start + range.end)
+            }
+        }
+    }
+}
+
 impl Deref for Bytes<'_> {
     type Target = [u8];
 

@@ -7,6 +7,7 @@ mod device;
 mod error;
 mod linear;
 mod moe;
+mod prepared;
 mod quantize;
 mod route;
 mod tensor;

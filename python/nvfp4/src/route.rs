@@ -50,10 +50,10 @@ pub fn route(
         _ => vec![0.0; experts],
     };
     let scoring = match scoring {
-        "softmax" => Scoring::Softmax { renormalize: renormalize },
+        "softmax" => Scoring::Softmax { renormalize },
         "topk-softmax" => Scoring::TopKSoftmax,
         "sigmoid-top1" => Scoring::SigmoidTop1,
-        "sigmoid" => Scoring::SigmoidGroups { bias: numbers, groups, top_groups, renormalize: renormalize, scale },
+        "sigmoid" => Scoring::SigmoidGroups { bias: numbers, groups, top_groups, renormalize, scale },
         other => {
             let text = format_args!("`{other}` is none of softmax, topk-softmax, sigmoid, sigmoid-top1");
             return Err(invalid("scoring", text));

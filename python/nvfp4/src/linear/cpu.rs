@@ -4,14 +4,15 @@ use std::ops::Range;
 
 use bytemuck::pod_read_unaligned;
 use nvfp4::Error;
-use nvfp4::backend::{Backend, cpu::Cpu};
+use nvfp4::backend::cpu::Cpu;
 use nvfp4::bias::Bias;
-use nvfp4::format::{BLOCK, Matrix};
-use nvfp4::linear::{LinearInputs, LinearOutput, LinearSizes, LinearStep, LinearWeights};
+use nvfp4::format::{BLOCK, Bytes, Matrix};
+use nvfp4::linear::{LinearInputs, LinearOutput, LinearSizes, LinearWeights};
 use pyo3::prelude::*;
 
 use super::{Operands, Raw};
 use crate::error::exception;
+use crate::prepared::Prepared;
 use crate::tensor::{GPU_ALIGNMENT, Tensor};
 
 /// What packed weights begin with.
@@ -47,7 +48,7 @@ impl Layout {
     }
 
     /// The layers of the rows that share a global scale, one below the other. Every scale is checked.
-    fn layers<'a>(&self, sizes: &LinearSizes, bytes: &'a [u8]) -> Result<Vec<LinearWeights<'a>>, Error> {
+    fn layers<'a>(&self, sizes: &LinearSizes, bytes: &Bytes<'a>) -> Result<Vec<LinearWeights<'a>>, Error> {
         if !bytes.starts_with(HEADER) {
             return Err(Error::Invalid("weights: these were not packed on the CPU; pack them there".into()));
         }
@@ -61,7 +62,7 @@ impl Layout {
             let range = first..first + rows.len();
             first = range.end;
             let part = |whole: &Range<usize>, bytes_of_row: usize| {
-                &bytes[whole.start + range.start * bytes_of_row..][..range.len() * bytes_of_row]
+                bytes.slice(whole.start + range.start * bytes_of_row..whole.start + range.end * bytes_of_row)
             };
             let (values, scales) = (part(&self.values, sizes.k / 2), part(&self.scales, sizes.k / BLOCK));
             let layer = LinearWeights::new(sizes.dtype, Matrix::new(range.len(), sizes.k, values, scales, rows[0])?)?;
@@ -82,19 +83,21 @@ pub fn linear(py: Python<'_>, operands: &Operands<'_>, sizes: &LinearSizes) -> P
     let elements = if tokens == 0 { 0 } else { (tokens - 1) * stride + sizes.k };
     // SAFETY: PyTorch's tensors have the sizes, types and strides that were checked; the caller holds them, and the operator's
     // contract is that `out` overlaps no other and nobody writes any of them meanwhile.
-    let (bytes, x, to) = unsafe {
-        (
-            weights.elements::<u8>(weights.len())?,
-            x.elements::<u16>(elements)?,
-            out.elements_mut::<u16>(tokens * sizes.n)?,
-        )
-    };
+    let (x, to) = unsafe { (x.elements::<u16>(elements)?, out.elements_mut::<u16>(tokens * sizes.n)?) };
+    let prepared = Prepared::linear(py, weights, sizes, |bytes| {
+        let make = || {
+            let (cpu, layers) = (Cpu::new(), Layout::new(sizes).layers(sizes, &bytes)?);
+            layers.iter().map(|layer| cpu.prepare_linear_layer(layer)).collect::<Result<Vec<_>, Error>>()
+        };
+        py.detach(make).map_err(exception)
+    })?;
+    let layers = prepared.get().linear_layers();
     let computed = py.detach(|| {
         let mut first = 0;
-        for layer in Layout::new(sizes).layers(sizes, bytes)? {
-            let step = LinearStep::new(&layer, LinearInputs { tokens, x: x.into(), stride })?;
+        for layer in layers {
+            let step = layer.step(LinearInputs { tokens, x: x.into(), stride })?;
             let mut output = LinearOutput::new(&step);
-            Cpu::new().prepare_linear(&layer)?.execute(&step, &mut output)?;
+            layer.execute(&step, &mut output)?;
             let n = layer.sizes().n;
             for (row, from) in output.out.chunks_exact(n).enumerate() {
                 to[row * sizes.n + first..][..n].copy_from_slice(from);
@@ -131,6 +134,6 @@ pub fn pack(weights: &Tensor<'_>, sizes: &LinearSizes, raw: &Raw<'_>) -> PyResul
     write(&layout.input_scale, &mut raw.input_scale.into_iter());
     to[layout.values.clone()].copy_from_slice(values);
     to[layout.scales.clone()].copy_from_slice(scales);
-    layout.layers(sizes, to).map_err(exception)?;
+    layout.layers(sizes, &Bytes::Borrowed(to)).map_err(exception)?;
     Ok(())
 }

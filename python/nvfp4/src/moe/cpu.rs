@@ -4,15 +4,16 @@ use std::ops::Range;
 
 use bytemuck::pod_read_unaligned;
 use nvfp4::Error;
-use nvfp4::backend::{Backend, cpu::Cpu};
+use nvfp4::backend::cpu::Cpu;
 use nvfp4::bias::Bias;
-use nvfp4::format::{BLOCK, Matrix};
+use nvfp4::format::{BLOCK, Bytes, Matrix};
 use nvfp4::fp4::InputScales;
 use nvfp4::moe::{Biases, MoeExpert, MoeInputs, MoeOutput, MoeSizes, MoeStep, MoeWeights};
 use pyo3::prelude::*;
 
 use super::{Operands, Projections, RawProjection};
 use crate::error::exception;
+use crate::prepared::Prepared;
 use crate::tensor::{GPU_ALIGNMENT, Tensor};
 
 /// What packed weights begin with.
@@ -71,7 +72,7 @@ impl Layout {
     }
 
     /// The layer in packed weights. Every scale is checked.
-    fn weights<'a>(&self, sizes: &MoeSizes, bytes: &'a [u8], map: Option<Vec<i32>>) -> Result<MoeWeights<'a>, Error> {
+    fn weights<'a>(&self, sizes: &MoeSizes, bytes: &Bytes<'a>) -> Result<MoeWeights<'a>, Error> {
         if !bytes.starts_with(HEADER) {
             return Err(Error::Invalid("weights: these were not packed on the CPU; pack them there".into()));
         }
@@ -87,28 +88,28 @@ impl Layout {
             let all = all.map(|[gate_up, down]: [f32; 2]| InputScales { gate_up, down });
             weights = weights.with_input_scales(all.collect())?;
         }
-        match map {
-            Some(map) => weights.with_expert_map(map),
-            None => Ok(weights),
-        }
+        Ok(weights)
     }
 }
 
-fn expert_of<'a>(parts: &Projections<Part>, bytes: &'a [u8], expert: usize) -> Result<MoeExpert<'a>, Error> {
-    let of_expert =
-        |part: &Range<usize>, bytes_of_one: usize| &bytes[part.start + expert * bytes_of_one..][..bytes_of_one];
+fn expert_of<'a>(parts: &Projections<Part>, bytes: &Bytes<'a>, expert: usize) -> Result<MoeExpert<'a>, Error> {
+    let of_expert = |part: &Range<usize>, bytes_of_one: usize| {
+        let start = part.start + expert * bytes_of_one;
+        bytes.slice(start..start + bytes_of_one)
+    };
     let matrix = |index: usize| {
         let Some(Part { rows, k, global_scales, values, scales, .. }) = &parts[index] else { return Ok(None) };
         let (values, scales) = (of_expert(values, rows * k / 2), of_expert(scales, rows * k / BLOCK));
-        let global = pod_read_unaligned(of_expert(global_scales, size_of::<f32>()));
+        let global = pod_read_unaligned(&of_expert(global_scales, size_of::<f32>()));
         let name = ["gate", "up", "down"][index];
         let matrix = Matrix::new(*rows, *k, values, scales, global);
         matrix.map(Some).map_err(|error| error.at(format_args!("expert {expert}: {name}")))
     };
     let bias = |index: usize| {
         let Part { rows, bias, .. } = parts[index].as_ref().filter(|part| !part.bias.is_empty())?;
-        let numbers = of_expert(bias, size_of::<f32>() * rows).chunks_exact(size_of::<f32>()).map(pod_read_unaligned);
-        Some(Bias::F32(numbers.collect::<Vec<f32>>().into()))
+        let numbers = of_expert(bias, size_of::<f32>() * rows);
+        let numbers: Vec<f32> = numbers.chunks_exact(size_of::<f32>()).map(pod_read_unaligned).collect();
+        Some(Bias::F32(numbers.into()))
     };
     let every = "every layer has one";
     let (gate, up, down) = (matrix(0)?, matrix(1)?.expect(every), matrix(2)?.expect(every));
@@ -123,9 +124,8 @@ pub fn moe(py: Python<'_>, operands: &Operands<'_>, sizes: &MoeSizes) -> PyResul
     let elements = |stride: usize| if tokens == 0 { 0 } else { (tokens - 1) * stride + hidden };
     // SAFETY: PyTorch's tensors have the sizes, types and strides that were checked; the caller holds them, and the operator's
     // contract is that `out` overlaps no other and nobody writes any of them meanwhile.
-    let (bytes, states, ids, topk_weights, map, shared_weights, to) = unsafe {
+    let (states, ids, topk_weights, map, shared_weights, to) = unsafe {
         (
-            operands.weights.elements::<u8>(operands.weights.len())?,
             hidden_states.elements::<u16>(elements(stride))?,
             topk_ids.elements::<i32>(topk_ids.len())?,
             topk_weights.elements::<f32>(topk_weights.len())?,
@@ -135,8 +135,12 @@ pub fn moe(py: Python<'_>, operands: &Operands<'_>, sizes: &MoeSizes) -> PyResul
         )
     };
     let weights_on_input = operands.weights_on_input;
+    let prepared = Prepared::moe(py, &operands.weights, sizes, |bytes| {
+        let make = || Cpu::new().prepare_moe_layer(&Layout::new(sizes).weights(sizes, &bytes)?);
+        py.detach(make).map_err(exception)
+    })?;
+    let layer = prepared.get().moe_layer();
     let computed = py.detach(|| {
-        let weights = Layout::new(sizes).weights(sizes, bytes, map.map(<[i32]>::to_vec))?;
         let inputs = MoeInputs {
             tokens,
             hidden: states.into(),
@@ -146,9 +150,9 @@ pub fn moe(py: Python<'_>, operands: &Operands<'_>, sizes: &MoeSizes) -> PyResul
             weights_on_input,
             shared_weights: shared_weights.map(Into::into),
         };
-        let step = MoeStep::new(&weights, inputs)?;
+        let step = MoeStep::of_sizes(*sizes, map, inputs)?;
         let mut output = MoeOutput::new(&step);
-        Cpu::new().prepare_moe(&weights)?.execute(&step, &mut output)?;
+        layer.execute(&step, &mut output)?;
         for (row, from) in output.hidden.chunks_exact(hidden).enumerate() {
             to[row * out_stride..][..hidden].copy_from_slice(from);
         }
@@ -195,6 +199,6 @@ pub fn pack(
             }
         }
     }
-    layout.weights(sizes, to, None).map_err(exception)?;
+    layout.weights(sizes, &Bytes::Borrowed(to)).map_err(exception)?;
     Ok(())
 }
