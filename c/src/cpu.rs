@@ -1,45 +1,17 @@
 //! MoE layers on the CPU.
 
 use nvfp4::Error;
-use nvfp4::backend::{Backend, MoeLayer, cpu::Cpu};
+use nvfp4::backend::cpu::{Cpu, CpuMoeLayer};
 use nvfp4::bias::Bias;
 use nvfp4::format::Matrix;
-use nvfp4::moe::{Biases, MoeExpert, MoeInputs, MoeOutput, MoeSizes, MoeStep, MoeWeights};
+use nvfp4::moe::{Biases, MoeExpert, MoeInputs, MoeOutput, MoeSizes, MoeWeights};
 
 use crate::pointer::{elements, elements_mut, value};
 use crate::status::{guard, nvfp4_status};
 use crate::types::{nvfp4_moe_call, nvfp4_moe_sizes, nvfp4_moe_tensors, nvfp4_tensor};
 
-/// A layer prepared for the CPU. One call at a time.
-pub struct nvfp4_moe_cpu {
-    /// Reads `weights`; goes first. `None` only while it is dropped.
-    layer: Option<Box<dyn MoeLayer>>,
-    weights: *mut MoeWeights<'static>,
-}
-
-impl nvfp4_moe_cpu {
-    fn new(weights: MoeWeights<'static>) -> Result<Self, Error> {
-        let weights = Box::into_raw(Box::new(weights));
-        // From here on `drop` frees the weights.
-        let mut made = Self { layer: None, weights };
-        // SAFETY: the weights live, where they are and unchanged, until `drop` has dropped the layer.
-        made.layer = Some(Cpu::new().prepare_moe(unsafe { &*weights })?);
-        Ok(made)
-    }
-
-    fn weights(&self) -> &MoeWeights<'static> {
-        // SAFETY: they live as long as `self`, and nobody writes them.
-        unsafe { &*self.weights }
-    }
-}
-
-impl Drop for nvfp4_moe_cpu {
-    fn drop(&mut self) {
-        self.layer = None;
-        // SAFETY: it came from a box, and the layer that read it is gone.
-        drop(unsafe { Box::from_raw(self.weights) });
-    }
-}
+/// An MoE layer prepared for the CPU. Several threads may run calls at once.
+pub struct nvfp4_moe_cpu(CpuMoeLayer<'static>);
 
 /// Copies the experts of a layer.
 ///
@@ -149,7 +121,7 @@ pub unsafe extern "C" fn nvfp4_moe_cpu_create(
                 expected: count,
             });
         }
-        layer[0] = Box::into_raw(Box::new(nvfp4_moe_cpu::new(weights)?));
+        layer[0] = Box::into_raw(Box::new(nvfp4_moe_cpu(Cpu::new().prepare_moe_layer(&weights)?)));
         Ok(())
     })
 }
@@ -158,13 +130,13 @@ pub unsafe extern "C" fn nvfp4_moe_cpu_create(
 ///
 /// # Safety
 ///
-/// The layer lives and is in no other call; the call's memory has the sizes that it says.
+/// The layer was made by `nvfp4_moe_cpu_create` and not destroyed. The call's memory has the sizes that it says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvfp4_moe_cpu_run(layer: *mut nvfp4_moe_cpu, call: *const nvfp4_moe_call) -> nvfp4_status {
     guard(|| {
         // SAFETY: `# Safety` above.
-        let (layer, call) = unsafe { (&mut elements_mut(layer, 1, "layer")?[0], value(call, "call")?) };
-        let (hidden, top_k) = (layer.weights().sizes().hidden, layer.weights().sizes().top_k);
+        let (nvfp4_moe_cpu(layer), call) = unsafe { (value(layer.cast_const(), "layer")?, value(call, "call")?) };
+        let MoeSizes { hidden, top_k, .. } = layer.sizes();
         let rows = |stride: usize, name: &str| {
             if stride < hidden {
                 return Err(Error::Invalid(format!("{name} is {stride}, less than the hidden size {hidden}")));
@@ -191,9 +163,9 @@ pub unsafe extern "C" fn nvfp4_moe_cpu_run(layer: *mut nvfp4_moe_cpu, call: *con
             };
             (inputs, elements_mut(call.output, rows(call.output_stride, "output_stride")?, "output")?)
         };
-        let step = MoeStep::new(layer.weights(), inputs)?;
+        let step = layer.step(inputs)?;
         let mut computed = MoeOutput::new(&step);
-        layer.layer.as_mut().expect("there until it is dropped").execute(&step, &mut computed)?;
+        layer.execute(&step, &mut computed)?;
         for (row, from) in computed.hidden.chunks_exact(hidden).enumerate() {
             output[row * call.output_stride..][..hidden].copy_from_slice(from);
         }

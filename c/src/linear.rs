@@ -3,11 +3,11 @@
 use std::ffi::c_void;
 
 use nvfp4::Error;
+use nvfp4::backend::cpu::{Cpu, CpuLinearLayer};
 use nvfp4::backend::cuda::{LinearArguments, LinearLauncher, LinearTensor, PackedLinear};
-use nvfp4::backend::{Backend, LinearLayer, cpu::Cpu};
 use nvfp4::bias::Bias;
 use nvfp4::format::Matrix;
-use nvfp4::linear::{LinearInputs, LinearOutput, LinearSizes, LinearStep, LinearWeights};
+use nvfp4::linear::{LinearInputs, LinearOutput, LinearSizes, LinearWeights};
 
 use crate::gpu::nvfp4_device;
 use crate::pointer::{address, elements, elements_mut, value};
@@ -81,36 +81,8 @@ pub struct nvfp4_linear_call {
     pub output: *mut u16,
 }
 
-/// A layer prepared for the CPU. One call at a time.
-pub struct nvfp4_linear_cpu {
-    /// Reads `weights`; goes first. `None` only while it is dropped.
-    layer: Option<Box<dyn LinearLayer>>,
-    weights: *mut LinearWeights<'static>,
-}
-
-impl nvfp4_linear_cpu {
-    fn new(weights: LinearWeights<'static>) -> Result<Self, Error> {
-        let weights = Box::into_raw(Box::new(weights));
-        // From here on `drop` frees the weights.
-        let mut made = Self { layer: None, weights };
-        // SAFETY: the weights live, where they are and unchanged, until `drop` has dropped the layer.
-        made.layer = Some(Cpu::new().prepare_linear(unsafe { &*weights })?);
-        Ok(made)
-    }
-
-    fn weights(&self) -> &LinearWeights<'static> {
-        // SAFETY: they live as long as `self`, and nobody writes them.
-        unsafe { &*self.weights }
-    }
-}
-
-impl Drop for nvfp4_linear_cpu {
-    fn drop(&mut self) {
-        self.layer = None;
-        // SAFETY: it came from a box, and the layer that read it is gone.
-        drop(unsafe { Box::from_raw(self.weights) });
-    }
-}
+/// A linear layer prepared for the CPU. Several threads may run calls at once.
+pub struct nvfp4_linear_cpu(CpuLinearLayer<'static>);
 
 /// A layer's bias.
 ///
@@ -154,7 +126,7 @@ pub unsafe extern "C" fn nvfp4_linear_cpu_create(
         if let Some(bias) = bias {
             weights = weights.with_bias(Bias::F32(bias.numbers(dtype).into_owned().into()))?;
         }
-        layer[0] = Box::into_raw(Box::new(nvfp4_linear_cpu::new(weights)?));
+        layer[0] = Box::into_raw(Box::new(nvfp4_linear_cpu(Cpu::new().prepare_linear_layer(&weights)?)));
         Ok(())
     })
 }
@@ -163,7 +135,7 @@ pub unsafe extern "C" fn nvfp4_linear_cpu_create(
 ///
 /// # Safety
 ///
-/// The layer lives and is in no other call; the call's memory has the sizes that it says.
+/// The layer was made by `nvfp4_linear_cpu_create` and not destroyed. The call's memory has the sizes that it says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvfp4_linear_cpu_run(
     layer: *mut nvfp4_linear_cpu,
@@ -171,17 +143,17 @@ pub unsafe extern "C" fn nvfp4_linear_cpu_run(
 ) -> nvfp4_status {
     guard(|| {
         // SAFETY: `# Safety` above.
-        let (layer, call) = unsafe { (&mut elements_mut(layer, 1, "layer")?[0], value(call, "call")?) };
-        let LinearSizes { n, k, .. } = layer.weights().sizes();
+        let (nvfp4_linear_cpu(layer), call) = unsafe { (value(layer.cast_const(), "layer")?, value(call, "call")?) };
+        let LinearSizes { n, k, .. } = layer.sizes();
         let before = call.tokens.saturating_sub(1).checked_mul(call.x_stride).ok_or(Error::TooLarge)?;
         let read = if call.tokens == 0 { 0 } else { before.checked_add(k).ok_or(Error::TooLarge)? };
         let written = call.tokens.checked_mul(n).ok_or(Error::TooLarge)?;
         // SAFETY: `# Safety` above.
         let (x, to) = unsafe { (elements(call.x, read, "x")?, elements_mut(call.output, written, "output")?) };
         let inputs = LinearInputs { tokens: call.tokens, x: x.into(), stride: call.x_stride };
-        let step = LinearStep::new(layer.weights(), inputs)?;
+        let step = layer.step(inputs)?;
         let mut computed = LinearOutput::new(&step);
-        layer.layer.as_mut().expect("there until it is dropped").execute(&step, &mut computed)?;
+        layer.execute(&step, &mut computed)?;
         to.copy_from_slice(&computed.out);
         Ok(())
     })
