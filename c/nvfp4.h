@@ -80,10 +80,10 @@ typedef enum nvfp4_token_format {
 // A GPU with its kernels loaded. Any number of threads may use it at once.
 typedef struct nvfp4_device nvfp4_device;
 
-// A layer prepared for the CPU. One call at a time.
+// A linear layer prepared for the CPU. Several threads may run calls at once.
 typedef struct nvfp4_linear_cpu nvfp4_linear_cpu;
 
-// A layer prepared for the CPU. One call at a time.
+// An MoE layer prepared for the CPU. Several threads may run calls at once.
 typedef struct nvfp4_moe_cpu nvfp4_moe_cpu;
 
 // The sizes of an MoE layer. What is left zero is as in most models: SiLU, no shared expert, no biases,
@@ -266,7 +266,7 @@ enum nvfp4_status nvfp4_moe_cpu_create(const struct nvfp4_moe_sizes *sizes,
 //
 // # Safety
 //
-// The layer lives and is in no other call; the call's memory has the sizes that it says.
+// The layer was made by `nvfp4_moe_cpu_create` and not destroyed. The call's memory has the sizes that it says.
 enum nvfp4_status nvfp4_moe_cpu_run(struct nvfp4_moe_cpu *layer, const struct nvfp4_moe_call *call);
 
 // Frees a layer. Null is nothing.
@@ -354,7 +354,7 @@ enum nvfp4_status nvfp4_linear_cpu_create(const struct nvfp4_linear_sizes *sizes
 //
 // # Safety
 //
-// The layer lives and is in no other call; the call's memory has the sizes that it says.
+// The layer was made by `nvfp4_linear_cpu_create` and not destroyed. The call's memory has the sizes that it says.
 enum nvfp4_status nvfp4_linear_cpu_run(struct nvfp4_linear_cpu *layer, const struct nvfp4_linear_call *call);
 
 // Frees a layer. Null is nothing.

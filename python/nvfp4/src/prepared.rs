@@ -14,7 +14,7 @@ use crate::tensor::Tensor;
 
 /// A layer for the CPU, an attribute of the tensor of its packed weights. It lives as long as that tensor. Copies and
 /// pickles of the tensor get `None` in its place and prepare a layer of their own.
-#[pyclass(frozen, module = "nvfp4._native")]
+#[pyclass(frozen, weakref, module = "nvfp4._native")]
 pub struct Prepared {
     key: Key,
     layer: Layer,
