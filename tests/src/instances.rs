@@ -27,7 +27,7 @@ pub fn schedules() -> impl Iterator<Item = Schedule> + Send {
     (0..20).map(Schedule::Seed).chain([Schedule::Worst])
 }
 
-/// Returns [`schedules`] if [`is_full`](crate::is_full), otherwise the worst and four random ones.
+/// Returns [`schedules`] if [`is_full`], otherwise the worst and four random ones.
 pub fn sampled_schedules() -> Vec<Schedule> {
     sampled(schedules().collect(), 5)
 }

@@ -3,7 +3,7 @@
 /// Maximum number of characters shown of a name.
 const LONGEST: usize = 120;
 
-/// Returns a kernel's demangled name, cut to [`LONGEST`] characters. Rust and C++ compilers mangle names.
+/// Returns a kernel's demangled name, cut to 120 characters. Rust and C++ compilers mangle names.
 pub fn readable(name: &str) -> String {
     let rust = rustc_demangle::try_demangle(name).map(|demangled| format!("{demangled:#}"));
     let cpp = || cpp_demangle::Symbol::new(name).ok()?.demangle(&cpp_demangle::DemangleOptions::default()).ok();
