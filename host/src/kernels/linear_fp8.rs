@@ -3,10 +3,10 @@
 
 use bytemuck::Zeroable;
 use kernels_gpu::epilogue::Activation;
-use kernels_gpu::moe_fp8_sm90::abi::Launch as Product;
-use kernels_gpu::moe_pack::abi::Pack;
-use kernels_gpu::moe_quantize::abi::Quantize;
+use kernels_gpu::layer::moe_pack::abi::Pack;
+use kernels_gpu::layer::moe_quantize::abi::Quantize;
 use kernels_gpu::units::OperandType;
+use kernels_gpu::wgmma::moe_fp8_sm90::abi::Launch as Product;
 
 use super::group::Address;
 use super::kernel::Kernel;

@@ -152,8 +152,8 @@ fn projection_bytes(sizes: Sizes) -> Result<u64, Error> {
 
 #[cfg(test)]
 mod tests {
-    use kernels_gpu::gated_sm90::abi::{Tile, Tokens};
-    use kernels_gpu::silu_mul::abi;
+    use kernels_gpu::layer::silu_mul::abi;
+    use kernels_gpu::wgmma::gated_sm90::abi::{Tile, Tokens};
 
     use super::*;
     use crate::generate::{self, Generator};

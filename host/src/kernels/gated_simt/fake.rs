@@ -1,7 +1,7 @@
 //! The kernel's row in the fake driver.
 
 use fake_cuda::Launch;
-use kernels_gpu::gated_simt::abi::{self, Group, INSTANCES, Instance};
+use kernels_gpu::simt::gated_simt::abi::{self, Group, INSTANCES, Instance};
 
 use crate::kernels::fake::{matrix, multiply, out_dtype};
 use crate::kernels::kernel::op_of;

@@ -1,4 +1,4 @@
-//! The portable kernel, `kernels-gpu/src/gated_simt/`: integer dot products, on any card from compute capability 8.0 on.
+//! The portable kernel, `kernels-gpu/src/simt/gated_simt/`: integer dot products, on any card from compute capability 8.0 on.
 //!
 //! Takes every K. Weights stay as they are in a checkpoint, their scales in the blocked layout.
 
@@ -6,7 +6,7 @@
 mod fake;
 mod plan;
 
-use kernels_gpu::gated_simt::abi::{self, INSTANCES, Instance, Tile};
+use kernels_gpu::simt::gated_simt::abi::{self, INSTANCES, Instance, Tile};
 
 use super::group::{PlacedGroup, Sizes};
 use super::kernel::{Entry, Grouped, Kernel, Request, op_of};

@@ -1,6 +1,6 @@
 //! Which tile, and which tiles are a group's. Functions of sizes alone.
 
-use kernels_gpu::gated_simt::abi::Tile;
+use kernels_gpu::simt::gated_simt::abi::Tile;
 
 use crate::error::Error;
 use crate::kernels::group::Sizes;

@@ -1,7 +1,7 @@
 //! The kernel's row in the fake driver, whose tensor maps are the emulator's.
 
 use fake_cuda::Launch;
-use kernels_gpu::gated_sm100::abi::{self, INSTANCES, K_BLOCK_BYTES, Record, TILE_ROWS};
+use kernels_gpu::tcgen05::gated_sm100::abi::{self, INSTANCES, K_BLOCK_BYTES, Record, TILE_ROWS};
 use ptx_emulator::TensorMap;
 
 use crate::kernels::fake::{SMS, matrix, multiply, out_dtype};

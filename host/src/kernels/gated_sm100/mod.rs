@@ -1,4 +1,4 @@
-//! The Blackwell kernel, `kernels-gpu/src/gated_sm100/`: the FP4 tensor cores of B200 and B300.
+//! The Blackwell kernel, `kernels-gpu/src/tcgen05/gated_sm100/`: the FP4 tensor cores of B200 and B300.
 //!
 //! Takes every K whose rows a tensor map can describe. Weights stay as they are in a checkpoint, their scales in the blocked
 //! layout; the kernel reads both through tensor maps and bulk copies.
@@ -7,7 +7,7 @@
 mod fake;
 mod plan;
 
-use kernels_gpu::gated_sm100::abi::{
+use kernels_gpu::tcgen05::gated_sm100::abi::{
     self, BOX_BYTES, BOX_TOKENS, INSTANCES, Instance, K_ALIGNMENT, K_BLOCK, Store, TILE_ROWS,
 };
 

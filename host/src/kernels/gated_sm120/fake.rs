@@ -2,7 +2,7 @@
 
 use fake_cuda::Launch;
 use kernels_gpu::format::BLOCK;
-use kernels_gpu::gated_sm120::abi::{
+use kernels_gpu::mma_sync::gated_sm120::abi::{
     self, Group, INSTANCES, K_BLOCK_BYTES, MMA_K, SLAB_ROWS, Tile, scale_place, slab_row_bytes, value_place,
 };
 use ptx_emulator::TensorMap;

@@ -1,4 +1,4 @@
-//! The kernel for GeForce RTX 50, RTX PRO and DGX Spark, `kernels-gpu/src/gated_sm120/`: the FP4 tensor cores of sm_120 and sm_121.
+//! The kernel for GeForce RTX 50, RTX PRO and DGX Spark, `kernels-gpu/src/mma_sync/gated_sm120/`: the FP4 tensor cores of sm_120 and sm_121.
 //!
 //! Takes every K whose rows a tensor map can describe. Weights are packed in slabs (`slabs.rs`); tokens stay as they are, their
 //! scales in the blocked layout.
@@ -10,7 +10,7 @@ mod slabs;
 
 use std::borrow::Cow;
 
-use kernels_gpu::gated_sm120::abi::{self, INSTANCES, Instance, K_ALIGNMENT, K_BLOCK};
+use kernels_gpu::mma_sync::gated_sm120::abi::{self, INSTANCES, Instance, K_ALIGNMENT, K_BLOCK};
 
 use super::group::{PlacedGroup, Sizes};
 use super::kernel::{Entry, Grouped, Kernel, Request, instance_name};

@@ -1,6 +1,6 @@
 //! Which instance, and which tiles in which order. Functions of sizes alone.
 
-use kernels_gpu::gated_sm120::abi::{INSTANCES, Instance, Tile};
+use kernels_gpu::mma_sync::gated_sm120::abi::{INSTANCES, Instance, Tile};
 
 use crate::error::Error;
 use crate::kernels::group::Sizes;

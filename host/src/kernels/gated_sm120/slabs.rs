@@ -1,7 +1,7 @@
-//! Weights as the kernel for sm_120 reads them, in slabs (`kernels-gpu/src/gated_sm120/abi.rs`): each is a part of a stage, and is
+//! Weights as the kernel for sm_120 reads them, in slabs (`kernels-gpu/src/mma_sync/gated_sm120/abi.rs`): each is a part of a stage, and is
 //! one piece of memory. Knows no device.
 
-use kernels_gpu::gated_sm120::abi::{
+use kernels_gpu::mma_sync::gated_sm120::abi::{
     K_BLOCK, MMA_K, SLAB_ROWS, scale_place, slab_bytes, slab_row_bytes, slab_value_bytes, value_place,
 };
 use rayon::prelude::*;

@@ -3,7 +3,7 @@
 
 use fake_cuda::Launch;
 use kernels_gpu::format::BLOCK;
-use kernels_gpu::gated_sm90::abi::{
+use kernels_gpu::wgmma::gated_sm90::abi::{
     self, Group, INSTANCES, K_BLOCK, K_BLOCK_BYTES, LANE_BYTES, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES, TOKENS_ENTRY,
     Tile, Tokens, TokensLaunch, lane_offset, slab_byte,
 };

@@ -1,4 +1,4 @@
-//! The Hopper kernel, `kernels-gpu/src/gated_sm90/`: f16 tensor cores, weights decoded on the way to them.
+//! The Hopper kernel, `kernels-gpu/src/wgmma/gated_sm90/`: f16 tensor cores, weights decoded on the way to them.
 //!
 //! Takes every K of whole lanes of a row. Weights are brought to the device in slabs, each a part of a stage. A step of many
 //! tokens is two launches: a small grid that decodes the tokens once, and behind it the grid that multiplies.
@@ -10,7 +10,7 @@ mod slabs;
 
 use std::borrow::Cow;
 
-use kernels_gpu::gated_sm90::abi::{self, INSTANCES, Instance, K_ALIGNMENT, STRIP_BYTES, TOKENS_ENTRY, Tokens};
+use kernels_gpu::wgmma::gated_sm90::abi::{self, INSTANCES, Instance, K_ALIGNMENT, STRIP_BYTES, TOKENS_ENTRY, Tokens};
 
 use super::group::{Address, PlacedGroup, PlacedMatrix, Sizes};
 use super::kernel::{Entry, Grouped, Kernel, Request, instance_name};

@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::ops::Range;
 
-use kernels_gpu::gated_sm90::abi::{CORE_MATRIX_ROWS, INSTANCES, Instance, K_BLOCK};
+use kernels_gpu::wgmma::gated_sm90::abi::{CORE_MATRIX_ROWS, INSTANCES, Instance, K_BLOCK};
 
 use crate::error::Error;
 use crate::kernels::group::Sizes;

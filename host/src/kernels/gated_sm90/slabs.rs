@@ -1,7 +1,7 @@
-//! Weights as the Hopper kernel reads them, in slabs (`kernels-gpu/src/gated_sm90/abi.rs`): each is a part of a stage, and is one
+//! Weights as the Hopper kernel reads them, in slabs (`kernels-gpu/src/wgmma/gated_sm90/abi.rs`): each is a part of a stage, and is one
 //! piece of memory. Knows no device.
 
-use kernels_gpu::gated_sm90::abi::{
+use kernels_gpu::wgmma::gated_sm90::abi::{
     K_BLOCK, K_BLOCK_BYTES, LANE_BYTES, ROW_LANES, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES, lane_offset, slab_byte,
 };
 use rayon::prelude::*;

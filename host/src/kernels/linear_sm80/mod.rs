@@ -1,6 +1,6 @@
-//! A linear layer on any card from sm_80 on, `kernels-gpu/src/linear_sm80/`: `linear_sm90`'s products of a warp, whatever the tokens.
+//! A linear layer on any card from sm_80 on, `kernels-gpu/src/mma_sync/linear_sm80/`: `linear_sm90`'s products of a warp, whatever the tokens.
 
-use kernels_gpu::linear_sm80::abi::INSTANCES;
+use kernels_gpu::mma_sync::linear_sm80::abi::INSTANCES;
 
 use super::kernel::{Entry, Kernel};
 use super::linear::{self, Cut, Instance, LinearKernel, cycles_of_warps_alone};

@@ -1,9 +1,9 @@
-//! A linear layer on Hopper, `kernels-gpu/src/linear_sm90/`: products are those of a warpgroup, or for few tokens those of a warp
+//! A linear layer on Hopper, `kernels-gpu/src/wgmma/linear_sm90/`: products are those of a warpgroup, or for few tokens those of a warp
 //! (`by_warp/` there).
 
-use kernels_gpu::linear_sm90::abi as of_warpgroups;
-use kernels_gpu::linear_sm90::by_warp::abi as of_warps;
-use kernels_gpu::sm90::SHARED_BYTES;
+use kernels_gpu::decoding::SHARED_BYTES;
+use kernels_gpu::wgmma::linear_sm90::abi as of_warpgroups;
+use kernels_gpu::wgmma::linear_sm90::by_warp::abi as of_warps;
 
 use super::kernel::{Entry, Kernel};
 use super::linear::{self, Cut, Instance, LinearKernel};

@@ -1,7 +1,7 @@
 //! Which kernels a layer takes on a device.
 
 use gpu_arch::Capability;
-use kernels_gpu::moe_route::abi::Route;
+use kernels_gpu::layer::moe_route::abi::Route;
 use kernels_gpu::sorted::ROW_MULTIPLE;
 
 use super::MoeArguments;

@@ -1,7 +1,7 @@
 //! The kernel's rows in the fake driver.
 
 use fake_cuda::Launch;
-use kernels_gpu::moe_few_sm90::abi::{
+use kernels_gpu::mma_sync::moe_few_sm90::abi::{
     Blocks, Choices, DOWN_ENTRIES, Down, GATE_UP_ENTRIES, GateUp, Matrices, ONE_DOWN_ENTRIES, ONE_GATE_UP_ENTRIES,
 };
 use kernels_gpu::units::matrix_bytes;

@@ -1,9 +1,9 @@
-//! An MoE layer's few tokens on Hopper in two launches, `kernels-gpu/src/moe_few_sm90/`.
+//! An MoE layer's few tokens on Hopper in two launches, `kernels-gpu/src/mma_sync/moe_few_sm90/`.
 
 #[cfg(all(test, feature = "cuda"))]
 mod fake;
 
-use kernels_gpu::moe_few_sm90::abi::{
+use kernels_gpu::mma_sync::moe_few_sm90::abi::{
     Blocks, Choices, DOWN_ENTRIES, Down, GATE_UP_ENTRIES, GateUp, MAX_CHOICES, MAX_THREADS, MAX_TOKENS, MAX_WARPS,
     ONE_DOWN_ENTRIES, ONE_GATE_UP_ENTRIES,
 };

@@ -1,9 +1,9 @@
 //! The kernel's row in the fake driver.
 
 use fake_cuda::Launch;
-use kernels_gpu::moe_fp8_sm90::abi::{self, INSTANCES};
 use kernels_gpu::sorted::LINE_BYTES;
 use kernels_gpu::units::{OperandType, k_blocks, matrix_bytes};
+use kernels_gpu::wgmma::moe_fp8_sm90::abi::{self, INSTANCES};
 
 use crate::format::e4m3;
 use crate::fp8::{FOLD, Factors, sum};

@@ -1,9 +1,9 @@
-//! The products of an MoE layer on Hopper with tokens in e4m3, `kernels-gpu/src/moe_fp8_sm90/`.
+//! The products of an MoE layer on Hopper with tokens in e4m3, `kernels-gpu/src/wgmma/moe_fp8_sm90/`.
 
 #[cfg(all(test, feature = "cuda"))]
 mod fake;
 
-use kernels_gpu::moe_fp8_sm90::abi::{self, INSTANCES, Instance};
+use kernels_gpu::wgmma::moe_fp8_sm90::abi::{self, INSTANCES, Instance};
 
 use super::kernel::{Entry, Kernel, op_of};
 use super::launch::{Grid, Launch};

@@ -1,8 +1,8 @@
-//! The products of an MoE layer on GeForce RTX 50, RTX PRO and DGX Spark with tokens in NVFP4, `kernels-gpu/src/moe_nvfp4_sm120/`: those of
+//! The products of an MoE layer on GeForce RTX 50, RTX PRO and DGX Spark with tokens in NVFP4, `kernels-gpu/src/mma_sync/moe_nvfp4_sm120/`: those of
 //! `moe_sm100`, computed as `gated_sm120` does.
 
-use kernels_gpu::gated_sm120::abi::{Instance, SLAB_ROWS};
-use kernels_gpu::moe_nvfp4_sm120::abi::INSTANCES;
+use kernels_gpu::mma_sync::gated_sm120::abi::{Instance, SLAB_ROWS};
+use kernels_gpu::mma_sync::moe_nvfp4_sm120::abi::INSTANCES;
 
 use super::kernel::{Entry, Kernel};
 use super::nvfp4_products::{Nvfp4Instance, Nvfp4Products};

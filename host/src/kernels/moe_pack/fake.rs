@@ -2,7 +2,7 @@
 
 use fake_cuda::Launch;
 use kernels_gpu::format::BLOCK;
-use kernels_gpu::moe_pack::abi::{NVFP4_ENTRY, Pack, PackNvfp4};
+use kernels_gpu::layer::moe_pack::abi::{NVFP4_ENTRY, Pack, PackNvfp4};
 use kernels_gpu::nvfp4_rows::{row_bytes, value_bytes, weight_scale_bytes};
 use kernels_gpu::units::{OperandType, matrix_bytes};
 

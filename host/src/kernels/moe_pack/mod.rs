@@ -1,4 +1,4 @@
-//! Weights of an MoE layer from a checkpoint's layout into units, or for tokens in NVFP4 into rows, `kernels-gpu/src/moe_pack/`: on the device, or on the host.
+//! Weights of an MoE layer from a checkpoint's layout into units, or for tokens in NVFP4 into rows, `kernels-gpu/src/layer/moe_pack/`: on the device, or on the host.
 
 #[cfg(all(test, feature = "cuda"))]
 mod fake;
@@ -9,7 +9,7 @@ pub(crate) mod nvfp4;
 #[cfg(any(test, feature = "emulated"))]
 pub(crate) mod units;
 
-use kernels_gpu::moe_pack::abi::{ENTRY, NVFP4_ENTRY, Pack, PackNvfp4};
+use kernels_gpu::layer::moe_pack::abi::{ENTRY, NVFP4_ENTRY, Pack, PackNvfp4};
 
 use super::kernel::{Entry, Kernel};
 use super::launch::{Grid, Launch};

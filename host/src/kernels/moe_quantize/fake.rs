@@ -1,8 +1,8 @@
 //! The kernel's rows in the fake driver.
 
 use fake_cuda::Launch;
-use kernels_gpu::moe_quantize::abi::{ENTRIES, Quantize};
-use kernels_gpu::moe_route::abi::NO_ROW;
+use kernels_gpu::layer::moe_quantize::abi::{ENTRIES, Quantize};
+use kernels_gpu::layer::moe_route::abi::NO_ROW;
 use kernels_gpu::sorted::LINE_BYTES;
 use kernels_gpu::units::k_blocks;
 

@@ -1,9 +1,9 @@
-//! Tokens of an MoE layer to e4m3 with a scale for each, sorted by expert, `kernels-gpu/src/moe_quantize/`.
+//! Tokens of an MoE layer to e4m3 with a scale for each, sorted by expert, `kernels-gpu/src/layer/moe_quantize/`.
 
 #[cfg(all(test, feature = "cuda"))]
 mod fake;
 
-use kernels_gpu::moe_quantize::abi::{ENTRIES, Quantize};
+use kernels_gpu::layer::moe_quantize::abi::{ENTRIES, Quantize};
 use kernels_gpu::sorted::{CHUNK_BYTES, chunk, line};
 use kernels_gpu::units::{
     ROW_LANES, WORD_ELEMENTS, block_columns, block_start, e4m3_position, element, k_blocks, lane_words,

@@ -1,8 +1,8 @@
 //! The kernel's rows in the fake driver.
 
 use fake_cuda::Launch;
-use kernels_gpu::moe_quantize_nvfp4::abi::{ENTRIES, Quantize};
-use kernels_gpu::moe_route::abi::{NO_ROW, tile_size};
+use kernels_gpu::layer::moe_quantize_nvfp4::abi::{ENTRIES, Quantize};
+use kernels_gpu::layer::moe_route::abi::{NO_ROW, tile_size};
 use kernels_gpu::nvfp4_rows::{row_bytes, scale_tiles, token_scale};
 
 use crate::format::BLOCK;

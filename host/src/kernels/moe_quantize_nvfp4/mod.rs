@@ -1,9 +1,9 @@
-//! Tokens of an MoE layer to NVFP4, sorted by expert, `kernels-gpu/src/moe_quantize_nvfp4/`.
+//! Tokens of an MoE layer to NVFP4, sorted by expert, `kernels-gpu/src/layer/moe_quantize_nvfp4/`.
 
 #[cfg(all(test, feature = "cuda"))]
 pub(super) mod fake;
 
-use kernels_gpu::moe_quantize_nvfp4::abi::{ENTRIES, Quantize};
+use kernels_gpu::layer::moe_quantize_nvfp4::abi::{ENTRIES, Quantize};
 
 use super::kernel::{Entry, Kernel};
 use super::launch::{Grid, Launch, entry_of};

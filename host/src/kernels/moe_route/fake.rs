@@ -1,7 +1,7 @@
 //! The kernel's rows in the fake driver.
 
 use fake_cuda::Launch;
-use kernels_gpu::moe_route::abi::{
+use kernels_gpu::layer::moe_route::abi::{
     COMBINE_ENTRIES, Combine, EXPAND_ENTRY, Expand, ExpandedRows, Lists, NO_ROW, ROUTE_ENTRY, Route, token_tiles,
 };
 use kernels_gpu::sorted::{bits16_bytes, bits16_place};

@@ -1,10 +1,10 @@
-//! What an MoE layer does before and after its products, `kernels-gpu/src/moe_route/`: lists of each expert's tokens, tokens in
+//! What an MoE layer does before and after its products, `kernels-gpu/src/layer/moe_route/`: lists of each expert's tokens, tokens in
 //! the order of K or in their experts' rows, and the weighted sum of a token's rows.
 
 #[cfg(all(test, feature = "cuda"))]
 mod fake;
 
-use kernels_gpu::moe_route::abi::{COMBINE_ENTRIES, Combine, EXPAND_ENTRY, Expand, ROUTE_ENTRY, Route};
+use kernels_gpu::layer::moe_route::abi::{COMBINE_ENTRIES, Combine, EXPAND_ENTRY, Expand, ROUTE_ENTRY, Route};
 
 use super::kernel::{Entry, Kernel};
 use super::launch::{Grid, Launch, entry_of};

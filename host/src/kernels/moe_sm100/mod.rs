@@ -1,11 +1,11 @@
-//! The products of an MoE layer on B200 and B300 with tokens in NVFP4, `kernels-gpu/src/moe_sm100/`: experts' rows are known on the
+//! The products of an MoE layer on B200 and B300 with tokens in NVFP4, `kernels-gpu/src/tcgen05/moe_sm100/`: experts' rows are known on the
 //! device alone.
 
 #[cfg(all(test, feature = "cuda"))]
 pub(super) mod fake;
 
-use kernels_gpu::gated_sm100::abi::{Instance, TILE_ROWS};
-use kernels_gpu::moe_sm100::abi::INSTANCES;
+use kernels_gpu::tcgen05::gated_sm100::abi::{Instance, TILE_ROWS};
+use kernels_gpu::tcgen05::moe_sm100::abi::INSTANCES;
 
 use super::kernel::{Entry, Kernel};
 use super::nvfp4_products::{Nvfp4Instance, Nvfp4Products};

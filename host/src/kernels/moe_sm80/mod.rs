@@ -1,6 +1,6 @@
-//! The products of an MoE layer on any card from sm_80 on, `kernels-gpu/src/moe_sm80/`.
+//! The products of an MoE layer on any card from sm_80 on, `kernels-gpu/src/mma_sync/moe_sm80/`.
 
-use kernels_gpu::moe_sm80::abi::{INSTANCES, Instance};
+use kernels_gpu::mma_sync::moe_sm80::abi::{INSTANCES, Instance};
 
 use super::kernel::{Entry, Kernel};
 use super::products::{ProductInstance, Products, SMALLEST_TILE, fit_smallest_tile};

@@ -1,13 +1,13 @@
-//! The products of an MoE layer on Hopper, `kernels-gpu/src/moe_sm90/`: experts' rows are known on the device alone.
+//! The products of an MoE layer on Hopper, `kernels-gpu/src/wgmma/moe_sm90/`: experts' rows are known on the device alone.
 
 #[cfg(all(test, feature = "cuda"))]
 pub(super) mod fake;
 #[cfg(all(test, feature = "cuda"))]
 pub(super) use fake::activated;
 
-use kernels_gpu::moe_sm90::abi::{INSTANCES, Instance};
-use kernels_gpu::moe_sm90::by_warp::abi as of_strips;
-use kernels_gpu::sm90::most_shared_bytes;
+use kernels_gpu::decoding::most_shared_bytes;
+use kernels_gpu::wgmma::moe_sm90::abi::{INSTANCES, Instance};
+use kernels_gpu::wgmma::moe_sm90::by_warp::abi as of_strips;
 
 use super::kernel::{Entry, Kernel};
 use super::moe_few_sm90::MoeFewSm90;

@@ -1,7 +1,7 @@
 //! The kernel's row in the fake driver.
 
 use fake_cuda::Launch;
-use kernels_gpu::router::abi::{self, LOGITS_F32, SIGMOID, SIGMOID_SHARES, SOFTMAX, THREADS};
+use kernels_gpu::layer::router::abi::{self, LOGITS_F32, SIGMOID, SIGMOID_SHARES, SOFTMAX, THREADS};
 
 use crate::kernels::fake::{out_dtype, slice, slice_mut};
 use crate::router::{Router, Scoring, route_token};

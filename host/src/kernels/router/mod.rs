@@ -1,9 +1,9 @@
-//! Routers on a GPU, `kernels-gpu/src/router/`: a function of sizes and addresses.
+//! Routers on a GPU, `kernels-gpu/src/layer/router/`: a function of sizes and addresses.
 
 #[cfg(all(test, feature = "cuda"))]
 mod fake;
 
-use kernels_gpu::router::abi::{
+use kernels_gpu::layer::router::abi::{
     self, LOGITS_F32, MAX_EXPERTS, SIGMOID, SIGMOID_SHARES, SOFTMAX, SOFTMAX_OF_CHOSEN, THREADS,
 };
 

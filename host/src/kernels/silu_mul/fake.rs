@@ -1,7 +1,7 @@
 //! The kernel's row in the fake driver.
 
 use fake_cuda::Launch;
-use kernels_gpu::silu_mul::abi::{self, Segment, THREADS};
+use kernels_gpu::layer::silu_mul::abi::{self, Segment, THREADS};
 
 use crate::kernels::fake::out_dtype;
 use crate::oracle::silu;

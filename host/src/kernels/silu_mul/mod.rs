@@ -1,9 +1,9 @@
-//! silu and product of two projections, `kernels-gpu/src/silu_mul/`: the third kernel of the unfused baseline.
+//! silu and product of two projections, `kernels-gpu/src/layer/silu_mul/`: the third kernel of the unfused baseline.
 
 #[cfg(all(test, feature = "cuda"))]
 mod fake;
 
-use kernels_gpu::silu_mul::abi::{self, THREADS};
+use kernels_gpu::layer::silu_mul::abi::{self, THREADS};
 
 use super::group::Address;
 use super::kernel::{Entry, Kernel};
@@ -66,7 +66,7 @@ impl SiluMul {
 
 #[cfg(test)]
 mod tests {
-    use kernels_gpu::silu_mul::abi::BLOCK_ELEMENTS;
+    use kernels_gpu::layer::silu_mul::abi::BLOCK_ELEMENTS;
 
     use super::*;
 

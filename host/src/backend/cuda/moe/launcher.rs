@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use bytemuck::Zeroable;
 use cuda_driver::sys::{self, CUdeviceptr, CUfunction, CUstream};
-use kernels_gpu::moe_pack::abi::{Pack, PackNvfp4};
+use kernels_gpu::layer::moe_pack::abi::{Pack, PackNvfp4};
 use kernels_gpu::nvfp4_rows::{value_bytes, weight_scale_bytes};
 use kernels_gpu::units::matrix_bytes;
 

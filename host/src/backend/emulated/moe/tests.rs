@@ -1,7 +1,7 @@
 //! What goes beyond a step of a layer: layers that share a workspace, and packing on the device.
 
 use bytemuck::Zeroable;
-use kernels_gpu::moe_pack::abi::{Pack, PackNvfp4};
+use kernels_gpu::layer::moe_pack::abi::{Pack, PackNvfp4};
 use kernels_gpu::nvfp4_rows::{value_bytes, weight_scale_bytes};
 use kernels_gpu::units::matrix_bytes;
 
