@@ -11,12 +11,12 @@ use kernels_gpu::wgmma::moe_fp8_sm90::abi::Launch as Product;
 use super::group::Address;
 use super::kernel::Kernel;
 use super::launch::{Launch, output_code};
+use super::layer::moe_pack::MoePack;
+use super::layer::moe_quantize::MoeQuantize;
 use super::linear::workspace::MAX_TOKENS;
 use super::linear::{LinearArguments, PlacedLinear};
 use super::moe::SortedRows;
-use super::moe_fp8_sm90::{self, MoeFp8Sm90};
-use super::moe_pack::MoePack;
-use super::moe_quantize::MoeQuantize;
+use super::wgmma::moe_fp8_sm90::{self, MoeFp8Sm90};
 use crate::error::Error;
 use crate::linear::LinearSizes;
 

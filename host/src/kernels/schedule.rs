@@ -5,7 +5,7 @@ use super::GroupedKernel;
 use super::group::{PlacedGroup, Sizes};
 use super::kernel::{Grouped, Kernel, Request};
 use super::launch::{Launch, Scratch};
-use super::silu_mul::{Segment, SiluMul};
+use super::layer::silu_mul::{Segment, SiluMul};
 use crate::error::Error;
 use crate::plan::variant::{LaunchSchedule, Variant};
 use crate::problem::{Op, TokenDtype, Weights};

@@ -171,7 +171,7 @@ pub(super) mod tests {
 
     use super::kernels::{KERNELS, kernel_of};
     use super::*;
-    use crate::kernels::linear_sm90::LinearSm90;
+    use crate::kernels::wgmma::linear_sm90::LinearSm90;
     use crate::problem::{TokenDtype, TokenFormat};
 
     /// A layer of these sizes, whose tokens are bf16.

@@ -14,8 +14,8 @@ use crate::error::Error;
 use crate::format::BLOCK;
 use crate::fp8::QuantizedRows;
 use crate::kernels::group::Address;
-use crate::kernels::moe_pack::row_order::columns_of_k;
-use crate::kernels::moe_quantize::code_places;
+use crate::kernels::layer::moe_pack::row_order::columns_of_k;
+use crate::kernels::layer::moe_quantize::code_places;
 use crate::moe::{MoeSizes, MoeStep, QuantizedStages, Rows, Stages};
 
 /// The parts of a workspace that hold stages, as numbers.

@@ -9,12 +9,12 @@ use kernels_gpu::sorted::bits16_bytes;
 use kernels_gpu::units::matrix_bytes;
 
 use super::*;
-use crate::kernels::moe_sm80::MoeSm80;
-use crate::kernels::moe_sm90::MoeSm90;
-use crate::kernels::moe_sm100::MoeSm100;
-use crate::kernels::moe_sm120::MoeSm120;
+use crate::kernels::mma_sync::moe_sm80::MoeSm80;
+use crate::kernels::mma_sync::moe_sm120::MoeSm120;
 use crate::kernels::products::{ProductInstance, Products as _};
+use crate::kernels::tcgen05::moe_sm100::MoeSm100;
 use crate::kernels::tensor_map::MapArguments;
+use crate::kernels::wgmma::moe_sm90::MoeSm90;
 use crate::problem::TokenFormat;
 
 const SMS: u32 = 132;

@@ -16,13 +16,13 @@ use crate::error::Error;
 use crate::format::BLOCK;
 use crate::fp4::InputScales;
 use crate::kernels::launch::{ALIGNMENT, Launch};
+use crate::kernels::layer::moe_pack::MoePack;
+use crate::kernels::layer::moe_pack::row_order::RowOrder;
+use crate::kernels::layer::moe_route::MoeRoute;
 use crate::kernels::moe::{
     self, MoeArguments, MoeKernels, PROJECTIONS, PackedWeights, PlacedExperts, PlacedMoe, Workspace, packing,
     row_order, workspace_bytes,
 };
-use crate::kernels::moe_pack::MoePack;
-use crate::kernels::moe_pack::row_order::RowOrder;
-use crate::kernels::moe_route::MoeRoute;
 use crate::kernels::{Subject, builds};
 use crate::moe::MoeSizes;
 use crate::problem::TokenFormat;
