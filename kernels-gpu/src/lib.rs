@@ -1,40 +1,26 @@
-//! NVFP4 grouped GEMM kernels, a folder each.
+//! NVFP4 grouped GEMM kernels, in a folder for each mechanism that computes products.
 //!
-//! A kernel is a module and a cargo feature of the same name; `[package.metadata.kernels]` in `Cargo.toml` says what it is
+//! A kernel is a module of such a folder and a cargo feature of the same name; `[package.metadata.kernels]` in `Cargo.toml` says what it is
 //! compiled for. Its `abi` is what the host must know of it: descriptors, tiles, sizes. That much compiles everywhere; the
 //! rest of the folder needs the feature. No `asm!` here: instructions are functions of `cuda_std`.
 
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 
-pub mod gated_simt;
-pub mod gated_sm100;
-pub mod gated_sm120;
-pub mod gated_sm90;
-pub mod linear_sm120;
-pub mod linear_sm80;
-pub mod linear_sm90;
-pub mod moe_few_sm90;
-pub mod moe_fp8_sm90;
-pub mod moe_nvfp4_sm120;
-pub mod moe_pack;
-pub mod moe_quantize;
-pub mod moe_quantize_nvfp4;
-pub mod moe_route;
-pub mod moe_sm100;
-pub mod moe_sm120;
-pub mod moe_sm80;
-pub mod moe_sm90;
-pub mod router;
-pub mod silu_mul;
+// Kernels, by what computes their products.
+pub mod layer;
+pub mod mma_sync;
+pub mod simt;
+pub mod tcgen05;
+pub mod wgmma;
 
 // What kernels share: on both sides, then on the device.
+pub mod decoding;
 pub mod epilogue;
 pub mod exp;
 pub mod format;
 mod instances;
 pub mod nvfp4_rows;
-pub mod sm90;
 pub mod sorted;
 pub mod units;
 

@@ -1,4 +1,4 @@
-//! Quantizes 16 numbers of 16 bits to an NVFP4 block, as [`Quantize`](crate::moe_quantize_nvfp4::abi::Quantize) defines
+//! Quantizes 16 numbers of 16 bits to an NVFP4 block, as [`Quantize`](crate::layer::moe_quantize_nvfp4::abi::Quantize) defines
 //! it: in a separate launch, or in the epilogue of the GEMM that computes the numbers.
 
 use cuda_std::{
@@ -10,7 +10,7 @@ use cuda_std::{
 use crate::{
     epilogue::decode,
     format::{BLOCK, SCALE_TILE_COLUMNS},
-    moe_quantize_nvfp4::abi::{LARGEST_VALUE, LEAST_SCALE, NAN_SCALE},
+    layer::moe_quantize_nvfp4::abi::{LARGEST_VALUE, LEAST_SCALE, NAN_SCALE},
     nvfp4_rows::{row_bytes, scale_tiles, token_scale},
 };
 

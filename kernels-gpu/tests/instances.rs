@@ -58,7 +58,7 @@ fn an_instance_that_does_not_fit_is_an_error_at_its_own_line() {
     let copy = Copy::new();
     for (kernel, line, refused) in [
         (
-            "gated_sm100",
+            "tcgen05/gated_sm100",
             "gated_sm100_t64 = gated(64).stages(4);",
             &[
                 ("gated(64).stages(5)", "the stages do not fit shared memory"),
@@ -70,7 +70,7 @@ fn an_instance_that_does_not_fit_is_an_error_at_its_own_line() {
             ][..],
         ),
         (
-            "gated_sm120",
+            "mma_sync/gated_sm120",
             "gated_sm120_t64 = gated(64).stages(3);",
             &[
                 ("gated(64).stages(4)", "the stages do not fit shared memory"),
@@ -79,7 +79,7 @@ fn an_instance_that_does_not_fit_is_an_error_at_its_own_line() {
             ][..],
         ),
         (
-            "gated_sm90",
+            "wgmma/gated_sm90",
             "gated_sm90_t64 = gated(64).consumers(2).buffers(4).stages(9);",
             &[
                 ("gated(64).consumers(2).buffers(4).stages(12)", "stages and buffers do not fit shared memory"),
@@ -90,7 +90,7 @@ fn an_instance_that_does_not_fit_is_an_error_at_its_own_line() {
             ][..],
         ),
         (
-            "gated_simt",
+            "simt/gated_simt",
             "gated_simt = gated(Tile::LARGE);",
             &[("gated(Tile { tokens: 32, ..Tile::LARGE })", "a thread for every element of the tile")][..],
         ),

@@ -5,8 +5,8 @@
 use bytemuck::NoUninit;
 use half::{bf16, f16};
 use kernels_gpu::format::{OUTPUT_BF16, OUTPUT_F16};
-use kernels_gpu::moe_pack::abi::{self as moe_pack, Pack};
-use kernels_gpu::moe_route::abi::{
+use kernels_gpu::layer::moe_pack::abi::{self as moe_pack, Pack};
+use kernels_gpu::layer::moe_route::abi::{
     COMBINE_ENTRIES, Combine, EXPAND_ENTRY, Expand, ExpandedRows, Lists, NO_ROW, ROUTE_ENTRY, Route,
 };
 use kernels_gpu::sorted::{ROW_MULTIPLE, bits16_bytes, bits16_place, line, most_rows};

@@ -117,7 +117,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     step(2, probes(&files));
     let times = times(nvfp4.path(), &verdicts)?;
     files.write("times.json", &(serde_json::to_string_pretty(&times)? + "\n"))?;
-    files.write("proposal.md", &proposal(&tried.card, &times))?;
+    files.write("proposal.md", &proposal(&tried.card, &times)?)?;
     step(5, experiments::renew());
 
     println!("\nresults: {FOLDER}/{PREFIX}{}-*, and docs/experiments.md", files.slug);
@@ -486,7 +486,7 @@ fn instance(variant: &str) -> &str {
 }
 
 /// What the times say of the plan.
-fn proposal(card: &str, times: &Times) -> String {
+fn proposal(card: &str, times: &Times) -> anyhow::Result<String> {
     let rows = times.rows();
     let mut kernels: Vec<_> = rows.iter().map(|row| row.kernel).collect();
     kernels.sort_unstable();
@@ -508,7 +508,9 @@ fn proposal(card: &str, times: &Times) -> String {
         if worth.is_empty() {
             continue;
         }
-        text += &format!("The choice is `choose` in `host/src/kernels/{kernel}/plan.rs`. Where it is slower:\n\n");
+        let mechanism = workspace::kernel_mechanism(kernel)?;
+        let plan = format!("host/src/kernels/{mechanism}/{kernel}/plan.rs");
+        text += &format!("The choice is `choose` in `{plan}`. Where it is slower:\n\n");
         let mut table = Table::new(1, &["shape", "the plan's choice, µs", "fastest instance", "µs", "gain"]);
         for Row { shape, unasked, fastest, us, .. } in worth {
             let gain = format!("{:.2}×", unasked / us);
@@ -522,8 +524,9 @@ fn proposal(card: &str, times: &Times) -> String {
         }
         text += &table.to_string();
     }
-    text + "\nConstants of the time model: the table at the end of the probes' file beside this one has the names of \
-            `crates/ptx_emulator/src/timing/card.rs`.\n"
+    text += "\nConstants of the time model: the table at the end of the probes' file beside this one has the names of \
+             `crates/ptx_emulator/src/timing/card.rs`.\n";
+    Ok(text)
 }
 
 #[cfg(test)]
@@ -574,10 +577,13 @@ mod tests {
         let of = |t96| {
             [("gated_sm100", 20.0), ("gated_sm100,t64", 20.2), ("gated_sm100,t96", t96), ("gated_sm100,graph", 5.0)]
         };
-        let text = proposal("NVIDIA B200", &times(&of(16.0)));
+        let text = proposal("NVIDIA B200", &times(&of(16.0))).unwrap();
         assert!(text.contains("| moe-1 |") && text.contains(" t96 | 16.0 | 1.25× |"), "{text}");
-        assert!(text.contains("on 0 of 1 shapes") && text.contains("host/src/kernels/gated_sm100/plan.rs"), "{text}");
-        let text = proposal("NVIDIA B200", &times(&of(19.9)));
+        assert!(
+            text.contains("on 0 of 1 shapes") && text.contains("host/src/kernels/tcgen05/gated_sm100/plan.rs"),
+            "{text}"
+        );
+        let text = proposal("NVIDIA B200", &times(&of(19.9))).unwrap();
         assert!(text.contains("on 1 of 1 shapes") && !text.contains("| moe-1 |"), "{text}");
     }
 

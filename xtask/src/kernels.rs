@@ -27,7 +27,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut table = Table::new(3, &["kernel", "compiled for", "what it is"]);
     for kernel in KernelCrate::open(workspace::kernels())?.kernels() {
         let arches: Vec<_> = kernel.arches.iter().map(ToString::to_string).collect();
-        let file = workspace::kernels().join("src").join(&kernel.name).join("mod.rs");
+        let file = workspace::kernel_source(&kernel.name)?;
         let source = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
         let about = first_paragraph(&source);
         ensure!(!about.is_empty(), "{} does not begin with what the kernel is", file.display());

@@ -1,7 +1,7 @@
 //! `cargo xtask sass`: disassembles every kernel and looks for the instructions that it is written for.
 //!
 //! PTX says what a kernel asks for; only the machine code shows that the assembler gave it that, and not a slower way. Which
-//! instructions those are stands in the kernel's folder, in `kernels-gpu/src/KERNEL/sass.toml`:
+//! instructions those are stands in the kernel's folder, in `kernels-gpu/src/MECHANISM/KERNEL/sass.toml`:
 //!
 //! ```toml
 //! [[instruction]]
@@ -29,7 +29,7 @@ use crate::{
     wgmma, workspace,
 };
 
-/// Disassemble every kernel, count the instructions that it is written for (kernels-gpu/src/KERNEL/sass.toml), and fail if an
+/// Disassemble every kernel, count the instructions that it is written for (kernels-gpu/src/MECHANISM/KERNEL/sass.toml), and fail if an
 /// entry lacks one.
 #[derive(clap::Args)]
 pub struct Args {
@@ -77,7 +77,7 @@ impl Instruction {
 impl Meant {
     /// Reads what a kernel is written for.
     fn of(kernel: &str) -> anyhow::Result<Self> {
-        let file = workspace::kernels().join("src").join(kernel).join("sass.toml");
+        let file = workspace::kernel_sass(kernel)?;
         if !file.exists() {
             return Ok(Self::default());
         }
@@ -202,6 +202,16 @@ mod tests {
         assert_eq!(found, [("one", vec!["LDC", "UTMALDG.2D"]), ("two", vec!["EXIT"])]);
     }
 
+    /// Number of files below a folder whose names end with `sass.toml`.
+    fn sass_files(folder: &Path) -> usize {
+        let paths = folder.read_dir().unwrap().map(|entry| entry.unwrap().path());
+        let count = |path: std::path::PathBuf| match path.is_dir() {
+            true => sass_files(&path),
+            false => usize::from(path.to_string_lossy().ends_with("sass.toml")),
+        };
+        paths.map(count).sum()
+    }
+
     #[test]
     fn every_sass_toml_is_of_a_kernel_and_is_read() {
         let kernels = build_ptx::kernels().unwrap();
@@ -209,8 +219,7 @@ mod tests {
         for kernel in kernels.kernels() {
             read += usize::from(!Meant::of(&kernel.name).unwrap().instructions.is_empty());
         }
-        let folders = workspace::kernels().join("src").read_dir().unwrap().flatten();
-        let files = folders.filter(|folder| folder.path().join("sass.toml").exists()).count();
+        let files = sass_files(&workspace::kernels().join("src"));
         assert!(read == files && read > 0, "{read} of {files}");
     }
 }

@@ -34,7 +34,7 @@ impl Entry {
     }
 }
 
-/// A kernel of `kernels-gpu`: one folder on each side, one PTX text for each architecture.
+/// A kernel of `kernels-gpu`: one module on each side, one PTX text for each architecture.
 pub(crate) trait Kernel: Sync {
     /// Its name: that of its folders, of its row in `[package.metadata.kernels]` and of its PTX.
     fn name(&self) -> &'static str;

@@ -3,20 +3,20 @@
 
 use bytemuck::Zeroable;
 use kernels_gpu::epilogue::Activation;
-use kernels_gpu::moe_fp8_sm90::abi::Launch as Product;
-use kernels_gpu::moe_pack::abi::Pack;
-use kernels_gpu::moe_quantize::abi::Quantize;
+use kernels_gpu::layer::moe_pack::abi::Pack;
+use kernels_gpu::layer::moe_quantize::abi::Quantize;
 use kernels_gpu::units::OperandType;
+use kernels_gpu::wgmma::moe_fp8_sm90::abi::Launch as Product;
 
 use super::group::Address;
 use super::kernel::Kernel;
 use super::launch::{Launch, output_code};
+use super::layer::moe_pack::MoePack;
+use super::layer::moe_quantize::MoeQuantize;
 use super::linear::workspace::MAX_TOKENS;
 use super::linear::{LinearArguments, PlacedLinear};
 use super::moe::SortedRows;
-use super::moe_fp8_sm90::{self, MoeFp8Sm90};
-use super::moe_pack::MoePack;
-use super::moe_quantize::MoeQuantize;
+use super::wgmma::moe_fp8_sm90::{self, MoeFp8Sm90};
 use crate::error::Error;
 use crate::linear::LinearSizes;
 

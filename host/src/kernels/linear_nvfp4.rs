@@ -3,20 +3,20 @@
 
 use bytemuck::Zeroable;
 use kernels_gpu::epilogue::Activation;
-use kernels_gpu::moe_pack::abi::PackNvfp4;
-use kernels_gpu::moe_quantize_nvfp4::abi::Quantize;
-use kernels_gpu::moe_route::abi::token_tiles;
-use kernels_gpu::moe_sm100::abi::QuantizedC;
+use kernels_gpu::layer::moe_pack::abi::PackNvfp4;
+use kernels_gpu::layer::moe_quantize_nvfp4::abi::Quantize;
+use kernels_gpu::layer::moe_route::abi::token_tiles;
 use kernels_gpu::nvfp4_rows::value_bytes;
+use kernels_gpu::tcgen05::moe_sm100::abi::QuantizedC;
 
 use super::group::Address;
 use super::kernel::Kernel;
 use super::launch::{Launch, output_code};
+use super::layer::moe_pack::MoePack;
+use super::layer::moe_quantize_nvfp4::MoeQuantizeNvfp4;
 use super::linear::workspace::MAX_TOKENS;
 use super::linear::{LinearArguments, PlacedLinear};
 use super::moe::Nvfp4Rows;
-use super::moe_pack::MoePack;
-use super::moe_quantize_nvfp4::MoeQuantizeNvfp4;
 use super::nvfp4_products::{Nvfp4Products, Product, tile_tokens};
 use crate::error::Error;
 use crate::linear::LinearSizes;
@@ -116,7 +116,7 @@ pub(crate) fn pack(
 mod tests {
     use super::*;
     use crate::kernels::linear::workspace::Workspace;
-    use crate::kernels::moe_sm100::MoeSm100;
+    use crate::kernels::tcgen05::moe_sm100::MoeSm100;
     use crate::problem::{TokenDtype, TokenFormat};
 
     fn layer(n: usize, k: usize) -> PlacedLinear {

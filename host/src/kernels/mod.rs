@@ -1,46 +1,31 @@
-//! The GPU's kernels as the host sees them: a folder for each, of the same name as in `kernels-gpu`, behind the trait
+//! The GPU's kernels as the host sees them: a module for each, in the same folder as in `kernels-gpu`, behind the trait
 //! `Kernel` (`kernel.rs`).
 //!
-//! A folder says what its kernel takes, which instances it has, how weights are packed for it, how a step is planned, what is
+//! A module says what its kernel takes, which instances it has, how weights are packed for it, how a step is planned, what is
 //! launched, and (for tests) what a launch does. `KERNELS` has a row for each. Everything here is a function of sizes and
 //! addresses and knows no device.
 
 pub(crate) mod builds;
 #[cfg(all(test, feature = "cuda"))]
 pub(crate) mod fake;
-mod gated_simt;
-mod gated_sm100;
-mod gated_sm120;
-mod gated_sm90;
 pub(crate) mod group;
 pub(crate) mod kernel;
 pub(crate) mod launch;
+pub(crate) mod layer;
 pub(crate) mod linear;
 mod linear_fp8;
 mod linear_nvfp4;
-mod linear_sm120;
-mod linear_sm80;
-mod linear_sm90;
+mod mma_sync;
 pub mod moe;
-mod moe_few_sm90;
-mod moe_fp8_sm90;
-mod moe_nvfp4_sm120;
-pub(crate) mod moe_pack;
-mod moe_quantize;
-mod moe_quantize_nvfp4;
-pub(crate) mod moe_route;
-mod moe_sm100;
-mod moe_sm120;
-mod moe_sm80;
-mod moe_sm90;
 mod nvfp4_products;
 mod products;
-pub mod router;
 pub(crate) mod schedule;
-mod silu_mul;
+mod simt;
 pub(crate) mod subject;
+mod tcgen05;
 pub(crate) mod tensor_map;
 mod tiles;
+mod wgmma;
 
 use std::collections::HashSet;
 use std::fmt;
@@ -49,31 +34,32 @@ use std::hash::{Hash, Hasher};
 use crate::error::Error;
 use crate::problem::Op;
 use kernel::{Grouped, Kernel};
+pub use layer::router;
 pub use subject::Subject;
 
 /// Every kernel. Those that compute groups come in the order in which they are chosen, the one that takes everything last.
 #[rustfmt::skip] // A kernel, a line.
 pub(crate) static KERNELS: &[&dyn Kernel] = &[
-    &gated_sm120::GatedSm120,
-    &gated_sm100::GatedSm100,
-    &gated_sm90::GatedSm90,
-    &gated_simt::GatedSimt,
-    &silu_mul::SiluMul,
-    &moe_route::MoeRoute,
-    &moe_sm90::MoeSm90,
-    &moe_few_sm90::MoeFewSm90,
-    &moe_sm120::MoeSm120,
-    &moe_sm80::MoeSm80,
-    &moe_sm100::MoeSm100,
-    &moe_nvfp4_sm120::MoeNvfp4Sm120,
-    &moe_quantize::MoeQuantize,
-    &moe_quantize_nvfp4::MoeQuantizeNvfp4,
-    &moe_fp8_sm90::MoeFp8Sm90,
-    &linear_sm90::LinearSm90,
-    &linear_sm120::LinearSm120,
-    &linear_sm80::LinearSm80,
-    &moe_pack::MoePack,
-    &router::RouterKernel,
+    &mma_sync::gated_sm120::GatedSm120,
+    &tcgen05::gated_sm100::GatedSm100,
+    &wgmma::gated_sm90::GatedSm90,
+    &simt::gated_simt::GatedSimt,
+    &layer::silu_mul::SiluMul,
+    &layer::moe_route::MoeRoute,
+    &wgmma::moe_sm90::MoeSm90,
+    &mma_sync::moe_few_sm90::MoeFewSm90,
+    &mma_sync::moe_sm120::MoeSm120,
+    &mma_sync::moe_sm80::MoeSm80,
+    &tcgen05::moe_sm100::MoeSm100,
+    &mma_sync::moe_nvfp4_sm120::MoeNvfp4Sm120,
+    &layer::moe_quantize::MoeQuantize,
+    &layer::moe_quantize_nvfp4::MoeQuantizeNvfp4,
+    &wgmma::moe_fp8_sm90::MoeFp8Sm90,
+    &wgmma::linear_sm90::LinearSm90,
+    &mma_sync::linear_sm120::LinearSm120,
+    &mma_sync::linear_sm80::LinearSm80,
+    &layer::moe_pack::MoePack,
+    &layer::router::RouterKernel,
 ];
 
 /// The kernel that a PTX text or machine code belongs to: the one of whose entries the code names most.
@@ -147,7 +133,7 @@ impl GroupedKernel {
         builds::arches_of(self.name())
     }
 
-    /// Its name, which is also that of its folder in `kernels-gpu`.
+    /// Its name, which is also that of its module in `kernels-gpu`.
     pub fn name(self) -> &'static str {
         self.0.name()
     }

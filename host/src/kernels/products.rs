@@ -2,12 +2,12 @@
 
 use std::ops::RangeInclusive;
 
-use kernels_gpu::moe_sm90::abi::Launch as Product;
 use kernels_gpu::units::OperandType;
+use kernels_gpu::wgmma::moe_sm90::abi::Launch as Product;
 
 use super::kernel::{Kernel, op_of};
 use super::launch::{Grid, Launch};
-use super::moe_few_sm90::MoeFewSm90;
+use super::mma_sync::moe_few_sm90::MoeFewSm90;
 use crate::problem::Op;
 
 /// What is launched of an instance of such a kernel, and what its tiles are.

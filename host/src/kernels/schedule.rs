@@ -5,7 +5,7 @@ use super::GroupedKernel;
 use super::group::{PlacedGroup, Sizes};
 use super::kernel::{Grouped, Kernel, Request};
 use super::launch::{Launch, Scratch};
-use super::silu_mul::{Segment, SiluMul};
+use super::layer::silu_mul::{Segment, SiluMul};
 use crate::error::Error;
 use crate::plan::variant::{LaunchSchedule, Variant};
 use crate::problem::{Op, TokenDtype, Weights};
@@ -152,8 +152,8 @@ fn projection_bytes(sizes: Sizes) -> Result<u64, Error> {
 
 #[cfg(test)]
 mod tests {
-    use kernels_gpu::gated_sm90::abi::{Tile, Tokens};
-    use kernels_gpu::silu_mul::abi;
+    use kernels_gpu::layer::silu_mul::abi;
+    use kernels_gpu::wgmma::gated_sm90::abi::{Tile, Tokens};
 
     use super::*;
     use crate::generate::{self, Generator};

@@ -3,10 +3,10 @@
 use gpu_arch::Capability;
 
 use super::kernel::Kernel;
+use super::layer::router::RouterKernel;
+use super::layer::silu_mul::SiluMul;
 use super::linear::LinearKernels;
 use super::moe::{self, MoeKernels};
-use super::router::RouterKernel;
-use super::silu_mul::SiluMul;
 use super::{GroupedKernel, builds};
 use crate::problem::{Op, TokenFormat};
 

@@ -17,7 +17,7 @@ mod select;
 
 use std::borrow::Cow;
 
-use kernels_gpu::router::abi::{MAX_EXPERTS, MAX_GROUPS, MAX_TOP_K};
+use kernels_gpu::layer::router::abi::{MAX_EXPERTS, MAX_GROUPS, MAX_TOP_K};
 
 use crate::error::Error;
 use crate::problem::TokenDtype;

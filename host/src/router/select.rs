@@ -1,6 +1,6 @@
 //! Routing on the CPU, with the kernel's arithmetic in the order of its lanes.
 
-use kernels_gpu::router::score::{LANES, LEAST_SUM, key, power, score_of, sigmoid};
+use kernels_gpu::layer::router::score::{LANES, LEAST_SUM, key, power, score_of, sigmoid};
 use rayon::prelude::*;
 
 use super::{Logits, Router, Routes, Scoring};

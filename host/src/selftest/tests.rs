@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use fake_cuda::{FakeCuda, Launch};
-use kernels_gpu::gated_sm100::abi;
+use kernels_gpu::tcgen05::gated_sm100::abi;
 
 use super::child::Limits;
 use super::problems::{Card, parts};

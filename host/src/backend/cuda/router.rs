@@ -11,7 +11,7 @@ use super::planned::ReadyLaunch;
 use crate::error::Error;
 use crate::kernels::Subject;
 use crate::kernels::kernel::Kernel;
-use crate::kernels::router::{RouterArguments, RouterKernel, launch};
+use crate::kernels::layer::router::{RouterArguments, RouterKernel, launch};
 use crate::router::{Logits, Router, Routes};
 
 /// Launches routers whose operands lie on the device; made by [`Cuda::router_launcher`](super::Cuda::router_launcher), one for all

@@ -3,7 +3,7 @@
 use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
 use cuda_driver::cust::stream::{Stream, StreamFlags};
 use fake_cuda::{FakeCuda, Launch};
-use kernels_gpu::gated_simt::abi;
+use kernels_gpu::simt::gated_simt::abi;
 
 use super::*;
 use crate::backend;

@@ -9,11 +9,11 @@ use super::gpu::{Emulated, INTERMEDIATE, OUTPUT, TOKENS, WEIGHTS, upload};
 use crate::backend::LinearLayer;
 use crate::error::Error;
 use crate::kernels::launch::Launch;
+use crate::kernels::layer::moe_pack::row_order::RowOrder;
+use crate::kernels::layer::moe_pack::{nvfp4, units};
 use crate::kernels::linear::workspace::Workspace;
 use crate::kernels::linear::{LinearArguments, LinearKernels, PlacedLinear, panels};
 use crate::kernels::moe::operand_type;
-use crate::kernels::moe_pack::row_order::RowOrder;
-use crate::kernels::moe_pack::{nvfp4, units};
 use crate::linear::{LinearOutput, LinearStep, LinearWeights};
 use crate::problem::TokenFormat;
 
@@ -129,7 +129,7 @@ fn add(mut first: Counters, second: Counters) -> Counters {
 
 #[cfg(test)]
 mod tests {
-    use kernels_gpu::linear_sm90::abi::matrix_bytes;
+    use kernels_gpu::wgmma::linear_sm90::abi::matrix_bytes;
 
     use super::*;
     use crate::backend::emulated::{Options, arches};

@@ -11,11 +11,11 @@ use crate::error::Error;
 use crate::format::Matrix;
 use crate::fp4::InputScales;
 use crate::kernels::group::Address;
+use crate::kernels::layer::moe_pack::nvfp4::pack_nvfp4;
+use crate::kernels::layer::moe_pack::units::pack;
 use crate::kernels::moe::{
     self, MoeArguments, MoeKernels, PlacedExperts, PlacedMoe, StageParts, Workspace, packing, row_order,
 };
-use crate::kernels::moe_pack::nvfp4::pack_nvfp4;
-use crate::kernels::moe_pack::units::pack;
 use crate::moe::{MoeExpert, MoeOutput, MoeSizes, MoeStep, MoeWeights};
 use crate::problem::TokenFormat;
 

@@ -2,7 +2,7 @@
 
 use super::gpu::{Emulated, OUTPUT, TOKENS, WEIGHTS};
 use crate::error::Error;
-use crate::kernels::router::{RouterArguments, launch};
+use crate::kernels::layer::router::{RouterArguments, launch};
 use crate::router::{Logits, Router, Routes};
 
 /// The experts of each token and their weights.

@@ -1,26 +1,26 @@
 //! Which kernels a layer takes on a device.
 
 use gpu_arch::Capability;
-use kernels_gpu::moe_route::abi::Route;
+use kernels_gpu::layer::moe_route::abi::Route;
 use kernels_gpu::sorted::ROW_MULTIPLE;
 
 use super::MoeArguments;
 use crate::error::Error;
 use crate::kernels::builds;
 use crate::kernels::kernel::Kernel;
-use crate::kernels::moe_few_sm90::MoeFewSm90;
-use crate::kernels::moe_fp8_sm90::{self, MoeFp8Sm90};
-use crate::kernels::moe_nvfp4_sm120::MoeNvfp4Sm120;
-use crate::kernels::moe_pack::MoePack;
-use crate::kernels::moe_quantize::MoeQuantize;
-use crate::kernels::moe_quantize_nvfp4::MoeQuantizeNvfp4;
-use crate::kernels::moe_route::MoeRoute;
-use crate::kernels::moe_sm80::MoeSm80;
-use crate::kernels::moe_sm90::MoeSm90;
-use crate::kernels::moe_sm100::MoeSm100;
-use crate::kernels::moe_sm120::MoeSm120;
+use crate::kernels::layer::moe_pack::MoePack;
+use crate::kernels::layer::moe_quantize::MoeQuantize;
+use crate::kernels::layer::moe_quantize_nvfp4::MoeQuantizeNvfp4;
+use crate::kernels::layer::moe_route::MoeRoute;
+use crate::kernels::mma_sync::moe_few_sm90::MoeFewSm90;
+use crate::kernels::mma_sync::moe_nvfp4_sm120::MoeNvfp4Sm120;
+use crate::kernels::mma_sync::moe_sm80::MoeSm80;
+use crate::kernels::mma_sync::moe_sm120::MoeSm120;
 use crate::kernels::nvfp4_products::{self, Nvfp4Products};
 use crate::kernels::products::{Products, SMALLEST_TILE};
+use crate::kernels::tcgen05::moe_sm100::MoeSm100;
+use crate::kernels::wgmma::moe_fp8_sm90::{self, MoeFp8Sm90};
+use crate::kernels::wgmma::moe_sm90::MoeSm90;
 use crate::moe::MoeSizes;
 use crate::problem::TokenFormat;
 

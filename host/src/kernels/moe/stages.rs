@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kernels_gpu::moe_route::abi::tile_size;
+use kernels_gpu::layer::moe_route::abi::tile_size;
 use kernels_gpu::nvfp4_rows::{row_bytes, token_scale, token_scale_bytes, value_bytes};
 use kernels_gpu::sorted::{LINE_BYTES, bits16_bytes, bits16_place};
 use kernels_gpu::units::k_blocks;
@@ -14,8 +14,8 @@ use crate::error::Error;
 use crate::format::BLOCK;
 use crate::fp8::QuantizedRows;
 use crate::kernels::group::Address;
-use crate::kernels::moe_pack::row_order::columns_of_k;
-use crate::kernels::moe_quantize::code_places;
+use crate::kernels::layer::moe_pack::row_order::columns_of_k;
+use crate::kernels::layer::moe_quantize::code_places;
 use crate::moe::{MoeSizes, MoeStep, QuantizedStages, Rows, Stages};
 
 /// The parts of a workspace that hold stages, as numbers.

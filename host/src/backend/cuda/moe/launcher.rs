@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use bytemuck::Zeroable;
 use cuda_driver::sys::{self, CUdeviceptr, CUfunction, CUstream};
-use kernels_gpu::moe_pack::abi::{Pack, PackNvfp4};
+use kernels_gpu::layer::moe_pack::abi::{Pack, PackNvfp4};
 use kernels_gpu::nvfp4_rows::{value_bytes, weight_scale_bytes};
 use kernels_gpu::units::matrix_bytes;
 
@@ -16,13 +16,13 @@ use crate::error::Error;
 use crate::format::BLOCK;
 use crate::fp4::InputScales;
 use crate::kernels::launch::{ALIGNMENT, Launch};
+use crate::kernels::layer::moe_pack::MoePack;
+use crate::kernels::layer::moe_pack::row_order::RowOrder;
+use crate::kernels::layer::moe_route::MoeRoute;
 use crate::kernels::moe::{
     self, MoeArguments, MoeKernels, PROJECTIONS, PackedWeights, PlacedExperts, PlacedMoe, Workspace, packing,
     row_order, workspace_bytes,
 };
-use crate::kernels::moe_pack::MoePack;
-use crate::kernels::moe_pack::row_order::RowOrder;
-use crate::kernels::moe_route::MoeRoute;
 use crate::kernels::{Subject, builds};
 use crate::moe::MoeSizes;
 use crate::problem::TokenFormat;

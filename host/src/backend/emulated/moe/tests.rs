@@ -1,7 +1,7 @@
 //! What goes beyond a step of a layer: layers that share a workspace, and packing on the device.
 
 use bytemuck::Zeroable;
-use kernels_gpu::moe_pack::abi::{Pack, PackNvfp4};
+use kernels_gpu::layer::moe_pack::abi::{Pack, PackNvfp4};
 use kernels_gpu::nvfp4_rows::{value_bytes, weight_scale_bytes};
 use kernels_gpu::units::matrix_bytes;
 
@@ -10,9 +10,9 @@ use crate::backend::emulated::{Options, Schedule};
 use crate::format::Matrix;
 use crate::generate::Generator;
 use crate::kernels::launch::output_code;
+use crate::kernels::layer::moe_pack::MoePack;
+use crate::kernels::layer::moe_pack::row_order::RowOrder;
 use crate::kernels::moe::operand_type;
-use crate::kernels::moe_pack::MoePack;
-use crate::kernels::moe_pack::row_order::RowOrder;
 use crate::moe::generate::{self, Routing};
 use crate::moe::{LayerShape, shape};
 use crate::problem::TokenDtype;

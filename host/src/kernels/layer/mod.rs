@@ -1,0 +1,8 @@
+//! Kernels that surround the products of a layer.
+
+pub(crate) mod moe_pack;
+pub(in crate::kernels) mod moe_quantize;
+pub(in crate::kernels) mod moe_quantize_nvfp4;
+pub(crate) mod moe_route;
+pub mod router;
+pub(in crate::kernels) mod silu_mul;

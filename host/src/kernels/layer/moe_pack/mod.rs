@@ -1,0 +1,59 @@
+//! Weights of an MoE layer from a checkpoint's layout into units, or for tokens in NVFP4 into rows, `kernels-gpu/src/layer/moe_pack/`: on the device, or on the host.
+
+#[cfg(all(test, feature = "cuda"))]
+mod fake;
+pub(crate) mod row_order;
+// The device packs for itself; this is the emulated backend's, and what the tests compare the kernel with.
+#[cfg(any(test, feature = "emulated"))]
+pub(crate) mod nvfp4;
+#[cfg(any(test, feature = "emulated"))]
+pub(crate) mod units;
+
+use kernels_gpu::layer::moe_pack::abi::{ENTRY, NVFP4_ENTRY, Pack, PackNvfp4};
+
+use crate::error::Error;
+use crate::kernels::kernel::{Entry, Kernel};
+use crate::kernels::launch::{Grid, Launch};
+
+/// The kernel.
+pub(crate) struct MoePack;
+
+impl Kernel for MoePack {
+    fn name(&self) -> &'static str {
+        "moe_pack"
+    }
+
+    fn proven(&self) -> bool {
+        true
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        let entry = |(name, threads)| Entry { name, op: None, threads, shared_bytes: 0 };
+        [(ENTRY, Pack::THREADS), (NVFP4_ENTRY, PackNvfp4::THREADS)].map(entry).into()
+    }
+
+    #[cfg(all(test, feature = "cuda"))]
+    fn fake(&self, launch: &fake_cuda::Launch<'_>) {
+        fake::launch(launch);
+    }
+}
+
+impl MoePack {
+    /// The launch that packs matrices.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] if that takes more blocks than a grid can have.
+    pub fn launch(&self, pack: Pack) -> Result<Launch, Error> {
+        let blocks = Grid::blocks(Pack::blocks(pack.matrices, pack.rows, pack.k))?;
+        Ok(Launch::of_parameter(self.name(), Grid::linear(ENTRY, blocks, Pack::THREADS), pack))
+    }
+
+    /// The launch that packs matrices for tokens in NVFP4.
+    ///
+    /// # Errors
+    /// As [`MoePack::launch`].
+    pub fn launch_nvfp4(&self, pack: PackNvfp4) -> Result<Launch, Error> {
+        let blocks = Grid::blocks(PackNvfp4::blocks(pack.matrices, pack.rows))?;
+        Ok(Launch::of_parameter(self.name(), Grid::linear(NVFP4_ENTRY, blocks, PackNvfp4::THREADS), pack))
+    }
+}

@@ -1,0 +1,58 @@
+//! The kernel's rows in the fake driver.
+
+use fake_cuda::Launch;
+use kernels_gpu::layer::moe_quantize::abi::{ENTRIES, Quantize};
+use kernels_gpu::layer::moe_route::abi::NO_ROW;
+use kernels_gpu::sorted::LINE_BYTES;
+use kernels_gpu::units::k_blocks;
+
+use super::code_places;
+use crate::fp8::quantize_token;
+use crate::kernels::fake::{slice, slice_mut};
+use crate::problem::TokenDtype;
+
+/// Quantizes every token as the kernel's parameter says.
+pub(super) fn launch(launch: &Launch<'_>) {
+    assert_eq!(launch.block, [Quantize::THREADS, 1, 1]);
+    let dtype = if launch.kernel == ENTRIES[0] { TokenDtype::F16 } else { TokenDtype::Bf16 };
+    // SAFETY: launched by tests whose operands are alive and lie where the parameter says.
+    unsafe {
+        let quantize: Quantize = launch.parameter(0);
+        let (k, capacity) = (quantize.k as usize, quantize.row_capacity);
+        let is_known = quantize.firsts == 0;
+        let rows = if is_known {
+            assert_eq!((quantize.rows, quantize.places), (0, 0), "{quantize:?}");
+            quantize.token_count
+        } else {
+            slice::<u32>(quantize.firsts, quantize.experts as usize + 1)[quantize.experts as usize]
+        };
+        assert!(rows <= capacity);
+        let codes: &mut [u8] = slice_mut(quantize.codes, (capacity * k_blocks(quantize.k) * LINE_BYTES) as usize);
+        let scales: &mut [f32] = slice_mut(quantize.scales, capacity as usize);
+        if is_known {
+            codes.fill(0);
+            scales.fill(0.0);
+        }
+        let tokens = if quantize.rows == 0 { rows } else { quantize.token_count };
+        for token in 0..tokens {
+            let mut bits = slice::<u16>(quantize.input + u64::from(token) * quantize.input_pitch, k).to_vec();
+            if quantize.input_weights != 0 {
+                let weight = *(quantize.input_weights as *const f32).add(token as usize);
+                bits.iter_mut().for_each(|bits| *bits = dtype.round_f32(dtype.decode(*bits) as f32 * weight));
+            }
+            let mut of_token = vec![0; k];
+            let scale = quantize_token(dtype, &bits, &mut of_token);
+            let top_k = quantize.top_k;
+            let own = [token];
+            let places = if quantize.places == 0 {
+                &own[..]
+            } else {
+                slice(quantize.places + 4 * u64::from(token * top_k), top_k as usize)
+            };
+            for &row in places.iter().filter(|&&row| row != NO_ROW) {
+                scales[row as usize] = scale;
+                code_places(capacity, row, quantize.k).for_each(|(column, place)| codes[place] = of_token[column]);
+            }
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! The kernel's rows in the fake driver.
+
+use fake_cuda::Launch;
+use kernels_gpu::layer::moe_quantize_nvfp4::abi::{ENTRIES, Quantize};
+use kernels_gpu::layer::moe_route::abi::{NO_ROW, tile_size};
+use kernels_gpu::nvfp4_rows::{row_bytes, scale_tiles, token_scale};
+
+use crate::format::BLOCK;
+use crate::fp4::quantize_token;
+use crate::kernels::fake::{slice, slice_mut};
+use crate::problem::TokenDtype;
+
+/// Quantizes every token as the kernel's parameter says.
+pub(super) fn launch(launch: &Launch<'_>) {
+    assert_eq!(launch.block, [Quantize::THREADS, 1, 1]);
+    let dtype = if launch.kernel == ENTRIES[0] { TokenDtype::F16 } else { TokenDtype::Bf16 };
+    // SAFETY: launched by tests whose operands are alive and lie where the parameter says.
+    unsafe {
+        let quantize: Quantize = launch.parameter(0);
+        let (k, experts) = (quantize.k as usize, quantize.experts as usize);
+        // Without lists, the only expert has all rows.
+        let (known_rows, known_tiles) = ([0, quantize.token_count], [0, quantize.token_tiles]);
+        let (firsts, tile_firsts) = if quantize.firsts == 0 {
+            assert_eq!((experts, quantize.places), (1, 0));
+            (&known_rows[..], &known_tiles[..])
+        } else {
+            (slice::<u32>(quantize.firsts, experts + 1), slice::<u32>(quantize.tile_firsts, experts + 1))
+        };
+        let input_scales: &[f32] = slice(quantize.input_scales, experts);
+        let tokens = if quantize.places == 0 { firsts[experts] } else { quantize.token_count };
+        assert!(tokens <= quantize.token_count);
+        for token in 0..tokens {
+            let mut bits = slice::<u16>(quantize.input + u64::from(token) * quantize.input_pitch, k).to_vec();
+            if quantize.input_weights != 0 {
+                let weight = *(quantize.input_weights as *const f32).add(token as usize);
+                bits.iter_mut().for_each(|bits| *bits = dtype.round_f32(dtype.decode(*bits) as f32 * weight));
+            }
+            let (own, top_k) = ([token], quantize.top_k);
+            let places = if quantize.places == 0 {
+                &own[..]
+            } else {
+                slice(quantize.places + 4 * u64::from(token * top_k), top_k as usize)
+            };
+            for &row in places.iter().filter(|&&row| row != NO_ROW) {
+                let expert = firsts.partition_point(|&first| first <= row) - 1;
+                let (rows, tiles) =
+                    (firsts[expert + 1] - firsts[expert], tile_firsts[expert + 1] - tile_firsts[expert]);
+                let (size, in_expert) = (tile_size(rows, tiles), row - firsts[expert]);
+                let tile = tile_firsts[expert] + in_expert / size;
+                let input_scale = Some(input_scales[expert]).filter(|&scale| scale != 0.0);
+                let global = write_row(
+                    [quantize.values, quantize.scales],
+                    [row, tile, in_expert % size],
+                    dtype,
+                    &bits,
+                    input_scale,
+                );
+                *(quantize.globals as *mut f32).add(row as usize) = global;
+            }
+        }
+    }
+}
+
+/// Quantizes a row, which has a place in a tile of tokens; its global scale.
+///
+/// # Safety
+/// There is room for it where values and scales lie.
+pub(in crate::kernels) unsafe fn write_row(
+    [values, scales]: [u64; 2],
+    [row, tile, in_tile]: [u32; 3],
+    dtype: TokenDtype,
+    bits: &[u16],
+    input_scale: Option<f32>,
+) -> f32 {
+    let k = bits.len() as u32;
+    let (mut codes, mut of_blocks) = (vec![0; bits.len()], vec![0; bits.len() / BLOCK]);
+    let global = quantize_token(dtype, bits, input_scale, &mut codes, &mut of_blocks);
+    of_blocks.resize(4 * scale_tiles(k) as usize, 0);
+    // SAFETY: `# Safety` above.
+    unsafe {
+        let values: &mut [u8] = slice_mut(values + u64::from(row * row_bytes(k)), bits.len() / 2);
+        values.iter_mut().zip(codes.as_chunks::<2>().0).for_each(|(value, [low, high])| *value = low | high << 4);
+        for (block, scale) in (0..).zip(of_blocks) {
+            *((scales + token_scale(tile, in_tile, block, k)) as *mut u8) = scale;
+        }
+    }
+    global
+}

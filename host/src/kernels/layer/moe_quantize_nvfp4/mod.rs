@@ -1,0 +1,43 @@
+//! Tokens of an MoE layer to NVFP4, sorted by expert, `kernels-gpu/src/layer/moe_quantize_nvfp4/`.
+
+#[cfg(all(test, feature = "cuda"))]
+pub(in crate::kernels) mod fake;
+
+use kernels_gpu::layer::moe_quantize_nvfp4::abi::{ENTRIES, Quantize};
+
+use crate::error::Error;
+use crate::kernels::kernel::{Entry, Kernel};
+use crate::kernels::launch::{Grid, Launch, entry_of};
+use crate::problem::TokenDtype;
+
+/// The kernel.
+pub(crate) struct MoeQuantizeNvfp4;
+
+impl Kernel for MoeQuantizeNvfp4 {
+    fn name(&self) -> &'static str {
+        "moe_quantize_nvfp4"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        let entry = |name| Entry { name, op: None, threads: Quantize::THREADS, shared_bytes: 0 };
+        ENTRIES.into_iter().map(entry).collect()
+    }
+
+    #[cfg(all(test, feature = "cuda"))]
+    fn fake(&self, launch: &fake_cuda::Launch<'_>) {
+        fake::launch(launch);
+    }
+}
+
+impl MoeQuantizeNvfp4 {
+    /// The launch that quantizes numbers of a type.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] if that takes more blocks than a grid can have.
+    pub fn launch(&self, quantize: Quantize, dtype: TokenDtype) -> Result<Launch, Error> {
+        let entry = entry_of(ENTRIES, dtype);
+        let blocks = Grid::blocks(quantize.blocks())?;
+        let grid = Grid { overlaps: true, ..Grid::linear(entry, blocks, Quantize::THREADS) };
+        Ok(Launch::of_parameter(self.name(), grid, quantize))
+    }
+}

@@ -1,0 +1,117 @@
+//! What an MoE layer does before and after its products, `kernels-gpu/src/layer/moe_route/`: lists of each expert's tokens, tokens in
+//! the order of K or in their experts' rows, and the weighted sum of a token's rows.
+
+#[cfg(all(test, feature = "cuda"))]
+mod fake;
+
+use kernels_gpu::layer::moe_route::abi::{COMBINE_ENTRIES, Combine, EXPAND_ENTRY, Expand, ROUTE_ENTRY, Route};
+
+use crate::error::Error;
+use crate::kernels::kernel::{Entry, Kernel};
+use crate::kernels::launch::{Grid, Launch, entry_of};
+use crate::problem::TokenDtype;
+
+/// The kernel.
+pub(crate) struct MoeRoute;
+
+impl Kernel for MoeRoute {
+    fn name(&self) -> &'static str {
+        "moe_route"
+    }
+
+    fn proven(&self) -> bool {
+        true
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        let route = (ROUTE_ENTRY, Route::THREADS, Route::MAX_SHARED_BYTES);
+        let expand = (EXPAND_ENTRY, Expand::THREADS, 0);
+        let combine = COMBINE_ENTRIES.map(|name| (name, Combine::THREADS, 0));
+        let entry = |(name, threads, shared_bytes)| Entry { name, op: None, threads, shared_bytes };
+        [route, expand].into_iter().chain(combine).map(entry).collect()
+    }
+
+    #[cfg(all(test, feature = "cuda"))]
+    fn fake(&self, launch: &fake_cuda::Launch<'_>) {
+        fake::launch(launch);
+    }
+}
+
+impl MoeRoute {
+    /// A grid of one cluster of the largest size that makes lists.
+    #[cfg(feature = "cuda")]
+    pub fn largest_cluster() -> Grid {
+        Grid {
+            cluster: Route::MAX_CLUSTER,
+            shared_bytes: Route::MAX_SHARED_BYTES,
+            ..Grid::linear(ROUTE_ENTRY, Route::MAX_CLUSTER, Route::THREADS)
+        }
+    }
+
+    /// The launch that makes lists and brings tokens into the order of K, in clusters of up to so many blocks; its build has grids that
+    /// overlap if it has clusters.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] if that takes more blocks than a grid can have.
+    pub fn route(&self, route: Route, largest_cluster: u32) -> Result<Launch, Error> {
+        let choices = u64::from(route.token_count) * u64::from(route.top_k);
+        let (cluster, blocks) = if route.tokens == 0 {
+            let cluster = Route::cluster(choices, largest_cluster);
+            (cluster, Route::list_blocks(route.token_count, route.row_multiple, cluster))
+        } else {
+            // All blocks come in such clusters, also those that copy tokens.
+            let cluster = Route::cluster(choices, largest_cluster.min(Route::PORTABLE_CLUSTER));
+            (cluster, Route::blocks(route.token_count, route.hidden, cluster))
+        };
+        let blocks = Grid::blocks(blocks)?;
+        let grid = Grid {
+            cluster,
+            shared_bytes: Route::shared_bytes(choices, route.experts, cluster),
+            overlaps: largest_cluster > 1,
+            ..Grid::linear(ROUTE_ENTRY, blocks, Route::THREADS)
+        };
+        Ok(Launch::of_parameter(self.name(), grid, route))
+    }
+
+    /// The launch that brings tokens to their experts' rows, sorted.
+    ///
+    /// # Errors
+    /// As [`MoeRoute::route`].
+    pub fn expand(&self, expand: Expand, overlaps: bool) -> Result<Launch, Error> {
+        let blocks = Grid::blocks(expand.blocks())?;
+        let grid = Grid { overlaps, ..Grid::linear(EXPAND_ENTRY, blocks, Expand::THREADS) };
+        Ok(Launch::of_parameter(self.name(), grid, expand))
+    }
+
+    /// The launch that adds up each token's rows.
+    ///
+    /// # Errors
+    /// As [`MoeRoute::route`].
+    pub fn combine(&self, combine: Combine, dtype: TokenDtype, overlaps: bool) -> Result<Launch, Error> {
+        let entry = entry_of(COMBINE_ENTRIES, dtype);
+        let blocks = Grid::blocks(Combine::blocks(combine.token_count, combine.hidden))?;
+        let grid = Grid { overlaps, ..Grid::linear(entry, blocks, Combine::THREADS) };
+        Ok(Launch::of_parameter(self.name(), grid, combine))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytemuck::Zeroable;
+
+    use super::*;
+
+    #[test]
+    fn many_choices_have_the_largest_cluster_that_the_card_takes_unless_tokens_are_copied_too() {
+        let grid = |tokens: u64, token_count: u32, largest_cluster: u32| {
+            let lists = Route { top_k: 8, experts: 256, tile_tokens: 64, row_multiple: 8, ..Route::zeroed() };
+            let route = Route { tokens, token_count, hidden: 64, ..lists };
+            let grid = MoeRoute.route(route, largest_cluster).unwrap().grid;
+            assert!(grid.blocks.is_multiple_of(grid.cluster) && grid.shared_bytes <= Route::MAX_SHARED_BYTES);
+            (grid.cluster, grid.overlaps)
+        };
+        assert_eq!([1, 8, 16].map(|largest| grid(0, 8192, largest)), [(1, false), (8, true), (16, true)]);
+        assert_eq!(grid(0x1000, 8192, 16), (8, true));
+        assert_eq!([128, 512, 1024, 2048].map(|tokens| grid(0, tokens, 16).0), [1, 4, 8, 16]);
+    }
+}

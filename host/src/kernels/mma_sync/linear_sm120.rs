@@ -1,0 +1,69 @@
+//! A linear layer on GeForce RTX 50, RTX PRO and DGX Spark, `kernels-gpu/src/mma_sync/linear_sm120/`: `linear_sm90`'s products of a warp, whatever
+//! the tokens.
+
+use kernels_gpu::mma_sync::linear_sm120::abi::INSTANCES;
+
+use crate::kernels::kernel::{Entry, Kernel};
+use crate::kernels::linear::{self, Cut, Instance, LinearKernel, cycles_of_warps_alone};
+
+/// The kernel.
+pub(crate) struct LinearSm120;
+
+impl Kernel for LinearSm120 {
+    fn name(&self) -> &'static str {
+        "linear_sm120"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        linear::entries(self.instances())
+    }
+
+    #[cfg(all(test, feature = "cuda"))]
+    fn fake(&self, launch: &fake_cuda::Launch<'_>) {
+        linear::fake::launch(launch, self);
+    }
+}
+
+impl LinearKernel for LinearSm120 {
+    fn instances(&self) -> Vec<Instance> {
+        INSTANCES.iter().map(Instance::OfWarps).collect()
+    }
+
+    fn k_block_cycles(&self, cut: Cut, n: u32, sms: u32) -> u64 {
+        cycles_of_warps_alone(cut, n, sms)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::linear::tests::{entry, launch};
+
+    #[test]
+    fn few_tokens_get_tiles_of_few_columns_and_many_tokens_large_tiles() {
+        for (n, m, expected) in [
+            (4096, 1, "linear_sm120_bf16_t8"),
+            (7168, 16, "linear_sm120_bf16_t16"),
+            (4096, 32, "linear_sm120_bf16_t16"),
+            (4096, 64, "linear_sm120_bf16_t32"),
+            (14336, 64, "linear_sm120_bf16_t64"),
+            (4096, 4096, "linear_sm120_bf16_t64"),
+        ] {
+            assert_eq!(entry(&LinearSm120, n, 7168, m, 170), expected, "{m} tokens, N = {n}");
+        }
+    }
+
+    #[test]
+    fn few_tokens_make_as_many_blocks_as_there_are_32_columns() {
+        for n in [4096, 5120, 7168] {
+            assert_eq!(launch(&LinearSm120, n, 1, 170).grid.blocks, n as u32 / 32);
+        }
+    }
+
+    /// ptxas warns that it is slow on these cards.
+    #[test]
+    fn no_copy_goes_to_several_blocks() {
+        let ptx = crate::kernels::ptx("linear_sm120").unwrap();
+        assert!(ptx.contains("cp.async.bulk") && !ptx.contains("multicast"));
+    }
+}

@@ -1,0 +1,73 @@
+//! A linear layer on any card from sm_80 on, `kernels-gpu/src/mma_sync/linear_sm80/`: `linear_sm90`'s products of a warp, whatever the tokens.
+
+use kernels_gpu::mma_sync::linear_sm80::abi::INSTANCES;
+
+use crate::kernels::kernel::{Entry, Kernel};
+use crate::kernels::linear::{self, Cut, Instance, LinearKernel, cycles_of_warps_alone};
+
+/// The kernel.
+pub(crate) struct LinearSm80;
+
+impl Kernel for LinearSm80 {
+    fn name(&self) -> &'static str {
+        "linear_sm80"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        linear::entries(self.instances())
+    }
+
+    #[cfg(all(test, feature = "cuda"))]
+    fn fake(&self, launch: &fake_cuda::Launch<'_>) {
+        linear::fake::launch(launch, self);
+    }
+}
+
+impl LinearKernel for LinearSm80 {
+    fn instances(&self) -> Vec<Instance> {
+        INSTANCES.iter().map(Instance::OfWarps).collect()
+    }
+
+    /// As if the card were one of RTX 30 or 40, which have the least room.
+    fn k_block_cycles(&self, cut: Cut, n: u32, sms: u32) -> u64 {
+        cycles_of_warps_alone(cut, n, sms)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::linear::tests::{entry, launch};
+
+    #[test]
+    fn few_tokens_get_tiles_of_few_columns_and_many_tokens_large_tiles() {
+        for (n, m, expected) in [
+            (4096, 1, "linear_sm80_bf16_t8"),
+            (7168, 16, "linear_sm80_bf16_t16"),
+            (4096, 32, "linear_sm80_bf16_t32"),
+            (4096, 4096, "linear_sm80_bf16_t64"),
+        ] {
+            assert_eq!(entry(&LinearSm80, n, 7168, m, 108), expected, "{m} tokens, N = {n}");
+        }
+    }
+
+    /// Grids overlap and maps are encoded from sm_90 on.
+    #[test]
+    fn a_launch_needs_nothing_of_later_cards() {
+        let launch = launch(&LinearSm80, 4096, 1, 108);
+        assert_eq!((launch.grid.blocks, launch.grid.overlaps), (4096 / 32, false));
+        let parameter = launch.write(0, &mut [], &mut |_| unreachable!("no map"));
+        assert!(parameter.is_ok());
+    }
+
+    /// `llc` does not look into instructions that are written as they are.
+    #[test]
+    fn it_has_no_instruction_of_later_cards() {
+        let ptx = crate::kernels::ptx("linear_sm80").unwrap();
+        assert!(ptx.contains(".version 7.0"));
+        let code: Vec<_> = ptx.lines().filter(|line| !line.trim_start().starts_with(['/', '.'])).collect();
+        for later in ["mbarrier", "griddepcontrol", "cluster", "bulk", "e4m3", "mul.rn.bf16", "setmaxnreg"] {
+            assert!(!code.iter().any(|line| line.contains(later)), "it has {later}");
+        }
+    }
+}

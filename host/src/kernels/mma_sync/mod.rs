@@ -1,0 +1,9 @@
+//! Kernels with the products of a warp, `mma.sync`, on any GPU from sm_80 on.
+
+pub(in crate::kernels) mod gated_sm120;
+pub(in crate::kernels) mod linear_sm120;
+pub(in crate::kernels) mod linear_sm80;
+pub(in crate::kernels) mod moe_few_sm90;
+pub(in crate::kernels) mod moe_nvfp4_sm120;
+pub(in crate::kernels) mod moe_sm120;
+pub(in crate::kernels) mod moe_sm80;

@@ -1,0 +1,92 @@
+//! An MoE layer's few tokens on Hopper in two launches, `kernels-gpu/src/mma_sync/moe_few_sm90/`.
+
+#[cfg(all(test, feature = "cuda"))]
+mod fake;
+
+use kernels_gpu::mma_sync::moe_few_sm90::abi::{
+    Blocks, Choices, DOWN_ENTRIES, Down, GATE_UP_ENTRIES, GateUp, MAX_CHOICES, MAX_THREADS, MAX_TOKENS, MAX_WARPS,
+    ONE_DOWN_ENTRIES, ONE_GATE_UP_ENTRIES,
+};
+
+use crate::kernels::kernel::{Entry, Kernel};
+use crate::kernels::launch::{Grid, Launch, entry_of};
+use crate::kernels::products::{expected_rows, expected_token_tiles};
+use crate::moe::MoeSizes;
+use crate::problem::TokenDtype;
+
+/// The most weights of the experts that several tokens are expected to name, on an H200: DeepSeek-R1's of a rank with eight tokens are
+/// not too many.
+const MOST_WEIGHTS: u64 = 340_000_000;
+
+/// The kernel.
+pub(crate) struct MoeFewSm90;
+
+impl Kernel for MoeFewSm90 {
+    fn name(&self) -> &'static str {
+        "moe_few_sm90"
+    }
+
+    fn proven(&self) -> bool {
+        true
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        let of = |one: bool| {
+            let names = if one { [ONE_GATE_UP_ENTRIES, ONE_DOWN_ENTRIES] } else { [GATE_UP_ENTRIES, DOWN_ENTRIES] };
+            let shared_bytes = Blocks { warps: MAX_WARPS, one }.shared_bytes();
+            names.concat().into_iter().map(move |name| Entry { name, op: None, threads: MAX_THREADS, shared_bytes })
+        };
+        of(false).chain(of(true)).collect()
+    }
+
+    #[cfg(all(test, feature = "cuda"))]
+    fn fake(&self, launch: &fake_cuda::Launch<'_>) {
+        fake::launch(launch);
+    }
+}
+
+impl MoeFewSm90 {
+    /// Whether so many tokens of a layer are few: a single one always is. Where an expert has several rows, or many weights are read, tiles of
+    /// [`moe_sm90`](crate::kernels::wgmma::moe_sm90) share what they load of tokens, and have more warps for long sums (docs/experiments.md).
+    pub fn takes(&self, sizes: &MoeSizes, tokens: usize) -> bool {
+        let (choices, named) = ((tokens * sizes.top_k) as u64, sizes.named_experts as u64);
+        if tokens > MAX_TOKENS as usize || choices > u64::from(MAX_CHOICES).min(named) {
+            return false;
+        }
+        let rows = expected_rows(choices, sizes.experts as u64, named);
+        let hit = expected_token_tiles(rows, sizes.experts as u64, MAX_TOKENS);
+        tokens == 1 || hit * (3 * sizes.intermediate * sizes.hidden) as u64 <= MOST_WEIGHTS
+    }
+
+    /// The launch of gate and up.
+    pub fn gate_up(&self, launch: GateUp, dtype: TokenDtype, sms: u32) -> Launch {
+        let n = launch.matrices.n;
+        let blocks = blocks(&launch.choices, n, sms);
+        let entries = if blocks.one { ONE_GATE_UP_ENTRIES } else { GATE_UP_ENTRIES };
+        let count = GateUp::blocks(count(&launch.choices), n, sms);
+        self.launch(entry_of(entries, dtype), count, blocks, launch)
+    }
+
+    /// The launch of down, behind that of gate and up.
+    pub fn down(&self, launch: Down, dtype: TokenDtype, sms: u32) -> Launch {
+        let blocks = blocks(&launch.choices, launch.matrices.k, sms);
+        let entries = if blocks.one { ONE_DOWN_ENTRIES } else { DOWN_ENTRIES };
+        self.launch(entry_of(entries, dtype), Down::blocks(launch.matrices.n, sms), blocks, launch)
+    }
+
+    fn launch(&self, entry: &'static str, count: u32, blocks: Blocks, parameter: impl bytemuck::NoUninit) -> Launch {
+        let grid = Grid::linear(entry, count, blocks.warps * 32);
+        let grid = Grid { shared_bytes: blocks.shared_bytes(), overlaps: true, ..grid };
+        Launch::of_parameter(self.name(), grid, parameter)
+    }
+}
+
+/// The blocks of both launches, of an intermediate of `n` columns.
+const fn blocks(choices: &Choices, n: u32, sms: u32) -> Blocks {
+    Blocks::of(choices.token_count, count(choices), n, sms)
+}
+
+/// How many choices there are.
+const fn count(choices: &Choices) -> u32 {
+    choices.token_count * choices.top_k
+}

@@ -1,0 +1,62 @@
+//! The products of an MoE layer on GeForce RTX 50, RTX PRO and DGX Spark, `kernels-gpu/src/mma_sync/moe_sm120/`: those of `moe_sm90`, in
+//! instances of which each warp multiplies by itself.
+
+use kernels_gpu::mma_sync::moe_sm120::abi::INSTANCES;
+use kernels_gpu::wgmma::moe_sm90::abi::Instance;
+
+use crate::kernels::kernel::{Entry, Kernel};
+use crate::kernels::products::{ProductInstance, Products, SMALLEST_TILE, fit_smallest_tile};
+use crate::kernels::wgmma::moe_sm90::product_instance;
+
+/// The kernel.
+pub(crate) struct MoeSm120;
+
+impl Kernel for MoeSm120 {
+    fn name(&self) -> &'static str {
+        "moe_sm120"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        let entry = |of: &Instance| Entry::of_instance(of.entry, of.matrices, of.threads(), of.shared_bytes());
+        INSTANCES.iter().map(entry).collect()
+    }
+
+    #[cfg(all(test, feature = "cuda"))]
+    fn fake(&self, launch: &fake_cuda::Launch<'_>) {
+        crate::kernels::wgmma::moe_sm90::fake::launch(launch, &self.instances());
+    }
+}
+
+impl Products for MoeSm120 {
+    /// A tile takes as long as its weights have bytes, since the memory limits it; narrow tiles read tokens twice as often.
+    fn instances(&self) -> Vec<ProductInstance> {
+        let time = |of: &Instance| u64::from(of.stage_bytes() + of.shape().buffer_bytes() / 4);
+        INSTANCES.iter().map(|of| product_instance(of, time(of))).collect()
+    }
+
+    /// As many experts' rows as fit a small tile take one; there is no room for larger tiles than of 64.
+    fn tile_tokens(&self, rows: u64, experts: u64) -> u32 {
+        if fit_smallest_tile(rows, experts) { SMALLEST_TILE } else { 64 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kernels_gpu::units::OperandType;
+
+    use super::*;
+    use crate::problem::Op;
+
+    #[test]
+    fn few_tiles_are_narrow_and_many_are_not() {
+        let entry = |token_tiles| MoeSm120.instance(Op::Gated, OperandType::Bf16, 16, token_tiles, 768, 170).entry;
+        assert_eq!([4, 128].map(entry), ["moe_sm120_gated_bf16_t16_narrow", "moe_sm120_gated_bf16_t16"]);
+    }
+
+    /// ptxas warns that it is slow on these cards.
+    #[test]
+    fn no_copy_goes_to_several_blocks() {
+        let ptx = crate::kernels::ptx("moe_sm120").unwrap();
+        assert!(ptx.contains("cp.async.bulk") && !ptx.contains("multicast"));
+    }
+}

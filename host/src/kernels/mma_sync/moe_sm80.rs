@@ -1,0 +1,87 @@
+//! The products of an MoE layer on any card from sm_80 on, `kernels-gpu/src/mma_sync/moe_sm80/`.
+
+use kernels_gpu::mma_sync::moe_sm80::abi::{INSTANCES, Instance};
+
+use crate::kernels::kernel::{Entry, Kernel};
+use crate::kernels::products::{ProductInstance, Products, SMALLEST_TILE, fit_smallest_tile};
+
+/// As many blocks as the smallest tiles leave room for where a multiprocessor has much shared memory. Blocks without room come later,
+/// and find no tile: every tile is taken by a ticket.
+const MULTIPROCESSOR_BLOCKS: u32 = 4;
+
+/// The kernel.
+pub(crate) struct MoeSm80;
+
+impl Kernel for MoeSm80 {
+    fn name(&self) -> &'static str {
+        "moe_sm80"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        let entry = |of: &Instance| Entry::of_instance(of.entry, of.matrices, of.threads(), of.shared_bytes());
+        INSTANCES.iter().map(entry).collect()
+    }
+
+    #[cfg(all(test, feature = "cuda"))]
+    fn fake(&self, launch: &fake_cuda::Launch<'_>) {
+        crate::kernels::wgmma::moe_sm90::fake::launch(launch, &self.instances());
+    }
+}
+
+impl Products for MoeSm80 {
+    /// A tile's time is that of its bytes, since the memory limits few tokens; tokens come from the second-level cache, four times
+    /// as fast.
+    fn instances(&self) -> Vec<ProductInstance> {
+        let instance = |of: &Instance| ProductInstance {
+            entry: of.entry,
+            matrices: of.matrices,
+            operand_type: of.operand_type,
+            tile_tokens: of.tile_tokens,
+            columns: of.columns(),
+            threads: of.threads(),
+            shared_bytes: of.shared_bytes(),
+            sorted: false,
+            multiprocessor_blocks: MULTIPROCESSOR_BLOCKS,
+            tile_time: u64::from(of.weight_bytes() + of.token_bytes() / 4),
+            first_time: 0,
+            for_few_tiles: false,
+        };
+        INSTANCES.iter().map(instance).collect()
+    }
+
+    /// As many experts' rows as fit a small tile take one.
+    fn tile_tokens(&self, rows: u64, experts: u64) -> u32 {
+        if fit_smallest_tile(rows, experts) { SMALLEST_TILE } else { 64 }
+    }
+
+    fn overlaps(&self) -> bool {
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kernels_gpu::units::OperandType;
+
+    use super::*;
+    use crate::problem::Op;
+
+    #[test]
+    fn few_tiles_are_narrow_and_many_are_not() {
+        let entry = |token_tiles| MoeSm80.instance(Op::Gated, OperandType::Bf16, 16, token_tiles, 768, 108).entry;
+        assert_eq!([4, 128].map(entry), ["moe_sm80_gated_bf16_t16_narrow", "moe_sm80_gated_bf16_t16"]);
+    }
+
+    /// What sm_80 lacks; `llc` does not look into instructions that are written as they are.
+    #[test]
+    fn it_has_no_instruction_of_later_cards() {
+        for kernel in ["moe_sm80", "moe_route"] {
+            let ptx = crate::kernels::ptx_for(kernel, "sm_80").unwrap();
+            assert!(ptx.contains(".version 7.0"), "{kernel}");
+            let code: Vec<_> = ptx.lines().filter(|line| !line.trim_start().starts_with(['/', '.'])).collect();
+            for later in ["mbarrier", "griddepcontrol", "cluster", "bulk", "e4m3", "mul.rn.bf16", "setmaxnreg"] {
+                assert!(!code.iter().any(|line| line.contains(later)), "{kernel} has {later}");
+            }
+        }
+    }
+}

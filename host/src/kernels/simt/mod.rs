@@ -1,0 +1,3 @@
+//! Kernels without tensor cores.
+
+pub(in crate::kernels) mod gated_simt;

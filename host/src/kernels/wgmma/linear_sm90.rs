@@ -1,0 +1,109 @@
+//! A linear layer on Hopper, `kernels-gpu/src/wgmma/linear_sm90/`: products are those of a warpgroup, or for few tokens those of a warp
+//! (`by_warp/` there).
+
+use kernels_gpu::decoding::SHARED_BYTES;
+use kernels_gpu::wgmma::linear_sm90::abi as of_warpgroups;
+use kernels_gpu::wgmma::linear_sm90::by_warp::abi as of_warps;
+
+use crate::kernels::kernel::{Entry, Kernel};
+use crate::kernels::linear::{self, Cut, Instance, LinearKernel};
+
+/// The kernel.
+pub(crate) struct LinearSm90;
+
+impl Kernel for LinearSm90 {
+    fn name(&self) -> &'static str {
+        "linear_sm90"
+    }
+
+    fn proven(&self) -> bool {
+        true
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        linear::entries(self.instances())
+    }
+
+    #[cfg(all(test, feature = "cuda"))]
+    fn fake(&self, launch: &fake_cuda::Launch<'_>) {
+        linear::fake::launch(launch, self);
+    }
+}
+
+impl LinearKernel for LinearSm90 {
+    fn instances(&self) -> Vec<Instance> {
+        let of_warps = of_warps::INSTANCES.iter().map(Instance::OfWarps);
+        of_warps.chain(of_warpgroups::INSTANCES.iter().map(Instance::OfWarpgroups)).collect()
+    }
+
+    fn k_block_cycles(&self, cut: Cut, n: u32, sms: u32) -> u64 {
+        let (tiles, sms) = (cut.tiles(n), u64::from(sms));
+        match cut.instance {
+            Instance::OfWarps(of) => warp_cycles(of, tiles, sms),
+            Instance::OfWarpgroups(of) => tiles.div_ceil(sms) * warpgroup_cycles(of, cut.box_tokens().into()),
+        }
+    }
+}
+
+/// About how many cycles a multiprocessor takes for a k-block of all its tiles, measured on an H200: a block alone, more where several
+/// share a multiprocessor, and where there is room for one block only, more for those that follow: nothing hides how they begin.
+fn warp_cycles(instance: &of_warps::Instance, tiles: u64, sms: u64) -> u64 {
+    let room = u64::from(SHARED_BYTES / instance.shared_bytes());
+    let resident = tiles.div_ceil(sms).min(room);
+    let rounds = tiles.div_ceil(sms * resident);
+    let together = (250 + 40 * instance.products() as u64) * (100 + 80 * (resident - 1)) / 100;
+    rounds * together * if room == 1 && rounds > 1 { 5 } else { 4 } / 4
+}
+
+/// About how many cycles a block takes for a k-block of a tile of so many tokens, measured on an H200: some for the k-block, some for each
+/// token. Of two warpgroups with 64 columns each, decoding is what takes the time up to some 170 tokens, and from there on products do.
+fn warpgroup_cycles(instance: &of_warpgroups::Instance, tokens: u64) -> u64 {
+    match instance.columns() {
+        64 if instance.tile_tokens < 128 => 466 + 16 * tokens / 10,
+        64 => 530 + 19 * tokens / 10,
+        128 => (700 + 51 * tokens / 10).max(150 + 83 * tokens / 10),
+        _ => 1190 + 9 * tokens,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::linear::tests::{entry, launch, sizes};
+
+    #[test]
+    fn few_tokens_get_tiles_of_few_columns_and_many_tokens_large_tiles() {
+        for (n, m, expected) in [
+            (4096, 1, "linear_mma8_bf16"),
+            (28672, 1, "linear_mma8_bf16"),
+            (7168, 16, "linear_mma16_bf16"),
+            (28672, 16, "linear_mma16_bf16"),
+            (7168, 32, "linear_mma32_bf16"),
+            (28672, 32, "linear_bf16_t128_c256"),
+            (4096, 64, "linear_mma32_bf16"),
+            (5120, 64, "linear_bf16_t64_decoded"),
+            (4096, 128, "linear_bf16_t64_decoded"),
+            (4096, 256, "linear_bf16_t128_decoded"),
+            (5120, 256, "linear_bf16_t128_c128"),
+            (4096, 512, "linear_bf16_t128_c128"),
+            (5120, 512, "linear_bf16_t256_c128"),
+            (4096, 4096, "linear_bf16_t256_c128"),
+        ] {
+            assert_eq!(entry(&LinearSm90, n, 7168, m, 132), expected, "{m} tokens, N = {n}");
+        }
+    }
+
+    /// Three tiles of 88 tokens go to 120 of 132 multiprocessors, two of 128 to 80.
+    #[test]
+    fn tokens_are_cut_into_more_tiles_where_these_share_the_card_more_evenly() {
+        let tiles = |n, m| LinearSm90.cut(&sizes(n, 5120), m, 132).token_tiles;
+        assert_eq!([tiles(5120, 256), tiles(5120, 512), tiles(4096, 512), tiles(4096, 4096)], [3, 3, 4, 16]);
+    }
+
+    #[test]
+    fn few_tokens_make_as_many_blocks_as_there_are_64_columns() {
+        for n in [1024, 2048, 4096] {
+            assert_eq!(launch(&LinearSm90, n, 8, 132).grid.blocks, n as u32 / 64);
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! The products of an MoE layer on Hopper with tokens in e4m3, `kernels-gpu/src/wgmma/moe_fp8_sm90/`.
+
+#[cfg(all(test, feature = "cuda"))]
+mod fake;
+
+use kernels_gpu::wgmma::moe_fp8_sm90::abi::{self, INSTANCES, Instance};
+
+use crate::kernels::kernel::{Entry, Kernel, op_of};
+use crate::kernels::launch::{Grid, Launch};
+use crate::kernels::products::most_token_tiles;
+use crate::problem::Op;
+
+/// The kernel.
+pub(crate) struct MoeFp8Sm90;
+
+impl Kernel for MoeFp8Sm90 {
+    fn name(&self) -> &'static str {
+        "moe_fp8_sm90"
+    }
+
+    fn proven(&self) -> bool {
+        true
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        let entry = |of: &Instance| Entry::of_instance(of.entry, of.matrices, of.threads(), of.shared_bytes());
+        INSTANCES.iter().map(entry).collect()
+    }
+
+    #[cfg(all(test, feature = "cuda"))]
+    fn fake(&self, launch: &fake_cuda::Launch<'_>) {
+        fake::launch(launch);
+    }
+}
+
+/// Up to so many rows of an expert, on average, tiles have 128 tokens, and 256 where there are more. On an H200 the former are faster with
+/// 128 rows, and the latter with 256 (docs/experiments.md).
+const MOST_ROWS_OF_128: f64 = 160.0;
+
+/// Tokens of the tiles that experts' rows are cut into, if so many rows are expected of so many experts.
+///
+/// Below 128, the smallest tile that nearly every expert's rows fit, so that its weights are decoded once: where tokens name experts at
+/// random, an expert has more than its mean and two standard deviations one time in forty. One expert has what is expected.
+pub(in crate::kernels) fn tile_tokens(rows: u64, experts: u64) -> u32 {
+    let mean = rows as f64 / experts as f64;
+    let most = if experts == 1 { mean } else { mean + 2.0 * mean.sqrt() };
+    let fits = |tokens| if tokens == 128 { mean <= MOST_ROWS_OF_128 } else { most <= f64::from(tokens) };
+    let mut sizes = INSTANCES.iter().map(|instance| instance.tile_tokens);
+    sizes.find(|&tokens| fits(tokens)).unwrap_or(abi::MAX_TILE_TOKENS)
+}
+
+/// About how many cycles a k-block of a tile takes on an H200: some for its weights, some for each token. They are those of 4096×7168 with
+/// 1, 64 and 512 tokens.
+fn k_block_cycles(instance: &Instance) -> u64 {
+    let tokens = u64::from(instance.tile_tokens);
+    if instance.consumers == 2 { 1050 + 33 * tokens / 10 } else { 1180 + 94 * tokens / 10 }
+}
+
+/// The instance for a linear layer of so many columns and tokens: the one whose tiles are done first, and of two such the one with wider
+/// tiles, which reads tokens less often.
+pub(in crate::kernels) fn for_linear(tokens: u64, columns: u32, sms: u32) -> &'static Instance {
+    let cycles = |of: &&Instance| {
+        let tiles = tokens.div_ceil(of.tile_tokens.into()) * u64::from(columns.div_ceil(of.columns()));
+        (tiles.div_ceil(sms.into()) * k_block_cycles(of), of.is_narrow())
+    };
+    INSTANCES.iter().filter(|of| op_of(of.matrices) == Op::Plain).min_by_key(cycles).expect("plain instances")
+}
+
+impl MoeFp8Sm90 {
+    /// The instance of an operation, in wide tiles of so many tokens.
+    ///
+    /// # Panics
+    /// If there is none of such tiles.
+    pub fn instance(&self, op: Op, tile_tokens: u32) -> &'static Instance {
+        let is_it = |of: &&Instance| (op_of(of.matrices), of.tile_tokens, of.is_narrow()) == (op, tile_tokens, false);
+        INSTANCES.iter().find(is_it).expect("there is an instance for both operations and each size of a tile")
+    }
+
+    /// The launch of a product of at most `rows` rows, before each expert's are filled up. It takes as many blocks as there can be
+    /// tiles, up to one for each multiprocessor; a block goes on to further tiles by itself.
+    pub fn product(&self, instance: &Instance, launch: abi::Launch, rows: u64, sms: u32) -> Launch {
+        let token_tiles = most_token_tiles(rows, launch.experts.into(), instance.tile_tokens);
+        let tiles = token_tiles * u64::from(launch.n.div_ceil(instance.columns()));
+        let grid = Grid {
+            shared_bytes: instance.shared_bytes(),
+            overlaps: true,
+            ..Grid::linear(instance.entry, tiles.min(u64::from(sms)) as u32, instance.threads())
+        };
+        Launch::of_parameter(self.name(), grid, launch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_tiles_take_nearly_every_expert_whole() {
+        for (rows, experts, expected) in [
+            (1, 8, 16),
+            (9 * 128, 128, 16),
+            (16 * 128, 128, 32),
+            (32 * 128, 128, 64),
+            (64 * 32, 32, 128),
+            (128 * 8, 8, 128),
+            (256 * 8, 8, 256),
+        ] {
+            assert_eq!(tile_tokens(rows, experts), expected, "{rows} rows of {experts} experts");
+        }
+        assert_eq!([16, 17, 128, 161, 1000].map(|rows| tile_tokens(rows, 1)), [16, 32, 128, 256, 256]);
+    }
+
+    #[test]
+    fn linear_layers_take_the_tiles_that_keep_most_multiprocessors_busy() {
+        for (tokens, columns, expected) in [
+            (1, 4096, "moe_fp8_plain_t16_narrow"),
+            (64, 4096, "moe_fp8_plain_t16_narrow"),
+            (64, 7168, "moe_fp8_plain_t64_narrow"),
+            (512, 4096, "moe_fp8_plain_t128_narrow"),
+            (16, 132 * 256, "moe_fp8_plain_t16"),
+            (30, 132 * 256, "moe_fp8_plain_t32"),
+            (60, 132 * 256, "moe_fp8_plain_t64"),
+            (128, 132 * 256, "moe_fp8_plain_t128"),
+            (4096, 4096, "moe_fp8_plain_t256"),
+        ] {
+            assert_eq!(for_linear(tokens, columns, 132).entry, expected, "{tokens} tokens, {columns} columns");
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! The products of an MoE layer on Hopper, `kernels-gpu/src/wgmma/moe_sm90/`: experts' rows are known on the device alone.
+
+#[cfg(all(test, feature = "cuda"))]
+pub(in crate::kernels) mod fake;
+#[cfg(all(test, feature = "cuda"))]
+pub(in crate::kernels) use fake::activated;
+
+use kernels_gpu::decoding::most_shared_bytes;
+use kernels_gpu::wgmma::moe_sm90::abi::{INSTANCES, Instance};
+use kernels_gpu::wgmma::moe_sm90::by_warp::abi as of_strips;
+
+use crate::kernels::kernel::{Entry, Kernel};
+use crate::kernels::mma_sync::moe_few_sm90::MoeFewSm90;
+use crate::kernels::products::{FEW_EXPERTS, ProductInstance, Products, SMALLEST_TILE, may_be_sorted};
+
+/// The kernel.
+pub(crate) struct MoeSm90;
+
+impl Kernel for MoeSm90 {
+    fn name(&self) -> &'static str {
+        "moe_sm90"
+    }
+
+    fn proven(&self) -> bool {
+        true
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        let entry = |of: ProductInstance| {
+            let most =
+                (1..=of.multiprocessor_blocks).map(|resident_blocks| self.shared_bytes(&of, resident_blocks)).max();
+            Entry::of_instance(of.entry, of.matrices, of.threads, most.unwrap_or(of.shared_bytes))
+        };
+        self.instances().into_iter().map(entry).collect()
+    }
+
+    #[cfg(all(test, feature = "cuda"))]
+    fn fake(&self, launch: &fake_cuda::Launch<'_>) {
+        fake::launch(launch, &self.instances());
+    }
+}
+
+/// Up to so many rows of an expert that is named, on average, tiles have 64 tokens, and 128 where there are more. On an H200 the former
+/// are a little faster with 32 rows, and the latter with 64, where half of the experts have more (docs/experiments.md).
+const MOST_ROWS_OF_64: u64 = 40;
+
+/// As [`MOST_ROWS_OF_64`], where [`FEW_EXPERTS`] are named: one of them with many rows then has no second tile.
+const MOST_ROWS_OF_64_OF_FEW: u64 = 24;
+
+/// Up to so many rows of an expert that is named, on average, tiles have 8 tokens, and five blocks of strips share a multiprocessor. Not
+/// where [`FEW_EXPERTS`] are named (docs/experiments.md).
+const MOST_ROWS_OF_8: u64 = 3;
+
+/// An instance of these or of [`moe_sm120`](crate::kernels::mma_sync::moe_sm120), whose tiles take so long.
+pub(in crate::kernels) fn product_instance(of: &Instance, tile_time: u64) -> ProductInstance {
+    ProductInstance {
+        entry: of.entry,
+        matrices: of.matrices,
+        operand_type: of.operand_type,
+        tile_tokens: of.tile_tokens,
+        columns: of.columns(),
+        threads: of.threads(),
+        shared_bytes: of.shared_bytes(),
+        sorted: of.sorted,
+        multiprocessor_blocks: 1,
+        tile_time,
+        first_time: 0,
+        for_few_tiles: false,
+    }
+}
+
+/// An instance whose warps each have a strip of weights.
+fn strips_instance(of: &of_strips::Instance) -> ProductInstance {
+    ProductInstance {
+        entry: of.entry,
+        matrices: of.matrices,
+        operand_type: of.operand_type,
+        tile_tokens: of.tile_tokens,
+        columns: of.columns(),
+        threads: of.threads(),
+        shared_bytes: of.shared_bytes(),
+        sorted: false,
+        multiprocessor_blocks: of.resident_blocks,
+        tile_time: 17,
+        first_time: 20,
+        // Tiles of eight tokens are strips' alone.
+        for_few_tiles: of.tile_tokens == SMALLEST_TILE,
+    }
+}
+
+impl Products for MoeSm90 {
+    /// The times of tiles are those on an H200 (docs/experiments.md).
+    fn instances(&self) -> Vec<ProductInstance> {
+        let tile_time = |of: &Instance| match (of.tile_tokens, of.narrow) {
+            (SMALLEST_TILE, _) => 150,
+            (_, true) => 81,
+            _ => 140,
+        };
+        let of_tiles = INSTANCES.iter().map(|of| product_instance(of, tile_time(of)));
+        of_tiles.chain(of_strips::INSTANCES.iter().map(strips_instance)).collect()
+    }
+
+    fn few(&self) -> Option<&'static MoeFewSm90> {
+        Some(&MoeFewSm90)
+    }
+
+    /// A grid begins while the one before it ends, on the multiprocessors that are done first. Where it has fewer blocks than fit there,
+    /// each asks for so much that they spread over all of them.
+    fn shared_bytes(&self, instance: &ProductInstance, resident_blocks: u32) -> u32 {
+        if (1..instance.multiprocessor_blocks).contains(&resident_blocks) {
+            most_shared_bytes(resident_blocks)
+        } else {
+            instance.shared_bytes
+        }
+    }
+
+    fn tile_tokens(&self, rows: u64, experts: u64) -> u32 {
+        let are_few = FEW_EXPERTS.contains(&experts);
+        let most_of_64 = if are_few { MOST_ROWS_OF_64_OF_FEW } else { MOST_ROWS_OF_64 };
+        if may_be_sorted(rows, experts) {
+            if rows <= most_of_64 * experts { 64 } else { 128 }
+        } else if rows <= MOST_ROWS_OF_8 * experts && !are_few {
+            8
+        } else {
+            SMALLEST_TILE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kernels_gpu::units::OperandType;
+
+    use super::*;
+    use crate::kernels::products::expected_token_tiles;
+    use crate::problem::Op;
+
+    #[test]
+    fn the_instance_is_the_one_that_was_fastest_on_a_card() {
+        // Mixtral, gpt-oss, DeepSeek-R1's rank and Qwen3: rows, experts, and C's columns.
+        for (rows, experts, op, n, fastest) in [
+            (2, 8, Op::Gated, 14336, "moe_gated_bf16_t16_strips"),
+            (2, 8, Op::Plain, 4096, "moe_plain_bf16_t16_strips"),
+            (16, 8, Op::Gated, 14336, "moe_gated_bf16_t16_strips"),
+            (64, 8, Op::Gated, 14336, "moe_gated_bf16_t64"),
+            (16, 8, Op::Plain, 4096, "moe_plain_bf16_t16_strips"),
+            (4, 128, Op::Gated, 2880, "moe_gated_bf16_t8_strips"),
+            (32, 128, Op::Plain, 2880, "moe_plain_bf16_t8_strips"),
+            (128, 128, Op::Gated, 2880, "moe_gated_bf16_t8_strips"),
+            (1024, 128, Op::Plain, 2880, "moe_plain_bf16_t16"),
+            (1, 32, Op::Gated, 2048, "moe_gated_bf16_t8_strips"),
+            (8, 32, Op::Gated, 2048, "moe_gated_bf16_t8_strips"),
+            (8, 32, Op::Plain, 7168, "moe_plain_bf16_t8_strips"),
+            (128, 32, Op::Gated, 2048, "moe_gated_bf16_t16_strips"),
+            (64, 128, Op::Gated, 768, "moe_gated_bf16_t8_strips"),
+            (256, 128, Op::Gated, 768, "moe_gated_bf16_t8_strips"),
+            (1024, 128, Op::Gated, 768, "moe_gated_bf16_t16_strips"),
+            (512, 128, Op::Plain, 2048, "moe_plain_bf16_t16"),
+            (4096, 128, Op::Gated, 768, "moe_gated_bf16_t64"),
+            (256, 8, Op::Plain, 4096, "moe_plain_bf16_t128"),
+            (1024, 8, Op::Gated, 14336, "moe_gated_bf16_t128"),
+            (1024, 8, Op::Plain, 4096, "moe_plain_bf16_t128_narrow"),
+            (4096, 8, Op::Plain, 4096, "moe_plain_bf16_t128"),
+            (16384, 128, Op::Plain, 2048, "moe_plain_bf16_t128"),
+        ] {
+            let tile_tokens = MoeSm90.tile_tokens(rows, experts);
+            let tiles = expected_token_tiles(rows, experts, tile_tokens);
+            let instance = MoeSm90.instance(op, OperandType::Bf16, tile_tokens, tiles, n, 132);
+            assert_eq!(instance.entry, fastest, "{rows} rows of {experts} experts, {n} columns");
+        }
+    }
+}

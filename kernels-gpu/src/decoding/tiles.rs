@@ -1,0 +1,308 @@
+//! Tiles of C whose rows the device alone knows: found by their index from the lists that a grid before has made. A block's first warp
+//! finds its tiles and writes them down in shared memory for the others.
+
+use cuda_std::{
+    global::{GlobalAddress, atom_global_add_u32, ld_global_b32, ld_relaxed_gpu_global_b32},
+    mbarrier::{Mbarrier, mbarrier_arrive},
+    shared::{SharedAddress, ld_shared_b32, ld_shared_v4_b32, st_shared_v4_b32},
+    thread,
+    warp::{ALL_LANES, WARP_SIZE, lane_id, sync_warp, warp_shuffle_idx, warp_vote_ballot},
+};
+
+use super::{TILE_BYTES, TILE_SLOTS};
+use crate::{
+    layer::moe_route::abi::{tile_size, token_tiles},
+    ring::Ring,
+};
+
+/// A tile, as every role of a block knows it.
+#[derive(Clone, Copy)]
+pub struct Tile {
+    /// First column of C; a multiple of the instance's columns.
+    pub first_column: u32,
+    /// First row of C.
+    pub first_row: u32,
+    /// Rows; 0 behind the block's last tile.
+    pub tokens: u32,
+    /// The expert.
+    pub expert: u32,
+    /// The expert's factors, as the bits of f32.
+    pub alpha: [u32; 2],
+}
+
+impl Tile {
+    /// What stands behind the last tile.
+    pub const NONE: Self = Self { first_column: 0, first_row: 0, tokens: 0, expert: 0, alpha: [0; 2] };
+
+    /// Where [`Self::tokens`] stands in what is written down.
+    const TOKENS: u32 = 8;
+
+    /// Reads it where it was written down.
+    ///
+    /// # Safety
+    /// A tile was written down there, and the barrier that says so has been waited for.
+    #[inline(always)]
+    pub unsafe fn read(slot: SharedAddress) -> Self {
+        // SAFETY: what `# Safety` above asks.
+        let ([first_column, first_row, tokens, expert], [gate, up, ..]) =
+            unsafe { (ld_shared_v4_b32(slot), ld_shared_v4_b32(slot + TILE_BYTES / 2)) };
+        Self { first_column, first_row, tokens, expert, alpha: [gate, up] }
+    }
+
+    /// Writes it down for the other roles of a block, which the barrier that says so lets read it.
+    ///
+    /// # Safety
+    /// There are [`TILE_BYTES`] at a multiple of 16, which nobody reads.
+    #[inline(always)]
+    pub unsafe fn write(&self, slot: SharedAddress) {
+        // SAFETY: what `# Safety` above asks.
+        unsafe {
+            st_shared_v4_b32(slot, [self.first_column, self.first_row, self.tokens, self.expert]);
+            st_shared_v4_b32(slot + TILE_BYTES / 2, [self.alpha[0], self.alpha[1], 0, 0]);
+        }
+    }
+}
+
+/// A block's tiles as one of its warps goes through them: a ring of [`TILE_SLOTS`] slots. A slot is full when the warp that finds tiles
+/// has arrived, and empty when all others have.
+#[derive(Clone, Copy)]
+pub struct Tiles {
+    ring: Ring,
+    slots: SharedAddress,
+}
+
+impl Tiles {
+    /// The ring whose barriers and slots lie at these addresses, multiples of 8 and of 16. It stands at the block's first tile.
+    #[inline(always)]
+    pub const fn new(barriers: SharedAddress, slots: SharedAddress) -> Self {
+        Self { ring: Ring::new(barriers, TILE_SLOTS), slots }
+    }
+
+    /// Initializes the barriers, for so many warps that read tiles.
+    ///
+    /// # Safety
+    /// As [`Ring::init`].
+    #[inline(always)]
+    pub unsafe fn init(self, readers: u32) {
+        // SAFETY: what `# Safety` above asks.
+        unsafe { self.ring.init(1, readers) };
+    }
+
+    /// Where the tile that the ring stands at is written down.
+    #[inline(always)]
+    fn slot(self) -> SharedAddress {
+        self.slots + self.ring.index() * TILE_BYTES
+    }
+
+    /// Finds the block's tiles, writes them down, and calls `load` with each. One warp.
+    ///
+    /// A tile is written down before the one before it is loaded: warps that load tokens are ahead of those that multiply by as much as
+    /// their buffers hold, and this warp must not make them wait.
+    ///
+    /// # Safety
+    /// The barriers have been initialized, and the lists are complete. The whole warp calls it together, and no other warp of the block
+    /// does.
+    #[inline(always)]
+    pub unsafe fn find(mut self, lists: &TileLists, mut load: impl FnMut(&Tile)) {
+        // SAFETY: what `# Safety` above asks.
+        unsafe {
+            let mut index = thread::block_idx_x();
+            let mut asked = lists.ask(index);
+            let mut tile = lists.find(index);
+            self.write_down(&tile);
+            while tile.tokens > 0 {
+                index = from_first_lane(asked);
+                let next = lists.find(index);
+                self.write_down(&next);
+                asked = if next.tokens > 0 { lists.ask(index) } else { 0 };
+                load(&tile);
+                tile = next;
+            }
+        }
+    }
+
+    /// Writes a tile down for the other warps.
+    ///
+    /// # Safety
+    /// As [`Self::find`].
+    #[inline(always)]
+    unsafe fn write_down(&mut self, tile: &Tile) {
+        // SAFETY: the slot is empty after the wait.
+        unsafe {
+            self.ring.wait_empty();
+            if lane_id() == 0 {
+                tile.write(self.slot());
+                mbarrier_arrive(self.ring.full());
+            }
+            sync_warp(ALL_LANES);
+            self.ring.advance();
+        }
+    }
+
+    /// Waits for the next tile and gives its slot back at once.
+    ///
+    /// # Safety
+    /// The barriers have been initialized. The whole warp calls it together, and no more when it got a tile without tokens.
+    #[inline(always)]
+    pub unsafe fn take(&mut self) -> Tile {
+        // SAFETY: the slot is full after the wait, and stays so until this warp has arrived.
+        unsafe {
+            self.ring.wait_full();
+            let tile = Tile::read(self.slot());
+            sync_warp(ALL_LANES);
+            if lane_id() == 0 {
+                mbarrier_arrive(self.ring.empty());
+            }
+            self.ring.advance();
+            tile
+        }
+    }
+
+    /// Waits for the next tile: how many tokens it has, the same in all lanes. It stays in its slot.
+    ///
+    /// # Safety
+    /// As [`Self::take`].
+    #[inline(always)]
+    pub unsafe fn wait(&self) -> u32 {
+        // SAFETY: the slot is full after the wait. Through the shuffle the compiler knows that the number is the same in all lanes.
+        unsafe {
+            self.ring.wait_full();
+            from_first_lane(ld_shared_b32(self.slot() + Tile::TOKENS))
+        }
+    }
+
+    /// The tile that was [waited for](Self::wait), and the barrier at which the warp must arrive to give its slot back. Goes on to the
+    /// next one.
+    ///
+    /// # Safety
+    /// It was waited for.
+    #[inline(always)]
+    pub unsafe fn read(&mut self) -> (Tile, Mbarrier) {
+        // SAFETY: what `# Safety` above asks.
+        let (tile, empty) = (unsafe { Tile::read(self.slot()) }, self.ring.empty());
+        self.ring.advance();
+        (tile, empty)
+    }
+}
+
+/// The lists by which a product's tiles are found ([`Lists`](crate::layer::moe_route::abi::Lists)), and how C is cut into tiles.
+pub struct TileLists {
+    /// Rows of the only expert, a multiple of 8, if the host knows them: then there are no lists. Else 0.
+    pub rows: u32,
+    /// The most tokens of a tile.
+    pub tile_tokens: u32,
+    /// Address of the product's ticket.
+    pub ticket: u64,
+    /// Address of the first row of each expert.
+    pub firsts: u64,
+    /// Address of the first tile of tokens of each expert.
+    pub tile_firsts: u64,
+    /// Addresses of a factor for each expert, of each matrix.
+    pub alpha: [u64; 2],
+    /// Experts.
+    pub experts: u32,
+    /// Columns of C.
+    pub n: u32,
+    /// Matrices of weights: 1 or 2.
+    pub matrices: u32,
+    /// Columns of C of a tile.
+    pub columns: u32,
+}
+
+impl TileLists {
+    /// Asks for the index of the tile that comes after this one of the block. The answer is the first lane's.
+    ///
+    /// # Safety
+    /// The contract: the ticket lies there.
+    #[inline(always)]
+    unsafe fn ask(&self, index: u32) -> u32 {
+        if self.rows > 0 {
+            return index + thread::grid_dim_x();
+        }
+        if lane_id() > 0 {
+            return 0;
+        }
+        // SAFETY: what `# Safety` above asks.
+        thread::grid_dim_x() + unsafe { atom_global_add_u32(GlobalAddress::new(self.ticket), 1) }
+    }
+
+    /// The tile of this index; an expert's tiles of the same columns, which share weights, are neighbors.
+    ///
+    /// # Safety
+    /// The lists are complete. The whole warp calls it together, with the same index.
+    #[inline(always)]
+    pub unsafe fn find(&self, index: u32) -> Tile {
+        let columns = self.n.div_ceil(self.columns);
+        let token_tile = index / columns;
+        // SAFETY: an expert's tiles and rows, and its factors, lie in lists that have one number more than experts.
+        unsafe {
+            let (expert, [first_tile, next_tile]) = if self.rows > 0 {
+                (0, [0, token_tiles(self.rows, self.tile_tokens)])
+            } else {
+                self.expert_of(token_tile)
+            };
+            if token_tile >= next_tile {
+                return Tile::NONE;
+            }
+            let [first, next] = if self.rows > 0 { [0, self.rows] } else { neighbors(self.firsts, expert) };
+            let matrices = [0, self.matrices as usize - 1];
+            let alpha = matrices.map(|matrix| ld_global_b32(number(self.alpha[matrix], expert)));
+            let (rows, tiles, of_expert) = (next - first, next_tile - first_tile, index - first_tile * columns);
+            let (column, tile) = (of_expert / tiles, of_expert % tiles);
+            let size = tile_size(rows, tiles);
+            let tokens = (rows - tile * size).min(size);
+            let first_column = column * self.columns;
+            Tile { first_column, first_row: first + tile * size, tokens, expert, alpha }
+        }
+    }
+
+    /// The last expert whose tiles of tokens begin at or before this one; where they do, and where the next one's.
+    ///
+    /// # Safety
+    /// As [`Self::find`].
+    #[inline(always)]
+    unsafe fn expert_of(&self, token_tile: u32) -> (u32, [u32; 2]) {
+        let &Self { tile_firsts, experts, .. } = self;
+        // SAFETY: indices up to `experts`, of a list that has one number more.
+        unsafe {
+            // Every lane looks at an expert of some distance, then at the next ones, so that the warp waits for memory twice at most.
+            let distance = experts.div_ceil(WARP_SIZE);
+            let begun = |index: u32| {
+                let begins = ld_relaxed_gpu_global_b32(number(tile_firsts, index.min(experts)));
+                warp_vote_ballot(ALL_LANES, index < experts && begins <= token_tile).count_ones()
+            };
+            let mut expert = (begun(lane_id() * distance) - 1) * distance;
+            if distance > 1 {
+                let last = begun(if lane_id() < distance { expert + lane_id() } else { experts });
+                expert += last - 1;
+            }
+            (expert, neighbors(tile_firsts, expert))
+        }
+    }
+}
+
+/// Where a number of a list lies.
+#[inline(always)]
+fn number(list: u64, index: u32) -> GlobalAddress {
+    GlobalAddress::new(list) + u64::from(index) * 4
+}
+
+/// A number of a list and the one behind it.
+///
+/// # Safety
+/// The list has both, and is complete.
+#[inline(always)]
+unsafe fn neighbors(list: u64, index: u32) -> [u32; 2] {
+    // SAFETY: what `# Safety` above asks.
+    [index, index + 1].map(|index| unsafe { ld_relaxed_gpu_global_b32(number(list, index)) })
+}
+
+/// The value that the first lane has.
+///
+/// # Safety
+/// The whole warp calls it together.
+#[inline(always)]
+pub unsafe fn from_first_lane(value: u32) -> u32 {
+    // SAFETY: what `# Safety` above asks.
+    unsafe { warp_shuffle_idx(ALL_LANES, value, 0, WARP_SIZE).0 }
+}

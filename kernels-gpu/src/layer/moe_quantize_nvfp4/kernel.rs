@@ -1,0 +1,283 @@
+//! A warp has a token, and a lane a block of it at a time, which it reads once and quantizes for each of the token's rows, since experts
+//! may differ in their input scales. Where an expert has none, the warp first reads the token for its largest magnitude.
+
+use core::hint::assert_unchecked;
+
+use cuda_std::{
+    global::{
+        GlobalAddress, ld_global_b32, ld_global_b32_or_zero, ld_global_v4_b32_or_zero, st_global_b8,
+        st_global_b32_where, st_global_b64,
+    },
+    griddepcontrol::{griddepcontrol_launch_dependents, griddepcontrol_wait},
+    kernel, thread,
+    warp::{ALL_LANES, WARP_SIZE, lane_id, warp_reduce_max_u32, warp_shuffle_idx, warp_vote_ballot},
+};
+
+use super::abi::{LARGEST, LEAST_GLOBAL, Quantize};
+use crate::{
+    epilogue::{convert, decode},
+    format::{BLOCK, OUTPUT_BF16, OUTPUT_F16, SCALE_TILE_COLUMNS},
+    layer::moe_route::abi::{NO_ROW, tile_size},
+    nvfp4_blocks::{BlockScale, largest_magnitude},
+    nvfp4_rows::{TOKEN_STEP, row_bytes, scale_tiles, token_scale},
+    schedule::last_begun,
+};
+
+/// Bytes of an element.
+const ELEMENT_BYTES: u32 = 2;
+
+/// Bytes of a number of a list, and of a global scale.
+const NUMBER: u64 = size_of::<u32>() as u64;
+
+/// Words of a block of 16-bit numbers.
+const BLOCK_WORDS: usize = (BLOCK * ELEMENT_BYTES / 4) as usize;
+
+/// Quantizes f16.
+///
+/// # Safety
+/// The contract in this folder's `mod.rs`.
+#[kernel(threads = Quantize::THREADS, min_blocks = 4)]
+pub unsafe fn moe_quantize_nvfp4_f16(launch: Quantize) {
+    // SAFETY: the contract is this function's too.
+    unsafe { run::<OUTPUT_F16>(&launch) }
+}
+
+/// Quantizes bf16.
+///
+/// # Safety
+/// The contract in this folder's `mod.rs`.
+#[kernel(threads = Quantize::THREADS, min_blocks = 4)]
+pub unsafe fn moe_quantize_nvfp4_bf16(launch: Quantize) {
+    // SAFETY: the contract is this function's too.
+    unsafe { run::<OUTPUT_BF16>(&launch) }
+}
+
+/// A warp's part of the kernel, for tokens of this format.
+///
+/// # Safety
+/// The contract. All threads of the block call it, of whole warps.
+#[inline(always)]
+unsafe fn run<const FORMAT: u32>(launch: &Quantize) {
+    let warp = thread::block_idx_x() * Quantize::WARPS + thread::thread_idx_x() / WARP_SIZE;
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
+    // SAFETY: the grids before have ended. Lists have a number for each expert and one more; each row is one warp's.
+    unsafe {
+        let is_known = launch.places != 0 || launch.firsts == 0;
+        let tokens = if is_known { launch.token_count } else { number(launch.firsts, launch.experts) };
+        if warp < tokens {
+            Token::<FORMAT>::new(launch, warp).quantize(launch);
+        }
+    }
+}
+
+/// A number of a list.
+///
+/// # Safety
+/// The list has it, and nobody writes it meanwhile.
+#[inline(always)]
+unsafe fn number(list: u64, index: u32) -> u32 {
+    // SAFETY: what `# Safety` above asks.
+    unsafe { ld_global_b32(GlobalAddress::new(list) + u64::from(index) * NUMBER) }
+}
+
+/// A row that a token goes to, as the lane of that choice knows it.
+#[derive(Clone, Copy)]
+struct Row {
+    /// Its number, or [`NO_ROW`].
+    index: u32,
+    /// The tile of tokens that it is in, and where.
+    tile: u32,
+    in_tile: u32,
+    /// The rows of the tile, if it is the last of them, up to the next multiple of [`TOKEN_STEP`]; else the one behind itself.
+    end: u32,
+    /// Its global scale, or for now 0.
+    global: f32,
+}
+
+impl Row {
+    /// No row.
+    const NONE: Self = Self { index: NO_ROW, tile: 0, in_tile: 0, end: 0, global: 1.0 };
+
+    /// The row of this number.
+    ///
+    /// # Safety
+    /// The contract; there is such a row.
+    #[inline(always)]
+    unsafe fn new(launch: &Quantize, index: u32) -> Self {
+        // SAFETY: indices up to `experts`, of lists, if there are any, that have one number more; a scale of an expert.
+        unsafe {
+            let (mut expert, mut of_rows, mut of_tiles) = (0, [0, launch.token_count], [0, launch.token_tiles]);
+            if launch.firsts != 0 {
+                expert = last_begun(launch.experts, index, |expert| number(launch.firsts, expert));
+                of_rows = [0, 1].map(|after| number(launch.firsts, expert + after));
+                of_tiles = [0, 1].map(|after| number(launch.tile_firsts, expert + after));
+            }
+            let ([first, next], [first_tile, next_tile]) = (of_rows, of_tiles);
+            // The expert has a row, and therefore a tile.
+            assert_unchecked(next_tile > first_tile);
+            let (rows, size) = (next - first, tile_size(next - first, next_tile - first_tile));
+            assert_unchecked(size > 0);
+            let (tile, in_tile) = ((index - first) / size, (index - first) % size);
+            let of_tile = (rows - tile * size).min(size);
+            let end = if in_tile + 1 == of_tile { of_tile.next_multiple_of(TOKEN_STEP) } else { in_tile + 1 };
+            let global = f32::from_bits(number(launch.input_scales, expert));
+            Self { index, tile: first_tile + tile, in_tile, end, global }
+        }
+    }
+
+    /// What the lane of this choice has.
+    ///
+    /// # Safety
+    /// The whole warp calls it together.
+    #[inline(always)]
+    unsafe fn of_lane(self, lane: u32) -> Self {
+        // SAFETY: what `# Safety` above asks.
+        let of = |value: u32| unsafe { warp_shuffle_idx(ALL_LANES, value, lane, WARP_SIZE).0 };
+        Self {
+            index: of(self.index),
+            tile: of(self.tile),
+            in_tile: of(self.in_tile),
+            end: of(self.end),
+            global: f32::from_bits(of(self.global.to_bits())),
+        }
+    }
+}
+
+/// A token, as its warp has it.
+struct Token<const FORMAT: u32> {
+    index: u32,
+    /// Its first element.
+    at: GlobalAddress,
+    /// By which it is multiplied first, if there are factors.
+    weight: Option<f32>,
+}
+
+impl<const FORMAT: u32> Token<FORMAT> {
+    /// The token of this index.
+    ///
+    /// # Safety
+    /// The contract, and there is such a token.
+    #[inline(always)]
+    unsafe fn new(launch: &Quantize, index: u32) -> Self {
+        let at = GlobalAddress::new(launch.input) + u64::from(index) * launch.input_pitch;
+        let weight = GlobalAddress::new(launch.input_weights) + u64::from(index) * NUMBER;
+        // SAFETY: what `# Safety` above asks.
+        let bits = unsafe { ld_global_b32_or_zero(launch.input_weights != 0, weight) };
+        Self { index, at, weight: (launch.input_weights != 0).then(|| f32::from_bits(bits)) }
+    }
+
+    /// Writes it to its rows.
+    ///
+    /// # Safety
+    /// The contract. The whole warp calls it together.
+    #[inline(always)]
+    unsafe fn quantize(&self, launch: &Quantize) {
+        // SAFETY: the token's elements, places and rows. The whole warp is here.
+        unsafe {
+            let (mut place, mut copies) = (if lane_id() == 0 { self.index } else { NO_ROW }, 1);
+            if launch.places != 0 {
+                assert_unchecked(launch.top_k > 0);
+                copies = launch.top_k;
+                let choice = u64::from(self.index) * u64::from(copies) + u64::from(lane_id());
+                let number = GlobalAddress::new(launch.places) + choice * NUMBER;
+                place = if lane_id() < copies { ld_global_b32(number) } else { NO_ROW };
+            }
+            let mut row = if place == NO_ROW { Row::NONE } else { Row::new(launch, place) };
+            if warp_vote_ballot(ALL_LANES, row.global == 0.0) != 0 {
+                let own = self.global(launch.k);
+                row.global = if row.global == 0.0 { own } else { row.global };
+            }
+            let of_row =
+                GlobalAddress::new(launch.globals) + u64::from(if place == NO_ROW { 0 } else { place }) * NUMBER;
+            st_global_b32_where(place != NO_ROW, of_row, row.global.to_bits());
+            // All lanes take every round, since they tell each other rows.
+            let blocks = scale_tiles(launch.k) * SCALE_TILE_COLUMNS;
+            let mut first = 0;
+            while first < blocks {
+                let block = first + lane_id();
+                let numbers = self.block(block, block < launch.k / BLOCK);
+                for copy in 0..copies {
+                    let row = row.of_lane(copy);
+                    if row.index != NO_ROW && block < blocks {
+                        numbers.store(launch, row, block);
+                    }
+                }
+                first += WARP_SIZE;
+            }
+        }
+    }
+
+    /// Two elements of a word, after the token's factor.
+    #[inline(always)]
+    fn weighted(&self, word: u32) -> [f32; 2] {
+        let [low, high] = decode(FORMAT, word);
+        let weighted = |weight| decode(FORMAT, convert(FORMAT, low * weight, high * weight));
+        self.weight.map_or([low, high], weighted)
+    }
+
+    /// The global scale of the token itself, of so many elements.
+    ///
+    /// # Safety
+    /// The contract. The whole warp calls it together.
+    #[inline(always)]
+    unsafe fn global(&self, k: u32) -> f32 {
+        let mut amax = (LARGEST * LEAST_GLOBAL).to_bits();
+        let mut block = lane_id();
+        while block < k / BLOCK {
+            // SAFETY: what `# Safety` above asks.
+            amax = amax.max(unsafe { self.block(block, true) }.amax);
+            block += WARP_SIZE;
+        }
+        // SAFETY: the whole warp is here.
+        f32::from_bits(unsafe { warp_reduce_max_u32(ALL_LANES, amax) }) / LARGEST
+    }
+
+    /// A block of the token; zeros where it has none, or where `is_there` is not true.
+    ///
+    /// # Safety
+    /// The contract; where `is_there` is true, the token has such a block.
+    #[inline(always)]
+    unsafe fn block(&self, block: u32, is_there: bool) -> Block {
+        let at = self.at + u64::from(block * BLOCK * ELEMENT_BYTES);
+        // SAFETY: what `# Safety` above asks.
+        let halves = unsafe { [ld_global_v4_b32_or_zero(is_there, at), ld_global_v4_b32_or_zero(is_there, at + 16)] };
+        let words: [u32; BLOCK_WORDS] = core::array::from_fn(|word| halves[word / 4][word % 4]);
+        let numbers = words.map(|word| self.weighted(word));
+        Block { numbers, amax: largest_magnitude(&numbers), is_there }
+    }
+}
+
+/// A block of a token: 16 numbers, two of each word, and the bits of their largest magnitude.
+struct Block {
+    numbers: [[f32; 2]; BLOCK_WORDS],
+    amax: u32,
+    /// Whether it is one, and not what fills the last scale tile up.
+    is_there: bool,
+}
+
+impl Block {
+    /// Quantizes it for a row, and writes it there.
+    ///
+    /// # Safety
+    /// The contract; the row is the warp's, and the block the lane's.
+    #[inline(always)]
+    unsafe fn store(&self, launch: &Quantize, row: Row, block: u32) {
+        let scale = BlockScale::new(self.amax, row.global);
+        let values = u64::from_le_bytes(self.numbers.map(|numbers| scale.byte(numbers)));
+        let scale = if self.is_there { scale.code } else { 0 };
+        let scale_at =
+            |in_tile: u32| GlobalAddress::new(launch.scales) + token_scale(row.tile, in_tile, block, launch.k);
+        let of_row = u64::from(row.index) * u64::from(row_bytes(launch.k)) + u64::from(block * (BLOCK / 2));
+        // SAFETY: what `# Safety` above asks. What fills a tile up is that of its last row, which is one warp's.
+        unsafe {
+            if self.is_there {
+                st_global_b64(GlobalAddress::new(launch.values) + of_row, values);
+            }
+            st_global_b8(scale_at(row.in_tile), scale);
+            for in_tile in row.in_tile + 1..row.end {
+                st_global_b8(scale_at(in_tile), 0);
+            }
+        }
+    }
+}

@@ -1,0 +1,573 @@
+//! Lists of each expert's rows, by counting.
+//!
+//! Each warp of the cluster has a segment of the choices. First it counts its choices of each expert, which also gives each choice
+//! its rank among those of the segment and expert. Then each thread has an expert, and adds up what the warps before have of it;
+//! blocks tell each other their totals. A scan over experts says where each one begins. At last a choice's row is the first of its
+//! segment and expert, plus its rank. So rows are in the order of choices, and nothing depends on who comes first.
+//!
+//! A multiprocessor stores scattered words one by one. So a block sorts its choices by expert in shared memory, where they fit, and
+//! neighbors go to neighboring rows.
+
+use core::hint::assert_unchecked;
+
+use cuda_std::{
+    cluster::{arrive_cluster_relaxed, cluster_rank, cluster_size, mapa, wait_cluster},
+    cp_async::{cp_async_4_or_zero, cp_async_commit_group, cp_async_wait_group},
+    fence::fence_mbarrier_init,
+    global::{GlobalAddress, ld_global_b32_or_zero, prefetch_l1, st_global_b32_where},
+    griddepcontrol::griddepcontrol_wait,
+    integer::opaque_b32,
+    mbarrier::{
+        Mbarrier, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait_parity_cluster, st_async_shared_cluster_b32,
+    },
+    shared::{SharedAddress, dynamic_shared_address, ld_shared_b32, st_shared_b32},
+    thread,
+    warp::{
+        ALL_LANES, WARP_SIZE, lane_id, sync_warp, warp_reduce_add_u32, warp_shuffle_idx, warp_shuffle_up,
+        warp_vote_ballot, warp_vote_same_bit,
+    },
+};
+
+use crate::layer::moe_route::abi::{Lists, MAX_EXPERTS, MAX_TOP_K, NO_ROW, Route};
+
+/// Rounds that are done together: in a round a lane has a choice.
+const PAIR: usize = 2;
+
+/// Choices of a pair of rounds.
+const PAIR_CHOICES: u32 = PAIR as u32 * WARP_SIZE;
+
+/// Bits of an expert's number.
+const EXPERT_BITS: u32 = MAX_EXPERTS.trailing_zeros();
+
+const _: () = assert!(1 << EXPERT_BITS == MAX_EXPERTS && Route::THREADS == MAX_EXPERTS);
+const _: () = assert!(Route::WARP_CHOICES.is_multiple_of(PAIR_CHOICES));
+
+/// Numbers that are added up over experts: the block's rows, rows of all blocks, and tiles.
+const SUMS: usize = 3;
+
+/// Bytes of a number in lists and in shared memory.
+const NUMBER: u32 = size_of::<u32>() as u32;
+
+/// Bytes of a barrier, with what keeps multiples of 16.
+const BARRIER_BYTES: u32 = 16;
+
+/// Numbers that a line of the first-level cache has.
+const LINE_NUMBERS: u32 = 128 / NUMBER;
+
+/// Bits of a choice's number in a block, beside its expert.
+const CHOICE_BITS: u32 = 16;
+
+/// Makes the lists, as a block of the first cluster.
+///
+/// # Safety
+/// The contract in `moe_route/mod.rs`. All threads of the first cluster call it, of whole warps.
+#[inline(always)]
+pub(super) unsafe fn make(route: &Route) {
+    let (blocks, block, thread) = (cluster_size(), cluster_rank(), thread::thread_idx_x());
+    // SAFETY: tiles have tokens, tokens name experts, and a cluster has blocks. All lanes are here.
+    let warp = unsafe {
+        assert_unchecked(route.tile_tokens > 0 && route.top_k > 0 && blocks > 0 && blocks <= Route::MAX_CLUSTER);
+        // The same value in all lanes; through the shuffle the compiler knows that it is.
+        warp_shuffle_idx(ALL_LANES, thread / WARP_SIZE, 0, WARP_SIZE).0
+    };
+    let segment = Segment::new(route, blocks * Route::WARPS, block * Route::WARPS + warp);
+    let warp_choices = segment.length.next_multiple_of(PAIR_CHOICES).min(Route::WARP_CHOICES);
+    let shared = Shared { experts: route.experts, warp_choices };
+    let counts = shared.count(warp, 0);
+    let lists = Lists::filled(u64::from(segment.choices), route.experts, route.row_multiple);
+    let list = |offset: u64| GlobalAddress::new(route.lists) + offset;
+    let (rows, places) = (list(lists.rows), list(lists.places));
+    let tokens = Tokens::new(segment.block_begin, route.top_k);
+    let tile_reciprocal = Reciprocal::of(route.tile_tokens);
+    let lane = opaque_b32(lane_id());
+    let mut group = Group {
+        first: segment.begin,
+        end: segment.end,
+        choices: shared.choices(warp),
+        lane,
+        below: opaque_b32((1 << lane) - 1),
+    };
+    // SAFETY: every thread comes here, so that all are at each barrier. Until the first one, a warp's counts are its own; then until the
+    // one behind the scan, those of an expert are one thread's. Totals are written when all blocks have begun, each by one thread, and
+    // are read behind a barrier of the cluster; nobody reaches another block after it. Sorted choices take the place of totals behind
+    // two more barriers.
+    unsafe {
+        let mut expert = lane;
+        while expert < route.experts {
+            st_shared_b32(counts + expert * NUMBER, 0);
+            expert += WARP_SIZE;
+        }
+        sync_warp(ALL_LANES);
+        if blocks > 1 {
+            if thread == 0 {
+                mbarrier_init(shared.barrier(), 1);
+                fence_mbarrier_init();
+                mbarrier_arrive_expect_tx(shared.barrier(), blocks * route.experts * NUMBER);
+            }
+            arrive_cluster_relaxed();
+        }
+        if route.map != 0 && thread * LINE_NUMBERS < route.named_experts {
+            prefetch_l1(GlobalAddress::new(route.map) + u64::from(thread * LINE_NUMBERS * NUMBER));
+        }
+        griddepcontrol_wait();
+        loop {
+            group.load(GlobalAddress::new(route.ids));
+            group.rank(route, counts);
+            if group.is_last() {
+                break;
+            }
+            group.keep(places);
+            group.first += Route::WARP_CHOICES;
+        }
+        thread::sync_threads();
+
+        let (is_expert, mut rows_here, mut rows_of_warps) = (thread < route.experts, 0, [0; Route::WARPS as usize]);
+        if is_expert {
+            for warp in 0..rows_of_warps.len() {
+                rows_of_warps[warp] = ld_shared_b32(shared.count(warp as u32, thread));
+            }
+            for warp in 0..rows_of_warps.len() {
+                rows_here += rows_of_warps[warp];
+            }
+        }
+        let (mut rows_before, mut rows_of_all) = (0, rows_here);
+        if blocks > 1 {
+            wait_cluster();
+            if is_expert {
+                for other in 0..blocks {
+                    let total = mapa(shared.total(block, thread), other);
+                    st_async_shared_cluster_b32(total, rows_here, shared.barrier().in_block(other));
+                }
+            }
+            mbarrier_wait_parity_cluster(shared.barrier(), 0);
+            if is_expert {
+                rows_of_all = 0;
+                for other in 0..blocks {
+                    let total = ld_shared_b32(shared.total(other, thread));
+                    rows_before += if other < block { total } else { 0 };
+                    rows_of_all += total;
+                }
+            }
+        }
+        let rows_filled = filled(rows_of_all, route.row_multiple);
+        // Warps without experts have nothing to add.
+        let expert_warps = route.experts.div_ceil(WARP_SIZE);
+        let mut in_warp = [0; SUMS];
+        if warp < expert_warps {
+            let tiles = tile_reciprocal.quotient(rows_filled + route.tile_tokens - 1);
+            in_warp = scan_warp([rows_here, rows_filled, tiles], shared, warp);
+        }
+        thread::sync_threads();
+        if warp < expert_warps {
+            let mut place = in_warp[0] - rows_here + sum_of_warps(shared.sums(0), warp);
+            let end = in_warp[1] + sum_of_warps(shared.sums(1), warp);
+            let begin = end - rows_filled;
+            if is_expert {
+                st_shared_b32(shared.shift(thread), (begin + rows_before).wrapping_sub(place));
+                for warp in 0..rows_of_warps.len() {
+                    st_shared_b32(shared.count(warp as u32, thread), place);
+                    place += rows_of_warps[warp];
+                }
+            }
+            if block == 0 {
+                let tiles_end = in_warp[2] + sum_of_warps(shared.sums(2), warp);
+                let number = |offset: u64, index: u32| list(offset) + u64::from(index * NUMBER);
+                st_global_b32_where(thread < Lists::TICKETS, number(lists.tickets, thread), 0);
+                st_global_b32_where(thread == 0, number(lists.firsts, 0), 0);
+                st_global_b32_where(thread == 0, number(lists.tile_firsts, 0), 0);
+                st_global_b32_where(is_expert, number(lists.firsts, thread + 1), end);
+                st_global_b32_where(is_expert, number(lists.tile_firsts, thread + 1), tiles_end);
+                for row in begin + rows_of_all..end {
+                    st_global_b32_where(true, number(lists.rows, row), NO_ROW);
+                }
+            }
+        }
+        thread::sync_threads();
+
+        if segment.length <= Route::WARP_CHOICES {
+            group.place(counts, shared.shift(0), places, |choice, expert, place, _| {
+                let of_block = group.first - segment.block_begin + choice;
+                st_shared_b32(shared.sorted(place), expert << CHOICE_BITS | of_block);
+            });
+            thread::sync_threads();
+            let here = sum_of_warps(shared.sums(0), expert_warps);
+            let mut place = thread;
+            while place < here {
+                let choice = ld_shared_b32(shared.sorted(place));
+                let row = place.wrapping_add(ld_shared_b32(shared.shift(choice >> CHOICE_BITS)));
+                let token = tokens.of(choice % (1 << CHOICE_BITS));
+                st_global_b32_where(true, rows + u64::from(row) * u64::from(NUMBER), token);
+                place += Route::THREADS;
+            }
+        } else {
+            loop {
+                let tokens = Tokens::new(group.first, route.top_k);
+                group.place(counts, shared.shift(0), places, |choice, _, _, row| {
+                    st_global_b32_where(true, rows + u64::from(row) * u64::from(NUMBER), tokens.of(choice));
+                });
+                if group.first <= segment.begin {
+                    break;
+                }
+                group.first -= Route::WARP_CHOICES;
+                group.load(places);
+            }
+        }
+    }
+}
+
+/// The sums of each lane's numbers over the lanes up to this one. The sums of all are left in shared memory at the warp's places.
+///
+/// # Safety
+/// The whole warp calls it together. Nobody reads its sums before the next barrier.
+#[inline(always)]
+unsafe fn scan_warp(mut numbers: [u32; SUMS], shared: Shared, warp: u32) -> [u32; SUMS] {
+    // SAFETY: whole warps come here. A warp's places are written by one thread.
+    unsafe {
+        for step in 0..WARP_SIZE.ilog2() {
+            for index in 0..SUMS {
+                let (other, is_there) = warp_shuffle_up(ALL_LANES, numbers[index], 1 << step, WARP_SIZE);
+                numbers[index] += if is_there { other } else { 0 };
+            }
+        }
+        if lane_id() == WARP_SIZE - 1 {
+            for index in 0..SUMS {
+                st_shared_b32(shared.sums(index as u32) + warp * NUMBER, numbers[index]);
+            }
+        }
+    }
+    numbers
+}
+
+/// The sum of what [`scan_warp`] has left for so many warps, the first ones.
+///
+/// # Safety
+/// The whole warp calls it together, with the same number. Those warps have called [`scan_warp`], and there was a barrier since then.
+#[inline(always)]
+unsafe fn sum_of_warps(sums: SharedAddress, warps: u32) -> u32 {
+    let lane = lane_id();
+    // SAFETY: nobody writes the sums any more.
+    unsafe {
+        let sum = if lane < warps { ld_shared_b32(sums + lane * NUMBER) } else { 0 };
+        warp_reduce_add_u32(ALL_LANES, sum)
+    }
+}
+
+/// The lanes that have the same expert as this one, of those that have one, in each round of a pair.
+///
+/// A vote for each bit of its number: `match.any` does the same in one instruction, which takes an H200 longer
+/// (docs/experiments.md).
+///
+/// # Safety
+/// The whole warp calls it together.
+#[inline(always)]
+unsafe fn lanes_with(chosen: [u32; PAIR], experts: u32) -> [u32; PAIR] {
+    let mut same = [0; PAIR];
+    // SAFETY: the whole warp is here, with the same number of experts.
+    unsafe {
+        for round in 0..PAIR {
+            same[round] = warp_vote_ballot(ALL_LANES, chosen[round] != NO_ROW);
+        }
+        macro_rules! vote {
+            ($($bit:literal)*) => {$(
+                for round in 0..PAIR {
+                    same[round] = warp_vote_same_bit::<$bit>(ALL_LANES, chosen[round], same[round]);
+                }
+            )*};
+        }
+        vote!(0 1 2 3 4 5 6);
+        if experts > 1 << 7 {
+            vote!(7);
+        }
+        if experts > 1 << 8 {
+            vote!(8);
+        }
+    }
+    same
+}
+
+/// Where things lie in a block's shared memory.
+#[derive(Clone, Copy)]
+struct Shared {
+    experts: u32,
+    /// Choices of a warp that there is room for.
+    warp_choices: u32,
+}
+
+impl Shared {
+    /// A sum of each warp, three times; at multiples of 16.
+    #[inline(always)]
+    fn sums(self, index: u32) -> SharedAddress {
+        dynamic_shared_address() + index * (Route::WARPS * NUMBER)
+    }
+
+    /// What waits for the totals of the cluster's blocks.
+    #[inline(always)]
+    fn barrier(self) -> Mbarrier {
+        Mbarrier::at(self.sums(SUMS as u32))
+    }
+
+    /// How many rows a warp has of an expert; later, the place of the first of them among the block's choices sorted by expert.
+    #[inline(always)]
+    fn count(self, warp: u32, expert: u32) -> SharedAddress {
+        self.sums(SUMS as u32) + BARRIER_BYTES + (warp * self.experts + expert) * NUMBER
+    }
+
+    /// How far the rows that the block has of an expert lie behind these places.
+    #[inline(always)]
+    fn shift(self, expert: u32) -> SharedAddress {
+        self.count(Route::WARPS, expert)
+    }
+
+    /// A warp's choices.
+    #[inline(always)]
+    fn choices(self, warp: u32) -> SharedAddress {
+        self.shift(self.experts) + warp * self.warp_choices * NUMBER
+    }
+
+    /// The block's choices, sorted.
+    #[inline(always)]
+    fn sorted(self, place: u32) -> SharedAddress {
+        self.choices(Route::WARPS) + place * NUMBER
+    }
+
+    /// How many rows a block of the cluster has of an expert; before choices are sorted.
+    #[inline(always)]
+    fn total(self, block: u32, expert: u32) -> SharedAddress {
+        self.sorted(block * self.experts + expert)
+    }
+}
+
+/// A warp's part of the choices.
+struct Segment {
+    /// Its first choice.
+    begin: u32,
+    /// The choice behind its last one.
+    end: u32,
+    /// Choices of each segment but the last ones.
+    length: u32,
+    /// The first choice of the block's first segment.
+    block_begin: u32,
+    /// Choices of all segments.
+    choices: u32,
+}
+
+impl Segment {
+    /// The `index`-th of so many.
+    #[inline(always)]
+    fn new(route: &Route, segments: u32, index: u32) -> Self {
+        let choices = route.token_count * route.top_k;
+        let length = choices.div_ceil(segments).next_multiple_of(WARP_SIZE);
+        let begin = (index * length).min(choices);
+        let block_begin = (index / Route::WARPS * Route::WARPS * length).min(choices);
+        Self { begin, end: (begin + length).min(choices), length, block_begin, choices }
+    }
+}
+
+/// Some choices of a segment, in shared memory: in each round a choice of each lane.
+struct Group {
+    /// The first one.
+    first: u32,
+    /// The choice behind the segment's last one.
+    end: u32,
+    /// Where they lie: their experts' ids, then what is known of them: the expert with the rank above it, or [`NO_ROW`].
+    choices: SharedAddress,
+    /// This lane, and a bit for each one below it.
+    lane: u32,
+    below: u32,
+}
+
+impl Group {
+    /// Choices of the group; none of a segment that has none.
+    #[inline(always)]
+    fn length(&self) -> u32 {
+        (self.end - self.first).min(Route::WARP_CHOICES)
+    }
+
+    #[inline(always)]
+    fn is_last(&self) -> bool {
+        self.end - self.first <= Route::WARP_CHOICES
+    }
+
+    /// Where a choice of the group lies.
+    #[inline(always)]
+    fn choice(&self, choice: u32) -> SharedAddress {
+        self.choices + choice * NUMBER
+    }
+
+    /// Where an array has the number of a choice of the group.
+    #[inline(always)]
+    fn place_in(&self, numbers: GlobalAddress, choice: u32) -> GlobalAddress {
+        numbers + u64::from(self.first + choice) * u64::from(NUMBER)
+    }
+
+    /// Loads what an array has of the group's choices. Each lane waits for its own.
+    ///
+    /// # Safety
+    /// The array is complete, and has them.
+    #[inline(always)]
+    unsafe fn load(&self, numbers: GlobalAddress) {
+        let (mut choice, length) = (self.lane, self.length());
+        while choice < length.next_multiple_of(PAIR_CHOICES) {
+            // SAFETY: the lane's own places.
+            unsafe { cp_async_4_or_zero(choice < length, self.choice(choice), self.place_in(numbers, choice)) };
+            choice += WARP_SIZE;
+        }
+        cp_async_commit_group();
+        cp_async_wait_group::<0>();
+    }
+
+    /// Counts the choices of each expert, and gives each its rank.
+    ///
+    /// # Safety
+    /// The whole warp calls it together. The counts are its own, and ids are loaded.
+    #[inline(always)]
+    unsafe fn rank(&self, route: &Route, counts: SharedAddress) {
+        let (mut first, length) = (0, self.length());
+        while first < length {
+            let choice = |round: usize| first + round as u32 * WARP_SIZE + self.lane;
+            let mut experts = [NO_ROW; PAIR];
+            // SAFETY: the lane's own choices, experts that can be named, and counts. All lanes have the same rounds.
+            unsafe {
+                for round in 0..PAIR {
+                    let id = ld_shared_b32(self.choice(choice(round)));
+                    // Negative ones are large here.
+                    let is_named = choice(round) < length && id < route.named_experts;
+                    experts[round] = if is_named { id } else { NO_ROW };
+                }
+                if route.map != 0 {
+                    for round in 0..PAIR {
+                        let id = experts[round];
+                        let number = GlobalAddress::new(route.map) + u64::from(id) * u64::from(NUMBER);
+                        let number = ld_global_b32_or_zero(id != NO_ROW, number);
+                        experts[round] = if id != NO_ROW && number < route.experts { number } else { NO_ROW };
+                    }
+                }
+                let same = lanes_with(experts, route.experts);
+                for round in 0..PAIR {
+                    let (expert, same) = (experts[round], same[round]);
+                    let count = counts + if expert == NO_ROW { 0 } else { expert * NUMBER };
+                    let (before, rank) = (ld_shared_b32(count), (same & self.below).count_ones());
+                    sync_warp(ALL_LANES);
+                    // The first lane of those with the same expert counts for all of them.
+                    if expert != NO_ROW && rank == 0 {
+                        st_shared_b32(count, before + same.count_ones());
+                    }
+                    sync_warp(ALL_LANES);
+                    let known = expert + ((before + rank) << EXPERT_BITS);
+                    st_shared_b32(self.choice(choice(round)), if expert == NO_ROW { NO_ROW } else { known });
+                }
+            }
+            first += PAIR_CHOICES;
+        }
+    }
+
+    /// Leaves what is known of the choices in the list of places, while the warp goes on to its next group.
+    ///
+    /// # Safety
+    /// The list is there, and nobody else accesses these places.
+    #[inline(always)]
+    unsafe fn keep(&self, places: GlobalAddress) {
+        let mut choice = self.lane;
+        while choice < self.length() {
+            // SAFETY: the choice's own place.
+            unsafe { st_global_b32_where(true, self.place_in(places, choice), ld_shared_b32(self.choice(choice))) };
+            choice += WARP_SIZE;
+        }
+    }
+
+    /// Gives the choices their places among the block's sorted ones, and writes which row each one has. `write` gets a choice of the group
+    /// that has a row, with its expert, its place and its row.
+    ///
+    /// # Safety
+    /// The warp's counts are its first places, and `shift` says of each expert how far the block's rows lie behind places. The list
+    /// of places is there, and nobody else writes the choices' own.
+    #[inline(always)]
+    unsafe fn place(
+        &self,
+        counts: SharedAddress,
+        shift: SharedAddress,
+        places: GlobalAddress,
+        mut write: impl FnMut(u32, u32, u32, u32),
+    ) {
+        let (mut first, length) = (0, self.length());
+        while first < length {
+            for round in 0..PAIR as u32 {
+                let choice = first + round * WARP_SIZE + self.lane;
+                // SAFETY: the lane's own choice, an expert's numbers; the choice's own place.
+                unsafe {
+                    let known = ld_shared_b32(self.choice(choice));
+                    let has_row = known != NO_ROW;
+                    let expert = if has_row { known % MAX_EXPERTS } else { 0 };
+                    let place = ld_shared_b32(counts + expert * NUMBER) + (known >> EXPERT_BITS);
+                    let row = place.wrapping_add(ld_shared_b32(shift + expert * NUMBER));
+                    let number = if has_row { row } else { NO_ROW };
+                    st_global_b32_where(choice < length, self.place_in(places, choice), number);
+                    if has_row {
+                        write(choice, expert, place, row);
+                    }
+                }
+            }
+            first += PAIR_CHOICES;
+        }
+    }
+}
+
+/// The tokens of choices that follow a first one, without a division for each.
+struct Tokens {
+    /// That of the first choice, and which of its choices this is.
+    first: u32,
+    choice: u32,
+    /// The reciprocal of k.
+    reciprocal: u32,
+}
+
+impl Tokens {
+    /// Bits behind the point of the reciprocal.
+    const BITS: u32 = 18;
+
+    #[inline(always)]
+    fn new(first: u32, top_k: u32) -> Self {
+        // SAFETY: a token names experts.
+        unsafe { assert_unchecked(top_k > 0) };
+        Self { first: first / top_k, choice: first % top_k, reciprocal: (1u32 << Self::BITS).div_ceil(top_k) }
+    }
+
+    /// That of a choice so far behind the first one, at most what a block sorts.
+    #[inline(always)]
+    fn of(&self, choice: u32) -> u32 {
+        // Rounding the reciprocal up adds less than a choice's share.
+        const {
+            let most = Route::WARPS * Route::WARP_CHOICES;
+            assert!((most + MAX_TOP_K) * (MAX_TOP_K - 1) < 1 << Self::BITS && (most as u64) << Self::BITS < 1 << 32);
+        }
+        self.first + (((self.choice + choice) * self.reciprocal) >> Self::BITS)
+    }
+}
+
+/// A divisor for which a division before has been done.
+struct Reciprocal {
+    divisor: u32,
+    /// 2³² − 1 over the divisor, rounded down.
+    reciprocal: u32,
+}
+
+impl Reciprocal {
+    /// Of more than 1.
+    #[inline(always)]
+    fn of(divisor: u32) -> Self {
+        // Of 2³² − 1 it is at most one less; the quotient of any number too then, which is corrected.
+        Self { divisor, reciprocal: u32::MAX / divisor }
+    }
+
+    #[inline(always)]
+    fn quotient(&self, number: u32) -> u32 {
+        let quotient = ((u64::from(number) * u64::from(self.reciprocal)) >> 32) as u32;
+        quotient + (number - quotient * self.divisor >= self.divisor) as u32
+    }
+}
+
+/// So many rows, filled up to a multiple of a power of two.
+#[inline(always)]
+pub(super) fn filled(rows: u32, row_multiple: u32) -> u32 {
+    (rows + row_multiple - 1) & !(row_multiple - 1)
+}

@@ -1,0 +1,213 @@
+//! What a block knows of the choices, in shared memory: one warp finds it out by votes, two choices a lane.
+
+// Both choices of a lane by index: loops that unroll, so that arrays stay in registers.
+#![allow(clippy::needless_range_loop)]
+
+use core::hint::assert_unchecked;
+
+use cuda_std::{
+    global::{GlobalAddress, ld_relaxed_gpu_global_b32},
+    shared::{SharedAddress, ld_shared_b32, st_shared_b32},
+    warp::{ALL_LANES, WARP_SIZE, lane_id, warp_vote_ballot},
+};
+
+use crate::{
+    decoding::from_first_lane,
+    layer::moe_route::abi::NO_ROW,
+    mma_sync::moe_few_sm90::abi::{Choices, MAX_CHOICES, MAX_TOKENS},
+};
+
+/// Choices of a lane.
+const LANE_CHOICES: usize = (MAX_CHOICES / WARP_SIZE) as usize;
+
+/// Bytes of a number.
+const NUMBER: u32 = 4;
+
+/// The bits of a number that is two.
+const HALF: u32 = 16;
+
+/// The lists, where they lie.
+#[derive(Clone, Copy)]
+pub(super) struct Lists(SharedAddress);
+
+/// An expert that is named.
+#[derive(Clone, Copy)]
+pub(super) struct Named {
+    /// Its number.
+    pub(super) expert: u32,
+    /// Its rows.
+    pub(super) rows: u32,
+}
+
+/// A row: a choice, and its token.
+#[derive(Clone, Copy)]
+pub(super) struct Row {
+    pub(super) choice: u32,
+    pub(super) token: u32,
+}
+
+impl Lists {
+    /// Those at an address of this block's shared memory.
+    pub(super) const fn at(address: SharedAddress) -> Self {
+        Self(address)
+    }
+
+    #[inline(always)]
+    fn experts(self, index: u32) -> SharedAddress {
+        self.0 + index * NUMBER
+    }
+
+    #[inline(always)]
+    fn rows(self, index: u32) -> SharedAddress {
+        self.experts(MAX_CHOICES + index)
+    }
+
+    #[inline(always)]
+    fn places(self, choice: u32) -> SharedAddress {
+        self.rows(MAX_CHOICES * MAX_TOKENS + choice)
+    }
+
+    #[inline(always)]
+    fn weights(self, choice: u32) -> SharedAddress {
+        self.places(MAX_CHOICES + choice)
+    }
+
+    #[inline(always)]
+    fn count_place(self) -> SharedAddress {
+        self.weights(MAX_CHOICES)
+    }
+
+    /// How many experts are named.
+    ///
+    /// # Safety
+    /// The lists are made. The whole warp calls it together.
+    #[inline(always)]
+    pub(super) unsafe fn count(self) -> u32 {
+        // SAFETY: what `# Safety` above asks.
+        unsafe { from_first_lane(ld_shared_b32(self.count_place())) }
+    }
+
+    /// The `index`-th expert that is named.
+    ///
+    /// # Safety
+    /// The lists are made, and there are more. The whole warp calls it together, with the same index.
+    #[inline(always)]
+    pub(super) unsafe fn named(self, index: u32) -> Named {
+        // SAFETY: what `# Safety` above asks.
+        let both = unsafe { from_first_lane(ld_shared_b32(self.experts(index))) };
+        Named { expert: both & 0xffff, rows: both >> HALF }
+    }
+
+    /// The `row`-th row of the `index`-th expert that is named.
+    ///
+    /// # Safety
+    /// The lists are made, and the expert has more rows.
+    #[inline(always)]
+    pub(super) unsafe fn row(self, index: u32, row: u32) -> Row {
+        // SAFETY: what `# Safety` above asks.
+        let both = unsafe { ld_shared_b32(self.rows(index * MAX_TOKENS + row)) };
+        Row { choice: both & 0xffff, token: both >> HALF }
+    }
+
+    /// The choice whose row a choice has, or [`NO_ROW`].
+    ///
+    /// # Safety
+    /// The lists are made, and there are more choices.
+    #[inline(always)]
+    pub(super) unsafe fn place(self, choice: u32) -> u32 {
+        // SAFETY: what `# Safety` above asks.
+        unsafe { ld_shared_b32(self.places(choice)) }
+    }
+
+    /// The weight of a choice.
+    ///
+    /// # Safety
+    /// The lists are made with weights, and there are more choices.
+    #[inline(always)]
+    pub(super) unsafe fn weight(self, choice: u32) -> f32 {
+        // SAFETY: what `# Safety` above asks.
+        f32::from_bits(unsafe { ld_shared_b32(self.weights(choice)) })
+    }
+
+    /// Makes the lists, and copies the weights of the choices if there are any at this address that is not 0.
+    ///
+    /// # Safety
+    /// Ids, map and weights are complete. One warp of the block calls it together; nobody reads the lists meanwhile.
+    #[inline(always)]
+    pub(super) unsafe fn make(self, of: &Choices, weights: u64) {
+        let all = of.token_count * of.top_k;
+        let choice = |index: usize| lane_id() + index as u32 * WARP_SIZE;
+        let number = |list: u64, index: u32| GlobalAddress::new(list) + u64::from(index) * u64::from(NUMBER);
+        // SAFETY: choices below T·k, and ids below the length of the map.
+        unsafe {
+            let mut experts = [NO_ROW; LANE_CHOICES];
+            for index in 0..LANE_CHOICES {
+                if choice(index) < all {
+                    experts[index] = ld_relaxed_gpu_global_b32(number(of.ids, choice(index)));
+                    if weights != 0 {
+                        let weight = ld_relaxed_gpu_global_b32(number(weights, choice(index)));
+                        st_shared_b32(self.weights(choice(index)), weight);
+                    }
+                }
+            }
+            for index in 0..LANE_CHOICES {
+                // Negative ones are large here.
+                if experts[index] >= of.named_experts {
+                    experts[index] = NO_ROW;
+                } else if of.map != 0 {
+                    experts[index] = ld_relaxed_gpu_global_b32(number(of.map, experts[index]));
+                }
+                if experts[index] >= of.experts {
+                    experts[index] = NO_ROW;
+                }
+            }
+            // The choices of both halves for which something holds, a bit each.
+            let votes = |holds: [bool; LANE_CHOICES]| {
+                let [low, high] = holds.map(|holds| warp_vote_ballot(ALL_LANES, holds));
+                u64::from(low) | u64::from(high) << WARP_SIZE
+            };
+            // The choices of the same expert.
+            let mut same = [votes(experts.map(|expert| expert != NO_ROW)); LANE_CHOICES];
+            let mut bit = 1;
+            while bit < of.experts {
+                let with_bit = votes(experts.map(|expert| expert & bit != 0));
+                for index in 0..LANE_CHOICES {
+                    same[index] &= if experts[index] & bit != 0 { with_bit } else { !with_bit };
+                }
+                bit *= 2;
+            }
+            assert_unchecked(of.top_k > 0);
+            let below = |index: usize| (1 << choice(index)) - 1;
+            let token = [0, 1].map(|index| choice(index) / of.top_k);
+            // The choices of the same token and expert.
+            let of_token = [0, 1].map(|index| {
+                let first = token[index] * of.top_k;
+                let behind = first + of.top_k;
+                let until = |choice: u32| if choice < MAX_CHOICES { (1 << choice) - 1 } else { u64::MAX };
+                same[index] & until(behind) & !until(first)
+            });
+            let is_there = [0, 1].map(|index| experts[index] != NO_ROW);
+            let has_row = [0, 1].map(|index| is_there[index] && of_token[index] & below(index) == 0);
+            let rows = votes(has_row);
+            let is_first = [0, 1].map(|index| has_row[index] && same[index] & rows & below(index) == 0);
+            let firsts = votes(is_first);
+            for index in 0..LANE_CHOICES {
+                let of_expert = same[index] & rows;
+                if has_row[index] {
+                    let first: u64 = 1 << of_expert.trailing_zeros();
+                    let named = (firsts & (first - 1)).count_ones();
+                    let rank = (of_expert & below(index)).count_ones();
+                    st_shared_b32(self.rows(named * MAX_TOKENS + rank), choice(index) | token[index] << HALF);
+                    if is_first[index] {
+                        st_shared_b32(self.experts(named), experts[index] | of_expert.count_ones() << HALF);
+                    }
+                }
+                let place = if is_there[index] { of_token[index].trailing_zeros() } else { NO_ROW };
+                st_shared_b32(self.places(choice(index)), place);
+            }
+            if lane_id() == 0 {
+                st_shared_b32(self.count_place(), firsts.count_ones());
+            }
+        }
+    }
+}

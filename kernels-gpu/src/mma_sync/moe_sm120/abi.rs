@@ -1,0 +1,61 @@
+//! The list of instances. All else that host and `moe_sm120` agree on stands in [`moe_sm90::abi`](crate::wgmma::moe_sm90::abi).
+
+use crate::{
+    instances::table,
+    mma_sync::gated_sm120::abi::SHARED_BYTES,
+    units::OperandType,
+    wgmma::moe_sm90::abi::{Instance, gated, plain},
+};
+
+/// Passes the list of instances to `$each!`, as that of [`moe_sm90`](crate::wgmma::moe_sm90::abi).
+///
+/// Decoding is not what limits these cards, since a multiprocessor gets a quarter as many bytes of weights in a cycle as one of
+/// Hopper does: four warps keep up with the memory, eight with room to spare.
+macro_rules! instances {
+    ($each:ident) => {
+        $each! {
+            moe_sm120_gated_f16_t16_narrow = gated(OperandType::F16, 16).consumers(1).by_warps().buffers(6).stages(16);
+            moe_sm120_gated_f16_t16 = gated(OperandType::F16, 16).consumers(2).by_warps().buffers(6).stages(8);
+            moe_sm120_gated_f16_t64 = gated(OperandType::F16, 64).consumers(2).by_warps().buffers(3).stages(5);
+            moe_sm120_plain_f16_t16_narrow = plain(OperandType::F16, 16).consumers(1).by_warps().buffers(6).stages(16);
+            moe_sm120_plain_f16_t16 = plain(OperandType::F16, 16).consumers(2).by_warps().buffers(6).stages(8);
+            moe_sm120_plain_f16_t64 = plain(OperandType::F16, 64).consumers(2).by_warps().buffers(3).stages(5);
+            moe_sm120_gated_bf16_t16_narrow = gated(OperandType::Bf16, 16).consumers(1).by_warps().buffers(6).stages(16);
+            moe_sm120_gated_bf16_t16 = gated(OperandType::Bf16, 16).consumers(2).by_warps().buffers(6).stages(8);
+            moe_sm120_gated_bf16_t64 = gated(OperandType::Bf16, 64).consumers(2).by_warps().buffers(3).stages(5);
+            moe_sm120_plain_bf16_t16_narrow = plain(OperandType::Bf16, 16).consumers(1).by_warps().buffers(6).stages(16);
+            moe_sm120_plain_bf16_t16 = plain(OperandType::Bf16, 16).consumers(2).by_warps().buffers(6).stages(8);
+            moe_sm120_plain_bf16_t64 = plain(OperandType::Bf16, 64).consumers(2).by_warps().buffers(3).stages(5);
+        }
+    };
+}
+#[cfg(feature = "moe_sm120")]
+pub(super) use instances;
+instances!(table);
+
+const _: () = {
+    let mut index = 0;
+    while index < INSTANCES.len() {
+        assert!(INSTANCES[index].by_warps, "there is no `wgmma`");
+        assert!(INSTANCES[index].shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit shared memory");
+        index += 1;
+    }
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_instance_is_called_what_it_is() {
+        for instance in INSTANCES {
+            let operation = if instance.matrices == 2 { "gated" } else { "plain" };
+            let operand_type = if instance.operand_type == OperandType::F16 { "f16" } else { "bf16" };
+            let narrow = if instance.consumers == 1 { "_narrow" } else { "" };
+            let expected = std::format!("moe_sm120_{operation}_{operand_type}_t{}{narrow}", instance.tile_tokens);
+            assert_eq!(instance.entry, expected);
+        }
+    }
+
+    extern crate std;
+}

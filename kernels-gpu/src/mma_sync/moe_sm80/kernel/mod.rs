@@ -1,0 +1,155 @@
+//! How the layer's products work on a card that is known to have `mma.sync` and `cp.async`, and no more.
+//!
+//! All warps of a block do the same: they copy a k-block's tokens and weights to the next stage, then decode and multiply the
+//! oldest one. A barrier of the block at each k-block says that a stage is full, and that the one before it is empty. Tiles are
+//! taken by tickets, so that blocks which find no room at first are not missed; the first warp finds the next one meanwhile.
+
+mod copies;
+mod multiply;
+
+use cuda_std::{
+    global::{GlobalAddress, atom_global_add_u32},
+    kernel,
+    shared::{SharedAddress, dynamic_shared_address},
+    thread,
+    warp::{ALL_LANES, WARP_SIZE, lane_id, warp_shuffle_idx},
+};
+
+use self::copies::Copies;
+use super::abi::{INSTANCES, Index, Instance, TILE_SLOTS, instances};
+use crate::{
+    decoding::{Decode, Fragment, Packed, TILE_BYTES, Tile, TileLists, from_first_lane},
+    units::OperandType,
+    wgmma::moe_sm90::abi::Launch,
+};
+
+macro_rules! entries {
+    ($($entry:ident = $instance:expr;)*) => {$(
+        /// One of [`INSTANCES`].
+        ///
+        /// # Safety
+        /// The contract in this folder's `mod.rs`.
+        #[kernel(
+            threads = INSTANCES[Index::$entry as usize].threads(),
+            min_blocks = INSTANCES[Index::$entry as usize].min_blocks()
+        )]
+        pub unsafe fn $entry(launch: Launch) {
+            const INSTANCE: Instance = INSTANCES[Index::$entry as usize];
+            const IS_BF16: bool = matches!(INSTANCE.operand_type, OperandType::Bf16);
+            // SAFETY: the contract is this function's too.
+            unsafe { Moe::<{ Index::$entry as usize }, IS_BF16, { INSTANCE.shape().parts() }>::run(launch) }
+        }
+    )*};
+}
+instances!(entries);
+
+/// The kernel as one of [`INSTANCES`], whose tokens are bf16 or f16, and whose threads have `P` parts of a stage.
+struct Moe<const INDEX: usize, const BF16: bool, const P: usize> {
+    launch: Launch,
+    shared: SharedAddress,
+    /// The thread's warp.
+    warp: u32,
+}
+
+impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P>
+where
+    Packed<BF16>: Decode,
+{
+    const INSTANCE: Instance = INSTANCES[INDEX];
+
+    // Shared memory: stages, tiles.
+    const TILES: u32 = Self::INSTANCE.stages * Self::INSTANCE.stage_bytes();
+    const END: u32 = Self::TILES + TILE_SLOTS * TILE_BYTES;
+
+    /// A thread's part of the kernel.
+    ///
+    /// # Safety
+    /// The contract in this folder's `mod.rs`.
+    #[inline(always)]
+    unsafe fn run(launch: Launch) {
+        const { assert!(Self::END == Self::INSTANCE.shared_bytes()) };
+        // SAFETY: all threads of the block go one way, whole warps. A tile is written down in one place while the other one is read:
+        // between a tile's reading and the next writing in its place lies a barrier. Stages are empty when a tile's copies begin.
+        unsafe {
+            // The same value in all lanes; through the shuffle the compiler knows that it is.
+            let (warp, _) = warp_shuffle_idx(ALL_LANES, thread::thread_idx_x() / WARP_SIZE, 0, WARP_SIZE);
+            let this = Self { launch, shared: dynamic_shared_address(), warp };
+            let (mut slot, mut asked) = (this.shared + Self::TILES, 0);
+            if warp == 0 {
+                let first = this.ask();
+                asked = this.find(first, slot);
+            }
+            thread::sync_threads();
+            let mut tile = Tile::read(slot);
+            let mut copies = Copies::of(&this, &tile);
+            while tile.tokens > 0 {
+                slot = this.other_slot(slot);
+                if warp == 0 {
+                    asked = this.find(asked, slot);
+                }
+                let fragment = this.fragment();
+                let sums = this.sum_tile(&mut copies, &fragment, tile.tokens);
+                thread::sync_threads();
+                let next = Tile::read(slot);
+                copies = Copies::of(&this, &next);
+                this.write(&tile, &fragment, sums);
+                tile = next;
+            }
+        }
+    }
+
+    /// Asks for the index of a tile. The answer is the first lane's.
+    ///
+    /// # Safety
+    /// The contract: the ticket lies there.
+    #[inline(always)]
+    unsafe fn ask(&self) -> u32 {
+        if lane_id() > 0 {
+            return 0;
+        }
+        // SAFETY: what `# Safety` above asks.
+        unsafe { atom_global_add_u32(GlobalAddress::new(self.launch.ticket), 1) }
+    }
+
+    /// Writes down the tile that was asked for, and asks for the next one, if there was one.
+    ///
+    /// # Safety
+    /// The contract. The whole first warp calls it together. Nobody reads what is written down there before the block's next
+    /// barrier.
+    #[inline(always)]
+    unsafe fn find(&self, asked: u32, slot: SharedAddress) -> u32 {
+        let Launch { ticket, firsts, tile_firsts, alpha, experts, n, .. } = self.launch;
+        let Instance { matrices, tile_tokens, .. } = Self::INSTANCE;
+        let columns = Self::INSTANCE.columns();
+        let lists =
+            TileLists { rows: 0, tile_tokens, ticket, firsts, tile_firsts, alpha, experts, n, matrices, columns };
+        // SAFETY: what `# Safety` above asks.
+        unsafe {
+            let tile = lists.find(from_first_lane(asked));
+            if lane_id() == 0 {
+                tile.write(slot);
+            }
+            if tile.tokens > 0 { self.ask() } else { 0 }
+        }
+    }
+
+    /// The other place where a tile is written down.
+    #[inline(always)]
+    fn other_slot(&self, slot: SharedAddress) -> SharedAddress {
+        let (first, second) = (self.shared + Self::TILES, self.shared + (Self::TILES + TILE_BYTES));
+        if slot == first { second } else { first }
+    }
+
+    /// Which part of a tile is the thread's.
+    #[inline(always)]
+    fn fragment(&self) -> Fragment {
+        let fragment = Fragment::of(lane_id(), self.warp);
+        if Self::ROW_OF_BOTH { fragment.narrow() } else { fragment }
+    }
+
+    /// The address of a stage.
+    #[inline(always)]
+    fn stage(&self, index: u32) -> SharedAddress {
+        self.shared + index * Self::INSTANCE.stage_bytes()
+    }
+}

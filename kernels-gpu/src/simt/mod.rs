@@ -1,0 +1,3 @@
+//! Kernels without tensor cores.
+
+pub mod gated_simt;

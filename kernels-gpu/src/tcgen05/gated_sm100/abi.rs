@@ -1,0 +1,645 @@
+//! What host and `gated_sm100` agree on: descriptors, tiles, budgets, and the list of instances.
+//!
+//! A and B are swapped: weights lie on the tensor core's M, 128 rows a tile; tokens on its N, which is as large
+//! as a tile needs. A block goes through K in *k-blocks*; a stage holds one k-block of a tile's weights and tokens.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::{
+    format::{SCALE_TILE_BYTES, SCALE_TILE_K, SCALE_TILE_ROWS},
+    instances::table,
+};
+
+/// Quarters of a tile's rows. A warp can read one quarter of the lanes of tensor memory: that of its number modulo 4 (PTX ISA,
+/// "tcgen05.ld", "Access restrictions").
+pub const QUARTERS: u32 = 4;
+
+/// Rows of a weight tile in a block: the M of an MMA, half of a pair's.
+pub const TILE_ROWS: u32 = 128;
+
+/// The tensor core's N is a multiple of this, that of a pair of twice as much (PTX ISA, "Matrix Shape", `tcgen05.mma`).
+pub const N_STEP: u32 = 8;
+
+/// Tokens whose scales share a column of tensor memory. Tiles start at multiples of this.
+pub const TOKEN_SCALE_ROWS: u32 = 32;
+
+/// Elements of K of a k-block.
+pub const K_BLOCK: u32 = 256;
+
+/// Elements of K of an MMA: as many as a tile of the scale layout covers.
+pub const MMA_K: u32 = SCALE_TILE_K;
+
+/// MMAs along a full k-block.
+pub const MMAS_PER_K_BLOCK: u32 = K_BLOCK / MMA_K;
+
+/// Bytes of a row of values in a k-block: what the 128-byte swizzle spans, and the inner size of every tensor map's box.
+pub const K_BLOCK_BYTES: u32 = K_BLOCK / 2;
+
+/// K is a multiple of this: a tensor map asks for rows that are multiples of 16 bytes.
+pub const K_ALIGNMENT: u32 = 32;
+
+/// Columns of C that a store by tensor map takes: an epilogue warp's.
+pub const BOX_COLUMNS: u32 = TILE_ROWS / QUARTERS;
+
+/// Bytes of these columns.
+pub const BOX_BYTES: u32 = BOX_COLUMNS * 2;
+
+/// Tokens that a store by tensor map takes.
+pub const BOX_TOKENS: u32 = 32;
+
+/// Places of an epilogue warp for sums of the other block of a pair, used in turn. A warp sends a step, receives it and finishes
+/// it: when it has received step s + 1, the other one has finished step s, and its slot is free for step s + 2.
+pub const SLOTS: u32 = 2;
+
+/// Tokens of a step of the epilogue that each block of a pair apart finishes.
+pub const HALF_STEP: u32 = N_STEP;
+
+/// Bytes of a slot: a block's sums of so many tokens and a warp's columns.
+pub const SLOT_BYTES: u32 = BOX_COLUMNS * HALF_STEP * 4;
+
+/// What a block may have of shared memory on a card of compute capability 10.0 (CUDA programming guide, "Technical
+/// Specifications per Compute Capability").
+pub const SHARED_BYTES: u32 = 227 << 10;
+
+/// Columns of tensor memory.
+pub const TMEM_COLUMNS: u32 = 512;
+
+/// One group of a grouped problem, as an array of them lies in global memory.
+///
+/// `C = silu(alpha[0]·A·B[0]ᵀ) ∘ (alpha[1]·A·B[1]ᵀ)`, gate first; a plain kernel computes `alpha[0]·A·B[0]ᵀ` and does not
+/// read index 1 of anything. Values are read through tensor maps: u8, `[rows, k/2]`, the 128-byte swizzle, zeros outside,
+/// a box of [`K_BLOCK_BYTES`] × rows. Scales lie in the blocked layout, padded to whole tiles.
+#[repr(C, align(16))]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct Group {
+    /// Address of the map of A's values; its box has `a_box` rows.
+    pub a_map: u64,
+    /// Address of A's scales, a multiple of 16.
+    pub a_scales: u64,
+    /// Addresses of the maps of the values of gate and up; their boxes have [`TILE_ROWS`] rows.
+    pub b_maps: [u64; 2],
+    /// Addresses of the scales of gate and up, multiples of 16.
+    pub b_scales: [u64; 2],
+    /// Address of C [m, n], row-major, two bytes an element, a multiple of 16.
+    pub c: u64,
+    /// Address of the map of C: u8, `[m, 2n]`, no swizzle, a box of [`BOX_COLUMNS`] columns × [`BOX_TOKENS`] tokens. Not
+    /// read unless the instance has [`Store::Tma`].
+    pub c_map: u64,
+    /// Products of the global scales: A's and gate's, A's and up's.
+    pub alpha: [f32; 2],
+    /// Rows of A and C: tokens.
+    pub m: u32,
+    /// Rows of each B, columns of C; a multiple of 8.
+    pub n: u32,
+    /// Elements summed over; a multiple of [`K_ALIGNMENT`], not 0.
+    pub k: u32,
+    /// Tokens that a block loads of a tile: [`Instance::box_tokens`] where the map is the group's own, [`Instance::block_tokens`] where it
+    /// is of all groups.
+    pub a_box: u32,
+    /// Keeps the size a multiple of the alignment.
+    pub unused: [u32; 2],
+}
+
+/// One tile of C, as an array of them lies in global memory.
+#[repr(C, align(16))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct Tile {
+    /// A number of its group's, by which a block knows that a tile is of the same group as the last.
+    pub group: u32,
+    /// First row of the weights, column of C; a multiple of [`Instance::tile_rows`].
+    pub first_row: u32,
+    /// First token; a multiple of [`TOKEN_SCALE_ROWS`].
+    pub first_token: u32,
+    /// Tokens, from 1 to the instance's [`Instance::tile_tokens`].
+    pub tokens: u32,
+}
+
+impl Tile {
+    /// The tile in 8 bytes, if it fits.
+    pub fn packed(&self) -> Option<u64> {
+        let fields = [self.group, self.tokens, self.first_row / TILE_ROWS, self.first_token / TOKEN_SCALE_ROWS];
+        let fits = fields.iter().all(|&field| field <= 0xffff);
+        fits.then(|| fields.iter().rev().fold(0, |packed, &field| packed << 16 | u64::from(field)))
+    }
+
+    /// What [`packed`](Self::packed) has made.
+    #[inline(always)]
+    pub const fn unpacked(packed: u64) -> Self {
+        let (low, high) = (packed as u32, (packed >> 32) as u32);
+        Self {
+            group: low & 0xffff,
+            tokens: low >> 16,
+            first_row: (high & 0xffff) * TILE_ROWS,
+            first_token: (high >> 16) * TOKEN_SCALE_ROWS,
+        }
+    }
+}
+
+/// A tile with its group, as an array of them lies in global memory: what a block reads before its first copy, in one load.
+#[repr(C, align(16))]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct Record {
+    /// Its group.
+    pub group: Group,
+    /// The tile.
+    pub tile: Tile,
+}
+
+/// Groups that the parameter of a kernel has itself, if there are no more.
+pub const GROUPS_AT_HAND: usize = 8;
+
+/// Tiles that it has then: the first one of each block, of as many as a B300 has multiprocessors.
+pub const TILES_AT_HAND: usize = 160;
+
+/// The one parameter of a kernel.
+///
+/// It has the first tiles itself where it can, so that no block waits for its record before its first copy.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct Launch {
+    /// Address of the array of [`Record`], one a tile. Of B blocks, block b computes tiles b, b + B, b + 2·B and so on; where pairs
+    /// compute tiles, the same holds of pairs.
+    pub records: u64,
+    /// Its length.
+    pub tile_count: u32,
+    /// [`OUTPUT_F16`](crate::format::OUTPUT_F16) or [`OUTPUT_BF16`](crate::format::OUTPUT_BF16).
+    pub output: u32,
+    /// How many of its first tiles are in `tiles` too: up to [`TILES_AT_HAND`], or none.
+    pub at_hand: u32,
+    /// Keeps what follows aligned.
+    pub unused: [u32; 3],
+    /// The groups of these.
+    pub groups: [Group; GROUPS_AT_HAND],
+    /// These, [`packed`](Tile::packed).
+    pub tiles: [u64; TILES_AT_HAND],
+}
+
+impl Launch {
+    /// Of tiles in this order, each with the number of its group in `groups`, whose records are at an address.
+    pub fn new(records: u64, output: u32, groups: &[Group], tiles: &[Tile]) -> Self {
+        let tile_count = tiles.len() as u32;
+        let mut launch = Self { records, tile_count, output, ..Self::zeroed() };
+        let Some(at_hand) = launch.groups.get_mut(..groups.len()) else { return launch };
+        at_hand.copy_from_slice(groups);
+        for (place, packed) in launch.tiles.iter_mut().zip(tiles.iter().map_while(Tile::packed)) {
+            *place = packed;
+            launch.at_hand += 1;
+        }
+        launch
+    }
+}
+
+/// Passes the list of instances to `$each!`. A tile has up to so many tokens; `stages` hold its k-blocks.
+macro_rules! instances {
+    ($each:ident) => {
+        $each! {
+            gated_sm100_t8 = gated(8).stages(5);
+            gated_sm100_t16 = gated(16).stages(5);
+            gated_sm100_t32 = gated(32).stages(5);
+            gated_sm100_t64 = gated(64).stages(4);
+            gated_sm100_t96 = gated(96).stages(4);
+            gated_sm100_t128 = gated(128).stages(4);
+            gated_sm100_t192 = gated(192).stages(3);
+            gated_sm100_t64_s1 = gated(64).stages(1);
+            gated_sm100_t64_s2 = gated(64).stages(2);
+            gated_sm100_t64_tma = gated(64).tma_store().stages(4);
+            gated_sm100_t128_tma = gated(128).tma_store().stages(3);
+            gated_sm100_t64_serial = gated(64).serial().stages(1);
+            gated_sm100_t64_serial_s3 = gated(64).serial().stages(3);
+            gated_sm100_t64_pair = gated(64).pair().stages(5);
+            gated_sm100_t128_pair = gated(128).pair().stages(4);
+            gated_sm100_t64_apart = gated(64).apart().stages(7);
+            gated_sm100_t128_apart = gated(128).apart().stages(6);
+            gated_sm100_t192_apart = gated(192).apart().stages(5);
+            gated_sm100_t256_apart = gated(256).apart().stages(4);
+            gated_sm100_t256_split = gated(256).apart().split().stages(5);
+            plain_sm100_t8 = plain(8).stages(10);
+            plain_sm100_t16 = plain(16).stages(9);
+            plain_sm100_t32 = plain(32).stages(9);
+            plain_sm100_t64 = plain(64).stages(7);
+            plain_sm100_t96 = plain(96).stages(6);
+            plain_sm100_t128 = plain(128).stages(6);
+            plain_sm100_t192 = plain(192).stages(4);
+            plain_sm100_t64_tma = plain(64).tma_store().stages(6);
+            plain_sm100_t64_serial = plain(64).serial().stages(1);
+            plain_sm100_t64_pair = plain(64).pair().stages(8);
+            plain_sm100_t128_pair = plain(128).pair().stages(7);
+            plain_sm100_t192_pair = plain(192).pair().stages(6);
+            plain_sm100_t256_pair = plain(256).pair().stages(5);
+            plain_sm100_t192_split = plain(192).pair().split().stages(6);
+        }
+    };
+}
+#[cfg(feature = "gated_sm100")]
+pub(super) use instances;
+instances!(table);
+
+/// How C leaves a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// Each lane stores 16 bytes; those outside of C do not.
+    Direct,
+    /// One lane stores a box of a tensor map, which leaves out what lies outside of C.
+    Tma,
+}
+
+/// What each block of a pair has of a tile's weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Halves {
+    /// Half of the rows of each matrix.
+    Rows,
+    /// One of two matrices, gate in the first block and up in the second. Each finishes half of the tokens, whose sums the
+    /// blocks exchange.
+    Matrices,
+}
+
+/// Who loads, who multiplies, and when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Roles {
+    /// A warp loads, a warp issues MMAs, the others run the epilogue: all at once.
+    Specialized,
+    /// The first warp of those that run the epilogue loads and issues MMAs, then all run the epilogue. Tiles do not overlap. Inside of a tile
+    /// loads overlap with MMAs, if there is more than one stage.
+    Serial,
+}
+
+/// One way to build the kernel, and what it takes of the hardware.
+///
+/// Shared memory of a block: stages (in the end places for sums of other blocks), then two buffers for each epilogue warp, then slots,
+/// then barriers. A stage: a tile of each matrix of weights, a tile of tokens, the scales of each matrix, the scales of the tokens.
+///
+/// What does not fit does not compile:
+///
+/// ```
+/// # use kernels_gpu::tcgen05::gated_sm100::abi::{Instance, gated};
+/// const _: Instance = gated(64).stages(4);
+/// ```
+/// ```compile_fail,E0080
+/// # use kernels_gpu::tcgen05::gated_sm100::abi::{Instance, gated};
+/// const _: Instance = gated(64).stages(5);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Instance {
+    /// The entry's name.
+    pub entry: &'static str,
+    /// Matrices of weights: 2 for gated, 1 for plain.
+    pub matrices: u32,
+    /// The most tokens of a tile.
+    pub tile_tokens: u32,
+    /// Stages of the pipeline from global memory to the tensor core.
+    pub stages: u32,
+    /// How C leaves a block.
+    pub store: Store,
+    /// Who does what.
+    pub roles: Roles,
+    /// Blocks that compute a tile together: 1, or a pair, whose tensor cores share the tokens (`cta_group::2`).
+    pub blocks: u32,
+    /// What each block of a pair has; [`Halves::Rows`] of a block alone, which has all.
+    pub halves: Halves,
+    /// Parts of K, each of which another pair of the cluster multiplies.
+    pub splits: u32,
+}
+
+/// An [`Instance`] that lacks its stages.
+#[derive(Clone, Copy, Debug)]
+pub struct Builder(Instance);
+
+/// The gated kernel with up to so many tokens a tile: a single block, specialized warps, direct stores.
+pub const fn gated(tile_tokens: u32) -> Builder {
+    let (store, roles, halves) = (Store::Direct, Roles::Specialized, Halves::Rows);
+    Builder(Instance { entry: "", matrices: 2, tile_tokens, stages: 0, store, roles, blocks: 1, halves, splits: 1 })
+}
+
+/// As [`gated`], the plain kernel.
+pub const fn plain(tile_tokens: u32) -> Builder {
+    Builder(Instance { matrices: 1, ..gated(tile_tokens).0 })
+}
+
+impl Builder {
+    /// The same with [`Store::Tma`].
+    pub const fn tma_store(self) -> Self {
+        Self(Instance { store: Store::Tma, ..self.0 })
+    }
+
+    /// The same with [`Roles::Serial`].
+    pub const fn serial(self) -> Self {
+        Self(Instance { roles: Roles::Serial, ..self.0 })
+    }
+
+    /// The same for a pair of blocks.
+    pub const fn pair(self) -> Self {
+        Self(Instance { blocks: 2, ..self.0 })
+    }
+
+    /// The same for a pair of blocks with a matrix each.
+    pub const fn apart(self) -> Self {
+        Self(Instance { blocks: 2, halves: Halves::Matrices, ..self.0 })
+    }
+
+    /// The same for two pairs, each with half of K.
+    pub const fn split(self) -> Self {
+        Self(Instance { splits: 2, ..self.0 })
+    }
+
+    /// The instance with so many stages.
+    ///
+    /// # Panics
+    /// If it asks for more than there is, or for what the kernel cannot do.
+    pub const fn stages(self, stages: u32) -> Instance {
+        let instance = Instance { stages, ..self.0 };
+        instance.check();
+        instance
+    }
+}
+
+impl Instance {
+    /// Bytes of a block's tile of weights in a stage.
+    pub const WEIGHT_BYTES: u32 = TILE_ROWS * K_BLOCK_BYTES;
+
+    /// Bytes of 128 rows' scales in a stage.
+    pub const SCALE_BYTES: u32 = MMAS_PER_K_BLOCK * SCALE_TILE_BYTES;
+
+    /// Epilogue warps of each quarter, which take a tile's tokens in turns: each step is a chain of slow instructions, and so many
+    /// chains run beside each other.
+    pub const fn parts(self) -> u32 {
+        2 * self.blocks
+    }
+
+    /// Warps that run the epilogue, the block's first.
+    pub const fn epilogue_warps(self) -> u32 {
+        self.parts() * QUARTERS
+    }
+
+    /// Threads of a block, in one dimension.
+    pub const fn threads(self) -> u32 {
+        let warps = match self.roles {
+            Roles::Specialized => self.epilogue_warps() + 2,
+            Roles::Serial => self.epilogue_warps(),
+        };
+        warps * 32
+    }
+
+    /// Blocks of a cluster, 0 for none.
+    pub const fn cluster(self) -> u32 {
+        if self.blocks > 1 { self.blocks_of_tile() } else { 0 }
+    }
+
+    /// Blocks that compute a tile together, over all parts of K.
+    pub const fn blocks_of_tile(self) -> u32 {
+        self.blocks * self.splits
+    }
+
+    /// Blocks that have sums of the same elements of C, of which each finishes every so many [`N_STEP`] tokens.
+    pub const fn finishers(self) -> u32 {
+        match self.halves {
+            Halves::Rows => self.splits,
+            Halves::Matrices => self.blocks_of_tile(),
+        }
+    }
+
+    /// Matrices of weights that a block loads.
+    pub const fn block_matrices(self) -> u32 {
+        match self.halves {
+            Halves::Rows => self.matrices,
+            Halves::Matrices => 1,
+        }
+    }
+
+    /// Rows of each matrix of weights that a tile has, which are columns of C.
+    pub const fn tile_rows(self) -> u32 {
+        match self.halves {
+            Halves::Rows => self.mma_rows(),
+            Halves::Matrices => TILE_ROWS,
+        }
+    }
+
+    /// The M of the tensor core's products: [`TILE_ROWS`] of each block.
+    pub const fn mma_rows(self) -> u32 {
+        self.blocks * TILE_ROWS
+    }
+
+    /// Tokens that a block loads of a full tile. The blocks of a pair load half each.
+    pub const fn block_tokens(self) -> u32 {
+        self.tile_tokens / self.blocks
+    }
+
+    /// Tokens that a block loads of the largest tile of a group of `m`. The first block of a pair would else load some that the second one
+    /// has.
+    pub const fn box_tokens(self, m: u32) -> u32 {
+        self.mma_n(if m < self.tile_tokens { m } else { self.tile_tokens }) / self.blocks
+    }
+
+    /// The N of the tensor core's products for a tile of so many tokens. Where blocks finish parts of it, it is whole steps of the
+    /// epilogue.
+    pub const fn mma_n(self, tokens: u32) -> u32 {
+        let blocks = if self.finishers() > self.blocks { self.finishers() } else { self.blocks };
+        tokens.next_multiple_of(blocks * N_STEP)
+    }
+
+    /// Whether tiles of a group of `m` tokens can start where they must, at multiples of [`TOKEN_SCALE_ROWS`].
+    pub const fn allows(self, m: u32) -> bool {
+        m <= self.tile_tokens || self.tile_tokens.is_multiple_of(TOKEN_SCALE_ROWS)
+    }
+
+    /// Bytes of a block's tokens in a stage.
+    pub const fn token_bytes(self) -> u32 {
+        self.block_tokens() * K_BLOCK_BYTES
+    }
+
+    /// The most scale tiles that a tile's tokens lie in, since it may start in the middle of one.
+    pub const fn token_scale_tiles(self) -> u32 {
+        if !self.tile_tokens.is_multiple_of(TOKEN_SCALE_ROWS) {
+            return 1;
+        }
+        let (mut most, mut first) = (0, 0);
+        while first < SCALE_TILE_ROWS * self.tile_tokens {
+            let tiles = (first % SCALE_TILE_ROWS + self.tile_tokens).div_ceil(SCALE_TILE_ROWS);
+            if tiles > most {
+                most = tiles;
+            }
+            first += self.tile_tokens;
+        }
+        most
+    }
+
+    /// Bytes of a stage.
+    pub const fn stage_bytes(self) -> u32 {
+        self.block_matrices() * Self::WEIGHT_BYTES
+            + self.token_bytes()
+            + (self.block_matrices() + self.token_scale_tiles()) * Self::SCALE_BYTES
+    }
+
+    /// Tokens that an epilogue warp gathers in one of its buffers before it stores them.
+    pub const fn store_tokens(self) -> u32 {
+        match self.store {
+            Store::Direct => N_STEP,
+            Store::Tma => BOX_TOKENS,
+        }
+    }
+
+    /// Bytes of one of an epilogue warp's two buffers.
+    pub const fn store_bytes(self) -> u32 {
+        self.store_tokens() * BOX_BYTES
+    }
+
+    /// Columns of tensor memory for the scales of a k-block: each MMA takes a column for every 32 rows.
+    pub const fn scale_columns(self) -> u32 {
+        MMAS_PER_K_BLOCK * (SCALE_TILE_ROWS / TOKEN_SCALE_ROWS) * (self.block_matrices() + self.token_scale_tiles())
+    }
+
+    /// Columns of tensor memory for the accumulators of a tile.
+    pub const fn accumulator_columns(self) -> u32 {
+        self.block_matrices() * self.tile_tokens
+    }
+
+    /// Accumulators: 2 if they fit beside the scales of two k-blocks, so that the epilogue of a tile runs beside the MMAs of
+    /// the next.
+    pub const fn accumulators(self) -> u32 {
+        let scale_sets = if self.stages > 1 { 2 } else { 1 };
+        let fit = 2 * self.accumulator_columns() + scale_sets * self.scale_columns() <= TMEM_COLUMNS;
+        match self.roles {
+            Roles::Specialized if fit => 2,
+            _ => 1,
+        }
+    }
+
+    /// Sets of columns of tensor memory for the scales of a k-block: as many as there are stages, or else as many as fit.
+    pub const fn scale_sets(self) -> u32 {
+        let left = TMEM_COLUMNS.saturating_sub(self.accumulators() * self.accumulator_columns());
+        let fit = left / self.scale_columns();
+        if fit < self.stages { fit } else { self.stages }
+    }
+
+    /// Columns of tensor memory in use.
+    pub const fn tmem_columns(self) -> u32 {
+        self.accumulators() * self.accumulator_columns() + self.scale_sets() * self.scale_columns()
+    }
+
+    /// Barriers: full and empty, of stages and of accumulators.
+    pub const fn barriers(self) -> u32 {
+        2 * (self.stages + self.accumulators())
+    }
+
+    /// Places for sums of the other block, of which an epilogue warp of a pair apart has [`SLOTS`].
+    pub const fn slots(self) -> u32 {
+        match self.halves {
+            Halves::Matrices if self.splits == 1 => self.epilogue_warps() * SLOTS,
+            _ => 0,
+        }
+    }
+
+    /// Bytes of an epilogue warp's place for what other blocks send it of the last tile. It lies where the stages were.
+    pub const fn inbox_bytes(self) -> u32 {
+        let steps = self.tile_tokens.div_ceil(self.parts() * self.finishers() * N_STEP);
+        steps * (self.finishers() - 1) * SLOT_BYTES
+    }
+
+    /// Barriers of these places.
+    pub const fn inboxes(self) -> u32 {
+        if self.finishers() > 1 { self.epilogue_warps() } else { 0 }
+    }
+
+    /// Dynamic shared memory of a block, in bytes.
+    pub const fn shared_bytes(self) -> u32 {
+        // The address of the tensor memory takes as much as a barrier.
+        let barriers = self.barriers() + self.slots() + self.inboxes() + 1;
+        let buffers = self.epilogue_warps() * 2 * self.store_bytes() + self.slots() * SLOT_BYTES;
+        self.stages * self.stage_bytes() + buffers + 8 * barriers
+    }
+
+    /// Stops the compiler where an instance asks for more than there is.
+    const fn check(self) {
+        assert!(self.matrices == 1 || self.matrices == 2);
+        assert!(self.blocks == 1 || self.blocks == 2, "a tile is a block's or a pair's");
+        let apart = matches!(self.halves, Halves::Matrices);
+        assert!(
+            !apart || (self.blocks == 2 && self.matrices == 2 && matches!(self.store, Store::Direct)),
+            "apart are the two matrices of a pair, which stores directly"
+        );
+        assert!(self.tile_tokens > 0 && self.tile_tokens <= 256, "the tensor core's N is at most 256");
+        assert!(self.mma_n(self.tile_tokens) == self.tile_tokens, "the tensor core's N goes in steps of 8, 16 a pair");
+        assert!(
+            self.tile_tokens.is_multiple_of(self.store_tokens()),
+            "a store by tensor map takes whole boxes of tokens"
+        );
+        assert!(self.stages > 0, "a pipeline needs a stage");
+        let alone = self.blocks == 1 || matches!(self.roles, Roles::Specialized);
+        assert!(
+            alone,
+            "serial roles are for a block alone: in a pair, no thread of the second block would report its stages"
+        );
+        assert!(self.splits == 1 || self.blocks == 2, "a part of K is a pair's");
+        assert!(
+            self.inboxes() * self.inbox_bytes() <= self.stages * self.stage_bytes(),
+            "what blocks send each other of the last tile lies where the stages were"
+        );
+        assert!(self.scale_sets() > 0, "accumulators and scales do not fit tensor memory");
+        assert!(self.shared_bytes() <= SHARED_BYTES, "the stages do not fit shared memory");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    extern crate std;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_instance_fits_and_has_a_name_of_its_own() {
+        let names: BTreeSet<_> = INSTANCES.iter().map(|instance| instance.entry).collect();
+        assert_eq!(names.len(), INSTANCES.len());
+        INSTANCES.iter().for_each(|instance| instance.check());
+    }
+
+    #[test]
+    fn budgets_are_as_counted_by_hand() {
+        assert_eq!([8, 128].map(|tokens| gated(tokens).stages(1).stage_bytes()), [39_936, 55_296]);
+        assert_eq!([32, 64, 96, 128, 192].map(|tokens| gated(tokens).stages(1).token_scale_tiles()), [1, 1, 2, 1, 2]);
+        assert_eq!([64, 96, 128, 192].map(|tokens| gated(tokens).stages(1).accumulators()), [2, 2, 1, 1]);
+        assert_eq!(gated(128).stages(1).tmem_columns(), 256 + 48);
+        let of_four_stages = |tokens| Instance { stages: 4, ..gated(tokens).stages(1) };
+        assert_eq!([64, 96, 128, 192].map(|tokens| of_four_stages(tokens).scale_sets()), [4, 2, 4, 2]);
+        assert_eq!([64, 96, 128, 192].map(|tokens| of_four_stages(tokens).tmem_columns()), [448, 512, 448, 512]);
+        let (pair, single) = (gated(128).pair().stages(1), gated(128).stages(1));
+        assert_eq!(single.stage_bytes() - pair.stage_bytes(), 64 * 128);
+        assert_eq!((pair.tile_rows(), pair.mma_n(9), single.mma_n(9)), (256, 16, 16));
+        let apart = gated(128).apart().stages(6);
+        assert_eq!((apart.stage_bytes(), apart.tile_rows(), apart.mma_rows(), apart.slots()), (28_672, 128, 256, 32));
+        assert_eq!([apart, gated(192).apart().stages(5)].map(Instance::scale_sets), [6, 2]);
+        assert_eq!([192, 256].map(|tokens| gated(tokens).apart().stages(4).accumulators()), [2, 1]);
+        let split = gated(256).apart().split().stages(5);
+        assert_eq!((split.cluster(), split.finishers(), split.mma_n(33), split.slots()), (4, 4, 64, 0));
+        assert_eq!([split, apart, plain(192).pair().split().stages(6)].map(Instance::inbox_bytes), [6144, 2048, 3072]);
+        assert_eq!([40, 72, 192, 248].map(|m| plain(192).pair().stages(6).box_tokens(m)), [24, 40, 96, 96]);
+        assert_eq!((split.box_tokens(33), single.box_tokens(33)), (32, 40));
+    }
+
+    #[test]
+    fn the_parameter_has_the_first_tiles_of_few_groups() {
+        let group = |k| Group { k, ..Group::zeroed() };
+        let groups: std::vec::Vec<_> = (0..GROUPS_AT_HAND as u32 + 1).map(group).collect();
+        let tile = |n| Tile { group: n % 8, first_row: n * 128, first_token: n * 32, tokens: 1 + n };
+        let tiles: std::vec::Vec<_> = (0..TILES_AT_HAND as u32 + 1).map(tile).collect();
+        let few = Launch::new(7, 1, &groups[..GROUPS_AT_HAND], &tiles);
+        assert_eq!((few.tile_count, few.at_hand), (tiles.len() as u32, TILES_AT_HAND as u32));
+        assert_eq!(few.groups[..], groups[..GROUPS_AT_HAND]);
+        assert!(few.tiles.iter().zip(&tiles).all(|(&packed, tile)| Tile::unpacked(packed) == *tile));
+        assert_eq!(Launch::new(7, 1, &groups, &tiles).at_hand, 0);
+
+        let far = Tile { first_token: 0x10000 * TOKEN_SCALE_ROWS, ..tile(2) };
+        assert_eq!(Launch::new(7, 1, &groups[..1], &[tile(0), far, tile(1)]).at_hand, 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "tensor memory")]
+    fn more_columns_than_tensor_memory_has_are_refused() {
+        gated(224).stages(1);
+    }
+
+    #[test]
+    #[should_panic(expected = "shared memory")]
+    fn more_stages_than_shared_memory_holds_are_refused() {
+        gated(64).stages(5);
+    }
+}

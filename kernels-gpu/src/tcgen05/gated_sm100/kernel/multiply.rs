@@ -1,0 +1,247 @@
+//! Multiplying: stages → accumulators. One thread; in a pair, one of the first block.
+
+use cuda_std::{
+    mbarrier::Mbarrier,
+    shared::SharedAddress,
+    tcgen05::{
+        InstructionDescriptor, MatrixDescriptor, MatrixSwizzle, TmemAddress, tcgen05_commit, tcgen05_commit_multicast,
+        tcgen05_cp_32x128b_warpx4, tcgen05_fence_after_thread_sync, tcgen05_mma_mxf4nvf4_block16,
+    },
+};
+
+use super::{BOTH, Placed, Sm100, Work};
+use crate::{
+    format::{SCALE_TILE_BYTES, SCALE_TILE_ROWS},
+    ring::Ring,
+    tcgen05::gated_sm100::abi::{Instance, K_BLOCK_BYTES, MMA_K, MMAS_PER_K_BLOCK, TOKEN_SCALE_ROWS, Tile},
+};
+
+/// The thread that multiplies, k-block by k-block.
+pub(super) struct Multiplier<W: Work, const BLOCKS: u32> {
+    block: Sm100<W, BLOCKS>,
+    stages: Ring<BLOCKS>,
+    accumulators: Ring<BLOCKS>,
+    /// The set of columns for the next k-block's scales.
+    scale_set: u32,
+    /// The stage that was last multiplied with the scales in that set. It says nothing until `all_used`.
+    scales_of: Ring<BLOCKS>,
+    /// Whether every set has been used once.
+    all_used: bool,
+}
+
+/// What the MMAs of a k-block have in common.
+struct Operands {
+    /// Values and scales in its stage.
+    values: MatrixDescriptor,
+    scale_source: MatrixDescriptor,
+    /// The set of columns for its scales.
+    scales: TmemAddress,
+    accumulator: TmemAddress,
+    descriptor: InstructionDescriptor,
+    /// Where in its scale tile the tile's first token is, in columns, and how many scale tiles there are.
+    token_column: u32,
+    token_scale_tiles: u32,
+}
+
+impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
+    const INSTANCE: Instance = Sm100::<W, BLOCKS>::INSTANCE;
+    const SCALE_SETS: u32 = Self::INSTANCE.scale_sets();
+
+    #[inline(always)]
+    pub fn new(block: Sm100<W, BLOCKS>) -> Self {
+        let (stages, accumulators) = (block.stages(), block.accumulators());
+        Self { block, stages, accumulators, scale_set: 0, scales_of: stages, all_used: false }
+    }
+
+    /// Waits for an accumulator for the next tile.
+    ///
+    /// # Safety
+    /// The block's barriers have been initialized. One thread has a multiplier, and calls for each tile [`Self::begin`],
+    /// [`Self::multiply`] and [`Self::end`].
+    #[inline(always)]
+    pub unsafe fn begin(&mut self) {
+        // SAFETY: the epilogue is at most one round behind, since this waits for it in every round.
+        unsafe { self.accumulators.wait_empty() };
+        tcgen05_fence_after_thread_sync();
+    }
+
+    /// Multiplies the next stage, which is this k-block of the tile.
+    ///
+    /// # Safety
+    /// As [`Self::begin`]; `group` is the tile's. The calls have the k-blocks in the order in which they are loaded.
+    #[inline(always)]
+    pub unsafe fn multiply(&mut self, tile: &Tile, group: &Placed, k_block: u32) {
+        let Self { block, .. } = *self;
+        let stage = block.shared + self.stages.index() * Sm100::<W, BLOCKS>::STAGE_BYTES;
+        let operands = Operands {
+            values: values_descriptor(stage),
+            scale_source: scales_descriptor(stage),
+            scales: block.tmem.column(Sm100::<W, BLOCKS>::scales(self.scale_set)),
+            accumulator: block.tmem.column(Sm100::<W, BLOCKS>::accumulator(self.accumulators.index(), 0)),
+            descriptor: InstructionDescriptor::mxf4nvf4(Self::INSTANCE.mma_rows(), Self::INSTANCE.mma_n(tile.tokens)),
+            token_column: tile.first_token % SCALE_TILE_ROWS / TOKEN_SCALE_ROWS,
+            token_scale_tiles: tile.token_scale_tiles(),
+        };
+        let adds = k_block > block.k_blocks(group).start;
+        // SAFETY: the accumulator is written while it is empty and the stage read while it is full. Columns of scales are
+        // written when the MMAs that read them are complete. Barriers tell others when what is issued here is complete.
+        unsafe {
+            self.stages.wait_full();
+            self.wait_for_scale_set();
+            tcgen05_fence_after_thread_sync();
+            let behind = Self::INSTANCE.splits > 1 && k_block == group.k_blocks();
+            let mmas = if behind { group.mmas(k_block - 1) } else { group.mmas(k_block) };
+            if mmas == MMAS_PER_K_BLOCK {
+                // Written out, so that all are constants: in a loop, which the compiler does not unroll where tiles may have two tiles of
+                // scales, making descriptors takes this thread longer than an MMA takes the tensor core.
+                const { assert!(MMAS_PER_K_BLOCK == 4) };
+                Self::multiply_once(&operands, 0, adds);
+                Self::multiply_once(&operands, 1, true);
+                Self::multiply_once(&operands, 2, true);
+                Self::multiply_once(&operands, 3, true);
+            } else {
+                for mma in 0..mmas {
+                    Self::multiply_once(&operands, mma, adds || mma > 0);
+                }
+            }
+            self.commit(self.stages.empty());
+        }
+        self.stages.advance();
+    }
+
+    /// Copies the scales of one MMA of each matrix, and issues these.
+    ///
+    /// # Safety
+    /// As [`Self::multiply`], which calls it for each of the stage's, with the stage full and the set of columns free.
+    #[inline(always)]
+    unsafe fn multiply_once(operands: &Operands, mma: u32, adds: bool) {
+        let &Operands { values, scale_source, scales, accumulator, descriptor, token_column, token_scale_tiles } =
+            operands;
+        let values_at = |matrix: u32| values.at(matrix + mma * MMA_K_BYTES);
+        let token_scales = scales.column(Sm100::<W, BLOCKS>::token_scale_column(mma, 0)).column(token_column);
+        // SAFETY: what `# Safety` above asks.
+        unsafe {
+            Self::copy_scales(scales, scale_source, mma, token_scale_tiles);
+            for matrix in 0..Sm100::<W, BLOCKS>::MATRICES {
+                tcgen05_mma_mxf4nvf4_block16::<BLOCKS>(
+                    accumulator.column(Sm100::<W, BLOCKS>::accumulator(0, matrix)),
+                    values_at(Sm100::<W, BLOCKS>::weights(matrix)),
+                    values_at(Sm100::<W, BLOCKS>::TOKENS),
+                    descriptor,
+                    scales.column(Sm100::<W, BLOCKS>::weight_scale_column(matrix, mma)),
+                    token_scales,
+                    adds,
+                );
+            }
+        }
+    }
+
+    /// Hands the accumulator to the epilogue as soon as the tile's MMAs are complete.
+    ///
+    /// # Safety
+    /// As [`Self::begin`].
+    #[inline(always)]
+    pub unsafe fn end(&mut self) {
+        // SAFETY: a barrier of the accumulator that was waited for, whose phase lacks this arrival.
+        unsafe { self.commit(self.accumulators.full()) };
+        self.accumulators.advance();
+    }
+
+    /// Waits until the MMAs that read the next set of scale columns are complete, and goes on to the set after it.
+    ///
+    /// # Safety
+    /// As [`Self::multiply`], which calls it for each k-block.
+    #[inline(always)]
+    unsafe fn wait_for_scale_set(&mut self) {
+        // With as many sets as stages there is nothing to wait for: the stage is full, so that the MMAs that read it last,
+        // and with it this set, are complete.
+        if Self::SCALE_SETS < Self::INSTANCE.stages && self.all_used {
+            // SAFETY: a stage whose MMAs have been issued in this round, and which has not been multiplied again.
+            unsafe { self.scales_of.wait_emptied() };
+            self.scales_of.advance();
+        }
+        self.scale_set += 1;
+        if self.scale_set == Self::SCALE_SETS {
+            self.scale_set = 0;
+            self.all_used = true;
+        }
+    }
+
+    /// Copies the scales of one MMA of each matrix to tensor memory.
+    ///
+    /// # Safety
+    /// The stage that the descriptor is of is full. `scales` is a set of columns that no MMA still reads.
+    #[inline(always)]
+    unsafe fn copy_scales(scales: TmemAddress, stage: MatrixDescriptor, mma: u32, token_scale_tiles: u32) {
+        let source = |scales: u32| stage.at(scales + mma * SCALE_TILE_BYTES);
+        // SAFETY: what `# Safety` above asks; one thread calls it.
+        unsafe {
+            for matrix in 0..Sm100::<W, BLOCKS>::MATRICES {
+                let column = scales.column(Sm100::<W, BLOCKS>::weight_scale_column(matrix, mma));
+                let weight_scales = Sm100::<W, BLOCKS>::weight_scales(matrix);
+                tcgen05_cp_32x128b_warpx4::<BLOCKS>(column, source(weight_scales));
+            }
+            for tile_row in 0..Self::INSTANCE.token_scale_tiles() {
+                // Every tile has one.
+                if tile_row == 0 || tile_row < token_scale_tiles {
+                    let column = scales.column(Sm100::<W, BLOCKS>::token_scale_column(mma, tile_row));
+                    let token_scales = Sm100::<W, BLOCKS>::TOKEN_SCALES + tile_row * Instance::SCALE_BYTES;
+                    tcgen05_cp_32x128b_warpx4::<BLOCKS>(column, source(token_scales));
+                }
+            }
+        }
+    }
+
+    /// Arrives at a barrier, in both blocks of a pair, when all MMAs and copies so far are complete.
+    ///
+    /// # Safety
+    /// `barrier` is one of the block's, which has been initialized, and its phase lacks an arrival.
+    #[inline(always)]
+    unsafe fn commit(&self, barrier: Mbarrier) {
+        // SAFETY: what `# Safety` above asks; both blocks have the same barriers, and end together.
+        unsafe {
+            if BLOCKS > 1 {
+                tcgen05_commit_multicast::<BLOCKS>(barrier, BOTH << self.block.leader());
+            } else {
+                tcgen05_commit::<BLOCKS>(barrier);
+            }
+        }
+    }
+
+    /// In a pair's second block: tells the first block, whose thread multiplies for both, of each stage of a tile as it
+    /// becomes full here.
+    ///
+    /// # Safety
+    /// The block's barriers have been initialized. One thread calls it, for each tile.
+    #[inline(always)]
+    pub unsafe fn report(&mut self, group: &Placed) {
+        for _ in self.block.k_blocks(group) {
+            // SAFETY: the producer is at most one round ahead, since it waits for the MMAs. The first block's barrier is
+            // made for this arrival besides its own thread's.
+            unsafe {
+                self.stages.wait_full();
+                Ring::<BLOCKS>::arrive(self.stages.full(), self.block.leader());
+            }
+            self.stages.advance();
+        }
+    }
+}
+
+/// Rows of a core matrix. Matrices in shared memory consist of core matrices (PTX ISA, "Canonical Layouts"), and a descriptor
+/// says how many bytes lie from one to the next.
+const CORE_MATRIX_ROWS: u32 = 8;
+
+/// Bytes of a row of values in an MMA.
+const MMA_K_BYTES: u32 = MMA_K / 2;
+
+/// Values in a stage, as TMA has swizzled them.
+#[inline(always)]
+fn values_descriptor(stage: SharedAddress) -> MatrixDescriptor {
+    MatrixDescriptor::new(stage, CORE_MATRIX_ROWS * K_BLOCK_BYTES, MatrixSwizzle::B128)
+}
+
+/// Scale tiles in a stage: each is 32 rows of 16 bytes.
+#[inline(always)]
+fn scales_descriptor(stage: SharedAddress) -> MatrixDescriptor {
+    MatrixDescriptor::new(stage, CORE_MATRIX_ROWS * 16, MatrixSwizzle::None)
+}

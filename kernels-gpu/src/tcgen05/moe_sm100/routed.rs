@@ -1,0 +1,201 @@
+//! Tiles of an MoE layer's products of tokens in NVFP4, which each role of a block finds by their index from the lists on the device, and
+//! what the epilogue makes of sums: `moe_sm100`'s, and that of the same products for other cards.
+
+use core::hint::assert_unchecked;
+
+use cuda_std::global::{GlobalAddress, ld_global_b32, ld_global_b32_or_zero};
+
+use super::abi::{Launch, QuantizedC};
+use crate::{
+    epilogue::{NO_PARAMETERS, relu2, silu},
+    layer::moe_route::abi::{tile_size, token_tiles},
+    nvfp4_blocks::QuantizedTile,
+    schedule::last_begun,
+};
+
+/// Bytes of a number of a list, and of a factor.
+const NUMBER: u64 = size_of::<u32>() as u64;
+
+/// A number of a list.
+///
+/// # Safety
+/// The list has it, and nobody writes it meanwhile.
+#[inline(always)]
+unsafe fn number(list: u64, index: u32) -> u32 {
+    // SAFETY: what `# Safety` above asks.
+    unsafe { ld_global_b32(GlobalAddress::new(list) + u64::from(index) * NUMBER) }
+}
+
+impl Launch {
+    /// The tiles of C of the index `next` and every `stride` further on, each of so many columns and up to so many tokens.
+    ///
+    /// # Safety
+    /// The contract in this folder's `mod.rs`; grids before this one were waited for.
+    #[inline(always)]
+    pub(crate) unsafe fn routed_tiles(
+        &self,
+        [tile_columns, tile_tokens]: [u32; 2],
+        next: u32,
+        stride: u32,
+    ) -> RoutedTiles {
+        let &Self { firsts, tile_firsts, experts, n, rows, .. } = self;
+        let column_tiles = n.div_ceil(tile_columns);
+        let mut all_token_tiles = token_tiles(rows, tile_tokens);
+        if rows == 0 {
+            // SAFETY: the list has a number for each expert and one more.
+            all_token_tiles = unsafe { number(tile_firsts, experts) };
+        }
+        let end = all_token_tiles * column_tiles;
+        RoutedTiles { firsts, tile_firsts, experts, rows, all_token_tiles, column_tiles, next, stride, end }
+    }
+
+    /// The factor of a column of an expert's matrix, which may lie behind the last.
+    ///
+    /// # Safety
+    /// As [`Launch::routed_tiles`]; there is such a matrix.
+    #[inline(always)]
+    pub(crate) unsafe fn alpha(&self, matrix: usize, expert: u32, column: u32) -> f32 {
+        let index = if self.rows == 0 { expert } else { column.min(self.n - 1) };
+        // SAFETY: what `# Safety` above asks.
+        f32::from_bits(unsafe { number(self.alpha[matrix], index) })
+    }
+
+    /// What is added to the products of a column, which may lie behind the last.
+    ///
+    /// # Safety
+    /// As [`Launch::alpha`].
+    #[inline(always)]
+    pub(crate) unsafe fn bias(&self, matrix: usize, expert: u32, column: u32) -> f32 {
+        let (bias, n) = (self.bias[matrix], self.n);
+        let at = GlobalAddress::new(bias) + (u64::from(expert) * u64::from(n) + u64::from(column)) * NUMBER;
+        // SAFETY: what `# Safety` above asks.
+        let number = unsafe { ld_global_b32_or_zero(column < n && bias != 0, at) };
+        // The sum of anything and -0 is the former.
+        if bias == 0 { -0.0 } else { f32::from_bits(number) }
+    }
+
+    /// The global scale of a row of tokens, or 0 where there is none.
+    ///
+    /// # Safety
+    /// As [`Launch::routed_tiles`]; where `is_there` is true, the lists have such a row.
+    #[inline(always)]
+    pub(crate) unsafe fn global(&self, is_there: bool, row: u32) -> f32 {
+        let at = GlobalAddress::new(self.globals) + u64::from(row) * NUMBER;
+        // SAFETY: what `# Safety` above asks.
+        f32::from_bits(unsafe { ld_global_b32_or_zero(is_there, at) })
+    }
+
+    /// Whether C of the product of so many matrices is written as 16-bit numbers.
+    #[inline(always)]
+    pub(crate) const fn writes_bits16(&self, matrices: u32) -> bool {
+        matrices == 1 || self.c != 0
+    }
+
+    /// Where the rows of an expert's tile go in NVFP4, if they do; those of a plain product do not.
+    ///
+    /// # Safety
+    /// As [`Launch::routed_tiles`]; there is such a tile.
+    #[inline(always)]
+    pub(crate) unsafe fn quantized(
+        &self,
+        matrices: u32,
+        expert: u32,
+        [token_tile, token_row, tokens]: [u32; 3],
+    ) -> QuantizedTile {
+        if matrices == 1 {
+            return QuantizedTile::NONE;
+        }
+        let QuantizedC { input_scales, values, scales, globals } = self.quantized;
+        let of_expert = GlobalAddress::new(input_scales) + u64::from(expert) * NUMBER;
+        // SAFETY: the expert has one, if there are any.
+        let global = f32::from_bits(unsafe { ld_global_b32_or_zero(input_scales != 0, of_expert) });
+        QuantizedTile {
+            values,
+            scales,
+            globals,
+            tile: token_tile,
+            first_row: token_row,
+            rows: tokens,
+            global,
+            columns: self.n,
+            format: self.output,
+        }
+    }
+
+    /// Whether no numbers say what becomes of products.
+    #[inline(always)]
+    pub(crate) const fn has_no_parameters(&self) -> bool {
+        self.activation.kind == NO_PARAMETERS
+    }
+
+    /// An element of C of the products of gate and up.
+    #[inline(always)]
+    pub(crate) fn gated(&self, no_parameters: bool, gate: f32, up: f32) -> f32 {
+        if no_parameters { silu(gate) * up } else { self.activation.gated(gate, up) }
+    }
+
+    /// An element of C of the product of the only matrix.
+    #[inline(always)]
+    pub(crate) fn plain(no_parameters: bool, product: f32) -> f32 {
+        if no_parameters { product } else { relu2(product) }
+    }
+}
+
+/// A tile of an expert's rows.
+#[derive(Clone, Copy)]
+pub struct RoutedTile {
+    pub expert: u32,
+    /// Which of the tiles along its columns it is.
+    pub column_tile: u32,
+    /// Which of all tiles of tokens.
+    pub token_tile: u32,
+    /// Its first row of the lists, and rows.
+    pub token_row: u32,
+    pub tokens: u32,
+}
+
+/// A block's tiles; those of an expert that have the same columns, and so share weights, are neighbors.
+pub struct RoutedTiles {
+    firsts: u64,
+    tile_firsts: u64,
+    experts: u32,
+    /// As [`Launch::rows`].
+    rows: u32,
+    all_token_tiles: u32,
+    column_tiles: u32,
+    next: u32,
+    stride: u32,
+    /// All tiles of C.
+    end: u32,
+}
+
+impl Iterator for RoutedTiles {
+    type Item = RoutedTile;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<RoutedTile> {
+        let &mut Self { firsts, tile_firsts, experts, rows, all_token_tiles, column_tiles, next: index, .. } = self;
+        if index >= self.end {
+            return None;
+        }
+        self.next += self.stride;
+        // SAFETY: indices up to `experts`, of lists, if there are any, that have one number more; C has columns, and the expert tiles of
+        // rows.
+        unsafe {
+            assert_unchecked(column_tiles > 0);
+            let (mut expert, mut of_tiles, mut of_rows) = (0, [0, all_token_tiles], [0, rows]);
+            if rows == 0 {
+                expert = last_begun(experts, index / column_tiles, |expert| number(tile_firsts, expert));
+                of_tiles = [0, 1].map(|after| number(tile_firsts, expert + after));
+                of_rows = [0, 1].map(|after| number(firsts, expert + after));
+            }
+            let ([first_tile, next_tile], [first, next]) = (of_tiles, of_rows);
+            let (tiles, of_expert) = (next_tile - first_tile, index - first_tile * column_tiles);
+            assert_unchecked(tiles > 0);
+            let (column_tile, tile) = (of_expert / tiles, of_expert % tiles);
+            let (rows, size) = (next - first, tile_size(next - first, tiles));
+            let (token_row, tokens) = (first + tile * size, (rows - tile * size).min(size));
+            Some(RoutedTile { expert, column_tile, token_tile: first_tile + tile, token_row, tokens })
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Packed tokens → f16, in strips as `wgmma` reads its B.
+//!
+//! A grid of its own decodes tokens to global memory, once for all tiles that multiply them. Where they are few, each block that
+//! multiplies them decodes them to its buffers instead.
+
+use core::hint::assert_unchecked;
+
+use cuda_std::{
+    fence::fence_proxy_async_shared,
+    global::{GlobalAddress, ld_global_nc_b32_or_zero, st_global_v4_b32},
+    griddepcontrol::griddepcontrol_launch_dependents,
+    integer::prmt_b32,
+    kernel,
+    mbarrier::mbarrier_arrive,
+    shared::{SharedAddress, st_shared_v4_b32},
+    thread,
+    warp::{ALL_LANES, WARP_SIZE, lane_id, sync_warp, warp_shuffle_idx, warp_vote_ballot},
+};
+
+use super::{
+    Sm90, Tiles,
+    order::{CORE_MATRIX_BYTES, CORE_MATRIX_ROW_BYTES, LANE_WORDS, WORD_ELEMENTS, WORD_PAIRS},
+};
+use crate::{
+    decoding::{
+        WARPS,
+        decode::{Scales, decode},
+    },
+    format::{SCALE_TILE_K, scale_word_offset},
+    wgmma::gated_sm90::abi::{
+        CORE_MATRIX_ROWS, Group, K_BLOCK, K_BLOCK_BYTES, K_BLOCK_SCALE_TILES, LANE_BYTES, ROW_LANES, STRIP_BYTES, Tile,
+        Tokens, TokensLaunch,
+    },
+};
+
+/// Elements of a lane's words.
+const LANE_ELEMENTS: u32 = LANE_WORDS * WORD_ELEMENTS;
+
+/// Words of a lane that share a scale.
+const SCALE_WORDS: u32 = 2;
+
+const _: () = assert!(CORE_MATRIX_ROWS * LANE_WORDS == WARP_SIZE && SCALE_WORDS * 2 == LANE_WORDS);
+const _: () = assert!(K_BLOCK_SCALE_TILES * 2 == ROW_LANES, "a tile of scales is that of two lanes' words");
+
+/// Decodes the tokens of every group of an array of [`Tokens`].
+///
+/// One launch has as many blocks as the groups together ([`Tokens::blocks`]), of [`Tokens::THREADS`] threads. The grid that
+/// multiplies may begin as soon as every block of this one runs.
+///
+/// # Safety
+/// `launch` is as its fields say, and so is each [`Tokens`]. Nobody writes values or scales meanwhile, and nobody else accesses
+/// the decoded tokens before this grid has ended. Scales are finite and have no sign.
+#[kernel(threads = Tokens::THREADS)]
+pub unsafe fn tokens_sm90(launch: TokensLaunch) {
+    griddepcontrol_launch_dependents();
+    let (block, warp) = (thread::block_idx_x(), thread::thread_idx_x() / WARP_SIZE);
+    // SAFETY: whole warps come here. The group is one of the array, and the strip is this warp's alone.
+    unsafe {
+        let group = find_group(launch, block);
+        let (rows, k_blocks) = (group.m.div_ceil(CORE_MATRIX_ROWS), group.k.div_ceil(K_BLOCK));
+        // K is not 0.
+        assert_unchecked(k_blocks > 0);
+        let strip = (block - group.first_block) * Tokens::WARPS + warp;
+        let (row, k_block) = (strip / k_blocks, strip % k_blocks);
+        if row < rows {
+            let Tokens { values, scales, decoded, m, k, .. } = group;
+            let strip = u64::from(k_block) * u64::from(rows) + u64::from(row);
+            let target = GlobalAddress::new(decoded) + strip * u64::from(STRIP_BYTES);
+            let part = Packed::new(values, scales, m, k).decode(row, k_block);
+            part.store(|offset, words| st_global_v4_b32(target + u64::from(offset), words));
+        }
+    }
+}
+
+/// The group that a block belongs to: the last one whose first block is not after it.
+///
+/// Every lane reads a group, and reads all of it, so that the warp waits for memory once. If there are more groups than
+/// lanes, they first read groups at some distance from each other.
+///
+/// # Safety
+/// `launch` is as its fields say. The whole warp calls it together, with a block of the grid.
+#[inline(always)]
+unsafe fn find_group(launch: TokensLaunch, block: u32) -> Tokens {
+    let groups = launch.groups as *const Tokens;
+    let (mut first, mut distance) = (0, 1);
+    while distance * WARP_SIZE < launch.group_count {
+        distance *= WARP_SIZE;
+    }
+    // SAFETY: indices below `group_count`, of an array that does not change while the kernel runs. The whole warp takes the
+    // same way. The group at `first` has begun, so that some lane votes.
+    unsafe {
+        loop {
+            let index = first + lane_id() * distance;
+            let group = *groups.add(index.min(launch.group_count - 1) as usize);
+            let has_begun = index < launch.group_count && group.first_block <= block;
+            let last = warp_vote_ballot(ALL_LANES, has_begun).count_ones() - 1;
+            if distance == 1 {
+                return from_lane(group, last);
+            }
+            first += last * distance;
+            distance /= WARP_SIZE;
+        }
+    }
+}
+
+/// The group that this lane of the warp has.
+///
+/// # Safety
+/// The whole warp calls it together, with the same lane.
+#[inline(always)]
+unsafe fn from_lane(group: Tokens, lane: u32) -> Tokens {
+    // SAFETY: what `# Safety` above asks.
+    let half = |value: u32| unsafe { warp_shuffle_idx(ALL_LANES, value, lane, WARP_SIZE).0 };
+    let whole = |value: u64| u64::from(half((value >> 32) as u32)) << 32 | u64::from(half(value as u32));
+    Tokens {
+        values: whole(group.values),
+        scales: whole(group.scales),
+        decoded: whole(group.decoded),
+        m: half(group.m),
+        k: half(group.k),
+        first_block: half(group.first_block),
+        unused: 0,
+    }
+}
+
+impl<const INDEX: usize> Sm90<INDEX> {
+    /// Packed tokens → buffers, by all warps of the warpgroup that loads but the first. The warps take k-blocks in turn, so that
+    /// they do not wait for each other's loads.
+    ///
+    /// # Safety
+    /// The contract in this folder's `mod.rs`. The barriers have been initialized. All of these warps call it, each with its
+    /// number in the block.
+    #[inline(always)]
+    pub(super) unsafe fn decode_tokens(mut tiles: Tiles, shared: SharedAddress, warp: u32) {
+        const TOKEN_WARPS: u32 = WARPS - 1;
+        let mut buffers = Self::buffers(shared);
+        // How many k-blocks from now this warp's next one is.
+        let mut others = warp - 1;
+        // SAFETY: the group's tokens. A buffer is written while it is empty, and each place of it by one thread.
+        unsafe {
+            loop {
+                let tile = tiles.read();
+                let strips = Self::INSTANCE.mma_n(tile.tokens) / CORE_MATRIX_ROWS;
+                for k_block in 0..tile.group.k_blocks() {
+                    if others == 0 {
+                        others = TOKEN_WARPS;
+                        let buffer = Self::buffer(shared, buffers);
+                        for strip in 0..strips {
+                            // Read again for each strip, since registers are few.
+                            let Tile { group, first_token, .. } = tiles.read();
+                            let Group { tokens: values, token_scales: scales, m, k, .. } = group;
+                            let row = first_token / CORE_MATRIX_ROWS + strip;
+                            let part = Packed::new(values, scales, m, k).decode(row, k_block);
+                            buffers.wait_empty();
+                            let target = buffer + strip * STRIP_BYTES;
+                            part.store(|offset, words| st_shared_v4_b32(target + offset, words));
+                        }
+                        // wgmma reads B through the asynchronous proxy.
+                        fence_proxy_async_shared();
+                        sync_warp(ALL_LANES);
+                        if lane_id() == 0 {
+                            mbarrier_arrive(buffers.full());
+                        }
+                    }
+                    others -= 1;
+                    buffers.advance();
+                }
+                if !tiles.advance(tile.next) {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// The packed tokens of a group.
+#[derive(Clone, Copy)]
+struct Packed {
+    values: GlobalAddress,
+    scales: GlobalAddress,
+    m: u32,
+    k: u32,
+}
+
+/// A thread's part of a strip: of one token, a row of each core matrix that the words of this index decode to, a word from
+/// each lane of a row. The eight lanes of a quarter warp have eight tokens, whose rows lie side by side.
+struct StripPart([[u32; WORD_PAIRS]; ROW_LANES as usize]);
+
+impl Packed {
+    /// `m` tokens of `k` elements, whose values and scales lie at these addresses as [`Tokens`] says.
+    #[inline(always)]
+    fn new(values: u64, scales: u64, m: u32, k: u32) -> Self {
+        Self { values: GlobalAddress::new(values), scales: GlobalAddress::new(scales), m, k }
+    }
+
+    /// Decodes this thread's part of a strip: a k-block of the `row`-th eight tokens. Past the last token it is the last one's
+    /// again.
+    ///
+    /// # Safety
+    /// The tokens lie there and nobody writes them. The k-block is not past K.
+    #[inline(always)]
+    unsafe fn decode(self, row: u32, k_block: u32) -> StripPart {
+        let Self { values, scales, m, k } = self;
+        let (token, word) = (lane_id() % CORE_MATRIX_ROWS, lane_id() / CORE_MATRIX_ROWS);
+        let token = (row * CORE_MATRIX_ROWS + token).min(m - 1);
+        let values = values + u64::from(token) * u64::from(k / 2) + u64::from(k_block * K_BLOCK_BYTES + word * 4);
+        // Four scales make a word. Of each lane's two, bytes 0 and 2 scale the first words, bytes 1 and 3 the last.
+        let selector = if word < SCALE_WORDS { 0x20 } else { 0x31 };
+        // SAFETY: words of the token and of its scales, or not loaded where K ends before.
+        unsafe {
+            let codes: [u32; ROW_LANES as usize] = core::array::from_fn(|lane| {
+                let lane = lane as u32;
+                let present = k_block * K_BLOCK + lane * LANE_ELEMENTS < k;
+                ld_global_nc_b32_or_zero(present, values + u64::from(lane * LANE_BYTES))
+            });
+            let scales: [Scales; K_BLOCK_SCALE_TILES as usize] = core::array::from_fn(|tile| {
+                let (tile, tiles) = (k_block * K_BLOCK_SCALE_TILES + tile as u32, k.div_ceil(SCALE_TILE_K));
+                let word = ld_global_nc_b32_or_zero(tile < tiles, scales + scale_word_offset(token, tile, tiles));
+                Scales::new(prmt_b32(word, 0, selector) as u16)
+            });
+            StripPart(core::array::from_fn(|lane| decode(codes[lane], scales[lane / 2].twice(lane % 2))))
+        }
+    }
+}
+
+impl StripPart {
+    /// Calls `store` for each row of a core matrix, with its offset in the strip.
+    #[inline(always)]
+    fn store(&self, store: impl Fn(u32, [u32; ROW_LANES as usize])) {
+        let (token, word) = (lane_id() % CORE_MATRIX_ROWS, lane_id() / CORE_MATRIX_ROWS);
+        for pair in 0..WORD_PAIRS {
+            let core_matrix = word * WORD_PAIRS as u32 + pair as u32;
+            let offset = core_matrix * CORE_MATRIX_BYTES + token * CORE_MATRIX_ROW_BYTES;
+            store(offset, core::array::from_fn(|lane| self.0[lane][pair]));
+        }
+    }
+}

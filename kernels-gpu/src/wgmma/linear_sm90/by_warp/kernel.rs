@@ -1,0 +1,275 @@
+//! How a linear layer works with the products of a warp on cards that have bulk copies.
+//!
+//! A block computes a tile of C. Its last warp loads weights and tokens of some k-blocks, a span, to the next stages of a ring. Each other
+//! warp has a [`Strip`] of it, and goes through a span without a test or a barrier.
+
+use cuda_std::{
+    fence::{fence_mbarrier_init, fence_proxy_async_shared},
+    global::GlobalAddress,
+    griddepcontrol::{griddepcontrol_launch_dependents, griddepcontrol_wait},
+    integer::opaque_b32,
+    mbarrier::{mbarrier_arrive, mbarrier_arrive_expect_tx},
+    thread,
+    tma::{
+        TensorMapAddress, cp_async_bulk_shared_global, cp_async_bulk_tensor_2d_shared_cta_global,
+        cp_async_bulk_tensor_2d_shared_global,
+    },
+    warp::{ALL_LANES, WARP_SIZE, lane_id, sync_warp, warp_shuffle_idx},
+};
+
+use super::{
+    abi::{Instance, MAX_SPAN, STRIP_SCALES, STRIP_VALUES},
+    strip::{BOXES, Strip},
+};
+use crate::{
+    ring::{Ring, ring_bytes},
+    wgmma::linear_sm90::{
+        abi::{BOX_BYTES, Launch, PANEL_ROWS, PANEL_SCALES, ROW_BYTES, ROW_SCALES, k_blocks, panel_offset},
+        decode::{Decode, Packed},
+    },
+};
+
+pub(crate) use super::strip::Built;
+
+/// Makes the entries of a list of instances, each a type of its own.
+macro_rules! entries {
+    ($($entry:ident = $instance:expr;)*) => {$(
+        /// One of [`INSTANCES`].
+        ///
+        /// # Safety
+        /// The contract in `linear_sm90/mod.rs`.
+        #[kernel(threads = INSTANCES[Index::$entry as usize].threads(), min_blocks = 1)]
+        pub unsafe fn $entry(launch: Launch) {
+            const INSTANCE: Instance = INSTANCES[Index::$entry as usize];
+            const IS_BF16: bool = matches!(INSTANCE.operand_type, OperandType::Bf16);
+            struct This;
+            impl Built for This {
+                const INSTANCE: Instance = INSTANCE;
+            }
+            // SAFETY: the contract is this function's too.
+            unsafe {
+                let token_map = tensor_map_of_parameter!($entry);
+                ByWarp::<This, IS_BF16, { INSTANCE.products() }>::run(launch, token_map);
+            }
+        }
+    )*};
+}
+pub(crate) use entries;
+
+/// The kernel as an instance, whose tokens are bf16 or f16. A warp has `P` products for 16 columns of K.
+pub(crate) struct ByWarp<I, const BF16: bool, const P: usize> {
+    strip: Strip<I, BF16, P>,
+    token_map: TensorMapAddress,
+}
+
+impl<I: Built, const BF16: bool, const P: usize> ByWarp<I, BF16, P>
+where
+    Packed<BF16>: Decode,
+{
+    const INSTANCE: Instance = I::INSTANCE;
+    const WARPS: u32 = Self::INSTANCE.multiplying_warps();
+
+    // Shared memory: stages, then the barriers.
+    const END: u32 = Strip::<I, BF16, P>::STAGES_END + ring_bytes(Self::INSTANCE.spans());
+
+    /// A thread's part of the kernel.
+    ///
+    /// # Safety
+    /// The contract in `linear_sm90/mod.rs`.
+    #[inline(always)]
+    pub(crate) unsafe fn run(launch: Launch, token_map: TensorMapAddress) {
+        const { assert!(!Self::INSTANCE.by_pieces && Self::END == Self::INSTANCE.shared_bytes()) };
+        // The same value in all lanes; through the shuffle the compiler knows that it is.
+        // SAFETY: all lanes are here.
+        let (warp, _) = unsafe { warp_shuffle_idx(ALL_LANES, thread::thread_idx_x() / WARP_SIZE, 0, WARP_SIZE) };
+        let this = Self { strip: Strip::new(launch, warp), token_map };
+        // SAFETY: the contract is this function's too. Barriers are initialized before any thread passes `sync_threads`; each role is
+        // a warp's.
+        unsafe {
+            if thread::thread_idx_x() == 0 {
+                this.spans().init(1, Self::WARPS);
+                fence_mbarrier_init();
+            }
+            thread::sync_threads();
+            if warp == Self::WARPS {
+                this.load();
+            } else {
+                this.strip.write(&this.sums());
+            }
+        }
+    }
+
+    /// The ring of spans. One is full when its copies have arrived, and empty when every warp that multiplies has.
+    #[inline(always)]
+    fn spans(&self) -> Ring {
+        Ring::new(self.strip.shared + Strip::<I, BF16, P>::STAGES_END, Self::INSTANCE.spans())
+    }
+
+    /// The first stage of the span that a ring stands at.
+    #[inline(always)]
+    fn first_stage(spans: Ring) -> u32 {
+        spans.index() * Self::INSTANCE.span
+    }
+
+    /// Loads the tile's k-blocks: weights of the first stages before the grid before has ended, the rest after it. They are half of the
+    /// stages: the tokens of the first would come behind the weights of all. One warp.
+    ///
+    /// # Safety
+    /// The contract. The barriers have been initialized. The whole warp calls it together.
+    #[inline(always)]
+    unsafe fn load(&self) {
+        let k_blocks = k_blocks(self.strip.launch.k);
+        let early = k_blocks.min(Self::INSTANCE.spans() / 2 * Self::INSTANCE.span);
+        let (mut spans, mut with_tokens) = (self.spans(), self.spans());
+        let (mut k_block, mut of_tokens) = (0, 0);
+        // SAFETY: stages are written while they are empty, and their full barrier expects the bytes of every copy. Tokens are complete
+        // after the wait.
+        unsafe {
+            while k_block < early {
+                self.load_weights(spans, k_block);
+                spans.advance();
+                k_block += Self::INSTANCE.span;
+            }
+            griddepcontrol_wait();
+            griddepcontrol_launch_dependents();
+            while of_tokens < early {
+                self.load_tokens(with_tokens, of_tokens);
+                with_tokens.advance();
+                of_tokens += Self::INSTANCE.span;
+            }
+            while k_block < k_blocks {
+                spans.wait_empty();
+                self.load_weights(spans, k_block);
+                self.load_tokens(spans, k_block);
+                spans.advance();
+                k_block += Self::INSTANCE.span;
+            }
+        }
+    }
+
+    /// K-blocks of the span that begins with this one: fewer where K ends.
+    #[inline(always)]
+    fn span_k_blocks(&self, first: u32) -> u32 {
+        (k_blocks(self.strip.launch.k) - first).min(Self::INSTANCE.span)
+    }
+
+    /// Starts to load the weights of the span that begins with a k-block, whose barrier then expects the tokens too.
+    ///
+    /// # Safety
+    /// The contract. The span's stages are empty. The whole warp calls it together.
+    #[inline(always)]
+    unsafe fn load_weights(&self, span: Ring, first: u32) {
+        let &Strip { launch: Launch { panels, n, k, .. }, first_column, .. } = &self.strip;
+        let (first_panel, first_row) = (first_column / PANEL_ROWS, first_column % PANEL_ROWS);
+        let (last_panel, panel_strips) = ((n - 1) / PANEL_ROWS, Self::INSTANCE.panel_strips());
+        let (count, full) = (self.span_k_blocks(first), span.full());
+        // SAFETY: what `# Safety` above asks; strips lie one behind the other in their panel, and so do their scales.
+        unsafe {
+            if lane_id() == 0 {
+                let k_block_bytes = Self::INSTANCE.weight_bytes() + Self::INSTANCE.token_bytes();
+                mbarrier_arrive_expect_tx(full, count * k_block_bytes);
+                for step in 0..count {
+                    let weights = self.strip.weights(Self::first_stage(span) + step);
+                    for index in 0..Self::INSTANCE.panels() {
+                        // If the matrix has no such panel, its last one stands in: what becomes of it is not written to C.
+                        let panel = panel_offset((first_panel + index).min(last_panel), first + step, k);
+                        let panel = GlobalAddress::new(panels) + panel;
+                        let values = panel + u64::from(first_row * ROW_BYTES);
+                        let target = weights + index * panel_strips * STRIP_VALUES;
+                        cp_async_bulk_shared_global(target, values, panel_strips * STRIP_VALUES, full);
+                        let scales = panel + u64::from(PANEL_SCALES + first_row * ROW_SCALES);
+                        let target = weights + (Self::INSTANCE.value_bytes() + index * panel_strips * STRIP_SCALES);
+                        cp_async_bulk_shared_global(target, scales, panel_strips * STRIP_SCALES, full);
+                    }
+                }
+            }
+            sync_warp(ALL_LANES);
+        }
+    }
+
+    /// Starts to load the tokens of the span that begins with a k-block. What lies outside of the tokens comes as zeros.
+    ///
+    /// # Safety
+    /// The contract; the grid before has ended. The span's weights are on their way. The whole warp calls it together.
+    #[inline(always)]
+    unsafe fn load_tokens(&self, span: Ring, first: u32) {
+        let full = span.full();
+        // SAFETY: what `# Safety` above asks.
+        unsafe {
+            if lane_id() == 0 {
+                for step in 0..self.span_k_blocks(first) {
+                    let tokens = self.strip.tokens(Self::first_stage(span) + step);
+                    for part in 0..BOXES {
+                        let byte = ((first + step) * BOXES + part) * BOX_BYTES;
+                        let at = [byte, self.strip.first_token].map(|place| place as i32);
+                        let target = tokens + part * (Self::INSTANCE.token_bytes() / BOXES);
+                        // For sm_120 ptxas makes a stack for the form that Hopper's oldest drivers know.
+                        if cfg!(feature = "linear_sm120") {
+                            cp_async_bulk_tensor_2d_shared_cta_global(target, self.token_map, at, full);
+                        } else {
+                            cp_async_bulk_tensor_2d_shared_global(target, self.token_map, at, full);
+                        }
+                    }
+                }
+            }
+            sync_warp(ALL_LANES);
+        }
+    }
+
+    /// The warp's sums. It takes the operands of the next k-block before it multiplies one, over the ends of spans too.
+    ///
+    /// # Safety
+    /// The contract. The barriers have been initialized. The whole warp calls it together.
+    #[inline(always)]
+    unsafe fn sums(&self) -> [[f32; 4]; P] {
+        const { assert!(MAX_SPAN == 8) };
+        let mut sums = [[0.0; 4]; P];
+        let mut span = self.spans();
+        let (lane, leads) = (self.strip.lane(), opaque_b32(lane_id()) == 0);
+        let mut left = k_blocks(self.strip.launch.k);
+        // SAFETY: stages are read while they are full, and released behind their last load.
+        unsafe {
+            span.wait_full();
+            let mut operands = self.strip.operands(&lane, Self::first_stage(span));
+            while left >= Self::INSTANCE.span {
+                left -= Self::INSTANCE.span;
+                let first = Self::first_stage(span);
+                let mut next = span;
+                next.advance();
+                // Straight-line code, in which stages are known when it is compiled.
+                macro_rules! steps {
+                    ($($step:literal)*) => {$(
+                        if $step < Self::INSTANCE.span {
+                            let mut coming = operands;
+                            if $step + 1 < Self::INSTANCE.span {
+                                coming = self.strip.operands(&lane, first + $step + 1);
+                            } else if left > 0 {
+                                next.wait_full();
+                                coming = self.strip.operands(&lane, Self::first_stage(next));
+                            }
+                            self.strip.multiply(&mut sums, &operands, &lane, first + $step);
+                            operands = coming;
+                        }
+                    )*};
+                }
+                steps!(0 1 2 3 4 5 6 7);
+                // Without it, a copy overwrites the span while loads are still under way: seen on an H200.
+                fence_proxy_async_shared();
+                sync_warp(ALL_LANES);
+                if leads {
+                    mbarrier_arrive(span.empty());
+                }
+                span = next;
+            }
+            // What K has besides whole spans.
+            for step in 0..left {
+                let stage = Self::first_stage(span) + step;
+                if step > 0 {
+                    operands = self.strip.operands(&lane, stage);
+                }
+                self.strip.multiply(&mut sums, &operands, &lane, stage);
+            }
+        }
+        sums
+    }
+}

@@ -1,0 +1,245 @@
+//! What a warp makes of stages, however their bytes come there: a strip of 16 columns of C, with some of a tile's tokens.
+//!
+//! The lanes are as in a warp of `wgmma`: the warp decodes weights in registers and multiplies. Its products follow one another along K,
+//! and each waits for the one before, 24 cycles on an H200; decoding fits between them.
+
+// Loops over indices, not iterators: they unroll, so that arrays stay in registers.
+#![allow(clippy::needless_range_loop)]
+
+use core::marker::PhantomData;
+
+use cuda_std::{
+    float::fma_rn_f32,
+    global::{GlobalAddress, ld_global_b32_or_zero, st_global_b32_where},
+    integer::opaque_b32,
+    mma::{ldmatrix_x4_b16, mma_m16n8k16},
+    shared::{SharedAddress, dynamic_shared_address, ld_shared_v2_b32, ld_shared_v4_b32},
+    thread,
+    warp::lane_id,
+};
+
+use super::abi::{CHUNK_BYTES, Instance, PRODUCT_TOKENS, STRIP_ROWS, STRIP_SCALES, STRIP_VALUES};
+use crate::{
+    decoding::{BIAS_BYTES, K_BLOCK, LANE_WORDS},
+    epilogue::convert,
+    format::{OUTPUT_BF16, OUTPUT_F16},
+    wgmma::linear_sm90::{
+        abi::{BOX_BYTES, LANE_BYTES, Launch, ROW_BYTES, ROW_LANES, ROW_SCALES},
+        decode::{Decode, Packed},
+    },
+};
+
+/// An instance, as a type.
+pub(crate) trait Built {
+    const INSTANCE: Instance;
+}
+
+/// Boxes of tokens of a stage: the first 64 columns of the k-block, and the others.
+pub(crate) const BOXES: u32 = 2 * K_BLOCK / BOX_BYTES;
+
+/// Chunks of a row of a box.
+const BOX_CHUNKS: u32 = BOX_BYTES / CHUNK_BYTES;
+
+/// A warp's part of a tile of C, of an instance whose tokens are bf16 or f16. It has `P` products for 16 columns of K.
+pub(crate) struct Strip<I, const BF16: bool, const P: usize> {
+    pub(crate) launch: Launch,
+    pub(crate) shared: SharedAddress,
+    /// The tile's first column.
+    pub(crate) first_column: u32,
+    /// The tile's first token.
+    pub(crate) first_token: u32,
+    /// The warp's strip.
+    strip: u32,
+    /// The first of the warp's tokens in the tile.
+    warp_token: u32,
+    instance: PhantomData<I>,
+}
+
+/// Where a lane's part of a stage lies, in bytes from its weights, and from its tokens.
+pub(crate) struct Lane {
+    /// The words of its rows.
+    words: [u32; 2],
+    /// The scales of its rows.
+    scales: [u32; 2],
+    /// What it gives to `ldmatrix` for the words 0 and 2, and for 1 and 3.
+    tokens: [u32; 2],
+}
+
+/// What a lane has of a k-block before it is multiplied: words of two rows, the scales of both, and B of the first words.
+#[derive(Clone, Copy)]
+pub(crate) struct Operands<const P: usize> {
+    words: [[u32; LANE_WORDS]; 2],
+    scales: [[u32; LANE_WORDS / 2]; 2],
+    b: [[u32; 4]; P],
+}
+
+impl<I: Built, const BF16: bool, const P: usize> Strip<I, BF16, P>
+where
+    Packed<BF16>: Decode,
+{
+    const INSTANCE: Instance = I::INSTANCE;
+
+    // Offsets from the start of shared memory: tokens of all stages, their weights, and what else an instance has.
+    const WEIGHTS: u32 = Self::INSTANCE.stages * Self::INSTANCE.token_bytes();
+    pub(crate) const STAGES_END: u32 = Self::WEIGHTS + Self::INSTANCE.stages * Self::INSTANCE.weight_bytes();
+
+    /// The part of the block's tile that this warp has.
+    #[inline(always)]
+    pub(crate) fn new(launch: Launch, warp: u32) -> Self {
+        const { assert!(Self::INSTANCE.products() == P && P <= 8) };
+        let columns = launch.n.div_ceil(Self::INSTANCE.columns());
+        // SAFETY: C has columns.
+        unsafe { core::hint::assert_unchecked(columns > 0) };
+        let (column, row) = (thread::block_idx_x() % columns, thread::block_idx_x() / columns);
+        Self {
+            launch,
+            shared: dynamic_shared_address(),
+            first_column: column * Self::INSTANCE.columns(),
+            first_token: row * Self::INSTANCE.tile_tokens,
+            strip: warp % Self::INSTANCE.strips,
+            warp_token: warp / Self::INSTANCE.strips * Self::INSTANCE.warp_tokens(),
+            instance: PhantomData,
+        }
+    }
+
+    /// Where a stage's weights lie.
+    #[inline(always)]
+    pub(crate) fn weights(&self, stage: u32) -> SharedAddress {
+        self.shared + (Self::WEIGHTS + stage * Self::INSTANCE.weight_bytes())
+    }
+
+    /// Where a stage's tokens lie.
+    #[inline(always)]
+    pub(crate) fn tokens(&self, stage: u32) -> SharedAddress {
+        self.shared + stage * Self::INSTANCE.token_bytes()
+    }
+
+    /// The rows of the strip that the lanes of a pair have: two neighbors. Every second pair has them the other way round, so that loads of
+    /// words meet every bank of shared memory once.
+    #[inline(always)]
+    const fn rows(pair: u32) -> [u32; 2] {
+        [2 * pair + pair % 2, 2 * pair + 1 - pair % 2]
+    }
+
+    /// This lane's places, computed once: the compiler is not to compute them anew in each k-block.
+    #[inline(always)]
+    pub(crate) fn lane(&self) -> Lane {
+        let lane_id = opaque_b32(lane_id());
+        let (lane, pair) = (lane_id % ROW_LANES, lane_id / ROW_LANES);
+        let (token, chunk) = (lane_id % PRODUCT_TOKENS, lane_id / PRODUCT_TOKENS);
+        let rows = Self::rows(pair);
+        // The 128-byte swizzle (PTX ISA, "Tensor swizzle modes"): rows are tokens.
+        let tokens = |half: u32| {
+            let chunk = (half * (BOX_CHUNKS / 2) + chunk) ^ token;
+            opaque_b32((self.warp_token + token) * BOX_BYTES + chunk * CHUNK_BYTES)
+        };
+        Lane {
+            words: rows.map(|row| opaque_b32(self.strip * STRIP_VALUES + row * ROW_BYTES + lane * LANE_BYTES)),
+            scales: rows
+                .map(|row| opaque_b32(Self::INSTANCE.value_bytes() + self.strip * STRIP_SCALES + row * ROW_SCALES)),
+            tokens: [tokens(0), tokens(1)],
+        }
+    }
+
+    /// A lane's operands of a stage.
+    ///
+    /// # Safety
+    /// The stage is full. The whole warp calls it together.
+    #[inline(always)]
+    pub(crate) unsafe fn operands(&self, lane: &Lane, stage: u32) -> Operands<P> {
+        let weights = self.weights(stage);
+        // SAFETY: inside of the stage.
+        unsafe {
+            Operands {
+                words: lane.words.map(|row| ld_shared_v4_b32(weights + row)),
+                scales: lane.scales.map(|row| ld_shared_v2_b32(weights + row)),
+                b: self.b(lane, stage, 0),
+            }
+        }
+    }
+
+    /// B of the products of a word, 32 columns of K.
+    ///
+    /// # Safety
+    /// As [`Self::operands`].
+    #[inline(always)]
+    unsafe fn b(&self, lane: &Lane, stage: u32, word: usize) -> [[u32; 4]; P] {
+        let first =
+            self.tokens(stage) + (word as u32 / 2 * (Self::INSTANCE.token_bytes() / BOXES) + lane.tokens[word % 2]);
+        // SAFETY: inside of the stage.
+        core::array::from_fn(|product| unsafe {
+            ldmatrix_x4_b16(first + product as u32 * (PRODUCT_TOKENS * BOX_BYTES))
+        })
+    }
+
+    /// Adds the products of a k-block.
+    ///
+    /// # Safety
+    /// As [`Self::operands`], and operands are the stage's.
+    #[inline(always)]
+    pub(crate) unsafe fn multiply(&self, sums: &mut [[f32; 4]; P], operands: &Operands<P>, lane: &Lane, stage: u32) {
+        // Straight-line code: arrays stay in registers only if all their indices are constants.
+        macro_rules! words {
+            ($($word:literal)*) => {$({
+                // SAFETY: the stage is full.
+                let b = if $word == 0 { operands.b } else { unsafe { self.b(lane, stage, $word) } };
+                let [first, second] = [0, 1].map(|row| {
+                    Packed::<BF16>::decode(operands.words[row][$word], operands.scales[row][$word / 2], $word % 2)
+                });
+                for half in 0..2 {
+                    let a = [first[2 * half], second[2 * half], first[2 * half + 1], second[2 * half + 1]];
+                    for product in 0..P {
+                        let b = [b[product][2 * half], b[product][2 * half + 1]];
+                        // SAFETY: the whole warp is here.
+                        unsafe { mma_m16n8k16::<<Packed<BF16> as Decode>::Number>(&mut sums[product], a, b) };
+                    }
+                }
+            })*};
+        }
+        words!(0 1 2 3);
+    }
+
+    /// Writes the warp's elements of C. A lane has two neighboring columns of two neighboring tokens of each product.
+    ///
+    /// # Safety
+    /// The contract in `linear_sm90/mod.rs`. Sums are the warp's.
+    #[inline(always)]
+    pub(crate) unsafe fn write(&self, sums: &[[f32; 4]; P]) {
+        let Launch { n, m, .. } = self.launch;
+        let (lane, pair) = (lane_id() % ROW_LANES, lane_id() / ROW_LANES);
+        let column = self.first_column + self.strip * STRIP_ROWS + 2 * pair;
+        let of_column = |array: u64, column: u32, otherwise: f32| {
+            let is_there = array != 0 && column < n;
+            let address = GlobalAddress::new(array) + u64::from(column) * BIAS_BYTES;
+            // SAFETY: that of a column that C has.
+            let bits = unsafe { ld_global_b32_or_zero(is_there, address) };
+            if is_there { f32::from_bits(bits) } else { otherwise }
+        };
+        let alphas = [0, 1].map(|next| Packed::<BF16>::UNSCALE * of_column(self.launch.alpha, column + next, 0.0));
+        // −0 leaves a sum as it is, its sign too.
+        let biases = [0, 1].map(|next| of_column(self.launch.bias, column + next, -0.0));
+        let token = self.first_token + self.warp_token + 2 * lane;
+        let exchanged = Self::rows(pair)[0] > Self::rows(pair)[1];
+        let write = |token: u32, first: f32, second: f32| {
+            let (low, high) = if exchanged { (second, first) } else { (first, second) };
+            let output = if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 };
+            let elements =
+                convert(output, fma_rn_f32(alphas[0], low, biases[0]), fma_rn_f32(alphas[1], high, biases[1]));
+            let element = u64::from(token) * u64::from(n) + u64::from(column);
+            let address = GlobalAddress::new(self.launch.c) + element * 2;
+            // SAFETY: two elements of C that are this lane's alone; N and the column are even.
+            unsafe { st_global_b32_where(token < m && column < n, address, elements) };
+        };
+        // Straight-line code, as above.
+        macro_rules! products {
+            ($($product:literal)*) => {$(
+                if $product < P {
+                    let [a, b, c, d] = sums[$product];
+                    write(token + $product * PRODUCT_TOKENS, a, c);
+                    write(token + $product * PRODUCT_TOKENS + 1, b, d);
+                }
+            )*};
+        }
+        products!(0 1 2 3 4 5 6 7);
+    }
+}

@@ -1,0 +1,169 @@
+//! Weights decoded to shared memory: warpgroups decode k-blocks in turn, and another one multiplies, a k-block ahead of what is
+//! complete. Of a warpgroup that decodes in registers, decoding and products follow one another; where there are few tiles, that is what
+//! a tile takes. Here reading both operands from shared memory is, and handing buffers over.
+//!
+//! Decoded weights lie in core matrices of 8 rows × 16 bytes: those of the panel's rows one behind the other, then the next 8 columns.
+
+use cuda_std::{
+    fence::fence_proxy_async_shared,
+    mbarrier::Mbarrier,
+    mma::stmatrix_x4_b16,
+    shared::SharedAddress,
+    thread,
+    warp::{WARP_SIZE, lane_id},
+    wgmma::{self, MatrixDescriptor, MmaAsync},
+};
+
+use super::{Linear, multiply::Panels};
+use crate::{
+    decoding::{CORE_MATRIX_BYTES, CORE_MATRIX_ROWS, Fragment, K_BLOCK, Kind, LANE_WORDS, Sums, WARPS, pad, registers},
+    ring::Ring,
+    wgmma::linear_sm90::{
+        abi::{DECODED_BYTES, PANEL_ROWS, k_blocks},
+        decode::{Decode, Packed},
+    },
+};
+
+/// Bytes between core matrices that are neighbors along K.
+const ALONG_K: u32 = PANEL_ROWS / CORE_MATRIX_ROWS * CORE_MATRIX_BYTES;
+
+/// Bytes of what a product takes of a buffer.
+const PRODUCT_BYTES: u32 = 2 * ALONG_K;
+const PRODUCTS: u32 = K_BLOCK / wgmma::K;
+const _: () = assert!(PRODUCTS * PRODUCT_BYTES == DECODED_BYTES);
+
+impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P>
+where
+    Packed<BF16>: Decode,
+{
+    /// The address of the decoded weights that go with the buffer of tokens that a ring stands at.
+    fn decoded_buffer(&self, buffers: Ring) -> SharedAddress {
+        self.shared + Self::DECODED + buffers.index() * DECODED_BYTES
+    }
+
+    /// Decodes every n-th k-block of the block's tiles, from the `decoder`-th on. One warpgroup.
+    ///
+    /// # Safety
+    /// The contract in `linear_sm90/mod.rs`. The barriers have been initialized. The whole warpgroup calls it together, and every other
+    /// one that decodes with its own number.
+    #[inline(always)]
+    pub(super) unsafe fn decode(&self, decoder: u32) {
+        let warp = thread::thread_idx_x() / WARP_SIZE % WARPS;
+        let fragment = Fragment::of(lane_id(), warp);
+        let kind: Panels<INDEX, BF16, P> = Panels::new(&fragment);
+        let (mut stages, mut buffers, mut tiles) = (self.stages(), self.buffers(), self.tiles());
+        // The lane's row of a warp's four core matrices of a product: the second is 8 rows on, the third 8 columns.
+        let (matrix, row) = (lane_id() / CORE_MATRIX_ROWS, lane_id() % CORE_MATRIX_ROWS);
+        let place = (2 * warp + matrix % 2) * CORE_MATRIX_BYTES + matrix / 2 * ALONG_K + row * 16;
+        let mut turn = 0;
+        while self.next(&mut tiles).is_some() {
+            for k_block in 0..k_blocks(self.launch.k) {
+                if turn == decoder {
+                    // SAFETY: the stage is read after it is full and before this warp says that it is empty; the buffer is written
+                    // while it is empty. A warp stores whole core matrices of its own.
+                    unsafe {
+                        stages.wait_full();
+                        let parts = kind.load(Self::stage(self.shared, stages), &fragment, k_block);
+                        buffers.wait_empty();
+                        let buffer = self.decoded_buffer(buffers) + place;
+                        for word in 0..LANE_WORDS {
+                            let products = Panels::<INDEX, BF16, P>::decode(&parts[0], word);
+                            let of_word = buffer + 2 * word as u32 * PRODUCT_BYTES;
+                            stmatrix_x4_b16(of_word, products[0]);
+                            stmatrix_x4_b16(of_word + PRODUCT_BYTES, products[1]);
+                        }
+                        // `wgmma` reads the buffer through the asynchronous proxy, and bulk copies overwrite the stage through it.
+                        fence_proxy_async_shared();
+                        fragment.arrive(buffers.full());
+                        fragment.arrive(stages.empty());
+                    }
+                }
+                turn = if turn + 1 == Self::INSTANCE.decoders { 0 } else { turn + 1 };
+                stages.advance();
+                buffers.advance();
+            }
+        }
+    }
+
+    /// Multiplies what others decode, and writes the block's tiles. One warpgroup, the first behind the one that loads.
+    ///
+    /// # Safety
+    /// As [`Self::decode`].
+    #[inline(always)]
+    pub(super) unsafe fn multiply_decoded(&self) {
+        let (mut tiles, mut buffers) = (self.tiles(), self.buffers());
+        let fragment = Fragment::new(0);
+        while let Some(tile) = self.next(&mut tiles) {
+            self.fetch_ahead(&tile, &fragment);
+            // SAFETY: the whole warpgroup is here and takes the same way. The tile is the block's.
+            unsafe {
+                let sums = self.sum_tile(tile.tokens, &fragment, &mut buffers);
+                self.write(&tile, sums);
+            }
+        }
+    }
+
+    /// The sums of all products of a tile of so many tokens.
+    ///
+    /// # Safety
+    /// As [`Self::decode`]; for each of the block's tiles in order, with not more tokens than the instance's.
+    #[inline(always)]
+    unsafe fn sum_tile(&self, tokens: u32, fragment: &Fragment, buffers: &mut Ring) -> Sums<P> {
+        let n = Self::INSTANCE.shape().mma_n(tokens);
+        macro_rules! main_loops {
+            ($($n:literal)*) => {$(
+                if const { Self::INSTANCE.shape().mma_n($n) == $n && $n <= Self::INSTANCE.tile_tokens } && n == $n {
+                    // SAFETY: what `# Safety` above asks.
+                    return pad(&unsafe { self.sum::<{ registers($n) }>(fragment, buffers) });
+                }
+            )*};
+        }
+        main_loops!(8 16 24 32 40 48 56 64 72 80 88 96 104 112 120 128);
+        // SAFETY: a tile has no more tokens than its shape.
+        unsafe { core::hint::unreachable_unchecked() }
+    }
+
+    /// The main loop: the sums of all products of a tile.
+    ///
+    /// # Safety
+    /// As [`Self::sum_tile`].
+    #[inline(always)]
+    unsafe fn sum<const REGISTERS: usize>(&self, fragment: &Fragment, buffers: &mut Ring) -> [[f32; REGISTERS]; P]
+    where
+        [f32; REGISTERS]: MmaAsync,
+    {
+        let mut sums = [[0.0; REGISTERS]; P];
+        // SAFETY: the whole warpgroup is here. Buffers are read while they are full, and released when their products are complete.
+        unsafe {
+            let mut before: Option<Mbarrier> = None;
+            for _ in 0..k_blocks(self.launch.k) {
+                buffers.wait_full();
+                let place = buffers.uniform();
+                let a = MatrixDescriptor::new(self.decoded_buffer(place), ALONG_K, CORE_MATRIX_BYTES);
+                let b = Panels::<INDEX, BF16, P>::tokens(Self::buffer(self.shared, place));
+                wgmma::fence();
+                macro_rules! products {
+                    ($($product:literal)*) => {$({
+                        let a = a.advance($product * PRODUCT_BYTES);
+                        let b = b.advance(Panels::<INDEX, BF16, P>::token_offset($product));
+                        sums[0].mma_async_shared::<<Packed<BF16> as Decode>::Number>(a, b, true);
+                    })*};
+                }
+                products!(0 1 2 3 4 5 6 7);
+                wgmma::commit_group();
+                wgmma::wait_group::<1>();
+                if let Some(before) = before {
+                    fragment.arrive(before);
+                }
+                before = Some(buffers.empty());
+                buffers.advance();
+            }
+            wgmma::wait_group::<0>();
+            sums[0].settle();
+            if let Some(before) = before {
+                fragment.arrive(before);
+            }
+        }
+        sums
+    }
+}

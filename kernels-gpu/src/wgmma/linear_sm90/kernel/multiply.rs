@@ -1,0 +1,171 @@
+//! The warpgroups that multiply: stages of weights × buffers of tokens → C. The main loop and the epilogue are those of
+//! [`sm90`](crate::decoding); here stands how weights lie in a stage.
+
+use core::marker::PhantomData;
+
+use cuda_std::{
+    global::{GlobalAddress, prefetch_l1},
+    shared::{SharedAddress, ld_shared_v4_b32},
+    wgmma::{self, MatrixDescriptor},
+};
+
+use super::{Linear, tiles::Tile};
+use crate::{
+    decoding::{Alpha, BIAS_BYTES, Consumer, Fragment, Kind, LANE_WORDS, Shape, Sums, Target},
+    epilogue::Activation,
+    format::{OUTPUT_BF16, OUTPUT_F16},
+    ring::Ring,
+    wgmma::linear_sm90::{
+        abi::{BOX_BYTES, LANE_BYTES, PANEL_BYTES, PANEL_ROWS, PANEL_SCALES, ROW_BYTES, ROW_SCALES, k_blocks},
+        decode::{Decode, Packed},
+    },
+};
+
+impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P>
+where
+    Packed<BF16>: Decode,
+{
+    /// Multiplies and writes the block's tiles. One warpgroup, the `consumer`-th of those that multiply.
+    ///
+    /// # Safety
+    /// The contract in `linear_sm90/mod.rs`. The barriers have been initialized. The whole warpgroup calls it together, and so
+    /// does every other one that multiplies, with its own number.
+    #[inline(always)]
+    pub(super) unsafe fn multiply<const ROUNDS: usize>(&self, consumer: u32) {
+        let kind: Panels<INDEX, BF16, P> = Panels::new(&Fragment::new(consumer));
+        let mut tiles = self.tiles();
+        let mut consumer: Consumer<_, P> =
+            Consumer::new(kind, self.shared, consumer, self.stages(), self.buffers(), self.turn_barriers());
+        while let Some(tile) = self.next(&mut tiles) {
+            self.fetch_ahead(&tile, &consumer.fragment);
+            // SAFETY: the whole warpgroup is here and takes the same way. The tile is the block's.
+            unsafe {
+                let sums: Sums<P, ROUNDS> = consumer.sum_tile(tile.tokens, k_blocks(self.launch.k));
+                self.write(&tile, sums);
+            }
+        }
+    }
+
+    /// Brings what the epilogue will multiply a tile's sums by, and add, to the cache: loaded there, it would come from memory.
+    #[inline(always)]
+    pub(super) fn fetch_ahead(&self, tile: &Tile, fragment: &Fragment) {
+        for part in 0..P as u32 {
+            let column = tile.first_column + fragment.rows[0] + part * Self::INSTANCE.shape().panel_rows();
+            let offset = u64::from(column.min(self.launch.n - 1)) * BIAS_BYTES;
+            // SAFETY: C has this column, and α and biases do not change.
+            unsafe {
+                prefetch_l1(GlobalAddress::new(self.launch.alpha) + offset);
+                if self.launch.bias != 0 {
+                    prefetch_l1(GlobalAddress::new(self.launch.bias) + offset);
+                }
+            }
+        }
+    }
+
+    /// Writes a tile of C. One warpgroup.
+    ///
+    /// # Safety
+    /// The contract in `linear_sm90/mod.rs`. The whole warpgroup calls it together, with the sums of one of the block's tiles.
+    #[inline(always)]
+    pub(super) unsafe fn write<const ROUNDS: usize>(&self, tile: &Tile, sums: Sums<P, ROUNDS>) {
+        let target: Target<Panels<INDEX, BF16, P>> = Target {
+            c: self.launch.c,
+            n: self.launch.n,
+            alpha: Alpha::OfColumns(self.launch.alpha),
+            bias: [self.launch.bias; 2],
+            activation: Activation::NONE,
+            first_column: tile.first_column,
+            first_row: tile.first_row,
+            tokens: tile.tokens,
+            kind: PhantomData,
+        };
+        // SAFETY: what `# Safety` above asks.
+        unsafe { target.write(if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 }, &Fragment::anew(), sums) };
+    }
+}
+
+/// A stage that holds panels.
+pub(super) struct Panels<const INDEX: usize, const BF16: bool, const P: usize> {
+    /// Where the words of the thread's rows lie in a stage, of the first part.
+    words: [u32; 2],
+    /// Where the scales of both rows lie, which are neighbors: those of the even row first.
+    scales: u32,
+    /// Whether the thread's first row is the odd one.
+    exchanged: bool,
+}
+
+impl<const INDEX: usize, const BF16: bool, const P: usize> Panels<INDEX, BF16, P> {
+    #[inline(always)]
+    pub(super) fn new(fragment: &Fragment) -> Self {
+        let panel = fragment.rows[0] / PANEL_ROWS * PANEL_BYTES;
+        let rows = fragment.rows.map(|row| row % PANEL_ROWS);
+        Self {
+            words: rows.map(|row| panel + row * ROW_BYTES + fragment.lane * LANE_BYTES),
+            scales: panel + PANEL_SCALES + rows[0] / 2 * (2 * ROW_SCALES),
+            exchanged: rows[0] % 2 == 1,
+        }
+    }
+}
+
+/// A thread's words of two rows of a panel, and the scales of these words: word t has those of half t.
+#[derive(Clone, Copy)]
+pub(super) struct Rows {
+    words: [[u32; LANE_WORDS]; 2],
+    scales: [[u32; LANE_WORDS / 2]; 2],
+}
+
+impl<const INDEX: usize, const BF16: bool, const P: usize> Kind<P> for Panels<INDEX, BF16, P>
+where
+    Packed<BF16>: Decode,
+{
+    const SHAPE: Shape = Linear::<INDEX, BF16, P>::INSTANCE.shape();
+    const UNSCALE: f32 = Packed::<BF16>::UNSCALE;
+    const COPIED_BY_THREADS: bool = false;
+    const ANY_ACTIVATION: bool = false;
+    type Number = <Packed<BF16> as Decode>::Number;
+    type Part = Rows;
+
+    #[inline(always)]
+    fn stage(shared: SharedAddress, stages: Ring) -> SharedAddress {
+        Linear::<INDEX, BF16, P>::stage(shared, stages)
+    }
+
+    #[inline(always)]
+    fn buffer(shared: SharedAddress, buffers: Ring) -> SharedAddress {
+        Linear::<INDEX, BF16, P>::buffer(shared, buffers)
+    }
+
+    #[inline(always)]
+    fn tokens(buffer: SharedAddress) -> MatrixDescriptor {
+        MatrixDescriptor::swizzled_128(buffer)
+    }
+
+    #[inline(always)]
+    fn token_offset(product: u32) -> u32 {
+        /// Bytes of a token that a product takes.
+        const BYTES: u32 = wgmma::K * 2;
+        const PRODUCTS: u32 = BOX_BYTES / BYTES;
+        product / PRODUCTS * Linear::<INDEX, BF16, P>::BOX_PITCH + product % PRODUCTS * BYTES
+    }
+
+    #[inline(always)]
+    unsafe fn load(&self, stage: SharedAddress, _fragment: &Fragment, _k_block: u32) -> [Rows; P] {
+        let part_bytes = Self::SHAPE.panel_rows() / PANEL_ROWS * PANEL_BYTES;
+        core::array::from_fn(|part| {
+            let part = stage + part as u32 * part_bytes;
+            // SAFETY: inside of the stage, which is full; words and pairs of scales lie at multiples of 16.
+            let (words, [a, b, c, d]) = unsafe {
+                (self.words.map(|place| ld_shared_v4_b32(part + place)), ld_shared_v4_b32(part + self.scales))
+            };
+            let (even, odd) = ([a, b], [c, d]);
+            Rows { words, scales: if self.exchanged { [odd, even] } else { [even, odd] } }
+        })
+    }
+
+    #[inline(always)]
+    fn decode(part: &Rows, word: usize) -> [[u32; 4]; 2] {
+        let [first, second] =
+            [0, 1].map(|row| Packed::<BF16>::decode(part.words[row][word], part.scales[row][word / 2], word % 2));
+        [[first[0], second[0], first[1], second[1]], [first[2], second[2], first[3], second[3]]]
+    }
+}

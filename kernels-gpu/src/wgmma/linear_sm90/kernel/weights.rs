@@ -1,0 +1,45 @@
+//! The warp that loads weights, by bulk copies of panels as they lie in memory.
+
+use cuda_std::{
+    global::GlobalAddress,
+    mbarrier::mbarrier_arrive_expect_tx,
+    tma::cp_async_bulk_shared_global,
+    warp::{ALL_LANES, lane_id, sync_warp},
+};
+
+use super::Linear;
+use crate::wgmma::linear_sm90::abi::{PANEL_BYTES, PANEL_ROWS, k_blocks, panel_offset};
+
+impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P> {
+    /// Loads the weights of the block's tiles to stages. One warp. They do not depend on the grid before.
+    ///
+    /// # Safety
+    /// The contract in `linear_sm90/mod.rs`. The barriers have been initialized. The whole warp calls it together.
+    #[inline(always)]
+    pub(super) unsafe fn load_weights(&self) {
+        let (mut stages, mut tiles) = (self.stages(), self.tiles());
+        let last = (self.launch.n - 1) / PANEL_ROWS;
+        while let Some(tile) = self.next(&mut tiles) {
+            for k_block in 0..k_blocks(self.launch.k) {
+                let (stage, full) = (Self::stage(self.shared, stages), stages.full());
+                // SAFETY: panels of the matrix. A stage is written while it is empty, and its full barrier expects the bytes of
+                // every copy.
+                unsafe {
+                    stages.wait_empty();
+                    if lane_id() == 0 {
+                        mbarrier_arrive_expect_tx(full, Self::INSTANCE.stage_bytes());
+                        for index in 0..Self::INSTANCE.panels() {
+                            // If the matrix has no such panel, its last one stands in: what becomes of it is not written to C.
+                            let panel = (tile.first_column / PANEL_ROWS + index).min(last);
+                            let source =
+                                GlobalAddress::new(self.launch.panels) + panel_offset(panel, k_block, self.launch.k);
+                            cp_async_bulk_shared_global(stage + index * PANEL_BYTES, source, PANEL_BYTES, full);
+                        }
+                    }
+                    sync_warp(ALL_LANES);
+                }
+                stages.advance();
+            }
+        }
+    }
+}

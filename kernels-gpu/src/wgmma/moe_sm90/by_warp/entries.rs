@@ -1,0 +1,34 @@
+//! The entries of the instances.
+
+use cuda_std::kernel;
+
+use super::{
+    abi::{INSTANCES, Index, Instance, instances},
+    kernel::{Built, Strips},
+};
+use crate::{units::OperandType, wgmma::moe_sm90::abi::Launch};
+
+/// Makes the entries of a list of instances, each a type of its own.
+macro_rules! entries {
+    ($($entry:ident = $instance:expr;)*) => {$(
+        /// One of [`INSTANCES`].
+        ///
+        /// # Safety
+        /// The contract in `moe_sm90/mod.rs`.
+        #[kernel(
+            threads = INSTANCES[Index::$entry as usize].threads(),
+            min_blocks = INSTANCES[Index::$entry as usize].resident_blocks
+        )]
+        pub unsafe fn $entry(launch: Launch) {
+            const INSTANCE: Instance = INSTANCES[Index::$entry as usize];
+            const IS_BF16: bool = matches!(INSTANCE.operand_type, OperandType::Bf16);
+            struct This;
+            impl Built for This {
+                const INSTANCE: Instance = INSTANCE;
+            }
+            // SAFETY: the contract is this function's too.
+            unsafe { Strips::<This, IS_BF16>::run(launch) }
+        }
+    )*};
+}
+instances!(entries);

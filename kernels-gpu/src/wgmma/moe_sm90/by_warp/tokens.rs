@@ -1,0 +1,114 @@
+//! A tile's tokens, from global memory to the block's buffers: 16 bytes a copy, since rows lie anywhere. A buffer has a chunk.
+//!
+//! In a buffer rows lie one behind the other, a copy further apart than they are long, so that neither copies nor `ldmatrix` meet a
+//! bank of shared memory twice.
+
+use cuda_std::{
+    cp_async::cp_async_16_or_zero,
+    global::{GlobalAddress, ld_relaxed_gpu_global_b32},
+    integer::opaque_b32,
+    shared::SharedAddress,
+    thread,
+};
+
+use super::abi::{BUFFERS, CHUNK, COPY_BYTES, Instance, ROW_BYTES, TOKEN_COPIES};
+use crate::{
+    decoding::Tile,
+    units::{K_BLOCK, block_columns, block_start, k_blocks},
+    wgmma::moe_sm90::abi::Launch,
+};
+
+/// Elements of a token that a copy brings.
+const COPY_ELEMENTS: u32 = COPY_BYTES / 2;
+
+/// Bytes of a token's k-block.
+pub(super) const K_BLOCK_BYTES: u32 = TOKEN_COPIES * COPY_BYTES;
+
+/// The most rows that a thread copies pieces of.
+const MAX_ROWS: usize = 2;
+
+/// Where a piece of a row lies in a buffer.
+#[inline(always)]
+pub(super) const fn token_place(row: u32, piece: u32) -> u32 {
+    row * ROW_BYTES + piece * COPY_BYTES
+}
+
+/// What a thread knows of the copies of a tile's tokens.
+pub(super) struct Tokens {
+    instance: Instance,
+    /// Where the thread's first row goes in the first buffer.
+    target: SharedAddress,
+    /// The thread's first pieces of its rows, in copies from the first token.
+    pieces: [u32; MAX_ROWS],
+    /// Rows of the tile that the thread copies pieces of.
+    count: u32,
+}
+
+impl Tokens {
+    /// Those of a tile, of which the first chunk is begun. There are none of a tile without tokens.
+    ///
+    /// # Safety
+    /// The contract in `moe_sm90/mod.rs`; the grid before has ended. All threads of the block call it, and none reads the buffers.
+    #[inline(always)]
+    pub(super) unsafe fn of(instance: Instance, launch: &Launch, tile: &Tile, buffers: SharedAddress) -> Self {
+        let (first_row, piece) = (thread::thread_idx_x() / TOKEN_COPIES, thread::thread_idx_x() % TOKEN_COPIES);
+        let count = tile.tokens.saturating_sub(first_row).div_ceil(Self::row_step(instance));
+        let pieces = [0, 1].map(|index| {
+            let row = tile.first_row + first_row + index * Self::row_step(instance);
+            let token = match launch.rows {
+                // SAFETY: the list has a number for every row.
+                list if list != 0 && index < count => unsafe {
+                    ld_relaxed_gpu_global_b32(GlobalAddress::new(list) + u64::from(row) * 4)
+                },
+                _ => row,
+            };
+            token * (launch.k / COPY_ELEMENTS) + piece
+        });
+        let this = Self { instance, target: buffers + token_place(first_row, piece), pieces, count };
+        // SAFETY: what `# Safety` above asks.
+        unsafe { this.begin(launch, 0) };
+        this
+    }
+
+    /// How far the rows lie apart that a thread copies pieces of.
+    const fn row_step(instance: Instance) -> u32 {
+        instance.threads() / TOKEN_COPIES
+    }
+
+    /// Begins to copy the chunk from this k-block on, as far as K has it.
+    ///
+    /// # Safety
+    /// As [`Self::of`]; no thread reads the chunk's buffer.
+    #[inline(always)]
+    pub(super) unsafe fn begin(&self, launch: &Launch, first: u32) {
+        let k = launch.k;
+        let buffer = self.target + first / CHUNK % BUFFERS * self.instance.buffer_bytes();
+        // Begins to copy a piece of each row to a k-block of the buffer. So many pieces come before the k-block, and k-blocks as whole.
+        let copy = |step: u32, is_there: bool, pieces: u32, whole: u32| {
+            for index in [0, 1] {
+                let is_row = index * Self::row_step(self.instance) < self.instance.tile_tokens;
+                if is_row && index < self.count {
+                    let piece = u64::from(self.pieces[index as usize]) + u64::from(pieces);
+                    let source = GlobalAddress::new(launch.tokens) + piece * u64::from(COPY_BYTES);
+                    let source = source + u64::from(whole * K_BLOCK_BYTES);
+                    let place = index * Self::row_step(self.instance) * ROW_BYTES + step * K_BLOCK_BYTES;
+                    // SAFETY: the row has this piece, and the buffer its place; nothing is read where there is no piece.
+                    unsafe { cp_async_16_or_zero(is_there, buffer + place, source) };
+                }
+            }
+        };
+        if first + CHUNK <= k / K_BLOCK {
+            for step in 0..CHUNK {
+                copy(step, true, first * TOKEN_COPIES, step);
+            }
+        } else {
+            // Opaque, so that no register holds anything of this over the main loop.
+            let first = opaque_b32(first);
+            let piece = thread::thread_idx_x() % TOKEN_COPIES;
+            for step in 0..k_blocks(k).saturating_sub(first).min(CHUNK) {
+                let is_there = piece * COPY_ELEMENTS < block_columns(k, first + step);
+                copy(step, is_there, block_start(k, first + step) / COPY_ELEMENTS, 0);
+            }
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! A warp's weights, from global memory to its stages. No other warp takes part, so that none waits for another one.
+//!
+//! A stage is a unit as it lies in memory: that of a strip of 16 rows, or half of gate's and behind it half of up's.
+
+use cuda_std::{
+    cp_async::{cp_async_4_or_zero, cp_async_16_or_zero, cp_async_commit_group},
+    global::GlobalAddress,
+    integer::opaque_b32,
+    shared::{SharedAddress, ld_shared_b16, ld_shared_b32, ld_shared_v4_b32},
+    warp::lane_id,
+};
+
+use super::abi::{COPY_BYTES, Instance, STAGES, STRIP_ROWS};
+use crate::{
+    decoding::{Decode, Fragment, Rows, Tile},
+    units::{
+        K_BLOCK, SLAB_ROWS, UNIT_BYTES, UNIT_ROWS, block_columns, k_blocks, lane_place, lane_scales, lane_words,
+        row_bytes, row_scale_bytes, scale_place, unit_offset,
+    },
+    wgmma::moe_sm90::abi::Launch,
+};
+
+/// Bytes of a word.
+const WORD: u32 = 4;
+
+/// Where the second half's words lie in a stage, then the scales of a whole k-block, then those of the second half.
+const SECOND_WORDS: u32 = UNIT_ROWS / 2 * row_bytes(K_BLOCK);
+const SCALES: u32 = UNIT_ROWS * row_bytes(K_BLOCK);
+const SECOND_SCALES: u32 = SCALES + UNIT_ROWS / 2 * row_scale_bytes(K_BLOCK);
+
+/// A warp's strip on its way to its stages, as a lane knows it.
+pub(super) struct Weights {
+    instance: Instance,
+    /// The warp's first stage.
+    first_stage: SharedAddress,
+    /// The first row of the strip in each matrix; where C lacks the strip's columns, that of the last strip that it has.
+    first_row: u32,
+    /// Where the next k-block's words lie that this lane copies, in the first half of a stage and in the second, and its scales, if the
+    /// k-block is a whole one.
+    sources: [GlobalAddress; 3],
+    /// Bytes from a whole k-block to the next one.
+    stride: u32,
+}
+
+impl Weights {
+    /// Those of a tile, of which the first are begun: all stages but one.
+    ///
+    /// # Safety
+    /// The contract in `moe_sm90/mod.rs`; the tile is of the launch, or has no tokens. The warp's stages lie at this address, nothing is
+    /// on its way there, and no lane reads them. The whole warp calls it together.
+    #[inline(always)]
+    pub(super) unsafe fn of(
+        instance: Instance,
+        launch: &Launch,
+        tile: &Tile,
+        warp: u32,
+        first_stage: SharedAddress,
+    ) -> Self {
+        let n = launch.n;
+        let rows = STRIP_ROWS / instance.matrices;
+        let first_row = (tile.first_column + warp * rows).min(n - rows);
+        let mut this = Self {
+            instance,
+            first_stage,
+            first_row,
+            sources: [GlobalAddress::new(0); 3],
+            stride: (n - first_row / SLAB_ROWS * SLAB_ROWS).min(SLAB_ROWS) / UNIT_ROWS * UNIT_BYTES,
+        };
+        let offset = Self::offset(launch, tile, first_row, 0);
+        let [first, second] = launch.b.map(|matrix| GlobalAddress::new(matrix) + offset);
+        let (words, scales) = (u64::from(lane_id() * COPY_BYTES), lane_id() * WORD);
+        this.sources = if instance.matrices == 2 {
+            let half = first_row % UNIT_ROWS;
+            let half_words = words + u64::from(half * row_bytes(K_BLOCK));
+            let half_scales = SCALES + half * row_scale_bytes(K_BLOCK);
+            let of_lane = if scales < SECOND_SCALES - SCALES { first } else { second };
+            let scales = u64::from(half_scales + scales % (SECOND_SCALES - SCALES));
+            [first + half_words, second + half_words, of_lane + scales]
+        } else {
+            [first + words, first + (words + u64::from(SECOND_WORDS)), first + u64::from(SCALES + scales)]
+        };
+        if tile.tokens > 0 {
+            for k_block in 0..STAGES - 1 {
+                // SAFETY: what `# Safety` above asks.
+                unsafe { this.begin(launch, tile, k_block) };
+                cp_async_commit_group();
+            }
+        }
+        this
+    }
+
+    /// Where the unit of a k-block lies that has this row, from the start of a matrix.
+    #[inline(always)]
+    fn offset(launch: &Launch, tile: &Tile, row: u32, k_block: u32) -> u64 {
+        u64::from(tile.expert) * launch.expert_bytes + unit_offset(launch.n, launch.k, row / UNIT_ROWS, k_block)
+    }
+
+    /// Begins to copy a k-block to its stage, if there is such a one. The k-blocks before it have begun.
+    ///
+    /// # Safety
+    /// As [`Self::of`], with the same tile. No lane of the warp reads the stage any more.
+    #[inline(always)]
+    pub(super) unsafe fn begin(&mut self, launch: &Launch, tile: &Tile, k_block: u32) {
+        let stage = k_block % STAGES;
+        // SAFETY: what `# Safety` above asks.
+        unsafe {
+            if k_block < launch.k / K_BLOCK {
+                self.begin_whole(true, stage);
+            } else if k_block < k_blocks(launch.k) {
+                self.copy_ragged(launch, tile, self.first_stage + stage * UNIT_BYTES, k_block);
+            }
+        }
+    }
+
+    /// As [`Self::begin`], of a whole k-block, to a stage, if there is such a one.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    pub(super) unsafe fn begin_whole(&mut self, is_there: bool, stage: u32) {
+        let stage = self.first_stage + stage * UNIT_BYTES;
+        let (words, scales) = (stage + lane_id() * COPY_BYTES, stage + (SCALES + lane_id() * WORD));
+        if is_there {
+            // SAFETY: the matrices have such rows and this k-block; the stage is the warp's.
+            unsafe {
+                cp_async_16_or_zero(true, words, self.sources[0]);
+                cp_async_16_or_zero(true, words + SECOND_WORDS, self.sources[1]);
+                cp_async_4_or_zero(true, scales, self.sources[2]);
+            }
+        }
+        self.sources = self.sources.map(|source| source + u64::from(self.stride));
+    }
+
+    /// Begins to copy a k-block that is not a whole one: words to where a stage has them, rows without gaps, and so the scales.
+    ///
+    /// # Safety
+    /// As [`Self::begin`].
+    #[inline(always)]
+    unsafe fn copy_ragged(&self, launch: &Launch, tile: &Tile, stage: SharedAddress, k_block: u32) {
+        // Opaque, so that no register holds anything of this over the main loop.
+        let (first_row, k_block) = (opaque_b32(self.first_row), opaque_b32(k_block));
+        let columns = block_columns(launch.k, k_block);
+        let (rows, before) = (STRIP_ROWS / self.instance.matrices, first_row % UNIT_ROWS);
+        let offset = Self::offset(launch, tile, first_row, k_block);
+        // A half of the stage's words is at most a copy of each lane.
+        let copy = |half: u32| {
+            let (matrix, half) = if self.instance.matrices == 2 { (half, 0) } else { (0, half) };
+            let unit = GlobalAddress::new(launch.b[matrix as usize]) + offset;
+            let place = half * SECOND_WORDS + lane_id() * COPY_BYTES;
+            if place < rows * row_bytes(columns) {
+                let source = unit + u64::from(before * row_bytes(columns) + place);
+                // SAFETY: what `# Safety` above asks.
+                unsafe { cp_async_16_or_zero(true, stage + (matrix * SECOND_WORDS + place), source) };
+            }
+            let place = lane_id() * WORD;
+            if half == 0 && place < rows * row_scale_bytes(columns) {
+                let source =
+                    unit + u64::from(UNIT_ROWS * row_bytes(columns) + before * row_scale_bytes(columns) + place);
+                let scales = stage + (SCALES + matrix * (SECOND_SCALES - SCALES));
+                // SAFETY: as above.
+                unsafe { cp_async_4_or_zero(true, scales + place, source) };
+            }
+        };
+        copy(0);
+        copy(1);
+    }
+
+    /// The lane's rows of a whole k-block in a stage.
+    ///
+    /// # Safety
+    /// The warp's copies of it are complete.
+    #[inline(always)]
+    pub(super) unsafe fn take<D: Decode>(&self, fragment: &Fragment, stage: u32) -> Rows<D> {
+        let (stage, lane) = (self.first_stage + stage * UNIT_BYTES, fragment.lane);
+        let row = |index: usize| self.row(fragment, index);
+        // SAFETY: inside of the stage.
+        unsafe {
+            Rows::new(
+                [0, 1].map(|index| ld_shared_v4_b32(stage + lane_place(K_BLOCK, row(index), lane))),
+                [0, 1].map(|index| ld_shared_b16(stage + scale_place(K_BLOCK, row(index), lane))),
+            )
+        }
+    }
+
+    /// As [`Self::take`], of a k-block that may be a whole one or not.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    pub(super) unsafe fn take_any<D: Decode>(
+        &self,
+        launch: &Launch,
+        fragment: &Fragment,
+        stage: u32,
+        k_block: u32,
+    ) -> Rows<D> {
+        // SAFETY: what `# Safety` above asks, and inside of the stage.
+        unsafe {
+            if k_block < launch.k / K_BLOCK {
+                return self.take(fragment, stage);
+            }
+            let (stage, lane) = (self.first_stage + stage * UNIT_BYTES, fragment.lane);
+            let columns = block_columns(launch.k, opaque_b32(k_block));
+            // The row in its half or in the strip, and where that begins.
+            let of = |index: usize, second: u32| {
+                let row = self.row(fragment, index);
+                if self.instance.matrices == 2 { (row % (UNIT_ROWS / 2), index as u32 * second) } else { (row, 0) }
+            };
+            Rows::new(
+                [0, 1].map(|index| {
+                    let (row, first) = of(index, SECOND_WORDS);
+                    let words = stage + (first + row * row_bytes(columns) + lane * lane_words(columns) * WORD);
+                    core::array::from_fn(|word| {
+                        if (word as u32) < lane_words(columns) { ld_shared_b32(words + word as u32 * WORD) } else { 0 }
+                    })
+                }),
+                [0, 1].map(|index| {
+                    let (row, first) = of(index, SECOND_SCALES - SCALES);
+                    let scale = row * row_scale_bytes(columns) + lane * lane_scales(columns);
+                    let pair = ld_shared_b16(stage + (SCALES + first + (scale & !1)));
+                    // With one scale a lane, two lanes share the pair.
+                    pair >> if lane_scales(columns) == 1 { scale % 2 * 8 } else { 0 }
+                }),
+            )
+        }
+    }
+
+    /// A row of the lane in a stage. A lane has the same row of both halves, or two of the strip's.
+    #[inline(always)]
+    const fn row(&self, fragment: &Fragment, index: usize) -> u32 {
+        if self.instance.matrices == 2 {
+            fragment.rows[0] % (UNIT_ROWS / 2) + index as u32 * (UNIT_ROWS / 2)
+        } else {
+            fragment.rows[index] % UNIT_ROWS
+        }
+    }
+}

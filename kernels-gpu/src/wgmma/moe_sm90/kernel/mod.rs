@@ -1,0 +1,174 @@
+//! How the layer's products work on Hopper, and on whatever has `mma.sync` in place of `wgmma`.
+//!
+//! A block asks for its tiles as it goes. Its first warp finds out what a tile is from the lists that a grid before has made,
+//! writes it down for the others, and loads weights, a few bulk copies a stage. Where tokens are sorted, a second warp brings them by
+//! bulk copies too; else three warps gather them, 16 bytes a copy, since rows lie anywhere and bulk copies cannot gather. Up to four
+//! warpgroups decode weights in registers and multiply ([`sm90`](crate::decoding)).
+//!
+//! ```text
+//! lists ─ a warp ─▶ tiles ─────────────────────────┐
+//! weights ─ the same ─────────▶ stages ──┐         │
+//! tokens ─ one warp or three ─▶ buffers ─┴─ warpgroups ─▶ C
+//! ```
+
+mod gather;
+mod multiply;
+mod tokens;
+mod weights;
+
+use core::marker::PhantomData;
+
+use cuda_std::{
+    fence::fence_mbarrier_init,
+    mbarrier::{MBARRIER_BYTES, Mbarrier},
+    shared::{SharedAddress, dynamic_shared_address},
+    thread,
+    warp::{ALL_LANES, WARP_SIZE, warp_shuffle_idx},
+};
+
+use crate::{
+    decoding::{
+        Decode, Packed, PingPong, TILE_BYTES, TILE_SLOTS, TURN_BARRIERS, Tiles, WARPS, give_registers, take_registers,
+    },
+    ring::{Ring, ring_bytes},
+    wgmma::moe_sm90::abi::{Instance, Launch},
+};
+
+/// An instance, as a type.
+pub(crate) trait Built {
+    const INSTANCE: Instance;
+}
+
+/// Makes the entries of a list of instances, each a type of its own.
+macro_rules! entries {
+    ($($entry:ident = $instance:expr;)*) => {$(
+        /// One of [`INSTANCES`].
+        ///
+        /// # Safety
+        /// The contract in this folder's `mod.rs`.
+        #[kernel(threads = INSTANCES[Index::$entry as usize].threads(), min_blocks = 1)]
+        pub unsafe fn $entry(launch: Launch) {
+            const INSTANCE: Instance = INSTANCES[Index::$entry as usize];
+            const IS_BF16: bool = matches!(INSTANCE.operand_type, OperandType::Bf16);
+            struct This;
+            impl Built for This {
+                const INSTANCE: Instance = INSTANCE;
+            }
+            // SAFETY: the contract is this function's too.
+            unsafe { Moe::<This, IS_BF16, { INSTANCE.shape().parts() }>::run(launch) }
+        }
+    )*};
+}
+pub(crate) use entries;
+
+/// The kernel as an instance, whose tokens are bf16 or f16, and whose threads have `P` parts of a stage.
+pub(crate) struct Moe<I, const BF16: bool, const P: usize> {
+    launch: Launch,
+    shared: SharedAddress,
+    instance: PhantomData<I>,
+}
+
+impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
+    const INSTANCE: Instance = I::INSTANCE;
+    const CHECK: () = assert!(Self::END == Self::INSTANCE.shared_bytes());
+
+    // The first warpgroup loads: its first warp weights, the next ones tokens. The other warpgroups multiply.
+    const WEIGHT_WARP: u32 = 0;
+    const TOKEN_WARPS: u32 = Self::INSTANCE.token_warps();
+    const CONSUMER_WARPS: u32 = Self::INSTANCE.consumers * WARPS;
+
+    // Shared memory: stages, buffers, where tokens begin, tiles, barriers. These are offsets from its start, and inside of a stage from the stage's
+    // start.
+    const BUFFERS: u32 = Self::INSTANCE.stages * Self::INSTANCE.stage_bytes();
+    const SOURCES: u32 = Self::BUFFERS + Self::INSTANCE.buffers * Self::INSTANCE.shape().buffer_bytes();
+    const TILES: u32 = Self::SOURCES + Self::INSTANCE.source_bytes();
+    const STAGE_BARRIERS: u32 = Self::TILES + TILE_SLOTS * TILE_BYTES;
+    const BUFFER_BARRIERS: u32 = Self::STAGE_BARRIERS + ring_bytes(Self::INSTANCE.stages);
+    const TILE_BARRIERS: u32 = Self::BUFFER_BARRIERS + ring_bytes(Self::INSTANCE.buffers);
+    const TURN_BARRIERS: u32 = Self::TILE_BARRIERS + ring_bytes(TILE_SLOTS);
+    const END: u32 = Self::TURN_BARRIERS + TURN_BARRIERS * MBARRIER_BYTES;
+    const PING_PONG: bool = Self::INSTANCE.shape().ping_pong();
+    const fn panel(panel: u32) -> u32 {
+        panel * Self::INSTANCE.panel_bytes()
+    }
+
+    /// The stages of weights. One is full when the warp that loads and its copies have arrived, and empty when every warp that
+    /// multiplies has.
+    fn stages(&self) -> Ring {
+        Ring::new(self.shared + Self::STAGE_BARRIERS, Self::INSTANCE.stages)
+    }
+
+    /// The buffers of tokens. One is full when the warp that loads and its copies have arrived, or the copies of every thread that
+    /// gathers; it is empty as a stage is.
+    fn buffers(&self) -> Ring {
+        Ring::new(self.shared + Self::BUFFER_BARRIERS, Self::INSTANCE.buffers)
+    }
+
+    /// What is written down of tiles.
+    fn tiles(&self) -> Tiles {
+        Tiles::new(self.shared + Self::TILE_BARRIERS, self.shared + Self::TILES)
+    }
+
+    /// The barriers of turns.
+    fn turn_barriers(&self) -> Mbarrier {
+        Mbarrier::at(self.shared + Self::TURN_BARRIERS)
+    }
+
+    /// The address of the stage that a ring stands at.
+    fn stage(shared: SharedAddress, stages: Ring) -> SharedAddress {
+        shared + stages.index() * Self::INSTANCE.stage_bytes()
+    }
+
+    /// The address of the buffer that a ring stands at.
+    fn buffer(shared: SharedAddress, buffers: Ring) -> SharedAddress {
+        shared + Self::BUFFERS + buffers.index() * Self::INSTANCE.shape().buffer_bytes()
+    }
+
+    /// A thread's part of the kernel.
+    ///
+    /// # Safety
+    /// The contract in this folder's `mod.rs`.
+    #[inline(always)]
+    pub(crate) unsafe fn run(launch: Launch)
+    where
+        Packed<BF16>: Decode,
+    {
+        const { Self::CHECK };
+        let this = Self { launch, shared: dynamic_shared_address(), instance: PhantomData };
+        // SAFETY: barriers have places of their own in shared memory, and are initialized before any thread passes
+        // `sync_threads`. Every thread of the block takes part in what the block does together, and every thread of a
+        // warpgroup in what the warpgroup does together; each role is one warp's or one warpgroup's.
+        unsafe {
+            if thread::thread_idx_x() == 0 {
+                this.stages().init(1, Self::CONSUMER_WARPS);
+                let copying = if Self::INSTANCE.sorted { 1 } else { Self::TOKEN_WARPS * WARP_SIZE };
+                this.buffers().init(copying, Self::CONSUMER_WARPS);
+                this.tiles().init(Self::TOKEN_WARPS + Self::CONSUMER_WARPS);
+                if Self::PING_PONG {
+                    PingPong::init(this.turn_barriers());
+                }
+                fence_mbarrier_init();
+            }
+            thread::sync_threads();
+            // The same value in all lanes; through the shuffle the compiler knows that it is.
+            let (warp, _) = warp_shuffle_idx(ALL_LANES, thread::thread_idx_x() / WARP_SIZE, 0, WARP_SIZE);
+            if warp < WARPS {
+                if Self::INSTANCE.shares_registers() {
+                    give_registers(Self::INSTANCE.shape());
+                }
+                if warp == Self::WEIGHT_WARP {
+                    this.load_weights();
+                } else if !Self::INSTANCE.sorted {
+                    this.gather_tokens(warp - 1);
+                } else if warp == Self::TOKEN_WARPS {
+                    this.load_tokens();
+                }
+            } else {
+                if Self::INSTANCE.shares_registers() {
+                    take_registers(Self::INSTANCE.shape());
+                }
+                this.multiply(warp / WARPS - 1);
+            }
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! The products of an MoE layer on Hopper: tokens of 16 bits, experts' rows known on the device alone.
+//!
+//! [`moe_sm120`](crate::mma_sync::moe_sm120) is this kernel too, with instances of its own.
+//!
+//! # Contract
+//!
+//! * One launch computes what [`abi::Launch`] says for every row of every expert. A grid may have any number of blocks; each has
+//!   [`abi::Instance::threads`] threads and [`abi::Instance::shared_bytes`] of dynamic shared memory.
+//! * Lists are as [`Lists`](crate::layer::moe_route::abi::Lists) says, their ticket 0. Weights are [`units`](crate::units), packed for
+//!   the instance's type of tokens. Scales are finite and have no sign.
+//! * The grid may begin while the one before it still runs. It reads tokens, and lists where they are pending, after that one
+//!   has ended. It lets the next one begin when it has waited itself.
+//! * It writes the rows of C and nothing else, each element once. Products are exact; the tensor core adds them up in f32,
+//!   always along K in the same order, in every instance: a row's bits do not depend on other rows. What is too large for the
+//!   output format becomes ±inf. A row has NaN only if its token or its sums have.
+
+pub mod abi;
+pub mod by_warp;
+#[cfg(feature = "moe_sm90")]
+mod entries;
+#[cfg(any(feature = "moe_sm90", feature = "moe_sm120"))]
+pub(crate) mod kernel;
