@@ -123,7 +123,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_order_of_calls_with_any_handles_ends_with_a_code(calls in calls::calls(CALLS.len(), &[0, 1, 2, 3, 4, 5])) {
+    fn calls_in_any_order_return_a_code(calls in calls::calls(CALLS.len(), &[0, 1, 2, 3, 4, 5])) {
         static ALONE: Mutex<()> = Mutex::new(());
         let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         // The runtime opens the driver by its name, which the loader knows from here on.
