@@ -1,5 +1,5 @@
-//! Names the library as programs know it, and has its own references to its functions stay its own, whoever else has
-//! functions of these names.
+//! Sets the library's soname, and binds the library's references to its own functions, even if the process has other
+//! functions of the same names.
 
 fn main() {
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");

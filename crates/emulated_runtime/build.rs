@@ -1,5 +1,5 @@
-//! Names the library as programs know it. Its symbols have the version that those of NVIDIA's have, its name, so that the
-//! loader has nothing to warn of; LLVM's linker cannot do this, GNU's can.
+//! Sets the library's soname. Its symbols get that name as their version, like NVIDIA's, so that the loader prints no
+//! warning. GNU's linker can do this, LLVM's cannot.
 
 fn main() {
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libcudart.so.13");

@@ -10,7 +10,7 @@ fn opening_a_device_names_the_missing_driver_library() {
         return;
     };
     assert!(error.is_no_device());
-    let expected = "no CUDA device: the driver library cannot be opened (libcuda.so.1";
+    let expected = "no CUDA device: cannot open the driver library (libcuda.so.1";
     if error.to_string().starts_with(expected) {
         assert!(Cuda::open(0).err().unwrap().to_string().starts_with(expected));
     } else {

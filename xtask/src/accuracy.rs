@@ -1,5 +1,5 @@
-//! `cargo xtask accuracy`: writes `docs/accuracy.md`: what the types of weights and tokens cost, against a layer that nothing was
-//! quantized in. Pure arithmetic on the host.
+//! `cargo xtask accuracy`: writes `docs/accuracy.md`, the errors that the types of weights and tokens cause against an
+//! unquantized layer. Pure arithmetic on the host.
 
 use anyhow::Context;
 use nvfp4::format::{BLOCK, Matrix, e2m1, e4m3};
@@ -20,7 +20,7 @@ use crate::{
 /// Renew docs/accuracy.md: the error of W4A16, W4A8 and W4A4 on layers of several distributions
 #[derive(clap::Args)]
 pub struct Args {
-    /// Fail if the page is not what the command makes of it now
+    /// Fail if the page is out of date
     #[arg(long)]
     check: bool,
 }
@@ -29,32 +29,32 @@ const PAGE: &str = "docs/accuracy.md";
 const TEMPLATE: &str = include_str!("accuracy.md");
 const COMMAND: &str = "cargo xtask accuracy";
 
-/// Elements of a token.
+/// Elements per token.
 const HIDDEN: usize = 4096;
 
-/// Rows of gate and up.
+/// Rows of gate and of up.
 const INTERMEDIATE: usize = 1024;
 
-/// Tokens of a layer.
+/// Tokens of the layer.
 const TOKENS: usize = 16;
 
-/// Every so many channels of the tokens, one is an outlier.
+/// Distance of the outlier channels of a token.
 const OUTLIER_DISTANCE: usize = 128;
 
-/// How much larger it is.
+/// Factor by which an outlier channel is larger.
 const OUTLIER: f32 = 30.0;
 
-/// The largest block scales that are tried: with the global scale of ModelOpt it is 448.
+/// Largest block scales to try. ModelOpt's global scale makes it 448.
 const LARGEST_SCALES: [f32; 6] = [448.0, 56.0, 7.0, 0.875, 0.109_375, 0.013_671_875];
 
-/// What numbers are like.
+/// Distribution of the weights and tokens.
 #[derive(Clone, Copy)]
 enum Numbers {
-    /// Weights and tokens are normally distributed.
+    /// Normally distributed weights and tokens.
     Gaussian,
-    /// Both are distributed as Student's t with four degrees of freedom.
+    /// Weights and tokens that follow Student's t with four degrees of freedom.
     HeavyTails,
-    /// Both are normally distributed, but a few channels of every token are large.
+    /// Normally distributed weights and tokens; a few channels of every token are larger.
     OutlierChannels,
 }
 
@@ -69,11 +69,11 @@ impl Numbers {
         }
     }
 
-    /// So many numbers of variance about 1, as they are without outliers.
+    /// Draws `count` numbers of variance 1, without outliers.
     fn draw(self, count: usize, rng: &mut Xoshiro256PlusPlus) -> anyhow::Result<Vec<f32>> {
         Ok(match self {
             Self::HeavyTails => {
-                // Its variance is 2.
+                // The variance of Student's t with four degrees of freedom is 2.
                 let distribution = StudentT::new(4.0f32).context("degrees of freedom")?;
                 (0..count).map(|_| distribution.sample(rng) * std::f32::consts::FRAC_1_SQRT_2).collect()
             }
@@ -81,7 +81,7 @@ impl Numbers {
         })
     }
 
-    /// A matrix of weights, of which a product with a token has the token's size.
+    /// Draws a matrix of weights whose products with a token are as large as the token.
     fn weights(self, rows: usize, k: usize, rng: &mut Xoshiro256PlusPlus) -> anyhow::Result<Weights> {
         let mut numbers = self.draw(rows * k, rng)?;
         numbers.iter_mut().for_each(|number| *number /= (k as f32).sqrt());
@@ -89,7 +89,7 @@ impl Numbers {
         Ok(Weights { numbers, matrix })
     }
 
-    /// As [`Self::weights`], with a global scale by which the largest block scale is this.
+    /// Draws a matrix of weights with a global scale that makes its largest block scale `largest`.
     fn weights_of_scales(self, rows: usize, largest: f32, rng: &mut Xoshiro256PlusPlus) -> anyhow::Result<Weights> {
         let Weights { numbers, .. } = self.weights(rows, HIDDEN, rng)?;
         let global = global_scale(&numbers)? * (e4m3::MAX / largest);
@@ -97,7 +97,7 @@ impl Numbers {
         Ok(Weights { numbers, matrix })
     }
 
-    /// Tokens as bf16.
+    /// Draws tokens and rounds them to bf16.
     fn tokens(self, rng: &mut Xoshiro256PlusPlus) -> anyhow::Result<Rows> {
         let mut numbers = self.draw(TOKENS * HIDDEN, rng)?;
         if let Self::OutlierChannels = self {
@@ -108,46 +108,48 @@ impl Numbers {
     }
 }
 
-/// A token a row.
+/// One row per token.
 type Rows = Vec<Vec<f64>>;
 
-/// Tokens of some type.
+/// Rows after rounding to a token type.
 struct Rounded {
     numbers: Rows,
-    /// Their codes and scales, if that is e4m3.
+    /// Codes and scales of e4m3 rows. `None`: another type.
     codes: Option<QuantizedRows>,
 }
 
-/// A matrix, before and after it was quantized.
+/// A matrix before and after quantization.
 struct Weights {
     numbers: Vec<f32>,
     matrix: Matrix<'static>,
 }
 
-/// What weights are multiplied as, and how products are added.
+/// How weights are decoded, and how products are added.
 #[derive(Clone, Copy)]
 enum Decoded {
-    /// As they were before they were quantized.
+    /// Weights before quantization.
     Unquantized,
-    /// e2m1 × e4m3, exact.
+    /// Exact e2m1 × e4m3.
     Exact,
-    /// That, rounded to e4m3.
+    /// The exact weight / 8, rounded to e4m3.
     Folded,
-    /// As [`Self::Folded`], but over the power of two that makes most of the matrix's largest scale.
+    /// Like [`Self::Folded`], with the largest power of two that the matrix's largest scale allows instead of 8.
     FoldedByOwnPower,
-    /// That, added as Hopper's tensor cores do ([`fp8::sum`]): after so many columns, a multiple of 64, in f32.
+    /// Like [`Self::Folded`], with sums as on Hopper's tensor cores ([`fp8::sum`]). After every `promoted` columns, a
+    /// multiple
+    /// of 64, the sum is added in f32.
     FoldedOnHopper { promoted: usize },
 }
 
 impl Weights {
-    /// The codes of a folded row.
+    /// Returns the codes of a folded row.
     fn folded(&self, row: usize) -> Vec<u8> {
         let mut codes = vec![0; self.matrix.k()];
         folded_row(&self.matrix, row, &mut codes);
         codes
     }
 
-    /// The numbers of a row.
+    /// Decodes a row into `out`.
     fn row(&self, row: usize, decoded: Decoded, out: &mut [f64]) {
         let (k, global) = (out.len(), f64::from(self.matrix.global_scale()));
         let mut numbers = vec![0.0; k];
@@ -176,7 +178,7 @@ impl Weights {
         out.iter_mut().zip(numbers).for_each(|(out, number)| *out = f64::from(number) * scale);
     }
 
-    /// The products of every token with every row.
+    /// Returns the products of every token with every row.
     fn multiply(&self, tokens: &Rounded, decoded: Decoded) -> Rows {
         if let (Decoded::FoldedOnHopper { promoted }, Some(codes)) = (decoded, &tokens.codes) {
             return self.multiply_on_hopper(codes, promoted);
@@ -192,7 +194,7 @@ impl Weights {
         products
     }
 
-    /// As [`Self::multiply`], folded, with the bits of Hopper's sums.
+    /// Returns the products with folded weights, with the bits of Hopper's sums.
     fn multiply_on_hopper(&self, tokens: &QuantizedRows, promoted: usize) -> Rows {
         let (k, global) = (self.matrix.k(), self.matrix.global_scale());
         let parts = |codes: &[u8]| -> Vec<Factors> { codes.chunks(promoted.min(k)).map(Factors::new).collect() };
@@ -206,17 +208,17 @@ impl Weights {
     }
 }
 
-/// What tokens, and the intermediate, are rounded to.
+/// Type that tokens and the intermediate are rounded to.
 #[derive(Clone, Copy)]
 enum Tokens {
-    /// Not at all.
+    /// No rounding.
     Exact,
     Bf16,
-    /// e4m3 with a scale for each token, its largest magnitude / 448.
+    /// e4m3 with one scale per token: its largest magnitude / 448.
     Fp8,
-    /// NVFP4 with an input scale: the largest magnitude of all tokens / 2688, which is what calibration with them finds.
+    /// NVFP4 with an input scale as calibration on these tokens finds it: the largest magnitude of all tokens / 2688.
     Nvfp4,
-    /// NVFP4 with a global scale for each token.
+    /// NVFP4 with one global scale per token.
     Nvfp4PerToken,
 }
 
@@ -257,11 +259,11 @@ impl Tokens {
     }
 }
 
-/// Gate, up and down.
+/// The matrices gate, up and down.
 struct Layer([Weights; 3]);
 
 impl Layer {
-    /// The products of up, and the layer's result.
+    /// Returns the products of up, and the layer's result.
     fn run(&self, tokens: &Rows, decoded: Decoded, types: Tokens) -> anyhow::Result<[Rows; 2]> {
         let Self([gate, up, down]) = self;
         let tokens = types.rounded(tokens.clone())?;
@@ -274,7 +276,7 @@ impl Layer {
     }
 }
 
-/// Root mean square of the differences, as a share of that of what is right.
+/// Root mean square of the differences, divided by the root mean square of the wanted numbers.
 fn error(got: &Rows, want: &Rows) -> f64 {
     let (mut noise, mut signal) = (0.0, 0.0);
     for (got, want) in got.iter().flatten().zip(want.iter().flatten()) {
@@ -284,7 +286,8 @@ fn error(got: &Rows, want: &Rows) -> f64 {
     (noise / signal).sqrt()
 }
 
-/// What one power of two for each matrix would bring: the error of a product of weights whose scales end at several numbers.
+/// Compares one power of two for all matrices with one per matrix: errors of a product, by largest scale of the
+/// weights.
 fn table_of_scales() -> anyhow::Result<Table> {
     let ways = [
         ("W4A16", Decoded::Exact, Tokens::Bf16),
@@ -310,7 +313,7 @@ fn table_of_scales() -> anyhow::Result<Table> {
     Ok(table)
 }
 
-/// Computes every layer in every type, and writes the page.
+/// Computes every layer in every type, and writes or checks the page.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let types = [
         ("W4A16", Decoded::Exact, Tokens::Bf16),

@@ -1,6 +1,6 @@
-//! `cargo xtask additions`: what it takes to add a thing, counted from the code in CONTRIBUTING.md.
+//! `cargo xtask additions`: counts the files and lines of the example additions in CONTRIBUTING.md.
 //!
-//! The page shows each addition under a heading of its own, as blocks of code of which the line before names the file:
+//! The page shows each addition under its own heading, as code blocks. The line before a block names the file:
 //!
 //! ````text
 //! ## A shape
@@ -13,9 +13,10 @@
 //! ```
 //! ````
 //!
-//! A block of `diff` changes a file: lines with `+` come, lines with `-` go, and the others, which begin with a space, say
-//! where; all that are there before must stand in the file once. Any other block is a new file. So the page can be held to the
-//! tree: what no longer fits is an error.
+//! A `diff` block changes a file: lines with `+` are added, lines with `-` are removed, and lines with a space are
+//! context. The removed and context lines must occur in the file exactly once. Any other block is a new file. An
+//! addition
+//! that does not match the tree is an error.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,13 +30,13 @@ use crate::{
     workspace,
 };
 
-/// Count the files and lines of each addition in CONTRIBUTING.md, and renew its table.
+/// Count the files and lines of each addition in CONTRIBUTING.md, and renew the page's table
 #[derive(clap::Args)]
 pub struct Args {
-    /// Fail if an addition no longer fits the tree, or the table is not what the additions make of it
+    /// Fail if an addition does not fit the tree or the table is out of date
     #[arg(long)]
     check: bool,
-    /// Make all additions in this copy of the repository instead, so that it can be built and tested
+    /// Apply all additions to this copy of the repository instead, so that it can be built and tested
     #[arg(long, value_name = "FOLDER", conflicts_with = "check")]
     into: Option<PathBuf>,
 }
@@ -43,12 +44,12 @@ pub struct Args {
 const PAGE: &str = "CONTRIBUTING.md";
 const COMMAND: &str = "cargo xtask additions";
 
-/// Counts, or makes, what the page adds.
+/// Counts or applies the additions of the page.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let additions = additions(&document::read(PAGE)?)?;
-    ensure!(!additions.is_empty(), "{PAGE} shows no addition");
+    ensure!(!additions.is_empty(), "{PAGE} contains no addition");
     if let Some(folder) = &args.into {
-        // One after the other: additions to one file must not stand in each other's way.
+        // One after the other: an addition must fit a file that earlier additions have changed.
         for addition in &additions {
             addition.make(folder, &mut |path, text| {
                 let path = folder.join(path);
@@ -65,24 +66,24 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     document::section(PAGE, "additions", &table(&additions), mode, COMMAND)
 }
 
-/// A thing that is added.
+/// An addition of the page.
 #[derive(Debug, PartialEq)]
 struct Addition {
-    /// The heading that it stands under.
+    /// Heading above the addition.
     name: String,
     edits: Vec<Edit>,
 }
 
-/// A block of code, and the file that it is of.
+/// A code block and the path of its file.
 #[derive(Debug, PartialEq)]
 struct Edit {
     path: String,
     is_diff: bool,
-    /// Its lines, each with its end.
+    /// Lines with their line ends.
     lines: Vec<String>,
 }
 
-/// The additions of a page.
+/// Returns the additions of a page.
 fn additions(page: &str) -> anyhow::Result<Vec<Addition>> {
     let mut additions: Vec<Addition> = Vec::new();
     let (mut heading, mut path) = (String::new(), None);
@@ -94,7 +95,7 @@ fn additions(page: &str) -> anyhow::Result<Vec<Addition>> {
             let block: Vec<_> =
                 lines.by_ref().take_while(|line| *line != end).map(|line| format!("{line}\n")).collect();
             let Some(path) = path.take() else { continue };
-            ensure!(!block.is_empty(), "{PAGE}: an empty block for {path}");
+            ensure!(!block.is_empty(), "{PAGE}: the block for {path} is empty");
             let edit = Edit { path, is_diff: language == "diff", lines: block };
             match additions.last_mut().filter(|addition| addition.name == heading) {
                 Some(addition) => addition.edits.push(edit),
@@ -111,7 +112,7 @@ fn additions(page: &str) -> anyhow::Result<Vec<Addition>> {
 }
 
 impl Addition {
-    /// What its files are with it, below a root; each is given to `write` once it is known.
+    /// Applies the addition below `root`, and passes the path and new text of each file to `write`.
     fn make(&self, root: &Path, write: &mut impl FnMut(&str, &str) -> anyhow::Result<()>) -> anyhow::Result<()> {
         let mut files: BTreeMap<&str, String> = BTreeMap::new();
         for edit in &self.edits {
@@ -125,13 +126,13 @@ impl Addition {
         files.iter().try_for_each(|(path, text)| write(path, text))
     }
 
-    /// Lines that come.
+    /// Number of added lines.
     fn lines(&self) -> usize {
         let comes = |edit: &Edit| edit.lines.iter().filter(|line| !edit.is_diff || line.starts_with('+')).count();
         self.edits.iter().map(comes).sum()
     }
 
-    /// Files, and how many of them are new.
+    /// Number of files, and number of new files among them.
     fn files(&self) -> (usize, usize) {
         let mut files: BTreeMap<&str, bool> = BTreeMap::new();
         for edit in &self.edits {
@@ -142,11 +143,11 @@ impl Addition {
 }
 
 impl Edit {
-    /// The file's text with it.
+    /// Returns the text of the file after the edit. `old`: its text before, if it exists.
     fn applied(&self, old: Option<&str>) -> anyhow::Result<String> {
         let Some(old) = old.filter(|_| self.is_diff) else {
-            ensure!(!self.is_diff, "there is no such file to change");
-            ensure!(old.is_none(), "the file is there already");
+            ensure!(!self.is_diff, "the file of this diff does not exist");
+            ensure!(old.is_none(), "the new file already exists");
             return Ok(self.lines.concat());
         };
         let (mut before, mut after) = (String::new(), String::new());
@@ -160,17 +161,17 @@ impl Edit {
                     before += text;
                     after += text;
                 }
-                _ => bail!("a line of a diff begins with a space, + or -: {line:?}"),
+                _ => bail!("a diff line must begin with a space, + or -, found {line:?}"),
             }
         }
-        ensure!(!before.is_empty(), "nothing says where the lines go");
-        // Whole lines: at the file's beginning, or behind the end of a line.
+        ensure!(!before.is_empty(), "the diff has no context or removed line, so its place is unknown");
+        // Match whole lines only: at the beginning of the file or after a line end.
         let starts = old.match_indices(&before).map(|(at, _)| at);
         let starts: Vec<_> = starts.filter(|&at| at == 0 || old[..at].ends_with('\n')).collect();
         match starts[..] {
             [at] => Ok([&old[..at], &after, &old[at + before.len()..]].concat()),
-            [] => bail!("these lines are not in the file:\n{before}"),
-            _ => bail!("these lines are in the file {} times:\n{before}", starts.len()),
+            [] => bail!("the file does not contain these lines:\n{before}"),
+            _ => bail!("the file contains these lines {} times, expected once:\n{before}", starts.len()),
         }
     }
 }
@@ -230,7 +231,7 @@ cargo run
     const LIB: &str = "mod other;\n\nfn old() {}\n";
 
     #[test]
-    fn blocks_belong_to_the_file_named_before_them_and_the_heading_above() {
+    fn blocks_belong_to_the_file_and_heading_before_them() {
         let additions = additions(TEXT).unwrap();
         let counted: Vec<_> = additions.iter().map(|one| (one.name.as_str(), one.files(), one.lines())).collect();
         assert_eq!(counted, [("A thing", (2, 1), 4), ("Another", (1, 0), 1)]);
@@ -243,7 +244,7 @@ cargo run
     }
 
     #[test]
-    fn what_fits_is_made_and_later_additions_find_what_earlier_ones_left() {
+    fn additions_apply_one_after_the_other() {
         let folder = std::env::temp_dir().join(format!("nvfp4-additions-{}", std::process::id()));
         fs::create_dir_all(folder.join("src")).unwrap();
         fs::write(folder.join("src/lib.rs"), LIB).unwrap();
@@ -257,18 +258,27 @@ cargo run
     }
 
     #[test]
-    fn what_no_longer_fits_is_refused_with_the_reason() {
+    fn edit_that_does_not_fit_is_refused() {
         let refused = |is_diff: bool, lines: &[&str], old: Option<&str>| {
             let lines = lines.iter().map(|line| format!("{line}\n")).collect();
             Edit { path: String::new(), is_diff, lines }.applied(old).unwrap_err().to_string()
         };
-        assert_eq!(refused(false, &["x"], Some(LIB)), "the file is there already");
-        assert_eq!(refused(true, &[" x", "+y"], None), "there is no such file to change");
-        assert_eq!(refused(true, &["+y"], Some(LIB)), "nothing says where the lines go");
-        assert_eq!(refused(true, &[" od other;", "+y"], Some(LIB)), "these lines are not in the file:\nod other;\n");
-        assert_eq!(refused(true, &[" other;", "+y"], Some(LIB)), "these lines are not in the file:\nother;\n");
+        assert_eq!(refused(false, &["x"], Some(LIB)), "the new file already exists");
+        assert_eq!(refused(true, &[" x", "+y"], None), "the file of this diff does not exist");
+        assert_eq!(
+            refused(true, &["+y"], Some(LIB)),
+            "the diff has no context or removed line, so its place is unknown"
+        );
+        assert_eq!(
+            refused(true, &[" od other;", "+y"], Some(LIB)),
+            "the file does not contain these lines:\nod other;\n"
+        );
+        assert_eq!(refused(true, &[" other;", "+y"], Some(LIB)), "the file does not contain these lines:\nother;\n");
         let twice = "a\nb\na\n";
-        assert_eq!(refused(true, &[" a", "+y"], Some(twice)), "these lines are in the file 2 times:\na\n");
-        assert!(refused(true, &["x"], Some(LIB)).starts_with("a line of a diff begins with"));
+        assert_eq!(
+            refused(true, &[" a", "+y"], Some(twice)),
+            "the file contains these lines 2 times, expected once:\na\n"
+        );
+        assert!(refused(true, &["x"], Some(LIB)).starts_with("a diff line must begin with"));
     }
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask bless`: renews what tests compare with.
+//! `cargo xtask bless`: renews the golden files that tests compare with.
 
 use std::process::Command;
 
@@ -6,12 +6,12 @@ use anyhow::{Context, ensure};
 
 use crate::workspace;
 
-/// Renew the emulator's golden reports, fault texts and coverage table, the CPU's recorded bits and the README's table of
-/// operations. Review the difference before you commit it.
+/// Renew the emulator's golden reports, fault texts and coverage table, the CPU's recorded bits and the README's table
+/// of operations. Review the difference before you commit it.
 #[derive(clap::Args)]
 pub struct Args {}
 
-/// Runs the tests that keep them, so that each writes what it found.
+/// Runs the tests that own the golden files with `BLESS=1`, which makes each test write its file.
 pub fn run(_: &Args) -> anyhow::Result<()> {
     for (package, tests) in
         [("ptx_emulator", &["programs", "readme"][..]), ("nvfp4-tests", &["cpu_bits", "operations"])]
@@ -19,7 +19,10 @@ pub fn run(_: &Args) -> anyhow::Result<()> {
         let mut cargo = Command::new(env!("CARGO"));
         cargo.current_dir(workspace::root()).env("BLESS", "1").args(["test", "--package", package]);
         let status = cargo.args(tests.iter().flat_map(|test| ["--test", test])).status();
-        ensure!(status.context("cannot run cargo")?.success(), "not everything could be renewed");
+        ensure!(
+            status.context("cannot run cargo")?.success(),
+            "some files were not renewed; see the failed tests above"
+        );
     }
     Ok(())
 }

@@ -12,25 +12,25 @@ pub struct Args {
     selection: Selection,
 }
 
-/// Which kernels, for what.
+/// Selection of kernels and architectures.
 #[derive(clap::Args, Default)]
 pub struct Selection {
-    /// Only this kernel (more than once for more)
+    /// Only this kernel (may be given several times)
     #[arg(long)]
     kernel: Vec<String>,
-    /// For this architecture instead of each kernel's own (more than once for more)
+    /// For this architecture instead of the kernel's own architectures (may be given several times)
     #[arg(long)]
     arch: Vec<Arch>,
 }
 
 impl Selection {
-    /// Whether it leaves nothing out.
+    /// Whether every kernel is selected for its own architectures.
     pub fn is_all(&self) -> bool {
         self.kernel.is_empty() && self.arch.is_empty()
     }
 }
 
-/// Compiles what was asked for and prints each file's path.
+/// Compiles the selected kernels and prints the path of each PTX file.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     for built in build(&args.selection)? {
         println!("{}", built.path.display());
@@ -38,7 +38,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The kernels, as `[package.metadata.kernels]` lists them.
+/// Returns the kernels that `[package.metadata.kernels]` lists.
 pub fn kernels() -> anyhow::Result<KernelCrate> {
     Ok(KernelCrate::open(workspace::kernels())?)
 }
@@ -48,7 +48,7 @@ pub fn build(selection: &Selection) -> anyhow::Result<Vec<Built>> {
     let kernels = kernels()?;
     let known: Vec<_> = kernels.kernels().iter().map(|kernel| kernel.name.as_str()).collect();
     for name in &selection.kernel {
-        ensure!(known.contains(&name.as_str()), "no kernel {name:?}; there is {}", known.join(", "));
+        ensure!(known.contains(&name.as_str()), "unknown kernel {name:?}; expected one of {}", known.join(", "));
     }
 
     let mut arches = selection.arch.clone();

@@ -1,8 +1,10 @@
-//! `cargo xtask card`: everything that can be learned of a card, in one command. Kernels prove themselves there, all tests run, the time
-//! model's probes and every variant of every kernel are measured, and what that says of the plan is written down for a person to decide.
+//! `cargo xtask card`: learns everything about a GPU in one command. It runs the kernels' self-tests and all tests,
+//! measures the time
+//! model's probes and every variant of every kernel, and writes a proposal for the plan that a person decides on.
 //!
-//! A step that fails is named at the end and keeps no other from running. Results go to `docs/measurements/card-*`, from where
-//! `cargo xtask experiments` takes them.
+//! A failed step does not stop the others; the failures are listed at the end. Results go to
+//! `docs/measurements/card-*`,
+//! where `cargo xtask experiments` reads them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,19 +23,19 @@ use crate::{
     tools, workspace,
 };
 
-/// Measure everything on the GPU of this machine, and write it to docs/measurements.
+/// Measure everything on the GPU of this machine, and write it to docs/measurements
 #[derive(clap::Args)]
 pub struct Args {
-    /// Say what would be done, and end
+    /// Print the steps and exit
     #[arg(long)]
     plan: bool,
 }
 
-/// Where results go, and what their names begin with.
+/// Prefix of the names of result files, and their folder.
 pub const PREFIX: &str = "card-";
 const FOLDER: &str = "docs/measurements";
 
-/// The shapes that variants are timed on: those of the kernel competition, of MoE layers and of decoding.
+/// Shapes that variants are timed on: shapes of the kernel competition, of MoE layers and of decoding.
 const SHAPES: [&str; 15] = [
     "moe-1",
     "moe-2",
@@ -52,31 +54,31 @@ const SHAPES: [&str; 15] = [
     "decode-16",
 ];
 
-/// What is timed of a kernel beside its instances; the empty word is the kernel as it runs unasked.
+/// Launch schedules that are timed beside a kernel's instances. Empty: the default.
 const SCHEDULES: [&str; 5] = ["", "per-group", "streams=8", "graph", "unfused"];
 
-/// Layers, and the tokens that each is timed with.
+/// Timed MoE layers, and their numbers of tokens.
 const LAYERS: [&str; 3] = ["qwen3-30b-a3b", "mixtral-8x7b", "gpt-oss-120b"];
 const LAYER_TOKENS: [usize; 4] = [1, 8, 64, 512];
 
-/// N and K of linear layers, and their tokens.
+/// N and K of timed linear layers, and their numbers of tokens.
 const LINEAR: [(usize, usize); 2] = [(7168, 2048), (4096, 7168)];
 const LINEAR_TOKENS: [usize; 5] = [1, 16, 64, 512, 4096];
 
-/// A contender's runs: rounds apart, each of so many one behind the other.
+/// Rounds per contender, and consecutive runs per round.
 const ROUNDS: usize = 6;
 const RUNS: usize = 20;
 
-/// Bytes of weights that runs go through before they use the same again: more than any second-level cache holds.
+/// Bytes of weights that runs rotate through before they reuse the first: more than any L2 holds.
 const ROTATED_BYTES: usize = 600 << 20;
 
-/// An instance that is faster than the plan's choice by this share is worth a person's look.
+/// Minimum relative gain over the plan's choice for an instance to be proposed.
 const WORTH: f64 = 0.03;
 
-/// The steps, by what is said of each.
+/// Descriptions of the steps.
 const STEPS: [&str; 6] = [
-    "self-test: every instance against the exact references, each kernel in a process of its own",
-    "tests: `cargo test --release`, which take the card where there is one",
+    "self-test: every instance against the exact references, each kernel in its own process",
+    "tests: `cargo test --release`, which use the GPU",
     "probes: benches/probes, the constants of the time model",
     "times: every variant of every kernel that passed, on 15 shapes; MoE and linear layers",
     "proposal: where another instance is faster than the plan's choice",
@@ -86,7 +88,7 @@ const STEPS: [&str; 6] = [
 /// Runs every step.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     println!(
-        "`cargo xtask card` takes an hour or two on device 0 (CUDA_VISIBLE_DEVICES chooses another), with nothing beside it:"
+        "`cargo xtask card` takes one to two hours on device 0 (CUDA_VISIBLE_DEVICES selects another); run nothing else on the GPU:"
     );
     for (number, step) in STEPS.iter().enumerate() {
         println!("  {}. {step}", number + 1);
@@ -95,10 +97,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         return Ok(());
     }
     cuda_driver::probe()
-        .map_err(|reason| anyhow!("no CUDA device: {reason}; this command is for a machine with an NVIDIA GPU"))?;
+        .map_err(|reason| anyhow!("no CUDA device: {reason}; this command needs a machine with an NVIDIA GPU"))?;
     let nvfp4 = Nvfp4::build()?;
     let verdicts = self_test(nvfp4.path())?;
-    let tried = verdicts.first().context("no kernel runs on this card")?;
+    let tried = verdicts.first().context("no kernel runs on this GPU")?;
     let files = Files { slug: slug(&tried.card) };
     println!(
         "{}, compute capability {}.{}, driver {}",
@@ -125,14 +127,14 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         println!("FAILED: {failure}");
     }
     println!(
-        "to send back: `git add docs && git commit -m \"Measured on {}\"`, as a pull request; or those files, if there is no account",
+        "to contribute: run `git add docs && git commit -m \"Measured on {}\"` and open a pull request, or send the files",
         tried.card
     );
-    ensure!(failed.is_empty(), "{} of the above failed; the rest is written", failed.len());
+    ensure!(failed.is_empty(), "{} failures, listed above; all other results were written", failed.len());
     Ok(())
 }
 
-/// Where a card's results go.
+/// Result files of a GPU.
 struct Files {
     slug: String,
 }
@@ -149,13 +151,13 @@ impl Files {
     }
 }
 
-/// A card's name in the name of a file: `geforce-rtx-5090`.
+/// Returns a GPU's name as part of a file name: `geforce-rtx-5090`.
 fn slug(card: &str) -> String {
     let name = card.strip_prefix("NVIDIA ").unwrap_or(card).to_lowercase();
     name.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty()).collect::<Vec<_>>().join("-")
 }
 
-/// What `nvfp4 selftest` says of a kernel.
+/// A kernel's verdict, as `nvfp4 selftest` prints it.
 #[derive(Debug, Serialize, Deserialize)]
 struct Verdict {
     subject: String,
@@ -178,7 +180,7 @@ impl Verdict {
         self.failed.iter().map(|FailedPart { part, why }| format!("self-test of {}, {part}: {why}", self.subject))
     }
 
-    /// The variants of a kernel of groups to time on a shape of an operation: of instances, those that passed.
+    /// Returns the variants to time on shapes of an operation: all schedules, and the instances that passed.
     fn variants(&self, op: &str) -> Vec<String> {
         let instances = self.passed.iter().filter_map(|part| part.strip_prefix(op)?.strip_prefix(' '));
         let schedules = SCHEDULES.into_iter().filter(|schedule| op == "gated" || *schedule != "unfused");
@@ -186,7 +188,7 @@ impl Verdict {
         schedules.chain(instances).map(name).collect()
     }
 
-    /// Whether it is of a kernel that computes groups.
+    /// Whether the verdict belongs to a kernel for groups.
     fn is_of_groups(&self) -> bool {
         self.subject.starts_with("gated_")
     }
@@ -195,24 +197,31 @@ impl Verdict {
 fn self_test(nvfp4: &Path) -> anyhow::Result<Vec<Verdict>> {
     let output = Command::new(nvfp4).args(["selftest", "--again", "--json"]).stderr(Stdio::inherit()).output();
     let output = output.context("cannot run nvfp4")?;
-    // 1 says that something failed, which its lines tell.
-    ensure!(matches!(output.status.code(), Some(0 | 1)), "nvfp4 selftest could not try the kernels, as it says above");
-    let text = String::from_utf8(output.stdout).context("nvfp4's output")?;
-    text.lines().map(|line| serde_json::from_str(line).with_context(|| format!("nvfp4 selftest said {line}"))).collect()
+    // 1: a part failed; the verdicts name it.
+    ensure!(
+        matches!(output.status.code(), Some(0 | 1)),
+        "nvfp4 selftest cannot run the kernels; see its message above"
+    );
+    let text = String::from_utf8(output.stdout).context("the output of nvfp4 is not UTF-8")?;
+    text.lines()
+        .map(|line| {
+            serde_json::from_str(line).with_context(|| format!("cannot parse the output of nvfp4 selftest: {line}"))
+        })
+        .collect()
 }
 
-/// Runs all tests, and keeps what was tried, skipped and wrong.
+/// Runs all tests and writes the results, skipped tests and failures.
 fn tests(files: &Files) -> anyhow::Result<()> {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.current_dir(workspace::root()).args(["test", "--release", "--no-fail-fast"]);
     let output = cargo.output().context("cannot run cargo")?;
     let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
     files.write("tests.txt", &said_by_tests(&text))?;
-    ensure!(output.status.success(), "some tests failed: {}", files.path("tests.txt").display());
+    ensure!(output.status.success(), "some tests failed; see {}", files.path("tests.txt").display());
     Ok(())
 }
 
-/// Of what cargo and the tests said: results, what was skipped, and what was wrong.
+/// Returns the lines of the tests' output with results, skipped tests and failures.
 fn said_by_tests(text: &str) -> String {
     let is_kept = |line: &&str| {
         ["test result:", "skipped:", "error"].iter().any(|begin| line.starts_with(begin))
@@ -237,29 +246,29 @@ fn probes(files: &Files) -> anyhow::Result<()> {
     files.write("probes.txt", &text)
 }
 
-/// What was timed on a card, as `docs/measurements` has it.
+/// Times of a GPU, as stored in `docs/measurements`.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Times {
     conditions: BTreeMap<String, String>,
     rounds: usize,
     runs: usize,
     shapes: BTreeMap<String, OnShape>,
-    /// Of MoE and linear layers: the median of `nvfp4 run`, whose operands a run before has left in the cache.
+    /// Median times of MoE and linear layers by `nvfp4 run`. Operands of the previous run are in the L2 cache.
     layers_us: BTreeMap<String, f64>,
 }
 
-/// A shape with the times of every contender.
+/// A shape with the times of all contenders.
 #[derive(Debug, Serialize, Deserialize)]
 struct OnShape {
     op: String,
     bytes: u64,
     operations: f64,
     us: BTreeMap<String, Time>,
-    /// Why others have none.
+    /// Contenders without a time, with the reason.
     missing: BTreeMap<String, String>,
 }
 
-/// Microseconds.
+/// Statistics of a contender's runs, in µs.
 #[derive(Debug, Serialize, Deserialize)]
 struct Time {
     median: f64,
@@ -276,16 +285,16 @@ impl Time {
     }
 }
 
-/// Times every variant, each in a process of its own, so that one that fails takes no other with it.
+/// Times every variant in its own process, so that a failure affects one variant only.
 fn times(nvfp4: &Path, verdicts: &[Verdict]) -> anyhow::Result<Times> {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.current_dir(workspace::root()).args(["build", "--release", "--package", "nvfp4-benches", "--bin", "hopper"]);
-    ensure!(cargo.status().context("cannot run cargo")?.success(), "the benchmark does not build");
+    ensure!(cargo.status().context("cannot run cargo")?.success(), "cannot build the benchmark");
     let bench = workspace::target_dir().join("release/hopper");
     let mut shapes = BTreeMap::new();
     for shape in SHAPES {
         let sizes = Bench::start(&bench)?.ask(&json!({"command": "describe", "shape": shape}))?;
-        let op = sizes["op"].as_str().context("an operation")?.to_owned();
+        let op = sizes["op"].as_str().context("the benchmark describes no operation")?.to_owned();
         let (mut us, mut missing) = (BTreeMap::new(), BTreeMap::new());
         for verdict in verdicts.iter().filter(|verdict| verdict.is_of_groups()) {
             for variant in verdict.variants(&op) {
@@ -312,7 +321,7 @@ fn time(bench: &Path, shape: &str, variant: &str) -> anyhow::Result<Time> {
     let mut bench = Bench::start(bench)?;
     bench.ask(&json!({"command": "prepare", "shape": shape, "kernels": [variant], "rotate_bytes": ROTATED_BYTES}))?;
     let mut us = Vec::new();
-    // The first round brings clocks up, and does not count.
+    // The first round raises the clocks and does not count.
     for round in 0..=ROUNDS {
         let answer = bench.ask(&json!({"command": "round", "kernel": variant, "runs": RUNS}))?;
         let times: Vec<f64> = serde_json::from_value(answer["us"].clone())?;
@@ -321,7 +330,7 @@ fn time(bench: &Path, shape: &str, variant: &str) -> anyhow::Result<Time> {
     Ok(Time::of(us))
 }
 
-/// The benchmark's process: a line in, a line out.
+/// The benchmark's process. It reads one JSON line per command and answers with one.
 struct Bench {
     child: Child,
     to: ChildStdin,
@@ -332,34 +341,41 @@ impl Bench {
     fn start(program: &Path) -> anyhow::Result<Self> {
         let mut command = Command::new(program);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-        let (to, from) = (child.stdin.take().context("piped")?, child.stdout.take().context("piped")?);
+        let (to, from) =
+            (child.stdin.take().context("stdin is piped")?, child.stdout.take().context("stdout is piped")?);
         Ok(Self { child, to, from: BufReader::new(from) })
     }
 
     fn ask(&mut self, command: &Value) -> anyhow::Result<Value> {
-        // If it has ended, reading says so, and why.
+        // If the process has ended, the read below reports it.
         let _ = writeln!(self.to, "{command}");
         let mut line = String::new();
         if self.from.read_line(&mut line)? > 0 {
-            return serde_json::from_str(&line).with_context(|| format!("the benchmark said {line}"));
+            return serde_json::from_str(&line).with_context(|| format!("cannot parse the benchmark's answer: {line}"));
         }
         let mut words = String::new();
         if let Some(error) = &mut self.child.stderr {
             std::io::Read::read_to_string(error, &mut words)?;
         }
-        bail!("{}", words.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("the benchmark ended without a word"))
+        bail!(
+            "{}",
+            words
+                .lines()
+                .rfind(|line| !line.trim().is_empty())
+                .unwrap_or("the benchmark ended without an error message")
+        )
     }
 }
 
 impl Drop for Bench {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended already; both errors are harmless.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Times of layers, of those subjects that passed.
+/// Times layers with the kernels that passed their self-test.
 fn layers(nvfp4: &Path, verdicts: &[Verdict]) -> BTreeMap<String, f64> {
     let passed = |name: &str| verdicts.iter().any(|verdict| verdict.subject == name && verdict.failed.is_empty());
     let mut runs: Vec<(String, Vec<String>)> = Vec::new();
@@ -385,7 +401,9 @@ fn layers(nvfp4: &Path, verdicts: &[Verdict]) -> BTreeMap<String, f64> {
         let mut command = Command::new(nvfp4);
         command.args(["run", "--backend", "cuda", "--verify", "sample", "--repeat", "50", "--json"]).args(words);
         let median = tools::output(&mut command).and_then(|(text, _)| {
-            serde_json::from_str::<Value>(&text)?["time_us"]["median"].as_f64().context("a median in nvfp4's JSON")
+            serde_json::from_str::<Value>(&text)?["time_us"]["median"]
+                .as_f64()
+                .context("the JSON output of nvfp4 has no median")
         });
         match median {
             Ok(median) => {
@@ -398,23 +416,23 @@ fn layers(nvfp4: &Path, verdicts: &[Verdict]) -> BTreeMap<String, f64> {
     us
 }
 
-/// What the run was made on.
+/// Returns date, GPU and commit of the measurement.
 fn conditions(verdict: &Verdict) -> anyhow::Result<BTreeMap<String, String>> {
     let root = workspace::root();
     let line = |command: &mut Command| tools::output(command).map(|(text, _)| text.trim().to_owned());
     let date = line(Command::new("date").args(["--utc", "+%Y-%m-%d"]))?;
     let commit =
         line(Command::new("git").current_dir(root).args(["describe", "--always", "--dirty"])).unwrap_or_default();
-    // Clocks where the system tells them; the card's name comes first, as in every other measurement.
+    // The GPU's name comes first, as in every other measurement. Its clocks follow if nvidia-smi reports them.
     let query = ["--id=0", "--query-gpu=name,driver_version,clocks.sm,clocks.mem,power.limit", "--format=csv,noheader"];
     let gpu = line(Command::new("nvidia-smi").args(query)).unwrap_or_default();
     let gpu = if gpu.starts_with(&verdict.card) { gpu } else { format!("{}, {}", verdict.card, verdict.driver) };
-    let note = format!("cargo xtask card, kernels of commit {commit}; no operand in the second-level cache");
+    let note = format!("cargo xtask card, kernels of commit {commit}; no operand in the L2 cache");
     Ok([("date", date), ("gpu", gpu), ("note", note)].map(|(name, text)| (name.to_owned(), text)).into())
 }
 
 impl Times {
-    /// A row for each shape and kernel: its time unasked, and the fastest of its instances.
+    /// Returns a row per shape and kernel: the time of the default variant, and the fastest instance.
     fn rows(&self) -> Vec<Row<'_>> {
         let mut rows = Vec::new();
         for (shape, on) in &self.shapes {
@@ -432,11 +450,11 @@ impl Times {
         rows
     }
 
-    /// The times as tables: what `docs/experiments.md` says of a card.
+    /// Renders the times as tables for `docs/experiments.md`.
     pub fn report(&self) -> String {
         let conditions = &self.conditions;
         let of = |name: &str| conditions.get(name).map_or("", |text| text);
-        let mut table = Table::new(2, &["shape", "kernel", "unasked, µs", "TFLOP/s", "TB/s", "fastest instance", "µs"]);
+        let mut table = Table::new(2, &["shape", "kernel", "default, µs", "TFLOP/s", "TB/s", "fastest instance", "µs"]);
         for Row { shape, kernel, unasked, fastest, us } in self.rows() {
             let (seconds, on) = (unasked * 1e-6, &self.shapes[shape]);
             table.push(vec![
@@ -458,7 +476,7 @@ impl Times {
             self.runs
         );
         if !self.layers_us.is_empty() {
-            let mut table = Table::new(1, &["layer", "µs, operands in the cache"]);
+            let mut table = Table::new(1, &["layer", "µs, operands in L2"]);
             self.layers_us.iter().for_each(|(name, us)| table.row([name.clone(), format!("{us:.1}")]));
             text += &format!("\n{table}");
         }
@@ -469,30 +487,30 @@ impl Times {
     }
 }
 
-/// What was measured of a kernel's choice on a shape.
+/// The default variant of a kernel on a shape beside its fastest instance.
 struct Row<'t> {
     shape: &'t str,
     kernel: &'t str,
-    /// Unasked, µs.
+    /// Time of the default variant in µs.
     unasked: f64,
-    /// The fastest instance that was named.
+    /// The fastest instance that was timed by name.
     fastest: &'t str,
     us: f64,
 }
 
-/// The instance of a variant `kernel,instance`.
+/// Returns the instance of a variant `kernel,instance`.
 fn instance(variant: &str) -> &str {
     variant.split_once(',').map_or(variant, |(_, instance)| instance)
 }
 
-/// What the times say of the plan.
+/// Renders the proposal: where another instance is faster than the plan's choice.
 fn proposal(card: &str, times: &Times) -> anyhow::Result<String> {
     let rows = times.rows();
     let mut kernels: Vec<_> = rows.iter().map(|row| row.kernel).collect();
     kernels.sort_unstable();
     kernels.dedup();
     let mut text = format!(
-        "# {card}: what was measured says of the plan\n\nWritten by `cargo xtask card`. Nothing of this is done yet: a person decides.\n"
+        "# {card}: proposed changes of the plan\n\nWritten by `cargo xtask card`. Nothing is changed automatically: a person decides.\n"
     );
     for kernel in kernels {
         let of_kernel = || rows.iter().filter(|row| row.kernel == kernel);
@@ -510,7 +528,7 @@ fn proposal(card: &str, times: &Times) -> anyhow::Result<String> {
         }
         let mechanism = workspace::kernel_mechanism(kernel)?;
         let plan = format!("host/src/kernels/{mechanism}/{kernel}/plan.rs");
-        text += &format!("The choice is `choose` in `{plan}`. Where it is slower:\n\n");
+        text += &format!("`choose` in `{plan}` makes the choice. Shapes on which it is slower:\n\n");
         let mut table = Table::new(1, &["shape", "the plan's choice, µs", "fastest instance", "µs", "gain"]);
         for Row { shape, unasked, fastest, us, .. } in worth {
             let gain = format!("{:.2}×", unasked / us);
@@ -524,7 +542,7 @@ fn proposal(card: &str, times: &Times) -> anyhow::Result<String> {
         }
         text += &table.to_string();
     }
-    text += "\nConstants of the time model: the table at the end of the probes' file beside this one has the names of \
+    text += "\nConstants of the time model: the table at the end of the probes' file in this folder uses the names of \
              `crates/ptx_emulator/src/timing/card.rs`.\n";
     Ok(text)
 }
@@ -534,7 +552,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cards_name_is_that_of_its_files() {
+    fn result_files_are_named_after_the_gpu() {
         assert_eq!(
             ["NVIDIA B200", "NVIDIA GeForce RTX 5090", "NVIDIA RTX PRO 6000 Blackwell (Max-Q)"].map(slug),
             ["b200", "geforce-rtx-5090", "rtx-pro-6000-blackwell-max-q"]
@@ -554,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn instances_that_passed_are_timed_on_shapes_of_their_operation() {
+    fn passed_instances_are_timed_on_shapes_of_their_operation() {
         let verdict = verdict(&["gated t64", "plain t8"]);
         let gated = verdict.variants("gated");
         assert_eq!(gated[..2], ["gated_sm100", "gated_sm100,per-group"]);
@@ -573,7 +591,7 @@ mod tests {
     }
 
     #[test]
-    fn a_faster_instance_is_proposed_and_a_schedule_is_none() {
+    fn faster_instance_is_proposed_but_no_schedule() {
         let of = |t96| {
             [("gated_sm100", 20.0), ("gated_sm100,t64", 20.2), ("gated_sm100,t96", t96), ("gated_sm100,graph", 5.0)]
         };
@@ -588,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_says_rates_and_what_is_missing() {
+    fn report_shows_rates_and_missing_contenders() {
         let text = times(&[("gated_sm100", 20.0), ("gated_sm100,t96", 16.0)]).report();
         assert!(text.starts_with("NVIDIA B200, 1; "), "{text}");
         assert!(text.contains("| moe-1 | gated_sm100 |        20.0 |     200 | 0.10 |"), "{text}");
@@ -596,13 +614,13 @@ mod tests {
     }
 
     #[test]
-    fn times_are_sorted_before_shares_are_taken() {
+    fn percentiles_are_taken_of_sorted_times() {
         let Time { median, p10, p90, runs } = Time::of((0..=10).rev().map(f64::from).collect());
         assert_eq!((median, p10, p90, runs), (5.0, 1.0, 9.0, 11));
     }
 
     #[test]
-    fn of_tests_what_was_wrong_and_what_was_skipped_is_kept() {
+    fn failed_and_skipped_tests_are_kept() {
         let text = "   Compiling x\n     Running unittests\ntest a ... ok\ntest b ... FAILED\nskipped: b on a GPU: none\ntest result: ok. 3\n";
         assert_eq!(said_by_tests(text).lines().count(), 4);
     }

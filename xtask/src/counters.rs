@@ -1,5 +1,5 @@
-//! `cargo xtask counters`: runs kernels in the emulator, every element checked, and keeps what they did in
-//! `docs/counters.json`, which `docs/counters.md` shows.
+//! `cargo xtask counters`: runs kernels in the emulator, verifies every element, and writes their counters to
+//! `docs/counters.json` and `docs/counters.md`.
 
 use std::{collections::BTreeMap, fmt::Write as _, time::Instant};
 
@@ -14,38 +14,40 @@ use crate::{
     work,
 };
 
-/// Run kernels in the emulator, every element checked, and renew docs/counters.json and docs/counters.md.
+/// Run kernels in the emulator, verify every element, and renew docs/counters.json and docs/counters.md
 #[derive(clap::Args)]
 pub struct Args {
-    /// Only these shapes; what is known of the others stays
+    /// Only these shapes; the recorded counts of other shapes stay
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     shapes: Vec<String>,
-    /// Fail if what is quickly run again does not agree with what is kept, or the page does not show it
+    /// Fail if a rerun of the quick shapes disagrees with the recorded counts, or the page is out of date
     #[arg(long, conflicts_with = "shapes")]
     check: bool,
 }
 
-/// What is counted.
+/// Recorded counts.
 const DATA: &str = "docs/counters.json";
 
-/// The page that shows it, and what stands on it beside the tables.
+/// The page with the counts, and the template of its text.
 const PAGE: &str = "docs/counters.md";
 const TEMPLATE: &str = include_str!("counters.md");
 
 const COMMAND: &str = "cargo xtask counters";
 
-/// More multiply-adds than these take more than seconds, by architecture: a kernel that decodes weights in software has many
-/// instructions. A check runs only what has no more.
+/// Multiply-adds that a check may run at most, by architecture. A run above the limit takes more than seconds: a kernel
+/// that
+/// decodes weights in software executes many instructions.
 const QUICK_MULTIPLY_ADDS: [(Arch, u64); 3] =
     [(BLACKWELL, 4_000_000_000), (HOPPER, 100_000_000), (CONSUMER, 100_000_000)];
 
-/// The architectures of the kernels that are counted: those for tensor cores.
+/// Architectures of the counted kernels: those with tensor-core kernels.
 pub const BLACKWELL: Arch = Arch::SM_100F;
 pub const HOPPER: Arch = Arch::SM_90A;
 const CONSUMER: Arch = Arch::SM_120F;
 
-/// The variants that are compared, and on which shape: all kinds on the smallest MoE layer, one launch and a launch for
-/// each group on one of eight ragged groups.
+/// Compared variants, by shape: all kinds on the smallest MoE layer; one launch and a launch per group on a shape of
+/// eight
+/// ragged groups.
 pub const VARIANTS: [(&str, &[&str]); 2] = [
     (
         "moe-4",
@@ -66,21 +68,21 @@ pub const VARIANTS: [(&str, &[&str]); 2] = [
     ("moe-2", &["t64", "t64,per-group"]),
 ];
 
-/// Shapes of which the Hopper kernel is counted too.
+/// Shapes on which the Hopper kernel is counted too.
 const ON_HOPPER: [&str; 5] = ["dual-test-2", "group-test-5", "group-4", "moe-4", "decode-1"];
 
-/// And that for RTX 50, RTX PRO and DGX Spark.
+/// Shapes on which the kernel for RTX 50, RTX PRO and DGX Spark is counted too.
 const ON_CONSUMER: [&str; 3] = ["dual-test-2", "group-test-5", "group-4"];
 
-/// The least share of useful multiply-adds on the shapes that 128-row tiles waste most on.
+/// Minimum share of useful multiply-adds on the shapes for which 128-row tiles waste most.
 const LEAST_USEFUL: f64 = 0.94;
 const WASTEFUL: [&str; 2] = ["moe-1", "moe-2"];
 
-/// What is run: architecture, shape, variant.
+/// A run: architecture, shape, variant.
 type Job = (Arch, &'static Shape, &'static str);
 
 fn jobs() -> Vec<Job> {
-    let named = |name: &str| work::shape(name).expect("a built-in shape");
+    let named = |name: &str| work::shape(name).expect("the shape is built in");
     let all = shape::builtin().iter().map(|shape| (BLACKWELL, shape, ""));
     let variants = VARIANTS
         .iter()
@@ -94,10 +96,10 @@ fn is_quick((arch, shape, _): &Job) -> bool {
     QUICK_MULTIPLY_ADDS.iter().any(|(of, most)| of == arch && work::multiply_adds(shape) <= *most)
 }
 
-/// Runs what was asked for, checks what is known to be so, and writes or compares data and page.
+/// Runs the requested kernels, checks their invariants, and writes or checks the data and the page.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     for name in &args.shapes {
-        ensure!(work::shape(name).is_some(), "no shape {name:?}; `nvfp4 shapes` lists them");
+        ensure!(work::shape(name).is_some(), "unknown shape {name:?}; `nvfp4 shapes` lists all shapes");
     }
     let wanted = |job: &Job| match args.check {
         true => is_quick(job),
@@ -126,10 +128,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         if args.check {
             let known = runs.get(&key(&arch.to_string(), &shape.name, variant));
             let agrees = known.is_some_and(|known| run.agrees(known));
-            ensure!(agrees, "{DATA} has {known:?}, now it is {run:?}: run `{COMMAND}`");
+            ensure!(agrees, "{DATA} records {known:?}, but the rerun found {run:?}; run `{COMMAND}`");
         } else {
             runs.insert(key(&arch.to_string(), &shape.name, variant), run);
-            // At once: who interrupts the command has the runs so far.
+            // Written after every run, so that an interrupted command keeps the runs so far.
             document::whole(DATA, &json(&in_order(&runs)), Mode::Write, COMMAND)?;
         }
         again += 1;
@@ -145,38 +147,44 @@ fn key(arch: &str, shape: &str, variant: &str) -> [String; 3] {
     [arch, shape, variant].map(str::to_owned)
 }
 
-/// The runs that are kept.
+/// Reads the recorded runs.
 pub fn read() -> anyhow::Result<Vec<Run>> {
     serde_json::from_str(&document::read(DATA)?).context(DATA)
 }
 
-/// An array with a run on each line.
+/// Formats the runs as an array with one run per line.
 fn json(runs: &[Run]) -> String {
-    let lines: Vec<_> = runs.iter().map(|run| serde_json::to_string(run).expect("plain data")).collect();
+    let lines: Vec<_> = runs.iter().map(|run| serde_json::to_string(run).expect("a run serializes to JSON")).collect();
     format!("[\n{}\n]\n", lines.join(",\n"))
 }
 
-/// What holds of every run of the Blackwell kernel: it reads weights by bulk copies alone, once for each tile of tokens;
-/// little of what it issues is wasted; and with one stage no load runs beside an MMA.
+/// Checks the invariants of a run of the Blackwell kernel:
+/// - Weights are read by bulk copies only, once per tile of tokens.
+/// - Few of the issued multiply-adds are wasted.
+/// - With one stage, no load runs beside an MMA.
 fn check(run: &Run, shape: &Shape) -> anyhow::Result<()> {
     if run.arch != BLACKWELL.to_string() {
         return Ok(());
     }
     let place = || format!("{} on {}, variant {:?}, entry {}", run.shape, run.arch, run.variant, run.entry);
-    let tile = run.tile_tokens().with_context(|| format!("{}: its name tells no tile", place()))?;
+    let tile = run.tile_tokens().with_context(|| format!("{}: the entry's name contains no tile size", place()))?;
     let expected = [work::weight_bytes(shape, tile), 0];
-    ensure!(run.weights == expected, "{}: bytes of weights {:?}, not {expected:?}", place(), run.weights);
-    ensure!(run.variant != "t64_s1" || run.loads[1] == 0, "{}: a pipeline of one stage overlaps", place());
+    ensure!(run.weights == expected, "{}: read {:?} bytes of weights, expected {expected:?}", place(), run.weights);
+    ensure!(run.variant != "t64_s1" || run.loads[1] == 0, "{}: loads overlap MMAs in a pipeline of one stage", place());
     let useful = run.useful(shape);
     let must = WASTEFUL.contains(&run.shape.as_str()) && run.variant.is_empty();
-    ensure!(!must || useful >= LEAST_USEFUL, "{}: {useful:.3} of the multiply-adds are useful", place());
+    ensure!(
+        !must || useful >= LEAST_USEFUL,
+        "{}: only {useful:.3} of the multiply-adds are useful, expected at least {LEAST_USEFUL}",
+        place()
+    );
     Ok(())
 }
 
 fn page(runs: &[Run]) -> String {
     let of = |arch: Arch, default: bool| {
         let chosen = runs.iter().filter(|run| run.arch == arch.to_string() && run.variant.is_empty() == default);
-        chosen.map(|run| (run, work::shape(&run.shape).expect("its shape"))).collect()
+        chosen.map(|run| (run, work::shape(&run.shape).expect("the run's shape is built in"))).collect()
     };
     TEMPLATE
         .replace("{{blackwell}}\n", &all(&of(BLACKWELL, true)))
@@ -235,7 +243,7 @@ fn waiting(rows: &Rows<'_>) -> String {
     table.to_string()
 }
 
-/// What variants of one kernel differ in.
+/// Returns a table of the counters in which variants of a kernel differ.
 pub fn variants(rows: &Rows<'_>) -> String {
     let header = [
         "shape",
@@ -277,7 +285,7 @@ pub fn variants(rows: &Rows<'_>) -> String {
     table.to_string()
 }
 
-/// Kernels whose accumulators are registers; `beside` is the heading of loads beside products.
+/// Returns a table of kernels that accumulate in registers. `beside`: heading of the column of loads beside products.
 fn sums_in_registers(rows: &Rows<'_>, beside: &str) -> String {
     let header = [
         "shape",
@@ -311,12 +319,12 @@ fn sums_in_registers(rows: &Rows<'_>, beside: &str) -> String {
     table.to_string()
 }
 
-/// A share, as `97.3 %`.
+/// Formats a share as `97.3 %`.
 pub fn percent(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)
 }
 
-/// A number with its digits in threes.
+/// Formats a number with a comma after every three digits.
 pub fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -335,7 +343,7 @@ mod tests {
     use crate::build_ptx;
 
     #[test]
-    fn numbers_are_grouped_in_threes() {
+    fn thousands_are_separated_by_commas() {
         assert_eq!([0, 999, 1000, 1_234_567].map(thousands), ["0", "999", "1,000", "1,234,567"]);
     }
 
@@ -349,13 +357,13 @@ mod tests {
     }
 
     #[test]
-    fn what_a_check_runs_again_is_in_every_table() {
+    fn check_reruns_quick_jobs_of_every_table() {
         let quick: Vec<_> = jobs().into_iter().filter(is_quick).collect();
         assert!(quick.iter().any(|(arch, ..)| *arch == HOPPER) && quick.len() >= 15, "{}", quick.len());
     }
 
     #[test]
-    fn the_page_shows_what_is_kept() {
+    fn page_shows_recorded_counts() {
         document::whole(PAGE, &page(&read().unwrap()), Mode::Check, COMMAND).unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! Documents in the repository that a command writes, whole or between two marks: renewed, or compared.
+//! Writes or checks generated documents of the repository, either whole files or the section between two marks.
 
 use std::fs;
 
@@ -6,36 +6,37 @@ use anyhow::{Context, ensure};
 
 use crate::workspace;
 
-/// What to do with a document that is made again.
+/// How a regenerated document is treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Write it.
+    /// Write the document.
     Write,
-    /// Fail if it would change.
+    /// Fail if the document would change.
     Check,
 }
 
-/// Writes or compares a document of the repository.
+/// Writes or checks a whole document of the repository.
 pub fn whole(path: &str, text: &str, mode: Mode, command: &str) -> anyhow::Result<()> {
     if mode == Mode::Write {
         return write(path, text);
     }
-    ensure!(read(path)? == text, "{path} is not what `{command}` makes of it now: run that, look, commit");
+    ensure!(read(path)? == text, "{path} is out of date: run `{command}`, review the result and commit it");
     Ok(())
 }
 
-/// Writes or compares a section of a document: what stands between the lines `<!-- begin NAME -->` and `<!-- end NAME -->`.
+/// Writes or checks the section of a document between the lines `<!-- begin NAME -->` and `<!-- end NAME -->`.
 pub fn section(path: &str, name: &str, text: &str, mode: Mode, command: &str) -> anyhow::Result<()> {
     let old = read(path)?;
-    let new = replaced(&old, name, text).with_context(|| format!("{path} lacks the marks of the section {name}"))?;
+    let new =
+        replaced(&old, name, text).with_context(|| format!("{path} has no marks `begin {name}` and `end {name}`"))?;
     if mode == Mode::Write {
         return write(path, &new);
     }
-    ensure!(old == new, "the section {name} of {path} is not what `{command}` makes of it now: run that, look, commit");
+    ensure!(old == new, "section {name} of {path} is out of date: run `{command}`, review the result and commit it");
     Ok(())
 }
 
-/// A document with another text between the marks of a section.
+/// Returns the document with `text` between the marks of the section `name`. `None`: the marks are missing.
 fn replaced(document: &str, name: &str, text: &str) -> Option<String> {
     let (begin, end) = (format!("<!-- begin {name} -->\n"), format!("<!-- end {name} -->\n"));
     let (before, rest) = document.split_once(&begin)?;
@@ -43,7 +44,7 @@ fn replaced(document: &str, name: &str, text: &str) -> Option<String> {
     Some([before, &begin, text, &end, after].concat())
 }
 
-/// A document's text.
+/// Reads a document.
 pub fn read(path: &str) -> anyhow::Result<String> {
     fs::read_to_string(workspace::root().join(path)).with_context(|| format!("cannot read {path}"))
 }
@@ -57,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_between_the_marks_changes() {
+    fn only_text_between_the_marks_changes() {
         let document = "a\n<!-- begin x -->\nold\n<!-- end x -->\nb\n";
         assert_eq!(replaced(document, "x", "new\n").unwrap(), document.replace("old", "new"));
         assert_eq!(replaced(document, "x", "old\n").unwrap(), document);

@@ -1,7 +1,8 @@
-//! Runs `nvfp4 run --backend emulated` and keeps of its counters what documents speak of.
+//! Runs `nvfp4 run --backend emulated` and keeps the counters that the documents show.
 //!
-//! Everything kept is an integer that the `fair` schedule makes again exactly, of the same PTX. It is the command that runs, as
-//! it ships: optimized, and built anew with a kernel, which this program need not be.
+//! Every kept number is an integer that the `fair` schedule reproduces exactly for the same PTX. The released command
+//! is
+//! run because it is optimized and rebuilt with every kernel; xtask need not be.
 
 use std::{
     path::{Path, PathBuf},
@@ -14,68 +15,72 @@ use serde::{Deserialize, Serialize};
 
 use crate::{tools, work, workspace};
 
-/// By how much shares, and counts in proportion, may differ from what is kept.
+/// Allowed difference of shares, and relative difference of counts, from the recorded ones.
 const DRIFT: f64 = 0.05;
 
-/// A run in the emulator: what was asked for, and what was counted.
+/// A run in the emulator: its arguments and its counters.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Run {
     pub arch: String,
     pub shape: String,
-    /// As `--variant` takes it; nothing for what is chosen unasked.
+    /// Variant as `--variant` takes it. Empty: the default variant.
     pub variant: String,
-    /// The entries that ran.
+    /// Names of the entries that ran.
     pub entry: String,
     pub launches: u64,
     pub ctas: u64,
     pub shared_bytes: u64,
     pub tmem_columns: u64,
-    /// Bytes of weights that bulk copies read, and that other loads did.
+    /// Bytes of weights read by bulk copies, and by other loads.
     pub weights: [u64; 2],
-    /// The same of tokens.
+    /// Bytes of tokens read by bulk copies, and by other loads.
     pub tokens: [u64; 2],
-    /// The same of what one launch leaves for another.
+    /// Bytes of intermediate results between launches read by bulk copies, and by other loads.
     pub intermediate: [u64; 2],
-    /// Bytes of the output that bulk copies wrote, and that other stores did.
+    /// Bytes of the output written by bulk copies, and by other stores.
     pub output: [u64; 2],
-    /// Distinct bytes of global memory read and written.
+    /// Distinct bytes of global memory read, and written.
     pub distinct: [u64; 2],
     pub multiply_adds: u64,
     pub bank_conflicts: u64,
-    /// Warp instructions of all warps.
+    /// Number of warp instructions of all warps.
     pub warp_instructions: u64,
-    /// Loads that a warp waited for, those of them beside matrix operations, and such operations.
+    /// Number of loads that a warp waited for, number of these beside matrix operations, and number of those
+    /// operations.
     pub loads: [u64; 3],
-    /// Steps of the emulator, summed over CTAs.
+    /// Emulator steps, summed over CTAs.
     pub steps: u64,
-    /// How many of those steps a warp waited, by its index in the CTA.
+    /// Number of steps during which a warp waited, by the warp's index in the CTA.
     pub waited: Vec<u64>,
 }
 
 impl Run {
-    /// The most tokens of a tile, which the entry's name says: `gated_sm100_t64`, `gated_sm90_t64`.
+    /// Maximum tokens of a tile, from the entry's name: `gated_sm100_t64`, `gated_sm90_t64`. `None`: the name has no
+    /// tile
+    /// size.
     pub fn tile_tokens(&self) -> Option<usize> {
         let words = self.entry.split([',', '_']);
         words.skip(2).find_map(|word| word.trim_start_matches('t').parse().ok())
     }
 
-    /// The share of multiply-adds that belong to an element of the output of its shape.
+    /// Share of the multiply-adds that contribute to an element of the output of `shape`.
     pub fn useful(&self, shape: &Shape) -> f64 {
         work::multiply_adds(shape) as f64 / self.multiply_adds as f64
     }
 
-    /// The share of loads that ran beside matrix operations.
+    /// Share of loads that ran beside matrix operations.
     pub fn overlap(&self) -> f64 {
         self.loads[1] as f64 / self.loads[0].max(1) as f64
     }
 
-    /// Matrix operations between a load's request and its use, on average.
+    /// Average number of matrix operations between a load's request and its use.
     pub fn ahead(&self) -> f64 {
         self.loads[2] as f64 / self.loads[0].max(1) as f64
     }
 
-    /// Whether another run counted the same. What a plan decides must be equal. What changes with the compiler's placing of
-    /// instructions may be off by [`DRIFT`].
+    /// Whether two runs counted the same. Counts that the plan decides must be equal. Counts that depend on the
+    /// compiler's
+    /// instruction order may differ by [`DRIFT`].
     pub fn agrees(&self, other: &Self) -> bool {
         let planned = |run: &Self| Self {
             warp_instructions: 0,
@@ -93,30 +98,30 @@ impl Run {
             && self.waiting().zip(other.waiting()).all(|(a, b)| near(a, b, 1.0))
     }
 
-    /// The share of its time that each warp waited.
+    /// Share of the steps during which each warp waited.
     pub fn waiting(&self) -> impl Iterator<Item = f64> {
         self.waited.iter().map(|&steps| steps as f64 / self.steps.max(1) as f64)
     }
 }
 
-/// The command `nvfp4`.
+/// Path of the command `nvfp4`.
 pub struct Nvfp4(PathBuf);
 
 impl Nvfp4 {
-    /// Builds it as `cargo run --release` does.
+    /// Builds the command as `cargo run --release` does.
     pub fn build() -> anyhow::Result<Self> {
         let mut cargo = Command::new(env!("CARGO"));
         let status = cargo.current_dir(workspace::root()).args(["build", "--release", "--bin", "nvfp4"]).status();
-        ensure!(status.context("cannot run cargo")?.success(), "nvfp4 does not build");
+        ensure!(status.context("cannot run cargo")?.success(), "cannot build nvfp4");
         Ok(Self(workspace::target_dir().join("release/nvfp4")))
     }
 
-    /// Where it lies.
+    /// Path of the command.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Runs a shape on the `fair` schedule, sanitizer on, every element checked against the oracle.
+    /// Runs a shape on the `fair` schedule with the sanitizer, and checks every element against the oracle.
     pub fn run(&self, arch: &str, shape: &str, variant: &str) -> anyhow::Result<Run> {
         let mut command = Command::new(&self.0);
         command.args(["run", "--backend", "emulated", "--schedule", "fair", "--json"]);
@@ -126,8 +131,9 @@ impl Nvfp4 {
         }
         let (json, _) =
             tools::output(&mut command).with_context(|| format!("{shape} on {arch}, variant {variant:?}"))?;
-        let Printed { launches, counters, verified } = serde_json::from_str(&json).context("nvfp4's JSON")?;
-        ensure!(verified, "{shape} on {arch}, variant {variant:?}: not verified");
+        let Printed { launches, counters, verified } =
+            serde_json::from_str(&json).context("cannot parse the JSON output of nvfp4")?;
+        ensure!(verified, "{shape} on {arch}, variant {variant:?}: the output is wrong");
         let Counters { kernel, ctas, cta_steps, total, roles, buffers, .. } = counters;
         let sum = |name: &str, bytes: fn(&Buffer) -> [u64; 2]| {
             let named = buffers.iter().filter(|buffer| buffer.name.as_deref() == Some(name)).map(bytes);
@@ -158,7 +164,7 @@ impl Nvfp4 {
     }
 }
 
-/// What is read of `nvfp4 run --json`.
+/// The part of `nvfp4 run --json` that is read.
 #[derive(Deserialize)]
 struct Printed {
     launches: u64,
@@ -210,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_agree_where_only_the_compiler_placed_instructions_otherwise() {
+    fn runs_agree_despite_moved_instructions() {
         let kept = Run {
             arch: "sm_100f".into(),
             shape: "moe-1".into(),

@@ -1,6 +1,9 @@
-//! `cargo xtask experiments`: writes `docs/experiments.md` of what was counted (`docs/counters.json`), what was measured
-//! (`docs/measurements/*.json`), what was predicted (`docs/time-model.json`), and what was tried on Hopper and in the model of a
-//! B200 (`benches/*/steps.toml`). Runs nothing itself.
+//! `cargo xtask experiments`: writes `docs/experiments.md` without running anything. Sources:
+//!
+//! - counters: `docs/counters.json`
+//! - measurements: `docs/measurements/*.json`
+//! - predictions: `docs/time-model.json`
+//! - optimization steps on Hopper and in the time model of a B200: `benches/*/steps.toml`
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,10 +25,10 @@ use crate::{
     time_model, tools, work, workspace,
 };
 
-/// Renew docs/experiments.md from what was counted and measured.
+/// Renew docs/experiments.md from counters and measurements.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Fail if the page is not what counts and measurements make of it
+    /// Fail if the page is out of date
     #[arg(long)]
     check: bool,
 }
@@ -34,29 +37,30 @@ const PAGE: &str = "docs/experiments.md";
 const TEMPLATE: &str = include_str!("experiments.md");
 const COMMAND: &str = "cargo xtask experiments";
 
-/// Results of the benchmark on cards, a file each.
+/// Folder of benchmark results, one file per GPU and benchmark.
 const MEASUREMENTS: &str = "docs/measurements";
 
-/// The steps by which the Hopper kernel became what it is, and those of the Blackwell kernel in the time model.
+/// Optimization steps of the Hopper kernel, and of the Blackwell kernel in the time model.
 const STEPS: &str = "benches/hopper/steps.toml";
 const MODELLED_STEPS: &str = "benches/blackwell/steps.toml";
 
-/// The card that the Blackwell kernel is planned for.
+/// The GPU that the Blackwell kernel is planned for.
 const B200: Gpu = GPUS[0];
 
-/// The shape that variants are counted on.
+/// Shape on which the variants are compared.
 const VARIANTS_SHAPE: &str = "moe-4";
 
-/// When a change is taken: on the geometric mean of all shapes it is faster by this, on none it is slower, and repeats
-/// spread by less than this.
+/// Rule for accepting a change: on the geometric mean of all shapes it is faster by at least the factor `ACCEPTED`, it
+/// is
+/// slower on no shape, and the repeats spread by less than `SPREAD`.
 const ACCEPTED: f64 = 1.4;
 const SPREAD: f64 = 0.05;
 
-/// Makes the text of a measurement: times, rates and goals.
+/// Script that renders the report of a measurement: times, rates and goals.
 const REPORT: &str = "benches/hopper/report.py";
 
-/// Changes that the acceptance rule is put to: what is changed, the variant without it and with it. An empty word is the
-/// kernel as it runs unasked.
+/// Changes that the acceptance rule is applied to: name of the change, variant without it, variant with it. An empty
+/// variant is the default one.
 const CHANGES: [(&str, &str, &str); 9] = [
     ("stages", "t64_s1", "t64"),
     ("tiles", "t128", "t64"),
@@ -69,12 +73,12 @@ const CHANGES: [(&str, &str, &str); 9] = [
     ("fused", "unfused", ""),
 ];
 
-/// Renders the page, and writes or compares it.
+/// Renders the page, and writes or checks it.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     make(if args.check { Mode::Check } else { Mode::Write })
 }
 
-/// Writes the page.
+/// Renders and writes the page.
 pub fn renew() -> anyhow::Result<()> {
     make(Mode::Write)
 }
@@ -84,14 +88,14 @@ fn make(mode: Mode) -> anyhow::Result<()> {
     document::whole(PAGE, &page(&runs, &measurements)?, mode, COMMAND)
 }
 
-/// A result of the benchmark on a card: what the acceptance rule needs of it.
+/// The part of a benchmark result that the acceptance rule needs.
 #[derive(Deserialize)]
 struct Measurement {
     conditions: BTreeMap<String, String>,
     shapes: BTreeMap<String, Measured>,
 }
 
-/// What was measured on a shape: microseconds, by contender.
+/// Microseconds of a shape by contender.
 #[derive(Deserialize)]
 struct Measured {
     us: BTreeMap<String, Time>,
@@ -110,7 +114,7 @@ fn measurements() -> anyhow::Result<Vec<(String, Measurement)>> {
         Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
         Err(_) => Vec::new(),
     };
-    // Beside them are verdicts of self-tests.
+    // The folder also holds verdicts of self-tests.
     let is_measurement = |name: &str| name.ends_with(".json") && !name.ends_with("-selftest.json");
     files.retain(|file| file.file_name().and_then(|name| name.to_str()).is_some_and(is_measurement));
     files.sort();
@@ -122,13 +126,13 @@ fn measurements() -> anyhow::Result<Vec<(String, Measurement)>> {
     files.iter().map(|file| read(file).with_context(|| format!("cannot read {}", file.display()))).collect()
 }
 
-/// A step on the way to the Hopper kernel.
+/// An optimization step of a kernel.
 #[derive(Deserialize)]
 struct Step {
     name: String,
     mechanism: String,
     prediction: String,
-    /// Nothing until it has been measured.
+    /// `None`: not measured yet.
     outcome: Option<String>,
     #[serde(default)]
     times: Option<toml::Value>,
@@ -158,7 +162,7 @@ fn page(runs: &[Run], measurements: &Measurements) -> anyhow::Result<String> {
     let mut text = TEMPLATE.to_owned();
     let mut fill = |name: &str, with: String| {
         let place = format!("{{{{{name}}}}}\n");
-        ensure!(text.contains(&place), "xtask/src/experiments.md has no {place}");
+        ensure!(text.contains(&place), "xtask/src/experiments.md has no placeholder {place}");
         text = text.replace(&place, &with);
         Ok(())
     };
@@ -183,15 +187,16 @@ fn page(runs: &[Run], measurements: &Measurements) -> anyhow::Result<String> {
     fill("measurements", measured(measurements)?)?;
     fill("steps", steps_text(&steps(STEPS)?))?;
     fill("modeled steps", steps_text(&steps(MODELLED_STEPS)?))?;
-    ensure!(!text.contains("{{"), "xtask/src/experiments.md has a place that nothing fills");
+    ensure!(!text.contains("{{"), "xtask/src/experiments.md has a placeholder that nothing fills");
     Ok(text)
 }
 
 fn shape(name: &str) -> &'static Shape {
-    work::shape(name).expect("a built-in shape")
+    work::shape(name).expect("the shape is built in")
 }
 
-/// What share of the multiply-adds is useful, as the kernel issues them and where tokens are rows of tiles.
+/// Returns a table of the useful share of the multiply-adds: as the kernel issues them, and if tokens were rows of
+/// tiles.
 fn waste(runs: &[Run]) -> String {
     let mut table = Table::new(2, &["shape", "entry", "useful, tokens on N", "useful, tokens on M in tiles of 128"]);
     for run in unasked(runs) {
@@ -224,7 +229,7 @@ fn stores(runs: &[Run]) -> String {
     table.to_string()
 }
 
-/// Launches, waves and what idles in them, by arithmetic, with the tiles that the kernel takes unasked.
+/// Returns a table of calculated launches, waves and idle shares, for the default tiles of each shape.
 fn launches(runs: &[Run]) -> String {
     let header = ["shape", "entry", "tiles", "waves", "idle", "launches, one a group", "waves", "idle"];
     let mut table = Table::new(2, &header);
@@ -240,14 +245,14 @@ fn launches(runs: &[Run]) -> String {
     table.to_string()
 }
 
-/// Runs of MoE shapes as the kernel computes them unasked.
+/// Returns the runs of MoE shapes with the default variant.
 fn unasked(runs: &[Run]) -> impl Iterator<Item = &Run> {
     let chosen = runs.iter().filter(|run| run.arch == counters::BLACKWELL.to_string() && run.variant.is_empty());
     chosen.filter(|run| run.shape.starts_with("moe-") || run.shape.starts_with("decode-"))
 }
 
 fn fusion(runs: &[Run]) -> String {
-    let header = ["shape", "variant", "launches", "read", "written", "of it between launches"];
+    let header = ["shape", "variant", "launches", "read", "written", "between launches"];
     let mut table = Table::new(2, &header);
     for run in
         runs.iter().filter(|run| run.shape == VARIANTS_SHAPE && ["t128", "unfused"].contains(&run.variant.as_str()))
@@ -259,12 +264,13 @@ fn fusion(runs: &[Run]) -> String {
     table.to_string()
 }
 
-/// The speed of light of a card: the longer of reading and writing every byte once, and of doing every operation once.
+/// Returns a table of the speed of light on a B200. It is the longer of two times: to read and write every byte once,
+/// and
+/// to execute every operation once.
 fn light() -> String {
-    /// A B200 as the earlier attempt took it.
+    /// Figures of a B200 that the earlier attempt assumed.
     const THEN: Peaks = Peaks { bytes_per_second: 4.5e12, ops_per_second: 2.5e15 };
-    let header =
-        ["shape", "bytes, µs", "operations, µs", "light, µs", "bound by", "with the figures of then", "bound by"];
+    let header = ["shape", "bytes, µs", "operations, µs", "light, µs", "bound by", "light, old figures", "bound by"];
     let mut table = Table::new(1, &header);
     for name in ["moe-1", "moe-2", "moe-3", "moe-4", "decode-1", "group-1", "group-2", "group-3", "group-4"] {
         let work = work::roofline(shape(name));
@@ -280,7 +286,7 @@ fn light() -> String {
     table.to_string()
 }
 
-/// Puts the acceptance rule to a change, for every kernel and on every measurement that has both.
+/// Applies the acceptance rule to a change, for every kernel and every measurement that has both variants.
 fn accepted(measurements: &Measurements, kernels: &[&str], without: &str, with: &str) -> String {
     let mut lines = Vec::new();
     for (file, measurement) in measurements {
@@ -311,12 +317,12 @@ fn accepted(measurements: &Measurements, kernels: &[&str], without: &str, with: 
     }
     let b200 = measurements.iter().any(|(_, measurement)| measurement.card().contains("B200"));
     if !b200 {
-        lines.push("- On a B200: not measured: no B200.\n".to_owned());
+        lines.push("- On a B200: not measured, no B200 is available.\n".to_owned());
     }
     lines.concat()
 }
 
-/// The same rule on the times that a model of a B200 predicts, which have no spread.
+/// Applies the same rule to times predicted for a B200, which have no spread.
 fn accepted_in_model(modeled: &BTreeMap<(String, String), f64>, without: &str, with: &str) -> String {
     let us = |variant: &str, shape: &str| modeled.get(&(variant.to_owned(), shape.to_owned()));
     let shapes: BTreeSet<&str> = modeled.keys().map(|(_, shape)| &**shape).collect();
@@ -326,7 +332,7 @@ fn accepted_in_model(modeled: &BTreeMap<(String, String), f64>, without: &str, w
     let mean = geomean(ratios.iter().map(|(_, ratio)| *ratio));
     let name = |variant: &str| if variant.is_empty() { "the default".to_owned() } else { format!("`{variant}`") };
     format!(
-        "- Modeled for a B200 ([time-model.md](time-model.md)), no card's time: {} against {}, {mean:.2}× on the geometric mean \
+        "- Modeled for a B200 ([time-model.md](time-model.md)), not measured: {} against {}, {mean:.2}× on the geometric mean \
          of {} shapes, least {least:.2}× ({slowest}): the rule would {}.\n",
         name(with),
         name(without),
@@ -335,32 +341,32 @@ fn accepted_in_model(modeled: &BTreeMap<(String, String), f64>, without: &str, w
     )
 }
 
-/// What a kernel of Triton's takes in the model of a B200, beside this one.
+/// Compares Triton's kernel with `gated_sm100` by predicted times for a B200.
 fn triton(ratios: &[(&str, f64)]) -> String {
     let Some((closest, least)) = ratios.iter().min_by(|a, b| a.1.total_cmp(&b.1)) else { return String::new() };
     let mean = geomean(ratios.iter().map(|(_, ratio)| *ratio));
     format!(
-        "- Modeled for a B200 ([time-model.md](time-model.md)), no card's time: Triton takes {mean:.2} times as long as `gated_sm100` on the \
+        "- Modeled for a B200 ([time-model.md](time-model.md)), not measured: Triton takes {mean:.2} times as long as `gated_sm100` on the \
          geometric mean of {} shapes, at least {least:.2} times ({closest}).\n",
         ratios.len()
     )
 }
 
 impl Time {
-    /// How far apart repeats are, as a share of the median.
+    /// Spread of the repeats, as a share of the median.
     fn spread(&self) -> f64 {
         (self.p90 - self.p10) / self.median
     }
 }
 
 impl Measurement {
-    /// The card's name.
+    /// Name of the GPU.
     fn card(&self) -> &str {
-        self.conditions.get("gpu").and_then(|gpu| gpu.split(',').next()).unwrap_or("an unnamed card")
+        self.conditions.get("gpu").and_then(|gpu| gpu.split(',').next()).unwrap_or("an unnamed GPU")
     }
 }
 
-/// Each measurement as its own report has it: the benchmark's, or that of `cargo xtask card`.
+/// Returns the report of each measurement, by the benchmark's script or by `cargo xtask card`.
 fn measured(measurements: &Measurements) -> anyhow::Result<String> {
     let mut text = String::new();
     for (file, _) in measurements {
@@ -394,7 +400,7 @@ fn steps_text(steps: &[Step]) -> String {
     steps.iter().map(one).collect::<String>().trim_end().to_owned() + "\n"
 }
 
-/// A value of TOML as words: `moe-1 350 → 280; decode-1 110`.
+/// Formats a TOML value as text: `moe-1 350 → 280; decode-1 110`.
 fn plain(value: &toml::Value) -> String {
     match value {
         toml::Value::String(text) => text.trim().to_owned(),
@@ -422,17 +428,17 @@ mod tests {
     }
 
     #[test]
-    fn the_rule_wants_a_mean_and_no_shape_slower() {
+    fn rule_requires_the_mean_and_no_slower_shape() {
         let said = |without, with| accepted(&measurement(without, with), &["gated_sm90"], "t64_s1", "t64");
         assert!(said([2.0, 2.0], [1.0, 1.0]).contains("2.00× on the geometric mean of 2 shapes"));
         assert!(said([2.0, 2.0], [1.0, 1.0]).contains("the rule holds"));
         assert!(said([4.0, 0.9], [1.0, 1.0]).contains("least 0.90× (moe-2), spread 1.0 %: the rule does not hold"));
         assert!(said([1.3, 1.3], [1.0, 1.0]).contains("does not hold"));
-        assert!(said([2.0, 2.0], [1.0, 1.0]).ends_with("- On a B200: not measured: no B200.\n"));
+        assert!(said([2.0, 2.0], [1.0, 1.0]).ends_with("- On a B200: not measured, no B200 is available.\n"));
     }
 
     #[test]
-    fn steps_read_as_sentences() {
+    fn steps_are_listed_as_text() {
         let toml =
             "[[step]]\nname = 'A'\nmechanism = 'm'\nprediction = 'p'\noutcome = 'o'\ntimes = { moe-1 = [3, 2] }\n";
         let Steps { steps } = toml::from_str(toml).unwrap();

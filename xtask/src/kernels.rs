@@ -1,5 +1,5 @@
-//! `cargo xtask kernels`: the table of kernels in the documents, made of their rows in `[package.metadata.kernels]` and of the first
-//! paragraph of each kernel's folder.
+//! `cargo xtask kernels`: writes the table of kernels in the documents from `[package.metadata.kernels]` and the first
+//! paragraph of each kernel's `mod.rs`.
 
 use std::fs;
 
@@ -15,14 +15,14 @@ use crate::{
 /// Renew the table of kernels in the documents.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Fail if a document has another table
+    /// Fail if a table in the documents is out of date
     #[arg(long)]
     check: bool,
 }
 
 const PAGES: [&str; 2] = ["README.md", "kernels-gpu/README.md"];
 
-/// Writes the table, or compares it.
+/// Writes or checks the table.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut table = Table::new(3, &["kernel", "compiled for", "what it is"]);
     for kernel in KernelCrate::open(workspace::kernels())?.kernels() {
@@ -30,7 +30,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         let file = workspace::kernel_source(&kernel.name)?;
         let source = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
         let about = first_paragraph(&source);
-        ensure!(!about.is_empty(), "{} does not begin with what the kernel is", file.display());
+        ensure!(!about.is_empty(), "{} must begin with a `//!` paragraph that describes the kernel", file.display());
         table.row([format!("`{}`", kernel.name), arches.join(", "), about]);
     }
     let mode = if args.check { Mode::Check } else { Mode::Write };
@@ -38,7 +38,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     PAGES.iter().try_for_each(|page| document::section(page, "kernels", &text, mode, "cargo xtask kernels"))
 }
 
-/// The first paragraph of a module's documentation, on one line.
+/// Returns the first paragraph of a module's documentation as one line.
 fn first_paragraph(source: &str) -> String {
     let lines = source.lines().map_while(|line| line.strip_prefix("//!")).map(str::trim);
     lines.take_while(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_paragraph_ends_at_an_empty_line_or_with_the_documentation() {
+    fn paragraph_ends_at_empty_line_or_end_of_documentation() {
         assert_eq!(first_paragraph("//! A kernel\n//! of two lines.\n//!\n//! # Contract\n"), "A kernel of two lines.");
         assert_eq!(first_paragraph("//! One.\nuse x;\n//! No more.\n"), "One.");
         assert_eq!(first_paragraph("use x;\n"), "");

@@ -1,4 +1,4 @@
-//! This workspace's own tasks: one file a command.
+//! Tasks of this workspace, one file per command.
 
 mod accuracy;
 mod additions;
@@ -25,7 +25,7 @@ mod workspace;
 
 use clap::Parser;
 
-/// This workspace's own tasks.
+/// Tasks of this workspace
 #[derive(Parser)]
 #[command(name = "cargo xtask")]
 enum Command {

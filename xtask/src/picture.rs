@@ -1,4 +1,4 @@
-//! `cargo xtask picture`: runs `nvfp4 run` and draws what it prints as a terminal, `docs/run.svg`.
+//! `cargo xtask picture`: runs `nvfp4 run` and draws its output as a terminal window, `docs/run.svg`.
 
 use std::fmt::Write as _;
 use std::process::Command;
@@ -9,26 +9,26 @@ use crate::{
     tools,
 };
 
-/// Run `nvfp4 run` and draw what it prints: docs/run.svg, the picture in the README.
+/// Run `nvfp4 run` and draw its output as docs/run.svg, the picture in the README
 #[derive(clap::Args)]
 pub struct Args {}
 
 const PICTURE: &str = "docs/run.svg";
 const COMMAND: &str = "cargo xtask picture";
 
-/// Width of a character and height of a line of a font of 20 pixels.
+/// Width of a character and height of a line, at a font size of 20 pixels.
 const CHARACTER: f64 = 12.2;
 const LINE: f64 = 24.4;
 const FONT: f64 = 20.0;
 
-/// Columns of the terminal.
+/// Minimum number of columns of the terminal.
 const COLUMNS: usize = 100;
 
-/// The window around the text: its edge, and its bar with title and buttons.
+/// Frame of the window: width of its edge, and height of its bar with title and buttons.
 const EDGE: f64 = 9.0;
 const BAR: f64 = 41.0;
 
-/// Runs the command as it ships, and writes the picture.
+/// Runs the released command and writes the picture.
 pub fn run(_: &Args) -> anyhow::Result<()> {
     let (output, _) = tools::output(Command::new(Nvfp4::build()?.path()).arg("run"))?;
     print!("{output}");
@@ -36,7 +36,7 @@ pub fn run(_: &Args) -> anyhow::Result<()> {
     document::whole(PICTURE, &picture, Mode::Write, COMMAND)
 }
 
-/// The picture of a terminal with this text, of which the first line is the command.
+/// Draws a terminal that shows `text`. The first line of `text` is the command.
 fn draw(text: &str) -> String {
     let lines: Vec<_> = text.lines().map(str::trim_end).collect();
     let columns = lines.iter().map(|line| line.chars().count()).fold(COLUMNS, usize::max);
@@ -66,7 +66,7 @@ fn draw(text: &str) -> String {
             _ if line.starts_with("verified  yes") => r#" class="verified""#,
             _ => "",
         };
-        // The length keeps columns apart as a terminal has them, whatever font there is.
+        // `textLength` keeps the columns aligned with any font.
         let length = line.chars().count() as f64 * CHARACTER;
         let y = BAR + FONT + row as f64 * LINE;
         let text = escaped(line);
@@ -75,7 +75,7 @@ fn draw(text: &str) -> String {
     svg + "</svg>\n"
 }
 
-/// A line as the text of an element; spaces that stay.
+/// Escapes a line for SVG text. Non-breaking spaces keep the spaces.
 fn escaped(line: &str) -> String {
     line.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace(' ', "\u{a0}")
 }
@@ -84,7 +84,7 @@ fn escaped(line: &str) -> String {
 mod tests {
     use super::*;
 
-    /// The text that a picture shows.
+    /// Returns the text that a picture shows.
     fn shown(svg: &str) -> String {
         let lines = svg.lines().filter(|line| line.starts_with("<text") && !line.contains("\"title\""));
         let text = lines.map(|line| line.split_once('>').unwrap().1.strip_suffix("</text>").unwrap());
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn every_line_is_shown_where_a_terminal_has_it() {
+    fn lines_are_drawn_at_their_terminal_positions() {
         let text = "$ nvfp4 run\nmoe-1 · a & b <c>  d\nverified  yes: all\nverified  NO\n";
         let svg = draw(text);
         assert_eq!(shown(&svg), text);
@@ -101,12 +101,12 @@ mod tests {
         assert!(svg.contains(r#"<text class="verified" x="9" y="109.8" textLength="219.6">verified"#), "{svg}");
         assert_eq!(svg.matches(r#"class="verified""#).count(), 1);
         assert!(svg.starts_with(r#"<svg viewBox="0 0 1238.0 147.6""#), "{svg}");
-        // A line longer than the terminal widens it.
+        // A line longer than the terminal widens the window.
         assert!(draw(&"x".repeat(200)).starts_with(r#"<svg viewBox="0 0 2458.0 "#));
     }
 
     #[test]
-    fn the_picture_in_the_readme_is_drawn_by_this_command_of_a_verified_run() {
+    fn readme_picture_shows_a_verified_run() {
         let svg = document::read(PICTURE).unwrap();
         let text = shown(&svg);
         assert_eq!(draw(&text), svg, "{PICTURE}: run `{COMMAND}`");

@@ -1,7 +1,7 @@
-//! `cargo xtask ptxas`: assembles every kernel and shows what it takes of the GPU.
+//! `cargo xtask ptxas`: assembles every kernel and shows the GPU resources that it uses.
 //!
-//! Fails on what makes a kernel slow without making it wrong: more than a few registers spilled to memory, a stack, and the
-//! performance warnings of the assembler.
+//! Fails if a kernel is slower than necessary: more than a few registers spilled to memory, a stack frame, or a
+//! performance warning of the assembler.
 
 use anyhow::ensure;
 
@@ -12,7 +12,7 @@ use crate::{
     tools::{self, PTXAS},
 };
 
-/// Assemble every kernel for its cards, print its registers, spills, stack and shared memory, and compare with
+/// Assemble every kernel for its GPUs, print its registers, spills, stack and shared memory, and compare them with
 /// kernels-gpu/README.md.
 #[derive(clap::Args)]
 pub struct Args {
@@ -26,38 +26,39 @@ pub struct Args {
     write: bool,
 }
 
-/// Where the table stands.
+/// Document with the table.
 const README: &str = "kernels-gpu/README.md";
 
-/// What renews it.
+/// Command that renews the table.
 const COMMAND: &str = "cargo xtask ptxas --write";
 
-/// ptxas's advisories that a kernel has lost performance: `setmaxnreg` ignored, `wgmma` serialized, and so on.
+/// ptxas's warnings about lost performance: `setmaxnreg` ignored, `wgmma` serialized, and others.
 const PERFORMANCE_WARNINGS: std::ops::RangeInclusive<u32> = 7508..=7517;
 
-/// Bytes of spills' stores that are let pass: a few registers that stay the same over a tile's main loop. What a main loop
-/// spills is stored there, and is much more.
+/// Allowed bytes of spill stores: a few registers that stay constant over a tile's mainloop. A mainloop that spills its
+/// own values stores far more.
 const FEW_STORES: u32 = 24;
 
-/// Bytes of spills, stores and loads together, that are let pass: a main loop stands in a kernel once for each width, and each of
-/// them may read those registers.
+/// Allowed bytes of spill stores and loads together. A kernel contains one mainloop per width, and each of them may
+/// load
+/// the spilled constants.
 const FEW_SPILLS: u32 = 128;
 
-/// What ptxas says of an entry.
+/// Resources of an entry, as ptxas reports them.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Entry {
     name: String,
     registers: u32,
-    /// Stores of spilled registers, in bytes.
+    /// Bytes of spill stores.
     stores: u32,
-    /// Stores and loads of spilled registers, in bytes.
+    /// Bytes of spill stores and spill loads.
     spill: u32,
     stack: u32,
-    /// Static shared memory, in bytes; dynamic shared memory is the launch's.
+    /// Bytes of static shared memory. Dynamic shared memory is set at launch.
     shared: u32,
 }
 
-/// Builds, assembles, prints the table, and fails if a kernel is not as it should be.
+/// Builds and assembles the kernels, prints the table, and fails if a kernel spills or has a performance warning.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let ptxas = PTXAS.find(args.install)?;
     let version = tools::version(&ptxas)?;
@@ -68,7 +69,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             let (_, log) = tools::assemble(&ptxas, &built, card)?;
             let mut entries = entries(&log);
             entries.sort_by(|a, b| a.name.cmp(&b.name));
-            ensure!(!entries.is_empty(), "ptxas names no entry of {}:\n{log}", built.path.display());
+            ensure!(!entries.is_empty(), "ptxas reports no entry of {}:\n{log}", built.path.display());
             for Entry { name, registers, stores, spill, stack, shared } in entries {
                 if stores > FEW_STORES || spill > FEW_SPILLS || stack > FEW_STORES {
                     faults.push(format!("{name} for {card}: {spill} bytes of spills, {stack} bytes of stack"));
@@ -85,15 +86,19 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if args.write {
         document::section(README, "ptxas", &text, Mode::Write, COMMAND)?;
     } else if !same_version {
-        println!("not compared with {README}, which is of another version of ptxas than {version}");
+        println!("not compared with {README}: its table was made by another version of ptxas than {version}");
     } else if args.selection.is_all() {
         document::section(README, "ptxas", &text, Mode::Check, COMMAND)?;
     }
-    ensure!(faults.is_empty(), "ptxas finds kernels that are slower than they should be:\n{}", faults.join("\n"));
+    ensure!(
+        faults.is_empty(),
+        "ptxas reports kernels with spills, a stack or performance warnings:\n{}",
+        faults.join("\n")
+    );
     Ok(())
 }
 
-/// The entries in ptxas's verbose messages, in their order.
+/// Returns the entries in ptxas's verbose messages, in order of appearance.
 fn entries(log: &str) -> Vec<Entry> {
     let mut entries: Vec<Entry> = Vec::new();
     for line in log.lines() {
@@ -118,12 +123,12 @@ fn entries(log: &str) -> Vec<Entry> {
     entries
 }
 
-/// The lines of ptxas's messages that say that performance is lost.
+/// Returns the lines of ptxas's messages that warn about lost performance.
 pub fn performance_warnings(log: &str) -> impl Iterator<Item = &str> {
     log.lines().filter(|line| is_performance_warning(line))
 }
 
-/// Whether a line of ptxas's messages carries one of [`PERFORMANCE_WARNINGS`], as `(C7510)`.
+/// Whether a line of ptxas's messages contains one of [`PERFORMANCE_WARNINGS`], written as `(C7510)`.
 fn is_performance_warning(line: &str) -> bool {
     line.match_indices("(C").any(|(at, _)| {
         let code = line[at + 2..].split(')').next().and_then(|code| code.parse().ok());
@@ -148,7 +153,7 @@ ptxas info    : Used 255 registers, used 1 barriers, 16 bytes cumulative stack s
 ";
 
     #[test]
-    fn each_entrys_resources_are_read_from_the_log() {
+    fn resources_of_entries_are_read_from_the_log() {
         let entry = |name: &str, registers, stores, spill, stack, shared| Entry {
             name: name.to_owned(),
             registers,

@@ -1,19 +1,21 @@
-//! `cargo xtask sass`: disassembles every kernel and looks for the instructions that it is written for.
+//! `cargo xtask sass`: disassembles every kernel and looks for the instructions that the kernel is written for.
 //!
-//! PTX says what a kernel asks for; only the machine code shows that the assembler gave it that, and not a slower way. Which
-//! instructions those are stands in the kernel's folder, in `kernels-gpu/src/MECHANISM/KERNEL/sass.toml`:
+//! PTX shows what a kernel requests. Only the machine code shows that the assembler chose the intended instruction and
+//! not a slower sequence. The kernel's `sass.toml`, beside its source in `kernels-gpu/src/MECHANISM`, lists the intended
+//! instructions:
 //!
 //! ```toml
 //! [[instruction]]
 //! ptx = "wgmma.mma_async"
-//! machine = ["HGMMA"]     # how the machine code may begin, as nvdisasm prints it
-//! entries = "sm90_t"      # only of entries with this in their name; of all, if it is left out
-//! except = ["_warps"]     # and with none of these
-//! since = "sm_90"         # only of builds for this architecture or a later one
+//! machine = ["HGMMA"]     # possible beginnings of the instruction's name, as nvdisasm prints it
+//! entries = "sm90_t"      # only entries whose name contains this; default: all entries
+//! except = ["_warps"]     # except entries whose name contains one of these
+//! since = "sm_90"         # only builds for this architecture or later
 //! ```
 //!
-//! It also looks for what ptxas must not do: write a register that a product may still read ([`wgmma`]). Drivers compile PTX with a
-//! ptxas of their own age, so that an older one's machine code is looked through too.
+//! It also looks for an error of ptxas: a write to a register that a product may still read ([`wgmma`]). Drivers
+//! compile PTX with
+//! the ptxas of their own version, so an older version's machine code is checked too.
 
 use std::{collections::BTreeMap, fs, path::Path, process::Command};
 
@@ -29,8 +31,8 @@ use crate::{
     wgmma, workspace,
 };
 
-/// Disassemble every kernel, count the instructions that it is written for (kernels-gpu/src/MECHANISM/KERNEL/sass.toml), and fail if an
-/// entry lacks one.
+/// Disassemble every kernel, count its intended instructions (sass.toml beside the kernel's source), and fail if an entry
+/// lacks one
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -40,7 +42,7 @@ pub struct Args {
     install: bool,
 }
 
-/// The instructions that a kernel is written for. If a kernel names none, its instructions are counted and none is missed.
+/// The intended instructions of a kernel. May be empty; then nothing can be missing.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Meant {
@@ -48,34 +50,35 @@ struct Meant {
     instructions: Vec<Instruction>,
 }
 
-/// An instruction that entries must have.
+/// An instruction that entries must contain.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Instruction {
-    /// Entries with this in their name must have it; all entries, if it is left out.
+    /// Part of the names of the entries that must contain it. Empty: all entries.
     #[serde(default)]
     entries: String,
-    /// But for those with one of these in their name.
+    /// Parts of the names of entries that are exempt.
     #[serde(default)]
     except: Vec<String>,
-    /// Only builds for this architecture and later ones have it, if it is one.
+    /// First architecture whose builds contain the instruction. `None`: all builds do.
     since: Option<String>,
-    /// Its name in PTX.
+    /// Name of the instruction in PTX.
     ptx: String,
-    /// How the machine code that is meant for it may begin, as nvdisasm prints it: on one card or on another.
+    /// Possible beginnings of its name in the machine code, as nvdisasm prints it. The GPUs of a family may differ.
     machine: Vec<String>,
 }
 
 impl Instruction {
-    /// Whether a build for an architecture has it.
+    /// Whether a build for an architecture must contain the instruction.
     fn is_in(&self, arch: Arch) -> bool {
-        let since = self.since.as_ref().map(|since| since.parse::<Arch>().expect("read before"));
+        let since =
+            self.since.as_ref().map(|since| since.parse::<Arch>().expect("the file was validated when it was read"));
         since.is_none_or(|since| since.capability() <= arch.capability())
     }
 }
 
 impl Meant {
-    /// Reads what a kernel is written for.
+    /// Reads the `sass.toml` of a kernel.
     fn of(kernel: &str) -> anyhow::Result<Self> {
         let file = workspace::kernel_sass(kernel)?;
         if !file.exists() {
@@ -83,7 +86,7 @@ impl Meant {
         }
         let meant: Self = toml::from_str(&fs::read_to_string(&file)?).with_context(|| file.display().to_string())?;
         let named = meant.instructions.iter().all(|instruction| !instruction.machine.is_empty());
-        ensure!(named, "{}: an instruction without machine code", file.display());
+        ensure!(named, "{}: an instruction has an empty `machine` list", file.display());
         for since in meant.instructions.iter().filter_map(|instruction| instruction.since.as_ref()) {
             since.parse::<Arch>().with_context(|| file.display().to_string())?;
         }
@@ -91,13 +94,13 @@ impl Meant {
     }
 }
 
-/// What an entry's machine code writes that a product may still read, in words.
+/// Returns messages about writes in an entry's machine code to registers that a product may still read.
 fn overwrites_in(entry: &str, lines: &[&str], card: &str, assembler: &str) -> Vec<String> {
     let found = wgmma::overwrites(lines).into_iter();
-    found.map(|line| format!("{entry} for {card} by {assembler}: a product may still read it: {line}")).collect()
+    found.map(|line| format!("{entry} for {card} by {assembler}: this instruction overwrites a register that a product may still read: {line}")).collect()
 }
 
-/// The same of all entries of a kernel, by another assembler.
+/// Checks all entries of a kernel for such writes in another assembler's machine code.
 fn overwrites_of(ptxas: &Path, nvdisasm: &Path, built: &Built, card: &str) -> anyhow::Result<Vec<String>> {
     let version = tools::version(ptxas)?;
     let cubin = built.path.with_file_name(format!("{}.{card}.{version}", built.kernel));
@@ -106,11 +109,12 @@ fn overwrites_of(ptxas: &Path, nvdisasm: &Path, built: &Built, card: &str) -> an
     fs::remove_file(&cubin)?;
     let assembler = format!("ptxas {version}");
     let entries = lines_of_entries(&code);
-    ensure!(!entries.is_empty(), "nvdisasm finds no entry in {}", cubin.display());
+    ensure!(!entries.is_empty(), "nvdisasm found no entry in {}", cubin.display());
     Ok(entries.iter().flat_map(|(entry, lines)| overwrites_in(entry, lines, card, &assembler)).collect())
 }
 
-/// Builds, assembles, disassembles, prints a table for each kernel, and fails if an entry lacks an instruction.
+/// Builds, assembles and disassembles the kernels, prints a table per kernel, and fails if an entry lacks an
+/// instruction.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let [ptxas, older, nvdisasm] = [PTXAS, OLDER_PTXAS, NVDISASM].map(|tool| tool.find(args.install));
     let (ptxas, older, nvdisasm) = (ptxas?, older?, nvdisasm?);
@@ -125,14 +129,14 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                 let of_older =
                     || if has_products { overwrites_of(&older, &nvdisasm, &built, card) } else { Ok(Vec::new()) };
                 let of_older = scope.spawn(of_older);
-                (tools::assemble(&ptxas, &built, card), of_older.join().expect("it does not panic"))
+                (tools::assemble(&ptxas, &built, card), of_older.join().expect("the thread does not panic"))
             });
             let (cubin, log) = assembled?;
             faults.extend(overwritten?);
             faults.extend(performance_warnings(&log).map(|line| format!("{} for {card}: {line}", built.kernel)));
             let (code, _) = tools::output(Command::new(&nvdisasm).arg("--print-code").arg(&cubin))?;
             let entries = lines_of_entries(&code);
-            ensure!(!entries.is_empty(), "nvdisasm finds no entry in {}", cubin.display());
+            ensure!(!entries.is_empty(), "nvdisasm found no entry in {}", cubin.display());
 
             println!("{} for {card}", built.kernel);
             for Instruction { ptx, machine, .. } in &meant {
@@ -148,7 +152,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                     let is_meant = |name: &&&str| machine.iter().any(|begin| name.starts_with(begin));
                     let count = names.iter().filter(is_meant).count();
                     if count == 0 && entry.contains(of) && !except.iter().any(|except| entry.contains(except)) {
-                        faults.push(format!("{entry} for {card} has no {}, which is {ptx}", machine.join(" or ")));
+                        faults.push(format!("{entry} for {card} has no {}, expected for {ptx}", machine.join(" or ")));
                     }
                     cells.push(count.to_string());
                 }
@@ -157,15 +161,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             println!("\n{table}");
         }
     }
-    ensure!(
-        faults.is_empty(),
-        "kernels are not made of what they are written for, or not as they must be:\n{}",
-        faults.join("\n")
-    );
+    ensure!(faults.is_empty(), "the machine code of the kernels has faults:\n{}", faults.join("\n"));
     Ok(())
 }
 
-/// Each entry's lines in nvdisasm's text: those of its section `.text.NAME`.
+/// Returns the lines of each entry in nvdisasm's text, from the entry's section `.text.NAME`.
 fn lines_of_entries(code: &str) -> BTreeMap<&str, Vec<&str>> {
     let mut entries: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     let mut entry = None;
@@ -179,10 +179,10 @@ fn lines_of_entries(code: &str) -> BTreeMap<&str, Vec<&str>> {
     entries
 }
 
-/// The name of a line's instruction, as in `/*0040*/ @!P0 MOV R1, R2 ;`.
+/// Returns the name of the instruction in a line such as `/*0040*/ @!P0 MOV R1, R2 ;`.
 fn name(line: &str) -> Option<&str> {
     let (_, text) = line.trim().strip_prefix("/*")?.split_once("*/")?;
-    // A guard stands before the name.
+    // A guard precedes the name.
     let name = text.split_whitespace().find(|word| !word.starts_with('@')).unwrap_or_default();
     Some(name.trim_end_matches(';'))
 }
@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn instructions_are_found_behind_guards_and_in_their_entry() {
+    fn instructions_are_found_after_guards() {
         let code = "\t.section\t.text.one,\"ax\",@progbits\n.text.one:\n        /*0000*/                   LDC R1, c[0x0][0x37c] ;\n\
              .L_x_0:\n        /*0010*/              @!UP0 UTMALDG.2D [UR4], [UR10] ;\n.text.two:\n        /*0000*/  EXIT ;\n";
         let found: Vec<(_, Vec<_>)> = lines_of_entries(code)
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn every_sass_toml_is_of_a_kernel_and_is_read() {
+    fn every_sass_toml_belongs_to_a_kernel() {
         let kernels = build_ptx::kernels().unwrap();
         let mut read = 0;
         for kernel in kernels.kernels() {

@@ -1,5 +1,8 @@
-//! `cargo xtask snapshot`: what a refactoring must keep, in `tests/data/snapshot.txt`: the PTX of every entry without names, and the
-//! number of tests of every package. (`tests/data/cpu_bits.txt` holds the CPU's outputs; a test compares them.)
+//! `cargo xtask snapshot`: records what a refactoring must preserve in `tests/data/snapshot.txt`: the PTX of every
+//! entry
+//! without names, and the number of tests per package. (`tests/data/cpu_bits.txt` holds the CPU's outputs; a test
+//! compares
+//! them.)
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -10,10 +13,10 @@ use anyhow::{Context, ensure};
 use crate::build_ptx::{self, Selection};
 use crate::workspace;
 
-/// Record, or check with --check, the PTX of every entry without names and the number of tests of every package.
+/// Record, or compare with --check, the PTX of every entry without names and the number of tests per package.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Compare with the recorded snapshot and change nothing
+    /// Compare with the recorded snapshot and write nothing
     #[arg(long)]
     check: bool,
 }
@@ -39,7 +42,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let differences: Vec<_> =
         missing.map(|(line, _)| format!("- {line}")).chain(added.map(|(line, _)| format!("+ {line}"))).collect();
     differences.iter().for_each(|line| println!("{line}"));
-    ensure!(differences.is_empty(), "{RECORDED} differs: if that is intended, run cargo xtask snapshot");
+    ensure!(differences.is_empty(), "{RECORDED} is out of date; if the change is intended, run cargo xtask snapshot");
     println!("{RECORDED} is up to date");
     Ok(())
 }
@@ -50,7 +53,7 @@ fn snapshot() -> anyhow::Result<String> {
         let text = fs::read_to_string(&built.path).with_context(|| format!("cannot read {}", built.path.display()))?;
         lines.extend(entries(&text).map(|entry| format!("ptx {} {:016x}", built.arch, fnv1a(entry.as_bytes()))));
     }
-    // Hashes without names: an entry may move to another kernel, and its order in a file means nothing.
+    // The hashes carry no names and no order: an entry may move to another kernel or within a file.
     lines.sort_unstable();
     let mut text = lines.join("\n");
     for (package, count) in tests()? {
@@ -59,7 +62,9 @@ fn snapshot() -> anyhow::Result<String> {
     Ok(text + "\n")
 }
 
-/// The normalized text of each entry of a PTX module. Functions and variables outside of entries follow, as one text.
+/// Returns the normalized text of each entry of a PTX module, then all functions and variables outside of entries as
+/// one
+/// text.
 fn entries(ptx: &str) -> impl Iterator<Item = String> {
     let (mut entries, mut rest, mut current) = (Vec::new(), String::new(), None::<String>);
     for line in ptx.lines() {
@@ -82,7 +87,8 @@ fn entries(ptx: &str) -> impl Iterator<Item = String> {
     entries.into_iter().filter(|text| !text.is_empty()).map(|text| without_names(&text))
 }
 
-/// Names replaced by the order of their first use: registers, labels, and everything with an underscore that is no directive.
+/// Replaces names by the order of their first use: registers, labels, and words with an underscore that are no
+/// directives.
 fn without_names(text: &str) -> String {
     let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '$' | '%' | '.');
     let (mut numbers, mut out, mut rest) = (HashMap::new(), String::new(), text);
@@ -95,7 +101,7 @@ fn without_names(text: &str) -> String {
         }
         let (word, tail) = rest.split_at(length);
         rest = tail;
-        // Special registers such as `%tid.x` keep their names: they have no digit at their end, or a dot.
+        // A register's name ends with a digit and has no dot. Special registers such as `%tid.x` keep their names.
         let is_register = word.starts_with('%') && word.ends_with(|c: char| c.is_ascii_digit()) && !word.contains('.');
         let is_symbol = word.starts_with(['$', '_']) || word.contains('_') && !word.contains('.');
         if is_register || is_symbol {
@@ -109,12 +115,12 @@ fn without_names(text: &str) -> String {
     out
 }
 
-/// FNV-1a, 64 bits.
+/// Returns the 64-bit FNV-1a hash.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
-/// The number of `#[test]` of each package, by its folder.
+/// Returns the number of `#[test]` lines per package folder.
 fn tests() -> anyhow::Result<BTreeMap<String, usize>> {
     let root = workspace::root();
     let mut counts = BTreeMap::new();
@@ -149,14 +155,14 @@ mod tests {
         .loc 1 2 3\n$L__BB0_1:\nmov.u32 %r7, %tid.x;\nadd.s32 %r8, %r7, 12;\nbra $L__BB0_1;\n}\n";
 
     #[test]
-    fn names_comments_and_lines_do_not_count() {
+    fn names_comments_and_debug_lines_are_ignored() {
         let renamed =
             PTX.replace("one", "other").replace("BB0_1", "BB3_7").replace("%r7", "%r70").replace("begin", "b");
         assert!(entries(PTX).eq(entries(&renamed)));
     }
 
     #[test]
-    fn instructions_constants_and_special_registers_count() {
+    fn instructions_constants_and_special_registers_matter() {
         for (from, to) in [("add.s32", "sub.s32"), ("12", "13"), ("%tid.x", "%tid.y"), ("%r7, 12", "%r8, 12")] {
             assert!(!entries(PTX).eq(entries(&PTX.replace(from, to))), "{from}");
         }

@@ -1,27 +1,27 @@
-//! Tables in Markdown that read well without a browser.
+//! Markdown tables that are readable as plain text.
 
 use std::fmt;
 
-/// Rows of cells under a header; the first `left` columns are words, the others numbers.
+/// Rows of cells, the header first. The first `left` columns hold words, the others numbers.
 pub struct Table {
     left: usize,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// A table with a header.
+    /// Creates a table with a header.
     pub fn new(left: usize, header: &[&str]) -> Self {
         Self { left, rows: vec![header.iter().map(|&name| name.to_owned()).collect()] }
     }
 
-    /// Adds a row, with a cell for each column.
+    /// Adds a row with one cell per column.
     pub fn row<const N: usize>(&mut self, cells: [String; N]) {
         self.push(cells.into());
     }
 
-    /// As [`Table::row`], of cells whose number is not known before.
+    /// Adds a row whose number of cells is known at run time only.
     pub fn push(&mut self, cells: Vec<String>) {
-        assert_eq!(cells.len(), self.rows[0].len(), "a cell for each column");
+        assert_eq!(cells.len(), self.rows[0].len(), "a row has one cell per column");
         self.rows.push(cells);
     }
 }
@@ -52,7 +52,7 @@ impl fmt::Display for Table {
     }
 }
 
-/// The geometric mean.
+/// Returns the geometric mean of `values`.
 pub fn geomean(values: impl Iterator<Item = f64>) -> f64 {
     let (sum, count) = values.fold((0.0, 0), |(sum, count), value| (sum + value.ln(), count + 1));
     (sum / f64::from(count.max(1))).exp()
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_aligned_words_left_and_numbers_right() {
+    fn words_align_left_and_numbers_right() {
         let mut table = Table::new(1, &["name", "n"]);
         table.row(["µ".into(), "100".into()]);
         assert_eq!(table.to_string(), "| name |   n |\n|------|----:|\n| µ    | 100 |\n");

@@ -1,12 +1,13 @@
-//! `cargo xtask tidy`: what the compiler does not ask of sources.
+//! `cargo xtask tidy`: source rules that the compiler does not check.
 //!
-//! 1. No circle of imports has more than [`imports::MOST_FILES`] files ([`imports`]).
-//! 2. In the emulator, imports go down from floor to floor only.
-//! 3. Every file opens with `//!`.
-//! 4. Every `unsafe fn` says under `# Safety` what it asks of its caller ([`safety`]).
-//! 5. No function of the emulator's handlers is longer than [`length::MOST_LINES`] lines, unless it is a table ([`length`]).
+//! 1. No import cycle has more than [`imports::MOST_FILES`] files ([`imports`]).
+//! 2. In the emulator, a file imports from its own floor or a lower one only.
+//! 3. Every file begins with `//!`.
+//! 4. Every `unsafe fn` states its caller's obligations under `# Safety` ([`safety`]).
+//! 5. No function of the emulator's handlers is longer than [`length::MOST_LINES`] lines, unless it is a table
+//!    ([`length`]).
 //!
-//! Tests are exempt: what is under `#[cfg(test)]` or `#[test]`, and from the last two rules folders and files named `tests`.
+//! Code under `#[cfg(test)]` or `#[test]` is exempt. Folders and files named `tests` are exempt from rules 4 and 5.
 
 mod imports;
 mod length;
@@ -21,10 +22,12 @@ use sources::Sources;
 
 use crate::workspace;
 
-/// Where the emulator's handlers are.
+/// Folder of the emulator's handlers.
 const HANDLERS: &str = "crates/ptx_emulator/src/exec";
 
-/// The emulator, and its floors from the ground up: files and folders of its `src` (they stand in its README).
+/// Sources of the emulator, and its floors from the lowest up: files and folders of its `src`. The emulator's README
+/// lists
+/// the same floors.
 const EMULATOR: &str = "crates/ptx_emulator/src";
 const FLOORS: [&[&str]; 9] = [
     &["config", "hw", "parser", "random", "types"],
@@ -38,28 +41,31 @@ const FLOORS: [&[&str]; 9] = [
     &["device", "launch_json", "module", "program", "timed"],
 ];
 
-/// Look for circles of imports, files and unsafe functions that say nothing of themselves, and handlers that are too long.
+/// Find import cycles, files without documentation, unsafe functions without a safety section, and long handlers
 #[derive(clap::Args)]
 pub struct Args {
-    /// Only files below this folder of the workspace
+    /// Check only files below this folder of the workspace
     #[arg(long, value_name = "FOLDER", default_value = "")]
     folder: String,
 }
 
-/// Prints everything that is untidy, and fails if there is something.
+/// Prints every violation, and fails if there is one.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let root = workspace::root();
     let sources = Sources::read(root, &args.folder).with_context(|| format!("cannot read {}", root.display()))?;
     ensure!(!sources.is_empty(), "no .rs file below {:?}", args.folder);
     let is_handler = |file: &Path| file.starts_with(HANDLERS);
     let handlers = sources.files().filter(|(file, _)| is_handler(file)).count();
-    ensure!(handlers > 0 || !args.folder.is_empty(), "{HANDLERS} has no file: where are the emulator's handlers now?");
+    ensure!(
+        handlers > 0 || !args.folder.is_empty(),
+        "{HANDLERS} has no .rs file; set HANDLERS to the folder of the emulator's handlers"
+    );
 
     let mut untidy = imports::circles(&sources);
     untidy.extend(imports::upward(&sources, Path::new(EMULATOR), &FLOORS));
     for (file, source) in sources.files() {
         if !source.text.starts_with("//!") {
-            untidy.push(format!("{}:1: the file does not open with `//!`", file.display()));
+            untidy.push(format!("{}:1: the file must begin with a `//!` comment", file.display()));
         }
         if !of_tests(file) {
             untidy.extend(safety::unexplained(&source.tree).map(|found| format!("{}:{found}", file.display())));
@@ -71,12 +77,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     for what in &untidy {
         eprintln!("{what}");
     }
-    ensure!(untidy.is_empty(), "{} places are untidy", untidy.len());
+    ensure!(untidy.is_empty(), "found {} violations", untidy.len());
     println!("{} files are tidy", sources.files().count());
     Ok(())
 }
 
-/// Whether a file is of tests alone: in a folder `tests`, or `tests.rs`.
+/// Whether a file holds only tests: it lies in a folder `tests`, or its name is `tests.rs`.
 fn of_tests(file: &Path) -> bool {
     file.iter().any(|part| Path::new(part).file_stem().is_some_and(|name| name == "tests"))
 }
@@ -86,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_of_tests_are_told_by_their_place() {
+    fn test_files_are_recognized_by_path() {
         for (file, expected) in [
             ("tests/src/lib.rs", true),
             ("host/tests/no_driver.rs", true),

@@ -1,7 +1,8 @@
-//! `cargo xtask time-model`: writes `docs/time-model.md`: how the emulator's clock works, its constants, and every predicted time
-//! beside the measured one.
+//! `cargo xtask time-model`: writes `docs/time-model.md`. The page explains the emulator's clock, lists its constants,
+//! and
+//! shows every predicted time beside the measured one.
 //!
-//! Predictions are kept in `docs/time-model.json`, since they take minutes; `--predict` makes them again.
+//! A prediction takes minutes, so predictions are stored in `docs/time-model.json`. `--predict` renews them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,28 +31,28 @@ use crate::{
 mod public;
 mod triton;
 
-/// Renew docs/time-model.md from predictions and measurements.
+/// Renew docs/time-model.md from predictions and measurements
 #[derive(clap::Args)]
 pub struct Args {
-    /// Predict again: all points that were measured, or those whose names begin as `--point` says
+    /// Predict again: all measured points, or the points that --point selects
     #[arg(long)]
     predict: bool,
-    /// How the names of points to predict begin; may be given several times
+    /// Beginning of the names of the points to predict; may be given several times
     #[arg(long, value_name = "NAME")]
     point: Vec<String>,
-    /// The command that predicts, in place of one that is built
+    /// nvfp4 command for the predictions, instead of building one
     #[arg(long, value_name = "FILE", requires = "predict")]
     nvfp4: Option<PathBuf>,
-    /// Predict kernels of others for a B200: a checkout of gau-nernst/gpu-mode-kernels at aee9cda6, which nvcc builds
+    /// Predict public kernels for a B200 from a checkout of gau-nernst/gpu-mode-kernels at aee9cda6, built with nvcc
     #[arg(long, value_name = "FOLDER", conflicts_with = "check")]
     public: Option<PathBuf>,
     /// Predict Triton's kernels: a python3 with Triton (3.9.0 for a B200, 3.6.0 for an H100) and numpy
     #[arg(long, value_name = "PYTHON", conflicts_with = "check")]
     triton: Option<PathBuf>,
-    /// Install ptxas and nvdisasm from PyPI under target/ if there are none
+    /// Install ptxas and nvdisasm from PyPI under target/ if they are missing
     #[arg(long)]
     install: bool,
-    /// Fail if the page is not what is kept makes of it
+    /// Fail if the page does not match the stored predictions
     #[arg(long, conflicts_with = "predict")]
     check: bool,
 }
@@ -61,14 +62,14 @@ const TEMPLATE: &str = include_str!("time_model.md");
 const COMMAND: &str = "cargo xtask time-model";
 const PREDICTIONS: &str = "docs/time-model.json";
 
-/// The cards that were measured. On the second one are no constants of its own but its memory's.
+/// The measured GPUs. The model of the second one differs from the first in the memory's constants only.
 const H200: &str = "h200";
 const H100: &str = "h100";
 
-/// Contenders of a measurement, with how `--variant` calls them.
+/// Contenders of a measurement, each with its name for `--variant`.
 type Contenders = &'static [(&'static str, &'static str)];
 
-/// What was measured of grouped products: the card, a file, and its contenders. Of a point the last file counts.
+/// Measurements of grouped products: GPU, file, contenders. If several files have a point, the last one counts.
 const GROUPED: [(&str, &str, Contenders); 4] = [
     (H200, "docs/measurements/h200.json", &[("gated_sm90", ""), (PORTABLE, PORTABLE)]),
     (H200, "docs/measurements/h200-dual.json", &[("gated_sm90", "")]),
@@ -80,14 +81,14 @@ const GROUPED: [(&str, &str, Contenders); 4] = [
     ),
 ];
 
-/// The portable kernel, of which so many multiprocessors of the card are run, since all of them take hours.
+/// The portable kernel, and the number of SMs that run it. All SMs would take hours.
 const PORTABLE: &str = "gated_simt";
 const SAMPLE: u32 = 4;
 
-/// What was measured of linear layers.
+/// Measurements of linear layers.
 const LINEAR: [(&str, &str); 2] = [(H200, "docs/h200-linear.json"), (H100, "docs/h100-linear.json")];
 
-/// What was measured of whole layers, and what their models are called here.
+/// Measurements of whole layers, and the names of their models in this library.
 const LAYERS: [(&str, &str); 2] = [(H200, "docs/h200-layer.json"), (H100, "docs/h100-layer.json")];
 const MODELS: [(&str, &str); 4] = [
     ("qwen3-30b", "qwen3-30b-a3b"),
@@ -96,10 +97,10 @@ const MODELS: [(&str, &str); 4] = [
     ("deepseek-r1/8", "deepseek-r1-rank"),
 ];
 
-/// The fewest tokens of a layer whose experts are spread over cards that are compared.
+/// Minimum number of tokens for comparing a layer whose experts are spread over several GPUs.
 const RANK_TOKENS: usize = 128;
 
-/// The card that nobody has measured, and the shapes on which its kernel runs in the model as it is chosen unasked.
+/// The GPU without measurements, and the shapes that its kernel is predicted on with the default variant.
 const UNMEASURED: &str = "b200";
 const UNMEASURED_SHAPES: [&str; 15] = [
     "dual-1",
@@ -119,13 +120,13 @@ const UNMEASURED_SHAPES: [&str; 15] = [
     "decode-16",
 ];
 
-/// The variants of it that docs/experiments.md compares, and the shapes on which it does.
+/// Variants that docs/experiments.md compares on that GPU, and the shapes of the comparison.
 const VARIANTS: [&str; 8] = ["t64", "t128", "t64_s1", "t64_tma", "t64_serial", "t64_pair", "per-group", "unfused"];
 const VARIANTS_SHAPES: [&str; 3] = ["dual-3", "moe-3", "moe-4"];
 
-/// The cards of compute capability 12.x, which nobody has measured, and what their kernels compute in the model.
+/// GPUs of compute capability 12.x, which are not measured, and the points that are predicted for them.
 const CONSUMER_CARDS: [&str; 4] = ["rtx-5090", "rtx-pro-6000", "rtx-5070-ti", "gb10"];
-#[rustfmt::skip] // A point, a line.
+#[rustfmt::skip] // One point per line.
 const CONSUMER_POINTS: [(&str, &str); 10] = [
     ("layer qwen3-30b-a3b, 1 token", "--op moe --shape qwen3-30b-a3b --tokens 1"),
     ("layer qwen3-30b-a3b, 32 tokens", "--op moe --shape qwen3-30b-a3b --tokens 32"),
@@ -139,49 +140,49 @@ const CONSUMER_POINTS: [(&str, &str); 10] = [
     ("linear 512,4096,7168", "--op linear --shape 512,4096,7168"),
 ];
 
-/// The points on which constants were fitted.
+/// Points that constants were fitted to.
 const FITTED: [&str; 1] = ["public dual_gemm v1c dual-1"];
 
-/// A miss beyond this share is named.
+/// Errors above this share are listed by name.
 const MISS: f64 = 0.15;
 
-/// Where no unit is busier than this in its longest phase, latencies bound a launch.
+/// A launch is bound by latency if no unit is busier than this in the longest phase.
 const BUSY: f64 = 0.6;
 
-/// A time that was measured.
+/// A point: a measured or predicted time.
 struct Point {
-    /// What was measured, and on which shape.
+    /// What was measured, and the shape.
     name: String,
-    /// Nothing where the card is [`UNMEASURED`].
+    /// Measured time. `None`: the GPU is not measured.
     us: Option<f64>,
     card: &'static str,
     way: Way,
 }
 
-/// How a point is computed in the emulator.
+/// How the emulator computes a point.
 enum Way {
-    /// By `nvfp4 run` with these arguments.
+    /// `nvfp4 run` with these arguments.
     Command(Vec<String>),
-    /// By a kernel that Triton compiles.
+    /// A kernel that Triton compiles.
     Triton(Tile),
 }
 
 impl Point {
-    /// A point of a card: its name begins with the card's, but for those of the first one.
+    /// Creates a measured point. Its name begins with the GPU's name unless the GPU is [`H200`].
     fn measured(card: &'static str, name: String, us: f64, way: Way) -> Self {
         let name = if card == H200 { name } else { format!("{card} {name}") };
         Self { name, us: Some(us), card, way }
     }
 }
 
-/// What is kept of a prediction.
+/// A stored prediction.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Prediction {
     us: f64,
-    /// The unit that bounds the longest phase, or latency.
+    /// Unit that bounds the longest phase, or `latency`.
     bound: String,
     from_machine_code: bool,
-    /// What has to be read and written at least, where it is kept.
+    /// Bytes that must at least be read or written. `None`: not stored for this point.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     bytes: Option<f64>,
 }
@@ -227,7 +228,7 @@ struct Median {
     median: f64,
 }
 
-/// Of nvfp4's JSON.
+/// The part of the JSON output of `nvfp4 run` that is read.
 #[derive(Deserialize)]
 struct Printed {
     predicted_us: f64,
@@ -260,7 +261,7 @@ impl Args {
     }
 }
 
-/// Predicts what was asked for, and writes or compares the page.
+/// Predicts the requested points, and writes or checks the page.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let points = points()?;
     let mut kept = kept()?;
@@ -310,7 +311,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     document::whole(PAGE, &page(&points, &kept)?, mode, COMMAND)
 }
 
-/// Predicted microseconds on a B200, by variant ("" for what is chosen unasked) and shape.
+/// Returns predicted microseconds on a B200 by variant and shape. The variant is "" for the default.
 pub fn unmeasured() -> anyhow::Result<BTreeMap<(String, String), f64>> {
     let kept = kept()?;
     let names = kept.iter().filter_map(|(name, prediction)| {
@@ -321,7 +322,7 @@ pub fn unmeasured() -> anyhow::Result<BTreeMap<(String, String), f64>> {
     Ok(names.collect())
 }
 
-/// How many times as long as the kernel of a B200 Triton's takes there in the model, by shape.
+/// Returns the ratio of Triton's time to the time of `gated_sm100` in the model of a B200, by shape.
 pub fn triton_unmeasured() -> anyhow::Result<Vec<(&'static str, f64)>> {
     let kept = kept()?;
     Ok(triton::compared(&kept).iter().map(|compared| (compared.shape, compared.ratio())).collect())
@@ -336,7 +337,7 @@ fn kept() -> anyhow::Result<BTreeMap<String, Prediction>> {
     Ok(document::read(PREDICTIONS).map_or_else(|_| Ok(BTreeMap::new()), |text| serde_json::from_str(&text))?)
 }
 
-/// How the kernel of a B200 is run on a shape.
+/// Returns the point of a variant of the B200's kernel on a shape.
 fn of_b200(variant: &str, shape: &str) -> Point {
     let mut arguments = vec!["--shape".to_owned(), shape.to_owned()];
     if !variant.is_empty() {
@@ -346,18 +347,18 @@ fn of_b200(variant: &str, shape: &str) -> Point {
     Point { name: words.collect::<Vec<_>>().join(" "), us: None, card: UNMEASURED, way: Way::Command(arguments) }
 }
 
-/// What is kept of the kernel of a B200 on a shape, as it is chosen unasked.
+/// Returns the stored prediction of the B200's default variant on a shape.
 fn kept_of_b200<'a>(kept: &'a BTreeMap<String, Prediction>, shape: &str) -> Option<&'a Prediction> {
     kept.get(&of_b200("", shape).name)
 }
 
-/// How a card of compute capability 12.x is run on a point.
+/// Returns a point of a GPU of compute capability 12.x.
 fn of_consumer(card: &'static str, name: &str, arguments: &str) -> Point {
     let arguments = arguments.split(' ').map(str::to_owned).collect();
     Point { name: format!("{card} {name}"), us: None, card, way: Way::Command(arguments) }
 }
 
-/// All times that can be predicted, but for those that nobody has measured and nothing compares.
+/// Returns all points that can be predicted, except for public kernels and Triton's kernel on the B200.
 fn points() -> anyhow::Result<Vec<Point>> {
     let mut points = Vec::new();
     for (card, file, contenders) in GROUPED {
@@ -382,13 +383,14 @@ fn points() -> anyhow::Result<Vec<Point>> {
         let layers: MeasuredLayers = serde_json::from_str(&document::read(file)?).context(file)?;
         for (name, layer) in &layers.points {
             let shape = MODELS.iter().find(|(model, _)| *model == layer.model).map(|(_, shape)| *shape);
-            let shape = shape.with_context(|| format!("{file}: no layer here is called {}", layer.model))?;
-            // Not measured; or tokens whose experts are all on other cards, which no routing here makes.
-            // As a graph, which its host does not slow.
+            let shape = shape.with_context(|| format!("{file}: model {} is missing from MODELS", layer.model))?;
+            // A layer is measured as a CUDA graph, which the host does not slow down. Skip layers without that
+            // measurement, and
+            // tokens whose experts are all on other GPUs, which no routing here produces.
             let Some(Median { median }) = layer.us.get("layer-graph").filter(|_| layer.routing != "elsewhere") else {
                 continue;
             };
-            // How many experts of a rank a few tokens hit is luck, which no two seeds share.
+            // With few tokens the number of experts that a rank receives depends on the seed, and seeds differ.
             if shape.ends_with("-rank") && layer.tokens < RANK_TOKENS {
                 continue;
             }
@@ -420,7 +422,7 @@ fn points() -> anyhow::Result<Vec<Point>> {
     Ok(points)
 }
 
-/// PATH with the folders of the assembler and the disassembler.
+/// Returns PATH with the folders of the assembler and the disassembler in front.
 fn path_with_tools(install: bool) -> anyhow::Result<std::ffi::OsString> {
     let tools = [PTXAS.find(install)?, NVDISASM.find(install)?];
     let folders = tools.iter().filter_map(|tool| tool.parent().map(std::path::Path::to_path_buf));
@@ -443,7 +445,8 @@ fn predict(nvfp4: &Path, path: &OsStr, point: &Point, arguments: &[String]) -> a
         "off",
     ]);
     let (json, _) = tools::output(command.args(arguments).env("PATH", path)).with_context(|| point.name.clone())?;
-    let Printed { predicted_us, bytes, prediction } = serde_json::from_str(&json).context("nvfp4's JSON")?;
+    let Printed { predicted_us, bytes, prediction } =
+        serde_json::from_str(&json).context("cannot parse the JSON output of nvfp4")?;
     let launches = &prediction.launches;
     let phases = launches.iter().flat_map(|launch| &launch.phases);
     let phases = phases.map(|phase| (phase.to_us - phase.from_us, phase.busy, &*phase.unit));
@@ -453,7 +456,7 @@ fn predict(nvfp4: &Path, path: &OsStr, point: &Point, arguments: &[String]) -> a
 }
 
 impl Prediction {
-    /// Of phases: how long each is, how busy its busiest unit, and which that is.
+    /// Creates a prediction. `phases`: duration, busy share of the busiest unit, and name of that unit.
     fn new<'a>(us: f64, phases: impl Iterator<Item = (f64, f64, &'a str)>, from_machine_code: bool) -> Self {
         let longest = phases.max_by(|a, b| a.0.total_cmp(&b.0));
         let bound = longest.filter(|(_, busy, _)| *busy >= BUSY).map_or("latency", |(_, _, unit)| unit);
@@ -461,12 +464,12 @@ impl Prediction {
     }
 }
 
-/// The clock of a card, for launches whose results nobody needs.
+/// Returns the clock of a GPU for launches whose results are not needed.
 fn timeline(card: &str) -> anyhow::Result<Timeline> {
-    Ok(Timeline::new(Card::named(card).context("a card's name")?).without_values())
+    Ok(Timeline::new(Card::named(card).context("the GPU is in the model")?).without_values())
 }
 
-/// Predicts a launch of PTX that lies in a folder as `kernel.ptx`, by the machine code that ptxas makes of it for the timeline's card.
+/// Predicts a launch of `kernel.ptx` in `folder` from the machine code that ptxas generates for the timeline's GPU.
 fn time_launch(mut timeline: Timeline, folder: &Path, launch: &str, install: bool) -> anyhow::Result<Prediction> {
     let file = |name: &str| folder.join(name);
     let mut ptxas = Command::new(PTXAS.find(install)?);
@@ -479,12 +482,12 @@ fn time_launch(mut timeline: Timeline, folder: &Path, launch: &str, install: boo
     let (listing, _) = tools::output(nvdisasm.args(["-gp", "-hex", "-c"]).arg(file("kernel.cubin")))?;
     timeline.add_listing(Listing::parse(&listing).into());
     LaunchFile::parse(launch)?.prepare(folder)?.time(&mut timeline)?;
-    let launch = timeline.launches().first().context("a launch")?;
+    let launch = timeline.launches().first().context("the launch file starts no launch")?;
     let phases = launch.phases.iter().map(|phase| (phase.to_us - phase.from_us, phase.busy, phase.unit));
     Ok(Prediction::new(timeline.predicted_us(), phases, launch.from_machine_code))
 }
 
-/// Shares of points whose errors are within some bounds, and the median error.
+/// Formats the number of points, the median error, and the shares of points within error bounds.
 fn summary(errors: &mut [f64]) -> String {
     errors.sort_by(f64::total_cmp);
     let share = |bound: f64| 100 * errors.iter().filter(|&&error| error <= bound).count() / errors.len().max(1);
@@ -506,7 +509,7 @@ fn page(points: &[Point], kept: &BTreeMap<String, Prediction>) -> anyhow::Result
     let is_known =
         |name: &str| known.contains(name) || triton::SHAPES.iter().any(|shape| triton::tiling(name, shape).is_some());
     if let Some(unknown) = kept.keys().find(|name| !is_known(name)) {
-        bail!("{PREDICTIONS}: {unknown} was predicted and not measured");
+        bail!("{PREDICTIONS}: {unknown} has a prediction but no measurement; remove it from the file");
     }
     let files = |of: &str| {
         let grouped = GROUPED.iter().map(|(card, file, _)| (*card, *file));
@@ -514,16 +517,19 @@ fn page(points: &[Point], kept: &BTreeMap<String, Prediction>) -> anyhow::Result
         all.filter(|(card, _)| *card == of).map(|(_, file)| file).collect::<Vec<_>>().join(", ")
     };
     text += &format!(
-        "\n## Against an H200\n\nMeasured: medians of {}: single products, by launch schedule too, linear layers, and whole layers as a graph, of \
-         another seed's routing. Predicted: `nvfp4 run --backend emulated --timed --gpu {H200} --no-values`; {PORTABLE} by `--sample {SAMPLE}`. \
-         Machine code is that of ptxas 13.5.37, here and below. No constant is fitted to any of them.\n\n",
+        "\n## Against an H200\n\nMeasured: medians of {}, for single products (also by launch schedule), linear layers, and whole \
+         layers as a CUDA graph with the routing of another seed. Predicted: `nvfp4 run --backend emulated --timed --gpu {H200} \
+         --no-values`; {PORTABLE} with `--sample {SAMPLE}`. The machine code is from ptxas 13.5.37, here and below. No constant \
+         is fitted to these times.\n\n",
         files(H200)
     );
     text += &comparison(H200, points, kept)?;
     text += &format!(
-        "\n## Against an H100\n\nThe chip of an H200 with another memory: the model has its latency and its bandwidth from benches/probes on \
-         that H100, and everything else from the H200. Measured: {}, of the kernels that are predicted. `Triton` is the benchmark's peer (benches/hopper/triton_decode_kernel.py), a tiling a point: tokens and rows, elements of K, \
-         warps, stages; predicted by `{COMMAND} --triton PYTHON` with Triton 3.6.0, as it was measured with, from {SAMPLE} multiprocessors.\n\n",
+        "\n## Against an H100\n\nAn H100 is the chip of an H200 with another memory. The model takes the memory's latency and bandwidth \
+         from benches/probes on that H100, and all other constants from the H200. Measured: {}, with the same kernels as \
+         predicted. `Triton` is the benchmark's peer (benches/hopper/triton_decode_kernel.py), one point per tiling: tokens and \
+         rows, elements of K, warps, stages. It is predicted by `{COMMAND} --triton PYTHON` with Triton 3.6.0, the measured \
+         version, from {SAMPLE} SMs.\n\n",
         files(H100)
     );
     text += &comparison(H100, points, kept)?;
@@ -533,13 +539,13 @@ fn page(points: &[Point], kept: &BTreeMap<String, Prediction>) -> anyhow::Result
     text += &triton::page(kept)?;
     text += &consumer(kept)?;
     for name in Card::NAMES {
-        let card = Card::named(name).context("a card's own name")?;
-        text += &format!("\n## Constants: {name}, {} multiprocessors\n\n{card}", card.sms);
+        let card = Card::named(name).context("the GPU is in the model")?;
+        text += &format!("\n## Constants: {name}, {} SMs\n\n{card}", card.sms);
     }
     Ok(text)
 }
 
-/// Every point of a card that was measured and predicted, and how far predictions are off.
+/// Renders the measured and predicted times of a GPU, and a summary of the errors.
 fn comparison(card: &str, points: &[Point], kept: &BTreeMap<String, Prediction>) -> anyhow::Result<String> {
     let points = || points.iter().filter(|point| point.card == card && point.us.is_some());
     let mut text = String::new();
@@ -554,7 +560,10 @@ fn comparison(card: &str, points: &[Point], kept: &BTreeMap<String, Prediction>)
         if error.abs() > MISS {
             misses.push(format!("{name} by {:+.0} %", 100.0 * error));
         }
-        ensure!(prediction.from_machine_code, "{name} was predicted without machine code");
+        ensure!(
+            prediction.from_machine_code,
+            "{name} was predicted without machine code; use --predict with ptxas and nvdisasm"
+        );
         table.row([
             name.clone(),
             format!("{us:.1}"),
@@ -567,7 +576,7 @@ fn comparison(card: &str, points: &[Point], kept: &BTreeMap<String, Prediction>)
     text += &table.to_string();
     let mut all: Vec<f64> = errors.values().flatten().copied().collect();
     text += &format!(
-        "\nAll: {}. By what bounds them in the model (\"latency\": no unit is busy for {:.0} % of the longest phase):\n\n",
+        "\nAll: {}. By the bounding unit in the model (\"latency\": no unit is busy for {:.0} % of the longest phase):\n\n",
         summary(&mut all),
         100.0 * BUSY
     );
@@ -575,34 +584,38 @@ fn comparison(card: &str, points: &[Point], kept: &BTreeMap<String, Prediction>)
         text += &format!("- {bound}: {}.\n", summary(errors));
     }
     text += &if misses.is_empty() {
-        format!("\nNone is off by more than {:.0} %.\n", 100.0 * MISS)
+        format!("\nNo point is off by more than {:.0} %.\n", 100.0 * MISS)
     } else {
         format!("\nOff by more than {:.0} %: {}.\n", 100.0 * MISS, misses.join(", "))
     };
     let missing = points().filter(|point| !kept.contains_key(&point.name)).count();
     if missing > 0 {
         text += &format!(
-            "\n{missing} more were measured and are not yet predicted; `{COMMAND} --predict --point NAME` predicts those whose names begin \
-             so (gated_sm90, layer qwen3-30b, b200).\n"
+            "\n{missing} more points were measured but not predicted; `{COMMAND} --predict --point NAME` predicts the points whose names \
+             begin with NAME (gated_sm90, layer qwen3-30b, b200).\n"
         );
     }
     Ok(text)
 }
 
-/// Kernels of others for a B200, beside their published times.
+/// Renders the predictions of public kernels for a B200 beside their published times.
 fn others(kept: &BTreeMap<String, Prediction>) -> anyhow::Result<String> {
     let mut text = format!(
-        "\n## Kernels of others on the model's B200\n\nThe best sources with times that could be found: gau-nernst/gpu-mode-kernels, aee9cda6, \
-         built with nvcc by `{COMMAND} --public CHECKOUT`. Published times are of events that tick in steps of about 2 us, with a cold \
-         L2; read each as an interval of 2 us. The fitted point decides `l2-bandwidth`. What is missing at group-2 is what its 15 MB of \
-         results would take of DRAM, 2 us: the model leaves writes out.\n\n"
+        "\n## Public kernels on the model's B200\n\nThe best public sources with published times: gau-nernst/gpu-mode-kernels, aee9cda6, \
+         built with nvcc by `{COMMAND} --public CHECKOUT`. Published times come from events with a resolution of about 2 us, with a \
+         cold L2; read each as an interval of 2 us. The fitted point determines `l2-bandwidth`. group-2 comes out 2 us too fast \
+         because the model has no DRAM writes: its results are 15 MB.\n\n"
     );
     let mut table = Table::new(1, &["kernel", "published us", "modeled us", "error", "bound by", ""]);
     let mut errors = Vec::new();
     for kernel in &public::KERNELS {
         let Some(prediction) = kept.get(&kernel.point()) else { continue };
         let (error, fitted) = (prediction.us / kernel.us - 1.0, FITTED.contains(&&*kernel.point()));
-        ensure!(prediction.from_machine_code, "{} was predicted without machine code", kernel.name);
+        ensure!(
+            prediction.from_machine_code,
+            "{} was predicted without machine code; use --public with ptxas and nvdisasm",
+            kernel.name
+        );
         errors.extend((!fitted).then_some(error.abs()));
         table.row([
             kernel.name.to_owned(),
@@ -618,18 +631,18 @@ fn others(kept: &BTreeMap<String, Prediction>) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// The kernel of a B200 in the model, beside the speed of light and the best public kernel: its published time, and its modeled one.
+/// Renders the predictions of the B200's kernel beside the speed of light and the best public kernel.
 fn blackwell(kept: &BTreeMap<String, Prediction>) -> anyhow::Result<String> {
-    let mut text = "\n## `gated_sm100` on the model's B200\n\nAs it is chosen unasked. Modeled times, no card's. Light is the public \
-                    contest's; the best public kernel's published time is a measured one, in steps of about 2 us. How many times as long it takes is \
-                    model against model.\n\n"
+    let mut text = "\n## `gated_sm100` on the model's B200\n\nWith the default variant. Times are modeled, not measured. Light is the public \
+                    competition's figure. The published time of the best public kernel is measured, in steps of about 2 us. The column \
+                    \"times as long\" compares model with model.\n\n"
         .to_owned();
     let header = ["shape", "modeled us", "light us", "best public: published", "modeled", "times as long", "bound by"];
     let mut table = Table::new(1, &header);
     let mut ratios = Vec::new();
     for shape in UNMEASURED_SHAPES {
         let Some(prediction) = kept_of_b200(kept, shape) else { continue };
-        let known = work::shape(shape).with_context(|| format!("no shape {shape}"))?;
+        let known = work::shape(shape).with_context(|| format!("unknown shape {shape}"))?;
         let us = |us: Option<f64>| us.map_or_else(|| "–".to_owned(), |us| format!("{us:.1}"));
         let of_shape = public::KERNELS.iter().filter(|kernel| kernel.name.ends_with(&format!(" {shape}")));
         let public =
@@ -651,19 +664,20 @@ fn blackwell(kept: &BTreeMap<String, Prediction>) -> anyhow::Result<String> {
     let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
     if !ratios.is_empty() {
         text += &format!(
-            "\nThe best public kernels take {mean:.2} times as long on the geometric mean, {least:.2} at the least.\n"
+            "\nThe best public kernels take {mean:.2} times as long on the geometric mean, at least {least:.2} times.\n"
         );
     }
     Ok(text)
 }
 
-/// MoE and linear layers on cards of compute capability 12.x in the model.
+/// Renders the predictions of MoE and linear layers on GPUs of compute capability 12.x.
 fn consumer(kept: &BTreeMap<String, Prediction>) -> anyhow::Result<String> {
-    let mut text = "\n## Layers on the model's cards of compute capability 12.x\n\nModeled microseconds, no card's, and in brackets \
-                    the GB/s at which the bytes pass that must be read or written at least: `moe_sm120` with its lists and sums, and \
-                    `linear_sm120` (M,N,K), with tokens in bf16; `moe_nvfp4_sm120` where tokens are multiplied in NVFP4. Layers route tokens at random. No operand is in a cache. All contain the \
-                    assumed 5 us between two events around an empty kernel. **None of it is calibrated**: of the constants below, only \
-                    multiprocessors, clock, bandwidth, L2's size, FP4's rate and some latencies are these cards'.\n\n"
+    let mut text = "\n## Layers on the model's GPUs of compute capability 12.x\n\nModeled microseconds, not measured. In brackets: GB/s of \
+                    the bytes that must at least be read or written. Kernels: `moe_sm120` with its lists and sums, and `linear_sm120` \
+                    (M,N,K), with tokens in bf16; `moe_nvfp4_sm120` for tokens in NVFP4. Layers route tokens at random. No operand is \
+                    in a cache. All times contain the assumed 5 us between two events around an empty kernel. **None of it is \
+                    calibrated**: of the constants below, only SMs, clock, bandwidth, L2's size, FP4's rate and some latencies belong \
+                    to these GPUs.\n\n"
         .to_owned();
     let header: Vec<_> = ["point"].into_iter().chain(CONSUMER_CARDS).collect();
     let mut table = Table::new(1, &header);
@@ -677,7 +691,10 @@ fn consumer(kept: &BTreeMap<String, Prediction>) -> anyhow::Result<String> {
             row.push(match prediction {
                 None => "–".to_owned(),
                 Some(prediction) => {
-                    ensure!(prediction.from_machine_code, "{point} was predicted without machine code");
+                    ensure!(
+                        prediction.from_machine_code,
+                        "{point} was predicted without machine code; use --predict with ptxas and nvdisasm"
+                    );
                     let rate = |bytes: f64| format!(" ({:.0})", bytes / prediction.us / 1e3);
                     format!("{:.1}{}", prediction.us, prediction.bytes.map(rate).unwrap_or_default())
                 }
@@ -689,5 +706,5 @@ fn consumer(kept: &BTreeMap<String, Prediction>) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// What is said of everything that has no row.
+/// Part of the page behind the comparisons: known misses, and results without a table row.
 const NOT_COMPARED: &str = include_str!("time_model_tail.md");

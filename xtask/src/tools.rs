@@ -1,4 +1,4 @@
-//! NVIDIA's assembler and disassembler: found on this machine, or installed from PyPI; and what they are run on.
+//! NVIDIA's assembler and disassembler: how to find or install them, and how to run them.
 
 use std::{
     env,
@@ -11,22 +11,22 @@ use cuda_builder::{Arch, Built};
 
 use crate::workspace;
 
-/// A program of the CUDA toolkit that PyPI has too, for Linux.
+/// A program of the CUDA toolkit that is also on PyPI, for Linux.
 pub struct Tool {
     program: &'static str,
-    /// Pinned: what it says is compared with what it said.
+    /// Package on PyPI. The version is pinned because the program's output is compared with recorded output.
     package: &'static str,
-    /// Where it is installed under `target/`.
+    /// Folder under `target/` in which the package is installed.
     folder: &'static str,
-    /// Whether one that this machine has serves as well.
+    /// Whether any version that is already on this machine may be used instead.
     any_version: bool,
 }
 
-/// The assembler; 12.9 was the first to know `sm_100f`.
+/// The assembler. The first version with `sm_100f` is 12.9.
 pub const PTXAS: Tool =
     Tool { program: "ptxas", package: "nvidia-cuda-nvcc==13.5.37", folder: "ptxas", any_version: true };
 
-/// That of the drivers of CUDA 13.0, which compile PTX as it does and newer ones do not.
+/// The assembler of CUDA 13.0. Drivers of CUDA 13.0 compile PTX as this version does; newer assemblers differ.
 pub const OLDER_PTXAS: Tool =
     Tool { program: "ptxas", package: "nvidia-cuda-nvcc==13.0.88", folder: "ptxas-13.0", any_version: false };
 
@@ -35,7 +35,7 @@ pub const NVDISASM: Tool =
     Tool { program: "nvdisasm", package: "nvidia-cuda-nvdisasm==13.5.37", folder: "nvdisasm", any_version: true };
 
 impl Tool {
-    /// The program: on PATH or of a CUDA toolkit, if any version serves, or of PyPI.
+    /// Returns the path of the program: from PATH or a CUDA toolkit if any version may be used, otherwise from PyPI.
     pub fn find(&self, install: bool) -> anyhow::Result<PathBuf> {
         let Self { program, package, folder, any_version } = self;
         let on_path = env::var_os("PATH").map(|path| env::split_paths(&path).collect::<Vec<_>>()).unwrap_or_default();
@@ -43,7 +43,7 @@ impl Tool {
         let of_machine = on_path.into_iter().chain(toolkit).filter(|_| *any_version);
         let installed = workspace::target_dir().join(folder);
         let of_wheel = || {
-            // nvidia/<cu13, cuda_nvcc, …>/bin: the folder's name follows the version.
+            // nvidia/<cu13, cuda_nvcc, …>/bin: the folder's name depends on the version.
             let versions = installed.join("nvidia").read_dir().into_iter().flatten().flatten();
             versions.map(|version| version.path().join("bin"))
         };
@@ -53,53 +53,53 @@ impl Tool {
         }
         if !install {
             let place = installed.display();
-            bail!("no {program} on PATH, under CUDA_PATH or in {place}; pass --install to get it from PyPI");
+            bail!("found no {program} on PATH, under CUDA_PATH or in {place}; use --install to get it from PyPI");
         }
-        // It needs none of the packages that its own asks for.
+        // The program runs without the packages that its wheel depends on.
         let mut pip = Command::new("python3");
         pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"]).arg(&installed).arg(package);
-        let status = pip.status().with_context(|| format!("cannot run python3, whose pip installs {program}"))?;
-        ensure!(status.success(), "pip could not install {package} into {}", installed.display());
+        let status = pip.status().with_context(|| format!("cannot run python3, whose pip would install {program}"))?;
+        ensure!(status.success(), "pip failed to install {package} into {}", installed.display());
         of_wheel()
             .find_map(found)
-            .with_context(|| format!("{package} has no {program}; install the CUDA toolkit and set CUDA_PATH"))
+            .with_context(|| format!("{package} contains no {program}; install the CUDA toolkit and set CUDA_PATH"))
     }
 }
 
-/// The version of an assembler, as `13.5.37`.
+/// Returns the version of an assembler, such as `13.5.37`.
 pub fn version(ptxas: &Path) -> anyhow::Result<String> {
     let text = output(Command::new(ptxas).arg("--version"))?.0;
     let version = text.lines().find_map(|line| line.rsplit_once(", V")).map(|(_, version)| version.trim().to_owned());
-    version.with_context(|| format!("{} does not tell its version:\n{text}", ptxas.display()))
+    version.with_context(|| format!("cannot find the version in the output of {}:\n{text}", ptxas.display()))
 }
 
-/// The cards that a build is assembled for: PTX of a family is for each of them.
+/// Returns the GPUs that a build is assembled for. PTX of a family is assembled for each member of the family.
 pub fn cards(arch: Arch) -> &'static [&'static str] {
     match arch {
         Arch::SM_80 => &["sm_80"],
         Arch::SM_90A => &["sm_90a"],
         Arch::SM_100F => &["sm_100f", "sm_103f"],
         Arch::SM_120F => &["sm_120f", "sm_121f"],
-        _ => panic!("no card is known for {arch}"),
+        _ => panic!("no known GPU for {arch}"),
     }
 }
 
-/// Assembles a build for a card to a cubin beside it; returns its path and the assembler's messages.
+/// Assembles a build for `card` into a cubin beside the PTX. Returns the cubin's path and the assembler's messages.
 pub fn assemble(ptxas: &Path, built: &Built, card: &str) -> anyhow::Result<(PathBuf, String)> {
     let cubin = built.path.with_file_name(format!("{}.{card}.cubin", built.kernel));
     let log = assemble_to(&cubin, ptxas, built, card)?;
     Ok((cubin, log))
 }
 
-/// As [`assemble`], to a file of this name; returns what ptxas says.
+/// Assembles a build for `card` into the file `cubin`. Returns the assembler's messages.
 pub fn assemble_to(cubin: &Path, ptxas: &Path, built: &Built, card: &str) -> anyhow::Result<String> {
     let mut command = Command::new(ptxas);
     command.args(["--verbose", "--gpu-name", card, "--output-file"]).arg(cubin).arg(&built.path);
-    let (_, log) = output(&mut command).with_context(|| format!("{} does not assemble", built.path.display()))?;
+    let (_, log) = output(&mut command).with_context(|| format!("cannot assemble {}", built.path.display()))?;
     Ok(log)
 }
 
-/// What a program that ends well writes to its standard output and its standard error.
+/// Runs a program. Returns its standard output and standard error, or an error if the program fails.
 pub fn output(command: &mut Command) -> anyhow::Result<(String, String)> {
     let program = command.get_program().to_owned();
     let output = command.output().with_context(|| format!("cannot run {}", program.display()))?;

@@ -1,32 +1,35 @@
-//! Registers of `wgmma`'s A in the machine code: none may be written while a product may still read it.
+//! Checks the machine code of `wgmma` with A in registers: no register of A may be written while a product may still
+//! read it.
 //!
-//! PTX asks that registers of A stay as they are until a `wgmma.wait_group` has covered the product. ptxas does not see to that: if
-//! the source lets it, it gives them to other values as soon as the product has been issued. So the machine code is searched along
-//! every path from a product (`HGMMA`, or `QGMMA` of 8-bit numbers, with A in registers; `gsb0` closes a group) to the wait that covers it
+//! PTX requires registers of A to stay unchanged until a `wgmma.wait_group` covers the product. ptxas does not ensure
+//! this: if the source permits it, ptxas reuses the registers as soon as the product is issued. So every path is
+//! searched from a
+//! product (`HGMMA`, or `QGMMA` for 8-bit numbers, with A in registers; `gsb0` closes a group) to the wait that covers
+//! it
 //! (`WARPGROUP.DEPBAR.LE gsb0, N`: all but the newest N groups are complete).
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Registers of a thread for A of a product.
+/// Registers per thread for A of a product.
 const A_REGISTERS: u32 = 4;
 
-/// How the names of products begin: of 16-bit numbers, and of 8-bit ones.
+/// Beginnings of the names of products: 16-bit numbers, 8-bit numbers.
 const PRODUCTS: [&str; 2] = ["HGMMA.64x", "QGMMA.64x"];
 
-/// What follows in the name of a product, if it is one.
+/// Returns the rest of a product's name. `None`: the instruction is no product.
 fn product(name: &str) -> Option<&str> {
     PRODUCTS.iter().find_map(|begin| name.strip_prefix(begin))
 }
 
-/// Groups that are told apart.
+/// Number of groups that are tracked separately.
 const MOST_GROUPS: usize = 8;
 
-/// The registers of A of groups of products that may still run: the group that is being made, then the newest one, and so on.
+/// Registers of A that running products may read, by group: the group being formed, then the newest group, and so on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Running(Vec<BTreeSet<u32>>);
 
 impl Running {
-    /// Adds what may run where another path comes to the same place. Whether that is more than before.
+    /// Merges the state of another path to the same place. Returns whether the state grew.
     fn join(&mut self, other: &Self) -> bool {
         let before = self.clone();
         self.0.resize(self.0.len().max(other.0.len()), BTreeSet::new());
@@ -34,7 +37,7 @@ impl Running {
         *self != before
     }
 
-    /// Executes an instruction. Whether it writes a register that a product may still read.
+    /// Executes an instruction. Returns whether it writes a register that a product may still read.
     fn execute(&mut self, name: &str, operands: &[&str]) -> bool {
         let is_wrong = written(name, operands).any(|register| self.0.iter().any(|group| group.contains(&register)));
         if product(name).is_some() {
@@ -44,7 +47,7 @@ impl Running {
             }
             if operands.contains(&"gsb0") {
                 self.0.insert(0, BTreeSet::new());
-                // Older ones are told apart no more, so that a loop without a wait comes to an end.
+                // Older groups are merged, so that the search of a loop without a wait terminates.
                 if self.0.len() > MOST_GROUPS {
                     let oldest = self.0.pop().unwrap_or_default();
                     self.0[MOST_GROUPS - 1].extend(oldest);
@@ -59,13 +62,13 @@ impl Running {
     }
 }
 
-/// The instructions of an entry that write a register of A while a product may still read it. `lines` are the entry's, as nvdisasm
-/// prints them.
+/// Returns the instructions of an entry that write a register of A while a product may still read it. `lines` are the
+/// entry's lines as nvdisasm prints them.
 pub fn overwrites<'l>(lines: &[&'l str]) -> BTreeSet<&'l str> {
     let label = |line: &'l str| line.trim().strip_suffix(':');
     let labels: BTreeMap<_, _> = lines.iter().enumerate().filter_map(|(at, line)| Some((label(line)?, at))).collect();
     let (mut found, mut known) = (BTreeSet::new(), BTreeMap::<usize, Running>::new());
-    // A jump by a table may lead to any label.
+    // An indirect jump may lead to any label.
     let mut paths: Vec<_> = labels.values().copied().chain([0]).map(|start| (start, Running::default())).collect();
     while let Some((start, mut running)) = paths.pop() {
         for (at, line) in lines.iter().enumerate().skip(start) {
@@ -89,10 +92,10 @@ pub fn overwrites<'l>(lines: &[&'l str]) -> BTreeSet<&'l str> {
             if running.execute(name, &operands) {
                 found.insert(line.trim());
             }
-            // Wherever an instruction may go, branches and others: `(.L_x_7).
+            // Every target of a branch or another jump: `(.L_x_7).
             let targets = text.match_indices("`(").filter_map(|(from, _)| text[from + 2..].split(')').next());
             paths.extend(targets.filter_map(|target| Some((*labels.get(target)?, running.clone()))));
-            // A branch may have a condition as an operand too.
+            // The first operand of a branch may be a condition.
             let ends = match name.split('.').next() {
                 Some("BRA") => operands[0].starts_with('`'),
                 Some("EXIT" | "RET") => true,
@@ -106,7 +109,8 @@ pub fn overwrites<'l>(lines: &[&'l str]) -> BTreeSet<&'l str> {
     found
 }
 
-/// The registers that an instruction writes. The first operand is what it writes to, or the second if the first is a predicate.
+/// Returns the registers that an instruction writes. The target is the first operand, or the second if the first is a
+/// predicate.
 fn written(name: &str, operands: &[&str]) -> impl Iterator<Item = u32> {
     let is_predicate = |operand: &str| operand.starts_with('P') || operand.starts_with("UP");
     let target = match operands {
@@ -124,7 +128,7 @@ fn written(name: &str, operands: &[&str]) -> impl Iterator<Item = u32> {
     register(target).into_iter().flat_map(move |first| first..first + count)
 }
 
-/// The number of a register, as of `R12` or `R12.reuse`.
+/// Returns the number of a register operand such as `R12` or `R12.reuse`.
 fn register(operand: &str) -> Option<u32> {
     operand.strip_prefix('R')?.split('.').next()?.parse().ok()
 }
@@ -133,7 +137,7 @@ fn register(operand: &str) -> Option<u32> {
 mod tests {
     use super::*;
 
-    /// What is found in this loop, whose last line is line `at` of the instructions.
+    /// Returns the overwriting instructions among these instructions and labels.
     fn found(instructions: &[&str]) -> Vec<String> {
         let lines: Vec<_> = instructions
             .iter()
@@ -144,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn registers_are_free_behind_the_wait_that_covers_their_product_and_not_before() {
+    fn registers_are_free_after_the_covering_wait() {
         let first = "HGMMA.64x16x16.F32 R24, R4, gdesc[UR4], R24, gsb0";
         let second = "QGMMA.64x16x32.F32.E4M3.E4M3 R24, R8, gdesc[UR8], R24, gsb0";
         let (one_left, none_left) = ("WARPGROUP.DEPBAR.LE gsb0, 0x1", "WARPGROUP.DEPBAR.LE gsb0, 0x0");
@@ -155,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn products_are_followed_along_branches_and_round_loops() {
+    fn products_are_tracked_through_branches_and_loops() {
         let product = "HGMMA.64x8x16.F32 R24, R4, gdesc[UR4], R24, gsb0";
         let wait = "WARPGROUP.DEPBAR.LE gsb0, 0x0";
         let round = [".L_x_1:", "MOV R5, R9", product, "@P0 BRA `(.L_x_1)", wait, "EXIT"];

@@ -1,15 +1,15 @@
-//! Where the workspace lies, and what cargo makes of it.
+//! Paths of the workspace.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
-/// The workspace's root: xtask lies in it.
+/// Root of the workspace: the parent folder of xtask.
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")
 }
 
-/// The crate of kernels.
+/// Folder of the kernel crate.
 pub fn kernels() -> PathBuf {
     root().join("kernels-gpu")
 }
@@ -40,7 +40,7 @@ pub fn kernel_mechanism(kernel: &str) -> anyhow::Result<String> {
     Ok(mechanism.to_string_lossy().into_owned())
 }
 
-/// Where the workspace's build results go.
+/// Folder of the workspace's build results.
 pub fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }

@@ -1,12 +1,12 @@
-//! The additions that CONTRIBUTING.md shows, made in a copy of the repository: it builds, and what the page adds is right there.
+//! Applies the additions of CONTRIBUTING.md to a copy of the repository, builds the copy and runs the added code.
 
 use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// Copies the sources below a folder. With `unless_same` only those that differ, so that cargo builds no more than these
-/// again.
+/// Copies the sources below a folder. `unless_same`: copies only files that differ, so that cargo rebuilds only what
+/// depends on them.
 fn copy(from: &Path, to: &Path, unless_same: bool) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
@@ -24,13 +24,13 @@ fn copy(from: &Path, to: &Path, unless_same: bool) {
     }
 }
 
-/// Runs cargo in a folder, as from a shell: without the variables that the outer cargo has set.
+/// Runs cargo in a folder as from a shell: without the variables that the outer cargo sets.
 fn cargo(folder: &Path, arguments: &[impl AsRef<OsStr>]) -> String {
     let mut cargo = Command::new(env!("CARGO"));
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("CARGO_") && name != "CARGO_HOME") {
         cargo.env_remove(name);
     }
-    // Little runs of what is built: without optimization it builds in half the time.
+    // Few of the built programs are run, and an unoptimized build takes half the time.
     let quick = ["profile.dev.opt-level=0", "profile.dev.debug=0", "profile.dev.package.nvfp4.opt-level=0"];
     let quick = quick.into_iter().chain(["profile.dev.package.ptx_emulator.opt-level=0", "build.incremental=false"]);
     let quick = quick.flat_map(|value| ["--config", value]);
@@ -41,7 +41,7 @@ fn cargo(folder: &Path, arguments: &[impl AsRef<OsStr>]) -> String {
 }
 
 #[test]
-fn what_the_page_adds_builds_runs_in_the_emulator_and_is_right() {
+fn additions_of_the_page_build_and_run() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let made = tempfile::tempdir().unwrap();
     copy(root, made.path(), false);
@@ -49,8 +49,9 @@ fn what_the_page_adds_builds_runs_in_the_emulator_and_is_right() {
     assert!(xtask.args(["additions", "--into"]).arg(made.path()).status().unwrap().success());
     let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join("additions");
     copy(made.path(), &built, true);
-    // The copy has a target folder of its own. Cargo cannot tell a workspace from its copy, and would mix up what it builds
-    // of both.
+    // The copy has its own target folder: cargo cannot tell a workspace from its copy, and would mix up the artifacts
+    // of
+    // both.
 
     let kernel = cargo(&built, &["test", "--package", "nvfp4", "--features", "cli", "--lib", "kernels::"]);
     for test in ["rows_of_ragged_groups_are_summed", "there_is_a_row_for_each_kernel_that_is_compiled"] {

@@ -1,4 +1,4 @@
-//! [`CudaBuilder`]: one crate, one architecture, three steps (see the crate's documentation).
+//! [`CudaBuilder`] compiles one crate for one architecture in three steps (see the crate's documentation).
 
 use std::{
     cmp::Reverse,
@@ -36,42 +36,42 @@ pub struct CudaBuilder {
 }
 
 impl CudaBuilder {
-    /// A build of the crate in the folder `path`.
+    /// Creates a build of the crate in the folder `path`.
     pub fn new(path: impl AsRef<Path>) -> Self {
         Self { path: path.as_ref().to_owned(), arch: None, copy_to: None, build_args: Vec::new(), emit_llvm_ir: false }
     }
 
-    /// The architecture to compile for, one of [`arches`](crate::arches). There is no default.
+    /// Sets the architecture to compile for, one of [`arches`](crate::arches). There is no default.
     pub fn arch(mut self, arch: Arch) -> Self {
         self.arch = Some(arch);
         self
     }
 
-    /// Where the PTX goes; otherwise it stays in the crate's own target folder.
+    /// Sets the path of the PTX. By default the PTX stays in the crate's own target folder.
     pub fn copy_to(mut self, path: impl AsRef<Path>) -> Self {
         self.copy_to = Some(path.as_ref().to_owned());
         self
     }
 
-    /// More arguments for the nested cargo, such as `--features NAME`.
+    /// Adds arguments for the nested cargo, such as `--features NAME`.
     pub fn build_args<S: AsRef<str>>(mut self, args: &[S]) -> Self {
         self.build_args.extend(args.iter().map(|arg| arg.as_ref().to_owned()));
         self
     }
 
-    /// Also writes the LLVM IR that `opt` is given beside the PTX, with the ending `.ll`.
+    /// With `true`, also writes the LLVM IR that `opt` reads beside the PTX, with the extension `.ll`.
     pub fn emit_llvm_ir(mut self, emit: bool) -> Self {
         self.emit_llvm_ir = emit;
         self
     }
 
-    /// Compiles, or finds that nothing has changed, and returns the path of the PTX.
+    /// Compiles the crate if something has changed, and returns the path of the PTX.
     pub fn build(self) -> Result<PathBuf, Error> {
         let built = build_all(&self.path, from_ref(&self))?;
-        Ok(built.into_iter().next().expect("one build makes one PTX"))
+        Ok(built.into_iter().next().expect("one build produces one PTX"))
     }
 
-    /// Step 1: Rust to IR that no LLVM pass has touched. cargo decides what is fresh.
+    /// Step 1: compiles Rust to IR before any LLVM pass. cargo decides whether a rebuild is needed.
     fn rustc(&self, nested: &Nested) -> Result<Ir, Error> {
         let path = &nested.path;
         let arch = self.arch.ok_or_else(|| Error::NoArch { path: path.clone() })?;
@@ -79,20 +79,21 @@ impl CudaBuilder {
         let ir = nested.target_dir.join(format!("{arch}-{:016x}.ll", hash(&self.build_args)));
         let mut cargo = toolchain::cargo(path);
         cargo
-            // `-Z` flags and the unstable features of the kernel ABI on the stable toolchain.
+            // Enables `-Z` flags and the unstable features of the kernel ABI on the stable toolchain.
             .env("RUSTC_BOOTSTRAP", "1")
             .env("CARGO_ENCODED_RUSTFLAGS", &nested.rustflags)
             .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "3")
             .env("CARGO_PROFILE_RELEASE_LTO", "fat")
             .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
             .env("CARGO_PROFILE_RELEASE_PANIC", "abort")
-            // llc makes `.loc` lines of these; ptxas refuses full debug information.
+            // llc turns these into `.loc` lines; ptxas rejects full debug information.
             .env("CARGO_PROFILE_RELEASE_DEBUG", "line-directives-only")
             .env("CARGO_PROFILE_RELEASE_STRIP", "none")
-            // A static library, since that is not linked: the IR is the result.
+            // A static library is not linked, and only the IR is needed.
             .args(["rustc", "--release", "--lib", "--crate-type=staticlib", "-Zbuild-std=core"])
-            // `core` is the same for every architecture, and takes longer than most kernels: it is compiled once. Step 2 gives
-            // its functions the architecture.
+            // `core` takes longer to compile than most kernels, so it is compiled once, for no particular architecture.
+            // Step 2
+            // sets the architecture of its functions.
             .args(["-Zprofile-rustflags", "--config"])
             .arg(format!("profile.release.rustflags=['-Ctarget-cpu={arch}']"))
             .args(
@@ -106,7 +107,7 @@ impl CudaBuilder {
             .arg("--")
             .arg(format!("--emit=llvm-ir={}", ir.display()))
             .stdin(Stdio::null())
-            // A build script's own standard output is read by cargo.
+            // cargo reads the standard output of a build script.
             .stdout(Stdio::null());
         let status = cargo.status().map_err(|source| Error::Spawn { program: "cargo".to_owned(), source })?;
         if !status.success() {
@@ -121,7 +122,7 @@ impl CudaBuilder {
         Ok(Ir { arch, version, path: ir, length })
     }
 
-    /// Steps 2 and 3.
+    /// Runs steps 2 and 3.
     fn llvm(&self, tools: &Toolchain, ir: &Ir) -> Result<PathBuf, Error> {
         let text = fs::read_to_string(&ir.path).map_err(Error::io("read", &ir.path))?;
         let text =
@@ -141,13 +142,13 @@ impl CudaBuilder {
     }
 }
 
-/// What the builds of one crate have in common.
+/// State that all builds of a crate share.
 struct Nested {
     path: PathBuf,
     tools: Toolchain,
     target_dir: PathBuf,
     rustflags: String,
-    /// Held to the end: two cargo commands may build the same kernels at the same time.
+    /// Lock on the target folder, held until the builds end: two cargo commands may build the same kernels at once.
     _lock: File,
 }
 
@@ -163,12 +164,14 @@ impl Nested {
         let lock = File::create(&lock_path).map_err(Error::io("create", &lock_path))?;
         lock.lock().map_err(Error::io("lock", &lock_path))?;
 
-        // Paths of sources start at the folder that all packages lie in, so that `.file` says the same in every checkout.
+        // Source paths are relative to the common folder of all packages, so that `.file` is the same in every
+        // checkout.
         let remap = |from: &Path, to: &str| format!("--remap-path-prefix={}={to}", from.display());
-        // These hold for `core` and the other dependencies too: generic and inlined functions are compiled from MIR that is
-        // made there.
+        // These flags apply to `core` and the other dependencies too, because generic and inlined functions are
+        // compiled from
+        // their MIR.
         let rustflags = [
-            // Clones `asm!` into the branches that lead to it, before LLVM sees any of it.
+            // Jump threading clones `asm!` into the branches that lead to it, before LLVM runs.
             "-Zmir-enable-passes=-JumpThreading".to_owned(),
             "-Cno-prepopulate-passes".to_owned(),
             remap(&common_root(&path)?, ""),
@@ -178,7 +181,7 @@ impl Nested {
     }
 }
 
-/// What step 1 makes.
+/// Result of step 1.
 struct Ir {
     arch: Arch,
     version: u32,
@@ -186,13 +189,14 @@ struct Ir {
     length: u64,
 }
 
-/// All builds of the crate in the folder `path`, no two of them alike, and their PTX in the same order.
+/// Runs all builds of the crate in the folder `path`, which must differ from each other, and returns their PTX in
+/// order.
 pub(crate) fn build_all(path: &Path, builds: &[CudaBuilder]) -> Result<Vec<PathBuf>, Error> {
     let nested = Nested::open(path)?;
-    // One after the other: cargo locks its target folder.
+    // The builds run one after the other, because cargo locks its target folder.
     let irs: Vec<_> = builds.iter().map(|build| build.rustc(&nested)).collect::<Result<_, _>>()?;
 
-    // The longest first, so that no thread is left alone with one at the end.
+    // Longest first, so that the last ones to finish are short.
     let mut order: Vec<_> = (0..builds.len()).collect();
     order.sort_by_key(|&index| Reverse(irs[index].length));
     let next = AtomicUsize::new(0);
@@ -211,7 +215,9 @@ pub(crate) fn build_all(path: &Path, builds: &[CudaBuilder]) -> Result<Vec<PathB
     Ok(made.into_iter().map(|(_, ptx)| ptx).collect())
 }
 
-/// Step 3: IR to the PTX beside it, whose path it returns; unless that was made from this very IR with these very options.
+/// Step 3: compiles IR to the PTX beside it and returns the PTX's path. Skips the work if the stamp shows that the PTX
+/// was
+/// made from the same IR with the same options.
 fn llvm(tools: &Toolchain, arch: Arch, version: u32, ir: &str, ir_path: &Path) -> Result<PathBuf, Error> {
     let prepared = ir_path.with_extension("convergent.ll");
     let optimized = ir_path.with_extension("opt.ll");
@@ -221,7 +227,7 @@ fn llvm(tools: &Toolchain, arch: Arch, version: u32, ir: &str, ir_path: &Path) -
     let mut llc = Command::new(&tools.llc);
     llc.args(["-O3", &cpu, &format!("-mattr=+ptx{version}"), "-o", "-"]).arg(&optimized);
 
-    // A stamp says what the PTX was made from and what it was.
+    // The stamp holds hashes of the PTX's inputs and of the PTX itself.
     let (ptx, stamp_path) = (ir_path.with_extension("ptx"), ir_path.with_extension("stamp"));
     let made_from = hash(&(format!("{opt:?} {llc:?}"), ir));
     let stamp = |ptx: &[u8]| format!("{made_from:016x} {:016x}", hash(&ptx));
@@ -236,8 +242,9 @@ fn llvm(tools: &Toolchain, arch: Arch, version: u32, ir: &str, ir_path: &Path) -
     Ok(ptx)
 }
 
-/// A kernel takes the address of its parameter where that begins with a tensor map (`cuda_std::tensor_map_of_parameter!`). Such a
-/// parameter must lie at a multiple of 64; rustc declares the alignment of its type, 16 at most.
+/// Raises the alignment of tensor-map parameters to 64. Such a parameter begins with a tensor map, and its kernel takes
+/// its
+/// address (`cuda_std::tensor_map_of_parameter!`). rustc declares the alignment of the parameter's type, at most 16.
 fn align_tensor_maps(ptx: Vec<u8>) -> Vec<u8> {
     let Ok(text) = str::from_utf8(&ptx) else { return ptx };
     let taken: HashSet<_> =
@@ -251,7 +258,9 @@ fn align_tensor_maps(ptx: Vec<u8>) -> Vec<u8> {
     text.split_inclusive('\n').map(line).collect::<String>().into_bytes()
 }
 
-/// Writes a file beside and renames it, so that nobody reads half of it. A file that has these bytes already keeps its time.
+/// Writes a temporary file and renames it, so that no reader sees a partial file. If the bytes are unchanged, the file
+/// and
+/// its modification time stay as they are.
 fn write_if_changed(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     if fs::read(path).is_ok_and(|present| present == bytes) {
         return Ok(());
@@ -275,7 +284,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_parameter_whose_address_is_taken_is_aligned_for_a_tensor_map() {
+    fn tensor_map_parameter_is_aligned() {
         let of = |kernel: &str, align: u32, body: &str| {
             format!(".entry {kernel}(\n\t.param .align {align} .b8 {kernel}_param_0[192]\n)\n{{\n\t{body}\n}}\n")
         };

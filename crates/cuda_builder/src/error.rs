@@ -1,48 +1,48 @@
-//! Everything that can go wrong in a build.
+//! Errors of a build.
 
 use std::{io, path::PathBuf, process::ExitStatus};
 
 use crate::{Arch, arches};
 
-/// Why a build failed, and what to do about it.
+/// Why a build failed, and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The crate to compile is not there.
-    #[error("{}: no Cargo.toml there; pass the folder of the crate to compile", path.display())]
+    /// The folder contains no crate.
+    #[error("{}: found no Cargo.toml; pass the folder of the crate to compile", path.display())]
     NoCrate {
-        /// The folder that was given.
+        /// The given folder.
         path: PathBuf,
     },
-    /// A build was asked for without naming an architecture.
-    #[error("no architecture to compile {} for; call `.arch(…)`", path.display())]
+    /// No architecture was set.
+    #[error("no architecture set for {}; call `.arch(…)`", path.display())]
     NoArch {
         /// The crate.
         path: PathBuf,
     },
-    /// An architecture that the builder does not compile for.
-    #[error("{arch} is not an architecture that this builder knows; it knows {}", known())]
+    /// The builder does not support the architecture.
+    #[error("unknown architecture {arch}; expected one of {}", known())]
     UnknownArch {
-        /// The architecture that was given.
+        /// The given architecture.
         arch: Arch,
     },
-    /// `[package.metadata.kernels]` does not say what to build.
+    /// The table `[package.metadata.kernels]` is invalid.
     #[error("{}, [package.metadata.kernels]: {reason}", manifest.display())]
     Table {
-        /// The `Cargo.toml`.
+        /// Path of the `Cargo.toml`.
         manifest: PathBuf,
-        /// What is wrong and what would be right.
+        /// The error and its remedy.
         reason: String,
     },
     /// The toolchain lacks a component and rustup could not add it.
     #[error("the Rust toolchain in {} lacks {components}; run `rustup component add {components}`", sysroot.display())]
     MissingComponents {
-        /// The toolchain.
+        /// Root folder of the toolchain.
         sysroot: PathBuf,
-        /// What to add, separated by spaces.
+        /// Components to add, separated by spaces.
         components: String,
     },
     /// A program could not be started.
-    #[error("cannot run {program}; is it installed and on PATH?")]
+    #[error("cannot run {program}; install it and add it to PATH")]
     Spawn {
         /// The program.
         program: String,
@@ -54,27 +54,27 @@ pub enum Error {
     Failed {
         /// The program.
         program: String,
-        /// What it worked on.
+        /// The file or folder that it worked on.
         path: PathBuf,
-        /// How it ended.
+        /// Exit status.
         status: ExitStatus,
-        /// What it said, if that was not printed already.
+        /// The program's messages. Empty: they were printed already.
         stderr: String,
     },
-    /// The IR is not what this builder understands: another toolchain than the one it was written for.
+    /// The IR has an unexpected form, because it comes from another toolchain than the pinned one.
     #[error("{}:{line}: unexpected LLVM IR, {reason}; build with the toolchain of rust-toolchain.toml", path.display())]
     Ir {
         /// The IR file.
         path: PathBuf,
-        /// Its line, from 1.
+        /// Line number, from 1.
         line: usize,
-        /// What was expected there.
+        /// What was expected on the line.
         reason: String,
     },
     /// A file could not be read or written.
     #[error("cannot {action} {}", path.display())]
     Io {
-        /// What was tried.
+        /// The failed action.
         action: &'static str,
         /// The file.
         path: PathBuf,
@@ -84,7 +84,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// For `map_err`: an I/O error with what was tried on which file.
+    /// Returns a function for `map_err` that adds the action and the file to an I/O error.
     pub(crate) fn io(action: &'static str, path: &std::path::Path) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { action, path: path.to_owned(), source }
     }

@@ -1,16 +1,20 @@
 //! Step 2: prepares rustc's IR for LLVM's optimizer, as text.
 //!
-//! * Every defined function and every inline-assembly call becomes `convergent`: LLVM may not make its
-//!   execution depend on more conditions than the source does (LLVM Language Reference, "Convergent Operation
-//!   Semantics"). `opt` removes the attribute again where it finds that a function does not need it.
-//! * Every function gets the architecture, those of `core` too, which is compiled for none: LLVM inlines only between
-//!   functions of one target CPU.
-//! * Mangled names lose the crates' hashes, which depend on where the sources lie, so that the PTX is the same in every
-//!   checkout.
-//! * The launch bounds that `#[kernel]` left in a static move to the kernel's attributes, from which `llc`
-//!   writes `.maxntid`, `.minnctapersm` and `.reqnctapercluster`.
+//! * Every defined function and every inline-assembly call becomes `convergent`: LLVM may not make its execution depend
+//! on
+//!   more conditions than the source does (LLVM Language Reference, "Convergent Operation Semantics"). `opt` removes
+//!   the
+//!   attribute again from functions that do not need it.
+//! * Every function gets the architecture, because LLVM inlines only between functions of the same target CPU. The
+//!   functions of `core` are compiled without one.
+//! * Mangled names lose the crates' hashes. The hashes depend on the location of the sources, and the PTX has to be the
+//! same
+//!   in every checkout.
+//! * The launch bounds that `#[kernel]` stores in a static become attributes of the kernel. `llc` turns the attributes
+//! into
+//!   `.maxntid`, `.minnctapersm` and `.reqnctapercluster`.
 //!
-//! Relies on it that rustc prints one definition, global or call a line.
+//! This relies on rustc printing one definition, global or call per line.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -18,16 +22,16 @@ use rustc_demangle::try_demangle;
 
 use crate::Arch;
 
-/// `#[kernel]` puts a u32 for each of [`ATTRIBUTES`] into a static of this name and the kernel's.
+/// Prefix of the static in which `#[kernel]` stores a u32 per entry of [`ATTRIBUTES`]. The kernel's name follows.
 const LAUNCH_BOUNDS: &str = "__launch_bounds_";
 
-/// The attributes that LLVM knows launch bounds by: threads of a block, blocks of a multiprocessor, blocks of a cluster.
+/// LLVM's attributes for launch bounds: threads per CTA, CTAs per SM, CTAs per cluster.
 const ATTRIBUTES: [&str; 3] = ["nvvm.maxntid", "nvvm.minctasm", "nvvm.cluster_dim"];
 
-/// The attribute that names the target CPU of a function, up to its value.
+/// Beginning of the attribute that names a function's target CPU, up to the value.
 const TARGET_CPU: &str = "\"target-cpu\"=\"";
 
-/// The prepared IR; on failure the line number (from 1) and what was expected there.
+/// Returns the prepared IR, or the line number (from 1) of an error and what was expected there.
 pub(crate) fn prepare(ir: &str, arch: Arch) -> Result<String, (usize, String)> {
     let ir = &rename(ir);
     let mut bounds = BTreeMap::new();
@@ -52,7 +56,7 @@ pub(crate) fn prepare(ir: &str, arch: Arch) -> Result<String, (usize, String)> {
             out.extend([line, "\n"]);
             continue;
         };
-        let at = at.ok_or_else(|| (number, "no argument list".to_owned()))?;
+        let at = at.ok_or_else(|| (number, "expected an argument list".to_owned()))?;
         out.extend([&line[..at], " convergent"]);
         if let Some(attributes) = defined_name(line).and_then(|name| bounds.remove(name)) {
             out.push_str(&attributes);
@@ -60,19 +64,19 @@ pub(crate) fn prepare(ir: &str, arch: Arch) -> Result<String, (usize, String)> {
         out.extend([&line[at..], "\n"]);
     }
     match bounds.pop_first() {
-        Some((kernel, _)) => Err((1, format!("launch bounds but no definition of {kernel}"))),
+        Some((kernel, _)) => Err((1, format!("found launch bounds, but no definition of {kernel}"))),
         None => Ok(out),
     }
 }
 
-/// What stands before and after the name of the target CPU in a group of attributes.
+/// Splits a line around the name of the target CPU in a group of attributes.
 fn target_cpu(line: &str) -> Option<(&str, &str)> {
     let start = line.find(TARGET_CPU)? + TARGET_CPU.len();
     Some((&line[..start], &line[start + line[start..].find('"')?..]))
 }
 
-/// Replaces every mangled symbol by its demangled path without hashes, in letters that PTX allows. Where several symbols
-/// would get the same name, the later ones are numbered.
+/// Replaces every mangled symbol by its demangled path without hashes, in letters that PTX allows. If several symbols
+/// would get the same name, the later ones get a number.
 fn rename(ir: &str) -> String {
     let mut names = HashMap::new();
     let mut taken = HashSet::new();
@@ -83,7 +87,7 @@ fn rename(ir: &str) -> String {
         let (before, symbol) = (&rest[..at], &rest[at..end.map_or(rest.len(), |end| at + end)]);
         rest = &rest[at + symbol.len()..];
         out.push_str(before);
-        // In the middle of another name this is no mangled symbol.
+        // `_R` inside another name does not begin a mangled symbol.
         let starts = !before.ends_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
         let name = starts.then(|| names.entry(symbol).or_insert_with(|| name(symbol, &mut taken)).as_deref()).flatten();
         out.push_str(name.unwrap_or(symbol));
@@ -91,7 +95,7 @@ fn rename(ir: &str) -> String {
     out + rest
 }
 
-/// The name that replaces a symbol, and is then taken; nothing if it is not mangled.
+/// Returns the unique name that replaces a symbol, and adds it to `taken`. `None`: the symbol is not mangled.
 fn name(symbol: &str, taken: &mut HashSet<String>) -> Option<String> {
     let path = try_demangle(symbol).ok()?;
     let letters = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
@@ -100,7 +104,7 @@ fn name(symbol: &str, taken: &mut HashSet<String>) -> Option<String> {
     [name.clone()].into_iter().chain(numbered).find(|name| taken.insert(name.clone()))
 }
 
-/// The kernel and its attributes, if `line` is the static that holds a kernel's launch bounds.
+/// Returns the kernel and its attributes if `line` is a static with launch bounds.
 fn launch_bounds(line: &str) -> Result<Option<(&str, String)>, String> {
     let Some((kernel, rest)) =
         line.strip_prefix('@').and_then(|line| line.strip_prefix(LAUNCH_BOUNDS)?.split_once(" = "))
@@ -111,13 +115,13 @@ fn launch_bounds(line: &str) -> Result<Option<(&str, String)>, String> {
         vec![0; 4 * ATTRIBUTES.len()]
     } else {
         let text = rest.split_once(" c\"").and_then(|(_, text)| text.split_once('"'));
-        unescape(text.ok_or("launch bounds are a string of bytes")?.0)
+        unescape(text.ok_or("expected a byte string of launch bounds")?.0)
     };
     let (words, []) = bytes.as_chunks::<4>() else {
-        return Err("launch bounds are u32".to_owned());
+        return Err("expected launch bounds as u32".to_owned());
     };
     if words.len() != ATTRIBUTES.len() {
-        return Err(format!("launch bounds are {} u32", ATTRIBUTES.len()));
+        return Err(format!("expected {} u32 launch bounds", ATTRIBUTES.len()));
     }
     let mut attributes = String::new();
     for (name, value) in ATTRIBUTES.iter().zip(words) {
@@ -129,7 +133,7 @@ fn launch_bounds(line: &str) -> Result<Option<(&str, String)>, String> {
     Ok(Some((kernel, attributes)))
 }
 
-/// The bytes of an LLVM string constant, in which `\hh` is a byte in hexadecimal.
+/// Decodes an LLVM string constant. `\hh` is a byte in hexadecimal.
 fn unescape(text: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut rest = text.as_bytes();
@@ -143,21 +147,22 @@ fn unescape(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// The name of the function that `line` defines.
+/// Returns the name of the function that `line` defines.
 fn defined_name(line: &str) -> Option<&str> {
     let name = &line.strip_prefix("define ")?[line.find('@')? - "define ".len() + 1..];
     name.split('(').next()
 }
 
-/// Where the template of an inline-assembly call starts in `line`.
+/// Returns the index in `line` where the template of an inline-assembly call begins.
 fn inline_asm(line: &str) -> Option<usize> {
     let call = line.find("call ")?;
     let asm = call + line[call..].find(" asm ")?;
-    // Not inside a string: the callee stands before all strings of a call.
+    // The match is not inside a string, because the callee precedes all strings of a call.
     (!line[..asm].contains('"')).then(|| asm + line[asm..].find('"').unwrap_or(0))
 }
 
-/// Where the first parenthesis after `from` that is not in a string closes: function attributes may follow.
+/// Returns the index after the first closed parenthesis behind `from`, strings excluded. Function attributes may follow
+/// there.
 fn after_arguments(line: &str, from: usize) -> Option<usize> {
     let (mut depth, mut quoted) = (0_usize, false);
     for (offset, byte) in line.bytes().enumerate().skip(from) {
@@ -186,7 +191,7 @@ mod tests {
     use crate::Arch;
 
     #[test]
-    fn definitions_and_assembly_become_convergent_and_nothing_else_changes() {
+    fn only_definitions_and_assembly_become_convergent() {
         let ir = r#"
 define internal i32 @"f(x)"(ptr dereferenceable(8) %x) unnamed_addr #1 {
   %1 = call { i32, i32 } asm sideeffect "shfl (\22) $0;", "=r,=r,r"(i32 ptrtoint (ptr @g to i32)) #4, !dbg !7
@@ -214,12 +219,12 @@ declare void @h() #2
     }
 
     #[test]
-    fn symbols_lose_the_hashes_of_their_crates() {
+    fn symbols_lose_their_crate_hashes() {
         let ir = |hash: &str| format!("call void @_RNvNtCs{hash}_11kernels_gpu4gemm4step(i32 %_R), !x\n");
         let here = prepare(&ir("gcz8MIeYDEN"), Arch::SM_80).unwrap();
         assert_eq!(here, "call void @kernels_gpu__gemm__step(i32 %_R), !x\n");
         assert_eq!(prepare(&ir("1htOsRJ2d81"), Arch::SM_80).unwrap(), here);
-        // Two versions of a crate.
+        // The same path in two versions of a crate.
         let both = prepare(&(ir("gcz8MIeYDEN") + &ir("1htOsRJ2d81") + &ir("gcz8MIeYDEN")), Arch::SM_80).unwrap();
         let names: Vec<_> = both.lines().map(|line| line.split(['@', '(']).nth(1).unwrap()).collect();
         assert_eq!(names, ["kernels_gpu__gemm__step", "kernels_gpu__gemm__step__2", "kernels_gpu__gemm__step"]);
@@ -239,7 +244,7 @@ define ptx_kernel void @l() convergent "nvvm.maxntid"="97" #0 {
     }
 
     #[test]
-    fn launch_bounds_of_nothing_are_an_error() {
+    fn launch_bounds_without_a_kernel_are_refused() {
         let ir = "@__launch_bounds_k = constant [12 x i8] zeroinitializer, align 4\n";
         assert!(prepare(ir, Arch::SM_80).unwrap_err().1.contains("no definition of k"));
     }

@@ -1,4 +1,4 @@
-//! [`KernelCrate`]: a crate of kernels and the table in its `Cargo.toml` that says what to build of it.
+//! [`KernelCrate`]: a crate of kernels. A table in its `Cargo.toml` lists the kernels to build.
 //!
 //! ```toml
 //! [package.metadata.kernels]
@@ -12,26 +12,26 @@ use crate::{Arch, CudaBuilder, Error, arch::ptx_version, builder::build_all, pac
 /// A kernel module: a cargo feature of its crate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
-    /// The module's name, which is also the feature's.
+    /// Name of the module and of its feature.
     pub name: String,
-    /// What it is compiled for.
+    /// Architectures that it is compiled for.
     pub arches: Vec<Arch>,
 }
 
-/// The architecture of this name, if the builder compiles for it; else the reason.
+/// Parses the name of an architecture that the builder compiles for, or returns the reason why not.
 fn known(name: &str) -> Result<Arch, String> {
     let arch = name.parse::<Arch>().map_err(|error| error.to_string())?;
     ptx_version(arch).map(|_| arch).map_err(|error| error.to_string())
 }
 
-/// A PTX file that [`KernelCrate::build`] has made.
+/// A PTX file built by [`KernelCrate::build`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Built {
-    /// The kernel module's name.
+    /// Name of the kernel module.
     pub kernel: String,
-    /// What it was compiled for.
+    /// Architecture of the PTX.
     pub arch: Arch,
-    /// The PTX: `<folder>/<kernel>.<arch>.ptx`.
+    /// Path of the PTX: `<folder>/<kernel>.<arch>.ptx`.
     pub path: PathBuf,
 }
 
@@ -49,20 +49,22 @@ impl KernelCrate {
         let path = path.as_ref();
         let manifest = path.join("Cargo.toml");
         let manifest = manifest.canonicalize().map_err(|_| Error::NoCrate { path: path.to_owned() })?;
-        let path = manifest.parent().expect("a file lies in a folder").to_owned();
+        let path = manifest.parent().expect("a file's path has a parent folder").to_owned();
         let table_error = |reason: String| Error::Table { manifest: manifest.clone(), reason };
 
         let packages = packages(&path)?;
         let package = packages.iter().find(|package| package.manifest_path == manifest);
         let package = package.ok_or_else(|| table_error("cargo does not list this package".to_owned()))?;
         let table = package.metadata.as_ref().and_then(|metadata| metadata.kernels.as_ref());
-        let table = table.ok_or_else(|| table_error("missing; add a line such as `NAME = [\"sm_80\"]`".to_owned()))?;
+        let table = table.ok_or_else(|| {
+            table_error("the table is missing; add it with a line such as `NAME = [\"sm_80\"]`".to_owned())
+        })?;
 
         let mut kernels = Vec::new();
         for (name, arches) in table {
             if !package.features.contains_key(name) {
                 return Err(table_error(format!(
-                    "{name:?} is no feature of the package; add `{name} = []` to [features]"
+                    "{name:?} is not a feature of the package; add `{name} = []` to [features]"
                 )));
             }
             let arches = arches.iter().map(|arch| known(arch)).collect::<Result<_, String>>();
@@ -70,7 +72,7 @@ impl KernelCrate {
             kernels.push(Kernel { name: name.clone(), arches });
         }
 
-        // cargo looks for changes below a folder.
+        // cargo watches a folder recursively.
         let sources = packages
             .iter()
             .flat_map(|package| [package.manifest_path.clone(), package.manifest_path.with_file_name("src")]);
@@ -78,24 +80,25 @@ impl KernelCrate {
         Ok(Self { path, kernels, sources })
     }
 
-    /// The kernels of the table, by name.
+    /// Returns the kernels of the table, sorted by name.
     pub fn kernels(&self) -> &[Kernel] {
         &self.kernels
     }
 
-    /// What the PTX depends on: manifests and source folders of the crate and of its path dependencies.
+    /// Returns the paths that the PTX depends on: manifests and source folders of the crate and of its path
+    /// dependencies.
     pub fn sources(&self) -> &[PathBuf] {
         &self.sources
     }
 
-    /// For a build script: has cargo run it again when a source changes.
+    /// Tells cargo to rerun the calling build script if a source changes.
     pub fn print_rerun_if_changed(&self) {
         for source in &self.sources {
             println!("cargo::rerun-if-changed={}", source.display());
         }
     }
 
-    /// Compiles each kernel for its architecture into `folder`.
+    /// Compiles each kernel of `jobs` for its architecture into `folder`.
     pub fn build(&self, jobs: &[(&str, Arch)], folder: &Path) -> Result<Vec<Built>, Error> {
         let builders = jobs.iter().map(|(kernel, arch)| {
             CudaBuilder::new(&self.path)

@@ -1,17 +1,18 @@
 //! Compiles a Rust crate to PTX with the stock toolchain.
 //!
-//! Knows nothing of what the kernels compute. [`CudaBuilder`] compiles one crate for one [`Arch`];
+//! The crate does not depend on what the kernels compute. [`CudaBuilder`] compiles one crate for one [`Arch`].
 //! [`KernelCrate`] compiles every kernel that a crate lists in its `Cargo.toml`.
 //!
-//! All threads of a warp must reach a barrier or a warp-wide (`.sync.aligned`) instruction together. LLVM respects this of
-//! what is marked *convergent*, but rustc does not mark `asm!` so. LLVM's optimizers then clone such instructions into
-//! divergent branches; the PTX assembles and computes wrong results. So a build has three steps:
+//! All threads of a warp must reach a barrier or a warp-wide (`.sync.aligned`) instruction together. LLVM preserves
+//! this for
+//! code that is marked *convergent*, but rustc does not mark `asm!` as convergent. LLVM's optimizers then clone such
+//! instructions into divergent branches; the PTX assembles and computes wrong results. So a build has three steps:
 //!
-//! 1. a nested `cargo rustc` writes LLVM IR that no LLVM pass has touched,
-//! 2. this crate marks that IR convergent and adds the kernels' launch bounds,
-//! 3. the toolchain's own `opt` and `llc` make PTX of it.
+//! 1. A nested `cargo rustc` writes LLVM IR before any LLVM pass.
+//! 2. This crate marks the IR convergent and adds the kernels' launch bounds.
+//! 3. The toolchain's own `opt` and `llc` compile the IR to PTX.
 //!
-//! Several builds of one crate share a compiled `core`, and take the last two steps on all processors.
+//! Several builds of one crate share a compiled `core`. They run steps 2 and 3 in parallel on all processors.
 //!
 //! ```no_run
 //! use cuda_builder::{Arch, CudaBuilder};

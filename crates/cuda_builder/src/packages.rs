@@ -1,4 +1,4 @@
-//! The packages on this machine that a crate is compiled from.
+//! The local packages that a crate is compiled from.
 
 use std::{
     collections::BTreeMap,
@@ -9,13 +9,13 @@ use serde::Deserialize;
 
 use crate::{Error, toolchain};
 
-/// What we read of `cargo metadata`.
+/// The part of `cargo metadata` that is read.
 #[derive(Deserialize)]
 struct Metadata {
     packages: Vec<Package>,
 }
 
-/// A package.
+/// A package of `cargo metadata`.
 #[derive(Deserialize)]
 pub(crate) struct Package {
     pub(crate) manifest_path: PathBuf,
@@ -29,7 +29,7 @@ pub(crate) struct PackageMetadata {
     pub(crate) kernels: Option<BTreeMap<String, Vec<String>>>,
 }
 
-/// The crate in the folder `path` and those that it depends on by path.
+/// Returns the crate in the folder `path` and its path dependencies.
 pub(crate) fn packages(path: &Path) -> Result<Vec<Package>, Error> {
     let mut command = toolchain::cargo(path);
     command.args(["metadata", "--format-version=1", "--all-features", "--quiet"]);
@@ -39,11 +39,11 @@ pub(crate) fn packages(path: &Path) -> Result<Vec<Package>, Error> {
         manifest: path.join("Cargo.toml"),
         reason: format!("cargo metadata: {error}"),
     })?;
-    // A package without a source is a folder on this machine.
+    // A package without a source is a local folder.
     Ok(metadata.packages.into_iter().filter(|package| package.source.is_none()).collect())
 }
 
-/// The folder that all of the crate's packages lie in. Their paths relative to it are the same in every checkout.
+/// Returns the common folder of the crate's packages. Paths relative to it are the same in every checkout.
 pub(crate) fn common_root(path: &Path) -> Result<PathBuf, Error> {
     let mut root = path.to_owned();
     for package in packages(path)? {

@@ -1,4 +1,4 @@
-//! The Rust toolchain that compiles: its cargo, and the LLVM tools that came with it.
+//! The Rust toolchain for the kernels: its cargo and its LLVM tools.
 
 use std::{
     env,
@@ -9,7 +9,7 @@ use std::{
 
 use crate::Error;
 
-/// What the outer cargo, clippy or a user's profile sets and the nested cargo must not see.
+/// Prefixes of variables that the outer cargo, clippy or a user's profile may set and the nested cargo must not see.
 const SCRUBBED: [&str; 11] = [
     "CARGO_BUILD_",
     "CARGO_ENCODED_RUSTFLAGS",
@@ -24,16 +24,16 @@ const SCRUBBED: [&str; 11] = [
     "RUSTFLAGS",
 ];
 
-/// `opt` and `llc` of the toolchain that is active in the crate's folder.
+/// Paths in the toolchain that is active in the crate's folder.
 pub(crate) struct Toolchain {
-    /// Where the source of `core` lies.
+    /// Folder of the source of `core`.
     pub(crate) library: PathBuf,
     pub(crate) opt: PathBuf,
     pub(crate) llc: PathBuf,
 }
 
 impl Toolchain {
-    /// Finds the toolchain and has rustup add what it lacks.
+    /// Finds the toolchain. Missing components are added by rustup.
     pub(crate) fn find(crate_path: &Path) -> Result<Self, Error> {
         let sysroot = PathBuf::from(rustc(crate_path, &["--print", "sysroot"])?);
         let host = rustc(crate_path, &["--print", "host-tuple"])?;
@@ -63,13 +63,14 @@ impl Toolchain {
     }
 }
 
-/// The cargo that runs us, or the one on PATH, in the crate's folder and with nothing of our own environment
-/// that would change what it builds.
+/// Returns a command for the running cargo, or the cargo on PATH, in the crate's folder. Variables that would change
+/// the
+/// build are removed.
 pub(crate) fn cargo(crate_path: &Path) -> Command {
     scrubbed(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()), crate_path)
 }
 
-/// Runs `command` to its end and returns its standard output; its messages go into the error.
+/// Runs `command` and returns its standard output. On failure the error contains its messages.
 pub(crate) fn output(mut command: Command, path: &Path) -> Result<Vec<u8>, Error> {
     let program = command.get_program().to_string_lossy().into_owned();
     match command.stdin(Stdio::null()).output() {
@@ -97,7 +98,7 @@ fn scrubbed(program: impl Into<OsString>, crate_path: &Path) -> Command {
             command.env_remove(name);
         }
     }
-    // Empty and not absent, since that wins over `build.rustc-wrapper` in a user's cargo configuration too.
+    // An empty value overrides `build.rustc-wrapper` in a user's cargo configuration; an absent one would not.
     command.env("RUSTC_WRAPPER", "").env("RUSTC_WORKSPACE_WRAPPER", "");
     command
 }

@@ -1,6 +1,6 @@
-//! The whole chain on kernels that rustc alone breaks (`fixture/src/lib.rs`).
+//! Tests of the whole build with kernels that rustc alone compiles incorrectly (`fixture/src/lib.rs`).
 //!
-//! Each test builds the fixture; after the first build that takes milliseconds.
+//! Each test builds the fixture. After the first build that takes milliseconds.
 
 use std::{
     env,
@@ -16,7 +16,7 @@ use cuda_builder::{Arch, CudaBuilder, Error, KernelCrate, arches};
 const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixture");
 const KERNEL: &str = "convergence";
 
-/// Every entry and how many of each aligned instruction its source has.
+/// Entries, each with the number of aligned instructions in its source.
 const EXPECTED: [(&str, &[(&str, usize)]); 3] = [
     ("barrier_between_guarded_regions", &[("bar.warp.sync", 1)]),
     ("collective_between_guarded_regions", &[("vote.sync.ballot.b32", 1)]),
@@ -24,7 +24,7 @@ const EXPECTED: [(&str, &[(&str, usize)]); 3] = [
 ];
 
 #[test]
-fn every_aligned_instruction_appears_once_for_every_arch() {
+fn aligned_instructions_appear_once_for_every_arch() {
     for arch in arches() {
         let ptx = fs::read_to_string(build(arch)).unwrap();
         for (entry, instructions) in EXPECTED {
@@ -35,9 +35,9 @@ fn every_aligned_instruction_appears_once_for_every_arch() {
     }
 }
 
-/// The test above can fail: the same IR without the attribute that this crate adds comes out broken.
+/// Shows that the test above can fail: without the added attribute, the same IR compiles incorrectly.
 #[test]
-fn without_the_convergent_attribute_an_aligned_instruction_is_cloned() {
+fn aligned_instruction_is_cloned_without_the_attribute() {
     let arch = Arch::SM_80;
     let marked = fs::read_to_string(build(arch).with_extension("ll")).unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -50,7 +50,7 @@ fn without_the_convergent_attribute_an_aligned_instruction_is_cloned() {
     let cloned = |(entry, instructions): &(&str, &[(&str, usize)])| {
         instructions.iter().any(|&(instruction, count)| occurrences(&ptx, entry, instruction) > count)
     };
-    assert!(EXPECTED.iter().any(cloned), "this toolchain no longer clones inline assembly");
+    assert!(EXPECTED.iter().any(cloned), "this toolchain does not clone inline assembly, so the test proves nothing");
 }
 
 #[test]
@@ -62,11 +62,11 @@ fn launch_bounds_arch_and_version_reach_the_ptx() {
         assert!(both.contains(".maxntid 384") && both.contains(".minnctapersm 1"), "{both}");
         let threads = body(&ptx, "collective_between_guarded_regions");
         assert!(threads.contains(".maxntid 64") && !threads.contains(".minnctapersm"), "{threads}");
-        // Clusters came with Hopper.
+        // Clusters exist from Hopper on.
         assert_eq!(threads.contains(".reqnctapercluster 2"), arch != Arch::SM_80, "{threads}");
         let none = body(&ptx, "barrier_and_shuffle_in_a_loop");
         assert!(!none.contains(".maxntid") && !none.contains("cluster"), "{none}");
-        assert!(!ptx.contains("__launch_bounds"), "the builder's own symbols are gone");
+        assert!(!ptx.contains("__launch_bounds"), "the PTX still contains the builder's own symbols");
     }
 }
 
@@ -74,7 +74,7 @@ fn launch_bounds_arch_and_version_reach_the_ptx() {
 fn ptx_lines_name_their_rust_lines() {
     let ptx = fs::read_to_string(build(Arch::SM_80)).unwrap();
     let source = format!("{FIXTURE}/src/lib.rs");
-    // As seen from `crates`, which all of the fixture's packages lie in.
+    // Relative to `crates`, the common folder of the fixture's packages.
     let name = "\"cuda_builder/tests/fixture/src/lib.rs\"";
     let file = ptx.lines().find(|line| line.contains(".file") && line.ends_with(name)).unwrap();
     let number = file.split_whitespace().nth(1).unwrap();
@@ -83,7 +83,7 @@ fn ptx_lines_name_their_rust_lines() {
 }
 
 #[test]
-fn every_checkout_gives_the_same_ptx() {
+fn ptx_is_the_same_in_every_checkout() {
     let here = fs::read_to_string(build(Arch::SM_100F)).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
@@ -97,7 +97,7 @@ fn every_checkout_gives_the_same_ptx() {
     assert!(!here.contains(&*crates.to_string_lossy()) && !here.contains("/rustlib/"), "{here}");
 }
 
-/// A file, or a folder without what was built in it.
+/// Copies a file, or a folder without its `target`.
 fn copy(from: &Path, to: &Path) {
     if from.is_dir() {
         for entry in fs::read_dir(from).unwrap().map(|entry| entry.unwrap().file_name()).filter(|name| name != "target")
@@ -111,7 +111,7 @@ fn copy(from: &Path, to: &Path) {
 }
 
 #[test]
-fn an_unchanged_kernel_is_not_rebuilt() {
+fn unchanged_kernel_is_not_rebuilt() {
     let arch = Arch::SM_90A;
     let modified = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
     let ptx = build(arch);
@@ -119,7 +119,7 @@ fn an_unchanged_kernel_is_not_rebuilt() {
     assert_eq!(build(arch), ptx);
     assert_eq!((modified(&ptx), newest_ir(arch)), (before, ir_before));
 
-    // A source that is new but says the same is compiled, and its PTX stays as it was.
+    // A newer source with the same contents is recompiled, but its PTX file is not rewritten.
     let source = File::options().append(true).open(format!("{FIXTURE}/src/lib.rs")).unwrap();
     source.set_modified(SystemTime::now()).unwrap();
     build(arch);
@@ -127,7 +127,7 @@ fn an_unchanged_kernel_is_not_rebuilt() {
     assert_eq!(modified(&ptx), before);
 }
 
-/// What an outer cargo, clippy or a user's shell may have set.
+/// Variables that an outer cargo, clippy or a user's shell may set.
 const OUTER: [(&str, &str); 7] = [
     ("CARGO_BUILD_TARGET", "no-such-target"),
     ("CARGO_ENCODED_RUSTFLAGS", "--no-such-flag"),
@@ -139,8 +139,8 @@ const OUTER: [(&str, &str); 7] = [
 ];
 
 #[test]
-fn the_environment_of_the_outer_build_does_not_reach_the_nested_one() {
-    let test = "every_aligned_instruction_appears_once_for_every_arch";
+fn outer_environment_does_not_reach_the_nested_build() {
+    let test = "aligned_instructions_appear_once_for_every_arch";
     let output = Command::new(env::current_exe().unwrap()).args(["--exact", test]).envs(OUTER).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && text.contains("1 passed"), "{text}{}", String::from_utf8_lossy(&output.stderr));
@@ -169,7 +169,7 @@ fn components_that_rustup_cannot_add_are_named() {
 }
 
 #[test]
-fn the_table_of_kernels_is_read_and_lists_its_sources() {
+fn kernel_table_is_read_and_lists_its_sources() {
     let kernels = KernelCrate::open(FIXTURE).unwrap();
     let [kernel] = kernels.kernels() else { panic!("{:?}", kernels.kernels()) };
     assert_eq!((kernel.name.as_str(), &kernel.arches), (KERNEL, &arches().collect()));
@@ -182,14 +182,11 @@ fn the_table_of_kernels_is_read_and_lists_its_sources() {
 #[test]
 fn errors_name_the_place_and_the_remedy() {
     let error = CudaBuilder::new("/no/such/crate").arch(Arch::SM_80).build().unwrap_err();
-    assert_eq!(error.to_string(), "/no/such/crate: no Cargo.toml there; pass the folder of the crate to compile");
+    assert_eq!(error.to_string(), "/no/such/crate: found no Cargo.toml; pass the folder of the crate to compile");
     let error = CudaBuilder::new(FIXTURE).build().unwrap_err();
     assert!(matches!(&error, Error::NoArch { .. }) && error.to_string().contains("call `.arch"), "{error}");
     let error = CudaBuilder::new(FIXTURE).arch("sm_75".parse().unwrap()).build().unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "sm_75 is not an architecture that this builder knows; it knows sm_80, sm_90a, sm_100f, sm_120f"
-    );
+    assert_eq!(error.to_string(), "unknown architecture sm_75; expected one of sm_80, sm_90a, sm_100f, sm_120f");
 }
 
 fn build(arch: Arch) -> PathBuf {
@@ -198,7 +195,7 @@ fn build(arch: Arch) -> PathBuf {
     builder.copy_to(ptx).emit_llvm_ir(true).build().unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// When rustc last wrote IR of the fixture.
+/// Time of rustc's last write of IR of the fixture.
 fn newest_ir(arch: Arch) -> SystemTime {
     let files = fs::read_dir(format!("{FIXTURE}/target")).unwrap().map(|file| file.unwrap());
     let ir = files.filter(|file| {

@@ -1,5 +1,5 @@
-//! Types and constants of the driver API that cust_raw 0.11.3 has not: tensor maps (CUDA 12.0), extensible launches and
-//! clusters (CUDA 11.8). Names and layouts are those of NVIDIA's `cuda.h` (read in 12.9).
+//! Types and constants of the driver API that cust_raw 0.11.3 lacks: tensor maps (CUDA 12.0), extensible launches and
+//! clusters (CUDA 11.8). Names and layouts follow NVIDIA's `cuda.h` of CUDA 12.9.
 
 #![allow(missing_docs, reason = "the names are cuda.h's, documented there")]
 
@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_uint};
 
 use cust::sys::CUstream;
 
-/// A TMA descriptor, opaque, as the driver encodes it and as a kernel reads it from global memory.
+/// An opaque TMA descriptor, as the driver encodes it and as a kernel reads it from global memory.
 #[repr(C, align(64))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CUtensorMap {
@@ -18,7 +18,7 @@ pub type CUtensorMapDataType = c_int;
 pub const CU_TENSOR_MAP_DATA_TYPE_UINT8: CUtensorMapDataType = 0;
 pub const CU_TENSOR_MAP_DATA_TYPE_FLOAT16: CUtensorMapDataType = 6;
 pub const CU_TENSOR_MAP_DATA_TYPE_BFLOAT16: CUtensorMapDataType = 9;
-/// Packed 4-bit values, two in a byte, without gaps in shared memory (what `kind::mxf4nvf4` reads).
+/// Packed 4-bit values, two per byte, without gaps in shared memory (the format that `kind::mxf4nvf4` reads).
 pub const CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN8B: CUtensorMapDataType = 13;
 
 pub type CUtensorMapInterleave = c_int;
@@ -36,26 +36,27 @@ pub const CU_TENSOR_MAP_L2_PROMOTION_L2_128B: CUtensorMapL2promotion = 2;
 pub const CU_TENSOR_MAP_L2_PROMOTION_L2_256B: CUtensorMapL2promotion = 3;
 
 pub type CUtensorMapFloatOOBfill = c_int;
-/// What lies outside of the tensor reads as zero.
+/// Elements outside the tensor read as zero.
 pub const CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE: CUtensorMapFloatOOBfill = 0;
 
-/// `CUfunction_attribute`: whether clusters may have more blocks than every card takes.
+/// A `CUfunction_attribute`. 1: clusters may have more CTAs than every GPU supports.
 pub const CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED: c_int = 14;
 
 pub type CUlaunchAttributeID = c_int;
 pub const CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION: CUlaunchAttributeID = 4;
-/// The grid may begin before the one before it on its stream has ended. It waits for that itself (`griddepcontrol.wait`).
+/// The grid may begin before the previous grid of its stream has ended. It waits for that grid by
+/// `griddepcontrol.wait`.
 pub const CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: CUlaunchAttributeID = 6;
 
-/// The value of a launch attribute: a union of 64 bytes. These parts of it are used here.
+/// Value of a launch attribute: a union of 64 bytes. Only the parts in use are declared.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union CUlaunchAttributeValue {
-    /// Blocks along x, y and z.
+    /// CTAs per cluster along x, y and z.
     pub cluster_dim: [c_uint; 3],
-    /// Whether the grid may begin early.
+    /// 1: the grid may begin early. 0: it may not.
     pub programmatic_stream_serialization_allowed: c_int,
-    /// The union's size and alignment.
+    /// Sets the union's size and alignment.
     pub pad: [u64; 8],
 }
 

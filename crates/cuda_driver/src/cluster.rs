@@ -1,4 +1,4 @@
-//! Clusters of more blocks than every card takes.
+//! Clusters of more CTAs than every GPU supports.
 
 use cust::sys::{CUfunction, CUresult};
 
@@ -6,14 +6,15 @@ use crate::abi::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
 use crate::record::{NO_DEVICE, record};
 use crate::table::driver;
 
-/// Lets launches of a function have clusters of more than eight blocks, on cards that take such (`cuFuncSetAttribute`).
+/// Allows launches of a function with clusters of more than eight CTAs, on GPUs that support them
+/// (`cuFuncSetAttribute`).
 ///
 /// # Safety
 ///
-/// A function of a module that is loaded.
+/// `function` belongs to a loaded module.
 pub unsafe fn allow_large_clusters(function: CUfunction) -> CUresult {
     let code = match driver() {
-        // SAFETY: `# Safety` above; the attribute takes a truth value.
+        // SAFETY: the caller guarantees that `function` belongs to a loaded module; the attribute takes 0 or 1.
         Ok(table) => unsafe {
             (table.set_function_attribute)(function, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
         },

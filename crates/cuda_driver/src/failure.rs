@@ -1,4 +1,4 @@
-//! A failure in the driver's own words.
+//! Description of a failed driver call.
 
 use std::ffi::{CStr, c_char};
 use std::fmt;
@@ -8,27 +8,27 @@ use crate::record::{Code, Failure, SUCCESS, SYMBOL_NOT_FOUND};
 use crate::table;
 
 impl Failure {
-    /// The code's name, for instance `CUDA_ERROR_OUT_OF_MEMORY`.
+    /// Returns the name of the code, for example `CUDA_ERROR_OUT_OF_MEMORY`.
     pub fn name(&self) -> String {
-        // SAFETY: `error_name` is the driver's `cuGetErrorName` or our own answer, as `describe` asks.
+        // SAFETY: `error_name` stores null or a C string that is never freed, as `describe` requires.
         unsafe { describe(self.code, table::error_name) }.unwrap_or_else(|| "an unnamed error".into())
     }
 
-    /// The driver's sentence for the code.
+    /// Returns the driver's description of the code.
     pub fn text(&self) -> String {
         if self.code == SYMBOL_NOT_FOUND {
             return "the driver lacks this call; update the NVIDIA driver".into();
         }
-        // SAFETY: `error_text` is the driver's `cuGetErrorString` or our own answer, as `describe` asks.
+        // SAFETY: `error_text` stores null or a C string that is never freed, as `describe` requires.
         unsafe { describe(self.code, table::error_text) }.unwrap_or_else(|| "no description".into())
     }
 }
 
-/// Asks for a static string of the driver's.
+/// Asks the driver for a description of a code.
 ///
 /// # Safety
 ///
-/// `ask` leaves in its second argument null, or a C string that is never freed.
+/// `ask` stores null or a C string that is never freed through its second argument.
 unsafe fn describe(code: Code, ask: unsafe fn(Code, *mut *const c_char) -> Code) -> Option<String> {
     let mut text: *const c_char = ptr::null();
     // SAFETY: `text` outlives the call.
@@ -36,7 +36,7 @@ unsafe fn describe(code: Code, ask: unsafe fn(Code, *mut *const c_char) -> Code)
     if answer != SUCCESS || text.is_null() {
         return None;
     }
-    // SAFETY: not null, so a C string that is never freed, as this function's contract says.
+    // SAFETY: the pointer is not null, and the caller guarantees that `ask` then stored a C string that is never freed.
     Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }
 

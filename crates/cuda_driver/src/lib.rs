@@ -1,12 +1,16 @@
 //! The CUDA driver, found at run time.
 //!
 //! [`cust`] declares the driver's functions as symbols for the linker, so a program that uses it does not even start on
-//! a machine without `libcuda`. This crate defines those symbols: each is a forwarder into the driver library, opened
-//! at the first call (`table.rs` is the list). One binary then runs everywhere, and on a machine without a driver
-//! every call returns `CUDA_ERROR_NO_DEVICE`. The few calls that `cust` 0.3.2 lacks stand in the same list
-//! ([`sys`]), with their types in [`abi`].
+//! a
+//! machine without `libcuda`. This crate defines those symbols. Each one forwards to the driver library, which is
+//! opened at
+//! the first call (`table.rs` lists the functions). So one binary runs everywhere, and on a machine without a driver
+//! every
+//! call returns `CUDA_ERROR_NO_DEVICE`. The list also contains the few functions that `cust` 0.3.2 lacks ([`sys`]),
+//! with
+//! their types in [`abi`].
 //!
-//! Use `cust` through this crate's re-export: a program that links `cust` then links this crate too.
+//! Use `cust` through this crate's re-export, so that a program that links `cust` also links this crate.
 //!
 //! ```
 //! match cuda_driver::probe() {
@@ -15,7 +19,7 @@
 //! }
 //! ```
 //!
-//! This crate knows no kernel and no matrix.
+//! The crate knows no kernel and no matrix.
 
 pub mod abi;
 mod cluster;
@@ -31,24 +35,24 @@ pub use jit::jit_log;
 pub use record::{Failure, last_failure};
 pub use unavailable::Unavailable;
 
-/// The driver's functions: those that `cust` declares, and those that it lacks.
+/// The driver's functions: the ones that `cust` declares, and the ones that it lacks.
 pub mod sys {
     pub use crate::abi::*;
     pub use crate::table::added::*;
     pub use cust::sys::*;
 }
 
-/// How many CUDA devices can be used, at least one.
+/// Returns the number of usable CUDA devices, at least one.
 ///
-/// Opens and initializes the driver if nothing has yet; cheap after the first call.
+/// The first call opens and initializes the driver; later calls are cheap.
 ///
 /// # Errors
 ///
-/// [`Unavailable`] says which step failed. A library that could not be opened is not looked for again by this process.
+/// [`Unavailable`] states the failed step. A library that could not be opened is not tried again in this process.
 pub fn probe() -> Result<u32, Unavailable> {
     table::driver().map_err(Clone::clone)?;
     let mut count = 0;
-    // SAFETY: both are sound at any time, in any order; `count` outlives the call.
+    // SAFETY: both functions may be called at any time in any order, and `count` outlives the call.
     let code = unsafe {
         match sys::cuInit(0) {
             sys::CUresult::CUDA_SUCCESS => sys::cuDeviceGetCount(&mut count),

@@ -1,12 +1,14 @@
-//! The last driver call that failed, kept for each thread.
+//! The last failed driver call of each thread.
 //!
-//! `cust` folds every code that it does not know into `UnknownError`, and does not say which call it was. A too old driver
-//! and a cluster that does not fit have such codes. The forwarders see both code and call, and keep them here.
+//! `cust` maps every code that it does not know to `UnknownError`, and does not tell which call failed. A driver that
+//! is too
+//! old and a cluster that does not fit have such codes. The forwarders see both the code and the call, and record them
+//! here.
 
 use std::cell::Cell;
 use std::ffi::c_int;
 
-/// The result of every driver call, as the C ABI has it: a plain number, since a new driver has codes of its own.
+/// Result of a driver call in the C ABI: a plain number, because a newer driver may return codes that `cust` lacks.
 pub(crate) type Code = c_int;
 
 pub(crate) const SUCCESS: Code = 0;
@@ -15,12 +17,12 @@ pub(crate) const SYMBOL_NOT_FOUND: Code = 302;
 const NOT_READY: Code = 600;
 const UNKNOWN: Code = 999;
 
-/// A driver call that failed. It prints as the error alone: name, number and sentence, without the call.
+/// A failed driver call. It is displayed as the error only: name, number and description, without the call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Failure {
-    /// The function, as the driver names it, for instance `cuMemAlloc_v2`.
+    /// Name of the driver's function, for example `cuMemAlloc_v2`.
     pub call: &'static str,
-    /// The `CUresult`, also where `cust` has no name for it.
+    /// The `CUresult`. `cust` may have no name for it.
     pub code: i32,
 }
 
@@ -28,15 +30,16 @@ thread_local! {
     static LAST: Cell<Option<Failure>> = const { Cell::new(None) };
 }
 
-/// The last call of this thread that failed. A call that succeeds does not clear it, and "not ready" is no failure.
+/// Returns the last failed call of this thread. A call that succeeds does not clear it, and "not ready" is not a
+/// failure.
 pub fn last_failure() -> Option<Failure> {
     LAST.try_with(Cell::get).ok().flatten()
 }
 
-/// Remembers a failure, and returns a code that `cust`'s enum has.
+/// Records a failure, and returns a code that `cust`'s enum contains.
 pub(crate) fn record(call: &'static str, code: Code) -> cust::sys::CUresult {
     if code != SUCCESS && code != NOT_READY {
-        // A thread that is ending has no place to remember it, and nobody will ask.
+        // While a thread ends, its storage may be gone. Then nobody can read the failure either.
         let _ = LAST.try_with(|last| last.set(Some(Failure { call, code })));
     }
     let code = if known_to_cust(code) { code } else { UNKNOWN };
@@ -44,7 +47,7 @@ pub(crate) fn record(call: &'static str, code: Code) -> cust::sys::CUresult {
     unsafe { std::mem::transmute::<Code, cust::sys::CUresult>(code) }
 }
 
-/// The discriminants of `CUresult` in cust_raw 0.11.3.
+/// Whether `code` is a discriminant of `CUresult` in cust_raw 0.11.3.
 fn known_to_cust(code: Code) -> bool {
     matches!(code,
         0..=8 | 34 | 100..=102 | 200..=202 | 205..=224 | 300..=304 | 400..=401 | 500 | 600
@@ -56,14 +59,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_code_newer_than_cust_becomes_unknown_and_keeps_its_number() {
+    fn new_code_becomes_unknown_and_keeps_its_number() {
         let invalid_cluster_size = 912;
         assert_eq!(record("cuLaunchKernelEx", invalid_cluster_size), cust::sys::CUresult::CUDA_ERROR_UNKNOWN);
         assert_eq!(last_failure(), Some(Failure { call: "cuLaunchKernelEx", code: invalid_cluster_size }));
     }
 
     #[test]
-    fn not_ready_is_an_answer_and_no_failure() {
+    fn not_ready_is_not_a_failure() {
         record("cuMemAlloc_v2", 2);
         assert_eq!(record("cuEventQuery", NOT_READY), cust::sys::CUresult::CUDA_ERROR_NOT_READY);
         assert_eq!(last_failure(), Some(Failure { call: "cuMemAlloc_v2", code: 2 }));

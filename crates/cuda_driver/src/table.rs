@@ -1,8 +1,9 @@
-//! The one list of driver functions, and the forwarders made from it.
+//! The list of driver functions, and the forwarders generated from it.
 //!
-//! Every line becomes a field of [`Table`] (the address in the driver library) and a symbol of this crate (what `cust`
-//! links against). Lines under `cust` are checked against cust_raw's declaration when this file compiles. A function
-//! that cust's generic code needs and that is not here yet shows as an undefined symbol when the program links: add it.
+//! Every line becomes a field of [`Table`] (the address in the driver library) and a symbol of this crate (which `cust`
+//! links
+//! against). The compiler checks the lines under `cust` against cust_raw's declarations. If cust's generic code needs a
+//! function that is missing here, the linker reports an undefined symbol: add the function.
 
 #![allow(non_snake_case, reason = "the driver's names")]
 #![allow(clippy::too_many_arguments, reason = "the driver's signatures")]
@@ -18,10 +19,10 @@ use crate::abi::*;
 use crate::record::{Code, NO_DEVICE, SUCCESS, SYMBOL_NOT_FOUND, record};
 use crate::unavailable::Unavailable;
 
-/// The driver library, as the loader knows it.
+/// File name of the driver library.
 const LIBRARY: &str = if cfg!(windows) { "nvcuda.dll" } else { "libcuda.so.1" };
 
-/// The driver, opened by the first call; the same answer ever after.
+/// Returns the driver. The first call opens it; every later call returns the same result.
 pub(crate) fn driver() -> Result<&'static Table, &'static Unavailable> {
     static DRIVER: OnceLock<Result<Table, Unavailable>> = OnceLock::new();
     DRIVER.get_or_init(Table::open).as_ref()
@@ -32,11 +33,11 @@ macro_rules! driver_table {
         cust { $( fn $required:ident($($required_arg:ident: $required_ty:ty),* $(,)?); )* }
         added { $( $(#[$doc:meta])* fn $optional:ident($($arg:ident: $ty:ty),* $(,)?); )* }
     ) => {
-        /// The addresses of the driver's functions. Those of `added` may be newer than the driver.
+        /// Addresses of the driver's functions. An older driver may lack functions under `added`.
         pub(crate) struct Table {
             cuGetErrorName: DescribeFn,
             cuGetErrorString: DescribeFn,
-            /// `cuFuncSetAttribute` with a number for the attribute: cust_raw's enumeration has not all of them.
+            /// `cuFuncSetAttribute` with a number for the attribute, because cust_raw's enum lacks some attributes.
             pub(crate) set_function_attribute: SetFunctionAttributeFn,
             $( $required: unsafe extern "C" fn($($required_ty),*) -> Code, )*
             $( $optional: Option<unsafe extern "C" fn($($ty),*) -> Code>, )*
@@ -44,17 +45,19 @@ macro_rules! driver_table {
 
         impl Table {
             fn open() -> Result<Self, Unavailable> {
-                // SAFETY: the loader runs the library's initializers; NVIDIA's driver is made to be opened so.
+                // SAFETY: the loader runs the library's initializers, and NVIDIA's driver supports being opened this
+                // way.
                 let library = unsafe { Library::new(LIBRARY) }.map_err(|error| Unavailable::LibraryNotFound {
                     library: LIBRARY,
-                    // libloading's own text is "dlopen failed"; the loader's is its source.
+                    // libloading's own text is "dlopen failed"; its source is the loader's message.
                     reason: error.source().map_or_else(|| error.to_string(), |cause| cause.to_string()),
                 })?;
-                // Never closed: the addresses are good for as long as the process lives.
+                // The library is never closed, so the addresses stay valid for the life of the process.
                 let library: &'static Library = Box::leak(Box::new(library));
                 let missing = |symbol| Unavailable::MissingSymbol { library: LIBRARY, symbol };
-                // SAFETY: each field's type is its function's signature in cuda.h (those of `cust` are compared with
-                // cust_raw's below), and the library is never closed.
+                // SAFETY: each field has its function's signature in cuda.h (for functions under `cust`, compared with
+                // cust_raw's
+                // below), and the library is never closed.
                 unsafe {
                     Ok(Self {
                         cuGetErrorName: *library.get("cuGetErrorName").map_err(|_| missing("cuGetErrorName"))?,
@@ -74,15 +77,15 @@ macro_rules! driver_table {
         $(
             const _: unsafe extern "C" fn($($required_ty),*) -> CUresult = cust::sys::$required;
 
-            /// What `cust` calls.
+            /// Definition of the symbol that `cust` links against.
             ///
             /// # Safety
             ///
-            /// As cuda.h says of the function of this name.
+            /// The caller fulfills the contract of the function of this name in cuda.h.
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $required($($required_arg: $required_ty),*) -> CUresult {
                 let code = match driver() {
-                    // SAFETY: the caller keeps the contract of the driver's function of this name.
+                    // SAFETY: the caller fulfills the contract of the driver's function of this name.
                     Ok(table) => unsafe { (table.$required)($($required_arg),*) },
                     Err(_) => NO_DEVICE,
                 };
@@ -90,7 +93,7 @@ macro_rules! driver_table {
             }
         )*
 
-        /// The functions that `cust` lacks.
+        /// Functions that `cust` lacks.
         pub mod added {
             use super::*;
             $(
@@ -98,11 +101,11 @@ macro_rules! driver_table {
                 ///
                 /// # Safety
                 ///
-                /// As cuda.h says of the function of this name.
+                /// The caller fulfills the contract of the function of this name in cuda.h.
                 #[unsafe(no_mangle)]
                 pub unsafe extern "C" fn $optional($($arg: $ty),*) -> CUresult {
                     let code = match driver().map(|table| table.$optional) {
-                        // SAFETY: the caller keeps the contract of the driver's function of this name.
+                        // SAFETY: the caller fulfills the contract of the driver's function of this name.
                         Ok(Some(function)) => unsafe { function($($arg),*) },
                         Ok(None) => SYMBOL_NOT_FOUND,
                         Err(_) => NO_DEVICE,
@@ -212,14 +215,14 @@ driver_table! {
         fn cuGraphDestroy(graph: CUgraph);
     }
     added {
-        /// Launches with attributes: a cluster's extent is one (CUDA 11.8).
+        /// Launches a kernel with attributes, such as the cluster dimensions (CUDA 11.8).
         fn cuLaunchKernelEx(
             config: *const CUlaunchConfig, function: CUfunction,
             parameters: *mut *mut c_void, extra: *mut *mut c_void,
         );
-        /// How many clusters of a launch's size run at once (CUDA 11.8).
+        /// Returns the number of clusters of a launch that run at once (CUDA 11.8).
         fn cuOccupancyMaxActiveClusters(clusters: *mut c_int, function: CUfunction, config: *const CUlaunchConfig);
-        /// Makes a TMA descriptor of a tiled tensor, on the host (CUDA 12.0).
+        /// Encodes a TMA descriptor of a tiled tensor on the host (CUDA 12.0).
         fn cuTensorMapEncodeTiled(
             map: *mut CUtensorMap, data_type: CUtensorMapDataType, rank: u32, address: *mut c_void,
             extents: *const u64, strides: *const u64, r#box: *const u32, element_strides: *const u32,
@@ -229,42 +232,42 @@ driver_table! {
     }
 }
 
-// ---- Descriptions of errors: answered here where there is no driver, since cust's `Display` panics without. ----
+// ---- Error descriptions: without a driver they are answered here, because cust's `Display` would panic. ----
 
 type SetFunctionAttributeFn = unsafe extern "C" fn(CUfunction, c_int, c_int) -> Code;
 type DescribeFn = unsafe extern "C" fn(Code, *mut *const c_char) -> Code;
 
-/// `cuGetErrorName`, of any code.
+/// `cuGetErrorName` for any code.
 ///
 /// # Safety
 ///
-/// `text` is writable. What is left there is null, or a C string that is never freed.
+/// `text` is valid for a write. The function stores null or a C string that is never freed.
 pub(crate) unsafe fn error_name(code: Code, text: *mut *const c_char) -> Code {
     match driver() {
-        // SAFETY: the caller's `text` is writable.
+        // SAFETY: the caller guarantees that `text` is valid for a write.
         Ok(table) => unsafe { (table.cuGetErrorName)(code, text) },
         Err(_) => {
             let name = if code == NO_DEVICE { c"CUDA_ERROR_NO_DEVICE" } else { c"CUDA_ERROR_UNKNOWN" };
-            // SAFETY: the caller's `text` is writable; the literal lives for ever.
+            // SAFETY: the caller guarantees that `text` is valid for a write; the literal is static.
             unsafe { *text = name.as_ptr() };
             SUCCESS
         }
     }
 }
 
-/// `cuGetErrorString`, of any code.
+/// `cuGetErrorString` for any code.
 ///
 /// # Safety
 ///
-/// `text` is writable. What is left there is null, or a C string that is never freed.
+/// `text` is valid for a write. The function stores null or a C string that is never freed.
 pub(crate) unsafe fn error_text(code: Code, text: *mut *const c_char) -> Code {
     static REASON: OnceLock<CString> = OnceLock::new();
     match driver() {
-        // SAFETY: the caller's `text` is writable.
+        // SAFETY: the caller guarantees that `text` is valid for a write.
         Ok(table) => unsafe { (table.cuGetErrorString)(code, text) },
         Err(reason) => {
             let reason = REASON.get_or_init(|| CString::new(format!("no CUDA device: {reason}")).unwrap_or_default());
-            // SAFETY: the caller's `text` is writable; the string is a static.
+            // SAFETY: the caller guarantees that `text` is valid for a write; the string is static.
             unsafe { *text = reason.as_ptr() };
             SUCCESS
         }
@@ -274,24 +277,24 @@ pub(crate) unsafe fn error_text(code: Code, text: *mut *const c_char) -> Code {
 const _: unsafe extern "C" fn(CUresult, *mut *const c_char) -> CUresult = cust::sys::cuGetErrorName;
 const _: unsafe extern "C" fn(CUresult, *mut *const c_char) -> CUresult = cust::sys::cuGetErrorString;
 
-/// What `cust` calls.
+/// Definition of the symbol that `cust` links against.
 ///
 /// # Safety
 ///
-/// `text` is writable.
+/// `text` is valid for a write.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuGetErrorName(error: CUresult, text: *mut *const c_char) -> CUresult {
-    // SAFETY: the caller's `text` is writable.
+    // SAFETY: the caller guarantees that `text` is valid for a write.
     record("cuGetErrorName", unsafe { error_name(error as Code, text) })
 }
 
-/// What `cust` calls.
+/// Definition of the symbol that `cust` links against.
 ///
 /// # Safety
 ///
-/// `text` is writable.
+/// `text` is valid for a write.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuGetErrorString(error: CUresult, text: *mut *const c_char) -> CUresult {
-    // SAFETY: the caller's `text` is writable.
+    // SAFETY: the caller guarantees that `text` is valid for a write.
     record("cuGetErrorString", unsafe { error_text(error as Code, text) })
 }

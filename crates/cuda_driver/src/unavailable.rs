@@ -1,30 +1,30 @@
-//! The ways in which a machine has no CUDA device that can be used.
+//! Reasons why a machine has no usable CUDA device.
 
 use crate::record::Failure;
 
-/// Why no CUDA device can be used here.
+/// Why this machine has no usable CUDA device.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Unavailable {
     /// The machine has no driver library, or the loader cannot open it.
-    #[error("the driver library cannot be opened ({reason})")]
+    #[error("cannot open the driver library ({reason})")]
     LibraryNotFound {
-        /// The file name asked of the loader.
+        /// File name passed to the loader.
         library: &'static str,
-        /// What the loader said.
+        /// The loader's message.
         reason: String,
     },
-    /// The library lacks a function that every driver since CUDA 11.4 has.
-    #[error("{library} has no {symbol}: it is older than CUDA 11.4, update the NVIDIA driver")]
+    /// The library lacks a function that every driver from CUDA 11.4 on has.
+    #[error("{library} has no {symbol}, so it is older than CUDA 11.4; update the NVIDIA driver")]
     MissingSymbol {
-        /// The file name asked of the loader.
+        /// File name passed to the loader.
         library: &'static str,
-        /// The first function missed.
+        /// The first missing function.
         symbol: &'static str,
     },
-    /// The library is there and does not start.
-    #[error("the driver does not start, {call}: {0}", call = .0.call)]
+    /// The library was opened but the driver does not initialize.
+    #[error("the driver does not initialize, {call}: {0}", call = .0.call)]
     NotStarting(Failure),
-    /// The driver works and has nothing to drive.
-    #[error("the driver sees no device (CUDA_VISIBLE_DEVICES can hide them)")]
+    /// The driver works but reports no device.
+    #[error("the driver reports no device; check CUDA_VISIBLE_DEVICES, which can hide devices")]
     NoDevice,
 }

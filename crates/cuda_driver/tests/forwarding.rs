@@ -1,4 +1,4 @@
-//! With a driver that writes down its calls: cust's calls reach it with their arguments, and its answers come back.
+//! Tests with a driver that records its calls: cust's calls reach it with their arguments, and cust gets its answers.
 
 use cuda_driver::cust::context::Context;
 use cuda_driver::cust::device::{Device, DeviceAttribute};
@@ -13,7 +13,7 @@ use cuda_driver::{Unavailable, jit_log, last_failure, probe};
 const ADD_ONE: &str =
     ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry add_one(.param .u64 p, .param .u32 n) { ret; }\n";
 
-/// Device 0 and its context, current on this thread.
+/// Returns the context of device 0, current on this thread.
 fn context() -> Context {
     cust::init(CudaFlags::empty()).unwrap();
     Context::new(Device::get_device(0).unwrap()).unwrap()
@@ -32,14 +32,14 @@ fn devices_are_counted_and_described() {
 }
 
 #[test]
-fn a_driver_without_devices_is_told_from_no_driver() {
+fn driver_without_devices_differs_from_no_driver() {
     let fake = fake_cuda::install();
     fake.set_device_count(0);
     assert!(matches!(probe(), Err(Unavailable::NoDevice)));
 }
 
 #[test]
-fn a_launch_sees_its_size_and_its_parameters_and_writes_to_memory() {
+fn launch_gets_size_and_parameters_and_writes_memory() {
     let fake = fake_cuda::install();
     fake.on_launch(|launch| {
         assert_eq!((launch.kernel, launch.grid, launch.block), ("add_one", [3, 2, 1], [64, 1, 1]));
@@ -47,7 +47,7 @@ fn a_launch_sees_its_size_and_its_parameters_and_writes_to_memory() {
         // SAFETY: the launch below passes a device pointer to two u32 and a u32.
         let (values, count) = unsafe { (launch.parameter::<*mut u32>(0), launch.parameter::<u32>(1)) };
         for i in 0..count as usize {
-            // SAFETY: `count` values lie there.
+            // SAFETY: the launch below passes a pointer to `count` values.
             unsafe { *values.add(i) += 1 };
         }
     });
@@ -88,7 +88,7 @@ fn a_launch_sees_its_size_and_its_parameters_and_writes_to_memory() {
 }
 
 #[test]
-fn a_code_that_cust_cannot_name_keeps_its_name_here() {
+fn code_unknown_to_cust_keeps_its_name() {
     let fake = fake_cuda::install();
     let _context = context();
     fake.fail_next("cuModuleLoadDataEx", 222);
@@ -102,7 +102,7 @@ fn a_code_that_cust_cannot_name_keeps_its_name_here() {
 }
 
 #[test]
-fn a_refused_module_comes_with_the_compilers_words() {
+fn refused_module_has_a_compiler_log() {
     let _fake = fake_cuda::install();
     let _context = context();
     assert_eq!(Module::from_ptx("nonsense", &[]).unwrap_err(), CudaError::InvalidPtx);

@@ -1,4 +1,4 @@
-//! With a driver that lacks a function which newer ones have.
+//! Tests with an older driver that lacks a function.
 
 use cuda_driver::cust::context::Context;
 use cuda_driver::cust::device::Device;
@@ -6,13 +6,13 @@ use cuda_driver::cust::{self, CudaFlags};
 use cuda_driver::{last_failure, probe, sys};
 
 #[test]
-fn a_call_newer_than_the_driver_says_so_and_the_others_work() {
+fn call_newer_than_the_driver_is_refused_alone() {
     let fake = fake_cuda::install_without(Some("cuTensorMapEncodeTiled"));
     assert_eq!(probe().unwrap(), 1);
     cust::init(CudaFlags::empty()).unwrap();
     let _context = Context::new(Device::get_device(0).unwrap()).unwrap();
     fake.take_calls();
-    // SAFETY: the driver has no such function, so the arguments are not looked at.
+    // SAFETY: the driver lacks this function, so the arguments are not read.
     let code = unsafe {
         sys::cuTensorMapEncodeTiled(
             std::ptr::null_mut(),

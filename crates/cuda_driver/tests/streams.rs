@@ -1,4 +1,4 @@
-//! The fake driver keeps the order that streams, events and graphs promise, and no other.
+//! Tests that the fake driver keeps exactly the order that streams, events and graphs guarantee.
 
 use std::ptr;
 use std::sync::Mutex;
@@ -15,14 +15,14 @@ use fake_cuda::{FakeCuda, Launch};
 
 const NOTE: &str = ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry note(.param .u32 number) { ret; }\n";
 
-/// The numbers that kernels were launched with, as they ran.
+/// Numbers of the kernels that ran, in order.
 static RAN: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 
 fn ran() -> Vec<u32> {
     std::mem::take(&mut RAN.lock().unwrap())
 }
 
-/// A device whose one kernel notes a number, and two streams.
+/// A device with one kernel, which records its number, and two streams.
 struct Setup {
     streams: [Stream; 2],
     module: Module,
@@ -34,7 +34,7 @@ impl Setup {
     fn new() -> Self {
         let fake = fake_cuda::install();
         fake.on_launch(|launch: &Launch| {
-            // SAFETY: every launch passes a number.
+            // SAFETY: every launch passes a u32.
             RAN.lock().unwrap().push(unsafe { launch.parameter(0) });
         });
         ran();
@@ -51,11 +51,11 @@ impl Setup {
 
     fn note(&self, stream: usize, number: u32) {
         let (function, stream) = (self.module.get_function("note").unwrap(), &self.streams[stream]);
-        // SAFETY: the kernel has this parameter.
+        // SAFETY: the kernel has this single parameter.
         unsafe { launch!(function<<<1, 32, 0, stream>>>(number)).unwrap() };
     }
 
-    /// An event behind what a stream was given.
+    /// Records an event after all work of a stream.
     fn mark(&self, stream: usize) -> Event {
         let event = Event::new(EventFlags::DISABLE_TIMING).unwrap();
         event.record(&self.streams[stream]).unwrap();
@@ -68,14 +68,14 @@ impl Setup {
 
     fn begin_capture(&self) {
         let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: a stream that is alive.
+        // SAFETY: the stream is alive.
         let code = unsafe { sys::cuStreamBeginCapture_v2(self.streams[0].as_inner(), mode) };
         assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
     }
 
     fn end_capture(&self) -> Result<sys::CUgraph, String> {
         let mut graph = ptr::null_mut();
-        // SAFETY: a stream that is alive.
+        // SAFETY: the stream is alive.
         match unsafe { sys::cuStreamEndCapture(self.streams[0].as_inner(), &mut graph) } {
             sys::CUresult::CUDA_SUCCESS => Ok(graph),
             _ => Err(last_failure().unwrap().name()),
@@ -84,7 +84,7 @@ impl Setup {
 }
 
 #[test]
-fn a_stream_runs_in_order_and_only_what_is_waited_for() {
+fn stream_runs_in_order_and_only_on_demand() {
     let setup = Setup::new();
     (1..=3).for_each(|number| setup.note(0, number));
     setup.note(1, 9);
@@ -96,7 +96,7 @@ fn a_stream_runs_in_order_and_only_what_is_waited_for() {
 }
 
 #[test]
-fn a_stream_that_waits_for_an_event_runs_behind_it_and_what_is_joined_runs_before() {
+fn waiting_streams_run_after_their_events() {
     let setup = Setup::new();
     setup.note(0, 1);
     setup.wait(1, 0);
@@ -105,12 +105,12 @@ fn a_stream_that_waits_for_an_event_runs_behind_it_and_what_is_joined_runs_befor
     setup.wait(0, 1);
     setup.note(0, 4);
     setup.streams[0].synchronize().unwrap();
-    // 3 has no order with respect to 2. The other stream's work goes first.
+    // 3 and 2 are unordered; the fake driver runs the other stream's work first.
     assert_eq!(ran(), [1, 2, 3, 4]);
 }
 
 #[test]
-fn without_the_fork_the_other_stream_runs_first() {
+fn other_stream_runs_first_without_a_fork() {
     let setup = Setup::new();
     setup.note(0, 1);
     setup.note(1, 2);
@@ -120,7 +120,7 @@ fn without_the_fork_the_other_stream_runs_first() {
 }
 
 #[test]
-fn a_captured_fork_runs_nothing_until_its_graph_is_launched_and_then_all_every_time() {
+fn captured_fork_runs_at_each_graph_launch() {
     let setup = Setup::new();
     setup.begin_capture();
     setup.note(0, 1);
@@ -131,7 +131,7 @@ fn a_captured_fork_runs_nothing_until_its_graph_is_launched_and_then_all_every_t
     setup.streams[0].synchronize().unwrap();
     assert_eq!(ran(), [0; 0]);
     let mut executable = ptr::null_mut();
-    // SAFETY: the graph was captured above, and what it holds is alive; a stream of this context.
+    // SAFETY: the graph was captured above, all objects in it are alive, and the stream belongs to this context.
     unsafe {
         assert_eq!(sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0), sys::CUresult::CUDA_SUCCESS);
         assert_eq!(sys::cuGraphDestroy(graph), sys::CUresult::CUDA_SUCCESS);
@@ -145,7 +145,7 @@ fn a_captured_fork_runs_nothing_until_its_graph_is_launched_and_then_all_every_t
 }
 
 #[test]
-fn what_must_not_happen_in_a_capture_is_refused() {
+fn forbidden_calls_in_a_capture_are_refused() {
     let setup = Setup::new();
     setup.begin_capture();
     assert!(DeviceBuffer::<u8>::zeroed(1).is_err());
@@ -158,7 +158,7 @@ fn what_must_not_happen_in_a_capture_is_refused() {
     let outside = setup.mark(1);
     setup.begin_capture();
     let waits = setup.streams[0].wait_event(outside, StreamWaitEventFlags::DEFAULT);
-    assert!(waits.is_err(), "the event is of a stream that captures nothing");
+    assert!(waits.is_err(), "the event belongs to a stream that is not capturing");
     assert_eq!(last_failure().unwrap().name(), "CUDA_ERROR_STREAM_CAPTURE_ISOLATION");
     setup.end_capture().unwrap();
 }

@@ -1,6 +1,6 @@
-//! The `#[kernel]` attribute of `cuda_std`, which re-exports and documents it.
+//! The `#[kernel]` attribute. `cuda_std` re-exports and documents it.
 //!
-//! Knows the shape of a kernel's signature and nothing of what it computes.
+//! The macro checks a kernel's signature and ignores its body.
 
 use proc_macro::TokenStream;
 use quote::{format_ident, quote};
@@ -12,7 +12,7 @@ use syn::{
     spanned::Spanned,
 };
 
-/// Makes a function a kernel entry: see `cuda_std::kernel`.
+/// Turns a function into a kernel entry; see `cuda_std::kernel`.
 #[proc_macro_attribute]
 pub fn kernel(arguments: TokenStream, item: TokenStream) -> TokenStream {
     let bounds = parse_macro_input!(arguments as Bounds);
@@ -26,11 +26,13 @@ fn expand(bounds: Bounds, function: ItemFn) -> syn::Result<proc_macro2::TokenStr
     let syn::Signature { ident, inputs, .. } = sig;
     let types = inputs.iter().map(|input| match input {
         FnArg::Typed(input) => Ok(&input.ty),
-        FnArg::Receiver(receiver) => Err(Error::new(receiver.span(), "a kernel is a free function")),
+        FnArg::Receiver(receiver) => {
+            Err(Error::new(receiver.span(), "a kernel must be a free function, without `self`"))
+        }
     });
     let types = types.collect::<syn::Result<Vec<_>>>()?;
 
-    // cuda_builder reads this static, makes attributes of the kernel from it and removes it.
+    // cuda_builder reads this static, turns it into attributes of the kernel, and removes it.
     let bounds_name = format!("__launch_bounds_{ident}");
     let bounds_static = format_ident!("{}", bounds_name.to_uppercase());
     let Bounds { threads, min_blocks, cluster } = bounds;
@@ -57,12 +59,15 @@ fn expand(bounds: Bounds, function: ItemFn) -> syn::Result<proc_macro2::TokenStr
     })
 }
 
-/// What the hardware can launch: a free, unsafe, non-generic function that returns nothing.
+/// Checks that the hardware can launch the function: free, unsafe, not generic, without a return value.
 fn check(function: &ItemFn) -> syn::Result<()> {
     let sig = &function.sig;
     let refuse = |span: &dyn Spanned, message| Err(Error::new(span.span(), message));
     if sig.unsafety.is_none() {
-        return refuse(&sig.fn_token, "a kernel is an `unsafe fn`: nothing checks its arguments at the launch");
+        return refuse(
+            &sig.fn_token,
+            "a kernel must be an `unsafe fn`, because its arguments are not checked at the launch",
+        );
     }
     if let Some(constness) = &sig.constness {
         return refuse(constness, "a kernel cannot be `const`");
@@ -71,18 +76,18 @@ fn check(function: &ItemFn) -> syn::Result<()> {
         return refuse(asyncness, "a kernel cannot be `async`");
     }
     if let Some(abi) = &sig.abi {
-        return refuse(abi, "`#[kernel]` chooses the ABI itself");
+        return refuse(abi, "`#[kernel]` sets the ABI; remove `extern`");
     }
     if !sig.generics.params.is_empty() {
-        return refuse(&sig.generics, "a kernel cannot be generic: its name must be unique");
+        return refuse(&sig.generics, "a kernel cannot be generic, because its exported name must be unique");
     }
     if let ReturnType::Type(_, ty) = &sig.output {
-        return refuse(ty, "a kernel returns nothing; it writes through its parameters");
+        return refuse(ty, "a kernel cannot return a value; write the result through a parameter");
     }
     Ok(())
 }
 
-/// `threads = …, min_blocks = …, cluster = …`; 0 stands for no bound.
+/// Launch bounds `threads = …, min_blocks = …, cluster = …`. 0: no bound.
 struct Bounds {
     threads: Expr,
     min_blocks: Expr,

@@ -1,4 +1,4 @@
-//! Device memory, page-locked memory and pools; what is known of a pointer.
+//! Device memory, page-locked memory, pools, and attributes of pointers.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -19,16 +19,16 @@ impl Driver {
         if pool == DEFAULT_POOL || self.pools.contains_key(&pool) { Ok(()) } else { Err(INVALID_HANDLE) }
     }
 
-    /// Memory in the order of a stream. Its address is known at once, so it is there at once.
+    /// Allocates memory in stream order. The caller gets the address at once, so the memory exists at once.
     fn allocate_in(&mut self, bytes: usize, stream: Handle) -> Result<u64, Code> {
         if self.queue.capture_of(stream)?.is_some() {
-            refusal::once("memory that a graph allocates (cuMemAllocAsync in a capture) is not emulated");
+            refusal::once("graphs that allocate memory (cuMemAllocAsync in a capture) are not emulated");
             return Err(NOT_SUPPORTED);
         }
         self.memory.allocate(bytes)
     }
 
-    /// A pointer's attribute, as the bytes that the caller gets.
+    /// Returns a pointer's attribute as the bytes for the caller.
     fn pointer_attribute(&self, attribute: c_int, pointer: u64) -> Result<Vec<u8>, Code> {
         let allocation = self.memory.allocation_of(pointer);
         let locked = self.memory.locked(pointer as usize).map(|(base, locked)| (base as u64, locked.bytes));
@@ -58,7 +58,7 @@ impl Driver {
     }
 }
 
-/// How many bytes the caller has room for, for an attribute of a pointer that leads nowhere.
+/// Size of an attribute in bytes, for a pointer that belongs to no allocation.
 fn attribute_bytes(attribute: c_int) -> usize {
     match attribute {
         2 | 6 | 8 | 9 | 16 => 4,
@@ -89,7 +89,7 @@ functions! {
         put(address, driver.memory.allocate(row.checked_mul(height).ok_or(INVALID_VALUE)?)?)
     }
     fn cuMemFree_v2(address: u64) {
-        // The driver waits for all that may still use the memory.
+        // The driver waits for all work that may still use the memory.
         enter(NAME, Needs::Context)?.queue.check_nothing_captured()?;
         if address == 0 { return Ok(()); }
         run::everything()?;
@@ -179,7 +179,7 @@ functions! {
     }
     fn cuMemPoolGetAttribute(pool: Handle, attribute: c_int, value: *mut u64) {
         enter(NAME, Needs::Init)?.check_pool(pool)?;
-        // The first three are of 4 bytes and on by default, the others sizes.
+        // The first three attributes have 4 bytes and are on by default. The others are sizes.
         if (1..=3).contains(&attribute) { put(value.cast::<c_int>(), 1) } else { put(value, 0) }
     }
     fn cuMemPoolSetAccess(pool: Handle, _map: *const c_void, _count: usize) {
@@ -193,7 +193,7 @@ functions! {
         std::ptr::copy_nonoverlapping(bytes.as_ptr(), data, bytes.len());
         Ok(())
     }
-    // Of a pointer that leads nowhere, all attributes are 0, and that is no error.
+    // For a pointer that belongs to no allocation, all attributes are 0 without an error.
     fn cuPointerGetAttributes(count: c_uint, attributes: *const c_int, data: *const *mut u8, pointer: u64) {
         let driver = enter(NAME, Needs::Init)?;
         let attributes = array(attributes, count as usize)?;

@@ -1,5 +1,4 @@
-//! What every call of the driver has in common: how it is declared, what it needs first, how it reads and writes through
-//! the caller's pointers.
+//! Shared parts of all driver calls: declaration, preconditions, and access through the caller's pointers.
 
 use std::ffi::{CStr, c_char};
 use std::sync::MutexGuard;
@@ -9,7 +8,7 @@ use crate::current;
 pub use crate::pointer::{get, put};
 use crate::state::{Driver, driver};
 
-/// Whether a function needs `cuInit` or a current context first.
+/// What must precede a call: nothing, `cuInit`, or `cuInit` and a current context.
 #[derive(PartialEq, Clone, Copy)]
 pub enum Needs {
     Nothing,
@@ -17,7 +16,7 @@ pub enum Needs {
     Context,
 }
 
-/// Writes the call down. Then fails it if the test wants that, if it comes too early, or if a kernel has faulted.
+/// Records the call. Fails it if the test requests that, if a precondition is missing, or if a kernel has faulted.
 pub fn enter(name: &str, needs: Needs) -> Result<MutexGuard<'static, Driver>, Code> {
     let mut driver = driver();
     if let Some(test) = &mut driver.test {
@@ -41,11 +40,11 @@ pub fn enter(name: &str, needs: Needs) -> Result<MutexGuard<'static, Driver>, Co
     Ok(driver)
 }
 
-/// Reads the caller's array.
+/// Reads an array of the caller.
 ///
 /// # Safety
 ///
-/// `from` is null or leads to `count` of `T`.
+/// `from` is null or valid for reads of `count` values of `T`.
 pub unsafe fn array<T: Copy>(from: *const T, count: usize) -> Result<Vec<T>, Code> {
     if count == 0 {
         return Ok(Vec::new());
@@ -53,11 +52,11 @@ pub unsafe fn array<T: Copy>(from: *const T, count: usize) -> Result<Vec<T>, Cod
     if from.is_null() || count > 1 << 24 {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: not null, so `count` of `T`, as this function's contract says.
+    // SAFETY: `from` is not null, so the caller guarantees `count` readable values of `T`.
     Ok((0..count).map(|index| unsafe { from.add(index).read_unaligned() }).collect())
 }
 
-/// Reads the caller's string.
+/// Reads a string of the caller.
 ///
 /// # Safety
 ///
@@ -66,28 +65,29 @@ pub unsafe fn text(text: *const c_char) -> Result<String, Code> {
     if text.is_null() {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: not null, so a C string, as this function's contract says.
+    // SAFETY: `text` is not null, so the caller guarantees a C string.
     Ok(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }
 
-/// Functions of the C ABI from bodies that may use `?`; `NAME` is the function's own.
+/// Defines functions of the C ABI whose bodies may use `?`. `NAME` is the name of the function.
 macro_rules! functions {
     ($( fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block )*) => {
         $(
             /// # Safety
             ///
-            /// Pointers are null, or lead to what cuda.h says of the function of this name. Handles may be any number.
+            /// Every pointer is null or valid as cuda.h requires for the function of this name. Handles may be any
+            /// number.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name($($arg: $ty),*) -> $crate::code::Code {
                 #[allow(dead_code)]
                 const NAME: &str = stringify!($name);
-                #[allow(unused_unsafe, clippy::undocumented_unsafe_blocks, reason = "as this function's `# Safety` says")]
+                #[allow(unused_unsafe, clippy::undocumented_unsafe_blocks, reason = "the function's caller guarantees valid pointers")]
                 let body = || -> Result<(), $crate::code::Code> { unsafe { $body } };
                 $crate::call::finish(NAME, body)
             }
         )*
 
-        /// The address of a function of this file.
+        /// Returns the address of a function of this file.
         pub fn find(name: &str) -> Option<*const std::ffi::c_void> {
             match name {
                 $(stringify!($name) => Some($name as *const std::ffi::c_void),)*
@@ -98,7 +98,7 @@ macro_rules! functions {
 }
 pub(crate) use functions;
 
-/// Runs a body. A panic must not cross into the caller's C: it becomes an error.
+/// Runs a body. A panic must not unwind into the caller's C code, so it becomes an error.
 pub fn finish(name: &str, body: impl FnOnce() -> Result<(), Code>) -> Code {
     match std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)) {
         Ok(Ok(())) => crate::code::SUCCESS,

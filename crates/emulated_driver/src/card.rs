@@ -1,20 +1,20 @@
-//! What a card says of itself: name, memory, attributes.
+//! Properties that a GPU reports: name, memory, attributes.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 
-/// A card.
+/// A GPU.
 #[derive(Clone)]
 pub struct Card {
     pub name: &'static str,
     /// Bytes of device memory.
     pub memory: usize,
     attributes: BTreeMap<c_int, c_int>,
-    /// What an attribute is that is not in the list.
+    /// Value of attributes that are not in the list. `None`: such an attribute is an error.
     otherwise: Option<c_int>,
 }
 
-/// `CUdevice_attribute` (cuda.h), as far as it differs from card to card or is asked for here.
+/// The `CUdevice_attribute` numbers (cuda.h) that differ between GPUs or are used in this crate.
 pub mod attribute {
     use std::ffi::c_int;
 
@@ -33,8 +33,9 @@ pub mod attribute {
     pub const SHARED_BYTES_RESERVED: c_int = 111;
 }
 
-/// What `cuDeviceGetAttribute` answers on an H200 (driver 580, asked on one), but 0 for what the emulator has not: managed
-/// memory, virtual memory management, textures' sparse arrays, stream memory operations, sharing between processes.
+/// Answers of `cuDeviceGetAttribute` on an H200 with driver 580. Features that the emulator lacks are 0: managed
+/// memory,
+/// virtual memory management, sparse texture arrays, stream memory operations, sharing between processes.
 const H200: &[(c_int, c_int)] = &[
     (1, 1024),
     (2, 1024),
@@ -173,7 +174,7 @@ const H200: &[(c_int, c_int)] = &[
 ];
 
 impl Card {
-    /// A card by its name on the command line.
+    /// Returns a GPU by its name on the command line.
     pub fn by_name(name: &str) -> Option<Self> {
         match name {
             "h200" => Some(Self::h200()),
@@ -188,8 +189,9 @@ impl Card {
         Self { name: "NVIDIA H200", memory: 150_109_880_320, attributes, otherwise: None }
     }
 
-    /// A B200: compute capability 10.0, 148 multiprocessors, 8192 bits of HBM3e, 180 GB (its data sheet). All limits of a
-    /// kernel are an H200's (CUDA programming guide, "Compute capabilities").
+    /// A B200: compute capability 10.0, 148 SMs, 8192 bits of HBM3e, 180 GB (data sheet). All limits of a kernel are
+    /// the same as
+    /// on an H200 (CUDA programming guide, "Compute capabilities").
     pub fn b200() -> Self {
         let mut card = Self { name: "NVIDIA B200", memory: 180 * 1_000_000_000, ..Self::h200() };
         card.attributes.extend([
@@ -204,8 +206,9 @@ impl Card {
         card
     }
 
-    /// A GeForce RTX 5090: compute capability 12.0, 170 multiprocessors, 512 bits of GDDR7, 32 GB (its data sheet), and what a
-    /// multiprocessor of 12.0 holds (CUDA programming guide, "Compute capabilities").
+    /// A GeForce RTX 5090: compute capability 12.0, 170 SMs, 512 bits of GDDR7, 32 GB (data sheet), with the limits per
+    /// SM of
+    /// compute capability 12.0 (CUDA programming guide, "Compute capabilities").
     pub fn rtx_5090() -> Self {
         let mut card = Self { name: "NVIDIA GeForce RTX 5090", memory: 32 << 30, ..Self::h200() };
         card.attributes.extend([
@@ -224,7 +227,7 @@ impl Card {
         card
     }
 
-    /// The card of tests.
+    /// The GPU of tests.
     pub fn of_tests(major: c_int, minor: c_int, multiprocessors: c_int) -> Self {
         let attributes = [
             (attribute::MULTIPROCESSORS, multiprocessors),
@@ -240,17 +243,17 @@ impl Card {
         Self { name: "Fake GPU", memory: 8 << 30, attributes: attributes.into(), otherwise: Some(1) }
     }
 
-    /// An attribute; `None` where cuda.h has no such number.
+    /// Returns an attribute. `None`: cuda.h has no attribute of this number.
     pub fn attribute(&self, number: c_int) -> Option<c_int> {
         self.attributes.get(&number).copied().or(self.otherwise)
     }
 
-    /// An attribute of the lists above.
+    /// Returns an attribute as an unsigned number. 0: the attribute is missing or negative.
     pub fn count(&self, number: c_int) -> u64 {
         self.attribute(number).and_then(|value| value.try_into().ok()).unwrap_or(0)
     }
 
-    /// Major and minor number.
+    /// Returns the compute capability: major, minor.
     pub fn capability(&self) -> (u32, u32) {
         (self.count(attribute::MAJOR) as u32, self.count(attribute::MINOR) as u32)
     }

@@ -1,4 +1,5 @@
-//! `CUresult`: the codes, their names and their sentences (cuda.h; the sentences are the driver API's documented ones).
+//! `CUresult`: the codes, their names and their descriptions (cuda.h; the descriptions are from the driver API's
+//! documentation).
 
 use std::ffi::{CStr, c_int};
 
@@ -8,11 +9,11 @@ pub type Code = c_int;
 macro_rules! codes {
     ($($name:ident = $number:literal, $c_name:literal, $sentence:literal;)*) => {
         $(
-            #[allow(dead_code, reason = "the list is cuda.h's, not what is used here")]
+            #[allow(dead_code, reason = "the list follows cuda.h, and not every code is used")]
             pub const $name: Code = $number;
         )*
 
-        /// A code's name and its sentence.
+        /// Returns the name and the description of a code.
         pub fn describe(code: Code) -> Option<(&'static CStr, &'static CStr)> {
             match code {
                 $($number => Some(($c_name, $sentence)),)*

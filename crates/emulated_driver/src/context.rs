@@ -1,4 +1,4 @@
-//! Contexts: one primary, and those that a program creates. All share the card's memory.
+//! Contexts: the primary one, and the ones that a program creates. All share the GPU's memory.
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
@@ -9,7 +9,7 @@ use crate::handle::Handle;
 use crate::objects::Context;
 use crate::state::{Driver, driver};
 
-/// The primary context's handle.
+/// Handle of the primary context.
 pub const PRIMARY: Handle = 0xC0;
 
 impl Driver {
@@ -29,7 +29,7 @@ impl Driver {
     }
 }
 
-/// `CUlimit` (cuda.h) and what an H200 answers.
+/// Values of the `CUlimit` numbers (cuda.h) on an H200.
 const LIMITS: [usize; 8] = [1024, 8_650_752, 8 << 20, 0, 2048, 64, 11_796_480, 232_448];
 
 functions! {
@@ -156,7 +156,7 @@ functions! {
         let _driver = enter(NAME, Needs::Context)?;
         put(value, *LIMITS.get(limit as usize).ok_or(UNSUPPORTED_LIMIT)?)
     }
-    // Limits bound what a card sets aside. Here nothing is set aside.
+    // Limits determine how much memory a GPU reserves. The emulator reserves nothing.
     fn cuCtxSetLimit(limit: c_uint, _value: usize) {
         let _driver = enter(NAME, Needs::Context)?;
         LIMITS.get(limit as usize).map(|_| ()).ok_or(UNSUPPORTED_LIMIT)

@@ -11,7 +11,7 @@ use crate::run;
 use crate::state::{Driver, driver};
 use crate::work::{Copy, End, Fill, Work};
 
-/// Queues a copy. One that ends in pageable memory is done when the call returns.
+/// Queues a copy. A copy to pageable memory is complete when the call returns.
 fn copy(name: &str, stream: Handle, make: impl FnOnce(&Driver) -> Result<Copy, Code>) -> Result<(), Code> {
     let mut driver = enter(name, Needs::Context)?;
     let mut copy = make(&driver)?;
@@ -26,7 +26,7 @@ fn copy(name: &str, stream: Handle, make: impl FnOnce(&Driver) -> Result<Copy, C
     if now { run::run(|queue| queue.before_end_of(stream)) } else { Ok(()) }
 }
 
-/// A copy that the caller waits for.
+/// Queues a copy and waits for it.
 fn copy_now(name: &str, make: impl FnOnce(&Driver) -> Result<Copy, Code>) -> Result<(), Code> {
     driver().queue.check_nothing_captured()?;
     copy(name, 0, make)?;
@@ -50,11 +50,11 @@ fn row(driver: &Driver, to: u64, value: &[u8], width: usize) -> Fill {
 }
 
 impl Driver {
-    /// What a pointer of the one address space leads to.
+    /// Returns the end of a copy that a pointer of the unified address space refers to.
     pub fn end(&self, pointer: u64) -> End {
         match self.memory.allocation_of(pointer) {
             Some(_) => End::Device(pointer),
-            // A pointer just behind an allocation, as of an empty copy, is the device's too.
+            // A pointer to the end of an allocation, as in an empty copy, also belongs to the device.
             None if self.memory.within(pointer, 0).is_ok() || self.memory.was_device(pointer) => End::Device(pointer),
             None => End::Host(pointer as usize),
         }
@@ -111,7 +111,7 @@ struct End3d {
 }
 
 impl Driver {
-    /// An end by `CUmemorytype`, at an offset.
+    /// Returns the end of a copy of kind `CUmemorytype` at an offset.
     fn typed_end(&self, kind: c_int, host: usize, device: u64, offset: Option<usize>) -> Result<End, Code> {
         let offset = offset.ok_or(INVALID_VALUE)?;
         match kind {

@@ -1,4 +1,4 @@
-//! Initialization, the card and its attributes.
+//! Initialization, the GPU and its attributes.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr;
@@ -6,10 +6,10 @@ use std::ptr;
 use crate::call::{Needs, enter, functions, put};
 use crate::code::{INVALID_VALUE, NO_DEVICE, PEER_ACCESS_UNSUPPORTED, describe};
 
-/// The newest version of the API that is spoken here, as `CUDA_VERSION` is written: 13.0.
+/// Newest supported version of the API in the format of `CUDA_VERSION`: 13.0.
 const VERSION: c_int = 13_000;
 
-/// The default memory pool's handle.
+/// Handle of the default memory pool.
 pub const DEFAULT_POOL: usize = 0xB0;
 
 functions! {

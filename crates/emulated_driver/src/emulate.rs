@@ -1,4 +1,4 @@
-//! A launch in the emulator, and its line in the log.
+//! Runs a launch in the emulator and logs it.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -14,10 +14,10 @@ use crate::code::{
 use crate::state::Driver;
 use crate::work::Launch;
 
-/// Bytes through which the CTAs of a cooperative grid wait for each other: a size, and a barrier.
+/// Bytes through which the CTAs of a cooperative grid wait for each other: a size and a barrier.
 const GRID_WORKSPACE: u64 = 8;
 
-/// What the driver says of a fault. A hazard has no code of its own: the launch has failed.
+/// Returns the driver's code for a fault. Hazards have no code, so they become a failed launch.
 fn code_of(kind: FaultKind) -> Code {
     match kind {
         FaultKind::OutOfBounds => ILLEGAL_ADDRESS,
@@ -31,11 +31,11 @@ fn code_of(kind: FaultKind) -> Code {
     }
 }
 
-/// Runs a kernel to its end. `follows` says that nothing has run since the launch before it in its stream.
+/// Runs a kernel to its end. `follows`: nothing has run since the previous launch of the same stream.
 ///
 /// # Errors
 ///
-/// The code of its fault. The context is lost then, as on a card.
+/// The code of the kernel's fault. Then the context is lost, as on a GPU.
 pub fn launch(driver: &mut Driver, launch: &Launch, follows: bool) -> Result<(), Code> {
     if let Some(code) = driver.lost {
         return Err(code);
@@ -96,14 +96,14 @@ pub fn launch(driver: &mut Driver, launch: &Launch, follows: bool) -> Result<(),
     })
 }
 
-/// What the kernel has printed goes where the program's own output goes.
+/// Writes the kernel's output to the program's standard output.
 fn print(report: &Report) {
     let mut out = std::io::stdout().lock();
-    // A closed output is the program's affair.
+    // If the output is closed, the program has chosen so.
     let _ = out.write_all(report.output.as_bytes()).and_then(|()| out.flush());
 }
 
-/// Adds the launch's line to the log.
+/// Appends the launch's line to the log.
 fn write_down(driver: &Driver, launch: &Launch, result: &Result<Report, Fault>, seconds: f64) {
     let Some(path) = &driver.options.log else { return };
     let [grid, block, cluster] = launch.size;
@@ -138,10 +138,10 @@ fn write_down(driver: &Driver, launch: &Launch, result: &Result<Report, Fault>, 
             line["faults"] = json!([{ "text": fault.to_string(), "kind": fault.kind.to_string() }]);
         }
     }
-    // One write a line, so that the lines of several processes do not mix.
+    // Each line is a single write, so that the lines of several processes do not mix.
     let written = OpenOptions::new().create(true).append(true).open(path);
     let written = written.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes()));
     if let Err(error) = written {
-        eprintln!("ptx-emulator: writing {}: {error}", path.display());
+        eprintln!("ptx-emulator: cannot write {}: {error}", path.display());
     }
 }

@@ -1,4 +1,4 @@
-//! What the driver must know of a PTX module: whether the device may run it, its entries, and the sizes of their parameters.
+//! Properties of a PTX module that the driver needs: its target, its entries, and the sizes of their parameters.
 
 use gpu_arch::{Arch, Capability};
 use std::collections::BTreeMap;
@@ -8,16 +8,16 @@ use crate::code::{Code, INVALID_PTX, NO_BINARY_FOR_GPU};
 /// Entries by name.
 pub type Entries = BTreeMap<String, Entry>;
 
-/// How an entry is launched.
+/// Launch properties of an entry.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// Where its parameters begin in the parameter block, and their bytes.
+    /// Offset and size in bytes of each parameter in the parameter block.
     pub parameters: Vec<(usize, usize)>,
-    /// Blocks of a cluster along x, y and z.
+    /// CTAs per cluster along x, y and z.
     pub cluster: [u32; 3],
 }
 
-/// The entries of a module, if this card may run it; else a code and what the compiler says.
+/// Returns the entries of a module. If this GPU cannot run it, returns a code and the compiler's message.
 pub fn entries(ptx: &str, card: Capability) -> Result<Entries, (Code, &'static str)> {
     let target = after(ptx, ".target")
         .next()
@@ -27,7 +27,7 @@ pub fn entries(ptx: &str, card: Capability) -> Result<Entries, (Code, &'static s
     }
     let mut entries = Entries::new();
     for text in after(ptx, ".entry") {
-        // A word of a comment or of a section's name is no entry.
+        // `.entry` in a comment or in a section's name is not followed by whitespace.
         if text.starts_with(char::is_whitespace) {
             entries.insert(word(text).to_owned(), entry(text));
         }
@@ -35,20 +35,21 @@ pub fn entries(ptx: &str, card: Capability) -> Result<Entries, (Code, &'static s
     Ok(entries)
 }
 
-/// What follows each occurrence of a directive.
+/// Returns the text after each occurrence of a directive.
 fn after<'t>(text: &'t str, directive: &'t str) -> impl Iterator<Item = &'t str> {
     text.match_indices(directive).map(|(at, found)| &text[at + found.len()..])
 }
 
-/// The identifier that a text begins with.
+/// Returns the identifier at the beginning of a text.
 fn word(text: &str) -> &str {
     let text = text.trim_start();
     let end = text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != '$');
     &text[..end.unwrap_or(text.len())]
 }
 
-/// What stands between an entry's name and its body: parameters, `.param .u64 p` or `.param .align 8 .b8 p[16]`, and perhaps
-/// `.reqnctapercluster 2`.
+/// Parses the text between an entry's name and its body: parameters such as `.param .u64 p` or `.param .align 8 .b8
+/// p[16]`,
+/// and an optional `.reqnctapercluster 2`.
 fn entry(text: &str) -> Entry {
     let head = &text[..text.find('{').unwrap_or(text.len())];
     let mut parameters = Vec::new();
@@ -58,7 +59,7 @@ fn entry(text: &str) -> Entry {
         let mut words = parameter.split_whitespace();
         let bits = words.clone().find_map(|word| word.strip_prefix('.')?.get(1..)?.parse::<usize>().ok());
         let count = parameter.split_once('[').and_then(|(_, count)| count.split(']').next()?.trim().parse().ok());
-        // A pointer's `.ptr .align` is of what it leads to.
+        // `.ptr .align` is the alignment of the memory that a pointer refers to, not of the parameter.
         let pointer = words.clone().any(|word| word == ".ptr");
         let asked = words.find(|word| *word == ".align").and_then(|_| words.next()?.parse().ok());
         let element = bits.unwrap_or(0) / 8;
@@ -81,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parameters_lie_where_the_driver_puts_them() {
+    fn parameters_have_the_drivers_offsets() {
         let ptx = ".version 8.0\n.target sm_90a\n.visible .entry k(\n.param .u32 n,\n\
                    .param .u64 .ptr .global .align 4 p,\n.param .align 64 .b8 map[128]\n)\n.reqnctapercluster 2, 1, 1\n{ ret; }";
         let entries = entries(ptx, (9, 0)).unwrap();

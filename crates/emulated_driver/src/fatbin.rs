@@ -1,14 +1,15 @@
-//! Fat binaries: what nvcc embeds, several images of one program for several architectures.
+//! Fat binaries, which nvcc embeds: several images of one program for several architectures.
 //!
-//! A wrapper (`fatbinary_section.h`) leads to a header of 16 bytes: magic, version, the header's size, the size of all that
-//! follows. Each image has a header of its own: kind, its size, the payload's size, compute capability, flags, and the
-//! size before compression. Offsets as CUDA 13's `fatbinary` writes them and `cuobjdump` shows them.
+//! A wrapper (`fatbinary_section.h`) points to a header of 16 bytes: magic, version, size of the header, size of the
+//! rest.
+//! Each image has its own header: kind, its size, the payload's size, compute capability, flags, and the size before
+//! compression. The offsets are the ones that CUDA 13's `fatbinary` writes and `cuobjdump` shows.
 
 use gpu_arch::{Arch, Capability};
 
 use crate::code::{Code, INVALID_IMAGE, NO_BINARY_FOR_GPU};
 
-/// `FATBINC_MAGIC` of the wrapper, and the header's own.
+/// Magic numbers of the wrapper (`FATBINC_MAGIC`) and of the header.
 pub const WRAPPER: u32 = 0x4662_43b1;
 pub const MAGIC: u32 = 0xba55_ed50;
 
@@ -17,23 +18,24 @@ const ELF: u16 = 2;
 const LZ4: u64 = 0x2000;
 const ZSTD: u64 = 0x8000;
 
-/// No more PTX than this is unpacked: a size in a damaged file must not take all memory.
+/// Maximum size of unpacked PTX. A size in a damaged file must not use up all memory.
 const MOST_BYTES: usize = 1 << 30;
 
-/// The architecture in an entry's header is a number; its suffix is in the flags, and again in the text's `.target`. The
-/// text is asked, since it says what the kernel was compiled for.
+/// Returns the architecture in the text's `.target`. An image's header has the architecture as a number with its suffix
+/// in
+/// the flags, but the text states what the kernel was compiled for.
 fn target(text: &str) -> Option<Arch> {
     let line = text.split(".target").nth(1)?;
     let end = line.find(['\n', ',', '/']).unwrap_or(line.len());
     line[..end].trim().parse().ok()
 }
 
-/// What a header says of itself and what follows it.
+/// Returns `N` bytes at an offset. `None`: the bytes end before.
 fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at.checked_add(N)?)?.try_into().ok()
 }
 
-/// The number of bytes of a fat binary, by its header.
+/// Returns the number of bytes of a fat binary according to its header.
 pub fn size(header: &[u8; 16]) -> Option<usize> {
     let magic = u32::from_le_bytes(number(header, 0)?);
     let own = u16::from_le_bytes(number(header, 6)?);
@@ -42,16 +44,16 @@ pub fn size(header: &[u8; 16]) -> Option<usize> {
     (magic == MAGIC && size <= MOST_BYTES).then_some(size)
 }
 
-/// The PTX in a fat binary that is best for a card.
+/// Returns the PTX in a fat binary that is best for a GPU.
 ///
 /// # Errors
 ///
-/// A code, and what to tell the user: the binary is damaged, or it has no PTX for this card.
+/// A code and a message for the user: the binary is damaged, or it has no PTX for this GPU.
 pub fn ptx(bytes: &[u8], card: Capability) -> Result<String, (Code, String)> {
     let mut at: usize = number(bytes, 6).map_or(16, |own| u16::from_le_bytes(own).into());
     let mut texts: Vec<(Arch, String)> = Vec::new();
     let mut machine_code = Vec::new();
-    let damaged = || (INVALID_IMAGE, "a fat binary that the program has embedded is damaged".to_owned());
+    let damaged = || (INVALID_IMAGE, "a fat binary embedded in the program is damaged; rebuild the program".to_owned());
     while at < bytes.len() {
         let image = read(bytes, at).ok_or_else(damaged)?;
         match image.kind {
@@ -62,7 +64,7 @@ pub fn ptx(bytes: &[u8], card: Capability) -> Result<String, (Code, String)> {
                 }
             }
             ELF => machine_code.push(format!("sm_{}", image.arch)),
-            // Images of other kinds, such as NVVM's, are for the linker.
+            // Images of other kinds, such as NVVM IR, are for the linker.
             _ => {}
         }
         at = image.end;
@@ -77,23 +79,23 @@ pub fn ptx(bytes: &[u8], card: Capability) -> Result<String, (Code, String)> {
             (false, _) => format!("PTX for {} only", archs.join(", ")),
         };
         let text = format!(
-            "a module has {has}, and no PTX that runs on compute capability {major}.{minor}; build it with \
-             `nvcc -gencode arch=compute_{major}{minor}a,code=compute_{major}{minor}a`, or choose another card with --gpu"
+            "a module contains {has}, but no PTX for compute capability {major}.{minor}; build it with \
+             `nvcc -gencode arch=compute_{major}{minor}a,code=compute_{major}{minor}a`, or select another GPU with --gpu"
         );
         (NO_BINARY_FOR_GPU, text)
     })
 }
 
-/// One image of a fat binary.
+/// An image of a fat binary.
 struct Image<'b> {
     kind: u16,
-    /// The compute capability as one number, such as 90.
+    /// Compute capability as one number, such as 90.
     arch: u32,
     flags: u64,
     payload: &'b [u8],
     /// Bytes before compression.
     unpacked: usize,
-    /// Where the next one begins.
+    /// Offset of the next image.
     end: usize,
 }
 
@@ -105,7 +107,7 @@ fn read(bytes: &[u8], at: usize) -> Option<Image<'_>> {
     let flags = u64::from_le_bytes(number(bytes_from, 40)?);
     let unpacked: usize = u64::from_le_bytes(number(bytes_from, 56)?).try_into().ok()?;
     let payload = bytes_from.get(header..header.checked_add(padded)?)?;
-    // Only compressed images say how much of the padding is theirs.
+    // Only a compressed image states its size without padding.
     let payload = if packed > 0 && flags & (LZ4 | ZSTD) != 0 { payload.get(..packed)? } else { payload };
     Some(Image {
         kind: u16::from_le_bytes(number(bytes_from, 0)?),
@@ -141,7 +143,7 @@ fn unpack(image: &Image<'_>) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// A fat binary of these images: kind, flags, payload, size before compression.
+    /// Returns a fat binary with these images: kind, flags, payload, size before compression.
     fn fatbin(images: &[(u16, u64, &[u8], usize)]) -> Vec<u8> {
         let mut body = Vec::new();
         for (kind, flags, payload, unpacked) in images {
@@ -170,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_text_for_the_card_is_taken_however_it_is_packed() {
+    fn best_ptx_for_the_gpu_is_found_in_any_packing() {
         let texts = [text("sm_80"), text("sm_90a"), text("sm_100f")];
         let lz4 = lz4_flex::block::compress(texts[1].as_bytes());
         let zstd =
@@ -189,14 +191,14 @@ mod tests {
     }
 
     #[test]
-    fn machine_code_alone_is_refused_with_the_flag_to_build_with() {
+    fn machine_code_alone_is_refused_with_a_build_flag() {
         let (code, words) = ptx(&fatbin(&[(ELF, 0, b"\x7fELF", 0)]), (9, 0)).unwrap_err();
         assert_eq!(code, NO_BINARY_FOR_GPU);
         assert!(words.contains("SASS) for sm_90 only") && words.contains("code=compute_90a"), "{words}");
     }
 
     #[test]
-    fn damage_is_an_error() {
+    fn truncated_fat_binary_is_refused() {
         let text = text("sm_90a");
         let whole = fatbin(&[(PTX, LZ4, &lz4_flex::block::compress(text.as_bytes()), text.len())]);
         for cut in 17..whole.len() {

@@ -1,4 +1,4 @@
-//! What a test asks of the driver, by functions that no driver has (`fake_cuda` calls them).
+//! Functions for tests, which no real driver has. `fake_cuda` calls them.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 
@@ -30,7 +30,7 @@ extern "C" fn fake_set_device_count(count: c_int) {
 /// `function` is a C string.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fake_fail_next(function: *const c_char, code: Code) {
-    // SAFETY: as this function's contract says.
+    // SAFETY: the caller guarantees that `function` is a C string.
     let function = unsafe { CStr::from_ptr(function) }.to_string_lossy().into_owned();
     if let Some(test) = &mut driver().test {
         test.failures.insert(function, code);
@@ -52,10 +52,11 @@ extern "C" fn fake_take_calls() -> *mut c_char {
 
 /// # Safety
 ///
-/// `text` came from `fake_take_calls`, and is freed once.
+/// `text` was returned by `fake_take_calls` and is freed only once.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fake_free_text(text: *mut c_char) {
-    // SAFETY: as this function's contract says.
+    // SAFETY: the caller guarantees that `text` comes from `CString::into_raw` in `fake_take_calls` and is freed only
+    // once.
     drop(unsafe { CString::from_raw(text) });
 }
 

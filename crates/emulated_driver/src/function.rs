@@ -1,4 +1,4 @@
-//! Functions and kernels (one kind of handle here): attributes and occupancy.
+//! Functions and kernels, which share one kind of handle here: attributes and occupancy.
 
 use std::ffi::{CString, c_char, c_int, c_uint};
 
@@ -10,9 +10,9 @@ use crate::launch::LaunchConfig;
 use crate::objects::{Facts, Function};
 use crate::state::Driver;
 
-/// Dynamic shared memory that a launch may ask for without cuFuncSetAttribute.
+/// Dynamic shared memory of a launch without cuFuncSetAttribute, in bytes.
 const SHARED_BYTES_UNASKED: u32 = 48 << 10;
-/// CTAs of a cluster without the attribute for more.
+/// Maximum CTAs of a cluster without `NON_PORTABLE_CLUSTER`.
 pub const PORTABLE_CLUSTER: u32 = 8;
 pub const LARGEST_CLUSTER: u32 = 16;
 
@@ -112,7 +112,7 @@ impl Driver {
         Ok(())
     }
 
-    /// CTAs of a multiprocessor, by threads, registers where the PTX says them, and shared memory.
+    /// Number of CTAs that fit an SM, by threads, by registers if the PTX states them, and by shared memory.
     fn blocks(&self, function: Handle, threads: u32, shared_bytes: u64) -> Result<u32, ErrorCode> {
         let facts = self.facts(function)?;
         let count = |attribute| self.card.count(attribute);
@@ -135,7 +135,7 @@ impl Driver {
         Ok(blocks as u32)
     }
 
-    /// The most CTAs of a cooperative launch.
+    /// Maximum number of CTAs of a cooperative launch.
     pub fn resident(&self, function: Handle, threads: u32, shared_bytes: u32) -> Result<u64, ErrorCode> {
         let blocks = self.blocks(function, threads, shared_bytes.into())?;
         Ok(u64::from(blocks) * self.card.count(attribute::MULTIPROCESSORS))

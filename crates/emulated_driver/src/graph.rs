@@ -1,4 +1,4 @@
-//! Graphs: captured from streams, or made of nodes; and their executable twins.
+//! Graphs, captured from streams or built from nodes, and executable graphs.
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::queue::Operation;
 use crate::state::Driver;
 use crate::work::{Fill, HostFunction, Work};
 
-/// `CUDA_KERNEL_NODE_PARAMS` (cuda.h), whose second version has two handles more.
+/// `CUDA_KERNEL_NODE_PARAMS` (cuda.h) in its second version, which adds two handles.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct KernelNode {
@@ -59,17 +59,17 @@ impl Driver {
         Ok(())
     }
 
-    /// Indices of nodes of a graph.
+    /// Returns the indices of nodes of a graph.
     ///
     /// # Safety
     ///
-    /// `nodes` is null or has `count` elements.
+    /// `nodes` is null or valid for reads of `count` handles.
     unsafe fn indices(&self, graph: Handle, nodes: *const Handle, count: usize) -> Result<Vec<usize>, Code> {
         let index = |node: &Handle| {
             let node = self.nodes.get(node).filter(|node| node.graph == graph)?;
             Some(node.index)
         };
-        // SAFETY: as this function's contract says.
+        // SAFETY: the caller guarantees that `nodes` is null or has `count` handles.
         unsafe { array(nodes, count)? }.iter().map(|node| index(node).ok_or(INVALID_VALUE)).collect()
     }
 
@@ -83,7 +83,7 @@ impl Driver {
         Ok(handle)
     }
 
-    /// Gives a node of a graph, or of an executable one made of that graph, other work of its kind.
+    /// Replaces the work of a node of a graph, or of an executable graph made from it, by other work of the same kind.
     fn set_node(&mut self, executable: Option<Handle>, node: Handle, work: Work) -> Result<(), Code> {
         let Node { graph, index } = *self.nodes.get(&node).ok_or(INVALID_HANDLE)?;
         self.graph(executable.unwrap_or(graph), executable.is_some())?;
@@ -96,7 +96,7 @@ impl Driver {
         Ok(())
     }
 
-    /// The nodes of a graph, in the order of its operations; one that was captured gets its handle now.
+    /// Returns the nodes of a graph in the order of its operations. A captured operation gets a node handle here.
     fn nodes_of(&mut self, graph: Handle) -> Result<Vec<Handle>, Code> {
         let count = self.graph(graph, false)?.operations.len();
         let mut handles = Vec::new();
@@ -113,17 +113,17 @@ impl Driver {
         Ok(handles)
     }
 
-    /// Launches by a kernel node's parameters.
+    /// Returns the launch that a kernel node's parameters describe.
     ///
     /// # Safety
     ///
-    /// `parameters` is null, or is as cuda.h says.
+    /// `parameters` is null or valid as cuda.h requires.
     unsafe fn kernel_work(&self, parameters: *const KernelNode) -> Result<Work, Code> {
-        // SAFETY: as this function's contract says.
+        // SAFETY: the caller guarantees that `parameters` is null or valid for reads.
         let node = unsafe { get(parameters)? };
         let function = if node.function == 0 { node.kernel } else { node.function };
         let shape = Shape::plain(node.grid, node.block, node.shared_bytes, 0);
-        // SAFETY: as this function's contract says.
+        // SAFETY: the caller guarantees that the node's parameters are valid as cuda.h requires.
         unsafe { self.prepare(function, &shape, node.parameters, node.extra) }
     }
 
@@ -150,7 +150,7 @@ impl Driver {
         Ok(self.add_graph(Graph { operations, executable: true }))
     }
 
-    /// Gives an executable graph the work of a graph of the same form.
+    /// Replaces the work of an executable graph by the work of a graph of the same form.
     fn update(&mut self, executable: Handle, graph: Handle) -> Result<(), Code> {
         let new = self.graph(graph, false)?.operations.clone();
         let old = &self.graph(executable, true)?.operations;
@@ -178,13 +178,13 @@ fn kind(work: &Work) -> c_int {
     }
 }
 
-/// Copies a list of nodes to where the caller wants it, or says how long it is.
+/// Copies a list of nodes to the caller's array, or stores its length if `nodes` is null.
 ///
 /// # Safety
 ///
-/// `nodes` is null or has room for as many as `count` says.
+/// `count` is null or valid for reads and writes. `nodes` is null or has room for `*count` handles.
 unsafe fn list(handles: &[Handle], nodes: *mut Handle, count: *mut usize) -> Result<(), Code> {
-    // SAFETY: as this function's contract says.
+    // SAFETY: the caller guarantees that `count` is valid and that `nodes` has room for `*count` handles.
     unsafe {
         if nodes.is_null() {
             return put(count, handles.len());
@@ -310,7 +310,7 @@ functions! {
     fn cuGraphAddDependencies(graph: Handle, from: *const Handle, to: *const Handle, count: usize) {
         let mut driver = enter(NAME, Needs::Context)?;
         let (from, to) = (driver.indices(graph, from, count)?, driver.indices(graph, to, count)?);
-        // Nodes are numbered as they were added. An edge backwards could close a circle.
+        // Nodes are numbered in the order of their addition. A backward edge could close a cycle.
         if from.iter().zip(&to).any(|(from, to)| from >= to) { return Err(NOT_SUPPORTED); }
         let graph = driver.graphs.get_mut(&graph).ok_or(INVALID_HANDLE)?;
         let operations = Arc::make_mut(&mut graph.operations);

@@ -1,7 +1,7 @@
 //! Handles.
 
-/// A handle as a program sees it: a number that is looked up, never followed.
+/// A handle as a program sees it: a number that is looked up and never dereferenced.
 pub type Handle = usize;
 
-/// The first handle of an object that was created. Lower ones have a meaning of their own.
+/// Lower bound of the handles of created objects. Lower handles have special meanings.
 pub const FIRST_HANDLE: Handle = 0x1_0000;

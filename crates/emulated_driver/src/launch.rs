@@ -48,12 +48,12 @@ mod attributes {
     pub const DEVICE_UPDATABLE_NODE: c_int = 13;
 }
 
-/// How a launch is asked for.
+/// Requested properties of a launch.
 #[derive(Clone, Copy)]
 pub struct Shape {
     pub grid: [u32; 3],
     pub block: [u32; 3],
-    /// As an attribute asks for; an entry may ask for one itself.
+    /// Cluster size requested by an attribute. The entry itself may require one.
     pub cluster: Option<[u32; 3]>,
     pub shared_bytes: u32,
     pub stream: Handle,
@@ -70,12 +70,12 @@ impl Shape {
     ///
     /// # Safety
     ///
-    /// `config` is null or a configuration whose attributes are as many as it says.
+    /// `config` is null, or valid for reads and has as many attributes as it states.
     pub unsafe fn read(config: *const LaunchConfig) -> Result<Self, Code> {
-        // SAFETY: as this function's contract says.
+        // SAFETY: the caller guarantees that `config` is null or valid for reads.
         let config = unsafe { get(config)? };
         let mut shape = Self::plain(config.grid, config.block, config.shared_bytes, config.stream);
-        // SAFETY: as this function's contract says.
+        // SAFETY: the caller guarantees as many attributes as the configuration states.
         for attribute in unsafe { array(config.attributes, config.attribute_count as usize)? } {
             let [x, y, z] = [attribute.value[0], attribute.value[1], attribute.value[2]];
             match attribute.id {
@@ -87,10 +87,10 @@ impl Shape {
                     return Err(NOT_SUPPORTED);
                 }
                 attributes::DEVICE_UPDATABLE_NODE => {
-                    refusal::once("graph nodes that a device updates (launch attribute 13) are not emulated");
+                    refusal::once("device-updatable graph nodes (launch attribute 13) are not emulated");
                     return Err(NOT_SUPPORTED);
                 }
-                // The others are about speed, or about where memory is.
+                // The other attributes affect speed or memory placement only.
                 _ => {}
             }
         }
@@ -98,11 +98,13 @@ impl Shape {
     }
 }
 
-/// The parameters of a launch, of sizes that the entry declares: an array of addresses, or one buffer of all.
+/// Copies the parameters of a launch, given as an array of addresses or as one buffer. `sizes`: offset and size of each
+/// parameter that the entry declares.
 ///
 /// # Safety
 ///
-/// `parameters` has as many pointers, each to as many bytes; or `extra` is as cuda.h says.
+/// `parameters` has a pointer per entry of `sizes`, valid for reads of that many bytes, or `extra` is valid as cuda.h
+/// requires.
 unsafe fn copy_parameters(
     parameters: *const *const c_void,
     extra: *const *const c_void,
@@ -112,9 +114,9 @@ unsafe fn copy_parameters(
         return Ok(Vec::new());
     }
     if !parameters.is_null() {
-        // SAFETY: as this function's contract says.
+        // SAFETY: the caller guarantees a pointer per entry of `sizes`.
         let parameters = unsafe { array(parameters, sizes.len())? };
-        // SAFETY: as this function's contract says.
+        // SAFETY: the caller guarantees that each pointer is valid for reads of `bytes` bytes.
         let copy = |(from, (_, bytes)): (&*const c_void, &(usize, usize))| unsafe { array(from.cast::<u8>(), *bytes) };
         return parameters.iter().zip(sizes).map(copy).collect();
     }
@@ -124,27 +126,27 @@ unsafe fn copy_parameters(
     // CU_LAUNCH_PARAM_BUFFER_POINTER 1, its size 2, then CU_LAUNCH_PARAM_END 0.
     let (mut buffer, mut length) = (std::ptr::null::<u8>(), 0);
     for at in (0..8).step_by(2) {
-        // SAFETY: the list goes on until its end, which is looked for first.
+        // SAFETY: the caller guarantees a list that ends with CU_LAUNCH_PARAM_END, and the loop stops there.
         match unsafe { *extra.add(at) } as usize {
-            // SAFETY: a pair's second half.
+            // SAFETY: a key other than the end is followed by its value.
             1 => buffer = unsafe { *extra.add(at + 1) }.cast(),
-            // SAFETY: a pair's second half, which leads to a size.
+            // SAFETY: a key other than the end is followed by its value, here the address of a size.
             2 => length = unsafe { get(*extra.add(at + 1).cast::<*const usize>())? },
             _ => break,
         }
     }
-    // SAFETY: the buffer has the length that is given with it.
+    // SAFETY: the caller guarantees that the buffer has the given length.
     let buffer = unsafe { array(buffer, length)? };
     let part = |(at, bytes): &(usize, usize)| Some(buffer.get(*at..at.checked_add(*bytes)?)?.to_vec());
     sizes.iter().map(|size| part(size).ok_or(INVALID_VALUE)).collect()
 }
 
 impl Driver {
-    /// A launch that fits the card and the function, of clusters of the size that is asked for or else the entry's.
+    /// Prepares a launch that fits the GPU and the function. The cluster has the requested size, or the entry's size.
     ///
     /// # Safety
     ///
-    /// The parameters are as [`copy_parameters`] asks.
+    /// `parameters` and `extra` are valid as [`copy_parameters`] requires.
     pub unsafe fn prepare(
         &self,
         function: Handle,
@@ -174,7 +176,7 @@ impl Driver {
             return Err(COOPERATIVE_LAUNCH_TOO_LARGE);
         }
         let name = known.name().to_owned();
-        // SAFETY: as this function's contract says.
+        // SAFETY: the caller guarantees that `parameters` and `extra` are valid for `copy_parameters`.
         let parameters = unsafe { copy_parameters(parameters, extra, &entry.parameters)? };
         let Shape { overlaps, cooperative, .. } = *shape;
         let launch = Launch { code, name, size, shared_bytes, parameters, stream, overlaps, cooperative };

@@ -1,21 +1,23 @@
-//! A `libcuda.so.1` whose card is the PTX emulator, and which is the fake driver of this workspace's tests.
+//! A `libcuda.so.1` whose GPU is the PTX emulator. It is also the fake driver of this workspace's tests.
 //!
-//! Programs on CUDA's public driver API run on it unchanged: `ptx-emulator run` puts it in their way. A handle is a number
-//! that is looked up, so that any call with any handle ends with a `CUresult`. Work in a stream runs as late as streams and
-//! events allow (`queue.rs`), so that a dependency which a program forgets shows. Device memory is the emulator's, and each
-//! launch is checked there (`emulate.rs`). What is not emulated is refused by name (`refused.rs`).
+//! Programs that use CUDA's public driver API run on it unchanged: `ptx-emulator run` loads it in place of the driver.
+//! A handle
+//! is a number that is looked up, so any call with any handle returns a `CUresult`. Work in a stream runs as late as
+//! streams and events allow (`queue.rs`), which exposes dependencies that a program forgot. Device memory belongs to
+//! the
+//! emulator, and each launch is checked there (`emulate.rs`). Calls that are not emulated are refused by name
+//! (`refused.rs`).
 //!
-//! For a test (`for_tests.rs`, used by `fake_cuda`), device memory is the process's own and a kernel is a function of the
-//! test's. It is stricter than a driver where a program's mistake can be seen: handles must be alive, copies must lie
-//! within an allocation, a context must be current, PTX must be for this device, nothing is allocated while a stream
-//! captures. Copies and launches advance a clock, which is an event's time.
+//! In a test (`for_tests.rs`, used by `fake_cuda`), device memory is process memory and a kernel is a function of the
+//! test. To expose mistakes, this mode is stricter than a driver: handles must be alive, copies must lie within an
+//! allocation, a context must be current, PTX must be for this device, and nothing may be allocated while a stream
+//! captures. Copies and launches advance the clock that event times come from.
 //!
-//! A file is a family of calls; `call.rs` is what all have in common. Names and layouts are those of NVIDIA's `cuda.h`
-//! (read in 13.0).
+//! Each file is a family of calls; `call.rs` is shared by all. Names and layouts follow NVIDIA's `cuda.h` of CUDA 13.0.
 
 #![allow(non_snake_case, reason = "the driver's names")]
 #![allow(clippy::too_many_arguments, reason = "the driver's signatures")]
-#![allow(missing_docs, reason = "programs see the C symbols alone, which cuda.h documents")]
+#![allow(missing_docs, reason = "programs see only the C symbols, which cuda.h documents")]
 
 mod alloc;
 mod call;

@@ -1,7 +1,10 @@
-//! The card's memory, page-locked host memory, and who allocated what.
+//! The GPU's memory, page-locked host memory, and their allocations.
 //!
-//! A program's device memory is the emulator's: its addresses are nobody's in this process, and a kernel that leaves an
-//! allocation faults. In tests it is this process's own, since a test's kernel is a function that follows pointers.
+//! Device memory of a program belongs to the emulator. Its addresses are invalid in this process, and a kernel that
+//! leaves an
+//! allocation faults. Device memory of a test is process memory, because a test's kernel is a function that
+//! dereferences
+//! pointers.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,21 +14,21 @@ use ptx_emulator::{Buffer, Device, DeviceConfig};
 use crate::card::{Card, attribute};
 use crate::code::{Code, INVALID_VALUE, OUT_OF_MEMORY};
 
-/// What a device promises for a base address (CUDA programming guide, "Device memory accesses").
+/// Guaranteed alignment of a base address (CUDA programming guide, "Device memory accesses").
 const ALIGNMENT: usize = 256;
-/// A test's fresh memory holds no zeros to rely on.
+/// Byte that fills a test's fresh memory, so that no test can rely on zeros.
 const FRESH: u8 = 0xCD;
 
 /// An allocation of device memory.
 struct Allocation {
     bytes: usize,
-    /// A module's variable: it goes with its module, not by `cuMemFree`.
+    /// `true` for a variable of a module. It is freed with its module and not by `cuMemFree`.
     variable: bool,
 }
 
-/// Where device memory is.
+/// Owner of the device memory.
 enum Place {
-    /// Words by base address.
+    /// The process. Words by base address.
     Process(BTreeMap<u64, Box<[u128]>>),
     Emulator(Box<Device>),
 }
@@ -33,11 +36,11 @@ enum Place {
 /// Page-locked memory of the host.
 pub struct Locked {
     pub bytes: usize,
-    /// What was asked for with it (`CU_MEMHOSTALLOC_…`).
+    /// Flags of the allocation (`CU_MEMHOSTALLOC_…`).
     pub flags: u32,
-    /// The memory, where it is the driver's and not registered by the program.
+    /// The memory, if the driver allocated it. `None`: the program registered its own memory.
     owned: Option<Box<[u128]>>,
-    /// Whether kernels can reach it: it is mapped in the emulator.
+    /// `true` if the memory is mapped in the emulator, so that kernels can access it.
     mapped: bool,
 }
 
@@ -47,9 +50,9 @@ pub struct Memory {
     locked: BTreeMap<usize, Locked>,
     used: usize,
     total: usize,
-    /// How many allocations there have been: a fault names them by number.
+    /// Number of allocations so far. A fault names an allocation by its number.
     count: u64,
-    /// The emulator's addresses so far, from the first allocation to the last.
+    /// Range of the emulator's addresses from the first allocation to the last.
     reach: Range<u64>,
 }
 
@@ -67,7 +70,7 @@ impl Memory {
         Self::new(Place::Emulator(Box::new(Device::new(DeviceConfig { sms }))), card.memory)
     }
 
-    /// The emulator, where it holds this memory.
+    /// Returns the emulator if it owns this memory.
     pub fn emulator(&mut self) -> Option<&mut Device> {
         match &mut self.place {
             Place::Emulator(device) => Some(device),
@@ -75,7 +78,7 @@ impl Memory {
         }
     }
 
-    /// Bytes that are free, and all.
+    /// Returns the number of free bytes and of all bytes.
     pub fn free_and_total(&self) -> (usize, usize) {
         (self.total - self.used, self.total)
     }
@@ -111,7 +114,7 @@ impl Memory {
         Ok(address)
     }
 
-    /// Frees what begins at `address`.
+    /// Frees the allocation that begins at `address`.
     pub fn free(&mut self, address: u64) -> Result<(), Code> {
         let allocation =
             self.allocations.get(&address).filter(|allocation| !allocation.variable).ok_or(INVALID_VALUE)?;
@@ -125,45 +128,47 @@ impl Memory {
         Ok(())
     }
 
-    /// Frees whatever a program has allocated.
+    /// Frees everything that the program has allocated.
     pub fn free_all(&mut self) {
         let all: Vec<u64> = self.allocations.keys().copied().collect();
         for address in all {
-            // Variables stay with their modules.
+            // Freeing a variable fails; it stays with its module.
             let _ = self.free(address);
         }
     }
 
-    /// A module's variable has come to lie in the emulator's memory.
+    /// Registers a module's variable in the emulator's memory.
     pub fn add_variable(&mut self, buffer: Buffer) {
         self.allocations.insert(buffer.address, Allocation { bytes: buffer.bytes as usize, variable: true });
     }
 
-    /// Base address and length of the allocation that holds an address.
+    /// Returns the base address and the size of the allocation that contains an address.
     pub fn allocation_of(&self, address: u64) -> Option<(u64, usize)> {
         let (&base, allocation) = self.allocations.range(..=address).next_back()?;
         (address - base < allocation.bytes as u64).then_some((base, allocation.bytes))
     }
 
-    /// Succeeds where `bytes` from `address` lie within one allocation of the device's.
+    /// Succeeds if `bytes` bytes from `address` lie within one device allocation.
     pub fn within(&self, address: u64, bytes: usize) -> Result<(), Code> {
         let (&base, allocation) = self.allocations.range(..=address).next_back().ok_or(INVALID_VALUE)?;
         let end = base + allocation.bytes as u64;
         if address.checked_add(bytes as u64).is_some_and(|last| last <= end) { Ok(()) } else { Err(INVALID_VALUE) }
     }
 
-    /// Whether an address was an allocation's that has been freed: such a one is nobody's on the host either.
+    /// Whether an address lies in the range of device allocations. Such an address is invalid on the host, even after
+    /// the
+    /// allocation is freed.
     pub fn was_device(&self, address: u64) -> bool {
         self.reach.contains(&address)
     }
 
-    /// Bytes of the device's, which lie within an allocation.
+    /// Reads device memory. Does nothing if the bytes do not lie within an allocation.
     pub fn read(&self, address: u64, out: &mut [u8]) {
         if self.within(address, out.len()).is_err() {
             return;
         }
         match &self.place {
-            // SAFETY: the bytes lie within an allocation of this process, as was just checked.
+            // SAFETY: the check above shows that the bytes lie within an allocation of this process.
             Place::Process(_) => unsafe {
                 std::ptr::copy_nonoverlapping(address as *const u8, out.as_mut_ptr(), out.len());
             },
@@ -173,13 +178,13 @@ impl Memory {
         }
     }
 
-    /// Writes bytes of the device's; nothing where they no longer lie within an allocation.
+    /// Writes device memory. Does nothing if the bytes do not lie within an allocation.
     pub fn write(&mut self, address: u64, data: &[u8]) {
         if self.within(address, data.len()).is_err() {
             return;
         }
         match &mut self.place {
-            // SAFETY: the bytes lie within an allocation of this process, as was just checked.
+            // SAFETY: the check above shows that the bytes lie within an allocation of this process.
             Place::Process(_) => unsafe {
                 std::ptr::copy_nonoverlapping(data.as_ptr(), address as *mut u8, data.len());
             },
@@ -189,7 +194,7 @@ impl Memory {
 
     // ---- Page-locked memory ----
 
-    /// Page-locked memory of the driver's.
+    /// Allocates page-locked memory.
     pub fn allocate_locked(&mut self, bytes: usize, flags: u32) -> Result<usize, Code> {
         let (base, words) = aligned(bytes).ok_or(OUT_OF_MEMORY)?;
         let mapped = self.map(base, bytes);
@@ -197,7 +202,7 @@ impl Memory {
         Ok(base)
     }
 
-    /// Registers a program's own memory; `false` where part of it already is.
+    /// Registers memory of the program. Returns `false` if a part of it is registered already.
     pub fn register(&mut self, base: usize, bytes: usize, flags: u32) -> bool {
         let end = base.saturating_add(bytes);
         if self.locked.range(..end).next_back().is_some_and(|(other, locked)| other + locked.bytes > base) {
@@ -208,7 +213,7 @@ impl Memory {
         true
     }
 
-    /// Lets kernels reach host memory at its own address.
+    /// Makes host memory accessible to kernels at its own address.
     fn map(&mut self, base: usize, bytes: usize) -> bool {
         match &mut self.place {
             Place::Process(_) => false,
@@ -220,7 +225,7 @@ impl Memory {
         }
     }
 
-    /// Takes page-locked memory away that begins at `base` and is the driver's own or a registered one.
+    /// Removes the page-locked memory that begins at `base`. `owned`: it was allocated by the driver, not registered.
     pub fn remove_locked(&mut self, base: usize, owned: bool) -> Result<(), Code> {
         let locked = self.locked.get(&base).filter(|locked| locked.owned.is_some() == owned).ok_or(INVALID_VALUE)?;
         if let (true, bytes, Place::Emulator(device)) = (locked.mapped, locked.bytes as u64, &mut self.place) {
@@ -230,24 +235,25 @@ impl Memory {
         Ok(())
     }
 
-    /// The page-locked memory that an address lies in, and its base.
+    /// Returns the page-locked memory that contains an address, and its base.
     pub fn locked(&self, address: usize) -> Option<(usize, &Locked)> {
         let (&base, locked) = self.locked.range(..=address).next_back()?;
         (address - base < locked.bytes.max(1)).then_some((base, locked))
     }
 
-    /// Fails unless the bytes lie within one piece of page-locked memory.
+    /// Succeeds if the bytes lie within one piece of page-locked memory.
     pub fn within_locked(&self, address: usize, bytes: usize) -> Result<(), Code> {
         let (base, locked) = self.locked(address).ok_or(INVALID_VALUE)?;
         if bytes <= locked.bytes.saturating_sub(address - base) { Ok(()) } else { Err(INVALID_VALUE) }
     }
 
-    /// Shows kernels what the host's page-locked memory holds; the bytes, to compare with afterwards.
+    /// Copies the contents of page-locked memory to the emulator, and returns them for a later comparison.
     pub fn show_locked(&mut self) -> Vec<(usize, Vec<u8>)> {
         let Place::Emulator(device) = &mut self.place else { return Vec::new() };
         let mapped = self.locked.iter().filter(|(_, locked)| locked.mapped);
         let copy = mapped.map(|(&base, locked)| {
-            // SAFETY: the driver's own memory, or a program's that it has registered and must keep until it unregisters it.
+            // SAFETY: the memory belongs to the driver, or the program registered it and must keep it until it
+            // unregisters it.
             let bytes = unsafe { std::slice::from_raw_parts(base as *const u8, locked.bytes) }.to_vec();
             device.write(Buffer { address: base as u64, bytes: bytes.len() as u64 }, 0, &bytes);
             (base, bytes)
@@ -255,14 +261,14 @@ impl Memory {
         copy.collect()
     }
 
-    /// Brings what a kernel has changed of page-locked memory to the host, and nothing else.
+    /// Copies the bytes of page-locked memory that a kernel has changed to the host, and no other bytes.
     pub fn fetch_locked(&mut self, before: Vec<(usize, Vec<u8>)>) {
         let Place::Emulator(device) = &mut self.place else { return };
         for (base, before) in before {
             let after = device.download::<u8>(Buffer { address: base as u64, bytes: before.len() as u64 });
             for (at, (new, old)) in after.iter().zip(&before).enumerate() {
                 if new != old {
-                    // SAFETY: as in `show_locked`; the driver's lock has been held since.
+                    // SAFETY: as in `show_locked`, the memory is alive; the driver's lock has been held since then.
                     unsafe { ((base + at) as *mut u8).write(*new) };
                 }
             }
@@ -270,9 +276,10 @@ impl Memory {
     }
 }
 
-/// `bytes` of this process at a multiple of [`ALIGNMENT`]: the base address, and the memory to keep.
+/// Allocates `bytes` in this process at a multiple of [`ALIGNMENT`]. Returns the base address and the memory that holds
+/// it.
 fn aligned(bytes: usize) -> Option<(usize, Box<[u128]>)> {
-    // Over-aligned by hand: the address is aligned, the box is the memory behind it.
+    // The box has room to align the address by hand.
     let words = bytes.checked_add(ALIGNMENT)?.div_ceil(16);
     let mut memory = Vec::new();
     memory.try_reserve_exact(words).ok()?;

@@ -1,4 +1,4 @@
-//! Modules and libraries, and the variables in them.
+//! Modules and libraries, and their variables.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::path::Path;
@@ -19,13 +19,14 @@ use crate::state::Driver;
 const JIT_ERROR_LOG_BUFFER: c_int = 5;
 const JIT_ERROR_LOG_BYTES: c_int = 6;
 
-/// Leaves the compiler's words where the caller wants them.
+/// Writes the compiler's message to the caller's log buffer.
 ///
 /// # Safety
 ///
-/// The arrays have `count` elements, and the buffer has the size that is given with it.
+/// - `options` and `values` are null or have `count` elements.
+/// - The buffer has the size that is given with it.
 unsafe fn complain(words: &str, count: usize, options: *const c_int, values: *const *mut c_char) {
-    // SAFETY: as this function's contract says.
+    // SAFETY: the caller guarantees that both arrays have `count` elements.
     let (Ok(options), Ok(values)) = (unsafe { array(options, count) }, unsafe { array(values, count) }) else { return };
     let value = |wanted| options.iter().position(|option| *option == wanted).map(|at| values[at]);
     let (Some(buffer), room) =
@@ -37,7 +38,7 @@ unsafe fn complain(words: &str, count: usize, options: *const c_int, values: *co
         return;
     }
     let bytes = &words.as_bytes()[..words.len().min(room - 1)];
-    // SAFETY: the buffer has `room` bytes.
+    // SAFETY: the caller guarantees that the buffer has `room` bytes.
     unsafe {
         std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), buffer, bytes.len());
         *buffer.add(bytes.len()) = 0;
@@ -49,7 +50,7 @@ impl Driver {
     ///
     /// # Safety
     ///
-    /// As [`code`]'s, and [`complain`]'s.
+    /// `image` is valid as [`code`] requires, and the other arguments as [`complain`] requires.
     unsafe fn load(
         &mut self,
         image: *const u8,
@@ -60,10 +61,10 @@ impl Driver {
         if image.is_null() {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: as this function's contract says.
+        // SAFETY: the caller guarantees that `image` is valid for `code`.
         let result = unsafe { code(image, self.card.capability()) };
         let code = result.map_err(|(code, words)| {
-            // SAFETY: as this function's contract says.
+            // SAFETY: the caller guarantees that the arrays and the buffer are valid for `complain`.
             unsafe { complain(&words, count, options, values) };
             if self.test.is_none() {
                 refusal::once(&words);
@@ -79,16 +80,16 @@ impl Driver {
         Ok(handle)
     }
 
-    /// As [`Self::load`], of a file.
+    /// Loads a file as a module or a library.
     fn load_file(&mut self, path: &Path) -> Result<Handle, ErrorCode> {
         let mut bytes = std::fs::read(path).map_err(|_| FILE_NOT_FOUND)?;
-        // PTX in a file need not end with a NUL; and no header is read past the end.
+        // PTX in a file need not end with a NUL, and a header must not be read past the end.
         bytes.extend([0; 64]);
         let size = bytes.first_chunk::<16>().and_then(fatbin::size);
         if size.is_some_and(|size| size > bytes.len()) || bytes.starts_with(&fatbin::WRAPPER.to_le_bytes()) {
             return Err(INVALID_IMAGE);
         }
-        // SAFETY: the bytes end with NULs, a fat binary is as long as it says, and wrappers were just refused.
+        // SAFETY: the bytes end with NULs, a fat binary has the size that it states, and wrappers are refused above.
         unsafe { self.load(bytes.as_ptr(), 0, std::ptr::null(), std::ptr::null()) }
     }
 
@@ -98,7 +99,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Address and length of a variable.
+    /// Returns the address and the size of a variable.
     fn variable(&mut self, module: Handle, name: &str) -> Result<(u64, usize), ErrorCode> {
         let code = self.modules.get(&module).ok_or(INVALID_HANDLE)?.code.clone().ok_or(NOT_FOUND)?;
         let module = code.decoded().map_err(|words| {

@@ -1,4 +1,4 @@
-//! What handles lead to, and what a test asks of the driver.
+//! Objects behind handles, and a test's settings of the driver.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
@@ -11,21 +11,22 @@ use crate::queue::Operation;
 use crate::refusal;
 use crate::work::Launch;
 
-/// Registers of a thread: what only `ptxas` knows. A full multiprocessor of threads has 32 each.
+/// Registers per thread if the PTX does not state them; only `ptxas` knows the number. An SM full of threads has 32
+/// each.
 const REGISTERS_UNKNOWN: u32 = 32;
 const MAX_THREADS: u32 = 1024;
 
-/// A context, or the primary one.
+/// A created context or the primary one.
 #[derive(Default)]
 pub struct Context {
-    /// How often it is retained; a created one is once.
+    /// Number of times that it is retained. 1 for a created context.
     pub users: usize,
     pub flags: c_uint,
 }
 
 /// A module or a library.
 pub struct Module {
-    /// Nothing where it is machine code, which a test may load and never launch.
+    /// `None`: the module is machine code, which a test may load but not launch.
     pub code: Option<Arc<Code>>,
 }
 
@@ -33,16 +34,16 @@ pub struct Module {
 pub struct Function {
     pub module: Handle,
     pub name: CString,
-    /// Nothing where the module is machine code.
+    /// `None`: the module is machine code.
     pub code: Option<Arc<Code>>,
-    /// Dynamic shared memory that a launch may ask for.
+    /// Maximum dynamic shared memory of a launch in bytes.
     pub shared_bytes: u32,
     pub non_portable_cluster: bool,
-    /// Attributes that are kept and change nothing here.
+    /// Attributes that are stored and have no effect.
     pub hints: [c_int; 2],
 }
 
-/// What is known of a kernel before it runs.
+/// Properties of a kernel that are known before it runs.
 pub struct Facts {
     pub static_shared: u32,
     pub local_bytes: u32,
@@ -57,7 +58,8 @@ impl Function {
         self.name.to_str().unwrap_or_default()
     }
 
-    /// What is known of it before it runs; little in a test, which never runs it.
+    /// Returns the properties that are known before the kernel runs. A test gets defaults, because it does not run the
+    /// PTX.
     pub fn facts(&self, of_a_test: bool) -> Result<Facts, ErrorCode> {
         let Some(code) = self.code.as_ref().filter(|_| !of_a_test) else {
             let (static_shared, local_bytes, max_threads) = (0, 0, MAX_THREADS);
@@ -81,33 +83,33 @@ impl Function {
     }
 }
 
-/// A graph, or an executable one.
+/// A graph or an executable graph.
 pub struct Graph {
     pub operations: Arc<Vec<Operation>>,
     pub executable: bool,
 }
 
-/// A node that a program has added to a graph.
+/// A node of a graph that has a handle.
 #[derive(Clone, Copy)]
 pub struct Node {
     pub graph: Handle,
     pub index: usize,
 }
 
-/// A test's kernel: the entry's name, grid, block and cluster, shared memory, the stream, the parameters.
+/// A test's kernel. Arguments: entry's name, grid, block and cluster, shared memory, stream, parameters.
 pub type Kernel = extern "C" fn(*const c_char, *const c_uint, c_uint, Handle, *const *const c_void);
 
-/// A test's part of the driver.
+/// A test's settings and records.
 #[derive(Default)]
 pub struct Test {
     pub calls: Vec<String>,
     pub failures: HashMap<String, ErrorCode>,
-    /// What a launch does.
+    /// Function that a launch calls.
     pub kernel: Option<Kernel>,
 }
 
 impl Test {
-    /// Writes a call down, and fails it if that was asked for.
+    /// Records a call, and fails it if the test requested that.
     pub fn note(&mut self, name: &str) -> Result<(), ErrorCode> {
         let questions = ["cuDeviceGet", "cuDeviceTotalMem", "cuDriverGet", "cuCtxGet", "cuGetError"];
         if !questions.iter().any(|question| name.starts_with(question)) {
@@ -117,7 +119,7 @@ impl Test {
     }
 }
 
-/// Calls a test's kernel.
+/// Calls the kernel of a test.
 pub fn call(kernel: Kernel, launch: &Launch) {
     let parameters: Vec<_> = launch.parameters.iter().map(|bytes| bytes.as_ptr().cast()).collect();
     let name = CString::new(launch.name.as_str()).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What `ptx-emulator run` asks of the driver, by environment variables.
+//! Options that `ptx-emulator run` passes to the driver in environment variables.
 
 use std::env;
 use std::path::PathBuf;
@@ -13,22 +13,22 @@ pub struct Options {
     pub schedule: Schedule,
     /// Hazards that are not reported.
     pub allow: Vec<Allow>,
-    /// Go on behind hazards.
+    /// Continue after hazards.
     pub keep_going: bool,
     /// Look for races of a grid in global memory.
     pub global_races: bool,
-    /// The card by whose clock launches run, if one was named.
+    /// GPU whose clock launches run by. `None`: no clock.
     pub clock: Option<ptx_emulator::Card>,
-    /// With a clock: leave out arithmetic that no control flow depends on.
+    /// With a clock: skip arithmetic that no control flow depends on.
     pub no_values: bool,
-    /// Where each launch is written down, a line of JSON each.
+    /// File that receives a line of JSON per launch.
     pub log: Option<PathBuf>,
 }
 
 impl Options {
-    /// `PTX_EMULATOR_GPU`, `_LEVEL`, `_SCHEDULE`, `_ALLOW`, `_KEEP_GOING`, `_NO_GLOBAL_RACES`, `_TIMED`,
-    /// `_CONSTANTS`, `_NO_VALUES`, `_LOG`. What is missing, or cannot be read, is as it is by default; the
-    /// command has checked them.
+    /// Reads `PTX_EMULATOR_GPU`, `_LEVEL`, `_SCHEDULE`, `_ALLOW`, `_KEEP_GOING`, `_NO_GLOBAL_RACES`, `_TIMED`,
+    /// `_CONSTANTS`,
+    /// `_NO_VALUES`, `_LOG`. A variable that is missing or invalid gets its default; the command has validated them.
     pub fn from_environment() -> Self {
         let variable = |name: &str| env::var(format!("PTX_EMULATOR_{name}")).ok();
         Self {

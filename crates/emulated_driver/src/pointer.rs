@@ -1,4 +1,4 @@
-//! Values behind a caller's pointers; for the driver and the runtime alike (`emulated_runtime` includes this file).
+//! Access through a caller's pointers. `emulated_runtime` includes this file too.
 
 use std::ffi::c_int;
 
@@ -9,25 +9,25 @@ const INVALID_VALUE: c_int = 1;
 ///
 /// # Safety
 ///
-/// `to` is null or writable.
+/// `to` is null or valid for a write.
 pub unsafe fn put<T>(to: *mut T, value: T) -> Result<(), c_int> {
     if to.is_null() {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: not null, so writable, as this function's contract says.
+    // SAFETY: `to` is not null, so the caller guarantees that it is valid for a write.
     unsafe { to.write_unaligned(value) };
     Ok(())
 }
 
-/// Reads what the caller's pointer leads to.
+/// Reads a value through the caller's pointer.
 ///
 /// # Safety
 ///
-/// `from` is null or leads to a `T`.
+/// `from` is null or valid for a read of a `T`.
 pub unsafe fn get<T: Copy>(from: *const T) -> Result<T, c_int> {
     if from.is_null() {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: not null, so a `T`, as this function's contract says.
+    // SAFETY: `from` is not null, so the caller guarantees that it is valid for a read of a `T`.
     Ok(unsafe { from.read_unaligned() })
 }

@@ -6,7 +6,7 @@ use crate::call::{functions, put, text};
 use crate::code::{INVALID_VALUE, NOT_FOUND};
 use crate::{alloc, context, copy, device, function, graph, launch, module, refused, stream, tensor_map};
 
-/// The address of an exported function.
+/// Returns the address of an exported function.
 fn exported(name: &str) -> Option<*const c_void> {
     let files: [fn(&str) -> Option<*const c_void>; 13] = [
         alloc::find,
@@ -26,8 +26,9 @@ fn exported(name: &str) -> Option<*const c_void> {
     files.into_iter().find_map(|find| find(name))
 }
 
-/// The newest form of a function that a program of `version` may call. Almost all forms behind the first are for larger
-/// addresses and are all there is here.
+/// Returns the newest form of a function that a program of `version` may call. Most forms after the first are for
+/// larger
+/// addresses, and only those exist here.
 fn newest(name: &str, version: c_int) -> Option<*const c_void> {
     match (name, version) {
         ("cuCtxCreate", ..13_000) => return exported("cuCtxCreate_v2"),
@@ -38,18 +39,18 @@ fn newest(name: &str, version: c_int) -> Option<*const c_void> {
     ["_v4", "_v3", "_v2", ""].into_iter().find_map(|form| exported(&format!("{name}{form}")))
 }
 
-/// Looks a function up: `CU_GET_PROC_ADDRESS_SUCCESS`, `_SYMBOL_NOT_FOUND` in `status`.
+/// Looks up a function. Stores `CU_GET_PROC_ADDRESS_SUCCESS` or `_SYMBOL_NOT_FOUND` in `status`.
 ///
 /// # Safety
 ///
-/// As `cuGetProcAddress`.
+/// The pointers are valid as `cuGetProcAddress` requires.
 unsafe fn look_up(
     symbol: *const c_char,
     address: *mut *const c_void,
     version: c_int,
     status: *mut c_int,
 ) -> Result<(), crate::code::Code> {
-    // SAFETY: as this function's contract says.
+    // SAFETY: the caller guarantees that each pointer is null or valid.
     unsafe {
         let found = newest(&text(symbol)?, version);
         if address.is_null() {

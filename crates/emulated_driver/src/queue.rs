@@ -1,7 +1,7 @@
-//! Work that was given to streams and has not run yet, its order, and what a stream captures.
+//! Queued work of streams, its order, and captures.
 //!
-//! Nothing runs before something waits for it. Then only that runs which must come before it. Where an order is free, the
-//! work of other streams runs first, so that a dependency which a program forgets shows in what it computes.
+//! Nothing runs before something waits for it. Then only the work that must precede it runs. If an order is free, work
+//! of other streams runs first, so that a dependency which a program forgot changes the results.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,11 +13,11 @@ use crate::code::{
 use crate::handle::{FIRST_HANDLE, Handle};
 use crate::work::Work;
 
-/// The number of an operation, in the queue or in a capture.
+/// Number of an operation in the queue or in a capture.
 pub type Index = usize;
 
-/// Work, and the operations that must come before it. They run in their order here, which is the one that a program expects
-/// least.
+/// Work, and the operations that must precede it. The operations run in the order of `after`, which is the order that a
+/// program expects least.
 #[derive(Clone)]
 pub struct Operation {
     pub work: Work,
@@ -32,10 +32,10 @@ struct Stream {
     capture: Option<Part>,
 }
 
-/// A stream's part of a capture.
+/// Part that a stream has in a capture.
 #[derive(Clone)]
 struct Part {
-    /// The stream where it began.
+    /// The stream on which the capture began.
     origin: Handle,
     last: Option<Index>,
 }
@@ -43,50 +43,51 @@ struct Part {
 #[derive(Default)]
 struct Event {
     recorded: Option<Recorded>,
-    /// When it passed.
+    /// Time at which the event passed. `None`: it has not passed.
     time: Option<u64>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
 enum Recorded {
     Queued(Index),
-    /// In the capture that began on this stream, behind this operation if there is one.
+    /// In the capture that began on this stream, after this operation if there is one.
     Captured(Handle, Option<Index>),
 }
 
-/// The null stream; `CU_STREAM_LEGACY` is another name for it.
+/// The null stream. `CU_STREAM_LEGACY` is another handle of it.
 pub const NULL: Handle = 0;
 const LEGACY: Handle = 1;
 /// `CU_STREAM_PER_THREAD`.
 const PER_THREAD: Handle = 2;
-/// Threads' own streams have handles of their own here, which no program sees; created ones come behind.
+/// Per-thread streams have internal handles here, which no program sees. Handles of created streams are larger.
 const FIRST_PER_THREAD: Handle = 0x10;
 const FIRST_CREATED: Handle = FIRST_HANDLE;
 
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// The thread's number, for its own stream. Handles of created streams begin far above.
+    /// Number of the thread, for its own stream. It stays below the handles of created streams.
     static THREAD: usize = THREADS.fetch_add(1, Ordering::Relaxed) % (FIRST_CREATED - FIRST_PER_THREAD);
 }
 
 #[derive(Default)]
 pub struct Queue {
-    /// What has not been forgotten: operation `first` and those after it. A `None` has run.
+    /// Operations from number `first` on. `None`: the operation has run.
     operations: VecDeque<Option<Operation>>,
     first: Index,
     streams: BTreeMap<Handle, Stream>,
     events: BTreeMap<Handle, Event>,
-    /// What is being captured, by the stream where it began.
+    /// Captures by the stream on which they began.
     captures: BTreeMap<Handle, Capture>,
 }
 
-/// The operations that must run before `targets` are done, in order. `after` tells what comes directly before one, and
-/// nothing for one that has run.
+/// Returns the operations that must run for `targets` to be done, in order. `after` returns the direct predecessors of
+/// an
+/// operation, or `None` if it has run.
 fn order<'q>(targets: impl IntoIterator<Item = Index>, after: impl Fn(Index) -> Option<&'q [Index]>) -> Vec<Index> {
     let (mut seen, mut found) = (BTreeSet::new(), Vec::new());
     for target in targets {
-        // Without recursion: a stream may have been given a million operations.
+        // No recursion: a stream may hold a million operations.
         let mut path: Vec<(Index, &[Index])> = Vec::new();
         let enter = |index, seen: &mut BTreeSet<Index>| {
             after(index).filter(|_| seen.insert(index)).map(|before| (index, before))
@@ -105,31 +106,31 @@ fn order<'q>(targets: impl IntoIterator<Item = Index>, after: impl Fn(Index) -> 
     found
 }
 
-/// As [`order`], of a graph or a capture, where nothing has run.
+/// Returns the order for operations of a graph or a capture, where nothing has run.
 fn order_of(operations: &[Operation], targets: impl IntoIterator<Item = Index>) -> Vec<Index> {
     order(targets, |index| operations.get(index).map(|operation| &operation.after[..]))
 }
 
-/// All operations of a graph, in order; the latest first where possible.
+/// Returns all operations of a graph in order, the latest first if possible.
 pub fn order_of_graph(operations: &[Operation]) -> Vec<Index> {
     order_of(operations, (0..operations.len()).rev())
 }
 
-/// A capture under way.
+/// A capture in progress.
 struct Capture {
     operations: Vec<Operation>,
-    /// `CU_STREAM_CAPTURE_MODE_RELAXED`: calls that cannot be captured are not refused.
+    /// `CU_STREAM_CAPTURE_MODE_RELAXED`: calls that cannot be captured are allowed during the capture.
     relaxed: bool,
     id: u64,
 }
 
 impl Queue {
-    /// A device's, with its null stream.
+    /// Creates the queue of a device with its null stream.
     pub fn new() -> Self {
         Self { streams: BTreeMap::from([(NULL, Stream::default())]), ..Self::default() }
     }
 
-    /// Streams that were created, and events.
+    /// Number of created streams and events.
     pub fn live_objects(&self) -> usize {
         self.streams.keys().filter(|handle| **handle >= FIRST_CREATED).count() + self.events.len()
     }
@@ -138,7 +139,7 @@ impl Queue {
         self.streams.insert(handle, Stream { non_blocking, priority, ..Stream::default() });
     }
 
-    /// Takes a stream away. What it was given still runs.
+    /// Removes a stream. Its queued work still runs.
     pub fn remove_stream(&mut self, handle: Handle) -> Result<(), Code> {
         if handle < FIRST_CREATED {
             return Err(INVALID_HANDLE);
@@ -151,7 +152,7 @@ impl Queue {
                 .for_each(|other| other.capture = None);
         }
         if let (false, Some(last)) = (stream.non_blocking, stream.last) {
-            // The null stream went behind it, and still does.
+            // The null stream had to wait for this stream's work, and still has to.
             self.push_after(NULL, Work::Join, vec![last])?;
         }
         Ok(())
@@ -165,7 +166,7 @@ impl Queue {
         self.events.remove(&handle).map(drop).ok_or(INVALID_HANDLE)
     }
 
-    /// The handle that a stream is known by here: the null stream's, a thread's own, or the one given.
+    /// Returns the internal handle of a stream: the null stream's, a per-thread stream's, or the given one.
     fn resolve(&mut self, handle: Handle) -> Handle {
         match handle {
             LEGACY => NULL,
@@ -183,25 +184,26 @@ impl Queue {
         self.streams.get_mut(&handle).ok_or(INVALID_HANDLE)
     }
 
-    /// Whether a stream was created non-blocking, and its priority.
+    /// Returns whether a stream is non-blocking, and its priority.
     pub fn properties(&mut self, handle: Handle) -> Result<(bool, i32), Code> {
         self.stream(handle).map(|stream| (stream.non_blocking, stream.priority))
     }
 
-    /// The number of the capture that a stream takes part in.
+    /// Returns the number of the capture that a stream takes part in.
     pub fn capture_of(&mut self, handle: Handle) -> Result<Option<u64>, Code> {
         let origin = self.stream(handle)?.capture.as_ref().map(|part| part.origin);
         Ok(origin.and_then(|origin| Some(self.captures.get(&origin)?.id)))
     }
 
-    /// Fails if a stream captures. For calls that must not be made then, since they cannot be captured.
+    /// Fails if a stream captures. For calls that cannot be captured.
     pub fn check_nothing_captured(&self) -> Result<(), Code> {
         let strict = self.captures.values().any(|capture| !capture.relaxed);
         if strict { Err(STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
     }
 
-    /// Gives work to a stream, after the operations `others`. Those run before the stream's own earlier work where they can.
-    /// The operation's number, in the stream's capture if it captures.
+    /// Queues work on a stream, after the operations `others`. These run before the stream's earlier work if possible.
+    /// Returns
+    /// the operation's number, in the stream's capture if the stream captures.
     pub fn push_after(&mut self, handle: Handle, work: Work, others: Vec<Index>) -> Result<Index, Code> {
         let handle = self.resolve(handle);
         let mut after = others;
@@ -216,8 +218,9 @@ impl Queue {
             return Ok(index);
         }
         after.extend(stream.last);
-        // The null stream waits for all streams but the non-blocking ones, and those wait for it (CUDA driver API, "Stream
-        // synchronization behavior").
+        // The null stream waits for all blocking streams, and they wait for it (CUDA driver API, "Stream
+        // synchronization
+        // behavior").
         let non_blocking = stream.non_blocking;
         let implied = self.streams.iter().filter(|(other, stream)| match handle {
             NULL => !stream.non_blocking,
@@ -231,7 +234,7 @@ impl Queue {
         Ok(index)
     }
 
-    /// Gives work to a stream.
+    /// Queues work on a stream.
     pub fn push(&mut self, handle: Handle, work: Work) -> Result<(), Code> {
         self.push_after(handle, work, Vec::new()).map(drop)
     }
@@ -248,7 +251,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Has a stream wait for an event. One that waits for an event of a capture takes part in it from then on.
+    /// Makes a stream wait for an event. A stream that waits for an event of a capture joins the capture.
     pub fn wait(&mut self, stream: Handle, event: Handle) -> Result<(), Code> {
         let recorded = self.events.get(&event).ok_or(INVALID_HANDLE)?.recorded;
         let captures = self.stream(stream)?.capture.as_ref().map(|part| part.origin);
@@ -266,7 +269,7 @@ impl Queue {
         }
     }
 
-    /// When an event passed.
+    /// Returns the time at which an event passed.
     pub fn time(&self, event: Handle) -> Result<u64, Code> {
         let event = self.events.get(&event).ok_or(INVALID_HANDLE)?;
         event.recorded.ok_or(INVALID_HANDLE)?;
@@ -283,7 +286,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Ends a capture. All of its streams must have been joined to the one where it began.
+    /// Ends a capture. All of its streams must have been joined to the stream on which it began.
     pub fn end_capture(&mut self, origin: Handle) -> Result<Vec<Operation>, Code> {
         let origin = self.resolve(origin);
         let operations = self.captures.remove(&origin).ok_or(STREAM_CAPTURE_UNMATCHED)?.operations;
@@ -298,13 +301,13 @@ impl Queue {
         if all_joined { Ok(operations) } else { Err(STREAM_CAPTURE_UNJOINED) }
     }
 
-    /// What comes directly before an operation that has not run.
+    /// Returns the direct predecessors of an operation. `None`: the operation has run.
     fn waits(&self, index: Index) -> Option<&[Index]> {
         let operation = self.operations.get(index.checked_sub(self.first)?)?.as_ref()?;
         Some(&operation.after)
     }
 
-    /// What must run before a stream is empty.
+    /// Returns the operations that must run before a stream is empty.
     pub fn before_end_of(&mut self, handle: Handle) -> Result<Vec<Index>, Code> {
         let handle = self.resolve(handle);
         let stream = self.streams.get(&handle).ok_or(INVALID_HANDLE)?;
@@ -316,12 +319,12 @@ impl Queue {
         Ok(order(last, |index| self.waits(index)))
     }
 
-    /// What must run for an operation to be done, itself included.
+    /// Returns the operations that must run for an operation to be done, including itself.
     pub fn up_to(&self, index: Index) -> Vec<Index> {
         order([index], |index| self.waits(index))
     }
 
-    /// What must run before an event has passed.
+    /// Returns the operations that must run before an event has passed.
     pub fn before(&self, event: Handle) -> Result<Vec<Index>, Code> {
         match self.events.get(&event).ok_or(INVALID_HANDLE)?.recorded {
             None => Ok(Vec::new()),
@@ -330,12 +333,12 @@ impl Queue {
         }
     }
 
-    /// All that has not run, the latest first where possible.
+    /// Returns all operations that have not run, the latest first if possible.
     pub fn all(&self) -> Vec<Index> {
         order((self.first..self.first + self.operations.len()).rev(), |index| self.waits(index))
     }
 
-    /// An operation's work; it counts as done. Nothing where it has run.
+    /// Takes the work of an operation, which then counts as done. `None`: it has run.
     pub fn take(&mut self, index: Index) -> Option<Work> {
         let operation = self.operations.get_mut(index.checked_sub(self.first)?)?.take();
         while let Some(None) = self.operations.front() {
@@ -345,13 +348,13 @@ impl Queue {
         operation.map(|operation| operation.work)
     }
 
-    /// Forgets all that has not run: a kernel has faulted, and the context with it.
+    /// Drops all queued operations, after a kernel's fault.
     pub fn clear(&mut self) {
         self.first += self.operations.len();
         self.operations.clear();
     }
 
-    /// An event passes, unless it has been recorded again.
+    /// Sets the time of an event, unless it has been recorded again.
     pub fn pass(&mut self, event: Handle, index: Index, now: u64) {
         if let Some(event) = self.events.get_mut(&event)
             && event.recorded == Some(Recorded::Queued(index))
@@ -366,7 +369,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_stream_was_given_runs_though_the_stream_is_gone() {
+    fn work_of_a_removed_stream_still_runs() {
         let mut queue = Queue::new();
         queue.add_stream(FIRST_CREATED, false, 0);
         let index = queue.push_after(FIRST_CREATED, Work::Join, Vec::new()).unwrap();

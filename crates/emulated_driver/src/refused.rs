@@ -4,7 +4,7 @@ use crate::call::{Needs, enter, functions};
 use crate::code::NOT_SUPPORTED;
 use crate::refusal::once;
 
-/// Functions of one family, all refused for the same reason. Their arguments are not looked at.
+/// Defines the functions of families, each refused with its family's reason. The arguments are ignored.
 macro_rules! refused {
     ($($family:literal: $($name:ident)*;)*) => {
         functions! {
@@ -70,7 +70,7 @@ refused! {
         cuDevSmResourceSplit cuDevSmResourceSplitByCount cuDeviceGetDevResource cuDeviceGetExecAffinitySupport
         cuGreenCtxCreate cuGreenCtxDestroy cuGreenCtxGetDevResource cuGreenCtxGetId cuGreenCtxRecordEvent
         cuGreenCtxStreamCreate cuGreenCtxWaitEvent cuStreamGetDevResource cuStreamGetGreenCtx;
-    "memory shared between processes are not emulated":
+    "memory shared between processes is not emulated":
         cuDestroyExternalMemory cuDestroyExternalSemaphore cuDeviceGetCliqueCount cuDeviceGetCliqueInfo
         cuExternalMemoryGetMappedBuffer cuFabricCpyBatchAsync cuGraphAddExternalSemaphoresSignalNode
         cuGraphAddExternalSemaphoresWaitNode cuGraphExecExternalSemaphoresSignalNodeSetParams

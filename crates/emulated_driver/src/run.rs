@@ -1,4 +1,4 @@
-//! Queued work, done when something waits for it.
+//! Runs queued work when something waits for it.
 
 use std::cell::Cell;
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
@@ -9,12 +9,12 @@ use crate::queue::{Index, Queue, order_of_graph};
 use crate::state::{Driver, driver};
 use crate::work::{HostFunction, Launch, Work};
 
-/// Nanoseconds on the device's clock.
+/// Durations of a copy and of a launch on the device's clock, in nanoseconds.
 const COPY_TIME: u64 = 1_000_000;
 const LAUNCH_TIME: u64 = 250_000;
 
 thread_local! {
-    /// Whether this thread is in a host function, which must not call the driver (CUDA driver API, cuLaunchHostFunc).
+    /// Whether this thread runs a host function, which must not call the driver (CUDA driver API, cuLaunchHostFunc).
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -22,13 +22,13 @@ pub fn inside_host_function() -> bool {
     IN_HOST_FUNCTION.try_with(Cell::get).unwrap_or(false)
 }
 
-/// Runs queued operations in an order.
+/// Runs queued operations in the given order.
 ///
 /// # Errors
 ///
-/// Why there is no such order; or the code of a kernel's fault.
+/// The reason why there is no such order, or the code of a kernel's fault.
 pub fn run(order: impl FnOnce(&mut Queue) -> Result<Vec<Index>, Code>) -> Result<(), Code> {
-    // One thread at a time: an operation that another thread has taken must be over before what comes behind it.
+    // One thread at a time: an operation that another thread has taken must end before the operations after it.
     static RUNNING: Mutex<()> = Mutex::new(());
     if inside_host_function() {
         return Err(NOT_PERMITTED);
@@ -49,13 +49,14 @@ pub fn run(order: impl FnOnce(&mut Queue) -> Result<Vec<Index>, Code>) -> Result
     driver().lost.map_or(Ok(()), Err)
 }
 
-/// Runs all that has been queued.
+/// Runs all queued work.
 pub fn everything() -> Result<(), Code> {
     run(|queue| Ok(queue.all()))
 }
 
-/// Gives a stream a function of the host, and runs what comes before it and the function, if that is a program's: its threads may
-/// wait for the function without the driver. They may take the stream away meanwhile.
+/// Queues a host function on a stream. In a program, also runs the work before it and the function: the program's
+/// threads may
+/// wait for the function without calling the driver. Meanwhile they may destroy the stream.
 pub fn host_function(
     mut driver: MutexGuard<'static, Driver>,
     stream: Handle,
@@ -67,19 +68,19 @@ pub fn host_function(
     if later { Ok(()) } else { run(|queue| Ok(queue.up_to(index))) }
 }
 
-/// Has what is still queued run when the program ends.
+/// Makes the queued work run when the program ends.
 pub fn at_exit() {
     static ONCE: Once = Once::new();
     extern "C" fn run_all() {
         let _ = std::panic::catch_unwind(everything);
     }
-    // SAFETY: the function is in this library, which is never closed by a program that has called it.
+    // SAFETY: the function is in this library, which a program that has called it never closes.
     ONCE.call_once(|| unsafe {
         libc::atexit(run_all);
     });
 }
 
-/// Does the work of one operation, but for events, which `run` does.
+/// Does the work of an operation, except for events, which `run` handles.
 fn work_off(work: &Work) -> Result<(), Code> {
     let mut driver = driver();
     match work {
@@ -113,12 +114,12 @@ fn work_off(work: &Work) -> Result<(), Code> {
     Ok(())
 }
 
-/// Runs a kernel: in the emulator, or a test's function.
+/// Runs a kernel in the emulator, or the test's function.
 fn launch_one(mut driver: MutexGuard<'static, Driver>, launch: &Launch, follows: bool) -> Result<(), Code> {
     match driver.test.as_ref().map(|test| test.kernel) {
         None => crate::emulate::launch(&mut driver, launch, follows),
         Some(kernel) => {
-            // The kernel is the test's, and must not run under a lock of ours.
+            // The test's kernel must not run while this thread holds the driver's lock.
             drop(driver);
             if let Some(kernel) = kernel {
                 crate::objects::call(kernel, launch);

@@ -1,4 +1,4 @@
-//! All that the driver knows, behind one lock.
+//! The driver's state, behind one lock.
 
 use std::collections::BTreeMap;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
@@ -15,14 +15,14 @@ use crate::queue::Queue;
 
 pub struct Driver {
     pub card: Card,
-    /// How many such cards there are.
+    /// Number of these GPUs.
     pub cards: i32,
     pub options: Options,
     pub initialized: bool,
-    /// What a test asks of the driver; a program's has none.
+    /// The test's settings. `None`: the driver belongs to a program.
     pub test: Option<Test>,
-    /// Nanoseconds on the device's clock, which copies and launches advance. The time between two events tells what lies
-    /// between them; how long a card would take, it tells of launches by a card's clock alone.
+    /// Nanoseconds on the device's clock, which copies and launches advance. The time between two events shows the work
+    /// between them. It predicts a GPU's time only if launches run by the clock of a GPU.
     pub clock: u64,
     next_handle: Handle,
     pub contexts: BTreeMap<Handle, Context>,
@@ -34,28 +34,28 @@ pub struct Driver {
     /// Graphs and executable graphs.
     pub graphs: BTreeMap<Handle, Graph>,
     pub nodes: BTreeMap<Handle, Node>,
-    /// Memory pools beside the default one.
+    /// Memory pools other than the default one.
     pub pools: BTreeMap<Handle, ()>,
     pub memory: Memory,
-    /// Why the context can no longer be used: a kernel has faulted.
+    /// Code of the kernel's fault that made the context unusable.
     pub lost: Option<Code>,
-    /// How many launches have begun.
+    /// Number of launches so far.
     pub launches: u64,
-    /// The time of launches on a card, if it is to be predicted.
+    /// Predicted times of launches. `None`: times are not predicted.
     pub timeline: Option<Timeline>,
-    /// The grid that ran last, and its stream, if nothing has run since.
+    /// Stream of the last grid. `None`: something else has run since.
     pub last_launch: Option<Handle>,
 }
 
 static DRIVER: LazyLock<Mutex<Driver>> = LazyLock::new(|| Mutex::new(Driver::new(Options::from_environment(), None)));
 
-/// The driver, locked.
+/// Locks and returns the driver.
 pub fn driver() -> MutexGuard<'static, Driver> {
     DRIVER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Driver {
-    /// The driver of a program, or of a test.
+    /// Creates the driver of a program, or of a test.
     pub fn new(options: Options, test: Option<Test>) -> Self {
         let card = if test.is_some() { Card::of_tests(8, 0, 4) } else { options.card.clone() };
         let memory = if test.is_some() { Memory::of_this_process(&card) } else { Memory::of_the_emulator(&card) };
@@ -84,7 +84,7 @@ impl Driver {
         }
     }
 
-    /// A handle that nothing had before.
+    /// Returns an unused handle.
     pub fn handle(&mut self) -> Handle {
         self.next_handle += 0x10;
         self.next_handle
@@ -96,7 +96,7 @@ impl Driver {
         handle
     }
 
-    /// What is created and not yet destroyed.
+    /// Number of objects that are created and not yet destroyed.
     pub fn live_objects(&self) -> usize {
         self.contexts.values().map(|context| context.users).sum::<usize>()
             + self.modules.len()

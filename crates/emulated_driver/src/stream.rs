@@ -30,7 +30,7 @@ functions! {
         drop(enter(NAME, Needs::Context)?);
         run::run(|queue| queue.before_end_of(stream))
     }
-    // Work is never half done here: who asks whether it is done has it done.
+    // Work is never half done here, so a query runs the stream's work first.
     fn cuStreamQuery(stream: Handle) {
         drop(enter(NAME, Needs::Context)?);
         run::run(|queue| queue.before_end_of(stream))
@@ -58,7 +58,7 @@ functions! {
         enter(NAME, Needs::Context)?.queue.properties(stream)?;
         put(device, 0)
     }
-    // Attributes of streams are about caches and scheduling.
+    // Attributes of streams affect caches and scheduling only.
     fn cuStreamSetAttribute(stream: Handle, _attribute: c_int, _value: *const c_void) {
         enter(NAME, Needs::Context)?.queue.properties(stream).map(drop)
     }

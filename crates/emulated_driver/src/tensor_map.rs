@@ -1,4 +1,4 @@
-//! Tensor maps, encoded as the emulator reads them. On a card they are opaque too.
+//! Tensor maps in the encoding of the emulator. On a GPU they are opaque.
 
 use std::ffi::{c_int, c_uint};
 
@@ -51,7 +51,7 @@ functions! {
             INVALID_VALUE
         })?;
         if driver.test.is_some() {
-            // The whole tensor lies in one allocation, unless the program errs.
+            // The whole tensor must lie in one allocation.
             let last = tiled.dims[1..rank].iter().zip(&tiled.strides).map(|(dim, stride)| (dim - 1) * stride);
             let row = tiled.dims[0] * u64::from(tiled.data_type.bits()) / 8;
             driver.memory.within(address, (last.sum::<u64>() + row) as usize)?;
@@ -74,7 +74,7 @@ functions! {
         let rank = rank as usize;
         if map.is_null() || !(3..=5).contains(&rank) { return Err(INVALID_VALUE); }
         let type_of = DataType::from_driver(data_type).ok_or(INVALID_VALUE)?;
-        // The box of one row of channels, which is checked again as the pixels'.
+        // The box of one row of channels. `im2col` checks the box of pixels.
         let mut row = vec![1; rank];
         row[0] = channels;
         let tiled = TensorMap::tiled(

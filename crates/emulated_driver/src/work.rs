@@ -1,4 +1,4 @@
-//! What a stream may be given to do: copies, fills, launches, graphs, host functions.
+//! Work of a stream: copies, fills, launches, graphs, host functions.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::image::Code as ModuleCode;
 use crate::memory::Memory;
 use crate::queue::Operation;
 
-/// What is to be done.
+/// An item of work.
 #[derive(Clone)]
 pub enum Work {
     Copy(Arc<Copy>),
@@ -17,29 +17,29 @@ pub enum Work {
     Launch(Arc<Launch>),
     Graph(Arc<Vec<Operation>>),
     Host(HostFunction),
-    /// Memory given back, in the order of the stream.
+    /// Memory to free, in stream order.
     Free(u64),
-    /// An event passes.
+    /// An event to pass.
     Pass(Handle),
-    /// Nothing: it only has a place in the order.
+    /// No work: it is a place in the order.
     Join,
 }
 
-/// A function of the program's, to be called in a stream's order. Addresses, since work may move between threads.
+/// A function of the program to call in stream order. Addresses are numbers, because work may move between threads.
 #[derive(Clone, Copy)]
 pub struct HostFunction {
-    /// Where the function is.
+    /// Address of the function.
     pub function: usize,
-    /// Its argument.
+    /// Argument of the function.
     pub data: usize,
-    /// The stream, for a function that takes stream, status and data (`CUstreamCallback`), not data alone (`CUhostFn`).
+    /// Stream of a `CUstreamCallback`, which takes stream, status and data. `None`: a `CUhostFn`, which takes the data.
     pub callback_of: Option<Handle>,
 }
 
 impl HostFunction {
     pub fn call(self) {
         let data = self.data as *mut c_void;
-        // SAFETY: the program gave this address as a function of this type, and its data with it.
+        // SAFETY: the program passed the address of a function of this type, together with its data.
         unsafe {
             match self.callback_of {
                 None => std::mem::transmute::<usize, extern "C" fn(*mut c_void)>(self.function)(data),
@@ -57,22 +57,22 @@ impl HostFunction {
 #[derive(Clone)]
 pub enum End {
     Device(u64),
-    /// The host's pageable memory, or any of the host's that has not been looked at.
+    /// Pageable host memory, or host memory that has not been checked.
     Host(usize),
-    /// Page-locked memory, whose end the driver knows.
+    /// Page-locked memory, whose size the driver knows.
     Locked(usize),
-    /// Host memory as it was when the copy was asked for, without gaps between rows.
+    /// Contents of host memory at the time of the call, without gaps between rows.
     Taken(Vec<u8>),
 }
 
-/// A copy of rows: of one for plain ones.
+/// A copy of rows. A plain copy has one row.
 #[derive(Clone)]
 pub struct Copy {
     pub to: End,
     pub from: End,
-    /// Bytes of a row, rows of a plane, planes.
+    /// Bytes per row, rows per plane, number of planes.
     pub extent: [usize; 3],
-    /// Bytes from a row to the next, and from a plane to the next.
+    /// Distance in bytes between rows, and between planes.
     pub to_pitch: [usize; 2],
     pub from_pitch: [usize; 2],
 }
@@ -87,7 +87,8 @@ impl Copy {
         (0..planes).flat_map(move |plane| (0..rows).map(move |row| plane * pitch[1] + row * pitch[0]))
     }
 
-    /// Fails if an end is null, leaves its allocation or has rows that overlap. Tells page-locked memory from pageable.
+    /// Fails if an end is null, leaves its allocation or has overlapping rows. Separates page-locked memory from
+    /// pageable.
     pub fn check(&mut self, memory: &Memory) -> Result<(), Code> {
         let [width, rows, planes] = self.extent;
         if self.extent.contains(&0) {
@@ -111,7 +112,8 @@ impl Copy {
         Ok(())
     }
 
-    /// Takes the host's bytes now: a card's driver has copied pageable memory when the call returns (CUDA driver API, "API
+    /// Copies the host's bytes now, because a driver has copied pageable memory when the call returns (CUDA driver API,
+    /// "API
     /// synchronization behavior").
     pub fn take_pageable(&mut self) {
         let End::Host(from) = self.from else { return };
@@ -121,22 +123,22 @@ impl Copy {
         let [width, rows, planes] = self.extent;
         let mut bytes = Vec::with_capacity(width * rows * planes);
         for offset in self.offsets(self.from_pitch) {
-            // SAFETY: the program gave this as memory to read `width` bytes from, and waits until it is read.
+            // SAFETY: the program guarantees that `width` bytes are readable here, and waits until they are read.
             bytes.extend_from_slice(unsafe { std::slice::from_raw_parts((from + offset) as *const u8, width) });
         }
         self.from = End::Taken(bytes);
         self.from_pitch = [width, width * rows];
     }
 
-    /// Whether it ends in pageable host memory: such a copy is done when the call returns.
+    /// Whether the copy ends in pageable host memory. Such a copy is complete when the call returns.
     pub fn to_pageable(&self) -> bool {
         matches!(self.to, End::Host(_))
     }
 
-    /// Copies. Page-locked memory may have been freed since the copy was put into a graph: then nothing is copied.
+    /// Copies. If page-locked memory was freed after the copy was put into a graph, nothing is copied.
     pub fn run(&self, memory: &mut Memory) {
         let width = self.extent[0];
-        // Nothing has been checked of an empty copy.
+        // An empty copy is not checked.
         if self.extent.contains(&0) {
             return;
         }
@@ -156,7 +158,8 @@ impl Copy {
                     taken = row;
                     &taken
                 }
-                // SAFETY: the program gave this as memory to read from until the copy is done, or the driver has it page-locked.
+                // SAFETY: the program guarantees that the memory is readable until the copy is done, or the driver has
+                // it page-locked.
                 End::Host(base) | End::Locked(base) => unsafe {
                     std::slice::from_raw_parts((base + from) as *const u8, width)
                 },
@@ -164,7 +167,7 @@ impl Copy {
             };
             match &self.to {
                 End::Device(address) => memory.write(address + to as u64, row),
-                // SAFETY: as for reading. The two may overlap.
+                // SAFETY: as above, but writable. Source and destination may overlap, which `copy` allows.
                 End::Host(base) | End::Locked(base) => unsafe {
                     std::ptr::copy(row.as_ptr(), (base + to) as *mut u8, width)
                 },
@@ -174,15 +177,15 @@ impl Copy {
     }
 }
 
-/// Memory filled with a value of 1, 2 or 4 bytes.
+/// Memory to fill with a value of 1, 2 or 4 bytes.
 #[derive(Clone)]
 pub struct Fill {
     pub to: End,
     pub value: Vec<u8>,
-    /// Values of a row.
+    /// Values per row.
     pub width: usize,
     pub rows: usize,
-    /// Bytes from a row to the next.
+    /// Distance between rows in bytes.
     pub pitch: usize,
 }
 
@@ -211,7 +214,7 @@ impl Fill {
                 memory.within(*address, span.ok_or(INVALID_VALUE)?)
             }
             End::Host(address) if aligned(*address as u64) => {
-                // Of host memory, only what is page-locked is the card's to fill.
+                // The GPU can fill only page-locked host memory.
                 memory.within_locked(*address, span.ok_or(INVALID_VALUE)?)?;
                 self.to = End::Locked(*address);
                 Ok(())
@@ -225,18 +228,18 @@ impl Fill {
     }
 }
 
-/// A kernel with its parameters, as they were when it was queued.
+/// A kernel with its parameters at the time of the call.
 #[derive(Clone)]
 pub struct Launch {
     pub code: Arc<ModuleCode>,
     pub name: String,
-    /// Grid, block and cluster.
+    /// Sizes of grid, block and cluster.
     pub size: [[u32; 3]; 3],
     pub shared_bytes: u32,
     pub parameters: Vec<Vec<u8>>,
     pub stream: Handle,
-    /// The grid may begin before the one before it in its stream has ended.
+    /// The grid may begin before the previous grid of its stream has ended.
     pub overlaps: bool,
-    /// All CTAs run at the same time, and may wait for each other.
+    /// All CTAs run at the same time and may wait for each other.
     pub cooperative: bool,
 }

@@ -1,4 +1,4 @@
-//! Any order of calls with any handles ends with an error code, never with a crash.
+//! Calls in any order with any handles return a code and never crash.
 
 mod calls;
 
@@ -92,12 +92,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_order_of_calls_with_any_handles_ends_with_a_code(calls in calls::calls(CALLS.len(), &[0, 3, 8, 12, 14, 42, 50])) {
+    fn calls_in_any_order_return_a_code(calls in calls::calls(CALLS.len(), &[0, 3, 8, 12, 14, 42, 50])) {
         static ALONE: Mutex<()> = Mutex::new(());
         let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let library = calls::library("libemulated_driver.so");
         let made = make(&library, CALLS, calls, &["cuDevicePrimaryCtxReset_v2", "cuCtxSynchronize"]);
-        // The library's state is a static: it must stay.
+        // The library's state is a static, so the library must stay open.
         std::mem::forget(library);
         made?;
     }

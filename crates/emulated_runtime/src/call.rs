@@ -1,11 +1,11 @@
-//! What every call of the runtime has in common: how it is declared, and the thread's last error.
+//! Shared parts of all runtime calls: declaration, and the thread's last error.
 
 use std::cell::Cell;
 use std::ffi::c_int;
 
 pub use crate::pointer::{get, put};
 
-/// A `cudaError_t`. Where the driver has an error of the same meaning, the number is the same.
+/// A `cudaError_t`. Errors that also exist in the driver have the same number.
 pub type Code = c_int;
 
 pub const SUCCESS: Code = 0;
@@ -25,17 +25,17 @@ thread_local! {
     static LAST: Cell<Code> = const { Cell::new(SUCCESS) };
 }
 
-/// The thread's last error.
+/// Returns the thread's last error.
 pub fn last() -> Code {
     LAST.try_with(Cell::get).unwrap_or(SUCCESS)
 }
 
 pub fn set_last(code: Code) {
-    // A thread that is ending asks for no error.
+    // A thread that is ending does not read its error.
     let _ = LAST.try_with(|last| last.set(code));
 }
 
-/// Runs a body and remembers its error. A panic must not cross into the caller's C: it becomes an error.
+/// Runs a body and records its error. A panic must not unwind into the caller's C code, so it becomes an error.
 pub fn finish(body: impl FnOnce() -> Result<(), Code>) -> Code {
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
     match result.unwrap_or(Err(UNKNOWN)) {
@@ -48,7 +48,7 @@ pub fn finish(body: impl FnOnce() -> Result<(), Code>) -> Code {
     }
 }
 
-/// Functions of the C ABI from bodies that may use `?`. A second name is that of a function for `--default-stream
+/// Defines functions of the C ABI whose bodies may use `?`. A second name defines the variant for `--default-stream
 /// per-thread`, in which stream 0 is the thread's own.
 macro_rules! functions {
     () => {};
@@ -67,11 +67,12 @@ macro_rules! function {
     (fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block) => {
         /// # Safety
         ///
-        /// Pointers are null, or lead to what cuda_runtime_api.h says of the function of this name. Handles may be any
+        /// Every pointer is null or valid as cuda_runtime_api.h requires for the function of this name. Handles may be
+        /// any
         /// number.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($arg: $ty),*) -> $crate::call::Code {
-            #[allow(unused_unsafe, clippy::undocumented_unsafe_blocks, reason = "as this function's `# Safety` says")]
+            #[allow(unused_unsafe, clippy::undocumented_unsafe_blocks, reason = "the function's caller guarantees valid pointers")]
             $crate::call::finish(|| unsafe { $body })
         }
     };

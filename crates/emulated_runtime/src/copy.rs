@@ -1,4 +1,4 @@
-//! Copies and fills, also to and from variables.
+//! Copies and fills, including copies to and from variables.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -19,7 +19,7 @@ mod kinds {
     pub const DEFAULT: c_int = 4;
 }
 
-/// Fails where an end that must be the card's is not: not allocated there, and not page-locked.
+/// Fails if an end that must be accessible to the GPU is neither allocated there nor page-locked.
 fn check(driver: &Driver, to: u64, from: u64, kind: c_int) -> Result<(), Code> {
     let known = |pointer| memory::kind(driver, pointer) != 0;
     let fits = match kind {
@@ -32,7 +32,7 @@ fn check(driver: &Driver, to: u64, from: u64, kind: c_int) -> Result<(), Code> {
     if fits { Ok(()) } else { Err(INVALID_VALUE) }
 }
 
-/// `CUDA_MEMCPY2D`, of the one address space.
+/// `CUDA_MEMCPY2D` with unified addresses.
 #[repr(C)]
 struct Copy2d {
     from: End2d,
@@ -65,7 +65,7 @@ fn copy_2d(to: u64, to_pitch: usize, from: u64, from_pitch: usize, width: usize,
     Copy2d { from: End2d::new(from, from_pitch), to: End2d::new(to, to_pitch), width, height }
 }
 
-/// `CUDA_MEMCPY3D`, of the one address space.
+/// `CUDA_MEMCPY3D` with unified addresses.
 #[repr(C)]
 pub struct Copy3d {
     from: End3d,
@@ -129,7 +129,7 @@ impl Copy3d {
         Ok(Self { from, to, width, height, depth })
     }
 
-    /// A plain copy.
+    /// Creates a copy of consecutive bytes.
     pub fn linear(to: u64, from: u64, bytes: usize) -> Self {
         let end = |device| End3d {
             x: 0,
@@ -148,7 +148,7 @@ impl Copy3d {
     }
 }
 
-/// The part of a variable that a copy is for.
+/// Returns the address of a part of a variable.
 fn part(symbol: *const c_void, offset: usize, bytes: usize) -> Result<u64, Code> {
     let (address, size) = variable(symbol)?;
     let fits = offset.checked_add(bytes).is_some_and(|end| end <= size);

@@ -1,4 +1,4 @@
-//! The card, its properties and limits; initialization, and functions of the driver by name.
+//! The GPU, its properties and limits; initialization, and driver functions by name.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
@@ -7,7 +7,7 @@ use crate::driver::{driver, ready};
 use crate::refused;
 use crate::types::Handle;
 
-/// The version that programs are told: that of the library's name, 13.0.
+/// Version reported to programs, as in the library's name: 13.0.
 const VERSION: c_int = 13_000;
 
 /// `cudaDeviceProp`.
@@ -109,7 +109,7 @@ pub struct Properties {
     reserved: [c_int; 56],
 }
 
-/// Succeeds where there is such a card.
+/// Succeeds if the device exists.
 fn check(device: c_int) -> Result<(), Code> {
     let mut count = 0;
     // SAFETY: `count` outlives the call.
@@ -117,7 +117,7 @@ fn check(device: c_int) -> Result<(), Code> {
     if (0..count).contains(&device) { Ok(()) } else { Err(INVALID_DEVICE) }
 }
 
-/// Asks the driver for all of a card's properties.
+/// Reads all properties of a device from the driver.
 fn properties(device: c_int) -> Result<Properties, Code> {
     check(device)?;
     let driver = driver()?;
@@ -126,9 +126,9 @@ fn properties(device: c_int) -> Result<Properties, Code> {
         // SAFETY: `value` outlives the call.
         unsafe { driver.cuDeviceGetAttribute(&mut value, attribute, device).map(|()| value) }
     };
-    // SAFETY: numbers and arrays of numbers, of which any may be zero.
+    // SAFETY: the fields are integers and arrays of integers, for which zero is valid.
     let mut properties: Properties = unsafe { std::mem::zeroed() };
-    // SAFETY: each place outlives the call and is as large as it is said to be.
+    // SAFETY: each field outlives the call and has the given size.
     unsafe {
         driver.cuDeviceGetName(properties.name.as_mut_ptr().cast(), 256, device)?;
         driver.cuDeviceGetUuid_v2(&mut properties.uuid, device)?;
@@ -288,11 +288,11 @@ functions! {
     }
 }
 
-/// Looks a function of the driver up. That there is none is no error, but a status.
+/// Looks up a function of the driver. If there is none, the call succeeds and `status` says so.
 ///
 /// # Safety
 ///
-/// As `cuGetProcAddress`.
+/// The pointers are valid as `cuGetProcAddress` requires.
 unsafe fn entry_point(
     symbol: *const c_char,
     address: *mut *const c_void,
@@ -303,7 +303,7 @@ unsafe fn entry_point(
     if symbol.is_null() || address.is_null() {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: as this function's contract says.
+    // SAFETY: the caller guarantees that `symbol` is a C string and that `address` and `status` are valid or null.
     unsafe {
         let mut found = std::ptr::null();
         let known = driver()?.cuGetProcAddress_v2(symbol, &mut found, version, flags, std::ptr::null_mut());

@@ -1,4 +1,4 @@
-//! The driver's functions, looked up by name in `libcuda.so.1` at the first call.
+//! Driver functions, looked up by name in `libcuda.so.1` at the first call.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
@@ -10,14 +10,14 @@ use crate::types::Handle;
 
 macro_rules! driver {
     ($( fn $name:ident($($arg:ident: $ty:ty),* $(,)?); )*) => {
-        /// The driver.
+        /// The driver's functions.
         pub struct Driver {
             $( $name: unsafe extern "C" fn($($ty),*) -> Code, )*
         }
 
         impl Driver {
             fn open() -> Option<Self> {
-                // SAFETY: the loader runs the library's initializers; a driver is made to be opened so.
+                // SAFETY: the loader runs the library's initializers, and a driver supports being opened this way.
                 let library: &'static Library = Box::leak(Box::new(unsafe { Library::new("libcuda.so.1") }.ok()?));
                 // SAFETY: each field's type is its function's signature in cuda.h, and the library is never closed.
                 unsafe {
@@ -28,9 +28,9 @@ macro_rules! driver {
             $(
                 /// # Safety
                 ///
-                /// As cuda.h says of the function of this name.
+                /// The caller fulfills the contract of the function of this name in cuda.h.
                 pub unsafe fn $name(&self, $($arg: $ty),*) -> Result<(), Code> {
-                    // SAFETY: as this function's contract says.
+                    // SAFETY: the caller fulfills the contract of the driver's function of this name.
                     match unsafe { (self.$name)($($arg),*) } {
                         SUCCESS => Ok(()),
                         code => Err(code),
@@ -180,19 +180,19 @@ driver! {
     fn cuGraphDestroy(graph: Handle);
 }
 
-/// The driver, initialized.
+/// Returns the initialized driver.
 pub fn driver() -> Result<&'static Driver, Code> {
     static DRIVER: OnceLock<Result<Driver, Code>> = OnceLock::new();
     let open = || {
         let driver = Driver::open().ok_or(INSUFFICIENT_DRIVER)?;
-        // SAFETY: it may be called at any time.
+        // SAFETY: cuInit may be called at any time.
         unsafe { driver.cuInit(0)? };
         Ok(driver)
     };
     DRIVER.get_or_init(open).as_ref().map_err(|code| *code)
 }
 
-/// The driver with a context current on this thread: the card's primary one, unless the program has made another current.
+/// Returns the driver with a current context on this thread: the primary one, unless the program has set another.
 pub fn ready() -> Result<&'static Driver, Code> {
     static PRIMARY: OnceLock<Result<Handle, Code>> = OnceLock::new();
     let driver = driver()?;
@@ -206,7 +206,7 @@ pub fn ready() -> Result<&'static Driver, Code> {
             unsafe { driver.cuDevicePrimaryCtxRetain(&mut primary, 0).map(|()| primary) }
         };
         let primary = (*PRIMARY.get_or_init(retain))?;
-        // SAFETY: a context that the driver has just given out.
+        // SAFETY: the driver has just returned this context.
         unsafe { driver.cuCtxSetCurrent(primary)? };
     }
     Ok(driver)

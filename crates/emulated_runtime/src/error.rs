@@ -1,11 +1,11 @@
-//! Errors: names, sentences, the thread's last.
+//! Errors: names, descriptions, and the thread's last error.
 
 use std::ffi::{CStr, c_char, c_int};
 
 use crate::call::{self, Code};
 use crate::driver::driver;
 
-/// An error's name.
+/// Returns the name of an error.
 fn name(code: Code) -> Option<&'static CStr> {
     Some(match code {
         0 => c"cudaSuccess",
@@ -150,7 +150,7 @@ fn name(code: Code) -> Option<&'static CStr> {
     })
 }
 
-/// The sentences of errors that the driver has not (the runtime API's documented ones).
+/// Returns the description of an error that the driver lacks (from the runtime API's documentation).
 fn sentence(code: Code) -> Option<&'static CStr> {
     Some(match code {
         9 => c"invalid configuration argument",
@@ -165,7 +165,7 @@ fn sentence(code: Code) -> Option<&'static CStr> {
     })
 }
 
-/// The thread's last error, which is then forgotten.
+/// Returns the thread's last error and clears it.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaGetLastError() -> Code {
     let code = call::last();
@@ -190,7 +190,7 @@ pub extern "C" fn cudaGetErrorString(code: c_int) -> *const c_char {
     }
     let mut text = std::ptr::null();
     if let Ok(driver) = driver() {
-        // SAFETY: `text` outlives the call; what is left there is null or a C string that is never freed.
+        // SAFETY: `text` outlives the call. The driver stores null or a C string that is never freed.
         let _ = unsafe { driver.cuGetErrorString(code, &mut text) };
     }
     if text.is_null() { c"unrecognized error code".as_ptr() } else { text }

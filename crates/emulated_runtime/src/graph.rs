@@ -1,4 +1,4 @@
-//! Graphs, captured or made of nodes.
+//! Graphs, captured or built from nodes.
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::ptr;
@@ -80,7 +80,7 @@ functions! {
         let copy = Copy3d::linear(to, from, bytes);
         ready()?.cuGraphAddMemcpyNode(node, graph, after, count, ptr::from_ref(&copy).cast(), 0)
     }
-    // `cudaMemsetParams` and `cudaHostNodeParams` are the driver's own, field by field.
+    // `cudaMemsetParams` and `cudaHostNodeParams` have the same fields as the driver's types.
     fn cudaGraphAddMemsetNode(
         node: *mut Handle, graph: Handle, after: *const Handle, count: usize, parameters: *const c_void,
     ) {

@@ -1,4 +1,4 @@
-//! Launches, and what is asked of kernels before them.
+//! Launches, and attributes of kernels.
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_uint, c_void};
@@ -21,7 +21,7 @@ pub struct LaunchConfig {
     attribute_count: c_uint,
 }
 
-/// `CUlaunchConfig`: the same with other types; the attributes are alike.
+/// `CUlaunchConfig`: the same fields with other types. The attributes have the same layout.
 #[repr(C)]
 struct DriverConfig {
     grid: Dim3,
@@ -53,13 +53,13 @@ impl LaunchConfig {
 }
 
 thread_local! {
-    /// What `<<< >>>` has pushed: a kernel's stub pops it.
+    /// Configurations pushed by `<<< >>>`. A kernel's stub pops one.
     static CONFIGURATIONS: RefCell<Vec<LaunchConfig>> = const { RefCell::new(Vec::new()) };
 }
 
 /// # Safety
 ///
-/// The arguments are as the kernel takes them.
+/// `arguments` has a valid pointer per parameter of the kernel.
 unsafe fn launch(
     driver: &Driver,
     kernel: Handle,
@@ -74,7 +74,7 @@ unsafe fn launch(
     }
     let config = config.for_driver()?;
     let config = ptr::from_ref(&config).cast();
-    // SAFETY: `config` outlives the call, and the arguments are as this function's contract says.
+    // SAFETY: `config` outlives the call, and the caller guarantees a valid pointer per parameter.
     unsafe { driver.cuLaunchKernelEx(config, kernel, arguments, ptr::null()) }
 }
 
@@ -192,8 +192,9 @@ pub struct FunctionAttributes {
     shared_bytes: usize,
     const_bytes: usize,
     local_bytes: usize,
-    /// Threads, registers, PTX and binary version, cache mode, dynamic shared memory, carveout, whether a cluster must be
-    /// set, its width, height and depth, its scheduling, whether it may be large.
+    /// Threads, registers, PTX version, binary version, cache mode, dynamic shared memory, carveout, cluster must be
+    /// set,
+    /// cluster width, height and depth, cluster scheduling, large clusters allowed.
     counts: [c_int; 13],
     reserved: [c_int; 16],
 }

@@ -1,16 +1,20 @@
-//! A `libcudart.so.13` of ours: the public runtime API and the registration calls that nvcc emits, on the public driver API.
+//! A `libcudart.so.13`: the public runtime API and the registration calls that nvcc emits, on the public driver API.
 //!
-//! Programs built with `nvcc -cudart shared` run on it unchanged: `ptx-emulator run` puts it in their way. NVIDIA's own
-//! runtime asks the driver for private tables; this one asks for functions of `cuda.h` alone (`driver.rs`), and knows
-//! nothing of the emulator. What a program registers at its start is loaded when it is first used (`registration.rs`).
+//! Programs built with `nvcc -cudart shared` run on it unchanged: `ptx-emulator run` loads it in place of NVIDIA's
+//! runtime.
+//! NVIDIA's own runtime requests private tables from the driver. This one calls only functions of `cuda.h`
+//! (`driver.rs`),
+//! and does not depend on the emulator. Code that a program registers at its start is loaded at its first use
+//! (`registration.rs`).
 //!
-//! A file is a family of calls; `call.rs` is what all have in common. Names and layouts are those of NVIDIA's
-//! `cuda_runtime_api.h` and `driver_types.h` (read in 13.5). A function with the ending `_ptsz` or `_ptds` is what a program
-//! calls that was built with `--default-stream per-thread`: stream 0 is its thread's own.
+//! Each file is a family of calls; `call.rs` is shared by all. Names and layouts follow NVIDIA's `cuda_runtime_api.h`
+//! and
+//! `driver_types.h` of CUDA 13.5. A function whose name ends with `_ptsz` or `_ptds` is called by programs built with
+//! `--default-stream per-thread`: stream 0 is the thread's own.
 
 #![allow(non_snake_case, reason = "the runtime's names")]
 #![allow(clippy::too_many_arguments, reason = "the runtime's signatures")]
-#![allow(missing_docs, reason = "programs see the C symbols alone, which cuda_runtime_api.h documents")]
+#![allow(missing_docs, reason = "programs see only the C symbols, which cuda_runtime_api.h documents")]
 
 mod call;
 mod copy;

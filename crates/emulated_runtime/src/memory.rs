@@ -1,4 +1,4 @@
-//! Memory of the card and of the host, pools, pointers.
+//! Device memory, host memory, pools, pointers.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -21,7 +21,7 @@ pub struct PointerAttributes {
 const UNREGISTERED: c_int = 0;
 const DEVICE: c_int = 2;
 
-/// What kind of memory a pointer leads to.
+/// Returns the kind of memory that a pointer refers to.
 pub fn kind(driver: &Driver, pointer: u64) -> c_int {
     let mut kind: c_int = UNREGISTERED;
     // CU_POINTER_ATTRIBUTE_MEMORY_TYPE. SAFETY: `kind` outlives the call.
@@ -29,17 +29,17 @@ pub fn kind(driver: &Driver, pointer: u64) -> c_int {
     if known.is_ok() { kind } else { UNREGISTERED }
 }
 
-/// Memory of the card; none of it for 0 bytes.
+/// Allocates device memory. For 0 bytes, stores a null pointer.
 ///
 /// # Safety
 ///
-/// `address` is null or writable.
+/// `address` is null or valid for a write.
 unsafe fn allocate(address: *mut u64, bytes: usize) -> Result<(), Code> {
     if address.is_null() {
         return Err(INVALID_VALUE);
     }
     let driver = ready()?;
-    // SAFETY: not null, so the caller's place for an address.
+    // SAFETY: `address` is not null, so the caller guarantees that it is valid for a write.
     unsafe { if bytes == 0 { put(address, 0) } else { driver.cuMemAlloc_v2(address, bytes) } }
 }
 

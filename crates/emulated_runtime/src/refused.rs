@@ -1,11 +1,11 @@
-//! What is not emulated, refused by name: each once, so that a loop does not fill the screen.
+//! Calls that are not emulated, refused by name. Each message is printed once, so that a loop does not fill the screen.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
 use crate::call::{NOT_SUPPORTED, function};
 
-/// Says a reason to the user, the first time.
+/// Prints a message to the user the first time it occurs.
 pub fn once(words: &str) {
     static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(words.to_owned()) {
@@ -17,7 +17,7 @@ pub fn managed_memory() {
     once("managed memory (cudaMallocManaged, __managed__) is not emulated; use cudaMalloc and copies");
 }
 
-/// Functions of one family, all refused for the same reason. Their arguments are not looked at.
+/// Defines the functions of families, each refused with its family's reason. The arguments are ignored.
 macro_rules! refused {
     ($($family:literal: $($name:ident)*;)*) => {
         $($(

@@ -1,5 +1,5 @@
-//! What nvcc's code registers before `main`: fat binaries, and the kernels and variables in them by the addresses that stand
-//! for them on the host (crt/host_runtime.h). A binary is given to the driver when something of it is first used.
+//! Objects that nvcc's code registers before `main`: fat binaries, and their kernels and variables, identified by host
+//! addresses (crt/host_runtime.h). A binary is loaded into the driver when one of its objects is first used.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -13,13 +13,13 @@ use crate::types::Handle;
 
 /// A registered fat binary.
 struct Binary {
-    /// `__fatBinC_Wrapper_t`, which the program keeps.
+    /// Address of the `__fatBinC_Wrapper_t`, which the program keeps.
     wrapper: usize,
-    /// What the driver made of it.
+    /// Result of loading the binary. `None`: not loaded yet.
     library: Option<Result<Handle, Code>>,
 }
 
-/// A kernel or a variable, by what stands for it on the host.
+/// A kernel or a variable, identified by a host address.
 #[derive(Clone)]
 struct Symbol {
     binary: usize,
@@ -28,11 +28,11 @@ struct Symbol {
 
 #[derive(Default)]
 struct Registry {
-    /// By handle: the address of a word that was given out.
+    /// Binaries by handle. The handle is the address of a word that was returned to the program.
     binaries: HashMap<usize, Binary>,
     kernels: HashMap<usize, Symbol>,
     variables: HashMap<usize, Symbol>,
-    /// Kernels that the driver has found.
+    /// Handles of kernels that were looked up.
     found: HashMap<usize, Handle>,
 }
 
@@ -43,13 +43,13 @@ fn registry() -> MutexGuard<'static, Registry> {
 }
 
 impl Registry {
-    /// The driver's library of a binary, loaded now if it has not been.
+    /// Returns the driver's library of a binary, and loads it at the first call.
     fn library(&mut self, binary: usize) -> Result<Handle, Code> {
         let driver = ready()?;
         let binary = self.binaries.get_mut(&binary).ok_or(INVALID_DEVICE_FUNCTION)?;
         let load = || {
             let (mut library, image) = (0, binary.wrapper as *const c_void);
-            // SAFETY: the wrapper is the program's, which keeps it until it unregisters the binary.
+            // SAFETY: the program keeps the wrapper until it unregisters the binary.
             unsafe {
                 driver.cuLibraryLoadData(
                     &mut library,
@@ -68,7 +68,7 @@ impl Registry {
     }
 }
 
-/// The kernel that an address of the host stands for, or a kernel's own handle.
+/// Returns the kernel that a host address identifies. A kernel's own handle is also accepted.
 pub fn kernel(function: *const c_void) -> Result<Handle, Code> {
     let key = function as usize;
     let mut registry = registry();
@@ -78,7 +78,7 @@ pub fn kernel(function: *const c_void) -> Result<Handle, Code> {
     let Some(symbol) = registry.kernels.get(&key).cloned() else {
         let driver = ready()?;
         let mut name = ptr::null();
-        // SAFETY: `name` outlives the call, and any number may be asked for.
+        // SAFETY: `name` outlives the call, and the driver accepts any number as a handle.
         let known = unsafe { driver.cuKernelGetName(&mut name, key) };
         return known.map(|()| key).map_err(|_| INVALID_DEVICE_FUNCTION);
     };
@@ -91,13 +91,13 @@ pub fn kernel(function: *const c_void) -> Result<Handle, Code> {
     Ok(kernel)
 }
 
-/// Address and size of the variable that an address of the host stands for.
+/// Returns address and size of the variable that a host address identifies.
 pub fn variable(symbol: *const c_void) -> Result<(u64, usize), Code> {
     let mut registry = registry();
     let symbol = registry.variables.get(&(symbol as usize)).cloned().ok_or(INVALID_SYMBOL)?;
     let library = registry.library(symbol.binary)?;
     let (mut address, mut bytes) = (0, 0);
-    // SAFETY: both outlive the call, and the name is a C string.
+    // SAFETY: `address` and `bytes` outlive the call, and the name is a C string.
     unsafe { ready()?.cuLibraryGetGlobal(&mut address, &mut bytes, library, symbol.name.as_ptr()) }
         .map_err(|code| if code == 500 { INVALID_SYMBOL } else { code })?;
     Ok((address, bytes))
@@ -105,10 +105,10 @@ pub fn variable(symbol: *const c_void) -> Result<(u64, usize), Code> {
 
 /// # Safety
 ///
-/// `wrapper` is a fat binary's wrapper, which stays until the binary is unregistered.
+/// `wrapper` is the wrapper of a fat binary and stays valid until the binary is unregistered.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __cudaRegisterFatBinary(wrapper: *const c_void) -> *mut *mut c_void {
-    // A word of its own for each: its address is the handle, and nobody follows it.
+    // Each binary gets its own word. The word's address is the handle, and nobody dereferences it.
     let handle = Box::into_raw(Box::new(ptr::null_mut()));
     registry().binaries.insert(handle as usize, Binary { wrapper: wrapper as usize, library: None });
     handle
@@ -130,16 +130,17 @@ pub extern "C" fn __cudaUnregisterFatBinary(binary: *mut *mut c_void) {
     registry.variables.retain(|_, symbol| symbol.binary != binary as usize);
     drop(registry);
     if let (Some(Ok(library)), Ok(driver)) = (gone.library, ready()) {
-        // SAFETY: any number may be unloaded. What is queued keeps its code.
+        // SAFETY: the driver accepts any number as a handle. Queued work keeps its code.
         let _ = unsafe { driver.cuLibraryUnload(library) };
     }
-    // SAFETY: `__cudaRegisterFatBinary` made it, and it was known until now.
+    // SAFETY: `__cudaRegisterFatBinary` created the box, and removing it from `binaries` above shows that it is not
+    // freed yet.
     drop(unsafe { Box::from_raw(binary) });
 }
 
 /// # Safety
 ///
-/// `name` is a C string.
+/// `name` is null or a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __cudaRegisterFunction(
     binary: *mut *mut c_void,
@@ -154,7 +155,7 @@ pub unsafe extern "C" fn __cudaRegisterFunction(
     _warp: *const c_int,
 ) {
     if !name.is_null() {
-        // SAFETY: as this function's contract says.
+        // SAFETY: `name` is not null, so the caller guarantees a C string.
         let name = unsafe { CStr::from_ptr(name) }.to_owned();
         registry().kernels.insert(function as usize, Symbol { binary: binary as usize, name });
     }
@@ -162,7 +163,7 @@ pub unsafe extern "C" fn __cudaRegisterFunction(
 
 /// # Safety
 ///
-/// `name` is a C string.
+/// `name` is null or a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __cudaRegisterVar(
     binary: *mut *mut c_void,
@@ -175,7 +176,7 @@ pub unsafe extern "C" fn __cudaRegisterVar(
     _global: c_int,
 ) {
     if !name.is_null() {
-        // SAFETY: as this function's contract says.
+        // SAFETY: `name` is not null, so the caller guarantees a C string.
         let name = unsafe { CStr::from_ptr(name) }.to_owned();
         registry().variables.insert(variable as usize, Symbol { binary: binary as usize, name });
     }
@@ -197,7 +198,7 @@ pub extern "C" fn __cudaRegisterManagedVar(
 
 /// # Safety
 ///
-/// `name` is a C string.
+/// Always safe: no argument is read.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __cudaRegisterHostVar(
     _binary: *mut *mut c_void,

@@ -1,4 +1,4 @@
-//! What is passed by value.
+//! Types that are passed by value.
 
 use std::ffi::{c_int, c_uint};
 
@@ -33,7 +33,7 @@ pub struct PitchedPointer {
     pub height: usize,
 }
 
-/// A stream's handle, as a type of its own, so that the null stream can be told from other zeros.
+/// Handle of a stream. A separate type, so that the null stream differs from other zeros.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq)]
 pub struct Stream(pub Handle);
@@ -41,7 +41,7 @@ pub struct Stream(pub Handle);
 /// `cudaStreamPerThread`.
 const PER_THREAD: Handle = 2;
 
-/// What an argument becomes where the null stream is the thread's own.
+/// Arguments of functions in which the null stream is the thread's own.
 pub trait PerThread: Sized {
     fn own(self) -> Self {
         self

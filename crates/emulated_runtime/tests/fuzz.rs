@@ -1,5 +1,4 @@
-//! Any order of the runtime's calls with any handles ends with an error code, never with a crash. The driver is the emulated
-//! one.
+//! Runtime calls in any order with any handles return a code and never crash. The driver is the emulated one.
 
 #[path = "../../emulated_driver/tests/calls/mod.rs"]
 mod calls;
@@ -123,14 +122,14 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_order_of_calls_with_any_handles_ends_with_a_code(calls in calls::calls(CALLS.len(), &[0, 1, 2, 3, 4, 5])) {
+    fn calls_in_any_order_return_a_code(calls in calls::calls(CALLS.len(), &[0, 1, 2, 3, 4, 5])) {
         static ALONE: Mutex<()> = Mutex::new(());
         let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        // The runtime opens the driver by its name, which the loader knows from here on.
+        // The runtime opens the driver by name. From here on the loader finds this library.
         let driver = calls::library("libemulated_driver.so");
         let runtime = calls::library("libemulated_runtime.so");
         let made = make(&runtime, CALLS, calls, &["cudaDeviceSynchronize", "cudaDeviceReset", "cudaGetLastError"]);
-        // The libraries' state is static: it must stay.
+        // The state of the libraries is static, so they must stay open.
         std::mem::forget((driver, runtime));
         made?;
     }

@@ -1,7 +1,7 @@
-//! GPU architectures: what their names say, and which devices code for them runs on.
+//! GPU architectures: their names, and the devices that their code runs on.
 //!
-//! A name is `sm_`, a compute capability without its dot, and a suffix that says how far the code reaches: `sm_80`,
-//! `sm_90a`, `sm_100f` (PTX ISA, ".target"). Knows no driver, no compiler and no kernel.
+//! A name consists of `sm_`, a compute capability without its dot, and a suffix for the reach of the code: `sm_80`,
+//! `sm_90a`, `sm_100f` (PTX ISA, ".target"). The crate knows no driver, compiler or kernel.
 //!
 //! ```
 //! use gpu_arch::Arch;
@@ -13,17 +13,17 @@
 
 use std::{fmt, str::FromStr};
 
-/// The compute capability of a device, major and minor.
+/// Compute capability of a device: major, minor.
 pub type Capability = (u32, u32);
 
-/// On which devices code for an architecture runs.
+/// Range of devices that code for an architecture runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reach {
-    /// On its own compute capability and every later one. No suffix.
+    /// Its own compute capability and every later one. No suffix.
     Onward,
-    /// On its own compute capability and later ones of the same major number. Suffix `f`.
+    /// Its own compute capability and later ones with the same major number. Suffix `f`.
     Family,
-    /// On its own compute capability alone. Suffix `a`.
+    /// Its own compute capability only. Suffix `a`.
     Alone,
 }
 
@@ -39,8 +39,8 @@ impl Reach {
 
 /// An architecture that code is compiled for.
 ///
-/// The greater of two is the more special one: it reaches fewer devices or, where both reach alike, newer ones. So of
-/// several builds that run on a device, the greatest is the best.
+/// The greater of two architectures is the more specific one: it reaches fewer devices or, with the same reach, newer
+/// ones. So of several builds that run on a device, the greatest is the best.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Arch {
     reach: Reach,
@@ -48,29 +48,29 @@ pub struct Arch {
 }
 
 impl Arch {
-    /// Ampere and everything after it.
+    /// Ampere and every later architecture.
     pub const SM_80: Self = Self { reach: Reach::Onward, capability: (8, 0) };
 
     /// Hopper only, with its own instructions (`wgmma`, `setmaxnreg`).
     pub const SM_90A: Self = Self { reach: Reach::Alone, capability: (9, 0) };
 
-    /// The family of Blackwell data-center cards (B200, B300), with its own instructions (`tcgen05`).
+    /// The family of Blackwell data-center GPUs (B200, B300), with its own instructions (`tcgen05`).
     pub const SM_100F: Self = Self { reach: Reach::Family, capability: (10, 0) };
 
     /// The family of GeForce RTX 50 and RTX PRO (12.0) and DGX Spark (12.1), with `mma` of block-scaled operands.
     pub const SM_120F: Self = Self { reach: Reach::Family, capability: (12, 0) };
 
-    /// The compute capability of the first device that its code runs on.
+    /// Compute capability of the first device that the code runs on.
     pub const fn capability(self) -> Capability {
         self.capability
     }
 
-    /// On which devices from that one on its code runs.
+    /// Range of devices, from the first one on, that the code runs on.
     pub const fn reach(self) -> Reach {
         self.reach
     }
 
-    /// Whether its code runs on a device.
+    /// Whether the code runs on a device.
     pub fn runs_on(self, device: Capability) -> bool {
         match self.reach {
             Reach::Onward => self.capability <= device,
@@ -87,9 +87,9 @@ impl fmt::Display for Arch {
     }
 }
 
-/// A name that is no architecture's.
+/// A text that is not the name of an architecture.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no architecture's name, such as sm_80, sm_90a or sm_100f")]
+#[error("{0:?} is not an architecture; expected a name such as sm_80, sm_90a or sm_100f")]
 pub struct ParseError(String);
 
 impl FromStr for Arch {
@@ -105,7 +105,7 @@ fn parse(name: &str) -> Option<Arch> {
     let suffixed = [Reach::Family, Reach::Alone].into_iter().find(|reach| number.ends_with(reach.suffix()));
     let reach = suffixed.unwrap_or(Reach::Onward);
     let digits = number.strip_suffix(reach.suffix())?;
-    // `parse` alone would take a sign.
+    // `parse` alone would accept a sign.
     let number: u32 = digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())??;
     // The last digit is the minor number.
     (number >= 10).then_some(Arch { reach, capability: (number / 10, number % 10) })
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_says_capability_and_reach() {
+    fn name_determines_capability_and_reach() {
         for (name, capability, reach) in [
             ("sm_80", (8, 0), Reach::Onward),
             ("sm_89", (8, 9), Reach::Onward),
@@ -136,15 +136,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name_is_refused() {
+    fn invalid_names_are_refused() {
         for name in ["", "sm_", "sm_f", "sm_x0", "sm_+80", "sm_5", "sm_90af", "80", "compute_80", "sm_80 "] {
             let error = name.parse::<Arch>().unwrap_err().to_string();
-            assert_eq!(error, format!("{name:?} is no architecture's name, such as sm_80, sm_90a or sm_100f"));
+            assert_eq!(
+                error,
+                format!("{name:?} is not an architecture; expected a name such as sm_80, sm_90a or sm_100f")
+            );
         }
     }
 
     #[test]
-    fn code_runs_where_its_suffix_says() {
+    fn suffix_determines_where_code_runs() {
         let devices = [(7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1)];
         let runs = |name: &str| {
             let arch: Arch = name.parse().unwrap();
@@ -158,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_special_is_the_greatest() {
+    fn most_specific_architecture_is_the_greatest() {
         let mut arches: Vec<Arch> =
             ["sm_103a", "sm_100f", "sm_80", "sm_90", "sm_103f"].map(|name| name.parse().unwrap()).into();
         arches.sort();

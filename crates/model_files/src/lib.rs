@@ -9,22 +9,22 @@ use safetensors::tensor::TensorView;
 /// Type, shape and bytes of a tensor.
 pub type Content = (Dtype, Vec<usize>, Vec<u8>);
 
-/// A tensor of any type.
+/// Returns a tensor of any type.
 pub fn raw(dtype: Dtype, shape: &[usize], bytes: &[u8]) -> Content {
     (dtype, shape.to_vec(), bytes.to_vec())
 }
 
-/// A tensor of f32.
+/// Returns a tensor of f32.
 pub fn f32s(shape: &[usize], numbers: &[f32]) -> Content {
     (Dtype::F32, shape.to_vec(), numbers.iter().flat_map(|x| x.to_le_bytes()).collect())
 }
 
-/// A vector of i64.
+/// Returns a vector of i64.
 pub fn i64s(numbers: &[i64]) -> Content {
     (Dtype::I64, vec![numbers.len()], numbers.iter().flat_map(|x| x.to_le_bytes()).collect())
 }
 
-/// The tensors of a file, by name.
+/// Tensors of a file, by name.
 #[derive(Clone, Debug, Default)]
 pub struct Tensors(BTreeMap<String, Content>);
 
@@ -35,21 +35,21 @@ impl Tensors {
         self
     }
 
-    /// Its tensors.
+    /// Returns the tensors with their names.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Content)> {
         self.0.iter().map(|(name, content)| (&name[..], content))
     }
 
-    /// Takes a tensor away.
+    /// Removes a tensor.
     ///
     /// # Panics
-    /// If it is not there.
+    /// If there is no tensor `name`.
     pub fn remove(&mut self, name: &str) -> &mut Self {
         self.0.remove(name).unwrap_or_else(|| panic!("no tensor {name}"));
         self
     }
 
-    /// Replaces a tensor, or takes it away for `None`.
+    /// Replaces a tensor. `None` removes it.
     pub fn change(&mut self, name: &str, content: Option<Content>) -> &mut Self {
         match content {
             Some(content) => self.set(name, content),
@@ -57,7 +57,7 @@ impl Tensors {
         }
     }
 
-    /// Adds an NVFP4 weight `[n, k]` whose bytes follow from `seed`, with a global scale of 1/4 and an input scale of 1/2.
+    /// Adds an NVFP4 weight `[n, k]` with a global scale of 1/4 and an input scale of 1/2. `seed` determines its bytes.
     pub fn set_nvfp4(&mut self, module: &str, format: Format, [n, k]: [usize; 2], seed: u8) -> &mut Self {
         let bytes = |count: usize, step: u8| -> Vec<u8> {
             (0..count).map(|i| seed.wrapping_add((i as u8).wrapping_mul(step))).collect()
@@ -73,7 +73,8 @@ impl Tensors {
             .set(format!("{module}{}", format.input()), f32s(&[1], &[input]))
     }
 
-    /// The experts of a layer, gate, up and down projection each, in which `names` replaces `gate_proj`, `up_proj`, `down_proj`.
+    /// Adds the experts of a layer, each with a gate, up and down projection. `names` replaces `gate_proj`, `up_proj`,
+    /// `down_proj`.
     pub fn set_experts(&mut self, block: &str, names: [&str; 3], format: Format, experts: usize) -> &mut Self {
         for expert in 0..experts {
             for (index, (name, sizes)) in names.iter().zip([[16, 32], [16, 32], [32, 16]]).enumerate() {
@@ -84,21 +85,22 @@ impl Tensors {
         self
     }
 
-    /// The bytes of the file.
+    /// Returns the bytes of the file.
     pub fn to_bytes(&self) -> Vec<u8> {
         let views = self.0.iter().map(|(name, (dtype, shape, bytes))| {
-            (name, TensorView::new(*dtype, shape.clone(), bytes).expect("bytes of this shape"))
+            (name, TensorView::new(*dtype, shape.clone(), bytes).expect("the bytes fit the shape"))
         });
-        safetensors::serialize(views, None).expect("a valid file")
+        safetensors::serialize(views, None).expect("the tensors form a valid file")
     }
 
-    /// Writes the file.
+    /// Writes the file and returns its path.
     pub fn write(&self, path: &Path) -> PathBuf {
-        std::fs::write(path, self.to_bytes()).expect("a folder of the test");
+        std::fs::write(path, self.to_bytes()).expect("the test's folder is writable");
         path.to_owned()
     }
 
-    /// Writes `shards` files with an index beside them, tensor after tensor to the next file; returns the index's path.
+    /// Distributes the tensors over `shards` files in turn, writes the files and an index, and returns the index's
+    /// path.
     pub fn write_sharded(&self, folder: &Path, shards: usize) -> PathBuf {
         let mut files = vec![Self::default(); shards];
         let mut weight_map = BTreeMap::new();
@@ -112,12 +114,12 @@ impl Tensors {
         }
         let index = folder.join(nvfp4::checkpoint::INDEX_NAME);
         std::fs::write(&index, serde_json::json!({"weight_map": weight_map}).to_string())
-            .expect("a folder of the test");
+            .expect("the test's folder is writable");
         index
     }
 }
 
-/// What shards are called.
+/// Returns the file name of a shard.
 pub fn shard_name(shard: usize, shards: usize) -> String {
     format!("model-{:05}-of-{shards:05}.safetensors", shard + 1)
 }

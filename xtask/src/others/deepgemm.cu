@@ -1,5 +1,6 @@
-// DeepGEMM's bf16 kernel for Hopper on its own: its host code needs PyTorch. Instantiates the kernel as `sm90_bf16_gemm.hpp`
-// of theirs does, and compares with a sum on the host: small integers, so that nothing is rounded but the result.
+// Runs DeepGEMM's bf16 kernel for Hopper without DeepGEMM's host code, which needs PyTorch. Instantiates the kernel as
+// DeepGEMM's `sm90_bf16_gemm.hpp` does and compares with a sum on the host. The inputs are small integers, so only the
+// result is rounded.
 #include <cuda.h>
 #include <cuda_runtime.h>
 
@@ -53,7 +54,7 @@ int main(int count, char **arguments) {
             float sum = 0;
             for (uint32_t l = 0; l < k; l++) sum += float(a[i * k + l]) * float(b[j * k + l]);
             if (float(d[i * n + j]) != float(bf16(sum))) {
-                printf("Failed: d[%u, %u] is %g, not %g\n", i, j, float(d[i * n + j]), float(bf16(sum)));
+                printf("Failed: d[%u, %u] is %g, expected %g\n", i, j, float(d[i * n + j]), float(bf16(sum)));
                 return 1;
             }
         }

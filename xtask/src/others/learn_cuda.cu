@@ -1,5 +1,5 @@
-// A product of learn-cuda's on its own: its host code needs PyTorch. PRODUCT_FILE has the function PRODUCT. C = A B^T, compared with a sum
-// on the host: small integers, so that nothing is rounded but the result.
+// Runs a product of learn-cuda without learn-cuda's host code, which needs PyTorch. PRODUCT_FILE defines the function
+// PRODUCT. C = A B^T is compared with a sum on the host. The inputs are small integers, so only the result is rounded.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -28,7 +28,7 @@ int main(int count, char **arguments) {
             float sum = 0;
             for (int l = 0; l < k; l++) sum += float(a[i * k + l]) * float(b[j * k + l]);
             if (float(c[i * n + j]) != float(nv_bfloat16(sum))) {
-                printf("Failed: c[%d, %d] is %g, not %g\n", i, j, float(c[i * n + j]), float(nv_bfloat16(sum)));
+                printf("Failed: c[%d, %d] is %g, expected %g\n", i, j, float(c[i * n + j]), float(nv_bfloat16(sum)));
                 return 1;
             }
         }

@@ -1,8 +1,10 @@
-//! `cargo xtask others`: other people's kernels in the emulator.
+//! `cargo xtask others`: runs kernels of other projects in the emulator.
 //!
-//! Fetches nothing of theirs. Given source trees, it builds programs with nvcc, their kernels as PTX, and runs them under
-//! `ptx-emulator run`: CUTLASS's examples verify themselves; of DeepGEMM, whose host code needs PyTorch, a kernel is
-//! launched by `deepgemm.cu` beside this file, and those of learn-cuda by `learn_cuda.cu`. Given a folder of PTX, it runs each launch file there.
+//! It downloads no kernels. From given source trees it builds programs with nvcc, with kernels as PTX, and runs them
+//! under
+//! `ptx-emulator run`. CUTLASS's examples verify themselves. The host code of DeepGEMM and learn-cuda needs PyTorch, so
+//! `deepgemm.cu` and `learn_cuda.cu` beside this file launch their kernels. From a folder of PTX it runs each launch
+//! file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,43 +15,45 @@ use anyhow::{Context, ensure};
 
 use crate::{table::Table, workspace};
 
-/// Build other people's kernels, run them in the emulator, and print kernel, level, schedule, verdict and time.
+/// Build kernels of other projects, run them in the emulator, and print kernel, level, schedule, verdict and time
 #[derive(clap::Args)]
 pub struct Args {
-    /// A source tree of CUTLASS
+    /// Source tree of CUTLASS
     #[arg(long)]
     cutlass: Option<PathBuf>,
-    /// A source tree of DeepGEMM; needs --cutlass too
+    /// Source tree of DeepGEMM; needs --cutlass too
     #[arg(long, requires = "cutlass")]
     deepgemm: Option<PathBuf>,
-    /// A source tree of gau-nernst/learn-cuda: its products for sm_100
+    /// Source tree of gau-nernst/learn-cuda; runs its products for sm_100
     #[arg(long)]
     learn_cuda: Option<PathBuf>,
-    /// A folder of PTX with a launch file `NAME.json` for each kernel, and perhaps a `NAME.py` that checks what the launch
-    /// has saved there, with numpy for instance: it ends with 0 where all is right
+    /// Folder of PTX with a launch file `NAME.json` per kernel. An optional `NAME.py` checks the results that the
+    /// launch
+    /// saved there and exits with 0 if they are right
     #[arg(long)]
     ptx: Option<PathBuf>,
-    /// A CUDA toolkit: a folder with bin/nvcc and include, such as PyPI's nvidia/cu13
+    /// CUDA toolkit: a folder with bin/nvcc and include, such as PyPI's nvidia/cu13
     #[arg(long, default_value = "target/nvcc/nvidia/cu13")]
     cuda: PathBuf,
-    /// Install the toolkit from PyPI there if there is none
+    /// Install the toolkit from PyPI into the folder of --cuda if it is missing
     #[arg(long)]
     install: bool,
-    /// Only what has this in its name
+    /// Only kernels whose name contains this text
     #[arg(long)]
     only: Vec<String>,
-    /// Another example of CUTLASS: `PATH[:ARCH[:ARGUMENT …]]`, below its `examples`; 90a if the name does not say Blackwell
+    /// Example of CUTLASS to run instead of the built-in list: `PATH[:ARCH[:ARGUMENT …]]`, below its `examples`. ARCH
+    /// defaults to 100a if PATH contains "blackwell", otherwise to 90a
     #[arg(long)]
     example: Vec<String>,
-    /// Levels to run at
+    /// Levels of the emulator
     #[arg(long, default_values = ["default"])]
     level: Vec<String>,
-    /// Schedules to run with
+    /// Schedules of the emulator
     #[arg(long, default_values = ["fair"])]
     schedule: Vec<String>,
 }
 
-/// What nvcc from PyPI consists of; curand's headers are for CUTLASS's examples.
+/// PyPI packages of nvcc. CUTLASS's examples need curand's headers.
 const PACKAGES: [&str; 6] = [
     "nvidia-cuda-nvcc==13.5.37",
     "nvidia-cuda-runtime==13.5.37",
@@ -59,8 +63,8 @@ const PACKAGES: [&str; 6] = [
     "nvidia-curand",
 ];
 
-/// Examples of CUTLASS that are run unless others are named: file, architecture, arguments. Sizes are small, so that each
-/// takes seconds.
+/// CUTLASS examples to run by default: file, architecture, arguments. The sizes are small, so that each example takes
+/// seconds.
 const EXAMPLES: [(&str, &str, &str); 37] = [
     ("cute/tutorial/sgemm_1.cu", "90a", "256 256 64"),
     ("cute/tutorial/sgemm_sm80.cu", "90a", "256 256 64 T N"),
@@ -150,20 +154,20 @@ const EXAMPLES: [(&str, &str, &str); 37] = [
 const GROUPED: &str = "--m=256 --n=256 --k=128 --groups=2 --iterations=0";
 const GEMM: &str = "--m=256 --n=256 --k=256 --iterations=0";
 
-/// Products of learn-cuda's for sm_100: the folder, and functions there. That of `v7c` is in `matmul_v7.cu`, or `matmul_v7c.cu`.
+/// Folder and functions of learn-cuda's products for sm_100. `v7c` is in `matmul_v7.cu` or `matmul_v7c.cu`.
 const PRODUCTS: (&str, [&str; 12]) =
     ("02e_matmul_sm100", ["v0", "v1a", "v1b", "v2a", "v2b", "v3", "v4", "v5", "v6", "v7a", "v7b", "v7c"]);
 
-/// What is needed to build and to run.
+/// Paths and options for building and running programs.
 struct Tools<'a> {
     args: &'a Args,
-    /// Where this workspace's command and libraries are.
+    /// Folder of this workspace's command and libraries.
     built: PathBuf,
-    /// Where programs are built.
+    /// Folder of the built programs.
     programs: PathBuf,
 }
 
-/// Builds, runs, prints.
+/// Builds and runs the selected kernels and prints the table of verdicts.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let built = workspace::target_dir().join("release");
     let programs = workspace::target_dir().join("others");
@@ -176,7 +180,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         "--package=emulated_driver",
         "--package=emulated_runtime",
     ]);
-    ensure!(cargo.current_dir(workspace::root()).status()?.success(), "the emulator does not build");
+    ensure!(cargo.current_dir(workspace::root()).status()?.success(), "cannot build the emulator");
     if args.install && !args.cuda.join("bin/nvcc").exists() {
         install(&args.cuda)?;
     }
@@ -231,7 +235,7 @@ fn chosen(args: &Args, name: &str) -> bool {
     args.only.is_empty() || args.only.iter().any(|only| name.contains(only.as_str()))
 }
 
-/// The examples that are asked for, or else those of the list.
+/// Returns the requested examples, or the default list.
 fn examples(args: &Args) -> Vec<(String, String, String)> {
     let named = args.example.iter().map(|text| {
         let mut parts = text.splitn(3, ':').map(str::to_owned);
@@ -246,23 +250,26 @@ fn examples(args: &Args) -> Vec<(String, String, String)> {
 
 /// Installs nvcc from PyPI.
 fn install(cuda: &Path) -> anyhow::Result<()> {
-    let target = cuda.ancestors().nth(2).context("a toolkit lies at least two folders deep, as nvidia/cu13")?;
+    let target = cuda
+        .ancestors()
+        .nth(2)
+        .context("the path of --cuda must end with two folders of the package, such as nvidia/cu13")?;
     let mut pip = Command::new("python3");
     pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"]).arg(target).args(PACKAGES);
     ensure!(
         pip.status().context("cannot run python3")?.success(),
-        "pip could not install nvcc into {}",
+        "pip failed to install nvcc into {}",
         target.display()
     );
     Ok(())
 }
 
-/// What stands for headers of PyTorch's.
+/// Folder of the replacements for PyTorch headers.
 fn stubs() -> PathBuf {
     workspace::root().join("xtask/src/others")
 }
 
-/// A program to build.
+/// A program to build with nvcc.
 struct Program<'a> {
     name: &'a str,
     source: &'a Path,
@@ -272,7 +279,7 @@ struct Program<'a> {
 }
 
 impl Tools<'_> {
-    /// Builds a program and runs it at each level with each schedule.
+    /// Builds a program and runs it at every level with every schedule.
     fn program(&self, table: &mut Table, program: &Program<'_>, arguments: &str) -> anyhow::Result<()> {
         let Program { name, source, arch, include, defines } = *program;
         let program = self.programs.join(name.replace([' ', '/'], "_"));
@@ -287,7 +294,7 @@ impl Tools<'_> {
             .args(["libemulated_runtime.so", "libemulated_driver.so"].map(|library| self.built.join(library)))
             .arg("-o")
             .arg(&program);
-        // A program is built again only where its command or its source is another.
+        // A program is rebuilt only if its command or its source changed.
         let command = format!("{nvcc:?}");
         let log = program.with_extension("command");
         let age = |file: &Path| file.metadata().and_then(|of| of.modified()).ok();
@@ -295,12 +302,12 @@ impl Tools<'_> {
         if !built {
             let output = nvcc
                 .output()
-                .with_context(|| format!("{}: pass --install, or --cuda", nvcc.get_program().display()))?;
+                .with_context(|| format!("cannot run {}; use --install or --cuda", nvcc.get_program().display()))?;
             eprintln!("{name}: nvcc took {:.0} s", began.elapsed().as_secs_f64());
             if !output.status.success() {
                 let words = String::from_utf8_lossy(&output.stderr);
                 let error = words.lines().find(|line| line.contains("error")).unwrap_or("nvcc failed");
-                table.row([name.into(), "".into(), "".into(), format!("does not build: {error}"), "".into()]);
+                table.row([name.into(), "".into(), "".into(), format!("build failed: {error}"), "".into()]);
                 return Ok(());
             }
             fs::write(&log, command).with_context(|| log.display().to_string())?;
@@ -318,7 +325,7 @@ impl Tools<'_> {
         })
     }
 
-    /// Runs each launch file of a folder, and what checks its results.
+    /// Runs each launch file of a folder, and then the script that checks its results.
     fn launches(&self, table: &mut Table, folder: &Path) -> anyhow::Result<()> {
         let files = folder.read_dir().with_context(|| folder.display().to_string())?;
         let mut files: Vec<PathBuf> = files.flatten().map(|file| file.path()).collect();
@@ -349,7 +356,7 @@ impl Tools<'_> {
         Ok(())
     }
 
-    /// A row for each level and schedule.
+    /// Adds a table row per level and schedule.
     fn each(
         &self,
         table: &mut Table,
@@ -373,7 +380,7 @@ fn first_line(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).lines().next().unwrap_or_default().to_owned()
 }
 
-/// What a run says of itself: a fault, a refusal, its own verification. `ran` where it verifies nothing.
+/// Returns the verdict of a run: a fault, a refusal, or its own verification. `ran`: the run verifies nothing.
 fn verdict(output: &Output) -> String {
     let [out, error] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
     let both = || out.lines().chain(error.lines());
@@ -409,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_is_what_the_run_says() {
+    fn verdict_is_read_from_the_output() {
         assert_eq!(of(0, "  Disposition: Passed\n", ""), "right");
         assert_eq!(of(0, "Disposition: Failed", ""), "wrong");
         assert_eq!(of(0, "7 GFlop/s", ""), "ran");

@@ -1,9 +1,13 @@
-//! Which file of a crate imports which, and circles of them.
+//! Imports between the files of a crate, and cycles of them.
 //!
-//! A file imports what its paths name: in `use`, and where code spells a path out, in macros too. A path belongs to the file
-//! of the last module in it: `crate::a::b::Item` to `a/b.rs`. Where `a/mod.rs` hands the item on (`pub use b::Item`), whoever
-//! names `crate::a::Item` imports `a/mod.rs` and `a/b.rs`; `a/mod.rs` imports it only if it uses it itself. A declaration
-//! (`mod b;`), a visibility (`pub(in crate::a)`) and a link in a comment are no imports.
+//! A file imports the files that its paths name, both in `use` and in code, including macros. A path belongs to the
+//! file
+//! of the last module in it: `crate::a::b::Item` to `a/b.rs`. If `a/mod.rs` re-exports the item (`pub use b::Item`),
+//! then
+//! a file that names `crate::a::Item` imports both `a/mod.rs` and `a/b.rs`. The re-export is an import of `a/mod.rs`
+//! only
+//! if `a/mod.rs` also uses the item itself. Declarations (`mod b;`), visibilities (`pub(in crate::a)`) and links in
+//! comments are not imports.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -13,19 +17,20 @@ use syn::visit::{self, Visit};
 
 use super::sources::Sources;
 
-/// The most files that may import each other.
+/// Maximum number of files in an import cycle.
 pub const MOST_FILES: usize = 3;
 
-/// Names that a file imports of others.
+/// Imported names, by importing file and imported file.
 type Imports<'a> = BTreeMap<&'a Path, BTreeMap<&'a Path, BTreeSet<String>>>;
 
-/// Every circle of too many files, in words: the files, and the names that tie each to others of the circle.
+/// Returns a message for every cycle of too many files: the files, and the names that each imports from others of the
+/// cycle.
 pub fn circles(sources: &Sources) -> Vec<String> {
     let mut modules_of_others = BTreeSet::new();
     for (file, source) in sources.files() {
         modules_of_others.extend(children(sources, file, &source.tree).into_values());
     }
-    // A file that is nobody's module is a crate's root: a library, a program, a test, a build script.
+    // A file that no module declaration names is the root of a crate: a library, program, test or build script.
     let roots = sources.files().map(|(file, _)| file).filter(|file| !modules_of_others.contains(file));
     let found = roots.flat_map(|root| {
         let imports = imports(sources, root);
@@ -35,8 +40,9 @@ pub fn circles(sources: &Sources) -> Vec<String> {
     found.collect()
 }
 
-/// The imports, in words, that go from a lower floor of a crate to a higher one. Floors are files and folders of its `src`, from
-/// the ground up; the crate's root is above all of them.
+/// Returns a message for every import from a lower floor of a crate to a higher one. Floors are files and folders of
+/// the
+/// crate's `src`, from the lowest up. The crate's root is above all floors.
 pub fn upward(sources: &Sources, src: &Path, floors: &[&[&str]]) -> Vec<String> {
     let Some((root, _)) = sources.get(&src.join("lib.rs")) else { return Vec::new() };
     let floor = |file: &Path| {
@@ -46,19 +52,24 @@ pub fn upward(sources: &Sources, src: &Path, floors: &[&[&str]]) -> Vec<String> 
     let mut found = Vec::new();
     for (from, others) in imports(sources, root).into_iter().filter(|(from, _)| *from != root) {
         let Some(own) = floor(from) else {
-            found.push(format!("{}: no floor of {} has this file", from.display(), src.display()));
+            found.push(format!("{}: the file is on no floor of {}; add it to FLOORS", from.display(), src.display()));
             continue;
         };
         for (to, names) in others.into_iter().filter(|(to, _)| floor(to).is_none_or(|floor| floor > own)) {
             let names: Vec<_> = names.into_iter().collect();
-            found.push(format!("{}: imports {} of a higher floor, {}", from.display(), names.join(", "), to.display()));
+            found.push(format!(
+                "{}: imports {} from a higher floor, {}",
+                from.display(),
+                names.join(", "),
+                to.display()
+            ));
         }
     }
     found
 }
 
 fn describe(root: &Path, circle: &BTreeSet<&Path>, imports: &Imports<'_>) -> String {
-    let mut text = format!("{}: a circle of {} files:", root.display(), circle.len());
+    let mut text = format!("{}: import cycle of {} files:", root.display(), circle.len());
     for (from, others) in circle.iter().map(|file| (file, &imports[file])) {
         for (to, names) in others.iter().filter(|(to, _)| circle.contains(*to)) {
             let names: Vec<_> = names.iter().map(String::as_str).collect();
@@ -68,7 +79,7 @@ fn describe(root: &Path, circle: &BTreeSet<&Path>, imports: &Imports<'_>) -> Str
     text
 }
 
-/// The files of the modules that a file declares, by the modules' paths below the file's own.
+/// Returns the files of the modules that a file declares, by module path relative to the file's own module.
 fn children<'a>(sources: &'a Sources, file: &Path, tree: &syn::File) -> BTreeMap<Vec<String>, &'a Path> {
     fn collect(items: &[syn::Item], inside: &mut Vec<String>, declared: &mut Vec<Vec<String>>) {
         for item in items {
@@ -84,7 +95,7 @@ fn children<'a>(sources: &'a Sources, file: &Path, tree: &syn::File) -> BTreeMap
     let mut declared = Vec::new();
     collect(&tree.items, &mut Vec::new(), &mut declared);
     let folder = file.parent().unwrap_or(Path::new(""));
-    // Modules of `a.rs` lie in `a/`; of `mod.rs` and of a crate's root, beside it.
+    // Submodules of `a.rs` lie in `a/`. Submodules of `mod.rs` and of a crate root lie beside it.
     let folders = [folder.join(file.file_stem().unwrap_or_default()), folder.to_owned()];
     let place = |path: &Vec<String>| {
         let places = folders.iter().flat_map(|folder| {
@@ -96,12 +107,12 @@ fn children<'a>(sources: &'a Sources, file: &Path, tree: &syn::File) -> BTreeMap
     declared.into_iter().filter_map(|path| place(&path).map(|file| (path, file))).collect()
 }
 
-/// What the files of a crate import of each other.
+/// Returns the imports between the files of a crate.
 fn imports<'a>(sources: &'a Sources, root: &'a Path) -> Imports<'a> {
     let mut tree = Crate::default();
     let mut new = vec![(Vec::new(), root)];
     while let Some((path, file)) = new.pop() {
-        let (file, source) = sources.get(file).expect("a module has a file");
+        let (file, source) = sources.get(file).expect("every module has a file");
         tree.add(&path, file, &source.tree.items);
         let children = children(sources, file, &source.tree).into_iter();
         new.extend(children.map(|(below, child)| ([path.clone(), below].concat(), child)));
@@ -110,7 +121,7 @@ fn imports<'a>(sources: &'a Sources, root: &'a Path) -> Imports<'a> {
     for (path, module) in &tree.0 {
         let in_parents_file = path.split_last().is_some_and(|(_, parent)| tree.0[parent].file == module.file);
         if !in_parents_file {
-            let (_, source) = sources.get(module.file).expect("a module has a file");
+            let (_, source) = sources.get(module.file).expect("every module has a file");
             let mut finder = Finder { tree: &tree, module: path.clone(), file: module.file, found: BTreeMap::new() };
             finder.visit_file(&source.tree);
             imports.insert(module.file, finder.found);
@@ -119,18 +130,18 @@ fn imports<'a>(sources: &'a Sources, root: &'a Path) -> Imports<'a> {
     imports
 }
 
-/// The modules of a crate, by path.
+/// Modules of a crate, by path.
 #[derive(Default)]
 struct Crate<'a>(BTreeMap<Vec<String>, Module<'a>>);
 
 struct Module<'a> {
     file: &'a Path,
-    /// Names that it hands on (`pub use`), each with the path where it comes from.
+    /// Names that the module re-exports (`pub use`), each with its original path.
     handed_on: BTreeMap<String, Vec<String>>,
 }
 
 impl<'a> Crate<'a> {
-    /// Adds a module, and those that stand inside of its file.
+    /// Adds a module and the inline modules in its file.
     fn add(&mut self, path: &[String], file: &'a Path, items: &[syn::Item]) {
         let mut handed_on = BTreeMap::new();
         for item in items {
@@ -147,8 +158,9 @@ impl<'a> Crate<'a> {
         self.0.insert(path.to_vec(), Module { file, handed_on });
     }
 
-    /// The modules that a path which a module names is imported from, with the name in each. The first is the last module in
-    /// the path itself. If that only hands the name on, the module where the name comes from follows, and so on.
+    /// Returns the modules that `path`, used in `module`, is imported from, with the name in each. The first one is the
+    /// last
+    /// module in the path itself. If that module re-exports the name, the original module follows, and so on.
     fn resolve(&self, module: &[String], path: &[String]) -> Vec<(&'a Path, String)> {
         let (mut module, mut path) = (module.to_vec(), path.to_vec());
         let mut found = Vec::new();
@@ -156,7 +168,7 @@ impl<'a> Crate<'a> {
             let name = rest.first().or(at.last()).map_or_else(|| "crate".to_owned(), String::clone);
             let target = &self.0[&at];
             found.push((target.file, name.clone()));
-            // Two modules that only hand a name to each other: it comes from nowhere.
+            // Bounds the search: two modules may re-export a name from each other.
             let Some(from) = target.handed_on.get(&name).filter(|_| !rest.is_empty() && found.len() < 16) else {
                 break;
             };
@@ -165,14 +177,15 @@ impl<'a> Crate<'a> {
         found
     }
 
-    /// The last module in a path that a module names, and the rest of the path behind it. `None` for a path of another crate.
+    /// Splits `path`, used in `module`, into the last module in it and the rest. `None`: the path belongs to another
+    /// crate.
     fn walk<'p>(&self, module: &[String], path: &'p [String]) -> Option<(Vec<String>, &'p [String])> {
         let mut at = module.to_vec();
         let mut rest = path;
         match path.first()?.as_str() {
             "crate" => at.clear(),
             "self" | "super" => {}
-            // A path may begin with a module of the module at hand.
+            // A path may begin with a submodule of the current module.
             first if self.0.contains_key(&[module, &[first.to_owned()]].concat()) => {}
             _ => return None,
         }
@@ -194,12 +207,12 @@ impl<'a> Crate<'a> {
     }
 }
 
-/// Whether a `use` is there for others.
+/// Whether a `use` is a re-export.
 fn hands_on(item: &syn::ItemUse) -> bool {
     !matches!(item.vis, syn::Visibility::Inherited) && item.leading_colon.is_none()
 }
 
-/// A path of a `use`, and what it is called there: nothing for `*` and `_`.
+/// A path of a `use`, and the name that it is bound to. `None`: `*` or `_`.
 struct Leaf {
     path: Vec<String>,
     name: Option<String>,
@@ -234,17 +247,17 @@ fn leaves(tree: &syn::UseTree) -> Vec<Leaf> {
     found
 }
 
-/// Finds what a file imports.
+/// Visitor that collects the imports of a file.
 struct Finder<'a, 'm> {
     tree: &'m Crate<'a>,
-    /// The module at hand.
+    /// Path of the current module.
     module: Vec<String>,
     file: &'a Path,
     found: BTreeMap<&'a Path, BTreeSet<String>>,
 }
 
 impl Finder<'_, '_> {
-    /// Notes a path, if it is one into this crate.
+    /// Records a path if it leads into this crate.
     fn note(&mut self, path: &[String]) {
         for (file, name) in self.tree.resolve(&self.module, path) {
             if file != self.file {
@@ -253,7 +266,7 @@ impl Finder<'_, '_> {
         }
     }
 
-    /// Notes a path that code spells out: one of two names or more, or of a name that the module also hands on.
+    /// Records a path in code: a path of two or more names, or one that begins with a name the module re-exports.
     fn note_spelt(&mut self, path: &[String]) {
         let Some(first) = path.first() else { return };
         if let Some(from) = self.tree.0.get(&self.module).and_then(|module| module.handed_on.get(first)) {
@@ -263,14 +276,14 @@ impl Finder<'_, '_> {
         }
     }
 
-    /// Notes every path in a macro's tokens, which may be anything.
+    /// Records every path in the tokens of a macro, whose syntax is unknown.
     fn note_tokens(&mut self, tokens: TokenStream) {
         let mut path: Vec<String> = Vec::new();
         let mut colons = 0;
         for token in tokens {
             match token {
                 TokenTree::Ident(name) => {
-                    // A name goes on with the path behind two colons, and begins one elsewhere.
+                    // After two colons a name continues the path. Otherwise it begins a new path.
                     if colons != 2 {
                         self.note_spelt(&path);
                         path.clear();
@@ -302,7 +315,7 @@ impl<'ast> Visit<'ast> for Finder<'_, '_> {
 
     fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
         for leaf in leaves(&item.tree) {
-            // Nobody knows here which names a `*` hands on. So the module counts as importing them itself.
+            // The names that a `*` re-exports are unknown, so the module counts as importing them itself.
             if item.leading_colon.is_none() && !(hands_on(item) && leaf.name.is_some()) {
                 self.note(&leaf.path);
             }
@@ -325,7 +338,7 @@ impl<'ast> Visit<'ast> for Finder<'_, '_> {
     fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
 }
 
-/// The sets of files that all reach each other, of two files or more.
+/// Returns the sets of at least two files that all reach each other.
 fn strongly_connected<'a>(imports: &Imports<'a>) -> Vec<BTreeSet<&'a Path>> {
     let reached = |from: &'a Path| {
         let (mut reached, mut new) = (BTreeSet::new(), vec![from]);
@@ -353,7 +366,7 @@ mod tests {
         Sources::parse(files.iter().map(|(path, text)| (path.into(), (*text).to_owned()))).unwrap()
     }
 
-    /// What `src/a.rs` imports in a crate of some modules, as `file: names`.
+    /// Returns what `src/a.rs` with this text imports in a small crate, as `file: names`.
     fn imported(text: &str) -> Vec<String> {
         let files = [
             (
@@ -375,20 +388,20 @@ mod tests {
     }
 
     #[test]
-    fn an_import_of_a_higher_floor_and_a_file_of_no_floor_are_found() {
+    fn imports_from_higher_floors_are_found() {
         let lib = ("src/lib.rs", "mod a; mod b; mod c; pub use b::B;");
         let (b, c) = (("src/b.rs", "use crate::a::A;"), ("src/c.rs", ""));
         let floors: [&[&str]; 2] = [&["a"], &["b", "c"]];
         let found =
             |a: &'static str, floors| upward(&sources(&[lib, ("src/a/mod.rs", a), b, c]), Path::new("src"), floors);
         assert!(found("fn f() {}", &floors).is_empty());
-        assert_eq!(found("use crate::b::B;", &floors), ["src/a/mod.rs: imports B of a higher floor, src/b.rs"]);
+        assert_eq!(found("use crate::b::B;", &floors), ["src/a/mod.rs: imports B from a higher floor, src/b.rs"]);
         assert_eq!(found("use crate::B;", &floors).len(), 2);
-        assert_eq!(found("", &[&["a"], &["b"]]), ["src/c.rs: no floor of src has this file"]);
+        assert_eq!(found("", &[&["a"], &["b"]]), ["src/c.rs: the file is on no floor of src; add it to FLOORS"]);
     }
 
     #[test]
-    fn a_path_belongs_to_the_file_of_its_last_module() {
+    fn path_belongs_to_file_of_its_last_module() {
         for (text, expected) in [
             ("use crate::b::{X, Y as Z};", "src/b.rs: X Y"),
             ("use super::b::*;", "src/b.rs: *"),
@@ -422,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn declarations_tests_visibilities_other_crates_and_comments_are_no_imports() {
+    fn declarations_visibilities_and_comments_are_no_imports() {
         for text in [
             "mod e;",
             "mod e; pub use e::E;",
@@ -442,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn a_circle_of_more_than_three_files_is_shown_with_its_names() {
+    fn import_cycle_is_reported_with_its_names() {
         let ring = |files: usize| {
             let modules: String = (0..files).map(|at| format!("mod m{at};")).collect();
             let mut all = vec![("src/lib.rs".to_owned(), modules)];
@@ -453,7 +466,7 @@ mod tests {
             circles(&sources(&all))
         };
         assert_eq!(ring(3), [""; 0]);
-        let shown = "src/lib.rs: a circle of 4 files:
+        let shown = "src/lib.rs: import cycle of 4 files:
   src/m0.rs → src/m1.rs: N0
   src/m1.rs → src/m2.rs: N1
   src/m2.rs → src/m3.rs: N2
@@ -462,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_only_lead_to_a_circle_or_away_from_it_are_not_of_it() {
+    fn files_outside_a_cycle_are_not_part_of_it() {
         let text = [
             ("src/lib.rs", "mod a; mod b; mod c; mod d; mod e; use a::A;"),
             ("src/a.rs", "use crate::b::B;"),

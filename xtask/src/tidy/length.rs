@@ -1,25 +1,26 @@
-//! Functions that are too long to be understood at one look.
+//! Functions that are too long to read at once.
 
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 use syn::{Block, Expr, Signature, Stmt};
 
-/// The most lines of a function, from `fn` to its last brace.
+/// Maximum lines of a function, from `fn` to its closing brace.
 pub const MOST_LINES: usize = 80;
 
-/// The most lines of an arm of a table.
+/// Maximum lines of an arm of a table.
 const MOST_LINES_OF_AN_ARM: usize = 4;
 
-/// The functions that are longer and no tables, each as its line and words.
+/// Returns the functions that are too long and are not tables, each as its line and a message.
 ///
-/// A table is a function whose body is one `match`, of which no arm is longer than [`MOST_LINES_OF_AN_ARM`] lines: it is read
-/// arm by arm.
+/// A table is a function whose body is one `match` with arms of at most [`MOST_LINES_OF_AN_ARM`] lines. It is read arm
+/// by
+/// arm.
 pub fn too_long(file: &syn::File) -> impl Iterator<Item = String> {
     let mut finder = Finder(Vec::new());
     finder.visit_file(file);
     let finder = finder.0.into_iter();
     finder.map(|(line, name, lines)| {
-        format!("{line}: fn {name} has {lines} lines, more than {MOST_LINES}, and is no table")
+        format!("{line}: fn {name} has {lines} lines, expected at most {MOST_LINES}; split it, or make it a table")
     })
 }
 
@@ -69,18 +70,18 @@ mod tests {
         too_long(&parse(text).unwrap()).collect()
     }
 
-    /// A function of so many lines.
+    /// Returns a function of `lines` lines.
     fn function(lines: usize) -> String {
         format!("fn f() {{\n{}}}\n", "g();\n".repeat(lines - 2))
     }
 
     #[test]
-    fn one_line_too_many_is_found_wherever_the_function_stands() {
+    fn long_functions_are_found_in_every_kind_of_block() {
         assert_eq!(found(&function(MOST_LINES)), [""; 0]);
         let long = function(MOST_LINES + 1);
-        let words = "fn f has 81 lines, more than 80, and is no table";
+        let words = "fn f has 81 lines, expected at most 80; split it, or make it a table";
         assert_eq!(found(&long), [format!("1: {words}")]);
-        // Comments are no part of it.
+        // Comments and attributes do not count.
         assert_eq!(found(&format!("/// F.\n#[inline]\n{long}")), [format!("3: {words}")]);
         for around in ["impl S {", "impl T for S {", "trait T {", "mod m {"] {
             assert_eq!(found(&format!("{around}\n{long}}}")), [format!("2: {words}")], "{around}");
@@ -89,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_may_be_long_as_long_as_its_arms_are_short() {
+    fn long_table_with_short_arms_is_accepted() {
         let table = |arm: &str| found(&format!("fn f() {{\nmatch x {{\n{}}}\n}}\n", arm.repeat(50)));
         assert_eq!(table("1 => a(),\n2 => {\nb();\nc()\n}\n"), [""; 0]);
         assert_eq!(table("1 => {\na();\nb();\nc();\nd()\n}\n").len(), 1);

@@ -1,19 +1,20 @@
-//! Unsafe functions whose comments do not say what their caller must see to.
+//! Unsafe functions whose documentation lacks the caller's obligations.
 //!
-//! In an `impl` of a trait the trait says it. Functions that a macro writes are looked for in the macro's tokens.
+//! Functions in an `impl` of a trait are skipped, because the trait documents them. Functions that a macro writes are
+//! found in the macro's tokens.
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 use syn::{Attribute, Expr, ExprLit, Lit, Meta, Signature};
 
-/// The heading under which it is said.
+/// Heading of the section that states the caller's obligations.
 const HEADING: &str = "# Safety";
 
-/// The unsafe functions without it, each as its line and words.
+/// Returns the unsafe functions without the heading, each as its line and a message.
 pub fn unexplained(file: &syn::File) -> impl Iterator<Item = String> {
     let mut finder = Finder(Vec::new());
     finder.visit_file(file);
-    finder.0.into_iter().map(|(line, name)| format!("{line}: unsafe fn {name} has no `{HEADING}`"))
+    finder.0.into_iter().map(|(line, name)| format!("{line}: unsafe fn {name} has no `{HEADING}` section"))
 }
 
 struct Finder(Vec<(usize, String)>);
@@ -25,11 +26,11 @@ impl Finder {
         }
     }
 
-    /// Looks for `unsafe fn NAME`, with an ABI between them or without, and for the attributes before it.
+    /// Finds `unsafe fn NAME`, with or without an ABI, and checks the attributes before it.
     fn check_tokens(&mut self, tokens: TokenStream) {
         let tokens: Vec<_> = tokens.into_iter().collect();
         let is = |at: usize, word: &str| matches!(tokens.get(at), Some(TokenTree::Ident(name)) if name == word);
-        // Where the item at hand begins: behind the end of the one before it.
+        // Index of the first token of the current item.
         let mut begin = 0;
         for at in 0..tokens.len() {
             match &tokens[at] {
@@ -45,8 +46,9 @@ impl Finder {
                     while is(at_fn, "extern") || matches!(tokens.get(at_fn), Some(TokenTree::Literal(_))) {
                         at_fn += 1;
                     }
-                    // A type has no name: `unsafe fn(u8)`. One that a procedural macro hands on, `#ident`, has its comments from
-                    // there.
+                    // A function type has no name: `unsafe fn(u8)`. A name that a procedural macro inserts, `#ident`,
+                    // brings its
+                    // documentation with it.
                     let mut name = tokens.iter().skip(at_fn + 1).take(2).map(ToString::to_string);
                     let name = match name.next() {
                         Some(dollar) if dollar == "$" => dollar + &name.next().unwrap_or_default(),
@@ -110,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn every_unsafe_function_without_the_heading_is_found_with_its_line() {
+    fn unsafe_functions_without_heading_are_found() {
         for text in [
             "\nunsafe fn f() {}",
             "/// Does it.\nunsafe fn f() {}",
@@ -122,13 +124,13 @@ mod tests {
             "macro_rules! m { () => {\n  pub unsafe fn f() {} } }",
             "m! { /** # Safety */ unsafe fn g() {}\n  unsafe extern \"C\" fn f() {} }",
         ] {
-            assert_eq!(found(text), ["2: unsafe fn f has no `# Safety`"], "{text}");
+            assert_eq!(found(text), ["2: unsafe fn f has no `# Safety` section"], "{text}");
         }
-        assert_eq!(found("m! { unsafe fn $name() {} }"), ["1: unsafe fn $name has no `# Safety`"]);
+        assert_eq!(found("m! { unsafe fn $name() {} }"), ["1: unsafe fn $name has no `# Safety` section"]);
     }
 
     #[test]
-    fn an_unsafe_function_that_explains_itself_is_not() {
+    fn documented_and_test_functions_are_accepted() {
         for text in [
             "/// Does it.\n///\n/// # Safety\n///\n/// `p` is valid.\nunsafe fn f(p: *const u8) {}",
             "unsafe impl T for S { unsafe fn f() {} }",

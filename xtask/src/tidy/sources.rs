@@ -1,4 +1,4 @@
-//! The workspace's sources, parsed, without what is compiled for tests alone.
+//! Parsed sources of the workspace, without code that is compiled for tests only.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,19 +8,19 @@ use std::path::{Path, PathBuf};
 use syn::Attribute;
 use syn::visit_mut::{self, VisitMut};
 
-/// A file of Rust.
+/// A Rust source file.
 pub struct Source {
-    /// All of it.
+    /// Full text of the file.
     pub text: String,
-    /// What is not compiled for tests alone.
+    /// Syntax tree without code that is compiled for tests only.
     pub tree: syn::File,
 }
 
-/// Files by their path below the workspace.
+/// Files by their path relative to the workspace.
 pub struct Sources(BTreeMap<PathBuf, Source>);
 
 impl Sources {
-    /// Reads all `.rs` files below a folder of the workspace `root`; what cargo writes and what is hidden is left out.
+    /// Reads all `.rs` files below a folder of the workspace `root`, except in `target` and in hidden folders.
     pub fn read(root: &Path, folder: &str) -> io::Result<Self> {
         let mut files = BTreeMap::new();
         let mut folders = vec![PathBuf::from(folder)];
@@ -52,30 +52,30 @@ impl Sources {
         files.map(parse).collect::<io::Result<_>>().map(Self)
     }
 
-    /// Whether there is no file.
+    /// Whether there are no files.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// All files.
+    /// Returns all files with their paths.
     pub fn files(&self) -> impl Iterator<Item = (&Path, &Source)> {
         self.0.iter().map(|(path, source)| (path.as_path(), source))
     }
 
-    /// The file at a path, with its path as it is kept here.
+    /// Returns the file at a path, and the path as stored here.
     pub fn get(&self, path: &Path) -> Option<(&Path, &Source)> {
         self.0.get_key_value(path).map(|(path, source)| (path.as_path(), source))
     }
 }
 
-/// A file's items but for tests.
+/// Parses a file and removes its tests.
 pub fn parse(text: &str) -> syn::Result<syn::File> {
     let mut tree = syn::parse_file(text)?;
     WithoutTests.visit_file_mut(&mut tree);
     Ok(tree)
 }
 
-/// Takes out of a file what is compiled for tests alone.
+/// Visitor that removes code that is compiled for tests only.
 struct WithoutTests;
 
 impl VisitMut for WithoutTests {
@@ -102,7 +102,7 @@ impl VisitMut for WithoutTests {
     }
 }
 
-/// Whether attributes say `#[test]`, `#[cfg(test)]` or what is as narrow, such as `#[cfg(all(test, unix))]`.
+/// Whether attributes contain `#[test]`, `#[cfg(test)]` or a narrower condition, such as `#[cfg(all(test, unix))]`.
 fn is_test(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| attribute.path().is_ident("test") || is_cfg_test(attribute))
 }
@@ -111,11 +111,11 @@ fn is_cfg_test(attribute: &Attribute) -> bool {
     let Ok(cfg) = attribute.meta.require_list() else { return false };
     let text = cfg.tokens.to_string();
     let words: Vec<_> = text.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
-    // `not` and `any` let other builds in.
+    // With `not` or `any`, the code is compiled in other builds too.
     cfg.path.is_ident("cfg") && words.contains(&"test") && !words.contains(&"not") && !words.contains(&"any")
 }
 
-/// The attributes of an item of a file, a module or a function's body.
+/// Attributes of an item of a file, a module or a function body.
 fn of_item(item: &syn::Item) -> &[Attribute] {
     use syn::Item::*;
     match item {
@@ -138,7 +138,7 @@ fn of_item(item: &syn::Item) -> &[Attribute] {
     }
 }
 
-/// The attributes of an item of an `impl`.
+/// Attributes of an item of an `impl`.
 fn of_impl_item(item: &syn::ImplItem) -> &[Attribute] {
     use syn::ImplItem::*;
     match item {
@@ -156,7 +156,7 @@ mod tests {
 
     use super::*;
 
-    /// The names of functions that are left of a text.
+    /// Returns the names of the functions that remain in a text.
     fn left(text: &str) -> Vec<String> {
         struct Names(Vec<String>);
         impl<'ast> Visit<'ast> for Names {
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_compiled_for_tests_alone_is_taken_out() {
+    fn only_test_code_is_removed() {
         for around in
             ["ITEM", "mod m { ITEM }", "mod m { mod m { ITEM } }", "impl S { ITEM }", "const C: u8 = { ITEM 0 };"]
         {
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_does_not_parse_is_named_with_the_line() {
+    fn parse_error_names_file_and_line() {
         let files = [(PathBuf::from("a/b.rs"), "//! B.\nfn f( {}\n".to_owned())];
         let error = Sources::parse(files.into_iter()).err().unwrap().to_string();
         assert!(error.starts_with("a/b.rs:2: "), "{error}");

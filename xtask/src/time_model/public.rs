@@ -1,7 +1,8 @@
-//! Kernels of others for a B200, with the times that they published (gau-nernst/gpu-mode-kernels, aee9cda6), on the model.
+//! Predictions of public kernels for a B200 (gau-nernst/gpu-mode-kernels, aee9cda6), with their published times.
 //!
-//! They are built from a checkout when they are predicted: of a source the kernel alone, without what calls it from PyTorch. Nothing
-//! of them is kept here but how they are launched, which their sources say.
+//! A prediction builds the kernel from a checkout, without the source's PyTorch code. Only the launch parameters, which
+//! the
+//! sources state, are stored here.
 
 use std::{fs, path::Path, process::Command};
 
@@ -11,40 +12,40 @@ use serde_json::{Value, json};
 use super::{Prediction, UNMEASURED, time_launch, timeline};
 use crate::tools;
 
-/// A kernel and sizes on which its time was published.
+/// A kernel with sizes for which its time was published.
 pub struct Public {
-    /// Its folder in `nvidia/`, its version, and the sizes.
+    /// Folder in `nvidia/`, version and sizes.
     pub name: &'static str,
-    /// As published: between events that tick in steps of about 2.05 us.
+    /// Published time. The events tick in steps of about 2.05 us.
     pub us: f64,
     k: u32,
-    /// Columns of K in a stage, and stages.
+    /// Columns of K per stage, and number of stages.
     block_k: u32,
     stages: u32,
     sizes: Sizes,
 }
 
-/// Rows of the operands and of their tiles, which decide how a kernel is launched.
+/// Rows of the operands and of their tiles. They determine the launch.
 enum Sizes {
-    /// Both operands and their tiles. The last arguments are of its profiler.
+    /// Rows of both operands and of their tiles. The kernel's last arguments serve its profiler.
     Gemm { operands: [(u32, u32); 2] },
-    /// Tokens, rows of gate and of up, and of their tiles.
+    /// Tokens, rows of gate and of up, and rows of their tiles.
     Dual { m: u32, n: u32, tile_n: u32 },
-    /// The same by pairs of CTAs.
+    /// The same sizes, computed by pairs of CTAs.
     Pairs { m: u32, n: u32, tile_n: u32 },
-    /// Tokens of each group in falling order and of a tile, and rows of each group's weights.
+    /// Tokens of each group in descending order, tokens per tile, and rows of each group's weights.
     Groups { m: &'static [u32], tile_m: u32, n: u32 },
-    /// Matrices, rows of each, rows of a thread, and threads that share them.
+    /// Matrices, rows per matrix, rows per thread, and threads that share a row along K.
     Vectors { matrices: u32, m: u32, thread_m: u32, thread_k: u32 },
 }
 use Sizes::{Dual, Gemm, Groups, Pairs, Vectors};
 
-/// Rows of a tile of tokens, and of what has scales together.
+/// Rows of a tile of tokens, and rows of a block of scales.
 const ROWS: u32 = 128;
-/// Multiprocessors that a launch of groups reckons with.
+/// Number of SMs that a grouped launch assumes.
 const SMS: u32 = 148;
 
-#[rustfmt::skip] // A kernel, a line.
+#[rustfmt::skip] // One kernel per line.
 pub const KERNELS: [Public; 18] = [
     Public { name: "gemm v3b 7168x16384", us: 18.8, k: 16384, block_k: 256, stages: 8, sizes: Gemm { operands: [(7168, 128), (128, 64)] } },
     Public { name: "gemm v3b 4096x7168", us: 10.3, k: 7168, block_k: 512, stages: 5, sizes: Gemm { operands: [(4096, 64), (128, 64)] } },
@@ -67,12 +68,12 @@ pub const KERNELS: [Public; 18] = [
 ];
 
 impl Public {
-    /// Its name among predictions.
+    /// Name of the prediction.
     pub fn point(&self) -> String {
         format!("public {}", self.name)
     }
 
-    /// Where its source is in `nvidia/`, and the kernel with its template's arguments.
+    /// Returns the source's path in `nvidia/`, and the kernel with its template arguments.
     fn code(&self) -> (&'static str, String) {
         let Public { k, block_k, stages, .. } = *self;
         match self.sizes {
@@ -95,13 +96,14 @@ impl Public {
         }
     }
 
-    /// Predicts it: built with nvcc from a checkout of the repository.
+    /// Builds the kernel with nvcc from a checkout of the repository, and predicts its time.
     pub fn predict(&self, checkout: &Path, install: bool) -> anyhow::Result<Prediction> {
         let (source, kernel) = self.code();
         let instance = format!("void *instance[] = {{(void *){kernel}}};\n");
         let path = checkout.join("nvidia").join(source);
         let source = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let kernel = kernel_of(&source).with_context(|| format!("{}: not as in aee9cda6", path.display()))?;
+        let kernel = kernel_of(&source)
+            .with_context(|| format!("cannot find the kernel in {}; use a checkout of aee9cda6", path.display()))?;
         let folder = tempfile::tempdir()?;
         let file = |name: &str| folder.path().join(name);
         fs::write(
@@ -111,11 +113,11 @@ impl Public {
         let options = ["-O3", "-std=c++17", "-arch=sm_100a", "--use_fast_math", "--expt-relaxed-constexpr", "-ptx"];
         let mut nvcc = Command::new("nvcc");
         tools::output(nvcc.args(options).arg(file("kernel.cu")).arg("-o").arg(file("kernel.ptx")))
-            .context("nvcc, which should be on PATH with its headers")?;
+            .context("cannot compile the kernel; nvcc must be on PATH with its headers")?;
         time_launch(timeline(UNMEASURED)?, folder.path(), &self.launch().to_string(), install)
     }
 
-    /// The launch, as a launch file.
+    /// Returns the contents of the launch file.
     fn launch(&self) -> Value {
         let mut buffers = Buffers::default();
         let (cluster, grid, threads, stage_bytes, rest_bytes, args) = match self.sizes {
@@ -166,7 +168,7 @@ impl Public {
         })
     }
 
-    /// Maps of the values of operands, then pointers to their scales.
+    /// Returns tensor maps of the operands' values, then pointers to their scales.
     fn by_pointer(&self, buffers: &mut Buffers, operands: &[(u32, u32)]) -> Vec<Value> {
         let maps = operands.iter().map(|&(rows, tile)| json!({"tensor_map": self.values(buffers, rows, tile)}));
         let mut args: Vec<Value> = maps.collect();
@@ -174,7 +176,7 @@ impl Public {
         args
     }
 
-    /// The structure of arguments of all groups, and how many tiles of tokens they have.
+    /// Returns the argument structure of all groups, and the number of their token tiles.
     fn groups(&self, buffers: &mut Buffers, m: &[u32], tile_m: u32, n: u32) -> (Vec<Value>, u32) {
         let mut maps = Vec::new();
         maps.extend(m.iter().map(|&rows| self.values(buffers, rows, ROWS / 2)));
@@ -189,7 +191,7 @@ impl Public {
             output["at"] = json!(end + 8 * i);
             patches.push(output);
         }
-        // Tokens of each group, then the tiles before each and of all.
+        // Tokens of each group, then the number of tiles before each group, then the total.
         let mut tiles = vec![0];
         tiles.extend(m.iter().scan(0, |sum, rows| {
             *sum += rows.div_ceil(tile_m);
@@ -202,7 +204,7 @@ impl Public {
         (vec![json!({"hex": hex, "patches": patches}), number(self.k)], tiles[m.len()])
     }
 
-    /// A tensor map of an operand's values.
+    /// Returns a tensor map of an operand's values.
     fn values(&self, buffers: &mut Buffers, rows: u32, tile: u32) -> Value {
         let Public { k, block_k, .. } = *self;
         json!({
@@ -211,14 +213,14 @@ impl Public {
         })
     }
 
-    /// A tensor map of an operand's scales, as words of eight.
+    /// Returns a tensor map of an operand's scales in words of eight bytes.
     fn scales(&self, buffers: &mut Buffers, rows: u32, tile: u32) -> Value {
         let bytes = rows * self.k / 16;
         let words = tile * self.block_k / 16 / 8;
         json!({"buffer": buffers.add(bytes), "type": "s64", "dims": [bytes / 8], "strides": [], "box": [words]})
     }
 
-    /// Bytes of a stage: so many rows of values, and scales of so many.
+    /// Bytes of a stage with `values` rows of values and `scales` rows of scales.
     fn stage_bytes(&self, values: u32, scales: u32) -> u32 {
         values * self.block_k / 2 + scales * self.block_k / 16
     }
@@ -228,30 +230,31 @@ fn number(value: u32) -> Value {
     json!({"u32": value})
 }
 
-/// The buffers of a launch, by name.
+/// Buffers of a launch, by name.
 #[derive(Default)]
 struct Buffers(serde_json::Map<String, Value>);
 
 impl Buffers {
-    /// The name of a new one.
+    /// Adds a buffer and returns its name.
     fn add(&mut self, bytes: u32) -> String {
         let name = format!("buffer{}", self.0.len());
         self.0.insert(name.clone(), json!({"bytes": bytes}));
         name
     }
 
-    /// A pointer to so many numbers of f16.
+    /// Adds a buffer of f16 numbers and returns a pointer to it.
     fn output(&mut self, numbers: u32) -> Value {
         json!({"pointer": self.add(2 * numbers)})
     }
 }
 
-/// The kernel of a submission: its CUDA source up to its host's functions.
+/// Returns the kernel of a submission: its CUDA source up to the first host function.
 fn kernel_of(source: &str) -> anyhow::Result<String> {
-    let (_, source) = source.split_once("CUDA_SRC = r\"\"\"").context("no CUDA_SRC")?;
+    let (_, source) = source.split_once("CUDA_SRC = r\"\"\"").context("the source has no CUDA_SRC")?;
     let ends = ["void check_cu(", "void gemv("];
-    let (kernel, _) = ends.iter().find_map(|end| source.split_once(end)).context("no function of the host")?;
-    ensure!(kernel.contains("__global__"), "no kernel before the host's functions");
+    let (kernel, _) =
+        ends.iter().find_map(|end| source.split_once(end)).context("the source has no known host function")?;
+    ensure!(kernel.contains("__global__"), "the source has no kernel before its host functions");
     let of_torch = |line: &&str| line.starts_with("#include <torch/") || line.starts_with("#include <ATen/");
     Ok(kernel.lines().filter(|line| !of_torch(line)).collect::<Vec<_>>().join("\n"))
 }
@@ -261,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_a_submission_only_the_kernel_is_left() {
+    fn only_the_kernel_of_a_submission_is_kept() {
         let source = "CUDA_SRC = r\"\"\"\n#include <cuda_fp16.h>\n#include <torch/library.h>\n__global__ void kernel() {}\n\
                       void check_cu(CUresult err) {}\n\"\"\"\n";
         assert_eq!(kernel_of(source).unwrap(), "\n#include <cuda_fp16.h>\n__global__ void kernel() {}");
@@ -269,18 +272,18 @@ mod tests {
     }
 
     #[test]
-    fn launches_are_as_the_sources_say() {
-        // submission_v1c.py on dual-1: 128 blocks of six warps with five stages of 38 KB.
+    fn launches_match_the_public_sources() {
+        // submission_v1c.py on dual-1: 128 CTAs of six warps, five stages of 38 KB.
         let launch = KERNELS[3].launch();
         assert_eq!(launch["grid"], json!([128, 1, 1]));
         assert_eq!(launch["block"], json!([192, 1, 1]));
         assert_eq!(launch["shared_bytes"], json!(5 * (32768 + 6144) + 88));
         assert_eq!(launch["args"].as_array().unwrap().len(), 9);
-        // submission_v2.py on dual-4: as many stages as 227,000 bytes hold.
+        // submission_v2.py on dual-4: the maximum number of stages in 227,000 bytes.
         let launch = KERNELS[10].launch();
         assert_eq!(launch["grid"], json!([4, 24, 1]));
         assert_eq!(launch["shared_bytes"], json!((227_000 - 12) / 38_928 * 38_928 + 12));
-        // submission_v6b.py on group-2: two tiles of 256 tokens at a time for 56 of weights; 32 maps in front.
+        // submission_v6b.py on group-2: two tiles of 256 tokens and 56 of weights at a time, and 32 tensor maps.
         let launch = KERNELS[12].launch();
         assert_eq!(launch["grid"], json!([56, 2, 1]));
         assert_eq!(launch["args"][0]["patches"].as_array().unwrap().len(), 40);

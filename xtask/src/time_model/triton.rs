@@ -1,7 +1,9 @@
-//! Kernels that Triton compiles, on the model: the rival by `tl.dot_scaled` for a B200, and tilings of the Hopper benchmark's peer for a card
-//! on which they were measured.
+//! Predictions of kernels that Triton compiles: a rival with `tl.dot_scaled` for a B200, and measured tilings of the
+//! Hopper
+//! benchmark's peer.
 //!
-//! Scripts in `benches/` hold the kernels. Triton compiles them to PTX without a GPU, and the scripts write how they are launched.
+//! Scripts in `benches/` hold the kernels. Triton compiles them to PTX without a GPU, and the scripts write launch
+//! files.
 
 use std::{
     collections::BTreeMap,
@@ -19,27 +21,27 @@ use crate::{
     tools, workspace,
 };
 
-/// The rival's kernel, and the shapes that it is predicted on.
+/// Script of the rival's kernel, and the shapes that it is predicted on.
 const RIVAL: &str = "benches/blackwell/triton_dot_scaled.py";
-#[rustfmt::skip] // Kinds of shapes, a line.
+#[rustfmt::skip] // One kind of shape per line.
 pub const SHAPES: [&str; 12] = [
     "dual-1", "dual-2", "dual-3", "dual-4",
     "group-1", "group-2", "group-3", "group-4",
     "moe-1", "moe-2", "moe-3", "moe-4",
 ];
 
-/// The peer's kernel, and what was measured of it.
+/// Script of the peer's kernel, and its measurements.
 const PEER: &str = "benches/hopper/triton_decode_kernel.py";
 pub const MEASURED: &str = "docs/h100-triton.json";
 
-/// A tiling of the peer on a shape.
+/// A tiling of the peer's kernel on a shape.
 pub struct Tile {
     pub shape: String,
     pub tiling: String,
 }
 
 impl Tile {
-    /// Predicts it for the card that it was measured on.
+    /// Predicts the tiling for the GPU that it was measured on.
     pub fn predict(&self, python: &Path, install: bool) -> anyhow::Result<Prediction> {
         let folder = tempfile::tempdir()?;
         write(python, PEER, &self.shape, folder.path())?;
@@ -47,17 +49,17 @@ impl Tile {
     }
 }
 
-/// The rival on a shape, among predictions: a tiling follows.
+/// Name of the rival's prediction on a shape, without the tiling that follows it.
 pub fn point(shape: &str) -> String {
     format!("Triton {shape}")
 }
 
-/// The tiling, if a prediction of this name is the rival's on the shape.
+/// Returns the tiling in the name of a prediction. `None`: the prediction is not the rival's on this shape.
 pub fn tiling<'a>(name: &'a str, shape: &str) -> Option<&'a str> {
     name.strip_prefix(&point(shape))?.strip_prefix(' ')
 }
 
-/// Predicts every tiling of the rival on a shape: the fastest one, as a user's tuning would find it.
+/// Predicts every tiling of the rival on a shape and returns the fastest, as a user's tuning would find it.
 pub fn fastest(python: &Path, shape: &str, install: bool) -> anyhow::Result<(String, Prediction)> {
     let folder = tempfile::tempdir()?;
     write(python, RIVAL, shape, folder.path())?;
@@ -68,10 +70,10 @@ pub fn fastest(python: &Path, shape: &str, install: bool) -> anyhow::Result<(Str
         predictions.push((tiling.file_name().to_string_lossy().into_owned(), prediction));
     }
     let fastest = predictions.into_iter().min_by(|a, b| a.1.us.total_cmp(&b.1.us));
-    fastest.with_context(|| format!("{RIVAL} has written no tiling"))
+    fastest.with_context(|| format!("{RIVAL} wrote no tiling"))
 }
 
-/// Has a script write its launches on a shape, a folder each.
+/// Runs a script that writes its launch files for a shape, one folder per tiling.
 fn write(python: &Path, script: &str, shape: &str, folder: &Path) -> anyhow::Result<()> {
     let script: PathBuf = workspace::root().join(script);
     tools::output(Command::new(python).arg(script).arg(folder).arg(shape))?;
@@ -83,7 +85,7 @@ fn predict(timeline: Timeline, folder: &Path, install: bool) -> anyhow::Result<P
     time_launch(timeline, folder, &launch, install)
 }
 
-/// The rival on a shape of the model's B200, and what `gated_sm100` takes there.
+/// The rival's prediction on a shape of the B200, beside the time of `gated_sm100`.
 pub struct Compared<'a> {
     pub shape: &'static str,
     tiling: &'a str,
@@ -92,13 +94,13 @@ pub struct Compared<'a> {
 }
 
 impl Compared<'_> {
-    /// How many times as long the rival takes.
+    /// Ratio of the rival's time to the time of `gated_sm100`.
     pub fn ratio(&self) -> f64 {
         self.rival.us / self.own_us
     }
 }
 
-/// The shapes that the rival was predicted on.
+/// Returns the shapes with a prediction of the rival.
 pub fn compared(kept: &BTreeMap<String, Prediction>) -> Vec<Compared<'_>> {
     let of_shape = SHAPES.into_iter().filter_map(|shape| {
         let (name, rival) = kept.iter().find(|(name, _)| tiling(name, shape).is_some())?;
@@ -107,12 +109,14 @@ pub fn compared(kept: &BTreeMap<String, Prediction>) -> Vec<Compared<'_>> {
     of_shape.collect()
 }
 
-/// The rival on the page.
+/// Renders the rival's section of the page.
 pub fn page(kept: &BTreeMap<String, Prediction>) -> anyhow::Result<String> {
-    let mut text = "\n## Triton's `tl.dot_scaled` on the model's B200\n\nThe rival that was rejected for want of an NVFP4 MMA. Triton 3.9.0 has it: \
-                    [benches/blackwell/triton_dot_scaled.py](../benches/blackwell/triton_dot_scaled.py), written for this comparison, compiles to \
-                    block-scaled `tcgen05.mma`, with scales by `tcgen05.cp`. Its results are right in the emulator. The fastest of ten tilings: tokens \
-                    × rows of weights × elements of K, stages, and warps with roles or not. Modeled times, no card's.\n\n"
+    let mut text = "\n## Triton's `tl.dot_scaled` on the model's B200\n\nAn earlier attempt ([experiments.md](experiments.md)) rejected Triton \
+                    because it had no NVFP4 MMA. Triton 3.9.0 has one: \
+                    [benches/blackwell/triton_dot_scaled.py](../benches/blackwell/triton_dot_scaled.py), written for this \
+                    comparison, compiles to block-scaled `tcgen05.mma`, with scales copied by `tcgen05.cp`. Its results are correct in the \
+                    emulator. The table has the fastest of ten tilings: tokens × rows of weights × elements of K, stages, and whether warps \
+                    have roles. Times are modeled, not measured.\n\n"
         .to_owned();
     let mut table = Table::new(2, &["shape", "tiling", "Triton us", "gated_sm100 us", "times as long", "bound by"]);
     let compared = compared(kept);

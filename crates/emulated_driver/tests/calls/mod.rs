@@ -1,4 +1,4 @@
-//! Random calls of a library's functions, for the driver and the runtime: any order, with any handles.
+//! Random calls of a library's functions, for the driver and the runtime: in any order, with any handles.
 
 use std::ffi::{c_int, c_void};
 
@@ -8,19 +8,19 @@ use proptest::prelude::*;
 /// An argument of a call.
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
-    /// A handle or a device address: a known one, or any number.
+    /// A handle or a device address: a known one or any number.
     Handle,
     /// A number: a size, a flag, an attribute.
     Number,
-    /// Room for what the call returns. A handle that is left there is known from then on.
+    /// Memory for a result. A handle that the call stores there is known afterwards.
     Out,
-    /// Memory of the host's: zeros.
+    /// Host memory of zeros.
     Host,
-    /// Memory of the host's: ones.
+    /// Host memory of ones.
     Ones,
-    /// PTX.
+    /// An image of PTX.
     Image,
-    /// An entry's name, or another.
+    /// The name of an entry or of a variable.
     Name,
     /// A host function.
     Function,
@@ -30,7 +30,7 @@ pub enum Kind {
 
 use Kind::{Fixed, Function, Handle, Host, Image, Name, Number, Ones, Out};
 
-/// A function's name and its arguments.
+/// Name and arguments of a function.
 pub type Signature = (&'static str, &'static [Kind]);
 
 const PTX: &std::ffi::CStr = c".version 8.0
@@ -40,8 +40,8 @@ const PTX: &std::ffi::CStr = c".version 8.0
 .visible .entry k(.param .u32 n) { ret; }
 ";
 
-/// Some of so many calls: which, and a number for each argument. `begin` are the first ones now and then, since all others need
-/// them.
+/// Generates calls: the index of one of `count` functions, and a number per argument. Half of the cases start with the
+/// calls `begin`, which most others need.
 pub fn calls(count: usize, begin: &'static [usize]) -> impl Strategy<Value = Vec<(usize, [u16; 12])>> {
     let begin = prop::sample::select(vec![&[][..], begin]);
     let random = prop::collection::vec((0..count, any::<[u16; 12]>()), 1..80);
@@ -51,22 +51,22 @@ pub fn calls(count: usize, begin: &'static [usize]) -> impl Strategy<Value = Vec
     })
 }
 
-/// Words of the memory that a call gets to read or to write.
+/// Words of the memory that a call may read or write.
 const ROOM: usize = 4096;
 
 extern "C" fn host_function(_data: *mut c_void) {}
 
-/// A library beside the test.
+/// Opens a library that lies beside the test.
 pub fn library(name: &str) -> Library {
     let test = std::env::current_exe().unwrap();
-    // SAFETY: the library is Rust without initializers.
+    // SAFETY: the library is Rust code without initializers.
     unsafe { Library::new(test.with_file_name(name)) }.unwrap()
 }
 
 type Call =
     unsafe extern "C" fn(usize, usize, usize, usize, usize, usize, usize, usize, usize, usize, usize, usize) -> c_int;
 
-/// Makes the calls, then those of `end`. Each must return a code, and none may panic: that is 999.
+/// Makes the calls, then the calls `end`. Each must return a code, and none may panic: a panic returns 999.
 pub fn make(
     library: &Library,
     signatures: &[Signature],
@@ -74,7 +74,7 @@ pub fn make(
     end: &[&str],
 ) -> Result<(), TestCaseError> {
     let mut handles: Vec<usize> = vec![0, 1, 2, 0xC0, usize::MAX, 0xdead_beef, 0x1_0000_0000];
-    // Kept to the end: a queued copy still uses it.
+    // Kept until the end, because queued copies still use the memory.
     let mut rooms: Vec<Box<[u64; ROOM]>> = Vec::new();
     for (call, numbers) in calls {
         let (name, kinds) = signatures[call];
@@ -87,10 +87,10 @@ pub fn make(
                 rooms.last_mut().unwrap().as_mut_ptr() as usize
             };
             *argument = match kind {
-                // The latest are likelier: most calls want one of them.
+                // Recent handles are likelier, because most calls need one of them.
                 Handle if number % 3 == 0 => handles[handles.len() - 1 - number / 3 % handles.len().min(4)],
                 Handle => handles[number % handles.len()],
-                // Small ones are likelier, and none is larger than the room, in handles or in bytes.
+                // Small numbers are likelier. None is larger than the memory, in handles or in bytes.
                 Number if number % 2 == 0 => number / 2 % 8,
                 Number => number % ROOM,
                 Out => {
@@ -107,7 +107,7 @@ pub fn make(
                 Fixed(number) => *number,
             };
         }
-        // SAFETY: integers and pointers are passed alike, and a callee does not look at those behind its last.
+        // SAFETY: integers and pointers are passed alike, and a callee ignores the arguments after its last.
         let code = unsafe {
             let function = library.get::<Call>(name).unwrap();
             let [a, b, c, d, e, f, g, h, i, j, k, l] = arguments;
@@ -116,11 +116,11 @@ pub fn make(
         prop_assert!((0..1000).contains(&code), "{name}: {code}");
         prop_assert_ne!(code, 999, "{} panicked", name);
         if code == 0 {
-            // SAFETY: rooms are kept.
+            // SAFETY: the memory is kept until the end.
             handles.extend(outs.iter().map(|out| unsafe { *(*out as *const usize) }));
         }
     }
-    // SAFETY: as above. What is still queued uses the rooms of this case.
+    // SAFETY: as in the calls above. Queued work uses memory of this case, which is still alive.
     unsafe {
         for name in end {
             library.get::<Call>(*name).unwrap()(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);

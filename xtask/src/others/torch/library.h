@@ -1,4 +1,4 @@
-// What learn-cuda's kernels use of PyTorch's header of this name.
+// The part of PyTorch's header of this name that learn-cuda's kernels use.
 #pragma once
 #include <cstdio>
 #include <cstdlib>
