@@ -136,8 +136,7 @@ enum Decoded {
     /// Like [`Self::Folded`], with the largest power of two that the matrix's largest scale allows instead of 8.
     FoldedByOwnPower,
     /// Like [`Self::Folded`], with sums as on Hopper's tensor cores ([`fp8::sum`]). After every `promoted` columns, a
-    /// multiple
-    /// of 64, the sum is added in f32.
+    /// multiple of 64, the sum is added in f32.
     FoldedOnHopper { promoted: usize },
 }
 

@@ -8,15 +8,13 @@
 //! `host/src/shapes.json`:
 //!
 //! ```diff
-//!  [
-//! +{"name": "mine", "op": "gated", "groups": [[80, 4096, 7168]]},
+//!  [ +{"name": "mine", "op": "gated", "groups": [[80, 4096, 7168]]},
 //! ```
 //! ````
 //!
 //! A `diff` block changes a file: lines with `+` are added, lines with `-` are removed, and lines with a space are
 //! context. The removed and context lines must occur in the file exactly once. Any other block is a new file. An
-//! addition
-//! that does not match the tree is an error.
+//! addition that does not match the tree is an error.
 
 use std::collections::BTreeMap;
 use std::fs;

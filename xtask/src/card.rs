@@ -1,10 +1,9 @@
 //! `cargo xtask card`: learns everything about a GPU in one command. It runs the kernels' self-tests and all tests,
-//! measures the time
-//! model's probes and every variant of every kernel, and writes a proposal for the plan that a person decides on.
+//! measures the time model's probes and every variant of every kernel, and writes a proposal for the plan that a person
+//! decides on.
 //!
 //! A failed step does not stop the others; the failures are listed at the end. Results go to
-//! `docs/measurements/card-*`,
-//! where `cargo xtask experiments` reads them.
+//! `docs/measurements/card-*`, where `cargo xtask experiments` reads them.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -35,8 +35,7 @@ const TEMPLATE: &str = include_str!("counters.md");
 const COMMAND: &str = "cargo xtask counters";
 
 /// Multiply-adds that a check may run at most, by architecture. A run above the limit takes more than seconds: a kernel
-/// that
-/// decodes weights in software executes many instructions.
+/// that decodes weights in software executes many instructions.
 const QUICK_MULTIPLY_ADDS: [(Arch, u64); 3] =
     [(BLACKWELL, 4_000_000_000), (HOPPER, 100_000_000), (CONSUMER, 100_000_000)];
 
@@ -46,8 +45,7 @@ pub const HOPPER: Arch = Arch::SM_90A;
 const CONSUMER: Arch = Arch::SM_120F;
 
 /// Compared variants, by shape: all kinds on the smallest MoE layer; one launch and a launch per group on a shape of
-/// eight
-/// ragged groups.
+/// eight ragged groups.
 pub const VARIANTS: [(&str, &[&str]); 2] = [
     (
         "moe-4",

@@ -1,8 +1,7 @@
 //! Runs `nvfp4 run --backend emulated` and keeps the counters that the documents show.
 //!
 //! Every kept number is an integer that the `fair` schedule reproduces exactly for the same PTX. The released command
-//! is
-//! run because it is optimized and rebuilt with every kernel; xtask need not be.
+//! is run because it is optimized and rebuilt with every kernel; xtask need not be.
 
 use std::{
     path::{Path, PathBuf},
@@ -56,8 +55,7 @@ pub struct Run {
 
 impl Run {
     /// Maximum tokens of a tile, from the entry's name: `gated_sm100_t64`, `gated_sm90_t64`. `None`: the name has no
-    /// tile
-    /// size.
+    /// tile size.
     pub fn tile_tokens(&self) -> Option<usize> {
         let words = self.entry.split([',', '_']);
         words.skip(2).find_map(|word| word.trim_start_matches('t').parse().ok())
@@ -79,8 +77,7 @@ impl Run {
     }
 
     /// Whether two runs counted the same. Counts that the plan decides must be equal. Counts that depend on the
-    /// compiler's
-    /// instruction order may differ by [`DRIFT`].
+    /// compiler's instruction order may differ by [`DRIFT`].
     pub fn agrees(&self, other: &Self) -> bool {
         let planned = |run: &Self| Self {
             warp_instructions: 0,

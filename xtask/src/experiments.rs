@@ -51,8 +51,7 @@ const B200: Gpu = GPUS[0];
 const VARIANTS_SHAPE: &str = "moe-4";
 
 /// Rule for accepting a change: on the geometric mean of all shapes it is faster by at least the factor `ACCEPTED`, it
-/// is
-/// slower on no shape, and the repeats spread by less than `SPREAD`.
+/// is slower on no shape, and the repeats spread by less than `SPREAD`.
 const ACCEPTED: f64 = 1.4;
 const SPREAD: f64 = 0.05;
 
@@ -265,8 +264,7 @@ fn fusion(runs: &[Run]) -> String {
 }
 
 /// Returns a table of the speed of light on a B200. It is the longer of two times: to read and write every byte once,
-/// and
-/// to execute every operation once.
+/// and to execute every operation once.
 fn light() -> String {
     /// Figures of a B200 that the earlier attempt assumed.
     const THEN: Peaks = Peaks { bytes_per_second: 4.5e12, ops_per_second: 2.5e15 };

@@ -40,8 +40,7 @@ const PERFORMANCE_WARNINGS: std::ops::RangeInclusive<u32> = 7508..=7517;
 const FEW_STORES: u32 = 24;
 
 /// Allowed bytes of spill stores and loads together. A kernel contains one mainloop per width, and each of them may
-/// load
-/// the spilled constants.
+/// load the spilled constants.
 const FEW_SPILLS: u32 = 128;
 
 /// Resources of an entry, as ptxas reports them.

@@ -14,8 +14,7 @@
 //! ```
 //!
 //! It also looks for an error of ptxas: a write to a register that a product may still read ([`wgmma`]). Drivers
-//! compile PTX with
-//! the ptxas of their own version, so an older version's machine code is checked too.
+//! compile PTX with the ptxas of their own version, so an older version's machine code is checked too.
 
 use std::{collections::BTreeMap, fs, path::Path, process::Command};
 

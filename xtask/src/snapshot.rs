@@ -1,8 +1,6 @@
 //! `cargo xtask snapshot`: records what a refactoring must preserve in `tests/data/snapshot.txt`: the PTX of every
-//! entry
-//! without names, and the number of tests per package. (`tests/data/cpu_bits.txt` holds the CPU's outputs; a test
-//! compares
-//! them.)
+//! entry without names, and the number of tests per package. (`tests/data/cpu_bits.txt` holds the CPU's outputs; a test
+//! compares them.)
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -63,8 +61,7 @@ fn snapshot() -> anyhow::Result<String> {
 }
 
 /// Returns the normalized text of each entry of a PTX module, then all functions and variables outside of entries as
-/// one
-/// text.
+/// one text.
 fn entries(ptx: &str) -> impl Iterator<Item = String> {
     let (mut entries, mut rest, mut current) = (Vec::new(), String::new(), None::<String>);
     for line in ptx.lines() {

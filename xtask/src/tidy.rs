@@ -26,8 +26,7 @@ use crate::workspace;
 const HANDLERS: &str = "crates/ptx_emulator/src/exec";
 
 /// Sources of the emulator, and its floors from the lowest up: files and folders of its `src`. The emulator's README
-/// lists
-/// the same floors.
+/// lists the same floors.
 const EMULATOR: &str = "crates/ptx_emulator/src";
 const FLOORS: [&[&str]; 9] = [
     &["config", "hw", "parser", "random", "types"],

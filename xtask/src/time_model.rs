@@ -1,6 +1,5 @@
 //! `cargo xtask time-model`: writes `docs/time-model.md`. The page explains the emulator's clock, lists its constants,
-//! and
-//! shows every predicted time beside the measured one.
+//! and shows every predicted time beside the measured one.
 //!
 //! A prediction takes minutes, so predictions are stored in `docs/time-model.json`. `--predict` renews them.
 
@@ -385,8 +384,7 @@ fn points() -> anyhow::Result<Vec<Point>> {
             let shape = MODELS.iter().find(|(model, _)| *model == layer.model).map(|(_, shape)| *shape);
             let shape = shape.with_context(|| format!("{file}: model {} is missing from MODELS", layer.model))?;
             // A layer is measured as a CUDA graph, which the host does not slow down. Skip layers without that
-            // measurement, and
-            // tokens whose experts are all on other GPUs, which no routing here produces.
+            // measurement, and tokens whose experts are all on other GPUs, which no routing here produces.
             let Some(Median { median }) = layer.us.get("layer-graph").filter(|_| layer.routing != "elsewhere") else {
                 continue;
             };

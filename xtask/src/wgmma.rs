@@ -3,10 +3,8 @@
 //!
 //! PTX requires registers of A to stay unchanged until a `wgmma.wait_group` covers the product. ptxas does not ensure
 //! this: if the source permits it, ptxas reuses the registers as soon as the product is issued. So every path is
-//! searched from a
-//! product (`HGMMA`, or `QGMMA` for 8-bit numbers, with A in registers; `gsb0` closes a group) to the wait that covers
-//! it
-//! (`WARPGROUP.DEPBAR.LE gsb0, N`: all but the newest N groups are complete).
+//! searched from a product (`HGMMA`, or `QGMMA` for 8-bit numbers, with A in registers; `gsb0` closes a group) to the
+//! wait that covers it (`WARPGROUP.DEPBAR.LE gsb0, N`: all but the newest N groups are complete).
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -50,8 +50,7 @@ fn additions_of_the_page_build_and_run() {
     let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join("additions");
     copy(made.path(), &built, true);
     // The copy has its own target folder: cargo cannot tell a workspace from its copy, and would mix up the artifacts
-    // of
-    // both.
+    // of both.
 
     let kernel = cargo(&built, &["test", "--package", "nvfp4", "--features", "cli", "--lib", "kernels::"]);
     for test in ["rows_of_ragged_groups_are_summed", "there_is_a_row_for_each_kernel_that_is_compiled"] {

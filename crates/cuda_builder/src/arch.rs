@@ -5,8 +5,7 @@ use gpu_arch::Arch;
 use crate::Error;
 
 /// Architectures, each with the lowest PTX version (major × 10 + minor) that has it and the instructions that its
-/// kernels
-/// use. A lower version runs on older drivers. PTX ISA, "Release Notes".
+/// kernels use. A lower version runs on older drivers. PTX ISA, "Release Notes".
 const TABLE: [(Arch, u32); 4] = [(Arch::SM_80, 70), (Arch::SM_90A, 83), (Arch::SM_100F, 88), (Arch::SM_120F, 88)];
 
 /// Returns every architecture that this builder compiles for, oldest first.

@@ -92,8 +92,7 @@ impl CudaBuilder {
             // A static library is not linked, and only the IR is needed.
             .args(["rustc", "--release", "--lib", "--crate-type=staticlib", "-Zbuild-std=core"])
             // `core` takes longer to compile than most kernels, so it is compiled once, for no particular architecture.
-            // Step 2
-            // sets the architecture of its functions.
+            // Step 2 sets the architecture of its functions.
             .args(["-Zprofile-rustflags", "--config"])
             .arg(format!("profile.release.rustflags=['-Ctarget-cpu={arch}']"))
             .args(
@@ -168,8 +167,7 @@ impl Nested {
         // checkout.
         let remap = |from: &Path, to: &str| format!("--remap-path-prefix={}={to}", from.display());
         // These flags apply to `core` and the other dependencies too, because generic and inlined functions are
-        // compiled from
-        // their MIR.
+        // compiled from their MIR.
         let rustflags = [
             // Jump threading clones `asm!` into the branches that lead to it, before LLVM runs.
             "-Zmir-enable-passes=-JumpThreading".to_owned(),
@@ -216,8 +214,7 @@ pub(crate) fn build_all(path: &Path, builds: &[CudaBuilder]) -> Result<Vec<PathB
 }
 
 /// Step 3: compiles IR to the PTX beside it and returns the PTX's path. Skips the work if the stamp shows that the PTX
-/// was
-/// made from the same IR with the same options.
+/// was made from the same IR with the same options.
 fn llvm(tools: &Toolchain, arch: Arch, version: u32, ir: &str, ir_path: &Path) -> Result<PathBuf, Error> {
     let prepared = ir_path.with_extension("convergent.ll");
     let optimized = ir_path.with_extension("opt.ll");
@@ -243,8 +240,8 @@ fn llvm(tools: &Toolchain, arch: Arch, version: u32, ir: &str, ir_path: &Path) -
 }
 
 /// Raises the alignment of tensor-map parameters to 64. Such a parameter begins with a tensor map, and its kernel takes
-/// its
-/// address (`cuda_std::tensor_map_of_parameter!`). rustc declares the alignment of the parameter's type, at most 16.
+/// its address (`cuda_std::tensor_map_of_parameter!`). rustc declares the alignment of the parameter's type, at most
+/// 16.
 fn align_tensor_maps(ptx: Vec<u8>) -> Vec<u8> {
     let Ok(text) = str::from_utf8(&ptx) else { return ptx };
     let taken: HashSet<_> =
@@ -259,8 +256,7 @@ fn align_tensor_maps(ptx: Vec<u8>) -> Vec<u8> {
 }
 
 /// Writes a temporary file and renames it, so that no reader sees a partial file. If the bytes are unchanged, the file
-/// and
-/// its modification time stay as they are.
+/// and its modification time stay as they are.
 fn write_if_changed(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     if fs::read(path).is_ok_and(|present| present == bytes) {
         return Ok(());

@@ -1,18 +1,14 @@
 //! Step 2: prepares rustc's IR for LLVM's optimizer, as text.
 //!
 //! * Every defined function and every inline-assembly call becomes `convergent`: LLVM may not make its execution depend
-//! on
-//!   more conditions than the source does (LLVM Language Reference, "Convergent Operation Semantics"). `opt` removes
-//!   the
-//!   attribute again from functions that do not need it.
+//!   on more conditions than the source does (LLVM Language Reference, "Convergent Operation Semantics"). `opt` removes
+//!   the attribute again from functions that do not need it.
 //! * Every function gets the architecture, because LLVM inlines only between functions of the same target CPU. The
 //!   functions of `core` are compiled without one.
 //! * Mangled names lose the crates' hashes. The hashes depend on the location of the sources, and the PTX has to be the
-//! same
-//!   in every checkout.
+//!   same in every checkout.
 //! * The launch bounds that `#[kernel]` stores in a static become attributes of the kernel. `llc` turns the attributes
-//! into
-//!   `.maxntid`, `.minnctapersm` and `.reqnctapercluster`.
+//!   into `.maxntid`, `.minnctapersm` and `.reqnctapercluster`.
 //!
 //! This relies on rustc printing one definition, global or call per line.
 

@@ -4,9 +4,9 @@
 //! [`KernelCrate`] compiles every kernel that a crate lists in its `Cargo.toml`.
 //!
 //! All threads of a warp must reach a barrier or a warp-wide (`.sync.aligned`) instruction together. LLVM preserves
-//! this for
-//! code that is marked *convergent*, but rustc does not mark `asm!` as convergent. LLVM's optimizers then clone such
-//! instructions into divergent branches; the PTX assembles and computes wrong results. So a build has three steps:
+//! this for code that is marked *convergent*, but rustc does not mark `asm!` as convergent. LLVM's optimizers then
+//! clone such instructions into divergent branches; the PTX assembles and computes wrong results. So a build has three
+//! steps:
 //!
 //! 1. A nested `cargo rustc` writes LLVM IR before any LLVM pass.
 //! 2. This crate marks the IR convergent and adds the kernels' launch bounds.

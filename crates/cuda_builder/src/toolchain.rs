@@ -64,8 +64,7 @@ impl Toolchain {
 }
 
 /// Returns a command for the running cargo, or the cargo on PATH, in the crate's folder. Variables that would change
-/// the
-/// build are removed.
+/// the build are removed.
 pub(crate) fn cargo(crate_path: &Path) -> Command {
     scrubbed(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()), crate_path)
 }

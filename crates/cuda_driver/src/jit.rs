@@ -19,8 +19,7 @@ pub fn jit_log(ptx: &CStr) -> Option<String> {
     let mut values = [log.as_mut_ptr().cast::<c_void>(), ptr::without_provenance_mut(LOG_BYTES)];
     let mut module = ptr::null_mut();
     // SAFETY: the image is a C string, both arrays have the given length, and `log` has the given size and outlives the
-    // call.
-    // A module that does load is unloaded at once.
+    // call. A module that does load is unloaded at once.
     unsafe {
         let result = sys::cuModuleLoadDataEx(
             &mut module,

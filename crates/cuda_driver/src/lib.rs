@@ -1,14 +1,10 @@
 //! The CUDA driver, found at run time.
 //!
 //! [`cust`] declares the driver's functions as symbols for the linker, so a program that uses it does not even start on
-//! a
-//! machine without `libcuda`. This crate defines those symbols. Each one forwards to the driver library, which is
-//! opened at
-//! the first call (`table.rs` lists the functions). So one binary runs everywhere, and on a machine without a driver
-//! every
-//! call returns `CUDA_ERROR_NO_DEVICE`. The list also contains the few functions that `cust` 0.3.2 lacks ([`sys`]),
-//! with
-//! their types in [`abi`].
+//! a machine without `libcuda`. This crate defines those symbols. Each one forwards to the driver library, which is
+//! opened at the first call (`table.rs` lists the functions). So one binary runs everywhere, and on a machine without a
+//! driver every call returns `CUDA_ERROR_NO_DEVICE`. The list also contains the few functions that `cust` 0.3.2 lacks
+//! ([`sys`]), with their types in [`abi`].
 //!
 //! Use `cust` through this crate's re-export, so that a program that links `cust` also links this crate.
 //!

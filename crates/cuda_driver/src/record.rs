@@ -1,9 +1,8 @@
 //! The last failed driver call of each thread.
 //!
 //! `cust` maps every code that it does not know to `UnknownError`, and does not tell which call failed. A driver that
-//! is too
-//! old and a cluster that does not fit have such codes. The forwarders see both the code and the call, and record them
-//! here.
+//! is too old and a cluster that does not fit have such codes. The forwarders see both the code and the call, and
+//! record them here.
 
 use std::cell::Cell;
 use std::ffi::c_int;

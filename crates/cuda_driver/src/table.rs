@@ -1,9 +1,8 @@
 //! The list of driver functions, and the forwarders generated from it.
 //!
 //! Every line becomes a field of [`Table`] (the address in the driver library) and a symbol of this crate (which `cust`
-//! links
-//! against). The compiler checks the lines under `cust` against cust_raw's declarations. If cust's generic code needs a
-//! function that is missing here, the linker reports an undefined symbol: add the function.
+//! links against). The compiler checks the lines under `cust` against cust_raw's declarations. If cust's generic code
+//! needs a function that is missing here, the linker reports an undefined symbol: add the function.
 
 #![allow(non_snake_case, reason = "the driver's names")]
 #![allow(clippy::too_many_arguments, reason = "the driver's signatures")]
@@ -56,8 +55,7 @@ macro_rules! driver_table {
                 let library: &'static Library = Box::leak(Box::new(library));
                 let missing = |symbol| Unavailable::MissingSymbol { library: LIBRARY, symbol };
                 // SAFETY: each field has its function's signature in cuda.h (for functions under `cust`, compared with
-                // cust_raw's
-                // below), and the library is never closed.
+                // cust_raw's below), and the library is never closed.
                 unsafe {
                     Ok(Self {
                         cuGetErrorName: *library.get("cuGetErrorName").map_err(|_| missing("cuGetErrorName"))?,

@@ -34,8 +34,7 @@ pub mod attribute {
 }
 
 /// Answers of `cuDeviceGetAttribute` on an H200 with driver 580. Features that the emulator lacks are 0: managed
-/// memory,
-/// virtual memory management, sparse texture arrays, stream memory operations, sharing between processes.
+/// memory, virtual memory management, sparse texture arrays, stream memory operations, sharing between processes.
 const H200: &[(c_int, c_int)] = &[
     (1, 1024),
     (2, 1024),
@@ -190,8 +189,7 @@ impl Card {
     }
 
     /// A B200: compute capability 10.0, 148 SMs, 8192 bits of HBM3e, 180 GB (data sheet). All limits of a kernel are
-    /// the same as
-    /// on an H200 (CUDA programming guide, "Compute capabilities").
+    /// the same as on an H200 (CUDA programming guide, "Compute capabilities").
     pub fn b200() -> Self {
         let mut card = Self { name: "NVIDIA B200", memory: 180 * 1_000_000_000, ..Self::h200() };
         card.attributes.extend([
@@ -207,8 +205,7 @@ impl Card {
     }
 
     /// A GeForce RTX 5090: compute capability 12.0, 170 SMs, 512 bits of GDDR7, 32 GB (data sheet), with the limits per
-    /// SM of
-    /// compute capability 12.0 (CUDA programming guide, "Compute capabilities").
+    /// SM of compute capability 12.0 (CUDA programming guide, "Compute capabilities").
     pub fn rtx_5090() -> Self {
         let mut card = Self { name: "NVIDIA GeForce RTX 5090", memory: 32 << 30, ..Self::h200() };
         card.attributes.extend([

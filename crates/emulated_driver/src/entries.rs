@@ -48,8 +48,7 @@ fn word(text: &str) -> &str {
 }
 
 /// Parses the text between an entry's name and its body: parameters such as `.param .u64 p` or `.param .align 8 .b8
-/// p[16]`,
-/// and an optional `.reqnctapercluster 2`.
+/// p[16]`, and an optional `.reqnctapercluster 2`.
 fn entry(text: &str) -> Entry {
     let head = &text[..text.find('{').unwrap_or(text.len())];
     let mut parameters = Vec::new();

@@ -1,9 +1,8 @@
 //! Fat binaries, which nvcc embeds: several images of one program for several architectures.
 //!
 //! A wrapper (`fatbinary_section.h`) points to a header of 16 bytes: magic, version, size of the header, size of the
-//! rest.
-//! Each image has its own header: kind, its size, the payload's size, compute capability, flags, and the size before
-//! compression. The offsets are the ones that CUDA 13's `fatbinary` writes and `cuobjdump` shows.
+//! rest. Each image has its own header: kind, its size, the payload's size, compute capability, flags, and the size
+//! before compression. The offsets are the ones that CUDA 13's `fatbinary` writes and `cuobjdump` shows.
 
 use gpu_arch::{Arch, Capability};
 
@@ -22,8 +21,7 @@ const ZSTD: u64 = 0x8000;
 const MOST_BYTES: usize = 1 << 30;
 
 /// Returns the architecture in the text's `.target`. An image's header has the architecture as a number with its suffix
-/// in
-/// the flags, but the text states what the kernel was compiled for.
+/// in the flags, but the text states what the kernel was compiled for.
 fn target(text: &str) -> Option<Arch> {
     let line = text.split(".target").nth(1)?;
     let end = line.find(['\n', ',', '/']).unwrap_or(line.len());

@@ -1,12 +1,10 @@
 //! A `libcuda.so.1` whose GPU is the PTX emulator. It is also the fake driver of this workspace's tests.
 //!
 //! Programs that use CUDA's public driver API run on it unchanged: `ptx-emulator run` loads it in place of the driver.
-//! A handle
-//! is a number that is looked up, so any call with any handle returns a `CUresult`. Work in a stream runs as late as
-//! streams and events allow (`queue.rs`), which exposes dependencies that a program forgot. Device memory belongs to
-//! the
-//! emulator, and each launch is checked there (`emulate.rs`). Calls that are not emulated are refused by name
-//! (`refused.rs`).
+//! A handle is a number that is looked up, so any call with any handle returns a `CUresult`. Work in a stream runs as
+//! late as streams and events allow (`queue.rs`), which exposes dependencies that a program forgot. Device memory
+//! belongs to the emulator, and each launch is checked there (`emulate.rs`). Calls that are not emulated are refused by
+//! name (`refused.rs`).
 //!
 //! In a test (`for_tests.rs`, used by `fake_cuda`), device memory is process memory and a kernel is a function of the
 //! test. To expose mistakes, this mode is stricter than a driver: handles must be alive, copies must lie within an

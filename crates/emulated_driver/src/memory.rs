@@ -1,10 +1,8 @@
 //! The GPU's memory, page-locked host memory, and their allocations.
 //!
 //! Device memory of a program belongs to the emulator. Its addresses are invalid in this process, and a kernel that
-//! leaves an
-//! allocation faults. Device memory of a test is process memory, because a test's kernel is a function that
-//! dereferences
-//! pointers.
+//! leaves an allocation faults. Device memory of a test is process memory, because a test's kernel is a function that
+//! dereferences pointers.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -156,8 +154,7 @@ impl Memory {
     }
 
     /// Whether an address lies in the range of device allocations. Such an address is invalid on the host, even after
-    /// the
-    /// allocation is freed.
+    /// the allocation is freed.
     pub fn was_device(&self, address: u64) -> bool {
         self.reach.contains(&address)
     }

@@ -27,8 +27,8 @@ pub struct Options {
 
 impl Options {
     /// Reads `PTX_EMULATOR_GPU`, `_LEVEL`, `_SCHEDULE`, `_ALLOW`, `_KEEP_GOING`, `_NO_GLOBAL_RACES`, `_TIMED`,
-    /// `_CONSTANTS`,
-    /// `_NO_VALUES`, `_LOG`. A variable that is missing or invalid gets its default; the command has validated them.
+    /// `_CONSTANTS`, `_NO_VALUES`, `_LOG`. A variable that is missing or invalid gets its default; the command has
+    /// validated them.
     pub fn from_environment() -> Self {
         let variable = |name: &str| env::var(format!("PTX_EMULATOR_{name}")).ok();
         Self {

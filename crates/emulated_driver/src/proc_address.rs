@@ -27,8 +27,7 @@ fn exported(name: &str) -> Option<*const c_void> {
 }
 
 /// Returns the newest form of a function that a program of `version` may call. Most forms after the first are for
-/// larger
-/// addresses, and only those exist here.
+/// larger addresses, and only those exist here.
 fn newest(name: &str, version: c_int) -> Option<*const c_void> {
     match (name, version) {
         ("cuCtxCreate", ..13_000) => return exported("cuCtxCreate_v2"),

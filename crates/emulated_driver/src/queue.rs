@@ -82,8 +82,7 @@ pub struct Queue {
 }
 
 /// Returns the operations that must run for `targets` to be done, in order. `after` returns the direct predecessors of
-/// an
-/// operation, or `None` if it has run.
+/// an operation, or `None` if it has run.
 fn order<'q>(targets: impl IntoIterator<Item = Index>, after: impl Fn(Index) -> Option<&'q [Index]>) -> Vec<Index> {
     let (mut seen, mut found) = (BTreeSet::new(), Vec::new());
     for target in targets {
@@ -202,8 +201,7 @@ impl Queue {
     }
 
     /// Queues work on a stream, after the operations `others`. These run before the stream's earlier work if possible.
-    /// Returns
-    /// the operation's number, in the stream's capture if the stream captures.
+    /// Returns the operation's number, in the stream's capture if the stream captures.
     pub fn push_after(&mut self, handle: Handle, work: Work, others: Vec<Index>) -> Result<Index, Code> {
         let handle = self.resolve(handle);
         let mut after = others;
@@ -219,8 +217,7 @@ impl Queue {
         }
         after.extend(stream.last);
         // The null stream waits for all blocking streams, and they wait for it (CUDA driver API, "Stream
-        // synchronization
-        // behavior").
+        // synchronization behavior").
         let non_blocking = stream.non_blocking;
         let implied = self.streams.iter().filter(|(other, stream)| match handle {
             NULL => !stream.non_blocking,

@@ -19,8 +19,7 @@ pub fn managed_memory() {
 }
 
 /// Refuses private tables. NVIDIA's own runtime, and libraries that contain it such as cuBLAS, request tables from the
-/// driver
-/// that no header describes.
+/// driver that no header describes.
 pub fn private_tables() -> Code {
     once(
         "the program requests private tables of NVIDIA's driver, because it contains NVIDIA's CUDA runtime, which runs on \

@@ -55,8 +55,7 @@ pub fn everything() -> Result<(), Code> {
 }
 
 /// Queues a host function on a stream. In a program, also runs the work before it and the function: the program's
-/// threads may
-/// wait for the function without calling the driver. Meanwhile they may destroy the stream.
+/// threads may wait for the function without calling the driver. Meanwhile they may destroy the stream.
 pub fn host_function(
     mut driver: MutexGuard<'static, Driver>,
     stream: Handle,

@@ -113,8 +113,7 @@ impl Copy {
     }
 
     /// Copies the host's bytes now, because a driver has copied pageable memory when the call returns (CUDA driver API,
-    /// "API
-    /// synchronization behavior").
+    /// "API synchronization behavior").
     pub fn take_pageable(&mut self) {
         let End::Host(from) = self.from else { return };
         if self.extent.contains(&0) {

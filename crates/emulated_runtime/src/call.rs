@@ -68,8 +68,7 @@ macro_rules! function {
         /// # Safety
         ///
         /// Every pointer is null or valid as cuda_runtime_api.h requires for the function of this name. Handles may be
-        /// any
-        /// number.
+        /// any number.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($arg: $ty),*) -> $crate::call::Code {
             #[allow(unused_unsafe, clippy::undocumented_unsafe_blocks, reason = "the function's caller guarantees valid pointers")]

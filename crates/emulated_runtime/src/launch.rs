@@ -193,8 +193,7 @@ pub struct FunctionAttributes {
     const_bytes: usize,
     local_bytes: usize,
     /// Threads, registers, PTX version, binary version, cache mode, dynamic shared memory, carveout, cluster must be
-    /// set,
-    /// cluster width, height and depth, cluster scheduling, large clusters allowed.
+    /// set, cluster width, height and depth, cluster scheduling, large clusters allowed.
     counts: [c_int; 13],
     reserved: [c_int; 16],
 }

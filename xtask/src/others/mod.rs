@@ -1,10 +1,9 @@
 //! `cargo xtask others`: runs kernels of other projects in the emulator.
 //!
 //! It downloads no kernels. From given source trees it builds programs with nvcc, with kernels as PTX, and runs them
-//! under
-//! `ptx-emulator run`. CUTLASS's examples verify themselves. The host code of DeepGEMM and learn-cuda needs PyTorch, so
-//! `deepgemm.cu` and `learn_cuda.cu` beside this file launch their kernels. From a folder of PTX it runs each launch
-//! file.
+//! under `ptx-emulator run`. CUTLASS's examples verify themselves. The host code of DeepGEMM and learn-cuda needs
+//! PyTorch, so `deepgemm.cu` and `learn_cuda.cu` beside this file launch their kernels. From a folder of PTX it runs
+//! each launch file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,8 +27,7 @@ pub struct Args {
     #[arg(long)]
     learn_cuda: Option<PathBuf>,
     /// Folder of PTX with a launch file `NAME.json` per kernel. An optional `NAME.py` checks the results that the
-    /// launch
-    /// saved there and exits with 0 if they are right
+    /// launch saved there and exits with 0 if they are right
     #[arg(long)]
     ptx: Option<PathBuf>,
     /// CUDA toolkit: a folder with bin/nvcc and include, such as PyPI's nvidia/cu13

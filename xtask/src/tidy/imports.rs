@@ -1,13 +1,10 @@
 //! Imports between the files of a crate, and cycles of them.
 //!
 //! A file imports the files that its paths name, both in `use` and in code, including macros. A path belongs to the
-//! file
-//! of the last module in it: `crate::a::b::Item` to `a/b.rs`. If `a/mod.rs` re-exports the item (`pub use b::Item`),
-//! then
-//! a file that names `crate::a::Item` imports both `a/mod.rs` and `a/b.rs`. The re-export is an import of `a/mod.rs`
-//! only
-//! if `a/mod.rs` also uses the item itself. Declarations (`mod b;`), visibilities (`pub(in crate::a)`) and links in
-//! comments are not imports.
+//! file of the last module in it: `crate::a::b::Item` to `a/b.rs`. If `a/mod.rs` re-exports the item (`pub use
+//! b::Item`), then a file that names `crate::a::Item` imports both `a/mod.rs` and `a/b.rs`. The re-export is an import
+//! of `a/mod.rs` only if `a/mod.rs` also uses the item itself. Declarations (`mod b;`), visibilities (`pub(in
+//! crate::a)`) and links in comments are not imports.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -41,8 +38,7 @@ pub fn circles(sources: &Sources) -> Vec<String> {
 }
 
 /// Returns a message for every import from a lower floor of a crate to a higher one. Floors are files and folders of
-/// the
-/// crate's `src`, from the lowest up. The crate's root is above all floors.
+/// the crate's `src`, from the lowest up. The crate's root is above all floors.
 pub fn upward(sources: &Sources, src: &Path, floors: &[&[&str]]) -> Vec<String> {
     let Some((root, _)) = sources.get(&src.join("lib.rs")) else { return Vec::new() };
     let floor = |file: &Path| {
@@ -159,8 +155,7 @@ impl<'a> Crate<'a> {
     }
 
     /// Returns the modules that `path`, used in `module`, is imported from, with the name in each. The first one is the
-    /// last
-    /// module in the path itself. If that module re-exports the name, the original module follows, and so on.
+    /// last module in the path itself. If that module re-exports the name, the original module follows, and so on.
     fn resolve(&self, module: &[String], path: &[String]) -> Vec<(&'a Path, String)> {
         let (mut module, mut path) = (module.to_vec(), path.to_vec());
         let mut found = Vec::new();

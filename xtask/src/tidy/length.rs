@@ -13,8 +13,7 @@ const MOST_LINES_OF_AN_ARM: usize = 4;
 /// Returns the functions that are too long and are not tables, each as its line and a message.
 ///
 /// A table is a function whose body is one `match` with arms of at most [`MOST_LINES_OF_AN_ARM`] lines. It is read arm
-/// by
-/// arm.
+/// by arm.
 pub fn too_long(file: &syn::File) -> impl Iterator<Item = String> {
     let mut finder = Finder(Vec::new());
     finder.visit_file(file);

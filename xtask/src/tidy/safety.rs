@@ -47,8 +47,7 @@ impl Finder {
                         at_fn += 1;
                     }
                     // A function type has no name: `unsafe fn(u8)`. A name that a procedural macro inserts, `#ident`,
-                    // brings its
-                    // documentation with it.
+                    // brings its documentation with it.
                     let mut name = tokens.iter().skip(at_fn + 1).take(2).map(ToString::to_string);
                     let name = match name.next() {
                         Some(dollar) if dollar == "$" => dollar + &name.next().unwrap_or_default(),

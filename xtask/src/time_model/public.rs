@@ -1,8 +1,7 @@
 //! Predictions of public kernels for a B200 (gau-nernst/gpu-mode-kernels, aee9cda6), with their published times.
 //!
 //! A prediction builds the kernel from a checkout, without the source's PyTorch code. Only the launch parameters, which
-//! the
-//! sources state, are stored here.
+//! the sources state, are stored here.
 
 use std::{fs, path::Path, process::Command};
 

@@ -1,6 +1,5 @@
 //! Predictions of kernels that Triton compiles: a rival with `tl.dot_scaled` for a B200, and measured tilings of the
-//! Hopper
-//! benchmark's peer.
+//! Hopper benchmark's peer.
 //!
 //! Scripts in `benches/` hold the kernels. Triton compiles them to PTX without a GPU, and the scripts write launch
 //! files.

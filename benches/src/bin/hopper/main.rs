@@ -1,10 +1,9 @@
 //! This library's side of `benches/hopper/run.py`: times its kernels on GPU 0, when told to.
 //!
-//! Commands come on standard input, a JSON object on a line; each is answered by one on standard output. Kernels are named
-//! as [`Variant`]s.
-//! A time is the device's, between an event before a run and one behind it. Tokens, weights and descriptors are in device
-//! memory. There are several copies of them, and every run takes the next, so that it finds none of them in the L2 cache. The
-//! runs of a round are queued without waiting, as in a model.
+//! Commands come on standard input, a JSON object on a line; each is answered by one on standard output. Kernels are
+//! named as [`Variant`]s. A time is the device's, between an event before a run and one behind it. Tokens, weights and
+//! descriptors are in device memory. There are several copies of them, and every run takes the next, so that it finds
+//! none of them in the L2 cache. The runs of a round are queued without waiting, as in a model.
 
 mod layer;
 mod linear;

@@ -2,10 +2,8 @@
 //!
 //! [`install`] opens the library of `emulated_driver`, which Cargo has built beside the test. The library is not linked
 //! into this crate, because it exports the driver's own symbols. glibc identifies an open library by its soname, so
-//! every
-//! later request for `libcuda.so.1` gets this library. Therefore `install` must precede the process's first driver
-//! call,
-//! and each test binary decides for itself. A launched kernel is a Rust function of the test.
+//! every later request for `libcuda.so.1` gets this library. Therefore `install` must precede the process's first
+//! driver call, and each test binary decides for itself. A launched kernel is a Rust function of the test.
 //!
 //! This crate knows neither `cust` nor the code under test.
 
@@ -43,8 +41,7 @@ impl Launch<'_> {
     /// Parameter `index` exists, and the launch passed a `T` for it.
     pub unsafe fn parameter<T: Copy>(&self, index: usize) -> T {
         // SAFETY: cuLaunchKernel's array has a valid pointer per parameter, and the caller guarantees that parameter
-        // `index`
-        // is a `T`.
+        // `index` is a `T`.
         unsafe { (*self.parameters.add(index)).cast::<T>().read_unaligned() }
     }
 }
@@ -79,8 +76,7 @@ pub fn install() -> FakeCuda {
 }
 
 /// Like [`install`], for an older driver without `function`. All tests of a process must request the same driver,
-/// because
-/// the first one stays open.
+/// because the first one stays open.
 ///
 /// # Panics
 ///
@@ -115,8 +111,7 @@ fn open(without: Option<&str>) -> Library {
 }
 
 /// Returns the path of the library. Cargo builds it beside the test, or beside the dependencies of an example. A
-/// program
-/// that loads it as `libcuda.so.1` runs its kernels in the emulator.
+/// program that loads it as `libcuda.so.1` runs its kernels in the emulator.
 ///
 /// # Panics
 ///

@@ -14,8 +14,7 @@
 //! - If several lanes read a byte in one instruction, one lane is kept. A write after a read by another lane of the
 //!   same warp is not checked: the lanes of a converged warp do not overtake each other.
 //! - All records together take at most [`BYTES`]. Later accesses of the launch are not checked, and
-//!   [`GridRaces::is_full`] returns `true`.
-//!   [`GridRaces::is_full`] says so.
+//!   [`GridRaces::is_full`] returns `true`. [`GridRaces::is_full`] says so.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};

@@ -198,9 +198,8 @@ impl CudaLayer {
         if let Some(index) = self.planned.iter().position(|step| step.is_of(groups, out_dtype)) {
             let step = &mut self.planned[index];
             if step.stream != stream {
-                // Until then the other stream may still use the descriptors, and the scratch that launches leave to each
-                // other.
-                // SAFETY: `# Safety` above asks for a stream of the current context.
+                // Until then the other stream may still use the descriptors, and the scratch that launches leave to
+                // each other. SAFETY: `# Safety` above asks for a stream of the current context.
                 unsafe { step.used.hold(&self.device, stream)? };
                 step.stream = stream;
             }

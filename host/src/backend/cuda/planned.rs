@@ -53,8 +53,7 @@ impl ReadyLaunch {
             // above asks for the stream, the function, the descriptors and what they point to.
             return device.check_raw(unsafe { sys::cuLaunchKernelEx(&config, self.function, parameters, extra) });
         }
-        // Older drivers have this call too.
-        // SAFETY: as for the call above.
+        // Older drivers have this call too. SAFETY: as for the call above.
         device.check_raw(unsafe {
             sys::cuLaunchKernel(self.function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, parameters, extra)
         })
