@@ -148,7 +148,7 @@ fn tests() -> anyhow::Result<BTreeMap<String, usize>> {
 mod tests {
     use super::*;
 
-    const PTX: &str = ".version 8.6\n.visible .entry one(\n.param .u64 one_param_0\n)\n{ // begin\nld.param.b64 %rd5, [one_param_0];\n\
+    const PTX: &str = ".version 8.6\n.visible .entry entry_one(\n.param .u64 entry_one_param_0\n)\n{ // begin\nld.param.b64 %rd5, [entry_one_param_0];\n\
         .loc 1 2 3\n$L__BB0_1:\nmov.u32 %r7, %tid.x;\nadd.s32 %r8, %r7, 12;\nbra $L__BB0_1;\n}\n";
 
     #[test]

@@ -73,8 +73,8 @@ fn assert_race(outcome: Result<(), Fault>, with: &str) {
 #[test]
 fn access_without_wait_races_if_either_grid_writes() {
     for (first, second) in [(WRITE, READ), (READ, WRITE), (WRITE, WRITE), (WRITE, COPY), (WRITE, COPY_BACK)] {
-        assert_race(Chain::two(&[first], &[second]), "no griddepcontrol.wait lies between");
-        assert_race(Chain::two(&[first], &[second, WAIT]), "no griddepcontrol.wait lies between");
+        assert_race(Chain::two(&[first], &[second]), "no griddepcontrol.wait was executed in between");
+        assert_race(Chain::two(&[first], &[second, WAIT]), "no griddepcontrol.wait was executed in between");
         Chain::two(&[first], &[WAIT, second]).unwrap();
     }
     assert_race(Chain::two(&[COPY_BACK], &[READ]), "wrote it");
@@ -121,7 +121,7 @@ fn wait_does_not_reach_past_a_grid_that_did_not_wait() {
         chain.launch(true, 1, &middle).unwrap();
         let last = chain.launch(true, 0, &[WAIT, READ]);
         if outcome {
-            assert_race(last, "no grid between has waited");
+            assert_race(last, "no grid in between has waited");
         } else {
             last.unwrap();
         }

@@ -10,8 +10,7 @@ use super::names::readable;
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident => $title:literal, $remedy:literal, $section:literal;)+) => {
         /// Kind of a fault.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
-        #[serde(rename_all = "kebab-case")]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum FaultKind {
             $($(#[$doc])* $name,)+
         }
@@ -199,9 +198,10 @@ impl FaultKind {
 impl std::str::FromStr for FaultKind {
     type Err = String;
 
-    /// Parses the kind's name in kebab-case.
+    /// Parses the kind's name, in kebab-case. Both spellings of `initialised` are accepted.
     fn from_str(s: &str) -> Result<Self, String> {
-        let kind = FaultKind::ALL.iter().find(|kind| kind.to_string() == s);
+        let name = s.replace("initialized", "initialised");
+        let kind = FaultKind::ALL.iter().find(|kind| kind.to_string() == name);
         kind.copied().ok_or_else(|| {
             let names: Vec<_> = FaultKind::ALL.iter().filter(|kind| kind.is_hazard()).map(|k| k.to_string()).collect();
             format!("`{s}` is not a kind of fault; expected one of {}", names.join(", "))
@@ -210,7 +210,7 @@ impl std::str::FromStr for FaultKind {
 }
 
 impl fmt::Display for FaultKind {
-    /// Writes the kind's name in kebab-case, as in JSON.
+    /// Writes the kind's name in kebab-case, with the British `initialised`: programs match on these names.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut name = String::new();
         for c in format!("{self:?}").chars() {
@@ -219,7 +219,13 @@ impl fmt::Display for FaultKind {
             }
             name.push(c.to_ascii_lowercase());
         }
-        f.write_str(&name)
+        f.write_str(&name.replace("initialized", "initialised"))
+    }
+}
+
+impl serde::Serialize for FaultKind {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 
