@@ -1,28 +1,30 @@
-//! On the CPU: the library's CPU backend, on PyTorch's memory.
+//! MoE layers on the library's CPU backend, in PyTorch's memory.
 
 use std::ops::Range;
 
 use bytemuck::pod_read_unaligned;
 use nvfp4::Error;
-use nvfp4::backend::{Backend, cpu::Cpu};
+use nvfp4::backend::cpu::Cpu;
 use nvfp4::bias::Bias;
-use nvfp4::format::{BLOCK, Matrix};
+use nvfp4::format::{BLOCK, Bytes, Matrix};
 use nvfp4::fp4::InputScales;
 use nvfp4::moe::{Biases, MoeExpert, MoeInputs, MoeOutput, MoeSizes, MoeStep, MoeWeights};
 use pyo3::prelude::*;
 
 use super::{Operands, Projections, RawProjection};
 use crate::error::exception;
+use crate::prepared::Prepared;
 use crate::tensor::{GPU_ALIGNMENT, Tensor};
 
-/// What packed weights begin with.
+/// First bytes of packed weights.
 const HEADER: &[u8; 16] = b"nvfp4 cpu moe 1\n";
 
-/// Where a layer's weights lie in one tensor: a header, input scales, and for each projection its global scales, its biases, and values and scales
-/// as a checkpoint has them.
+/// Layout of a layer's weights in one tensor: a header, input scales, and per projection its global scales, biases,
+/// values and scales. Values and scales are as in a checkpoint.
 pub struct Layout {
     pub bytes: usize,
-    /// Of gate and up and of down, little-endian f32, of each expert and then of the shared one; empty if there are none.
+    /// Little-endian f32: the scale of gate and up, then of down, per expert, then for the shared expert. Empty if
+    /// there are none.
     input_scales: Range<usize>,
     routed: Projections<Part>,
     shared: Option<Projections<Part>>,
@@ -32,9 +34,9 @@ pub struct Layout {
 struct Part {
     rows: usize,
     k: usize,
-    /// Little-endian f32, as biases.
+    /// Little-endian f32, like the biases.
     global_scales: Range<usize>,
-    /// Empty if there are none.
+    /// Empty if there are no biases.
     bias: Range<usize>,
     values: Range<usize>,
     scales: Range<usize>,
@@ -70,10 +72,10 @@ impl Layout {
         Self { bytes, input_scales, routed, shared }
     }
 
-    /// The layer in packed weights. Every scale is checked.
-    fn weights<'a>(&self, sizes: &MoeSizes, bytes: &'a [u8], map: Option<Vec<i32>>) -> Result<MoeWeights<'a>, Error> {
+    /// Returns the layer in packed weights. Checks every scale.
+    fn weights<'a>(&self, sizes: &MoeSizes, bytes: &Bytes<'a>) -> Result<MoeWeights<'a>, Error> {
         if !bytes.starts_with(HEADER) {
-            return Err(Error::Invalid("weights: these were not packed on the CPU; pack them there".into()));
+            return Err(Error::Invalid("weights: not packed for the CPU; pack the weights on the CPU".into()));
         }
         let experts = (0..sizes.experts).map(|expert| expert_of(&self.routed, bytes, expert));
         let experts = experts.collect::<Result<_, _>>()?;
@@ -87,30 +89,30 @@ impl Layout {
             let all = all.map(|[gate_up, down]: [f32; 2]| InputScales { gate_up, down });
             weights = weights.with_input_scales(all.collect())?;
         }
-        match map {
-            Some(map) => weights.with_expert_map(map),
-            None => Ok(weights),
-        }
+        Ok(weights)
     }
 }
 
-fn expert_of<'a>(parts: &Projections<Part>, bytes: &'a [u8], expert: usize) -> Result<MoeExpert<'a>, Error> {
-    let of_expert =
-        |part: &Range<usize>, bytes_of_one: usize| &bytes[part.start + expert * bytes_of_one..][..bytes_of_one];
+fn expert_of<'a>(parts: &Projections<Part>, bytes: &Bytes<'a>, expert: usize) -> Result<MoeExpert<'a>, Error> {
+    let of_expert = |part: &Range<usize>, bytes_of_one: usize| {
+        let start = part.start + expert * bytes_of_one;
+        bytes.slice(start..start + bytes_of_one)
+    };
     let matrix = |index: usize| {
         let Some(Part { rows, k, global_scales, values, scales, .. }) = &parts[index] else { return Ok(None) };
         let (values, scales) = (of_expert(values, rows * k / 2), of_expert(scales, rows * k / BLOCK));
-        let global = pod_read_unaligned(of_expert(global_scales, size_of::<f32>()));
+        let global = pod_read_unaligned(&of_expert(global_scales, size_of::<f32>()));
         let name = ["gate", "up", "down"][index];
         let matrix = Matrix::new(*rows, *k, values, scales, global);
         matrix.map(Some).map_err(|error| error.at(format_args!("expert {expert}: {name}")))
     };
     let bias = |index: usize| {
         let Part { rows, bias, .. } = parts[index].as_ref().filter(|part| !part.bias.is_empty())?;
-        let numbers = of_expert(bias, size_of::<f32>() * rows).chunks_exact(size_of::<f32>()).map(pod_read_unaligned);
-        Some(Bias::F32(numbers.collect::<Vec<f32>>().into()))
+        let numbers = of_expert(bias, size_of::<f32>() * rows);
+        let numbers: Vec<f32> = numbers.chunks_exact(size_of::<f32>()).map(pod_read_unaligned).collect();
+        Some(Bias::F32(numbers.into()))
     };
-    let every = "every layer has one";
+    let every = "every layer has an up and a down projection";
     let (gate, up, down) = (matrix(0)?, matrix(1)?.expect(every), matrix(2)?.expect(every));
     Ok(MoeExpert { gate, up, down, biases: Biases { gate: bias(0), up: bias(1), down: bias(2) } })
 }
@@ -121,11 +123,10 @@ pub fn moe(py: Python<'_>, operands: &Operands<'_>, sizes: &MoeSizes) -> PyResul
     let (tokens, hidden) = (hidden_states.shape()[0], sizes.hidden);
     let (stride, out_stride) = (hidden_states.row_stride()?, out.row_stride()?);
     let elements = |stride: usize| if tokens == 0 { 0 } else { (tokens - 1) * stride + hidden };
-    // SAFETY: PyTorch's tensors have the sizes, types and strides that were checked; the caller holds them, and the operator's
-    // contract is that `out` overlaps no other and nobody writes any of them meanwhile.
-    let (bytes, states, ids, topk_weights, map, shared_weights, to) = unsafe {
+    // SAFETY: the sizes, types and strides of PyTorch's tensors were checked, and the caller keeps the tensors alive.
+    // The operator's contract: `out` overlaps no other tensor, and nothing writes any of the tensors during the call.
+    let (states, ids, topk_weights, map, shared_weights, to) = unsafe {
         (
-            operands.weights.elements::<u8>(operands.weights.len())?,
             hidden_states.elements::<u16>(elements(stride))?,
             topk_ids.elements::<i32>(topk_ids.len())?,
             topk_weights.elements::<f32>(topk_weights.len())?,
@@ -135,8 +136,12 @@ pub fn moe(py: Python<'_>, operands: &Operands<'_>, sizes: &MoeSizes) -> PyResul
         )
     };
     let weights_on_input = operands.weights_on_input;
+    let prepared = Prepared::moe(py, &operands.weights, sizes, |bytes| {
+        let make = || Cpu::new().prepare_moe_layer(&Layout::new(sizes).weights(sizes, &bytes)?);
+        py.detach(make).map_err(exception)
+    })?;
+    let layer = prepared.get().moe_layer();
     let computed = py.detach(|| {
-        let weights = Layout::new(sizes).weights(sizes, bytes, map.map(<[i32]>::to_vec))?;
         let inputs = MoeInputs {
             tokens,
             hidden: states.into(),
@@ -146,9 +151,9 @@ pub fn moe(py: Python<'_>, operands: &Operands<'_>, sizes: &MoeSizes) -> PyResul
             weights_on_input,
             shared_weights: shared_weights.map(Into::into),
         };
-        let step = MoeStep::new(&weights, inputs)?;
+        let step = MoeStep::of_sizes(*sizes, map, inputs)?;
         let mut output = MoeOutput::new(&step);
-        Cpu::new().prepare_moe(&weights)?.execute(&step, &mut output)?;
+        layer.execute(&step, &mut output)?;
         for (row, from) in output.hidden.chunks_exact(hidden).enumerate() {
             to[row * out_stride..][..hidden].copy_from_slice(from);
         }
@@ -166,7 +171,8 @@ pub fn pack(
     input_scales: &[InputScales],
 ) -> PyResult<()> {
     let layout = Layout::new(sizes);
-    // SAFETY: as in `moe`; `weights` was just allocated for this.
+    // SAFETY: the size and type were checked, and the caller keeps the tensor alive. `weights` was allocated for this
+    // call.
     let to = unsafe { weights.elements_mut::<u8>(weights.len())? };
     to.fill(0);
     to[..HEADER.len()].copy_from_slice(HEADER);
@@ -188,13 +194,14 @@ pub fn pack(
             [(&raw.values, raw.strides()[0], &part.values), (&raw.scales, raw.strides()[1], &part.scales)]
         {
             let bytes_of_one = range.len() / experts;
-            // SAFETY: as in `moe`; the last expert ends there.
+            // SAFETY: the shape and strides were checked, the last expert ends at this length, and the caller keeps the
+            // tensor alive.
             let from = unsafe { tensor.elements::<u8>((experts - 1) * stride + bytes_of_one)? };
             for (expert, to) in to[range.clone()].chunks_exact_mut(bytes_of_one).enumerate() {
                 to.copy_from_slice(&from[expert * stride..][..bytes_of_one]);
             }
         }
     }
-    layout.weights(sizes, to, None).map_err(exception)?;
+    layout.weights(sizes, &Bytes::Borrowed(to)).map_err(exception)?;
     Ok(())
 }
