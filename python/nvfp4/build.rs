@@ -1,4 +1,4 @@
-//! Keeps the driver's functions, which `cuda_driver` defines, inside the module: PyTorch has its own.
+//! Hides the driver functions that `cuda_driver` defines inside the module, because PyTorch has its own.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

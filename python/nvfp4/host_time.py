@@ -1,6 +1,6 @@
-"""What a call costs the host: the operator, its parts, and the library's own launch. Prints medians of 10⁴ calls in µs.
+"""Measures the host time of a call: the operator, its parts, and the library's own launch. Prints medians of 10⁴ calls in µs.
 
-On the CPU the launch is left out: only checks and PyTorch's dispatch are timed (a call with no tokens).
+On the CPU a call has no tokens, so only checks and PyTorch's dispatch are timed.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def main():
     device, (experts, intermediate, hidden, top_k) = arguments.device, (128, 768, 2048, 8)
     tokens = arguments.tokens if arguments.tokens is not None else (16 if device == "cuda" else 0)
     if device == "cpu":
-        experts, intermediate, hidden = 8, 16, 16  # weights are read in every call there
+        experts, intermediate, hidden = 8, 16, 16  # the first call prepares the weights
     between = torch.cuda.synchronize if device == "cuda" else (lambda: None)
 
     def matrix(rows, columns):

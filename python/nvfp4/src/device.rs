@@ -1,4 +1,4 @@
-//! CUDA devices: what launches on them, and PyTorch's current stream there.
+//! Launchers of CUDA devices, and PyTorch's current stream.
 
 use std::ptr;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -9,17 +9,17 @@ use pyo3::sync::PyOnceLock;
 
 use crate::error::{Error, exception};
 
-/// The most devices of a machine.
+/// Maximum number of devices.
 const MOST_DEVICES: usize = 64;
 
-/// What launches on a device.
+/// Launchers of a device.
 pub struct Launchers {
     linear: Of<LinearLauncher>,
     moe: Of<MoeLauncher>,
     router: Of<RouterLauncher>,
 }
 
-/// What launches, or why nothing of that kind runs on the device.
+/// A launcher, or the reason why the device cannot run this kind of layer.
 type Of<T> = Result<T, String>;
 
 impl Launchers {
@@ -33,7 +33,7 @@ impl Launchers {
     }
 
     /// # Errors
-    /// [`Error`] if there is no kernel for the device, as with the others.
+    /// [`Error`] if there is no kernel for the device. The other getters return the same error.
     pub fn linear(&self) -> PyResult<&LinearLauncher> {
         self.linear.as_ref().map_err(|text| Error::new_err(text.clone()))
     }
@@ -47,10 +47,10 @@ impl Launchers {
     }
 }
 
-/// Opened devices stay open: their context is PyTorch's too.
+/// Launchers by device. They are never closed: PyTorch uses the same context.
 static LAUNCHERS: [OnceLock<Launchers>; MOST_DEVICES] = [const { OnceLock::new() }; MOST_DEVICES];
 
-/// What launches on a device, which is opened the first time.
+/// Returns the launchers of a device. The first call opens the device.
 ///
 /// # Errors
 /// [`Error`] if there is no such device.
@@ -68,14 +68,14 @@ pub fn launchers(ordinal: u32) -> PyResult<&'static Launchers> {
     Ok(slot.get().expect("set above"))
 }
 
-/// PyTorch's current stream of a device.
+/// Returns PyTorch's current stream of a device.
 ///
 /// # Errors
-/// What PyTorch says.
+/// PyTorch's error.
 pub fn current_stream(py: Python<'_>, ordinal: u32) -> PyResult<CUstream> {
     static CURRENT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
-    // The function that Triton and Inductor launch by: a tenth of `torch.cuda.current_stream`'s time.
+    // Triton and Inductor launch with this function. It takes a tenth of the time of `torch.cuda.current_stream`.
     let current = CURRENT.get_or_try_init(py, || {
         Ok::<_, PyErr>(py.import("torch._C")?.getattr("_cuda_getCurrentRawStream")?.unbind())
     })?;

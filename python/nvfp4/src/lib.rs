@@ -1,7 +1,8 @@
-//! The native module of the Python package `nvfp4`: PyTorch's tensors by pointer, on the CPU or on the current CUDA stream.
+//! The native module of the Python package `nvfp4`. It uses PyTorch's tensors by pointer, on the CPU or on the current
+//! CUDA stream.
 //!
-//! Python (`python/nvfp4/_operators.py`) registers these functions as operators of PyTorch. What a tensor must be is checked here, once a
-//! call; what a layer must be, in the library.
+//! Python (`python/nvfp4/_operators.py`) registers these functions as PyTorch operators. Each call checks its tensors
+//! here; the library checks the layer.
 
 mod device;
 mod error;
@@ -14,7 +15,7 @@ mod tensor;
 
 use pyo3::prelude::*;
 
-/// What the operators and the packing are made of.
+/// Functions for the operators and for packing.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("Error", module.py().get_type::<error::Error>())?;

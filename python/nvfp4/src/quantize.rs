@@ -1,4 +1,4 @@
-//! Numbers to NVFP4 and back, on the CPU.
+//! Quantizing and dequantizing on the CPU.
 
 use bytemuck::Pod;
 use half::{bf16, f16};
@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use crate::error::exception;
 use crate::tensor::{Dtype, Place, Tensor};
 
-/// Quantizes `x` into `values`, `scales` and `global_scale`, of which the last is read instead if it was given.
+/// Quantizes `x` into `values`, `scales` and `global_scale`. If `is_given`, `global_scale` is an input.
 #[pyfunction]
 pub fn quantize(
     py: Python<'_>,
@@ -34,8 +34,8 @@ pub fn quantize(
 
 fn quantize_as<T: Number + Pod>(py: Python<'_>, x: &Tensor<'_>, packed: &Packed<'_>, is_given: bool) -> PyResult<()> {
     let k = x.shape().last().copied().unwrap_or(0);
-    // SAFETY: the tensors are contiguous, so that these are all of their elements. The caller holds them, and the operator's
-    // contract is that nobody writes them meanwhile.
+    // SAFETY: the tensors are contiguous, so the slices are all of their elements. The caller keeps them alive, and by
+    // the operator's contract nothing writes them during the call.
     let (numbers, values, scales, global) = unsafe {
         (
             x.elements::<T>(x.len())?,
@@ -55,7 +55,7 @@ fn quantize_as<T: Number + Pod>(py: Python<'_>, x: &Tensor<'_>, packed: &Packed<
     Ok(())
 }
 
-/// Writes the numbers of `values`, `scales` and `global_scale` to `out`, f32.
+/// Writes the numbers of `values`, `scales` and `global_scale` to `out`, as f32.
 #[pyfunction]
 pub fn dequantize(
     py: Python<'_>,
@@ -71,7 +71,8 @@ pub fn dequantize(
     out.expect_contiguous()?;
     packed.expect_shape_of(out.shape())?;
     let k = out.shape().last().copied().unwrap_or(0);
-    // SAFETY: as in `quantize_as`.
+    // SAFETY: the tensors are contiguous, so the slices are all of their elements. The caller keeps them alive, and by
+    // the operator's contract nothing writes them during the call.
     let (numbers, values, scales, global) = unsafe {
         (
             out.elements_mut::<f32>(out.len())?,
@@ -119,7 +120,7 @@ impl<'py> Packed<'py> {
         Ok(packed)
     }
 
-    /// Asks that these are the packed numbers of a tensor of some shape.
+    /// Checks that these are the packed numbers of a tensor with the shape `numbers`.
     fn expect_shape_of(&self, numbers: &[usize]) -> PyResult<()> {
         for (tensor, elements) in [(&self.values, 2), (&self.scales, BLOCK)] {
             let mut shape = numbers.to_vec();

@@ -9,9 +9,9 @@ use crate::device::{current_stream, launchers};
 use crate::error::{exception, invalid};
 use crate::tensor::{Dtype, Place, Tensor};
 
-/// Writes the experts of each token to `ids`, their weights to `weights`.
+/// Writes the experts of each token to `ids` and their weights to `weights`.
 #[pyfunction]
-#[expect(clippy::too_many_arguments, reason = "an operator takes each by its name")]
+#[expect(clippy::too_many_arguments, reason = "each operand is a named argument of the operator")]
 pub fn route(
     py: Python<'_>,
     weights: &Bound<'_, PyAny>,
@@ -44,9 +44,9 @@ pub fn route(
         bias.expect_place(logits.place)?;
     }
     let numbers = match (&bias, logits.place) {
-        // SAFETY: a contiguous tensor of so many f32 on the CPU, which the caller holds.
+        // SAFETY: `bias` is a contiguous CPU tensor of `experts` f32, and the caller keeps it alive.
         (Some(bias), Place::Cpu) => unsafe { bias.elements::<f32>(experts)? }.to_vec(),
-        // A GPU's biases are read there.
+        // On a GPU the kernel reads the biases.
         _ => vec![0.0; experts],
     };
     let scoring = match scoring {
@@ -55,19 +55,20 @@ pub fn route(
         "sigmoid-top1" => Scoring::SigmoidTop1,
         "sigmoid" => Scoring::SigmoidGroups { bias: numbers, groups, top_groups, renormalize, scale },
         other => {
-            let text = format_args!("`{other}` is none of softmax, topk-softmax, sigmoid, sigmoid-top1");
+            let text =
+                format_args!("unknown scoring `{other}`; expected softmax, topk-softmax, sigmoid or sigmoid-top1");
             return Err(invalid("scoring", text));
         }
     };
     if bias.is_some() && !matches!(scoring, Scoring::SigmoidGroups { .. }) {
-        return Err(invalid("bias", "only sigmoid scores have biases"));
+        return Err(invalid("bias", "only sigmoid scoring supports a bias; omit it"));
     }
     let router = Router::new(experts, top_k, scoring).map_err(exception)?;
     match logits.place {
         Place::Cpu => on_the_cpu(py, &router, &weights, &ids, &logits),
         Place::Cuda(ordinal) => {
             let bias = match (&bias, router.bias()) {
-                (None, Some(_)) => return Err(invalid("bias", "sigmoid scores need biases, zeros if there are none")),
+                (None, Some(_)) => return Err(invalid("bias", "sigmoid scoring needs a bias; pass zeros for no bias")),
                 (bias, _) => bias.as_ref().map_or(0, |bias| bias.address),
             };
             let arguments = RouterArguments {
@@ -84,8 +85,8 @@ pub fn route(
                 weights: weights.address,
             };
             let stream = current_stream(py, ordinal)?;
-            // SAFETY: PyTorch's streams are of the primary context, and its tensors have the sizes, the types and the device that were
-            // checked. Its allocator gives none of their memory to work that is not behind this call on the stream.
+            // SAFETY: PyTorch's streams belong to the primary context. The tensors' sizes, types and device were
+            // checked. PyTorch's allocator reuses their memory only for work behind this call on the stream.
             unsafe { launchers(ordinal)?.router()?.launch(&router, &arguments, stream) }.map_err(exception)
         }
     }
@@ -99,8 +100,8 @@ fn on_the_cpu(
     logits: &Tensor<'_>,
 ) -> PyResult<()> {
     logits.expect_contiguous()?;
-    // SAFETY: contiguous tensors of these elements, which the caller holds; the operator's contract is that nobody writes them
-    // meanwhile.
+    // SAFETY: the tensors are contiguous and have these types and lengths, and the caller keeps them alive. By the
+    // operator's contract nothing writes them during the call.
     let (numbers, to_ids, to_weights) = unsafe {
         let numbers = match logits.dtype {
             Dtype::F32 => Logits::F32(logits.elements::<f32>(logits.len())?.into()),

@@ -1,4 +1,4 @@
-//! PyTorch's tensors: what they are, where they lie.
+//! PyTorch's tensors: their types, places, shapes and strides, with checks.
 
 use nvfp4::bias::Bias;
 use nvfp4::problem::{TokenDtype, TokenFormat};
@@ -9,16 +9,17 @@ use pyo3::types::PyTuple;
 
 use crate::error::invalid;
 
-/// What packed weights of a GPU are a multiple of in bytes, and those of the CPU never.
+/// Alignment of GPU memory in bytes. The size of weights packed for a GPU is a multiple of it; the size for the CPU
+/// never is.
 pub const GPU_ALIGNMENT: usize = 256;
 
-/// What tokens and their rows are aligned to on a GPU, in bytes: kernels read so many at once.
+/// Alignment of tokens and of their rows on a GPU, in bytes: the kernels' access size.
 const ROW_ALIGNMENT: usize = 16;
 
-/// The most dimensions that a tensor may have here.
+/// Maximum number of dimensions of a tensor.
 const MOST_DIMENSIONS: usize = 8;
 
-/// The types of elements that are taken.
+/// Supported element types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dtype {
     F32,
@@ -39,9 +40,9 @@ impl Dtype {
         (Self::E4m3, "float8_e4m3fn"),
     ];
 
-    /// The type that PyTorch's object stands for; `None` for others.
+    /// Returns the type of a PyTorch dtype object; `None` for unsupported types.
     pub fn of(dtype: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
-        /// PyTorch's objects in the order of `ALL`; there is one of each.
+        /// PyTorch's dtype objects in the order of `ALL`; each exists once.
         static OBJECTS: PyOnceLock<Vec<Py<PyAny>>> = PyOnceLock::new();
 
         let py = dtype.py();
@@ -65,7 +66,7 @@ impl Dtype {
     }
 }
 
-/// Where a tensor lies.
+/// Device of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     Cpu,
@@ -81,7 +82,7 @@ impl std::fmt::Display for Place {
     }
 }
 
-/// A tensor that is an argument, with all that is asked of it.
+/// A tensor argument and its properties.
 pub struct Tensor<'py> {
     /// The argument's name.
     pub name: &'static str,
@@ -95,21 +96,22 @@ pub struct Tensor<'py> {
 }
 
 impl<'py> Tensor<'py> {
-    /// Reads what a tensor is.
+    /// Reads a tensor's properties.
     ///
     /// # Errors
-    /// `ValueError` if its type is none of [`Dtype`], its device is neither the CPU nor CUDA's, or it has too many dimensions.
+    /// `ValueError` if the type is not a [`Dtype`], the device is neither the CPU nor a CUDA device, or there are too
+    /// many dimensions.
     pub fn read(name: &'static str, object: &Bound<'py, PyAny>) -> PyResult<Self> {
         let py = object.py();
         let dtype = object.getattr(intern!(py, "dtype"))?;
-        let dtype = Dtype::of(&dtype)?.ok_or_else(|| invalid(name, format_args!("the type {dtype} is not taken")))?;
-        // -1 for the CPU, and for devices that no operator is registered for.
+        let dtype = Dtype::of(&dtype)?.ok_or_else(|| invalid(name, format_args!("unsupported type {dtype}")))?;
+        // -1 on the CPU, and on devices for which no operator is registered.
         let place = match object.call_method0(intern!(py, "get_device"))?.extract::<i32>()? {
             index if index >= 0 => Place::Cuda(index as u32),
             _ if object.getattr(intern!(py, "is_cpu"))?.extract()? => Place::Cpu,
             _ => {
                 let device = object.getattr(intern!(py, "device"))?;
-                return Err(invalid(name, format_args!("lies on {device}; only the CPU and CUDA devices compute")));
+                return Err(invalid(name, format_args!("is on {device}; move it to the CPU or a CUDA device")));
             }
         };
         let (mut shape, mut strides) = ([1; MOST_DIMENSIONS], [0; MOST_DIMENSIONS]);
@@ -117,15 +119,12 @@ impl<'py> Tensor<'py> {
         let sizes = sizes.cast::<PyTuple>()?;
         let dimensions = sizes.len();
         if dimensions > MOST_DIMENSIONS {
-            return Err(invalid(
-                name,
-                format_args!("has {dimensions} dimensions, at most {MOST_DIMENSIONS} are taken"),
-            ));
+            return Err(invalid(name, format_args!("has {dimensions} dimensions; expected at most {MOST_DIMENSIONS}")));
         }
         for (place, size) in shape.iter_mut().zip(sizes.iter()) {
             *place = size.extract()?;
         }
-        // Most are contiguous, and asking for that takes less time than asking for strides.
+        // Most tensors are contiguous, and PyTorch answers `is_contiguous` faster than `stride`.
         if object.call_method0(intern!(py, "is_contiguous"))?.extract()? {
             let mut stride = 1;
             for dimension in (0..dimensions).rev() {
@@ -142,37 +141,37 @@ impl<'py> Tensor<'py> {
         Ok(Self { name, dtype, place, address, shape, strides, dimensions, object: object.clone() })
     }
 
-    /// As [`Tensor::read`], of an argument that may be left out.
+    /// Like [`Tensor::read`], for an optional argument.
     pub fn read_optional(name: &'static str, object: Option<&Bound<'py, PyAny>>) -> PyResult<Option<Self>> {
         object.map(|object| Self::read(name, object)).transpose()
     }
 
-    /// The tensor itself.
+    /// The PyTorch object.
     pub fn object(&self) -> &Bound<'py, PyAny> {
         &self.object
     }
 
-    /// Elements along each dimension.
+    /// Number of elements along each dimension.
     pub fn shape(&self) -> &[usize] {
         &self.shape[..self.dimensions]
     }
 
-    /// Elements from one to the next along a dimension; those of a dimension of one element say nothing.
+    /// Elements from one index to the next along a dimension. Meaningless for a dimension of one element.
     pub fn stride(&self, dimension: usize) -> i64 {
         self.strides[dimension]
     }
 
-    /// Elements.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.shape().iter().product()
     }
 
-    /// An error about this argument.
+    /// Returns a `ValueError` about this argument.
     pub fn invalid(&self, text: impl std::fmt::Display) -> PyErr {
         invalid(self.name, text)
     }
 
-    /// Asks for a type.
+    /// Checks the type.
     pub fn expect_dtype(&self, wanted: &[Dtype]) -> PyResult<()> {
         if wanted.contains(&self.dtype) {
             return Ok(());
@@ -181,13 +180,13 @@ impl<'py> Tensor<'py> {
         Err(self.invalid(format_args!("expected {}, got {}", wanted.join(" or "), self.dtype.name())))
     }
 
-    /// Asks for a type of tokens.
+    /// Checks that the type is a token type, and returns it.
     pub fn token_type(&self) -> PyResult<TokenDtype> {
         self.expect_dtype(&[Dtype::Bf16, Dtype::F16])?;
         Ok(if self.dtype == Dtype::Bf16 { TokenDtype::Bf16 } else { TokenDtype::F16 })
     }
 
-    /// Asks for a shape.
+    /// Checks the shape.
     pub fn expect_shape(&self, wanted: &[usize]) -> PyResult<()> {
         if self.shape() == wanted {
             return Ok(());
@@ -195,22 +194,22 @@ impl<'py> Tensor<'py> {
         Err(self.invalid(format_args!("expected the shape {wanted:?}, got {:?}", self.shape())))
     }
 
-    /// Asks for so many dimensions.
+    /// Checks the number of dimensions and returns the shape. `what` describes the dimensions in the error.
     pub fn expect_dimensions<const N: usize>(&self, what: &str) -> PyResult<[usize; N]> {
         self.shape()
             .try_into()
             .map_err(|_| self.invalid(format_args!("expected {N} dimensions, {what}, got {:?}", self.shape())))
     }
 
-    /// Asks for a place.
+    /// Checks the device.
     pub fn expect_place(&self, wanted: Place) -> PyResult<()> {
         if self.place == wanted {
             return Ok(());
         }
-        Err(self.invalid(format_args!("expected to lie on {wanted}, lies on {}", self.place)))
+        Err(self.invalid(format_args!("expected a tensor on {wanted}, got one on {}", self.place)))
     }
 
-    /// Asks that the dimensions from `first` on lie without gaps, in order.
+    /// Checks that the dimensions from `first` on are contiguous and in order.
     pub fn expect_dense_from(&self, first: usize) -> PyResult<()> {
         let mut wanted = 1;
         for dimension in (first..self.dimensions).rev() {
@@ -226,12 +225,12 @@ impl<'py> Tensor<'py> {
         Ok(())
     }
 
-    /// Asks for elements without gaps, in order.
+    /// Checks that all elements are contiguous and in order.
     pub fn expect_contiguous(&self) -> PyResult<()> {
         self.expect_dense_from(0)
     }
 
-    /// Of a matrix whose rows lie without gaps, elements from one row to the next.
+    /// Returns the elements from one row to the next of a matrix. Checks that each row is contiguous.
     pub fn row_stride(&self) -> PyResult<usize> {
         self.expect_dense_from(1)?;
         let [rows, columns] = self.expect_dimensions("[rows, columns]")?;
@@ -239,30 +238,31 @@ impl<'py> Tensor<'py> {
         match usize::try_from(stride) {
             _ if rows <= 1 => Ok(columns),
             Ok(stride) if stride >= columns => Ok(stride),
-            _ => Err(self.invalid(format_args!("rows are {stride} elements apart and have {columns}"))),
+            _ => Err(self.invalid(format_args!("expected a row stride of at least {columns} elements, got {stride}"))),
         }
     }
 
-    /// Of a matrix of 16-bit numbers on a GPU, bytes from one row to the next, as kernels can read them.
+    /// Returns the bytes from one row to the next of a matrix of 16-bit numbers on a GPU. Checks the alignment that
+    /// kernels need.
     pub fn gpu_pitch(&self) -> PyResult<usize> {
         let pitch = size_of::<u16>() * self.row_stride()?;
         if !pitch.is_multiple_of(ROW_ALIGNMENT) || !self.address.is_multiple_of(ROW_ALIGNMENT as u64) {
             return Err(self.invalid(format_args!(
-                "lies at {:#x}, its rows {pitch} bytes apart; expected multiples of {ROW_ALIGNMENT}: call .contiguous()",
+                "address {:#x} and row pitch {pitch} must be multiples of {ROW_ALIGNMENT} bytes; call .contiguous()",
                 self.address
             )));
         }
         Ok(pitch)
     }
 
-    /// Biases in host memory, f32 or of the tokens' type.
+    /// Reads biases in host memory, in f32 or the token type.
     pub fn bias(&self, dtype: TokenDtype, shape: &[usize]) -> PyResult<Bias<'py>> {
         let of_tokens = if dtype == TokenDtype::Bf16 { Dtype::Bf16 } else { Dtype::F16 };
         self.expect_dtype(&[Dtype::F32, of_tokens])?;
         self.expect_shape(shape)?;
         self.expect_place(Place::Cpu)?;
         self.expect_contiguous()?;
-        // SAFETY: a contiguous tensor of so many elements; they are copied at once.
+        // SAFETY: the tensor is contiguous, on the CPU, and has `len` elements of this type. They are copied at once.
         Ok(unsafe {
             match self.dtype {
                 Dtype::F32 => Bias::F32(self.elements::<f32>(self.len())?.to_vec().into()),
@@ -271,50 +271,52 @@ impl<'py> Tensor<'py> {
         })
     }
 
-    /// The first `len` elements in memory, which lie on the CPU.
+    /// Returns the first `len` elements in memory of a CPU tensor.
     ///
     /// # Errors
-    /// `ValueError` if they are not aligned.
+    /// `ValueError` if the address is not aligned to the element size.
     ///
     /// # Safety
     ///
-    /// So many elements of this type lie there, are not written while the slice lives, and live as long.
+    /// `len` elements of type `T` are at the tensor's address for the lifetime `'a`, and nothing writes them during
+    /// that time.
     pub unsafe fn elements<'a, T>(&self, len: usize) -> PyResult<&'a [T]> {
         self.expect_aligned::<T>()?;
         if len == 0 {
             return Ok(&[]);
         }
-        // SAFETY: the address is aligned, and not null since there are elements; `# Safety` above asks for the rest.
+        // SAFETY: the address is aligned, and not null because there are elements. The caller guarantees the rest.
         Ok(unsafe { std::slice::from_raw_parts(self.address as *const T, len) })
     }
 
-    /// As [`Tensor::elements`], to be written.
+    /// Like [`Tensor::elements`], for writing.
     ///
     /// # Errors
-    /// As [`Tensor::elements`].
+    /// `ValueError` if the address is not aligned to the element size.
     ///
     /// # Safety
     ///
-    /// As [`Tensor::elements`]; nobody else reads or writes them while the slice lives.
+    /// `len` elements of type `T` are at the tensor's address for the lifetime `'a`, and nothing else reads or writes
+    /// them during that time.
     pub unsafe fn elements_mut<'a, T>(&self, len: usize) -> PyResult<&'a mut [T]> {
         self.expect_aligned::<T>()?;
         if len == 0 {
             return Ok(&mut []);
         }
-        // SAFETY: as in `elements`.
+        // SAFETY: the address is aligned, and not null because there are elements. The caller guarantees the rest.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.address as *mut T, len) })
     }
 
     fn expect_aligned<T>(&self) -> PyResult<()> {
-        assert_eq!(size_of::<T>(), self.dtype.bytes(), "the type was asked for");
+        assert_eq!(size_of::<T>(), self.dtype.bytes(), "callers check the type first");
         if !self.address.is_multiple_of(align_of::<T>() as u64) {
-            return Err(self.invalid(format_args!("lies at {:#x}, not at a multiple of its element", self.address)));
+            return Err(self.invalid(format_args!("address {:#x} is not aligned to the element size", self.address)));
         }
         Ok(())
     }
 }
 
-/// The type of tokens that PyTorch's object stands for.
+/// Returns the token type of a PyTorch dtype object.
 pub fn token_type(dtype: &Bound<'_, PyAny>) -> PyResult<TokenDtype> {
     match Dtype::of(dtype)? {
         Some(Dtype::Bf16) => Ok(TokenDtype::Bf16),
@@ -323,7 +325,7 @@ pub fn token_type(dtype: &Bound<'_, PyAny>) -> PyResult<TokenDtype> {
     }
 }
 
-/// The format that tokens are multiplied in.
+/// Parses a token format.
 pub fn token_format(name: &str) -> PyResult<TokenFormat> {
     name.parse().map_err(|error: nvfp4::Error| invalid("token_format", error))
 }

@@ -23,5 +23,5 @@ def seed():
 
 @pytest.fixture
 def compiled(device):
-    """Compiles a function as one graph: on a GPU whole, on the CPU to where fakes and mutations count, since C++ takes minutes."""
+    """Compiles a function as one graph. On the CPU the backend only checks fakes and mutations, because compiling C++ takes minutes."""
     return lambda function: torch.compile(function, fullgraph=True, backend="inductor" if device == "cuda" else "aot_eager")

@@ -1,4 +1,4 @@
-"""References in numpy, from the definition of NVFP4: no code of the package."""
+"""References in numpy, written from the definition of NVFP4 without the package's code."""
 
 import numpy as np
 import torch
@@ -7,7 +7,7 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -
 
 
 def e4m3(codes):
-    """The numbers of e4m3 codes, by OCP's "8-bit Floating Point Specification"; NaN is not among them."""
+    """Returns the numbers of e4m3 codes, by OCP's "8-bit Floating Point Specification", without NaN."""
     codes = codes.astype(np.int64)
     sign, exponent, fraction = codes >> 7, codes >> 3 & 15, codes & 7
     magnitude = np.where(exponent == 0, fraction * 2.0**-9, (8 + fraction) * 2.0 ** (exponent - 10.0))
@@ -15,7 +15,7 @@ def e4m3(codes):
 
 
 def numbers(tensor):
-    """The numbers of packed values and scales, in f64, the global scale of each matrix included: exact."""
+    """Returns the numbers of packed values and scales in f64, with each matrix's global scale. They are exact."""
     values, scales, global_scale = (part.detach().cpu() for part in tensor)
     values, scales = values.numpy(), e4m3(scales.view(torch.uint8).numpy())
     codes = np.stack((values & 15, values >> 4), axis=-1).reshape(*scales.shape, 16)
@@ -25,7 +25,7 @@ def numbers(tensor):
 
 
 def quantize(x, global_scale=None):
-    """ModelOpt's algorithm, a number at a time, in f32."""
+    """ModelOpt's algorithm in f32, one number at a time."""
     x = x.float().numpy()
     f32 = np.float32
     if global_scale is None:
@@ -48,14 +48,14 @@ def quantize(x, global_scale=None):
 
 
 def nearest(grid, number):
-    """The index of the nearest number of an ascending grid, of two the even one."""
+    """Returns the index of the nearest number in an ascending grid; ties go to the even index."""
     distance = np.abs(grid - np.float64(number))
     best = np.flatnonzero(distance == distance.min())
     return int(best[0] if len(best) == 1 or best[0] % 2 == 0 else best[1])
 
 
 def round_to(dtype, array):
-    """An array of f64, rounded to a type of PyTorch's and back."""
+    """Rounds an array of f64 to a PyTorch type and back."""
     return torch.from_numpy(array).to(dtype).double().numpy()
 
 
@@ -84,11 +84,11 @@ def moe(
     hidden_states, ids, weights, gate, up, down,
     *, activation=silu, biases=None, shared=None, shared_weights=None, weights_on_input=False,
 ):  # fmt: skip
-    """The layer in f64, its intermediate rounded as the layer rounds it, and how far a correct one may be from it.
+    """Returns the layer's output in f64, with the intermediate rounded like the layer's, and the error bound of a correct layer.
 
-    A correct layer rounds each row of the intermediate and of the down projection, and the output, to the tokens' type, after sums
-    in f32. Each rounding is at most half a unit of the last place, so relatively `unit`; an intermediate that lies near the middle
-    of two numbers may go to the other, and sums in f32 add less than another tenth of that.
+    A correct layer rounds each row of the intermediate and of the down projection, and the output, to the token type, after sums
+    in f32. Each rounding error is at most half a unit of the last place, which is at most `unit` relative. An intermediate near the
+    middle of two numbers may round to the other number. The errors of sums in f32 are below another tenth of `unit`.
     """
     unit = 2.0**-8 if hidden_states.dtype == torch.bfloat16 else 2.0**-11
     x = hidden_states.detach().cpu().double().numpy()
@@ -103,7 +103,7 @@ def moe(
         left, right = gate @ row + added[0], up @ row + added[1]
         intermediate = round_to(hidden_states.dtype, activation(left, right))
         magnitudes = np.abs(down) @ np.abs(intermediate)
-        # What f32 may do to the two sums, carried through the product.
+        # Rounding errors of the two f32 sums, carried through the product.
         inner = 2.0**-20 * (np.abs(gate) @ np.abs(row) * (np.abs(right) + 1) + np.abs(up) @ np.abs(row) * (np.abs(left) + np.abs(right)))
         out[token] += weight * (down @ intermediate + added[2])
         bound[token] += abs(weight) * (2 * unit * magnitudes + np.abs(down) @ inner)

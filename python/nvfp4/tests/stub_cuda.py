@@ -1,11 +1,11 @@
-"""Makes PyTorch importable without a GPU's libraries: PyPI's wheel for x86-64 is linked with CUDA's, which are another 4 GB.
+"""Makes PyTorch importable without a GPU's libraries. PyPI's wheel for x86-64 is linked with CUDA's libraries, which are 4 GB more.
 
     pip install --no-deps torch
     stub_cuda.py FOLDER
     LD_LIBRARY_PATH=FOLDER python -c "import torch"
 
-In the folder is a library for each of NVIDIA's that PyTorch is linked with. It has the functions that PyTorch names, and each
-returns an error, as on a machine without a GPU. PyTorch's CPU code is whole and runs as ever. Needs readelf and a C compiler.
+The folder gets one library for each of NVIDIA's libraries that PyTorch is linked with. A stub library has the functions that PyTorch
+uses, and each function returns an error, as on a machine without a GPU. PyTorch's CPU code is unchanged. Needs readelf and a C compiler.
 """
 
 import collections
@@ -38,12 +38,12 @@ def main():
                 wanted[version.lstrip("@")].add(name)
             else:
                 defined.add(name)
-    # Functions without a version may lie in any library.
+    # A function without a version can be in any library.
     plain = {name for name in wanted[""] - defined if ITS_FUNCTIONS.match(name)}
     for library in sorted(name for name in needed if NVIDIAS.match(name)):
         version = "NVSHMEM" if "nvshmem" in library else library
         functions = wanted.get(version) or (plain if library.startswith("libnccl") else set())
-        # 100 is cudaErrorNoDevice, and an error of the other libraries.
+        # 100 is cudaErrorNoDevice, and an error code in the other libraries too.
         source = "".join(f"long {name}(void) {{ return 100; }}\n" for name in sorted(functions))
         line = ["cc", "-w", "-fno-builtin", "-shared", "-fPIC", f"-Wl,-soname,{library}", "-x", "c", "-", "-o", folder / library]
         if version in wanted:

@@ -1,4 +1,4 @@
-"""Examples in the documentation, and in the repository's README."""
+"""Runs the examples of the package's documentation and of the repository's README."""
 
 import doctest
 import pathlib
@@ -10,12 +10,12 @@ from nvfp4 import _linear, _moe, _operators
 
 
 @pytest.mark.parametrize("module", [nvfp4, _linear, _moe, _operators])
-def test_the_examples_are_right(module):
+def test_documentation_examples_pass(module):
     found = doctest.testmod(module)
     assert found.attempted > 0 and found.failed == 0
 
 
-def test_the_readmes_program_runs(capsys):
+def test_readme_program_runs(capsys):
     readme = (pathlib.Path(__file__).parents[3] / "README.md").read_text()
     section = readme.split("## From PyTorch\n")[1].split("\n## ")[0]
     exec(compile(section.split("```python\n")[1].split("```")[0], "README.md", "exec"), {})

@@ -12,7 +12,7 @@ N = sum(ROWS)
 
 
 def projections():
-    """Matrices below each other, no two global scales alike."""
+    """Returns stacked matrices with different global scales, and their numbers."""
     parts = [nvfp4.quantize(torch.randn(rows, K) * size / K**0.5) for rows, size in zip(ROWS, (1.0, 3.0, 0.2))]
     scales = torch.cat([part.scales.view(torch.uint8) for part in parts]).view(torch.float8_e4m3fn)
     weight = nvfp4.Quantized(torch.cat([part.values for part in parts]), scales, torch.stack([part.global_scale for part in parts]))
@@ -24,7 +24,7 @@ def to(tensor, device):
 
 
 def check(got, x, matrix, bias=None):
-    """Against the product in f64, by the rounding to the tokens' type and f32 sums."""
+    """Compares with the product in f64. The bound has the rounding to the token type and f32 sums."""
     x, got = x.detach().cpu(), got.detach().cpu()
     unit = 2.0**-8 if x.dtype == torch.bfloat16 else 2.0**-11
     want = x.double().numpy() @ matrix.T + (0 if bias is None else bias.double().numpy())
@@ -36,7 +36,7 @@ def check(got, x, matrix, bias=None):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("count", [0, 1, 7, 130])
 @pytest.mark.parametrize("bias", [None, torch.float32, "tokens'"])
-def test_projections_below_each_other_keep_their_global_scales(dtype, count, bias, device):
+def test_stacked_projections_keep_their_global_scales(dtype, count, bias, device):
     weight, matrix = projections()
     bias = bias and torch.randn(N).to(dtype if bias == "tokens'" else bias)
     layer = nvfp4.Linear(to(weight, device), bias, dtype=dtype, rows=ROWS)
@@ -44,7 +44,7 @@ def test_projections_below_each_other_keep_their_global_scales(dtype, count, bia
     check(layer(x), x, matrix, bias)
 
 
-def test_fp8_tokens_are_an_option_that_costs_accuracy_and_nothing_else():
+def test_fp8_tokens_cost_only_accuracy():
     weight, _ = projections()
     layer, fp8 = (nvfp4.Linear(weight, rows=ROWS, token_format=token_format) for token_format in ("16-bit", "fp8"))
     x = torch.randn(9, K).bfloat16()
@@ -56,7 +56,7 @@ def test_fp8_tokens_are_an_option_that_costs_accuracy_and_nothing_else():
         nvfp4.Linear(weight, rows=ROWS, token_format="fp4")
 
 
-def test_nvfp4_tokens_have_an_input_scale_or_one_of_their_own():
+def test_nvfp4_tokens_use_the_input_scale_or_their_own():
     weight, _ = projections()
     x = torch.randn(9, K).bfloat16()
     want = nvfp4.Linear(weight, rows=ROWS)(x).double()
@@ -72,7 +72,7 @@ def test_nvfp4_tokens_have_an_input_scale_or_one_of_their_own():
         nvfp4.Linear(weight, rows=ROWS, token_format="nvfp4", input_scale=-1.0)
 
 
-def test_a_weight_of_one_projection_needs_no_rows_and_tokens_any_leading_dimensions(device):
+def test_one_projection_takes_tokens_with_any_leading_dimensions(device):
     weight = nvfp4.quantize(torch.randn(32, K))
     layer = nvfp4.Linear(to(weight, device))
     x = torch.randn(2, 3, K, device=device).bfloat16()
@@ -81,7 +81,7 @@ def test_a_weight_of_one_projection_needs_no_rows_and_tokens_any_leading_dimensi
     check(got.reshape(6, 32), x.reshape(6, K), reference.numbers(weight))
 
 
-def test_rows_may_have_gaps_and_a_token_does_not_depend_on_the_batch(device):
+def test_row_gaps_and_batch_do_not_change_a_token(device):
     weight, _ = projections()
     layer = nvfp4.Linear(to(weight, device), rows=ROWS)
     wide = torch.full((70, K + 16), float("nan"), device=device).bfloat16()
@@ -91,7 +91,7 @@ def test_rows_may_have_gaps_and_a_token_does_not_depend_on_the_batch(device):
         assert torch.equal(layer(wide[part, :K].contiguous()), want[part])
 
 
-def test_the_operator_can_be_compiled_and_its_fake_agrees(device, compiled):
+def test_compiled_operator_and_its_fake_agree_with_eager(device, compiled):
     weight, _ = projections()
     layer = nvfp4.Linear(to(weight, device), rows=ROWS)
     x = torch.randn(5, K, device=device).bfloat16()
@@ -103,7 +103,7 @@ def test_the_operator_can_be_compiled_and_its_fake_agrees(device, compiled):
 
 
 def wrong_calls():
-    """A change to a right call, and the argument that must be named."""
+    """Yields the name of an argument and a change that makes a valid call's argument wrong."""
     yield "x", lambda call: call | {"x": call["x"].float()}
     yield "x", lambda call: call | {"x": call["x"].t().contiguous().t()}
     yield "x", lambda call: call | {"out_features": 24}
@@ -114,7 +114,7 @@ def wrong_calls():
 
 
 @pytest.mark.parametrize(("name", "change"), list(wrong_calls()))
-def test_a_wrong_argument_is_a_value_error_with_its_name(name, change, device):
+def test_wrong_argument_is_named_in_a_value_error(name, change, device):
     weight, _ = projections()
     layer = nvfp4.Linear(to(weight, device), rows=ROWS)
     call = {"x": torch.randn(5, K, device=device).bfloat16(), "weights": layer.weights, "out_features": N}
@@ -123,7 +123,7 @@ def test_a_wrong_argument_is_a_value_error_with_its_name(name, change, device):
     assert nvfp4.linear(**call).shape == (5, N)
 
 
-def test_tensors_that_do_not_fit_are_named(device):
+def test_mismatched_tensors_are_named(device):
     weight, _ = projections()
     weight = to(weight, device)
     for wrong, rows, says in [
@@ -145,7 +145,7 @@ def test_tensors_that_do_not_fit_are_named(device):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_a_captured_graph_is_right_for_later_tokens():
+def test_captured_graph_is_correct_for_later_tokens():
     weight, _ = projections()
     layer = nvfp4.Linear(to(weight, "cuda"), rows=ROWS)
     x = torch.randn(33, K, device="cuda").bfloat16()

@@ -15,7 +15,7 @@ def stack(tensors):
 
 
 def experts(rows, columns, count=E):
-    """Matrices of different sizes of numbers, so that no two global scales are alike."""
+    """Returns matrices with numbers of different magnitudes, so that all global scales differ."""
     return stack([nvfp4.quantize(torch.randn(rows, columns) * (1 + i) / columns**0.5) for i in range(count)])
 
 
@@ -38,26 +38,26 @@ def check(got, call, matrices, **options):
     want, bound = reference.moe(*call, *matrices, **options)
     error = np.abs(got.double().cpu().numpy() - want)
     assert (error <= bound).all(), f"{(error / bound).max(initial=0)} of the bound"
-    # The bound is not so wide that another layer would pass.
+    # The bound is tight enough to refuse another layer.
     assert len(want) == 0 or (bound < 0.2 * np.abs(want).max()).mean() > 0.9
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("count", [0, 1, 7, 33])
-def test_a_layer_is_that_of_the_reference(dtype, count, device):
+def test_layer_matches_the_reference(dtype, count, device):
     matrices = projections()
     layer = nvfp4.Moe(*(to(matrix, device) for matrix in matrices), dtype=dtype)
     call = tokens(count, device, dtype)
     check(layer(*call), call, matrices)
 
 
-def test_fp8_tokens_are_an_option_that_costs_accuracy_and_nothing_else(device):
+def test_fp8_tokens_cost_only_accuracy(device):
     matrices = [to(matrix, device) for matrix in projections()]
     layer, fp8 = (nvfp4.Moe(*matrices, token_format=token_format) for token_format in ("16-bit", "fp8"))
     call = tokens(33, device)
     want, got = layer(*call).double(), fp8(*call).double()
     error = (torch.linalg.vector_norm(got - want) / torch.linalg.vector_norm(want)).item()
-    # Rounding to four significant bits, of tokens, weights and the intermediate.
+    # Tokens, weights and the intermediate are rounded to four significant bits.
     assert 0.01 < error < 0.1
     alone = [part[7:8].contiguous() for part in call]
     assert torch.equal(fp8(*alone).double(), got[7:8])
@@ -67,7 +67,7 @@ def test_fp8_tokens_are_an_option_that_costs_accuracy_and_nothing_else(device):
         nvfp4.Moe(*matrices, token_format="fp4")
 
 
-def test_nvfp4_tokens_have_their_experts_input_scales_or_one_of_their_own():
+def test_nvfp4_tokens_use_expert_input_scales_or_their_own():
     matrices, shared = projections(), projections(32, 1)
     call = tokens(33, "cpu")
     of = lambda **options: nvfp4.Moe(*matrices, shared=shared, **options)(*call).double()
@@ -76,10 +76,10 @@ def test_nvfp4_tokens_have_their_experts_input_scales_or_one_of_their_own():
     given = of(token_format="nvfp4", input_scales=scales)
     for got in (own, given):
         error = (torch.linalg.vector_norm(got - want) / torch.linalg.vector_norm(want)).item()
-        # Rounding to two significant bits, of tokens and the intermediate.
+        # Tokens and the intermediate are rounded to two significant bits.
         assert 0.03 < error < 0.3
     assert not torch.equal(own, given)
-    # Each expert has its own: tokens without this one keep their bits.
+    # Each expert has its own scale: tokens without this expert keep their bits.
     for scales_of in scales:
         scales_of[2] *= 3
         other = of(token_format="nvfp4", input_scales=scales)
@@ -89,7 +89,7 @@ def test_nvfp4_tokens_have_their_experts_input_scales_or_one_of_their_own():
     layer = nvfp4.Moe(*matrices, token_format="nvfp4", input_scales=[of_one[:E] for of_one in scales])
     options = {"token_format": "nvfp4", "input_scales": True}
     assert torch.equal(nvfp4.moe(*call, layer.weights, E, I, **options), layer(*call))
-    with pytest.raises(ValueError, match="^input_scales: 7 and 6 of them; expected one for each expert.*: 7"):
+    with pytest.raises(ValueError, match="^input_scales: 7 and 6 scales; expected 7 each: one per expert"):
         of(token_format="nvfp4", input_scales=(scales[0], scales[1][:E]))
     with pytest.raises(ValueError, match="^input_scales: expert 6: down: input scale -1e0 must be from"):
         scales[1][E] = -1
@@ -98,7 +98,7 @@ def test_nvfp4_tokens_have_their_experts_input_scales_or_one_of_their_own():
 
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("activation", ["gelu-tanh", "gpt-oss", "silu-limit=1.5", "relu2", "silu"])
-def test_other_activations_and_biases(activation, biased, device):
+def test_activations_and_biases_match_the_reference(activation, biased, device):
     gate, up, down = projections()
     gate = None if activation == "relu2" else gate
     biases = (torch.randn(E, I).bfloat16(), torch.randn(E, I), torch.randn(E, H)) if biased else None
@@ -111,10 +111,10 @@ def test_other_activations_and_biases(activation, biased, device):
     assert (np.abs(layer(*call).double().cpu().numpy() - want) <= bound).all()
 
 
-def test_a_gate_too_many_or_too_few_and_an_unknown_activation_are_named(device):
+def test_wrong_gate_activation_or_bias_is_named(device):
     gate, up, down = (to(matrix, device) for matrix in projections())
     for arguments, says in [
-        ({"gate": None, "activation": "silu"}, "^gate: is missing"),
+        ({"gate": None, "activation": "silu"}, "^gate: missing"),
         ({"gate": gate, "activation": "relu"}, "^activation: "),
         ({"gate": gate, "biases": (None, torch.zeros(E, I + 1), torch.zeros(E, H))}, "^up's biases: "),
     ]:
@@ -122,7 +122,7 @@ def test_a_gate_too_many_or_too_few_and_an_unknown_activation_are_named(device):
             nvfp4.Moe(up=up, down=down, **arguments)
 
 
-def test_experts_that_live_elsewhere_contribute_nothing(device):
+def test_experts_on_other_devices_contribute_nothing(device):
     matrices = projections()
     mapping = torch.tensor([3, -1, 0, 5, -1, 1, 2, -1, 4], dtype=torch.int32)
     layer = nvfp4.Moe(*(to(matrix, device) for matrix in matrices), expert_map=mapping.to(device))
@@ -132,7 +132,7 @@ def test_experts_that_live_elsewhere_contribute_nothing(device):
     check(layer(hidden, ids, weights), (hidden, here, weights), matrices)
 
 
-def test_a_shared_expert_and_its_weights(device):
+def test_shared_expert_and_its_weights_match_the_reference(device):
     matrices, shared = projections(), projections(32, 1)
     layer = nvfp4.Moe(*(to(m, device) for m in matrices), shared=[to(m, device) for m in shared])
     call = tokens(9, device)
@@ -141,14 +141,14 @@ def test_a_shared_expert_and_its_weights(device):
     check(layer(*call, shared_weights=gates.to(device)), call, matrices, shared=shared, shared_weights=gates)
 
 
-def test_weights_on_the_input(device):
+def test_weights_on_the_input_match_the_reference(device):
     matrices = projections()
     layer = nvfp4.Moe(*(to(matrix, device) for matrix in matrices))
     call = tokens(9, device, top_k=1)
     check(layer(*call, weights_on_input=True), call, matrices, weights_on_input=True)
 
 
-def test_views_of_an_engines_tensors_are_packed_as_they_lie(device):
+def test_views_are_packed_without_a_copy(device):
     gate, up, down = (to(matrix, device) for matrix in projections())
     both = nvfp4.Quantized(*(torch.cat(parts, dim=1).contiguous() for parts in zip(gate[:2], up[:2])), None)
     halves = [
@@ -159,7 +159,7 @@ def test_views_of_an_engines_tensors_are_packed_as_they_lie(device):
     assert torch.equal(nvfp4.Moe(*halves, down)(*call), nvfp4.Moe(gate, up, down)(*call))
 
 
-def test_rows_may_have_gaps_and_the_output_and_the_workspace_may_be_given(device):
+def test_row_gaps_given_output_and_given_workspace_work(device):
     layer = nvfp4.Moe(*(to(matrix, device) for matrix in projections()))
     hidden, ids, weights = tokens(5, device)
     want = layer(hidden, ids, weights)
@@ -172,7 +172,7 @@ def test_rows_may_have_gaps_and_the_output_and_the_workspace_may_be_given(device
     assert torch.equal(out[:, :H], want) and (out[:, H:] == 7).all()
 
 
-def test_a_tokens_result_does_not_depend_on_the_batch(device):
+def test_token_result_does_not_depend_on_the_batch(device):
     layer = nvfp4.Moe(*(to(matrix, device) for matrix in projections()))
     hidden, ids, weights = tokens(200, device)
     want = layer(hidden, ids, weights)
@@ -180,13 +180,13 @@ def test_a_tokens_result_does_not_depend_on_the_batch(device):
         assert torch.equal(layer(hidden[part], ids[part], weights[part]), want[part])
 
 
-def test_the_operator_can_be_compiled_and_its_fake_agrees(device, compiled):
+def test_compiled_operator_and_its_fake_agree_with_eager(device, compiled):
     layer = nvfp4.Moe(*(to(matrix, device) for matrix in projections()))
     call = tokens(5, device)
     out = torch.empty_like(call[0])
     torch.library.opcheck(torch.ops.nvfp4.moe.default, (out, *call, layer.weights, E, I))
     workspace = torch.empty(layer.workspace_bytes(5, K), dtype=torch.uint8, device=device)
-    # The contents of a workspace are nobody's, so a compiled call may differ in them; `test_utils` would compare them.
+    # The contents of a workspace are undefined, so a compiled call may differ in them, and the other `test_utils` would compare them.
     tests = ("test_schema", "test_faketensor")
     torch.library.opcheck(torch.ops.nvfp4.moe.default, (out, *call, layer.weights, E, I), {"workspace": workspace}, test_utils=tests)
 
@@ -199,7 +199,7 @@ def test_the_operator_can_be_compiled_and_its_fake_agrees(device, compiled):
         assert torch.equal(graph(*call), model(*call))
 
 
-def test_gradients_are_refused_or_none(device):
+def test_layer_has_no_parameters_and_no_state(device):
     layer = nvfp4.Moe(*(to(matrix, device) for matrix in projections()))
     hidden, ids, weights = tokens(3, device)
     assert not list(layer.parameters()) and not layer.state_dict()
@@ -208,7 +208,7 @@ def test_gradients_are_refused_or_none(device):
 
 
 def wrong_calls():
-    """A change to a right call, and the argument that must be named."""
+    """Yields the name of an argument and a change that makes a valid call's argument wrong."""
     yield "hidden_states", lambda call: call | {"hidden_states": call["hidden_states"].float()}
     yield "hidden_states", lambda call: call | {"hidden_states": call["hidden_states"][None]}
     yield "hidden_states", lambda call: call | {"hidden_states": call["hidden_states"].t().contiguous().t()}
@@ -234,7 +234,7 @@ def wrong_calls():
 
 
 @pytest.mark.parametrize(("name", "change"), list(wrong_calls()))
-def test_a_wrong_argument_is_a_value_error_with_its_name(name, change, device):
+def test_wrong_argument_is_named_in_a_value_error(name, change, device):
     layer = nvfp4.Moe(*(to(matrix, device) for matrix in projections()))
     hidden, ids, weights = tokens(5, device)
     call = {"hidden_states": hidden, "topk_ids": ids, "topk_weights": weights, "weights": layer.weights}
@@ -244,7 +244,7 @@ def test_a_wrong_argument_is_a_value_error_with_its_name(name, change, device):
     assert nvfp4.moe(**call).shape == hidden.shape
 
 
-def test_a_wrong_scale_is_named_with_its_place(device):
+def test_wrong_scale_is_named_with_its_place(device):
     gate, up, down = projections()
     up.scales.view(torch.uint8)[1, 3, 2] = 0x80
     with pytest.raises(ValueError, match="expert 1: up: .*row 3, block 2"):
@@ -255,7 +255,7 @@ def test_a_wrong_scale_is_named_with_its_place(device):
         nvfp4.Moe(*(to(matrix, device) for matrix in (gate, up, down)))
 
 
-def test_tensors_that_do_not_fit_are_named(device):
+def test_mismatched_tensors_are_named(device):
     gate, up, down = (to(matrix, device) for matrix in projections())
     for matrices, name in [
         ((gate, nvfp4.Quantized(up.values[:, :32], *up[1:]), down), "up.values"),
@@ -269,9 +269,9 @@ def test_tensors_that_do_not_fit_are_named(device):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 class TestOnAGpu:
-    """What only a GPU has."""
+    """Tests that need a GPU."""
 
-    def test_weights_of_one_device_are_not_taken_on_another(self):
+    def test_weights_of_another_device_are_refused(self):
         matrices = projections()
         layer = nvfp4.Moe(*matrices).cuda()
         with pytest.raises(ValueError, match="^weights"):
@@ -280,7 +280,7 @@ class TestOnAGpu:
         with pytest.raises(ValueError, match="^(topk_ids|weights)"):
             layer(*tokens(5, "cpu"))
 
-    def test_rows_that_kernels_cannot_read_are_refused_by_name(self):
+    def test_misaligned_tensors_are_named(self):
         layer = nvfp4.Moe(*(to(matrix, "cuda") for matrix in projections()))
         hidden, ids, weights = tokens(5, "cuda")
         odd = torch.empty(5, H + 3, dtype=torch.bfloat16, device="cuda")[:, :H]
@@ -292,7 +292,7 @@ class TestOnAGpu:
         with pytest.raises(ValueError, match="^workspace"):
             layer(hidden, ids, weights, workspace=workspace)
 
-    def test_every_byte_is_the_allocators(self):
+    def test_calls_allocate_only_from_pytorch(self):
         matrices = [to(matrix, "cuda") for matrix in projections()]
         layer = nvfp4.Moe(*matrices)
         call = tokens(64, "cuda")
@@ -304,7 +304,7 @@ class TestOnAGpu:
         torch.cuda.synchronize()
         assert torch.cuda.mem_get_info()[0] == free
 
-    def test_a_captured_graph_is_right_for_whatever_routing_comes_later(self):
+    def test_captured_graph_is_correct_for_later_routing(self):
         layer = nvfp4.Moe(*(to(matrix, "cuda") for matrix in projections()))
         hidden, ids, weights = tokens(33, "cuda")
         layer(hidden, ids, weights)
@@ -317,7 +317,7 @@ class TestOnAGpu:
             graph.replay()
             assert torch.equal(out, layer(hidden, ids, weights))
 
-    def test_the_current_stream_is_used(self):
+    def test_current_stream_is_used(self):
         layer = nvfp4.Moe(*(to(matrix, "cuda") for matrix in projections()))
         call = tokens(33, "cuda")
         want = layer(*call)
@@ -332,7 +332,7 @@ class TestOnAGpu:
         stream.synchronize()
         assert torch.equal(got, want)
 
-    def test_a_compiled_model_runs_as_a_graph(self):
+    def test_compiled_model_runs_as_a_graph(self):
         layer = nvfp4.Moe(*(to(matrix, "cuda") for matrix in projections()))
         compiled = torch.compile(lambda *call: layer(*call) * 2, fullgraph=True, mode="reduce-overhead")
         with torch.inference_mode():

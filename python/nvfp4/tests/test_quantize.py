@@ -8,7 +8,7 @@ import torch
 import nvfp4
 from nvfp4 import _operators
 
-# What the GPU runs, on the CPU: the same operations of PyTorch.
+# The GPU's implementation, run on the CPU: the same PyTorch operations.
 composed = {"quantize": _operators._quantize_composed, "dequantize": _operators._dequantize_composed}
 
 
@@ -18,7 +18,7 @@ def inputs():
     yield torch.randn(2, 32).half() * 100
     yield torch.zeros(2, 16)
     yield torch.cat((torch.randn(1, 16), torch.zeros(1, 16), torch.full((1, 16), -0.0), torch.randn(1, 16) * 1e-12))
-    # Halfway between two values, of either sign: the scales are 1.
+    # Halfway between two values, of both signs: the scales are 1.
     halves = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0])
     yield torch.cat((halves, -halves)).expand(28, 16) * 448.0
     yield torch.full((1, 16), 3.4e38)
@@ -37,13 +37,13 @@ def assert_same(got, want):
 
 
 @pytest.mark.parametrize("x", list(inputs()), ids=lambda x: f"{x.dtype}{list(x.shape)}")
-def test_quantize_is_modelopts_algorithm_to_the_bit(x, device):
+def test_quantize_matches_modelopt_to_the_bit(x, device):
     want = reference.quantize(x)
     assert_same(nvfp4.quantize(x.to(device)), want)
     assert_same(composed["quantize"](x), want)
 
 
-def test_a_given_global_scale_is_used_and_larger_numbers_saturate(device):
+def test_given_global_scale_is_used_and_larger_numbers_saturate(device):
     x, scale = torch.randn(4, 32), torch.tensor(1e-3)
     want = reference.quantize(x, np.float32(1e-3))
     assert_same(nvfp4.quantize(x.to(device), scale.to(device)), want)
@@ -60,7 +60,7 @@ def test_every_code_and_scale_is_dequantized(device):
         np.testing.assert_array_equal(got.double().cpu().numpy(), want)
 
 
-def test_tensors_with_gaps_are_taken(device):
+def test_tensors_with_gaps_are_accepted(device):
     x = torch.randn(6, 64, device=device)[::2, 16:48]
     assert_same(nvfp4.quantize(x), bits(nvfp4.quantize(x.contiguous())))
 
@@ -75,12 +75,12 @@ def test_tensors_with_gaps_are_taken(device):
         (torch.zeros(2, 16), torch.tensor(-1.0), "x: .*global scale"),
     ],
 )
-def test_what_cannot_be_quantized_is_refused_by_name(x, scale, says):
+def test_invalid_input_of_quantize_is_named(x, scale, says):
     with pytest.raises(ValueError, match=says):
         nvfp4.quantize(x, scale)
 
 
-def test_packed_tensors_that_do_not_belong_together_are_refused_by_name():
+def test_mismatched_packed_tensors_are_named():
     values, scales, scale = nvfp4.quantize(torch.zeros(2, 32))
     for wrong, name in [
         ((values[:, :15], scales, scale), "values"),
@@ -92,9 +92,9 @@ def test_packed_tensors_that_do_not_belong_together_are_refused_by_name():
             nvfp4.dequantize(wrong)
 
 
-def test_the_operators_can_be_compiled_and_their_fakes_agree(device, compiled):
+def test_compiled_operators_and_their_fakes_agree_with_eager(device, compiled):
     x = torch.randn(4, 32, device=device)
-    # `test_schema` multiplies tensors, which PyTorch does not do with float8.
+    # `test_schema` multiplies tensors, which PyTorch does not support for float8.
     tests = ("test_faketensor", "test_aot_dispatch_dynamic")
     for operator, arguments in [
         (torch.ops.nvfp4.quantize.default, (x,)),

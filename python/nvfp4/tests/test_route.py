@@ -9,7 +9,7 @@ E, K = 32, 4
 
 
 def logits(dtype=torch.float32, count=9):
-    # No two of a token's are alike, so the choice is clear.
+    # A token's logits all differ, so the selection is unique.
     return torch.stack([torch.randperm(E) for _ in range(count)]).sub(E // 2).div(8).to(dtype)
 
 
@@ -47,7 +47,7 @@ def reference(logits, scoring, bias=None, groups=1, top_groups=1, renormalize=Tr
     ],
     ids=str,
 )
-def test_experts_and_weights_are_the_models(dtype, options, device):
+def test_experts_and_weights_match_pytorch(dtype, options, device):
     options = dict(options)
     if options.pop("bias", False):
         options["bias"] = torch.randn(E).div(100).to(device)
@@ -59,13 +59,13 @@ def test_experts_and_weights_are_the_models(dtype, options, device):
     torch.testing.assert_close(weights.cpu().double(), want, rtol=1e-6, atol=0)
 
 
-def test_the_first_of_equal_experts_is_taken_and_no_token_is_none(device):
+def test_first_of_equal_experts_wins_and_zero_tokens_work(device):
     weights, ids = nvfp4.route(torch.zeros(3, E, device=device), K)
     assert ids.tolist() == [[0, 1, 2, 3]] * 3 and (weights == 0.25).all()
     assert nvfp4.route(torch.zeros(0, E, device=device), K)[1].shape == (0, K)
 
 
-def test_the_operator_can_be_compiled_and_its_fake_agrees(device, compiled):
+def test_compiled_operator_and_its_fake_agree_with_eager(device, compiled):
     x = logits().to(device)
     torch.library.opcheck(torch.ops.nvfp4.route.default, (x, K), {"scoring": "softmax"})
     graph = compiled(lambda x: nvfp4.route(x * 2, K)[0] + 1)
@@ -75,7 +75,7 @@ def test_the_operator_can_be_compiled_and_its_fake_agrees(device, compiled):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"logits": logits().double()}, "^logits: the type torch.float64"),
+        ({"logits": logits().double()}, "^logits: unsupported type torch.float64"),
         ({"logits": logits()[0]}, "^logits: expected 2 dimensions"),
         ({"top_k": E + 1}, "top_k"),
         ({"scoring": "relu"}, "^scoring: .*softmax"),
@@ -84,6 +84,6 @@ def test_the_operator_can_be_compiled_and_its_fake_agrees(device, compiled):
         ({"scoring": "sigmoid", "groups": 5}, "groups"),
     ],
 )
-def test_what_is_wrong_is_refused_by_name(change, says):
+def test_wrong_argument_is_named(change, says):
     with pytest.raises((ValueError, TypeError), match=says):
         nvfp4.route(**({"logits": logits(), "top_k": K} | change))

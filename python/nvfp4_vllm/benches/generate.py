@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Tokens a second of Qwen3-30B-A3B's full shape in the real engine, with CUDA graphs: this library's kernels, or Marlin.
+"""Measures tokens per second of Qwen3-30B-A3B's full shape in vLLM with CUDA graphs, for this library's kernels or Marlin.
 
     generate.py nvfp4 | marlin [--layers 48] [--json FILE] [--turn FILE]
 
-Weights are random and valid. Batches of 1, 16 and 128 prompts of 32 tokens, 128 tokens of each generated; a prefill of 2048 tokens.
-Each number is the median of several runs after one that is not counted; a profile afterwards says where the GPU's time went. A
-process for each contender; with --turn several may start up at a time, and measure one after the other.
+Weights are random and valid. It measures batches of 1, 16 and 128 prompts of 32 tokens with 128 generated tokens each, and a prefill of
+2048 tokens. Each number is the median of several runs after a warm-up run. A profile at the end shows how the GPU's time is divided among
+kernels. Each contender runs in its own process. With --turn, several processes can start up at once and measure one after the other.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from model import engine, write_config
 
 
 def fill(model, *_):
-    """Random valid weights, in place of vLLM's dummies, whose block scales may be negative."""
+    """Fills a model with random valid weights. vLLM's dummy weights may have negative block scales."""
     import torch
 
     generator = torch.Generator(device="cuda").manual_seed(0)
@@ -46,7 +46,7 @@ def main():
     parser.add_argument("contender", choices=["nvfp4", "marlin"])
     parser.add_argument("--layers", type=int, default=48)
     parser.add_argument("--json", type=pathlib.Path)
-    parser.add_argument("--turn", type=pathlib.Path, help="a file that is locked while this process measures")
+    parser.add_argument("--turn", type=pathlib.Path, help="lock file; one process measures at a time")
     arguments = parser.parse_args()
     from vllm.model_executor.model_loader import dummy_loader
 
@@ -65,9 +65,9 @@ def main():
     random.seed(0)
 
     def run(batch, prompt, generated):
-        """Seconds of one call."""
+        """Returns the seconds of one call."""
         prompts = [{"prompt_token_ids": [random.randrange(1000, 100000) for _ in range(prompt)]} for _ in range(batch)]
-        # Sampled: the likeliest tokens of a random model repeat themselves, all prompts' alike, and then few experts are hit.
+        # Tokens are sampled: the likeliest tokens of a random model repeat and are the same for all prompts, so few experts are hit.
         parameters = SamplingParams(max_tokens=generated, min_tokens=generated, temperature=1, ignore_eos=True, detokenize=False)
         start = time.perf_counter()
         llm.generate(prompts, parameters, use_tqdm=False)
@@ -77,7 +77,7 @@ def main():
         for batch, repeats in ((1, 5), (16, 3), (128, 3)):
             run(batch, 32, 16)
             seconds = [run(batch, 32, 128) for _ in range(repeats)]
-            # A step's time without the prefill: two lengths.
+            # The difference of two lengths gives a step's time without the prefill.
             short = statistics.median(run(batch, 32, 16) for _ in range(repeats))
             middle = statistics.median(seconds)
             step = (middle - short) / 112 * 1e3
@@ -96,7 +96,7 @@ def main():
 
 
 def turn(arguments):
-    """While this is held, no other process measures."""
+    """Returns a context manager; while it is open, no other process measures."""
     held = contextlib.ExitStack()
     if arguments.turn:
         file = held.enter_context(open(arguments.turn, "w"))
@@ -105,7 +105,7 @@ def turn(arguments):
 
 
 def profile(call):
-    """Shares of the GPU's time, kernel by kernel."""
+    """Returns each kernel's share of the GPU's time."""
     import torch
 
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""How far logits are from those of a bf16 model of the dequantized weights: this library's kernels, and Marlin's.
+"""Compares logits with those of a bf16 model of the dequantized weights, for this library's kernels and Marlin's.
 
-    logits.py write FOLDER                       the models: a few layers of Qwen3-30B-A3B's shape, random weights
-    logits.py run FOLDER MODEL CONTENDER         logits of a prompt of 1280 tokens, to FOLDER
-    logits.py invariant FOLDER MODEL             VLLM_BATCH_INVARIANT=1: a prompt alone, and among fifteen others
-    logits.py compare FOLDER                     what differs
+    logits.py write FOLDER                       writes the models: a few layers of Qwen3-30B-A3B's shape, random weights
+    logits.py run FOLDER MODEL CONTENDER         writes logits of a prompt of 1280 tokens to FOLDER
+    logits.py invariant FOLDER MODEL             VLLM_BATCH_INVARIANT=1: compares a prompt alone and among fifteen others
+    logits.py compare FOLDER                     prints the differences
 
-MODEL is `shared` (partners that engines merge have one global scale) or `separate` (each its own). CONTENDER is `nvfp4`, `marlin` or
-`bf16`. Each run is a process of its own, and several may run at a time.
+MODEL is `shared` (projections that engines merge share a global scale) or `separate` (each projection has its own). CONTENDER is `nvfp4`,
+`marlin` or `bf16`. Each run is a separate process, and several can run at once.
 """
 
 import json
@@ -22,7 +22,7 @@ PARTNERS = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gat
 
 
 def matrices():
-    """Names and shapes of what is quantized, and how large its numbers are: partners differ by several times."""
+    """Yields name, rows, columns and magnitude of each quantized matrix; magnitudes of merged projections differ by several times."""
     for layer in range(LAYERS):
         block = f"model.layers.{layer}"
         for name, rows, size in (("q", HEADS * HEAD, 1.0), ("k", KV_HEADS * HEAD, 3.0), ("v", KV_HEADS * HEAD, 0.3)):
@@ -36,7 +36,7 @@ def matrices():
 
 
 def write(folder):
-    """Three models: quantized with shared and with separate global scales, and each dequantized in bf16."""
+    """Writes the models: quantized with shared and with separate global scales, and both dequantized in bf16."""
     import nvfp4
     import torch
     from safetensors.torch import save_file
@@ -113,7 +113,7 @@ def invariant(folder, model):
     def tokens(output):
         return [(token, [(key, value.logprob) for key, value in of.items()]) for token, of in zip(output.outputs[0].token_ids, output.outputs[0].logprobs)]
 
-    # What each part of the model gives for the prompt's tokens while it is read, alone and among the others.
+    # Each module's output for the prompt's tokens in the prefill, alone and among the others.
     rows = []
 
     def keep(name):
@@ -151,7 +151,7 @@ def compare(folder):
         want = torch.load(folder / f"{model}-bf16.pt").double()
         for contender in ("nvfp4", "marlin"):
             got = torch.load(folder / f"{model}-{contender}.pt").double()
-            # The difference relative to the reference, the divergence, and how often the likeliest token is another.
+            # The relative difference, the divergence, and the share of tokens with the same likeliest token.
             relative = ((got - want).norm() / want.norm()).item()
             logs = [logits.log_softmax(-1) for logits in (want, got)]
             divergence = (logs[0].exp() * (logs[0] - logs[1])).sum(-1).mean().item()

@@ -1,10 +1,10 @@
-"""Models of Qwen3-30B-A3B's shape with random weights, and the engine that runs them: what the two benchmarks share."""
+"""Models of Qwen3-30B-A3B's shape with random weights, and the engine that runs them. The benchmarks share this module."""
 
 import json
 import os
 import pathlib
 
-# Before vLLM is imported. The engine lives in this process, so that it can be looked into.
+# Set before vLLM is imported. The engine runs in this process, so that the benchmarks can inspect it.
 os.environ.update(
     VLLM_ENABLE_V1_MULTIPROCESSING="0", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1",
     VLLM_USE_FLASHINFER_SAMPLER="0", VLLM_USE_DEEP_GEMM="0",
@@ -14,7 +14,7 @@ HIDDEN, INTERMEDIATE, EXPERTS, TOP_K, HEADS, KV_HEADS, HEAD = 2048, 768, 128, 8,
 
 
 def config(layers, vocabulary, quantized):
-    """`config.json` of the model."""
+    """Returns the model's `config.json`."""
     numbers = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
     quantization = {
         "quant_method": "modelopt", "quant_algo": "W4A16_NVFP4", "group_size": 16,
@@ -38,7 +38,7 @@ def write_config(folder, *arguments):
 
 
 def engine(folder, contender, **options):
-    """The engine with a contender's kernels, `nvfp4` or `marlin`, or a model without quantization; it checks that they serve."""
+    """Returns the engine with a contender's kernels (`nvfp4`, `marlin`, or a model without quantization). Checks that these serve."""
     os.environ["VLLM_PLUGINS"] = "nvfp4" if contender == "nvfp4" else ""
     if contender == "marlin":
         options |= {"moe_backend": "marlin", "linear_backend": "marlin"}
@@ -55,18 +55,18 @@ def engine(folder, contender, **options):
 
 
 def quant_methods(model):
-    """Which classes compute the layers. This and what follows run where a part of the model is, with `LLM.apply_model`."""
+    """Returns the classes that compute the layers. `LLM.apply_model` runs this and the next functions on each rank's model."""
     layers = ("RoutedExperts", "QKVParallelLinear", "RowParallelLinear")
     return {type(module.quant_method).__name__ for module in model.modules() if type(module).__name__ in layers}
 
 
 def keep_logits(model):
-    """From now on the model keeps its logits."""
+    """Makes the model keep its logits from here on."""
     compute, model.kept_logits = model.compute_logits, []
 
     def keep(hidden, *arguments):
         logits = compute(hidden, *arguments)
-        if logits is not None:  # Of several cards one has them.
+        if logits is not None:  # Only one of several GPUs has logits.
             model.kept_logits.append(logits.float().cpu())
         return logits
 
@@ -74,10 +74,10 @@ def keep_logits(model):
 
 
 def kept_logits(model):
-    """Of the call with the most tokens."""
+    """Returns the logits of the call with the most tokens."""
     return max(model.kept_logits, key=len, default=None)
 
 
 def loaded(llm):
-    """The model inside the engine, on one card."""
+    """Returns the model inside an engine on one GPU."""
     return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.get_model()

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""A model on two cards beside the same on one: tensor parallel and expert parallel, this library's kernels and Marlin's.
+"""Compares a model on two GPUs with the same model on one, for tensor and expert parallelism, with this library's and Marlin's kernels.
 
-    logits.py write FOLDER                     the model, `FOLDER/shared`
-    parallel.py run FOLDER CONTENDER LAYOUT    logits of a prompt of 1280 tokens, and 64 greedy tokens after each of 16 prompts
-    parallel.py compare FOLDER                 what differs between one card and two
+    logits.py write FOLDER                     writes the model, `FOLDER/shared`
+    parallel.py run FOLDER CONTENDER LAYOUT    writes logits of a prompt of 1280 tokens, and 64 greedy tokens after each of 16 prompts
+    parallel.py compare FOLDER                 prints the differences between one GPU and two
 
-CONTENDER is `nvfp4` or `marlin`; LAYOUT is `one`, `tensor` or `expert`. Each run is a process of its own, and several may run at a time.
+CONTENDER is `nvfp4` or `marlin`; LAYOUT is `one`, `tensor` or `expert`. Each run is a separate process, and several can run at once.
 
-Two cards add up halves of sums, which one card adds in another order, so logits differ. Where the likeliest token leads by more than they
-differ, it has to stay the same; and they should differ no more than with Marlin.
+Two GPUs add halves of sums in a different order than one GPU, so logits differ. Where the likeliest token leads by more than the logits
+differ, the token must stay the same. The differences should be no larger than with Marlin.
 """
 
 import json
@@ -44,7 +44,7 @@ def run(folder, contender, layout):
 
 
 def margin(logprobs):
-    """By how much the likeliest token leads."""
+    """Returns the lead of the likeliest token."""
     first, second = sorted((value.logprob for value in logprobs.values()), reverse=True)[:2]
     return first - second
 
@@ -73,7 +73,7 @@ def compare(folder):
 
 
 def followed(one, two, difference):
-    """Greedy tokens up to the first that is another in each prompt, and whether any of these had a lead above `difference`."""
+    """Counts the greedy tokens before the first difference of each prompt, and the differences at tokens with a lead above `difference`."""
     same, parted, against = 0, 0, 0
     for before, after in zip(one, two):
         for (token, lead), (other, _) in zip(before, after):

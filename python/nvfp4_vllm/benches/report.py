@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""What `generate.py`, `logits.py` and `parallel.py` have found, as one file and as a picture.
+"""Combines the results of `generate.py`, `logits.py` and `parallel.py` in one file and one picture.
 
-    report.py FOLDER     reads generate-nvfp4.json, generate-marlin.json, logits.json and parallel.json there, as far as they are
-                         there;
+    report.py FOLDER     reads generate-nvfp4.json, generate-marlin.json, logits.json and parallel.json from the folder,
+                         as far as they exist;
                          writes docs/h200-vllm.json and docs/vllm.svg, and prints a table
 """
 
@@ -35,7 +35,7 @@ def main():
 
 
 def picture(pairs):
-    """Bars relative to Marlin, with the tokens a second of each."""
+    """Draws bars relative to Marlin, with the tokens per second of each contender."""
     width, left, line = 720, 130, 64
     scale = (width - left - 150) / max(max(mine / other for _, mine, other in pairs), 1.0)
     parts = []

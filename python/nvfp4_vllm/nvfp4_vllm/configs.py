@@ -1,4 +1,4 @@
-"""vLLM's quantization configurations, which give `nvfp4` the layers that it computes."""
+"""vLLM's quantization configurations, changed to give `nvfp4` the layers that it supports."""
 
 from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import (
@@ -25,7 +25,7 @@ class ModelOptNvfp4(ModelOptNvFp4Config):
 
 
 class ModelOptMixed(ModelOptMixedPrecisionConfig):
-    """`quant_algo: MIXED_PRECISION`: some of its layers are NVFP4."""
+    """`quant_algo: MIXED_PRECISION`: some layers are NVFP4."""
 
     def get_quant_method(self, layer, prefix):
         if isinstance(layer, RoutedExperts) and not self.is_layer_excluded(prefix):
@@ -42,13 +42,13 @@ class CompressedTensors(CompressedTensorsConfig):
         if isinstance(layer, RoutedExperts) and self._experts_are_nvfp4(layer, prefix) and serves(layer, prefix):
             return CompressedTensorsNvfp4MoE(layer.moe_config)
         method = super().get_quant_method(layer, prefix)
-        # A layer keeps its scheme; a transform of its numbers would be vLLM's own.
+        # Only unmodified classes are replaced: a subclass may transform the layer's numbers.
         if type(method) is CompressedTensorsLinearMethod and type(layer.scheme) is CompressedTensorsW4A4Fp4 and linear.serves(layer):
             layer.scheme = linear.CompressedTensorsNvfp4(layer.scheme.use_a16)
         return method
 
     def _experts_are_nvfp4(self, layer, prefix):
-        """Whether all projections have one scheme, with weights in NVFP4 and inputs in NVFP4 or as they are."""
+        """Whether all projections have one scheme with NVFP4 weights, and with NVFP4 or unquantized inputs."""
         self._add_fused_moe_to_target_scheme_map()
         schemes = [self.get_scheme_dict(layer, f"{prefix}.0.{name}_proj") for name in ("gate", "up", "down")]
         if schemes[0] is None or any(scheme != schemes[0] for scheme in schemes):

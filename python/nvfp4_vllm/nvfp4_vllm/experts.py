@@ -1,4 +1,4 @@
-"""The experts of a layer, as vLLM's modular kernel calls them."""
+"""The experts of a layer, with the interface of vLLM's modular kernels."""
 
 import nvfp4
 import torch
@@ -10,9 +10,9 @@ from vllm.platforms import current_platform
 
 
 class Nvfp4Experts(mk.FusedMoEExpertsModular):
-    """Gate, up and down of all experts, and the weighted sum of each token's rows: one operator.
+    """Gate, up and down of all experts and the weighted sum of each token's rows, as one operator.
 
-    Tokens come as they are, in 16 bits, whether or not the checkpoint has scales to quantize them by.
+    Tokens stay in 16 bits, with or without input scales in the checkpoint.
     """
 
     @staticmethod
@@ -37,7 +37,7 @@ class Nvfp4Experts(mk.FusedMoEExpertsModular):
 
     @staticmethod
     def _supports_parallel_config(moe_parallel_config):
-        # Tensor and expert parallel, whose ranks see all tokens. Those that send tokens to experts are not tried.
+        # With tensor and expert parallelism every rank sees all tokens. Kernels that send tokens to experts are untested.
         return not moe_parallel_config.use_all2all_kernels
 
     @staticmethod
@@ -46,7 +46,7 @@ class Nvfp4Experts(mk.FusedMoEExpertsModular):
 
     @staticmethod
     def _supports_batch_invariance():
-        # Every sum goes along K in one order, and a token's rows are added in the order of its choices.
+        # Every sum goes along K in one fixed order, and a token's rows are added in the order of its choices.
         return True
 
     @property
@@ -54,7 +54,7 @@ class Nvfp4Experts(mk.FusedMoEExpertsModular):
         return True
 
     def moe_problem_size(self, a1, w1, w2, topk_ids):
-        # `w1` is the packed layer, which says nothing about sizes.
+        # `w1` is the packed layer, whose shape does not contain the sizes.
         config = self.moe_config
         return (
             config.num_local_experts,
@@ -69,7 +69,7 @@ class Nvfp4Experts(mk.FusedMoEExpertsModular):
     ):
         # `local_num_experts` is the first dimension of the packed weights.
         needed = nvfp4.moe_workspace_bytes(M, topk, K, N // 2, self.moe_config.num_local_experts)
-        # The output shares memory with the first workspace, so the second one is used. Its first dimension has to be M.
+        # The output shares memory with the first workspace, so this kernel uses the second. Its first dimension must be M.
         return (M, 0), (M, -(-needed // (2 * M))), (M, K)
 
     def finalize_weight_and_reduce_impl(self):
@@ -94,7 +94,7 @@ class Nvfp4Experts(mk.FusedMoEExpertsModular):
         apply_router_weight_on_input,
     ):
         if apply_router_weight_on_input:
-            # vLLM has multiplied the tokens by them already.
+            # vLLM has already multiplied the tokens by the weights.
             topk_weights = torch.ones_like(topk_weights)
         nvfp4.moe(
             hidden_states,

@@ -1,4 +1,4 @@
-"""Linear layers: weights as vLLM loads them, packed for `nvfp4` once they are there."""
+"""Linear layers: vLLM loads the weights, then `nvfp4` packs them."""
 
 import nvfp4
 import torch
@@ -14,43 +14,43 @@ from vllm.platforms import current_platform
 
 
 def serves(layer):
-    """Whether `nvfp4` computes a linear layer, unless the user has chosen otherwise."""
+    """Whether `nvfp4` computes a linear layer. `False` if the user has chosen another backend."""
     if get_current_vllm_config().kernel_config.linear_backend != "auto":
         return False
     if not (current_platform.is_cuda() and current_platform.is_device_capability((9, 0))):
         return False
-    # The output head has no such sizes yet, and its own are multiples of 64.
+    # The output head does not have these attributes yet; its sizes are multiples of 64.
     sizes = getattr(layer, "input_size", 0), getattr(layer, "output_size", 0)
     dtype = getattr(layer, "params_dtype", torch.bfloat16)
     return dtype in (torch.bfloat16, torch.float16) and not any(size % nvfp4.BLOCK for size in sizes)
 
 
 class _Kernel:
-    """What vLLM asks of a kernel while it makes a layer."""
+    """The part of a kernel's interface that vLLM uses while it creates a layer."""
 
     @staticmethod
     def input_quant_key():
-        # Tokens are not quantized before.
+        # Tokens are not quantized before the layer.
         return None
 
 
 class _Packed:
-    """A layer that `nvfp4` packs: each projection of a fused layer keeps its own global scale."""
+    """A layer that `nvfp4` packs. Each projection of a fused layer keeps its own global scale."""
 
     def begin(self, layer, inputs, widths):
-        """Before weights are made: refuses what a rank cannot have."""
+        """Checks a rank's sizes before the weights are created."""
         if wrong := [size for size in (*widths, inputs) if size % nvfp4.BLOCK]:
             raise ValueError(
-                f"{getattr(layer, 'prefix', 'lm_head')}: tensor parallelism leaves {wrong[0]} rows or columns of a projection to a rank,"
-                f" which is no multiple of {nvfp4.BLOCK}: a rank cannot have part of a block. Take fewer ranks."
+                f"{getattr(layer, 'prefix', 'lm_head')}: tensor parallelism leaves {wrong[0]} rows or columns of a projection per rank,"
+                f" which is not a multiple of {nvfp4.BLOCK}, and ranks cannot share a block; use fewer ranks"
             )
         self.dtype = getattr(layer, "params_dtype", torch.get_default_dtype())
 
     def pack(self, layer, weight, scales, global_scales):
-        """Packs a loaded layer into `layer.weight`, and frees what was loaded."""
+        """Packs a loaded layer into `layer.weight`, and frees the loaded tensors."""
         weight, scales, global_scales = (tensor.data for tensor in (weight, scales, global_scales))
         bias = getattr(layer, "bias", None)
-        # Only one rank adds the bias where outputs are summed over ranks.
+        # If outputs are summed over ranks, only one rank adds the bias.
         is_other_rank = isinstance(layer, RowParallelLinear) and layer.tp_rank > 0
         self.has_bias = bias is not None and not layer.skip_bias_add and not is_other_rank
         packed = nvfp4.Linear(
@@ -65,7 +65,7 @@ class _Packed:
 
     def compute(self, layer, x, bias):
         if x.stride(-2) % 8:
-            x = x.contiguous()  # rows that lie at no multiple of 16 bytes
+            x = x.contiguous()  # the rows' addresses are not multiples of 16 bytes
         out = torch.ops.nvfp4.linear(x, layer.weight, layer.output_size_per_partition)
         return out if bias is None or self.has_bias else out + bias
 
@@ -74,7 +74,7 @@ class _ModelOpt(_Packed):
     """A layer of a ModelOpt checkpoint."""
 
     def __init__(self, quant_config):
-        # Not ModelOpt's, which chooses among vLLM's kernels.
+        # Skips ModelOpt's constructor, which chooses among vLLM's kernels.
         LinearMethodBase.__init__(self)
         self.quant_config, self.kernel = quant_config, _Kernel()
 
@@ -89,7 +89,7 @@ class _ModelOpt(_Packed):
         return self.compute(layer, x, bias)
 
 
-# vLLM knows by their names which methods' parameters load themselves.
+# vLLM has a list of method names whose parameters load themselves.
 @register_weight_loader_v2_supported_method
 class ModelOptNvfp4Linear(_ModelOpt, ModelOptNvFp4LinearMethod):
     """`quant_algo: NVFP4`."""
@@ -104,7 +104,7 @@ class CompressedTensorsNvfp4(_Packed, CompressedTensorsW4A4Fp4):
     """The scheme of a compressed-tensors layer, `format: nvfp4-pack-quantized`."""
 
     def __init__(self, use_a16):
-        # Not CompressedTensorsW4A4Fp4's, which chooses among vLLM's kernels.
+        # Skips CompressedTensorsW4A4Fp4's constructor, which chooses among vLLM's kernels.
         self.use_a16, self.group_size, self.kernel = use_a16, nvfp4.BLOCK, _Kernel()
 
     def create_weights(self, layer, output_partition_sizes, input_size_per_partition, *others, **named):
@@ -112,7 +112,7 @@ class CompressedTensorsNvfp4(_Packed, CompressedTensorsW4A4Fp4):
         super().create_weights(layer, output_partition_sizes, input_size_per_partition, *others, **named)
 
     def process_weights_after_loading(self, layer):
-        # The format has divisors.
+        # The format stores divisors.
         self.pack(layer, layer.weight_packed, layer.weight_scale, 1.0 / layer.weight_global_scale)
 
     def apply_weights(self, layer, x, bias=None):
@@ -126,6 +126,6 @@ OURS = {
 
 
 def instead_of(method, layer):
-    """The method, or ours in its place, if vLLM computes this layer of ModelOpt's in NVFP4 and `nvfp4` does too."""
+    """Returns our method for a ModelOpt layer that vLLM computes in NVFP4 and `nvfp4` supports, else `method`."""
     ours = OURS.get(type(method))
     return ours(method.quant_config) if ours is not None and serves(layer) else method

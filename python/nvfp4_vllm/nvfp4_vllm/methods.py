@@ -1,4 +1,4 @@
-"""What a layer's `quant_method` is: weights as vLLM loads them, packed for `nvfp4` once they are there."""
+"""The `quant_method` of layers of experts: vLLM loads the weights, then `nvfp4` packs them."""
 
 import nvfp4
 import torch
@@ -15,9 +15,9 @@ from .experts import Nvfp4Experts
 
 
 def serves(layer, name):
-    """Whether `nvfp4` computes a layer of experts, unless the user has chosen otherwise.
+    """Whether `nvfp4` computes a layer of experts. `False` if the user has chosen another backend.
 
-    :raises ValueError: if it could but for a size that this number of ranks leaves to each.
+    :raises ValueError: if the layer is supported except for the intermediate size per rank.
     """
     config = layer.moe_config
     if config.moe_backend != "auto" or config.swiglu_limit is not None or config.has_bias:
@@ -30,8 +30,8 @@ def serves(layer, name):
     size, ranks = config.intermediate_size_per_partition, config.moe_parallel_config.tp_size
     if size % nvfp4.BLOCK:
         raise ValueError(
-            f"{name}: the intermediate size {size * ranks} leaves {size} to each of {ranks} ranks, which is no multiple of"
-            f" {nvfp4.BLOCK}: a rank cannot have part of a block. Take fewer ranks, or expert parallelism."
+            f"{name}: the intermediate size {size * ranks} leaves {size} for each of {ranks} ranks, which is not a multiple of"
+            f" {nvfp4.BLOCK}, and ranks cannot share a block; use fewer ranks or expert parallelism"
         )
     return True
 
@@ -39,13 +39,13 @@ def serves(layer, name):
 class _Packed(FusedMoEMethodBase):
     """A layer whose experts `nvfp4` has packed."""
 
-    # Packed weights cannot be moved from rank to rank expert by expert.
+    # A single expert's packed weights cannot be moved to another rank.
     supports_eplb = False
     experts_cls = Nvfp4Experts
     use_global_sf = False
 
     def pack(self, layer, w13, w13_scale, w13_global, w2, w2_scale, w2_global):
-        """Packs a loaded layer into `layer.w13_weight`, and frees what was loaded. Gate and up keep their own global scales."""
+        """Packs a loaded layer into `layer.w13_weight`, and frees the loaded tensors. Gate and up keep separate global scales."""
         middle = w13.shape[1] // 2
         gate, up = slice(0, middle), slice(middle, None)
 
@@ -76,7 +76,7 @@ class ModelOptNvfp4MoE(_Packed, ModelOptNvFp4FusedMoE):
     """Experts of a ModelOpt checkpoint."""
 
     def __init__(self, quant_config, moe_config):
-        # Not ModelOptNvFp4FusedMoE's, which chooses among vLLM's kernels.
+        # Skips ModelOptNvFp4FusedMoE's constructor, which chooses among vLLM's kernels.
         FusedMoEMethodBase.__init__(self, moe_config)
         self.quant_config = quant_config
 
@@ -100,7 +100,7 @@ class CompressedTensorsNvfp4MoE(_Packed, CompressedTensorsW4A4Nvfp4MoEMethod):
         self.group_size = nvfp4.BLOCK
 
     def process_weights_after_loading(self, layer):
-        # The format has divisors.
+        # The format stores divisors.
         self.pack(
             layer,
             layer.w13_weight_packed,

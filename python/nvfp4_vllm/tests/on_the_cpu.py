@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Runs the plugin in the real vLLM 0.24.0 on a machine without a GPU: registration, configuration, selection, loading, packing.
 
-    on_the_cpu.py            all cases, each in a process of its own
-    on_the_cpu.py CASE       one of them
+    on_the_cpu.py            all cases, each in its own process
+    on_the_cpu.py CASE       one case
 
-Needs a virtual environment with vLLM 0.24.0 (about 10 GB), `nvfp4` and `nvfp4_vllm`, and a C compiler; it is not part of CI. vLLM
-is made to believe in a Hopper card; what is packed then is packed for the CPU, and the layers compute there.
+Needs a virtual environment with vLLM 0.24.0 (about 10 GB), `nvfp4` and `nvfp4_vllm`, and a C compiler; it is not part of CI. The test
+makes vLLM see a Hopper GPU, but weights are packed for the CPU, and the layers compute on the CPU.
 """
 
 import json
@@ -55,7 +55,7 @@ def compressed_tensors(inputs, ignored):
     return description | {"kv_cache_scheme": None, "config_groups": {"group_0": group}, "ignore": ignored}
 
 
-# Configuration, options of the engine, the class that each layer's experts have, and that of each layer's attention projections.
+# Configuration, engine options, expected class of each layer's experts, expected class of each layer's attention projections.
 VLLMS, PLAIN = "ModelOptNvFp4FusedMoE", "UnquantizedLinearMethod"
 MODELOPT, OF_TENSORS, W4A16 = "ModelOptNvfp4MoE", "CompressedTensorsNvfp4MoE", "ModelOptNvfp4W4A16Linear"
 INVARIANT = {"VLLM_BATCH_INVARIANT": "1"}
@@ -65,24 +65,24 @@ CASES = {
     "modelopt mixed": (mixed(OTHERS), {}, [MODELOPT] * 2, [W4A16, PLAIN]),
     "compressed-tensors W4A4": (compressed_tensors(True, OTHERS), {}, [OF_TENSORS] * 2, ["CompressedTensorsNvfp4"] * 2),
     "compressed-tensors W4A16": (compressed_tensors(False, OTHERS + ATTENTION[:4]), {}, [OF_TENSORS] * 2, [PLAIN, "CompressedTensorsNvfp4"]),
-    "a layer left": (
+    "excluded layer": (
         modelopt("W4A16_NVFP4", OTHERS + ATTENTION + ["model.layers.0.mlp.experts"]),
         {},
         ["UnquantizedFusedMoEMethod", MODELOPT],
         [PLAIN] * 2,
     ),
     "batch invariant": (modelopt("W4A16_NVFP4", OTHERS), INVARIANT, [MODELOPT] * 2, [W4A16] * 2),
-    "marlin, as the user asks": (
+    "marlin by the user's choice": (
         modelopt("W4A16_NVFP4", OTHERS),
         {"moe_backend": "marlin", "linear_backend": "marlin"},
         [VLLMS] * 2,
         ["ModelOptNvFp4W4A16LinearMethod"] * 2,
     ),
-    "experts of a size that ranks cannot share": (
+    "intermediate size that ranks cannot share": (
         modelopt("W4A16_NVFP4", OTHERS), {"moe_intermediate_size": 56}, "mlp.experts: the intermediate size 56", None,
     ),
-    "a projection of a size that ranks cannot share": (
-        # 32, 8 and 8 rows.
+    "projection size that ranks cannot share": (
+        # q, k and v have 32, 8 and 8 rows.
         modelopt("W4A16_NVFP4", OTHERS), {"head_dim": 8, "num_attention_heads": 4, "num_key_value_heads": 1},
         "self_attn.qkv_proj: tensor parallelism leaves 8 rows", None,
     ),
@@ -122,16 +122,16 @@ def run(name):
                 try:
                     initialize_model(config)
                 except ValueError as error:
-                    assert "is no multiple of 16" in str(error) and expected in str(error), error
+                    assert "is not a multiple of 16" in str(error) and expected in str(error), error
                     return
-                raise AssertionError("a size that is no multiple of 16 was taken")
+                raise AssertionError("accepted a size that is not a multiple of 16")
             with torch.device("cpu"):
                 model = initialize_model(config)
             layers = [module for _, module in model.named_modules() if type(module).__name__ == "RoutedExperts"]
             found = [type(layer.quant_method).__name__ for layer in layers]
             assert found == expected, found
             fused = [module for _, module in model.named_modules() if type(module).__name__ == "QKVParallelLinear"]
-            # A layer of compressed-tensors keeps its scheme.
+            # A compressed-tensors layer has a scheme instead of a method of its own.
             found_linear = [type(getattr(layer, "scheme", layer.quant_method)).__name__ for layer in fused]
             assert found_linear == expected_linear, found_linear
             is_ours = lambda name: "Nvfp4" in name
@@ -145,8 +145,8 @@ def run(name):
 
 
 def load(model, served, attention, description):
-    """Loads random weights by the names of a checkpoint. The experts of each layer that is served, and q, k and v of each whose
-    attention is; partners have different scales."""
+    """Loads random weights under a checkpoint's names. Returns the experts of each layer that `nvfp4` serves, and q, k and v of each
+    layer whose attention `nvfp4` serves. Merged projections have different scales."""
     import nvfp4
     import torch
 
@@ -179,15 +179,15 @@ def load(model, served, attention, description):
         layers.append(stacked or None)
         shapes = (("q", HEADS, 1.0), ("k", KV_HEADS, 4.0), ("v", KV_HEADS, 0.1)) if attention_served else ()
         fused.append([random(f"{block}.self_attn.{name}_proj", heads * HEAD, HIDDEN, size) for name, heads, size in shapes] or None)
-    # Linear layers of this format without scales of inputs have no room for them.
+    # Linear layers of this format without input scales have no parameter for them.
     is_w4a16 = of_tensors and description["config_groups"]["group_0"]["input_activations"] is None
     tensors = [(name, tensor) for name, tensor in tensors if not (is_w4a16 and "self_attn" in name and name.endswith("input_global_scale"))]
-    assert not tensors or model.load_weights(iter(tensors)), "no weight was taken"
+    assert not tensors or model.load_weights(iter(tensors)), "no weight was loaded"
     return layers, fused
 
 
 def compute(layer, matrices):
-    """Packs a loaded layer, and compares what vLLM's kernel makes of tokens with the reference."""
+    """Packs a loaded layer, and compares the output of vLLM's kernel with the reference."""
     import numpy as np
     import reference
     import torch
@@ -208,7 +208,7 @@ def compute(layer, matrices):
 
 
 def compute_linear(layer, matrices):
-    """Packs q, k and v, which are one layer, and compares what vLLM's layer makes of tokens with the reference."""
+    """Packs q, k and v, which are one layer, and compares the output of vLLM's layer with the reference."""
     import numpy as np
     import reference
     import torch

@@ -1,7 +1,7 @@
 """NVFP4 mixture-of-experts and linear layers for PyTorch, on the CPU and on NVIDIA GPUs.
 
-NVFP4 is 4-bit numbers (e2m1) with a scale (e4m3) for every 16 along a row, and one f32 scale for the tensor. A layer of such
-weights is a :class:`Linear` or a :class:`Moe`; :func:`quantize` makes them, checkpoints have them.
+NVFP4 is a format of 4-bit numbers (e2m1) with one scale (e4m3) per 16 numbers along a row, and one f32 scale per tensor. :class:`Linear`
+and :class:`Moe` are layers with NVFP4 weights. The weights come from :func:`quantize` or from a checkpoint.
 
 >>> import torch, nvfp4
 >>> tensor = nvfp4.quantize(torch.linspace(-1, 1, 64).reshape(2, 32))
@@ -10,10 +10,10 @@ weights is a :class:`Linear` or a :class:`Moe`; :func:`quantize` makes them, che
 >>> nvfp4.dequantize(tensor)[0, 0].item()
 -1.0
 
-The operators are ``torch.ops.nvfp4.moe``, ``linear``, ``route``, ``quantize`` and ``dequantize``. They run on the tensors' device, there on PyTorch's
-current stream, and may be compiled (``torch.compile(fullgraph=True)``) and captured into CUDA graphs. They are for inference:
-none has a gradient. A wrong type, shape, device or stride is a ``ValueError`` that names the argument; a failure of the device is
-an :class:`Error`.
+The operators are ``torch.ops.nvfp4.moe``, ``linear``, ``route``, ``quantize`` and ``dequantize``. They run on the tensors' device, on a GPU
+on PyTorch's current stream. They can be compiled (``torch.compile(fullgraph=True)``) and captured into CUDA graphs. They are for
+inference and have no gradients. A wrong type, shape, device or stride raises a ``ValueError`` that names the argument; a failure of the
+device raises an :class:`Error`.
 """
 
 from . import _operators

@@ -9,19 +9,19 @@ from ._operators import Quantized
 
 
 class Linear(torch.nn.Module):
-    """A linear layer, from a checkpoint's tensors to what the kernels read.
+    """A linear layer. It packs a checkpoint's tensors into the layout that the kernels read.
 
-    ``weight`` is a :class:`Quantized` ``[N, K]``. Projections that an engine keeps below each other (q, k and v; gate and up) are one
-    layer too: then ``weight.global_scale`` has a number for each, and ``rows`` says how many rows each has. The tensor is packed
-    once, on the device where it lies, into one tensor, :attr:`weights`, and not kept.
+    ``weight`` is a :class:`Quantized` ``[N, K]``. Several stacked projections (q, k and v; gate and up) can be one layer. Then
+    ``weight.global_scale`` has one number per projection, and ``rows`` has the number of rows per projection. The tensor is packed
+    once, on its device, into one tensor, :attr:`weights`, and not kept.
 
     :param bias: ``[N]``, float32 or of type ``dtype``.
-    :param dtype: bfloat16 or float16: the type of tokens.
+    :param dtype: bfloat16 or float16: the token type.
     :param token_format: ``16-bit``, ``fp8`` or ``nvfp4``: see :func:`moe`.
-    :param input_scale: with ``nvfp4``, the tokens' global scale as a checkpoint carries it; left out, each token has one of its own.
-    :param rows: of each projection, multiples of 16; left out, the global scale is the whole weight's.
-    :raises ValueError: if a type, a shape, a device or a scale is wrong, with its name and place.
-    :raises Error: if the device fails, or computes no such layers.
+    :param input_scale: with ``nvfp4``, the tokens' global scale from a checkpoint; if omitted, each token has its own global scale.
+    :param rows: rows of each projection, multiples of 16; if omitted, the weight has one global scale.
+    :raises ValueError: if a type, a shape, a device or a scale is wrong; the message has its name and place.
+    :raises Error: if the device fails or has no kernel for the layer.
 
     >>> import torch, nvfp4
     >>> layer = nvfp4.Linear(nvfp4.quantize(torch.randn(48, 64)), torch.zeros(48))
@@ -50,13 +50,13 @@ class Linear(torch.nn.Module):
         rows = [self.out_features] if rows is None else list(rows)
         if global_scale.numel() != len(rows):
             raise ValueError(f"global_scale: {global_scale.numel()} numbers for {len(rows)} projections")
-        # Each option that PyTorch has to look at takes time, so only one that is not as usual.
+        # PyTorch takes time for each option, so calls pass only the options that are not the default.
         self._options = {} if token_format == "16-bit" else {"token_format": token_format}
         is_biased = bias is not None
         length = _native.linear_weight_bytes(
             self.out_features, self.in_features, dtype, is_biased, token_format, values.is_cuda
         )
-        # Not in the state: how they lie is the device's affair, and the checkpoint's tensors are the state.
+        # Not in the state dict: the packed layout depends on the device.
         self.register_buffer("weights", torch.empty(length, dtype=torch.uint8, device=values.device), persistent=False)
         bias = None if bias is None else bias.detach().cpu().contiguous()
         projections = list(zip(rows, global_scale.reshape(-1).tolist()))
@@ -66,7 +66,7 @@ class Linear(torch.nn.Module):
             _native.check_packed_linear(head, self.out_features, self.in_features)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x·Wᵀ + bias`` for ``x`` ``[…, K]``."""
+        """Returns ``x·Wᵀ + bias`` for ``x`` ``[…, K]``."""
         return _operators._linear(x, self.weights, self.out_features, **self._options)
 
     def extra_repr(self):

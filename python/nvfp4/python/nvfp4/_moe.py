@@ -7,23 +7,24 @@ from ._operators import Quantized
 
 
 class Moe(torch.nn.Module):
-    """The experts of an MoE layer, from a checkpoint's tensors to what the kernels read.
+    """The experts of an MoE layer. It packs a checkpoint's tensors into the layout that the kernels read.
 
-    ``gate``, ``up`` (``[E, I, H]``) and ``down`` (``[E, H, I]``) are :class:`Quantized` tensors with a global scale for each
-    expert. They are packed once, on the device where they lie, into one tensor, :attr:`weights`, and not kept. Views do: the halves
-    of a tensor that has gate and up behind each other need not be copied.
+    ``gate``, ``up`` (``[E, I, H]``) and ``down`` (``[E, H, I]``) are :class:`Quantized` tensors with one global scale per
+    expert. They are packed once, on their device, into one tensor, :attr:`weights`, and not kept. They can be views: if one tensor
+    has gate and up behind each other, its halves need not be copied.
 
-    :param gate: left out (``None``) where the activation has none.
+    :param gate: ``None`` if the activation has no gate.
     :param activation: see :func:`moe`.
-    :param biases: of gate ``[E, I]`` (or ``None``), up ``[E, I]`` and down ``[E, H]``, float32 or of type ``dtype``.
-    :param dtype: bfloat16 or float16: the type of tokens.
-    :param shared: gate, up and down of an expert that every token has, ``[1, I, H]`` or ``[I, H]``, with an I of its own.
+    :param biases: biases of gate ``[E, I]`` (or ``None``), up ``[E, I]`` and down ``[E, H]``, float32 or of type ``dtype``.
+    :param dtype: bfloat16 or float16: the token type.
+    :param shared: gate, up and down of an expert that every token uses, ``[1, I, H]`` or ``[I, H]``, with its own I.
     :param expert_map: ``[named experts]``, int32: see :func:`moe`.
     :param token_format: ``16-bit``, ``fp8`` or ``nvfp4``: see :func:`moe`.
-    :param input_scales: with ``nvfp4``, the global scales of the tokens that each expert's gate and up multiply (the larger where a
-        checkpoint has one for each) and of what its down multiplies: two tensors ``[E]``, or ``[E + 1]`` with the shared expert's
-        last. Left out, each token has a scale of its own. On a GPU they spare a launch where there is a gate.
-    :raises ValueError: if a type, a shape, a device or a scale is wrong, with its name and place.
+    :param input_scales: with ``nvfp4``, two tensors of global scales of tokens, ``[E]``, or ``[E + 1]`` with the shared expert's scale
+        last. The first is for the input of each expert's gate and up (the larger scale if a checkpoint has two), the second for the
+        input of its down. If omitted, each token has its own scale. On a GPU, input scales save a launch if there is a gate.
+    :raises ValueError: if a type, a shape, a device or a scale is wrong; the message has its name and place.
+    :raises Error: if the device fails or has no kernel for the layer.
     :raises Error: if the device fails, or computes no such layers.
 
     >>> import torch, nvfp4
@@ -67,14 +68,14 @@ class Moe(torch.nn.Module):
         length = _native.moe_weight_bytes(
             *sizes, dtype, activation, self.biases, token_format, self.input_scales, values.is_cuda
         )
-        # Not in the state: how they lie is the device's affair, and the checkpoint's tensors are the state.
+        # Not in the state dict: the packed layout depends on the device.
         self.register_buffer("weights", torch.empty(length, dtype=torch.uint8, device=values.device), persistent=False)
         self.register_buffer("expert_map", expert_map, persistent=False)
         scales = input_scales and [scales.tolist() for scales in input_scales]
         _native.pack_moe(self.weights, dtype, projections, shared, activation, self.biases, token_format, scales)
         if values.is_cuda:
             _native.check_packed_moe(bytes(self.weights[: _native.MOE_HEAD_BYTES].tolist()), *sizes, activation)
-        # What every call says: each option that PyTorch has to look at takes time, so only those that are not as usual.
+        # PyTorch takes time for each option, so calls pass only the options that are not the default.
         self._options = {}
         if shared:
             self._options["shared_intermediate"] = self.shared_intermediate
@@ -88,7 +89,7 @@ class Moe(torch.nn.Module):
             self._options["input_scales"] = True
 
     def workspace_bytes(self, tokens: int, top_k: int) -> int:
-        """Bytes of workspace that a call with up to so many tokens needs on a GPU; layers can share one."""
+        """Returns the bytes of workspace that a call with up to ``tokens`` tokens needs on a GPU. Layers can share a workspace."""
         return _operators.moe_workspace_bytes(
             tokens, top_k, self.hidden, self.intermediate, self.experts, self.shared_intermediate, self.token_format
         )
@@ -104,7 +105,7 @@ class Moe(torch.nn.Module):
         out: torch.Tensor | None = None,
         workspace: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The layer's output for ``hidden_states`` ``[T, H]``; the arguments are those of :func:`moe`."""
+        """Returns the layer's output for ``hidden_states`` ``[T, H]``. The arguments are the same as in :func:`moe`."""
         options = self._options
         if self.expert_map is not None or shared_weights is not None or weights_on_input or workspace is not None:
             options = self._with(options, shared_weights, weights_on_input, workspace)
@@ -116,7 +117,7 @@ class Moe(torch.nn.Module):
         return out
 
     def _with(self, options, shared_weights, weights_on_input, workspace):
-        """The options of a call that is not as usual."""
+        """Returns ``options`` with the options of one call."""
         options = dict(options)
         if self.expert_map is not None:
             options["expert_map"] = self.expert_map
@@ -136,7 +137,7 @@ class Moe(torch.nn.Module):
 
 
 def _projection(tensor, bias):
-    """A projection as the packing takes it: of every expert, the global scales as numbers, biases in host memory."""
+    """Returns a projection in the form that packing takes: tensors with an expert dimension, global scales as a list, biases on the CPU."""
     if tensor is None:
         return None
     values, scales, global_scale = tensor

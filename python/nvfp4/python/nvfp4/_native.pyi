@@ -1,8 +1,8 @@
-"""The native module, of the package's own use alone: what is meant for others has its types where it is exported."""
+"""Types of the native module. It is private to the package; the exported functions have their types in the package."""
 
 from typing import Any
 
 class Error(RuntimeError):
-    """A device is missing, failed, or computes no such layer."""
+    """A device is missing, failed, or has no kernel for the layer."""
 
 def __getattr__(name: str) -> Any: ...

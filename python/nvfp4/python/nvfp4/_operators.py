@@ -1,4 +1,4 @@
-"""The operators, registered with PyTorch, and a function for each."""
+"""The operators registered with PyTorch, and one function per operator."""
 
 from typing import NamedTuple
 
@@ -7,27 +7,27 @@ import torch
 from . import _native
 
 BLOCK = 16
-"""Numbers that share a scale."""
+"""Number of values that share a scale."""
 
 _library = torch.library.Library("nvfp4", "DEF")
 
 
 class Quantized(NamedTuple):
-    """A tensor ``[…, K]`` in NVFP4, its last dimension packed.
+    """A tensor ``[…, K]`` in NVFP4, packed along its last dimension.
 
-    The numbers are ``e2m1(values) · scales · global_scale``.
+    Its numbers are ``e2m1(values) · scales · global_scale``.
     """
 
     values: torch.Tensor
-    """``[…, K/2]``, uint8: two numbers a byte, the one of even index in the low four bits."""
+    """``[…, K/2]``, uint8: two numbers per byte, the number with the even index in the low four bits."""
     scales: torch.Tensor
     """``[…, K/16]``, float8_e4m3fn."""
     global_scale: torch.Tensor
-    """One float32; for the experts of a layer one for each."""
+    """One float32, or one per expert of a layer."""
 
 
 def _define(schema, fake, **implementations):
-    """Registers an operator: its schema, what it returns without computing, and what computes."""
+    """Registers an operator: its schema, its fake (allocates the results without computing) and its implementations."""
     name = schema.split("(")[0]
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     for key, function in implementations.items():
@@ -68,30 +68,32 @@ def moe(
     out: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """An MoE layer: the sum over a token's experts of ``weight · (silu(x·gateᵀ) ∘ (x·upᵀ))·downᵀ``; returns it.
+    """Computes an MoE layer and returns the sum of ``weight · (silu(x·gateᵀ) ∘ (x·upᵀ))·downᵀ`` over each token's experts.
 
-    :class:`Moe` is the same with the weights' part filled in.
+    :class:`Moe` calls it with the arguments that belong to the weights.
 
-    :param hidden_states: ``[T, H]``, bfloat16 or float16, as the weights were packed for; rows may have gaps between them.
-    :param topk_ids: ``[T, k]``, int32: the experts of each token; a negative one contributes nothing.
+    :param hidden_states: ``[T, H]``, bfloat16 or float16, the type that the weights were packed for; rows may have gaps between them.
+    :param topk_ids: ``[T, k]``, int32: the experts of each token; a negative id contributes nothing.
     :param topk_weights: ``[T, k]``, float32.
     :param weights: the packed weights, :attr:`Moe.weights`.
-    :param experts: E, experts that the weights have.
+    :param experts: E, number of experts in the weights.
     :param intermediate: I, rows of gate and up.
     :param shared_intermediate: I of the shared expert, if there is one.
-    :param expert_map: ``[named experts]``, int32: which of the E experts it is that a token names, -1 for those that live elsewhere.
-    :param shared_weights: ``[T]``, float32: the shared expert's weight for each token; 1 if left out.
-    :param weights_on_input: multiply the tokens by their weights rather than the experts' results (k = 1 only).
+    :param expert_map: ``[named experts]``, int32: index in the E experts for each id that a token can name, -1 for experts on other
+        devices.
+    :param shared_weights: ``[T]``, float32: the shared expert's weight for each token; 1 if omitted.
+    :param weights_on_input: multiply the tokens by their weights, instead of the experts' results (k = 1 only).
     :param activation: ``silu``, ``silu-limit=LIMIT``, ``gelu-tanh``, ``gpt-oss``, ``gpt-oss=ALPHA,LIMIT`` or, without a gate, ``relu2``.
     :param biases: whether the weights have biases.
-    :param token_format: ``16-bit``, or ``fp8``: tokens and the intermediate are multiplied as e4m3 with a scale for each, and weights are
-        rounded to e4m3, as the weights were packed for. Faster on Hopper for many tokens, and less accurate. Or ``nvfp4``: both are
-        multiplied as NVFP4, with weights as they are; on GPUs, Blackwell alone.
-    :param input_scales: whether the weights have input scales, by which ``nvfp4`` quantizes.
-    :param out: where to write, ``[T, H]``; a new tensor if left out.
-    :param workspace: bytes, on a GPU: :meth:`Moe.workspace_bytes` of them; new ones if left out.
+    :param token_format: the format that the weights were packed for. ``16-bit``: tokens are multiplied unchanged. ``fp8``: tokens and
+        the intermediate are multiplied as e4m3 with one scale per token, and weights are rounded to e4m3; faster on Hopper for many
+        tokens, and less accurate. ``nvfp4``: tokens and the intermediate are multiplied as NVFP4, with weights unchanged; among GPUs,
+        only Blackwell supports it.
+    :param input_scales: whether the weights have input scales, which ``nvfp4`` then uses to quantize.
+    :param out: output tensor, ``[T, H]``; a new tensor if omitted.
+    :param workspace: bytes on a GPU, at least :meth:`Moe.workspace_bytes`; newly allocated if omitted.
     :raises ValueError: if an argument has the wrong type, shape, device or stride.
-    :raises Error: if the device fails, or computes no such layers.
+    :raises Error: if the device fails or has no kernel for the layer.
     """
     if out is None:
         out = torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
@@ -125,7 +127,7 @@ def moe_workspace_bytes(
     shared_intermediate: int | None = None,
     token_format: str = "16-bit",
 ) -> int:
-    """Bytes of workspace that :func:`moe` needs on a GPU with up to so many tokens; layers can share one.
+    """Returns the bytes of workspace that :func:`moe` needs on a GPU with up to ``tokens`` tokens. Layers can share a workspace.
 
     >>> import nvfp4
     >>> nvfp4.moe_workspace_bytes(1, top_k=2, hidden=4096, intermediate=14336, experts=8)
@@ -153,14 +155,14 @@ _linear = _define(
 
 
 def linear(x: torch.Tensor, weights: torch.Tensor, out_features: int, *, token_format: str = "16-bit") -> torch.Tensor:
-    """A linear layer, ``x·Wᵀ + bias``, in the type of ``x``; :class:`Linear` is the same with the weights filled in.
+    """Computes a linear layer, ``x·Wᵀ + bias``, in the type of ``x``. :class:`Linear` calls it with its weights.
 
-    :param x: ``[…, K]``, bfloat16 or float16, as the weights were packed for; rows may have gaps between them.
-    :param weights: the packed weights, :attr:`Linear.weights`, which say whether there is a bias.
+    :param x: ``[…, K]``, bfloat16 or float16, the type that the weights were packed for; rows may have gaps between them.
+    :param weights: the packed weights, :attr:`Linear.weights`; their size tells whether there is a bias.
     :param out_features: N, rows of W.
-    :param token_format: ``16-bit``, ``fp8`` or ``nvfp4``, as the weights were packed for: see :func:`moe`.
+    :param token_format: ``16-bit``, ``fp8`` or ``nvfp4``, the format that the weights were packed for: see :func:`moe`.
     :raises ValueError: if an argument has the wrong type, shape, device or stride.
-    :raises Error: if the device fails, or computes no such layers.
+    :raises Error: if the device fails or has no kernel for the layer.
     """
     return _linear(x, weights, out_features, token_format=token_format)
 
@@ -205,17 +207,17 @@ def route(
     renormalize: bool = True,
     scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The experts of each token, best first: their weights, ``[T, k]`` float32, and their numbers, ``[T, k]`` int32.
+    """Selects the experts of each token, best first. Returns their weights, ``[T, k]`` float32, and their ids, ``[T, k]`` int32.
 
-    Of equal experts the lower one comes first. The same bits on every device.
+    Among equal experts, the lower id comes first. Every device gives the same bits.
 
     :param logits: ``[T, E]``, float32, bfloat16 or float16.
-    :param scoring: ``softmax`` over all experts (Qwen3, Mixtral), ``topk-softmax`` over the chosen ones (gpt-oss), ``sigmoid``
+    :param scoring: ``softmax`` over all experts (Qwen3, Mixtral), ``topk-softmax`` over the chosen experts (gpt-oss), ``sigmoid``
         (DeepSeek-V3) or ``sigmoid-top1`` (Llama 4).
-    :param bias: ``[E]``, float32, with ``sigmoid``: is added where experts are compared, and not to their weights.
-    :param groups: with ``sigmoid``: groups of neighboring experts, of which the best ``top_groups`` are looked at.
+    :param bias: ``[E]``, float32, with ``sigmoid``: is added to the scores for the selection, but not to the weights.
+    :param groups: with ``sigmoid``: number of groups of neighboring experts; experts come from the best ``top_groups`` groups.
     :param renormalize: whether a token's weights add up to 1; not for ``sigmoid-top1``.
-    :param scale: with ``sigmoid``: what weights are multiplied with at last.
+    :param scale: with ``sigmoid``: factor of the final weights.
     :raises ValueError: if an argument has the wrong type, shape, device or stride, or is out of range.
 
     >>> import torch, nvfp4
@@ -227,7 +229,7 @@ def route(
     )
 
 
-# Numbers to NVFP4 and back. The GPU's are made of PyTorch's own operations, in the order of the CPU's, and give the same bits.
+# Quantizing and dequantizing. The GPU versions use PyTorch's operations in the same order as the CPU, and give the same bits.
 
 
 def _check_numbers(x):
@@ -241,7 +243,7 @@ def _check_global_scale(global_scale, like):
     if global_scale.dtype != torch.float32 or global_scale.numel() != 1:
         raise ValueError(f"global_scale: expected one float32, got {global_scale.dtype} of shape {tuple(global_scale.shape)}")
     if global_scale.device != like.device:
-        raise ValueError(f"global_scale: expected to lie on {like.device}, lies on {global_scale.device}")
+        raise ValueError(f"global_scale: expected a tensor on {like.device}, got one on {global_scale.device}")
 
 
 def _empty_quantized(x, global_scale=None):
@@ -266,7 +268,7 @@ def _quantize_composed(x, global_scale=None):
     _empty_quantized(x, global_scale)
     number = lambda value: torch.full((), value, dtype=torch.float32, device=x.device)
     numbers = x.float()
-    # Divisors are tensors: PyTorch multiplies by the reciprocal of a number, which rounds twice.
+    # Divisors are tensors: PyTorch replaces the division by a number with a multiplication by its reciprocal, which rounds twice.
     if global_scale is None:
         amax = numbers.abs().amax() if x.numel() else number(0.0)
         scale = (amax / number(6 * 448.0)).clamp(min=torch.finfo(torch.float32).tiny)
@@ -280,7 +282,7 @@ def _quantize_composed(x, global_scale=None):
     scales = torch.where(wanted == 0, number(1.0), rounded.float()).to(torch.float8_e4m3fn)
     quotient = blocks / (scales.float() * scale).unsqueeze(-1)
     magnitude = quotient.abs()
-    # Halfway between two numbers, the one of even code.
+    # Ties go to the even code.
     above = [magnitude > 0.25, magnitude >= 0.75, magnitude > 1.25, magnitude >= 1.75]
     above += [magnitude > 2.5, magnitude >= 3.5, magnitude > 5.0]
     codes = sum(bound.to(torch.uint8) for bound in above) + (quotient < 0).to(torch.uint8) * 8
@@ -297,13 +299,13 @@ _quantize = _define(
 
 
 def quantize(x: torch.Tensor, global_scale: torch.Tensor | None = None) -> Quantized:
-    """Quantizes a tensor by the algorithm of NVIDIA's ModelOpt.
+    """Quantizes a tensor with the algorithm of NVIDIA's ModelOpt.
 
-    :param x: ``[…, K]``, float32, bfloat16 or float16, K a multiple of 16, every number finite. (On a GPU this is not checked: it
-        would have to be waited for.)
-    :param global_scale: one float32 to divide by, such as one that was calibrated; else ``amax / (6 · 448)``.
+    :param x: ``[…, K]``, float32, bfloat16 or float16, K a multiple of 16, every number finite. (A GPU does not check for finite
+        numbers, because the host would have to wait for the result.)
+    :param global_scale: one float32, for example from calibration; if omitted, ``amax / (6 · 448)``.
     :returns: a :class:`Quantized`.
-    :raises ValueError: if the type or the shape is wrong, or, on the CPU, a number is not finite.
+    :raises ValueError: if the type or the shape is wrong, or, on the CPU, if a number is not finite.
 
     >>> import torch, nvfp4
     >>> nvfp4.quantize(torch.ones(1, 16)).values
@@ -319,7 +321,7 @@ def _check_packed(values, scales, global_scale):
     if scales.dtype != torch.float8_e4m3fn or tuple(scales.shape) != expected:
         raise ValueError(f"scales: expected float8_e4m3fn {expected}, got {scales.dtype} {tuple(scales.shape)}")
     if scales.device != values.device:
-        raise ValueError(f"scales: expected to lie on {values.device}, lies on {scales.device}")
+        raise ValueError(f"scales: expected a tensor on {values.device}, got one on {scales.device}")
     _check_global_scale(global_scale, values)
 
 
@@ -352,7 +354,7 @@ _dequantize = _define(
 
 
 def dequantize(tensor: Quantized, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """The numbers of a :class:`Quantized` (or of such a tuple), ``[…, K]``.
+    """Returns the numbers of a :class:`Quantized` (or of a tuple of its parts), ``[…, K]``.
 
     They are computed in float32 and then rounded to ``dtype``.
 

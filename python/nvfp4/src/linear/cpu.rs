@@ -1,4 +1,4 @@
-//! On the CPU: the library's CPU backend, on PyTorch's memory.
+//! Linear layers on the library's CPU backend, in PyTorch's memory.
 
 use std::ops::Range;
 
@@ -15,14 +15,14 @@ use crate::error::exception;
 use crate::prepared::Prepared;
 use crate::tensor::{GPU_ALIGNMENT, Tensor};
 
-/// What packed weights begin with.
+/// First bytes of packed weights.
 const HEADER: &[u8; 16] = b"nvfp4 cpu lin 2\n";
 
-/// Where a layer's weights lie in one tensor: a header, a global scale for each row, the bias, an input scale (0 if there is none), and
-/// values and scales as a checkpoint has them.
+/// Layout of a layer's weights in one tensor: a header, one global scale per row, the bias, an input scale (0 if there
+/// is none), and values and scales as in a checkpoint.
 pub struct Layout {
     pub bytes: usize,
-    /// Little-endian f32, as the bias.
+    /// Little-endian f32, like the bias.
     global_scales: Range<usize>,
     bias: Range<usize>,
     input_scale: Range<usize>,
@@ -39,7 +39,7 @@ impl Layout {
             end - bytes..end
         };
         let global_scales = take(size_of::<f32>() * n);
-        // At least what the padding below may hide, so that the bytes tell whether there is one.
+        // At least as large as the padding below, so that the total size tells whether there is a bias.
         let bias = take(if bias { (size_of::<f32>() * n).max(GPU_ALIGNMENT) } else { 0 });
         let input_scale = take(size_of::<f32>());
         let (values, scales) = (take(n * k / 2), take(n * k / BLOCK));
@@ -47,10 +47,10 @@ impl Layout {
         Self { bytes, global_scales, bias, input_scale, values, scales }
     }
 
-    /// The layers of the rows that share a global scale, one below the other. Every scale is checked.
+    /// Returns one layer per range of rows with the same global scale, in the order of the rows. Checks every scale.
     fn layers<'a>(&self, sizes: &LinearSizes, bytes: &Bytes<'a>) -> Result<Vec<LinearWeights<'a>>, Error> {
         if !bytes.starts_with(HEADER) {
-            return Err(Error::Invalid("weights: these were not packed on the CPU; pack them there".into()));
+            return Err(Error::Invalid("weights: not packed for the CPU; pack the weights on the CPU".into()));
         }
         let numbers = |range: &Range<usize>| -> Vec<f32> {
             bytes[range.clone()].chunks_exact(size_of::<f32>()).take(sizes.n).map(pod_read_unaligned).collect()
@@ -81,8 +81,8 @@ pub fn linear(py: Python<'_>, operands: &Operands<'_>, sizes: &LinearSizes) -> P
     let Operands { out, x, weights } = operands;
     let (tokens, stride) = (x.shape()[0], x.row_stride()?);
     let elements = if tokens == 0 { 0 } else { (tokens - 1) * stride + sizes.k };
-    // SAFETY: PyTorch's tensors have the sizes, types and strides that were checked; the caller holds them, and the operator's
-    // contract is that `out` overlaps no other and nobody writes any of them meanwhile.
+    // SAFETY: the sizes, types and strides of PyTorch's tensors were checked, and the caller keeps the tensors alive.
+    // The operator's contract: `out` overlaps no other tensor, and nothing writes any of the tensors during the call.
     let (x, to) = unsafe { (x.elements::<u16>(elements)?, out.elements_mut::<u16>(tokens * sizes.n)?) };
     let prepared = Prepared::linear(py, weights, sizes, |bytes| {
         let make = || {
@@ -112,7 +112,8 @@ pub fn linear(py: Python<'_>, operands: &Operands<'_>, sizes: &LinearSizes) -> P
 /// Packs a layer.
 pub fn pack(weights: &Tensor<'_>, sizes: &LinearSizes, raw: &Raw<'_>) -> PyResult<()> {
     let layout = Layout::new(sizes);
-    // SAFETY: as in `linear`; `weights` was just allocated for this.
+    // SAFETY: the sizes and types were checked, and the caller keeps the tensors alive. `weights` was allocated for
+    // this call.
     let (to, values, scales) = unsafe {
         (
             weights.elements_mut::<u8>(weights.len())?,

@@ -1,4 +1,4 @@
-//! On a GPU: launches on PyTorch's current stream, with PyTorch's memory.
+//! Linear layers on a GPU: launches on PyTorch's current stream, with PyTorch's memory.
 
 use nvfp4::backend::cuda::{LinearArguments, LinearLauncher, LinearTensor, PackedLinear};
 use nvfp4::linear::LinearSizes;
@@ -10,7 +10,7 @@ use crate::device::{current_stream, launchers};
 use crate::error::exception;
 use crate::tensor::Tensor;
 
-/// Queues a call. The output and the workspace are PyTorch's, which keeps them until the stream has come past it.
+/// Queues a call. PyTorch owns the output and the workspace, and keeps them until the stream has passed the call.
 pub fn linear(py: Python<'_>, operands: &Operands<'_>, sizes: &LinearSizes, ordinal: u32) -> PyResult<()> {
     let Operands { out, x, weights } = operands;
     let arguments = LinearArguments {
@@ -20,20 +20,21 @@ pub fn linear(py: Python<'_>, operands: &Operands<'_>, sizes: &LinearSizes, ordi
         output: out.address,
     };
     let layer = PackedLinear { sizes: *sizes, weights: weights.address };
-    // Lives until the call is queued.
+    // Keeps the workspace alive until the call is queued.
     let made;
     let workspace = match LinearLauncher::workspace_bytes(sizes, arguments.token_count) {
         0 => 0,
-        // Of the layer's weights, since those are bytes on the same device. PyTorch's allocations begin at multiples of 512.
+        // Made with the weights' `new_empty`, because the weights are bytes on the same device. PyTorch aligns
+        // allocations to 512.
         needed => {
             made = weights.object().call_method1(intern!(py, "new_empty"), (needed,))?;
             Tensor::read("workspace", &made)?.address
         }
     };
     let stream = current_stream(py, ordinal)?;
-    // SAFETY: PyTorch's streams are of the primary context, and its tensors have the sizes, the types and the device that were
-    // checked. Its allocator gives none of their memory to work that is not behind this call on the stream. `nvfp4.Linear` waits for
-    // the packing, since it reads what that found.
+    // SAFETY: PyTorch's streams belong to the primary context. The tensors' sizes, types and device were checked.
+    // PyTorch's allocator reuses their memory only for work behind this call on the stream. Packing is complete,
+    // because `nvfp4.Linear` waits for it to read its result.
     unsafe { launchers(ordinal)?.linear()?.launch(&layer, &arguments, workspace, stream) }.map_err(exception)?;
     Ok(())
 }
@@ -48,6 +49,7 @@ pub fn pack(py: Python<'_>, weights: &Tensor<'_>, sizes: &LinearSizes, raw: &Raw
         input_scale: raw.input_scale,
     };
     let stream = current_stream(py, ordinal)?;
-    // SAFETY: as above.
+    // SAFETY: PyTorch's streams belong to the primary context, the tensors' sizes, types and device were checked, and
+    // PyTorch's allocator reuses their memory only for work behind this call on the stream.
     unsafe { launchers(ordinal)?.linear()?.pack(sizes, &tensor, weights.address, stream) }.map_err(exception)
 }

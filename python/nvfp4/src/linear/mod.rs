@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use crate::error::{exception, invalid};
 use crate::tensor::{self, Dtype, Place, Tensor, token_type};
 
-/// Computes a layer: writes `out`.
+/// Computes a layer and writes `out`.
 #[pyfunction]
 pub fn linear(
     py: Python<'_>,
@@ -44,7 +44,7 @@ struct Operands<'py> {
 }
 
 impl Operands<'_> {
-    /// Checks every tensor; the layer's sizes.
+    /// Checks every tensor and returns the layer's sizes.
     fn sizes(&self, n: usize, token_format: TokenFormat) -> PyResult<LinearSizes> {
         let Self { out, x, weights } = self;
         let [tokens, k] = x.expect_dimensions("[tokens, K]")?;
@@ -66,15 +66,16 @@ impl Operands<'_> {
             _ if bytes == expected => Ok(without),
             _ if bytes == with_bias => Ok(with),
             _ => Err(weights.invalid(format_args!(
-                "expected {expected} bytes for {n}×{k} on {}, {with_bias} with a bias, got {bytes}; pack them for these sizes, where \
-                 they are used",
+                "expected {expected} bytes for {n}×{k} on {}, or {with_bias} with a bias, got {bytes}; pack the weights for these \
+                 sizes on that device",
                 x.place
             ))),
         }
     }
 }
 
-/// Bytes of packed weights. Those of the CPU are never as many as those of a GPU, so neither is taken for the other.
+/// Number of bytes of packed weights. The CPU's number never equals a GPU's, so a tensor packed for one is refused on
+/// the other.
 fn packed_bytes(sizes: &LinearSizes, place: Place) -> usize {
     match place {
         Place::Cpu => cpu::Layout::new(sizes).bytes,
@@ -94,7 +95,7 @@ fn sizes_of(
     Ok(sizes)
 }
 
-/// Bytes of a layer's packed weights on the CPU or on a GPU.
+/// Returns the number of bytes of a layer's packed weights, on the CPU or on a GPU.
 #[pyfunction]
 pub fn linear_weight_bytes(
     out_features: usize,
@@ -108,29 +109,30 @@ pub fn linear_weight_bytes(
     Ok(packed_bytes(&sizes, if is_cuda { Place::Cuda(0) } else { Place::Cpu }))
 }
 
-/// Says whether the scales that were packed on a GPU were valid, by the first [`LinearLauncher::HEAD_BYTES`] of the weights.
+/// Checks that the scales packed on a GPU were valid. `head`: first [`LinearLauncher::HEAD_BYTES`] bytes of the packed
+/// weights.
 #[pyfunction]
 pub fn check_packed_linear(head: &[u8], out_features: usize, in_features: usize) -> PyResult<()> {
-    let head = head.try_into().map_err(|_| invalid("head", "not as long as what packed weights begin with"))?;
+    let head = head.try_into().map_err(|_| invalid("head", "wrong length; pass the first LINEAR_HEAD_BYTES bytes"))?;
     let sizes = sizes_of(out_features, in_features, TokenDtype::Bf16, false, TokenFormat::default())?;
     LinearLauncher::check_packed(&sizes, head).map_err(exception)
 }
 
-/// The weights of a layer, checked.
+/// Checked weights of a layer.
 struct Raw<'py> {
     values: Tensor<'py>,
     scales: Tensor<'py>,
-    /// Rows of each projection, and its factor.
+    /// Number of rows and global scale of each projection.
     global_scales: Vec<(usize, f32)>,
     bias: Option<Bias<'py>>,
-    /// Of tokens in NVFP4; without it each has one of its own.
+    /// Global scale of NVFP4 tokens. `None`: each token has its own.
     input_scale: Option<f32>,
 }
 
-/// Packs a matrix into `weights`: values `[N, K/2]`, scales `[N, K/16]`, for each projection its rows and its global scale, a
-/// bias in host memory, and the input scale of tokens in NVFP4.
+/// Packs a matrix into `weights`: values `[N, K/2]`, scales `[N, K/16]`, rows and global scale per projection, a bias
+/// in host memory, and the input scale of NVFP4 tokens.
 #[pyfunction]
-#[expect(clippy::too_many_arguments, reason = "what a layer is")]
+#[expect(clippy::too_many_arguments, reason = "the parts of a layer")]
 pub fn pack_linear<'py>(
     py: Python<'py>,
     weights: &Bound<'py, PyAny>,
@@ -161,7 +163,10 @@ pub fn pack_linear<'py>(
         ));
     }
     if global_scales.iter().map(|(rows, _)| rows).sum::<usize>() != n {
-        return Err(invalid("global_scale", format_args!("the projections' rows do not add up to the {n} of values")));
+        return Err(invalid(
+            "global_scale",
+            format_args!("the projections' rows do not add up to the {n} rows of values"),
+        ));
     }
     let bias = bias.map(|bias| bias.bias(sizes.dtype, &[n])).transpose()?;
     if let Some(input_scale) = input_scale {

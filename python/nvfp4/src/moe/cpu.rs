@@ -1,4 +1,4 @@
-//! On the CPU: the library's CPU backend, on PyTorch's memory.
+//! MoE layers on the library's CPU backend, in PyTorch's memory.
 
 use std::ops::Range;
 
@@ -16,14 +16,15 @@ use crate::error::exception;
 use crate::prepared::Prepared;
 use crate::tensor::{GPU_ALIGNMENT, Tensor};
 
-/// What packed weights begin with.
+/// First bytes of packed weights.
 const HEADER: &[u8; 16] = b"nvfp4 cpu moe 1\n";
 
-/// Where a layer's weights lie in one tensor: a header, input scales, and for each projection its global scales, its biases, and values and scales
-/// as a checkpoint has them.
+/// Layout of a layer's weights in one tensor: a header, input scales, and per projection its global scales, biases,
+/// values and scales. Values and scales are as in a checkpoint.
 pub struct Layout {
     pub bytes: usize,
-    /// Of gate and up and of down, little-endian f32, of each expert and then of the shared one; empty if there are none.
+    /// Little-endian f32: the scale of gate and up, then of down, per expert, then for the shared expert. Empty if
+    /// there are none.
     input_scales: Range<usize>,
     routed: Projections<Part>,
     shared: Option<Projections<Part>>,
@@ -33,9 +34,9 @@ pub struct Layout {
 struct Part {
     rows: usize,
     k: usize,
-    /// Little-endian f32, as biases.
+    /// Little-endian f32, like the biases.
     global_scales: Range<usize>,
-    /// Empty if there are none.
+    /// Empty if there are no biases.
     bias: Range<usize>,
     values: Range<usize>,
     scales: Range<usize>,
@@ -71,10 +72,10 @@ impl Layout {
         Self { bytes, input_scales, routed, shared }
     }
 
-    /// The layer in packed weights. Every scale is checked.
+    /// Returns the layer in packed weights. Checks every scale.
     fn weights<'a>(&self, sizes: &MoeSizes, bytes: &Bytes<'a>) -> Result<MoeWeights<'a>, Error> {
         if !bytes.starts_with(HEADER) {
-            return Err(Error::Invalid("weights: these were not packed on the CPU; pack them there".into()));
+            return Err(Error::Invalid("weights: not packed for the CPU; pack the weights on the CPU".into()));
         }
         let experts = (0..sizes.experts).map(|expert| expert_of(&self.routed, bytes, expert));
         let experts = experts.collect::<Result<_, _>>()?;
@@ -111,7 +112,7 @@ fn expert_of<'a>(parts: &Projections<Part>, bytes: &Bytes<'a>, expert: usize) ->
         let numbers: Vec<f32> = numbers.chunks_exact(size_of::<f32>()).map(pod_read_unaligned).collect();
         Some(Bias::F32(numbers.into()))
     };
-    let every = "every layer has one";
+    let every = "every layer has an up and a down projection";
     let (gate, up, down) = (matrix(0)?, matrix(1)?.expect(every), matrix(2)?.expect(every));
     Ok(MoeExpert { gate, up, down, biases: Biases { gate: bias(0), up: bias(1), down: bias(2) } })
 }
@@ -122,8 +123,8 @@ pub fn moe(py: Python<'_>, operands: &Operands<'_>, sizes: &MoeSizes) -> PyResul
     let (tokens, hidden) = (hidden_states.shape()[0], sizes.hidden);
     let (stride, out_stride) = (hidden_states.row_stride()?, out.row_stride()?);
     let elements = |stride: usize| if tokens == 0 { 0 } else { (tokens - 1) * stride + hidden };
-    // SAFETY: PyTorch's tensors have the sizes, types and strides that were checked; the caller holds them, and the operator's
-    // contract is that `out` overlaps no other and nobody writes any of them meanwhile.
+    // SAFETY: the sizes, types and strides of PyTorch's tensors were checked, and the caller keeps the tensors alive.
+    // The operator's contract: `out` overlaps no other tensor, and nothing writes any of the tensors during the call.
     let (states, ids, topk_weights, map, shared_weights, to) = unsafe {
         (
             hidden_states.elements::<u16>(elements(stride))?,
@@ -170,7 +171,8 @@ pub fn pack(
     input_scales: &[InputScales],
 ) -> PyResult<()> {
     let layout = Layout::new(sizes);
-    // SAFETY: as in `moe`; `weights` was just allocated for this.
+    // SAFETY: the size and type were checked, and the caller keeps the tensor alive. `weights` was allocated for this
+    // call.
     let to = unsafe { weights.elements_mut::<u8>(weights.len())? };
     to.fill(0);
     to[..HEADER.len()].copy_from_slice(HEADER);
@@ -192,7 +194,8 @@ pub fn pack(
             [(&raw.values, raw.strides()[0], &part.values), (&raw.scales, raw.strides()[1], &part.scales)]
         {
             let bytes_of_one = range.len() / experts;
-            // SAFETY: as in `moe`; the last expert ends there.
+            // SAFETY: the shape and strides were checked, the last expert ends at this length, and the caller keeps the
+            // tensor alive.
             let from = unsafe { tensor.elements::<u8>((experts - 1) * stride + bytes_of_one)? };
             for (expert, to) in to[range.clone()].chunks_exact_mut(bytes_of_one).enumerate() {
                 to.copy_from_slice(&from[expert * stride..][..bytes_of_one]);

@@ -1,4 +1,4 @@
-//! On a GPU: launches on PyTorch's current stream, with PyTorch's memory.
+//! MoE layers on a GPU: launches on PyTorch's current stream, with PyTorch's memory.
 
 use nvfp4::backend::cuda::{MoeArguments, MoeTensor, MoeTensors, PackedMoe};
 use nvfp4::fp4::InputScales;
@@ -12,10 +12,10 @@ use crate::device::{current_stream, launchers};
 use crate::error::exception;
 use crate::tensor::Tensor;
 
-/// What the workspace is aligned to, in bytes.
+/// Alignment of the workspace, in bytes.
 const WORKSPACE_ALIGNMENT: u64 = 256;
 
-/// Queues a call. The output and the workspace are PyTorch's, which keeps them until the stream has come past it.
+/// Queues a call. PyTorch owns the output and the workspace, and keeps them until the stream has passed the call.
 pub fn moe(py: Python<'_>, operands: &Operands<'_>, sizes: &MoeSizes, ordinal: u32) -> PyResult<()> {
     let launcher = launchers(ordinal)?.moe()?;
     let Operands { out, hidden_states, topk_ids, topk_weights, .. } = operands;
@@ -28,14 +28,14 @@ pub fn moe(py: Python<'_>, operands: &Operands<'_>, sizes: &MoeSizes, ordinal: u
         }
         Some(workspace) => workspace,
         None => {
-            // Of the layer's weights, since those are bytes on the same device.
+            // Made with the weights' `new_empty`, because the weights are bytes on the same device.
             made = operands.weights.object().call_method1(intern!(py, "new_empty"), (needed,))?;
             &Tensor::read("workspace", &made)?
         }
     };
     if !workspace.address.is_multiple_of(WORKSPACE_ALIGNMENT) {
         let address = workspace.address;
-        return Err(workspace.invalid(format_args!("lies at {address:#x}, not at a multiple of {WORKSPACE_ALIGNMENT}")));
+        return Err(workspace.invalid(format_args!("address {address:#x} is not a multiple of {WORKSPACE_ALIGNMENT}")));
     }
     let address = |tensor: &Option<Tensor<'_>>| tensor.as_ref().map_or(0, |tensor| tensor.address);
     let arguments = MoeArguments {
@@ -52,8 +52,8 @@ pub fn moe(py: Python<'_>, operands: &Operands<'_>, sizes: &MoeSizes, ordinal: u
     let layer =
         PackedMoe { sizes: *sizes, weights: operands.weights.address, expert_map: address(&operands.expert_map) };
     let stream = current_stream(py, ordinal)?;
-    // SAFETY: PyTorch's streams are of the primary context, and its tensors have the sizes, the types and the device that were
-    // checked. Its allocator gives none of their memory to work that is not behind this call on the stream.
+    // SAFETY: PyTorch's streams belong to the primary context. The tensors' sizes, types and device were checked.
+    // PyTorch's allocator reuses their memory only for work behind this call on the stream.
     unsafe { launcher.launch(&layer, &arguments, workspace.address, stream) }.map_err(exception)?;
     Ok(())
 }
@@ -72,7 +72,8 @@ pub fn pack(
     let (of_experts, of_shared) = input_scales.split_at(input_scales.len().min(sizes.experts));
     let (routed, shared) = (tensors(routed, of_experts), shared.map(|shared| tensors(shared, of_shared)));
     let stream = current_stream(py, ordinal)?;
-    // SAFETY: as above.
+    // SAFETY: PyTorch's streams belong to the primary context, the tensors' sizes, types and device were checked, and
+    // PyTorch's allocator reuses their memory only for work behind this call on the stream.
     unsafe { launcher.pack(sizes, &routed, shared.as_ref(), weights.address, stream) }.map_err(exception)
 }
 
@@ -89,6 +90,6 @@ fn tensors<'a>(projections: &'a Projections<RawProjection<'_>>, input_scales: &'
             bias: raw.bias.as_ref(),
         })
     };
-    let [up, down] = [1, 2].map(|index| tensor(index).expect("every layer has one"));
+    let [up, down] = [1, 2].map(|index| tensor(index).expect("every layer has an up and a down projection"));
     MoeTensors { gate: tensor(0), up, down, input_scales }
 }

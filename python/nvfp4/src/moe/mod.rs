@@ -15,15 +15,15 @@ use pyo3::prelude::*;
 use crate::error::{exception, invalid};
 use crate::tensor::{self, Dtype, Place, Tensor, token_type};
 
-/// The most experts that a token names.
+/// Maximum number of experts per token.
 const MAX_TOP_K: usize = 32;
 
-/// Computes a layer: `out` is written, and `workspace` if there is one.
+/// Computes a layer: writes `out`, and `workspace` if it is given.
 #[pyfunction]
 #[pyo3(signature = (out, hidden_states, topk_ids, topk_weights, weights, experts, intermediate, *, shared_intermediate=None,
     expert_map=None, shared_weights=None, weights_on_input=false, workspace=None, activation="silu", biases=false,
     token_format="16-bit", input_scales=false))]
-#[expect(clippy::too_many_arguments, reason = "an operator takes each by its name")]
+#[expect(clippy::too_many_arguments, reason = "each operand is a named argument of the operator")]
 pub fn moe(
     py: Python<'_>,
     out: &Bound<'_, PyAny>,
@@ -64,7 +64,7 @@ pub fn moe(
     }
 }
 
-/// What a layer is, as far as its tensors do not say it.
+/// Properties of a layer that its tensors do not determine.
 #[derive(Default)]
 struct Kind {
     experts: usize,
@@ -77,7 +77,7 @@ struct Kind {
 }
 
 impl Kind {
-    /// The layer's sizes.
+    /// Returns the layer's sizes.
     fn sizes(&self, hidden: usize, named_experts: usize, top_k: usize, dtype: TokenDtype) -> PyResult<MoeSizes> {
         let &Self { experts, intermediate, shared_intermediate, activation, biases, token_format, input_scales } = self;
         let sizes = MoeSizes {
@@ -97,14 +97,14 @@ impl Kind {
         Ok(sizes)
     }
 
-    /// The layer's sizes as far as its weights know them.
+    /// Returns the layer's sizes, with placeholders for the sizes that belong to a call.
     fn sizes_of_weights(&self, hidden: usize, dtype: TokenDtype) -> PyResult<MoeSizes> {
         self.sizes(hidden, self.experts, 1, dtype)
     }
 }
 
 fn activation_of(text: &str) -> PyResult<Activation> {
-    // Most layers have it, and parsing takes time.
+    // The most common activation; parsing takes time.
     if text == "silu" {
         return Ok(Activation::Silu);
     }
@@ -125,7 +125,7 @@ struct Operands<'py> {
 }
 
 impl Operands<'_> {
-    /// Checks every tensor; the layer's sizes.
+    /// Checks every tensor and returns the layer's sizes.
     fn sizes(&self, kind: &Kind) -> PyResult<MoeSizes> {
         let shared = kind.shared_intermediate;
         let place = self.hidden_states.place;
@@ -134,13 +134,13 @@ impl Operands<'_> {
         if hidden == 0 || hidden % BLOCK != 0 {
             return Err(self
                 .hidden_states
-                .invalid(format_args!("rows of {hidden} numbers; expected a multiple of {BLOCK}")));
+                .invalid(format_args!("rows have {hidden} numbers; expected a multiple of {BLOCK}")));
         }
         self.out.expect_dtype(&[self.hidden_states.dtype])?;
         self.out.expect_shape(self.hidden_states.shape())?;
         let [_, top_k] = self.topk_ids.expect_dimensions("[tokens, experts of a token]")?;
         if top_k == 0 || top_k > MAX_TOP_K {
-            return Err(self.topk_ids.invalid(format_args!("{top_k} experts a token; expected 1 to {MAX_TOP_K}")));
+            return Err(self.topk_ids.invalid(format_args!("{top_k} experts per token; expected 1 to {MAX_TOP_K}")));
         }
         for (tensor, dtype) in [(&self.topk_ids, Dtype::I32), (&self.topk_weights, Dtype::F32)] {
             tensor.expect_dtype(&[dtype])?;
@@ -148,17 +148,17 @@ impl Operands<'_> {
             tensor.expect_contiguous()?;
         }
         if self.weights_on_input && (top_k > 1 || shared.is_some()) {
-            let text = "only for one expert a token and no shared expert";
+            let text = "supported only with one expert per token and without a shared expert";
             return Err(invalid("weights_on_input", text));
         }
         if let Some(map) = &self.expert_map {
             map.expect_dtype(&[Dtype::I32])?;
-            map.expect_dimensions::<1>("an expert's number for each that tokens can name")?;
+            map.expect_dimensions::<1>("one index per named expert")?;
             map.expect_contiguous()?;
         }
         if let Some(weights) = &self.shared_weights {
             if shared.is_none() {
-                return Err(weights.invalid("the layer has no shared expert; leave them out"));
+                return Err(weights.invalid("the layer has no shared expert; omit this argument"));
             }
             weights.expect_dtype(&[Dtype::F32])?;
             weights.expect_shape(&[tokens])?;
@@ -177,7 +177,7 @@ impl Operands<'_> {
             tensor.expect_contiguous()?;
             if len > 0 && bytes != len {
                 return Err(tensor.invalid(format_args!(
-                    "expected {len} bytes for such a layer on {place}, got {bytes}; pack them for these sizes, where they are used"
+                    "expected {len} bytes for a layer of these sizes on {place}, got {bytes}; pack the weights on {place}"
                 )));
             }
         }
@@ -185,7 +185,8 @@ impl Operands<'_> {
     }
 }
 
-/// Bytes of packed weights. Those of the CPU are never as many as those of a GPU, so neither is taken for the other.
+/// Number of bytes of packed weights. The CPU's number never equals a GPU's, so a tensor packed for one is refused on
+/// the other.
 fn packed_bytes(sizes: &MoeSizes, place: Place) -> usize {
     match place {
         Place::Cpu => cpu::Layout::new(sizes).bytes,
@@ -193,7 +194,7 @@ fn packed_bytes(sizes: &MoeSizes, place: Place) -> usize {
     }
 }
 
-/// Bytes of a layer's packed weights on the CPU or on a GPU.
+/// Returns the number of bytes of a layer's packed weights, on the CPU or on a GPU.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "a layer's sizes")]
 pub fn moe_weight_bytes(
@@ -215,7 +216,7 @@ pub fn moe_weight_bytes(
     Ok(packed_bytes(&sizes, if is_cuda { Place::Cuda(0) } else { Place::Cpu }))
 }
 
-/// Bytes of workspace that a call with so many tokens needs on a GPU, whatever the activation.
+/// Returns the bytes of workspace that a call with `tokens` tokens needs on a GPU, for any activation.
 #[pyfunction]
 pub fn moe_workspace_bytes(
     tokens: usize,
@@ -231,7 +232,8 @@ pub fn moe_workspace_bytes(
     Ok(workspace_bytes(&kind.sizes(hidden, experts, top_k, TokenDtype::Bf16)?, tokens))
 }
 
-/// Says whether the scales that were packed on a GPU were valid, by the first [`MoeLauncher::HEAD_BYTES`] of the weights.
+/// Checks that the scales packed on a GPU were valid. `head`: first [`MoeLauncher::HEAD_BYTES`] bytes of the packed
+/// weights.
 #[pyfunction]
 pub fn check_packed_moe(
     head: &[u8],
@@ -244,14 +246,15 @@ pub fn check_packed_moe(
     let activation = activation_of(activation)?;
     let kind = Kind { experts, intermediate, shared_intermediate, activation, ..Kind::default() };
     let sizes = kind.sizes_of_weights(hidden, TokenDtype::Bf16)?;
-    let head = head.try_into().map_err(|_| invalid("head", "not as long as what packed weights begin with"))?;
+    let head = head.try_into().map_err(|_| invalid("head", "wrong length; pass the first MOE_HEAD_BYTES bytes"))?;
     MoeLauncher::check_packed(&sizes, head).map_err(exception)
 }
 
-/// A projection of every expert: values `[E, N, K/2]`, scales `[E, N, K/16]`, global scales, and biases `[E, N]` in host memory.
+/// A projection of every expert: values `[E, N, K/2]`, scales `[E, N, K/16]`, global scales, and biases `[E, N]` in
+/// host memory.
 type Projection<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Vec<f32>, Option<Bound<'py, PyAny>>);
 
-/// A projection that was checked.
+/// A checked projection.
 struct RawProjection<'py> {
     values: Tensor<'py>,
     scales: Tensor<'py>,
@@ -260,7 +263,7 @@ struct RawProjection<'py> {
 }
 
 impl RawProjection<'_> {
-    /// Bytes from one expert to the next: of values, of scales.
+    /// Bytes from one expert to the next, of values and of scales.
     fn strides(&self) -> [usize; 2] {
         [&self.values, &self.scales].map(|tensor| match tensor.shape() {
             [1, rows, columns] => rows * columns,
@@ -278,12 +281,12 @@ const NAMES: [[&str; 3]; 6] = [
     ["shared down.values", "shared down.scales", "shared down's biases"],
 ];
 
-/// Gate, up and down as far as there are such.
+/// Gate, up and down; `None` for a projection that is not given.
 type Projections<T> = [Option<T>; 3];
 
-/// Packs a layer's gate, up and down, and those of its shared expert, into `weights`.
+/// Packs gate, up and down of a layer and of its shared expert into `weights`.
 #[pyfunction]
-#[expect(clippy::too_many_arguments, reason = "what a layer is")]
+#[expect(clippy::too_many_arguments, reason = "the parts of a layer")]
 pub fn pack_moe<'py>(
     py: Python<'py>,
     weights: &Bound<'py, PyAny>,
@@ -299,12 +302,12 @@ pub fn pack_moe<'py>(
     let (dtype, activation) = (token_type(dtype)?, activation_of(activation)?);
     let token_format = tensor::token_format(token_format)?;
     if projections.iter().chain(shared.iter().flatten()).flatten().any(|projection| projection.3.is_some()) && !biases {
-        return Err(invalid("biases", "the layer is said to have none"));
+        return Err(invalid("biases", "a projection has biases, but the layer was declared without them"));
     }
     let Some((first, names)) =
         projections[..2].iter().zip(&NAMES).find_map(|(first, names)| Some((first.as_ref()?, names)))
     else {
-        return Err(invalid("up", "is missing"));
+        return Err(invalid("up", "missing; every layer has an up projection"));
     };
     let [experts, intermediate, half_hidden] =
         Tensor::read(names[0], &first.0)?.expect_dimensions("[experts, rows, columns/2]")?;
@@ -328,11 +331,11 @@ pub fn pack_moe<'py>(
     }
 }
 
-/// The scales of gate and up and of down, of so many experts.
+/// Converts the scales of gate and up and of down of `experts` experts.
 fn input_scales_of([gate_up, down]: [Vec<f32>; 2], experts: usize) -> PyResult<Vec<InputScales>> {
     if [gate_up.len(), down.len()] != [experts; 2] {
         let text = format_args!(
-            "{} and {} of them; expected one for each expert, and at last the shared one's: {experts}",
+            "{} and {} scales; expected {experts} each: one per expert, then one for the shared expert if there is one",
             gate_up.len(),
             down.len()
         );
@@ -345,7 +348,7 @@ fn input_scales_of([gate_up, down]: [Vec<f32>; 2], experts: usize) -> PyResult<V
     Ok(scales)
 }
 
-/// Checks the projections of so many experts with so large an intermediate.
+/// Checks the projections of `experts` experts with an intermediate size of `intermediate`.
 fn checked<'py>(
     projections: Projections<Projection<'py>>,
     names: &[[&'static str; 3]],
@@ -359,7 +362,7 @@ fn checked<'py>(
         let Some((values, scales, global_scales, bias)) = projection.filter(|_| is_there) else {
             if is_there {
                 let name = names[0].trim_end_matches(".values");
-                return Err(invalid(name, format_args!("is missing; the activation is {}", sizes.activation)));
+                return Err(invalid(name, format_args!("missing; the activation {} needs it", sizes.activation)));
             }
             continue;
         };
@@ -372,7 +375,8 @@ fn checked<'py>(
             tensor.expect_shape(&[experts, rows, columns])?;
             tensor.expect_dense_from(1)?;
             if experts > 1 && tensor.stride(0) < (rows * columns) as i64 {
-                return Err(tensor.invalid(format_args!("experts are {} elements apart and overlap", tensor.stride(0))));
+                return Err(tensor
+                    .invalid(format_args!("an expert stride of {} elements makes experts overlap", tensor.stride(0))));
             }
         }
         if global_scales.len() != experts {
