@@ -386,7 +386,7 @@ fn code_from_a_file_runs_in_place_of_the_kernel_whose_entries_it_has() {
     let error = open(b"gated_simt, but no code").unwrap().prepare_layer(&weights).err().unwrap().to_string();
     assert!(error.contains("mine, of which") || error.contains("mine: cuModuleLoadDataEx"), "{error}");
     let error = open(b"nothing").err().unwrap().to_string();
-    assert!(error.contains("mine: it has no entry of any kernel"), "{error}");
+    assert!(error.contains("mine: the code contains no entry of any kernel"), "{error}");
     let error = open(b"gated_sm90_t64").err().unwrap().to_string();
     assert!(error.contains("gated_sm90 is for sm_90a"), "{error}");
 }
