@@ -1,7 +1,7 @@
-//! What is computed: the operation, its groups, weights and a step of tokens. Every validation stands here.
+//! The computed problem: operation, groups, weights and a step of tokens. All validation of them is in this file.
 //!
-//! [`Weights`] are made once for a layer; a [`Step`] brings the tokens of one forward pass and can only be built for
-//! the weights it fits. Its [`GroupedProblem`] is the sizes alone, for planning.
+//! [`Weights`] are created once per layer. A [`Step`] holds the tokens of one forward pass and can be built only for
+//! weights that it fits. Its [`GroupedProblem`] contains only sizes, for planning.
 
 use std::str::FromStr;
 
@@ -10,24 +10,24 @@ use serde::Deserialize;
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix, e2m1, e4m3};
 
-/// The largest K whose exact dot products fit 64-bit integers: 2²⁰ products below 2⁴³.
+/// Maximum K for which exact dot products fit 64-bit integers: 2²⁰ products below 2⁴³.
 pub const MAX_K: usize = 1 << 20;
 
-/// N is a whole number of these.
+/// N must be a multiple of this number.
 pub const N_ALIGNMENT: usize = 8;
 
-/// The operation of every group of a problem.
+/// Operation of every group of a problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Op {
-    /// `C = silu(α₁·A·B1ᵀ) ∘ (α₂·A·B2ᵀ)`, gate and up projection in one.
+    /// `C = silu(α₁·A·B1ᵀ) ∘ (α₂·A·B2ᵀ)`: gate and up projection in one operation.
     Gated,
     /// `C = α·A·Bᵀ`.
     Plain,
 }
 
 impl Op {
-    /// Weight matrices of an expert: gate and up, or one.
+    /// Number of weight matrices of an expert: 2 (gate and up) or 1.
     pub const fn projections(self) -> usize {
         match self {
             Self::Gated => 2,
@@ -35,7 +35,7 @@ impl Op {
         }
     }
 
-    /// Its name on the command line.
+    /// Name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Gated => "gated",
@@ -44,7 +44,7 @@ impl Op {
     }
 }
 
-/// The 16-bit type of tokens and outputs.
+/// 16-bit type of tokens and outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TokenDtype {
     /// IEEE binary16.
@@ -53,26 +53,26 @@ pub enum TokenDtype {
     Bf16,
 }
 
-/// The format in which a layer multiplies its tokens.
+/// Format in which a layer multiplies its tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 pub enum TokenFormat {
     /// The tokens' own 16-bit type. Products and weights are exact.
     #[default]
     #[serde(rename = "16-bit")]
     Bits16,
-    /// e4m3 with one scale per token. Weights are folded to e4m3: [`crate::fp8`].
+    /// e4m3 with one scale per token. Weights are folded to e4m3: see [`crate::fp8`].
     #[serde(rename = "fp8")]
     Fp8,
-    /// NVFP4. Weights stay as they are: [`crate::fp4`].
+    /// NVFP4. Weights are used unchanged: see [`crate::fp4`].
     #[serde(rename = "nvfp4")]
     Nvfp4,
 }
 
 impl TokenFormat {
-    /// Every format.
+    /// Every format, in the order of the command's help.
     pub const ALL: [Self; 3] = [Self::Bits16, Self::Fp8, Self::Nvfp4];
 
-    /// Its name on the command line.
+    /// Name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Bits16 => "16-bit",
@@ -88,7 +88,7 @@ impl FromStr for TokenFormat {
     fn from_str(text: &str) -> Result<Self, Error> {
         Self::ALL.into_iter().find(|format| format.name() == text).ok_or_else(|| {
             let names = Self::ALL.map(Self::name).join(", ");
-            Error::Invalid(format!("the token format `{text}` is none of: {names}"))
+            Error::Invalid(format!("unknown token format `{text}`; expected one of: {names}"))
         })
     }
 }
@@ -96,15 +96,15 @@ impl FromStr for TokenFormat {
 /// Sizes of one group: an expert with its tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Group {
-    /// Tokens; may be 0.
+    /// Number of tokens; may be 0.
     pub m: usize,
-    /// Output features, a positive multiple of 8.
+    /// Number of output features, a positive multiple of 8.
     pub n: usize,
-    /// Input features, a multiple of 16 up to [`MAX_K`].
+    /// Number of input features, a positive multiple of 16 up to [`MAX_K`].
     pub k: usize,
 }
 
-/// The sizes of a problem, valid by construction.
+/// Sizes of a problem, valid by construction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupedProblem {
     op: Op,
@@ -113,10 +113,10 @@ pub struct GroupedProblem {
 }
 
 impl GroupedProblem {
-    /// Checks every size. No groups at all, and groups of no tokens, are valid and compute nothing.
+    /// Checks every size. A problem without groups and groups without tokens are valid and compute nothing.
     ///
     /// # Errors
-    /// If N or K of a group is not aligned or out of range, or the bytes of the problem cannot be counted.
+    /// If N or K of a group is not aligned or out of range, or if the number of bytes of the problem overflows.
     pub fn new(op: Op, out_dtype: TokenDtype, groups: Vec<Group>) -> Result<Self, Error> {
         let mut bytes = 0usize;
         for (index, group) in groups.iter().enumerate() {
@@ -130,17 +130,17 @@ impl GroupedProblem {
         Ok(Self { op, out_dtype, groups })
     }
 
-    /// The operation of all groups.
+    /// Operation of all groups.
     pub fn op(&self) -> Op {
         self.op
     }
 
-    /// The type of the output.
+    /// Type of the output.
     pub fn out_dtype(&self) -> TokenDtype {
         self.out_dtype
     }
 
-    /// The groups in order.
+    /// Groups, in order.
     pub fn groups(&self) -> &[Group] {
         &self.groups
     }
@@ -157,18 +157,18 @@ pub(crate) fn check_weight_size(n: usize, k: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// An upper bound of what any backend or the oracle holds for a group; `None` if it cannot be counted.
+/// Returns an upper bound of the bytes that a backend or the oracle holds for a group. `None`: the number overflows.
 fn group_bytes(group: &Group) -> Option<usize> {
-    // Two f64 pre-activations for each output, twice. An element with its share of scales is less than a byte.
+    // 32 bytes per output: two f64 pre-activations, twice. An element with its share of scales takes less than a byte.
     let outputs = group.m.checked_mul(group.n)?.checked_mul(32)?;
     let operands = group.m.checked_add(group.n.checked_mul(2)?)?.checked_mul(group.k)?;
     outputs.checked_add(operands)
 }
 
-/// The weights of one expert, each `[N, K]`.
+/// Weights of one expert, each `[N, K]`.
 #[derive(Clone, Debug)]
 pub enum Expert<'a> {
-    /// Gate and up projection, with global scales of their own.
+    /// Gate and up projection, each with its own global scale.
     Gated {
         /// B1.
         gate: Matrix<'a>,
@@ -180,7 +180,7 @@ pub enum Expert<'a> {
 }
 
 impl<'a> Expert<'a> {
-    /// The operation that these weights are for.
+    /// Operation that these weights are for.
     pub fn op(&self) -> Op {
         match self {
             Self::Gated { .. } => Op::Gated,
@@ -188,7 +188,7 @@ impl<'a> Expert<'a> {
         }
     }
 
-    /// The matrices: gate and up, or the one.
+    /// Returns the matrices: gate and up, or the single one.
     pub fn projections(&self) -> impl Iterator<Item = &Matrix<'a>> {
         let (first, second) = match self {
             Self::Gated { gate, up } => (gate, Some(up)),
@@ -197,12 +197,12 @@ impl<'a> Expert<'a> {
         std::iter::once(first).chain(second)
     }
 
-    /// Output features.
+    /// Number of output features.
     pub fn n(&self) -> usize {
         self.first().rows()
     }
 
-    /// Input features.
+    /// Number of input features.
     pub fn k(&self) -> usize {
         self.first().k()
     }
@@ -214,7 +214,7 @@ impl<'a> Expert<'a> {
     }
 }
 
-/// The weights of a layer: all experts, of one operation.
+/// Weights of a layer: all experts, for one operation.
 #[derive(Clone, Debug)]
 pub struct Weights<'a> {
     op: Op,
@@ -222,10 +222,11 @@ pub struct Weights<'a> {
 }
 
 impl<'a> Weights<'a> {
-    /// Checks that the experts are all of operation `op`, their sizes, and that gate and up have the same.
+    /// Checks that all experts are for the operation `op`, that their sizes are valid, and that gate and up have equal
+    /// sizes.
     ///
     /// # Errors
-    /// What is wrong, with the number of the expert.
+    /// The first violation, with the index of the expert.
     pub fn new(op: Op, experts: Vec<Expert<'a>>) -> Result<Self, Error> {
         for (index, expert) in experts.iter().enumerate() {
             check_expert(op, expert).map_err(|error| error.at(format_args!("expert {index}")))?;
@@ -233,12 +234,12 @@ impl<'a> Weights<'a> {
         Ok(Self { op, experts })
     }
 
-    /// The operation.
+    /// Operation of all experts.
     pub fn op(&self) -> Op {
         self.op
     }
 
-    /// The experts in order.
+    /// Experts, in order.
     pub fn experts(&self) -> &[Expert<'a>] {
         &self.experts
     }
@@ -246,7 +247,11 @@ impl<'a> Weights<'a> {
 
 fn check_expert(op: Op, expert: &Expert<'_>) -> Result<(), Error> {
     if expert.op() != op {
-        return Err(Error::Invalid(format!("its weights are for {}, not {}", expert.op().name(), op.name())));
+        return Err(Error::Invalid(format!(
+            "the weights are for operation {}, expected {}",
+            expert.op().name(),
+            op.name()
+        )));
     }
     check_weight_size(expert.n(), expert.k())?;
     if let Expert::Gated { gate, up } = expert {
@@ -262,7 +267,7 @@ fn check_expert(op: Op, expert: &Expert<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// The tokens of one forward pass: activations `[M, K]` of each expert, checked against the weights they go with.
+/// Tokens of one forward pass: activations `[M, K]` of each expert, checked against the weights.
 #[derive(Clone, Debug)]
 pub struct Step<'a> {
     problem: GroupedProblem,
@@ -271,16 +276,17 @@ pub struct Step<'a> {
 }
 
 impl<'a> Step<'a> {
-    /// Takes a matrix of tokens for each expert, with no rows where an expert has none.
+    /// Takes one matrix of tokens per expert, with no rows for an expert without tokens.
     ///
     /// # Errors
-    /// If there are not as many matrices as experts, a K differs, or the product of global scales is so large that
-    /// a dot product could overflow f32.
+    /// If the number of matrices differs from the number of experts, if a K differs, or if a product of global scales
+    /// is so
+    /// large that a dot product could overflow f32.
     pub fn new(weights: &Weights<'_>, activations: Vec<Matrix<'a>>, out_dtype: TokenDtype) -> Result<Self, Error> {
         let experts = weights.experts();
         if activations.len() != experts.len() {
             let (got, expected) = (activations.len(), experts.len());
-            return Err(Error::Mismatch { what: "groups of tokens (one for each expert)", got, expected });
+            return Err(Error::Mismatch { what: "groups of tokens (one per expert)", got, expected });
         }
         let alphas = experts
             .iter()
@@ -296,29 +302,32 @@ impl<'a> Step<'a> {
         Ok(Self { problem: GroupedProblem::new(weights.op(), out_dtype, groups)?, activations, alphas })
     }
 
-    /// The sizes.
+    /// Sizes of the step.
     pub fn problem(&self) -> &GroupedProblem {
         &self.problem
     }
 
-    /// The tokens of each group.
+    /// Tokens of each group.
     pub fn activations(&self) -> &[Matrix<'a>] {
         &self.activations
     }
 
-    /// α₁ and α₂ of a group, the exact products of the global scales of tokens and weights; α₂ is 0 in a plain one.
+    /// Returns α₁ and α₂ of a group: the exact products of the global scales of tokens and weights. α₂ of a plain group
+    /// is 0.
     pub fn alphas(&self, group: usize) -> [f64; 2] {
         self.alphas[group]
     }
 
-    /// Checks that this step was made for weights of the same operation and sizes.
+    /// Checks that this step was built for weights of the same operation and sizes.
     ///
     /// # Errors
     /// The first difference.
     pub fn check_fits(&self, op: Op, sizes: impl ExactSizeIterator<Item = (usize, usize)>) -> Result<(), Error> {
         let groups = self.problem.groups();
         if op != self.problem.op() || sizes.len() != groups.len() {
-            return Err(Error::Invalid("this step was made for other weights: build it from the prepared ones".into()));
+            return Err(Error::Invalid(
+                "the step was built for other weights; build it for the prepared weights".into(),
+            ));
         }
         for (index, ((n, k), group)) in sizes.zip(groups).enumerate() {
             for (what, got, expected) in [("N of the step", group.n, n), ("K of the step", group.k, k)] {
@@ -343,13 +352,13 @@ fn alphas(expert: &Expert<'_>, tokens: &Matrix<'_>) -> Result<[f64; 2], Error> {
     Ok(alphas)
 }
 
-/// The exact product of the global scales of tokens and weights, if no dot product over `k` can overflow f32 with it.
+/// Returns the exact product of the global scales of tokens and weights, if no dot product over `k` can overflow f32.
 pub(crate) fn alpha(tokens: f32, weights: f32, k: usize) -> Result<f64, Error> {
-    /// The largest magnitude of `e2m1 × e4m3`.
+    /// Maximum magnitude of `e2m1 × e4m3`.
     const MAX_NUMBER: f64 = (e2m1::MAX * e4m3::MAX) as f64;
     let alpha = f64::from(tokens) * f64::from(weights);
     let largest = alpha * k as f64 * MAX_NUMBER * MAX_NUMBER;
-    // Written so that NaN, from a caller's own scale, is refused too.
+    // The comparison is false for NaN, which a caller's scale may be.
     if largest.abs() <= f64::from(f32::MAX) { Ok(alpha) } else { Err(Error::Alpha { alpha, k }) }
 }
 
@@ -366,17 +375,17 @@ mod tests {
     }
 
     #[test]
-    fn token_formats_parse_from_their_names_only() {
+    fn token_formats_parse_only_from_their_names() {
         for format in TokenFormat::ALL {
             assert_eq!(format.name().parse::<TokenFormat>().unwrap(), format);
             assert_eq!(serde_json::from_value::<TokenFormat>(format.name().into()).unwrap(), format);
         }
         let error = "fp4".parse::<TokenFormat>().unwrap_err().to_string();
-        assert_eq!(error, "the token format `fp4` is none of: 16-bit, fp8, nvfp4");
+        assert_eq!(error, "unknown token format `fp4`; expected one of: 16-bit, fp8, nvfp4");
     }
 
     #[test]
-    fn sizes_are_checked_with_the_group_named() {
+    fn invalid_sizes_are_refused_with_their_group() {
         let problem = |m, n, k| GroupedProblem::new(Op::Gated, TokenDtype::F16, vec![Group { m, n, k }]);
         assert!(problem(0, 8, 16).is_ok());
         assert!(problem(7, 72, MAX_K).is_ok());
@@ -390,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn experts_of_another_operation_or_unequal_projections_are_refused() {
+    fn wrong_operations_and_unequal_projections_are_refused() {
         assert!(Weights::new(Op::Gated, vec![gated(8, 16)]).is_ok());
         assert!(Weights::new(Op::Plain, vec![gated(8, 16)]).is_err());
         let unequal = Expert::Gated { gate: matrix(8, 16, 1.0), up: matrix(16, 16, 1.0) };
@@ -399,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_must_fit_its_weights() {
+    fn step_must_fit_its_weights() {
         let weights = Weights::new(Op::Gated, vec![gated(8, 16), gated(16, 32)]).unwrap();
         let step = |activations| Step::new(&weights, activations, TokenDtype::F16);
         assert!(step(vec![matrix(3, 16, 1.0), matrix(0, 32, 1.0)]).is_ok());
@@ -409,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn alphas_are_exact_products_and_gate_and_up_keep_their_own() {
+    fn alphas_are_exact_per_projection() {
         let expert = Expert::Gated { gate: matrix(8, 16, 0.1), up: matrix(8, 16, 0.7) };
         let weights = Weights::new(Op::Gated, vec![expert]).unwrap();
         let step = Step::new(&weights, vec![matrix(1, 16, 0.3)], TokenDtype::Bf16).unwrap();

@@ -63,7 +63,7 @@ fn unknown_variant_is_bad_input_and_lists_the_variants() {
         ("graph", "the emulator has no driver that could capture"),
         ("gated_sm90", "gated_sm90 is for sm_90a and does not run on compute capability 10.0"),
         ("unfused", "the schedule unfused works only with --op gated"),
-        ("t64_s2", "`t64_s2` is no instance of plain_sm100; it has t8, "),
+        ("t64_s2", "`t64_s2` is not an instance of plain_sm100; expected one of t8, "),
     ] {
         let output = run(&format!("--variant {variant}"));
         assert_eq!(output.status.code(), Some(2), "{output:?}");

@@ -32,7 +32,7 @@ fn linear_shape_runs_and_is_verified() {
     assert_eq!(lines[1], "layer     N 48, K 80; 5 tokens");
     // 48 · 80 elements of 9/16 byte, and 5 · 128 elements of two bytes.
     assert_eq!(lines[2], "bytes     3.4 kB");
-    assert_eq!(*lines.last().unwrap(), "verified  yes: all 240 elements as far as f32 sums can tell");
+    assert_eq!(*lines.last().unwrap(), "verified  yes: all 240 elements within the bounds of f32 sums");
     let report = report(here(), "--op linear --shape 5,48,80 --tokens 3 --input all-codes --seed 2");
     for (key, value) in [
         ("op", json!("linear")),
@@ -103,13 +103,19 @@ fn nvfp4_tokens_are_supported() {
 #[test]
 fn bad_input_is_refused_with_a_remedy() {
     for (line, text) in [
-        ("--op linear --shape moe-1", "the shape \"moe-1\" of --op linear is not M,N,K; give --shape 16,"),
-        ("--op linear --shape 1,2", "is not M,N,K"),
+        (
+            "--op linear --shape moe-1",
+            "invalid shape \"moe-1\" of --op linear; expected M,N,K, for example --shape 16,",
+        ),
+        ("--op linear --shape 1,2", "expected M,N,K"),
         ("--op linear --shape 1,24,16", "N = 24 of a linear layer is not a multiple of 16"),
         ("--op linear --shape 1,16,8", "K = 8 of a linear layer is not a multiple of 16"),
         ("--op linear --shape 18446744073709551615,16,16", "the shape needs about"),
-        ("--op linear --routing zipf", "--routing, --activations, --output and --layer are not of --op linear"),
-        ("--weights x --tensor y", "--tensor is of --op linear"),
+        (
+            "--op linear --routing zipf",
+            "--routing, --activations, --output and --layer cannot be used with --op linear",
+        ),
+        ("--weights x --tensor y", "--tensor needs --op linear"),
         ("--op linear --weights absent.safetensors --tensor y", "absent.safetensors: No such file"),
     ] {
         let output = nvfp4(here(), &format!("run --backend cpu {line}"));
@@ -174,9 +180,9 @@ fn layers_of_a_quantized_model_run_and_are_verified() {
     }
     for (line, text) in [
         ("--op moe --weights out --layer 2 --routing zipf", "a layer of a checkpoint has its own router"),
-        ("--op moe --weights out --tensor x", "--output, --activations and --tensor are not of --op moe"),
+        ("--op moe --weights out --tensor x", "--output, --activations and --tensor cannot be used with --op moe"),
         ("--op moe --weights out --layer 7", "a feed-forward block of layer 7 is missing; the model has layers 2"),
-        ("--op linear --weights out --layer 2", "--layer are not of --op linear"),
+        ("--op linear --weights out --layer 2", "--layer cannot be used with --op linear"),
         ("--op linear --weights out --tensor model.layers.2.mlp.gate", "gate.weight: its dtype is F32, not U8"),
     ] {
         let output = nvfp4(folder, &format!("run --backend cpu {line}"));

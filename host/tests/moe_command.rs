@@ -22,16 +22,16 @@ fn built_in_layer_runs_and_is_verified() {
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines[0].starts_with("layer-test-7 moe · gaussian, uniform routing, bf16 · cpu on "), "{text}");
     assert!(lines[0].ends_with(nvfp4::backend::cpu::Cpu::new().isa().name()), "{text}");
-    assert_eq!(lines[1], "layer     H 160, I 48, 4 experts, top 2, a shared one of I 112, silu");
-    assert_eq!(lines[2], "step      9 tokens, 18 rows of 4 experts, at most 6 of one");
+    assert_eq!(lines[1], "layer     H 160, I 48, 4 experts, top 2, a shared expert of I 112, silu");
+    assert_eq!(lines[2], "step      9 tokens, 18 rows of 4 experts, at most 6 per expert");
     // 4 · 3 · 160 · 48 and 3 · 160 · 112 elements of 9/16 byte; 9 · 160 elements of 2 bytes, in and out.
-    assert_eq!(lines[3], "bytes     87.8 kB, 82.1 kB of them weights of the experts that are hit");
+    assert_eq!(lines[3], "bytes     87.8 kB, 82.1 kB of them weights of the experts in use");
     assert!(lines[4].starts_with("time      median ") && lines[5].starts_with("rate      "), "{text}");
     for stage in ["intermediate", "down projection", "shared expert's intermediate", "shared expert's down projection"]
     {
         assert!(lines.iter().any(|line| line.trim_start().starts_with(stage)), "{text}");
     }
-    let checked = "verified  yes: all 7,632 elements as far as f32 sums can tell, the output to the bit";
+    let checked = "verified  yes: all 7,632 elements within the bounds of f32 sums, the output bit for bit";
     assert_eq!(*lines.last().unwrap(), checked);
 }
 
@@ -119,13 +119,13 @@ fn bad_input_is_refused_with_a_remedy() {
     for (line, text) in [
         ("--op moe --shape moe-1", "layer `moe-1` is neither a .json file nor one of qwen3-30b-a3b, "),
         ("--op gated --shape layer-test-1", "shape `layer-test-1` is neither"),
-        ("--op moe --output out.safetensors", "--output, --activations and --tensor are not of --op moe"),
-        ("--shape group-1 --routing zipf", "--routing is of --op moe"),
-        ("--shape group-1 --tokens 3", "--tokens of --op moe or of --weights"),
+        ("--op moe --output out.safetensors", "--output, --activations and --tensor cannot be used with --op moe"),
+        ("--shape group-1 --routing zipf", "--routing needs --op moe"),
+        ("--shape group-1 --tokens 3", "--tokens needs --op moe or --weights"),
         ("--op moe --routing skewed", "[possible values: uniform, zipf]"),
         ("--op moe --token-format fp4", "[possible values: 16-bit, fp8, nvfp4]"),
         ("--op moe --token-format nvfp4-per-batch", "one global scale for a batch"),
-        ("--shape group-1 --token-format fp8", "--token-format is of --op moe and linear"),
+        ("--shape group-1 --token-format fp8", "--token-format needs --op moe or --op linear"),
         ("--op moe --tokens 18446744073709551615", "the shape needs about"),
     ] {
         let output = nvfp4(&format!("run --backend cpu {line}"));

@@ -104,7 +104,7 @@ fn an_instance_that_the_operation_has_not_or_that_does_not_take_the_step_is_refu
         backend::run(layer.as_mut(), &step, &mut Output::new(step.problem())).map_err(|error| error.to_string())
     };
     let (of_gated, small) = (refusal("t64_s2").unwrap_err(), refusal("t8").unwrap_err());
-    assert!(of_gated.starts_with("`t64_s2` is no instance of plain_sm100; it has t8, t16"), "{of_gated}");
+    assert!(of_gated.starts_with("`t64_s2` is not an instance of plain_sm100; expected one of t8, t16"), "{of_gated}");
     assert!(small.starts_with("group 1: 9 tokens; instance t8 takes 8 at most"), "{small}");
 }
 

@@ -264,7 +264,7 @@ mod tests {
             let error = gpu.clone().with_ptx(&format!("no PTX of {entry}")).err().unwrap().to_string();
             assert!(error.starts_with("kernel ") && error.contains("line 1"), "{error}");
             let error = gpu.with_ptx(".entry another()").err().unwrap().to_string();
-            assert!(error.starts_with("it has no entry of any kernel (gated_sm120, "), "{error}");
+            assert!(error.starts_with("the code contains no entry of any kernel (gated_sm120, "), "{error}");
         }
         let hopper = Emulated::new("sm_90a", Options::default()).unwrap();
         let error = hopper.with_ptx(".entry gated_sm100_t64()").err().unwrap().to_string();

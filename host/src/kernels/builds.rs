@@ -1,4 +1,4 @@
-//! The builds of kernels that this binary carries, and which of them runs on a device. Pure functions; knows no driver.
+//! Builds of the kernels in this binary, and the choice of a build for a device. Pure functions without a driver.
 
 use std::sync::{LazyLock, OnceLock};
 
@@ -10,16 +10,16 @@ use crate::error::Error;
 
 /// A kernel compiled for one architecture.
 pub(crate) struct Build {
-    /// The kernel's name.
+    /// Name of the kernel.
     pub kernel: &'static str,
-    /// What it was compiled for, as in PTX: `sm_80`, `sm_90a`, `sm_100f`.
+    /// Architecture as in PTX: `sm_80`, `sm_90a`, `sm_100f`.
     pub arch: &'static str,
-    /// The assembly in LZ4's block format behind its length: a sixteenth of it.
+    /// PTX in LZ4's block format behind its length: a sixteenth of its size.
     packed: &'static [u8],
     unpacked: OnceLock<String>,
 }
 
-/// Every kernel and architecture, written by build.rs.
+/// Every build. build.rs writes the list.
 pub(crate) static BUILDS: LazyLock<Vec<Build>> = LazyLock::new(|| include!(concat!(env!("OUT_DIR"), "/builds.rs")));
 
 impl Build {
@@ -27,21 +27,21 @@ impl Build {
         Self { kernel, arch, packed, unpacked: OnceLock::new() }
     }
 
-    /// The assembly that the driver compiles; unpacked when it is first asked for, and kept.
+    /// Returns the PTX for the driver's compiler. The text is unpacked at the first call and kept.
     pub fn ptx(&self) -> &str {
         self.unpacked.get_or_init(|| {
-            let bytes = lz4_flex::decompress_size_prepended(self.packed).expect("build.rs has packed it");
+            let bytes = lz4_flex::decompress_size_prepended(self.packed).expect("build.rs packed the PTX");
             String::from_utf8(bytes).expect("PTX is ASCII")
         })
     }
 
-    /// What it was compiled for.
+    /// Architecture that the kernel was compiled for.
     pub(crate) fn arch(&self) -> Arch {
-        self.arch.parse().expect("build.rs writes architectures")
+        self.arch.parse().expect("build.rs writes valid architectures")
     }
 }
 
-/// A kernel's build for a device: of those that run there, the one made for the fewest and newest devices.
+/// Returns a kernel's build for a device: among the builds that run there, the one for the fewest and newest devices.
 pub(crate) fn find(kernel: &str, device: Capability) -> Option<&'static Build> {
     best(&BUILDS, kernel, device)
 }
@@ -54,7 +54,7 @@ fn best<'b>(builds: &'b [Build], kernel: &str, device: Capability) -> Option<&'b
 /// Checks that a kernel runs on a device.
 ///
 /// # Errors
-/// [`Error::Invalid`] with what it does run on.
+/// [`Error::Invalid`], which names the kernel's architectures.
 pub(crate) fn check_runs(name: &str, device: Capability) -> Result<(), Error> {
     if find(name, device).is_some() {
         return Ok(());
@@ -63,12 +63,12 @@ pub(crate) fn check_runs(name: &str, device: Capability) -> Result<(), Error> {
     Err(Error::Invalid(format!("{name} is for {arches} and does not run on compute capability {major}.{minor}")))
 }
 
-/// The architectures that a kernel is compiled for.
+/// Returns the architectures that a kernel is compiled for.
 pub(crate) fn arches_of(kernel: &str) -> Vec<&'static str> {
     BUILDS.iter().filter(|build| build.kernel == kernel).map(|build| build.arch).collect()
 }
 
-/// The architectures that there are kernels for, the oldest first.
+/// Returns the architectures that any kernel is compiled for, oldest first.
 #[cfg(feature = "emulated")]
 pub(crate) fn arches() -> Vec<&'static str> {
     let mut builds: Vec<_> = BUILDS.iter().collect();
@@ -78,8 +78,9 @@ pub(crate) fn arches() -> Vec<&'static str> {
     arches
 }
 
-/// The name of the file that may hold a kernel as machine code for a device: `<kernel>.<arch>.cubin`. In place of a plain
-/// architecture stands the device's own, since machine code runs on no later one.
+/// Returns the name of an optional file with the machine code of a kernel for a device: `<kernel>.<arch>.cubin`. The
+/// device's
+/// own architecture replaces a plain one, because machine code does not run on later devices.
 #[cfg(feature = "cuda")]
 pub(crate) fn cubin_name(build: &Build, device: Capability) -> String {
     let arch = match build.arch().reach() {
@@ -101,14 +102,14 @@ mod tests {
     static BLACKWELL: Build = Build::new("gated_sm100", "sm_100f", &[]);
 
     #[test]
-    fn a_kernel_that_does_not_run_on_a_device_is_refused_with_what_it_is_for() {
+    fn kernel_for_other_devices_is_refused() {
         let refused = check_runs("gated_sm90", (10, 0)).unwrap_err().to_string();
         assert_eq!(refused, "gated_sm90 is for sm_90a and does not run on compute capability 10.0");
         assert!(check_runs("gated_simt", (10, 0)).is_ok());
     }
 
     #[test]
-    fn of_several_builds_of_a_kernel_the_most_special_that_runs_is_taken() {
+    fn most_specific_build_is_found() {
         let build = |arch| Build::new("gated_simt", arch, &[]);
         let builds = ["sm_80", "sm_90", "sm_100f", "sm_103a"].map(build);
         let arch = |device| best(&builds, "gated_simt", device).map(|build| build.arch);
@@ -123,9 +124,9 @@ mod tests {
         assert!(BUILDS.iter().all(|build| build.arch.parse::<Arch>().is_ok()));
     }
 
-    /// ptxas warns that it is slow on these cards.
+    /// ptxas warns that multicast copies are slow on these GPUs.
     #[test]
-    fn no_code_for_sm_120_copies_to_several_blocks() {
+    fn sm_120_code_has_no_multicast_copies() {
         let for_sm_120: Vec<_> = BUILDS.iter().filter(|build| build.arch == "sm_120f").collect();
         assert!(for_sm_120.iter().any(|build| build.ptx().contains("cp.async.bulk")));
         for build in for_sm_120 {
@@ -135,13 +136,13 @@ mod tests {
 
     #[cfg(feature = "emulated")]
     #[test]
-    fn architectures_are_listed_once_the_oldest_first() {
+    fn architectures_are_listed_once_oldest_first() {
         assert_eq!(arches(), ["sm_80", "sm_90a", "sm_100f", "sm_120f"]);
     }
 
     #[cfg(feature = "cuda")]
     #[test]
-    fn machine_code_is_looked_for_under_the_devices_own_architecture() {
+    fn cubin_is_named_after_the_devices_architecture() {
         assert_eq!(cubin_name(&PORTABLE, (8, 9)), "gated_simt.sm_89.cubin");
         assert_eq!(cubin_name(&HOPPER, (9, 0)), "gated_sm90.sm_90a.cubin");
         assert_eq!(cubin_name(&BLACKWELL, (10, 3)), "gated_sm100.sm_100f.cubin");

@@ -1,5 +1,6 @@
-//! What the kernels' rows in the fake driver share: operands read back from the addresses that descriptors lead to, multiplied by
-//! the oracle. The fake device's memory is this process's.
+//! Shared parts of the kernels' implementations for the fake driver. Operands are read from the addresses in the
+//! descriptors and
+//! multiplied by the oracle. The fake device's memory is process memory.
 
 use fake_cuda::Launch;
 use kernels_gpu::format::OUTPUT_BF16;
@@ -11,57 +12,58 @@ use crate::format::{BLOCK, Matrix};
 use crate::oracle::Reference;
 use crate::problem::{Expert, Op, Step, TokenDtype, Weights};
 
-/// Multiprocessors of the fake device where a test says nothing else.
+/// Default number of SMs of the fake device.
 pub(crate) const SMS: u32 = 4;
 
-/// Does what the kernel of the launched entry does.
+/// Computes the launched entry.
 pub(crate) fn kernel(launch: &Launch<'_>) {
     let is_of = |kernel: &&&dyn Kernel| kernel.entries().iter().any(|entry| entry.name == launch.kernel);
-    KERNELS.iter().find(is_of).expect("an entry of a kernel").fake(launch);
+    KERNELS.iter().find(is_of).expect("the launch names an entry of a kernel").fake(launch);
 }
 
-/// What a kernel was told of the output's type.
+/// Returns the output type for its code in a parameter.
 pub(super) fn out_dtype(code: u32) -> TokenDtype {
     if code == OUTPUT_BF16 { TokenDtype::Bf16 } else { TokenDtype::F16 }
 }
 
-/// An array in device memory.
+/// Returns an array in device memory.
 ///
 /// # Safety
 ///
-/// So many elements lie at the address, and nobody writes them meanwhile.
+/// The address is valid for reads of `count` elements, and nobody writes them while the slice lives.
 pub(super) unsafe fn slice<'a, T>(address: u64, count: usize) -> &'a [T] {
     if count == 0 {
         return &[];
     }
-    // SAFETY: `# Safety` above.
+    // SAFETY: the caller guarantees `count` readable elements that nobody writes meanwhile.
     unsafe { std::slice::from_raw_parts(address as *const T, count) }
 }
 
-/// An array in device memory, to write.
+/// Returns a writable array in device memory.
 ///
 /// # Safety
 ///
-/// There is room for so many elements at the address, which nobody else uses meanwhile.
+/// The address is valid for writes of `count` elements, and nobody else accesses them while the slice lives.
 pub(super) unsafe fn slice_mut<'a, T>(address: u64, count: usize) -> &'a mut [T] {
     if count == 0 {
         return &mut [];
     }
-    // SAFETY: `# Safety` above.
+    // SAFETY: the caller guarantees `count` writable elements that nobody else accesses meanwhile.
     unsafe { std::slice::from_raw_parts_mut(address as *mut T, count) }
 }
 
-/// A matrix of device memory.
+/// Returns a matrix in device memory.
 ///
 /// # Safety
 ///
-/// `rows × k` packed values lie at `values`, their scales in the blocked layout at `scales`.
+/// `values` is valid for reads of `rows × k` packed values, and `scales` for reads of their scales in the blocked
+/// layout.
 pub(super) unsafe fn matrix(rows: u32, k: u32, values: u64, scales: u64, global: f32) -> Matrix<'static> {
     for address in [values, scales] {
         assert!(address.is_multiple_of(16), "{address:#x}");
     }
     let (rows, k) = (rows as usize, k as usize);
-    // SAFETY: `# Safety` above says that both lie there.
+    // SAFETY: the caller guarantees that the values and the scales are readable.
     let (values, scales) = unsafe {
         let blocked = blocked::len(rows, k / BLOCK);
         (
@@ -77,7 +79,7 @@ pub(super) unsafe fn matrix(rows: u32, k: u32, values: u64, scales: u64, global:
 ///
 /// # Safety
 ///
-/// `c` has room for the output.
+/// `c` is valid for writes of the output.
 pub(super) unsafe fn multiply(
     op: Op,
     dtype: TokenDtype,
@@ -93,6 +95,6 @@ pub(super) unsafe fn multiply(
     let weights = Weights::new(op, vec![expert]).unwrap();
     let step = Step::new(&weights, vec![tokens], dtype).unwrap();
     let bits = Reference::new(&weights, &step).output(&step);
-    // SAFETY: `# Safety` above asks for that room.
+    // SAFETY: the caller guarantees that `c` is valid for writes of the output.
     unsafe { std::ptr::copy_nonoverlapping(bits.bits().as_ptr(), c as *mut u16, bits.bits().len()) };
 }

@@ -1,8 +1,9 @@
-//! A group as the host plans it: its sizes, and where its operands lie. What a layer knows and what a step brings stand apart.
-//! Each kernel fills its own descriptors from it, in that kernel's folder.
+//! A group as the host plans it: sizes and addresses of operands. The layer's part and the step's part are separate
+//! types. Each
+//! kernel's folder fills the kernel's own descriptors from a group.
 //!
-//! A layer's half, [`PlacedExpert`], says nothing of how many tokens there are: it is enough for a kernel that learns the counts
-//! on the device.
+//! The layer's part, [`PlacedExpert`], has no number of tokens. It suffices for kernels that learn the counts on the
+//! device.
 
 use crate::error::Error;
 use crate::format::Matrix;
@@ -11,18 +12,20 @@ use crate::problem::{self, Op, Step, Weights};
 /// An address in a device's memory.
 pub(crate) type Address = u64;
 
-/// The tokens of one expert in device memory, and where its output goes: what a step brings.
+/// Tokens of one expert in device memory and the address of their output: the step's part of a group.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeviceGroup {
-    /// Tokens, M. If there are none, the addresses are not looked at.
+    /// Number of tokens, M. 0: the addresses are not used.
     pub rows: usize,
-    /// Packed values, `[M, K/2]` bytes, at a multiple of 16.
+    /// Address of the packed values, `[M, K/2]` bytes, a multiple of 16.
     pub values: Address,
-    /// Scales in the blocked layout ([`blocked::len`](crate::format::blocked::len)`(M, K/16)` bytes), at a multiple of 16.
+    /// Address of the scales in the blocked layout ([`blocked::len`](crate::format::blocked::len)`(M, K/16)` bytes), a
+    /// multiple of
+    /// 16.
     pub scales: Address,
-    /// The global scale of these tokens.
+    /// Global scale of these tokens.
     pub global_scale: f32,
-    /// `[M, N]` of the output's type, row-major, at a multiple of 16.
+    /// Address of the output, `[M, N]` of the output type, row-major, a multiple of 16.
     pub output: Address,
 }
 
@@ -30,27 +33,27 @@ pub struct DeviceGroup {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PlacedMatrix {
     pub values: Address,
-    /// The scales, if the kernel's packing keeps them apart from the values.
+    /// Address of the scales, if the kernel's packing separates them from the values.
     pub scales: Address,
 }
 
-/// The weights of one expert in device memory: what a layer knows of a group.
+/// Weights of one expert in device memory: the layer's part of a group.
 #[derive(Clone, Debug)]
 pub(crate) struct PlacedExpert {
     n: usize,
     k: usize,
-    /// Gate and up, or the one, with their global scales.
+    /// Gate and up, or the single projection, each with its global scale.
     projections: Vec<(PlacedMatrix, f32)>,
 }
 
-/// The weights of a layer in device memory.
+/// Weights of a layer in device memory.
 pub(crate) struct PlacedLayer {
     op: Op,
     experts: Vec<PlacedExpert>,
 }
 
 impl PlacedLayer {
-    /// Has `place` bring every matrix into the device's memory, in order.
+    /// Places every matrix, in order. `place` copies a matrix to the device.
     pub fn new(
         weights: &Weights<'_>,
         mut place: impl FnMut(&Matrix<'_>) -> Result<PlacedMatrix, Error>,
@@ -64,20 +67,21 @@ impl PlacedLayer {
         Ok(Self { op: weights.op(), experts })
     }
 
-    /// How many experts there are.
+    /// Number of experts.
     pub fn len(&self) -> usize {
         self.experts.len()
     }
 
-    /// Checks that a step was made for these weights.
+    /// Checks that a step was built for these weights.
     pub fn check_fits(&self, step: &Step<'_>) -> Result<(), Error> {
         step.check_fits(self.op, self.experts.iter().map(|expert| (expert.n, expert.k)))
     }
 
-    /// The group of expert `index` and a step's tokens.
+    /// Combines expert `index` and a step's tokens to a group.
     ///
     /// # Errors
-    /// [`Error::TooLarge`], or [`Error::Invalid`] if the product of the global scales is not finite; both name the group.
+    /// [`Error::TooLarge`], or [`Error::Invalid`] if the product of the global scales is not finite. Both name the
+    /// group.
     pub fn group(&self, index: usize, tokens: &DeviceGroup) -> Result<PlacedGroup, Error> {
         PlacedGroup::new(&self.experts[index], tokens).map_err(|error| error.at(format_args!("group {index}")))
     }
@@ -86,11 +90,11 @@ impl PlacedLayer {
 /// Sizes of a group: C is `[m, n]`, summed over k.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sizes {
-    /// Tokens: rows of A and C.
+    /// Number of tokens: rows of A and C.
     pub m: u32,
-    /// Rows of each matrix of weights, columns of C.
+    /// Rows of each weight matrix, columns of C.
     pub n: u32,
-    /// Elements summed over.
+    /// Number of elements summed.
     pub k: u32,
 }
 
@@ -99,9 +103,9 @@ pub(crate) struct Sizes {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct PlacedGroup {
     pub sizes: Sizes,
-    /// A's values `[m, k/2]`, and its scales in the blocked layout.
+    /// A: values `[m, k/2]`, and scales in the blocked layout.
     pub tokens: PlacedMatrix,
-    /// Gate and up; of a plain group the one.
+    /// Gate and up. A plain group has only the first matrix.
     pub weights: [PlacedMatrix; 2],
     /// Products of the global scales: A's and gate's, A's and up's.
     pub alpha: [f32; 2],
@@ -122,7 +126,7 @@ impl PlacedGroup {
         Ok(Self { sizes, tokens, weights, alpha, output: group.output })
     }
 
-    /// One projection of a gated group as a plain group, whose C is `output`.
+    /// Returns one projection of a gated group as a plain group with the output `output`.
     pub fn projection(&self, index: usize, output: Address) -> Self {
         let (weights, alpha) = ([self.weights[index], PlacedMatrix::default()], [self.alpha[index], 0.0]);
         Self { weights, alpha, output, ..*self }

@@ -1,5 +1,6 @@
-//! What the host knows of a kernel: the one trait behind which each kernel's folder stands. What is the same for all kernels
-//! (schedules, graphs, streams, loading, planned steps) knows them through it alone.
+//! The trait of a kernel, which each kernel's folder implements. Code for all kernels (schedules, graphs, streams,
+//! loading,
+//! planned steps) uses only the trait.
 
 use std::borrow::Cow;
 
@@ -12,18 +13,18 @@ use crate::problem::{Op, TokenDtype};
 /// A function of a kernel's PTX that can be launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// Its name in PTX.
+    /// Name in PTX.
     pub name: &'static str,
-    /// The operation that it computes, if it is for one alone.
+    /// Operation that it computes. `None`: it serves all operations.
     pub op: Option<Op>,
-    /// Threads of a block.
+    /// Threads per CTA.
     pub threads: u32,
-    /// The most dynamic shared memory that a block is launched with.
+    /// Maximum dynamic shared memory per CTA at launch, in bytes.
     pub shared_bytes: u32,
 }
 
 impl Entry {
-    /// The entry of an instance with so many matrices of weights.
+    /// Creates the entry of an instance with `matrices` weight matrices.
     pub fn of_instance(name: &'static str, matrices: u32, threads: u32, shared_bytes: u32) -> Self {
         Self { name, op: Some(op_of(matrices)), threads, shared_bytes }
     }
@@ -34,70 +35,72 @@ impl Entry {
     }
 }
 
-/// A kernel of `kernels-gpu`: one module on each side, one PTX text for each architecture.
+/// A kernel of `kernels-gpu`: one folder on each side, one PTX text per architecture.
 pub(crate) trait Kernel: Sync {
-    /// Its name: that of its folders, of its row in `[package.metadata.kernels]` and of its PTX.
+    /// Name of the kernel: of its folders, of its row in `[package.metadata.kernels]` and of its PTX.
     fn name(&self) -> &'static str;
 
-    /// Everything in its PTX that can be launched.
+    /// Returns all entries of its PTX.
     fn entries(&self) -> Vec<Entry>;
 
-    /// Whether it has been verified on a card that it is for. Until it has, it runs in the emulator, where a caller names it, and on
-    /// cards where a self-test has passed.
+    /// Whether it has been verified on a GPU that it is made for. Otherwise it runs in the emulator, if a caller names
+    /// it, and
+    /// on GPUs where its self-test has passed.
     fn proven(&self) -> bool {
         false
     }
 
-    /// The kernel as one that computes the groups of a step, if it is one.
+    /// Returns the kernel as one that computes the groups of a step, if it does.
     fn as_grouped(&self) -> Option<&dyn Grouped> {
         None
     }
 
-    /// Does what a launch of one of its entries does, for the driver that tests run against. It knows the descriptors alone,
-    /// and checks them.
+    /// Computes a launch of one of its entries for the tests' driver. Uses only the descriptors, and checks them.
     #[cfg(all(test, feature = "cuda"))]
     fn fake(&self, launch: &fake_cuda::Launch<'_>);
 }
 
-/// What a kernel is asked to compute.
+/// Requested computation of a kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
     pub op: Op,
-    /// The instance, as an index into [`Grouped::instances`], where one was named.
+    /// Index into [`Grouped::instances`]. `None`: the kernel chooses the instance.
     pub instance: Option<usize>,
     pub out_dtype: TokenDtype,
-    /// Multiprocessors of the device.
+    /// Number of SMs of the device.
     pub sms: u32,
 }
 
-/// A kernel that computes grouped products, gated and plain: what a [`Variant`](crate::plan::variant::Variant) can name.
+/// A kernel for gated and plain grouped GEMMs, which a [`Variant`](crate::plan::variant::Variant) can name.
 pub(crate) trait Grouped: Kernel {
-    /// What the names of an operation's entries begin with.
+    /// Prefix of the names of an operation's entries.
     fn title(&self, op: Op) -> &'static str;
 
-    /// Whether it can compute sums over K elements.
+    /// Whether it supports sums over `k` elements.
     fn takes(&self, k: usize) -> bool;
 
-    /// The instances for an operation, by name: `t64` for tiles of 64 tokens, and so on.
+    /// Returns the names of the instances for an operation, such as `t64` for tiles of 64 tokens.
     fn instances(&self, op: Op) -> Vec<&'static str>;
 
-    /// Whether the plan may take an instance that nobody named.
+    /// Whether the plan may choose this instance by itself.
     fn chosen(&self, _op: Op, _instance: &str) -> bool {
         true
     }
 
-    /// Bytes of the two parts that [`Grouped::pack`] makes of a matrix of so many rows and columns.
+    /// Returns the sizes in bytes of the two parts that [`Grouped::pack`] returns for a matrix of `rows` rows and `k`
+    /// columns.
     fn packed_bytes(&self, rows: usize, k: usize) -> [usize; 2] {
         [rows * k / 2, blocked::len(rows, k / BLOCK)]
     }
 
-    /// A matrix of weights as the kernel reads it: values, and scales where they lie apart. Unless a kernel has a packing of its
-    /// own, values are as in the matrix and scales in the blocked layout.
+    /// Packs a weight matrix for the kernel: values, and scales unless they are packed with the values. By default the
+    /// values are
+    /// unchanged and the scales are in the blocked layout.
     fn pack<'m>(&self, matrix: &'m Matrix<'_>) -> [Cow<'m, [u8]>; 2] {
         [matrix.values().into(), matrix.blocked_scales().into_bytes()]
     }
 
-    /// Bytes of device memory in which launches leave something to each other, for a group of these sizes.
+    /// Bytes of device memory for intermediate results between launches, for a group of these sizes.
     ///
     /// # Errors
     /// [`Error::TooLarge`].
@@ -105,11 +108,12 @@ pub(crate) trait Grouped: Kernel {
         Ok(0)
     }
 
-    /// The launches, in order, that compute several products of the same tokens: lists of groups that differ in weights and
-    /// outputs alone.
+    /// Returns the launches, in order, that compute several products of the same tokens: lists of groups that differ
+    /// only in
+    /// weights and outputs.
     ///
     /// # Errors
-    /// If there are too many tiles, or the instance is not for these groups.
+    /// If there are too many tiles, or the instance does not support these groups.
     fn launches(
         &self,
         request: &Request,
@@ -118,15 +122,16 @@ pub(crate) trait Grouped: Kernel {
     ) -> Result<Vec<Launch>, Error>;
 }
 
-/// The operation of an entry with so many matrices of weights.
+/// Returns the operation of an entry with `matrices` weight matrices.
 pub(crate) fn op_of(matrices: u32) -> Op {
     if matrices as usize == Op::Gated.projections() { Op::Gated } else { Op::Plain }
 }
 
-/// The name of an instance: what its entry has behind the kernel's title, `t64` of `gated_sm90_t64`.
+/// Returns the name of an instance: the part of its entry's name after the kernel's title, such as `t64` of
+/// `gated_sm90_t64`.
 ///
 /// # Panics
-/// If the entry is not called so.
+/// If the entry's name does not begin with the title.
 pub(crate) fn instance_name(kernel: &dyn Grouped, op: Op, entry: &'static str) -> &'static str {
     let name = entry.strip_prefix(kernel.title(op)).and_then(|rest| rest.strip_prefix('_'));
     name.unwrap_or_else(|| panic!("{entry} does not begin with {}_", kernel.title(op)))

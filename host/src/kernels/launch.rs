@@ -1,5 +1,5 @@
-//! A launch, as every kernel's plan makes it: the entry, its grid, and the descriptors that the entry's one parameter leads
-//! to.
+//! A launch as every kernel's plan creates it: the entry, its grid, and the descriptors that the entry's parameter
+//! points to.
 
 use kernels_gpu::format::{OUTPUT_BF16, OUTPUT_F16};
 
@@ -8,67 +8,68 @@ use super::tensor_map::{MAP_BYTES, MapArguments};
 use crate::error::Error;
 use crate::problem::TokenDtype;
 
-/// What every launch's descriptors and every piece of [`Scratch`] are aligned to.
+/// Alignment of every launch's descriptors and of every piece of [`Scratch`].
 pub(crate) const ALIGNMENT: u64 = 256;
 
 /// The grid of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grid {
-    /// The kernel's entry.
+    /// Name of the kernel's entry.
     pub entry: &'static str,
-    /// Blocks along x; none if there is nothing to compute.
+    /// CTAs along x. 0: there is nothing to compute.
     pub blocks: u32,
-    /// Blocks along x of a cluster, as the entry asks for it; 1 where it asks for none.
+    /// CTAs of a cluster along x, as the entry requires. 1: no clusters.
     pub cluster: u32,
-    /// Threads of a block along x.
+    /// Threads per CTA along x.
     pub threads: u32,
-    /// Dynamic shared memory of a block.
+    /// Dynamic shared memory per CTA in bytes.
     pub shared_bytes: u32,
-    /// Whether it may begin while the grid before it on the stream still runs. Where it needs that grid's results, it waits
-    /// itself (`griddepcontrol.wait`).
+    /// Whether the grid may begin while the previous grid of the stream runs. If it needs that grid's results, it waits
+    /// itself
+    /// (`griddepcontrol.wait`).
     pub overlaps: bool,
 }
 
 impl Grid {
-    /// Blocks along x (CUDA programming guide, "Technical Specifications per Compute Capability").
+    /// Maximum CTAs along x (CUDA programming guide, "Technical Specifications per Compute Capability").
     pub const MAX_BLOCKS: u64 = (1 << 31) - 1;
 
-    /// So many blocks along x.
+    /// Converts a number of CTAs along x.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] if a grid cannot have them.
+    /// [`Error::TooLarge`] if a grid cannot have as many.
     pub fn blocks(blocks: u64) -> Result<u32, Error> {
         if blocks <= Self::MAX_BLOCKS { Ok(blocks as u32) } else { Err(Error::TooLarge) }
     }
 
-    /// A grid of single blocks without dynamic shared memory, which begins when the grid before it has ended.
+    /// Creates a grid without clusters and dynamic shared memory, which begins when the previous grid has ended.
     pub fn linear(entry: &'static str, blocks: u32, threads: u32) -> Self {
         Self { entry, blocks, cluster: 1, threads, shared_bytes: 0, overlaps: false }
     }
 }
 
-/// Numbers the first block of each of several pieces of work, which lie one behind the other in a grid.
+/// Assigns consecutive CTAs of a grid to several pieces of work.
 #[derive(Default)]
 pub(crate) struct BlockCount(u64);
 
 impl BlockCount {
-    /// The first block of the next piece, which takes so many.
+    /// Returns the first CTA of the next piece, which takes `blocks` CTAs.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] if the blocks are more than a grid can have.
+    /// [`Error::TooLarge`] if the total exceeds the maximum of a grid.
     pub fn take(&mut self, blocks: u64) -> Result<u32, Error> {
         let first = self.0;
         self.0 = first.checked_add(blocks).filter(|end| *end <= Grid::MAX_BLOCKS).ok_or(Error::TooLarge)?;
         Ok(first as u32)
     }
 
-    /// Blocks of all pieces.
+    /// Number of CTAs of all pieces.
     pub fn total(&self) -> u32 {
         self.0 as u32
     }
 }
 
-/// The entry for a type, of those for f16 and for bf16.
+/// Selects the entry for f16 or for bf16.
 pub(super) fn entry_of([f16, bf16]: [&'static str; 2], dtype: TokenDtype) -> &'static str {
     match dtype {
         TokenDtype::F16 => f16,
@@ -76,7 +77,7 @@ pub(super) fn entry_of([f16, bf16]: [&'static str; 2], dtype: TokenDtype) -> &'s
     }
 }
 
-/// What kernels are told of the output's type.
+/// Returns the code of the output type for kernels.
 pub(crate) fn output_code(out_dtype: TokenDtype) -> u32 {
     match out_dtype {
         TokenDtype::F16 => OUTPUT_F16,
@@ -84,7 +85,7 @@ pub(crate) fn output_code(out_dtype: TokenDtype) -> u32 {
     }
 }
 
-/// A kernel's one parameter, as the kernel is given it.
+/// Bytes of a kernel's parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Parameter(Vec<u8>);
 
@@ -98,12 +99,12 @@ impl Parameter {
     }
 }
 
-/// Writes descriptors, and returns the parameter that leads to them.
+/// Function that writes descriptors and returns the parameter that points to them.
 type Describe = Box<dyn Fn(&mut Writer<'_>) -> Result<Parameter, Error>>;
 
 /// A launch whose descriptors have no address yet.
 pub(crate) struct Launch {
-    /// The kernel that the entry is of.
+    /// Name of the kernel that the entry belongs to.
     pub kernel: &'static str,
     pub grid: Grid,
     bytes: usize,
@@ -111,7 +112,7 @@ pub(crate) struct Launch {
 }
 
 impl Launch {
-    /// A launch whose descriptors take so many bytes, which `describe` writes.
+    /// Creates a launch with descriptors of `bytes` bytes, which `describe` writes.
     pub fn new(
         kernel: &'static str,
         grid: Grid,
@@ -121,7 +122,8 @@ impl Launch {
         Self { kernel, grid, bytes: bytes.next_multiple_of(ALIGNMENT as usize), describe: Box::new(describe) }
     }
 
-    /// A launch whose descriptors are one array; `parameter` is made of its address and its length.
+    /// Creates a launch whose descriptors are one array. `parameter` builds the parameter from the array's address and
+    /// length.
     pub fn of_array<T: bytemuck::NoUninit, P: bytemuck::NoUninit>(
         kernel: &'static str,
         grid: Grid,
@@ -133,36 +135,37 @@ impl Launch {
         })
     }
 
-    /// A launch whose parameter says everything itself.
+    /// Creates a launch without descriptors.
     pub fn of_parameter(kernel: &'static str, grid: Grid, parameter: impl bytemuck::NoUninit) -> Self {
         Self::new(kernel, grid, 0, move |_| Ok(Parameter::new(parameter)))
     }
 
-    /// Bytes of the descriptors, up to where the next launch's may begin.
+    /// Bytes of the descriptors, up to a possible start of the next launch's descriptors.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Writes the descriptors, which are to lie at `address`, a multiple of [`ALIGNMENT`], and returns the parameter that leads
-    /// to them. `encode` makes a tensor map.
+    /// Writes the descriptors for the address `address`, a multiple of [`ALIGNMENT`], and returns the parameter that
+    /// points to
+    /// them. `encode` encodes a tensor map.
     ///
     /// # Errors
-    /// Those of `encode`.
+    /// Errors of `encode`.
     ///
     /// # Panics
-    /// If `to` has not the length of [`Launch::bytes`].
+    /// If the length of `to` is not [`Launch::bytes`].
     pub fn write(
         &self,
         address: Address,
         to: &mut [u8],
         encode: &mut dyn FnMut(&MapArguments) -> Result<[u8; MAP_BYTES], Error>,
     ) -> Result<Parameter, Error> {
-        assert_eq!(to.len(), self.bytes, "room for the descriptors and nothing else");
+        assert_eq!(to.len(), self.bytes, "the buffer has exactly the size of the descriptors");
         (self.describe)(&mut Writer { address, to, written: 0, encode })
     }
 }
 
-/// Where descriptors are written, one behind the other.
+/// Buffer into which descriptors are written one after the other.
 pub(crate) struct Writer<'a> {
     address: Address,
     to: &'a mut [u8],
@@ -183,7 +186,7 @@ impl Writer<'_> {
     /// Encodes a tensor map.
     ///
     /// # Errors
-    /// If the device refuses its arguments.
+    /// If the device refuses the arguments.
     pub fn encode(&mut self, arguments: &MapArguments) -> Result<[u8; MAP_BYTES], Error> {
         (self.encode)(arguments)
     }
@@ -191,23 +194,23 @@ impl Writer<'_> {
     /// Encodes and writes a tensor map, and returns its address.
     ///
     /// # Errors
-    /// As [`Writer::encode`].
+    /// If the device refuses the arguments.
     pub fn tensor_map(&mut self, arguments: &MapArguments) -> Result<Address, Error> {
         let map = self.encode(arguments)?;
         Ok(self.array(&map))
     }
 }
 
-/// Hands out device memory for what launches leave to each other, from an address on.
+/// Allocates device memory for intermediate results between launches, upward from an address.
 pub(crate) struct Scratch(Address);
 
 impl Scratch {
-    /// Memory that starts at an address, a multiple of [`ALIGNMENT`].
+    /// Creates memory that starts at an address, a multiple of [`ALIGNMENT`].
     pub fn new(address: Address) -> Self {
         Self(address)
     }
 
-    /// The address of the next so many bytes, a multiple of [`ALIGNMENT`].
+    /// Returns the address of the next `bytes` bytes, a multiple of [`ALIGNMENT`].
     ///
     /// # Errors
     /// [`Error::TooLarge`].
@@ -216,7 +219,7 @@ impl Scratch {
         Ok(std::mem::replace(&mut self.0, end.ok_or(Error::TooLarge)?))
     }
 
-    /// Where the next bytes would lie: the end of all that was handed out.
+    /// End of all allocated memory.
     pub fn end(&self) -> Address {
         self.0
     }
@@ -227,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn descriptors_lie_one_behind_the_other_and_the_parameter_leads_to_them() {
+    fn descriptors_are_consecutive() {
         let grid = Grid::linear("entry", 1, 32);
         let arguments = MapArguments::values(0x40, 3, 64, 128, 8);
         let launch = Launch::new("kernel", grid, 4 * 2 + MAP_BYTES, move |writer| {
@@ -241,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_numbered_up_to_what_a_grid_has() {
+    fn blocks_are_numbered_up_to_the_grid_limit() {
         let mut blocks = BlockCount::default();
         assert_eq!([3, 0, 5].map(|count| blocks.take(count).unwrap()), [0, 3, 3]);
         assert_eq!(blocks.total(), 8);

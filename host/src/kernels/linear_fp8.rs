@@ -1,5 +1,6 @@
-//! Linear layers whose tokens are in FP8: a launch rounds them (`moe_quantize`), and `moe_fp8_sm90` multiplies them as an MoE layer's
-//! whose only expert has all rows. Weights are packed as those of an expert (`moe_pack`).
+//! Linear layers with FP8 tokens. One launch quantizes the tokens (`moe_quantize`). `moe_fp8_sm90` then multiplies them
+//! as rows of
+//! the single expert of an MoE layer. The weights are packed like an expert's (`moe_pack`).
 
 use bytemuck::Zeroable;
 use kernels_gpu::epilogue::Activation;
@@ -20,18 +21,18 @@ use super::wgmma::moe_fp8_sm90::{self, MoeFp8Sm90};
 use crate::error::Error;
 use crate::linear::LinearSizes;
 
-/// The kernels that a layer needs whose tokens are in FP8.
+/// Kernels of a layer with FP8 tokens.
 pub(crate) static KERNELS: [&dyn Kernel; 3] = [&MoePack, &MoeQuantize, &MoeFp8Sm90];
 
-/// The name of the one that multiplies.
+/// Name of the kernel that multiplies.
 pub(crate) fn product_kernel() -> &'static str {
     MoeFp8Sm90.name()
 }
 
-/// The launches of a call with tokens, on a device of so many multiprocessors.
+/// Returns the launches of a call with tokens, on a device with `sms` SMs.
 ///
 /// # Errors
-/// If the arguments are not aligned; [`Error::TooLarge`] if a grid cannot have as many blocks as it takes.
+/// If the arguments are not aligned; [`Error::TooLarge`] if a grid would need too many CTAs.
 pub(crate) fn launches(
     layer: &PlacedLinear,
     arguments: &LinearArguments,
@@ -76,10 +77,10 @@ pub(crate) fn launches(
     Ok([MoeQuantize.launch(quantize, sizes.dtype)?, MoeFp8Sm90.product(instance, product, m.into(), sms)])
 }
 
-/// The launch that packs a matrix of these sizes.
+/// Returns the launch that packs a matrix of these sizes.
 ///
 /// # Errors
-/// If the values are not aligned; [`Error::TooLarge`] if that takes more blocks than a grid can have.
+/// If the values are not aligned; [`Error::TooLarge`] if the grid would need too many CTAs.
 pub(crate) fn pack(
     sizes: &LinearSizes,
     [values, scales]: [Address; 2],
@@ -87,7 +88,7 @@ pub(crate) fn pack(
     invalid: Address,
 ) -> Result<Launch, Error> {
     if !values.is_multiple_of(16) {
-        let text = format!("values at {values:#x}; for tokens in FP8 they must be at a multiple of 16");
+        let text = format!("the values are at {values:#x}; for FP8 tokens the address must be a multiple of 16");
         return Err(Error::Invalid(text));
     }
     let (rows, k, operand_type) = (sizes.n as u32, sizes.k as u32, OperandType::E4m3 as u32);
@@ -117,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_no_more_than_tiles_or_multiprocessors() {
+    fn blocks_are_limited_by_tiles_and_sms() {
         for (tokens, entry, blocks) in [
             (1, "moe_fp8_plain_t16_narrow", 32),
             (64, "moe_fp8_plain_t16_narrow", 128),
@@ -126,13 +127,13 @@ mod tests {
         ] {
             let [quantize, product] = launched(&layer(4096, 7168), tokens, 132);
             assert_eq!((product.grid.entry, product.grid.blocks), (entry, blocks), "{tokens} tokens");
-            // A warp a row, and rows to a multiple of eight.
+            // One warp per row, with the number of rows rounded up to a multiple of eight.
             assert_eq!(quantize.grid.blocks as usize, tokens.div_ceil(8));
         }
     }
 
     #[test]
-    fn more_tokens_than_are_counted_are_refused_before_anything_is_launched() {
+    fn too_many_tokens_are_refused() {
         let layer = layer(32, 64);
         let arguments = LinearArguments { token_count: MAX_TOKENS + 1, tokens: 16, token_pitch: 128, output: 16 };
         let rows = rows_of(&layer.sizes, usize::MAX);
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_the_kernel_cannot_read_are_refused() {
+    fn misaligned_values_are_refused() {
         let sizes = layer(32, 64).sizes;
         assert!(pack(&sizes, [0x110, 0x201], 0x300, 0x400).is_ok());
         let error = pack(&sizes, [0x108, 0x201], 0x300, 0x400).err().unwrap().to_string();

@@ -1,5 +1,6 @@
-//! Linear layers whose tokens are in NVFP4: a launch rounds them (`moe_quantize_nvfp4`), and a kernel of an MoE layer's products multiplies
-//! them as those of the only expert, which has all rows. Weights are packed as those of an expert (`moe_pack`).
+//! Linear layers with NVFP4 tokens. One launch quantizes the tokens (`moe_quantize_nvfp4`). A kernel of an MoE layer's
+//! products then
+//! multiplies them as rows of the single expert. The weights are packed like an expert's (`moe_pack`).
 
 use bytemuck::Zeroable;
 use kernels_gpu::epilogue::Activation;
@@ -22,12 +23,12 @@ use crate::error::Error;
 use crate::linear::LinearSizes;
 use crate::problem::Op;
 
-/// The kernels that a layer needs whose tokens are in NVFP4, and whose products are these.
+/// Kernels of a layer with NVFP4 tokens that multiplies with `products`.
 pub(crate) fn kernels(products: &'static dyn Nvfp4Products) -> [&'static dyn Kernel; 3] {
     [&MoePack, &MoeQuantizeNvfp4, products]
 }
 
-/// The launches of a call with tokens, on a device of so many multiprocessors.
+/// Returns the launches of a call with tokens, on a device with `sms` SMs.
 ///
 /// # Errors
 /// If the arguments are not aligned; [`Error::TooLarge`] if there are more tokens than a kernel can count.
@@ -60,7 +61,7 @@ pub(crate) fn launches(
         k,
         ..Quantize::zeroed()
     };
-    // No lists: the only expert has all rows.
+    // No lists: the single expert has all rows.
     let product = Product {
         tokens: rows.values,
         rows: rows.rows,
@@ -84,10 +85,10 @@ pub(crate) fn launches(
     Ok([quantize, products.product(Op::Plain, tile_tokens, product, m.into(), sms)])
 }
 
-/// The launch that packs a matrix of these sizes.
+/// Returns the launch that packs a matrix of these sizes.
 ///
 /// # Errors
-/// If the values are not aligned; [`Error::TooLarge`] if that takes more blocks than a grid can have.
+/// If the values are not aligned; [`Error::TooLarge`] if the grid would need too many CTAs.
 pub(crate) fn pack(
     sizes: &LinearSizes,
     [values, scales]: [Address; 2],
@@ -95,7 +96,7 @@ pub(crate) fn pack(
     invalid: Address,
 ) -> Result<Launch, Error> {
     if !values.is_multiple_of(16) {
-        let text = format!("values at {values:#x}; for tokens in NVFP4 they must be at a multiple of 16");
+        let text = format!("the values are at {values:#x}; for NVFP4 tokens the address must be a multiple of 16");
         return Err(Error::Invalid(text));
     }
     let (rows, k) = (sizes.n as u32, sizes.k as u32);
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn tiles_are_as_large_as_tokens_ask_and_blocks_no_more_than_tiles_or_multiprocessors() {
+    fn tile_size_follows_the_number_of_tokens() {
         for (tokens, entry, blocks) in [
             (1, "moe_sm100_plain_t16", 32),
             (9, "moe_sm100_plain_t64", 32),
@@ -141,13 +142,13 @@ mod tests {
         ] {
             let [quantize, product] = launched(&layer(4096, 7168), tokens, 148).unwrap();
             assert_eq!((product.grid.entry, product.grid.blocks), (entry, blocks), "{tokens} tokens");
-            // A warp a token.
+            // One warp per token.
             assert_eq!(quantize.grid.blocks as usize, tokens.div_ceil(8));
         }
     }
 
     #[test]
-    fn what_the_kernels_cannot_count_or_read_is_refused() {
+    fn too_many_tokens_and_misaligned_values_are_refused() {
         assert!(matches!(launched(&layer(32, 64), MAX_TOKENS + 1, 148), Err(Error::TooLarge)));
         let sizes = layer(32, 64).sizes;
         assert!(pack(&sizes, [0x110, 0x201], 0x300, 0x400).is_ok());

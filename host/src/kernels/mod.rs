@@ -1,9 +1,11 @@
-//! The GPU's kernels as the host sees them: a module for each, in the same folder as in `kernels-gpu`, behind the trait
-//! `Kernel` (`kernel.rs`).
+//! Host side of the GPU kernels: one folder per kernel, with the same name as in `kernels-gpu`, behind the trait
+//! `Kernel`
+//! (`kernel.rs`).
 //!
-//! A module says what its kernel takes, which instances it has, how weights are packed for it, how a step is planned, what is
-//! launched, and (for tests) what a launch does. `KERNELS` has a row for each. Everything here is a function of sizes and
-//! addresses and knows no device.
+//! A folder defines its kernel's instances, supported sizes, packing of weights, plan of a step, launches, and (for
+//! tests) the
+//! result of a launch. `KERNELS` has one row per kernel. Everything here is a function of sizes and addresses without a
+//! device.
 
 pub(crate) mod builds;
 #[cfg(all(test, feature = "cuda"))]
@@ -37,8 +39,8 @@ use kernel::{Grouped, Kernel};
 pub use layer::router;
 pub use subject::Subject;
 
-/// Every kernel. Those that compute groups come in the order in which they are chosen, the one that takes everything last.
-#[rustfmt::skip] // A kernel, a line.
+/// Every kernel. Kernels for groups come in the order of preference, the portable one last.
+#[rustfmt::skip] // One kernel per line.
 pub(crate) static KERNELS: &[&dyn Kernel] = &[
     &mma_sync::gated_sm120::GatedSm120,
     &tcgen05::gated_sm100::GatedSm100,
@@ -62,29 +64,31 @@ pub(crate) static KERNELS: &[&dyn Kernel] = &[
     &layer::router::RouterKernel,
 ];
 
-/// The kernel that a PTX text or machine code belongs to: the one of whose entries the code names most.
+/// Returns the kernel that PTX or machine code belongs to: the one with the most entry names in the code.
 ///
 /// # Errors
-/// [`Error::Invalid`] if it has no entry of any kernel.
+/// [`Error::Invalid`] if the code contains no entry of any kernel.
 pub(crate) fn kernel_of(code: &[u8]) -> Result<&'static dyn Kernel, Error> {
     let names: HashSet<&[u8]> = code.split(|byte| !byte.is_ascii_alphanumeric() && *byte != b'_').collect();
-    // A kernel's name may be that of an entry of another, and stand in the names of source files.
+    // A kernel's name may also be the name of another kernel's entry, or occur in the names of source files.
     let named =
         |kernel: &dyn Kernel| kernel.entries().iter().filter(|entry| names.contains(entry.name.as_bytes())).count();
     let kernels = KERNELS.iter().rev().copied().filter(|kernel| named(*kernel) > 0);
     kernels.max_by_key(|kernel| named(*kernel)).ok_or_else(|| {
         let kernels: Vec<_> = KERNELS.iter().map(|kernel| kernel.name()).collect();
         let kernels = kernels.join(", ");
-        Error::Invalid(format!("it has no entry of any kernel ({kernels}); build one with `cargo xtask build-ptx`"))
+        Error::Invalid(format!(
+            "the code contains no entry of any kernel ({kernels}); build one with `cargo xtask build-ptx`"
+        ))
     })
 }
 
-/// The PTX of a kernel as it is built in, for the oldest devices that it is for; none if there is no kernel of this name.
+/// Returns the built-in PTX of a kernel for the oldest supported devices. `None`: there is no such kernel.
 pub fn ptx(kernel: &str) -> Option<&'static str> {
     builds::BUILDS.iter().find(|build| build.kernel == kernel).map(|build| build.ptx())
 }
 
-/// As [`ptx`], for an architecture that the kernel is compiled for, such as `sm_90a`.
+/// Returns the built-in PTX of a kernel for an architecture, such as `sm_90a`. `None`: there is no such build.
 pub fn ptx_for(kernel: &str, arch: &str) -> Option<&'static str> {
     builds::BUILDS.iter().find(|build| (build.kernel, build.arch) == (kernel, arch)).map(|build| build.ptx())
 }
@@ -95,65 +99,67 @@ pub fn ptx_for(kernel: &str, arch: &str) -> Option<&'static str> {
 /// use nvfp4::kernels::GroupedKernel;
 /// use nvfp4::problem::Op;
 ///
-/// let hopper = GroupedKernel::named("gated_sm90").expect("one of the kernels");
+/// let hopper = GroupedKernel::named("gated_sm90").expect("the kernel exists");
 /// assert_eq!(hopper.instances(Op::Gated), ["t16", "t64", "t128", "t128_narrow"]);
 /// ```
 #[derive(Clone, Copy)]
 pub struct GroupedKernel(&'static dyn Grouped);
 
 impl GroupedKernel {
-    /// All of them, the most special first, the one that takes everything last.
+    /// Returns every kernel for groups, the most specific first, the portable one last.
     pub fn all() -> impl DoubleEndedIterator<Item = Self> + Clone {
         KERNELS.iter().filter_map(|kernel| kernel.as_grouped()).map(Self)
     }
 
-    /// Those that have been verified on a card, in the same order: what a GPU gets unasked, until a self-test there says more.
+    /// Returns the kernels that have been verified on a GPU, in the same order. A GPU uses these by default; a
+    /// self-test there can
+    /// add others.
     pub fn proven() -> impl DoubleEndedIterator<Item = Self> + Clone {
         Self::all().filter(|kernel| kernel.0.proven())
     }
 
-    /// The kernel of this name.
+    /// Returns the kernel with this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::all().find(|kernel| kernel.name() == name)
     }
 
-    /// The one that takes everything.
+    /// Returns the portable kernel, which supports all sizes.
     pub(crate) fn portable() -> Self {
-        Self::all().next_back().expect("a kernel takes everything")
+        Self::all().next_back().expect("the list ends with the portable kernel")
     }
 
-    /// The first of some kernels that runs on a device.
+    /// Returns the first of some kernels that runs on a device.
     #[cfg(any(feature = "emulated", test))]
     pub(crate) fn choose(mut kernels: impl Iterator<Item = Self>, device: gpu_arch::Capability) -> Option<Self> {
         kernels.find(|kernel| builds::find(kernel.name(), device).is_some())
     }
 
-    /// The architectures that it is compiled for.
+    /// Returns the architectures that it is compiled for.
     pub fn arches(self) -> Vec<&'static str> {
         builds::arches_of(self.name())
     }
 
-    /// Its name, which is also that of its module in `kernels-gpu`.
+    /// Name of the kernel and of its folder in `kernels-gpu`.
     pub fn name(self) -> &'static str {
         self.0.name()
     }
 
-    /// What the names of an operation's entries begin with, `plain_sm90` for instance.
+    /// Prefix of the names of an operation's entries, such as `plain_sm90`.
     pub fn title(self, op: Op) -> &'static str {
         self.0.title(op)
     }
 
-    /// The instances for an operation, by name: `t64` for tiles of 64 tokens, and so on.
+    /// Returns the names of the instances for an operation, such as `t64` for tiles of 64 tokens.
     pub fn instances(self, op: Op) -> Vec<&'static str> {
         self.0.instances(op)
     }
 
-    /// Whether the kernel can compute sums over K elements.
+    /// Whether the kernel supports sums over `k` elements.
     pub fn takes(self, k: usize) -> bool {
         self.0.takes(k)
     }
 
-    /// The kernel itself.
+    /// Returns the implementation.
     pub(crate) fn get(self) -> &'static dyn Grouped {
         self.0
     }
@@ -186,15 +192,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_is_a_row_for_each_kernel_that_is_compiled() {
+    fn every_compiled_kernel_has_a_row() {
         let rows: BTreeSet<_> = KERNELS.iter().map(|kernel| kernel.name()).collect();
         let built: BTreeSet<_> = builds::BUILDS.iter().map(|build| build.kernel).collect();
         assert_eq!(rows, built, "KERNELS and [package.metadata.kernels] of kernels-gpu/Cargo.toml");
-        assert_eq!(rows.len(), KERNELS.len(), "a kernel has two rows");
+        assert_eq!(rows.len(), KERNELS.len(), "no kernel has two rows");
     }
 
     #[test]
-    fn the_entries_of_a_kernel_are_those_of_its_ptx_with_as_many_threads() {
+    fn entries_and_threads_match_the_ptx() {
         for kernel in KERNELS {
             for build in builds::BUILDS.iter().filter(|build| build.kernel == kernel.name()) {
                 let in_ptx = build.ptx().split(".entry ").skip(1).map(|text| {
@@ -211,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_special_kernel_that_runs_on_the_device_is_chosen() {
+    fn most_specific_kernel_of_the_device_is_chosen() {
         let (simt, hopper, blackwell) = (Some("gated_simt"), Some("gated_sm90"), Some("gated_sm100"));
         let consumer = Some("gated_sm120");
         for (device, of_all, of_proven) in [
@@ -240,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn code_is_of_the_kernel_whose_entries_it_names() {
+    fn kernel_of_code_is_found_by_its_entries() {
         for build in builds::BUILDS.iter() {
             assert_eq!(kernel_of(build.ptx().as_bytes()).unwrap().name(), build.kernel);
         }
@@ -250,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn one_kernel_takes_everything_and_it_is_proven() {
+    fn portable_kernel_supports_all_sizes_and_is_proven() {
         let portable = GroupedKernel::portable();
         assert!((16..=4096).step_by(16).all(|k| portable.takes(k)));
         assert_eq!(GroupedKernel::proven().next_back(), Some(portable));

@@ -1,5 +1,5 @@
-//! The kernels that multiply tokens in NVFP4 in an MoE layer, one for each family of cards: what they have in common, and how many tiles
-//! they take.
+//! Kernels that multiply NVFP4 tokens in an MoE layer, one per GPU family: their common trait, and their numbers of
+//! tiles.
 
 use kernels_gpu::epilogue::Activation;
 use kernels_gpu::nvfp4_rows::row_bytes;
@@ -13,47 +13,49 @@ use super::products::most_token_tiles as most_tiles;
 use super::tensor_map::MapArguments;
 use crate::problem::Op;
 
-/// What is launched of an instance of such a kernel, and what its tiles are.
+/// Launch and tile properties of an instance of such a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Nvfp4Instance {
-    /// The entry's name.
+    /// Name of the entry.
     pub entry: &'static str,
-    /// Matrices of weights: 2 for gated, 1 for plain.
+    /// Number of weight matrices: 2 for gated, 1 for plain.
     pub matrices: u32,
-    /// The most tokens of a tile, and rows of the box of the map of tokens.
+    /// Maximum tokens of a tile, and rows of the box of the token map.
     pub tile_tokens: u32,
-    /// Columns of C of a tile.
+    /// Columns of C per tile.
     pub columns: u32,
-    /// Rows of the box of the map of weights.
+    /// Rows of the box of the weight map.
     pub weight_rows: u32,
-    /// Threads of a block.
+    /// Threads per CTA.
     pub threads: u32,
-    /// Dynamic shared memory of a block.
+    /// Dynamic shared memory per CTA in bytes.
     pub shared_bytes: u32,
 }
 
-/// Tokens of a tile, by how many rows the experts have that are named, on average: the first whose bound is not exceeded. Nearly every
-/// expert's rows then fit one tile, so that its weights are read once; that a tile is larger than its tokens costs shared memory alone,
-/// since no products are made of eight tokens that a tile lacks.
+/// Tokens per tile, by average number of rows per named expert: the first row whose bound is not exceeded. Nearly every
+/// expert's
+/// rows then fit one tile, so that its weights are read once. A tile larger than its tokens costs only shared memory,
+/// because
+/// missing groups of eight tokens are not multiplied.
 const TILE_TOKENS: [(u64, u32); 2] = [(8, 16), (40, 64)];
 
-/// Tokens of a tile where experts have more rows than that.
+/// Tokens per tile for more rows per expert.
 const LARGEST_TILE: u32 = 128;
 
-/// Tokens of the tiles that so many rows are cut into, of so many experts that are named.
+/// Returns the tokens per tile for `rows` rows of `experts` named experts.
 pub(crate) fn tile_tokens(rows: u64, experts: u64) -> u32 {
     TILE_TOKENS.iter().find(|(most, _)| rows <= most * experts).map_or(LARGEST_TILE, |&(_, tokens)| tokens)
 }
 
-/// What a product reads and writes, as [`Parameter`] has it. Tensor maps are made of the addresses of values.
+/// Inputs and outputs of a product, as in [`Parameter`]. Tensor maps are built from the addresses of values.
 #[derive(Clone, Copy)]
 pub(crate) struct Product {
-    /// Values of the tokens, and rows that there is room for.
+    /// Values of the tokens, and number of rows that they have room for.
     pub tokens: Address,
     pub rows: u64,
     pub token_scales: Address,
     pub globals: Address,
-    /// 0 if there are no lists, since all rows are those of the only expert.
+    /// 0: there are no lists, because all rows belong to the single expert.
     pub firsts: Address,
     pub tile_firsts: Address,
     /// Values of the weights.
@@ -70,28 +72,31 @@ pub(crate) struct Product {
     pub activation: Activation,
 }
 
-/// The most tiles of tokens that up to so many rows are cut into, of so many experts, if tokens name as many as `named`. Fewer rows
-/// may have smaller tiles, and more of them.
+/// Returns the maximum number of token tiles for up to `rows` rows of `experts` experts, if tokens name `named`
+/// experts. Fewer
+/// rows may have smaller and therefore more tiles.
 pub(crate) fn most_token_tiles(rows: u64, experts: u64, named: u64) -> u64 {
     let bounds = TILE_TOKENS.iter().map(|&(most, tokens)| (most * named, tokens)).chain([(u64::MAX, LARGEST_TILE)]);
     bounds.map(|(most, tokens)| most_tiles(rows.min(most), experts, tokens)).max().unwrap_or(0)
 }
 
-/// A kernel of a layer's products of tokens in NVFP4. All of them take the same parameter, the same lists and the same packed weights; they
+/// A kernel for a layer's products of NVFP4 tokens. All such kernels take the same parameter, lists and packed weights.
+/// They
 /// differ in their instances.
 pub(crate) trait Nvfp4Products: Kernel {
-    /// Every instance: of both operations, for each size of a tile.
+    /// Returns every instance: both operations, every tile size.
     fn instances(&self) -> Vec<Nvfp4Instance>;
 
-    /// The launch of a product of at most `rows` rows, in tiles of so many tokens. It takes as many blocks as there can be tiles, up to one
-    /// for each multiprocessor; a block goes on to further tiles by itself.
+    /// Returns the launch of a product of at most `rows` rows in tiles of `tile_tokens` tokens. The grid has one CTA
+    /// per possible tile,
+    /// at most one per SM. A CTA continues with further tiles by itself.
     ///
     /// # Panics
-    /// If there is no instance of such tiles.
+    /// If there is no instance with such tiles.
     fn product(&self, op: Op, tile_tokens: u32, product: Product, rows: u64, sms: u32) -> Launch {
         let is_it = |of: &Nvfp4Instance| (op_of(of.matrices), of.tile_tokens) == (op, tile_tokens);
         let instance = self.instances().into_iter().find(is_it);
-        let instance = instance.expect("an instance for both operations and each size of a tile");
+        let instance = instance.expect("both operations have an instance of every tile size");
         let Product { n, k, experts, .. } = product;
         let tiles = most_tiles(rows, experts.into(), tile_tokens) * u64::from(n.div_ceil(instance.columns));
         let grid = Grid {
@@ -139,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tiles_take_nearly_every_expert_whole() {
+    fn nearly_every_expert_fits_one_tile() {
         for (rows, experts, expected) in
             [(1, 8, 16), (64, 8, 16), (65, 8, 64), (320, 8, 64), (4096, 8, 128), (9, 1, 64)]
         {
@@ -148,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_room_for_the_tiles_of_any_fewer_rows() {
+    fn fewer_rows_never_exceed_the_most_tiles() {
         for (experts, named) in [(8, 8), (3, 8), (128, 128), (1, 1)] {
             for rows in [0, 1, 9, 64, 65, 100, 321, 1000, 40_000] {
                 let most = most_token_tiles(rows, experts, named);

@@ -1,4 +1,4 @@
-//! The kernels that multiply in an MoE layer, one for each family of cards: what they have in common, and how many tiles they take.
+//! Kernels that multiply in an MoE layer, one per GPU family: their common trait, and their numbers of tiles.
 
 use std::ops::RangeInclusive;
 
@@ -10,66 +10,69 @@ use super::launch::{Grid, Launch};
 use super::mma_sync::moe_few_sm90::MoeFewSm90;
 use crate::problem::Op;
 
-/// What is launched of an instance of such a kernel, and what its tiles are.
+/// Launch and tile properties of an instance of such a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ProductInstance {
-    /// The entry's name.
+    /// Name of the entry.
     pub entry: &'static str,
-    /// Matrices of weights: 2 for gated, 1 for plain.
+    /// Number of weight matrices: 2 for gated, 1 for plain.
     pub matrices: u32,
-    /// The type of tokens and C.
+    /// Type of tokens and C.
     pub operand_type: OperandType,
-    /// The most tokens of a tile.
+    /// Maximum tokens of a tile.
     pub tile_tokens: u32,
-    /// Columns of C of a tile.
+    /// Columns of C per tile.
     pub columns: u32,
-    /// Threads of a block.
+    /// Threads per CTA.
     pub threads: u32,
-    /// Dynamic shared memory of a block.
+    /// Dynamic shared memory per CTA in bytes.
     pub shared_bytes: u32,
     /// Whether tokens are sorted by expert ([`sorted`](kernels_gpu::sorted)).
     pub sorted: bool,
-    /// The most blocks of a grid for each multiprocessor.
+    /// Maximum CTAs of a grid per SM.
     pub multiprocessor_blocks: u32,
-    /// How long a tile takes beside one of another instance for as many tokens.
+    /// Time of a tile relative to other instances' tiles for as many tokens.
     pub tile_time: u64,
-    /// What comes to that once, for all tiles of a multiprocessor.
+    /// Fixed start-up cost per SM, in the unit of `tile_time`.
     pub first_time: u64,
-    /// Whether it is for few tiles alone.
+    /// Whether the instance is used only if an SM has few tiles.
     pub for_few_tiles: bool,
 }
 
-/// The most tiles of a multiprocessor that are few. On an H200 wide tiles are as fast or faster where there are more.
+/// Up to this many tiles per SM, few-tile instances may be used. On an H200, wide tiles are as fast or faster with more
+/// tiles.
 const FEW_TILES: u64 = 28;
 
-/// A kernel of a layer's products. All of them take the same parameter, the same lists and the same packed weights; they differ in
-/// their instances, and in when which of these is the fastest.
+/// A kernel for a layer's products. All such kernels take the same parameter, lists and packed weights. They differ in
+/// their
+/// instances, and in which instance is fastest when.
 pub(crate) trait Products: Kernel {
-    /// Every instance.
+    /// Returns every instance.
     fn instances(&self) -> Vec<ProductInstance>;
 
-    /// Tokens of the tiles that so many rows are cut into, of so many experts that are named.
+    /// Returns the tokens per tile for `rows` rows of `experts` named experts.
     fn tile_tokens(&self, rows: u64, experts: u64) -> u32;
 
-    /// Whether the instances of such tiles take tokens sorted by expert.
+    /// Whether the instances with such tiles take tokens sorted by expert.
     fn sorts(&self, tile_tokens: u32) -> bool {
         self.instances().iter().any(|of| of.tile_tokens == tile_tokens && of.sorted)
     }
 
-    /// Whether a grid may begin while the one before it still runs.
+    /// Whether a grid may begin while the previous one runs.
     fn overlaps(&self) -> bool {
         true
     }
 
-    /// The kernel that has another way for a layer's few tokens on the same cards, if there is one.
+    /// Returns the kernel with another method for a layer's few tokens on the same GPUs, if there is one.
     fn few(&self) -> Option<&'static MoeFewSm90> {
         None
     }
 
-    /// The instance of an operation for tokens of a type, in tiles of so many tokens: of those, the one that is expected to take least
-    /// time. `token_tiles` of tokens are expected, and C has `n` columns.
+    /// Returns the instance of an operation for a token type and a tile size with the least expected time.
+    /// `token_tiles`: expected
+    /// number of token tiles. `n`: columns of C.
     ///
-    /// All multiprocessors take a tile each, then the next ones.
+    /// All SMs process one tile each, then the next ones.
     fn instance(
         &self,
         op: Op,
@@ -86,16 +89,17 @@ pub(crate) trait Products: Kernel {
         let time = |of: &ProductInstance| of.first_time + rounds(of) * of.tile_time;
         let takes = |of: &ProductInstance| !of.for_few_tiles || rounds(of) <= FEW_TILES;
         let instances = self.instances().into_iter().filter(is_it).filter(takes);
-        instances.min_by_key(time).expect("there is an instance for both operations and types, and each size of a tile")
+        instances.min_by_key(time).expect("both operations and types have an instance of every tile size")
     }
 
-    /// Dynamic shared memory that each block of a launch asks for, if so many of them come to each multiprocessor.
+    /// Returns the dynamic shared memory that each CTA requests if `_resident_blocks` CTAs run on each SM, in bytes.
     fn shared_bytes(&self, instance: &ProductInstance, _resident_blocks: u32) -> u32 {
         instance.shared_bytes
     }
 
-    /// The launch of a product of at most `rows` rows. It takes as many blocks as there can be tiles, up to some for each
-    /// multiprocessor; a block goes on to further tiles by itself.
+    /// Returns the launch of a product of at most `rows` rows. The grid has one CTA per possible tile, up to a limit
+    /// per SM. A CTA
+    /// continues with further tiles by itself.
     fn product(&self, instance: &ProductInstance, launch: Product, rows: u64, sms: u32) -> Launch {
         let token_tiles = most_token_tiles(rows, launch.experts.into(), instance.tile_tokens);
         let tiles = token_tiles * u64::from(launch.n.div_ceil(instance.columns));
@@ -110,40 +114,48 @@ pub(crate) trait Products: Kernel {
     }
 }
 
-/// Tokens of the smallest tiles that every kernel has. Their tokens are never sorted: they are few, and a launch less counts.
+/// Tokens of the smallest tile, which every kernel has. These tokens are never sorted: they are few, and saving a
+/// launch counts.
 pub(super) const SMALLEST_TILE: u32 = 16;
 
-/// Whether most experts' rows fit the smallest tile, if there are so many of so many experts that are named. Then every kernel takes
-/// those. Rows of several experts are spread over them: where they fill three quarters of a tile on average, one expert in ten takes
-/// a second one, and decodes its weights twice; where they fill all of it, four in ten do (docs/experiments.md).
+/// Whether the rows of most experts fit the smallest tile, for `rows` rows of `experts` named experts. Then every
+/// kernel uses that
+/// tile. The rows of several experts vary around the average. If they fill three quarters of a tile on average, one
+/// expert in ten
+/// needs a second tile and decodes its weights twice. If they fill all of it, four in ten do (docs/experiments.md).
 pub(super) fn fit_smallest_tile(rows: u64, experts: u64) -> bool {
     let most = if experts == 1 { SMALLEST_TILE } else { SMALLEST_TILE * 3 / 4 };
     rows <= u64::from(most) * experts
 }
 
-/// Where so many experts are named, tiles are so few that all wait for an expert with many more rows than the average.
+/// Numbers of named experts with so few tiles that all SMs wait for an expert with many more rows than the average.
 pub(super) const FEW_EXPERTS: RangeInclusive<u64> = 8..=16;
 
-/// Whether so many rows of so many experts that are named come to tiles whose tokens are sorted, on a kernel that has such tiles: where
-/// they don't fit the smallest tiles, and of few experts from eight rows on, on average (docs/experiments.md).
+/// Whether `rows` rows of `experts` named experts are multiplied in tiles of sorted tokens, on a kernel with such
+/// tiles: if they do
+/// not fit the smallest tiles, or with few experts if they have at least eight rows on average (docs/experiments.md).
 pub(super) fn may_be_sorted(rows: u64, experts: u64) -> bool {
     !fit_smallest_tile(rows, experts) || (FEW_EXPERTS.contains(&experts) && rows >= 8 * experts)
 }
 
-/// The most tiles of so many tokens that rows of so many experts can be cut into: if all experts have a row, and one of them all
-/// the others.
+/// Returns the maximum number of tiles of `tile_tokens` tokens for rows of `experts` experts: all experts have a row,
+/// and one
+/// expert has all others.
 pub(super) fn most_token_tiles(rows: u64, experts: u64, tile_tokens: u32) -> u64 {
     let hit = rows.min(experts);
     hit + (rows - hit) / u64::from(tile_tokens)
 }
 
-/// As many rows as are expected of so many choices, if each may name any of `named` experts, of which `experts` are the layer's.
+/// Returns the expected number of rows of `choices` choices, if each names any of `named` experts and the layer has
+/// `experts` of
+/// them.
 pub(super) fn expected_rows(choices: u64, experts: u64, named: u64) -> u64 {
     (choices * experts).div_ceil(named).min(choices)
 }
 
-/// As many tiles as are expected if every row may be any expert's: one of each expert that is hit, and where these have more rows than
-/// half a tile, half a tile more than the rows would fill.
+/// Returns the expected number of tiles if every row belongs to a random expert: one per expert with rows. If these
+/// have more rows
+/// than half a tile on average, half a tile per expert is added to the tiles that the rows would fill.
 pub(super) fn expected_token_tiles(rows: u64, experts: u64, tile_tokens: u32) -> u64 {
     let tile_tokens = u64::from(tile_tokens);
     if experts == 1 {
@@ -159,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tiles_are_expected_where_experts_are_named() {
+    fn expected_tiles_follow_the_named_experts() {
         assert_eq!([1, 16, 64, 4096].map(|rows| expected_token_tiles(rows, 128, 16)), [1, 15, 50, 320]);
         assert_eq!([16, 17].map(|rows| expected_token_tiles(rows, 1, 16)), [1, 2]);
         assert_eq!(expected_token_tiles(0, 128, 16), 0);

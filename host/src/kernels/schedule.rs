@@ -1,5 +1,4 @@
-//! Launch schedules: how the groups of a step become chains of launches, whichever kernel computes them. Knows no device, only
-//! addresses.
+//! Launch schedules: turns the groups of a step into chains of launches, for any kernel. Uses addresses and no device.
 
 use super::GroupedKernel;
 use super::group::{PlacedGroup, Sizes};
@@ -10,19 +9,20 @@ use crate::error::Error;
 use crate::plan::variant::{LaunchSchedule, Variant};
 use crate::problem::{Op, TokenDtype, Weights};
 
-/// How the steps of a layer are launched.
+/// Launches the steps of a layer.
 #[derive(Clone, Copy)]
 pub(crate) struct Launcher {
     kernel: &'static dyn Grouped,
-    /// What the kernel computes.
+    /// Operation that the kernel computes.
     op: Op,
     instance: Option<usize>,
     schedule: LaunchSchedule,
 }
 
 impl Launcher {
-    /// How these weights are multiplied in a variant. If the variant names no kernel, `default` computes; if `default` does
-    /// not take these weights, the portable kernel does.
+    /// Creates the launcher of these weights for a variant. If the variant names no kernel, `default` computes. If
+    /// `default` does not
+    /// support these weights, the portable kernel computes.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the variant does not fit the weights.
@@ -35,7 +35,7 @@ impl Launcher {
             (Some(_), None) => GroupedKernel::portable(),
             (Some(index), Some(_)) => {
                 let (name, k) = (kernel.name(), weights.experts()[index].k());
-                let text = format!("K = {k} is not for {name}; take {}", GroupedKernel::portable().name());
+                let text = format!("{name} does not support K = {k}; use {}", GroupedKernel::portable().name());
                 return Err(Error::Invalid(text).at(format_args!("expert {index}")));
             }
         };
@@ -44,24 +44,24 @@ impl Launcher {
         let index = |name| {
             names.iter().position(|of_kernel| *of_kernel == name).ok_or_else(|| {
                 let (title, names) = (kernel.title(op), names.join(", "));
-                Error::Invalid(format!("`{name}` is no instance of {title}; it has {names}"))
+                Error::Invalid(format!("`{name}` is not an instance of {title}; expected one of {names}"))
             })
         };
         let instance = variant.instance.map(index).transpose()?;
         Ok(Self { kernel, op, instance, schedule: variant.schedule })
     }
 
-    /// The kernel that computes; in the baseline, the one that multiplies.
+    /// Returns the kernel that computes. In the unfused baseline, it is the kernel that multiplies.
     pub fn kernel(&self) -> &'static dyn Grouped {
         self.kernel
     }
 
-    /// What the kernel's entries are called.
+    /// Prefix of the names of the kernel's entries.
     pub fn title(&self) -> &'static str {
         self.kernel.title(self.op)
     }
 
-    /// The kernels that are launched.
+    /// Returns every kernel that is launched.
     #[cfg(feature = "cuda")]
     pub fn kernels(&self) -> Vec<&'static dyn Kernel> {
         let mut kernels: Vec<&'static dyn Kernel> = vec![self.kernel];
@@ -71,13 +71,13 @@ impl Launcher {
         kernels
     }
 
-    /// What the kernel computes; in the baseline, plain products.
+    /// Operation that the kernel computes. In the unfused baseline: plain.
     #[cfg(feature = "cuda")]
     pub fn op(&self) -> Op {
         self.op
     }
 
-    /// Bytes of device memory that are enough for what launches leave to each other.
+    /// Bytes of device memory that suffice for intermediate results between launches.
     ///
     /// # Errors
     /// [`Error::TooLarge`].
@@ -93,12 +93,13 @@ impl Launcher {
         Ok(scratch.end())
     }
 
-    /// Plans the launches of a step's groups on a device of so many multiprocessors, as chains. Launches of a chain come one
-    /// after the other; chains need nothing of each other. [`Launcher::scratch_bytes`] lie at `scratch`. Nothing is launched
-    /// for groups without tokens.
+    /// Plans the launches of a step's groups as chains, on a device with `sms` SMs. Launches of a chain run one after
+    /// the other.
+    /// Chains are independent. `scratch` has at least [`Launcher::scratch_bytes`]. Groups without tokens launch
+    /// nothing.
     ///
     /// # Errors
-    /// If there are too many tiles, or the instance does not take the groups.
+    /// If there are too many tiles, or the instance does not support the groups.
     pub fn plan(
         &self,
         groups: &[PlacedGroup],
@@ -125,7 +126,7 @@ impl Launcher {
         Ok(chains)
     }
 
-    /// Gate, up, and what becomes of both.
+    /// Plans the unfused baseline: gate, up, and their combination.
     fn unfused(&self, request: &Request, groups: &[PlacedGroup], scratch: &mut Scratch) -> Result<Vec<Launch>, Error> {
         let mut projections = [const { Vec::new() }; 2];
         let mut segments = Vec::new();
@@ -145,7 +146,7 @@ impl Launcher {
     }
 }
 
-/// Bytes of a group's gate projection, or of its up projection.
+/// Bytes of a group's gate projection or up projection.
 fn projection_bytes(sizes: Sizes) -> Result<u64, Error> {
     (u64::from(sizes.m) * u64::from(sizes.n)).checked_mul(size_of::<u16>() as u64).ok_or(Error::TooLarge)
 }
@@ -184,16 +185,16 @@ mod tests {
         launcher.plan(groups, TokenDtype::F16, SMS, Scratch::new(SCRATCH))
     }
 
-    /// The descriptors of a launch, which are an array.
+    /// Returns the descriptors of a launch with an array.
     fn array<T: bytemuck::AnyBitPattern>(launch: &Launch) -> Vec<T> {
         let mut to = vec![0; launch.bytes()];
-        launch.write(0x100, &mut to, &mut |_| panic!("a tensor map")).unwrap();
+        launch.write(0x100, &mut to, &mut |_| panic!("unexpected tensor map")).unwrap();
         to.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
     }
 
     #[test]
-    fn a_schedule_has_one_chain_or_one_for_each_group_that_has_tokens() {
-        // Hopper's kernel decodes tokens in a grid of its own, unless they are few: those of the first group alone are.
+    fn schedule_has_one_chain_or_one_per_nonempty_group() {
+        // Hopper's kernel decodes tokens in an extra grid, unless they are few. Only the first group's tokens are few.
         let schedules: [(_, &[usize], &[usize]); 4] = [
             ("persistent", &[1], &[2]),
             ("per-group", &[1, 1], &[1, 2]),
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_launches_leave_to_each_other_lies_in_memory_that_nothing_else_uses() {
+    fn intermediate_results_do_not_overlap() {
         let (launcher, groups) = (launcher("unfused", Op::Gated, 64).unwrap(), groups());
         let chains = plan(&launcher, &groups).unwrap();
         let [decode, gate, up, combine] = &chains[0][..] else { panic!("{} launches", chains[0].len()) };
@@ -245,22 +246,22 @@ mod tests {
     }
 
     #[test]
-    fn the_portable_kernel_stands_in_for_the_default_but_not_for_one_that_is_named() {
+    fn portable_kernel_replaces_only_the_default() {
         assert_eq!(launcher("persistent", Op::Plain, 64).unwrap().title(), "plain_sm90");
         assert_eq!(launcher("persistent", Op::Plain, 48).unwrap().title(), "plain_simt");
         let refused = launcher("gated_sm90", Op::Plain, 48).err().unwrap().to_string();
-        assert_eq!(refused, "expert 0: K = 48 is not for gated_sm90; take gated_simt");
+        assert_eq!(refused, "expert 0: gated_sm90 does not support K = 48; use gated_simt");
     }
 
     #[test]
-    fn an_instance_of_another_kernel_is_refused() {
+    fn instance_of_another_kernel_is_refused() {
         assert!(launcher("gated_sm100,t64_s2", Op::Gated, 64).is_ok());
         let refused = launcher("gated_simt,t64_s2", Op::Plain, 64).err().unwrap().to_string();
-        assert_eq!(refused, "`t64_s2` is no instance of plain_simt; it has small, large");
+        assert_eq!(refused, "`t64_s2` is not an instance of plain_simt; expected one of small, large");
     }
 
     #[test]
-    fn an_instance_that_does_not_take_a_group_names_that_group_on_every_schedule() {
+    fn unsupported_group_is_named_on_every_schedule() {
         for schedule in ["persistent", "per-group", "streams=2"] {
             let launcher = launcher(&format!("gated_sm100,t8,{schedule}"), Op::Gated, 64).unwrap();
             let refused = plan(&launcher, &groups()).err().unwrap().to_string();
@@ -269,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_named_instance_is_taken_whatever_the_sizes() {
+    fn named_instance_is_used_for_all_sizes() {
         for (name, entry) in [("small", "gated_simt_small"), ("large", "gated_simt")] {
             for m in [1, 500] {
                 let mut groups = groups();

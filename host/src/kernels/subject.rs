@@ -1,4 +1,4 @@
-//! What a self-test tries as one thing, and has one verdict: a kernel that computes groups, or all kernels of a layer.
+//! Subjects of self-tests. A subject has one verdict: a kernel that computes groups, or all kernels of a layer.
 
 use gpu_arch::Capability;
 
@@ -10,16 +10,16 @@ use super::moe::{self, MoeKernels};
 use super::{GroupedKernel, builds};
 use crate::problem::{Op, TokenFormat};
 
-/// Kernels that are tried together, since a caller gets all of them or none.
+/// Kernels that are tested together, because a caller uses all of them or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Subject {
-    /// A kernel that computes groups. With the portable one comes the third kernel of the unfused baseline.
+    /// A kernel for groups. The portable one includes the third kernel of the unfused baseline.
     Groups(GroupedKernel),
     /// MoE layers.
     Moe,
-    /// MoE layers and linear layers whose tokens are multiplied as FP8.
+    /// MoE layers and linear layers with FP8 tokens.
     Fp8,
-    /// MoE layers and linear layers whose tokens are multiplied as NVFP4.
+    /// MoE layers and linear layers with NVFP4 tokens.
     Nvfp4,
     /// Linear layers.
     Linear,
@@ -28,18 +28,18 @@ pub enum Subject {
 }
 
 impl Subject {
-    /// All of them.
+    /// Returns every subject.
     pub fn all() -> impl Iterator<Item = Self> {
         let layers = [Self::Moe, Self::Fp8, Self::Nvfp4, Self::Linear, Self::Router];
         GroupedKernel::all().map(Self::Groups).chain(layers)
     }
 
-    /// Those that a card has kernels for.
+    /// Returns the subjects that a GPU has kernels for.
     pub fn of_card(card: Capability) -> impl Iterator<Item = Self> {
         Self::all().filter(move |subject| subject.runs_on(card))
     }
 
-    /// MoE layers whose tokens have this format.
+    /// Returns the subject of MoE layers with this token format.
     pub fn moe(token_format: TokenFormat) -> Self {
         match token_format {
             TokenFormat::Bits16 => Self::Moe,
@@ -48,12 +48,12 @@ impl Subject {
         }
     }
 
-    /// MoE layers whose tokens have the format that a card takes unasked.
+    /// Returns the subject of MoE layers with a GPU's default token format.
     pub fn moe_unasked(card: Capability) -> Self {
         Self::moe(MoeKernels::of(card).map_or_else(TokenFormat::default, MoeKernels::default_format))
     }
 
-    /// Linear layers whose tokens have this format.
+    /// Returns the subject of linear layers with this token format.
     pub fn linear(token_format: TokenFormat) -> Self {
         match token_format {
             TokenFormat::Bits16 => Self::Linear,
@@ -61,12 +61,12 @@ impl Subject {
         }
     }
 
-    /// Whether a card has kernels for it.
+    /// Whether a GPU has kernels for it.
     pub fn runs_on(self, card: Capability) -> bool {
         self.kernels(card).is_some()
     }
 
-    /// Its name on the command line: that of its kernel, or `moe`, `fp8`, `nvfp4`, `linear`, `router`.
+    /// Name on the command line: the kernel's name, or `moe`, `fp8`, `nvfp4`, `linear`, `router`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Groups(kernel) => kernel.name(),
@@ -78,17 +78,17 @@ impl Subject {
         }
     }
 
-    /// The subject of this name.
+    /// Returns the subject with this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::all().find(|subject| subject.name() == name)
     }
 
-    /// Whether a card has kernels for it that have been verified on a card that they are for.
+    /// Whether a GPU has kernels for it that have all been verified on a GPU.
     pub fn proven(self, card: Capability) -> bool {
         self.kernels(card).is_some_and(|kernels| kernels.into_iter().all(Kernel::proven))
     }
 
-    /// Its kernels on a card, if it has all of them.
+    /// Returns its kernels on a GPU. `None`: some of them do not run there.
     pub(crate) fn kernels(self, card: Capability) -> Option<Vec<&'static dyn Kernel>> {
         let kernels: Vec<&'static dyn Kernel> = match self {
             Self::Groups(kernel) if kernel == GroupedKernel::portable() => vec![kernel.get(), &SiluMul],
@@ -103,12 +103,12 @@ impl Subject {
     }
 }
 
-/// What a part of a self-test is called that runs one instance: `gated t64`.
+/// Returns the name of the part of a self-test that runs one instance: `gated t64`.
 pub(crate) fn part_of(op: Op, instance: &str) -> String {
     format!("{} {instance}", op.name())
 }
 
-/// The part that runs the unfused baseline.
+/// Name of the part that runs the unfused baseline.
 pub(crate) const UNFUSED: &str = "unfused";
 
 #[cfg(test)]
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_card_has_the_subjects_whose_kernels_all_run_there() {
+    fn gpu_has_the_subjects_whose_kernels_run_there() {
         let names = |card| Subject::of_card(card).map(Subject::name).collect::<Vec<_>>();
         assert_eq!(names((8, 0)), ["gated_simt", "moe", "linear", "router"]);
         assert_eq!(names((9, 0)), ["gated_sm90", "gated_simt", "moe", "fp8", "linear", "router"]);
@@ -126,20 +126,20 @@ mod tests {
     }
 
     #[test]
-    fn what_a_card_computes_unasked_is_what_proves_itself_first() {
+    fn default_format_of_a_gpu_is_tested_first() {
         let unasked = [(8, 0), (9, 0), (10, 0), (12, 0)].map(|card| Subject::moe_unasked(card).name());
         assert_eq!(unasked, ["moe", "moe", "nvfp4", "moe"]);
         assert_eq!(TokenFormat::ALL.map(|format| Subject::linear(format).name()), ["linear", "fp8", "nvfp4"]);
     }
 
     #[test]
-    fn names_lead_back() {
+    fn subjects_are_found_by_name() {
         assert!(Subject::all().all(|subject| Subject::named(subject.name()) == Some(subject)));
         assert_eq!(Subject::named("moe_sm90"), None);
     }
 
     #[test]
-    fn what_has_run_on_no_card_is_not_proven() {
+    fn kernel_without_a_verified_gpu_is_not_proven() {
         assert!(Subject::of_card((9, 0)).all(|subject| subject.proven((9, 0))));
         for (card, kernel) in [((10, 0), "gated_sm100"), ((12, 1), "gated_sm120")] {
             let proven = |subject: &Subject| subject.proven(card);

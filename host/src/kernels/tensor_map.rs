@@ -1,29 +1,29 @@
-//! What a kernel asks of a tensor map; a backend encodes it.
+//! Arguments of a kernel's tensor map. A backend encodes them.
 
-/// Bytes of a tensor map. It is aligned to as many here.
+/// Size and alignment of a tensor map in bytes.
 pub(crate) const MAP_BYTES: usize = 128;
 
-/// The arguments of a tensor map: u8, 2 dimensions, zeros outside.
+/// Arguments of a tensor map: u8, 2 dimensions, zeros outside the matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MapArguments {
-    /// Where the matrix begins.
+    /// Address of the matrix.
     pub address: u64,
-    /// Bytes of a row.
+    /// Bytes per row.
     pub row_bytes: u32,
-    /// Bytes from one row to the next, a multiple of 16.
+    /// Distance between rows in bytes, a multiple of 16.
     pub row_pitch: u64,
-    /// Rows of the matrix.
+    /// Number of rows of the matrix.
     pub rows: u32,
-    /// Bytes of a row of a box.
+    /// Bytes per row of a box.
     pub box_bytes: u32,
     /// Rows of a box.
     pub box_rows: u32,
-    /// Whether boxes lie in shared memory with the 128-byte swizzle (PTX ISA, "Tensor swizzle modes"), or with none.
+    /// Whether boxes in shared memory have the 128-byte swizzle (PTX ISA, "Tensor swizzle modes"). `false`: no swizzle.
     pub swizzled: bool,
 }
 
 impl MapArguments {
-    /// Packed values of `k` elements a row. A stage takes `step` of them, which are 256.
+    /// Describes packed values of `k` elements per row. `step`: elements of a row per stage, 256.
     pub fn values(address: u64, rows: u32, k: u32, step: u32, box_rows: u32) -> Self {
         Self {
             address,

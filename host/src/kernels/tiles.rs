@@ -1,9 +1,9 @@
-//! The tiles of a grouped problem whose list is made on the host, and what they read. Functions of sizes alone.
+//! Tiles of a grouped problem with a list made on the host, and their weight traffic. Functions of sizes only.
 
 use super::group::Sizes;
 use crate::error::Error;
 
-/// Elements of weights that tiles of so many tokens read: a group's weights once for each tile of its tokens.
+/// Number of weight elements that tiles of `tile_tokens` tokens read: a group's weights once per tile of its tokens.
 pub(super) fn weights_read(groups: &[Sizes], tile_tokens: u32) -> u64 {
     let of = |group: &Sizes| {
         let weights = u64::from(group.n) * u64::from(group.k);
@@ -12,18 +12,20 @@ pub(super) fn weights_read(groups: &[Sizes], tile_tokens: u32) -> u64 {
     groups.iter().map(of).fold(0, u64::saturating_add)
 }
 
-/// Every tile of every group; `tile` makes it of the group's index, the first column of C, the first token and how many there are.
-/// Those that share weights are neighbors: blocks that run side by side read them once from memory. A block comes through the
-/// groups in order, so that it changes maps as rarely as it can.
+/// Returns every tile of every group. `tile` builds a tile from the group's index, the first column of C, the first
+/// token and the
+/// number of tokens. Tiles that share weights are adjacent, so that neighboring CTAs read the weights from memory once.
+/// Groups
+/// come in order, so that a CTA rarely changes its tensor maps.
 ///
 /// # Errors
-/// [`Error::TooLarge`] if they cannot be counted.
+/// [`Error::TooLarge`] if there are more than `u32::MAX` tiles.
 pub(super) fn tiles<T>(
     groups: &[Sizes],
     [columns, tokens]: [u32; 2],
     tile: impl Fn(u32, u32, u32, u32) -> T,
 ) -> Result<Vec<T>, Error> {
-    /// More would need an index of more than 32 bits, and 64 GiB of tiles.
+    /// Maximum number of tiles. More would need an index of more than 32 bits, and 64 GiB for the list.
     const MAX_TILES: u64 = u32::MAX as u64;
 
     let count = |group: &Sizes| u64::from(group.m.div_ceil(tokens)) * u64::from(group.n.div_ceil(columns));

@@ -63,7 +63,7 @@ def test_fp8_tokens_cost_only_accuracy(device):
     assert torch.equal(fp8(*alone).double(), got[7:8])
     options = {"token_format": "fp8"}
     assert torch.equal(nvfp4.moe(*call, fp8.weights, E, I, **options).double(), got)
-    with pytest.raises(ValueError, match="^token_format: the token format `fp4` is none of: 16-bit, fp8"):
+    with pytest.raises(ValueError, match="^token_format: unknown token format `fp4`; expected one of: 16-bit, fp8"):
         nvfp4.Moe(*matrices, token_format="fp4")
 
 

@@ -128,7 +128,7 @@ fn weights_that_the_devices_kernel_does_not_take_go_to_the_portable_one_unless_i
     assert!(compare(&output, &Reference::new(&weights, &step), &step).passed());
 
     let refused = gpu("gated_sm90").prepare_layer(&weights).err().unwrap().to_string();
-    assert_eq!(refused, "expert 0: K = 48 is not for gated_sm90; take gated_simt");
+    assert_eq!(refused, "expert 0: gated_sm90 does not support K = 48; use gated_simt");
     let refused = Cuda::open(0).unwrap().with_variant("gated_sm100".parse().unwrap()).err().unwrap().to_string();
     assert_eq!(refused, "gated_sm100 is for sm_100f and does not run on compute capability 9.0");
 }
@@ -386,7 +386,7 @@ fn code_from_a_file_runs_in_place_of_the_kernel_whose_entries_it_has() {
     let error = open(b"gated_simt, but no code").unwrap().prepare_layer(&weights).err().unwrap().to_string();
     assert!(error.contains("mine, of which") || error.contains("mine: cuModuleLoadDataEx"), "{error}");
     let error = open(b"nothing").err().unwrap().to_string();
-    assert!(error.contains("mine: it has no entry of any kernel"), "{error}");
+    assert!(error.contains("mine: the code contains no entry of any kernel"), "{error}");
     let error = open(b"gated_sm90_t64").err().unwrap().to_string();
     assert!(error.contains("gated_sm90 is for sm_90a"), "{error}");
 }

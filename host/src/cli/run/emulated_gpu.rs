@@ -1,4 +1,4 @@
-//! The emulated GPU that `nvfp4 run --backend emulated` takes.
+//! The emulated GPU of `nvfp4 run --backend emulated`.
 
 use anyhow::Context;
 use gpu_arch::Arch;
@@ -7,14 +7,14 @@ use nvfp4::files::read_bounded;
 
 use super::args::{Args, Operation};
 
-/// The emulated GPU, by a card's clock if that was asked for.
+/// Returns the emulated GPU, with the clock of --gpu if --timed is given.
 pub fn by_card(args: &Args) -> anyhow::Result<Emulated> {
     let gpu = untimed(args)?;
     let Some(card) = args.card()? else { return Ok(gpu) };
     Ok(by_clock(args, gpu, card, args.trace.is_some()))
 }
 
-/// An emulated GPU by the clock of a card.
+/// Returns an emulated GPU with the clock of a GPU.
 pub fn by_clock(args: &Args, gpu: Emulated, card: Card, drawn: bool) -> Emulated {
     let gpu = gpu.with_clock(card, !args.no_values, drawn);
     match args.sample {
@@ -23,20 +23,20 @@ pub fn by_clock(args: &Args, gpu: Emulated, card: Card, drawn: bool) -> Emulated
     }
 }
 
-/// The architecture of the emulated GPU, if one was named, or a card.
+/// Returns the architecture of --arch or of the GPU of --gpu.
 fn arch(args: &Args) -> Option<&str> {
     let of_card = || arch_of_card(&Card::named(args.gpu.as_deref()?)?);
     args.arch.as_deref().or_else(of_card)
 }
 
-/// Of those that there are kernels for, the one that is made for a card.
+/// Returns the most specific architecture with kernels that runs on a GPU.
 fn arch_of_card(card: &Card) -> Option<&'static str> {
     let capability = card.arch.parse::<Arch>().ok()?.capability();
-    // The portable one, which runs there too, comes before it.
+    // The portable architecture also runs there, but precedes the specific one in the list.
     emulated::arches().into_iter().rfind(|arch| arch.parse::<Arch>().is_ok_and(|arch| arch.runs_on(capability)))
 }
 
-/// The emulated GPU, by no clock.
+/// Returns the emulated GPU without a clock.
 pub fn untimed(args: &Args) -> anyhow::Result<Emulated> {
     let options =
         emulated::Options { schedule: args.schedule.unwrap_or_default(), sms: args.sms, ..Default::default() };
@@ -49,9 +49,9 @@ pub fn untimed(args: &Args) -> anyhow::Result<Emulated> {
         let arch = arch(args).unwrap_or(default_arch);
         return Ok(Emulated::new(arch, options)?.with_variant(args.variant)?);
     };
-    /// The longest PTX here has some hundred kilobytes.
+    /// Maximum size of a PTX file. The kernels here have some hundred kilobytes.
     const MAX_PTX_BYTES: usize = 256 << 20;
-    let not_ptx = || format!("{} is no PTX", path.display());
+    let not_ptx = || format!("{} is not a PTX text", path.display());
     let ptx = String::from_utf8(read_bounded(path, MAX_PTX_BYTES, "a file of PTX")?).with_context(not_ptx)?;
     let target = ptx.lines().find_map(|line| line.trim().strip_prefix(".target")).unwrap_or_default();
     let target = target.split([',', ' ']).find(|word| !word.is_empty());
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_card_has_the_kernels_of_its_family() {
+    fn gpu_gets_the_kernels_of_its_family() {
         let arch = |name: &str| arch_of_card(&Card::named(name).unwrap()).unwrap();
         assert!(Card::NAMES.iter().all(|name| arch(name) != "sm_80"));
         assert_eq!(["h200", "b200", "rtx-5090", "gb10"].map(arch), ["sm_90a", "sm_100f", "sm_120f", "sm_120f"]);

@@ -1,4 +1,4 @@
-//! What `nvfp4 run` computes: a layer of a checkpoint, or a shape with inputs made from a seed.
+//! Inputs of `nvfp4 run`: a layer of a checkpoint, or a shape with inputs generated from a seed.
 
 use anyhow::bail;
 use nvfp4::checkpoint::{Activations, Checkpoint};
@@ -12,28 +12,28 @@ use super::args::Args;
 use crate::cli::progress::Progress;
 use crate::cli::table;
 
-/// The shape that is computed if none is named.
+/// Default shape.
 const SHAPE: &str = "moe-1";
 
-/// Tokens of each expert of a checkpoint, if no other number is given.
+/// Default number of tokens per expert of a checkpoint.
 const TOKENS: usize = 16;
 
-/// The type of the output, if no other is given.
+/// Default type of the output.
 pub const OUT_DTYPE: TokenDtype = TokenDtype::F16;
 
-/// Inputs, and where they came from, in words.
+/// Inputs, and descriptions of their sources.
 pub struct Job<'a> {
     pub shape: String,
     pub input: String,
-    /// The modules of the weights, if they come from a checkpoint.
+    /// Modules of the weights. Empty: the weights do not come from a checkpoint.
     pub modules: Vec<String>,
     pub weights: Weights<'a>,
     pub tokens: Vec<Matrix<'static>>,
 }
 
-/// The job of a layer of a checkpoint.
+/// Reads the job of a layer of a checkpoint.
 pub fn loaded<'a>(args: &Args, checkpoint: &'a Checkpoint) -> anyhow::Result<Job<'a>> {
-    let number = args.layer.expect("clap requires it or --tensor beside --weights");
+    let number = args.layer.expect("clap requires --layer or --tensor with --weights");
     let layer = checkpoint.layer(number, args.grouped_op().unwrap_or(Op::Gated))?;
     let (tokens, input) = match &args.activations {
         Some(path) => (Activations::open(path)?.quantize(&layer.input_scales)?, path.display().to_string()),
@@ -51,7 +51,7 @@ pub fn loaded<'a>(args: &Args, checkpoint: &'a Checkpoint) -> anyhow::Result<Job
     Ok(Job { shape, input, modules: layer.modules, weights: layer.weights, tokens })
 }
 
-/// The job of a shape, its inputs made from the seed.
+/// Generates the job of a shape from the seed.
 pub fn generated(args: &Args) -> anyhow::Result<Job<'static>> {
     let name = args.shape.as_deref().unwrap_or(SHAPE);
     let mut shape = shape::find(name)?;
@@ -74,28 +74,29 @@ pub fn generated(args: &Args) -> anyhow::Result<Job<'static>> {
     })
 }
 
-/// Refuses a problem that this machine's memory cannot hold, before anything is allocated.
+/// Refuses a problem that does not fit this machine's memory, before anything is allocated.
 fn check_memory(problem: &GroupedProblem) -> anyhow::Result<()> {
     let work = Roofline::new(problem);
     let weights: f64 = problem.groups().iter().map(|group| group.n as f64 * group.k as f64).sum();
-    // What is counted: weights and their prepared copy, at 9/16 of a byte an element each; f32 numbers while one matrix
-    // is quantized; the f64 reference.
+    // The sum of: weights and their prepared copy, each at 9/16 byte per element; f32 numbers while one matrix is
+    // quantized;
+    // the f64 reference.
     let largest = problem.groups().iter().map(|group| group.n.max(group.m) as f64 * group.k as f64).fold(0.0, f64::max);
     let projections = problem.op().projections() as f64;
     let outputs = work.output_bytes as f64 * (1.0 + 8.0 * projections);
     let needed = 2.0 * projections * weights * 9.0 / 16.0 + 4.0 * largest + 8.0 * work.token_bytes as f64 + outputs;
-    check_present(needed, "take fewer or smaller groups")
+    check_present(needed, "use fewer or smaller groups")
 }
 
-/// Refuses to begin what needs more memory than this machine has.
+/// Refuses work that needs more memory than this machine has.
 pub fn check_present(needed: f64, remedy: &str) -> anyhow::Result<()> {
     let ram = sysinfo::RefreshKind::nothing().with_memory(sysinfo::MemoryRefreshKind::nothing().with_ram());
-    // If the system does not say how much there is, the allocator will.
+    // If the system does not report its memory, the allocator fails instead.
     let Ok(system) = sysinfo::System::new_with_specifics(ram) else { return Ok(()) };
     let present = system.total_memory() as f64;
     if needed > present {
         bail!(
-            "the shape needs about {} of memory and this machine has {}; {remedy}",
+            "the shape needs about {} of memory, but this machine has {}; {remedy}",
             table::bytes(needed),
             table::bytes(present)
         );

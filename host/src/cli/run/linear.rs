@@ -1,4 +1,5 @@
-//! `nvfp4 run --op linear`: one matrix. Inputs from a seed or a weight of a checkpoint, a backend, runs, the comparison, a report.
+//! `nvfp4 run --op linear`: generates or reads one matrix, runs it on a backend, compares the outputs, and prints a
+//! report.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -22,28 +23,28 @@ use super::{job, report};
 use crate::cli::progress::Progress;
 use crate::cli::{exit, table};
 
-/// M, N and K that are computed if no others are given: the output projection of Qwen3-30B-A3B's attention.
+/// Default M, N and K: the output projection of Qwen3-30B-A3B's attention.
 const SHAPE: &str = "16,2048,4096";
 
-/// Tokens for a weight of a checkpoint, if no other number is given.
+/// Default number of tokens for a weight of a checkpoint.
 const TOKENS: usize = 16;
 
-/// Elements of a sample.
+/// Number of elements in a sample.
 const SAMPLE: usize = 4096;
 
-/// Runs the layer on the backend that was chosen, and prints the report.
+/// Runs the layer on the chosen backend, and prints the report.
 pub fn run(args: &Args, backend: Box<dyn Backend>, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     if args.routing.is_some() || args.activations.is_some() || args.output.is_some() || args.layer.is_some() {
-        bail!("--routing, --activations, --output and --layer are not of --op linear; leave them out");
+        bail!("--routing, --activations, --output and --layer cannot be used with --op linear; remove them");
     }
     if args.variant != (Variant { graph: args.variant.graph, ..Default::default() }) {
-        bail!("of --variant, --op linear takes graph alone; leave the other words out");
+        bail!("with --op linear, --variant accepts only `graph`; remove the other words");
     }
     let dtype = args.out_dtype.unwrap_or(TokenDtype::Bf16);
     let generator = args.input.unwrap_or_default();
     let token_format = args.token_format.unwrap_or_default();
     if let Some(path) = &args.weights {
-        let module = args.tensor.as_deref().context("--op linear of a checkpoint needs --tensor NAME")?;
+        let module = args.tensor.as_deref().context("--op linear with --weights needs --tensor NAME")?;
         let checkpoint = Checkpoint::open(path)?;
         let weights = checkpoint.linear(module, dtype)?.with_token_format(token_format);
         let tokens = args.tokens.unwrap_or(TOKENS);
@@ -60,7 +61,7 @@ pub fn run(args: &Args, backend: Box<dyn Backend>, out: &mut impl Write) -> anyh
     compute(args, Job { name: shape.into(), generator, weights, tokens }, backend, &|| Ok(()), out)
 }
 
-/// What is computed.
+/// The layer and its inputs.
 struct Job<'a> {
     name: String,
     generator: Generator,
@@ -68,26 +69,27 @@ struct Job<'a> {
     tokens: usize,
 }
 
-/// M, N and K of a shape.
+/// Parses M, N and K of a shape.
 fn parse_shape(shape: &str) -> anyhow::Result<[usize; 3]> {
     let numbers: Result<Vec<usize>, _> = shape.split(',').map(|number| number.trim().parse()).collect();
     let numbers = numbers.ok().and_then(|numbers| <[usize; 3]>::try_from(numbers).ok());
     numbers
-        .with_context(|| format!("the shape {shape:?} of --op linear is not M,N,K; give --shape {SHAPE} for instance"))
+        .with_context(|| format!("invalid shape {shape:?} of --op linear; expected M,N,K, for example --shape {SHAPE}"))
 }
 
-/// Refuses a layer that this machine's memory cannot hold, before anything is allocated.
+/// Refuses a layer that does not fit this machine's memory, before anything is allocated.
 fn check_memory(tokens: usize, n: usize, k: usize) -> anyhow::Result<()> {
     let (m, n, k) = (tokens as f64, n as f64, k as f64);
-    // What is counted: the weights and their prepared copy, at 9/16 of a byte an element each; f32 numbers while they are
-    // quantized; 16-bit tokens and outputs, their copies on a device, and the f64 tokens of the reference.
+    // The sum of: the weights and their prepared copy, each at 9/16 byte per element; f32 numbers while they are
+    // quantized;
+    // 16-bit tokens and outputs, their copies on a device, and the f64 tokens of the reference.
     job::check_present(
         2.0 * n * k * 9.0 / 16.0 + 4.0 * n * k + 12.0 * m * (n + k),
-        "take fewer tokens or a smaller shape",
+        "use fewer tokens or a smaller shape",
     )
 }
 
-/// Runs the job and prints the report. `check_inputs` is asked before anything is said of numbers that came from files.
+/// Runs the job and prints the report. `check_inputs` is called before results from files are reported.
 fn compute(
     args: &Args,
     job: Job<'_>,
@@ -161,7 +163,7 @@ fn compute(
     Ok(if is_wrong { ExitCode::from(exit::WRONG) } else { ExitCode::SUCCESS })
 }
 
-/// A run, its times and what the comparison found.
+/// A run: its inputs, times and comparison.
 struct Report<'a> {
     args: &'a Args,
     name: &'a str,
@@ -179,25 +181,25 @@ struct Report<'a> {
 }
 
 impl Report<'_> {
-    /// True only after every element was compared, and could be.
+    /// `true` if every element was compared, had a bound, and is right.
     fn verified(&self) -> bool {
         let is_right = |comparison: StageComparison| comparison.mismatches == 0 && comparison.unbounded == 0;
         self.args.verify == Verify::Full && self.same_bits && self.comparison.is_some_and(is_right)
     }
 
-    /// Bytes that the step has to read and write: weights, tokens and output.
+    /// Bytes that the step must read and write: weights, tokens and output.
     fn bytes(&self) -> usize {
         self.sizes.n * self.sizes.k / 16 * 9 + 2 * self.tokens * (self.sizes.n + self.sizes.k)
     }
 
-    /// Operations, a multiply-add counted as two.
+    /// Number of operations. A multiply-add counts as two.
     fn operations(&self) -> f64 {
         2.0 * self.tokens as f64 * self.sizes.n as f64 * self.sizes.k as f64
     }
 
     fn json(&self) -> serde_json::Value {
         let (LinearSizes { n, k, dtype, bias, token_format }, seconds) = (self.sizes, self.median.as_secs_f64());
-        // A rate of the emulator would be mistaken for the device's.
+        // No rates for the emulator: they would be mistaken for the device's.
         let rate = |amount: f64| self.layer.counters().is_none().then_some(amount / seconds);
         let comparison = self.comparison.as_ref();
         let mut report = json!({
@@ -273,24 +275,24 @@ impl Report<'_> {
             }
         }
         let Some(found) = &self.comparison else { return writeln!(out, "verified  no: not checked") };
-        writeln!(out, "error     at most {:.2e} from the reference rounded", found.max_abs_err)?;
+        writeln!(out, "error     at most {:.2e} from the rounded reference", found.max_abs_err)?;
         let (checked, wrong) = (table::thousands(found.checked), table::thousands(found.mismatches));
         match (found.first, self.args.verify) {
             (Some(first), _) => {
-                writeln!(out, "verified  NO: {wrong} of {checked} elements are wrong, the first {first}")
+                writeln!(out, "verified  NO: {wrong} of {checked} elements are wrong; the first: {first}")
             }
-            _ if !self.same_bits => writeln!(out, "verified  NO: a run gave other bits than the first one"),
+            _ if !self.same_bits => writeln!(out, "verified  NO: the output of a run differs from the first run's"),
             _ if found.unbounded > 0 => {
                 let unbounded = table::thousands(found.unbounded);
                 writeln!(
                     out,
-                    "verified  no: {unbounded} of {checked} elements may overflow f32 on the way, the others are right"
+                    "verified  no: {unbounded} of {checked} elements may overflow f32 in between; the others are right"
                 )
             }
             (None, Verify::Full) => {
-                writeln!(out, "verified  yes: all {checked} elements as far as f32 sums can tell")
+                writeln!(out, "verified  yes: all {checked} elements within the bounds of f32 sums")
             }
-            (None, _) => writeln!(out, "verified  no: of a sample of {checked} elements none is wrong"),
+            (None, _) => writeln!(out, "verified  no: only a sample of {checked} elements was checked; none is wrong"),
         }
     }
 }

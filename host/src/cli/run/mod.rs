@@ -1,4 +1,4 @@
-//! `nvfp4 run`: the main job. Inputs, a backend, runs, the check against the exact reference, a report.
+//! `nvfp4 run`: prepares inputs, runs a backend, checks the output against the exact reference, and prints a report.
 
 mod args;
 mod emulated_gpu;
@@ -41,13 +41,13 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
         return linear::run(args, backend, out);
     }
     if args.tensor.is_some() {
-        bail!("--tensor is of --op linear; give --layer of a checkpoint instead, or add --op linear");
+        bail!("--tensor needs --op linear; use --layer instead, or add --op linear");
     }
     if args.routing.is_some() || args.tokens.is_some() && args.weights.is_none() {
-        bail!("--routing is of --op moe, --tokens of --op moe or of --weights; add one of them");
+        bail!("--routing needs --op moe, and --tokens needs --op moe or --weights; add the missing option");
     }
     if args.token_format.is_some() {
-        bail!("--token-format is of --op moe and linear; add one of them");
+        bail!("--token-format needs --op moe or --op linear; add one of them");
     }
     let checkpoint = args.weights.as_deref().map(Checkpoint::open).transpose()?;
     if let Some(path) = &args.output {
@@ -83,7 +83,7 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
 
     let comparison = verify(args, &weights, &step, &output);
     if let Some(checkpoint) = &checkpoint {
-        // Before anything is said of numbers that came from it.
+        // Checked before any number from the checkpoint is reported.
         checkpoint.check_unchanged()?;
     }
     let report = Report {
@@ -103,7 +103,7 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
         prediction::write(args, &prediction)?;
     }
     let is_wrong = comparison.is_some_and(|comparison| !comparison.passed());
-    // Before the report, whose reader may have gone: that would end the command without the file.
+    // Written before the report: if the reader of the report is gone, printing ends the command.
     let written = output_file.filter(|_| !is_wrong).map_or(Ok(()), |file| file.write(&output));
     let sensitivity = Sensitivity::new(args, |gpu| {
         backend::run(gpu.prepare(&weights)?.as_mut(), &step, &mut Output::new(problem))?;
@@ -114,7 +114,7 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     Ok(if is_wrong { ExitCode::from(exit::WRONG) } else { ExitCode::SUCCESS })
 }
 
-/// Opens the first GPU. Kernels that are used there for the first time have proved themselves before.
+/// Opens the first GPU. Kernels that would be used for the first time there are self-tested before.
 fn open_gpu(args: &Args) -> Result<Cuda, Error> {
     let unasked = args.variant.kernel.is_none() && args.ptx.is_none() && !args.force;
     if unasked {
@@ -136,16 +136,16 @@ fn open_gpu(args: &Args) -> Result<Cuda, Error> {
 fn choose_backend(args: &Args) -> anyhow::Result<Box<dyn Backend>> {
     let emulated = args.arch.is_some() || args.schedule.is_some() || args.sms.is_some() || args.timed;
     if args.backend != Choice::Emulated && emulated {
-        bail!("--arch, --schedule, --sms and --timed are the emulator's; add --backend emulated");
+        bail!("--arch, --schedule, --sms and --timed need the emulator; add --backend emulated");
     }
     if args.force && ![Choice::Auto, Choice::Cuda].contains(&args.backend) {
-        bail!("--force is of a card; leave it out with another --backend");
+        bail!("--force needs a GPU; remove it, or use --backend cuda");
     }
     let cuda = || open_gpu(args);
     let of_any_device = args.variant == Variant::default() && args.ptx.is_none();
     Ok(match args.backend {
         Choice::Cpu if !of_any_device => {
-            bail!("--variant and --ptx are of GPUs, real and emulated; leave them out with --backend cpu")
+            bail!("--variant and --ptx need a real or emulated GPU; remove them, or use another --backend")
         }
         Choice::Cpu => Box::new(Cpu::new()),
         Choice::Cuda => Box::new(cuda()?),
@@ -153,9 +153,9 @@ fn choose_backend(args: &Args) -> anyhow::Result<Box<dyn Backend>> {
         Choice::Auto => match cuda() {
             Ok(gpu) => Box::new(gpu),
             Err(error) if error.is_no_device() && of_any_device => {
-                // With a card there, its kernels have failed.
+                // If there is a GPU, its kernels have failed their self-tests.
                 if cuda::devices().is_ok() {
-                    eprintln!("note: the CPU computes, since {error}");
+                    eprintln!("note: running on the CPU: {error}");
                 }
                 Box::new(Cpu::new())
             }

@@ -1,4 +1,5 @@
-//! `nvfp4 run --op moe`: a whole layer. Inputs from a seed or a layer of a checkpoint, a backend, runs, the comparison in stages, a report.
+//! `nvfp4 run --op moe`: generates or reads a whole layer, runs it on a backend, compares its stages, and prints a
+//! report.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -23,28 +24,28 @@ use super::{job, report};
 use crate::cli::progress::Progress;
 use crate::cli::{exit, table};
 
-/// The layer that is computed if none is named.
+/// Default layer.
 const SHAPE: &str = "qwen3-30b-a3b";
 
-/// Elements of each stage in a sample.
+/// Number of elements of each stage in a sample.
 const SAMPLE: usize = 4096;
 
-/// Tokens for a layer of a checkpoint, if no other number is given.
+/// Default number of tokens for a layer of a checkpoint.
 const TOKENS: usize = 16;
 
-/// Runs the layer on the backend that was chosen, and prints the report.
+/// Runs the layer on the chosen backend, and prints the report.
 pub fn run(args: &Args, backend: Box<dyn Backend>, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     if args.output.is_some() || args.activations.is_some() || args.tensor.is_some() {
-        bail!("--output, --activations and --tensor are not of --op moe; leave them out");
+        bail!("--output, --activations and --tensor cannot be used with --op moe; remove them");
     }
     if args.variant != (Variant { graph: args.variant.graph, ..Default::default() }) {
-        bail!("of --variant, --op moe takes graph alone; leave the other words out");
+        bail!("with --op moe, --variant accepts only `graph`; remove the other words");
     }
     let dtype = args.out_dtype.unwrap_or(TokenDtype::Bf16);
     if let Some(path) = &args.weights {
-        let number = args.layer.expect("clap requires it or --tensor beside --weights");
+        let number = args.layer.expect("clap requires --layer or --tensor with --weights");
         if args.routing.is_some() {
-            bail!("a layer of a checkpoint has its own router; leave --routing out");
+            bail!("a layer of a checkpoint has its own router; remove --routing");
         }
         let checkpoint = Checkpoint::open(path)?;
         let layer = checkpoint.moe_layer(number, dtype)?;
@@ -77,17 +78,17 @@ pub fn run(args: &Args, backend: Box<dyn Backend>, out: &mut impl Write) -> anyh
     compute(args, job, backend, &|| Ok(()), out)
 }
 
-/// What is computed.
+/// The layer and its inputs.
 struct Job<'a> {
     name: String,
     generator: Generator,
-    /// Which experts tokens name, in a word.
+    /// Name of the routing of the tokens.
     routing: &'static str,
     weights: MoeWeights<'a>,
     inputs: MoeInputs<'static>,
 }
 
-/// Runs the job and prints the report. `check_inputs` is asked before anything is said of numbers that came from files.
+/// Runs the job and prints the report. `check_inputs` is called before results from files are reported.
 fn compute(
     args: &Args,
     job: Job<'_>,
@@ -134,28 +135,29 @@ fn compute(
     Ok(if is_wrong { ExitCode::from(exit::WRONG) } else { ExitCode::SUCCESS })
 }
 
-/// Refuses a layer that this machine's memory cannot hold, before anything is allocated.
+/// Refuses a layer that does not fit this machine's memory, before anything is allocated.
 fn check_memory(sizes: &MoeSizes, tokens: usize) -> anyhow::Result<()> {
     let widths = sizes.intermediate.saturating_mul(3).saturating_add(sizes.shared_intermediate.unwrap_or(0));
     let matrix = sizes.hidden as f64 * sizes.intermediate.max(sizes.shared_intermediate.unwrap_or(0)) as f64;
-    // What is counted: the weights and their prepared copy, at 9/16 of a byte an element each; f32 numbers while one matrix is
-    // quantized; 16-bit rows, those of two outputs, and the f32 sums of one expert.
+    // The sum of: the weights and their prepared copy, each at 9/16 byte per element; f32 numbers while one matrix is
+    // quantized;
+    // 16-bit rows of the inputs and of two outputs, and the f32 sums of one expert.
     let weights = 3.0 * matrix * (sizes.experts + 1) as f64 * 2.0 * 9.0 / 16.0;
     let rows = tokens as f64 * (sizes.top_k + 1) as f64 * (widths + sizes.hidden) as f64;
-    job::check_present(weights + 4.0 * matrix + 8.0 * rows, "take fewer tokens or a smaller layer")
+    job::check_present(weights + 4.0 * matrix + 8.0 * rows, "use fewer tokens or a smaller layer")
 }
 
-/// What came of the runs.
+/// Results of all runs.
 struct Runs {
-    /// Of the timed ones, sorted.
+    /// Sorted times of the timed runs.
     times: Vec<Duration>,
     host_times: Vec<Duration>,
     comparison: Option<MoeComparison>,
-    /// Whether every run gave the bits of the first.
+    /// Whether the outputs of all runs equal the first run's bit for bit.
     same_bits: bool,
 }
 
-/// The first run brings the stages back, which are compared; the others have to give its bits again.
+/// Runs the layer. The first run returns its stages, which are compared. The other runs must reproduce its bits.
 fn runs(args: &Args, weights: &MoeWeights<'_>, step: &MoeStep<'_>, layer: &mut dyn MoeLayer) -> anyhow::Result<Runs> {
     let (timed, warm_up) = args.runs();
     let (mut times, mut host_times, mut same_bits) = (Vec::new(), Vec::new(), true);
@@ -191,7 +193,7 @@ fn runs(args: &Args, weights: &MoeWeights<'_>, step: &MoeStep<'_>, layer: &mut d
     Ok(Runs { times, host_times, comparison, same_bits })
 }
 
-/// A run, its times and what the comparison found.
+/// A run: its inputs, times and comparison.
 struct Report<'a> {
     args: &'a Args,
     shape: &'a str,
@@ -209,19 +211,19 @@ struct Report<'a> {
 }
 
 impl Report<'_> {
-    /// True only after every element was compared, and could be.
+    /// `true` if every element was compared, had a bound, and is right.
     fn verified(&self) -> bool {
         let is_right = |comparison: &MoeComparison| comparison.passed() && comparison.unbounded() == 0;
         self.args.verify == Verify::Full && self.same_bits && self.comparison.is_some_and(is_right)
     }
 
-    /// Bytes that the step has to read and write: the weights of the experts that are hit, tokens and output.
+    /// Bytes that the step must read and write: weights of the experts in use, tokens and output.
     fn bytes(&self) -> usize {
         let tokens = 2 * self.step.tokens() * self.step.sizes().hidden;
         self.weights.bytes(self.step.rows().hit_experts()) + 2 * tokens
     }
 
-    /// Operations, a multiply-add counted as two.
+    /// Number of operations. A multiply-add counts as two.
     fn operations(&self) -> f64 {
         let MoeSizes { hidden, intermediate, shared_intermediate, activation, .. } = self.step.sizes();
         let shared = self.step.tokens() as f64 * shared_intermediate.unwrap_or(0) as f64;
@@ -229,14 +231,14 @@ impl Report<'_> {
         2.0 * matrices * hidden as f64 * (self.step.rows().count() as f64 * intermediate as f64 + shared)
     }
 
-    /// The rows of the expert that has most.
+    /// Maximum number of rows of an expert.
     fn most_rows(&self) -> u32 {
         self.step.rows().firsts().windows(2).map(|ends| ends[1] - ends[0]).max().unwrap_or(0)
     }
 
     fn json(&self) -> serde_json::Value {
         let (sizes, seconds) = (self.step.sizes(), self.median.as_secs_f64());
-        // A rate of the emulator would be mistaken for the device's.
+        // No rates for the emulator: they would be mistaken for the device's.
         let rate = |amount: f64| self.layer.counters().is_none().then_some(amount / seconds);
         let stages = self.comparison.iter().flat_map(|comparison| &comparison.stages).map(|stage| {
             json!({
@@ -291,7 +293,7 @@ impl Report<'_> {
         report
     }
 
-    /// How many tokens, in which format, and where their global scales come from.
+    /// Formats the number of tokens, their format, and the source of their global scales.
     fn tokens(&self) -> String {
         let sizes = self.step.sizes();
         let scales = match (sizes.token_format, self.weights.input_scales(0)) {
@@ -316,7 +318,7 @@ impl Report<'_> {
         )?;
         let of =
             if sizes.named_experts > sizes.experts { format!(" of {}", sizes.named_experts) } else { String::new() };
-        let shared = sizes.shared_intermediate.map_or(String::new(), |size| format!(", a shared one of I {size}"));
+        let shared = sizes.shared_intermediate.map_or(String::new(), |size| format!(", a shared expert of I {size}"));
         let (hidden, intermediate, experts, top_k) = (sizes.hidden, sizes.intermediate, sizes.experts, sizes.top_k);
         let biases = if sizes.biases { " with biases" } else { "" };
         let activation = sizes.activation;
@@ -326,7 +328,7 @@ impl Report<'_> {
         )?;
         writeln!(
             out,
-            "step      {}, {} rows of {} experts, at most {} of one",
+            "step      {}, {} rows of {} experts, at most {} per expert",
             self.tokens(),
             table::thousands(rows.count()),
             rows.hit_experts(),
@@ -334,7 +336,7 @@ impl Report<'_> {
         )?;
         writeln!(
             out,
-            "bytes     {}, {} of them weights of the experts that are hit",
+            "bytes     {}, {} of them weights of the experts in use",
             table::bytes(self.bytes() as f64),
             table::bytes(self.weights.bytes(rows.hit_experts()) as f64)
         )?;
@@ -371,23 +373,23 @@ impl Report<'_> {
         let (checked, wrong) = (table::thousands(comparison.checked()), table::thousands(comparison.mismatches()));
         match (comparison.first(), self.args.verify) {
             (Some(first), _) => {
-                writeln!(out, "verified  NO: {wrong} of {checked} elements are wrong, the first {first}")
+                writeln!(out, "verified  NO: {wrong} of {checked} elements are wrong; the first: {first}")
             }
-            _ if !self.same_bits => writeln!(out, "verified  NO: a run gave other bits than the first one"),
+            _ if !self.same_bits => writeln!(out, "verified  NO: the output of a run differs from the first run's"),
             _ if comparison.unbounded() > 0 => {
                 let unbounded = table::thousands(comparison.unbounded());
                 writeln!(
                     out,
-                    "verified  no: {unbounded} of {checked} elements may overflow f32 on the way, the others are right"
+                    "verified  no: {unbounded} of {checked} elements may overflow f32 in between; the others are right"
                 )
             }
             (None, Verify::Full) => {
                 writeln!(
                     out,
-                    "verified  yes: all {checked} elements as far as f32 sums can tell, the output to the bit"
+                    "verified  yes: all {checked} elements within the bounds of f32 sums, the output bit for bit"
                 )
             }
-            (None, _) => writeln!(out, "verified  no: of a sample of {checked} elements none is wrong"),
+            (None, _) => writeln!(out, "verified  no: only a sample of {checked} elements was checked; none is wrong"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What `nvfp4 run --timed` says beyond its report: a trace, and how the prediction hangs on constants that nobody has measured.
+//! Additional results of `nvfp4 run --timed`: a trace, and the sensitivity of the prediction to assumed constants.
 
 use std::io::Write;
 
@@ -10,30 +10,31 @@ use serde_json::{Value, json};
 use super::args::Args;
 use super::emulated_gpu;
 
-/// Writes the trace that was asked for.
+/// Writes the trace if --trace is given.
 pub fn write(args: &Args, prediction: &Prediction) -> anyhow::Result<()> {
     let Some(path) = &args.trace else { return Ok(()) };
     let events = trace::events(&prediction.spans, prediction.card.get(Key::Clock));
-    std::fs::write(path, events.to_string()).with_context(|| format!("writing {}", path.display()))
+    std::fs::write(path, events.to_string()).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// How a prediction changes with an assumed constant.
+/// Change of a prediction with an assumed constant.
 struct Change {
     key: Key,
     value: f64,
-    /// In %, with the constant halved and doubled.
+    /// Changes in percent with the constant halved and doubled.
     halved: f64,
     doubled: f64,
 }
 
-/// How a prediction changes with the constants of its card that nobody has measured or published.
+/// Changes of a prediction with the GPU's constants that are neither measured nor published.
 pub struct Sensitivity {
     before: f64,
     changes: Vec<Change>,
 }
 
 impl Sensitivity {
-    /// Predicts again with each assumed constant halved and doubled, if that was asked for. `run` runs the step on a GPU.
+    /// Predicts again with each assumed constant halved and doubled, if --sensitivity is given. `run` runs the step on
+    /// a GPU.
     pub fn new(args: &Args, run: impl Fn(&Emulated) -> anyhow::Result<()>) -> anyhow::Result<Option<Self>> {
         let Some(card) = args.card()?.filter(|_| args.sensitivity) else { return Ok(None) };
         let gpu = emulated_gpu::untimed(args)?;
@@ -51,7 +52,7 @@ impl Sensitivity {
         Ok(Some(Self { before, changes: assumed.map(change).collect::<anyhow::Result<_>>()? }))
     }
 
-    /// An object for each constant, by its name.
+    /// Returns an object with an entry per constant.
     pub fn json(&self) -> Value {
         let change = |Change { key, value, halved, doubled }: &Change| {
             let unit = key.unit();
@@ -64,7 +65,7 @@ impl Sensitivity {
     }
 
     pub fn print(&self, out: &mut impl Write) -> std::io::Result<()> {
-        writeln!(out, "sensitivity, in % of {:.2} µs:", self.before)?;
+        writeln!(out, "sensitivity to assumed constants, in % of {:.2} µs:", self.before)?;
         self.changes.iter().try_for_each(|Change { key, value, halved, doubled }| {
             let (name, unit) = (key.name(), key.unit());
             writeln!(out, "  {name:18} {value:6} {unit:12} halved {halved:+6.1}, doubled {doubled:+6.1}")
@@ -72,7 +73,7 @@ impl Sensitivity {
     }
 }
 
-/// Prints a report, as one JSON object or as text, and what constants decide of its prediction.
+/// Prints a report as one JSON object or as text, followed by the sensitivity of its prediction.
 pub fn print<W: Write>(
     args: &Args,
     mut json: Value,

@@ -1,4 +1,4 @@
-//! What `nvfp4 run` prints: for people, or as JSON.
+//! Report of `nvfp4 run`, as text or as JSON.
 
 use std::io::Write;
 use std::time::Duration;
@@ -13,36 +13,36 @@ use serde_json::json;
 use super::args::{Args, Verify};
 use crate::cli::table;
 
-/// A run, its times and what the check found.
+/// A run: its inputs, times and comparison.
 pub struct Report<'a> {
     pub args: &'a Args,
     pub shape: String,
     pub input: String,
-    /// The modules of the weights, if they come from a checkpoint.
+    /// Modules of the weights. Empty: the weights do not come from a checkpoint.
     pub modules: Vec<String>,
     pub problem: &'a GroupedProblem,
     pub backend: &'a dyn Backend,
     pub layer: &'a dyn Layer,
     pub min: Duration,
     pub median: Duration,
-    /// Median time to queue a run.
+    /// Median time to queue a run. `None`: the backend queues nothing.
     pub host: Option<Duration>,
     pub comparison: Option<Comparison>,
 }
 
 impl Report<'_> {
-    /// True only after every element was checked.
+    /// `true` if every element was checked and is right.
     fn verified(&self) -> bool {
         self.args.verify == Verify::Full && self.comparison.is_some_and(|comparison| comparison.passed())
     }
 
-    /// As one JSON object.
+    /// Returns the report as one JSON object.
     pub fn json(&self) -> serde_json::Value {
         let work = Roofline::new(self.problem);
         let seconds = self.median.as_secs_f64();
         let groups: Vec<_> =
             self.problem.groups().iter().map(|group| json!({"m": group.m, "n": group.n, "k": group.k})).collect();
-        // A rate of the emulator would be mistaken for the device's.
+        // No rates for the emulator: they would be mistaken for the device's.
         let rate = |amount: f64| self.layer.counters().is_none().then_some(amount / seconds);
         let mut report = json!({
             "op": self.problem.op(),
@@ -75,7 +75,7 @@ impl Report<'_> {
         report
     }
 
-    /// For people.
+    /// Prints the report as text.
     pub fn print(&self, out: &mut impl Write) -> std::io::Result<()> {
         let work = Roofline::new(self.problem);
         let seconds = self.median.as_secs_f64();
@@ -112,7 +112,7 @@ impl Report<'_> {
                 )?;
                 if let (Some(count), Some(host)) = (self.layer.launches(), self.host) {
                     let host = table::time(host.as_secs_f64());
-                    writeln!(out, "variant   {}: {} a run, queued in {host}", self.args.variant, launches(count))?;
+                    writeln!(out, "variant   {}: {} per run, queued in {host}", self.args.variant, launches(count))?;
                 }
                 writeln!(
                     out,
@@ -126,12 +126,12 @@ impl Report<'_> {
             let share = work.seconds(peaks) / seconds;
             writeln!(
                 out,
-                "roofline  {:.0} % of the device's: {} at {:.1} GB/s and {:.2} TFLOP/s{}",
+                "roofline  {:.0} % of the device's peak: {} at {:.1} GB/s and {:.2} TFLOP/s{}",
                 100.0 * share,
                 table::time(work.seconds(peaks)),
                 peaks.bytes_per_second / 1e9,
                 peaks.ops_per_second / 1e12,
-                if share > 1.0 { "; so little data stays in caches" } else { "" }
+                if share > 1.0 { "; data this small stays in caches" } else { "" }
             )?;
         }
         let Some(comparison) = &self.comparison else {
@@ -145,21 +145,23 @@ impl Report<'_> {
         )?;
         let Tolerance { absolute, relative } = Tolerance::of(self.problem.out_dtype());
         let rounds = self.args.variant.schedule.rounds_gate_and_up();
-        let more = if rounds { " + what rounding gate and up moves it by" } else { "" };
+        let more = if rounds { " + the effect of rounding gate and up" } else { "" };
         let bound = format!("within {absolute} + {relative}·|x|{more} of the exact reference");
         let checked = table::thousands(comparison.checked);
         match (comparison.first, self.args.verify) {
             (Some(first), _) => {
                 let wrong = table::thousands(comparison.mismatches);
-                writeln!(out, "verified  NO: {wrong} of {checked} elements are wrong, the first {first}")
+                writeln!(out, "verified  NO: {wrong} of {checked} elements are wrong; the first: {first}")
             }
             (None, Verify::Full) => writeln!(out, "verified  yes: all {checked} elements {bound}"),
-            (None, _) => writeln!(out, "verified  no: of a sample of {checked} elements all are {bound}"),
+            (None, _) => {
+                writeln!(out, "verified  no: only a sample of {checked} elements was checked; all are {bound}")
+            }
         }
     }
 }
 
-/// The predicted time, and where it goes.
+/// Prints the predicted time and its breakdown.
 pub fn print_prediction(prediction: &emulated::Prediction, out: &mut impl Write) -> std::io::Result<()> {
     writeln!(
         out,
@@ -169,7 +171,7 @@ pub fn print_prediction(prediction: &emulated::Prediction, out: &mut impl Write)
     prediction.launches.iter().try_for_each(|launch| write!(out, "{launch}"))
 }
 
-/// So many tokens, and as what they are multiplied where that is not as they are.
+/// Formats a number of tokens and the format in which they are multiplied, unless it is their 16-bit type.
 pub fn tokens_of(format: TokenFormat, count: usize) -> String {
     let kind = match format {
         TokenFormat::Bits16 => "",
@@ -183,13 +185,13 @@ pub fn launches(count: usize) -> String {
     if count == 1 { "1 launch".into() } else { format!("{count} launches") }
 }
 
-/// The share of multiply-adds that belong to an element of the output, where tensor cores do them.
+/// Useful share of the multiply-adds on tensor cores. `None`: the tensor cores are not used.
 fn useful_share(counters: &emulated::Counters, operations: f64) -> Option<f64> {
     let useful = (operations / 2.0) as u64;
     (counters.total.matrix_multiply_adds > 0).then(|| counters.useful_share(useful))
 }
 
-/// What an emulated kernel did. No rate: the time is the emulator's.
+/// Prints the counters of an emulated kernel. Rates are omitted, because the time is the emulator's.
 pub fn print_counters(
     counters: &emulated::Counters,
     operations: f64,
@@ -201,7 +203,7 @@ pub fn print_counters(
     let bytes = |count: u64| table::bytes(count as f64);
     writeln!(
         out,
-        "executed  {} instructions of threads, {} of warps, {} CTAs; no fault",
+        "executed  {} thread instructions, {} warp instructions, {} CTAs; no fault",
         number(total.thread_instructions),
         number(total.warp_instructions),
         number(counters.ctas)
@@ -220,7 +222,7 @@ pub fn print_counters(
     )?;
     writeln!(
         out,
-        "shared    {} loaded, {} stored, {} extra cycles by bank conflicts",
+        "shared    {} loaded, {} stored, {} extra cycles from bank conflicts",
         bytes(total.bytes.shared_load),
         bytes(total.bytes.shared_store),
         number(total.bank_conflicts)
@@ -236,7 +238,7 @@ pub fn print_counters(
     if total.loads.phases > 0 {
         writeln!(
             out,
-            "pipeline  {:.1} % of {} loads beside matrix operations, {:.1} of those ahead of its use",
+            "pipeline  {:.1} % of {} loads beside matrix operations, on average {:.1} operations ahead of use",
             100.0 * total.loads.overlap(),
             number(total.loads.phases),
             total.loads.mean_distance()
@@ -245,10 +247,10 @@ pub fn print_counters(
     let waits: Vec<_> =
         counters.roles.iter().map(|role| format!("{:.0}", 100.0 * counters.waiting_share(role))).collect();
     writeln!(out, "waiting   {} % of the emulated time, by warp", waits.join(", "))?;
-    writeln!(out, "time      {} to emulate; says nothing of a GPU", table::time(seconds))
+    writeln!(out, "time      {} to emulate; not a GPU's time", table::time(seconds))
 }
 
-/// The groups, those of equal size in one row.
+/// Returns the table of groups. Consecutive groups of equal size share a row.
 fn group_table(groups: &[Group]) -> comfy_table::Table {
     let mut rows = table::table(&["group", "M", "N", "K"], 1);
     let mut first = 0;

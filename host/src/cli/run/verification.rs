@@ -1,4 +1,4 @@
-//! The check of an output against the exact reference: of all elements, or of a sample.
+//! Checks an output against the exact reference: all elements or a sample.
 
 use nvfp4::Output;
 use nvfp4::compare::{Comparison, Mismatch, Tolerance, compare_with};
@@ -10,7 +10,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use super::args::{Args, Verify};
 use crate::cli::progress::Progress;
 
-/// Compares as much of an output as was asked for, at the variant's tolerance. `None` if no check was asked for.
+/// Compares the requested elements of an output with the variant's tolerance. `None`: no check was requested.
 pub fn verify(args: &Args, weights: &Weights<'_>, step: &Step<'_>, output: &Output) -> Option<Comparison> {
     let tolerance = |element: &Element| args.variant.schedule.tolerance(output.dtype(), element);
     match args.verify {

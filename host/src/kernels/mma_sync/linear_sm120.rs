@@ -62,7 +62,7 @@ mod tests {
 
     /// ptxas warns that it is slow on these cards.
     #[test]
-    fn no_copy_goes_to_several_blocks() {
+    fn ptx_has_no_multicast_copies() {
         let ptx = crate::kernels::ptx("linear_sm120").unwrap();
         assert!(ptx.contains("cp.async.bulk") && !ptx.contains("multicast"));
     }

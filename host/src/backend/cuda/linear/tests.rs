@@ -212,7 +212,7 @@ fn projections_with_fp8_tokens_keep_their_global_scales_and_values_lie_at_multip
         assert_eq!(row[N / 3..], second[token * N..][N / 3..N]);
     }
     let error = pack(address + 8, &[(N, global)]).err().unwrap().to_string();
-    assert!(error.contains("for tokens in FP8 they must be at a multiple of 16"), "{error}");
+    assert!(error.contains("for FP8 tokens the address must be a multiple of 16"), "{error}");
 }
 
 /// A B200, on which no card has proved any kernel.
@@ -269,9 +269,10 @@ fn projections_with_nvfp4_tokens_keep_their_global_scales_and_an_input_scale_is_
         assert_eq!(row[..N / 3], first[token * N..][..N / 3]);
         assert_eq!(row[N / 3..], second[token * N..][N / 3..N]);
     }
-    for (values, input_scale, says) in
-        [(address + 8, None, "NVFP4 they must be at a multiple of 16"), (address, Some(f32::NAN), "input scale NaN")]
-    {
+    for (values, input_scale, says) in [
+        (address + 8, None, "for NVFP4 tokens the address must be a multiple of 16"),
+        (address, Some(f32::NAN), "input scale NaN"),
+    ] {
         let error = pack(values, &[(N, global)], input_scale).err().unwrap().to_string();
         assert!(error.contains(says), "{error}");
     }

@@ -1,4 +1,4 @@
-//! The kernel's row in the fake driver.
+//! The kernel's implementation for the fake driver.
 
 use fake_cuda::Launch;
 use kernels_gpu::layer::router::abi::{self, LOGITS_F32, SIGMOID, SIGMOID_SHARES, SOFTMAX, THREADS};
@@ -6,9 +6,9 @@ use kernels_gpu::layer::router::abi::{self, LOGITS_F32, SIGMOID, SIGMOID_SHARES,
 use crate::kernels::fake::{out_dtype, slice, slice_mut};
 use crate::router::{Router, Scoring, route_token};
 
-/// Routes every token as the kernel's contract says.
+/// Routes every token by the kernel's contract.
 pub(super) fn launch(launch: &Launch<'_>) {
-    // SAFETY: launched by tests whose operands are alive and lie where the parameter says.
+    // SAFETY: tests launch this with a parameter whose addresses refer to live operands of the described sizes.
     unsafe {
         let parameter: abi::Launch = launch.parameter(0);
         let abi::Launch { token_count, experts, top_k, groups, .. } = parameter;

@@ -1,4 +1,4 @@
-//! Routers on a GPU, `kernels-gpu/src/layer/router/`: a function of sizes and addresses.
+//! Routers on a GPU, `kernels-gpu/src/router/`. Functions of sizes and addresses.
 
 #[cfg(all(test, feature = "cuda"))]
 mod fake;
@@ -36,29 +36,29 @@ impl Kernel for RouterKernel {
     }
 }
 
-/// What a call of a router reads and writes: addresses in the device's memory.
+/// Inputs and outputs of a router call: addresses in the device's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RouterArguments {
-    /// T; may be 0.
+    /// Number of tokens, T; may be 0.
     pub token_count: usize,
     /// Logits, T rows of E numbers.
     pub logits: Address,
-    /// Their type.
+    /// Type of the logits.
     pub logit_type: LogitType,
-    /// Elements from one token's logits to the next one's, E at least.
+    /// Distance between the logits of consecutive tokens in elements, at least E.
     pub logits_stride: usize,
-    /// The router's biases, `[E]`, f32; not looked at if it has none.
+    /// Biases of the router, `[E]`, f32. Ignored if the router has none.
     pub bias: Address,
-    /// The experts of each token, `[T, k]`, i32.
+    /// Output: experts of each token, `[T, k]`, i32.
     pub ids: Address,
-    /// Their weights, `[T, k]`, f32.
+    /// Output: weights of these experts, `[T, k]`, f32.
     pub weights: Address,
 }
 
-/// The launch of a router; none where there is no token.
+/// Returns the launch of a router. `None`: there are no tokens.
 ///
 /// # Errors
-/// If an address is not aligned, the stride is too small, there are too many tokens, or biases are missing.
+/// If an address is not aligned, the stride is too small, there are too many tokens, or the biases are missing.
 pub(crate) fn launch(router: &Router, arguments: &RouterArguments) -> Result<Option<Launch>, Error> {
     let &RouterArguments { token_count, logits, logit_type, logits_stride, bias, ids, weights } = arguments;
     let (bytes, format) = match logit_type {
@@ -69,17 +69,19 @@ pub(crate) fn launch(router: &Router, arguments: &RouterArguments) -> Result<Opt
         [("logits", logits, bytes), ("biases", bias, 4), ("ids", ids, 4), ("weights", weights, 4)]
     {
         if !address.is_multiple_of(bytes) {
-            return Err(Error::Invalid(format!("router: {what} at {address:#x}, no multiple of {bytes}")));
+            return Err(Error::Invalid(format!(
+                "router: {what} at {address:#x}; the address must be a multiple of {bytes}"
+            )));
         }
     }
     if logits_stride < router.experts() {
         let experts = router.experts();
         return Err(Error::Invalid(format!(
-            "router: logits {logits_stride} elements apart, less than {experts} experts"
+            "router: the logits have a stride of {logits_stride} elements; expected at least {experts}, the number of experts"
         )));
     }
     if router.bias().is_some() && bias == 0 {
-        return Err(Error::Invalid("router: no address of its biases".into()));
+        return Err(Error::Invalid("router: the address of the biases is missing".into()));
     }
     let token_count = u32::try_from(token_count).map_err(|_| Error::TooLarge)?;
     let (groups, top_groups) = router.groups();
@@ -123,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_launch_has_a_warp_for_each_token_and_memory_for_groups() {
+    fn launch_has_one_warp_per_token_and_group_memory() {
         let softmax = Router::new(8, 2, Scoring::TopKSoftmax).unwrap();
         let grid = launch(&softmax, &arguments()).unwrap().unwrap().grid;
         assert_eq!((grid.blocks, grid.threads, grid.shared_bytes), (3, 128, 0));
@@ -133,19 +135,19 @@ mod tests {
         let groups = Router::new(8, 2, scoring).unwrap();
         assert_eq!(launch(&groups, &arguments()).unwrap().unwrap().grid.shared_bytes, 4 * 8 * 4);
         let error = launch(&groups, &RouterArguments { bias: 0, ..arguments() }).err().unwrap().to_string();
-        assert_eq!(error, "router: no address of its biases");
+        assert_eq!(error, "router: the address of the biases is missing");
     }
 
     #[test]
-    fn what_is_not_aligned_or_too_near_is_refused() {
+    fn misaligned_addresses_and_small_strides_are_refused() {
         let router = Router::new(8, 2, Scoring::Softmax { renormalize: true }).unwrap();
         let refused = |arguments: RouterArguments| launch(&router, &arguments).err().unwrap().to_string();
         let text = refused(RouterArguments { logit_type: LogitType::F32, ..arguments() });
-        assert_eq!(text, "router: logits at 0x1002, no multiple of 4");
+        assert_eq!(text, "router: logits at 0x1002; the address must be a multiple of 4");
         let text = refused(RouterArguments { weights: 0x4002, ..arguments() });
-        assert_eq!(text, "router: weights at 0x4002, no multiple of 4");
+        assert_eq!(text, "router: weights at 0x4002; the address must be a multiple of 4");
         let text = refused(RouterArguments { logits_stride: 7, ..arguments() });
-        assert_eq!(text, "router: logits 7 elements apart, less than 8 experts");
+        assert_eq!(text, "router: the logits have a stride of 7 elements; expected at least 8, the number of experts");
         assert!(launch(&router, &RouterArguments { token_count: 1 << 33, ..arguments() }).is_err());
     }
 }

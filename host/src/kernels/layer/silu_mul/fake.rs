@@ -1,4 +1,4 @@
-//! The kernel's row in the fake driver.
+//! The kernel's implementation for the fake driver.
 
 use fake_cuda::Launch;
 use kernels_gpu::layer::silu_mul::abi::{self, Segment, THREADS};
@@ -6,9 +6,9 @@ use kernels_gpu::layer::silu_mul::abi::{self, Segment, THREADS};
 use crate::kernels::fake::out_dtype;
 use crate::oracle::silu;
 
-/// Computes every segment as the kernel's contract says.
+/// Computes every segment by the kernel's contract.
 pub(super) fn launch(launch: &Launch<'_>) {
-    // SAFETY: launched by tests whose operands are alive and lie where the descriptors say.
+    // SAFETY: tests launch this with descriptors of operands that are alive and have the described sizes.
     unsafe {
         let parameter: abi::Launch = launch.parameter(0);
         let dtype = out_dtype(parameter.format);

@@ -14,7 +14,7 @@ use crate::problem::TokenDtype;
 /// The kernel.
 pub(crate) struct SiluMul;
 
-/// Equally many elements of three matrices in device memory, all of the output's type: `c = silu(gate) ∘ up`.
+/// The same number of elements of three matrices in device memory, all in the output type: `c = silu(gate) ∘ up`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Segment {
     pub gate: Address,
@@ -43,10 +43,10 @@ impl Kernel for SiluMul {
 }
 
 impl SiluMul {
-    /// The launch that computes all segments, each of at least one element.
+    /// Returns the launch that computes all segments. Each must have at least one element.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] if they take more blocks than a grid can have.
+    /// [`Error::TooLarge`] if the grid would need too many CTAs.
     pub fn launch(&self, segments: &[Segment], out_dtype: TokenDtype) -> Result<Launch, Error> {
         let mut blocks = BlockCount::default();
         let mut described = Vec::with_capacity(segments.len());
@@ -75,12 +75,12 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_numbered_through_all_segments() {
+    fn blocks_are_numbered_across_segments() {
         let block = u64::from(BLOCK_ELEMENTS);
         let segments = [8, block, block + 8, 2 * block].map(segment);
         let launch = SiluMul.launch(&segments, TokenDtype::F16).unwrap();
         let mut to = vec![0; launch.bytes()];
-        launch.write(0x100, &mut to, &mut |_| unreachable!("there are no tensor maps")).unwrap();
+        launch.write(0x100, &mut to, &mut |_| unreachable!("the launch has no tensor maps")).unwrap();
         let described: Vec<abi::Segment> =
             to.chunks_exact(size_of::<abi::Segment>()).map(bytemuck::pod_read_unaligned).collect();
         let first: Vec<_> = described[..4].iter().map(|segment| segment.first_block).collect();
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn more_blocks_than_a_grid_has_are_refused() {
+    fn too_many_blocks_for_a_grid_are_refused() {
         assert!(matches!(SiluMul.launch(&[segment(1 << 50)], TokenDtype::F16), Err(Error::TooLarge)));
     }
 }

@@ -1,4 +1,5 @@
-//! The kernel's row in the fake driver, whose tensor maps are the emulator's. It brings weights back from their slabs.
+//! The kernel's implementation for the fake driver. Its tensor maps are the emulator's. It unpacks weights from their
+//! slabs.
 
 use fake_cuda::Launch;
 use kernels_gpu::format::BLOCK;
@@ -12,9 +13,9 @@ use crate::format::Matrix;
 use crate::kernels::fake::{SMS, matrix, multiply, out_dtype};
 use crate::kernels::kernel::op_of;
 
-/// Computes every group that has a tile as the kernel's contract says, and checks the launch and the maps.
+/// Computes every group with a tile by the kernel's contract, and checks the launch and the maps.
 pub(super) fn launch(launch: &Launch<'_>) {
-    // SAFETY: launched by tests whose operands are alive and lie where the descriptors say.
+    // SAFETY: tests launch this with descriptors of operands that are alive and have the described sizes.
     unsafe {
         let parameter: abi::Launch = launch.parameter(0);
         let tiles = std::slice::from_raw_parts(parameter.tiles as *const Tile, parameter.tile_count as usize);
@@ -22,7 +23,8 @@ pub(super) fn launch(launch: &Launch<'_>) {
         for tile in tiles.iter().filter(|tile| (tile.first_column, tile.first_token) == (0, 0)) {
             let group = &*(parameter.groups as *const Group).add(tile.group as usize);
             assert!(group.a_map.is_multiple_of(64), "{:#x}", group.a_map);
-            let map = TensorMap::from_bytes(&*(group.a_map as *const [u8; 128])).expect("a tensor map");
+            let map =
+                TensorMap::from_bytes(&*(group.a_map as *const [u8; 128])).expect("the address holds a tensor map");
             assert_eq!(map.dims[..2], [group.k / 2, group.m].map(u64::from));
             assert_eq!(map.box_dims[..2], [K_BLOCK_BYTES, instance.tile_tokens]);
             let tokens = matrix(group.m, group.k, map.global_address, group.a_scales, 1.0);
@@ -35,16 +37,16 @@ pub(super) fn launch(launch: &Launch<'_>) {
     }
 }
 
-/// A matrix of weights from its slabs.
+/// Unpacks a weight matrix from its slabs.
 ///
 /// # Safety
 ///
-/// All slabs of the matrix lie at `slabs`.
+/// `slabs` is valid for reads of all slabs of the matrix.
 unsafe fn unpack(rows: u32, k: u32, slabs: u64, global: f32) -> Matrix<'static> {
     let byte = |row: u32, step: u32, at: &dyn Fn(usize, u32) -> usize| {
         let (slab, value_bytes, step) = slabs::place(k, step);
         let first = u64::from(row / SLAB_ROWS) * slab_row_bytes(k) + slab as u64;
-        // SAFETY: `# Safety` above says that the slabs lie there, and `at` is in this one.
+        // SAFETY: the caller guarantees readable slabs, and `at` lies in this slab.
         unsafe { *((slabs + first) as *const u8).add(at(value_bytes, step)) }
     };
     let value = |row: u32, column: u32| {

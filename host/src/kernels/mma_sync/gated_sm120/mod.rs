@@ -1,7 +1,8 @@
 //! The kernel for GeForce RTX 50, RTX PRO and DGX Spark, `kernels-gpu/src/mma_sync/gated_sm120/`: the FP4 tensor cores of sm_120 and sm_121.
 //!
-//! Takes every K whose rows a tensor map can describe. Weights are packed in slabs (`slabs.rs`); tokens stay as they are, their
-//! scales in the blocked layout.
+//! Supports every K whose rows a tensor map can describe. Weights are packed in slabs (`slabs.rs`). Tokens stay
+//! unpacked, with
+//! their scales in the blocked layout.
 
 #[cfg(all(test, feature = "cuda"))]
 mod fake;
@@ -78,11 +79,11 @@ impl Grouped for GatedSm120 {
 }
 
 impl GatedSm120 {
-    /// The launch that computes all groups.
+    /// Returns the launch that computes all groups.
     fn launch(&self, request: &Request, groups: &[PlacedGroup]) -> Result<Launch, Error> {
         let sizes: Vec<Sizes> = groups.iter().map(|group| group.sizes).collect();
         let instance = match request.instance {
-            Some(index) => plan::instances(request.op).nth(index).expect("an index of the operation's instances"),
+            Some(index) => plan::instances(request.op).nth(index).expect("the index is below the number of instances"),
             None => plan::choose(request.op, &sizes),
         };
         let tiles = plan::tiles(instance, &sizes)?;
@@ -101,7 +102,7 @@ impl GatedSm120 {
     }
 }
 
-/// Writes the map of a group's tokens, if it has any, and returns what the kernel is told of it.
+/// Writes the map of a group's tokens, if there are any, and returns the kernel's descriptor of the group.
 fn describe(instance: Instance, group: &PlacedGroup, writer: &mut Writer<'_>) -> Result<abi::Group, Error> {
     let &PlacedGroup { sizes: Sizes { m, n, k }, tokens, weights, alpha, output: c } = group;
     let a_map = match m {
@@ -129,7 +130,7 @@ mod tests {
         }
     }
 
-    /// The tensor maps of a launch in the order in which they are encoded, and its groups.
+    /// Returns the tensor maps of a launch in the order of encoding, and its groups.
     fn described(launch: &Launch, groups: usize) -> (Vec<MapArguments>, Vec<abi::Group>) {
         let (mut maps, mut to) = (Vec::new(), vec![0; launch.bytes()]);
         let parameter = launch.write(0x10000, &mut to, &mut |arguments| {
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn each_group_with_tokens_gets_a_map_of_them() {
+    fn group_with_tokens_has_a_token_map() {
         let groups = [group(7, 72, 320), group(0, 8, 320), group(9, 8, 320)];
         let request = Request { op: Op::Gated, instance: None, out_dtype: TokenDtype::F16, sms: 170 };
         let launch = GatedSm120.launch(&request, &groups).unwrap();
@@ -154,9 +155,9 @@ mod tests {
         assert_eq!((launch.grid.blocks, launch.grid.entry), (3, "gated_sm120_t16"));
     }
 
-    /// ptxas warns that it is slow on these cards.
+    /// ptxas warns that multicast copies are slow on these GPUs.
     #[test]
-    fn no_copy_goes_to_several_blocks() {
+    fn ptx_has_no_multicast_copies() {
         let ptx = crate::kernels::ptx("gated_sm120").unwrap();
         assert!(ptx.contains("cp.async.bulk") && !ptx.contains("multicast"));
     }

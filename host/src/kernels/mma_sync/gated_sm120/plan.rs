@@ -1,4 +1,4 @@
-//! Which instance, and which tiles in which order. Functions of sizes alone.
+//! Choice of the instance, and the order of tiles. Functions of sizes only.
 
 use kernels_gpu::mma_sync::gated_sm120::abi::{INSTANCES, Instance, Tile};
 
@@ -8,29 +8,31 @@ use crate::kernels::kernel::op_of;
 use crate::kernels::tiles::{self, weights_read};
 use crate::problem::Op;
 
-/// The instances of an operation.
+/// Returns the instances of an operation.
 pub(super) fn instances(op: Op) -> impl Iterator<Item = Instance> {
     INSTANCES.iter().copied().filter(move |instance| op_of(instance.matrices) == op)
 }
 
-/// The instance that reads weights least often. Among equals it is the one with the smallest tile, which has the most stages.
+/// Returns the instance that reads weights least often. Among equals, the smallest tile wins, because it has the most
+/// stages.
 pub(super) fn choose(op: Op, groups: &[Sizes]) -> Instance {
     let reads = |instance: &Instance| weights_read(groups, instance.tile_tokens);
-    instances(op).min_by_key(|instance| (reads(instance), instance.tile_tokens)).expect("an operation has instances")
+    instances(op).min_by_key(|instance| (reads(instance), instance.tile_tokens)).expect("every operation has instances")
 }
 
-/// Every tile of every group.
+/// Returns every tile of every group.
 ///
 /// # Errors
-/// [`Error::TooLarge`] if they cannot be counted.
+/// [`Error::TooLarge`] if there are too many tiles.
 pub(super) fn tiles(instance: Instance, groups: &[Sizes]) -> Result<Vec<Tile>, Error> {
     tiles::tiles(groups, [instance.tile_columns(), instance.tile_tokens], |group, first_column, first_token, tokens| {
         Tile { group, first_column, first_token, tokens }
     })
 }
 
-/// As few blocks as take as many tiles one after the other as if every multiprocessor had one: then few of them have a tile less, and
-/// none goes on alone when the others are done.
+/// Returns the smallest number of CTAs that needs as many tiles in a row as one CTA per SM would. Then few CTAs have a
+/// tile less,
+/// and no CTA runs alone at the end.
 pub(super) fn blocks(tiles: u32, sms: u32) -> u32 {
     tiles.div_ceil(tiles.div_ceil(sms).max(1))
 }
@@ -40,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tiles_come_out_even() {
+    fn tiles_are_spread_evenly() {
         let counted = [(0, 170), (3, 170), (170, 170), (171, 170), (512, 170), (512, 188), (512, 70)];
         assert_eq!(counted.map(|(tiles, sms)| blocks(tiles, sms)), [0, 3, 170, 86, 128, 171, 64]);
     }
@@ -50,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tile_is_the_smallest_that_reads_weights_least_often() {
+    fn smallest_tile_with_the_fewest_reads_is_chosen() {
         let sizes: [(&[u32], u32); 6] =
             [(&[1, 0, 8], 8), (&[9], 16), (&[40, 32], 64), (&[96], 128), (&[180], 128), (&[0], 8)];
         for (sizes, expected) in sizes {

@@ -1,5 +1,6 @@
-//! Weights as the kernel for sm_120 reads them, in slabs (`kernels-gpu/src/mma_sync/gated_sm120/abi.rs`): each is a part of a stage, and is
-//! one piece of memory. Knows no device.
+//! Weights in slabs, as the kernel for sm_120 reads them (`kernels-gpu/src/gated_sm120/abi.rs`). A slab is a part of a
+//! stage in
+//! one contiguous piece of memory. Uses no device.
 
 use kernels_gpu::mma_sync::gated_sm120::abi::{
     K_BLOCK, MMA_K, SLAB_ROWS, scale_place, slab_bytes, slab_row_bytes, slab_value_bytes, value_place,
@@ -8,16 +9,16 @@ use rayon::prelude::*;
 
 use crate::format::{BLOCK, Matrix};
 
-/// Bytes of a row's values and scales of a step.
+/// Bytes of a row's values per step, and bytes of its scales.
 const STEP_VALUES: usize = MMA_K as usize / 2;
 const STEP_SCALES: usize = MMA_K as usize / BLOCK;
 
-/// Bytes of the slabs of a matrix of so many rows and columns.
+/// Returns the bytes of the slabs of a matrix with `rows` rows and `k` columns.
 pub(super) fn len(rows: usize, k: usize) -> usize {
     rows.div_ceil(SLAB_ROWS as usize) * slab_row_bytes(k as u32) as usize
 }
 
-/// The slabs of a matrix.
+/// Packs a matrix into slabs.
 pub(super) fn pack(matrix: &Matrix<'_>) -> Vec<u8> {
     let k = matrix.k();
     let mut slabs = vec![0; len(matrix.rows(), k)];
@@ -41,7 +42,9 @@ pub(super) fn pack(matrix: &Matrix<'_>) -> Vec<u8> {
     slabs
 }
 
-/// Of a step along K: where its slab begins among those of the same rows, the bytes of values there, and which of its steps it is.
+/// Locates a step along K among the slabs of the same rows. Returns the start of its slab, the bytes of values in that
+/// slab, and
+/// the index of the step in the slab.
 pub(super) fn place(k: u32, step: u32) -> (usize, usize, u32) {
     const STEPS: u32 = K_BLOCK / MMA_K;
     let (k_block, steps) = (step / STEPS, k.div_ceil(MMA_K));
@@ -54,16 +57,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_value_and_scale_is_in_its_slab_and_the_rest_is_zero() {
+    fn slabs_hold_every_value_and_scale() {
         let (rows, k) = (70, 352);
         let values: Vec<u8> = (0..rows * k / 2).map(|i| (i % 255 + 1) as u8).collect();
         let scales: Vec<u8> = (0..rows * k / BLOCK).map(|i| (i % 126 + 1) as u8).collect();
         let slabs = pack(&Matrix::new(rows, k, &values[..], &scales[..], 1.0).unwrap());
-        // 352 elements are six steps: a slab of four, and one of two.
+        // 352 elements are six steps: a slab of four steps and one of two.
         let of_rows = 9216 + 2 * 2048 + 512;
         assert_eq!((slabs.len(), len(rows, k)), (2 * of_rows, 2 * of_rows));
-        // Row 69 is the sixth of the second slab, and row 2 + 8 of its first product. Its fifth step is the first of the last slab:
-        // the byte 17 there is the second of register 3 of the lane 8, and its scales are for thread selector 0 of A.
+        // Row 69 is row 5 of the second slab, and row 2 + 8 of its first product. Its fifth step is the first step of
+        // the last slab. Byte
+        // 17 there is the second byte of register 3 of lane 8, and its scales are for thread selector 0 of A.
         let slab = &slabs[of_rows + 9216..];
         assert_eq!(slab[8 * 16 + 3 * 4 + 1], values[69 * k / 2 + 4 * 32 + 17]);
         assert_eq!(slab[2 * 2048 + 9 * 4 + 3], scales[69 * k / BLOCK + 4 * 4 + 3]);

@@ -1,4 +1,4 @@
-//! The kernel's row in the fake driver.
+//! The kernel's implementation for the fake driver.
 
 use fake_cuda::Launch;
 use kernels_gpu::simt::gated_simt::abi::{self, Group, INSTANCES, Instance};
@@ -6,9 +6,9 @@ use kernels_gpu::simt::gated_simt::abi::{self, Group, INSTANCES, Instance};
 use crate::kernels::fake::{matrix, multiply, out_dtype};
 use crate::kernels::kernel::op_of;
 
-/// Computes every group as the kernel's contract says, and checks the launch against the groups.
+/// Computes every group by the kernel's contract, and checks the launch against the groups.
 pub(super) fn launch(launch: &Launch<'_>) {
-    // SAFETY: launched by tests whose operands are alive and lie where the descriptors say.
+    // SAFETY: tests launch this with descriptors of operands that are alive and have the described sizes.
     unsafe {
         let parameter: abi::Launch = launch.parameter(0);
         let groups = std::slice::from_raw_parts(parameter.groups as *const Group, parameter.group_count as usize);

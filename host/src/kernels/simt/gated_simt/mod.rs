@@ -1,6 +1,6 @@
-//! The portable kernel, `kernels-gpu/src/simt/gated_simt/`: integer dot products, on any card from compute capability 8.0 on.
+//! The portable kernel, `kernels-gpu/src/gated_simt/`: integer dot products, on any GPU from compute capability 8.0 on.
 //!
-//! Takes every K. Weights stay as they are in a checkpoint, their scales in the blocked layout.
+//! Supports every K. Weights stay as in the checkpoint, with their scales in the blocked layout.
 
 #[cfg(all(test, feature = "cuda"))]
 mod fake;
@@ -17,10 +17,10 @@ use crate::problem::Op;
 /// The kernel.
 pub(crate) struct GatedSimt;
 
-/// What instances are called, by their tile.
+/// Names of the instances by tile.
 const NAMES: [(&str, Tile); 2] = [("small", Tile::SMALL), ("large", Tile::LARGE)];
 
-/// The instance of an operation with such tiles.
+/// Returns the instance of an operation with a tile.
 fn instance(op: Op, tile: Tile) -> Instance {
     let of = INSTANCES.iter().find(|instance| op_of(instance.matrices) == op && instance.tile == tile);
     *of.expect("both operations have an instance of every tile")
@@ -77,7 +77,7 @@ impl Grouped for GatedSimt {
 }
 
 impl GatedSimt {
-    /// The launch that computes all groups.
+    /// Returns the launch that computes all groups.
     fn launch(&self, request: &Request, groups: &[PlacedGroup]) -> Result<Launch, Error> {
         let sizes: Vec<Sizes> = groups.iter().map(|group| group.sizes).collect();
         let tile = match request.instance {
@@ -98,7 +98,7 @@ impl GatedSimt {
     }
 }
 
-/// What the kernel is told of a group.
+/// Returns the kernel's descriptor of a group.
 fn describe(group: &PlacedGroup, first_tile: u32) -> abi::Group {
     let &PlacedGroup { sizes: Sizes { m, n, k }, tokens, weights, alpha, output } = group;
     abi::Group {

@@ -1,4 +1,4 @@
-//! Which tile, and which tiles are a group's. Functions of sizes alone.
+//! Choice of the tile, and numbering of tiles. Functions of sizes only.
 
 use kernels_gpu::simt::gated_simt::abi::Tile;
 
@@ -6,11 +6,12 @@ use crate::error::Error;
 use crate::kernels::group::Sizes;
 use crate::kernels::launch::BlockCount;
 
-/// Time for a row of a [`Tile::SMALL`] in rows of a [`Tile::LARGE`], by its instructions for a product: a thread
-/// loads an operand from shared memory for every 4 columns · tokens it computes, the large tile's thread for every 8.
+/// Time per row of a [`Tile::SMALL`] in rows of a [`Tile::LARGE`], estimated from the instructions per product. A
+/// thread of the
+/// small tile loads an operand from shared memory per 4 columns · tokens, a thread of the large tile per 8.
 const SMALL_ROW_COST: u64 = 2;
 
-/// The tile with the least work, the rows that stay empty in a group's last tile included.
+/// Returns the tile with the least work, including the empty rows in a group's last tile.
 pub(super) fn choose(groups: &[Sizes]) -> Tile {
     let rows = |tile: Tile| -> u64 {
         let of = |sizes: &Sizes| tile.count(sizes.m, sizes.n) * u64::from(tile.tokens * tile.columns);
@@ -19,10 +20,10 @@ pub(super) fn choose(groups: &[Sizes]) -> Tile {
     if rows(Tile::SMALL).saturating_mul(SMALL_ROW_COST) < rows(Tile::LARGE) { Tile::SMALL } else { Tile::LARGE }
 }
 
-/// The first tile of each group, and how many there are: a block computes one.
+/// Returns the first tile of each group and the number of tiles. A CTA computes one tile.
 ///
 /// # Errors
-/// [`Error::TooLarge`] if they are more than a grid can have blocks.
+/// [`Error::TooLarge`] if a grid cannot have as many CTAs.
 pub(super) fn number_tiles(tile: Tile, groups: &[Sizes]) -> Result<(Vec<u32>, u32), Error> {
     let mut blocks = BlockCount::default();
     let first = groups.iter().map(|sizes| blocks.take(tile.count(sizes.m, sizes.n))).collect::<Result<_, _>>()?;
@@ -38,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn a_few_tokens_a_group_go_to_the_small_tile_and_many_to_the_large() {
+    fn number_of_tokens_decides_the_tile() {
         let tile = |tokens: [u32; 3]| choose(&groups(tokens));
         assert_eq!(tile([1, 0, 3]), Tile::SMALL);
         assert_eq!(tile([16, 16, 16]), Tile::SMALL);
@@ -48,14 +49,14 @@ mod tests {
     }
 
     #[test]
-    fn tiles_are_numbered_through_all_groups_and_empty_ones_have_none() {
+    fn tiles_are_numbered_across_groups() {
         let columns = 4096 / Tile::LARGE.columns;
         let (first, blocks) = number_tiles(Tile::LARGE, &groups([65, 0, 200])).unwrap();
         assert_eq!((first, blocks), (vec![0, 2 * columns, 2 * columns], 6 * columns));
     }
 
     #[test]
-    fn more_tiles_than_blocks_in_a_grid_are_refused() {
+    fn too_many_tiles_for_a_grid_are_refused() {
         let huge = Sizes { m: u32::MAX, n: 1 << 20, k: 16 };
         for groups in [vec![huge], vec![huge; 64]] {
             assert!(matches!(number_tiles(choose(&groups), &groups), Err(Error::TooLarge)));

@@ -1,4 +1,4 @@
-//! The kernel's row in the fake driver, whose tensor maps are the emulator's.
+//! The kernel's implementation for the fake driver. Its tensor maps are the emulator's.
 
 use fake_cuda::Launch;
 use kernels_gpu::tcgen05::gated_sm100::abi::{self, INSTANCES, K_BLOCK_BYTES, Record, TILE_ROWS};
@@ -7,9 +7,9 @@ use ptx_emulator::TensorMap;
 use crate::kernels::fake::{SMS, matrix, multiply, out_dtype};
 use crate::kernels::kernel::op_of;
 
-/// Computes every group that has a tile as the kernel's contract says, and checks the launch and the maps.
+/// Computes every group with a tile by the kernel's contract, and checks the launch and the maps.
 pub(super) fn launch(launch: &Launch<'_>) {
-    // SAFETY: launched by tests whose operands are alive and lie where the descriptors say.
+    // SAFETY: tests launch this with descriptors of operands that are alive and have the described sizes.
     unsafe {
         let parameter: abi::Launch = launch.parameter(0);
         let records = std::slice::from_raw_parts(parameter.records as *const Record, parameter.tile_count as usize);
@@ -19,7 +19,7 @@ pub(super) fn launch(launch: &Launch<'_>) {
         {
             let values = |map: u64, rows: u32, box_rows: u32| {
                 assert!(map.is_multiple_of(64), "{map:#x}");
-                let map = TensorMap::from_bytes(&*(map as *const [u8; 128])).expect("a tensor map");
+                let map = TensorMap::from_bytes(&*(map as *const [u8; 128])).expect("the address holds a tensor map");
                 assert_eq!(map.dims[..2], [group.k / 2, rows].map(u64::from));
                 assert_eq!(map.box_dims[..2], [K_BLOCK_BYTES, box_rows]);
                 map.global_address
@@ -33,7 +33,7 @@ pub(super) fn launch(launch: &Launch<'_>) {
             multiply(op_of(instance.matrices), out_dtype(parameter.output), tokens, weights, group.c);
         }
         let (blocks, all) = (instance.blocks_of_tile(), parameter.tile_count * instance.blocks_of_tile());
-        // Where K is split, a block computes one tile.
+        // If K is split, a CTA computes one tile.
         let blocks_at_most = if instance.splits > 1 { all } else { all.min(SMS) };
         assert!((1..=blocks_at_most).contains(&launch.grid[0]) && launch.grid[1..] == [1, 1], "{:?}", launch.grid);
         assert_eq!((launch.block, launch.cluster), ([instance.threads(), 1, 1], [blocks, 1, 1]));

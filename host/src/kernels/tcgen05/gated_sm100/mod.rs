@@ -1,7 +1,8 @@
 //! The Blackwell kernel, `kernels-gpu/src/tcgen05/gated_sm100/`: the FP4 tensor cores of B200 and B300.
 //!
-//! Takes every K whose rows a tensor map can describe. Weights stay as they are in a checkpoint, their scales in the blocked
-//! layout; the kernel reads both through tensor maps and bulk copies.
+//! Supports every K whose rows a tensor map can describe. Weights stay as in the checkpoint, with their scales in the
+//! blocked
+//! layout. The kernel reads both by tensor maps and bulk copies.
 
 #[cfg(all(test, feature = "cuda"))]
 mod fake;
@@ -72,21 +73,21 @@ impl Grouped for GatedSm100 {
 }
 
 impl GatedSm100 {
-    /// The instance at an index, which must allow the groups.
+    /// Returns the instance at an index. Fails if the instance does not allow the groups.
     fn named(&self, op: Op, index: usize, groups: &[Sizes]) -> Result<Instance, Error> {
-        let instance = plan::instances(op).nth(index).expect("an index of the operation's instances");
+        let instance = plan::instances(op).nth(index).expect("the index is below the number of instances");
         match groups.iter().position(|sizes| !instance.allows(sizes.m)) {
             None => Ok(instance),
             Some(index) => {
                 let (name, most) = (instance_name(self, op, instance.entry), instance.tile_tokens);
                 let m = groups[index].m;
-                let text = format!("{m} tokens; instance {name} takes {most} at most: choose one of larger tiles");
+                let text = format!("{m} tokens; instance {name} supports at most {most}; use one with larger tiles");
                 Err(Error::Invalid(text).at(format_args!("group {index}")))
             }
         }
     }
 
-    /// The launch that computes all groups.
+    /// Returns the launch that computes all groups.
     fn launch(&self, request: &Request, groups: &[PlacedGroup]) -> Result<Launch, Error> {
         let sizes: Vec<Sizes> = groups.iter().map(|group| group.sizes).collect();
         let instance = match request.instance {
@@ -112,8 +113,9 @@ impl GatedSm100 {
     }
 }
 
-/// Tensor maps of a group: of its tokens, then of each matrix of weights, then of C if that is stored by one. A group without
-/// tokens has none.
+/// Returns the tensor maps of a group: tokens, then each weight matrix, then C if the epilogue stores it by a map. A
+/// group
+/// without tokens has none.
 fn maps(instance: Instance, group: &PlacedGroup) -> impl Iterator<Item = MapArguments> {
     let Sizes { m, n, k } = group.sizes;
     let values = move |address, rows, box_rows| MapArguments::values(address, rows, k, K_BLOCK, box_rows);
@@ -124,7 +126,7 @@ fn maps(instance: Instance, group: &PlacedGroup) -> impl Iterator<Item = MapArgu
     [tokens].into_iter().chain(weights).chain(output).filter(move |_| m > 0)
 }
 
-/// The map of a group's C, as the epilogue stores it.
+/// Returns the map of a group's C for the epilogue's store.
 fn output_map(group: &PlacedGroup) -> MapArguments {
     let (address, row_bytes, rows) = (group.output, 2 * group.sizes.n, group.sizes.m);
     MapArguments {
@@ -138,7 +140,7 @@ fn output_map(group: &PlacedGroup) -> MapArguments {
     }
 }
 
-/// Writes the maps of a group, and returns what the kernel is told of it. The address of a map that the group lacks is 0.
+/// Writes the maps of a group, and returns the kernel's descriptor of the group. The address of a missing map is 0.
 fn describe(instance: Instance, group: &PlacedGroup, writer: &mut Writer<'_>) -> Result<abi::Group, Error> {
     let mut addresses = [0; 4];
     for (address, arguments) in addresses.iter_mut().zip(maps(instance, group)) {
@@ -176,11 +178,11 @@ mod tests {
 
     fn request(op: Op, name: Option<&str>, sms: u32) -> Request {
         let index = |name| GatedSm100.instances(op).iter().position(|of_kernel| *of_kernel == name);
-        let instance = name.map(|name| index(name).expect("an instance"));
+        let instance = name.map(|name| index(name).expect("the instance exists"));
         Request { op, instance, out_dtype: TokenDtype::F16, sms }
     }
 
-    /// The tensor maps of a launch in the order in which they are encoded, and the groups of its tiles.
+    /// Returns the tensor maps of a launch in the order of encoding, and the groups of its tiles.
     fn described(launch: &Launch) -> (Vec<MapArguments>, BTreeMap<u32, abi::Group>) {
         let (mut maps, mut to) = (Vec::new(), vec![0; launch.bytes()]);
         let parameter = launch.write(0x10000, &mut to, &mut |arguments| {
@@ -196,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn each_group_with_tokens_gets_its_own_maps() {
+    fn group_with_tokens_has_its_own_maps() {
         let groups = [group(7, 72, 320), group(0, 8, 320), group(9, 8, 320)];
         let launch = GatedSm100.launch(&request(Op::Gated, None, 148), &groups).unwrap();
         let (maps, described) = described(&launch);
@@ -227,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_take_two_multiprocessors_and_stores_by_tensor_map_a_map_of_c() {
+    fn pairs_use_two_sms_and_tma_stores_a_map_of_c() {
         let groups = [group(7, 72, 320), group(9, 300, 320)];
         let launch = |instance| GatedSm100.launch(&request(Op::Gated, Some(instance), 5), &groups).unwrap();
         let (pair, tma) = (launch("t64_pair"), launch("t64_tma"));
@@ -239,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_group_has_one_map_of_weights_and_behind_it_that_of_c() {
+    fn plain_group_has_one_weight_map_before_the_map_of_c() {
         let launch = GatedSm100.launch(&request(Op::Plain, Some("t64_tma"), 5), &[group(7, 72, 320)]).unwrap();
         let (maps, described) = described(&launch);
         assert_eq!((maps.len(), maps[2]), (3, output_map(&group(7, 72, 320))));

@@ -1,4 +1,4 @@
-//! Which instance, and which tiles in which order. Functions of sizes alone.
+//! Choice of the instance, and the order of tiles. Functions of sizes only.
 
 use kernels_gpu::tcgen05::gated_sm100::abi::{
     Halves, INSTANCES, Instance, K_BLOCK, K_BLOCK_BYTES, MMAS_PER_K_BLOCK, N_STEP, Roles, Store, Tile,
@@ -10,21 +10,24 @@ use crate::kernels::kernel::op_of;
 use crate::kernels::tiles;
 use crate::problem::Op;
 
-/// The most tokens of a block's own tile that is a default. From this size on the gated kernel has one accumulator, and beyond it also
-/// a stage less.
+/// Maximum tokens of a single CTA's tile for default instances. At this size the gated kernel has only one accumulator;
+/// above it,
+/// also one stage fewer.
 const MAX_TILE_TOKENS: u32 = 128;
 
-/// A default tile of tokens that follows another starts at a multiple of this: at every second column of scales in tensor
+/// A default tile of tokens that follows another starts at a multiple of this: at every second column of scales in
+/// tensor
 /// memory, as in CUTLASS.
 const FIRST_TOKEN_ALIGNMENT: u32 = 64;
 
-/// The instances of an operation.
+/// Returns the instances of an operation.
 pub(super) fn instances(op: Op) -> impl Iterator<Item = Instance> {
     INSTANCES.iter().copied().filter(move |instance| op_of(instance.matrices) == op)
 }
 
-/// The instances of an operation that may be taken unasked: blocks alone, and pairs that have a matrix each. Those that were made for a
-/// comparison are none until a card has shown them faster.
+/// Returns the instances of an operation that may be chosen by default: single CTAs, and pairs whose CTAs have one
+/// matrix each.
+/// Instances for comparisons are excluded until a measurement shows that they are faster.
 pub(super) fn candidates(op: Op) -> impl Iterator<Item = Instance> {
     let plain_design = |instance: &Instance| {
         let pair_with_a_matrix_each = instance.blocks == 2 && instance.block_matrices() == 1;
@@ -34,8 +37,9 @@ pub(super) fn candidates(op: Op) -> impl Iterator<Item = Instance> {
     instances(op).filter(plain_design)
 }
 
-/// The instance that a B200 takes least time for, by [`cycles`]. Among equals it is the one with the smallest tile, then the one
-/// with the most stages.
+/// Returns the instance that is fastest on a B200 according to [`cycles`]. Among equals, the smallest tile wins, then
+/// the most
+/// stages.
 pub(super) fn choose(op: Op, groups: &[Sizes], sms: u32) -> Instance {
     let fits = |instance: &Instance| {
         let one_tile = groups.iter().all(|group| group.m <= instance.tile_tokens);
@@ -45,15 +49,15 @@ pub(super) fn choose(op: Op, groups: &[Sizes], sms: u32) -> Instance {
         (cycles(*instance, groups, sms), instance.tile_tokens, std::cmp::Reverse(instance.stages))
     };
     let candidates = candidates(op).filter(|instance| instance.blocks_of_tile() <= sms.max(1));
-    candidates.filter(fits).min_by_key(preference).expect("tiles of 64 tokens take any number of them")
+    candidates.filter(fits).min_by_key(preference).expect("tiles of 64 tokens support any number of tokens")
 }
 
-/// Bytes a cycle that one multiprocessor takes in, and that L2 delivers to all of a B200: `intake` and `l2-bandwidth` of
+/// Bytes per cycle that one SM takes in, and that L2 delivers to all SMs of a B200: `intake` and `l2-bandwidth` of
 /// docs/time-model.md.
 const INTAKE: u64 = 72;
 const L2: u64 = 8142;
 
-/// Cycles of the epilogue for 8 tokens of a tile: what the time model makes of its instructions.
+/// Cycles of the epilogue per 8 tokens of a tile, according to the time model.
 const fn epilogue(instance: Instance) -> u64 {
     match (instance.matrices, instance.blocks, instance.halves) {
         _ if instance.splits > 1 => 60,
@@ -64,23 +68,26 @@ const fn epilogue(instance: Instance) -> u64 {
     }
 }
 
-/// Cycles of an MMA at this N: the tensor core's rate, or that at which it reads shared memory, of which each block of a pair has less
-/// to read (SemiAnalysisAI/microbench-blackwell, 9a068d85).
+/// Cycles of an MMA with this N: the longer of the tensor core's time and the time to read shared memory. Each CTA of a
+/// pair has
+/// less to read (SemiAnalysisAI/microbench-blackwell, 9a068d85).
 fn mma(instance: Instance, n: u64) -> u64 {
     (n / 2).max(if instance.blocks == 1 { 32 } else { 28 } + n / 4)
 }
 
-/// Cycles of a copy of a tile of scales to tensor memory.
+/// Cycles to copy a tile of scales to tensor memory.
 const SCALE_COPY: u64 = 8;
 
-/// Cycles that the blocks of a pair take to find each other, beyond those of a block alone: what the time model has on small groups.
+/// Cycles that the CTAs of a pair need to find each other, compared with a single CTA: from the time model of small
+/// groups.
 const PAIRING: u64 = 300;
 
-/// Cycles beyond those that two pairs with parts of K take to find each other and to exchange sums.
+/// Additional cycles that two pairs with parts of K need to find each other and to exchange sums.
 const SPLITTING: u64 = 500;
 
-/// The cycles that a B200 takes for some groups, about: those of a mean tile, times the tiles of the busiest multiprocessor, or those of
-/// the longest tile; and the last epilogue. A k-block takes as long as its copies or as its products.
+/// Estimates the cycles of a B200 for some groups. The estimate is the mean tile times the number of tiles of the
+/// busiest SM, or
+/// the longest tile if that is more, plus the last epilogue. A k-block takes the longer of its copies and its products.
 fn cycles(instance: Instance, groups: &[Sizes], sms: u32) -> u64 {
     let tiles_of = |group: &Sizes| {
         let rows = u64::from(group.n.div_ceil(instance.tile_rows()));
@@ -93,7 +100,7 @@ fn cycles(instance: Instance, groups: &[Sizes], sms: u32) -> u64 {
     let blocks = u64::from(instance.blocks);
     let blocks_of_tile = instance.blocks_of_tile();
     let at_once = count.min(u64::from((sms / blocks_of_tile).max(1))).max(1);
-    // Where K is split a block computes one tile, and another begins only when it has ended.
+    // If K is split, a CTA computes one tile, and another CTA begins only when it has ended.
     if instance.splits > 1 && count > at_once {
         return u64::MAX;
     }
@@ -122,18 +129,19 @@ fn cycles(instance: Instance, groups: &[Sizes], sms: u32) -> u64 {
     count.div_ceil(at_once).saturating_mul(all / count.max(1)).max(longest) + last + pairing + splitting
 }
 
-/// Blocks for so many tiles. A pair of blocks computes a tile on two multiprocessors; where K is split, blocks compute no tile after
-/// their first.
+/// Returns the number of CTAs for `tiles` tiles. A pair of CTAs computes a tile on two SMs. If K is split, CTAs compute
+/// only one
+/// tile.
 pub(super) fn blocks(instance: Instance, tiles: usize, sms: u32) -> u32 {
     let blocks = instance.blocks_of_tile();
     blocks * if instance.splits > 1 { tiles as u32 } else { (tiles as u32).min((sms / blocks).max(1)) }
 }
 
-/// Every tile of every group, those of the groups with the most tokens first: what is left for the end is short, and blocks end
+/// Returns every tile of every group, groups with more tokens first. So the last tiles are short, and CTAs end
 /// together.
 ///
 /// # Errors
-/// [`Error::TooLarge`] if they cannot be counted.
+/// [`Error::TooLarge`] if there are too many tiles.
 pub(super) fn tiles(instance: Instance, groups: &[Sizes]) -> Result<Vec<Tile>, Error> {
     let mut order: Vec<_> = (0..groups.len()).collect();
     order.sort_by_key(|&group| std::cmp::Reverse(groups[group].m));
@@ -160,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn one_multiprocessor_reads_weights_once_and_many_are_used_in_pairs() {
+    fn one_sm_reads_weights_once_and_many_work_in_pairs() {
         let chosen = |sizes: &[u32], sms| {
             let groups: Vec<_> = sizes.iter().map(|&m| group(m, 256)).collect();
             choose(Op::Gated, &groups, sms).entry.strip_prefix("gated_sm100_").unwrap()
@@ -179,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn tiles_cover_every_group_once_and_start_where_scales_do() {
+    fn tiles_cover_groups_once_and_start_at_scales() {
         for instance in INSTANCES {
             let groups = [group(129, 136), group(0, 8), group(8, 72)].map(|mut group| {
                 group.m = if instance.allows(group.m) { group.m } else { instance.tile_tokens };
@@ -200,13 +208,13 @@ mod tests {
         }
     }
 
-    /// The groups of a shape.
+    /// Returns the groups of a shape.
     fn groups_of(shape: &Shape) -> Vec<Sizes> {
         shape.groups.iter().map(|sizes| Sizes { m: sizes.m as u32, n: sizes.n as u32, k: sizes.k as u32 }).collect()
     }
 
     #[test]
-    fn the_default_instance_of_the_public_shapes_is_known() {
+    fn public_shapes_have_known_default_instances() {
         const DEFAULTS: [(&str, &str); 15] = [
             ("dual-1", "gated_sm100_t256_split"),
             ("dual-2", "gated_sm100_t256_apart"),
@@ -234,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_issued_is_useful_on_the_shapes_with_ragged_groups() {
+    fn most_products_of_ragged_groups_are_useful() {
         for (name, least) in [("moe-1", 0.98), ("moe-2", 0.94), ("moe-3", 1.0), ("moe-4", 1.0)] {
             let groups = groups_of(&shape::find(name).unwrap());
             let instance = choose(Op::Gated, &groups, B200_SMS);
@@ -258,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn tiles_that_share_weights_are_neighbors_and_each_is_read_as_often_as_it_must() {
+    fn tiles_sharing_weights_are_adjacent() {
         for shape in shape::builtin() {
             for instance in instances(shape.op) {
                 let groups = groups_of(shape);
@@ -268,7 +276,13 @@ mod tests {
                 let tiles = tiles(instance, &groups).unwrap();
                 let weights: Vec<_> = tiles.chunk_by(|a, b| (a.group, a.first_row) == (b.group, b.first_row)).collect();
                 let distinct: HashSet<_> = weights.iter().map(|tiles| (tiles[0].group, tiles[0].first_row)).collect();
-                assert_eq!(distinct.len(), weights.len(), "{} {}: weights come twice", shape.name, instance.entry);
+                assert_eq!(
+                    distinct.len(),
+                    weights.len(),
+                    "{} {}: tiles with the same weights are not adjacent",
+                    shape.name,
+                    instance.entry
+                );
                 for tiles in weights {
                     let reads = groups[tiles[0].group as usize].m.div_ceil(instance.tile_tokens);
                     assert_eq!(tiles.len(), reads as usize, "{} {}", shape.name, instance.entry);

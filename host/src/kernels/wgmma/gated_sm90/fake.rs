@@ -1,5 +1,6 @@
-//! The kernel's row in the fake driver. The grid that decodes tokens only writes down where they lie, in the place of the
-//! decoded ones. The grid that multiplies follows that, and brings weights back from their slabs.
+//! The kernel's implementation for the fake driver. The grid that decodes tokens only stores the addresses of the
+//! packed tokens in
+//! place of the decoded ones. The grid that multiplies reads these addresses, and unpacks weights from their slabs.
 
 use fake_cuda::Launch;
 use kernels_gpu::format::BLOCK;
@@ -12,9 +13,9 @@ use crate::format::{Matrix, blocked};
 use crate::kernels::fake::{matrix, multiply, out_dtype};
 use crate::kernels::kernel::op_of;
 
-/// Does what the launched grid does, and checks it against the descriptors.
+/// Computes the launched grid, and checks it against the descriptors.
 pub(super) fn launch(launch: &Launch<'_>) {
-    // SAFETY: launched by tests whose operands are alive and lie where the descriptors say.
+    // SAFETY: tests launch this with descriptors of operands that are alive and have the described sizes.
     unsafe {
         if launch.kernel == TOKENS_ENTRY {
             let parameter: TokensLaunch = launch.parameter(0);
@@ -49,14 +50,14 @@ pub(super) fn launch(launch: &Launch<'_>) {
     }
 }
 
-/// A matrix of weights from its slabs.
+/// Unpacks a weight matrix from its slabs.
 ///
 /// # Safety
 ///
-/// All slabs of the matrix lie at `slabs`.
+/// `slabs` is valid for reads of all slabs of the matrix.
 unsafe fn unpack(rows: u32, k: u32, slabs: u64, global: f32) -> Matrix<'static> {
     const K_BLOCK_SCALES: u32 = K_BLOCK / BLOCK;
-    // SAFETY: `# Safety` above says that the slabs lie there, and `at` is in one of them.
+    // SAFETY: the caller guarantees readable slabs, and `at` lies in one of them.
     let byte = |row: u32, k_block: u32, at: u32| unsafe {
         let slab = row / SLAB_ROWS * k.div_ceil(K_BLOCK) + k_block;
         *(slabs as *const u8).add((slab * SLAB_BYTES + at) as usize)

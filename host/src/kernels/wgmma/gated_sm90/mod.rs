@@ -1,7 +1,8 @@
-//! The Hopper kernel, `kernels-gpu/src/wgmma/gated_sm90/`: f16 tensor cores, weights decoded on the way to them.
+//! The Hopper kernel, `kernels-gpu/src/gated_sm90/`: f16 tensor cores, with weights decoded before the products.
 //!
-//! Takes every K of whole lanes of a row. Weights are brought to the device in slabs, each a part of a stage. A step of many
-//! tokens is two launches: a small grid that decodes the tokens once, and behind it the grid that multiplies.
+//! Supports every K whose rows consist of whole lanes. Weights are packed in slabs, each a part of a stage. A step with
+//! many
+//! tokens has two launches: a small grid that decodes the tokens once, then the grid that multiplies.
 
 #[cfg(all(test, feature = "cuda"))]
 mod fake;
@@ -92,7 +93,7 @@ impl Grouped for GatedSm90 {
         }
         let mut launches = Vec::with_capacity(1 + products.len());
         let mut decoded = None;
-        // All products share the tokens, which are decoded once.
+        // All products share the tokens, so the tokens are decoded once.
         if let Some((groups, _)) = products.iter().zip(&plans).find(|(_, plan)| !plan.instance.decodes_tokens()) {
             let places = groups.iter().map(|group| scratch.take(decoded_bytes(group.sizes)?));
             let places = places.collect::<Result<Vec<_>, Error>>()?;
@@ -107,13 +108,14 @@ impl Grouped for GatedSm90 {
     }
 }
 
-/// Bytes that the tokens of a group decode to.
+/// Bytes of the decoded tokens of a group.
 fn decoded_bytes(sizes: Sizes) -> Result<u64, Error> {
     Tokens::strips(sizes.m, sizes.k).checked_mul(u64::from(STRIP_BYTES)).ok_or(Error::TooLarge)
 }
 
 impl GatedSm90 {
-    /// The grid that decodes tokens, each group's to the address that stands beside it. Groups without tokens are left out.
+    /// Returns the grid that decodes the tokens of each group to the address in `decoded`. Groups without tokens are
+    /// skipped.
     fn decode_tokens(&self, groups: &[PlacedGroup], decoded: &[Address]) -> Result<Launch, Error> {
         let mut blocks = BlockCount::default();
         let mut tokens = Vec::new();
@@ -130,7 +132,9 @@ impl GatedSm90 {
         }))
     }
 
-    /// The grid that multiplies. Tokens lie `decoded` by the grid before, or packed where blocks decode them themselves.
+    /// Returns the grid that multiplies. `decoded`: addresses of tokens that the previous grid decodes. `None`: CTAs
+    /// decode the packed
+    /// tokens themselves.
     fn multiply(&self, request: &Request, groups: &[PlacedGroup], plan: &Plan, decoded: Option<&[Address]>) -> Launch {
         let describe = |tile: &plan::Tile| {
             let plan::Tile { group, first_column, first_token, tokens, next } = *tile;
@@ -148,7 +152,7 @@ impl GatedSm90 {
     }
 }
 
-/// What the kernel is told of a group whose tokens lie decoded at an address, or else as they are.
+/// Returns the kernel's descriptor of a group. `decoded`: address of the decoded tokens. `None`: the tokens are packed.
 fn describe(group: &PlacedGroup, decoded: Option<Address>) -> abi::Group {
     let &PlacedGroup { sizes: Sizes { m, n, k }, tokens, weights, alpha, output: c } = group;
     let (tokens, token_scales) = (decoded.unwrap_or(tokens.values), tokens.scales);
@@ -171,12 +175,12 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_decoded_by_blocks_of_their_own_group() {
-        // 7 and 9 tokens are one and two pieces of eight for each of three stages; a block decodes four.
+    fn each_group_has_its_own_decoding_blocks() {
+        // 7 and 9 tokens are one and two pieces of eight for each of three stages. A CTA decodes four pieces.
         let groups = [group(7, 72, 320), group(0, 8, 320), group(9, 8, 320)];
         let launch = GatedSm90.decode_tokens(&groups, &[0x10000, 0, 0x20000]).unwrap();
         let mut to = vec![0; launch.bytes()];
-        launch.write(0x100, &mut to, &mut |_| unreachable!("there are no tensor maps")).unwrap();
+        launch.write(0x100, &mut to, &mut |_| unreachable!("the launch has no tensor maps")).unwrap();
         let tokens: Vec<Tokens> = to.chunks_exact(size_of::<Tokens>()).map(bytemuck::pod_read_unaligned).collect();
         let told: Vec<_> = tokens[..2].iter().map(|group| (group.decoded, group.m, group.first_block)).collect();
         assert_eq!((told, launch.grid.blocks), (vec![(0x10000, 7, 0), (0x20000, 9, 1)], 3));
@@ -185,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_launch_overlaps_the_one_before_it_if_that_decodes_its_tokens() {
+    fn product_overlaps_the_launch_that_decodes_its_tokens() {
         let request = |name| {
             let instance = GatedSm90.instances(Op::Gated).iter().position(|of_kernel| *of_kernel == name);
             Request { op: Op::Gated, instance, out_dtype: TokenDtype::F16, sms: 4 }

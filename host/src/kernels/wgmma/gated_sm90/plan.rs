@@ -1,7 +1,8 @@
-//! Which instance, and which tiles on which block. Functions of sizes alone.
+//! Choice of the instance, and assignment of tiles to CTAs. Functions of sizes only.
 //!
-//! Groups are cut into tiles, and tiles are dealt out to as many blocks as there are multiprocessors, the longest first, by a model
-//! of time with two measured constants.
+//! Groups are cut into tiles. The tiles are dealt out to at most one CTA per SM, the longest first, by a model of time
+//! with two
+//! measured constants.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -14,82 +15,86 @@ use crate::kernels::group::Sizes;
 use crate::kernels::kernel::op_of;
 use crate::problem::Op;
 
-/// What decoding the weights of a k-block costs: as much time as so many more tokens in the tile. Measured on an H200 for
-/// panels of [`MEASURED_ROWS`].
+/// Time to decode the weights of a k-block, as a number of additional tokens in the tile. Measured on an H200 for
+/// panels of
+/// [`MEASURED_ROWS`].
 const DECODE_TOKENS: u64 = 80;
 
-/// The same in a narrow tile, of which each warpgroup has half as many rows: more of what a k-block takes is waiting.
+/// [`DECODE_TOKENS`] for a narrow tile, in which each warpgroup has half as many rows and waits for a larger part of a
+/// k-block's
+/// time.
 const NARROW_DECODE_TOKENS: u64 = 95;
 
-/// Rows of the panels whose time was measured. Decoding and multiplying more rows takes longer in proportion.
+/// Rows of the measured panels. The times of decoding and multiplying are proportional to the rows.
 const MEASURED_ROWS: u32 = 128;
 
-/// What a tile costs besides its k-blocks, above all for writing C: as much time as so many k-blocks. Measured likewise.
+/// Time of a tile outside its k-blocks, mostly to write C, as a number of additional k-blocks. Also measured on an
+/// H200.
 const TILE_K_BLOCKS: u64 = 2;
 
-/// Work is dealt out evenly enough if the last multiprocessor takes longer than the average by at most one part in so many.
+/// A distribution of work is even enough if the last SM exceeds the average by at most one part in this number.
 const EVEN_ENOUGH: u64 = 100;
 
-/// The instances of an operation, the smallest tile first.
+/// Returns the instances of an operation, the smallest tile first.
 pub(super) fn instances(op: Op) -> impl Iterator<Item = Instance> + Clone {
     INSTANCES.iter().copied().filter(move |instance| op_of(instance.matrices) == op)
 }
 
-/// The instance of an operation at an index of [`instances`].
+/// Returns the instance of an operation at an index of [`instances`].
 pub(super) fn instance(op: Op, index: usize) -> Instance {
-    instances(op).nth(index).expect("an index of the operation's instances")
+    instances(op).nth(index).expect("the index is below the number of instances")
 }
 
-/// How a step's groups are cut into tiles, and which block computes which.
+/// Tiles of a step's groups, and their assignment to CTAs.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub instance: Instance,
-    /// The tiles: every block's first, in the blocks' order, then every block's second, and so on.
+    /// Tiles: first the first tile of every CTA in the order of CTAs, then the second tile of every CTA, and so on.
     pub tiles: Vec<Tile>,
     pub blocks: u32,
 }
 
-/// A tile: what its group does not say already.
+/// A tile within its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tile {
-    /// Index of its group.
+    /// Index of the group.
     pub group: usize,
     pub first_column: u32,
     pub first_token: u32,
     pub tokens: u32,
-    /// Index of the tile that its block computes next; 0 if there is none.
+    /// Index of the tile that the same CTA computes next. 0: there is none.
     pub next: u32,
 }
 
-/// The plan with which a device of so many multiprocessors is done first.
+/// Returns the plan that ends first on a device with `sms` SMs.
 ///
 /// # Errors
-/// [`Error::TooLarge`] if the tiles cannot be counted.
+/// [`Error::TooLarge`] if there are too many tiles.
 pub(super) fn best(op: Op, groups: &[Sizes], sms: u32) -> Result<Plan, Error> {
     choose(op, groups, sms).deal(groups, sms)
 }
 
-/// The plan with an instance, groups cut into tiles of nearly the same size.
+/// Returns the plan of an instance with groups cut into tiles of nearly equal size.
 ///
 /// # Errors
-/// As [`best`].
+/// [`Error::TooLarge`] if there are too many tiles.
 pub(super) fn with(instance: Instance, groups: &[Sizes], sms: u32) -> Result<Plan, Error> {
     Cut::even(instance, instance.tile_tokens, groups).deal(groups, sms)
 }
 
-/// How many tiles there are of each time.
+/// Number of tiles by time of a tile.
 type Kinds = BTreeMap<u64, u64>;
 
-/// How groups are cut into tiles.
+/// A division of groups into tiles.
 #[derive(Clone, Debug)]
 struct Cut {
     instance: Instance,
-    /// For each group, the tokens of a tile; the tiles of its last row may have fewer. 0 if the group has no tokens.
+    /// Tokens per tile for each group; tiles of its last row may have fewer. 0: the group has no tokens.
     tokens: Vec<u32>,
 }
 
 impl Cut {
-    /// As few tiles of at most so many tokens as there can be. All tiles of a group are of nearly the same size.
+    /// Cuts groups into the fewest tiles of at most `most` tokens. All tiles of a group have nearly the same size.
     fn even(instance: Instance, most: u32, groups: &[Sizes]) -> Self {
         let tokens = |group: &Sizes| match group.m.div_ceil(most) {
             0 => 0,
@@ -111,7 +116,7 @@ impl Cut {
         k_blocks * rows * (decode + u64::from(self.instance.mma_n(tokens))) / u64::from(MEASURED_ROWS)
     }
 
-    /// The time and the number of a group's tiles if they have so many tokens: first of whole rows, then of the last row.
+    /// Returns time and number of a group's tiles with `tokens` tokens per tile: of whole rows, then of the last row.
     fn group_kinds(&self, group: &Sizes, tokens: u32) -> [(u64, u64); 2] {
         if group.m == 0 {
             return [(0, 0); 2];
@@ -132,9 +137,9 @@ impl Cut {
         kinds
     }
 
-    /// Every tile of every group with its time, those that share weights side by side.
+    /// Returns every tile of every group with its time. Tiles that share weights are adjacent.
     fn tiles(&self, groups: &[Sizes]) -> Result<Vec<(u64, Tile)>, Error> {
-        /// More would need an index of more than 32 bits, and 64 GiB of tiles.
+        /// Maximum number of tiles. More would need an index of more than 32 bits, and 64 GiB for the list.
         const MAX_TILES: u64 = u32::MAX as u64;
 
         let count = self.kinds(groups).values().copied().fold(0, u64::saturating_add);
@@ -155,14 +160,14 @@ impl Cut {
         Ok(tiles)
     }
 
-    /// Cuts groups in another way, one after the other, wherever the last multiprocessor is done earlier then.
+    /// Cuts one group after the other differently if the last SM then ends earlier.
     ///
-    /// Tiles of different sizes may be dealt out evenly where tiles of one size are not, even if they are one row more.
+    /// Tiles of different sizes may be dealt out evenly where tiles of one size cannot, even if they form one more row.
     fn refine(&mut self, groups: &[Sizes], sms: u32) {
         let mut kinds = self.kinds(groups);
         let mut best = finish(&kinds, sms);
         let mut changed = true;
-        // Planning should not take longer than it saves.
+        // Planning must not take longer than it saves.
         while changed && best > even(&kinds, sms) + even(&kinds, sms) / EVEN_ENOUGH {
             changed = false;
             for (index, group) in groups.iter().enumerate().filter(|(_, group)| group.m > 0) {
@@ -194,37 +199,37 @@ fn add(kinds: &mut Kinds, more: [(u64, u64); 2]) {
 
 fn remove(kinds: &mut Kinds, fewer: [(u64, u64); 2]) {
     for (time, count) in fewer.into_iter().filter(|(_, count)| *count > 0) {
-        *kinds.get_mut(&time).expect("they were added") -= count;
+        *kinds.get_mut(&time).expect("these tiles were added before") -= count;
     }
 }
 
-/// The cut with which the multiprocessors are done first; of several, the one of the largest tiles, which read weights
-/// least often.
+/// Returns the cut with which the SMs end first. Among equals, the largest tiles win, because they read weights least
+/// often.
 fn choose(op: Op, groups: &[Sizes], sms: u32) -> Cut {
     let largest = groups.iter().map(|group| group.m).max().unwrap_or(0);
     let sizes = instances(op).flat_map(|instance| {
         let most = instance.tile_tokens / 2 + CORE_MATRIX_ROWS..=instance.tile_tokens;
         most.step_by(CORE_MATRIX_ROWS as usize).map(move |most| (instance, most))
     });
-    // Larger tiles than all tokens need would only take shared memory from the stages.
+    // Tiles larger than all tokens need would only take shared memory from the stages.
     let enough = sizes.clone().find(|&(_, most)| most >= largest).map_or(u32::MAX, |(_, most)| most);
     let cuts =
         sizes.filter(|&(_, most)| most <= enough).map(|(instance, most)| (most, Cut::even(instance, most, groups)));
     let time = |(most, cut): &(u32, Cut)| (finish(&cut.kinds(groups), sms), Reverse(*most));
-    let (_, mut cut) = cuts.min_by_key(time).expect("there are instances");
+    let (_, mut cut) = cuts.min_by_key(time).expect("every operation has instances");
     cut.refine(groups, sms);
     cut
 }
 
-/// The time that multiprocessors would take if work were dealt out evenly.
+/// Time per SM if the work were distributed evenly.
 fn even(kinds: &Kinds, sms: u32) -> u64 {
     let total: u128 = kinds.iter().map(|(&time, &count)| u128::from(time) * u128::from(count)).sum();
     u64::try_from(total / u128::from(sms)).unwrap_or(u64::MAX)
 }
 
-/// When the last multiprocessor is done with tiles of these kinds, dealt out as [`owners`] does it, but many at a time.
+/// Time when the last SM ends with tiles of these kinds, dealt out as [`owners`] does, but many at a time.
 fn finish(kinds: &Kinds, sms: u32) -> u64 {
-    /// If each has more tiles than this, the average decides.
+    /// With more tiles per SM than this, the average decides.
     const MANY: u64 = 32;
 
     let tiles = kinds.values().fold(0, |sum: u64, count| sum.saturating_add(*count));
@@ -247,13 +252,13 @@ fn finish(kinds: &Kinds, sms: u32) -> u64 {
     split.min(longest_first_of(descending(), blocks))
 }
 
-/// When the last of so many blocks is done, if each tile in turn goes to the block that is done first.
+/// Time when the last of `blocks` CTAs ends if each tile in turn goes to the CTA that is free first.
 fn longest_first_of(kinds: impl IntoIterator<Item = (u64, u64)>, blocks: u64) -> u64 {
-    // Blocks by the time when they are done.
+    // Number of CTAs by the time at which they are free.
     let mut done = BTreeMap::from([(0, blocks)]);
     for (time, mut count) in kinds {
         while count > 0 {
-            let mut first = done.first_entry().expect("there are blocks where there are tiles");
+            let mut first = done.first_entry().expect("there is a block for every tile");
             let (until, of) = (*first.key(), first.get_mut());
             let taken = count.min(*of);
             *of -= taken;
@@ -267,14 +272,15 @@ fn longest_first_of(kinds: impl IntoIterator<Item = (u64, u64)>, blocks: u64) ->
     done.last_key_value().map_or(0, |(&until, _)| until)
 }
 
-/// How many blocks have one tile fewer than the others if all tiles are dealt out as evenly as possible.
+/// Number of CTAs with one tile fewer than the others if tiles are dealt out as evenly as possible.
 fn with_fewer(tiles: u64, blocks: u64) -> u64 {
     blocks * tiles.div_ceil(blocks) - tiles
 }
 
-/// Deals tiles, each with its time, out to at most so many blocks. Returns them as a [`Plan`] has them, and how many blocks.
+/// Deals tiles, each with its time, out to at most `sms` CTAs. Returns them in the order of [`Plan`], and the number of
+/// CTAs.
 fn deal(mut tiles: Vec<(u64, Tile)>, sms: u32) -> (Vec<Tile>, u32) {
-    // Stable: tiles that share weights and time stay side by side, and so run at the same time.
+    // The sort is stable: tiles that share weights and time stay adjacent, and so run at the same time.
     tiles.sort_by_key(|&(time, _)| Reverse(time));
     let blocks = tiles.len().min(sms as usize);
     let owners = owners(&tiles, blocks);
@@ -292,10 +298,11 @@ fn deal(mut tiles: Vec<(u64, Tile)>, sms: u32) -> (Vec<Tile>, u32) {
     (places.into_iter().map(|(.., tile)| tile).collect(), blocks as u32)
 }
 
-/// The block of each tile; tiles come in descending order of time.
+/// Returns the CTA of each tile. Tiles come in descending order of time.
 ///
-/// If tiles do not come out even, some blocks have one fewer than the others. The longest tiles go to those blocks if the
-/// last block is done earlier that way. Otherwise each tile in turn goes to the block that is done first.
+/// If the number of tiles is not a multiple of the number of CTAs, some CTAs have one tile fewer. The longest tiles go
+/// to those
+/// CTAs if the last CTA then ends earlier. Otherwise each tile in turn goes to the CTA that is free first.
 fn owners(tiles: &[(u64, Tile)], blocks: usize) -> Vec<usize> {
     if blocks == 0 {
         return Vec::new();
@@ -312,12 +319,12 @@ fn owners(tiles: &[(u64, Tile)], blocks: usize) -> Vec<usize> {
     owners
 }
 
-/// For each tile in turn, the block that is done first. Also when the last block is done.
+/// Assigns each tile in turn to the CTA that is free first. Also returns the time when the last CTA ends.
 fn longest_first(tiles: &[(u64, Tile)], blocks: Range<usize>) -> (Vec<usize>, u64) {
     let mut done: BinaryHeap<_> = blocks.map(|block| Reverse((0_u64, block))).collect();
     let mut last = 0;
     let owner = |&(time, _): &(u64, Tile)| {
-        let mut first = done.peek_mut().expect("there are blocks where there are tiles");
+        let mut first = done.peek_mut().expect("there is a block for every tile");
         let Reverse((until, block)) = &mut *first;
         *until += time;
         last = last.max(*until);
@@ -338,22 +345,22 @@ mod tests {
         Sizes { m, n, k }
     }
 
-    /// The gated instance of tiles of 128 tokens.
+    /// Returns the gated instance with tiles of 128 tokens.
     fn t128() -> Instance {
         *INSTANCES.iter().find(|instance| instance.entry == "gated_sm90_t128").unwrap()
     }
 
     #[test]
-    fn tiles_have_room_for_a_groups_tokens_but_not_for_many_more() {
+    fn tiles_fit_the_tokens_of_a_group() {
         let most = |sizes: [u32; 8]| choose(Op::Gated, &sizes.map(|m| group(m, 4096, 7168)), SMS).instance.tile_tokens;
         assert_eq!([1, 16, 64, 128].map(|m| most([m; 8])), [16, 16, 64, 128]);
         assert_eq!(most([80, 176, 128, 72, 64, 248, 96, 160]), 128);
     }
 
     #[test]
-    fn a_group_of_few_tiles_gets_narrow_ones() {
+    fn group_of_few_tiles_gets_narrow_tiles() {
         let narrow = |m, n| choose(Op::Gated, &[group(m, n, 7168)], SMS).instance.narrow;
-        // 128 narrow tiles; 128 wide ones; 96 narrow ones; 120 wide ones of 104 tokens.
+        // 128 narrow tiles; 128 wide tiles; 96 narrow tiles; 120 wide tiles of 104 tokens.
         assert_eq!(
             [narrow(256, 4096), narrow(512, 4096), narrow(256, 3072), narrow(512, 3072)],
             [true, false, true, false]
@@ -361,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn tiles_cover_every_group_once_with_even_tiles() {
+    fn even_tiles_cover_every_group_once() {
         for op in [Op::Gated, Op::Plain] {
             for instance in instances(op) {
                 let groups = [group(129, 136, 64), group(0, 8, 64), group(7, 520, 64)];
@@ -385,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn tiles_are_dealt_out_evenly_and_each_once() {
+    fn every_tile_is_dealt_out_once_and_evenly() {
         let deal_out = |costs: &[u64], sms| -> Vec<Vec<u64>> {
             let tile = |group| Tile { group, first_column: 0, first_token: 0, tokens: 1, next: 0 };
             let (dealt, blocks) = deal(costs.iter().copied().zip((0..).map(tile)).collect(), sms);
@@ -399,13 +406,13 @@ mod tests {
         let blocks = deal_out(&[5, 1, 4, 1, 1, 3, 3], 3);
         assert_eq!(blocks.iter().map(|costs| costs.iter().sum::<u64>()).collect::<Vec<_>>(), [6, 6, 6]);
         assert!(deal_out(&[], 3).is_empty());
-        // Two of the longest, or three others.
+        // Two of the longest, or three of the others.
         let blocks = deal_out(&[vec![9; 4], vec![6; 6]].concat(), 4);
         assert_eq!(blocks, [vec![9; 2], vec![9; 2], vec![6; 3], vec![6; 3]]);
     }
 
     #[test]
-    fn the_time_of_kinds_is_that_of_their_tiles_dealt_out() {
+    fn time_of_kinds_matches_the_dealt_tiles() {
         let time = |kinds: &[(u64, u64)], sms| finish(&kinds.iter().copied().collect(), sms);
         assert_eq!(time(&[(10, 4)], 4), 10);
         assert_eq!(time(&[(10, 5)], 4), 20);
@@ -429,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_are_cut_unevenly_where_multiprocessors_are_done_earlier_so() {
+    fn groups_are_cut_unevenly_if_that_saves_time() {
         for name in ["moe-1", "moe-2"] {
             let shape = shape::builtin().iter().find(|shape| shape.name == name).unwrap();
             let groups: Vec<_> =
@@ -455,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn more_tiles_than_can_be_numbered_are_refused() {
+    fn too_many_tiles_are_refused() {
         let huge = group(u32::MAX, 1 << 20, 32);
         assert!(matches!(best(Op::Gated, &[huge], SMS), Err(Error::TooLarge)));
         assert!(matches!(best(Op::Gated, &[huge; 64], SMS), Err(Error::TooLarge)));

@@ -1,5 +1,6 @@
-//! Weights as the Hopper kernel reads them, in slabs (`kernels-gpu/src/wgmma/gated_sm90/abi.rs`): each is a part of a stage, and is one
-//! piece of memory. Knows no device.
+//! Weights in slabs, as the Hopper kernel reads them (`kernels-gpu/src/gated_sm90/abi.rs`). A slab is a part of a stage
+//! in one
+//! contiguous piece of memory. Uses no device.
 
 use kernels_gpu::wgmma::gated_sm90::abi::{
     K_BLOCK, K_BLOCK_BYTES, LANE_BYTES, ROW_LANES, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES, lane_offset, slab_byte,
@@ -9,19 +10,19 @@ use rayon::prelude::*;
 use crate::format::blocked;
 use crate::format::{BLOCK, Matrix};
 
-/// Bytes of the slabs of a matrix of so many rows and columns.
+/// Returns the bytes of the slabs of a matrix with `rows` rows and `k` columns.
 pub(super) fn len(rows: usize, k: usize) -> usize {
     rows.div_ceil(SLAB_ROWS as usize) * k_blocks(k) * SLAB_BYTES as usize
 }
 
-/// Slabs along K, a k-block each.
+/// Number of slabs along K, one per k-block.
 fn k_blocks(k: usize) -> usize {
     k.div_ceil(K_BLOCK as usize)
 }
 
-/// The slabs of a matrix, whose rows are whole lanes of values.
+/// Packs a matrix into slabs. Its rows must consist of whole lanes of values.
 pub(super) fn pack(matrix: &Matrix<'_>) -> Vec<u8> {
-    /// Scales of a row in a slab.
+    /// Scales of a row per slab.
     const K_BLOCK_SCALES: usize = K_BLOCK as usize / BLOCK;
 
     let mut slabs = vec![0; len(matrix.rows(), matrix.k())];
@@ -52,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_value_and_scale_is_in_its_slab_and_the_rest_is_zero() {
+    fn slabs_hold_every_value_and_scale() {
         let (rows, k) = (130, 352);
         let values: Vec<u8> = (0..rows * k / 2).map(|i| (i % 255 + 1) as u8).collect();
         let scales: Vec<u8> = (0..rows * k / BLOCK).map(|i| (i % 126 + 1) as u8).collect();
@@ -62,7 +63,7 @@ mod tests {
         let (slab, row) = (&slabs[(3 + 1) * 9216..][..9216], 129);
         assert_eq!(slab[64 + 2 * 16], slab_byte(values[row * k / 2 + 64 + 32]));
         assert_eq!(slab[8192 + 512 + 16 + 1], scales[row * k / BLOCK + 8 + 5]);
-        // The first slab of row 6: its swizzle.
+        // The first slab of row 6: the swizzle.
         assert_eq!(slabs[6 * 64 + (1 ^ 3) * 16], slab_byte(values[6 * k / 2 + 16]));
         let ones = |bytes: &[u8]| bytes.iter().map(|byte| byte.count_ones()).sum::<u32>();
         assert_eq!(ones(&slabs), ones(&values) + ones(&scales));
