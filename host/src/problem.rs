@@ -280,8 +280,7 @@ impl<'a> Step<'a> {
     ///
     /// # Errors
     /// If the number of matrices differs from the number of experts, if a K differs, or if a product of global scales
-    /// is so
-    /// large that a dot product could overflow f32.
+    /// is so large that a dot product could overflow f32.
     pub fn new(weights: &Weights<'_>, activations: Vec<Matrix<'a>>, out_dtype: TokenDtype) -> Result<Self, Error> {
         let experts = weights.experts();
         if activations.len() != experts.len() {

@@ -79,8 +79,7 @@ pub(crate) fn arches() -> Vec<&'static str> {
 }
 
 /// Returns the name of an optional file with the machine code of a kernel for a device: `<kernel>.<arch>.cubin`. The
-/// device's
-/// own architecture replaces a plain one, because machine code does not run on later devices.
+/// device's own architecture replaces a plain one, because machine code does not run on later devices.
 #[cfg(feature = "cuda")]
 pub(crate) fn cubin_name(build: &Build, device: Capability) -> String {
     let arch = match build.arch().reach() {

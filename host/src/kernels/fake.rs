@@ -1,6 +1,5 @@
 //! Shared parts of the kernels' implementations for the fake driver. Operands are read from the addresses in the
-//! descriptors and
-//! multiplied by the oracle. The fake device's memory is process memory.
+//! descriptors and multiplied by the oracle. The fake device's memory is process memory.
 
 use fake_cuda::Launch;
 use kernels_gpu::format::OUTPUT_BF16;

@@ -1,6 +1,5 @@
 //! A group as the host plans it: sizes and addresses of operands. The layer's part and the step's part are separate
-//! types. Each
-//! kernel's folder fills the kernel's own descriptors from a group.
+//! types. Each kernel's folder fills the kernel's own descriptors from a group.
 //!
 //! The layer's part, [`PlacedExpert`], has no number of tokens. It suffices for kernels that learn the counts on the
 //! device.
@@ -20,8 +19,7 @@ pub struct DeviceGroup {
     /// Address of the packed values, `[M, K/2]` bytes, a multiple of 16.
     pub values: Address,
     /// Address of the scales in the blocked layout ([`blocked::len`](crate::format::blocked::len)`(M, K/16)` bytes), a
-    /// multiple of
-    /// 16.
+    /// multiple of 16.
     pub scales: Address,
     /// Global scale of these tokens.
     pub global_scale: f32,

@@ -1,6 +1,5 @@
 //! The trait of a kernel, which each kernel's folder implements. Code for all kernels (schedules, graphs, streams,
-//! loading,
-//! planned steps) uses only the trait.
+//! loading, planned steps) uses only the trait.
 
 use std::borrow::Cow;
 
@@ -44,8 +43,7 @@ pub(crate) trait Kernel: Sync {
     fn entries(&self) -> Vec<Entry>;
 
     /// Whether it has been verified on a GPU that it is made for. Otherwise it runs in the emulator, if a caller names
-    /// it, and
-    /// on GPUs where its self-test has passed.
+    /// it, and on GPUs where its self-test has passed.
     fn proven(&self) -> bool {
         false
     }
@@ -94,8 +92,7 @@ pub(crate) trait Grouped: Kernel {
     }
 
     /// Packs a weight matrix for the kernel: values, and scales unless they are packed with the values. By default the
-    /// values are
-    /// unchanged and the scales are in the blocked layout.
+    /// values are unchanged and the scales are in the blocked layout.
     fn pack<'m>(&self, matrix: &'m Matrix<'_>) -> [Cow<'m, [u8]>; 2] {
         [matrix.values().into(), matrix.blocked_scales().into_bytes()]
     }
@@ -109,8 +106,7 @@ pub(crate) trait Grouped: Kernel {
     }
 
     /// Returns the launches, in order, that compute several products of the same tokens: lists of groups that differ
-    /// only in
-    /// weights and outputs.
+    /// only in weights and outputs.
     ///
     /// # Errors
     /// If there are too many tiles, or the instance does not support these groups.

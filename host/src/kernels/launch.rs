@@ -25,8 +25,7 @@ pub(crate) struct Grid {
     /// Dynamic shared memory per CTA in bytes.
     pub shared_bytes: u32,
     /// Whether the grid may begin while the previous grid of the stream runs. If it needs that grid's results, it waits
-    /// itself
-    /// (`griddepcontrol.wait`).
+    /// itself (`griddepcontrol.wait`).
     pub overlaps: bool,
 }
 
@@ -146,8 +145,7 @@ impl Launch {
     }
 
     /// Writes the descriptors for the address `address`, a multiple of [`ALIGNMENT`], and returns the parameter that
-    /// points to
-    /// them. `encode` encodes a tensor map.
+    /// points to them. `encode` encodes a tensor map.
     ///
     /// # Errors
     /// Errors of `encode`.

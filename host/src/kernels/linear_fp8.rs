@@ -1,6 +1,5 @@
 //! Linear layers with FP8 tokens. One launch quantizes the tokens (`moe_quantize`). `moe_fp8_sm90` then multiplies them
-//! as rows of
-//! the single expert of an MoE layer. The weights are packed like an expert's (`moe_pack`).
+//! as rows of the single expert of an MoE layer. The weights are packed like an expert's (`moe_pack`).
 
 use bytemuck::Zeroable;
 use kernels_gpu::epilogue::Activation;

@@ -1,6 +1,5 @@
 //! Linear layers with NVFP4 tokens. One launch quantizes the tokens (`moe_quantize_nvfp4`). A kernel of an MoE layer's
-//! products then
-//! multiplies them as rows of the single expert. The weights are packed like an expert's (`moe_pack`).
+//! products then multiplies them as rows of the single expert. The weights are packed like an expert's (`moe_pack`).
 
 use bytemuck::Zeroable;
 use kernels_gpu::epilogue::Activation;

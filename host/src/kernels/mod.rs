@@ -1,11 +1,9 @@
 //! Host side of the GPU kernels: one folder per kernel, with the same name as in `kernels-gpu`, behind the trait
-//! `Kernel`
-//! (`kernel.rs`).
+//! `Kernel` (`kernel.rs`).
 //!
 //! A folder defines its kernel's instances, supported sizes, packing of weights, plan of a step, launches, and (for
-//! tests) the
-//! result of a launch. `KERNELS` has one row per kernel. Everything here is a function of sizes and addresses without a
-//! device.
+//! tests) the result of a launch. `KERNELS` has one row per kernel. Everything here is a function of sizes and
+//! addresses without a device.
 
 pub(crate) mod builds;
 #[cfg(all(test, feature = "cuda"))]
@@ -112,8 +110,7 @@ impl GroupedKernel {
     }
 
     /// Returns the kernels that have been verified on a GPU, in the same order. A GPU uses these by default; a
-    /// self-test there can
-    /// add others.
+    /// self-test there can add others.
     pub fn proven() -> impl DoubleEndedIterator<Item = Self> + Clone {
         Self::all().filter(|kernel| kernel.0.proven())
     }

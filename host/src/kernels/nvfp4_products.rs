@@ -33,10 +33,8 @@ pub(crate) struct Nvfp4Instance {
 }
 
 /// Tokens per tile, by average number of rows per named expert: the first row whose bound is not exceeded. Nearly every
-/// expert's
-/// rows then fit one tile, so that its weights are read once. A tile larger than its tokens costs only shared memory,
-/// because
-/// missing groups of eight tokens are not multiplied.
+/// expert's rows then fit one tile, so that its weights are read once. A tile larger than its tokens costs only shared
+/// memory, because missing groups of eight tokens are not multiplied.
 const TILE_TOKENS: [(u64, u32); 2] = [(8, 16), (40, 64)];
 
 /// Tokens per tile for more rows per expert.
@@ -73,23 +71,20 @@ pub(crate) struct Product {
 }
 
 /// Returns the maximum number of token tiles for up to `rows` rows of `experts` experts, if tokens name `named`
-/// experts. Fewer
-/// rows may have smaller and therefore more tiles.
+/// experts. Fewer rows may have smaller and therefore more tiles.
 pub(crate) fn most_token_tiles(rows: u64, experts: u64, named: u64) -> u64 {
     let bounds = TILE_TOKENS.iter().map(|&(most, tokens)| (most * named, tokens)).chain([(u64::MAX, LARGEST_TILE)]);
     bounds.map(|(most, tokens)| most_tiles(rows.min(most), experts, tokens)).max().unwrap_or(0)
 }
 
 /// A kernel for a layer's products of NVFP4 tokens. All such kernels take the same parameter, lists and packed weights.
-/// They
-/// differ in their instances.
+/// They differ in their instances.
 pub(crate) trait Nvfp4Products: Kernel {
     /// Returns every instance: both operations, every tile size.
     fn instances(&self) -> Vec<Nvfp4Instance>;
 
     /// Returns the launch of a product of at most `rows` rows in tiles of `tile_tokens` tokens. The grid has one CTA
-    /// per possible tile,
-    /// at most one per SM. A CTA continues with further tiles by itself.
+    /// per possible tile, at most one per SM. A CTA continues with further tiles by itself.
     ///
     /// # Panics
     /// If there is no instance with such tiles.

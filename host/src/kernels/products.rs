@@ -44,8 +44,7 @@ pub(crate) struct ProductInstance {
 const FEW_TILES: u64 = 28;
 
 /// A kernel for a layer's products. All such kernels take the same parameter, lists and packed weights. They differ in
-/// their
-/// instances, and in which instance is fastest when.
+/// their instances, and in which instance is fastest when.
 pub(crate) trait Products: Kernel {
     /// Returns every instance.
     fn instances(&self) -> Vec<ProductInstance>;
@@ -69,8 +68,7 @@ pub(crate) trait Products: Kernel {
     }
 
     /// Returns the instance of an operation for a token type and a tile size with the least expected time.
-    /// `token_tiles`: expected
-    /// number of token tiles. `n`: columns of C.
+    /// `token_tiles`: expected number of token tiles. `n`: columns of C.
     ///
     /// All SMs process one tile each, then the next ones.
     fn instance(
@@ -98,8 +96,7 @@ pub(crate) trait Products: Kernel {
     }
 
     /// Returns the launch of a product of at most `rows` rows. The grid has one CTA per possible tile, up to a limit
-    /// per SM. A CTA
-    /// continues with further tiles by itself.
+    /// per SM. A CTA continues with further tiles by itself.
     fn product(&self, instance: &ProductInstance, launch: Product, rows: u64, sms: u32) -> Launch {
         let token_tiles = most_token_tiles(rows, launch.experts.into(), instance.tile_tokens);
         let tiles = token_tiles * u64::from(launch.n.div_ceil(instance.columns));
@@ -119,10 +116,9 @@ pub(crate) trait Products: Kernel {
 pub(super) const SMALLEST_TILE: u32 = 16;
 
 /// Whether the rows of most experts fit the smallest tile, for `rows` rows of `experts` named experts. Then every
-/// kernel uses that
-/// tile. The rows of several experts vary around the average. If they fill three quarters of a tile on average, one
-/// expert in ten
-/// needs a second tile and decodes its weights twice. If they fill all of it, four in ten do (docs/experiments.md).
+/// kernel uses that tile. The rows of several experts vary around the average. If they fill three quarters of a tile on
+/// average, one expert in ten needs a second tile and decodes its weights twice. If they fill all of it, four in ten do
+/// (docs/experiments.md).
 pub(super) fn fit_smallest_tile(rows: u64, experts: u64) -> bool {
     let most = if experts == 1 { SMALLEST_TILE } else { SMALLEST_TILE * 3 / 4 };
     rows <= u64::from(most) * experts
@@ -132,30 +128,27 @@ pub(super) fn fit_smallest_tile(rows: u64, experts: u64) -> bool {
 pub(super) const FEW_EXPERTS: RangeInclusive<u64> = 8..=16;
 
 /// Whether `rows` rows of `experts` named experts are multiplied in tiles of sorted tokens, on a kernel with such
-/// tiles: if they do
-/// not fit the smallest tiles, or with few experts if they have at least eight rows on average (docs/experiments.md).
+/// tiles: if they do not fit the smallest tiles, or with few experts if they have at least eight rows on average
+/// (docs/experiments.md).
 pub(super) fn may_be_sorted(rows: u64, experts: u64) -> bool {
     !fit_smallest_tile(rows, experts) || (FEW_EXPERTS.contains(&experts) && rows >= 8 * experts)
 }
 
 /// Returns the maximum number of tiles of `tile_tokens` tokens for rows of `experts` experts: all experts have a row,
-/// and one
-/// expert has all others.
+/// and one expert has all others.
 pub(super) fn most_token_tiles(rows: u64, experts: u64, tile_tokens: u32) -> u64 {
     let hit = rows.min(experts);
     hit + (rows - hit) / u64::from(tile_tokens)
 }
 
 /// Returns the expected number of rows of `choices` choices, if each names any of `named` experts and the layer has
-/// `experts` of
-/// them.
+/// `experts` of them.
 pub(super) fn expected_rows(choices: u64, experts: u64, named: u64) -> u64 {
     (choices * experts).div_ceil(named).min(choices)
 }
 
 /// Returns the expected number of tiles if every row belongs to a random expert: one per expert with rows. If these
-/// have more rows
-/// than half a tile on average, half a tile per expert is added to the tiles that the rows would fill.
+/// have more rows than half a tile on average, half a tile per expert is added to the tiles that the rows would fill.
 pub(super) fn expected_token_tiles(rows: u64, experts: u64, tile_tokens: u32) -> u64 {
     let tile_tokens = u64::from(tile_tokens);
     if experts == 1 {

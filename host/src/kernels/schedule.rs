@@ -21,8 +21,7 @@ pub(crate) struct Launcher {
 
 impl Launcher {
     /// Creates the launcher of these weights for a variant. If the variant names no kernel, `default` computes. If
-    /// `default` does not
-    /// support these weights, the portable kernel computes.
+    /// `default` does not support these weights, the portable kernel computes.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the variant does not fit the weights.
@@ -94,9 +93,8 @@ impl Launcher {
     }
 
     /// Plans the launches of a step's groups as chains, on a device with `sms` SMs. Launches of a chain run one after
-    /// the other.
-    /// Chains are independent. `scratch` has at least [`Launcher::scratch_bytes`]. Groups without tokens launch
-    /// nothing.
+    /// the other. Chains are independent. `scratch` has at least [`Launcher::scratch_bytes`]. Groups without tokens
+    /// launch nothing.
     ///
     /// # Errors
     /// If there are too many tiles, or the instance does not support the groups.

@@ -13,10 +13,8 @@ pub(super) fn weights_read(groups: &[Sizes], tile_tokens: u32) -> u64 {
 }
 
 /// Returns every tile of every group. `tile` builds a tile from the group's index, the first column of C, the first
-/// token and the
-/// number of tokens. Tiles that share weights are adjacent, so that neighboring CTAs read the weights from memory once.
-/// Groups
-/// come in order, so that a CTA rarely changes its tensor maps.
+/// token and the number of tokens. Tiles that share weights are adjacent, so that neighboring CTAs read the weights
+/// from memory once. Groups come in order, so that a CTA rarely changes its tensor maps.
 ///
 /// # Errors
 /// [`Error::TooLarge`] if there are more than `u32::MAX` tiles.

@@ -32,16 +32,13 @@ use crate::cli::parse;
 Exit codes: 0 nothing wrong, 1 a wrong result or a fault of the kernel, 2 bad input or usage, 3 no such device.")]
 pub struct Args {
     /// A built-in shape or layer (see `nvfp4 shapes`), FILE.json or FILE.json#NAME; for --op linear: M,N,K [default:
-    /// moe-1;
-    /// for --op moe: qwen3-30b-a3b; for --op linear: 16,2048,4096].
+    /// moe-1; for --op moe: qwen3-30b-a3b; for --op linear: 16,2048,4096].
     #[arg(long, conflicts_with = "weights", value_parser = parse::shape(), hide_possible_values = true)]
     pub shape: Option<String>,
     /// The operation, instead of the shape's own: gated (SiLU of the gate projection times the up projection), plain
-    /// (one matrix
-    /// product), moe (a whole layer from hidden states to hidden states) or linear (one matrix with 16-bit tokens).
-    /// From a
-    /// checkpoint, gated uses gate and up projections, and plain the down projections [default: gated; for a built-in
-    /// layer: moe].
+    /// (one matrix product), moe (a whole layer from hidden states to hidden states) or linear (one matrix with 16-bit
+    /// tokens). From a checkpoint, gated uses gate and up projections, and plain the down projections [default: gated;
+    /// for a built-in layer: moe].
     #[arg(long, value_parser = parse::named(&Operation::ALL, |op| op.name()))]
     pub op: Option<Operation>,
     /// Where to run; auto uses a CUDA GPU if there is one.
@@ -50,8 +47,7 @@ pub struct Args {
     #[arg(long, value_name = "WORD,…", default_value_t, help = variant_help())]
     pub variant: Variant,
     /// Ignore the verdicts of self-tests on this GPU: a kernel that failed there may be named, and no kernel is tested
-    /// before its
-    /// first use.
+    /// before its first use.
     #[arg(long)]
     pub force: bool,
     #[arg(long, help = arch_help(), value_parser = parse::suggested::<String>(emulated::arches()), hide_possible_values = true)]
@@ -60,10 +56,8 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub sms: Option<u32>,
     /// PTX to run instead of the built-in kernel with the same entries, for example from `cargo xtask build-ptx`: tests
-    /// a changed
-    /// kernel without a rebuild of this command. The emulated GPU then has the architecture of the PTX, unless --arch
-    /// is given. A
-    /// real GPU also accepts machine code (.cubin).
+    /// a changed kernel without a rebuild of this command. The emulated GPU then has the architecture of the PTX,
+    /// unless --arch is given. A real GPU also accepts machine code (.cubin).
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub ptx: Option<PathBuf>,
     /// How the emulated GPU selects the next warp and completes asynchronous operations: fair, seed:N or worst
@@ -83,13 +77,11 @@ pub struct Args {
     #[arg(long, requires = "timed")]
     pub no_values: bool,
     /// With --no-values: run only N SMs, with their share of each launch's CTAs, of L2 and of DRAM. CTAs must not wait
-    /// for each
-    /// other.
+    /// for each other.
     #[arg(long, value_name = "N", requires = "no_values", value_parser = clap::value_parser!(u32).range(1..))]
     pub sample: Option<u32>,
     /// With --timed: show how the prediction changes if each assumed constant of the GPU is halved or doubled. Takes
-    /// two runs per
-    /// constant.
+    /// two runs per constant.
     #[arg(long, requires = "timed")]
     pub sensitivity: bool,
     /// With --timed: write a trace of some SMs for https://ui.perfetto.dev.
@@ -109,10 +101,8 @@ pub struct Args {
     #[arg(long, visible_alias = "dtype", value_name = "DTYPE", value_parser = parse::out_dtype())]
     pub out_dtype: Option<TokenDtype>,
     /// Format in which tokens of --op moe and linear are multiplied: 16-bit; fp8, as e4m3 with one scale per token; or
-    /// nvfp4, with
-    /// the checkpoint's input scales or one global scale per token (accuracy cost: docs/accuracy.md) [default: the
-    /// layer's own, or
-    /// 16-bit; for --op moe on B200 and B300: nvfp4].
+    /// nvfp4, with the checkpoint's input scales or one global scale per token (accuracy cost: docs/accuracy.md)
+    /// [default: the layer's own, or 16-bit; for --op moe on B200 and B300: nvfp4].
     #[arg(long, value_name = "FORMAT", value_parser = parse::token_format())]
     pub token_format: Option<TokenFormat>,
     /// An NVFP4 checkpoint: a .safetensors file, its index, or a model folder.

@@ -79,8 +79,7 @@ fn check_memory(problem: &GroupedProblem) -> anyhow::Result<()> {
     let work = Roofline::new(problem);
     let weights: f64 = problem.groups().iter().map(|group| group.n as f64 * group.k as f64).sum();
     // The sum of: weights and their prepared copy, each at 9/16 byte per element; f32 numbers while one matrix is
-    // quantized;
-    // the f64 reference.
+    // quantized; the f64 reference.
     let largest = problem.groups().iter().map(|group| group.n.max(group.m) as f64 * group.k as f64).fold(0.0, f64::max);
     let projections = problem.op().projections() as f64;
     let outputs = work.output_bytes as f64 * (1.0 + 8.0 * projections);

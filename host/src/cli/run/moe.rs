@@ -140,8 +140,7 @@ fn check_memory(sizes: &MoeSizes, tokens: usize) -> anyhow::Result<()> {
     let widths = sizes.intermediate.saturating_mul(3).saturating_add(sizes.shared_intermediate.unwrap_or(0));
     let matrix = sizes.hidden as f64 * sizes.intermediate.max(sizes.shared_intermediate.unwrap_or(0)) as f64;
     // The sum of: the weights and their prepared copy, each at 9/16 byte per element; f32 numbers while one matrix is
-    // quantized;
-    // 16-bit rows of the inputs and of two outputs, and the f32 sums of one expert.
+    // quantized; 16-bit rows of the inputs and of two outputs, and the f32 sums of one expert.
     let weights = 3.0 * matrix * (sizes.experts + 1) as f64 * 2.0 * 9.0 / 16.0;
     let rows = tokens as f64 * (sizes.top_k + 1) as f64 * (widths + sizes.hidden) as f64;
     job::check_present(weights + 4.0 * matrix + 8.0 * rows, "use fewer tokens or a smaller layer")

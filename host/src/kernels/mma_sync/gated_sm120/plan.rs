@@ -31,8 +31,7 @@ pub(super) fn tiles(instance: Instance, groups: &[Sizes]) -> Result<Vec<Tile>, E
 }
 
 /// Returns the smallest number of CTAs that needs as many tiles in a row as one CTA per SM would. Then few CTAs have a
-/// tile less,
-/// and no CTA runs alone at the end.
+/// tile less, and no CTA runs alone at the end.
 pub(super) fn blocks(tiles: u32, sms: u32) -> u32 {
     tiles.div_ceil(tiles.div_ceil(sms).max(1))
 }

@@ -1,6 +1,5 @@
 //! Weights in slabs, as the kernel for sm_120 reads them (`kernels-gpu/src/gated_sm120/abi.rs`). A slab is a part of a
-//! stage in
-//! one contiguous piece of memory. Uses no device.
+//! stage in one contiguous piece of memory. Uses no device.
 
 use kernels_gpu::mma_sync::gated_sm120::abi::{
     K_BLOCK, MMA_K, SLAB_ROWS, scale_place, slab_bytes, slab_row_bytes, slab_value_bytes, value_place,
@@ -43,8 +42,7 @@ pub(super) fn pack(matrix: &Matrix<'_>) -> Vec<u8> {
 }
 
 /// Locates a step along K among the slabs of the same rows. Returns the start of its slab, the bytes of values in that
-/// slab, and
-/// the index of the step in the slab.
+/// slab, and the index of the step in the slab.
 pub(super) fn place(k: u32, step: u32) -> (usize, usize, u32) {
     const STEPS: u32 = K_BLOCK / MMA_K;
     let (k_block, steps) = (step / STEPS, k.div_ceil(MMA_K));
@@ -66,8 +64,8 @@ mod tests {
         let of_rows = 9216 + 2 * 2048 + 512;
         assert_eq!((slabs.len(), len(rows, k)), (2 * of_rows, 2 * of_rows));
         // Row 69 is row 5 of the second slab, and row 2 + 8 of its first product. Its fifth step is the first step of
-        // the last slab. Byte
-        // 17 there is the second byte of register 3 of lane 8, and its scales are for thread selector 0 of A.
+        // the last slab. Byte 17 there is the second byte of register 3 of lane 8, and its scales are for thread
+        // selector 0 of A.
         let slab = &slabs[of_rows + 9216..];
         assert_eq!(slab[8 * 16 + 3 * 4 + 1], values[69 * k / 2 + 4 * 32 + 17]);
         assert_eq!(slab[2 * 2048 + 9 * 4 + 3], scales[69 * k / BLOCK + 4 * 4 + 3]);

@@ -7,8 +7,8 @@ use crate::kernels::group::Sizes;
 use crate::kernels::launch::BlockCount;
 
 /// Time per row of a [`Tile::SMALL`] in rows of a [`Tile::LARGE`], estimated from the instructions per product. A
-/// thread of the
-/// small tile loads an operand from shared memory per 4 columns · tokens, a thread of the large tile per 8.
+/// thread of the small tile loads an operand from shared memory per 4 columns · tokens, a thread of the large tile per
+/// 8.
 const SMALL_ROW_COST: u64 = 2;
 
 /// Returns the tile with the least work, including the empty rows in a group's last tile.

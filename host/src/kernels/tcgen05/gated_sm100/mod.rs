@@ -1,8 +1,7 @@
 //! The Blackwell kernel, `kernels-gpu/src/tcgen05/gated_sm100/`: the FP4 tensor cores of B200 and B300.
 //!
 //! Supports every K whose rows a tensor map can describe. Weights stay as in the checkpoint, with their scales in the
-//! blocked
-//! layout. The kernel reads both by tensor maps and bulk copies.
+//! blocked layout. The kernel reads both by tensor maps and bulk copies.
 
 #[cfg(all(test, feature = "cuda"))]
 mod fake;
@@ -114,8 +113,7 @@ impl GatedSm100 {
 }
 
 /// Returns the tensor maps of a group: tokens, then each weight matrix, then C if the epilogue stores it by a map. A
-/// group
-/// without tokens has none.
+/// group without tokens has none.
 fn maps(instance: Instance, group: &PlacedGroup) -> impl Iterator<Item = MapArguments> {
     let Sizes { m, n, k } = group.sizes;
     let values = move |address, rows, box_rows| MapArguments::values(address, rows, k, K_BLOCK, box_rows);

@@ -11,13 +11,11 @@ use crate::kernels::tiles;
 use crate::problem::Op;
 
 /// Maximum tokens of a single CTA's tile for default instances. At this size the gated kernel has only one accumulator;
-/// above it,
-/// also one stage fewer.
+/// above it, also one stage fewer.
 const MAX_TILE_TOKENS: u32 = 128;
 
 /// A default tile of tokens that follows another starts at a multiple of this: at every second column of scales in
-/// tensor
-/// memory, as in CUTLASS.
+/// tensor memory, as in CUTLASS.
 const FIRST_TOKEN_ALIGNMENT: u32 = 64;
 
 /// Returns the instances of an operation.
@@ -26,8 +24,7 @@ pub(super) fn instances(op: Op) -> impl Iterator<Item = Instance> {
 }
 
 /// Returns the instances of an operation that may be chosen by default: single CTAs, and pairs whose CTAs have one
-/// matrix each.
-/// Instances for comparisons are excluded until a measurement shows that they are faster.
+/// matrix each. Instances for comparisons are excluded until a measurement shows that they are faster.
 pub(super) fn candidates(op: Op) -> impl Iterator<Item = Instance> {
     let plain_design = |instance: &Instance| {
         let pair_with_a_matrix_each = instance.blocks == 2 && instance.block_matrices() == 1;
@@ -38,8 +35,7 @@ pub(super) fn candidates(op: Op) -> impl Iterator<Item = Instance> {
 }
 
 /// Returns the instance that is fastest on a B200 according to [`cycles`]. Among equals, the smallest tile wins, then
-/// the most
-/// stages.
+/// the most stages.
 pub(super) fn choose(op: Op, groups: &[Sizes], sms: u32) -> Instance {
     let fits = |instance: &Instance| {
         let one_tile = groups.iter().all(|group| group.m <= instance.tile_tokens);
@@ -69,8 +65,7 @@ const fn epilogue(instance: Instance) -> u64 {
 }
 
 /// Cycles of an MMA with this N: the longer of the tensor core's time and the time to read shared memory. Each CTA of a
-/// pair has
-/// less to read (SemiAnalysisAI/microbench-blackwell, 9a068d85).
+/// pair has less to read (SemiAnalysisAI/microbench-blackwell, 9a068d85).
 fn mma(instance: Instance, n: u64) -> u64 {
     (n / 2).max(if instance.blocks == 1 { 32 } else { 28 } + n / 4)
 }
@@ -86,8 +81,8 @@ const PAIRING: u64 = 300;
 const SPLITTING: u64 = 500;
 
 /// Estimates the cycles of a B200 for some groups. The estimate is the mean tile times the number of tiles of the
-/// busiest SM, or
-/// the longest tile if that is more, plus the last epilogue. A k-block takes the longer of its copies and its products.
+/// busiest SM, or the longest tile if that is more, plus the last epilogue. A k-block takes the longer of its copies
+/// and its products.
 fn cycles(instance: Instance, groups: &[Sizes], sms: u32) -> u64 {
     let tiles_of = |group: &Sizes| {
         let rows = u64::from(group.n.div_ceil(instance.tile_rows()));
@@ -130,8 +125,7 @@ fn cycles(instance: Instance, groups: &[Sizes], sms: u32) -> u64 {
 }
 
 /// Returns the number of CTAs for `tiles` tiles. A pair of CTAs computes a tile on two SMs. If K is split, CTAs compute
-/// only one
-/// tile.
+/// only one tile.
 pub(super) fn blocks(instance: Instance, tiles: usize, sms: u32) -> u32 {
     let blocks = instance.blocks_of_tile();
     blocks * if instance.splits > 1 { tiles as u32 } else { (tiles as u32).min((sms / blocks).max(1)) }

@@ -1,6 +1,6 @@
 //! The kernel's implementation for the fake driver. The grid that decodes tokens only stores the addresses of the
-//! packed tokens in
-//! place of the decoded ones. The grid that multiplies reads these addresses, and unpacks weights from their slabs.
+//! packed tokens in place of the decoded ones. The grid that multiplies reads these addresses, and unpacks weights from
+//! their slabs.
 
 use fake_cuda::Launch;
 use kernels_gpu::format::BLOCK;

@@ -1,8 +1,7 @@
 //! The Hopper kernel, `kernels-gpu/src/gated_sm90/`: f16 tensor cores, with weights decoded before the products.
 //!
 //! Supports every K whose rows consist of whole lanes. Weights are packed in slabs, each a part of a stage. A step with
-//! many
-//! tokens has two launches: a small grid that decodes the tokens once, then the grid that multiplies.
+//! many tokens has two launches: a small grid that decodes the tokens once, then the grid that multiplies.
 
 #[cfg(all(test, feature = "cuda"))]
 mod fake;
@@ -133,8 +132,7 @@ impl GatedSm90 {
     }
 
     /// Returns the grid that multiplies. `decoded`: addresses of tokens that the previous grid decodes. `None`: CTAs
-    /// decode the packed
-    /// tokens themselves.
+    /// decode the packed tokens themselves.
     fn multiply(&self, request: &Request, groups: &[PlacedGroup], plan: &Plan, decoded: Option<&[Address]>) -> Launch {
         let describe = |tile: &plan::Tile| {
             let plan::Tile { group, first_column, first_token, tokens, next } = *tile;

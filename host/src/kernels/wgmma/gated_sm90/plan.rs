@@ -1,8 +1,7 @@
 //! Choice of the instance, and assignment of tiles to CTAs. Functions of sizes only.
 //!
 //! Groups are cut into tiles. The tiles are dealt out to at most one CTA per SM, the longest first, by a model of time
-//! with two
-//! measured constants.
+//! with two measured constants.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -16,13 +15,11 @@ use crate::kernels::kernel::op_of;
 use crate::problem::Op;
 
 /// Time to decode the weights of a k-block, as a number of additional tokens in the tile. Measured on an H200 for
-/// panels of
-/// [`MEASURED_ROWS`].
+/// panels of [`MEASURED_ROWS`].
 const DECODE_TOKENS: u64 = 80;
 
 /// [`DECODE_TOKENS`] for a narrow tile, in which each warpgroup has half as many rows and waits for a larger part of a
-/// k-block's
-/// time.
+/// k-block's time.
 const NARROW_DECODE_TOKENS: u64 = 95;
 
 /// Rows of the measured panels. The times of decoding and multiplying are proportional to the rows.
@@ -301,8 +298,7 @@ fn deal(mut tiles: Vec<(u64, Tile)>, sms: u32) -> (Vec<Tile>, u32) {
 /// Returns the CTA of each tile. Tiles come in descending order of time.
 ///
 /// If the number of tiles is not a multiple of the number of CTAs, some CTAs have one tile fewer. The longest tiles go
-/// to those
-/// CTAs if the last CTA then ends earlier. Otherwise each tile in turn goes to the CTA that is free first.
+/// to those CTAs if the last CTA then ends earlier. Otherwise each tile in turn goes to the CTA that is free first.
 fn owners(tiles: &[(u64, Tile)], blocks: usize) -> Vec<usize> {
     if blocks == 0 {
         return Vec::new();
