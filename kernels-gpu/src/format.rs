@@ -21,6 +21,15 @@ pub const SCALE_TILE_K: u32 = BLOCK * SCALE_TILE_COLUMNS;
 /// Bytes of a tile of the blocked scale layout.
 pub const SCALE_TILE_BYTES: u32 = SCALE_TILE_ROWS * SCALE_TILE_COLUMNS;
 
+/// The largest e2m1.
+pub const LARGEST_VALUE: f32 = 6.0;
+
+/// The scale of a block of small numbers, 2⁻⁹: the least that is not 0.
+pub const LEAST_SCALE: u8 = 1;
+
+/// The scale of a block with a number that is NaN or infinite.
+pub const NAN_SCALE: u8 = 0x7f;
+
 /// Code of an output format: IEEE half precision.
 pub const OUTPUT_F16: u32 = 0;
 

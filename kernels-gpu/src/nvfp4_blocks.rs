@@ -9,8 +9,7 @@ use cuda_std::{
 
 use crate::{
     epilogue::decode,
-    format::{BLOCK, SCALE_TILE_COLUMNS},
-    layer::moe_quantize_nvfp4::abi::{LARGEST_VALUE, LEAST_SCALE, NAN_SCALE},
+    format::{BLOCK, LARGEST_VALUE, LEAST_SCALE, NAN_SCALE, SCALE_TILE_COLUMNS},
     nvfp4_rows::{row_bytes, scale_tiles, token_scale},
 };
 

@@ -15,6 +15,12 @@ pub const TILE_TOKENS: u32 = SCALE_TILE_ROWS;
 /// The N of an MMA is a multiple of this. Scales of a tile's tokens are written up to the next multiple.
 pub const TOKEN_STEP: u32 = 8;
 
+/// Elements of K of a k-block: what goes through a stage of a kernel that multiplies NVFP4.
+pub const K_BLOCK: u32 = 256;
+
+/// Bytes of a row of values in a k-block: what the 128-byte swizzle spans, and the inner size of every tensor map's box.
+pub const K_BLOCK_BYTES: u32 = K_BLOCK / 2;
+
 /// Bytes from one row of values to the next: K elements, padded to the alignment of a tensor map.
 pub const fn row_bytes(k: u32) -> u32 {
     k.div_ceil(2 * MAP_ALIGNMENT) * MAP_ALIGNMENT

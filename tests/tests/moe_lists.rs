@@ -7,8 +7,9 @@ use half::{bf16, f16};
 use kernels_gpu::format::{OUTPUT_BF16, OUTPUT_F16};
 use kernels_gpu::layer::moe_pack::abi::{self as moe_pack, Pack};
 use kernels_gpu::layer::moe_route::abi::{
-    COMBINE_ENTRIES, Combine, EXPAND_ENTRY, Expand, ExpandedRows, Lists, NO_ROW, ROUTE_ENTRY, Route,
+    COMBINE_ENTRIES, Combine, EXPAND_ENTRY, Expand, ExpandedRows, ROUTE_ENTRY, Route,
 };
+use kernels_gpu::lists::{Lists, NO_ROW};
 use kernels_gpu::sorted::{ROW_MULTIPLE, bits16_bytes, bits16_place, line, most_rows};
 use kernels_gpu::units::{
     OperandType, UNIT_ROWS, block_columns, block_start, element, element_at, k_blocks, lane_place, lane_scales,

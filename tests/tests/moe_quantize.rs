@@ -3,7 +3,7 @@
 
 use kernels_gpu::layer::moe_quantize::abi::{ENTRIES, Quantize};
 use kernels_gpu::layer::moe_quantize_nvfp4::abi as nvfp4_abi;
-use kernels_gpu::layer::moe_route::abi::{NO_ROW, tile_size, token_tiles};
+use kernels_gpu::lists::{NO_ROW, tile_size, token_tiles};
 use kernels_gpu::nvfp4_rows::{TOKEN_STEP, row_bytes, scale_tiles, token_scale, token_scale_bytes};
 use kernels_gpu::sorted::{CHUNK_BYTES, LINE_BYTES, ROW_MULTIPLE, chunk, line};
 use kernels_gpu::units::{ROW_LANES, block_columns, block_start, e4m3_position, element, k_blocks, lane_words};

@@ -5,9 +5,9 @@ use bytemuck::Zeroable;
 use kernels_gpu::epilogue::Activation;
 use kernels_gpu::layer::moe_pack::abi::PackNvfp4;
 use kernels_gpu::layer::moe_quantize_nvfp4::abi::Quantize;
-use kernels_gpu::layer::moe_route::abi::token_tiles;
+use kernels_gpu::lists::token_tiles;
 use kernels_gpu::nvfp4_rows::value_bytes;
-use kernels_gpu::tcgen05::moe_sm100::abi::QuantizedC;
+use kernels_gpu::routed::QuantizedC;
 
 use super::group::Address;
 use super::kernel::Kernel;

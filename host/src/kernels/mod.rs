@@ -48,7 +48,7 @@ pub(crate) static KERNELS: &[&dyn Kernel] = &[
     &layer::moe_route::MoeRoute,
     &wgmma::moe_sm90::MoeSm90,
     &mma_sync::moe_few_sm90::MoeFewSm90,
-    &mma_sync::moe_sm120::MoeSm120,
+    &wgmma::moe_sm120::MoeSm120,
     &mma_sync::moe_sm80::MoeSm80,
     &tcgen05::moe_sm100::MoeSm100,
     &mma_sync::moe_nvfp4_sm120::MoeNvfp4Sm120,

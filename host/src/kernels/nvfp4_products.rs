@@ -2,9 +2,9 @@
 //! tiles.
 
 use kernels_gpu::epilogue::Activation;
+use kernels_gpu::nvfp4_rows::K_BLOCK;
 use kernels_gpu::nvfp4_rows::row_bytes;
-use kernels_gpu::tcgen05::gated_sm100::abi::K_BLOCK;
-use kernels_gpu::tcgen05::moe_sm100::abi::{Launch as Parameter, QuantizedC, TensorMap};
+use kernels_gpu::routed::{Launch as Parameter, QuantizedC, TensorMap};
 
 use super::group::Address;
 use super::kernel::{Kernel, op_of};

@@ -2,8 +2,8 @@
 
 use std::ops::RangeInclusive;
 
+use kernels_gpu::moe::Launch as Product;
 use kernels_gpu::units::OperandType;
-use kernels_gpu::wgmma::moe_sm90::abi::Launch as Product;
 
 use super::kernel::{Kernel, op_of};
 use super::launch::{Grid, Launch};

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use kernels_gpu::layer::moe_route::abi::{MAX_EXPERTS, MAX_TOP_K, NO_ROW};
+use kernels_gpu::lists::{MAX_EXPERTS, MAX_TOP_K, NO_ROW};
 
 use super::activation::Activation;
 use super::rows::Rows;

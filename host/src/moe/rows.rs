@@ -1,6 +1,6 @@
 //! Which tokens each expert of a layer has: the lists that a device makes, made on the host.
 
-pub use kernels_gpu::layer::moe_route::abi::NO_ROW;
+pub use kernels_gpu::lists::NO_ROW;
 
 /// The rows of a step: a token for each expert of the layer that it names. Rows are sorted by expert, and those of one expert are
 /// in the order of their choices.

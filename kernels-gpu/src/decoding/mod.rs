@@ -11,29 +11,17 @@ pub mod decode;
 #[cfg(feature = "decoding")]
 mod fragment;
 #[cfg(feature = "decoding")]
-mod multiply;
-#[cfg(feature = "decoding")]
-mod registers;
-#[cfg(feature = "decoding")]
 mod rows;
 #[cfg(feature = "decoding")]
-mod slabs;
-#[cfg(feature = "decoding")]
 mod tiles;
-#[cfg(feature = "decoding")]
-mod turns;
 #[cfg(feature = "decoding")]
 mod write;
 
 #[cfg(feature = "decoding")]
 pub use self::{
     fragment::Fragment,
-    multiply::{Consumer, Kind},
-    registers::{give_registers, take_registers},
     rows::{Decode, Packed, Rows, StagedRows},
-    slabs::Piece,
-    tiles::{Tile, TileLists, Tiles, from_first_lane},
-    turns::PingPong,
+    tiles::{Tile, TileLists, from_first_lane},
     write::{Alpha, BIAS_BYTES, Placing, Sums, Target, Written, pad, registers},
 };
 

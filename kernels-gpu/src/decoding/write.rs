@@ -12,7 +12,7 @@ use cuda_std::{
     integer::{opaque_b32, prmt_b32},
 };
 
-use super::{CORE_MATRIX_ROWS, Fragment, Kind, Shape, WARPGROUP, WARPGROUP_ROWS};
+use super::{CORE_MATRIX_ROWS, Fragment, Shape, WARPGROUP, WARPGROUP_ROWS};
 use crate::{
     epilogue::{Activation, NO_PARAMETERS, convert, relu2, silu},
     sorted::{LINE_BYTES, bits16_place},
@@ -94,12 +94,6 @@ pub trait Written<const P: usize> {
     const UNSCALE: f32;
     /// Whether a launch says what becomes of sums; if not, it is what is done without parameters.
     const ANY_ACTIVATION: bool;
-}
-
-impl<K: Kind<P>, const P: usize> Written<P> for K {
-    const SHAPE: Shape = K::SHAPE;
-    const UNSCALE: f32 = K::UNSCALE;
-    const ANY_ACTIVATION: bool = K::ANY_ACTIVATION;
 }
 
 /// Where a tile's sums go, and what is done to them before.

@@ -1,9 +1,13 @@
 //! Kernels with the products of a warp, `mma.sync`, on any GPU from sm_80 on.
 
 pub mod gated_sm120;
+pub mod linear;
 pub mod linear_sm120;
 pub mod linear_sm80;
 pub mod moe_few_sm90;
 pub mod moe_nvfp4_sm120;
-pub mod moe_sm120;
 pub mod moe_sm80;
+
+/// What a block may have of shared memory on every card from compute capability 8.0 on: 99 KB on 8.6, 8.9 and 12.x (CUDA programming
+/// guide, "Technical Specifications per Compute Capability").
+pub const SHARED_BYTES: u32 = 99 << 10;

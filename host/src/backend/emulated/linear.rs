@@ -129,7 +129,7 @@ fn add(mut first: Counters, second: Counters) -> Counters {
 
 #[cfg(test)]
 mod tests {
-    use kernels_gpu::wgmma::linear_sm90::abi::matrix_bytes;
+    use kernels_gpu::linear::matrix_bytes;
 
     use super::*;
     use crate::backend::emulated::{Options, arches};

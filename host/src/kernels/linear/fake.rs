@@ -2,9 +2,9 @@
 
 use fake_cuda::Launch;
 use kernels_gpu::format::BLOCK;
-use kernels_gpu::layer::moe_route::abi::tile_size;
+use kernels_gpu::linear::{self as abi, PACK_ENTRY, Pack, matrix_bytes};
+use kernels_gpu::lists::tile_size;
 use kernels_gpu::units::OperandType;
-use kernels_gpu::wgmma::linear_sm90::abi::{self, PACK_ENTRY, Pack, matrix_bytes};
 
 use super::LinearKernel;
 use super::panels::{pack, unpack};

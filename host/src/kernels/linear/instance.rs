@@ -1,9 +1,9 @@
 //! One way to compute a product: what a launch and the plan know of it.
 
-use kernels_gpu::layer::moe_route::abi::token_tiles;
+use kernels_gpu::lists::token_tiles;
+use kernels_gpu::mma_sync::linear as of_warps;
 use kernels_gpu::units::OperandType;
 use kernels_gpu::wgmma::linear_sm90::abi as of_warpgroups;
-use kernels_gpu::wgmma::linear_sm90::by_warp::abi as of_warps;
 
 /// One way to compute a product.
 #[derive(Clone, Copy, Debug)]

@@ -15,7 +15,7 @@ pub(crate) mod workspace;
 
 use std::cmp::Reverse;
 
-use kernels_gpu::wgmma::linear_sm90::abi::{BOX_BYTES, Launch as Parameter, PACK_ENTRY, Pack, TokenMap};
+use kernels_gpu::linear::{BOX_BYTES, Launch as Parameter, PACK_ENTRY, Pack, TokenMap};
 
 pub(super) use instance::{Cut, Instance, cycles_of_warps_alone};
 pub(crate) use kernels::{LinearKernels, kernel_named};

@@ -1,11 +1,11 @@
-//! Weights of a linear layer in panels (`kernels-gpu/src/wgmma/linear_sm90/abi.rs`), packed on the host: what the kernel does on the
+//! Weights of a linear layer in panels (`kernels-gpu/src/linear/mod.rs`), packed on the host: what the kernel does on the
 //! device, said another way. Knows no device.
 
 use kernels_gpu::decoding::{K_BLOCK, LANE_WORDS};
-use kernels_gpu::units::OperandType;
-use kernels_gpu::wgmma::linear_sm90::abi::{
+use kernels_gpu::linear::{
     LANE_BYTES, PANEL_BYTES, PANEL_ROWS, PANEL_SCALES, ROW_BYTES, ROW_LANES, ROW_SCALES, column, k_blocks, matrix_bytes,
 };
+use kernels_gpu::units::OperandType;
 use rayon::prelude::*;
 
 use crate::format::{BLOCK, Matrix};
@@ -59,7 +59,7 @@ fn scale_place(row: u32, block: u32) -> usize {
 /// The numbers of a matrix `[n, k]`, row-major, without its global scale.
 #[cfg(test)]
 pub(crate) fn unpack(panels: &[u8], n: u32, k: u32, operand_type: OperandType) -> Vec<f64> {
-    use kernels_gpu::wgmma::linear_sm90::abi::panel_offset;
+    use kernels_gpu::linear::panel_offset;
 
     use crate::format::{e2m1, e4m3};
 
@@ -92,7 +92,7 @@ pub(crate) fn unpack(panels: &[u8], n: u32, k: u32, operand_type: OperandType) -
 
 #[cfg(test)]
 mod tests {
-    use kernels_gpu::wgmma::linear_sm90::abi::panel_offset;
+    use kernels_gpu::linear::panel_offset;
 
     use super::*;
 

@@ -1,7 +1,7 @@
 //! The memory of a layer's packed weights: a function of sizes alone.
 
 use kernels_gpu::nvfp4_rows::{value_bytes, weight_scale_bytes};
-use kernels_gpu::{units, wgmma::linear_sm90::abi as panels};
+use kernels_gpu::{linear as panels, units};
 
 use super::PlacedLinear;
 use crate::kernels::group::Address;

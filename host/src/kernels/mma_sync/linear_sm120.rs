@@ -1,7 +1,7 @@
-//! A linear layer on GeForce RTX 50, RTX PRO and DGX Spark, `kernels-gpu/src/mma_sync/linear_sm120/`: `linear_sm90`'s products of a warp, whatever
+//! A linear layer on GeForce RTX 50, RTX PRO and DGX Spark, `kernels-gpu/src/mma_sync/linear_sm120.rs`: `linear_sm90`'s products of a warp, whatever
 //! the tokens.
 
-use kernels_gpu::mma_sync::linear_sm120::abi::INSTANCES;
+use kernels_gpu::mma_sync::linear_sm120::INSTANCES;
 
 use crate::kernels::kernel::{Entry, Kernel};
 use crate::kernels::linear::{self, Cut, Instance, LinearKernel, cycles_of_warps_alone};

@@ -5,5 +5,4 @@ pub(in crate::kernels) mod linear_sm120;
 pub(in crate::kernels) mod linear_sm80;
 pub(in crate::kernels) mod moe_few_sm90;
 pub(in crate::kernels) mod moe_nvfp4_sm120;
-pub(in crate::kernels) mod moe_sm120;
 pub(in crate::kernels) mod moe_sm80;

@@ -15,12 +15,12 @@ use crate::kernels::layer::moe_route::MoeRoute;
 use crate::kernels::mma_sync::moe_few_sm90::MoeFewSm90;
 use crate::kernels::mma_sync::moe_nvfp4_sm120::MoeNvfp4Sm120;
 use crate::kernels::mma_sync::moe_sm80::MoeSm80;
-use crate::kernels::mma_sync::moe_sm120::MoeSm120;
 use crate::kernels::nvfp4_products::{self, Nvfp4Products};
 use crate::kernels::products::{Products, SMALLEST_TILE};
 use crate::kernels::tcgen05::moe_sm100::MoeSm100;
 use crate::kernels::wgmma::moe_fp8_sm90::{self, MoeFp8Sm90};
 use crate::kernels::wgmma::moe_sm90::MoeSm90;
+use crate::kernels::wgmma::moe_sm120::MoeSm120;
 use crate::moe::MoeSizes;
 use crate::problem::TokenFormat;
 

@@ -19,13 +19,14 @@ mod workspace;
 use kernels_gpu::epilogue::{self, PARAMETERS};
 use kernels_gpu::layer::moe_quantize::abi::Quantize;
 use kernels_gpu::layer::moe_quantize_nvfp4::abi::Quantize as Nvfp4Quantize;
-use kernels_gpu::layer::moe_route::abi::{Combine, Expand, ExpandedRows, Lists, Route};
+use kernels_gpu::layer::moe_route::abi::{Combine, Expand, ExpandedRows, Route};
+use kernels_gpu::lists::Lists;
 use kernels_gpu::mma_sync::moe_few_sm90::abi::{Choices, Down, GateUp, Matrices};
+use kernels_gpu::moe::Launch as Product;
 use kernels_gpu::nvfp4_rows::value_bytes;
-use kernels_gpu::tcgen05::moe_sm100::abi::QuantizedC;
+use kernels_gpu::routed::QuantizedC;
 use kernels_gpu::units::OperandType;
 use kernels_gpu::wgmma::moe_fp8_sm90::abi::Launch as Fp8Product;
-use kernels_gpu::wgmma::moe_sm90::abi::Launch as Product;
 
 use super::group::Address;
 use super::launch::{Launch, output_code};

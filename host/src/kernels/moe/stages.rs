@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kernels_gpu::layer::moe_route::abi::tile_size;
+use kernels_gpu::lists::tile_size;
 use kernels_gpu::nvfp4_rows::{row_bytes, token_scale, token_scale_bytes, value_bytes};
 use kernels_gpu::sorted::{LINE_BYTES, bits16_bytes, bits16_place};
 use kernels_gpu::units::k_blocks;

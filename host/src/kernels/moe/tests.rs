@@ -4,17 +4,18 @@ use std::ops::Range;
 
 use bytemuck::AnyBitPattern;
 use kernels_gpu::epilogue::NO_PARAMETERS;
-use kernels_gpu::layer::moe_route::abi::{COMBINE_ENTRIES, EXPAND_ENTRY, Lists, ROUTE_ENTRY, Route};
+use kernels_gpu::layer::moe_route::abi::{COMBINE_ENTRIES, EXPAND_ENTRY, ROUTE_ENTRY, Route};
+use kernels_gpu::lists::Lists;
 use kernels_gpu::sorted::bits16_bytes;
 use kernels_gpu::units::matrix_bytes;
 
 use super::*;
 use crate::kernels::mma_sync::moe_sm80::MoeSm80;
-use crate::kernels::mma_sync::moe_sm120::MoeSm120;
 use crate::kernels::products::{ProductInstance, Products as _};
 use crate::kernels::tcgen05::moe_sm100::MoeSm100;
 use crate::kernels::tensor_map::MapArguments;
 use crate::kernels::wgmma::moe_sm90::MoeSm90;
+use crate::kernels::wgmma::moe_sm120::MoeSm120;
 use crate::problem::TokenFormat;
 
 const SMS: u32 = 132;
@@ -318,7 +319,7 @@ fn tokens_in_nvfp4_are_quantized_before_each_product() {
 }
 
 /// The parameter of a product of tokens in NVFP4, and its tensor maps.
-fn nvfp4_product(launch: &Launch) -> (kernels_gpu::tcgen05::moe_sm100::abi::Launch, Vec<MapArguments>) {
+fn nvfp4_product(launch: &Launch) -> (kernels_gpu::routed::Launch, Vec<MapArguments>) {
     let mut maps = Vec::new();
     let product = launch.write(0, &mut [], &mut |map| {
         maps.push(*map);

@@ -1,6 +1,6 @@
 //! The memory in which the launches of an MoE layer leave something to each other: a function of sizes alone.
 
-use kernels_gpu::layer::moe_route::abi::Lists;
+use kernels_gpu::lists::Lists;
 use kernels_gpu::nvfp4_rows::{token_scale_bytes, value_bytes};
 use kernels_gpu::sorted::{LINE_BYTES, ROW_MULTIPLE, bits16_bytes, most_rows};
 use kernels_gpu::units::k_blocks;

@@ -2,8 +2,8 @@
 //! (`by_warp/` there).
 
 use kernels_gpu::decoding::SHARED_BYTES;
-use kernels_gpu::wgmma::linear_sm90::abi as of_warpgroups;
-use kernels_gpu::wgmma::linear_sm90::by_warp::abi as of_warps;
+use kernels_gpu::mma_sync::linear as of_warps;
+use kernels_gpu::wgmma::linear_sm90::{abi as of_warpgroups, by_warp};
 
 use crate::kernels::kernel::{Entry, Kernel};
 use crate::kernels::linear::{self, Cut, Instance, LinearKernel};
@@ -32,7 +32,7 @@ impl Kernel for LinearSm90 {
 
 impl LinearKernel for LinearSm90 {
     fn instances(&self) -> Vec<Instance> {
-        let of_warps = of_warps::INSTANCES.iter().map(Instance::OfWarps);
+        let of_warps = by_warp::INSTANCES.iter().map(Instance::OfWarps);
         of_warps.chain(of_warpgroups::INSTANCES.iter().map(Instance::OfWarpgroups)).collect()
     }
 

@@ -27,14 +27,14 @@ pub struct Quantize {
     pub input_pitch: u64,
     /// Address of a factor for each token, f32, by which it is multiplied and then rounded to its type before all else; or 0.
     pub input_weights: u64,
-    /// Address of [`Lists::places`](crate::layer::moe_route::abi::Lists::places), by which a token goes to `top_k` rows; 0 if tokens are
+    /// Address of [`Lists::places`](crate::lists::Lists::places), by which a token goes to `top_k` rows; 0 if tokens are
     /// rows.
     pub places: u64,
-    /// Address of [`Lists::rows`](crate::layer::moe_route::abi::Lists::rows): where it is
-    /// [`NO_ROW`](crate::layer::moe_route::abi::NO_ROW), among the rows that fill up an expert's, the row becomes zeros; 0 if every row
+    /// Address of [`Lists::rows`](crate::lists::Lists::rows): where it is
+    /// [`NO_ROW`](crate::lists::NO_ROW), among the rows that fill up an expert's, the row becomes zeros; 0 if every row
     /// is a token.
     pub rows: u64,
-    /// Address of [`Lists::firsts`](crate::layer::moe_route::abi::Lists::firsts). 0 if every row is a token and the host knows how many there
+    /// Address of [`Lists::firsts`](crate::lists::Lists::firsts). 0 if every row is a token and the host knows how many there
     /// are: then all rows behind them become zeros.
     pub firsts: u64,
     /// Address of the codes, a multiple of 16, as [`sorted`](crate::sorted) says, the columns of each line in the order of
@@ -44,7 +44,7 @@ pub struct Quantize {
     pub scales: u64,
     /// Tokens, if they are known: not where `rows` is 0 and `firsts` is not, which says how many there are.
     pub token_count: u32,
-    /// k, from 1 to [`MAX_TOP_K`](crate::layer::moe_route::abi::MAX_TOP_K).
+    /// k, from 1 to [`MAX_TOP_K`](crate::lists::MAX_TOP_K).
     pub top_k: u32,
     /// E.
     pub experts: u32,

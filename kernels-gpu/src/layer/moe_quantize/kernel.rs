@@ -22,7 +22,7 @@ use super::abi::{LARGEST, LEAST_AMAX, Quantize};
 use crate::{
     epilogue::{convert, decode},
     format::{OUTPUT_BF16, OUTPUT_F16},
-    layer::moe_route::abi::NO_ROW,
+    lists::NO_ROW,
     sorted::{LINE_CHUNKS, ROW_MULTIPLE, chunk, line},
     units::{K_BLOCK, ROW_LANES, WORD_ELEMENTS, block_columns, block_start, element, k_blocks},
 };

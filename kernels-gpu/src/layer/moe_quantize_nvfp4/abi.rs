@@ -2,11 +2,10 @@
 
 use bytemuck::{Pod, Zeroable};
 
+pub use crate::format::{LARGEST_VALUE, LEAST_SCALE, NAN_SCALE};
+
 /// The entries, for f16 and for bf16.
 pub const ENTRIES: [&str; 2] = ["moe_quantize_nvfp4_f16", "moe_quantize_nvfp4_bf16"];
-
-/// The largest e2m1.
-pub const LARGEST_VALUE: f32 = 6.0;
 
 /// The largest number over its global scale: the largest e2m1 times the largest e4m3.
 pub const LARGEST: f32 = LARGEST_VALUE * 448.0;
@@ -14,12 +13,6 @@ pub const LARGEST: f32 = LARGEST_VALUE * 448.0;
 /// The least global scale of a token, 2⁻¹⁰⁰: so small that only zeros are left of smaller numbers, and so large that all quotients
 /// are normal f32.
 pub const LEAST_GLOBAL: f32 = f32::from_bits((127 - 100) << 23);
-
-/// The scale of a block of small numbers, 2⁻⁹: the least that is not 0.
-pub const LEAST_SCALE: u8 = 1;
-
-/// The scale of a block with a number that is NaN or infinite.
-pub const NAN_SCALE: u8 = 0x7f;
 
 /// The one parameter of [`ENTRIES`]: rows of 16-bit numbers to NVFP4.
 ///
@@ -39,13 +32,13 @@ pub struct Quantize {
     pub input_pitch: u64,
     /// Address of a factor for each token, f32, by which it is multiplied and then rounded to its type before all else; or 0.
     pub input_weights: u64,
-    /// Address of [`Lists::places`](crate::layer::moe_route::abi::Lists::places), by which a token goes to `top_k` rows; 0 if tokens are
+    /// Address of [`Lists::places`](crate::lists::Lists::places), by which a token goes to `top_k` rows; 0 if tokens are
     /// rows.
     pub places: u64,
-    /// Address of [`Lists::firsts`](crate::layer::moe_route::abi::Lists::firsts), each expert's rows behind the other's without a gap. 0 if
+    /// Address of [`Lists::firsts`](crate::lists::Lists::firsts), each expert's rows behind the other's without a gap. 0 if
     /// tokens are the rows of the only expert, all that there are: then there are no lists.
     pub firsts: u64,
-    /// Address of [`Lists::tile_firsts`](crate::layer::moe_route::abi::Lists::tile_firsts), for tiles of up to
+    /// Address of [`Lists::tile_firsts`](crate::lists::Lists::tile_firsts), for tiles of up to
     /// [`TILE_TOKENS`](crate::nvfp4_rows::TILE_TOKENS); not looked at without lists.
     pub tile_firsts: u64,
     /// Address of each expert's input scale, f32: at least [`LEAST_GLOBAL`] and at most its inverse, or 0 where each token is to have a
@@ -61,7 +54,7 @@ pub struct Quantize {
     pub token_count: u32,
     /// Tiles that the tokens are in, if there are no lists.
     pub token_tiles: u32,
-    /// k, from 1 to [`MAX_TOP_K`](crate::layer::moe_route::abi::MAX_TOP_K).
+    /// k, from 1 to [`MAX_TOP_K`](crate::lists::MAX_TOP_K).
     pub top_k: u32,
     /// E.
     pub experts: u32,

@@ -17,7 +17,7 @@ use super::abi::{LARGEST, LEAST_GLOBAL, Quantize};
 use crate::{
     epilogue::{convert, decode},
     format::{BLOCK, OUTPUT_BF16, OUTPUT_F16, SCALE_TILE_COLUMNS},
-    layer::moe_route::abi::{NO_ROW, tile_size},
+    lists::{NO_ROW, tile_size},
     nvfp4_blocks::{BlockScale, largest_magnitude},
     nvfp4_rows::{TOKEN_STEP, row_bytes, scale_tiles, token_scale},
     schedule::last_begun,

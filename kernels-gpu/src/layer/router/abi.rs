@@ -2,11 +2,10 @@
 
 use bytemuck::{Pod, Zeroable};
 
-/// The most experts, 16 a lane.
-pub const MAX_EXPERTS: u32 = 512;
+pub use crate::lists::{MAX_EXPERTS, MAX_TOP_K};
 
-/// The most experts that a token is given, one a lane.
-pub const MAX_TOP_K: u32 = 32;
+const _: () =
+    assert!(MAX_EXPERTS == 16 * 32 && MAX_TOP_K == 32, "a lane has 16 experts, and one of those that a token is given");
 
 /// The most groups, one a lane.
 pub const MAX_GROUPS: u32 = 32;

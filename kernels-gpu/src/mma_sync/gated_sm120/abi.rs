@@ -21,9 +21,11 @@
 
 use bytemuck::{Pod, Zeroable};
 
+pub use crate::nvfp4_rows::{K_BLOCK, K_BLOCK_BYTES};
 use crate::{
     format::{SCALE_TILE_BYTES, SCALE_TILE_K, SCALE_TILE_ROWS},
     instances::table,
+    mma_sync::SHARED_BYTES,
 };
 
 /// Rows of a slab.
@@ -44,14 +46,8 @@ pub const N_STEP: u32 = 8;
 /// Elements of K of a product: as many as a tile of the scale layout covers.
 pub const MMA_K: u32 = SCALE_TILE_K;
 
-/// Elements of K of a k-block.
-pub const K_BLOCK: u32 = 256;
-
 /// Steps of a full k-block.
 pub const STEPS: u32 = K_BLOCK / MMA_K;
-
-/// Bytes of a row of values in a k-block: what the 128-byte swizzle spans, and the inner size of every tensor map's box.
-pub const K_BLOCK_BYTES: u32 = K_BLOCK / 2;
 
 /// K is a multiple of this: a tensor map asks for rows that are multiples of 16 bytes.
 pub const K_ALIGNMENT: u32 = 32;
@@ -67,10 +63,6 @@ pub const STRIP_SCALE_BYTES: u32 = 32 * 4;
 
 /// The most tokens whose scales lie side by side in a tile of the scale layout.
 pub const TOKEN_SCALE_ROWS: u32 = 32;
-
-/// What a block may have of shared memory on a card of compute capability 12.x (CUDA programming guide, "Technical Specifications
-/// per Compute Capability").
-pub const SHARED_BYTES: u32 = 99 << 10;
 
 /// Bytes of the values of a slab with so many steps.
 pub const fn slab_value_bytes(steps: u32) -> u32 {

@@ -1,11 +1,13 @@
-//! The list of instances. All else that host and `linear_sm80` agree on stands in [`linear_sm90::abi`](crate::wgmma::linear_sm90::abi) and
-//! [`by_warp::abi`](crate::wgmma::linear_sm90::by_warp::abi).
+//! The list of instances. All else that host and `linear_sm80` agree on stands in [`linear`](crate::linear) and
+//! [`mma_sync::linear`](crate::mma_sync::linear).
 
 use crate::{
     instances::table,
-    mma_sync::moe_sm80::abi::SHARED_BYTES,
+    mma_sync::{
+        SHARED_BYTES,
+        linear::{Instance, tokens},
+    },
     units::OperandType,
-    wgmma::linear_sm90::by_warp::abi::{Instance, tokens},
 };
 
 /// Passes the list of instances to `$each!`: of a type of tokens, those with fewest tokens first.

@@ -13,17 +13,16 @@ use cuda_std::{
 use super::abi::{INSTANCES, Index, instances};
 use crate::{
     decoding::K_BLOCK,
-    units::OperandType,
-    wgmma::linear_sm90::{
-        abi::{
-            BOX_BYTES, Launch, PANEL_BYTES, PANEL_ROWS, PANEL_SCALES, ROW_BYTES, ROW_SCALES, k_blocks, panel_offset,
-        },
-        by_warp::{
-            abi::{CHUNK_BYTES, Instance, PRODUCT_TOKENS, STRIP_SCALES, STRIP_VALUES},
-            strip::{BOXES, Built, Strip},
-        },
+    linear::{
+        BOX_BYTES, Launch, PANEL_BYTES, PANEL_ROWS, PANEL_SCALES, ROW_BYTES, ROW_SCALES,
         decode::{Decode, Packed},
+        k_blocks, panel_offset,
     },
+    mma_sync::linear::{
+        CHUNK_BYTES, Instance, PRODUCT_TOKENS, STRIP_SCALES, STRIP_VALUES,
+        strip::{BOXES, Built, Strip},
+    },
+    units::OperandType,
 };
 
 macro_rules! entries {

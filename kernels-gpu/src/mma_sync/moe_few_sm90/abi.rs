@@ -105,9 +105,9 @@ pub struct Choices {
     pub map: u64,
     /// T, up to [`MAX_TOKENS`]; T·k is up to [`MAX_CHOICES`].
     pub token_count: u32,
-    /// k, from 1 to [`MAX_TOP_K`](crate::layer::moe_route::abi::MAX_TOP_K).
+    /// k, from 1 to [`MAX_TOP_K`](crate::lists::MAX_TOP_K).
     pub top_k: u32,
-    /// E, from 1 to [`MAX_EXPERTS`](crate::layer::moe_route::abi::MAX_EXPERTS).
+    /// E, from 1 to [`MAX_EXPERTS`](crate::lists::MAX_EXPERTS).
     pub experts: u32,
     /// Experts that can be named: the length of `map`, or E.
     pub named_experts: u32,

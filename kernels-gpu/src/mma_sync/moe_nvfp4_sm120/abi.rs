@@ -1,6 +1,6 @@
 //! What host and `moe_nvfp4_sm120` agree on: [`moe_sm100`](crate::tcgen05::moe_sm100)'s parameter, and the list of instances.
 
-pub use crate::tcgen05::moe_sm100::abi::Launch;
+pub use crate::routed::Launch;
 use crate::{
     instances::table,
     mma_sync::gated_sm120::abi::{Instance, gated, plain},

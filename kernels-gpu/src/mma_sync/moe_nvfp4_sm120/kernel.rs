@@ -14,7 +14,7 @@ use crate::{
     },
     nvfp4_blocks::QuantizedTile,
     nvfp4_rows::weight_scale_bytes,
-    tcgen05::moe_sm100::routed::{self, RoutedTile},
+    routed::tiles::{self, RoutedTile},
 };
 
 /// Bytes of an element of C.
@@ -159,7 +159,7 @@ impl Terms {
 /// A block's tiles, as this kernel has them.
 struct RoutedTiles<const INDEX: usize> {
     work: Routed<INDEX>,
-    tiles: routed::RoutedTiles,
+    tiles: tiles::RoutedTiles,
 }
 
 impl<const INDEX: usize> Iterator for RoutedTiles<INDEX> {

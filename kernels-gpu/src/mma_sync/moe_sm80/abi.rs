@@ -1,4 +1,4 @@
-//! What host and `moe_sm80` agree on beside [`Launch`](crate::wgmma::moe_sm90::abi::Launch): the list of instances.
+//! What host and `moe_sm80` agree on beside [`Launch`](crate::moe::Launch): the list of instances.
 //!
 //! A and B are swapped: weights lie on the tensor core's M, tokens on its N. A tile of C takes two *panels* of weights. A block
 //! goes through K in k-blocks; a stage holds a tile's tokens and weights of one k-block.
@@ -6,12 +6,9 @@
 use crate::{
     decoding::{K_BLOCK, PANELS, Shape, TILE_BYTES, WARPS},
     instances::table,
+    mma_sync::SHARED_BYTES,
     units::{OperandType, SLAB_ROWS, UNIT_BYTES, UNIT_ROWS},
 };
-
-/// What a block may have of shared memory on every card from compute capability 8.0 on: 99 KB on 8.6, 8.9 and 12.x (CUDA programming
-/// guide, "Technical Specifications per Compute Capability").
-pub const SHARED_BYTES: u32 = 99 << 10;
 
 /// Places where a block writes down what a tile is: the one that it computes, and the next.
 pub const TILE_SLOTS: u32 = 2;

@@ -5,6 +5,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
+pub use crate::nvfp4_rows::{K_BLOCK, K_BLOCK_BYTES};
 use crate::{
     format::{SCALE_TILE_BYTES, SCALE_TILE_K, SCALE_TILE_ROWS},
     instances::table,
@@ -23,17 +24,11 @@ pub const N_STEP: u32 = 8;
 /// Tokens whose scales share a column of tensor memory. Tiles start at multiples of this.
 pub const TOKEN_SCALE_ROWS: u32 = 32;
 
-/// Elements of K of a k-block.
-pub const K_BLOCK: u32 = 256;
-
 /// Elements of K of an MMA: as many as a tile of the scale layout covers.
 pub const MMA_K: u32 = SCALE_TILE_K;
 
 /// MMAs along a full k-block.
 pub const MMAS_PER_K_BLOCK: u32 = K_BLOCK / MMA_K;
-
-/// Bytes of a row of values in a k-block: what the 128-byte swizzle spans, and the inner size of every tensor map's box.
-pub const K_BLOCK_BYTES: u32 = K_BLOCK / 2;
 
 /// K is a multiple of this: a tensor map asks for rows that are multiples of 16 bytes.
 pub const K_ALIGNMENT: u32 = 32;

@@ -6,13 +6,14 @@ use cuda_std::{
     kernel, tensor_map_of_parameter,
 };
 
-use super::{
-    abi::{INSTANCES, Index, Launch, instances},
-    routed::{self, RoutedTile},
-};
+use super::abi::{INSTANCES, Index, instances};
 use crate::{
     nvfp4_blocks::QuantizedTile,
     nvfp4_rows::weight_scale_bytes,
+    routed::{
+        Launch,
+        tiles::{self, RoutedTile},
+    },
     tcgen05::gated_sm100::{
         abi::{Group, Instance, N_STEP, Tile},
         kernel::{Placed, Sm100, Sums, Work},
@@ -144,7 +145,7 @@ struct Column {
 /// A block's tiles, as this kernel has them.
 struct RoutedTiles<const INDEX: usize> {
     work: Routed<INDEX>,
-    tiles: routed::RoutedTiles,
+    tiles: tiles::RoutedTiles,
 }
 
 impl<const INDEX: usize> Iterator for RoutedTiles<INDEX> {

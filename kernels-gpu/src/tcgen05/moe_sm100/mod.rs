@@ -2,11 +2,11 @@
 //!
 //! # Contract
 //!
-//! * A launch computes [`abi::Launch`] on an instance of its operation, with any number of blocks of
+//! * A launch computes [`Launch`](crate::routed::Launch) on an instance of its operation, with any number of blocks of
 //!   [`Instance::threads`](crate::tcgen05::gated_sm100::abi::Instance::threads) threads and
 //!   [`Instance::shared_bytes`](crate::tcgen05::gated_sm100::abi::Instance::shared_bytes) of dynamic shared memory.
 //! * Lists are as [`moe_route`](crate::layer::moe_route) makes them, for tiles of the instance's tokens. Addresses and tensor maps are as
-//!   [`abi::Launch`] says. Scales have no sign. Those of weights are finite; a token with a NaN as a scale becomes NaN throughout.
+//!   [`Launch`](crate::routed::Launch) says. Scales have no sign. Those of weights are finite; a token with a NaN as a scale becomes NaN throughout.
 //! * The grid may begin while the one before it still runs. It reads and writes global memory only when that one has ended, and lets
 //!   the next one begin after that.
 //! * It writes the rows of C, as 16-bit numbers, in NVFP4 with the scales and the global scale of each row, or both, and nothing else, each
@@ -16,5 +16,3 @@
 pub mod abi;
 #[cfg(feature = "moe_sm100")]
 mod kernel;
-#[cfg(any(feature = "moe_sm100", feature = "moe_nvfp4_sm120"))]
-pub(crate) mod routed;

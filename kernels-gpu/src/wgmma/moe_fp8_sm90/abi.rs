@@ -22,7 +22,7 @@ use crate::{
 ///
 /// A sum s of a row with the scale t becomes `fma(t·(8·α), s, bias)` in f32, the two products rounded to f32.
 ///
-/// Which rows an expert has, [`Lists`](crate::layer::moe_route::abi::Lists) say. A plain product may be a linear layer's instead, whose
+/// Which rows an expert has, [`Lists`](crate::lists::Lists) say. A plain product may be a linear layer's instead, whose
 /// [`rows`](Self::rows) the host knows: then there are no lists.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
@@ -32,9 +32,9 @@ pub struct Launch {
     pub tokens: u64,
     /// Address of each row's scale, f32; a multiple of 16.
     pub scales: u64,
-    /// Address of [`Lists::firsts`](crate::layer::moe_route::abi::Lists::firsts).
+    /// Address of [`Lists::firsts`](crate::lists::Lists::firsts).
     pub firsts: u64,
-    /// Address of [`Lists::tile_firsts`](crate::layer::moe_route::abi::Lists::tile_firsts), for the instance's
+    /// Address of [`Lists::tile_firsts`](crate::lists::Lists::tile_firsts), for the instance's
     /// [`Instance::tile_tokens`].
     pub tile_firsts: u64,
     /// Address of this product's ticket, 0 when the lists have been made.
@@ -55,7 +55,7 @@ pub struct Launch {
     pub n: u32,
     /// Elements summed over; a multiple of 16, not 0.
     pub k: u32,
-    /// Experts, from 1 to [`MAX_EXPERTS`](crate::layer::moe_route::abi::MAX_EXPERTS).
+    /// Experts, from 1 to [`MAX_EXPERTS`](crate::lists::MAX_EXPERTS).
     pub experts: u32,
     /// Rows of C if there is one expert, whose rows are all of these, and the product is plain. 0 if lists say which rows an expert has.
     /// Tokens have rows up to the next multiple of [`ROW_MULTIPLE`](crate::sorted::ROW_MULTIPLE); C does not.

@@ -5,7 +5,7 @@
 //!
 //! * One launch computes what [`abi::Launch`] says for every row of every expert. A grid may have any number of blocks; each has
 //!   [`abi::Instance::threads`] threads and [`abi::Instance::shared_bytes`] of dynamic shared memory.
-//! * Lists, if there are any, are as [`Lists::filled`](crate::layer::moe_route::abi::Lists::filled) says for
+//! * Lists, if there are any, are as [`Lists::filled`](crate::lists::Lists::filled) says for
 //!   [`ROW_MULTIPLE`](crate::sorted::ROW_MULTIPLE), their ticket 0, and a grid has written them that the one before this one has waited
 //!   for. Tokens are as [`moe_quantize`](crate::layer::moe_quantize) leaves them. Weights are [`units`](crate::units), packed for e4m3. Scales are finite and
 //!   have no sign.

@@ -1,12 +1,12 @@
 //! The products of an MoE layer on Hopper: tokens of 16 bits, experts' rows known on the device alone.
 //!
-//! [`moe_sm120`](crate::mma_sync::moe_sm120) is this kernel too, with instances of its own.
+//! [`moe_sm120`](crate::wgmma::moe_sm120) is this kernel too, with instances of its own.
 //!
 //! # Contract
 //!
-//! * One launch computes what [`abi::Launch`] says for every row of every expert. A grid may have any number of blocks; each has
+//! * One launch computes what [`Launch`](crate::moe::Launch) says for every row of every expert. A grid may have any number of blocks; each has
 //!   [`abi::Instance::threads`] threads and [`abi::Instance::shared_bytes`] of dynamic shared memory.
-//! * Lists are as [`Lists`](crate::layer::moe_route::abi::Lists) says, their ticket 0. Weights are [`units`](crate::units), packed for
+//! * Lists are as [`Lists`](crate::lists::Lists) says, their ticket 0. Weights are [`units`](crate::units), packed for
 //!   the instance's type of tokens. Scales are finite and have no sign.
 //! * The grid may begin while the one before it still runs. It reads tokens, and lists where they are pending, after that one
 //!   has ended. It lets the next one begin when it has waited itself.

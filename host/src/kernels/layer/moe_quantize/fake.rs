@@ -2,7 +2,7 @@
 
 use fake_cuda::Launch;
 use kernels_gpu::layer::moe_quantize::abi::{ENTRIES, Quantize};
-use kernels_gpu::layer::moe_route::abi::NO_ROW;
+use kernels_gpu::lists::NO_ROW;
 use kernels_gpu::sorted::LINE_BYTES;
 use kernels_gpu::units::k_blocks;
 

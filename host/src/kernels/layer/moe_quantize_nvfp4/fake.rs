@@ -2,7 +2,7 @@
 
 use fake_cuda::Launch;
 use kernels_gpu::layer::moe_quantize_nvfp4::abi::{ENTRIES, Quantize};
-use kernels_gpu::layer::moe_route::abi::{NO_ROW, tile_size};
+use kernels_gpu::lists::{NO_ROW, tile_size};
 use kernels_gpu::nvfp4_rows::{row_bytes, scale_tiles, token_scale};
 
 use crate::format::BLOCK;

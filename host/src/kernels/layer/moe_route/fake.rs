@@ -2,8 +2,9 @@
 
 use fake_cuda::Launch;
 use kernels_gpu::layer::moe_route::abi::{
-    COMBINE_ENTRIES, Combine, EXPAND_ENTRY, Expand, ExpandedRows, Lists, NO_ROW, ROUTE_ENTRY, Route, token_tiles,
+    COMBINE_ENTRIES, Combine, EXPAND_ENTRY, Expand, ExpandedRows, ROUTE_ENTRY, Route,
 };
+use kernels_gpu::lists::{Lists, NO_ROW, token_tiles};
 use kernels_gpu::sorted::{bits16_bytes, bits16_place};
 
 use crate::kernels::fake::{out_dtype, slice, slice_mut};

@@ -7,8 +7,9 @@
 mod fake;
 mod plan;
 
+use kernels_gpu::nvfp4_rows::K_BLOCK;
 use kernels_gpu::tcgen05::gated_sm100::abi::{
-    self, BOX_BYTES, BOX_TOKENS, INSTANCES, Instance, K_ALIGNMENT, K_BLOCK, Store, TILE_ROWS,
+    self, BOX_BYTES, BOX_TOKENS, INSTANCES, Instance, K_ALIGNMENT, Store, TILE_ROWS,
 };
 
 use crate::error::Error;

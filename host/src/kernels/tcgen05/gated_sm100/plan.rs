@@ -1,7 +1,8 @@
 //! Choice of the instance, and the order of tiles. Functions of sizes only.
 
+use kernels_gpu::nvfp4_rows::K_BLOCK;
 use kernels_gpu::tcgen05::gated_sm100::abi::{
-    Halves, INSTANCES, Instance, K_BLOCK, K_BLOCK_BYTES, MMAS_PER_K_BLOCK, N_STEP, Roles, Store, Tile,
+    Halves, INSTANCES, Instance, K_BLOCK_BYTES, MMAS_PER_K_BLOCK, N_STEP, Roles, Store, Tile,
 };
 
 use crate::error::Error;

@@ -1,10 +1,9 @@
 //! The kernel's row in the fake driver, whose tensor maps are the emulator's.
 
 use fake_cuda::Launch;
-use kernels_gpu::layer::moe_route::abi::tile_size;
-use kernels_gpu::nvfp4_rows::{row_bytes, token_scale, weight_scale_bytes};
-use kernels_gpu::tcgen05::gated_sm100::abi::K_BLOCK_BYTES;
-use kernels_gpu::tcgen05::moe_sm100::abi;
+use kernels_gpu::lists::tile_size;
+use kernels_gpu::nvfp4_rows::{K_BLOCK_BYTES, row_bytes, token_scale, weight_scale_bytes};
+use kernels_gpu::routed as abi;
 use ptx_emulator::TensorMap;
 
 use crate::format::blocked::BlockedScales;

@@ -2,9 +2,9 @@
 
 use fake_cuda::Launch;
 use kernels_gpu::epilogue::{Activation, NO_PARAMETERS, PARAMETERS};
+use kernels_gpu::moe as abi;
 use kernels_gpu::sorted::{bits16_bytes, bits16_place};
 use kernels_gpu::units::{OperandType, matrix_bytes};
-use kernels_gpu::wgmma::moe_sm90::abi;
 
 use crate::kernels::fake::slice;
 use crate::kernels::layer::moe_pack::row_order::columns_of_k;

@@ -51,7 +51,7 @@ const MOST_ROWS_OF_64_OF_FEW: u64 = 24;
 /// where [`FEW_EXPERTS`] are named (docs/experiments.md).
 const MOST_ROWS_OF_8: u64 = 3;
 
-/// An instance of these or of [`moe_sm120`](crate::kernels::mma_sync::moe_sm120), whose tiles take so long.
+/// An instance of these or of [`moe_sm120`](crate::kernels::wgmma::moe_sm120), whose tiles take so long.
 pub(in crate::kernels) fn product_instance(of: &Instance, tile_time: u64) -> ProductInstance {
     ProductInstance {
         entry: of.entry,

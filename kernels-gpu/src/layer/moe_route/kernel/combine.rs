@@ -15,7 +15,8 @@ use cuda_std::{
 
 use crate::{
     epilogue::{convert, decode},
-    layer::moe_route::abi::{Combine, NO_ROW, PIECE, pieces},
+    layer::moe_route::abi::{Combine, PIECE, pieces},
+    lists::NO_ROW,
 };
 
 /// Columns of a lane.

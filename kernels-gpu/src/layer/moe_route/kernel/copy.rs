@@ -19,7 +19,8 @@ use cuda_std::{
 use super::lists::filled;
 use crate::{
     epilogue::{convert, decode},
-    layer::moe_route::abi::{Lists, NO_ROW, PIECE, Route, pieces, token_tiles},
+    layer::moe_route::abi::{PIECE, Route, pieces},
+    lists::{Lists, NO_ROW, token_tiles},
     units::{K_BLOCK, LANE_WORDS, ROW_LANES, WORD_ELEMENTS, element},
 };
 

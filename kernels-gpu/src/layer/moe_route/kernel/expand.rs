@@ -15,7 +15,8 @@ use cuda_std::{
 use super::copy::{ELEMENT_BYTES, WORD_COLUMNS, core_matrix_row, load_word};
 use crate::{
     epilogue::{convert, decode},
-    layer::moe_route::abi::{Expand, ExpandedRows, NO_ROW},
+    layer::moe_route::abi::{Expand, ExpandedRows},
+    lists::NO_ROW,
     sorted::{K_BLOCK_LINES, LINE_CHUNKS, chunk, line},
     units::{K_BLOCK, ROW_LANES, block_columns, block_start, element, k_blocks},
 };

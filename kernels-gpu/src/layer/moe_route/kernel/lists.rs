@@ -28,7 +28,10 @@ use cuda_std::{
     },
 };
 
-use crate::layer::moe_route::abi::{Lists, MAX_EXPERTS, MAX_TOP_K, NO_ROW, Route};
+use crate::{
+    layer::moe_route::abi::Route,
+    lists::{Lists, MAX_EXPERTS, MAX_TOP_K, NO_ROW},
+};
 
 /// Rounds that are done together: in a round a lane has a choice.
 const PAIR: usize = 2;

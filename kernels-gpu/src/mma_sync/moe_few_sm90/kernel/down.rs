@@ -21,7 +21,7 @@ use crate::{
     decoding::{Decode, Packed},
     epilogue::{convert, decode},
     format::{OUTPUT_BF16, OUTPUT_F16},
-    layer::moe_route::abi::NO_ROW,
+    lists::NO_ROW,
     mma_sync::moe_few_sm90::abi::{
         Choices, Down, LISTS_BYTES, MAX_CHOICES, ROW_BYTES, STAGES_AT, STRIP_ROWS, stage_bytes, stages,
     },

@@ -13,7 +13,7 @@ use cuda_std::{
 
 use crate::{
     decoding::from_first_lane,
-    layer::moe_route::abi::NO_ROW,
+    lists::NO_ROW,
     mma_sync::moe_few_sm90::abi::{Choices, MAX_CHOICES, MAX_TOKENS},
 };
 

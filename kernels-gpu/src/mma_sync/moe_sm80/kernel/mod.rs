@@ -19,8 +19,8 @@ use self::copies::Copies;
 use super::abi::{INSTANCES, Index, Instance, TILE_SLOTS, instances};
 use crate::{
     decoding::{Decode, Fragment, Packed, TILE_BYTES, Tile, TileLists, from_first_lane},
+    moe::Launch,
     units::OperandType,
-    wgmma::moe_sm90::abi::Launch,
 };
 
 macro_rules! entries {

@@ -22,8 +22,8 @@ use crate::{
         WORD_PAIRS, Written, pad, registers,
     },
     format::{OUTPUT_BF16, OUTPUT_F16},
+    moe::Launch,
     units::{K_BLOCK, UNIT_BYTES, k_blocks},
-    wgmma::moe_sm90::abi::Launch,
 };
 
 /// Sums of a thread of the tokens of one product.

@@ -57,9 +57,10 @@ pub use self::work::{Placed, Sums, Work};
 use self::{multiply::Multiplier, store::Epilogue};
 use crate::{
     format::{SCALE_TILE_BYTES, SCALE_TILE_ROWS},
+    nvfp4_rows::K_BLOCK,
     ring::{Ring, ring_bytes},
     tcgen05::gated_sm100::abi::{
-        Group, Halves, Instance, K_ALIGNMENT, K_BLOCK, MMA_K, MMAS_PER_K_BLOCK, QUARTERS, Roles, SLOT_BYTES, TILE_ROWS,
+        Group, Halves, Instance, K_ALIGNMENT, MMA_K, MMAS_PER_K_BLOCK, QUARTERS, Roles, SLOT_BYTES, TILE_ROWS,
         TOKEN_SCALE_ROWS, Tile,
     },
 };

@@ -37,9 +37,13 @@ use cuda_std::{
 };
 
 use crate::{
-    decoding::{PingPong, TURN_BARRIERS, WARPS, give_registers, take_registers},
+    decoding::{TURN_BARRIERS, WARPS},
     ring::{Ring, ring_bytes},
-    wgmma::gated_sm90::abi::{Group, INSTANCES, Index, Instance, K_BLOCK, Launch, SLAB_ROWS, Tile, instances},
+    wgmma::{
+        PingPong,
+        gated_sm90::abi::{Group, INSTANCES, Index, Instance, K_BLOCK, Launch, SLAB_ROWS, Tile, instances},
+        give_registers, take_registers,
+    },
 };
 
 macro_rules! entries {

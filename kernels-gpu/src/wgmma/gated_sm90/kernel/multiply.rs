@@ -14,13 +14,16 @@ use super::{
 };
 use crate::{
     decoding::{
-        Alpha, Consumer, Fragment, Kind, Shape, Sums, Target,
+        Alpha, Fragment, Shape, Sums, Target, Written,
         decode::{F16_UNSCALE, Scales, decode_weights},
     },
     epilogue::Activation,
     format::{OUTPUT_BF16, OUTPUT_F16, SCALE_TILE_BYTES, scale_row},
     ring::Ring,
-    wgmma::gated_sm90::abi::{Group, SLAB_BYTES, SLAB_ROWS, lane_offset},
+    wgmma::{
+        Consumer, Kind,
+        gated_sm90::abi::{Group, SLAB_BYTES, SLAB_ROWS, lane_offset},
+    },
 };
 
 impl<const INDEX: usize> Sm90<INDEX> {
@@ -89,13 +92,16 @@ impl<const INDEX: usize> Slabs<INDEX> {
     }
 }
 
-impl<const INDEX: usize, const P: usize> Kind<P> for Slabs<INDEX> {
+impl<const INDEX: usize, const P: usize> Written<P> for Slabs<INDEX> {
     const SHAPE: Shape = Sm90::<INDEX>::INSTANCE.shape();
     // Both factors of a product are decoded.
     const UNSCALE: f32 = F16_UNSCALE * F16_UNSCALE;
+    const ANY_ACTIVATION: bool = false;
+}
+
+impl<const INDEX: usize, const P: usize> Kind<P> for Slabs<INDEX> {
     // Where threads decode tokens to the buffers, they make the fence.
     const COPIED_BY_THREADS: bool = false;
-    const ANY_ACTIVATION: bool = false;
     type Number = wgmma::F16;
     type Part = Rows;
 

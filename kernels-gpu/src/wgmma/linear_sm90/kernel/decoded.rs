@@ -16,12 +16,14 @@ use cuda_std::{
 
 use super::{Linear, multiply::Panels};
 use crate::{
-    decoding::{CORE_MATRIX_BYTES, CORE_MATRIX_ROWS, Fragment, K_BLOCK, Kind, LANE_WORDS, Sums, WARPS, pad, registers},
-    ring::Ring,
-    wgmma::linear_sm90::{
-        abi::{DECODED_BYTES, PANEL_ROWS, k_blocks},
+    decoding::{CORE_MATRIX_BYTES, CORE_MATRIX_ROWS, Fragment, K_BLOCK, LANE_WORDS, Sums, WARPS, pad, registers},
+    linear::{
+        PANEL_ROWS,
         decode::{Decode, Packed},
+        k_blocks,
     },
+    ring::Ring,
+    wgmma::{Kind, linear_sm90::abi::DECODED_BYTES},
 };
 
 /// Bytes between core matrices that are neighbors along K.

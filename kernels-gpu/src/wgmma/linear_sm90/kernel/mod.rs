@@ -26,12 +26,17 @@ use cuda_std::{
 };
 
 use crate::{
-    decoding::{PingPong, TURN_BARRIERS, WARPS, give_registers, take_registers},
+    decoding::{TURN_BARRIERS, WARPS},
+    linear::{
+        Launch,
+        decode::{Decode, Packed},
+    },
     ring::{Ring, ring_bytes},
     units::OperandType,
-    wgmma::linear_sm90::{
-        abi::{INSTANCES, Index, Instance, Launch, instances},
-        decode::{Decode, Packed},
+    wgmma::{
+        PingPong, give_registers,
+        linear_sm90::abi::{INSTANCES, Index, Instance, instances},
+        take_registers,
     },
 };
 

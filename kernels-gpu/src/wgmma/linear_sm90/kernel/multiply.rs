@@ -11,14 +11,16 @@ use cuda_std::{
 
 use super::{Linear, tiles::Tile};
 use crate::{
-    decoding::{Alpha, BIAS_BYTES, Consumer, Fragment, Kind, LANE_WORDS, Shape, Sums, Target},
+    decoding::{Alpha, BIAS_BYTES, Fragment, LANE_WORDS, Shape, Sums, Target, Written},
     epilogue::Activation,
     format::{OUTPUT_BF16, OUTPUT_F16},
-    ring::Ring,
-    wgmma::linear_sm90::{
-        abi::{BOX_BYTES, LANE_BYTES, PANEL_BYTES, PANEL_ROWS, PANEL_SCALES, ROW_BYTES, ROW_SCALES, k_blocks},
+    linear::{
+        BOX_BYTES, LANE_BYTES, PANEL_BYTES, PANEL_ROWS, PANEL_SCALES, ROW_BYTES, ROW_SCALES,
         decode::{Decode, Packed},
+        k_blocks,
     },
+    ring::Ring,
+    wgmma::{Consumer, Kind},
 };
 
 impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P>
@@ -114,14 +116,20 @@ pub(super) struct Rows {
     scales: [[u32; LANE_WORDS / 2]; 2],
 }
 
-impl<const INDEX: usize, const BF16: bool, const P: usize> Kind<P> for Panels<INDEX, BF16, P>
+impl<const INDEX: usize, const BF16: bool, const P: usize> Written<P> for Panels<INDEX, BF16, P>
 where
     Packed<BF16>: Decode,
 {
     const SHAPE: Shape = Linear::<INDEX, BF16, P>::INSTANCE.shape();
     const UNSCALE: f32 = Packed::<BF16>::UNSCALE;
-    const COPIED_BY_THREADS: bool = false;
     const ANY_ACTIVATION: bool = false;
+}
+
+impl<const INDEX: usize, const BF16: bool, const P: usize> Kind<P> for Panels<INDEX, BF16, P>
+where
+    Packed<BF16>: Decode,
+{
+    const COPIED_BY_THREADS: bool = false;
     type Number = <Packed<BF16> as Decode>::Number;
     type Part = Rows;
 

@@ -5,7 +5,7 @@ use core::hint::assert_unchecked;
 use cuda_std::thread;
 
 use super::Linear;
-use crate::layer::moe_route::abi::tile_size;
+use crate::lists::tile_size;
 
 /// A tile of C.
 #[derive(Clone, Copy)]

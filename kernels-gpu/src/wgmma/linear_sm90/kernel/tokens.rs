@@ -13,7 +13,7 @@ use cuda_std::{
 use super::Linear;
 use crate::{
     decoding::K_BLOCK,
-    wgmma::linear_sm90::abi::{BOX_BYTES, k_blocks},
+    linear::{BOX_BYTES, k_blocks},
 };
 
 /// Boxes of a buffer.

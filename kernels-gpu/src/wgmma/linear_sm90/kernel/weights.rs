@@ -8,7 +8,7 @@ use cuda_std::{
 };
 
 use super::Linear;
-use crate::wgmma::linear_sm90::abi::{PANEL_BYTES, PANEL_ROWS, k_blocks, panel_offset};
+use crate::linear::{PANEL_BYTES, PANEL_ROWS, k_blocks, panel_offset};
 
 impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P> {
     /// Loads the weights of the block's tiles to stages. One warp. They do not depend on the grid before.

@@ -27,9 +27,12 @@ use cuda_std::{
 };
 
 use crate::{
-    decoding::{PingPong, Registers, TILE_BYTES, TILE_SLOTS, TURN_BARRIERS, Tiles, WARPS},
+    decoding::{Registers, TILE_BYTES, TILE_SLOTS, TURN_BARRIERS, WARPS},
     ring::{Ring, ring_bytes},
-    wgmma::moe_fp8_sm90::abi::{INSTANCES, Index, Instance, Launch, SCALE_SLOTS, TABLE_BYTES, instances},
+    wgmma::{
+        PingPong, Tiles,
+        moe_fp8_sm90::abi::{INSTANCES, Index, Instance, Launch, SCALE_SLOTS, TABLE_BYTES, instances},
+    },
 };
 
 macro_rules! entries {

@@ -13,13 +13,13 @@ use cuda_std::{
 
 use super::{Product, table, write::Target};
 use crate::{
-    decoding::{BIAS_BYTES, Fragment, LANE_WORDS, PingPong, Tile},
+    decoding::{BIAS_BYTES, Fragment, LANE_WORDS, Tile},
     ring::Ring,
     units::{
         K_BLOCK, UNIT_BYTES, UNIT_ROWS, block_columns, k_blocks, lane_place, lane_scales, lane_words, row_bytes,
         row_scale_bytes, scale_place, unit_bytes,
     },
-    wgmma::moe_fp8_sm90::abi::Launch,
+    wgmma::{PingPong, moe_fp8_sm90::abi::Launch},
 };
 
 /// Sums that a thread has of a panel of a product with this N.

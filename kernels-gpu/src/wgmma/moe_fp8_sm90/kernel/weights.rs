@@ -4,10 +4,13 @@ use cuda_std::global::GlobalAddress;
 
 use super::Product;
 use crate::{
-    decoding::{Piece, Tile, TileLists},
+    decoding::{Tile, TileLists},
     sorted::ROW_MULTIPLE,
     units::UNIT_ROWS,
-    wgmma::moe_fp8_sm90::abi::{Instance, Launch},
+    wgmma::{
+        Piece,
+        moe_fp8_sm90::abi::{Instance, Launch},
+    },
 };
 
 impl<const INDEX: usize, const R: usize> Product<INDEX, R> {

@@ -1,4 +1,4 @@
-//! What host and kernel agree on beside [`Launch`](crate::wgmma::moe_sm90::abi::Launch): the list of instances.
+//! What host and kernel agree on beside [`Launch`](crate::moe::Launch): the list of instances.
 //!
 //! A tile of C takes some *strips* of 16 rows of weights, each a warp's, and up to so many tokens. Gated, a strip is eight rows of gate
 //! and the same of up. Weights come a k-block at a time, to stages of each warp; tokens come a *chunk* of k-blocks at a time, to
@@ -7,7 +7,7 @@
 use crate::{
     decoding::{CORE_MATRIX_ROWS, K_BLOCK, SHARED_BYTES, Shape, WARPS},
     instances::table,
-    layer::moe_route::abi::MAX_EXPERTS,
+    lists::MAX_EXPERTS,
     units::{OperandType, UNIT_BYTES, UNIT_ROWS},
 };
 

@@ -6,7 +6,7 @@ use super::{
     abi::{INSTANCES, Index, Instance, instances},
     kernel::{Built, Strips},
 };
-use crate::{units::OperandType, wgmma::moe_sm90::abi::Launch};
+use crate::{moe::Launch, units::OperandType};
 
 /// Makes the entries of a list of instances, each a type of its own.
 macro_rules! entries {

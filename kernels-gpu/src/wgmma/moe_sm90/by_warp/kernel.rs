@@ -30,9 +30,9 @@ use crate::{
         Written, pad, registers,
     },
     format::{OUTPUT_BF16, OUTPUT_F16},
-    layer::moe_route::abi::tile_size,
+    lists::tile_size,
+    moe::Launch,
     units::{K_BLOCK, UNIT_BYTES, k_blocks},
-    wgmma::moe_sm90::abi::Launch,
 };
 
 /// Sums of a thread of the tokens of one product.

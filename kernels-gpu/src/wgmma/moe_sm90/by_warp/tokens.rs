@@ -14,8 +14,8 @@ use cuda_std::{
 use super::abi::{BUFFERS, CHUNK, COPY_BYTES, Instance, ROW_BYTES, TOKEN_COPIES};
 use crate::{
     decoding::Tile,
+    moe::Launch,
     units::{K_BLOCK, block_columns, block_start, k_blocks},
-    wgmma::moe_sm90::abi::Launch,
 };
 
 /// Elements of a token that a copy brings.

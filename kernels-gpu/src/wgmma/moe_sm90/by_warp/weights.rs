@@ -13,11 +13,11 @@ use cuda_std::{
 use super::abi::{COPY_BYTES, Instance, STAGES, STRIP_ROWS};
 use crate::{
     decoding::{Decode, Fragment, Rows, Tile},
+    moe::Launch,
     units::{
         K_BLOCK, SLAB_ROWS, UNIT_BYTES, UNIT_ROWS, block_columns, k_blocks, lane_place, lane_scales, lane_words,
         row_bytes, row_scale_bytes, scale_place, unit_offset,
     },
-    wgmma::moe_sm90::abi::Launch,
 };
 
 /// Bytes of a word.

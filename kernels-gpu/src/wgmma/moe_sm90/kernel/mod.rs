@@ -27,11 +27,10 @@ use cuda_std::{
 };
 
 use crate::{
-    decoding::{
-        Decode, Packed, PingPong, TILE_BYTES, TILE_SLOTS, TURN_BARRIERS, Tiles, WARPS, give_registers, take_registers,
-    },
+    decoding::{Decode, Packed, TILE_BYTES, TILE_SLOTS, TURN_BARRIERS, WARPS},
+    moe::Launch,
     ring::{Ring, ring_bytes},
-    wgmma::moe_sm90::abi::{Instance, Launch},
+    wgmma::{PingPong, Tiles, give_registers, moe_sm90::abi::Instance, take_registers},
 };
 
 /// An instance, as a type.

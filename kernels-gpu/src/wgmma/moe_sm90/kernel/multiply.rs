@@ -12,14 +12,15 @@ use cuda_std::{
 use super::{Built, Moe};
 use crate::{
     decoding::{
-        Alpha, BIAS_BYTES, CORE_MATRIX_BYTES, Consumer, Decode, Fragment, Kind, Packed, Placing, Rows, STRIP_BYTES,
-        Shape, StagedRows, Sums, Target, Tile,
+        Alpha, BIAS_BYTES, CORE_MATRIX_BYTES, Decode, Fragment, Packed, Placing, Rows, STRIP_BYTES, Shape, StagedRows,
+        Sums, Target, Tile, Written,
     },
     format::{OUTPUT_BF16, OUTPUT_F16},
+    moe::Launch,
     ring::Ring,
     sorted::LINE_BYTES,
     units::{K_BLOCK, k_blocks},
-    wgmma::moe_sm90::abi::Launch,
+    wgmma::{Consumer, Kind},
 };
 
 impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P>
@@ -99,15 +100,21 @@ impl<I: Built, const BF16: bool, const P: usize> Units<I, BF16, P> {
     }
 }
 
-impl<I: Built, const BF16: bool, const P: usize> Kind<P> for Units<I, BF16, P>
+impl<I: Built, const BF16: bool, const P: usize> Written<P> for Units<I, BF16, P>
 where
     Packed<BF16>: Decode,
 {
     const SHAPE: Shape = Moe::<I, BF16, P>::INSTANCE.shape();
     const UNSCALE: f32 = Packed::<BF16>::UNSCALE;
+    const ANY_ACTIVATION: bool = true;
+}
+
+impl<I: Built, const BF16: bool, const P: usize> Kind<P> for Units<I, BF16, P>
+where
+    Packed<BF16>: Decode,
+{
     const COPIED_BY_THREADS: bool = !Moe::<I, BF16, P>::INSTANCE.sorted;
     const BY_WARPS: bool = Moe::<I, BF16, P>::INSTANCE.by_warps;
-    const ANY_ACTIVATION: bool = true;
     type Number = <Packed<BF16> as Decode>::Number;
     type Part = Rows<Packed<BF16>>;
 

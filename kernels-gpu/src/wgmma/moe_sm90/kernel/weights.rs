@@ -4,9 +4,10 @@ use cuda_std::{global::GlobalAddress, griddepcontrol::griddepcontrol_wait};
 
 use super::{Built, Moe};
 use crate::{
-    decoding::{PANELS, Piece, Tile, TileLists},
+    decoding::{PANELS, Tile, TileLists},
+    moe::Launch,
     units::UNIT_ROWS,
-    wgmma::moe_sm90::abi::{Instance, Launch},
+    wgmma::{Piece, moe_sm90::abi::Instance},
 };
 
 /// The most pieces of a stage.

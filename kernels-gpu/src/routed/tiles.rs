@@ -5,10 +5,10 @@ use core::hint::assert_unchecked;
 
 use cuda_std::global::{GlobalAddress, ld_global_b32, ld_global_b32_or_zero};
 
-use super::abi::{Launch, QuantizedC};
+use super::{Launch, QuantizedC};
 use crate::{
     epilogue::{NO_PARAMETERS, relu2, silu},
-    layer::moe_route::abi::{tile_size, token_tiles},
+    lists::{tile_size, token_tiles},
     nvfp4_blocks::QuantizedTile,
     schedule::last_begun,
 };

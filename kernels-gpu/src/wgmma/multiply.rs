@@ -13,29 +13,25 @@ use cuda_std::{
     wgmma::{self, MatrixDescriptor, MmaAsync, Number},
 };
 
-use super::{
-    CORE_MATRIX_BYTES, CORE_MATRIX_ROWS, Fragment, LANE_WORDS, MAX_TILE_TOKENS, PingPong, STRIP_BYTES, Shape,
-    WORD_PAIRS,
-    write::{Sums, pad, registers},
+use super::PingPong;
+use crate::{
+    decoding::{
+        CORE_MATRIX_BYTES, CORE_MATRIX_ROWS, Fragment, LANE_WORDS, MAX_TILE_TOKENS, STRIP_BYTES, Sums, WORD_PAIRS,
+        Written, pad, registers,
+    },
+    ring::Ring,
 };
-use crate::ring::Ring;
 
 /// Sums of a thread of a strip of tokens.
 const STRIP_REGISTERS: usize = registers(CORE_MATRIX_ROWS as usize);
 
 /// How a kernel's weights lie in a stage, and what they are multiplied with. A thread has `P` parts of a stage: one of each panel,
 /// or in a narrow tile one alone.
-pub trait Kind<const P: usize> {
-    /// What the code is compiled for.
-    const SHAPE: Shape;
-    /// What a product lacks of its value.
-    const UNSCALE: f32;
+pub trait Kind<const P: usize>: Written<P> {
     /// Whether threads have copied tokens to the buffers, through the generic proxy.
     const COPIED_BY_THREADS: bool;
     /// Whether each warp multiplies its rows by itself (`mma.sync`), and not the warpgroup (`wgmma`): for few tokens.
     const BY_WARPS: bool = false;
-    /// Whether a launch says what becomes of sums; if not, it is what is done without parameters.
-    const ANY_ACTIVATION: bool;
     /// The numbers that are multiplied.
     type Number: Number;
     /// A thread's words of two rows of weights, and their scales.

@@ -1,8 +1,16 @@
-//! The list of instances. All else that host and `moe_sm120` agree on stands in [`moe_sm90::abi`](crate::wgmma::moe_sm90::abi).
+//! The products of an MoE layer on GeForce RTX 50, RTX PRO and DGX Spark: `moe_sm90`'s source with instances of its own.
+//!
+//! In these each warp multiplies by itself (`mma.sync`), since sm_120 and sm_121 have no `wgmma`, and a block has 99 KB of shared
+//! memory.
+//!
+//! # Contract
+//!
+//! That of [`moe_sm90`](crate::wgmma::moe_sm90), with the threads and the shared memory of these instances. A row has the same bits as on
+//! Hopper if the tensor core adds up as Hopper's does, which no card has shown yet.
 
 use crate::{
     instances::table,
-    mma_sync::gated_sm120::abi::SHARED_BYTES,
+    mma_sync::SHARED_BYTES,
     units::OperandType,
     wgmma::moe_sm90::abi::{Instance, gated, plain},
 };
@@ -29,8 +37,6 @@ macro_rules! instances {
         }
     };
 }
-#[cfg(feature = "moe_sm120")]
-pub(super) use instances;
 instances!(table);
 
 const _: () = {
@@ -41,6 +47,23 @@ const _: () = {
         index += 1;
     }
 };
+
+#[cfg(feature = "moe_sm120")]
+mod entries {
+    use cuda_std::kernel;
+
+    use super::{INSTANCES, Index};
+    use crate::{
+        moe::Launch,
+        units::OperandType,
+        wgmma::moe_sm90::{
+            abi::Instance,
+            kernel::{Built, Moe, entries},
+        },
+    };
+
+    instances!(entries);
+}
 
 #[cfg(test)]
 mod tests {

@@ -12,10 +12,8 @@ use cuda_std::{
 use crate::{
     decoding::{K_BLOCK, LANE_WORDS},
     format::{BLOCK, OUTPUT_BF16},
+    linear::{LANE_BYTES, PANEL_ROWS, PANEL_SCALES, Pack, ROW_BYTES, ROW_LANES, ROW_SCALES, k_blocks, panel_offset},
     units::OperandType,
-    wgmma::linear_sm90::abi::{
-        LANE_BYTES, PANEL_ROWS, PANEL_SCALES, Pack, ROW_BYTES, ROW_LANES, ROW_SCALES, k_blocks, panel_offset,
-    },
 };
 
 /// The largest scale. What is above is NaN or has a sign.

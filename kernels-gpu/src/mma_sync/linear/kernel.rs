@@ -18,15 +18,16 @@ use cuda_std::{
 };
 
 use super::{
-    abi::{Instance, MAX_SPAN, STRIP_SCALES, STRIP_VALUES},
+    Instance, MAX_SPAN, STRIP_SCALES, STRIP_VALUES,
     strip::{BOXES, Strip},
 };
 use crate::{
-    ring::{Ring, ring_bytes},
-    wgmma::linear_sm90::{
-        abi::{BOX_BYTES, Launch, PANEL_ROWS, PANEL_SCALES, ROW_BYTES, ROW_SCALES, k_blocks, panel_offset},
+    linear::{
+        BOX_BYTES, Launch, PANEL_ROWS, PANEL_SCALES, ROW_BYTES, ROW_SCALES,
         decode::{Decode, Packed},
+        k_blocks, panel_offset,
     },
+    ring::{Ring, ring_bytes},
 };
 
 pub(crate) use super::strip::Built;

@@ -2,7 +2,7 @@
 
 use cuda_std::setmaxnreg::{setmaxnreg_dec, setmaxnreg_inc};
 
-use super::{Registers, Shape};
+use crate::decoding::{Registers, Shape};
 
 /// Gives the registers that the warpgroup that loads does not need to those that multiply.
 ///

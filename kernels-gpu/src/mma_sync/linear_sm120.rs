@@ -1,11 +1,20 @@
-//! The list of instances. All else that host and `linear_sm120` agree on stands in [`linear_sm90::abi`](crate::wgmma::linear_sm90::abi) and
-//! [`by_warp::abi`](crate::wgmma::linear_sm90::by_warp::abi).
+//! A linear layer on GeForce RTX 50, RTX PRO and DGX Spark: `linear_sm90`'s source with instances of its own.
+//!
+//! Each warp multiplies by itself (`mma.sync`), whatever M is, since sm_120 and sm_121 have no `wgmma`, and a block has 99 KB of shared
+//! memory.
+//!
+//! # Contract
+//!
+//! That of [`linear_sm90`](crate::wgmma::linear_sm90), with the threads and the shared memory of these instances, and a block for each tile. A
+//! row has the same bits as on Hopper if the tensor core adds up as Hopper's does, which no card has shown yet.
 
 use crate::{
     instances::table,
-    mma_sync::gated_sm120::abi::SHARED_BYTES,
+    mma_sync::{
+        SHARED_BYTES,
+        linear::{Instance, tokens},
+    },
     units::OperandType,
-    wgmma::linear_sm90::by_warp::abi::{Instance, tokens},
 };
 
 /// Passes the list of instances to `$each!`: of a type of tokens, those with fewest tokens first.
@@ -27,8 +36,6 @@ macro_rules! instances {
         }
     };
 }
-#[cfg(feature = "linear_sm120")]
-pub(super) use instances;
 instances!(table);
 
 const _: () = {
@@ -38,6 +45,23 @@ const _: () = {
         index += 1;
     }
 };
+
+#[cfg(feature = "linear_sm120")]
+mod entries {
+    use cuda_std::{kernel, tensor_map_of_parameter};
+
+    use super::{INSTANCES, Index};
+    use crate::{
+        linear::Launch,
+        mma_sync::linear::{
+            Instance,
+            kernel::{Built, ByWarp, entries},
+        },
+        units::OperandType,
+    };
+
+    instances!(entries);
+}
 
 #[cfg(test)]
 mod tests {

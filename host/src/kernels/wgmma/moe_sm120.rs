@@ -1,8 +1,8 @@
-//! The products of an MoE layer on GeForce RTX 50, RTX PRO and DGX Spark, `kernels-gpu/src/mma_sync/moe_sm120/`: those of `moe_sm90`, in
+//! The products of an MoE layer on GeForce RTX 50, RTX PRO and DGX Spark, `kernels-gpu/src/wgmma/moe_sm120.rs`: those of `moe_sm90`, in
 //! instances of which each warp multiplies by itself.
 
-use kernels_gpu::mma_sync::moe_sm120::abi::INSTANCES;
 use kernels_gpu::wgmma::moe_sm90::abi::Instance;
+use kernels_gpu::wgmma::moe_sm120::INSTANCES;
 
 use crate::kernels::kernel::{Entry, Kernel};
 use crate::kernels::products::{ProductInstance, Products, SMALLEST_TILE, fit_smallest_tile};

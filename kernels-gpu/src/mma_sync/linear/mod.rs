@@ -1,13 +1,20 @@
-//! What host and kernel agree on beside panels and [`Launch`](crate::wgmma::linear_sm90::abi::Launch): the list of instances.
+//! The products of a warp for a linear layer: what the instances of several kernels are built from.
+//!
+//! `strip.rs` is what a warp makes of a stage, `kernel.rs` how stages are filled by bulk copies. [`linear_sm80`](crate::mma_sync::linear_sm80)
+//! fills them another way.
 //!
 //! A tile is some strips of 16 columns of C and up to so many tokens. A warp has a strip, with all of the tile's tokens or a part of
 //! them.
 
+#[cfg(any(feature = "linear_sm90", feature = "linear_sm120"))]
+pub(crate) mod kernel;
+#[cfg(feature = "linear")]
+pub(crate) mod strip;
+
 use crate::{
     decoding::{BARRIER_BYTES, K_BLOCK, SHARED_BYTES},
-    instances::table,
+    linear::{PANEL_ROWS, ROW_BYTES, ROW_SCALES},
     units::OperandType,
-    wgmma::linear_sm90::abi::{PANEL_ROWS, ROW_BYTES, ROW_SCALES},
 };
 
 /// Columns of C that a warp has: the M of its products.
@@ -27,26 +34,6 @@ pub const STRIP_SCALES: u32 = STRIP_ROWS * ROW_SCALES;
 
 /// The most k-blocks of a span: the main loop has code for each of them.
 pub const MAX_SPAN: u32 = 8;
-
-/// Passes the list of instances to `$each!`: of a type of tokens, those with fewest tokens first.
-///
-/// A tile has four strips, a warp for each of a multiprocessor's schedulers. Long spans are worth most where a block is alone; those of 16
-/// tokens are shorter, so that two blocks share a multiprocessor.
-macro_rules! instances {
-    ($each:ident) => {
-        $each! {
-            linear_mma8_f16 = tokens(OperandType::F16, 8).strips(4).span(8).stages(16);
-            linear_mma16_f16 = tokens(OperandType::F16, 16).strips(4).span(4).stages(12);
-            linear_mma32_f16 = tokens(OperandType::F16, 32).strips(4).span(8).stages(16);
-            linear_mma8_bf16 = tokens(OperandType::Bf16, 8).strips(4).span(8).stages(16);
-            linear_mma16_bf16 = tokens(OperandType::Bf16, 16).strips(4).span(4).stages(12);
-            linear_mma32_bf16 = tokens(OperandType::Bf16, 32).strips(4).span(8).stages(16);
-        }
-    };
-}
-#[cfg(feature = "linear_sm90")]
-pub(super) use instances;
-instances!(table);
 
 /// One way to build the kernel, and what it takes of the hardware.
 ///

@@ -18,13 +18,13 @@ use cuda_std::{
     warp::lane_id,
 };
 
-use super::abi::{CHUNK_BYTES, Instance, PRODUCT_TOKENS, STRIP_ROWS, STRIP_SCALES, STRIP_VALUES};
+use super::{CHUNK_BYTES, Instance, PRODUCT_TOKENS, STRIP_ROWS, STRIP_SCALES, STRIP_VALUES};
 use crate::{
     decoding::{BIAS_BYTES, K_BLOCK, LANE_WORDS},
     epilogue::convert,
     format::{OUTPUT_BF16, OUTPUT_F16},
-    wgmma::linear_sm90::{
-        abi::{BOX_BYTES, LANE_BYTES, Launch, ROW_BYTES, ROW_LANES, ROW_SCALES},
+    linear::{
+        BOX_BYTES, LANE_BYTES, Launch, ROW_BYTES, ROW_LANES, ROW_SCALES,
         decode::{Decode, Packed},
     },
 };

@@ -2,7 +2,7 @@
 
 use cuda_std::mbarrier::{Mbarrier, mbarrier_init, mbarrier_wait_parity};
 
-use super::{Fragment, TURN_BARRIERS, WARPS};
+use crate::decoding::{Fragment, TURN_BARRIERS, WARPS};
 
 /// A warpgroup's turns. Left to themselves, both would decode at the same time, and then both would wait for the tensor core.
 pub struct PingPong {
