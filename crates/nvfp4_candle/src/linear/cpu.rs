@@ -1,18 +1,16 @@
-//! On the CPU: the library's CPU backend, on candle's memory.
+//! The linear layer on the library's CPU backend, in candle's memory.
 
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape};
-use nvfp4::backend::{Backend, cpu::Cpu};
+use nvfp4::backend::cpu::{Cpu, CpuLinearLayer};
 use nvfp4::bias::Bias;
-use nvfp4::linear::{LinearInputs, LinearOutput, LinearSizes, LinearStep, LinearWeights};
+use nvfp4::linear::{LinearInputs, LinearOutput, LinearSizes, LinearWeights};
 
 use crate::checkpoint::Projection;
 use crate::cpu::{token_bits, tokens};
 use crate::error;
 
-/// A layer in host memory.
-pub struct Linear {
-    weights: LinearWeights<'static>,
-}
+/// A layer in host memory, prepared once.
+pub struct Linear(CpuLinearLayer<'static>);
 
 impl Linear {
     pub fn new(sizes: LinearSizes, projection: &Projection, bias: Option<Bias<'static>>) -> Result<Self> {
@@ -21,7 +19,7 @@ impl Linear {
             Some(bias) => weights.with_bias(bias).map_err(error)?,
             None => weights,
         };
-        Ok(Self { weights })
+        Ok(Self(Cpu::new().prepare_linear_layer(&weights).map_err(error)?))
     }
 }
 
@@ -31,13 +29,12 @@ impl CustomOp1 for Linear {
     }
 
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let sizes = self.weights.sizes();
+        let sizes = self.0.sizes();
         let x = token_bits(storage, layout, sizes.dtype)?;
         let inputs = LinearInputs { tokens: x.len() / sizes.k, x: x.into(), stride: sizes.k };
-        let step = LinearStep::new(&self.weights, inputs).map_err(error)?;
+        let step = self.0.step(inputs).map_err(error)?;
         let mut output = LinearOutput::new(&step);
-        let mut layer = Cpu::new().prepare_linear(&self.weights).map_err(error)?;
-        layer.execute(&step, &mut output).map_err(error)?;
+        self.0.execute(&step, &mut output).map_err(error)?;
         Ok((tokens(output.out, sizes.dtype), super::output_shape(layout.shape(), &sizes)))
     }
 }

@@ -1,17 +1,15 @@
-//! On the CPU: the library's CPU backend, on candle's memory.
+//! The MoE layer on the library's CPU backend, in candle's memory.
 
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape};
-use nvfp4::backend::{Backend, cpu::Cpu};
-use nvfp4::moe::{MoeExpert, MoeInputs, MoeOutput, MoeSizes, MoeStep, MoeWeights};
+use nvfp4::backend::cpu::{Cpu, CpuMoeLayer};
+use nvfp4::moe::{MoeExpert, MoeInputs, MoeOutput, MoeSizes, MoeWeights};
 
 use super::Expert;
 use crate::cpu::{elements, token_bits, tokens};
 use crate::error;
 
-/// A layer in host memory.
-pub struct Moe {
-    weights: MoeWeights<'static>,
-}
+/// A layer in host memory, prepared once.
+pub struct Moe(CpuMoeLayer<'static>);
 
 impl Moe {
     pub fn new(sizes: &MoeSizes, experts: &[Expert]) -> Result<Self> {
@@ -24,7 +22,7 @@ impl Moe {
         };
         let experts = experts.iter().map(expert).collect::<Result<Vec<_>>>()?;
         let weights = MoeWeights::with_activation(sizes.dtype, sizes.top_k, sizes.activation, experts);
-        Ok(Self { weights: weights.map_err(error)? })
+        Ok(Self(Cpu::new().prepare_moe_layer(&weights.map_err(error)?).map_err(error)?))
     }
 }
 
@@ -42,8 +40,8 @@ impl CustomOp3 for Moe {
         weights: &CpuStorage,
         weights_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        let sizes = self.weights.sizes();
-        // A number beyond i32 is no expert of the layer's either way.
+        let sizes = self.0.sizes();
+        // An id beyond i32 has no expert in the layer, and neither has `i32::MAX`.
         let ids = elements::<u32>(ids, ids_layout)?;
         let ids = ids.iter().map(|&id| i32::try_from(id).unwrap_or(i32::MAX)).collect::<Vec<_>>();
         let inputs = MoeInputs {
@@ -54,9 +52,9 @@ impl CustomOp3 for Moe {
             weights: elements::<f32>(weights, weights_layout)?.into(),
             ..Default::default()
         };
-        let step = MoeStep::new(&self.weights, inputs).map_err(error)?;
+        let step = self.0.step(inputs).map_err(error)?;
         let mut output = MoeOutput::new(&step);
-        Cpu::new().prepare_moe(&self.weights).map_err(error)?.execute(&step, &mut output).map_err(error)?;
+        self.0.execute(&step, &mut output).map_err(error)?;
         Ok((tokens(output.hidden, sizes.dtype), hidden_layout.shape().clone()))
     }
 }
