@@ -1,4 +1,4 @@
-//! Keeps the driver's functions, which `cuda_driver` defines, inside the library: its user has the driver's own.
+//! Hides the driver functions that `cuda_driver` defines inside the library, because its users link the driver itself.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

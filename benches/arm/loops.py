@@ -1,7 +1,7 @@
 """Counts the instructions of the CPU backend's inner loops for AArch64, from a disassembly.
 
-Times under qemu say nothing about a processor, so these counts stand for speed. Each innermost loop of the kernels that has
-dot products (`sdot`), matrix products (`smmla`) or multiply-adds (`fmla`) is one line:
+Times under qemu do not predict a processor's speed, so these counts stand for speed. The program prints one line per innermost loop of the
+kernels that has dot products (`sdot`), matrix products (`smmla`) or multiply-adds (`fmla`):
 
     cargo rustc -p nvfp4 --lib --release --target aarch64-unknown-linux-gnu -- --emit=obj
     aarch64-linux-gnu-objdump -d --no-show-raw-insn target/aarch64-unknown-linux-gnu/release/deps/nvfp4-*.o | python3 benches/arm/loops.py
@@ -19,7 +19,7 @@ PRODUCTS = ("sdot", "smmla", "fmla")
 
 
 def functions(lines):
-    """The kernels' functions: name and instructions (address, mnemonic, operands)."""
+    """Yields name and instructions (address, mnemonic, operands) of each kernel function."""
     name, body = None, []
     for line in lines:
         if match := FUNCTION.match(line):
@@ -34,7 +34,7 @@ def functions(lines):
 
 
 def innermost_loops(body):
-    """Ranges of addresses that end in a branch back to their start and hold no smaller such range."""
+    """Returns the address ranges that end in a branch back to their start and contain no smaller range of this kind."""
     ranges = []
     for address, mnemonic, operands in body:
         target = TARGET.search(operands)
@@ -51,7 +51,7 @@ def main():
             products = {mnemonic: count[mnemonic] for mnemonic in PRODUCTS if count[mnemonic]}
             if sum(products.values()) >= 4:
                 rest = ", ".join(f"{number} {mnemonic}" for mnemonic, number in count.most_common(9))
-                print(f"{kind}: {sum(count.values())} instructions a turn: {rest}")
+                print(f"{kind}: {sum(count.values())} instructions per iteration: {rest}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-//! Opening a checkpoint, and finding and checking the experts of a layer, which reads their scales. A second measurement also
-//! brings them into the form of the CPU backend, which reads everything. The file is in the page cache; the rates are of the
+//! Opens a checkpoint, and finds and checks the experts of a layer, which reads their scales. A second measurement also
+//! converts them to the CPU backend's layout, which reads everything. The file is in the page cache. Rates are of the
 //! layer's bytes.
 
 mod common;
@@ -14,7 +14,7 @@ use nvfp4::generate::{self, Generator};
 use nvfp4::problem::{Op, Weights};
 use nvfp4::shape;
 
-/// Writes weights as ModelOpt does, as layer 0; returns the bytes of values and scales.
+/// Writes weights in ModelOpt's format, as layer 0. Returns the bytes of values and scales.
 fn write(path: &Path, weights: &Weights<'_>) -> Result<u64, nvfp4::Error> {
     let format = Format::ModelOpt;
     let matrices: Vec<_> = weights
@@ -55,8 +55,8 @@ fn main() {
     let weights = generate::weights(Generator::PublicDual, shape.op, &shape.groups, 1).expect("a valid shape");
     let bytes = write(&path, &weights).expect("room for the checkpoint");
 
-    let checkpoint = Checkpoint::open(&path).expect("the file that was just written");
-    let layer = checkpoint.layer(0, Op::Gated).expect("the layer that was just written");
+    let checkpoint = Checkpoint::open(&path).expect("the file was written above");
+    let layer = checkpoint.layer(0, Op::Gated).expect("the layer was written above");
     let pairs = layer.weights.experts().iter().zip(weights.experts());
     assert!(pairs.flat_map(|(read, made)| read.projections().zip(made.projections())).all(|(read, made)| read == made));
 
@@ -64,14 +64,14 @@ fn main() {
     let mut group = criterion.benchmark_group("checkpoint");
     group.sampling_mode(SamplingMode::Flat);
     group.throughput(Throughput::BytesDecimal(bytes));
-    let open = || Checkpoint::open(&path).expect("it was opened above");
+    let open = || Checkpoint::open(&path).expect("the file was opened above");
     group.bench_function("open, find and check a layer", |bencher| {
         bencher.iter(|| open().layer(0, Op::Gated).map(|layer| layer.input_scales.len()));
     });
     group.bench_function("and prepare it for the CPU", |bencher| {
         bencher.iter(|| {
             let checkpoint = open();
-            let layer = checkpoint.layer(0, Op::Gated).expect("it was read above");
+            let layer = checkpoint.layer(0, Op::Gated).expect("the layer was read above");
             Cpu::new().prepare(&layer.weights).map(|prepared| prepared.kernel().len())
         });
     });

@@ -1,4 +1,4 @@
-//! The PTX emulator: instructions, tensor-core products, and what the sanitizer costs.
+//! Times the PTX emulator: instructions, tensor-core products, and the cost of the sanitizer.
 
 mod common;
 
@@ -14,12 +14,12 @@ use nvfp4::problem::{Group, Op, Step, TokenDtype};
 use nvfp4_benches::check_sample;
 use ptx_emulator::{Arg, Device, DeviceConfig, LaunchConfig, Module, Report};
 
-/// What the emulator is to reach on two cores.
+/// The emulator's goals on two cores.
 const THREAD_INSTRUCTIONS_PER_SECOND: f64 = 500e6;
 const MULTIPLY_ADDS_PER_SECOND: f64 = 10e9;
 const SANITIZER_SLOWDOWN: f64 = 4.0;
 
-/// Runs an entry without the sanitizer that takes a buffer of a word for each thread, and a number.
+/// Runs an entry without the sanitizer. The entry's parameters are a buffer with one word per thread, and a number.
 fn launch(module: &Module, ctas: u32, threads: u32, number: u32) -> (Report, Vec<u32>) {
     let mut device = Device::new(DeviceConfig::default());
     let out = device.allocate(u64::from(ctas * threads) * size_of::<u32>() as u64);
@@ -29,7 +29,7 @@ fn launch(module: &Module, ctas: u32, threads: u32, number: u32) -> (Report, Vec
     (report, device.download(out))
 }
 
-/// Thread instructions a second.
+/// Returns thread instructions per second.
 fn bench_alu(group: &mut BenchmarkGroup<'_, WallTime>) -> Option<f64> {
     const STEPS: u32 = 1000;
     let module = Module::parse(include_str!("alu.ptx")).expect("PTX");
@@ -46,7 +46,7 @@ fn bench_alu(group: &mut BenchmarkGroup<'_, WallTime>) -> Option<f64> {
     Some(report.total.thread_instructions as f64 / seconds)
 }
 
-/// Multiply-adds a second.
+/// Returns multiply-adds per second.
 fn bench_mxf4nvf4(group: &mut BenchmarkGroup<'_, WallTime>) -> Option<f64> {
     const PRODUCTS: u32 = 64;
     const K: u32 = 64;
@@ -54,12 +54,12 @@ fn bench_mxf4nvf4(group: &mut BenchmarkGroup<'_, WallTime>) -> Option<f64> {
     let run = || launch(&module, 8, 128, PRODUCTS);
     let (report, sums) = run();
     let want = (PRODUCTS * K) as f32;
-    assert!(sums.iter().all(|&sum| f32::from_bits(sum) == want), "not every sum of ones is {want}");
+    assert!(sums.iter().all(|&sum| f32::from_bits(sum) == want), "expected {want} in every sum");
     let seconds = measure(group, "mxf4nvf4", || _ = run())?;
     Some(report.total.matrix_multiply_adds as f64 / seconds)
 }
 
-/// How much longer `gated_simt` takes with the sanitizer.
+/// Returns the time of `gated_simt` with the sanitizer relative to its time without.
 fn bench_sanitizer(group: &mut BenchmarkGroup<'_, WallTime>) -> Option<f64> {
     let groups = [Group { m: 96, n: 128, k: 256 }];
     let weights = generate::weights(Generator::Gaussian, Op::Gated, &groups, 1).expect("valid sizes");

@@ -1,4 +1,5 @@
-//! The CPU backend beside dequantizing to f32 and the `gemm` crate, and its use of memory beside a plain read of as much.
+//! Compares the CPU backend with dequantizing to f32 and the `gemm` crate, and its memory rate with a plain read of the
+//! same size.
 
 mod common;
 
@@ -16,16 +17,16 @@ use rayon::prelude::*;
 
 const SHAPES: [&str; 5] = ["dual-1", "dual-2", "dual-3", "dual-4", DECODE];
 
-/// In this shape weights are read for a single token each, so memory is the limit.
+/// A shape with a single token per expert, so that memory is the limit.
 const DECODE: &str = "decode-1";
 
 /// Median seconds of a shape.
 struct Times {
     shape: &'static str,
     backend: f64,
-    /// Time of dequantizing each time, then `gemm`.
+    /// Dequantizing in every run, then `gemm`.
     dequantize: f64,
-    /// Time of `gemm` alone on numbers that were dequantized before.
+    /// `gemm` alone, on numbers dequantized before.
     dequantized: f64,
 }
 
@@ -61,16 +62,16 @@ fn bench_shape(criterion: &mut Criterion, name: &'static str) -> Option<Times> {
     Some(Times { shape: name, backend: backend?, dequantize: dequantize?, dequantized: dequantized? })
 }
 
-/// Bytes of weights that a step reads.
+/// Returns the bytes of weights that a step reads.
 fn weight_bytes(weights: &Weights<'_>) -> usize {
     let matrices = weights.experts().iter().flat_map(|expert| expert.projections());
     matrices.map(|matrix| matrix.values().len() + matrix.scales().len()).sum()
 }
 
-/// A step for which memory is the limit, and a plain read of as many bytes, in turns: bytes a second of the step, and the
-/// median of its shares of the read's.
+/// Alternates a memory-bound step and a plain read of the same number of bytes. Returns the step's bytes per second,
+/// and the median of its rate relative to the read's.
 fn bench_plain_read() -> (f64, f64) {
-    /// Words that a thread takes at a time: a power of two, and more than a page for each stream.
+    /// Words per task: a power of two, and more than a page per stream.
     const CHUNK: usize = 1 << 15;
     const TURNS: usize = 25;
     let shape = shape::find(DECODE).expect("a built-in shape");
@@ -92,7 +93,7 @@ fn bench_plain_read() -> (f64, f64) {
     (bytes as f64 / median(backend), median(shares))
 }
 
-/// Reads four places at once: a single stream waits at the end of every page, and reads a fifth less.
+/// Sums four streams at once. A single stream waits at the end of every page, and reads a fifth less.
 fn sum_in_four_streams(memory: &[u64]) -> u64 {
     let quarter = memory.len() / 4;
     let (front, back) = memory.split_at(2 * quarter);
@@ -121,7 +122,7 @@ fn main() {
     }
     if let Some((rate, share)) = decode {
         println!(
-            "{DECODE}: {:.1} GB/s of weights, {:.0} % of a plain read of as much (median of turns)",
+            "{DECODE}: {:.1} GB/s of weights, {:.0} % of a plain read of the same size (median of turns)",
             rate / 1e9,
             100.0 * share
         );

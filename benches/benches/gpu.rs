@@ -1,5 +1,5 @@
-//! The GPU's kernels: every instance and every launch schedule. They are timed by events, and the second-level cache is
-//! flushed before every run. A kernel that is made for a card runs where there is that card. The others are named with the
+//! Times every instance and every launch schedule of the GPU kernels with events. The L2 cache is flushed before every
+//! run. A kernel runs if this machine's GPU is one of the kernel's GPUs. For the other kernels the bench prints the
 //! reason why they were skipped.
 
 mod common;
@@ -18,7 +18,8 @@ use nvfp4_benches::check_variant;
 
 const SHAPES: [&str; 7] = ["moe-1", "moe-2", "moe-3", "moe-4", "decode-1", "decode-4", "decode-16"];
 
-/// Every instance in one launch; then, with the instance that is best for the step, every schedule with and without a graph.
+/// Returns every instance in one launch, and every schedule with and without a graph, with the instance that the plan
+/// chooses.
 fn variants(kernel: GroupedKernel) -> Vec<Variant> {
     let of_kernel = Variant { kernel: Some(kernel), ..Variant::default() };
     let instances = kernel.instances(Op::Gated).into_iter();
@@ -30,7 +31,7 @@ fn variants(kernel: GroupedKernel) -> Vec<Variant> {
     schedules.chain(instances).collect()
 }
 
-/// Times a variant, once its answer was checked.
+/// Checks a variant's output, then times the variant.
 fn bench_variant(
     criterion: &mut Criterion,
     gpu: &Cuda,

@@ -1,6 +1,8 @@
-//! A whole MoE layer with bf16 tokens on the CPU beside dequantizing every expert that is hit and the `gemm` crate.
+//! Compares a whole MoE layer with bf16 tokens on the CPU with dequantizing every expert that is hit and the `gemm`
+//! crate.
 //!
-//! Both run in turns and the ratio is the median of the turns', so that other work on the machine hits both alike.
+//! The two run in turns, and the ratio is the median of the turns' ratios, so that other load on the machine affects
+//! both.
 
 mod common;
 
@@ -13,11 +15,12 @@ use nvfp4::moe::{self, MoeOutput, MoeStep};
 use nvfp4::problem::TokenDtype;
 use nvfp4_benches::{in_turns, median};
 
-/// A layer with fewer experts than the model has, since memory for all of them is not everywhere: how many, and tokens.
+/// Layers, their number of experts, and numbers of tokens. The model has more experts, but not every machine has memory
+/// for all.
 const STEPS: [(&str, usize, &[usize]); 2] =
     [("qwen3-30b-a3b", 16, &[1, 8, 32, 128, 512]), ("mixtral-8x7b", 2, &[1, 16, 128])];
 
-/// Turns that are measured, after one that is not.
+/// Measured turns, after one warm-up turn.
 const TURNS: usize = 5;
 
 fn main() {

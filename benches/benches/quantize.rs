@@ -1,4 +1,4 @@
-//! Quantizing a weight matrix. The rate counts the bytes that go in.
+//! Quantizes a weight matrix. The rate counts the input bytes.
 
 mod common;
 
@@ -7,7 +7,7 @@ use half::bf16;
 use nvfp4::format::{BLOCK, Matrix, e4m3};
 use nvfp4::quantize::{Number, quantize};
 
-/// An expert's gate or up projection.
+/// Size of an expert's gate or up projection.
 const ROWS: usize = 4096;
 const K: usize = 7168;
 
@@ -20,7 +20,8 @@ fn bench<T: Number>(criterion: &mut Criterion, dtype: &str, numbers: &[T]) {
     group.finish();
 }
 
-/// Checks some rows: each number is kept to half of the widest step between values, or to what a rounded-down scale cuts off.
+/// Checks some rows. The error of a number is at most half of the widest step between values, or the cut by a
+/// rounded-down scale.
 fn check<T: Number>(numbers: &[T], matrix: &Matrix<'_>) {
     let mut back = vec![0.0; K];
     for row in (0..ROWS).step_by(ROWS / 16) {
@@ -35,7 +36,7 @@ fn check<T: Number>(numbers: &[T], matrix: &Matrix<'_>) {
 
 fn main() {
     let mut criterion = common::criterion();
-    // Numbers like noise, from −1 to 1: Knuth's multiplicative hash of their place.
+    // Pseudo-random numbers from −1 to 1: Knuth's multiplicative hash of the index.
     let number = |at: usize| (at as u32).wrapping_mul(2_654_435_761) as i32 as f32 / 2f32.powi(31);
     let f32s: Vec<f32> = (0..ROWS * K).map(number).collect();
     let bf16s: Vec<bf16> = f32s.iter().map(|&number| bf16::from_f32(number)).collect();

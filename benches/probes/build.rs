@@ -1,4 +1,5 @@
-//! Compiles the probes' kernels to PTX and writes the table that `src/gpu.rs` includes, a line for each module and architecture.
+//! Compiles the probes' kernels to PTX and writes the table that `src/gpu.rs` includes, a line for each module and
+//! architecture.
 
 use std::error::Error;
 use std::fmt::Write;

@@ -1,4 +1,4 @@
-//! Benchmarks: what they share.
+//! Common code of the benchmarks.
 
 use std::time::Instant;
 
@@ -8,8 +8,8 @@ use nvfp4::oracle::{self, Element};
 use nvfp4::plan::variant::Variant;
 use nvfp4::problem::{Step, Weights};
 
-/// Runs routines in turns, first once and then `turns` times; returns the seconds of each, turn by turn. What else the machine
-/// does hits all of them alike, so their ratios hold where their times do not.
+/// Runs routines in turns: once to warm up, then `turns` times. Returns the seconds of each routine per turn. Other
+/// load on the machine affects all routines alike, so their ratios are reliable even if their times are not.
 pub fn in_turns<const N: usize>(turns: usize, mut routines: [&mut dyn FnMut(); N]) -> [Vec<f64>; N] {
     let mut seconds = [const { Vec::new() }; N];
     routines.iter_mut().for_each(|routine| routine());
@@ -23,7 +23,7 @@ pub fn in_turns<const N: usize>(turns: usize, mut routines: [&mut dyn FnMut(); N
     seconds
 }
 
-/// The median.
+/// Returns the median.
 ///
 /// # Panics
 /// If there are no numbers.
@@ -32,24 +32,24 @@ pub fn median(mut numbers: Vec<f64>) -> f64 {
     numbers[numbers.len() / 2]
 }
 
-/// Compares elements all over an output with the oracle, at the tolerance of the output's type.
+/// Compares a sample of an output's elements with the oracle, with the tolerance of the output's type.
 ///
 /// # Panics
-/// If one is wrong, so that no bench times a wrong result.
+/// If an element is wrong, so that no bench times a wrong result.
 pub fn check_sample(who: &str, weights: &Weights<'_>, step: &Step<'_>, output: &Output) {
     check_sample_at(who, weights, step, output, |_| Tolerance::of(output.dtype()));
 }
 
-/// As [`check_sample`], at the tolerance of a variant.
+/// Like [`check_sample`], with the tolerance of a variant.
 ///
 /// # Panics
-/// As [`check_sample`].
+/// If an element is wrong.
 pub fn check_variant(variant: Variant, weights: &Weights<'_>, step: &Step<'_>, output: &Output) {
     let tolerance = |element: &Element| variant.schedule.tolerance(output.dtype(), element);
     check_sample_at(&variant.to_string(), weights, step, output, tolerance);
 }
 
-/// Compares elements, each at a tolerance of its own.
+/// Compares a sample of elements, with a tolerance per element.
 fn check_sample_at(
     who: &str,
     weights: &Weights<'_>,
@@ -57,13 +57,13 @@ fn check_sample_at(
     output: &Output,
     tolerance: impl Fn(&Element) -> Tolerance,
 ) {
-    /// Elements of a group that are compared.
+    /// Number of compared elements per group.
     const SAMPLES: usize = 64;
     let dtype = output.dtype();
     let mut found = Comparison::default();
     for (group, sizes) in step.problem().groups().iter().enumerate() {
         let bits = output.group(group);
-        // Evenly spaced, the last element among them.
+        // Evenly spaced elements, with the last element included.
         for at in (1..=SAMPLES.min(bits.len())).map(|sample| bits.len() * sample / SAMPLES.min(bits.len()) - 1) {
             let (row, column) = (at / sizes.n, at % sizes.n);
             let exact = oracle::element_at(weights, step, group, row, column);

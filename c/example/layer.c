@@ -1,4 +1,4 @@
-/* An MoE layer of two experts and a linear layer on the CPU, from C: quantized, computed, and compared with sums in double.
+/* An MoE layer of two experts and a linear layer on the CPU, from C: quantizes, computes, and compares with sums in double.
  *
  *   cc -Ic c/example/layer.c -o layer -Ltarget/release -lnvfp4_c -lm && LD_LIBRARY_PATH=target/release ./layer
  */
@@ -18,13 +18,14 @@ static void expect(nvfp4_status status) {
     }
 }
 
-/* bfloat16 of a number, and back. */
+/* Rounds a number to bfloat16. */
 static uint16_t to_bf16(float number) {
     uint32_t bits;
     memcpy(&bits, &number, 4);
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+/* Converts bfloat16 to a number. */
 static float of_bf16(uint16_t bits) {
     uint32_t wide = (uint32_t)bits << 16;
     float number;
@@ -32,7 +33,7 @@ static float of_bf16(uint16_t bits) {
     return number;
 }
 
-/* How far numbers are from others, as a share of the others' size. */
+/* Distance between two vectors of numbers, relative to the norm of `others`. */
 static double distance(const uint16_t *numbers, const uint16_t *others, size_t count) {
     double difference = 0, size = 0;
     for (size_t i = 0; i < count; i++) {
@@ -42,7 +43,7 @@ static double distance(const uint16_t *numbers, const uint16_t *others, size_t c
     return sqrt(difference / size);
 }
 
-/* A projection of every expert: quantized, and the numbers that it then has. */
+/* A quantized projection of every expert, and its dequantized numbers. */
 typedef struct {
     uint8_t values[E * H * I / 2], scales[E * H * I / 16];
     float global_scales[E], numbers[E * H * I];
@@ -98,15 +99,15 @@ int main(void) {
                 }
             }
         }
-        /* Three roundings to bfloat16: of the intermediate, of the product, of the output. */
+        /* Three roundings to bfloat16: the intermediate, the product and the output. */
         for (size_t h = 0; h < H; h++) {
             double error = fabs(of_bf16(output[t * H + h]) - sums[h]) / (magnitudes[h] / 256 * 3 + 1e-9);
             worst = fmax(worst, error);
         }
     }
-    printf("%d tokens, at most %.2f of what rounding allows\n", T, worst);
+    printf("%d tokens, at most %.2f of the rounding bound\n", T, worst);
 
-    /* The same tokens, activated as in gpt-oss, with biases: the output is another. */
+    /* The same tokens with gpt-oss's activation and biases: a different output. */
     float gate_bias[E * I], down_bias[E * H];
     for (size_t i = 0; i < E * I; i++) gate_bias[i] = (float)i / 64;
     for (size_t i = 0; i < E * H; i++) down_bias[i] = (float)i / 32 - 1;
@@ -165,9 +166,9 @@ int main(void) {
             worst = fmax(worst, fabs(of_bf16(projected[t * I + i]) - sum) / (fabs(sum) / 256 + 1e-5));
         }
     }
-    printf("with gpt-oss's activation, and a linear layer: at most %.2f\n", worst);
+    printf("with gpt-oss's activation, and a linear layer: at most %.2f of the bound\n", worst);
 
-    /* The layers once more with tokens in FP8: other bits, not by much. */
+    /* The same layers with FP8 tokens: different bits, but close. */
     uint16_t rounded[T * H];
     linear.token_format = NVFP4_TOKEN_FORMAT_FP8;
     of_linear.output = rounded;
@@ -182,10 +183,10 @@ int main(void) {
     expect(nvfp4_moe_cpu_run(other, &call));
     nvfp4_moe_cpu_destroy(other);
     double moe_error = distance(rounded, output, T * H);
-    printf("with tokens in FP8: %.3f and %.3f of their size away\n", linear_error, moe_error);
+    printf("with FP8 tokens: relative distances %.3f and %.3f\n", linear_error, moe_error);
     if (!(linear_error > 0.001 && linear_error < 0.1 && moe_error > 0.001 && moe_error < 0.1)) return 4;
 
-    /* And in NVFP4, by input scales: a largest number / 448 leaves room below and above. */
+    /* And with NVFP4 tokens and input scales: the largest number / 448 leaves room below and above. */
     float largest = 0, scales[E];
     for (size_t i = 0; i < T * H; i++) largest = fmaxf(largest, fabsf((float)of_bf16(tokens[i])));
     for (size_t e = 0; e < E; e++) scales[e] = largest / 448;
@@ -202,12 +203,12 @@ int main(void) {
     expect(nvfp4_moe_cpu_run(other, &call));
     nvfp4_moe_cpu_destroy(other);
     moe_error = distance(rounded, output, T * H);
-    printf("with tokens in NVFP4: %.3f and %.3f of their size away\n", linear_error, moe_error);
+    printf("with NVFP4 tokens: relative distances %.3f and %.3f\n", linear_error, moe_error);
     if (!(linear_error > 0.003 && linear_error < 0.3 && moe_error > 0.003 && moe_error < 0.3)) return 6;
     calibrated.up.input_scales = NULL;
     if (nvfp4_moe_cpu_create(&in_nvfp4, &calibrated, NULL, NULL, &other) != NVFP4_STATUS_INVALID) return 7;
 
-    /* A router: logits 5 apart of which the first 4 are experts', two of a token, as softmax over the two. */
+    /* A router with softmax over the two selected experts. Rows of logits are 5 apart, and the first 4 belong to experts. */
     float logits[T * 5], of_chosen[T * K];
     int32_t chosen[T * K];
     for (size_t i = 0; i < T * 5; i++) logits[i] = (float)(i * 7 % 11) / 4;
@@ -226,7 +227,7 @@ int main(void) {
     }
     printf("routed: %d and %d first\n", chosen[0], chosen[1]);
     router.scoring = NVFP4_SCORING_SIGMOID_GROUPS, router.groups = router.top_groups = 1, router.scale = 1;
-    if (nvfp4_route_cpu(&router, &of_router) != NVFP4_STATUS_INVALID) return 10; /* No biases. */
+    if (nvfp4_route_cpu(&router, &of_router) != NVFP4_STATUS_INVALID) return 10; /* The biases are missing. */
 
     in_fp8.token_format = 7;
     if (nvfp4_moe_cpu_create(&in_fp8, &tensors, NULL, NULL, &other) != NVFP4_STATUS_INVALID) return 5;

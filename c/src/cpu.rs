@@ -17,7 +17,7 @@ pub struct nvfp4_moe_cpu(CpuMoeLayer<'static>);
 ///
 /// # Safety
 ///
-/// The tensors are in host memory, of these sizes.
+/// The tensors' pointers are null or point to host memory of these sizes.
 unsafe fn experts(
     tensors: &nvfp4_moe_tensors,
     count: usize,
@@ -29,7 +29,7 @@ unsafe fn experts(
         let (values_len, scales_len) = (rows * k / 2, rows * k / 16);
         let [values, scales] = [(tensor.values, tensor.values_stride), (tensor.scales, tensor.scales_stride)]
             .map(|(first, stride)| if first.is_null() { first } else { first.wrapping_add(expert * stride) });
-        // SAFETY: `# Safety` above.
+        // SAFETY: the caller guarantees that each pointer is null or points to host memory of this size.
         let (values, scales, globals) = unsafe {
             (
                 elements(values, values_len, "values")?.to_vec(),
@@ -47,7 +47,7 @@ unsafe fn experts(
         let down = matrix(&tensors.down, expert, "down", hidden, intermediate)?;
         let bias = |tensor: &nvfp4_tensor, rows: usize| {
             let is_there = sizes.biases && !tensor.bias.is_null();
-            // SAFETY: `# Safety` above.
+            // SAFETY: the pointer is not null, so the caller guarantees `rows` biases per expert in host memory.
             let of_expert = || unsafe { elements(tensor.bias.wrapping_add(expert * rows), rows, "bias") };
             let numbers = is_there.then(of_expert).transpose()?;
             Ok::<_, Error>(numbers.map(|numbers| Bias::F32(numbers.to_vec().into())))
@@ -62,13 +62,13 @@ unsafe fn experts(
     (0..count).map(expert).collect()
 }
 
-/// Makes a layer of tensors in host memory, which are copied. `shared` is null if the sizes say that there is no shared expert,
-/// `expert_map` if tokens name experts by the layer's own numbers; else it has `named_experts` of those, negative for experts that
-/// live elsewhere.
+/// Makes a layer from tensors in host memory, and copies them. `shared` is null if `sizes` has no shared expert.
+/// `expert_map` is null if tokens name experts by their index in the layer. Otherwise it has `named_experts` indices,
+/// negative for experts on other devices.
 ///
 /// # Safety
 ///
-/// The pointers are to host memory of these sizes.
+/// The pointers point to host memory of these sizes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvfp4_moe_cpu_create(
     sizes: *const nvfp4_moe_sizes,
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn nvfp4_moe_cpu_create(
     layer: *mut *mut nvfp4_moe_cpu,
 ) -> nvfp4_status {
     guard(|| {
-        // SAFETY: `# Safety` above.
+        // SAFETY: the caller guarantees that the pointers are null or point to host memory of these sizes.
         let (sizes, tensors, shared, layer) = unsafe {
             (
                 value(sizes, "sizes")?.checked()?,
@@ -88,21 +88,21 @@ pub unsafe extern "C" fn nvfp4_moe_cpu_create(
             )
         };
         let MoeSizes { experts: count, named_experts, top_k, shared_intermediate, dtype, activation, .. } = sizes;
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees that the tensors are in host memory, with these sizes.
         let routed = unsafe { experts(tensors, count, &sizes, sizes.intermediate)? };
         let weights = MoeWeights::with_activation(dtype, top_k, activation, routed)?;
         let mut weights = weights.with_token_format(sizes.token_format);
         match (shared, shared_intermediate) {
             (None, None) => {}
             (Some(shared), Some(intermediate)) => {
-                // SAFETY: as above.
+                // SAFETY: the caller guarantees that the shared expert's tensors are in host memory, with these sizes.
                 let shared = unsafe { experts(shared, 1, &sizes, intermediate)? }.remove(0);
                 weights = weights.with_shared(shared)?;
             }
-            _ => return Err(Error::Invalid("shared and sizes.shared_intermediate come together".into())),
+            _ => return Err(Error::Invalid("give both shared and sizes.shared_intermediate, or neither".into())),
         }
         if sizes.input_scales {
-            // SAFETY: as above.
+            // SAFETY: the caller guarantees that the input scales are in host memory, one per expert.
             let (mut all, of_shared) = unsafe {
                 let of_shared = shared.map(|shared| shared.input_scales(1, &sizes)).transpose()?;
                 (tensors.input_scales(count, &sizes)?, of_shared)
@@ -111,7 +111,7 @@ pub unsafe extern "C" fn nvfp4_moe_cpu_create(
             weights = weights.with_input_scales(all)?;
         }
         if !expert_map.is_null() {
-            // SAFETY: as above.
+            // SAFETY: the pointer is not null, so the caller guarantees `named_experts` indices in host memory.
             weights =
                 weights.with_expert_map(unsafe { elements(expert_map, named_experts, "expert_map")? }.to_vec())?;
         } else if named_experts != count {
@@ -126,15 +126,16 @@ pub unsafe extern "C" fn nvfp4_moe_cpu_create(
     })
 }
 
-/// Computes a call, whose pointers are to host memory.
+/// Computes a call. Its pointers point to host memory.
 ///
 /// # Safety
 ///
-/// The layer was made by `nvfp4_moe_cpu_create` and not destroyed. The call's memory has the sizes that it says.
+/// The layer was made by `nvfp4_moe_cpu_create` and not destroyed. The call's memory has the sizes that the call
+/// states.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvfp4_moe_cpu_run(layer: *mut nvfp4_moe_cpu, call: *const nvfp4_moe_call) -> nvfp4_status {
     guard(|| {
-        // SAFETY: `# Safety` above.
+        // SAFETY: the caller guarantees that the layer and the call are null or valid.
         let (nvfp4_moe_cpu(layer), call) = unsafe { (value(layer.cast_const(), "layer")?, value(call, "call")?) };
         let MoeSizes { hidden, top_k, .. } = layer.sizes();
         let rows = |stride: usize, name: &str| {
@@ -145,7 +146,7 @@ pub unsafe extern "C" fn nvfp4_moe_cpu_run(layer: *mut nvfp4_moe_cpu, call: *con
             Ok(if call.tokens == 0 { 0 } else { before.checked_add(hidden).ok_or(Error::TooLarge)? })
         };
         let choices = call.tokens.checked_mul(top_k).ok_or(Error::TooLarge)?;
-        // SAFETY: `# Safety` above.
+        // SAFETY: the caller guarantees that the call's pointers are null or point to host memory of these sizes.
         let (inputs, output) = unsafe {
             let shared = match call.shared_weights {
                 weights if weights.is_null() => None,
@@ -173,16 +174,17 @@ pub unsafe extern "C" fn nvfp4_moe_cpu_run(layer: *mut nvfp4_moe_cpu, call: *con
     })
 }
 
-/// Frees a layer. Null is nothing.
+/// Frees a layer. Does nothing for null.
 ///
 /// # Safety
 ///
-/// The layer was made by `nvfp4_moe_cpu_create`, is in no call, and is not used again.
+/// The layer was made by `nvfp4_moe_cpu_create`, no call uses it, and it is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvfp4_moe_cpu_destroy(layer: *mut nvfp4_moe_cpu) {
     if !layer.is_null() {
         guard(|| {
-            // SAFETY: it came from a box; `# Safety` above.
+            // SAFETY: `nvfp4_moe_cpu_create` made the pointer from a box, and the caller guarantees that this is its
+            // last use.
             drop(unsafe { Box::from_raw(layer) });
             Ok(())
         });

@@ -1,7 +1,7 @@
-//! `nvfp4.h`: a few calls of the library for C, on a GPU with the caller's pointers and stream, and on the CPU.
+//! `nvfp4.h`: the library for C, on a GPU with the caller's pointers and stream, and on the CPU.
 //!
-//! `nvfp4.h` is made of these files by cbindgen; what stands here as documentation stands there as comments. No call unwinds or aborts:
-//! a bug of the library is a status too.
+//! cbindgen makes `nvfp4.h` from these files; doc comments here become comments there. No function unwinds or aborts: a
+//! bug in the library is also reported as a status.
 
 #![allow(non_camel_case_types, reason = "the names are C's")]
 

@@ -1,4 +1,4 @@
-//! Matrices between f32 and NVFP4, on the CPU.
+//! Quantizing and dequantizing of f32 matrices, on the CPU.
 
 use nvfp4::Error;
 use nvfp4::format::Matrix;
@@ -6,12 +6,12 @@ use nvfp4::format::Matrix;
 use crate::pointer::{elements, elements_mut};
 use crate::status::{guard, nvfp4_status};
 
-/// Quantizes a matrix of f32 `[rows, k]`, k a multiple of 16, by the algorithm of NVIDIA's ModelOpt. Writes `rows * k/2` bytes of
-/// values, `rows * k/16` of scales, and the global scale. On the CPU.
+/// Quantizes a matrix of f32 `[rows, k]`, k a multiple of 16, with the algorithm of NVIDIA's ModelOpt, on the CPU.
+/// Writes `rows * k/2` bytes of values, `rows * k/16` bytes of scales, and the global scale.
 ///
 /// # Safety
 ///
-/// The pointers are to host memory of these sizes.
+/// The pointers point to host memory of these sizes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvfp4_quantize(
     numbers: *const f32,
@@ -23,7 +23,7 @@ pub unsafe extern "C" fn nvfp4_quantize(
 ) -> nvfp4_status {
     guard(|| {
         let len = rows.checked_mul(k).ok_or(Error::TooLarge)?;
-        // SAFETY: `# Safety` above.
+        // SAFETY: the caller guarantees that the pointers point to host memory of these sizes.
         let (numbers, values, scales, global) = unsafe {
             (
                 elements(numbers, len, "numbers")?,
@@ -40,11 +40,11 @@ pub unsafe extern "C" fn nvfp4_quantize(
     })
 }
 
-/// Writes the numbers of a quantized matrix, `[rows, k]`. On the CPU.
+/// Writes the numbers of a quantized matrix, `[rows, k]`, on the CPU.
 ///
 /// # Safety
 ///
-/// The pointers are to host memory of these sizes.
+/// The pointers point to host memory of these sizes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvfp4_dequantize(
     values: *const u8,
@@ -56,7 +56,7 @@ pub unsafe extern "C" fn nvfp4_dequantize(
 ) -> nvfp4_status {
     guard(|| {
         let len = rows.checked_mul(k).ok_or(Error::TooLarge)?;
-        // SAFETY: `# Safety` above.
+        // SAFETY: the caller guarantees that the pointers point to host memory of these sizes.
         let (values, scales, numbers) = unsafe {
             (
                 elements(values, len / 2, "values")?,

@@ -1,4 +1,4 @@
-//! Routers: from logits to the experts that each token names and their weights.
+//! Routers: from logits to each token's experts and their weights.
 
 use std::ffi::c_void;
 
@@ -13,7 +13,7 @@ use crate::status::{guard, nvfp4_status};
 use crate::types::{nvfp4_logit_type, nvfp4_route_call, nvfp4_router, nvfp4_scoring};
 
 impl nvfp4_router {
-    /// A router whose biases are these, or all zero if it has some that are read elsewhere.
+    /// Returns the router with these biases. A GPU's biases are unknown here; pass zeros for them.
     fn checked(&self, bias: &[f32]) -> Result<Router, Error> {
         const SOFTMAX: u32 = nvfp4_scoring::SOFTMAX as u32;
         const TOP_K_SOFTMAX: u32 = nvfp4_scoring::TOP_K_SOFTMAX as u32;
@@ -30,36 +30,36 @@ impl nvfp4_router {
                 renormalize: self.renormalise,
                 scale: self.scale,
             },
-            other => return Err(Error::Invalid(format!("scoring {other} is no nvfp4_scoring"))),
+            other => return Err(Error::Invalid(format!("scoring {other} is not an nvfp4_scoring"))),
         };
         Router::new(self.experts, self.top_k, scoring)
     }
 
-    /// Whether biases are read.
+    /// `true` if the scoring uses biases.
     fn has_bias(&self) -> bool {
         self.scoring == nvfp4_scoring::SIGMOID_GROUPS as u32
     }
 }
 
-/// Chooses experts on the CPU.
+/// Selects experts on the CPU.
 ///
 /// # Safety
 ///
-/// The pointers, the router's biases and the call's among them, are to host memory of these sizes.
+/// All pointers, also the router's biases and the call's pointers, point to host memory of these sizes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvfp4_route_cpu(router: *const nvfp4_router, call: *const nvfp4_route_call) -> nvfp4_status {
     guard(|| {
-        // SAFETY: `# Safety` above.
+        // SAFETY: the caller guarantees that the pointers are null or valid.
         let (router, call) = unsafe { (value(router, "router")?, value(call, "call")?) };
         let experts = router.experts;
         let bias = if router.has_bias() {
-            // SAFETY: as above.
+            // SAFETY: the caller guarantees that the biases are null or `experts` numbers in host memory.
             unsafe { elements(router.bias, experts, "bias")? }
         } else {
             &[]
         };
         let router = router.checked(bias)?;
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees that the logits are null or in host memory, with these sizes.
         let logits = unsafe {
             match logit_type(call.logit_type)? {
                 LogitType::F32 => Logits::F32(rows(call, call.logits.cast(), experts)?.into()),
@@ -68,7 +68,7 @@ pub unsafe extern "C" fn nvfp4_route_cpu(router: *const nvfp4_router, call: *con
             }
         };
         let routes = Cpu::new().route(&router, &logits)?;
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees that the outputs are null or in host memory, with these sizes.
         let (ids, weights) = unsafe {
             (
                 elements_mut(call.ids, routes.ids.len(), "ids")?,
@@ -81,11 +81,11 @@ pub unsafe extern "C" fn nvfp4_route_cpu(router: *const nvfp4_router, call: *con
     })
 }
 
-/// The rows of a call's logits, without gaps.
+/// Copies the rows of a call's logits, without gaps.
 ///
 /// # Safety
 ///
-/// The rows are there, in host memory.
+/// `logits` is null or points to the call's rows in host memory.
 unsafe fn rows<T: Copy>(call: &nvfp4_route_call, logits: *const T, experts: usize) -> Result<Vec<T>, Error> {
     let stride = call.logits_stride;
     if stride < experts {
@@ -93,17 +93,19 @@ unsafe fn rows<T: Copy>(call: &nvfp4_route_call, logits: *const T, experts: usiz
     }
     let Some(last) = call.tokens.checked_sub(1) else { return Ok(Vec::new()) };
     let len = last.checked_mul(stride).and_then(|len| len.checked_add(experts)).ok_or(Error::TooLarge)?;
-    // SAFETY: `# Safety` above.
+    // SAFETY: the caller guarantees that the pointer is null or points to these rows in host memory.
     let numbers = unsafe { elements(logits, len, "logits")? };
     Ok(numbers.chunks(stride).flat_map(|row| &row[..experts]).copied().collect())
 }
 
-/// Queues the choice of experts, and returns without waiting. It allocates nothing, so the stream may be captured into a graph.
+/// Queues the selection of experts and returns without waiting. It allocates nothing, so the stream may be captured
+/// into a graph.
 ///
 /// # Safety
 ///
-/// The router's biases and what the call points to lie in memory of these sizes that the GPU can use, and stay until the stream has come
-/// past the call. `stream` is a `CUstream` (or `cudaStream_t`) of the device's primary context, or null.
+/// - The router's biases and the call's pointers point to memory of these sizes that the GPU can use. The memory stays
+///   allocated until the stream has passed the call.
+/// - `stream` is null or a `CUstream` (or `cudaStream_t`) of the device's primary context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvfp4_route_launch(
     device: *const nvfp4_device,
@@ -112,11 +114,11 @@ pub unsafe extern "C" fn nvfp4_route_launch(
     stream: *mut c_void,
 ) -> nvfp4_status {
     guard(|| {
-        // SAFETY: `# Safety` above.
+        // SAFETY: the caller guarantees that the pointers are null or valid.
         let (device, router, call) =
             unsafe { (value(device, "device")?, value(router, "router")?, value(call, "call")?) };
         let logit_type = logit_type(call.logit_type)?;
-        // The kernel reads the biases; a router for more experts than there can be is refused, whatever they are.
+        // The kernel reads the biases. A capped length is enough, because `Router::new` refuses more experts.
         let checked = router.checked(&vec![0.0; router.experts.min(1 << 16)])?;
         if call.tokens == 0 {
             return Ok(());
@@ -130,7 +132,7 @@ pub unsafe extern "C" fn nvfp4_route_launch(
             ids: address(call.ids, "ids")?,
             weights: address(call.weights, "weights")?,
         };
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees the memory of the router and the call, and the stream's context.
         unsafe { device.router.launch(&checked, &arguments, stream.cast()) }
     })
 }
@@ -143,6 +145,6 @@ fn logit_type(of: u32) -> Result<LogitType, Error> {
         F16 => Ok(LogitType::Token(TokenDtype::F16)),
         BF16 => Ok(LogitType::Token(TokenDtype::Bf16)),
         F32 => Ok(LogitType::F32),
-        other => Err(Error::Invalid(format!("logit_type {other} is no nvfp4_logit_type"))),
+        other => Err(Error::Invalid(format!("logit_type {other} is not an nvfp4_logit_type"))),
     }
 }

@@ -1,4 +1,5 @@
-//! What benches share that needs criterion or the `gemm` crate, which no other build has to wait for.
+//! Common code of the benches that needs criterion or the `gemm` crate. It is not in the library, so other builds need
+//! neither.
 #![allow(dead_code, reason = "each bench uses a part")]
 
 pub mod rival;
@@ -8,13 +9,13 @@ use std::time::{Duration, Instant};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion};
 
-/// Settings under which all benches together take a few minutes on two cores.
+/// Returns settings with which all benches together take a few minutes on two cores.
 pub fn criterion() -> Criterion {
     let criterion = Criterion::default().sample_size(10);
     criterion.warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(2)).configure_from_args()
 }
 
-/// Benches a routine and returns the median of its seconds, warm-up included; nothing if a filter excludes it.
+/// Runs a bench and returns its median in seconds, warm-up included. `None`: a filter excludes it.
 pub fn measure(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, mut routine: impl FnMut()) -> Option<f64> {
     let mut seconds = Vec::new();
     group.bench_function(name, |bencher| {

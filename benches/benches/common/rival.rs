@@ -1,4 +1,5 @@
-//! What one would write without this library: dequantize to f32, multiply with the `gemm` crate, then silu and product.
+//! Code that one would write without this library: dequantize to f32, multiply with the `gemm` crate, then silu and
+//! product.
 
 use gemm::Parallelism;
 use nvfp4::Output;
@@ -14,7 +15,7 @@ pub struct Rival<'a> {
     groups: Vec<Group>,
 }
 
-/// Numbers of a group, and room for its products.
+/// Numbers of a group, and buffers for its products.
 struct Group {
     /// `[M, K]`.
     tokens: Vec<f32>,
@@ -25,7 +26,7 @@ struct Group {
 }
 
 impl<'a> Rival<'a> {
-    /// Makes room for everything, so that no run allocates.
+    /// Allocates all buffers, so that no run allocates.
     pub fn new(weights: &'a Weights<'a>, step: &'a Step<'a>) -> Self {
         let room = |rows: usize, columns: usize| vec![0.0; rows * columns];
         let groups = step.problem().groups().iter().map(|sizes| Group {
@@ -36,7 +37,7 @@ impl<'a> Rival<'a> {
         Self { weights, step, groups: groups.collect() }
     }
 
-    /// Writes all numbers as f32, global scales included.
+    /// Dequantizes all matrices to f32, with their global scales.
     pub fn dequantize(&mut self) {
         let experts = self.weights.experts().par_iter().zip(self.step.activations());
         self.groups.par_iter_mut().zip(experts).for_each(|(group, (expert, tokens))| {
@@ -45,7 +46,7 @@ impl<'a> Rival<'a> {
         });
     }
 
-    /// Multiplies what was dequantized, gates and rounds: groups beside each other, and each on all threads.
+    /// Multiplies the dequantized matrices, applies the gate and rounds. Groups run in parallel, each on all threads.
     pub fn multiply(&mut self, output: &mut Output) {
         let sizes = self.step.problem().groups();
         let dtype = output.dtype();
@@ -67,12 +68,12 @@ fn dequantize(matrix: &Matrix<'_>, numbers: &mut [f32]) {
     numbers.par_chunks_mut(matrix.k()).enumerate().for_each(|(row, numbers)| matrix.dequantize_row(row, numbers));
 }
 
-/// `[M, N]` = tokens `[M, K]` times weights `[N, K]`, transposed, on all threads.
+/// Computes tokens `[M, K]` times the transpose of weights `[N, K]` into products `[M, N]`, on all threads.
 fn multiply(m: usize, n: usize, k: usize, tokens: &[f32], weights: &[f32], products: &mut [f32]) {
     assert_eq!([tokens.len(), weights.len(), products.len()], [m * k, n * k, m * n], "whole matrices");
-    // Strides, columns first: products and tokens are row-major, weights are Bᵀ of a row-major B.
+    // Strides, columns first. Products and tokens are row-major. Weights are the transpose of a row-major matrix.
     let [product, token, weight] = [[1, n as isize], [1, k as isize], [k as isize, 1]];
-    // SAFETY: the buffers hold [M, N], [M, K] and [N, K] numbers, by the assertion, and borrows do not overlap.
+    // SAFETY: by the assertion the buffers hold [M, N], [M, K] and [N, K] numbers, and they are distinct borrows.
     unsafe {
         gemm::gemm(
             m,
@@ -102,10 +103,10 @@ fn silu(x: f32) -> f32 {
     x / (1.0 + (-x).exp())
 }
 
-/// A whole MoE layer in f32: one expert after the other, each on all threads, in buffers that are used again.
+/// A whole MoE layer in f32: one expert after another, each on all threads, in reused buffers.
 pub struct LayerRival<'a> {
     weights: &'a MoeWeights<'a>,
-    /// A matrix as f32.
+    /// A dequantized matrix.
     numbers: Vec<f32>,
     /// An expert's tokens.
     tokens: Vec<f32>,
@@ -116,13 +117,13 @@ pub struct LayerRival<'a> {
 }
 
 impl<'a> LayerRival<'a> {
-    /// Of a layer without a shared expert.
+    /// Makes the rival of a layer without a shared expert.
     pub fn new(weights: &'a MoeWeights<'a>) -> Self {
         let empty = Vec::new;
         Self { weights, numbers: empty(), tokens: empty(), products: [empty(), empty(), empty()], output: empty() }
     }
 
-    /// The layer's output for a step.
+    /// Returns the layer's output for a step.
     pub fn run(&mut self, step: &MoeStep<'_>) -> &[f32] {
         let (sizes, rows) = (step.sizes(), step.rows());
         let Self { weights, numbers, tokens, products: [gate, up, down], output } = self;
@@ -144,12 +145,12 @@ impl<'a> LayerRival<'a> {
             for &token in &rows.tokens()[of_expert.clone()] {
                 tokens.extend(step.token(token as usize).iter().map(|&bits| number(sizes.dtype, bits)));
             }
-            let gate_matrix = expert.gate.as_ref().expect("the rival computes SwiGLU");
+            let gate_matrix = expert.gate.as_ref().expect("the rival supports only SwiGLU");
             times(gate_matrix, tokens, gate);
             times(&expert.up, tokens, up);
             gate.par_iter_mut().zip(&*up).for_each(|(gate, up)| *gate = silu(*gate) * up);
             times(&expert.down, gate, down);
-            // A token may name an expert twice, so choices are looked up and not rows.
+            // The loop goes over choices, not rows, because a token may name an expert twice.
             for choice in 0..step.tokens() * sizes.top_k {
                 let Some(row) = rows.place(choice).filter(|row| of_expert.contains(row)) else { continue };
                 let (token, down) = (choice / sizes.top_k, &down[(row - of_expert.start) * sizes.hidden..]);
@@ -164,15 +165,15 @@ impl<'a> LayerRival<'a> {
     /// Compares with another output of a step.
     ///
     /// # Panics
-    /// If they differ by more than roundings to 16 bits explain, so that no bench times a wrong result.
+    /// If they differ by more than the rounding to 16 bits explains, so that no bench times a wrong result.
     pub fn check(&mut self, step: &MoeStep<'_>, hidden: &[u16]) {
         let dtype = step.sizes().dtype;
         let output = self.run(step);
         let largest = output.iter().fold(0.0, |largest: f32, number| largest.max(number.abs()));
-        assert_eq!(output.len(), hidden.len(), "a number for each element");
+        assert_eq!(output.len(), hidden.len(), "expected outputs of the same length");
         for (&got, &bits) in output.iter().zip(hidden) {
             let want = number(dtype, bits);
-            assert!((got - want).abs() <= 0.02 * largest, "gemm: {got}, not {want}");
+            assert!((got - want).abs() <= 0.02 * largest, "gemm: expected {want}, got {got}");
         }
     }
 }

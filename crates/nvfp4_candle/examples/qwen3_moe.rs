@@ -1,10 +1,10 @@
-//! The MoE block of a small Qwen3 model both ways: NVFP4 experts, and candle's own layers on the dequantized weights.
+//! The MoE block of a small Qwen3 model in two ways: NVFP4 experts, and candle's layers with the dequantized weights.
 //!
 //! ```sh
 //! cargo run --release --manifest-path crates/nvfp4_candle/Cargo.toml --example qwen3_moe
 //! ```
 //!
-//! With `--features cuda` both are on the first GPU.
+//! With `--features cuda` both ways run on the first GPU.
 
 use std::collections::HashMap;
 
@@ -22,7 +22,7 @@ const TOKENS: usize = 10;
 
 fn main() -> Result<()> {
     let device = Device::cuda_if_available(0)?;
-    // A checkpoint would be read by `VarBuilder::from_mmaped_safetensors`; these weights are made here.
+    // A real program would read a checkpoint with `VarBuilder::from_mmaped_safetensors`. This one makes random weights.
     let (mut tensors, mut plain) = (HashMap::new(), HashMap::new());
     for expert in 0..EXPERTS {
         for (name, rows, k) in
@@ -72,7 +72,7 @@ fn main() -> Result<()> {
     let relative = (norm(&(&nvfp4 - &candle)?)? / norm(&candle)?).sqrt();
     println!("{TOKENS} tokens, {EXPERTS} experts on {:?}: relative difference {relative:.5}", device.location());
     if relative > 0.01 {
-        candle_core::bail!("the two ways differ by more than bf16's rounding");
+        candle_core::bail!("NVFP4 experts and candle's layers differ by more than the rounding of bf16");
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Matrices and biases as ModelOpt's checkpoints have them, on the device of their tensors.
+//! Matrices and biases of ModelOpt's checkpoints, on the device of their tensors.
 
 use candle_core::{DType, Device, Error, Result, Tensor, bail};
 use candle_nn::VarBuilder;
@@ -10,23 +10,23 @@ use nvfp4::format::{BLOCK, Matrix};
 use crate::error;
 use crate::tokens::dense;
 
-/// A matrix `[rows, k]`.
+/// An NVFP4 matrix `[rows, k]`.
 pub struct Projection {
-    /// Where it is in the checkpoint.
+    /// Name in the checkpoint.
     name: String,
     /// `[rows, k / 2]`, U8: the even element of K in the low nibble of a byte.
     pub values: Tensor,
     /// `[rows, k / 16]`, F8E4M3.
     pub scales: Tensor,
-    /// The factor of all its numbers.
+    /// Factor of all numbers of the matrix.
     pub global_scale: f32,
 }
 
 impl Projection {
-    /// The matrix below `vb`: `weight`, `weight_scale` and `weight_scale_2`.
+    /// Loads the matrix below `vb`: `weight`, `weight_scale` and `weight_scale_2`.
     pub fn load(vb: &VarBuilder<'_>, rows: usize, k: usize) -> Result<Self> {
         if !k.is_multiple_of(BLOCK) {
-            bail!("{}: a row has {k} numbers, no multiple of {BLOCK}", vb.prefix());
+            bail!("{}: rows have {k} numbers; expected a multiple of {BLOCK}", vb.prefix());
         }
         let values = vb.get_with_hints_dtype((rows, k / 2), "weight", ZERO, DType::U8)?;
         let scales = vb.get_with_hints_dtype((rows, k / BLOCK), "weight_scale", ZERO, DType::F8E4M3)?;
@@ -34,7 +34,7 @@ impl Projection {
         Ok(Self { name: vb.prefix(), values: dense(&values)?, scales: dense(&scales)?, global_scale })
     }
 
-    /// Numbers quantized by ModelOpt's algorithm, on the device that they are on.
+    /// Quantizes numbers with ModelOpt's algorithm. The result is on the device of the numbers.
     pub fn quantize(numbers: &Tensor) -> Result<Self> {
         let ((rows, k), device) = (numbers.dims2()?, numbers.device());
         let numbers = numbers.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
@@ -48,7 +48,7 @@ impl Projection {
         })
     }
 
-    /// The matrix in host memory.
+    /// Returns the matrix in host memory.
     pub fn matrix(&self) -> Result<Matrix<'static>> {
         let (rows, half) = self.values.dims2()?;
         let values = self.values.flatten_all()?.to_vec1::<u8>()?;
@@ -57,13 +57,13 @@ impl Projection {
         Matrix::new(rows, 2 * half, values, scales, self.global_scale).map_err(|e| self.at(e))
     }
 
-    /// The library's error, with the place of this matrix.
+    /// Converts the library's error and adds the name of this matrix.
     pub fn at(&self, e: nvfp4::Error) -> Error {
         error(e).context(self.name.clone())
     }
 }
 
-/// A bias in f32.
+/// Returns a bias in f32.
 pub fn bias(tensor: &Tensor) -> Result<Bias<'static>> {
     Ok(Bias::F32(tensor.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?.into()))
 }

@@ -1,4 +1,4 @@
-//! candle's GPUs: what launches on them, and where their tensors lie.
+//! Launchers for candle's GPUs, and addresses of candle's tensors.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -11,25 +11,25 @@ use nvfp4::backend::cuda::{CUstream, Cuda, LinearLauncher, MoeLauncher};
 
 use crate::error;
 
-/// A type of tokens, in candle's memory on a GPU.
+/// A token type in candle's memory on a GPU.
 pub trait Token: CudaDType + DeviceRepr {}
 impl Token for half::bf16 {}
 impl Token for half::f16 {}
 
-/// What packs and launches linear layers on a GPU.
+/// Returns the launcher that packs and runs linear layers on a GPU.
 pub fn linear_launcher(device: &CudaDevice) -> Result<LinearLauncher> {
     static LAUNCHERS: Launchers<LinearLauncher> = Launchers::new(BTreeMap::new());
     launcher(&LAUNCHERS, device, Cuda::linear_launcher)
 }
 
-/// What packs and launches MoE layers on a GPU.
+/// Returns the launcher that packs and runs MoE layers on a GPU.
 pub fn moe_launcher(device: &CudaDevice) -> Result<MoeLauncher> {
     static LAUNCHERS: Launchers<MoeLauncher> = Launchers::new(BTreeMap::new());
     launcher(&LAUNCHERS, device, Cuda::moe_launcher)
 }
 
-/// What launches on the GPU of each number. Once made it stays, since loading kernels takes long; its context is the primary one, candle's
-/// too.
+/// Launchers by GPU ordinal. They are kept, because loading kernels takes long. Their context is the primary context,
+/// which candle uses too.
 type Launchers<L> = Mutex<BTreeMap<usize, L>>;
 
 fn launcher<L: Clone>(
@@ -47,21 +47,23 @@ fn launcher<L: Clone>(
     Ok(launcher)
 }
 
-/// candle's stream, as the library takes it.
+/// Converts candle's stream to the library's type.
 pub fn handle(stream: &CudaStream) -> CUstream {
     stream.cu_stream().cast()
 }
 
-/// Where a tensor without gaps lies. The stream has come past what wrote it.
+/// Returns the address of a contiguous tensor. The stream waits for the work that wrote the tensor.
 pub fn address<T: CudaDType>(tensor: &Tensor, stream: &CudaStream) -> Result<u64> {
     let (storage, layout) = tensor.storage_and_layout();
-    let Storage::Cuda(storage) = &*storage else { bail!("a tensor is on {:?}", tensor.device().location()) };
+    let Storage::Cuda(storage) = &*storage else {
+        bail!("expected a tensor on a GPU, got one on {:?}", tensor.device().location())
+    };
     let elements = storage.as_cuda_slice::<T>()?.slice(layout.start_offset()..);
     let (address, _) = elements.device_ptr(stream);
     Ok(address)
 }
 
-/// Waits for the packing of weights; what they begin with.
+/// Waits for the packing of weights and returns their first bytes.
 pub fn packed_head<const BYTES: usize>(weights: &CudaSlice<u8>, device: &CudaDevice) -> Result<[u8; BYTES]> {
     let mut head = [0; BYTES];
     device.memcpy_dtoh(&weights.slice(..BYTES), &mut head)?;

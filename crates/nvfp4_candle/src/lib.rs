@@ -1,11 +1,12 @@
-//! NVFP4 layers for candle: [`Nvfp4Linear`] and [`Nvfp4Moe`], from a [`VarBuilder`](candle_nn::VarBuilder) over a ModelOpt checkpoint.
+//! NVFP4 layers for candle: [`Nvfp4Linear`] and [`Nvfp4Moe`], loaded from a [`VarBuilder`](candle_nn::VarBuilder) over
+//! a ModelOpt checkpoint.
 //!
-//! Tokens are bf16 or f16, and stay so; weights keep their blocks' scales and each projection its global scale. A layer computes on the
-//! device of its `VarBuilder`:
+//! Tokens stay in bf16 or f16. Weights keep their block scales, and each projection keeps its global scale. A layer
+//! computes on the device of its `VarBuilder`:
 //!
-//! - on the CPU by the library's CPU backend, which puts weights in order in every call;
-//! - with the feature `cuda` on a GPU, on the stream of candle's device. Weights are packed there once, and lie, as all that a call needs,
-//!   in memory of candle's. A call waits for nothing.
+//! - On the CPU it uses the library's CPU backend. Weights are prepared once.
+//! - With the feature `cuda`, on a GPU, it uses the stream of candle's device. Weights are packed there once. The
+//!   weights and all memory of a call are candle's. A call waits for nothing.
 //!
 //! ```
 //! use candle_core::{DType, Device, Module, Tensor};
@@ -31,12 +32,12 @@ mod tokens;
 pub use linear::Nvfp4Linear;
 pub use moe::Nvfp4Moe;
 
-/// The library's error as candle's.
+/// Converts the library's error to candle's.
 fn error(error: nvfp4::Error) -> candle_core::Error {
     candle_core::Error::wrap(error)
 }
 
-/// That no layer is made for a device.
+/// Returns the error that no layer supports a device.
 fn no_layers_on(device: &candle_core::Device) -> candle_core::Error {
     let with = if cfg!(feature = "cuda") {
         "the CPU and CUDA devices"

@@ -16,10 +16,10 @@ use crate::checkpoint::{self, Projection};
 use crate::tokens::{dense, expect_device, expect_dtype, token_type};
 use crate::{error, no_layers_on};
 
-/// What the operator is called in candle's errors.
+/// Name of the operator in candle's errors.
 const NAME: &str = "nvfp4-linear";
 
-/// A linear layer, `x·Wᵀ + bias`, in the tokens' type.
+/// A linear layer, `x·Wᵀ + bias`, in the token type.
 #[derive(Clone)]
 pub struct Nvfp4Linear {
     sizes: LinearSizes,
@@ -28,7 +28,7 @@ pub struct Nvfp4Linear {
     weights: Weights,
 }
 
-/// A layer's weights as its device computes with them.
+/// A layer's weights in the layout of its device.
 #[derive(Clone)]
 enum Weights {
     Cpu(Arc<cpu::Linear>),
@@ -37,22 +37,24 @@ enum Weights {
 }
 
 impl Nvfp4Linear {
-    /// The layer `[out_features, in_features]` below `vb`, on its device, for tokens of type `dtype`: `weight`, `weight_scale` and
-    /// `weight_scale_2` as ModelOpt names them, and `bias` if there is one.
+    /// Loads the layer `[out_features, in_features]` below `vb`, on its device, for tokens of type `dtype`: `weight`,
+    /// `weight_scale` and `weight_scale_2` as in ModelOpt's checkpoints, and `bias` if there is one.
     ///
     /// # Errors
-    /// If a tensor lacks or has another shape or type, a size is no multiple of 16, or a scale is negative or NaN; it names the place.
-    /// If the device fails, or none of the library's kernels runs there.
+    /// - A tensor is missing or has the wrong shape or type, a size is not a multiple of 16, or a scale is negative or
+    ///   NaN. The error names the place.
+    /// - The device fails, or has no kernel for the layer.
     pub fn new(in_features: usize, out_features: usize, dtype: DType, vb: VarBuilder<'_>) -> Result<Self> {
         let projection = Projection::load(&vb, out_features, in_features)?;
         let bias = if vb.contains_tensor("bias") { Some(vb.get(out_features, "bias")?) } else { None };
         Self::of(&projection, bias.as_ref(), dtype)
     }
 
-    /// The layer of a matrix of numbers, quantized here by ModelOpt's algorithm, on the numbers' device.
+    /// Quantizes a matrix with ModelOpt's algorithm and makes a layer of it, on the device of the numbers.
     ///
     /// # Errors
-    /// If a size is no multiple of 16, or a number is not finite. If the device fails, or none of the library's kernels runs there.
+    /// - A size is not a multiple of 16, or a number is not finite.
+    /// - The device fails, or has no kernel for the layer.
     pub fn quantize(numbers: &Tensor, bias: Option<&Tensor>, dtype: DType) -> Result<Self> {
         Self::of(&Projection::quantize(numbers)?, bias, dtype)
     }
@@ -80,12 +82,12 @@ impl Nvfp4Linear {
 
 impl Module for Nvfp4Linear {
     /// # Errors
-    /// If the tokens are on another device than the layer, or their type or the last of their dimensions is another.
+    /// The tokens are on another device than the layer, or have the wrong type or last dimension.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         expect_device("tokens", x, &self.device)?;
         expect_dtype("tokens", x, self.dtype)?;
         if x.dims().last() != Some(&self.sizes.k) {
-            bail!("tokens are {:?}; the layer takes {} numbers a token", x.dims(), self.sizes.k);
+            bail!("tokens are {:?}; expected {} numbers per token", x.dims(), self.sizes.k);
         }
         let x = dense(x)?;
         match &self.weights {
@@ -103,7 +105,7 @@ impl fmt::Debug for Nvfp4Linear {
     }
 }
 
-/// The shape of the output for tokens of a shape.
+/// Returns the output's shape for the shape of the tokens.
 fn output_shape(tokens: &Shape, sizes: &LinearSizes) -> Shape {
     let mut dims = tokens.dims().to_vec();
     dims.pop();

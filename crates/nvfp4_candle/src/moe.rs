@@ -16,11 +16,11 @@ use crate::checkpoint::Projection;
 use crate::tokens::{dense, expect_device, expect_dtype, token_type};
 use crate::{error, no_layers_on};
 
-/// What the operator is called in candle's errors.
+/// Name of the operator in candle's errors.
 const NAME: &str = "nvfp4-moe";
 
-/// The experts of a layer: the sum over a token's experts of `weight · (silu(x·gateᵀ) ∘ (x·upᵀ))·downᵀ`, or of another
-/// [`Activation`].
+/// The experts of a layer. The output is the sum of `weight · (silu(x·gateᵀ) ∘ (x·upᵀ))·downᵀ`, or with another
+/// [`Activation`], over each token's experts.
 #[derive(Clone)]
 pub struct Nvfp4Moe {
     sizes: MoeSizes,
@@ -29,7 +29,7 @@ pub struct Nvfp4Moe {
     weights: Weights,
 }
 
-/// A layer's weights as its device computes with them.
+/// A layer's weights in the layout of its device.
 #[derive(Clone)]
 enum Weights {
     Cpu(Arc<cpu::Moe>),
@@ -37,7 +37,7 @@ enum Weights {
     Cuda(Arc<cuda::Moe>),
 }
 
-/// An expert's projections; gate is there if the activation has one.
+/// An expert's projections. `gate` is `None` if the activation has no gate.
 struct Expert {
     gate: Option<Projection>,
     up: Projection,
@@ -45,13 +45,14 @@ struct Expert {
 }
 
 impl Nvfp4Moe {
-    /// The experts below `vb`, on its device, for tokens of type `dtype` that name `top_k` of them: `E.gate_proj`, `E.up_proj` and
-    /// `E.down_proj`, each with `weight`, `weight_scale` and `weight_scale_2` as ModelOpt names them. Gate and up keep their own global
-    /// scales.
+    /// Loads the experts below `vb`, on its device, for tokens of type `dtype` with `top_k` experts per token:
+    /// `E.gate_proj`, `E.up_proj` and `E.down_proj`, each with `weight`, `weight_scale` and `weight_scale_2` as in
+    /// ModelOpt's checkpoints. Gate and up keep separate global scales.
     ///
     /// # Errors
-    /// If a tensor lacks or has another shape or type, a size is no multiple of 16, or a scale is negative or NaN; it names the place.
-    /// If the device fails, or none of the library's kernels runs there.
+    /// - A tensor is missing or has the wrong shape or type, a size is not a multiple of 16, or a scale is negative or
+    ///   NaN. The error names the place.
+    /// - The device fails, or has no kernel for the layer.
     pub fn new(
         hidden: usize,
         intermediate: usize,
@@ -95,11 +96,11 @@ impl Nvfp4Moe {
         Ok(Self { sizes, dtype, device, weights })
     }
 
-    /// The output `[T, H]` for `hidden` `[T, H]`, with the experts of each token, `ids` `[T, k]` of type U32, and their weights,
-    /// `[T, k]` of type F32. A number that is no expert of the layer's contributes nothing.
+    /// Returns the output `[T, H]` for `hidden` `[T, H]`, the experts of each token, `ids` `[T, k]` of type U32, and
+    /// their weights, `[T, k]` of type F32. An id without an expert in the layer contributes nothing.
     ///
     /// # Errors
-    /// If an argument is on another device than the layer, or a shape or a type is another.
+    /// An argument is on another device than the layer, or has the wrong shape or type.
     pub fn forward(&self, hidden: &Tensor, ids: &Tensor, weights: &Tensor) -> Result<Tensor> {
         for (name, argument, dtype) in
             [("tokens", hidden, self.dtype), ("experts", ids, DType::U32), ("weights", weights, DType::F32)]
@@ -111,7 +112,7 @@ impl Nvfp4Moe {
         let choices = [hidden.dims().first().copied().unwrap_or(0), top_k];
         if hidden.dims() != [choices[0], columns] || ids.dims() != choices || weights.dims() != choices {
             bail!(
-                "tokens {:?}, experts {:?} and weights {:?}: expected [T, {columns}] and twice [T, {top_k}]",
+                "tokens {:?}, experts {:?}, weights {:?}; expected [T, {columns}], [T, {top_k}] and [T, {top_k}]",
                 hidden.dims(),
                 ids.dims(),
                 weights.dims(),

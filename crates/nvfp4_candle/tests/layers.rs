@@ -1,4 +1,5 @@
-//! Both layers from a checkpoint, beside candle's own layers on the dequantized weights: on the CPU, and on a GPU if there is one.
+//! Compares both layers of a checkpoint with candle's layers on the dequantized weights, on the CPU and on a GPU if
+//! there is one.
 
 use std::collections::HashMap;
 use std::thread;
@@ -15,20 +16,20 @@ const INTERMEDIATE: usize = 48;
 const EXPERTS: usize = 4;
 const TOP_K: usize = 2;
 
-/// The devices that there are.
+/// Returns the devices of this machine.
 fn devices() -> Vec<Device> {
     let mut devices = vec![Device::Cpu];
     if cfg!(feature = "cuda") {
         match Device::new_cuda(0) {
             Ok(gpu) => devices.push(gpu),
-            Err(error) => eprintln!("not on a GPU: {error}"),
+            Err(error) => eprintln!("skipped on a GPU: {error}"),
         }
     }
     eprintln!("on {:?}", devices.iter().map(Device::location).collect::<Vec<_>>());
     devices
 }
 
-/// A checkpoint, and the numbers of its matrices.
+/// A checkpoint and the dequantized numbers of its matrices.
 #[derive(Default)]
 struct Checkpoint {
     tensors: HashMap<String, Tensor>,
@@ -36,7 +37,7 @@ struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// `proj`, a square matrix, and `experts`.
+    /// Makes `proj`, a square matrix, and `experts`.
     fn new() -> Result<Self> {
         let mut checkpoint = Self::default();
         checkpoint.add("proj", HIDDEN, HIDDEN, 0.2)?;
@@ -65,7 +66,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Written to a file and read again, as a model is.
+    /// Writes the checkpoint to a file and reads it again, like a model.
     fn reread(&self, device: &Device) -> Result<VarBuilder<'static>> {
         let file = tempfile::NamedTempFile::new()?;
         candle_core::safetensors::save(&self.tensors, file.path())?;
@@ -82,23 +83,23 @@ impl Checkpoint {
     }
 }
 
-/// Tokens on a device.
+/// Returns random tokens on a device.
 fn random(shape: impl Into<candle_core::Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
     Tensor::randn(0f32, 1f32, shape, &Device::Cpu)?.to_dtype(dtype)?.to_device(device)
 }
 
-/// The experts of five tokens, and their weights.
+/// Returns the experts of five tokens, and their weights.
 fn choices(device: &Device) -> Result<(Tensor, Tensor)> {
     let ids = Tensor::new(&[[0u32, 3], [1, 2], [2, 0], [3, 1], [1, 0]], device)?;
     Ok((ids, Tensor::rand(0f32, 1f32, (5, TOP_K), &Device::Cpu)?.to_device(device)?))
 }
 
-/// The numbers of a tensor, in host memory.
+/// Returns a tensor's numbers in host memory.
 fn numbers(tensor: &Tensor) -> Result<Tensor> {
     tensor.to_device(&Device::Cpu)?.to_dtype(DType::F64)
 }
 
-/// Asks that a result is as near as rounding to the tokens' type allows.
+/// Checks that a result is within a relative tolerance.
 fn close(got: &Tensor, want: &Tensor, tolerance: f64) -> Result<()> {
     assert_eq!(got.dims(), want.dims());
     let (got, want) = (numbers(got)?, numbers(want)?);
@@ -109,14 +110,14 @@ fn close(got: &Tensor, want: &Tensor, tolerance: f64) -> Result<()> {
     Ok(())
 }
 
-/// Asks that a call fails with these words.
+/// Checks that a call fails with a message that contains these words.
 fn says<T>(result: Result<T>, words: &[&str]) {
     let text = result.err().expect("an error").to_string();
     words.iter().for_each(|words| assert!(text.contains(words), "{text}: {words}"));
 }
 
 #[test]
-fn a_linear_layer_of_a_checkpoint_is_candles_on_the_dequantized_weights() -> Result<()> {
+fn linear_layer_matches_candle_on_dequantized_weights() -> Result<()> {
     let mut checkpoint = Checkpoint::default();
     checkpoint.add("proj", 32, HIDDEN, 0.5)?;
     checkpoint.tensors.insert("proj.bias".into(), Tensor::randn(0f32, 1f32, 32, &Device::Cpu)?);
@@ -130,7 +131,7 @@ fn a_linear_layer_of_a_checkpoint_is_candles_on_the_dequantized_weights() -> Res
             let got = layer.forward(&x)?;
             assert!(got.device().same_device(&device));
             close(&got, &theirs.forward(&x.to_device(&Device::Cpu)?.to_dtype(DType::F32)?)?, unit)?;
-            // A view with gaps, one at an offset, and one that begins at no multiple of 16 bytes.
+            // A view with gaps, a view at an offset, and a view at an address that is not a multiple of 16 bytes.
             close(&layer.forward(&Tensor::cat(&[&x, &x], 2)?.narrow(2, HIDDEN, HIDDEN)?)?, &got, 0.0)?;
             close(&layer.forward(&x.narrow(0, 1, 1)?)?, &got.narrow(0, 1, 1)?, 0.0)?;
             let flat = x.flatten_all()?;
@@ -142,7 +143,7 @@ fn a_linear_layer_of_a_checkpoint_is_candles_on_the_dequantized_weights() -> Res
 }
 
 #[test]
-fn numbers_are_quantized_on_their_device() -> Result<()> {
+fn quantized_layers_agree_between_devices() -> Result<()> {
     let weights = Tensor::randn(0f32, 1f32, (48, HIDDEN), &Device::Cpu)?;
     let x = random((3, HIDDEN), DType::F16, &Device::Cpu)?;
     let on = |device: &Device| {
@@ -156,7 +157,7 @@ fn numbers_are_quantized_on_their_device() -> Result<()> {
 }
 
 #[test]
-fn a_moe_layer_of_a_checkpoint_is_the_weighted_sum_of_its_experts() -> Result<()> {
+fn moe_layer_is_the_weighted_sum_of_its_experts() -> Result<()> {
     let checkpoint = Checkpoint::new()?;
     let linear = |expert: u32, name: &str, x: &Tensor| {
         candle_nn::Linear::new(checkpoint.numbers[&format!("experts.{expert}.{name}_proj")].clone(), None).forward(x)
@@ -182,7 +183,7 @@ fn a_moe_layer_of_a_checkpoint_is_the_weighted_sum_of_its_experts() -> Result<()
         // Views at offsets.
         let part = |tensor: &Tensor| tensor.narrow(0, 2, 3);
         close(&layer.forward(&part(&x)?, &part(&ids)?, &part(&weights)?)?, &part(&got)?, 0.0)?;
-        // Without a gate it is another layer.
+        // A layer without a gate gives another result.
         let ungated = checkpoint.moe(Activation::Relu2, &device)?.forward(&x, &ids, &weights)?;
         assert!(numbers(&ungated)?.to_vec2::<f64>()? != numbers(&got)?.to_vec2::<f64>()?);
     }
@@ -190,7 +191,7 @@ fn a_moe_layer_of_a_checkpoint_is_the_weighted_sum_of_its_experts() -> Result<()
 }
 
 #[test]
-fn no_tokens_are_no_output() -> Result<()> {
+fn zero_tokens_give_an_empty_output() -> Result<()> {
     let checkpoint = Checkpoint::new()?;
     for device in devices() {
         let (x, (ids, weights)) = (random((5, HIDDEN), DType::BF16, &device)?, choices(&device)?);
@@ -203,7 +204,7 @@ fn no_tokens_are_no_output() -> Result<()> {
 }
 
 #[test]
-fn layers_that_follow_each_other_wait_for_nobody() -> Result<()> {
+fn consecutive_layers_need_no_synchronization() -> Result<()> {
     let checkpoint = Checkpoint::new()?;
     for device in devices() {
         let (linear, moe) = (checkpoint.linear(&device)?, checkpoint.moe(Activation::Silu, &device)?);
@@ -237,7 +238,7 @@ fn threads_share_layers() -> Result<()> {
         let (x, (ids, weights)) = (random((5, HIDDEN), DType::BF16, &device)?, choices(&device)?);
         let run = || numbers(&moe.forward(&linear.forward(&x)?, &ids, &weights)?);
         let expected = run()?;
-        // Each thread has a stream of its own there.
+        // On a GPU each thread has its own stream.
         device.synchronize()?;
         thread::scope(|scope| {
             let threads = [(); 4].map(|()| scope.spawn(|| (0..10).map(|_| run()).collect::<Result<Vec<_>>>()));
@@ -250,7 +251,7 @@ fn threads_share_layers() -> Result<()> {
 }
 
 #[test]
-fn what_is_wrong_is_refused_with_its_name() -> Result<()> {
+fn wrong_inputs_are_named() -> Result<()> {
     let mut checkpoint = Checkpoint::new()?;
     checkpoint.add("narrow", 32, HIDDEN, 0.5)?;
     checkpoint.add("negative", 32, HIDDEN, 0.5)?;
@@ -263,22 +264,22 @@ fn what_is_wrong_is_refused_with_its_name() -> Result<()> {
         let vb = checkpoint.reread(&device)?;
         let load = |inputs, outputs, dtype, name: &str| Nvfp4Linear::new(inputs, outputs, dtype, vb.pp(name));
         let x = |columns, dtype| Tensor::zeros((2, columns), dtype, &device);
-        says(load(HIDDEN, 32, DType::F32, "narrow"), &["BF16 and F16"]);
+        says(load(HIDDEN, 32, DType::F32, "narrow"), &["BF16 or F16"]);
         says(load(HIDDEN, 32, DType::BF16, "other"), &["other.weight"]);
-        says(load(24, 32, DType::BF16, "narrow"), &["narrow: a row has 24 numbers"]);
+        says(load(24, 32, DType::BF16, "narrow"), &["narrow: rows have 24 numbers"]);
         says(load(HIDDEN, 48, DType::BF16, "narrow"), &["narrow.weight"]);
         says(load(HIDDEN, 32, DType::BF16, "negative"), &["negative", "row 0, block 0"]);
         says(checkpoint.moe(Activation::Silu, &device), &["experts", "2", "up", "row 0, block 0"]);
         let layer = load(HIDDEN, 32, DType::BF16, "narrow")?;
         says(layer.forward(&x(HIDDEN, DType::F16)?), &["F16", "BF16"]);
-        says(layer.forward(&x(48, DType::BF16)?), &["64 numbers a token"]);
+        says(layer.forward(&x(48, DType::BF16)?), &["64 numbers per token"]);
     }
     Ok(())
 }
 
 #[cfg(feature = "cuda")]
 #[test]
-fn tokens_on_another_device_are_refused_with_both() -> Result<()> {
+fn tokens_on_another_device_are_refused() -> Result<()> {
     let checkpoint = Checkpoint::new()?;
     let devices = devices();
     let pairs = devices.iter().flat_map(|layer| devices.iter().map(move |tokens| (layer, tokens)));
@@ -289,14 +290,14 @@ fn tokens_on_another_device_are_refused_with_both() -> Result<()> {
         says(checkpoint.linear(on)?.forward(&x), &names);
         let layer = checkpoint.moe(Activation::Silu, on)?;
         says(layer.forward(&x, &ids, &weights), &names);
-        // One of three.
+        // Only `ids` is on the other device.
         says(layer.forward(&x.to_device(on)?, &ids, &weights.to_device(on)?), &names);
     }
     Ok(())
 }
 
 #[test]
-fn an_expert_that_does_not_exist_contributes_nothing() -> Result<()> {
+fn unknown_expert_contributes_nothing() -> Result<()> {
     let checkpoint = Checkpoint::new()?;
     for device in devices() {
         let layer = checkpoint.moe(Activation::Silu, &device)?;

@@ -1,4 +1,5 @@
-//! An MoE layer between two events: lists, products and sums, from the routing on the device to the layer's output.
+//! Times an MoE layer between two events: lists, products and sums, from the routing on the device to the layer's
+//! output.
 
 use std::cell::Cell;
 use std::fs;
@@ -21,16 +22,16 @@ use serde_json::{Value, json};
 
 use super::{SEED, device_times, host_times};
 
-/// The layer of a model, as one of its ranks has it.
+/// A model's layer on one rank.
 #[derive(Deserialize)]
 pub struct Model {
     hidden: usize,
     intermediate: usize,
-    /// Experts that tokens name.
+    /// Number of experts that tokens can name.
     experts: usize,
-    /// The first one that this rank holds.
+    /// First expert of this rank.
     first: usize,
-    /// How many it holds.
+    /// Number of experts of this rank.
     local: usize,
     k: usize,
     dtype: String,
@@ -39,7 +40,7 @@ pub struct Model {
 impl Model {
     fn dtype(&self) -> anyhow::Result<TokenDtype> {
         let dtype = [TokenDtype::F16, TokenDtype::Bf16].into_iter().find(|dtype| dtype.name() == self.dtype);
-        dtype.with_context(|| format!("`{}` is no type of tokens", self.dtype))
+        dtype.with_context(|| format!("unknown token type `{}`; expected f16 or bf16", self.dtype))
     }
 
     fn shape(&self) -> anyhow::Result<LayerShape> {
@@ -54,7 +55,8 @@ impl Model {
         Ok(shape::parse(&shape.to_string())?.remove(0))
     }
 
-    /// Weights of random codes and scales, for outputs of order 1: quantizing billions of numbers would take minutes.
+    /// Returns weights with random codes and scales, for outputs of order 1. Quantizing billions of numbers would take
+    /// minutes.
     fn weights(&self) -> anyhow::Result<MoeWeights<'static>> {
         let expert = |expert: usize| -> anyhow::Result<_> {
             let matrix = |role: u64, rows, k| random_matrix(rows, k, 3 * expert as u64 + role);
@@ -72,21 +74,21 @@ impl Model {
     }
 }
 
-/// A matrix of every code, and of scales from 1/4 to 1, times about 1/√K.
+/// Returns a matrix with all codes and with scales from 1/4 to 1, with numbers of about 1/√K.
 pub(super) fn random_matrix(rows: usize, k: usize, seed: u64) -> anyhow::Result<Matrix<'static>> {
-    /// The root mean square of all codes, and of those scales.
+    /// Root mean square of all codes, times the root mean square of those scales.
     const RMS: f32 = 2.9 * 0.6;
     let (mut values, mut scales) = (vec![0; rows * k / 2], vec![0; rows * k / 16]);
     fill_random(&mut values, 2 * seed + 1);
     fill_random(&mut scales, 2 * seed + 2);
     scales.par_iter_mut().for_each(|scale| *scale = 0x28 + *scale % 0x11);
-    // Every matrix has a global scale of its own.
+    // Every matrix has a different global scale.
     let factor = 1.0 + (seed % 7) as f32 / 16.0;
     Ok(Matrix::new(rows, k, values, scales, factor / (RMS * (k as f32).sqrt()))?)
 }
 
-/// Random bytes: xorshift64* (Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled"), a state for
-/// each piece.
+/// Fills bytes with random numbers: xorshift64* (Vigna, "An experimental exploration of Marsaglia's xorshift
+/// generators, scrambled"), with one state per piece.
 fn fill_random(bytes: &mut [u8], seed: u64) {
     const PIECE: usize = 1 << 16;
     bytes.par_chunks_mut(PIECE).enumerate().for_each(|(piece, bytes)| {
@@ -101,9 +103,9 @@ fn fill_random(bytes: &mut [u8], seed: u64) {
     });
 }
 
-/// Copies of a layer on the device, and of the inputs of a step.
+/// Copies of a layer, and of the inputs of a step, on the device.
 pub struct LayerBench {
-    // The graphs launch what the rest holds, so they go first.
+    // The graphs use the memory of the other fields, so they are dropped first.
     sets: Vec<Set>,
     next: Cell<usize>,
     workspace: DeviceBuffer<u8>,
@@ -113,7 +115,7 @@ pub struct LayerBench {
     stream: Stream,
 }
 
-/// Tokens, routing, room for the output, and the call as a graph.
+/// Tokens, routing and output of a call, and the call as a graph.
 struct Set {
     graph: MoeGraph,
     arguments: MoeArguments,
@@ -122,7 +124,7 @@ struct Set {
 }
 
 impl LayerBench {
-    /// Makes weights, and brings so many copies of them to the device.
+    /// Makes weights and uploads `copies` copies of them.
     pub fn new(gpu: &Cuda, model: &Model, format: TokenFormat, copies: usize) -> anyhow::Result<Self> {
         let (weights, shape) = (model.weights()?.with_token_format(format), model.shape()?.with_token_format(format));
         let mut layers = vec![gpu.prepare_moe_layer(&weights)?];
@@ -134,13 +136,13 @@ impl LayerBench {
         Ok(Self { sets: Vec::new(), next: Cell::new(0), workspace, layers, weights, shape, stream })
     }
 
-    /// Bytes of a copy.
+    /// Number of bytes of a copy.
     pub fn weight_bytes(&self) -> usize {
         self.layers[0].weight_bytes()
     }
 
-    /// Brings the inputs of a step to the device, so many copies of them, and checks what is computed: these rows of the first
-    /// and the last copy, and all rows for numbers that are none. Routing comes from two files, `[T, k]` of i32 and f32.
+    /// Uploads `copies` copies of a step's inputs. Checks the rows `check` of the first and of the last copy, and that
+    /// all numbers are finite. The routing comes from two files, `[T, k]` of i32 and f32.
     pub fn prepare(
         &mut self,
         tokens: usize,
@@ -151,7 +153,7 @@ impl LayerBench {
     ) -> anyhow::Result<Value> {
         ensure!(
             (1..=self.layers.len()).contains(&copies),
-            "{copies} copies of inputs, {} of the layer",
+            "{copies} copies of inputs need as many copies of the layer, but there are {}",
             self.layers.len()
         );
         self.sets.clear();
@@ -176,8 +178,8 @@ impl LayerBench {
         Ok(json!({ "checked": check.len(), "workspace_bytes": bytes }))
     }
 
-    /// These rows of the output, computed without the others, and compared stage by stage. A token's bits do not depend on the
-    /// batch.
+    /// Computes these rows of the output without the others, and compares them stage by stage. A token's bits do not
+    /// depend on the batch.
     fn expected_rows(&mut self, inputs: &MoeInputs<'_>, rows: &[usize]) -> anyhow::Result<Vec<u16>> {
         fn pick<T: Copy>(of: &[T], width: usize, rows: &[usize]) -> Vec<T> {
             rows.iter().flat_map(|&row| of[row * width..][..width].to_vec()).collect()
@@ -195,7 +197,7 @@ impl LayerBench {
         self.layers[0].execute(&step, &mut output)?;
         let found = compare(&self.weights, &step, &output);
         if let Some(first) = found.first() {
-            anyhow::bail!("{} of {} elements are wrong, the first {first}", found.mismatches(), found.checked());
+            anyhow::bail!("{} of {} elements are wrong, first {first}", found.mismatches(), found.checked());
         }
         Ok(output.hidden)
     }
@@ -210,42 +212,43 @@ impl LayerBench {
         }
         for (row, expected) in rows.iter().zip(expected.chunks(sizes.hidden)) {
             let found = &bits[row * sizes.hidden..][..sizes.hidden];
-            ensure!(found == expected, "set {set}: token {row} has other bits than in a batch of {}", rows.len());
+            ensure!(found == expected, "set {set}: token {row} has different bits in a batch of {}", rows.len());
         }
         Ok(())
     }
 
-    /// Queues a call with a copy of the inputs; returns how many launches there were.
+    /// Queues a call with a copy of the inputs. Returns the number of launches.
     fn launch(&self, set: usize) -> anyhow::Result<usize> {
         let (layer, workspace) = (&self.layers[set], self.workspace.as_device_ptr().as_raw());
-        // SAFETY: the stream is of the primary context, which is the GPU's; operands and workspace are as large as the layer asks,
-        // and live until the stream was waited for.
+        // SAFETY: the stream belongs to the GPU's primary context. The operands and the workspace have the sizes that
+        // the layer needs, and live until the stream has completed the call.
         Ok(unsafe { layer.launch(&self.sets[set].arguments, workspace, self.stream.as_inner()) }?)
     }
 
-    /// As [`LayerBench::launch`], or of the call's graph.
+    /// Like [`LayerBench::launch`]; launches the call's graph if `graph` is set.
     fn queue(&self, set: usize, graph: bool) -> anyhow::Result<usize> {
         if !graph {
             return self.launch(set);
         }
-        // SAFETY: as above.
+        // SAFETY: the stream belongs to the GPU's primary context, and the graph's operands live until the stream has
+        // completed it.
         unsafe { self.sets[set].graph.launch(self.stream.as_inner()) }?;
         Ok(1)
     }
 
-    /// The set that was used longest ago.
+    /// Returns the least recently used set.
     fn next_set(&self) -> anyhow::Result<usize> {
-        ensure!(!self.sets.is_empty(), "no `layer_tokens` yet");
+        ensure!(!self.sets.is_empty(), "no inputs; send `layer_tokens` first");
         self.next.set((self.next.get() + 1) % self.sets.len());
         Ok(self.next.get())
     }
 
-    /// The device's time of so many runs, in µs.
+    /// Returns the device time of each of `runs` runs, in µs.
     pub fn round(&self, runs: usize, graph: bool) -> anyhow::Result<Vec<f64>> {
         device_times(&self.stream, Some(&self.workspace), runs, || self.queue(self.next_set()?, graph).map(|_| ()))
     }
 
-    /// The host's time for queueing each of so many runs, in µs, and the launches of one.
+    /// Returns the host time to queue each of `runs` runs, in µs, and the launches per run.
     pub fn host_times(&self, runs: usize, graph: bool) -> anyhow::Result<(Vec<f64>, usize)> {
         host_times(&self.stream, runs, || self.queue(self.next_set()?, graph))
     }
@@ -255,7 +258,7 @@ impl Set {
     fn new(layer: &CudaMoeLayer, inputs: &MoeInputs<'_>, workspace: &DeviceBuffer<u8>) -> anyhow::Result<Self> {
         let hidden = DeviceBuffer::from_slice(&inputs.hidden)?;
         let (ids, weights) = (DeviceBuffer::from_slice(&inputs.ids)?, DeviceBuffer::from_slice(&inputs.weights)?);
-        // The output is NaN until a kernel writes it.
+        // NaN, so that an unwritten element is found.
         let output = DeviceBuffer::from_slice(&vec![0xFFFF; inputs.tokens * layer.sizes().hidden])?;
         let row_bytes = size_of::<u16>() * layer.sizes().hidden;
         let arguments = MoeArguments {
@@ -268,15 +271,15 @@ impl Set {
             output_pitch: row_bytes,
             ..MoeArguments::default()
         };
-        // SAFETY: operands of these sizes lie there, and the workspace is large enough; both live as long as the graph is launched.
+        // SAFETY: the operands have these sizes, and the workspace is large enough. Both live as long as the graph.
         let graph = unsafe { layer.capture(&arguments, workspace.as_device_ptr().as_raw()) }?;
         Ok(Self { graph, arguments, output, _memory: (hidden, ids, weights) })
     }
 }
 
-/// A file of numbers of four bytes.
+/// Reads a file of four-byte numbers.
 fn read(path: &Path, count: usize) -> anyhow::Result<Vec<[u8; 4]>> {
     let bytes = fs::read(path).with_context(|| path.display().to_string())?;
-    ensure!(bytes.len() == 4 * count, "{}: {} bytes, not {count} numbers", path.display(), bytes.len());
+    ensure!(bytes.len() == 4 * count, "{}: expected {count} numbers, found {} bytes", path.display(), bytes.len());
     Ok(bytes.as_chunks().0.to_vec())
 }

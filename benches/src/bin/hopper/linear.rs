@@ -1,4 +1,4 @@
-//! Linear layers between two events, from tokens in device memory to the output there.
+//! Times linear layers between two events, from tokens in device memory to the output there.
 
 use std::cell::Cell;
 
@@ -15,10 +15,10 @@ use nvfp4::problem::{TokenDtype, TokenFormat};
 use super::layer::random_matrix;
 use super::{SEED, device_times, host_times};
 
-/// Elements that are compared with the reference.
+/// Number of elements compared with the reference.
 const COMPARED: usize = 4096;
 
-/// A layer with tokens in a format, and copies of all that a call reads and writes.
+/// A layer with one token format, and copies of all memory that a call uses.
 pub struct LinearBench {
     sets: Vec<Set>,
     next: Cell<usize>,
@@ -32,13 +32,13 @@ struct Set {
     arguments: LinearArguments,
     output: DeviceBuffer<u16>,
     _tokens: DeviceBuffer<u16>,
-    /// 256 bytes more than are needed, so that it begins where it must.
+    /// 256 bytes larger than needed, for the alignment.
     workspace: DeviceBuffer<u8>,
 }
 
 impl LinearBench {
-    /// A layer `[n, k]` of random weights and as many bf16 tokens, checked, in so many copies that their weights hold these bytes, two at
-    /// least.
+    /// Makes a layer `[n, k]` with random weights and `tokens` bf16 tokens, and checks it. There are at least two
+    /// copies, and their weights have at least `rotate_bytes` bytes together.
     pub fn new(
         gpu: &Cuda,
         [tokens, n, k]: [usize; 3],
@@ -53,7 +53,7 @@ impl LinearBench {
         layer.execute(&step, &mut expected)?;
         let found = compare_sample(&weights, &step, &expected, COMPARED, SEED);
         if let Some(first) = found.first {
-            bail!("{} of {} elements are wrong, the first {first}", found.mismatches, found.checked);
+            bail!("{} of {} elements are wrong, first {first}", found.mismatches, found.checked);
         }
         let (stream, idle) = (Stream::new(StreamFlags::NON_BLOCKING, None)?, DeviceBuffer::zeroed(64 << 20)?);
         let mut this = Self { sets: Vec::new(), next: Cell::new(0), stream, idle };
@@ -63,24 +63,24 @@ impl LinearBench {
             this.stream.synchronize()?;
             let mut bits = vec![0; expected.out.len()];
             set.output.copy_to(&mut bits)?;
-            ensure!(bits == expected.out, "a copy's output has other bits");
+            ensure!(bits == expected.out, "a copy's output has different bits");
             this.sets.push(set);
         }
         Ok(this)
     }
 
-    /// Queues a call with the set that was used longest ago; returns how many launches there were.
+    /// Queues a call with the least recently used set. Returns the number of launches.
     fn queue(&self) -> anyhow::Result<usize> {
         self.next.set((self.next.get() + 1) % self.sets.len());
         self.sets[self.next.get()].launch(&self.stream)
     }
 
-    /// The device's time of so many runs, in µs.
+    /// Returns the device time of each of `runs` runs, in µs.
     pub fn round(&self, runs: usize) -> anyhow::Result<Vec<f64>> {
         device_times(&self.stream, Some(&self.idle), runs, || self.queue().map(|_| ()))
     }
 
-    /// The host's time for queueing each of so many runs, in µs, and the launches of one.
+    /// Returns the host time to queue each of `runs` runs, in µs, and the launches per run.
     pub fn host_times(&self, runs: usize) -> anyhow::Result<(Vec<f64>, usize)> {
         host_times(&self.stream, runs, || self.queue())
     }
@@ -91,7 +91,7 @@ impl Set {
         let k = layer.sizes().k;
         let numbers: Vec<u16> = (0..step.tokens()).flat_map(|token| step.token(token).to_vec()).collect();
         let tokens = DeviceBuffer::from_slice(&numbers)?;
-        // The output is NaN until a kernel writes it.
+        // NaN, so that an unwritten element is found.
         let output = DeviceBuffer::from_slice(&vec![0xFFFF; step.tokens() * layer.sizes().n])?;
         let workspace = DeviceBuffer::zeroed(layer.workspace_bytes(step.tokens()) + 256)?;
         let arguments = LinearArguments {
@@ -105,8 +105,8 @@ impl Set {
 
     fn launch(&self, stream: &Stream) -> anyhow::Result<usize> {
         let workspace = self.workspace.as_device_ptr().as_raw().next_multiple_of(256);
-        // SAFETY: the stream is of the primary context, which is the GPU's; operands and workspace are as large as the layer asks, and
-        // live until the stream was waited for.
+        // SAFETY: the stream belongs to the GPU's primary context. The operands and the workspace have the sizes that
+        // the layer needs, and live until the stream has completed the call.
         unsafe { self.layer.launch(&self.arguments, workspace, stream.as_inner()) }.context("a linear layer")
     }
 }

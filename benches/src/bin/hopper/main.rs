@@ -1,9 +1,9 @@
-//! This library's side of `benches/hopper/run.py`: times its kernels on GPU 0, when told to.
+//! This library's part of `benches/hopper/run.py`: times the library's kernels on GPU 0, on command.
 //!
-//! Commands come on standard input, a JSON object on a line; each is answered by one on standard output. Kernels are
-//! named as [`Variant`]s. A time is the device's, between an event before a run and one behind it. Tokens, weights and
-//! descriptors are in device memory. There are several copies of them, and every run takes the next, so that it finds
-//! none of them in the L2 cache. The runs of a round are queued without waiting, as in a model.
+//! Commands come on standard input, one JSON object per line. Each answer is one JSON object on standard output.
+//! Kernels are named as [`Variant`]s. A time is the device's time between an event before a run and an event behind it.
+//! Tokens, weights and descriptors are in device memory. There are several copies of them, and every run takes the next
+//! copy, so that the L2 cache has none of them. The runs of a round are queued without waiting, as in a model.
 
 mod layer;
 mod linear;
@@ -36,28 +36,29 @@ const SEED: u64 = 0;
 #[derive(Deserialize)]
 #[serde(tag = "command", rename_all = "snake_case")]
 enum Command {
-    /// Says what a shape is: its sizes, bytes and operations.
+    /// Returns a shape's sizes, bytes and operations.
     Describe { shape: String },
-    /// Brings a shape to the device, for each of the kernels, and checks what they compute. `rotate_bytes`: how much all
-    /// copies of weights together hold at least.
+    /// Uploads a shape for each kernel and checks the outputs. `rotate_bytes`: minimum size of all copies of the
+    /// weights together.
     Prepare { shape: String, kernels: Vec<String>, rotate_bytes: usize },
-    /// Makes the weights of an MoE layer, and brings so many copies to the device, for each format of tokens. Says its `bytes`.
+    /// Makes the weights of an MoE layer and uploads `copies` copies per token format. The answer has their `bytes`.
     LayerWeights {
         #[serde(flatten)]
         model: Model,
         copies: usize,
         token_formats: Vec<TokenFormat>,
     },
-    /// Brings tokens and their routing to the device, as files of `[T, k]` numbers, so many copies of them; checks some rows of
-    /// what the layer computes.
+    /// Uploads `copies` copies of tokens and their routing, which are files of `[T, k]` numbers. Checks some rows of
+    /// the layer's output.
     LayerTokens { tokens: usize, ids: PathBuf, weights: PathBuf, copies: usize, check: Vec<usize> },
-    /// Frees the layer.
+    /// Frees the layers.
     LayerDrop,
-    /// Makes a linear layer `[n, k]` with so many tokens, for each format of tokens.
+    /// Makes a linear layer `[n, k]` with `m` tokens for each token format.
     Linear { m: usize, n: usize, k: usize, token_formats: Vec<TokenFormat>, rotate_bytes: usize },
-    /// Runs a kernel, the layer (see [`LAYERS`]), or the linear layer (see [`LINEAR`]), so many times, one run behind the other: `us`, the device's time of each.
+    /// Runs a kernel, a layer (see [`LAYERS`]) or a linear layer (see [`LINEAR`]) `runs` times in a row. `us`: device
+    /// time of each run.
     Round { kernel: String, runs: usize },
-    /// Runs it so many times, waiting after each: `us`, the host's time for queueing one, and `launches`.
+    /// Runs it `runs` times and waits after each. `us`: host time to queue a run; `launches`: launches per run.
     Host { kernel: String, runs: usize },
 }
 
@@ -74,7 +75,7 @@ fn main() -> anyhow::Result<()> {
                 prepare(&gpu, &shape, &kernels, rotate_bytes, &mut contenders)?
             }
             Command::LayerWeights { model, copies, token_formats } => {
-                // The old ones go before the new ones need their memory.
+                // Frees the old layers before the new layers need their memory.
                 layers.clear();
                 for format in token_formats {
                     layers.push((format, LayerBench::new(&gpu, &model, format, copies)?));
@@ -126,7 +127,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The layers, as `round` and `host` name them: as what their tokens are multiplied, and whether it is a graph or launches.
+/// Names of the layers in `round` and `host`, their token formats, and whether they run as a graph.
 const LAYERS: [(&str, TokenFormat, bool); 4] = [
     ("layer", TokenFormat::Bits16, false),
     ("layer-graph", TokenFormat::Bits16, true),
@@ -138,18 +139,18 @@ fn is_layer(kernel: &str) -> bool {
     LAYERS.iter().any(|(name, ..)| *name == kernel)
 }
 
-/// A layer, and whether its graph is meant.
+/// Returns a layer, and whether `kernel` names its graph.
 fn prepared<'l>(
     layers: &'l mut [(TokenFormat, LayerBench)],
     kernel: &str,
 ) -> anyhow::Result<(&'l mut LayerBench, bool)> {
-    let &(_, format, graph) = LAYERS.iter().find(|(name, ..)| *name == kernel).context("a layer")?;
+    let &(_, format, graph) = LAYERS.iter().find(|(name, ..)| *name == kernel).context("not a layer")?;
     let layer = layers.iter_mut().find(|(of, _)| *of == format);
-    let (_, layer) = layer.with_context(|| format!("no `layer_weights` yet for `{kernel}`"))?;
+    let (_, layer) = layer.with_context(|| format!("`{kernel}` has no weights; send `layer_weights` first"))?;
     Ok((layer, graph))
 }
 
-/// The linear layers, as `round` and `host` name them.
+/// Names of the linear layers in `round` and `host`, and their token formats.
 const LINEAR: [(&str, TokenFormat); 2] = [("linear", TokenFormat::Bits16), ("linear-fp8", TokenFormat::Fp8)];
 
 fn is_linear(kernel: &str) -> bool {
@@ -160,27 +161,28 @@ fn prepared_linear<'l>(
     layers: &'l mut [(TokenFormat, LinearBench)],
     kernel: &str,
 ) -> anyhow::Result<&'l mut LinearBench> {
-    let &(_, format) = LINEAR.iter().find(|(name, _)| *name == kernel).context("a linear layer")?;
+    let &(_, format) = LINEAR.iter().find(|(name, _)| *name == kernel).context("not a linear layer")?;
     let layer = layers.iter_mut().find(|(of, _)| *of == format);
-    let (_, layer) = layer.with_context(|| format!("no `linear` yet for `{kernel}`"))?;
+    let (_, layer) = layer.with_context(|| format!("`{kernel}` does not exist; send `linear` first"))?;
     Ok(layer)
 }
 
-/// Queues about a millisecond of other work, writes to memory that no call under way uses, so that the host is ahead of the device: a
-/// short run's time has none of the host's in it then.
+/// Queues about a millisecond of other work: writes to memory that no call in flight uses. The host then is ahead of
+/// the device, and a short run's time contains no host time.
 fn keep_busy(stream: &Stream, memory: &DeviceBuffer<u8>) -> anyhow::Result<()> {
     const BYTES: usize = 4 << 30;
     let (address, bytes) = (memory.as_device_ptr().as_raw(), memory.len());
     for _ in 0..BYTES.div_ceil(bytes).min(64) {
-        // SAFETY: so many bytes lie there; the stream is of the current context.
+        // SAFETY: `bytes` bytes are at `address`, no call in flight uses them, and the stream belongs to the current
+        // context.
         let code = unsafe { sys::cuMemsetD8Async(address, 0, bytes, stream.as_inner()) };
         ensure!(code == sys::CUresult::CUDA_SUCCESS, "cuMemsetD8Async: {code:?}");
     }
     Ok(())
 }
 
-/// The device's time of so many runs, in µs: between an event before each and one behind it, all queued without waiting. Behind other work, if
-/// there is memory for it ([`keep_busy`]).
+/// Returns the device time of each of `runs` runs, in µs: the time between an event before the run and an event behind
+/// it. All runs are queued without waiting, behind other work if there is memory for that ([`keep_busy`]).
 fn device_times(
     stream: &Stream,
     busy: Option<&DeviceBuffer<u8>>,
@@ -201,7 +203,7 @@ fn device_times(
     events.iter().map(|[start, end]| Ok(f64::from(end.elapsed_time_f32(start)?) * 1e3)).collect()
 }
 
-/// The host's time for queueing each of so many runs, in µs, and the launches of one.
+/// Returns the host time to queue each of `runs` runs, in µs, and the launches per run.
 fn host_times(
     stream: &Stream,
     runs: usize,
@@ -219,7 +221,7 @@ fn host_times(
 
 fn find<'c>(contenders: &'c mut [Contender], kernel: &str) -> anyhow::Result<&'c mut Contender> {
     let found = contenders.iter_mut().find(|contender| contender.kernel == kernel);
-    found.with_context(|| format!("kernel `{kernel}` was not prepared"))
+    found.with_context(|| format!("kernel `{kernel}` is not prepared; send `prepare` first"))
 }
 
 fn describe(shape: &str) -> anyhow::Result<Value> {
@@ -244,7 +246,7 @@ fn prepare(
     let shape = shape::find(shape)?;
     let weights = generate::weights(shape.input, shape.op, &shape.groups, SEED)?;
     let step = Step::new(&weights, generate::activations(shape.input, &shape.groups, SEED)?, TokenDtype::F16)?;
-    // At least two, so that no run follows one on the same memory.
+    // At least two, so that consecutive runs use different memory.
     let sets = rotate_bytes.div_ceil(Roofline::new(step.problem()).weight_bytes).max(2);
     for kernel in kernels {
         let variant: Variant = kernel.parse()?;
@@ -255,20 +257,20 @@ fn prepare(
     Ok(json!({ "sets": sets }))
 }
 
-/// A kernel with copies of a shape's inputs.
+/// A kernel and its copies of a shape's inputs.
 struct Contender {
     kernel: String,
     sets: Vec<Set>,
-    /// Which copy is next.
+    /// Index of the last used copy.
     next: usize,
     stream: Stream,
 }
 
-/// Weights, tokens and room for the output.
+/// Weights, tokens and output of one copy.
 struct Set {
     layer: CudaLayer,
     groups: Vec<DeviceGroup>,
-    /// What `groups` points into: of each group values, scales and output.
+    /// Memory that `groups` points to: values, scales and output of each group.
     memory: Vec<[DeviceBuffer<u8>; 3]>,
 }
 
@@ -277,7 +279,7 @@ impl Set {
         let layer = gpu.prepare_layer(weights)?;
         let (mut groups, mut memory) = (Vec::new(), Vec::new());
         for (tokens, group) in step.activations().iter().zip(step.problem().groups()) {
-            // The output is NaN until a kernel writes it.
+            // NaN, so that an unwritten element is found.
             let poison = vec![0xFF; size_of::<u16>() * group.m * group.n];
             let values = DeviceBuffer::from_slice(tokens.values())?;
             let scales = DeviceBuffer::from_slice(tokens.blocked_scales().bytes())?;
@@ -295,8 +297,8 @@ impl Set {
     }
 
     fn launch(&mut self, stream: &Stream) -> anyhow::Result<()> {
-        // SAFETY: the stream is of the primary context, which is the GPU's; `memory` holds operands of these sizes, copied from
-        // checked matrices, for as long as the layer lives, which waits for its launches when it is dropped.
+        // SAFETY: the stream belongs to the GPU's primary context. `memory` holds operands of these sizes, copied from
+        // checked matrices. It lives as long as the layer, and the layer waits for its launches when it is dropped.
         Ok(unsafe { self.layer.launch(&self.groups, TokenDtype::F16, stream.as_inner()) }?)
     }
 }
@@ -311,8 +313,8 @@ impl Contender {
         })
     }
 
-    /// Compares what every set computes with the exact reference. This also plans every set's step, so later runs are
-    /// launches alone.
+    /// Compares the output of every set with the exact reference. This also plans every set's step, so later runs only
+    /// launch.
     fn check(&mut self, variant: Variant, weights: &Weights<'_>, step: &Step<'_>) -> anyhow::Result<()> {
         for set in &mut self.sets {
             set.launch(&self.stream)?;
@@ -330,7 +332,7 @@ impl Contender {
         Ok(())
     }
 
-    /// The set that was used longest ago.
+    /// Returns the index of the least recently used set.
     fn next_set(&mut self) -> usize {
         self.next = (self.next + 1) % self.sets.len();
         self.next

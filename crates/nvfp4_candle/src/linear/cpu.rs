@@ -1,4 +1,4 @@
-//! On the CPU: the library's CPU backend, on candle's memory.
+//! The linear layer on the library's CPU backend, in candle's memory.
 
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape};
 use nvfp4::backend::cpu::{Cpu, CpuLinearLayer};

@@ -1,4 +1,4 @@
-//! On a GPU: launches on the stream of candle's device, in candle's memory.
+//! The linear layer on a GPU: launches on the stream of candle's device, in candle's memory.
 
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut};
@@ -22,7 +22,7 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// Packs a projection that lies on the device, for sizes that were checked, and waits for it.
+    /// Packs a projection on the device, for checked sizes, and waits for the packing.
     pub fn new(
         device: &CudaDevice,
         sizes: LinearSizes,
@@ -30,7 +30,7 @@ impl Linear {
         bias: Option<&Bias<'_>>,
     ) -> Result<Self> {
         let (launcher, stream) = (linear_launcher(device)?, device.cuda_stream());
-        // SAFETY: the packing writes every byte that is read.
+        // SAFETY: the packing writes every byte before a kernel reads it.
         let mut weights = unsafe { device.alloc::<u8>(LinearLauncher::weight_bytes(&sizes))? };
         let tensor = LinearTensor {
             values: address::<u8>(&projection.values, &stream)?,
@@ -40,21 +40,22 @@ impl Linear {
             input_scale: None,
         };
         let (to, writing) = weights.device_ptr_mut(&stream);
-        // SAFETY: the stream is of the primary context. The tensors lie on its device and were written before this on the stream; candle
-        // frees them, as the weights, behind this on the stream.
+        // SAFETY: the stream belongs to the primary context. The tensors are on its device, and the stream has the work
+        // that wrote them. candle frees the tensors and the weights behind this launch on the stream.
         unsafe { launcher.pack(&sizes, &tensor, to, handle(&stream)) }.map_err(|e| projection.at(e))?;
         drop(writing);
         LinearLauncher::check_packed(&sizes, &packed_head(&weights, device)?).map_err(|e| projection.at(e))?;
         Ok(Self { sizes, launcher, weights })
     }
 
-    /// Queues a call; `T` is the type of the layer's tokens, which are on the layer's device, without gaps.
+    /// Queues a call. `T` is the layer's token type. The tokens are contiguous and on the layer's device.
     fn launch<T: Token>(&self, x: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
         let (sizes, device) = (self.sizes, x.device());
         let stream = device.cuda_stream();
         let shape = super::output_shape(layout.shape(), &sizes);
         let x = x.as_cuda_slice::<T>()?.slice(layout.start_offset()..);
-        // SAFETY: the kernel writes every element. The driver allocates no empty memory.
+        // SAFETY: the kernel writes every element. The length is at least 1, because the driver refuses empty
+        // allocations.
         let mut output = unsafe { device.alloc::<T>(shape.elem_count().max(1))? };
         {
             let (tokens, _reading) = x.device_ptr(&stream);
@@ -66,8 +67,9 @@ impl Linear {
                 token_pitch: size_of::<T>() * sizes.k,
                 output,
             };
-            // SAFETY: the stream is of the primary context. The tokens and the output are as large as the arguments say, and the packing of
-            // the weights was waited for. With tokens of 16 bits there is no workspace. candle frees memory behind this on the stream.
+            // SAFETY: the stream belongs to the primary context. The tokens and the output have the sizes in
+            // `arguments`, and the packing of the weights is complete. 16-bit tokens need no workspace. candle frees
+            // the memory behind this launch on the stream.
             unsafe { self.launcher.launch(&PackedLinear { sizes, weights }, &arguments, 0, handle(&stream)) }
                 .map_err(error)?;
         }
@@ -81,7 +83,7 @@ impl CustomOp1 for Linear {
     }
 
     fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        bail!("tokens are on the CPU, the layer is on a GPU")
+        bail!("tokens are on the CPU, but the layer is on a GPU; move them with `to_device`")
     }
 
     fn cuda_fwd(&self, x: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {

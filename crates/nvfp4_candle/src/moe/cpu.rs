@@ -1,4 +1,4 @@
-//! On the CPU: the library's CPU backend, on candle's memory.
+//! The MoE layer on the library's CPU backend, in candle's memory.
 
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape};
 use nvfp4::backend::cpu::{Cpu, CpuMoeLayer};
@@ -41,7 +41,7 @@ impl CustomOp3 for Moe {
         weights_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
         let sizes = self.0.sizes();
-        // A number beyond i32 is no expert of the layer's either way.
+        // An id beyond i32 has no expert in the layer, and neither has `i32::MAX`.
         let ids = elements::<u32>(ids, ids_layout)?;
         let ids = ids.iter().map(|&id| i32::try_from(id).unwrap_or(i32::MAX)).collect::<Vec<_>>();
         let inputs = MoeInputs {

@@ -1,4 +1,4 @@
-//! On a GPU: launches on the stream of candle's device, in candle's memory.
+//! The MoE layer on a GPU: launches on the stream of candle's device, in candle's memory.
 
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
@@ -57,7 +57,7 @@ impl Stacked {
 }
 
 impl Moe {
-    /// Packs experts that lie on the device, for sizes that were checked, and waits for it.
+    /// Packs experts on the device, for checked sizes, and waits for the packing.
     pub fn new(device: &CudaDevice, sizes: MoeSizes, experts: &[Expert]) -> Result<Self> {
         let (launcher, stream) = (moe_launcher(device)?, device.cuda_stream());
         let gates = experts.iter().filter_map(|expert| expert.gate.as_ref());
@@ -70,18 +70,19 @@ impl Moe {
             down: down.tensor(&stream)?,
             input_scales: &[],
         };
-        // SAFETY: the packing writes every byte that is read.
+        // SAFETY: the packing writes every byte before a kernel reads it.
         let mut weights = unsafe { device.alloc::<u8>(weight_bytes(&sizes))? };
         let (to, writing) = weights.device_ptr_mut(&stream);
-        // SAFETY: the stream is of the primary context. The tensors lie on its device and were written before this on the stream; candle
-        // frees them, as the weights, behind this on the stream.
+        // SAFETY: the stream belongs to the primary context. The tensors are on its device, and the stream has the work
+        // that wrote them. candle frees the tensors and the weights behind this launch on the stream.
         unsafe { launcher.pack(&sizes, &tensors, None, to, handle(&stream)) }.map_err(error)?;
         drop(writing);
         MoeLauncher::check_packed(&sizes, &packed_head(&weights, device)?).map_err(error)?;
         Ok(Self { sizes, launcher, weights })
     }
 
-    /// Queues a call; `T` is the type of the layer's tokens. The tensors are on the layer's device, without gaps, and of shapes that fit.
+    /// Queues a call. `T` is the layer's token type. The tensors are contiguous, on the layer's device, and have
+    /// matching shapes.
     fn launch<T: Token>(
         &self,
         (hidden, hidden_layout): (&CudaStorage, &Layout),
@@ -95,8 +96,8 @@ impl Moe {
         let hidden = hidden.as_cuda_slice::<T>()?.slice(hidden_layout.start_offset()..);
         let ids = ids.as_cuda_slice::<u32>()?.slice(ids_layout.start_offset()..);
         let weights = weights.as_cuda_slice::<f32>()?.slice(weights_layout.start_offset()..);
-        // SAFETY: the kernels write every element of the output, and of the workspace all that they read. The driver allocates no empty
-        // memory.
+        // SAFETY: the kernels write every element of the output, and every byte of the workspace before they read it.
+        // The lengths are at least 1, because the driver refuses empty allocations.
         let (mut output, mut workspace) = unsafe {
             let bytes = workspace_bytes(&sizes, token_count);
             (device.alloc::<T>(shape.elem_count().max(1))?, device.alloc::<u8>(bytes.max(1))?)
@@ -113,7 +114,7 @@ impl Moe {
                 token_count,
                 tokens,
                 token_pitch: pitch,
-                // U32 here and i32 there: a number beyond i32 is no expert of the layer's either way.
+                // The kernel reads i32. An id beyond i32 becomes negative, and has no expert either way.
                 topk_ids,
                 topk_weights,
                 output,
@@ -121,8 +122,9 @@ impl Moe {
                 ..Default::default()
             };
             let layer = PackedMoe { sizes, weights: packed, expert_map: 0 };
-            // SAFETY: the stream is of the primary context, and the packing of the weights was waited for. The tensors, the output and the
-            // workspace are as large as the arguments say. candle frees memory behind this on the stream.
+            // SAFETY: the stream belongs to the primary context, and the packing of the weights is complete. The
+            // tensors, the output and the workspace have the sizes in `arguments`. candle frees the memory behind this
+            // launch on the stream.
             unsafe { self.launcher.launch(&layer, &arguments, workspace, handle(&stream)) }.map_err(error)?;
         }
         Ok((CudaStorage::wrap_cuda_slice(output, device.clone()), shape))
@@ -143,7 +145,7 @@ impl CustomOp3 for Moe {
         _: &CpuStorage,
         _: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        bail!("tokens are on the CPU, the layer is on a GPU")
+        bail!("tokens are on the CPU, but the layer is on a GPU; move them with `to_device`")
     }
 
     fn cuda_fwd(
