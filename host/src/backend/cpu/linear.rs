@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::LinearCompute;
 use super::epilogue::Epilogue;
 use super::kernel::Kernel;
+use super::layer::LinearCompute;
 use super::layout::{Panels, Tokens16, columns_of_chunk};
 use super::products::{Pool, Product, Products, TokenBuffer};
 use crate::error::Error;

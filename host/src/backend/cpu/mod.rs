@@ -2,8 +2,8 @@
 //!
 //! `layout` says how operands lie in memory, and `kernel` computes with them. It runs on an instruction set that is
 //! chosen at run time; each has a file. `epilogue` turns sums into outputs. `products` spreads the tiles of products over
-//! the threads of rayon. This file computes steps of NVFP4 tokens that way, `moe` and `linear` whole layers; `quantized`
-//! computes layers whose tokens are multiplied as FP8 or NVFP4.
+//! the threads of rayon. This file computes steps of NVFP4 tokens that way. `layer` has the prepared MoE and linear
+//! layers; `moe` and `linear` compute those with 16-bit tokens, `quantized` those with FP8 or NVFP4 tokens.
 
 mod activation;
 #[cfg(target_arch = "x86_64")]
@@ -16,6 +16,7 @@ mod avx512;
 mod avx512_bf16;
 mod epilogue;
 mod kernel;
+mod layer;
 mod layout;
 mod linear;
 mod moe;
@@ -33,12 +34,14 @@ use std::time::{Duration, Instant};
 
 use self::epilogue::Epilogue;
 use self::kernel::{Kernel, Simd};
+pub use self::layer::{CpuLinearLayer, CpuMoeLayer};
+use self::layer::{LinearCompute, MoeCompute};
 use self::layout::{Bf16, Bf16ByParity, Bits16, Nvfp4, Panels, unpack_nvfp4};
 use self::products::{Product, Products, TokenBuffer};
 use super::{Backend, Layer, LinearLayer, MoeLayer};
 use crate::error::Error;
-use crate::linear::{LinearInputs, LinearOutput, LinearSizes, LinearStep, LinearWeights};
-use crate::moe::{MoeInputs, MoeOutput, MoeSizes, MoeStep, MoeWeights};
+use crate::linear::LinearWeights;
+use crate::moe::MoeWeights;
 use crate::output::Output;
 use crate::plan::roofline::Peaks;
 use crate::problem::{Expert, Op, Step, TokenDtype, TokenFormat, Weights};
@@ -297,110 +300,6 @@ fn brand() -> String {
         }
     }
     std::env::consts::ARCH.to_owned()
-}
-
-/// Computes steps of an MoE layer.
-trait MoeCompute: Send + Sync {
-    /// Computes a step that fits the layer, into an output that fits the step.
-    fn compute(&self, step: &MoeStep<'_>, output: &mut MoeOutput) -> Duration;
-}
-
-/// Computes steps of a linear layer.
-trait LinearCompute: Send + Sync {
-    /// Computes a step that fits the layer, into an output that fits the step.
-    fn compute(&self, step: &LinearStep<'_>, output: &mut LinearOutput) -> Duration;
-}
-
-/// The prepared weights of an MoE layer. Several threads may run steps at once.
-///
-/// `'w` is the lifetime of bytes that the weights' matrices borrow.
-pub struct CpuMoeLayer<'w> {
-    kernel: &'static str,
-    sizes: MoeSizes,
-    expert_map: Option<Box<[i32]>>,
-    compute: Box<dyn MoeCompute + 'w>,
-}
-
-impl CpuMoeLayer<'_> {
-    /// The layer's sizes.
-    pub fn sizes(&self) -> MoeSizes {
-        self.sizes
-    }
-
-    /// A step of this layer.
-    ///
-    /// # Errors
-    /// As [`MoeStep::new`].
-    pub fn step<'a>(&self, inputs: MoeInputs<'a>) -> Result<MoeStep<'a>, Error> {
-        MoeStep::of_sizes(self.sizes, self.expert_map.as_deref(), inputs)
-    }
-
-    /// Computes a step into `output`, as [`MoeLayer::execute`]. The step may be made with another top-k and another expert
-    /// map, since the weights do not depend on either.
-    ///
-    /// # Errors
-    /// As [`MoeLayer::execute`].
-    pub fn execute(&self, step: &MoeStep<'_>, output: &mut MoeOutput) -> Result<Duration, Error> {
-        let MoeSizes { top_k, named_experts, .. } = step.sizes();
-        step.check_fits(MoeSizes { top_k, named_experts, ..self.sizes })?;
-        output.check_fits(step)?;
-        Ok(self.compute.compute(step, output))
-    }
-}
-
-impl MoeLayer for CpuMoeLayer<'_> {
-    fn kernel(&self) -> &str {
-        self.kernel
-    }
-
-    fn execute(&mut self, step: &MoeStep<'_>, output: &mut MoeOutput) -> Result<Duration, Error> {
-        step.check_fits(self.sizes)?;
-        Self::execute(self, step, output)
-    }
-}
-
-/// The prepared weights of a linear layer. Several threads may run steps at once.
-///
-/// `'w` is the lifetime of bytes that the weights' matrix borrows.
-pub struct CpuLinearLayer<'w> {
-    kernel: &'static str,
-    sizes: LinearSizes,
-    compute: Box<dyn LinearCompute + 'w>,
-}
-
-impl CpuLinearLayer<'_> {
-    /// The layer's sizes.
-    pub fn sizes(&self) -> LinearSizes {
-        self.sizes
-    }
-
-    /// A step of this layer.
-    ///
-    /// # Errors
-    /// As [`LinearStep::new`].
-    pub fn step<'a>(&self, inputs: LinearInputs<'a>) -> Result<LinearStep<'a>, Error> {
-        LinearStep::of_sizes(self.sizes, inputs)
-    }
-
-    /// Computes a step into `output`, as [`LinearLayer::execute`].
-    ///
-    /// # Errors
-    /// As [`LinearLayer::execute`].
-    pub fn execute(&self, step: &LinearStep<'_>, output: &mut LinearOutput) -> Result<Duration, Error> {
-        step.check_fits(self.sizes)?;
-        output.check_fits(step)?;
-        Ok(self.compute.compute(step, output))
-    }
-}
-
-impl LinearLayer for CpuLinearLayer<'_> {
-    fn kernel(&self) -> &str {
-        self.kernel
-    }
-
-    fn execute(&mut self, step: &LinearStep<'_>, output: &mut LinearOutput) -> Result<Duration, Error> {
-        Self::execute(self, step, output)
-    }
 }
 
 /// The prepared weights of a grouped problem in panels, and the buffers of a step, kept for the next one.

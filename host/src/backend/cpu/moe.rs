@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
-use super::MoeCompute;
 use super::epilogue::{self, Epilogue};
 use super::kernel::Kernel;
+use super::layer::MoeCompute;
 use super::layout::{Panels, Tokens16, columns_of_chunk, convert};
 use super::products::{Pool, Product, Products, TokenBuffer};
 use crate::bias::Bias;

@@ -12,8 +12,8 @@ use rayon::prelude::*;
 
 use super::activation::{activated, silu_times};
 use super::epilogue;
+use super::layer::{LinearCompute, MoeCompute};
 use super::moe::{combine, groups, split_stages};
-use super::{LinearCompute, MoeCompute};
 use crate::format::{BLOCK, Matrix};
 use crate::fp4;
 use crate::fp8::{self, QuantizedRows, folded_row};
