@@ -59,7 +59,7 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Quantized:
-    """`values[..., K/2]`, two e2m1 codes per byte; `scales[..., K/16]`, e4m3; `factor`, a power of two for all numbers."""
+    """`values[..., K/2]`, two e2m1 per byte; `scales[..., K/16]`, e4m3; `factor`, a power of two for all numbers."""
 
     values: torch.Tensor
     scales: torch.Tensor

@@ -93,7 +93,7 @@ class Step:
 
 
 def layer_error(run: Callable[[], torch.Tensor], rows: list[int], reference: torch.Tensor) -> float:
-    """‖out − reference‖ / ‖reference‖ over the compared rows, with an output filled with NaN before; NaN if a row has one.
+    """‖out − reference‖ / ‖reference‖ over the compared rows, with an output that was NaN before; NaN if a row has one.
 
     If the reference is zero (no local expert), the error is infinite unless the output is zero too.
     """

@@ -19,7 +19,7 @@ def contend(inputs: Inputs, copies: int) -> list[Run]:
     try:
         import humming.layer  # noqa: F401 (checks that the package exists)
     except ImportError as error:
-        raise Unavailable(f"missing package: --packages must name a folder with humming-kernels ({error})") from error
+        raise Unavailable(f"missing package: --packages must name humming-kernels' folder ({error})") from error
     candidates = [[layer(inputs, dtype) for _ in range(copies)] for dtype in (torch.bfloat16, torch.float16)]
     return candidates[fastest(candidates)]
 

@@ -91,7 +91,7 @@ class Layer:
         try:
             import humming.layer  # noqa: F401 (checks that the package exists)
         except ImportError as error:
-            raise Unavailable(f"missing package: --packages must name a folder with humming-kernels ({error})") from error
+            raise Unavailable(f"missing package: --packages must name humming-kernels' folder ({error})") from error
         gate_up, down = Matrices(weights.gate_up), Matrices(weights.down)
         self.sets = [(gate_up, down), *((gate_up.clone(), down.clone()) for _ in range(copies - 1))]
 
