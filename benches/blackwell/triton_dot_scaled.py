@@ -42,7 +42,7 @@ def kernel(
     TOKENS: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, GATED: tl.constexpr,
     SPECIALIZED: tl.constexpr,
 ):  # fmt: skip
-    """Computes a tile of `out`: TOKENS tokens (padded) of a group in `groups`, times ROWS of the group's `rows` weights."""
+    """Computes a tile of `out`: TOKENS padded tokens of a group in `groups`, times ROWS of its `rows` of weights."""
     token = tl.program_id(0) * TOKENS
     row = tl.load(groups + tl.program_id(0)) * rows + tl.program_id(1) * ROWS
     sums = tl.zeros((TOKENS, ROWS), tl.float32)
