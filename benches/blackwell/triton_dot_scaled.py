@@ -1,14 +1,13 @@
-"""A Triton kernel of NVFP4 grouped GEMMs for a B200, by `tl.dot_scaled`: the rival in docs/time-model.md.
+"""A Triton kernel of NVFP4 grouped GEMMs for a B200, with `tl.dot_scaled`: the rival in docs/time-model.md.
 
-    python3 triton_dot_scaled.py FOLDER SHAPE                  # a folder for each tiling: kernel.ptx and launch.json
-    python3 triton_dot_scaled.py FOLDER --check PTX_EMULATOR   # small problems on the emulator, beside numpy
+    python3 triton_dot_scaled.py FOLDER SHAPE                  # a folder per tiling: kernel.ptx and launch.json
+    python3 triton_dot_scaled.py FOLDER --check PTX_EMULATOR   # compares small problems on the emulator with numpy
 
-It needs Triton (3.9.0) and numpy, and no GPU: Triton compiles for one that is not there, and `ptx-emulator launch` runs
-what it has made.
+It needs Triton (3.9.0) and numpy, but no GPU: Triton compiles without a GPU, and `ptx-emulator launch` runs the result.
 
-Values and scales come by tensor maps, scales in the layout that the tensor core takes, so that Triton moves them to
-tensor memory by `tcgen05.cp`. Gate and up are one matrix whose rows alternate in halves of a tile; each group's tokens
-begin at a multiple of a tile.
+Tensor maps load values and scales. Scales are in the tensor core's layout, so that Triton moves them to tensor memory
+by `tcgen05.cp`. Gate and up are one matrix whose rows alternate in halves of a tile. Each group's tokens start at a
+multiple of a tile.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
 
 SHAPES = Path(__file__).parents[2] / "host/src/shapes.json"
-# Rows that have scales together.
+# Rows per scale tile.
 SCALE_ROWS = 128
-# Elements that share a scale, and those whose scales lie together.
+# Elements that share a scale, and elements per scale tile along K.
 BLOCK = 16
 SCALE_COLUMNS = 4 * BLOCK
 
@@ -43,7 +42,7 @@ def kernel(
     TOKENS: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, GATED: tl.constexpr,
     SPECIALIZED: tl.constexpr,
 ):  # fmt: skip
-    """A tile of `out`: TOKENS tokens, padded, of the group that `groups` names, times ROWS of its `rows` of weights."""
+    """Computes a tile of `out`: TOKENS padded tokens of a group in `groups`, times ROWS of its `rows` of weights."""
     token = tl.program_id(0) * TOKENS
     row = tl.load(groups + tl.program_id(0)) * rows + tl.program_id(1) * ROWS
     sums = tl.zeros((TOKENS, ROWS), tl.float32)
@@ -66,7 +65,7 @@ def kernel(
 
 @dataclasses.dataclass(frozen=True)
 class Tiling:
-    """Tokens, rows of weights and elements of K of a step, stages of the pipeline, and whether warps have roles."""
+    """Tokens, rows of weights and elements of K per step, stages of the pipeline, and whether warps have roles."""
 
     tokens: int
     rows: int
@@ -79,7 +78,7 @@ class Tiling:
         return f"{self.tokens}x{self.rows}x{self.depth}_s{self.stages}{roles}"
 
 
-# Those that fit a B200's shared memory, of 227 KB a block.
+# The tilings that fit a B200's shared memory, 227 KB per CTA.
 TILINGS = [
     Tiling(*tile, stages, specialized)
     for tile, stages in ((t, s) for t in ((128, 128, 256), (128, 256, 256)) for s in (3, 4, 5))
@@ -90,7 +89,7 @@ TILINGS = [
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A grouped GEMM: tokens of each group, columns of C, elements summed over, and whether it has gate and up."""
+    """A grouped GEMM: tokens of each group, columns of C, elements of K, and whether it has gate and up."""
 
     tokens: list[int]
     n: int
@@ -99,23 +98,23 @@ class Problem:
 
     @property
     def rows(self) -> int:
-        """Rows of a group's weights."""
+        """Number of rows of a group's weights."""
         return self.n * (2 if self.gated else 1)
 
     def groups(self, tile: int) -> list[int]:
-        """The group of each tile of so many tokens."""
+        """Returns the group of each tile of `tile` tokens."""
         return [group for group, tokens in enumerate(self.tokens) for _ in range(-(-tokens // tile))]
 
 
 def problem(name: str) -> Problem:
-    """A built-in shape of the library."""
+    """Returns a built-in shape of the library."""
     shape = next(shape for shape in json.loads(SHAPES.read_text()) if shape["name"] == name)
     ((n, k),) = {(n, k) for _, n, k in shape["groups"]}
     return Problem([m for m, _, _ in shape["groups"]], n, k, shape["op"] == "gated")
 
 
 def compiled(tiling: Tiling, gated: bool) -> Any:
-    """The kernel for compute capability 10.0, as PTX: no assembler turns it into machine code here."""
+    """Compiles the kernel for compute capability 10.0 to PTX. The assembler is skipped."""
     CUDABackend.make_cubin = lambda self, source, *rest: source.encode()
     tokens, rows, depth = tiling.tokens, tiling.rows, tiling.depth
 
@@ -139,7 +138,7 @@ def compiled(tiling: Tiling, gated: bool) -> Any:
 
 
 def descriptor(buffer: str, kind: str, shape: list[int], made: dict[str, Any]) -> list[dict[str, Any]]:
-    """A tensor map as Triton makes it of a tensor without gaps, and the sizes and strides that come after it."""
+    """Returns Triton's tensor map of a contiguous tensor, and the sizes and strides that follow it as arguments."""
     strides = [1]
     for size in reversed(shape[1:]):
         strides.insert(0, strides[0] * size)
@@ -179,7 +178,7 @@ def write(
         *descriptor("weight_scales", "u8", [1, rows // SCALE_ROWS, k // SCALE_COLUMNS, 2, 256], maps[3]),
         *descriptor("out", "f16", [tokens, problem.n], maps[4]),
         {"pointer": "groups"}, {"f32": alpha}, {"i32": problem.rows}, {"i32": k},
-        # Scratch memory of Triton's, of which the kernel takes none.
+        # Triton's scratch memory. The kernel uses none.
         {"u64": 0}, {"u64": 0},
     ]  # fmt: skip
     launch = {
@@ -199,19 +198,19 @@ VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4,
 
 
 def decoded(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Packed e2m1, the even element low, times e4m3 without subnormals."""
+    """Decodes packed e2m1, with the even element in the low bits, times e4m3 without subnormals."""
     values = np.stack([VALUES[codes & 15], VALUES[codes >> 4]], -1).reshape(len(codes), -1)
     return values * np.repeat((1 + (scales & 7) / 8) * 2.0 ** ((scales >> 3).astype(int) - 7), BLOCK, 1)
 
 
 def blocked(scales: np.ndarray) -> np.ndarray:
-    """Scales as the tensor core takes them: tiles of 128 rows and 4 columns."""
+    """Converts scales to the tensor core's layout: tiles of 128 rows and 4 columns."""
     rows, columns = scales.shape
     return scales.reshape(rows // SCALE_ROWS, 4, 32, columns // 4, 4).transpose(0, 3, 2, 1, 4)
 
 
 def check(folder: Path, emulator: str) -> None:
-    """Every tiling, gated and plain, of small ragged groups, beside numpy. Fails at the first wrong element."""
+    """Compares every tiling, gated and plain, on small ragged groups with numpy. Fails at the first wrong element."""
     random, alpha = np.random.default_rng(1), 2.0**-9
     for tiling, gated in itertools.product(TILINGS, (False, True)):
         problem = Problem([128, 40, 200], 256, 512, gated)
@@ -231,11 +230,11 @@ def check(folder: Path, emulator: str) -> None:
             expected = gate / (1 + np.exp(-gate)) * up
         out = np.fromfile(at / "out.bin", np.float16).reshape(tokens, problem.n)
         np.testing.assert_allclose(out, expected, rtol=2e-3, atol=2e-3)
-        print(f"{at.name}: right")
+        print(f"{at.name}: correct")
 
 
 def main() -> None:
-    """The command."""
+    """Writes the tilings of a shape, or checks all tilings."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("shape", nargs="?", help="a built-in shape, such as dual-1")

@@ -1,7 +1,7 @@
 """Inputs of the peers: a problem's NVFP4 weights and tokens, made on the GPU from a seed, and the exact reference.
 
-The distributions are those of the library's generators. Global scales are powers of two, so that every decoded number
-is exact in bf16 and no peer computes with other numbers than its neighbor.
+The distributions are those of the library's generators. Global scales are powers of two, so every decoded number is
+exact in bf16, and all peers compute with the same numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BLOCK = 16
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """Sizes of an operation: every group has its own M, all the same N and K."""
+    """Sizes of an operation. Every group has its own M; N and K are common."""
 
     name: str
     op: str
@@ -28,7 +28,7 @@ class Problem:
 
     @classmethod
     def from_groups(cls, name: str, op: str, generator: str, groups: list[list[int]]) -> Problem:
-        """From `[M, N, K]` of each group.
+        """Makes a problem from `[M, N, K]` of each group.
 
         >>> Problem.from_groups("x", "gated", "gaussian", [[3, 64, 128], [5, 64, 128]])
         Problem(name='x', op='gated', generator='gaussian', tokens=(3, 5), n=64, k=128)
@@ -38,39 +38,39 @@ class Problem:
 
     @property
     def experts(self) -> int:
-        """Groups."""
+        """Number of groups."""
         return len(self.tokens)
 
     @property
     def matrices(self) -> int:
-        """Weight matrices of a group: gate and up, or one."""
+        """Number of weight matrices per group: 2 (gate and up) or 1."""
         return 2 if self.op == "gated" else 1
 
     @property
     def rows(self) -> int:
-        """Rows of a group's weights, gate over up."""
+        """Number of rows of a group's weights, gate above up."""
         return self.matrices * self.n
 
     @property
     def ends(self) -> list[int]:
-        """Where each group's tokens end."""
+        """Index behind each group's last token."""
         return [sum(self.tokens[: group + 1]) for group in range(self.experts)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Quantized:
-    """`values[..., K/2]` two e2m1 in a byte, `scales[..., K/16]` e4m3, and the power of two that multiplies all."""
+    """`values[..., K/2]`, two e2m1 per byte; `scales[..., K/16]`, e4m3; `factor`, a power of two for all numbers."""
 
     values: torch.Tensor
     scales: torch.Tensor
     factor: float
 
     def group(self, index: int) -> Quantized:
-        """The matrix of one group."""
+        """Returns the matrix of one group."""
         return Quantized(self.values[index], self.scales[index], self.factor)
 
     def decode(self, dtype: torch.dtype, factor: float | None = None) -> torch.Tensor:
-        """The numbers `[..., K]`; with another factor if one is given."""
+        """Returns the numbers `[..., K]`, with `factor` instead of the matrix's own factor if it is given."""
         table = torch.tensor([*E2M1, *(-x for x in E2M1)], dtype=dtype, device=self.values.device)
         nibbles = torch.stack((self.values & 15, self.values >> 4), dim=-1).flatten(-2)
         scales = self.scales.to(torch.float32).to(dtype) * (self.factor if factor is None else factor)
@@ -79,7 +79,7 @@ class Quantized:
 
 
 def quantize(numbers: torch.Tensor) -> Quantized:
-    """Rounds to NVFP4 with the largest magnitudes of the tensor and of each block, as ModelOpt does."""
+    """Rounds to NVFP4 with the largest magnitudes of the tensor and of each block, like ModelOpt."""
     factor = 2.0 ** torch.ceil(torch.log2(numbers.abs().amax() / (E2M1[-1] * 448))).item()
     blocks = numbers.unflatten(-1, (-1, BLOCK))
     scales = (blocks.abs().amax(-1) / (E2M1[-1] * factor)).clamp(min=2.0**-9).to(torch.float8_e4m3fn)
@@ -90,11 +90,11 @@ def quantize(numbers: torch.Tensor) -> Quantized:
 
 
 def generate(generator: str, shape: tuple[int, ...], deviation: float, random: torch.Generator) -> Quantized:
-    """A matrix (or one for each group) as the library's generator of that name makes it."""
+    """Returns a matrix, or one per group, with the distribution of the library's generator of that name."""
     device = random.device
     if generator == "gaussian":
         parts = [quantize(torch.randn(shape[1:], generator=random, device=device) * deviation) for _ in range(shape[0])]
-        # One factor for all groups: the largest, since the others' scales can be halved until they fit it.
+        # All groups share the largest factor: the scales of the other groups can be halved until they fit it.
         factor = max(part.factor for part in parts)
         scales = [(part.scales.float() * (part.factor / factor)).to(torch.float8_e4m3fn) for part in parts]
         return Quantized(torch.stack([part.values for part in parts]), torch.stack(scales), factor)
@@ -108,7 +108,7 @@ def generate(generator: str, shape: tuple[int, ...], deviation: float, random: t
 
 
 class Inputs:
-    """Weights `[experts, rows, K]` and tokens `[T, K]` of a problem, with what every peer should compute from them."""
+    """Weights `[experts, rows, K]` and tokens `[T, K]` of a problem, with the reference output."""
 
     def __init__(self, problem: Problem, seed: int = 0) -> None:
         random = torch.Generator("cuda").manual_seed(seed)
@@ -118,7 +118,7 @@ class Inputs:
         self.tokens = generate(problem.generator, (1, problem.ends[-1], problem.k), 1.0, random).group(0)
 
     def reference(self) -> torch.Tensor:
-        """`silu(A B1') * (A B2')` or `A B'` of every group in f64, `[T, N]`."""
+        """Returns `silu(A B1') * (A B2')` or `A B'` of every group in f64, `[T, N]`."""
         problem, out, start = self.problem, [], 0
         tokens = self.tokens.decode(torch.float64)
         for group, end in enumerate(problem.ends):

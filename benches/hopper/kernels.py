@@ -1,4 +1,4 @@
-"""The library's binary, `benches/src/bin/hopper.rs`, as a process of its own."""
+"""The library's binary, `benches/src/bin/hopper/`, as a separate process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Kernels:
-    """The library's binary, told what to do by lines of JSON."""
+    """The library's binary. It takes commands as lines of JSON."""
 
     def __init__(self, binary: str) -> None:
         self.process = subprocess.Popen([binary], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

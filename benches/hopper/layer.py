@@ -1,11 +1,11 @@
-"""Measures the library's MoE layer on a Hopper GPU side by side with what else computes one from NVFP4 weights there.
+"""Measures the library's MoE layer on a Hopper GPU beside other implementations with NVFP4 weights.
 
     python3 layer.py --binary hopper --packages folder --out result.json
     python3 layer.py --binary hopper --packages folder --models qwen3-30b --tokens 1 8 --out part.json
 
-As `run.py` does it: one process holds the peers, the release binary the layer, rounds alternate between all
-contenders. A point is a model, a number of tokens and a routing (`layers.py`); weights are prepared once for a model.
-What several calls measured is one result again by `layer_report.py --merge`.
+It works like `run.py`: one process runs the peers, the release binary runs the layer, and rounds alternate between all
+contenders. A point is a model, a number of tokens and a routing (`layers.py`). Weights are prepared once per model.
+`layer_report.py --merge` merges the results of several calls.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from measure import WARM_UP, Contender, alternate, captured, conditions, copy_ra
 from peers import Unavailable, layer_humming, layer_marlin, layer_scaled, layer_torch, vllm
 
 PEERS = ("marlin", "humming", "torch", "compiled", "scaled")
-# The copies of all experts that a point hits hold at least this many times the L2 cache.
+# The copies of all experts that a point hits are at least this many times as large as the L2 cache.
 ROTATED = 3
-# Bytes of a weight where it is not NVFP4.
+# Bytes per weight of the peers whose weights are not NVFP4.
 ELEMENTS = {"torch": layer_torch.ELEMENT, "compiled": layer_torch.ELEMENT, "scaled": layer_scaled.ELEMENT}
-# A peer whose output is further from the reference is wrong; right ones, with bf16 between the products, reach 0.007.
+# Maximum relative error of a peer. Correct peers, with bf16 between the products, reach 0.007.
 LARGEST_ERROR = 1e-2
-# Of the one that computes with other weights.
+# Maximum relative error of the peer that computes with other weights.
 LARGEST_ERRORS = {"scaled": layer_scaled.LARGEST_ERROR}
-# Rounds, and runs of a round; the second for points whose slowest contender takes longer than so many µs.
+# Rounds, and runs per round. The second pair is for points whose slowest contender takes longer than `LONG` µs.
 ROUNDS = (6, 20)
 LONG, LONG_ROUNDS = 1000, (4, 8)
 
 
 class Peers:
-    """All peers' layers of a model, and why others are not there."""
+    """All peers' layers of a model, and the reasons why other peers are missing."""
 
     def __init__(self, model: Model, of: list[Point], names: list[str], rotate_bytes: int) -> None:
         self.rotate_bytes = rotate_bytes
@@ -77,12 +77,12 @@ class Peers:
             try:
                 self.layers[name] = makers[name]()
                 torch.cuda.synchronize()
-            except Exception as why:  # whatever a peer's package raises, the others are measured
+            except Exception as why:  # a peer may raise anything; the other peers are still measured
                 self.missing[name] = reason(why)
             print(f"{model.name}: {name} ready in {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
 
     def contenders(self, point: Point) -> tuple[dict[str, Contender], dict[str, Any]]:
-        """Peers ready to run, each launch by launch and as a CUDA graph, and what a result says of them."""
+        """Returns the peers that are ready to run, launch by launch and as a CUDA graph, and fields of the result."""
         step = Step.of(point)
         reference, checked = step.reference(self.weights), step.checked()
         contenders: dict[str, Contender] = {}
@@ -111,7 +111,7 @@ class Peers:
                 if way:
                     said["ways"][name] = way
                 contenders[name], contenders[f"{name},graph"] = (Contender(runs) for runs in right[way])
-            except Exception as why:  # as above
+            except Exception as why:  # a peer may raise anything; the other peers are still measured
                 said["missing"][name] = reason(why)
             seconds = time.perf_counter() - start
             if seconds > 2:
@@ -120,7 +120,7 @@ class Peers:
 
 
 def reason(why: Exception) -> str:
-    """Why something cannot be measured; with a traceback on standard error unless it is a package that is missing."""
+    """Returns why a peer cannot be measured. Prints a traceback to standard error unless a package is missing."""
     if isinstance(why, Unavailable):
         return str(why)
     traceback.print_exception(why)
@@ -130,7 +130,7 @@ def reason(why: Exception) -> str:
 def measure(
     point: Point, peers: Peers, kernels: Kernels | None, formats: list[str], copy: float, folder: Path
 ) -> dict[str, Any]:
-    """Times of all contenders at a point, the library's with its tokens in these formats."""
+    """Returns the times of all contenders at a point, with the library's layer in these token formats."""
     ways = [way for format_ in formats for way in layer_report.WAYS[format_]]
     if kernels:
         kernels.ask(
@@ -140,7 +140,7 @@ def measure(
             copies=point.copies(peers.rotate_bytes, NVFP4),
             check=sorted({0, point.tokens - 1}),
         )
-    # The binary leaves the GPU alone while peers time which of their ways is the fastest.
+    # The binary does not use the GPU while the peers choose the fastest of their ways.
     ready, said = peers.contenders(point)
 
     def own(kernel: str, runs: int) -> list[float]:
@@ -173,25 +173,25 @@ def measure(
 
 
 def arguments() -> argparse.Namespace:
-    """Of the command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--binary", help="release build of `nvfp4-benches`' binary; without it, the peers alone")
+    parser.add_argument("--binary", help="release build of `nvfp4-benches`' binary; omit it to measure only peers")
     parser.add_argument("--packages", help="folder with vLLM's wheel and humming-kernels")
-    parser.add_argument("--note", default="", help="kept with the result: the commit of the binary, say")
+    parser.add_argument("--note", default="", help="stored with the result, for example the binary's commit")
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS, metavar="MODEL")
     parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS), metavar="T")
     parser.add_argument("--routings", nargs="+", default=list(ROUTINGS), choices=ROUTINGS, metavar="ROUTING")
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS, metavar="PEER", help=", ".join(PEERS))
     parser.add_argument(
         "--token-formats", nargs="+", default=["16-bit"], choices=layer_report.WAYS, metavar="FORMAT",
-        help=f"as what the library's layer multiplies its tokens: {', '.join(layer_report.WAYS)}",
+        help=f"token formats of the library's layer: {', '.join(layer_report.WAYS)}",
     )  # fmt: skip
-    parser.add_argument("--out", type=Path, help="where the result goes, as JSON")
+    parser.add_argument("--out", type=Path, help="file for the result, as JSON")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Runs everything and writes the result after every point."""
+    """Measures all points and writes the result after every point."""
     args = arguments()
     torch.set_grad_enabled(False)
     if args.packages:
@@ -206,7 +206,7 @@ def main() -> None:
     for name in args.models:
         model = MODELS[name]
         start = time.perf_counter()
-        # Before every model again, since clocks differ from minute to minute.
+        # Measured before every model, because clocks vary from minute to minute.
         copy = statistics.median(copy_rate())
         torch.cuda.empty_cache()
         of = points(model, args.tokens, args.routings)
@@ -222,7 +222,7 @@ def main() -> None:
         if kernels:
             kernels.answer()
         with tempfile.TemporaryDirectory() as folder:
-            # All routings of a number of tokens behind one another: they have the same code.
+            # Points with the same number of tokens are consecutive, because their routings share compiled code.
             for point in sorted(of, key=lambda point: point.tokens):
                 begin = time.perf_counter()
                 measured = measure(point, peers, kernels, args.token_formats, copy, Path(folder))

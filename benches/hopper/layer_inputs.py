@@ -1,7 +1,7 @@
-"""Inputs of the peers of a layer: NVFP4 weights and bf16 tokens made on the GPU from a seed, and the exact reference.
+"""Inputs of a layer's peers: NVFP4 weights and bf16 tokens made on the GPU from a seed, and the exact reference.
 
-Values are all e2m1 codes alike, scales all e4m3 numbers from 1/4 to 1; the global scale is a power of two, so that
-every decoded weight is exact in bf16 and no peer computes with other numbers than its neighbor.
+Values are uniform over all e2m1 codes, scales over all e4m3 numbers from 1/4 to 1. The global scale is a power of two,
+so every decoded weight is exact in bf16, and all peers compute with the same numbers.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 from inputs import BLOCK, Quantized
 from layers import Model, Point
 
-# e4m3's bytes of 0.25 and 1.
+# e4m3 codes of 0.25 and 1.
 SCALE_BYTES = (0x28, 0x38)
-# Root mean square of what these distributions draw, values times scales.
+# Root mean square of the drawn values times the drawn scales.
 MAGNITUDE = 1.8
-# Of so many tokens the output is compared with the reference, spread over the batch.
+# Number of tokens whose output is compared with the reference, spread over the batch.
 CHECKED = 16
 
 
@@ -34,7 +34,7 @@ class Weights:
 
 
 def draw(shape: tuple[int, int, int], random: torch.Generator) -> Quantized:
-    """Matrices whose product with normal numbers is about normal again."""
+    """Draws matrices whose product with normal numbers is again about normal."""
     *rows, k = shape
     values = torch.randint(256, (*rows, k // 2), generator=random, device=random.device, dtype=torch.uint8)
     low, high = SCALE_BYTES
@@ -46,7 +46,7 @@ def draw(shape: tuple[int, int, int], random: torch.Generator) -> Quantized:
 
 @dataclasses.dataclass
 class Step:
-    """A point's inputs on the device; `expert_map` is None where all experts are local."""
+    """A point's inputs on the device. `expert_map` is None if all experts are local."""
 
     point: Point
     tokens: torch.Tensor
@@ -56,7 +56,7 @@ class Step:
 
     @classmethod
     def of(cls, point: Point, seed: int = 0, device: str = "cuda") -> Step:
-        """Normal tokens, and the point's routing."""
+        """Draws normal tokens, and uploads them with the point's routing."""
         model = point.model
         random = torch.Generator(device).manual_seed(seed)
         tokens = torch.randn(point.tokens, model.hidden, generator=random, device=device).bfloat16()
@@ -67,12 +67,12 @@ class Step:
         return cls(point, tokens, ids, weights, expert_map)
 
     def checked(self) -> list[int]:
-        """The tokens that are compared."""
+        """Returns the indices of the compared tokens."""
         tokens = self.point.tokens
         return sorted({i * (tokens - 1) // max(1, CHECKED - 1) for i in range(CHECKED)})
 
     def reference(self, weights: Weights) -> torch.Tensor:
-        """The output of the checked tokens in f64, nothing rounded on the way."""
+        """Returns the output of the compared tokens in f64, without roundings between the steps."""
         model, rows = self.point.model, self.checked()
         out = torch.zeros(len(rows), model.hidden, dtype=torch.float64, device=self.tokens.device)
         users: dict[int, list[tuple[int, float]]] = {}
@@ -93,9 +93,9 @@ class Step:
 
 
 def layer_error(run: Callable[[], torch.Tensor], rows: list[int], reference: torch.Tensor) -> float:
-    """‖out − reference‖ / ‖reference‖ of the checked rows of a run whose output was NaN before; NaN if any row has one.
+    """‖out − reference‖ / ‖reference‖ over the compared rows, with an output that was NaN before; NaN if a row has one.
 
-    Where the reference is zero (no expert of these tokens is local), infinite unless the output is zero too.
+    If the reference is zero (no local expert), the error is infinite unless the output is zero too.
     """
     run().fill_(float("nan"))
     out = run()

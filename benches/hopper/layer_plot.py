@@ -1,4 +1,4 @@
-"""Draws a result of `layer.py`: how many times as long as the library's layer each rival takes.
+"""Draws a result of `layer.py`: each rival's time relative to the library's layer.
 
 python3 layer_plot.py result.json plot.svg
 """
@@ -21,7 +21,7 @@ TITLES = {
     "compiled": "PyTorch, bf16, compiled",
 }
 ROUTING_TITLES = {"uniform": "even routing", "zipf": "skewed routing (Zipf)"}
-# Between light and dark, so that they can be told apart on both; in the order of `TITLES`.
+# Medium brightness, for light and dark backgrounds. In the order of `TITLES`.
 COLOURS = ("#d9662b", "#3d8fd1", "#b46fb8", "#2f9e77")
 PANEL = (214.0, 150.0)
 GAP = (14.0, 34.0)
@@ -39,7 +39,7 @@ Json = dict[str, Any]
 
 
 def ratios(result: Json) -> dict[tuple[str, str], dict[str, dict[int, float]]]:
-    """Of each model and routing, of each rival, by the number of tokens: its time divided by the layer's."""
+    """Returns, by model and routing, then rival, then number of tokens: the rival's time divided by the layer's."""
     found: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
     for point in result["points"].values():
         us = own(point)
@@ -52,7 +52,7 @@ def ratios(result: Json) -> dict[tuple[str, str], dict[str, dict[int, float]]]:
 
 
 def doublings(values: list[float]) -> range:
-    """The powers of two from one that is not above any of the values, nor above 1, to one that is not below any.
+    """Returns powers of two from at most the smallest value (and at most 1) to at least the largest.
 
     >>> list(doublings([0.9, 3.0]))
     [-1, 0, 1, 2]
@@ -62,7 +62,7 @@ def doublings(values: list[float]) -> range:
 
 
 def strokes(by_tokens: dict[int, float], tokens: list[int]) -> list[list[int]]:
-    """Numbers of tokens that a line joins: where one in between was not measured, it is broken.
+    """Returns the numbers of tokens that each line joins. A missing measurement breaks the line.
 
     >>> strokes({1: 2.0, 8: 2.0, 128: 2.0}, [1, 8, 32, 128])
     [[1, 8], [128]]
@@ -77,10 +77,10 @@ def strokes(by_tokens: dict[int, float], tokens: list[int]) -> list[list[int]]:
 
 
 def svg(result: Json) -> str:
-    """The picture: a column for each model, a row for each routing, tokens to the right, times upwards."""
+    """Returns the picture: a column per model, a row per routing, tokens to the right, times upwards."""
     panels = ratios(result)
     if not panels:
-        raise ValueError("the result has no point at which the layer and a rival were measured")
+        raise ValueError("the result has no point with both the layer and a rival")
     models = list(dict.fromkeys(model for model, _ in panels))
     routings = [routing for routing in ROUTING_TITLES if any(has == routing for _, has in panels)]
     tokens = sorted({count for panel in panels.values() for line in panel.values() for count in line})
@@ -108,7 +108,7 @@ def svg(result: Json) -> str:
         f'<rect class="back" width="{width:.0f}" height="{height:.0f}" rx="6"/>',
         text(LEFT, 22, f"{title}: above 1, this library is faster", kind="strong"),
     ]
-    # Rivals that the plot has no title for have their own name.
+    # A rival without a title is labeled with its name.
     colors = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(dict.fromkeys((*TITLES, *of)))}
     place = LEFT
     for name in of:

@@ -1,4 +1,4 @@
-"""A result of `layer.py` as tables, and the goals: arithmetic on its JSON, no GPU.
+"""Prints a result of `layer.py` as tables with its goals. Needs only the JSON, no GPU.
 
 python3 layer_report.py result.json
 python3 layer_report.py --merge all.json first.json second.json
@@ -11,27 +11,27 @@ from typing import Any
 
 from report import columns, geomean, median, print_merged
 
-# How the library's layer is run with its tokens in a format: launch by launch, and as a CUDA graph.
+# Names of the library's layer by token format: launch by launch, and as a CUDA graph.
 WAYS = {"16-bit": ("layer", "layer-graph"), "fp8": ("layer-fp8", "layer-fp8-graph")}
-# With all that the checkpoint has.
+# The token format that loses no accuracy.
 OWN = WAYS["16-bit"]
-# Who computes with weights of another checkpoint is a rival of nobody, but a measure for FP8 tokens.
+# This contender computes with the weights of another checkpoint. It is not a rival, but a comparison for FP8 tokens.
 OTHER_CHECKPOINT = "scaled"
 FEW_TOKENS, MANY_TOKENS = 512, 2048
 FEW_RATIO, MANY_RATIO, LEAST_RATIO = 1.35, 1.05, 0.97
-# Of FP8 tokens beside 16-bit ones.
+# Required speed of FP8 tokens relative to 16-bit tokens.
 FP8_RATIO = 1.4
-# Of a step of at most so many tokens: µs, and the share of a copy's bandwidth at which experts' weights are read.
+# Goal of steps with up to `DECODE_TOKENS` tokens: µs, and the share of a copy's bandwidth at which weights are read.
 DECODE_TOKENS, DECODE_US, COPY_SHARE = 8, 12.0, 0.92
 NOTHING_US = 8.0
-# Points that a line names; of more, it has the number.
+# Maximum number of points that a line names. A line with more points has only their number.
 MOST_TITLES = 4
 
 Json = dict[str, Any]
 
 
 def rival(name: str) -> str:
-    """A contender without the way it is launched.
+    """Returns a contender's name without the way it is launched.
 
     >>> rival("marlin,graph"), rival("marlin")
     ('marlin', 'marlin')
@@ -40,12 +40,12 @@ def rival(name: str) -> str:
 
 
 def own(point: Json, token_format: str = "16-bit") -> float | None:
-    """The layer's microseconds, the faster of its ways, as of a rival."""
+    """Returns the layer's microseconds, the faster of its ways."""
     return min((median(point, name) for name in WAYS[token_format] if name in point["us"]), default=None)
 
 
 def is_rival(name: str) -> bool:
-    """Whether a contender computes the same as the layer.
+    """Whether a contender computes the same operation as the layer.
 
     >>> [is_rival(name) for name in ("torch", "marlin,graph", "layer", "layer-fp8-graph", "scaled,graph")]
     [True, True, False, False, False]
@@ -54,7 +54,7 @@ def is_rival(name: str) -> bool:
 
 
 def rivals(point: Json) -> dict[str, float]:
-    """Each rival's microseconds, the faster of its ways."""
+    """Returns each rival's microseconds, the faster of its ways."""
     best: dict[str, float] = {}
     for name in point["us"]:
         if is_rival(name):
@@ -64,26 +64,26 @@ def rivals(point: Json) -> dict[str, float]:
 
 
 def best_rival(point: Json) -> str | None:
-    """The fastest rival."""
+    """Returns the name of the fastest rival."""
     times = rivals(point)
     return min(times, key=lambda name: times[name], default=None)
 
 
 def ratio(point: Json) -> float | None:
-    """How many times as long as the layer its best rival takes."""
+    """Returns the best rival's time relative to the layer's."""
     us, name = own(point), best_rival(point)
     return rivals(point)[name] / us if us and name else None
 
 
 def allowed_us(point: Json) -> float:
-    """What a step of few tokens may take: a fixed time, and reading the experts that are hit."""
+    """Returns the time allowed for a step of few tokens: a fixed time, plus the time to read the hit experts."""
     return DECODE_US + point["bytes"] / (COPY_SHARE * point["copy_bytes_per_second"]) * 1e6
 
 
 def goals(result: Json) -> list[tuple[str, float, float, bool]]:
-    """What is aimed at, what was reached, what would be enough, and whether it is; only of what was measured."""
+    """Returns name, reached value, required value and verdict of each goal that was measured."""
     points = result["points"]
-    # Where no expert is hit there is nothing to compute, and a goal of its own.
+    # Points without a hit expert compute nothing, and have a separate goal.
     compared = {name: ratio(point) for name, point in points.items() if point["hit"]}
     ratios = {name: value for name, value in compared.items() if value}
     found = []
@@ -113,18 +113,18 @@ def goals(result: Json) -> list[tuple[str, float, float, bool]]:
 
 
 def names(points: Iterable[Json]) -> list[str]:
-    """Of all rivals, in the order in which they were measured."""
+    """Returns the names of all rivals, in the order in which they were measured."""
     return list(dict.fromkeys(rival(name) for point in points for name in point["us"] if is_rival(name)))
 
 
 def line(point: Json, seconds: float) -> str:
-    """A point in a line, while others are being measured."""
+    """Returns a point as one line of progress."""
     times = "  ".join(f"{name} {measured['median']:.1f}" for name, measured in point["us"].items())
     return f"{point['model']} {point['routing']} {point['tokens']}: {times} µs ({seconds:.1f} s)"
 
 
 def table(result: Json) -> str:
-    """A row for each point: microseconds of the layer and of each rival, then ratios and rates."""
+    """Returns a table with one row per point: microseconds of the layer and of each rival, then ratios and rates."""
     of = names(result["points"].values())
     rows = [["µs", "layer", *of, "best/layer", "TB/s", "TFLOP/s"]]
     models = list(dict.fromkeys(point["model"] for point in result["points"].values()))
@@ -147,14 +147,14 @@ def table(result: Json) -> str:
 
 
 def fp8_ratio(point: Json) -> float | None:
-    """How many times as long as with FP8 tokens the layer takes with 16-bit ones."""
+    """Returns the layer's time with 16-bit tokens relative to its time with FP8 tokens."""
     us, fp8 = own(point), own(point, "fp8")
     return us / fp8 if us and fp8 else None
 
 
 def fp8_table(result: Json) -> str:
-    """A row for each point that was measured with FP8 tokens, beside 16-bit ones and beside an FP8 checkpoint."""
-    rows = [["µs", "16-bit tokens", "FP8 tokens", "ratio", "an FP8 checkpoint", "of it", "TFLOP/s"]]
+    """Returns a table with one row per point with FP8 tokens, beside 16-bit tokens and beside an FP8 checkpoint."""
+    rows = [["µs", "16-bit tokens", "FP8 tokens", "16-bit/FP8", "FP8 checkpoint", "checkpoint/FP8", "TFLOP/s"]]
     for title, point in result["points"].items():
         us, fp8, compared = own(point), own(point, "fp8"), fp8_ratio(point)
         if fp8 is None:
@@ -175,7 +175,7 @@ def fp8_table(result: Json) -> str:
 
 
 def fp8_goals(result: Json) -> list[tuple[str, float, float, bool]]:
-    """As `goals`, of FP8 tokens."""
+    """Returns the goals of FP8 tokens, like `goals`."""
     found = []
     ratios = {name: (point["tokens"], fp8_ratio(point)) for name, point in result["points"].items() if point["hit"]}
     many = [value for tokens, value in ratios.values() if value and tokens >= MANY_TOKENS]
@@ -191,7 +191,7 @@ def fp8_goals(result: Json) -> list[tuple[str, float, float, bool]]:
 
 
 def means(result: Json) -> str:
-    """How many times as long as the layer each rival takes, on the geometric mean over the numbers of tokens."""
+    """Returns each rival's time relative to the layer's, as geometric means over the numbers of tokens."""
     points = [point for point in result["points"].values() if own(point)]
     of = names(points)
     rows = [["times the layer's", *of, "best"]]
@@ -207,7 +207,7 @@ def means(result: Json) -> str:
 
 
 def text(result: Json) -> str:
-    """The whole report."""
+    """Returns the whole report."""
     points = result["points"].values()
     lines = [
         f"{made['gpu']}; torch {made['torch']}, triton {made['triton']}; {made['date']}; {made['note']}"
@@ -219,7 +219,7 @@ def text(result: Json) -> str:
     runs = {next(iter(point["us"].values()))["runs"] for point in points if point["us"]}
     if runs:
         lines.append(
-            f"medians of {min(runs)} to {max(runs)} runs; of each contender the faster of launches and CUDA graph"
+            f"medians of {min(runs)} to {max(runs)} runs; for each contender the faster of launches and CUDA graph"
         )
     lines += ["", table(result), ""]
     if any(own(point) for point in points):
@@ -240,12 +240,12 @@ def text(result: Json) -> str:
         if timed:
             us = [point["host_us"][name]["median"] for point in timed]
             launches = max(point["launches"][name] for point in timed)
-            lines.append(f"{name}: launches a run {launches}, host time of a run {min(us):.1f} to {max(us):.1f} µs")
+            lines.append(f"{name}: launches per run {launches}, host time per run {min(us):.1f} to {max(us):.1f} µs")
     return "\n".join(lines)
 
 
 def merged(results: list[Json]) -> Json:
-    """One result of several; of a point that several have, the last one's."""
+    """Merges results. If several results have a point, the last one is used."""
     conditions = [made for result in results for made in result["conditions"]]
     points = {name: point for result in results for name, point in result["points"].items()}
     return {"conditions": [made for i, made in enumerate(conditions) if made not in conditions[:i]], "points": points}

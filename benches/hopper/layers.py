@@ -1,4 +1,4 @@
-"""The layers that are measured: sizes of models, and routing drawn from a seed. No GPU, no package."""
+"""The measured layers: sizes of models, and routing drawn from a seed. Needs neither a GPU nor a package."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import itertools
 import random
 from pathlib import Path
 
-# Bytes of an NVFP4 weight: half a byte, and a scale of a byte for 16 of them.
+# Bytes per NVFP4 weight: half a byte, and a scale byte per 16 weights.
 NVFP4 = 9 / 16
 BF16 = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """Sizes of a model's MoE layer; the experts `first .. first + local` of its router's are on this card."""
+    """Sizes of a model's MoE layer. The router's experts `first .. first + local` are on this GPU."""
 
     name: str
     hidden: int
@@ -27,15 +27,15 @@ class Model:
 
     @property
     def weights(self) -> int:
-        """Numbers in an expert: gate, up and down projection."""
+        """Number of weights in an expert: gate, up and down projection."""
         return 3 * self.hidden * self.intermediate
 
     def is_local(self, expert: int) -> bool:
-        """Whether an expert of the router's is on this card."""
+        """Whether an expert of the router is on this GPU."""
         return self.first <= expert < self.first + self.local
 
     def expert_map(self) -> list[int]:
-        """Of each expert of the router's its number on this card, or -1.
+        """Returns the index on this GPU, or -1, of each expert of the router.
 
         >>> Model("x", 64, 64, 4, 1, local=2, first=1).expert_map()
         [-1, 0, 1, -1]
@@ -53,13 +53,13 @@ MODELS = {
     )
 }
 TOKENS = (1, 8, 32, 128, 512, 2048, 8192)
-# `elsewhere`: every token goes to experts of other cards alone.
+# `elsewhere`: every token has experts on other GPUs only.
 ROUTINGS = ("uniform", "zipf", "elsewhere")
 
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """What a step of a layer is asked to do."""
+    """Inputs of a layer's step: model, number of tokens and routing."""
 
     model: Model
     tokens: int
@@ -69,11 +69,11 @@ class Point:
 
     @property
     def name(self) -> str:
-        """As results have it."""
+        """Key of the point in results."""
         return f"{self.model.name} {self.routing} {self.tokens}"
 
     def counts(self) -> list[int]:
-        """Rows of each local expert."""
+        """Returns the number of rows of each local expert."""
         counts = [0] * self.model.local
         for expert in itertools.chain.from_iterable(self.ids):
             if self.model.is_local(expert):
@@ -82,24 +82,24 @@ class Point:
 
     @property
     def hit(self) -> int:
-        """Local experts that have a row."""
+        """Number of local experts with at least one row."""
         return sum(count > 0 for count in self.counts())
 
     def weight_bytes(self, element: float) -> int:
-        """Bytes of the weights that the step reads."""
+        """Returns the bytes of the weights that the step reads."""
         return int(self.hit * self.model.weights * element)
 
     def copies(self, rotate_bytes: int, element: float) -> int:
-        """Copies of the layer whose experts that are hit hold so many bytes together; at least two."""
+        """Returns the number of copies whose hit experts have at least `rotate_bytes` bytes together; at least two."""
         return max(2, -(-rotate_bytes // max(1, self.weight_bytes(element)))) if self.hit else 2
 
     @property
     def operations(self) -> int:
-        """Multiplications and additions of all rows."""
+        """Number of multiplications and additions of all rows."""
         return 2 * sum(self.counts()) * self.model.weights
 
     def write(self, folder: Path) -> dict[str, str]:
-        """Ids as i32 and weights as f32, little-endian `[tokens, k]`, in files for another process."""
+        """Writes ids as i32 and weights as f32, little-endian `[tokens, k]`, to files for another process."""
         paths = {"ids": folder / "ids.i32", "weights": folder / "weights.f32"}
         paths["ids"].write_bytes(array.array("i", itertools.chain.from_iterable(self.ids)).tobytes())
         paths["weights"].write_bytes(array.array("f", itertools.chain.from_iterable(self.weights)).tobytes())
@@ -107,16 +107,16 @@ class Point:
 
 
 def draw(model: Model, tokens: int, routing: str, seed: int = 0) -> Point:
-    """Draws routing: k different experts for each token, and weights that sum to one.
+    """Draws routing: k different experts per token, and weights that sum to one.
 
-    Of `zipf`, the expert of rank r among all is drawn in proportion to 1/r; which expert has which rank is drawn too.
+    With `zipf`, the expert of rank r is drawn in proportion to 1/r. The ranks are random too.
     """
-    # A string as seed gives the same numbers in every process, unlike a tuple.
+    # A string seed gives the same numbers in every process; a tuple does not.
     dice = random.Random(f"{model.name} {routing} {tokens} {seed}")
     if routing == "elsewhere":
         candidates = [expert for expert in range(model.experts) if not model.is_local(expert)]
         if len(candidates) < model.k:
-            raise ValueError(f"{model.name} has no {model.k} experts on other cards")
+            raise ValueError(f"{model.name}: expected at least {model.k} experts on other GPUs")
     else:
         candidates = list(range(model.experts))
     if routing == "zipf":
@@ -139,7 +139,7 @@ def draw(model: Model, tokens: int, routing: str, seed: int = 0) -> Point:
 
 
 def points(model: Model, tokens: list[int], routings: list[str]) -> list[Point]:
-    """All points of a model; `elsewhere` only of one with experts on other cards, and for at most 8 tokens."""
+    """Returns a model's points. `elsewhere`: only for models with experts on other GPUs, and up to 8 tokens."""
     return [
         draw(model, count, routing)
         for routing in routings

@@ -1,9 +1,9 @@
-"""Measures the library's linear layers on a Hopper GPU side by side with what else multiplies by one matrix there.
+"""Measures the library's linear layers on a Hopper GPU beside other implementations of a product with one matrix.
 
     python3 linear.py --binary hopper --marlin _moe_C_stable_libtorch.abi3.so --packages folder --out result.json
 
-As `run.py` does it, with the peers that it has: one process holds them, the release binary the layers, rounds alternate
-between all contenders.
+It works like `run.py`, with the same peers: one process runs the peers, the release binary runs the layers, and rounds
+alternate between all contenders.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from peers import Unavailable, marlin
 from run import ROTATED, prepare_peers
 
 PEERS = ("torch bf16", "torch fp8", "marlin", "humming")
-# Columns and K: projections of models.
+# N x K of projections of models.
 MATRICES = ("4096x7168", "7168x2048", "5120x5120")
 TOKENS = (1, 4, 16, 64, 256, 512, 4096)
 ROUNDS, RUNS = 6, 20
 
 
 def measure(kernels: Kernels, matrix: str, tokens: int, rotate_bytes: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Times of all contenders on a matrix with so many tokens."""
+    """Returns the times of all contenders on a matrix with `tokens` tokens."""
     n, k = (int(size) for size in matrix.split("x"))
     names = [linear_report.OWN[format_] for format_ in args.token_formats]
     kernels.send(command="linear", m=tokens, n=n, k=k, token_formats=args.token_formats, rotate_bytes=rotate_bytes)
@@ -62,25 +62,25 @@ def measure(kernels: Kernels, matrix: str, tokens: int, rotate_bytes: int, args:
 
 
 def arguments() -> argparse.Namespace:
-    """Of the command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--binary", required=True, help="release build of `nvfp4-benches`' binary")
     parser.add_argument("--marlin", help="vLLM's _moe_C_stable_libtorch.abi3.so")
     parser.add_argument("--packages", help="folder with more Python packages, for instance humming-kernels")
-    parser.add_argument("--note", default="", help="kept with the result: the commit of the binary, say")
+    parser.add_argument("--note", default="", help="stored with the result, for example the binary's commit")
     parser.add_argument("--matrices", nargs="+", default=list(MATRICES), metavar="NxK")
     parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS), metavar="M")
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS, metavar="PEER", help=", ".join(PEERS))
     parser.add_argument(
         "--token-formats", nargs="+", default=list(linear_report.OWN), choices=linear_report.OWN, metavar="FORMAT",
-        help=f"as what the library's layer multiplies its tokens: {', '.join(linear_report.OWN)}",
+        help=f"token formats of the library's layer: {', '.join(linear_report.OWN)}",
     )  # fmt: skip
-    parser.add_argument("--out", type=Path, help="where the result goes, as JSON")
+    parser.add_argument("--out", type=Path, help="file for the result, as JSON")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Runs everything and writes the result after every point."""
+    """Measures all points and writes the result after every point."""
     args = arguments()
     torch.set_grad_enabled(False)
     if args.packages:

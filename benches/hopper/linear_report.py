@@ -1,4 +1,4 @@
-"""A result of `linear.py` as a table, and the goals: arithmetic on its JSON, no GPU.
+"""Prints a result of `linear.py` as a table with its goals. Needs only the JSON, no GPU.
 
 python3 linear_report.py result.json
 python3 linear_report.py --merge all.json first.json second.json
@@ -10,28 +10,28 @@ from typing import Any
 
 from report import OTHER_CHECKPOINT, columns, geomean, median, print_merged
 
-# The library's layer, by the format of its tokens.
+# Names of the library's layer by token format.
 OWN = {"16-bit": "linear", "fp8": "linear-fp8"}
-# Of so many tokens the best rival is to take at least this many times as long as the layer; rivals reach the card's
-# power limit from 512 on.
+# Maximum number of tokens, and minimum time of the best rival relative to the layer's. From 512 tokens on, rivals reach
+# the GPU's power limit.
 GOALS = ((256, 1.0), (1 << 30, 0.95))
 
 Json = dict[str, Any]
 
 
 def rivals(point: Json) -> dict[str, float]:
-    """Each rival's microseconds; not who computes with other weights."""
+    """Returns each rival's microseconds, without contenders that compute with other weights."""
     return {name: median(point, name) for name in point["us"] if name not in OWN.values() and name != OTHER_CHECKPOINT}
 
 
 def ratio(point: Json, token_format: str = "16-bit") -> float | None:
-    """How many times as long as the layer its best rival takes."""
+    """Returns the best rival's time relative to the layer's."""
     own, times = OWN[token_format], rivals(point)
     return min(times.values()) / median(point, own) if times and own in point["us"] else None
 
 
 def goal(tokens: int) -> float:
-    """The least ratio.
+    """Returns the required ratio.
 
     >>> [goal(tokens) for tokens in (1, 256, 257)]
     [1.0, 1.0, 0.95]
@@ -40,7 +40,7 @@ def goal(tokens: int) -> float:
 
 
 def table(result: Json) -> str:
-    """A row for each point: microseconds of everybody, and the ratio to the best rival."""
+    """Returns a table with one row per point: microseconds of every contender, and the ratio to the best rival."""
     points = result["points"]
     names = list(dict.fromkeys(name for point in points.values() for name in point["us"]))
     rows = [["µs", *names, "best/linear", "goal", "TFLOP/s"]]
@@ -59,7 +59,7 @@ def table(result: Json) -> str:
 
 
 def text(result: Json) -> str:
-    """The whole report."""
+    """Returns the whole report."""
     made = result["conditions"]
     lines = [
         f"{made['gpu']}; torch {made['torch']}, triton {made['triton']}; {made['date']}; {made['note']}",
@@ -81,12 +81,12 @@ def text(result: Json) -> str:
     for name in OWN.values():
         us = [point["host_us"][name]["median"] for point in result["points"].values() if name in point["host_us"]]
         if us:
-            lines.append(f"{name}: host time of a run {min(us):.1f} to {max(us):.1f} µs")
+            lines.append(f"{name}: host time per run {min(us):.1f} to {max(us):.1f} µs")
     return "\n".join(lines)
 
 
 def merged(results: list[Json]) -> Json:
-    """One result of several of a day; points in the order of matrices and tokens."""
+    """Merges results of one day. Points are in the order of matrices and tokens."""
     points = {name: point for result in results for name, point in result["points"].items()}
     matrices = list(dict.fromkeys(name.split()[0] for name in points))
     order = sorted(points, key=lambda name: (matrices.index(name.split()[0]), points[name]["tokens"]))

@@ -1,8 +1,8 @@
-"""How a peer is timed: the device's time of one run of the operation, inputs already on the device.
+"""Times a peer: the device's time of one run of the operation, with inputs already on the device.
 
-A run is everything between its two events: the product of all groups and, where that is a launch of its own, silu·up.
-Each run takes the next copy of weights, tokens and outputs, so that it finds none of them in the L2 cache. Runs are
-queued behind a kernel that does nothing for long enough that the host is never waited for.
+A run is everything between its two events: the product of all groups and, if it is a separate launch, silu·up. Each
+run takes the next copy of weights, tokens and outputs, so that the L2 cache has none of them. Runs are queued behind a
+kernel that only waits, long enough that the device never waits for the host.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 import triton
 
-# Launches the operation on the current stream and returns the output `[T, N]`, always the same memory.
+# Launches the operation on the current stream. Returns the output `[T, N]`, always in the same memory.
 Run = Callable[[], torch.Tensor]
 
 WARM_UP = 3
-# Cycles of `torch.cuda._sleep` in a second, at the highest clock of an H200.
+# Cycles of `torch.cuda._sleep` per second, at the highest clock of an H200.
 CYCLES = 1.98e9
 
 
 class Contender:
-    """A peer with copies of its inputs, that takes them in turn."""
+    """A peer with copies of its inputs, which it uses in turn."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = list(runs)
@@ -37,7 +37,7 @@ class Contender:
         self.runs[self.next]()
 
     def _host_seconds(self, runs: int = 5) -> float:
-        """The host's time for queueing a run."""
+        """Returns the host time to queue a run."""
         for _ in range(len(self.runs)):
             self._step()
         torch.cuda.synchronize()
@@ -49,7 +49,7 @@ class Contender:
         return seconds
 
     def round(self, runs: int) -> list[float]:
-        """Microseconds of so many runs, after some to warm up."""
+        """Returns the microseconds of `runs` runs, after some warm-up runs."""
         count = WARM_UP + runs
         events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
         torch.cuda._sleep(int((1.5 * count * (self.host_seconds + 10e-6) + 1e-3) * CYCLES))
@@ -62,7 +62,7 @@ class Contender:
 
 
 def alternate(contenders: Mapping[str, Callable[[], list[float]]], rounds: int) -> dict[str, list[float]]:
-    """Each contender's times of all rounds. Every second one goes backwards: nobody always follows the same neighbor.
+    """Returns each contender's times of all rounds. Every second round is in reverse order, so that neighbors change.
 
     >>> order = []
     >>> alternate({name: lambda name=name: order.append(name) or [1.0] for name in "ab"}, 2)
@@ -78,12 +78,12 @@ def alternate(contenders: Mapping[str, Callable[[], list[float]]], rounds: int) 
 
 
 def fastest(candidates: Sequence[Sequence[Run]], runs: int = 7) -> int:
-    """Which of several ways to run the same operation has the least median; one that cannot run here is passed over."""
+    """Returns the index of the candidate with the least median. A candidate that cannot run here is skipped."""
     times = []
     for candidate in candidates:
         try:
             times.append(statistics.median(Contender(candidate).round(runs)))
-        except Exception as error:  # a configuration may ask for more than the device has
+        except Exception as error:  # a configuration may need more than the device has
             if not torch.cuda.is_available() or "illegal" in str(error):
                 raise
             times.append(float("inf"))
@@ -91,7 +91,7 @@ def fastest(candidates: Sequence[Sequence[Run]], runs: int = 7) -> int:
 
 
 def relative_error(run: Run, reference: torch.Tensor) -> float:
-    """‖out − reference‖ / ‖reference‖ of a run whose output was NaN before; NaN if any element still is."""
+    """‖out − reference‖ / ‖reference‖ of a run, after the output was filled with NaN; NaN if any element still is."""
     run().fill_(float("nan"))
     torch.cuda.synchronize()
     out = run().double()
@@ -99,7 +99,7 @@ def relative_error(run: Run, reference: torch.Tensor) -> float:
 
 
 def copy_rate(gigabytes: int = 4, runs: int = 15) -> list[float]:
-    """Bytes a second of copies from device memory to device memory, read plus written."""
+    """Returns bytes per second of copies from device memory to device memory, read plus written."""
     source = torch.randint(256, (gigabytes << 30,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     times = Contender([lambda: target.copy_(source)]).round(runs)
@@ -107,7 +107,7 @@ def copy_rate(gigabytes: int = 4, runs: int = 15) -> list[float]:
 
 
 def f16_rate(size: int = 8192, runs: int = 15) -> list[float]:
-    """Operations a second of the library's f16 product of two square matrices of random numbers."""
+    """Returns operations per second of PyTorch's f16 product of two square matrices of random numbers."""
     a, b = (torch.randn(size, size, device="cuda", dtype=torch.float16) for _ in range(2))
     out = torch.empty_like(a)
     times = Contender([lambda: torch.mm(a, b, out=out)]).round(runs)
@@ -115,11 +115,11 @@ def f16_rate(size: int = 8192, runs: int = 15) -> list[float]:
 
 
 def captured(run: Run) -> Run:
-    """The same run as a CUDA graph, captured once, with memory of its own."""
+    """Returns the same run as a CUDA graph, captured once, with its own memory."""
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
-        run()  # whatever is done at the first call alone
+        run()  # does the work of a first call outside of the graph
         stream.synchronize()
         graph.capture_begin()
         try:
@@ -135,7 +135,7 @@ def captured(run: Run) -> Run:
 
 
 def summary(us: list[float]) -> dict[str, float]:
-    """Of the times of all rounds."""
+    """Returns statistics of the times of all rounds."""
     ordered = sorted(us)
     return {
         "median": statistics.median(us),
@@ -146,7 +146,7 @@ def summary(us: list[float]) -> dict[str, float]:
 
 
 def conditions(note: str) -> dict[str, str]:
-    """What the run was made on."""
+    """Returns date, GPU and versions of the run."""
     query = "--query-gpu=name,driver_version,clocks.sm,clocks.mem,power.limit"
     smi = subprocess.run(["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True, check=False)
     return {

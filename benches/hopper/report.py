@@ -1,4 +1,4 @@
-"""A result of `run.py` as a table, and the goals: arithmetic on its JSON, no GPU.
+"""Prints a result of `run.py` as a table with its goals. Needs only the JSON, no GPU.
 
 python3 report.py result.json
 """
@@ -15,9 +15,9 @@ from typing import Any
 
 KERNEL = "gated_sm90"
 KERNEL_GRAPH = f"{KERNEL},graph"
-# How the library's own names begin, which are nobody's peers.
+# Prefix of the library's own contenders, which are not peers.
 OWN = "gated_"
-# What reads another checkpoint than the kernel: it is measured, and no peer.
+# This contender reads another checkpoint than the kernel. It is measured, but is not a peer.
 OTHER_CHECKPOINT = "torch fp8"
 AGAINST_PEERS = ("moe-1", "moe-2", "moe-3", "moe-4", "decode-1", "decode-4", "decode-16")
 PEER_RATIO = 1.5
@@ -28,7 +28,7 @@ F16_SHARE = 0.65
 
 
 def geomean(values: Iterable[float]) -> float:
-    """The geometric mean.
+    """Returns the geometric mean.
 
     >>> round(geomean([1.0, 4.0]), 3)
     2.0
@@ -38,34 +38,34 @@ def geomean(values: Iterable[float]) -> float:
 
 
 def median(shape: dict[str, Any], name: str) -> float:
-    """A contender's microseconds."""
+    """Returns a contender's microseconds."""
     return shape["us"][name]["median"]
 
 
 def best_peer(shape: dict[str, Any]) -> str | None:
-    """The fastest of those that read the same checkpoint and are not the library's."""
+    """Returns the fastest contender that reads the same checkpoint and is not the library's."""
     peers = [name for name in shape["us"] if not name.startswith(OWN) and name != OTHER_CHECKPOINT]
     return min(peers, key=lambda name: median(shape, name), default=None)
 
 
 def ratio(shape: dict[str, Any]) -> float | None:
-    """How many times as long as the kernel its best peer takes."""
+    """Returns the best peer's time relative to the kernel's."""
     peer = best_peer(shape)
     return median(shape, peer) / median(shape, KERNEL) if peer else None
 
 
 def copy_share(result: dict[str, Any], shape: dict[str, Any]) -> float:
-    """Bytes read and written in the kernel's time, of the bytes that a copy reads and writes in it."""
+    """Returns the kernel's rate of bytes read and written, relative to the copy's rate."""
     return shape["bytes"] / (median(shape, KERNEL) * 1e-6) / result["ceilings"]["copy_bytes_per_second"]
 
 
 def f16_share(result: dict[str, Any], shape: dict[str, Any]) -> float:
-    """Operations in the kernel's time, of those that the library's f16 product does in it."""
+    """Returns the kernel's rate of operations, relative to the f16 product's rate."""
     return shape["operations"] / (median(shape, KERNEL) * 1e-6) / result["ceilings"]["f16_operations_per_second"]
 
 
 def goals(result: dict[str, Any]) -> list[tuple[str, float, float]]:
-    """What is aimed at, what was reached, what would be enough; only those whose shapes were all measured."""
+    """Returns name, reached value and required value of each goal whose shapes were all measured."""
     shapes = result["shapes"]
     found = []
     if all(name in shapes and best_peer(shapes[name]) for name in AGAINST_PEERS):
@@ -83,10 +83,10 @@ def goals(result: dict[str, Any]) -> list[tuple[str, float, float]]:
 def print_merged(
     doc: str | None, text: Callable[[dict[str, Any]], str], merged: Callable[[list[dict[str, Any]]], dict[str, Any]]
 ) -> None:
-    """The command of a report: prints it of the results on the command line, merged, and writes them if asked."""
+    """Runs a report's command: merges the given results, prints the report, and writes the merged result."""
     parser = argparse.ArgumentParser(description=(doc or "").split("\n", 1)[0])
     parser.add_argument("results", nargs="+", type=Path)
-    parser.add_argument("--merge", type=Path, metavar="FILE", help="writes all results as one")
+    parser.add_argument("--merge", type=Path, metavar="FILE", help="write all results as one to this file")
     args = parser.parse_args()
     result = merged([json.loads(path.read_text()) for path in args.results])
     if args.merge:
@@ -95,7 +95,7 @@ def print_merged(
 
 
 def columns(rows: list[list[str]]) -> str:
-    """Rows of text, aligned: the first column to the left, the others to the right."""
+    """Aligns rows of text: the first column to the left, the others to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for first, *others in rows:
@@ -106,7 +106,7 @@ def columns(rows: list[list[str]]) -> str:
 
 
 def table(result: dict[str, Any]) -> str:
-    """A row for each shape: microseconds of every contender, then the kernel's rates and shares."""
+    """Returns a table with one row per shape: microseconds of every contender, then the kernel's rates and shares."""
     names: list[str] = []
     for shape in result["shapes"].values():
         names += [name for name in shape["us"] if name not in names]
@@ -130,7 +130,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def means(result: dict[str, Any]) -> str:
-    """How many times as long as the kernel each contender takes, on the geometric mean of a family of shapes."""
+    """Returns each contender's time relative to the kernel's, as geometric means of families of shapes."""
     families = {title.rsplit("-", 1)[0]: None for title in result["shapes"]}
     names = [name for name in next(iter(result["shapes"].values()))["us"] if name != KERNEL]
     rows = [["times the kernel's", *names]]
@@ -146,7 +146,7 @@ def means(result: dict[str, Any]) -> str:
 
 
 def text(result: dict[str, Any]) -> str:
-    """The whole report."""
+    """Returns the whole report."""
     made = result["conditions"]
     ceilings = result["ceilings"]
     lines = [
@@ -163,14 +163,14 @@ def text(result: dict[str, Any]) -> str:
     for what, reached, wanted in goals(result):
         lines.append(f"{what}: {reached:.2f}, goal {wanted:.2f}: {'met' if reached >= wanted else 'missed'}")
     if any(OTHER_CHECKPOINT in shape["us"] for shape in result["shapes"].values()):
-        lines.append(f"{OTHER_CHECKPOINT}: another checkpoint, with less exact numbers; not counted as a peer")
+        lines.append(f"{OTHER_CHECKPOINT}: another checkpoint with less exact numbers, not counted as a peer")
     for title, shape in result["shapes"].items():
         lines += [f"{title}: {name} not measured: {why}" for name, why in shape["missing"].items()]
     for kernel in dict.fromkeys(name for shape in result["shapes"].values() for name in shape["host_us"]):
         shapes = [shape for shape in result["shapes"].values() if kernel in shape["host_us"]]
         us = [shape["host_us"][kernel]["median"] for shape in shapes]
         launches = max(shape["launches"][kernel] for shape in shapes)
-        lines.append(f"{kernel}: launches a run {launches}, host time of a run {min(us):.1f} to {max(us):.1f} µs")
+        lines.append(f"{kernel}: launches per run {launches}, host time per run {min(us):.1f} to {max(us):.1f} µs")
     return "\n".join(lines)
 
 

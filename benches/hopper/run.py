@@ -1,10 +1,10 @@
-"""Measures the library's kernels on a Hopper GPU side by side with what else computes NVFP4 grouped GEMMs there.
+"""Measures the library's kernels on a Hopper GPU beside other implementations of NVFP4 grouped GEMMs.
 
     python3 run.py --binary hopper [--marlin _moe_C_stable_libtorch.abi3.so] [--packages folder] --out result.json
 
-One process holds the peers, the library's release binary the kernels; rounds alternate between all contenders, so
-that clocks and neighbors touch all alike. `measure.py` and `benches/src/bin/hopper/` say what a time is, and the
-README what is not in it. Every contender is checked against an exact reference before its time counts.
+One process runs the peers, the library's release binary runs the kernels. Rounds alternate between all contenders, so
+that clocks and other load affect all of them alike. `measure.py` and `benches/src/bin/hopper/` define a time; the
+README lists what is not timed. Every contender is checked against an exact reference before its time counts.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ PEERS = {
     "humming": humming_wgmma,
 }
 SHAPES = [f"{kind}-{i}" for kind in ("moe", "dual", "group") for i in range(1, 5)] + [f"decode-{m}" for m in (1, 4, 16)]
-# All copies of the weights hold at least this many times the L2 cache.
+# All copies of the weights together are at least this many times as large as the L2 cache.
 ROTATED = 3
-# A peer whose output is further from the reference is wrong: bf16 rounds gate, up and product by 2^-9 each.
+# Maximum relative error of a peer. bf16 rounds gate, up and product by 2^-9 each.
 LARGEST_ERROR = 1e-2
 
 
 def prepare_peers(
     problem: Problem, rotate_bytes: int, names: list[str]
 ) -> tuple[dict[str, Contender], dict[str, float], dict[str, str]]:
-    """Peers ready to run, their errors against the reference, and why others are not there."""
+    """Returns peers ready to run, their errors against the reference, and the reasons why other peers are missing."""
     inputs = Inputs(problem)
     reference = inputs.reference()
     contenders, errors, missing = {}, {}, {}
@@ -61,7 +61,7 @@ def prepare_peers(
         except Unavailable as why:
             missing[name] = str(why)
             continue
-        except Exception as why:  # whatever a peer's package raises, the others are measured
+        except Exception as why:  # a peer may raise anything; the other peers are still measured
             traceback.print_exc()
             missing[name] = f"{type(why).__name__}: {why}"[:300]
             continue
@@ -74,7 +74,7 @@ def prepare_peers(
 
 
 def measure_shape(kernels: Kernels, shape: str, rotate_bytes: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Times of all contenders on a shape."""
+    """Returns the times of all contenders on a shape."""
     rounds, runs = args.rounds, args.runs
     sizes = kernels.ask(command="describe", shape=shape)
     kernels.send(command="prepare", shape=shape, kernels=args.kernels, rotate_bytes=rotate_bytes)
@@ -100,25 +100,25 @@ def measure_shape(kernels: Kernels, shape: str, rotate_bytes: int, args: argpars
 
 
 def arguments() -> argparse.Namespace:
-    """Of the command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--binary", default="target/release/hopper", help="release build of `nvfp4-benches`' binary")
     parser.add_argument("--marlin", help="vLLM's _moe_C_stable_libtorch.abi3.so")
     parser.add_argument("--packages", help="folder with more Python packages, for instance humming-kernels")
-    parser.add_argument("--note", default="", help="kept with the result: the commit of the binary, say")
+    parser.add_argument("--note", default="", help="stored with the result, for example the binary's commit")
     parser.add_argument(
-        "--kernels", nargs="+", default=KERNELS, metavar="VARIANT", help="as `nvfp4 run --variant` has it"
+        "--kernels", nargs="+", default=KERNELS, metavar="VARIANT", help="variants as in `nvfp4 run --variant`"
     )
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS, metavar="PEER", help=", ".join(PEERS))
     parser.add_argument("--shapes", nargs="+", default=SHAPES, metavar="NAME")
-    parser.add_argument("--rounds", type=int, default=6, help="of each contender")
-    parser.add_argument("--runs", type=int, default=20, help="of a round")
-    parser.add_argument("--out", type=Path, help="where the result goes, as JSON")
+    parser.add_argument("--rounds", type=int, default=6, help="rounds per contender")
+    parser.add_argument("--runs", type=int, default=20, help="runs per round")
+    parser.add_argument("--out", type=Path, help="file for the result, as JSON")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Runs everything, prints the table and writes the result after every shape."""
+    """Measures all shapes, writes the result after every shape, and prints the table."""
     args = arguments()
     if args.packages:
         sys.path.append(args.packages)
@@ -138,7 +138,7 @@ def main() -> None:
     kernels = Kernels(args.binary)
     for shape in args.shapes:
         start = time.perf_counter()
-        # Before every shape again, since clocks differ from minute to minute.
+        # Measured before every shape, because clocks vary from minute to minute.
         ceilings["copy_bytes_per_second"] += copy_rate()
         ceilings["f16_operations_per_second"] += f16_rate()
         result["ceilings"] = {name: statistics.median(values) for name, values in ceilings.items()}

@@ -1,4 +1,4 @@
-"""Tests of the report, on any machine: `python3 -m unittest discover benches/hopper`."""
+"""Tests of the report. They run on any machine: `python3 -m unittest discover benches/hopper`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import report
 
 
 def load_tests(_loader: object, tests: unittest.TestSuite, _pattern: object) -> unittest.TestSuite:
-    """Runs the examples in `report` too."""
+    """Adds the examples in `report`."""
     tests.addTests(doctest.DocTestSuite(report))
     return tests
 
 
 def shape(kernel: float, **peers: float) -> dict[str, Any]:
-    """A shape of 1 GB and 1 Top whose kernel takes so many µs."""
+    """Returns a shape of 1 GB and 1 Top whose kernel takes `kernel` µs."""
     us = {report.KERNEL: kernel, report.KERNEL_GRAPH: kernel, "gated_simt": kernel / 10, **peers}
     return {
         "bytes": 1e9,
@@ -29,7 +29,7 @@ def shape(kernel: float, **peers: float) -> dict[str, Any]:
 
 
 def result(**shapes: dict[str, Any]) -> dict[str, Any]:
-    """A result of those shapes on a device of 4 TB/s and 800 TFLOP/s."""
+    """Returns a result of these shapes on a device with 4 TB/s and 800 TFLOP/s."""
     return {
         "conditions": {"gpu": "a GPU", "torch": "2", "triton": "3", "date": "today", "note": "a test"},
         "rounds": 1,
@@ -40,15 +40,15 @@ def result(**shapes: dict[str, Any]) -> dict[str, Any]:
 
 
 class Report(unittest.TestCase):
-    """What is promised of a report."""
+    """Properties of a report."""
 
-    def test_the_best_peer_is_never_the_librarys_own(self) -> None:
+    def test_library_is_never_its_own_best_peer(self) -> None:
         measured = shape(100.0, triton=300.0, humming=200.0)
         self.assertEqual(report.best_peer(measured), "humming")
         self.assertAlmostEqual(report.ratio(measured) or 0, 2.0)
         self.assertIsNone(report.ratio(shape(100.0)))
 
-    def test_another_checkpoint_is_shown_and_no_peer(self) -> None:
+    def test_another_checkpoint_is_shown_but_not_a_peer(self) -> None:
         measured = shape(100.0, humming=200.0, **{report.OTHER_CHECKPOINT: 50.0})
         self.assertEqual(report.best_peer(measured), "humming")
         text = report.text(result(moe_1=measured))
@@ -56,13 +56,13 @@ class Report(unittest.TestCase):
         self.assertIn("torch fp8: another checkpoint", text)
         self.assertNotIn("another checkpoint", report.text(result(moe_1=shape(100.0, humming=200.0))))
 
-    def test_shares_are_of_the_ceilings_of_the_same_run(self) -> None:
+    def test_shares_are_relative_to_the_runs_ceilings(self) -> None:
         measured = shape(1000.0)
         of = result(decode_1=measured)
         self.assertAlmostEqual(report.copy_share(of, measured), 0.25)
         self.assertAlmostEqual(report.f16_share(of, shape(2000.0)), 0.625)
 
-    def test_a_goal_is_judged_only_when_all_its_shapes_were_measured(self) -> None:
+    def test_goal_needs_all_of_its_shapes(self) -> None:
         names = [name.replace("-", "_") for name in report.AGAINST_PEERS]
         all_shapes = {name: shape(1000.0, humming=1600.0) for name in names}
         judged = report.goals(result(**all_shapes))

@@ -1,9 +1,9 @@
-"""The kernel of the Triton peer and its tilings, which PyTorch is not needed for; `peers/triton_decode.py` launches it.
+"""The kernel of the Triton peer and its tilings. It does not need PyTorch; `peers/triton_decode.py` launches it.
 
-    python3 triton_decode_kernel.py FOLDER SHAPE               # a folder for each of TIMED: kernel.ptx and launch.json
+    python3 triton_decode_kernel.py FOLDER SHAPE              # a folder per tiling of TIMED: kernel.ptx and launch.json
 
-That needs Triton (3.6.0, as docs/measurements/h200-triton.json was measured with), and no GPU: `ptx-emulator launch`
-runs it.
+The command needs Triton (3.6.0, the version of docs/measurements/h200-triton.json) and no GPU. `ptx-emulator launch`
+runs the kernel.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-# Four packed bytes and their scale in, eight exact f16 out: e2m1 with its three low bits moved to bits 9..11 of an f16
-# is the value times 2^-14, and the scale is e4m3 times 2^7.
+# Converts four packed bytes and their scale to eight exact f16. The three low bits of e2m1, moved to bits 9..11 of an
+# f16, are the value times 2^-14. The scale is e4m3 times 2^7.
 DECODE = tl.constexpr(
     """{
     .reg .b32 t, m, s;
@@ -48,13 +48,13 @@ DECODE = tl.constexpr(
     mul.rn.f16x2 $3, $3, $6;
     }"""
 )
-# What `DECODE` leaves out: 2^14 and 2^-7.
+# Factor that undoes the scaling of `DECODE`: 2^14 times 2^-7.
 DECODED_UNIT = tl.constexpr(128.0)
 
 
 @triton.jit
 def decode(packed, scales, rows: tl.constexpr, half_k: tl.constexpr):
-    """The even and the odd elements of `[rows, 2 * half_k]` as f16, in units of `1 / DECODED_UNIT`."""
+    """Returns the even and the odd elements of `[rows, 2 * half_k]` as f16, in units of `1 / DECODED_UNIT`."""
     # e4m3 moved to an f16's exponent and mantissa is the scale times 2^-8.
     exact = (scales.to(tl.uint16) << 7).to(tl.float16, bitcast=True) * 32768.0
     spread = tl.broadcast_to(exact.to(tl.float16)[:, :, None], (rows, half_k // 8, 8)).reshape(rows, half_k)
@@ -68,9 +68,9 @@ def decode_kernel(
     codes, scales, even, odd, ends, alphas, out, n, k, experts,
     EXPERTS: tl.constexpr, MATRICES: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """`out[T, n]` of tokens `even` and `odd`, each `[T, k / 2]`, with weights `[experts, MATRICES * n, k / 2]`.
+    """Writes `out[T, n]` from tokens `even` and `odd`, each `[T, k / 2]`, and weights `[experts, MATRICES * n, k / 2]`.
 
-    `ends` says where each expert's tokens end. Grid: for each tile of weight rows, the tiles of all tokens.
+    `ends` has the end of each expert's tokens. Grid: for each tile of weight rows, the tiles of all tokens.
     """
     expert = tl.arange(0, EXPERTS)
     end = tl.load(ends + expert, mask=expert < experts, other=0)
@@ -118,13 +118,13 @@ def decode_kernel(
     tl.store(out + at, result.to(out.dtype.element_ty), mask=present & (rows < n)[:, None])
 
 
-# Room for the ends of this many groups, as a power of two.
+# Maximum number of groups, a power of two.
 MOST_EXPERTS = 16
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A tiling: weight rows, tokens and elements of K of a step; warps; stages of the pipeline."""
+    """A tiling: weight rows, tokens and elements of K per step; warps; stages of the pipeline."""
 
     rows: int
     tokens: int
@@ -133,23 +133,23 @@ class Config:
     stages: int
 
     def accumulators(self, matrices: int) -> int:
-        """f32 accumulators of a thread."""
+        """Returns the number of f32 accumulators per thread."""
         return matrices * self.rows * self.tokens // (32 * self.warps)
 
     def __str__(self) -> str:
         return f"{self.rows}x{self.tokens}x{self.depth}_w{self.warps}_s{self.stages}"
 
     def tile(self) -> dict[str, int]:
-        """As the kernel takes it."""
+        """Returns the kernel's constants."""
         return {"ROWS": self.rows, "TOKENS": self.tokens, "DEPTH": self.depth}
 
     def options(self) -> dict[str, int]:
-        """As a launch takes it."""
+        """Returns the options of a launch."""
         return self.tile() | {"num_warps": self.warps, "num_stages": self.stages}
 
 
 def configs(matrices: int) -> list[Config]:
-    """Every tiling that is tried: those whose accumulators leave room for the decoded weights in registers."""
+    """Returns every tiling whose accumulators leave enough registers for the decoded weights."""
     choices = itertools.product((64, 128), (16, 32, 64, 128, 256), (128, 256), (4, 8), (3, 4))
     return [
         config
@@ -158,7 +158,7 @@ def configs(matrices: int) -> list[Config]:
     ]
 
 
-# Shapes and tilings of which each is timed alone, whatever the peer would choose, to compare the time model with.
+# Shapes and tilings that are timed alone, whatever the peer would choose. The time model is compared with them.
 TIMED = {
     shape: [Config(64, tokens, 128, 4, 3), Config(128, tokens, 128, 8, 3), Config(64, tokens, 128, 4, 4)]
     for shape, tokens in {
@@ -171,7 +171,7 @@ SHAPES = Path(__file__).parents[2] / "host/src/shapes.json"
 
 
 def compiled(config: Config, matrices: int) -> Any:
-    """A tiling for compute capability 9.0, of arguments as the peer's are: addresses and sizes are multiples of 16."""
+    """Compiles a tiling for compute capability 9.0, for arguments that are multiples of 16, like the peer's."""
     constants = config.tile() | {"EXPERTS": MOST_EXPERTS, "MATRICES": matrices}
     kinds = ("*u8", "*u8", "*fp16", "*fp16", "*i32", "*fp32", "*bf16", "i32", "i32", "i32")
     signature = dict(zip(decode_kernel.arg_names, kinds, strict=False)) | dict.fromkeys(constants, "constexpr")
@@ -204,17 +204,17 @@ def write(folder: Path, shape: dict[str, Any], config: Config) -> None:
         "block": [int(re.search(r"\.reqntid (\d+)", ptx)[1]), 1, 1],
         "shared_bytes": made.metadata.shared,
         "buffers": buffers,
-        # Scratch memory of Triton's, of which the kernel takes none, comes last.
+        # Triton's scratch memory comes last. The kernel uses none.
         "args": [*pointers, *numbers, {"u64": 0}, {"u64": 0}],
     }
     (folder / "launch.json").write_text(json.dumps(launch))
 
 
 def main() -> None:
-    """The command."""
+    """Writes the tilings of a shape."""
     from triton.backends.nvidia.compiler import CUDABackend
 
-    # No assembler turns PTX into machine code here.
+    # Skips the assembler: only PTX is needed.
     CUDABackend.make_cubin = lambda self, source, *rest: source.encode()
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path)

@@ -1,4 +1,4 @@
-"""Times of single tilings of the Triton peer on a Hopper GPU, which the time model is compared with.
+"""Times single tilings of the Triton peer on a Hopper GPU, to compare the time model with them.
 
 python3 triton_tilings.py --out result.json
 """
@@ -18,12 +18,12 @@ from peers import triton_decode
 from triton_decode_kernel import SHAPES, TIMED, Config
 
 ROUNDS, RUNS = 6, 20
-# Copies of all operands together are three times the second-level cache.
+# All copies of the operands together are three times as large as the L2 cache.
 ROTATED = 180 << 20
 
 
 def measure(problem: Problem, tilings: list[Config]) -> dict[str, dict[str, float]]:
-    """Times of each tiling, whose result is checked first."""
+    """Returns the times of each tiling, after its result was checked."""
     inputs = Inputs(problem)
     reference = inputs.reference()
     copies = max(2, -(-ROTATED // triton_decode.weight_bytes(inputs)))
@@ -32,13 +32,13 @@ def measure(problem: Problem, tilings: list[Config]) -> dict[str, dict[str, floa
     for tiling in tilings:
         runs = triton_decode.runs(inputs, tiling, sets)
         error = relative_error(runs[0], reference)
-        assert error < 0.01, f"{problem.name} {tiling}: off by {error}"
+        assert error < 0.01, f"{problem.name} {tiling}: relative error {error}"
         contenders[str(tiling)] = functools.partial(Contender(runs).round, RUNS)
     return {name: summary(us) for name, us in alternate(contenders, ROUNDS).items()}
 
 
 def main() -> None:
-    """The command."""
+    """Measures all tilings and writes the result."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()

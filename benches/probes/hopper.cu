@@ -1,6 +1,6 @@
-// What instructions take of a multiprocessor beside each other on Hopper: other warps' beside wgmma, loads that hit L1, copies of 16 bytes
-// into shared memory; and streams from DRAM and L2 by the bytes in flight. One line a figure; a letter says which part is run:
-// where blocks go (w), registers of accesses (r), L1 (l), L2 (2), beside wgmma (b), streams (s).
+// Measures instructions of a Hopper SM beside each other: any kind beside wgmma, loads that hit L1, copies of 16 bytes to shared memory. Also
+// measures streams from DRAM and L2 by the bytes in flight. One line per figure. The argument is a letter that selects a part:
+// placement of CTAs (w), registers of accesses (r), L1 (l), L2 (2), beside wgmma (b), streams (s).
 //
 //   nvcc -O2 -std=c++17 -gencode=arch=compute_90a,code=sm_90a hopper.cu -o hopper && for part in w r l 2 b s; do ./hopper $part; done
 #include <algorithm>
@@ -20,7 +20,7 @@
         }                                                                                                       \
     } while (0)
 
-// Sums of a thread, by columns: D<n> are n / 2 registers.
+// Sums of a thread by columns: D<n> are n / 2 registers.
 #define S8 "d0,d1,d2,d3"
 #define S16 S8 ",d4,d5,d6,d7"
 #define S32 S16 ",d8,d9,d10,d11,d12,d13,d14,d15"
@@ -30,7 +30,7 @@
 #define RS(N) RS1(N, "a0,a1,a2,a3") RS1(N, "a4,a5,a6,a7") RS1(N, "a8,a9,a10,a11") RS1(N, "a12,a13,a14,a15")
 #define SS1(N) "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" S##N "}, %3, %3, 1, 1, 1, 0, 0;\n"
 #define SS(N) SS1(N) SS1(N) SS1(N) SS1(N)
-// Groups of eight products, one behind the other, so many; how many of them until the time.
+// Runs groups of eight products, one behind another. `count` is the number of products until the deadline.
 #define MULTIPLY(WAY, N)                                                                                        \
     asm volatile("{\n.reg .f32 d<64>;\n.reg .b32 a<16>;\n.reg .b64 now;\n.reg .pred p;\n.reg .b32 done;\n"                         \
                  "mov.b32 a0, %4;mov.b32 a1, %5;mov.b32 a2, %6;mov.b32 a3, %7;mov.b32 a4, %8;mov.b32 a5, %9;mov.b32 a6, %10;mov.b32 a7, %11;mov.b32 a8, %12;mov.b32 a9, %13;mov.b32 a10, %14;mov.b32 a11, %15;mov.b32 a12, %16;mov.b32 a13, %17;mov.b32 a14, %18;mov.b32 a15, %19;\n" ZERO                           \
@@ -62,7 +62,7 @@ __device__ __forceinline__ uint32_t other(int kind, uint32_t v, uint32_t by, uin
     return v;
 }
 
-// A warpgroup multiplies, the others do one kind of instruction (7: a shift, two lop3 and a product of f16) until the clock says so.
+// One warpgroup multiplies; the others run one kind of instruction (7: a shift, two lop3 and a product of f16) until the deadline.
 template <int N, bool IN_REGISTERS>
 __global__ void beside(int kind, int multiplies, int cycles, uint64_t* counts, float* out) {
     extern __shared__ __align__(1024) char shared[];
@@ -154,12 +154,12 @@ static void beside_all() {
             if (groups == 3 && N > 64) continue;
             double rate = run(kind, 0, groups).second;
             auto [products, beside] = run(kind, 1, groups);
-            std::printf("beside %s n%-3d %-10s %d groups: product %6.1f alone %6.1f with; others %.3f alone %.3f with; more cycles an instruction %.2f\n",
+            std::printf("beside %s n%-3d %-10s %d groups: product %6.1f alone %6.1f with; others %.3f alone %.3f with; more cycles per instruction %.2f\n",
                         RSWAY ? "rs" : "ss", N, kinds[kind], groups, alone, products, rate, beside, 1 / beside - 1 / rate);
         }
 }
 
-// ---- where blocks go
+// ---- placement of CTAs
 __global__ void where(uint32_t* sm) {
     extern __shared__ char shared[];
     uint32_t n;
@@ -168,7 +168,7 @@ __global__ void where(uint32_t* sm) {
     for (long long start = clock64(); clock64() - start < 20000;) {}
 }
 
-// ---- bulk copies from L2 of lines that pairs share, one of them late
+// ---- bulk copies from L2 of lines that pairs of SMs share, one of the pair late
 __global__ void shared_copies(const char* from, int times, uint32_t wrap, int distance, int late, int active, long long* cycles) {
     extern __shared__ __align__(1024) char stage[];
     __shared__ __align__(8) uint64_t full[16];
@@ -180,8 +180,8 @@ __global__ void shared_copies(const char* from, int times, uint32_t wrap, int di
     asm volatile("fence.proxy.async.shared::cta;");
     uint32_t sm, at = 0;
     asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
-    // Multiprocessors n and n + distance have the same lines; 0: each its own.
-    // Those that do nothing: none, every second one, every second pair, the upper half.
+    // SMs n and n + distance have the same lines; 0: every SM has its own.
+    // Idle SMs: none, every second, every second pair, the upper half, from 16 on, from 2 on.
     if ((active == 1 && sm % 2) || (active == 2 && sm / 2 % 2) || (active == 3 && sm >= 66) || (active == 4 && sm >= 16) || (active == 5 && sm >= 2)) { cycles[blockIdx.x] = 0; return; }
     bool second = distance && sm / distance % 2;
     uint32_t group = distance ? sm / (2 * distance) * distance + sm % distance : sm;
@@ -210,7 +210,7 @@ __global__ void shared_copies(const char* from, int times, uint32_t wrap, int di
     cycles[blockIdx.x] = clock64() - start;
 }
 
-// ---- streams: each warp copies groups of `lines` x 512 bytes by cp.async of 16 bytes a lane, AHEAD groups in flight
+// ---- streams: each warp copies groups of LINES x 512 bytes by cp.async of 16 bytes per lane, with AHEAD groups in flight
 template <int AHEAD, int LINES>
 __global__ void stream_copies(const char* from, int groups, long long* cycles) {
     extern __shared__ __align__(1024) char stage[];
@@ -245,7 +245,7 @@ __global__ void stream_copies(const char* from, int groups, long long* cycles) {
     if (threadIdx.x == 0) cycles[blockIdx.x] = clock64() - start + (sum == 0x12345);
 }
 
-// The same by loads of 16 bytes to registers, AHEAD x 512 bytes at once.
+// The same with loads of 16 bytes to registers, AHEAD x 512 bytes at once.
 template <int AHEAD>
 __global__ void stream_loads(const char* from, int groups, long long* cycles) {
     int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -264,7 +264,7 @@ __global__ void stream_loads(const char* from, int groups, long long* cycles) {
     if (threadIdx.x == 0) cycles[blockIdx.x] = clock64() - start + (sum == 0x12345);
 }
 
-// Bulk copies of BYTES, AHEAD in flight, by one thread.
+// Bulk copies of `bytes` bytes by one thread, with `ahead` in flight.
 __global__ void stream_bulk(const char* from, uint32_t bytes, int ahead, int times, long long* cycles) {
     extern __shared__ __align__(1024) char stage[];
     __shared__ __align__(8) uint64_t full[16];
@@ -295,19 +295,19 @@ __global__ void stream_bulk(const char* from, uint32_t bytes, int ahead, int tim
     cycles[blockIdx.x] = clock64() - start;
 }
 
-// Fills L2 with lines that need not be written back.
+// Fills L2 with lines that need no write-back.
 __global__ void fill(const uint4* from, size_t count, uint32_t* out) {
     uint32_t sum = 0;
     for (size_t at = (size_t)blockIdx.x * blockDim.x + threadIdx.x; at < count; at += (size_t)gridDim.x * blockDim.x) sum ^= __ldcg(from + at).x;
     if (sum == 0x12345678) *out = sum;
 }
 
-// ---- what a multiprocessor's L1 and shared memory give: `kind` of loads, eight in flight a warp; cycles of one of a warp's instructions
+// ---- throughput of L1 and shared memory: loads of a `kind`, eight in flight per warp. Result: cycles per instruction of a warp.
 __global__ void l1(const char* from, int kind, int times, long long* cycles, uint32_t* out) {
     extern __shared__ __align__(1024) char shared[];
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, sum = 0;
     uint32_t place = (uint32_t)__cvta_generic_to_shared(shared) + lane * 16;
-    // 0: 512 neighboring bytes; 1: four lanes have 16 of every 32 bytes, the others the same; 2: as 1, of eight rows 4 KB apart; 3: all the same; 4: 4 bytes each
+    // 0: 512 neighboring bytes; 1: four lanes have 16 of every 32 bytes, the other lanes the same; 2: like 1, in eight rows 4 KB apart; 3: all the same; 4: 4 bytes each
     uint32_t offset = kind == 0 ? lane * 16 : kind == 1 ? lane % 4 * 32 : kind == 2 ? lane % 4 * 32 + lane / 4 * 4096 : kind == 3 ? 0 : lane * 4;
     const char* p = from + offset;
     for (int i = 0; i < 8; ++i) sum ^= __ldca((const uint4*)(p + (kind == 0 ? i * 512 : i * 128))).x;
@@ -336,7 +336,7 @@ __global__ void l1(const char* from, int kind, int times, long long* cycles, uin
                 sum ^= a ^ b ^ c ^ d;
             }
         } else if (kind == 6 || kind == 7) {
-            // Half of them from shared memory, half by loads as 0 or 1.
+            // Half of the loads from shared memory, half as in kind 0 or 1.
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 uint32_t a, b, c, d, e, f, g, h;
@@ -351,7 +351,7 @@ __global__ void l1(const char* from, int kind, int times, long long* cycles, uin
                 asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place + warp * 4096 + i * 512), "l"(from + lane * 16 + warp * 4096 + i * 512) : "memory");
             asm volatile("cp.async.commit_group;\ncp.async.wait_group 1;" ::: "memory");
         } else {
-            // Half copies, half loads of shared memory.
+            // Half copies, half loads from shared memory.
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 uint32_t a, b, c, d;
@@ -368,7 +368,7 @@ __global__ void l1(const char* from, int kind, int times, long long* cycles, uin
     if (sum == 0x12345678) *out = sum;
 }
 
-// ---- when an instruction gives back the registers that it reads: a loop of one copy or store whose address register changes behind it
+// ---- when an instruction releases the registers that it reads: a loop of one copy or store, whose address register changes behind it
 template <int KIND>
 __global__ void release(const char* from, int times, uint32_t mask, long long* cycles) {
     extern __shared__ __align__(1024) char shared[];
@@ -431,7 +431,7 @@ int main(int count, char** arguments) {
             for (int warps : {1, 4, 8, 12, 16}) {
                 constexpr int TIMES = 256;
                 for (int i = 0; i < 3; ++i) { kernel<<<1, warps * 32, 80 << 10>>>(memory, TIMES, mask, cycles); CHECK(cudaGetLastError()); CHECK(cudaDeviceSynchronize()); }
-                std::printf("release %-22s mask %5x %2d warps: %.1f cycles a turn of each\n", name, mask, warps, (double)cycles[0] / TIMES);
+                std::printf("release %-22s mask %5x %2d warps: %.1f cycles per iteration\n", name, mask, warps, (double)cycles[0] / TIMES);
             }
     };
     if (section == 'r') {
@@ -445,7 +445,7 @@ int main(int count, char** arguments) {
         for (int warps : {1, 4, 8, 12, 16}) {
             constexpr int TIMES = 200;
             for (int i = 0; i < 2; ++i) { l1<<<1, warps * 32, 80 << 10>>>(memory, kind, TIMES, cycles, (uint32_t*)out); CHECK(cudaGetLastError()); CHECK(cudaDeviceSynchronize()); }
-            std::printf("l1 %-20s %2d warps: %.2f cycles an instruction\n", l1_kinds[kind], warps, (double)cycles[0] / TIMES / 8 / warps);
+            std::printf("l1 %-20s %2d warps: %.2f cycles per instruction\n", l1_kinds[kind], warps, (double)cycles[0] / TIMES / 8 / warps);
         }
     // L2
     CHECK(cudaFuncSetAttribute(shared_copies, cudaFuncAttributeMaxDynamicSharedMemorySize, 220 << 10));
@@ -459,7 +459,7 @@ int main(int count, char** arguments) {
             for (int b = 0; b < 132; ++b) if (cycles[b]) c.push_back((double)cycles[b]);
             if (i) rate.push_back(512 * 16384.0 / median(c));
         }
-        std::printf("l2 pairs %d apart, the second %d cycles late, active %d: %.2f bytes a cycle each\n", distance, late, active, median(rate));
+        std::printf("l2 pairs %d apart, the second %d cycles late, active %d: %.2f bytes per cycle and SM\n", distance, late, active, median(rate));
     }
     // DRAM
     size_t next = 0;
@@ -480,7 +480,7 @@ int main(int count, char** arguments) {
             if (i) { c.push_back(median(each)); most.push_back(*std::max_element(each.begin(), each.end())); }
         }
         double m = median(c), last = median(most);
-        std::printf("stream %-34s %9zu bytes: median %8.0f slowest %8.0f cycles, %.2f bytes a cycle of a multiprocessor\n", name, total, m, last, total / 132.0 / m);
+        std::printf("stream %-34s %9zu bytes: median %8.0f slowest %8.0f cycles, %.2f bytes per cycle and SM\n", name, total, m, last, total / 132.0 / m);
     };
     char name[80];
     if (section != 's') return 0;

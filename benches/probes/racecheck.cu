@@ -1,5 +1,5 @@
-// What compute-sanitizer's racecheck follows of barriers in shared memory. A ring of stages as the kernels have it: a thread fills
-// them by bulk copies, and warps load from them and hand them back. How a warp hands a stage back is the argument:
+// Shows how compute-sanitizer's racecheck follows barriers in shared memory. The program has a ring of stages like the kernels: a thread
+// fills them by bulk copies, and warps load from them and hand them back. The argument selects how a warp hands a stage back:
 //
 //   nvcc -O3 -lineinfo -arch=sm_90a racecheck.cu -o racecheck
 //   compute-sanitizer --tool racecheck ./racecheck 0
@@ -12,13 +12,13 @@
 constexpr int STAGES = 8, WARPS = 16, BYTES = 32 * WARPS * 16, ROUNDS = 12, BLOCKS = 8;
 
 enum Way {
-    LANE_FOR_WARP,      // bar.warp.sync, then lane 0 arrives for the warp: right
-    LANE_BEHIND_BAR,    // the same with bar.sync of the warp's 32 threads: right
-    EVERY_LANE,         // every lane arrives for itself: right
-    NOT_AWAITED,        // the same, but once in a while the thread that copies does not wait: wrong
+    LANE_FOR_WARP,      // bar.warp.sync, then lane 0 arrives for the warp: correct
+    LANE_BEHIND_BAR,    // the same with bar.sync of the warp's 32 threads: correct
+    EVERY_LANE,         // every lane arrives for itself: correct
+    NOT_AWAITED,        // the same, but sometimes the copying thread does not wait: wrong
 };
 const char* const NAMES[] = {"lane 0 arrives for the warp, behind bar.warp.sync", "lane 0 arrives for the warp, behind bar.sync of 32 threads",
-                             "every lane arrives", "every lane arrives, a wait is left out (wrong)"};
+                             "every lane arrives", "every lane arrives, sometimes without a wait (wrong)"};
 
 __device__ uint32_t shared(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(32 * (1 + WARPS), 1) ring(const uint8_t* sourc
             uint4 v;
             asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                          : "r"(shared(stages + stage * BYTES + (threadIdx.x - 32) * 16)) : "memory");
-            // What a copy writes next comes behind what this thread has read.
+            // Orders the next copy's writes behind this thread's reads.
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             if (WAY == LANE_FOR_WARP) __syncwarp();
             if (WAY == LANE_BEHIND_BAR) asm volatile("bar.sync %0, 32;" ::"r"(warp) : "memory");

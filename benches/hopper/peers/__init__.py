@@ -1,10 +1,10 @@
-"""What the library's kernel is compared with, a file each.
+"""Peers of the library's kernel, one file each.
 
-A peer has two functions. `contend(inputs, copies) -> list[Run]` prepares the inputs as that peer likes them best and
-gives a way to run the operation on each copy; it raises `Unavailable` where the peer's package is missing.
-`weight_bytes(inputs)` says how large a copy of the weights is.
+A peer has two functions. `contend(inputs, copies) -> list[Run]` prepares the inputs in the peer's best layout and
+returns a run of the operation for each copy. It raises `Unavailable` if the peer's package is missing.
+`weight_bytes(inputs)` returns the size of a copy of the weights.
 """
 
 
 class Unavailable(Exception):
-    """Why a peer cannot be measured here."""
+    """A peer cannot be measured here; the message says why."""

@@ -1,6 +1,6 @@
-"""Humming, vLLM's kernels for quantized weights on wgmma, as its wheel has them (`humming-kernels`), then silu·up.
+"""Humming, vLLM's wgmma kernels for quantized weights, from its wheel (`humming-kernels`), then silu·up.
 
-The package compiles its kernel for the problem (NVRTC) and picks the tiling by its own rules for this card.
+The package compiles its kernel for the problem (NVRTC) and picks the tiling for this GPU by its own rules.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from .silu import silu_mul
 
 
 def contend(inputs: Inputs, copies: int) -> list[Run]:
-    """All groups in one launch, gate and up side by side in its output; bf16 or f16, whichever is faster."""
+    """All groups in one launch, with gate and up side by side in its output; the faster of bf16 and f16."""
     try:
-        import humming.layer  # noqa: F401 (whether it is there)
+        import humming.layer  # noqa: F401 (checks that the package exists)
     except ImportError as error:
-        raise Unavailable(f"no package: --packages names a folder with humming-kernels ({error})") from error
+        raise Unavailable(f"missing package: --packages must name humming-kernels' folder ({error})") from error
     candidates = [[layer(inputs, dtype) for _ in range(copies)] for dtype in (torch.bfloat16, torch.float16)]
     return candidates[fastest(candidates)]
 
 
 def layer(inputs: Inputs, dtype: torch.dtype) -> Run:
-    """A copy of the layer, with tokens and output of a type."""
+    """Returns a run on a copy of the layer, with tokens and output of a type."""
     from humming.layer import HummingLayer
     from humming.tune import get_heuristics_config
 
@@ -49,7 +49,7 @@ def layer(inputs: Inputs, dtype: torch.dtype) -> Run:
     product = torch.empty(len(tokens), problem.rows, dtype=dtype, device="cuda")
     out = torch.empty(len(tokens), problem.n, dtype=dtype, device="cuda")
     kind = "grouped_contiguous" if grouped else "dense"
-    # What `forward` picks for this many tokens when it is given no tiling, without compiling those of all others.
+    # The tiling that `forward` picks by default for this number of tokens, without compiling the tilings for others.
     tiling = get_heuristics_config(layer.humming_config, shape_m=len(tokens), gemm_type=kind)
 
     def launch() -> torch.Tensor:
@@ -60,5 +60,5 @@ def layer(inputs: Inputs, dtype: torch.dtype) -> Run:
 
 
 def weight_bytes(inputs: Inputs) -> int:
-    """Bytes of one copy of the weights."""
+    """Returns the bytes of one copy of the weights."""
     return inputs.weights.values.numel() + inputs.weights.scales.numel()

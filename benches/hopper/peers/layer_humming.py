@@ -1,8 +1,8 @@
-"""vLLM's chain with Humming's products (`humming-kernels`), in both ways in which vLLM can be told to run it.
+"""vLLM's chain with Humming's products (`humming-kernels`), in both ways that vLLM offers.
 
-Indexed, vLLM's choice: align, product that gathers its rows, silu·up, product, weighted sum. Grouped: a sort and copies
-of the rows by expert, then the same products on contiguous rows, and a sum that undoes the order. Tilings are the
-package's own.
+Indexed, vLLM's default: align, a product that gathers its rows, silu·up, product, weighted sum. Grouped: sorts and
+copies the rows by expert, then runs the same products on contiguous rows, and a sum that restores the order. The
+package picks the tilings.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from measure import Run
 from . import Unavailable, vllm
 
 ELEMENT = NVFP4
-# The number of rows up to which the package has tilings.
+# Maximum number of rows for which the package has tilings.
 MOST_ROWS = 65408
-# As in vLLM.
+# Padding as in vLLM.
 PAD_ROWS, PAD_K = 256, 128
 
 
 class Matrices:
-    """All experts' matrices of a projection as Humming reads them."""
+    """All experts' matrices of a projection in Humming's layout."""
 
     def __init__(self, matrices: Quantized) -> None:
         from humming.layer import HummingLayer
@@ -57,19 +57,19 @@ class Matrices:
         }
 
     def clone(self) -> Matrices:
-        """The same at other addresses."""
+        """Returns a copy at other addresses."""
         other = object.__new__(Matrices)
         other.__dict__ = self.__dict__ | {"operands": {name: data.clone() for name, data in self.operands.items()}}
         return other
 
     def tiling(self, rows: int, kind: str) -> dict[str, Any]:
-        """What the package picks for so many rows in all."""
+        """Returns the package's tiling for `rows` rows in total."""
         from humming.tune import get_heuristics_config
 
         return get_heuristics_config(self.config, shape_m=max(1, min(rows, MOST_ROWS)), gemm_type=kind)
 
     def multiply(self, a: torch.Tensor, out: torch.Tensor, tiling: str, kind: str, **where: Any) -> None:
-        """`out` = rows of `a` times their experts' matrices."""
+        """Writes rows of `a` times their experts' matrices to `out`."""
         from humming.forward import humming_forward
 
         humming_forward(
@@ -79,7 +79,7 @@ class Matrices:
 
 
 def local_rows(model: Model, tokens: int) -> int:
-    """Rows that vLLM expects on this card, knowing the number of tokens alone."""
+    """Returns the number of rows that vLLM expects on this GPU, from the number of tokens alone."""
     return -(-tokens * model.k * model.local // model.experts)
 
 
@@ -89,9 +89,9 @@ class Layer:
     def __init__(self, weights: Weights, copies: int) -> None:
         vllm.loaded()
         try:
-            import humming.layer  # noqa: F401 (whether it is there)
+            import humming.layer  # noqa: F401 (checks that the package exists)
         except ImportError as error:
-            raise Unavailable(f"no package: --packages names a folder with humming-kernels ({error})") from error
+            raise Unavailable(f"missing package: --packages must name humming-kernels' folder ({error})") from error
         gate_up, down = Matrices(weights.gate_up), Matrices(weights.down)
         self.sets = [(gate_up, down), *((gate_up.clone(), down.clone()) for _ in range(copies - 1))]
 
@@ -107,7 +107,7 @@ class Layer:
                 )
 
     def candidates(self, step: Step, copies: int) -> dict[str, list[Run]]:
-        """Two ways to run it, each on every copy."""
+        """Returns both ways to run the layer, each on every copy."""
         return {
             kind: [
                 functools.partial(run, *matrices, step.tokens.clone(), torch.empty_like(step.tokens))
@@ -117,7 +117,7 @@ class Layer:
         }
 
     def indexed(self, step: Step) -> Any:
-        """Rows stay where they are; lists say which expert's they are."""
+        """Returns the indexed way: rows stay in place, and lists name the expert of each row."""
         model, tokens = step.point.model, step.point.tokens
         rows, valid = tokens * model.k, local_rows(model, tokens)
         gate_up, middle, partial = buffers(step)
@@ -134,7 +134,7 @@ class Layer:
             where = lists(blocks[0])
             first.multiply(x, gate_up, texts[0], "indexed", top_k=model.k, **where)
             torch.ops._C.silu_and_mul(middle, gate_up)
-            # vLLM takes both tilings to have blocks of as many rows; where they have not, the lists are made anew.
+            # vLLM assumes that both tilings have the same number of rows per block. If not, this makes new lists.
             where = where if blocks[1] == blocks[0] else lists(blocks[1])
             second.multiply(middle, partial, texts[1], "indexed", top_k=1, **where)
             vllm.weighted_sum(partial.view(tokens, -1, model.hidden), step.weights, step.ids, step.expert_map, out)
@@ -144,7 +144,7 @@ class Layer:
         return launch
 
     def grouped(self, step: Step) -> Any:
-        """Rows are copied behind one another by expert."""
+        """Returns the grouped way: rows are copied behind one another by expert."""
         model, tokens = step.point.model, step.point.tokens
         rows, valid = tokens * model.k, local_rows(model, tokens)
         gate_up, middle, partial = buffers(step)
@@ -179,7 +179,7 @@ class Layer:
 
 
 def buffers(step: Step) -> list[torch.Tensor]:
-    """Rows of gate and up, of the activation and of the down projection, which all copies share, as layers do."""
+    """Returns buffers for gate and up, the activation and the down projection. All copies share them, as layers do."""
     model = step.point.model
     rows = step.point.tokens * model.k
     return [

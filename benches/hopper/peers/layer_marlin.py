@@ -1,4 +1,4 @@
-"""vLLM's chain with Marlin's kernel, what its `fused_marlin_moe` does: align, product, silu·up, product, sum."""
+"""vLLM's chain with Marlin's kernel, as in its `fused_marlin_moe`: align, product, silu·up, product, sum."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ELEMENT = NVFP4
 
 
 def factor_for_marlin(scales: torch.Tensor) -> float:
-    """The largest power of two that keeps every scale within e4m3's range, so that small ones keep their bits."""
+    """Returns the largest power of two that keeps every scale within e4m3's range, so small scales keep their bits."""
     return torch.exp2(torch.floor(torch.log2(448 / scales.float().max()))).item()
 
 
 def padded(matrices: Quantized, rows: int, k: int, parts: int) -> Quantized:
-    """Zeros behind each of the parts that a matrix' rows consist of, and behind K."""
+    """Appends zeros to each of the `parts` row ranges of a matrix, and to K."""
 
     def pad(numbers: torch.Tensor, columns: int) -> torch.Tensor:
         experts, have, width = numbers.shape
@@ -35,7 +35,7 @@ def padded(matrices: Quantized, rows: int, k: int, parts: int) -> Quantized:
 
 
 class Matrices:
-    """All experts' matrices of a projection as Marlin reads them."""
+    """All experts' matrices of a projection in Marlin's layout."""
 
     def __init__(self, matrices: Quantized) -> None:
         experts, self.rows, half = matrices.values.shape
@@ -47,7 +47,7 @@ class Matrices:
         self.units = torch.full((experts,), unit, dtype=torch.float32, device=matrices.values.device)
 
     def clone(self) -> Matrices:
-        """The same at other addresses."""
+        """Returns a copy at other addresses."""
         other = object.__new__(Matrices)
         other.__dict__ = self.__dict__ | {"values": self.values.clone(), "scales": self.scales.clone()}
         return other
@@ -56,7 +56,7 @@ class Matrices:
         self, a: torch.Tensor, out: torch.Tensor, k: int, step: Step, blocks: list[torch.Tensor], block: int,
         workspace: torch.Tensor, weigh: bool,
     ) -> None:  # fmt: skip
-        """`out` = rows of `a` times their experts' matrices; each row of `a` is used `k` times."""
+        """Writes rows of `a` times their experts' matrices to `out`. Each row of `a` is used `k` times."""
         torch.ops._moe_C.moe_wna16_marlin_gemm(
             a, out, self.values, None, self.scales, None, self.units, None, None, None, workspace, *blocks,
             step.weights, block, k, weigh, vllm.E2M1_TYPE, len(a), self.rows, self.k,
@@ -70,7 +70,7 @@ class Layer:
     def __init__(self, weights: Weights, copies: int) -> None:
         vllm.loaded()
         model = weights.model
-        # vLLM pads the intermediate size to what Marlin's tiles need.
+        # vLLM pads the intermediate size to a multiple that Marlin's tiles need.
         multiple = 64 if model.hidden % 128 == 0 else 128
         self.intermediate = -(-model.intermediate // multiple) * multiple
         gate_up = Matrices(padded(weights.gate_up, self.intermediate, model.hidden, parts=2))
@@ -78,13 +78,13 @@ class Layer:
         self.sets = [(gate_up, down), *((gate_up.clone(), down.clone()) for _ in range(copies - 1))]
 
     def candidates(self, step: Step, copies: int) -> dict[str, list[Run]]:
-        """One way to run it, on each copy."""
+        """Returns the only way to run the layer, on each copy."""
         model = step.point.model
         tokens = step.point.tokens
         rows = tokens * model.k
         block = vllm.block_rows(rows, model.local)
         device = step.tokens.device
-        # Layers share memory for what is between their launches, and so do copies.
+        # Layers share the memory between their launches, and so do copies.
         first = torch.empty(rows * max(2 * self.intermediate, model.hidden), dtype=torch.bfloat16, device=device)
         second = torch.empty(rows, self.intermediate, dtype=torch.bfloat16, device=device)
         processors = torch.cuda.get_device_properties(0).multi_processor_count

@@ -1,7 +1,7 @@
-"""PyTorch on another checkpoint: weights rounded to e4m3, a scale for each row, tokens and intermediate likewise.
+"""PyTorch with another checkpoint: weights rounded to e4m3 with one scale per row, and so are tokens and intermediate.
 
-As `layer_torch.py`, with `torch._scaled_grouped_mm` for `torch._grouped_mm`. It is what an FP8 checkpoint costs,
-whose numbers are not those of NVFP4; under `torch.compile`, so that rounding is one kernel.
+Like `layer_torch.py`, with `torch._scaled_grouped_mm` instead of `torch._grouped_mm`. It shows the cost of an FP8
+checkpoint, whose numbers differ from NVFP4's. It runs under `torch.compile`, so that rounding is one kernel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .layer_torch import by_expert, decoded, weighted_sum
 from .torch_fp8 import rounded
 
 ELEMENT = 1
-# Weights, tokens and the intermediate are rounded to four significant bits once more.
+# Weights, tokens and the intermediate are each rounded once more, to four significant bits.
 LARGEST_ERROR = 0.12
 HOW = {"out_dtype": torch.bfloat16, "use_fast_accum": True}
 
@@ -27,7 +27,7 @@ def layer(
     gate_up: torch.Tensor, gate_up_scales: torch.Tensor, down: torch.Tensor, down_scales: torch.Tensor,
     expert_map: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
-    """`[T, H]` of tokens, `gate_up[E, 2I, H]` and `down[E, H, I]` in e4m3, with a scale for each of their rows."""
+    """Returns `[T, H]` for tokens, `gate_up[E, 2I, H]` and `down[E, H, I]` in e4m3, with one scale per matrix row."""
     owners, order, ends = by_expert(ids, experts, expert_map)
     codes, scales = rounded(x)
     rows = order // ids.shape[1]
@@ -50,7 +50,7 @@ class Layer:
         self.compiled = torch.compile(layer, fullgraph=True, dynamic=False)
 
     def candidates(self, step: Step, copies: int) -> dict[str, list[Run]]:
-        """One way to run it, on each copy."""
+        """Returns the only way to run the layer, on each copy."""
         experts = torch.arange(step.point.model.local, dtype=torch.int32, device=step.tokens.device)
 
         def run(tokens: torch.Tensor, *matrices: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""Marlin's kernel for mixtures of experts, `moe_wna16_marlin_gemm` of vLLM, then silu·up.
+"""Marlin's kernel for mixtures of experts, vLLM's `moe_wna16_marlin_gemm`, then silu·up.
 
-Of vLLM's wheel only the library with the kernel is needed: `vllm/_moe_C_stable_libtorch.abi3.so` (0.24.0 fits PyTorch
-2.11). What vLLM does around it is done here: weights into Marlin's layout (Frantar et al., "MARLIN"; vLLM's
-`marlin_utils`), scales into e5m3 without sign, tokens into blocks that belong to one expert each.
+Only the library with the kernel is needed from vLLM's wheel: `vllm/_moe_C_stable_libtorch.abi3.so` (0.24.0 fits PyTorch
+2.11). This file does the work that vLLM does around the kernel: weights to Marlin's layout (Frantar et al., "MARLIN";
+vLLM's `marlin_utils`), scales to unsigned e5m3, tokens into blocks with one expert each.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from measure import Run, fastest
 from . import Unavailable
 from .silu import silu_mul
 
-# `ScalarType.float_(2, 1, signed, no NaN)`, as vLLM numbers it.
+# vLLM's number of `ScalarType.float_(2, 1, signed, no NaN)`.
 E2M1_TYPE = 562949953487106
 TILE = 16
-# Tokens of a block; vLLM picks one by the mean number of tokens, here the fastest is taken.
+# Tokens per block. vLLM picks one by the mean number of tokens; this peer takes the fastest.
 BLOCK_TOKENS = (8, 16, 32, 48, 64)
-# The exponent bias of the tokens' type less e2m1's, less the 7 of `scales_for_marlin`.
+# Exponent bias of the token type, minus e2m1's bias, minus the 7 of `scales_for_marlin`.
 GLOBAL_EXPONENTS = {torch.bfloat16: 2**7 - 2**1 - 7, torch.float16: 2**4 - 2**1 - 7}
 
 
 def load(library: str | None) -> None:
     """Loads the kernel's library from a path."""
     if library is None or not os.path.exists(library):
-        raise Unavailable("no library: --marlin names vLLM's _moe_C_stable_libtorch.abi3.so")
+        raise Unavailable("missing library: point --marlin at vLLM's _moe_C_stable_libtorch.abi3.so")
     torch.ops.load_library(library)
 
 
 def permutation() -> list[int]:
-    """Where the 1024 weights of four 16 × 16 tiles go: eight for each thread of a tensor-core fragment."""
+    """Returns the order of the 1024 weights of four 16 × 16 tiles: eight per thread of a tensor-core fragment."""
     order = []
     for thread in range(32):
         rows = [2 * (thread % 4) + offset for offset in (0, 1, 8, 9)]
@@ -46,7 +46,7 @@ def permutation() -> list[int]:
 
 
 def weights_for_marlin(values: torch.Tensor) -> torch.Tensor:
-    """Packed `[rows, K/2]` to `[K/16, 2 * rows]` words."""
+    """Converts packed `[rows, K/2]` to `[K/16, 2 * rows]` words."""
     rows, k = values.shape[0], 2 * values.shape[1]
     codes = torch.stack((values & 15, values >> 4), dim=-1).view(rows, k).T
     tiles = codes.reshape(k // TILE, TILE, rows // TILE, TILE).permute(0, 2, 1, 3).reshape(-1, 1024)
@@ -56,7 +56,7 @@ def weights_for_marlin(values: torch.Tensor) -> torch.Tensor:
 
 
 def scales_for_marlin(scales: torch.Tensor, factor: float) -> torch.Tensor:
-    """e4m3 `[rows, K/16]` times a power of two to the bytes `[K/16, rows]` that Marlin decodes."""
+    """Converts e4m3 `[rows, K/16]` times a power of two to the bytes `[K/16, rows]` that Marlin decodes."""
     rows = scales.shape[0]
     linear = scales.float().T.reshape(-1, 64)
     order = [i + 8 * j for i in range(8) for j in range(8)]
@@ -67,7 +67,7 @@ def scales_for_marlin(scales: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def sort(problem: Problem, block: int) -> list[torch.Tensor]:
-    """Tokens in blocks of one expert each, padded with a number that is no token's; each block's expert; the length."""
+    """Returns tokens in blocks of one expert each, padded with an invalid token; each block's expert; the length."""
     tokens, owners, start = [], [], 0
     for expert, end in enumerate(problem.ends):
         blocks = -(-(end - start) // block)
@@ -78,7 +78,7 @@ def sort(problem: Problem, block: int) -> list[torch.Tensor]:
 
 
 def contend(inputs: Inputs, copies: int) -> list[Run]:
-    """All groups in one launch, gate and up side by side in its output; bf16 or f16, whichever is faster."""
+    """All groups in one launch, with gate and up side by side in its output; the faster of bf16 and f16."""
     if not hasattr(torch.ops._moe_C, "moe_wna16_marlin_gemm"):
         raise Unavailable("its library is not loaded")
     candidates = [runs for dtype in GLOBAL_EXPONENTS for runs in contend_in(inputs, copies, dtype)]
@@ -86,11 +86,11 @@ def contend(inputs: Inputs, copies: int) -> list[Run]:
 
 
 def contend_in(inputs: Inputs, copies: int, dtype: torch.dtype) -> list[list[Run]]:
-    """A candidate for each number of tokens in a block."""
+    """Returns a candidate for each number of tokens per block."""
     problem = inputs.problem
     experts = range(problem.experts)
-    # In bf16 the largest power of two that keeps every scale within e4m3's range, so that small ones keep their bits;
-    # in f16 there is no room for it.
+    # In bf16, the largest power of two that keeps every scale within e4m3's range, so small scales keep their bits.
+    # f16 has no room for it.
     largest = inputs.weights.scales.float().max() if dtype == torch.bfloat16 else torch.tensor(448.0)
     factor = torch.exp2(torch.floor(torch.log2(448 / largest))).item()
     values = torch.stack([weights_for_marlin(inputs.weights.values[expert]) for expert in experts])
@@ -123,5 +123,5 @@ def contend_in(inputs: Inputs, copies: int, dtype: torch.dtype) -> list[list[Run
 
 
 def weight_bytes(inputs: Inputs) -> int:
-    """Bytes of one copy of the weights."""
+    """Returns the bytes of one copy of the weights."""
     return inputs.weights.values.numel() + inputs.weights.values.numel() * 2 // BLOCK

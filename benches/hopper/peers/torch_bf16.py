@@ -1,4 +1,4 @@
-"""PyTorch on weights decoded to bf16 beforehand: `torch._grouped_mm`, or `torch.mm` of a single group, then silu·up."""
+"""PyTorch with weights decoded to bf16 beforehand: `torch._grouped_mm`, or `torch.mm` for one group, then silu·up."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .silu import silu_mul
 
 
 def contend(inputs: Inputs, copies: int) -> list[Run]:
-    """Reads 2 bytes for each weight where the others read 9/16."""
+    """Reads 2 bytes per weight where the others read 9/16."""
     problem = inputs.problem
     weights = torch.stack([inputs.weights.group(group).decode(torch.bfloat16) for group in range(problem.experts)])
     tokens = inputs.tokens.decode(torch.bfloat16)
@@ -36,5 +36,5 @@ def contend(inputs: Inputs, copies: int) -> list[Run]:
 
 
 def weight_bytes(inputs: Inputs) -> int:
-    """Bytes of one copy of the weights."""
+    """Returns the bytes of one copy of the weights."""
     return 4 * inputs.weights.values.numel()

@@ -1,7 +1,7 @@
-"""PyTorch on another checkpoint: weights rounded to e4m3 with a scale for each row, tokens likewise.
+"""PyTorch with another checkpoint: weights rounded to e4m3 with one scale per row, and so are tokens.
 
-`torch._scaled_grouped_mm`, or `torch._scaled_mm` of a single group, then silu·up. It is what an FP8 checkpoint costs;
-its numbers are not those of NVFP4.
+`torch._scaled_grouped_mm`, or `torch._scaled_mm` for a single group, then silu·up. It shows the cost of an FP8
+checkpoint, whose numbers differ from NVFP4's.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from measure import Run
 from .silu import silu_mul
 
 LARGEST = 448.0
-# Weights and tokens are rounded to four significant bits once more, 2.6 % each; gate times up has 6.5 %.
+# Weights and tokens are each rounded once more, to four significant bits, 2.6 % each; gate times up has 6.5 %.
 LARGEST_ERROR = 8e-2
 
 
 def rounded(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """e4m3, and the scale of each row."""
+    """Returns e4m3 codes and one scale per row."""
     scales = (numbers.abs().amax(-1, keepdim=True).float() / LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
     return (numbers.float() / scales).to(torch.float8_e4m3fn), scales.squeeze(-1)
 
 
 def contend(inputs: Inputs, copies: int) -> list[Run]:
-    """Sums as the tensor core has them (`use_fast_accum`), as engines run it."""
+    """Uses the tensor core's sums (`use_fast_accum`), as engines do."""
     problem = inputs.problem
     groups = [rounded(inputs.weights.group(group).decode(torch.bfloat16)) for group in range(problem.experts)]
     weights, weight_scales = (torch.stack(parts) for parts in zip(*groups, strict=True))
@@ -53,5 +53,5 @@ def contend(inputs: Inputs, copies: int) -> list[Run]:
 
 
 def weight_bytes(inputs: Inputs) -> int:
-    """Bytes of one copy of the weights."""
+    """Returns the bytes of one copy of the weights."""
     return 2 * inputs.weights.values.numel()

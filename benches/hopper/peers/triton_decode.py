@@ -1,9 +1,9 @@
 """A Triton kernel that decodes NVFP4 weights in software, written for this comparison and autotuned.
 
-One launch computes all groups, gate and up projection and `silu(gate) * up` (or the one projection of a plain problem);
-where that is faster, gate and up are one projection of twice the rows and silu·up is a launch of its own.
+One launch computes all groups: gate and up projections and `silu(gate) * up`, or the projection of a plain problem.
+Where that is faster, gate and up are one projection of twice the rows, and silu·up is a second launch.
 Weights are the M side of the product, so that they go from registers into the tensor core; tokens are its N. A byte
-holds an even and an odd element of K, so each step multiplies the even half and the odd half apart, and nothing is
+holds an even and an odd element of K. Each step multiplies the even half and the odd half separately, so nothing is
 interleaved.
 """
 
@@ -24,7 +24,7 @@ from .silu import silu_mul
 
 
 def suitable(problem: Problem, matrices: int) -> list[Config]:
-    """Those whose token tile is not far larger than the groups are, nor far smaller."""
+    """Returns the tilings whose number of tokens is close to the groups' sizes."""
     largest = min(triton.next_power_of_2(max(problem.tokens)), 256)
     return [c for c in configs(matrices) if max(16, largest // 8) <= c.tokens <= max(16, largest)]
 
@@ -38,7 +38,7 @@ def compile_one(matrices: int, config: Config) -> None:
 
 
 def compile_all(processes: int) -> None:
-    """Compiles every tiling in so many processes: Triton's compiler holds Python's lock."""
+    """Compiles every tiling in parallel processes, because Triton's compiler holds Python's lock."""
     jobs = [(matrices, config) for matrices in (1, 2) for config in configs(matrices)]
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(processes, mp_context=context) as pool:
@@ -47,7 +47,7 @@ def compile_all(processes: int) -> None:
 
 
 def operands(inputs: Inputs, copies: int) -> list[list[torch.Tensor]]:
-    """What a launch takes, so many times. Tokens come as exact f16 in halves, the even and the odd elements of K, as a
+    """Returns copies of a launch's operands. Tokens are exact f16, split into even and odd elements of K, as a
     quantizer could write them."""
     problem = inputs.problem
     assert problem.experts <= MOST_EXPERTS and problem.n % 128 == 0 and problem.k % 256 == 0
@@ -77,13 +77,13 @@ def launch(problem: Problem, config: Config, matrices: int, operands: list[torch
 
 
 def runs(inputs: Inputs, config: Config, sets: list[list[torch.Tensor]]) -> list[Run]:
-    """The operation in one launch of a tiling, on each of these operands."""
+    """Returns runs of the operation in one launch of a tiling, one run per set of operands."""
     problem = inputs.problem
     return [functools.partial(launch, problem, config, problem.matrices, operands) for operands in sets]
 
 
 def contend(inputs: Inputs, copies: int) -> list[Run]:
-    """The fastest of all tilings, in one launch or with silu·up in its own."""
+    """Returns the fastest of all tilings, in one launch or with silu·up in a second launch."""
     problem, sets = inputs.problem, operands(inputs, copies)
 
     def launch_two(config: Config, operands: list[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
@@ -102,5 +102,5 @@ def contend(inputs: Inputs, copies: int) -> list[Run]:
 
 
 def weight_bytes(inputs: Inputs) -> int:
-    """Bytes of one copy of the weights."""
+    """Returns the bytes of one copy of the weights."""
     return inputs.weights.values.numel() + inputs.weights.scales.numel()

@@ -1,7 +1,7 @@
-"""vLLM's own operators, from a folder with its wheel: two libraries and one file with a Triton kernel.
+"""vLLM's operators, from a folder with its wheel: two libraries and one file with a Triton kernel.
 
-vLLM's Python package needs some fifty others; its libraries need only PyTorch (0.24.0 fits 2.11). Of the package, one
-file is loaded, with stand-ins for the two things that it imports.
+vLLM's Python package needs some fifty other packages; its libraries need only PyTorch (0.24.0 fits 2.11). This module
+loads one file of the package, with stand-ins for the two modules that the file imports.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from . import Unavailable
 
 LIBRARIES = ("vllm/_C_stable_libtorch.abi3.so", "vllm/_moe_C_stable_libtorch.abi3.so")
 WEIGHTED_SUM = "vllm/model_executor/layers/fused_moe/moe_fused_mul_sum.py"
-# `ScalarType.float_(2, 1, signed, no NaN)`, as vLLM numbers it.
+# vLLM's number of `ScalarType.float_(2, 1, signed, no NaN)`.
 E2M1_TYPE = 562949953487106
-# What vLLM may pick as the number of rows in a block of one expert's.
+# vLLM's choices for the number of rows per block.
 BLOCK_ROWS = (8, 16, 32, 48, 64)
 
 _weighted_sum: types.ModuleType | None = None
@@ -32,10 +32,10 @@ def load(folder: str | None) -> None:
     """Loads the operators from a folder into which vLLM's wheel was unpacked."""
     global _weighted_sum
     if folder is None:
-        raise Unavailable("no folder: --packages names one with vLLM's wheel unpacked")
+        raise Unavailable("no folder: point --packages at a folder with vLLM's wheel unpacked")
     for name in (*LIBRARIES, WEIGHTED_SUM):
         if not (Path(folder) / name).exists():
-            raise Unavailable(f"{folder} has no {name}")
+            raise Unavailable(f"{folder} lacks {name}; unpack vLLM's wheel there")
     for name in LIBRARIES:
         torch.ops.load_library(str(Path(folder) / name))
     stand_ins = {
@@ -64,20 +64,20 @@ def load(folder: str | None) -> None:
 
 
 def loaded() -> None:
-    """Raises where `load` was not called, or in vain."""
+    """Raises `Unavailable` unless `load` has succeeded."""
     if _weighted_sum is None:
-        raise Unavailable("vLLM's libraries are not loaded: --packages names a folder with its wheel unpacked")
+        raise Unavailable("vLLM's libraries are not loaded: point --packages at a folder with its wheel unpacked")
 
 
 def block_rows(rows: int, experts: int) -> int:
-    """Rows of a block by the mean number of rows, as `fused_marlin_moe` picks them."""
+    """Returns the number of rows per block for the mean number of rows, with the rule of `fused_marlin_moe`."""
     return next((block for block in BLOCK_ROWS if rows / experts / block < 0.9), BLOCK_ROWS[-1])
 
 
 def align(ids: torch.Tensor, block: int, experts: int, expert_map: torch.Tensor | None) -> list[torch.Tensor]:
-    """Rows in blocks of one expert each, the blocks' experts and the number of rows with padding.
+    """Returns rows in blocks of one expert each, the blocks' experts, and the number of rows with padding.
 
-    The lists are as long as they can become, as in vLLM, and do not depend on the ids; experts elsewhere are left out.
+    The lists have their maximum length, as in vLLM, whatever the ids. Experts on other GPUs are left out.
     """
     most = ids.numel() + experts * (block - 1)
     if ids.numel() < experts:
@@ -92,6 +92,6 @@ def align(ids: torch.Tensor, block: int, experts: int, expert_map: torch.Tensor 
 def weighted_sum(
     partial: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, expert_map: torch.Tensor | None, out: torch.Tensor
 ) -> None:
-    """`out[T, H]` of `partial[T, k, H]`, by vLLM's Triton kernel; experts elsewhere are passed over."""
+    """Writes `out[T, H]` from `partial[T, k, H]` with vLLM's Triton kernel. Skips experts on other GPUs."""
     module: Any = _weighted_sum
     module.moe_fused_mul_sum(partial, weights, outputs=out, topk_ids=ids, expert_map=expert_map)

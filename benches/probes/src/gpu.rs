@@ -1,4 +1,4 @@
-//! The card: its modules, launches, and events around them.
+//! The GPU: its modules, launches, and events around them.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -12,27 +12,27 @@ use cuda_driver::cust::module::Module;
 use cuda_driver::{last_failure, sys};
 use gpu_arch::{Arch, Capability};
 
-/// PTX of every module and architecture.
+/// Name, architecture and PTX of every build of every module.
 const KERNELS: &[(&str, &str, &str)] = include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
-/// Bytes for what kernels write.
+/// Bytes of the buffer for results.
 const RESULT_BYTES: usize = 1 << 16;
 
 /// Bytes of a row of a tensor.
 pub const ROW_BYTES: u64 = 128;
 
-/// What a kernel is given.
+/// An argument of a kernel.
 #[derive(Clone, Copy)]
 pub enum Value {
     /// 32 bits.
     Word(u32),
     /// 64 bits.
     Long(u64),
-    /// What `tensor_copies` takes.
+    /// Parameter of `tensor_copies`.
     Tensor(Tensor),
 }
 
-/// What `tensor_copies` is told; the kernel's `Tensor` explains it.
+/// Parameter of `tensor_copies`. The kernel's `Tensor` documents the fields.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Tensor {
@@ -56,64 +56,64 @@ impl From<u64> for Value {
     }
 }
 
-/// How a kernel is launched.
+/// Configuration of a launch.
 #[derive(Clone, Copy, Default)]
 pub struct Grid {
     pub blocks: u32,
     pub threads: u32,
-    /// Dynamic shared memory, bytes.
+    /// Bytes of dynamic shared memory.
     pub shared: u32,
-    /// It may begin before the grid before it has ended.
+    /// The grid may start before the previous grid has ended.
     pub overlaps: bool,
 }
 
 impl Grid {
-    /// So many blocks.
+    /// Makes a grid without shared memory.
     pub fn new(blocks: u32, threads: u32) -> Self {
         Self { blocks, threads, ..Self::default() }
     }
 
-    /// With so many bytes of shared memory.
+    /// Sets the bytes of dynamic shared memory.
     pub fn shared(self, shared: u32) -> Self {
         Self { shared, ..self }
     }
 }
 
-/// A card with what probes need.
+/// A GPU, prepared for probes.
 pub struct Gpu {
     pub name: String,
     pub capability: Capability,
     pub multiprocessors: u32,
-    /// Where kernels write results.
+    /// Address of the kernels' results.
     pub out: u64,
     stream: sys::CUstream,
     events: [sys::CUevent; 2],
-    /// Entries that were launched, each with the shared memory that it may have.
+    /// Launched entries, each with its maximum of dynamic shared memory.
     functions: RefCell<HashMap<String, (sys::CUfunction, u32)>>,
-    /// Loaded modules; before the context, so that they go first.
+    /// Loaded modules. Declared before the context, so that they are dropped first.
     modules: RefCell<HashMap<&'static str, Module>>,
     _context: Context,
 }
 
-/// The driver's answer.
+/// Converts a driver's result.
 fn check(result: sys::CUresult) -> Result<()> {
     ensure!(
         result == sys::CUresult::CUDA_SUCCESS,
         "{}",
-        last_failure().map_or_else(|| format!("the driver said {result:?}"), |failure| failure.to_string())
+        last_failure().map_or_else(|| format!("driver error {result:?}"), |failure| failure.to_string())
     );
     Ok(())
 }
 
-/// PTX of a module for a card, if there is one.
+/// Returns name and PTX of a module for a GPU. `None`: the GPU does not run the module.
 fn ptx(module: &str, capability: Capability) -> Option<(&'static str, &'static str)> {
     let runs = |arch: &str| arch.parse::<Arch>().is_ok_and(|arch| arch.runs_on(capability));
-    // Those that a module is compiled for run on no card in common.
+    // No GPU runs two of a module's architectures, so the first match is the only one.
     KERNELS.iter().find(|(name, arch, _)| *name == module && runs(arch)).map(|&(name, _, ptx)| (name, ptx))
 }
 
 impl Gpu {
-    /// Opens the first card.
+    /// Opens the first GPU.
     pub fn open() -> Result<Self> {
         cuda_driver::probe().map_err(|reason| anyhow!("no CUDA device: {reason}"))?;
         let device = Device::get_device(0)?;
@@ -122,7 +122,7 @@ impl Gpu {
             (attribute(DeviceAttribute::ComputeCapabilityMajor)?, attribute(DeviceAttribute::ComputeCapabilityMinor)?);
         let context = Context::new(device)?;
         let (mut stream, mut events, mut out) = (ptr::null_mut(), [ptr::null_mut(); 2], 0);
-        // SAFETY: the context is current; what is written to outlives the calls.
+        // SAFETY: the context is current, and the outputs outlive the calls.
         unsafe {
             check(sys::cuStreamCreateWithPriority(&mut stream, 0, 0))?;
             for event in &mut events {
@@ -143,12 +143,12 @@ impl Gpu {
         })
     }
 
-    /// Whether the card runs a module.
+    /// `true` if the GPU runs the module.
     pub fn runs(&self, module: &str) -> bool {
         ptx(module, self.capability).is_some()
     }
 
-    /// Memory of its own, zeros.
+    /// Allocates zeroed memory.
     pub fn allocate(&self, bytes: u64) -> Result<u64> {
         let mut address = 0;
         // SAFETY: the context is current; `address` outlives the call.
@@ -159,27 +159,27 @@ impl Gpu {
         Ok(address)
     }
 
-    /// An entry, given as `module::entry`, for launches with so much shared memory.
+    /// Returns an entry, named `module::entry`, for launches with up to `shared` bytes of shared memory.
     fn function(&self, kernel: &str, shared: u32) -> Result<sys::CUfunction> {
         let mut functions = self.functions.borrow_mut();
         if let Some(known) = functions.get(kernel).filter(|known| known.1 >= shared) {
             return Ok(known.0);
         }
-        let (module, entry) = kernel.split_once("::").context("a module and an entry")?;
+        let (module, entry) = kernel.split_once("::").context("expected `module::entry`")?;
         let mut modules = self.modules.borrow_mut();
-        let (name, ptx) = ptx(module, self.capability).context("the card does not run it")?;
+        let (name, ptx) = ptx(module, self.capability).context("the GPU does not run this module")?;
         if !modules.contains_key(name) {
             modules.insert(name, Module::from_ptx(ptx, &[]).with_context(|| format!("loading `{name}`"))?);
         }
         let function = modules[name].get_function(entry)?.to_raw();
         let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        // SAFETY: a function of a loaded module, and a number of bytes.
+        // SAFETY: the function belongs to a loaded module, and the value is a number of bytes.
         check(unsafe { sys::cuFuncSetAttribute(function, attribute, shared as i32) })?;
         functions.insert(kernel.to_owned(), (function, shared));
         Ok(function)
     }
 
-    /// Queues a kernel, given as `module::entry`.
+    /// Queues a kernel, named `module::entry`.
     pub fn launch(&self, kernel: &str, grid: Grid, values: &[Value]) -> Result<()> {
         let function = self.function(kernel, grid.shared)?;
         let pointer = |value: &Value| match value {
@@ -204,8 +204,8 @@ impl Gpu {
             attrs: &raw mut attribute,
             numAttrs: 1,
         };
-        // SAFETY: `values` are what the kernel takes, each at the address of its parameter; all outlives the call. What kernels access is
-        // memory of the probes, which lives to the end.
+        // SAFETY: `values` match the kernel's parameters, and the pointers to them outlive the call. The kernels access
+        // only memory of the probes, which lives until the end.
         let launched = unsafe {
             if grid.overlaps {
                 sys::cuLaunchKernelEx(&config, function, parameters.as_mut_ptr(), ptr::null_mut())
@@ -229,36 +229,36 @@ impl Gpu {
         check(launched).with_context(|| format!("launching {kernel}"))
     }
 
-    /// Waits for all that was queued.
+    /// Waits for all queued work.
     pub fn synchronize(&self) -> Result<()> {
-        // SAFETY: a stream of the current context.
+        // SAFETY: the stream belongs to the current context.
         check(unsafe { sys::cuStreamSynchronize(self.stream) })
     }
 
-    /// Launches, waits, and returns the first numbers that the kernel has written.
+    /// Launches a kernel, waits, and returns its first `numbers` results.
     pub fn ask(&self, kernel: &str, grid: Grid, values: &[Value], numbers: usize) -> Result<Vec<u64>> {
         self.launch(kernel, grid, values)?;
         self.synchronize().with_context(|| kernel.to_owned())?;
         self.results(numbers)
     }
 
-    /// What kernels have written, when they are done.
+    /// Returns the first `numbers` results. The kernels must be complete.
     pub fn results(&self, numbers: usize) -> Result<Vec<u64>> {
         let mut results = vec![0_u64; numbers];
-        ensure!(numbers * 8 <= RESULT_BYTES, "{numbers} results");
-        // SAFETY: both sides have so many bytes.
+        ensure!(numbers * 8 <= RESULT_BYTES, "{numbers} results do not fit {RESULT_BYTES} bytes");
+        // SAFETY: both sides have `numbers * 8` bytes.
         check(unsafe { sys::cuMemcpyDtoH_v2(results.as_mut_ptr().cast(), self.out, numbers * 8) })?;
         Ok(results)
     }
 
-    /// Nanoseconds between two events around what is queued.
+    /// Returns the nanoseconds between two events around the queued work.
     pub fn timed(&self, queue: impl FnOnce() -> Result<()>) -> Result<f64> {
         let [before, behind] = self.events;
-        // SAFETY: events and stream of the current context.
+        // SAFETY: the events and the stream belong to the current context.
         check(unsafe { sys::cuEventRecord(before, self.stream) })?;
         queue()?;
         let mut milliseconds = 0.0;
-        // SAFETY: as above; `milliseconds` outlives the call.
+        // SAFETY: the events and the stream belong to the current context, and `milliseconds` outlives the call.
         unsafe {
             check(sys::cuEventRecord(behind, self.stream))?;
             check(sys::cuEventSynchronize(behind))?;
@@ -267,11 +267,12 @@ impl Gpu {
         Ok(f64::from(milliseconds) * 1e6)
     }
 
-    /// Makes a graph of what is queued, which does not run.
+    /// Captures the queued work in a graph, without running it.
     pub fn graph(&self, queue: impl FnOnce() -> Result<()>) -> Result<Graph<'_>> {
         let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         let (mut graph, mut executable) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: a stream of the current context that captures nothing; a captured graph is destroyed once.
+        // SAFETY: the stream belongs to the current context and captures nothing else. The captured graph is destroyed
+        // once.
         unsafe {
             check(sys::cuStreamBeginCapture_v2(self.stream, mode))?;
             let queued = queue();
@@ -284,11 +285,11 @@ impl Gpu {
         Ok(Graph { gpu: self, executable })
     }
 
-    /// A tensor of so many rows of 128 bytes, in boxes of so many rows.
+    /// Makes the tensor map of `rows` rows of 128 bytes, in boxes of `box_rows` rows.
     pub fn tensor_map(&self, address: u64, rows: u64, box_rows: u32) -> Result<sys::CUtensorMap> {
         let mut map = sys::CUtensorMap { opaque: [0; 16] };
         let (extents, strides, boxes, steps) = ([ROW_BYTES, rows], [ROW_BYTES], [ROW_BYTES as u32, box_rows], [1, 1]);
-        // SAFETY: arrays as long as the rank of two asks; the address is only written down.
+        // SAFETY: the arrays have the length that rank two needs, and the call only stores the address.
         check(unsafe {
             sys::cuTensorMapEncodeTiled(
                 &raw mut map,
@@ -316,16 +317,16 @@ pub struct Graph<'g> {
 }
 
 impl Graph<'_> {
-    /// Queues all of it.
+    /// Queues the graph.
     pub fn launch(&self) -> Result<()> {
-        // SAFETY: a graph of the stream's context, alive.
+        // SAFETY: the graph is alive and belongs to the stream's context.
         check(unsafe { sys::cuGraphLaunch(self.executable, self.gpu.stream) })
     }
 }
 
 impl Drop for Graph<'_> {
     fn drop(&mut self) {
-        // SAFETY: alive until now. Nobody can be told of a failure here.
+        // SAFETY: the graph is destroyed once. A failure cannot be reported from `drop`.
         unsafe { sys::cuGraphExecDestroy(self.executable) };
     }
 }

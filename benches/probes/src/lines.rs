@@ -1,4 +1,4 @@
-//! What was measured, a line each.
+//! Measured values, one line per probe.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -12,12 +12,12 @@ pub struct Line {
 }
 
 impl Line {
-    /// Of values that were measured one after the other.
+    /// Makes a line from values in the order of measurement.
     pub fn new(values: Vec<f64>) -> Self {
         Self { values }
     }
 
-    /// The median, the least and the most.
+    /// Returns the median, the least and the largest value.
     pub fn spread(&self) -> [f64; 3] {
         let mut sorted = self.values.clone();
         sorted.sort_by(f64::total_cmp);
@@ -25,19 +25,20 @@ impl Line {
     }
 }
 
-/// All lines, by name; each is printed as it comes.
+/// All lines by name. Each is printed when it is measured.
 pub struct Lines {
     lines: RefCell<BTreeMap<String, Line>>,
     repeats: usize,
 }
 
 impl Lines {
-    /// Lines of so many values each.
+    /// Makes lines with `repeats` values each.
     pub fn new(repeats: usize) -> Self {
         Self { lines: RefCell::default(), repeats }
     }
 
-    /// Measures as often as lines have values, of several once in vain before: a line of each value that `one` returns, with its unit.
+    /// Calls `one` once per value, with a warm-up call before if there are several values. Makes one line per returned
+    /// number, with its unit.
     pub fn measure<const N: usize>(
         &self,
         names: [(String, &str); N],
@@ -57,7 +58,7 @@ impl Lines {
         Ok(())
     }
 
-    /// A line that is computed from others, value by value; `None` if one of them was not measured.
+    /// Computes a line from other lines, value by value. `None`: one of them was not measured.
     pub fn combine<const N: usize>(&self, names: [&str; N], formula: impl Fn([f64; N]) -> f64) -> Option<Line> {
         let lines = self.lines.borrow();
         let lines: Vec<&Line> = names.iter().map(|&name| lines.get(name)).collect::<Option<_>>()?;
@@ -80,7 +81,7 @@ mod tests {
                 Ok([n, 10.0 - n])
             })
             .unwrap();
-        // The first value of each does not count.
+        // The first call is the warm-up.
         assert_eq!(lines.combine(["a"], |[a]| a).unwrap().spread(), [3.0, 2.0, 4.0]);
         assert_eq!(lines.combine(["a", "b"], |[a, b]| a + b).unwrap().spread(), [10.0; 3]);
         assert!(lines.combine(["a", "c"], |[a, c]| a + c).is_none());

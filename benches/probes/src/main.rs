@@ -1,4 +1,4 @@
-//! Measures the constants of the time model on the card at hand, and prints them beside those of the model.
+//! Measures the constants of the time model on the first GPU, and prints them beside the model's constants.
 
 mod gpu;
 mod lines;
@@ -12,14 +12,14 @@ use ptx_emulator::Card;
 use gpu::Gpu;
 use probes::{Probes, Sizes};
 
-/// Measure the constants of the time model on the first CUDA device: a line for each probe, `name, median, least, most, unit`, and the table
-/// of constants.
+/// Measure the constants of the time model on the first CUDA device. Prints one line per probe, `name, median, least,
+/// most, unit`, and the table of constants.
 #[derive(Parser)]
 struct Args {
-    /// The card of the model to compare with [default: the one whose name the device has]
+    /// GPU of the model to compare with [default: the one that the device's name contains]
     #[arg(long, value_parser = Card::NAMES)]
     card: Option<String>,
-    /// Do little of everything, for the emulator: what is meant for DRAM is read where L2 has less than 32 MB
+    /// Do little work, for the emulator; probes of DRAM then need an L2 of less than 32 MB
     #[arg(long)]
     quick: bool,
 }
@@ -28,14 +28,14 @@ fn main() -> Result<()> {
     let args = Args::parse();
     let gpu = Gpu::open()?;
     let card = args.card.or_else(|| named(&gpu.name).map(str::to_owned));
-    println!("# {}, {} multiprocessors\n# name, median, least, most, unit", gpu.name, gpu.multiprocessors);
+    println!("# {}, {} SMs\n# name, median, least, most, unit", gpu.name, gpu.multiprocessors);
     let probes = Probes::new(&gpu, if args.quick { Sizes::QUICK } else { Sizes::FULL })?;
     probes.run()?;
     table::print(&probes.lines, gpu.multiprocessors, card.as_deref().and_then(Card::named).as_ref());
     Ok(())
 }
 
-/// The model's card of which a device has the name.
+/// Returns the model's GPU whose name a device's name contains.
 fn named(device: &str) -> Option<&'static str> {
     let words = device.to_lowercase().replace(' ', "-");
     Card::NAMES.into_iter().find(|name| words.contains(name))
@@ -46,7 +46,7 @@ mod tests {
     use super::named;
 
     #[test]
-    fn a_device_is_known_by_its_name() {
+    fn device_is_recognized_by_its_name() {
         assert_eq!(
             ["NVIDIA H200", "NVIDIA GeForce RTX 5070 Ti", "NVIDIA RTX PRO 6000 Blackwell", "NVIDIA A100"].map(named),
             [Some("h200"), Some("rtx-5070-ti"), Some("rtx-pro-6000"), None]

@@ -1,4 +1,4 @@
-//! The probes: what is launched, what is measured, and what must have been computed.
+//! The probes: launches, measurements, and checks of the computed results.
 
 use std::cell::Cell;
 
@@ -7,33 +7,33 @@ use anyhow::{Result, ensure};
 use crate::gpu::{Gpu, Grid, ROW_BYTES, Tensor, Value};
 use crate::lines::Lines;
 
-/// How much is done.
+/// Amounts of work.
 #[derive(Clone, Copy)]
 pub struct Sizes {
-    /// Values of a line.
+    /// Values per line.
     pub repeats: usize,
-    /// Bytes that probes of DRAM go through. They begin anew when they have come to the end: by then L2 has forgotten the begin.
+    /// Bytes that probes of DRAM go through. At the end they start again; by then L2 has dropped the first bytes.
     memory: u64,
     /// Bytes that all threads together load.
     read: u64,
     /// Bytes that probes of L2 go through.
     l2: u64,
-    /// Links of a chain of loads.
+    /// Number of links in a chain of loads.
     links: u32,
-    /// Turns of a loop, about.
+    /// Approximate number of iterations of a loop.
     turns: u32,
-    /// Copies of a block that are timed.
+    /// Number of timed copies per CTA.
     copies: u32,
-    /// The same, of lines that neighbors share.
+    /// Number of timed copies per CTA of lines that neighbors share.
     shared_copies: u32,
-    /// Cycles of a kernel whose successor is made ready meanwhile.
+    /// Cycles of a kernel; its successor is prepared meanwhile.
     work: u64,
-    /// Launches of a graph, each behind the other.
+    /// Number of consecutive launches in a graph.
     launches: usize,
 }
 
 impl Sizes {
-    /// As a card is measured.
+    /// Sizes for a GPU.
     pub const FULL: Sizes = Sizes {
         repeats: 15,
         memory: 4 << 30,
@@ -47,7 +47,7 @@ impl Sizes {
         launches: 101,
     };
 
-    /// Every probe with little work, for the emulator. DRAM is read where L2 has less than half of `memory`.
+    /// Little work per probe, for the emulator. Probes read DRAM only if L2 has less than half of `memory`.
     pub const QUICK: Sizes = Sizes {
         repeats: 1,
         memory: 96 << 20,
@@ -62,7 +62,7 @@ impl Sizes {
     };
 }
 
-/// Bytes of a line, and how many lines further on the next link of a chain is: in a page that a TLB holds, or in another.
+/// Bytes per line, and distances to the next link of a chain in lines: in a page that a TLB holds, or in another page.
 const LINE: u64 = 128;
 const NEAR: u64 = 33;
 const FAR: u64 = 2049;
@@ -70,30 +70,30 @@ const FAR: u64 = 2049;
 /// Bytes that probes of L1 go through.
 const L1_BYTES: u64 = 16 << 10;
 
-/// Bytes that each neighbor copies again and again.
+/// Bytes that each neighbor copies repeatedly.
 const SHARED_BYTES: u64 = 128 << 10;
 
-/// Bytes of shared memory before the stages of copies.
+/// Bytes of shared memory before the stages of the copies.
 const BARRIERS: u32 = 1024;
 
-/// Shared memory of a block in the probes of `tcgen05`.
+/// Bytes of shared memory per CTA in the probes of `tcgen05`.
 const TCGEN05_SHARED: u32 = 52 << 10;
 
-/// What an MMA of ones and three halves, with scales of one and two, adds to a sum.
+/// Amount that an MMA of ones and three halves, with scales of one and two, adds to a sum.
 const MMA_ADDS: u64 = 64 * 3;
 
-/// Columns of `wgmma`, with A in registers up to 128.
+/// Columns of the `wgmma` probes. With A in registers only up to 128.
 const WGMMA_COLUMNS: [u32; 7] = [8, 16, 32, 64, 128, 192, 256];
 
-/// Columns of `tcgen05.mma`.
+/// Columns of the `tcgen05.mma` probes.
 const MMA_COLUMNS: [u32; 10] = [8, 16, 32, 64, 80, 96, 112, 128, 192, 256];
 
-/// Names of one line.
+/// Returns name and unit of one line.
 fn one(name: &str, unit: &'static str) -> [(String, &'static str); 1] {
     [(name.to_owned(), unit)]
 }
 
-/// The probes of a card.
+/// The probes of a GPU.
 pub struct Probes<'g> {
     gpu: &'g Gpu,
     sizes: Sizes,
@@ -102,12 +102,12 @@ pub struct Probes<'g> {
     l1: u64,
     l2: u64,
     l2_bytes: u64,
-    /// How much of the memory has been read.
+    /// Offset of the next unread byte of the memory.
     next: Cell<u64>,
 }
 
 impl<'g> Probes<'g> {
-    /// Prepares memory.
+    /// Allocates and fills the memory.
     pub fn new(gpu: &'g Gpu, sizes: Sizes) -> Result<Self> {
         let l2_bytes = sizes.l2.max(SHARED_BYTES * u64::from(gpu.multiprocessors));
         let [memory, l1, l2] = [sizes.memory, L1_BYTES, l2_bytes].map(|bytes| gpu.allocate(bytes));
@@ -121,14 +121,14 @@ impl<'g> Probes<'g> {
         Ok(Self { gpu, sizes, lines, memory, l1, l2, l2_bytes, next: Cell::new(0) })
     }
 
-    /// Fills L2 with the second half of the memory.
+    /// Fills L2 with the second half of the memory, so that it forgets the first half.
     fn forget(&self) -> Result<()> {
         let (blocks, half) = (self.gpu.multiprocessors, self.sizes.memory / 2);
         let values = [(self.memory + half).into(), rounds(half, blocks).into(), 1_u32.into(), self.gpu.out.into()];
         self.gpu.launch("portable::read", Grid::new(blocks, 256), &values)
     }
 
-    /// Every probe that the card runs.
+    /// Runs every probe that the GPU supports.
     pub fn run(&self) -> Result<()> {
         self.launches()?;
         self.latencies()?;
@@ -142,7 +142,7 @@ impl<'g> Probes<'g> {
         self.on("block_scale", Self::block_scale)
     }
 
-    /// Runs probes of a module, if the card has what they measure.
+    /// Runs the probes of a module if the GPU supports it.
     fn on(&self, module: &str, probes: fn(&Self) -> Result<()>) -> Result<()> {
         if self.gpu.runs(module) {
             return probes(self);
@@ -152,24 +152,24 @@ impl<'g> Probes<'g> {
         Ok(())
     }
 
-    /// So many bytes that L2 does not have.
+    /// Returns the address of `bytes` bytes that are not in L2.
     fn fresh(&self, bytes: u64) -> Result<u64> {
-        ensure!(bytes <= self.sizes.memory, "{bytes} bytes of DRAM at once");
+        ensure!(bytes <= self.sizes.memory, "{bytes} bytes of DRAM are more than the {} allocated", self.sizes.memory);
         let next = self.next.get();
         let from = if next + bytes > self.sizes.memory { 0 } else { next };
         self.next.set(from + bytes);
         Ok(self.memory + from)
     }
 
-    /// Cycles of a kernel, which writes nothing else.
+    /// Returns the cycles of a kernel that writes nothing else.
     fn cycles(&self, kernel: &str, grid: Grid, values: &[Value]) -> Result<f64> {
         Ok(self.gpu.ask(kernel, grid, values, 1)?[0] as f64)
     }
 
-    /// Cycles of a kernel that also writes what it has computed.
+    /// Returns the cycles of a kernel, and checks the number that it has computed.
     fn checked(&self, kernel: &str, grid: Grid, values: &[Value], computed: u64) -> Result<f64> {
         let results = self.gpu.ask(kernel, grid, values, 2)?;
-        ensure!(results[1] == computed, "{kernel} has computed {}, not {computed}", results[1]);
+        ensure!(results[1] == computed, "{kernel} computed {}, expected {computed}", results[1]);
         Ok(results[0] as f64)
     }
 
@@ -179,7 +179,7 @@ impl<'g> Probes<'g> {
         let empty = |grid| move || gpu.launch("portable::empty", grid, &[]);
         self.lines.measure(one("launch-floor", "ns"), || Ok([gpu.timed(empty(Grid::new(1, 32)))?]))?;
         self.lines.measure(one("launch-floor-all", "ns"), || Ok([gpu.timed(empty(Grid::new(sms, 640)))?]))?;
-        // Of two lengths: what both take besides goes away.
+        // The difference of two lengths removes the common overhead.
         let long = sizes.work * 25;
         self.lines.measure(one("clock", "MHz"), || {
             let [shorter, longer] = [long, 5 * long].map(|cycles| gpu.timed(|| spin(cycles, Grid::new(1, 32))));
@@ -188,7 +188,7 @@ impl<'g> Probes<'g> {
         for (name, work) in [("launch-gap", sizes.work), ("launch-gap-empty", 0)] {
             self.links(name, work, |_, cycles| spin(cycles, Grid::new(sms, 128)))?;
         }
-        // Blocks that fill a multiprocessor, two for each: from the end of the first to the begin of the second there.
+        // Two CTAs per SM, each of which fills an SM: measures from the end of the first to the start of the second.
         let grid = Grid::new(2 * sms, 128).shared(if gpu.capability.0 == 12 { 96 << 10 } else { 128 << 10 });
         self.lines.measure(one("cta-start", "cycles"), || {
             let values = [sizes.work, gpu.out].map(Value::Long);
@@ -198,13 +198,13 @@ impl<'g> Probes<'g> {
             let pairs = blocks.windows(2).filter(|pair| pair[0][0] == pair[1][0]);
             let mut between: Vec<u64> =
                 pairs.map(|pair| (pair[1][1] - pair[0][1]).saturating_sub(sizes.work)).collect();
-            ensure!(!between.is_empty(), "no multiprocessor had two blocks");
+            ensure!(!between.is_empty(), "no SM had two CTAs");
             between.sort_unstable();
             Ok([between[between.len() / 2] as f64])
         })
     }
 
-    /// Grids that begin before the one before has ended.
+    /// Measures grids that start before the previous grid has ended.
     fn overlapping(&self) -> Result<()> {
         let (gpu, sms) = (self.gpu, self.gpu.multiprocessors);
         for (name, triggers) in [("dependent-start+grid-end", 0_u32), ("grid-end", 1)] {
@@ -218,8 +218,8 @@ impl<'g> Probes<'g> {
         Ok(())
     }
 
-    /// Launches of a graph, each behind the other: what a link takes beyond the time of its kernel, which spends so many cycles. Launches of a
-    /// stream would wait for their host.
+    /// Measures the time of a link in a graph of consecutive launches, minus the `work` cycles of its kernel. Launches
+    /// in a stream would wait for the host.
     fn links(&self, name: &str, work: u64, link: impl Fn(usize, u64) -> Result<()>) -> Result<()> {
         let (gpu, sizes) = (self.gpu, self.sizes);
         let graph = |links: usize, work: u64| gpu.graph(|| (0..links).try_for_each(|n| link(n, work)));
@@ -250,12 +250,12 @@ impl<'g> Probes<'g> {
             probes.chase("chase_l1", (probes.l1, L1_BYTES), probes.l1, links, step)
         })?;
         self.measure("l2-latency", links, |probes| {
-            // The first time brings it to L2.
+            // The first chase brings the memory to L2.
             let chase = || probes.chase("chase_l2", (probes.l2, probes.l2_bytes), probes.l2, links, step);
             chase()?;
             chase()
         })?;
-        // The other word of each line is of another chain, each of whose links lies in another page.
+        // The other word of each line belongs to another chain, with each link in another page.
         for (name, from, step) in [("dram-latency", 0, step), ("dram-latency-of-1-GB", 8, FAR * LINE)] {
             self.measure(name, links, |probes| {
                 probes.forget()?;
@@ -271,12 +271,12 @@ impl<'g> Probes<'g> {
         Ok(())
     }
 
-    /// A line of cycles, divided by how often something was done.
+    /// Measures a line of cycles per operation, for `times` operations.
     fn measure(&self, name: &str, times: u32, cycles: impl Fn(&Self) -> Result<f64>) -> Result<()> {
         self.lines.measure(one(name, "cycles"), || Ok([cycles(self)? / f64::from(times)]))
     }
 
-    /// Cycles of a chain of loads through a memory of so many bytes, behind whose last line comes its first.
+    /// Returns the cycles of a chain of loads through a memory of `bytes` bytes, whose first line follows its last.
     fn chase(&self, kernel: &str, (memory, bytes): (u64, u64), from: u64, links: u32, step: u64) -> Result<f64> {
         let values = [from.into(), links.into(), self.gpu.out.into()];
         let to = memory + (from - memory + u64::from(links) * step) % bytes;
@@ -293,7 +293,7 @@ impl<'g> Probes<'g> {
         })?;
         let rate = |from: u64, bytes: u64, times: u32, blocks: u32| {
             let pieces = rounds(bytes, blocks);
-            ensure!(pieces > 0, "{bytes} bytes are no round");
+            ensure!(pieces > 0, "{bytes} bytes are less than one round");
             let values = [from.into(), pieces.into(), times.into(), Value::from(gpu.out)];
             let ns = gpu.timed(|| gpu.launch("portable::read", Grid::new(blocks, 256), &values))?;
             Ok([16.0 * (pieces * u64::from(times)) as f64 / ns])
@@ -305,7 +305,7 @@ impl<'g> Probes<'g> {
         })
     }
 
-    /// Products of a warp.
+    /// Measures products of a warp.
     fn chains(&self, name: &str, module: &str, kind: &str, adds: u64) -> Result<()> {
         let turns = self.sizes.turns / 8;
         for (ending, chains, warps) in
@@ -329,11 +329,11 @@ impl<'g> Probes<'g> {
         self.chains("mma-m16n8k64-mxf4nvf4", "block_scale", "mxf4nvf4", MMA_ADDS)
     }
 
-    /// Barriers in shared memory and in clusters.
+    /// Measures barriers in shared memory and in clusters.
     fn waits(&self) -> Result<()> {
         let (turns, out) = (self.sizes.turns, self.gpu.out);
         let values = [turns.into(), out.into()];
-        // Two arrivals a round.
+        // A round has two arrivals.
         self.measure("mbarrier-wake+arrive", 2 * turns, |probes| {
             probes.cycles("copies::ping_pong", Grid::new(1, 64).shared(16), &values)
         })?;
@@ -357,7 +357,7 @@ impl<'g> Probes<'g> {
     fn copies(&self) -> Result<()> {
         let (sms, most) = (self.gpu.multiprocessors, if self.gpu.capability.0 == 12 { 96 << 10 } else { 208 << 10 });
         let Sizes { copies: times, shared_copies, .. } = self.sizes;
-        // One on its way on each multiprocessor, by size.
+        // By size, one copy in flight per SM.
         for bytes in [512, 2048, 4096, 8192, 16384, 32768, 65536, 131_072] {
             if bytes <= most {
                 self.copy(Source::Dram, bytes, 1, sms, times)?;
@@ -366,7 +366,7 @@ impl<'g> Probes<'g> {
         for bytes in [4096, 16384, 65536] {
             self.copy(Source::Dram, bytes, 1, 1, times)?;
         }
-        // 4 to 192 KB on their way, in pieces of 4 and of 16 KB.
+        // 4 to 192 KB in flight, in pieces of 2, 4 and 16 KB.
         for (bytes, stages) in
             [(2048, 2), (4096, 2), (4096, 4), (4096, 8), (4096, 12), (16384, 2), (16384, 4), (16384, 8), (16384, 12)]
         {
@@ -389,7 +389,7 @@ impl<'g> Probes<'g> {
                 self.copy(Source::L2, 16384, stages, sms, times)?;
             }
         }
-        // Lines of its own for each multiprocessor, then lines that neighbors share.
+        // First separate lines per SM, then lines that neighbors share.
         for sharers in [1, 2, 4, 16, sms] {
             self.copy(Source::Shared(sharers), 16384, deep, sms, shared_copies)?;
         }
@@ -399,12 +399,12 @@ impl<'g> Probes<'g> {
         Ok(())
     }
 
-    /// How often so many bytes are read of DRAM: as often as was asked for, if there is so much memory.
+    /// Returns how often `bytes` bytes are read from DRAM: `asked`, or less if there is less memory.
     fn times(&self, asked: u32, bytes: u64) -> u32 {
         asked.min((self.sizes.memory / bytes) as u32)
     }
 
-    /// Bulk copies by one thread of each block.
+    /// Measures bulk copies by one thread of each CTA.
     fn copy(&self, from: Source, bytes: u32, stages: u32, blocks: u32, times: u32) -> Result<()> {
         let (gpu, l2, l2_bytes) = (self.gpu, self.l2, self.sizes.l2);
         let each = u64::from(blocks * bytes);
@@ -440,16 +440,16 @@ impl<'g> Probes<'g> {
         })
     }
 
-    /// What was copied first of a line is the address of another line.
+    /// Checks that the first word of a copied line is the address of the next line of its chain.
     fn check_copied(&self, from: u64, copied: u64) -> Result<()> {
         let next = from + NEAR * LINE;
-        // Behind the last line comes the first.
+        // The first line follows the last.
         let wraps = [self.memory, self.l2].iter().any(|memory| (*memory..memory + NEAR * LINE).contains(&copied));
-        ensure!(copied == next || wraps, "the copy from {from:#x} brought {copied:#x}, not {next:#x}");
+        ensure!(copied == next || wraps, "the copy from {from:#x} brought {copied:#x}, expected {next:#x}");
         Ok(())
     }
 
-    /// Boxes of a tensor of rows of 128 bytes, one on its way on each multiprocessor.
+    /// Measures boxes of a tensor with rows of 128 bytes, one in flight per SM.
     fn tensor_copy(&self, rows: u32, times: u32) -> Result<()> {
         let (gpu, sms) = (self.gpu, self.gpu.multiprocessors);
         let times = self.times(times, u64::from(sms * rows) * ROW_BYTES);
@@ -470,7 +470,8 @@ impl<'g> Probes<'g> {
         })
     }
 
-    /// Products of a warpgroup: what each more takes, and what a group takes besides, with its commit and wait.
+    /// Measures products of a warpgroup: the time per additional product, and the rest of a group's time, with its
+    /// commit and wait.
     fn wgmma(&self) -> Result<()> {
         const MANY: u32 = 4;
         let groups = self.sizes.turns / 8;
@@ -528,7 +529,7 @@ impl<'g> Probes<'g> {
         })
     }
 
-    /// MMAs of so many columns: what each more takes, and one with its commit and wait.
+    /// Measures MMAs of `n` columns: the time per additional MMA, and the time of one MMA with its commit and wait.
     fn mma(&self, name: &str, entry: &str, n: u32, blocks: u32) -> Result<()> {
         let few = self.sizes.turns / 4;
         let grid = Grid::new(blocks, 128).shared(TCGEN05_SHARED);
@@ -538,7 +539,7 @@ impl<'g> Probes<'g> {
                 let values = [n.into(), count.into(), alone.into(), self.gpu.out.into()];
                 let results = self.gpu.ask(entry, grid, &values, 3)?;
                 let computed = u64::from(count + 1) * MMA_ADDS;
-                ensure!(results[1..] == [computed; 2], "sums of {:?}, not {computed}", &results[1..]);
+                ensure!(results[1..] == [computed; 2], "sums are {:?}, expected {computed}", &results[1..]);
                 Ok(results[0] as f64)
             };
             Ok([(run(5 * few, 0)? - run(few, 0)?) / f64::from(4 * few), run(few, 1)? / f64::from(few)])
@@ -546,22 +547,22 @@ impl<'g> Probes<'g> {
     }
 }
 
-/// Pieces of 16 bytes in so many bytes, whole rounds of what the threads of `read` load at once.
+/// Returns the number of 16-byte pieces in `bytes` bytes, in whole rounds of the threads of `read`.
 fn rounds(bytes: u64, blocks: u32) -> u64 {
     let round = u64::from(blocks * 256 * 8);
     bytes / 16 / round * round
 }
 
-/// Where copies come from.
+/// Source of copies.
 #[derive(Clone, Copy, PartialEq)]
 enum Source {
     Dram,
     L2,
-    /// L2, lines that so many neighbors copy too.
+    /// L2, with lines that this number of neighbors copy.
     Shared(u32),
 }
 
-/// The median of the first of three numbers of each block.
+/// Returns the median of the first of every three numbers.
 fn median_of_blocks(results: &[u64]) -> f64 {
     let mut cycles: Vec<u64> = results.chunks(3).map(|block| block[0]).collect();
     cycles.sort_unstable();

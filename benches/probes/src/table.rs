@@ -1,13 +1,13 @@
-//! The constants of the time model, from what was measured.
+//! Computes the constants of the time model from the measured lines.
 
 use ptx_emulator::{Card, Key};
 
 use crate::lines::{Line, Lines};
 
-/// What a loop of the probes takes besides what it waits for: its own instructions.
+/// Cycles of a probe's loop besides the waiting: its own instructions.
 const LOOP: f64 = 20.0;
 
-/// A constant in the unit of its key; `None` if it was not measured.
+/// Returns a constant in the unit of its key. `None`: it was not measured.
 fn constant(key: Key, lines: &Lines, multiprocessors: u32) -> Option<Line> {
     let same = |name: &str| lines.combine([name], |[value]| value);
     let first = |options: [Option<Line>; 4]| options.into_iter().flatten().next();
@@ -48,15 +48,15 @@ fn constant(key: Key, lines: &Lines, multiprocessors: u32) -> Option<Line> {
         }
         Key::TensorRate => first([
             lines.combine(["wgmma-n256"], |[cycles]| f64::from(64 * 256 * 16) / cycles),
-            // A product of 4-bit numbers is a quarter of one of f16.
+            // A product of 4-bit numbers is a quarter of a product of f16.
             lines.combine(["mma-m128-n256"], |[cycles]| f64::from(128 * 256 * 64 / 4) / cycles),
-            // Of 8 warps in four chains.
+            // Eight warps, four chains.
             lines.combine(["mma-m16n8k64-mxf4nvf4-4-chains-on-8-warps"], |[link]| {
                 f64::from(16 * 8 * 64 / 4 * 32) / link
             }),
             lines.combine(["mma-m16n8k16-4-chains-on-8-warps"], |[link]| f64::from(16 * 8 * 16 * 32) / link),
         ]),
-        // A quarter has eight products of two warps in a link.
+        // Each quarter of the SM has eight products of two warps per link.
         Key::MmaLatency => lines
             .combine(["mma-m16n8k16-1-chain", "mma-m16n8k16-4-chains-on-8-warps"], |[chain, link]| chain - link / 8.0),
         Key::MatrixLatency => first([same("wgmma-n64-latency"), waited("mma-m128-n128", lines), None, None]),
@@ -78,14 +78,14 @@ fn constant(key: Key, lines: &Lines, multiprocessors: u32) -> Option<Line> {
     }
 }
 
-/// What an MMA with its commit takes beyond its time in the tensor core, less what the wait takes.
+/// Returns the time of an MMA with its commit, minus its time in the tensor core and the time of the wait.
 fn waited(name: &str, lines: &Lines) -> Option<Line> {
     lines.combine([&format!("{name}-alone"), name, "mbarrier-wake+arrive"], |[alone, more, wake]| alone - more - wake)
 }
 
-/// Prints the table: each constant that was measured, beside what the model of the card has, if there is one.
+/// Prints a table of the measured constants, beside the model's values for the GPU if the model has it.
 pub fn print(lines: &Lines, multiprocessors: u32, card: Option<&Card>) {
-    println!("\n| constant | unit | the model's | measured | least | most |\n|---|---|---:|---:|---:|---:|");
+    println!("\n| constant | unit | model | measured | least | most |\n|---|---|---:|---:|---:|---:|");
     let mut missing = Vec::new();
     for &key in Key::ALL {
         let Some(line) = constant(key, lines, multiprocessors) else {

@@ -1,4 +1,5 @@
-//! The probes on emulated cards: without a fault, and by the clock of the time model, whose constants they then measure.
+//! Runs the probes on emulated GPUs: without a fault, and with the clock of the time model, whose constants they then
+//! measure.
 
 #![cfg(target_os = "linux")]
 
@@ -7,14 +8,14 @@ use std::env;
 use std::os::unix::fs::symlink;
 use std::process::Command;
 
-/// What the probes print on a card of the emulator.
+/// Returns the output of the probes on a GPU of the emulator.
 fn run(card: &str, settings: &[(&str, &str)]) -> String {
     let library = env::current_exe().unwrap().with_file_name("libemulated_driver.so");
     let folder = tempfile::tempdir().unwrap();
     symlink(library, folder.path().join("libcuda.so.1")).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_probes"));
     command.arg("--quick").env("LD_LIBRARY_PATH", folder.path()).env("PTX_EMULATOR_GPU", card);
-    // What machine code says depends on whether ptxas is there.
+    // Without a PATH ptxas is not found. If it were, its machine code would change the times.
     command.env("PATH", "").env_remove("CUDA_PATH");
     settings.iter().for_each(|(name, value)| _ = command.env(format!("PTX_EMULATOR_{name}"), value));
     let output = command.output().unwrap();
@@ -24,7 +25,7 @@ fn run(card: &str, settings: &[(&str, &str)]) -> String {
 }
 
 #[test]
-fn no_probe_has_a_fault() {
+fn probes_run_without_a_fault() {
     for (card, skipped) in [
         ("h200", &["tcgen05", "block_scale"][..]),
         ("b200", &["wgmma", "block_scale"]),
@@ -37,15 +38,15 @@ fn no_probe_has_a_fault() {
     }
 }
 
-/// The table's rows: what the model has, and what was measured.
+/// Returns the table's rows: the model's value and the measured value.
 fn table(out: &str) -> BTreeMap<String, [f64; 2]> {
     let rows = out.lines().filter(|line| line.starts_with("| "));
     let cells = rows.map(|line| line.split('|').map(str::trim).collect::<Vec<_>>());
     cells.filter_map(|cells| Some((cells[1].to_owned(), [cells[3].parse().ok()?, cells[4].parse().ok()?]))).collect()
 }
 
-/// How far a probe may be from the constant that it measures: a share of it, and cycles of the probe's own instructions, each of PTX for one
-/// of the machine's.
+/// Tolerances of measured constants: relative to the constant, and in cycles for the probe's own instructions, at one
+/// cycle per PTX instruction.
 const TOLERANCES: &[(&str, f64, f64)] = &[
     ("clock", 0.001, 0.0),
     ("launch-gap", 0.05, 0.0),
@@ -65,7 +66,7 @@ const TOLERANCES: &[(&str, f64, f64)] = &[
     ("cluster-latency", 0.0, 15.0),
 ];
 
-/// The same of what not all cards have. A group of `wgmma` also has the descriptors of its products made.
+/// Tolerances of constants that only some GPUs have. A group of `wgmma` also makes the descriptors of its products.
 const OF_HOPPER: &[(&str, f64, f64)] = &[("matrix-latency", 0.0, 35.0), ("matrix-floor", 0.0, 3.0)];
 const OF_BLACKWELL: &[(&str, f64, f64)] = &[
     ("matrix-latency", 0.0, 15.0),
@@ -76,8 +77,8 @@ const OF_BLACKWELL: &[(&str, f64, f64)] = &[
 ];
 
 #[test]
-fn by_the_models_clock_they_measure_its_constants() {
-    // Of one card some constants are others than the model's: those are measured, not what is written down.
+fn probes_measure_the_models_constants_with_its_clock() {
+    // On one GPU some constants are changed, which shows that they are measured and not copied.
     let others = [
         ("mbarrier-wake", 200.0),
         ("tcgen05-cp", 32.0),

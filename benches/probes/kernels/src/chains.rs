@@ -1,4 +1,4 @@
-//! Products of a warp in chains, each of which adds to the sums of the one before.
+//! Chains of a warp's products: each product adds to the sums of the product before.
 
 use cuda_std::{
     clock::clock64,
@@ -9,14 +9,14 @@ use cuda_std::{
 
 use crate::write;
 
-/// Links of a chain that are unrolled.
+/// Number of unrolled links of a chain.
 const LINKS: u32 = 16;
 
-/// Has every warp multiply in so many chains, which take turns, 16 links a turn. Cycles; a sum.
+/// Every warp multiplies in `CHAINS` chains in turn, 16 links per iteration. Results: cycles; a sum.
 ///
 /// # Safety
-/// All threads of the block call it, with the same arguments; `multiply` is a product of a warp. `out` has two numbers. Four bytes of
-/// dynamic shared memory a thread.
+/// - All threads of the CTA call it together, with the same arguments. `multiply` is a product of a warp.
+/// - `out` has room for two numbers. The block has four bytes of dynamic shared memory per thread.
 #[inline(always)]
 pub unsafe fn chains<const CHAINS: usize>(turns: u32, out: u64, multiply: impl Fn(&mut Sums)) {
     let mut sums: [Sums; CHAINS] = [[0.0; 4]; CHAINS];
@@ -30,9 +30,9 @@ pub unsafe fn chains<const CHAINS: usize>(turns: u32, out: u64, multiply: impl F
         }
     }
     let sum = sums.iter().flatten().fold(0.0, |sum, one| sum + one);
-    // SAFETY: one word a thread; one thread writes the results.
+    // SAFETY: each thread writes its own word of shared memory, and one thread writes the results.
     unsafe {
-        // The clock is read when the sums are there.
+        // The store waits for the sums, so the clock is read after them.
         st_shared_b32(dynamic_shared_address() + thread::thread_idx_x() * 4, sum.to_bits());
         thread::sync_threads();
         let cycles = clock64() - start;

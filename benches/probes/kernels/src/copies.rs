@@ -1,4 +1,4 @@
-//! What came with sm_90: grids that overlap, clusters, barriers in shared memory, bulk and tensor copies.
+//! Probes of features since sm_90: overlapping grids, clusters, barriers in shared memory, bulk and tensor copies.
 
 use cuda_std::{
     clock::{clock64, multiprocessor},
@@ -19,10 +19,10 @@ use cuda_std::{
 
 use crate::write;
 
-/// Lets its dependents begin, waits for the grid before, and then takes so many cycles; the first two where they are asked for.
+/// If `triggers`, lets the dependents start. If `waits`, waits for the previous grid. Then spins for `cycles` cycles.
 ///
 /// # Safety
-/// None is needed.
+/// No requirements.
 #[kernel(threads = 128)]
 pub unsafe fn link(triggers: u32, waits: u32, cycles: u64) {
     if triggers != 0 {
@@ -35,18 +35,19 @@ pub unsafe fn link(triggers: u32, waits: u32, cycles: u64) {
     while clock64() - start < cycles {}
 }
 
-/// Where stages begin in shared memory, behind barriers.
+/// Offset of the first stage in shared memory, behind the barriers.
 const FIRST_STAGE: u32 = 1024;
 
-/// A block's copies, some on their way at a time: what a thread does of [`copies`] and [`tensor_copies`].
+/// Runs a CTA's copies with `stages` in flight: one thread's part of [`copies`] and [`tensor_copies`]. Returns cycles.
 ///
 /// # Safety
-/// `issue(stage, barrier)` starts the next copy of so many `bytes` to a stage. The block has shared memory for all stages.
+/// `issue(stage, barrier)` starts the next copy of `bytes` bytes to a stage. The CTA has shared memory for all stages.
 #[inline(always)]
 unsafe fn stream(bytes: u32, stages: u32, times: u32, mut issue: impl FnMut(SharedAddress, Mbarrier)) -> u64 {
     let shared = dynamic_shared_address();
     let barrier = |stage: u32| Mbarrier::at(shared + stage * MBARRIER_BYTES);
-    // SAFETY: barriers of the block, which one thread initializes and waits for; a stage is copied to when its last copy is complete.
+    // SAFETY: one thread initializes the CTA's barriers and waits for them. A stage is overwritten only after its last
+    // copy is complete.
     unsafe {
         for stage in 0..stages {
             mbarrier_init(barrier(stage), 1);
@@ -80,23 +81,25 @@ unsafe fn stream(bytes: u32, stages: u32, times: u32, mut issue: impl FnMut(Shar
     }
 }
 
-/// The first 8 bytes of the stage that copy `n` went to.
+/// Returns the first 8 bytes of the stage that received copy `n`.
 ///
 /// # Safety
-/// The copy is complete, and none has followed it to its stage.
+/// The copy is complete, and no later copy was issued to its stage.
 #[inline(always)]
 unsafe fn copied(n: u32, bytes: u32, stages: u32) -> u64 {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees that the copy is complete and that nothing writes its stage.
     let [low, high] = unsafe { ld_shared_v2_b32(dynamic_shared_address() + FIRST_STAGE + n % stages * bytes) };
     u64::from(high) << 32 | u64::from(low)
 }
 
-/// One thread of each block makes bulk copies of so many bytes, some on their way at a time. All blocks go through the same `wrap` bytes, a
-/// multiple of `bytes`, each from a place of its own; with `sharers`, so many neighboring multiprocessors go through `wrap` bytes of their
-/// own over and over. For each block: cycles; where its last copy came from; the first 8 bytes of it.
+/// One thread of each CTA makes bulk copies of `bytes` bytes, with `stages` in flight. All CTAs go through the same
+/// `wrap` bytes, a multiple of `bytes`, each from its own start. With `sharers` > 0, each group of `sharers`
+/// neighboring SMs goes through its own `wrap` bytes again and again. Results per CTA: cycles; the source of its last
+/// copy; the first 8 bytes of that copy.
 ///
 /// # Safety
-/// So much lies at `from`, for all sharers. `out` has three numbers for each block. 1024 bytes of shared memory, and so many stages.
+/// `from` has `wrap` bytes for each group of sharers. `out` has room for three numbers per CTA. Shared memory: 1024
+/// bytes and `stages` stages.
 #[kernel(threads = 32)]
 pub unsafe fn copies(from: u64, bytes: u32, stages: u32, times: u32, wrap: u64, sharers: u32, out: u64) {
     if thread::thread_idx_x() > 0 {
@@ -108,11 +111,11 @@ pub unsafe fn copies(from: u64, bytes: u32, stages: u32, times: u32, wrap: u64, 
     };
     let source = |n: u32| from + (first + u64::from(n) * u64::from(bytes)) % wrap;
     let (mut at, end) = (source(0), from + wrap);
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees the memory at `from`, `out` and the shared memory.
     unsafe {
         let cycles = stream(bytes, stages, times, |stage, barrier| {
             cp_async_bulk_shared_global(stage, GlobalAddress::new(at), bytes, barrier);
-            // A division would take longer than a copy.
+            // Compared, because a division would take longer than a copy.
             at += u64::from(bytes);
             if at == end {
                 at = from;
@@ -125,28 +128,29 @@ pub unsafe fn copies(from: u64, bytes: u32, stages: u32, times: u32, wrap: u64, 
     }
 }
 
-/// What [`tensor_copies`] is told.
+/// Parameter of [`tensor_copies`].
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Tensor {
-    /// Of rows of 128 bytes.
+    /// Tensor map of rows of 128 bytes.
     pub map: [u64; 16],
-    /// Of the results.
+    /// Address of the results.
     pub out: u64,
-    /// Of a box.
+    /// Rows per box.
     pub rows: u32,
-    /// Boxes on their way at a time.
+    /// Number of boxes in flight.
     pub stages: u32,
-    /// Boxes.
+    /// Number of boxes per CTA.
     pub times: u32,
-    /// Rows through which blocks go.
+    /// Number of rows that the CTAs go through.
     pub wrap: u32,
 }
 
-/// As [`copies`], of boxes of a tensor. For each block: cycles; the first row of its last box; the first 8 bytes of it.
+/// Like [`copies`], with boxes of a tensor. Results per CTA: cycles; the first row of its last box; the first 8 bytes
+/// of that box.
 ///
 /// # Safety
-/// As there.
+/// As for [`copies`].
 #[kernel(threads = 32)]
 pub unsafe fn tensor_copies(tensor: Tensor) {
     const ROW: u32 = 128;
@@ -158,7 +162,7 @@ pub unsafe fn tensor_copies(tensor: Tensor) {
     let first = thread::block_idx_x() * times;
     let row = |n: u32| (first + n) * rows % wrap;
     let mut at = row(0);
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees the tensor, `out` and the shared memory.
     unsafe {
         let cycles = stream(rows * ROW, stages, times, |stage, barrier| {
             cp_async_bulk_tensor_2d_shared_global(stage, map, [0, at as i32], barrier);
@@ -174,15 +178,16 @@ pub unsafe fn tensor_copies(tensor: Tensor) {
     }
 }
 
-/// Two warps wait for each other's arrival at a barrier in shared memory, in turn. Cycles of all rounds, two arrivals each.
+/// Two warps wait in turn for each other's arrival at a barrier in shared memory. Result: cycles of all rounds, with
+/// two arrivals each.
 ///
 /// # Safety
-/// `out` has a number. 16 bytes of dynamic shared memory.
+/// `out` has room for one number. The block has 16 bytes of dynamic shared memory.
 #[kernel(threads = 64)]
 pub unsafe fn ping_pong(times: u32, out: u64) {
     let mine = thread::thread_idx_x() / 32;
     let barrier = |of: u32| Mbarrier::at(dynamic_shared_address() + of * MBARRIER_BYTES);
-    // SAFETY: one thread initializes the barriers, and one of each warp arrives at that of the other.
+    // SAFETY: one thread initializes the barriers, and one thread of each warp arrives at the other warp's barrier.
     unsafe {
         if thread::thread_idx_x() == 0 {
             mbarrier_init(barrier(0), 1);
@@ -209,15 +214,16 @@ pub unsafe fn ping_pong(times: u32, out: u64) {
     }
 }
 
-/// As [`ping_pong`], of two blocks of a cluster.
+/// Like [`ping_pong`], with two CTAs of a cluster.
 ///
 /// # Safety
-/// As there; clusters of two. `send` completes the phase of another block's barrier, `wait` waits for the phase of a parity of one's own.
+/// As for [`ping_pong`], in clusters of two. `send` completes a phase of another CTA's barrier. `wait` waits for the
+/// phase of a parity of the CTA's own barrier.
 #[inline(always)]
 unsafe fn ping_pong_in_cluster(times: u32, out: u64, send: impl Fn(u32), wait: impl Fn(Mbarrier, u32)) {
     let mine = cluster_rank();
     let barrier = Mbarrier::at(dynamic_shared_address());
-    // SAFETY: one thread initializes each barrier before another block completes a phase of it, and no block ends before the other.
+    // SAFETY: each barrier is initialized before another CTA completes a phase of it, and no CTA ends before the other.
     unsafe {
         if thread::thread_idx_x() == 0 {
             mbarrier_init(barrier, 1);
@@ -244,15 +250,16 @@ unsafe fn ping_pong_in_cluster(times: u32, out: u64, send: impl Fn(u32), wait: i
     }
 }
 
-/// Two blocks of a cluster wait for each other's word, which is stored asynchronously and completes a phase, in turn. Cycles of all rounds, two
-/// words each.
+/// Two CTAs of a cluster wait in turn for each other's word, which is stored asynchronously and completes a phase.
+/// Result: cycles of all rounds, with two words each.
 ///
 /// # Safety
-/// `out` has a number; clusters of two. 16 bytes of dynamic shared memory.
+/// `out` has room for one number; clusters of two. The block has 16 bytes of dynamic shared memory.
 #[kernel(threads = 32, cluster = 2)]
 pub unsafe fn cluster_stores(times: u32, out: u64) {
     let (barrier, word) = (Mbarrier::at(dynamic_shared_address()), dynamic_shared_address() + MBARRIER_BYTES);
-    // SAFETY: what `# Safety` above asks. A phase has one arrival, by the thread that waits for it, and one word, which may come before.
+    // SAFETY: the caller guarantees `out` and the cluster. A phase has one arrival, by the waiting thread, and one
+    // word, which may come first.
     unsafe {
         ping_pong_in_cluster(
             times,
@@ -266,14 +273,14 @@ pub unsafe fn cluster_stores(times: u32, out: u64) {
     }
 }
 
-/// As [`cluster_stores`], of arrivals that release what was written before, and waits that acquire it.
+/// Like [`cluster_stores`], with arrivals that release earlier writes, and waits that acquire them.
 ///
 /// # Safety
-/// As there.
+/// As for [`cluster_stores`].
 #[kernel(threads = 32, cluster = 2)]
 pub unsafe fn cluster_arrivals(times: u32, out: u64) {
     let barrier = Mbarrier::at(dynamic_shared_address());
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees `out`, the cluster and the shared memory.
     unsafe {
         ping_pong_in_cluster(
             times,
@@ -284,14 +291,14 @@ pub unsafe fn cluster_arrivals(times: u32, out: u64) {
     }
 }
 
-/// A warp of each of two blocks of a cluster waits at the cluster's barrier, again and again; arrivals release what was written before where
-/// it is asked for. Cycles.
+/// One warp of each of two CTAs of a cluster waits at the cluster's barrier `times` times. If `releases`, arrivals
+/// release earlier writes. Result: cycles.
 ///
 /// # Safety
-/// `out` has a number; clusters of two.
+/// `out` has room for one number; clusters of two.
 #[kernel(threads = 32, cluster = 2)]
 pub unsafe fn cluster_barriers(times: u32, releases: u32, out: u64) {
-    // SAFETY: all threads of the cluster come here as often.
+    // SAFETY: all threads of the cluster run the same number of rounds.
     unsafe {
         sync_cluster();
         let start = clock64();

@@ -1,8 +1,8 @@
 //! Kernels that measure constants of the time model (docs/time-model.md).
 //!
-//! A module is a cargo feature of the same name; `[package.metadata.kernels]` in `Cargo.toml` says what it is compiled for. Kernels write
-//! what they measured, and what they computed, to `out`: numbers of 64 bits, in the order that each kernel says. Cycles are those of all
-//! that was asked for; the host divides.
+//! A module is a cargo feature of the same name; `[package.metadata.kernels]` in `Cargo.toml` lists its architectures.
+//! Kernels write measured and computed numbers of 64 bits to `out`, in the order that each kernel documents. Cycles are
+//! the total of all requested work; the host divides.
 
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
@@ -27,26 +27,27 @@ use cuda_std::{
     thread,
 };
 
-/// Writes the result of this number.
+/// Writes result `number`.
 ///
 /// # Safety
-/// There is room for it at `out`, and no other thread writes it.
+/// `out` has room for it, and no other thread writes it.
 #[inline(always)]
 pub(crate) unsafe fn write(out: u64, number: u32, value: u64) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees that `out` has room for this number and that no other thread writes it.
     unsafe { st_global_b64(GlobalAddress::new(out) + u64::from(number) * 8, value) }
 }
 
-/// Fills shared memory with a word, all threads of the block together, for tensor cores to read. Others see it behind the block's barrier.
+/// Fills shared memory with a word, for tensor cores to read. All threads of the CTA take part. The words are visible
+/// behind the next barrier of the CTA.
 ///
 /// # Safety
-/// The block has so many bytes there, a multiple of 4, that nobody else accesses.
+/// The CTA has `bytes` bytes at `from`, a multiple of 4, and nothing else accesses them.
 #[inline(always)]
 #[allow(dead_code, reason = "not every module has a tensor core that reads shared memory")]
 pub(crate) unsafe fn fill(from: SharedAddress, bytes: u32, word: u32) {
     let mut at = thread::thread_idx_x() * 4;
     while at < bytes {
-        // SAFETY: what `# Safety` above asks; each word is one thread's.
+        // SAFETY: the caller guarantees the bytes, and each word is written by one thread.
         unsafe { st_shared_b32(from + at, word) };
         at += thread::block_dim_x() * 4;
     }

@@ -1,4 +1,4 @@
-//! What every card has: launches, loads, barriers, and `mma.sync` of 16-bit numbers.
+//! Probes for every GPU: launches, loads, barriers, and `mma.sync` of 16-bit numbers.
 
 use cuda_std::{
     clock::{clock64, multiprocessor},
@@ -17,30 +17,31 @@ use crate::{chains::chains, write};
 /// Does nothing.
 ///
 /// # Safety
-/// None is needed.
+/// No requirements.
 #[kernel]
 pub unsafe fn empty() {}
 
-/// Takes so many cycles.
+/// Spins for `cycles` cycles.
 ///
 /// # Safety
-/// None is needed.
+/// No requirements.
 #[kernel(threads = 128)]
 pub unsafe fn spin(cycles: u64) {
     let start = clock64();
     while clock64() - start < cycles {}
 }
 
-/// As [`spin`]. For each block: the multiprocessor, and its clock at the begin. Nothing is written at the end, for which it would wait.
+/// Like [`spin`]. Results per CTA: the SM, and its clock at the start. It writes nothing at the end, because it would
+/// wait for the write.
 ///
 /// # Safety
-/// `out` has two numbers for each block.
+/// `out` has room for two numbers per CTA.
 #[kernel(threads = 128)]
 pub unsafe fn spin_from(cycles: u64, out: u64) {
     let start = clock64();
     if thread::thread_idx_x() == 0 {
         let first = thread::block_idx_x() * 2;
-        // SAFETY: this block's numbers, written by one thread.
+        // SAFETY: the numbers belong to this CTA, and one thread writes them.
         unsafe {
             write(out, first, multiprocessor().into());
             write(out, first + 1, start);
@@ -49,17 +50,17 @@ pub unsafe fn spin_from(cycles: u64, out: u64) {
     while clock64() - start < cycles {}
 }
 
-/// Writes two chains of addresses: the first 8 bytes of each line of 128 name those of the line that lies `near` lines further on, the next
-/// 8 those of the line that lies `far` lines further on; behind the last line comes the first.
+/// Writes two chains of addresses. The first 8 bytes of each line of 128 hold the address of the line `near` lines
+/// further on. The next 8 bytes hold the address of the line `far` lines further on. The first line follows the last.
 ///
 /// # Safety
-/// `memory` has so many lines.
+/// `memory` has `lines` lines.
 #[kernel(threads = 256)]
 pub unsafe fn write_chains(memory: u64, lines: u64, near: u64, far: u64) {
     let mut line = u64::from(thread::index_1d());
     while line < lines {
         let (at, of) = (GlobalAddress::new(memory + line * 128), |step: u64| memory + (line + step) % lines * 128);
-        // SAFETY: a line, each written by one thread.
+        // SAFETY: the line is in the memory, and one thread writes it.
         unsafe {
             st_global_b64(at, of(near));
             st_global_b64(at + 8, of(far) + 8);
@@ -68,36 +69,38 @@ pub unsafe fn write_chains(memory: u64, lines: u64, near: u64, far: u64) {
     }
 }
 
-/// Follows a chain of loads past L1 for so many steps. Cycles; where it came to.
+/// Follows a chain of loads past L1 for `steps` steps. Results: cycles; the final address.
 ///
 /// # Safety
-/// `from` is where a chain begins that [`write_chains`] has written. `out` has two numbers.
+/// `from` is the start of a chain that [`write_chains`] has written. `out` has room for two numbers.
 #[kernel(threads = 32)]
 pub unsafe fn chase_l2(from: u64, steps: u32, out: u64) {
-    // SAFETY: each link is in the chain.
+    // SAFETY: the caller guarantees the chain, so each link is in its memory.
     unsafe { chase(from, steps, out, |at| ld_relaxed_gpu_global_b64(at)) };
 }
 
-/// The same of loads that L1 keeps.
+/// Like [`chase_l2`], with loads that L1 caches.
 ///
 /// # Safety
-/// As there.
+/// As for [`chase_l2`].
 #[kernel(threads = 32)]
 pub unsafe fn chase_l1(from: u64, steps: u32, out: u64) {
-    // SAFETY: each link is in the chain.
+    // SAFETY: the caller guarantees the chain, so each link is in its memory.
     unsafe {
         let mut at = from;
         for _ in 0..steps {
             at = ld_global_b64(GlobalAddress::new(at));
         }
-        // All lines are in L1 before the clock is read, since the number depends on the last.
+        // The written number depends on the last load, so all lines are in L1 before the clock is read.
         write(out, 1, at);
         chase(from, steps, out, |at| ld_global_b64(at));
     }
 }
 
+/// Follows a chain with `load` for `steps` steps. Results: cycles; the final address.
+///
 /// # Safety
-/// `load` loads a link of the chain that begins at `from`. `out` has two numbers.
+/// `load` loads a link of the chain that starts at `from`. `out` has room for two numbers.
 #[inline(always)]
 unsafe fn chase(from: u64, steps: u32, out: u64, load: impl Fn(GlobalAddress) -> u64) {
     let mut at = from;
@@ -107,7 +110,7 @@ unsafe fn chase(from: u64, steps: u32, out: u64, load: impl Fn(GlobalAddress) ->
     }
     let cycles = clock64() - start;
     if thread::thread_idx_x() == 0 {
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees room for two numbers, and one thread writes them.
         unsafe {
             write(out, 0, cycles);
             write(out, 1, at);
@@ -115,16 +118,16 @@ unsafe fn chase(from: u64, steps: u32, out: u64, load: impl Fn(GlobalAddress) ->
     }
 }
 
-/// Follows a chain of 64 words in shared memory, each of which has the address of the seventh further on. Cycles; where it came to, in bytes
-/// from the first.
+/// Follows a chain of 64 words in shared memory. Each word has the address of the seventh word further on. Results:
+/// cycles; the final address, in bytes from the first word.
 ///
 /// # Safety
-/// `out` has two numbers. 256 bytes of dynamic shared memory.
+/// `out` has room for two numbers. The block has 256 bytes of dynamic shared memory.
 #[kernel(threads = 32)]
 pub unsafe fn chase_shared(steps: u32, out: u64) {
     const WORDS: u32 = 64;
     let first = dynamic_shared_address();
-    // SAFETY: words of the block's shared memory; one thread writes and reads them.
+    // SAFETY: the words are in the CTA's shared memory, and one thread writes and reads them.
     unsafe {
         if thread::thread_idx_x() > 0 {
             return;
@@ -143,16 +146,17 @@ pub unsafe fn chase_shared(steps: u32, out: u64) {
     }
 }
 
-/// Loads 16 bytes a thread from shared memory, eight times a turn, every warp the same, each turn so many bytes further on. Cycles; the sum
-/// of what the first thread loaded.
+/// Every thread loads 16 bytes from shared memory eight times per iteration, the same addresses in every warp, `stride`
+/// bytes further on in each iteration. Results: cycles; the sum of the first thread's loads.
 ///
 /// # Safety
-/// `out` has two numbers. 8 KB of dynamic shared memory. `stride` is 0: ptxas does not know it, and leaves no load out.
+/// `out` has room for two numbers. The block has 8 KB of dynamic shared memory. `stride` is 0; ptxas does not know
+/// that, and omits no load.
 #[kernel(threads = 1024)]
 pub unsafe fn read_shared(times: u32, stride: u32, out: u64) {
     const EACH: u32 = 8;
     let first = dynamic_shared_address() + thread::thread_idx_x() % 32 * 16;
-    // SAFETY: one warp writes words before the block's barrier, all read them behind it.
+    // SAFETY: one warp writes the words before the CTA's barrier, and all warps read them behind it.
     unsafe {
         if thread::thread_idx_x() < 32 {
             for i in 0..EACH {
@@ -169,7 +173,7 @@ pub unsafe fn read_shared(times: u32, stride: u32, out: u64) {
             }
             from = from + stride;
         }
-        // The clock is read when the sums are there.
+        // The store waits for the sums, so the clock is read after them.
         st_shared_b32(dynamic_shared_address() + EACH * 512 + thread::thread_idx_x() * 4, sum);
         thread::sync_threads();
         let cycles = clock64() - start;
@@ -180,10 +184,10 @@ pub unsafe fn read_shared(times: u32, stride: u32, out: u64) {
     }
 }
 
-/// Waits at the block's barrier, again and again. Cycles.
+/// Waits at the CTA's barrier `times` times. Result: cycles.
 ///
 /// # Safety
-/// `out` has a number.
+/// `out` has room for one number.
 #[kernel(threads = 1024)]
 pub unsafe fn barriers(times: u32, out: u64) {
     let start = clock64();
@@ -192,16 +196,16 @@ pub unsafe fn barriers(times: u32, out: u64) {
     }
     let cycles = clock64() - start;
     if thread::thread_idx_x() == 0 {
-        // SAFETY: one thread writes it.
+        // SAFETY: `out` has room for the number, and one thread writes it.
         unsafe { write(out, 0, cycles) };
     }
 }
 
-/// All threads read what lies at `from`, so many times, in pieces of 16 bytes, eight on their way a thread; `pieces` is a multiple of eight
-/// times the threads.
+/// All threads read the memory at `from` `times` times, in pieces of 16 bytes, with eight in flight per thread.
+/// `pieces` is a multiple of eight times the number of threads.
 ///
 /// # Safety
-/// So many pieces lie there. `out` has a number.
+/// `from` has `pieces` pieces. `out` has room for one number.
 #[kernel(threads = 256)]
 pub unsafe fn read(from: u64, pieces: u64, times: u32, out: u64) {
     const AHEAD: u64 = 8;
@@ -212,46 +216,48 @@ pub unsafe fn read(from: u64, pieces: u64, times: u32, out: u64) {
         while at < pieces {
             let mut values = [[0; 4]; AHEAD as usize];
             for (i, value) in values.iter_mut().enumerate() {
-                // SAFETY: a piece, since there is a multiple of so many.
+                // SAFETY: the piece is in the memory, because `pieces` is a multiple of the pieces per round.
                 *value = unsafe { ld_global_cg_v4_b32(GlobalAddress::new(from + (at + i as u64 * step) * 16)) };
             }
             sum ^= values.iter().fold(0, |sum, [a, b, c, d]| sum ^ a ^ b ^ c ^ d);
             at += AHEAD * step;
         }
     }
-    // So that loads have a use. What is there does not add up to this.
+    // A use for the loads, so that they are not removed. The memory's contents do not give this sum.
     if sum == 0x1234_5678 {
-        // SAFETY: as above; which thread writes it says nothing.
+        // SAFETY: `out` has room for the number. Any thread may write it.
         unsafe { st_global_b32(GlobalAddress::new(out), sum) };
     }
 }
 
-/// Adds 16 ones.
+/// Multiplies ones, which adds 16.
 ///
 /// # Safety
-/// All lanes of a warp call it.
+/// All lanes of a warp call it together.
 #[inline(always)]
 unsafe fn multiply(sums: &mut Sums) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees that all lanes of the warp call it together.
     unsafe { mma_m16n8k16::<F16>(sums, [0x3c00_3c00; 4], [0x3c00_3c00; 2]) }
 }
 
-/// Products `m16n8k16` of ones by each warp in one chain, 16 a turn. Cycles; a sum.
+/// Every warp computes products `m16n8k16` of ones in one chain, 16 per iteration. Results: cycles; a sum.
 ///
 /// # Safety
-/// `out` has two numbers. Four bytes of dynamic shared memory a thread.
+/// `out` has room for two numbers. The block has four bytes of dynamic shared memory per thread.
 #[kernel(threads = 256)]
 pub unsafe fn mma_1_chain(turns: u32, out: u64) {
-    // SAFETY: what `# Safety` above asks; warps stay together.
+    // SAFETY: the caller guarantees `out` and the shared memory. All threads run the same code, so warps stay
+    // converged.
     unsafe { chains::<1>(turns, out, |sums| multiply(sums)) }
 }
 
-/// As [`mma_1_chain`], four chains that take turns.
+/// Like [`mma_1_chain`], with four chains in turn.
 ///
 /// # Safety
-/// As there.
+/// As for [`mma_1_chain`].
 #[kernel(threads = 256)]
 pub unsafe fn mma_4_chains(turns: u32, out: u64) {
-    // SAFETY: what `# Safety` above asks; warps stay together.
+    // SAFETY: the caller guarantees `out` and the shared memory. All threads run the same code, so warps stay
+    // converged.
     unsafe { chains::<4>(turns, out, |sums| multiply(sums)) }
 }

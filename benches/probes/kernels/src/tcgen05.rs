@@ -1,4 +1,4 @@
-//! The tensor core of B200 and B300, and its tensor memory.
+//! Probes of the tensor core of B200 and B300, and of its tensor memory.
 
 use cuda_std::{
     clock::clock64,
@@ -20,37 +20,37 @@ use cuda_std::{
 
 use crate::{fill, write};
 
-/// Rows of a block's A, and most of B's: rows of 128 bytes, as the 128-byte swizzle has them.
+/// Number of 128-byte rows of a CTA's A, and maximum number for B, in the layout of the 128-byte swizzle.
 const A_ROWS: u32 = 128;
 const B_ROWS: u32 = 256;
 const ROW: u32 = 128;
 
-/// Bytes of scales of 128 rows.
+/// Bytes of the scales of 128 rows.
 const SCALE_TILE: u32 = 512;
 
-// Shared memory, from its begin.
+// Offsets in shared memory.
 const B: u32 = A_ROWS * ROW;
 const A_SCALES: u32 = B + B_ROWS * ROW;
 const B_SCALES: u32 = A_SCALES + SCALE_TILE;
 const BARRIER: u32 = B_SCALES + 2 * SCALE_TILE;
 const ALLOCATED: u32 = BARRIER + 8;
 
-// Columns of tensor memory: sums from the first on, then scales, and room for copies that nobody reads.
+// Columns of tensor memory: sums from column 0 on, then scales, then spare columns for copies that nothing reads.
 const A_SCALE_COLUMN: u32 = 256;
 const B_SCALE_COLUMN: u32 = A_SCALE_COLUMN + 4;
 const SPARE_COLUMN: u32 = B_SCALE_COLUMN + 8;
 
-/// MMAs that are unrolled, each with another part of the rows.
+/// Number of unrolled MMAs, each with a different part of the rows.
 const UNROLLED: u32 = 4;
 
-/// A block with all of its tensor memory.
+/// Allocates all of a CTA's tensor memory.
 ///
 /// # Safety
-/// All threads of all blocks of the cluster call it, and then [`end`].
+/// All threads of all CTAs of the cluster call it, and later [`end`].
 #[inline(always)]
 unsafe fn begin<const GROUP: u32>() -> TmemAddress {
     let shared = dynamic_shared_address();
-    // SAFETY: one warp allocates; the block's barrier comes before others read where.
+    // SAFETY: one warp allocates. The CTA's barrier orders the other warps' read of the address behind the allocation.
     unsafe {
         if thread::thread_idx_x() < 32 {
             tcgen05_alloc::<GROUP>(shared + ALLOCATED, TMEM_COLUMNS);
@@ -63,11 +63,13 @@ unsafe fn begin<const GROUP: u32>() -> TmemAddress {
     }
 }
 
+/// Frees the tensor memory.
+///
 /// # Safety
-/// As [`begin`]; what was begun with tensor memory is complete.
+/// As for [`begin`]. All operations on tensor memory are complete.
 #[inline(always)]
 unsafe fn end<const GROUP: u32>(tmem: TmemAddress) {
-    // SAFETY: the warp that allocated frees, behind all others.
+    // SAFETY: the allocating warp frees the memory behind a barrier of all warps.
     unsafe {
         tcgen05_fence_before_thread_sync();
         meet::<GROUP>();
@@ -78,33 +80,33 @@ unsafe fn end<const GROUP: u32>(tmem: TmemAddress) {
     }
 }
 
-/// All threads of the block wait for each other, or of both blocks of a pair.
+/// Synchronizes all threads of the CTA, or of both CTAs of a pair.
 ///
 /// # Safety
-/// All of them call it.
+/// All of these threads call it.
 #[inline(always)]
 unsafe fn meet<const GROUP: u32>() {
     if GROUP > 1 {
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the caller guarantees that all threads of the cluster call it.
         unsafe { sync_cluster() };
     } else {
         thread::sync_threads();
     }
 }
 
-/// Scale tiles in shared memory: 32 rows of 16 bytes.
+/// Returns the descriptor of a scale tile in shared memory: 32 rows of 16 bytes.
 #[inline(always)]
 fn scales(at: SharedAddress) -> MatrixDescriptor {
     MatrixDescriptor::new(at, 8 * 16, MatrixSwizzle::None)
 }
 
-/// Commits, and waits until all is complete; `parity` is that of the barrier's phase.
+/// Commits and waits until everything is complete. `parity` is the parity of the barrier's phase.
 ///
 /// # Safety
-/// The thread that issued calls it; the barrier is initialized for one arrival.
+/// The issuing thread calls it, and the barrier is initialized for one arrival.
 #[inline(always)]
 unsafe fn complete<const GROUP: u32>(barrier: Mbarrier, parity: &mut u32) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees the thread and the barrier.
     unsafe {
         tcgen05_commit::<GROUP>(barrier);
         mbarrier_wait_parity(barrier, *parity);
@@ -112,14 +114,16 @@ unsafe fn complete<const GROUP: u32>(barrier: Mbarrier, parity: &mut u32) {
     *parity ^= 1;
 }
 
+/// Body of [`mma`] and its variants.
+///
 /// # Safety
-/// As [`mma`].
+/// As for [`mma`].
 #[inline(always)]
 unsafe fn multiply<const GROUP: u32, const COPIES: u32>(n: u32, count: u32, alone: u32, out: u64) {
     let shared = dynamic_shared_address();
     let barrier = Mbarrier::at(shared + BARRIER);
-    // SAFETY: matrices and scales are written before the barrier behind which tensor memory is begun with; one thread issues, and waits for
-    // all of it before anyone reads sums.
+    // SAFETY: matrices and scales are written before the barrier in `begin`. One thread issues everything, and waits
+    // for it before any thread reads sums.
     unsafe {
         // A of ones with scales of one, B of three halves with scales of two: an MMA adds 64 · 3.
         fill(shared, B, 0x2222_2222);
@@ -190,56 +194,59 @@ unsafe fn multiply<const GROUP: u32, const COPIES: u32>(n: u32, count: u32, alon
     }
 }
 
-/// MMAs of 128 rows, `n` columns and 64 elements of K: a multiple of four with one commit, or each `alone` with a commit that is waited for.
-/// Cycles; the first and the last sum of a row, to which one MMA before adds too.
+/// Runs MMAs of 128 rows, `n` columns and 64 elements of K: `count`, a multiple of four, with one commit, or each
+/// `alone` with a commit that is waited for. Results: cycles; the first and the last sum of a row. One earlier MMA also
+/// adds to the sums.
 ///
 /// # Safety
-/// A block of 128 threads with 52 KB of shared memory. `out` has three numbers.
+/// The CTA has 128 threads and 52 KB of shared memory. `out` has room for three numbers.
 #[kernel(threads = 128)]
 pub unsafe fn mma(n: u32, count: u32, alone: u32, out: u64) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees the CTA, its shared memory and `out`.
     unsafe { multiply::<1, 0>(n, count, alone, out) }
 }
 
-/// As [`mma`], each MMA behind two copies of scales that it does not read.
+/// Like [`mma`], with two copies of unused scales before each MMA.
 ///
 /// # Safety
-/// As there.
+/// As for [`mma`].
 #[kernel(threads = 128)]
 pub unsafe fn mma_between_copies(n: u32, count: u32, alone: u32, out: u64) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees the CTA, its shared memory and `out`.
     unsafe { multiply::<1, 2>(n, count, alone, out) }
 }
 
-/// As [`mma`] by a pair of blocks, of 256 rows.
+/// Like [`mma`], by a pair of CTAs, with 256 rows.
 ///
 /// # Safety
-/// As there; clusters of two.
+/// As for [`mma`], in clusters of two.
 #[kernel(threads = 128, cluster = 2)]
 pub unsafe fn mma_pair(n: u32, count: u32, alone: u32, out: u64) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees the CTAs, their shared memory and `out`.
     unsafe { multiply::<2, 0>(n, count, alone, out) }
 }
 
-/// As [`mma_between_copies`] by a pair of blocks.
+/// Like [`mma_between_copies`], by a pair of CTAs.
 ///
 /// # Safety
-/// As there; clusters of two.
+/// As for [`mma`], in clusters of two.
 #[kernel(threads = 128, cluster = 2)]
 pub unsafe fn mma_pair_between_copies(n: u32, count: u32, alone: u32, out: u64) {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees the CTAs, their shared memory and `out`.
     unsafe { multiply::<2, 2>(n, count, alone, out) }
 }
 
-/// Copies of a scale tile to tensor memory, a multiple of four with one commit. Cycles; a word of it.
+/// Copies a scale tile to tensor memory `count` times, a multiple of four, with one commit. Results: cycles; a word of
+/// the tile.
 ///
 /// # Safety
-/// As [`mma`]; `out` has two numbers.
+/// As for [`mma`]. `out` has room for two numbers.
 #[kernel(threads = 128)]
 pub unsafe fn cp(count: u32, out: u64) {
     let shared = dynamic_shared_address();
     let barrier = Mbarrier::at(shared + BARRIER);
-    // SAFETY: as in `multiply`.
+    // SAFETY: the scales are written before the barrier in `begin`. One thread issues everything, and waits for it
+    // before any thread reads.
     unsafe {
         fill(shared + A_SCALES, SCALE_TILE, 0x3838_3838);
         if thread::thread_idx_x() == 0 {
@@ -273,14 +280,14 @@ pub unsafe fn cp(count: u32, out: u64) {
 
 macro_rules! accesses {
     ($($load:ident, $store:ident, $count:literal: $ld:ident, $st:ident;)*) => {$(
-        /// Each warp loads so many registers a thread from tensor memory and waits for them, again and again. Cycles; the sum of
-        /// the first and the last each time, of ones.
+        /// Each warp loads registers from tensor memory and waits for them, `times` times. Results: cycles; the sum
+        /// over all loads of the first and the last register, which are ones.
         ///
         /// # Safety
-        /// As [`mma`]; `out` has two numbers.
+        /// As for [`mma`]. `out` has room for two numbers.
         #[kernel(threads = 128)]
         pub unsafe fn $load(times: u32, out: u64) {
-            // SAFETY: each warp accesses its own lanes, what it has stored there.
+            // SAFETY: each warp reads only its own lanes, which it has written.
             unsafe {
                 let tmem = begin::<1>();
                 let lanes = tmem.lane(thread::thread_idx_x() / 32 * 32);
@@ -300,13 +307,13 @@ macro_rules! accesses {
             }
         }
 
-        /// The same of stores.
+        /// Like the load, with stores.
         ///
         /// # Safety
-        /// As there.
+        /// As for the load.
         #[kernel(threads = 128)]
         pub unsafe fn $store(times: u32, out: u64) {
-            // SAFETY: each warp accesses its own lanes.
+            // SAFETY: each warp accesses only its own lanes.
             unsafe {
                 let tmem = begin::<1>();
                 let lanes = tmem.lane(thread::thread_idx_x() / 32 * 32);
@@ -334,14 +341,14 @@ accesses! {
     ld_16x256b_x8, st_16x256b_x8, 32: tcgen05_ld_16x256b_x8, tcgen05_st_16x256b_x8;
 }
 
-/// A warp allocates 32 columns and frees them, again and again. Cycles.
+/// A warp allocates 32 columns and frees them, `times` times. Result: cycles.
 ///
 /// # Safety
-/// As [`mma`]; `out` has a number.
+/// As for [`mma`]. `out` has room for one number.
 #[kernel(threads = 32)]
 pub unsafe fn alloc(times: u32, out: u64) {
     let shared = dynamic_shared_address();
-    // SAFETY: one warp, which frees what it has allocated.
+    // SAFETY: one warp allocates columns and frees the same columns.
     unsafe {
         let start = clock64();
         for _ in 0..times {

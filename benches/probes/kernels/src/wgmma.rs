@@ -1,4 +1,4 @@
-//! Products of a warpgroup on Hopper, `wgmma` of f16 ones.
+//! Probes of a warpgroup's products on Hopper: `wgmma` of f16 ones.
 
 use cuda_std::{
     clock::clock64,
@@ -10,21 +10,21 @@ use cuda_std::{
 
 use crate::{fill, write};
 
-/// Two ones.
+/// Two f16 ones.
 const ONES: u32 = 0x3c00_3c00;
 
-/// Rows of 128 bytes of A and B.
+/// Number of 128-byte rows of A.
 const A_ROWS: u32 = 64;
 const ROW: u32 = 128;
 
-/// Groups of so many products, each committed and waited for; a product has one of four steps along K.
+/// Runs groups of `PRODUCTS` products, and commits and waits for each group. A product uses one of four steps along K.
 ///
 /// # Safety
-/// The warpgroup calls it together, and `multiply` has it multiply.
+/// All threads of the warpgroup call it together, and `multiply` is a product of the warpgroup.
 #[inline(always)]
 unsafe fn each_group<const PRODUCTS: u32>(groups: u32, mut multiply: impl FnMut(u32)) {
     for _ in 0..groups {
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the caller guarantees that the warpgroup calls it together.
         unsafe {
             fence();
             for n in 0..PRODUCTS {
@@ -36,14 +36,15 @@ unsafe fn each_group<const PRODUCTS: u32>(groups: u32, mut multiply: impl FnMut(
     }
 }
 
-/// Cycles of groups of products.
+/// Returns the cycles of groups of products.
 ///
 /// # Safety
-/// As [`wgmma_n8`].
+/// As for [`wgmma_n8`].
 #[inline(always)]
 unsafe fn products<S: MmaAsync, const A_IN_REGISTERS: bool>(sums: &mut S, groups: u32, eights: u32) -> u64 {
     let shared = dynamic_shared_address();
-    // SAFETY: the warpgroup is the whole block, and does everything together. Nobody writes what products read, after the block's barrier.
+    // SAFETY: the warpgroup is the whole CTA, and runs everything together. After the CTA's barrier nothing writes the
+    // products' operands.
     unsafe {
         fill(shared, (A_ROWS + S::N) * ROW, ONES);
         thread::sync_threads();
@@ -56,7 +57,8 @@ unsafe fn products<S: MmaAsync, const A_IN_REGISTERS: bool>(sums: &mut S, groups
             false => sums.mma_async_shared::<F16>(a.advance(k * 32), b.advance(k * 32), true),
         };
         let start = clock64();
-        // Behind a loop ptxas would commit an empty product, for which the wait waits too.
+        // Two loops with constant trip counts: after a variable loop ptxas would commit an empty product and wait for
+        // it.
         if eights == 1 {
             each_group::<8>(groups, |k| multiply(sums, k));
         } else {
@@ -68,10 +70,10 @@ unsafe fn products<S: MmaAsync, const A_IN_REGISTERS: bool>(sums: &mut S, groups
     }
 }
 
-/// What an entry does.
+/// Body of an entry.
 macro_rules! entry {
     ($n:literal, $a_in_registers:literal, $groups:ident, $eights:ident, $out:ident) => {{
-        // An array of so many is filled by a loop otherwise, and stays in memory.
+        // `zeroed`, because an array literal of this size is filled by a loop and stays in memory.
         let mut sums: [f32; $n / 2] = core::mem::zeroed();
         let cycles = products::<_, $a_in_registers>(&mut sums, $groups, $eights);
         if thread::thread_idx_x() == 0 {
@@ -83,14 +85,14 @@ macro_rules! entry {
 
 macro_rules! entries {
     ($($n:literal: $shared:ident $(, $registers:ident)?;)*) => {$(
-        /// Products of 64 rows, 16 elements of K and so many columns, A and B in shared memory: groups of one or four times
-        /// eight, each committed and waited for. Cycles; a sum.
+        /// Products of 64 rows, 16 elements of K and N columns, with A and B in shared memory, in groups of 8 ·
+        /// `eights` products. Each group is committed and waited for. Results: cycles; a sum.
         ///
         /// # Safety
-        /// A block of 128 threads with shared memory for rows of 128 bytes: 64 and one for each column. `out` has two numbers.
+        /// The CTA has 128 threads and shared memory for 64 + N rows of 128 bytes. `out` has room for two numbers.
         #[kernel(threads = 128)]
         pub unsafe fn $shared(groups: u32, eights: u32, out: u64) {
-            // SAFETY: what `# Safety` above asks; zeros are numbers.
+            // SAFETY: the caller guarantees the CTA, its shared memory and `out`. Zero bits are valid f32.
             unsafe { entry!($n, false, groups, eights, out) }
         }
 
@@ -98,10 +100,10 @@ macro_rules! entries {
             /// The same with A in registers.
             ///
             /// # Safety
-            /// As there.
+            /// As with A in shared memory.
             #[kernel(threads = 128)]
             pub unsafe fn $registers(groups: u32, eights: u32, out: u64) {
-                // SAFETY: what `# Safety` above asks; zeros are numbers.
+                // SAFETY: the caller guarantees the CTA, its shared memory and `out`. Zero bits are valid f32.
                 unsafe { entry!($n, true, groups, eights, out) }
             }
         )?
