@@ -146,8 +146,8 @@ fn every_removed_sync_copy_and_mma_is_found() {
         Sabotage::leave_out("cp.async.bulk.shared", 4),
         Sabotage::leave_out("cp.async.cg", 4),
         Sabotage::leave_out("cp.async.mbarrier.arrive", 1),
-        // The spare fence follows the token copies of one mainloop: under every emulated schedule the copies arrive
-        // early.
+        // The spare fence follows the token copies of one mainloop. No emulated schedule makes its absence
+        // visible.
         Sabotage::leave_out("fence.proxy.async", 6).spare(1),
         Sabotage::leave_out("wgmma.fence", 2),
         Sabotage::leave_out("wgmma.wait_group.sync.aligned 1", 2),
@@ -319,7 +319,7 @@ fn every_removed_copy_wait_and_arrival_is_found_on_sm_100() {
 }
 
 #[test]
-fn every_removed_copy_and_sync_of_nvfp4_is_found_on_sm_120() {
+fn every_removed_nvfp4_copy_and_sync_is_found_on_sm_120() {
     const SABOTAGES: [Sabotage; 4] = [
         Sabotage::leave_out("mbarrier.init", 2),
         Sabotage::do_not_wait(2),

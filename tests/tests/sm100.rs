@@ -145,8 +145,8 @@ const SABOTAGES_OF_INSTANCES: [(&str, &[Sabotage]); 6] = [
     (
         "t64_pair",
         &[
-            // The spare waits are in `Ring::drain`, one per stage. Under every emulated schedule their stage is free
-            // early.
+            // The spare waits are in `Ring::drain`, one per stage. No emulated schedule delays what they wait
+            // for.
             Sabotage::do_not_wait(10).spare(5),
             Sabotage::leave_out("mbarrier.arrive", 3),
             // The spare arrival is in the path of a warp without tiles.
