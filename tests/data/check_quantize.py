@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Checks `nvfp4 quantize` against a transcription of what it promises that shares no code with it. Needs numpy from PyPI.
+"""Checks `nvfp4 quantize` against an independent implementation in numpy that shares no code with it. Needs numpy from PyPI.
 
     check_quantize.py PATH/TO/nvfp4 [SEED]
 
-Small models of every layout are made in a temporary folder and quantized. Every tensor of the result must have the expected
-name, type, shape and bytes, and the configurations must be those that servers take. Codes are found by the distance to
-every value of a format, where the command computes them from bits.
+Makes small models of every layout in a temporary folder and quantizes them. Every tensor of the result must have the expected
+name, type, shape and bytes, and the configurations must be the ones that servers accept. This script finds a code by its
+distance to every value of a format; the command computes codes from bits.
 """
 
 import json
@@ -27,7 +27,7 @@ PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
 def nearest(numbers, values):
-    """The index of the nearest value, of two as near the even one."""
+    """Returns the index of the nearest value. A tie goes to the even index."""
     distance = np.abs(numbers.astype(np.float64)[..., None] - values)
     best = distance.argmin(axis=-1)
     other = np.minimum(best + 1, len(values) - 1)
@@ -36,12 +36,12 @@ def nearest(numbers, values):
 
 
 def scale_of(amax):
-    """ModelOpt's global scale."""
+    """Returns ModelOpt's global scale."""
     return max(F32(amax) / F32(6 * 448), np.finfo(F32).tiny) if amax else F32(1)
 
 
 def quantized(numbers, factor):
-    """Packed values and block scales."""
+    """Returns packed values and block scales."""
     n, k = numbers.shape
     blocks = numbers.astype(F32).reshape(n, k // 16, 16)
     wanted = np.abs(blocks).max(axis=2) / (F32(6) * factor)
@@ -54,7 +54,7 @@ def quantized(numbers, factor):
 
 
 def bf16_bits(numbers):
-    """Rounded to nearest, ties to even."""
+    """Rounds to bf16, to nearest, ties to even, and returns the bits."""
     bits = np.ascontiguousarray(numbers, dtype=F32).view(np.uint32).astype(np.uint64)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
@@ -65,18 +65,18 @@ def fp8(codes):
 
 
 def blocks_of(scales, shape, block):
-    """A scale for each element."""
+    """Expands block scales to one scale per element."""
     return scales.repeat(block[0], axis=0)[: shape[0]].repeat(block[1], axis=1)[:, : shape[1]].astype(F32)
 
 
 def mxfp4(codes, exponents):
-    """Rows of packed values, with an exponent for every 32."""
+    """Dequantizes rows of packed values with one exponent per 32 values."""
     values = np.concatenate([E2M1, -E2M1]).astype(F32)
     numbers = np.stack([values[codes & 15], values[codes >> 4]], axis=-1).reshape(*codes.shape[:-1], -1)
     return (numbers * (2.0 ** (exponents.astype(np.float64) - 127)).repeat(32, axis=-1)).astype(F32)
 
 
-# Files. A tensor is its type, its shape and its bytes; a weight is the numbers that it stands for.
+# Files. A tensor is a tuple of type, shape and bytes. A weight is an array of the numbers that it represents.
 
 
 def tensor(dtype, array):
@@ -107,24 +107,24 @@ def read(path):
 
 
 class Model:
-    """What is written, and what must come of it."""
+    """A model to quantize, and the expected result."""
 
     def __init__(self, random, config):
         self.random = random
         self.config = config
         self.tensors = {}
-        self.weights = {}  # to quantize: module -> numbers
-        self.widened = {}  # to become bf16
-        self.expected = {}  # tensors that stay, or are cut out of others
+        self.weights = {}  # weights to quantize: module -> numbers
+        self.widened = {}  # weights to convert to bf16: module -> numbers
+        self.expected = {}  # tensors that are copied, or cut out of other tensors
         self.ignored = ["lm_head"]
-        self.together = []  # modules with one global scale
+        self.together = []  # lists of modules that share a global scale
 
     def floats(self, *shape):
         signs = self.random.choice(F32([-1, 1]), size=shape)
         return (np.ldexp(1 + self.random.random_sample(shape), self.random.randint(-9, -2, size=shape)) * signs).astype(F32)
 
     def stored(self, dtype, numbers):
-        """A tensor of floats, and the numbers that it holds."""
+        """Returns a tensor of floats, and the numbers that it holds."""
         if dtype == "BF16":
             bits = bf16_bits(numbers)
             return tensor(dtype, bits), (bits.astype(np.uint32) << 16).view(F32)
@@ -178,7 +178,7 @@ class Model:
         return codes, exponents
 
     def experts(self, block, hidden, inner, count, layout, interleaved=False, biases=False, dtype="BF16", chosen=True):
-        """A layer's experts in two tensors."""
+        """Adds a layer's experts in two fused tensors."""
         for name, n, k in (("gate_up_proj", 2 * inner, hidden), ("down_proj", hidden, inner)):
             base = f"{block}.experts.{name}"
             if layout == "mxfp4":
@@ -291,7 +291,7 @@ class Model:
 
 
 def dense(random):
-    """Attention and MLP in three types; the layer's projections share scales."""
+    """Attention and MLP in three types. Projections that engines merge share global scales."""
     model = Model(random, {"model_type": "llama", "hidden_size": 64})
     model.linear("model.embed_tokens", 32, 64, chosen=False, listed=False)
     model.linear("lm_head", 32, 64, chosen=False)
@@ -349,7 +349,7 @@ def qwen3_vl(random):
 
 
 def transformers5(random):
-    """Experts in two tensors, each matrix as in a linear layer; no configuration."""
+    """Experts in two tensors, each matrix in the layout of a linear layer. No configuration."""
     model = Model(random, None)
     model.experts("model.layers.0.mlp", 32, 64, 2, "straight")
     model.experts("model.layers.1.mlp", 64, 32, 2, "straight", chosen=False)
@@ -379,7 +379,7 @@ def deepseek(random):
 
 
 def other_fp8(random):
-    """Scales for each row, for the tensor, and powers of two; q_a and kv_a share a scale."""
+    """FP8 with a scale per row, a scale per tensor, and power-of-two scales. q_a and kv_a share a global scale."""
     model = Model(random, {"model_type": "x"})
     p = "model.layers.0"
     model.fp8(f"{p}.mlp.down_proj", 48, 32, "rows")
@@ -407,7 +407,7 @@ def mxfp4_apart(random):
 
 
 def fused_partners(random):
-    """Who excludes one of q, k and v, or one expert, excludes the others too."""
+    """Excluding one of q, k and v, or one expert, also excludes the others."""
     model = Model(random, {"model_type": "qwen3_moe"})
     p = "model.layers.1"
     for name in ("q_proj", "k_proj", "v_proj"):
@@ -416,7 +416,7 @@ def fused_partners(random):
         model.mlp(f"{p}.mlp.experts.{expert}", 32, 16, chosen=False)
     model.ignored.sort(key=natural)
     model.mlp(f"{p}.mlp.shared_expert", 32, 16)
-    # A router whose name is part of a quantized module's.
+    # The name of this router is part of the name of a quantized module.
     model.mlp("model.layers.2.mlp", 32, 16)
     model.linear("model.layers.2.mlp.gate", 8, 32, chosen=False)
     model.hidden = "model.layers.2.mlp.gate"
@@ -425,7 +425,7 @@ def fused_partners(random):
 
 
 def granite(random):
-    """Stacked linear layers; beside them a shared one, which stays one matrix."""
+    """Stacked linear layers, and a shared linear layer that stays one matrix."""
     model = Model(random, {"model_type": "granitemoeshared", "hidden_size": 32})
     p = "model.layers.0"
     model.tensors[f"{p}.block_sparse_moe.input_linear.weight"], up = model.stored("BF16", model.floats(2, 96, 32))
@@ -440,7 +440,7 @@ def granite(random):
 
 
 def step3(random):
-    """A tensor for each projection of all experts; which dimension is the input only the configuration says."""
+    """One tensor per projection for all experts. Only the configuration shows which dimension is the input."""
     model = Model(random, {"model_type": "step3", "text_config": {"hidden_size": 64}})
     p = "model.layers.0.moe"
     for name, n, k in zip(PROJECTIONS, (48, 48, 64), (64, 64, 48)):
@@ -560,7 +560,7 @@ def main():
                 with tempfile.TemporaryDirectory() as folder:
                     tensors += check(command, model, arguments, pathlib.Path(folder), form, separate, calibrated, shards)
                 count += 1
-    print(f"{count} models, {tensors} tensors: every byte is as expected")
+    print(f"{count} models, {tensors} tensors: all bytes are as expected")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Makes reference.json: what NVFP4 codes, layouts, quantization and a gated GEMM are, computed without this project's code.
+"""Makes reference.json: NVFP4 codes, layouts, quantization and a gated GEMM, computed without this project's code.
 
-Needs numpy and ml_dtypes (0.5 or newer) from PyPI. Formats are those of ml_dtypes (float4_e2m1fn, float8_e4m3fn); the scale layout is
-numpy's reshape and transpose of cuBLAS's "1D block scaling factors layout"; quantization is ModelOpt's arithmetic in
-numpy's f32; the GEMM is exact rational numbers.
+Needs numpy and ml_dtypes (0.5 or newer) from PyPI. Formats come from ml_dtypes (float4_e2m1fn, float8_e4m3fn). The scale layout is
+cuBLAS's "1D block scaling factors layout", made by numpy's reshape and transpose. Quantization is ModelOpt's arithmetic in
+numpy's f32. The GEMM uses exact rational numbers.
 
-    make_reference.py            writes reference.json beside this file
-    make_reference.py --check    fails if that file is not what this script makes
+    make_reference.py            writes reference.json next to this file
+    make_reference.py --check    fails if reference.json differs from the output of this script
 """
 
 import decimal
@@ -25,12 +25,12 @@ MAX_SCALE = np.float32(448)
 SMALLEST_SCALE = np.float32(2.0**-9)
 PATH = pathlib.Path(__file__).with_name("reference.json")
 
-# RandomState's streams are frozen; those of numpy's newer generators may change between versions.
+# The streams of RandomState are frozen. The streams of numpy's newer generators may change between versions.
 random = np.random.RandomState(4)
 
 
 def floats(shape, exponents):
-    """f32 numbers whose exponents are in a range; no library function whose last bit differs between machines."""
+    """Makes f32 numbers with exponents in a range, without library functions whose last bit depends on the machine."""
     mantissas = 1 + random.random_sample(shape)
     return np.ldexp(mantissas, random.randint(*exponents, size=shape)).astype(np.float32)
 
@@ -44,13 +44,13 @@ def to_hex(codes):
 
 
 def decoded(dtype, count):
-    """The f32 bits of every code; None for NaN."""
+    """Returns the f32 bits of every code; None for NaN."""
     values = np.arange(count, dtype=np.uint8).view(dtype).astype(np.float32)
     return [None if np.isnan(x) else int(x.view(np.uint32)) for x in values]
 
 
 def encoded(dtype, largest, signed):
-    """f32 bits with their code: every value, every midpoint, their neighbors, subnormals of f32, and random numbers."""
+    """Returns f32 bits with their codes: every value, every midpoint, their neighbors, f32 subnormals, and random numbers."""
     codes = np.arange(16 if dtype is E2M1 else 256, dtype=np.uint8).view(dtype).astype(np.float32)
     values = np.unique(codes[codes >= 0])
     points = np.concatenate([values, (values[1:] + values[:-1]) / np.float32(2)])
@@ -65,13 +65,13 @@ def encoded(dtype, largest, signed):
     )
     if signed:
         numbers = np.concatenate([numbers, -numbers])
-    # Beyond the largest value ml_dtypes may give NaN; quantizers saturate.
+    # Above the largest value ml_dtypes may return NaN, but quantizers saturate.
     saturated = np.clip(numbers, -np.float32(largest), np.float32(largest))
     return [[int(x), int(c)] for x, c in zip(numbers.view(np.uint32), saturated.astype(dtype).view(np.uint8))]
 
 
 def blocked_layout(rows, columns):
-    """Row-major scales and the same in tiles of 128 x 4, of which 32 x (4 x 4) bytes follow one another."""
+    """Returns row-major scales, and the same scales in tiles of 128 x 4, stored as 32 x (4 x 4) bytes."""
     linear = random.randint(1, 127, size=(rows, columns)).astype(np.uint8)
     padded = np.zeros((-(-rows // 128) * 128, -(-columns // 4) * 4), dtype=np.uint8)
     padded[:rows, :columns] = linear
@@ -81,12 +81,12 @@ def blocked_layout(rows, columns):
 
 
 def pack(codes):
-    """The even element of K in the low nibble."""
+    """Packs two codes per byte, the even element along K in the low nibble."""
     return codes[..., 0::2] | codes[..., 1::2] << 4
 
 
 def quantized(rows, k):
-    """ModelOpt's NVFP4 quantization of numbers whose blocks are of very different size, one of them all zeros."""
+    """Quantizes by ModelOpt's NVFP4 algorithm. The blocks have very different magnitudes; one block is all zeros."""
     signs = random.choice(np.float32([-1, 1]), size=(rows, k // BLOCK, BLOCK))
     blocks = floats(signs.shape, (-4, 0)) * floats((rows, k // BLOCK, 1), (-24, 0)) * signs
     blocks[1, 1] = 0
@@ -110,7 +110,7 @@ def quantized(rows, k):
 
 
 def operand(rows, k, global_scale):
-    """A random operand of every value and scale: its JSON, and its numbers as rationals."""
+    """Makes a random operand. Returns its JSON, its numbers without the global scale as rationals, and the global scale."""
     codes = random.randint(0, 16, size=(rows, k)).astype(np.uint8)
     scales = random.randint(0, 0x7F, size=(rows, k // BLOCK)).astype(np.uint8)
     global_scale = np.float32(global_scale)
@@ -126,18 +126,18 @@ def operand(rows, k, global_scale):
 
 
 def rounded(value, dtype):
-    """The bits of an exact decimal in a 16-bit type; far enough from a tie that no library's exp can decide it."""
+    """Rounds an exact decimal to a 16-bit type. The decimal must be far from a tie, so that every library's exp rounds alike."""
     nearest = np.float64(float(value)).astype(dtype)
     for toward in (-np.inf, np.inf):
         neighbor = np.nextafter(nearest, np.array(toward).astype(dtype))
         tie = (decimal.Decimal(float(nearest)) + decimal.Decimal(float(neighbor))) / 2
-        assert abs(value - tie) > abs(value) * decimal.Decimal("1e-12"), "choose another seed"
+        assert abs(value - tie) > abs(value) * decimal.Decimal("1e-12"), "the value is too close to a tie; choose another seed"
     assert np.isfinite(nearest)
     return int(nearest.view(np.uint16))
 
 
 def gated_gemm(m, n, k):
-    """silu(a1 * A.B1') * (a2 * A.B2') with its exact pre-activations, and the result rounded once."""
+    """Computes silu(a1 * A.B1') * (a2 * A.B2') with exact pre-activations. The result is rounded once."""
     decimal.getcontext().prec = 60
     a, tokens, global_a = operand(m, k, 3.1)
     gate, gates, global_gate = operand(n, k, 1.3e-5)
@@ -169,7 +169,7 @@ def main():
     text = f"{{\n{lines}\n}}\n"
     if sys.argv[1:] == ["--check"]:
         if PATH.read_text() != text:
-            sys.exit(f"{PATH} is not what {sys.argv[0]} makes: run it again, and look at the difference")
+            sys.exit(f"{PATH} differs from the output of {sys.argv[0]}; run {sys.argv[0]} and check the difference")
     elif sys.argv[1:]:
         sys.exit(__doc__)
     else:

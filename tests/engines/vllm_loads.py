@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Checks that vLLM loads what `nvfp4 quantize` writes, by vLLM's own code.
+"""Checks that vLLM's own code loads the models that `nvfp4 quantize` writes.
 
-    vllm_loads.py PATH/TO/nvfp4             small models of several families, made by transformers
-    vllm_loads.py PATH/TO/nvfp4 llama4      those of one family
-    vllm_loads.py --load MODEL_FOLDER       a model that was quantized
+    vllm_loads.py PATH/TO/nvfp4             checks small models of several families, made by transformers
+    vllm_loads.py PATH/TO/nvfp4 llama4      checks the models of one family
+    vllm_loads.py --load MODEL_FOLDER       loads a quantized model
 
-Needs a virtual environment with `pip install vllm==0.24.0` (about 10 GB) and a C compiler; no GPU. It is not part of CI.
+Needs a virtual environment with `pip install vllm==0.24.0` (about 10 GB) and a C compiler, but no GPU. It is not part of CI.
 
-For each model vLLM reads the configuration, builds the model as for a Hopper card, and loads the weights. That is done
-twice, with different bytes in the parameters before: what differs afterwards was never loaded. Kernels are not run.
+For each model, vLLM reads the configuration, builds the model for a Hopper GPU and loads the weights. This happens twice, with
+different bytes in the parameters before loading. A parameter that differs afterwards was never loaded. No kernel runs.
 """
 
 import ctypes
@@ -18,13 +18,13 @@ import subprocess
 import sys
 import tempfile
 
-# Parameters that a checkpoint need not have: those of attention, and without input scales the room for them.
+# Parameters that a checkpoint may lack: scales of attention, and input scales of a model without calibration.
 OF_ATTENTION = ("_scale", "_zero_point")
 OF_INPUTS = ("input_scale", "input_global_scale")
 
 
 def stub_driver():
-    """A CUDA driver without devices, for the libraries that are linked with one."""
+    """Loads a stub of the CUDA driver without devices, for libraries that link to the driver."""
     folder = tempfile.mkdtemp()
     functions = ("cuGetProcAddress_v2", "cuPointerGetAttribute", "cuTensorMapEncodeTiled")
     source = "\n".join(f"int {name}(void) {{ return 100; }}" for name in functions)
@@ -35,7 +35,7 @@ def stub_driver():
 
 
 def pretend_hopper():
-    """vLLM chooses by the platform: one of compute capability 9.0 that no one asks to run anything."""
+    """Makes vLLM see a platform of compute capability 9.0. Nothing may run on it."""
     import torch
     import vllm.platforms
     from vllm.platforms.cuda import CudaPlatformBase
@@ -54,12 +54,12 @@ def pretend_hopper():
 
     vllm.platforms._current_platform = Hopper()
     torch.cuda.Stream = type("Stream", (), {})
-    # It allocates on the device as soon as it is imported; another attention takes its place.
+    # This module allocates on the device at import. vLLM uses another attention backend instead.
     sys.modules["vllm.v1.attention.backends.mla.flashinfer_mla"] = None
 
 
 def load(folder):
-    """Loads a quantized model as a server would; prints how its modules are quantized."""
+    """Loads a quantized model as a server does, and prints the quantization method of its modules."""
     stub_driver()
     import torch
 
@@ -93,7 +93,7 @@ def load(folder):
         initialize_model_parallel(1, 1)
         torch.set_default_dtype(config.model_config.dtype)
         first = loaded(0)
-        # A layer is known by its name, once.
+        # vLLM refuses to register a layer name twice.
         config.compilation_config.static_forward_context.clear()
         second = loaded(1)
     others = dict(second.named_parameters())
@@ -147,7 +147,7 @@ def configurations():
 
 
 def make(name, config, folder):
-    """A model of random numbers; DeepSeek's in FP8, as it is published."""
+    """Writes a model of random numbers. DeepSeek's weights are FP8, as in its published models."""
     import torch
     from safetensors.torch import load_file, save_file
     from transformers import AutoModelForCausalLM
@@ -195,7 +195,7 @@ def run_small_models(command, wanted):
                 "modelopt, attention": ["--include", r"(_proj|w[123]|kv_a_proj_with_mqa)\.weight$"],
                 "compressed-tensors": ["--format", "compressed-tensors"],
                 "compressed-tensors, input scales": ["--format", "compressed-tensors", "--calibrate", folder / "amax.json"],
-                "modelopt, a layer left": ["--exclude", "model.layers.1"],
+                "modelopt, one layer excluded": ["--exclude", "model.layers.1"],
             }
             for number, (variant, arguments) in enumerate(variants.items()):
                 target = folder / str(number)
@@ -209,7 +209,7 @@ def run_small_models(command, wanted):
                     print(f"{name}, {variant}: FAILED\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}", flush=True)
                 else:
                     print(f"{name}, {variant}: {json.loads(lines[-1])['methods']}", flush=True)
-    print(f"{failed} failed")
+    print(f"{failed} models failed")
     return failed
 
 

@@ -94,7 +94,7 @@ pub fn verified(case: &Case<'_>, gpu: &Emulated, out_dtype: TokenDtype, entry: &
     output
 }
 
-/// Checks that all outputs are right and equal. Each device runs on a thread of its own: CTAs that share a ticket
+/// Checks that all outputs are right and equal. Each device runs on a separate thread: CTAs that share a ticket
 /// share a thread.
 pub fn check(case: &Case<'_>, gpus: impl Iterator<Item = Emulated> + Send, out_dtype: TokenDtype, entry: &str) {
     let outputs: Vec<_> = gpus.par_bridge().map(|gpu| verified(case, &gpu, out_dtype, entry)).collect();

@@ -129,7 +129,7 @@ pub fn check_widened(inputs: &Inputs, out_dtype: TokenDtype) {
     });
 }
 
-/// Checks a shape with inputs of its own generator, on the backends that are fast enough for any size.
+/// Checks a shape with inputs from its generator, on the backends that are fast enough for any size.
 pub fn check_shape(shape: &Shape) {
     let inputs = inputs(shape.input, shape.op, &shape.groups, 0);
     check_at(&backends(), &inputs, TokenDtype::F16, |_| Tolerance::of(TokenDtype::F16));

@@ -79,7 +79,7 @@ fn number(rng: &mut impl Rng) -> Value {
         1 => json!(0.5),
         2 => json!(1e300),
         3 => json!(rng.random::<u64>()),
-        _ => json!(edges.choose(rng).expect("there are some").wrapping_sub(rng.random_range(0..2))),
+        _ => json!(edges.choose(rng).expect("a non-empty list").wrapping_sub(rng.random_range(0..2))),
     }
 }
 
@@ -102,7 +102,7 @@ fn value(rng: &mut impl Rng) -> Value {
         0 => json!(null),
         1 => json!({}),
         2 => (0..rng.random_range(0..200)).fold(json!([]), |inner, _| Value::Array(vec![inner])),
-        3 | 4 => json!(*texts.choose(rng).expect("there are some")),
+        3 | 4 => json!(*texts.choose(rng).expect("a non-empty list")),
         _ => number(rng),
     }
 }
@@ -113,17 +113,20 @@ fn mutate_json(document: &mut Value, rng: &mut impl Rng) {
     match document {
         Value::Object(map) if !map.is_empty() && !stop => {
             let keys: Vec<String> = map.keys().cloned().collect();
-            let key = keys.choose(rng).expect("it is not empty");
+            let key = keys.choose(rng).expect("a non-empty map");
             match rng.random_range(0..10) {
                 0 => _ = map.remove(key),
                 1 => {
-                    let other = keys.choose(rng).expect("it is not empty").clone();
+                    let other = keys.choose(rng).expect("a non-empty map").clone();
                     let value = map[key].clone();
                     map.insert(other, value);
                 }
                 2 => {
-                    let value = map.remove(key).expect("it is there");
-                    map.insert(format!("{key}{}", [".x", "\n", "_2", ""].choose(rng).expect("there are some")), value);
+                    let value = map.remove(key).expect("an existing key");
+                    map.insert(
+                        format!("{key}{}", [".x", "\n", "_2", ""].choose(rng).expect("a non-empty list")),
+                        value,
+                    );
                 }
                 _ => mutate_json(&mut map[key], rng),
             }
@@ -154,7 +157,7 @@ fn mutate_bytes(bytes: &mut Vec<u8>, rng: &mut impl Rng) {
             bytes.splice(at..at, copy);
         }
         3 if at < bytes.len() => {
-            bytes[at] = *[0, 0x7F, 0x80, 0xFF, b'"', b'{', b']'].choose(rng).expect("there are some")
+            bytes[at] = *[0, 0x7F, 0x80, 0xFF, b'"', b'{', b']'].choose(rng).expect("a non-empty list")
         }
         _ if at < bytes.len() => bytes[at] ^= 1 << rng.random_range(0..8),
         _ => {}
@@ -178,7 +181,7 @@ fn mutate_safetensors(file: &mut Vec<u8>, rng: &mut impl Rng) {
 }
 
 fn times(rng: &mut impl Rng) -> usize {
-    *[0, 1, 1, 1, 2, 3, 8].choose(rng).expect("there are some")
+    *[0, 1, 1, 1, 2, 3, 8].choose(rng).expect("a non-empty list")
 }
 
 /// Creates a folder in memory if the system has a RAM disk, else on disk.
@@ -273,7 +276,7 @@ fn mutated_model_files_are_read_or_refused() {
     let (path, out) = (folder.path().join("m.safetensors"), folder.path().join("out"));
     let originals = [model().to_bytes(), fused_model().to_bytes()];
     fuzz(|rng| {
-        let mut file = originals.choose(rng).expect("there are some").clone();
+        let mut file = originals.choose(rng).expect("a non-empty list").clone();
         for _ in 0..times(rng) {
             mutate_safetensors(&mut file, rng);
         }
@@ -330,7 +333,7 @@ fn mutated_configurations_are_read_or_refused() {
     ];
     fuzz(|rng| {
         for name in ["config.json", "hf_quant_config.json"] {
-            let mut document = originals.choose(rng).expect("there are some").clone();
+            let mut document = originals.choose(rng).expect("a non-empty list").clone();
             for _ in 0..times(rng) {
                 mutate_json(&mut document, rng);
             }

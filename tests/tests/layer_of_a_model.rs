@@ -1,4 +1,5 @@
-//! Layers of small models as they are published: MoE layers with their routers, experts apart or in one tensor, and single weights.
+//! Reads layers of small models in published layouts: MoE layers with routers, with separate or fused experts, and
+//! single weights.
 
 use std::path::Path;
 
@@ -30,14 +31,14 @@ fn qwen3() -> Value {
     json!({"model_type": "qwen3_moe", "num_experts_per_tok": 2, "norm_topk_prob": true, "hidden_act": "silu"})
 }
 
-/// Experts apart with a router, in layer 3.
+/// Makes layer 3 with separate experts and a router.
 fn apart(format: Format) -> Tensors {
     let mut tensors = Tensors::default();
     tensors.set_experts(BLOCK, NAMES, format, EXPERTS).set(format!("{BLOCK}.gate.weight"), router(EXPERTS));
     tensors
 }
 
-/// Writes a model and hands its checkpoint on.
+/// Writes a model and calls `test` with its checkpoint and its folder.
 fn with_model<T>(tensors: &Tensors, config: Option<Value>, test: impl FnOnce(&Checkpoint, &Path) -> T) -> T {
     let folder = tempfile::tempdir().unwrap();
     tensors.write(&folder.path().join("model.safetensors"));
@@ -53,12 +54,13 @@ fn contents(weights: &MoeWeights<'_>) -> Vec<(Vec<u8>, Vec<u8>, f32)> {
     experts.flat_map(MoeExpert::projections).map(|(_, matrix, _)| content(matrix)).collect()
 }
 
-/// The layer of a model, which the CPU computes right.
+/// Returns the contents of a model's layer after checking that the CPU computes it correctly.
 fn layer_of(tensors: &Tensors, config: Value) -> Vec<(Vec<u8>, Vec<u8>, f32)> {
     with_layer(tensors, config, |layer, _| contents(&layer.weights))
 }
 
-/// Hands on the layer of a model, which the CPU computes right, and the experts of five tokens.
+/// Checks that the CPU computes a model's layer correctly, and calls `test` with the layer and the inputs of five
+/// tokens.
 fn with_layer<T>(tensors: &Tensors, config: Value, test: impl FnOnce(&MoeLayer<'_>, &MoeInputs<'_>) -> T) -> T {
     with_model(tensors, Some(config), |checkpoint, _| {
         let layer = checkpoint.moe_layer(3, TokenDtype::Bf16).unwrap();
@@ -74,7 +76,7 @@ fn with_layer<T>(tensors: &Tensors, config: Value, test: impl FnOnce(&MoeLayer<'
     })
 }
 
-/// Why a layer of a model is refused.
+/// Returns the error for a changed model.
 fn refusal(config: Option<Value>, change: impl FnOnce(&mut Tensors)) -> String {
     let mut tensors = apart(Format::ModelOpt);
     change(&mut tensors);
@@ -85,11 +87,11 @@ fn refusal(config: Option<Value>, change: impl FnOnce(&mut Tensors)) -> String {
 }
 
 #[test]
-fn experts_of_both_formats_and_their_router_are_a_layer() {
+fn experts_and_router_of_both_formats_make_a_layer() {
     let expected = layer_of(&apart(Format::ModelOpt), qwen3());
     assert_eq!(expected.len(), 3 * EXPERTS);
     assert_eq!(layer_of(&apart(Format::CompressedTensors), qwen3()), expected);
-    // Mixtral's names and its rule, which its configuration does not say.
+    // Mixtral's names, and its routing rule, which is not in its configuration.
     let mut mixtral = Tensors::default();
     let block = "model.layers.3.block_sparse_moe";
     mixtral.set_experts(block, ["w1", "w3", "w2"], Format::ModelOpt, EXPERTS);
@@ -98,7 +100,7 @@ fn experts_of_both_formats_and_their_router_are_a_layer() {
 }
 
 #[test]
-fn input_scales_are_read_where_every_projection_has_one() {
+fn input_scales_are_read_if_every_projection_has_one() {
     let mut tensors = apart(Format::ModelOpt);
     for (expert, name) in (0..EXPERTS).flat_map(|expert| NAMES.map(|name| (expert, name))) {
         let scale = (1 + expert) as f32 / if name == "up_proj" { 64.0 } else { 128.0 };
@@ -106,7 +108,7 @@ fn input_scales_are_read_where_every_projection_has_one() {
     }
     let of = |tensors: &Tensors| {
         with_layer(tensors, qwen3(), |layer, inputs| {
-            // Tokens quantized by them are right too.
+            // The layer is also right with tokens quantized by these scales.
             let weights = layer.weights.clone().with_token_format(TokenFormat::Nvfp4);
             let step = MoeStep::new(&weights, inputs.clone()).unwrap();
             let mut output = MoeOutput::with_stages(&step);
@@ -115,18 +117,18 @@ fn input_scales_are_read_where_every_projection_has_one() {
             weights.input_scales(2)
         })
     };
-    // Gate and up have the larger of theirs.
+    // Gate and up use the larger of their two scales.
     assert_eq!(of(&tensors), Some(InputScales { gate_up: 3.0 / 64.0, down: 3.0 / 128.0 }));
     tensors.remove(&format!("{BLOCK}.experts.1.down_proj.input_scale"));
     assert_eq!(of(&tensors), None);
 }
 
 #[test]
-fn the_router_names_the_experts_of_the_largest_scores() {
+fn router_chooses_the_experts_with_the_largest_scores() {
     with_model(&apart(Format::ModelOpt), Some(qwen3()), |checkpoint, _| {
         let layer = checkpoint.moe_layer(3, TokenDtype::Bf16).unwrap();
         assert_eq!(layer.modules[0], "model.layers.3.mlp.experts.*.gate_proj");
-        // The first column of the router is -1.1, 0.6 and 0 of the three experts: 0·7, 32·7 and 64·7 modulo 23 tenths.
+        // The router's first column, for the three experts: (i·7 mod 23) / 10 − 1.1 for i = 0, 32 and 64.
         let mut hidden = vec![0u16; 2 * HIDDEN];
         (hidden[0], hidden[HIDDEN]) = (0x4000, 0xC000);
         let inputs = layer.router.inputs(layer.weights.sizes(), hidden).unwrap();
@@ -142,7 +144,8 @@ fn the_router_names_the_experts_of_the_largest_scores() {
     });
 }
 
-/// The experts in one tensor for each role, gate and up in halves or in turn.
+/// Makes fused experts: one tensor per role. Rows of gate and up alternate if `in_turn`, otherwise gate's rows come
+/// first.
 fn fused(in_turn: bool, globals: &[usize]) -> Tensors {
     let part = |tensors: &Tensors, name: String| {
         let (_, (_, _, bytes)) = tensors.iter().find(|(other, _)| *other == name).unwrap();
@@ -180,14 +183,17 @@ fn fused(in_turn: bool, globals: &[usize]) -> Tensors {
 }
 
 #[test]
-fn experts_in_one_tensor_are_those_apart_in_halves_or_in_turn() {
+fn fused_experts_equal_separate_experts() {
     let expected = layer_of(&apart(Format::ModelOpt), qwen3());
     for globals in [&[][..], &[1], &[EXPERTS]] {
         assert!(layer_of(&fused(false, globals), qwen3()) == expected, "{globals:?}");
     }
     let gpt_oss = json!({"model_type": "gpt_oss", "num_experts_per_tok": 2, "hidden_act": "silu"});
     assert!(layer_of(&fused(true, &[EXPERTS]), gpt_oss) == expected);
-    assert!(layer_of(&fused(true, &[EXPERTS]), qwen3()) != expected, "in halves they are others");
+    assert!(
+        layer_of(&fused(true, &[EXPERTS]), qwen3()) != expected,
+        "read as halves, alternating rows must give other experts"
+    );
     for (name, content, words) in [
         (
             "down_proj_weight_scale",
@@ -218,8 +224,8 @@ fn experts_in_one_tensor_are_those_apart_in_halves_or_in_turn() {
 }
 
 #[test]
-fn biases_belong_to_their_experts_apart_or_in_one_tensor() {
-    // Gate's, up's and down's of an expert, all different numbers.
+fn biases_belong_to_their_experts() {
+    // Biases of gate, up and down; they differ in every expert and role.
     let bias = |expert: usize, role: usize| numbers([16, 16, HIDDEN][role], 1 + 3 * expert + role);
     let config = json!({"model_type": "gpt_oss", "num_experts_per_tok": 2, "hidden_act": "silu", "swiglu_limit": 7.0});
     let mut of_experts = apart(Format::ModelOpt);
@@ -246,7 +252,7 @@ fn biases_belong_to_their_experts_apart_or_in_one_tensor() {
 }
 
 #[test]
-fn experts_without_a_gate_are_a_layer_of_relu2() {
+fn experts_without_a_gate_make_a_relu2_layer() {
     let mut tensors = apart(Format::ModelOpt);
     let gates = tensors.iter().map(|(name, _)| name.to_owned()).filter(|name| name.contains("gate_proj"));
     gates.collect::<Vec<_>>().iter().for_each(|name| _ = tensors.remove(name));
@@ -258,7 +264,7 @@ fn experts_without_a_gate_are_a_layer_of_relu2() {
 }
 
 #[test]
-fn sigmoid_routers_choose_by_corrected_scores_and_weigh_by_plain_ones() {
+fn sigmoid_routers_use_the_correction_only_to_choose() {
     let config = json!({"model_type": "deepseek_v3", "num_experts_per_tok": 1, "norm_topk_prob": false, "hidden_act": "silu",
         "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.5});
     for name in [format!("{BLOCK}.gate.e_score_correction_bias"), format!("{BLOCK}.e_score_correction_bias")] {
@@ -270,13 +276,13 @@ fn sigmoid_routers_choose_by_corrected_scores_and_weigh_by_plain_ones() {
             assert!(!inputs.weights_on_input && layer.router.factor == 1.0);
         });
     }
-    // The weights of Llama 4 are on the input.
+    // Llama 4 applies weights to the input.
     let llama = json!({"model_type": "llama4_text", "num_experts_per_tok": 1, "hidden_act": "silu"});
     with_layer(&apart(Format::ModelOpt), llama, |_, inputs| assert!(inputs.weights_on_input));
 }
 
 #[test]
-fn a_shared_expert_comes_with_its_gate() {
+fn shared_expert_is_read_with_its_gate() {
     let mut tensors = apart(Format::ModelOpt);
     for (index, (name, sizes)) in NAMES.iter().zip([[48, 32], [48, 32], [32, 48]]).enumerate() {
         tensors.set_nvfp4(&format!("{BLOCK}.shared_expert.{name}"), Format::ModelOpt, sizes, 90 + index as u8);
@@ -289,7 +295,7 @@ fn a_shared_expert_comes_with_its_gate() {
         let mut hidden = vec![0u16; 2 * HIDDEN];
         hidden[HIDDEN] = 0x3F80;
         let weights = layer.router.inputs(layer.weights.sizes(), hidden).unwrap().shared_weights.unwrap();
-        // The gate's first number is -1.1.
+        // The first number of the gate is -1.1.
         assert!(
             (weights[0] - 0.5).abs() < 1e-6 && (weights[1] - 1.0 / (1.0 + 1.1f32.exp())).abs() < 1e-6,
             "{weights:?}"
@@ -298,7 +304,7 @@ fn a_shared_expert_comes_with_its_gate() {
 }
 
 #[test]
-fn what_is_not_computed_is_refused_with_file_tensor_and_remedy() {
+fn unsupported_layer_is_refused_with_file_tensor_and_remedy() {
     let with = |key: &str, value: Value| {
         let mut config = qwen3();
         config[key] = value;
@@ -370,12 +376,12 @@ fn what_is_not_computed_is_refused_with_file_tensor_and_remedy() {
 }
 
 #[test]
-fn a_weight_is_a_linear_layer_with_its_bias() {
+fn weight_is_read_as_a_linear_layer_with_its_bias() {
     const MODULE: &str = "model.layers.0.self_attn.q_proj";
     for format in [Format::ModelOpt, Format::CompressedTensors] {
         let mut tensors = Tensors::default();
         tensors.set_nvfp4(MODULE, format, [48, 32], 5);
-        // Scales of the cache of keys stand beside a projection and change nothing in it.
+        // A scale of the key cache is stored with a projection and must not change it.
         tensors.set(format!("{MODULE}.k_scale"), f32s(&[], &[1.0]));
         let plain = with_model(&tensors, None, |checkpoint, _| run(checkpoint, MODULE));
         // 0.5 and -2 in bf16.
@@ -383,7 +389,7 @@ fn a_weight_is_a_linear_layer_with_its_bias() {
         tensors.set(format!("{MODULE}.bias"), raw(Dtype::BF16, &[48], &bias));
         let biased = with_model(&tensors, None, |checkpoint, _| run(checkpoint, &format!("{MODULE}.weight")));
         assert_ne!(plain, biased);
-        // ModelOpt writes the scale itself, compressed-tensors its inverse.
+        // ModelOpt stores the scale, compressed-tensors its reciprocal.
         let (name, number) = match format {
             Format::ModelOpt => ("input_scale", 0.125),
             Format::CompressedTensors => ("input_global_scale", 8.0),
@@ -421,7 +427,7 @@ fn a_weight_is_a_linear_layer_with_its_bias() {
     }
 }
 
-/// What the CPU makes of three tokens, every element right.
+/// Computes a weight's linear layer for three tokens on the CPU, checks every element and returns the output.
 fn run(checkpoint: &Checkpoint, module: &str) -> Vec<u16> {
     let weights = checkpoint.linear(module, TokenDtype::Bf16).unwrap();
     let inputs = linear::generate::inputs(Default::default(), 3, HIDDEN, TokenDtype::Bf16, 1).unwrap();

@@ -1,5 +1,5 @@
-//! The linear layer on every backend that computes one: every element is right, and a token's bits do not depend on anything but
-//! the token.
+//! Checks linear layers on every backend: every element is right, and a token's bits depend only on the token. Broken
+//! PTX must cause faults or wrong outputs.
 
 use nvfp4::Error;
 use nvfp4::backend::Backend;
@@ -17,24 +17,24 @@ use rayon::prelude::*;
 on_architectures! {
     sm_80 sm_90a sm_100f sm_120f;
     {
-        sizes_that_are_no_whole_panels_tiles_or_k_blocks_are_right
-        a_bias_is_added_in_either_type
-        tokens_may_lie_apart
+        ragged_panels_tiles_and_k_blocks_are_right
+        bias_in_f32_and_token_type_is_right
+        tokens_may_have_gaps_between_them
         infinities_nan_and_overflow_stay_within_their_token
-        the_bits_of_a_token_do_not_depend_on_the_batch
+        bits_of_a_token_do_not_depend_on_the_batch
         every_instance_gives_the_same_bits
-        schedules_and_multiprocessors_make_no_difference
-        a_step_is_one_launch_or_two_and_without_tokens_none
+        schedules_and_sms_do_not_change_the_bits
+        step_has_the_expected_number_of_launches
     }
 }
 
-/// A layer with its tokens in each format that these tests compute on an architecture: as they are wherever a kernel of its own multiplies
-/// them, and as NVFP4, by an input scale or with a global scale each.
+/// Returns the layer in each token format that is tested on an architecture: 16-bit tokens on all but sm_100f, NVFP4
+/// tokens on sm_100f and sm_120f. NVFP4 tokens have an input scale in f16, and one global scale per token in bf16.
 fn multiplied(arch: &str, weights: LinearWeights<'static>) -> Vec<LinearWeights<'static>> {
     let nvfp4 = || {
         let nvfp4 = weights.clone().with_token_format(TokenFormat::Nvfp4);
         match weights.sizes().dtype {
-            TokenDtype::F16 => nvfp4.with_input_scale(1.0 / 700.0).expect("in range"),
+            TokenDtype::F16 => nvfp4.with_input_scale(1.0 / 700.0).expect("the scale is in range"),
             TokenDtype::Bf16 => nvfp4,
         }
     };
@@ -45,8 +45,9 @@ fn multiplied(arch: &str, weights: LinearWeights<'static>) -> Vec<LinearWeights<
     }
 }
 
-fn sizes_that_are_no_whole_panels_tiles_or_k_blocks_are_right(arch: &str) {
-    // Columns of less than a panel, of more than a tile of two or four panels; K of less than a k-block, of a half and of several.
+fn ragged_panels_tiles_and_k_blocks_are_right(arch: &str) {
+    // N: less than a panel, and more than a tile of two or four panels. K: less than a k-block, a k-block and a half,
+    // several.
     for (tokens, n, k) in
         [(1, 16, 16), (3, 80, 144), (16, 144, 128), (17, 272, 272), (64, 48, 2 * 128 + 64), (0, 32, 32)]
     {
@@ -58,9 +59,9 @@ fn sizes_that_are_no_whole_panels_tiles_or_k_blocks_are_right(arch: &str) {
     }
 }
 
-fn a_bias_is_added_in_either_type(arch: &str) {
+fn bias_in_f32_and_token_type_is_right(arch: &str) {
     for (dtype, of_tokens) in [(TokenDtype::F16, true), (TokenDtype::Bf16, true), (TokenDtype::Bf16, false)] {
-        // Three panels: of a tile of 128 or 256 columns some lie outside.
+        // Three panels: tiles of 128 and 256 columns extend beyond N.
         for tokens in [2, 70, 300] {
             for weights in multiplied(arch, with_bias(weights(176, 80, dtype), of_tokens)) {
                 check(arch, &weights, inputs(&weights, tokens));
@@ -69,7 +70,7 @@ fn a_bias_is_added_in_either_type(arch: &str) {
     }
 }
 
-fn tokens_may_lie_apart(arch: &str) {
+fn tokens_may_have_gaps_between_them(arch: &str) {
     for (dtype, stride) in DTYPES.into_iter().zip([88, 99]) {
         for weights in multiplied(arch, weights(48, 80, dtype)) {
             let near = inputs(&weights, 5);
@@ -101,13 +102,13 @@ fn infinities_nan_and_overflow_stay_within_their_token(arch: &str) {
     }
 }
 
-/// The tokens that stand at these places, in this order.
+/// Returns the tokens at these indices, in this order.
 fn pick(inputs: &LinearInputs<'_>, places: &[usize]) -> LinearInputs<'static> {
     let rows = places.iter().flat_map(|&place| inputs.x[place * inputs.stride..][..inputs.stride].to_vec());
     LinearInputs { tokens: places.len(), x: rows.collect::<Vec<_>>().into(), stride: inputs.stride }
 }
 
-fn the_bits_of_a_token_do_not_depend_on_the_batch(arch: &str) {
+fn bits_of_a_token_do_not_depend_on_the_batch(arch: &str) {
     for weights in DTYPES.into_iter().flat_map(|dtype| multiplied(arch, with_bias(weights(144, 208, dtype), true))) {
         let all = inputs(&weights, 130);
         for backend in backends(arch) {
@@ -122,7 +123,7 @@ fn the_bits_of_a_token_do_not_depend_on_the_batch(arch: &str) {
                 let part = run(pick(&all, &places));
                 for (bits, place) in part.chunks(144).zip(places) {
                     let expected = &whole[place * 144..][..144];
-                    assert!(bits == expected, "{}: token {place} has other bits in another batch", backend.name());
+                    assert!(bits == expected, "{}: token {place} has different bits in another batch", backend.name());
                 }
             }
         }
@@ -130,7 +131,7 @@ fn the_bits_of_a_token_do_not_depend_on_the_batch(arch: &str) {
 }
 
 fn every_instance_gives_the_same_bits(arch: &str) {
-    // Tokens and multiprocessors that make the plan choose each of them: a test of the plan says so.
+    // The plan chooses each instance for one of these pairs of tokens and SMs. A test of the plan checks this.
     for weights in DTYPES.into_iter().flat_map(|dtype| multiplied(arch, with_bias(weights(592, 208, dtype), false))) {
         let (all, format) = (inputs(&weights, 200), weights.sizes().token_format.name());
         let mut whole = Vec::new();
@@ -154,13 +155,13 @@ fn every_instance_gives_the_same_bits(arch: &str) {
             if whole.is_empty() {
                 whole = out;
             } else {
-                assert!(whole.starts_with(&out), "{format}: other bits with {tokens} tokens on {sms} multiprocessors");
+                assert!(whole.starts_with(&out), "{format}: different bits with {tokens} tokens on {sms} SMs");
             }
         }
     }
 }
 
-fn schedules_and_multiprocessors_make_no_difference(arch: &str) {
+fn schedules_and_sms_do_not_change_the_bits(arch: &str) {
     let layers = [(TokenDtype::Bf16, 4), (TokenDtype::F16, 40), (TokenDtype::Bf16, 150)].map(|(dtype, tokens)| {
         let layers = multiplied(arch, weights(336, 272, dtype));
         layers.into_iter().map(move |weights| (weights, tokens))
@@ -174,18 +175,18 @@ fn schedules_and_multiprocessors_make_no_difference(arch: &str) {
             .chain([1, 132].map(|sms| emulated_of(arch, Schedule::Fair, sms)));
         let outputs: Vec<_> =
             gpus.map(|gpu| verified(gpu.prepare_linear(&weights).unwrap().as_mut(), &weights, &step)).collect();
-        assert!(outputs.windows(2).all(|pair| pair[0] == pair[1]), "{tokens} tokens: other bits on another schedule");
+        assert!(outputs.windows(2).all(|pair| pair[0] == pair[1]), "{tokens} tokens: schedules gave different bits");
     }
 }
 
-fn a_step_is_one_launch_or_two_and_without_tokens_none(arch: &str) {
+fn step_has_the_expected_number_of_launches(arch: &str) {
     for weights in multiplied(arch, weights(64, 64, TokenDtype::F16)) {
         let gpu = emulated(arch, Schedule::Fair);
         let mut layer = gpu.prepare_linear(&weights).unwrap();
         for tokens in [5, 0] {
             let step = LinearStep::new(&weights, inputs(&weights, tokens)).unwrap();
             verified(layer.as_mut(), &weights, &step);
-            // NVFP4 tokens are rounded before.
+            // A launch before the product quantizes NVFP4 tokens. Without tokens there is no launch.
             let launches = if weights.sizes().token_format == TokenFormat::Nvfp4 { 2 } else { 1 };
             assert_eq!(layer.launches(), (tokens > 0).then_some(launches));
         }
@@ -201,13 +202,13 @@ fn every_architecture_gives_the_same_bits() {
             let mut layer = emulated(arch, Schedule::Fair).prepare_linear(&weights).unwrap();
             verified(layer.as_mut(), &weights, &step)
         });
-        assert!(portable == consumer, "{dtype:?}: other bits on sm_80 than on sm_120f");
-        assert!(portable == hopper, "{dtype:?}: other bits on sm_80 than on sm_90a");
+        assert!(portable == consumer, "{dtype:?}: bits of sm_80 and sm_120f differ");
+        assert!(portable == hopper, "{dtype:?}: bits of sm_80 and sm_90a differ");
     }
 }
 
-/// A layer whose K goes round all stages, computed on Hopper by a text of the kernel, on the worst schedule, by the instance whose
-/// weights are decoded to shared memory.
+/// Runs a layer with a PTX text of the Hopper kernel on the worst schedule and returns the number of wrong elements. K
+/// wraps around all stages. The instance decodes weights to shared memory.
 fn broken_decoded(ptx: &str) -> Result<usize, Error> {
     let weights = weights(592, LONG_K, TokenDtype::F16);
     let step = LinearStep::new(&weights, inputs(&weights, 64)).unwrap();
@@ -215,17 +216,17 @@ fn broken_decoded(ptx: &str) -> Result<usize, Error> {
     let mut output = LinearOutput::new(&step);
     let mut layer = gpu.prepare_linear(&weights).unwrap();
     layer.execute(&step, &mut output)?;
-    assert_eq!(layer.counters().expect("it ran").kernel, DECODED);
+    assert_eq!(layer.counters().expect("a kernel ran").kernel, DECODED);
     Ok(compare(&weights, &step, &output).mismatches)
 }
 
-/// The entry that computes it.
+/// Entry of the instance that decodes weights to shared memory.
 const DECODED: &str = "linear_f16_t64_decoded";
 
 #[test]
-fn every_copy_wait_arrival_fence_and_product_of_decoded_weights_that_is_left_out_is_found() {
-    // There are four more main loops, for fewer tokens, which are not computed here; and a block's only tile need not release its last
-    // buffer.
+fn every_removed_sync_copy_and_mma_of_decoded_weights_is_found() {
+    // Spare instructions: four more mainloops are for fewer tokens and do not run here, and a CTA's only tile does not
+    // need to release its last buffer.
     const SABOTAGES: [Sabotage; 6] = [
         Sabotage::leave_out("mbarrier.init", 4),
         Sabotage::do_not_wait(9).spare(4),
@@ -234,7 +235,7 @@ fn every_copy_wait_arrival_fence_and_product_of_decoded_weights_that_is_left_out
         Sabotage::leave_out("fence.proxy.async", 1),
         Sabotage::leave_out("wgmma.wait_group", 10).spare(4 * 2),
     ];
-    // The main loop of 64 tokens has MMAs of its own.
+    // Only the mainloop for 64 tokens has these MMAs.
     const PRODUCTS: [Sabotage; 2] =
         [Sabotage::leave_out("stmatrix", 8), Sabotage::leave_out("wgmma.mma_async.sync.aligned.m64n64k16", 8)];
     let ptx = nvfp4::kernels::ptx("linear_sm90").expect("a kernel of this name");
@@ -243,19 +244,19 @@ fn every_copy_wait_arrival_fence_and_product_of_decoded_weights_that_is_left_out
     check_sampled_sabotages(&ptx, DECODED, &PRODUCTS, |ptx| is_found(broken_decoded(ptx), |wrong| wrong > 0));
 }
 
-/// A kernel with the products of a warp.
+/// A kernel whose MMAs are warp-wide, with the tested instances.
 struct ByWarp {
     kernel: &'static str,
     arch: &'static str,
-    /// K of more k-blocks than an instance has stages, the last one and the last span not whole.
+    /// K with more k-blocks than an instance has stages. The last k-block and the last span are partial.
     k: usize,
-    /// Tokens and multiprocessors for which a layer of [`COLUMNS`] goes to one of these instances after the other.
+    /// Name of each instance, with tokens and SMs for which the plan chooses it in a layer of [`COLUMNS`] columns.
     instances: &'static [(&'static str, usize, u32)],
 }
 
 const CONSUMER: ByWarp = ByWarp { kernel: "linear_sm120", arch: "sm_120f", k: LONG_K, instances: &INSTANCES };
 const PORTABLE: ByWarp = ByWarp { kernel: "linear_sm80", arch: "sm_80", k: LONG_K, instances: &INSTANCES };
-/// Those instances of Hopper's that have the products of a warp.
+/// The Hopper kernel with its warp-wide instances.
 const HOPPER: ByWarp = ByWarp {
     kernel: "linear_sm90",
     arch: "sm_90a",
@@ -263,13 +264,13 @@ const HOPPER: ByWarp = ByWarp {
     instances: &[("mma8", 1, 4), ("mma16", 16, 4), ("mma32", 32, 4)],
 };
 
-/// Those of the kernels that have no others.
+/// Instances of the kernels for sm_80 and sm_120.
 const INSTANCES: [(&str, usize, u32); 4] = [("t8", 1, 3), ("t16", 16, 3), ("t32", 32, 1), ("t64", 64, 1)];
 
-/// N of four panels, the last one not whole.
+/// N: four panels, the last one partial.
 const COLUMNS: usize = 240;
 
-/// K of more k-blocks than an instance has stages, the last one not whole.
+/// K with more k-blocks than an instance has stages. The last k-block is partial.
 const LONG_K: usize = 1616;
 
 #[test]
@@ -298,7 +299,7 @@ fn check_schedules(of: &ByWarp) {
             .map(|schedule| {
                 let mut layer = emulated_of(of.arch, schedule, sms).prepare_linear(&weights).unwrap();
                 let output = verified(layer.as_mut(), &weights, &step);
-                let entry = &layer.counters().expect("it ran").kernel;
+                let entry = &layer.counters().expect("a kernel ran").kernel;
                 assert_eq!(*entry, of.entry(name, dtype));
                 output
             })
@@ -320,7 +321,8 @@ impl ByWarp {
         only_entries(nvfp4::kernels::ptx(self.kernel).expect("a kernel of this name"), |name| name == entry)
     }
 
-    /// How many elements are wrong of a layer whose K goes round all stages, computed by a text of the kernel on the worst schedule.
+    /// Runs a layer with a PTX text of the kernel on the worst schedule and returns the number of wrong elements. K
+    /// wraps around all stages.
     fn broken(&self, ptx: &str, (_, tokens, sms): (&str, usize, u32)) -> Result<usize, Error> {
         let weights = weights(COLUMNS, self.k, TokenDtype::F16);
         let step = LinearStep::new(&weights, inputs(&weights, tokens)).unwrap();
@@ -330,23 +332,24 @@ impl ByWarp {
         Ok(compare(&weights, &step, &output).mismatches)
     }
 
-    /// Each instruction of a kind that is left out of an instance makes wrong values, or a fault.
+    /// Checks that an instance with any instruction of a kind removed gives wrong values or a fault. For `mma.sync`
+    /// only wrong values count.
     fn check_left_out(&self, instance: (&str, usize, u32), instruction: &str, least: usize) {
         let entry = self.entry(instance.0, TokenDtype::F16);
         let ptx = self.ptx_of(&entry);
         let lines = lines_of(&ptx, &entry, instruction);
-        assert!(lines.len() >= least, "{} of {instruction}", lines.len());
+        assert!(lines.len() >= least, "found {} of `{instruction}`, expected at least {least}", lines.len());
         for (line, text) in sampled(lines, 4) {
             let is_found = match self.broken(&changed(&ptx, &[(line, "")]), instance) {
                 Ok(wrong) => wrong > 0,
                 Err(_) => instruction != "mma.sync",
             };
-            assert!(is_found, "line {line} of {entry} may be left out: {text}");
+            assert!(is_found, "{entry}: removing line {line} went unnoticed: {text}");
         }
     }
 }
 
-/// Copies, waits and arrivals of a kernel whose stages are filled by bulk copies.
+/// Sabotages of a kernel that fills its stages with bulk copies.
 const SABOTAGES_OF_BULK_COPIES: [Sabotage; 5] = [
     Sabotage::leave_out("mbarrier.init", 2),
     Sabotage::do_not_wait(3),
@@ -357,27 +360,27 @@ const SABOTAGES_OF_BULK_COPIES: [Sabotage; 5] = [
 
 fn check_bulk_copies(of: &ByWarp, instance: (&str, usize, u32)) {
     let entry = of.entry(instance.0, TokenDtype::F16);
-    // Not the fence before a stage's release: a load is complete at once in the emulator, not on a card.
+    // The fence before a stage's release is not in the list: the emulator completes a load at once, a GPU does not.
     let is_found = |ptx: &str| is_found(of.broken(ptx, instance), |wrong| wrong > 0);
     check_sampled_sabotages(&of.ptx_of(&entry), &entry, &SABOTAGES_OF_BULK_COPIES, is_found);
-    // Eight of sixteen columns.
+    // At least eight MMAs of sixteen columns.
     of.check_left_out(instance, "mma.sync", 8);
 }
 
 #[test]
-fn every_copy_wait_arrival_and_product_that_is_left_out_is_found_on_sm_120() {
+fn every_removed_sync_copy_and_mma_is_found_on_sm_120() {
     for instance in [INSTANCES[0], INSTANCES[3]] {
         check_bulk_copies(&CONSUMER, instance);
     }
 }
 
 #[test]
-fn every_copy_wait_arrival_and_product_of_a_warp_that_is_left_out_is_found_on_sm_90() {
+fn every_removed_sync_copy_and_mma_is_found_on_sm_90() {
     check_bulk_copies(&HOPPER, HOPPER.instances[0]);
 }
 
 #[test]
-fn every_copy_wait_barrier_and_product_that_is_left_out_is_found_on_sm_80() {
+fn every_removed_sync_copy_and_mma_is_found_on_sm_80() {
     for instance in [INSTANCES[0], INSTANCES[3]] {
         let entry = format!("linear_sm80_f16_{}", instance.0);
         const SABOTAGES: [Sabotage; 2] =
@@ -385,7 +388,7 @@ fn every_copy_wait_barrier_and_product_that_is_left_out_is_found_on_sm_80() {
         let is_found = |ptx: &str| is_found(PORTABLE.broken(ptx, instance), |wrong| wrong > 0);
         check_sampled_sabotages(&PORTABLE.ptx_of(&entry), &entry, &SABOTAGES, is_found);
         PORTABLE.check_left_out(instance, "mma.sync", 8);
-        // A stage has other bytes from before, so that these are wrong values and not always faults.
+        // Without a copy a stage keeps older bytes: wrong values, or a fault.
         PORTABLE.check_left_out(instance, "cp.async.cg", 8);
     }
 }

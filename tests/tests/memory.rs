@@ -1,5 +1,5 @@
-//! Model files larger than memory can be used: weights stay in the mapped file, and a conversion holds a part of a tensor at
-//! a time, whatever its size.
+//! Model files may be larger than memory: weights stay in the mapped file, and a conversion holds only a part of a
+//! tensor at a time.
 
 use model_files::{Tensors, raw};
 use nvfp4::checkpoint::{Checkpoint, Conversion, Dtype, Format, Options};
@@ -9,14 +9,14 @@ use nvfp4_tests::allocation::{self, Counting};
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// One test, since the allocator counts for all threads.
+/// The file has only one test, because the allocator counts the bytes of all threads.
 #[test]
-fn a_model_is_never_in_memory_as_a_whole() {
+fn model_is_never_entirely_in_memory() {
     const EXPERTS: usize = 2;
     const SIZES: [usize; 2] = [4096, 4096];
-    /// For names, headers, tables, and the threads of the pool.
+    /// Bytes for names, headers, tables and the threads of the pool.
     const OVERHEAD: usize = 256 << 10;
-    /// What a thread converts at a time: half a million numbers, as NVFP4.
+    /// Bytes that a thread converts at a time: half a million numbers in NVFP4.
     const PART: usize = (1 << 19) * 9 / 16;
     let folder = tempfile::tempdir().unwrap();
     let [input, output] = ["in.safetensors", "out.safetensors"].map(|name| folder.path().join(name));
@@ -38,11 +38,11 @@ fn a_model_is_never_in_memory_as_a_whole() {
             .write(&output, |_| ())
             .unwrap();
     });
-    assert!(peak < 2 * threads * PART + OVERHEAD, "{peak} bytes for parts of {PART}");
+    assert!(peak < 2 * threads * PART + OVERHEAD, "the conversion used {peak} bytes, with parts of {PART} bytes");
 
     let peak = allocation::peak(|| {
         let checkpoint = Checkpoint::open(&output).unwrap();
         assert_eq!(checkpoint.layer(0, Op::Gated).unwrap().weights.experts().len(), EXPERTS);
     });
-    assert!(peak < OVERHEAD, "{peak} bytes to read a layer");
+    assert!(peak < OVERHEAD, "reading a layer used {peak} bytes, expected less than {OVERHEAD}");
 }

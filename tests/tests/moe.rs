@@ -1,5 +1,5 @@
-//! The MoE layer on every backend and architecture that computes one: each stage is right whatever tokens choose, and a token's bits do not
-//! depend on anything but the token.
+//! Checks MoE layers on every backend and architecture: each stage is right for any routing, and a token's bits depend
+//! only on the token.
 
 use nvfp4::backend::Backend;
 use nvfp4::backend::emulated::Schedule;
@@ -13,32 +13,32 @@ use nvfp4_tests::on_architectures;
 on_architectures! {
     sm_90a sm_80 sm_100f sm_120f sm_120f_nvfp4 sm_100f_calibrated sm_120f_calibrated;
     {
-        the_test_layers_are_right
-        widths_that_are_no_whole_k_blocks_or_tiles_are_right
-        every_activation_is_right_with_biases_and_without_on_every_instance
-        schedules_and_multiprocessors_make_no_difference
-        tokens_may_all_name_one_expert_or_one_twice_or_none
-        tokens_may_lie_apart
-        weights_on_the_input_leave_the_shared_expert_alone
+        test_layers_are_right
+        ragged_k_blocks_and_tiles_are_right
+        every_activation_is_right_with_and_without_biases
+        schedules_and_sms_do_not_change_the_bits
+        repeated_missing_and_single_experts_are_right
+        tokens_may_have_gaps_between_them
+        weights_on_the_input_do_not_change_the_shared_expert
         infinities_and_nan_stay_within_their_token
-        what_is_too_large_for_f16_is_an_infinity_of_its_token_alone
-        the_bits_of_a_token_do_not_depend_on_the_batch
-        steps_of_other_routing_and_sizes_follow_each_other_in_one_workspace
-        a_chain_has_two_to_four_launches_for_each_kind_of_experts_and_two_for_few_tokens
+        overflow_in_f16_stays_within_its_token
+        bits_of_a_token_do_not_depend_on_the_batch
+        different_steps_can_share_one_workspace
+        layer_has_the_expected_number_of_launches
     }
 }
 
-fn the_test_layers_are_right(on: On) {
+fn test_layers_are_right(on: On) {
     let layers = moe::shape::builtin().iter().filter(|layer| layer.name.starts_with("layer-test-"));
     for (layer, dtype) in layers.flat_map(|layer| DTYPES.map(|dtype| (layer, dtype))) {
-        // Names the culprit where one fails.
+        // The last name printed is the layer that failed.
         println!("{} {dtype:?}", layer.name);
         let weights = on.weights(layer, dtype);
         check(on.arch, &weights, &step(&weights, inputs(layer, dtype, layer.tokens)));
     }
 }
 
-fn widths_that_are_no_whole_k_blocks_or_tiles_are_right(on: On) {
+fn ragged_k_blocks_and_tiles_are_right(on: On) {
     for (hidden, intermediate) in [(16, 16), (48, 352), (176, 112), (272, 528), (528, 272)] {
         let layer = shape(hidden, intermediate, 3, 2);
         for dtype in DTYPES {
@@ -48,30 +48,30 @@ fn widths_that_are_no_whole_k_blocks_or_tiles_are_right(on: On) {
     }
 }
 
-/// The layer with an expert of this I besides that all tokens share.
+/// Adds a shared expert with this intermediate size to a layer.
 fn with_shared(mut layer: LayerShape, intermediate: Option<usize>) -> LayerShape {
     layer.shared_intermediate = intermediate;
     layer
 }
 
-/// The inputs with these experts, again and again.
+/// Replaces the experts of the inputs by these ids, repeated.
 fn naming<'a>(inputs: MoeInputs<'a>, ids: &[i32]) -> MoeInputs<'a> {
     let ids = ids.iter().copied().cycle().take(inputs.ids.len()).collect::<Vec<_>>();
     MoeInputs { ids: ids.into(), ..inputs }
 }
 
-fn tokens_may_all_name_one_expert_or_one_twice_or_none(on: On) {
+fn repeated_missing_and_single_experts_are_right(on: On) {
     let layer = shape(96, 80, 5, 2);
     let dtype = TokenDtype::Bf16;
     let weights = on.weights(&layer, dtype);
     let ids = [&[3, 3][..], &[0, 4], &[-1, 2], &[-1, -7], &[i32::MAX, 5], &[1, 1, 2, -1, -1, 0], &[4, -1, 3, 0]];
-    // Few rows an expert, and more.
+    // Few rows per expert, and more.
     for (ids, tokens) in ids.into_iter().zip([21, 45].into_iter().cycle()) {
         check(on.arch, &weights, &step(&weights, naming(inputs(&layer, dtype, tokens), ids)));
     }
 }
 
-fn tokens_may_lie_apart(on: On) {
+fn tokens_may_have_gaps_between_them(on: On) {
     let layer = shape(80, 48, 3, 1);
     for (dtype, (stride, tokens)) in DTYPES.into_iter().zip([(88, 5), (99, 55)]) {
         let weights = on.weights(&layer, dtype);
@@ -83,7 +83,7 @@ fn tokens_may_lie_apart(on: On) {
     }
 }
 
-/// Every activation, with limits that some numbers exceed.
+/// Every activation. Some numbers of the tests exceed the limits.
 const ACTIVATIONS: [Activation; 5] = [
     Activation::Silu,
     Activation::SiluLimit { limit: 0.75 },
@@ -92,8 +92,8 @@ const ACTIVATIONS: [Activation; 5] = [
     Activation::Relu2,
 ];
 
-fn every_activation_is_right_with_biases_and_without_on_every_instance(on: On) {
-    // Tiles of 16, 64 and 128 tokens, the first narrow and wide; and the shared expert's.
+fn every_activation_is_right_with_and_without_biases(on: On) {
+    // Tiles of 16, 64 and 128 tokens; 16 tokens in narrow and wide tiles; also tiles of the shared expert.
     for (tokens, intermediate, experts, top_k) in [(5, 48, 3, 2), (30, 272, 2, 1), (130, 80, 1, 1)] {
         for (activation, biases) in ACTIVATIONS.into_iter().flat_map(|of| [false, true].map(|biases| (of, biases))) {
             let layer = shape(80, intermediate, experts, top_k).with_activation(activation, biases);
@@ -109,9 +109,9 @@ fn every_activation_is_right_with_biases_and_without_on_every_instance(on: On) {
     }
 }
 
-fn weights_on_the_input_leave_the_shared_expert_alone(on: On) {
+fn weights_on_the_input_do_not_change_the_shared_expert(on: On) {
     let layer = with_shared(shape(80, 48, 2, 1), Some(32));
-    // Few rows an expert, more of the shared one alone, and more of all.
+    // Few rows per expert; more rows only of the shared expert; more rows of every expert.
     for (dtype, tokens) in [(TokenDtype::F16, 5), (TokenDtype::Bf16, 21), (TokenDtype::F16, 40)] {
         let weights = on.weights(&layer, dtype);
         check(
@@ -123,7 +123,7 @@ fn weights_on_the_input_leave_the_shared_expert_alone(on: On) {
 }
 
 fn infinities_and_nan_stay_within_their_token(on: On) {
-    // K tails of both products: 48 columns are a k-block of 32 and one of 16, 80 a short one.
+    // Both GEMMs have K tails: 48 columns are k-blocks of 32 and 16 columns, 80 columns are one short k-block.
     let plain = shape(48, 80, 2, 2);
     let of_activations = ACTIVATIONS.map(|activation| plain.clone().with_activation(activation, true));
     let layers = of_activations.into_iter().chain([plain]).zip(DTYPES.into_iter().cycle());
@@ -146,7 +146,7 @@ fn infinities_and_nan_stay_within_their_token(on: On) {
     }
 }
 
-fn what_is_too_large_for_f16_is_an_infinity_of_its_token_alone(on: On) {
+fn overflow_in_f16_stays_within_its_token(on: On) {
     let layer = shape(64, 64, 2, 1);
     let dtype = TokenDtype::F16;
     let weights = on.weights(&layer, dtype);
@@ -162,13 +162,13 @@ fn what_is_too_large_for_f16_is_an_infinity_of_its_token_alone(on: On) {
             let numbers = output.hidden[token * 64..][..64].iter().map(|&bits| dtype.decode(bits));
             numbers.filter(|number| !number.is_finite()).count()
         };
-        // By input scales, large tokens saturate.
-        assert_eq!(infinite(2) > 0, !on.input_scales, "the test's numbers are too small");
+        // With input scales, large tokens saturate and do not overflow.
+        assert_eq!(infinite(2) > 0, !on.input_scales, "token 2 must overflow exactly if there are no input scales");
         assert!([0, 1, 3, 4, 5].iter().all(|&token| infinite(token) == 0), "{}", backend.name());
     }
 }
 
-/// The tokens of a step that stand at these places, in this order.
+/// Returns the tokens at these indices, in this order.
 fn pick<'a>(layer: &LayerShape, inputs: &MoeInputs<'_>, places: &[usize]) -> MoeInputs<'a> {
     fn rows<T: Copy>(of: &[T], width: usize, places: &[usize]) -> Vec<T> {
         places.iter().flat_map(|&place| of[place * width..][..width].to_vec()).collect()
@@ -184,8 +184,8 @@ fn pick<'a>(layer: &LayerShape, inputs: &MoeInputs<'_>, places: &[usize]) -> Moe
     }
 }
 
-fn the_bits_of_a_token_do_not_depend_on_the_batch(on: On) {
-    // With few experts, these batches go to every instance: on average an expert has up to 8, up to 48 and more rows.
+fn bits_of_a_token_do_not_depend_on_the_batch(on: On) {
+    // With few experts, these batches reach every instance: up to 8, up to 48, and more rows per expert on average.
     let layer = with_shared(shape(208, 176, 2, 1), Some(96));
     for dtype in DTYPES {
         let weights = on.weights(&layer, dtype);
@@ -199,14 +199,14 @@ fn the_bits_of_a_token_do_not_depend_on_the_batch(on: On) {
                 let part = run(prepared.as_mut(), &step(&weights, pick(&layer, &all, &places))).unwrap().hidden;
                 for (bits, place) in part.chunks(layer.hidden).zip(places) {
                     let expected = &whole[place * layer.hidden..][..layer.hidden];
-                    assert!(bits == expected, "{}: token {place} has other bits in another batch", backend.name());
+                    assert!(bits == expected, "{}: token {place} has different bits in another batch", backend.name());
                 }
             }
         }
     }
 }
 
-fn schedules_and_multiprocessors_make_no_difference(on: On) {
+fn schedules_and_sms_do_not_change_the_bits(on: On) {
     let layer = with_shared(shape(272, 144, 3, 2), Some(48));
     for (dtype, tokens) in [(TokenDtype::Bf16, 4), (TokenDtype::F16, 40), (TokenDtype::Bf16, 90)] {
         let weights = on.weights(&layer, dtype);
@@ -216,24 +216,24 @@ fn schedules_and_multiprocessors_make_no_difference(on: On) {
         let gpus = gpus.chain([1, 132].map(|sms| emulated_of(on.arch, Schedule::Fair, sms)));
         let outputs: Vec<_> =
             gpus.map(|gpu| verified(gpu.prepare_moe(&weights).unwrap().as_mut(), &weights, &step)).collect();
-        assert!(outputs.windows(2).all(|pair| pair[0] == pair[1]), "{tokens} tokens: other bits on another schedule");
+        assert!(outputs.windows(2).all(|pair| pair[0] == pair[1]), "{tokens} tokens: schedules gave different bits");
     }
 }
 
 #[test]
-fn a_layer_has_the_same_bits_on_every_architecture() {
+fn every_architecture_gives_the_same_bits() {
     let layer = with_shared(shape(272, 144, 3, 2), Some(48));
     for (dtype, tokens) in DTYPES.into_iter().zip([5, 60]) {
         let weights = weights(&layer, dtype);
         let step = step(&weights, inputs(&layer, dtype, tokens));
         let [portable, hopper, consumer] = ["sm_80", "sm_90a", "sm_120f"]
             .map(|arch| run(emulated(arch, Schedule::Fair).prepare_moe(&weights).unwrap().as_mut(), &step).unwrap());
-        assert!(portable == consumer, "{dtype:?}: other bits on sm_80 than on sm_120f");
-        assert!(portable == hopper, "{dtype:?}: other bits on sm_80 than on sm_90a");
+        assert!(portable == consumer, "{dtype:?}: bits of sm_80 and sm_120f differ");
+        assert!(portable == hopper, "{dtype:?}: bits of sm_80 and sm_90a differ");
     }
 }
 
-fn steps_of_other_routing_and_sizes_follow_each_other_in_one_workspace(on: On) {
+fn different_steps_can_share_one_workspace(on: On) {
     let layer = shape(96, 80, 4, 2);
     let dtype = TokenDtype::Bf16;
     let weights = on.weights(&layer, dtype);
@@ -248,15 +248,16 @@ fn steps_of_other_routing_and_sizes_follow_each_other_in_one_workspace(on: On) {
     }
 }
 
-fn a_chain_has_two_to_four_launches_for_each_kind_of_experts_and_two_for_few_tokens(on: On) {
+fn layer_has_the_expected_number_of_launches(on: On) {
     let gpu = emulated(on.arch, Schedule::Fair);
-    // Where tokens are quantized, that is a launch before each product; with input scales the first product quantizes for the second.
+    // Quantized tokens need a launch before each GEMM. With input scales the first GEMM quantizes for the second.
     let products = match on {
         On { tokens: TokenFormat::Bits16, .. } => 2,
         On { input_scales: true, .. } => 3,
         _ => 4,
     };
-    // On Hopper a launch brings tokens to their rows, where experts have many, and few tokens take no launch for lists and sums.
+    // On Hopper, many rows per expert need a launch that copies tokens to their rows. Few tokens need no launch for
+    // lists and sums.
     let is_hopper = on.arch == "sm_90a" && on.tokens == TokenFormat::Bits16;
     let expands = usize::from(is_hopper);
     for (shared, tokens, launches) in [
@@ -273,6 +274,6 @@ fn a_chain_has_two_to_four_launches_for_each_kind_of_experts_and_two_for_few_tok
         assert_eq!(prepared.launches(), Some(launches));
         assert!(prepared.counters().is_some());
         run(prepared.as_mut(), &step(&weights, inputs(&layer, TokenDtype::F16, 0))).unwrap();
-        assert_eq!(prepared.launches(), None, "no token, no launch");
+        assert_eq!(prepared.launches(), None, "a step without tokens must launch nothing");
     }
 }

@@ -1,4 +1,5 @@
-//! An MoE layer's few tokens on Hopper: right whatever they name, the bits of every other way, and broken PTX makes faults.
+//! MoE layers with few tokens on Hopper: right for any routing, the same bits as all other kernels, and broken PTX must
+//! cause faults or wrong outputs.
 
 use std::collections::BTreeSet;
 
@@ -9,9 +10,10 @@ use nvfp4::problem::TokenDtype;
 use nvfp4_tests::moe::{DTYPES, check, emulated, hopper_of, inputs, run, shape, step, verified, weights};
 use nvfp4_tests::sabotage::{Sabotage, check_sampled_sabotages, fault_of, only_entries};
 
+/// Entries for few tokens.
 const NAMES: [&str; 4] = ["moe_few_gate_up_f16", "moe_few_gate_up_bf16", "moe_few_down_f16", "moe_few_down_bf16"];
 
-/// The entries for a single token whose strips are more than a few for each multiprocessor.
+/// Entries for a single token, used if there are more than a few strips per SM.
 const ONE_NAMES: [&str; 4] = ["moe_one_gate_up_f16", "moe_one_gate_up_bf16", "moe_one_down_f16", "moe_one_down_bf16"];
 
 /// Returns the kernel's text with only the entries of these names.
@@ -19,23 +21,23 @@ fn ptx(names: [&str; 4]) -> String {
     only_entries(nvfp4::kernels::ptx("moe_few_sm90").expect("a kernel of this name"), |name| names.contains(&name))
 }
 
-/// So many tokens that name these experts, again and again.
+/// Makes inputs of `tokens` tokens that name these experts, repeated.
 fn naming(layer: &LayerShape, dtype: TokenDtype, tokens: usize, ids: &[i32]) -> MoeInputs<'static> {
     let ids = ids.iter().copied().cycle().take(tokens * layer.top_k).collect::<Vec<_>>();
     MoeInputs { ids: ids.into(), ..inputs(layer, dtype, tokens) }
 }
 
-/// What the emulated Hopper card computes, every stage right, with the entries that it takes for few tokens.
+/// Runs a layer on an emulated Hopper GPU, checks every stage, and checks that the entries [`NAMES`] ran.
 fn few(layer: &LayerShape, dtype: TokenDtype, inputs: MoeInputs<'_>, schedule: Schedule, sms: u32) -> MoeOutput {
     with(NAMES, layer, dtype, inputs, schedule, sms)
 }
 
-/// As [`few`], with those for a single token: its inputs have one.
+/// Same as [`few`], for a single token and the entries [`ONE_NAMES`].
 fn one(layer: &LayerShape, dtype: TokenDtype, inputs: MoeInputs<'_>, schedule: Schedule, sms: u32) -> MoeOutput {
     with(ONE_NAMES, layer, dtype, inputs, schedule, sms)
 }
 
-/// As [`few`], with those of these entries that are for the type.
+/// Same as [`few`], for these entries of the token type.
 fn with(
     names: [&str; 4],
     layer: &LayerShape,
@@ -48,14 +50,14 @@ fn with(
     let step = step(&weights, inputs);
     let mut prepared = hopper_of(schedule, sms).prepare_moe(&weights).unwrap();
     let output = verified(prepared.as_mut(), &weights, &step);
-    let used: BTreeSet<_> = prepared.counters().expect("it ran").kernel.split(", ").map(str::to_owned).collect();
+    let used: BTreeSet<_> = prepared.counters().expect("a kernel ran").kernel.split(", ").map(str::to_owned).collect();
     let of_type = names.into_iter().filter(|name| name.ends_with("_bf16") == (dtype == TokenDtype::Bf16));
     assert_eq!(used, of_type.map(str::to_owned).collect());
     output
 }
 
 #[test]
-fn k_blocks_of_every_kind_and_strips_of_several_slabs_are_right() {
+fn all_kinds_of_k_blocks_and_strips_are_right() {
     for (hidden, intermediate) in [(16, 16), (96, 80), (176, 720), (944, 176), (1024, 96), (272, 96)] {
         let layer = shape(hidden, intermediate, 6, 2);
         for dtype in DTYPES {
@@ -65,8 +67,8 @@ fn k_blocks_of_every_kind_and_strips_of_several_slabs_are_right() {
 }
 
 #[test]
-fn a_single_token_is_right_whatever_its_stages_hold_when_it_comes() {
-    // Down's first stages hold k-blocks of several strips, of one, whole ones and others.
+fn single_token_is_right_for_any_first_stages() {
+    // The first stages of down hold k-blocks of several strips or of one strip, whole and partial.
     for (hidden, intermediate) in [(16, 48), (96, 176), (944, 720), (1024, 128), (2064, 96), (272, 1040)] {
         let layer = shape(hidden, intermediate, 6, 2);
         for dtype in DTYPES {
@@ -80,7 +82,7 @@ fn a_single_token_is_right_whatever_its_stages_hold_when_it_comes() {
 }
 
 #[test]
-fn as_many_choices_as_may_be_are_right_and_experts_that_are_named_twice_or_not_there() {
+fn maximum_repeated_and_missing_choices_are_right() {
     let dtype = TokenDtype::Bf16;
     let every: Vec<i32> = (0..64).collect();
     for (top_k, tokens, experts, ids) in [
@@ -97,7 +99,7 @@ fn as_many_choices_as_may_be_are_right_and_experts_that_are_named_twice_or_not_t
 }
 
 #[test]
-fn experts_of_other_ranks_have_no_rows_and_two_ids_may_be_one_expert() {
+fn expert_maps_with_missing_and_shared_targets_are_right() {
     let layer = shape(80, 48, 3, 2);
     for dtype in DTYPES {
         let weights = weights(&layer, dtype).with_expert_map(vec![2, -1, 0, 1, -1, 1]).unwrap();
@@ -108,7 +110,7 @@ fn experts_of_other_ranks_have_no_rows_and_two_ids_may_be_one_expert() {
 }
 
 #[test]
-fn every_activation_is_right_with_biases_and_without() {
+fn every_activation_is_right_with_and_without_biases() {
     let gpt_oss = Activation::GptOss { alpha: 1.702, limit: 1.5 };
     let activations = [Activation::Silu, Activation::SiluLimit { limit: 0.75 }, Activation::GeluTanh, gpt_oss];
     for (dtype, activation) in DTYPES.into_iter().cycle().zip(activations) {
@@ -120,7 +122,7 @@ fn every_activation_is_right_with_biases_and_without() {
 }
 
 #[test]
-fn the_bits_are_those_of_other_ways_and_of_other_batches() {
+fn bits_match_other_kernels_and_larger_batches() {
     let layer = shape(272, 208, 24, 3);
     for dtype in DTYPES {
         let weights = weights(&layer, dtype);
@@ -136,32 +138,35 @@ fn the_bits_are_those_of_other_ways_and_of_other_batches() {
             let step = step(&weights, part(tokens));
             run(emulated(arch, Schedule::Fair).prepare_moe(&weights).unwrap().as_mut(), &step).unwrap()
         };
-        // Every stage of the portable kernels, and the output of Hopper's longer way.
+        // Compares every stage with the portable kernels, and the output with Hopper's kernels for many tokens.
         for tokens in [1, 8] {
-            assert!(of("sm_90a", tokens) == of("sm_80", tokens), "{dtype:?}: other bits on sm_80, {tokens} tokens");
-            let longer = of("sm_90a", 20).hidden;
             assert!(
-                of("sm_90a", tokens).hidden == longer[..tokens * layer.hidden],
-                "{dtype:?}: other bits in 20 tokens"
+                of("sm_90a", tokens) == of("sm_80", tokens),
+                "{dtype:?}: sm_80 gives different bits for {tokens} tokens"
+            );
+            let many = of("sm_90a", 20).hidden;
+            assert!(
+                of("sm_90a", tokens).hidden == many[..tokens * layer.hidden],
+                "{dtype:?}: a batch of 20 tokens gives different bits"
             );
         }
     }
 }
 
 #[test]
-fn schedules_and_multiprocessors_make_no_difference() {
+fn schedules_and_sms_do_not_change_the_bits() {
     let layer = shape(272, 144, 15, 3);
     for dtype in DTYPES {
         let schedules = (0..6).map(Schedule::Seed).chain([Schedule::Fair, Schedule::Worst]);
         let on = schedules.map(|schedule| (schedule, 3)).chain([1, 132].map(|sms| (Schedule::Fair, sms)));
         let outputs: Vec<_> =
             on.map(|(schedule, sms)| few(&layer, dtype, inputs(&layer, dtype, 5), schedule, sms)).collect();
-        assert!(outputs.windows(2).all(|pair| pair[0] == pair[1]), "other bits on another schedule");
+        assert!(outputs.windows(2).all(|pair| pair[0] == pair[1]), "schedules gave different bits");
     }
 }
 
 #[test]
-fn a_single_token_has_the_same_bits_on_every_schedule_and_where_its_strips_are_few() {
+fn single_token_has_the_same_bits_on_every_schedule() {
     let layer = shape(1168, 144, 15, 3);
     for dtype in DTYPES {
         let schedules = (0..6).map(Schedule::Seed).chain([Schedule::Fair, Schedule::Worst]);
@@ -169,19 +174,19 @@ fn a_single_token_has_the_same_bits_on_every_schedule_and_where_its_strips_are_f
         let few = few(&layer, dtype, inputs(&layer, dtype, 1), Schedule::Fair, 132);
         for (schedule, sms) in on {
             let one = one(&layer, dtype, inputs(&layer, dtype, 1), schedule, sms);
-            assert!(one == few, "other bits: {schedule:?} on {sms}");
+            assert!(one == few, "different bits with {schedule:?} on {sms} SMs");
         }
     }
 }
 
-/// What gate and up sum over: with both, each loop over whole k-blocks has pairs of them and a single one. The first has another k-block
-/// besides, with as many columns as such a one may have.
+/// Hidden and intermediate sizes. Over both layers, each loop over whole k-blocks of gate and up has pairs of k-blocks
+/// and a single one. The first hidden size ends with a partial k-block of the largest size.
 const LONG: [[usize; 2]; 2] = [[992, 736], [1024, 736]];
 
-/// The same of the entries for a single token, which have a stage more, and such loops in down too.
+/// Same as [`LONG`], for the entries for a single token: they have one more stage, and down has such loops too.
 const ONE_LONG: [[usize; 2]; 2] = [[1120, 1120], [1152, 1152]];
 
-/// A layer of so many hidden and intermediate columns, whose strips go around a warp's stages, and inputs for it.
+/// Makes a layer with these hidden and intermediate sizes, and its inputs. The strips wrap around a warp's stages.
 fn long(
     dtype: TokenDtype,
     [hidden, intermediate]: [usize; 2],
@@ -191,7 +196,7 @@ fn long(
     (weights(&layer, dtype), naming(&layer, dtype, tokens, &[1, 0]))
 }
 
-/// The fault that stops the layer with this text of the kernel, on one multiprocessor.
+/// Returns the fault that stops the layer with a PTX text of the kernel on one SM.
 fn fault(ptx: &str, tokens: usize) -> Option<Fault> {
     let (weights, inputs) = long(TokenDtype::F16, LONG[0], tokens);
     let gpu = hopper_of(Schedule::Worst, 1).with_ptx(ptx).unwrap();
@@ -199,8 +204,8 @@ fn fault(ptx: &str, tokens: usize) -> Option<Fault> {
 }
 
 #[test]
-fn every_wait_and_barrier_that_is_left_out_is_found() {
-    // What gate and up wait for is older than the layer.
+fn every_removed_wait_and_barrier_is_found() {
+    // The grid that gate and up wait for is not part of the layer, so `griddepcontrol.wait` is only removed from down.
     let sabotages = [Sabotage::leave_out("griddepcontrol.wait", 1), Sabotage::leave_out("bar.sync", 1)];
     for (names, tokens) in [(NAMES, 3), (ONE_NAMES, 1)] {
         let is_found = |ptx: &str| fault(ptx, tokens).is_some();
@@ -210,7 +215,7 @@ fn every_wait_and_barrier_that_is_left_out_is_found() {
 }
 
 #[test]
-fn every_product_and_wait_that_is_left_out_is_found() {
+fn every_removed_mma_and_wait_is_found() {
     for (names, tokens, columns) in [(NAMES, 3, LONG), (ONE_NAMES, 1, ONE_LONG)] {
         let layers = columns.map(|columns| long(TokenDtype::F16, columns, tokens));
         let steps = layers.each_ref().map(|(weights, inputs)| step(weights, inputs.clone()));
@@ -224,8 +229,8 @@ fn every_product_and_wait_that_is_left_out_is_found() {
         let right = outputs(&gpu);
         assert!(right.iter().all(Option::is_some));
         for entry in [names[0], names[2]] {
-            // A k-block that is not a whole one has no fourth word, whose two products add zeros.
-            // Of a single token's strips, one a warp here, down waits for the first stages together.
+            // Two MMAs are spare: a partial k-block has no fourth word, so they add zeros.
+            // With a single token, down waits for all first stages at once: each warp has one strip here.
             let waits = (names == NAMES).then_some(("cp.async.wait_group", 3, 0));
             for (instruction, least, spare) in [("mma.sync", 24, 2)].into_iter().chain(waits) {
                 let sabotage = Sabotage::leave_out(instruction, least).spare(spare);

@@ -1,6 +1,6 @@
-//! Layers with tokens in FP8 on every backend that computes them: each stage of an MoE layer is right to the bit up to the activation, and
-//! a linear layer to the bit, on every instance of the products, and a token's bits do not depend on anything but the token. Broken PTX
-//! makes faults, so the absence of faults means something.
+//! Checks layers with FP8 tokens on every backend that computes them and with every instance of the kernel. Linear
+//! layers are exact to the bit, MoE layers in every stage up to the activation. A token's bits depend only on the
+//! token. Broken PTX must cause faults.
 
 use std::collections::BTreeSet;
 
@@ -17,21 +17,21 @@ use rayon::prelude::*;
 
 const ENTRY: &str = "moe_fp8_gated_t16";
 
-/// The layer of a shape with tokens in FP8.
+/// Makes the weights of a layer with FP8 tokens.
 fn fp8_weights(layer: &LayerShape, dtype: TokenDtype) -> MoeWeights<'static> {
     weights(layer, dtype).with_token_format(TokenFormat::Fp8)
 }
 
-/// The layer with an expert of this I besides that all tokens share.
+/// Adds a shared expert with this intermediate size to a layer.
 fn with_shared(mut layer: LayerShape, intermediate: Option<usize>) -> LayerShape {
     layer.shared_intermediate = intermediate;
     layer
 }
 
 #[test]
-fn every_stage_is_right_in_every_tile_and_with_k_blocks_of_every_kind() {
-    // Tokens, columns, experts and experts a token: tiles of 16, 32, 64, 128 and 256 tokens, most of them ragged. The last one has whole
-    // lines alone, more than are rounded at a time.
+fn every_stage_is_right_for_all_tiles_and_k_blocks() {
+    // Tiles of 16, 32, 64, 128 and 256 tokens, most of them ragged. The last layer has only whole lines, more than are
+    // rounded at once.
     for (index, (tokens, hidden, intermediate, experts, top_k, shared)) in [
         (5, 48, 80, 2, 2, Some(32)),
         (30, 96, 176, 2, 1, None),
@@ -53,7 +53,7 @@ fn every_stage_is_right_in_every_tile_and_with_k_blocks_of_every_kind() {
 }
 
 #[test]
-fn every_activation_is_right_with_biases_and_without() {
+fn every_activation_is_right_with_and_without_biases() {
     let activations =
         [Activation::SiluLimit { limit: 0.75 }, Activation::GptOss { alpha: 1.702, limit: 1.5 }, Activation::Relu2];
     for (activation, tokens) in activations.into_iter().flat_map(|activation| [(activation, 7), (activation, 140)]) {
@@ -65,7 +65,7 @@ fn every_activation_is_right_with_biases_and_without() {
 }
 
 #[test]
-fn weights_on_the_input_leave_the_shared_expert_alone() {
+fn weights_on_the_input_do_not_change_the_shared_expert() {
     let layer = with_shared(shape(80, 48, 2, 1), Some(32));
     for dtype in DTYPES {
         let weights = fp8_weights(&layer, dtype);
@@ -74,7 +74,7 @@ fn weights_on_the_input_leave_the_shared_expert_alone() {
 }
 
 #[test]
-fn a_tokens_bits_depend_neither_on_the_others_nor_on_the_tile_nor_on_what_is_no_number_in_them() {
+fn bits_of_a_token_do_not_depend_on_other_tokens() {
     let (layer, dtype) = (shape(144, 80, 1, 1), TokenDtype::Bf16);
     let weights = fp8_weights(&layer, dtype);
     let all = inputs(&layer, dtype, 290);
@@ -104,7 +104,7 @@ fn a_tokens_bits_depend_neither_on_the_others_nor_on_the_tile_nor_on_what_is_no_
 }
 
 #[test]
-fn no_schedule_changes_a_bit() {
+fn schedules_do_not_change_the_bits() {
     let (layer, dtype) = (shape(208, 96, 3, 2), TokenDtype::F16);
     let weights = fp8_weights(&layer, dtype);
     let step = step(&weights, inputs(&layer, dtype, 33));
@@ -115,7 +115,8 @@ fn no_schedule_changes_a_bit() {
     }
 }
 
-/// What a prepared step gave on every schedule, where it must have the same bits, and the entry of the products that it ended with.
+/// Runs a step on every schedule and checks that all bits agree. `run` returns the output and the names of the used
+/// entries. Returns the used entries of `moe_fp8_sm90`.
 fn on_every_schedule<T: PartialEq + Send>(run: impl Fn(Schedule) -> (T, String) + Sync + Send) -> BTreeSet<String> {
     let ran: Vec<_> = sampled_schedules().into_iter().par_bridge().map(run).collect();
     assert!(ran.windows(2).all(|pair| pair[0] == pair[1]), "schedules gave different bits");
@@ -125,7 +126,7 @@ fn on_every_schedule<T: PartialEq + Send>(run: impl Fn(Schedule) -> (T, String) 
 #[test]
 fn every_instance_is_right_on_random_schedules_and_the_worst() {
     let mut used = BTreeSet::new();
-    // Layers of a few tiles of each size, with K of whole k-blocks and a part.
+    // Layers with a few tiles of each size. K is whole k-blocks and a partial one.
     for (index, (tokens, experts)) in [(9, 3), (40, 2), (50, 1), (150, 2), (190, 1), (300, 1)].into_iter().enumerate() {
         let (layer, dtype) = (with_shared(shape(208, 176, experts, 1), (index == 0).then_some(32)), DTYPES[index % 2]);
         let weights = fp8_weights(&layer, dtype);
@@ -133,17 +134,17 @@ fn every_instance_is_right_on_random_schedules_and_the_worst() {
         used.extend(on_every_schedule(|schedule| {
             let mut layer = hopper(schedule).prepare_moe(&weights).unwrap();
             let output = verified(layer.as_mut(), &weights, &step);
-            (output, layer.counters().expect("it ran").kernel.clone())
+            (output, layer.counters().expect("a kernel ran").kernel.clone())
         }));
     }
-    // Linear layers with tiles that are narrow: as many as there are multiprocessors, or half as many, so that a block has two.
+    // Linear layers with narrow tiles: as many tiles as SMs, or two tiles per SM.
     let weights = linear::with_bias(linear_weights(336, 208, TokenDtype::Bf16), false);
     for (tokens, sms) in [(125, 3), (60, 3), (13, 3), (13, 132)] {
         let step = LinearStep::new(&weights, linear::inputs(&weights, tokens)).unwrap();
         used.extend(on_every_schedule(|schedule| {
             let mut layer = hopper_of(schedule, sms).prepare_linear(&weights).unwrap();
             let output = linear::verified(layer.as_mut(), &weights, &step);
-            (output, layer.counters().expect("it ran").kernel.clone())
+            (output, layer.counters().expect("a kernel ran").kernel.clone())
         }));
     }
     let of_kernel = nvfp4::kernels::ptx("moe_fp8_sm90").expect("a kernel of this name").split(".entry ").skip(1);
@@ -151,18 +152,23 @@ fn every_instance_is_right_on_random_schedules_and_the_worst() {
     assert_eq!(used, entries);
 }
 
-/// A linear layer `[n, k]` with tokens in FP8.
+/// Makes the weights of a linear layer `[n, k]` with FP8 tokens.
 fn linear_weights(n: usize, k: usize, dtype: TokenDtype) -> LinearWeights<'static> {
     linear::weights(n, k, dtype).with_token_format(TokenFormat::Fp8)
 }
 
-/// Every backend computes a linear layer right, and the same bits again. It is two launches, or none without tokens.
+/// Checks a linear layer on every backend: the output is right, a rerun gives the same bits, and a GPU needs two
+/// launches, or none without tokens.
 fn check_linear(weights: &LinearWeights<'_>, inputs: LinearInputs<'_>) {
     let step = LinearStep::new(weights, inputs).expect("inputs of the layer");
     for backend in backends("sm_90a") {
         let mut layer = backend.prepare_linear(weights).unwrap_or_else(|error| panic!("{}: {error}", backend.name()));
         let output = linear::verified(layer.as_mut(), weights, &step);
-        assert!(linear::verified(layer.as_mut(), weights, &step) == output, "{}: a rerun's bits", backend.name());
+        assert!(
+            linear::verified(layer.as_mut(), weights, &step) == output,
+            "{}: a rerun gave different bits",
+            backend.name()
+        );
         if backend.name() != "cpu" {
             assert_eq!(layer.launches(), (step.tokens() > 0).then_some(2), "{}", backend.name());
         }
@@ -170,8 +176,9 @@ fn check_linear(weights: &LinearWeights<'_>, inputs: LinearInputs<'_>) {
 }
 
 #[test]
-fn a_linear_layer_of_any_size_is_right_with_a_bias_and_without() {
-    // Columns of less than a unit's slab and of more than a tile; K with k-blocks of every kind; tokens that are no multiple of eight.
+fn linear_layer_of_any_size_is_right() {
+    // N: less than a slab, and more than a tile. K: all kinds of k-blocks. Tokens: not always a multiple of 8. With and
+    // without a bias.
     for (index, (tokens, n, k)) in
         [(1, 16, 16), (3, 80, 144), (16, 144, 128), (17, 272, 272), (60, 48, 176), (0, 32, 32), (130, 400, 112)]
             .into_iter()
@@ -186,7 +193,7 @@ fn a_linear_layer_of_any_size_is_right_with_a_bias_and_without() {
 }
 
 #[test]
-fn the_tokens_of_a_linear_layer_may_lie_apart_and_keep_what_is_no_number() {
+fn linear_layer_handles_token_gaps_and_nan() {
     for (dtype, stride) in DTYPES.into_iter().zip([88, 99]) {
         let weights = linear_weights(48, 80, dtype);
         let near = linear::inputs(&weights, 21);
@@ -210,12 +217,12 @@ fn the_tokens_of_a_linear_layer_may_lie_apart_and_keep_what_is_no_number() {
 }
 
 #[test]
-fn no_tile_schedule_or_number_of_multiprocessors_changes_a_bit_of_a_linear_layer() {
+fn bits_of_a_linear_layer_do_not_depend_on_tiles() {
     let weights = linear::with_bias(linear_weights(336, 208, TokenDtype::Bf16), false);
     let all = linear::inputs(&weights, 300);
     let first = |tokens: usize| LinearInputs { tokens, x: all.x[..tokens * 208].to_vec().into(), stride: 208 };
     let mut whole = Vec::new();
-    // Tiles of 256, 128, 64, 32 and 16 tokens, those of 128, 64 and 16 wide and narrow.
+    // Tiles of 256, 128, 64, 32 and 16 tokens. Tiles of 128, 64 and 16 tokens are wide and narrow.
     for (tokens, schedule, sms) in [
         (300, Schedule::Fair, 6),
         (300, Schedule::Worst, 1),
@@ -233,7 +240,7 @@ fn no_tile_schedule_or_number_of_multiprocessors_changes_a_bit_of_a_linear_layer
         if whole.is_empty() {
             whole = out;
         } else {
-            assert!(whole.starts_with(&out), "other bits with {tokens} tokens, {schedule}, {sms} multiprocessors");
+            assert!(whole.starts_with(&out), "different bits with {tokens} tokens, schedule {schedule}, {sms} SMs");
         }
     }
 }
@@ -243,10 +250,10 @@ fn ptx(ending: &str) -> String {
     only_entries(nvfp4::kernels::ptx("moe_fp8_sm90").expect("a kernel of this name"), |name| name.ends_with(ending))
 }
 
-/// Rows of three experts, for products of 8 tokens and of 16.
+/// Rows of three experts: they need MMAs for 8 tokens and for 16.
 const ROWS: [usize; 3] = [3, 11, 1];
 
-/// The fault that stops a layer with this text of the kernel. One block computes many tiles, all of them ragged.
+/// Returns the fault that stops a layer with a PTX text of the kernel. One CTA computes many tiles, all of them ragged.
 fn fault(layer: &LayerShape, rows: [usize; 3], schedule: Schedule, ptx: &str) -> Option<Fault> {
     let gpu: Emulated = hopper_of(schedule, 1).with_ptx(ptx).unwrap();
     let weights = fp8_weights(layer, TokenDtype::F16);
@@ -256,19 +263,20 @@ fn fault(layer: &LayerShape, rows: [usize; 3], schedule: Schedule, ptx: &str) ->
 }
 
 #[test]
-fn tokens_that_nobody_has_waited_for_are_found() {
+fn missing_wait_for_the_token_grid_is_found() {
     let ptx = ptx("_t16");
     let waits: Vec<_> = lines_of(&ptx, ENTRY, "griddepcontrol.wait").into_iter().map(|(line, _)| (line, "")).collect();
-    let fault = fault(&shape(336, 208, 3, 1), ROWS, Schedule::Worst, &changed(&ptx, &waits)).expect("nobody waits");
+    let fault = fault(&shape(336, 208, 3, 1), ROWS, Schedule::Worst, &changed(&ptx, &waits))
+        .expect("a fault, as no warp waits");
     assert_eq!(fault.kind, FaultKind::GridNotAwaited, "{fault}");
     assert!(fault.to_string().contains("`moe_quantize_f16`"), "{fault}");
 }
 
 #[test]
-fn every_copy_wait_arrival_fence_and_product_that_is_left_out_is_found() {
+fn every_removed_sync_copy_and_mma_is_found() {
     const SABOTAGES: [Sabotage; 9] = [
         Sabotage::leave_out("mbarrier.init", 54),
-        // At first all places for tiles are free.
+        // The spare wait is for a free tile slot: at the start all slots are free.
         Sabotage::do_not_wait(14).spare(1),
         Sabotage::leave_out("mbarrier.arrive", 14),
         Sabotage::leave_out("cp.async.bulk.shared", 4),
@@ -278,8 +286,8 @@ fn every_copy_wait_arrival_fence_and_product_that_is_left_out_is_found() {
         Sabotage::leave_out("wgmma.wait_group.sync.aligned 0", 2),
         Sabotage::leave_out("bar.sync", 1),
     ];
-    // Each main loop has a wait that only the block's first tile needs. Where K is one k-block, tiles and their scales are found and
-    // loaded further ahead than there are places for them, which takes many tiles or a schedule that lets the others wait.
+    // Each mainloop has a wait that only the CTA's first tile needs. If K is one k-block, tiles and their scales could
+    // run ahead of the free slots; that takes many tiles or a schedule that delays the other warps.
     let (long, short, wide) = (shape(848, 496, 3, 1), shape(80, 496, 3, 1), shape(80, 2000, 3, 1));
     let (worst, fair) = (Schedule::Worst, Schedule::Fair);
     let inputs = [
@@ -296,7 +304,7 @@ fn every_copy_wait_arrival_fence_and_product_that_is_left_out_is_found() {
 }
 
 #[test]
-fn products_waits_and_arrivals_of_warpgroups_that_take_turns_are_needed() {
+fn every_removed_sync_of_alternating_warpgroups_is_found() {
     const SABOTAGES: [Sabotage; 5] = [
         Sabotage::do_not_wait(16).spare(6),
         Sabotage::leave_out("mbarrier.arrive", 16).spare(5),
@@ -304,8 +312,8 @@ fn products_waits_and_arrivals_of_warpgroups_that_take_turns_are_needed() {
         Sabotage::leave_out("wgmma.wait_group.sync.aligned 1", 2),
         Sabotage::leave_out("wgmma.wait_group.sync.aligned 0", 2),
     ];
-    // A block has one narrow tile, of more k-blocks than there are stages. What only a second tile needs is spared, and the wait for
-    // its turn in each of two main loops: no data depend on that.
+    // A CTA has one narrow tile with more k-blocks than stages. Spare instructions: those that only a second tile
+    // needs, and the wait for a turn in each of two mainloops, because no data depend on it.
     let is_found = |ptx: &str| {
         [13, 5].into_iter().any(|tokens| {
             let weights = linear_weights(1008, 2640, TokenDtype::F16);

@@ -1,6 +1,6 @@
-//! What an MoE layer does before and after its products, in the emulator: lists of each expert's rows, tokens in the order of K,
-//! sums of rows (`moe_route`), and weights packed on the device (`moe_pack`). Every element is compared with a plain reference, on
-//! several schedules, with the sanitizer; broken PTX makes faults.
+//! Tests of `moe_route` and `moe_pack` in the emulator: lists of each expert's rows, tokens in the order of K, sums of
+//! rows, and weights packed on the device. Every element is compared with a simple reference, on several schedules,
+//! with the sanitizer. Broken PTX must cause faults.
 
 use bytemuck::NoUninit;
 use half::{bf16, f16};
@@ -22,17 +22,17 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 const SCHEDULES: [Schedule; 4] = [Schedule::Fair, Schedule::Worst, Schedule::Seed(1), Schedule::Seed(2)];
 
-/// What outputs hold before a launch.
+/// Byte that fills outputs before a launch.
 const POISON: u8 = 0xa5;
 
-/// The PTX of `moe_route` for an architecture.
+/// Returns the PTX of `moe_route` for an architecture.
 fn route_ptx(arch: &str) -> &'static str {
-    nvfp4::kernels::ptx_for("moe_route", arch).expect("it is compiled for it")
+    nvfp4::kernels::ptx_for("moe_route", arch).expect("the kernel is compiled for this architecture")
 }
 
 const HOPPER: &str = "sm_90a";
 
-/// An architecture without clusters and grids that overlap.
+/// An architecture without clusters and without overlapping grids.
 const PORTABLE: &str = "sm_80";
 
 fn module(ptx: &str) -> Module {
@@ -55,7 +55,7 @@ fn upload<T: NoUninit>(device: &mut Device, data: Option<&[T]>) -> u64 {
     data.map_or(0, |data| device.upload(data).address)
 }
 
-/// Rounds to a token's type, to nearest even.
+/// Rounds to a token type, to nearest even.
 fn round(operand_type: u32, number: f32) -> u16 {
     if operand_type == OUTPUT_BF16 { bf16::from_f32(number).to_bits() } else { f16::from_f32(number).to_bits() }
 }
@@ -64,7 +64,7 @@ fn decode(operand_type: u32, bits: u16) -> f32 {
     if operand_type == OUTPUT_BF16 { bf16::from_bits(bits).to_f32() } else { f16::from_bits(bits).to_f32() }
 }
 
-/// Whether these are the same number, or both NaN.
+/// `true` if both are the same number, or both are NaN.
 fn same(operand_type: u32, a: u16, b: u16) -> bool {
     a == b || decode(operand_type, a).is_nan() && decode(operand_type, b).is_nan()
 }
@@ -76,8 +76,9 @@ struct Routing {
     top_k: u32,
     experts: u32,
     map: Option<Vec<i32>>,
-    /// Elements of a token, and from a token to the next one.
+    /// Elements per token.
     hidden: u32,
+    /// Elements from one token to the next.
     pitch: u32,
     x: Vec<u16>,
     weights: Option<Vec<f32>>,
@@ -85,22 +86,22 @@ struct Routing {
     tile_tokens: u32,
     row_multiple: u32,
     has_shared: bool,
-    /// Blocks of a cluster, if not as many as [`Route::cluster`] says.
+    /// CTAs per cluster. `None`: [`Route::cluster`] decides.
     cluster: Option<u32>,
 }
 
-/// What `moe_route` writes.
+/// Outputs of `moe_route`.
 #[derive(Debug, PartialEq, Eq)]
 struct Routed {
     lists: Vec<u32>,
     shared_lists: Option<Vec<u32>>,
     tokens: Vec<u16>,
-    /// Tokens without their weights, for the shared expert.
+    /// Unweighted tokens, for the shared expert.
     shared_tokens: Option<Vec<u16>>,
 }
 
 impl Routing {
-    /// Of these ids, with tokens of bits at random.
+    /// Makes a routing of these ids, with tokens of random bits.
     fn new(ids: Vec<i32>, top_k: u32, experts: u32, hidden: u32) -> Self {
         let tokens = ids.len() as u32 / top_k;
         let mut random = random(u64::from(hidden));
@@ -123,7 +124,7 @@ impl Routing {
         }
     }
 
-    /// Of ids at random, some of which name no expert.
+    /// Makes a routing of random ids. Some ids name no expert.
     fn random(tokens: u32, top_k: u32, experts: u32, hidden: u32) -> Self {
         let mut random = random(u64::from(tokens ^ (experts << 16)));
         let ids = (0..tokens * top_k).map(|_| random.random_range(-2..experts as i32 + 2)).collect();
@@ -146,7 +147,7 @@ impl Routing {
         Self { has_shared: true, ..self }
     }
 
-    /// Lists alone, each expert's rows filled up.
+    /// Requests lists without tokens, with each expert's rows padded to [`ROW_MULTIPLE`].
     fn filled(self) -> Self {
         Self { row_multiple: ROW_MULTIPLE, ..self }
     }
@@ -159,7 +160,7 @@ impl Routing {
         self.ids.len() as u32 / self.top_k
     }
 
-    /// The expert of a choice, if it is the layer's own.
+    /// Returns the expert of a choice. `None`: the choice names no expert of the layer.
     fn expert(&self, choice: usize) -> Option<usize> {
         let id = usize::try_from(self.ids[choice]).ok()?;
         let expert = match &self.map {
@@ -169,7 +170,7 @@ impl Routing {
         (expert < self.experts as usize).then_some(expert)
     }
 
-    /// What lists are of choices of one of so many experts each.
+    /// Returns the expected lists for choices among `experts` experts. `expert` returns the expert of a choice.
     fn lists(&self, experts: u32, top_k: u32, tile_tokens: u32, expert: impl Fn(usize) -> Option<usize>) -> Vec<u32> {
         let choices = (self.tokens() * top_k) as usize;
         let places = Lists::filled(choices as u64, experts, self.row_multiple);
@@ -196,7 +197,7 @@ impl Routing {
         lists
     }
 
-    /// What must come out.
+    /// Returns the expected outputs.
     fn expected(&self) -> Routed {
         let &Self { hidden, pitch, operand_type, .. } = self;
         let (mut tokens, mut plain) = (Vec::new(), Vec::new());
@@ -226,7 +227,7 @@ impl Routing {
         }
     }
 
-    /// Whether tokens without their weights are written besides.
+    /// `true` if the kernel also writes unweighted tokens.
     fn has_plain_tokens(&self) -> bool {
         self.has_shared && self.weights.is_some()
     }
@@ -250,7 +251,7 @@ impl Routing {
     }
 }
 
-/// A routing's operands on a device.
+/// Operands of a routing on a device.
 struct PlacedRouting {
     route: Route,
     lists: Buffer,
@@ -260,7 +261,7 @@ struct PlacedRouting {
 }
 
 impl PlacedRouting {
-    /// The lists may have room for more.
+    /// Uploads a routing and allocates its outputs.
     fn new(device: &mut Device, of: &Routing) -> Self {
         let tokens = of.tokens();
         let lists = poisoned(device, Lists::filled(of.ids.len() as u64, of.experts, of.row_multiple).bytes);
@@ -268,7 +269,7 @@ impl PlacedRouting {
         let shared_lists = of.has_shared.then(|| poisoned(device, shared_lists.bytes));
         let ordered = poisoned(device, u64::from(tokens * of.hidden * 2));
         let shared_tokens = of.has_plain_tokens().then(|| poisoned(device, u64::from(tokens * of.hidden * 2)));
-        // Ids need not lie at a multiple of more than 4.
+        // Ids need an alignment of 4 bytes only.
         let ids = device.upload(&[&[0], &of.ids[..]].concat());
         let route = Route {
             ids: ids.address + 4,
@@ -304,8 +305,8 @@ impl PlacedRouting {
     }
 }
 
-/// The first warning of a launch as the fault that it is under `strict`: lanes that do not wait for one another are one at the default
-/// level.
+/// Turns the first warning of a launch into a fault, as `strict` does. At the default level, lanes that do not wait for
+/// one another cause only a warning.
 fn no_warning(report: Report) -> Result<(), Fault> {
     report.warnings.into_iter().next().map_or(Ok(()), |warning| Err(warning.fault))
 }
@@ -315,12 +316,12 @@ fn launch_route(device: &mut Device, module: &Module, route: &Route, grid: &Laun
     no_warning(report)
 }
 
-/// Runs a routing on every schedule.
+/// Checks a routing on every schedule, with the code for Hopper.
 fn check_routing(name: &str, routing: &Routing) {
     check_routing_on(HOPPER, name, routing);
 }
 
-/// As [`check_routing`], in code for this architecture.
+/// Same as [`check_routing`], with the code for an architecture.
 fn check_routing_on(arch: &str, name: &str, routing: &Routing) {
     let module = module(route_ptx(arch));
     let expected = routing.expected();
@@ -357,8 +358,8 @@ fn lists_are_right_for_few_and_many_experts_and_choices() {
 }
 
 #[test]
-fn lists_of_a_cluster_are_right_with_one_group_and_with_several() {
-    // A warp has 512 choices at a time; a block sorts them if none has more.
+fn lists_of_a_cluster_are_right_for_any_number_of_choices() {
+    // A warp handles 512 choices at a time. A CTA sorts them if no warp has more.
     for (tokens, top_k, experts) in
         [(129, 32, 5), (300, 8, 60), (1031, 4, 512), (1100, 16, 129), (8200, 8, 128), (4200, 32, 3)]
     {
@@ -377,30 +378,30 @@ fn lists_of_the_largest_cluster_are_right() {
 }
 
 #[test]
-fn one_block_makes_the_lists_where_there_are_no_clusters() {
+fn one_cta_makes_the_lists_without_clusters() {
     for (tokens, top_k, experts) in [(1, 1, 1), (17, 1, 512), (64, 8, 33), (1031, 4, 512), (1100, 8, 40)] {
         let routing = Routing::random(tokens, top_k, experts, 48).with_shared();
-        check_routing_on(PORTABLE, &format!("{tokens} × {top_k} of {experts} in one block"), &routing);
+        check_routing_on(PORTABLE, &format!("{tokens} × {top_k} of {experts} in one CTA"), &routing);
     }
 }
 
 #[test]
-fn each_experts_rows_are_filled_up_where_rows_are_copied_in_eights() {
+fn rows_of_each_expert_are_padded_to_multiples_of_8() {
     for (tokens, top_k, experts) in [(1, 1, 1), (17, 1, 512), (64, 8, 33), (513, 7, 31), (1031, 4, 512)] {
         let routing = Routing::random(tokens, top_k, experts, 32).with_shared().filled();
-        check_routing(&format!("{tokens} × {top_k} of {experts}, filled up"), &routing);
+        check_routing(&format!("{tokens} × {top_k} of {experts}, padded"), &routing);
     }
 }
 
 #[test]
-fn no_token_makes_empty_lists() {
+fn lists_without_tokens_are_empty() {
     for routing in [Routing::new(vec![], 8, 128, 64), Routing::new(vec![], 1, 1, 16).with_shared()] {
         check_routing("no token", &routing);
     }
 }
 
 #[test]
-fn all_tokens_to_one_expert_none_to_any_and_an_id_twice() {
+fn single_missing_and_repeated_experts_are_right() {
     for tokens in [3, 200, 1500] {
         check_routing("one", &Routing::new(vec![5; tokens * 4], 4, 8, 16));
         check_routing("none", &Routing::new(vec![-1; tokens * 4], 4, 8, 16));
@@ -412,7 +413,7 @@ fn all_tokens_to_one_expert_none_to_any_and_an_id_twice() {
 }
 
 #[test]
-fn a_map_says_which_experts_are_the_layers_own() {
+fn expert_map_selects_the_experts_of_the_layer() {
     let some = (0..256).map(|expert| if expert % 8 == 3 { expert / 8 } else { -1 }).collect::<Vec<_>>();
     for tokens in [5, 64, 700] {
         let mut random = random(3);
@@ -424,7 +425,7 @@ fn a_map_says_which_experts_are_the_layers_own() {
 }
 
 #[test]
-fn tokens_come_in_the_order_of_k_whatever_their_size_pitch_and_weights() {
+fn tokens_of_any_size_are_in_the_order_of_k() {
     for hidden in [16, 32, 48, 64, 80, 96, 112, 128, 176, 240, 256, 272, 352, 720, 1408] {
         let routing = Routing::random(5, 2, 4, hidden);
         check_routing(&format!("{hidden} columns"), &routing);
@@ -438,7 +439,7 @@ fn tokens_come_in_the_order_of_k_whatever_their_size_pitch_and_weights() {
 }
 
 #[test]
-fn a_layer_may_follow_another_in_the_same_memory() {
+fn two_layers_can_share_the_same_memory() {
     let module = module(route_ptx(HOPPER));
     let routing = Routing::random(200, 8, 32, 96).with_shared();
     let mut other = Routing::random(200, 8, 32, 96).with_shared();
@@ -455,14 +456,14 @@ fn a_layer_may_follow_another_in_the_same_memory() {
     }
 }
 
-/// Tokens to be expanded to the rows of a routing, and of the expert that all share.
+/// Inputs of `moe_expand`, which copies tokens to the rows of a routing and of the shared expert.
 struct Expansion {
     routing: Routing,
-    /// Columns of the intermediate of the experts that tokens name, and of the shared one; none if nothing is to be done for these.
+    /// Columns of the intermediate, of the routed experts and of the shared expert. `None`: no rows of this kind.
     widths: [Option<u32>; 2],
 }
 
-/// Rows on a device: tokens and intermediate.
+/// Outputs of `moe_expand` on a device: rows of tokens and of the intermediate.
 struct PlacedRows {
     rows: ExpandedRows,
     tokens: Buffer,
@@ -475,7 +476,7 @@ impl Expansion {
         [routed, self.routing.tokens().next_multiple_of(ROW_MULTIPLE)]
     }
 
-    /// The launch behind the one that makes lists.
+    /// Makes the operands of the launch that follows the lists.
     fn place(&self, device: &mut Device, route: &Route) -> (Expand, [Option<PlacedRows>; 2]) {
         let hidden = self.routing.hidden;
         let mut place = |of: usize| {
@@ -508,7 +509,8 @@ impl Expansion {
         (expand, placed)
     }
 
-    /// What rows of tokens and of the intermediate become, of numbers `[T, H]` in the order of K.
+    /// Returns the expected rows of tokens and of the intermediate, for tokens `[T, H]` in the order of K. `of`: 0 for
+    /// routed experts, 1 for the shared expert.
     fn expected(&self, of: usize, tokens: &[u16]) -> [Vec<u16>; 2] {
         let (hidden, width, capacity) = (self.routing.hidden, self.widths[of].unwrap(), self.capacities()[of]);
         let poison = u16::from_le_bytes([POISON; 2]);
@@ -538,7 +540,7 @@ impl Expansion {
         [rows, intermediate]
     }
 
-    /// Runs it behind the lists on every schedule, in code for this architecture.
+    /// Checks the expansion after the lists on every schedule, with the code for an architecture.
     fn check(&self, arch: &str, name: &str) {
         let (module, overlaps) = (module(route_ptx(arch)), arch != PORTABLE);
         let Routed { tokens, shared_tokens, .. } = self.routing.expected();
@@ -582,7 +584,7 @@ fn launch_expand(
 }
 
 #[test]
-fn tokens_are_expanded_to_the_rows_of_their_experts_whatever_their_size_pitch_and_weights() {
+fn tokens_of_any_size_are_copied_to_their_rows() {
     for (hidden, width) in [(16, 128), (48, 16), (112, 48), (128, 112), (176, 240), (240, 176), (272, 96), (720, 352)] {
         let routing = Routing::random(21, 3, 4, hidden);
         let name = format!("{hidden} × {width}");
@@ -597,7 +599,7 @@ fn tokens_are_expanded_to_the_rows_of_their_experts_whatever_their_size_pitch_an
 }
 
 #[test]
-fn lists_that_are_not_waited_for_before_tokens_are_expanded_are_found() {
+fn missing_wait_for_lists_in_moe_expand_is_found() {
     let ptx = route_ptx(HOPPER);
     let waits = lines_of(ptx, EXPAND_ENTRY, "griddepcontrol.wait");
     assert_eq!(waits.len(), 1);
@@ -613,7 +615,7 @@ fn lists_that_are_not_waited_for_before_tokens_are_expanded_are_found() {
         launch_expand(&mut device, &module, &expand, Schedule::Worst, true).err()
     };
     assert_eq!(fault(ptx), None);
-    assert_eq!(fault(&broken).expect("nobody waits").kind, FaultKind::GridNotAwaited);
+    assert_eq!(fault(&broken).expect("a fault, as no warp waits").kind, FaultKind::GridNotAwaited);
 }
 
 /// Inputs of `moe_combine`.
@@ -632,7 +634,7 @@ struct Sum {
 }
 
 impl Sum {
-    /// Of rows at random; a choice in four has none.
+    /// Makes random rows. One choice in four has no row.
     fn random(operand_type: u32, tokens: u32, top_k: u32, hidden: u32) -> Self {
         let mut random = random(u64::from((tokens * top_k) ^ hidden));
         let row_count = (tokens * top_k).max(1);
@@ -675,7 +677,7 @@ impl Sum {
         round(self.operand_type, sum)
     }
 
-    /// Its operands on a device, and the output.
+    /// Uploads the operands and allocates the output.
     fn place(&self, device: &mut Device) -> (Combine, Buffer) {
         let output = poisoned(device, u64::from(self.tokens * self.pitch * 2));
         let combine = Combine {
@@ -701,10 +703,10 @@ impl Sum {
                 let expected = self.expected(token, column);
                 assert!(
                     same(self.operand_type, bits, expected),
-                    "{name}: token {token}, column {column}: {bits:#x} is not {expected:#x}"
+                    "{name}: token {token}, column {column}: found {bits:#x}, expected {expected:#x}"
                 );
             } else {
-                assert_eq!(bits, u16::from_le_bytes([POISON; 2]), "{name}: behind token {token}");
+                assert_eq!(bits, u16::from_le_bytes([POISON; 2]), "{name}: a byte after token {token} was written");
             }
         }
     }
@@ -738,7 +740,7 @@ fn check_sum(name: &str, sum: &Sum) {
 }
 
 #[test]
-fn sums_are_rounded_once_and_in_the_order_of_choices() {
+fn sums_follow_the_order_of_choices_and_round_once() {
     for operand_type in [OUTPUT_F16, OUTPUT_BF16] {
         for (tokens, top_k, hidden) in [(1, 1, 16), (1, 8, 2048), (17, 32, 48), (9, 8, 272), (3, 9, 720), (130, 4, 256)]
         {
@@ -752,7 +754,7 @@ fn sums_are_rounded_once_and_in_the_order_of_choices() {
 }
 
 #[test]
-fn infinities_of_a_row_stay_in_its_token_and_a_choice_without_row_adds_nothing() {
+fn infinities_stay_in_their_token_and_missing_rows_add_nothing() {
     for operand_type in [OUTPUT_F16, OUTPUT_BF16] {
         let mut sum = Sum::random(operand_type, 6, 4, 32);
         sum.places = (0..24).collect();
@@ -761,10 +763,10 @@ fn infinities_of_a_row_stay_in_its_token_and_a_choice_without_row_adds_nothing()
         sum.rows[9 * 32..10 * 32].fill(round(operand_type, f32::NAN));
         sum.rows[12 * 32..13 * 32].fill(round(operand_type, 60000.0));
         sum.weights.as_mut().unwrap()[12] = 100.0;
-        // The weight of no row.
+        // A choice without a row has the weight NaN.
         sum.places[16] = NO_ROW;
         sum.weights.as_mut().unwrap()[16] = f32::NAN;
-        // None at all.
+        // The last token has no rows.
         sum.places[20..].fill(NO_ROW);
         check_sum("infinities", &sum);
         check_sum("infinities", &Sum { shared_rows: None, shared_weights: None, ..sum });
@@ -772,7 +774,7 @@ fn infinities_of_a_row_stay_in_its_token_and_a_choice_without_row_adds_nothing()
 }
 
 #[test]
-fn sums_may_follow_the_lists_that_they_use() {
+fn sums_can_follow_the_lists_that_they_use() {
     let module = module(route_ptx(HOPPER));
     let routing = Routing::random(70, 4, 8, 96);
     let expected = routing.expected();
@@ -790,7 +792,7 @@ fn sums_may_follow_the_lists_that_they_use() {
     }
 }
 
-/// Matrices of one size, as a checkpoint has them.
+/// Matrices of one size, in a checkpoint's layout.
 struct Weights {
     matrices: u32,
     rows: u32,
@@ -803,7 +805,7 @@ impl Weights {
     fn random(matrices: u32, rows: u32, k: u32) -> Self {
         let mut random = random(u64::from(rows * k));
         let values = (0..matrices * rows * k / 2).map(|_| random.random()).collect();
-        // Zero and the subnormal ones are not rare.
+        // Half of the scales are zero, subnormal or small.
         let mut scale = || if random.random() { random.random_range(0..10) } else { random.random_range(0..0x7f) };
         Self { matrices, rows, k, values, scales: (0..matrices * rows * k / 16).map(|_| scale()).collect() }
     }
@@ -813,12 +815,12 @@ impl Weights {
         u32::from(self.values[element / 2] >> (element % 2 * 4) & 0xf)
     }
 
-    /// The scale of a column.
+    /// Returns the scale of an element.
     fn scale(&self, matrix: u32, row: u32, column: u32) -> u8 {
         self.scales[(((matrix * self.rows + row) * self.k + column) / 16) as usize]
     }
 
-    /// A matrix as units.
+    /// Packs a matrix into units.
     fn units(&self, matrix: u32, operand_type: OperandType, ordered_rows: bool) -> Vec<u8> {
         let &Self { rows, k, .. } = self;
         let mut units = vec![0; matrix_bytes(rows, k) as usize];
@@ -853,7 +855,7 @@ impl Weights {
         units
     }
 
-    /// Packs them on a device: all units, and the place of the first invalid scale.
+    /// Packs the matrices on a device. Returns the units of each, and the index of the first invalid scale.
     fn pack(
         &self,
         operand_type: OperandType,
@@ -865,7 +867,7 @@ impl Weights {
             Device::new(DeviceConfig::default()),
             module(nvfp4::kernels::ptx("moe_pack").expect("a kernel of this name")),
         );
-        // Something lies between one matrix and the next one.
+        // Puts a gap after each matrix.
         let apart = |bytes: &[u8], gap: usize| {
             let of_one = bytes.len() / matrices as usize;
             bytes.chunks(of_one).flat_map(|one| [one, &vec![POISON; gap]].concat()).collect::<Vec<_>>()
@@ -877,7 +879,7 @@ impl Weights {
         let pack = Pack {
             values: device.upload(&apart(&self.values, (16 - value_bytes % 16) as usize)).address,
             values_stride: value_bytes + 16 - value_bytes % 16,
-            // Scales lie anywhere.
+            // Scales need no alignment.
             scales: device.upload(&[&[POISON][..], &apart(&self.scales, 3)].concat()).address + 1,
             scales_stride: u64::from(rows * k / 16) + 3,
             units: units.address,
@@ -896,7 +898,7 @@ impl Weights {
         let units = device.download::<u8>(units);
         let units = units.chunks((unit_bytes + 16) as usize).map(|units| {
             let (units, gap) = units.split_at(unit_bytes as usize);
-            assert!(gap.iter().all(|&byte| byte == POISON), "written behind a matrix");
+            assert!(gap.iter().all(|&byte| byte == POISON), "a byte after a matrix was written");
             units.to_vec()
         });
         Ok((units.collect(), device.download::<u64>(invalid)[0]))
@@ -904,7 +906,7 @@ impl Weights {
 }
 
 #[test]
-fn weights_are_packed_as_a_plain_packer_packs_them() {
+fn packed_weights_match_the_reference() {
     let ragged = [16, 32, 48, 64, 80, 96, 112, 128, 176, 240, 352];
     let sizes = ragged.iter().flat_map(|&k| [(16, k), (144, k)]).chain(ragged.iter().map(|&rows| (rows, 144)));
     for (rows, k) in sizes.chain([(272, 720), (720, 272)]) {
@@ -924,7 +926,7 @@ fn weights_are_packed_as_a_plain_packer_packs_them() {
 }
 
 #[test]
-fn the_first_scale_that_is_none_is_found_on_every_schedule() {
+fn first_invalid_scale_is_found_on_every_schedule() {
     for (k, ordered_rows) in [(128, false), (176, true), (48, true)] {
         let mut weights = Weights::random(3, 160, k);
         let places = [weights.scales.len() - 1, weights.scales.len() / 2 + 1, weights.scales.len() / 2 + 8];
@@ -938,7 +940,7 @@ fn the_first_scale_that_is_none_is_found_on_every_schedule() {
     }
 }
 
-/// The fault that stops two layers, one behind the other, when a line of the kernel is changed.
+/// Returns the fault that stops two consecutive layers when a line of the kernel is changed.
 fn fault(line: usize, changed: &str, routing: &Routing, schedule: Schedule) -> Option<Fault> {
     let mut lines: Vec<_> = route_ptx(HOPPER).lines().collect();
     lines[line] = changed;
@@ -947,7 +949,7 @@ fn fault(line: usize, changed: &str, routing: &Routing, schedule: Schedule) -> O
     let placed = PlacedRouting::new(&mut device, routing);
     let (mut combine, _) = Sum::random(OUTPUT_BF16, routing.tokens(), routing.top_k, routing.hidden).place(&mut device);
     combine.places = placed.route.lists + Lists::new(routing.ids.len() as u64, routing.experts).places;
-    // What a layer leaves is the next one's input.
+    // The output of the first layer is the input of the second.
     let next = Route { input: combine.output, input_pitch: combine.output_pitch, ..placed.route };
     [placed.route, next].iter().find_map(|route| {
         let routed = launch_route(&mut device, &module, route, &routing.grid(schedule, true));
@@ -956,9 +958,10 @@ fn fault(line: usize, changed: &str, routing: &Routing, schedule: Schedule) -> O
 }
 
 #[test]
-fn every_barrier_and_wait_that_is_left_out_is_found() {
-    /// The entry; the instruction; how many there are; how many may be left out. Votes stand between the first counts of a warp
-    /// and its rounds, and between pairs of rounds; here they keep lanes together too.
+fn every_removed_barrier_and_wait_is_found() {
+    /// Entry, instruction, number of occurrences, number that can be removed unnoticed. Two `bar.warp.sync` are spare,
+    /// because votes also keep the lanes together: one between a warp's first counts and its rounds, one between pairs
+    /// of rounds.
     const SABOTAGES: [(&str, &str, usize, usize); 6] = [
         ("moe_route", "bar.sync", 4, 0),
         ("moe_route", "bar.warp.sync", 5, 2),
@@ -985,6 +988,6 @@ fn every_barrier_and_wait_that_is_left_out_is_found() {
                 None => unnoticed.push(text),
             }
         }
-        assert!(unnoticed.len() <= spare, "may be left out: {unnoticed:?}");
+        assert!(unnoticed.len() <= spare, "removing these went unnoticed: {unnoticed:?}");
     }
 }

@@ -1,5 +1,5 @@
-//! The products of an MoE layer: every instance is right under any schedule, and broken PTX makes faults, so the absence of faults
-//! means something.
+//! Checks the kernels that multiply in an MoE layer: every instance is right under every schedule, and broken PTX must
+//! cause faults or wrong outputs.
 
 use std::collections::BTreeSet;
 
@@ -15,13 +15,13 @@ use nvfp4_tests::sabotage::{Sabotage, changed, check_sampled_sabotages, fault_of
 use nvfp4_tests::sampled;
 use rayon::prelude::*;
 
-/// A kernel of products, and an entry that a layer takes whose experts have so many rows.
+/// A kernel with the entry that a layer with these rows per expert uses.
 struct Products {
     kernel: &'static str,
     arch: &'static str,
     entry: &'static str,
     rows: &'static [usize],
-    /// The intermediate's columns of such a layer.
+    /// Intermediate size of the layer.
     intermediate: usize,
 }
 
@@ -33,7 +33,7 @@ const CONSUMER: Products =
 const PORTABLE: Products =
     Products { kernel: "moe_sm80", arch: "sm_80", entry: "moe_sm80_gated_f16_t16", rows: FEW, intermediate: 496 };
 
-/// Few enough tiles that each warp has a strip of weights of its own; products for eight tokens and for sixteen.
+/// Few tiles, so that each warp has its own strip of weights. The rows need MMAs for 8 tokens and for 16.
 const STRIPS: Products = Products {
     kernel: "moe_sm90",
     arch: "sm_90a",
@@ -42,7 +42,7 @@ const STRIPS: Products = Products {
     intermediate: 96,
 };
 
-/// Products of every width that there is for tiles of 64 tokens.
+/// Rows that need MMAs of every width of tiles of 64 tokens.
 const SORTED: Products = Products {
     kernel: "moe_sm90",
     arch: "sm_90a",
@@ -60,12 +60,13 @@ impl Products {
         self.ptx().split(".entry ").skip(1).map(|text| text[..text.find('(').unwrap()].to_owned()).collect()
     }
 
-    /// Runs a layer with a PTX text of the kernel, and returns the output's mismatches. One CTA computes many tiles, all
-    /// of them ragged.
+    /// Runs a layer with a PTX text of the kernel, and returns the output's mismatches. One CTA computes many tiles,
+    /// all of them ragged.
     fn mismatches(&self, layer: &LayerShape, ptx: &str) -> Result<usize, Error> {
         let gpu = emulated_of(self.arch, Schedule::Worst, 1).with_ptx(ptx).unwrap();
         let weights = weights(layer, TokenDtype::F16);
-        // The first expert's rows, which are read first, belong to the last tokens, which an earlier launch writes last.
+        // The kernel reads the first expert's rows first. They belong to the last tokens, which the launch before
+        // writes last.
         let mut ids: Vec<i32> = (0..).zip(self.rows).flat_map(|(expert, &rows)| vec![expert; rows]).collect();
         ids.reverse();
         let step = step(&weights, MoeInputs { ids: ids.clone().into(), ..inputs(layer, TokenDtype::F16, ids.len()) });
@@ -83,14 +84,14 @@ impl Products {
         layers.iter().any(|layer| is_found(self.mismatches(layer, ptx), |mismatches| mismatches > 0))
     }
 
-    /// Returns the kernel's text with only the entries for tiles of as many tokens.
+    /// Returns the kernel's text with only the entries whose tiles have as many tokens as tiles of `entry`.
     fn text_of_entry(&self) -> String {
         let is_tile = |part: &&str| part.strip_prefix('t').is_some_and(|tokens| tokens.parse::<u32>().is_ok());
-        let tile = self.entry.split('_').find(is_tile).expect("an entry's name has `t` and a number of tokens");
+        let tile = self.entry.split('_').find(is_tile).expect("a part `t` with a number of tokens in the entry's name");
         only_entries(self.ptx(), |name| name.split('_').any(|part| part == tile))
     }
 
-    /// A layer of these experts.
+    /// Returns the layer for these rows.
     fn layer(&self, hidden: usize) -> LayerShape {
         shape(hidden, self.intermediate, self.rows.len(), 1)
     }
@@ -108,7 +109,7 @@ fn every_instance_for_sm_80_is_right_on_random_schedules_and_the_worst() {
 
 fn check_every_instance(products: &Products) {
     let (mut used, of_kernel) = (BTreeSet::new(), format!("{}_", products.kernel));
-    // Few tiles, many, and larger ones; K ends inside of a k-block, and so do columns inside of a tile.
+    // Few tiles, many tiles, and larger tiles. K ends inside a k-block, and N inside a tile.
     for (tokens, experts) in [(3, 2), (30, 6), (70, 2)] {
         for dtype in DTYPES {
             let layer = shape(240, 112, experts, 1);
@@ -120,15 +121,15 @@ fn check_every_instance(products: &Products) {
     assert_eq!(used, products.entries());
 }
 
-/// Checks that a step is right on twenty random schedules and the worst, and has the same bits on each. The entries that it took whose
-/// names begin so.
+/// Checks that a step is right on random schedules and the worst, with the same bits on each. Returns the used entries
+/// whose names begin with `names`.
 fn check_schedules(arch: &str, weights: &MoeWeights<'_>, step: &MoeStep<'_>, names: &str) -> BTreeSet<String> {
     let ran: Vec<_> = sampled_schedules()
         .into_par_iter()
         .map(|schedule| {
             let mut layer = emulated(arch, schedule).prepare_moe(weights).unwrap();
             let output = verified(layer.as_mut(), weights, step);
-            (output, layer.counters().expect("it ran").kernel.clone())
+            (output, layer.counters().expect("a kernel ran").kernel.clone())
         })
         .collect();
     assert!(ran.windows(2).all(|pair| pair[0] == pair[1]), "schedules gave different bits");
@@ -136,16 +137,17 @@ fn check_schedules(arch: &str, weights: &MoeWeights<'_>, step: &MoeStep<'_>, nam
 }
 
 #[test]
-fn every_copy_wait_arrival_fence_and_product_that_is_left_out_is_found() {
+fn every_removed_sync_copy_and_mma_is_found() {
     const SABOTAGES: [Sabotage; 11] = [
         Sabotage::leave_out("mbarrier.init", 26),
-        // The first tile's slot is empty from the start, and no emulated schedule fills all slots later.
+        // Spare waits: the first tile's slot is empty from the start, and no emulated schedule fills all slots later.
         Sabotage::do_not_wait(12).spare(2),
         Sabotage::leave_out("mbarrier.arrive", 11),
         Sabotage::leave_out("cp.async.bulk.shared", 4),
         Sabotage::leave_out("cp.async.cg", 4),
         Sabotage::leave_out("cp.async.mbarrier.arrive", 1),
-        // One main loop's fence behind copies of tokens: no emulated schedule makes it late.
+        // The spare fence follows the token copies of one mainloop. No emulated schedule makes its absence
+        // visible.
         Sabotage::leave_out("fence.proxy.async", 6).spare(1),
         Sabotage::leave_out("wgmma.fence", 2),
         Sabotage::leave_out("wgmma.wait_group.sync.aligned 1", 2),
@@ -156,10 +158,10 @@ fn every_copy_wait_arrival_fence_and_product_that_is_left_out_is_found() {
 }
 
 #[test]
-fn every_copy_wait_arrival_fence_and_product_of_sorted_tokens_that_is_left_out_is_found() {
+fn every_removed_sync_copy_and_mma_of_sorted_tokens_is_found() {
     const SABOTAGES: [Sabotage; 10] = [
         Sabotage::leave_out("mbarrier.init", 32),
-        // The first tile's slot is empty from the start.
+        // The spare wait is for the first tile's slot, which is empty from the start.
         Sabotage::do_not_wait(24).spare(1),
         Sabotage::leave_out("mbarrier.arrive", 24),
         Sabotage::leave_out("cp.async.bulk.shared", 4),
@@ -174,90 +176,93 @@ fn every_copy_wait_arrival_fence_and_product_of_sorted_tokens_that_is_left_out_i
 }
 
 #[test]
-fn every_copy_wait_and_arrival_that_is_left_out_is_found_on_sm_120() {
+fn every_removed_copy_wait_and_arrival_is_found_on_sm_120() {
     const SABOTAGES: [Sabotage; 6] = [
-        // Warps of sm_120 take no turns, so the two mbarriers of turns are unused.
+        // Warps do not take turns on sm_120, so the two mbarriers for turns are unused.
         Sabotage::leave_out("mbarrier.init", 26).spare(2),
-        // The first tile's slot is empty from the start.
+        // The spare wait is for the first tile's slot, which is empty from the start.
         Sabotage::do_not_wait(12).spare(1),
         Sabotage::leave_out("mbarrier.arrive", 11),
         Sabotage::leave_out("cp.async.bulk.shared", 2),
         Sabotage::leave_out("cp.async.mbarrier.arrive", 1),
         Sabotage::leave_out("bar.sync", 1),
     ];
-    // Not the fence before a stage's release: a load is complete at once in the emulator, not on a card.
-    // In tiles of many k-blocks, stages run out before places where tiles are written down; in tiles of one, these do.
+    // The fence before a stage's release is not in the list: the emulator completes a load at once, a GPU does not.
+    // With many k-blocks per tile, free stages run out first. With one k-block per tile, free tile slots run out first.
     check(&CONSUMER, &[848, 112], &SABOTAGES);
-    // A token that is not copied is whatever its place held before: wrong values, or a fault.
+    // Without a copy a token keeps older bytes: wrong values, or a fault.
     check_left_out(&CONSUMER, &CONSUMER.layer(848), "cp.async.cg", 4);
 }
 
 #[test]
-fn every_wait_and_barrier_that_is_left_out_is_found_on_sm_80() {
+fn every_removed_wait_and_barrier_is_found_on_sm_80() {
     const SABOTAGES: [Sabotage; 2] =
         [Sabotage::leave_out("cp.async.wait_group", 2), Sabotage::leave_out("bar.sync", 4)];
     check(&PORTABLE, &[848, 112], &SABOTAGES);
 }
 
 #[test]
-fn every_wait_and_barrier_of_strips_that_is_left_out_is_found() {
+fn every_removed_wait_and_barrier_of_strips_is_found() {
     const SABOTAGES: [Sabotage; 2] =
         [Sabotage::leave_out("cp.async.wait_group", 12), Sabotage::leave_out("bar.sync", 6)];
-    // Long enough for two chunks whose stages are known when the kernel is compiled.
+    // 1488 columns are long enough for two unrolled chunks, whose stages are compile-time constants.
     check(&STRIPS, &[1488, 112], &SABOTAGES);
 }
 
 #[test]
-fn every_product_of_strips_that_is_left_out_is_found() {
-    // A chunk and a k-block more.
+fn every_removed_mma_of_strips_is_found() {
+    // K is a chunk and one k-block.
     check_left_out(&STRIPS, &shape(640, 64, 2, 1), "mma.sync", 120);
 }
 
 #[test]
-fn every_product_that_is_left_out_on_sm_120_is_found() {
-    // Eight of sixteen columns for eight tokens and sixteen.
+fn every_removed_mma_is_found_on_sm_120() {
+    // At least 8 MMAs of 16 columns for 8 tokens, and 16 for 16 tokens.
     check_left_out(&CONSUMER, &shape(128, 64, 2, 1), "mma.sync", 24);
 }
 
 #[test]
-fn every_product_and_every_copy_that_is_left_out_on_sm_80_is_found() {
+fn every_removed_mma_and_copy_is_found_on_sm_80() {
     check_left_out(&PORTABLE, &shape(128, 64, 2, 1), "mma.sync", 24);
-    // A stage has other bytes from before, so that these are wrong values and not always faults.
+    // Without a copy a stage keeps older bytes: wrong values, or a fault.
     check_left_out(&PORTABLE, &shape(848, 496, 2, 1), "cp.async.cg", 12);
 }
 
-/// Checks that the sabotages are found in one of the layers of these hidden sizes.
+/// Checks that each sabotage is found in a layer with one of these hidden sizes.
 fn check(of: &Products, hidden: &[usize], sabotages: &[Sabotage]) {
     let layers: Vec<_> = hidden.iter().map(|&hidden| of.layer(hidden)).collect();
     check_sampled_sabotages(&of.text_of_entry(), of.entry, sabotages, |ptx| of.is_found(&layers, ptx));
 }
 
-/// Each instruction of a kind that is left out makes wrong values, or a fault.
+/// Checks that removing any instruction of a kind causes wrong values or a fault.
 fn check_left_out(of: &Products, layer: &LayerShape, instruction: &str, least: usize) {
     check_changed(of, layer, instruction, least, |_| String::new());
 }
 
-/// The same of each that is changed to another one.
+/// Checks that changing any instruction of a kind causes wrong values or a fault.
 fn check_changed(of: &Products, layer: &LayerShape, instruction: &str, least: usize, change: impl Fn(&str) -> String) {
     let weights = weights(layer, TokenDtype::F16);
-    // Ten rows and seven: products for two times eight tokens, and for eight.
+    // Ten rows and seven rows: MMAs for twice 8 tokens, and for 8.
     let ids: Vec<i32> = [vec![0; 10], vec![1; 7]].concat();
     let step = step(&weights, MoeInputs { ids: ids.into(), ..inputs(layer, TokenDtype::F16, 17) });
     let gpu = emulated_of(of.arch, Schedule::Fair, 1);
     let wrong = |ptx: &str| {
         let mut layer = gpu.clone().with_ptx(ptx).unwrap().prepare_moe(&weights).unwrap();
         let Ok(output) = run(layer.as_mut(), &step) else { return true };
-        assert!(layer.counters().expect("it ran").kernel.contains(of.entry));
+        assert!(layer.counters().expect("a kernel ran").kernel.contains(of.entry));
         compare(&weights, &step, &output).mismatches() > 0
     };
     let ptx = of.text_of_entry();
     assert!(!wrong(&ptx));
     let lines = lines_of(&ptx, of.entry, instruction);
-    assert!(lines.len() >= least, "{} of {instruction}", lines.len());
+    assert!(lines.len() >= least, "found {} of `{instruction}`, expected at least {least}", lines.len());
     for (line, text) in sampled(lines, 16) {
         let other = change(text);
         if other != text {
-            assert!(wrong(&changed(&ptx, &[(line, &other)])), "line {line} may be `{other}`: {text}");
+            assert!(
+                wrong(&changed(&ptx, &[(line, &other)])),
+                "changing line {line} to `{other}` went unnoticed: {text}"
+            );
         }
     }
 }
@@ -273,12 +278,13 @@ const CONSUMER_NVFP4: Products = Products {
 };
 
 impl Products {
-    /// The fault that stops a layer with NVFP4 tokens with this text of the kernel. One block computes many tiles, all of them ragged.
+    /// Returns the fault that stops a layer with NVFP4 tokens and a PTX text of the kernel. One CTA computes many
+    /// tiles, all of them ragged.
     fn nvfp4_fault(&self, layer: &LayerShape, ptx: &str) -> Option<Fault> {
         let layer = layer.clone().with_token_format(TokenFormat::Nvfp4);
         let gpu = emulated_of(self.arch, Schedule::Worst, 1).with_ptx(ptx).unwrap();
         let weights = weights(&layer, TokenDtype::F16);
-        // Five, twelve and three rows.
+        // The experts have 5, 12 and 3 rows.
         let ids: Vec<i32> = [vec![0; 5], vec![1; 12], vec![2; 3]].concat();
         let inputs = MoeInputs { ids: ids.into(), ..inputs(&layer, TokenDtype::F16, 20) };
         fault_of(run(gpu.prepare_moe(&weights).unwrap().as_mut(), &step(&weights, inputs)))
@@ -286,20 +292,20 @@ impl Products {
 }
 
 #[test]
-fn nvfp4_tokens_that_nobody_has_waited_for_are_found() {
+fn missing_wait_for_the_nvfp4_token_grid_is_found() {
     for products in [BLACKWELL_NVFP4, CONSUMER_NVFP4] {
         let (ptx, layer) = (products.ptx(), shape(848, 496, 3, 1));
         assert_eq!(products.nvfp4_fault(&layer, ptx), None);
         let waits = lines_of(ptx, products.entry, "griddepcontrol.wait");
         let waits: Vec<_> = waits.into_iter().map(|(line, _)| (line, "")).collect();
-        let fault = products.nvfp4_fault(&layer, &changed(ptx, &waits)).expect("nobody waits");
+        let fault = products.nvfp4_fault(&layer, &changed(ptx, &waits)).expect("a fault, as no warp waits");
         assert_eq!(fault.kind, FaultKind::GridNotAwaited, "{fault}");
         assert!(fault.to_string().contains("`moe_quantize_nvfp4_f16`"), "{fault}");
     }
 }
 
 #[test]
-fn every_copy_wait_arrival_and_fence_that_is_left_out_is_found_on_sm_100() {
+fn every_removed_copy_wait_and_arrival_is_found_on_sm_100() {
     const SABOTAGES: [Sabotage; 5] = [
         Sabotage::leave_out("mbarrier.init", 4),
         Sabotage::do_not_wait(4),
@@ -313,33 +319,33 @@ fn every_copy_wait_arrival_and_fence_that_is_left_out_is_found_on_sm_100() {
 }
 
 #[test]
-fn every_copy_wait_and_arrival_that_is_left_out_is_found_on_sm_120_with_nvfp4_tokens() {
+fn every_removed_nvfp4_copy_and_sync_is_found_on_sm_120() {
     const SABOTAGES: [Sabotage; 4] = [
         Sabotage::leave_out("mbarrier.init", 2),
         Sabotage::do_not_wait(2),
         Sabotage::leave_out("mbarrier.arrive", 2),
         Sabotage::leave_out("cp.async.bulk", 6),
     ];
-    // Not the fence before a stage's release: a load is complete at once in the emulator, not on a card.
+    // The fence before a stage's release is not in the list: the emulator completes a load at once, a GPU does not.
     let layer = shape(1360, 144, 3, 1);
     let is_found = |ptx: &str| CONSUMER_NVFP4.nvfp4_fault(&layer, ptx).is_some();
     check_sampled_sabotages(&CONSUMER_NVFP4.text_of_entry(), CONSUMER_NVFP4.entry, &SABOTAGES, is_found);
 }
 
 #[test]
-fn every_nvfp4_product_that_is_left_out_or_reads_other_scales_on_sm_120_is_found() {
+fn every_removed_nvfp4_mma_and_wrong_scale_selector_is_found() {
     let of = &CONSUMER_NVFP4;
     let layer = shape(256, 64, 3, 1).with_token_format(TokenFormat::Nvfp4);
-    // Two slabs, two times eight tokens, four steps.
+    // 16 MMAs: 2 slabs, twice 8 tokens, 4 steps.
     check_left_out(of, &layer, "mma.sync", 16);
     for (from, to) in [("{0, 0}", "{0, 1}"), ("{0, 1}", "{0, 0}")] {
         check_changed(of, &layer, "mma.sync", 16, |text| text.replacen(from, to, 1));
     }
 }
 
-/// Where experts have input scales, gate and up leave to down what it multiplies.
+/// With input scales, the epilogue of gate and up stores the quantized intermediate that down multiplies.
 #[test]
-fn every_store_and_shuffle_of_the_quantized_intermediate_that_is_left_out_is_found() {
+fn every_removed_store_of_the_quantized_intermediate_is_found() {
     let layer = shape(256, 80, 3, 1).with_token_format(TokenFormat::Nvfp4).with_input_scales();
     for (of, stores, words, shuffles) in [(BLACKWELL_NVFP4, 1, 2, 1), (CONSUMER_NVFP4, 8, 8, 12)] {
         check_left_out(&of, &layer, "st.global.b8", stores);
@@ -360,7 +366,7 @@ fn every_nvfp4_instance_for_sm_120_is_right_on_random_schedules_and_the_worst() 
 
 fn check_every_nvfp4_instance(products: &Products) {
     let (mut used, of_kernel) = (BTreeSet::new(), format!("{}_", products.kernel));
-    // Tiles of 16, 64 and 128 tokens; K ends inside of a k-block, and so do columns inside of a tile.
+    // Tiles of 16, 64 and 128 tokens. K ends inside a k-block, and N inside a tile.
     for (tokens, experts) in [(12, 3), (70, 2), (170, 2)] {
         for dtype in DTYPES {
             let own = shape(592, 112, experts, 1).with_token_format(TokenFormat::Nvfp4);
@@ -375,7 +381,7 @@ fn check_every_nvfp4_instance(products: &Products) {
 }
 
 #[test]
-fn lists_and_tokens_that_nobody_has_waited_for_are_found() {
+fn missing_wait_for_lists_and_tokens_is_found() {
     for (products, before) in
         [(HOPPER, "moe_route"), (STRIPS, "moe_route"), (CONSUMER, "moe_route"), (SORTED, "moe_expand")]
     {
@@ -383,7 +389,7 @@ fn lists_and_tokens_that_nobody_has_waited_for_are_found() {
         let waits = lines_of(ptx, products.entry, "griddepcontrol.wait");
         let waits: Vec<_> = waits.into_iter().map(|(line, _)| (line, "")).collect();
         let fault = products.fault(&layer, &changed(ptx, &waits));
-        let fault = fault.unwrap_or_else(|| panic!("{}: nobody waits", products.entry));
+        let fault = fault.unwrap_or_else(|| panic!("{}: expected a fault, as no warp waits", products.entry));
         assert_eq!(fault.kind, FaultKind::GridNotAwaited, "{fault}");
         assert!(fault.to_string().contains(&format!("`{before}`")), "{fault}");
     }

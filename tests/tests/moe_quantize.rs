@@ -1,5 +1,6 @@
-//! Tokens to e4m3 with a scale (`moe_quantize`) or to NVFP4 (`moe_quantize_nvfp4`), sorted by expert, in the emulator: every code and
-//! scale is compared with the library's definition, on several schedules, with the sanitizer; broken PTX makes faults.
+//! Tests of `moe_quantize` (tokens to e4m3 with a scale) and `moe_quantize_nvfp4` (tokens to NVFP4), sorted by expert,
+//! in the emulator. Every code and scale is compared with the library's definition, on several schedules, with the
+//! sanitizer. Broken PTX must cause faults.
 
 use kernels_gpu::layer::moe_quantize::abi::{ENTRIES, Quantize};
 use kernels_gpu::layer::moe_quantize_nvfp4::abi as nvfp4_abi;
@@ -17,17 +18,17 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 const SCHEDULES: [Schedule; 3] = [Schedule::Fair, Schedule::Worst, Schedule::Seed(1)];
 
-/// What outputs hold before a launch.
+/// Byte that fills outputs before a launch.
 const POISON: u8 = 0xa5;
 
-/// Rows that codes have room for besides those that there are.
+/// Unused rows at the end of the codes.
 const SPARE_ROWS: u32 = 8;
 
 fn ptx() -> &'static str {
     nvfp4::kernels::ptx("moe_quantize").expect("a kernel of this name")
 }
 
-/// Tokens and their rows.
+/// Tokens, and the rows that they are sorted into.
 struct Tokens {
     dtype: TokenDtype,
     k: u32,
@@ -35,22 +36,23 @@ struct Tokens {
     pitch: u32,
     x: Vec<u16>,
     weights: Option<Vec<f32>>,
-    /// Each choice's row; none if tokens are rows.
+    /// Row of each choice. `None`: each token is a row.
     places: Option<Vec<u32>>,
     top_k: u32,
-    /// The token of each row.
+    /// Token of each row.
     rows: Vec<u32>,
-    /// The first row of each expert, and at last the number of rows.
+    /// First row of each expert, then the number of rows. Empty: the host knows the rows.
     firsts: Vec<u32>,
 }
 
 impl Tokens {
-    /// So many tokens, each of which names some of the experts at random, and now and then nobody. Each expert's rows are filled up.
+    /// Makes tokens with random experts. Some choices name no expert. Each expert's rows are padded to
+    /// [`ROW_MULTIPLE`].
     fn random(dtype: TokenDtype, tokens: u32, top_k: u32, experts: u32, k: u32) -> Self {
         Self::filled_up(ROW_MULTIPLE, dtype, [tokens, top_k, experts, k])
     }
 
-    /// As [`Self::random`], filled up to a multiple of so many rows.
+    /// Same as [`Self::random`], padded to a multiple of `multiple` rows.
     fn filled_up(multiple: u32, dtype: TokenDtype, [tokens, top_k, experts, k]: [u32; 4]) -> Self {
         let mut random = Xoshiro256PlusPlus::seed_from_u64(u64::from(k));
         let named: Vec<_> = (0..tokens * top_k).map(|_| random.random_range(0..=experts)).collect();
@@ -66,7 +68,7 @@ impl Tokens {
         let pitch = k + 8;
         let number = |random: &mut Xoshiro256PlusPlus| dtype.round_f32(random.random_range(-3.0..3.0));
         let mut x: Vec<_> = (0..tokens * pitch).map(|_| number(&mut random)).collect();
-        // NaN, both infinities, all zeros, the smallest number, the largest.
+        // Special tokens: one each with a NaN and the infinities, then all zeros, smallest numbers and largest numbers.
         let special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY].map(|number| dtype.round_f32(number));
         for (token, bits) in special.into_iter().enumerate().take(tokens as usize) {
             x[token * pitch as usize + (5 * token + 3) % k as usize] = bits;
@@ -86,7 +88,8 @@ impl Tokens {
         Self { weights: Some(weights), ..self }
     }
 
-    /// The same tokens, each of them a row: of an expert that all share, whose list says which rows are none, or without a list.
+    /// Makes each token a row of one expert. With a list, the list marks the padding rows. Without a list there is no
+    /// padding.
     fn into_rows(self, has_list: bool) -> Self {
         let tokens = self.x.len() as u32 / self.pitch;
         let filled = tokens.next_multiple_of(ROW_MULTIPLE);
@@ -96,11 +99,11 @@ impl Tokens {
     }
 
     fn capacity(&self) -> u32 {
-        // Where there are no lists, every row that there is room for is written.
+        // If the host knows the rows, the kernel writes every row.
         self.rows.len() as u32 + if self.firsts.is_empty() { 0 } else { SPARE_ROWS }
     }
 
-    /// What a token multiplies.
+    /// Returns the bits of a token, multiplied by its weight.
     fn bits(&self, token: u32) -> Vec<u16> {
         let mut bits = self.x[(token * self.pitch) as usize..][..self.k as usize].to_vec();
         if let Some(weights) = &self.weights {
@@ -110,7 +113,7 @@ impl Tokens {
         bits
     }
 
-    /// Codes and scales that must come out.
+    /// Returns the expected codes and scales.
     fn expected(&self) -> (Vec<u8>, Vec<f32>) {
         let (k, capacity) = (self.k, self.capacity());
         let mut codes = vec![POISON; (capacity * k_blocks(k) * LINE_BYTES) as usize];
@@ -130,7 +133,7 @@ impl Tokens {
             let mut of_token = vec![0; k as usize];
             scales[row] = quantize_token(self.dtype, &bits, &mut of_token);
             if scales[row].is_nan() {
-                // What is no element is a NaN too.
+                // Codes that belong to no element are NaN too.
                 fill(&mut codes, 0x7f);
             }
             for k_block in 0..k_blocks(k) {
@@ -148,7 +151,8 @@ impl Tokens {
         (codes, scales)
     }
 
-    /// As [`Self::into_rows`], of a linear layer: the host knows how many there are, and rows behind them become zeros.
+    /// Same as [`Self::into_rows`], for a linear layer: the host knows the number of rows. Rows after the last token
+    /// become zeros.
     fn into_known_rows(self) -> Self {
         let tokens = self.x.len() as u32 / self.pitch;
         let filled = tokens.next_multiple_of(ROW_MULTIPLE);
@@ -156,7 +160,7 @@ impl Tokens {
         Self { places: None, top_k: 1, rows, firsts: Vec::new(), ..self }
     }
 
-    /// What a text of the kernel makes of them, twice over.
+    /// Runs a PTX text of the kernel twice and returns the codes and scales.
     fn quantize(&self, ptx: &str, schedule: Schedule) -> Result<(Vec<u8>, Vec<f32>), Fault> {
         let module = Module::parse(ptx).unwrap();
         let mut device = Device::new(DeviceConfig::default());
@@ -188,7 +192,7 @@ impl Tokens {
             overlaps: true,
             ..LaunchConfig::linear(quantize.blocks() as u32, Quantize::THREADS)
         };
-        // A layer may follow another in the same memory.
+        // The second launch uses the same memory, like a second layer.
         for _ in 0..2 {
             let report = device.launch(&module, entry, &grid, &[Arg::value(quantize)])?;
             assert!(report.warnings.is_empty(), "{:?}", report.warnings);
@@ -213,7 +217,7 @@ impl Tokens {
 }
 
 #[test]
-fn every_code_and_scale_is_the_definitions_whatever_the_columns() {
+fn codes_and_scales_are_right_for_any_number_of_columns() {
     for k in [16, 32, 48, 64, 80, 96, 112, 128, 176, 240, 272, 720, 1088] {
         let dtype = if k % 32 == 0 { TokenDtype::F16 } else { TokenDtype::Bf16 };
         Tokens::random(dtype, 9, 3, 4, k).check(&format!("{k} columns"));
@@ -221,7 +225,7 @@ fn every_code_and_scale_is_the_definitions_whatever_the_columns() {
 }
 
 #[test]
-fn rows_may_be_tokens_and_tokens_may_have_weights() {
+fn weighted_tokens_and_unsorted_rows_are_right() {
     for dtype in [TokenDtype::F16, TokenDtype::Bf16] {
         let tokens = || Tokens::random(dtype, 13, 1, 3, 144);
         tokens().with_weights().check("weights");
@@ -232,28 +236,28 @@ fn rows_may_be_tokens_and_tokens_may_have_weights() {
 }
 
 #[test]
-fn a_wait_that_is_left_out_is_found() {
+fn removed_wait_is_found() {
     let tokens = Tokens::random(TokenDtype::Bf16, 9, 3, 4, 144);
     let run = |ptx: &str| tokens.quantize(ptx, Schedule::Worst).is_err();
     check_sabotages(ptx(), ENTRIES[1], &[Sabotage::leave_out("griddepcontrol.wait", 1)], run);
 }
 
-/// What the tokens become in NVFP4, in tiles of up to so many; rows have no gaps between them.
+/// Inputs of `moe_quantize_nvfp4`: tokens without padding rows, in tiles of up to `tile_tokens` tokens.
 struct Nvfp4 {
     tokens: Tokens,
     tile_tokens: u32,
-    /// Each expert's; 0 where a token has a global scale of its own.
+    /// Input scale of each expert. 0: each token has its own global scale.
     input_scales: Vec<f32>,
-    /// Whether the host knows how many rows there are, so that there are no lists.
+    /// `true` if the host knows the number of rows, so that there are no lists.
     is_known: bool,
 }
 
-/// Values, scales and global scales, poison where nothing is to be written.
+/// Values, scales and global scales. [`POISON`] marks bytes that must not be written.
 #[derive(Debug, PartialEq)]
 struct Nvfp4Rows {
     values: Vec<u8>,
     scales: Vec<u8>,
-    /// As bits, NaN being one.
+    /// Bits of the global scales. Every NaN has the same bits.
     globals: Vec<u32>,
 }
 
@@ -269,18 +273,18 @@ impl Nvfp4 {
         Self { tokens, tile_tokens, input_scales, is_known: false }
     }
 
-    /// The tokens as rows of one expert.
+    /// Makes each token a row of one expert.
     fn into_rows(self) -> Self {
         let tokens = self.tokens.into_rows(false);
         Self { tokens, input_scales: self.input_scales[..1].to_vec(), ..self }
     }
 
-    /// As [`Self::into_rows`], of a linear layer.
+    /// Same as [`Self::into_rows`], for a linear layer: the host knows the number of rows.
     fn into_known_rows(self) -> Self {
         Self { is_known: true, ..self.into_rows() }
     }
 
-    /// The first tile of tokens of each expert, and at last their number.
+    /// Returns the first token tile of each expert, then the number of tiles.
     fn tile_firsts(&self) -> Vec<u32> {
         let tiles = self.tokens.firsts.windows(2).map(|two| token_tiles(two[1] - two[0], self.tile_tokens));
         let mut sum = 0;
@@ -317,7 +321,7 @@ impl Nvfp4 {
                 let size = tile_size(count, tile_firsts[expert + 1] - tile_firsts[expert]);
                 let (tile, in_tile) = (tile_firsts[expert] + row / size, row % size);
                 scales.resize(4 * scale_tiles(*k) as usize, 0);
-                // Behind the tile's last token come zeros.
+                // Scales after the tile's last token are zeros.
                 let is_last = row + 1 == count || in_tile + 1 == size;
                 let end = if is_last { (in_tile + 1).next_multiple_of(TOKEN_STEP) } else { in_tile + 1 };
                 for (block, token) in
@@ -331,7 +335,7 @@ impl Nvfp4 {
         rows
     }
 
-    /// What a text of the kernel makes of them, twice over.
+    /// Runs a PTX text of the kernel twice and returns its outputs.
     fn quantize(&self, ptx: &str, schedule: Schedule) -> Result<Nvfp4Rows, Fault> {
         let (module, tokens, poisoned) = (Module::parse(ptx).unwrap(), &self.tokens, self.poisoned());
         let mut device = Device::new(DeviceConfig::default());
@@ -348,7 +352,7 @@ impl Nvfp4 {
             values: values.address,
             scales: scales.address,
             globals: globals.address,
-            // Where tokens are rows by lists, there might be more.
+            // If lists give the rows, the token count is only an upper bound.
             token_count: tokens.x.len() as u32 / tokens.pitch
                 + if tokens.places.is_some() || self.is_known { 0 } else { 11 },
             token_tiles: if self.is_known { *self.tile_firsts().last().unwrap() } else { 0 },
@@ -393,7 +397,7 @@ fn nvfp4_ptx() -> &'static str {
 }
 
 #[test]
-fn every_value_and_scale_of_nvfp4_is_the_definitions_whatever_the_columns() {
+fn nvfp4_is_right_for_any_number_of_columns() {
     for k in [16, 32, 48, 64, 80, 112, 176, 512, 544, 720] {
         let dtype = if k % 32 == 0 { TokenDtype::F16 } else { TokenDtype::Bf16 };
         for input_scales in [&[0.0][..], &[1.0 / 1024.0, 3e-4]] {
@@ -403,7 +407,7 @@ fn every_value_and_scale_of_nvfp4_is_the_definitions_whatever_the_columns() {
 }
 
 #[test]
-fn tiles_of_nvfp4_have_scales_of_their_own_and_tokens_may_be_rows_or_have_weights() {
+fn nvfp4_tiles_weighted_tokens_and_unsorted_rows_are_right() {
     for (tile_tokens, tokens) in [(8, 40), (16, 50), (32, 70), (128, 130)] {
         let dtype = if tokens == 50 { TokenDtype::Bf16 } else { TokenDtype::F16 };
         Nvfp4::random(dtype, [tokens, 2, 2, 80], tile_tokens, &[0.0, 1e-3]).check(&format!("tiles of {tile_tokens}"));
@@ -422,7 +426,7 @@ fn tiles_of_nvfp4_have_scales_of_their_own_and_tokens_may_be_rows_or_have_weight
 }
 
 #[test]
-fn a_wait_that_is_left_out_is_found_for_nvfp4() {
+fn removed_wait_is_found_for_nvfp4() {
     let tokens = Nvfp4::random(TokenDtype::Bf16, [9, 3, 4, 144], 8, &[0.0]);
     let run = |ptx: &str| tokens.quantize(ptx, Schedule::Worst).is_err();
     check_sabotages(nvfp4_ptx(), nvfp4_abi::ENTRIES[1], &[Sabotage::leave_out("griddepcontrol.wait", 1)], run);

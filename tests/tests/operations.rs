@@ -1,4 +1,4 @@
-//! The README's table of operations: each of its cells is computed here. `cargo xtask bless` renews it.
+//! Computes every cell of the README's table of operations. `cargo xtask bless` renews the table.
 
 use nvfp4::Error;
 use nvfp4::backend::emulated::{Emulated, Options, Schedule, arches};
@@ -12,7 +12,8 @@ use nvfp4_tests::{Case, groups, inputs, linear, moe};
 const README: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md");
 const MARKS: [&str; 2] = ["<!-- begin operations -->\n", "<!-- end operations -->\n"];
 
-/// A row of the table: an operation, the tokens it takes, and whether a backend computes it, and right.
+/// A row of the table: operation, tokens, and a function that returns whether a backend supports the operation. The
+/// function panics if the backend's output is wrong.
 type Row = (&'static str, String, Box<dyn Fn(&dyn Backend) -> bool>);
 
 fn rows() -> Vec<Row> {
@@ -30,7 +31,7 @@ fn rows() -> Vec<Row> {
     grouped.into_iter().chain(linear).chain(moe).chain([router]).collect()
 }
 
-/// Tokens of a type, and as what they are multiplied.
+/// Describes the token type and the token format.
 fn words(format: TokenFormat, dtype: TokenDtype) -> String {
     match format {
         TokenFormat::Bits16 => dtype.name().into(),
@@ -38,7 +39,7 @@ fn words(format: TokenFormat, dtype: TokenDtype) -> String {
     }
 }
 
-/// What a backend has prepared; nothing if it has no kernel for that.
+/// Returns the prepared layer. `None`: the backend has no kernel for it.
 fn prepared<T>(layer: Result<T, Error>) -> Option<T> {
     match layer {
         Ok(layer) => Some(layer),
@@ -70,21 +71,26 @@ fn computes_moe(backend: &dyn Backend, format: TokenFormat, dtype: TokenDtype) -
 }
 
 fn computes_router(backend: &dyn Backend) -> bool {
-    let router = Router::new(20, 3, Scoring::Softmax { renormalize: true }).expect("sizes of a router");
+    let router = Router::new(20, 3, Scoring::Softmax { renormalize: true }).expect("valid sizes");
     let numbers: Vec<f32> = (0..100).map(|i| (i * 37 % 41) as f32 / 8.0).collect();
     let bits = |dtype: TokenDtype| numbers.iter().map(|&number| dtype.round_f32(number)).collect::<Vec<_>>();
     let [bf16, f16] = [TokenDtype::Bf16, TokenDtype::F16].map(bits);
     for logits in [Logits::F32(numbers.as_slice().into()), Logits::Bf16(bf16.into()), Logits::F16(f16.into())] {
         let routes = backend.route(&router, &logits).expect("every device has this kernel");
-        assert!(router::compare::compare(&router, &logits, &routes).expect("logits of the router").is_none());
+        assert!(
+            router::compare::compare(&router, &logits, &routes)
+                .expect("logits with the router's number of experts")
+                .is_none()
+        );
     }
     true
 }
 
 fn table() -> String {
     let gpu = |arch| Emulated::new(arch, Options { schedule: Schedule::Fair, sms: Some(3), sanitize: true });
-    let gpus =
-        arches().into_iter().map(|arch| (arch, Box::new(gpu(arch).expect("kernels for it")) as Box<dyn Backend>));
+    let gpus = arches()
+        .into_iter()
+        .map(|arch| (arch, Box::new(gpu(arch).expect("an architecture with kernels")) as Box<dyn Backend>));
     let backends: Vec<_> = [("CPU", Box::new(Cpu::new()) as _)].into_iter().chain(gpus).collect();
     let names: Vec<_> = backends.iter().map(|(name, _)| *name).collect();
     let mut table =
@@ -98,14 +104,14 @@ fn table() -> String {
 }
 
 #[test]
-fn the_readme_says_what_is_computed_where() {
+fn readme_table_matches_the_backends() {
     let readme = std::fs::read_to_string(README).unwrap();
-    let (before, rest) = readme.split_once(MARKS[0]).expect("the table's begin");
-    let (found, after) = rest.split_once(MARKS[1]).expect("the table's end");
+    let (before, rest) = readme.split_once(MARKS[0]).expect("a mark before the table");
+    let (found, after) = rest.split_once(MARKS[1]).expect("a mark after the table");
     let table = table();
     if std::env::var_os("BLESS").is_some() {
         std::fs::write(README, [before, MARKS[0], &table, MARKS[1], after].concat()).unwrap();
     } else {
-        assert_eq!(found, table, "the README's table is out of date: cargo xtask bless");
+        assert_eq!(found, table, "the README's table is out of date; run `cargo xtask bless`");
     }
 }

@@ -1,4 +1,5 @@
-//! The comparison of a GPU with the emulator, exercised without a GPU: the fake driver's launches are run by the emulator.
+//! Tests the comparison of a GPU with the emulator on a machine without a GPU: the emulator runs the launches of a fake
+//! driver.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -7,10 +8,11 @@ use fake_cuda::Launch;
 use nvfp4_tests::differential::{Buffers, Gpu, difference, emulate, programs};
 use ptx_emulator::program::Program;
 
-/// The programs that are being launched, each with what its buffers hold before. The driver knows only the entry's name.
+/// Programs in the order of their launches, each with its buffers before the launch. The driver knows only the entry's
+/// name.
 static LAUNCHED: Mutex<VecDeque<(Program, Buffers)>> = Mutex::new(VecDeque::new());
 
-/// Runs the program on a GPU.
+/// Runs a program on the fake GPU.
 fn run(gpu: &Gpu, program: &Program) -> Buffers {
     let prepared = program.prepare().unwrap();
     let buffers = prepared.buffers.iter();
@@ -28,26 +30,27 @@ fn run(gpu: &Gpu, program: &Program) -> Buffers {
     gpu.run(program).unwrap_or_else(|error| panic!("{}: {error:#}", program.path.display()))
 }
 
-/// Checks what the driver was given, and writes what the emulator computes where the kernel would.
+/// Checks the arguments of a launch, and writes the emulator's results to the buffers.
 fn launch_in_emulator(launch: &Launch) {
-    let (program, before) = LAUNCHED.lock().unwrap().pop_front().expect("a program");
+    let (program, before) = LAUNCHED.lock().unwrap().pop_front().expect("a program for each launch");
     let file = &program.launch;
     assert_eq!((launch.grid, launch.block, launch.cluster), (file.grid, file.block, file.cluster));
     assert_eq!(launch.shared_bytes, file.shared_bytes);
     let after = emulate(&program).unwrap();
     for (index, arg) in file.args.iter().enumerate() {
         let Some(name) = &arg.pointer else { continue };
-        // SAFETY: this argument is a pointer into a buffer of the fake device's, which is this process's memory.
+        // SAFETY: the argument points into a buffer of the fake device, which is memory of this process. The buffer is
+        // as long as `after[name]`, and nothing else accesses it during the launch.
         let memory = unsafe {
             let first = launch.parameter::<*mut u8>(index).sub(arg.offset as usize);
             std::slice::from_raw_parts_mut(first, after[name].len())
         };
-        assert_eq!(*memory, before[name], "`{name}` is not as it was before the launch");
+        assert_eq!(*memory, before[name], "`{name}` has unexpected bytes before the launch");
         memory.copy_from_slice(&after[name]);
     }
 }
 
-/// The programs whose arguments the fake driver can make: it has no tensor maps.
+/// Returns the programs that the fake driver can launch: it has no tensor maps.
 fn programs_of_the_fake() -> Vec<Program> {
     let mut programs = programs();
     programs.retain(|program| program.launch.args.iter().all(|arg| arg.tensor_map.is_none()));
@@ -55,7 +58,7 @@ fn programs_of_the_fake() -> Vec<Program> {
 }
 
 #[test]
-fn every_program_reaches_the_gpu_that_its_target_names_and_comes_back() {
+fn every_program_runs_on_the_gpus_of_its_target() {
     let fake = fake_cuda::install();
     let mut ran = 0;
     for (major, minor) in [(9, 0), (10, 0), (10, 3), (12, 0)] {
@@ -71,25 +74,25 @@ fn every_program_reaches_the_gpu_that_its_target_names_and_comes_back() {
     let of =
         |target: &str| programs.iter().filter(|program| program.text.contains(&format!(".target {target}"))).count();
     let (blackwell, any) = (of("sm_100f"), of("sm_80"));
-    assert!(blackwell > 0 && any > 0, "no program for Blackwell, or none for every card");
-    // The others run on one card alone.
-    assert_eq!(ran, programs.len() + blackwell + 3 * any, "sm_100f runs on 10.0 and 10.3, sm_80 on all four");
+    assert!(blackwell > 0 && any > 0, "expected programs for Blackwell and for every GPU, found {blackwell} and {any}");
+    // All other programs run on one GPU.
+    assert_eq!(ran, programs.len() + blackwell + 3 * any, "sm_100f must run on 10.0 and 10.3, sm_80 on all four GPUs");
 }
 
 #[test]
-fn a_launch_that_does_nothing_is_found_out() {
+fn launch_without_effect_is_found() {
     let fake = fake_cuda::install();
     fake.set_device(9, 0, 132);
     let gpu = Gpu::open().unwrap();
     for program in programs_of_the_fake().iter().filter(|program| gpu.runs(program)) {
         let path = program.path.display();
         let found = difference(program, &run(&gpu, program), &emulate(program).unwrap());
-        assert!(found.is_some_and(|text| text.starts_with("byte ")), "{path} leaves its buffers as they were");
+        assert!(found.is_some_and(|text| text.starts_with("byte ")), "{path}: unchanged buffers went unnoticed");
     }
 }
 
 #[test]
-fn a_program_that_the_driver_refuses_comes_with_the_compilers_words() {
+fn refused_program_reports_the_compiler_log() {
     let fake = fake_cuda::install();
     fake.set_device(8, 0, 108);
     let gpu = Gpu::open().unwrap();

@@ -1,4 +1,4 @@
-//! The emulator's own test programs on the GPU of this machine: the same bits as in the emulator.
+//! Runs the emulator's test programs on this machine's GPU and compares the bits with the emulator.
 
 #[path = "../../crates/ptx_emulator/tests/manual/mod.rs"]
 mod manual;
@@ -8,7 +8,7 @@ use nvfp4_tests::differential::{Gpu, agreement, difference, emulate, programs};
 use nvfp4_tests::skip;
 
 #[test]
-fn a_gpu_and_the_emulator_agree_bit_for_bit() {
+fn gpu_and_emulator_agree_bit_for_bit() {
     let gpu = match Gpu::open() {
         Ok(gpu) => gpu,
         Err(error) if error.is::<Unavailable>() => return skip("a GPU", error),
@@ -24,9 +24,9 @@ fn a_gpu_and_the_emulator_agree_bit_for_bit() {
     for program in &there {
         let name = program.name();
         let emulated = emulate(program).unwrap_or_else(|fault| panic!("{name} in the emulator: {fault:#}"));
-        // The first launch that fails ends the test: it takes the GPU's context with it.
+        // The first failed launch ends the test, because it destroys the GPU's context.
         let ran = gpu.run(program).unwrap_or_else(|error| {
-            panic!("on the GPU, {name} or, since some errors come late, one of {ran_before:?}: {error:#}")
+            panic!("on the GPU, {name} failed (or, with a late error, one of {ran_before:?}): {error:#}")
         });
         match difference(program, &ran, &emulated) {
             None => eprintln!("{}", agreement(program, &ran)),
@@ -34,7 +34,7 @@ fn a_gpu_and_the_emulator_agree_bit_for_bit() {
         }
         ran_before.push(name);
     }
-    gpu.settle().unwrap_or_else(|error| panic!("on the GPU, one of {ran_before:?}: {error:#}"));
-    eprintln!("{} programs on {}, {} differ", there.len(), gpu.capability(), wrong.len());
+    gpu.settle().unwrap_or_else(|error| panic!("on the GPU, one of {ran_before:?} failed: {error:#}"));
+    eprintln!("{} programs ran on {}, {} differ", there.len(), gpu.capability(), wrong.len());
     assert!(wrong.is_empty(), "{wrong:#?}");
 }

@@ -1,4 +1,4 @@
-//! Routers on every backend: the right experts and weights, the same bits everywhere.
+//! Checks routers on every backend: experts and weights are right, and all backends give the same bits.
 
 use half::{bf16, f16};
 use nvfp4::backend::emulated::{Emulated, Options, Schedule};
@@ -7,11 +7,11 @@ use nvfp4::router::compare::compare;
 use nvfp4::router::{Logits, Router, Routes, Scoring};
 use nvfp4_tests::skip;
 
-/// The portable card, on every schedule.
+/// Returns an emulated GPU for portable kernels on each of three schedules.
 fn emulated() -> Vec<Box<dyn Backend>> {
     let schedules = [Schedule::Fair, Schedule::Worst, Schedule::Seed(3)];
     let gpu = |schedule| Emulated::new("sm_80", Options { schedule, sms: Some(2), ..Options::default() });
-    schedules.map(|schedule| Box::new(gpu(schedule).expect("the portable kernels run there")) as _).into()
+    schedules.map(|schedule| Box::new(gpu(schedule).expect("an architecture with kernels")) as _).into()
 }
 
 fn backends() -> Vec<Box<dyn Backend>> {
@@ -47,7 +47,7 @@ fn routers() -> Vec<Router> {
     .collect()
 }
 
-/// Numbers with ties, large distances, infinities and NaN.
+/// Makes numbers with ties, large distances, infinities and NaN.
 fn numbers(count: usize) -> Vec<f32> {
     let number = |i: usize| match i.wrapping_mul(0x9E37_79B9) >> 7 & 0xFF {
         0 if i > 2000 => f32::NAN,
@@ -62,7 +62,7 @@ fn numbers(count: usize) -> Vec<f32> {
     (0..count).map(number).collect()
 }
 
-/// The bits of a step's routes: NaN differ from themselves.
+/// Returns the ids and the bits of the weights. Every NaN has the same bits, so that equal routes compare equal.
 fn bits(routes: &Routes) -> (Vec<i32>, Vec<u32>) {
     (
         routes.ids.clone(),
@@ -71,7 +71,7 @@ fn bits(routes: &Routes) -> (Vec<i32>, Vec<u32>) {
 }
 
 #[test]
-fn every_router_gives_the_right_experts_and_the_same_bits_on_every_backend() {
+fn every_router_is_right_with_the_same_bits_everywhere() {
     let backends = backends();
     for router in routers() {
         let numbers = numbers(9 * router.experts());
@@ -94,7 +94,7 @@ fn every_router_gives_the_right_experts_and_the_same_bits_on_every_backend() {
 }
 
 #[test]
-fn a_tokens_routes_do_not_depend_on_the_batch() {
+fn routes_of_a_token_do_not_depend_on_the_batch() {
     let router = Router::new(60, 4, Scoring::Softmax { renormalize: false }).expect("valid sizes");
     let numbers = numbers(7 * 60);
     for backend in backends() {

@@ -1,4 +1,4 @@
-//! Every built-in shape with its own generator, on every backend, against the oracle.
+//! Checks every built-in shape with its own generator, on every backend, against the oracle.
 
 use nvfp4::shape;
 use nvfp4_tests::check_shape;
@@ -7,7 +7,7 @@ fn check_all(prefix: &str) {
     let shapes: Vec<_> = shape::builtin().iter().filter(|shape| shape.name.starts_with(prefix)).collect();
     assert!(!shapes.is_empty());
     for shape in shapes {
-        // Names the culprit where one fails.
+        // The last name printed is the shape that failed.
         println!("{}", shape.name);
         check_shape(shape);
     }

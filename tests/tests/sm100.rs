@@ -1,5 +1,5 @@
-//! The Blackwell kernel's PTX in the emulator: no fault under any schedule, the exact reference's numbers, the same bits
-//! every time, whatever its instance.
+//! Runs the Blackwell kernel's PTX in the emulator: no fault under any schedule, outputs equal to the exact
+//! reference's, the same bits every time, for every instance. Broken PTX must cause faults.
 
 use nvfp4::Output;
 use nvfp4::backend::emulated::{Emulated, Options, Schedule};
@@ -16,7 +16,7 @@ fn blackwell(schedule: Schedule) -> Emulated {
 }
 
 #[test]
-fn ragged_groups_with_tails_of_k_are_right_on_every_schedule() {
+fn ragged_groups_with_k_tails_are_right_on_every_schedule() {
     let schedules = [Schedule::Fair, Schedule::Worst, Schedule::Seed(1), Schedule::Seed(2)];
     let sizes = [(0, 8, 64), (1, 72, 320), (7, 8, 192), (127, 136, 64), (129, 72, 256), (0, 128, 256), (33, 8, 32)];
     for (op, entry) in OPS.into_iter().zip(["gated_sm100_t64", "plain_sm100_t64"]) {
@@ -28,13 +28,13 @@ fn ragged_groups_with_tails_of_k_are_right_on_every_schedule() {
 }
 
 #[test]
-fn every_instance_is_right_on_twenty_random_schedules_and_the_worst() {
+fn every_instance_is_right_on_random_schedules_and_the_worst() {
     let gpu = blackwell(Schedule::Fair);
     for op in OPS {
         let variants = gpu.instances(op);
         assert!(variants.len() >= 7);
         for variant in variants {
-            // If an instance's tiles of tokens cannot follow each other, one tile of them.
+            // t8 and t16 take at most one tile of tokens per group.
             let (few, many) = if ["t8", "t16"].contains(&variant) { (7, 8) } else { (7, 201) };
             let sizes = groups(&[(few, 136, 64), (0, 8, 32), (many, 72, 1120), (1, 8, 320)]);
             let inputs = inputs(Generator::Gaussian, op, &sizes, 2);
@@ -46,7 +46,7 @@ fn every_instance_is_right_on_twenty_random_schedules_and_the_worst() {
 }
 
 #[test]
-fn one_group_and_sixty_four_with_every_tail_of_k_are_right() {
+fn one_group_and_64_groups_with_k_tails_are_right() {
     let sizes: Vec<_> =
         (0..64).map(|group| (group % 11, 8 * (1 + group % 17), [32, 64, 192, 320][group % 4])).collect();
     for op in OPS {
@@ -65,7 +65,7 @@ fn every_built_in_shape_is_right() {
 }
 
 #[test]
-fn the_plain_kernel_in_place_of_the_gated_one_is_wrong() {
+fn plain_kernel_in_place_of_the_gated_one_is_found() {
     let [gated, plain] = OPS.map(|op| format!("{}_sm100_t64_serial", op.name()));
     let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(40, 136, 320)]), 7);
     let case = Case::new(&inputs, TokenDtype::F16);
@@ -75,12 +75,12 @@ fn the_plain_kernel_in_place_of_the_gated_one_is_wrong() {
     let swapped = gpu.ptx().replace(&gated, "gated").replace(&plain, &gated).replace("gated(", &format!("{plain}("));
     let gpu = gpu.with_ptx(&swapped).unwrap();
     let output = case.try_run(case.prepare(&gpu).as_mut()).unwrap();
-    let mismatch = case.mismatch(&output, |_| Tolerance::of(TokenDtype::F16)).expect("another product");
+    let mismatch = case.mismatch(&output, |_| Tolerance::of(TokenDtype::F16)).expect("a wrong output");
     assert!(mismatch.contains("elements are wrong"), "{mismatch}");
 }
 
 #[test]
-fn all_values_and_scales_are_multiplied_as_they_are() {
+fn all_codes_of_values_and_scales_multiply_exactly() {
     for op in OPS {
         let inputs = inputs(Generator::AllCodes, op, &groups(&[(40, 136, 512), (9, 8, 96)]), 3);
         let case = Case::new(&inputs, TokenDtype::F16);
@@ -89,13 +89,13 @@ fn all_values_and_scales_are_multiplied_as_they_are() {
 }
 
 #[test]
-fn k_that_has_no_tensor_map_goes_to_the_portable_kernel() {
+fn k_without_a_tensor_map_goes_to_the_portable_kernel() {
     let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(5, 8, 64), (5, 8, 48)]), 4);
     verified(&Case::new(&inputs, TokenDtype::F16), &blackwell(Schedule::Fair), TokenDtype::F16, "gated_simt_small");
 }
 
 #[test]
-fn an_instance_that_the_operation_has_not_or_that_does_not_take_the_step_is_refused() {
+fn unsuitable_instance_is_refused() {
     let inputs = inputs(Generator::Gaussian, Op::Plain, &groups(&[(5, 8, 64), (9, 8, 64)]), 5);
     let step = Step::new(&inputs.weights, inputs.tokens.clone(), TokenDtype::F16).unwrap();
     let refusal = |instance| {
@@ -108,12 +108,12 @@ fn an_instance_that_the_operation_has_not_or_that_does_not_take_the_step_is_refu
     assert!(small.starts_with("group 1: 9 tokens; instance t8 takes 8 at most"), "{small}");
 }
 
-/// Instructions that every instance has.
+/// Sabotages of the instance t64.
 const SABOTAGES: [Sabotage; 15] = [
     Sabotage::leave_out("mbarrier.init", 12),
     Sabotage::do_not_wait(4),
     Sabotage::leave_out("mbarrier.arrive", 2),
-    // One is of a warp without tiles, of which this kernel has none.
+    // The spare arrival is in the path of a warp without tiles. This kernel has no such warp.
     Sabotage::leave_out("bar.arrive", 3).spare(1),
     Sabotage::leave_out("bar.sync", 2),
     Sabotage::leave_out("cp.async.bulk.tensor", 3),
@@ -128,7 +128,7 @@ const SABOTAGES: [Sabotage; 15] = [
     Sabotage::leave_out("ldmatrix", 1),
 ];
 
-/// Instructions that some instances have besides, or use in another way.
+/// Sabotages of instances with additional instructions or other uses of the same instructions.
 const SABOTAGES_OF_INSTANCES: [(&str, &[Sabotage]); 6] = [
     (
         "t64_tma",
@@ -139,22 +139,23 @@ const SABOTAGES_OF_INSTANCES: [(&str, &[Sabotage]); 6] = [
             Sabotage::leave_out("fence.proxy.async", 1),
         ],
     ),
-    // Fewer sets of scales than stages.
+    // t96 has fewer sets of scales than stages.
     ("t96", &[Sabotage::do_not_wait(5)]),
     ("t64_serial", &[Sabotage::do_not_wait(4), Sabotage::leave_out("tcgen05.commit", 2)]),
     (
         "t64_pair",
         &[
-            // `Ring::drain` waits once for each stage. No schedule of the emulator is late with what it waits for.
+            // The spare waits are in `Ring::drain`, one per stage. No emulated schedule delays what they wait
+            // for.
             Sabotage::do_not_wait(10).spare(5),
             Sabotage::leave_out("mbarrier.arrive", 3),
-            // As with `bar.arrive`.
+            // The spare arrival is in the path of a warp without tiles.
             Sabotage::leave_out("barrier.cluster.arrive", 5).spare(1),
-            // The last is of warps that end: whoever arrives waits, though nobody would miss them.
+            // The spare wait is the last one of warps that then end. Nothing depends on it.
             Sabotage::leave_out("barrier.cluster.wait", 4).spare(1),
             Sabotage::leave_out("tcgen05.mma", 2),
             Sabotage::leave_out("tcgen05.commit", 2),
-            // Scales, of tokens also for both blocks.
+            // Copies of scales, also of token scales for both CTAs.
             Sabotage::leave_out("cp.async.bulk.shared", 7),
         ],
     ),
@@ -163,7 +164,7 @@ const SABOTAGES_OF_INSTANCES: [(&str, &[Sabotage]); 6] = [
         &[
             Sabotage::leave_out("cp.async.bulk.shared", 5),
             Sabotage::leave_out("mbarrier.init", 20),
-            // As above, with two stages more.
+            // The spare waits are in `Ring::drain`; this instance has two more stages than t64_pair.
             Sabotage::do_not_wait(12).spare(7),
             Sabotage::leave_out("mbarrier.arrive", 5),
             Sabotage::leave_out("st.async", 4),
@@ -173,7 +174,8 @@ const SABOTAGES_OF_INSTANCES: [(&str, &[Sabotage]); 6] = [
     (
         "t256_split",
         &[
-            // As above; and a cluster has one tile, of whose k-blocks each block has no more than stages.
+            // The spare waits are in `Ring::drain`. The cluster has one tile, and each CTA has at most one k-block per
+            // stage.
             Sabotage::do_not_wait(13).spare(7),
             Sabotage::leave_out("mbarrier.arrive", 5),
             Sabotage::leave_out("st.async", 12),
@@ -184,10 +186,10 @@ const SABOTAGES_OF_INSTANCES: [(&str, &[Sabotage]); 6] = [
 ];
 
 #[test]
-fn every_copy_wait_arrival_and_operation_of_the_tensor_core_that_is_left_out_is_found() {
+fn every_removed_sync_copy_and_tensor_core_instruction_is_found() {
     let gpu =
         Emulated::new("sm_100f", Options { schedule: Schedule::Worst, sms: Some(1), ..Options::default() }).unwrap();
-    // So many tiles that each accumulator of a pair is waited for after a tile of few tokens.
+    // Enough tiles that both accumulators of a pair are awaited after a tile of few tokens.
     let sizes = [(65, 136, 1600), (7, 72, 320), (3, 8, 64), (1, 8, 64)];
     let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&sizes), 2);
     let case = Case::new(&inputs, TokenDtype::F16);

@@ -1,5 +1,5 @@
-//! Every launch schedule of every kernel, on ragged groups: in the emulator, and where there is a GPU there, with and without
-//! a graph.
+//! Checks every launch schedule of every kernel on ragged groups: in the emulator, and on a GPU if there is one, with
+//! and without a graph.
 
 use nvfp4::Output;
 use nvfp4::backend::Backend;
@@ -19,16 +19,16 @@ const SCHEDULES: [LaunchSchedule; 5] = [
     LaunchSchedule::Unfused,
 ];
 
-/// Few tokens, many, and none; sizes that end inside of every tile.
+/// Sizes of groups with few, many and no tokens. All sizes end inside a tile.
 const SIZES: [(usize, usize, usize); 5] = [(1, 72, 320), (0, 136, 64), (7, 136, 192), (130, 200, 64), (40, 8, 1120)];
 
-/// What a backend computes in a variant, within the variant's tolerance.
+/// Returns the output of a variant after checking it within the variant's tolerance.
 fn verified(case: &Case<'_>, gpu: &dyn Backend, variant: Variant, out_dtype: TokenDtype) -> Output {
     let mut layer = case.prepare(gpu);
     let tolerance = |place: &nvfp4_tests::Place| variant.schedule.tolerance(out_dtype, &place.element);
     let output = case.verified(gpu, layer.as_mut(), tolerance);
     let groups = SIZES.iter().filter(|(m, ..)| *m > 0).count();
-    // Hopper's kernel has a grid of its own for the tokens.
+    // Hopper's kernel decodes tokens in a separate grid.
     let decode = usize::from(variant.kernel.is_some_and(|kernel| kernel.name() == "gated_sm90"));
     let launches = match variant.schedule {
         _ if variant.graph => 1,
@@ -37,11 +37,12 @@ fn verified(case: &Case<'_>, gpu: &dyn Backend, variant: Variant, out_dtype: Tok
         LaunchSchedule::Unfused => 3 + decode,
     };
     assert_eq!(layer.launches(), Some(launches), "{variant}");
-    assert!(case.run(gpu, layer.as_mut()) == output, "{variant}: a rerun gave other bits");
+    assert!(case.run(gpu, layer.as_mut()) == output, "{variant}: a rerun gave different bits");
     output
 }
 
-/// Every schedule of a kernel is right. Those that fuse give the same bits as each other with the same instance.
+/// Checks that every schedule of a kernel is right, and that all fused schedules give the same bits with the same
+/// instance.
 fn check(kernel: GroupedKernel, instance: &'static str, graphs: &[bool], gpu: impl Fn(Variant) -> Box<dyn Backend>) {
     for out_dtype in [TokenDtype::F16, TokenDtype::Bf16] {
         let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&SIZES), 6);
@@ -53,15 +54,15 @@ fn check(kernel: GroupedKernel, instance: &'static str, graphs: &[bool], gpu: im
                 let output = verified(&case, &*gpu(variant), variant, out_dtype);
                 if schedule != LaunchSchedule::Unfused {
                     let first = fused.get_or_insert_with(|| output.clone());
-                    assert!(output == *first, "{variant}: other bits than in one launch");
+                    assert!(output == *first, "{variant}: different bits from a single launch");
                 }
             }
         }
     }
 }
 
-/// An instance of a kernel that both operations have and that takes any number of tokens. This is `t64` if there is one: with
-/// it Hopper's kernel decodes tokens in a grid of its own. Otherwise it is the first.
+/// Returns an instance that both operations have and that takes any number of tokens: `t64` if it exists, because with
+/// it Hopper's kernel decodes tokens in a separate grid, otherwise the first.
 fn instance(kernel: GroupedKernel) -> &'static str {
     let gpu = emulated(kernel);
     let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&SIZES), 6);
@@ -76,7 +77,7 @@ fn instance(kernel: GroupedKernel) -> &'static str {
     preferred.or_else(|| names.into_iter().find(takes)).expect("an instance for any number of tokens")
 }
 
-/// A small card of the architecture that a kernel is compiled for.
+/// Returns a small emulated GPU of the kernel's first architecture.
 fn emulated(kernel: GroupedKernel) -> Emulated {
     Emulated::new(kernel.arches()[0], Options { sms: Some(4), ..Options::default() }).unwrap()
 }
@@ -108,7 +109,7 @@ fn every_schedule_of_every_kernel_is_right_on_this_machines_gpu() {
 }
 
 #[test]
-fn a_graph_is_refused_in_the_emulator_with_the_reason() {
+fn emulator_refuses_a_graph_with_the_reason() {
     let gpu = Emulated::new("sm_100f", Options::default()).unwrap();
     let refused = gpu.with_variant("graph".parse().unwrap()).err().unwrap().to_string();
     assert!(refused.contains("no driver that could capture"), "{refused}");
