@@ -1,4 +1,4 @@
-//! Kernels that surround the products of a layer.
+//! Kernels for the steps of a layer around its products.
 
 pub mod moe_pack;
 pub mod moe_quantize;

@@ -1,13 +1,13 @@
-//! Weights from a checkpoint's layout to what an MoE layer's kernels read, on the device.
+//! Packs weights on the device: from a checkpoint's layout to the layout that an MoE layer's kernels read.
 //!
 //! # Contract
 //!
-//! * A launch has [`abi::Pack::blocks`] blocks of [`abi::Pack::THREADS`] threads, or for tokens in NVFP4 [`abi::PackNvfp4::blocks`] of
-//!   [`abi::PackNvfp4::THREADS`]. It packs all matrices.
-//! * Addresses are aligned as [`abi::Pack`] or [`abi::PackNvfp4`] says. Nobody writes values and scales meanwhile, or accesses what is
-//!   packed and the place of an invalid scale.
-//! * It writes every byte of the units; of rows in NVFP4 all but what pads them. The same input gives the same bytes. What it makes of a
-//!   scale that is NaN or has a sign means nothing.
+//! * Grid: [`abi::Pack::blocks`] CTAs of [`abi::Pack::THREADS`] threads; for NVFP4 tokens [`abi::PackNvfp4::blocks`]
+//!   CTAs of [`abi::PackNvfp4::THREADS`] threads. One launch packs all matrices.
+//! * Addresses are aligned as [`abi::Pack`] or [`abi::PackNvfp4`] says. During the launch nothing else writes values or
+//!   scales, and nothing else accesses the packed weights or the place of an invalid scale.
+//! * The kernel writes every byte of the units; of rows for NVFP4 tokens, every byte except padding. The same input
+//!   gives the same bytes. The bytes that it makes of a NaN or negative scale are unspecified.
 
 pub mod abi;
 #[cfg(feature = "moe_pack")]

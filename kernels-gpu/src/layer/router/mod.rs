@@ -1,11 +1,11 @@
-//! Which experts a token has, and with which weights, from the logits of a router: a warp a token.
+//! Selects the experts of each token and their weights from a router's logits, with one warp per token.
 //!
 //! # Contract
 //!
-//! * A launch has [`abi::blocks`] blocks of [`abi::THREADS`] threads, with [`abi::shared_bytes`] of dynamic shared memory.
-//! * Addresses are aligned to what lies there. Nobody writes what it reads meanwhile, or accesses what it writes.
-//! * It writes every id and weight once and nothing else. Experts are compared by f32 scores ([`score`]); the lower of two equal
-//!   ones comes first. The same logits of a token give the same bits, on the host too.
+//! * Grid: [`abi::blocks`] CTAs of [`abi::THREADS`] threads, with [`abi::shared_bytes`] of dynamic shared memory.
+//! * Addresses are aligned to the element. During the launch nothing else writes the inputs or accesses the outputs.
+//! * The kernel writes every id and weight once and nothing else. Experts are compared by f32 scores ([`score`]); of
+//!   two equal experts the lower number comes first. The same logits of a token give the same bits, on the host too.
 
 pub mod abi;
 #[cfg(feature = "router")]

@@ -1,12 +1,12 @@
-//! Activation of what two plain GEMMs have left in memory: C = silu(gate) ∘ up. The third kernel of the unfused baseline.
+//! Activation of the outputs of two plain GEMMs: C = silu(gate) ∘ up. The third kernel of the unfused baseline.
 //!
 //! # Contract
 //!
-//! * One launch computes every [`abi::Segment`] of an array. Its grid is the sum of [`abi::Segment::blocks`]; a block has
+//! * One launch computes every [`abi::Segment`] of an array. Grid: the sum of [`abi::Segment::blocks`] CTAs of
 //!   [`abi::THREADS`] threads.
-//! * Addresses are aligned as [`abi::Segment`] says. Nobody writes gate or up meanwhile.
-//! * It writes C's own elements and nothing else, each once. It computes in f32 and rounds once. The same input gives the
-//!   same bits.
+//! * Addresses are aligned as [`abi::Segment`] says. During the launch nothing else writes gate or up.
+//! * The kernel writes C's own elements once each, and nothing else. It computes in f32 and rounds once. The same input
+//!   gives the same bits.
 
 pub mod abi;
 #[cfg(feature = "silu_mul")]

@@ -1,16 +1,16 @@
-//! The kernel for GeForce RTX 50, RTX PRO and DGX Spark: grouped NVFP4 GEMM, gated or plain, on the tensor cores of sm_120 and
-//! sm_121.
+//! The kernel for GeForce RTX 50, RTX PRO and DGX Spark: grouped NVFP4 GEMM, gated or plain, on the tensor cores of
+//! sm_120 and sm_121.
 //!
 //! # Contract
 //!
-//! * One launch computes what [`abi::Group`] says for every [`abi::Tile`] of an array; the tiles cover each group's C once. M, N
-//!   and K may end anywhere in a tile.
-//! * The grid has at most as many blocks as there are tiles. A block has [`abi::Instance::threads`] threads and
-//!   [`abi::Instance::shared_bytes`] of dynamic shared memory.
-//! * Addresses and tensor maps are as [`abi::Group`] says. Scales are finite (never 0x7f) and have no sign, in the padding
-//!   of K too: they are multiplied with values that are zero.
-//! * It writes C's own elements and nothing else, each once. The same input gives the same bits.
-//! * The tensor core adds up products in f32. α·sum must be finite in f32. What is too large for the output format becomes
+//! * One launch computes [`abi::Group`]'s operation for every [`abi::Tile`] of an array. The tiles cover each group's C
+//!   once. M, N and K may end anywhere in a tile.
+//! * Grid: at most one CTA per tile, of [`abi::Instance::threads`] threads with [`abi::Instance::shared_bytes`] of
+//!   dynamic shared memory.
+//! * Addresses and tensor maps are as [`abi::Group`] says. Scales are finite (never 0x7f) and not negative, in the
+//!   padding of K too, where they are multiplied by zero values.
+//! * The kernel writes C's own elements once each, and nothing else. The same input gives the same bits.
+//! * The tensor core adds products in f32. α·sum must be finite in f32. Values beyond the output format's range become
 //!   ±inf.
 
 pub mod abi;

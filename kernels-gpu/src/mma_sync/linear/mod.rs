@@ -1,10 +1,10 @@
-//! The products of a warp for a linear layer: what the instances of several kernels are built from.
+//! Products of a single warp for linear layers. The instances of several kernels are built from this source.
 //!
-//! `strip.rs` is what a warp makes of a stage, `kernel.rs` how stages are filled by bulk copies. [`linear_sm80`](crate::mma_sync::linear_sm80)
-//! fills them another way.
+//! `strip.rs` computes with one stage. `kernel.rs` fills stages by bulk copies.
+//! [`linear_sm80`](crate::mma_sync::linear_sm80) fills them by other copies.
 //!
-//! A tile is some strips of 16 columns of C and up to so many tokens. A warp has a strip, with all of the tile's tokens or a part of
-//! them.
+//! A tile is a number of strips of 16 columns of C, for up to a fixed number of tokens. Each warp has one strip, with
+//! all or a part of the tile's tokens.
 
 #[cfg(any(feature = "linear_sm90", feature = "linear_sm120"))]
 pub(crate) mod kernel;

@@ -1,10 +1,16 @@
-//! A linear layer on any card from sm_80 on: `linear_sm90`'s products of a warp, with tokens and weights copied 16 bytes a thread.
+//! A linear layer on any GPU from sm_80 on: `linear_sm90`'s products of a warp. Threads copy tokens and weights 16
+//! bytes at a time.
 //!
 //! # Contract
 //!
-//! That of [`linear_sm90`](crate::wgmma::linear_sm90), with the threads and the shared memory of these instances, and a block for each tile.
-//! But the grid before has ended when this one begins, and tokens are read by their address and pitch, not by their map. A row has the same
-//! bits as on Hopper if the tensor core adds up as Hopper's does, which no card has shown yet.
+//! The contract of [`linear_sm90`](crate::wgmma::linear_sm90), with the threads and the shared memory of these
+//! instances, and with these differences:
+//!
+//! * The grid has one CTA per tile.
+//! * The previous grid has ended when this grid starts.
+//! * The kernel reads tokens by address and pitch, not by a tensor map.
+//!
+//! A row has the same bits as on Hopper if the GPU's tensor core adds like Hopper's, which was not verified on any GPU.
 
 pub mod abi;
 #[cfg(feature = "linear_sm80")]

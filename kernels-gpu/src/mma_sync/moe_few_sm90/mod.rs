@@ -1,24 +1,27 @@
-//! An MoE layer's few tokens on Hopper, in two launches: gate and up, then down and the weighted sum of each token's rows.
+//! The few tokens of an MoE layer on Hopper, in two launches: gate and up, then down and the weighted sum of each
+//! token's rows.
 //!
-//! With few tokens a layer takes as long as its launches, what stands before their main loops, and one warp's way along K. So nothing
-//! is launched for lists or sums: every block finds out by itself which experts are named, and has all rows of its columns that are
-//! added up. No warp waits for another one in its main loop. Each has *strips* of 16 rows of weights, which it copies to stages of its
-//! own, from one strip to the next without a gap. Tokens come to registers, a k-block ahead; a single one comes to the stages, with
-//! the weights.
+//! With few tokens the time of a layer consists of its launches, the prologues before the main loops, and one warp's
+//! way along K. So there is no launch for lists or sums: every CTA finds the named experts itself, and has all rows of
+//! the columns that it adds up. In the main loop no warp waits for another warp. Each warp has *strips* of 16 rows of
+//! weights. It copies them to its own stages, from strip to strip without a gap. Tokens are loaded into registers one
+//! k-block ahead; a single token is copied to the stages, with the weights.
 //!
 //! # Contract
 //!
-//! * A launch of a gate-and-up entry is for [`abi::GateUp`], one of a down entry for [`abi::Down`]. Its grid has any number of blocks
-//!   for the former and [`abi::Down::blocks`] for the latter, of up to [`abi::MAX_WARPS`] warps with [`abi::Blocks::shared_bytes`] of
-//!   dynamic shared memory. [`abi::ONE_GATE_UP_ENTRIES`] and [`abi::ONE_DOWN_ENTRIES`] have one token.
-//! * Weights are [`units`](crate::units), packed for the entry's type of tokens. Scales are finite and have no sign. Tokens and the
-//!   intermediate have their columns in natural order.
-//! * A grid may begin while the one before it still runs. Gate and up read and write global memory when that one has ended, and then let
-//!   the next one begin. Down must follow gate and up: it reads what those have read before, ids, weights of choices and of experts,
-//!   before they have ended.
-//! * Gate and up write a row of the intermediate for each [row](abi::Choices), down writes the output, each element once, whatever was
-//!   there. Products are exact; the tensor core adds them up in f32 along K in the order of [`moe_sm90`](crate::wgmma::moe_sm90), and a row is
-//!   rounded where that rounds it, so that the bits are the same. What is too large becomes ±inf, of its token alone.
+//! * A gate-and-up entry takes [`abi::GateUp`], a down entry [`abi::Down`]. Grid: any number of CTAs for gate and up,
+//!   [`abi::Down::blocks`] CTAs for down, of up to [`abi::MAX_WARPS`] warps with [`abi::Blocks::shared_bytes`] of
+//!   dynamic shared memory. [`abi::ONE_GATE_UP_ENTRIES`] and [`abi::ONE_DOWN_ENTRIES`] take one token.
+//! * Weights are [`units`](crate::units), packed for the entry's token type. Scales are finite and not negative. Tokens
+//!   and the intermediate have their columns in natural order.
+//! * A grid may start while the previous grid still runs. Gate and up access global memory after the previous grid has
+//!   ended, and then let the next grid start. Down must follow gate and up: before gate and up have ended, down reads
+//!   their inputs, namely ids, weights of choices and weights of experts.
+//! * Gate and up write a row of the intermediate per [row](abi::Choices). Down writes the output. Each element is
+//!   written once, whatever the memory held before.
+//! * Products are exact. The tensor core adds them in f32 along K in the order of [`moe_sm90`](crate::wgmma::moe_sm90),
+//!   and rows are rounded at the same places, so the bits are the same. Values beyond the output format's range become
+//!   ±inf, only for their token.
 
 pub mod abi;
 #[cfg(feature = "moe_few_sm90")]

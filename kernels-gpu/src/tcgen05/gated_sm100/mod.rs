@@ -2,16 +2,16 @@
 //!
 //! # Contract
 //!
-//! * One launch computes what [`abi::Group`] says for every [`abi::Tile`] of an array; the tiles cover each group's C once,
-//!   and [`abi::Instance::allows`] each group's M. M, N and K may end anywhere in a tile.
-//! * The grid has at most as many blocks as there are tiles, and twice as many where pairs compute tiles; where K is
-//!   split, four for each tile. A block has [`abi::Instance::threads`] threads, a cluster [`abi::Instance::cluster`]
-//!   blocks; dynamic shared memory is [`abi::Instance::shared_bytes`].
-//! * The parameter has the first tiles itself, as [`abi::Launch::new`] puts them there.
-//! * Addresses and tensor maps are as [`abi::Group`] says. Scales are finite (never 0x7f) and have no sign, in the padding
-//!   of K too: they are multiplied with values that the maps fill with zeros.
-//! * It writes C's own elements and nothing else, each once. The same input gives the same bits.
-//! * The tensor core adds up products in f32. α·sum must be finite in f32. What is too large for the output format becomes
+//! * One launch computes [`abi::Group`]'s operation for every [`abi::Tile`] of an array. The tiles cover each group's C
+//!   once, and [`abi::Instance::allows`] accepts each group's M. M, N and K may end anywhere in a tile.
+//! * Grid: at most one CTA per tile; at most two CTAs per tile if pairs compute tiles; four CTAs per tile if K is
+//!   split. A CTA has [`abi::Instance::threads`] threads and [`abi::Instance::shared_bytes`] of dynamic shared memory,
+//!   a cluster [`abi::Instance::cluster`] CTAs.
+//! * The parameter contains the first tiles, placed by [`abi::Launch::new`].
+//! * Addresses and tensor maps are as [`abi::Group`] says. Scales are finite (never 0x7f) and not negative, in the
+//!   padding of K too, where they are multiplied by values that the tensor maps fill with zeros.
+//! * The kernel writes C's own elements once each, and nothing else. The same input gives the same bits.
+//! * The tensor core adds products in f32. α·sum must be finite in f32. Values beyond the output format's range become
 //!   ±inf.
 
 pub mod abi;
