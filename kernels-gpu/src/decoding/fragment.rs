@@ -70,7 +70,8 @@ impl Fragment {
     /// The barrier has been initialized, and its phase lacks an arrival. The whole warp calls it together.
     #[inline(always)]
     pub unsafe fn arrive(&self, mbarrier: Mbarrier) {
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the caller guarantees an initialized mbarrier whose phase lacks an arrival, and that the whole warp
+        // is here.
         unsafe {
             sync_warp(ALL_LANES);
             if self.leads {

@@ -39,7 +39,8 @@ impl Tile {
     /// A tile was written down there, and the barrier that says so has been waited for.
     #[inline(always)]
     pub unsafe fn read(slot: SharedAddress) -> Self {
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: `slot` holds the `TILE_BYTES` of a tile, a multiple of 16; its barrier was waited for, so nothing
+        // writes them now.
         let ([first_column, first_row, tokens, expert], [gate, up, ..]) =
             unsafe { (ld_shared_v4_b32(slot), ld_shared_v4_b32(slot + TILE_BYTES / 2)) };
         Self { first_column, first_row, tokens, expert, alpha: [gate, up] }
@@ -51,7 +52,8 @@ impl Tile {
     /// There are [`TILE_BYTES`] at a multiple of 16, which nobody reads.
     #[inline(always)]
     pub unsafe fn write(&self, slot: SharedAddress) {
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the caller guarantees `TILE_BYTES` of shared memory at `slot`, a multiple of 16, that no thread reads
+        // now.
         unsafe {
             st_shared_v4_b32(slot, [self.first_column, self.first_row, self.tokens, self.expert]);
             st_shared_v4_b32(slot + TILE_BYTES / 2, [self.alpha[0], self.alpha[1], 0, 0]);
@@ -96,7 +98,7 @@ impl TileLists {
         if lane_id() > 0 {
             return 0;
         }
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: `ticket` is the address of a u32 in global memory; only atomics access it during the launch.
         thread::grid_dim_x() + unsafe { atom_global_add_u32(GlobalAddress::new(self.ticket), 1) }
     }
 
@@ -167,7 +169,7 @@ fn number(list: u64, index: u32) -> GlobalAddress {
 /// The list has both, and is complete.
 #[inline(always)]
 unsafe fn neighbors(list: u64, index: u32) -> [u32; 2] {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the list has the numbers `index` and `index + 1`, and is complete.
     [index, index + 1].map(|index| unsafe { ld_relaxed_gpu_global_b32(number(list, index)) })
 }
 
@@ -177,6 +179,6 @@ unsafe fn neighbors(list: u64, index: u32) -> [u32; 2] {
 /// The whole warp calls it together.
 #[inline(always)]
 pub unsafe fn from_first_lane(value: u32) -> u32 {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees that all 32 lanes execute the shuffle together.
     unsafe { warp_shuffle_idx(ALL_LANES, value, 0, WARP_SIZE).0 }
 }

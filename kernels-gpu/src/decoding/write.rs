@@ -132,7 +132,7 @@ impl<K> Target<K> {
     ) where
         K: Written<P>,
     {
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the caller guarantees what `write_placed` requires; `Rows` places rows as this function does.
         unsafe { self.write_placed(output, Placing::Rows, fragment, sums) }
     }
 
@@ -263,7 +263,8 @@ impl<K> Target<K> {
             for row in 0..2 {
                 let column = self.first_column + fragment.rows[row] + part as u32 * K::SHAPE.panel_rows();
                 let address = GlobalAddress::new(first) + u64::from(column) * BIAS_BYTES;
-                // SAFETY: what `# Safety` above asks.
+                // SAFETY: the address is in the list of global scales if the column is below N; otherwise nothing is
+                // read.
                 let bits = unsafe { ld_global_b32_or_zero(column < self.n, address) };
                 alphas[part][row] = K::UNSCALE * f32::from_bits(bits);
             }
@@ -283,7 +284,7 @@ impl<K> Target<K> {
         let bias = |matrix: usize, column: u32| {
             let is_there = self.bias[matrix] != 0 && column < self.n;
             let address = GlobalAddress::new(self.bias[matrix]) + u64::from(column) * BIAS_BYTES;
-            // SAFETY: what `# Safety` above asks.
+            // SAFETY: the address is in the list of biases if `is_there`; otherwise nothing is read.
             let bits = unsafe { ld_global_b32_or_zero(is_there, address) };
             if is_there { f32::from_bits(bits) } else { -0.0 }
         };

@@ -22,7 +22,7 @@ const NUMBER: u64 = size_of::<u32>() as u64;
 /// The list has it, and nobody writes it meanwhile.
 #[inline(always)]
 unsafe fn number(list: u64, index: u32) -> u32 {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees that the list has this number and that nothing writes it during the launch.
     unsafe { ld_global_b32(GlobalAddress::new(list) + u64::from(index) * NUMBER) }
 }
 
@@ -56,7 +56,7 @@ impl Launch {
     #[inline(always)]
     pub(crate) unsafe fn alpha(&self, matrix: usize, expert: u32, column: u32) -> f32 {
         let index = if self.rows == 0 { expert } else { column.min(self.n - 1) };
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the launch has this matrix, and a global scale per expert or per expert and column, at this index.
         f32::from_bits(unsafe { number(self.alpha[matrix], index) })
     }
 
@@ -68,7 +68,7 @@ impl Launch {
     pub(crate) unsafe fn bias(&self, matrix: usize, expert: u32, column: u32) -> f32 {
         let (bias, n) = (self.bias[matrix], self.n);
         let at = GlobalAddress::new(bias) + (u64::from(expert) * u64::from(n) + u64::from(column)) * NUMBER;
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: if there are biases, the address is that of a column below N; otherwise nothing is read.
         let number = unsafe { ld_global_b32_or_zero(column < n && bias != 0, at) };
         // The sum of anything and -0 is the former.
         if bias == 0 { -0.0 } else { f32::from_bits(number) }
@@ -81,7 +81,7 @@ impl Launch {
     #[inline(always)]
     pub(crate) unsafe fn global(&self, is_there: bool, row: u32) -> f32 {
         let at = GlobalAddress::new(self.globals) + u64::from(row) * NUMBER;
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: if `is_there`, the list of global scales has this row; otherwise nothing is read.
         f32::from_bits(unsafe { ld_global_b32_or_zero(is_there, at) })
     }
 

@@ -116,7 +116,8 @@ impl<K: Kind<P>, const P: usize> Consumer<K, P> {
         macro_rules! main_loops {
             ($($n:literal)*) => {$(
                 if const { K::SHAPE.mma_n($n) == $n && $n <= K::SHAPE.tile_tokens } && n == $n {
-                    // SAFETY: what `# Safety` above asks.
+                    // SAFETY: the barriers are initialized, the whole warpgroup is here for each tile in order, and
+                    // `$n` is at least `tokens`.
                     return pad(&unsafe {
                         if K::BY_WARPS {
                             self.sum_by_warps::<{ registers($n) }>(k_blocks)
@@ -145,7 +146,7 @@ impl<K: Kind<P>, const P: usize> Consumer<K, P> {
         // Not `[0.0; REGISTERS]`: of many the compiler makes a loop, and an array that a loop writes is not in registers.
         let mut sums: [[f32; REGISTERS]; P] = Zeroable::zeroed();
         if Self::TWO_A_TURN && k_blocks.is_multiple_of(2) {
-            // SAFETY: what `# Safety` above asks.
+            // SAFETY: the barriers are initialized, and the whole warpgroup is here for each tile in order.
             unsafe { self.sum_two_a_turn(&mut sums, k_blocks) };
             return sums;
         }
@@ -288,7 +289,7 @@ impl<K: Kind<P>, const P: usize> Consumer<K, P> {
     /// As [`Self::sum_tile`], and its products are complete.
     #[inline(always)]
     unsafe fn release_buffer(&mut self) {
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the buffer's products are complete, and its empty barrier's phase lacks this warp's arrival.
         unsafe { self.fragment.arrive(self.buffers.empty()) };
         self.buffers.advance();
     }

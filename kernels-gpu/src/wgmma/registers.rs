@@ -10,7 +10,8 @@ use crate::decoding::{Registers, Shape};
 /// The whole warpgroup calls it together, once. The block was launched with the threads of this shape.
 #[inline(always)]
 pub unsafe fn give_registers(shape: Shape) {
-    // SAFETY: what `# Safety` above asks; `Registers::check` knows how many a thread has.
+    // SAFETY: the whole warpgroup is here, once; `Registers::check` compares these counts with the threads of the
+    // launch.
     unsafe {
         if shape.consumers == 1 {
             setmaxnreg_dec::<{ Registers::OF_ONE_CONSUMER.producer }>();

@@ -58,8 +58,8 @@ impl Piece {
                 bytes = unit_bytes(block_columns(k, k_block));
             }
             let (stage, full) = (first_stage + stages.index() * (count * room * UNIT_BYTES), stages.full());
-            // SAFETY: what `# Safety` above asks. A stage is written while it is empty, and its full barrier expects the bytes of every
-            // copy.
+            // SAFETY: the units lie there. A stage is written while it is empty, and its full barrier expects the bytes
+            // of every copy.
             unsafe {
                 stages.wait_empty();
                 if lane_id() == 0 {
@@ -87,7 +87,7 @@ impl Piece {
         let mut loaded = 0;
         while loaded < room {
             let more = self.units.min(room - loaded);
-            // SAFETY: what `# Safety` above asks.
+            // SAFETY: the units lie there, and the stage's room for them at `target` is empty.
             unsafe {
                 cp_async_bulk_shared_global(target + loaded * unit_bytes, source, more * unit_bytes, full);
             }

@@ -33,7 +33,8 @@ impl Tiles {
     /// As [`Ring::init`].
     #[inline(always)]
     pub unsafe fn init(self, readers: u32) {
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the caller guarantees what `Ring::init` requires: the barriers' shared memory is unused, and other
+        // threads wait for a barrier of the CTA.
         unsafe { self.ring.init(1, readers) };
     }
 
@@ -53,7 +54,7 @@ impl Tiles {
     /// does.
     #[inline(always)]
     pub unsafe fn find(mut self, lists: &TileLists, mut load: impl FnMut(&Tile)) {
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the barriers are initialized, the lists are complete, and only this whole warp calls this.
         unsafe {
             let mut index = thread::block_idx_x();
             let mut asked = lists.ask(index);
@@ -127,7 +128,7 @@ impl Tiles {
     /// It was waited for.
     #[inline(always)]
     pub unsafe fn read(&mut self) -> (Tile, Mbarrier) {
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the slot's full barrier was waited for, so the slot holds a tile.
         let (tile, empty) = (unsafe { Tile::read(self.slot()) }, self.ring.empty());
         self.ring.advance();
         (tile, empty)

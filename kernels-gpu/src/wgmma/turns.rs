@@ -26,7 +26,8 @@ impl PingPong {
     #[inline(always)]
     pub unsafe fn init(barriers: Mbarrier) {
         for consumer in 0..TURN_BARRIERS {
-            // SAFETY: what `# Safety` above asks.
+            // SAFETY: the caller guarantees 8 bytes of unused shared memory per barrier; other threads wait for a
+            // barrier of the CTA.
             unsafe { mbarrier_init(barriers.nth(consumer), WARPS) };
         }
     }

@@ -164,7 +164,8 @@ impl Part {
     /// The contract, and the row has these columns.
     #[inline(always)]
     unsafe fn load(row: Row, start: u32, columns: u32, lane: u32) -> Self {
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the row lies in global memory and has these columns. The second half has what is left of them, or
+        // none.
         unsafe {
             Self([
                 Half::load(row, start, columns, lane),

@@ -143,7 +143,7 @@ unsafe fn clear(launch: &Quantize, row: u32) {
 #[inline(always)]
 unsafe fn store(launch: &Quantize, row: u32, core: u32, codes: [u32; 4]) {
     let at = line(launch.row_capacity, core / LINE_CHUNKS, row) + u64::from(chunk(row, core % LINE_CHUNKS));
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the row has such a chunk, at a multiple of 16 bytes, and only this lane writes it.
     unsafe { st_global_v4_b32(GlobalAddress::new(launch.codes) + at, codes) };
 }
 
@@ -165,7 +165,7 @@ impl<const FORMAT: u32> Token<FORMAT> {
     unsafe fn new(launch: &Quantize, index: u32) -> Self {
         let at = GlobalAddress::new(launch.input) + u64::from(index) * launch.input_pitch;
         let weight = GlobalAddress::new(launch.input_weights) + u64::from(index) * NUMBER;
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: if there are factors, `weight` is the address of this token's factor; otherwise nothing is read.
         let bits = unsafe { ld_global_b32_or_zero(launch.input_weights != 0, weight) };
         Self { index, at, weight: (launch.input_weights != 0).then(|| f32::from_bits(bits)) }
     }

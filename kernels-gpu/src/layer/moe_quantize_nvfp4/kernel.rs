@@ -77,7 +77,7 @@ unsafe fn run<const FORMAT: u32>(launch: &Quantize) {
 /// The list has it, and nobody writes it meanwhile.
 #[inline(always)]
 unsafe fn number(list: u64, index: u32) -> u32 {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees that the list has this number and that nothing writes it during the launch.
     unsafe { ld_global_b32(GlobalAddress::new(list) + u64::from(index) * NUMBER) }
 }
 
@@ -132,7 +132,7 @@ impl Row {
     /// The whole warp calls it together.
     #[inline(always)]
     unsafe fn of_lane(self, lane: u32) -> Self {
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the caller guarantees that all 32 lanes execute the shuffles together.
         let of = |value: u32| unsafe { warp_shuffle_idx(ALL_LANES, value, lane, WARP_SIZE).0 };
         Self {
             index: of(self.index),
@@ -162,7 +162,7 @@ impl<const FORMAT: u32> Token<FORMAT> {
     unsafe fn new(launch: &Quantize, index: u32) -> Self {
         let at = GlobalAddress::new(launch.input) + u64::from(index) * launch.input_pitch;
         let weight = GlobalAddress::new(launch.input_weights) + u64::from(index) * NUMBER;
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: if there are factors, `weight` is the address of this token's factor; otherwise nothing is read.
         let bits = unsafe { ld_global_b32_or_zero(launch.input_weights != 0, weight) };
         Self { index, at, weight: (launch.input_weights != 0).then(|| f32::from_bits(bits)) }
     }
@@ -225,7 +225,8 @@ impl<const FORMAT: u32> Token<FORMAT> {
         let mut amax = (LARGEST * LEAST_GLOBAL).to_bits();
         let mut block = lane_id();
         while block < k / BLOCK {
-            // SAFETY: what `# Safety` above asks.
+            // SAFETY: the token has the blocks below the loop's end, and lies in global memory that nothing writes
+            // during the launch.
             amax = amax.max(unsafe { self.block(block, true) }.amax);
             block += WARP_SIZE;
         }
@@ -240,7 +241,7 @@ impl<const FORMAT: u32> Token<FORMAT> {
     #[inline(always)]
     unsafe fn block(&self, block: u32, is_there: bool) -> Block {
         let at = self.at + u64::from(block * BLOCK * ELEMENT_BYTES);
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: if `is_there`, the token has this block, 32 bytes at a multiple of 16; otherwise nothing is read.
         let halves = unsafe { [ld_global_v4_b32_or_zero(is_there, at), ld_global_v4_b32_or_zero(is_there, at + 16)] };
         let words: [u32; BLOCK_WORDS] = core::array::from_fn(|word| halves[word / 4][word % 4]);
         let numbers = words.map(|word| self.weighted(word));
@@ -269,7 +270,8 @@ impl Block {
         let scale_at =
             |in_tile: u32| GlobalAddress::new(launch.scales) + token_scale(row.tile, in_tile, block, launch.k);
         let of_row = u64::from(row.index) * u64::from(row_bytes(launch.k)) + u64::from(block * (BLOCK / 2));
-        // SAFETY: what `# Safety` above asks. What fills a tile up is that of its last row, which is one warp's.
+        // SAFETY: the row is this warp's and the block this lane's, so no other lane writes these bytes. The rows that
+        // fill up a tile belong to the warp of its last row.
         unsafe {
             if self.is_there {
                 st_global_b64(GlobalAddress::new(launch.values) + of_row, values);

@@ -258,7 +258,7 @@ fn powers(keys: &[u32; LANE_EXPERTS], largest: f32) -> f32 {
 unsafe fn sum(number: f32) -> f32 {
     let (mut sum, mut distance) = (number, WARP_SIZE / 2);
     while distance > 0 {
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the caller guarantees that all 32 lanes execute the shuffle together.
         let (other, _) = unsafe { warp_shuffle_xor(ALL_LANES, sum.to_bits(), distance, WARP_SIZE) };
         sum += f32::from_bits(other);
         distance /= 2;

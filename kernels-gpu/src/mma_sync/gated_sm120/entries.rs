@@ -53,7 +53,8 @@ impl<const INDEX: usize> Work for Listed<INDEX> {
     #[inline(always)]
     unsafe fn tiles(self, next: u32, stride: u32) -> Tiles<Tile, Group> {
         let Launch { tiles, tile_count, groups, .. } = self.launch;
-        // SAFETY: what `# Safety` of the trait asks.
+        // SAFETY: the parameter's arrays have `tile_count` tiles and their groups, by the kernel's contract; the caller
+        // waited for earlier grids.
         unsafe { Tiles::new(tiles, tile_count, groups, next, stride) }
     }
 

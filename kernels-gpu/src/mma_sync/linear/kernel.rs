@@ -164,7 +164,8 @@ where
         let (first_panel, first_row) = (first_column / PANEL_ROWS, first_column % PANEL_ROWS);
         let (last_panel, panel_strips) = ((n - 1) / PANEL_ROWS, Self::INSTANCE.panel_strips());
         let (count, full) = (self.span_k_blocks(first), span.full());
-        // SAFETY: what `# Safety` above asks; strips lie one behind the other in their panel, and so do their scales.
+        // SAFETY: the span's stages are empty and have room for the k-blocks. Strips lie one behind the other in their
+        // panel, and so do their scales. One lane makes the barrier expect all bytes that its copies bring.
         unsafe {
             if lane_id() == 0 {
                 let k_block_bytes = Self::INSTANCE.weight_bytes() + Self::INSTANCE.token_bytes();
@@ -195,7 +196,8 @@ where
     #[inline(always)]
     unsafe fn load_tokens(&self, span: Ring, first: u32) {
         let full = span.full();
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the previous grid has ended, so tokens are complete. The span's stages have room for them, and its
+        // barrier expects their bytes.
         unsafe {
             if lane_id() == 0 {
                 for step in 0..self.span_k_blocks(first) {

@@ -167,7 +167,8 @@ where
     #[inline(always)]
     unsafe fn begin_next(&mut self, first_row: u32) {
         if self.k_block < k_blocks(self.strip.launch.k) {
-            // SAFETY: what `# Safety` above asks; the k-block is one of the matrix.
+            // SAFETY: no thread reads the next stage; the k-block is one of the matrix, and all threads of the CTA copy
+            // their parts.
             unsafe {
                 self.copy_weights(0, STRIP_VALUES, first_row * ROW_BYTES);
                 self.copy_weights(Self::INSTANCE.value_bytes(), STRIP_SCALES, PANEL_SCALES + first_row * ROW_SCALES);
@@ -197,7 +198,8 @@ where
                 let (in_second, in_panel) = (chunk >= panel_chunks, chunk % panel_chunks);
                 let source = self.panel + if in_second { self.second_panel } else { 0 };
                 let source = source + u64::from(offset + in_panel * CHUNK_BYTES);
-                // SAFETY: what `# Safety` above asks; rows that the matrix lacks are in its panels.
+                // SAFETY: no thread reads the next stage; the panels have the rows that the matrix lacks, and the next
+                // k-block.
                 unsafe { cp_async_16_or_zero(true, target + chunk * CHUNK_BYTES, source) };
             }
         }
@@ -218,7 +220,7 @@ where
             if token < Self::INSTANCE.tile_tokens {
                 let is_there = is_column && self.strip.first_token + token < m;
                 let source = self.token + u64::from(round * Self::TOKEN_STEP) * token_pitch;
-                // SAFETY: what `# Safety` above asks; nothing is read where there is no such token or column.
+                // SAFETY: no thread reads the next stage; outside the tokens and columns nothing is read.
                 unsafe { cp_async_16_or_zero(is_there, in_box + chunk_place(token, chunk % BOX_CHUNKS), source) };
             }
         }

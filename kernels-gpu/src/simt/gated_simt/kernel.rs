@@ -371,7 +371,7 @@ impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUM
 /// They lie at `address`, a multiple of 4 times N, in shared memory that nobody writes now.
 #[inline(always)]
 unsafe fn load_scales<const N: usize>(address: SharedAddress) -> [f32; N] {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees N scales at `address`, a multiple of 4 · N, that nothing writes now.
     unsafe {
         if N == 4 {
             let scales = ld_shared_v4_b32(address);
@@ -429,7 +429,8 @@ impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUM
 #[inline(always)]
 unsafe fn store_output<const N: usize>(address: GlobalAddress, output: u32, values: [f32; N]) {
     const { assert!(N == 1 || N == 4) };
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees N 16-bit numbers at `address`, a multiple of their size, that no other thread
+    // accesses.
     unsafe {
         if N == 4 {
             let low = convert(output, values[0], values[1 % N]);

@@ -71,7 +71,7 @@ impl Tiles {
         const GROUP_BYTES: u32 = size_of::<Group>() as u32;
 
         let packed = self.parameter + (offset_of!(Launch, tiles) as u32 + index * size_of::<u64>() as u32);
-        // SAFETY: what `# Safety` above asks: the tile is there, and so is its group.
+        // SAFETY: the index is below `at_hand`, so the parameter contains this tile and its group.
         unsafe {
             let tile = Tile::unpacked(ld_param_b64(packed));
             let group = self.parameter + (offset_of!(Launch, groups) as u32 + tile.group * GROUP_BYTES);

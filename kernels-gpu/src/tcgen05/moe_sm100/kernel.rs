@@ -67,7 +67,8 @@ impl<const INDEX: usize> Work for Routed<INDEX> {
     #[inline(always)]
     unsafe fn tiles(self, next: u32, stride: u32) -> RoutedTiles<INDEX> {
         let size = [Self::INSTANCE.tile_rows(), Self::INSTANCE.tile_tokens];
-        // SAFETY: what `# Safety` of the trait asks.
+        // SAFETY: the caller waited for earlier grids, so the lists are complete; the contract says that they lie
+        // there.
         RoutedTiles { work: self, tiles: unsafe { self.launch.routed_tiles(size, next, stride) } }
     }
 
@@ -89,7 +90,7 @@ impl<const INDEX: usize> Work for Routed<INDEX> {
     #[inline(always)]
     unsafe fn quantized(self, tile: &Tile, group: &Placed) -> QuantizedTile {
         let rows = [group.token_tile, group.token_row, tile.tokens];
-        // SAFETY: what `# Safety` of the trait asks.
+        // SAFETY: the tile is one of the work's, so its expert has global scales.
         unsafe { self.launch.quantized(Self::INSTANCE.matrices, tile.group, rows) }
     }
 

@@ -122,7 +122,8 @@ impl Choices {
 /// Where `predicate` holds, and if the address is not 0, it is an array with a weight at this index.
 #[inline(always)]
 unsafe fn load_weight(weights: u64, index: u64, predicate: bool) -> f32 {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: if `predicate` holds and the address is not 0, the array has a weight at `index`; otherwise nothing is
+    // read.
     let bits =
         unsafe { ld_global_b32_or_zero(predicate && weights != 0, GlobalAddress::new(weights) + index * NUMBER) };
     if weights == 0 { 1.0 } else { f32::from_bits(bits) }

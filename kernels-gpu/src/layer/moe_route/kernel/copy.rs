@@ -164,7 +164,8 @@ impl Part {
     unsafe fn store(mut self, route: &Route) {
         if route.input_weights != 0 {
             if route.shared_tokens != 0 {
-                // SAFETY: what `# Safety` above asks.
+                // SAFETY: `shared_tokens` is the address of the shared expert's tokens, which have this row; the whole
+                // warp is here.
                 unsafe { self.store_to(route, route.shared_tokens) };
             }
             for two in 0..self.elements.len() {
@@ -172,7 +173,7 @@ impl Part {
                 self.elements[two] = convert(route.operand_type, low * self.weight, high * self.weight);
             }
         }
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: `tokens` is the address of the layer's tokens, which have this row; the whole warp is here.
         unsafe { self.store_to(route, route.tokens) };
     }
 
@@ -209,7 +210,8 @@ pub(super) unsafe fn load_word(
     let first = element(columns, lane, word, 0);
     let is_whole = element(columns, lane, word, WORD_ELEMENTS - 1).is_some();
     let source = k_block + u64::from(first.unwrap_or(0) * ELEMENT_BYTES);
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the whole word, or its first half, lies at `source` in global memory; what the predicates exclude is not
+    // read.
     unsafe {
         let mut elements = ld_global_v4_b32_or_zero(is_whole, source);
         if has_halves {

@@ -39,7 +39,8 @@ impl<W: Work, const COLUMNS: usize> Sm120<W, COLUMNS> {
     pub(super) unsafe fn load(self) {
         let mut stages = self.stages();
         let mut known = u32::MAX;
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: earlier grids were waited for, so tiles and groups are complete; the kernel's contract says that they
+        // lie there.
         for (tile, group) in unsafe { self.tiles() } {
             let group = W::placed(group);
             let sources = Self::sources(&tile, &group);
@@ -138,7 +139,8 @@ impl<W: Work, const COLUMNS: usize> Sm120<W, COLUMNS> {
         let stage = self.weights_of(stage);
         for slab in 0..SLABS {
             let weights = sources.weights[slab as usize];
-            // SAFETY: what `# Safety` above asks.
+            // SAFETY: the stage is empty and has room for the slabs; the full barrier expects their bytes; the contract
+            // says that the weights lie there.
             unsafe {
                 match Self::INSTANCE.weights {
                     Weights::Slabs => {

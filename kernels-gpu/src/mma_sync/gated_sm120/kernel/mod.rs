@@ -147,7 +147,8 @@ impl<W: Work, const COLUMNS: usize> Sm120<W, COLUMNS> {
     /// The contract of the kernel; grids before this one were waited for.
     #[inline(always)]
     unsafe fn tiles(self) -> W::Tiles {
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: earlier grids were waited for, so tiles and groups are complete; the kernel's contract says that they
+        // lie there.
         unsafe { self.work.tiles(thread::block_idx_x(), thread::grid_dim_x()) }
     }
 }

@@ -70,7 +70,7 @@ impl<W: Work, const COLUMNS: usize> Multiplier<W, COLUMNS> {
             let first = first + if gated { 0 } else { slab as u32 * SLAB_ROWS };
             core::array::from_fn(|row| first + (row as u32 ^ u32::from(self.swapped())))
         });
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the caller guarantees that the tile is one of the work's and that `group` is its group.
         unsafe { self.block.work.terms::<COLUMNS>(tile, group, columns, self.first_token + self.lane % 4 * 2) }
     }
 
@@ -162,7 +162,7 @@ impl<W: Work, const COLUMNS: usize> Multiplier<W, COLUMNS> {
     #[inline(always)]
     unsafe fn weights(&self, stage: u32, slab: u32, step: u32) -> [u32; 4] {
         let weights = self.block.weights_of(stage);
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the stage is full and has this step, and the whole warp executes the loads together.
         unsafe {
             match Sm120::<W, COLUMNS>::INSTANCE.weights {
                 Weights::Slabs => {

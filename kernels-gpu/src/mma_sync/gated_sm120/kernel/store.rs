@@ -31,7 +31,7 @@ impl<W: Work, const COLUMNS: usize> Multiplier<W, COLUMNS> {
     pub unsafe fn store(&self, tile: &Tile, group: &Placed, terms: &W::Terms, sums: &TileSums<COLUMNS>) {
         // All words come before the first store: then the registers of sums are free.
         let (words, work) = (self.words(tile, group, terms, sums), self.block.work);
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the caller guarantees that the tile is one of the work's and that `group` is its group.
         let quantized = unsafe { work.quantized(tile, group) };
         // Rows 2g and 2g + 1 of the strip.
         let first_column = tile.first_column + self.strip * STRIP_ROWS + self.lane / 4 * 2;

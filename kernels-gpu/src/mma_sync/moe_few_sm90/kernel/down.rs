@@ -72,7 +72,7 @@ impl Work for OfBlock {
 
     #[inline(always)]
     unsafe fn token(&self, lists: Lists, named: u32) -> GlobalAddress {
-        // SAFETY: what `# Safety` above asks; an expert that is named has a row.
+        // SAFETY: the lists are made, and a named expert has at least one row.
         self.row(unsafe { lists.row(named, 0) })
     }
 }

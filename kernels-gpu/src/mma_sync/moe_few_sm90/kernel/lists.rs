@@ -83,7 +83,8 @@ impl Lists {
     /// The lists are made. The whole warp calls it together.
     #[inline(always)]
     pub(super) unsafe fn count(self) -> u32 {
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the lists are made, so their count lies in shared memory; the whole warp executes the shuffle
+        // together.
         unsafe { from_first_lane(ld_shared_b32(self.count_place())) }
     }
 
@@ -93,7 +94,7 @@ impl Lists {
     /// The lists are made, and there are more. The whole warp calls it together, with the same index.
     #[inline(always)]
     pub(super) unsafe fn named(self, index: u32) -> Named {
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the lists are made and name more than `index` experts; the whole warp executes the shuffle together.
         let both = unsafe { from_first_lane(ld_shared_b32(self.experts(index))) };
         Named { expert: both & 0xffff, rows: both >> HALF }
     }
@@ -104,7 +105,7 @@ impl Lists {
     /// The lists are made, and the expert has more rows.
     #[inline(always)]
     pub(super) unsafe fn row(self, index: u32, row: u32) -> Row {
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the lists are made, and the expert has more than `row` rows.
         let both = unsafe { ld_shared_b32(self.rows(index * MAX_TOKENS + row)) };
         Row { choice: both & 0xffff, token: both >> HALF }
     }
@@ -115,7 +116,7 @@ impl Lists {
     /// The lists are made, and there are more choices.
     #[inline(always)]
     pub(super) unsafe fn place(self, choice: u32) -> u32 {
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the lists are made, and there are more than `choice` choices.
         unsafe { ld_shared_b32(self.places(choice)) }
     }
 
@@ -125,7 +126,7 @@ impl Lists {
     /// The lists are made with weights, and there are more choices.
     #[inline(always)]
     pub(super) unsafe fn weight(self, choice: u32) -> f32 {
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the lists are made with weights, and there are more than `choice` choices.
         f32::from_bits(unsafe { ld_shared_b32(self.weights(choice)) })
     }
 

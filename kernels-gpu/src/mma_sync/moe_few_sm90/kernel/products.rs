@@ -55,7 +55,7 @@ where
     /// The contract in `moe_few_sm90/mod.rs`; the lists are made. The stages are the warp's. The whole warp calls it together.
     #[inline(always)]
     pub(super) unsafe fn begin(matrices: &'l Matrices, lists: Lists, work: &'l W, stages: SharedAddress) -> Self {
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the lists are made, the stages are this warp's, and the whole warp is here.
         let weights = unsafe { Weights::of(matrices, lists, work, stages) };
         Self { matrices, lists, work, weights }
     }
@@ -66,7 +66,7 @@ where
     /// As [`Self::begin`]; the token is complete.
     #[inline(always)]
     pub(super) unsafe fn await_token(&mut self) {
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the token is complete, the stages are this warp's, and the whole warp is here.
         unsafe { self.weights.await_token() }
     }
 
@@ -87,7 +87,8 @@ where
         let mut index = self.work.first();
         while index < self.work.end() {
             let (of, strip) = self.work.piece(index);
-            // SAFETY: what `# Safety` above asks; an expert that is named, and its rows.
+            // SAFETY: the lists name this expert and have its rows; tokens are complete; matrices, factors and biases
+            // have the columns.
             unsafe {
                 let Named { expert, rows } = self.lists.named(of);
                 let address = |array: u64, element: u64| GlobalAddress::new(array) + element * BIAS_BYTES;
@@ -130,7 +131,7 @@ where
     unsafe fn sum(&mut self, tokens: &Tokens) -> [f32; 4] {
         let (whole, all) = (self.matrices.k / K_BLOCK, k_blocks(self.matrices.k));
         let mut sums = [0.0; 4];
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: tokens are complete and have the k-blocks; the stages are this warp's, and the whole warp is here.
         unsafe {
             let mut ahead = if whole > 0 { Self::load(tokens, 0) } else { Elements::default() };
             // While k-blocks before `same` are multiplied, whole ones of the same strip are copied; from `next` on those of the next
@@ -168,7 +169,7 @@ where
     ) {
         let last = (self.matrices.k / K_BLOCK).wrapping_sub(1);
         let is_there = STRAIGHT && self.weights.begin_straight(end - k_block);
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: tokens have the k-blocks up to `end`; the stages are this warp's, and the whole warp is here.
         unsafe {
             // Two k-blocks a round, since copies of registers would wait for elements that are loaded ahead.
             while k_block + 1 < end {
@@ -192,7 +193,7 @@ where
     /// As [`Tokens::load`].
     #[inline(always)]
     unsafe fn load(tokens: &Tokens, k_block: u32) -> Elements {
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the token is complete, begins at a multiple of 16, and has the k-block.
         if ONE { Elements::default() } else { unsafe { tokens.load(k_block) } }
     }
 

@@ -58,7 +58,7 @@ impl Tokens {
         let lane = lane_place_of_token(lane_id() % ROW_LANES);
         let first = self.at + (u64::from(k_block) * u64::from(K_BLOCK * ELEMENT_BYTES) + u64::from(lane));
         [0, 1, 2, 3].map(|word| {
-            // SAFETY: what `# Safety` above asks.
+            // SAFETY: the token is complete and has the k-block, so the word lies there, at a multiple of 16.
             unsafe { ld_global_v4_b32_or_zero(true, first + u64::from(word_place(word))) }
         })
     }

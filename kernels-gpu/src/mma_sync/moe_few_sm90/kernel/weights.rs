@@ -98,7 +98,8 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
             from: first_stage,
         };
         for stage in 1..Self::STAGES {
-            // SAFETY: what `# Safety` above asks.
+            // SAFETY: the warp has no copies in flight yet, so all its stages are empty; the lists are made, and the
+            // whole warp is here.
             unsafe { this.begin_next() };
             this.to = first_stage + stage * Self::STAGE_BYTES;
         }
@@ -147,7 +148,7 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
     #[inline(always)]
     pub(super) unsafe fn begin_whole(&mut self, is_there: bool) {
         if is_there {
-            // SAFETY: what `# Safety` above asks.
+            // SAFETY: there is a whole k-block, and no lane of the warp reads the stage that it goes to.
             unsafe { self.copy_whole() };
         }
         cp_async_commit_group();
@@ -235,7 +236,7 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
         // Opaque, so that no register holds anything of this over the main loop.
         let k_block = opaque_b32(k_block);
         let (named, strip) = self.work.piece(opaque_b32(self.index) - self.work.step());
-        // SAFETY: what `# Safety` above asks; the strip on its way is of an expert that is named.
+        // SAFETY: the strip in flight is of an expert that the lists name; the whole warp is here.
         let expert = unsafe { self.lists.named(named) }.expert;
         let columns = block_columns(k, k_block);
         let (row_bytes, row_scale_bytes) = (row_bytes(columns), row_scale_bytes(columns));
@@ -245,7 +246,7 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
             let unit = u64::from(expert) * expert_bytes + unit_offset(n, k, row / UNIT_ROWS, k_block);
             let at = |place: u32| GlobalAddress::new(matrix) + (unit + u64::from(place));
             let row = row % UNIT_ROWS;
-            // SAFETY: what `# Safety` above asks.
+            // SAFETY: the unit has these rows and scales, and no lane of the warp reads the stage that they go to.
             unsafe {
                 if word < HALF_ROWS * row_bytes {
                     cp_async_16_or_zero(true, self.to + (half * SECOND_WORDS + word), at(row * row_bytes + word));
@@ -311,7 +312,7 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
     /// As [`Work::token`].
     #[inline(always)]
     unsafe fn token_of(&self, named: u32) -> GlobalAddress {
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the lists are made, and name this expert.
         unsafe { self.work.token(self.lists, named) + u64::from(lane_id() * WORDS_COPY) }
     }
 

@@ -111,7 +111,7 @@ impl Copies {
         };
         if tile.tokens > 0 {
             for _ in 1..instance.stages {
-                // SAFETY: what `# Safety` above asks; as many stages are empty.
+                // SAFETY: no thread reads a stage, and the loop begins at most as many k-blocks as there are stages.
                 unsafe { this.begin_next(kernel) };
             }
         }
@@ -180,7 +180,7 @@ impl Copies {
             let is_there = first_piece != Self::NO_ROW && piece * COPY_ELEMENTS < columns;
             let source = source + if is_there { u64::from(first_piece) * u64::from(COPY_BYTES) } else { 0 };
             let target = target + row * Self::row_step(instance) * TOKEN_COPIES * COPY_BYTES;
-            // SAFETY: what `# Safety` above asks; nothing is read where there is no row.
+            // SAFETY: no thread reads the stage; a row that does not exist is not read.
             unsafe { cp_async_16_or_zero(is_there, target, source) };
         }
     }
@@ -208,7 +208,7 @@ impl Copies {
             if piece < panel_pieces {
                 let target = stage + (panel * instance.panel_units() * UNIT_BYTES + piece * COPY_BYTES);
                 let source = source + u64::from(piece) * u64::from(COPY_BYTES);
-                // SAFETY: what `# Safety` above asks; nothing is read where there is no unit.
+                // SAFETY: no thread reads the stage; a unit that does not exist is not read.
                 unsafe { cp_async_16_or_zero(piece < present, target, source) };
             }
         }

@@ -107,7 +107,7 @@ where
         if lane_id() > 0 {
             return 0;
         }
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: `ticket` is the address of a u32 in global memory; only atomics access it during the launch.
         unsafe { atom_global_add_u32(GlobalAddress::new(self.launch.ticket), 1) }
     }
 
@@ -123,7 +123,8 @@ where
         let columns = Self::INSTANCE.columns();
         let lists =
             TileLists { rows: 0, tile_tokens, ticket, firsts, tile_firsts, alpha, experts, n, matrices, columns };
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the previous grid has ended, so the lists are complete. The whole first warp is here, and no thread
+        // reads the slot before the next barrier.
         unsafe {
             let tile = lists.find(from_first_lane(asked));
             if lane_id() == 0 {

@@ -57,7 +57,8 @@ where
         macro_rules! main_loops {
             ($($n:literal)*) => {$(
                 if const { $n <= Self::INSTANCE.tile_tokens && 2 * $n >= Self::INSTANCE.tile_tokens } && tokens <= $n {
-                    // SAFETY: what `# Safety` above asks.
+                    // SAFETY: all threads of the CTA are here with their own fragments, and `$n` is the tile's number
+                    // of tokens, rounded up.
                     return pad(&unsafe { self.sum::<{ registers($n) }>(copies, fragment) });
                 }
             )*};
@@ -143,7 +144,7 @@ where
             tokens: tile.tokens,
             kind: PhantomData,
         };
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the sums are those of `sum_tile` for this tile, whose rows and columns C has.
         unsafe { target.write(if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 }, fragment, sums) }
     }
 }

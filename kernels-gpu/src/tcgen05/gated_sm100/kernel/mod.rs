@@ -269,7 +269,8 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
     /// Each whole warp calls this or [`Self::sync`] once at each of them, first at [`BEGUN`].
     #[inline(always)]
     unsafe fn arrive<const BARRIER: u32>() {
-        // SAFETY: what `# Safety` above asks; the lanes of the warp meet first.
+        // SAFETY: the lanes of the warp meet first, so one arrival counts for the whole warp; each warp arrives once,
+        // here or in `sync`.
         unsafe {
             sync_warp(ALL_LANES);
             if BLOCKS > 1 {
@@ -286,7 +287,8 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
     /// As there.
     #[inline(always)]
     unsafe fn sync<const BARRIER: u32>() {
-        // SAFETY: what `# Safety` above asks; the lanes of the warp meet first.
+        // SAFETY: the lanes of the warp meet first, so all of them wait together; each warp arrives once, here or in
+        // `arrive`.
         unsafe {
             sync_warp(ALL_LANES);
             if BLOCKS > 1 {
@@ -436,7 +438,8 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
     #[inline(always)]
     unsafe fn init_slots(self, warp: u32) {
         let of_warp = Self::INSTANCE.slots() / Self::INSTANCE.epilogue_warps();
-        // SAFETY: what `# Safety` above asks; each barrier has a place of its own in shared memory.
+        // SAFETY: no other warp uses the barriers before the first `sync`; each barrier has its own 8 bytes of shared
+        // memory.
         unsafe {
             if of_warp + Self::INSTANCE.inboxes() > 0 && elect_sync(ALL_LANES) {
                 for slot in warp * of_warp..(warp + 1) * of_warp {

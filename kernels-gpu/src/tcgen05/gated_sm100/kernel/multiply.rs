@@ -119,7 +119,8 @@ impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
             operands;
         let values_at = |matrix: u32| values.at(matrix + mma * MMA_K_BYTES);
         let token_scales = scales.column(Sm100::<W, BLOCKS>::token_scale_column(mma, 0)).column(token_column);
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the stage is full, so values and scales are complete; no MMA still reads this set of columns; one
+        // thread calls this.
         unsafe {
             Self::copy_scales(scales, scale_source, mma, token_scale_tiles);
             for matrix in 0..Sm100::<W, BLOCKS>::MATRICES {
@@ -174,7 +175,8 @@ impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
     #[inline(always)]
     unsafe fn copy_scales(scales: TmemAddress, stage: MatrixDescriptor, mma: u32, token_scale_tiles: u32) {
         let source = |scales: u32| stage.at(scales + mma * SCALE_TILE_BYTES);
-        // SAFETY: what `# Safety` above asks; one thread calls it.
+        // SAFETY: the stage is full, so its scales are complete; no MMA still reads these columns; one thread calls
+        // this.
         unsafe {
             for matrix in 0..Sm100::<W, BLOCKS>::MATRICES {
                 let column = scales.column(Sm100::<W, BLOCKS>::weight_scale_column(matrix, mma));
@@ -198,7 +200,8 @@ impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
     /// `barrier` is one of the block's, which has been initialized, and its phase lacks an arrival.
     #[inline(always)]
     unsafe fn commit(&self, barrier: Mbarrier) {
-        // SAFETY: what `# Safety` above asks; both blocks have the same barriers, and end together.
+        // SAFETY: `barrier` is initialized in both CTAs of a pair, which end together, and its phase lacks this
+        // arrival.
         unsafe {
             if BLOCKS > 1 {
                 tcgen05_commit_multicast::<BLOCKS>(barrier, BOTH << self.block.leader());

@@ -178,7 +178,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
     /// As [`Self::store_all`] and [`Self::store_half`].
     #[inline(always)]
     pub unsafe fn store(&mut self, tile: &Tile, group: &Placed, is_last: bool) {
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the instance decides which function stores, and the caller guarantees what each of them requires.
         unsafe {
             match Sm100::<W, BLOCKS>::INSTANCE.halves {
                 Halves::Rows if Self::IS_WIDE => self.store_wide(tile, group, is_last),
@@ -201,7 +201,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
     /// As [`Self::store_all`].
     #[inline(always)]
     unsafe fn targets(&self, tile: &Tile, group: &Placed) -> (W::Column, QuantizedTile, Rows) {
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the tile is one of the work's, `group` is its group, and the row is one of the tile's.
         unsafe {
             let column = self.block.work.column(tile, self.block.first_row(tile) + self.first_column + lane_id());
             (column, self.block.work.quantized(tile, group), self.rows(tile, group))
@@ -220,7 +220,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         first_token: u32,
         is_last: bool,
     ) -> (W::Column, QuantizedTile, Rows) {
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the whole warp is here; the accumulator is full after the wait, and is released once.
         unsafe {
             let targets = self.targets(tile, group);
             self.accumulators.wait_full();
@@ -412,7 +412,8 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
                 Halves::Matrices => other,
             };
         let (slot, barrier) = (inbox + (other - 1) * SLOT_BYTES, self.inbox_barrier.in_block(block));
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the slot of the other CTA has room for these sums; its barrier expects their bytes; the other CTA has
+        // begun and does not end before they arrive.
         unsafe {
             st_async_shared_cluster_v4_b32(mapa(slot, block), [a, b, c, d], barrier);
             st_async_shared_cluster_v4_b32(mapa(slot + PIECE_BYTES, block), [e, f, g, h], barrier);
@@ -425,7 +426,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
     /// The slot, whose bytes of this lane begin here, has been filled.
     #[inline(always)]
     unsafe fn received(slot: SharedAddress) -> [f32; N_STEP as usize] {
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the slot was filled, and this lane's 32 bytes begin at `slot`, a multiple of 16.
         let [[a, b, c, d], [e, f, g, h]] = unsafe { [ld_shared_v4_b32(slot), ld_shared_v4_b32(slot + PIECE_BYTES)] };
         [a, b, c, d, e, f, g, h].map(f32::from_bits)
     }
@@ -489,7 +490,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
     /// The whole warp calls it together, once for each tile.
     #[inline(always)]
     unsafe fn release(&self, is_last: bool) {
-        // SAFETY: what `# Safety` above asks; the barrier's phase lacks this warp's arrival.
+        // SAFETY: the whole warp is here, and the barrier's phase lacks this warp's arrival.
         unsafe {
             tcgen05_fence_before_thread_sync();
             if is_last {
@@ -519,7 +520,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
     unsafe fn load_sums(&self, token: u32) -> Sums {
         let accumulator = |matrix| self.tmem.column(Sm100::<W, BLOCKS>::accumulator(self.accumulators.index(), matrix));
         let address = |matrix| accumulator(matrix).column(token);
-        // SAFETY: what `# Safety` above asks; the lanes are those that this warp may access.
+        // SAFETY: the accumulator is full, the whole warp is here, and the lanes are those that this warp may access.
         let sums = unsafe {
             if Sm100::<W, BLOCKS>::MATRICES == 2 {
                 tcgen05_ld_32x32b_x8_twice([address(0), address(1)])

@@ -109,7 +109,7 @@ unsafe fn find_group(launch: TokensLaunch, block: u32) -> Tokens {
 /// The whole warp calls it together, with the same lane.
 #[inline(always)]
 unsafe fn from_lane(group: Tokens, lane: u32) -> Tokens {
-    // SAFETY: what `# Safety` above asks.
+    // SAFETY: the caller guarantees that all 32 lanes execute the shuffles together.
     let half = |value: u32| unsafe { warp_shuffle_idx(ALL_LANES, value, lane, WARP_SIZE).0 };
     let whole = |value: u64| u64::from(half((value >> 32) as u32)) << 32 | u64::from(half(value as u32));
     Tokens {

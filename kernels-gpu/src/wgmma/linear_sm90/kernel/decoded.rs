@@ -115,7 +115,8 @@ where
         macro_rules! main_loops {
             ($($n:literal)*) => {$(
                 if const { Self::INSTANCE.shape().mma_n($n) == $n && $n <= Self::INSTANCE.tile_tokens } && n == $n {
-                    // SAFETY: what `# Safety` above asks.
+                    // SAFETY: the whole warpgroup is here for each tile in order, and `$n` is the tile's number of
+                    // tokens, rounded up.
                     return pad(&unsafe { self.sum::<{ registers($n) }>(fragment, buffers) });
                 }
             )*};

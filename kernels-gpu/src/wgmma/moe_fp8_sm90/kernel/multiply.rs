@@ -158,7 +158,8 @@ impl<'p, const INDEX: usize, const R: usize> Consumer<'p, INDEX, R> {
                     $n <= instance.tile_tokens && instance.mma_n($n) == $n
                 } && n == $n
                 {
-                    // SAFETY: what `# Safety` above asks.
+                    // SAFETY: the barriers are initialized, the whole warpgroup is here for each tile in order, and
+                    // `$n` is `tokens`.
                     return unsafe { self.sum::<{ registers($n) }>() };
                 }
             )*};
@@ -248,7 +249,7 @@ impl<'p, const INDEX: usize, const R: usize> Consumer<'p, INDEX, R> {
     #[inline(always)]
     unsafe fn decode(&self, part: &Part, half: usize) -> Half {
         let [first, second] = [0, 1].map(|row| {
-            // SAFETY: what `# Safety` above asks.
+            // SAFETY: the table is made, so it has an entry per scale.
             let entry = unsafe { table::entry(self.table, part.scales[row], half) };
             [0, 1].map(|word| table::decode(part.words[row][2 * half + word], entry))
         });

@@ -171,7 +171,7 @@ impl<const INDEX: usize, const R: usize> Target<INDEX, R> {
         if Self::ROW_OF_BOTH {
             return self.alpha;
         }
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: `column_alpha` is 0, or the address of a list with a factor per column of C.
         unsafe { self.of_rows(fragment, [self.column_alpha; 2], self.alpha) }
     }
 
@@ -187,7 +187,7 @@ impl<const INDEX: usize, const R: usize> Target<INDEX, R> {
             let column = self.first_column + fragment.rows[row];
             let is_there = lists[matrix] != 0 && column < self.n;
             let address = GlobalAddress::new(lists[matrix]) + u64::from(column) * BIAS_BYTES;
-            // SAFETY: what `# Safety` above asks.
+            // SAFETY: if `is_there`, the list has a number for this column; otherwise nothing is read.
             let bits = unsafe { ld_global_b32_or_zero(is_there, address) };
             if is_there { f32::from_bits(bits) } else { otherwise[matrix] }
         })

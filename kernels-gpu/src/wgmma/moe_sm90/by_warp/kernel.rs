@@ -158,7 +158,7 @@ where
         if thread::thread_idx_x() > 0 {
             return 0;
         }
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: `ticket` is the address of a u32 in global memory; only atomics access it during the launch.
         thread::grid_dim_x() + unsafe { atom_global_add_u32(GlobalAddress::new(self.launch.ticket), 1) }
     }
 
@@ -222,7 +222,8 @@ where
     #[inline(always)]
     unsafe fn weights(&self, tile: &Tile) -> Weights {
         let stages = self.shared + self.warp * Self::WARP_BYTES;
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: nothing is in flight to the warp's stages, which lie at `stages`, and the tile is one of the launch's
+        // or has no tokens.
         unsafe { Weights::of(Self::INSTANCE, &self.launch, tile, self.warp, stages) }
     }
 
@@ -232,7 +233,7 @@ where
     /// The contract. All threads of the block call it, with their own fragments.
     #[inline(always)]
     unsafe fn sum_tile(&self, weights: &mut Weights, tokens: &Tokens, tile: &Tile, fragment: &Fragment) -> Sums<1> {
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: all threads of the CTA are here with their own fragments, and the tile's copies have begun.
         unsafe {
             if Self::INSTANCE.tile_tokens == CORE_MATRIX_ROWS || tile.tokens <= CORE_MATRIX_ROWS {
                 pad(&self.sum::<{ registers(8) }>(weights, tokens, tile, fragment))
@@ -326,7 +327,8 @@ where
                 let a = rows.decode($word);
                 for product in 0..REGISTERS / PRODUCT_REGISTERS {
                     let first = product * PRODUCT_REGISTERS;
-                    // SAFETY: what `# Safety` above asks.
+                    // SAFETY: the tokens have arrived, so the matrices lie there; the whole warp executes the MMAs
+                    // together.
                     unsafe {
                         let b = ldmatrix_x4_b16(tokens[product] + token_place(0, $word * WORD_PAIRS as u32));
                         let mut of_product = [0, 1, 2, 3].map(|register| sums[first + register]);
@@ -361,7 +363,7 @@ where
             tokens: tile.tokens,
             kind: PhantomData,
         };
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the sums are those of `sum_tile` for this tile, whose rows and columns C has.
         unsafe { target.write(if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 }, fragment, sums) }
     }
 }

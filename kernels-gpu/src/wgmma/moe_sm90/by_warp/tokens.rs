@@ -65,7 +65,8 @@ impl Tokens {
             token * (launch.k / COPY_ELEMENTS) + piece
         });
         let this = Self { instance, target: buffers + token_place(first_row, piece), pieces, count };
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: the previous grid has ended, so tokens are complete; all threads of the CTA are here, and none reads
+        // the buffers.
         unsafe { this.begin(launch, 0) };
         this
     }

@@ -81,7 +81,8 @@ impl Weights {
         };
         if tile.tokens > 0 {
             for k_block in 0..STAGES - 1 {
-                // SAFETY: what `# Safety` above asks.
+                // SAFETY: nothing is in flight to the warp's stages and no lane reads them, so all of them are empty;
+                // the whole warp is here.
                 unsafe { this.begin(launch, tile, k_block) };
                 cp_async_commit_group();
             }
@@ -102,7 +103,7 @@ impl Weights {
     #[inline(always)]
     pub(super) unsafe fn begin(&mut self, launch: &Launch, tile: &Tile, k_block: u32) {
         let stage = k_block % STAGES;
-        // SAFETY: what `# Safety` above asks.
+        // SAFETY: no lane of the warp reads the stage, and the tile's matrix has the k-block.
         unsafe {
             if k_block < launch.k / K_BLOCK {
                 self.begin_whole(true, stage);
@@ -149,7 +150,7 @@ impl Weights {
             let place = half * SECOND_WORDS + lane_id() * COPY_BYTES;
             if place < rows * row_bytes(columns) {
                 let source = unit + u64::from(before * row_bytes(columns) + place);
-                // SAFETY: what `# Safety` above asks.
+                // SAFETY: the unit has these rows, and no lane of the warp reads the stage that they go to.
                 unsafe { cp_async_16_or_zero(true, stage + (matrix * SECOND_WORDS + place), source) };
             }
             let place = lane_id() * WORD;
@@ -194,7 +195,7 @@ impl Weights {
         stage: u32,
         k_block: u32,
     ) -> Rows<D> {
-        // SAFETY: what `# Safety` above asks, and inside of the stage.
+        // SAFETY: the stage's copies have arrived, and the words and scales that are read lie inside the stage.
         unsafe {
             if k_block < launch.k / K_BLOCK {
                 return self.take(fragment, stage);
