@@ -105,7 +105,7 @@ fn unsuitable_instance_is_refused() {
     };
     let (of_gated, small) = (refusal("t64_s2").unwrap_err(), refusal("t8").unwrap_err());
     assert!(of_gated.starts_with("`t64_s2` is not an instance of plain_sm100; expected one of t8, t16"), "{of_gated}");
-    assert!(small.starts_with("group 1: 9 tokens; instance t8 takes 8 at most"), "{small}");
+    assert!(small.starts_with("group 1: 9 tokens; instance t8 supports at most 8"), "{small}");
 }
 
 /// Sabotages of the instance t64.
