@@ -6,15 +6,12 @@ use crate::call::{Needs, enter, functions, put, text};
 use crate::card::attribute;
 use crate::code::{Code as ErrorCode, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND};
 use crate::handle::Handle;
-use crate::launch::LaunchConfig;
-use crate::objects::{Facts, Function};
+use crate::launch::{LaunchConfig, Shape};
+use crate::objects::{Facts, Function, LARGEST_CLUSTER, PORTABLE_CLUSTER};
 use crate::state::Driver;
 
 /// Dynamic shared memory of a launch without cuFuncSetAttribute, in bytes.
 const SHARED_BYTES_UNASKED: u32 = 48 << 10;
-/// Maximum CTAs of a cluster without `NON_PORTABLE_CLUSTER`.
-pub const PORTABLE_CLUSTER: u32 = 8;
-pub const LARGEST_CLUSTER: u32 = 16;
 
 /// `CUfunction_attribute` (cuda.h).
 mod attributes {
@@ -301,7 +298,7 @@ functions! {
     }
     fn cuOccupancyMaxActiveClusters(clusters: *mut c_int, function: Handle, config: *const LaunchConfig) {
         let driver = enter(NAME, Needs::Context)?;
-        let config = crate::launch::Shape::read(config)?;
+        let config = Shape::read(config)?;
         let threads = config.block.iter().fold(1_u32, |product, side| product.saturating_mul(*side));
         let blocks = driver.resident(function, threads, config.shared_bytes)?;
         let cluster = config.cluster.or(driver.facts(function)?.cluster).unwrap_or([1; 3]);

@@ -9,9 +9,8 @@ use crate::copy::Copy3d;
 use crate::handle::Handle;
 use crate::launch::Shape;
 use crate::objects::{Graph, Node};
-use crate::queue::Operation;
 use crate::state::Driver;
-use crate::work::{Fill, HostFunction, Work};
+use crate::work::{Fill, HostFunction, Operation, Work};
 
 /// `CUDA_KERNEL_NODE_PARAMS` (cuda.h) in its second version, which adds two handles.
 #[repr(C)]

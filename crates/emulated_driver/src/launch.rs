@@ -7,8 +7,8 @@ use crate::call::{Needs, array, enter, functions, get};
 use crate::code::{
     COOPERATIVE_LAUNCH_TOO_LARGE, Code, INVALID_CLUSTER_SIZE, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED,
 };
-use crate::function::{LARGEST_CLUSTER, PORTABLE_CLUSTER};
 use crate::handle::Handle;
+use crate::objects::{LARGEST_CLUSTER, PORTABLE_CLUSTER};
 use crate::refusal;
 use crate::state::Driver;
 use crate::work::{HostFunction, Launch, Work};

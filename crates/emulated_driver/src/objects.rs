@@ -7,14 +7,17 @@ use std::sync::Arc;
 use crate::code::{Code as ErrorCode, INVALID_PTX, NOT_FOUND};
 use crate::handle::Handle;
 use crate::image::Code;
-use crate::queue::Operation;
 use crate::refusal;
-use crate::work::Launch;
+use crate::work::{Launch, Operation};
 
 /// Registers per thread if the PTX does not state them; only `ptxas` knows the number. An SM full of threads has 32
 /// each.
 const REGISTERS_UNKNOWN: u32 = 32;
 const MAX_THREADS: u32 = 1024;
+/// Maximum CTAs of a cluster by default.
+pub const PORTABLE_CLUSTER: u32 = 8;
+/// Maximum CTAs of a cluster of a function with `NON_PORTABLE_CLUSTER`.
+pub const LARGEST_CLUSTER: u32 = 16;
 
 /// A created context or the primary one.
 #[derive(Default)]

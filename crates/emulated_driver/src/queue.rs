@@ -11,18 +11,7 @@ use crate::code::{
     STREAM_CAPTURE_UNMATCHED, STREAM_CAPTURE_UNSUPPORTED,
 };
 use crate::handle::{FIRST_HANDLE, Handle};
-use crate::work::Work;
-
-/// Number of an operation in the queue or in a capture.
-pub type Index = usize;
-
-/// Work, and the operations that must precede it. The operations run in the order of `after`, which is the order that a
-/// program expects least.
-#[derive(Clone)]
-pub struct Operation {
-    pub work: Work,
-    pub after: Vec<Index>,
-}
+use crate::work::{Index, Operation, Work};
 
 #[derive(Default)]
 struct Stream {

@@ -5,9 +5,9 @@ use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use crate::code::{Code, NOT_PERMITTED};
 use crate::handle::Handle;
-use crate::queue::{Index, Queue, order_of_graph};
+use crate::queue::{Queue, order_of_graph};
 use crate::state::{Driver, driver};
-use crate::work::{HostFunction, Launch, Work};
+use crate::work::{HostFunction, Index, Launch, Work};
 
 /// Durations of a copy and of a launch on the device's clock, in nanoseconds.
 const COPY_TIME: u64 = 1_000_000;

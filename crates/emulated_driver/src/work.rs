@@ -7,7 +7,6 @@ use crate::code::{Code, INVALID_VALUE};
 use crate::handle::Handle;
 use crate::image::Code as ModuleCode;
 use crate::memory::Memory;
-use crate::queue::Operation;
 
 /// An item of work.
 #[derive(Clone)]
@@ -23,6 +22,17 @@ pub enum Work {
     Pass(Handle),
     /// No work: it is a place in the order.
     Join,
+}
+
+/// Number of an operation in the queue or in a capture.
+pub type Index = usize;
+
+/// Work, and the operations that must precede it. The operations run in the order of `after`, which is the order that a
+/// program expects least.
+#[derive(Clone)]
+pub struct Operation {
+    pub work: Work,
+    pub after: Vec<Index>,
 }
 
 /// A function of the program to call in stream order. Addresses are numbers, because work may move between threads.
