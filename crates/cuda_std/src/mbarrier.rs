@@ -1,10 +1,10 @@
 //! Barriers in shared memory that count arrivals of threads and bytes of asynchronous copies.
 //!
-//! A barrier is 8 bytes of shared memory at a multiple of 8; an [`Mbarrier`] is its address. A *phase* of the barrier completes after
-//! the number of arrivals given at the initialization and after all expected bytes. A wait names a phase by its parity: 0 for the first
-//! phase, 1 for the second, and so on alternately. The phase before the first counts as complete, so a wait for parity 1 of
-//! a fresh barrier returns at once. PTX ISA, "Parallel Synchronization and Communication
-//! Instructions: mbarrier"; sm_90 and up.
+//! A barrier is 8 bytes of shared memory at a multiple of 8; an [`Mbarrier`] is its address. A *phase* of the barrier
+//! completes after the number of arrivals given at the initialization and after all expected bytes. A wait names a
+//! phase by its parity: 0 for the first phase, 1 for the second, and so on alternately. The phase before the first
+//! counts as complete, so a wait for parity 1 of a fresh barrier returns at once. PTX ISA, "Parallel Synchronization
+//! and Communication Instructions: mbarrier"; sm_90 and up.
 
 use crate::{
     cluster::{ClusterAddress, mapa},
@@ -127,20 +127,21 @@ pub unsafe fn mbarrier_arrive_expect_tx(barrier: Mbarrier, bytes: u32) {
     };
 }
 
-/// Stores four words in the shared memory of any CTA of the cluster and reports their 16 bytes to a barrier of that CTA. The barrier's
-/// phase expects the bytes (`st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32`). Waiting threads use
-/// [`mbarrier_wait_parity_cluster`].
+/// Stores four words in the shared memory of any CTA of the cluster and reports their 16 bytes to a barrier of that
+/// CTA. The barrier's phase expects the bytes (`st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32`). Waiting
+/// threads use [`mbarrier_wait_parity_cluster`].
 ///
 /// # Safety
-/// `address` is a multiple of 16 in the shared memory of the barrier's CTA, which has started and does not end before the phase completes.
-/// Nobody else accesses the 16 bytes until then. The barrier is initialized.
+/// `address` is a multiple of 16 in the shared memory of the barrier's CTA, which has started and does not end before
+/// the phase completes. Nobody else accesses the 16 bytes until then. The barrier is initialized.
 #[inline(always)]
 pub unsafe fn st_async_shared_cluster_v4_b32(
     address: ClusterAddress,
     [a, b, c, d]: [u32; 4],
     mbarrier: ClusterMbarrier,
 ) {
-    // SAFETY: the caller guarantees 16 aligned bytes in a running CTA, untouched until the phase of its barrier completes.
+    // SAFETY: the caller guarantees 16 aligned bytes in a running CTA, untouched until the phase of its barrier
+    // completes.
     unsafe {
         ptx!(
             "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [{}], {{{}, {}, {}, {}}}, [{}];",
@@ -156,7 +157,8 @@ pub unsafe fn st_async_shared_cluster_v4_b32(
 /// The same as for [`st_async_shared_cluster_v4_b32`], for 4 bytes.
 #[inline(always)]
 pub unsafe fn st_async_shared_cluster_b32(address: ClusterAddress, value: u32, mbarrier: ClusterMbarrier) {
-    // SAFETY: the caller guarantees 4 aligned bytes in a running CTA, untouched until the phase of its barrier completes.
+    // SAFETY: the caller guarantees 4 aligned bytes in a running CTA, untouched until the phase of its barrier
+    // completes.
     unsafe {
         ptx!(
             "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [{}], {}, [{}];",
@@ -202,7 +204,8 @@ macro_rules! waits {
 }
 
 waits! {
-    /// Returns whether the phase of this parity is complete. It may wait for a while before it returns `false` (`mbarrier.try_wait.parity`).
+    /// Returns whether the phase of this parity is complete. It may wait for a while before it returns `false`
+    /// (`mbarrier.try_wait.parity`).
     mbarrier_try_wait_parity, mbarrier_wait_parity = "mbarrier.try_wait.parity";
     /// Like [`mbarrier_try_wait_parity`], for a barrier where threads of other CTAs of the cluster arrive too
     /// (`mbarrier.try_wait.parity.acquire.cluster`).

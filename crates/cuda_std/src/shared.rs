@@ -1,7 +1,7 @@
 //! Shared memory: the dynamic shared memory of a CTA, and loads and stores by shared address.
 //!
-//! PTX ISA, "Data Movement and Conversion Instructions": `ld`, `st`, `cvta`; "Parallel Synchronization and Communication
-//! Instructions: atom".
+//! PTX ISA, "Data Movement and Conversion Instructions": `ld`, `st`, `cvta`; "Parallel Synchronization and
+//! Communication Instructions: atom".
 
 use core::ops::Add;
 

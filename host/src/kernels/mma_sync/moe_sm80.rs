@@ -29,8 +29,8 @@ impl Kernel for MoeSm80 {
 }
 
 impl Products for MoeSm80 {
-    /// For few tokens, memory bandwidth bounds the time of a tile, so the time is proportional to its bytes. Tokens come
-    /// from the L2 cache, four times as fast.
+    /// For few tokens, memory bandwidth bounds the time of a tile, so the time is proportional to its bytes. Tokens
+    /// come from the L2 cache, four times as fast.
     fn instances(&self) -> Vec<ProductInstance> {
         let instance = |of: &Instance| ProductInstance {
             entry: of.entry,
