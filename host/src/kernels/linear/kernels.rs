@@ -18,7 +18,7 @@ use crate::kernels::{linear_fp8, linear_nvfp4};
 use crate::linear::LinearSizes;
 use crate::problem::TokenFormat;
 
-/// Every kernel of linear layers with 16-bit tokens, most specific first. The last kernel runs on every supported GPU.
+/// Every kernel of linear layers with 16-bit tokens. The last kernel runs on every supported GPU.
 pub(super) static KERNELS: [&dyn LinearKernel; 3] = [&LinearSm120, &LinearSm90, &LinearSm80];
 
 /// Returns the kernel with this name.

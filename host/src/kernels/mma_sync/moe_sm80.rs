@@ -49,7 +49,7 @@ impl Products for MoeSm80 {
         INSTANCES.iter().map(instance).collect()
     }
 
-    /// Rows of most experts fit the smallest tile, or tiles have 64 tokens.
+    /// Returns 64 tokens, unless the rows of most experts fit the smallest tile.
     fn tile_tokens(&self, rows: u64, experts: u64) -> u32 {
         if fit_smallest_tile(rows, experts) { SMALLEST_TILE } else { 64 }
     }

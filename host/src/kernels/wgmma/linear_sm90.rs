@@ -46,8 +46,8 @@ impl LinearKernel for LinearSm90 {
 }
 
 /// Estimates the cycles that an SM takes for one k-block of all its tiles, with constants measured on an H200: the time
-/// of a CTA alone, and 80 percent of it per further resident CTA. If only one CTA fits, further rounds add a quarter,
-/// because no other CTA hides their start.
+/// of a CTA alone, and 80 percent of it per further resident CTA. If only one CTA fits and an SM computes several
+/// tiles, the time is a quarter longer, because no other CTA hides the start of a CTA.
 fn warp_cycles(instance: &of_warps::Instance, tiles: u64, sms: u64) -> u64 {
     let room = u64::from(SHARED_BYTES / instance.shared_bytes());
     let resident = tiles.div_ceil(sms).min(room);

@@ -35,7 +35,8 @@ impl Products for MoeSm120 {
         INSTANCES.iter().map(|of| product_instance(of, time(of))).collect()
     }
 
-    /// Rows of most experts fit the smallest tile, or tiles have 64 tokens. Shared memory has no room for larger tiles.
+    /// Returns 64 tokens, unless the rows of most experts fit the smallest tile. Shared memory has no room for larger
+    /// tiles.
     fn tile_tokens(&self, rows: u64, experts: u64) -> u32 {
         if fit_smallest_tile(rows, experts) { SMALLEST_TILE } else { 64 }
     }

@@ -86,7 +86,7 @@ fn strips_instance(of: &of_strips::Instance) -> ProductInstance {
         multiprocessor_blocks: of.resident_blocks,
         tile_time: 17,
         first_time: 20,
-        // Only strips have tiles of eight tokens, so these tiles serve any number of tiles.
+        // Tiles of eight tokens exist only as strips, so they are not restricted to few tiles.
         for_few_tiles: of.tile_tokens == SMALLEST_TILE,
     }
 }
