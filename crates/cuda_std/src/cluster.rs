@@ -76,7 +76,7 @@ pub unsafe fn arrive_cluster() {
 /// Like [`arrive_cluster`], but orders no memory accesses (`barrier.cluster.arrive.relaxed.aligned`).
 ///
 /// # Safety
-/// The same as for [`arrive_cluster`].
+/// All lanes of a warp call it together. Each thread calls [`wait_cluster`] before it arrives again.
 #[inline(always)]
 pub unsafe fn arrive_cluster_relaxed() {
     // SAFETY: the caller guarantees that all lanes of the warp execute this, and that each arrival has its wait.

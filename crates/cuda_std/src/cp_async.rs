@@ -28,7 +28,8 @@ pub unsafe fn cp_async_16_or_zero(predicate: bool, destination: SharedAddress, s
 /// (`cp.async.ca.shared.global`).
 ///
 /// # Safety
-/// The same as for [`cp_async_16_or_zero`] with a true `predicate`.
+/// `destination` is a multiple of 16 in the CTA's shared memory; nobody accesses its 16 bytes until a wait has covered
+/// the copy. `source` is a multiple of 16 and points to 16 bytes of global memory that nobody writes during the copy.
 #[inline(always)]
 pub unsafe fn cp_async_16_cached(destination: SharedAddress, source: GlobalAddress) {
     // SAFETY: the caller guarantees 16 aligned bytes at both addresses, untouched until the copy is complete.
@@ -45,7 +46,9 @@ pub unsafe fn cp_async_16_cached(destination: SharedAddress, source: GlobalAddre
 /// size).
 ///
 /// # Safety
-/// The same as for [`cp_async_16_or_zero`], for 4 bytes and multiples of 4.
+/// `destination` is a multiple of 4 in the CTA's shared memory; nobody accesses its 4 bytes until a wait has covered
+/// the copy. `source` is a multiple of 4. If `predicate` is true, `source` points to 4 bytes of global memory that
+/// nobody writes during the copy.
 #[inline(always)]
 pub unsafe fn cp_async_4_or_zero(predicate: bool, destination: SharedAddress, source: GlobalAddress) {
     // SAFETY: the caller guarantees 4 aligned shared bytes, and 4 aligned global bytes if `predicate`, untouched until

@@ -166,7 +166,7 @@ pub unsafe fn ld_relaxed_gpu_global_b32(address: GlobalAddress) -> u32 {
 /// Like [`ld_relaxed_gpu_global_b32`], for 64 bits (`ld.relaxed.gpu.global.b64`).
 ///
 /// # Safety
-/// The same as for [`ld_relaxed_gpu_global_b32`], for 8 bytes at a multiple of 8.
+/// `address` is a multiple of 8 and points to an initialized value in global memory.
 #[inline(always)]
 pub unsafe fn ld_relaxed_gpu_global_b64(address: GlobalAddress) -> u64 {
     let value: u64;
@@ -183,7 +183,7 @@ pub unsafe fn ld_relaxed_gpu_global_b64(address: GlobalAddress) -> u64 {
 /// Loads 64 bits (`ld.global.b64`).
 ///
 /// # Safety
-/// The same as for [`ld_global_b32`], for 8 bytes at a multiple of 8.
+/// `address` is a multiple of 8 and points to an initialized value in global memory that nobody writes during the load.
 #[inline(always)]
 pub unsafe fn ld_global_b64(address: GlobalAddress) -> u64 {
     let value: u64;
@@ -197,7 +197,8 @@ pub unsafe fn ld_global_b64(address: GlobalAddress) -> u64 {
 /// Loads four words past the L1 cache (`ld.global.cg.v4.b32`).
 ///
 /// # Safety
-/// The same as for [`ld_global_b32`], for 16 bytes at a multiple of 16.
+/// `address` is a multiple of 16 and points to 16 initialized bytes of global memory that nobody writes during the
+/// load.
 #[inline(always)]
 pub unsafe fn ld_global_cg_v4_b32(address: GlobalAddress) -> [u32; 4] {
     let (a, b, c, d): (u32, u32, u32, u32);

@@ -99,7 +99,7 @@ pub unsafe fn mbarrier_arrive(barrier: Mbarrier) {
 /// [`mbarrier_wait_parity_cluster`] (`mbarrier.arrive.release.cluster`).
 ///
 /// # Safety
-/// The same as for [`mbarrier_arrive`]; the barrier's CTA has not ended.
+/// `barrier` is initialized, and its current phase still expects an arrival. Its CTA has not ended.
 #[inline(always)]
 pub unsafe fn mbarrier_arrive_cluster(barrier: ClusterMbarrier) {
     // SAFETY: the caller guarantees an initialized barrier whose phase expects an arrival, in a CTA that has not ended.
@@ -115,7 +115,7 @@ pub unsafe fn mbarrier_arrive_cluster(barrier: ClusterMbarrier) {
 /// (`mbarrier.arrive.expect_tx`).
 ///
 /// # Safety
-/// The same as for [`mbarrier_arrive`]; the phase never expects 2²⁰ bytes or more.
+/// `barrier` is initialized, and its current phase still expects an arrival. The phase never expects 2²⁰ bytes or more.
 #[inline(always)]
 pub unsafe fn mbarrier_arrive_expect_tx(barrier: Mbarrier, bytes: u32) {
     // SAFETY: the caller guarantees an initialized barrier whose phase expects an arrival and stays below 2²⁰ bytes.
@@ -154,7 +154,8 @@ pub unsafe fn st_async_shared_cluster_v4_b32(
 /// Like [`st_async_shared_cluster_v4_b32`], for one word at a multiple of 4.
 ///
 /// # Safety
-/// The same as for [`st_async_shared_cluster_v4_b32`], for 4 bytes.
+/// `address` is a multiple of 4 in the shared memory of the barrier's CTA, which has started and does not end before
+/// the phase completes. Nobody else accesses the 4 bytes until then. The barrier is initialized.
 #[inline(always)]
 pub unsafe fn st_async_shared_cluster_b32(address: ClusterAddress, value: u32, mbarrier: ClusterMbarrier) {
     // SAFETY: the caller guarantees 4 aligned bytes in a running CTA, untouched until the phase of its barrier
@@ -194,7 +195,7 @@ macro_rules! waits {
         #[doc = concat!("Waits until the phase of this parity is complete: repeats [`", stringify!($try_wait), "`] until it returns `true`.")]
         ///
         /// # Safety
-        #[doc = concat!("The same as for [`", stringify!($try_wait), "`].")]
+        /// `barrier` is initialized. `parity` names its current phase or the phase before.
         #[inline(always)]
         pub unsafe fn $wait(barrier: Mbarrier, parity: u32) {
             // SAFETY: the caller guarantees an initialized barrier, and the parity of its current or previous phase.

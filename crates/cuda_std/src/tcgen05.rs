@@ -255,7 +255,8 @@ pub unsafe fn tcgen05_commit<const GROUP: u32>(mbarrier: Mbarrier) {
 /// the CTA of rank r (`tcgen05.commit.mbarrier::arrive::one.multicast::cluster`).
 ///
 /// # Safety
-/// The same as for [`tcgen05_commit`], for the barrier in each selected CTA. No selected CTA has ended.
+/// In each selected CTA, the barrier is initialized, and its current phase still expects an arrival. No selected CTA
+/// has ended.
 #[inline(always)]
 pub unsafe fn tcgen05_commit_multicast<const GROUP: u32>(mbarrier: Mbarrier, blocks: u16) {
     // SAFETY: the caller guarantees, in every selected CTA, an initialized barrier whose phase expects an arrival.
@@ -310,7 +311,8 @@ pub unsafe fn tcgen05_ld_32x32b_x8(address: TmemAddress) -> [u32; 8] {
 /// Does two [`tcgen05_ld_32x32b_x8`] with one wait.
 ///
 /// # Safety
-/// The same as for [`tcgen05_ld_32x32b_x8`], for both addresses.
+/// All lanes of a warp call it together with the same addresses. The lane of each address is the first lane that the
+/// warp may access: 32 · (number of the warp in the CTA modulo 4). The columns are complete.
 #[inline(always)]
 pub unsafe fn tcgen05_ld_32x32b_x8_twice(addresses: [TmemAddress; 2]) -> [[u32; 8]; 2] {
     let [r0, r1, r2, r3, r4, r5, r6, r7]: [u32; 8];
@@ -338,7 +340,8 @@ macro_rules! accesses {
         $(#[$doc])*
         ///
         /// # Safety
-        /// The same as for [`tcgen05_ld_32x32b_x8`].
+        /// All lanes of a warp call it together with the same address. Its lane is the first lane that the warp may
+        /// access: 32 · (number of the warp in the CTA modulo 4). The columns are complete.
         #[inline(always)]
         pub unsafe fn $load(address: TmemAddress) -> [u32; $count] {
             let mut values = [0; $count];
@@ -359,8 +362,8 @@ macro_rules! accesses {
         #[doc = concat!("(`tcgen05.st.sync.aligned.", $shape, "`, `tcgen05.wait::st`).")]
         ///
         /// # Safety
-        /// All lanes of a warp call it together with the same address, as for the load; nobody else accesses the
-        /// columns.
+        /// All lanes of a warp call it together with the same address. Its lane is the first lane that the warp may
+        /// access: 32 · (number of the warp in the CTA modulo 4). Nobody else accesses the columns.
         #[inline(always)]
         pub unsafe fn $store(address: TmemAddress, values: [u32; $count]) {
             // SAFETY: the caller guarantees columns that nobody else accesses, and that all lanes of the warp execute

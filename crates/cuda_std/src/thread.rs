@@ -69,7 +69,9 @@ pub unsafe fn arrive_barrier<const BARRIER: u32>(threads: u32) {
 /// PTX ISA, as for [`sync_threads`]).
 ///
 /// # Safety
-/// The same as for [`arrive_barrier`].
+/// The whole warp calls it together. `BARRIER` is below 16; [`sync_threads`] uses barrier 0. At each use of the
+/// barrier, exactly `threads` threads (a multiple of 32) arrive or wait; this warp comes again only after all of them
+/// have.
 #[inline(always)]
 pub unsafe fn sync_barrier<const BARRIER: u32>(threads: u32) {
     // SAFETY: the caller guarantees that the whole warp executes this, and that `threads` threads come to the barrier

@@ -104,8 +104,10 @@ pub unsafe fn cp_async_bulk_shared_global(
 /// (`cp.async.bulk.shared::cluster.global.multicast::cluster`).
 ///
 /// # Safety
-/// The same as for [`cp_async_bulk_shared_global`], in each selected CTA. Each selected CTA has started and has not
-/// ended.
+/// Both addresses and `bytes` are multiples of 16; `bytes` bytes at `source`, and at `destination` in each selected
+/// CTA, are valid. In each selected CTA, which has started and has not ended, `mbarrier` is a barrier. Nobody accesses
+/// a destination until its CTA's barrier has completed the phase that expects the bytes; nobody writes the source until
+/// all have.
 #[inline(always)]
 pub unsafe fn cp_async_bulk_shared_global_multicast(
     destination: SharedAddress,
@@ -218,7 +220,10 @@ tensor_copies! {
 /// form and no stack for this form.
 ///
 /// # Safety
-/// The same as for [`cp_async_bulk_tensor_2d_shared_global`].
+/// `map` is the address of a tensor map of 2 dimensions that is visible to copies
+/// ([`fence_proxy_tensormap_acquire`](crate::fence::fence_proxy_tensormap_acquire)). `destination` is a multiple of
+/// 128, and of the size of the swizzle pattern if the map has one; it has room for the box. Nobody accesses the box
+/// until `mbarrier`, a barrier of this CTA, has completed the phase that expects its bytes.
 #[inline(always)]
 pub unsafe fn cp_async_bulk_tensor_2d_shared_cta_global(
     destination: SharedAddress,

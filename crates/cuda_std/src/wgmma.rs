@@ -143,7 +143,9 @@ pub trait MmaAsync: Sized {
     /// Like [`MmaAsync::mma_async`], with A in shared memory, one row per row of D.
     ///
     /// # Safety
-    /// The same as for [`MmaAsync::mma_async`]; the conditions for B hold for A too.
+    /// All threads of the warpgroup make the same call. A [`fence`] follows the last write of `self`, except writes by
+    /// MMAs of the same shape. The bytes of A and B are initialized and visible to the asynchronous proxy, and nobody
+    /// writes them until a wait has covered the MMA.
     unsafe fn mma_async_shared<T: Number>(&mut self, a: MatrixDescriptor, b: MatrixDescriptor, accumulate: bool);
 
     /// D += A·B, or D = A·B if `accumulate` is false, of e4m3 (`wgmma.mma_async.….f32.e4m3.e4m3`). Sums keep about 14
@@ -153,7 +155,9 @@ pub trait MmaAsync: Sized {
     /// `16·w + l/4 + 8·h` ("Register Fragments", A of `.m64nNk32`).
     ///
     /// # Safety
-    /// The same as for [`MmaAsync::mma_async`].
+    /// All threads of the warpgroup make the same call. A [`fence`] follows the last write of `self` and `a`, except
+    /// writes by MMAs of the same shape. B's bytes are initialized and visible to the asynchronous proxy, and nobody
+    /// writes them until a wait has covered the MMA.
     unsafe fn mma_async_e4m3(&mut self, a: [u32; 4], b: MatrixDescriptor, accumulate: bool);
 
     /// Keeps the compiler from moving accesses of these registers across this call. It emits no instruction.

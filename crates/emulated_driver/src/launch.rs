@@ -70,12 +70,12 @@ impl Shape {
     ///
     /// # Safety
     ///
-    /// `config` is null, or valid for reads and has as many attributes as it states.
+    /// `config` is null, or valid for reads and has the number of attributes that it states.
     pub unsafe fn read(config: *const LaunchConfig) -> Result<Self, Code> {
         // SAFETY: the caller guarantees that `config` is null or valid for reads.
         let config = unsafe { get(config)? };
         let mut shape = Self::plain(config.grid, config.block, config.shared_bytes, config.stream);
-        // SAFETY: the caller guarantees as many attributes as the configuration states.
+        // SAFETY: the caller guarantees that the configuration has the number of attributes that it states.
         for attribute in unsafe { array(config.attributes, config.attribute_count as usize)? } {
             let [x, y, z] = [attribute.value[0], attribute.value[1], attribute.value[2]];
             match attribute.id {

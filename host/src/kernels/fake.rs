@@ -94,6 +94,7 @@ pub(super) unsafe fn multiply(
     let weights = Weights::new(op, vec![expert]).unwrap();
     let step = Step::new(&weights, vec![tokens], dtype).unwrap();
     let bits = Reference::new(&weights, &step).output(&step);
-    // SAFETY: `bits` owns its elements; the caller guarantees as many writable ones at `c`, which nobody else accesses.
+    // SAFETY: `bits` owns its elements; the caller guarantees the same number of writable elements at `c`, which nobody
+    // else accesses.
     unsafe { std::ptr::copy_nonoverlapping(bits.bits().as_ptr(), c as *mut u16, bits.bits().len()) };
 }

@@ -24,8 +24,8 @@ pub(crate) enum Workspace {
 }
 
 impl Workspace {
-    /// Creates the workspace of a call with `tokens` tokens, at most [`MAX_TOKENS`] of which count. `place` allocates
-    /// each part: it takes the number of bytes and returns an address, a multiple of [`ALIGNMENT`].
+    /// Creates the workspace of a call with `tokens` tokens; a larger number counts as [`MAX_TOKENS`]. `place`
+    /// allocates each part: it takes the number of bytes and returns an address, a multiple of [`ALIGNMENT`].
     pub fn new(sizes: &LinearSizes, tokens: usize, mut place: impl FnMut(u64) -> Address) -> Self {
         const NUMBER: u64 = size_of::<f32>() as u64;
         let (tokens, k) = (tokens.min(MAX_TOKENS) as u64, sizes.k as u32);
