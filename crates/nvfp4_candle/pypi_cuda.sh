@@ -3,8 +3,8 @@
 #
 #     crates/nvfp4_candle/pypi_cuda.sh cargo build --release --manifest-path crates/nvfp4_candle/Cargo.toml --features cuda
 #
-# It needs Python, gcc and g++. The toolkit (1.2 GB) goes to target/pypi-cuda. candle's kernels are compiled for compute capability 9.0 or
-# for $CUDA_COMPUTE_CAP (86 for 8.6), and need a driver for CUDA 13.0 or later.
+# It needs Python, gcc and g++. The toolkit (1.2 GB) goes to target/pypi-cuda. candle's kernels are compiled for compute
+# capability 9.0 or for $CUDA_COMPUTE_CAP (86 for 8.6), and need a driver for CUDA 13.0 or later.
 set -euo pipefail
 
 folder=$(cd "$(dirname "$0")/../.." && pwd)/target/pypi-cuda

@@ -74,7 +74,7 @@ impl Numbers {
         Ok(match self {
             Self::HeavyTails => {
                 // The variance of Student's t with four degrees of freedom is 2.
-                let distribution = StudentT::new(4.0f32).context("degrees of freedom")?;
+                let distribution = StudentT::new(4.0f32).context("invalid degrees of freedom")?;
                 (0..count).map(|_| distribution.sample(rng) * std::f32::consts::FRAC_1_SQRT_2).collect()
             }
             _ => (0..count).map(|_| StandardNormal.sample(rng)).collect(),

@@ -341,7 +341,7 @@ impl Bench {
         let mut command = Command::new(program);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let (to, from) =
-            (child.stdin.take().context("stdin is piped")?, child.stdout.take().context("stdout is piped")?);
+            (child.stdin.take().context("stdin has no pipe")?, child.stdout.take().context("stdout has no pipe")?);
         Ok(Self { child, to, from: BufReader::new(from) })
     }
 

@@ -230,7 +230,7 @@ fn stores(runs: &[Run]) -> String {
 
 /// Returns a table of calculated launches, waves and idle shares, for the default tiles of each shape.
 fn launches(runs: &[Run]) -> String {
-    let header = ["shape", "entry", "tiles", "waves", "idle", "launches, one a group", "waves", "idle"];
+    let header = ["shape", "entry", "tiles", "waves", "idle", "launches if per-group", "waves", "idle"];
     let mut table = Table::new(2, &header);
     let idle = |tiles: usize, waves: usize| counters::percent(1.0 - tiles as f64 / (waves * B200.sms) as f64);
     for (run, tokens) in unasked(runs).filter_map(|run| Some((run, run.tile_tokens()?))) {

@@ -1,8 +1,8 @@
 //! `cargo xtask sass`: disassembles every kernel and looks for the instructions that the kernel is written for.
 //!
 //! PTX shows what a kernel requests. Only the machine code shows that the assembler chose the intended instruction and
-//! not a slower sequence. The kernel's `sass.toml`, beside its source in `kernels-gpu/src/MECHANISM`, lists the intended
-//! instructions:
+//! not a slower sequence. The kernel's `sass.toml`, beside its source in `kernels-gpu/src/MECHANISM`, lists the
+//! intended instructions:
 //!
 //! ```toml
 //! [[instruction]]
@@ -30,8 +30,8 @@ use crate::{
     wgmma, workspace,
 };
 
-/// Disassemble every kernel, count its intended instructions (sass.toml beside the kernel's source), and fail if an entry
-/// lacks one
+/// Disassemble every kernel, count its intended instructions (sass.toml beside the kernel's source), and fail if an
+/// entry lacks one
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]

@@ -6,8 +6,8 @@ use crate::ptx;
 
 /// Cycle counter of the SM (`%clock64`).
 ///
-/// The compiler does not move the read across memory accesses, barriers and other volatile calls. The read does not wait for loads
-/// that are in flight.
+/// The compiler does not move the read across memory accesses, barriers and other volatile calls. The read does not
+/// wait for loads that are in flight.
 #[inline(always)]
 pub fn clock64() -> u64 {
     let cycles: u64;

@@ -1,8 +1,9 @@
 //! Clusters: CTAs that run together and access each other's shared memory.
 //!
-//! `#[kernel(cluster = …)]` sets the cluster size of a kernel; the grid is a multiple of it. PTX ISA, "Special Registers",
-//! "Data Movement and Conversion Instructions": `mapa`, `st`, and "Parallel Synchronization and Communication Instructions:
-//! barrier.cluster"; sm_90 and up. In code for an older architecture, each CTA counts as a cluster of one CTA.
+//! `#[kernel(cluster = …)]` sets the cluster size of a kernel; the grid is a multiple of it. PTX ISA, "Special
+//! Registers", "Data Movement and Conversion Instructions": `mapa`, `st`, and "Parallel Synchronization and
+//! Communication Instructions: barrier.cluster"; sm_90 and up. In code for an older architecture, each CTA counts as a
+//! cluster of one CTA.
 
 use core::ops::Add;
 
@@ -61,8 +62,8 @@ pub fn mapa(address: SharedAddress, rank: u32) -> ClusterAddress {
     ClusterAddress(mapped)
 }
 
-/// Arrives at the cluster barrier without waiting. Threads that wait at the barrier see what this thread wrote to memory before
-/// (`barrier.cluster.arrive.release.aligned`).
+/// Arrives at the cluster barrier without waiting. Threads that wait at the barrier see what this thread wrote to
+/// memory before (`barrier.cluster.arrive.release.aligned`).
 ///
 /// # Safety
 /// All lanes of a warp call it together. Each thread calls [`wait_cluster`] before it calls this function again.
@@ -75,15 +76,15 @@ pub unsafe fn arrive_cluster() {
 /// Like [`arrive_cluster`], but orders no memory accesses (`barrier.cluster.arrive.relaxed.aligned`).
 ///
 /// # Safety
-/// The same as for [`arrive_cluster`].
+/// All lanes of a warp call it together. Each thread calls [`wait_cluster`] before it arrives again.
 #[inline(always)]
 pub unsafe fn arrive_cluster_relaxed() {
     // SAFETY: the caller guarantees that all lanes of the warp execute this, and that each arrival has its wait.
     unsafe { ptx!("barrier.cluster.arrive.relaxed.aligned;", options(nostack, preserves_flags)) };
 }
 
-/// Waits until every thread of the cluster has called [`arrive_cluster`] or ended, and makes visible what those threads wrote
-/// to memory before they arrived (`barrier.cluster.wait.acquire.aligned`).
+/// Waits until every thread of the cluster has called [`arrive_cluster`] or ended, and makes visible what those threads
+/// wrote to memory before they arrived (`barrier.cluster.wait.acquire.aligned`).
 ///
 /// # Safety
 /// All lanes of a warp call it together, once after each [`arrive_cluster`].
@@ -93,8 +94,8 @@ pub unsafe fn wait_cluster() {
     unsafe { ptx!("barrier.cluster.wait.acquire.aligned;", options(nostack, preserves_flags)) };
 }
 
-/// Waits for every thread of the cluster and makes their writes to memory visible to each other: calls [`arrive_cluster`], then
-/// [`wait_cluster`].
+/// Waits for every thread of the cluster and makes their writes to memory visible to each other: calls
+/// [`arrive_cluster`], then [`wait_cluster`].
 ///
 /// # Safety
 /// Every thread of the cluster that has not ended calls it, all lanes of a warp together.

@@ -8,12 +8,13 @@ use crate::{global::GlobalAddress, mbarrier::Mbarrier, ptx, shared::SharedAddres
 /// (`cp.async.cg.shared.global` with a source size).
 ///
 /// # Safety
-/// `destination` is a multiple of 16 in the CTA's shared memory; nobody accesses its 16 bytes until a wait has covered the copy.
-/// `source` is a multiple of 16. If `predicate` is true, `source` points to 16 bytes of global memory that nobody
-/// writes during the copy.
+/// `destination` is a multiple of 16 in the CTA's shared memory; nobody accesses its 16 bytes until a wait has covered
+/// the copy. `source` is a multiple of 16. If `predicate` is true, `source` points to 16 bytes of global memory that
+/// nobody writes during the copy.
 #[inline(always)]
 pub unsafe fn cp_async_16_or_zero(predicate: bool, destination: SharedAddress, source: GlobalAddress) {
-    // SAFETY: the caller guarantees 16 aligned shared bytes, and 16 aligned global bytes if `predicate`, untouched until complete.
+    // SAFETY: the caller guarantees 16 aligned shared bytes, and 16 aligned global bytes if `predicate`, untouched
+    // until complete.
     unsafe {
         ptx!(
             "cp.async.cg.shared.global [{}], [{}], 16, {};",
@@ -23,10 +24,12 @@ pub unsafe fn cp_async_16_or_zero(predicate: bool, destination: SharedAddress, s
     };
 }
 
-/// Starts to copy 16 bytes through the L1 cache, for bytes that other warps of the SM load too (`cp.async.ca.shared.global`).
+/// Starts to copy 16 bytes through the L1 cache, for bytes that other warps of the SM load too
+/// (`cp.async.ca.shared.global`).
 ///
 /// # Safety
-/// The same as for [`cp_async_16_or_zero`] with a true `predicate`.
+/// `destination` is a multiple of 16 in the CTA's shared memory; nobody accesses its 16 bytes until a wait has covered
+/// the copy. `source` is a multiple of 16 and points to 16 bytes of global memory that nobody writes during the copy.
 #[inline(always)]
 pub unsafe fn cp_async_16_cached(destination: SharedAddress, source: GlobalAddress) {
     // SAFETY: the caller guarantees 16 aligned bytes at both addresses, untouched until the copy is complete.
@@ -39,13 +42,17 @@ pub unsafe fn cp_async_16_cached(destination: SharedAddress, source: GlobalAddre
     };
 }
 
-/// Starts to copy four bytes, or to write zeros if `predicate` is false (`cp.async.ca.shared.global` with a source size).
+/// Starts to copy four bytes, or to write zeros if `predicate` is false (`cp.async.ca.shared.global` with a source
+/// size).
 ///
 /// # Safety
-/// The same as for [`cp_async_16_or_zero`], for 4 bytes and multiples of 4.
+/// `destination` is a multiple of 4 in the CTA's shared memory; nobody accesses its 4 bytes until a wait has covered
+/// the copy. `source` is a multiple of 4. If `predicate` is true, `source` points to 4 bytes of global memory that
+/// nobody writes during the copy.
 #[inline(always)]
 pub unsafe fn cp_async_4_or_zero(predicate: bool, destination: SharedAddress, source: GlobalAddress) {
-    // SAFETY: the caller guarantees 4 aligned shared bytes, and 4 aligned global bytes if `predicate`, untouched until complete.
+    // SAFETY: the caller guarantees 4 aligned shared bytes, and 4 aligned global bytes if `predicate`, untouched until
+    // complete.
     unsafe {
         ptx!(
             "cp.async.ca.shared.global [{}], [{}], 4, {};",
@@ -69,8 +76,8 @@ pub fn cp_async_wait_group<const PENDING: u32>() {
     unsafe { ptx!("cp.async.wait_group {};", const PENDING, options(nostack, preserves_flags)) };
 }
 
-/// Arrives at the barrier once all earlier copies of this thread are complete. The arrival counts toward the number that the
-/// barrier was initialized with (`cp.async.mbarrier.arrive.noinc`).
+/// Arrives at the barrier once all earlier copies of this thread are complete. The arrival counts toward the number
+/// that the barrier was initialized with (`cp.async.mbarrier.arrive.noinc`).
 ///
 /// # Safety
 /// `barrier` is initialized, and its current phase still expects an arrival.

@@ -13,17 +13,17 @@ pub fn fence_mbarrier_init() {
     unsafe { ptx!("fence.mbarrier_init.release.cluster;", options(nostack, preserves_flags)) };
 }
 
-/// Orders this thread's ordinary accesses of shared memory before the fence with later accesses of the same memory by asynchronous
-/// copies and tensor cores, and vice versa (`fence.proxy.async.shared::cta`).
+/// Orders this thread's ordinary accesses of shared memory before the fence with later accesses of the same memory by
+/// asynchronous copies and tensor cores, and vice versa (`fence.proxy.async.shared::cta`).
 #[inline(always)]
 pub fn fence_proxy_async_shared() {
     // SAFETY: orders memory accesses and makes none.
     unsafe { ptx!("fence.proxy.async.shared::cta;", options(nostack, preserves_flags)) };
 }
 
-/// Makes ordinary writes of a tensor map, by the host too, visible to later copies of this thread. A map in global memory
-/// needs one such fence before its first use (`fence.proxy.tensormap::generic.acquire.sys`; CUDA programming guide,
-/// "Passing a tensor map to a kernel").
+/// Makes ordinary writes of a tensor map, by the host too, visible to later copies of this thread. A map in global
+/// memory needs one such fence before its first use (`fence.proxy.tensormap::generic.acquire.sys`; CUDA programming
+/// guide, "Passing a tensor map to a kernel").
 ///
 /// # Safety
 /// `map` is the address of a tensor map.

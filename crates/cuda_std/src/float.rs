@@ -86,8 +86,9 @@ pub fn mul_rn_f16x2(a: u32, b: u32) -> u32 {
     product
 }
 
-/// Products of two pairs of bf16, each rounded once to nearest even; subnormal numbers are kept (`mul.rn.bf16x2`, sm_90 and up).
-/// Before sm_90, `fma.rn.bf16x2` with an addend of -0 gives the same bits: adding -0 changes neither value nor sign.
+/// Products of two pairs of bf16, each rounded once to nearest even; subnormal numbers are kept (`mul.rn.bf16x2`, sm_90
+/// and up). Before sm_90, `fma.rn.bf16x2` with an addend of -0 gives the same bits: adding -0 changes neither value nor
+/// sign.
 #[inline(always)]
 pub fn mul_rn_bf16x2(a: u32, b: u32) -> u32 {
     if BEFORE_SM_90 {

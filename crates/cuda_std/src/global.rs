@@ -1,8 +1,8 @@
 //! Loads and stores in global memory, by device address.
 //!
 //! A plain Rust pointer works too, but its accesses are generic: the hardware must find out that the address is global.
-//! PTX ISA, "Data Movement and Conversion Instructions": `ld`, `ld.global.nc`, `st`; "Parallel Synchronization and Communication
-//! Instructions: red".
+//! PTX ISA, "Data Movement and Conversion Instructions": `ld`, `ld.global.nc`, `st`; "Parallel Synchronization and
+//! Communication Instructions: red".
 
 use core::ops::Add;
 
@@ -51,8 +51,8 @@ macro_rules! predicated_loads {
         $(#[$doc])*
         ///
         /// # Safety
-        /// If `predicate` is true, `address` is a multiple of the value's size and points to an initialized value in global
-        /// memory. Nobody writes it during the load; for `nc`, nobody writes it while the kernel runs.
+        /// If `predicate` is true, `address` is a multiple of the value's size and points to an initialized value in
+        /// global memory. Nobody writes it during the load; for `nc`, nobody writes it while the kernel runs.
         #[inline(always)]
         pub unsafe fn $name(predicate: bool, address: GlobalAddress) -> $ty {
             let value: $ty;
@@ -107,8 +107,8 @@ pub unsafe fn ld_global_nc_u8(address: GlobalAddress) -> u8 {
 /// Loads four words if `predicate` is true, else returns zeros, without a branch (`@p ld.global.v4.b32`).
 ///
 /// # Safety
-/// If `predicate` is true, `address` is a multiple of 16 and points to 16 initialized bytes of global memory that nobody
-/// writes during the load.
+/// If `predicate` is true, `address` is a multiple of 16 and points to 16 initialized bytes of global memory that
+/// nobody writes during the load.
 #[inline(always)]
 pub unsafe fn ld_global_v4_b32_or_zero(predicate: bool, address: GlobalAddress) -> [u32; 4] {
     let (a, b, c, d): (u32, u32, u32, u32);
@@ -166,7 +166,7 @@ pub unsafe fn ld_relaxed_gpu_global_b32(address: GlobalAddress) -> u32 {
 /// Like [`ld_relaxed_gpu_global_b32`], for 64 bits (`ld.relaxed.gpu.global.b64`).
 ///
 /// # Safety
-/// The same as for [`ld_relaxed_gpu_global_b32`], for 8 bytes at a multiple of 8.
+/// `address` is a multiple of 8 and points to an initialized value in global memory.
 #[inline(always)]
 pub unsafe fn ld_relaxed_gpu_global_b64(address: GlobalAddress) -> u64 {
     let value: u64;
@@ -183,7 +183,7 @@ pub unsafe fn ld_relaxed_gpu_global_b64(address: GlobalAddress) -> u64 {
 /// Loads 64 bits (`ld.global.b64`).
 ///
 /// # Safety
-/// The same as for [`ld_global_b32`], for 8 bytes at a multiple of 8.
+/// `address` is a multiple of 8 and points to an initialized value in global memory that nobody writes during the load.
 #[inline(always)]
 pub unsafe fn ld_global_b64(address: GlobalAddress) -> u64 {
     let value: u64;
@@ -197,7 +197,8 @@ pub unsafe fn ld_global_b64(address: GlobalAddress) -> u64 {
 /// Loads four words past the L1 cache (`ld.global.cg.v4.b32`).
 ///
 /// # Safety
-/// The same as for [`ld_global_b32`], for 16 bytes at a multiple of 16.
+/// `address` is a multiple of 16 and points to 16 initialized bytes of global memory that nobody writes during the
+/// load.
 #[inline(always)]
 pub unsafe fn ld_global_cg_v4_b32(address: GlobalAddress) -> [u32; 4] {
     let (a, b, c, d): (u32, u32, u32, u32);
@@ -216,11 +217,13 @@ pub unsafe fn ld_global_cg_v4_b32(address: GlobalAddress) -> [u32; 4] {
 /// (`atom.relaxed.gpu.global.add.u32`).
 ///
 /// # Safety
-/// `address` is a multiple of 4 and points to an initialized number in global memory. Other threads access it only by atomics.
+/// `address` is a multiple of 4 and points to an initialized number in global memory. Other threads access it only by
+/// atomics.
 #[inline(always)]
 pub unsafe fn atom_global_add_u32(address: GlobalAddress, value: u32) -> u32 {
     let before: u32;
-    // SAFETY: the caller guarantees 4 aligned, initialized bytes of global memory that other threads access only by atomics.
+    // SAFETY: the caller guarantees 4 aligned, initialized bytes of global memory that other threads access only by
+    // atomics.
     unsafe {
         ptx!(
             "atom.relaxed.gpu.global.add.u32 {}, [{}], {};",
@@ -245,7 +248,8 @@ macro_rules! stores {
         $(#[$doc])*
         ///
         /// # Safety
-        /// `address` is a multiple of the value's size, in global memory that no other thread accesses during the store.
+        /// `address` is a multiple of the value's size, in global memory that no other thread accesses during the
+        /// store.
         #[inline(always)]
         pub unsafe fn $name(address: GlobalAddress, value: $ty) {
             // SAFETY: the caller guarantees aligned global memory that nobody else accesses during the store.
@@ -317,7 +321,8 @@ predicated_stores! {
 /// Stores four words (`st.global.v4.b32`).
 ///
 /// # Safety
-/// `address` is a multiple of 16 and points to 16 bytes of global memory that no other thread accesses during the store.
+/// `address` is a multiple of 16 and points to 16 bytes of global memory that no other thread accesses during the
+/// store.
 #[inline(always)]
 pub unsafe fn st_global_v4_b32(address: GlobalAddress, [a, b, c, d]: [u32; 4]) {
     // SAFETY: the caller guarantees 16 aligned bytes of global memory that nobody else accesses during the store.

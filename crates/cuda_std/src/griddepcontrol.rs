@@ -1,8 +1,9 @@
 //! Overlapping grids: a grid may start while the previous grid of its stream still runs.
 //!
-//! The launch enables the overlap (programmatic stream serialization; CUDA programming guide, "Programmatic Dependent Launch and
-//! Synchronization"). Otherwise, both instructions do nothing. PTX ISA, "Parallel Synchronization and Communication
-//! Instructions: griddepcontrol"; sm_90 and up. In code for an older architecture, where grids never overlap, both functions are empty.
+//! The launch enables the overlap (programmatic stream serialization; CUDA programming guide, "Programmatic Dependent
+//! Launch and Synchronization"). Otherwise, both instructions do nothing. PTX ISA, "Parallel Synchronization and
+//! Communication Instructions: griddepcontrol"; sm_90 and up. In code for an older architecture, where grids never
+//! overlap, both functions are empty.
 
 use crate::{BEFORE_SM_90, ptx};
 
@@ -13,7 +14,7 @@ pub fn griddepcontrol_wait() {
     if BEFORE_SM_90 {
         return;
     }
-    // SAFETY: waits; memory accesses stay on their side of the wait.
+    // SAFETY: waits and accesses no memory itself. The compiler moves no memory access across it.
     unsafe { ptx!("griddepcontrol.wait;", options(nostack, preserves_flags)) };
 }
 
@@ -24,6 +25,6 @@ pub fn griddepcontrol_launch_dependents() {
     if BEFORE_SM_90 {
         return;
     }
-    // SAFETY: a hint to the scheduler.
+    // SAFETY: gives the scheduler a hint and accesses no memory.
     unsafe { ptx!("griddepcontrol.launch_dependents;", options(nostack, preserves_flags)) };
 }

@@ -52,9 +52,9 @@ pub fn dp4a_u32_u32(a: u32, b: u32, accumulator: u32) -> u32 {
     }
 }
 
-/// Picks four bytes of `b:a`, one per nibble of `selector`. The low three bits of a nibble select one of the eight bytes;
-/// if the top bit is set, the byte's sign bit is repeated eight times instead (`prmt.b32`; PTX ISA, "Data Movement and
-/// Conversion Instructions: prmt").
+/// Picks four bytes of `b:a`, one per nibble of `selector`. The low three bits of a nibble select one of the eight
+/// bytes; if the top bit is set, the byte's sign bit is repeated eight times instead (`prmt.b32`; PTX ISA, "Data
+/// Movement and Conversion Instructions: prmt").
 #[inline(always)]
 pub fn prmt_b32(a: u32, b: u32, selector: u32) -> u32 {
     #[cfg(target_arch = "nvptx64")]
@@ -80,8 +80,9 @@ pub fn prmt_b32(a: u32, b: u32, selector: u32) -> u32 {
     }
 }
 
-/// Repeats one half of `value` in both halves of the result: the high half if `HIGH` (`mov.b32`, which unpacks and packs halves).
-/// Unlike `prmt`, it is free as an operand of arithmetic on pairs, because those instructions can name the half to use.
+/// Repeats one half of `value` in both halves of the result: the high half if `HIGH` (`mov.b32`, which unpacks and
+/// packs halves). Unlike `prmt`, it is free as an operand of arithmetic on pairs, because those instructions can name
+/// the half to use.
 #[inline(always)]
 pub fn half_twice_b16<const HIGH: bool>(value: u32) -> u32 {
     #[cfg(target_arch = "nvptx64")]
@@ -109,8 +110,8 @@ pub fn half_twice_b16<const HIGH: bool>(value: u32) -> u32 {
     }
 }
 
-/// Applies a function of three bits at each of 32 places: its value for bits a, b and c is bit `4·a + 2·b + c` of `TABLE`
-/// (`lop3.b32`; PTX ISA, "Logic and Shift Instructions: lop3").
+/// Applies a function of three bits at each of 32 places: its value for bits a, b and c is bit `4·a + 2·b + c` of
+/// `TABLE` (`lop3.b32`; PTX ISA, "Logic and Shift Instructions: lop3").
 #[inline(always)]
 pub fn lop3_b32<const TABLE: u32>(a: u32, b: u32, c: u32) -> u32 {
     const { assert!(TABLE < 1 << 8, "TABLE must have at most 8 bits") };
@@ -136,8 +137,8 @@ pub fn lop3_b32<const TABLE: u32>(a: u32, b: u32, c: u32) -> u32 {
     }
 }
 
-/// Returns `value`, but hides from the compiler that it is the same number. The compiler then computes dependent values where they
-/// are used, and does not keep them in registers from before a loop.
+/// Returns `value`, but hides from the compiler that it is the same number. The compiler then computes dependent values
+/// where they are used, and does not keep them in registers from before a loop.
 #[inline(always)]
 pub fn opaque_b32(value: u32) -> u32 {
     #[cfg(target_arch = "nvptx64")]

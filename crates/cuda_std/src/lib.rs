@@ -1,13 +1,13 @@
 //! Device-side standard library for kernels written in Rust.
 //!
-//! Only this crate has `asm!`. Each PTX instruction has a thin wrapper with the same name; its comment cites the section of
-//! NVIDIA's PTX ISA manual that defines the instruction. Addresses have types, so that the kinds cannot be confused:
-//! [shared memory](shared::SharedAddress), a [barrier](mbarrier::Mbarrier) in shared memory,
-//! [global memory](global::GlobalAddress) and [tensor memory](tcgen05::TmemAddress). The crate depends on no kernel.
-//! The names in `thread`, `warp` and `shared` are the names in rust-cuda's `cuda_std`.
+//! Only this crate has `asm!`. Each PTX instruction has a thin wrapper with the same name; its comment cites the
+//! section of NVIDIA's PTX ISA manual that defines the instruction. Addresses have types, so that the kinds cannot be
+//! confused: [shared memory](shared::SharedAddress), a [barrier](mbarrier::Mbarrier) in shared memory, [global
+//! memory](global::GlobalAddress) and [tensor memory](tcgen05::TmemAddress). The crate depends on no kernel. The names
+//! in `thread`, `warp` and `shared` are the names in rust-cuda's `cuda_std`.
 //!
-//! The crate compiles on every target, so that a workspace can check and document it. On a CPU, integer instructions return
-//! the same results as on a GPU; functions that need the hardware panic.
+//! The crate compiles on every target, so that a workspace can check and document it. On a CPU, integer instructions
+//! return the same results as on a GPU; functions that need the hardware panic.
 
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch, stdarch_nvptx))]
@@ -35,12 +35,13 @@ pub mod wgmma;
 
 /// Turns a function into an entry that the driver can launch by name.
 ///
-/// The function must be a free `unsafe fn` (nothing checks its arguments at the launch), not generic, without a return value.
-/// Its parameters must be [`Copy`], because they are passed as bytes. A parameter may be aligned to at most 16 bytes.
+/// The function must be a free `unsafe fn` (nothing checks its arguments at the launch), not generic, without a return
+/// value. Its parameters must be [`Copy`], because they are passed as bytes. A parameter may be aligned to at most 16
+/// bytes.
 ///
-/// `threads`: largest CTA of any launch. `min_blocks`: number of CTAs that must fit on an SM at once. The assembler allots
-/// registers by both (`.maxntid`, `.minnctapersm`). `cluster`: number of CTAs along x that run together and access each
-/// other's shared memory (see [`cluster`]); every launch has clusters of this size (`.reqnctapercluster`).
+/// `threads`: largest CTA of any launch. `min_blocks`: number of CTAs that must fit on an SM at once. The assembler
+/// allots registers by both (`.maxntid`, `.minnctapersm`). `cluster`: number of CTAs along x that run together and
+/// access each other's shared memory (see [`cluster`]); every launch has clusters of this size (`.reqnctapercluster`).
 /// An argument that is 0 or absent sets no bound.
 ///
 /// ```
@@ -98,8 +99,8 @@ pub(crate) fn not_on_a_gpu() -> ! {
     panic!("this function needs an NVIDIA GPU, but was called on a CPU")
 }
 
-/// `true` if the target architecture is older than sm_90: grids do not overlap, CTAs have no cluster, and some instructions
-/// are missing. rustc sets the feature of the target architecture and the features of all older ones.
+/// `true` if the target architecture is older than sm_90: grids do not overlap, CTAs have no cluster, and some
+/// instructions are missing. rustc sets the feature of the target architecture and the features of all older ones.
 pub(crate) const BEFORE_SM_90: bool = cfg!(all(target_feature = "sm_80", not(target_feature = "sm_90")));
 
 /// A panic ends the kernel; the driver then reports a failed launch.

@@ -1,10 +1,10 @@
 //! Barriers in shared memory that count arrivals of threads and bytes of asynchronous copies.
 //!
-//! A barrier is 8 bytes of shared memory at a multiple of 8; an [`Mbarrier`] is its address. A *phase* of the barrier completes after
-//! the number of arrivals given at the initialization and after all expected bytes. A wait names a phase by its parity: 0 for the first
-//! phase, 1 for the second, and so on alternately. The phase before the first counts as complete, so a wait for parity 1 of
-//! a fresh barrier returns at once. PTX ISA, "Parallel Synchronization and Communication
-//! Instructions: mbarrier"; sm_90 and up.
+//! A barrier is 8 bytes of shared memory at a multiple of 8; an [`Mbarrier`] is its address. A *phase* of the barrier
+//! completes after the number of arrivals given at the initialization and after all expected bytes. A wait names a
+//! phase by its parity: 0 for the first phase, 1 for the second, and so on alternately. The phase before the first
+//! counts as complete, so a wait for parity 1 of a fresh barrier returns at once. PTX ISA, "Parallel Synchronization
+//! and Communication Instructions: mbarrier"; sm_90 and up.
 
 use crate::{
     cluster::{ClusterAddress, mapa},
@@ -99,7 +99,7 @@ pub unsafe fn mbarrier_arrive(barrier: Mbarrier) {
 /// [`mbarrier_wait_parity_cluster`] (`mbarrier.arrive.release.cluster`).
 ///
 /// # Safety
-/// The same as for [`mbarrier_arrive`]; the barrier's CTA has not ended.
+/// `barrier` is initialized, and its current phase still expects an arrival. Its CTA has not ended.
 #[inline(always)]
 pub unsafe fn mbarrier_arrive_cluster(barrier: ClusterMbarrier) {
     // SAFETY: the caller guarantees an initialized barrier whose phase expects an arrival, in a CTA that has not ended.
@@ -115,7 +115,7 @@ pub unsafe fn mbarrier_arrive_cluster(barrier: ClusterMbarrier) {
 /// (`mbarrier.arrive.expect_tx`).
 ///
 /// # Safety
-/// The same as for [`mbarrier_arrive`]; the phase never expects 2²⁰ bytes or more.
+/// `barrier` is initialized, and its current phase still expects an arrival. The phase never expects 2²⁰ bytes or more.
 #[inline(always)]
 pub unsafe fn mbarrier_arrive_expect_tx(barrier: Mbarrier, bytes: u32) {
     // SAFETY: the caller guarantees an initialized barrier whose phase expects an arrival and stays below 2²⁰ bytes.
@@ -127,20 +127,21 @@ pub unsafe fn mbarrier_arrive_expect_tx(barrier: Mbarrier, bytes: u32) {
     };
 }
 
-/// Stores four words in the shared memory of any CTA of the cluster and reports their 16 bytes to a barrier of that CTA. The barrier's
-/// phase expects the bytes (`st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32`). Waiting threads use
-/// [`mbarrier_wait_parity_cluster`].
+/// Stores four words in the shared memory of any CTA of the cluster and reports their 16 bytes to a barrier of that
+/// CTA. The barrier's phase expects the bytes (`st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32`). Waiting
+/// threads use [`mbarrier_wait_parity_cluster`].
 ///
 /// # Safety
-/// `address` is a multiple of 16 in the shared memory of the barrier's CTA, which has started and does not end before the phase completes.
-/// Nobody else accesses the 16 bytes until then. The barrier is initialized.
+/// `address` is a multiple of 16 in the shared memory of the barrier's CTA, which has started and does not end before
+/// the phase completes. Nobody else accesses the 16 bytes until then. The barrier is initialized.
 #[inline(always)]
 pub unsafe fn st_async_shared_cluster_v4_b32(
     address: ClusterAddress,
     [a, b, c, d]: [u32; 4],
     mbarrier: ClusterMbarrier,
 ) {
-    // SAFETY: the caller guarantees 16 aligned bytes in a running CTA, untouched until the phase of its barrier completes.
+    // SAFETY: the caller guarantees 16 aligned bytes in a running CTA, untouched until the phase of its barrier
+    // completes.
     unsafe {
         ptx!(
             "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [{}], {{{}, {}, {}, {}}}, [{}];",
@@ -153,10 +154,12 @@ pub unsafe fn st_async_shared_cluster_v4_b32(
 /// Like [`st_async_shared_cluster_v4_b32`], for one word at a multiple of 4.
 ///
 /// # Safety
-/// The same as for [`st_async_shared_cluster_v4_b32`], for 4 bytes.
+/// `address` is a multiple of 4 in the shared memory of the barrier's CTA, which has started and does not end before
+/// the phase completes. Nobody else accesses the 4 bytes until then. The barrier is initialized.
 #[inline(always)]
 pub unsafe fn st_async_shared_cluster_b32(address: ClusterAddress, value: u32, mbarrier: ClusterMbarrier) {
-    // SAFETY: the caller guarantees 4 aligned bytes in a running CTA, untouched until the phase of its barrier completes.
+    // SAFETY: the caller guarantees 4 aligned bytes in a running CTA, untouched until the phase of its barrier
+    // completes.
     unsafe {
         ptx!(
             "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [{}], {}, [{}];",
@@ -192,7 +195,7 @@ macro_rules! waits {
         #[doc = concat!("Waits until the phase of this parity is complete: repeats [`", stringify!($try_wait), "`] until it returns `true`.")]
         ///
         /// # Safety
-        #[doc = concat!("The same as for [`", stringify!($try_wait), "`].")]
+        /// `barrier` is initialized. `parity` names its current phase or the phase before.
         #[inline(always)]
         pub unsafe fn $wait(barrier: Mbarrier, parity: u32) {
             // SAFETY: the caller guarantees an initialized barrier, and the parity of its current or previous phase.
@@ -202,7 +205,8 @@ macro_rules! waits {
 }
 
 waits! {
-    /// Returns whether the phase of this parity is complete. It may wait for a while before it returns `false` (`mbarrier.try_wait.parity`).
+    /// Returns whether the phase of this parity is complete. It may wait for a while before it returns `false`
+    /// (`mbarrier.try_wait.parity`).
     mbarrier_try_wait_parity, mbarrier_wait_parity = "mbarrier.try_wait.parity";
     /// Like [`mbarrier_try_wait_parity`], for a barrier where threads of other CTAs of the cluster arrive too
     /// (`mbarrier.try_wait.parity.acquire.cluster`).

@@ -19,12 +19,13 @@ macro_rules! loads {
         $(#[$doc])*
         ///
         /// # Safety
-        /// All lanes of the warp make the same call. `address` is a multiple of 16 and points to 16 initialized bytes of the CTA's shared
-        /// memory. No thread writes them during the call.
+        /// All lanes of the warp make the same call. `address` is a multiple of 16 and points to 16 initialized bytes
+        /// of the CTA's shared memory. No thread writes them during the call.
         #[inline(always)]
         pub unsafe fn $name(address: SharedAddress) -> [u32; 4] {
             let (a, b, c, d): (u32, u32, u32, u32);
-            // SAFETY: the caller guarantees 16 aligned, initialized shared bytes that nobody writes, and that all lanes execute this.
+            // SAFETY: the caller guarantees 16 aligned, initialized shared bytes that nobody writes, and that all lanes
+            // execute this.
             unsafe {
                 ptx!(
                     concat!($instruction, " {{{}, {}, {}, {}}}, [{}];"),
@@ -38,11 +39,12 @@ macro_rules! loads {
 }
 
 loads! {
-    /// Loads four matrices of 8 rows of 16 bytes. Lane `8·i + r` passes the address of row r of matrix i. From each matrix, a lane gets
-    /// four bytes of row `group`, starting at byte `4·thread` (`ldmatrix.sync.aligned.m8n8.x4.shared.b16`; sm_75 and up).
+    /// Loads four matrices of 8 rows of 16 bytes. Lane `8·i + r` passes the address of row r of matrix i. From each
+    /// matrix, a lane gets four bytes of row `group`, starting at byte `4·thread`
+    /// (`ldmatrix.sync.aligned.m8n8.x4.shared.b16`; sm_75 and up).
     ldmatrix_x4_b16 = "ldmatrix.sync.aligned.m8n8.x4.shared.b16";
-    /// Like [`ldmatrix_x4_b16`] with transposed matrices: a lane gets element `group` of rows `2·thread` and `2·thread + 1`
-    /// (`ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16`; sm_75 and up).
+    /// Like [`ldmatrix_x4_b16`] with transposed matrices: a lane gets element `group` of rows `2·thread` and `2·thread
+    /// + 1` (`ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16`; sm_75 and up).
     ldmatrix_x4_trans_b16 = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16";
 }
 
@@ -50,8 +52,8 @@ loads! {
 /// (`stmatrix.sync.aligned.m8n8.x4.shared.b16`; sm_90 and up).
 ///
 /// # Safety
-/// All lanes of the warp make the same call. `address` is a multiple of 16 and points to 16 bytes of the CTA's shared memory.
-/// No other thread reads or writes them during the call.
+/// All lanes of the warp make the same call. `address` is a multiple of 16 and points to 16 bytes of the CTA's shared
+/// memory. No other thread reads or writes them during the call.
 #[inline(always)]
 pub unsafe fn stmatrix_x4_b16(address: SharedAddress, [a, b, c, d]: [u32; 4]) {
     // SAFETY: the caller guarantees 16 aligned shared bytes that nobody else accesses, and that all lanes execute this.
@@ -64,10 +66,11 @@ pub unsafe fn stmatrix_x4_b16(address: SharedAddress, [a, b, c, d]: [u32; 4]) {
     };
 }
 
-/// D += A·B over 16 elements of K, all of f16 or bf16 (`mma.sync.aligned.m16n8k16.row.col.f32` of `.f16` or `.bf16`; sm_80 and up).
+/// D += A·B over 16 elements of K, all of f16 or bf16 (`mma.sync.aligned.m16n8k16.row.col.f32` of `.f16` or `.bf16`;
+/// sm_80 and up).
 ///
-/// `a[2·c + h]` holds elements `8·c + 2·thread` (low half) and `8·c + 2·thread + 1` of row `group + 8·h` of A; `b[c]` holds the same
-/// elements of column `group` of B.
+/// `a[2·c + h]` holds elements `8·c + 2·thread` (low half) and `8·c + 2·thread + 1` of row `group + 8·h` of A; `b[c]`
+/// holds the same elements of column `group` of B.
 ///
 /// # Safety
 /// All lanes of the warp make the same call.
@@ -97,12 +100,15 @@ pub unsafe fn mma_m16n8k16<T: Number>(d: &mut Sums, a: [u32; 4], b: [u32; 2]) {
 }
 
 /// D += A·B over 64 elements of K: e2m1 values with a ue4m3 scale per 16 elements
-/// (`mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3`; sm_120a and its family).
+/// (`mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3`; sm_120a and
+/// its family).
 ///
-/// `a[i]` holds eight elements of row `group + 8·(i % 2)` of A from `8·thread + 32·(i / 2)` on; `b[i]` holds eight elements of column
-/// `group` of B from `8·thread + 32·i` on. A word holds four scales, lowest K in the low byte ("Block Scaling for mma.sync"):
+/// `a[i]` holds eight elements of row `group + 8·(i % 2)` of A from `8·thread + 32·(i / 2)` on; `b[i]` holds eight
+/// elements of column `group` of B from `8·thread + 32·i` on. A word holds four scales, lowest K in the low byte
+/// ("Block Scaling for mma.sync"):
 ///
-/// * A: scales of rows `group` and `group + 8` come from the lanes with `thread` 0 and 1 (`A_THREAD` = 0) or 2 and 3 (`A_THREAD` = 1);
+/// * A: scales of rows `group` and `group + 8` come from the lanes with `thread` 0 and 1 (`A_THREAD` = 0) or 2 and 3
+///   (`A_THREAD` = 1);
 /// * B: scales of column `group` come from the lane with `thread` = `B_THREAD`.
 ///
 /// ```no_run

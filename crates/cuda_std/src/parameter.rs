@@ -1,5 +1,5 @@
-//! Loads from a kernel's parameter at offsets that are computed at run time. Indexing an array in the parameter with Rust code
-//! would copy the array to the stack.
+//! Loads from a kernel's parameter at offsets that are computed at run time. Indexing an array in the parameter with
+//! Rust code would copy the array to the stack.
 
 use core::ops::Add;
 

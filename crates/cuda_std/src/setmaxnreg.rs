@@ -1,7 +1,7 @@
 //! Changes the number of registers of the threads of a warpgroup.
 //!
-//! All 128 threads of a warpgroup execute the same call. The call has no effect in a kernel without launch bounds. PTX ISA,
-//! "Miscellaneous Instructions: setmaxnreg"; sm_90a and up.
+//! All 128 threads of a warpgroup execute the same call. The call has no effect in a kernel without launch bounds. PTX
+//! ISA, "Miscellaneous Instructions: setmaxnreg"; sm_90a and up.
 
 use crate::ptx;
 
@@ -17,7 +17,8 @@ const fn check(count: u32) {
 #[inline(always)]
 pub unsafe fn setmaxnreg_inc<const COUNT: u32>() {
     const { check(COUNT) };
-    // SAFETY: the caller guarantees that the whole warpgroup executes this, and that `COUNT` is not below the current count.
+    // SAFETY: the caller guarantees that the whole warpgroup executes this, and that `COUNT` is not below the current
+    // count.
     unsafe { ptx!("setmaxnreg.inc.sync.aligned.u32 {};", const COUNT, options(nostack, preserves_flags)) };
 }
 
@@ -28,6 +29,7 @@ pub unsafe fn setmaxnreg_inc<const COUNT: u32>() {
 #[inline(always)]
 pub unsafe fn setmaxnreg_dec<const COUNT: u32>() {
     const { check(COUNT) };
-    // SAFETY: the caller guarantees that the whole warpgroup executes this, and that `COUNT` is not above the current count.
+    // SAFETY: the caller guarantees that the whole warpgroup executes this, and that `COUNT` is not above the current
+    // count.
     unsafe { ptx!("setmaxnreg.dec.sync.aligned.u32 {};", const COUNT, options(nostack, preserves_flags)) };
 }

@@ -1,7 +1,7 @@
 //! Shared memory: the dynamic shared memory of a CTA, and loads and stores by shared address.
 //!
-//! PTX ISA, "Data Movement and Conversion Instructions": `ld`, `st`, `cvta`; "Parallel Synchronization and Communication
-//! Instructions: atom".
+//! PTX ISA, "Data Movement and Conversion Instructions": `ld`, `st`, `cvta`; "Parallel Synchronization and
+//! Communication Instructions: atom".
 
 use core::ops::Add;
 
@@ -91,7 +91,8 @@ pub unsafe fn ld_shared_v4_b32(address: SharedAddress) -> [u32; 4] {
 /// Loads two words (`ld.shared.v2.b32`).
 ///
 /// # Safety
-/// The same as for [`ld_shared_v4_b32`], for 8 bytes at a multiple of 8.
+/// `address` is a multiple of 8 and points to 8 initialized bytes of the CTA's shared memory. No thread writes them
+/// during the load.
 #[inline(always)]
 pub unsafe fn ld_shared_v2_b32(address: SharedAddress) -> [u32; 2] {
     let (a, b): (u32, u32);
@@ -108,7 +109,8 @@ pub unsafe fn ld_shared_v2_b32(address: SharedAddress) -> [u32; 2] {
 /// Loads 16 bits (`ld.shared.b16`).
 ///
 /// # Safety
-/// The same as for [`ld_shared_v4_b32`], for 2 bytes at a multiple of 2.
+/// `address` is a multiple of 2 and points to 2 initialized bytes of the CTA's shared memory. No thread writes them
+/// during the load.
 #[inline(always)]
 pub unsafe fn ld_shared_b16(address: SharedAddress) -> u16 {
     let value: u16;
@@ -122,7 +124,8 @@ pub unsafe fn ld_shared_b16(address: SharedAddress) -> u16 {
 /// Loads a float (`ld.shared.f32`).
 ///
 /// # Safety
-/// The same as for [`ld_shared_v4_b32`], for 4 bytes at a multiple of 4.
+/// `address` is a multiple of 4 and points to 4 initialized bytes of the CTA's shared memory. No thread writes them
+/// during the load.
 #[inline(always)]
 pub unsafe fn ld_shared_f32(address: SharedAddress) -> f32 {
     let value: f32;
@@ -136,7 +139,8 @@ pub unsafe fn ld_shared_f32(address: SharedAddress) -> f32 {
 /// Loads a word (`ld.shared.b32`).
 ///
 /// # Safety
-/// The same as for [`ld_shared_v4_b32`], for 4 bytes at a multiple of 4.
+/// `address` is a multiple of 4 and points to 4 initialized bytes of the CTA's shared memory. No thread writes them
+/// during the load.
 #[inline(always)]
 pub unsafe fn ld_shared_b32(address: SharedAddress) -> u32 {
     let value: u32;
@@ -167,7 +171,8 @@ pub unsafe fn st_shared_v4_b32(address: SharedAddress, [a, b, c, d]: [u32; 4]) {
 /// Stores a float (`st.shared.f32`).
 ///
 /// # Safety
-/// The same as for [`st_shared_v4_b32`], for 4 bytes at a multiple of 4.
+/// `address` is a multiple of 4 and points to 4 bytes of the CTA's shared memory. No other thread accesses them during
+/// the store.
 #[inline(always)]
 pub unsafe fn st_shared_f32(address: SharedAddress, value: f32) {
     // SAFETY: the caller guarantees 4 aligned bytes of shared memory that nobody else accesses during the store.
@@ -177,7 +182,8 @@ pub unsafe fn st_shared_f32(address: SharedAddress, value: f32) {
 /// Stores a word (`st.shared.b32`).
 ///
 /// # Safety
-/// The same as for [`st_shared_v4_b32`], for 4 bytes at a multiple of 4.
+/// `address` is a multiple of 4 and points to 4 bytes of the CTA's shared memory. No other thread accesses them during
+/// the store.
 #[inline(always)]
 pub unsafe fn st_shared_b32(address: SharedAddress, value: u32) {
     // SAFETY: the caller guarantees 4 aligned bytes of shared memory that nobody else accesses during the store.
@@ -187,7 +193,8 @@ pub unsafe fn st_shared_b32(address: SharedAddress, value: u32) {
 /// Stores 16 bits (`st.shared.b16`).
 ///
 /// # Safety
-/// The same as for [`st_shared_v4_b32`], for 2 bytes at a multiple of 2.
+/// `address` is a multiple of 2 and points to 2 bytes of the CTA's shared memory. No other thread accesses them during
+/// the store.
 #[inline(always)]
 pub unsafe fn st_shared_b16(address: SharedAddress, value: u16) {
     // SAFETY: the caller guarantees 2 aligned bytes of shared memory that nobody else accesses during the store.

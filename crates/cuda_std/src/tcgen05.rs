@@ -2,16 +2,16 @@
 //!
 //! A [`TmemAddress`] holds the lane in its upper 16 bits and the column in its lower 16 bits.
 //!
-//! One thread issues `mma` and `cp`. A copy and the MMAs after it execute in order; a copy after an MMA need not wait for the MMA
-//! (PTX ISA, "Pipelined tcgen05 Instructions"). A [`tcgen05_commit`] signals their completion on an mbarrier. A thread
-//! that has waited on it calls [`tcgen05_fence_after_thread_sync`] before it uses tensor memory. A thread that has used tensor
-//! memory calls [`tcgen05_fence_before_thread_sync`] before it signals other threads. All lanes of a warp together execute
-//! instructions that end in `sync.aligned`.
+//! One thread issues `mma` and `cp`. A copy and the MMAs after it execute in order; a copy after an MMA need not wait
+//! for the MMA (PTX ISA, "Pipelined tcgen05 Instructions"). A [`tcgen05_commit`] signals their completion on an
+//! mbarrier. A thread that has waited on it calls [`tcgen05_fence_after_thread_sync`] before it uses tensor memory. A
+//! thread that has used tensor memory calls [`tcgen05_fence_before_thread_sync`] before it signals other threads. All
+//! lanes of a warp together execute instructions that end in `sync.aligned`.
 //!
-//! `GROUP` (`.cta_group`) is 1, or 2 for a pair of CTAs of a [`cluster`](crate::cluster) whose ranks differ only in the last
-//! bit. In a pair, one thread issues for both CTAs, an address means the same place in each CTA, and one warp of each CTA
-//! allocates and frees. All operations of a kernel use the same `GROUP`. PTX ISA, "TensorCore 5th Generation Family Instructions";
-//! sm_100f.
+//! `GROUP` (`.cta_group`) is 1, or 2 for a pair of CTAs of a [`cluster`](crate::cluster) whose ranks differ only in the
+//! last bit. In a pair, one thread issues for both CTAs, an address means the same place in each CTA, and one warp of
+//! each CTA allocates and frees. All operations of a kernel use the same `GROUP`. PTX ISA, "TensorCore 5th Generation
+//! Family Instructions"; sm_100f.
 
 use crate::{mbarrier::Mbarrier, ptx, shared::SharedAddress};
 
@@ -84,7 +84,8 @@ pub enum MatrixSwizzle {
 pub struct MatrixDescriptor(u64);
 
 impl MatrixDescriptor {
-    /// Describes a K-major matrix at `address`, a multiple of 16 below 2¹⁸. `stride`: bytes from a group of 8 rows to the next.
+    /// Describes a K-major matrix at `address`, a multiple of 16 below 2¹⁸. `stride`: bytes from a group of 8 rows to
+    /// the next.
     #[inline(always)]
     pub const fn new(address: SharedAddress, stride: u32, swizzle: MatrixSwizzle) -> Self {
         /// Version field; constant for this generation.
@@ -94,7 +95,8 @@ impl MatrixDescriptor {
         Self((address.0 >> 4) as u64 | LEADING | ((stride >> 4) as u64) << 32 | VERSION | (swizzle as u64) << 61)
     }
 
-    /// Returns the descriptor `bytes` further on. `bytes` is a multiple of 16; the address must stay below 2¹⁸ to fit its field.
+    /// Returns the descriptor `bytes` further on. `bytes` is a multiple of 16; the address must stay below 2¹⁸ to fit
+    /// its field.
     #[inline(always)]
     #[must_use]
     pub const fn at(self, bytes: u32) -> Self {
@@ -130,8 +132,8 @@ impl InstructionDescriptor {
     }
 }
 
-/// Allocates columns of tensor memory and writes the address of the first to shared memory; waits until enough columns are free
-/// (`tcgen05.alloc.sync.aligned`).
+/// Allocates columns of tensor memory and writes the address of the first to shared memory; waits until enough columns
+/// are free (`tcgen05.alloc.sync.aligned`).
 ///
 /// # Safety
 /// All lanes of a warp call it together with the same arguments. `columns` is a power of two from 32 to 512.
@@ -139,7 +141,8 @@ impl InstructionDescriptor {
 /// CTA ends.
 #[inline(always)]
 pub unsafe fn tcgen05_alloc<const GROUP: u32>(destination: SharedAddress, columns: u32) {
-    // SAFETY: the caller guarantees 4 aligned shared bytes, a valid `columns`, and that all lanes of the warp execute this.
+    // SAFETY: the caller guarantees 4 aligned shared bytes, a valid `columns`, and that all lanes of the warp execute
+    // this.
     unsafe {
         ptx!(
             "tcgen05.alloc.cta_group::{group}.sync.aligned.shared::cta.b32 [{}], {};",
@@ -154,7 +157,8 @@ pub unsafe fn tcgen05_alloc<const GROUP: u32>(destination: SharedAddress, column
 /// All lanes of a warp call it together; no warp of the CTA allocates afterwards.
 #[inline(always)]
 pub unsafe fn tcgen05_relinquish_alloc_permit<const GROUP: u32>() {
-    // SAFETY: the caller guarantees that all lanes of the warp execute this, and that the CTA allocates nothing afterwards.
+    // SAFETY: the caller guarantees that all lanes of the warp execute this, and that the CTA allocates nothing
+    // afterwards.
     unsafe {
         ptx!(
             "tcgen05.relinquish_alloc_permit.cta_group::{group}.sync.aligned;", group = const GROUP,
@@ -183,10 +187,12 @@ pub unsafe fn tcgen05_dealloc<const GROUP: u32>(address: TmemAddress, columns: u
 /// (`tcgen05.mma.kind::mxf4nvf4.block_scale.block16`).
 ///
 /// # Safety
-/// * One thread calls it. `d` is an accumulator in tensor memory; `descriptor` is from [`InstructionDescriptor::mxf4nvf4`].
+/// * One thread calls it. `d` is an accumulator in tensor memory; `descriptor` is from
+///   [`InstructionDescriptor::mxf4nvf4`].
 /// * At `scale_a` and `scale_b`, each 32 rows take one column, in every quarter of the lanes.
 /// * All operands belong to the CTA and are complete; nobody else accesses them until a commit has arrived.
-/// * In a pair, each CTA has half of A's rows with their scales, half of D's rows, half of B's rows, and the scales of all of B.
+/// * In a pair, each CTA has half of A's rows with their scales, half of D's rows, half of B's rows, and the scales of
+///   all of B.
 #[inline(always)]
 pub unsafe fn tcgen05_mma_mxf4nvf4_block16<const GROUP: u32>(
     d: TmemAddress,
@@ -213,8 +219,8 @@ pub unsafe fn tcgen05_mma_mxf4nvf4_block16<const GROUP: u32>(
     };
 }
 
-/// Copies 32 rows of 16 bytes from shared memory to 4 columns of every quarter of tensor memory's lanes: one tile of the blocked
-/// scale layout (128 rows × 4 scales), placed as an MMA expects it (`tcgen05.cp.32x128b.warpx4`).
+/// Copies 32 rows of 16 bytes from shared memory to 4 columns of every quarter of tensor memory's lanes: one tile of
+/// the blocked scale layout (128 rows × 4 scales), placed as an MMA expects it (`tcgen05.cp.32x128b.warpx4`).
 ///
 /// # Safety
 /// One thread calls it. `address` is in lane 0. Nobody else accesses source or destination until a commit has arrived.
@@ -245,11 +251,12 @@ pub unsafe fn tcgen05_commit<const GROUP: u32>(mbarrier: Mbarrier) {
     };
 }
 
-/// Like [`tcgen05_commit`], at the barriers at the same place in several CTAs of the cluster: bit r of `blocks` selects the
-/// CTA of rank r (`tcgen05.commit.mbarrier::arrive::one.multicast::cluster`).
+/// Like [`tcgen05_commit`], at the barriers at the same place in several CTAs of the cluster: bit r of `blocks` selects
+/// the CTA of rank r (`tcgen05.commit.mbarrier::arrive::one.multicast::cluster`).
 ///
 /// # Safety
-/// The same as for [`tcgen05_commit`], for the barrier in each selected CTA. No selected CTA has ended.
+/// In each selected CTA, the barrier is initialized, and its current phase still expects an arrival. No selected CTA
+/// has ended.
 #[inline(always)]
 pub unsafe fn tcgen05_commit_multicast<const GROUP: u32>(mbarrier: Mbarrier, blocks: u16) {
     // SAFETY: the caller guarantees, in every selected CTA, an initialized barrier whose phase expects an arrival.
@@ -304,7 +311,8 @@ pub unsafe fn tcgen05_ld_32x32b_x8(address: TmemAddress) -> [u32; 8] {
 /// Does two [`tcgen05_ld_32x32b_x8`] with one wait.
 ///
 /// # Safety
-/// The same as for [`tcgen05_ld_32x32b_x8`], for both addresses.
+/// All lanes of a warp call it together with the same addresses. The lane of each address is the first lane that the
+/// warp may access: 32 · (number of the warp in the CTA modulo 4). The columns are complete.
 #[inline(always)]
 pub unsafe fn tcgen05_ld_32x32b_x8_twice(addresses: [TmemAddress; 2]) -> [[u32; 8]; 2] {
     let [r0, r1, r2, r3, r4, r5, r6, r7]: [u32; 8];
@@ -332,11 +340,13 @@ macro_rules! accesses {
         $(#[$doc])*
         ///
         /// # Safety
-        /// The same as for [`tcgen05_ld_32x32b_x8`].
+        /// All lanes of a warp call it together with the same address. Its lane is the first lane that the warp may
+        /// access: 32 · (number of the warp in the CTA modulo 4). The columns are complete.
         #[inline(always)]
         pub unsafe fn $load(address: TmemAddress) -> [u32; $count] {
             let mut values = [0; $count];
-            // SAFETY: the caller guarantees complete columns at the warp's lanes, and that all lanes of the warp execute this.
+            // SAFETY: the caller guarantees complete columns at the warp's lanes, and that all lanes of the warp
+            // execute this.
             unsafe {
                 ptx!(
                     concat!("tcgen05.ld.sync.aligned.", $shape, ".b32 {{{0}" $(, ", {", $register, "}")*, "}}, [{address}];"),
@@ -352,10 +362,12 @@ macro_rules! accesses {
         #[doc = concat!("(`tcgen05.st.sync.aligned.", $shape, "`, `tcgen05.wait::st`).")]
         ///
         /// # Safety
-        /// All lanes of a warp call it together with the same address, as for the load; nobody else accesses the columns.
+        /// All lanes of a warp call it together with the same address. Its lane is the first lane that the warp may
+        /// access: 32 · (number of the warp in the CTA modulo 4). Nobody else accesses the columns.
         #[inline(always)]
         pub unsafe fn $store(address: TmemAddress, values: [u32; $count]) {
-            // SAFETY: the caller guarantees columns that nobody else accesses, and that all lanes of the warp execute this.
+            // SAFETY: the caller guarantees columns that nobody else accesses, and that all lanes of the warp execute
+            // this.
             unsafe {
                 ptx!(
                     concat!("tcgen05.st.sync.aligned.", $shape, ".b32 [{address}], {{{0}" $(, ", {", $register, "}")*, "}};"),

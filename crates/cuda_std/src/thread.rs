@@ -51,31 +51,36 @@ pub fn index_1d() -> u32 {
     block_idx_x() * block_dim_x() + thread_idx_x()
 }
 
-/// Arrives at a barrier of the CTA without waiting. Warps that wait there ([`sync_barrier`]) see what this warp wrote to memory before
-/// (`bar.arrive`; PTX ISA, as for [`sync_threads`]).
+/// Arrives at a barrier of the CTA without waiting. Warps that wait there ([`sync_barrier`]) see what this warp wrote
+/// to memory before (`bar.arrive`; PTX ISA, as for [`sync_threads`]).
 ///
 /// # Safety
-/// The whole warp calls it together. `BARRIER` is below 16; [`sync_threads`] uses barrier 0. At each use of the barrier, exactly `threads`
-/// threads (a multiple of 32) arrive or wait; this warp comes again only after all of them have.
+/// The whole warp calls it together. `BARRIER` is below 16; [`sync_threads`] uses barrier 0. At each use of the
+/// barrier, exactly `threads` threads (a multiple of 32) arrive or wait; this warp comes again only after all of them
+/// have.
 #[inline(always)]
 pub unsafe fn arrive_barrier<const BARRIER: u32>(threads: u32) {
-    // SAFETY: the caller guarantees that the whole warp executes this, and that `threads` threads come to the barrier each time.
+    // SAFETY: the caller guarantees that the whole warp executes this, and that `threads` threads come to the barrier
+    // each time.
     unsafe { ptx!("bar.arrive {}, {};", const BARRIER, in(reg32) threads, options(nostack, preserves_flags)) };
 }
 
-/// Waits at a barrier of the CTA and makes visible what other warps wrote to memory before they arrived (`bar.sync`; PTX ISA, as for
-/// [`sync_threads`]).
+/// Waits at a barrier of the CTA and makes visible what other warps wrote to memory before they arrived (`bar.sync`;
+/// PTX ISA, as for [`sync_threads`]).
 ///
 /// # Safety
-/// The same as for [`arrive_barrier`].
+/// The whole warp calls it together. `BARRIER` is below 16; [`sync_threads`] uses barrier 0. At each use of the
+/// barrier, exactly `threads` threads (a multiple of 32) arrive or wait; this warp comes again only after all of them
+/// have.
 #[inline(always)]
 pub unsafe fn sync_barrier<const BARRIER: u32>(threads: u32) {
-    // SAFETY: the caller guarantees that the whole warp executes this, and that `threads` threads come to the barrier each time.
+    // SAFETY: the caller guarantees that the whole warp executes this, and that `threads` threads come to the barrier
+    // each time.
     unsafe { ptx!("bar.sync {}, {};", const BARRIER, in(reg32) threads, options(nostack, preserves_flags)) };
 }
 
-/// Waits for every thread of the CTA and makes their writes to memory visible to each other
-/// (`bar.sync 0`; PTX ISA, "Parallel Synchronization and Communication Instructions: bar").
+/// Waits for every thread of the CTA and makes their writes to memory visible to each other (`bar.sync 0`; PTX ISA,
+/// "Parallel Synchronization and Communication Instructions: bar").
 ///
 /// Either every thread of the CTA calls it, or none.
 #[inline(always)]

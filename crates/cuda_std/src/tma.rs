@@ -1,8 +1,9 @@
 //! Bulk copies between global and shared memory by the asynchronous proxy: linear copies, and boxes of a tensor.
 //!
 //! One thread starts a copy. A load reports its bytes to an mbarrier
-//! ([`mbarrier_arrive_expect_tx`](crate::mbarrier::mbarrier_arrive_expect_tx)). Stores belong to bulk groups; the thread that
-//! started the stores commits and waits for its groups. PTX ISA, "Data Movement and Conversion Instructions: Asynchronous copy"; sm_90 and up.
+//! ([`mbarrier_arrive_expect_tx`](crate::mbarrier::mbarrier_arrive_expect_tx)). Stores belong to bulk groups; the
+//! thread that started the stores commits and waits for its groups. PTX ISA, "Data Movement and Conversion
+//! Instructions: Asynchronous copy"; sm_90 and up.
 
 use crate::{global::GlobalAddress, mbarrier::Mbarrier, ptx, shared::SharedAddress};
 
@@ -41,8 +42,8 @@ impl TensorMapAddress {
     }
 }
 
-/// Returns the [`TensorMapAddress`] of the tensor map at the start of a kernel's only parameter. Use it inside of that kernel.
-/// It corresponds to `__grid_constant__` in CUDA C++. The parameter is aligned to 64 bytes.
+/// Returns the [`TensorMapAddress`] of the tensor map at the start of a kernel's only parameter. Use it inside of that
+/// kernel. It corresponds to `__grid_constant__` in CUDA C++. The parameter is aligned to 64 bytes.
 ///
 /// # Safety
 /// The parameter of this kernel starts with a tensor map.
@@ -77,8 +78,9 @@ pub unsafe fn prefetch_tensormap(map: TensorMapAddress) {
 /// Copies `bytes` from global to shared memory (`cp.async.bulk.shared::cluster.global`).
 ///
 /// # Safety
-/// Both addresses and `bytes` are multiples of 16; `bytes` bytes at each address are valid. `mbarrier` is a barrier of this CTA.
-/// Nobody accesses the destination or writes the source until `mbarrier` has completed the phase that expects the bytes.
+/// Both addresses and `bytes` are multiples of 16; `bytes` bytes at each address are valid. `mbarrier` is a barrier of
+/// this CTA. Nobody accesses the destination or writes the source until `mbarrier` has completed the phase that expects
+/// the bytes.
 #[inline(always)]
 pub unsafe fn cp_async_bulk_shared_global(
     destination: SharedAddress,
@@ -86,7 +88,8 @@ pub unsafe fn cp_async_bulk_shared_global(
     bytes: u32,
     mbarrier: Mbarrier,
 ) {
-    // SAFETY: the caller guarantees `bytes` aligned bytes at both addresses, untouched until the phase of `mbarrier` completes.
+    // SAFETY: the caller guarantees `bytes` aligned bytes at both addresses, untouched until the phase of `mbarrier`
+    // completes.
     unsafe {
         ptx!(
             "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{}], [{}], {}, [{}];",
@@ -96,11 +99,15 @@ pub unsafe fn cp_async_bulk_shared_global(
     };
 }
 
-/// Like [`cp_async_bulk_shared_global`], to the same place in several CTAs of the cluster: bit r of `blocks` selects the CTA of rank r.
-/// The barrier at the same place in each of those CTAs counts the bytes (`cp.async.bulk.shared::cluster.global.multicast::cluster`).
+/// Like [`cp_async_bulk_shared_global`], to the same place in several CTAs of the cluster: bit r of `blocks` selects
+/// the CTA of rank r. The barrier at the same place in each of those CTAs counts the bytes
+/// (`cp.async.bulk.shared::cluster.global.multicast::cluster`).
 ///
 /// # Safety
-/// The same as for [`cp_async_bulk_shared_global`], in each selected CTA. Each selected CTA has started and has not ended.
+/// Both addresses and `bytes` are multiples of 16; `bytes` bytes at `source`, and at `destination` in each selected
+/// CTA, are valid. In each selected CTA, which has started and has not ended, `mbarrier` is a barrier. Nobody accesses
+/// a destination until its CTA's barrier has completed the phase that expects the bytes; nobody writes the source until
+/// all have.
 #[inline(always)]
 pub unsafe fn cp_async_bulk_shared_global_multicast(
     destination: SharedAddress,
@@ -109,7 +116,8 @@ pub unsafe fn cp_async_bulk_shared_global_multicast(
     mbarrier: Mbarrier,
     blocks: u16,
 ) {
-    // SAFETY: the caller guarantees `bytes` aligned bytes at both addresses in every selected CTA, untouched until the phase completes.
+    // SAFETY: the caller guarantees `bytes` aligned bytes at both addresses in every selected CTA, untouched until the
+    // phase completes.
     unsafe {
         ptx!(
             concat!(
@@ -126,9 +134,9 @@ pub unsafe fn cp_async_bulk_shared_global_multicast(
 ///
 /// # Safety
 /// Both addresses and `bytes` are multiples of 16; `bytes` bytes at each address are valid. A
-/// [`fence_proxy_async_shared`](crate::fence::fence_proxy_async_shared) follows the last ordinary write of the source. Nobody
-/// writes the source until this thread has waited for the group's reads. Nobody accesses the destination until the group
-/// is complete.
+/// [`fence_proxy_async_shared`](crate::fence::fence_proxy_async_shared) follows the last ordinary write of the source.
+/// Nobody writes the source until this thread has waited for the group's reads. Nobody accesses the destination until
+/// the group is complete.
 #[inline(always)]
 pub unsafe fn cp_async_bulk_global_shared(destination: GlobalAddress, source: SharedAddress, bytes: u32) {
     // SAFETY: the caller guarantees `bytes` aligned bytes at both addresses, untouched until the group completes.
@@ -143,8 +151,8 @@ pub unsafe fn cp_async_bulk_global_shared(destination: GlobalAddress, source: Sh
 
 macro_rules! tensor_copies {
     ($($rank:literal: $load:ident, $store:ident, $coordinates:literal, [$($axis:ident),*];)*) => {$(
-        /// Copies the box at these coordinates (innermost first) from global to shared memory. Elements outside of the tensor
-        /// arrive as the map's fill value and count as bytes
+        /// Copies the box at these coordinates (innermost first) from global to shared memory. Elements outside of the
+        /// tensor arrive as the map's fill value and count as bytes
         #[doc = concat!("(`cp.async.bulk.tensor.", $rank, "d.shared::cluster.global.tile`).")]
         ///
         /// # Safety
@@ -159,7 +167,8 @@ macro_rules! tensor_copies {
             [$($axis),*]: [i32; $rank],
             mbarrier: Mbarrier,
         ) {
-            // SAFETY: the caller guarantees a visible tensor map, and an aligned box that nobody accesses until the phase completes.
+            // SAFETY: the caller guarantees a visible tensor map, and an aligned box that nobody accesses until the
+            // phase completes.
             unsafe {
                 ptx!(
                     concat!(
@@ -173,18 +182,19 @@ macro_rules! tensor_copies {
             };
         }
 
-        /// Copies the box at these coordinates (innermost first) from shared to global memory, without the elements outside
-        /// of the tensor
+        /// Copies the box at these coordinates (innermost first) from shared to global memory, without the elements
+        /// outside of the tensor
         #[doc = concat!("(`cp.async.bulk.tensor.", $rank, "d.global.shared::cta.tile`).")]
         ///
         /// # Safety
         #[doc = concat!("A tensor map of rank ", $rank, " is at `map` and visible to the proxy")]
-        /// ([`fence_proxy_tensormap_acquire`](crate::fence::fence_proxy_tensormap_acquire)). `source` holds the box at a
-        /// multiple of 128, and of the size of the swizzle pattern if the map has one. Fences and waits are the same as for
-        /// [`cp_async_bulk_global_shared`].
+        /// ([`fence_proxy_tensormap_acquire`](crate::fence::fence_proxy_tensormap_acquire)). `source` holds the box at
+        /// a multiple of 128, and of the size of the swizzle pattern if the map has one. Fences and waits are the same
+        /// as for [`cp_async_bulk_global_shared`].
         #[inline(always)]
         pub unsafe fn $store(map: TensorMapAddress, [$($axis),*]: [i32; $rank], source: SharedAddress) {
-            // SAFETY: the caller guarantees a visible tensor map, and an aligned source that nobody writes until the group has read it.
+            // SAFETY: the caller guarantees a visible tensor map, and an aligned source that nobody writes until the
+            // group has read it.
             unsafe {
                 ptx!(
                     concat!(
@@ -206,11 +216,14 @@ tensor_copies! {
 }
 
 /// Like [`cp_async_bulk_tensor_2d_shared_global`], but names this CTA's shared memory as the destination
-/// (`cp.async.bulk.tensor.2d.shared::cta.global.tile`; PTX 8.6). For sm_120, ptxas 13.5 allocates a stack for the other form and
-/// no stack for this form.
+/// (`cp.async.bulk.tensor.2d.shared::cta.global.tile`; PTX 8.6). For sm_120, ptxas 13.5 allocates a stack for the other
+/// form and no stack for this form.
 ///
 /// # Safety
-/// The same as for [`cp_async_bulk_tensor_2d_shared_global`].
+/// `map` is the address of a tensor map of 2 dimensions that is visible to copies
+/// ([`fence_proxy_tensormap_acquire`](crate::fence::fence_proxy_tensormap_acquire)). `destination` is a multiple of
+/// 128, and of the size of the swizzle pattern if the map has one; it has room for the box. Nobody accesses the box
+/// until `mbarrier`, a barrier of this CTA, has completed the phase that expects its bytes.
 #[inline(always)]
 pub unsafe fn cp_async_bulk_tensor_2d_shared_cta_global(
     destination: SharedAddress,
@@ -218,7 +231,8 @@ pub unsafe fn cp_async_bulk_tensor_2d_shared_cta_global(
     [x, y]: [i32; 2],
     mbarrier: Mbarrier,
 ) {
-    // SAFETY: the caller guarantees a visible tensor map, and an aligned box that nobody accesses until the phase completes.
+    // SAFETY: the caller guarantees a visible tensor map, and an aligned box that nobody accesses until the phase
+    // completes.
     unsafe {
         ptx!(
             "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [{}], [{}, {{{}, {}}}], [{}];",

@@ -1,8 +1,7 @@
 //! Operations of the 32 threads (lanes) of a warp together.
 //!
-//! A `mask` has one bit per participating lane. Every lane of the mask must make the same call with the same mask, and a
-//! lane that makes the call must be in the mask. PTX ISA, "Parallel Synchronization and Communication
-//! Instructions".
+//! A `mask` has one bit per participating lane. Every lane of the mask must make the same call with the same mask, and
+//! a lane that makes the call must be in the mask. PTX ISA, "Parallel Synchronization and Communication Instructions".
 
 use crate::ptx;
 
@@ -35,8 +34,8 @@ macro_rules! shuffles {
     ($($(#[$doc:meta])* $name:ident = $instruction:literal, $clamp:literal;)*) => {$(
         $(#[$doc])*
         ///
-        /// The warp is divided into sections of `width` lanes (a power of two up to 32). Returns the source lane's value
-        /// and `true`, or this lane's own value and `false` if the source is outside of its section.
+        /// The warp is divided into sections of `width` lanes (a power of two up to 32). Returns the source lane's
+        /// value and `true`, or this lane's own value and `false` if the source is outside of its section.
         ///
         /// # Safety
         /// All lanes of `mask` make the same call; the source lane is in `mask`.
@@ -45,7 +44,8 @@ macro_rules! shuffles {
             let control = (WARP_SIZE - width) << 8 | $clamp;
             let shuffled: u32;
             let inside: u32;
-            // SAFETY: the caller guarantees that all lanes of `mask` execute this, and that the source lane is in `mask`.
+            // SAFETY: the caller guarantees that all lanes of `mask` execute this, and that the source lane is in
+            // `mask`.
             unsafe {
                 ptx!(
                     "{{",
@@ -170,7 +170,8 @@ reductions! {
     warp_reduce_add_u32 = "redux.sync.add.u32";
 }
 
-/// Returns `true` in one lane of `mask`. The hardware picks the lane, and picks the same lane at each call (`elect.sync`, sm_90 and up).
+/// Returns `true` in one lane of `mask`. The hardware picks the lane, and picks the same lane at each call
+/// (`elect.sync`, sm_90 and up).
 ///
 /// # Safety
 /// All lanes of `mask` make the same call.

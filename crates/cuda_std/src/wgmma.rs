@@ -1,8 +1,9 @@
-//! MMA instructions of a warpgroup: 128 neighboring threads, starting at a multiple of 128, that all execute the same call
-//! (sm_90a only).
+//! MMA instructions of a warpgroup: 128 neighboring threads, starting at a multiple of 128, that all execute the same
+//! call (sm_90a only).
 //!
-//! An MMA runs asynchronously. Its accumulators may be read after [`wait_group`] and [`MmaAsync::settle`]. Until then, only MMAs of the same
-//! shape may use them, and the registers of A must not change. PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions".
+//! An MMA runs asynchronously. Its accumulators may be read after [`wait_group`] and [`MmaAsync::settle`]. Until then,
+//! only MMAs of the same shape may use them, and the registers of A must not change. PTX ISA, "Asynchronous Warpgroup
+//! Level Matrix Multiply-Accumulate Instructions".
 
 use crate::{ptx, shared::SharedAddress};
 
@@ -70,8 +71,9 @@ pub struct MatrixDescriptor(u64);
 impl MatrixDescriptor {
     /// Describes a matrix without swizzle ("Canonical Layouts").
     ///
-    /// The matrix consists of core matrices: 8 rows × 16 bytes, stored as 128 contiguous bytes. Adjacent core matrices are
-    /// `along_k` bytes apart along K, and `along_rows` bytes apart along M or N. All are multiples of 16; `address` is below 2¹⁸.
+    /// The matrix consists of core matrices: 8 rows × 16 bytes, stored as 128 contiguous bytes. Adjacent core matrices
+    /// are `along_k` bytes apart along K, and `along_rows` bytes apart along M or N. All are multiples of 16; `address`
+    /// is below 2¹⁸.
     #[inline(always)]
     pub const fn new(address: SharedAddress, along_k: u32, along_rows: u32) -> Self {
         const fn field(bytes: u32) -> u64 {
@@ -80,8 +82,8 @@ impl MatrixDescriptor {
         Self(field(address.0) | field(along_k) << 16 | field(along_rows) << 32)
     }
 
-    /// Describes contiguous rows of 128 bytes along K with the 128-byte swizzle ("Strides"): the layout that a tensor copy with
-    /// that swizzle writes. `address` is a multiple of 1024 below 2¹⁸.
+    /// Describes contiguous rows of 128 bytes along K with the 128-byte swizzle ("Strides"): the layout that a tensor
+    /// copy with that swizzle writes. `address` is a multiple of 1024 below 2¹⁸.
     #[inline(always)]
     pub const fn swizzled_128(address: SharedAddress) -> Self {
         const EIGHT_ROWS: u32 = 8 * 128;
@@ -120,45 +122,50 @@ impl Number for Bf16 {
 
 /// A thread's fragment of D of an MMA with N columns: an array of N/2 registers.
 ///
-/// Element `4·j + 2·h + i` of lane l of warp w of the warpgroup is at row `16·w + l/4 + 8·h`, column `8·j + 2·(l%4) + i`
-/// ("Register Fragments", D of `.m64nNk16`).
+/// Element `4·j + 2·h + i` of lane l of warp w of the warpgroup is at row `16·w + l/4 + 8·h`, column `8·j + 2·(l%4) +
+/// i` ("Register Fragments", D of `.m64nNk16`).
 pub trait MmaAsync: Sized {
     /// Number of columns of B and D.
     const N: u32;
 
-    /// D += A·B, or D = A·B if `accumulate` is false; sums are f32 (`wgmma.mma_async.….f32.f16.f16` or `.f32.bf16.bf16`).
+    /// D += A·B, or D = A·B if `accumulate` is false; sums are f32 (`wgmma.mma_async.….f32.f16.f16` or
+    /// `.f32.bf16.bf16`).
     ///
-    /// A is in registers: `a[2·c + h]` holds columns `8·c + 2·(l%4)` (low half) and the next column of row `16·w + l/4 + 8·h`.
-    /// B is in shared memory, as `b` describes it, with one row per column of D.
+    /// A is in registers: `a[2·c + h]` holds columns `8·c + 2·(l%4)` (low half) and the next column of row `16·w + l/4
+    /// + 8·h`. B is in shared memory, as `b` describes it, with one row per column of D.
     ///
     /// # Safety
-    /// All threads of the warpgroup make the same call. A [`fence`] follows the last write of `self` and `a`, except writes by
-    /// MMAs of the same shape. B's bytes are initialized and visible to the asynchronous proxy, and nobody writes them until a
-    /// wait has covered the MMA.
+    /// All threads of the warpgroup make the same call. A [`fence`] follows the last write of `self` and `a`, except
+    /// writes by MMAs of the same shape. B's bytes are initialized and visible to the asynchronous proxy, and nobody
+    /// writes them until a wait has covered the MMA.
     unsafe fn mma_async<T: Number>(&mut self, a: [u32; 4], b: MatrixDescriptor, accumulate: bool);
 
     /// Like [`MmaAsync::mma_async`], with A in shared memory, one row per row of D.
     ///
     /// # Safety
-    /// The same as for [`MmaAsync::mma_async`]; the conditions for B hold for A too.
+    /// All threads of the warpgroup make the same call. A [`fence`] follows the last write of `self`, except writes by
+    /// MMAs of the same shape. The bytes of A and B are initialized and visible to the asynchronous proxy, and nobody
+    /// writes them until a wait has covered the MMA.
     unsafe fn mma_async_shared<T: Number>(&mut self, a: MatrixDescriptor, b: MatrixDescriptor, accumulate: bool);
 
-    /// D += A·B, or D = A·B if `accumulate` is false, of e4m3 (`wgmma.mma_async.….f32.e4m3.e4m3`). Sums keep about 14 bits of the f32
-    /// precision.
+    /// D += A·B, or D = A·B if `accumulate` is false, of e4m3 (`wgmma.mma_async.….f32.e4m3.e4m3`). Sums keep about 14
+    /// bits of the f32 precision.
     ///
-    /// A is in registers: `a[2·c + h]` holds columns `16·c + 4·(l%4)` (low byte) and the next three columns of row `16·w + l/4 + 8·h`
-    /// ("Register Fragments", A of `.m64nNk32`).
+    /// A is in registers: `a[2·c + h]` holds columns `16·c + 4·(l%4)` (low byte) and the next three columns of row
+    /// `16·w + l/4 + 8·h` ("Register Fragments", A of `.m64nNk32`).
     ///
     /// # Safety
-    /// The same as for [`MmaAsync::mma_async`].
+    /// All threads of the warpgroup make the same call. A [`fence`] follows the last write of `self` and `a`, except
+    /// writes by MMAs of the same shape. B's bytes are initialized and visible to the asynchronous proxy, and nobody
+    /// writes them until a wait has covered the MMA.
     unsafe fn mma_async_e4m3(&mut self, a: [u32; 4], b: MatrixDescriptor, accumulate: bool);
 
     /// Keeps the compiler from moving accesses of these registers across this call. It emits no instruction.
     fn settle(&mut self);
 }
 
-/// Keeps the compiler from computing with these words before this call. It emits no instruction.
-/// After a wait, words loaded before the wait are decoded into registers that MMAs have read until then.
+/// Keeps the compiler from computing with these words before this call. It emits no instruction. After a wait, words
+/// loaded before the wait are decoded into registers that MMAs have read until then.
 #[inline(always)]
 pub fn settle_words(words: &mut [u32; 4]) {
     // SAFETY: emits no instruction.
@@ -219,7 +226,8 @@ macro_rules! shapes {
             /// The caller meets the conditions of [`MmaAsync::mma_async`].
             #[inline(always)]
             unsafe fn mma_async<T: Number>(&mut self, a: [u32; 4], b: MatrixDescriptor, accumulate: bool) {
-                // SAFETY: the caller guarantees fenced registers and a visible B that stays unchanged, in the whole warpgroup.
+                // SAFETY: the caller guarantees fenced registers and a visible B that stays unchanged, in the whole
+                // warpgroup.
                 unsafe {
                     if T::IS_BF16 {
                         product!(self, a, b, accumulate, $n: $($register)*, "k16.f32.bf16.bf16", "p, 1, 1, 0;")
@@ -233,7 +241,8 @@ macro_rules! shapes {
             /// The caller meets the conditions of [`MmaAsync::mma_async_shared`].
             #[inline(always)]
             unsafe fn mma_async_shared<T: Number>(&mut self, a: MatrixDescriptor, b: MatrixDescriptor, accumulate: bool) {
-                // SAFETY: the caller guarantees fenced registers and visible A and B that stay unchanged, in the whole warpgroup.
+                // SAFETY: the caller guarantees fenced registers and visible A and B that stay unchanged, in the whole
+                // warpgroup.
                 unsafe {
                     if T::IS_BF16 {
                         product_of_shared!(self, a, b, accumulate, $n: $($register)*, "k16.f32.bf16.bf16")
@@ -247,7 +256,8 @@ macro_rules! shapes {
             /// The caller meets the conditions of [`MmaAsync::mma_async`].
             #[inline(always)]
             unsafe fn mma_async_e4m3(&mut self, a: [u32; 4], b: MatrixDescriptor, accumulate: bool) {
-                // SAFETY: as in `mma_async`. The instruction has no operand to transpose B, because its elements have 8 bits.
+                // SAFETY: the caller guarantees fenced registers and a visible B that stays unchanged, in the whole
+                // warpgroup. The instruction has no operand to transpose B, because its elements have 8 bits.
                 unsafe { product!(self, a, b, accumulate, $n: $($register)*, "k32.f32.e4m3.e4m3", "p, 1, 1;") }
             }
 

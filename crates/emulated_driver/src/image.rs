@@ -80,6 +80,6 @@ unsafe fn in_fatbin(image: *const u8, card: Capability) -> Result<String, Refusa
     // SAFETY: the caller guarantees a fat binary, which begins with a header of 16 bytes.
     let header = unsafe { image.cast::<[u8; 16]>().read_unaligned() };
     let size = fatbin::size(&header).ok_or_else(damaged)?;
-    // SAFETY: the caller guarantees as many bytes as the header states.
+    // SAFETY: the caller guarantees that the number of bytes in the header is readable.
     fatbin::ptx(unsafe { std::slice::from_raw_parts(image, size) }, card)
 }

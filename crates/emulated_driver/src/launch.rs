@@ -70,12 +70,12 @@ impl Shape {
     ///
     /// # Safety
     ///
-    /// `config` is null, or valid for reads and has as many attributes as it states.
+    /// `config` is null, or valid for reads and has the number of attributes that it states.
     pub unsafe fn read(config: *const LaunchConfig) -> Result<Self, Code> {
         // SAFETY: the caller guarantees that `config` is null or valid for reads.
         let config = unsafe { get(config)? };
         let mut shape = Self::plain(config.grid, config.block, config.shared_bytes, config.stream);
-        // SAFETY: the caller guarantees as many attributes as the configuration states.
+        // SAFETY: the caller guarantees that the configuration has the number of attributes that it states.
         for attribute in unsafe { array(config.attributes, config.attribute_count as usize)? } {
             let [x, y, z] = [attribute.value[0], attribute.value[1], attribute.value[2]];
             match attribute.id {
@@ -146,7 +146,8 @@ impl Driver {
     ///
     /// # Safety
     ///
-    /// `parameters` and `extra` are valid as [`copy_parameters`] requires.
+    /// `parameters` has a pointer per parameter of the function, valid for reads of the parameter's size, or `extra` is
+    /// valid as cuda.h requires.
     pub unsafe fn prepare(
         &self,
         function: Handle,
@@ -176,7 +177,7 @@ impl Driver {
             return Err(COOPERATIVE_LAUNCH_TOO_LARGE);
         }
         let name = known.name().to_owned();
-        // SAFETY: the caller guarantees that `parameters` and `extra` are valid for `copy_parameters`.
+        // SAFETY: the caller guarantees a readable pointer per parameter, or an `extra` that is valid as in cuda.h.
         let parameters = unsafe { copy_parameters(parameters, extra, &entry.parameters)? };
         let Shape { overlaps, cooperative, .. } = *shape;
         let launch = Launch { code, name, size, shared_bytes, parameters, stream, overlaps, cooperative };

@@ -265,7 +265,8 @@ impl Memory {
             let after = device.download::<u8>(Buffer { address: base as u64, bytes: before.len() as u64 });
             for (at, (new, old)) in after.iter().zip(&before).enumerate() {
                 if new != old {
-                    // SAFETY: as in `show_locked`, the memory is alive; the driver's lock has been held since then.
+                    // SAFETY: the byte lies in page-locked memory that was alive when `show_locked` read it. Freeing or
+                    // unregistering it needs the driver's lock, which has been held since then.
                     unsafe { ((base + at) as *mut u8).write(*new) };
                 }
             }

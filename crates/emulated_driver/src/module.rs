@@ -50,7 +50,9 @@ impl Driver {
     ///
     /// # Safety
     ///
-    /// `image` is valid as [`code`] requires, and the other arguments as [`complain`] requires.
+    /// - `image` is a C string of PTX, an ELF file, a fat binary or its wrapper.
+    /// - `options` and `values` are null or have `count` elements.
+    /// - The log buffer among `values` has the size that is given with it.
     unsafe fn load(
         &mut self,
         image: *const u8,
@@ -61,10 +63,10 @@ impl Driver {
         if image.is_null() {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: the caller guarantees that `image` is valid for `code`.
+        // SAFETY: the caller guarantees that `image` is PTX, an ELF file, a fat binary or its wrapper, each complete.
         let result = unsafe { code(image, self.card.capability()) };
         let code = result.map_err(|(code, words)| {
-            // SAFETY: the caller guarantees that the arrays and the buffer are valid for `complain`.
+            // SAFETY: the caller guarantees `count` elements in both arrays, and a buffer of the size given with it.
             unsafe { complain(&words, count, options, values) };
             if self.test.is_none() {
                 refusal::once(&words);

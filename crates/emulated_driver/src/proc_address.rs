@@ -42,7 +42,7 @@ fn newest(name: &str, version: c_int) -> Option<*const c_void> {
 ///
 /// # Safety
 ///
-/// The pointers are valid as `cuGetProcAddress` requires.
+/// `symbol` is null or a C string. `address` and `status` are null or valid for a write.
 unsafe fn look_up(
     symbol: *const c_char,
     address: *mut *const c_void,

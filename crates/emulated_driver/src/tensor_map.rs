@@ -7,7 +7,8 @@ use ptx_emulator::{DataType, Interleave, L2Promotion, OobFill, Swizzle, TensorMa
 use crate::call::{Needs, array, enter, functions, put};
 use crate::code::INVALID_VALUE;
 
-/// `CUtensorMapInterleave`, `CUtensorMapSwizzle`, `CUtensorMapL2promotion`, `CUtensorMapFloatOOBfill`, in cuda.h's order.
+/// `CUtensorMapInterleave`, `CUtensorMapSwizzle`, `CUtensorMapL2promotion`, `CUtensorMapFloatOOBfill`, in cuda.h's
+/// order.
 const INTERLEAVES: [Interleave; 3] = [Interleave::None, Interleave::B16, Interleave::B32];
 const SWIZZLES: [Swizzle; 7] = [
     Swizzle::None,

@@ -176,7 +176,8 @@ impl Copy {
             };
             match &self.to {
                 End::Device(address) => memory.write(address + to as u64, row),
-                // SAFETY: as above, but writable. Source and destination may overlap, which `copy` allows.
+                // SAFETY: the program guarantees that the memory is writable until the copy is done, or the driver has
+                // it page-locked. `row` has `width` bytes. Source and destination may overlap, which `copy` allows.
                 End::Host(base) | End::Locked(base) => unsafe {
                     std::ptr::copy(row.as_ptr(), (base + to) as *mut u8, width)
                 },

@@ -288,11 +288,11 @@ functions! {
     }
 }
 
-/// Looks up a function of the driver. If there is none, the call succeeds and `status` says so.
+/// Looks up a function of the driver. If there is none, the call succeeds, and `status` becomes 1.
 ///
 /// # Safety
 ///
-/// The pointers are valid as `cuGetProcAddress` requires.
+/// `symbol` is null or a C string. `address` and `status` are null or valid for a write.
 unsafe fn entry_point(
     symbol: *const c_char,
     address: *mut *const c_void,

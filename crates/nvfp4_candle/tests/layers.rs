@@ -112,7 +112,7 @@ fn close(got: &Tensor, want: &Tensor, tolerance: f64) -> Result<()> {
 
 /// Checks that a call fails with a message that contains these words.
 fn says<T>(result: Result<T>, words: &[&str]) {
-    let text = result.err().expect("an error").to_string();
+    let text = result.err().expect("the call fails").to_string();
     words.iter().for_each(|words| assert!(text.contains(words), "{text}: {words}"));
 }
 
@@ -243,7 +243,7 @@ fn threads_share_layers() -> Result<()> {
         thread::scope(|scope| {
             let threads = [(); 4].map(|()| scope.spawn(|| (0..10).map(|_| run()).collect::<Result<Vec<_>>>()));
             threads.into_iter().try_for_each(|thread| {
-                thread.join().expect("no panic")?.iter().try_for_each(|got| close(got, &expected, 0.0))
+                thread.join().expect("the thread does not panic")?.iter().try_for_each(|got| close(got, &expected, 0.0))
             })
         })?;
     }

@@ -55,14 +55,14 @@ pub(super) unsafe fn slice_mut<'a, T>(address: u64, count: usize) -> &'a mut [T]
 ///
 /// # Safety
 ///
-/// `values` is valid for reads of `rows × k` packed values, and `scales` for reads of their scales in the blocked
-/// layout.
+/// `values` is valid for reads of `rows · k / 2` bytes, and `scales` for reads of `blocked::len(rows, k / 16)` bytes.
+/// Nobody writes either while the matrix is copied.
 pub(super) unsafe fn matrix(rows: u32, k: u32, values: u64, scales: u64, global: f32) -> Matrix<'static> {
     for address in [values, scales] {
         assert!(address.is_multiple_of(16), "{address:#x}");
     }
     let (rows, k) = (rows as usize, k as usize);
-    // SAFETY: the caller guarantees that the values and the scales are readable.
+    // SAFETY: the caller guarantees `rows · k / 2` readable bytes at `values`, `blocked` at `scales`, and no writers.
     let (values, scales) = unsafe {
         let blocked = blocked::len(rows, k / BLOCK);
         (
@@ -78,7 +78,7 @@ pub(super) unsafe fn matrix(rows: u32, k: u32, values: u64, scales: u64, global:
 ///
 /// # Safety
 ///
-/// `c` is valid for writes of the output.
+/// `c` is valid for writes of one `u16` per token and column of C, and nobody else accesses them.
 pub(super) unsafe fn multiply(
     op: Op,
     dtype: TokenDtype,
@@ -94,6 +94,7 @@ pub(super) unsafe fn multiply(
     let weights = Weights::new(op, vec![expert]).unwrap();
     let step = Step::new(&weights, vec![tokens], dtype).unwrap();
     let bits = Reference::new(&weights, &step).output(&step);
-    // SAFETY: the caller guarantees that `c` is valid for writes of the output.
+    // SAFETY: `bits` owns its elements; the caller guarantees the same number of writable elements at `c`, which nobody
+    // else accesses.
     unsafe { std::ptr::copy_nonoverlapping(bits.bits().as_ptr(), c as *mut u16, bits.bits().len()) };
 }

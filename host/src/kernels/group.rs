@@ -96,8 +96,8 @@ pub(crate) struct Sizes {
     pub k: u32,
 }
 
-/// One group of a step with all its operands in device memory. A gated group is `silu(alpha[0]·A·B[0]ᵀ) ∘ (alpha[1]·A·B[1]ᵀ)`, a
-/// plain one `alpha[0]·A·B[0]ᵀ`.
+/// One group of a step with all its operands in device memory. A gated group computes
+/// `silu(alpha[0]·A·B[0]ᵀ) ∘ (alpha[1]·A·B[1]ᵀ)`, a plain group `alpha[0]·A·B[0]ᵀ`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct PlacedGroup {
     pub sizes: Sizes,

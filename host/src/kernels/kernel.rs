@@ -14,7 +14,7 @@ use crate::problem::{Op, TokenDtype};
 pub(crate) struct Entry {
     /// Name in PTX.
     pub name: &'static str,
-    /// Operation that it computes. `None`: it serves all operations.
+    /// Operation that the entry computes. `None`: it serves all operations.
     pub op: Option<Op>,
     /// Threads per CTA.
     pub threads: u32,
@@ -28,7 +28,7 @@ impl Entry {
         Self { name, op: Some(op_of(matrices)), threads, shared_bytes }
     }
 
-    /// Whether a layer of this operation may launch it.
+    /// Whether a layer of this operation may launch the entry.
     pub fn serves(&self, op: Op) -> bool {
         self.op.is_none_or(|own| own == op)
     }
@@ -42,13 +42,13 @@ pub(crate) trait Kernel: Sync {
     /// Returns all entries of its PTX.
     fn entries(&self) -> Vec<Entry>;
 
-    /// Whether it has been verified on a GPU that it is made for. Otherwise it runs in the emulator, if a caller names
-    /// it, and on GPUs where its self-test has passed.
+    /// Whether the kernel has been verified on a GPU that it is made for. An unverified kernel runs in the emulator, if
+    /// a caller names it, and on GPUs where its self-test has passed.
     fn proven(&self) -> bool {
         false
     }
 
-    /// Returns the kernel as one that computes the groups of a step, if it does.
+    /// Returns this kernel as a [`Grouped`] one. `None`: it does not compute the groups of a step.
     fn as_grouped(&self) -> Option<&dyn Grouped> {
         None
     }

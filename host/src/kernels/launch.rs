@@ -36,12 +36,12 @@ impl Grid {
     /// Converts a number of CTAs along x.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] if a grid cannot have as many.
+    /// [`Error::TooLarge`] if it exceeds [`Self::MAX_BLOCKS`].
     pub fn blocks(blocks: u64) -> Result<u32, Error> {
         if blocks <= Self::MAX_BLOCKS { Ok(blocks as u32) } else { Err(Error::TooLarge) }
     }
 
-    /// Creates a grid without clusters and dynamic shared memory, which begins when the previous grid has ended.
+    /// Creates a grid without clusters or dynamic shared memory that begins when the previous grid has ended.
     pub fn linear(entry: &'static str, blocks: u32, threads: u32) -> Self {
         Self { entry, blocks, cluster: 1, threads, shared_bytes: 0, overlaps: false }
     }
@@ -139,7 +139,7 @@ impl Launch {
         Self::new(kernel, grid, 0, move |_| Ok(Parameter::new(parameter)))
     }
 
-    /// Bytes of the descriptors, up to a possible start of the next launch's descriptors.
+    /// Bytes of the descriptors, rounded up to a multiple of [`ALIGNMENT`].
     pub fn bytes(&self) -> usize {
         self.bytes
     }

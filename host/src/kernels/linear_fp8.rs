@@ -28,7 +28,7 @@ pub(crate) fn product_kernel() -> &'static str {
     MoeFp8Sm90.name()
 }
 
-/// Returns the launches of a call with tokens, on a device with `sms` SMs.
+/// Returns the launches of a call with at least one token, on a device with `sms` SMs.
 ///
 /// # Errors
 /// If the arguments are not aligned; [`Error::TooLarge`] if a grid would need too many CTAs.
@@ -126,7 +126,7 @@ mod tests {
         ] {
             let [quantize, product] = launched(&layer(4096, 7168), tokens, 132);
             assert_eq!((product.grid.entry, product.grid.blocks), (entry, blocks), "{tokens} tokens");
-            // One warp per row, with the number of rows rounded up to a multiple of eight.
+            // One warp per row and eight warps per CTA. The number of rows is rounded up to a multiple of eight.
             assert_eq!(quantize.grid.blocks as usize, tokens.div_ceil(8));
         }
     }

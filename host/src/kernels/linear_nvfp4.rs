@@ -27,7 +27,7 @@ pub(crate) fn kernels(products: &'static dyn Nvfp4Products) -> [&'static dyn Ker
     [&MoePack, &MoeQuantizeNvfp4, products]
 }
 
-/// Returns the launches of a call with tokens, on a device with `sms` SMs.
+/// Returns the launches of a call with at least one token, on a device with `sms` SMs.
 ///
 /// # Errors
 /// If the arguments are not aligned; [`Error::TooLarge`] if there are more tokens than a kernel can count.
@@ -141,7 +141,7 @@ mod tests {
         ] {
             let [quantize, product] = launched(&layer(4096, 7168), tokens, 148).unwrap();
             assert_eq!((product.grid.entry, product.grid.blocks), (entry, blocks), "{tokens} tokens");
-            // One warp per token.
+            // One warp per token and eight warps per CTA.
             assert_eq!(quantize.grid.blocks as usize, tokens.div_ceil(8));
         }
     }

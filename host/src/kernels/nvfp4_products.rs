@@ -13,7 +13,7 @@ use super::products::most_token_tiles as most_tiles;
 use super::tensor_map::MapArguments;
 use crate::problem::Op;
 
-/// Launch and tile properties of an instance of such a kernel.
+/// Launch and tile properties of an instance of a kernel that multiplies NVFP4 tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Nvfp4Instance {
     /// Name of the entry.

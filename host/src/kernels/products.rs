@@ -10,7 +10,7 @@ use super::launch::{Grid, Launch};
 use super::mma_sync::moe_few_sm90::MoeFewSm90;
 use crate::problem::Op;
 
-/// Launch and tile properties of an instance of such a kernel.
+/// Launch and tile properties of an instance of a kernel that multiplies 16-bit tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ProductInstance {
     /// Name of the entry.
@@ -31,7 +31,7 @@ pub(crate) struct ProductInstance {
     pub sorted: bool,
     /// Maximum CTAs of a grid per SM.
     pub multiprocessor_blocks: u32,
-    /// Time of a tile relative to other instances' tiles for as many tokens.
+    /// Time of a tile, comparable between instances with the same number of tokens per tile.
     pub tile_time: u64,
     /// Fixed start-up cost per SM, in the unit of `tile_time`.
     pub first_time: u64,

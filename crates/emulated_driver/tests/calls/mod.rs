@@ -116,11 +116,12 @@ pub fn make(
         prop_assert!((0..1000).contains(&code), "{name}: {code}");
         prop_assert_ne!(code, 999, "{} panicked", name);
         if code == 0 {
-            // SAFETY: the memory is kept until the end.
+            // SAFETY: each `out` points to a word of the memory, which is kept until the end.
             handles.extend(outs.iter().map(|out| unsafe { *(*out as *const usize) }));
         }
     }
-    // SAFETY: as in the calls above. Queued work uses memory of this case, which is still alive.
+    // SAFETY: integers and pointers are passed alike, and a callee ignores the arguments after its last. Queued work
+    // uses memory of this case, which is still alive.
     unsafe {
         for name in end {
             library.get::<Call>(*name).unwrap()(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);

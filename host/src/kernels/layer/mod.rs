@@ -1,4 +1,4 @@
-//! Kernels that surround the products of a layer.
+//! Kernels that run before and after the products of a layer.
 
 pub(crate) mod moe_pack;
 pub(in crate::kernels) mod moe_quantize;

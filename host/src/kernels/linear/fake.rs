@@ -1,4 +1,4 @@
-//! What these kernels do in the fake driver.
+//! The kernels' implementation for the fake driver.
 
 use fake_cuda::Launch;
 use kernels_gpu::format::BLOCK;
@@ -12,17 +12,22 @@ use crate::format::{Matrix, e4m3};
 use crate::kernels::fake::{out_dtype, slice, slice_mut};
 use crate::kernels::moe::operand_type;
 
-/// Computes or packs, as the kernel's contract says.
+/// Multiplies or packs by the kernel's contract.
 pub(in crate::kernels) fn launch(launch: &Launch<'_>, kernel: &dyn LinearKernel) {
-    // SAFETY: launched by tests whose operands are alive and lie where the parameter says.
+    // SAFETY: tests launch this with a parameter whose addresses refer to live operands of the described sizes, which
+    // only this launch accesses.
     unsafe { if launch.kernel == PACK_ENTRY { pack_matrix(launch) } else { multiply(launch, kernel) } }
 }
 
+/// Packs a matrix into panels.
+///
 /// # Safety
 ///
-/// Operands are alive and lie where the parameter says.
+/// The parameter is a [`Pack`]. Its addresses refer to live operands of the described sizes, which nobody else
+/// accesses.
 unsafe fn pack_matrix(launch: &Launch<'_>) {
-    // SAFETY: `# Safety` above.
+    // SAFETY: the caller guarantees that the parameter is a `Pack` and that its addresses refer to live operands of the
+    // described sizes, which nobody else accesses.
     unsafe {
         let parameter: Pack = launch.parameter(0);
         let Pack { n, k, values, .. } = parameter;
@@ -42,14 +47,18 @@ unsafe fn pack_matrix(launch: &Launch<'_>) {
     }
 }
 
+/// Computes the product of a launch.
+///
 /// # Safety
 ///
-/// As [`pack_matrix`].
+/// The parameter is an [`abi::Launch`]. Its addresses refer to live operands of the described sizes, which nobody else
+/// accesses.
 unsafe fn multiply(launch: &Launch<'_>, kernel: &dyn LinearKernel) {
     let instance = kernel.instances().into_iter().find(|instance| instance.entry() == launch.kernel).unwrap();
     assert_eq!((launch.block, launch.shared_bytes), ([instance.threads(), 1, 1], instance.shared_bytes()));
     let dtype = out_dtype(instance.operand_type() as u32);
-    // SAFETY: `# Safety` above.
+    // SAFETY: the caller guarantees that the parameter is an `abi::Launch` and that its addresses refer to live
+    // operands of the described sizes, which nobody else accesses.
     unsafe {
         let parameter: abi::Launch = launch.parameter(0);
         let abi::Launch { m, n, k, tokens, token_pitch, c, .. } = parameter;

@@ -1,21 +1,21 @@
-//! One way to compute a product: what a launch and the plan know of it.
+//! Instances of the kernels for linear layers, with their tiles, grids and times, as plan and launch need them.
 
 use kernels_gpu::lists::token_tiles;
 use kernels_gpu::mma_sync::linear as of_warps;
 use kernels_gpu::units::OperandType;
 use kernels_gpu::wgmma::linear_sm90::abi as of_warpgroups;
 
-/// One way to compute a product.
+/// An instance of a kernel for linear layers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Instance {
-    /// With the products of a warp. A block has one tile.
+    /// Each warp multiplies by itself. A CTA computes one tile.
     OfWarps(&'static of_warps::Instance),
-    /// With those of a warpgroup. A block on each multiprocessor computes one tile after the other.
+    /// Warpgroups multiply. One CTA per SM computes one tile after the other.
     OfWarpgroups(&'static of_warpgroups::Instance),
 }
 
 impl Instance {
-    /// The entry's name.
+    /// Name of the entry.
     pub fn entry(self) -> &'static str {
         match self {
             Self::OfWarps(of) => of.entry,
@@ -23,7 +23,7 @@ impl Instance {
         }
     }
 
-    /// The type of tokens and C.
+    /// Type of the tokens and C.
     pub fn operand_type(self) -> OperandType {
         match self {
             Self::OfWarps(of) => of.operand_type,
@@ -31,7 +31,7 @@ impl Instance {
         }
     }
 
-    /// The most tokens of a tile.
+    /// Maximum number of tokens per tile.
     pub fn tile_tokens(self) -> u32 {
         match self {
             Self::OfWarps(of) => of.tile_tokens,
@@ -39,7 +39,7 @@ impl Instance {
         }
     }
 
-    /// Columns of C of a tile.
+    /// Columns of C per tile.
     pub fn columns(self) -> u32 {
         match self {
             Self::OfWarps(of) => of.columns(),
@@ -47,7 +47,7 @@ impl Instance {
         }
     }
 
-    /// Threads of a block.
+    /// Threads per CTA.
     pub fn threads(self) -> u32 {
         match self {
             Self::OfWarps(of) => of.threads(),
@@ -55,7 +55,7 @@ impl Instance {
         }
     }
 
-    /// Dynamic shared memory of a block, in bytes.
+    /// Dynamic shared memory per CTA, in bytes.
     pub fn shared_bytes(self) -> u32 {
         match self {
             Self::OfWarps(of) => of.shared_bytes(),
@@ -63,14 +63,16 @@ impl Instance {
         }
     }
 
-    /// Whether tokens are copied by their address, and not by a map; then the grid before must have ended.
+    /// Whether threads copy the tokens by address, without a tensor map. Then the grid must not overlap the previous
+    /// one.
     pub fn by_pieces(self) -> bool {
         matches!(self, Self::OfWarps(of) if of.by_pieces)
     }
 
-    /// The ways to cut `m` tokens into tiles, largest tiles last: some more tiles than need be may share a card more evenly.
+    /// Returns the ways to cut `m` tokens into tiles, largest tiles last. More tiles than necessary may use the SMs
+    /// more evenly.
     pub fn cuts(self, m: u32) -> impl Iterator<Item = Cut> {
-        /// Where there are more, one more makes little difference.
+        /// Maximum number of additional tiles. Beyond it, one more tile changes the time little.
         const MOST_FURTHER: u32 = 8;
         let least = token_tiles(m, self.tile_tokens());
         let most = match self {
@@ -80,7 +82,7 @@ impl Instance {
         (least..=most).rev().map(move |token_tiles| Cut { instance: self, m, token_tiles })
     }
 
-    /// Blocks of a grid with so many tiles.
+    /// Returns the number of CTAs of a grid with `tiles` tiles.
     pub fn blocks(self, tiles: u32, sms: u32) -> u32 {
         match self {
             Self::OfWarps(_) => tiles,
@@ -89,18 +91,18 @@ impl Instance {
     }
 }
 
-/// An instance, and in how many tiles it takes so many tokens.
+/// An instance, with a number of tokens and the number of tiles that they are cut into.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cut {
     pub instance: Instance,
-    /// Tokens, not 0.
+    /// Number of tokens, not 0.
     pub m: u32,
-    /// Tiles along the tokens.
+    /// Number of tiles along the tokens.
     pub token_tiles: u32,
 }
 
 impl Cut {
-    /// Tokens of a box of the token map.
+    /// Tokens per box of the token map.
     pub fn box_tokens(self) -> u32 {
         match self.instance {
             Instance::OfWarps(of) => of.tile_tokens,
@@ -108,22 +110,23 @@ impl Cut {
         }
     }
 
-    /// Tiles of C with n columns.
+    /// Number of tiles of C with `n` columns.
     pub fn tiles(self, n: u32) -> u64 {
         u64::from(self.token_tiles) * u64::from(n.div_ceil(self.instance.columns()))
     }
 }
 
-/// About how many cycles a multiprocessor takes for a k-block of all its tiles, measured on an H200. A warp's products wait for one
-/// another; what warps issue counts where a scheduler has several. There is room for so many blocks on a multiprocessor.
+/// Estimates the cycles that an SM takes for one k-block of all its tiles. The constants were measured on an H200. Up
+/// to `room` CTAs fit on an SM. A warp alone is bound by the latency of its dependent products. Several warps per
+/// scheduler are bound by the instructions that they issue.
 fn warp_cycles(instance: &of_warps::Instance, tiles: u64, sms: u64, room: u64) -> u64 {
-    /// Of a warp alone, and more for each further product of a word.
+    /// Latency of a warp alone in cycles, and the addition per product for 16 columns of K after the first.
     const ALONE: u64 = 300;
     const ALONE_FOR_PRODUCT: u64 = 130;
-    /// What a warp issues.
+    /// Issue cycles of a warp, and the addition per product for 16 columns of K after the first.
     const ISSUED: u64 = 220;
     const ISSUED_FOR_PRODUCT: u64 = 24;
-    /// Threads of the warps that a multiprocessor's four schedulers issue at a time.
+    /// Threads of the warps that an SM's four schedulers issue at a time.
     const AT_A_TIME: u64 = 4 * 32;
     let resident = tiles.div_ceil(sms).min(room);
     let warps = (resident * u64::from(instance.threads())).div_ceil(AT_A_TIME);
@@ -132,18 +135,20 @@ fn warp_cycles(instance: &of_warps::Instance, tiles: u64, sms: u64, room: u64) -
     tiles.div_ceil(sms * resident) * alone.max(warps * (ISSUED + ISSUED_FOR_PRODUCT * further))
 }
 
-/// About how many cycles a multiprocessor takes for a k-block of all its tiles of C with n columns, where every instance has the products of a
-/// warp: as on an H200, whose warps run the same code, but for room and for the tensor cores. Where many tokens keep these busy, they take
-/// longer here. No such card has been measured.
+/// Estimates the cycles that an SM takes for one k-block of all its tiles of C with `n` columns, for kernels whose
+/// warps multiply by themselves. No GPU of these kernels has been measured, so the estimate is the H200's, whose warps
+/// run the same code, with two changes: shared memory limits the resident CTAs, and the slower tensor cores bound the
+/// time for many tokens.
 ///
 /// # Panics
-/// If the instance has the products of a warpgroup.
+/// If the instance multiplies with warpgroups.
 pub(in crate::kernels) fn cycles_of_warps_alone(cut: Cut, n: u32, sms: u32) -> u64 {
-    /// What a multiprocessor has of shared memory on RTX 30, 40, 50 and PRO, and what it takes for itself for each block (CUDA programming
-    /// guide, "Technical Specifications per Compute Capability").
+    /// Shared memory of an SM on RTX 30, 40, 50 and PRO, and the part that the system reserves per CTA (CUDA
+    /// programming guide, "Technical Specifications per Compute Capability").
     const SHARED_BYTES: u32 = 100 << 10;
     const RESERVED_BYTES: u32 = 1 << 10;
-    /// Cycles of a scheduler's tensor core for the products of 8 tokens with 16 columns of a k-block, at the rate of RTX PRO 6000.
+    /// Cycles of a scheduler's tensor core for the product of 8 tokens with 16 columns of C over a k-block, at the rate
+    /// of RTX PRO 6000.
     const PRODUCT: u64 = 8 * 16;
     let Instance::OfWarps(of) = cut.instance else { unreachable!("all instances are of warps") };
     let (tiles, sms) = (cut.tiles(n), u64::from(sms));

@@ -1,4 +1,4 @@
-//! Which kernels a linear layer takes on a device, and what a call of it launches.
+//! The choice of a linear layer's kernels for a device, and the launches of a call.
 
 use gpu_arch::Capability;
 
@@ -18,45 +18,45 @@ use crate::kernels::{linear_fp8, linear_nvfp4};
 use crate::linear::LinearSizes;
 use crate::problem::TokenFormat;
 
-/// Every kernel of linear layers whose tokens are multiplied as they are, the one that runs everywhere last.
+/// Every kernel of linear layers with 16-bit tokens. The last kernel runs on every supported GPU.
 pub(super) static KERNELS: [&dyn LinearKernel; 3] = [&LinearSm120, &LinearSm90, &LinearSm80];
 
-/// The one of this name.
+/// Returns the kernel with this name.
 pub(crate) fn kernel_named(name: &str) -> Option<&'static dyn LinearKernel> {
     KERNELS.into_iter().find(|kernel| kernel.name() == name)
 }
 
-/// The one on a device, if there is one.
+/// Returns the preferred kernel for a device. `None`: no kernel runs there.
 pub(super) fn kernel_of(device: Capability) -> Option<&'static dyn LinearKernel> {
     KERNELS.into_iter().find(|kernel| builds::find(kernel.name(), device).is_some())
 }
 
-/// The kernels of linear layers on a device.
+/// Kernels of linear layers on a device.
 #[derive(Clone, Copy)]
 pub(crate) struct LinearKernels {
-    /// The one that multiplies tokens of 16 bits.
+    /// Kernel that multiplies 16-bit tokens.
     pub bits16: &'static dyn LinearKernel,
-    /// Whether those for tokens in FP8 run there too.
+    /// Whether the kernels for FP8 tokens run on the device.
     fp8: bool,
-    /// The one that multiplies tokens in NVFP4, if those for them run there.
+    /// Kernel that multiplies NVFP4 tokens. `None`: no such kernel runs on the device.
     nvfp4: Option<&'static dyn Nvfp4Products>,
 }
 
 impl LinearKernels {
-    /// Those that run on a device, if there are any.
+    /// Returns the kernels that run on a device. `None`: none do.
     pub fn of(device: Capability) -> Option<Self> {
-        // Tokens in FP8 and NVFP4 take some of an MoE layer's kernels.
+        // Layers with FP8 and NVFP4 tokens use kernels of MoE layers.
         let MoeKernels { fp8, nvfp4, .. } = MoeKernels::of(device)?;
         Some(Self { bits16: kernel_of(device)?, fp8, nvfp4 })
     }
 
-    /// The same with another kernel for tokens of 16 bits, if a caller has given code of one: that is the way to run one that is not the
-    /// first choice on a device.
+    /// Takes `given` as the kernel for 16-bit tokens if it is the name of one. A caller that provides code of a kernel
+    /// selects it this way, even if the device prefers another.
     pub fn with_code_of(self, given: &str) -> Self {
         kernel_named(given).map_or(self, |bits16| Self { bits16, ..self })
     }
 
-    /// All that a layer needs whose tokens have this format, if they are multiplied there.
+    /// Returns all kernels that a layer with this token format needs. `None`: the device does not multiply this format.
     pub fn of_format(self, format: TokenFormat) -> Option<Vec<&'static dyn Kernel>> {
         match format {
             TokenFormat::Bits16 => Some(vec![self.bits16]),
@@ -65,7 +65,7 @@ impl LinearKernels {
         }
     }
 
-    /// Refuses what is not multiplied there.
+    /// Checks that the device multiplies this token format. `device` is its name in the message.
     ///
     /// # Errors
     /// [`Error::NotComputed`] with the remedy.
@@ -79,10 +79,10 @@ impl LinearKernels {
         )))
     }
 
-    /// The name of the kernel that multiplies tokens of a format.
+    /// Returns the name of the kernel that multiplies tokens of a format.
     ///
     /// # Panics
-    /// If none does.
+    /// If the device does not multiply NVFP4 tokens and `format` is NVFP4.
     pub fn product_kernel(self, format: TokenFormat) -> &'static str {
         match format {
             TokenFormat::Bits16 => self.bits16.name(),
@@ -92,13 +92,13 @@ impl LinearKernels {
     }
 
     fn nvfp4_products(self) -> &'static dyn Nvfp4Products {
-        self.nvfp4.expect("a kernel for these tokens")
+        self.nvfp4.expect("the device has a kernel for NVFP4 tokens")
     }
 
-    /// The launch that packs a matrix of these sizes.
+    /// Returns the launch that packs a matrix of these sizes.
     ///
     /// # Errors
-    /// If the values are not aligned; [`Error::TooLarge`] if that takes more blocks than a grid can have.
+    /// If the values are not aligned; [`Error::TooLarge`] if the grid would need too many CTAs.
     pub fn pack(
         self,
         sizes: &LinearSizes,
@@ -113,13 +113,14 @@ impl LinearKernels {
         }
     }
 
-    /// The launches of a call with tokens, on a device of so many multiprocessors. The workspace is one of these tokens.
+    /// Returns the launches of a call with at least one token, on a device with `sms` SMs. The workspace has the
+    /// layer's token format and room for these tokens.
     ///
     /// # Errors
     /// If the arguments are not aligned; [`Error::TooLarge`] if there are more tokens or tiles than a kernel can count.
     ///
     /// # Panics
-    /// If tokens of this format are not multiplied there.
+    /// If the workspace is for NVFP4 tokens and the device does not multiply them.
     pub fn launches(
         self,
         layer: &PlacedLinear,
@@ -142,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_takes_the_formats_that_its_kernels_multiply() {
+    fn devices_take_the_formats_that_their_kernels_multiply() {
         let takes = |device| {
             let kernels = LinearKernels::of(device).unwrap();
             TokenFormat::ALL.map(|format| kernels.of_format(format).map(|_| kernels.product_kernel(format)))

@@ -1,8 +1,8 @@
-//! How a linear layer is launched: a function of sizes and addresses, which knows no device.
+//! Launches of a linear layer: functions of sizes and addresses, which know no device.
 //!
-//! Tokens of 16 bits take one launch, and there is a kernel for each family of cards. All of them take the same parameter and the same packed
-//! weights, and each sums K in the same order in every instance, so a token's numbers do not depend on which one is chosen. Tokens of other
-//! formats take two, and kernels of an MoE layer (`kernels.rs`).
+//! A call with 16-bit tokens takes one launch. There is a kernel per family of GPUs, and all take the same parameter
+//! and the same packed weights. All instances of a kernel sum K in the same order, so a token's output does not depend
+//! on the chosen instance. A call with FP8 or NVFP4 tokens takes two launches, of kernels of MoE layers (`kernels.rs`).
 
 #[cfg(all(test, feature = "cuda"))]
 pub(super) mod fake;
@@ -31,21 +31,22 @@ use crate::problem::Op;
 
 /// A kernel of linear layers.
 pub(crate) trait LinearKernel: Kernel {
-    /// Every instance, those with fewest tokens and columns first.
+    /// Returns every instance, sorted by tokens and columns per tile, fewest first.
     fn instances(&self) -> Vec<Instance>;
 
-    /// About how many cycles a multiprocessor takes for a k-block of all its tiles of C with n columns.
+    /// Estimates the cycles that an SM takes for one k-block of all its tiles of C with `n` columns.
     fn k_block_cycles(&self, cut: Cut, n: u32, sms: u32) -> u64;
 
-    /// What is expected to take least time for `m` tokens, not 0; of several the one with the largest tiles.
+    /// Returns the instance and tiling with the least estimated time for `m` tokens, not 0. Of several, the one with
+    /// the largest tiles.
     fn cut(&self, sizes: &LinearSizes, m: u32, sms: u32) -> Cut {
         let operand_type = operand_type(sizes.dtype);
         let instances = self.instances().into_iter().filter(|instance| instance.operand_type() == operand_type);
         let cycles = |cut: &Cut| Reverse(self.k_block_cycles(*cut, sizes.n as u32, sms));
-        instances.flat_map(|instance| instance.cuts(m)).max_by_key(cycles).expect("there are instances for both types")
+        instances.flat_map(|instance| instance.cuts(m)).max_by_key(cycles).expect("each type has instances")
     }
 
-    /// The launch of a call with tokens, on a device of so many multiprocessors.
+    /// Returns the launch of a call with at least one token, on a device with `sms` SMs.
     ///
     /// # Errors
     /// If the arguments are not aligned; [`Error::TooLarge`] if there are more tiles than a kernel can count.
@@ -91,10 +92,10 @@ pub(crate) trait LinearKernel: Kernel {
         }))
     }
 
-    /// The launch that packs a matrix of these sizes.
+    /// Returns the launch that packs a matrix of these sizes.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] if that takes more blocks than a grid can have.
+    /// [`Error::TooLarge`] if the grid would need too many CTAs.
     fn pack(
         &self,
         sizes: &LinearSizes,
@@ -109,7 +110,7 @@ pub(crate) trait LinearKernel: Kernel {
     }
 }
 
-/// The entries of a kernel with these instances: theirs, and the one that packs.
+/// Returns the entries of a kernel: one per instance, and the entry that packs.
 pub(super) fn entries(instances: Vec<Instance>) -> Vec<Entry> {
     let pack = Entry { name: PACK_ENTRY, op: None, threads: Pack::THREADS, shared_bytes: 0 };
     let product = |of: Instance| Entry {
@@ -121,45 +122,48 @@ pub(super) fn entries(instances: Vec<Instance>) -> Vec<Entry> {
     instances.into_iter().map(product).chain([pack]).collect()
 }
 
-/// A layer in device memory.
+/// A linear layer in device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PlacedLinear {
     pub sizes: LinearSizes,
-    /// Its panels; with tokens in FP8 the units of an MoE layer's matrix, with tokens in NVFP4 its values and then its scales.
+    /// Address of the packed weights: panels for 16-bit tokens, units (as in an MoE layer) for FP8 tokens, values and
+    /// then scales for NVFP4 tokens.
     pub packed: Address,
-    /// N numbers of f32: the global scale of each row.
+    /// Address of the global scale of each row, `[N]`, f32.
     pub alpha: Address,
-    /// N numbers of f32; 0 if there is no bias.
+    /// Address of the biases, `[N]`, f32. 0: the layer has no bias.
     pub bias: Address,
-    /// For tokens in NVFP4: their global scale, f32, or 0.0 if each is to have one of its own.
+    /// Address of the input scale for NVFP4 tokens, f32. The value 0.0 gives each token its own global scale. The
+    /// address is 0 for other token formats.
     pub input_scale: Address,
 }
 
-/// What a call of a linear layer reads and writes: addresses in the device's memory.
+/// Inputs and outputs of a call of a linear layer: addresses in the device's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinearArguments {
-    /// M; may be 0.
+    /// Number of tokens, M; may be 0.
     pub token_count: usize,
-    /// Tokens X, at a multiple of 16: M rows of K numbers of the layer's type.
+    /// Address of the tokens X, a multiple of 16: M rows of K numbers of the layer's token type.
     pub tokens: Address,
     /// Bytes from one token to the next, a multiple of 16.
     pub token_pitch: usize,
-    /// The output, at a multiple of 16: M rows of N numbers of the layer's type, without gaps.
+    /// Address of the output, a multiple of 16: M rows of N numbers of the layer's token type, without gaps.
     pub output: Address,
 }
 
 impl LinearArguments {
-    /// Checks what can be seen without a device.
+    /// Checks alignment, pitch and the number of tokens.
     pub(super) fn check(&self, sizes: &LinearSizes) -> Result<(), Error> {
         let row_bytes = size_of::<u16>() * sizes.k;
         let Self { tokens, token_pitch, output, token_count } = *self;
         if !tokens.is_multiple_of(16) || !token_pitch.is_multiple_of(16) || token_pitch < row_bytes {
             return Err(Error::Invalid(format!(
-                "tokens at {tokens:#x}, {token_pitch} bytes apart: both must be multiples of 16, and a token has {row_bytes} bytes"
+                "tokens at {tokens:#x}, {token_pitch} bytes apart; \
+                 both must be multiples of 16, and a token has {row_bytes} bytes"
             )));
         }
         if !output.is_multiple_of(16) {
-            return Err(Error::Invalid(format!("the output at {output:#x} must be at a multiple of 16")));
+            return Err(Error::Invalid(format!("output at {output:#x}; the address must be a multiple of 16")));
         }
         u32::try_from(token_count).map(|_| ()).map_err(|_| Error::TooLarge)
     }
@@ -174,17 +178,17 @@ pub(super) mod tests {
     use crate::kernels::wgmma::linear_sm90::LinearSm90;
     use crate::problem::{TokenDtype, TokenFormat};
 
-    /// A layer of these sizes, whose tokens are bf16.
+    /// Returns a layer's sizes, with bf16 tokens.
     pub fn sizes(n: usize, k: usize) -> LinearSizes {
         LinearSizes { n, k, dtype: TokenDtype::Bf16, bias: false, token_format: TokenFormat::Bits16 }
     }
 
-    /// The entry that a kernel takes for `m` tokens.
+    /// Returns the entry that a kernel chooses for `m` tokens.
     pub fn entry(kernel: &dyn LinearKernel, n: usize, k: usize, m: u32, sms: u32) -> &'static str {
         kernel.cut(&sizes(n, k), m, sms).instance.entry()
     }
 
-    /// A call with so many tokens, all addresses aligned.
+    /// Returns the launch of a call with `m` tokens and aligned addresses.
     pub fn launch(kernel: &dyn LinearKernel, n: usize, m: usize, sms: u32) -> Launch {
         let layer = PlacedLinear { sizes: sizes(n, 2048), packed: 0x100, alpha: 0, bias: 0, input_scale: 0 };
         let arguments = LinearArguments { token_count: m, tokens: 0x1000, token_pitch: 4096, output: 0x2000 };
@@ -192,7 +196,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_device_gets_the_kernel_of_its_family() {
+    fn devices_get_the_kernel_of_their_family() {
         let name = |device| kernel_of(device).map(|kernel| kernel.name());
         let devices = [(7, 5), (8, 9), (9, 0), (10, 0), (12, 0), (12, 1)];
         let [portable, hopper, consumer] = ["linear_sm80", "linear_sm90", "linear_sm120"].map(Some);
@@ -200,8 +204,8 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_layer_of_592_columns_goes_to_every_instance() {
-        // `tests/tests/linear.rs` compares the bits of these, and a self-test computes them.
+    fn layer_of_592_columns_reaches_every_instance() {
+        // `tests/tests/linear.rs` compares the bits of these calls, and a self-test computes them.
         for kernel in KERNELS {
             let few = [(1, 132), (16, 19), (16, 5), (32, 19), (32, 10), (32, 5), (64, 10)];
             let of = few.into_iter().chain([14, 7, 3, 1].map(|sms| (128, sms))).chain([(200, 1)]);
@@ -214,7 +218,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn addresses_that_no_copy_takes_are_refused() {
+    fn misaligned_addresses_and_pitches_are_refused() {
         let layer = PlacedLinear { sizes: sizes(64, 48), packed: 0x100, alpha: 0x80, bias: 0, input_scale: 0 };
         let right = LinearArguments { token_count: 2, tokens: 0x1000, token_pitch: 96, output: 0x2000 };
         assert!(LinearSm90.launch(&layer, &right, 132).is_ok());

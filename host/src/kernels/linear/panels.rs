@@ -1,5 +1,5 @@
-//! Weights of a linear layer in panels (`kernels-gpu/src/linear/mod.rs`), packed on the host: what the kernel does on the
-//! device, said another way. Knows no device.
+//! Packing of a linear layer's weights into panels (`kernels-gpu/src/linear/mod.rs`) on the host. An independent
+//! implementation of what the kernel does on the device. Knows no device.
 
 use kernels_gpu::decoding::{K_BLOCK, LANE_WORDS};
 use kernels_gpu::linear::{
@@ -10,7 +10,7 @@ use rayon::prelude::*;
 
 use crate::format::{BLOCK, Matrix};
 
-/// The panels of a matrix whose rows and columns are multiples of 16, for tokens of a type.
+/// Returns the panels of a matrix for operands of a type. Rows and columns must be multiples of 16.
 pub(crate) fn pack(matrix: &Matrix<'_>, operand_type: OperandType) -> Vec<u8> {
     let (n, k) = (matrix.rows() as u32, matrix.k() as u32);
     let mut panels = vec![0; matrix_bytes(n, k) as usize];
@@ -23,7 +23,7 @@ pub(crate) fn pack(matrix: &Matrix<'_>, operand_type: OperandType) -> Vec<u8> {
                 from.filter(|_| block < k as usize / BLOCK).map_or(0, |row| matrix.row_scales(row)[block])
             };
             let code = |column: u32| {
-                // For bf16 a scale cannot be zero where it is packed, so the codes are.
+                // A packed scale for bf16 cannot be zero, so the codes become zero instead.
                 let is_zero = scale(column / BLOCK as u32) == 0 && operand_type == OperandType::Bf16;
                 let at = (k_block * K_BLOCK + column) as usize;
                 let from = from.filter(|_| at < k as usize && !is_zero);
@@ -41,22 +41,22 @@ pub(crate) fn pack(matrix: &Matrix<'_>, operand_type: OperandType) -> Vec<u8> {
     panels
 }
 
-/// Every lane with every word.
+/// Returns every pair of lane and word.
 fn places() -> impl Iterator<Item = (u32, u32)> {
     (0..ROW_LANES).flat_map(|lane| (0..LANE_WORDS as u32).map(move |word| (lane, word)))
 }
 
-/// Where a word lies in a panel.
+/// Returns the offset of a word in a panel, in bytes.
 fn word_place(row: u32, lane: u32, word: u32) -> usize {
     (row * ROW_BYTES + lane * LANE_BYTES + 4 * word) as usize
 }
 
-/// Where a scale lies in a panel.
+/// Returns the offset of a scale in a panel, in bytes.
 fn scale_place(row: u32, block: u32) -> usize {
     (PANEL_SCALES + row * ROW_SCALES + block) as usize
 }
 
-/// The numbers of a matrix `[n, k]`, row-major, without its global scale.
+/// Returns the numbers of a matrix `[n, k]`, row-major, without its global scale.
 #[cfg(test)]
 pub(crate) fn unpack(panels: &[u8], n: u32, k: u32, operand_type: OperandType) -> Vec<f64> {
     use kernels_gpu::linear::panel_offset;
@@ -65,7 +65,7 @@ pub(crate) fn unpack(panels: &[u8], n: u32, k: u32, operand_type: OperandType) -
 
     let code_of = |word: u32, nibble: u32| {
         let of_nibble = operand_type.pack(0xf << (4 * nibble));
-        (0..16u32).find(|code| operand_type.pack(code << (4 * nibble)) == word & of_nibble).expect("a packed word")
+        (0..16u32).find(|code| operand_type.pack(code << (4 * nibble)) == word & of_nibble).expect("the word is packed")
     };
     let scale_codes: std::collections::HashMap<u8, u8> =
         (0..=e4m3::MAX_CODE).map(|code| (operand_type.pack_scale(code), code)).collect();
@@ -74,7 +74,7 @@ pub(crate) fn unpack(panels: &[u8], n: u32, k: u32, operand_type: OperandType) -
         let panel = &panels[panel_offset(row / PANEL_ROWS, k_block, k) as usize..][..PANEL_BYTES as usize];
         for (lane, word) in places() {
             let bytes = &panel[word_place(row % PANEL_ROWS, lane, word)..][..4];
-            let packed = u32::from_le_bytes(bytes.try_into().expect("four bytes"));
+            let packed = u32::from_le_bytes(bytes.try_into().expect("the slice has four bytes"));
             for nibble in 0..8 {
                 let column = column(lane, word, nibble);
                 let scale = scale_codes[&panel[scale_place(row % PANEL_ROWS, column / BLOCK as u32)]];
@@ -82,7 +82,7 @@ pub(crate) fn unpack(panels: &[u8], n: u32, k: u32, operand_type: OperandType) -
                 if k_block * K_BLOCK + column < k {
                     numbers[row as usize * k as usize + (k_block * K_BLOCK + column) as usize] = number;
                 } else {
-                    assert_eq!(number, 0.0, "a column that the matrix lacks");
+                    assert_eq!(number, 0.0, "column beyond the matrix");
                 }
             }
         }
@@ -97,9 +97,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_code_and_scale_is_where_panels_say_and_the_rest_is_zero() {
+    fn codes_and_scales_are_packed_and_padding_is_zero() {
         for (n, k) in [(16usize, 16usize), (80, 144), (64, 128), (144, 272)] {
-            // Every code and scale, in an order of its own for each row.
+            // Rows hold the codes and scales in different orders.
             let values: Vec<u8> = (0..n * k / 2).map(|i| (i * 97 + i / 251) as u8).collect();
             let scales: Vec<u8> = (0..n * k / 16).map(|i| (i * 31 % 127) as u8).collect();
             let matrix = Matrix::new(n, k, values, scales, 1.0).unwrap();

@@ -1,4 +1,4 @@
-//! The memory of a layer's packed weights: a function of sizes alone.
+//! Memory layout of a linear layer's packed weights: a function of sizes alone.
 
 use kernels_gpu::nvfp4_rows::{value_bytes, weight_scale_bytes};
 use kernels_gpu::{linear as panels, units};
@@ -9,18 +9,18 @@ use crate::kernels::launch::ALIGNMENT;
 use crate::linear::LinearSizes;
 use crate::problem::TokenFormat;
 
-/// Where a layer's packed weights lie, one part behind the other.
+/// Addresses of a layer's packed weights, in consecutive parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PackedWeights {
-    /// The place of the first scale that is NaN or negative, as the packing leaves it: a u64.
+    /// Address of the index of the first scale that is NaN or negative, a `u64` that packing writes.
     pub invalid: Address,
     pub layer: PlacedLinear,
-    /// Where they end.
+    /// End of the last part.
     pub end: Address,
 }
 
 impl PackedWeights {
-    /// The weights from an address on, a multiple of 256.
+    /// Places the weights from an address upward, a multiple of [`ALIGNMENT`].
     pub fn at(sizes: &LinearSizes, address: Address) -> Self {
         let mut end = address;
         let mut take = |bytes: u64| {
@@ -53,8 +53,9 @@ mod tests {
     use crate::problem::TokenDtype;
 
     #[test]
-    fn parts_lie_at_multiples_of_256_and_do_not_overlap() {
-        // Panels are padded to 64 rows and 128 columns, units hardly; scales for NVFP4 tokens to 128 rows.
+    fn parts_are_aligned_and_do_not_overlap() {
+        // Panels are padded to 64 rows and 128 columns, and scales for NVFP4 tokens to 128 rows. Units have little
+        // padding.
         for (token_format, of_matrix) in [
             (TokenFormat::Bits16, panels::matrix_bytes(80, 144)),
             (TokenFormat::Fp8, units::matrix_bytes(80, 144)),

@@ -1,4 +1,4 @@
-//! What the first launch of a call leaves to the second: a function of sizes alone.
+//! Memory that a call's first launch writes and its second launch reads: a function of sizes alone.
 
 use kernels_gpu::nvfp4_rows::{token_scale_bytes, value_bytes};
 use kernels_gpu::sorted::{LINE_BYTES, ROW_MULTIPLE};
@@ -11,10 +11,11 @@ use crate::kernels::nvfp4_products::most_token_tiles;
 use crate::linear::LinearSizes;
 use crate::problem::TokenFormat;
 
-/// The most tokens of a call that leaves some: their rows, filled up to a multiple, are counted in 32 bits.
+/// Maximum number of tokens of a call with FP8 or NVFP4 tokens: their number, rounded up to [`ROW_MULTIPLE`], must fit
+/// 32 bits.
 pub(crate) const MAX_TOKENS: usize = (u32::MAX - ROW_MULTIPLE) as usize;
 
-/// Tokens as they are multiplied, if not as they are.
+/// Quantized tokens of a call. `None`: 16-bit tokens are multiplied unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Workspace {
     None,
@@ -23,8 +24,8 @@ pub(crate) enum Workspace {
 }
 
 impl Workspace {
-    /// The workspace of a call with so many tokens, for whose parts `place` finds room, a multiple of [`ALIGNMENT`]. It is given the bytes
-    /// of each. For more tokens than a call may have it is that of the most.
+    /// Creates the workspace of a call with `tokens` tokens; a larger number counts as [`MAX_TOKENS`]. `place`
+    /// allocates each part: it takes the number of bytes and returns an address, a multiple of [`ALIGNMENT`].
     pub fn new(sizes: &LinearSizes, tokens: usize, mut place: impl FnMut(u64) -> Address) -> Self {
         const NUMBER: u64 = size_of::<f32>() as u64;
         let (tokens, k) = (tokens.min(MAX_TOKENS) as u64, sizes.k as u32);
@@ -51,7 +52,7 @@ impl Workspace {
         }
     }
 
-    /// As [`Workspace::new`], one part behind the other from an address on; with where they end.
+    /// Like [`Workspace::new`], with consecutive parts from an address upward. Returns the end of the last part too.
     pub fn at(sizes: &LinearSizes, tokens: usize, address: Address) -> (Self, Address) {
         let mut end = address;
         let workspace = Self::new(sizes, tokens, |bytes| {
@@ -73,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_the_workspace_do_not_overlap_and_end_with_it() {
+    fn workspace_parts_do_not_overlap() {
         for (format, count) in TokenFormat::ALL.into_iter().zip([0, 2, 3]) {
             for (tokens, k) in [(1, 16), (9, 176), (300, 7168)] {
                 let mut parts = Vec::new();
@@ -89,9 +90,9 @@ mod tests {
         }
     }
 
-    /// A caller allocates it once for all batches up to a size.
+    /// A caller allocates the workspace once for all batches up to a size.
     #[test]
-    fn fewer_tokens_never_need_more() {
+    fn fewer_tokens_never_need_a_larger_workspace() {
         for format in TokenFormat::ALL {
             let end = |tokens| Workspace::at(&sizes(464, format), tokens, 0).1;
             assert!((0..600).all(|tokens| end(tokens) <= end(tokens + 1)), "{format:?}");

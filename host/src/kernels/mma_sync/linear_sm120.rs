@@ -1,5 +1,5 @@
-//! A linear layer on GeForce RTX 50, RTX PRO and DGX Spark, `kernels-gpu/src/mma_sync/linear_sm120.rs`: `linear_sm90`'s products of a warp, whatever
-//! the tokens.
+//! Linear layers on GeForce RTX 50, RTX PRO and DGX Spark, `kernels-gpu/src/mma_sync/linear_sm120.rs`. For any number
+//! of tokens, each warp multiplies by itself, as in `linear_sm90` for few tokens.
 
 use kernels_gpu::mma_sync::linear_sm120::INSTANCES;
 
@@ -40,7 +40,7 @@ mod tests {
     use crate::kernels::linear::tests::{entry, launch};
 
     #[test]
-    fn few_tokens_get_tiles_of_few_columns_and_many_tokens_large_tiles() {
+    fn tiles_grow_with_the_number_of_tokens() {
         for (n, m, expected) in [
             (4096, 1, "linear_sm120_bf16_t8"),
             (7168, 16, "linear_sm120_bf16_t16"),
@@ -54,13 +54,13 @@ mod tests {
     }
 
     #[test]
-    fn few_tokens_make_as_many_blocks_as_there_are_32_columns() {
+    fn one_token_has_one_block_per_32_columns() {
         for n in [4096, 5120, 7168] {
             assert_eq!(launch(&LinearSm120, n, 1, 170).grid.blocks, n as u32 / 32);
         }
     }
 
-    /// ptxas warns that it is slow on these cards.
+    /// ptxas warns that multicast copies are slow on these GPUs.
     #[test]
     fn ptx_has_no_multicast_copies() {
         let ptx = crate::kernels::ptx("linear_sm120").unwrap();

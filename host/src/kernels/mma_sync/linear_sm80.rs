@@ -1,4 +1,5 @@
-//! A linear layer on any card from sm_80 on, `kernels-gpu/src/mma_sync/linear_sm80/`: `linear_sm90`'s products of a warp, whatever the tokens.
+//! Linear layers on any GPU from sm_80 on, `kernels-gpu/src/mma_sync/linear_sm80/`. For any number of tokens, each warp
+//! multiplies by itself, as in `linear_sm90` for few tokens.
 
 use kernels_gpu::mma_sync::linear_sm80::abi::INSTANCES;
 
@@ -28,7 +29,7 @@ impl LinearKernel for LinearSm80 {
         INSTANCES.iter().map(Instance::OfWarps).collect()
     }
 
-    /// As if the card were one of RTX 30 or 40, which have the least room.
+    /// Assumes an RTX 30 or RTX 40, which have the least shared memory.
     fn k_block_cycles(&self, cut: Cut, n: u32, sms: u32) -> u64 {
         cycles_of_warps_alone(cut, n, sms)
     }
@@ -40,7 +41,7 @@ mod tests {
     use crate::kernels::linear::tests::{entry, launch};
 
     #[test]
-    fn few_tokens_get_tiles_of_few_columns_and_many_tokens_large_tiles() {
+    fn tiles_grow_with_the_number_of_tokens() {
         for (n, m, expected) in [
             (4096, 1, "linear_sm80_bf16_t8"),
             (7168, 16, "linear_sm80_bf16_t16"),
@@ -51,23 +52,23 @@ mod tests {
         }
     }
 
-    /// Grids overlap and maps are encoded from sm_90 on.
+    /// Overlapping grids and tensor maps need sm_90.
     #[test]
-    fn a_launch_needs_nothing_of_later_cards() {
+    fn launch_needs_no_feature_of_later_gpus() {
         let launch = launch(&LinearSm80, 4096, 1, 108);
         assert_eq!((launch.grid.blocks, launch.grid.overlaps), (4096 / 32, false));
-        let parameter = launch.write(0, &mut [], &mut |_| unreachable!("no map"));
+        let parameter = launch.write(0, &mut [], &mut |_| unreachable!("the launch has no tensor maps"));
         assert!(parameter.is_ok());
     }
 
-    /// `llc` does not look into instructions that are written as they are.
+    /// `llc` does not check the instructions in inline assembly.
     #[test]
-    fn it_has_no_instruction_of_later_cards() {
+    fn ptx_has_no_instruction_of_later_gpus() {
         let ptx = crate::kernels::ptx("linear_sm80").unwrap();
         assert!(ptx.contains(".version 7.0"));
         let code: Vec<_> = ptx.lines().filter(|line| !line.trim_start().starts_with(['/', '.'])).collect();
         for later in ["mbarrier", "griddepcontrol", "cluster", "bulk", "e4m3", "mul.rn.bf16", "setmaxnreg"] {
-            assert!(!code.iter().any(|line| line.contains(later)), "it has {later}");
+            assert!(!code.iter().any(|line| line.contains(later)), "the PTX has {later}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Kernels with the products of a warp, `mma.sync`, on any GPU from sm_80 on.
+//! Kernels whose warps multiply by themselves, with `mma.sync`, which every GPU from sm_80 on has.
 
 pub(in crate::kernels) mod gated_sm120;
 pub(in crate::kernels) mod linear_sm120;

@@ -1,5 +1,6 @@
-//! The products of an MoE layer on GeForce RTX 50, RTX PRO and DGX Spark with tokens in NVFP4, `kernels-gpu/src/mma_sync/moe_nvfp4_sm120/`: those of
-//! `moe_sm100`, computed as `gated_sm120` does.
+//! Products of an MoE layer with NVFP4 tokens on GeForce RTX 50, RTX PRO and DGX Spark,
+//! `kernels-gpu/src/mma_sync/moe_nvfp4_sm120/`. Computes the same products as `moe_sm100`, by the method of
+//! `gated_sm120`.
 
 use kernels_gpu::mma_sync::gated_sm120::abi::{Instance, SLAB_ROWS};
 use kernels_gpu::mma_sync::moe_nvfp4_sm120::abi::INSTANCES;

@@ -1,12 +1,12 @@
-//! The products of an MoE layer on any card from sm_80 on, `kernels-gpu/src/mma_sync/moe_sm80/`.
+//! Products of an MoE layer on any GPU from sm_80 on, `kernels-gpu/src/mma_sync/moe_sm80/`.
 
 use kernels_gpu::mma_sync::moe_sm80::abi::{INSTANCES, Instance};
 
 use crate::kernels::kernel::{Entry, Kernel};
 use crate::kernels::products::{ProductInstance, Products, SMALLEST_TILE, fit_smallest_tile};
 
-/// As many blocks as the smallest tiles leave room for where a multiprocessor has much shared memory. Blocks without room come later,
-/// and find no tile: every tile is taken by a ticket.
+/// Maximum CTAs per SM: the number that fits an SM with much shared memory if tiles are smallest. CTAs that do not fit
+/// start later and find no tile, because each tile is taken by a ticket.
 const MULTIPROCESSOR_BLOCKS: u32 = 4;
 
 /// The kernel.
@@ -29,8 +29,8 @@ impl Kernel for MoeSm80 {
 }
 
 impl Products for MoeSm80 {
-    /// A tile's time is that of its bytes, since the memory limits few tokens; tokens come from the second-level cache, four times
-    /// as fast.
+    /// For few tokens, memory bandwidth bounds the time of a tile, so the time is proportional to its bytes. Tokens
+    /// come from the L2 cache, four times as fast.
     fn instances(&self) -> Vec<ProductInstance> {
         let instance = |of: &Instance| ProductInstance {
             entry: of.entry,
@@ -49,7 +49,7 @@ impl Products for MoeSm80 {
         INSTANCES.iter().map(instance).collect()
     }
 
-    /// As many experts' rows as fit a small tile take one.
+    /// Returns 64 tokens, unless the rows of most experts fit the smallest tile.
     fn tile_tokens(&self, rows: u64, experts: u64) -> u32 {
         if fit_smallest_tile(rows, experts) { SMALLEST_TILE } else { 64 }
     }
@@ -67,14 +67,14 @@ mod tests {
     use crate::problem::Op;
 
     #[test]
-    fn few_tiles_are_narrow_and_many_are_not() {
+    fn few_tiles_are_narrow_and_many_are_wide() {
         let entry = |token_tiles| MoeSm80.instance(Op::Gated, OperandType::Bf16, 16, token_tiles, 768, 108).entry;
         assert_eq!([4, 128].map(entry), ["moe_sm80_gated_bf16_t16_narrow", "moe_sm80_gated_bf16_t16"]);
     }
 
-    /// What sm_80 lacks; `llc` does not look into instructions that are written as they are.
+    /// `llc` does not check the instructions in inline assembly.
     #[test]
-    fn it_has_no_instruction_of_later_cards() {
+    fn ptx_has_no_instruction_of_later_gpus() {
         for kernel in ["moe_sm80", "moe_route"] {
             let ptx = crate::kernels::ptx_for(kernel, "sm_80").unwrap();
             assert!(ptx.contains(".version 7.0"), "{kernel}");

@@ -1,5 +1,5 @@
-//! A linear layer on Hopper, `kernels-gpu/src/wgmma/linear_sm90/`: products are those of a warpgroup, or for few tokens those of a warp
-//! (`by_warp/` there).
+//! Linear layers on Hopper, `kernels-gpu/src/wgmma/linear_sm90/`. Warpgroups multiply, or for few tokens each warp by
+//! itself (`by_warp/` there).
 
 use kernels_gpu::decoding::SHARED_BYTES;
 use kernels_gpu::mma_sync::linear as of_warps;
@@ -45,8 +45,9 @@ impl LinearKernel for LinearSm90 {
     }
 }
 
-/// About how many cycles a multiprocessor takes for a k-block of all its tiles, measured on an H200: a block alone, more where several
-/// share a multiprocessor, and where there is room for one block only, more for those that follow: nothing hides how they begin.
+/// Estimates the cycles that an SM takes for one k-block of all its tiles, with constants measured on an H200: the time
+/// of a CTA alone, and 80 percent of it per further resident CTA. If only one CTA fits and an SM computes several
+/// tiles, the time is a quarter longer, because no other CTA hides the start of a CTA.
 fn warp_cycles(instance: &of_warps::Instance, tiles: u64, sms: u64) -> u64 {
     let room = u64::from(SHARED_BYTES / instance.shared_bytes());
     let resident = tiles.div_ceil(sms).min(room);
@@ -55,8 +56,9 @@ fn warp_cycles(instance: &of_warps::Instance, tiles: u64, sms: u64) -> u64 {
     rounds * together * if room == 1 && rounds > 1 { 5 } else { 4 } / 4
 }
 
-/// About how many cycles a block takes for a k-block of a tile of so many tokens, measured on an H200: some for the k-block, some for each
-/// token. Of two warpgroups with 64 columns each, decoding is what takes the time up to some 170 tokens, and from there on products do.
+/// Estimates the cycles that a CTA takes for one k-block of a tile with `tokens` tokens, measured on an H200: a fixed
+/// part and a part per token. With two warpgroups of 64 columns each, decoding bounds the time up to about 170 tokens,
+/// and products bound it above.
 fn warpgroup_cycles(instance: &of_warpgroups::Instance, tokens: u64) -> u64 {
     match instance.columns() {
         64 if instance.tile_tokens < 128 => 466 + 16 * tokens / 10,
@@ -72,7 +74,7 @@ mod tests {
     use crate::kernels::linear::tests::{entry, launch, sizes};
 
     #[test]
-    fn few_tokens_get_tiles_of_few_columns_and_many_tokens_large_tiles() {
+    fn tiles_grow_with_the_number_of_tokens() {
         for (n, m, expected) in [
             (4096, 1, "linear_mma8_bf16"),
             (28672, 1, "linear_mma8_bf16"),
@@ -93,15 +95,15 @@ mod tests {
         }
     }
 
-    /// Three tiles of 88 tokens go to 120 of 132 multiprocessors, two of 128 to 80.
+    /// Three tiles of 88 tokens keep 120 of 132 SMs busy, two tiles of 128 tokens only 80.
     #[test]
-    fn tokens_are_cut_into_more_tiles_where_these_share_the_card_more_evenly() {
+    fn tokens_are_cut_so_that_more_sms_work() {
         let tiles = |n, m| LinearSm90.cut(&sizes(n, 5120), m, 132).token_tiles;
         assert_eq!([tiles(5120, 256), tiles(5120, 512), tiles(4096, 512), tiles(4096, 4096)], [3, 3, 4, 16]);
     }
 
     #[test]
-    fn few_tokens_make_as_many_blocks_as_there_are_64_columns() {
+    fn few_tokens_have_one_block_per_64_columns() {
         for n in [1024, 2048, 4096] {
             assert_eq!(launch(&LinearSm90, n, 8, 132).grid.blocks, n as u32 / 64);
         }

@@ -1,4 +1,5 @@
-//! Kernels on the tensor cores of Hopper: `wgmma`, whose products are a warpgroup's; and what is built from their source.
+//! Kernels on the tensor cores of Hopper, whose warpgroups multiply with `wgmma`, and kernels for other GPUs that are
+//! built from the same source.
 
 pub(in crate::kernels) mod gated_sm90;
 pub(in crate::kernels) mod linear_sm90;

@@ -1,5 +1,5 @@
-//! The products of an MoE layer on GeForce RTX 50, RTX PRO and DGX Spark, `kernels-gpu/src/wgmma/moe_sm120.rs`: those of `moe_sm90`, in
-//! instances of which each warp multiplies by itself.
+//! Products of an MoE layer on GeForce RTX 50, RTX PRO and DGX Spark, `kernels-gpu/src/wgmma/moe_sm120.rs`. Computes
+//! the same products as `moe_sm90`; each warp multiplies by itself.
 
 use kernels_gpu::wgmma::moe_sm90::abi::Instance;
 use kernels_gpu::wgmma::moe_sm120::INSTANCES;
@@ -28,13 +28,15 @@ impl Kernel for MoeSm120 {
 }
 
 impl Products for MoeSm120 {
-    /// A tile takes as long as its weights have bytes, since the memory limits it; narrow tiles read tokens twice as often.
+    /// Memory bandwidth bounds the time of a tile, so the time is proportional to its bytes. Narrow tiles read tokens
+    /// twice as often.
     fn instances(&self) -> Vec<ProductInstance> {
         let time = |of: &Instance| u64::from(of.stage_bytes() + of.shape().buffer_bytes() / 4);
         INSTANCES.iter().map(|of| product_instance(of, time(of))).collect()
     }
 
-    /// As many experts' rows as fit a small tile take one; there is no room for larger tiles than of 64.
+    /// Returns 64 tokens, unless the rows of most experts fit the smallest tile. Shared memory has no room for larger
+    /// tiles.
     fn tile_tokens(&self, rows: u64, experts: u64) -> u32 {
         if fit_smallest_tile(rows, experts) { SMALLEST_TILE } else { 64 }
     }
@@ -48,12 +50,12 @@ mod tests {
     use crate::problem::Op;
 
     #[test]
-    fn few_tiles_are_narrow_and_many_are_not() {
+    fn few_tiles_are_narrow_and_many_are_wide() {
         let entry = |token_tiles| MoeSm120.instance(Op::Gated, OperandType::Bf16, 16, token_tiles, 768, 170).entry;
         assert_eq!([4, 128].map(entry), ["moe_sm120_gated_bf16_t16_narrow", "moe_sm120_gated_bf16_t16"]);
     }
 
-    /// ptxas warns that it is slow on these cards.
+    /// ptxas warns that multicast copies are slow on these GPUs.
     #[test]
     fn ptx_has_no_multicast_copies() {
         let ptx = crate::kernels::ptx("moe_sm120").unwrap();

@@ -1,4 +1,4 @@
-//! The kernel's row in the fake driver.
+//! The kernel's implementation for the fake driver.
 
 use fake_cuda::Launch;
 use kernels_gpu::format::BLOCK;
@@ -17,12 +17,13 @@ pub(super) fn launch(launch: &Launch<'_>) {
     if launch.kernel == NVFP4_ENTRY {
         return launch_nvfp4(launch);
     }
-    // SAFETY: launched by tests whose operands are alive and lie where the parameter says.
+    // SAFETY: tests launch this with a `Pack` whose addresses refer to live operands of the described sizes, which only
+    // this launch accesses.
     unsafe {
         let parameter: Pack = launch.parameter(0);
         assert_eq!(launch.block, [Pack::THREADS, 1, 1]);
         let types = [OperandType::F16, OperandType::Bf16, OperandType::E4m3];
-        let operand_type = types.into_iter().find(|of| *of as u32 == parameter.operand_type).expect("a type of tokens");
+        let operand_type = types.into_iter().find(|of| *of as u32 == parameter.operand_type).expect("a valid code");
         let order = if parameter.ordered_rows == 1 { RowOrder::OfK } else { RowOrder::Kept };
         let (rows, k) = (parameter.rows as usize, parameter.k as usize);
         for address in [parameter.values, parameter.values_stride, parameter.units, parameter.units_stride] {
@@ -44,9 +45,10 @@ pub(super) fn launch(launch: &Launch<'_>) {
     }
 }
 
-/// As [`launch`], for tokens in NVFP4. What pads a row of values stays as it was.
+/// Packs every matrix for NVFP4 tokens. Leaves the padding of each row of values as it was.
 fn launch_nvfp4(launch: &Launch<'_>) {
-    // SAFETY: as above.
+    // SAFETY: tests launch this with a `PackNvfp4` whose addresses refer to live operands of the described sizes, which
+    // only this launch accesses.
     unsafe {
         let parameter: PackNvfp4 = launch.parameter(0);
         assert_eq!(launch.block, [PackNvfp4::THREADS, 1, 1]);

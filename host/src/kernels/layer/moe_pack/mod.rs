@@ -1,9 +1,10 @@
-//! Weights of an MoE layer from a checkpoint's layout into units, or for tokens in NVFP4 into rows, `kernels-gpu/src/layer/moe_pack/`: on the device, or on the host.
+//! Packing of an MoE layer's weights, `kernels-gpu/src/layer/moe_pack/`: from a checkpoint's layout into units, or into
+//! rows if tokens are multiplied in NVFP4. The kernel packs on the device; the modules below pack on the host.
 
 #[cfg(all(test, feature = "cuda"))]
 mod fake;
 pub(crate) mod row_order;
-// The device packs for itself; this is the emulated backend's, and what the tests compare the kernel with.
+// Packing on the host, for the emulated backend and as the tests' reference for the kernel.
 #[cfg(any(test, feature = "emulated"))]
 pub(crate) mod nvfp4;
 #[cfg(any(test, feature = "emulated"))]
@@ -39,19 +40,19 @@ impl Kernel for MoePack {
 }
 
 impl MoePack {
-    /// The launch that packs matrices.
+    /// Returns the launch that packs matrices into units.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] if that takes more blocks than a grid can have.
+    /// [`Error::TooLarge`] if the grid would need too many CTAs.
     pub fn launch(&self, pack: Pack) -> Result<Launch, Error> {
         let blocks = Grid::blocks(Pack::blocks(pack.matrices, pack.rows, pack.k))?;
         Ok(Launch::of_parameter(self.name(), Grid::linear(ENTRY, blocks, Pack::THREADS), pack))
     }
 
-    /// The launch that packs matrices for tokens in NVFP4.
+    /// Returns the launch that packs matrices for NVFP4 tokens.
     ///
     /// # Errors
-    /// As [`MoePack::launch`].
+    /// [`Error::TooLarge`] if the grid would need too many CTAs.
     pub fn launch_nvfp4(&self, pack: PackNvfp4) -> Result<Launch, Error> {
         let blocks = Grid::blocks(PackNvfp4::blocks(pack.matrices, pack.rows))?;
         Ok(Launch::of_parameter(self.name(), Grid::linear(NVFP4_ENTRY, blocks, PackNvfp4::THREADS), pack))

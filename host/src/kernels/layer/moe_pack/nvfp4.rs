@@ -1,10 +1,11 @@
-//! Weights as an MoE layer's kernels read them that multiply tokens in NVFP4, packed on the host.
+//! Packing of weights on the host for the MoE kernels that multiply NVFP4 tokens.
 
 use kernels_gpu::nvfp4_rows::{row_bytes, weight_scale_bytes};
 
 use crate::format::Matrix;
 
-/// The values of matrices, one matrix behind the other, and then their scales, as [`nvfp4_rows`](kernels_gpu::nvfp4_rows) says.
+/// Returns the values of all matrices, then the scales of all matrices, in the layout of
+/// [`nvfp4_rows`](kernels_gpu::nvfp4_rows).
 pub(crate) fn pack_nvfp4<'m>(matrices: impl Iterator<Item = &'m Matrix<'m>>) -> Vec<u8> {
     let (mut values, mut scales) = (Vec::new(), Vec::new());
     for matrix in matrices {

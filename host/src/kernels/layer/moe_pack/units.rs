@@ -1,5 +1,5 @@
-//! Weights of an MoE layer in units (`kernels-gpu/src/units.rs`), packed on the host: what the kernel does on the device, said
-//! another way. Knows no device.
+//! Packing of an MoE layer's weights into units (`kernels-gpu/src/units.rs`) on the host. An independent implementation
+//! of what the kernel does on the device. Knows no device.
 
 use kernels_gpu::format::BLOCK;
 use kernels_gpu::units::{
@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use super::row_order::RowOrder;
 use crate::format::Matrix;
 
-/// The units of a matrix whose rows and columns are multiples of 16, for tokens of a type.
+/// Returns the units of a matrix for operands of a type. Rows and columns must be multiples of 16.
 pub(crate) fn pack(matrix: &Matrix<'_>, order: RowOrder, operand_type: OperandType) -> Vec<u8> {
     let (rows, k) = (matrix.rows() as u32, matrix.k() as u32);
     let mut units = vec![0; matrix_bytes(rows, k) as usize];
@@ -40,7 +40,7 @@ pub(crate) fn pack(matrix: &Matrix<'_>, order: RowOrder, operand_type: OperandTy
     units
 }
 
-/// Packs the columns of a k-block of a row into its unit, which begins where `unit` does.
+/// Packs a row's columns of one k-block into `unit`. `row` is the row in the unit, `start` the k-block's first column.
 fn pack_row(
     unit: &mut [u8],
     row: u32,
@@ -52,10 +52,10 @@ fn pack_row(
 ) {
     for lane in 0..ROW_LANES {
         for word in 0..lane_words(columns) {
-            // All elements of a word are of one block.
+            // All elements of a word belong to one block.
             let scale =
                 element(columns, lane, word, 0).map_or(0, |element| scales[((start + element) / BLOCK) as usize]);
-            // For bf16 a scale cannot be zero where it is packed, so the codes are.
+            // A packed scale for bf16 cannot be zero, so the codes become zero instead.
             let is_zero = scale == 0 && operand_type == OperandType::Bf16;
             let code = |nibble| {
                 let element = element(columns, lane, word, nibble).filter(|_| !is_zero).map(|element| start + element);
@@ -69,7 +69,7 @@ fn pack_row(
     }
 }
 
-/// The numbers of a matrix `[rows, k]`, row-major: rows as they are packed, columns in their natural order.
+/// Returns the numbers of a matrix `[rows, k]`, row-major: rows in packed order, columns in natural order.
 #[cfg(test)]
 pub(crate) fn unpack(units: &[u8], rows: u32, k: u32, operand_type: OperandType) -> Vec<f64> {
     use crate::format::{e2m1, e4m3};
@@ -82,7 +82,7 @@ pub(crate) fn unpack(units: &[u8], rows: u32, k: u32, operand_type: OperandType)
         let unit = &units[unit_offset(rows, k, row / UNIT_ROWS, k_block) as usize..];
         for (lane, word) in (0..ROW_LANES).flat_map(|lane| (0..lane_words(columns)).map(move |word| (lane, word))) {
             let at = (lane_place(columns, row % UNIT_ROWS, lane) + 4 * word) as usize;
-            let packed = u32::from_le_bytes(unit[at..][..4].try_into().expect("four bytes"));
+            let packed = u32::from_le_bytes(unit[at..][..4].try_into().expect("the slice has four bytes"));
             let scale = scale_codes[&unit[(scale_place(columns, row % UNIT_ROWS, lane) + word / 2) as usize]];
             for nibble in 0..WORD_ELEMENTS {
                 let code = tests::code_of(operand_type, packed, nibble) as u8;
@@ -101,21 +101,21 @@ mod tests {
     use super::*;
     use kernels_gpu::units::element_at;
 
-    /// Every code and scale that a matrix of these sizes has, in an order of its own for each row.
+    /// Returns a matrix whose rows hold the codes and scales in different orders.
     fn matrix(rows: usize, k: usize) -> Matrix<'static> {
         let values: Vec<u8> = (0..rows * k / 2).map(|i| (i * 97 + i / 251) as u8).collect();
         let scales: Vec<u8> = (0..rows * k / 16).map(|i| (i * 31 % 127) as u8).collect();
         Matrix::new(rows, k, values, scales, 1.0).unwrap()
     }
 
-    /// The nibble of a word that was packed for tokens of a type, found by trying every code.
+    /// Returns the code of a packed word's nibble, found by packing every code.
     pub(super) fn code_of(operand_type: OperandType, word: u32, nibble: u32) -> u32 {
         let of_nibble = operand_type.pack(0xf << (4 * nibble));
         (0..16).find(|code| operand_type.pack(code << (4 * nibble)) == word & of_nibble).unwrap()
     }
 
     #[test]
-    fn every_code_and_scale_is_where_units_say() {
+    fn codes_and_scales_are_packed_as_units_document() {
         for (rows, k) in [(16, 16), (272, 96), (144, 352), (96, 720), (720, 48), (128, 256)] {
             let matrix = matrix(rows, k);
             let (n, k) = (rows as u32, k as u32);
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_in_the_order_of_k_are_those_that_k_has() {
+    fn row_order_of_k_is_the_order_of_columns() {
         for rows in [16, 48, 96, 176, 352, 720, 768] {
             let matrix = matrix(rows, 32);
             let n = rows as u32;

@@ -1,4 +1,4 @@
-//! The kernel's rows in the fake driver.
+//! The kernel's implementation for the fake driver.
 
 use fake_cuda::Launch;
 use kernels_gpu::layer::moe_quantize::abi::{ENTRIES, Quantize};
@@ -11,11 +11,12 @@ use crate::fp8::quantize_token;
 use crate::kernels::fake::{slice, slice_mut};
 use crate::problem::TokenDtype;
 
-/// Quantizes every token as the kernel's parameter says.
+/// Quantizes every token by the kernel's contract.
 pub(super) fn launch(launch: &Launch<'_>) {
     assert_eq!(launch.block, [Quantize::THREADS, 1, 1]);
     let dtype = if launch.kernel == ENTRIES[0] { TokenDtype::F16 } else { TokenDtype::Bf16 };
-    // SAFETY: launched by tests whose operands are alive and lie where the parameter says.
+    // SAFETY: tests launch this with a `Quantize` whose addresses refer to live operands of the described sizes, which
+    // only this launch accesses.
     unsafe {
         let quantize: Quantize = launch.parameter(0);
         let (k, capacity) = (quantize.k as usize, quantize.row_capacity);

@@ -1,4 +1,5 @@
-//! Tokens of an MoE layer to e4m3 with a scale for each, sorted by expert, `kernels-gpu/src/layer/moe_quantize/`.
+//! Quantization of an MoE layer's tokens to e4m3 rows with one scale each, sorted by expert,
+//! `kernels-gpu/src/layer/moe_quantize/`.
 
 #[cfg(all(test, feature = "cuda"))]
 mod fake;
@@ -38,10 +39,10 @@ impl Kernel for MoeQuantize {
 }
 
 impl MoeQuantize {
-    /// The launch that quantizes numbers of a type.
+    /// Returns the launch that quantizes tokens of type `dtype`.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] if that takes more blocks than a grid can have.
+    /// [`Error::TooLarge`] if the grid would need too many CTAs.
     pub fn launch(&self, quantize: Quantize, dtype: TokenDtype) -> Result<Launch, Error> {
         let entry = entry_of(ENTRIES, dtype);
         let blocks = Grid::blocks(quantize.blocks())?;
@@ -50,7 +51,7 @@ impl MoeQuantize {
     }
 }
 
-/// Where the code of each column of a row lies among codes that there are so many rows of: columns with their places, in bytes.
+/// Returns each column of row `row` with the offset of its code, in bytes from the first code of `capacity` rows.
 pub(in crate::kernels) fn code_places(capacity: u32, row: u32, k: u32) -> impl Iterator<Item = (usize, usize)> {
     let words = (0..k_blocks(k)).flat_map(move |k_block| {
         let words = lane_words(block_columns(k, k_block));

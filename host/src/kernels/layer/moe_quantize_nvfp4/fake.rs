@@ -1,4 +1,4 @@
-//! The kernel's rows in the fake driver.
+//! The kernel's implementation for the fake driver.
 
 use fake_cuda::Launch;
 use kernels_gpu::layer::moe_quantize_nvfp4::abi::{ENTRIES, Quantize};
@@ -10,15 +10,16 @@ use crate::fp4::quantize_token;
 use crate::kernels::fake::{slice, slice_mut};
 use crate::problem::TokenDtype;
 
-/// Quantizes every token as the kernel's parameter says.
+/// Quantizes every token by the kernel's contract.
 pub(super) fn launch(launch: &Launch<'_>) {
     assert_eq!(launch.block, [Quantize::THREADS, 1, 1]);
     let dtype = if launch.kernel == ENTRIES[0] { TokenDtype::F16 } else { TokenDtype::Bf16 };
-    // SAFETY: launched by tests whose operands are alive and lie where the parameter says.
+    // SAFETY: tests launch this with a `Quantize` whose addresses refer to live operands of the described sizes, which
+    // only this launch accesses.
     unsafe {
         let quantize: Quantize = launch.parameter(0);
         let (k, experts) = (quantize.k as usize, quantize.experts as usize);
-        // Without lists, the only expert has all rows.
+        // Without lists, the single expert has all rows.
         let (known_rows, known_tiles) = ([0, quantize.token_count], [0, quantize.token_tiles]);
         let (firsts, tile_firsts) = if quantize.firsts == 0 {
             assert_eq!((experts, quantize.places), (1, 0));
@@ -61,10 +62,11 @@ pub(super) fn launch(launch: &Launch<'_>) {
     }
 }
 
-/// Quantizes a row, which has a place in a tile of tokens; its global scale.
+/// Quantizes row `row`, number `in_tile` of tile `tile`, and returns its global scale.
 ///
 /// # Safety
-/// There is room for it where values and scales lie.
+/// `values` is valid for writes of `row + 1` rows of values and `scales` for writes of the scales of `tile + 1` tiles,
+/// in the layout of `nvfp4_rows`. Nobody else accesses row `row` or the scales of tile `tile`.
 pub(in crate::kernels) unsafe fn write_row(
     [values, scales]: [u64; 2],
     [row, tile, in_tile]: [u32; 3],
@@ -76,7 +78,8 @@ pub(in crate::kernels) unsafe fn write_row(
     let (mut codes, mut of_blocks) = (vec![0; bits.len()], vec![0; bits.len() / BLOCK]);
     let global = quantize_token(dtype, bits, input_scale, &mut codes, &mut of_blocks);
     of_blocks.resize(4 * scale_tiles(k) as usize, 0);
-    // SAFETY: `# Safety` above.
+    // SAFETY: the caller guarantees that row `row` of the values and tile `tile` of the scales are writable and that
+    // nobody else accesses them.
     unsafe {
         let values: &mut [u8] = slice_mut(values + u64::from(row * row_bytes(k)), bits.len() / 2);
         values.iter_mut().zip(codes.as_chunks::<2>().0).for_each(|(value, [low, high])| *value = low | high << 4);

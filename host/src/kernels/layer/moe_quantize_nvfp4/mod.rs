@@ -1,4 +1,4 @@
-//! Tokens of an MoE layer to NVFP4, sorted by expert, `kernels-gpu/src/layer/moe_quantize_nvfp4/`.
+//! Quantization of an MoE layer's tokens to NVFP4 rows, sorted by expert, `kernels-gpu/src/layer/moe_quantize_nvfp4/`.
 
 #[cfg(all(test, feature = "cuda"))]
 pub(in crate::kernels) mod fake;
@@ -30,10 +30,10 @@ impl Kernel for MoeQuantizeNvfp4 {
 }
 
 impl MoeQuantizeNvfp4 {
-    /// The launch that quantizes numbers of a type.
+    /// Returns the launch that quantizes tokens of type `dtype`.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] if that takes more blocks than a grid can have.
+    /// [`Error::TooLarge`] if the grid would need too many CTAs.
     pub fn launch(&self, quantize: Quantize, dtype: TokenDtype) -> Result<Launch, Error> {
         let entry = entry_of(ENTRIES, dtype);
         let blocks = Grid::blocks(quantize.blocks())?;

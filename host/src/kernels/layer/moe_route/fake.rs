@@ -1,4 +1,4 @@
-//! The kernel's rows in the fake driver.
+//! The kernel's implementation for the fake driver.
 
 use fake_cuda::Launch;
 use kernels_gpu::layer::moe_route::abi::{
@@ -12,9 +12,10 @@ use crate::kernels::layer::moe_pack::row_order::columns_of_k;
 use crate::moe::Rows;
 use crate::problem::TokenDtype;
 
-/// Does what the launched grid does, and checks it against the parameter.
+/// Computes the launched entry by the kernel's contract.
 pub(super) fn launch(launch: &Launch<'_>) {
-    // SAFETY: launched by tests whose operands are alive and lie where the parameter says.
+    // SAFETY: tests launch this with a parameter whose addresses refer to live operands of the described sizes, which
+    // only this launch accesses.
     unsafe {
         if launch.kernel == ROUTE_ENTRY {
             assert_eq!(launch.block, [Route::THREADS, 1, 1]);
@@ -30,14 +31,15 @@ pub(super) fn launch(launch: &Launch<'_>) {
     }
 }
 
-/// Makes lists, and brings tokens into the order of K.
+/// Writes the lists, and the tokens in the order of K.
 ///
 /// # Safety
 ///
-/// Everything lies where the parameter says.
+/// The addresses in `route` refer to live operands of the described sizes, which nobody else accesses.
 unsafe fn route(route: &Route) {
     let (tokens, top_k, hidden) = (route.token_count as usize, route.top_k as usize, route.hidden);
-    // SAFETY: `# Safety` above.
+    // SAFETY: the caller guarantees that every address in `route` refers to a live operand of the described size, which
+    // nobody else accesses.
     unsafe {
         let map: Option<&[i32]> = (route.map != 0).then(|| slice(route.map, route.named_experts as usize));
         let ids = slice(route.ids, tokens * top_k);
@@ -71,15 +73,16 @@ unsafe fn route(route: &Route) {
     }
 }
 
-/// Brings tokens to their rows.
+/// Copies tokens to their rows.
 ///
 /// # Safety
 ///
-/// Everything lies where the parameter says.
+/// The addresses in `expand` refer to live operands of the described sizes, which nobody else accesses.
 unsafe fn expand(expand: &Expand) {
     let (hidden, top_k, dtype) = (expand.hidden, expand.top_k as usize, out_dtype(expand.operand_type));
     let order = columns_of_k(hidden);
-    // SAFETY: `# Safety` above.
+    // SAFETY: the caller guarantees that every address in `expand` refers to a live operand of the described size,
+    // which nobody else accesses.
     unsafe {
         let write = |to: &ExpandedRows, row: u32, token: &[u16]| {
             let at = slice_mut(to.tokens, bits16_bytes(to.capacity.into(), hidden) as usize / 2);
@@ -106,9 +109,11 @@ unsafe fn expand(expand: &Expand) {
     }
 }
 
+/// Writes the lists of `rows` to `at`.
+///
 /// # Safety
 ///
-/// There is room for the lists at `at`.
+/// `at` is valid for writes of [`Lists`] for these choices and experts, and nobody else accesses them.
 unsafe fn write_lists(at: u64, rows: &Rows, experts: u32, tile_tokens: u32, row_multiple: u32) {
     let lists = Lists::filled(rows.places().len() as u64, experts, row_multiple);
     let (mut firsts, mut tile_firsts, mut tokens) = (vec![0], vec![0], Vec::new());
@@ -122,7 +127,7 @@ unsafe fn write_lists(at: u64, rows: &Rows, experts: u32, tile_tokens: u32, row_
         firsts.push(tokens.len() as u32);
         tile_firsts.push(tile_firsts[tile_firsts.len() - 1] + token_tiles(tokens.len() as u32 - first, tile_tokens));
     }
-    // SAFETY: `# Safety` above.
+    // SAFETY: the caller guarantees that all lists of `lists` are writable at `at` and that nobody else accesses them.
     unsafe {
         slice_mut::<u32>(at + lists.tickets, Lists::TICKETS as usize).fill(0);
         for (offset, list) in
@@ -133,15 +138,16 @@ unsafe fn write_lists(at: u64, rows: &Rows, experts: u32, tile_tokens: u32, row_
     }
 }
 
-/// Adds up every token's rows.
+/// Writes the weighted sum of every token's rows.
 ///
 /// # Safety
 ///
-/// Everything lies where the parameter says.
+/// The addresses in `combine` refer to live operands of the described sizes, which nobody else accesses.
 unsafe fn combine(combine: &Combine, dtype: TokenDtype) {
     let (hidden, top_k) = (combine.hidden as usize, combine.top_k as usize);
     for token in 0..combine.token_count as usize {
-        // SAFETY: `# Safety` above.
+        // SAFETY: the caller guarantees that every address in `combine` refers to a live operand of the described size,
+        // which nobody else accesses.
         unsafe {
             let row = |rows: u64, row: u32| slice::<u16>(rows + 2 * hidden as u64 * u64::from(row), hidden);
             let weight =

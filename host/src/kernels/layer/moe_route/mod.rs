@@ -1,5 +1,5 @@
-//! What an MoE layer does before and after its products, `kernels-gpu/src/layer/moe_route/`: lists of each expert's tokens, tokens in
-//! the order of K or in their experts' rows, and the weighted sum of a token's rows.
+//! Work of an MoE layer before and after its products, `kernels-gpu/src/layer/moe_route/`: the lists of each expert's
+//! tokens, tokens in the order of K or copied to the rows of their experts, and the weighted sum of a token's rows.
 
 #[cfg(all(test, feature = "cuda"))]
 mod fake;
@@ -38,7 +38,7 @@ impl Kernel for MoeRoute {
 }
 
 impl MoeRoute {
-    /// A grid of one cluster of the largest size that makes lists.
+    /// Returns a grid of one cluster of the largest size that writes lists.
     #[cfg(feature = "cuda")]
     pub fn largest_cluster() -> Grid {
         Grid {
@@ -48,18 +48,18 @@ impl MoeRoute {
         }
     }
 
-    /// The launch that makes lists and brings tokens into the order of K, in clusters of up to so many blocks; its build has grids that
-    /// overlap if it has clusters.
+    /// Returns the launch that writes lists, and tokens in the order of K, in clusters of up to `largest_cluster` CTAs.
+    /// Builds with clusters also have grids that overlap.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] if that takes more blocks than a grid can have.
+    /// [`Error::TooLarge`] if the grid would need too many CTAs.
     pub fn route(&self, route: Route, largest_cluster: u32) -> Result<Launch, Error> {
         let choices = u64::from(route.token_count) * u64::from(route.top_k);
         let (cluster, blocks) = if route.tokens == 0 {
             let cluster = Route::cluster(choices, largest_cluster);
             (cluster, Route::list_blocks(route.token_count, route.row_multiple, cluster))
         } else {
-            // All blocks come in such clusters, also those that copy tokens.
+            // The CTAs that copy tokens are in clusters of the same size.
             let cluster = Route::cluster(choices, largest_cluster.min(Route::PORTABLE_CLUSTER));
             (cluster, Route::blocks(route.token_count, route.hidden, cluster))
         };
@@ -73,20 +73,20 @@ impl MoeRoute {
         Ok(Launch::of_parameter(self.name(), grid, route))
     }
 
-    /// The launch that brings tokens to their experts' rows, sorted.
+    /// Returns the launch that copies tokens to their rows, which are sorted by expert.
     ///
     /// # Errors
-    /// As [`MoeRoute::route`].
+    /// [`Error::TooLarge`] if the grid would need too many CTAs.
     pub fn expand(&self, expand: Expand, overlaps: bool) -> Result<Launch, Error> {
         let blocks = Grid::blocks(expand.blocks())?;
         let grid = Grid { overlaps, ..Grid::linear(EXPAND_ENTRY, blocks, Expand::THREADS) };
         Ok(Launch::of_parameter(self.name(), grid, expand))
     }
 
-    /// The launch that adds up each token's rows.
+    /// Returns the launch that computes the weighted sum of each token's rows.
     ///
     /// # Errors
-    /// As [`MoeRoute::route`].
+    /// [`Error::TooLarge`] if the grid would need too many CTAs.
     pub fn combine(&self, combine: Combine, dtype: TokenDtype, overlaps: bool) -> Result<Launch, Error> {
         let entry = entry_of(COMBINE_ENTRIES, dtype);
         let blocks = Grid::blocks(Combine::blocks(combine.token_count, combine.hidden))?;
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_choices_have_the_largest_cluster_that_the_card_takes_unless_tokens_are_copied_too() {
+    fn cluster_size_follows_choices_and_the_largest_cluster() {
         let grid = |tokens: u64, token_count: u32, largest_cluster: u32| {
             let lists = Route { top_k: 8, experts: 256, tile_tokens: 64, row_multiple: 8, ..Route::zeroed() };
             let route = Route { tokens, token_count, hidden: 64, ..lists };

@@ -8,7 +8,8 @@ use crate::router::{Router, Scoring, route_token};
 
 /// Routes every token by the kernel's contract.
 pub(super) fn launch(launch: &Launch<'_>) {
-    // SAFETY: tests launch this with a parameter whose addresses refer to live operands of the described sizes.
+    // SAFETY: tests launch this with a parameter whose addresses refer to live operands of the described sizes, which
+    // only this launch accesses.
     unsafe {
         let parameter: abi::Launch = launch.parameter(0);
         let abi::Launch { token_count, experts, top_k, groups, .. } = parameter;

@@ -1,4 +1,4 @@
-//! Routers on a GPU, `kernels-gpu/src/router/`. Functions of sizes and addresses.
+//! Routers on a GPU, `kernels-gpu/src/layer/router/`. Functions of sizes and addresses.
 
 #[cfg(all(test, feature = "cuda"))]
 mod fake;
@@ -77,7 +77,8 @@ pub(crate) fn launch(router: &Router, arguments: &RouterArguments) -> Result<Opt
     if logits_stride < router.experts() {
         let experts = router.experts();
         return Err(Error::Invalid(format!(
-            "router: the logits have a stride of {logits_stride} elements; expected at least {experts}, the number of experts"
+            "router: the logits have a stride of {logits_stride} elements; \
+             expected at least {experts}, the number of experts"
         )));
     }
     if router.bias().is_some() && bias == 0 {

@@ -8,7 +8,8 @@ use crate::oracle::silu;
 
 /// Computes every segment by the kernel's contract.
 pub(super) fn launch(launch: &Launch<'_>) {
-    // SAFETY: tests launch this with descriptors of operands that are alive and have the described sizes.
+    // SAFETY: tests launch this with descriptors whose addresses refer to live operands of the described sizes, which
+    // only this launch accesses.
     unsafe {
         let parameter: abi::Launch = launch.parameter(0);
         let dtype = out_dtype(parameter.format);

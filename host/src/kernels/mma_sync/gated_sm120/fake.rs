@@ -15,7 +15,8 @@ use crate::kernels::kernel::op_of;
 
 /// Computes every group with a tile by the kernel's contract, and checks the launch and the maps.
 pub(super) fn launch(launch: &Launch<'_>) {
-    // SAFETY: tests launch this with descriptors of operands that are alive and have the described sizes.
+    // SAFETY: tests launch this with descriptors whose addresses refer to live operands of the described sizes, which
+    // only this launch accesses.
     unsafe {
         let parameter: abi::Launch = launch.parameter(0);
         let tiles = std::slice::from_raw_parts(parameter.tiles as *const Tile, parameter.tile_count as usize);
@@ -46,7 +47,8 @@ unsafe fn unpack(rows: u32, k: u32, slabs: u64, global: f32) -> Matrix<'static> 
     let byte = |row: u32, step: u32, at: &dyn Fn(usize, u32) -> usize| {
         let (slab, value_bytes, step) = slabs::place(k, step);
         let first = u64::from(row / SLAB_ROWS) * slab_row_bytes(k) + slab as u64;
-        // SAFETY: the caller guarantees readable slabs, and `at` lies in this slab.
+        // SAFETY: the caller guarantees that all slabs of the matrix are readable, and `at` returns an offset in the
+        // slab that starts at `first`.
         unsafe { *((slabs + first) as *const u8).add(at(value_bytes, step)) }
     };
     let value = |row: u32, column: u32| {

@@ -1,4 +1,5 @@
-//! The kernel for GeForce RTX 50, RTX PRO and DGX Spark, `kernels-gpu/src/mma_sync/gated_sm120/`: the FP4 tensor cores of sm_120 and sm_121.
+//! The kernel for GeForce RTX 50, RTX PRO and DGX Spark, `kernels-gpu/src/mma_sync/gated_sm120/`: FP4 tensor cores of
+//! sm_120 and sm_121.
 //!
 //! Supports every K whose rows a tensor map can describe. Weights are packed in slabs (`slabs.rs`). Tokens stay
 //! unpacked, with their scales in the blocked layout.

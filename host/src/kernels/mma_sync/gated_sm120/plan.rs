@@ -30,8 +30,8 @@ pub(super) fn tiles(instance: Instance, groups: &[Sizes]) -> Result<Vec<Tile>, E
     })
 }
 
-/// Returns the smallest number of CTAs that needs as many tiles in a row as one CTA per SM would. Then few CTAs have a
-/// tile less, and no CTA runs alone at the end.
+/// Returns the smallest number of CTAs whose busiest CTA has no more tiles than with one CTA per SM. Then few CTAs have
+/// one tile fewer than the others, and no CTA runs alone at the end.
 pub(super) fn blocks(tiles: u32, sms: u32) -> u32 {
     tiles.div_ceil(tiles.div_ceil(sms).max(1))
 }

@@ -1,5 +1,5 @@
-//! Weights in slabs, as the kernel for sm_120 reads them (`kernels-gpu/src/gated_sm120/abi.rs`). A slab is a part of a
-//! stage in one contiguous piece of memory. Uses no device.
+//! Weights in slabs, as the kernel for sm_120 reads them (`kernels-gpu/src/mma_sync/gated_sm120/abi.rs`). A slab is a
+//! part of a stage in one contiguous piece of memory. Uses no device.
 
 use kernels_gpu::mma_sync::gated_sm120::abi::{
     K_BLOCK, MMA_K, SLAB_ROWS, scale_place, slab_bytes, slab_row_bytes, slab_value_bytes, value_place,

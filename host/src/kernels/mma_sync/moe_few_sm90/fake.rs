@@ -1,4 +1,4 @@
-//! The kernel's rows in the fake driver.
+//! The kernel's implementation for the fake driver.
 
 use fake_cuda::Launch;
 use kernels_gpu::mma_sync::moe_few_sm90::abi::{
@@ -13,13 +13,14 @@ use crate::kernels::moe::operand_type;
 use crate::kernels::wgmma::moe_sm90::activated;
 use crate::problem::TokenDtype;
 
-/// Does what the launched grid does.
+/// Computes the launched entry by the kernel's contract.
 pub(super) fn launch(launch: &Launch<'_>) {
     assert_eq!((launch.block[1], launch.block[2]), (1, 1));
     let one = [ONE_GATE_UP_ENTRIES, ONE_DOWN_ENTRIES].concat().contains(&launch.kernel);
     assert_eq!(launch.shared_bytes, Blocks { warps: launch.block[0] / 32, one }.shared_bytes());
     let dtype = if launch.kernel.ends_with("_bf16") { TokenDtype::Bf16 } else { TokenDtype::F16 };
-    // SAFETY: launched by tests whose operands are alive and lie where the parameter says.
+    // SAFETY: tests launch this with a parameter whose addresses refer to live operands of the described sizes, which
+    // only this launch accesses.
     unsafe {
         if [GATE_UP_ENTRIES, ONE_GATE_UP_ENTRIES].concat().contains(&launch.kernel) {
             gate_up(&launch.parameter(0), dtype);
@@ -30,15 +31,16 @@ pub(super) fn launch(launch: &Launch<'_>) {
     }
 }
 
-/// Gate and up of every choice.
+/// Computes gate and up of every choice.
 ///
 /// # Safety
 ///
-/// Everything lies where the parameter says.
+/// The addresses in `launch` refer to live operands of the described sizes, which nobody else accesses.
 unsafe fn gate_up(launch: &GateUp, dtype: TokenDtype) {
     let Matrices { n, k, .. } = launch.matrices;
     let columns = columns_of_k(n);
-    // SAFETY: `# Safety` above.
+    // SAFETY: the caller guarantees that every address in `launch` refers to a live operand of the described size,
+    // which nobody else accesses.
     unsafe {
         for (choice, expert) in experts(&launch.choices) {
             let token = u64::from(choice / launch.choices.top_k);
@@ -53,14 +55,15 @@ unsafe fn gate_up(launch: &GateUp, dtype: TokenDtype) {
     }
 }
 
-/// Down of every choice, and the sums.
+/// Computes down of every choice, and the weighted sum of each token's rows.
 ///
 /// # Safety
 ///
-/// Everything lies where the parameter says.
+/// The addresses in `launch` refer to live operands of the described sizes, which nobody else accesses.
 unsafe fn down(launch: &Down, dtype: TokenDtype) {
     let (Matrices { n, k, .. }, Choices { token_count, top_k, .. }) = (launch.matrices, launch.choices);
-    // SAFETY: `# Safety` above.
+    // SAFETY: the caller guarantees that every address in `launch` refers to a live operand of the described size,
+    // which nobody else accesses.
     unsafe {
         let mut sums = vec![0.0f32; (token_count * n) as usize];
         for (choice, expert) in experts(&launch.choices) {
@@ -82,18 +85,20 @@ unsafe fn down(launch: &Down, dtype: TokenDtype) {
     }
 }
 
-/// The choices that have an expert of the layer, and which.
+/// Returns each choice whose expert belongs to the layer, with the expert's number in the layer.
 ///
 /// # Safety
 ///
-/// Ids and map lie there.
+/// The ids are valid for reads of `token_count · top_k` elements, and the map, if it is not 0, for `named_experts`.
+/// Nobody writes either.
 unsafe fn experts(of: &Choices) -> Vec<(u32, u32)> {
-    // SAFETY: `# Safety` above.
+    // SAFETY: the caller guarantees `token_count · top_k` readable ids, `named_experts` readable elements of a map that
+    // is not 0, and no writers.
     let (ids, map): (&[u32], Option<&[u32]>) = unsafe {
         let map = (of.map != 0).then(|| slice(of.map, of.named_experts as usize));
         (slice(of.ids, (of.token_count * of.top_k) as usize), map)
     };
-    // Negative ones are large here.
+    // Negative ids are large as `u32`.
     let named = (0..).zip(ids).filter(|(_, id)| **id < of.named_experts);
     named
         .map(|(choice, &id)| (choice, map.map_or(id, |map| map[id as usize])))
@@ -101,24 +106,25 @@ unsafe fn experts(of: &Choices) -> Vec<(u32, u32)> {
         .collect()
 }
 
-/// Numbers of this type.
+/// Reads `count` numbers of type `dtype`.
 ///
 /// # Safety
 ///
-/// So many lie there.
+/// The address is valid for reads of `count` 16-bit numbers, which nobody writes.
 unsafe fn numbers(address: u64, count: u32, dtype: TokenDtype) -> Vec<f64> {
-    // SAFETY: `# Safety` above.
+    // SAFETY: the caller guarantees `count` readable 16-bit numbers that nobody writes.
     unsafe { slice::<u16>(address, count as usize) }.iter().map(|&bits| dtype.decode(bits)).collect()
 }
 
-/// A token's products with the rows of an expert's matrix as they are packed, times alpha and with their biases.
+/// Returns a token's products with the rows of an expert's matrix in packed order, times alpha, plus their biases.
 ///
 /// # Safety
 ///
-/// Everything lies where the matrices say.
+/// The addresses in `of` refer to live operands of the described sizes, which nobody writes.
 unsafe fn products(of: &Matrices, matrix: usize, expert: u32, token: &[f64], dtype: TokenDtype) -> Vec<f64> {
     let &Matrices { n, k, .. } = of;
-    // SAFETY: `# Safety` above.
+    // SAFETY: the caller guarantees that units, factors and biases of `expert` are readable and that nobody writes
+    // them.
     let (units, alpha, bias) = unsafe {
         let units: &[u8] = slice(of.b[matrix] + u64::from(expert) * of.expert_bytes, matrix_bytes(n, k) as usize);
         let bias = of.bias[matrix] + 4 * u64::from(expert) * u64::from(n);

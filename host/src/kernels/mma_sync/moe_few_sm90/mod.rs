@@ -1,4 +1,4 @@
-//! An MoE layer's few tokens on Hopper in two launches, `kernels-gpu/src/mma_sync/moe_few_sm90/`.
+//! MoE layers with few tokens on Hopper, in two launches, `kernels-gpu/src/mma_sync/moe_few_sm90/`.
 
 #[cfg(all(test, feature = "cuda"))]
 mod fake;
@@ -14,8 +14,8 @@ use crate::kernels::products::{expected_rows, expected_token_tiles};
 use crate::moe::MoeSizes;
 use crate::problem::TokenDtype;
 
-/// The most weights of the experts that several tokens are expected to name, on an H200: DeepSeek-R1's of a rank with eight tokens are
-/// not too many.
+/// Maximum number of weights of all experts that several tokens are expected to name. Measured on an H200: one rank of
+/// DeepSeek-R1 with eight tokens is below it.
 const MOST_WEIGHTS: u64 = 340_000_000;
 
 /// The kernel.
@@ -46,8 +46,9 @@ impl Kernel for MoeFewSm90 {
 }
 
 impl MoeFewSm90 {
-    /// Whether so many tokens of a layer are few: a single one always is. Where an expert has several rows, or many weights are read, tiles of
-    /// [`moe_sm90`](crate::kernels::wgmma::moe_sm90) share what they load of tokens, and have more warps for long sums (docs/experiments.md).
+    /// Whether the kernel computes a step of `tokens` tokens. It always does for a single token. If experts have
+    /// several rows, or many weights are read, [`moe_sm90`](crate::kernels::wgmma::moe_sm90) is faster: its tiles share
+    /// loaded tokens, and long sums have more warps (docs/experiments.md).
     pub fn takes(&self, sizes: &MoeSizes, tokens: usize) -> bool {
         let (choices, named) = ((tokens * sizes.top_k) as u64, sizes.named_experts as u64);
         if tokens > MAX_TOKENS as usize || choices > u64::from(MAX_CHOICES).min(named) {
@@ -58,7 +59,7 @@ impl MoeFewSm90 {
         tokens == 1 || hit * (3 * sizes.intermediate * sizes.hidden) as u64 <= MOST_WEIGHTS
     }
 
-    /// The launch of gate and up.
+    /// Returns the launch of gate and up.
     pub fn gate_up(&self, launch: GateUp, dtype: TokenDtype, sms: u32) -> Launch {
         let n = launch.matrices.n;
         let blocks = blocks(&launch.choices, n, sms);
@@ -67,7 +68,7 @@ impl MoeFewSm90 {
         self.launch(entry_of(entries, dtype), count, blocks, launch)
     }
 
-    /// The launch of down, behind that of gate and up.
+    /// Returns the launch of down, which follows the launch of gate and up.
     pub fn down(&self, launch: Down, dtype: TokenDtype, sms: u32) -> Launch {
         let blocks = blocks(&launch.choices, launch.matrices.k, sms);
         let entries = if blocks.one { ONE_DOWN_ENTRIES } else { DOWN_ENTRIES };
@@ -81,12 +82,12 @@ impl MoeFewSm90 {
     }
 }
 
-/// The blocks of both launches, of an intermediate of `n` columns.
+/// Returns the properties of the CTAs of both launches for an intermediate of `n` columns.
 const fn blocks(choices: &Choices, n: u32, sms: u32) -> Blocks {
     Blocks::of(choices.token_count, count(choices), n, sms)
 }
 
-/// How many choices there are.
+/// Number of choices.
 const fn count(choices: &Choices) -> u32 {
     choices.token_count * choices.top_k
 }

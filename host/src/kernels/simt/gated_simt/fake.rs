@@ -8,7 +8,8 @@ use crate::kernels::kernel::op_of;
 
 /// Computes every group by the kernel's contract, and checks the launch against the groups.
 pub(super) fn launch(launch: &Launch<'_>) {
-    // SAFETY: tests launch this with descriptors of operands that are alive and have the described sizes.
+    // SAFETY: tests launch this with descriptors whose addresses refer to live operands of the described sizes, which
+    // only this launch accesses.
     unsafe {
         let parameter: abi::Launch = launch.parameter(0);
         let groups = std::slice::from_raw_parts(parameter.groups as *const Group, parameter.group_count as usize);

@@ -1,4 +1,5 @@
-//! The portable kernel, `kernels-gpu/src/gated_simt/`: integer dot products, on any GPU from compute capability 8.0 on.
+//! The portable kernel, `kernels-gpu/src/simt/gated_simt/`: integer dot products, on any GPU from compute capability
+//! 8.0 on.
 //!
 //! Supports every K. Weights stay as in the checkpoint, with their scales in the blocked layout.
 

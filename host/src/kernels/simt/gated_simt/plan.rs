@@ -23,7 +23,7 @@ pub(super) fn choose(groups: &[Sizes]) -> Tile {
 /// Returns the first tile of each group and the number of tiles. A CTA computes one tile.
 ///
 /// # Errors
-/// [`Error::TooLarge`] if a grid cannot have as many CTAs.
+/// [`Error::TooLarge`] if the grid would need too many CTAs.
 pub(super) fn number_tiles(tile: Tile, groups: &[Sizes]) -> Result<(Vec<u32>, u32), Error> {
     let mut blocks = BlockCount::default();
     let first = groups.iter().map(|sizes| blocks.take(tile.count(sizes.m, sizes.n))).collect::<Result<_, _>>()?;

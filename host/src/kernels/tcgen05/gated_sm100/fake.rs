@@ -9,7 +9,8 @@ use crate::kernels::kernel::op_of;
 
 /// Computes every group with a tile by the kernel's contract, and checks the launch and the maps.
 pub(super) fn launch(launch: &Launch<'_>) {
-    // SAFETY: tests launch this with descriptors of operands that are alive and have the described sizes.
+    // SAFETY: tests launch this with descriptors whose addresses refer to live operands of the described sizes, which
+    // only this launch accesses.
     unsafe {
         let parameter: abi::Launch = launch.parameter(0);
         let records = std::slice::from_raw_parts(parameter.records as *const Record, parameter.tile_count as usize);

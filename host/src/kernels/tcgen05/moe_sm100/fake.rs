@@ -1,4 +1,4 @@
-//! The kernel's row in the fake driver, whose tensor maps are the emulator's.
+//! The kernel's implementation for the fake driver. Its tensor maps are the emulator's.
 
 use fake_cuda::Launch;
 use kernels_gpu::lists::tile_size;
@@ -14,17 +14,18 @@ use crate::kernels::layer::moe_quantize_nvfp4::fake::write_row;
 use crate::kernels::nvfp4_products::Nvfp4Instance;
 use crate::kernels::wgmma::moe_sm90;
 
-/// Computes every expert's rows as the kernel's contract says, and checks the launch and the maps.
+/// Computes every expert's rows by the contract of kernels with these instances, and checks the launch and the maps.
 pub(in crate::kernels) fn launch(launch: &Launch<'_>, instances: &[Nvfp4Instance]) {
     let instance = instances.iter().find(|instance| instance.entry == launch.kernel).unwrap();
     assert_eq!((launch.block, launch.shared_bytes), ([instance.threads, 1, 1], instance.shared_bytes));
-    // SAFETY: launched by tests whose operands are alive and lie where the parameter says.
+    // SAFETY: tests launch this with a parameter whose addresses refer to live operands of the described sizes, which
+    // only this launch accesses.
     unsafe {
         let parameter: abi::Launch = launch.parameter(0);
         let abi::Launch { n, k, experts, .. } = parameter;
         let (columns, dtype) = (k as usize, out_dtype(parameter.output));
         let values = |map: &abi::TensorMap, box_rows: u32| {
-            let map = TensorMap::from_bytes(bytemuck::cast_ref(&map.0)).expect("a tensor map");
+            let map = TensorMap::from_bytes(bytemuck::cast_ref(&map.0)).expect("the parameter holds a tensor map");
             assert_eq!((map.dims[0], map.box_dims[..2].to_vec()), (u64::from(k / 2), vec![K_BLOCK_BYTES, box_rows]));
             (map.global_address, map.dims[1])
         };
@@ -32,7 +33,7 @@ pub(in crate::kernels) fn launch(launch: &Launch<'_>, instances: &[Nvfp4Instance
         let (weights, weight_rows) = values(&parameter.weight_map, instance.weight_rows);
         assert_eq!(weight_rows, u64::from(experts * instance.matrices * n));
         let row = |at: u64, row: u32| slice::<u8>(at + u64::from(row) * u64::from(row_bytes(k)), columns / 2);
-        // Where the host knows the rows, the only expert has all of them, and each column a factor.
+        // If the host knows the number of rows, the single expert has all rows, and alpha has one factor per column.
         let of_host = parameter.rows > 0;
         assert!(!of_host || (experts, instance.matrices) == (1, 1));
         let (known_rows, known_tiles) = ([0, parameter.rows], [0, parameter.rows.div_ceil(instance.tile_tokens)]);
@@ -45,7 +46,7 @@ pub(in crate::kernels) fn launch(launch: &Launch<'_>, instances: &[Nvfp4Instance
             let of = |list: &[u32]| (list[expert as usize], list[expert as usize + 1]);
             let ((first, next), (first_tile, next_tile)) = (of(firsts), of(tile_firsts));
             assert!(u64::from(next) <= most_rows);
-            assert_eq!(next_tile - first_tile, (next - first).div_ceil(instance.tile_tokens), "lists of other tiles");
+            assert_eq!(next_tile - first_tile, (next - first).div_ceil(instance.tile_tokens), "another tile size");
             let projections: Vec<_> = (0..instance.matrices)
                 .map(|index| {
                     let matrix = expert * instance.matrices + index;

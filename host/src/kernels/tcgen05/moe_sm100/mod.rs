@@ -1,5 +1,5 @@
-//! The products of an MoE layer on B200 and B300 with tokens in NVFP4, `kernels-gpu/src/tcgen05/moe_sm100/`: experts' rows are known on the
-//! device alone.
+//! Products of an MoE layer with NVFP4 tokens on B200 and B300, `kernels-gpu/src/tcgen05/moe_sm100/`. Only the device
+//! knows the experts' numbers of rows.
 
 #[cfg(all(test, feature = "cuda"))]
 pub(in crate::kernels) mod fake;

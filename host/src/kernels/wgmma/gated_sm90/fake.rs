@@ -15,7 +15,8 @@ use crate::kernels::kernel::op_of;
 
 /// Computes the launched grid, and checks it against the descriptors.
 pub(super) fn launch(launch: &Launch<'_>) {
-    // SAFETY: tests launch this with descriptors of operands that are alive and have the described sizes.
+    // SAFETY: tests launch this with descriptors whose addresses refer to live operands of the described sizes, which
+    // only this launch accesses.
     unsafe {
         if launch.kernel == TOKENS_ENTRY {
             let parameter: TokensLaunch = launch.parameter(0);
@@ -57,7 +58,7 @@ pub(super) fn launch(launch: &Launch<'_>) {
 /// `slabs` is valid for reads of all slabs of the matrix.
 unsafe fn unpack(rows: u32, k: u32, slabs: u64, global: f32) -> Matrix<'static> {
     const K_BLOCK_SCALES: u32 = K_BLOCK / BLOCK;
-    // SAFETY: the caller guarantees readable slabs, and `at` lies in one of them.
+    // SAFETY: the caller guarantees that all slabs of the matrix are readable, and `at` is an offset in slab `slab`.
     let byte = |row: u32, k_block: u32, at: u32| unsafe {
         let slab = row / SLAB_ROWS * k.div_ceil(K_BLOCK) + k_block;
         *(slabs as *const u8).add((slab * SLAB_BYTES + at) as usize)

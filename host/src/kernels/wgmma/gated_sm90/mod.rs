@@ -1,4 +1,4 @@
-//! The Hopper kernel, `kernels-gpu/src/gated_sm90/`: f16 tensor cores, with weights decoded before the products.
+//! The Hopper kernel, `kernels-gpu/src/wgmma/gated_sm90/`: f16 tensor cores, with weights decoded before the products.
 //!
 //! Supports every K whose rows consist of whole lanes. Weights are packed in slabs, each a part of a stage. A step with
 //! many tokens has two launches: a small grid that decodes the tokens once, then the grid that multiplies.

@@ -1,5 +1,5 @@
-//! Weights in slabs, as the Hopper kernel reads them (`kernels-gpu/src/gated_sm90/abi.rs`). A slab is a part of a stage
-//! in one contiguous piece of memory. Uses no device.
+//! Weights in slabs, as the Hopper kernel reads them (`kernels-gpu/src/wgmma/gated_sm90/abi.rs`). A slab is a part of a
+//! stage in one contiguous piece of memory. Uses no device.
 
 use kernels_gpu::wgmma::gated_sm90::abi::{
     K_BLOCK, K_BLOCK_BYTES, LANE_BYTES, ROW_LANES, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES, lane_offset, slab_byte,

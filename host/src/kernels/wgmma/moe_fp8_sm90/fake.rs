@@ -1,4 +1,4 @@
-//! The kernel's row in the fake driver.
+//! The kernel's implementation for the fake driver.
 
 use fake_cuda::Launch;
 use kernels_gpu::sorted::LINE_BYTES;
@@ -12,11 +12,12 @@ use crate::kernels::layer::moe_pack::units::unpack;
 use crate::kernels::layer::moe_quantize::code_places;
 use crate::kernels::wgmma::moe_sm90;
 
-/// Computes every expert's rows as the kernel's contract says.
+/// Computes every expert's rows by the kernel's contract.
 pub(super) fn launch(launch: &Launch<'_>) {
     let instance = INSTANCES.iter().find(|instance| instance.entry == launch.kernel).unwrap();
     assert_eq!((launch.block, launch.shared_bytes), ([instance.threads(), 1, 1], instance.shared_bytes()));
-    // SAFETY: launched by tests whose operands are alive and lie where the parameter says.
+    // SAFETY: tests launch this with a parameter whose addresses refer to live operands of the described sizes, which
+    // only this launch accesses.
     unsafe {
         let parameter: abi::Launch = launch.parameter(0);
         let abi::Launch { n, k, experts, row_capacity, .. } = parameter;
@@ -26,7 +27,7 @@ pub(super) fn launch(launch: &Launch<'_>) {
             assert!((instance.matrices, experts) == (1, 1) && parameter.rows <= row_capacity, "{parameter:?}");
             (&known[..], None)
         } else {
-            assert_eq!(*(parameter.ticket as *const u32), 0, "a ticket of the lists");
+            assert_eq!(*(parameter.ticket as *const u32), 0, "the ticket is 0 before the launch");
             let list = |address| slice::<u32>(address, experts as usize + 1);
             (list(parameter.firsts), Some(list(parameter.tile_firsts)))
         };
@@ -36,13 +37,13 @@ pub(super) fn launch(launch: &Launch<'_>) {
             let rows = firsts[expert]..firsts[expert + 1];
             if let Some(tile_firsts) = tile_firsts {
                 let tiles = tile_firsts[expert + 1] - tile_firsts[expert];
-                assert_eq!(tiles, rows.len().div_ceil(instance.tile_tokens as usize) as u32, "lists of other tiles");
+                assert_eq!(tiles, rows.len().div_ceil(instance.tile_tokens as usize) as u32, "another tile size");
             }
             let projections: Vec<_> = (0..instance.matrices as usize)
                 .map(|index| {
                     let units =
                         slice(parameter.b[index] + expert as u64 * parameter.expert_bytes, matrix_bytes(n, k) as usize);
-                    // Of one expert whose rows are known, each column has its own.
+                    // If the host knows the number of rows, alpha has one factor per column.
                     let factors = if parameter.rows > 0 { n as usize } else { 1 };
                     let alpha: Vec<f32> = slice(parameter.alpha[index] + 4 * expert as u64, factors).to_vec();
                     let bias = parameter.bias[index];

@@ -1,4 +1,4 @@
-//! The products of an MoE layer on Hopper with tokens in e4m3, `kernels-gpu/src/wgmma/moe_fp8_sm90/`.
+//! Products of an MoE layer with FP8 tokens (e4m3) on Hopper, `kernels-gpu/src/wgmma/moe_fp8_sm90/`.
 
 #[cfg(all(test, feature = "cuda"))]
 mod fake;
@@ -33,14 +33,15 @@ impl Kernel for MoeFp8Sm90 {
     }
 }
 
-/// Up to so many rows of an expert, on average, tiles have 128 tokens, and 256 where there are more. On an H200 the former are faster with
-/// 128 rows, and the latter with 256 (docs/experiments.md).
+/// Up to this many rows per expert on average, tiles have 128 tokens; above, 256. On an H200, tiles of 128 are faster
+/// with 128 rows, and tiles of 256 with 256 rows (docs/experiments.md).
 const MOST_ROWS_OF_128: f64 = 160.0;
 
-/// Tokens of the tiles that experts' rows are cut into, if so many rows are expected of so many experts.
+/// Returns the tokens per tile for `rows` expected rows of `experts` experts.
 ///
-/// Below 128, the smallest tile that nearly every expert's rows fit, so that its weights are decoded once: where tokens name experts at
-/// random, an expert has more than its mean and two standard deviations one time in forty. One expert has what is expected.
+/// Below 128 tokens, this is the smallest tile that fits the rows of nearly every expert, so that its weights are
+/// decoded once. If tokens name experts at random, one expert in forty has more rows than the mean plus two standard
+/// deviations. A single expert has exactly the expected rows.
 pub(in crate::kernels) fn tile_tokens(rows: u64, experts: u64) -> u32 {
     let mean = rows as f64 / experts as f64;
     let most = if experts == 1 { mean } else { mean + 2.0 * mean.sqrt() };
@@ -49,35 +50,35 @@ pub(in crate::kernels) fn tile_tokens(rows: u64, experts: u64) -> u32 {
     sizes.find(|&tokens| fits(tokens)).unwrap_or(abi::MAX_TILE_TOKENS)
 }
 
-/// About how many cycles a k-block of a tile takes on an H200: some for its weights, some for each token. They are those of 4096×7168 with
-/// 1, 64 and 512 tokens.
+/// Estimates the cycles of one k-block of a tile on an H200: a part for its weights and a part per token. Measured with
+/// 4096×7168 and 1, 64 and 512 tokens.
 fn k_block_cycles(instance: &Instance) -> u64 {
     let tokens = u64::from(instance.tile_tokens);
     if instance.consumers == 2 { 1050 + 33 * tokens / 10 } else { 1180 + 94 * tokens / 10 }
 }
 
-/// The instance for a linear layer of so many columns and tokens: the one whose tiles are done first, and of two such the one with wider
-/// tiles, which reads tokens less often.
+/// Returns the instance for a linear layer with `columns` columns of C: the instance whose tiles end first. Among
+/// equals, the wider tiles win, because they read tokens less often.
 pub(in crate::kernels) fn for_linear(tokens: u64, columns: u32, sms: u32) -> &'static Instance {
     let cycles = |of: &&Instance| {
         let tiles = tokens.div_ceil(of.tile_tokens.into()) * u64::from(columns.div_ceil(of.columns()));
         (tiles.div_ceil(sms.into()) * k_block_cycles(of), of.is_narrow())
     };
-    INSTANCES.iter().filter(|of| op_of(of.matrices) == Op::Plain).min_by_key(cycles).expect("plain instances")
+    INSTANCES.iter().filter(|of| op_of(of.matrices) == Op::Plain).min_by_key(cycles).expect("there are plain instances")
 }
 
 impl MoeFp8Sm90 {
-    /// The instance of an operation, in wide tiles of so many tokens.
+    /// Returns the instance of an operation with wide tiles of `tile_tokens` tokens.
     ///
     /// # Panics
-    /// If there is none of such tiles.
+    /// If no instance has this tile size.
     pub fn instance(&self, op: Op, tile_tokens: u32) -> &'static Instance {
         let is_it = |of: &&Instance| (op_of(of.matrices), of.tile_tokens, of.is_narrow()) == (op, tile_tokens, false);
-        INSTANCES.iter().find(is_it).expect("there is an instance for both operations and each size of a tile")
+        INSTANCES.iter().find(is_it).expect("both operations have an instance of every tile size")
     }
 
-    /// The launch of a product of at most `rows` rows, before each expert's are filled up. It takes as many blocks as there can be
-    /// tiles, up to one for each multiprocessor; a block goes on to further tiles by itself.
+    /// Returns the launch of a product of at most `rows` rows, not counting the rows that pad each expert's. The grid
+    /// has one CTA per possible tile, at most one per SM. A CTA continues with further tiles by itself.
     pub fn product(&self, instance: &Instance, launch: abi::Launch, rows: u64, sms: u32) -> Launch {
         let token_tiles = most_token_tiles(rows, launch.experts.into(), instance.tile_tokens);
         let tiles = token_tiles * u64::from(launch.n.div_ceil(instance.columns()));
@@ -95,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_tiles_take_nearly_every_expert_whole() {
+    fn nearly_every_expert_fits_one_tile() {
         for (rows, experts, expected) in [
             (1, 8, 16),
             (9 * 128, 128, 16),
@@ -111,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn linear_layers_take_the_tiles_that_keep_most_multiprocessors_busy() {
+    fn linear_layers_take_tiles_that_keep_most_sms_busy() {
         for (tokens, columns, expected) in [
             (1, 4096, "moe_fp8_plain_t16_narrow"),
             (64, 4096, "moe_fp8_plain_t16_narrow"),

@@ -1,4 +1,4 @@
-//! The kernel's row in the fake driver.
+//! The kernel's implementation for the fake driver.
 
 use fake_cuda::Launch;
 use kernels_gpu::epilogue::{Activation, NO_PARAMETERS, PARAMETERS};
@@ -13,7 +13,7 @@ use crate::kernels::products::ProductInstance;
 use crate::oracle::silu;
 use crate::problem::TokenDtype;
 
-/// Computes every expert's rows as the contract of a kernel with these instances says.
+/// Computes every expert's rows by the contract of kernels with these instances.
 pub(in crate::kernels) fn launch(launch: &Launch<'_>, instances: &[ProductInstance]) {
     let instance = instances.iter().find(|instance| instance.entry == launch.kernel).unwrap();
     assert_eq!(launch.block, [instance.threads, 1, 1]);
@@ -21,20 +21,21 @@ pub(in crate::kernels) fn launch(launch: &Launch<'_>, instances: &[ProductInstan
     let dtype = match instance.operand_type {
         OperandType::F16 => TokenDtype::F16,
         OperandType::Bf16 => TokenDtype::Bf16,
-        OperandType::E4m3 => panic!("its products are another kernel's"),
+        OperandType::E4m3 => panic!("another kernel multiplies e4m3"),
     };
-    // SAFETY: launched by tests whose operands are alive and lie where the parameter says.
+    // SAFETY: tests launch this with a parameter whose addresses refer to live operands of the described sizes, which
+    // only this launch accesses.
     unsafe {
         let parameter: abi::Launch = launch.parameter(0);
         let abi::Launch { n, k, experts, row_capacity, .. } = parameter;
-        assert_eq!(*(parameter.ticket as *const u32), 0, "a ticket of the lists");
+        assert_eq!(*(parameter.ticket as *const u32), 0, "the ticket is 0 before the launch");
         let firsts: &[u32] = slice(parameter.firsts, experts as usize + 1);
         let tile_firsts: &[u32] = slice(parameter.tile_firsts, experts as usize + 1);
         let order = columns_of_k(k);
         for expert in 0..experts as usize {
             let rows = firsts[expert]..firsts[expert + 1];
             let tiles = tile_firsts[expert + 1] - tile_firsts[expert];
-            assert_eq!(tiles, rows.len().div_ceil(instance.tile_tokens as usize) as u32, "lists of other tiles");
+            assert_eq!(tiles, rows.len().div_ceil(instance.tile_tokens as usize) as u32, "another tile size");
             if rows.is_empty() {
                 continue;
             }
@@ -83,7 +84,7 @@ pub(in crate::kernels) fn launch(launch: &Launch<'_>, instances: &[ProductInstan
     }
 }
 
-/// What becomes of the products of one or two projections.
+/// Returns the result for the products of one or two projections, with the activation applied.
 pub(in crate::kernels) fn activated<P>(activation: &Activation, projections: &[P], product: impl Fn(&P) -> f64) -> f64 {
     match projections {
         [gate, up] => gated(activation, product(gate), product(up)),
@@ -92,7 +93,7 @@ pub(in crate::kernels) fn activated<P>(activation: &Activation, projections: &[P
     }
 }
 
-/// The activation of gate and up that the kernel is told of.
+/// Applies the launch's activation to gate and up.
 fn gated(activation: &Activation, gate: f64, up: f64) -> f64 {
     if activation.kind == NO_PARAMETERS {
         return silu(gate) * up;

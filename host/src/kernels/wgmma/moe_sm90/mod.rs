@@ -1,4 +1,5 @@
-//! The products of an MoE layer on Hopper, `kernels-gpu/src/wgmma/moe_sm90/`: experts' rows are known on the device alone.
+//! Products of an MoE layer on Hopper, `kernels-gpu/src/wgmma/moe_sm90/`. Only the device knows the experts' numbers of
+//! rows.
 
 #[cfg(all(test, feature = "cuda"))]
 pub(in crate::kernels) mod fake;
@@ -40,18 +41,20 @@ impl Kernel for MoeSm90 {
     }
 }
 
-/// Up to so many rows of an expert that is named, on average, tiles have 64 tokens, and 128 where there are more. On an H200 the former
-/// are a little faster with 32 rows, and the latter with 64, where half of the experts have more (docs/experiments.md).
+/// Up to this many rows per named expert on average, tiles of sorted tokens have 64 tokens; above, 128. On an H200,
+/// tiles of 64 are a little faster with 32 rows, and tiles of 128 with 64 rows, where half of the experts have more
+/// (docs/experiments.md).
 const MOST_ROWS_OF_64: u64 = 40;
 
-/// As [`MOST_ROWS_OF_64`], where [`FEW_EXPERTS`] are named: one of them with many rows then has no second tile.
+/// [`MOST_ROWS_OF_64`] if tokens name [`FEW_EXPERTS`]. The larger tiles spare an expert with many rows a second tile.
 const MOST_ROWS_OF_64_OF_FEW: u64 = 24;
 
-/// Up to so many rows of an expert that is named, on average, tiles have 8 tokens, and five blocks of strips share a multiprocessor. Not
-/// where [`FEW_EXPERTS`] are named (docs/experiments.md).
+/// Up to this many rows per named expert on average, tiles have 8 tokens, and five CTAs of strips share an SM. Does not
+/// apply if tokens name [`FEW_EXPERTS`] (docs/experiments.md).
 const MOST_ROWS_OF_8: u64 = 3;
 
-/// An instance of these or of [`moe_sm120`](crate::kernels::wgmma::moe_sm120), whose tiles take so long.
+/// Describes an instance of this kernel or of [`moe_sm120`](crate::kernels::wgmma::moe_sm120) with the time of its
+/// tiles.
 pub(in crate::kernels) fn product_instance(of: &Instance, tile_time: u64) -> ProductInstance {
     ProductInstance {
         entry: of.entry,
@@ -69,7 +72,7 @@ pub(in crate::kernels) fn product_instance(of: &Instance, tile_time: u64) -> Pro
     }
 }
 
-/// An instance whose warps each have a strip of weights.
+/// Describes an instance whose warps have one strip of weights each.
 fn strips_instance(of: &of_strips::Instance) -> ProductInstance {
     ProductInstance {
         entry: of.entry,
@@ -83,13 +86,13 @@ fn strips_instance(of: &of_strips::Instance) -> ProductInstance {
         multiprocessor_blocks: of.resident_blocks,
         tile_time: 17,
         first_time: 20,
-        // Tiles of eight tokens are strips' alone.
+        // Tiles of eight tokens exist only as strips, so they are not restricted to few tiles.
         for_few_tiles: of.tile_tokens == SMALLEST_TILE,
     }
 }
 
 impl Products for MoeSm90 {
-    /// The times of tiles are those on an H200 (docs/experiments.md).
+    /// The times of tiles were measured on an H200 (docs/experiments.md).
     fn instances(&self) -> Vec<ProductInstance> {
         let tile_time = |of: &Instance| match (of.tile_tokens, of.narrow) {
             (SMALLEST_TILE, _) => 150,
@@ -104,8 +107,8 @@ impl Products for MoeSm90 {
         Some(&MoeFewSm90)
     }
 
-    /// A grid begins while the one before it ends, on the multiprocessors that are done first. Where it has fewer blocks than fit there,
-    /// each asks for so much that they spread over all of them.
+    /// A grid begins on the SMs that the previous grid leaves first. If fewer CTAs run on an SM than would fit there,
+    /// each CTA requests more shared memory, so that the CTAs spread over all SMs.
     fn shared_bytes(&self, instance: &ProductInstance, resident_blocks: u32) -> u32 {
         if (1..instance.multiprocessor_blocks).contains(&resident_blocks) {
             most_shared_bytes(resident_blocks)
@@ -136,8 +139,8 @@ mod tests {
     use crate::problem::Op;
 
     #[test]
-    fn the_instance_is_the_one_that_was_fastest_on_a_card() {
-        // Mixtral, gpt-oss, DeepSeek-R1's rank and Qwen3: rows, experts, and C's columns.
+    fn chosen_instances_were_fastest_on_an_h200() {
+        // Rows, experts, and columns of C for Mixtral, gpt-oss, one rank of DeepSeek-R1, and Qwen3.
         for (rows, experts, op, n, fastest) in [
             (2, 8, Op::Gated, 14336, "moe_gated_bf16_t16_strips"),
             (2, 8, Op::Plain, 4096, "moe_plain_bf16_t16_strips"),
