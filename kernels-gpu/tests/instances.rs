@@ -73,9 +73,9 @@ fn an_instance_that_does_not_fit_is_an_error_at_its_own_line() {
             "mma_sync/gated_sm120",
             "gated_sm120_t64 = gated(64).stages(3);",
             &[
-                ("gated(64).stages(4)", "the stages do not fit shared memory"),
-                ("gated(96).stages(2)", "tiles of tokens are parts of a scale tile"),
-                ("gated(64).stages(0)", "a pipeline needs a stage"),
+                ("gated(64).stages(4)", "the stages do not fit in shared memory"),
+                ("gated(96).stages(2)", "tiles of tokens must be parts of a scale tile"),
+                ("gated(64).stages(0)", "a pipeline needs at least 1 stage"),
             ][..],
         ),
         (
