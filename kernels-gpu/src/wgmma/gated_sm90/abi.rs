@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "the block has fewer registers")]
+    #[should_panic(expected = "the CTA is launched with fewer registers")]
     fn more_registers_than_a_block_has_are_refused() {
         Registers { producer: 24, consumer: 248 }.check(2);
     }
