@@ -15,7 +15,7 @@ pub struct TensorMap(pub [u64; 16]);
 
 /// Destination of a product's C in the format that the next product multiplies: the 16-bit numbers in NVFP4, quantized
 /// as in [`Quantize`](crate::layer::moe_quantize_nvfp4::abi::Quantize), with the product's own rows and tiles of
-/// tokens. Padding of the tiles has scales of 0, as there.
+/// tokens. The tiles' padding has scales of 0, too.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct QuantizedC {

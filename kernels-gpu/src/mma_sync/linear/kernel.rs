@@ -84,8 +84,8 @@ where
         // the shuffle together.
         let (warp, _) = unsafe { warp_shuffle_idx(ALL_LANES, thread::thread_idx_x() / WARP_SIZE, 0, WARP_SIZE) };
         let this = Self { strip: Strip::new(launch, warp), token_map };
-        // SAFETY: the caller fulfills the contract. Barriers are initialized before any thread passes `sync_threads`.
-        // Each role is played by whole warps.
+        // SAFETY: the caller fulfills the contract in `linear_sm90/mod.rs`. Barriers are initialized before any thread
+        // passes `sync_threads`. Each warp has one role.
         unsafe {
             if thread::thread_idx_x() == 0 {
                 this.spans().init(1, Self::WARPS);

@@ -85,7 +85,7 @@ where
     const INSTANCE: Instance = I::INSTANCE;
     const THREADS: u32 = Self::INSTANCE.threads();
 
-    /// Distance between the tokens of which one thread copies chunks.
+    /// Distance between the tokens from which one thread copies chunks.
     const TOKEN_STEP: u32 = Self::THREADS / TOKEN_CHUNKS;
 
     /// One thread's part of the kernel.
@@ -120,7 +120,7 @@ where
         thread::thread_idx_x() % TOKEN_CHUNKS
     }
 
-    /// The first token in the tile of which this thread copies a chunk.
+    /// The tile's first token from which this thread copies a chunk.
     #[inline(always)]
     fn first_token() -> u32 {
         thread::thread_idx_x() / TOKEN_CHUNKS

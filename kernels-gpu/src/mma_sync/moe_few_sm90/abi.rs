@@ -29,7 +29,7 @@ pub const MAX_CHOICES: u32 = 64;
 /// Maximum number of warps per CTA. A CTA with this many warps has an SM to itself.
 pub const MAX_WARPS: u32 = 20;
 
-/// Number of warps per CTA if each warp has at most about one strip. CTAs of both launches then share an SM.
+/// Number of warps per CTA if gate and up then have at most one strip per warp. CTAs of both launches then share an SM.
 pub const FEW_WARPS: u32 = MAX_WARPS / 2;
 
 /// Maximum number of threads per CTA.

@@ -1,6 +1,6 @@
 //! A CTA's lists of choices in shared memory. One warp makes them by votes, two choices per lane.
 
-// Loops index both choices of a lane: they unroll, so that the arrays stay in registers.
+// Loops go over the indices of a lane's choices: they unroll, so that the arrays stay in registers.
 #![allow(clippy::needless_range_loop)]
 
 use core::hint::assert_unchecked;

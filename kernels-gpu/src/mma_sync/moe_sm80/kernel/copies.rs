@@ -25,7 +25,7 @@ const COPY_ELEMENTS: u32 = COPY_BYTES / 2;
 /// Rows of tokens after which the permutation of pieces repeats.
 const EXCHANGED_ROWS: u32 = 8;
 
-/// Maximum number of rows of a stage's tokens of which one thread copies pieces.
+/// Maximum number of token rows per stage from which one thread copies pieces.
 const MAX_ROWS: usize = 4;
 
 /// Offset of a row's piece in the tokens of a stage, in bytes.
@@ -114,14 +114,14 @@ impl Copies {
         };
         if tile.tokens > 0 {
             for _ in 1..instance.stages {
-                // SAFETY: no thread reads a stage, and the loop begins at most as many k-blocks as there are stages.
+                // SAFETY: no thread reads a stage, and the loop starts at most one k-block per stage.
                 unsafe { this.begin_next(kernel) };
             }
         }
         this
     }
 
-    /// Rows of a stage's tokens of which one thread copies pieces.
+    /// Number of token rows per stage from which one thread copies pieces.
     const fn rows_of(instance: Instance) -> u32 {
         instance.tile_tokens * TOKEN_COPIES / instance.threads()
     }

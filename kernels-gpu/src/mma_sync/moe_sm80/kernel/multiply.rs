@@ -147,7 +147,7 @@ where
             tokens: tile.tokens,
             kind: PhantomData,
         };
-        // SAFETY: the sums are those of `sum_tile` for this tile, whose rows and columns C has.
+        // SAFETY: `sum_tile` returned these sums for this tile, and C has the tile's rows and columns.
         unsafe { target.write(if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 }, fragment, sums) }
     }
 }
