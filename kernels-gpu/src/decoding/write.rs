@@ -38,7 +38,7 @@ const ROUND_TOKENS: usize = 32;
 /// Tokens of a core matrix. A thread has two neighboring tokens of each core matrix in its accumulators.
 const CORE_TOKENS: usize = CORE_MATRIX_ROWS as usize;
 const _: () =
-    assert!(ROUND_TOKENS == 4 * CORE_TOKENS, "`write` has a copy of its body for each core matrix of a round");
+    assert!(ROUND_TOKENS == 4 * CORE_TOKENS, "`write_placed` has one copy of its code per core matrix of a round");
 
 /// Accumulators per thread for one core matrix of one panel.
 const CORE_REGISTERS: usize = registers(CORE_TOKENS);

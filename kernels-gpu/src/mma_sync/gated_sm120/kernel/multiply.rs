@@ -21,7 +21,7 @@ use crate::{
 /// Number of groups of eight tokens whose scales are in one register.
 const QUAD_COLUMNS: usize = (TOKEN_SCALE_ROWS / N_STEP) as usize;
 
-const _: () = assert!(QUAD_COLUMNS == 4 && SLABS == 2, "`multiply_k_block` names each");
+const _: () = assert!(QUAD_COLUMNS == 4 && SLABS == 2, "`multiply_k_block` has code for 4 columns and 2 slabs");
 
 /// A lane's sums of a tile, by slab and group of eight tokens.
 pub(super) type TileSums<const COLUMNS: usize> = [[Sums; COLUMNS]; SLABS as usize];
