@@ -73,9 +73,9 @@ fn an_instance_that_does_not_fit_is_an_error_at_its_own_line() {
             "mma_sync/gated_sm120",
             "gated_sm120_t64 = gated(64).stages(3);",
             &[
-                ("gated(64).stages(4)", "the stages do not fit shared memory"),
-                ("gated(96).stages(2)", "tiles of tokens are parts of a scale tile"),
-                ("gated(64).stages(0)", "a pipeline needs a stage"),
+                ("gated(64).stages(4)", "the stages do not fit in shared memory"),
+                ("gated(96).stages(2)", "tiles of tokens must be parts of a scale tile"),
+                ("gated(64).stages(0)", "a pipeline needs at least 1 stage"),
             ][..],
         ),
         (
@@ -84,15 +84,15 @@ fn an_instance_that_does_not_fit_is_an_error_at_its_own_line() {
             &[
                 ("gated(64).consumers(2).buffers(4).stages(12)", "stages and buffers do not fit shared memory"),
                 ("gated(64).consumers(2).buffers(1).stages(9)", "filling it would wait for emptying it"),
-                ("gated(64).consumers(3).buffers(2).stages(3)", "two warpgroups take turns, or four or one do not"),
-                ("gated(24).consumers(2).buffers(4).stages(9)", "a product has whole core matrices"),
-                ("gated(256).consumers(2).buffers(2).stages(2)", "main loops up to N = 128"),
+                ("gated(64).consumers(3).buffers(2).stages(3)", "1, 2 or 4 warpgroups must multiply"),
+                ("gated(24).consumers(2).buffers(4).stages(9)", "the smallest N must be whole core matrices"),
+                ("gated(256).consumers(2).buffers(2).stages(2)", "a tile must have 1 to 128 tokens"),
             ][..],
         ),
         (
             "simt/gated_simt",
             "gated_simt = gated(Tile::LARGE);",
-            &[("gated(Tile { tokens: 32, ..Tile::LARGE })", "a thread for every element of the tile")][..],
+            &[("gated(Tile { tokens: 32, ..Tile::LARGE })", "the tile must have 256 threads")][..],
         ),
     ] {
         copy.check(kernel, line, line).0.unwrap();

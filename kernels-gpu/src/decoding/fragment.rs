@@ -1,4 +1,4 @@
-//! Which part of a panel is a thread's.
+//! A thread's part of a panel.
 
 use cuda_std::{
     integer::opaque_b32,
@@ -16,14 +16,14 @@ const ROW_LANES: u32 = 4;
 const WARP_ROWS: u32 = 16;
 const _: () = assert!(WARPS * WARP_ROWS == WARPGROUP_ROWS);
 
-/// Words of two rows, and which words of them.
+/// A thread's words of two rows of a panel.
 ///
-/// A thread has rows g and g+8 of its warp's 16 rows of `wgmma`'s A (PTX ISA, "Register Fragments for wgmma.mma_async"). They are
-/// the panel's rows 2g and 2g+1: neighboring columns of C, which a thread writes together. Where g is odd they are exchanged,
-/// so that the eight loads of a quarter warp meet every bank of shared memory once.
+/// A thread has rows g and g+8 of its warp's 16 rows of `wgmma`'s A (PTX ISA, "Register Fragments for
+/// wgmma.mma_async"). They are the panel's rows 2g and 2g+1: neighboring columns of C, which a thread writes together.
+/// If g is odd, the two rows are swapped, so that the eight loads of a quarter warp have no bank conflicts.
 #[derive(Clone, Copy)]
 pub struct Fragment {
-    /// The thread's place among the lanes that share its rows.
+    /// The thread's position among the lanes that share its rows.
     pub lane: u32,
     /// Rows g and g+8, as rows of the panel.
     pub rows: [u32; 2],
@@ -32,14 +32,14 @@ pub struct Fragment {
 }
 
 impl Fragment {
-    /// This thread's, in the `consumer`-th warpgroup that multiplies.
+    /// This thread's fragment, in the `consumer`-th warpgroup that multiplies.
     #[inline(always)]
     pub fn new(consumer: u32) -> Self {
         let warp = thread::thread_idx_x() % WARPGROUP / WARP_SIZE;
         Self::of(lane_id(), consumer * WARPS + warp)
     }
 
-    /// That of a lane of the `warp`-th of the warps that multiply.
+    /// The fragment of a lane in the `warp`-th multiplying warp.
     #[inline(always)]
     pub const fn of(lane_id: u32, warp: u32) -> Self {
         let (lane, pair) = (lane_id % ROW_LANES, lane_id / ROW_LANES);
@@ -48,16 +48,16 @@ impl Fragment {
         Self { lane, rows: [first_row + odd, first_row + 1 - odd], leads: lane == 0 && pair == 0 }
     }
 
-    /// This thread's in a narrow gated tile: one row of each panel, row g of its warp's eight. What a thread has of them is rows g
-    /// and g+8 of `wgmma`'s A, gate first, so that both meet in one thread.
+    /// This thread's fragment in a narrow gated tile: one row of each panel, row g of its warp's eight rows. They are
+    /// rows g and g+8 of `wgmma`'s A, gate first, so that one thread has both.
     #[inline(always)]
     pub const fn narrow(&self) -> Self {
         let row = self.rows[0] / 2;
         Self { lane: self.lane, rows: [row, row], leads: self.leads }
     }
 
-    /// This thread's once more, computed from its index where this is called: for what is seldom needed, so that it takes no
-    /// registers meanwhile.
+    /// This thread's fragment, computed again from the thread's index. Used for rare accesses, so that the fragment
+    /// takes no registers in between.
     #[inline(always)]
     pub fn anew() -> Self {
         let thread = opaque_b32(thread::thread_idx_x());
@@ -67,7 +67,7 @@ impl Fragment {
     /// Arrives once for the warp, after all that its lanes have done.
     ///
     /// # Safety
-    /// The barrier has been initialized, and its phase lacks an arrival. The whole warp calls it together.
+    /// The barrier has been initialized, and its phase lacks an arrival. The whole warp makes this call together.
     #[inline(always)]
     pub unsafe fn arrive(&self, mbarrier: Mbarrier) {
         // SAFETY: the caller guarantees an initialized mbarrier whose phase lacks an arrival, and that the whole warp

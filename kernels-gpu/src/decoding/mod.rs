@@ -1,10 +1,12 @@
-//! How a warpgroup multiplies on Hopper: what the kernels for its tensor cores share. Host and device both know the sizes.
+//! Common parts of the kernels that decode weights into registers and multiply them on the tensor cores of one
+//! warpgroup or one warp. Host and device share the sizes.
 //!
-//! A and B are swapped: weights lie on the tensor core's M, tokens on its N. Weights are decoded in registers, straight into the A
-//! fragments of `wgmma`; tokens are its B, in shared memory, as rows of core matrices without swizzle. A tile of C takes two
-//! *panels* of weights: gate and up of the same columns of C, or neighboring columns of a plain C. Each warpgroup has 64 rows of
-//! both panels; in a narrow tile it has 32 rows of gate and the same of up, or 64 of one panel. Where each warp multiplies by itself
-//! (`mma.sync`), nothing here is for Hopper alone.
+//! A and B are swapped: weights are on the tensor core's M, tokens on its N. Weights are decoded in registers, directly
+//! into the A fragments of `wgmma`; tokens are its B, in shared memory, as rows of core matrices without swizzle. A
+//! tile of C takes two *panels* of weights: gate and up of the same columns of C, or neighboring columns of a plain C.
+//! Each warpgroup has 64 rows of both panels. In a narrow tile, it has 32 rows of gate and the same 32 rows of up, or
+//! 64 rows of one panel. Kernels in which each warp multiplies by itself (`mma.sync`) use the same parts on other GPUs
+//! than Hopper.
 
 #[cfg(feature = "decoding")]
 pub mod decode;
@@ -25,16 +27,16 @@ pub use self::{
     write::{Alpha, BIAS_BYTES, Placing, Sums, Target, Written, pad, registers},
 };
 
-/// Threads of a warpgroup.
+/// Threads per warpgroup.
 pub const WARPGROUP: u32 = 128;
 
-/// Warps of a warpgroup.
+/// Warps per warpgroup.
 pub const WARPS: u32 = WARPGROUP / 32;
 
 /// Rows of a panel that a warpgroup multiplies: the tensor core's M.
 pub const WARPGROUP_ROWS: u32 = 64;
 
-/// Panels of weights of a tile.
+/// Panels of weights per tile.
 pub const PANELS: usize = 2;
 
 /// Rows of a core matrix (PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout: Canonical Layouts").
@@ -43,97 +45,97 @@ pub const CORE_MATRIX_ROWS: u32 = 8;
 /// Bytes of a core matrix, 8 rows of 16 bytes.
 pub const CORE_MATRIX_BYTES: u32 = CORE_MATRIX_ROWS * 16;
 
-/// Elements of K that a stage of weights and a buffer of tokens hold.
+/// Elements of K in a stage of weights and in a buffer of tokens.
 pub const K_BLOCK: u32 = 128;
 
 /// Bytes of a strip: a k-block of [`CORE_MATRIX_ROWS`] tokens, a row of core matrices.
 pub const STRIP_BYTES: u32 = CORE_MATRIX_ROWS * K_BLOCK * 2;
 
-/// Words of weights that a lane decodes of a row in a k-block.
+/// Words of weights that a lane decodes per row and k-block.
 pub const LANE_WORDS: usize = 4;
 
-/// Registers, of two elements each, that a word decodes to.
+/// Registers that a word decodes to, two elements each.
 pub const WORD_PAIRS: usize = 4;
 
-/// The most tokens of a tile: there are main loops for products of up to as many columns.
+/// Maximum number of tokens per tile. There are mainloops for products of up to this N.
 pub const MAX_TILE_TOKENS: u32 = 256;
 
-/// Products with more tokens than this have an N in steps of [`WIDE_STEP`], others in steps of [`CORE_MATRIX_ROWS`]: a wide tile loses
-/// little by a few more tokens.
+/// Products with more tokens than this have an N in steps of [`WIDE_STEP`], other products in steps of
+/// [`CORE_MATRIX_ROWS`]: a few more tokens cost a wide tile little.
 const WIDE_TOKENS: u32 = 128;
 const WIDE_STEP: u32 = 16;
 
-/// What a block may have of shared memory on a card of compute capability 9.0 (CUDA programming guide, "Technical
+/// Maximum shared memory of a CTA on compute capability 9.0, in bytes (CUDA programming guide, "Technical
 /// Specifications per Compute Capability").
 pub const SHARED_BYTES: u32 = 227 << 10;
 
-/// What a multiprocessor has of it, and what it takes for itself for each block (as there).
+/// Shared memory of an SM, and the part of it that the system reserves per CTA, in bytes (same source).
 const MULTIPROCESSOR_SHARED_BYTES: u32 = 228 << 10;
 const RESERVED_SHARED_BYTES: u32 = 1 << 10;
 
-/// Registers of a multiprocessor of compute capability 9.0 (as there).
+/// Registers of an SM of compute capability 9.0 (same source).
 const MULTIPROCESSOR_REGISTERS: u32 = 65_536;
 
 /// Bytes of a barrier.
 pub const BARRIER_BYTES: u32 = 8;
 
-/// Barriers by which two warpgroups pass the turn to each other.
+/// Number of barriers by which two warpgroups pass the turn to each other.
 pub const TURN_BARRIERS: u32 = 2;
 
-/// Tiles that a block knows of ahead, and where it writes down what a tile is.
+/// Number of places for descriptions of tiles in a CTA: the CTA knows this many tiles ahead.
 pub const TILE_SLOTS: u32 = 4;
 
-/// Bytes of what is written down of a tile.
+/// Bytes of a tile's description.
 pub const TILE_BYTES: u32 = 32;
 
-/// What the main loop and the epilogue are compiled for.
+/// Parameters for which the mainloop and the epilogue are compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Matrices of weights: 2 for gated, 1 for plain.
+    /// Number of matrices of weights: 2 for gated, 1 for plain.
     pub matrices: u32,
-    /// The most tokens of a tile.
+    /// Maximum number of tokens per tile.
     pub tile_tokens: u32,
-    /// The least N of the tensor core's products: there is a main loop for each N from there to `tile_tokens`.
+    /// Smallest N of the tensor core's products. There is a mainloop for each N from there to `tile_tokens`.
     pub least_n: u32,
-    /// Warpgroups that multiply: two that take turns, or four or one that do not.
+    /// Number of warpgroups that multiply: two that take turns, or four or one that do not.
     pub consumers: u32,
-    /// Whether a warpgroup has 64 rows of a tile's two panels together, and not of each: for few tiles, which as many blocks as
-    /// can be are to share.
+    /// `true` if a warpgroup has 64 rows of a tile's two panels together, `false` if it has 64 rows of each. Narrow
+    /// tiles distribute little work over as many CTAs as possible.
     pub narrow: bool,
 }
 
 impl Shape {
-    /// Whether two warpgroups take turns to multiply, while the other decodes.
+    /// Whether two warpgroups take turns: one multiplies while the other decodes.
     pub const fn ping_pong(self) -> bool {
         self.consumers == 2
     }
 
-    /// Threads of a block, in one dimension: a warpgroup that loads, and those that multiply.
+    /// Threads per CTA, in one dimension: one warpgroup that loads, and the warpgroups that multiply.
     pub const fn threads(self) -> u32 {
         (1 + self.consumers) * WARPGROUP
     }
 
-    /// Blocks that a multiprocessor has room for.
+    /// Number of CTAs that fit in an SM.
     pub const fn resident_blocks(self) -> u32 {
         resident_blocks(self.consumers)
     }
 
-    /// The most shared memory of a block, if as many share a multiprocessor.
+    /// Maximum shared memory per CTA, in bytes, with [`Self::resident_blocks`] CTAs per SM.
     pub const fn shared_bytes(self) -> u32 {
         most_shared_bytes(self.resident_blocks())
     }
 
-    /// Rows of a panel.
+    /// Rows per panel.
     pub const fn panel_rows(self) -> u32 {
         self.consumers * WARPGROUP_ROWS / if self.narrow { PANELS as u32 } else { 1 }
     }
 
-    /// Parts of a stage that a thread has: one of each panel, or one alone.
+    /// Parts of a stage per thread: one part of each panel, or one part in all.
     pub const fn parts(self) -> usize {
         if self.narrow { 1 } else { PANELS }
     }
 
-    /// What `setmaxnreg` gives to threads.
+    /// Registers that `setmaxnreg` gives to threads.
     pub const fn registers(self) -> Registers {
         match self.consumers {
             1 => Registers::OF_ONE_CONSUMER,
@@ -142,12 +144,12 @@ impl Shape {
         }
     }
 
-    /// Columns of C of a tile.
+    /// Columns of C per tile.
     pub const fn columns(self) -> u32 {
         PANELS as u32 / self.matrices * self.panel_rows()
     }
 
-    /// Rounds of the epilogue for which a tile's sums are kept: those of 128 tokens, or of 256.
+    /// Rounds of the epilogue for which a tile's sums are kept: 4 for up to 128 tokens, 8 for up to 256.
     pub const fn rounds(self) -> usize {
         if self.tile_tokens > WIDE_TOKENS { 8 } else { 4 }
     }
@@ -157,70 +159,77 @@ impl Shape {
         self.tile_tokens / CORE_MATRIX_ROWS * STRIP_BYTES
     }
 
-    /// The N of the tensor core's products for a tile of so many tokens: a multiple of [`CORE_MATRIX_ROWS`], and
-    /// [`Self::least_n`] at least.
+    /// The N of the tensor core's products for a tile of `tokens` tokens: a multiple of [`CORE_MATRIX_ROWS`], at least
+    /// [`Self::least_n`].
     pub const fn mma_n(self, tokens: u32) -> u32 {
         let tokens = if tokens < self.least_n { self.least_n } else { tokens };
         tokens.next_multiple_of(if tokens > WIDE_TOKENS { WIDE_STEP } else { CORE_MATRIX_ROWS })
     }
 
-    /// Stops the compiler where a kernel asks for what there is no code for.
+    /// Fails compilation if there is no code for this shape.
     pub const fn check(self) {
         assert!(self.matrices == 1 || self.matrices == 2);
-        assert!(self.least_n > 0 && self.least_n.is_multiple_of(CORE_MATRIX_ROWS), "a product has whole core matrices");
+        assert!(
+            self.least_n > 0 && self.least_n.is_multiple_of(CORE_MATRIX_ROWS),
+            "the smallest N must be whole core matrices"
+        );
         let most = MAX_TILE_TOKENS / self.parts() as u32;
         assert!(
             self.tile_tokens > 0 && self.tile_tokens <= most,
-            "there are main loops up to N = 128, of one part up to N = 256"
+            "a tile must have 1 to 128 tokens, or 1 to 256 with one part per thread"
         );
         match self.consumers {
-            1 => assert!(self.narrow, "one warpgroup has both panels of a narrow tile"),
+            1 => assert!(self.narrow, "with one multiplying warpgroup, the tile must be narrow"),
             2 | 4 => {}
-            _ => panic!("two warpgroups take turns, or four or one do not"),
+            _ => panic!("1, 2 or 4 warpgroups must multiply"),
         }
         self.registers().check(self.consumers);
     }
 }
 
-/// The most shared memory of a block, if so many are to share a multiprocessor.
+/// Maximum shared memory per CTA, in bytes, with `resident_blocks` CTAs per SM.
 pub const fn most_shared_bytes(resident_blocks: u32) -> u32 {
     MULTIPROCESSOR_SHARED_BYTES / resident_blocks - RESERVED_SHARED_BYTES
 }
 
-/// Blocks of so many consumers that a multiprocessor has room for: one that multiplies alone waits for itself, two do not.
+/// Number of CTAs that fit in an SM, by their number of multiplying warpgroups. A single warpgroup waits for its own
+/// products, so a second CTA fills the time; two warpgroups fill it themselves.
 const fn resident_blocks(consumers: u32) -> u32 {
     if consumers == 1 { 2 } else { 1 }
 }
 
-/// Registers of a thread after `setmaxnreg`.
+/// Registers per thread after `setmaxnreg`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registers {
-    /// In the warpgroup that loads.
+    /// `activate` takes the scaled sums of gate and up, or of one element and 0.
     pub producer: u32,
     /// In each warpgroup that multiplies.
     pub consumer: u32,
 }
 
 impl Registers {
-    /// If one warpgroup multiplies: of two blocks a multiprocessor.
+    /// Registers with one multiplying warpgroup, and two CTAs per SM.
     pub const OF_ONE_CONSUMER: Self = Self { producer: 40, consumer: 208 };
 
-    /// If two warpgroups multiply.
+    /// Registers with two multiplying warpgroups.
     pub const OF_TWO_CONSUMERS: Self = Self { producer: 24, consumer: 240 };
 
-    /// If four warpgroups multiply.
+    /// Registers with four multiplying warpgroups.
     pub const OF_FOUR_CONSUMERS: Self = Self { producer: 32, consumer: 112 };
 
-    /// Stops the compiler if `setmaxnreg` does not take these counts, or if a block with so many consumers is launched with
-    /// fewer registers.
+    /// Fails compilation if `setmaxnreg` does not take these numbers, or if a CTA with this number of consumers is
+    /// launched with fewer registers.
     pub const fn check(self, consumers: u32) {
         let Self { producer, consumer } = self;
-        assert!(producer.is_multiple_of(8) && consumer.is_multiple_of(8), "registers are allotted in eights");
-        assert!(producer >= 24 && consumer <= 256, "`setmaxnreg` takes 24 to 256 registers");
-        // A block is launched with as many registers for each thread as the multiprocessor has, in eights. `setmaxnreg` shares
-        // these out again.
+        assert!(
+            producer.is_multiple_of(8) && consumer.is_multiple_of(8),
+            "numbers of registers must be multiples of 8"
+        );
+        assert!(producer >= 24 && consumer <= 256, "`setmaxnreg` takes 24 to 256 registers only");
+        // At launch, each thread of a CTA gets an equal share of the SM's registers, rounded down to a multiple of 8.
+        // `setmaxnreg` redistributes them.
         let threads = resident_blocks(consumers) * (1 + consumers) * WARPGROUP;
         let launched = MULTIPROCESSOR_REGISTERS / threads / 8 * 8 * (1 + consumers);
-        assert!(producer + consumers * consumer <= launched, "the block has fewer registers");
+        assert!(producer + consumers * consumer <= launched, "the CTA is launched with fewer registers");
     }
 }

@@ -1,4 +1,4 @@
-//! A thread's rows of weights, from the [`units`](crate::units) in a stage to registers, and from there to numbers.
+//! A thread's rows of weights: from the [`units`](crate::units) in a stage to registers, and from there to operands.
 
 use cuda_std::{
     shared::{SharedAddress, ld_shared_b16, ld_shared_b32, ld_shared_v4_b32},
@@ -14,19 +14,19 @@ use crate::units::{
     scale_place, unit_bytes,
 };
 
-/// How weights are decoded for a type of tokens.
+/// Decoding of weights for a token type.
 pub trait Decode {
-    /// What a decoded weight lacks of its value.
+    /// Factor that undoes the scaling of the decoded operands.
     const UNSCALE: f32;
-    /// The numbers that are multiplied.
+    /// Type of the decoded operands.
     type Number: wgmma::Number;
-    /// The two scales that a lane has of a row.
+    /// A lane's two scales of a row.
     type Scales: Copy;
 
-    /// Two scales as they lie in a unit.
+    /// Reads two scales in the form that they have in a unit.
     fn scales(bytes: u16) -> Self::Scales;
 
-    /// Decodes a word whose scale has this index.
+    /// Decodes a word with scale number `index`.
     fn decode(word: u32, scales: Self::Scales, index: usize) -> [u32; 4];
 }
 
@@ -80,13 +80,13 @@ impl<D: Decode> Clone for Rows<D> {
 impl<D: Decode> Copy for Rows<D> {}
 
 impl<D: Decode> Rows<D> {
-    /// Those of a lane's words and scales, as they lie in units.
+    /// The rows with these words and scales, in the form that they have in units.
     #[inline(always)]
     pub fn new(words: [[u32; LANE_WORDS]; 2], scales: [u16; 2]) -> Self {
         Self { words, scales: scales.map(D::scales) }
     }
 
-    /// The A fragments of the two products that a word serves.
+    /// The A fragments of a word's two products.
     #[inline(always)]
     pub fn decode(&self, word: usize) -> [[u32; 4]; 2] {
         let [first, second] = [0, 1].map(|row| D::decode(self.words[row][word], self.scales[row], word / 2));
@@ -94,22 +94,22 @@ impl<D: Decode> Rows<D> {
     }
 }
 
-/// Where a thread's rows lie in the panels of a stage.
+/// Places of a thread's rows in the panels of a stage.
 #[derive(Clone, Copy)]
 pub struct StagedRows {
-    /// Bytes from the panel of the first row to that of the second one, which has the same place there. 0 if the two are
-    /// neighbors in one panel, which are exchanged in odd pairs.
+    /// Bytes from the panel of the first row to the panel of the second row, which has the same place there. 0 if the
+    /// two rows are neighbors in one panel, which are swapped in odd pairs.
     second_panel: u32,
     /// Rows of a panel whose units lie without gaps.
     piece_rows: u32,
-    /// Where the words of the first row lie in a panel of a whole k-block.
+    /// Offset of the first row's words in a panel of a whole k-block.
     words: u32,
-    /// Where its scales lie, as `words`.
+    /// Offset of the first row's scales, likewise.
     scales: u32,
 }
 
 impl StagedRows {
-    /// Those of this fragment.
+    /// The places of this fragment's rows.
     #[inline(always)]
     pub const fn new(fragment: &Fragment, second_panel: u32, piece_rows: u32) -> Self {
         let (unit, row) = (fragment.rows[0] / UNIT_ROWS * UNIT_BYTES, fragment.rows[0] % UNIT_ROWS);
@@ -118,7 +118,7 @@ impl StagedRows {
         Self { second_panel, piece_rows, words, scales }
     }
 
-    /// Loads a thread's rows of the panel at this address, or of it and the second one, of a whole k-block.
+    /// Loads a thread's rows of a whole k-block from the panel at this address, or from this panel and the second one.
     ///
     /// # Safety
     /// The panels' stage is full.
@@ -126,12 +126,12 @@ impl StagedRows {
     pub unsafe fn load<D: Decode>(&self, panel: SharedAddress) -> Rows<D> {
         const WORDS: u32 = row_bytes(K_BLOCK);
         const SCALES: u32 = row_scale_bytes(K_BLOCK);
-        // A row and its neighbor differ in one bit of their places.
+        // The offsets of a row and of its neighbor differ in one bit.
         const { assert!(UNIT_BYTES.is_multiple_of(2 * WORDS) && WORDS.is_power_of_two() && SCALES.is_power_of_two()) };
         let second = |place: u32, row_bytes: u32| {
             if self.second_panel > 0 { place + self.second_panel } else { place ^ row_bytes }
         };
-        // SAFETY: inside of the panels, which are full; a unit lies at a multiple of 16.
+        // SAFETY: the offsets lie inside of the panels, which are full; a unit lies at a multiple of 16.
         unsafe {
             Rows {
                 words: [self.words, second(self.words, WORDS)].map(|place| ld_shared_v4_b32(panel + place)),
@@ -140,10 +140,11 @@ impl StagedRows {
         }
     }
 
-    /// As [`Self::load`], of a k-block of a matrix with `k` columns that is not a whole one. Words that a lane lacks are zero.
+    /// Loads a thread's rows of a k-block that is not whole, of a matrix with `k` columns. Words that a lane lacks are
+    /// zero.
     ///
     /// # Safety
-    /// As [`Self::load`]. The fragment is the one of [`Self::new`].
+    /// The same as for [`Self::load`]. The fragment is the one that [`Self::new`] got.
     #[inline(always)]
     pub unsafe fn load_ragged<D: Decode>(
         &self,
@@ -159,7 +160,7 @@ impl StagedRows {
             let piece = row / self.piece_rows * (self.piece_rows / UNIT_ROWS * UNIT_BYTES);
             panel + piece + row % self.piece_rows / UNIT_ROWS * unit_bytes(columns)
         };
-        // SAFETY: inside of the panels, as in `load`.
+        // SAFETY: the offsets lie inside of the panels, which are full.
         unsafe {
             Rows {
                 words: [0, 1].map(|index| {
@@ -173,7 +174,7 @@ impl StagedRows {
                 scales: [0, 1].map(|index| {
                     let place = scale_place(columns, fragment.rows[index] % UNIT_ROWS, lane);
                     let pair = ld_shared_b16(unit(index) + (place & !1));
-                    // With one scale a lane, two lanes share the pair.
+                    // With one scale per lane, two lanes share a load of two scales.
                     let shift = if lane_scales(columns) == 1 { place % 2 * 8 } else { 0 };
                     D::scales(pair >> shift)
                 }),

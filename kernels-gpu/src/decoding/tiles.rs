@@ -1,5 +1,5 @@
-//! Tiles of C whose rows the device alone knows: found by their index from the lists that a grid before has made. A block's first warp
-//! finds its tiles and writes them down in shared memory for the others.
+//! Tiles of C whose rows are known only on the device: each tile is found by its index, in lists that an earlier grid
+//! made. A CTA's first warp finds the CTA's tiles and writes their descriptions to shared memory for the other warps.
 
 use cuda_std::{
     global::{GlobalAddress, atom_global_add_u32, ld_global_b32, ld_relaxed_gpu_global_b32},
@@ -11,32 +11,32 @@ use cuda_std::{
 use super::TILE_BYTES;
 use crate::lists::{tile_size, token_tiles};
 
-/// A tile, as every role of a block knows it.
+/// A tile, as every role of a CTA knows it.
 #[derive(Clone, Copy)]
 pub struct Tile {
     /// First column of C; a multiple of the instance's columns.
     pub first_column: u32,
     /// First row of C.
     pub first_row: u32,
-    /// Rows; 0 behind the block's last tile.
+    /// Number of rows; 0 after the CTA's last tile.
     pub tokens: u32,
-    /// The expert.
+    /// Index of the expert.
     pub expert: u32,
     /// The expert's factors, as the bits of f32.
     pub alpha: [u32; 2],
 }
 
 impl Tile {
-    /// What stands behind the last tile.
+    /// The description after the last tile.
     pub const NONE: Self = Self { first_column: 0, first_row: 0, tokens: 0, expert: 0, alpha: [0; 2] };
 
-    /// Where [`Self::tokens`] stands in what is written down.
+    /// Offset of [`Self::tokens`] in a description, in bytes.
     pub const TOKENS: u32 = 8;
 
-    /// Reads it where it was written down.
+    /// Reads a tile's description.
     ///
     /// # Safety
-    /// A tile was written down there, and the barrier that says so has been waited for.
+    /// A description was written to `slot`, and the barrier that announces it has been waited for.
     #[inline(always)]
     pub unsafe fn read(slot: SharedAddress) -> Self {
         // SAFETY: `slot` holds the `TILE_BYTES` of a tile, a multiple of 16; its barrier was waited for, so nothing
@@ -46,10 +46,10 @@ impl Tile {
         Self { first_column, first_row, tokens, expert, alpha: [gate, up] }
     }
 
-    /// Writes it down for the other roles of a block, which the barrier that says so lets read it.
+    /// Writes the tile's description for the other roles of a CTA. They read it after the barrier that announces it.
     ///
     /// # Safety
-    /// There are [`TILE_BYTES`] at a multiple of 16, which nobody reads.
+    /// `slot` has [`TILE_BYTES`] bytes at a multiple of 16, which no thread reads.
     #[inline(always)]
     pub unsafe fn write(&self, slot: SharedAddress) {
         // SAFETY: the caller guarantees `TILE_BYTES` of shared memory at `slot`, a multiple of 16, that no thread reads
@@ -61,11 +61,11 @@ impl Tile {
     }
 }
 
-/// The lists by which a product's tiles are found ([`Lists`](crate::lists::Lists)), and how C is cut into tiles.
+/// The lists in which a product's tiles are found ([`Lists`](crate::lists::Lists)), and the division of C into tiles.
 pub struct TileLists {
-    /// Rows of the only expert, a multiple of 8, if the host knows them: then there are no lists. Else 0.
+    /// Number of rows of the only expert, a multiple of 8, if the host knows it: then there are no lists. Otherwise 0.
     pub rows: u32,
-    /// The most tokens of a tile.
+    /// Maximum number of tokens per tile.
     pub tile_tokens: u32,
     /// Address of the product's ticket.
     pub ticket: u64,
@@ -73,23 +73,23 @@ pub struct TileLists {
     pub firsts: u64,
     /// Address of the first tile of tokens of each expert.
     pub tile_firsts: u64,
-    /// Addresses of a factor for each expert, of each matrix.
+    /// Per matrix, the address of one factor per expert.
     pub alpha: [u64; 2],
-    /// Experts.
+    /// Number of experts.
     pub experts: u32,
     /// Columns of C.
     pub n: u32,
-    /// Matrices of weights: 1 or 2.
+    /// Number of matrices of weights: 1 or 2.
     pub matrices: u32,
-    /// Columns of C of a tile.
+    /// Columns of C per tile.
     pub columns: u32,
 }
 
 impl TileLists {
-    /// Asks for the index of the tile that comes after this one of the block. The answer is the first lane's.
+    /// Takes the index of the CTA's tile after tile `index`. Only the first lane gets it.
     ///
     /// # Safety
-    /// The contract: the ticket lies there.
+    /// The contract of the kernel holds, so `ticket` is the address of a u32, unless `rows` is not 0.
     #[inline(always)]
     pub unsafe fn ask(&self, index: u32) -> u32 {
         if self.rows > 0 {
@@ -102,15 +102,16 @@ impl TileLists {
         thread::grid_dim_x() + unsafe { atom_global_add_u32(GlobalAddress::new(self.ticket), 1) }
     }
 
-    /// The tile of this index; an expert's tiles of the same columns, which share weights, are neighbors.
+    /// The tile with this index. An expert's tiles with the same columns, which share weights, are neighbors.
     ///
     /// # Safety
-    /// The lists are complete. The whole warp calls it together, with the same index.
+    /// The lists are complete. The whole warp makes this call together, with the same index.
     #[inline(always)]
     pub unsafe fn find(&self, index: u32) -> Tile {
         let columns = self.n.div_ceil(self.columns);
         let token_tile = index / columns;
-        // SAFETY: an expert's tiles and rows, and its factors, lie in lists that have one number more than experts.
+        // SAFETY: the lists of rows and tiles have `experts + 1` numbers, the lists of factors `experts`, and the
+        // indices are within these bounds.
         unsafe {
             let (expert, [first_tile, next_tile]) = if self.rows > 0 {
                 (0, [0, token_tiles(self.rows, self.tile_tokens)])
@@ -132,16 +133,18 @@ impl TileLists {
         }
     }
 
-    /// The last expert whose tiles of tokens begin at or before this one; where they do, and where the next one's.
+    /// The last expert whose tiles of tokens begin at or before this one, with its first tile and the next expert's
+    /// first tile.
     ///
     /// # Safety
-    /// As [`Self::find`].
+    /// The same as for [`Self::find`].
     #[inline(always)]
     unsafe fn expert_of(&self, token_tile: u32) -> (u32, [u32; 2]) {
         let &Self { tile_firsts, experts, .. } = self;
-        // SAFETY: indices up to `experts`, of a list that has one number more.
+        // SAFETY: the indices are at most `experts`, and the list has `experts + 1` numbers.
         unsafe {
-            // Every lane looks at an expert of some distance, then at the next ones, so that the warp waits for memory twice at most.
+            // First the lanes read experts at a regular distance, then neighboring experts, so that the warp waits for
+            // memory at most twice.
             let distance = experts.div_ceil(WARP_SIZE);
             let begun = |index: u32| {
                 let begins = ld_relaxed_gpu_global_b32(number(tile_firsts, index.min(experts)));
@@ -157,26 +160,26 @@ impl TileLists {
     }
 }
 
-/// Where a number of a list lies.
+/// Address of a number of a list.
 #[inline(always)]
 fn number(list: u64, index: u32) -> GlobalAddress {
     GlobalAddress::new(list) + u64::from(index) * 4
 }
 
-/// A number of a list and the one behind it.
+/// Reads a number of a list and the number after it.
 ///
 /// # Safety
-/// The list has both, and is complete.
+/// The list has both numbers, and is complete.
 #[inline(always)]
 unsafe fn neighbors(list: u64, index: u32) -> [u32; 2] {
     // SAFETY: the list has the numbers `index` and `index + 1`, and is complete.
     [index, index + 1].map(|index| unsafe { ld_relaxed_gpu_global_b32(number(list, index)) })
 }
 
-/// The value that the first lane has.
+/// The first lane's value.
 ///
 /// # Safety
-/// The whole warp calls it together.
+/// The whole warp makes this call together.
 #[inline(always)]
 pub unsafe fn from_first_lane(value: u32) -> u32 {
     // SAFETY: the caller guarantees that all 32 lanes execute the shuffle together.

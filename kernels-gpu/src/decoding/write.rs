@@ -1,6 +1,6 @@
-//! The epilogue: a tile's sums, scaled, with their biases, activated → C.
+//! The epilogue: a tile's sums → scaled, with biases, activated → C.
 
-// Loops over indices, not iterators: they unroll, so that arrays stay in registers.
+// Loops go over indices, not iterators: they unroll, so that the arrays stay in registers.
 #![allow(clippy::needless_range_loop)]
 
 use core::marker::PhantomData;
@@ -18,12 +18,13 @@ use crate::{
     sorted::{LINE_BYTES, bits16_place},
 };
 
-/// Accumulators of a thread for one panel of a product with this N.
+/// Accumulators per thread for one panel of a product with this N.
 pub const fn registers(n: usize) -> usize {
     WARPGROUP_ROWS as usize * n / WARPGROUP as usize
 }
 
-/// A loop as straight-line code. Its index is a constant, since an array stays in registers only if all its indices are.
+/// A loop as straight-line code. Its index is a constant, because an array stays in registers only if all its indices
+/// are constants.
 macro_rules! unroll {
     ($index:ident in $($value:literal)*, $body:block) => {$({
         const $index: usize = $value;
@@ -31,24 +32,25 @@ macro_rules! unroll {
     })*};
 }
 
-/// Tokens that the same instructions write to C, round after round.
+/// Tokens per round. The same instructions write all rounds to C.
 const ROUND_TOKENS: usize = 32;
 
-/// Tokens of a core matrix: a thread has two neighboring ones of each in its accumulators.
+/// Tokens of a core matrix. A thread has two neighboring tokens of each core matrix in its accumulators.
 const CORE_TOKENS: usize = CORE_MATRIX_ROWS as usize;
 const _: () =
-    assert!(ROUND_TOKENS == 4 * CORE_TOKENS, "`write` has a copy of its body for each core matrix of a round");
+    assert!(ROUND_TOKENS == 4 * CORE_TOKENS, "`write_placed` has one copy of its code per core matrix of a round");
 
-/// Accumulators of a thread for one core matrix of one panel.
+/// Accumulators per thread for one core matrix of one panel.
 const CORE_REGISTERS: usize = registers(CORE_TOKENS);
 
-/// Accumulators of a thread for one panel of a round.
+/// Accumulators per thread for one panel of a round.
 const ROUND_REGISTERS: usize = registers(ROUND_TOKENS);
 
-/// The sums of a thread's parts of a tile, round by round, as many as [`Shape::rounds`] says. After the tile's last token they may be anything.
+/// The sums of a thread's parts of a tile, round by round; [`Shape::rounds`] is their number. After the tile's last
+/// token they may have any value.
 pub type Sums<const P: usize, const ROUNDS: usize = 4> = [[[f32; ROUND_REGISTERS]; ROUNDS]; P];
 
-/// The sums of a product as those of the largest tile.
+/// A product's sums, padded to the size for the largest tile.
 #[inline(always)]
 pub fn pad<const REGISTERS: usize, const P: usize, const ROUNDS: usize>(
     sums: &[[f32; REGISTERS]; P],
@@ -66,63 +68,64 @@ const ELEMENT_BYTES: u64 = 2;
 /// Bytes of a bias, and of an α.
 pub const BIAS_BYTES: u64 = 4;
 
-/// Products of the global scales. Which one it is is known where a kernel is compiled.
+/// Products of the global scales. A kernel knows at compile time which variant it has.
 pub enum Alpha {
-    /// One for each matrix of weights.
+    /// One α per matrix of weights.
     OfMatrices([f32; 2]),
-    /// The address of one for each column of C, f32.
+    /// Address of one α per column of C, f32.
     OfColumns(u64),
 }
 
-/// How C lies in memory.
+/// Layout of C in memory.
 #[derive(Clone, Copy)]
 pub enum Placing {
     /// Row-major, rows without gaps.
     Rows,
-    /// As [`sorted`](crate::sorted) says, where memory holds so many rows.
+    /// The layout of [`sorted`](crate::sorted).
     Sorted {
-        /// Those.
+        /// Capacity in rows of the sorted 16-bit tokens.
         rows: u32,
     },
 }
 
-/// What the epilogue must know of a kernel whose threads have `P` parts of a tile's panels.
+/// Properties of a kernel that the epilogue needs. The kernel's threads have `P` parts of a tile's panels.
 pub trait Written<const P: usize> {
-    /// What the code is compiled for.
+    /// Shape for which the code is compiled.
     const SHAPE: Shape;
-    /// What a product lacks of its value.
+    /// Factor that undoes the scaling of the decoded operands.
     const UNSCALE: f32;
-    /// Whether a launch says what becomes of sums; if not, it is what is done without parameters.
+    /// `true` if a launch selects the activation, `false` if it is always the one without parameters.
     const ANY_ACTIVATION: bool;
 }
 
-/// Where a tile's sums go, and what is done to them before.
+/// Destination of a tile's sums, and their conversion.
 pub struct Target<K> {
     /// Address of C `[.., n]`.
     pub c: u64,
     /// Columns of C.
     pub n: u32,
-    /// What sums are multiplied by.
+    /// Factors of the sums.
     pub alpha: Alpha,
-    /// Addresses of what is added then, an f32 for each column of C, for each matrix of weights; 0 for nothing.
+    /// Per matrix of weights, the address of the biases, one f32 per column of C, which are added to the scaled sums; 0
+    /// for no biases.
     pub bias: [u64; 2],
-    /// What becomes of that.
+    /// Activation of the biased sums.
     pub activation: Activation,
     /// The tile's first column.
     pub first_column: u32,
-    /// The row of C of its first token.
+    /// Row of C of the tile's first token.
     pub first_row: u32,
-    /// Its tokens.
+    /// Number of the tile's tokens.
     pub tokens: u32,
-    /// The kernel whose sums they are.
+    /// The kernel that computes the sums.
     pub kind: PhantomData<K>,
 }
 
 impl<K> Target<K> {
-    /// As [`Self::write_placed`], rows without gaps.
+    /// Like [`Self::write_placed`], with rows without gaps.
     ///
     /// # Safety
-    /// As there.
+    /// The same as for [`Self::write_placed`].
     #[inline(always)]
     pub unsafe fn write<const P: usize, const ROUNDS: usize>(
         &self,
@@ -136,15 +139,16 @@ impl<K> Target<K> {
         unsafe { self.write_placed(output, Placing::Rows, fragment, sums) }
     }
 
-    /// Scales, activates and writes a thread's elements of C, in the format `output`, a constant. Its rows of weights are the same of each
-    /// panel, or of a narrow tile as [`Fragment::narrow`] says.
+    /// Scales, activates and writes a thread's elements of C, in the format `output`, a constant. The thread has the
+    /// same rows of weights in each panel; in a narrow tile it has the rows of [`Fragment::narrow`].
     ///
-    /// These instructions run once a tile, after so many others that they have left the instruction cache. So there are few of
-    /// them: the same ones for every N and for every round, SiLU's or another activation's.
+    /// These instructions run once per tile, after so many other instructions that the instruction cache no longer has
+    /// them. So there are few of them: the same instructions for every N and every round, for SiLU or for another
+    /// activation.
     ///
     /// # Safety
-    /// C and biases lie there, and the tile is this warpgroup's. `sums` are the tile's, and `fragment` says which of them are this
-    /// thread's.
+    /// C and biases are at their addresses, and the tile is this warpgroup's. `sums` are the tile's, and `fragment` is
+    /// this thread's.
     #[inline(always)]
     pub unsafe fn write_placed<const P: usize, const ROUNDS: usize>(
         &self,
@@ -158,13 +162,13 @@ impl<K> Target<K> {
         let &Self { c, n, .. } = self;
         let [first, second] = fragment.rows;
         let column = self.first_column + first.min(second);
-        // For `prmt`: the halves of a word, one for each row, in the order in which the rows lie in the panel.
+        // For `prmt`: the halves of a word, one per row, in the order of the rows in the panel.
         let in_order = if first < second { 0x3210 } else { 0x1032 };
         let mut token = fragment.lane * 2;
         let row_bytes = u64::from(n) * ELEMENT_BYTES;
         let element = u64::from(self.first_row + token) * u64::from(n) + u64::from(column);
-        // The addresses of this thread's even token and of its odd one, which is the next; for each, how many bytes further on a second
-        // part's element lies; and how many those of eight tokens further on.
+        // Addresses of this thread's even token and of its odd token, which is the next one; per token, the distance in
+        // bytes to the element of the second part; and the distance in bytes to the token eight tokens further on.
         let even = GlobalAddress::new(c) + element * ELEMENT_BYTES;
         let mut rows = [even, even + row_bytes];
         let mut second_part = [u64::from(K::SHAPE.panel_rows()) * ELEMENT_BYTES; 2];
@@ -178,12 +182,12 @@ impl<K> Target<K> {
             }
             core_bytes = CORE_TOKENS as u64 * u64::from(LINE_BYTES);
         }
-        // Whether C has the columns of each part. They may lie outside of C, since N may be as small as 8.
+        // Whether C has the columns of each part. They may lie outside of C, because N may be as small as 8.
         let parts: [bool; P] = core::array::from_fn(|part| column + part as u32 * K::SHAPE.panel_rows() < n);
         if !parts[0] {
             return;
         }
-        // SAFETY: biases and scales of columns that C has.
+        // SAFETY: the loads read biases and factors only of columns that C has.
         let (biases, of_columns) = unsafe { (self.biases::<P>(fragment), self.alphas::<P>(fragment)) };
         let of_matrices = match self.alpha {
             Alpha::OfMatrices(alpha) => alpha.map(|alpha| K::UNSCALE * alpha),
@@ -195,7 +199,7 @@ impl<K> Target<K> {
         };
         while token < self.tokens {
             let round = sums.map(|part| part[0]);
-            // Of one element, or of gate's and up's.
+            // `activate` takes the scaled sums of gate and up, or of one element and 0.
             macro_rules! write_round {
                 ($activate:expr) => {{
                     let activate = $activate;
@@ -205,13 +209,13 @@ impl<K> Target<K> {
                             let present = const { K::SHAPE.tile_tokens > (CORE * CORE_TOKENS) as u32 }
                                 && token + (in_round as u32) < self.tokens;
                             let (first, second) = (CORE * CORE_REGISTERS + odd, CORE * CORE_REGISTERS + 2 + odd);
-                            // Predicated, because with branches each element would wait for the one before it.
+                            // Predicated, because with branches each element would wait for the element before it.
                             // SAFETY: two elements of C that are this thread's alone; N and the column are even.
                             let store = |present: bool, address: GlobalAddress, first: f32, second: f32| unsafe {
                                 let elements = prmt_b32(convert(output, first, second), 0, in_order);
                                 st_global_b32_where(present, address, elements);
                             };
-                            // A sum of a part's row, of this matrix, times alpha and with its bias.
+                            // The sum of a part's row for this matrix, times alpha and with its bias.
                             let scaled = |matrix: usize, part: usize, row: usize| {
                                 fma_rn_f32(alpha(matrix, part, row), round[part][[first, second][row]], biases[part][row])
                             };
@@ -235,7 +239,8 @@ impl<K> Target<K> {
                     });
                 }};
             }
-            // All threads go one way. The compiler is not to make a loop of each: it would keep sums of both.
+            // All threads take the same branch. The opaque read keeps the compiler from making one loop per branch,
+            // which would need registers for the sums of both.
             let has_parameters = K::ANY_ACTIVATION && opaque_b32(self.activation.kind) != NO_PARAMETERS;
             match (K::SHAPE.matrices == 2, has_parameters) {
                 (true, false) => write_round!(|gate: f32, up: f32| silu(gate) * up),
@@ -248,10 +253,10 @@ impl<K> Target<K> {
         }
     }
 
-    /// What the sums of a thread's two rows of each part are multiplied by, if each column has an α of its own.
+    /// The factors of the sums of a thread's two rows of each part, if each column has its own α.
     ///
     /// # Safety
-    /// They lie there.
+    /// If [`Self::alpha`] is [`Alpha::OfColumns`], its address has one f32 per column of C.
     #[inline(always)]
     unsafe fn alphas<const P: usize>(&self, fragment: &Fragment) -> [[f32; 2]; P]
     where
@@ -272,10 +277,10 @@ impl<K> Target<K> {
         alphas
     }
 
-    /// The biases of a thread's two rows of each part. Where there is none it is −0, which leaves a sum as it is, its sign too.
+    /// The biases of a thread's two rows of each part. A missing bias is −0, which keeps the sum and its sign.
     ///
     /// # Safety
-    /// Biases lie there.
+    /// Each address in [`Self::bias`] that is not 0 has one f32 per column of C.
     #[inline(always)]
     unsafe fn biases<const P: usize>(&self, fragment: &Fragment) -> [[f32; 2]; P]
     where

@@ -1,4 +1,4 @@
-//! Words of weights to the numbers that are multiplied, for each type of tokens.
+//! Decoding of weight words to operands, for each token type.
 
 use cuda_std::wgmma;
 
@@ -6,14 +6,15 @@ use crate::decoding::decode::{
     BF16_UNSCALE, Bf16Scales, F16_UNSCALE, Scales, decode_weights_bf16_of_two, decode_weights_of_two,
 };
 
-/// How weights are decoded for a type of tokens.
+/// Decoding of weights for a token type.
 pub(crate) trait Decode {
-    /// What a decoded weight lacks of its value.
+    /// Factor that undoes the scaling of the decoded operands.
     const UNSCALE: f32;
-    /// The numbers that are multiplied.
+    /// Type of the decoded operands.
     type Number: wgmma::Number;
 
-    /// Decodes a word, whose scales are the first two of four bytes, one for two registers and one for the others, or the last two.
+    /// Decodes a word. Its two scales are the first two of four bytes (`pair` 0) or the last two (`pair` 1); each scale
+    /// is for two registers.
     fn decode(word: u32, scales: u32, pair: usize) -> [u32; 4];
 }
 

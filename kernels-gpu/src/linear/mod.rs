@@ -1,20 +1,25 @@
-//! What the kernels of a linear layer with 16-bit tokens share: how weights lie in memory, the parameters, packing, and decoding.
+//! Common parts of the kernels of a linear layer with 16-bit tokens: the layout of weights, the parameters, packing,
+//! and decoding.
 //!
 //! # Panels
 //!
-//! A *panel* is [`PANEL_ROWS`] rows of one k-block: what a warpgroup multiplies at a time. A matrix `[n, k]` is its panels, those of
-//! the first rows along K, then those of the next rows; rows and columns that the matrix lacks are zeros. Tokens stay in their
-//! natural order: 16 bytes of a token, eight columns, are a row of a core matrix, and each of the four lanes that share a row of
-//! `wgmma`'s A (PTX ISA, "Register Fragments for wgmma.mma_async") has two neighboring ones of each core matrix.
+//! A *panel* is [`PANEL_ROWS`] rows of one k-block: the weights that a warpgroup multiplies at a time. A matrix `[n,
+//! k]` is a sequence of panels: the panels of the first rows along K, then the panels of the next rows. Rows and
+//! columns that the matrix lacks are zeros. Tokens stay in their natural order: 16 bytes of a token, eight columns, are
+//! a row of a core matrix. Each of the four lanes that share a row of `wgmma`'s A (PTX ISA, "Register Fragments for
+//! wgmma.mma_async") has two neighboring columns of each core matrix.
 //!
-//! * First come the values, row by row, [`ROW_BYTES`] each: for each lane its four *words*. Nibble j of word t of lane L is column
-//!   `32t + 8·(j%4) + 2L + j/4` ([`column()`]), so that the nibbles i and i+4, which decode into one register, are neighbors.
-//! * Then the scales, row by row, [`ROW_SCALES`] each, in their order. Words have two: registers 0 and 1 have scale 2t, the other
-//!   two have scale 2t+1.
+//! * Values come first, row by row, [`ROW_BYTES`] each: the four *words* of each lane. Nibble j of word t of lane L is
+//!   column `32t + 8·(j%4) + 2L + j/4` ([`column()`]), so that the nibbles i and i+4, which decode into one register,
+//!   are neighbors.
+//! * Scales follow, row by row, [`ROW_SCALES`] each, in natural order. A word has two scales: scale 2t for registers 0
+//!   and 1, scale 2t+1 for the other two.
 //!
-//! Words and scales are those of [`OperandType::pack`](crate::units::OperandType::pack) and [`OperandType::pack_scale`](crate::units::OperandType::pack_scale).
+//! Words and scales are packed by [`OperandType::pack`](crate::units::OperandType::pack) and
+//! [`OperandType::pack_scale`](crate::units::OperandType::pack_scale).
 //!
-//! [`moe_sm90`](crate::wgmma::moe_sm90) permutes K instead, which saves a sixth of the decoding, but takes a launch for the tokens.
+//! [`moe_sm90`](crate::wgmma::moe_sm90) permutes K instead. That saves a sixth of the decoding, but takes a launch for
+//! the tokens.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -28,7 +33,7 @@ pub(crate) mod decode;
 #[cfg(feature = "linear")]
 mod pack;
 
-/// Rows of a panel.
+/// Rows per panel.
 pub const PANEL_ROWS: u32 = WARPGROUP_ROWS;
 
 /// Lanes that share a row of a fragment.
@@ -40,16 +45,16 @@ pub const LANE_BYTES: u32 = 4 * LANE_WORDS as u32;
 /// Bytes of a row's values in a panel.
 pub const ROW_BYTES: u32 = ROW_LANES * LANE_BYTES;
 
-/// Scales, of a byte each, of a row in a panel.
+/// Scales of a row in a panel, one byte each.
 pub const ROW_SCALES: u32 = K_BLOCK / BLOCK;
 
-/// Where scales begin in a panel.
+/// Offset of the scales in a panel, in bytes.
 pub const PANEL_SCALES: u32 = PANEL_ROWS * ROW_BYTES;
 
 /// Bytes of a panel.
 pub const PANEL_BYTES: u32 = PANEL_SCALES + PANEL_ROWS * ROW_SCALES;
 
-/// K-blocks of so many columns, the last one perhaps not whole.
+/// Number of k-blocks in `k` columns; the last k-block may not be whole.
 #[inline(always)]
 pub const fn k_blocks(k: u32) -> u32 {
     k.div_ceil(K_BLOCK)
@@ -61,20 +66,20 @@ pub const fn matrix_bytes(n: u32, k: u32) -> u64 {
     panel_offset(n.div_ceil(PANEL_ROWS), 0, k)
 }
 
-/// Where the panel of a k-block begins, of the rows from `64·panel` on of a matrix with k columns.
+/// Offset of a panel in a matrix with `k` columns, in bytes. The panel has the rows from `64·panel` on of one k-block.
 #[inline(always)]
 pub const fn panel_offset(panel: u32, k_block: u32, k: u32) -> u64 {
     (panel as u64 * k_blocks(k) as u64 + k_block as u64) * PANEL_BYTES as u64
 }
 
-/// The column of a k-block that is a nibble of a lane's word.
+/// The column of a k-block that nibble `nibble` of a lane's word holds.
 #[inline(always)]
 pub const fn column(lane: u32, word: u32, nibble: u32) -> u32 {
     32 * word + 8 * (nibble % 4) + 2 * lane + nibble / 4
 }
 
-/// A tensor map, which the driver has encoded: the tokens `[m, k]` as bytes. A box is a row of 128 bytes of each token of a tile, with the
-/// 128-byte swizzle.
+/// A tensor map, encoded by the driver: the tokens `[m, k]` as bytes. A box is a row of 128 bytes of each token of a
+/// tile, with the 128-byte swizzle.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct TokenMap(pub [u64; 16]);
@@ -82,49 +87,51 @@ pub struct TokenMap(pub [u64; 16]);
 /// Bytes of a token in a box of its [`TokenMap`].
 pub const BOX_BYTES: u32 = 128;
 
-/// The one parameter of a product: `C = α·A·Bᵀ + bias`.
+/// The parameter of a product: `C = α·A·Bᵀ + bias`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Launch {
-    /// What tokens are copied by. It comes first: the kernel passes on its address, not its bytes.
+    /// Tensor map of the tokens. It is the first field, because the kernel passes on its address, not its bytes.
     pub token_map: TokenMap,
     /// Address of the first token, a multiple of 16.
     pub tokens: u64,
-    /// Bytes from one token to the next one, a multiple of 16.
+    /// Bytes between tokens, a multiple of 16.
     pub token_pitch: u64,
     /// Address of the panels of B, a multiple of 16.
     pub panels: u64,
-    /// Address of C `[m, n]`, 16-bit numbers of the tokens' type, rows without gaps; a multiple of 16.
+    /// Address of C `[m, n]`, 16-bit numbers of the token type, rows without gaps; a multiple of 16.
     pub c: u64,
-    /// Address of α, an f32 for each column of C: the global scale of that row of B. Projections that are one matrix keep their own.
+    /// Address of α, an f32 per column of C: the global scale of that row of B. Projections that share one matrix keep
+    /// their own scales.
     pub alpha: u64,
-    /// Address of the bias, an f32 for each column of C; 0 if there is none.
+    /// Address of the bias, an f32 per column of C; 0 if there is none.
     pub bias: u64,
-    /// Tokens, rows of C.
+    /// Number of tokens, rows of C.
     pub m: u32,
     /// Rows of B, columns of C; a multiple of 16, not 0.
     pub n: u32,
-    /// Elements summed over; a multiple of 16, not 0.
+    /// Number of elements that are summed; a multiple of 16, not 0.
     pub k: u32,
-    /// Tiles along the tokens: `m` in tiles of the instance's `tile_tokens`.
+    /// Number of tiles along the tokens: `m` divided by the instance's `tile_tokens`, rounded up.
     pub token_tiles: u32,
 }
 
 /// The entry that packs.
 pub const PACK_ENTRY: &str = "linear_pack";
 
-/// The one parameter of [`PACK_ENTRY`]: a matrix from a checkpoint's layout into panels.
+/// The parameter of [`PACK_ENTRY`]: a matrix from a checkpoint's layout into panels.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Pack {
-    /// Address of the values, `[n, k/2]` bytes without gaps, two codes a byte, the element of even K low; a multiple of 8.
+    /// Address of the values, `[n, k/2]` bytes without gaps, two codes per byte, the element of even K in the low half;
+    /// a multiple of 8.
     pub values: u64,
     /// Address of the scales, `[n, k/16]`, e4m3.
     pub scales: u64,
     /// Address of the panels, a multiple of 16.
     pub panels: u64,
-    /// Address of a `u64` that becomes the place of the first scale that is NaN or has a sign, if there is one, by an atomic
-    /// minimum. `u64::MAX` before.
+    /// Address of a `u64`, `u64::MAX` before the launch. By an atomic minimum it becomes the index of the first scale
+    /// that is NaN or has a sign, if there is one.
     pub invalid: u64,
     /// Rows; a multiple of 16, not 0.
     pub n: u32,
@@ -137,10 +144,10 @@ pub struct Pack {
 }
 
 impl Pack {
-    /// Threads of a block. A thread packs a row of a k-block.
+    /// Threads per CTA. A thread packs a row of a k-block.
     pub const THREADS: u32 = 128;
 
-    /// Blocks of a grid.
+    /// Number of CTAs of a grid.
     pub const fn blocks(n: u32, k: u32) -> u64 {
         (n.div_ceil(PANEL_ROWS) as u64 * PANEL_ROWS as u64 * k_blocks(k) as u64).div_ceil(Self::THREADS as u64)
     }
@@ -154,7 +161,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn nibbles_and_columns_are_one_to_one_and_a_register_has_one_scale() {
+    fn nibbles_map_one_to_one_to_columns_of_one_scale() {
         let mut found = BTreeSet::new();
         for (lane, word) in (0..ROW_LANES).flat_map(|lane| (0..LANE_WORDS as u32).map(move |word| (lane, word))) {
             for nibble in 0..8 {
@@ -169,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn panels_lie_one_behind_the_other() {
+    fn panels_follow_each_other_without_gaps() {
         for (n, k) in [(16_u32, 16_u32), (64, 128), (80, 144), (4096, 2880)] {
             let panels =
                 (0..n.div_ceil(PANEL_ROWS)).flat_map(|panel| (0..k_blocks(k)).map(move |block| (panel, block)));

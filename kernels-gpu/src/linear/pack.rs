@@ -1,4 +1,5 @@
-//! Weights from a checkpoint's layout into panels. A thread packs a row of a k-block: 64 bytes of values, eight scales.
+//! Packs weights from a checkpoint's layout into panels. A thread packs a row of a k-block: 64 bytes of values, eight
+//! scales.
 
 use core::hint::assert_unchecked;
 
@@ -16,7 +17,7 @@ use crate::{
     units::OperandType,
 };
 
-/// The largest scale. What is above is NaN or has a sign.
+/// The largest scale. Larger codes are NaN or have a sign.
 const MAX_SCALE: u32 = 0x7e;
 
 /// The kernel.
@@ -25,7 +26,8 @@ const MAX_SCALE: u32 = 0x7e;
 /// The contract in `linear_sm90/mod.rs`.
 #[kernel(threads = Pack::THREADS, min_blocks = 3)]
 pub unsafe fn linear_pack(pack: Pack) {
-    // SAFETY: the contract. A block's type is that of all.
+    // SAFETY: the caller fulfills the contract in `linear_sm90/mod.rs`. All threads take the same branch, because
+    // `operand_type` is the same for all.
     unsafe {
         if pack.operand_type == OUTPUT_BF16 {
             run::<OUTPUT_BF16>(&pack);
@@ -35,14 +37,14 @@ pub unsafe fn linear_pack(pack: Pack) {
     }
 }
 
-/// Packs this thread's row of a k-block; one that the matrix lacks is zeros.
+/// Packs this thread's row of a k-block. A row that the matrix lacks becomes zeros.
 ///
 /// # Safety
-/// The contract.
+/// The contract in `linear_sm90/mod.rs` holds.
 #[inline(always)]
 unsafe fn run<const TYPE: u32>(pack: &Pack) {
     let blocks = k_blocks(pack.k);
-    // SAFETY: matrices have columns.
+    // SAFETY: `k` is not 0, so there is at least one k-block.
     unsafe { assert_unchecked(blocks > 0) };
     let index = thread::block_idx_x() * Pack::THREADS + thread::thread_idx_x();
     let (row, k_block) = (index / blocks, index % blocks);
@@ -56,7 +58,8 @@ unsafe fn run<const TYPE: u32>(pack: &Pack) {
     let panel = GlobalAddress::new(pack.panels) + panel_offset(row / PANEL_ROWS, k_block, pack.k);
     let operand_type = if TYPE == OUTPUT_BF16 { OperandType::Bf16 } else { OperandType::F16 };
     let place = row % PANEL_ROWS;
-    // SAFETY: values and scales of the row, and the thread's own bytes of the panel.
+    // SAFETY: the loads read values and scales that the row has; the stores write bytes of the panel that belong to
+    // this thread alone.
     unsafe {
         for word in 0..LANE_WORDS as u32 {
             let [first, last] = [0, 1].map(|half| {
@@ -69,13 +72,14 @@ unsafe fn run<const TYPE: u32>(pack: &Pack) {
                         red_global_min_u64(GlobalAddress::new(pack.invalid), place_of_scale);
                     }
                 }
-                // bf16's scales have no zero.
+                // A packed bf16 scale cannot be zero, so the codes become zeros.
                 let has_codes = is_there(block) && (TYPE != OUTPUT_BF16 || scale != 0);
                 let codes = ld_global_nc_b64_or_zero(has_codes, values + u64::from(block * (BLOCK / 2)));
                 (codes, u16::from(operand_type.pack_scale(scale as u8)))
             });
             for lane in 0..ROW_LANES {
-                // Byte `lane` of each four has the lane's two columns of a core matrix: the even one goes to a low nibble.
+                // Byte `lane` of each four bytes has the lane's two columns of a core matrix: the even column goes to a
+                // low nibble.
                 let columns = |codes: u64, core: u32| {
                     let byte = (codes >> (core % 2 * 32 + 8 * lane)) as u32 & 0xff;
                     (byte & 0xf) << (4 * core) | (byte >> 4) << (16 + 4 * core)

@@ -1,12 +1,13 @@
 //! A linear layer on GeForce RTX 50, RTX PRO and DGX Spark: `linear_sm90`'s source with instances of its own.
 //!
-//! Each warp multiplies by itself (`mma.sync`), whatever M is, since sm_120 and sm_121 have no `wgmma`, and a block has 99 KB of shared
-//! memory.
+//! Each warp multiplies by itself (`mma.sync`) for every M, because sm_120 and sm_121 have no `wgmma`, and a CTA has 99
+//! KB of shared memory.
 //!
 //! # Contract
 //!
-//! That of [`linear_sm90`](crate::wgmma::linear_sm90), with the threads and the shared memory of these instances, and a block for each tile. A
-//! row has the same bits as on Hopper if the tensor core adds up as Hopper's does, which no card has shown yet.
+//! The contract of [`linear_sm90`](crate::wgmma::linear_sm90), with the threads and the shared memory of these
+//! instances, and one CTA per tile. A row has the same bits as on Hopper if the tensor core adds like Hopper's, which
+//! no GPU has shown yet.
 
 use crate::{
     instances::table,
@@ -17,11 +18,11 @@ use crate::{
     units::OperandType,
 };
 
-/// Passes the list of instances to `$each!`: of a type of tokens, those with fewest tokens first.
+/// Passes the list of instances to `$each!`. Per token type, instances with fewer tokens per tile come first.
 ///
-/// Up to 16 tokens, tiles have few columns, so that few columns are many blocks, and two blocks share a multiprocessor: between them they
-/// have 45 KB of weights on their way at one token. From there on the tokens of a stage have more bytes than its weights, so more columns
-/// share them.
+/// Up to 16 tokens, tiles have few columns, so that even a small N gives many CTAs. Two CTAs share an SM, and together
+/// have 45 KB of weights in flight at one token. From 32 tokens on, the tokens of a stage have more bytes than its
+/// weights, so a tile has more columns, which share the tokens.
 macro_rules! instances {
     ($each:ident) => {
         $each! {
@@ -41,7 +42,7 @@ instances!(table);
 const _: () = {
     let mut index = 0;
     while index < INSTANCES.len() {
-        assert!(INSTANCES[index].shared_bytes() <= SHARED_BYTES, "stages do not fit shared memory");
+        assert!(INSTANCES[index].shared_bytes() <= SHARED_BYTES, "the stages do not fit in shared memory");
         index += 1;
     }
 };
@@ -68,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_instance_is_called_what_it_is() {
+    fn entry_names_state_type_and_tile_size() {
         for instance in INSTANCES {
             let operand_type = if instance.operand_type == OperandType::F16 { "f16" } else { "bf16" };
             assert_eq!(instance.entry, std::format!("linear_sm120_{operand_type}_t{}", instance.tile_tokens));

@@ -1,5 +1,6 @@
-//! Tiles of an MoE layer's products of tokens in NVFP4, which each role of a block finds by their index from the lists on the device, and
-//! what the epilogue makes of sums: `moe_sm100`'s, and that of the same products for other cards.
+//! Tiles of an MoE layer's products with NVFP4 tokens, for `moe_sm100` and for the same products on other GPUs. Each
+//! role of a CTA finds tiles by their index in the lists on the device. The file also has the epilogue's conversion of
+//! sums.
 
 use core::hint::assert_unchecked;
 
@@ -16,10 +17,10 @@ use crate::{
 /// Bytes of a number of a list, and of a factor.
 const NUMBER: u64 = size_of::<u32>() as u64;
 
-/// A number of a list.
+/// Reads a number of a list.
 ///
 /// # Safety
-/// The list has it, and nobody writes it meanwhile.
+/// The list has this number, and nothing writes it meanwhile.
 #[inline(always)]
 unsafe fn number(list: u64, index: u32) -> u32 {
     // SAFETY: the caller guarantees that the list has this number and that nothing writes it during the launch.
@@ -27,10 +28,12 @@ unsafe fn number(list: u64, index: u32) -> u32 {
 }
 
 impl Launch {
-    /// The tiles of C of the index `next` and every `stride` further on, each of so many columns and up to so many tokens.
+    /// The tiles `next`, `next + stride` and so on of C, with `tile_columns` columns and up to `tile_tokens` tokens
+    /// each.
     ///
     /// # Safety
-    /// The contract in this folder's `mod.rs`; grids before this one were waited for.
+    /// The contract of the kernel that takes this parameter holds ([`moe_sm100`](crate::tcgen05::moe_sm100)), and the
+    /// caller has waited for earlier grids.
     #[inline(always)]
     pub(crate) unsafe fn routed_tiles(
         &self,
@@ -42,17 +45,17 @@ impl Launch {
         let column_tiles = n.div_ceil(tile_columns);
         let mut all_token_tiles = token_tiles(rows, tile_tokens);
         if rows == 0 {
-            // SAFETY: the list has a number for each expert and one more.
+            // SAFETY: the list has one number per expert and one more.
             all_token_tiles = unsafe { number(tile_firsts, experts) };
         }
         let end = all_token_tiles * column_tiles;
         RoutedTiles { firsts, tile_firsts, experts, rows, all_token_tiles, column_tiles, next, stride, end }
     }
 
-    /// The factor of a column of an expert's matrix, which may lie behind the last.
+    /// The factor of a column of an expert's matrix. The column may be beyond the last.
     ///
     /// # Safety
-    /// As [`Launch::routed_tiles`]; there is such a matrix.
+    /// The same as for [`Launch::routed_tiles`]; the launch has this matrix.
     #[inline(always)]
     pub(crate) unsafe fn alpha(&self, matrix: usize, expert: u32, column: u32) -> f32 {
         let index = if self.rows == 0 { expert } else { column.min(self.n - 1) };
@@ -60,24 +63,24 @@ impl Launch {
         f32::from_bits(unsafe { number(self.alpha[matrix], index) })
     }
 
-    /// What is added to the products of a column, which may lie behind the last.
+    /// The bias of a column. The column may be beyond the last.
     ///
     /// # Safety
-    /// As [`Launch::alpha`].
+    /// The same as for [`Launch::alpha`].
     #[inline(always)]
     pub(crate) unsafe fn bias(&self, matrix: usize, expert: u32, column: u32) -> f32 {
         let (bias, n) = (self.bias[matrix], self.n);
         let at = GlobalAddress::new(bias) + (u64::from(expert) * u64::from(n) + u64::from(column)) * NUMBER;
         // SAFETY: if there are biases, the address is that of a column below N; otherwise nothing is read.
         let number = unsafe { ld_global_b32_or_zero(column < n && bias != 0, at) };
-        // The sum of anything and -0 is the former.
+        // Adding −0 keeps the sum and its sign.
         if bias == 0 { -0.0 } else { f32::from_bits(number) }
     }
 
-    /// The global scale of a row of tokens, or 0 where there is none.
+    /// The global scale of a row of tokens, or 0 if `is_there` is false.
     ///
     /// # Safety
-    /// As [`Launch::routed_tiles`]; where `is_there` is true, the lists have such a row.
+    /// The same as for [`Launch::routed_tiles`]; if `is_there` is true, the lists have this row.
     #[inline(always)]
     pub(crate) unsafe fn global(&self, is_there: bool, row: u32) -> f32 {
         let at = GlobalAddress::new(self.globals) + u64::from(row) * NUMBER;
@@ -85,16 +88,16 @@ impl Launch {
         f32::from_bits(unsafe { ld_global_b32_or_zero(is_there, at) })
     }
 
-    /// Whether C of the product of so many matrices is written as 16-bit numbers.
+    /// Whether C of a product of `matrices` matrices is written as 16-bit numbers.
     #[inline(always)]
     pub(crate) const fn writes_bits16(&self, matrices: u32) -> bool {
         matrices == 1 || self.c != 0
     }
 
-    /// Where the rows of an expert's tile go in NVFP4, if they do; those of a plain product do not.
+    /// Destination of the rows of an expert's tile in NVFP4, if they are quantized. Rows of a plain product are not.
     ///
     /// # Safety
-    /// As [`Launch::routed_tiles`]; there is such a tile.
+    /// The same as for [`Launch::routed_tiles`]; the tile is one of these tiles.
     #[inline(always)]
     pub(crate) unsafe fn quantized(
         &self,
@@ -107,7 +110,7 @@ impl Launch {
         }
         let QuantizedC { input_scales, values, scales, globals } = self.quantized;
         let of_expert = GlobalAddress::new(input_scales) + u64::from(expert) * NUMBER;
-        // SAFETY: the expert has one, if there are any.
+        // SAFETY: if there are input scales, there is one per expert; otherwise nothing is read.
         let global = f32::from_bits(unsafe { ld_global_b32_or_zero(input_scales != 0, of_expert) });
         QuantizedTile {
             values,
@@ -122,19 +125,19 @@ impl Launch {
         }
     }
 
-    /// Whether no numbers say what becomes of products.
+    /// Whether the activation has no parameters.
     #[inline(always)]
     pub(crate) const fn has_no_parameters(&self) -> bool {
         self.activation.kind == NO_PARAMETERS
     }
 
-    /// An element of C of the products of gate and up.
+    /// An element of C, from the products of gate and up.
     #[inline(always)]
     pub(crate) fn gated(&self, no_parameters: bool, gate: f32, up: f32) -> f32 {
         if no_parameters { silu(gate) * up } else { self.activation.gated(gate, up) }
     }
 
-    /// An element of C of the product of the only matrix.
+    /// An element of C, from the product of the only matrix.
     #[inline(always)]
     pub(crate) fn plain(no_parameters: bool, product: f32) -> f32 {
         if no_parameters { product } else { relu2(product) }
@@ -145,27 +148,27 @@ impl Launch {
 #[derive(Clone, Copy)]
 pub struct RoutedTile {
     pub expert: u32,
-    /// Which of the tiles along its columns it is.
+    /// Index of the tile along its expert's columns.
     pub column_tile: u32,
-    /// Which of all tiles of tokens.
+    /// Index of the tile among all tiles of tokens.
     pub token_tile: u32,
-    /// Its first row of the lists, and rows.
+    /// The tile's first row in the lists, and its number of rows.
     pub token_row: u32,
     pub tokens: u32,
 }
 
-/// A block's tiles; those of an expert that have the same columns, and so share weights, are neighbors.
+/// A CTA's tiles. An expert's tiles with the same columns, which share weights, are neighbors.
 pub struct RoutedTiles {
     firsts: u64,
     tile_firsts: u64,
     experts: u32,
-    /// As [`Launch::rows`].
+    /// Value of [`Launch::rows`].
     rows: u32,
     all_token_tiles: u32,
     column_tiles: u32,
     next: u32,
     stride: u32,
-    /// All tiles of C.
+    /// Number of tiles of C.
     end: u32,
 }
 
@@ -179,8 +182,8 @@ impl Iterator for RoutedTiles {
             return None;
         }
         self.next += self.stride;
-        // SAFETY: indices up to `experts`, of lists, if there are any, that have one number more; C has columns, and the expert tiles of
-        // rows.
+        // SAFETY: if there are lists, they have `experts + 1` numbers, and the indices are at most `experts`. C has
+        // columns, and an expert with a tile has tiles of rows.
         unsafe {
             assert_unchecked(column_tiles > 0);
             let (mut expert, mut of_tiles, mut of_rows) = (0, [0, all_token_tiles], [0, rows]);

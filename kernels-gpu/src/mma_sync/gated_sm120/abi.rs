@@ -1,23 +1,26 @@
-//! What host and `gated_sm120` agree on: descriptors, tiles, the packing of weights, budgets, and the list of instances.
+//! Definitions that host and `gated_sm120` share: descriptors, tiles, the packing of weights, sizes of shared memory,
+//! and the list of instances.
 //!
-//! A and B are swapped: weights lie on the tensor core's M, 16 rows a product; tokens on its N, 8 a product. A block goes through
-//! K in *k-blocks*, of up to four *steps*, the K of a product. A stage holds one k-block of a tile's weights and tokens.
+//! A and B are swapped: weights are on the tensor core's M, 16 rows per product; tokens on its N, 8 per product. A CTA
+//! goes through K in *k-blocks* of up to four *steps*; a step is the K of one product. A stage holds one k-block of a
+//! tile's weights and tokens.
 //!
 //! # Weights
 //!
-//! Those of grouped GEMMs lie in *slabs*: 64 rows of one k-block, one piece of memory, with every byte where the lane that multiplies it loads it.
-//! Slabs of the same rows follow one another along K. The last k-block has as many steps as it needs.
+//! Weights of grouped GEMMs lie in *slabs*. A slab is 64 rows of one k-block, contiguous in memory, with every byte
+//! where the lane that multiplies it loads it. Slabs of the same rows follow one another along K. The last k-block has
+//! as many steps as it needs.
 //!
 //! ```text
 //! slab   = values, then scales
 //! values = step × strip of 16 rows × lane × 16 bytes       (register i of A: bytes 4i …)
-//! scales = pair of steps × strip × lane × 4 bytes          (a word: four scales of a row, a step)
+//! scales = pair of steps × strip × lane × 4 bytes          (a word: four scales of a row and a step)
 //! ```
 //!
-//! [`value_place`] and [`scale_place`] say which lane has what. Rows 2g and 2g + 1 of a strip are rows g and g + 8 of the product, so
-//! that a lane has neighboring columns of C.
+//! [`value_place`] and [`scale_place`] define which lane has which bytes. Rows 2g and 2g + 1 of a strip are rows g and
+//! g + 8 of the product, so that a lane has neighboring columns of C.
 //!
-//! Those of MoE layers ([`Weights::Rows`]) lie in rows, as [`nvfp4_rows`](crate::nvfp4_rows) says.
+//! Weights of MoE layers ([`Weights::Rows`]) lie in rows, as documented in [`nvfp4_rows`](crate::nvfp4_rows).
 
 use bytemuck::{Pod, Zeroable};
 
@@ -28,28 +31,28 @@ use crate::{
     mma_sync::SHARED_BYTES,
 };
 
-/// Rows of a slab.
+/// Rows per slab.
 pub const SLAB_ROWS: u32 = 64;
 
-/// Rows of a strip: the M of a product.
+/// Rows per strip: the M of a product.
 pub const STRIP_ROWS: u32 = 16;
 
-/// Strips of a slab, a warp each; where many tokens are multiplied, two.
+/// Strips per slab, one warp per strip; two warps per strip with many tokens ([`Instance::token_warps`]).
 pub const STRIPS: u32 = SLAB_ROWS / STRIP_ROWS;
 
-/// Slabs of a tile: gate and up, or two of the only matrix, one below the other.
+/// Slabs per tile: gate and up, or two slabs of the only matrix, one below the other.
 pub const SLABS: u32 = 2;
 
 /// The tensor core's N.
 pub const N_STEP: u32 = 8;
 
-/// Elements of K of a product: as many as a tile of the scale layout covers.
+/// Elements of K per product: the K of a tile of the scale layout.
 pub const MMA_K: u32 = SCALE_TILE_K;
 
 /// Steps of a full k-block.
 pub const STEPS: u32 = K_BLOCK / MMA_K;
 
-/// K is a multiple of this: a tensor map asks for rows that are multiples of 16 bytes.
+/// K is a multiple of this number, because a tensor map needs rows of a multiple of 16 bytes.
 pub const K_ALIGNMENT: u32 = 32;
 
 /// Bytes of a lane's values of a strip and a step: the four registers of A.
@@ -58,18 +61,18 @@ pub const LANE_BYTES: u32 = 16;
 /// Bytes of a strip's values of a step.
 pub const STRIP_BYTES: u32 = 32 * LANE_BYTES;
 
-/// Bytes of a strip's scales of two steps: a word a lane.
+/// Bytes of a strip's scales of two steps: one word per lane.
 pub const STRIP_SCALE_BYTES: u32 = 32 * 4;
 
-/// The most tokens whose scales lie side by side in a tile of the scale layout.
+/// Number of 16-byte rows in a tile of the scale layout. Tokens this far apart share a row.
 pub const TOKEN_SCALE_ROWS: u32 = 32;
 
-/// Bytes of the values of a slab with so many steps.
+/// Bytes of the values of a slab with `steps` steps.
 pub const fn slab_value_bytes(steps: u32) -> u32 {
     steps * STRIPS * STRIP_BYTES
 }
 
-/// Bytes of a slab with so many steps.
+/// Bytes of a slab with `steps` steps.
 pub const fn slab_bytes(steps: u32) -> u32 {
     slab_value_bytes(steps) + steps.div_ceil(2) * STRIPS * STRIP_SCALE_BYTES
 }
@@ -80,38 +83,39 @@ pub const fn slab_row_bytes(k: u32) -> u64 {
     (k / K_BLOCK) as u64 * slab_bytes(STEPS) as u64 + slab_bytes(rest) as u64
 }
 
-/// Where the byte `byte` (0 to 31) of a step of row `row` of a slab lies in it: two values.
+/// Offset in a slab of byte `byte` (0 to 31), two values, of a step of row `row`.
 pub const fn value_place(row: u32, step: u32, byte: u32) -> u32 {
     let (strip, row) = (row / STRIP_ROWS, row % STRIP_ROWS);
-    // A's registers 0 and 2 are of row g of the product, 1 and 3 of row g + 8; 2 and 3 lie half of K further on.
+    // A's registers 0 and 2 belong to row g of the product, 1 and 3 to row g + 8. Registers 2 and 3 lie half of K
+    // further on.
     let lane = row / 2 * 4 + byte % 16 / 4;
     let register = row % 2 + byte / 16 * 2;
     (step * STRIPS + strip) * STRIP_BYTES + lane * LANE_BYTES + register * 4 + byte % 4
 }
 
-/// Where the first of the four scales of a step of row `row` of a slab lies behind its values: thread selector 0 of A takes those of
-/// even steps, 1 those of odd steps.
+/// Offset, from the end of a slab's values, of the first of the four scales of a step of row `row`. Thread selector 0
+/// of A takes the scales of even steps, selector 1 the scales of odd steps.
 pub const fn scale_place(row: u32, step: u32) -> u32 {
     let (strip, row) = (row / STRIP_ROWS, row % STRIP_ROWS);
     let lane = row / 2 * 4 + step % 2 * 2 + row % 2;
     (step / 2 * STRIPS + strip) * STRIP_SCALE_BYTES + lane * 4
 }
 
-/// One group of a grouped problem, as an array of them lies in global memory.
+/// A group of a grouped problem. An array of groups lies in global memory.
 ///
-/// `C = silu(alpha[0]·A·B[0]ᵀ) ∘ (alpha[1]·A·B[1]ᵀ)`, gate first; a plain kernel computes `alpha[0]·A·B[0]ᵀ` and does not
-/// read index 1 of anything.
+/// `C = silu(alpha[0]·A·B[0]ᵀ) ∘ (alpha[1]·A·B[1]ᵀ)`, gate first. A plain kernel computes `alpha[0]·A·B[0]ᵀ` and reads
+/// index 1 of no field.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct Group {
-    /// Address of the map of A's values: u8, `[m, k/2]`, the 128-byte swizzle, zeros outside, a box of [`K_BLOCK_BYTES`] ×
-    /// [`Instance::tile_tokens`].
+    /// Address of the tensor map of A's values: u8, `[m, k/2]`, 128-byte swizzle, zeros outside, a box of
+    /// [`K_BLOCK_BYTES`] × [`Instance::tile_tokens`].
     pub a_map: u64,
-    /// Address of A's scales in the blocked layout, padded to whole tiles, a multiple of 16.
+    /// Address of A's scales in the blocked layout, padded to whole tiles; a multiple of 16.
     pub a_scales: u64,
-    /// Addresses of the slabs of gate and up, multiples of 16; their rows are padded with zeros to whole slabs.
+    /// Addresses of the slabs of gate and up, multiples of 16. Their rows are padded with zeros to whole slabs.
     pub b: [u64; 2],
-    /// Address of C [m, n], row-major, two bytes an element, a multiple of 16.
+    /// Address of C [m, n], row-major, two bytes per element; a multiple of 16.
     pub c: u64,
     /// Products of the global scales: A's and gate's, A's and up's.
     pub alpha: [f32; 2],
@@ -119,13 +123,13 @@ pub struct Group {
     pub m: u32,
     /// Rows of each B, columns of C; a multiple of 8.
     pub n: u32,
-    /// Elements summed over; a multiple of [`K_ALIGNMENT`], not 0.
+    /// Number of elements that are summed; a multiple of [`K_ALIGNMENT`], not 0.
     pub k: u32,
     /// Keeps the size a multiple of the alignment.
     pub unused: u32,
 }
 
-/// One tile of C, as an array of them lies in global memory.
+/// A tile of C. An array of tiles lies in global memory.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Tile {
@@ -135,25 +139,26 @@ pub struct Tile {
     pub first_column: u32,
     /// First token; a multiple of [`Instance::tile_tokens`].
     pub first_token: u32,
-    /// Tokens, from 1 to [`Instance::tile_tokens`].
+    /// Number of tokens, from 1 to [`Instance::tile_tokens`].
     pub tokens: u32,
 }
 
-/// The one parameter of a kernel.
+/// The kernel's parameter.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct Launch {
     /// Address of the array of [`Group`].
     pub groups: u64,
-    /// Address of the array of [`Tile`]. Of B blocks, block b computes tiles b, b + B, b + 2·B and so on.
+    /// Address of the array of [`Tile`]. With B CTAs, CTA b computes tiles b, b + B, b + 2·B and so on.
     pub tiles: u64,
-    /// Its length.
+    /// Number of tiles.
     pub tile_count: u32,
-    /// [`OUTPUT_F16`](crate::format::OUTPUT_F16) or [`OUTPUT_BF16`](crate::format::OUTPUT_BF16).
+    /// Output format: [`OUTPUT_F16`](crate::format::OUTPUT_F16) or [`OUTPUT_BF16`](crate::format::OUTPUT_BF16).
     pub output: u32,
 }
 
-/// Passes the list of instances to `$each!`. A tile has up to so many tokens; `stages` hold its k-blocks.
+/// Passes the list of instances to `$each!`: `gated(tokens)` and `plain(tokens)` with up to `tokens` tokens per tile,
+/// and their number of stages, one k-block per stage.
 macro_rules! instances {
     ($each:ident) => {
         $each! {
@@ -174,21 +179,22 @@ macro_rules! instances {
 pub(super) use instances;
 instances!(table);
 
-/// How weights lie in memory.
+/// Layout of weights in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
-    /// In slabs, which a stage holds as they are.
+    /// Slabs, which a stage holds as they are.
     Slabs,
-    /// In rows with scales in the blocked layout: [`nvfp4_rows`](crate::nvfp4_rows). A stage has 64 rows of gate and 64 of up, or 128 of
-    /// the only matrix, with the 128-byte swizzle; behind them are the scale tiles of each matrix, one for each step.
+    /// Rows with scales in the blocked layout: [`nvfp4_rows`](crate::nvfp4_rows). A stage has 64 rows of gate and 64 of
+    /// up, or 128 of the only matrix, with the 128-byte swizzle. The scale tiles of each matrix follow, one per step.
     Rows,
 }
 
-/// One way to build the kernel, and what it takes of the hardware.
+/// An instance of the kernel, and the resources that it takes.
 ///
-/// Shared memory of a block: the tokens of each stage, the weights of each, the tokens' scales of each, then barriers.
+/// Layout of a CTA's shared memory: the tokens of all stages, the weights of all stages, the tokens' scales of all
+/// stages, then barriers.
 ///
-/// What does not fit does not compile:
+/// An instance that does not fit does not compile:
 ///
 /// ```
 /// # use kernels_gpu::mma_sync::gated_sm120::abi::{Instance, gated};
@@ -200,42 +206,42 @@ pub enum Weights {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instance {
-    /// The entry's name.
+    /// Name of the entry.
     pub entry: &'static str,
-    /// Matrices of weights: 2 for gated, 1 for plain.
+    /// Number of matrices of weights: 2 for gated, 1 for plain.
     pub matrices: u32,
-    /// The most tokens of a tile.
+    /// Maximum number of tokens per tile.
     pub tile_tokens: u32,
-    /// How weights lie in memory.
+    /// Layout of weights in memory.
     pub weights: Weights,
-    /// Stages of the pipeline from global memory to the registers.
+    /// Stages of the pipeline from global memory to registers.
     pub stages: u32,
 }
 
-/// An [`Instance`] that lacks its stages.
+/// An [`Instance`] without its number of stages.
 #[derive(Clone, Copy, Debug)]
 pub struct Builder(Instance);
 
-/// The gated kernel with up to so many tokens a tile.
+/// The gated kernel with up to `tile_tokens` tokens per tile.
 pub const fn gated(tile_tokens: u32) -> Builder {
     Builder(Instance { entry: "", matrices: 2, tile_tokens, weights: Weights::Slabs, stages: 0 })
 }
 
-/// As [`gated`], the plain kernel.
+/// The plain kernel with up to `tile_tokens` tokens per tile.
 pub const fn plain(tile_tokens: u32) -> Builder {
     Builder(Instance { matrices: 1, ..gated(tile_tokens).0 })
 }
 
 impl Builder {
-    /// The same for weights in [`Weights::Rows`].
+    /// Selects weights in [`Weights::Rows`].
     pub const fn rows(self) -> Self {
         Self(Instance { weights: Weights::Rows, ..self.0 })
     }
 
-    /// The instance with so many stages.
+    /// The instance with this number of stages.
     ///
     /// # Panics
-    /// If it asks for more than there is, or for what the kernel cannot do.
+    /// If the instance takes more resources than there are, or is one that the kernel does not implement.
     pub const fn stages(self, stages: u32) -> Instance {
         let instance = Instance { stages, ..self.0 };
         instance.check();
@@ -244,7 +250,7 @@ impl Builder {
 }
 
 impl Instance {
-    /// Bytes of a stage's weights.
+    /// Bytes of weights per stage.
     pub const fn weight_bytes(self) -> u32 {
         match self.weights {
             Weights::Slabs => SLABS * slab_bytes(STEPS),
@@ -252,67 +258,67 @@ impl Instance {
         }
     }
 
-    /// Warps that multiply the same strips, each with tokens of its own.
+    /// Number of warps that multiply the same strips, each with its own tokens.
     pub const fn token_warps(self) -> u32 {
         if self.tile_tokens > TOKEN_SCALE_ROWS { 2 } else { 1 }
     }
 
-    /// Warps that multiply. They are the block's first.
+    /// Number of warps that multiply. They are the CTA's first warps.
     pub const fn consumer_warps(self) -> u32 {
         STRIPS * self.token_warps()
     }
 
-    /// Threads of a block, in one dimension: those of the warps that multiply, and of the one that loads.
+    /// Threads per CTA, in one dimension: the warps that multiply, and one warp that loads.
     pub const fn threads(self) -> u32 {
         (self.consumer_warps() + 1) * 32
     }
 
-    /// Columns of C that a tile has.
+    /// Columns of C per tile.
     pub const fn tile_columns(self) -> u32 {
         SLABS / self.matrices * SLAB_ROWS
     }
 
-    /// Tokens that a warp multiplies.
+    /// Tokens per multiplying warp.
     pub const fn warp_tokens(self) -> u32 {
         self.tile_tokens / self.token_warps()
     }
 
-    /// Columns of the products of a warp, eight tokens each.
+    /// Number of columns of a warp's products, eight tokens each.
     pub const fn warp_columns(self) -> usize {
         (self.warp_tokens() / N_STEP) as usize
     }
 
-    /// Bytes of a stage's token values.
+    /// Bytes of token values per stage.
     pub const fn token_bytes(self) -> u32 {
         self.tile_tokens * K_BLOCK_BYTES
     }
 
-    /// Bytes of the tokens' scales of a step: the rows of a tile of the scale layout in which they lie, 16 bytes each.
+    /// Bytes of the tokens' scales per step: the rows of a tile of the scale layout that hold them, 16 bytes each.
     pub const fn step_scale_bytes(self) -> u32 {
         let rows = if self.tile_tokens < TOKEN_SCALE_ROWS { self.tile_tokens } else { TOKEN_SCALE_ROWS };
         rows * (SCALE_TILE_ROWS / TOKEN_SCALE_ROWS * 4)
     }
 
-    /// Bytes of a stage.
+    /// Bytes per stage.
     pub const fn stage_bytes(self) -> u32 {
         self.token_bytes() + self.weight_bytes() + STEPS * self.step_scale_bytes()
     }
 
-    /// Dynamic shared memory of a block, in bytes.
+    /// Dynamic shared memory per CTA, in bytes.
     pub const fn shared_bytes(self) -> u32 {
-        // Two barriers a stage.
+        // Two barriers per stage.
         self.stages * (self.stage_bytes() + 2 * 8)
     }
 
-    /// Stops the compiler where an instance asks for more than there is.
+    /// Fails compilation if an instance takes more resources than there are.
     const fn check(self) {
         assert!(self.matrices == 1 || self.matrices == 2);
         assert!(
             self.tile_tokens >= N_STEP && self.tile_tokens <= SCALE_TILE_ROWS && self.tile_tokens.is_power_of_two(),
-            "tiles of tokens are parts of a scale tile"
+            "tiles of tokens must be parts of a scale tile"
         );
-        assert!(self.stages > 0, "a pipeline needs a stage");
-        assert!(self.shared_bytes() <= SHARED_BYTES, "the stages do not fit shared memory");
+        assert!(self.stages > 0, "a pipeline needs at least 1 stage");
+        assert!(self.shared_bytes() <= SHARED_BYTES, "the stages do not fit in shared memory");
     }
 }
 
@@ -324,7 +330,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn every_instance_fits_and_has_a_name_of_its_own() {
+    fn instances_fit_and_have_distinct_names() {
         let names: BTreeSet<_> = INSTANCES.iter().map(|instance| instance.entry).collect();
         assert_eq!(names.len(), INSTANCES.len());
         INSTANCES.iter().for_each(|instance| instance.check());
@@ -342,14 +348,14 @@ mod tests {
                 }
             }
             assert!(*used.last().unwrap() < slab_bytes(steps));
-            // An odd step has a pair all the same.
+            // An odd step takes the space of a pair.
             let unused = steps % 2 * SLAB_ROWS * 4;
             assert_eq!(used.len() as u32 + unused, slab_bytes(steps), "{steps} steps");
         }
     }
 
     #[test]
-    fn budgets_are_as_counted_by_hand() {
+    fn sizes_match_manual_counts() {
         assert_eq!((slab_bytes(4), slab_bytes(1), slab_row_bytes(2880)), (9216, 2560, 11 * 9216 + 2560));
         assert_eq!([8, 32, 128].map(|tokens| gated(tokens).stages(1).stage_bytes()), [19_968, 24_576, 36_864]);
         let rows = [gated(16).rows().stages(1), plain(16).rows().stages(1)].map(|instance| instance.stage_bytes());
@@ -360,7 +366,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "shared memory")]
-    fn more_stages_than_shared_memory_holds_are_refused() {
+    fn stages_beyond_shared_memory_are_refused() {
         gated(64).stages(4);
     }
 }

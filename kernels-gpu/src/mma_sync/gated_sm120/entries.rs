@@ -1,4 +1,4 @@
-//! The entries, whose groups and tiles the host has listed.
+//! The entries, for groups and tiles in lists of the host.
 
 use cuda_std::kernel;
 
@@ -20,7 +20,7 @@ macro_rules! entries {
         #[kernel(threads = INSTANCES[Index::$entry as usize].threads(), min_blocks = 1)]
         pub unsafe fn $entry(launch: Launch) {
             const INDEX: usize = Index::$entry as usize;
-            // SAFETY: the contract is this function's too.
+            // SAFETY: the caller fulfills the contract in `mod.rs`, which `run` requires.
             unsafe { Sm120::<Listed<INDEX>, { INSTANCES[INDEX].warp_columns() }>::run(Listed { launch }) }
         }
     )*};
@@ -60,7 +60,7 @@ impl<const INDEX: usize> Work for Listed<INDEX> {
 
     #[inline(always)]
     fn placed(group: Group) -> Placed {
-        // The map of tokens is the group's own, and of weights there is none.
+        // The group has its own map of tokens. There is no map of weights.
         Placed { group, token_row: 0, token_tile: 0, weight_map: 0, weight_rows: [0; 2] }
     }
 

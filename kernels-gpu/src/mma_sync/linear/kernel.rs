@@ -1,7 +1,7 @@
-//! How a linear layer works with the products of a warp on cards that have bulk copies.
+//! The device code of a linear layer with products of a warp, for GPUs that have bulk copies.
 //!
-//! A block computes a tile of C. Its last warp loads weights and tokens of some k-blocks, a span, to the next stages of a ring. Each other
-//! warp has a [`Strip`] of it, and goes through a span without a test or a barrier.
+//! A CTA computes a tile of C. Its last warp loads the weights and tokens of a span of k-blocks to the next stages of a
+//! ring. Each other warp has a [`Strip`] of the tile, and goes through a span without a test or a barrier.
 
 use cuda_std::{
     fence::{fence_mbarrier_init, fence_proxy_async_shared},
@@ -32,7 +32,7 @@ use crate::{
 
 pub(crate) use super::strip::Built;
 
-/// Makes the entries of a list of instances, each a type of its own.
+/// Makes the entries of a list of instances, each with its own type.
 macro_rules! entries {
     ($($entry:ident = $instance:expr;)*) => {$(
         /// One of [`INSTANCES`].
@@ -47,7 +47,7 @@ macro_rules! entries {
             impl Built for This {
                 const INSTANCE: Instance = INSTANCE;
             }
-            // SAFETY: the contract is this function's too.
+            // SAFETY: the caller fulfills the contract in `linear_sm90/mod.rs`, which `run` requires.
             unsafe {
                 let token_map = tensor_map_of_parameter!($entry);
                 ByWarp::<This, IS_BF16, { INSTANCE.products() }>::run(launch, token_map);
@@ -57,7 +57,7 @@ macro_rules! entries {
 }
 pub(crate) use entries;
 
-/// The kernel as an instance, whose tokens are bf16 or f16. A warp has `P` products for 16 columns of K.
+/// The kernel as one instance, for bf16 or f16 tokens. A warp has `P` products per 16 columns of K.
 pub(crate) struct ByWarp<I, const BF16: bool, const P: usize> {
     strip: Strip<I, BF16, P>,
     token_map: TensorMapAddress,
@@ -70,22 +70,22 @@ where
     const INSTANCE: Instance = I::INSTANCE;
     const WARPS: u32 = Self::INSTANCE.multiplying_warps();
 
-    // Shared memory: stages, then the barriers.
+    // Layout of shared memory: stages, then the barriers.
     const END: u32 = Strip::<I, BF16, P>::STAGES_END + ring_bytes(Self::INSTANCE.spans());
 
-    /// A thread's part of the kernel.
+    /// One thread's part of the kernel.
     ///
     /// # Safety
     /// The contract in `linear_sm90/mod.rs`.
     #[inline(always)]
     pub(crate) unsafe fn run(launch: Launch, token_map: TensorMapAddress) {
         const { assert!(!Self::INSTANCE.by_pieces && Self::END == Self::INSTANCE.shared_bytes()) };
-        // The same value in all lanes; through the shuffle the compiler knows that it is.
-        // SAFETY: all lanes are here.
+        // All lanes hold the same value. The shuffle lets the compiler know that. SAFETY: all lanes of the warp execute
+        // the shuffle together.
         let (warp, _) = unsafe { warp_shuffle_idx(ALL_LANES, thread::thread_idx_x() / WARP_SIZE, 0, WARP_SIZE) };
         let this = Self { strip: Strip::new(launch, warp), token_map };
-        // SAFETY: the contract is this function's too. Barriers are initialized before any thread passes `sync_threads`; each role is
-        // a warp's.
+        // SAFETY: the caller fulfills the contract in `linear_sm90/mod.rs`. Barriers are initialized before any thread
+        // passes `sync_threads`. Each warp has one role.
         unsafe {
             if thread::thread_idx_x() == 0 {
                 this.spans().init(1, Self::WARPS);
@@ -100,31 +100,34 @@ where
         }
     }
 
-    /// The ring of spans. One is full when its copies have arrived, and empty when every warp that multiplies has.
+    /// The ring of spans. A span is full when its copies have arrived, and empty when all multiplying warps have
+    /// arrived.
     #[inline(always)]
     fn spans(&self) -> Ring {
         Ring::new(self.strip.shared + Strip::<I, BF16, P>::STAGES_END, Self::INSTANCE.spans())
     }
 
-    /// The first stage of the span that a ring stands at.
+    /// Index of the first stage of the span at which a ring stands.
     #[inline(always)]
     fn first_stage(spans: Ring) -> u32 {
         spans.index() * Self::INSTANCE.span
     }
 
-    /// Loads the tile's k-blocks: weights of the first stages before the grid before has ended, the rest after it. They are half of the
-    /// stages: the tokens of the first would come behind the weights of all. One warp.
+    /// Loads the tile's k-blocks. One warp does so: it loads the weights of half of the stages before the previous grid
+    /// has ended, and everything else afterwards. With the weights of all stages first, the first tokens would arrive
+    /// after all of these weights.
     ///
     /// # Safety
-    /// The contract. The barriers have been initialized. The whole warp calls it together.
+    /// The contract in `linear_sm90/mod.rs` holds. The barriers have been initialized. The whole warp makes this call
+    /// together.
     #[inline(always)]
     unsafe fn load(&self) {
         let k_blocks = k_blocks(self.strip.launch.k);
         let early = k_blocks.min(Self::INSTANCE.spans() / 2 * Self::INSTANCE.span);
         let (mut spans, mut with_tokens) = (self.spans(), self.spans());
         let (mut k_block, mut of_tokens) = (0, 0);
-        // SAFETY: stages are written while they are empty, and their full barrier expects the bytes of every copy. Tokens are complete
-        // after the wait.
+        // SAFETY: stages are written while they are empty, and their full barrier expects the bytes of every copy.
+        // Tokens are complete after the wait.
         unsafe {
             while k_block < early {
                 self.load_weights(spans, k_block);
@@ -148,23 +151,25 @@ where
         }
     }
 
-    /// K-blocks of the span that begins with this one: fewer where K ends.
+    /// Number of k-blocks of the span that begins with k-block `first`: fewer at the end of K.
     #[inline(always)]
     fn span_k_blocks(&self, first: u32) -> u32 {
         (k_blocks(self.strip.launch.k) - first).min(Self::INSTANCE.span)
     }
 
-    /// Starts to load the weights of the span that begins with a k-block, whose barrier then expects the tokens too.
+    /// Starts the loads of the weights of the span that begins with k-block `first`. The span's barrier then expects
+    /// the tokens too.
     ///
     /// # Safety
-    /// The contract. The span's stages are empty. The whole warp calls it together.
+    /// The contract in `linear_sm90/mod.rs` holds. The span's stages are empty. The whole warp makes this call
+    /// together.
     #[inline(always)]
     unsafe fn load_weights(&self, span: Ring, first: u32) {
         let &Strip { launch: Launch { panels, n, k, .. }, first_column, .. } = &self.strip;
         let (first_panel, first_row) = (first_column / PANEL_ROWS, first_column % PANEL_ROWS);
         let (last_panel, panel_strips) = ((n - 1) / PANEL_ROWS, Self::INSTANCE.panel_strips());
         let (count, full) = (self.span_k_blocks(first), span.full());
-        // SAFETY: the span's stages are empty and have room for the k-blocks. Strips lie one behind the other in their
+        // SAFETY: the span's stages are empty and have room for the k-blocks. Strips lie one after the other in their
         // panel, and so do their scales. One lane makes the barrier expect all bytes that its copies bring.
         unsafe {
             if lane_id() == 0 {
@@ -173,7 +178,8 @@ where
                 for step in 0..count {
                     let weights = self.strip.weights(Self::first_stage(span) + step);
                     for index in 0..Self::INSTANCE.panels() {
-                        // If the matrix has no such panel, its last one stands in: what becomes of it is not written to C.
+                        // If the matrix lacks this panel, its last panel takes the place: the products are not written
+                        // to C.
                         let panel = panel_offset((first_panel + index).min(last_panel), first + step, k);
                         let panel = GlobalAddress::new(panels) + panel;
                         let values = panel + u64::from(first_row * ROW_BYTES);
@@ -189,10 +195,12 @@ where
         }
     }
 
-    /// Starts to load the tokens of the span that begins with a k-block. What lies outside of the tokens comes as zeros.
+    /// Starts the loads of the tokens of the span that begins with k-block `first`. Bytes outside of the tokens become
+    /// zeros.
     ///
     /// # Safety
-    /// The contract; the grid before has ended. The span's weights are on their way. The whole warp calls it together.
+    /// The contract in `linear_sm90/mod.rs` holds, and the previous grid has ended. The loads of the span's weights
+    /// have started. The whole warp makes this call together.
     #[inline(always)]
     unsafe fn load_tokens(&self, span: Ring, first: u32) {
         let full = span.full();
@@ -206,7 +214,7 @@ where
                         let byte = ((first + step) * BOXES + part) * BOX_BYTES;
                         let at = [byte, self.strip.first_token].map(|place| place as i32);
                         let target = tokens + part * (Self::INSTANCE.token_bytes() / BOXES);
-                        // For sm_120 ptxas makes a stack for the form that Hopper's oldest drivers know.
+                        // For sm_120, ptxas makes a stack for the instruction form that Hopper's oldest drivers know.
                         if cfg!(feature = "linear_sm120") {
                             cp_async_bulk_tensor_2d_shared_cta_global(target, self.token_map, at, full);
                         } else {
@@ -219,10 +227,12 @@ where
         }
     }
 
-    /// The warp's sums. It takes the operands of the next k-block before it multiplies one, over the ends of spans too.
+    /// The warp's sums. The warp reads the operands of the next k-block before it multiplies the current one, also
+    /// across the ends of spans.
     ///
     /// # Safety
-    /// The contract. The barriers have been initialized. The whole warp calls it together.
+    /// The contract in `linear_sm90/mod.rs` holds. The barriers have been initialized. The whole warp makes this call
+    /// together.
     #[inline(always)]
     unsafe fn sums(&self) -> [[f32; 4]; P] {
         const { assert!(MAX_SPAN == 8) };
@@ -230,7 +240,7 @@ where
         let mut span = self.spans();
         let (lane, leads) = (self.strip.lane(), opaque_b32(lane_id()) == 0);
         let mut left = k_blocks(self.strip.launch.k);
-        // SAFETY: stages are read while they are full, and released behind their last load.
+        // SAFETY: stages are read while they are full, and released after their last load.
         unsafe {
             span.wait_full();
             let mut operands = self.strip.operands(&lane, Self::first_stage(span));
@@ -239,7 +249,7 @@ where
                 let first = Self::first_stage(span);
                 let mut next = span;
                 next.advance();
-                // Straight-line code, in which stages are known when it is compiled.
+                // Straight-line code, in which stages are constants relative to the span's first one.
                 macro_rules! steps {
                     ($($step:literal)*) => {$(
                         if $step < Self::INSTANCE.span {
@@ -256,7 +266,8 @@ where
                     )*};
                 }
                 steps!(0 1 2 3 4 5 6 7);
-                // Without it, a copy overwrites the span while loads are still under way: seen on an H200.
+                // Without this fence, a copy overwrites the span while loads from it are still in flight: seen on an
+                // H200.
                 fence_proxy_async_shared();
                 sync_warp(ALL_LANES);
                 if leads {
@@ -264,7 +275,7 @@ where
                 }
                 span = next;
             }
-            // What K has besides whole spans.
+            // The k-blocks after the last whole span.
             for step in 0..left {
                 let stage = Self::first_stage(span) + step;
                 if step > 0 {

@@ -17,13 +17,13 @@ use crate::{
     units::OperandType,
 };
 
-/// Columns of C that a warp has: the M of its products.
+/// Columns of C per warp: the M of its products.
 pub const STRIP_ROWS: u32 = 16;
 
-/// Tokens of a product.
+/// Tokens per product.
 pub const PRODUCT_TOKENS: u32 = 8;
 
-/// Bytes that a lane gives the address of to `ldmatrix`: the swizzle moves such pieces.
+/// Bytes per address that a lane passes to `ldmatrix`. The swizzle moves pieces of this size.
 pub const CHUNK_BYTES: u32 = 16;
 
 /// Bytes of a strip's values in a k-block.
@@ -32,39 +32,40 @@ pub const STRIP_VALUES: u32 = STRIP_ROWS * ROW_BYTES;
 /// Bytes of a strip's scales in a k-block.
 pub const STRIP_SCALES: u32 = STRIP_ROWS * ROW_SCALES;
 
-/// The most k-blocks of a span: the main loop has code for each of them.
+/// Maximum number of k-blocks per span: the mainloop has separate code for each of them.
 pub const MAX_SPAN: u32 = 8;
 
-/// One way to build the kernel, and what it takes of the hardware.
+/// An instance of the kernel, and the resources that it takes.
 ///
-/// Shared memory of a block: tokens of all stages, weights of all stages (the values of the tile's strips, then their scales), barriers if
-/// there are any.
+/// Layout of a CTA's shared memory: tokens of all stages, weights of all stages (the values of the tile's strips, then
+/// their scales), barriers if there are any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instance {
-    /// The entry's name.
+    /// Name of the entry.
     pub entry: &'static str,
-    /// The type of tokens and C.
+    /// Type of tokens and C.
     pub operand_type: OperandType,
-    /// The most tokens of a tile.
+    /// Maximum number of tokens per tile.
     pub tile_tokens: u32,
-    /// Warps that share a strip, each with a part of the tokens.
+    /// Number of warps that share a strip, each with a part of the tokens.
     pub sharing: u32,
-    /// Strips of a tile.
+    /// Strips per tile.
     pub strips: u32,
-    /// Whether every warp copies tokens and weights, 16 bytes a thread; if not, one warp more loads them by bulk copies, which cards before
-    /// sm_90 do not have.
+    /// `true` if every warp copies tokens and weights, 16 bytes per thread and copy. `false` if one additional warp
+    /// loads them by bulk copies, which need sm_90.
     pub by_pieces: bool,
-    /// K-blocks of a *span*: what the warp that loads and those that multiply hand over at a time.
+    /// K-blocks of a *span*: the unit in which the loading warp hands stages to the multiplying warps.
     pub span: u32,
-    /// Stages of the pipeline that brings weights and tokens to shared memory, a k-block each; whole spans.
+    /// Stages of the pipeline that brings weights and tokens to shared memory, one k-block per stage; a multiple of
+    /// `span`.
     pub stages: u32,
 }
 
-/// An [`Instance`] that lacks its stages.
+/// An [`Instance`] without its number of stages.
 #[derive(Clone, Copy, Debug)]
 pub struct Builder(Instance);
 
-/// The kernel for tokens of this type, with up to so many of them a tile.
+/// The kernel for tokens of this type, with up to `tile_tokens` tokens per tile.
 pub const fn tokens(operand_type: OperandType, tile_tokens: u32) -> Builder {
     Builder(Instance {
         entry: "",
@@ -99,10 +100,10 @@ impl Builder {
         Self(Instance { span, ..self.0 })
     }
 
-    /// The instance with so many stages.
+    /// The instance with this number of stages.
     ///
     /// # Panics
-    /// If it asks for more than there is, or for what the kernel cannot do.
+    /// If the instance takes more resources than there are, or is one that the kernel does not implement.
     pub const fn stages(self, stages: u32) -> Instance {
         let instance = Instance { stages, ..self.0 };
         instance.check();
@@ -111,77 +112,78 @@ impl Builder {
 }
 
 impl Instance {
-    /// Columns of C of a tile.
+    /// Columns of C per tile.
     pub const fn columns(self) -> u32 {
         self.strips * STRIP_ROWS
     }
 
-    /// Panels that a tile's columns lie in.
+    /// Number of panels that hold a tile's columns.
     pub const fn panels(self) -> u32 {
         self.columns().div_ceil(PANEL_ROWS)
     }
 
-    /// Strips of a panel that a tile has.
+    /// Strips of a tile per panel.
     pub const fn panel_strips(self) -> u32 {
         self.strips / self.panels()
     }
 
-    /// Warps that multiply.
+    /// Warps per CTA that multiply.
     pub const fn multiplying_warps(self) -> u32 {
         self.strips * self.sharing
     }
 
-    /// Threads of a block, in one dimension: the warps that multiply, and perhaps one that loads.
+    /// Threads per CTA, in one dimension: the warps that multiply, and the warp that loads by bulk copies.
     pub const fn threads(self) -> u32 {
         (self.multiplying_warps() + !self.by_pieces as u32) * 32
     }
 
-    /// Tokens of a warp.
+    /// Tokens per warp.
     pub const fn warp_tokens(self) -> u32 {
         self.tile_tokens / self.sharing
     }
 
-    /// Products of a warp for 16 columns of K.
+    /// Products per warp and 16 columns of K.
     pub const fn products(self) -> usize {
         (self.warp_tokens() / PRODUCT_TOKENS) as usize
     }
 
-    /// Bytes of the values of a stage's weights, which their scales lie behind.
+    /// Bytes of values in a stage's weights. The scales follow the values.
     pub const fn value_bytes(self) -> u32 {
         self.strips * STRIP_VALUES
     }
 
-    /// Bytes of a stage's weights.
+    /// Bytes of weights per stage.
     pub const fn weight_bytes(self) -> u32 {
         self.value_bytes() + self.strips * STRIP_SCALES
     }
 
-    /// Bytes of a stage's tokens.
+    /// Bytes of tokens per stage.
     pub const fn token_bytes(self) -> u32 {
         self.tile_tokens * 2 * K_BLOCK
     }
 
-    /// Spans that the stages have room for.
+    /// Number of spans that fit in the stages.
     pub const fn spans(self) -> u32 {
         self.stages / self.span
     }
 
-    /// Dynamic shared memory of a block, in bytes: stages, and if bulk copies fill them, barriers for full and empty of each span.
+    /// Dynamic shared memory per CTA, in bytes: the stages and, if bulk copies fill them, a full and an empty barrier
+    /// per span.
     pub const fn shared_bytes(self) -> u32 {
         let barriers = if self.by_pieces { 0 } else { self.spans() * 2 * BARRIER_BYTES };
         self.stages * (self.weight_bytes() + self.token_bytes()) + barriers
     }
 
-    /// Stops the compiler where an instance asks for more than there is.
+    /// Fails compilation if an instance takes more resources than there are.
     const fn check(self) {
         let is_part = self.strips > 0 && PANEL_ROWS.is_multiple_of(self.columns());
-        assert!(is_part || self.columns().is_multiple_of(PANEL_ROWS), "a tile is a part of a panel, or whole ones");
+        assert!(
+            is_part || self.columns().is_multiple_of(PANEL_ROWS),
+            "a tile must be a part of a panel or whole panels"
+        );
         assert!(self.warp_tokens() > 0 && self.warp_tokens().is_multiple_of(PRODUCT_TOKENS));
         assert!(self.span > 0 && self.span <= MAX_SPAN && self.stages.is_multiple_of(self.span));
-        assert!(
-            self.spans() > 1 && self.stages > 2,
-            "one stage is multiplied, the next one is full, and one is being filled"
-        );
-        assert!(self.shared_bytes() <= SHARED_BYTES, "stages do not fit shared memory");
+        assert!(self.spans() > 1 && self.stages > 2, "the pipeline needs at least 2 spans and 3 stages");
+        assert!(self.shared_bytes() <= SHARED_BYTES, "the stages do not fit in shared memory");
     }
 }

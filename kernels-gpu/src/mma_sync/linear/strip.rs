@@ -1,9 +1,10 @@
-//! What a warp makes of stages, however their bytes come there: a strip of 16 columns of C, with some of a tile's tokens.
+//! A warp's work on full stages: a strip of 16 columns of C, with some of a tile's tokens. This file does not know how
+//! stages are filled.
 //!
-//! The lanes are as in a warp of `wgmma`: the warp decodes weights in registers and multiplies. Its products follow one another along K,
-//! and each waits for the one before, 24 cycles on an H200; decoding fits between them.
+//! Lanes have the same elements as in a warp of `wgmma`: the warp decodes weights in registers and multiplies. Each
+//! product along K waits for the product before it, 24 cycles on an H200. Decoding fits between them.
 
-// Loops over indices, not iterators: they unroll, so that arrays stay in registers.
+// Loops go over indices, not iterators: they unroll, so that the arrays stay in registers.
 #![allow(clippy::needless_range_loop)]
 
 use core::marker::PhantomData;
@@ -34,13 +35,13 @@ pub(crate) trait Built {
     const INSTANCE: Instance;
 }
 
-/// Boxes of tokens of a stage: the first 64 columns of the k-block, and the others.
+/// Boxes of tokens per stage: one box has the first 64 columns of the k-block, the other the rest.
 pub(crate) const BOXES: u32 = 2 * K_BLOCK / BOX_BYTES;
 
-/// Chunks of a row of a box.
+/// Chunks in a row of a box.
 const BOX_CHUNKS: u32 = BOX_BYTES / CHUNK_BYTES;
 
-/// A warp's part of a tile of C, of an instance whose tokens are bf16 or f16. It has `P` products for 16 columns of K.
+/// A warp's part of a tile of C, for an instance with bf16 or f16 tokens. It has `P` products per 16 columns of K.
 pub(crate) struct Strip<I, const BF16: bool, const P: usize> {
     pub(crate) launch: Launch,
     pub(crate) shared: SharedAddress,
@@ -48,24 +49,25 @@ pub(crate) struct Strip<I, const BF16: bool, const P: usize> {
     pub(crate) first_column: u32,
     /// The tile's first token.
     pub(crate) first_token: u32,
-    /// The warp's strip.
+    /// Index of the warp's strip in the tile.
     strip: u32,
     /// The first of the warp's tokens in the tile.
     warp_token: u32,
     instance: PhantomData<I>,
 }
 
-/// Where a lane's part of a stage lies, in bytes from its weights, and from its tokens.
+/// Offsets of a lane's part of a stage, in bytes from the stage's weights and tokens.
 pub(crate) struct Lane {
-    /// The words of its rows.
+    /// Offsets of the words of its rows.
     words: [u32; 2],
-    /// The scales of its rows.
+    /// Offsets of the scales of its rows.
     scales: [u32; 2],
-    /// What it gives to `ldmatrix` for the words 0 and 2, and for 1 and 3.
+    /// Offsets that it passes to `ldmatrix` for words 0 and 2, and for words 1 and 3.
     tokens: [u32; 2],
 }
 
-/// What a lane has of a k-block before it is multiplied: words of two rows, the scales of both, and B of the first words.
+/// A lane's operands of a k-block before they are multiplied: words of two rows, the scales of both rows, and B of the
+/// first words.
 #[derive(Clone, Copy)]
 pub(crate) struct Operands<const P: usize> {
     words: [[u32; LANE_WORDS]; 2],
@@ -79,16 +81,16 @@ where
 {
     const INSTANCE: Instance = I::INSTANCE;
 
-    // Offsets from the start of shared memory: tokens of all stages, their weights, and what else an instance has.
+    // Layout of shared memory: tokens of all stages, weights of all stages, then further data of the instance.
     const WEIGHTS: u32 = Self::INSTANCE.stages * Self::INSTANCE.token_bytes();
     pub(crate) const STAGES_END: u32 = Self::WEIGHTS + Self::INSTANCE.stages * Self::INSTANCE.weight_bytes();
 
-    /// The part of the block's tile that this warp has.
+    /// This warp's part of the CTA's tile.
     #[inline(always)]
     pub(crate) fn new(launch: Launch, warp: u32) -> Self {
         const { assert!(Self::INSTANCE.products() == P && P <= 8) };
         let columns = launch.n.div_ceil(Self::INSTANCE.columns());
-        // SAFETY: C has columns.
+        // SAFETY: N is not 0, so C has columns.
         unsafe { core::hint::assert_unchecked(columns > 0) };
         let (column, row) = (thread::block_idx_x() % columns, thread::block_idx_x() / columns);
         Self {
@@ -102,26 +104,26 @@ where
         }
     }
 
-    /// Where a stage's weights lie.
+    /// Address of a stage's weights.
     #[inline(always)]
     pub(crate) fn weights(&self, stage: u32) -> SharedAddress {
         self.shared + (Self::WEIGHTS + stage * Self::INSTANCE.weight_bytes())
     }
 
-    /// Where a stage's tokens lie.
+    /// Address of a stage's tokens.
     #[inline(always)]
     pub(crate) fn tokens(&self, stage: u32) -> SharedAddress {
         self.shared + stage * Self::INSTANCE.token_bytes()
     }
 
-    /// The rows of the strip that the lanes of a pair have: two neighbors. Every second pair has them the other way round, so that loads of
-    /// words meet every bank of shared memory once.
+    /// The rows of the strip that a pair of lanes has: two neighbors. Every second pair has them in reverse order, so
+    /// that loads of words have no bank conflicts.
     #[inline(always)]
     const fn rows(pair: u32) -> [u32; 2] {
         [2 * pair + pair % 2, 2 * pair + 1 - pair % 2]
     }
 
-    /// This lane's places, computed once: the compiler is not to compute them anew in each k-block.
+    /// This lane's offsets. They are opaque, so that the compiler computes them once and not in each k-block.
     #[inline(always)]
     pub(crate) fn lane(&self) -> Lane {
         let lane_id = opaque_b32(lane_id());
@@ -141,14 +143,14 @@ where
         }
     }
 
-    /// A lane's operands of a stage.
+    /// Reads a lane's operands from a stage.
     ///
     /// # Safety
-    /// The stage is full. The whole warp calls it together.
+    /// The stage is full. The whole warp makes this call together.
     #[inline(always)]
     pub(crate) unsafe fn operands(&self, lane: &Lane, stage: u32) -> Operands<P> {
         let weights = self.weights(stage);
-        // SAFETY: inside of the stage.
+        // SAFETY: the stage is full, and the offsets lie inside of it.
         unsafe {
             Operands {
                 words: lane.words.map(|row| ld_shared_v4_b32(weights + row)),
@@ -158,15 +160,15 @@ where
         }
     }
 
-    /// B of the products of a word, 32 columns of K.
+    /// Reads B of the products of a word, 32 columns of K.
     ///
     /// # Safety
-    /// As [`Self::operands`].
+    /// The same as for [`Self::operands`].
     #[inline(always)]
     unsafe fn b(&self, lane: &Lane, stage: u32, word: usize) -> [[u32; 4]; P] {
         let first =
             self.tokens(stage) + (word as u32 / 2 * (Self::INSTANCE.token_bytes() / BOXES) + lane.tokens[word % 2]);
-        // SAFETY: inside of the stage.
+        // SAFETY: the stage is full, and the offsets lie inside of it.
         core::array::from_fn(|product| unsafe {
             ldmatrix_x4_b16(first + product as u32 * (PRODUCT_TOKENS * BOX_BYTES))
         })
@@ -175,13 +177,13 @@ where
     /// Adds the products of a k-block.
     ///
     /// # Safety
-    /// As [`Self::operands`], and operands are the stage's.
+    /// The same as for [`Self::operands`], which returned these operands for this stage.
     #[inline(always)]
     pub(crate) unsafe fn multiply(&self, sums: &mut [[f32; 4]; P], operands: &Operands<P>, lane: &Lane, stage: u32) {
         // Straight-line code: arrays stay in registers only if all their indices are constants.
         macro_rules! words {
             ($($word:literal)*) => {$({
-                // SAFETY: the stage is full.
+                // SAFETY: the stage is full, and the whole warp executes the load together.
                 let b = if $word == 0 { operands.b } else { unsafe { self.b(lane, stage, $word) } };
                 let [first, second] = [0, 1].map(|row| {
                     Packed::<BF16>::decode(operands.words[row][$word], operands.scales[row][$word / 2], $word % 2)
@@ -190,7 +192,7 @@ where
                     let a = [first[2 * half], second[2 * half], first[2 * half + 1], second[2 * half + 1]];
                     for product in 0..P {
                         let b = [b[product][2 * half], b[product][2 * half + 1]];
-                        // SAFETY: the whole warp is here.
+                        // SAFETY: the whole warp executes the product together.
                         unsafe { mma_m16n8k16::<<Packed<BF16> as Decode>::Number>(&mut sums[product], a, b) };
                     }
                 }
@@ -202,7 +204,7 @@ where
     /// Writes the warp's elements of C. A lane has two neighboring columns of two neighboring tokens of each product.
     ///
     /// # Safety
-    /// The contract in `linear_sm90/mod.rs`. Sums are the warp's.
+    /// The contract in `linear_sm90/mod.rs` holds. `sums` are this warp's.
     #[inline(always)]
     pub(crate) unsafe fn write(&self, sums: &[[f32; 4]; P]) {
         let Launch { n, m, .. } = self.launch;
@@ -211,12 +213,12 @@ where
         let of_column = |array: u64, column: u32, otherwise: f32| {
             let is_there = array != 0 && column < n;
             let address = GlobalAddress::new(array) + u64::from(column) * BIAS_BYTES;
-            // SAFETY: that of a column that C has.
+            // SAFETY: the load is predicated: it reads the f32 of a column that C has, from an array that is there.
             let bits = unsafe { ld_global_b32_or_zero(is_there, address) };
             if is_there { f32::from_bits(bits) } else { otherwise }
         };
         let alphas = [0, 1].map(|next| Packed::<BF16>::UNSCALE * of_column(self.launch.alpha, column + next, 0.0));
-        // −0 leaves a sum as it is, its sign too.
+        // Adding −0 keeps the sum and its sign.
         let biases = [0, 1].map(|next| of_column(self.launch.bias, column + next, -0.0));
         let token = self.first_token + self.warp_token + 2 * lane;
         let exchanged = Self::rows(pair)[0] > Self::rows(pair)[1];
@@ -230,7 +232,7 @@ where
             // SAFETY: two elements of C that are this lane's alone; N and the column are even.
             unsafe { st_global_b32_where(token < m && column < n, address, elements) };
         };
-        // Straight-line code, as above.
+        // Straight-line code, so that `sums` stay in registers.
         macro_rules! products {
             ($($product:literal)*) => {$(
                 if $product < P {

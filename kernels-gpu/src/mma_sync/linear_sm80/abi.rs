@@ -1,4 +1,4 @@
-//! The list of instances. All else that host and `linear_sm80` agree on stands in [`linear`](crate::linear) and
+//! The list of instances. The other definitions that host and `linear_sm80` share are in [`linear`](crate::linear) and
 //! [`mma_sync::linear`](crate::mma_sync::linear).
 
 use crate::{
@@ -10,10 +10,11 @@ use crate::{
     units::OperandType,
 };
 
-/// Passes the list of instances to `$each!`: of a type of tokens, those with fewest tokens first.
+/// Passes the list of instances to `$each!`. Per token type, instances with fewer tokens per tile come first.
 ///
-/// Up to 16 tokens, tiles have few columns, so that few columns are many blocks, and blocks are small enough for several of them to share a
-/// multiprocessor. From there on the tokens of a stage have more bytes than its weights, so more columns share them.
+/// Up to 16 tokens, tiles have few columns, so that even a small N gives many CTAs, and a CTA is so small that several
+/// CTAs share an SM. From 32 tokens on, the tokens of a stage have more bytes than its weights, so a tile has more
+/// columns, which share the tokens.
 macro_rules! instances {
     ($each:ident) => {
         $each! {
@@ -36,11 +37,8 @@ const _: () = {
     let mut index = 0;
     while index < INSTANCES.len() {
         let of = INSTANCES[index];
-        assert!(of.by_pieces && of.shared_bytes() <= SHARED_BYTES, "stages do not fit shared memory");
-        assert!(
-            of.stages == 3 || of.stages == 4 || of.stages == 6,
-            "the kernel waits for the oldest of so many stages"
-        );
+        assert!(of.by_pieces && of.shared_bytes() <= SHARED_BYTES, "the stages do not fit in shared memory");
+        assert!(of.stages == 3 || of.stages == 4 || of.stages == 6, "the kernel has waits for 3, 4 and 6 stages only");
         index += 1;
     }
 };
@@ -50,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_instance_is_called_what_it_is() {
+    fn entry_names_state_type_and_tile_size() {
         for instance in INSTANCES {
             let operand_type = if instance.operand_type == OperandType::F16 { "f16" } else { "bf16" };
             assert_eq!(instance.entry, std::format!("linear_sm80_{operand_type}_t{}", instance.tile_tokens));

@@ -1,7 +1,8 @@
-//! How a linear layer works on a card that is known to have `mma.sync` and `cp.async`, and no more.
+//! The device code of a linear layer for any GPU that has `mma.sync` and `cp.async`.
 //!
-//! A block computes a tile of C. All of its warps do the same: they copy a k-block's tokens and weights to the next stage, then multiply
-//! the oldest one. A barrier of the block at each k-block says that a stage is full, and that the one before it is empty.
+//! A CTA computes a tile of C. All of its warps do the same: they copy a k-block's tokens and weights to the next
+//! stage, then multiply the oldest stage. A barrier of the CTA per k-block ensures that the oldest stage is full and
+//! the stage before it is empty.
 
 use cuda_std::{
     cp_async::{cp_async_16_or_zero, cp_async_commit_group, cp_async_wait_group},
@@ -39,39 +40,40 @@ macro_rules! entries {
             impl Built for This {
                 const INSTANCE: Instance = INSTANCE;
             }
-            // SAFETY: the contract is this function's too.
+            // SAFETY: the caller fulfills the contract in `mod.rs`, which `run` requires.
             unsafe { Linear::<This, IS_BF16, { INSTANCE.products() }>::run(launch) }
         }
     )*};
 }
 instances!(entries);
 
-/// Chunks of a token's k-block: what a thread copies at a time.
+/// Chunks in a token's k-block. A thread copies one chunk at a time.
 const TOKEN_CHUNKS: u32 = 2 * K_BLOCK / CHUNK_BYTES;
 
-/// Chunks of a row of a box.
+/// Chunks in a row of a box.
 const BOX_CHUNKS: u32 = BOX_BYTES / CHUNK_BYTES;
 
-/// Elements of a chunk of tokens.
+/// Elements of a token in a chunk.
 const CHUNK_ELEMENTS: u32 = CHUNK_BYTES / 2;
 
-/// Where a chunk of a token's row lies in a box, in bytes from its start: the 128-byte swizzle (PTX ISA, "Tensor swizzle modes"), as
-/// [`Strip`] reads it.
+/// Offset of a chunk of a token's row in a box, in bytes: the 128-byte swizzle (PTX ISA, "Tensor swizzle modes"), in
+/// which [`Strip`] reads the box.
 #[inline(always)]
 fn chunk_place(token: u32, chunk: u32) -> u32 {
     token * BOX_BYTES + (chunk ^ (token % PRODUCT_TOKENS)) * CHUNK_BYTES
 }
 
-/// The kernel as an instance, whose tokens are bf16 or f16. A warp has `P` products for 16 columns of K.
+/// The kernel as one instance, for bf16 or f16 tokens. A warp has `P` products per 16 columns of K.
 struct Linear<I, const BF16: bool, const P: usize> {
     strip: Strip<I, BF16, P>,
-    /// The first panel of the tile's columns, at the next k-block.
+    /// Address of the first panel of the tile's columns, at the next k-block.
     panel: GlobalAddress,
-    /// From there to the second panel; the first once more if the matrix has no second: what becomes of it is not written to C.
+    /// Bytes from there to the second panel. 0 if the matrix has no second panel: the first panel is then copied twice,
+    /// and the second half of the tile is not written to C.
     second_panel: u64,
-    /// The thread's chunk of its first token, at the next k-block.
+    /// Address of the thread's chunk of its first token, at the next k-block.
     token: GlobalAddress,
-    /// The next k-block, and the stage that it goes to.
+    /// The next k-block, and its stage.
     k_block: u32,
     stage: u32,
 }
@@ -83,18 +85,18 @@ where
     const INSTANCE: Instance = I::INSTANCE;
     const THREADS: u32 = Self::INSTANCE.threads();
 
-    /// Tokens between two that a thread copies chunks of.
+    /// Distance between the tokens from which one thread copies chunks.
     const TOKEN_STEP: u32 = Self::THREADS / TOKEN_CHUNKS;
 
-    /// A thread's part of the kernel.
+    /// One thread's part of the kernel.
     ///
     /// # Safety
     /// The contract in this folder's `mod.rs`.
     #[inline(always)]
     unsafe fn run(launch: Launch) {
         const { assert!(Self::INSTANCE.panels() <= 2 && Strip::<I, BF16, P>::STAGES_END == Self::INSTANCE.shared_bytes()) };
-        // The same value in all lanes; through the shuffle the compiler knows that it is.
-        // SAFETY: all lanes are here.
+        // All lanes hold the same value. The shuffle lets the compiler know that. SAFETY: all lanes of the warp execute
+        // the shuffle together.
         let (warp, _) = unsafe { warp_shuffle_idx(ALL_LANES, thread::thread_idx_x() / WARP_SIZE, 0, WARP_SIZE) };
         let strip = Strip::<I, BF16, P>::new(launch, warp);
         let (first_panel, first_row) = (strip.first_column / PANEL_ROWS, strip.first_column % PANEL_ROWS);
@@ -108,32 +110,32 @@ where
             stage: 0,
             strip,
         };
-        // SAFETY: the contract is this function's too, and all threads of the block are here.
+        // SAFETY: the caller fulfills the contract in `mod.rs`, and all threads of the CTA make this call.
         unsafe { this.compute(first_row) }
     }
 
-    /// The thread's chunk of each token that it copies.
+    /// Index of the chunk that this thread copies of each of its tokens.
     #[inline(always)]
     fn chunk() -> u32 {
         thread::thread_idx_x() % TOKEN_CHUNKS
     }
 
-    /// The first of these tokens in the tile.
+    /// The tile's first token from which this thread copies a chunk.
     #[inline(always)]
     fn first_token() -> u32 {
         thread::thread_idx_x() / TOKEN_CHUNKS
     }
 
-    /// Computes the tile, whose columns begin with this row of a panel.
+    /// Computes the tile, whose columns begin with row `first_row` of a panel.
     ///
     /// # Safety
-    /// The contract. All threads of the block call it together.
+    /// The contract in this folder's `mod.rs` holds. All threads of the CTA make this call together.
     #[inline(always)]
     unsafe fn compute(mut self, first_row: u32) {
         let (mut sums, mut stage) = ([[0.0; 4]; P], 0);
         let lane = self.strip.lane();
-        // SAFETY: a stage is read after all threads have waited for their copies to it, and written again after all of them have come to
-        // the next barrier. All lanes go one way.
+        // SAFETY: a stage is read after all threads have waited for their copies to it, and overwritten after all
+        // threads have reached the next barrier. All lanes take the same branches.
         unsafe {
             for _ in 1..Self::INSTANCE.stages {
                 self.begin_next(first_row);
@@ -160,10 +162,12 @@ where
         if stage + 1 == Self::INSTANCE.stages { 0 } else { stage + 1 }
     }
 
-    /// Begins to copy the next k-block, if there is one, and makes a group of it: the thread's groups are one a k-block, be it empty.
+    /// Starts the copy of the next k-block, if there is one, as a group of copies. A thread has one group per k-block,
+    /// empty after the last k-block.
     ///
     /// # Safety
-    /// The contract. All threads of the block call it, and none reads the next stage.
+    /// The contract in this folder's `mod.rs` holds. All threads of the CTA make this call, and no thread reads the
+    /// next stage.
     #[inline(always)]
     unsafe fn begin_next(&mut self, first_row: u32) {
         if self.k_block < k_blocks(self.strip.launch.k) {
@@ -182,11 +186,11 @@ where
         cp_async_commit_group();
     }
 
-    /// Begins to copy the thread's chunks of what each of the tile's strips has `strip_bytes` of, from `offset` on in a panel. It goes to
-    /// this place of the next stage's weights.
+    /// Starts the thread's copies of weights. Each strip of the tile has `strip_bytes` bytes in a panel, from `offset`
+    /// on. They go to `place` in the weights of the next stage.
     ///
     /// # Safety
-    /// As [`Self::begin_next`], and there is a next k-block.
+    /// The same as for [`Self::begin_next`], and there is a next k-block.
     #[inline(always)]
     unsafe fn copy_weights(&self, place: u32, strip_bytes: u32, offset: u32) {
         let panel_chunks = Self::INSTANCE.panel_strips() * strip_bytes / CHUNK_BYTES;
@@ -198,17 +202,17 @@ where
                 let (in_second, in_panel) = (chunk >= panel_chunks, chunk % panel_chunks);
                 let source = self.panel + if in_second { self.second_panel } else { 0 };
                 let source = source + u64::from(offset + in_panel * CHUNK_BYTES);
-                // SAFETY: no thread reads the next stage; the panels have the rows that the matrix lacks, and the next
-                // k-block.
+                // SAFETY: no thread reads the next stage. Panels are padded to whole panels, so the source lies in a
+                // panel even if the matrix has fewer rows, and the panel has the next k-block.
                 unsafe { cp_async_16_or_zero(true, target + chunk * CHUNK_BYTES, source) };
             }
         }
     }
 
-    /// Begins to copy the thread's chunks of tokens to the next stage. What lies outside of the tokens becomes zeros.
+    /// Starts the thread's copies of tokens to the next stage. Chunks outside of the tokens become zeros.
     ///
     /// # Safety
-    /// As [`Self::copy_weights`].
+    /// The same as for [`Self::copy_weights`].
     #[inline(always)]
     unsafe fn copy_tokens(&self) {
         let Launch { m, k, token_pitch, .. } = self.strip.launch;
@@ -220,7 +224,8 @@ where
             if token < Self::INSTANCE.tile_tokens {
                 let is_there = is_column && self.strip.first_token + token < m;
                 let source = self.token + u64::from(round * Self::TOKEN_STEP) * token_pitch;
-                // SAFETY: no thread reads the next stage; outside the tokens and columns nothing is read.
+                // SAFETY: no thread reads the next stage. If the chunk lies outside of the tokens or their columns, the
+                // copy does not read `source`.
                 unsafe { cp_async_16_or_zero(is_there, in_box + chunk_place(token, chunk % BOX_CHUNKS), source) };
             }
         }

@@ -1,9 +1,9 @@
 //! The few tokens of an MoE layer on Hopper, in two launches: gate and up, then down and the weighted sum of each
 //! token's rows.
 //!
-//! With few tokens the time of a layer consists of its launches, the prologues before the main loops, and one warp's
+//! With few tokens the time of a layer consists of its launches, the prologues before the mainloops, and one warp's
 //! way along K. So there is no launch for lists or sums: every CTA finds the named experts itself, and has all rows of
-//! the columns that it adds up. In the main loop no warp waits for another warp. Each warp has *strips* of 16 rows of
+//! the columns that it adds up. In the mainloop no warp waits for another warp. Each warp has *strips* of 16 rows of
 //! weights. It copies them to its own stages, from strip to strip without a gap. Tokens are loaded into registers one
 //! k-block ahead; a single token is copied to the stages, with the weights.
 //!

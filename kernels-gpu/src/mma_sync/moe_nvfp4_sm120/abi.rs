@@ -1,4 +1,5 @@
-//! What host and `moe_nvfp4_sm120` agree on: [`moe_sm100`](crate::tcgen05::moe_sm100)'s parameter, and the list of instances.
+//! Definitions that host and `moe_nvfp4_sm120` share: [`moe_sm100`](crate::tcgen05::moe_sm100)'s parameter, and the
+//! list of instances.
 
 pub use crate::routed::Launch;
 use crate::{
@@ -7,7 +8,8 @@ use crate::{
     nvfp4_rows::TILE_TOKENS,
 };
 
-/// Passes the list of instances to `$each!`. A tile has up to so many tokens; `stages` hold its k-blocks.
+/// Passes the list of instances to `$each!`: `gated(tokens)` and `plain(tokens)` with up to `tokens` tokens per tile,
+/// and their number of stages, one k-block per stage.
 macro_rules! instances {
     ($each:ident) => {
         $each! {
@@ -27,7 +29,7 @@ instances!(table);
 const _: () = {
     let mut index = 0;
     while index < INSTANCES.len() {
-        assert!(INSTANCES[index].tile_tokens <= TILE_TOKENS, "a tile of tokens has one scale tile along its rows");
+        assert!(INSTANCES[index].tile_tokens <= TILE_TOKENS, "a tile must not have more tokens than a scale tile");
         index += 1;
     }
 };
@@ -39,7 +41,7 @@ mod tests {
     extern crate std;
 
     #[test]
-    fn every_instance_is_called_what_it_is() {
+    fn entry_names_state_operation_and_tile_size() {
         for instance in INSTANCES {
             let operation = if instance.matrices == 2 { "gated" } else { "plain" };
             assert_eq!(instance.entry, std::format!("moe_nvfp4_sm120_{operation}_t{}", instance.tile_tokens));
@@ -47,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn instances_cut_tokens_as_those_of_b200_do() {
+    fn operations_and_tile_sizes_equal_those_of_moe_sm100() {
         let sizes = |entry: &str, tokens: u32| {
             (std::string::String::from(&entry[entry.find("_gated_").or(entry.find("_plain_")).unwrap()..]), tokens)
         };

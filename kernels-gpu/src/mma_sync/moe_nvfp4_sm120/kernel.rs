@@ -20,7 +20,7 @@ use crate::{
 /// Bytes of an element of C.
 const ELEMENT_BYTES: u64 = 2;
 
-/// The most columns of eight tokens of a warp.
+/// Maximum number of groups of eight tokens per warp.
 const MOST_COLUMNS: usize = 8;
 
 macro_rules! entries {
@@ -32,7 +32,8 @@ macro_rules! entries {
         #[kernel(threads = INSTANCES[Index::$entry as usize].threads(), min_blocks = 1)]
         pub unsafe fn $entry(launch: Launch) {
             const INDEX: usize = Index::$entry as usize;
-            // SAFETY: the contract is this function's too. Two maps stand first in the parameter.
+            // SAFETY: the caller fulfills the contract in `mod.rs`, which `run` requires. The parameter begins with the
+            // two tensor maps that `maps` points to.
             unsafe {
                 let maps = tensor_map_of_parameter!($entry).address();
                 Sm120::<Routed<INDEX>, { INSTANCES[INDEX].warp_columns() }>::run(Routed { launch, maps });
@@ -46,7 +47,7 @@ instances!(entries);
 #[derive(Clone, Copy)]
 struct Routed<const INDEX: usize> {
     launch: Launch,
-    /// The address of the map of tokens, behind which comes that of weights.
+    /// Address of the tensor map of tokens. The map of weights follows it.
     maps: u64,
 }
 
@@ -66,8 +67,7 @@ impl<const INDEX: usize> Work for Routed<INDEX> {
     #[inline(always)]
     unsafe fn tiles(self, next: u32, stride: u32) -> RoutedTiles<INDEX> {
         let size = [Self::INSTANCE.tile_columns(), Self::INSTANCE.tile_tokens];
-        // SAFETY: the caller waited for earlier grids, so the lists are complete; the contract says that they lie
-        // there.
+        // SAFETY: the caller waited for earlier grids, so the lists are complete, and the launch has their addresses.
         RoutedTiles { work: self, tiles: unsafe { self.launch.routed_tiles(size, next, stride) } }
     }
 
@@ -108,14 +108,14 @@ impl<const INDEX: usize> Work for Routed<INDEX> {
             // SAFETY: a row of the tile is one of the lists.
             unsafe { self.launch.global(column < COLUMNS && token < tile.tokens, group.token_row + token) }
         };
-        // SAFETY: the expert has a factor of each matrix.
+        // SAFETY: the expert has one factor per matrix or per column, and the launch has their addresses.
         unsafe {
             Terms {
                 globals: core::array::from_fn(|column| {
                     if column < COLUMNS { [global(column, 0), global(column, 1)] } else { [0.0; 2] }
                 }),
                 alpha: core::array::from_fn(|slab| {
-                    // Gate and up have one factor each: a linear layer is plain.
+                    // Gate and up have one factor each. Only a linear layer, which is plain, has one factor per column.
                     let of = if Self::INSTANCE.matrices == 2 { [columns[slab][0]; 2] } else { columns[slab] };
                     of.map(|column| self.launch.alpha(matrix(slab), tile.group, column))
                 }),
@@ -138,26 +138,26 @@ impl<const INDEX: usize> Work for Routed<INDEX> {
     }
 }
 
-/// What a lane needs of a tile for its elements of C.
+/// The factors and biases of a lane's elements of C in a tile.
 #[derive(Clone, Copy)]
 struct Terms {
-    /// The global scales of its tokens, two of each eight.
+    /// Global scales of its tokens, two of each eight tokens.
     globals: [[f32; 2]; MOST_COLUMNS],
     /// Factors, by slab and row of the product.
     alpha: [[f32; 2]; SLABS as usize],
-    /// What is added, likewise.
+    /// Biases, by slab and row of the product.
     bias: [[f32; 2]; SLABS as usize],
 }
 
 impl Terms {
-    /// The product of which this is the sum.
+    /// The product with this sum, scaled and with its bias.
     #[inline(always)]
     fn product(&self, slab: usize, [column, row, odd]: Place, sum: f32) -> f32 {
         fma_rn_f32(self.globals[column][odd] * self.alpha[slab][row], sum, self.bias[slab][row])
     }
 }
 
-/// A block's tiles, as this kernel has them.
+/// A CTA's tiles in the form of this kernel.
 struct RoutedTiles<const INDEX: usize> {
     work: Routed<INDEX>,
     tiles: tiles::RoutedTiles,

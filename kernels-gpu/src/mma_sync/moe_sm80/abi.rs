@@ -1,7 +1,7 @@
-//! What host and `moe_sm80` agree on beside [`Launch`](crate::moe::Launch): the list of instances.
+//! The list of instances. The other definition that host and `moe_sm80` share is [`Launch`](crate::moe::Launch).
 //!
-//! A and B are swapped: weights lie on the tensor core's M, tokens on its N. A tile of C takes two *panels* of weights. A block
-//! goes through K in k-blocks; a stage holds a tile's tokens and weights of one k-block.
+//! A and B are swapped: weights are on the tensor core's M, tokens on its N. A tile of C takes two *panels* of weights.
+//! A CTA goes through K in k-blocks; a stage holds a tile's tokens and weights of one k-block.
 
 use crate::{
     decoding::{K_BLOCK, PANELS, Shape, TILE_BYTES, WARPS},
@@ -10,20 +10,20 @@ use crate::{
     units::{OperandType, SLAB_ROWS, UNIT_BYTES, UNIT_ROWS},
 };
 
-/// Places where a block writes down what a tile is: the one that it computes, and the next.
+/// Number of places for descriptions of tiles in a CTA: one for the current tile, one for the next tile.
 pub const TILE_SLOTS: u32 = 2;
 
-/// Bytes of a copy, `cp.async`'s most.
+/// Bytes per copy: the maximum of `cp.async`.
 pub const COPY_BYTES: u32 = 16;
 
-/// Copies that bring a token's k-block.
+/// Number of copies that bring a token's k-block.
 pub const TOKEN_COPIES: u32 = K_BLOCK * 2 / COPY_BYTES;
 
-/// Passes the list of instances to `$each!`: of an operation and a type of tokens, the smallest tile first.
+/// Passes the list of instances to `$each!`. Per operation and token type, the smallest tile comes first.
 ///
-/// Few tokens are limited by the memory: of four warps, several blocks share a multiprocessor, and there are more tiles to spread; of
-/// eight warps, tokens are read half as often. For more tokens, a warp has 32 rows of weights, so that it reads tokens from shared
-/// memory half as often as with 16.
+/// With few tokens, memory is the limit. With four warps per CTA, several CTAs share an SM, and there are more tiles to
+/// distribute; with eight warps, tokens are read half as often. With more tokens, a warp has 32 rows of weights, so
+/// that it reads tokens from shared memory half as often as with 16 rows.
 macro_rules! instances {
     ($each:ident) => {
         $each! {
@@ -46,37 +46,38 @@ macro_rules! instances {
 pub(super) use instances;
 instances!(table);
 
-/// One way to build the kernel, and what it takes of the hardware.
+/// An instance of the kernel, and the resources that it takes.
 ///
-/// Shared memory of a block: stages, then what is written down of tiles. A stage: tokens, then the units of each panel.
+/// Layout of a CTA's shared memory: the stages, then the descriptions of tiles. A stage holds tokens, then the units of
+/// each panel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instance {
-    /// The entry's name.
+    /// Name of the entry.
     pub entry: &'static str,
-    /// Matrices of weights: 2 for gated, 1 for plain.
+    /// Number of matrices of weights: 2 for gated, 1 for plain.
     pub matrices: u32,
-    /// The type of tokens and C.
+    /// Type of tokens and C.
     pub operand_type: OperandType,
-    /// The most tokens of a tile.
+    /// Maximum number of tokens per tile.
     pub tile_tokens: u32,
-    /// Warps of a block. Each copies and multiplies.
+    /// Warps per CTA. Each warp copies and multiplies.
     pub warps: u32,
-    /// Whether a warp has 16 rows of each panel, and not 16 of both together.
+    /// `true` if a warp has 16 rows of each panel; `false` if it has 16 rows of both panels together.
     pub of_32_rows: bool,
     /// Stages of the pipeline that brings tokens and weights from global to shared memory.
     pub stages: u32,
 }
 
-/// An [`Instance`] that lacks its stages.
+/// An [`Instance`] without its number of stages.
 #[derive(Clone, Copy, Debug)]
 pub struct Builder(Instance);
 
-/// The gated kernel for tokens of this type, with up to so many of them a tile.
+/// The gated kernel for tokens of this type, with up to `tile_tokens` tokens per tile.
 pub const fn gated(operand_type: OperandType, tile_tokens: u32) -> Builder {
     Builder(Instance { entry: "", matrices: 2, operand_type, tile_tokens, warps: 0, of_32_rows: false, stages: 0 })
 }
 
-/// As [`gated`], the plain kernel.
+/// The plain kernel for tokens of this type, with up to `tile_tokens` tokens per tile.
 pub const fn plain(operand_type: OperandType, tile_tokens: u32) -> Builder {
     Builder(Instance { matrices: 1, ..gated(operand_type, tile_tokens).0 })
 }
@@ -92,10 +93,10 @@ impl Builder {
         Self(Instance { of_32_rows: true, ..self.0 })
     }
 
-    /// The instance with so many stages.
+    /// The instance with this number of stages.
     ///
     /// # Panics
-    /// If it asks for more than there is, or for what the kernel cannot do.
+    /// If the instance takes more resources than there are, or is one that the kernel does not implement.
     pub const fn stages(self, stages: u32) -> Instance {
         let instance = Instance { stages, ..self.0 };
         instance.check();
@@ -104,7 +105,7 @@ impl Builder {
 }
 
 impl Instance {
-    /// How a tile's sums are spread over threads.
+    /// Distribution of a tile's sums over threads.
     pub const fn shape(self) -> Shape {
         Shape {
             matrices: self.matrices,
@@ -115,57 +116,58 @@ impl Instance {
         }
     }
 
-    /// Columns of C of a tile.
+    /// Columns of C per tile.
     pub const fn columns(self) -> u32 {
         self.shape().columns()
     }
 
-    /// Threads of a block, in one dimension.
+    /// Threads per CTA, in one dimension.
     pub const fn threads(self) -> u32 {
         self.warps * 32
     }
 
-    /// Blocks that the registers of a multiprocessor suffice for: few tokens are limited by the memory, which more warps wait for.
+    /// Minimum number of CTAs per SM, which limits registers per thread. With few tokens memory is the limit, so more
+    /// warps wait for it.
     pub const fn min_blocks(self) -> u32 {
         if self.of_32_rows { 1 } else { 16 / self.warps }
     }
 
-    /// Units of a panel.
+    /// Units per panel.
     pub const fn panel_units(self) -> u32 {
         self.shape().panel_rows() / UNIT_ROWS
     }
 
-    /// Bytes of a stage's tokens.
+    /// Bytes of tokens per stage.
     pub const fn token_bytes(self) -> u32 {
         self.tile_tokens * TOKEN_COPIES * COPY_BYTES
     }
 
-    /// Bytes of a stage's weights.
+    /// Bytes of weights per stage.
     pub const fn weight_bytes(self) -> u32 {
         PANELS as u32 * self.panel_units() * UNIT_BYTES
     }
 
-    /// Bytes of a stage.
+    /// Bytes per stage.
     pub const fn stage_bytes(self) -> u32 {
         self.token_bytes() + self.weight_bytes()
     }
 
-    /// Dynamic shared memory of a block, in bytes.
+    /// Dynamic shared memory per CTA, in bytes.
     pub const fn shared_bytes(self) -> u32 {
         self.stages * self.stage_bytes() + TILE_SLOTS * TILE_BYTES
     }
 
-    /// Stops the compiler where an instance asks for more than there is.
+    /// Fails compilation if an instance takes more resources than there are.
     const fn check(self) {
         assert!(
             self.tile_tokens == 16 || self.tile_tokens == 64,
-            "there are main loops for up to 16 and up to 64 tokens"
+            "a tile must have 16 or 64 tokens: there is no other mainloop"
         );
-        assert!(self.warps == 4 || self.warps == 8, "a block has 4 or 8 warps");
-        assert!(SLAB_ROWS.is_multiple_of(self.shape().panel_rows()), "a panel's rows lie in one slab");
-        assert!(self.stages > 1, "with one stage, filling it would wait for emptying it");
-        assert!(self.stages < 5, "there are waits for up to four stages");
-        assert!(self.shared_bytes() <= SHARED_BYTES, "stages do not fit shared memory");
+        assert!(self.warps == 4 || self.warps == 8, "a CTA must have 4 or 8 warps");
+        assert!(SLAB_ROWS.is_multiple_of(self.shape().panel_rows()), "the rows of a panel must lie in one slab");
+        assert!(self.stages > 1, "the pipeline needs at least 2 stages");
+        assert!(self.stages < 5, "the kernel has waits for up to 4 stages only");
+        assert!(self.shared_bytes() <= SHARED_BYTES, "the stages do not fit in shared memory");
     }
 }
 
@@ -174,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_instance_fits_and_is_called_what_it_is() {
+    fn instances_are_valid_and_names_state_their_parameters() {
         for instance in INSTANCES {
             instance.check();
             let operation = if instance.matrices == 2 { "gated" } else { "plain" };

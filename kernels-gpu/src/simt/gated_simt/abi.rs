@@ -1,4 +1,5 @@
-//! What host and `gated_simt` agree on: descriptors, the list of instances, tiles, and the layout of shared memory.
+//! Definitions that host and `gated_simt` share: descriptors, the list of instances, tiles, and the layout of shared
+//! memory.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -7,13 +8,13 @@ use crate::{
     instances::table,
 };
 
-/// Dynamic shared memory that every card gives a block without being asked.
+/// Dynamic shared memory that a CTA can have on every GPU without opting in, in bytes.
 const SHARED_BYTES: u32 = 48 << 10;
 
-/// One group of a grouped problem, as an array of them lies in global memory.
+/// A group of a grouped problem. An array of groups lies in global memory.
 ///
-/// `C = silu(alpha[0]·A·B[0]ᵀ) ∘ (alpha[1]·A·B[1]ᵀ)`, gate first; a plain kernel computes `alpha[0]·A·B[0]ᵀ` and does not
-/// read index 1 of anything. Rows of values are K/2 bytes apart. Scales lie in the blocked layout, padded to whole tiles
+/// `C = silu(alpha[0]·A·B[0]ᵀ) ∘ (alpha[1]·A·B[1]ᵀ)`, gate first. A plain kernel computes `alpha[0]·A·B[0]ᵀ` and reads
+/// index 1 of no field. Rows of values are K/2 bytes apart. Scales lie in the blocked layout, padded to whole tiles
 /// ([`crate::format`]).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
@@ -26,7 +27,7 @@ pub struct Group {
     pub b: [u64; 2],
     /// Addresses of the scales of gate and up, multiples of 4.
     pub b_scales: [u64; 2],
-    /// Address of C [m, n], row-major, two bytes an element, a multiple of 8.
+    /// Address of C [m, n], row-major, two bytes per element; a multiple of 8.
     pub c: u64,
     /// Products of the global scales: A's and gate's, A's and up's.
     pub alpha: [f32; 2],
@@ -34,21 +35,21 @@ pub struct Group {
     pub m: u32,
     /// Rows of each B, columns of C; a multiple of 8.
     pub n: u32,
-    /// Elements summed over; a multiple of [`BLOCK`], not 0.
+    /// Number of elements that are summed; a multiple of [`BLOCK`], not 0.
     pub k: u32,
-    /// Tiles of all groups before this one: the tiles `first_tile..` are this group's.
+    /// Number of tiles of all groups before this one: the tiles `first_tile..` are this group's.
     pub first_tile: u32,
 }
 
-/// The one parameter of a kernel.
+/// The kernel's parameter.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct Launch {
     /// Address of the array of [`Group`].
     pub groups: u64,
-    /// Its length, not 0.
+    /// Number of groups, not 0.
     pub group_count: u32,
-    /// [`OUTPUT_F16`](crate::format::OUTPUT_F16) or [`OUTPUT_BF16`](crate::format::OUTPUT_BF16).
+    /// Output format: [`OUTPUT_F16`](crate::format::OUTPUT_F16) or [`OUTPUT_BF16`](crate::format::OUTPUT_BF16).
     pub output: u32,
 }
 
@@ -67,9 +68,9 @@ macro_rules! instances {
 pub(super) use instances;
 instances!(table);
 
-/// One way to build the kernel, and what it takes of the hardware.
+/// An instance of the kernel, and the resources that it takes.
 ///
-/// What does not fit does not compile:
+/// An instance that does not fit does not compile:
 ///
 /// ```
 /// # use kernels_gpu::simt::gated_simt::abi::{Instance, Tile, gated};
@@ -81,76 +82,76 @@ instances!(table);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instance {
-    /// The entry's name.
+    /// Name of the entry.
     pub entry: &'static str,
-    /// Matrices of weights: 2 for gated, 1 for plain.
+    /// Number of matrices of weights: 2 for gated, 1 for plain.
     pub matrices: u32,
-    /// What a block computes.
+    /// The tile that a CTA computes.
     pub tile: Tile,
 }
 
-/// The gated kernel with such tiles.
+/// The gated kernel with this tile.
 ///
 /// # Panics
-/// If a block does not suffice for them.
+/// If the tile does not have [`Instance::THREADS`] threads, or does not fit in shared memory.
 pub const fn gated(tile: Tile) -> Instance {
     Instance { entry: "", matrices: 2, tile }.checked()
 }
 
-/// As [`gated`], the plain kernel.
+/// The plain kernel with this tile.
 pub const fn plain(tile: Tile) -> Instance {
     Instance { entry: "", matrices: 1, tile }.checked()
 }
 
 impl Instance {
-    /// Threads of a block, in one dimension.
+    /// Threads per CTA, in one dimension.
     pub const THREADS: u32 = 256;
 
-    /// Buffers in shared memory: one is filled while the other is read.
+    /// Number of buffers in shared memory: one is filled while the other is read.
     const STAGES: u32 = 2;
 
-    /// Shared memory of a stage: a [`Panel`] of A, then one of each B.
+    /// Bytes of shared memory per stage: a [`Panel`] of A, then one of each B.
     pub const fn stage_bytes(self) -> u32 {
         self.tile.a_panel().bytes() + self.matrices * self.tile.b_panel().bytes()
     }
 
-    /// Dynamic shared memory of a block, in bytes.
+    /// Dynamic shared memory per CTA, in bytes.
     pub const fn shared_bytes(self) -> u32 {
         Self::STAGES * self.stage_bytes()
     }
 
-    /// The same, unless it asks for more than there is: that stops the compiler.
+    /// The same instance. Fails compilation if the instance takes more resources than there are.
     const fn checked(self) -> Self {
         let Tile { tokens, columns, tokens_per_thread, columns_per_thread } = self.tile;
         let threads = (tokens / tokens_per_thread) * (columns / columns_per_thread);
-        assert!(threads == Self::THREADS, "a thread for every element of the tile");
-        assert!(self.shared_bytes() <= SHARED_BYTES, "two stages do not fit shared memory");
+        assert!(threads == Self::THREADS, "the tile must have 256 threads");
+        assert!(self.shared_bytes() <= SHARED_BYTES, "two stages do not fit in shared memory");
         self
     }
 }
 
-/// What one block computes of C.
+/// The part of C that a CTA computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tile {
     /// Rows of C.
     pub tokens: u32,
     /// Columns of C.
     pub columns: u32,
-    /// Neighboring rows of C that one thread computes.
+    /// Neighboring rows of C per thread.
     pub tokens_per_thread: u32,
-    /// Neighboring columns of C that one thread computes.
+    /// Neighboring columns of C per thread.
     pub columns_per_thread: u32,
 }
 
 impl Tile {
-    /// For many tokens a group.
+    /// Tile for many tokens per group.
     pub const LARGE: Self = Self { tokens: 64, columns: 64, tokens_per_thread: 4, columns_per_thread: 4 };
 
-    /// For a few tokens a group, where most of the time goes into reading the weights once.
+    /// Tile for few tokens per group, where most of the time goes into reading the weights once.
     pub const SMALL: Self = Self { tokens: 8, columns: 128, tokens_per_thread: 4, columns_per_thread: 1 };
 
-    /// Tiles of a group: the next group's [`Group::first_tile`] is so many further on. The grid is their sum, which must
-    /// stay below 2³¹.
+    /// Number of tiles of a group: the next group's [`Group::first_tile`] is larger by this number. The grid has the
+    /// sum over all groups, which must stay below 2³¹.
     pub const fn count(self, m: u32, n: u32) -> u64 {
         m.div_ceil(self.tokens) as u64 * n.div_ceil(self.columns) as u64
     }
@@ -160,52 +161,53 @@ impl Tile {
         Panel { rows: self.tokens, interleave: 1 }
     }
 
-    /// Each B's part of a stage. Neighboring threads read rows `columns_per_thread` apart.
+    /// The part of a stage for each B. Neighboring threads read rows `columns_per_thread` apart.
     pub const fn b_panel(self) -> Panel {
         Panel { rows: self.columns, interleave: self.columns_per_thread }
     }
 }
 
-/// One operand's rows in a stage of shared memory: values decoded to a byte each, then scales as f32.
+/// One operand's rows in a stage of shared memory: values decoded to one byte each, then scales as f32.
 ///
 /// A *block* is the 16 bytes of a row that share a scale. Values lie one column of blocks after the other. Inside of a
-/// column, rows that are equal modulo `interleave` lie side by side, in a *plane*: threads that read every `interleave`-th row
-/// at once then meet all banks of shared memory evenly. Scales lie one column after the other, with the rows in order.
+/// column, rows that are equal modulo `interleave` lie side by side, in a *plane*. Threads that read every
+/// `interleave`-th row at once then access all banks of shared memory evenly. Scales lie one column after the other,
+/// with the rows in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Panel {
-    /// Rows of the operand.
+    /// Number of the operand's rows.
     pub rows: u32,
     /// Distance of rows that lie side by side; divides `rows`.
     pub interleave: u32,
 }
 
 impl Panel {
-    /// Bytes over which the banks of shared memory repeat.
+    /// Bytes after which the banks of shared memory repeat.
     const BANKS: u32 = 128;
 
-    /// Bytes from one column of blocks to the next. A quarter warp stores 2 rows × 4 columns: the 32 bytes beyond a multiple
-    /// of all banks, like the extra block of a plane ([`Self::plane_rows`]), keep these on different banks.
+    /// Bytes between columns of blocks. A quarter warp stores 2 rows × 4 columns. The 32 bytes beyond a multiple of all
+    /// banks, like the extra block of a plane ([`Self::plane_rows`]), keep these stores on different banks.
     pub const fn column_stride(self) -> u32 {
         ((self.rows + self.interleave) * BLOCK).next_multiple_of(Self::BANKS) + 2 * BLOCK
     }
 
-    /// The offset of the block of this row and column of blocks, in bytes from the panel's start.
+    /// Offset of the block at this row and column of blocks, in bytes from the panel's start.
     pub const fn block_offset(self, row: u32, column: u32) -> u32 {
         let (lane, plane) = (row / self.interleave, row % self.interleave);
         column * self.column_stride() + (plane * self.plane_rows() + lane) * BLOCK
     }
 
-    /// Blocks from one plane to the next: one more than its rows.
+    /// `activate` takes the scaled sums of gate and up, or of one element and 0.
     pub const fn plane_rows(self) -> u32 {
         self.rows / self.interleave + 1
     }
 
-    /// The offset of the scale of this row and column, in bytes from the panel's start.
+    /// Offset of the scale at this row and column, in bytes from the panel's start.
     pub const fn scale_offset(self, row: u32, column: u32) -> u32 {
         SCALE_TILE_COLUMNS * self.column_stride() + (column * self.rows + row) * size_of::<f32>() as u32
     }
 
-    /// Its size.
+    /// Size in bytes.
     pub const fn bytes(self) -> u32 {
         self.scale_offset(0, SCALE_TILE_COLUMNS)
     }
@@ -221,21 +223,21 @@ mod tests {
     const TILES: [Tile; 2] = [Tile::LARGE, Tile::SMALL];
 
     #[test]
-    fn a_block_launches_with_no_more_shared_memory_than_any_card_gives_unasked() {
+    fn instances_fit_in_default_shared_memory() {
         for instance in INSTANCES {
             assert!(instance.shared_bytes() <= 48 << 10, "{}: {}", instance.entry, instance.shared_bytes());
         }
     }
 
     #[test]
-    #[should_panic(expected = "a thread for every element")]
-    fn a_tile_with_elements_that_no_thread_computes_is_refused() {
+    #[should_panic(expected = "the tile must have 256 threads")]
+    fn tiles_with_uncovered_elements_are_refused() {
         gated(Tile { tokens: 128, ..Tile::LARGE });
     }
 
     #[test]
     #[should_panic(expected = "shared memory")]
-    fn a_tile_that_does_not_fit_shared_memory_is_refused() {
+    fn tiles_beyond_shared_memory_are_refused() {
         gated(Tile { tokens: 8, columns: 1024, tokens_per_thread: 8, columns_per_thread: 4 });
     }
 
@@ -254,10 +256,10 @@ mod tests {
         }
     }
 
-    /// A 16-byte access of shared memory serves a quarter warp at a time: its 8 blocks must be on all 8 groups
-    /// of 4 banks.
+    /// An access of 16 bytes per thread serves a quarter warp at a time: its 8 blocks must be on all 8 groups of 4
+    /// banks.
     #[test]
-    fn stores_and_loads_of_a_quarter_warp_meet_every_bank_once() {
+    fn quarter_warp_accesses_have_no_bank_conflicts() {
         let distinct =
             |offsets: Vec<u32>| offsets.iter().map(|offset| offset % 128 / 16).collect::<BTreeSet<_>>().len();
         for tile in TILES {
@@ -276,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_has_tiles_for_all_its_rows_and_none_without_rows() {
+    fn tiles_cover_all_rows_and_empty_groups_have_none() {
         assert_eq!(Tile::LARGE.count(0, 4096), 0);
         assert_eq!(Tile::LARGE.count(1, 8), 1);
         assert_eq!(Tile::LARGE.count(65, 72), 4);

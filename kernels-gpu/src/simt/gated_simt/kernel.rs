@@ -1,13 +1,13 @@
-//! How the portable kernel works.
+//! The device code of the portable kernel.
 //!
-//! A thread doubles e2m1 values to signed bytes on their way from global to shared memory, so that `dp4a` multiplies four
-//! of them at a time. Two fused multiply-adds apply the two scales of 16 products; the first of them also takes the integer
-//! sum out of a biased float (`BIAS`). A k-block, which passes through shared memory at a time, is what a scale tile covers:
-//! 64 elements of K. While one is multiplied, the next is loaded.
+//! Threads decode e2m1 values to signed bytes of twice the values on the way from global to shared memory, so that
+//! `dp4a` multiplies four of them at a time. Two fused multiply-adds apply the two scales of 16 products; the first one
+//! also removes the bias from the integer sum in a biased float (`BIAS`). A k-block is the part of K that a scale tile
+//! covers, 64 elements. While one k-block is multiplied, the next one is loaded.
 //!
-//! A *block* is here, as in [`crate::format`], the [`BLOCK`] elements along K that share a scale.
+//! Here, as in [`crate::format`], a *block* is the [`BLOCK`] elements along K that share a scale.
 
-// Loops over indices, not iterators: they unroll, so that arrays stay in registers.
+// Loops go over indices, not iterators: they unroll, so that the arrays stay in registers.
 #![allow(clippy::needless_range_loop)]
 
 use core::hint::assert_unchecked;
@@ -30,19 +30,20 @@ use crate::{
 
 const THREADS: u32 = Instance::THREADS;
 
-/// Thread blocks that a multiprocessor shall hold at once. It bounds the registers of a thread at 128.
+/// Minimum number of CTAs per SM. It limits a thread to 128 registers.
 const MIN_BLOCKS: u32 = 2;
 
 /// Bytes of the packed values of a block.
 const PACKED_BLOCK: u32 = BLOCK / 2;
 
-/// 1.5·2²³. From 2²³ to 2²⁴ the last bit of a float counts 1, so that adding an integer to the bits adds it to the value.
+/// 1.5·2²³. From 2²³ to 2²⁴ the last bit of a float counts 1, so that adding an integer to the bits adds it to the
+/// value.
 const BIAS: f32 = 12_582_912.0;
 
-// The biased float stays between 2²³ and 2²⁴ with the largest sum of a block, 16 products of two doubled 6s.
+// The biased float stays between 2²³ and 2²⁴ with the largest sum of a block: 16 products of two doubled 6s.
 const _: () = assert!(BLOCK * 12 * 12 < 1 << 22);
 
-/// The most blocks of one operand that a thread copies of a k-block.
+/// Maximum number of one operand's blocks that a thread copies per k-block.
 const MAX_UNITS: usize = 2;
 
 macro_rules! entries {
@@ -61,7 +62,7 @@ macro_rules! entries {
                 { TILE.tokens_per_thread as usize },
                 { TILE.columns_per_thread as usize },
             >;
-            // SAFETY: the contract is this function's too.
+            // SAFETY: the caller fulfills the contract in `mod.rs`, which `run` requires.
             unsafe { Kernel::run(launch) }
         }
     )*};
@@ -69,7 +70,7 @@ macro_rules! entries {
 instances!(entries);
 
 /// The kernel as one of [`INSTANCES`]. The other parameters follow from it: MATRICES of weights, and TOKENS × COLUMNS
-/// neighboring elements of C that a thread computes.
+/// neighboring elements of C per thread.
 struct Simt<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize>;
 
 /// One thread's sums, by matrix, token and column.
@@ -81,7 +82,7 @@ impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUM
     const INSTANCE: Instance = INSTANCES[INDEX];
     const TILE: Tile = Self::INSTANCE.tile;
 
-    // Shared memory: two stages, each a panel of A, one of gate and one of up (`Panel`).
+    // Layout of shared memory: two stages, each with a panel of A, one of gate and one of up (`Panel`).
     const A: Panel = Self::TILE.a_panel();
     const B: Panel = Self::TILE.b_panel();
     const STAGE_BYTES: u32 = Self::INSTANCE.stage_bytes();
@@ -89,7 +90,7 @@ impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUM
         Self::A.bytes() + matrix as u32 * Self::B.bytes()
     }
 
-    /// Threads side by side along the tile's columns.
+    /// Number of threads side by side along the tile's columns.
     const THREAD_COLUMNS: u32 = Self::TILE.columns / COLUMNS as u32;
 
     const CHECK: () = {
@@ -98,7 +99,7 @@ impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUM
         assert!(Self::A.units() <= MAX_UNITS && Self::B.units() <= MAX_UNITS);
     };
 
-    /// A thread's part of the kernel.
+    /// One thread's part of the kernel.
     ///
     /// # Safety
     /// The contract in this folder's `mod.rs`.
@@ -106,11 +107,11 @@ impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUM
     unsafe fn run(launch: Launch) {
         const { Self::CHECK };
         let tile = thread::block_idx_x();
-        // SAFETY: the contract: the grid has a block for each tile of the groups.
+        // SAFETY: by the contract, the grid has one CTA per tile of the groups.
         let group = unsafe { find_group(launch, tile) };
         // SAFETY: a group that has a tile has rows.
         unsafe { assert_unchecked(group.m > 0) };
-        // Blocks that share a panel of weights are neighbors, so that it is read from memory once.
+        // CTAs that share a panel of weights are neighbors, so that the panel is read from memory once.
         let token_tiles = group.m.div_ceil(Self::TILE.tokens);
         let tile = tile - group.first_tile;
         let first_token = tile % token_tiles * Self::TILE.tokens;
@@ -129,9 +130,9 @@ impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUM
         });
         let mut stage = dynamic_shared_address();
         let mut next_stage = stage + Self::STAGE_BYTES;
-        // SAFETY: the contract says what lies at the operands' addresses. The shared memory is two stages. A stage is
-        // written while nobody reads it: every thread has passed a barrier since it read there, and passes one before it
-        // reads again.
+        // SAFETY: by the contract, the operands' addresses are those of the group's matrices. The dynamic shared memory
+        // has two stages. A stage is written while no thread reads it: every thread has passed a barrier since its last
+        // read of the stage, and passes another one before its next read.
         unsafe {
             let mut fetch = |blocks| (a.fetch(Self::A, blocks), b.each_mut().map(|b| b.fetch(Self::B, blocks)));
             let store = |stage, (a, b): (Fetched, [Fetched; MATRICES])| {
@@ -164,11 +165,11 @@ impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUM
 /// The group that a tile belongs to.
 ///
 /// # Safety
-/// `launch` is as its fields say. The groups have more tiles than `tile`.
+/// `launch` is valid as its fields say. The groups have more than `tile` tiles.
 #[inline(always)]
 unsafe fn find_group<'a>(launch: Launch, tile: u32) -> &'a Group {
     let groups = launch.groups as *const Group;
-    // SAFETY: indices below `group_count`, of an array that does not change while the kernel runs.
+    // SAFETY: the indices are below `group_count`, and the array does not change while the kernel runs.
     unsafe {
         &*groups.add(last_begun(launch.group_count, tile, |index| (*groups.add(index as usize)).first_tile) as usize)
     }
@@ -176,20 +177,20 @@ unsafe fn find_group<'a>(launch: Launch, tile: u32) -> &'a Group {
 
 // Global memory → registers.
 
-/// What one thread copies of one operand, and how far it has come.
+/// One operand's copies by one thread, with their progress along K.
 ///
-/// A k-block is 4 blocks of each row of a panel. The threads take the blocks row by row, so that the 32 bytes of a row are
-/// one memory access. Thread r also takes the 4 scales of row r.
+/// A k-block is 4 blocks of each row of a panel. The threads take the blocks row by row, so that the 32 bytes of a row
+/// are one memory access. Thread r also takes the 4 scales of row r.
 struct Operand {
     /// Address of this thread's first block.
     values: GlobalAddress,
-    /// Bytes from it to this thread's next block of the same k-block.
+    /// Bytes from there to this thread's next block of the same k-block.
     unit_stride: u64,
     /// Address of this thread's four scales.
     scales: GlobalAddress,
     /// Whether the row of each block is inside of the matrix and the panel.
     units_inside: [bool; MAX_UNITS],
-    /// Whether the row of the scales is.
+    /// Whether the row of the scales is inside of the matrix and the panel.
     scales_inside: bool,
 }
 
@@ -198,17 +199,17 @@ struct Operand {
 struct Fetched {
     values: [u64; MAX_UNITS],
     scales: u32,
-    /// Blocks of each row that are inside of K.
+    /// Number of blocks of each row that are inside of K.
     blocks: i32,
 }
 
 impl Panel {
-    /// Blocks that a thread copies of a k-block.
+    /// Number of blocks that a thread copies per k-block.
     const fn units(self) -> usize {
         (self.rows * SCALE_TILE_COLUMNS).div_ceil(THREADS) as usize
     }
 
-    /// The row and block column in the panel of a thread's `unit`-th block.
+    /// Row and column of a thread's `unit`-th block in the panel.
     #[inline(always)]
     const fn unit(self, thread: u32, unit: usize) -> (u32, u32) {
         let index = thread + unit as u32 * THREADS;
@@ -217,7 +218,7 @@ impl Panel {
 }
 
 impl Operand {
-    /// A panel's rows, from `first` on, of a matrix [rows, k] whose values and scales lie at these addresses.
+    /// The rows from `first` on of a matrix [rows, k] at these addresses of values and scales, as a panel.
     #[inline(always)]
     fn new(values: u64, scales: u64, first: u32, rows: u32, k: u32, panel: Panel) -> Self {
         let thread = thread::thread_idx_x();
@@ -235,11 +236,11 @@ impl Operand {
         }
     }
 
-    /// Loads a k-block, of which `blocks` blocks of each row are inside of K, and moves on. What is outside is 0.
+    /// Loads a k-block, which has `blocks` blocks of each row inside of K, and moves on. Blocks outside are 0.
     ///
     /// # Safety
-    /// The matrix lies at the operand's addresses as [`Group`] says, and nobody writes it. The rows have at least `blocks`
-    /// blocks from here on, or `blocks` is not positive.
+    /// The matrix lies at the operand's addresses as documented in [`Group`], and nothing writes it. The rows have at
+    /// least `blocks` blocks from here on, or `blocks` is not positive.
     #[inline(always)]
     unsafe fn fetch(&mut self, panel: Panel, blocks: i32) -> Fetched {
         let column = panel.unit(thread::thread_idx_x(), 0).1;
@@ -247,10 +248,11 @@ impl Operand {
         for unit in 0..panel.units() {
             let inside = self.units_inside[unit] && (column as i32) < blocks;
             let address = self.values + unit as u64 * self.unit_stride;
-            // SAFETY: inside of the matrix, or not loaded.
+            // SAFETY: the address is inside of the matrix if `inside`; otherwise nothing is read.
             values[unit] = unsafe { ld_global_nc_b64_or_zero(inside, address) };
         }
-        // SAFETY: inside of the scales, which are padded to whole words, or not loaded.
+        // SAFETY: the address is inside of the scales, which are padded to whole words, if the predicate holds;
+        // otherwise nothing is read.
         let scales = unsafe { ld_global_nc_b32_or_zero(self.scales_inside && blocks > 0, self.scales) };
         self.values = self.values + u64::from(SCALE_TILE_COLUMNS * PACKED_BLOCK);
         self.scales = self.scales + u64::from(SCALE_TILE_BYTES);
@@ -264,7 +266,7 @@ impl Fetched {
     /// Decodes into a panel of shared memory.
     ///
     /// # Safety
-    /// The panel lies at `address`, a multiple of 16, in shared memory that nobody reads now.
+    /// The panel lies at `address`, a multiple of 16, in shared memory that no thread reads now.
     #[inline(always)]
     unsafe fn store(self, address: SharedAddress, panel: Panel) {
         let thread = thread::thread_idx_x();
@@ -272,29 +274,29 @@ impl Fetched {
             let (row, column) = panel.unit(thread, unit);
             if row < panel.rows {
                 let block = address + panel.block_offset(row, column);
-                // SAFETY: inside of the panel; no other thread stores this block.
+                // SAFETY: the block is inside of the panel, and no other thread stores it.
                 unsafe { st_shared_v4_b32(block, decode_block(self.values[unit])) };
             }
         }
         if thread < panel.rows {
-            // Not in `fetch`, where it would wait for the load.
+            // Decoded here and not in `fetch`, where the decoding would wait for the load.
             let scales = decode_scales(self.scales & scale_mask(self.blocks));
             for column in 0..SCALE_TILE_COLUMNS {
-                // SAFETY: inside of the panel; no other thread stores this scale.
+                // SAFETY: the scale is inside of the panel, and no other thread stores it.
                 unsafe { st_shared_f32(address + panel.scale_offset(thread, column), scales[column as usize]) };
             }
         }
     }
 }
 
-/// A mask of the first `blocks` scales of a word, which has four. What follows them is padding that may be NaN in e4m3, and
-/// NaN times the zeros that stand for the values there would be NaN.
+/// Mask of the first `blocks` scales of a word of four. The rest is padding, which may be NaN in e4m3. NaN times the
+/// zeros that stand for the values there would be NaN.
 #[inline(always)]
 fn scale_mask(blocks: i32) -> u32 {
     !u32::MAX.unbounded_shl(8 * blocks.max(0) as u32)
 }
 
-/// 16 e2m1 codes to 16 signed bytes of twice their values, in the order of K.
+/// Decodes 16 e2m1 codes to 16 signed bytes of twice their values, in the order of K.
 #[inline(always)]
 fn decode_block(codes: u64) -> [u32; 4] {
     let [a, b] = decode_word(codes as u32);
@@ -302,28 +304,28 @@ fn decode_block(codes: u64) -> [u32; 4] {
     [a, b, c, d]
 }
 
-/// 8 e2m1 codes to 8 signed bytes of twice their values.
+/// Decodes 8 e2m1 codes to 8 signed bytes of twice their values.
 #[inline(always)]
 fn decode_word(codes: u32) -> [u32; 2] {
-    // Twice the magnitudes 0, 0.5, 1, 1.5 and 2, 3, 4, 6, and those negated: `prmt` looks them up by three bits.
+    // Twice the magnitudes 0, 0.5, 1, 1.5 and 2, 3, 4, 6, and their negatives. `prmt` looks them up by three bits.
     const POSITIVE: [u32; 2] = [0x0302_0100, 0x0c08_0604];
     const NEGATIVE: [u32; 2] = [0xfdfe_ff00, 0xf4f8_fafc];
     let look_up = |table: [u32; 2], codes| prmt_b32(table[0], table[1], codes);
     let select = |signs: u32, codes| (look_up(NEGATIVE, codes) & signs) | (look_up(POSITIVE, codes) & !signs);
 
-    // Bytes of 0xff for negative codes. An odd code has its sign on top of a byte, an even one after a shift. `prmt` repeats
-    // the sign of a byte where 8 is added to the byte's number.
+    // Bytes of 0xff for negative codes. The sign of an odd code is the highest bit of a byte; an even code needs a
+    // shift. `prmt` replicates the sign of a byte if 8 is added to the byte's number.
     let even = codes << 4;
     let (low_signs, high_signs) = (prmt_b32(even, codes, 0xd9c8), prmt_b32(even, codes, 0xfbea));
     let magnitudes = codes & 0x7777_7777;
     [select(low_signs, magnitudes), select(high_signs, magnitudes >> 16)]
 }
 
-/// Four e4m3 scales to f32, halved, since the values are doubled, in A and in B.
+/// Decodes four e4m3 scales to f32, halved because the values are doubled, in A and in B.
 #[inline(always)]
 fn decode_scales(scales: u32) -> [f32; 4] {
-    // Exponent and mantissa go to their places in an f32, whose exponent has a bias of 127 and not of 7. Subnormal scales
-    // are subnormal there too. The product is exact.
+    // Exponent and mantissa go to their places in an f32, whose exponent has a bias of 127 instead of 7. Subnormal
+    // scales are subnormal there too. The product is exact.
     const HALF_OF_BIAS_CHANGE: f32 = f32::from_bits((127 + 127 - 7 - 1) << 23);
     scales.to_le_bytes().map(|scale| f32::from_bits(u32::from(scale) << 20) * HALF_OF_BIAS_CHANGE)
 }
@@ -336,11 +338,11 @@ impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUM
     /// Adds a stage's products to the sums of the elements from `row` and `column` of the tile on.
     ///
     /// # Safety
-    /// The stage is filled, and nobody writes it now. The elements are inside of the tile.
+    /// The stage is filled, and no thread writes it now. The elements are inside of the tile.
     #[inline(always)]
     unsafe fn multiply(stage: SharedAddress, row: u32, column: u32, sums: &mut Sums<MATRICES, TOKENS, COLUMNS>) {
         for block in 0..SCALE_TILE_COLUMNS {
-            // SAFETY: inside of the stage, which is filled.
+            // SAFETY: the loads read the stage, which is filled and which no thread writes now.
             unsafe {
                 let a: [[u32; 4]; TOKENS] =
                     core::array::from_fn(|i| ld_shared_v4_b32(stage + Self::A.block_offset(row + i as u32, block)));
@@ -365,10 +367,10 @@ impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUM
     }
 }
 
-/// N neighboring scales of shared memory.
+/// Loads N neighboring scales from shared memory.
 ///
 /// # Safety
-/// They lie at `address`, a multiple of 4 times N, in shared memory that nobody writes now.
+/// N scales lie at `address`, a multiple of 4 · N, in shared memory that no thread writes now.
 #[inline(always)]
 unsafe fn load_scales<const N: usize>(address: SharedAddress) -> [f32; N] {
     // SAFETY: the caller guarantees N scales at `address`, a multiple of 4 · N, that nothing writes now.
@@ -400,8 +402,8 @@ impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUM
     /// Scales, activates and writes one thread's elements of C.
     ///
     /// # Safety
-    /// The contract holds of `group`. The elements from `token` and `column` on are this thread's alone; the columns are
-    /// inside of C.
+    /// `group` fulfills the contract. The elements from `token` and `column` on are this thread's alone; the columns
+    /// are inside of C.
     #[inline(always)]
     unsafe fn epilogue(group: &Group, output: u32, token: u32, column: u32, sums: &Sums<MATRICES, TOKENS, COLUMNS>) {
         let Group { c, alpha, m, n, .. } = *group;
@@ -414,8 +416,8 @@ impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUM
             if token < m {
                 let element = u64::from(token) * u64::from(n) + u64::from(column);
                 let address = GlobalAddress::new(c) + 2 * element;
-                // SAFETY: elements of C that are this thread's alone. N and the column are multiples of as many elements
-                // as are stored, so that the address is aligned.
+                // SAFETY: the elements of C are this thread's alone. N and the column are multiples of COLUMNS, the
+                // number of stored elements, so the address is aligned.
                 unsafe { store_output(address, output, values) }
             }
         }
@@ -425,7 +427,7 @@ impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUM
 /// Converts and stores N neighboring elements of C.
 ///
 /// # Safety
-/// They lie at `address`, a multiple of their size, in global memory that no other thread accesses meanwhile.
+/// The elements lie at `address`, a multiple of their size, in global memory that no other thread accesses meanwhile.
 #[inline(always)]
 unsafe fn store_output<const N: usize>(address: GlobalAddress, output: u32, values: [f32; N]) {
     const { assert!(N == 1 || N == 4) };
@@ -454,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn every_code_decodes_to_twice_its_value_in_every_place() {
+    fn codes_decode_to_twice_their_values_in_every_place() {
         for code in 0..16_u32 {
             for place in 0..16 {
                 for around in 0..16_u64 {
@@ -485,12 +487,12 @@ mod tests {
     }
 
     #[test]
-    fn the_dot_product_of_a_block_is_exact_in_a_biased_float() {
+    fn block_dot_products_are_exact_in_biased_floats() {
         let extreme = decode_block(0x7777_7777_7777_7777);
         let negative = decode_block(0xffff_ffff_ffff_ffff);
         assert_eq!(biased_dot(extreme, extreme) - BIAS, 2304.0);
         assert_eq!(biased_dot(extreme, negative) - BIAS, -2304.0);
-        // A few hundred pairs of blocks from a linear congruential generator.
+        // 500 pairs of blocks from a linear congruential generator.
         let mut state = 1_u64;
         let mut random = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -510,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tile_finds_its_group_past_empty_ones() {
+    fn a_tile_finds_its_group_after_empty_groups() {
         let group = |m, first_tile| Group {
             a: 0,
             a_scales: 0,
@@ -525,7 +527,7 @@ mod tests {
         };
         let groups = [group(0, 0), group(100, 0), group(0, 2), group(0, 2), group(64, 2), group(1, 3), group(0, 4)];
         let launch = Launch { groups: groups.as_ptr() as u64, group_count: groups.len() as u32, output: 0 };
-        // SAFETY: an array of as many groups.
+        // SAFETY: `groups` is the address of an array of `group_count` groups.
         let found = [0, 1, 2, 3].map(|tile| unsafe { find_group(launch, tile) }.m);
         assert_eq!(found, [100, 100, 64, 1]);
     }

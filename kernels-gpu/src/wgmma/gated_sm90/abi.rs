@@ -394,19 +394,19 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "the block has fewer registers")]
+    #[should_panic(expected = "the CTA is launched with fewer registers")]
     fn more_registers_than_a_block_has_are_refused() {
         Registers { producer: 24, consumer: 248 }.check(2);
     }
 
     #[test]
-    #[should_panic(expected = "in eights")]
+    #[should_panic(expected = "multiples of 8")]
     fn registers_that_are_not_allotted_in_eights_are_refused() {
         Registers { producer: 24, consumer: 236 }.check(2);
     }
 
     #[test]
-    #[should_panic(expected = "N = 128")]
+    #[should_panic(expected = "1 to 128 tokens")]
     fn a_tile_of_more_tokens_than_there_are_main_loops_for_is_refused() {
         gated(256).consumers(2).buffers(2).stages(2);
     }

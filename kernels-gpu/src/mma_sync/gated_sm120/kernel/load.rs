@@ -1,4 +1,4 @@
-//! Loading: global memory → stages. One thread.
+//! Loads from global memory to stages. One thread does this.
 
 use cuda_std::{
     fence::fence_proxy_tensormap_acquire,
@@ -17,52 +17,53 @@ use crate::{
     ring::Ring,
 };
 
-/// Where a tile's operands begin.
+/// Sources of a tile's operands.
 struct Sources {
-    /// The slabs, one k-block after the other; or the scale tiles of each matrix.
+    /// Addresses of the slabs, one k-block after the other; or of the scale tiles of each matrix.
     weights: [GlobalAddress; SLABS as usize],
-    /// The first row of each slab in the map of weights, if they lie in rows.
+    /// The first row of each slab in the map of weights, for weights in rows.
     rows: [u32; SLABS as usize],
     weight_map: TensorMapAddress,
     map: TensorMapAddress,
     first_token: u32,
-    /// The first token's row in its scale tile, one tile for each step.
+    /// Address of the first token's row in its scale tile. There is one scale tile per step.
     token_scales: GlobalAddress,
 }
 
 impl<W: Work, const COLUMNS: usize> Sm120<W, COLUMNS> {
-    /// Loads every k-block of the block's tiles.
+    /// Loads every k-block of the CTA's tiles.
     ///
     /// # Safety
-    /// The contract of the kernel; grids before this one were waited for. One thread of the block calls it, once the barriers are there.
+    /// The contract of the kernel holds, and the caller has waited for earlier grids. One thread of the CTA makes this
+    /// call, after the barriers have been initialized.
     #[inline(always)]
     pub(super) unsafe fn load(self) {
         let mut stages = self.stages();
         let mut known = u32::MAX;
-        // SAFETY: earlier grids were waited for, so tiles and groups are complete; the kernel's contract says that they
-        // lie there.
+        // SAFETY: earlier grids were waited for, so tiles and groups are complete; by the kernel's contract the launch
+        // has their addresses.
         for (tile, group) in unsafe { self.tiles() } {
             let group = W::placed(group);
             let sources = Self::sources(&tile, &group);
             if W::MAPS_IN_MEMORY && tile.group != known {
                 known = tile.group;
-                // SAFETY: the contract: a tensor map lies there.
+                // SAFETY: by the contract, the group's `a_map` is the address of a tensor map.
                 unsafe { fence_proxy_tensormap_acquire(sources.map) };
             }
             for k_block in 0..group.k_blocks() {
-                // SAFETY: the tile's own operands; this thread alone loads.
+                // SAFETY: the sources are this tile's operands; this thread alone loads.
                 unsafe { self.load_k_block(&mut stages, &sources, k_block, group.steps(k_block)) };
             }
         }
     }
 
-    /// Where the operands of a tile begin.
+    /// The sources of a tile's operands.
     #[inline(always)]
     fn sources(tile: &Tile, group: &Placed) -> Sources {
         let &Placed { group: Group { a_map, a_scales, b, n, k, .. }, token_row, token_tile, weight_map, weight_rows } =
             group;
         let first = tile.first_column / SLAB_ROWS;
-        // Below the last slab there is none; nobody stores what is multiplied for it.
+        // If there is no slab below, the last slab takes its place: the products are not stored.
         let last = (n - 1) / SLAB_ROWS;
         let gated = Self::INSTANCE.matrices == 2;
         let second = if gated { first } else { (first + 1).min(last) };
@@ -87,18 +88,19 @@ impl<W: Work, const COLUMNS: usize> Sm120<W, COLUMNS> {
         }
     }
 
-    /// Starts the copies of a k-block of so many steps into the next stage.
+    /// Starts the copies of a k-block of `steps` steps to the next stage.
     ///
     /// # Safety
-    /// `sources` are of a tile whose map has been acquired. One thread of the block calls it, with all k-blocks of its tiles in
-    /// order; `stages` is that thread's.
+    /// `sources` belong to a tile whose map has been acquired. One thread of the CTA makes this call, with all k-blocks
+    /// of its tiles in order; `stages` is that thread's.
     #[inline(always)]
     unsafe fn load_k_block(self, stages: &mut Ring, sources: &Sources, k_block: u32, steps: u32) {
         let (full, stage) = (stages.full(), stages.index());
         let scale_bytes = Self::INSTANCE.step_scale_bytes();
         let k_byte = (k_block * K_BLOCK_BYTES) as i32;
-        // SAFETY: the group's own weights, maps and scales, which are padded to whole tiles. A stage is written while it is empty, and
-        // its full barrier expects the bytes of every copy. A box counts in full, even where it lies outside of the tensor.
+        // SAFETY: the sources are the group's own weights, maps and scales, which are padded to whole tiles. A stage is
+        // written while it is empty, and its full barrier expects the bytes of every copy. A box counts in full, even
+        // where it lies outside of the tensor.
         unsafe {
             stages.wait_empty();
             mbarrier_arrive_expect_tx(
@@ -121,7 +123,7 @@ impl<W: Work, const COLUMNS: usize> Sm120<W, COLUMNS> {
         stages.advance();
     }
 
-    /// Bytes that the copies of the weights of a k-block of so many steps report.
+    /// Bytes that the copies of weights report, for a k-block of `steps` steps.
     #[inline(always)]
     const fn weight_copy_bytes(steps: u32) -> u32 {
         match Self::INSTANCE.weights {
@@ -130,17 +132,17 @@ impl<W: Work, const COLUMNS: usize> Sm120<W, COLUMNS> {
         }
     }
 
-    /// Starts the copies of the weights of a k-block of so many steps, which report to `full`.
+    /// Starts the copies of the weights of a k-block of `steps` steps, which report to `full`.
     ///
     /// # Safety
-    /// As [`Self::load_k_block`]; the stage is empty.
+    /// The same as for [`Self::load_k_block`]; the stage is empty.
     #[inline(always)]
     unsafe fn load_weights(self, stage: u32, sources: &Sources, k_block: u32, steps: u32, full: Mbarrier) {
         let stage = self.weights_of(stage);
         for slab in 0..SLABS {
             let weights = sources.weights[slab as usize];
-            // SAFETY: the stage is empty and has room for the slabs; the full barrier expects their bytes; the contract
-            // says that the weights lie there.
+            // SAFETY: the stage is empty and has room for the slabs; the full barrier expects their bytes; by the
+            // contract `sources` are addresses of the weights.
             unsafe {
                 match Self::INSTANCE.weights {
                     Weights::Slabs => {

@@ -1,31 +1,34 @@
-//! How the kernel for sm_120 works.
+//! The device code for sm_120.
 //!
-//! These multiprocessors multiply NVFP4 by an instruction of one warp, `mma.sync` with block scales; there is no tensor memory, and
-//! 99 KB of shared memory. A and B are swapped: weights lie on the tensor core's M, tokens on its N, so that few tokens waste
-//! little. One warp loads by bulk copies, four or eight multiply and turn their sums into C. A block computes tiles until none are
-//! left, and the warp that loads is ahead by as many k-blocks as there are stages:
+//! An SM multiplies NVFP4 by an instruction of one warp, `mma.sync` with block scales. It has no tensor memory, and 99
+//! KB of shared memory. A and B are swapped: weights are on the tensor core's M, tokens on its N, so that few tokens
+//! waste little. One warp loads by bulk copies; four or eight warps multiply and turn their sums into C. A CTA computes
+//! tiles until none are left. The loading warp is ahead by up to the number of stages, in k-blocks:
 //!
 //! ```text
 //! global ─ a warp ─▶ stages ─ warps: registers, products ─▶ C
 //! ```
 //!
-//! A warp has the same strip of 16 rows of both slabs: gate and up of the same columns, or two strips of the only matrix. So a
-//! product of tokens' fragments with the one follows that with the other, and both sums of a gated element are one lane's.
+//! A warp has the same strip of 16 rows of both slabs: gate and up of the same columns, or two strips of the only
+//! matrix. The products of a token fragment with both slabs follow each other, and one lane has both sums of a gated
+//! element.
 //!
 //! # Scales
 //!
-//! They go straight from shared memory into registers. A product reads the scales of A from half of the lanes and those of B from a
-//! quarter ([`mma_m16n8k64_mxf4nvf4`](cuda_std::mma::mma_m16n8k64_mxf4nvf4)). So a register has A's scales of two steps, and B's of
-//! four times eight tokens, and no lane loads what no product reads.
+//! Scales go from shared memory directly into registers. A product reads the scales of A from half of the lanes and the
+//! scales of B from a quarter of the lanes ([`mma_m16n8k64_mxf4nvf4`](cuda_std::mma::mma_m16n8k64_mxf4nvf4)). So one
+//! register holds A's scales of two steps, or B's scales of four times eight tokens, and no lane loads a scale that no
+//! product reads.
 //!
-//! Weights in rows ([`Weights::Rows`](crate::mma_sync::gated_sm120::abi::Weights::Rows)) are loaded by `ldmatrix`, as tokens are. Row g of a product is
-//! row 2g of the strip, or 2g + 1 where g is 4 or more; g + 8 is the other one of the two. Then a lane has neighboring columns of C, and
-//! the eight rows that are loaded at once lie at eight different places of the swizzle.
+//! Weights in rows ([`Weights::Rows`](crate::mma_sync::gated_sm120::abi::Weights::Rows)) are loaded by `ldmatrix`, like
+//! tokens. Row g of a product is row 2g of the strip, or 2g + 1 if g is at least 4; row g + 8 is the other of these two
+//! rows. A lane then has neighboring columns of C, and the eight rows of one load lie at eight different places of the
+//! swizzle.
 //!
 //! A tile of tokens lies inside of a tile of the scale layout, in which tokens that are 32 apart lie side by side.
 
-/// A loop as straight-line code. Its index is a constant, since an array stays in registers only if all its indices are, and since it
-/// selects lanes of a register of scales.
+/// A loop as straight-line code. Its index is a constant, because an array stays in registers only if all its indices
+/// are constants, and because the index selects lanes of a register of scales.
 macro_rules! unroll {
     ($index:ident in $($value:literal)*, $body:block) => {$({
         const $index: usize = $value;
@@ -53,11 +56,11 @@ use crate::{
     ring::Ring,
 };
 
-/// A block at work. A warp multiplies COLUMNS times eight tokens, as the instance says.
+/// A CTA with its work. A warp multiplies COLUMNS times eight tokens, as the instance requires.
 #[derive(Clone, Copy)]
 pub struct Sm120<W: Work, const COLUMNS: usize> {
     work: W,
-    /// Its shared memory.
+    /// Address of the CTA's shared memory.
     shared: SharedAddress,
 }
 
@@ -65,48 +68,49 @@ impl<W: Work, const COLUMNS: usize> Sm120<W, COLUMNS> {
     const INSTANCE: Instance = W::INSTANCE;
     const STAGES: u32 = Self::INSTANCE.stages;
 
-    // Shared memory: offsets from its start. Tokens lie at multiples of 1024, as their swizzle asks, and weights too.
+    // Offsets in shared memory. Tokens and weights lie at multiples of 1024, as their swizzle requires.
     const WEIGHTS: u32 = Self::STAGES * Self::INSTANCE.token_bytes();
     const TOKEN_SCALES: u32 = Self::WEIGHTS + Self::STAGES * Self::INSTANCE.weight_bytes();
     const TOKEN_SCALE_BYTES: u32 = STEPS * Self::INSTANCE.step_scale_bytes();
     const BARRIERS: u32 = Self::TOKEN_SCALES + Self::STAGES * Self::TOKEN_SCALE_BYTES;
 
-    /// Whether what the epilogue needs is loaded before a tile is multiplied: there are registers for it beside few sums.
+    /// Whether the epilogue's terms are loaded before a tile is multiplied: with few sums there are registers for them.
     const TERMS_EARLY: bool = COLUMNS <= 4;
 
-    /// The token values of a stage.
+    /// Address of the token values of a stage.
     #[inline(always)]
     fn tokens_of(self, stage: u32) -> SharedAddress {
         self.shared + stage * Self::INSTANCE.token_bytes()
     }
 
-    /// The weights of a stage.
+    /// Address of the weights of a stage.
     #[inline(always)]
     fn weights_of(self, stage: u32) -> SharedAddress {
         self.shared + Self::WEIGHTS + stage * Self::INSTANCE.weight_bytes()
     }
 
-    /// Where the scale tiles of a matrix of weights lie in a stage's weights, if they lie in rows.
+    /// Offset of a matrix's scale tiles in a stage's weights, for weights in rows.
     const fn weight_scales(matrix: u32) -> u32 {
         SLABS * slab_value_bytes(STEPS) + matrix * STEPS * SCALE_TILE_BYTES
     }
 
-    /// The tokens' scales of a stage.
+    /// Address of the tokens' scales of a stage.
     #[inline(always)]
     fn token_scales_of(self, stage: u32) -> SharedAddress {
         self.shared + Self::TOKEN_SCALES + stage * Self::TOKEN_SCALE_BYTES
     }
 
-    /// The stages. One is full when the warp that loads and its copies have arrived, and empty when every warp that multiplies has.
+    /// The stages. A stage is full when the loading warp and its copies have arrived, and empty when all multiplying
+    /// warps have arrived.
     #[inline(always)]
     fn stages(self) -> Ring {
         Ring::new(self.shared + Self::BARRIERS, Self::STAGES)
     }
 
-    /// A thread's part of the kernel.
+    /// One thread's part of the kernel.
     ///
     /// # Safety
-    /// The contract of the kernel.
+    /// The contract of the kernel holds.
     #[inline(always)]
     pub unsafe fn run(work: W) {
         const {
@@ -115,9 +119,9 @@ impl<W: Work, const COLUMNS: usize> Sm120<W, COLUMNS> {
         }
         let warp = thread::thread_idx_x() / WARP_SIZE;
         let block = Self { work, shared: dynamic_shared_address() };
-        // SAFETY: the barriers have a place of their own in shared memory, and nobody uses them before all threads have passed
-        // `sync_threads`. Whole warps come here. One thread loads and whole warps multiply, the same tiles and k-blocks in the same
-        // order.
+        // SAFETY: the barriers have a place of their own in shared memory, and no thread uses them before all threads
+        // have passed `sync_threads`. Roles are whole warps. One thread loads and whole warps multiply the same tiles
+        // and k-blocks in the same order.
         unsafe {
             let loads = warp == Self::INSTANCE.consumer_warps() && elect_sync(ALL_LANES);
             if loads {
@@ -141,26 +145,26 @@ impl<W: Work, const COLUMNS: usize> Sm120<W, COLUMNS> {
         }
     }
 
-    /// The tiles of this block, in order.
+    /// The tiles of this CTA, in order.
     ///
     /// # Safety
-    /// The contract of the kernel; grids before this one were waited for.
+    /// The contract of the kernel holds, and the caller has waited for earlier grids.
     #[inline(always)]
     unsafe fn tiles(self) -> W::Tiles {
-        // SAFETY: earlier grids were waited for, so tiles and groups are complete; the kernel's contract says that they
-        // lie there.
+        // SAFETY: earlier grids were waited for, so tiles and groups are complete; by the kernel's contract the launch
+        // has their addresses.
         unsafe { self.work.tiles(thread::block_idx_x(), thread::grid_dim_x()) }
     }
 }
 
 impl Group {
-    /// The k-blocks of a tile.
+    /// Number of k-blocks of a tile.
     #[inline(always)]
     const fn k_blocks(&self) -> u32 {
         self.k.div_ceil(K_BLOCK)
     }
 
-    /// Steps of a k-block. The last may have fewer than the others.
+    /// Number of steps of a k-block. The last k-block may have fewer than the others.
     #[inline(always)]
     const fn steps(&self, k_block: u32) -> u32 {
         let left = (self.k - k_block * K_BLOCK).div_ceil(MMA_K);

@@ -1,4 +1,5 @@
-//! Multiplying: stages → sums in registers. Whole warps, each with a strip of both slabs and a part of the tokens.
+//! Products: stages → sums in registers. Whole warps multiply, each with a strip of both slabs and a part of the
+//! tokens.
 
 use cuda_std::{
     fence::fence_proxy_async_shared,
@@ -17,15 +18,15 @@ use crate::{
     ring::Ring,
 };
 
-/// Columns of eight tokens whose scales are in one register.
+/// Number of groups of eight tokens whose scales are in one register.
 const QUAD_COLUMNS: usize = (TOKEN_SCALE_ROWS / N_STEP) as usize;
 
-const _: () = assert!(QUAD_COLUMNS == 4 && SLABS == 2, "`multiply_k_block` names each");
+const _: () = assert!(QUAD_COLUMNS == 4 && SLABS == 2, "`multiply_k_block` has code for 4 columns and 2 slabs");
 
-/// A lane's sums of a tile, by slab and eight tokens.
+/// A lane's sums of a tile, by slab and group of eight tokens.
 pub(super) type TileSums<const COLUMNS: usize> = [[Sums; COLUMNS]; SLABS as usize];
 
-/// A lane of a warp that multiplies, tile by tile.
+/// A lane of a multiplying warp, which goes from tile to tile.
 pub(super) struct Multiplier<W: Work, const COLUMNS: usize> {
     pub(super) block: Sm120<W, COLUMNS>,
     stages: Ring,
@@ -43,7 +44,7 @@ impl<W: Work, const COLUMNS: usize> Multiplier<W, COLUMNS> {
         Self { block, stages: block.stages(), lane: lane_id(), strip: warp % STRIPS, first_token }
     }
 
-    /// Whether a lane's row g of a product is the second of its two rows of the strip, and g + 8 the first.
+    /// Whether row g of a product is the second of a lane's two rows of the strip, and row g + 8 the first.
     #[inline(always)]
     const fn swaps(lane: u32) -> bool {
         match Sm120::<W, COLUMNS>::INSTANCE.weights {
@@ -52,16 +53,16 @@ impl<W: Work, const COLUMNS: usize> Multiplier<W, COLUMNS> {
         }
     }
 
-    /// Whether this lane's are so.
+    /// Whether this lane's rows are swapped.
     #[inline(always)]
     pub(super) const fn swapped(&self) -> bool {
         Self::swaps(self.lane)
     }
 
-    /// What this lane needs of a tile for its elements of C.
+    /// The terms of this lane's elements of C in a tile.
     ///
     /// # Safety
-    /// The tile is one of the work's, and `group` its group.
+    /// The tile is one of the work's, and `group` is its group.
     #[inline(always)]
     pub unsafe fn terms(&self, tile: &Tile, group: &Placed) -> W::Terms {
         let first = tile.first_column + self.strip * STRIP_ROWS + self.lane / 4 * 2;
@@ -77,14 +78,15 @@ impl<W: Work, const COLUMNS: usize> Multiplier<W, COLUMNS> {
     /// The warp's sums of a tile.
     ///
     /// # Safety
-    /// The block's barriers have been initialized. Whole warps call it, with all tiles of the block in the order in which they are
-    /// loaded.
+    /// The CTA's barriers have been initialized. Whole warps make this call, with all tiles of the CTA in the order in
+    /// which they are loaded.
     #[inline(always)]
     pub unsafe fn multiply(&mut self, tile: &Tile, group: &Placed) -> TileSums<COLUMNS> {
         let mut sums = [[[0.0; 4]; COLUMNS]; SLABS as usize];
         for k_block in 0..group.k_blocks() {
-            // SAFETY: the producer is at most one round ahead, since it waits for this warp. A stage is read while it is full; the
-            // fence keeps the copies that come next behind the loads of this lane, and the arrival behind those of all lanes.
+            // SAFETY: the producer is at most one round ahead, because it waits for this warp. A stage is read while it
+            // is full. The fence orders later copies after the loads of this lane; the arrival comes after the loads of
+            // all lanes.
             unsafe {
                 self.stages.wait_full();
                 self.multiply_k_block(tile, group.steps(k_block), &mut sums);
@@ -99,10 +101,10 @@ impl<W: Work, const COLUMNS: usize> Multiplier<W, COLUMNS> {
         sums
     }
 
-    /// Adds the products of a k-block of so many steps, two steps at a time.
+    /// Adds the products of a k-block of `steps` steps, two steps at a time.
     ///
     /// # Safety
-    /// The current stage is full. The whole warp calls it.
+    /// The current stage is full. The whole warp makes this call together.
     #[inline(always)]
     unsafe fn multiply_k_block(&self, tile: &Tile, steps: u32, sums: &mut TileSums<COLUMNS>) {
         let stage = self.stages.index();
@@ -113,8 +115,8 @@ impl<W: Work, const COLUMNS: usize> Multiplier<W, COLUMNS> {
                 break;
             }
             let both = first_step + 1 < steps;
-            // SAFETY: inside of the stage, which is full. Of steps that the k-block lacks nothing is loaded or multiplied but
-            // tokens, which are zeros there.
+            // SAFETY: the loads read the current stage, which is full. For a step that the k-block lacks, only tokens
+            // are loaded, which are zeros there, and nothing is multiplied.
             unsafe {
                 let mut a = [[[0; 4]; 2]; SLABS as usize];
                 let mut a_scales = [0; SLABS as usize];
@@ -155,10 +157,10 @@ impl<W: Work, const COLUMNS: usize> Multiplier<W, COLUMNS> {
         }
     }
 
-    /// The four registers of A of this lane, of the warp's strip of a slab.
+    /// This lane's four registers of A for the warp's strip of a slab.
     ///
     /// # Safety
-    /// The stage is full, and has the step. The whole warp calls it.
+    /// The stage is full and has this step. The whole warp makes this call together.
     #[inline(always)]
     unsafe fn weights(&self, stage: u32, slab: u32, step: u32) -> [u32; 4] {
         let weights = self.block.weights_of(stage);
@@ -170,20 +172,20 @@ impl<W: Work, const COLUMNS: usize> Multiplier<W, COLUMNS> {
                     ld_shared_v4_b32(weights + strip + self.lane * LANE_BYTES)
                 }
                 Weights::Rows => {
-                    // Four matrices: rows g, rows g + 8, and both again, 16 bytes further on in K. Lane 8i + g has the place of row g of
-                    // the i-th.
+                    // Four matrices: rows g, rows g + 8, and both again 16 bytes further along K. Lane 8i + g has the
+                    // address of row g of the i-th matrix.
                     let row = Self::row_of_strip(self.lane % 8, self.lane / 8 % 2);
                     let chunk = step * 2 + self.lane / 16;
                     let of_row = slab * slab_value_bytes(STEPS) + (self.strip * STRIP_ROWS + row) * K_BLOCK_BYTES;
-                    // The 128-byte swizzle, as of tokens.
+                    // The 128-byte swizzle, as for tokens.
                     ldmatrix_x4_b16(weights + of_row + (chunk ^ (row % 8)) * 16)
                 }
             }
         }
     }
 
-    /// Where this lane loads its scales of A of a pair of steps, of which the k-block has so many. Thread selector 0 of A takes those of
-    /// the first step, 1 those of the second.
+    /// Address of this lane's scales of A for a pair of steps; the k-block has `steps` steps. Thread selector 0 of A
+    /// takes the scales of the first step, selector 1 the scales of the second.
     #[inline(always)]
     fn weight_scales(&self, stage: u32, tile: &Tile, slab: u32, first_step: u32, steps: u32) -> SharedAddress {
         let weights = self.block.weights_of(stage);
@@ -193,7 +195,7 @@ impl<W: Work, const COLUMNS: usize> Multiplier<W, COLUMNS> {
                 weights + slab * slab_bytes(STEPS) + slab_value_bytes(steps) + strip + self.lane * 4
             }
             Weights::Rows => {
-                // Where there is no second step, nobody reads its scales.
+                // If there is no second step, no product reads its scales.
                 let step = (first_step + self.lane % 4 / 2).min(steps - 1);
                 let row = self.strip * STRIP_ROWS + Self::row_of_strip(self.lane / 4, self.lane % 2);
                 let (matrix, first_row) = if Sm120::<W, COLUMNS>::INSTANCE.matrices == 2 {
@@ -207,13 +209,13 @@ impl<W: Work, const COLUMNS: usize> Multiplier<W, COLUMNS> {
         }
     }
 
-    /// The row of a strip that is row g of a product, or g + 8 if `half` is 1, where weights lie in rows.
+    /// The row of a strip that is row g of a product (`half` 0) or row g + 8 (`half` 1), for weights in rows.
     #[inline(always)]
     const fn row_of_strip(g: u32, half: u32) -> u32 {
         2 * g + (half ^ (g / 4))
     }
 
-    /// Where this lane loads the values of eight tokens for two steps: four matrices, 16 bytes of a token each, swizzled.
+    /// Address of this lane's values of eight tokens for two steps: four matrices, 16 bytes of a token each, swizzled.
     #[inline(always)]
     fn tokens(&self, stage: u32, column: u32, first_step: u32) -> SharedAddress {
         let (token, chunk) = (self.first_token + column * N_STEP + self.lane % 8, first_step * 2 + self.lane / 8);
@@ -221,8 +223,8 @@ impl<W: Work, const COLUMNS: usize> Multiplier<W, COLUMNS> {
         self.block.tokens_of(stage) + token * K_BLOCK_BYTES + (chunk ^ (self.lane % 8)) * 16
     }
 
-    /// Where this lane loads the scales of tokens for the first step: those of column `lane / 4` of the products with thread
-    /// selector `lane % 4` of B. Where there are fewer products, it loads another lane's.
+    /// Address of this lane's scales of tokens for the first step: the scales of column `lane / 4` of the products with
+    /// thread selector `lane % 4` of B. If there are fewer products, it is another lane's address.
     #[inline(always)]
     fn token_scales(&self, stage: u32, tile: &Tile) -> SharedAddress {
         let selector = self.lane % 4 % if COLUMNS < QUAD_COLUMNS { COLUMNS as u32 } else { QUAD_COLUMNS as u32 };

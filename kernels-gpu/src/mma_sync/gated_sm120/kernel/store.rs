@@ -1,5 +1,5 @@
-//! The epilogue: sums → C. Each lane stores its own, two neighboring columns at a time; a warp stores 32 bytes of a token, which in
-//! NVFP4 are a block.
+//! The epilogue: sums → C. Each lane stores its own elements, two neighboring columns at a time. A warp stores 32 bytes
+//! of a token, which are one block in NVFP4.
 
 use cuda_std::global::{GlobalAddress, st_global_b32};
 
@@ -15,21 +15,23 @@ use crate::{
 /// Bytes of an element of C.
 const ELEMENT_BYTES: u64 = 2;
 
-/// The first and the last of the bits in which the numbers of the lanes differ that have a token's columns.
+/// Lowest and highest bit in which the numbers of the lanes that share a token differ.
 const FIRST_LANES: u32 = 4;
 const LAST_LANES: u32 = 16;
 
-/// A lane's elements of C as words of two neighbors, by part of its columns (gated sums have one), token of two, and eight tokens.
+/// A lane's elements of C, as words of two neighbors. Indices: group of eight tokens, token of two, part of the lane's
+/// columns (gated sums have one part).
 type TileWords<const COLUMNS: usize> = [[[u32; 2]; 2]; COLUMNS];
 
 impl<W: Work, const COLUMNS: usize> Multiplier<W, COLUMNS> {
     /// Scales, activates and writes the warp's elements of a tile of C.
     ///
     /// # Safety
-    /// `sums` and `terms` are the tile's, whose group is `group`, and the contract holds of both. Whole warps call it.
+    /// `sums` and `terms` belong to `tile`, whose group is `group`, and the contract holds for both. Whole warps make
+    /// this call.
     #[inline(always)]
     pub unsafe fn store(&self, tile: &Tile, group: &Placed, terms: &W::Terms, sums: &TileSums<COLUMNS>) {
-        // All words come before the first store: then the registers of sums are free.
+        // All words are computed before the first store, so that the registers of the sums are free.
         let (words, work) = (self.words(tile, group, terms, sums), self.block.work);
         // SAFETY: the caller guarantees that the tile is one of the work's and that `group` is its group.
         let quantized = unsafe { work.quantized(tile, group) };
@@ -37,7 +39,7 @@ impl<W: Work, const COLUMNS: usize> Multiplier<W, COLUMNS> {
         let first_column = tile.first_column + self.strip * STRIP_ROWS + self.lane / 4 * 2;
         unroll!(COLUMN in 0 1 2 3 4 5 6 7, {
             let eight = self.first_token + COLUMN as u32 * N_STEP;
-            // The same for all lanes.
+            // The condition is the same for all lanes.
             if COLUMN < COLUMNS && eight < tile.tokens {
                 unroll!(ODD in 0 1, {
                     let token = eight + self.lane % 4 * 2 + ODD as u32;
@@ -45,7 +47,8 @@ impl<W: Work, const COLUMNS: usize> Multiplier<W, COLUMNS> {
                         if PART < Self::PARTS {
                             let column = first_column + PART as u32 * SLAB_ROWS;
                             let word = words[COLUMN % COLUMNS][ODD][PART];
-                            // SAFETY: two elements of C that are this lane's alone; N and the column are even. Their block is the warp's.
+                            // SAFETY: two elements of C that are this lane's alone; N and the column are even. Their
+                            // block is the warp's.
                             unsafe {
                                 if work.writes_bits16() && column < group.n && token < tile.tokens {
                                     let row = u64::from(tile.first_token + token) * u64::from(group.n);
@@ -63,7 +66,7 @@ impl<W: Work, const COLUMNS: usize> Multiplier<W, COLUMNS> {
         });
     }
 
-    /// Parts of the columns of C that a lane has: those of both slabs, or of gate and up together.
+    /// Number of parts of a lane's columns of C: one per slab, or one for gate and up together.
     const PARTS: usize = (SLABS / Sm120::<W, COLUMNS>::INSTANCE.matrices) as usize;
 
     /// Scales and activates a lane's sums of a tile.

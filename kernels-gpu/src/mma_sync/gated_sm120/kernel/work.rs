@@ -1,4 +1,4 @@
-//! What a kernel of this design multiplies: where its tiles come from, and what becomes of their sums.
+//! The work of a kernel of this design: the source of its tiles, and the conversion of their sums to C.
 
 use core::ops::Deref;
 
@@ -7,21 +7,21 @@ use crate::{
     nvfp4_blocks::QuantizedTile,
 };
 
-/// The columns of C that a lane has, by slab and row of the product; those behind the last are nobody's.
+/// The columns of C that a lane has, by slab and row of the product. A column from N on does not exist.
 pub type Columns = [[u32; 2]; SLABS as usize];
 
-/// A group, whose rows may be some of those that its tensor maps have.
+/// A group whose rows may be a part of the rows of its tensor maps.
 #[derive(Clone, Copy)]
 pub struct Placed {
-    /// The group. Where weights lie in rows, `b` are the addresses of their scales.
+    /// The group. For weights in rows, `b` has the addresses of their scales.
     pub group: Group,
-    /// Its first token in the map of tokens.
+    /// The group's first token in the map of tokens.
     pub token_row: u32,
-    /// Its first tile of tokens in the tokens' scales.
+    /// The group's first tile of tokens in the tokens' scales.
     pub token_tile: u32,
-    /// Address of the map of weights, where they lie in rows: as that of tokens, a box of 64 rows.
+    /// Address of the map of weights, for weights in rows. It is like the map of tokens, with a box of 64 rows.
     pub weight_map: u64,
-    /// The group's first row there, of each matrix.
+    /// The group's first row in the map of weights, per matrix.
     pub weight_rows: [u32; 2],
 }
 
@@ -34,40 +34,40 @@ impl Deref for Placed {
     }
 }
 
-/// Where an element of a lane's sums is: its column of eight tokens, its row of the product (0 is g, 1 is g + 8), and 1 for the second of
-/// two tokens.
+/// Place of an element in a lane's sums: its group of eight tokens, its row of the product (0 is g, 1 is g + 8), and 1
+/// for the second of two tokens.
 pub type Place = [usize; 3];
 
-/// What the blocks of a launch compute, in an instance of the kernel.
+/// The work of a launch's CTAs, with one instance of the kernel.
 pub trait Work: Copy {
-    /// How the kernel is built.
+    /// The instance.
     const INSTANCE: Instance;
 
-    /// Whether tensor maps lie in global memory, and not in the parameter.
+    /// `true` if tensor maps lie in global memory, `false` if they lie in the parameter.
     const MAPS_IN_MEMORY: bool;
 
-    /// A group as the tiles' source has it: a copy, whose fields stay in registers.
+    /// A group in the form that the source of tiles has: a copy, whose fields stay in registers.
     type Group: Copy;
 
-    /// A block's tiles, each with its group.
+    /// A CTA's tiles, each with its group.
     type Tiles: Iterator<Item = (Tile, Self::Group)>;
 
-    /// What a lane needs of a tile for its elements of C.
+    /// Factors and biases of a lane's elements of C in a tile.
     type Terms: Copy;
 
-    /// Waits for grids before this one, where it may begin before they have ended.
+    /// Waits for earlier grids, if this grid may start before they have ended.
     fn wait();
 
-    /// The tiles from the one of index `next` on that are `stride` apart.
+    /// The tiles `next`, `next + stride` and so on.
     ///
     /// # Safety
-    /// The contract of the kernel; grids before this one were waited for.
+    /// The contract of the kernel holds, and the caller has waited for earlier grids.
     unsafe fn tiles(self, next: u32, stride: u32) -> Self::Tiles;
 
-    /// A group with its rows of the tensor maps.
+    /// A group with its rows in the tensor maps.
     fn placed(group: Self::Group) -> Placed;
 
-    /// The format of C.
+    /// Format of C.
     fn output(self) -> u32;
 
     /// Whether C is written as 16-bit numbers.
@@ -76,19 +76,20 @@ pub trait Work: Copy {
         true
     }
 
-    /// Where a tile of C goes in NVFP4, if it does. Then its columns are a multiple of 16.
+    /// Destination of a tile of C in NVFP4, if C is quantized. The columns of C are then a multiple of 16.
     ///
     /// # Safety
-    /// As [`Work::tiles`]; the tile is one of them, and this its group.
+    /// The same as for [`Work::tiles`]. `tile` is one of these tiles, and `group` its group.
     #[inline(always)]
     unsafe fn quantized(self, _tile: &Tile, _group: &Placed) -> QuantizedTile {
         QuantizedTile::NONE
     }
 
-    /// The terms of a lane that has these columns, and of each eight tokens of the tile two, the first of them this one.
+    /// The terms of a lane with these columns and with two tokens of each eight of the tile; `first_token` is the
+    /// first.
     ///
     /// # Safety
-    /// As [`Work::tiles`]; the tile is one of them.
+    /// The same as for [`Work::tiles`]. `tile` is one of these tiles.
     unsafe fn terms<const COLUMNS: usize>(
         self,
         tile: &Tile,
@@ -97,9 +98,9 @@ pub trait Work: Copy {
         first_token: u32,
     ) -> Self::Terms;
 
-    /// An element of C of the sums of gate and up.
+    /// An element of C, from the sums of gate and up.
     fn gated(self, group: &Placed, terms: &Self::Terms, place: Place, sums: [f32; SLABS as usize]) -> f32;
 
-    /// An element of C of the sum of a slab of the only matrix.
+    /// An element of C, from the sum of a slab of the only matrix.
     fn plain(self, group: &Placed, terms: &Self::Terms, slab: usize, place: Place, sum: f32) -> f32;
 }

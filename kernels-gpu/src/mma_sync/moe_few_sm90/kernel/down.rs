@@ -1,6 +1,6 @@
 //! Down, and the weighted sum of each token's rows: the intermediate → the output.
 //!
-//! A block has some strips of all experts that are named. Their rows, rounded as if they went to memory, meet in shared memory.
+//! A CTA has some strips of all named experts. Their rows, rounded as if they went to memory, meet in shared memory.
 
 use core::hint::assert_unchecked;
 
@@ -31,19 +31,19 @@ use crate::{
 /// Bytes of an element.
 const ELEMENT_BYTES: u32 = 2;
 
-/// Pairs of columns of a strip.
+/// Pairs of columns per strip.
 const PAIRS: u32 = STRIP_ROWS / 2;
 
-/// The block's strips of all experts that are named, those of the first strip first.
+/// The CTA's strips of all named experts: first all experts' first strips, then their second strips.
 struct OfBlock {
     warp: u32,
-    /// Warps of the block.
+    /// Warps of the CTA.
     warps: u32,
-    /// Experts that are named.
+    /// Number of named experts.
     named: u32,
-    /// Strips of the block.
+    /// Number of strips of the CTA.
     strips: u32,
-    /// Where the intermediate begins, and the bytes of a row.
+    /// Start of the intermediate, and bytes per row.
     intermediate: GlobalAddress,
     row_bytes: u32,
 }
@@ -78,27 +78,27 @@ impl Work for OfBlock {
 }
 
 impl OfBlock {
-    /// Where a row of the intermediate begins.
+    /// Address of a row of the intermediate.
     #[inline(always)]
     fn row(&self, row: Row) -> GlobalAddress {
         self.intermediate + u64::from(row.choice) * u64::from(self.row_bytes)
     }
 
-    /// Which of the block's strips a piece is of.
+    /// Index of a piece's strip among the CTA's strips.
     #[inline(always)]
     fn strip(&self, index: u32) -> u32 {
-        // Checked, as in `gate_up`.
+        // Checked for the reason given in `gate_up`.
         index.checked_div(self.named).unwrap_or(0)
     }
 }
 
-/// The strip of the output that is the block's `index`-th.
+/// The output's strip that is the CTA's `index`-th.
 #[inline(always)]
 fn strip(index: u32) -> u32 {
     thread::block_idx_x() + index * thread::grid_dim_x()
 }
 
-/// A thread's part of the kernel.
+/// One thread's part of the kernel.
 ///
 /// # Safety
 /// The contract in `moe_few_sm90/mod.rs`.
@@ -110,16 +110,17 @@ where
     let format = if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 };
     let shared = dynamic_shared_address();
     let (lists, rows) = (Lists::at(shared), shared + LISTS_BYTES);
-    // Where a column of a choice's row lies, of one of the block's strips.
+    // Place of a column of a choice's row in one of the CTA's strips.
     let place = |strip: u32, choice: u32, column: u32| {
         rows + ((strip * MAX_CHOICES + choice) * ROW_BYTES + column * ELEMENT_BYTES)
     };
     let Choices { token_count, top_k, .. } = launch.choices;
     let (n, k) = (launch.matrices.n, launch.matrices.k);
-    // SAFETY: all threads of the block go one way, whole warps. Lists and rows are read behind barriers. The intermediate is read when
-    // the grid before has ended; it has waited for the one that wrote the ids. Each element of the output is one thread's.
+    // SAFETY: all threads of the CTA take the same branches, in whole warps. Lists and rows are read after barriers.
+    // The intermediate is read after the previous grid has ended; the previous grid has waited for the grid that wrote
+    // the ids. Each element of the output is written by one thread.
     unsafe {
-        // The same value in all lanes; through the shuffle the compiler knows that it is.
+        // All lanes hold the same value. The shuffle lets the compiler know that.
         let (warp, _) = warp_shuffle_idx(ALL_LANES, thread::thread_idx_x() / WARP_SIZE, 0, WARP_SIZE);
         if warp == 0 {
             lists.make(&launch.choices, launch.weights);

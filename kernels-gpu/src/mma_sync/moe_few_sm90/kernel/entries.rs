@@ -5,7 +5,7 @@ use cuda_std::kernel;
 use super::{down, gate_up};
 use crate::mma_sync::moe_few_sm90::abi::{Down, GateUp, MAX_THREADS};
 
-/// Both entries for a type of tokens, and for a single token or several.
+/// Both entries for a token type, and for a single token or several.
 macro_rules! entries {
     ($($gate_up:ident $down:ident: $is_bf16:literal $is_one:literal;)*) => {$(
         /// Gate, up and the activation.
@@ -14,7 +14,7 @@ macro_rules! entries {
         /// The contract in this folder's `mod.rs`.
         #[kernel(threads = MAX_THREADS, min_blocks = 1)]
         pub unsafe fn $gate_up(launch: GateUp) {
-            // SAFETY: the contract is this function's too.
+            // SAFETY: the caller fulfills the contract in `mod.rs`, which `run` requires.
             unsafe { gate_up::run::<$is_bf16, $is_one>(&launch) }
         }
 
@@ -24,7 +24,7 @@ macro_rules! entries {
         /// The contract in this folder's `mod.rs`.
         #[kernel(threads = MAX_THREADS, min_blocks = 1)]
         pub unsafe fn $down(launch: Down) {
-            // SAFETY: the contract is this function's too.
+            // SAFETY: the caller fulfills the contract in `mod.rs`, which `run` requires.
             unsafe { down::run::<$is_bf16, $is_one>(&launch) }
         }
     )*};

@@ -20,17 +20,18 @@ use crate::{
     units::{K_BLOCK, ROW_LANES, block_columns, block_start, element, nibble_at},
 };
 
-/// Columns of the intermediate that a strip has.
+/// Columns of the intermediate per strip.
 const STRIP_COLUMNS: u32 = STRIP_ROWS / 2;
 
-/// The strips of all experts that are named, one behind the other, dealt out to the first warps of all blocks, then to their second ones.
+/// The strips of all named experts, one expert after the other. They go to the first warps of all CTAs, then to the
+/// second warps, and so on.
 struct OfGrid {
     first: u32,
     step: u32,
     end: u32,
-    /// Of an expert.
+    /// Strips per expert.
     strips: u32,
-    /// Where the first token begins.
+    /// Address of the first token.
     token: GlobalAddress,
 }
 
@@ -52,7 +53,8 @@ impl Work for OfGrid {
 
     #[inline(always)]
     fn piece(&self, index: u32) -> (u32, u32) {
-        // Checked, and not assumed to divide: with the assumption ptxas no longer finds that warps stay together (13.5).
+        // `checked_div` instead of an assumption that the divisor is not 0: with the assumption, ptxas does not find
+        // that the lanes of a warp stay together (13.5).
         let named = index.checked_div(self.strips).unwrap_or(0);
         (named, index - named * self.strips)
     }
@@ -63,7 +65,7 @@ impl Work for OfGrid {
     }
 }
 
-/// A thread's part of the kernel.
+/// One thread's part of the kernel.
 ///
 /// # Safety
 /// The contract in `moe_few_sm90/mod.rs`.
@@ -74,10 +76,10 @@ where
 {
     let shared = dynamic_shared_address();
     let (lists, warps) = (Lists::at(shared), thread::block_dim_x() / WARP_SIZE);
-    // SAFETY: all threads of the block go one way, whole warps. Lists are read behind the barrier; each element of the intermediate is
-    // one lane's.
+    // SAFETY: all threads of the CTA take the same branches, in whole warps. Lists are read after the barrier. Each
+    // element of the intermediate is written by one lane.
     unsafe {
-        // The same value in all lanes; through the shuffle the compiler knows that it is.
+        // All lanes hold the same value. The shuffle lets the compiler know that.
         let (warp, _) = warp_shuffle_idx(ALL_LANES, thread::thread_idx_x() / WARP_SIZE, 0, WARP_SIZE);
         griddepcontrol_wait();
         griddepcontrol_launch_dependents();
@@ -112,7 +114,7 @@ where
     }
 }
 
-/// The column, of so many, that stands at a place of the order of K.
+/// The column, of `columns` in all, at a place in the order of K.
 #[inline(always)]
 fn natural(columns: u32, place: u32) -> u32 {
     let mut k_block = place / K_BLOCK;
@@ -120,6 +122,6 @@ fn natural(columns: u32, place: u32) -> u32 {
     k_block += (place >= block_start(columns, k_block) + block_columns(columns, k_block)) as u32;
     let (start, columns) = (block_start(columns, k_block), block_columns(columns, k_block));
     let (lane, word, nibble) = nibble_at(place - start);
-    // Not `element_at`: there is no panic in a kernel.
+    // `element_at` could panic, and a kernel has no panics.
     start + element(columns, lane, word, nibble).unwrap_or(0)
 }

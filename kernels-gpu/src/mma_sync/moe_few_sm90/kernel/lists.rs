@@ -1,6 +1,6 @@
-//! What a block knows of the choices, in shared memory: one warp finds it out by votes, two choices a lane.
+//! A CTA's lists of choices in shared memory. One warp makes them by votes, two choices per lane.
 
-// Both choices of a lane by index: loops that unroll, so that arrays stay in registers.
+// Loops go over the indices of a lane's choices: they unroll, so that the arrays stay in registers.
 #![allow(clippy::needless_range_loop)]
 
 use core::hint::assert_unchecked;
@@ -17,29 +17,29 @@ use crate::{
     mma_sync::moe_few_sm90::abi::{Choices, MAX_CHOICES, MAX_TOKENS},
 };
 
-/// Choices of a lane.
+/// Choices per lane.
 const LANE_CHOICES: usize = (MAX_CHOICES / WARP_SIZE) as usize;
 
 /// Bytes of a number.
 const NUMBER: u32 = 4;
 
-/// The bits of a number that is two.
+/// Bits per half of a word that holds two numbers.
 const HALF: u32 = 16;
 
-/// The lists, where they lie.
+/// The lists, by their address.
 #[derive(Clone, Copy)]
 pub(super) struct Lists(SharedAddress);
 
-/// An expert that is named.
+/// A named expert.
 #[derive(Clone, Copy)]
 pub(super) struct Named {
-    /// Its number.
+    /// Number of the expert in the layer.
     pub(super) expert: u32,
-    /// Its rows.
+    /// Number of the expert's rows.
     pub(super) rows: u32,
 }
 
-/// A row: a choice, and its token.
+/// A row: a choice and its token.
 #[derive(Clone, Copy)]
 pub(super) struct Row {
     pub(super) choice: u32,
@@ -47,7 +47,7 @@ pub(super) struct Row {
 }
 
 impl Lists {
-    /// Those at an address of this block's shared memory.
+    /// The lists at an address in this CTA's shared memory.
     pub(super) const fn at(address: SharedAddress) -> Self {
         Self(address)
     }
@@ -77,10 +77,10 @@ impl Lists {
         self.weights(MAX_CHOICES)
     }
 
-    /// How many experts are named.
+    /// Number of named experts.
     ///
     /// # Safety
-    /// The lists are made. The whole warp calls it together.
+    /// The lists are made. The whole warp makes this call together.
     #[inline(always)]
     pub(super) unsafe fn count(self) -> u32 {
         // SAFETY: the lists are made, so their count lies in shared memory; the whole warp executes the shuffle
@@ -88,10 +88,11 @@ impl Lists {
         unsafe { from_first_lane(ld_shared_b32(self.count_place())) }
     }
 
-    /// The `index`-th expert that is named.
+    /// The `index`-th named expert.
     ///
     /// # Safety
-    /// The lists are made, and there are more. The whole warp calls it together, with the same index.
+    /// The lists are made and name more than `index` experts. The whole warp makes this call together, with the same
+    /// index.
     #[inline(always)]
     pub(super) unsafe fn named(self, index: u32) -> Named {
         // SAFETY: the lists are made and name more than `index` experts; the whole warp executes the shuffle together.
@@ -99,10 +100,10 @@ impl Lists {
         Named { expert: both & 0xffff, rows: both >> HALF }
     }
 
-    /// The `row`-th row of the `index`-th expert that is named.
+    /// The `row`-th row of the `index`-th named expert.
     ///
     /// # Safety
-    /// The lists are made, and the expert has more rows.
+    /// The lists are made, name more than `index` experts, and the expert has more than `row` rows.
     #[inline(always)]
     pub(super) unsafe fn row(self, index: u32, row: u32) -> Row {
         // SAFETY: the lists are made, and the expert has more than `row` rows.
@@ -110,36 +111,38 @@ impl Lists {
         Row { choice: both & 0xffff, token: both >> HALF }
     }
 
-    /// The choice whose row a choice has, or [`NO_ROW`].
+    /// The choice whose row this choice has, or [`NO_ROW`].
     ///
     /// # Safety
-    /// The lists are made, and there are more choices.
+    /// The lists are made, and there are more than `choice` choices.
     #[inline(always)]
     pub(super) unsafe fn place(self, choice: u32) -> u32 {
         // SAFETY: the lists are made, and there are more than `choice` choices.
         unsafe { ld_shared_b32(self.places(choice)) }
     }
 
-    /// The weight of a choice.
+    /// Weight of a choice.
     ///
     /// # Safety
-    /// The lists are made with weights, and there are more choices.
+    /// The lists are made with weights, and there are more than `choice` choices.
     #[inline(always)]
     pub(super) unsafe fn weight(self, choice: u32) -> f32 {
         // SAFETY: the lists are made with weights, and there are more than `choice` choices.
         f32::from_bits(unsafe { ld_shared_b32(self.weights(choice)) })
     }
 
-    /// Makes the lists, and copies the weights of the choices if there are any at this address that is not 0.
+    /// Makes the lists, and copies the choices' weights from `weights` unless that address is 0.
     ///
     /// # Safety
-    /// Ids, map and weights are complete. One warp of the block calls it together; nobody reads the lists meanwhile.
+    /// Ids, map and weights are complete. One warp of the CTA makes this call together, and no thread reads the lists
+    /// meanwhile.
     #[inline(always)]
     pub(super) unsafe fn make(self, of: &Choices, weights: u64) {
         let all = of.token_count * of.top_k;
         let choice = |index: usize| lane_id() + index as u32 * WARP_SIZE;
         let number = |list: u64, index: u32| GlobalAddress::new(list) + u64::from(index) * u64::from(NUMBER);
-        // SAFETY: choices below T·k, and ids below the length of the map.
+        // SAFETY: the loads read choices below T·k, and the map at ids below its length. The lists are this CTA's
+        // shared memory, and no thread reads them meanwhile.
         unsafe {
             let mut experts = [NO_ROW; LANE_CHOICES];
             for index in 0..LANE_CHOICES {
@@ -152,7 +155,7 @@ impl Lists {
                 }
             }
             for index in 0..LANE_CHOICES {
-                // Negative ones are large here.
+                // A negative id is large as a u32.
                 if experts[index] >= of.named_experts {
                     experts[index] = NO_ROW;
                 } else if of.map != 0 {
@@ -162,12 +165,12 @@ impl Lists {
                     experts[index] = NO_ROW;
                 }
             }
-            // The choices of both halves for which something holds, a bit each.
+            // One bit per choice of both halves: set if the condition holds for it.
             let votes = |holds: [bool; LANE_CHOICES]| {
                 let [low, high] = holds.map(|holds| warp_vote_ballot(ALL_LANES, holds));
                 u64::from(low) | u64::from(high) << WARP_SIZE
             };
-            // The choices of the same expert.
+            // The choices with the same expert.
             let mut same = [votes(experts.map(|expert| expert != NO_ROW)); LANE_CHOICES];
             let mut bit = 1;
             while bit < of.experts {
@@ -180,7 +183,7 @@ impl Lists {
             assert_unchecked(of.top_k > 0);
             let below = |index: usize| (1 << choice(index)) - 1;
             let token = [0, 1].map(|index| choice(index) / of.top_k);
-            // The choices of the same token and expert.
+            // The choices with the same token and expert.
             let of_token = [0, 1].map(|index| {
                 let first = token[index] * of.top_k;
                 let behind = first + of.top_k;

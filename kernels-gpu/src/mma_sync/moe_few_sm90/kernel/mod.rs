@@ -1,8 +1,8 @@
-//! How few tokens are multiplied.
+//! Products of few tokens.
 //!
 //! ```text
 //! ids ─ a warp ─▶ lists ─┬─ each warp: weights ─▶ its stages ─┐
-//!                        └─ each warp: tokens ─▶ registers ───┴─ products ─▶ intermediate, or rows ─ block ─▶ output
+//!                        └─ each warp: tokens ─▶ registers ───┴─ products ─▶ intermediate, or rows ─ CTA ─▶ output
 //! ```
 
 mod down;

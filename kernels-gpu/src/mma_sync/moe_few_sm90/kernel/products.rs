@@ -1,4 +1,4 @@
-//! The main loop: a warp goes through its work, strip after strip, and multiplies each with its expert's tokens.
+//! The mainloop: a warp goes through its work, strip after strip, and multiplies each strip with its expert's tokens.
 
 use cuda_std::{
     cp_async::cp_async_wait_group,
@@ -20,20 +20,20 @@ use crate::{
     units::{K_BLOCK, ROW_LANES, k_blocks},
 };
 
-/// A warp's pieces of work by their index: a strip of the matrices of an expert that is named.
+/// A warp's pieces of work, by index. A piece is one strip of a named expert's matrices.
 pub(super) trait Work {
-    /// The warp's first one.
+    /// Index of the warp's first piece.
     fn first(&self) -> u32;
-    /// How far they lie apart.
+    /// Distance between the indices of a warp's pieces.
     fn step(&self) -> u32;
-    /// Where they end.
+    /// End of the indices.
     fn end(&self) -> u32;
-    /// Which expert that is named a piece is of, and which strip.
+    /// Index of a piece's expert among the named experts, and the piece's strip.
     fn piece(&self, index: u32) -> (u32, u32);
-    /// Where the token begins that an expert is multiplied with, where there is a single one.
+    /// Address of the token that an expert is multiplied with, if there is a single token.
     ///
     /// # Safety
-    /// The lists are made, and name the expert.
+    /// The lists are made and name the expert.
     unsafe fn token(&self, lists: Lists, named: u32) -> GlobalAddress;
 }
 
@@ -49,10 +49,11 @@ impl<'l, const GATED: bool, const BF16: bool, const ONE: bool, W: Work> Products
 where
     Packed<BF16>: Decode,
 {
-    /// Those of a warp's work, whose first weights are begun to be copied to stages at this address.
+    /// Starts the copies of the warp's first weights to the stages at this address.
     ///
     /// # Safety
-    /// The contract in `moe_few_sm90/mod.rs`; the lists are made. The stages are the warp's. The whole warp calls it together.
+    /// The contract in `moe_few_sm90/mod.rs` holds, and the lists are made. The stages belong to this warp. The whole
+    /// warp makes this call together.
     #[inline(always)]
     pub(super) unsafe fn begin(matrices: &'l Matrices, lists: Lists, work: &'l W, stages: SharedAddress) -> Self {
         // SAFETY: the lists are made, the stages are this warp's, and the whole warp is here.
@@ -60,22 +61,24 @@ where
         Self { matrices, lists, work, weights }
     }
 
-    /// Copies down's single token to the stages that are begun. Called once, before [`Self::run`].
+    /// Copies down's single token to the stages whose copies have started. Called once, before [`Self::run`].
     ///
     /// # Safety
-    /// As [`Self::begin`]; the token is complete.
+    /// The same as for [`Self::begin`]; the token is complete.
     #[inline(always)]
     pub(super) unsafe fn await_token(&mut self) {
         // SAFETY: the token is complete, the stages are this warp's, and the whole warp is here.
         unsafe { self.weights.await_token() }
     }
 
-    /// Multiplies each strip with the tokens of its expert's rows, which begin where `token` says. A lane has two columns of a strip, gate's
-    /// and up's or two of the only matrix; `column` says which of the matrices'. `write` gets the piece of work, a row of the expert
-    /// and the lane's numbers of it, times alpha and with their biases.
+    /// Multiplies each strip with the tokens of its expert's rows; `token` gives a row's address. A lane has two
+    /// columns of a strip: one of gate and one of up, or two of the only matrix. `column` gives their numbers in the
+    /// matrices. `write` gets the piece of work, a row of the expert and the lane's two values of this row, times alpha
+    /// and with their biases.
     ///
     /// # Safety
-    /// As [`Self::begin`]. Tokens are complete and begin at multiples of 16; matrices have the columns.
+    /// The same as for [`Self::begin`]. Tokens are complete and begin at multiples of 16; the matrices have the
+    /// columns.
     #[inline(always)]
     pub(super) unsafe fn run(
         mut self,
@@ -93,14 +96,14 @@ where
                 let Named { expert, rows } = self.lists.named(of);
                 let address = |array: u64, element: u64| GlobalAddress::new(array) + element * BIAS_BYTES;
                 let columns = column(strip);
-                // Loaded here, needed behind the sums.
+                // Loaded here because they are needed after the sums.
                 let factors_and_biases = [0, 1].map(|half| {
                     let matrix = if GATED { half } else { 0 };
                     let element = u64::from(expert) * u64::from(n) + u64::from(columns[half]);
                     let bias = (bias[matrix] != 0, address(bias[matrix], element));
                     (ld_global_b32(address(alpha[matrix], expert.into())), ld_global_b32_or_zero(bias.0, bias.1))
                 });
-                // Columns of products that the expert has no rows for are its last one's.
+                // Columns of the product beyond the expert's rows repeat its last row.
                 let row = (lane_id() / ROW_LANES).min(rows - 1);
                 let tokens = Tokens::at(token(self.lists.row(of, row)), k);
                 let sums = self.sum(&tokens);
@@ -110,7 +113,7 @@ where
                         let number = |half: usize| {
                             let (factor, added) = factors_and_biases[half];
                             let bias = bias[if GATED { half } else { 0 }];
-                            // −0 leaves a sum as it is, its sign too.
+                            // Adding −0 keeps the sum and its sign.
                             let added = if bias != 0 { f32::from_bits(added) } else { -0.0 };
                             let sum = sums[2 * half + odd as usize];
                             fma_rn_f32(Packed::<BF16>::UNSCALE * f32::from_bits(factor), sum, added)
@@ -126,7 +129,7 @@ where
     /// The sums of a strip: two rows of weights, each with two neighboring tokens.
     ///
     /// # Safety
-    /// As [`Self::run`].
+    /// The same as for [`Self::run`].
     #[inline(always)]
     unsafe fn sum(&mut self, tokens: &Tokens) -> [f32; 4] {
         let (whole, all) = (self.matrices.k / K_BLOCK, k_blocks(self.matrices.k));
@@ -134,8 +137,9 @@ where
         // SAFETY: tokens are complete and have the k-blocks; the stages are this warp's, and the whole warp is here.
         unsafe {
             let mut ahead = if whole > 0 { Self::load(tokens, 0) } else { Elements::default() };
-            // While k-blocks before `same` are multiplied, whole ones of the same strip are copied; from `next` on those of the next
-            // one. Between lies what is no whole one, and the turn to the next strip.
+            // While k-blocks before `same` are multiplied, whole k-blocks of the same strip are copied; from `next` on,
+            // whole k-blocks of the next strip. In between, the copies are k-blocks that are not whole, or the turn to
+            // the next strip.
             let is_straight = GATED || ONE;
             let in_flight = stages(ONE) - 1;
             let (same, next) =
@@ -154,11 +158,11 @@ where
         sums
     }
 
-    /// Adds the products of whole k-blocks, from one to before another one. `ahead` has the token's elements of the next one. `STRAIGHT`
-    /// says that what is copied meanwhile are whole k-blocks of one strip, if there is any.
+    /// Adds the products of the whole k-blocks `k_block..end`. `ahead` holds the token's elements of the next k-block.
+    /// `STRAIGHT`: all k-blocks copied meanwhile, if any, are whole ones of one strip.
     ///
     /// # Safety
-    /// As [`Self::run`].
+    /// The same as for [`Self::run`].
     #[inline(always)]
     unsafe fn add_whole<const STRAIGHT: bool>(
         &mut self,
@@ -171,7 +175,7 @@ where
         let is_there = STRAIGHT && self.weights.begin_straight(end - k_block);
         // SAFETY: tokens have the k-blocks up to `end`; the stages are this warp's, and the whole warp is here.
         unsafe {
-            // Two k-blocks a round, since copies of registers would wait for elements that are loaded ahead.
+            // Two k-blocks per iteration, because copying registers would wait for the elements that are loaded ahead.
             while k_block + 1 < end {
                 let odd = Self::load(tokens, k_block + 1);
                 self.add::<STRAIGHT>(sums, ahead, None, is_there);
@@ -190,17 +194,17 @@ where
     /// Loads the lane's elements of a whole k-block, unless they come with the weights.
     ///
     /// # Safety
-    /// As [`Tokens::load`].
+    /// The same as for [`Tokens::load`].
     #[inline(always)]
     unsafe fn load(tokens: &Tokens, k_block: u32) -> Elements {
         // SAFETY: the token is complete, begins at a multiple of 16, and has the k-block.
         if ONE { Elements::default() } else { unsafe { tokens.load(k_block) } }
     }
 
-    /// Adds the products of the next k-block: a whole one, or this one.
+    /// Adds the products of the next k-block: a whole one if `ragged` is `None`, otherwise k-block `ragged`.
     ///
     /// # Safety
-    /// As [`Self::run`]; the elements are the k-block's.
+    /// The same as for [`Self::run`]; `elements` are the elements of this k-block.
     #[inline(always)]
     unsafe fn add<const STRAIGHT: bool>(
         &mut self,
@@ -209,8 +213,8 @@ where
         ragged: Option<u32>,
         is_there: bool,
     ) {
-        // SAFETY: a stage is read when all lanes have waited for their copies to it, and written again when all of them have come
-        // to the next k-block. All lanes go one way.
+        // SAFETY: a stage is read after all lanes have waited for their copies to it, and overwritten after all lanes
+        // have reached the next k-block. All lanes take the same branches.
         unsafe {
             if ONE {
                 cp_async_wait_group::<{ ONE_STAGES - 2 }>();

@@ -1,7 +1,8 @@
-//! A lane's tokens of a product, from global memory straight to registers, columns in their natural order there.
+//! A lane's tokens of a product, loaded from global memory into registers. Their columns are in natural order in
+//! memory.
 //!
-//! The four lanes of a token, a column of a product's B, have the elements of K that they have of weights ([`units`](crate::units)): 16
-//! neighboring ones of each 64, that is two words of eight.
+//! Four lanes share a token, which is a column of the product's B. They hold the same elements of K as of weights
+//! ([`units`](crate::units)): 16 neighboring elements of each 64, two words of eight.
 
 use cuda_std::{
     global::{GlobalAddress, ld_global_b32_or_zero, ld_global_v4_b32_or_zero},
@@ -21,16 +22,16 @@ const ELEMENT_BYTES: u32 = 2;
 /// Columns of half a k-block.
 const HALF_COLUMNS: u32 = K_BLOCK / 2;
 
-/// The elements of each of a lane's words, neighbors in pairs.
+/// The elements of each of a lane's words, in neighboring pairs.
 pub(super) type Elements = [[u32; 4]; LANE_WORDS];
 
-/// Where the elements of one of the four lanes begin in a whole k-block.
+/// Offset of a lane's elements in a whole k-block of a token, in bytes.
 #[inline(always)]
 pub(super) const fn lane_place_of_token(lane: u32) -> u32 {
     lane * (BLOCK * ELEMENT_BYTES)
 }
 
-/// Where a lane's word lies from there on.
+/// Offset of a lane's word from there, in bytes.
 #[inline(always)]
 pub(super) const fn word_place(word: u32) -> u32 {
     (word / 2 * HALF_COLUMNS + word % 2 * WORD_ELEMENTS) * ELEMENT_BYTES
@@ -43,16 +44,16 @@ pub(super) struct Tokens {
 }
 
 impl Tokens {
-    /// That of `k` elements at an address.
+    /// The token of `k` elements at an address.
     #[inline(always)]
     pub(super) const fn at(at: GlobalAddress, k: u32) -> Self {
         Self { at, k }
     }
 
-    /// The lane's elements of a whole k-block.
+    /// Loads the lane's elements of a whole k-block.
     ///
     /// # Safety
-    /// The token is complete, at a multiple of 16, and has the k-block.
+    /// The token is complete, begins at a multiple of 16, and has the k-block.
     #[inline(always)]
     pub(super) unsafe fn load(&self, k_block: u32) -> Elements {
         let lane = lane_place_of_token(lane_id() % ROW_LANES);
@@ -63,11 +64,11 @@ impl Tokens {
         })
     }
 
-    /// As [`Self::load`], of a k-block that is not a whole one: what is left of 64 columns is half of a block a lane, or a quarter, of
-    /// which two pairs stand where pairs of the same registers stand.
+    /// Loads the lane's elements of a k-block that is not whole. Columns that do not fill 64 give each lane half a
+    /// block, or a quarter of one: two pairs, which go to the registers that would hold the same pairs of a full word.
     ///
     /// # Safety
-    /// As there.
+    /// The same as for [`Self::load`].
     #[inline(always)]
     pub(super) unsafe fn load_ragged(&self, k_block: u32) -> Elements {
         let (lane, k_block) = (lane_id() % ROW_LANES, opaque_b32(k_block));
@@ -80,7 +81,8 @@ impl Tokens {
             let of_lane = lane * if is_whole { BLOCK } else { WORD_ELEMENTS };
             let has_word = left >= ROW_LANES * WORD_ELEMENTS;
             let has_pairs = left == ROW_LANES * WORD_ELEMENTS / 2;
-            // SAFETY: columns that the k-block has.
+            // SAFETY: the token is complete and the predicates admit only columns that the k-block has; addresses are
+            // multiples of the loads' sizes.
             unsafe {
                 let [a, b, c, d] = ld_global_v4_b32_or_zero(has_word, at(of_lane));
                 let second = ld_global_v4_b32_or_zero(is_whole, at(of_lane + WORD_ELEMENTS));
@@ -93,7 +95,7 @@ impl Tokens {
     }
 }
 
-/// B of the two products of a word: register i has the elements i and i+4, as a decoded weight has them.
+/// B of a word's two products: register i has elements i and i+4, like a decoded weight.
 #[inline(always)]
 pub(super) fn pairs([first, second, third, fourth]: [u32; 4]) -> [[u32; 2]; 2] {
     const LOW: u32 = 0x5410;

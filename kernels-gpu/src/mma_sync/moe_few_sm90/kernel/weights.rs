@@ -1,6 +1,6 @@
-//! A warp's weights, from global memory to its stages: strip after strip, without a gap between them.
+//! A warp's weights on their way from global memory to its stages: strip after strip, without a gap.
 //!
-//! A stage is a unit as it lies in memory, or half of gate's and behind it half of up's.
+//! A stage holds a unit as it lies in memory, or half a unit of gate and behind it half a unit of up.
 
 use cuda_std::{
     cp_async::{
@@ -30,40 +30,40 @@ use crate::{
 const WORDS_COPY: u32 = 16;
 const SCALES_COPY: u32 = 4;
 
-/// Rows of half a strip, and where the second half's words lie in a stage.
+/// Rows of half a strip, and offset of the second half's words in a stage.
 const HALF_ROWS: u32 = STRIP_ROWS / 2;
 const SECOND_WORDS: u32 = HALF_ROWS * row_bytes(K_BLOCK);
 
-/// Copies that bring a single token's k-block.
+/// Number of copies that bring a single token's k-block.
 const TOKEN_COPIES: u32 = TOKEN_BYTES / WORDS_COPY;
 
-/// Where the scales lie in a stage, and where from there on those of the second half.
+/// Offset of the scales in a stage, and from there the offset of the second half's scales.
 const SCALES: u32 = STRIP_ROWS * row_bytes(K_BLOCK);
 const SECOND_SCALES: u32 = HALF_ROWS * row_scale_bytes(K_BLOCK);
 
-/// A warp's strips on their way to its stages, as a lane knows it.
+/// One lane's view of a warp's strips on their way to its stages.
 pub(super) struct Weights<'l, const GATED: bool, const ONE: bool, W> {
     matrices: &'l Matrices,
     lists: Lists,
     work: &'l W,
     first_stage: SharedAddress,
-    /// Bytes of a unit's rows along the whole of K.
+    /// Bytes of [`UNIT_ROWS`] rows along the whole of K.
     row_units: u32,
-    /// The warp's next piece of work that is not on its way.
+    /// Index of the first piece of work whose copies have not started.
     index: u32,
-    /// K-blocks of the strip on its way that are not on theirs.
+    /// Number of k-blocks of the current strip whose copies have not started.
     left: u32,
-    /// Where the words of both halves and the scales of its next whole k-block lie that this lane copies.
+    /// Addresses in the strip's next whole k-block from which this lane copies: words of both halves, and scales.
     sources: [GlobalAddress; 3],
-    /// Bytes from a whole k-block to the next one.
+    /// Bytes between whole k-blocks.
     stride: u32,
-    /// Where this lane's words and scales go to in a stage, and where those lie that it takes from there.
+    /// Offsets in a stage to which this lane copies words and scales, and offsets from which it reads its own.
     targets: [u32; 2],
     places: [u32; 2],
-    /// Where the single token's part of it lies that this lane copies, and whether there is one yet.
+    /// Address of this lane's part of the single token in the next k-block, and whether the token is complete yet.
     token: GlobalAddress,
     has_token: bool,
-    /// The stages of the next k-block that is copied, and of the next one that is read.
+    /// Stage of the next k-block to copy, and stage of the next k-block to read.
     to: SharedAddress,
     from: SharedAddress,
 }
@@ -72,11 +72,11 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
     const STAGES: u32 = stages(ONE);
     const STAGE_BYTES: u32 = stage_bytes(ONE);
 
-    /// Those of a warp's work, of which the first k-blocks are begun: all stages but one.
+    /// This warp's weights, with the first `stages - 1` k-blocks in flight.
     ///
     /// # Safety
-    /// The contract in `moe_few_sm90/mod.rs`; the lists are made. The warp's stages lie at this address. The whole warp calls it
-    /// together.
+    /// The contract in `moe_few_sm90/mod.rs` holds, and the lists are made. The warp's stages lie at `first_stage`. The
+    /// whole warp makes this call together.
     #[inline(always)]
     pub(super) unsafe fn of(matrices: &'l Matrices, lists: Lists, work: &'l W, first_stage: SharedAddress) -> Self {
         let (lane, row) = (lane_id() % ROW_LANES, lane_id() / ROW_LANES);
@@ -106,14 +106,15 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
         this
     }
 
-    /// Begins to copy the next k-block, if there is one, as a group of copies.
+    /// Starts the copy of the next k-block, if there is one, as a group of copies.
     ///
     /// # Safety
-    /// As [`Self::of`]. No lane of the warp reads the stage any more.
+    /// The same as for [`Self::of`]. No lane of the warp still reads the stage.
     #[inline(always)]
     pub(super) unsafe fn begin_next(&mut self) {
         let all = k_blocks(self.matrices.k);
-        // SAFETY: the matrices have such rows and this k-block; the stage is the warp's.
+        // SAFETY: the piece of work lies in the matrices, which have this k-block. No lane of the warp still reads the
+        // stage, which belongs to this warp.
         unsafe {
             if self.left == 0 && self.index < self.work.end() {
                 self.find();
@@ -133,7 +134,8 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
         cp_async_commit_group();
     }
 
-    /// Says that the next k-blocks to copy, so many, are whole ones of the strip that is on its way, if there is one; and whether there is.
+    /// Counts `k_blocks` k-blocks of the current strip as copied, and returns whether there is a strip. They must be
+    /// whole; [`Self::begin_whole`] then starts their copies.
     #[inline(always)]
     pub(super) const fn begin_straight(&mut self, k_blocks: u32) -> bool {
         let is_there = self.left > 0;
@@ -141,10 +143,10 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
         is_there
     }
 
-    /// As [`Self::begin_next`], one of [those](Self::begin_straight): without looking which one it is.
+    /// Starts the copy of one of the k-blocks counted by [`Self::begin_straight`], without finding its place first.
     ///
     /// # Safety
-    /// As there.
+    /// The same as for [`Self::begin_next`].
     #[inline(always)]
     pub(super) unsafe fn begin_whole(&mut self, is_there: bool) {
         if is_there {
@@ -154,13 +156,14 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
         cp_async_commit_group();
     }
 
-    /// Begins to copy the strip's next k-block, a whole one.
+    /// Starts the copy of the strip's next k-block, a whole one.
     ///
     /// # Safety
-    /// As [`Self::begin_next`]; there is one.
+    /// The same as for [`Self::begin_next`], and there is a whole k-block.
     #[inline(always)]
     unsafe fn copy_whole(&mut self) {
-        // SAFETY: the matrices have such rows and this k-block; the stage is the warp's.
+        // SAFETY: `sources` point into the strip's next whole k-block. No lane of the warp still reads the stage, which
+        // belongs to this warp.
         unsafe {
             cp_async_16_or_zero(true, self.to + self.targets[0], self.sources[0]);
             cp_async_16_or_zero(true, self.to + (self.targets[0] + SECOND_WORDS), self.sources[1]);
@@ -169,14 +172,15 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
         self.sources = self.sources.map(|source| source + u64::from(self.stride));
         if ONE {
             if self.has_token && lane_id() < TOKEN_COPIES {
-                // SAFETY: the token has this k-block; the stage is the warp's.
+                // SAFETY: the token is complete and has this k-block. No lane of the warp still reads the stage, which
+                // belongs to this warp.
                 unsafe { cp_async_16_cached(self.to + (UNIT_BYTES + lane_id() * WORDS_COPY), self.token) };
             }
             self.token = self.token + u64::from(TOKEN_BYTES);
         }
     }
 
-    /// The matrix of a half of a strip, and its first row there.
+    /// The matrix that holds a half of a strip, and the first row of the half in it.
     #[inline(always)]
     const fn half(&self, strip: u32, half: u32) -> (u64, u32) {
         let [first, second] = self.matrices.b;
@@ -190,12 +194,12 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
     /// Finds the strip of the next piece of work.
     ///
     /// # Safety
-    /// As [`Self::of`]; there is one.
+    /// The same as for [`Self::of`], and there is a next piece.
     #[inline(always)]
     unsafe fn find(&mut self) {
         let &Matrices { expert_bytes, n, .. } = self.matrices;
         let (named, strip) = self.work.piece(self.index);
-        // SAFETY: an expert that is named.
+        // SAFETY: the lists are made and name this expert; the whole warp executes the shuffle together.
         let expert = unsafe { self.lists.named(named) }.expert;
         let (_, row) = self.half(strip, 0);
         let slab = row / SLAB_ROWS * SLAB_ROWS;
@@ -212,12 +216,12 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
         let scales = at(scale / SECOND_SCALES, SCALES, row_scale_bytes(K_BLOCK), scale % SECOND_SCALES);
         self.sources = [words(0), words(1), scales];
         if ONE {
-            // SAFETY: an expert that is named.
+            // SAFETY: the lists are made and name this expert.
             self.token = unsafe { self.token_of(named) };
         }
     }
 
-    /// Goes on to the next k-block: what was taken last makes room for the one that comes behind all others.
+    /// Moves on to the next k-block. The stage that was read last becomes the one to fill next.
     #[inline(always)]
     pub(super) fn advance(&mut self) {
         let next = self.from + Self::STAGE_BYTES;
@@ -225,15 +229,15 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
         (self.to, self.from) = (self.from, if self.from == last { self.first_stage } else { next });
     }
 
-    /// Begins to copy this k-block, which is not a whole one: each half's words to where a stage has them, rows without gaps, and so the
-    /// scales.
+    /// Starts the copy of a k-block that is not whole. Each half's words go to that half's place in the stage, its rows
+    /// without gaps; the scales likewise.
     ///
     /// # Safety
-    /// As [`Self::begin_next`].
+    /// The same as for [`Self::begin_next`].
     #[inline(always)]
     unsafe fn copy_ragged(&self, k_block: u32) {
         let &Matrices { expert_bytes, n, k, .. } = self.matrices;
-        // Opaque, so that no register holds anything of this over the main loop.
+        // Opaque, so that no register holds values for this over the mainloop.
         let k_block = opaque_b32(k_block);
         let (named, strip) = self.work.piece(opaque_b32(self.index) - self.work.step());
         // SAFETY: the strip in flight is of an expert that the lists name; the whole warp is here.
@@ -259,15 +263,15 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
         }
     }
 
-    /// The lane's rows of the next k-block, a whole one: the same row of both halves.
+    /// Reads the lane's rows of the next k-block, a whole one: the same row of both halves.
     ///
     /// # Safety
-    /// The warp's copies of it are complete.
+    /// The warp's copies of this k-block are complete.
     #[inline(always)]
     pub(super) unsafe fn take<D: Decode>(&self) -> Rows<D> {
         let stage = self.from;
         let [words, scales] = self.places;
-        // SAFETY: inside of the stage.
+        // SAFETY: the offsets lie inside of the stage, and the copies to it are complete.
         unsafe {
             Rows::new(
                 [0, SECOND_WORDS].map(|half| ld_shared_v4_b32(stage + (words + half))),
@@ -276,17 +280,19 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
         }
     }
 
-    /// Copies down's single token to the stages that [`Self::of`] has begun, and waits for them; from now on it comes with the weights.
+    /// Copies down's single token to the stages whose copies [`Self::of`] has started, and waits for them. Later
+    /// k-blocks of the token come with the weights.
     ///
     /// # Safety
-    /// As there; the token is complete. Called once.
+    /// The same as for [`Self::of`]; the token is complete. Called once.
     #[inline(always)]
     pub(super) unsafe fn await_token(&mut self) {
         let (whole, all) = (self.matrices.k / K_BLOCK, k_blocks(self.matrices.k));
         let (mut index, mut k_block, mut token) = (self.work.first(), 0, GlobalAddress::new(0));
         for stage in 1..Self::STAGES {
             let is_there = index < self.work.end();
-            // SAFETY: experts that are named, whose tokens have these k-blocks; the stages are the warp's.
+            // SAFETY: the lists name the experts of these pieces, and their tokens are complete and have these
+            // k-blocks. The stages belong to this warp.
             unsafe {
                 if k_block == 0 && is_there {
                     token = self.token_of(self.work.piece(index).0);
@@ -306,32 +312,32 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
         self.has_token = true;
     }
 
-    /// Where the part of an expert's single token begins that this lane copies of the first k-block.
+    /// Address from which this lane copies its part of the first k-block of an expert's single token.
     ///
     /// # Safety
-    /// As [`Work::token`].
+    /// The same as for [`Work::token`].
     #[inline(always)]
     unsafe fn token_of(&self, named: u32) -> GlobalAddress {
         // SAFETY: the lists are made, and name this expert.
         unsafe { self.work.token(self.lists, named) + u64::from(lane_id() * WORDS_COPY) }
     }
 
-    /// The lane's elements of the single token's next k-block, which comes with the weights, as [`Tokens::load`](super::tokens::Tokens::load)
-    /// has them.
+    /// Reads the lane's elements of the single token's next k-block, which comes with the weights, in the order of
+    /// [`Tokens::load`](super::tokens::Tokens::load).
     ///
     /// # Safety
-    /// As [`Self::take`].
+    /// The same as for [`Self::take`].
     #[inline(always)]
     pub(super) unsafe fn token(&self) -> Elements {
         let lane = self.from + (UNIT_BYTES + lane_place_of_token(lane_id() % ROW_LANES));
-        // SAFETY: inside of the stage.
+        // SAFETY: the offsets lie inside of the stage, and the copies to it are complete.
         [0, 1, 2, 3].map(|word| unsafe { ld_shared_v4_b32(lane + word_place(word)) })
     }
 
-    /// As [`Self::take`], of this k-block, which is not a whole one. Words that a lane lacks are zero.
+    /// Reads the lane's rows of k-block `k_block`, which is not whole. Words that the lane lacks are zero.
     ///
     /// # Safety
-    /// As there.
+    /// The same as for [`Self::take`].
     #[inline(always)]
     pub(super) unsafe fn take_ragged<D: Decode>(&self, k_block: u32) -> Rows<D> {
         let stage = self.from;
@@ -339,9 +345,9 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
         let columns = block_columns(self.matrices.k, opaque_b32(k_block));
         let words = stage + (row * row_bytes(columns) + lane * lane_words(columns) * 4);
         let scale = row * row_scale_bytes(columns) + lane * lane_scales(columns);
-        // With one scale a lane, two lanes share the pair.
+        // With one scale per lane, two lanes share a load of two scales.
         let shift = if lane_scales(columns) == 1 { scale % 2 * 8 } else { 0 };
-        // SAFETY: inside of the stage.
+        // SAFETY: the offsets lie inside of the stage, and the copies to it are complete.
         unsafe {
             Rows::new(
                 [0, SECOND_WORDS].map(|half| {

@@ -1,8 +1,9 @@
-//! Tokens and weights of a tile, from global memory to stages: 16 bytes a copy, since the rows of tokens lie anywhere.
+//! Copies of a tile's tokens and weights from global memory to stages: 16 bytes per copy, because the rows of tokens
+//! lie anywhere.
 //!
-//! A stage's tokens are rows of a k-block. Their 16-byte pieces are exchanged by the lowest bits of the row, so that neither copies
-//! nor `ldmatrix` meet a bank of shared memory twice. Weights are units as they lie in memory, those of a panel one behind the
-//! other; what lacks of a panel, or of a tile's tokens, is zero.
+//! A stage's tokens are rows of a k-block. The 16-byte pieces of a row are permuted by the row's lowest bits, so that
+//! copies and `ldmatrix` have no bank conflicts. Weights are units as they lie in memory, the units of a panel one
+//! after the other. Units and tokens that do not exist are zeros.
 
 use cuda_std::{
     cp_async::{cp_async_16_or_zero, cp_async_commit_group},
@@ -18,49 +19,51 @@ use crate::{
     units::{K_BLOCK, SLAB_ROWS, UNIT_BYTES, UNIT_ROWS, block_columns, block_start, k_blocks, unit_bytes, unit_offset},
 };
 
-/// Elements of a token that a copy brings.
+/// Elements of a token per copy.
 const COPY_ELEMENTS: u32 = COPY_BYTES / 2;
 
-/// Rows of tokens after which the exchange of pieces begins again.
+/// Rows of tokens after which the permutation of pieces repeats.
 const EXCHANGED_ROWS: u32 = 8;
 
-/// The most rows of a stage's tokens that a thread copies pieces of.
+/// Maximum number of token rows per stage from which one thread copies pieces.
 const MAX_ROWS: usize = 4;
 
-/// Where a piece of a row lies in a stage's tokens, in bytes from their start.
+/// Offset of a row's piece in the tokens of a stage, in bytes.
 #[inline(always)]
 pub(super) const fn token_place(row: u32, piece: u32) -> u32 {
     (row * TOKEN_COPIES + (piece ^ (row % EXCHANGED_ROWS))) * COPY_BYTES
 }
 
-/// What a thread knows of the copies of a tile: where they come from, and which k-block is the next.
+/// One thread's copies of a tile: their sources and the next k-block.
 pub(super) struct Copies {
-    /// Where the k-block's units of each panel lie, once those of the k-blocks before are added.
+    /// Address of each panel's slab in the first k-block.
     panels: [GlobalAddress; PANELS],
-    /// Units of each panel's slab: those of a k-block lie together, and then come those of the next one.
+    /// Units of each panel's slab. The units of one k-block lie together, followed by the units of the next k-block.
     slab_units: [u32; PANELS],
     /// Units before each panel in its slab.
     first_units: [u32; PANELS],
     /// Units of each panel that the matrix has.
     units: [u32; PANELS],
-    /// Where the thread's rows of tokens begin, in pieces from the first token; [`Self::NO_ROW`] where the tile has none.
+    /// Start of each of the thread's rows of tokens, in pieces from the first token; [`Self::NO_ROW`] for rows that the
+    /// tile lacks.
     rows: [u32; MAX_ROWS],
-    /// Bytes of a unit in all k-blocks before the next one.
+    /// Sum of the sizes of one unit in each k-block before the next one, in bytes.
     before: u32,
     /// The next k-block.
     k_block: u32,
-    /// The stage that it goes to.
+    /// The stage of the next k-block.
     stage: u32,
 }
 
 impl Copies {
-    /// In place of a row.
+    /// Stands for a row that the tile lacks.
     const NO_ROW: u32 = u32::MAX;
 
-    /// Those of a tile, of which the first are begun: all stages but one. There are none of a tile without tokens.
+    /// The copies of a tile, with the first `stages - 1` k-blocks in flight. A tile without tokens has no copies.
     ///
     /// # Safety
-    /// The contract in `moe_sm80/mod.rs`. All threads of the block call it, and no thread reads a stage any more.
+    /// The contract in `moe_sm80/mod.rs` holds. All threads of the CTA make this call, and no thread still reads a
+    /// stage.
     #[inline(always)]
     pub(super) unsafe fn of<const INDEX: usize, const BF16: bool, const P: usize>(
         kernel: &Moe<INDEX, BF16, P>,
@@ -111,33 +114,35 @@ impl Copies {
         };
         if tile.tokens > 0 {
             for _ in 1..instance.stages {
-                // SAFETY: no thread reads a stage, and the loop begins at most as many k-blocks as there are stages.
+                // SAFETY: no thread reads a stage, and the loop starts at most one k-block per stage.
                 unsafe { this.begin_next(kernel) };
             }
         }
         this
     }
 
-    /// Rows of a stage's tokens that a thread copies pieces of.
+    /// Number of token rows per stage from which one thread copies pieces.
     const fn rows_of(instance: Instance) -> u32 {
         instance.tile_tokens * TOKEN_COPIES / instance.threads()
     }
 
-    /// How far they lie apart.
+    /// Distance between these rows.
     const fn row_step(instance: Instance) -> u32 {
         instance.threads() / TOKEN_COPIES
     }
 
-    /// The first of them.
+    /// The first of these rows.
     #[inline(always)]
     fn first_row() -> u32 {
         thread::thread_idx_x() / TOKEN_COPIES
     }
 
-    /// Begins to copy the next k-block, if there is one, and makes a group of it: the thread's groups are one a k-block, be it empty.
+    /// Starts the copy of the next k-block, if there is one, as a group of copies. A thread has one group per k-block,
+    /// empty after the last k-block.
     ///
     /// # Safety
-    /// The contract. All threads of the block call it, and none reads the next stage.
+    /// The contract in `moe_sm80/mod.rs` holds. All threads of the CTA make this call, and no thread reads the next
+    /// stage.
     #[inline(always)]
     pub(super) unsafe fn begin_next<const INDEX: usize, const BF16: bool, const P: usize>(
         &mut self,
@@ -153,7 +158,8 @@ impl Copies {
                 (columns, start) = (block_columns(k, self.k_block), block_start(k, self.k_block));
             }
             let stage = kernel.stage(self.stage);
-            // SAFETY: the stage is empty; rows of tokens and units lie there.
+            // SAFETY: no thread reads the next stage. The k-block is one of the matrix, so the tokens and the panels'
+            // units have it.
             unsafe {
                 self.copy_tokens(instance, kernel.launch.tokens, stage, columns, start);
                 self.copy_weights(instance, stage + instance.token_bytes(), unit_bytes(columns));
@@ -165,14 +171,14 @@ impl Copies {
         cp_async_commit_group();
     }
 
-    /// Begins to copy the thread's pieces of the tokens' columns from `start` on.
+    /// Starts the thread's copies of the tokens' columns from `start` on.
     ///
     /// # Safety
-    /// As [`Self::begin_next`]; the tokens go to a stage at this address.
+    /// The same as for [`Self::begin_next`]; the tokens go to the stage at address `stage`.
     #[inline(always)]
     unsafe fn copy_tokens(&self, instance: Instance, tokens: u64, stage: SharedAddress, columns: u32, start: u32) {
         let piece = thread::thread_idx_x() % TOKEN_COPIES;
-        // Rows that a thread has are of the same remainder, so that their pieces are exchanged alike.
+        // All rows of a thread have the same remainder, so that their pieces are permuted in the same way.
         let target = stage + token_place(Self::first_row(), piece);
         let source = GlobalAddress::new(tokens) + u64::from(start / COPY_ELEMENTS + piece) * u64::from(COPY_BYTES);
         for row in 0..Self::rows_of(instance) {
@@ -185,10 +191,10 @@ impl Copies {
         }
     }
 
-    /// Begins to copy the thread's pieces of both panels' units, of so many bytes each.
+    /// Starts the thread's copies of both panels' units, with `unit_bytes` bytes per unit.
     ///
     /// # Safety
-    /// As [`Self::begin_next`]; the weights go to this address.
+    /// The same as for [`Self::begin_next`]; the weights go to address `stage`.
     #[inline(always)]
     unsafe fn copy_weights(&self, instance: Instance, stage: SharedAddress, unit_bytes: u32) {
         const MOST_PIECES: u32 = UNIT_BYTES / COPY_BYTES;

@@ -1,8 +1,9 @@
-//! How the layer's products work on a card that is known to have `mma.sync` and `cp.async`, and no more.
+//! The device code of an MoE layer's products for any GPU that has `mma.sync` and `cp.async`.
 //!
-//! All warps of a block do the same: they copy a k-block's tokens and weights to the next stage, then decode and multiply the
-//! oldest one. A barrier of the block at each k-block says that a stage is full, and that the one before it is empty. Tiles are
-//! taken by tickets, so that blocks which find no room at first are not missed; the first warp finds the next one meanwhile.
+//! All warps of a CTA do the same: they copy a k-block's tokens and weights to the next stage, then decode and multiply
+//! the oldest stage. A barrier of the CTA per k-block ensures that the oldest stage is full and the stage before it is
+//! empty. CTAs take tiles by tickets, so that no tile waits for a CTA that found no room at first. Meanwhile the first
+//! warp finds the next tile.
 
 mod copies;
 mod multiply;
@@ -36,18 +37,18 @@ macro_rules! entries {
         pub unsafe fn $entry(launch: Launch) {
             const INSTANCE: Instance = INSTANCES[Index::$entry as usize];
             const IS_BF16: bool = matches!(INSTANCE.operand_type, OperandType::Bf16);
-            // SAFETY: the contract is this function's too.
+            // SAFETY: the caller fulfills the contract in `mod.rs`, which `run` requires.
             unsafe { Moe::<{ Index::$entry as usize }, IS_BF16, { INSTANCE.shape().parts() }>::run(launch) }
         }
     )*};
 }
 instances!(entries);
 
-/// The kernel as one of [`INSTANCES`], whose tokens are bf16 or f16, and whose threads have `P` parts of a stage.
+/// The kernel as one of [`INSTANCES`], for bf16 or f16 tokens. A thread has `P` parts of a stage.
 struct Moe<const INDEX: usize, const BF16: bool, const P: usize> {
     launch: Launch,
     shared: SharedAddress,
-    /// The thread's warp.
+    /// Index of the thread's warp.
     warp: u32,
 }
 
@@ -57,21 +58,22 @@ where
 {
     const INSTANCE: Instance = INSTANCES[INDEX];
 
-    // Shared memory: stages, tiles.
+    // Layout of shared memory: stages, then tiles.
     const TILES: u32 = Self::INSTANCE.stages * Self::INSTANCE.stage_bytes();
     const END: u32 = Self::TILES + TILE_SLOTS * TILE_BYTES;
 
-    /// A thread's part of the kernel.
+    /// One thread's part of the kernel.
     ///
     /// # Safety
     /// The contract in this folder's `mod.rs`.
     #[inline(always)]
     unsafe fn run(launch: Launch) {
         const { assert!(Self::END == Self::INSTANCE.shared_bytes()) };
-        // SAFETY: all threads of the block go one way, whole warps. A tile is written down in one place while the other one is read:
-        // between a tile's reading and the next writing in its place lies a barrier. Stages are empty when a tile's copies begin.
+        // SAFETY: all threads of the CTA take the same branches, in whole warps. A tile's description is written to one
+        // slot while the other slot is read; a barrier lies between reading a slot and overwriting it. Stages are empty
+        // when a tile's copies begin.
         unsafe {
-            // The same value in all lanes; through the shuffle the compiler knows that it is.
+            // All lanes hold the same value. The shuffle lets the compiler know that.
             let (warp, _) = warp_shuffle_idx(ALL_LANES, thread::thread_idx_x() / WARP_SIZE, 0, WARP_SIZE);
             let this = Self { launch, shared: dynamic_shared_address(), warp };
             let (mut slot, mut asked) = (this.shared + Self::TILES, 0);
@@ -98,10 +100,10 @@ where
         }
     }
 
-    /// Asks for the index of a tile. The answer is the first lane's.
+    /// Takes a ticket: the index of a tile. Only the first lane gets it.
     ///
     /// # Safety
-    /// The contract: the ticket lies there.
+    /// The contract in this folder's `mod.rs` holds, so `ticket` is the address of a u32.
     #[inline(always)]
     unsafe fn ask(&self) -> u32 {
         if lane_id() > 0 {
@@ -111,11 +113,11 @@ where
         unsafe { atom_global_add_u32(GlobalAddress::new(self.launch.ticket), 1) }
     }
 
-    /// Writes down the tile that was asked for, and asks for the next one, if there was one.
+    /// Writes the description of the tile with this ticket, and takes the next ticket if the tile exists.
     ///
     /// # Safety
-    /// The contract. The whole first warp calls it together. Nobody reads what is written down there before the block's next
-    /// barrier.
+    /// The contract in this folder's `mod.rs` holds. The whole first warp makes this call together. No thread reads the
+    /// slot before the CTA's next barrier.
     #[inline(always)]
     unsafe fn find(&self, asked: u32, slot: SharedAddress) -> u32 {
         let Launch { ticket, firsts, tile_firsts, alpha, experts, n, .. } = self.launch;
@@ -134,21 +136,21 @@ where
         }
     }
 
-    /// The other place where a tile is written down.
+    /// The other slot for a tile's description.
     #[inline(always)]
     fn other_slot(&self, slot: SharedAddress) -> SharedAddress {
         let (first, second) = (self.shared + Self::TILES, self.shared + (Self::TILES + TILE_BYTES));
         if slot == first { second } else { first }
     }
 
-    /// Which part of a tile is the thread's.
+    /// The thread's part of a tile.
     #[inline(always)]
     fn fragment(&self) -> Fragment {
         let fragment = Fragment::of(lane_id(), self.warp);
         if Self::ROW_OF_BOTH { fragment.narrow() } else { fragment }
     }
 
-    /// The address of a stage.
+    /// Address of a stage.
     #[inline(always)]
     fn stage(&self, index: u32) -> SharedAddress {
         self.shared + index * Self::INSTANCE.stage_bytes()

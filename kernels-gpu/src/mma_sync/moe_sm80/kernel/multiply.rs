@@ -1,6 +1,6 @@
-//! Stages → sums → C. How weights are decoded and how sums are written is that of [`sm90`](crate::decoding).
+//! Stages → sums → C. [`decoding`](crate::decoding) decodes the weights and writes the sums.
 
-// Loops over indices, not iterators: they unroll, so that arrays stay in registers.
+// Loops go over indices, not iterators: they unroll, so that the arrays stay in registers.
 #![allow(clippy::needless_range_loop)]
 
 use core::marker::PhantomData;
@@ -26,7 +26,7 @@ use crate::{
     units::{K_BLOCK, UNIT_BYTES, k_blocks},
 };
 
-/// Sums of a thread of the tokens of one product.
+/// Sums per thread of the tokens of one product.
 const PRODUCT_REGISTERS: usize = registers(CORE_MATRIX_ROWS as usize);
 
 impl<const INDEX: usize, const BF16: bool, const P: usize> Written<P> for Moe<INDEX, BF16, P>
@@ -42,16 +42,18 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P>
 where
     Packed<BF16>: Decode,
 {
-    /// Whether a thread's two rows are one row of both panels, so that gate and up meet in it; else they are neighbors in one panel.
+    /// `true` if a thread's two rows are the same row of both panels, so that gate and up meet in one thread; `false`
+    /// if they are neighbors in one panel.
     pub(super) const ROW_OF_BOTH: bool = !Self::INSTANCE.of_32_rows && Self::INSTANCE.matrices == 2;
 
     /// Bytes of a panel in a stage.
     const PANEL_BYTES: u32 = Self::INSTANCE.panel_units() * UNIT_BYTES;
 
-    /// The sums of all products of a tile of so many tokens, whose copies have begun. There is a main loop for some numbers of tokens.
+    /// The sums of all products of a tile of `tokens` tokens, whose copies have started. There is one mainloop per
+    /// rounded number of tokens.
     ///
     /// # Safety
-    /// The contract in `moe_sm80/mod.rs`. All threads of the block call it, with their own fragments.
+    /// The contract in `moe_sm80/mod.rs` holds. All threads of the CTA make this call, with their own fragments.
     #[inline(always)]
     pub(super) unsafe fn sum_tile(&self, copies: &mut Copies, fragment: &Fragment, tokens: u32) -> Sums<P> {
         macro_rules! main_loops {
@@ -68,21 +70,22 @@ where
         unsafe { core::hint::unreachable_unchecked() }
     }
 
-    /// The main loop: the sums of all products of a tile.
+    /// The mainloop: the sums of all products of a tile.
     ///
     /// # Safety
-    /// As [`Self::sum_tile`].
+    /// The same as for [`Self::sum_tile`].
     #[inline(always)]
     unsafe fn sum<const REGISTERS: usize>(&self, copies: &mut Copies, fragment: &Fragment) -> [[f32; REGISTERS]; P] {
         let k = self.launch.k;
         let panel_rows = Self::INSTANCE.shape().panel_rows();
         let rows = StagedRows::new(fragment, if Self::ROW_OF_BOTH { Self::PANEL_BYTES } else { 0 }, panel_rows);
-        // Where the lane's row of four pieces lies, of the first two words; those of the others are two words further on.
+        // Place of the lane's row of four pieces, for the first two words. The pieces of the other words lie two words
+        // further on.
         let (row, piece) = (lane_id() % CORE_MATRIX_ROWS, lane_id() / CORE_MATRIX_ROWS);
         let places = [token_place(row, piece), token_place(row, piece + WORD_PAIRS as u32)];
         let (mut sums, mut index) = ([[0.0; REGISTERS]; P], 0);
-        // SAFETY: a stage is read after all threads have waited for their copies to it, and written again after all of them have
-        // come to the next barrier. All lanes go one way.
+        // SAFETY: a stage is read after all threads have waited for their copies to it, and overwritten after all
+        // threads have reached the next barrier. All lanes take the same branches.
         unsafe {
             for k_block in 0..k_blocks(k) {
                 match Self::INSTANCE.stages {
@@ -128,7 +131,7 @@ where
     /// Scales, activates and writes a tile's sums.
     ///
     /// # Safety
-    /// As [`Self::sum_tile`], whose sums they are.
+    /// The same as for [`Self::sum_tile`], which returned these sums for this tile.
     #[inline(always)]
     pub(super) unsafe fn write(&self, tile: &Tile, fragment: &Fragment, sums: Sums<P>) {
         let Launch { c, n, bias, activation, .. } = self.launch;
@@ -144,7 +147,7 @@ where
             tokens: tile.tokens,
             kind: PhantomData,
         };
-        // SAFETY: the sums are those of `sum_tile` for this tile, whose rows and columns C has.
+        // SAFETY: `sum_tile` returned these sums for this tile, and C has the tile's rows and columns.
         unsafe { target.write(if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 }, fragment, sums) }
     }
 }
