@@ -1,4 +1,4 @@
-"""A Triton kernel of NVFP4 grouped GEMMs for a B200, with `tl.dot_scaled`: the rival in docs/time-model.md.
+"""A Triton kernel of NVFP4 grouped GEMMs for a B200, with `tl.dot_scaled`: the rival in benches/lab/time-model.md.
 
     python3 triton_dot_scaled.py FOLDER SHAPE                  # a folder per tiling: kernel.ptx and launch.json
     python3 triton_dot_scaled.py FOLDER --check PTX_EMULATOR   # compares small problems on the emulator with numpy

@@ -2,7 +2,7 @@
 
     python3 triton_decode_kernel.py FOLDER SHAPE              # a folder per tiling of TIMED: kernel.ptx and launch.json
 
-The command needs Triton (3.6.0, the version of docs/measurements/h200-triton.json) and no GPU. `ptx-emulator launch`
+The command needs Triton (3.6.0, the version of benches/lab/measurements/h200-triton.json) and no GPU. `ptx-emulator launch`
 runs the kernel.
 """
 

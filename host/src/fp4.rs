@@ -14,7 +14,7 @@
 //! * A sum is multiplied by `token's global scale · weights' global scale`, rounded to f32, and the bias is added.
 //!   Activation and later roundings are the same as with 16-bit tokens.
 //!
-//! `docs/accuracy.md` reports the effect on accuracy.
+//! `benches/lab/accuracy.md` reports the effect on accuracy.
 
 use crate::error::Error;
 use crate::format::{BLOCK, FIXED_POINT_BITS, Matrix, e2m1, e4m3};

@@ -1,4 +1,4 @@
-//! `cargo xtask accuracy`: writes `docs/accuracy.md`, the errors that the types of weights and tokens cause against an
+//! `cargo xtask accuracy`: writes `benches/lab/accuracy.md`, the errors that the types of weights and tokens cause against an
 //! unquantized layer. Pure arithmetic on the host.
 
 use anyhow::Context;
@@ -17,7 +17,7 @@ use crate::{
     table::Table,
 };
 
-/// Renew docs/accuracy.md: the error of W4A16, W4A8 and W4A4 on layers of several distributions
+/// Renew benches/lab/accuracy.md: the error of W4A16, W4A8 and W4A4 on layers of several distributions
 #[derive(clap::Args)]
 pub struct Args {
     /// Fail if the page is out of date
@@ -25,7 +25,7 @@ pub struct Args {
     check: bool,
 }
 
-const PAGE: &str = "docs/accuracy.md";
+const PAGE: &str = "benches/lab/accuracy.md";
 const TEMPLATE: &str = include_str!("accuracy.md");
 const COMMAND: &str = "cargo xtask accuracy";
 

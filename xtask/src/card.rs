@@ -3,7 +3,7 @@
 //! decides on.
 //!
 //! A failed step does not stop the others; the failures are listed at the end. Results go to
-//! `docs/measurements/card-*`, where `cargo xtask experiments` reads them.
+//! `benches/lab/measurements/card-*`, where `cargo xtask experiments` reads them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,7 +22,7 @@ use crate::{
     tools, workspace,
 };
 
-/// Measure everything on the GPU of this machine, and write it to docs/measurements
+/// Measure everything on the GPU of this machine, and write it to benches/lab/measurements
 #[derive(clap::Args)]
 pub struct Args {
     /// Print the steps and exit
@@ -32,7 +32,7 @@ pub struct Args {
 
 /// Prefix of the names of result files, and their folder.
 pub const PREFIX: &str = "card-";
-const FOLDER: &str = "docs/measurements";
+const FOLDER: &str = "benches/lab/measurements";
 
 /// Shapes that variants are timed on: shapes of the kernel competition, of MoE layers and of decoding.
 const SHAPES: [&str; 15] = [
@@ -81,7 +81,7 @@ const STEPS: [&str; 6] = [
     "probes: benches/probes, the constants of the time model",
     "times: every variant of every kernel that passed, on 15 shapes; MoE and linear layers",
     "proposal: where another instance is faster than the plan's choice",
-    "scorecard: docs/experiments.md",
+    "scorecard: benches/lab/experiments.md",
 ];
 
 /// Runs every step.
@@ -121,7 +121,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     files.write("proposal.md", &proposal(&tried.card, &times)?)?;
     step(5, experiments::renew());
 
-    println!("\nresults: {FOLDER}/{PREFIX}{}-*, and docs/experiments.md", files.slug);
+    println!("\nresults: {FOLDER}/{PREFIX}{}-*, and benches/lab/experiments.md", files.slug);
     for failure in &failed {
         println!("FAILED: {failure}");
     }
@@ -245,7 +245,7 @@ fn probes(files: &Files) -> anyhow::Result<()> {
     files.write("probes.txt", &text)
 }
 
-/// Times of a GPU, as stored in `docs/measurements`.
+/// Times of a GPU, as stored in `benches/lab/measurements`.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Times {
     conditions: BTreeMap<String, String>,
@@ -449,7 +449,7 @@ impl Times {
         rows
     }
 
-    /// Renders the times as tables for `docs/experiments.md`.
+    /// Renders the times as tables for `benches/lab/experiments.md`.
     pub fn report(&self) -> String {
         let conditions = &self.conditions;
         let of = |name: &str| conditions.get(name).map_or("", |text| text);

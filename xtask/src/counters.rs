@@ -1,5 +1,5 @@
 //! `cargo xtask counters`: runs kernels in the emulator, verifies every element, and writes their counters to
-//! `docs/counters.json` and `docs/counters.md`.
+//! `benches/lab/counters.json` and `benches/lab/counters.md`.
 
 use std::{collections::BTreeMap, fmt::Write as _, time::Instant};
 
@@ -14,7 +14,7 @@ use crate::{
     work,
 };
 
-/// Run kernels in the emulator, verify every element, and renew docs/counters.json and docs/counters.md
+/// Run kernels in the emulator, verify every element, and renew benches/lab/counters.json and benches/lab/counters.md
 #[derive(clap::Args)]
 pub struct Args {
     /// Only these shapes; the recorded counts of other shapes stay
@@ -26,10 +26,10 @@ pub struct Args {
 }
 
 /// Recorded counts.
-const DATA: &str = "docs/counters.json";
+const DATA: &str = "benches/lab/counters.json";
 
 /// The page with the counts, and the template of its text.
-const PAGE: &str = "docs/counters.md";
+const PAGE: &str = "benches/lab/counters.md";
 const TEMPLATE: &str = include_str!("counters.md");
 
 const COMMAND: &str = "cargo xtask counters";

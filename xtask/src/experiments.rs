@@ -1,8 +1,8 @@
-//! `cargo xtask experiments`: writes `docs/experiments.md` without running anything. Sources:
+//! `cargo xtask experiments`: writes `benches/lab/experiments.md` without running anything. Sources:
 //!
-//! - counters: `docs/counters.json`
-//! - measurements: `docs/measurements/*.json`
-//! - predictions: `docs/time-model.json`
+//! - counters: `benches/lab/counters.json`
+//! - measurements: `benches/lab/measurements/*.json`
+//! - predictions: `benches/lab/time-model.json`
 //! - optimization steps on Hopper and in the time model of a B200: `benches/*/steps.toml`
 
 use std::{
@@ -25,7 +25,7 @@ use crate::{
     time_model, tools, work, workspace,
 };
 
-/// Renew docs/experiments.md from counters and measurements.
+/// Renew benches/lab/experiments.md from counters and measurements.
 #[derive(clap::Args)]
 pub struct Args {
     /// Fail if the page is out of date
@@ -33,12 +33,12 @@ pub struct Args {
     check: bool,
 }
 
-const PAGE: &str = "docs/experiments.md";
+const PAGE: &str = "benches/lab/experiments.md";
 const TEMPLATE: &str = include_str!("experiments.md");
 const COMMAND: &str = "cargo xtask experiments";
 
 /// Folder of benchmark results, one file per GPU and benchmark.
-const MEASUREMENTS: &str = "docs/measurements";
+const MEASUREMENTS: &str = "benches/lab/measurements";
 
 /// Optimization steps of the Hopper kernel, and of the Blackwell kernel in the time model.
 const STEPS: &str = "benches/hopper/steps.toml";

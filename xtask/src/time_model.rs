@@ -1,7 +1,7 @@
-//! `cargo xtask time-model`: writes `docs/time-model.md`. The page explains the emulator's clock, lists its constants,
+//! `cargo xtask time-model`: writes `benches/lab/time-model.md`. The page explains the emulator's clock, lists its constants,
 //! and shows every predicted time beside the measured one.
 //!
-//! A prediction takes minutes, so predictions are stored in `docs/time-model.json`. `--predict` renews them.
+//! A prediction takes minutes, so predictions are stored in `benches/lab/time-model.json`. `--predict` renews them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,7 +30,7 @@ use crate::{
 mod public;
 mod triton;
 
-/// Renew docs/time-model.md from predictions and measurements
+/// Renew benches/lab/time-model.md from predictions and measurements
 #[derive(clap::Args)]
 pub struct Args {
     /// Predict again: all measured points, or the points that --point selects
@@ -56,10 +56,10 @@ pub struct Args {
     check: bool,
 }
 
-const PAGE: &str = "docs/time-model.md";
+const PAGE: &str = "benches/lab/time-model.md";
 const TEMPLATE: &str = include_str!("time_model.md");
 const COMMAND: &str = "cargo xtask time-model";
-const PREDICTIONS: &str = "docs/time-model.json";
+const PREDICTIONS: &str = "benches/lab/time-model.json";
 
 /// The measured GPUs. The model of the second one differs from the first in the memory's constants only.
 const H200: &str = "h200";
@@ -70,12 +70,12 @@ type Contenders = &'static [(&'static str, &'static str)];
 
 /// Measurements of grouped products: GPU, file, contenders. If several files have a point, the last one counts.
 const GROUPED: [(&str, &str, Contenders); 4] = [
-    (H200, "docs/measurements/h200.json", &[("gated_sm90", ""), (PORTABLE, PORTABLE)]),
-    (H200, "docs/measurements/h200-dual.json", &[("gated_sm90", "")]),
-    (H100, "docs/measurements/h100.json", &[("gated_sm90", "")]),
+    (H200, "benches/lab/measurements/h200.json", &[("gated_sm90", ""), (PORTABLE, PORTABLE)]),
+    (H200, "benches/lab/measurements/h200-dual.json", &[("gated_sm90", "")]),
+    (H100, "benches/lab/measurements/h100.json", &[("gated_sm90", "")]),
     (
         H200,
-        "docs/measurements/h200-schedules.json",
+        "benches/lab/measurements/h200-schedules.json",
         &[("gated_sm90,per-group", "per-group"), ("gated_sm90,unfused", "unfused")],
     ),
 ];
@@ -85,10 +85,10 @@ const PORTABLE: &str = "gated_simt";
 const SAMPLE: u32 = 4;
 
 /// Measurements of linear layers.
-const LINEAR: [(&str, &str); 2] = [(H200, "docs/h200-linear.json"), (H100, "docs/h100-linear.json")];
+const LINEAR: [(&str, &str); 2] = [(H200, "benches/lab/h200-linear.json"), (H100, "benches/lab/h100-linear.json")];
 
 /// Measurements of whole layers, and the names of their models in this library.
-const LAYERS: [(&str, &str); 2] = [(H200, "docs/h200-layer.json"), (H100, "docs/h100-layer.json")];
+const LAYERS: [(&str, &str); 2] = [(H200, "benches/lab/h200-layer.json"), (H100, "benches/lab/h100-layer.json")];
 const MODELS: [(&str, &str); 4] = [
     ("qwen3-30b", "qwen3-30b-a3b"),
     ("mixtral-8x7b", "mixtral-8x7b"),
@@ -119,7 +119,7 @@ const UNMEASURED_SHAPES: [&str; 15] = [
     "decode-16",
 ];
 
-/// Variants that docs/experiments.md compares on that GPU, and the shapes of the comparison.
+/// Variants that benches/lab/experiments.md compares on that GPU, and the shapes of the comparison.
 const VARIANTS: [&str; 8] = ["t64", "t128", "t64_s1", "t64_tma", "t64_serial", "t64_pair", "per-group", "unfused"];
 const VARIANTS_SHAPES: [&str; 3] = ["dual-3", "moe-3", "moe-4"];
 

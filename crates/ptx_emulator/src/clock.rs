@@ -14,7 +14,7 @@ pub struct Clock {
     /// Predict the time on a GPU: h200 or b200. The run does not look for hazards.
     #[arg(long, value_name = "CARD", value_parser = Card::NAMES)]
     timed: Option<String>,
-    /// Override a constant of the GPU (docs/time-model.md lists them). May be given several times.
+    /// Override a constant of the GPU (benches/lab/time-model.md lists them). May be given several times.
     #[arg(long, value_name = "NAME=VALUE", requires = "timed")]
     constant: Vec<String>,
     /// Skip arithmetic that no control flow depends on. The outputs are then meaningless.

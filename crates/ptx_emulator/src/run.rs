@@ -45,7 +45,7 @@ pub struct RunArgs {
     /// GPU that the program sees [default: the GPU of --timed, or h200].
     #[arg(long, value_enum)]
     gpu: Option<Gpu>,
-    /// Predict the time of each launch on a GPU: h200 or b200 (docs/time-model.md describes the model and its
+    /// Predict the time of each launch on a GPU: h200 or b200 (benches/lab/time-model.md describes the model and its
     /// accuracy). The run does not look for hazards.
     #[arg(long, value_name = "CARD", value_parser = Card::NAMES)]
     timed: Option<String>,

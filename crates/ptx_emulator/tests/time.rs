@@ -1,4 +1,4 @@
-//! Compares the time model with published tables of a B200, by loops like the measured ones. `docs/time-model.md` names
+//! Compares the time model with published tables of a B200, by loops like the measured ones. `benches/lab/time-model.md` names
 //! the sources. Each point must be within 10 %, except for the listed misses.
 
 use ptx_emulator::{

@@ -12,7 +12,7 @@
 //! * A sum is multiplied by the token's scale and the weights' global scale, and the bias is added, in one rounding
 //!   ([`scaled`]). Activation and later roundings are the same as with 16-bit tokens.
 //!
-//! `docs/accuracy.md` reports the effect on accuracy.
+//! `benches/lab/accuracy.md` reports the effect on accuracy.
 
 mod sums;
 mod tokens;

@@ -9,7 +9,7 @@
 //! 3. They are added exactly, and the sum is truncated toward zero to 13 bits after its first bit.
 //!
 //! A truncation loses less than 2⁻¹³ · 2^(largest exponent), for each of 33 addends and for the sum. With alternating
-//! signs the total loss is small (`docs/accuracy.md`); with equal signs, small products vanish beside a large sum.
+//! signs the total loss is small (`benches/lab/accuracy.md`); with equal signs, small products vanish beside a large sum.
 
 use crate::format::{BLOCK, e4m3};
 

@@ -118,7 +118,7 @@ pub(super) const SMALLEST_TILE: u32 = 16;
 /// Whether the rows of most experts fit the smallest tile, for `rows` rows of `experts` named experts. Then every
 /// kernel uses that tile. The rows of several experts vary around the average. If they fill three quarters of a tile on
 /// average, one expert in ten needs a second tile and decodes its weights twice. If they fill all of it, four in ten do
-/// (docs/experiments.md).
+/// (benches/lab/experiments.md).
 pub(super) fn fit_smallest_tile(rows: u64, experts: u64) -> bool {
     let most = if experts == 1 { SMALLEST_TILE } else { SMALLEST_TILE * 3 / 4 };
     rows <= u64::from(most) * experts
@@ -129,7 +129,7 @@ pub(super) const FEW_EXPERTS: RangeInclusive<u64> = 8..=16;
 
 /// Whether `rows` rows of `experts` named experts are multiplied in tiles of sorted tokens, on a kernel with such
 /// tiles: if they do not fit the smallest tiles, or with few experts if they have at least eight rows on average
-/// (docs/experiments.md).
+/// (benches/lab/experiments.md).
 pub(super) fn may_be_sorted(rows: u64, experts: u64) -> bool {
     !fit_smallest_tile(rows, experts) || (FEW_EXPERTS.contains(&experts) && rows >= 8 * experts)
 }

@@ -3,7 +3,7 @@
 
     report.py FOLDER     reads generate-nvfp4.json, generate-marlin.json, logits.json and parallel.json from the folder,
                          as far as they exist;
-                         writes docs/h200-vllm.json and docs/vllm.svg, and prints a table
+                         writes benches/lab/h200-vllm.json and docs/vllm.svg, and prints a table
 """
 
 import json
@@ -17,7 +17,7 @@ OURS, THEIRS = "#1f6feb", "#b0b7c3"
 def main():
     folder = pathlib.Path(sys.argv[1])
     found = {name: json.loads((folder / f"{name}.json").read_text()) for name in ("generate-nvfp4", "generate-marlin", "logits", "parallel") if (folder / f"{name}.json").exists()}
-    (ROOT / "docs/h200-vllm.json").write_text(json.dumps(found, indent=1) + "\n")
+    (ROOT / "benches/lab/h200-vllm.json").write_text(json.dumps(found, indent=1) + "\n")
     pairs = []
     ours, theirs = found["generate-nvfp4"], found["generate-marlin"]
     for batch in ("1", "16", "128"):

@@ -31,7 +31,7 @@ pub const SHAPES: [&str; 12] = [
 
 /// Script of the peer's kernel, and its measurements.
 const PEER: &str = "benches/hopper/triton_decode_kernel.py";
-pub const MEASURED: &str = "docs/h100-triton.json";
+pub const MEASURED: &str = "benches/lab/h100-triton.json";
 
 /// A tiling of the peer's kernel on a shape.
 pub struct Tile {
@@ -112,7 +112,7 @@ pub fn compared(kept: &BTreeMap<String, Prediction>) -> Vec<Compared<'_>> {
 pub fn page(kept: &BTreeMap<String, Prediction>) -> anyhow::Result<String> {
     let mut text = "\n## Triton's `tl.dot_scaled` on the model's B200\n\nAn earlier attempt ([experiments.md](experiments.md)) rejected Triton \
                     because it had no NVFP4 MMA. Triton 3.9.0 has one: \
-                    [benches/blackwell/triton_dot_scaled.py](../benches/blackwell/triton_dot_scaled.py), written for this \
+                    [benches/blackwell/triton_dot_scaled.py](../blackwell/triton_dot_scaled.py), written for this \
                     comparison, compiles to block-scaled `tcgen05.mma`, with scales copied by `tcgen05.cp`. Its results are correct in the \
                     emulator. The table has the fastest of ten tilings: tokens × rows of weights × elements of K, stages, and whether warps \
                     have roles. Times are modeled, not measured.\n\n"

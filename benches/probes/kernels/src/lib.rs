@@ -1,4 +1,4 @@
-//! Kernels that measure constants of the time model (docs/time-model.md).
+//! Kernels that measure constants of the time model (benches/lab/time-model.md).
 //!
 //! A module is a cargo feature of the same name; `[package.metadata.kernels]` in `Cargo.toml` lists its architectures.
 //! Kernels write measured and computed numbers of 64 bits to `out`, in the order that each kernel documents. Cycles are

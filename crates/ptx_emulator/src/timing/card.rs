@@ -225,7 +225,7 @@ impl Card {
         let (probes, probes_later) = (Measured(PROBES_H200), Measured(LATER_PROBES_H200));
         let datasheet = Published("NVIDIA H200 data sheet, Hopper white paper");
         Card::new("h200", 132, "sm_90a", |key| match key {
-            Key::Clock => (1980.0, Published("nvidia-smi, docs/measurements/h200.json; lower under load")),
+            Key::Clock => (1980.0, Published("nvidia-smi, benches/lab/measurements/h200.json; lower under load")),
             Key::LaunchFloor => (5380.0, Measured("benches/probes on an H200, 2026-11-21; 5.0 to 8.6 us a day later")),
             Key::LaunchGap => (597.0, probes),
             Key::DependentStart => (483.0, probes),

@@ -330,7 +330,7 @@ mod tests {
         assert_eq!(delivered(2, latency / 2), 256);
     }
 
-    /// `stream` of docs/measurements/h200-probes.txt: each of 132 SMs keeps `requests` requests of `bytes` bytes in
+    /// `stream` of benches/lab/measurements/h200-probes.txt: each of 132 SMs keeps `requests` requests of `bytes` bytes in
     /// flight, at its own addresses. `own`: cycles of the loop's instructions between the end of a request and the
     /// start of the next.
     #[test]

@@ -1,4 +1,4 @@
-//! Time model: costs of a GPU's units, separate from the semantics of instructions. `docs/time-model.md` explains the
+//! Time model: costs of a GPU's units, separate from the semantics of instructions. `benches/lab/time-model.md` explains the
 //! model.
 //!
 //! - [`card`]: constants of each GPU, each with its source.

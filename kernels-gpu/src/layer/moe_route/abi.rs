@@ -83,7 +83,7 @@ impl Route {
     pub const WARP_PIECES: u32 = 4;
 
     /// Up to so many choices, a block alone makes the lists; of more, the blocks of a small cluster, then of larger ones. Measured on
-    /// an H200 (docs/experiments.md).
+    /// an H200 (benches/lab/experiments.md).
     pub const BLOCK_CHOICES: u64 = 1024;
     /// As [`Self::BLOCK_CHOICES`].
     pub const SMALL_CLUSTER_CHOICES: u64 = 4096;

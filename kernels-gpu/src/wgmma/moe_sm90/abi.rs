@@ -24,7 +24,7 @@ pub const STRIP_SOURCE_BYTES: u32 = 32 * SOURCE_BYTES;
 ///
 /// A tile has up to so many tokens; `consumers` warpgroups multiply; `buffers` hold tokens; `stages` hold weights. As for
 /// [`gated_sm90`](crate::wgmma::gated_sm90::abi). Where tiles have many tokens, these come sorted: threads that gather them would slow
-/// products down (docs/experiments.md).
+/// products down (benches/lab/experiments.md).
 macro_rules! instances {
     ($each:ident) => {
         $each! {

@@ -48,7 +48,7 @@ impl Kernel for MoeFewSm90 {
 impl MoeFewSm90 {
     /// Whether the kernel computes a step of `tokens` tokens. It always does for a single token. If experts have
     /// several rows, or many weights are read, [`moe_sm90`](crate::kernels::wgmma::moe_sm90) is faster: its tiles share
-    /// loaded tokens, and long sums have more warps (docs/experiments.md).
+    /// loaded tokens, and long sums have more warps (benches/lab/experiments.md).
     pub fn takes(&self, sizes: &MoeSizes, tokens: usize) -> bool {
         let (choices, named) = ((tokens * sizes.top_k) as u64, sizes.named_experts as u64);
         if tokens > MAX_TOKENS as usize || choices > u64::from(MAX_CHOICES).min(named) {

@@ -50,7 +50,7 @@ pub(super) fn choose(op: Op, groups: &[Sizes], sms: u32) -> Instance {
 }
 
 /// Bytes per cycle that one SM takes in, and that L2 delivers to all SMs of a B200: `intake` and `l2-bandwidth` of
-/// docs/time-model.md.
+/// benches/lab/time-model.md.
 const INTAKE: u64 = 72;
 const L2: u64 = 8142;
 

@@ -34,7 +34,7 @@ impl Kernel for MoeFp8Sm90 {
 }
 
 /// Up to this many rows per expert on average, tiles have 128 tokens; above, 256. On an H200, tiles of 128 are faster
-/// with 128 rows, and tiles of 256 with 256 rows (docs/experiments.md).
+/// with 128 rows, and tiles of 256 with 256 rows (benches/lab/experiments.md).
 const MOST_ROWS_OF_128: f64 = 160.0;
 
 /// Returns the tokens per tile for `rows` expected rows of `experts` experts.

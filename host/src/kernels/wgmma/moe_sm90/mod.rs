@@ -43,14 +43,14 @@ impl Kernel for MoeSm90 {
 
 /// Up to this many rows per named expert on average, tiles of sorted tokens have 64 tokens; above, 128. On an H200,
 /// tiles of 64 are a little faster with 32 rows, and tiles of 128 with 64 rows, where half of the experts have more
-/// (docs/experiments.md).
+/// (benches/lab/experiments.md).
 const MOST_ROWS_OF_64: u64 = 40;
 
 /// [`MOST_ROWS_OF_64`] if tokens name [`FEW_EXPERTS`]. The larger tiles spare an expert with many rows a second tile.
 const MOST_ROWS_OF_64_OF_FEW: u64 = 24;
 
 /// Up to this many rows per named expert on average, tiles have 8 tokens, and five CTAs of strips share an SM. Does not
-/// apply if tokens name [`FEW_EXPERTS`] (docs/experiments.md).
+/// apply if tokens name [`FEW_EXPERTS`] (benches/lab/experiments.md).
 const MOST_ROWS_OF_8: u64 = 3;
 
 /// Describes an instance of this kernel or of [`moe_sm120`](crate::kernels::wgmma::moe_sm120) with the time of its
@@ -92,7 +92,7 @@ fn strips_instance(of: &of_strips::Instance) -> ProductInstance {
 }
 
 impl Products for MoeSm90 {
-    /// The times of tiles were measured on an H200 (docs/experiments.md).
+    /// The times of tiles were measured on an H200 (benches/lab/experiments.md).
     fn instances(&self) -> Vec<ProductInstance> {
         let tile_time = |of: &Instance| match (of.tile_tokens, of.narrow) {
             (SMALLEST_TILE, _) => 150,

@@ -258,7 +258,7 @@ unsafe fn sum_of_warps(sums: SharedAddress, warps: u32) -> u32 {
 /// The lanes that have the same expert as this one, of those that have one, in each round of a pair.
 ///
 /// A vote for each bit of its number: `match.any` does the same in one instruction, which takes an H200 longer
-/// (docs/experiments.md).
+/// (benches/lab/experiments.md).
 ///
 /// # Safety
 /// The whole warp calls it together.
