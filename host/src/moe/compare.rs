@@ -13,7 +13,7 @@
 //! | stage | reference | bound |
 //! |---|---|---|
 //! | quantized tokens, of rows and of the shared expert | tokens, quantized | none: every bit |
-//! | quantized intermediate, of rows and of the shared expert | the device's intermediate, quantized | none: every bit |
+//! | quantized intermediate, of rows and of the shared expert | device's intermediate, quantized | none: every bit |
 
 use std::borrow::Cow;
 use std::ops::Range;
