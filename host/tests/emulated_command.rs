@@ -38,7 +38,7 @@ fn architecture_without_a_kernel_is_bad_input() {
     let output = run("--arch sm_75");
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     let text = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(text, "error: no kernel runs on sm_75; take one of sm_80, sm_90a, sm_100f, sm_120f\n");
+    assert_eq!(text, "error: no kernel runs on sm_75; choose one of sm_80, sm_90a, sm_100f, sm_120f\n");
 }
 
 #[test]

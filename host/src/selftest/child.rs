@@ -78,7 +78,7 @@ pub fn serve(
     out: &mut impl Write,
 ) -> Result<(), Error> {
     let mut say = |said: &Said| {
-        let line = serde_json::to_string(said).expect("words");
+        let line = serde_json::to_string(said).expect("a message has only strings");
         let told = writeln!(out, "{line}").and_then(|()| out.flush());
         told.map_err(|error| Error::io("standard output".as_ref(), error))
     };
@@ -227,7 +227,7 @@ impl Tried {
         let ended = match heard {
             Heard::Nothing => return format!("it hung: no answer within {} s", limit.as_secs_f32()),
             Heard::Said(Said::Lost(why)) => return why,
-            Heard::Said(_) => return "an answer to another question".into(),
+            Heard::Said(_) => return "the process sent an unexpected message".into(),
             Heard::End => {
                 status.map_or("its process does not end".into(), |status| format!("its process ended ({status})"))
             }

@@ -266,7 +266,7 @@ fn only_a_passed_kernel_is_the_default() {
     let file = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
     std::fs::write(&file, "{").unwrap();
     assert_eq!(computes(&verdicts, "persistent").unwrap(), "plain_simt");
-    assert!(notes()[0].contains("no verdict of a self-test"), "{:?}", notes());
+    assert!(notes()[0].contains("not a verdict of a self-test"), "{:?}", notes());
 }
 
 #[test]
