@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn experts_of_a_token_are_distinct_and_weights_sum_to_one() {
+    fn experts_are_distinct_and_weights_sum_to_one() {
         let shape = shape();
         let inputs = step_of(&shape, Routing::Zipf, 200, 1);
         for (ids, weights) in inputs.ids.chunks(shape.top_k).zip(inputs.weights.chunks(shape.top_k)) {

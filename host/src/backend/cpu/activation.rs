@@ -42,7 +42,7 @@ mod tests {
     use crate::oracle::silu;
 
     #[test]
-    fn activations_keep_their_limits_and_give_nan_only_for_nan() {
+    fn activations_keep_their_limits_and_nan() {
         let numbers: Vec<f32> = [0.0, 1e-30, 1e-3, 0.5, 3.0, 9.0, 40.0, 87.0, 89.0, 200.0, 1e5, 1e20]
             .into_iter()
             .flat_map(|x| [x, -x])

@@ -159,10 +159,10 @@ impl CudaLayer {
     /// # Safety
     ///
     /// - `stream` is null or a stream of this device's primary context, and is not being captured into a graph. It is
-    /// not destroyed before it has passed this launch, or before this layer is dropped.
+    ///   not destroyed before it has passed this launch, or before this layer is dropped.
     /// - For every group with rows, `values` and `scales` are addresses that this device can read, and `output` is an
-    /// address that it can write. They have the alignments and sizes that [`DeviceGroup`] documents. Outputs overlap
-    /// nothing.
+    ///   address that it can write. They have the alignments and sizes that [`DeviceGroup`] documents. Outputs overlap
+    ///   nothing.
     /// - This memory stays allocated, and nobody else writes it, until the stream has passed this launch.
     /// - All scales, including padding, are e4m3 codes without sign and not NaN (0x00 to 0x7e).
     pub unsafe fn launch(

@@ -184,9 +184,8 @@ impl Standing {
         match self.verdict(subject) {
             Ok(Some(verdict)) => verdict.failure(of_interest).map(|failed| {
                 format!(
-                    "{name} has failed its self-test on {card} ({failed}); run `nvfp4 selftest --again` \
-                     to repeat the test, or \
-                     use --force (Verdicts::Ignored) to ignore its verdict"
+                    "{name} has failed its self-test on {card} ({failed}); run `nvfp4 selftest --again` to \
+                     repeat the test, or use --force (Verdicts::Ignored) to ignore its verdict"
                 )
             }),
             // No other kernel computes these layers.

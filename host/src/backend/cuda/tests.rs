@@ -588,7 +588,7 @@ fn repeated_steps_only_launch() {
 }
 
 #[test]
-fn graphs_are_captured_only_for_steps_that_are_not_planned() {
+fn graphs_are_captured_only_for_unplanned_steps() {
     let fake = fake();
     let weights = weights(Op::Gated);
     let mut layer = gpu("per-group,graph").prepare_layer(&weights).unwrap();
