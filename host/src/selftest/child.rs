@@ -116,8 +116,8 @@ fn is_out_of_memory(error: &Error) -> bool {
     }
 }
 
-/// The parent: tests a subject part by part. `command` returns a command whose process calls [`serve`] from a part on
-/// with its standard output.
+/// The parent: tests a subject part by part. `command(part)` returns a command whose process calls [`serve`] with
+/// `from = part` and its standard output.
 ///
 /// # Errors
 /// Returns an error, and no verdict, if the test cannot run: no process starts, the device cannot be opened, or its
@@ -220,7 +220,7 @@ impl Tried {
         }
     }
 
-    /// Ends the child; returns the reason in words.
+    /// Ends the child; returns the reason as text.
     fn end(&mut self, heard: Heard, limit: Duration) -> String {
         // A child that closed its output is ending by itself; its status tells the reason.
         let status = self.stop(if matches!(heard, Heard::End) { MAX_END } else { Duration::ZERO });

@@ -26,7 +26,7 @@ impl Avx512 {
         present.then_some(Self(()))
     }
 
-    /// Decodes 16 scales, those of one vector of rows.
+    /// Decodes the 16 scales of one vector of rows.
     #[inline(always)]
     pub fn scales(self, codes: &PackedScales, vector: usize) -> __m512 {
         // SAFETY: `Avx512` exists only if AVX-512 F and BW were detected. `codes` has 32 bytes, two vectors of 16, and

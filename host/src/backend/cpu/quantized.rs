@@ -2,8 +2,8 @@
 //! after the other.
 //!
 //! No CPU adds FP8 products in the way of Hopper's tensor cores. To give the same sums on the CPU, each sum is computed
-//! step by step. This is slower than 16-bit tokens by the ratio of the instructions of a step to those of a dot
-//! product. Sums of NVFP4 products are exact before they are rounded. Rows of weights are decoded when they are needed.
+//! step by step. This is slower than 16-bit tokens, since a step takes more instructions than a dot product. Sums of
+//! NVFP4 products are exact before they are rounded. Rows of weights are decoded when they are needed.
 
 use std::borrow::Cow;
 use std::ops::Range;

@@ -159,7 +159,7 @@ impl CudaLayer {
     /// # Safety
     ///
     /// - `stream` is null or a stream of this device's primary context, and is not being captured into a graph. It is
-    ///   not destroyed before it has passed this launch, or before this layer is dropped.
+    ///   destroyed only after it has passed this launch, or after this layer was dropped.
     /// - For every group with rows, `values` and `scales` are addresses that this device can read, and `output` is an
     ///   address that it can write. They have the alignments and sizes that [`DeviceGroup`] documents. Outputs overlap
     ///   nothing.
