@@ -1,21 +1,21 @@
-//! Biases: what is added to a product, a number for each of its columns.
+//! Biases, which are added to a product: one number per column.
 
 use std::borrow::Cow;
 
 use crate::error::Error;
 use crate::problem::TokenDtype;
 
-/// The biases of a projection `[N, K]`, N of them, added in f32 to the scaled product before anything else is done with it.
+/// The N biases of a projection `[N, K]`. They are added in f32 to the scaled product before all other operations.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Bias<'a> {
-    /// f32.
+    /// Biases in f32.
     F32(Cow<'a, [f32]>),
-    /// Bits of the type that tokens have, as checkpoints keep them.
+    /// Bits of the token type, as stored in checkpoints.
     Token(Cow<'a, [u16]>),
 }
 
 impl Bias<'_> {
-    /// N.
+    /// N: number of biases.
     pub fn len(&self) -> usize {
         match self {
             Self::F32(numbers) => numbers.len(),
@@ -23,12 +23,12 @@ impl Bias<'_> {
         }
     }
 
-    /// Whether there is no number.
+    /// Whether there are no biases.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The numbers, exact, where tokens are of type `dtype`.
+    /// The biases as exact numbers, for tokens of type `dtype`.
     pub fn numbers(&self, dtype: TokenDtype) -> Cow<'_, [f32]> {
         match self {
             Self::F32(numbers) => Cow::Borrowed(numbers),
@@ -36,10 +36,10 @@ impl Bias<'_> {
         }
     }
 
-    /// Checks that there is a finite number for each of `rows` rows of weights.
+    /// Checks that there are `rows` biases, one per row of the weights, and that they are finite.
     ///
     /// # Errors
-    /// What is wrong, with its place.
+    /// [`Error::Mismatch`] with both numbers, or [`Error::Invalid`] with the first bias that is not finite.
     pub fn check(&self, dtype: TokenDtype, rows: usize) -> Result<(), Error> {
         if self.len() != rows {
             return Err(Error::Mismatch { what: "biases", got: self.len(), expected: rows });
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sixteen_bits_are_the_numbers_of_the_tokens_type() {
+    fn sixteen_bit_biases_are_of_the_token_type() {
         let bias = Bias::Token(vec![0x3F80, 0xC000].into());
         assert_eq!(*bias.numbers(TokenDtype::Bf16), [1.0, -2.0]);
         assert_eq!(*bias.numbers(TokenDtype::F16), [1.875, -2.0]);
@@ -69,11 +69,11 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_length_and_what_is_not_finite_are_refused_with_their_place() {
+    fn wrong_lengths_and_infinities_are_refused() {
         let text = |bias: Bias<'_>, rows| bias.check(TokenDtype::F16, rows).unwrap_err().to_string();
         assert_eq!(text(Bias::F32(vec![0.0; 3].into()), 4), "biases: got 3, expected 4");
         assert!(text(Bias::F32(vec![0.0, f32::NAN].into()), 2).starts_with("bias 1 is NaN"));
         assert!(text(Bias::Token(vec![0x7C00].into()), 1).starts_with("bias 0 is inf"));
-        assert!(Bias::Token(vec![0x7C00].into()).check(TokenDtype::Bf16, 1).is_ok(), "a finite bf16");
+        assert!(Bias::Token(vec![0x7C00].into()).check(TokenDtype::Bf16, 1).is_ok(), "0x7C00 is a finite bf16");
     }
 }

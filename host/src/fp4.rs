@@ -98,7 +98,7 @@ impl Factors {
 /// Panics if the rows differ in K.
 pub fn sum(a: &Factors, b: &Factors) -> f32 {
     const UNIT: f32 = 1.0 / (1u64 << (2 * FIXED_POINT_BITS)) as f32;
-    assert_eq!(a.numbers.len(), b.numbers.len(), "factors of each other");
+    assert_eq!(a.numbers.len(), b.numbers.len(), "both rows must have the same K");
     if a.is_nan || b.is_nan {
         return f32::NAN;
     }
@@ -146,7 +146,11 @@ pub fn quantize_token(
     codes: &mut [u8],
     scales: &mut [u8],
 ) -> f32 {
-    assert_eq!((codes.len(), scales.len() * BLOCK), (bits.len(), bits.len()), "a code for each number");
+    assert_eq!(
+        (codes.len(), scales.len() * BLOCK),
+        (bits.len(), bits.len()),
+        "`codes` needs one byte per number, `scales` one byte per block"
+    );
     // As integers, magnitudes have the order of the numbers, and NaN is above infinity.
     let amax = |bits: &[u16]| {
         let largest = bits.iter().map(|&bits| bits & 0x7FFF).max().unwrap_or(0);

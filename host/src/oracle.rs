@@ -46,9 +46,8 @@ struct GroupReference {
 
 impl Reference {
     /// Computes every element.
-    ///
+    /// # Panics
     /// Panics if the step was not built for these weights.
-    /// If the step was not built for these weights.
     pub fn new(weights: &Weights<'_>, step: &Step<'_>) -> Self {
         Self::with_progress(weights, step, &|_| ())
     }
@@ -211,7 +210,7 @@ fn dot_products_portable<const T: usize>(tokens: [&[i32]; T], weight: &[i32]) ->
     /// Number of partial sums of a dot product; one block of K fills whole vectors.
     const LANES: usize = crate::format::BLOCK;
     let (weight, tail) = weight.as_chunks::<LANES>();
-    assert!(tail.is_empty(), "K is a multiple of a block");
+    assert!(tail.is_empty(), "K must be a multiple of a block");
     let tokens = tokens.map(|token| token.as_chunks::<LANES>().0);
     let mut sums = [[0i64; LANES]; T];
     for (block, weight) in weight.iter().enumerate() {

@@ -6,12 +6,12 @@ use crate::error::Error;
 use crate::problem::{GroupedProblem, TokenDtype};
 
 impl TokenDtype {
-    /// Rounds to nearest, ties to even, overflow to ±inf; returns the bits.
+    /// Rounds to nearest, ties to even, with overflow to ±inf. Returns the bits.
     pub fn round(self, x: f64) -> u16 {
         self.round_f32(round_to_odd(x))
     }
 
-    /// Rounds an f32 likewise.
+    /// Rounds an f32 like [`TokenDtype::round`].
     #[inline]
     pub fn round_f32(self, x: f32) -> u16 {
         match self {
@@ -20,7 +20,7 @@ impl TokenDtype {
         }
     }
 
-    /// The number of some bits.
+    /// Number with these bits.
     #[inline]
     pub fn decode(self, bits: u16) -> f64 {
         match self {
@@ -29,7 +29,7 @@ impl TokenDtype {
         }
     }
 
-    /// Its name on the command line.
+    /// Name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F16 => "f16",
@@ -38,9 +38,9 @@ impl TokenDtype {
     }
 }
 
-/// `x` rounded to odd: `x` itself if it is an f32, or else the neighboring f32 whose last bit is odd. That bit shows
-/// that something was cut off. So a second rounding, to a shorter type, gives what one rounding of `x` would (Boldo and
-/// Melquiond, "When double rounding is odd").
+/// Rounds `x` to odd: returns `x` if it is an f32, else the neighboring f32 whose last bit is odd. The odd bit marks
+/// that a tail was cut off, so a second rounding to a shorter type gives the same number as one rounding of `x` (Boldo
+/// and Melquiond, "When double rounding is odd").
 fn round_to_odd(x: f64) -> f32 {
     let nearest = x as f32;
     if f64::from(nearest) == x || nearest.to_bits() & 1 == 1 || !nearest.is_finite() {
@@ -52,20 +52,20 @@ fn round_to_odd(x: f64) -> f32 {
     }
 }
 
-/// A NaN in f16 and in bf16, of a pattern that no kernel computes.
+/// A NaN in both f16 and bf16, with a bit pattern that no kernel computes.
 pub(crate) const POISON: u16 = 0x7FED;
 
-/// `[M, N]` of each group, row-major, group after group in one buffer.
+/// Output of all groups in one buffer: `[M, N]` of each group, row-major, group after group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
     dtype: TokenDtype,
-    /// Where each group begins, and the end of the last.
+    /// Start of each group, followed by the end of the last group.
     starts: Vec<usize>,
     bits: Vec<u16>,
 }
 
 impl Output {
-    /// A poisoned output for a problem.
+    /// Makes an output for a problem, filled with poison.
     pub fn new(problem: &GroupedProblem) -> Self {
         let mut starts = vec![0];
         for group in problem.groups() {
@@ -75,10 +75,10 @@ impl Output {
         Self { dtype: problem.out_dtype(), starts, bits }
     }
 
-    /// Checks that it has the type and the elements of this problem's output.
+    /// Checks that the type and the length match the output of this problem.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] with both numbers of elements, [`Error::Invalid`] with both types.
+    /// [`Error::Mismatch`] with both lengths, or [`Error::Invalid`] with both types.
     pub fn check_fits(&self, problem: &GroupedProblem) -> Result<(), Error> {
         let (got, expected) = (self.bits.len(), problem.groups().iter().map(|group| group.m * group.n).sum());
         if got != expected {
@@ -86,37 +86,39 @@ impl Output {
         }
         if self.dtype != problem.out_dtype() {
             let (got, expected) = (self.dtype.name(), problem.out_dtype().name());
-            return Err(Error::Invalid(format!("the output is {got}, the step's is {expected}")));
+            return Err(Error::Invalid(format!(
+                "the output has type {got}, but the step has type {expected}; make a new output for this step"
+            )));
         }
         Ok(())
     }
 
-    /// Fills it with NaN, so that an element which a kernel fails to write is found.
+    /// Fills the output with NaN, so that a comparison finds any element that a kernel does not write.
     pub fn poison(&mut self) {
         self.bits.fill(POISON);
     }
 
-    /// The type of its numbers.
+    /// Type of the output's elements.
     pub fn dtype(&self) -> TokenDtype {
         self.dtype
     }
 
-    /// All groups' bits.
+    /// Bits of all groups.
     pub fn bits(&self) -> &[u16] {
         &self.bits
     }
 
-    /// All groups' bits, to write.
+    /// Bits of all groups, writable.
     pub fn bits_mut(&mut self) -> &mut [u16] {
         &mut self.bits
     }
 
-    /// The bits of a group, `M × N`.
+    /// Bits of a group, `M × N`.
     pub fn group(&self, group: usize) -> &[u16] {
         &self.bits[self.starts[group]..self.starts[group + 1]]
     }
 
-    /// The groups' bits to write, each its own slice.
+    /// Bits of each group, writable.
     pub fn groups_mut(&mut self) -> impl Iterator<Item = &mut [u16]> {
         let mut rest = &mut self.bits[..];
         self.starts.windows(2).map(move |ends| {
@@ -151,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn rounding_is_to_nearest_even_with_overflow_to_infinity() {
+    fn rounding_is_to_nearest_even_and_overflows_to_infinity() {
         for (x, f16_bits) in
             [(1.0, 0x3C00), (65519.99, 0x7BFF), (65520.0, 0x7C00), (-1e9, 0xFC00), (1.00048828125, 0x3C00)]
         {

@@ -162,7 +162,10 @@ fn dispatch<T: Number, const MEASURE: bool>(
     values: &mut [u8],
     scales: &mut [u8],
 ) -> Result<Loss, Error> {
-    assert!(numbers.len() == scales.len() * BLOCK && values.len() * 2 == numbers.len(), "whole blocks");
+    assert!(
+        numbers.len() == scales.len() * BLOCK && values.len() * 2 == numbers.len(),
+        "`values` and `scales` must match whole blocks of `numbers`"
+    );
     #[cfg(target_arch = "x86_64")]
     {
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]

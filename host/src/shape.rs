@@ -62,7 +62,7 @@ impl<'de> Deserialize<'de> for Group {
 /// gated operation on the competition's grouped shapes (`moe-*`), and shapes with few tokens per expert (`decode-*`).
 pub fn builtin() -> &'static [Shape] {
     static SHAPES: LazyLock<Vec<Shape>> =
-        LazyLock::new(|| parse(include_str!("shapes.json")).expect("a test reads every built-in shape"));
+        LazyLock::new(|| parse(include_str!("shapes.json")).expect("a test parses all built-in shapes"));
     &SHAPES
 }
 

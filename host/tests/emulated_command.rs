@@ -38,7 +38,7 @@ fn architecture_without_a_kernel_is_bad_input() {
     let output = run("--arch sm_75");
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     let text = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(text, "error: no kernel runs on sm_75; take one of sm_80, sm_90a, sm_100f, sm_120f\n");
+    assert_eq!(text, "error: no kernel runs on sm_75; choose one of sm_80, sm_90a, sm_100f, sm_120f\n");
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn unknown_variant_is_bad_input_and_lists_the_variants() {
             "t63",
             "expected a launch schedule (persistent, per-group, streams=1 to streams=128, unfused), graph, or a kernel",
         ),
-        ("graph", "the emulator has no driver that could capture"),
+        ("graph", "the emulator cannot capture launches"),
         ("gated_sm90", "gated_sm90 is for sm_90a and does not run on compute capability 10.0"),
         ("unfused", "the schedule unfused works only with --op gated"),
         ("t64_s2", "`t64_s2` is not an instance of plain_sm100; expected one of t8, "),

@@ -1,7 +1,7 @@
 //! The kernels of `kernels-gpu` without a GPU: `ptx_emulator` executes the PTX that `backend::cuda` would launch. It
-//! stops where a kernel does something wrong, and counts what a kernel does. Nothing here decides about shapes.
+//! stops at faults of a kernel and counts what the kernel does. This backend makes no decisions about shapes.
 //!
-//! Every operand is an allocation of its own, so that a kernel which leaves one by a byte is found.
+//! Every operand is its own allocation, so an access one byte outside of an operand is found.
 //!
 //! ```
 //! use nvfp4::backend::{Backend, emulated::{Emulated, Options}};
@@ -81,20 +81,20 @@ impl Backend for Emulated {
     }
 }
 
-/// Weights in the emulated device's memory, and the last step.
+/// Weights in the memory of the emulated device, and the last step.
 struct EmulatedLayer {
     launcher: Launcher,
     gpu: Emulated,
     device: Device,
     weights: PlacedLayer,
-    /// Activations, output and descriptors of the last step. They are freed when the next begins, so no step finds
-    /// another's.
+    /// Activations, output and descriptors of the last step. They are freed when the next step begins, so no step can
+    /// read data of another step.
     step: Vec<Buffer>,
-    /// How many launches there were, and what they did, in the last step that launched a kernel and ended well.
+    /// Number of launches and their counters in the last step that launched a kernel and had no error.
     done: Option<(usize, Counters)>,
 }
 
-/// Puts a matrix into memory: values and scales.
+/// Copies a matrix to the device: values and scales.
 fn place(device: &mut Device, bytes: [Cow<'_, [u8]>; 2], name: &str) -> (PlacedMatrix, [Buffer; 2]) {
     let buffers = bytes.map(|bytes| device.upload::<u8>(&bytes));
     for buffer in buffers {
@@ -104,7 +104,7 @@ fn place(device: &mut Device, bytes: [Cow<'_, [u8]>; 2], name: &str) -> (PlacedM
 }
 
 impl EmulatedLayer {
-    /// Plans and runs a step.
+    /// Plans and runs a step. Returns the number of launches and their counters.
     fn run(&mut self, groups: &[PlacedGroup], out_dtype: TokenDtype) -> Result<(usize, Counters), Error> {
         let scratch = self.device.allocate(self.launcher.scratch_bytes(groups)?);
         self.device.name(scratch, INTERMEDIATE);
@@ -120,7 +120,7 @@ impl EmulatedLayer {
                 Some(before) => before.add(&done),
             }
         }
-        Ok((launches.len(), counters.expect("a step with tokens launches something")))
+        Ok((launches.len(), counters.expect("a step with tokens has at least one launch")))
     }
 }
 
@@ -145,7 +145,7 @@ impl Layer for EmulatedLayer {
         for (index, tokens) in step.activations().iter().enumerate() {
             let bytes = [tokens.values().into(), tokens.blocked_scales().into_bytes()];
             let (PlacedMatrix { values, scales }, buffers) = place(&mut self.device, bytes, TOKENS);
-            // The output as the caller left it, so that an element which the kernel forgets keeps its poison.
+            // Copy the caller's output, so that an element that the kernel does not write keeps its poison.
             let c = self.device.upload(output.group(index));
             self.device.name(c, OUTPUT);
             self.step.extend(buffers.into_iter().chain([c]));
@@ -192,7 +192,7 @@ mod tests {
         Ok(output)
     }
 
-    /// A device whose kernel does only this.
+    /// Makes a device whose kernel has this body.
     fn kernel(body: &str) -> Emulated {
         let ptx = format!(
             ".version 8.0\n.target sm_80\n.address_size 64\n\
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_s_clock_changes_no_value_and_shows_the_same_time_again() {
+    fn a_clock_changes_no_value_and_is_deterministic() {
         let gpu = Emulated::new("sm_90a", Options::default()).unwrap();
         let groups = [Group { m: 5, n: 16, k: 64 }, Group { m: 1, n: 8, k: 128 }];
         let untimed = run(&gpu, &groups).unwrap();
@@ -218,7 +218,7 @@ mod tests {
     const GROUPS: [Group; 2] = [Group { m: 3, n: 8, k: 48 }, Group { m: 0, n: 16, k: 16 }];
 
     #[test]
-    fn what_a_kernel_does_not_write_stays_poisoned() {
+    fn unwritten_elements_stay_poisoned() {
         let output = run(&kernel(""), &GROUPS).unwrap();
         let mut poisoned = output.clone();
         poisoned.poison();
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_and_what_is_not_supported_are_errors_of_different_text() {
+    fn faults_and_unsupported_instructions_have_different_errors() {
         let error = |body| run(&kernel(body), &GROUPS).unwrap_err();
         let trap = error("trap;");
         assert_eq!(trap.fault().unwrap().kind, FaultKind::Trap);
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_takes_steps_of_any_size_one_after_the_other() {
+    fn a_layer_runs_steps_of_any_size_in_turn() {
         let weights = generate::weights(Generator::Gaussian, Op::Plain, &GROUPS, 1).unwrap();
         for (gpu, fails) in [(Emulated::new("sm_80", Options::default()).unwrap(), false), (kernel("trap;"), true)] {
             let mut layer = gpu.prepare(&weights).unwrap();
@@ -254,10 +254,10 @@ mod tests {
     }
 
     #[test]
-    fn an_architecture_without_a_kernel_and_text_that_is_no_ptx_are_refused() {
+    fn unknown_architectures_and_invalid_ptx_are_refused() {
         let refusal = |arch| Emulated::new(arch, Options::default()).err().unwrap().to_string();
-        assert_eq!(refusal("sm_70"), "no kernel runs on sm_70; take one of sm_80, sm_90a, sm_100f, sm_120f");
-        assert_eq!(refusal("h200"), "`h200` is no architecture; there are kernels for sm_80, sm_90a, sm_100f, sm_120f");
+        assert_eq!(refusal("sm_70"), "no kernel runs on sm_70; choose one of sm_80, sm_90a, sm_100f, sm_120f");
+        assert_eq!(refusal("h200"), "`h200` is not an architecture; choose one of sm_80, sm_90a, sm_100f, sm_120f");
         for arch in arches() {
             let gpu = Emulated::new(arch, Options::default()).unwrap();
             let entry = gpu.default_kernel().get().entries()[0].name;

@@ -82,8 +82,8 @@ pub fn out_dtype() -> impl TypedValueParser<Value = TokenDtype> {
 pub fn token_format() -> impl TypedValueParser<Value = TokenFormat> {
     /// Refused format, and the reason.
     const OF_A_BATCH: &str = "nvfp4-per-batch";
-    const WHY_NOT: &str = "one global scale for a batch would make a token's result depend on the other tokens; take nvfp4, with the \
-                           checkpoint's input scales or one for each token";
+    const WHY_NOT: &str = "one global scale for a batch would make a token's result depend on the other tokens; \
+                           use nvfp4, with the checkpoint's input scales or one global scale per token";
     let names = TokenFormat::ALL.map(|format| PossibleValue::new(format.name()));
     let all = names.into_iter().chain([PossibleValue::new(OF_A_BATCH).hide(true)]);
     PossibleValuesParser::new(all.collect::<Vec<_>>())

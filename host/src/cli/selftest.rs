@@ -26,7 +26,8 @@ use super::{exit, parse};
 /// it has passed.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Exit codes: 0 all passed, 1 a kernel failed, 2 bad input or a kernel could not be tested, 3 no such device."
+    after_help = "Exit codes: 0 all passed, 1 a kernel failed, 2 bad input or a kernel could not be tested, 3 no \
+                  such device."
 )]
 pub struct Args {
     /// Kernels to test [default: all that run on the GPU].
@@ -61,7 +62,9 @@ fn subjects() -> Vec<Subject> {
 fn limits(text: &str) -> Result<Limits, String> {
     let seconds = |text: &str| text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     let limits = text.split_once(',').and_then(|(first, part)| Some((seconds(first)?, seconds(part)?)));
-    limits.map(|(first, part)| Limits { first, part }).ok_or_else(|| "two numbers of seconds, as 180,30".into())
+    limits
+        .map(|(first, part)| Limits { first, part })
+        .ok_or_else(|| "expected two numbers of seconds, for example 180,30".into())
 }
 
 /// Tests the requested kernels, or prints their known verdicts.

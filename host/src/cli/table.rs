@@ -23,7 +23,7 @@ pub fn table(header: &[&str], words: usize) -> Table {
 pub fn thousands(number: usize) -> String {
     let digits = number.to_string();
     let groups: Vec<_> =
-        digits.as_bytes().rchunks(3).rev().map(|group| std::str::from_utf8(group).expect("digits")).collect();
+        digits.as_bytes().rchunks(3).rev().map(|group| std::str::from_utf8(group).expect("digits are ASCII")).collect();
     groups.join(",")
 }
 

@@ -34,8 +34,8 @@ pub fn offset(row: usize, column: usize, columns: usize) -> usize {
 /// # Panics
 /// Panics if `linear` is not `rows × columns` bytes long, or `blocked` not [`len`]`(rows, columns)`.
 pub fn write_linear(rows: usize, columns: usize, linear: &[u8], blocked: &mut [u8]) {
-    assert_eq!(linear.len(), rows * columns, "row-major scales");
-    assert_eq!(blocked.len(), len(rows, columns), "blocked scales");
+    assert_eq!(linear.len(), rows * columns, "`linear` needs one byte per scale");
+    assert_eq!(blocked.len(), len(rows, columns), "`blocked` needs the length of the blocked layout");
     blocked.fill(0);
     for row in 0..rows {
         // Four neighboring columns stay adjacent.

@@ -5,10 +5,10 @@ use std::fmt;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-/// Bytes that a clone shares and never copies.
+/// Bytes that are shared by clones and never copied.
 #[derive(Clone)]
 pub enum Bytes<'a> {
-    /// Bytes of someone who outlives them.
+    /// Bytes that outlive this value.
     Borrowed(&'a [u8]),
     /// A range of the bytes of an owner, such as a vector, a mapped file or another library's tensor.
     Shared(Arc<dyn AsRef<[u8]> + Send + Sync>, Range<usize>),
@@ -18,12 +18,12 @@ impl Bytes<'_> {
     /// Returns a range of the bytes, with the same owner.
     ///
     /// # Panics
-    /// If the range does not lie inside.
+    /// Panics if the range exceeds the bytes.
     pub fn slice(&self, range: Range<usize>) -> Self {
         match self {
             Self::Borrowed(bytes) => Self::Borrowed(&bytes[range]),
             Self::Shared(owner, whole) => {
-                assert!(range.start <= range.end && range.end <= whole.len(), "the range lies inside");
+                assert!(range.start <= range.end && range.end <= whole.len(), "the range exceeds the bytes");
                 Self::Shared(owner.clone(), whole.start + range.start..whole.start + range.end)
             }
         }

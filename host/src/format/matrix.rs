@@ -140,7 +140,7 @@ impl<'a> Matrix<'a> {
     }
 
     fn decode_row(&self, row: usize, global_scale: f32, out: &mut [f32]) {
-        assert_eq!(out.len(), self.k, "a row of K numbers");
+        assert_eq!(out.len(), self.k, "`out` needs K numbers");
         for ((out, values), &scale) in self.blocks(row, out) {
             let scale = e4m3::decode(scale) * global_scale;
             for (pair, &byte) in out.as_chunks_mut::<2>().0.iter_mut().zip(values) {
@@ -155,7 +155,7 @@ impl<'a> Matrix<'a> {
     /// # Panics
     /// Panics if `out` is not K long.
     pub fn fixed_point_row(&self, row: usize, out: &mut [i32]) {
-        assert_eq!(out.len(), self.k, "a row of K numbers");
+        assert_eq!(out.len(), self.k, "`out` needs K numbers");
         for ((out, values), &scale) in self.blocks(row, out) {
             let scale = e4m3::fixed_point(scale);
             for (pair, &byte) in out.as_chunks_mut::<2>().0.iter_mut().zip(values) {

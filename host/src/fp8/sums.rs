@@ -75,7 +75,7 @@ fn power(number: f32) -> f32 {
 /// # Panics
 /// Panics if the rows differ in K.
 pub fn sum(a: &Factors, b: &Factors) -> f32 {
-    assert_eq!(a.numbers.len(), b.numbers.len(), "factors of each other");
+    assert_eq!(a.numbers.len(), b.numbers.len(), "both rows must have the same K");
     if a.is_nan || b.is_nan {
         return f32::NAN;
     }

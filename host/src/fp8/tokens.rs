@@ -76,7 +76,7 @@ impl QuantizedRows {
 /// # Panics
 /// Panics if the numbers of codes and elements differ.
 pub fn quantize_token(dtype: TokenDtype, bits: &[u16], codes: &mut [u8]) -> f32 {
-    assert_eq!(bits.len(), codes.len(), "a code for each number");
+    assert_eq!(bits.len(), codes.len(), "`codes` needs one byte per number");
     // As integers, magnitudes have the order of the numbers, and NaN is above infinity.
     let largest = bits.iter().map(|&bits| bits & 0x7FFF).max().unwrap_or(0);
     let largest = (dtype.decode(largest) as f32).to_bits().max(MAGNITUDE_FLOOR.to_bits());

@@ -16,7 +16,7 @@ pub fn fold(value: u8, scale: u8) -> u8 {
 /// # Panics
 /// Panics if `out` is not K long.
 pub fn folded_row(matrix: &Matrix<'_>, row: usize, out: &mut [u8]) {
-    assert_eq!(out.len(), matrix.k(), "a code for each column");
+    assert_eq!(out.len(), matrix.k(), "`out` needs one byte per column");
     let blocks = matrix.row_values(row).chunks_exact(BLOCK / 2).zip(matrix.row_scales(row));
     for (out, (values, &scale)) in out.chunks_exact_mut(BLOCK).zip(blocks) {
         let magnitudes: [u8; 8] = std::array::from_fn(|value| fold(value as u8, scale));

@@ -1,5 +1,5 @@
-//! Compares what a device made of a step with the reference: an element must lie where f32 sums can take it
-//! ([`moe::oracle`](crate::moe::oracle) derives how far), and no tolerance is added to that. Of FP8 tokens every bit is known.
+//! Compares the output of a device with the reference. Each element must lie within the range of f32 sums that
+//! [`moe::oracle`](crate::moe::oracle) derives, and no tolerance is added. With FP8 tokens every bit must match.
 
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -13,15 +13,16 @@ use crate::moe::oracle::{Expected, Operand, projected};
 /// Compares every element.
 ///
 /// # Panics
-/// If step or output were not made for these weights.
+/// If the step or the output was not made for these weights.
 pub fn compare(weights: &LinearWeights<'_>, step: &LinearStep<'_>, output: &LinearOutput) -> StageComparison {
     compare_with_progress(weights, step, output, &|_| ())
 }
 
-/// As [`compare`]; calls `progress` from any thread with the elements that it has compared since, `M·N` in all.
+/// Does the same as [`compare`], and calls `progress` from any thread with the number of elements compared since its
+/// last call. The numbers add up to `M·N`.
 ///
 /// # Panics
-/// As [`compare`].
+/// In the same cases as [`compare`].
 pub fn compare_with_progress(
     weights: &LinearWeights<'_>,
     step: &LinearStep<'_>,
@@ -42,10 +43,10 @@ pub fn compare_with_progress(
     columns.reduce(|| StageComparison::new(Stage::Output), StageComparison::merge)
 }
 
-/// Compares some elements, drawn by a seed: for steps whose every element takes too long.
+/// Compares `elements` random elements, selected by a seed. For steps that are too large for [`compare`].
 ///
 /// # Panics
-/// As [`compare`].
+/// In the same cases as [`compare`].
 pub fn compare_sample(
     weights: &LinearWeights<'_>,
     step: &LinearStep<'_>,
@@ -67,7 +68,7 @@ pub fn compare_sample(
     found.reduce(|| StageComparison::new(Stage::Output), StageComparison::merge)
 }
 
-/// What elements are compared with.
+/// Computes the range of each element.
 struct Checker<'a> {
     step: &'a LinearStep<'a>,
     output: &'a LinearOutput,
@@ -78,24 +79,24 @@ struct Checker<'a> {
 
 impl<'a> Checker<'a> {
     fn new(weights: &'a LinearWeights<'_>, step: &'a LinearStep<'_>, output: &'a LinearOutput) -> Self {
-        assert_eq!(weights.sizes(), step.sizes(), "the step is one of this layer");
-        assert!(output.check_fits(step).is_ok(), "an output of this step");
+        assert_eq!(weights.sizes(), step.sizes(), "the step was made for other weights");
+        assert!(output.check_fits(step).is_ok(), "the output was made for another step");
         let (bias, input_scale) = (weights.bias(), weights.input_scale());
         Self { step, output, matrix: weights.matrix(), bias, input_scale }
     }
 
-    /// A token as it is multiplied.
+    /// Decodes a token.
     fn token(&self, token: usize) -> Operand {
         let LinearSizes { token_format, dtype, .. } = self.step.sizes();
         Operand::token(token_format, dtype, self.step.token(token), self.input_scale)
     }
 
-    /// A row of weights as it is multiplied.
+    /// Decodes a row of weights.
     fn row(&self, row: usize) -> Operand {
         Operand::weights(self.step.sizes().token_format, self.matrix, row)
     }
 
-    /// Adds an element, of a decoded token and a decoded row of weights.
+    /// Compares one element, given the decoded token and the decoded row of weights.
     fn add(&self, found: &mut StageComparison, token: usize, column: usize, multiplied: &Operand, row: &Operand) {
         let bias = self.bias.as_ref().map(|bias| bias[column]);
         let expected = Expected::plain(projected(multiplied, row, self.matrix.global_scale(), bias));
@@ -115,7 +116,7 @@ mod tests {
     use crate::linear::generate;
     use crate::problem::{TokenDtype, TokenFormat};
 
-    /// The reference itself as an output.
+    /// Computes the reference as an output.
     fn reference(weights: &LinearWeights<'_>, step: &LinearStep<'_>) -> LinearOutput {
         let LinearSizes { n, dtype, .. } = step.sizes();
         let mut output = LinearOutput::new(step);
@@ -131,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn an_element_that_is_wrong_or_lacks_its_bias_is_found_with_its_place() {
+    fn wrong_elements_and_missing_biases_are_found() {
         for (dtype, biased) in [(TokenDtype::F16, true), (TokenDtype::Bf16, false)] {
             let mut weights = generate::weights(Generator::Gaussian, 48, 80, dtype, 1).unwrap();
             if biased {
@@ -160,7 +161,7 @@ mod tests {
         }
     }
     #[test]
-    fn of_fp8_tokens_every_bit_is_known() {
+    fn fp8_outputs_must_match_in_every_bit() {
         for (dtype, generator) in [(TokenDtype::F16, Generator::AllCodes), (TokenDtype::Bf16, Generator::Gaussian)] {
             for k in [16, 48, 112, 336] {
                 let weights = generate::weights(generator, 32, k, dtype, 1).unwrap();

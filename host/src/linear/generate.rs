@@ -1,4 +1,5 @@
-//! Layers and steps made from a seed: the same bytes on any number of threads, and a token the same numbers whatever M is.
+//! Layers and steps generated from a seed. The same seed gives the same bytes for any number of threads, and a token
+//! the same numbers for any M.
 
 use rayon::prelude::*;
 
@@ -8,10 +9,10 @@ use crate::generate::{Generator, Role, matrix};
 use crate::moe::generate::token_numbers;
 use crate::problem::{TokenDtype, TokenFormat};
 
-/// A layer `[N, K]` for tokens of a type.
+/// Generates a layer `[N, K]` for tokens of type `dtype`.
 ///
 /// # Errors
-/// If the sizes are not valid.
+/// If the sizes are invalid.
 pub fn weights(
     generator: Generator,
     n: usize,
@@ -23,10 +24,10 @@ pub fn weights(
     LinearWeights::new(dtype, matrix(generator, Role::Down, 0, n, k, seed)?)
 }
 
-/// A step of so many tokens for a layer with K columns.
+/// Generates the inputs of a step with `tokens` tokens for a layer with K columns.
 ///
 /// # Errors
-/// If there are more elements than memory has addresses.
+/// [`Error::TooLarge`] if the number of elements exceeds the address space.
 pub fn inputs(
     generator: Generator,
     tokens: usize,

@@ -1,4 +1,4 @@
-//! The weights of a linear layer, the tokens of a step and its output. Every validation of them stands here.
+//! The weights of a linear layer, the tokens of a step and its output, with all their validation.
 
 use std::borrow::Cow;
 
@@ -10,34 +10,35 @@ use crate::moe::check_global_scale;
 use crate::output::POISON;
 use crate::problem::{MAX_K, TokenDtype, TokenFormat};
 
-/// Everything about a layer that does not change from step to step, but its numbers.
+/// All properties of a layer that are the same in every step, except the numbers of its weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LinearSizes {
-    /// N: output features, a multiple of 16.
+    /// N: number of output features, a multiple of 16.
     pub n: usize,
-    /// K: input features, a multiple of 16 up to 2²⁰.
+    /// K: number of input features, a multiple of 16 up to 2²⁰.
     pub k: usize,
-    /// The type of tokens and output.
+    /// Token type: the type of tokens and output.
     pub dtype: TokenDtype,
-    /// Whether there is a bias.
+    /// Whether the layer has a bias.
     pub bias: bool,
-    /// As what tokens are multiplied.
+    /// Format in which tokens are multiplied.
     pub token_format: TokenFormat,
 }
 
 impl LinearSizes {
-    /// The largest N.
+    /// Maximum N.
     pub const MAX_N: usize = 1 << 24;
 
     /// Checks both sizes.
     ///
     /// # Errors
-    /// What is out of range, with the range.
+    /// [`Error::Invalid`] with the size that is out of range and its range.
     pub fn check(&self) -> Result<(), Error> {
         for (what, size, most) in [("N", self.n, Self::MAX_N), ("K", self.k, MAX_K)] {
             if size == 0 || size > most || !size.is_multiple_of(BLOCK) {
                 return Err(Error::Invalid(format!(
-                    "{what} = {size} of a linear layer is not a multiple of 16 from 16 to {most}; pad the weights with zeros"
+                    "{what} = {size} of a linear layer is not a multiple of 16 from 16 to {most}; pad \
+                     the weights with zeros"
                 )));
             }
         }
@@ -56,10 +57,10 @@ pub struct LinearWeights<'a> {
 }
 
 impl<'a> LinearWeights<'a> {
-    /// A layer `[N, K]` for tokens of a type.
+    /// Makes a layer `[N, K]` for tokens of type `dtype`.
     ///
     /// # Errors
-    /// If N or K is no multiple of 16, or the global scale takes products out of f32.
+    /// If N or K is not a multiple of 16 in its range, or the global scale lets products overflow f32.
     pub fn new(dtype: TokenDtype, matrix: Matrix<'a>) -> Result<Self, Error> {
         let weights = Self { dtype, matrix, bias: None, token_format: TokenFormat::Bits16, input_scale: None };
         weights.sizes().check()?;
@@ -67,64 +68,64 @@ impl<'a> LinearWeights<'a> {
         Ok(weights)
     }
 
-    /// The layer with a bias, N numbers.
+    /// Returns the layer with a bias of N numbers.
     ///
     /// # Errors
-    /// If there are not as many, or one is not finite.
+    /// If the bias does not have N numbers, or a number is not finite.
     pub fn with_bias(self, bias: Bias<'a>) -> Result<Self, Error> {
         bias.check(self.dtype, self.matrix.rows()).map_err(|error| error.at("bias"))?;
         Ok(Self { bias: Some(bias), ..self })
     }
 
-    /// The layer with its tokens multiplied as this; as 16 bits unless told otherwise.
+    /// Sets the format in which tokens are multiplied. The default is 16-bit.
     pub fn with_token_format(self, token_format: TokenFormat) -> Self {
         Self { token_format, ..self }
     }
 
-    /// The layer with a global scale for its tokens, as checkpoints carry it (`input_scale`). Without it each token has one of its own.
-    /// Only [`TokenFormat::Nvfp4`] looks at it.
+    /// Sets the global scale of the tokens, which checkpoints store as `input_scale`. Without it, each token has its
+    /// own global scale. Only [`TokenFormat::Nvfp4`] uses it.
     ///
     /// # Errors
-    /// If it is not from 2⁻¹⁰⁰ to 2¹⁰⁰.
+    /// If the scale is not from 2⁻¹⁰⁰ to 2¹⁰⁰.
     pub fn with_input_scale(self, input_scale: f32) -> Result<Self, Error> {
         check_input_scale(input_scale)?;
         Ok(Self { input_scale: Some(input_scale), ..self })
     }
 
-    /// The global scale of tokens; none if they have their own.
+    /// Global scale of the tokens. `None` if each token has its own global scale.
     pub fn input_scale(&self) -> Option<f32> {
         self.input_scale
     }
 
-    /// The sizes.
+    /// Sizes of the layer.
     pub fn sizes(&self) -> LinearSizes {
         let &Self { dtype, ref matrix, ref bias, token_format, .. } = self;
         LinearSizes { n: matrix.rows(), k: matrix.k(), dtype, bias: bias.is_some(), token_format }
     }
 
-    /// W.
+    /// The matrix W.
     pub fn matrix(&self) -> &Matrix<'a> {
         &self.matrix
     }
 
-    /// The bias as exact numbers, if there is one.
+    /// The bias as exact numbers, if the layer has one.
     pub fn bias(&self) -> Option<Cow<'_, [f32]>> {
         self.bias.as_ref().map(|bias| bias.numbers(self.dtype))
     }
 }
 
-/// What comes with each forward pass, as a caller has it. [`LinearStep::new`] checks it.
+/// Inputs of a forward pass, unchecked. [`LinearStep::new`] checks them.
 #[derive(Clone, Debug, Default)]
 pub struct LinearInputs<'a> {
-    /// M; may be 0.
+    /// M: number of tokens, may be 0.
     pub tokens: usize,
-    /// X: bits of the layer's type, a row of K for each token.
+    /// X: bits of the token type, one row of K elements per token.
     pub x: Cow<'a, [u16]>,
-    /// Elements from one token's row to the next one's, at least K.
+    /// Number of elements from the start of one token's row to the start of the next row, at least K.
     pub stride: usize,
 }
 
-/// The tokens of one forward pass, checked against the layer.
+/// Inputs of one forward pass, checked against the layer.
 #[derive(Clone, Debug)]
 pub struct LinearStep<'a> {
     sizes: LinearSizes,
@@ -132,7 +133,7 @@ pub struct LinearStep<'a> {
 }
 
 impl<'a> LinearStep<'a> {
-    /// Checks lengths.
+    /// Checks the lengths of the inputs.
     ///
     /// # Errors
     /// If the stride is less than K, or there are too few elements or too many tokens.
@@ -140,15 +141,17 @@ impl<'a> LinearStep<'a> {
         Self::of_sizes(layer.sizes(), inputs)
     }
 
-    /// The step of a layer of these sizes: [`LinearStep::new`] where the layer's weights are gone.
+    /// Makes a step for a layer of these sizes. Does the same as [`LinearStep::new`] without access to the layer's
+    /// weights.
     ///
     /// # Errors
-    /// As [`LinearStep::new`].
+    /// The errors of [`LinearStep::new`].
     pub fn of_sizes(sizes: LinearSizes, inputs: LinearInputs<'a>) -> Result<Self, Error> {
         let (tokens, stride) = (inputs.tokens, inputs.stride);
         if stride < sizes.k {
             return Err(Error::Invalid(format!(
-                "the tokens' row stride is {stride} elements, less than K = {}; give the elements from one token to the next",
+                "the row stride of the tokens is {stride} elements, less than K = {}; give the number of elements from \
+                 one token to the next",
                 sizes.k
             )));
         }
@@ -160,7 +163,7 @@ impl<'a> LinearStep<'a> {
         if inputs.x.len() < elements {
             return Err(Error::Mismatch { what: "elements of the tokens", got: inputs.x.len(), expected: elements });
         }
-        // The f64 reference of tokens and output, and what tiles are counted with.
+        // Bytes of the f64 reference of tokens and output. Tiles are counted in u32.
         let bytes = tokens.checked_mul(sizes.n.max(sizes.k)).and_then(|elements| elements.checked_mul(32));
         if bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) || u32::try_from(tokens).is_err() {
             return Err(Error::TooLarge);
@@ -173,17 +176,17 @@ impl<'a> LinearStep<'a> {
         self.sizes
     }
 
-    /// M.
+    /// M: number of tokens.
     pub fn tokens(&self) -> usize {
         self.inputs.tokens
     }
 
-    /// Elements from one token's row to the next one's. A single token has no next one: then it is K.
+    /// Number of elements from the start of one token's row to the start of the next row. K if there is only one token.
     pub fn stride(&self) -> usize {
         if self.inputs.tokens > 1 { self.inputs.stride } else { self.sizes.k }
     }
 
-    /// The bits of a token, K of them.
+    /// The K elements of a token.
     pub fn token(&self, token: usize) -> &[u16] {
         &self.inputs.x[token * self.stride()..][..self.sizes.k]
     }
@@ -191,16 +194,16 @@ impl<'a> LinearStep<'a> {
     /// Checks that this step was made for a layer of these sizes.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it was not.
+    /// [`Error::Invalid`] if it was made for other sizes.
     pub fn check_fits(&self, sizes: LinearSizes) -> Result<(), Error> {
         if self.sizes == sizes {
             return Ok(());
         }
-        Err(Error::Invalid("this step was made for another layer: build it from the prepared weights".into()))
+        Err(Error::Invalid("this step was made for another layer; make it from the weights that were prepared".into()))
     }
 }
 
-/// The output of a step: `[M, N]` in the tokens' type, without gaps.
+/// Output of a step: `[M, N]` in the token type, without gaps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinearOutput {
     dtype: TokenDtype,
@@ -209,30 +212,30 @@ pub struct LinearOutput {
 }
 
 impl LinearOutput {
-    /// A poisoned output for a step.
+    /// Makes an output for a step, filled with poison.
     pub fn new(step: &LinearStep<'_>) -> Self {
         Self { dtype: step.sizes.dtype, out: vec![POISON; step.tokens() * step.sizes.n] }
     }
 
-    /// Fills it with NaN, so that an element which a kernel fails to write is found.
+    /// Fills the output with NaN, so that a comparison finds any element that a kernel does not write.
     pub fn poison(&mut self) {
         self.out.fill(POISON);
     }
 
-    /// The type of its numbers.
+    /// Token type of the output.
     pub fn dtype(&self) -> TokenDtype {
         self.dtype
     }
 
-    /// Checks that it has the type and the elements of this step's output.
+    /// Checks that the type and the length match the output of this step.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it does not.
+    /// [`Error::Invalid`] if they do not match.
     pub fn check_fits(&self, step: &LinearStep<'_>) -> Result<(), Error> {
         if self.dtype == step.sizes.dtype && self.out.len() == step.tokens() * step.sizes.n {
             return Ok(());
         }
-        Err(Error::Invalid("the output was made for another step: make a new one".into()))
+        Err(Error::Invalid("this output was made for another step; make a new one for this step".into()))
     }
 }
 
@@ -249,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_and_scales_that_no_device_takes_are_refused_with_the_remedy() {
+    fn invalid_sizes_and_scales_are_refused_with_a_remedy() {
         for (n, k, global, words) in [
             (24, 16, 1.0, "N = 24 of a linear layer is not a multiple of 16"),
             (0, 16, 1.0, "N = 0 of"),
@@ -270,23 +273,23 @@ mod tests {
     }
 
     #[test]
-    fn a_step_has_the_elements_of_its_tokens() {
+    fn a_step_needs_all_elements_of_its_tokens() {
         let layer = layer();
         let step = |tokens, elements, stride| {
             LinearStep::new(&layer, LinearInputs { tokens, x: vec![0; elements].into(), stride })
                 .map(|_| ())
                 .map_err(|e| e.to_string())
         };
-        // The last token needs no gap behind it.
+        // The last token needs no gap after it.
         assert_eq!(step(3, 2 * 50 + 48, 50), Ok(()));
         assert_eq!(step(0, 0, 48), Ok(()));
         assert_eq!(step(3, 3 * 48 - 1, 48).unwrap_err(), "elements of the tokens: got 143, expected 144");
-        assert!(step(1, 48, 47).unwrap_err().contains("row stride is 47 elements, less than K = 48"));
+        assert!(step(1, 48, 47).unwrap_err().contains("row stride of the tokens is 47 elements, less than K = 48"));
         assert!(step(usize::MAX, 48, 48).is_err() && step(1 << 40, 48, 48).is_err());
     }
 
     #[test]
-    fn a_step_of_another_layer_and_its_output_are_refused() {
+    fn steps_and_outputs_of_other_layers_are_refused() {
         let layer = layer();
         let of = |layer: &LinearWeights<'_>, tokens: usize| {
             LinearStep::new(layer, LinearInputs { tokens, x: vec![0; tokens * 48].into(), stride: 48 }).unwrap()

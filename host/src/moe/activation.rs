@@ -1,4 +1,4 @@
-//! What becomes of gate and up before the down projection.
+//! The activation: the function of gate and up between the first products and the down projection.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -9,11 +9,11 @@ use serde::Deserialize;
 use crate::error::Error;
 use crate::oracle::silu;
 
-/// An activation: the intermediate is a function of an element g of the gate projection and the element u of the up projection beside
-/// it, both with their biases. σ(x) is 1/(1+e⁻ˣ).
+/// An activation. An element of the intermediate is a function of the elements g of the gate projection and u of the up
+/// projection, both with their biases. σ(x) is 1/(1+e⁻ˣ).
 ///
-/// As text, and in a file of shapes, it is a word: `silu`, `silu-limit=7`, `gelu-tanh`, `gpt-oss` or `gpt-oss=1.702,7` (alpha,
-/// limit), `relu2`.
+/// An activation is written as one word, also in a file of shapes: `silu`, `silu-limit=7`, `gelu-tanh`, `gpt-oss` or
+/// `gpt-oss=1.702,7` (alpha, limit), `relu2`.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(try_from = "String")]
 pub enum Activation {
@@ -25,50 +25,50 @@ pub enum Activation {
         /// Positive.
         limit: f32,
     },
-    /// gelu(g)·u, with gelu(x) = x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³))) (Hendrycks and Gimpel, "Gaussian Error Linear Units",
-    /// 2016).
+    /// gelu(g)·u, with gelu(x) = x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³))) (Hendrycks and Gimpel, "Gaussian Error Linear
+    /// Units", 2016).
     GeluTanh,
-    /// x·σ(alpha·x)·(clamp(u, −limit, limit) + 1), with x = min(g, limit): gpt-oss (`GptOssExperts` in Transformers). Whether a
-    /// checkpoint interleaves gate and up is a matter of reading it.
+    /// x·σ(alpha·x)·(clamp(u, −limit, limit) + 1), with x = min(g, limit): gpt-oss (`GptOssExperts` in Transformers).
+    /// Interleaved rows of gate and up in a checkpoint are handled by the reader of checkpoints.
     GptOss {
         /// Positive; 1.702 in the models.
         alpha: f32,
         /// Positive; 7 in the models.
         limit: f32,
     },
-    /// max(u, 0)², of a layer without gate (So et al., "Primer", 2021).
+    /// max(u, 0)², for layers without a gate (So et al., "Primer", 2021).
     Relu2,
 }
 
-/// The gated activations as one formula: `x·σ(slope·x + cubic·x³)·(clamp(u, −limit, limit) + offset)` with `x = min(g, limit)`. A
-/// NaN is kept by min and clamp. Limit and offset are numbers of f32; devices round the other two to it.
+/// All gated activations as one formula: `x·σ(slope·x + cubic·x³)·(clamp(u, −limit, limit) + offset)` with `x = min(g,
+/// limit)`. min and clamp keep NaN. `limit` and `offset` are exact in f32; devices round `slope` and `cubic` to f32.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Gate {
     /// Positive.
     pub slope: f64,
     /// Not negative.
     pub cubic: f64,
-    /// Infinite where there is none.
+    /// Infinite if the activation has no limit.
     pub limit: f64,
     pub offset: f64,
 }
 
 impl Activation {
-    /// gpt-oss's, with the numbers of its models.
+    /// The activation of gpt-oss, with the numbers of its models.
     pub const GPT_OSS: Self = Self::GptOss { alpha: 1.702, limit: 7.0 };
 
-    /// The words, with numbers where they take some.
+    /// All words, for error messages.
     const WORDS: &str = "silu, silu-limit=LIMIT, gelu-tanh, gpt-oss, gpt-oss=ALPHA,LIMIT, relu2";
 
-    /// Whether there is a gate projection.
+    /// Whether the activation has a gate projection.
     pub fn has_gate(self) -> bool {
         self != Self::Relu2
     }
 
-    /// Checks its numbers.
+    /// Checks the activation's numbers.
     ///
     /// # Errors
-    /// If one is not a positive, finite number.
+    /// [`Error::Invalid`] if a number is not from 1e-6 to 1e6.
     pub fn check(self) -> Result<(), Error> {
         let (alpha, limit) = match self {
             Self::SiluLimit { limit } => (1.0, limit),
@@ -76,7 +76,7 @@ impl Activation {
             Self::Silu | Self::GeluTanh | Self::Relu2 => return Ok(()),
         };
         for (what, number) in [("alpha", alpha), ("limit", limit)] {
-            // Beyond these, products of f32 with a gate that is not large would be lost.
+            // Outside of this range, f32 products with a gate of ordinary magnitude lose their accuracy.
             if !(1e-6..=1e6).contains(&number) {
                 return Err(Error::Invalid(format!("activation: {what} = {number} is not from 1e-6 to 1e6")));
             }
@@ -84,7 +84,7 @@ impl Activation {
         Ok(())
     }
 
-    /// The formula's numbers; none without a gate.
+    /// Numbers of the formula. `None` if the activation has no gate.
     pub(crate) fn gate(self) -> Option<Gate> {
         /// 2·√(2/π): (1 + tanh(y))/2 is σ(2y).
         const GELU_SLOPE: f64 = 1.595_769_121_605_730_7;
@@ -100,7 +100,8 @@ impl Activation {
         }
     }
 
-    /// The activation by its definition, in f64. `gate` is not looked at where there is none. A NaN is kept.
+    /// Computes the activation by its definition, in f64. `gate` is ignored if the activation has no gate. NaN stays
+    /// NaN.
     pub fn apply(self, gate: f64, up: f64) -> f64 {
         let min = |x: f64, limit: f32| if x > f64::from(limit) { f64::from(limit) } else { x };
         let clamp = |x: f64, limit: f32| x.clamp(f64::from(-limit), f64::from(limit));
@@ -120,7 +121,7 @@ impl Activation {
         }
     }
 
-    /// What tells activations apart.
+    /// Key for equality and hashing.
     fn key(self) -> (u8, [u32; 2]) {
         match self {
             Self::Silu => (0, [0; 2]),
@@ -204,7 +205,7 @@ mod tests {
     ];
 
     #[test]
-    fn text_is_read_as_it_is_written() {
+    fn displayed_text_parses_to_the_same_activation() {
         for activation in ALL.into_iter().chain([Activation::GptOss { alpha: 1.5, limit: 0.25 }]) {
             assert_eq!(activation.to_string().parse::<Activation>().unwrap(), activation);
         }
@@ -224,8 +225,8 @@ mod tests {
     }
 
     #[test]
-    fn definitions_have_the_values_of_the_papers() {
-        // gelu(1) with tanh is 0.84119 (with erf 0.84134), silu(1) is 0.73106.
+    fn definitions_give_the_values_of_the_papers() {
+        // gelu(1) with tanh is 0.84119 (with erf 0.84134). silu(1) is 0.73106.
         let close = |got: f64, want: f64| assert!((got - want).abs() < 1e-5, "{got} {want}");
         close(Activation::GeluTanh.apply(1.0, 2.0), 2.0 * 0.841_192);
         close(Activation::Silu.apply(1.0, 2.0), 2.0 * 0.731_059);
@@ -237,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn the_one_formula_is_each_definition() {
+    fn the_formula_matches_each_definition() {
         for (activation, gate) in ALL.into_iter().filter_map(|activation| Some((activation, activation.gate()?))) {
             for (g, u) in (-60..=60).flat_map(|g| (-5..=5).map(move |u| (f64::from(g) / 7.0, f64::from(u) * 2.3))) {
                 let Gate { slope, cubic, limit, offset } = gate;
@@ -250,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn nan_stays_and_infinities_are_limits() {
+    fn nan_stays_and_limits_clamp_infinities() {
         for activation in ALL {
             assert!(activation.apply(1.0, f64::NAN).is_nan(), "{activation}");
             assert!(!activation.has_gate() || activation.apply(f64::NAN, 1.0).is_nan(), "{activation}");

@@ -1,5 +1,5 @@
-//! Compares what a device made of a step with the reference, in stages: each against the reference of what the device itself
-//! has before it. So an error is found where it arises, and nothing that is right is blamed for it.
+//! Compares the output of a device with the reference, stage by stage. The reference of a stage is computed from the
+//! device's own results of the stage before, so an error is reported only in the stage where it arises.
 //!
 //! | stage | reference | bound |
 //! |---|---|---|
@@ -7,13 +7,13 @@
 //! | down projection, of rows and of the shared expert | the device's intermediate · down | [`Expected::plain`] |
 //! | output | the device's down projections, weighted and added in order | none: every bit |
 //!
-//! Where tokens are multiplied as [FP8](crate::fp8) or [NVFP4](crate::fp4), there are two stages more, before each product; and sums of
-//! FP8 have no bound either:
+//! If tokens are multiplied in [FP8](crate::fp8) or [NVFP4](crate::fp4), there is one more stage before each product,
+//! and sums of FP8 tokens must match in every bit:
 //!
 //! | stage | reference | bound |
 //! |---|---|---|
 //! | quantized tokens, of rows and of the shared expert | tokens, quantized | none: every bit |
-//! | quantized intermediate, of rows and of the shared expert | the device's intermediate, quantized | none: every bit |
+//! | quantized intermediate, of rows and of the shared expert | device's intermediate, quantized | none: every bit |
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -29,7 +29,7 @@ use crate::fp4;
 use crate::fp8::{Factors, QuantizedRows};
 use crate::problem::{TokenDtype, TokenFormat};
 
-/// What is compared.
+/// A stage that is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
     /// [`QuantizedStages::tokens`](super::QuantizedStages::tokens).
@@ -53,7 +53,7 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// All of them, in the order of computation.
+    /// All stages, in the order of computation.
     pub const ALL: [Self; 9] = [
         Self::QuantizedTokens,
         Self::Intermediate,
@@ -66,7 +66,7 @@ impl Stage {
         Self::Output,
     ];
 
-    /// Its name, in words.
+    /// Name of the stage for reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::QuantizedTokens => "quantized tokens",
@@ -81,33 +81,33 @@ impl Stage {
         }
     }
 
-    /// Whether it is the shared expert's.
+    /// Whether the stage belongs to the shared expert.
     const fn is_shared(self) -> bool {
         use Stage::{SharedIntermediate, SharedPartial, SharedQuantizedIntermediate, SharedQuantizedTokens};
         matches!(self, SharedQuantizedTokens | SharedIntermediate | SharedQuantizedIntermediate | SharedPartial)
     }
 
-    /// Whether it has rows of e4m3 or NVFP4.
+    /// Whether the stage has rows of e4m3 or NVFP4.
     const fn is_quantized(self) -> bool {
         use Stage::{QuantizedIntermediate, QuantizedTokens, SharedQuantizedIntermediate, SharedQuantizedTokens};
         matches!(self, QuantizedTokens | QuantizedIntermediate | SharedQuantizedTokens | SharedQuantizedIntermediate)
     }
 }
 
-/// An element that is not what it should be, or the worst of those that are.
+/// An element of a stage: a wrong one, or the one with the largest error.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MoeMismatch {
-    /// Where it was found.
+    /// Stage of the element.
     pub stage: Stage,
-    /// Row of the stage.
+    /// Row within the stage.
     pub row: usize,
-    /// The token of that row.
+    /// Token of the row.
     pub token: usize,
-    /// The layer's own number of the expert; none for the shared one and for the output.
+    /// The layer's own number of the expert. `None` for the shared expert and for the output.
     pub expert: Option<usize>,
-    /// Column.
+    /// Column within the stage.
     pub column: usize,
-    /// What the device has.
+    /// Value of the device.
     pub got: f64,
     /// The reference.
     pub want: f64,
@@ -122,22 +122,22 @@ impl std::fmt::Display for MoeMismatch {
     }
 }
 
-/// What the comparison of a stage found.
+/// Result of the comparison of one stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StageComparison {
-    /// What was compared.
+    /// The stage that was compared.
     pub stage: Stage,
-    /// Elements compared.
+    /// Number of elements compared.
     pub checked: usize,
-    /// How many of them are wrong.
+    /// Number of wrong elements.
     pub mismatches: usize,
-    /// How many may be anything, since f32 sums may overflow ([`Expected::Anything`]).
+    /// Number of elements with any value allowed, since f32 sums may overflow ([`Expected::Anything`]).
     pub unbounded: usize,
-    /// The first wrong one, in the order of rows.
+    /// First wrong element, in the order of rows.
     pub first: Option<MoeMismatch>,
-    /// The one farthest from the reference, right or wrong.
+    /// Element farthest from the reference, right or wrong.
     pub worst: Option<MoeMismatch>,
-    /// How far that one is; infinitely, for a NaN or an infinity that should be none.
+    /// Distance of `worst` from the reference. Infinite if the element is NaN or infinite and the reference is not.
     pub max_abs_err: f64,
 }
 
@@ -159,7 +159,7 @@ impl StageComparison {
         self.judge(expected.accepts(dtype, got), distance, element);
     }
 
-    /// An element that has to have the reference's bits.
+    /// Adds an element that must match the reference in every bit.
     fn add_exact(&mut self, is_right: bool, element: MoeMismatch) {
         self.checked += 1;
         self.judge(is_right, if is_right { 0.0 } else { (element.got - element.want).abs() }, element);
@@ -176,7 +176,7 @@ impl StageComparison {
         }
     }
 
-    /// Joins what was found of other elements of the stage. The result does not depend on the order of joining.
+    /// Combines the results of different elements of a stage. The result does not depend on the order.
     pub(crate) fn merge(self, other: Self) -> Self {
         let place = |element: &MoeMismatch| (element.row, element.column);
         let first = [self.first, other.first].into_iter().flatten().min_by_key(place);
@@ -195,35 +195,35 @@ impl StageComparison {
     }
 }
 
-/// What a comparison found, stage by stage.
+/// Result of a comparison, stage by stage.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MoeComparison {
-    /// The stages that there are.
+    /// Results of the stages that the layer has.
     pub stages: Vec<StageComparison>,
 }
 
 impl MoeComparison {
-    /// Whether no compared element was wrong. This holds too if there was nothing to compare.
+    /// Whether no compared element was wrong. Also `true` if no elements were compared.
     pub fn passed(&self) -> bool {
         self.mismatches() == 0
     }
 
-    /// Elements compared, of all stages.
+    /// Number of elements compared, in all stages.
     pub fn checked(&self) -> usize {
         self.stages.iter().map(|stage| stage.checked).sum()
     }
 
-    /// How many of them are wrong.
+    /// Number of wrong elements, in all stages.
     pub fn mismatches(&self) -> usize {
         self.stages.iter().map(|stage| stage.mismatches).sum()
     }
 
-    /// How many of them may be anything, and were not judged.
+    /// Number of elements with any value allowed, in all stages. They were not judged.
     pub fn unbounded(&self) -> usize {
         self.stages.iter().map(|stage| stage.unbounded).sum()
     }
 
-    /// The first wrong element of the first stage that has one.
+    /// First wrong element of the first stage that has one.
     pub fn first(&self) -> Option<MoeMismatch> {
         self.stages.iter().find_map(|stage| stage.first)
     }
@@ -237,10 +237,11 @@ pub fn compare(weights: &MoeWeights<'_>, step: &MoeStep<'_>, output: &MoeOutput)
     compare_with_progress(weights, step, output, &|_| ())
 }
 
-/// As [`compare`]; calls `progress` from any thread with the elements that it has compared since, [`elements`] in all.
+/// Does the same as [`compare`], and calls `progress` from any thread with the number of elements compared since its
+/// last call. The numbers add up to [`elements`].
 ///
 /// # Panics
-/// As [`compare`].
+/// In the same cases as [`compare`].
 pub fn compare_with_progress(
     weights: &MoeWeights<'_>,
     step: &MoeStep<'_>,
@@ -259,10 +260,11 @@ pub fn compare_with_progress(
     MoeComparison { stages: stages.collect() }
 }
 
-/// Compares some elements of each stage, drawn by a seed: for layers whose every element takes too long.
+/// Compares `elements_of_stage` random elements of each stage, selected by a seed. For layers that are too large for
+/// [`compare`].
 ///
 /// # Panics
-/// As [`compare`].
+/// In the same cases as [`compare`].
 pub fn compare_sample(
     weights: &MoeWeights<'_>,
     step: &MoeStep<'_>,
@@ -277,23 +279,23 @@ pub fn compare_sample(
         let places = if elements == 0 { 0 } else { elements_of_stage };
         let places: Vec<_> = (0..places).map(|_| rng.random_range(0..elements)).collect();
         let compared = places.into_par_iter().map(|at| checker.one(stage, at / width, at % width));
-        // Joined in order, though the order makes no difference.
+        // Merged in order, although the result does not depend on it.
         compared.collect::<Vec<_>>().into_iter().fold(StageComparison::new(stage), StageComparison::merge)
     });
     MoeComparison { stages: stages.collect() }
 }
 
-/// How many elements [`compare`] compares.
+/// Number of elements that [`compare`] compares.
 pub fn elements(step: &MoeStep<'_>) -> usize {
     let (sizes, rows, tokens) = (step.sizes(), step.rows().count(), step.tokens());
     let shared = sizes.shared_intermediate.map_or(0, |intermediate| tokens * (intermediate + sizes.hidden));
     let stages = rows * (sizes.intermediate + sizes.hidden) + shared;
-    // What is quantized has as many elements as what is computed.
+    // Each stage of products has a quantized operand with the same number of elements.
     let quantized = if sizes.token_format == TokenFormat::Bits16 { 0 } else { stages };
     stages + quantized + tokens * sizes.hidden
 }
 
-/// The reference of an output element, given the rows that the down projections made: the weighted sum, in f32, in order.
+/// Reference of an output element: the weighted f32 sum of the device's down projections, in order.
 fn combined(step: &MoeStep<'_>, stages: &Stages, token: usize, column: usize) -> u16 {
     let (dtype, hidden, top_k) = (step.sizes().dtype, step.sizes().hidden, step.sizes().top_k);
     let number = |rows: &[u16], row: usize| dtype.decode(rows[row * hidden + column]) as f32;
@@ -309,18 +311,18 @@ fn combined(step: &MoeStep<'_>, stages: &Stages, token: usize, column: usize) ->
     dtype.round_f32(sum)
 }
 
-/// The scales of a row's blocks.
+/// Block scales of a row.
 fn block_scales(quantized: &QuantizedRows, row: usize, k: usize) -> &[u8] {
     &quantized.block_scales[row * (k / BLOCK)..][..k / BLOCK]
 }
 
-/// A matrix, and the numbers of its biases if it has some.
+/// A matrix, and the numbers of its bias if it has a bias.
 struct Projection<'a> {
     matrix: &'a Matrix<'a>,
     bias: Option<Cow<'a, [f32]>>,
 }
 
-/// Knows where the numbers of a stage come from.
+/// Computes the reference of each stage from the results of the stage before.
 struct Checker<'a> {
     weights: &'a MoeWeights<'a>,
     step: &'a MoeStep<'a>,
@@ -331,15 +333,15 @@ struct Checker<'a> {
 
 impl<'a> Checker<'a> {
     fn new(weights: &'a MoeWeights<'a>, step: &'a MoeStep<'a>, output: &'a MoeOutput) -> Self {
-        assert_eq!(weights.sizes(), step.sizes(), "the step is one of this layer");
-        let between = output.stages.as_ref().expect("an output with stages");
+        assert_eq!(weights.sizes(), step.sizes(), "the step was made for other weights");
+        let between = output.stages.as_ref().expect("the output has stages");
         let checker = Self { weights, step, output, between, dtype: output.dtype() };
         let compared: usize = checker.stages().map(|stage| checker.size(stage).0).sum();
-        assert_eq!(compared, elements(step), "an output of this step");
+        assert_eq!(compared, elements(step), "the output was made for another step");
         checker
     }
 
-    /// The stages that this layer has.
+    /// Stages that this layer has.
     fn stages(&self) -> impl Iterator<Item = Stage> + use<> {
         let (is_shared, is_quantized) = (self.weights.shared().is_some(), self.is_quantized());
         let has = move |stage: &Stage| (is_shared || !stage.is_shared()) && (is_quantized || !stage.is_quantized());
@@ -350,7 +352,7 @@ impl<'a> Checker<'a> {
         self.step.sizes().token_format != TokenFormat::Bits16
     }
 
-    /// Elements of a stage, and its columns.
+    /// Number of elements of a stage, and its number of columns.
     fn size(&self, stage: Stage) -> (usize, usize) {
         if stage.is_quantized() {
             let (quantized, width) = self.quantized(stage);
@@ -360,10 +362,10 @@ impl<'a> Checker<'a> {
         (bits.len(), width)
     }
 
-    /// What the device has of a stage in e4m3 or NVFP4, and its columns.
+    /// The device's rows of a stage in e4m3 or NVFP4, and their number of columns.
     fn quantized(&self, stage: Stage) -> (&'a QuantizedRows, usize) {
         let sizes = self.step.sizes();
-        let quantized = self.between.quantized.as_ref().expect("stages of quantized tokens");
+        let quantized = self.between.quantized.as_ref().expect("the output has stages of quantized tokens");
         match stage {
             Stage::QuantizedTokens => (&quantized.tokens, sizes.hidden),
             Stage::QuantizedIntermediate => (&quantized.intermediate, sizes.intermediate),
@@ -372,7 +374,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// What the device has of a stage in 16 bits, and its columns.
+    /// The device's bits of a 16-bit stage, and its number of columns.
     fn bits(&self, stage: Stage) -> (&'a [u16], usize) {
         let sizes = self.step.sizes();
         match stage {
@@ -384,7 +386,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// The token and, of the layer's own, the expert of a row.
+    /// Token of a row and, in stages of the layer's own experts, its expert.
     fn owner(&self, stage: Stage, row: usize) -> (usize, Option<usize>) {
         match stage {
             stage if stage != Stage::Output && !stage.is_shared() => {
@@ -396,9 +398,9 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// The projections that a row of a product is multiplied by: gate, if there is one, and up; or down.
+    /// Projections of a product: gate, if there is one, and up; or down.
     fn projections(&self, stage: Stage, expert: Option<usize>) -> Vec<Projection<'a>> {
-        let shared = || self.weights.shared().expect("a stage of the shared expert");
+        let shared = || self.weights.shared().expect("the layer has a shared expert");
         let expert = expert.map_or_else(shared, |expert| &self.weights.experts()[expert]);
         let is_down = matches!(stage, Stage::Partial | Stage::SharedPartial);
         let projections = expert.projections().filter(|(name, ..)| (*name == "down") == is_down);
@@ -407,8 +409,8 @@ impl<'a> Checker<'a> {
             .collect()
     }
 
-    /// What is multiplied for a row of a product: its token, or the device's intermediate; where both are quantized, what the device
-    /// has made of them.
+    /// Operand of a row of a product: the token, or the device's intermediate. In quantized formats, the device's own
+    /// codes and scales are decoded.
     fn multiplied(&self, stage: Stage, row: usize, token: usize) -> Operand {
         let is_intermediate = matches!(stage, Stage::Partial | Stage::SharedPartial);
         if self.is_quantized() {
@@ -428,21 +430,21 @@ impl<'a> Checker<'a> {
         Operand::token(TokenFormat::Bits16, self.dtype, &bits, None)
     }
 
-    /// The bits of a row's intermediate, or of its token.
+    /// Bits of a row's intermediate, or of its token.
     fn bits_before(&self, is_shared: bool, is_intermediate: bool, row: usize, token: usize) -> Cow<'a, [u16]> {
         let inputs = self.step.inputs();
         if is_intermediate {
             let (bits, width) = self.bits(if is_shared { Stage::SharedIntermediate } else { Stage::Intermediate });
             bits[row * width..][..width].into()
         } else if inputs.weights_on_input && !is_shared {
-            // Weights on the input are for k = 1: a token's choice has the token's number.
+            // Weights on the input require k = 1, so the number of a token is also the number of its choice.
             weighted_token(self.dtype, self.step.token(token), inputs.weights[token]).into()
         } else {
             self.step.token(token).into()
         }
     }
 
-    /// What an element of a product may be, of decoded rows of the matrices.
+    /// Range of an element of a product, given the decoded rows of the matrices.
     fn expected(
         &self,
         stage: Stage,
@@ -465,13 +467,13 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// The rows of matrices that make a column of a product.
+    /// Decodes the rows of matrices that belong to one column of a product.
     fn rows(&self, projections: &[Projection<'_>], column: usize) -> Vec<Operand> {
         let format = self.step.sizes().token_format;
         projections.iter().map(|projection| Operand::weights(format, projection.matrix, column)).collect()
     }
 
-    /// One element.
+    /// Compares one element.
     fn one(&self, stage: Stage, row: usize, column: usize) -> StageComparison {
         let mut found = StageComparison::new(stage);
         if stage.is_quantized() {
@@ -492,7 +494,8 @@ impl<'a> Checker<'a> {
         found
     }
 
-    /// Some columns of a row in e4m3 or NVFP4: codes and scales have the reference's bits, NaN being one.
+    /// Compares some columns of a row in e4m3 or NVFP4. Codes and scales must match the reference in every bit, except
+    /// that all NaN are equal.
     fn add_quantized(&self, found: &mut StageComparison, row: usize, columns: Range<usize>) {
         let stage = found.stage;
         let (token, expert) = self.owner(stage, row);
@@ -526,7 +529,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// What a token becomes, or the intermediate, for an expert; for the shared one if there is none.
+    /// Quantizes a token, or a row of the intermediate, for an expert. `None` is the shared expert.
     fn reference(&self, bits: &[u16], expert: Option<usize>, is_intermediate: bool) -> QuantizedRows {
         if self.step.sizes().token_format == TokenFormat::Fp8 {
             return QuantizedRows::of(self.dtype, bits, bits.len());
@@ -536,7 +539,7 @@ impl<'a> Checker<'a> {
         fp4::quantize(self.dtype, bits, bits.len(), scale)
     }
 
-    /// All rows in e4m3 or NVFP4.
+    /// Compares all rows of a stage in e4m3 or NVFP4.
     fn quantized_stage(&self, stage: Stage, progress: &(dyn Fn(usize) + Sync)) -> StageComparison {
         let (elements, width) = self.size(stage);
         let rows = (0..elements / width).into_par_iter().map(|row| {
@@ -553,11 +556,12 @@ impl<'a> Checker<'a> {
         if value.is_nan() { Expected::Nan } else { Expected::Between { want: value, low: value, high: value } }
     }
 
-    /// All rows of one expert.
+    /// Compares all rows of one expert in a stage of products.
     fn product_stage(&self, stage: Stage, rows: Range<usize>, progress: &(dyn Fn(usize) + Sync)) -> StageComparison {
-        /// Rows whose numbers are held at a time: 256 of 14,336 are 29 MB.
+        /// Number of rows decoded at a time: 256 rows of 14,336 numbers take 29 MB.
         const ROWS: usize = 256;
-        /// Columns that a task decodes: 32 rows of weights of 7168 are 1.8 MB, within a core's L2 cache.
+        /// Number of columns per task: 32 rows of weights with 7168 numbers take 1.8 MB, which fits in a core's L2
+        /// cache.
         const COLUMNS: usize = 16;
         let Some(expert) = rows.clone().next().map(|row| self.owner(stage, row).1) else {
             return StageComparison::new(stage);

@@ -1,5 +1,5 @@
-//! Layers and steps made from a seed. Every expert and every token has a generator of its own, so that the same seed gives the
-//! same bytes on any number of threads, and a token the same numbers whatever T is.
+//! Layers and steps generated from a seed. Every expert and every token has its own random generator. The same seed
+//! therefore gives the same bytes for any number of threads, and a token the same numbers for any T.
 
 use rand::{Rng, RngExt};
 use rand_distr::{Distribution, StandardNormal};
@@ -12,22 +12,23 @@ use crate::fp4::{self, InputScales};
 use crate::generate::{Generator, Role, matrix, row_rng};
 use crate::problem::TokenDtype;
 
-/// Which experts tokens name.
+/// Distribution of the experts that tokens name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Routing {
-    /// Each as often as any other.
+    /// All experts are equally likely.
     #[default]
     Uniform,
-    /// The r-th most wanted of them with a probability that falls as 1/r (Zipf's law), before a token has none twice.
+    /// The expert of rank r has a probability proportional to 1/r (Zipf's law), before repeated experts of a token are
+    /// excluded.
     Zipf,
 }
 
 impl Routing {
-    /// All of them.
+    /// All distributions.
     pub const ALL: [Self; 2] = [Self::Uniform, Self::Zipf];
 
-    /// Its name on the command line.
+    /// Name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Uniform => "uniform",
@@ -36,16 +37,16 @@ impl Routing {
     }
 }
 
-/// The random numbers of a step, apart from those of any expert.
+/// Number of the random generators of a step, beyond the numbers of experts.
 const STEP: usize = 1 << 32;
 
-/// Those of experts' biases, apart from those of their weights.
+/// Number of the random generators of biases, beyond the numbers of weights.
 const BIASES: usize = 1 << 33;
 
-/// The layer of a shape; calls `progress` after each expert.
+/// Generates the layer of a shape. Calls `progress` after each expert.
 ///
 /// # Errors
-/// If the sizes are not valid.
+/// If the sizes are invalid.
 pub fn weights(
     shape: &LayerShape,
     generator: Generator,
@@ -86,14 +87,14 @@ pub fn weights(
     layer.with_expert_map(map.collect())
 }
 
-/// The input scales of an expert: of tokens and of an intermediate whose largest magnitudes are a few units. Some of those that are made
-/// are larger.
+/// Input scales of an expert: those of tokens and an intermediate whose largest magnitudes are a few units. Some
+/// generated tokens are larger.
 fn input_scales(number: usize) -> InputScales {
     let of_largest = |largest: usize| largest as f32 / fp4::LARGEST;
     InputScales { gate_up: of_largest(3 + number % 3), down: of_largest(2 + number % 5) }
 }
 
-/// The biases of a projection: normally distributed; f32 of every other expert, of the tokens' type of the others.
+/// Biases of a projection, normally distributed: f32 in experts with even numbers, the token type in the others.
 fn biases(dtype: TokenDtype, role: Role, number: usize, n: usize, seed: u64) -> Bias<'static> {
     let mut rng = row_rng(seed, BIASES + number, role, 0);
     let numbers = (0..n).map(|_| StandardNormal.sample(&mut rng));
@@ -104,10 +105,10 @@ fn biases(dtype: TokenDtype, role: Role, number: usize, n: usize, seed: u64) -> 
     }
 }
 
-/// A step of so many tokens for the layer of a shape.
+/// Generates the inputs of a step with `tokens` tokens for the layer of a shape.
 ///
 /// # Errors
-/// If the sizes are not valid.
+/// If the sizes are invalid.
 pub fn inputs(
     shape: &LayerShape,
     generator: Generator,
@@ -142,12 +143,13 @@ pub fn inputs(
     })
 }
 
-/// A token: normally distributed; or, for [`Generator::AllCodes`], of magnitudes that span 13 powers of two.
+/// Generates a token: normally distributed or, with [`Generator::AllCodes`], with magnitudes that span 13 powers of
+/// two.
 pub(crate) fn token_numbers(generator: Generator, dtype: TokenDtype, seed: u64, token: usize, out: &mut [u16]) {
     /// Root mean square of 2ˣ for x uniform in [-12, 1).
     const RMS: f32 = 0.471;
     let mut rng = row_rng(seed, STEP, Role::Tokens, token);
-    // With such tokens, gate and up of all-codes weights have the size that `Role` gives them.
+    // With this scale, gate and up of all-codes weights have the magnitude that `Role` defines.
     let scale = (out.len() as f32).powf(-0.25) / RMS;
     for out in out {
         let number = if generator == Generator::AllCodes {
@@ -160,7 +162,7 @@ pub(crate) fn token_numbers(generator: Generator, dtype: TokenDtype, seed: u64, 
     }
 }
 
-/// How much each expert is wanted.
+/// Relative probability of each expert.
 fn popularity(experts: usize, routing: Routing, seed: u64) -> Vec<f64> {
     let mut popularity: Vec<f64> = (1..=experts)
         .map(|rank| match routing {
@@ -168,7 +170,7 @@ fn popularity(experts: usize, routing: Routing, seed: u64) -> Vec<f64> {
             Routing::Zipf => 1.0 / rank as f64,
         })
         .collect();
-    // Which expert has which rank (Fisher and Yates).
+    // Assign a random rank to each expert (Fisher and Yates).
     let mut rng = row_rng(seed, STEP, Role::Down, 0);
     for last in (1..experts).rev() {
         popularity.swap(last, rng.random_range(0..=last));
@@ -176,9 +178,9 @@ fn popularity(experts: usize, routing: Routing, seed: u64) -> Vec<f64> {
     popularity
 }
 
-/// Draws experts without one twice, in the proportions of their popularity, each with a weight; a token's weights add up to 1 if
-/// there are several (Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006). If there are too few experts,
-/// the last ids are -1.
+/// Draws distinct experts in proportion to their popularity, and a weight for each. The weights of a token sum to 1 if
+/// there are several (Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006). If there are fewer
+/// experts than ids, the last ids are -1.
 fn route(popularity: &[f64], rng: &mut impl Rng, ids: &mut [i32], weights: &mut [f32]) {
     let mut keys: Vec<(f64, i32)> = popularity
         .iter()
@@ -209,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_names_no_expert_twice_and_its_weights_add_up_to_one() {
+    fn experts_are_distinct_and_weights_sum_to_one() {
         let shape = shape();
         let inputs = step_of(&shape, Routing::Zipf, 200, 1);
         for (ids, weights) in inputs.ids.chunks(shape.top_k).zip(inputs.weights.chunks(shape.top_k)) {
@@ -228,13 +230,13 @@ mod tests {
             let inputs = step_of(&shape, routing, 1600, 3);
             (0..16).map(|id| inputs.ids.iter().filter(|&&other| other == id).count()).max().unwrap()
         };
-        // 1 / (1 + 1/2 + … + 1/16) = 0.296 of 1600, and 1/16 of them.
+        // 1 / (1 + 1/2 + … + 1/16) = 0.296 of 1600 tokens, and 1/16 of them.
         assert!((420..530).contains(&most(Routing::Zipf)), "{}", most(Routing::Zipf));
         assert!(most(Routing::Uniform) < 150);
     }
 
     #[test]
-    fn bytes_do_not_depend_on_the_number_of_threads_nor_a_token_on_how_many_there_are() {
+    fn tokens_do_not_depend_on_threads_or_token_count() {
         let on = |threads, tokens| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             pool.install(|| step_of(&shape(), Routing::Uniform, tokens, 5))
@@ -245,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_generated_step_fits_its_generated_layer() {
+    fn generated_steps_fit_generated_layers() {
         for shape in crate::moe::shape::builtin().iter().filter(|shape| shape.name.starts_with("layer-test-")) {
             for generator in Generator::ALL {
                 let layer = weights(shape, generator, TokenDtype::F16, 0, &|| ()).unwrap();

@@ -4,21 +4,24 @@
 //! out[t] = Σⱼ w[t, j] · (silu(x[t]·gateᵀ) ∘ (x[t]·upᵀ))·downᵀ    with gate, up and down of the expert ids[t, j]
 //! ```
 //!
-//! Instead of `silu(g) ∘ u` there may be another [`Activation`], and each projection may have biases ([`Biases`]). Tokens are f16
-//! or bf16, weights NVFP4 with a global scale for each matrix. To the bit:
+//! Another [`Activation`] may take the place of `silu(g) ∘ u`, and each projection may have biases ([`Biases`]). Tokens
+//! are f16 or bf16, weights are NVFP4 with one global scale per matrix. The following rules define the output to the
+//! bit:
 //!
-//! * A *choice* is a token with one of the k experts that it names. A choice of an expert that the layer does not hold (an id
-//!   out of range, or one that the expert map gives away) contributes nothing; every other one is a *row* ([`Rows`]). A token
-//!   that names an expert twice has two rows.
-//! * A bias is added in f32 to a projection's scaled product. The intermediate of a row is rounded to the tokens' type, and so is
-//!   the row that the down projection makes of it. What is too large for the type becomes an infinity, and stays within its token.
-//! * A token's rows are added up in f32, from 0, in the order in which it names its experts: one fused multiply-add each. The
-//!   shared expert's comes last. The sum is rounded to the tokens' type.
-//! * Weights on the input (k = 1) multiply x, in f32 with a rounding to the tokens' type, and the rows are added as they are.
-//! * Every device sums the columns of K in the same order, however many tokens there are. So a token's bits do not depend on the
-//!   rest of the batch.
+//! * A *choice* is a token together with one of the k experts that it names. A choice contributes nothing if the layer
+//!   does not hold its expert: the id is out of range, or the expert map assigns it to another device. Every other
+//!   choice is a *row* ([`Rows`]). A token that names an expert twice has two rows.
+//! * A bias is added in f32 to the scaled product of a projection. The intermediate of a row is rounded to the token
+//!   type, and so is the row's down projection. A value too large for the type becomes an infinity, which affects only
+//!   its own token.
+//! * The rows of a token are added in f32, starting from 0, in the order in which the token names its experts, with one
+//!   fused multiply-add each. The shared expert's row is added last. The sum is rounded to the token type.
+//! * With weights on the input (k = 1), the weight multiplies x in f32, the result is rounded to the token type, and
+//!   rows are added with weight 1.
+//! * Every device sums the columns of K in the same order for any number of tokens. The bits of a token therefore do
+//!   not depend on the rest of the batch.
 //!
-//! [`MoeWeights`] and [`MoeStep`] are checked when they are made; whoever holds one holds valid inputs.
+//! [`MoeWeights`] and [`MoeStep`] are checked when they are constructed, so every value of these types is valid.
 
 mod activation;
 pub mod compare;

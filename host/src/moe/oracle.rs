@@ -1,27 +1,30 @@
-//! The reference of a layer's products, with bounds of what a device may make of them.
+//! The reference of a layer's products, with bounds for the results of a device.
 //!
-//! A product of a token's element (11 significant bits at most) and a weight (6) is exact in f64, whatever its exponent. Sums of
-//! them are f64: K is cut into windows of [`WINDOW`], 16 sums of each are added in pairs, and windows one after the other. So
-//! no more than `12 + K/128` roundings lie on the way of any product, and a sum is off by at most
-//! `(12 + K/128)·2⁻⁵³·Σ|products|`: below 2⁻³⁹ of `Σ|products|` for the largest K. Infinities and NaN follow IEEE 754.
+//! **The reference.** The product of a token's element (up to 11 significant bits) and a weight (6) is exact in f64 for
+//! any exponent. Sums are f64: K is cut into windows of [`WINDOW`] columns, the 16 sums of a window are added in pairs,
+//! and windows are added in order. Each product therefore passes through at most `12 + K/128` roundings, and the error
+//! of a sum is at most `(12 + K/128)·2⁻⁵³·Σ|products|`, which is below 2⁻³⁹ of `Σ|products|` for the largest K.
+//! Infinities and NaN follow IEEE 754.
 //!
-//! **What a device may do.** It sums in f32, windows in order, in any order inside of one, and adds up to 16 products to the
-//! accumulator in a step. In such a step, Hopper's tensor core aligns the 17 addends to the largest, cuts each off 25 bits below
-//! its exponent, and cuts the sum to f32 (Khattak and Mikaitis, "Accurate Models of NVIDIA Tensor Cores", 2025). It loses at most
-//! `17·2⁻²⁵ + 2⁻²³` of the largest addend or sum, and none of these is larger than the accumulator before the window and the
-//! window's `Σ|products|` together. [`Sum::error`] adds that up. Sixteen f32 sums of a window, added in pairs, lose less.
+//! **The device.** A device sums in f32, windows in order, and the columns of a window in any order. It adds up to 16
+//! products to the accumulator per step. In each step, Hopper's tensor core aligns the 17 addends to the largest,
+//! truncates each of them 25 bits below the exponent of the largest, and truncates the sum to f32 (Khattak and
+//! Mikaitis, "Accurate Models of NVIDIA Tensor Cores", 2025). It loses at most `17·2⁻²⁵ + 2⁻²³` of the largest addend
+//! or sum, and each of these is at most the accumulator before the window plus `Σ|products|` of the window.
+//! [`Sum::error`] adds these losses. A device that adds sixteen f32 sums per window in pairs loses less.
 //!
-//! Then it multiplies by α, adds a bias and takes the activation, in f32: [`Sum::biased`] and [`Expected::activated`].
+//! Then the device multiplies by α, adds a bias and applies the activation, all in f32: [`Sum::biased`] and
+//! [`Expected::activated`].
 //!
-//! **NVFP4 tokens.** Where tokens are multiplied as NVFP4 ([`crate::fp4`]), their numbers are exact too, and the bound is the same: a
-//! tensor core that adds up 64 products in a step aligns 65 addends, and loses less than four steps of 16 may. The factor of a sum is
-//! the product of two global scales in f32.
+//! **NVFP4 tokens.** The numbers of tokens in NVFP4 ([`crate::fp4`]) are exact too, and the same bound holds: a tensor
+//! core that adds 64 products per step aligns 65 addends and loses less than four steps of 16 products may lose. The
+//! factor of a sum is the product of two global scales in f32.
 //!
-//! **FP8 tokens.** Where tokens are multiplied as FP8, sums and what is made of them up to the activation are defined to the bit
-//! ([`crate::fp8`]): their error is 0, and only the activation is left with a bound.
+//! **FP8 tokens.** For tokens in FP8, sums and everything up to the activation are defined to the bit ([`crate::fp8`]).
+//! Their error is 0, and only the activation has a bound.
 //!
-//! Rounding is monotone. So an element is right if it lies between the two ends of its interval, each rounded to the element's
-//! type ([`Expected`]); no tolerance is added to that.
+//! Rounding is monotone. An element is right if it lies between the two ends of its interval, each rounded to the type
+//! of the element ([`Expected`]). No tolerance is added.
 
 use super::activation::{Activation, Gate};
 use crate::format::{BLOCK, FIXED_POINT_BITS, Matrix, e2m1, e4m3};
@@ -29,36 +32,36 @@ use crate::fp4;
 use crate::fp8::{self, Factors, folded_row, quantize_token};
 use crate::problem::{TokenDtype, TokenFormat};
 
-/// Columns of K that are summed on their own; every device sums whole windows in order.
+/// Columns of K per window. Every device sums whole windows in order.
 pub const WINDOW: usize = 128;
 
-/// Products that a device adds at a time, at most.
+/// Maximum number of products that a device adds per step.
 const STEP: usize = 16;
 
-/// What a step loses at most, as a share of its largest addend or sum.
+/// Maximum loss per step, relative to the largest addend or sum of the step.
 const STEP_LOSS: f64 = 17.0 / (1u64 << 25) as f64 + 1.0 / (1u64 << 23) as f64;
 
-/// Half of an f32's last bit, as a share of it.
+/// Half of the last bit of an f32, relative to the number.
 const HALF_ULP: f64 = 1.0 / (1u64 << 24) as f64;
 
-/// The smallest normal f32. Below it, a device may have fewer bits, or none.
+/// Smallest normal f32. Below it, a device may lose bits or flush to zero.
 const SMALLEST: f64 = f32::MIN_POSITIVE as f64;
 
 /// A dot product.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sum {
-    /// The sum, within the bound at the head of this file.
+    /// The sum, within the error bound of the reference.
     pub value: f64,
-    /// How far a device's sum may lie from it; infinite if the device's may leave f32.
+    /// Maximum distance of a device's sum from `value`. Infinite if the device's sum may overflow f32.
     pub error: f64,
 }
 
 impl Sum {
-    /// The sum times the global scale of the weights.
+    /// Returns the sum times the global scale of the weights.
     ///
-    /// A device multiplies by it, and by what its decoded weights lack, in f32.
+    /// A device multiplies in f32 by the global scale and by the factor that undoes the scaling of its decoded weights.
     fn scaled(self, global: f32) -> Self {
-        /// Roundings of these multiplications, and a bit for errors' own errors.
+        /// Bound of the roundings of these multiplications, and of the rounding of `error` itself.
         const ROUNDINGS: f64 = 4.0 * HALF_ULP;
         let value = self.value * f64::from(global);
         if !value.is_finite() {
@@ -68,33 +71,34 @@ impl Sum {
         Self { value, error }.within_f32()
     }
 
-    /// The sum with a bias. A device adds it in f32, together with its last multiplication or after it.
+    /// Returns the sum plus a bias. A device adds the bias in f32, fused with its last multiplication or after it.
     pub fn biased(self, bias: f32) -> Self {
         let value = self.value + f64::from(bias);
         if !value.is_finite() {
             return Self { value, error: self.error };
         }
-        // What is rounded lies within `self.error` of the value.
+        // The device rounds a number that lies within `self.error` of the value.
         let error = self.error * (1.0 + 2.0 * HALF_ULP) + 2.0 * HALF_ULP * value.abs() + SMALLEST;
         Self { value, error }.within_f32()
     }
 
-    /// Without a bound, if a device's number may leave f32.
+    /// Returns the sum with an infinite error if the device's number may overflow f32.
     fn within_f32(self) -> Self {
         let is_within = self.value.abs() + self.error < f64::from(f32::MAX);
         Self { error: if is_within { self.error } else { f64::INFINITY }, ..self }
     }
 
-    /// The ends between which a device's number lies. What is not finite is what it is.
+    /// Interval of the device's number. If the value is infinite or NaN, both ends are the value.
     fn ends(self) -> [f64; 2] {
         if self.value.is_finite() { [self.value - self.error, self.value + self.error] } else { [self.value; 2] }
     }
 }
 
-/// What an element of a 16-bit type may be.
+/// Range of an element of a 16-bit type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Expected {
-    /// A number or an infinity: `want`, but at least `low` and at most `high`, each rounded to the type.
+    /// A number or an infinity. The reference is `want`; an element must lie between `low` and `high`, each rounded to
+    /// the type.
     Between {
         /// The reference.
         want: f64,
@@ -105,12 +109,12 @@ pub enum Expected {
     },
     /// NaN.
     Nan,
-    /// Anything: a device's sums may overflow on the way, or infinity meets what may be zero.
+    /// Any value: a device's sums may overflow, or an infinity is multiplied with a number that may be zero.
     Anything,
 }
 
 impl Expected {
-    /// All that lies within `error` of a value; the value itself if it is infinite.
+    /// All numbers within `error` of a value. An infinite value must match exactly.
     fn around(value: f64, error: f64) -> Self {
         match value {
             _ if error == f64::INFINITY => Self::Anything,
@@ -120,7 +124,8 @@ impl Expected {
         }
     }
 
-    /// An element of the intermediate, of the sums with their biases; `gate` is not looked at where the activation has none.
+    /// Returns the range of an element of the intermediate, from the sums with their biases. `gate` is ignored if the
+    /// activation has no gate.
     pub fn activated(activation: Activation, gate: Option<Sum>, up: Sum) -> Self {
         match (activation.gate(), gate) {
             (Some(formula), Some(gate)) => Self::gated(formula, gate, up),
@@ -130,21 +135,21 @@ impl Expected {
 
     /// `x·σ(p)·(clamp(up) + offset)` with `x = min(gate, limit)` and `p = slope·x + cubic·x³`.
     ///
-    /// A device has e⁻ᵖ and a reciprocal to about the last bit of an f32 (PTX ISA, `ex2.approx.ftz.f32` and `rcp.approx.ftz.f32`:
-    /// 2⁻²² and 2⁻²³): with the additions and multiplications around them, `x·σ(p)` is off by 5·2⁻²³ of itself. It has p itself to
-    /// `r·2⁻²³·|p|`: r is 1 for two roundings, of the slope and of a product, and 3 for the six that there are with x³. The
-    /// derivative of ln σ(p) is 1 − σ(p), so that p's error makes at most r·2⁻²³·max(−p, 0.3) of the whole. Where 1 + e⁻ᵖ has no
-    /// normal reciprocal, σ is 0.
+    /// A device computes e⁻ᵖ and a reciprocal to about the last bit of an f32 (PTX ISA, `ex2.approx.ftz.f32` and
+    /// `rcp.approx.ftz.f32`: 2⁻²² and 2⁻²³). With the additions and multiplications around them, the relative error of
+    /// `x·σ(p)` is 5·2⁻²³. The error of p itself is up to `r·2⁻²³·|p|`: r is 1 for two roundings, of the slope and of a
+    /// product, and 3 for the six roundings with x³. The derivative of ln σ(p) is 1 − σ(p), so the error of p adds a
+    /// relative error of at most r·2⁻²³·max(−p, 0.3). If 1 + e⁻ᵖ has no normal reciprocal, σ is 0.
     fn gated(formula: Gate, gate: Sum, up: Sum) -> Self {
-        /// The steepest slope of x·σ(s·x), at s·x ≈ 2.4, whatever s is.
+        /// Maximum slope of x·σ(s·x), at s·x ≈ 2.4 for any s.
         const SILU_SLOPE: f64 = 1.0999;
-        /// That of gelu with tanh, at x ≈ 1.4.
+        /// Maximum slope of gelu with tanh, at x ≈ 1.4.
         const GELU_SLOPE: f64 = 1.1291;
         let Gate { slope, cubic, limit, offset } = formula;
         if gate.error == f64::INFINITY || up.error == f64::INFINITY {
             return Self::Anything;
         }
-        // NaN is kept.
+        // Keeps NaN.
         let min = |x: f64| if x > limit { limit } else { x };
         let sigmoid_argument = |x: f64| slope * x + if cubic == 0.0 { 0.0 } else { cubic * x * x * x };
         let x = min(gate.value);
@@ -161,13 +166,13 @@ impl Expected {
             let moved = steepest * (x - lowest).max(highest - x);
             let share = (roundings * (-sigmoid_argument(lowest)).max(0.3) + 5.0) * 2.0 * HALF_ULP;
             let far = lowest.abs().max(highest.abs());
-            // Where both p and the share are large, x·σ(p) is far below the smallest number.
+            // If both |p| and the relative error are large, x·σ(p) is far below the smallest number.
             let share = share.min(1.0);
             moved + share * (activated.abs() + moved) + far * 2.0 * SMALLEST
         };
         let ups = up.ends().map(|up| {
             let factor = up.clamp(-limit, limit) + offset;
-            // The addition of an offset rounds; where there is none, nothing does.
+            // Adding an offset rounds. Without an offset nothing is rounded.
             let rounding = if offset == 0.0 { 0.0 } else { 2.0 * HALF_ULP * factor.abs() };
             (factor, if rounding.is_finite() { rounding } else { 0.0 })
         });
@@ -185,12 +190,12 @@ impl Expected {
         if low == f64::NEG_INFINITY && high == f64::INFINITY {
             return Self::Anything;
         }
-        // Two multiplications.
+        // Roundings of two multiplications.
         let more = |end: f64| if end.is_infinite() { 0.0 } else { 4.0 * HALF_ULP * end.abs() + SMALLEST };
         Self::Between { want, low: low - more(low), high: high + more(high) }
     }
 
-    /// `max(up, 0)²`: one multiplication. Nothing is left of what is surely negative.
+    /// `max(up, 0)²` with the rounding of one multiplication. The result is 0 if `up` is certainly negative.
     fn relu2(up: Sum) -> Self {
         if up.error == f64::INFINITY {
             return Self::Anything;
@@ -204,16 +209,16 @@ impl Expected {
         Self::Between { want: square(up.value), low: (low - more(low)).max(0.0), high: high + more(high) }
     }
 
-    /// An element of a down projection's rows.
+    /// Returns the range of an element of a down projection.
     pub fn plain(sum: Sum) -> Self {
         Self::around(sum.value, sum.error)
     }
 
-    /// Whether an element of type `dtype` may be `got`.
+    /// Whether `got` is right for an element of type `dtype`.
     pub fn accepts(self, dtype: TokenDtype, got: f64) -> bool {
         let rounded = |x: f64| dtype.decode(dtype.round(x));
         match self {
-            // One number alone: with its sign, be it zero's.
+            // The interval is one number, so the bits must match, including the sign of zero.
             Self::Between { low, high, .. } if low == high => got.to_bits() == rounded(low).to_bits(),
             Self::Between { low, high, .. } => rounded(low) <= got && got <= rounded(high),
             Self::Nan => got.is_nan(),
@@ -221,7 +226,7 @@ impl Expected {
         }
     }
 
-    /// The reference; NaN if it is none or there is none.
+    /// The reference. NaN if the reference is NaN or there is no bound.
     pub fn want(self) -> f64 {
         match self {
             Self::Between { want, .. } => want,
@@ -230,19 +235,20 @@ impl Expected {
     }
 }
 
-/// A token, or a row of weights, decoded as it is multiplied.
+/// A token or a row of weights, decoded for multiplication.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Operand {
-    /// Exact numbers; weights without their global scale.
+    /// Exact numbers. Weights are without their global scale.
     Bits16(Vec<f64>),
-    /// Exact numbers of an NVFP4 token, with its global scale.
+    /// Exact numbers of an NVFP4 token, and its global scale.
     Nvfp4(Vec<f64>, f32),
-    /// Factors of [`fp8::sum`], with the scale of a token; that of weights is 1.
+    /// Factors of [`fp8::sum`], and the scale of a token. The scale of weights is 1.
     Fp8(Factors, f32),
 }
 
 impl Operand {
-    /// A token; in NVFP4 with this input scale, or else one of its own.
+    /// Decodes a token. In NVFP4, the token is quantized with the input scale or, without one, with its own global
+    /// scale.
     pub fn token(format: TokenFormat, dtype: TokenDtype, bits: &[u16], input_scale: Option<f32>) -> Self {
         match format {
             TokenFormat::Bits16 => {
@@ -263,14 +269,14 @@ impl Operand {
         }
     }
 
-    /// A token of e2m1 codes, one a byte, scales of their blocks, and a global scale.
+    /// Makes an NVFP4 token from e2m1 codes (one per byte), block scales and a global scale.
     pub fn nvfp4(codes: &[u8], scales: &[u8], global: f32) -> Self {
         let blocks = codes.as_chunks::<BLOCK>().0.iter().zip(scales);
         let number = |scale: u8| move |&code: &u8| f64::from(e2m1::decode(code)) * f64::from(e4m3::decode(scale));
         Self::Nvfp4(blocks.flat_map(|(codes, &scale)| codes.iter().map(number(scale))).collect(), global)
     }
 
-    /// A row of weights.
+    /// Decodes a row of weights.
     pub fn weights(format: TokenFormat, matrix: &Matrix<'_>, row: usize) -> Self {
         match format {
             TokenFormat::Bits16 | TokenFormat::Nvfp4 => {
@@ -287,10 +293,11 @@ impl Operand {
     }
 }
 
-/// What a projection makes of a token: its dot product with a row of weights, times the weights' global scale, plus the bias.
+/// Returns one element of a projection: the dot product of a token with a row of weights, times the global scale of the
+/// weights, plus the bias.
 ///
 /// # Panics
-/// If the two are not of one format.
+/// If the token and the weights have different formats.
 pub fn projected(token: &Operand, weights: &Operand, global: f32, bias: Option<f32>) -> Sum {
     match (token, weights) {
         (Operand::Bits16(token), Operand::Bits16(weights)) => {
@@ -308,22 +315,22 @@ pub fn projected(token: &Operand, weights: &Operand, global: f32, bias: Option<f
         (Operand::Fp8(token, scale), Operand::Fp8(weights, _)) => {
             Sum { value: fp8::scaled(fp8::sum(token, weights), *scale, global, bias).into(), error: 0.0 }
         }
-        _ => panic!("a token and weights of one format"),
+        _ => panic!("the token and the weights have different formats"),
     }
 }
 
-/// The numbers of a token, exact.
+/// Decodes the numbers of a token, exactly.
 pub fn decode_token(dtype: TokenDtype, bits: &[u16], out: &mut [f64]) {
-    assert_eq!(bits.len(), out.len(), "a number for each element");
+    assert_eq!(bits.len(), out.len(), "one number per element");
     out.iter_mut().zip(bits).for_each(|(out, &bits)| *out = dtype.decode(bits));
 }
 
-/// The bits of a token times a weight of the router, rounded to its type: f32, and then the type.
+/// Returns a token times a weight of the router. The product is rounded to f32, then to the token type.
 pub fn weighted_token(dtype: TokenDtype, bits: &[u16], weight: f32) -> Vec<u16> {
     bits.iter().map(|&bits| dtype.round_f32(dtype.decode(bits) as f32 * weight)).collect()
 }
 
-/// The numbers of a row of weights without the global scale, exact.
+/// Decodes the numbers of a row of weights without the global scale, exactly.
 pub fn decode_weights(matrix: &Matrix<'_>, row: usize, scratch: &mut Vec<i32>, out: &mut [f64]) {
     const UNIT: f64 = 1.0 / (1u64 << FIXED_POINT_BITS) as f64;
     scratch.resize(out.len(), 0);
@@ -331,16 +338,16 @@ pub fn decode_weights(matrix: &Matrix<'_>, row: usize, scratch: &mut Vec<i32>, o
     out.iter_mut().zip(scratch).for_each(|(out, &mut number)| *out = f64::from(number) * UNIT);
 }
 
-/// The dot product of a token with a row of weights, times the weights' global scale.
+/// Returns the dot product of a token with a row of weights, times the global scale of the weights.
 pub fn product(token: &[f64], weights: &[f64], global: f32) -> Sum {
     #[cfg(target_arch = "x86_64")]
     {
         if is_x86_feature_detected!("avx512f") {
-            // SAFETY: avx512f was detected on the line above.
+            // SAFETY: AVX-512 F was detected on the line above.
             return unsafe { sum_avx512(token, weights) }.scaled(global);
         }
         if is_x86_feature_detected!("avx2") {
-            // SAFETY: avx2 was detected on the line above.
+            // SAFETY: AVX2 was detected on the line above.
             return unsafe { sum_avx2(token, weights) }.scaled(global);
         }
     }
@@ -359,10 +366,11 @@ fn sum_avx2(token: &[f64], weights: &[f64]) -> Sum {
     sum(token, weights)
 }
 
-/// The same bits on every instruction set: nothing here is contracted.
+/// Returns the dot product without the global scale. The bits are the same on every instruction set, since no
+/// operations are fused.
 #[inline(always)]
 fn sum(token: &[f64], weights: &[f64]) -> Sum {
-    /// A device's f32 sums stay finite below this, weights without their global scale.
+    /// If the sum of magnitudes is below this, a device's f32 sums stay finite. Weights are without their global scale.
     const MOST: f64 = f32::MAX as f64 / 2.0;
     let (mut value, mut magnitude, mut error) = (0.0f64, 0.0, 0.0);
     for (token, weights) in token.chunks(WINDOW).zip(weights.chunks(WINDOW)) {
@@ -372,7 +380,7 @@ fn sum(token: &[f64], weights: &[f64]) -> Sum {
         magnitude += absolute;
     }
     if !value.is_finite() {
-        // What is not finite comes of the token, and a device has it too, unless finite products overflow on the way.
+        // The infinity or NaN comes from the token. A device has it too, unless finite products overflow.
         let magnitude = finite_magnitude(token, weights);
         return Sum { value, error: if magnitude < MOST { 0.0 } else { f64::INFINITY } };
     }
@@ -380,11 +388,11 @@ fn sum(token: &[f64], weights: &[f64]) -> Sum {
         return Sum { value, error: f64::INFINITY };
     }
     let steps = token.len().div_ceil(STEP) as f64;
-    // The accumulator's own error, and the reference's, are far below a hundredth of this.
+    // The errors of the accumulator and of the reference are far below a hundredth of this.
     Sum { value, error: 1.01 * STEP_LOSS * error + steps * 32.0 * SMALLEST }
 }
 
-/// The sum of a window's products, and of their magnitudes.
+/// Returns the sum of a window's products, and the sum of their magnitudes.
 #[inline(always)]
 fn window(token: &[f64], weights: &[f64]) -> [f64; 2] {
     const LANES: usize = STEP;
@@ -407,7 +415,7 @@ fn window(token: &[f64], weights: &[f64]) -> [f64; 2] {
     })
 }
 
-/// The sum of magnitudes of the products that are finite.
+/// Sum of the magnitudes of all finite products.
 #[cold]
 fn finite_magnitude(token: &[f64], weights: &[f64]) -> f64 {
     token.iter().zip(weights).map(|(x, w)| (x * w).abs()).filter(|product| product.is_finite()).sum()
@@ -421,7 +429,8 @@ mod tests {
     use super::*;
     use crate::format::e4m3;
 
-    /// A number as an integer in units of 2⁻²⁰⁰. It is one if the number is a 16-bit token's, a weight's or a product of both.
+    /// Returns x in units of 2⁻²⁰⁰. This is an integer for the elements of 16-bit tokens, for weights and for products
+    /// of both.
     fn integer(x: f64) -> BigInt {
         let bits = x.to_bits();
         let (exponent, fraction) = ((bits >> 52 & 0x7FF) as i32, bits & ((1 << 52) - 1));
@@ -437,7 +446,7 @@ mod tests {
         if x < 0.0 { -magnitude } else { magnitude }
     }
 
-    /// Bits of finite numbers of a type, of all exponents or of some in the middle.
+    /// Bits of finite numbers of a type, with all exponents or only with exponents of a middle range.
     fn tokens(dtype: TokenDtype, k: usize) -> impl Strategy<Value = Vec<u16>> {
         let (exponent, bias) = match dtype {
             TokenDtype::F16 => (0x7C00, 0x3000),
@@ -469,7 +478,7 @@ mod tests {
         (token, weights)
     }
 
-    /// A step of Hopper's tensor core: addends are aligned to the largest and cut off, and so is their sum.
+    /// One step of Hopper's tensor core: addends are aligned to the largest and truncated, and their sum is truncated.
     fn hopper_step(sum: f32, products: &[f64]) -> f32 {
         let addends = || products.iter().copied().chain([f64::from(sum)]);
         let largest = addends().fold(0.0, |largest: f64, addend| largest.max(addend.abs()));
@@ -482,7 +491,7 @@ mod tests {
         if f64::from(nearest).abs() > exact.abs() { f32::from_bits(nearest.to_bits() - 1) } else { nearest }
     }
 
-    /// The sum as a tensor core makes it of windows whose columns are exchanged.
+    /// Sum of a tensor core that adds the columns of each window in another order.
     fn hopper_sum(token: &[f64], weights: &[f64], stride: usize) -> f64 {
         let windows = token.chunks(WINDOW).zip(weights.chunks(WINDOW));
         f64::from(windows.fold(0.0, |sum, (token, weights)| {
@@ -492,7 +501,7 @@ mod tests {
         }))
     }
 
-    /// The sum as sixteen f32 sums of each window make it.
+    /// Sum of a device that adds sixteen f32 sums per window.
     fn sum_of_lanes(token: &[f64], weights: &[f64]) -> f64 {
         let windows = token.chunks(WINDOW).zip(weights.chunks(WINDOW));
         f64::from(windows.fold(0f32, |sum, (token, weights)| {
@@ -506,7 +515,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn sums_are_within_the_stated_bound_of_big_integers((dtype, bits, matrix) in cases()) {
+        fn sums_are_within_the_bound_of_big_integers((dtype, bits, matrix) in cases()) {
             let (token, weights) = decoded(dtype, &bits, &matrix);
             let products = token.iter().zip(&weights).map(|(&x, &w)| integer(x) * integer(w));
             let (exact, magnitude) = products.fold((BigInt::ZERO, BigInt::ZERO), |(sum, magnitude), product| {
@@ -519,7 +528,7 @@ mod tests {
         }
 
         #[test]
-        fn what_devices_sum_is_within_the_error((dtype, bits, matrix) in cases(), stride in 1usize..64) {
+        fn sums_of_devices_are_within_the_error((dtype, bits, matrix) in cases(), stride in 1usize..64) {
             let (token, weights) = decoded(dtype, &bits, &matrix);
             let sum = sum(&token, &weights);
             for got in [hopper_sum(&token, &weights, stride), sum_of_lanes(&token, &weights)] {
@@ -540,7 +549,7 @@ mod tests {
             bf16 in any::<bool>(), activation in prop::sample::select(&ACTIVATIONS[..]), small in any::<bool>(),
         ) {
             let dtype = if bf16 { TokenDtype::Bf16 } else { TokenDtype::F16 };
-            // Where the limits are.
+            // Half of the cases are near the limits.
             let (gate, up) = if small { (gate / 10.0, up / 1e3) } else { (gate, up) };
             let [gate, up] = [gate, up].map(|value| Sum { value, error: 1e-5 * value.abs() });
             let [x, u] = [(gate, off[0]), (up, off[1])].map(|(sum, off)| (sum.value + off * sum.error) as f32 + bias);
@@ -550,17 +559,19 @@ mod tests {
         }
 
         #[test]
-        fn the_reference_is_the_definition(
+        fn the_reference_matches_the_definition(
             gate in -30f64..30.0, up in -30f64..30.0, activation in prop::sample::select(&ACTIVATIONS[..]),
         ) {
             let exact = |value: f64| Sum { value, error: 0.0 };
             let got = Expected::activated(activation, Some(exact(gate)), exact(up)).want();
             let want = activation.apply(gate, up);
-            prop_assert!((got - want).abs() <= 1e-13 * (want.abs() + gate.abs() * up.abs()), "{activation} {got} {want}");
+            prop_assert!((got - want).abs() <= 1e-13 * (want.abs() + gate.abs() * up.abs()),
+                "{activation} {got} {want}"
+                );
         }
 
         #[test]
-        fn an_interval_is_narrow_and_leaves_out_what_another_description_computes(
+        fn intervals_are_narrow_and_exclude_other_activations(
             gate in -6f64..6.0, up in -6f64..6.0, one in 0..ACTIVATIONS.len(), other in 0..ACTIVATIONS.len(),
         ) {
             let exact = |value: f64| Sum { value, error: 0.0 };
@@ -574,7 +585,7 @@ mod tests {
         }
     }
 
-    /// Each activation, and the limits and slopes of others.
+    /// All activations, and some with other limits and slopes.
     const ACTIVATIONS: [Activation; 7] = [
         Activation::Silu,
         Activation::SiluLimit { limit: 2.5 },
@@ -585,7 +596,7 @@ mod tests {
         Activation::Relu2,
     ];
 
-    /// An activation as a device's f32 instructions compute it.
+    /// Computes an activation like the f32 instructions of a device.
     fn in_f32(activation: Activation, gate: f32, up: f32) -> f32 {
         let Some(Gate { slope, cubic, limit, offset }) = activation.gate() else {
             return up.max(0.0) * up.max(0.0);
@@ -597,7 +608,7 @@ mod tests {
     }
 
     #[test]
-    fn the_steepest_slopes_are_no_less_than_those_of_the_functions() {
+    fn the_slope_bounds_hold_and_are_tight() {
         for (activation, steepest) in [
             (Activation::Silu, 1.0999),
             (Activation::GptOss { alpha: 3.0, limit: 1e6 }, 1.0999),
@@ -627,25 +638,25 @@ mod tests {
         both[0] = f64::NEG_INFINITY;
         assert!(product(&both, 1.0).value.is_nan());
         assert!(product(&one(f64::NAN, 16), 1.0).value.is_nan());
-        // Finite products that no f32 sum holds.
+        // The products are finite, but their sum overflows f32.
         assert_eq!(product(&one(3e38, 16), 2.0).error, f64::INFINITY);
         both[0] = 3e38;
         assert_eq!(product(&both, 2.0).error, f64::INFINITY);
     }
 
     #[test]
-    fn what_is_expected_of_infinities() {
+    fn infinities_and_nan_have_their_expected_results() {
         let sum = |value: f64| Sum { value, error: if value.is_finite() { 0.5 } else { 0.0 } };
         let gated = |gate: f64, up: f64| Expected::activated(Activation::Silu, Some(sum(gate)), sum(up));
         let infinite = |want: f64| Expected::Between { want, low: want, high: want };
         assert_eq!(gated(f64::INFINITY, 3.0), infinite(f64::INFINITY));
         assert_eq!(gated(f64::INFINITY, -3.0), infinite(f64::NEG_INFINITY));
         assert_eq!(gated(2.0, f64::NEG_INFINITY), infinite(f64::NEG_INFINITY));
-        // The factor's sign is open.
+        // The sign of the factor is unknown.
         assert_eq!(gated(f64::INFINITY, 0.1), Expected::Anything);
         assert_eq!(gated(f64::NEG_INFINITY, 3.0), Expected::Nan);
         assert_eq!(gated(f64::NAN, 3.0), Expected::Nan);
-        // Limits take infinities away, but not NaN.
+        // Limits clamp infinities, but keep NaN.
         let gpt_oss = |gate: f64, up: f64| Expected::activated(Activation::GPT_OSS, Some(sum(gate)), sum(up));
         assert_eq!(gpt_oss(f64::INFINITY, f64::NEG_INFINITY), gpt_oss(1e6, -1e6));
         assert!((gpt_oss(f64::INFINITY, f64::INFINITY).want() - 56.0).abs() < 1e-3);
@@ -656,7 +667,7 @@ mod tests {
         let relu2 = |up: f64| Expected::activated(Activation::Relu2, None, sum(up));
         assert_eq!([relu2(f64::NEG_INFINITY), relu2(-3.0)], [infinite(0.0); 2]);
         assert_eq!([relu2(f64::INFINITY), relu2(f64::NAN)], [infinite(f64::INFINITY), Expected::Nan]);
-        // A bias is added to a number; an infinity stays what it is.
+        // A bias is added to a finite number. An infinity stays infinite.
         assert_eq!(sum(f64::INFINITY).biased(-1e30), sum(f64::INFINITY));
         assert_eq!(sum(f64::from(f32::MAX)).biased(1e32).error, f64::INFINITY);
         assert_eq!(Expected::plain(sum(f64::NAN)), Expected::Nan);
@@ -665,10 +676,10 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_accepted_between_the_rounded_ends() {
+    fn numbers_between_the_rounded_ends_are_accepted() {
         let expected = Expected::plain(Sum { value: 1.0, error: 0.001 });
         let accepts = |got: f64| expected.accepts(TokenDtype::Bf16, got);
-        // A bf16 below 1 is 2⁻⁸ away, above 2⁻⁷: 0.999 and 1.001 are both nearer to 1.
+        // The next bf16 below 1 is 2⁻⁸ away, the next above is 2⁻⁷ away. Both 0.999 and 1.001 round to 1.
         assert!(accepts(1.0) && !accepts(1.0 + 1.0 / 128.0) && !accepts(1.0 - 1.0 / 256.0) && !accepts(f64::NAN));
         let edge = Expected::plain(Sum { value: 65519.0, error: 2.0 });
         assert!(edge.accepts(TokenDtype::F16, 65504.0) && edge.accepts(TokenDtype::F16, f64::INFINITY));
@@ -677,18 +688,18 @@ mod tests {
     }
 
     #[test]
-    fn an_element_left_out_of_a_long_sum_is_outside_of_the_error() {
+    fn a_missing_product_exceeds_the_error() {
         const K: usize = 7168;
-        // Products of alternating signs: the accumulator stays small.
+        // The signs of products alternate, so the accumulator stays small.
         let token: Vec<f64> = (0..K).map(|k| if k % 2 == 0 { 1.0 } else { -1.0 }).collect();
         let Sum { error, .. } = product(&token, &[1.5; K], 1.0);
         assert!(error < 1.5 / 5.0, "{error}");
     }
 
     #[test]
-    fn a_weighted_token_is_rounded_to_f32_and_then_to_its_type() {
+    fn weighted_tokens_round_to_f32_then_to_their_type() {
         let out = weighted_token(TokenDtype::Bf16, &[0x3F81, 0x4000], 1.005);
-        // 1.0078125 · 1.005 = 1.0128515625 is between 1.0078125 and 1.015625, nearer to the latter.
+        // 1.0078125 · 1.005 = 1.0128515625 lies between 1.0078125 and 1.015625, closer to 1.015625.
         assert_eq!(out, [1.015625, 2.015625].map(|number| TokenDtype::Bf16.round(number)));
     }
 }

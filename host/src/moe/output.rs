@@ -1,4 +1,4 @@
-//! What a layer computes: the hidden states, and, to check it in stages, what lies between.
+//! Results of a layer: the hidden states and, if a caller wants to check them in stages, the values in between.
 
 use super::problem::MoeStep;
 use crate::error::Error;
@@ -7,59 +7,60 @@ use crate::fp8::QuantizedRows;
 use crate::output::POISON;
 use crate::problem::{TokenDtype, TokenFormat};
 
-/// What the products leave in memory, in the tokens' type, row-major without gaps, columns in their natural order.
+/// Results of the products in memory: in the token type, row-major without gaps, columns in their natural order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stages {
-    /// `silu(gate) ∘ up`, or another activation, of each row: `[rows, I]`. Rows are those of [`MoeStep::rows`].
+    /// Intermediate of each row, `silu(gate) ∘ up` or another activation: `[rows, I]`. The rows are those in
+    /// [`MoeStep::rows`].
     pub intermediate: Vec<u16>,
-    /// What the down projection makes of it: `[rows, H]`.
+    /// Down projection of each row of the intermediate: `[rows, H]`.
     pub partial: Vec<u16>,
-    /// As `intermediate`, of the shared expert: `[T, I of the shared expert]`; empty if there is none.
+    /// Intermediate of the shared expert: `[T, I of the shared expert]`. Empty if there is no shared expert.
     pub shared_intermediate: Vec<u16>,
-    /// As `partial`, of the shared expert: `[T, H]`; empty if there is none.
+    /// Down projection of the shared expert: `[T, H]`. Empty if there is no shared expert.
     pub shared_partial: Vec<u16>,
-    /// What was multiplied, if tokens are not multiplied as they are.
+    /// Quantized operands of the products. `None` if tokens are multiplied in 16 bits.
     pub quantized: Option<QuantizedStages>,
 }
 
-/// Rows in e4m3 or NVFP4 as the products multiply them, each with a scale.
+/// Rows of e4m3 or NVFP4 that the products multiply, each with a scale.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QuantizedStages {
-    /// Each row's token, `[rows, H]`. Weights on the input have been multiplied.
+    /// Token of each row, `[rows, H]`, after multiplication with weights on the input.
     pub tokens: QuantizedRows,
-    /// Each row's intermediate, `[rows, I]`.
+    /// Intermediate of each row, `[rows, I]`.
     pub intermediate: QuantizedRows,
-    /// The shared expert's tokens, `[T, H]`; empty if there is none.
+    /// Tokens of the shared expert, `[T, H]`. Empty if there is no shared expert.
     pub shared_tokens: QuantizedRows,
-    /// Its intermediate, `[T, I of the shared expert]`; empty if there is none.
+    /// Intermediate of the shared expert, `[T, I of the shared expert]`. Empty if there is no shared expert.
     pub shared_intermediate: QuantizedRows,
 }
 
 impl QuantizedStages {
-    /// All of them, in the order of [`quantized_sizes`].
+    /// All four parts, in the order of [`quantized_sizes`].
     fn parts(&self) -> [&QuantizedRows; 4] {
         [&self.tokens, &self.intermediate, &self.shared_tokens, &self.shared_intermediate]
     }
 }
 
-/// The output of a step: hidden states `[T, H]` in the tokens' type, without gaps.
+/// Output of a step: hidden states `[T, H]` in the token type, without gaps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MoeOutput {
     dtype: TokenDtype,
     /// `[T, H]`.
     pub hidden: Vec<u16>,
-    /// What a backend has to bring back besides, if it was asked for.
+    /// Values in between, which the backend fills in if they are `Some`.
     pub stages: Option<Stages>,
 }
 
 impl MoeOutput {
-    /// A poisoned output for a step.
+    /// Makes an output for a step, filled with poison.
     pub fn new(step: &MoeStep<'_>) -> Self {
         let sizes = step.sizes();
         Self { dtype: sizes.dtype, hidden: vec![POISON; step.tokens() * sizes.hidden], stages: None }
     }
 
-    /// A poisoned output that asks for the stages too.
+    /// Makes an output with stages for a step, filled with poison.
     pub fn with_stages(step: &MoeStep<'_>) -> Self {
         let [intermediate, partial, shared_intermediate, shared_partial] =
             stage_lengths(step).map(|length| vec![POISON; length]);
@@ -73,7 +74,7 @@ impl MoeOutput {
         Self { stages: Some(stages), ..Self::new(step) }
     }
 
-    /// Fills it with NaN, so that an element which a kernel fails to write is found.
+    /// Fills the output with NaN, so that a comparison finds any element that a kernel does not write.
     pub fn poison(&mut self) {
         self.hidden.fill(POISON);
         if let Some(Stages { intermediate, partial, shared_intermediate, shared_partial, quantized }) = &mut self.stages
@@ -89,10 +90,10 @@ impl MoeOutput {
         }
     }
 
-    /// Checks that it has the type and the elements of this step's output.
+    /// Checks that the type and the lengths match the output of this step.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it does not.
+    /// [`Error::Invalid`] if they do not match.
     pub fn check_fits(&self, step: &MoeStep<'_>) -> Result<(), Error> {
         let sizes = step.sizes();
         let stages_fit = self.stages.as_ref().is_none_or(|stages| {
@@ -114,16 +115,16 @@ impl MoeOutput {
         if self.dtype == sizes.dtype && self.hidden.len() == step.tokens() * sizes.hidden && stages_fit {
             return Ok(());
         }
-        Err(Error::Invalid("the output was made for another step: make a new one".into()))
+        Err(Error::Invalid("this output was made for another step; make a new one for this step".into()))
     }
 
-    /// The type of its numbers.
+    /// Token type of the output.
     pub fn dtype(&self) -> TokenDtype {
         self.dtype
     }
 }
 
-/// Elements of each part of [`Stages`], in their order.
+/// Number of elements of each part of [`Stages`], in the order of its fields.
 fn stage_lengths(step: &MoeStep<'_>) -> [usize; 4] {
     let (sizes, rows, tokens) = (step.sizes(), step.rows().count(), step.tokens());
     let shared_tokens = sizes.shared_intermediate.map_or(0, |_| tokens);
@@ -131,7 +132,7 @@ fn stage_lengths(step: &MoeStep<'_>) -> [usize; 4] {
     [rows * sizes.intermediate, rows * sizes.hidden, shared_intermediate, shared_tokens * sizes.hidden]
 }
 
-/// Rows and columns of each part of [`QuantizedStages`], in their order.
+/// Rows and columns of each part of [`QuantizedStages`], in the order of its fields.
 fn quantized_sizes(step: &MoeStep<'_>) -> [[usize; 2]; 4] {
     let (sizes, rows, tokens) = (step.sizes(), step.rows().count(), step.tokens());
     let shared_rows = sizes.shared_intermediate.map_or(0, |_| tokens);

@@ -1,4 +1,4 @@
-//! The weights of a layer and the tokens of a step. Every validation of them stands here.
+//! The weights of a layer and the inputs of a step, with all their validation.
 
 use std::borrow::Cow;
 
@@ -12,35 +12,36 @@ use crate::format::{BLOCK, Matrix, e2m1, e4m3};
 use crate::fp4::InputScales;
 use crate::problem::{MAX_K, TokenDtype, TokenFormat};
 
-/// Everything about a layer that does not change from step to step, but its numbers.
+/// All properties of a layer that are the same in every step, except the numbers of its weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MoeSizes {
-    /// H: elements of a token; a multiple of 16.
+    /// H: number of elements per token, a multiple of 16.
     pub hidden: usize,
-    /// I: rows of gate and up, a multiple of 16.
+    /// I: number of rows of gate and up, a multiple of 16.
     pub intermediate: usize,
-    /// E: experts that the layer holds, from 1 to 512.
+    /// E: number of experts that the layer holds, from 1 to 512.
     pub experts: usize,
-    /// Experts that a token can name: the length of the expert map, or E.
+    /// Number of experts that a token can name: the length of the expert map, or E.
     pub named_experts: usize,
-    /// k: experts that a token names, from 1 to 32.
+    /// k: number of experts that each token names, from 1 to 32.
     pub top_k: usize,
-    /// I of the shared expert, if there is one; a multiple of 16.
+    /// I of the shared expert, a multiple of 16. `None` without a shared expert.
     pub shared_intermediate: Option<usize>,
-    /// The type of tokens, of the intermediate and of the output.
+    /// Token type: the type of tokens, intermediate and output.
     pub dtype: TokenDtype,
-    /// What becomes of gate and up.
+    /// Activation of gate and up.
     pub activation: Activation,
     /// Whether any projection has biases.
     pub biases: bool,
-    /// As what tokens and the intermediate are multiplied.
+    /// Format in which tokens and the intermediate are multiplied.
     pub token_format: TokenFormat,
-    /// Whether tokens in NVFP4 have the global scales that their experts come with ([`InputScales`]), and not each one of its own.
+    /// Whether the experts have input scales ([`InputScales`]), the global scales of their tokens in NVFP4. If `false`,
+    /// each token has its own global scale.
     pub input_scales: bool,
 }
 
 impl MoeSizes {
-    /// Whether tokens are multiplied by the global scales that experts come with.
+    /// Whether tokens are quantized with the input scales of the experts.
     pub fn has_input_scales(&self) -> bool {
         self.input_scales && self.token_format == TokenFormat::Nvfp4
     }
@@ -48,7 +49,7 @@ impl MoeSizes {
     /// Checks every size.
     ///
     /// # Errors
-    /// What is out of range, with the range.
+    /// [`Error::Invalid`] with the first size out of range and its range.
     pub fn check(&self) -> Result<(), Error> {
         let within = |what: &str, got: usize, most: usize| match got {
             got if (1..=most).contains(&got) => Ok(()),
@@ -64,7 +65,7 @@ impl MoeSizes {
     }
 }
 
-/// Checks a size that is K of a product.
+/// Checks a size that is the K of a product.
 fn check_width(what: &str, size: usize) -> Result<(), Error> {
     if size == 0 || size > MAX_K || !size.is_multiple_of(BLOCK) {
         return Err(Error::Invalid(format!(
@@ -74,8 +75,8 @@ fn check_width(what: &str, size: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// An expert: gate and up `[I, H]`, down `[H, I]`, each with a global scale of its own. Gate is there unless the layer's
-/// activation has none.
+/// An expert: gate and up `[I, H]` and down `[H, I]`, each with its own global scale. Gate is present if and only if
+/// the layer's activation has a gate.
 #[derive(Clone, Debug)]
 pub struct MoeExpert<'a> {
     /// Gate projection.
@@ -88,7 +89,7 @@ pub struct MoeExpert<'a> {
     pub biases: Biases<'a>,
 }
 
-/// The biases of an expert's projections, as far as they have some; zero otherwise.
+/// Biases of an expert's projections. A projection without biases has `None`.
 #[derive(Clone, Debug, Default)]
 pub struct Biases<'a> {
     /// `[I]`.
@@ -100,43 +101,45 @@ pub struct Biases<'a> {
 }
 
 impl<'a> MoeExpert<'a> {
-    /// An expert with a gate and without biases.
+    /// Makes an expert with a gate and without biases.
     pub fn gated(gate: Matrix<'a>, up: Matrix<'a>, down: Matrix<'a>) -> Self {
         Self { gate: Some(gate), up, down, biases: Biases::default() }
     }
 
-    /// An expert without gate and without biases.
+    /// Makes an expert without a gate and without biases.
     pub fn ungated(up: Matrix<'a>, down: Matrix<'a>) -> Self {
         Self { gate: None, up, down, biases: Biases::default() }
     }
 
-    /// The expert with biases.
+    /// Returns the expert with these biases.
     pub fn with_biases(self, biases: Biases<'a>) -> Self {
         Self { biases, ..self }
     }
 
-    /// The projections that there are, by their names, with their biases.
+    /// Returns the expert's projections: name, matrix and biases.
     pub fn projections(&self) -> impl Iterator<Item = (&'static str, &Matrix<'a>, Option<&Bias<'a>>)> {
         let Biases { gate, up, down } = &self.biases;
         let of_gate = self.gate.as_ref().map(|matrix| ("gate", matrix, gate.as_ref()));
         of_gate.into_iter().chain([("up", &self.up, up.as_ref()), ("down", &self.down, down.as_ref())])
     }
 
-    /// Whether a projection has biases.
+    /// Whether any projection has biases.
     fn is_biased(&self) -> bool {
         let Biases { gate, up, down } = &self.biases;
         gate.is_some() || up.is_some() || down.is_some()
     }
 
-    /// Checks whether the gate is there, sizes, scales and biases.
+    /// Checks the presence of the gate, the sizes, the global scales and the biases.
     fn check(&self, sizes: &MoeSizes, intermediate: usize) -> Result<(), Error> {
         let &MoeSizes { hidden, dtype, activation, .. } = sizes;
         match (activation.has_gate(), self.gate.is_some() || self.biases.gate.is_some()) {
             (true, _) if self.gate.is_none() => {
-                return Err(Error::Invalid(format!("no gate, which the activation {activation} needs")));
+                return Err(Error::Invalid(format!(
+                    "the activation {activation} needs a gate, but the expert has none"
+                )));
             }
             (false, true) => {
-                let text = format!("the activation {activation} takes no gate and no biases of one; leave them out");
+                let text = format!("the activation {activation} takes no gate; leave out the gate and its biases");
                 return Err(Error::Invalid(text));
             }
             _ => {}
@@ -155,11 +158,11 @@ impl<'a> MoeExpert<'a> {
     }
 }
 
-/// Refuses a global scale of weights with which a product of an f16 token leaves f32.
+/// Checks that the product of a weight with this global scale and an f16 token stays within f32.
 pub(crate) fn check_global_scale(global: f32) -> Result<(), Error> {
-    /// The largest magnitude of `e2m1 × e4m3`.
+    /// Largest magnitude of `e2m1 × e4m3`.
     const MAX_NUMBER: f64 = (e2m1::MAX * e4m3::MAX) as f64;
-    /// The largest f16.
+    /// Largest f16.
     const MAX_TOKEN: f64 = 65504.0;
     if f64::from(global) * MAX_NUMBER * MAX_TOKEN <= f64::from(f32::MAX) {
         return Ok(());
@@ -176,24 +179,32 @@ pub struct MoeWeights<'a> {
     experts: Vec<MoeExpert<'a>>,
     shared: Option<MoeExpert<'a>>,
     expert_map: Option<Vec<i32>>,
-    /// Of the experts and, behind them, of the shared one; empty if there are none.
+    /// Input scales of the experts, followed by those of the shared expert. Empty if each token has its own global
+    /// scale.
     input_scales: Vec<InputScales>,
 }
 
 impl<'a> MoeWeights<'a> {
-    /// A layer of these experts, of which a token of type `dtype` names `top_k`, with the activation silu(gate)·up.
+    /// Makes a layer of these experts with the activation `silu(gate)·up`. Each token has type `dtype` and names
+    /// `top_k` experts.
     ///
     /// # Errors
-    /// As [`MoeWeights::with_activation`].
+    /// The errors of [`MoeWeights::with_activation`].
     pub fn new(dtype: TokenDtype, top_k: usize, experts: Vec<MoeExpert<'a>>) -> Result<Self, Error> {
         Self::with_activation(dtype, top_k, Activation::Silu, experts)
     }
 
-    /// A layer of these experts, of which a token of type `dtype` names `top_k`.
+    /// Makes a layer of these experts. Each token has type `dtype` and names `top_k` experts.
     ///
     /// # Errors
-    /// If there are none or more than 512, k is 0 or more than 32, H or I is no multiple of 16, sizes differ, a gate lacks or is too
-    /// many, a bias is not finite, or a global scale takes weights out of f32. It names the expert and the projection.
+    /// [`Error`] with the expert and the projection, in these cases:
+    ///
+    /// * there are no experts, or more than 512;
+    /// * k is not from 1 to 32;
+    /// * H or I is not a multiple of 16 from 16 to 2^20, or an expert has other sizes than the first;
+    /// * an expert lacks a gate that the activation needs, or has one that the activation does not take;
+    /// * a bias is not finite;
+    /// * a global scale lets products overflow f32.
     pub fn with_activation(
         dtype: TokenDtype,
         top_k: usize,
@@ -201,7 +212,7 @@ impl<'a> MoeWeights<'a> {
         experts: Vec<MoeExpert<'a>>,
     ) -> Result<Self, Error> {
         let first = experts.first().map(|expert| &expert.up);
-        let first = first.ok_or_else(|| Error::Invalid("a layer without experts; give it at least one".into()))?;
+        let first = first.ok_or_else(|| Error::Invalid("the layer has no experts; give at least one".into()))?;
         let sizes = MoeSizes {
             hidden: first.k(),
             intermediate: first.rows(),
@@ -223,27 +234,30 @@ impl<'a> MoeWeights<'a> {
         Ok(Self { sizes, experts, shared: None, expert_map: None, input_scales: Vec::new() })
     }
 
-    /// The layer with an expert besides that every token has, with an I of its own.
+    /// Adds a shared expert, which every token has. Its I may differ from the layer's I.
     ///
     /// # Errors
-    /// As [`MoeWeights::new`].
+    /// The errors of [`MoeWeights::with_activation`], and [`Error::Invalid`] if the layer already has input scales.
     pub fn with_shared(mut self, shared: MoeExpert<'a>) -> Result<Self, Error> {
         let (width, biases) = (shared.up.rows(), self.sizes.biases || shared.is_biased());
         let sizes = MoeSizes { shared_intermediate: Some(width), biases, ..self.sizes };
         sizes.check()?;
         shared.check(&sizes, width).map_err(|error| error.at("shared expert"))?;
         if sizes.input_scales {
-            return Err(Error::Invalid("input scales come after the shared expert, with one for it".into()));
+            return Err(Error::Invalid(
+                "the layer already has input scales; add the shared expert first, then the input scales of all experts"
+                    .into(),
+            ));
         }
         (self.sizes, self.shared) = (sizes, Some(shared));
         Ok(self)
     }
 
-    /// The layer as a part of a larger one: tokens name experts of that one, and `map` has this layer's number of each, or a
-    /// negative number for those that it does not hold.
+    /// Makes the layer a part of a larger layer. Tokens name experts of the larger layer, and `map` holds this layer's
+    /// own number of each, or a negative number for an expert that this layer does not hold.
     ///
     /// # Errors
-    /// If the map is empty, or has a number that is no expert's.
+    /// [`Error::Invalid`] if the map is empty, or an entry is not below the number of experts.
     pub fn with_expert_map(mut self, map: Vec<i32>) -> Result<Self, Error> {
         let sizes = MoeSizes { named_experts: map.len(), ..self.sizes };
         sizes.check().map_err(|error| error.at("expert map"))?;
@@ -251,29 +265,29 @@ impl<'a> MoeWeights<'a> {
         if let Some(&number) = map.iter().find(is_none) {
             let (id, experts) = (map.iter().position(|&other| other == number).unwrap_or(0), self.experts.len());
             return Err(Error::Invalid(format!(
-                "expert map: expert {id} is number {number} of a layer with {experts} experts; give a number below \
-                 {experts}, or -1 for an expert that lives elsewhere"
+                "expert map: entry {id} is {number}, but the layer has {experts} experts; give a number below {experts}, \
+                 or -1 for an expert that this layer does not hold"
             )));
         }
         (self.sizes, self.expert_map) = (sizes, Some(map));
         Ok(self)
     }
 
-    /// The layer with its tokens, and its intermediate, multiplied as this; as 16 bits unless told otherwise.
+    /// Sets the format in which tokens and the intermediate are multiplied. The default is 16-bit.
     pub fn with_token_format(mut self, token_format: TokenFormat) -> Self {
         self.sizes.token_format = token_format;
         self
     }
 
-    /// The layer with the global scales of its experts' tokens, and at last of the shared expert's, if there is one. Without them each
-    /// token has a global scale of its own. Only [`TokenFormat::Nvfp4`] looks at them.
+    /// Sets the input scales of the experts, followed by those of the shared expert if there is one. A layer without
+    /// input scales gives each token its own global scale. Only [`TokenFormat::Nvfp4`] uses input scales.
     ///
     /// # Errors
-    /// If there is not one for each expert, or one is not from 2⁻¹⁰⁰ to 2¹⁰⁰.
+    /// If their number is not the number of experts, or a scale is not from 2⁻¹⁰⁰ to 2¹⁰⁰.
     pub fn with_input_scales(mut self, input_scales: Vec<InputScales>) -> Result<Self, Error> {
         let expected = self.experts.len() + usize::from(self.shared.is_some());
         if input_scales.len() != expected {
-            let what = "input scales (one for each expert, and the shared one)";
+            let what = "input scales (one per expert, including the shared expert)";
             return Err(Error::Mismatch { what, got: input_scales.len(), expected });
         }
         for (expert, scales) in input_scales.iter().enumerate() {
@@ -283,33 +297,33 @@ impl<'a> MoeWeights<'a> {
         Ok(self)
     }
 
-    /// The global scales of an expert's tokens, of the shared one by the number behind the last; none if tokens have their own.
+    /// Input scales of an expert; the shared expert has number E. `None` if each token has its own global scale.
     pub fn input_scales(&self, expert: usize) -> Option<InputScales> {
         self.input_scales.get(expert).copied()
     }
 
-    /// The sizes.
+    /// Sizes of the layer.
     pub fn sizes(&self) -> MoeSizes {
         self.sizes
     }
 
-    /// The experts in order.
+    /// The experts in order, without the shared expert.
     pub fn experts(&self) -> &[MoeExpert<'a>] {
         &self.experts
     }
 
-    /// The expert that every token has.
+    /// The shared expert, which every token has.
     pub fn shared(&self) -> Option<&MoeExpert<'a>> {
         self.shared.as_ref()
     }
 
-    /// The layer's number of each expert that tokens can name, negative for those that it does not hold.
+    /// The layer's own number of each expert that tokens can name, negative for experts that the layer does not hold.
     pub fn expert_map(&self) -> Option<&[i32]> {
         self.expert_map.as_deref()
     }
 
-    /// Bytes of the experts' values and scales, `hit` of the layer's own experts and the shared one: what a step that hits so
-    /// many has to read.
+    /// Bytes of values and scales that a step reads if `hit` of the layer's own experts have rows: those of `hit`
+    /// experts and of the shared expert.
     pub fn bytes(&self, hit: usize) -> usize {
         let matrices = if self.sizes.activation.has_gate() { 3 } else { 2 };
         let expert = |intermediate: usize| matrices * self.sizes.hidden * intermediate / 16 * 9;
@@ -317,26 +331,27 @@ impl<'a> MoeWeights<'a> {
     }
 }
 
-/// What comes with each forward pass, as a caller has it. [`MoeStep::new`] checks it.
+/// Inputs of a forward pass, unchecked. [`MoeStep::new`] checks them.
 #[derive(Clone, Debug, Default)]
 pub struct MoeInputs<'a> {
-    /// T; may be 0.
+    /// T: number of tokens, may be 0.
     pub tokens: usize,
-    /// X: bits of the layer's type, a row of H for each token.
+    /// X: bits of the token type, one row of H elements per token.
     pub hidden: Cow<'a, [u16]>,
-    /// Elements from one token's row to the next one's, at least H.
+    /// Number of elements from the start of one token's row to the start of the next row, at least H.
     pub stride: usize,
-    /// `[T, k]`: the experts of each token.
+    /// `[T, k]`: experts of each token.
     pub ids: Cow<'a, [i32]>,
-    /// `[T, k]`: their weights.
+    /// `[T, k]`: weights of the choices.
     pub weights: Cow<'a, [f32]>,
-    /// Whether weights multiply the tokens (k = 1), rather than the experts' results. A shared expert has the tokens as they are.
+    /// Whether weights multiply the tokens instead of the experts' results. Requires k = 1. A shared expert gets the
+    /// tokens unweighted.
     pub weights_on_input: bool,
-    /// `[T]`: the shared expert's weights; 1 if there are none.
+    /// `[T]`: weights of the shared expert. `None` means 1 for each token.
     pub shared_weights: Option<Cow<'a, [f32]>>,
 }
 
-/// The tokens of one forward pass, checked against the layer.
+/// Inputs of one forward pass, checked against the layer.
 #[derive(Clone, Debug)]
 pub struct MoeStep<'a> {
     sizes: MoeSizes,
@@ -345,19 +360,20 @@ pub struct MoeStep<'a> {
 }
 
 impl<'a> MoeStep<'a> {
-    /// Checks lengths, and finds out which tokens each expert has.
+    /// Checks the inputs and sorts their rows by expert.
     ///
     /// # Errors
-    /// If a length or the stride does not fit, weights on the input are asked for with more than one expert a token or with a
-    /// shared expert, or there are shared weights but no shared expert.
+    /// If a length or the stride does not match the layer, weights are on the input of a layer with k > 1, or there are
+    /// weights of a shared expert but no shared expert.
     pub fn new(layer: &MoeWeights<'_>, inputs: MoeInputs<'a>) -> Result<Self, Error> {
         Self::of_sizes(layer.sizes(), layer.expert_map(), inputs)
     }
 
-    /// The step of a layer of these sizes: [`MoeStep::new`] where the layer's weights are gone.
+    /// Makes a step for a layer of these sizes. Does the same as [`MoeStep::new`] without access to the layer's
+    /// weights.
     ///
     /// # Errors
-    /// As [`MoeStep::new`].
+    /// The errors of [`MoeStep::new`].
     pub fn of_sizes(sizes: MoeSizes, expert_map: Option<&[i32]>, inputs: MoeInputs<'a>) -> Result<Self, Error> {
         let (tokens, hidden) = (inputs.tokens, sizes.hidden);
         let choices = tokens.checked_mul(sizes.top_k).filter(|&choices| choices < NO_ROW as usize);
@@ -365,8 +381,8 @@ impl<'a> MoeStep<'a> {
         if inputs.stride < hidden {
             let stride = inputs.stride;
             return Err(Error::Invalid(format!(
-                "the hidden states' row stride is {stride} elements, less than the hidden size {hidden}; give the \
-                 elements from one token to the next"
+                "the row stride of the hidden states is {stride} elements, less than the hidden size {hidden}; give the \
+                 number of elements from one token to the next"
             )));
         }
         let elements = match tokens {
@@ -382,20 +398,22 @@ impl<'a> MoeStep<'a> {
         }
         let shared_weights = inputs.shared_weights.as_deref();
         for (what, got, expected) in [
-            ("top-k ids (k for each token)", inputs.ids.len(), choices),
-            ("top-k weights (k for each token)", inputs.weights.len(), choices),
-            ("weights of the shared expert (one for each token)", shared_weights.map_or(tokens, <[f32]>::len), tokens),
+            ("top-k ids (k per token)", inputs.ids.len(), choices),
+            ("top-k weights (k per token)", inputs.weights.len(), choices),
+            ("weights of the shared expert (one per token)", shared_weights.map_or(tokens, <[f32]>::len), tokens),
         ] {
             if got != expected {
                 return Err(Error::Mismatch { what, got, expected });
             }
         }
         if shared_weights.is_some() && sizes.shared_intermediate.is_none() {
-            return Err(Error::Invalid("weights of a shared expert, but the layer has none; leave them out".into()));
+            return Err(Error::Invalid(
+                "weights of a shared expert were given, but the layer has no shared expert; leave them out".into(),
+            ));
         }
         if inputs.weights_on_input && sizes.top_k > 1 {
             return Err(Error::Invalid(
-                "weights on the input are for layers with one expert a token; multiply the results".into(),
+                "weights on the input require a layer with one expert per token; put the weights on the results".into(),
             ));
         }
         check_bytes(&sizes, tokens, choices)?;
@@ -408,32 +426,32 @@ impl<'a> MoeStep<'a> {
         self.sizes
     }
 
-    /// T.
+    /// T: number of tokens.
     pub fn tokens(&self) -> usize {
         self.inputs.tokens
     }
 
-    /// What it was made of.
+    /// Inputs of the step.
     pub fn inputs(&self) -> &MoeInputs<'a> {
         &self.inputs
     }
 
-    /// The tokens of each expert.
+    /// Rows of each expert.
     pub fn rows(&self) -> &Rows {
         &self.rows
     }
 
-    /// The bits of a token, H of them.
+    /// The H elements of a token.
     pub fn token(&self, token: usize) -> &[u16] {
         &self.inputs.hidden[token * self.inputs.stride..][..self.sizes.hidden]
     }
 
-    /// The weight with which a choice's row is added: 1 if weights are on the input.
+    /// Factor of a choice's row in the output: 1 if weights are on the input.
     pub fn row_weight(&self, choice: usize) -> f32 {
         if self.inputs.weights_on_input { 1.0 } else { self.inputs.weights[choice] }
     }
 
-    /// The weight with which the shared expert's row of a token is added.
+    /// Factor of the shared expert's row of a token in the output.
     pub fn shared_weight(&self, token: usize) -> f32 {
         self.inputs.shared_weights.as_ref().map_or(1.0, |weights| weights[token])
     }
@@ -441,16 +459,16 @@ impl<'a> MoeStep<'a> {
     /// Checks that this step was made for a layer of these sizes.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it was not.
+    /// [`Error::Invalid`] if it was made for other sizes.
     pub fn check_fits(&self, sizes: MoeSizes) -> Result<(), Error> {
         if self.sizes == sizes {
             return Ok(());
         }
-        Err(Error::Invalid("this step was made for another layer: build it from the prepared weights".into()))
+        Err(Error::Invalid("this step was made for another layer; make it from the weights that were prepared".into()))
     }
 }
 
-/// Refuses what no buffer can hold: the f64 reference of every row.
+/// Refuses sizes whose f64 reference of all rows exceeds the address space.
 fn check_bytes(sizes: &MoeSizes, tokens: usize, choices: usize) -> Result<(), Error> {
     let widest = sizes.hidden.max(sizes.intermediate).max(sizes.shared_intermediate.unwrap_or(0));
     let bytes = choices.checked_add(tokens).and_then(|rows| rows.checked_mul(widest)?.checked_mul(32));
@@ -489,10 +507,10 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_refused_with_expert_and_projection() {
+    fn refused_weights_name_expert_and_projection() {
         let new = |top_k, experts| MoeWeights::new(TokenDtype::F16, top_k, experts).map_err(|error| error.to_string());
         for (top_k, experts, text) in [
-            (1, vec![], "a layer without experts"),
+            (1, vec![], "the layer has no experts"),
             (0, vec![expert(16, 16)], "top_k = 0 is not from 1 to 32"),
             (33, vec![expert(16, 16)], "top_k = 33 is not from 1 to 32"),
             (1, vec![expert(16, 24 * 16); 513], "experts of the layer = 513 is not from 1 to 512"),
@@ -511,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_is_there_if_the_activation_has_one_and_biases_fit() {
+    fn gates_must_match_the_activation_and_biases_the_sizes() {
         let new = |activation, expert| {
             MoeWeights::with_activation(TokenDtype::F16, 1, activation, vec![expert]).map_err(|error| error.to_string())
         };
@@ -520,7 +538,7 @@ mod tests {
             expert.with_biases(Biases { down: Some(Bias::F32(vec![1.0; count].into())), ..Default::default() })
         };
         let error = new(Activation::Silu, ungated()).unwrap_err();
-        assert_eq!(error, "expert 0: no gate, which the activation silu needs");
+        assert_eq!(error, "expert 0: the activation silu needs a gate, but the expert has none");
         let error = new(Activation::Relu2, expert(16, 16)).unwrap_err();
         assert!(error.starts_with("expert 0: the activation relu2 takes no gate"), "{error}");
         let error = new(Activation::Relu2, biased(ungated(), 15)).unwrap_err();
@@ -537,11 +555,11 @@ mod tests {
     }
 
     #[test]
-    fn a_map_names_experts_of_the_layer_or_none() {
+    fn a_map_names_experts_of_the_layer() {
         let sizes = layer(1).with_expert_map(vec![-1, 1, 0, -1]).unwrap().sizes();
         assert_eq!((sizes.experts, sizes.named_experts), (2, 4));
         let error = layer(1).with_expert_map(vec![-1, 2]).unwrap_err().to_string();
-        assert!(error.starts_with("expert map: expert 1 is number 2 of a layer with 2 experts"), "{error}");
+        assert!(error.starts_with("expert map: entry 1 is 2, but the layer has 2 experts"), "{error}");
         assert!(layer(1).with_expert_map(vec![]).is_err());
     }
 
@@ -553,14 +571,20 @@ mod tests {
             MoeStep::new(&layer(2), inputs).unwrap_err().to_string()
         };
         for (error, text) in [
-            (refused(&|inputs| inputs.stride = 31), "row stride is 31 elements, less than the hidden size 32"),
+            (
+                refused(&|inputs| inputs.stride = 31),
+                "row stride of the hidden states is 31 elements, less than the hidden size 32",
+            ),
             (refused(&|inputs| inputs.stride = 48), "elements of the hidden states: got 96, expected 128"),
             (refused(&|inputs| inputs.stride = usize::MAX), "exceeds the address space of this machine"),
             (refused(&|inputs| inputs.tokens = usize::MAX), "exceeds the address space of this machine"),
-            (refused(&|inputs| inputs.ids = vec![0; 5].into()), "top-k ids (k for each token): got 5, expected 6"),
-            (refused(&|inputs| inputs.weights = vec![0.0; 7].into()), "top-k weights (k for each token): got 7"),
-            (refused(&|inputs| inputs.weights_on_input = true), "weights on the input are for layers with one expert"),
-            (refused(&|inputs| inputs.shared_weights = Some(vec![0.0; 3].into())), "the layer has none; leave them"),
+            (refused(&|inputs| inputs.ids = vec![0; 5].into()), "top-k ids (k per token): got 5, expected 6"),
+            (refused(&|inputs| inputs.weights = vec![0.0; 7].into()), "top-k weights (k per token): got 7"),
+            (refused(&|inputs| inputs.weights_on_input = true), "weights on the input require a layer with one expert"),
+            (
+                refused(&|inputs| inputs.shared_weights = Some(vec![0.0; 3].into())),
+                "the layer has no shared expert; leave them",
+            ),
             (refused(&|inputs| inputs.shared_weights = Some(vec![0.0; 2].into())), "weights of the shared expert (one"),
         ] {
             assert!(error.contains(text), "{error}");
@@ -568,7 +592,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_may_have_no_tokens_and_rows_apart() {
+    fn a_step_may_have_no_tokens_or_a_stride() {
         let step = MoeStep::new(&layer(2), inputs(0, 2)).unwrap();
         assert_eq!((step.tokens(), step.rows().count()), (0, 0));
         let mut apart = inputs(2, 2);
@@ -579,7 +603,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_those_of_the_experts_that_are_hit_and_of_the_shared_one() {
+    fn bytes_count_hit_experts_and_the_shared_expert() {
         assert_eq!(layer(1).bytes(2), 2 * 3 * 32 * 48 * 9 / 16);
         assert_eq!(layer(1).with_shared(expert(32, 16)).unwrap().bytes(0), 3 * 32 * 16 * 9 / 16);
     }

@@ -1,13 +1,14 @@
-//! Which tokens each expert of a layer has: the lists that a device makes, made on the host.
+//! The tokens of each expert of a layer: the same lists that a device makes, made on the host.
 
 pub use kernels_gpu::lists::NO_ROW;
 
-/// The rows of a step: a token for each expert of the layer that it names. Rows are sorted by expert, and those of one expert are
-/// in the order of their choices.
+/// The rows of a step: one for each choice of an expert that the layer holds. Rows are sorted by expert, and the rows
+/// of one expert are in the order of their choices.
 ///
 /// ```
 /// use nvfp4::moe::Rows;
-/// // Two tokens, two experts each, of a layer with three experts. The second token names one that is not the layer's.
+/// // Two tokens with two experts each, and a layer with three experts. The second token names one expert that the
+/// layer does not hold.
 /// let rows = Rows::new(&[2, 0, -1, 2], 2, 3, None);
 /// assert_eq!(rows.firsts(), [0, 1, 1, 3]);
 /// assert_eq!(rows.tokens(), [0, 0, 1]);
@@ -21,13 +22,14 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// Of `ids` `[T, k]`, for a layer of so many experts. With an expert map, an id is a place in the map, which holds the
-    /// layer's own number of that expert, or a negative number if it is not the layer's.
+    /// Makes the rows for `ids` `[T, k]` and a layer of `experts` experts. If there is an expert map, an id is an index
+    /// into the map. The map's entry is the layer's own number of this expert, or negative if the layer does not hold
+    /// the expert.
     ///
     /// # Panics
-    /// If k is 0, there are more than `u32::MAX` choices, or the map has a number that is no expert's.
+    /// If `top_k` is 0, there are more than `u32::MAX` choices, or an entry of the map is `experts` or more.
     pub fn new(ids: &[i32], top_k: usize, experts: usize, map: Option<&[i32]>) -> Self {
-        assert!(u32::try_from(ids.len()).is_ok(), "at most 2³² choices");
+        assert!(u32::try_from(ids.len()).is_ok(), "at most 2³² − 1 choices");
         let expert = |&id: &i32| {
             let id = usize::try_from(id).ok()?;
             match map {
@@ -55,38 +57,38 @@ impl Rows {
         Self { firsts, tokens, places }
     }
 
-    /// `[E + 1]`: the first row of each expert; at last the number of rows.
+    /// `[E + 1]`: the first row of each expert, followed by the number of rows.
     pub fn firsts(&self) -> &[u32] {
         &self.firsts
     }
 
-    /// The rows of an expert.
+    /// Range of rows of an expert.
     pub fn of_expert(&self, expert: usize) -> std::ops::Range<usize> {
         self.firsts[expert] as usize..self.firsts[expert + 1] as usize
     }
 
-    /// The token of each row.
+    /// Token of each row.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// The row of each choice t·k + j, or [`NO_ROW`].
+    /// Row of each choice t·k + j, or [`NO_ROW`].
     pub fn places(&self) -> &[u32] {
         &self.places
     }
 
-    /// The row of a choice t·k + j, if it has one.
+    /// Row of choice t·k + j, if it has one.
     pub fn place(&self, choice: usize) -> Option<usize> {
         let row = self.places[choice];
         (row != NO_ROW).then_some(row as usize)
     }
 
-    /// How many there are.
+    /// Number of rows.
     pub fn count(&self) -> usize {
         self.tokens.len()
     }
 
-    /// How many experts have any.
+    /// Number of experts that have rows.
     pub fn hit_experts(&self) -> usize {
         self.firsts.windows(2).filter(|ends| ends[0] < ends[1]).count()
     }
@@ -97,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_that_name_no_expert_have_no_row() {
+    fn ids_out_of_range_have_no_row() {
         let rows = Rows::new(&[3, -1, i32::MIN, i32::MAX, 0, 0], 3, 3, None);
         assert_eq!((rows.firsts(), rows.tokens()), (&[0, 2, 2, 2][..], &[1, 1][..]));
         assert_eq!(rows.places(), [NO_ROW, NO_ROW, NO_ROW, NO_ROW, 0, 1]);
@@ -105,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_renumbers_experts_and_gives_some_away() {
+    fn a_map_renumbers_experts_and_drops_others() {
         let rows = Rows::new(&[0, 1, 2, 3, 4, -1], 2, 2, Some(&[1, -1, 0, -7]));
         assert_eq!((rows.firsts(), rows.tokens()), (&[0, 1, 2][..], &[1, 0][..]));
         assert_eq!(rows.places(), [1, NO_ROW, 0, NO_ROW, NO_ROW, NO_ROW]);

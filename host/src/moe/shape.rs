@@ -1,12 +1,12 @@
-//! Layers by name: those built in, and those of a JSON file.
+//! Layers by name: the built-in layers, and the layers of a JSON file.
 //!
-//! A file holds one entry, or a list of entries of which `FILE.json#NAME` picks one:
+//! A file holds one entry or a list of entries. `FILE.json#NAME` selects one entry of a list:
 //!
 //! ```json
 //! {"name": "mine", "hidden": 2048, "intermediate": 768, "experts": 128, "top_k": 8, "tokens": 32}
 //! ```
 //!
-//! What else an entry may have, [`LayerShape`] says: `"activation": "gpt-oss", "biases": true`, and more.
+//! [`LayerShape`] documents the optional keys, like `"activation": "gpt-oss", "biases": true`.
 
 use std::sync::LazyLock;
 
@@ -19,70 +19,70 @@ use crate::generate::Generator;
 use crate::problem::{TokenDtype, TokenFormat};
 use crate::shape::{find_named, parse_list};
 
-/// A layer as a file gives it, and how its inputs are made.
+/// A layer as written in a file, and the generation of its inputs.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LayerShape {
-    /// What it is called; empty where a file gives no name.
+    /// Name of the layer. Empty if the file gives none.
     #[serde(default)]
     pub name: String,
-    /// H.
+    /// H: number of elements per token.
     pub hidden: usize,
-    /// I.
+    /// I: number of rows of gate and up.
     pub intermediate: usize,
-    /// E: experts that the layer holds.
+    /// E: number of experts that the layer holds.
     pub experts: usize,
-    /// Experts that tokens name, if the layer holds a part of them: the first ones.
+    /// Number of experts that tokens name, if the layer holds only a part of them: the first E.
     pub named_experts: Option<usize>,
-    /// k.
+    /// k: number of experts that each token names.
     pub top_k: usize,
     /// I of the shared expert, if there is one.
     pub shared_intermediate: Option<usize>,
-    /// Whether weights are on the input; for k = 1.
+    /// Whether weights multiply the tokens instead of the experts' results. Requires k = 1.
     #[serde(default)]
     pub weights_on_input: bool,
-    /// What becomes of gate and up, as a word.
+    /// Activation of gate and up, written as a word.
     #[serde(default)]
     pub activation: Activation,
     /// Whether every projection has biases.
     #[serde(default)]
     pub biases: bool,
-    /// As what tokens are multiplied, in a word: `16-bit`, `fp8` or `nvfp4`.
+    /// Format in which tokens are multiplied, written as a word: `16-bit`, `fp8` or `nvfp4`.
     #[serde(default)]
     pub token_format: TokenFormat,
-    /// Whether experts come with input scales; tokens in NVFP4 are quantized by them.
+    /// Whether experts have input scales, with which tokens in NVFP4 are quantized.
     #[serde(default)]
     pub input_scales: bool,
-    /// T.
+    /// T: number of tokens.
     pub tokens: usize,
-    /// The generator that belongs to it.
+    /// Generator of the weights and tokens.
     #[serde(default)]
     pub input: Generator,
-    /// Which experts tokens name.
+    /// Distribution of the experts that tokens name.
     #[serde(default)]
     pub routing: Routing,
-    /// Anything a person wants to say.
+    /// Free text.
     #[serde(default, rename = "note")]
     _note: serde::de::IgnoredAny,
 }
 
 impl LayerShape {
-    /// The layer with another activation, and with biases or without.
+    /// Returns the layer with another activation, and with or without biases.
     pub fn with_activation(self, activation: Activation, biases: bool) -> Self {
         Self { activation, biases, ..self }
     }
 
-    /// The layer with its tokens multiplied as this.
+    /// Returns the layer with another token format.
     pub fn with_token_format(self, token_format: TokenFormat) -> Self {
         Self { token_format, ..self }
     }
 
-    /// The layer with input scales.
+    /// Returns the layer with input scales.
     pub fn with_input_scales(self) -> Self {
         Self { input_scales: true, ..self }
     }
 
-    /// The sizes, for tokens of a type.
+    /// Sizes of the layer with tokens of this type.
     pub fn sizes(&self, dtype: TokenDtype) -> MoeSizes {
         MoeSizes {
             hidden: self.hidden,
@@ -100,25 +100,25 @@ impl LayerShape {
     }
 }
 
-/// The built-in layers: those of some models, and small ones for tests (`layer-test-*`).
+/// Built-in layers: layers of some models, and small layers for tests (`layer-test-*`).
 pub fn builtin() -> &'static [LayerShape] {
     static LAYERS: LazyLock<Vec<LayerShape>> =
-        LazyLock::new(|| parse(include_str!("layers.json")).expect("a test reads every built-in layer"));
+        LazyLock::new(|| parse(include_str!("layers.json")).expect("a test parses all built-in layers"));
     &LAYERS
 }
 
-/// The layer that `NAME`, `FILE.json` or `FILE.json#NAME` stands for.
+/// Returns the layer with the name `NAME`, `FILE.json` or `FILE.json#NAME`.
 ///
 /// # Errors
-/// If there is no such layer or file, or the file is not of this form.
+/// If there is no such layer or file, or the file does not have this form.
 pub fn find(spec: &str) -> Result<LayerShape, Error> {
     find_named(spec, "layer", builtin(), |layer| &layer.name, parse)
 }
 
-/// Reads one layer or a list of them from JSON text, and checks their sizes.
+/// Parses one layer or a list of layers from JSON text, and checks their sizes.
 ///
 /// # Errors
-/// If the text is not of this form, or the sizes are no valid layer.
+/// If the text does not have this form, or the sizes are invalid.
 pub fn parse(json: &str) -> Result<Vec<LayerShape>, Error> {
     let form = r#"a layer is {"name": …, "hidden": H, "intermediate": I, "experts": E, "top_k": k, "tokens": T}"#;
     let layers: Vec<LayerShape> = parse_list(json, form)?;
@@ -128,18 +128,18 @@ pub fn parse(json: &str) -> Result<Vec<LayerShape>, Error> {
     Ok(layers)
 }
 
-/// What no step or layer could be made of.
+/// Checks the sizes, also the combinations that [`MoeSizes::check`] cannot see.
 fn check(layer: &LayerShape) -> Result<(), Error> {
     let sizes = layer.sizes(TokenDtype::Bf16);
     sizes.check()?;
     if sizes.named_experts < sizes.experts {
         return Err(Error::Invalid(format!(
-            "named_experts = {} is less than experts = {}; a layer holds a part of the experts that tokens name",
+            "named_experts = {} is less than experts = {}; give at least the number of experts that the layer holds",
             sizes.named_experts, sizes.experts
         )));
     }
     if layer.weights_on_input && layer.top_k > 1 {
-        return Err(Error::Invalid("weights_on_input is for top_k = 1; leave it out".into()));
+        return Err(Error::Invalid("weights_on_input requires top_k = 1; leave it out".into()));
     }
     Ok(())
 }
@@ -149,15 +149,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_built_in_layer_is_valid_and_found_by_its_name() {
+    fn every_built_in_layer_is_found_by_its_name() {
         for layer in builtin() {
             assert_eq!(&find(&layer.name).unwrap(), layer);
-            assert!(crate::shape::find(&layer.name).is_err(), "{} names a shape of groups too", layer.name);
+            assert!(crate::shape::find(&layer.name).is_err(), "{} is also the name of a shape of groups", layer.name);
         }
     }
 
     #[test]
-    fn nonsense_is_refused_with_what_would_be_right() {
+    fn invalid_layers_are_refused_with_a_remedy() {
         let layer = |more: &str| {
             let sizes = r#""hidden": 32, "intermediate": 16, "experts": 4, "tokens": 1"#;
             parse(&format!(r#"{{"name": "x", {sizes}, {more}}}"#)).unwrap_err().to_string()
@@ -171,7 +171,7 @@ mod tests {
             (layer(r#""top_k": 1, "activation": "gpt-oss=1,-7""#), "activation: limit = -7 is not from"),
             (layer(r#""top_k": 1, "shared_intermediate": 24"#), "intermediate size of the shared expert 24 is not"),
             (layer(r#""top_k": 1, "named_experts": 3"#), "named_experts = 3 is less than experts = 4"),
-            (layer(r#""top_k": 2, "weights_on_input": true"#), "weights_on_input is for top_k = 1"),
+            (layer(r#""top_k": 2, "weights_on_input": true"#), "weights_on_input requires top_k = 1"),
         ] {
             assert!(error.contains(text), "{error}");
         }

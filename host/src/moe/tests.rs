@@ -1,4 +1,4 @@
-//! Steps computed on the CPU and compared in stages, and outputs spoilt on purpose.
+//! Steps computed on the CPU and compared in stages, and outputs that are damaged on purpose.
 
 use super::compare::{MoeComparison, Stage, compare, compare_sample, elements};
 use super::generate::{self, Routing};
@@ -17,7 +17,7 @@ fn layer(name: &str) -> LayerShape {
     shape::find(name).unwrap()
 }
 
-/// The layer with its tokens multiplied in every way.
+/// The layer in every token format.
 fn in_every_format(shape: &LayerShape) -> [LayerShape; 3] {
     TokenFormat::ALL.map(|format| shape.clone().with_token_format(format))
 }
@@ -36,7 +36,7 @@ fn run(weights: &MoeWeights<'_>, step: &MoeStep<'_>) -> MoeOutput {
     output
 }
 
-/// Runs a step, which must be right; the output's bits and what was found.
+/// Runs a step whose output must be right. Returns the output and the comparison.
 fn right(weights: &MoeWeights<'_>, inputs: MoeInputs<'_>) -> (MoeOutput, MoeComparison) {
     let step = MoeStep::new(weights, inputs).unwrap();
     let output = run(weights, &step);
@@ -55,12 +55,12 @@ fn the_cpu_computes_every_small_layer_within_the_bounds() {
         {
             println!("{} {} {} {}", shape.name, shape.token_format.name(), dtype.name(), generator.name());
             let (_, found) = right(&weights(&shape, generator, dtype), inputs(&shape, generator, dtype));
-            assert_eq!(found.unbounded(), 0, "every element is bounded");
+            assert_eq!(found.unbounded(), 0, "every element must have a bound");
         }
     }
 }
 
-/// The layer by its definition, in f64 and without a rounding.
+/// Computes the layer by its definition, in f64 without intermediate roundings.
 fn by_definition(weights: &MoeWeights<'_>, step: &MoeStep<'_>, token: usize) -> Vec<f64> {
     let (dtype, top_k) = (weights.sizes().dtype, weights.sizes().top_k);
     let times = |matrix: &Matrix<'_>, bias: &Option<Bias<'_>>, x: &[f64]| -> Vec<f64> {
@@ -100,11 +100,11 @@ fn by_definition(weights: &MoeWeights<'_>, step: &MoeStep<'_>, token: usize) -> 
 }
 
 #[test]
-fn the_output_is_the_layer_of_the_definition_but_for_roundings() {
+fn outputs_match_the_definition_up_to_rounding() {
     let names = ["layer-test-1", "layer-test-5", "layer-test-7", "layer-test-8", "layer-test-10", "layer-test-11"];
     for shape in names.iter().flat_map(|name| in_every_format(&layer(name))) {
-        // Of two products and tokens that are each off by some 3 % in e4m3 and 10 % in NVFP4, it is the largest error of some hundred
-        // elements.
+        // The largest error among some hundred elements. The tokens of both products are off by about 3 % in e4m3 and
+        // 10 % in NVFP4.
         let tolerance = match shape.token_format {
             TokenFormat::Bits16 => 0.005,
             TokenFormat::Fp8 => 0.15,
@@ -124,7 +124,7 @@ fn the_output_is_the_layer_of_the_definition_but_for_roundings() {
     }
 }
 
-/// Every activation.
+/// All activations.
 const ACTIVATIONS: [Activation; 5] = [
     Activation::Silu,
     Activation::SiluLimit { limit: 0.75 },
@@ -142,13 +142,13 @@ fn the_cpu_computes_every_activation_with_and_without_biases() {
             for shape in in_every_format(&layer("layer-test-7").with_activation(activation, biases)) {
                 println!("{activation} {biases} {dtype:?} {generator:?} {}", shape.token_format.name());
                 let (_, found) = right(&weights(&shape, generator, dtype), inputs(&shape, generator, dtype));
-                assert_eq!(found.unbounded(), 0, "every element is bounded");
+                assert_eq!(found.unbounded(), 0, "every element must have a bound");
             }
         }
     }
 }
 
-/// A layer that differs from another in its description alone.
+/// A layer that differs from another only in its activation and biases.
 fn described(
     layer: &MoeWeights<'static>,
     activation: Activation,
@@ -165,7 +165,7 @@ fn described(
 }
 
 #[test]
-fn another_description_is_found_in_the_stage_that_it_changes() {
+fn another_activation_is_found_in_the_stage_it_changes() {
     let dtype = TokenDtype::Bf16;
     let shape = layer("layer-test-1").with_activation(Activation::GPT_OSS, true);
     let weights = weights(&shape, Generator::Gaussian, dtype);
@@ -195,7 +195,7 @@ fn another_description_is_found_in_the_stage_that_it_changes() {
     ] {
         let step = MoeStep::new(&other, inputs.clone()).unwrap();
         let found = compare(&other, &step, &output);
-        assert_eq!(found.first().expect("a mismatch").stage, stage);
+        assert_eq!(found.first().expect("the comparison finds a mismatch").stage, stage);
         let wrong = |of: Stage| found.stages.iter().find(|found| found.stage == of).unwrap().mismatches > 0;
         assert!(
             !wrong(Stage::Output)
@@ -205,7 +205,7 @@ fn another_description_is_found_in_the_stage_that_it_changes() {
 }
 
 #[test]
-fn what_is_spoilt_is_found_where_it_was_spoilt() {
+fn damage_is_found_in_the_damaged_stage() {
     const OWN: [Stage; 4] = [Stage::QuantizedTokens, Stage::Intermediate, Stage::QuantizedIntermediate, Stage::Partial];
     for (shape, stages) in in_every_format(&layer("layer-test-7")).into_iter().zip([5, 9]) {
         let dtype = TokenDtype::Bf16;
@@ -219,7 +219,7 @@ fn what_is_spoilt_is_found_where_it_was_spoilt() {
             let (row, column) = (7, 13);
             spoil(&mut output, &shape, stage, row, column);
             let found = compare(&weights, &step, &output);
-            let first = found.first().expect("a mismatch");
+            let first = found.first().expect("the comparison finds a mismatch");
             assert_eq!((first.stage, first.row, first.column), (stage, row, column));
             let of_expert = OWN.contains(&stage);
             let token = if of_expert { step.rows().tokens()[row] as usize } else { row };
@@ -228,7 +228,7 @@ fn what_is_spoilt_is_found_where_it_was_spoilt() {
             assert_eq!((stage.mismatches, stage.worst), (1, stage.first));
         }
         if let Some(quantized) = &mut good.clone().stages.unwrap().quantized {
-            // Every element of the row is another number.
+            // Every element of the row has another value.
             let mut output = good.clone();
             quantized.shared_tokens.scales[3] = quantized.shared_tokens.scales[3].next_up();
             output.stages.as_mut().unwrap().quantized = Some(quantized.clone());
@@ -240,7 +240,7 @@ fn what_is_spoilt_is_found_where_it_was_spoilt() {
         let mut output = good;
         output.poison();
         let found = compare(&weights, &step, &output);
-        // Nothing can be made of NaN but NaN.
+        // NaN gives NaN in all later stages, so only the first stages are wrong.
         let wrong = found.stages.iter().filter(|stage| stage.mismatches > 0).map(|found| found.stage);
         let begins = if stages == 9 {
             [Stage::QuantizedTokens, Stage::SharedQuantizedTokens]
@@ -251,7 +251,7 @@ fn what_is_spoilt_is_found_where_it_was_spoilt() {
     }
 }
 
-/// Changes the lowest bits of an element, by less than 3 % of 16 bits.
+/// Changes the lowest bits of an element. A 16-bit element changes by less than 3 %.
 fn spoil(output: &mut MoeOutput, shape: &LayerShape, stage: Stage, row: usize, column: usize) {
     let stages = output.stages.as_mut().unwrap();
     let shared_intermediate = shape.shared_intermediate.unwrap();
@@ -290,7 +290,7 @@ fn a_mismatch_names_stage_token_expert_and_column() {
 }
 
 #[test]
-fn a_row_left_out_of_the_sum_is_found() {
+fn a_row_missing_from_the_sum_is_found() {
     let (shape, dtype) = (layer("layer-test-4"), TokenDtype::F16);
     let weights = weights(&shape, Generator::Gaussian, dtype);
     let inputs = inputs(&shape, Generator::Gaussian, dtype);
@@ -330,7 +330,7 @@ fn infinities_and_nan_of_a_token_stay_in_that_token() {
 }
 
 #[test]
-fn f16_overflow_is_an_infinity_in_that_token_only() {
+fn f16_overflow_stays_in_its_token() {
     let (shape, dtype) = (layer("layer-test-1"), TokenDtype::F16);
     let weights = weights(&shape, Generator::Gaussian, dtype);
     let mut inputs = inputs(&shape, Generator::Gaussian, dtype);
@@ -344,7 +344,7 @@ fn f16_overflow_is_an_infinity_in_that_token_only() {
 }
 
 #[test]
-fn bf16_that_leaves_f32_is_counted_and_not_judged() {
+fn bf16_overflow_of_f32_is_counted_but_not_judged() {
     let (shape, dtype) = (layer("layer-test-4"), TokenDtype::Bf16);
     let weights = weights(&shape, Generator::AllCodes, dtype);
     let mut inputs = inputs(&shape, Generator::AllCodes, dtype);
@@ -366,10 +366,10 @@ fn any_routing_is_computed() {
         assert_eq!(output.stages.unwrap().partial.len(), rows * shape.hidden);
         output.hidden
     };
-    with_ids(&|_| 3); // all to one, thrice
-    with_ids(&|choice| choice as i32 % 2 * 5); // one twice
-    with_ids(&|choice| choice as i32 - 4); // some that there are not
-    assert!(with_ids(&|_| -1).iter().all(|&bits| bits == 0), "no expert: zero");
+    with_ids(&|_| 3); // all choices name the same expert
+    with_ids(&|choice| choice as i32 % 2 * 5); // a token names one expert twice
+    with_ids(&|choice| choice as i32 - 4); // some ids name no expert
+    assert!(with_ids(&|_| -1).iter().all(|&bits| bits == 0), "tokens without experts give zeros");
     assert!(with_ids(&|_| 8).iter().all(|&bits| bits == 0));
 }
 
@@ -396,7 +396,7 @@ fn a_tokens_bits_do_not_depend_on_the_batch() {
 }
 
 #[test]
-fn a_sample_finds_what_is_wrong_everywhere_and_agrees_where_nothing_is() {
+fn samples_find_frequent_errors_and_accept_right_outputs() {
     let (shape, dtype) = (layer("layer-test-7"), TokenDtype::Bf16);
     let weights = weights(&shape, Generator::AllCodes, dtype);
     let step = MoeStep::new(&weights, inputs(&shape, Generator::AllCodes, dtype)).unwrap();
@@ -423,7 +423,7 @@ fn a_sample_finds_what_is_wrong_everywhere_and_agrees_where_nothing_is() {
             &|of| of.scales.iter_mut().for_each(|scale| *scale *= 2.0),
             &|of| of.block_scales.iter_mut().for_each(|scale| *scale ^= 1),
         ];
-        // FP8 has no scales of blocks.
+        // FP8 has no block scales.
         for change in &changes[..if format == TokenFormat::Fp8 { 2 } else { 3 }] {
             assert_eq!(wrong(change), Stage::QuantizedIntermediate);
         }
@@ -431,13 +431,13 @@ fn a_sample_finds_what_is_wrong_everywhere_and_agrees_where_nothing_is() {
 }
 
 #[test]
-fn input_scales_are_one_for_each_expert_and_take_the_place_of_the_tokens_own() {
+fn input_scales_replace_the_global_scales_of_tokens() {
     let (shape, dtype) = (layer("layer-test-7"), TokenDtype::Bf16);
     let own = weights(&shape, Generator::Gaussian, dtype).with_token_format(TokenFormat::Nvfp4);
     let scales = |count: usize| vec![InputScales { gate_up: 2e-3, down: 1e-3 }; count];
     let experts = shape.experts + usize::from(shape.shared_intermediate.is_some());
     let error = own.clone().with_input_scales(scales(experts - 1)).unwrap_err().to_string();
-    assert!(error.starts_with("input scales (one for each expert, and the shared one): got"), "{error}");
+    assert!(error.starts_with("input scales (one per expert, including the shared expert): got"), "{error}");
     let mut wrong = scales(experts);
     wrong[1].down = f32::NAN;
     let error = own.clone().with_input_scales(wrong).unwrap_err().to_string();
@@ -453,7 +453,7 @@ fn input_scales_are_one_for_each_expert_and_take_the_place_of_the_tokens_own() {
 }
 
 #[test]
-fn another_layers_step_and_output_are_refused() {
+fn steps_and_outputs_of_other_layers_are_refused() {
     let dtype = TokenDtype::F16;
     let (one, other) = (layer("layer-test-1"), layer("layer-test-2"));
     let (weights, other_weights) =
@@ -466,5 +466,5 @@ fn another_layers_step_and_output_are_refused() {
     let mut short = MoeOutput::with_stages(&step);
     short.stages.as_mut().unwrap().partial.pop();
     let error = prepared.execute(&step, &mut short).unwrap_err().to_string();
-    assert!(error.starts_with("the output was made for another step"), "{error}");
+    assert!(error.starts_with("this output was made for another step"), "{error}");
 }

@@ -80,7 +80,7 @@ pub fn compare(router: &Router, logits: &Logits<'_>, routes: &Routes) -> Result<
 /// Orders two experts or groups, the better one first. NaN ranks below every number.
 fn better_first(a: (usize, f32), b: (usize, f32)) -> std::cmp::Ordering {
     let by_score = match (a.1.is_nan(), b.1.is_nan()) {
-        (false, false) => b.1.partial_cmp(&a.1).expect("numbers"),
+        (false, false) => b.1.partial_cmp(&a.1).expect("neither number is NaN"),
         (a, b) => a.cmp(&b),
     };
     by_score.then(a.0.cmp(&b.0))

@@ -78,7 +78,7 @@ pub fn serve(
     out: &mut impl Write,
 ) -> Result<(), Error> {
     let mut say = |said: &Said| {
-        let line = serde_json::to_string(said).expect("words");
+        let line = serde_json::to_string(said).expect("a message has only strings");
         let told = writeln!(out, "{line}").and_then(|()| out.flush());
         told.map_err(|error| Error::io("standard output".as_ref(), error))
     };
@@ -116,8 +116,8 @@ fn is_out_of_memory(error: &Error) -> bool {
     }
 }
 
-/// The parent: tests a subject part by part. `command` returns a command whose process calls [`serve`] from a part on
-/// with its standard output.
+/// The parent: tests a subject part by part. `command(part)` returns a command whose process calls [`serve`] with
+/// `from = part` and its standard output.
 ///
 /// # Errors
 /// Returns an error, and no verdict, if the test cannot run: no process starts, the device cannot be opened, or its
@@ -220,14 +220,14 @@ impl Tried {
         }
     }
 
-    /// Ends the child; returns the reason in words.
+    /// Ends the child; returns the reason as text.
     fn end(&mut self, heard: Heard, limit: Duration) -> String {
         // A child that closed its output is ending by itself; its status tells the reason.
         let status = self.stop(if matches!(heard, Heard::End) { MAX_END } else { Duration::ZERO });
         let ended = match heard {
             Heard::Nothing => return format!("it hung: no answer within {} s", limit.as_secs_f32()),
             Heard::Said(Said::Lost(why)) => return why,
-            Heard::Said(_) => return "an answer to another question".into(),
+            Heard::Said(_) => return "the process sent an unexpected message".into(),
             Heard::End => {
                 status.map_or("its process does not end".into(), |status| format!("its process ended ({status})"))
             }

@@ -249,7 +249,7 @@ fn only_a_passed_kernel_is_the_default() {
     assert_eq!(computes(&verdicts, "t64").unwrap(), "plain_sm100");
     let refused = computes(&verdicts, "gated_sm100,t64_tma").unwrap_err();
     assert!(refused.starts_with("gated_sm100 has failed its self-test on Fake GPU"), "{refused}");
-    assert!(refused.contains("(plain t64_tma: it hung); take another, or --force"), "{refused}");
+    assert!(refused.contains("(plain t64_tma: it hung); choose another kernel, or use --force"), "{refused}");
     assert_eq!(computes(&Verdicts::Ignored, "gated_sm100,t64_tma").unwrap(), "plain_sm100");
 
     keep(&[WRONG_PART]);
@@ -266,7 +266,7 @@ fn only_a_passed_kernel_is_the_default() {
     let file = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
     std::fs::write(&file, "{").unwrap();
     assert_eq!(computes(&verdicts, "persistent").unwrap(), "plain_simt");
-    assert!(notes()[0].contains("no verdict of a self-test"), "{:?}", notes());
+    assert!(notes()[0].contains("not a verdict of a self-test"), "{:?}", notes());
 }
 
 #[test]

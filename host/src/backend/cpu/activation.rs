@@ -1,21 +1,21 @@
-//! An element of an MoE layer's intermediate, of the sums of gate and up with their biases: plain arithmetic that vectorizes and gives
-//! the same bits everywhere.
+//! The activation of an MoE layer: computes an element of the intermediate from the sums of gate and up with their
+//! biases. Plain arithmetic, which vectorizes and gives the same bits on every CPU.
 
 use kernels_gpu::exp::exp_of_negative;
 
 use crate::moe::{Activation, Gate};
 
-/// The element. `gate` is not looked at where the activation has none.
+/// Computes one element of the intermediate. `gate` is ignored if the activation has no gate.
 #[inline(always)]
 pub(super) fn activated(activation: Activation, gate: f32, up: f32) -> f32 {
     let Some(Gate { slope, cubic, limit, offset }) = activation.gate() else {
-        // A NaN is kept.
+        // `if` instead of `max`, so that NaN stays NaN.
         let up = if up < 0.0 { 0.0 } else { up };
         return up * up;
     };
     let [slope, cubic, limit, offset] = [slope, cubic, limit, offset].map(|number| number as f32);
     let x = if gate > limit { limit } else { gate };
-    // The square stays finite, so that its product with 0 is 0.
+    // Clamp the square to a finite value, so that its product with 0 is 0.
     let p = x * (slope + cubic * (x * x).min(f32::MAX));
     sigmoid_times(x, p, up.clamp(-limit, limit) + offset)
 }
@@ -26,9 +26,9 @@ pub(super) fn silu_times(gate: f32, up: f32) -> f32 {
     sigmoid_times(gate, gate, up)
 }
 
-/// `x·σ(p)·factor = x·factor/(1+e⁻ᵖ)`, computed so that an intermediate result leaves f32 only if the final result
-/// does. With s = e^(−|p|/2), it is `x·factor/(1+s²)` for a positive p and `(x·s)(factor·s)/(1+s²)` for a negative
-/// one.
+/// `x·σ(p)·factor = x·factor/(1+e⁻ᵖ)`, computed so that an intermediate result overflows or underflows only if the
+/// final result does. With s = e^(−|p|/2), the result is `x·factor/(1+s²)` if p is positive and
+/// `(x·s)(factor·s)/(1+s²)` if p is negative.
 #[inline(always)]
 fn sigmoid_times(x: f32, p: f32, factor: f32) -> f32 {
     let s = exp_of_negative(p.abs() * -0.5);
@@ -42,7 +42,7 @@ mod tests {
     use crate::oracle::silu;
 
     #[test]
-    fn an_activation_has_its_limits_and_gives_nan_for_nan_alone() {
+    fn activations_keep_their_limits_and_nan() {
         let numbers: Vec<f32> = [0.0, 1e-30, 1e-3, 0.5, 3.0, 9.0, 40.0, 87.0, 89.0, 200.0, 1e5, 1e20]
             .into_iter()
             .flat_map(|x| [x, -x])
@@ -51,10 +51,14 @@ mod tests {
         for activation in [Activation::Silu, Activation::GeluTanh, Activation::Relu2].into_iter().chain(limited) {
             for (&gate, &up) in numbers.iter().flat_map(|gate| numbers.iter().map(move |up| (gate, up))) {
                 let (got, want) = (activated(activation, gate, up), activation.apply(gate.into(), up.into()));
-                // Far below the others, gelu by its definition is a difference of nearly equal numbers.
+                // For large negative gates, the definition of gelu subtracts nearly equal numbers and loses their
+                // digits.
                 let least = f64::from(gate.abs() * up.abs()) * 1e-15 + f64::from(f32::MIN_POSITIVE);
                 let close = (f64::from(got) - want).abs() <= want.abs() * 1e-5 + least;
-                assert!(close || got == want as f32, "{activation} of {gate}, {up}: {got}, not {want}");
+                assert!(
+                    close || got == want as f32,
+                    "{activation} of gate {gate} and up {up}: {got} instead of {want}"
+                );
             }
             assert!(activated(activation, 1.0, f32::NAN).is_nan());
             assert!(!activation.has_gate() || activated(activation, f32::NAN, 1.0).is_nan());
@@ -62,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gate_has_its_limits_and_never_gives_nan() {
+    fn silu_keeps_its_limits_and_never_gives_nan() {
         let numbers: Vec<f32> = [0.0, 1e-30, 1e-3, 0.5, 3.0, 40.0, 87.0, 89.0, 150.0, 200.0, 1e5, 1e20, f32::MAX]
             .into_iter()
             .flat_map(|x| [x, -x])
@@ -71,7 +75,7 @@ mod tests {
             for &up in &numbers {
                 let (got, want) = (f64::from(silu_times(gate, up)), silu(gate.into()) * f64::from(up));
                 let close = (got - want).abs() <= want.abs() * 1e-6 + f64::from(f32::MIN_POSITIVE);
-                assert!(close || got == f64::from(want as f32), "silu({gate})·{up}: {got}, not {want}");
+                assert!(close || got == f64::from(want as f32), "silu({gate})·{up}: {got} instead of {want}");
             }
         }
     }

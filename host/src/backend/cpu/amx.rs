@@ -1,6 +1,7 @@
-//! Intel's AMX on bf16: products of 16 tokens by 32 columns with 32 columns by 16 rows of weights, in one instruction.
+//! Intel's AMX for bf16: one instruction multiplies 16 tokens by 32 columns with 32 columns by 16 rows of weights.
 //!
-//! It multiplies the ordinary tokens of bf16 of tiles that have several; AVX-512 computes all else, to the same bits.
+//! AMX multiplies ordinary bf16 tokens in tiles of more than two tokens. AVX-512 computes all other tiles, to the same
+//! bits.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -11,29 +12,30 @@ use super::kernel::{self, Scratch, TILE_TOKENS, Tile};
 use super::layout::{Bf16, PANEL_ROWS, PackedBlock, PackedScales, Pairs, TokenPairs, Tokens};
 use crate::format::BLOCK;
 
-/// Proof that this machine has AMX for bf16 and AVX-512, and that the system lets this process use it.
+/// Proof that this machine has AMX for bf16 and AVX-512, and that the operating system lets this process use AMX.
 #[derive(Clone, Copy)]
 pub(super) struct Amx(Avx512);
 
-/// Tokens of a register, and rows of weights.
+/// Rows per tile register: tokens, or rows of weights.
 const REGISTER_ROWS: usize = 16;
 
-/// Bytes of a row of a register: 32 bf16, or 16 f32.
+/// Bytes per row of a tile register: 32 bf16, or 16 f32.
 const REGISTER_BYTES: usize = 64;
 
-/// Columns of K that an instruction multiplies.
+/// Columns of K per instruction.
 const STEP: usize = REGISTER_BYTES / size_of::<u16>();
 
-/// Bytes from a token to the next.
+/// Bytes from one token to the next.
 const TOKEN_BYTES: usize = Bf16::CHUNK_BLOCKS * BLOCK * size_of::<u16>();
 
-/// Bytes from two columns of all rows of a panel to the next two, and from the sums of a token to the next token's.
+/// Bytes from a pair of columns of all rows of a panel to the next pair, and from the sums of a token to the sums of
+/// the next token.
 const PANEL_BYTES: usize = PANEL_ROWS * size_of::<f32>();
 
 const _: () = assert!(PANEL_ROWS == 2 * REGISTER_ROWS && STEP == Bf16::SUM_BLOCKS * BLOCK);
 
 impl Amx {
-    /// The proof, where there is one.
+    /// Returns the proof if this process can use AMX and AVX-512.
     pub fn detect() -> Option<Self> {
         static IS_PERMITTED: LazyLock<bool> = LazyLock::new(|| has_amx() && is_permitted());
         Avx512::detect().filter(|_| *IS_PERMITTED).map(Self)
@@ -41,7 +43,7 @@ impl Amx {
 
     /// Computes a tile and writes its outputs.
     pub fn compute(self, tile: &Tile<'_, Bf16>, scratch: &mut Scratch<Bf16>) {
-        // Few tokens are limited by memory, and then weights are decoded as they come.
+        // With one or two tokens, memory limits the speed, and AVX-512 decodes weights as they arrive.
         if !tile.are_ordinary || tile.rows.len() <= 2 {
             return self.0.compute_as_f32(tile);
         }
@@ -62,7 +64,7 @@ impl Amx {
             for (panel, sums) in tile.panels.clone().zip(&mut *sums) {
                 let (values, scales) = tile.weights.blocks(panel, Bf16::CHUNK_BLOCKS * chunk, Bf16::CHUNK_BLOCKS);
                 let weights = &mut scratch.panel[..values.len().next_multiple_of(Bf16::SUM_BLOCKS)];
-                // SAFETY: `self` proves the features.
+                // SAFETY: `Amx` holds an `Avx512`, which exists only if AVX-512 F and BW were detected.
                 unsafe { unpack(self, values, scales, weights) };
                 self.add_products(weights, tokens, &mut sums[..rows]);
             }
@@ -84,13 +86,15 @@ impl Amx {
                 weights: weights.as_ptr(),
                 sums: sums.as_mut_ptr(),
             };
-            // SAFETY: `self` proves the instructions; the operands have as many tokens as the registers, and as many steps.
+            // SAFETY: `Amx` exists only if AMX with bf16 was detected and permitted. The asserts above bound the
+            // operands: `tokens` and `sums` have the number of tokens that `registers` was made for, and `weights` has
+            // `steps` steps. This thread alone writes `sums`.
             unsafe { operands.multiply() }
         }
     }
 }
 
-/// What the registers hold: palette 1 of `ldtilecfg`.
+/// Configuration of the tile registers: palette 1 of `ldtilecfg`.
 #[repr(C, align(64))]
 struct Registers {
     palette: u8,
@@ -101,7 +105,7 @@ struct Registers {
 }
 
 impl Registers {
-    /// Sums of up to 32 tokens in registers 0 to 3, the tokens in 4 and 5, weights in 6 and 7.
+    /// Configures registers 0 to 3 for the sums of up to 32 tokens, 4 and 5 for the tokens, and 6 and 7 for weights.
     fn new(tokens: usize) -> Self {
         let [first, second] = [0, second_token(tokens)].map(|token| (tokens - token).min(REGISTER_ROWS) as u8);
         let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
@@ -111,13 +115,14 @@ impl Registers {
     }
 }
 
-/// The first token of the second register, of so many. Up to 16 are in both: then the same sums are made and stored twice, and that
-/// takes less time than to decode weights.
+/// First token of the second register. Up to 16 tokens are in both registers: then the same sums are computed and
+/// stored twice, which takes less time than decoding weights.
 fn second_token(tokens: usize) -> usize {
     if tokens > REGISTER_ROWS { REGISTER_ROWS } else { 0 }
 }
 
-/// What is multiplied: tokens of a chunk of K, and a panel's weights, so many steps of each; and sums of both.
+/// Operands of one multiplication: the tokens and a panel's weights of a chunk of K, `steps` steps of each, and the
+/// sums.
 struct Operands {
     registers: Registers,
     second_token: usize,
@@ -131,9 +136,12 @@ impl Operands {
     /// Adds the products of the tokens to their sums.
     ///
     /// # Safety
-    /// The machine has AMX; there is a step, there are as many tokens and sums as the registers say, and weights of all steps.
+    /// The machine has AMX with bf16, and the process may use it. `steps` is at least 1. `tokens` points to the number
+    /// of tokens that `registers` is configured for, each with a chunk of K, and `sums` to one row of sums per token.
+    /// `weights` points to `steps` steps. No other thread accesses `sums` meanwhile.
     unsafe fn multiply(&self) {
-        // SAFETY: what `# Safety` above asks. Registers are free before and after.
+        // SAFETY: the caller guarantees AMX and the lengths of `tokens`, `sums` and `weights`, so all tile loads and
+        // stores stay within them. `ldtilecfg` configures the tile registers, and `tilerelease` frees them.
         unsafe {
             asm!(
                 "ldtilecfg [{registers}]",
@@ -185,16 +193,17 @@ fn has_amx() -> bool {
     __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & BF16_AND_TILES == BF16_AND_TILES
 }
 
-/// Asks Linux for the registers, for all threads (Linux, Documentation/arch/x86/xstate.rst).
+/// Asks Linux to permit the tile registers to all threads of the process (Linux, Documentation/arch/x86/xstate.rst).
 #[cfg(target_os = "linux")]
 fn is_permitted() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
     const XFEATURE_XTILEDATA: libc::c_long = 18;
-    // SAFETY: the call reads no memory, and changes nothing but what a signal's stack must hold.
+    // SAFETY: this system call takes numbers only and reads no memory of the process. It only raises the size of the
+    // signal frame.
     unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
 }
 
-/// Other systems are not asked.
+/// AMX is used on Linux only.
 #[cfg(not(target_os = "linux"))]
 fn is_permitted() -> bool {
     false

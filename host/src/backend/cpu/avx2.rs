@@ -1,4 +1,5 @@
-//! AVX2, with or without AVX-VNNI: a quarter of a panel at a time.
+//! AVX2, with or without AVX-VNNI. NVFP4 tokens are multiplied with a quarter of a panel at a time, 16-bit tokens with
+//! half of a panel.
 
 use std::arch::x86_64::*;
 
@@ -6,15 +7,15 @@ use super::kernel::{self, Scratch, Simd, Tile};
 use super::layout::{BIASED, Bits16, Integers, Numbers, Nvfp4, PackedBlock, PackedScales, TokenBlock};
 use crate::format::{BLOCK, e2m1};
 
-/// Proof that this machine has AVX2, FMA and F16C; with `VNNI`, AVX-VNNI too.
+/// Proof that this machine has AVX2, FMA and F16C and, with `VNNI`, AVX-VNNI.
 #[derive(Clone, Copy)]
 pub(super) struct Avx2<const VNNI: bool>(());
 
-/// 32-bit lanes of a vector.
+/// Number of 32-bit lanes per vector.
 const LANES: usize = 8;
 
 impl<const VNNI: bool> Avx2<VNNI> {
-    /// The proof, where there is one.
+    /// Returns the proof if this machine has the features.
     pub fn detect() -> Option<Self> {
         let present = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
@@ -23,23 +24,23 @@ impl<const VNNI: bool> Avx2<VNNI> {
         present.then_some(Self(()))
     }
 
-    /// A vector of scales.
+    /// Decodes eight scales.
     #[inline(always)]
     fn scales(self, codes: &[u8; LANES]) -> __m256 {
-        // SAFETY: `self` proves the features; there are 8 codes.
+        // SAFETY: `Avx2` exists only if AVX2, FMA and F16C were detected. `codes` has the 8 bytes that are loaded.
         unsafe {
             let codes = _mm_loadl_epi64(codes.as_ptr().cast());
-            // E4M3's fields are moved to where f16 has its own; f16's bias is larger by 8.
+            // Shift the fields of E4M3 to their places in f16. The exponent bias of f16 is larger by 8.
             let f16s = _mm_slli_epi16::<7>(_mm_cvtepu8_epi16(codes));
             _mm256_mul_ps(_mm256_cvtph_ps(f16s), _mm256_set1_ps(256.0))
         }
     }
 
-    /// Adds sums to those in memory.
+    /// Adds sums to the sums in memory.
     #[inline(always)]
     fn add(self, sums: __m256, memory: &mut [f32]) {
-        let memory: &mut [f32; LANES] = memory.try_into().expect("a sum for each row");
-        // SAFETY: `self` proves the features; memory has one vector.
+        let memory: &mut [f32; LANES] = memory.try_into().expect("one sum per row");
+        // SAFETY: `Avx2` exists only if AVX2 was detected. `memory` has 8 f32, one vector, and is borrowed mutably.
         unsafe { _mm256_storeu_ps(memory.as_mut_ptr(), _mm256_add_ps(_mm256_loadu_ps(memory.as_ptr()), sums)) }
     }
 }
@@ -51,8 +52,9 @@ impl<const VNNI: bool> Simd<Nvfp4> for Avx2<VNNI> {
 
     #[inline(always)]
     fn unpack(self, values: &PackedBlock, scales: &PackedScales, out: &mut Integers) {
-        // SAFETY: `self` proves the features. Eight rows take 32 bytes, one vector, in a half of a packed block and in
-        // a quad of an unpacked one. Their scales are 8 bytes packed and 8 f32 unpacked.
+        // SAFETY: `Avx2` exists only if AVX2, FMA and F16C were detected. Eight rows take 32 bytes, one vector, in a
+        // half of a packed block and in a quad of an unpacked block. Their scales are 8 bytes packed and 8 f32
+        // unpacked. `BIASED` has 16 bytes.
         unsafe {
             let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(BIASED.as_ptr().cast()));
             let nibble = _mm256_set1_epi8(0xF);
@@ -75,7 +77,7 @@ impl<const VNNI: bool> Simd<Nvfp4> for Avx2<VNNI> {
 
     #[inline(always)]
     fn zero(self) -> Self::Sums {
-        // SAFETY: `self` proves the features.
+        // SAFETY: `Avx2` exists only if AVX2 was detected.
         unsafe { _mm256_setzero_ps() }
     }
 
@@ -88,8 +90,8 @@ impl<const VNNI: bool> Simd<Nvfp4> for Avx2<VNNI> {
         tokens: [&TokenBlock; N],
     ) {
         let weights = block.quads.each_ref().map(|quad| &quad[lane..lane + LANES]);
-        // SAFETY: `self` proves the features, AVX-VNNI only with `VNNI`; eight rows of a quad are 32 bytes, their scales 8
-        // f32.
+        // SAFETY: `Avx2` exists only if AVX2 and FMA were detected and, with `VNNI`, AVX-VNNI. Eight rows of a quad are
+        // 32 bytes, and their scales are 8 f32.
         unsafe {
             let weights = weights.map(|quad| _mm256_loadu_si256(quad.as_ptr().cast()));
             let scales = _mm256_loadu_ps(block.scales[lane..lane + LANES].as_ptr());
@@ -102,7 +104,8 @@ impl<const VNNI: bool> Simd<Nvfp4> for Avx2<VNNI> {
                         .zip(tokens)
                         .fold(bias, |dots, (weights, token)| _mm256_dpbusd_avx_epi32(dots, weights, token))
                 } else {
-                    // A sum of a pair is at most 2·24·12 in magnitude, so four of them are far below the limit of 16 bits.
+                    // The sum of a pair of products is at most 2·24·12 in magnitude, so the sum of four pairs is far
+                    // below the limit of 16 bits.
                     let [a, b, c, d] = std::array::from_fn(|quad| _mm256_maddubs_epi16(weights[quad], tokens[quad]));
                     let pairs = _mm256_add_epi16(_mm256_add_epi16(a, b), _mm256_add_epi16(c, d));
                     _mm256_add_epi32(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)), bias)
@@ -127,26 +130,27 @@ impl<const VNNI: bool> Simd<Nvfp4> for Avx2<VNNI> {
         fn vnni(simd: Avx2<true>, tile: &Tile<'_, Nvfp4>, scratch: &mut Scratch<Nvfp4>) {
             kernel::compute(simd, tile, scratch);
         }
-        // SAFETY: `self` proves the features, AVX-VNNI only with `VNNI`.
+        // SAFETY: `Avx2` exists only if AVX2, FMA and F16C were detected and, with `VNNI`, AVX-VNNI.
         unsafe { if VNNI { vnni(Avx2(()), tile, scratch) } else { plain(Avx2(()), tile, scratch) } }
     }
 }
 
-/// Vectors of rows that share a token's number.
+/// Vectors of rows that are multiplied with the same element of a token.
 const VECTORS: usize = 2;
 
 impl<const VNNI: bool> Simd<Bits16> for Avx2<VNNI> {
     const LANES: usize = VECTORS * LANES;
     const TOKENS: usize = 2;
-    /// Those of even and of odd columns.
+    /// Sums of even columns and sums of odd columns.
     type Sums = [[__m256; VECTORS]; 2];
 
     #[inline(always)]
     fn unpack(self, values: &PackedBlock, scales: &PackedScales, out: &mut Numbers) {
-        // SAFETY: `self` proves the features. Eight rows of a half of a packed block are one vector, with eight codes of a row
-        // in each lane; eight rows of a column of numbers are one vector.
+        // SAFETY: `Avx2` exists only if AVX2, FMA and F16C were detected. Eight rows of a half of a packed block are 32
+        // bytes, one vector, with eight codes of a row in each lane. Eight rows of a column of numbers are 8 f32, one
+        // vector. `VALUES` has at least 8 f32.
         unsafe {
-            // The permutation looks at the last three bits alone; the sign is the fourth.
+            // The permutation reads the lowest three bits of each lane only. Bit 3 is the sign.
             let table = _mm256_loadu_ps(e2m1::VALUES.as_ptr());
             let sign = _mm256_set1_epi32(i32::MIN);
             for (vector, scales) in scales.as_chunks::<LANES>().0.iter().enumerate() {
@@ -168,7 +172,7 @@ impl<const VNNI: bool> Simd<Bits16> for Avx2<VNNI> {
 
     #[inline(always)]
     fn zero(self) -> Self::Sums {
-        // SAFETY: `self` proves the features.
+        // SAFETY: `Avx2` exists only if AVX2 was detected.
         unsafe { [[_mm256_setzero_ps(); VECTORS]; 2] }
     }
 
@@ -181,10 +185,10 @@ impl<const VNNI: bool> Simd<Bits16> for Avx2<VNNI> {
         tokens: [&[f32; BLOCK]; N],
     ) {
         for (pair, columns) in block.0.as_chunks::<2>().0.iter().enumerate() {
-            // Sums stay in registers only if a compiler knows which they are.
+            // The sums stay in registers only if the indices of `sums` are known at compile time.
             for (parity, weights) in columns.iter().enumerate() {
                 let weights = &weights[lane..lane + VECTORS * LANES];
-                // SAFETY: `self` proves the features; the slice is two vectors.
+                // SAFETY: `Avx2` exists only if AVX2 and FMA were detected. The slice has 16 f32, two vectors.
                 unsafe {
                     let weights: [_; VECTORS] =
                         std::array::from_fn(|vector| _mm256_loadu_ps(weights.as_ptr().add(LANES * vector)));
@@ -203,7 +207,7 @@ impl<const VNNI: bool> Simd<Bits16> for Avx2<VNNI> {
     fn add_to(self, sums: Self::Sums, memory: &mut [f32]) {
         let [even, odd] = sums;
         for ((even, odd), memory) in even.into_iter().zip(odd).zip(memory.chunks_mut(LANES)) {
-            // SAFETY: `self` proves the features.
+            // SAFETY: `Avx2` exists only if AVX2 was detected.
             self.add(unsafe { _mm256_add_ps(even, odd) }, memory);
         }
     }
@@ -213,7 +217,7 @@ impl<const VNNI: bool> Simd<Bits16> for Avx2<VNNI> {
         fn compute<const VNNI: bool>(simd: Avx2<VNNI>, tile: &Tile<'_, Bits16>, scratch: &mut Scratch<Bits16>) {
             kernel::compute(simd, tile, scratch);
         }
-        // SAFETY: `self` proves the features.
+        // SAFETY: `Avx2` exists only if AVX2, FMA and F16C were detected.
         unsafe { compute(self, tile, scratch) }
     }
 }

@@ -1,4 +1,4 @@
-//! AVX-512 with VNNI: all rows of a panel, two vectors, at a time.
+//! AVX-512 with VNNI: computes all rows of a panel, two vectors, at a time.
 
 use std::arch::x86_64::*;
 use std::cell::RefCell;
@@ -14,11 +14,11 @@ use crate::format::{BLOCK, e2m1};
 #[derive(Clone, Copy)]
 pub(super) struct Avx512(());
 
-/// Vectors of a panel.
+/// Number of vectors per panel.
 pub(super) const VECTORS: usize = 2;
 
 impl Avx512 {
-    /// The proof, where there is one.
+    /// Returns the proof if this machine has the features.
     pub fn detect() -> Option<Self> {
         let present = is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
@@ -26,13 +26,14 @@ impl Avx512 {
         present.then_some(Self(()))
     }
 
-    /// A vector of scales.
+    /// Decodes the 16 scales of one vector of rows.
     #[inline(always)]
     pub fn scales(self, codes: &PackedScales, vector: usize) -> __m512 {
-        // SAFETY: `self` proves the features; there are two vectors of 16 codes.
+        // SAFETY: `Avx512` exists only if AVX-512 F and BW were detected. `codes` has 32 bytes, two vectors of 16, and
+        // `vector` is 0 or 1.
         unsafe {
             let codes = _mm_loadu_si128(codes.as_ptr().cast::<__m128i>().add(vector));
-            // E4M3's fields are moved to where f16 has its own; f16's bias is larger by 8.
+            // Shift the fields of E4M3 to their places in f16. The exponent bias of f16 is larger by 8.
             let f16s = _mm256_slli_epi16::<7>(_mm256_cvtepu8_epi16(codes));
             _mm512_mul_ps(_mm512_cvtph_ps(f16s), _mm512_set1_ps(256.0))
         }
@@ -41,16 +42,17 @@ impl Avx512 {
     /// Decodes a block of a panel to bf16.
     #[inline(always)]
     pub fn unpack_bf16<T: TokensBf16>(self, values: &PackedBlock, scales: &PackedScales, out: &mut Pairs) {
-        // SAFETY: `self` proves the features. A half of a packed block is 128 bytes, two vectors, with eight codes of a row in each
-        // lane; a pair of columns of bf16 of all rows is two vectors.
+        // SAFETY: `Avx512` exists only if AVX-512 F and BW were detected. A half of a packed block is 128 bytes, two
+        // vectors, with eight codes of a row in each lane. A pair of columns of bf16 of all rows is 128 bytes, two
+        // vectors. `VALUES` has 16 f32.
         unsafe {
             let table = _mm512_loadu_ps(e2m1::VALUES.as_ptr());
             for vector in 0..VECTORS {
                 let scales = self.scales(scales, vector);
                 for (half, bytes) in values.0.iter().enumerate() {
                     let packed = _mm512_loadu_si512(bytes.as_ptr().cast::<__m512i>().add(vector));
-                    // The permutation looks at the last four bits alone. A product has six significant bits: bf16 is the first half
-                    // of its f32, and the second half is zeros.
+                    // The permutation reads the lowest four bits of each lane only. A product has six significant bits,
+                    // so the upper half of its f32 is the exact bf16, and the lower half is zero.
                     let numbers = |column: usize| {
                         let codes = _mm512_srlv_epi32(packed, _mm512_set1_epi32(4 * column as i32));
                         _mm512_castps_si512(_mm512_mul_ps(_mm512_permutexvar_ps(codes, table), scales))
@@ -65,7 +67,7 @@ impl Avx512 {
         }
     }
 
-    /// Computes a tile of bf16 tokens with their numbers in f32.
+    /// Computes a tile of bf16 tokens after converting the tokens to f32.
     pub fn compute_as_f32<T: TokensBf16>(self, tile: &Tile<'_, T>) {
         thread_local!(static TOKENS: RefCell<Vec<[f32; BLOCK]>> = const { RefCell::new(Vec::new()) });
         let (rows, blocks) = (tile.rows.len(), tile.weights.k / BLOCK);
@@ -95,19 +97,21 @@ impl Avx512 {
                 m: rows,
                 rows: 0..rows,
                 epilogue: tile.epilogue,
-                // SAFETY: the tile's first row is one of the output.
+                // SAFETY: `tile.rows.start` ≤ M, so the address is within the M·N elements of the output or at their
+                // end.
                 output: unsafe { tile.output.add(tile.rows.start * tile.weights.n) },
             };
             Bits16::with_scratch(|scratch| self.compute(&tile, scratch));
         });
     }
 
-    /// Adds sums to those in memory.
+    /// Adds sums to the sums in memory.
     #[inline(always)]
     pub fn add(self, sums: [__m512; VECTORS], memory: &mut [f32]) {
-        let memory: &mut [f32; PANEL_ROWS] = memory.try_into().expect("a sum for each row");
+        let memory: &mut [f32; PANEL_ROWS] = memory.try_into().expect("one sum per row");
         for (vector, sums) in sums.into_iter().enumerate() {
-            // SAFETY: `self` proves the features; memory has two vectors.
+            // SAFETY: `Avx512` exists only if AVX-512 F was detected. `memory` has 32 f32, two vectors, and is borrowed
+            // mutably.
             unsafe {
                 let memory = memory.as_mut_ptr().add(16 * vector);
                 _mm512_storeu_ps(memory, _mm512_add_ps(_mm512_loadu_ps(memory), sums));
@@ -123,8 +127,9 @@ impl Simd<Nvfp4> for Avx512 {
 
     #[inline(always)]
     fn unpack(self, values: &PackedBlock, scales: &PackedScales, out: &mut Integers) {
-        // SAFETY: `self` proves the features. A half of a packed block and a quad of an unpacked one are 128 bytes, two
-        // vectors. Scales are 32 bytes packed and 32 f32 unpacked.
+        // SAFETY: `Avx512` exists only if AVX-512 F and BW were detected. A half of a packed block and a quad of an
+        // unpacked block are 128 bytes each, two vectors. Scales are 32 bytes packed and 32 f32 unpacked. `BIASED` has
+        // 16 bytes.
         unsafe {
             let table = _mm512_broadcast_i32x4(_mm_loadu_si128(BIASED.as_ptr().cast()));
             let nibble = _mm512_set1_epi8(0xF);
@@ -147,7 +152,7 @@ impl Simd<Nvfp4> for Avx512 {
 
     #[inline(always)]
     fn zero(self) -> Self::Sums {
-        // SAFETY: `self` proves the features.
+        // SAFETY: `Avx512` exists only if AVX-512 F was detected.
         unsafe { [_mm512_setzero_ps(); VECTORS] }
     }
 
@@ -159,7 +164,8 @@ impl Simd<Nvfp4> for Avx512 {
         _lane: usize,
         tokens: [&TokenBlock; N],
     ) {
-        // SAFETY: `self` proves the features; a quad is 128 bytes, scales are 32 f32.
+        // SAFETY: `Avx512` exists only if AVX-512 F and VNNI were detected. A quad is 128 bytes, and the scales are 32
+        // f32.
         unsafe {
             let weights: [[_; VECTORS]; QUADS] = std::array::from_fn(|quad| {
                 let quad = block.quads[quad].as_ptr().cast::<__m512i>();
@@ -193,7 +199,7 @@ impl Simd<Nvfp4> for Avx512 {
         fn compute(simd: Avx512, tile: &Tile<'_, Nvfp4>, scratch: &mut Scratch<Nvfp4>) {
             kernel::compute(simd, tile, scratch);
         }
-        // SAFETY: `self` proves the features.
+        // SAFETY: `Avx512` exists only if AVX-512 F, BW and VNNI were detected.
         unsafe { compute(self, tile, scratch) }
     }
 }
@@ -201,13 +207,14 @@ impl Simd<Nvfp4> for Avx512 {
 impl Simd<Bits16> for Avx512 {
     const LANES: usize = PANEL_ROWS;
     const TOKENS: usize = 4;
-    /// Those of even and of odd columns.
+    /// Sums of even columns and sums of odd columns.
     type Sums = [[__m512; VECTORS]; 2];
 
     #[inline(always)]
     fn unpack(self, values: &PackedBlock, scales: &PackedScales, out: &mut Numbers) {
-        // SAFETY: `self` proves the features. A half of a packed block is 128 bytes, two vectors, with eight codes of a row in
-        // each lane; a column of numbers is two vectors.
+        // SAFETY: `Avx512` exists only if AVX-512 F and BW were detected. A half of a packed block is 128 bytes, two
+        // vectors, with eight codes of a row in each lane. A column of numbers is 32 f32, two vectors. `VALUES` has 16
+        // f32.
         unsafe {
             let table = _mm512_loadu_ps(e2m1::VALUES.as_ptr());
             for vector in 0..VECTORS {
@@ -215,7 +222,7 @@ impl Simd<Bits16> for Avx512 {
                 for (half, bytes) in values.0.iter().enumerate() {
                     let packed = _mm512_loadu_si512(bytes.as_ptr().cast::<__m512i>().add(vector));
                     for column in 0..BLOCK / 2 {
-                        // The permutation looks at the last four bits alone.
+                        // The permutation reads the lowest four bits of each lane only.
                         let codes = _mm512_srlv_epi32(packed, _mm512_set1_epi32(4 * column as i32));
                         let numbers = _mm512_mul_ps(_mm512_permutexvar_ps(codes, table), scales);
                         let out = out.0[half * BLOCK / 2 + column].as_mut_ptr();
@@ -228,7 +235,7 @@ impl Simd<Bits16> for Avx512 {
 
     #[inline(always)]
     fn zero(self) -> Self::Sums {
-        // SAFETY: `self` proves the features.
+        // SAFETY: `Avx512` exists only if AVX-512 F was detected.
         unsafe { [[_mm512_setzero_ps(); VECTORS]; 2] }
     }
 
@@ -241,9 +248,9 @@ impl Simd<Bits16> for Avx512 {
         tokens: [&[f32; BLOCK]; N],
     ) {
         for (pair, columns) in block.0.as_chunks::<2>().0.iter().enumerate() {
-            // Sums stay in registers only if a compiler knows which they are.
+            // The sums stay in registers only if the indices of `sums` are known at compile time.
             for (parity, weights) in columns.iter().enumerate() {
-                // SAFETY: `self` proves the features; a column of numbers is two vectors.
+                // SAFETY: `Avx512` exists only if AVX-512 F was detected. A column of numbers is 32 f32, two vectors.
                 unsafe {
                     let weights: [_; VECTORS] =
                         std::array::from_fn(|vector| _mm512_loadu_ps(weights.as_ptr().add(16 * vector)));
@@ -261,7 +268,7 @@ impl Simd<Bits16> for Avx512 {
     #[inline(always)]
     fn add_to(self, sums: Self::Sums, memory: &mut [f32]) {
         let [even, odd] = sums;
-        // SAFETY: `self` proves the features.
+        // SAFETY: `Avx512` exists only if AVX-512 F was detected.
         self.add(std::array::from_fn(|vector| unsafe { _mm512_add_ps(even[vector], odd[vector]) }), memory);
     }
 
@@ -270,7 +277,7 @@ impl Simd<Bits16> for Avx512 {
         fn compute(simd: Avx512, tile: &Tile<'_, Bits16>, scratch: &mut Scratch<Bits16>) {
             kernel::compute(simd, tile, scratch);
         }
-        // SAFETY: `self` proves the features.
+        // SAFETY: `Avx512` exists only if AVX-512 F, BW and VNNI were detected.
         unsafe { compute(self, tile, scratch) }
     }
 }

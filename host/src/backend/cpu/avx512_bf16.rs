@@ -1,4 +1,5 @@
-//! AVX-512 BF16: two products of bf16 a lane in one instruction. AVX-512 computes all but ordinary tokens of bf16, to the same bits.
+//! AVX-512 BF16: one instruction adds two products of bf16 to each lane. It multiplies ordinary bf16 tokens. AVX-512 in
+//! f32 computes all other tokens, to the same bits.
 
 use std::arch::x86_64::*;
 use std::sync::LazyLock;
@@ -8,16 +9,17 @@ use super::kernel::{self, Scratch, Simd, Tile};
 use super::layout::{Bf16ByParity, PANEL_ROWS, PackedBlock, PackedScales, Pairs, TokenPairs};
 use crate::format::{e2m1, e4m3};
 
-/// Proof that this machine has AVX-512 with BF16, and that its sums are those of all other instruction sets.
+/// Proof that this machine has AVX-512 with BF16, and that the sums have the same bits as on all other instruction
+/// sets.
 #[derive(Clone, Copy)]
 pub(super) struct Avx512Bf16(Avx512);
 
 impl Avx512Bf16 {
-    /// The proof, where there is one.
+    /// Returns the proof if this machine has the features and adds in the right order.
     pub fn detect() -> Option<Self> {
         static IS_RIGHT: LazyLock<bool> = LazyLock::new(|| {
             is_x86_feature_detected!("avx512bf16")
-                // SAFETY: the feature was detected on the line above.
+                // SAFETY: AVX-512 BF16 was detected on the line above.
                 && adds_in_order(|sums, tokens, weights| unsafe { add_products(sums, tokens, weights) })
         });
         Avx512::detect().filter(|_| *IS_RIGHT).map(Self)
@@ -27,7 +29,7 @@ impl Avx512Bf16 {
 impl Simd<Bf16ByParity> for Avx512Bf16 {
     const LANES: usize = PANEL_ROWS;
     const TOKENS: usize = 4;
-    /// Those of even and of odd columns.
+    /// Sums of even columns and sums of odd columns.
     type Sums = [[__m512; VECTORS]; 2];
 
     #[inline(always)]
@@ -37,7 +39,7 @@ impl Simd<Bf16ByParity> for Avx512Bf16 {
 
     #[inline(always)]
     fn zero(self) -> Self::Sums {
-        // SAFETY: `self` proves the features.
+        // SAFETY: `Avx512Bf16` holds an `Avx512`, which exists only if AVX-512 F was detected.
         unsafe { [[_mm512_setzero_ps(); VECTORS]; 2] }
     }
 
@@ -50,9 +52,10 @@ impl Simd<Bf16ByParity> for Avx512Bf16 {
         tokens: [&TokenPairs; N],
     ) {
         for (four, pairs) in block.0.as_chunks::<2>().0.iter().enumerate() {
-            // Sums stay in registers only if a compiler knows which they are.
+            // The sums stay in registers only if the indices of `sums` are known at compile time.
             for (parity, weights) in pairs.iter().enumerate() {
-                // SAFETY: `self` proves the features; a pair of columns is two vectors.
+                // SAFETY: `Avx512Bf16` exists only if AVX-512 F and BF16 were detected. A pair of columns is 128 bytes,
+                // two vectors.
                 unsafe {
                     let weights: [_; VECTORS] = std::array::from_fn(|vector| {
                         bf16(_mm512_loadu_si512(weights.as_ptr().cast::<__m512i>().add(vector)))
@@ -71,7 +74,7 @@ impl Simd<Bf16ByParity> for Avx512Bf16 {
     #[inline(always)]
     fn add_to(self, sums: Self::Sums, memory: &mut [f32]) {
         let [even, odd] = sums;
-        // SAFETY: `self` proves the features.
+        // SAFETY: `Avx512Bf16` holds an `Avx512`, which exists only if AVX-512 F was detected.
         self.0.add(std::array::from_fn(|vector| unsafe { _mm512_add_ps(even[vector], odd[vector]) }), memory);
     }
 
@@ -83,28 +86,29 @@ impl Simd<Bf16ByParity> for Avx512Bf16 {
         if !tile.are_ordinary {
             return self.0.compute_as_f32(tile);
         }
-        // SAFETY: `self` proves the features.
+        // SAFETY: `Avx512Bf16` exists only if AVX-512 F, BW and BF16 were detected.
         unsafe { compute(self, tile, scratch) }
     }
 }
 
-/// 32 bf16 in pairs, as the instruction takes them.
+/// Reinterprets a vector as 16 pairs of bf16, the operand type of the instruction.
 #[inline(always)]
 fn bf16(bits: __m512i) -> __m512bh {
-    // SAFETY: both are 64 bytes of any bits.
+    // SAFETY: both types are 64 bytes, and all bit patterns are valid.
     unsafe { std::mem::transmute(bits) }
 }
 
-/// f32 of a vector.
+/// f32 lanes per vector.
 const LANES: usize = 16;
 
-/// An operand: a pair of bf16 in each lane.
+/// An operand: one pair of bf16 per lane.
 type Operand = [[u16; 2]; LANES];
 
-/// The instruction.
+/// Runs the instruction `vdpbf16ps` once.
 #[target_feature(enable = "avx512f,avx512bf16")]
 fn add_products(mut sums: [f32; LANES], tokens: &Operand, weights: &Operand) -> [f32; LANES] {
-    // SAFETY: operands and sums are 64 bytes.
+    // SAFETY: the function's target features include AVX-512 F and BF16. Both operands and `sums` are 64 bytes, one
+    // vector.
     unsafe {
         let [tokens, weights] = [tokens, weights].map(|pairs| bf16(_mm512_loadu_si512(pairs.as_ptr().cast())));
         let added = _mm512_dpbf16_ps(_mm512_loadu_ps(sums.as_ptr()), tokens, weights);
@@ -113,17 +117,18 @@ fn add_products(mut sums: [f32; LANES], tokens: &Operand, weights: &Operand) -> 
     sums
 }
 
-/// Whether it adds the products of a pair one after the other, the second one first, and rounds each sum once, to nearest. Zen 4 does; on
-/// processors that nobody has tried, other ways show: with ordinary tokens and weights at random, each differs in many of these sums.
+/// Whether `add_products` adds the products of a pair one after the other, the second product first, and rounds each
+/// sum once, to nearest. Zen 4 does. The test detects other orders on processors that nobody has tried: with random
+/// ordinary tokens and weights, each other order changes many of the sums below.
 fn adds_in_order(add_products: impl Fn([f32; LANES], &Operand, &Operand) -> [f32; LANES]) -> bool {
     const CHAIN: usize = 8;
     let mut state = 1u64;
     let mut random = move || {
-        // Constants of Knuth's MMIX.
+        // Constants of Knuth's MMIX generator.
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 40) as u16
     };
-    // From the least exponent of ordinary tokens to those whose sums overflow.
+    // From the smallest exponent of ordinary tokens to exponents whose sums overflow.
     (18..=252).step_by(6).all(|exponent| {
         let (mut sums, mut expected) = ([0f32; LANES], [0f32; LANES]);
         for _ in 0..CHAIN {
@@ -147,7 +152,7 @@ fn adds_in_order(add_products: impl Fn([f32; LANES], &Operand, &Operand) -> [f32
     })
 }
 
-/// The number of a bf16.
+/// Decodes a bf16.
 fn number(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
@@ -156,10 +161,10 @@ fn number(bits: u16) -> f32 {
 mod tests {
     use super::*;
 
-    /// What becomes of a sum, with a pair of tokens and one of weights.
+    /// Computes the next sum from a sum, a pair of tokens and a pair of weights.
     type Add = fn(f32, [f32; 2], [f32; 2]) -> f32;
 
-    /// An instruction that adds a pair's products so.
+    /// Returns an `add_products` that applies `add` to each lane.
     fn adding(add: Add) -> impl Fn([f32; LANES], &Operand, &Operand) -> [f32; LANES] {
         move |sums, tokens, weights| {
             std::array::from_fn(|lane| add(sums[lane], tokens[lane].map(number), weights[lane].map(number)))
@@ -167,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn one_order_alone_is_taken() {
+    fn only_one_order_of_additions_is_accepted() {
         assert!(adds_in_order(adding(|sum, a, b| a[0].mul_add(b[0], a[1].mul_add(b[1], sum)))));
         let others: [(&str, Add); 5] = [
             ("the first product first", |sum, a, b| a[1].mul_add(b[1], a[0].mul_add(b[0], sum))),

@@ -1,5 +1,5 @@
-//! From sums to outputs: α, the gate, rounding to 16 bits. Plain arithmetic that vectorizes and gives the same bits
-//! everywhere.
+//! From sums to outputs: α, biases, the activation, and rounding to 16 bits. Plain arithmetic, which vectorizes and
+//! gives the same bits on every CPU.
 
 use half::f16;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
@@ -9,23 +9,24 @@ use super::layout::PANEL_ROWS;
 use crate::moe::Activation;
 use crate::problem::TokenDtype;
 
-/// What becomes of sums.
+/// Computation of outputs from sums.
 #[derive(Clone, Copy)]
 pub(super) struct Epilogue<'a> {
-    /// What the sums of each projection are multiplied with.
+    /// Factor for the sums of each projection.
     alphas: [f64; 2],
-    /// Pre-activations beyond it become it.
+    /// Pre-activations are clamped to ±`limit`.
     limit: f32,
-    /// What is added then, a number for each column; nothing where it is empty.
+    /// One bias per column, added after clamping. Empty if the projection has no bias.
     biases: [&'a [f32]; 2],
-    /// What becomes of that; none of a projection alone that stays as it is.
+    /// Applied after the biases. `None` gives `silu(gate)·up` if gated, and the biased value of a plain projection.
     activation: Option<Activation>,
     dtype: TokenDtype,
 }
 
 impl<'a> Epilogue<'a> {
-    /// Of sums of NVFP4 tokens, which have doubled values on both sides: `silu(gate)·up`, or one projection. A step's α keeps the
-    /// exact value within f32, and the limit keeps a sum at the very edge from being rounded to infinity.
+    /// Epilogue for sums of NVFP4 tokens, whose operands both hold doubled values: `silu(gate)·up`, or one projection.
+    /// A step's α is checked so that the exact value stays within f32, and the limit keeps a sum near `f32::MAX` from
+    /// rounding to infinity.
     pub fn of_nvfp4(alphas: [f64; 2], dtype: TokenDtype) -> Self {
         const DOT_UNIT: f64 = 0.25;
         Self {
@@ -37,8 +38,8 @@ impl<'a> Epilogue<'a> {
         }
     }
 
-    /// Of sums of 16-bit tokens, times the global scales of the weights. Infinities stay. Of one projection the second global scale
-    /// and the second biases are not looked at.
+    /// Epilogue for sums of 16-bit tokens, which are multiplied with the global scales of the weights. Infinities stay.
+    /// With one projection, the second global scale and the second biases are ignored.
     pub fn of_bits16(
         globals: [f32; 2],
         biases: [&'a [f32]; 2],
@@ -48,13 +49,14 @@ impl<'a> Epilogue<'a> {
         Self { alphas: globals.map(f64::from), limit: f32::INFINITY, biases, activation, dtype }
     }
 
-    /// A pre-activation.
+    /// Computes a pre-activation without its bias.
     #[inline(always)]
     fn scaled(&self, sum: f32, projection: usize) -> f32 {
         ((f64::from(sum) * self.alphas[projection]) as f32).clamp(-self.limit, self.limit)
     }
 
-    /// Pre-activations of neighboring columns from one on, with their biases. Behind the last column they may be anything.
+    /// Computes `N` neighboring pre-activations from `column` on, with their biases. Values after the last column are
+    /// arbitrary.
     #[inline(always)]
     fn scaled_columns<const N: usize>(&self, sums: &[f32], projection: usize, column: usize) -> [f32; N] {
         let mut values = [0.0; N];
@@ -68,8 +70,8 @@ impl<'a> Epilogue<'a> {
     }
 }
 
-/// Writes the outputs of one token in a panel of `features` outputs, the first of which is this column: two sums make an output if
-/// gated, one if plain.
+/// Writes the outputs of one token in one panel. The panel has `features` outputs, and the first is `column`. An output
+/// takes two sums if gated, one if plain.
 #[inline(always)]
 pub(super) fn write(
     sums: &[f32; PANEL_ROWS],
@@ -107,7 +109,7 @@ pub(super) fn write(
     round(&mut values[..out.len()], epilogue.dtype, out);
 }
 
-/// Rounds to 16 bits. There is one NaN, since instruction sets do not agree on its sign.
+/// Rounds to 16 bits. All NaN become one NaN, since instruction sets differ in its sign.
 #[inline(always)]
 pub(super) fn round(values: &mut [f32], dtype: TokenDtype, out: &mut [u16]) {
     for value in &mut *values {
@@ -115,7 +117,7 @@ pub(super) fn round(values: &mut [f32], dtype: TokenDtype, out: &mut [u16]) {
     }
     match dtype {
         TokenDtype::F16 => out.reinterpret_cast_mut::<f16>().convert_from_f32_slice(values),
-        // To the nearest, and to the even one of two. `half` takes them one by one, on account of NaN.
+        // Round to nearest, ties to even. `half` converts bf16 one by one, because of NaN.
         TokenDtype::Bf16 => {
             for (out, value) in out.iter_mut().zip(values) {
                 let bits = value.to_bits();
@@ -130,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_at_the_edge_of_f32_stay_finite_and_infinities_infinite() {
+    fn sums_near_the_maximum_stay_finite_and_infinities_stay() {
         let epilogue = Epilogue::of_nvfp4([4.1; 2], TokenDtype::F16);
         assert_eq!([f32::MAX, -f32::MAX].map(|sum| epilogue.scaled(sum, 0)), [f32::MAX, f32::MIN]);
         assert_eq!(silu_times(f32::MIN, f32::MAX), 0.0);
@@ -139,15 +141,15 @@ mod tests {
     }
 
     #[test]
-    fn biases_are_those_of_the_columns_and_end_with_them() {
+    fn each_column_gets_its_own_bias() {
         let (sums, bias) = ([1.0; PANEL_ROWS], (0..40).map(|column| column as f32).collect::<Vec<_>>());
         let mut out = [0; PANEL_ROWS];
         let epilogue = Epilogue::of_bits16([0.5; 2], [&bias, &[]], Some(Activation::Relu2), TokenDtype::Bf16);
         write(&sums, &epilogue, PANEL_ROWS, 2, &mut out);
         assert_eq!(TokenDtype::Bf16.decode(out[3]), 5.5 * 5.5);
-        // Columns 32 to 39 are left.
+        // Columns 32 to 39 are the last panel.
         write(&sums, &epilogue, PANEL_ROWS, 32, &mut out[..8]);
-        assert_eq!(TokenDtype::Bf16.decode(out[7]), 1560.0, "39.5², 1560.25, as a bf16");
+        assert_eq!(TokenDtype::Bf16.decode(out[7]), 1560.0, "39.5² = 1560.25, rounded to bf16");
         let epilogue = Epilogue::of_bits16([0.5; 2], [&[], &bias], Some(Activation::GPT_OSS), TokenDtype::F16);
         write(&sums, &epilogue, PANEL_ROWS / 2, 0, &mut out[..16]);
         let want = Activation::GPT_OSS.apply(0.5, 3.5);
@@ -155,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_one_nan() {
+    fn every_nan_rounds_to_the_same_bits() {
         for dtype in [TokenDtype::F16, TokenDtype::Bf16] {
             let mut bits = [0; 5];
             round(&mut [f32::NAN, -f32::NAN, f32::from_bits(0x7FA0_0001), 1.0, -f32::INFINITY], dtype, &mut bits);
@@ -165,9 +167,9 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_rounded_as_the_reference_does() {
+    fn rounding_matches_the_reference() {
         for dtype in [TokenDtype::F16, TokenDtype::Bf16] {
-            // All signs and exponents, with ties and their neighbors in both types.
+            // All signs and exponents, with ties and their neighbors for both types.
             for high in 0..=u16::MAX {
                 let number = |low: u32| f32::from_bits(u32::from(high) << 16 | low);
                 let mut values = [0, 1, 0x1000, 0x7FFF, 0x8000, 0x8001, 0xFFFF].map(number);

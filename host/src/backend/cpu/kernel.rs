@@ -1,39 +1,42 @@
-//! The one algorithm, over any instruction set and both kinds of tokens: weights are decoded a chunk of K at a time, into
-//! the first cache, and multiplied with tokens into f32 sums.
+//! The algorithm, common to all instruction sets and both kinds of tokens: decode the weights of one chunk of K into
+//! the L1 cache, then multiply them with tokens and add the products to f32 sums.
 //!
-//! The order of every sum is fixed, so all instruction sets, any number of threads and any batch give the same bits:
+//! The order of every sum is fixed, so the bits of the result depend neither on the instruction set, nor on the number
+//! of threads, nor on the batch:
 //!
-//! * **NVFP4 tokens**: exact integer dot products of blocks of 16. A product of two block scales and a dot product has at
-//!   most 20 significant bits, so f32 holds it exactly, and adding it, fused or not, rounds once. Block after block within a
-//!   chunk of K, then chunk after chunk.
-//! * **16-bit tokens**: 32 columns at a time, fused multiply-adds of the even columns, column after column from zero, and of
-//!   the odd ones likewise; both sums are added, and that is added to the sum of all columns before. So does Intel's AMX (Intel
-//!   Architecture Instruction Set Extensions Programming Reference, TDPBF16PS), and AVX-512 BF16 where a pair's columns are both even or
-//!   both odd (`avx512_bf16`). A product of a token (11 bits at most) and a weight (6) is
-//!   exact in f32, subnormal ones too, so an instruction set without fused multiply-adds gives the same bits, unless a product
-//!   overflows (see `portable`). That loses less than [`crate::moe::oracle`] lets a device lose.
+//! * **NVFP4 tokens**: exact integer dot products of blocks of 16. The product of two block scales and a dot product
+//!   has at most 20 significant bits, so f32 holds it exactly, and adding it to the sum, fused or not, rounds once.
+//!   Blocks are added in order within a chunk of K, and chunks in order.
+//! * **16-bit tokens**: 32 columns at a time. One sum adds the even columns with fused multiply-adds, column after
+//!   column, starting from zero; a second sum adds the odd columns in the same way. Their total is added to the sum of
+//!   all columns before. Intel's AMX computes in this order (Intel Architecture Instruction Set Extensions Programming
+//!   Reference, TDPBF16PS), and so does AVX-512 BF16 if both columns of a pair are even or both are odd
+//!   (`avx512_bf16`). The product of a token (up to 11 significant bits) and a weight (6) is exact in f32, also if the
+//!   token is subnormal. An instruction set without fused multiply-adds therefore gives the same bits, unless a product
+//!   overflows (see `portable`). The error is less than [`crate::moe::oracle`] allows for a device.
 
 use std::ops::Range;
 
 use super::epilogue::{self, Epilogue};
 use super::layout::{PANEL_ROWS, PackedBlock, PackedScales, Panels, Tokens};
 
-/// An instruction set. A value of such a type exists only on a machine that has it.
+/// An instruction set. A value of an implementing type exists only on a machine that has the instruction set.
 pub(super) trait Simd<T: Tokens>: Copy {
-    /// Rows of a panel that are computed together; divides [`PANEL_ROWS`].
+    /// Rows of a panel that are computed together. Divides [`PANEL_ROWS`].
     const LANES: usize;
-    /// How many tokens' sums fit in the registers at a time: 1, 2, 4 or 8.
+    /// Number of tokens whose sums fit in the registers at a time: 1, 2, 4 or 8.
     const TOKENS: usize;
-    /// A sum for each of the rows.
+    /// One sum for each of the `LANES` rows.
     type Sums: Copy;
 
     /// Decodes a block of a panel.
     fn unpack(self, values: &PackedBlock, scales: &PackedScales, out: &mut T::Block);
 
-    /// Zeros.
+    /// Returns sums of zero.
     fn zero(self) -> Self::Sums;
 
-    /// Adds the products of a block of 16 of some tokens and rows `lane..lane + LANES`.
+    /// Multiplies a block of 16 elements of `N` tokens with rows `lane..lane + LANES` and adds the products to the
+    /// sums.
     fn accumulate<const N: usize>(
         self,
         sums: &mut [Self::Sums; N],
@@ -42,23 +45,23 @@ pub(super) trait Simd<T: Tokens>: Copy {
         tokens: [&T::Block16; N],
     );
 
-    /// Adds the sums to those in memory.
+    /// Adds the sums to the sums in memory.
     fn add_to(self, sums: Self::Sums, memory: &mut [f32]);
 
     /// Runs [`compute`], compiled for this instruction set.
     fn compute(self, tile: &Tile<'_, T>, scratch: &mut Scratch<T>);
 }
 
-/// The most tokens of a tile.
+/// Maximum number of tokens per tile.
 pub(super) const TILE_TOKENS: usize = 256;
 
-/// The most panels of a tile. Each panel reads a chunk of the tile's tokens from the L2 cache once.
+/// Maximum number of panels per tile. Each panel reads a chunk of the tile's tokens from the L2 cache once.
 pub(super) const TILE_PANELS: usize = 4;
 
-/// Sums of a panel, of the tokens of a tile.
+/// Sums of one panel for the tokens of a tile.
 pub(super) type PanelSums = [[f32; PANEL_ROWS]; TILE_TOKENS];
 
-/// What a thread works on.
+/// Working memory of a thread.
 pub(super) struct Scratch<T: Tokens> {
     pub panel: Vec<T::Block>,
     pub sums: Box<[PanelSums]>,
@@ -76,18 +79,19 @@ impl<T: Tokens> Scratch<T> {
 /// A rectangle of a product's output.
 pub(super) struct Tile<'a, T: Tokens> {
     pub weights: &'a Panels,
-    /// At most [`TILE_PANELS`].
+    /// Up to [`TILE_PANELS`] panels.
     pub panels: Range<usize>,
-    /// The product's tokens, as [`super::layout`] has them: the first chunk of K of all M, then the next chunk.
+    /// The product's tokens in the order of [`super::layout`]: the first chunk of K of all M tokens, then the next
+    /// chunk.
     pub tokens: &'a [T::Block16],
-    /// As [`Tokens::are_ordinary`] says of them.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only x86-64 asks"))]
+    /// Result of [`Tokens::are_ordinary`] for these tokens.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only kernels of x86-64 read it"))]
     pub are_ordinary: bool,
     pub m: usize,
-    /// At most [`TILE_TOKENS`].
+    /// Up to [`TILE_TOKENS`] rows.
     pub rows: Range<usize>,
     pub epilogue: Epilogue<'a>,
-    /// The product's output, `[M, N]`. Nobody else reads or writes the tile's rows and columns of it.
+    /// The product's output, `[M, N]`. Only this tile's thread accesses the tile's rows and columns of the output.
     pub output: *mut u16,
 }
 
@@ -124,23 +128,23 @@ pub(super) fn compute<S: Simd<T>, T: Tokens>(simd: S, tile: &Tile<'_, T>, scratc
     write(tile, sums);
 }
 
-/// Writes the outputs of a tile's sums.
+/// Writes the outputs of a tile from its sums.
 pub(super) fn write<T: Tokens>(tile: &Tile<'_, T>, sums: &[PanelSums]) {
     let weights = tile.weights;
     for (panel, sums) in tile.panels.clone().zip(sums) {
         let column = panel * weights.features;
         let columns = weights.features.min(weights.n - column);
         for (row, sums) in tile.rows.clone().zip(sums) {
-            // SAFETY: row < M and column + columns ≤ N, so these elements are of the product's output; nobody else reads
-            // or writes them, by the contract of `Tile::output`.
+            // SAFETY: `output` points to M·N elements. row < M and column + columns ≤ N, so these elements lie within
+            // them. They belong to this tile, and only this thread accesses the elements of its tile.
             let out = unsafe { std::slice::from_raw_parts_mut(tile.output.add(row * weights.n + column), columns) };
             epilogue::write(sums, &tile.epilogue, weights.features, column, out);
         }
     }
 }
 
-/// Prefetches what lies a page of values further on. Processors prefetch by themselves only to the end of a page, and
-/// with few tokens memory is the limit.
+/// Prefetches the bytes one page of values after `item`. The hardware prefetcher stops at the end of a page, and with
+/// few tokens the speed is limited by memory.
 #[inline(always)]
 pub(super) fn prefetch_after<T>(item: &T) {
     const DISTANCE: usize = 4096 / size_of::<PackedBlock>();
@@ -148,15 +152,16 @@ pub(super) fn prefetch_after<T>(item: &T) {
     for line in (0..size_of::<T>()).step_by(64) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         let address = std::ptr::from_ref(item).wrapping_add(DISTANCE).cast::<i8>().wrapping_add(line);
-        // SAFETY: SSE is part of x86-64, and a prefetch reads nothing and faults on no address.
+        // SAFETY: SSE is part of x86-64. A prefetch reads nothing into registers and does not fault, whatever the
+        // address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address) }
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (item, DISTANCE);
 }
 
-/// As [`add_products`] for the few tokens of a tile, block by block as weights come from memory: nothing is written, and
-/// there is no pause in which memory has nothing to do.
+/// Does the same as [`add_products`] for up to 8 tokens, but multiplies each block right after it is decoded. Decoded
+/// weights are not written to memory, and loads from memory never pause.
 #[inline(always)]
 fn stream<S: Simd<T>, T: Tokens, const N: usize>(
     simd: S,
@@ -165,7 +170,7 @@ fn stream<S: Simd<T>, T: Tokens, const N: usize>(
     sums: &mut [[f32; PANEL_ROWS]],
 ) {
     const { assert!(N <= 8) }
-    let memory: &mut [[f32; PANEL_ROWS]; N] = sums.first_chunk_mut().expect("the caller counted the sums");
+    let memory: &mut [[f32; PANEL_ROWS]; N] = sums.first_chunk_mut().expect("`N` is the number of sums");
     let tokens: [&[T::Block16]; N] = std::array::from_fn(|token| &tokens[T::CHUNK_BLOCKS * token..][..values.len()]);
     let mut start = 0;
     for (values, scales) in values.chunks(T::SUM_BLOCKS).zip(scales.chunks(T::SUM_BLOCKS)) {
@@ -199,7 +204,7 @@ fn add_products<S: Simd<T>, T: Tokens>(
     sums: &mut [[f32; PANEL_ROWS]],
 ) {
     let (mut tokens, mut sums) = (tokens, sums);
-    // Tokens that are computed together share the loads of weights. The last few are taken in powers of two.
+    // Tokens that are computed together share the loads of weights. The last tokens are taken in powers of two.
     while !sums.is_empty() {
         let count = S::TOKENS.min(1 << sums.len().ilog2());
         let (these, later) = std::mem::take(&mut sums).split_at_mut(count);
@@ -220,7 +225,7 @@ fn add_products_of<S: Simd<T>, T: Tokens, const N: usize>(
     tokens: &[T::Block16],
     sums: &mut [[f32; PANEL_ROWS]],
 ) {
-    let memory: &mut [[f32; PANEL_ROWS]; N] = sums.first_chunk_mut().expect("the caller counted the sums");
+    let memory: &mut [[f32; PANEL_ROWS]; N] = sums.first_chunk_mut().expect("`N` is the number of sums");
     let tokens: [&[T::Block16]; N] = std::array::from_fn(|token| &tokens[T::CHUNK_BLOCKS * token..][..blocks.len()]);
     for lane in (0..PANEL_ROWS).step_by(S::LANES) {
         let mut start = 0;

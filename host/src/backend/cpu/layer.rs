@@ -1,4 +1,4 @@
-//! Prepared MoE and linear layers, for all kinds of kernels.
+//! Prepared MoE and linear layers, independent of the kernel that computes them.
 
 use std::time::Duration;
 
@@ -9,19 +9,19 @@ use crate::moe::{MoeInputs, MoeOutput, MoeSizes, MoeStep};
 
 /// Computes steps of an MoE layer.
 pub(super) trait MoeCompute: Send + Sync {
-    /// Computes a step that fits the layer, into an output that fits the step.
+    /// Computes a step that fits the layer into an output that fits the step. Returns the elapsed time.
     fn compute(&self, step: &MoeStep<'_>, output: &mut MoeOutput) -> Duration;
 }
 
 /// Computes steps of a linear layer.
 pub(super) trait LinearCompute: Send + Sync {
-    /// Computes a step that fits the layer, into an output that fits the step.
+    /// Computes a step that fits the layer into an output that fits the step. Returns the elapsed time.
     fn compute(&self, step: &LinearStep<'_>, output: &mut LinearOutput) -> Duration;
 }
 
-/// The prepared weights of an MoE layer. Several threads may run steps at once.
+/// Prepared weights of an MoE layer. Several threads may execute steps at once.
 ///
-/// `'w` is the lifetime of bytes that the weights' matrices borrow.
+/// `'w` is the lifetime of the bytes that the matrices of the weights borrow.
 pub struct CpuMoeLayer<'w> {
     pub(super) kernel: &'static str,
     pub(super) sizes: MoeSizes,
@@ -35,19 +35,19 @@ impl CpuMoeLayer<'_> {
         self.sizes
     }
 
-    /// A step of this layer.
+    /// Makes a step of this layer.
     ///
     /// # Errors
-    /// As [`MoeStep::new`].
+    /// The errors of [`MoeStep::new`].
     pub fn step<'a>(&self, inputs: MoeInputs<'a>) -> Result<MoeStep<'a>, Error> {
         MoeStep::of_sizes(self.sizes, self.expert_map.as_deref(), inputs)
     }
 
-    /// Computes a step into `output`, as [`MoeLayer::execute`]. The step may be made with another top-k and another expert
-    /// map, since the weights do not depend on either.
+    /// Computes a step into `output`, like [`MoeLayer::execute`]. The step may have another top-k and another expert
+    /// map than the layer, since the weights depend on neither.
     ///
     /// # Errors
-    /// As [`MoeLayer::execute`].
+    /// The errors of [`MoeLayer::execute`].
     pub fn execute(&self, step: &MoeStep<'_>, output: &mut MoeOutput) -> Result<Duration, Error> {
         let MoeSizes { top_k, named_experts, .. } = step.sizes();
         step.check_fits(MoeSizes { top_k, named_experts, ..self.sizes })?;
@@ -67,9 +67,9 @@ impl MoeLayer for CpuMoeLayer<'_> {
     }
 }
 
-/// The prepared weights of a linear layer. Several threads may run steps at once.
+/// Prepared weights of a linear layer. Several threads may execute steps at once.
 ///
-/// `'w` is the lifetime of bytes that the weights' matrix borrows.
+/// `'w` is the lifetime of the bytes that the matrix of the weights borrows.
 pub struct CpuLinearLayer<'w> {
     pub(super) kernel: &'static str,
     pub(super) sizes: LinearSizes,
@@ -82,18 +82,18 @@ impl CpuLinearLayer<'_> {
         self.sizes
     }
 
-    /// A step of this layer.
+    /// Makes a step of this layer.
     ///
     /// # Errors
-    /// As [`LinearStep::new`].
+    /// The errors of [`LinearStep::new`].
     pub fn step<'a>(&self, inputs: LinearInputs<'a>) -> Result<LinearStep<'a>, Error> {
         LinearStep::of_sizes(self.sizes, inputs)
     }
 
-    /// Computes a step into `output`, as [`LinearLayer::execute`].
+    /// Computes a step into `output`, like [`LinearLayer::execute`].
     ///
     /// # Errors
-    /// As [`LinearLayer::execute`].
+    /// The errors of [`LinearLayer::execute`].
     pub fn execute(&self, step: &LinearStep<'_>, output: &mut LinearOutput) -> Result<Duration, Error> {
         step.check_fits(self.sizes)?;
         output.check_fits(step)?;

@@ -1,8 +1,10 @@
-//! What the kernel reads: weights in panels, made once, and tokens in integers or f32, made for every step. A product's
-//! tokens lie chunk of K by chunk, and within a chunk row by row, so that what is used together lies together.
+//! Layout of the kernels' operands: weights in panels, packed once, and tokens as integers or f32, converted in every
+//! step. The tokens of a product are ordered by chunk of K and, within a chunk, by row, so data that is used together
+//! is contiguous.
 //!
-//! Within a block of 16, K is reordered so that weights need no shuffle: a byte of a packed matrix holds two neighbors,
-//! and unpacking four bytes gives the four even elements of eight, then the four odd ones. NVFP4 tokens are stored in that order.
+//! K is reordered within a block of 16, so that weights need no shuffle: a byte of a packed matrix holds two
+//! neighboring elements, so unpacking four bytes gives the four even elements of eight, then the four odd ones. NVFP4
+//! tokens are stored in this order.
 
 use std::cell::RefCell;
 
@@ -17,42 +19,42 @@ use crate::format::{BLOCK, Matrix, e2m1, e4m3};
 use crate::moe::oracle::WINDOW;
 use crate::problem::TokenDtype;
 
-/// Rows of weights in a panel: 16 of gate beside the same 16 of up, or 32 of the only projection.
+/// Rows of weights in a panel: 16 rows of gate and the same 16 rows of up, or 32 rows of the only projection.
 pub(super) const PANEL_ROWS: usize = 32;
 
-/// Groups of four elements of K in a block, the unit of the byte dot product instructions.
+/// Number of quads (four elements of K) in a block. The byte dot product instructions multiply one quad at a time.
 pub(super) const QUADS: usize = BLOCK / 4;
 
-/// A kind of tokens, and what weights are decoded to for it.
+/// A kind of tokens, and the type that weights are decoded to for it.
 pub(super) trait Tokens: Sized + 'static {
     /// A block of 16 elements of a token.
     type Block16: Copy + Send + Sync + 'static;
-    /// A block of 16 elements of K of a panel, decoded.
+    /// A decoded block of 16 elements of K, for all rows of a panel.
     type Block: Copy + 'static;
-    /// Blocks of K computed at a time: a panel's weights, decoded, stay in a core's L1 cache.
+    /// Blocks of K per chunk. The decoded weights of a panel's chunk stay in the L1 cache of a core.
     const CHUNK_BLOCKS: usize;
-    /// Blocks that are summed from zero; divides a chunk.
+    /// Number of blocks per sum that starts from zero. Divides `CHUNK_BLOCKS`.
     const SUM_BLOCKS: usize;
-    /// A block of zeros.
+    /// A block of weights that are all zero.
     const ZERO_BLOCK: Self::Block;
-    /// A token's block of zeros.
+    /// A block of a token that is all zeros.
     const ZERO: Self::Block16;
 
-    /// Whether all instructions that the kernel has for it give the same sums of these numbers.
+    /// `true` if all instructions that can compute this kind of tokens give the same sums of these numbers.
     fn are_ordinary(_numbers: &[Self::Block16]) -> bool {
         true
     }
 
-    /// Calls `run` with this thread's memory to work in.
+    /// Calls `run` with the working memory of this thread.
     fn with_scratch(run: impl FnOnce(&mut Scratch<Self>));
 
-    /// How many blocks a product's `m` tokens take: whole chunks of K.
+    /// Number of blocks that the `m` tokens of a product take, in whole chunks of K.
     fn len(m: usize, k: usize) -> usize {
         m * k.div_ceil(BLOCK * Self::CHUNK_BLOCKS) * Self::CHUNK_BLOCKS
     }
 }
 
-/// Tokens in NVFP4: weights become integers, and their scales f32. A chunk is 20 KiB.
+/// NVFP4 tokens. Weights become integers, and their scales become f32. A chunk is 20 KiB.
 pub(super) enum Nvfp4 {}
 
 impl Tokens for Nvfp4 {
@@ -69,13 +71,15 @@ impl Tokens for Nvfp4 {
     }
 }
 
-/// Tokens of 16 bits.
+/// 16-bit tokens.
 pub(super) trait Tokens16: Tokens {
-    /// Writes the columns that a token has of a chunk. What is behind the last is not read, or zero.
+    /// Writes the columns of a token that belong to one chunk. Blocks after the last column are either zeroed or never
+    /// read.
     fn unpack(dtype: TokenDtype, columns: &[u16], out: &mut [Self::Block16]);
 }
 
-/// Tokens in f16 or bf16: both they and the weights become f32. A chunk is 16 KiB, a window of [`crate::moe::oracle`].
+/// Tokens in f16 or bf16. Tokens and weights become f32. A chunk is 16 KiB and has as many columns as a window of
+/// [`crate::moe::oracle`].
 pub(super) enum Bits16 {}
 
 impl Tokens for Bits16 {
@@ -98,9 +102,9 @@ impl Tokens16 for Bits16 {
     }
 }
 
-/// Tokens in bf16, for instructions that multiply bf16: weights become bf16 too, which holds them exactly.
+/// bf16 tokens for instructions that multiply bf16. Weights become bf16 too, which holds them exactly.
 pub(super) trait TokensBf16: Tokens<Block16 = TokenPairs, Block = Pairs> {
-    /// Which of eight columns pair with each other. The first of a pair lies first.
+    /// Pairs of columns, of eight columns. The order within a pair is the order in memory.
     const PAIRS: [[usize; 2]; 4];
 }
 
@@ -117,7 +121,7 @@ impl<T: TokensBf16> Tokens16 for T {
     }
 }
 
-/// As AMX multiplies them: an even column and the odd one beside it. A chunk is 32 KiB.
+/// Pairs for AMX: an even column and the odd column after it. A chunk is 32 KiB.
 pub(super) enum Bf16 {}
 
 impl TokensBf16 for Bf16 {
@@ -142,8 +146,8 @@ impl Tokens for Bf16 {
     }
 }
 
-/// As AVX-512 BF16 multiplies them, which adds both products of a pair to one sum, the second one first: two even columns, or two
-/// odd ones. A chunk is 16 KiB.
+/// Pairs for AVX-512 BF16: two even columns, or two odd columns. The instruction adds both products of a pair to one
+/// sum, the second product first. A chunk is 16 KiB.
 pub(super) enum Bf16ByParity {}
 
 impl TokensBf16 for Bf16ByParity {
@@ -168,43 +172,47 @@ impl Tokens for Bf16ByParity {
     }
 }
 
-/// Instructions that multiply bf16 take subnormal numbers for zeros and make zeros of subnormal sums. There are none if every number
-/// is 0 or at least 2⁻¹⁰⁹: weights are multiples of 2⁻¹⁰, products then of 2⁻¹²⁶. Infinities and NaN are left to the others too.
+/// Instructions that multiply bf16 read subnormal numbers as zero and flush subnormal sums to zero. Neither happens if
+/// every number is 0 or at least 2⁻¹⁰⁹: weights are multiples of 2⁻¹⁰, so products are multiples of 2⁻¹²⁶. Infinities
+/// and NaN are not ordinary either.
 fn are_ordinary(numbers: &[TokenPairs]) -> bool {
     const EXPONENTS: u16 = 0x7F80;
     const LEAST: u16 = (127 - 109) << 7;
     let is_ordinary = |&number: &u16| number & 0x7FFF == 0 || (LEAST..EXPONENTS).contains(&(number & 0x7FFF));
-    // Without an early end, so that a compiler can use vectors.
+    // No early exit, so that the compiler can use vectors.
     numbers.as_flattened().as_flattened().iter().fold(true, |all, number| all & is_ordinary(number))
 }
 
-/// Columns of 16-bit tokens whose sums are made from zero: those of even and of odd columns.
+/// Columns per sum that starts from zero, with 16-bit tokens. The even and the odd columns have one sum each.
 const SUM_COLUMNS: usize = 32;
 
 /// A block of a panel as integers.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Integers {
-    /// Weights, in the order that an instruction set's dot product wants: four bytes of a row and then four of the next, but
-    /// for `smmla`. They are biased to be unsigned where the instruction wants that.
+    /// Weights in the order that the dot product instruction expects: four bytes of a row, then four of the next row.
+    /// `smmla` expects eight bytes of a row, then eight of the next. The weights have [`WEIGHT_BIAS`] added if the
+    /// instruction needs an unsigned operand.
     pub quads: [[[u8; 4]; PANEL_ROWS]; QUADS],
     pub scales: [f32; PANEL_ROWS],
 }
 
-/// A block of a panel as numbers with their block's scale: a column of all rows, then the next.
+/// A block of a panel as f32 numbers with the block scale applied: one column of all rows, then the next column.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Numbers(pub [[f32; PANEL_ROWS]; BLOCK]);
 
-/// A block of a panel as bf16: a pair of columns of all rows, then the next pair, as [`TokensBf16::PAIRS`] says.
+/// A block of a panel as bf16: one pair of columns of all rows, then the next pair, in the order of
+/// [`TokensBf16::PAIRS`].
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Pairs(pub [[[u16; 2]; PANEL_ROWS]; BLOCK / 2]);
 
-/// Added to the doubled value of a weight to make it unsigned: the dot product instructions take one unsigned operand.
+/// Added to the doubled value of a weight to make it unsigned, since x86 dot product instructions take one unsigned
+/// operand.
 pub(super) const WEIGHT_BIAS: i32 = 12;
 
-/// The biased weight of each value code, for byte shuffles.
+/// Biased weight of each value code, for byte shuffles.
 #[cfg(any(test, target_arch = "x86_64"))]
 pub(super) const BIASED: [u8; 16] = {
     let mut biased = [0; 16];
@@ -217,34 +225,34 @@ pub(super) const BIASED: [u8; 16] = {
 };
 
 /// A block of 16 elements of K for the rows of a panel, packed as in the matrix. The first half of the block comes
-/// first: four bytes of a row, then four of the next. The second half follows in the same order.
+/// first: four bytes of a row, then four bytes of the next row. The second half follows in the same order.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
 pub(super) struct PackedBlock(pub [[[u8; 4]; PANEL_ROWS]; 2]);
 
-/// The scales of a block of 16 elements of K for the rows of a panel.
+/// Scales of a block of 16 elements of K for the rows of a panel.
 pub(super) type PackedScales = [u8; PANEL_ROWS];
 
 /// The weights of an expert: panel after panel, each with all blocks of K.
 pub(super) struct Panels {
     pub n: usize,
     pub k: usize,
-    /// Output features of a panel: 16 gated, 32 plain.
+    /// Output features per panel: 16 if gated, 32 if plain.
     pub features: usize,
     values: Pages<PackedBlock>,
     scales: Pages<PackedScales>,
 }
 
 impl Panels {
-    /// Packs one matrix `[N, K]`, or two of the same sizes, gate and up.
+    /// Packs one matrix `[N, K]`, or gate and up, which have the same sizes.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there is no memory for it.
+    /// [`Error::Invalid`] if memory for the panels cannot be allocated.
     pub fn new(projections: &[&Matrix<'_>]) -> Result<Self, Error> {
         let (n, k) = (projections[0].rows(), projections[0].k());
         let features = PANEL_ROWS / projections.len();
         let blocks = k / BLOCK;
-        // Rows past N are zeros: their sums are computed and dropped.
+        // Rows from N on are zeros. Their sums are computed and dropped.
         let row = |panel: usize, lane: usize| {
             let row = panel * features + lane % features;
             (row < n).then_some((projections[lane / features], row))
@@ -269,12 +277,12 @@ impl Panels {
         Ok(Self { n, k, features, values: Pages::collect(values)?, scales: Pages::collect(scales)? })
     }
 
-    /// The number of panels.
+    /// Number of panels.
     pub fn len(&self) -> usize {
         self.n.div_ceil(self.features)
     }
 
-    /// Blocks `first..first + count` of K of a panel, or those that are left, and their scales.
+    /// Returns blocks `first..first + count` of K of a panel, up to the end of K, and their scales.
     pub fn blocks(&self, panel: usize, first: usize, count: usize) -> (&[PackedBlock], &[PackedScales]) {
         let blocks = self.k / BLOCK;
         let range = panel * blocks + first..panel * blocks + blocks.min(first + count);
@@ -285,9 +293,9 @@ impl Panels {
 /// A block of 16 elements of a token in NVFP4.
 #[derive(Clone, Copy)]
 pub(super) struct TokenBlock {
-    /// Doubled values, four signed bytes in each.
+    /// Doubled values, four signed bytes per element.
     pub quads: [i32; QUADS],
-    /// What the bias of the weights adds to the dot product, negated.
+    /// Corrects the dot product for [`WEIGHT_BIAS`]: −12 · the sum of the doubled values.
     pub bias: i32,
     pub scale: f32,
 }
@@ -308,8 +316,8 @@ impl TokenBlock {
     }
 }
 
-/// Writes a chunk of K of a row of NVFP4 tokens. If K ends inside of the last chunk, its rest stays as it is and is not
-/// read.
+/// Writes one chunk of K of a row of NVFP4 tokens. If K ends inside the chunk, the rest of `out` is not written, and
+/// the kernel does not read it.
 pub(super) fn unpack_nvfp4(matrix: &Matrix<'_>, row: usize, chunk: usize, out: &mut [TokenBlock]) {
     let start = chunk * Nvfp4::CHUNK_BLOCKS;
     let values = matrix.row_values(row).as_chunks().0[start..].iter();
@@ -318,17 +326,17 @@ pub(super) fn unpack_nvfp4(matrix: &Matrix<'_>, row: usize, chunk: usize, out: &
     }
 }
 
-/// The columns of a token that are in a chunk of K.
+/// Returns the columns of a token that belong to a chunk of K.
 pub(super) fn columns_of_chunk<T: Tokens>(token: &[u16], chunk: usize) -> &[u16] {
     let columns = T::CHUNK_BLOCKS * BLOCK;
     &token[chunk * columns..token.len().min((chunk + 1) * columns)]
 }
 
-/// The numbers of a slice of f16 or bf16.
+/// Converts f16 or bf16 to f32.
 pub(super) fn convert(dtype: TokenDtype, bits: &[u16], numbers: &mut [f32]) {
     match dtype {
         TokenDtype::F16 => bits.reinterpret_cast::<f16>().convert_to_f32_slice(numbers),
-        // The first half of an f32. `half` takes them one by one, on account of signaling NaN.
+        // bf16 is the upper half of an f32. `half` converts bf16 one by one, because of signaling NaN.
         TokenDtype::Bf16 => {
             numbers.iter_mut().zip(bits).for_each(|(number, &bits)| *number = f32::from_bits(u32::from(bits) << 16));
         }

@@ -1,4 +1,4 @@
-//! A linear layer on the CPU: one product, as tiles over all threads.
+//! A linear layer on the CPU: one product, with its tiles spread over all threads.
 
 use std::time::{Duration, Instant};
 
@@ -10,18 +10,18 @@ use super::products::{Pool, Product, Products, TokenBuffer};
 use crate::error::Error;
 use crate::linear::{LinearOutput, LinearSizes, LinearStep, LinearWeights};
 
-/// The weights of a layer in panels, and the buffers of its steps.
+/// Weights of a layer in panels, and the buffers of its steps.
 pub(super) struct PackedLinear<T: Tokens16> {
     kernel: Kernel<T>,
     sizes: LinearSizes,
     panels: Panels,
     global: f32,
-    /// Empty if there is none.
+    /// Empty if the layer has no bias.
     bias: Vec<f32>,
     buffers: Pool<Buffers<T>>,
 }
 
-/// The buffers of one step, kept for the next one.
+/// Buffers of one step, reused by later steps.
 struct Buffers<T: Tokens16>(TokenBuffer<T>, Products);
 
 impl<T: Tokens16> Default for Buffers<T> {

@@ -1,9 +1,12 @@
-//! The CPU backend: fast on any machine. It is not the reference; that is [`crate::oracle`].
+//! The CPU backend: fast on any machine. The reference is [`crate::oracle`], not this backend.
 //!
-//! `layout` says how operands lie in memory, and `kernel` computes with them. It runs on an instruction set that is
-//! chosen at run time; each has a file. `epilogue` turns sums into outputs. `products` spreads the tiles of products over
-//! the threads of rayon. This file computes steps of NVFP4 tokens that way. `layer` has the prepared MoE and linear
-//! layers; `moe` and `linear` compute those with 16-bit tokens, `quantized` those with FP8 or NVFP4 tokens.
+//! * `layout` defines the layout of operands in memory, and `kernel` computes with them on an instruction set that is
+//!   chosen at run time. Each instruction set has its own file.
+//! * `epilogue` turns sums into outputs.
+//! * `products` spreads the tiles of products over the threads of rayon.
+//! * This file computes steps with NVFP4 tokens.
+//! * `layer` holds the prepared MoE and linear layers. `moe` and `linear` compute layers with 16-bit tokens,
+//!   `quantized` computes layers with FP8 or NVFP4 tokens.
 
 mod activation;
 #[cfg(target_arch = "x86_64")]
@@ -50,9 +53,9 @@ use crate::router::{self, Logits, Router, Routes};
 /// An instruction set that the backend has a kernel for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
-    /// x86-64 with AMX for bf16, and AVX-512 F, BW and VNNI for all else.
+    /// x86-64 with AMX for bf16 tokens, and AVX-512 F, BW and VNNI for all other tokens.
     AmxBf16,
-    /// x86-64 with AVX-512 BF16 for bf16, and AVX-512 F, BW and VNNI for all else.
+    /// x86-64 with AVX-512 BF16 for bf16 tokens, and AVX-512 F, BW and VNNI for all other tokens.
     Avx512Bf16,
     /// x86-64 with AVX-512 F, BW and VNNI.
     Avx512Vnni,
@@ -69,7 +72,7 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// All of them, the fastest first.
+    /// All instruction sets, the fastest first.
     pub const ALL: [Self; 8] = [
         Self::AmxBf16,
         Self::Avx512Bf16,
@@ -81,7 +84,7 @@ impl Isa {
         Self::Portable,
     ];
 
-    /// Its name, which is the kernel's.
+    /// Name of the instruction set, which is also the name of its kernel.
     pub const fn name(self) -> &'static str {
         match self {
             Self::AmxBf16 => "amx-bf16",
@@ -95,7 +98,7 @@ impl Isa {
         }
     }
 
-    /// The one that multiplies other tokens than bf16.
+    /// Instruction set that multiplies tokens of other types than bf16.
     fn of_others(self) -> Self {
         match self {
             Self::AmxBf16 | Self::Avx512Bf16 => Self::Avx512Vnni,
@@ -103,7 +106,7 @@ impl Isa {
         }
     }
 
-    /// The kernels for it, if this machine has the instructions.
+    /// Returns the kernels for the instruction set, or `None` if this machine lacks the instructions.
     fn kernels(self) -> Option<Kernels> {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -137,11 +140,11 @@ impl Isa {
     }
 }
 
-/// The kernels of an instruction set.
+/// Kernels of an instruction set.
 struct Kernels {
     nvfp4: Kernel<Nvfp4>,
     bits16: Kernel<Bits16>,
-    /// Where there is one for bf16 alone.
+    /// Kernel for bf16 alone, if the instruction set has one.
     bf16: Option<Kernel16>,
 }
 
@@ -155,7 +158,7 @@ impl Kernels {
     }
 }
 
-/// A kernel for tokens of 16 bits.
+/// A kernel for 16-bit tokens.
 #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only x86-64 multiplies bf16"))]
 enum Kernel16 {
     Bits16(Kernel<Bits16>),
@@ -170,32 +173,34 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// The fastest instruction set that this machine has.
+    /// Selects the fastest instruction set of this machine.
     pub fn new() -> Self {
         let isa = Isa::ALL.into_iter().find(|isa| isa.kernels().is_some());
         Self { isa: isa.expect("the portable kernel runs anywhere") }
     }
 
-    /// This instruction set and no other.
+    /// Selects this instruction set and no other.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the machine does not have it.
+    /// [`Error::Invalid`] if the machine lacks the instruction set.
     pub fn with(isa: Isa) -> Result<Self, Error> {
         match isa.kernels() {
             Some(_) => Ok(Self { isa }),
-            None => Err(Error::Invalid(format!("this CPU has no {}; leave the choice to `Cpu::new`", isa.name()))),
+            None => {
+                Err(Error::Invalid(format!("this CPU lacks {}; let `Cpu::new` choose the instruction set", isa.name())))
+            }
         }
     }
 
-    /// The instruction set that it uses.
+    /// The instruction set in use.
     pub fn isa(&self) -> Isa {
         self.isa
     }
 
-    /// [`Backend::prepare_moe`] with a type that several threads can run at once.
+    /// Does the same as [`Backend::prepare_moe`], and returns a type that several threads can run at once.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there is no memory for the weights.
+    /// [`Error::Invalid`] if memory for the weights cannot be allocated.
     pub fn prepare_moe_layer<'w>(&self, weights: &MoeWeights<'w>) -> Result<CpuMoeLayer<'w>, Error> {
         use moe::PackedMoe;
         let sizes = weights.sizes();
@@ -209,10 +214,10 @@ impl Cpu {
         Ok(CpuMoeLayer { kernel, sizes, expert_map: weights.expert_map().map(Into::into), compute })
     }
 
-    /// [`Backend::prepare_linear`] with a type that several threads can run at once.
+    /// Does the same as [`Backend::prepare_linear`], and returns a type that several threads can run at once.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there is no memory for the weights.
+    /// [`Error::Invalid`] if memory for the weights cannot be allocated.
     pub fn prepare_linear_layer<'w>(&self, weights: &LinearWeights<'w>) -> Result<CpuLinearLayer<'w>, Error> {
         use linear::PackedLinear;
         let sizes = weights.sizes();
@@ -227,10 +232,10 @@ impl Cpu {
     }
 
     fn kernels(&self) -> Kernels {
-        self.isa.kernels().expect("`Cpu` is made only for what the machine has")
+        self.isa.kernels().expect("`Cpu` is constructed only after its kernels were found")
     }
 
-    /// What multiplies a layer's tokens, and its name; none if they have fewer bits.
+    /// Returns the kernel for a layer's tokens and its name, or `None` if the token format is FP8 or NVFP4.
     fn kernel_of_tokens(&self, format: TokenFormat, dtype: TokenDtype) -> Option<(&'static str, Kernel16)> {
         let Kernels { bits16, bf16, .. } = self.kernels();
         match (format, bf16.filter(|_| dtype == TokenDtype::Bf16)) {
@@ -285,12 +290,12 @@ impl Backend for Cpu {
     }
 }
 
-/// What the CPU calls itself.
+/// Brand string of the processor, or the name of the architecture.
 fn brand() -> String {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::__cpuid;
-        /// The last of the leaves that hold the brand string (Intel SDM, volume 2, CPUID).
+        /// Last CPUID leaf of the brand string (Intel SDM, volume 2, CPUID).
         const LAST_LEAF: u32 = 0x8000_0004;
         if __cpuid(0x8000_0000).eax >= LAST_LEAF {
             let leaves = (LAST_LEAF - 2..=LAST_LEAF).map(__cpuid);
@@ -302,7 +307,7 @@ fn brand() -> String {
     std::env::consts::ARCH.to_owned()
 }
 
-/// The prepared weights of a grouped problem in panels, and the buffers of a step, kept for the next one.
+/// Weights of a grouped problem, packed in panels, and the buffers of a step, which the next step reuses.
 struct CpuLayer {
     isa: Isa,
     kernel: Kernel<Nvfp4>,

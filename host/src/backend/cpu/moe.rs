@@ -1,4 +1,5 @@
-//! A whole MoE layer on the CPU: both products of all experts, each as tiles over all threads, and the weighted sum.
+//! An MoE layer on the CPU: both products of all experts, with their tiles spread over all threads, and the weighted
+//! sum.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -15,21 +16,21 @@ use crate::error::Error;
 use crate::moe::{MoeExpert, MoeOutput, MoeSizes, MoeStep, MoeWeights, QuantizedStages, Stages};
 use crate::problem::TokenDtype;
 
-/// The weights of a layer in panels, and the buffers of its steps.
+/// Weights of a layer in panels, and the buffers of its steps.
 pub(super) struct PackedMoe<T: Tokens16> {
     kernel: Kernel<T>,
     sizes: MoeSizes,
-    /// The layer's experts, and at last the shared one if there is one.
+    /// The layer's experts, followed by the shared expert if there is one.
     experts: Vec<PackedExpert>,
     buffers: Pool<Buffers<T>>,
 }
 
-/// The buffers of one step, kept for the next one.
+/// Buffers of one step, reused by later steps.
 struct Buffers<T: Tokens16> {
     tokens: TokenBuffer<T>,
-    /// The intermediate of all rows; the shared expert's rows, one per token, are last.
+    /// Intermediate of all rows. The shared expert's rows, one per token, come last.
     intermediate: Vec<u16>,
-    /// The down projections of the same rows.
+    /// Down projections of the same rows.
     partial: Vec<u16>,
     products: Products,
 }
@@ -45,7 +46,8 @@ impl<T: Tokens16> Default for Buffers<T> {
     }
 }
 
-/// An expert's weights, with the global scales of its matrices and its biases, empty where there are none.
+/// Weights of an expert, with the global scales of its matrices, and its biases. A bias is empty if the projection has
+/// none.
 struct PackedExpert {
     /// Gate and up, or up alone.
     gate_up: Panels,
@@ -91,7 +93,7 @@ impl<T: Tokens16> PackedMoe<T> {
         })
     }
 
-    /// Gate and up of all rows, with the activation.
+    /// Computes the intermediate: gate and up of all rows, with the activation.
     fn compute_intermediate(&self, buffers: &mut Buffers<T>, step: &MoeStep<'_>, groups: &[Group]) {
         let MoeSizes { dtype, hidden, activation, .. } = self.sizes;
         let Buffers { tokens, intermediate, products, .. } = buffers;
@@ -123,14 +125,14 @@ impl<T: Tokens16> PackedMoe<T> {
         products.run(&self.kernel, groups.len(), product, intermediate);
     }
 
-    /// The down projections of all rows.
+    /// Computes the down projections of all rows.
     fn compute_partial(&self, buffers: &mut Buffers<T>, groups: &[Group]) {
         let Buffers { tokens, intermediate: rows_of_down, partial, products } = buffers;
         let (dtype, intermediate) = (self.sizes.dtype, self.sizes.intermediate);
         let width = |group: &Group| self.experts[group.expert].down.k;
         tokens.fill(groups.iter().map(|group| (group.rows.len(), width(group))), |group, row, chunk, out| {
             let group = &groups[group];
-            // All rows before the shared expert's are as wide as the layer's own I.
+            // All rows before the shared expert's rows have the width of the layer's own intermediate.
             let start = group.rows.start * intermediate + row * width(group);
             T::unpack(dtype, columns_of_chunk::<T>(&rows_of_down[start..][..width(group)], chunk), out);
         });
@@ -148,7 +150,7 @@ impl<T: Tokens16> PackedMoe<T> {
     }
 }
 
-/// The weighted sums of tokens' rows. The shared expert's rows are behind all others.
+/// Computes each token's weighted sum of its rows in `partial`. The shared expert's rows come after all others.
 pub(super) fn combine(step: &MoeStep<'_>, partial: &[u16], out: &mut [u16]) {
     let MoeSizes { hidden, top_k, dtype, shared_intermediate, .. } = step.sizes();
     let rows = step.rows();
@@ -171,7 +173,7 @@ pub(super) fn combine(step: &MoeStep<'_>, partial: &[u16], out: &mut [u16]) {
     });
 }
 
-/// A copy of the stages, the layer's own rows apart from the shared expert's.
+/// Copies the stages, and separates the layer's own rows from the shared expert's rows.
 pub(super) fn split_stages(
     step: &MoeStep<'_>,
     intermediate: &[u16],
@@ -190,8 +192,8 @@ pub(super) fn split_stages(
     }
 }
 
-/// Experts that have rows, with them: those of the layer as [`crate::moe::Rows`] numbers them; after those come the shared expert's,
-/// whose number is E.
+/// Returns the experts that have rows, with the range of their rows. The layer's own experts come first, numbered as in
+/// [`crate::moe::Rows`], then the shared expert with number E.
 pub(super) fn groups(step: &MoeStep<'_>) -> impl Iterator<Item = (usize, Range<usize>)> {
     let (sizes, rows) = (step.sizes(), step.rows());
     let own = (0..sizes.experts).map(|expert| (expert, rows.of_expert(expert)));
@@ -199,7 +201,7 @@ pub(super) fn groups(step: &MoeStep<'_>) -> impl Iterator<Item = (usize, Range<u
     own.chain(shared).filter(|(_, rows)| !rows.is_empty())
 }
 
-/// One of [`groups`].
+/// One item of [`groups`].
 struct Group {
     expert: usize,
     rows: Range<usize>,
@@ -222,7 +224,7 @@ impl<T: Tokens16> MoeCompute for PackedMoe<T> {
     }
 }
 
-/// `sums + weight · numbers`, fused, on instructions for that if this machine has them.
+/// Computes `sums + weight · numbers` with fused multiply-adds, in AVX2 and FMA instructions if this machine has them.
 fn add_weighted(sums: &mut [f32], numbers: &[f32], weight: f32) {
     #[inline(always)]
     fn add(sums: &mut [f32], numbers: &[f32], weight: f32) {
@@ -235,7 +237,7 @@ fn add_weighted(sums: &mut [f32], numbers: &[f32], weight: f32) {
             add(sums, numbers, weight);
         }
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            // SAFETY: both were detected on the line above.
+            // SAFETY: AVX2 and FMA were detected on the line above.
             return unsafe { add_avx2(sums, numbers, weight) };
         }
     }

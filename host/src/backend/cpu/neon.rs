@@ -1,5 +1,5 @@
-//! NEON with dot products of bytes (`sdot`), and with products of matrices of them (`smmla`) where there are any. Two vectors
-//! of rows at a time.
+//! NEON with dot products of bytes (`sdot`), and with products of byte matrices (`smmla`) if the CPU has them. Two
+//! vectors of rows are computed at a time.
 
 use std::arch::aarch64::*;
 use std::arch::asm;
@@ -9,18 +9,18 @@ use super::kernel::{self, Scratch, Simd, Tile};
 use super::layout::{Bits16, Integers, Numbers, Nvfp4, PANEL_ROWS, PackedBlock, PackedScales, QUADS, TokenBlock};
 use crate::format::{BLOCK, e2m1};
 
-/// Proof that this machine has NEON and `sdot`; with `I8MM`, `smmla` too.
+/// Proof that this machine has NEON and `sdot` and, with `I8MM`, `smmla`.
 #[derive(Clone, Copy)]
 pub(super) struct Neon<const I8MM: bool>(());
 
-/// 32-bit lanes of a vector.
+/// Number of 32-bit lanes per vector.
 const LANES: usize = 4;
 
 /// Vectors of rows that are computed together.
 const VECTORS: usize = 2;
 
 impl<const I8MM: bool> Neon<I8MM> {
-    /// The proof, where there is one.
+    /// Returns the proof if this machine has the features.
     pub fn detect() -> Option<Self> {
         let present = is_aarch64_feature_detected!("neon")
             && is_aarch64_feature_detected!("dotprod")
@@ -28,14 +28,14 @@ impl<const I8MM: bool> Neon<I8MM> {
         present.then_some(Self(()))
     }
 
-    /// A vector of scales.
+    /// Decodes four scales.
     #[inline(always)]
     fn scales(self, codes: [u8; LANES]) -> float32x4_t {
-        // SAFETY: `self` proves the features.
+        // SAFETY: `Neon` exists only if NEON was detected. The array of shifts has four i32, one vector.
         unsafe {
             let codes = vdupq_n_u32(u32::from_le_bytes(codes));
             let codes = vandq_u32(vshlq_u32(codes, vld1q_s32([0, -8, -16, -24].as_ptr())), vdupq_n_u32(0xFF));
-            // E4M3's fields are moved to where f32 has its own, whose bias is larger by 120.
+            // Shift the fields of E4M3 to their places in f32. The exponent bias of f32 is larger by 120.
             const BIAS: f32 = f32::from_bits((127 + 120) << 23);
             vmulq_n_f32(vreinterpretq_f32_u32(vshlq_n_u32::<20>(codes)), BIAS)
         }
@@ -43,15 +43,15 @@ impl<const I8MM: bool> Neon<I8MM> {
 
     #[inline(always)]
     fn zeros(self) -> [float32x4_t; VECTORS] {
-        // SAFETY: `self` proves the features.
+        // SAFETY: `Neon` exists only if NEON was detected.
         unsafe { [vdupq_n_f32(0.0); VECTORS] }
     }
 
-    /// Adds sums to those in memory.
+    /// Adds sums to the sums in memory.
     #[inline(always)]
     fn add(self, sums: [float32x4_t; VECTORS], memory: &mut [f32]) {
         for (sums, memory) in sums.into_iter().zip(memory.as_chunks_mut::<LANES>().0) {
-            // SAFETY: `self` proves the features; memory has one vector.
+            // SAFETY: `Neon` exists only if NEON was detected. `memory` has 4 f32, one vector, and is borrowed mutably.
             unsafe { vst1q_f32(memory.as_mut_ptr(), vaddq_f32(vld1q_f32(memory.as_ptr()), sums)) }
         }
     }
@@ -59,14 +59,14 @@ impl<const I8MM: bool> Neon<I8MM> {
 
 impl<const I8MM: bool> Simd<Nvfp4> for Neon<I8MM> {
     const LANES: usize = VECTORS * LANES;
-    // With `sdot`, the compiler makes a loop over eight tokens and keeps their sums in memory.
+    // With `sdot` and eight tokens, the compiler generates a loop over the tokens and keeps their sums in memory.
     const TOKENS: usize = if I8MM { 8 } else { 4 };
     type Sums = [float32x4_t; VECTORS];
 
     #[inline(always)]
     fn unpack(self, values: &PackedBlock, scales: &PackedScales, out: &mut Integers) {
-        // SAFETY: `self` proves the features. Four rows take 16 bytes, one vector, in a half of a packed block and in a quad
-        // of an unpacked one.
+        // SAFETY: `Neon` exists only if NEON was detected. Four rows take 16 bytes, one vector, in a half of a packed
+        // block and in a quad of an unpacked block. `DOUBLED` has 16 bytes.
         unsafe {
             let table = vld1q_s8(e2m1::DOUBLED.as_ptr());
             for (half, bytes) in values.0.iter().enumerate() {
@@ -74,7 +74,7 @@ impl<const I8MM: bool> Simd<Nvfp4> for Neon<I8MM> {
                     let packed = vld1q_u8(bytes[LANES * vector..].as_ptr().cast());
                     let even = vreinterpretq_s32_s8(vqtbl1q_s8(table, vandq_u8(packed, vdupq_n_u8(0xF))));
                     let odd = vreinterpretq_s32_s8(vqtbl1q_s8(table, vshrq_n_u8::<4>(packed)));
-                    // `smmla` wants eight bytes of a row, then eight of the next.
+                    // `smmla` expects eight bytes of a row, then eight bytes of the next row.
                     let quads = if I8MM { [vzip1q_s32(even, odd), vzip2q_s32(even, odd)] } else { [even, odd] };
                     for (parity, quad) in quads.into_iter().enumerate() {
                         let out = out.quads[2 * half + parity][LANES * vector..].as_mut_ptr();
@@ -84,7 +84,7 @@ impl<const I8MM: bool> Simd<Nvfp4> for Neon<I8MM> {
             }
         }
         for (codes, out) in scales.as_chunks::<LANES>().0.iter().zip(out.scales.as_chunks_mut::<LANES>().0) {
-            // SAFETY: `self` proves the features; four scales are one vector.
+            // SAFETY: `Neon` exists only if NEON was detected. `out` has 4 f32, one vector.
             unsafe { vst1q_f32(out.as_mut_ptr(), self.scales(*codes)) }
         }
     }
@@ -102,8 +102,8 @@ impl<const I8MM: bool> Simd<Nvfp4> for Neon<I8MM> {
         lane: usize,
         tokens: [&TokenBlock; N],
     ) {
-        // SAFETY: `self` proves the features, `smmla` only with `I8MM`; four rows of a quad are one vector, and so are their
-        // scales and a token's quads.
+        // SAFETY: `Neon` exists only if NEON and `sdot` were detected and, with `I8MM`, `smmla`. Four rows of a quad
+        // are 16 bytes, one vector, and so are the scales of four rows and the quads of a token.
         unsafe {
             let weights: [[_; VECTORS]; QUADS] = std::array::from_fn(|quad| {
                 std::array::from_fn(|vector| vld1q_s8(block.quads[quad][lane + LANES * vector..].as_ptr().cast()))
@@ -129,13 +129,13 @@ impl<const I8MM: bool> Simd<Nvfp4> for Neon<I8MM> {
                 return;
             }
             for first in (0..N).step_by(2) {
-                // A single token is its own neighbor, whose results nobody takes.
+                // A token without a neighbor is multiplied twice, and the second result is ignored.
                 let second = (first + 1).min(N - 1);
                 let pair = [first, second].map(|token| vreinterpretq_s64_s8(bytes(tokens[token])));
                 let halves =
                     [vzip1q_s64(pair[0], pair[1]), vzip2q_s64(pair[0], pair[1])].map(|half| vreinterpretq_s8_s64(half));
                 for vector in 0..VECTORS {
-                    // Of two rows and both tokens.
+                    // Products of two rows with both tokens.
                     let products = |rows: usize| {
                         let front = smmla(none, weights[rows][vector], halves[0]);
                         smmla(front, weights[2 + rows][vector], halves[1])
@@ -164,7 +164,7 @@ impl<const I8MM: bool> Simd<Nvfp4> for Neon<I8MM> {
         fn i8mm(simd: Neon<true>, tile: &Tile<'_, Nvfp4>, scratch: &mut Scratch<Nvfp4>) {
             kernel::compute(simd, tile, scratch);
         }
-        // SAFETY: `self` proves the features, `smmla` only with `I8MM`.
+        // SAFETY: `Neon` exists only if NEON and `sdot` were detected and, with `I8MM`, `smmla`.
         unsafe { if I8MM { i8mm(Neon(()), tile, scratch) } else { plain(Neon(()), tile, scratch) } }
     }
 }
@@ -172,15 +172,16 @@ impl<const I8MM: bool> Simd<Nvfp4> for Neon<I8MM> {
 impl<const I8MM: bool> Simd<Bits16> for Neon<I8MM> {
     const LANES: usize = VECTORS * LANES;
     const TOKENS: usize = 4;
-    /// Those of even and of odd columns.
+    /// Sums of even columns and sums of odd columns.
     type Sums = [[float32x4_t; VECTORS]; 2];
 
     #[inline(always)]
     fn unpack(self, values: &PackedBlock, scales: &PackedScales, out: &mut Numbers) {
-        /// E2M1's fields are moved to where f32 has its own, whose bias is larger by 126.
+        /// Corrects the exponent after the fields of E2M1 are shifted to their places in f32. The exponent bias of f32
+        /// is larger by 126.
         const BIAS: f32 = f32::from_bits((127 + 126) << 23);
-        // SAFETY: `self` proves the features. Four rows of a half of a packed block are one vector, with eight codes of a row
-        // in each lane; four rows of a column of numbers are one vector.
+        // SAFETY: `Neon` exists only if NEON was detected. Four rows of a half of a packed block are 16 bytes, one
+        // vector, with eight codes of a row in each lane. Four rows of a column of numbers are 4 f32, one vector.
         unsafe {
             for (vector, codes) in scales.as_chunks::<LANES>().0.iter().enumerate() {
                 let scales = self.scales(*codes);
@@ -213,7 +214,8 @@ impl<const I8MM: bool> Simd<Bits16> for Neon<I8MM> {
         tokens: [&[f32; BLOCK]; N],
     ) {
         for four in 0..BLOCK / LANES {
-            // SAFETY: `self` proves the features; four numbers of a token are one vector, and so are four rows of a column.
+            // SAFETY: `Neon` exists only if NEON was detected. Four numbers of a token are one vector, and so are four
+            // rows of a column.
             unsafe {
                 let tokens = tokens.map(|token| vld1q_f32(token[LANES * four..].as_ptr()));
                 let weights = |column: usize| -> [_; VECTORS] {
@@ -231,7 +233,7 @@ impl<const I8MM: bool> Simd<Bits16> for Neon<I8MM> {
     #[inline(always)]
     fn add_to(self, sums: Self::Sums, memory: &mut [f32]) {
         let [even, odd] = sums;
-        // SAFETY: `self` proves the features.
+        // SAFETY: `Neon` exists only if NEON was detected.
         self.add(std::array::from_fn(|vector| unsafe { vaddq_f32(even[vector], odd[vector]) }), memory);
     }
 
@@ -240,12 +242,12 @@ impl<const I8MM: bool> Simd<Bits16> for Neon<I8MM> {
         fn compute<const I8MM: bool>(simd: Neon<I8MM>, tile: &Tile<'_, Bits16>, scratch: &mut Scratch<Bits16>) {
             kernel::compute(simd, tile, scratch);
         }
-        // SAFETY: `self` proves the feature.
+        // SAFETY: `Neon` exists only if NEON was detected.
         unsafe { compute(self, tile, scratch) }
     }
 }
 
-/// Adds the products of a column of weights and of a lane of the tokens.
+/// Adds the products of a column of weights with lane `LANE` of each token.
 #[inline(always)]
 fn add_column<const LANE: i32, const N: usize>(
     sums: &mut [[[float32x4_t; VECTORS]; 2]; N],
@@ -260,12 +262,12 @@ fn add_column<const LANE: i32, const N: usize>(
     }
 }
 
-/// Adds to each of four sums the dot product of four signed bytes of `a` with the bytes of a lane of `b` (Arm ARM, "SDOT (by
-/// element)"). The intrinsic is not stable in Rust 1.95.
+/// For each of four lanes, adds the dot product of four signed bytes of `a` with the four bytes of lane `LANE` of `b`
+/// (Arm ARM, "SDOT (by element)"). The intrinsic is not stable in Rust 1.95.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn sdot<const LANE: i32>(mut sums: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
-    // SAFETY: the caller has the instruction, which touches these registers alone.
+    // SAFETY: the function's target features include `sdot`. The instruction accesses these registers only.
     unsafe {
         asm!(
             "sdot {sums:v}.4s, {a:v}.16b, {b:v}.4b[{lane}]",
@@ -279,12 +281,12 @@ fn sdot<const LANE: i32>(mut sums: int32x4_t, a: int8x16_t, b: int8x16_t) -> int
     sums
 }
 
-/// Adds to a 2×2 matrix of sums the product of `a`, two rows of eight signed bytes, with `b`, two columns of eight (Arm ARM,
-/// "SMMLA"). The intrinsic is not stable in Rust 1.95.
+/// Adds the product of `a`, two rows of eight signed bytes, with `b`, two columns of eight, to a 2×2 matrix of sums
+/// (Arm ARM, "SMMLA"). The intrinsic is not stable in Rust 1.95.
 #[inline]
 #[target_feature(enable = "neon,i8mm")]
 fn smmla(mut sums: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
-    // SAFETY: the caller has the instruction, which touches these registers alone.
+    // SAFETY: the function's target features include `smmla`. The instruction accesses these registers only.
     unsafe {
         asm!(
             "smmla {sums:v}.4s, {a:v}.16b, {b:v}.16b",

@@ -1,4 +1,4 @@
-//! Memory for weights: gigabytes, written once and then read from end to end.
+//! Memory for weights: gigabytes, written once and then read sequentially.
 
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -9,8 +9,8 @@ use rayon::prelude::*;
 
 use crate::error::Error;
 
-/// A slice in pages of its own, huge ones where the system has them. With small pages, a step that mostly reads weights
-/// spends up to a tenth of its time on finding pages.
+/// A slice in its own memory pages, which are huge pages if the system has them. With small pages, a step that mostly
+/// reads weights spends up to a tenth of its time on address translation.
 pub(super) struct Pages<T> {
     map: MmapMut,
     items: PhantomData<T>,
@@ -20,14 +20,14 @@ impl<T: Pod + Send> Pages<T> {
     /// Writes the items into new pages.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there is not that much memory.
+    /// [`Error::Invalid`] if the memory cannot be allocated.
     pub fn collect(items: impl IndexedParallelIterator<Item = T>) -> Result<Self, Error> {
         let bytes = items.len() * size_of::<T>();
         let mut map = MmapMut::map_anon(bytes)
-            .map_err(|error| Error::Invalid(format!("no memory for {bytes} bytes of weights: {error}")))?;
+            .map_err(|error| Error::Invalid(format!("cannot allocate {bytes} bytes for weights: {error}")))?;
         #[cfg(target_os = "linux")]
         {
-            // This is advice only: a system without huge pages gives small ones.
+            // Only advice: a system without huge pages gives small pages.
             let _ = map.advise(memmap2::Advice::HugePage);
         }
         bytemuck::cast_slice_mut(&mut map).par_iter_mut().zip(items).for_each(|(place, item)| *place = item);

@@ -1,4 +1,4 @@
-//! What this CPU can do at most, measured: no datasheet says it for a share of a machine.
+//! Peak rates of this CPU, measured, because no datasheet gives the peaks of a share of a machine.
 
 use std::hint::black_box;
 use std::sync::OnceLock;
@@ -14,17 +14,17 @@ use crate::format::{BLOCK, Matrix};
 use crate::plan::roofline::Peaks;
 use crate::problem::TokenDtype;
 
-/// How often is measured. The best counts, since the machine may have other work.
+/// Number of measurements. The best counts, since other processes may use the machine.
 const TRIES: usize = 5;
 
-/// The peaks of all threads together; measured at the first call, a fraction of a second.
+/// Peaks of all threads together. The first call per instruction set measures them, which takes a fraction of a second.
 pub(super) fn peaks(isa: Isa, kernel: &Kernel<Nvfp4>) -> Peaks {
     static MEASURED: [OnceLock<Peaks>; Isa::ALL.len()] = [const { OnceLock::new() }; _];
     *MEASURED[isa as usize]
         .get_or_init(|| Peaks { bytes_per_second: read_rate(), ops_per_second: operation_rate(kernel) })
 }
 
-/// Bytes a second of a plain read of memory, far more than caches hold.
+/// Bytes per second of sequential reads from a buffer that is far larger than the caches.
 fn read_rate() -> f64 {
     let memory = vec![1u64; 32 << 20];
     best_rate((memory.len() * size_of::<u64>()) as f64, || {
@@ -32,7 +32,7 @@ fn read_rate() -> f64 {
     })
 }
 
-/// Reads four places at once: a single stream waits at the end of every page, and is a fifth slower.
+/// Reads four streams at once. A single stream waits at the end of every page and is a fifth slower.
 fn sum_in_four_streams(memory: &[u64]) -> u64 {
     let (front, back) = memory.split_at(memory.len() / 2);
     let ((a, b), (c, d)) = (front.split_at(front.len() / 2), back.split_at(back.len() / 2));
@@ -40,15 +40,16 @@ fn sum_in_four_streams(memory: &[u64]) -> u64 {
     sums.fold(0, u64::wrapping_add)
 }
 
-/// Operations a second of the kernel on operands that stay in a core's first cache: one panel, some tokens.
+/// Operations per second of the kernel with operands that stay in a core's L1 cache: one panel and 32 tokens.
 fn operation_rate(kernel: &Kernel<Nvfp4>) -> f64 {
     const TOKENS: usize = 32;
     const REPEAT: usize = 400;
     const K: usize = BLOCK * Nvfp4::CHUNK_BLOCKS;
     let matrix = |rows: usize| {
-        Matrix::new(rows, K, vec![0x2A; rows * K / 2], vec![0x38; rows * K / BLOCK], 1.0).expect("whole blocks")
+        Matrix::new(rows, K, vec![0x2A; rows * K / 2], vec![0x38; rows * K / BLOCK], 1.0)
+            .expect("K is a multiple of the block")
     };
-    let weights = Panels::new(&[&matrix(PANEL_ROWS)]).expect("memory for a panel");
+    let weights = Panels::new(&[&matrix(PANEL_ROWS)]).expect("a panel is small enough to allocate");
     let rows = matrix(TOKENS);
     let mut tokens = vec![Nvfp4::ZERO; Nvfp4::len(TOKENS, K)];
     let token = |(row, out): (usize, &mut [_])| unpack_nvfp4(&rows, row, 0, out);

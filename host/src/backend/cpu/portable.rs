@@ -1,6 +1,6 @@
-//! No instruction set in particular: loops over bytes and 16-bit integers, which a compiler turns into whatever vectors
-//! the target has. The arithmetic never wraps. It is `wrapping` because overflow checks would keep the compiler from
-//! using vectors.
+//! Code for any CPU: loops over bytes and 16-bit integers, which the compiler turns into the target's vector
+//! instructions. The arithmetic never wraps. It uses `wrapping` operations because overflow checks would keep the
+//! compiler from using vectors.
 
 use super::kernel::{self, Scratch, Simd, Tile};
 use super::layout::{
@@ -8,7 +8,7 @@ use super::layout::{
 };
 use crate::format::{BLOCK, e4m3};
 
-/// Runs anywhere.
+/// An instruction set that every machine has.
 #[derive(Clone, Copy)]
 pub(super) struct Portable;
 
@@ -40,18 +40,18 @@ impl Simd<Nvfp4> for Portable {
         _lane: usize,
         tokens: [&TokenBlock; N],
     ) {
-        // For each quad and each of its four columns, a number of every row.
+        // Indexed by quad, by column within the quad, and by row.
         let mut weights = [[[0; PANEL_ROWS]; 4]; QUADS];
         for (weights, quad) in weights.iter_mut().zip(&block.quads) {
             for (column, weights) in weights.iter_mut().enumerate() {
                 for (weight, &row) in weights.iter_mut().zip(quad) {
-                    // A shift of the whole row is done on vectors; choosing a byte would not be.
+                    // The compiler vectorizes a shift of the whole row, but not the selection of a byte.
                     *weight = (u32::from_le_bytes(row) >> (8 * column) & 0xFF) as i16;
                 }
             }
         }
         for (sums, token) in sums.iter_mut().zip(tokens) {
-            // With the bias, a sum is at most 16·12·12 in magnitude. On the way there it is at most twice that.
+            // With the bias, a sum is at most 16·12·12 in magnitude. Sums on the way are at most twice as large.
             let mut dots = [token.bias as i16; PANEL_ROWS];
             for (weights, token) in weights.iter().zip(token.quads) {
                 let token = token.to_le_bytes().map(|byte| i16::from(byte as i8));
@@ -77,13 +77,13 @@ impl Simd<Nvfp4> for Portable {
     }
 }
 
-/// Rows of 16-bit tokens' products that are computed together: two vectors of the smallest kind.
+/// Rows that are computed together with 16-bit tokens: two vectors of the smallest size.
 const ROWS: usize = 8;
 
 impl Simd<Bits16> for Portable {
     const LANES: usize = ROWS;
     const TOKENS: usize = 2;
-    /// Those of even and of odd columns.
+    /// Sums of even columns and sums of odd columns.
     type Sums = [[f32; ROWS]; 2];
 
     #[inline(always)]
@@ -114,14 +114,14 @@ impl Simd<Bits16> for Portable {
     ) {
         let before = *sums;
         for (column, weights) in block.0.iter().enumerate() {
-            let weights: &[f32; ROWS] = weights[lane..].first_chunk().expect("rows of a panel");
+            let weights: &[f32; ROWS] = weights[lane..].first_chunk().expect("a panel has rows for each lane");
             for (sums, token) in sums.iter_mut().zip(tokens) {
                 for (sum, weight) in sums[column % 2].iter_mut().zip(weights) {
                     *sum += token[column] * weight;
                 }
             }
         }
-        // Products are exact unless they overflow. A fused multiply-add of such a product may still give a number.
+        // Products are exact unless they overflow. If one overflows, a fused multiply-add may still give a finite sum.
         if sums.as_flattened().as_flattened().iter().any(|sum| !sum.is_finite()) {
             *sums = before;
             accumulate_fused(sums, block, lane, tokens);
@@ -141,7 +141,7 @@ impl Simd<Bits16> for Portable {
     }
 }
 
-/// With fused multiply-adds, which without instructions for them are slow.
+/// Uses fused multiply-adds, which are slow on CPUs that have no instruction for them.
 #[cold]
 fn accumulate_fused<const N: usize>(
     sums: &mut [[[f32; ROWS]; 2]; N],
@@ -158,19 +158,19 @@ fn accumulate_fused<const N: usize>(
     }
 }
 
-/// The number of a value code, without a table.
+/// Decodes a value code without a table.
 #[inline(always)]
 fn number(code: u8) -> f32 {
     let magnitude = f32::from(biased(code & 7) - WEIGHT_BIAS as u8) * 0.5;
     f32::from_bits(magnitude.to_bits() | u32::from(code & 8) << 28)
 }
 
-/// The biased weight of a value code, without a table.
+/// Biased weight of a value code, computed without a table.
 #[inline(always)]
 fn biased(code: u8) -> u8 {
     const BIAS: u8 = WEIGHT_BIAS as u8;
     let magnitude = code & 7;
-    // 0, 1, 2, 3, 4, then in steps of 2: 6, 8, then of 4: 12.
+    // 0, 1, 2, 3, 4, then in steps of 2: 6, 8, then in a step of 4: 12.
     let step_2 = magnitude.saturating_sub(4);
     let step_4 = magnitude.saturating_sub(6);
     let doubled = magnitude.wrapping_add(step_2).wrapping_add(step_4).wrapping_add(step_4);
@@ -184,7 +184,7 @@ mod tests {
     use crate::format::e2m1;
 
     #[test]
-    fn weights_are_those_of_the_table() {
+    fn weights_match_the_table() {
         for code in 0..=255u8 {
             assert_eq!(biased(code), BIASED[usize::from(code & 0xF)]);
             assert_eq!(number(code).to_bits(), e2m1::decode(code).to_bits());

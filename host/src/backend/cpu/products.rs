@@ -9,12 +9,12 @@ use super::epilogue::Epilogue;
 use super::kernel::{Kernel, TILE_PANELS, TILE_TOKENS, Tile};
 use super::layout::{Panels, Tokens};
 
-/// Buffers of steps: one set for each step in flight, kept for later steps.
+/// Buffers of steps: one set per step in flight, kept for later steps.
 #[derive(Default)]
 pub(super) struct Pool<B>(Mutex<Vec<B>>);
 
 impl<B: Default> Pool<B> {
-    /// Calls `run` with buffers that no other step has.
+    /// Calls `run` with buffers that no other step uses.
     pub fn with<R>(&self, run: impl FnOnce(&mut B) -> R) -> R {
         let free = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let taken = free().pop();
@@ -25,29 +25,29 @@ impl<B: Default> Pool<B> {
     }
 }
 
-/// Tokens times a packed matrix, or two.
+/// The product of tokens with one packed matrix, or with gate and up.
 pub(super) struct Product<'a, T: Tokens> {
     pub weights: &'a Panels,
     pub tokens: ProductTokens<'a, T>,
-    /// Rows of tokens.
+    /// Number of rows of tokens.
     pub m: usize,
     pub epilogue: Epilogue<'a>,
 }
 
-/// The tokens of a product, in a [`TokenBuffer`].
+/// Tokens of a product, in a [`TokenBuffer`].
 pub(super) struct ProductTokens<'a, T: Tokens> {
     blocks: &'a [T::Block16],
-    /// As [`Tokens::are_ordinary`] says of them.
+    /// Result of [`Tokens::are_ordinary`] for all of them.
     are_ordinary: bool,
 }
 
-/// The tokens of products, product after product. Kept, so that the next ones need no memory.
+/// Tokens of all products, one product after the other. The memory is reused by later products.
 pub(super) struct TokenBuffer<T: Tokens> {
     blocks: Vec<T::Block16>,
     places: Vec<TokensPlace>,
 }
 
-/// Where a product's tokens are.
+/// Location of a product's tokens.
 struct TokensPlace {
     start: usize,
     m: usize,
@@ -59,7 +59,8 @@ impl<T: Tokens> TokenBuffer<T> {
         Self { blocks: Vec::new(), places: Vec::new() }
     }
 
-    /// Writes the tokens of products of these sizes, M and K: `write(product, row, chunk of K, out)` a chunk of a row.
+    /// Writes the tokens of products with these sizes, M and K. Calls `write(product, row, chunk of K, out)` for each
+    /// chunk of a row.
     pub fn fill(
         &mut self,
         sizes: impl Iterator<Item = (usize, usize)>,
@@ -74,7 +75,7 @@ impl<T: Tokens> TokenBuffer<T> {
         self.blocks.resize(end, T::ZERO);
         self.blocks.par_chunks_mut(T::CHUNK_BLOCKS).enumerate().for_each(|(chunk, out)| {
             let at = chunk * T::CHUNK_BLOCKS;
-            // The last product that begins here or before. An empty one begins where the next one does.
+            // The last product that starts here or before. An empty product starts where the next product starts.
             let product = self.places.partition_point(|place| place.start <= at) - 1;
             let TokensPlace { start, m, are_ordinary } = &self.places[product];
             let within = (at - start) / T::CHUNK_BLOCKS;
@@ -85,7 +86,7 @@ impl<T: Tokens> TokenBuffer<T> {
         });
     }
 
-    /// A product's tokens.
+    /// Tokens of a product.
     pub fn of(&self, product: usize) -> ProductTokens<'_, T> {
         let place = &self.places[product];
         let end = self.places.get(product + 1).map_or(self.blocks.len(), |next| next.start);
@@ -94,26 +95,26 @@ impl<T: Tokens> TokenBuffer<T> {
     }
 }
 
-/// The tiles of products. Kept, so that the next products need no memory.
+/// Tiles of products. The memory is reused by later products.
 #[derive(Default)]
 pub(super) struct Products {
     tiles: Vec<TilePlace>,
 }
 
-/// Which tile: the rest is known from its product.
+/// Identifies a tile. Everything else follows from its product.
 struct TilePlace {
     product: usize,
     first_row: usize,
     first_panel: usize,
-    /// Where the product's output begins.
+    /// Index of the first element of the product's output.
     output_start: usize,
 }
 
 impl Products {
-    /// Computes `count` products. Their outputs `[M, N]` lie one after the other in `output`, all of which is written.
+    /// Computes `count` products. Their outputs `[M, N]` lie one after the other in `output` and fill it.
     ///
     /// # Panics
-    /// If the output has not as many elements.
+    /// If `output` has another number of elements than the products.
     pub fn run<'a, T: Tokens>(
         &mut self,
         kernel: &Kernel<T>,
@@ -132,7 +133,7 @@ impl Products {
             }
             output_start += m * weights.n;
         }
-        assert_eq!(output.len(), output_start, "an element for each row and column");
+        assert_eq!(output.len(), output_start, "`output` needs one element for each row and column of each product");
         let output = OutputPointer(output.as_mut_ptr());
         self.tiles.par_iter().for_each(|place| {
             let Product { weights, tokens, m, epilogue } = product(place.product);
@@ -151,16 +152,18 @@ impl Products {
     }
 }
 
-/// The outputs of products, to be written by many threads.
+/// Outputs of all products, written by many threads.
 struct OutputPointer(*mut u16);
 
 impl OutputPointer {
-    /// An element's place, or the end.
+    /// Address of an element, or of the end.
     fn at(&self, element: usize) -> *mut u16 {
-        // SAFETY: `Products::run` checked that the output has all products' elements.
+        // SAFETY: `element` is an `output_start`. `Products::run` checked that `output` has the elements of all
+        // products, so `element` is at most its length.
         unsafe { self.0.add(element) }
     }
 }
 
-// SAFETY: every thread writes the rectangles of its own tiles, which do not overlap and which nobody reads meanwhile.
+// SAFETY: each thread writes only the rectangles of its own tiles. The tiles do not overlap, and nobody reads `output`
+// while `Products::run` borrows it mutably.
 unsafe impl Sync for OutputPointer {}

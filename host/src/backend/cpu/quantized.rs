@@ -1,8 +1,9 @@
-//! Layers whose tokens are multiplied as FP8 or NVFP4: the sums of [`crate::fp8`] and [`crate::fp4`], one after the other.
+//! Layers whose tokens are multiplied in FP8 or NVFP4, with the sums of [`crate::fp8`] and [`crate::fp4`], computed one
+//! after the other.
 //!
-//! No CPU adds up FP8 products as Hopper's tensor cores do. So that a layer has their sums on the CPU too, each is computed step by step;
-//! it is as many times slower than 16-bit tokens as steps take more instructions than dot products. Sums of NVFP4 products are exact
-//! before they are rounded. Rows of weights are decoded as they are needed.
+//! No CPU adds FP8 products in the way of Hopper's tensor cores. To give the same sums on the CPU, each sum is computed
+//! step by step. This is slower than 16-bit tokens, since a step takes more instructions than a dot product. Sums of
+//! NVFP4 products are exact before they are rounded. Rows of weights are decoded when they are needed.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -22,14 +23,14 @@ use crate::moe::oracle::weighted_token;
 use crate::moe::{Activation, MoeExpert, MoeOutput, MoeStep, MoeWeights, QuantizedStages};
 use crate::problem::{TokenDtype, TokenFormat};
 
-/// A row of tokens or of weights, ready to be multiplied.
+/// A row of tokens or of weights, decoded for multiplication.
 enum Factors {
     Fp8(fp8::Factors),
     Nvfp4(fp4::Factors),
 }
 
 impl Factors {
-    /// A row of tokens of K columns.
+    /// Decodes a row of tokens with K columns.
     fn of_token(format: TokenFormat, tokens: &QuantizedRows, row: usize, k: usize) -> Self {
         let codes = &tokens.codes[row * k..][..k];
         match format {
@@ -41,7 +42,7 @@ impl Factors {
         }
     }
 
-    /// A row of weights for such tokens; `codes` has room for K.
+    /// Decodes a row of weights for tokens of this format. `codes` is working memory of K bytes.
     fn of_weights(format: TokenFormat, matrix: &Matrix<'_>, row: usize, codes: &mut [u8]) -> Self {
         if format == TokenFormat::Nvfp4 {
             return Self::Nvfp4(fp4::Factors::of_row(matrix, row));
@@ -50,20 +51,20 @@ impl Factors {
         Self::Fp8(fp8::Factors::new(codes))
     }
 
-    /// What a projection makes of weights and a token with this scale.
+    /// Computes one element of a projection from a row of weights (`self`) and a token with this scale.
     fn projected(&self, token: &Self, scale: f32, global: f32, bias: Option<f32>) -> f32 {
         match (self, token) {
             (Self::Fp8(weights), Self::Fp8(token)) => fp8::scaled(fp8::sum(token, weights), scale, global, bias),
             (Self::Nvfp4(weights), Self::Nvfp4(token)) => fp4::scaled(fp4::sum(token, weights), scale, global, bias),
-            _ => unreachable!("tokens and weights of one format"),
+            _ => unreachable!("tokens and weights have the same format"),
         }
     }
 }
 
-/// A matrix with the numbers of its bias, if it has one.
+/// A matrix with the numbers of its bias, if it has a bias.
 type Projection<'a> = (&'a Matrix<'a>, Option<Cow<'a, [f32]>>);
 
-/// Rows of K numbers of a type, in this format.
+/// Quantizes rows of K numbers to this format.
 fn quantized(
     format: TokenFormat,
     dtype: TokenDtype,
@@ -77,7 +78,8 @@ fn quantized(
     }
 }
 
-/// The products of rows with a matrix, or with gate and up, activated: `[rows, N]`.
+/// Multiplies rows with a matrix, or with gate and up, and applies the activation if there is one. `out` is `[rows,
+/// N]`.
 fn multiply(
     format: TokenFormat,
     tokens: &QuantizedRows,
@@ -127,7 +129,7 @@ impl<'w> CpuQuantizedMoe<'w> {
         Self { weights: weights.clone() }
     }
 
-    /// The bits that an expert multiplies, of some of its rows.
+    /// Bits of the tokens that an expert multiplies in these rows.
     fn tokens(&self, step: &MoeStep<'_>, expert: usize, rows: Range<usize>) -> Vec<u16> {
         let (inputs, is_shared) = (step.inputs(), expert == self.weights.sizes().experts);
         let token = |row: usize| if is_shared { row - step.rows().count() } else { step.rows().tokens()[row] as usize };
@@ -142,7 +144,7 @@ impl<'w> CpuQuantizedMoe<'w> {
     }
 }
 
-/// An expert's gate and up, or its down.
+/// Returns an expert's gate and up, or its down.
 fn projections<'a>(expert: &'a MoeExpert<'_>, is_down: bool, dtype: TokenDtype) -> Vec<Projection<'a>> {
     let chosen = expert.projections().filter(|(name, ..)| (*name == "down") == is_down);
     chosen.map(|(_, matrix, bias)| (matrix, bias.map(|bias| bias.numbers(dtype)))).collect()
@@ -154,10 +156,15 @@ impl MoeCompute for CpuQuantizedMoe<'_> {
         let started = Instant::now();
         let (dtype, format, mut stages) = (sizes.dtype, sizes.token_format, QuantizedStages::default());
         let (mut intermediate, mut partial) = (Vec::new(), Vec::new());
-        // In the order of rows, so that each group's are appended.
+        // In the order of rows, so that each group's rows are appended.
         for (expert, rows) in groups(step) {
             let is_shared = expert == sizes.experts;
-            let weights = self.weights.experts().get(expert).or(self.weights.shared()).expect("an expert of the layer");
+            let weights = self
+                .weights
+                .experts()
+                .get(expert)
+                .or(self.weights.shared())
+                .expect("the group's expert belongs to the layer");
             let input_scales = self.weights.input_scales(expert);
             let bits = self.tokens(step, expert, rows.clone());
             let tokens = quantized(format, dtype, &bits, sizes.hidden, input_scales.map(|scales| scales.gate_up));

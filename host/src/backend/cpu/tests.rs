@@ -1,4 +1,4 @@
-//! One body of tests for every instruction set that this machine has.
+//! One set of tests, run on every instruction set of this machine.
 
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -14,7 +14,7 @@ use crate::moe::{self, LayerShape, MoeInputs, MoeOutput, MoeStep};
 use crate::oracle::{self, Reference};
 use crate::problem::{Expert, Group, TokenDtype};
 
-/// Every instruction set that this machine has; says which it has not.
+/// All instruction sets of this machine. Prints the missing ones.
 fn cpus() -> impl Iterator<Item = Cpu> {
     Isa::ALL.into_iter().filter_map(|isa| Cpu::with(isa).map_err(|error| eprintln!("skipped: {error}")).ok())
 }
@@ -26,7 +26,7 @@ fn run(cpu: Cpu, weights: &Weights<'_>, step: &Step<'_>) -> Output {
     output
 }
 
-/// Compares with the oracle. The tolerance is what the roundings of an f32 sum can add up to.
+/// Compares with the oracle. The tolerance bounds the total rounding error of an f32 sum.
 fn check(output: &Output, weights: &Weights<'_>, step: &Step<'_>) -> Comparison {
     let reference = Reference::new(weights, step);
     let magnitudes: Vec<_> =
@@ -37,7 +37,7 @@ fn check(output: &Output, weights: &Weights<'_>, step: &Step<'_>) -> Comparison 
         let Group { n, k, .. } = groups[group];
         let magnitude =
             |projection: usize| magnitudes[group].get(projection).map_or(0.0, |sums| sums[row * n + column]);
-        // Roundings within a chunk, over chunks, and a few in the epilogue.
+        // Roundings within a chunk, between chunks, and a few in the epilogue.
         let roundings = Nvfp4::CHUNK_BLOCKS + k.div_ceil(BLOCK * Nvfp4::CHUNK_BLOCKS) + 8;
         tolerance.widened(element, [magnitude(0), magnitude(1)], roundings as f64)
     })
@@ -47,7 +47,7 @@ fn assert_right(weights: &Weights<'_>, step: &Step<'_>) {
     let mut bits = None;
     for cpu in cpus() {
         let output = run(cpu, weights, step);
-        // All instruction sets give the same bits, so the first is compared with the oracle, the others with it.
+        // All instruction sets must give the same bits, so only the first is compared with the oracle.
         if let Some(bits) = &bits {
             assert!(output.bits() == bits, "{} differs from {}", cpu.isa().name(), cpus().next().unwrap().isa().name());
         } else {
@@ -83,7 +83,7 @@ fn ragged_groups_of_any_size_are_right() {
 }
 
 #[test]
-fn more_tokens_than_a_tile_has_and_sizes_that_differ_between_groups_are_right() {
+fn several_tiles_and_groups_of_different_sizes_are_right() {
     let groups = [(300, 24, 1040), (513, 136, 96), (2, 8, 528)].map(|(m, n, k)| Group { m, n, k });
     for op in [Op::Gated, Op::Plain] {
         generated(Generator::PublicGroup, op, &groups, TokenDtype::Bf16, assert_right);
@@ -98,8 +98,9 @@ fn every_value_and_every_scale_is_right() {
 }
 
 #[test]
-fn each_pair_of_values_at_each_pair_of_scales_has_its_exact_product() {
-    // Each block has one element that is not zero. There is a token for each value and scale, and a row of weights too.
+fn products_of_all_values_and_scales_are_exact() {
+    // Each block has one nonzero element. There is one token for each value and scale, and one row of weights for each
+    // too.
     let scales = [0, 1, 7, 8, 0x38, 0x77, e4m3::MAX_CODE];
     let codes: Vec<(u8, u8)> = (0..16).flat_map(|code| scales.map(|scale| (code, scale))).collect();
     let matrix = |element: usize| {
@@ -124,7 +125,7 @@ fn each_pair_of_values_at_each_pair_of_scales_has_its_exact_product() {
 }
 
 #[test]
-fn the_largest_sums_of_one_sign_and_of_alternating_signs_are_right() {
+fn the_largest_sums_are_right() {
     let k = 16384;
     let constant = |rows: usize, byte: u8, global| {
         Matrix::new(rows, k, vec![byte; rows * k / 2], vec![e4m3::MAX_CODE; rows * k / 16], global).unwrap()
@@ -153,7 +154,7 @@ fn gate_and_up_keep_their_own_global_scales() {
 }
 
 #[test]
-fn no_groups_and_groups_without_tokens_write_nothing() {
+fn empty_problems_and_empty_groups_write_nothing() {
     for groups in [vec![], vec![Group { m: 0, n: 8, k: 16 }; 300]] {
         generated(Generator::Gaussian, Op::Gated, &groups, TokenDtype::F16, assert_right);
     }
@@ -166,7 +167,7 @@ fn hundreds_of_groups_are_right() {
 }
 
 #[test]
-fn reruns_larger_and_smaller_steps_and_any_number_of_threads_give_the_same_bits() {
+fn reruns_and_thread_counts_give_the_same_bits() {
     let groups = |scale: usize| [3, 0, 40, 1].map(|m| Group { m: m * scale, n: 136, k: 1040 });
     let weights = generate::weights(Generator::AllCodes, Op::Gated, &groups(1), 1).unwrap();
     let step = |scale: usize, dtype| {
@@ -196,7 +197,7 @@ fn reruns_larger_and_smaller_steps_and_any_number_of_threads_give_the_same_bits(
 }
 
 #[test]
-fn a_step_or_an_output_of_other_sizes_is_refused() {
+fn steps_and_outputs_of_other_sizes_are_refused() {
     let sizes = |n, m| [Group { m, n, k: 32 }];
     generated(Generator::Gaussian, Op::Plain, &sizes(8, 2), TokenDtype::F16, |weights, step| {
         let mut layer = Cpu::new().prepare(weights).unwrap();
@@ -214,7 +215,7 @@ fn a_step_or_an_output_of_other_sizes_is_refused() {
     });
 }
 
-/// A small layer with a shared expert, whose widths are no whole chunks, and inputs for it.
+/// A small layer with a shared expert, whose widths are not whole chunks, and inputs for the layer.
 fn layer(dtype: TokenDtype, generator: Generator, tokens: usize) -> (MoeWeights<'static>, MoeInputs<'static>) {
     let shape =
         r#"{"hidden": 336, "intermediate": 176, "experts": 3, "top_k": 2, "shared_intermediate": 80, "tokens": 0}"#;
@@ -231,9 +232,9 @@ fn run_layer(cpu: Cpu, weights: &MoeWeights<'_>, inputs: &MoeInputs<'_>) -> MoeO
 }
 
 #[test]
-fn every_instruction_set_computes_a_layer_to_the_same_bits() {
+fn all_instruction_sets_give_the_same_layer_bits() {
     for dtype in [TokenDtype::F16, TokenDtype::Bf16] {
-        // With so many tokens an expert has more than a tile holds.
+        // With this number of tokens, an expert has more tokens than a tile.
         for (generator, tokens) in [(Generator::Gaussian, 300), (Generator::AllCodes, 21)] {
             let (weights, inputs) = layer(dtype, generator, tokens);
             let outputs: Vec<_> = cpus().map(|cpu| (cpu, run_layer(cpu, &weights, &inputs))).collect();
@@ -248,7 +249,7 @@ fn every_instruction_set_computes_a_layer_to_the_same_bits() {
 }
 
 #[test]
-fn tokens_of_any_bits_give_the_same_bits_on_every_instruction_set() {
+fn arbitrary_token_bits_agree_on_all_instruction_sets() {
     let mut random = Xoshiro256PlusPlus::seed_from_u64(1);
     for dtype in [TokenDtype::F16, TokenDtype::Bf16] {
         let (weights, mut inputs) = layer(dtype, Generator::AllCodes, 64);
@@ -257,7 +258,7 @@ fn tokens_of_any_bits_give_the_same_bits_on_every_instruction_set() {
             for bits in hidden {
                 let number: u16 = random.random();
                 *bits = match token % 4 {
-                    // Infinities and NaN, subnormal numbers, numbers whose products overflow, and all that.
+                    // Random bits include infinities, NaN, subnormal numbers and numbers whose products overflow.
                     0 => number,
                     1 => number & (sign | 0x7F),
                     2 => (infinity - 1 - (number & 0x1FF)) | number & sign,
@@ -279,9 +280,10 @@ fn tokens_of_any_bits_give_the_same_bits_on_every_instruction_set() {
 }
 
 #[test]
-fn the_largest_and_the_smallest_ordinary_numbers_give_the_same_bits_on_every_instruction_set() {
+fn extreme_ordinary_numbers_agree_on_all_instruction_sets() {
     let mut random = Xoshiro256PlusPlus::seed_from_u64(2);
-    // Exponents of bf16 tokens: sums overflow; all that is ordinary; the smallest that is; and the largest that is not.
+    // Exponents of bf16 tokens: sums overflow; all ordinary exponents; the smallest ordinary one; the largest that is
+    // not ordinary.
     for (first, count) in [(0xFC, 3), (18, 237), (18, 1), (17, 1)] {
         let (weights, mut inputs) = layer(TokenDtype::Bf16, Generator::AllCodes, 64);
         for bits in inputs.hidden.to_mut() {
@@ -295,7 +297,7 @@ fn the_largest_and_the_smallest_ordinary_numbers_give_the_same_bits_on_every_ins
             let first_cpu = outputs[0].0.isa().name();
             assert!(
                 *output == outputs[0].1,
-                "{} differs from {first_cpu}, exponents from {first} on",
+                "{} differs from {first_cpu} for exponents from {first} on",
                 cpu.isa().name()
             );
         }
@@ -303,7 +305,7 @@ fn the_largest_and_the_smallest_ordinary_numbers_give_the_same_bits_on_every_ins
 }
 
 #[test]
-fn a_tokens_bits_in_a_layer_do_not_depend_on_the_batch_or_the_threads() {
+fn token_bits_do_not_depend_on_batch_or_threads() {
     let (weights, inputs) = layer(TokenDtype::Bf16, Generator::Gaussian, 37);
     for cpu in cpus() {
         let all = run_layer(cpu, &weights, &inputs).hidden;

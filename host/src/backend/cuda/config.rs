@@ -1,4 +1,4 @@
-//! Launches with attributes, as the driver takes them.
+//! Launch attributes and configurations in the form that the driver expects.
 
 use cuda_driver::abi::{
     CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, CUlaunchAttribute, CUlaunchAttributeValue, CUlaunchConfig,
@@ -7,7 +7,7 @@ use cuda_driver::sys::CUstream;
 
 use crate::kernels::launch::Grid;
 
-/// The attribute by which clusters have so many blocks along x.
+/// Attribute that sets the cluster size, in CTAs along x.
 pub(super) fn cluster_attribute(blocks: u32) -> CUlaunchAttribute {
     CUlaunchAttribute {
         id: CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
@@ -15,7 +15,7 @@ pub(super) fn cluster_attribute(blocks: u32) -> CUlaunchAttribute {
     }
 }
 
-/// The configuration of a grid's launch. It points to the attributes.
+/// Configuration of a grid's launch. Its `attrs` points to `attributes`.
 pub(super) fn launch_config(grid: &Grid, stream: CUstream, attributes: &mut [CUlaunchAttribute]) -> CUlaunchConfig {
     CUlaunchConfig {
         gridDimX: grid.blocks,

@@ -1,4 +1,4 @@
-//! A device: its context, the modules loaded into it, and its errors put into words.
+//! A device: its context, the modules loaded into the context, and the texts of its errors.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -25,28 +25,28 @@ use crate::kernels::launch::Grid;
 use crate::kernels::{GroupedKernel, Subject};
 use crate::plan::variant::Variant;
 
-/// What can be said of a device without making a context on it.
+/// Properties of a device that can be read without making a context on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Its number, as the driver counts (`CUDA_VISIBLE_DEVICES` changes it).
+    /// Number of the device as the driver counts (`CUDA_VISIBLE_DEVICES` changes it).
     pub ordinal: u32,
-    /// Its name, for instance `NVIDIA H200`.
+    /// Name, for instance `NVIDIA H200`.
     pub name: String,
     /// Compute capability, major and minor.
     pub capability: Capability,
-    /// Streaming multiprocessors.
+    /// Number of SMs that launches are planned for.
     pub sms: u32,
-    /// Its memory, bytes.
+    /// Bytes of memory.
     pub memory: usize,
-    /// Its driver: the CUDA version, and where the system tells it the driver's own.
+    /// Driver: its CUDA version and, where the system reports it, its own version.
     pub driver: String,
-    /// The kernel that runs on it by default, and the architecture that it is compiled for; `None` if none does.
+    /// Default kernel and the architecture that it is compiled for. `None` if no kernel runs by default.
     pub kernel: Option<(&'static str, &'static str)>,
-    /// Why a kernel that is made for it is not the default.
+    /// For each kernel made for this device that is not the default, the reason.
     pub notes: Vec<String>,
 }
 
-/// The devices that the driver shows.
+/// Lists the devices that the driver reports.
 ///
 /// # Errors
 /// [`Error::NoDevice`] with the reason, or [`Error::Driver`].
@@ -54,26 +54,27 @@ pub fn devices() -> Result<Vec<DeviceInfo>, Error> {
     (0..count()?).map(|ordinal| find(ordinal, Options::default()).map(|found| found.info)).collect()
 }
 
-/// The verdict of a self-test on a device: what was tried, with the options that a device is opened with.
+/// Returns the verdict of a self-test on a device that is opened with these options, if there is one.
 ///
 /// # Errors
-/// As [`devices`]; if the device runs no such kernels; if a file of code or of a verdict cannot be read.
+/// The errors of [`devices`]. An error if the device runs no such kernels, or a file of code or of a verdict cannot be
+/// read.
 pub(crate) fn verdict(ordinal: u32, options: Options, subject: Subject) -> Result<Option<Verdict>, Error> {
     find(checked(ordinal)?, options)?.standing.verdict(subject)
 }
 
-/// What a verdict on a subject is about on a device.
+/// Returns the key of a verdict on a subject for a device.
 ///
 /// # Errors
-/// As [`verdict`].
+/// The errors of [`verdict`].
 pub(crate) fn tried(ordinal: u32, options: Options, subject: Subject) -> Result<Tried, Error> {
     find(checked(ordinal)?, options)?.standing.tried(subject)
 }
 
-/// A number that is one of a device.
+/// Returns the number if a device has it.
 fn checked(ordinal: u32) -> Result<u32, Error> {
     let count = count()?;
-    let text = || format!("there is no device {ordinal}, the driver shows {count}");
+    let text = || format!("there is no device {ordinal}; the driver lists {count} devices");
     if ordinal < count { Ok(ordinal) } else { Err(Error::NoDevice(text())) }
 }
 
@@ -81,7 +82,7 @@ fn count() -> Result<u32, Error> {
     cuda_driver::probe().map_err(|reason| Error::NoDevice(reason.to_string()))
 }
 
-/// A device that nothing has been made on.
+/// A device, before a context is made on it.
 struct Found {
     device: device::Device,
     info: DeviceInfo,
@@ -89,7 +90,7 @@ struct Found {
     default: Option<GroupedKernel>,
 }
 
-/// Asks the driver about device `ordinal`, which [`cuda_driver::probe`] has counted.
+/// Reads the properties of device `ordinal`, which must be less than the result of [`cuda_driver::probe`].
 fn find(ordinal: u32, options: Options) -> Result<Found, Error> {
     let label = || format!("CUDA device {ordinal}");
     let device = check(device::Device::get_device(ordinal), label)?;
@@ -119,8 +120,8 @@ fn find(ordinal: u32, options: Options) -> Result<Found, Error> {
     Ok(Found { device, info, standing, default })
 }
 
-/// The CUDA version that the driver knows, and beside it the version of the kernel's module where Linux tells it: a driver's compiler
-/// changes with the latter.
+/// CUDA version of the driver and, if Linux reports it, the version of the driver's kernel module: the compiler in the
+/// driver changes with the module's version.
 fn driver_version() -> Result<String, Error> {
     let cuda = check(CudaApiVersion::get(), || "the driver".into())?;
     let cuda = format!("{}.{}", cuda.major(), cuda.minor());
@@ -130,10 +131,10 @@ fn driver_version() -> Result<String, Error> {
     Ok(version.map_or(cuda.clone(), |version| format!("{cuda} ({version})")))
 }
 
-/// A driver's answer, its failure as [`Error::Driver`].
+/// Converts a failure of cust to [`Error::Driver`].
 fn check<T>(result: CudaResult<T>, device: impl FnOnce() -> String) -> Result<T, Error> {
     result.map_err(|error| match last_failure() {
-        // cust knows neither which call failed nor the newer errors. The forwarder knows both.
+        // cust does not know which call failed, nor the newer errors. The forwarding driver library knows both.
         Some(failure) => driver_error(failure, device()),
         None => Error::Driver { call: "cust", device: device(), source: Box::new(error) },
     })
@@ -143,42 +144,42 @@ fn driver_error(failure: Failure, device: String) -> Error {
     Error::Driver { call: failure.call, device, source: Box::new(failure) }
 }
 
-/// How a device is opened.
+/// Options of opening a device.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// A folder where the kernel may lie as machine code: `<kernel>.<arch>.cubin`, for instance `gated_simt.sm_90.cubin`. It
-    /// spares the driver the compilation; where there is no such file, the PTX is used.
+    /// Folder with kernels as machine code: `<kernel>.<arch>.cubin`, for instance `gated_simt.sm_90.cubin`. Machine
+    /// code saves the compilation in the driver. Without the file, the PTX is used.
     pub cubins: Option<PathBuf>,
-    /// A file of PTX or machine code that is loaded in place of the kernel whose entries it has: to run what was just compiled.
+    /// File of PTX or machine code that replaces the kernel whose entries it contains. For running newly compiled code.
     pub code: Option<PathBuf>,
-    /// The multiprocessors that launches are planned for, no more than there are; all of them unless told. Few of them reach with small
-    /// problems what many reach with large ones.
+    /// Maximum number of SMs that launches are planned for. The default is all SMs. With few SMs, small problems reach
+    /// code paths that otherwise need large problems.
     pub sms: Option<u32>,
-    /// Where verdicts of self-tests are. A kernel that none has been verified of runs unasked where a verdict there says that it
-    /// passed; what failed is refused.
+    /// Location of the verdicts of self-tests. A kernel without a proof on hardware is a default only if a verdict says
+    /// that it passed. A kernel that failed is refused.
     pub verdicts: Verdicts,
 }
 
-/// A device with its primary context, the one that other libraries of the process use too.
+/// A device with its primary context, which other libraries of the process use too.
 pub(super) struct Device {
     pub info: DeviceInfo,
-    /// The kernel that runs unless another is asked for.
+    /// Kernel that runs unless the variant names another.
     pub default: GroupedKernel,
-    /// What may run here, and its code.
+    /// The kernels that may run here, and their code.
     pub standing: Standing,
-    /// Loaded kernels; before `context`, so that they are unloaded first.
+    /// Loaded kernels. Declared before `context`, so that they are unloaded first.
     modules: Mutex<HashMap<&'static str, Module>>,
     context: Context,
 }
 
 impl Device {
-    /// Opens device `ordinal`, if a kernel runs on it.
+    /// Opens device `ordinal`. Fails if no kernel runs on it.
     pub fn open(ordinal: u32, options: Options) -> Result<Self, Error> {
         let Found { device, info, standing, default } = find(checked(ordinal)?, options)?;
         let default = default.ok_or_else(|| {
             let (major, minor) = info.capability;
             Error::NoDevice(match &info.notes[..] {
-                [] => format!("{} has compute capability {major}.{minor}, no kernel runs on that", info.name),
+                [] => format!("no kernel runs on {} (compute capability {major}.{minor})", info.name),
                 notes => notes.join("; "),
             })
         })?;
@@ -186,7 +187,7 @@ impl Device {
         Ok(Self { info, default, standing, modules: Mutex::default(), context })
     }
 
-    /// The variant that runs the code which was given as a file; without such a file, the variant as it is.
+    /// Returns the variant that runs the code given as a file. Without a given file, returns the variant unchanged.
     pub fn with_given_code(&self, variant: Variant) -> Result<Variant, Error> {
         match self.standing.code.given() {
             Some((kernel, path)) => variant.with_code_of(kernel).map_err(|error| error.at(path.display())),
@@ -194,15 +195,15 @@ impl Device {
         }
     }
 
-    /// Makes the context current on this thread, as every call that touches memory, modules or streams needs.
+    /// Makes the context current on this thread, which all calls on memory, modules and streams require.
     pub fn make_current(&self) -> Result<(), Error> {
         self.check(CurrentContext::set_current(&self.context))
     }
 
-    /// Makes the context current until the guard goes; then the one before is current again.
+    /// Makes the context current until the guard is dropped. Then the previous context becomes current again.
     pub fn enter(&self) -> Result<Entered, Error> {
         let mut before = ptr::null_mut();
-        // SAFETY: `before` outlives the call.
+        // SAFETY: `before` is a valid pointer for the duration of the call.
         self.check_raw(unsafe { sys::cuCtxGetCurrent(&mut before) })?;
         let other = before != self.context.get_inner();
         if other {
@@ -211,12 +212,12 @@ impl Device {
         Ok(Entered { before: other.then_some(before) })
     }
 
-    /// A result of cust's, its failure with this device's name.
+    /// Converts a failure of cust to an error with this device's name.
     pub fn check<T>(&self, result: CudaResult<T>) -> Result<T, Error> {
         check(result, || label(&self.info))
     }
 
-    /// A result of the driver's own functions.
+    /// Converts the result of a driver function.
     pub fn check_raw(&self, result: sys::CUresult) -> Result<(), Error> {
         if result == sys::CUresult::CUDA_SUCCESS {
             return Ok(());
@@ -225,16 +226,18 @@ impl Device {
         Err(driver_error(failure, label(&self.info)))
     }
 
-    /// An entry of a kernel, which is loaded if no layer has yet.
+    /// Returns the function of a kernel's entry. Loads the kernel if no layer has loaded it.
     ///
-    /// The handle is good for as long as this `Device`, for launches with the shared memory that the entry asks for.
+    /// The handle is valid while this `Device` lives. Launches may use the entry's dynamic shared memory.
     pub fn function(&self, kernel: &str, entry: &KernelEntry) -> Result<sys::CUfunction, Error> {
-        /// What every launch may ask for (CUDA programming guide, "Shared Memory").
+        /// Dynamic shared memory that every launch may use without an attribute (CUDA programming guide, "Shared
+        /// Memory").
         const SHARED_BYTES_UNASKED: u32 = 48 << 10;
 
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        let build = builds::find(kernel, self.info.capability)
-            .expect("grouped kernels are checked when they are chosen, the others run everywhere");
+        let build = builds::find(kernel, self.info.capability).expect(
+            "grouped kernels are checked when they are chosen, and other kernels have a build for every device",
+        );
         let module = match modules.entry(build.kernel) {
             Entry::Occupied(loaded) => loaded.into_mut(),
             Entry::Vacant(place) => place.insert(self.load(build)?),
@@ -242,27 +245,28 @@ impl Device {
         let function = self.check(module.get_function(entry.name))?.to_raw();
         if entry.shared_bytes > SHARED_BYTES_UNASKED {
             let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // SAFETY: a function of a loaded module; the attribute takes a number of bytes.
+            // SAFETY: `function` belongs to a loaded module, and the attribute takes a number of bytes.
             self.check_raw(unsafe { sys::cuFuncSetAttribute(function, attribute, entry.shared_bytes as i32) })?;
         }
         Ok(function)
     }
 
-    /// The entries of kernels, by name; as [`Device::function`]. The thread's current context stays as it was.
+    /// Returns the functions of all entries of the kernels, by name, like [`Device::function`]. The thread's current
+    /// context does not change.
     pub fn functions(&self, kernels: &[&dyn Kernel]) -> Result<Vec<(&'static str, sys::CUfunction)>, Error> {
         let _entered = self.enter()?;
         let entries = kernels.iter().flat_map(|kernel| kernel.entries().into_iter().map(move |entry| (kernel, entry)));
         entries.map(|(kernel, entry)| Ok((entry.name, self.function(kernel.name(), &entry)?))).collect()
     }
 
-    /// Whether this card runs a launch whose clusters have more blocks than every card takes. If so, the function may be launched so.
-    /// The context is current.
+    /// Whether this card can launch a grid with clusters of more CTAs than every card supports. If so, the function is
+    /// permitted to launch with them. The context must be current.
     pub fn takes_large_clusters(&self, function: sys::CUfunction, grid: &Grid) -> bool {
         let mut attributes = [cluster_attribute(grid.cluster)];
         let config = launch_config(grid, ptr::null_mut(), &mut attributes);
         let mut clusters = 0;
-        // SAFETY: a function of a loaded module; the configuration and what it points to outlive the call, and so does `clusters`. A
-        // driver that lacks the calls says so.
+        // SAFETY: `function` belongs to a loaded module. `config`, its attributes and `clusters` live until the calls
+        // return. A driver without these calls returns an error.
         unsafe {
             cuda_driver::allow_large_clusters(function) == sys::CUresult::CUDA_SUCCESS
                 && sys::cuOccupancyMaxActiveClusters(&mut clusters, function, &config) == sys::CUresult::CUDA_SUCCESS
@@ -270,32 +274,33 @@ impl Device {
         }
     }
 
-    /// Loads a kernel.
+    /// Loads the module of a kernel.
     fn load(&self, build: &'static Build) -> Result<Module, Error> {
         let code = self.standing.code.of(build, self.info.capability)?;
         if code.is_machine_code {
             return self.check(Module::from_cubin(&code.bytes, &[])).map_err(|error| error.at(code.place));
         }
-        // Has the driver compile it (and cache what comes of that).
+        // The driver compiles the PTX and caches the result.
         let ptx = String::from_utf8_lossy(&code.bytes);
         self.check(Module::from_ptx(&ptx, &[])).map_err(|error| {
             let log = CString::new(ptx.as_bytes()).ok().and_then(|ptx| cuda_driver::jit_log(&ptx));
-            let says = log.map(|log| format!(", of which the driver's compiler says \"{log}\"")).unwrap_or_default();
+            let says = log.map(|log| format!(": compiler log of the driver: \"{log}\"")).unwrap_or_default();
             error.at(format_args!("{}{says}", code.place))
         })
     }
 }
 
-/// As long as it lives, a device's context is current on this thread.
+/// Guard: while it lives, the device's context is current on this thread.
 pub(super) struct Entered {
-    /// The context that is to be current afterwards, if that is another one.
+    /// Context to restore, if another context was current before.
     before: Option<sys::CUcontext>,
 }
 
 impl Drop for Entered {
     fn drop(&mut self) {
         if let Some(before) = self.before {
-            // SAFETY: it was current when this was made, or null. Nobody can be told of a failure here.
+            // SAFETY: `before` was the current context when the guard was made, or null. A failure cannot be reported
+            // here.
             unsafe { sys::cuCtxSetCurrent(before) };
         }
     }
@@ -303,7 +308,7 @@ impl Drop for Entered {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // Unloading needs the context on this thread. Nobody can be told of a failure here.
+        // Unloading modules requires the context on this thread. A failure cannot be reported here.
         let _ = self.make_current();
     }
 }

@@ -1,4 +1,4 @@
-//! A layer's weights on a device, and the steps run on them.
+//! Weights of a grouped problem on a device, and the steps that use them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,48 +26,49 @@ use crate::output::Output;
 use crate::plan::variant::{LaunchSchedule, Variant};
 use crate::problem::{Step, TokenDtype, Weights};
 
-/// How many steps stay planned, and may be under way at once. One more waits for the oldest and takes its room.
+/// Number of planned steps that are kept, and that may be in flight at once. One more step waits for the oldest and
+/// takes its place.
 const PLANNED_STEPS: usize = 4;
 
-/// Prepared weights; made by [`Cuda::prepare_layer`](super::Cuda::prepare_layer).
+/// Prepared weights, made by [`Cuda::prepare_layer`](super::Cuda::prepare_layer).
 ///
-/// Holds its memory on the device, and buffers that have grown to the largest step seen. The last four different steps stay
-/// planned: one that comes again, with the same sizes, addresses and scales, is queued as it is.
+/// Owns its device memory, and buffers that grow to the largest step so far. The last four different steps stay
+/// planned: a step with the same sizes, addresses and scales is queued again without planning.
 pub struct CudaLayer {
     weights: PlacedLayer,
-    /// How steps are launched.
+    /// Plans the launches of steps.
     launcher: Launcher,
     variant: Variant,
-    /// Tensor maps.
+    /// Tensor maps of this layer's steps.
     maps: MapCache,
-    /// The entries that may be launched, by kernel and name.
+    /// Functions that may be launched, by kernel and entry.
     functions: Vec<(&'static str, &'static str, CUfunction)>,
-    /// What `weights` points into.
+    /// Memory that `weights` points into.
     _memory: Option<DeviceBuffer<u8>>,
     /// Activations and output of a step from host memory.
     arena: Arena,
-    /// Used in turn.
+    /// Used in round-robin order.
     planned: [PlannedStep; PLANNED_STEPS],
     next: usize,
-    /// For schedules of several streams.
+    /// Pool for launch schedules with several streams.
     pool: Option<StreamPool>,
-    /// Launches of the last step, and the time that it took to queue it.
+    /// Number of launches of the last step, and time of the host to queue them.
     cost: Option<(usize, Duration)>,
     pub(super) stream: Stream,
     pub(super) start: Event,
     pub(super) end: Event,
-    /// What is written over to flush the second-level cache.
+    /// Memory that is overwritten to flush the L2 cache.
     pub(super) flush: Room,
-    /// Last, since all above lives in its context.
+    /// Last field, since all fields above live in its context.
     pub(super) device: Arc<Device>,
 }
 
 impl CudaLayer {
     pub(super) fn new(device: Arc<Device>, variant: Variant, weights: &Weights<'_>) -> Result<Self, Error> {
         device.make_current()?;
-        // First, so that a kernel which does not load says so before gigabytes are copied.
+        // Load first, so that a kernel that cannot be loaded is reported before gigabytes are copied.
         let launcher = Launcher::new(variant, device.default, weights)?;
-        let kernel = GroupedKernel::named(launcher.kernel().name()).expect("it computes groups");
+        let kernel = GroupedKernel::named(launcher.kernel().name()).expect("the launcher's kernel computes groups");
         device.standing.check_groups(kernel, launcher.op(), variant)?;
         let mut functions = Vec::new();
         for kernel in launcher.kernels() {
@@ -84,13 +85,13 @@ impl CudaLayer {
         }
         let buffer = match total.0 {
             0 => None,
-            // SAFETY: every byte that a kernel reads is copied there below.
+            // SAFETY: copies below write every byte that a kernel reads.
             bytes => Some(device.check(unsafe { DeviceBuffer::<u8>::uninitialized(bytes) })?),
         };
         let mut cursor = Cursor::default();
         let mut upload = |bytes: &[u8]| -> Result<CUdeviceptr, Error> {
             let to = cursor.take(bytes.len());
-            let buffer = buffer.as_ref().expect("an expert has weights, so there is a buffer");
+            let buffer = buffer.as_ref().expect("the buffer exists, since an expert has weights");
             let address = buffer.as_device_ptr().as_raw() + to.start as u64;
             if !bytes.is_empty() {
                 device.check(buffer.index(to).copy_from(bytes))?;
@@ -101,8 +102,8 @@ impl CudaLayer {
             let [values, scales] = launcher.kernel().pack(matrix);
             Ok(PlacedMatrix { values: upload(&values)?, scales: upload(&scales)? })
         })?;
-        // A copy from pageable memory may return with its last part still on the way (cuda.h, "API synchronization
-        // behavior"), and a caller's stream would not wait for it.
+        // A copy from pageable memory may return before its last part has arrived (cuda.h, "API synchronization
+        // behavior"), and a caller's stream would not wait for that part.
         device.check(CurrentContext::synchronize())?;
 
         let pool = match variant.schedule {
@@ -122,7 +123,8 @@ impl CudaLayer {
             next: 0,
             pool,
             cost: None,
-            // Not a stream that waits for the null stream: it could not be captured while others use the null stream.
+            // A stream that does not wait for the null stream. Otherwise it could not be captured while others use the
+            // null stream.
             stream: device.check(Stream::new(StreamFlags::NON_BLOCKING, None))?,
             start: Event::new(&device)?,
             end: Event::new(&device)?,
@@ -131,8 +133,8 @@ impl CudaLayer {
         })
     }
 
-    /// How often this layer has had to allocate memory for steps, on the device or page-locked. Stays the same when a
-    /// step is no larger than one before.
+    /// Number of allocations for steps so far, on the device and page-locked. A step no larger than an earlier step
+    /// allocates nothing.
     pub fn allocations(&self) -> usize {
         self.arena.allocations() + self.planned.iter().map(PlannedStep::allocations).sum::<usize>()
     }
@@ -142,26 +144,27 @@ impl CudaLayer {
         self.weights.check_fits(step)
     }
 
-    /// Queues a step whose activations and output lie in device memory on the caller's stream, and returns without
-    /// waiting: `groups` has an entry for each expert, in order.
+    /// Queues a step with activations and output in device memory on the caller's stream, and returns without waiting.
+    /// `groups` has one entry per expert, in order.
     ///
-    /// A step that is one of the last four is queued as it was planned: nothing is allocated, encoded or copied, and where
-    /// the variant asks for a graph there is one launch. Any other step is planned, and its descriptors are copied on that
-    /// stream. That allocates nothing if an earlier step had as many groups and tiles, and waits for nothing unless four
-    /// earlier steps are still queued.
+    /// If the step is one of the last four, it is queued without planning: nothing is allocated, encoded or copied, and
+    /// a variant with a graph makes one launch. Any other step is planned, and its descriptors are copied on `stream`.
+    /// Planning allocates nothing if an earlier step had at least the same number of groups and tiles. It waits only if
+    /// four earlier steps are still queued.
     ///
     /// # Errors
-    /// If there are not as many groups as experts, global scales are too large, or a driver call fails. What the kernel
-    /// itself does wrong shows when the stream is waited for.
+    /// If the number of groups is not the number of experts, global scales are too large, or a driver call fails. An
+    /// error inside of the kernel is reported when the stream is waited for.
     ///
     /// # Safety
     ///
-    /// - `stream` is null or a stream of this device's primary context, and is not being captured into a graph. It is not
-    ///   destroyed before it has come past this launch, or this layer is dropped.
-    /// - For every group with rows, `values` and `scales` are addresses that this device can read, and `output` is one that
-    ///   it can write. They are aligned and of the sizes that [`DeviceGroup`] says; outputs overlap nothing.
-    /// - That memory stays allocated, and is written by nobody else, until the stream has come past this launch.
-    /// - The scales are e4m3 without sign and no NaN (0x00 to 0x7e), the padding's too.
+    /// - `stream` is null or a stream of this device's primary context, and is not being captured into a graph. It is
+    ///   destroyed only after it has passed this launch, or after this layer was dropped.
+    /// - For every group with rows, `values` and `scales` are addresses that this device can read, and `output` is an
+    ///   address that it can write. They have the alignments and sizes that [`DeviceGroup`] documents. Outputs overlap
+    ///   nothing.
+    /// - This memory stays allocated, and nobody else writes it, until the stream has passed this launch.
+    /// - All scales, including padding, are e4m3 codes without sign and not NaN (0x00 to 0x7e).
     pub unsafe fn launch(
         &mut self,
         groups: &[DeviceGroup],
@@ -170,8 +173,9 @@ impl CudaLayer {
     ) -> Result<(), Error> {
         let begin = Instant::now();
         self.device.make_current()?;
-        // SAFETY: the context was made current, and `# Safety` above asks for a stream of it. `plan` has given the
-        // descriptors to that stream; `# Safety` keeps what they point to until the stream has come past the launches.
+        // SAFETY: the context was made current, and the caller guarantees that `stream` belongs to it. `plan` has
+        // queued the copy of the descriptors on that stream, and the caller keeps the operands valid until the stream
+        // has passed the launches.
         let launches = unsafe {
             let index = self.plan(groups, out_dtype, stream)?;
             let step = &self.planned[index];
@@ -183,12 +187,13 @@ impl CudaLayer {
         Ok(())
     }
 
-    /// Finds the step among the planned ones, or plans it. Afterwards its descriptors are on the device, or on their way
-    /// there on the stream.
+    /// Finds the step among the planned steps, or plans it. Afterwards its descriptors are on the device, or on their
+    /// way on the stream.
     ///
     /// # Safety
     ///
-    /// `stream` is as for [`CudaLayer::launch`], and the device's context is current.
+    /// `stream` is null or a stream of the device's primary context that is not being captured, and this context is
+    /// current. The operands of `groups` stay valid as [`CudaLayer::launch`] requires.
     pub(super) unsafe fn plan(
         &mut self,
         groups: &[DeviceGroup],
@@ -198,8 +203,8 @@ impl CudaLayer {
         if let Some(index) = self.planned.iter().position(|step| step.is_of(groups, out_dtype)) {
             let step = &mut self.planned[index];
             if step.stream != stream {
-                // Until then the other stream may still use the descriptors, and the scratch that launches leave to
-                // each other. SAFETY: `# Safety` above asks for a stream of the current context.
+                // Until its event has passed, the other stream may still use the descriptors and the scratch. SAFETY:
+                // the caller guarantees that `stream` belongs to the current context.
                 unsafe { step.used.hold(&self.device, stream)? };
                 step.stream = stream;
             }
@@ -208,7 +213,7 @@ impl CudaLayer {
 
         if groups.len() != self.weights.len() {
             let (got, expected) = (groups.len(), self.weights.len());
-            return Err(Error::Mismatch { what: "groups of tokens (one for each expert)", got, expected });
+            return Err(Error::Mismatch { what: "groups of tokens (one per expert)", got, expected });
         }
         let placed = groups.iter().enumerate().map(|(index, group)| self.weights.group(index, group));
         let placed = placed.collect::<Result<Vec<_>, Error>>()?;
@@ -231,15 +236,16 @@ impl CudaLayer {
                 let to = &mut step.descriptors.host()[at..][..launch.bytes()];
                 let parameter = launch.write(address, to, &mut |arguments| self.maps.get(&self.device, arguments))?;
                 let is_of = |&&(kernel, entry, _): &&(_, _, _)| (kernel, entry) == (launch.kernel, grid.entry);
-                let &(.., function) = self.functions.iter().find(is_of).expect("entries are loaded");
+                let &(.., function) =
+                    self.functions.iter().find(is_of).expect("the entries of the launcher's kernels are loaded");
                 launches.push(ReadyLaunch { function, grid, parameter });
                 at += launch.bytes();
             }
             step.chains.push(launches);
         }
-        // SAFETY: `# Safety` above asks for a stream of the current context. Nothing reads or writes the room, which was
-        // cleared. This layer's own stream captures nothing, and what is captured is queued only as long as this step is
-        // planned.
+        // SAFETY: the caller guarantees that `stream` belongs to the current context. The step was cleared, so no work
+        // uses its memory. This layer's own stream is not capturing, and the captured work is queued only while this
+        // step is planned.
         unsafe {
             step.descriptors.send(&self.device, bytes, stream)?;
             step.used.record(&self.device, stream)?;
@@ -254,8 +260,8 @@ impl CudaLayer {
         Ok(index)
     }
 
-    /// Makes room in every planned step for so many bytes of descriptors and scratch. A later step that is no larger finds
-    /// it.
+    /// Reserves memory in every planned step for these numbers of bytes of descriptors and scratch, so that a later
+    /// step no larger than this one allocates nothing.
     fn reserve(&mut self, descriptors: usize, scratch: usize) -> Result<(), Error> {
         for step in &mut self.planned {
             if !step.has_room(descriptors, scratch) {
@@ -267,12 +273,12 @@ impl CudaLayer {
         Ok(())
     }
 
-    /// Queues a step whose operands lie in the arena, and the copy of its output to the host.
+    /// Queues a step with operands in the arena, and the copy of its output to the host.
     ///
     /// # Safety
     ///
-    /// `groups` point into the arena, where `layout` says. Nothing else is under way there, and nobody touches it until the
-    /// stream has been waited for. The device's context is current.
+    /// `groups` point into the arena as `layout` defines. No other work uses the arena, and nobody accesses it until
+    /// the stream has been waited for. The device's context is current.
     unsafe fn queue(
         &mut self,
         layout: &StepLayout,
@@ -280,8 +286,8 @@ impl CudaLayer {
         out_dtype: TokenDtype,
     ) -> Result<(), Error> {
         let stream = self.stream.as_inner();
-        // SAFETY: `# Safety` above keeps the arena for this step alone. The stream is this layer's own, in the current
-        // context.
+        // SAFETY: the caller guarantees that only this step uses the arena. The stream belongs to this layer, and its
+        // context is current.
         unsafe {
             self.arena.send(&self.device, layout.bytes, stream)?;
             self.plan(groups, out_dtype, stream)?;
@@ -295,8 +301,8 @@ impl CudaLayer {
 
 impl Drop for CudaLayer {
     fn drop(&mut self) {
-        // Freeing needs the context on this thread, and streams may still read descriptors. A failure here shows in another
-        // call, which can tell of it.
+        // Freeing memory requires the context on this thread, and streams may still read descriptors. A failure here
+        // occurs again in another call, which reports it.
         if self.device.make_current().is_ok() {
             for step in &self.planned {
                 let _ = step.used.wait(&self.device);
@@ -305,8 +311,8 @@ impl Drop for CudaLayer {
     }
 }
 
-// SAFETY: the handles inside are the driver's, which any thread may use with the context current; every method makes it
-// current first. `&self` methods use none of them.
+// SAFETY: the fields are handles of the driver, which any thread may use while the context is current. Every `&mut`
+// method makes it current first, and `&self` methods use no handle.
 unsafe impl Send for CudaLayer {}
 
 impl Layer for CudaLayer {
@@ -331,14 +337,14 @@ impl Layer for CudaLayer {
         }
         self.device.make_current()?;
 
-        // Everything lies in one piece of memory that is filled on the host and sent in one copy: tokens, and the output as
-        // the caller left it. So an element which the kernel forgets keeps its poison.
+        // One allocation holds the tokens and the caller's output. It is filled on the host and sent in one copy. An
+        // element that the kernel does not write therefore keeps its poison.
         let layout = StepLayout::new(step);
         self.arena.reserve(&self.device, layout.bytes)?;
         layout.write(step, output, self.arena.host());
         let groups = layout.groups(step, self.arena.address());
-        // SAFETY: the context is current. The last step was waited for, so nothing is under way in the arena. The groups point
-        // into it and into the weights, both alive until the stream is waited for below, whatever happens.
+        // SAFETY: the context is current. The last step was waited for, so no work uses the arena. The groups point
+        // into the arena and the weights, which live until the stream is waited for below, also after an error.
         let queued = unsafe { self.queue(&layout, &groups, output.dtype()) };
         let finished = self.device.check(self.stream.synchronize());
         queued.and(finished)?;

@@ -1,4 +1,4 @@
-//! Where operands lie in one piece of memory.
+//! Layout of operands in one allocation.
 
 use std::ops::Range;
 
@@ -9,10 +9,10 @@ use crate::kernels::group::DeviceGroup;
 use crate::output::Output;
 use crate::problem::Step;
 
-/// Every operand starts at a multiple of this: what `cuMemAlloc` promises, more than any kernel asks for.
+/// Alignment of every operand in bytes: the alignment of `cuMemAlloc`, which is more than any kernel requires.
 const ALIGNMENT: usize = 256;
 
-/// Hands out aligned ranges, one after the other.
+/// Assigns aligned ranges one after the other.
 #[derive(Default)]
 pub(super) struct Cursor(pub usize);
 
@@ -23,19 +23,19 @@ impl Cursor {
         start..start + bytes
     }
 
-    /// Room for a matrix: its values, and its scales in the blocked layout.
+    /// Assigns ranges for a matrix: its values, and its scales in the blocked layout.
     pub fn take_matrix(&mut self, matrix: &Matrix<'_>) -> (Range<usize>, Range<usize>) {
         (self.take(matrix.values().len()), self.take(blocked::len(matrix.rows(), matrix.k() / BLOCK)))
     }
 }
 
-/// Where a step's operands lie, counted from the start of one piece of memory.
+/// Offsets of a step's operands from the start of the allocation.
 pub(super) struct StepLayout {
     /// Values and scales of each group's tokens.
     tokens: Vec<(Range<usize>, Range<usize>)>,
-    /// The output of all groups.
+    /// Output of all groups.
     pub output: Range<usize>,
-    /// Of everything.
+    /// Total number of bytes.
     pub bytes: usize,
 }
 
@@ -48,7 +48,7 @@ impl StepLayout {
         Self { tokens, output, bytes: total.0 }
     }
 
-    /// Writes the tokens, and the output as it is.
+    /// Writes the tokens and the current content of `output`.
     pub fn write(&self, step: &Step<'_>, output: &Output, to: &mut [u8]) {
         for (tokens, (values, scales)) in step.activations().iter().zip(&self.tokens) {
             to[values.clone()].copy_from_slice(tokens.values());
@@ -57,7 +57,7 @@ impl StepLayout {
         to[self.output.clone()].copy_from_slice(bytemuck::cast_slice(output.bits()));
     }
 
-    /// The groups, in memory that starts at an address.
+    /// Returns the groups for an allocation at `address`.
     pub fn groups(&self, step: &Step<'_>, address: CUdeviceptr) -> Vec<DeviceGroup> {
         let mut next_output = address + self.output.start as u64;
         let sizes = step.activations().iter().zip(step.problem().groups());

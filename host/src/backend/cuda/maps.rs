@@ -9,21 +9,21 @@ use super::device::Device;
 use crate::error::Error;
 use crate::kernels::tensor_map::{MAP_BYTES, MapArguments};
 
-/// Maps of earlier steps. Those of weights are needed again by every step, those of tokens if their addresses and sizes are
-/// the same.
+/// Tensor maps of earlier steps. Every step uses the maps of weights again, and the maps of tokens if their addresses
+/// and sizes are the same.
 #[derive(Default)]
 pub(super) struct MapCache {
     encoded: HashMap<MapArguments, [u8; MAP_BYTES]>,
 }
 
 impl MapCache {
-    /// The map of these arguments.
+    /// Returns the map of these arguments, from the cache if possible.
     ///
     /// # Errors
     /// If the driver refuses them.
     pub fn get(&mut self, device: &Device, arguments: &MapArguments) -> Result<[u8; MAP_BYTES], Error> {
-        /// Enough for the experts of a few layers. There is a limit since maps of tokens that never come twice must not fill
-        /// memory.
+        /// Enough for the experts of a few layers. The cache is bounded, since maps of tokens that never occur again
+        /// must not fill the memory.
         const MOST: usize = 1 << 14;
 
         if let Some(map) = self.encoded.get(arguments) {
@@ -49,7 +49,8 @@ pub(super) fn encode(device: &Device, arguments: &MapArguments) -> Result<[u8; M
     let strides: [u64; RANK - 1] = [row_pitch];
     let boxes: [u32; RANK] = [box_bytes, box_rows];
     let element_strides: [u32; RANK] = [1; RANK];
-    // SAFETY: all arrays are as long as the rank asks; the address is only written down.
+    // SAFETY: all arrays have the length that the rank requires, and `map` is a valid pointer. The driver does not
+    // access `address`.
     device.check_raw(unsafe {
         sys::cuTensorMapEncodeTiled(
             &raw mut map,

@@ -1,17 +1,18 @@
-//! NVIDIA GPUs: kernels of `kernels-gpu` launched through the CUDA driver, which is found at run time.
+//! NVIDIA GPUs: launches the kernels of `kernels-gpu` through the CUDA driver, which is found at run time.
 //!
-//! The compute capability decides which kernel runs (`kernels/builds.rs`), unless a [`Variant`] names one. The kernel is
-//! built in as PTX. The driver turns that into machine code when the first layer is prepared, unless a cubin file is there.
-//! Nothing here decides about shapes.
+//! The compute capability selects the kernel (`kernels/builds.rs`), unless a [`Variant`] names one. Kernels are built
+//! in as PTX. When the first layer is prepared, the driver compiles the PTX to machine code, unless there is a cubin
+//! file. This backend makes no decisions about shapes.
 //!
-//! A kernel that has run in the emulator only computes on a card unasked once a self-test has found it right there
-//! ([`selftest`](crate::selftest)). The test is `nvfp4 selftest`: a library never tries a kernel, starts no process and does not wait.
-//! It reads what the command has left in the user's cache ([`Verdicts`]), and [`DeviceInfo::notes`] says what is not used and why.
+//! A kernel that has run only in the emulator is a default on a GPU only after a self-test has passed there
+//! ([`selftest`](crate::selftest)). The test is the command `nvfp4 selftest`. The library itself runs no self-test,
+//! starts no process and does not wait for one. It reads the verdicts that the command has left in the user's cache
+//! ([`Verdicts`]), and [`DeviceInfo::notes`] lists the kernels that are not used, with the reasons.
 //!
 //! ```no_run
 //! use nvfp4::backend::{Backend, cuda::Cuda};
 //!
-//! let gpu = Cuda::open(0)?; // Error::NoDevice, with the reason, where there is no driver
+//! let gpu = Cuda::open(0)?; // Error::NoDevice, with the reason, if there is no driver
 //! println!("{}", gpu.device());
 //! # Ok::<_, nvfp4::Error>(())
 //! ```
@@ -64,7 +65,7 @@ use crate::problem::{TokenFormat, Weights};
 use crate::router::{Logits, Router, Routes};
 use device::Device;
 
-/// A GPU. Clones share it, its context and its loaded kernels.
+/// A GPU. Clones share the device, its context and its loaded kernels.
 #[derive(Clone)]
 pub struct Cuda {
     device: Arc<Device>,
@@ -72,29 +73,30 @@ pub struct Cuda {
 }
 
 impl Cuda {
-    /// Opens device `ordinal`: its primary context, shared with other CUDA libraries of this process.
+    /// Opens device `ordinal` with its primary context, which other CUDA libraries of this process share.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] with the reason: no driver, no such device, none of the kernels runs on it.
+    /// [`Error::NoDevice`] with the reason: there is no driver or no such device, or no kernel runs on it.
     /// [`Error::Driver`] if the driver fails.
     pub fn open(ordinal: u32) -> Result<Self, Error> {
         Self::open_with(ordinal, Options::default())
     }
 
-    /// As [`Cuda::open`], with options.
+    /// Opens a device like [`Cuda::open`], with options.
     ///
     /// # Errors
-    /// As [`Cuda::open`]. A cubin that does not load shows in [`Cuda::prepare_layer`].
+    /// The errors of [`Cuda::open`]. A cubin that cannot be loaded is reported by [`Cuda::prepare_layer`].
     pub fn open_with(ordinal: u32, options: Options) -> Result<Self, Error> {
         Self { device: Arc::new(Device::open(ordinal, options)?), variant: Variant::default() }
             .with_variant(Variant::default())
     }
 
-    /// The same device, whose layers compute their steps in another variant. A kernel that is not used unasked
-    /// ([`DeviceInfo::notes`]) may be named; one that has failed a self-test is refused when a layer is prepared.
+    /// Returns the same device with another variant, in which its layers compute their steps. The variant may name a
+    /// kernel that is not a default ([`DeviceInfo::notes`]). A kernel that has failed a self-test is refused when a
+    /// layer is prepared.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the variant's kernel does not run on this device.
+    /// [`Error::Invalid`] if the kernel of the variant does not run on this device.
     pub fn with_variant(self, variant: Variant) -> Result<Self, Error> {
         let variant = self.device.with_given_code(variant)?;
         if let Some(kernel) = variant.kernel {
@@ -103,22 +105,23 @@ impl Cuda {
         Ok(Self { variant, ..self })
     }
 
-    /// The device in numbers.
+    /// Properties of the device.
     pub fn info(&self) -> &DeviceInfo {
         &self.device.info
     }
 
-    /// Brings weights to the device, packed as its kernel reads them. This is [`Backend::prepare`] with a type that also
-    /// takes steps from device memory ([`CudaLayer::launch`], [`CudaLayer::upload`]).
+    /// Packs weights for the kernel and copies them to the device. Does the same as [`Backend::prepare`], and returns a
+    /// type that also takes steps from device memory ([`CudaLayer::launch`], [`CudaLayer::upload`]).
     ///
     /// # Errors
-    /// [`Error::Driver`], for instance when the device's memory does not hold them; [`Error::Invalid`] if the variant is not
-    /// for these weights, or what it names has failed its self-test.
+    /// [`Error::Driver`] if a driver call fails, for instance because the device's memory is too small.
+    /// [`Error::Invalid`] if the variant does not support these weights, or its kernel or instance has failed a
+    /// self-test.
     pub fn prepare_layer(&self, weights: &Weights<'_>) -> Result<CudaLayer, Error> {
         CudaLayer::new(self.device.clone(), self.variant, weights)
     }
 
-    /// What launches routers whose operands lie on the device.
+    /// Makes a launcher of routers with operands in device memory.
     ///
     /// # Errors
     /// [`Error::Driver`] if the kernel cannot be loaded.
@@ -126,27 +129,28 @@ impl Cuda {
         RouterLauncher::new(self.device.clone())
     }
 
-    /// Brings the weights of an MoE layer to the device and packs them there. While that lasts, the largest projection takes
-    /// its memory twice. This is [`Backend::prepare_moe`] with a type that also takes calls from device memory
-    /// ([`CudaMoeLayer::launch`], [`CudaMoeLayer::capture`]).
+    /// Copies the weights of an MoE layer to the device and packs them there. Meanwhile the largest projection takes
+    /// its memory twice. Does the same as [`Backend::prepare_moe`], and returns a type that also takes calls from
+    /// device memory ([`CudaMoeLayer::launch`], [`CudaMoeLayer::capture`]).
     ///
     /// # Errors
-    /// [`Error::NotComputed`] if no kernel computes such layers on this device; [`Error::Driver`], for instance when the
-    /// device's memory does not hold them.
+    /// [`Error::NotComputed`] if no kernel computes such layers on this device. [`Error::Driver`] if a driver call
+    /// fails, for instance because the device's memory is too small.
     pub fn prepare_moe_layer(&self, weights: &MoeWeights<'_>) -> Result<CudaMoeLayer, Error> {
         CudaMoeLayer::prepare(self.device.clone(), weights, self.variant.graph)
     }
 
-    /// As [`Cuda::prepare_moe_layer`], of tensors that lie on the device: an engine's, or a checkpoint's. They are not needed
-    /// any more afterwards.
+    /// Packs an MoE layer like [`Cuda::prepare_moe_layer`], from tensors in device memory: those of an engine or a
+    /// checkpoint. The layer does not use the tensors afterwards.
     ///
     /// # Errors
-    /// As [`Cuda::prepare_moe_layer`]; [`Error::Invalid`] if sizes or alignments are wrong, or a scale is negative or NaN, with its
-    /// place.
+    /// The errors of [`Cuda::prepare_moe_layer`]. [`Error::Invalid`] if a size or an alignment is wrong, or if a scale
+    /// is negative or NaN, with its location.
     ///
     /// # Safety
     ///
-    /// Tensors of these sizes lie where they say, the device can read them, and nothing that writes them is under way.
+    /// Every tensor address points to device memory that this device can read, with the number of bytes that `sizes`
+    /// implies. No work that writes this memory is in flight.
     pub unsafe fn pack_moe_layer(
         &self,
         sizes: MoeSizes,
@@ -155,51 +159,59 @@ impl Cuda {
         expert_map: Option<&[i32]>,
     ) -> Result<CudaMoeLayer, Error> {
         let (device, graph) = (self.device.clone(), self.variant.graph);
-        // SAFETY: `# Safety` above.
+        // SAFETY: the caller guarantees that the device can read all tensors in the sizes of `sizes` and that nothing
+        // writes them.
         unsafe { CudaMoeLayer::pack(device, sizes, experts, shared, expert_map, graph) }
     }
 
-    /// Brings the weights of a linear layer to the device and packs them there. This is [`Backend::prepare_linear`] with a type
-    /// that also takes calls from device memory ([`CudaLinear::launch`]).
+    /// Copies the weights of a linear layer to the device and packs them there. Does the same as
+    /// [`Backend::prepare_linear`], and returns a type that also takes calls from device memory
+    /// ([`CudaLinear::launch`]).
     ///
     /// # Errors
-    /// [`Error::NotComputed`] if no kernel computes such layers on this device; [`Error::Driver`], for instance when the
-    /// device's memory does not hold them.
+    /// [`Error::NotComputed`] if no kernel computes such layers on this device. [`Error::Driver`] if a driver call
+    /// fails, for instance because the device's memory is too small.
     pub fn prepare_linear_layer(&self, weights: &LinearWeights<'_>) -> Result<CudaLinear, Error> {
         CudaLinear::prepare(self.device.clone(), weights, self.variant.graph)
     }
 
-    /// As [`Cuda::prepare_linear_layer`], of a tensor that lies on the device: an engine's, or a checkpoint's. It is not needed
-    /// any more afterwards.
+    /// Packs a linear layer like [`Cuda::prepare_linear_layer`], from a tensor in device memory: that of an engine or a
+    /// checkpoint. The layer does not use the tensor afterwards.
     ///
     /// # Errors
-    /// As [`Cuda::prepare_linear_layer`]; [`Error::Invalid`] if sizes or alignments are wrong, or a scale is negative or NaN, with
-    /// its place.
+    /// The errors of [`Cuda::prepare_linear_layer`]. [`Error::Invalid`] if a size or an alignment is wrong, or if a
+    /// scale is negative or NaN, with its location.
     ///
     /// # Safety
     ///
-    /// A tensor of these sizes lies where it says, the device can read it, and nothing that writes it is under way.
+    /// Every address of `tensor` points to device memory that this device can read, with the number of bytes that
+    /// `sizes` implies. No work that writes this memory is in flight.
     pub unsafe fn pack_linear_layer(&self, sizes: LinearSizes, tensor: &LinearTensor<'_>) -> Result<CudaLinear, Error> {
-        // SAFETY: `# Safety` above.
+        // SAFETY: the caller guarantees that the device can read the tensor in the sizes of `sizes` and that nothing
+        // writes it.
         unsafe { CudaLinear::pack(self.device.clone(), sizes, tensor, self.variant.graph) }
     }
 
-    /// What packs and launches linear layers whose weights lie in the caller's memory. It loads the kernels for tokens of 16 bits, and packing
-    /// those for others, so that none is loaded while a stream is captured.
+    /// Makes a launcher that packs and launches linear layers whose weights are in the caller's memory. Loads the
+    /// kernels for 16-bit tokens; packing for another token format loads the kernels of that format. No kernel is
+    /// therefore loaded while a stream is captured.
     ///
     /// # Errors
-    /// [`Error::NotComputed`] if no kernel computes such layers on this device; [`Error::Driver`] if one cannot be loaded.
+    /// [`Error::NotComputed`] if no kernel computes such layers on this device. [`Error::Driver`] if a kernel cannot be
+    /// loaded.
     pub fn linear_launcher(&self) -> Result<LinearLauncher, Error> {
         let launcher = LinearLauncher::new(self.device.clone())?;
         launcher.load(TokenFormat::Bits16)?;
         Ok(launcher)
     }
 
-    /// What packs and launches MoE layers whose weights and workspace lie in the caller's memory. It loads the kernels for tokens of 16 bits,
-    /// and packing those for others, so that none is loaded while a stream is captured.
+    /// Makes a launcher that packs and launches MoE layers whose weights and workspace are in the caller's memory.
+    /// Loads the kernels for 16-bit tokens; packing for another token format loads the kernels of that format. No
+    /// kernel is therefore loaded while a stream is captured.
     ///
     /// # Errors
-    /// [`Error::NotComputed`] if no kernel computes such layers on this device; [`Error::Driver`] if one cannot be loaded.
+    /// [`Error::NotComputed`] if no kernel computes such layers on this device. [`Error::Driver`] if a kernel cannot be
+    /// loaded.
     pub fn moe_launcher(&self) -> Result<MoeLauncher, Error> {
         let launcher = MoeLauncher::new(self.device.clone())?;
         launcher.load(TokenFormat::Bits16)?;

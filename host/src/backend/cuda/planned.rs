@@ -1,5 +1,5 @@
-//! A step as it was planned: descriptors on the device, launches, and the graph that holds them. A step that comes again
-//! runs as it is.
+//! A planned step: descriptors on the device, launches, and a graph of the launches. A step that occurs again runs
+//! without planning.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -32,9 +32,10 @@ impl ReadyLaunch {
     ///
     /// # Safety
     ///
-    /// `stream` is one of the current context. The descriptors that the parameter leads to arrive there before this launch.
-    /// The function is the grid's entry, of a module that is loaded. What the descriptors point to is valid until the kernel
-    /// has run.
+    /// - `stream` belongs to the current context.
+    /// - `function` is the entry of `grid`, in a module that stays loaded.
+    /// - The descriptors that the parameter points to are written before this launch runs, in the order of the stream.
+    /// - The memory that the descriptors point to is valid until the kernel has run.
     pub unsafe fn queue(&self, device: &Device, stream: CUstream) -> Result<(), Error> {
         let Grid { blocks, cluster, threads, shared_bytes, overlaps, .. } = self.grid;
         let mut parameters = [self.parameter.bytes().as_ptr().cast::<c_void>().cast_mut()];
@@ -49,36 +50,39 @@ impl ReadyLaunch {
             ];
             let attributes = if cluster > 1 { &mut attributes[..] } else { &mut attributes[..1] };
             let config = launch_config(&self.grid, stream, attributes);
-            // SAFETY: the function has one parameter, of this type; the driver copies it and the configuration. `# Safety`
-            // above asks for the stream, the function, the descriptors and what they point to.
+            // SAFETY: the function has one parameter of this type, and the driver copies the parameter and the
+            // configuration. The caller guarantees that `stream` belongs to the current context, that the function is
+            // loaded, and that descriptors and their memory are valid until the kernel has run.
             return device.check_raw(unsafe { sys::cuLaunchKernelEx(&config, self.function, parameters, extra) });
         }
-        // Older drivers have this call too. SAFETY: as for the call above.
+        // Older drivers have this call too. SAFETY: the function has one parameter of this type, and the driver copies
+        // it. The caller guarantees that `stream` belongs to the current context, that the function is loaded, and that
+        // descriptors and their memory are valid until the kernel has run.
         device.check_raw(unsafe {
             sys::cuLaunchKernel(self.function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, parameters, extra)
         })
     }
 }
 
-/// Room for a planned step.
+/// Memory for one planned step.
 pub(super) struct PlannedStep {
-    /// The step that was planned: all that its launches depend on. `None` until planning has come to its end.
+    /// Key of the planned step: everything that its launches depend on. `None` until planning is complete.
     key: Option<(Vec<DeviceGroup>, TokenDtype)>,
-    /// What launches read.
+    /// Descriptors that the launches read.
     pub descriptors: Arena,
-    /// The device memory in which launches leave something to each other.
+    /// Device memory in which launches pass data to later launches.
     pub scratch: Room,
-    /// Chains of launches. A launch needs what earlier ones of its chain leave, and nothing of other chains.
+    /// Chains of launches. A launch depends on earlier launches of its chain and on no other chain.
     pub chains: Vec<Vec<ReadyLaunch>>,
-    /// All launches as one, if the variant asks for a graph.
+    /// All launches as a graph, if the variant uses a graph.
     pub graph: Option<Graph>,
-    /// The stream that was given the step last, and the mark behind it there.
+    /// Last stream that received the step, and the event recorded there after the step.
     pub stream: CUstream,
     pub used: Event,
 }
 
 impl PlannedStep {
-    /// Room without a step.
+    /// Makes memory without a step.
     pub fn new(device: &Device) -> Result<Self, Error> {
         Ok(Self {
             key: None,
@@ -91,17 +95,17 @@ impl PlannedStep {
         })
     }
 
-    /// Whether this step was planned.
+    /// Whether this step is the planned one.
     pub fn is_of(&self, groups: &[DeviceGroup], out_dtype: TokenDtype) -> bool {
         self.key.as_ref().is_some_and(|(planned, dtype)| (&**planned, *dtype) == (groups, out_dtype))
     }
 
-    /// Whether so many bytes of descriptors and scratch fit.
+    /// Whether descriptors and scratch of these numbers of bytes fit.
     pub fn has_room(&self, descriptors: usize, scratch: usize) -> bool {
         descriptors <= self.descriptors.capacity() && scratch <= self.scratch.capacity()
     }
 
-    /// Waits until nothing reads the step any more, and forgets it; its room stays.
+    /// Waits until no work uses the step, then forgets the step. The memory stays allocated.
     pub fn clear(&mut self, device: &Device) -> Result<(), Error> {
         self.key = None;
         self.used.wait(device)?;
@@ -110,12 +114,12 @@ impl PlannedStep {
         Ok(())
     }
 
-    /// Notes that planning has come to its end: the step can run.
+    /// Marks the planning as complete, so that the step can run.
     pub fn complete(&mut self, groups: &[DeviceGroup], out_dtype: TokenDtype) {
         self.key = Some((groups.to_vec(), out_dtype));
     }
 
-    /// How often memory was allocated for steps.
+    /// Number of allocations for steps so far.
     pub fn allocations(&self) -> usize {
         self.descriptors.allocations() + self.scratch.allocations()
     }
@@ -124,9 +128,11 @@ impl PlannedStep {
     ///
     /// # Safety
     ///
-    /// As for [`PlannedStep::queue_launches`].
+    /// The requirements of [`PlannedStep::queue_launches`].
     pub unsafe fn queue(&self, device: &Device, pool: Option<&StreamPool>, stream: CUstream) -> Result<(), Error> {
-        // SAFETY: `# Safety` above is what a launch of the graph asks too, which holds the same launches.
+        // SAFETY: the caller guarantees that `stream` belongs to the current context, that the descriptors are there or
+        // on their way on `stream`, and that their memory is valid until the launches are done. The graph holds the
+        // same launches.
         unsafe {
             match &self.graph {
                 Some(graph) => graph.launch(device, stream),
@@ -135,20 +141,21 @@ impl PlannedStep {
         }
     }
 
-    /// Queues the launches, their chains dealt out to the streams of a pool if there is one.
+    /// Queues the launches. If there is a pool, the chains are distributed over its streams.
     ///
     /// # Safety
     ///
-    /// `stream` is one of the current context, on which the descriptors have arrived or are on their way. What they point to
-    /// is valid until the stream has come past the launches.
+    /// `stream` belongs to the current context, and the descriptors are on the device or on their way on `stream`. The
+    /// memory that they point to is valid until the stream has passed the launches.
     pub unsafe fn queue_launches(
         &self,
         device: &Device,
         pool: Option<&StreamPool>,
         stream: CUstream,
     ) -> Result<(), Error> {
-        // SAFETY: `# Safety` above asks for the stream, the descriptors and what they point to. A stream of the pool comes
-        // after `stream`'s descriptors, and before what follows there. The device keeps the functions' modules loaded.
+        // SAFETY: the caller guarantees that `stream` belongs to the current context, and that the descriptors and
+        // their memory are valid until the launches are done. Streams of the pool run after the copy of the descriptors
+        // on `stream`, and before later work of `stream`. The device keeps the functions' modules loaded.
         unsafe {
             match pool {
                 None => self.chains.iter().flatten().try_for_each(|launch| launch.queue(device, stream)),

@@ -1,4 +1,4 @@
-//! Steps that stay on the device, and how they are timed.
+//! Steps that stay in device memory, and their timing.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -15,25 +15,25 @@ use crate::kernels::group::DeviceGroup;
 use crate::output::Output;
 use crate::problem::{Step, TokenDtype};
 
-/// What the second-level cache holds when a step begins.
+/// Content of the L2 cache when a step starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cache {
-    /// What a run of the same step has left there.
+    /// Data left by a run of the same step.
     Warm,
-    /// Other data, written there just before.
+    /// Other data, written immediately before the step.
     Flushed,
 }
 
-/// What a run of a step took.
+/// Times of one run of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// On the device, between two events.
+    /// Time on the device, between two events.
     pub device: Duration,
-    /// On the host, to queue it.
+    /// Time of the host to queue the step.
     pub host: Duration,
 }
 
-/// A step whose activations and output lie on the device; made by [`CudaLayer::upload`], which it borrows.
+/// A step with activations and output in device memory, made by [`CudaLayer::upload`]. It borrows the layer.
 pub struct ResidentStep<'l> {
     layer: &'l mut CudaLayer,
     memory: DeviceBuffer<u8>,
@@ -43,7 +43,7 @@ pub struct ResidentStep<'l> {
 }
 
 impl CudaLayer {
-    /// Brings a step's activations, and an output of NaN, to the device, to run there many times.
+    /// Copies a step's activations, and an output of NaN, to the device, where the step can run many times.
     ///
     /// # Errors
     /// If the step was made for other weights, or the device fails.
@@ -58,13 +58,13 @@ impl CudaLayer {
         Ok(ResidentStep { layer: self, memory, groups, output: layout.output, out_dtype: step.problem().out_dtype() })
     }
 
-    /// Queues writes over more memory than the second-level cache holds.
+    /// Queues writes to more memory than the L2 cache holds.
     fn queue_flush(&mut self) -> Result<(), Error> {
         let device = self.device.check(CustDevice::get_device(self.device.info.ordinal))?;
         let cache = self.device.check(device.get_attribute(DeviceAttribute::L2CacheSize))? as usize;
         let bytes = 2 * cache;
         self.flush.reserve(&self.device, bytes)?;
-        // SAFETY: so many bytes lie there, which nobody else uses; the stream is this layer's.
+        // SAFETY: `flush` has at least `bytes` bytes, which only this layer uses. The stream belongs to this layer.
         self.device.check_raw(unsafe { sys::cuMemsetD8Async(self.flush.address(), 0, bytes, self.stream.as_inner()) })
     }
 }
@@ -76,13 +76,14 @@ impl ResidentStep<'_> {
     /// If the device fails.
     pub fn time(&mut self, cache: Cache) -> Result<Timing, Error> {
         self.layer.device.make_current()?;
-        // The device gets other work first, so that it is busy while the step is queued: the step's time has none of the
-        // host's in it.
+        // Other work goes first, so that the device is busy while the step is queued. The measured time then contains
+        // no time of the host.
         match cache {
             Cache::Warm => self.queue()?,
             Cache::Flushed => self.layer.queue_flush()?,
         }
-        // SAFETY: the layer's stream and events, in its context.
+        // SAFETY: the stream and the events belong to this layer and its context, which is current. The groups point
+        // into `memory`, which this step owns.
         unsafe {
             let stream = self.layer.stream.as_inner();
             self.layer.plan(&self.groups, self.out_dtype, stream)?;
@@ -95,12 +96,12 @@ impl ResidentStep<'_> {
         Ok(Timing { device, host: self.layer.host_time().unwrap_or_default() })
     }
 
-    /// Launches of a run, as [`Layer::launches`].
+    /// Number of launches per run, like [`Layer::launches`].
     pub fn launches(&self) -> Option<usize> {
         self.layer.launches()
     }
 
-    /// Fetches what the last run has left.
+    /// Copies the output of the last run to the host.
     ///
     /// # Errors
     /// If the output was made for another step, or the device fails.
@@ -119,15 +120,15 @@ impl ResidentStep<'_> {
 
     fn queue(&mut self) -> Result<(), Error> {
         let stream = self.layer.stream.as_inner();
-        // SAFETY: a stream of the layer's own, which it waits for before it goes; the operands were laid out for the layer's
-        // weights and stay until then, since `drop` waits too.
+        // SAFETY: the stream is the layer's own, and the layer waits for it before it is dropped. The operands were
+        // laid out for the layer's weights. They live until then, since `drop` of this step waits too.
         unsafe { self.layer.launch(&self.groups, self.out_dtype, stream) }
     }
 }
 
 impl Drop for ResidentStep<'_> {
     fn drop(&mut self) {
-        // Freeing needs the context on this thread, and nothing may be under way. Nobody can be told of a failure here.
+        // Freeing memory requires the context on this thread, and no work in flight. A failure cannot be reported here.
         if self.layer.device.make_current().is_ok() {
             let _ = self.layer.stream.synchronize();
         }

@@ -1,4 +1,4 @@
-//! Routers on a card: launched on the caller's stream, or from host memory.
+//! Routers on a GPU: launched on the caller's stream, or with operands in host memory.
 
 use std::sync::Arc;
 
@@ -14,25 +14,27 @@ use crate::kernels::kernel::Kernel;
 use crate::kernels::layer::router::{RouterArguments, RouterKernel, launch};
 use crate::router::{Logits, Router, Routes};
 
-/// Launches routers whose operands lie on the device; made by [`Cuda::router_launcher`](super::Cuda::router_launcher), one for all
-/// routers of a device.
+/// Launches routers with operands in device memory. Made by [`Cuda::router_launcher`](super::Cuda::router_launcher).
+/// One launcher serves all routers of a device.
 ///
-/// It allocates nothing, waits for nothing, and leaves the thread's current context as it was; so a call may be captured into the
-/// caller's graph.
+/// A launch allocates nothing, waits for nothing, and does not change the thread's current context. A call may
+/// therefore be captured into the caller's graph.
 #[derive(Clone)]
 pub struct RouterLauncher {
-    /// Good for as long as the device.
+    /// Valid while `device` lives.
     function: CUfunction,
     device: Arc<Device>,
 }
 
-// SAFETY: the handle inside is the driver's, which any thread may use with the context current; every method makes it current.
+// SAFETY: `function` is a handle of the driver, which any thread may use while the context is current. Every method
+// makes the context current.
 unsafe impl Send for RouterLauncher {}
-// SAFETY: as above; nothing in it changes.
+// SAFETY: no method changes the launcher, and any thread may use `function` while the context is current. Every method
+// makes the context current.
 unsafe impl Sync for RouterLauncher {}
 
 impl RouterLauncher {
-    /// Loads the kernel.
+    /// Loads the kernel of routers.
     pub(super) fn new(device: Arc<Device>) -> Result<Self, Error> {
         device.standing.check(Subject::Router)?;
         let entered = device.enter()?;
@@ -45,26 +47,27 @@ impl RouterLauncher {
     /// Queues a call on the caller's stream and returns without waiting.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if an address is not aligned, the stride is less than the experts, or biases are missing;
-    /// [`Error::TooLarge`]; or a failure of the driver.
+    /// [`Error::Invalid`] if an address is not aligned, the stride is less than the number of experts, or biases are
+    /// missing. [`Error::TooLarge`] if a size is too large. [`Error::Driver`] if the driver fails.
     ///
     /// # Safety
     ///
-    /// - `stream` is a stream of this device's primary context, or null.
-    /// - Every address of `arguments` is one of memory that this device can read, or for ids and weights write, of the sizes that
-    ///   [`RouterArguments`] says, and the biases are the router's.
-    /// - All of it stays allocated, and is written by nobody else, until the stream has come past this call, or the graph that it was
-    ///   captured into is not launched any more.
+    /// - `stream` is null or a stream of this device's primary context.
+    /// - Every address of `arguments` points to memory that this device can read (write, for ids and weights), with the
+    ///   number of bytes that [`RouterArguments`] documents. The biases are those of `router`.
+    /// - This memory stays allocated, and nobody else writes it, until the stream has passed this call or, if the call
+    ///   was captured, until the graph is not launched any more.
     pub unsafe fn launch(&self, router: &Router, arguments: &RouterArguments, stream: CUstream) -> Result<(), Error> {
         let Some(launch) = launch(router, arguments)? else { return Ok(()) };
-        let parameter = launch.write(0, &mut [], &mut |_| unreachable!("the parameter says everything"))?;
+        let parameter = launch.write(0, &mut [], &mut |_| unreachable!("the kernel of routers has no tensor maps"))?;
         let ready = ReadyLaunch { function: self.function, grid: launch.grid, parameter };
         let _entered = self.device.enter()?;
-        // SAFETY: the context is current, and `# Safety` above asks for the stream and for what the parameter points to.
+        // SAFETY: the context is current. The caller guarantees that `stream` belongs to it and that all operands stay
+        // valid until the kernel has run.
         unsafe { ready.queue(&self.device, stream) }
     }
 
-    /// The experts of each token and their weights, from logits in host memory.
+    /// Computes the experts of each token and their weights, from logits in host memory.
     pub(super) fn route(&self, router: &Router, logits: &Logits<'_>) -> Result<Routes, Error> {
         let token_count = logits.tokens(router)?;
         let choices = token_count * router.top_k();
@@ -87,8 +90,8 @@ impl RouterLauncher {
             ids: ids.as_device_ptr().as_raw(),
             weights: weights.as_device_ptr().as_raw(),
         };
-        // SAFETY: the stream is of the current context, and waits for the null stream, on which the operands were copied. The buffers
-        // live until it was waited for.
+        // SAFETY: the stream belongs to the current context, and runs after the null stream, on which the operands were
+        // copied. The buffers have the sizes of the router and live until the stream has finished below.
         let queued = unsafe { self.launch(router, &arguments, stream.as_inner()) };
         let finished = self.device.check(stream.synchronize());
         queued.and(finished)?;
@@ -120,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn routers_are_computed_from_host_memory() {
+    fn routers_run_from_host_memory() {
         let _fake = fake();
         let gpu = Cuda::open(0).unwrap();
         let routers = [
@@ -141,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_launcher_routes_rows_that_lie_apart_on_the_callers_stream() {
+    fn a_launcher_routes_strided_rows_on_the_callers_stream() {
         let _fake = fake();
         let router = deepseek();
         let launcher = Cuda::open(0).unwrap().router_launcher().unwrap();
@@ -160,7 +163,7 @@ mod tests {
             ids: ids.as_device_ptr().as_raw(),
             weights: weights.as_device_ptr().as_raw(),
         };
-        // SAFETY: operands of these sizes lie there, and the stream is this context's.
+        // SAFETY: the buffers have these sizes and live until `synchronize`, and the stream belongs to this context.
         unsafe { launcher.launch(&router, &arguments, stream.as_inner()) }.unwrap();
         stream.synchronize().unwrap();
         let mut routes = Routes { ids: vec![0; 15], weights: vec![0.0; 15] };

@@ -1,8 +1,8 @@
-//! Which kernels may compute on a card: those that have been verified on one, and those that a self-test there has found right. What
-//! failed there is not used.
+//! Decides which kernels may compute on a card: kernels proven on such a card, and kernels whose self-test has passed
+//! on this card. Kernels that failed the self-test are not used.
 //!
-//! This looks at verdicts alone. Nothing here tries a kernel or starts a process: that would take seconds, and an engine that opens a
-//! device must not wait for it.
+//! This file only reads verdicts. It runs no kernel and starts no process: that would take seconds, and an engine must
+//! not wait when it opens a device.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -23,14 +23,14 @@ use crate::kernels::{self, GroupedKernel};
 use crate::plan::variant::{LaunchSchedule, Variant};
 use crate::problem::Op;
 
-/// A card, the code that runs on it, and what is known of that.
+/// A card, the code that runs on it, and the verdicts.
 pub(super) struct Standing {
     pub card: Card,
     pub code: Code,
     pub verdicts: Verdicts,
 }
 
-/// What tells a card and its driver from others.
+/// Identity of a card and its driver.
 #[derive(Clone)]
 pub(super) struct Card {
     pub name: String,
@@ -38,31 +38,31 @@ pub(super) struct Card {
     pub driver: String,
 }
 
-/// The code of kernels: the PTX built in, unless there are files.
+/// Code of the kernels: the built-in PTX, unless files replace it.
 #[derive(Default)]
 pub(super) struct Code {
-    /// Where cubin files are looked for.
+    /// Folder in which cubin files are searched.
     cubins: Option<PathBuf>,
-    /// The kernel that was given as a file, with its place and its text.
+    /// Kernel that was given as a file, with the path and the content.
     given: Option<(&'static str, PathBuf, Vec<u8>)>,
 }
 
-/// What machine code begins with.
+/// First bytes of machine code.
 const ELF: &[u8] = b"\x7fELF";
 
-/// The code of a kernel for a card.
+/// Code of one kernel for a card.
 pub(super) struct KernelCode<'c> {
     pub bytes: Cow<'c, [u8]>,
     pub is_machine_code: bool,
-    /// Where it is from.
+    /// Source of the code, for error messages.
     pub place: String,
 }
 
 impl Code {
-    /// Reads the file that is given in place of a kernel, if one is.
+    /// Reads the given file that replaces a kernel, if there is one.
     ///
     /// # Errors
-    /// If it cannot be read, or is of no kernel.
+    /// If the file cannot be read, or contains no entry of a kernel.
     pub fn new(cubins: Option<PathBuf>, given: Option<PathBuf>) -> Result<Self, Error> {
         let read = |path: PathBuf| {
             let code = fs::read(&path).map_err(|source| Error::io(&path, source))?;
@@ -72,15 +72,16 @@ impl Code {
         Ok(Self { cubins, given: given.map(read).transpose()? })
     }
 
-    /// The kernel that was given as a file, and the file.
+    /// Kernel that was given as a file, and the path.
     pub fn given(&self) -> Option<(&'static str, &Path)> {
         self.given.as_ref().map(|(kernel, path, _)| (*kernel, path.as_path()))
     }
 
-    /// A kernel's code: the file that was given for it, else machine code if there is a file of it, else the PTX built in.
+    /// Returns the code of a kernel: the given file if it is for this kernel, else a cubin file if there is one, else
+    /// the built-in PTX.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Io`] if the cubin file cannot be read.
     pub fn of(&self, build: &'static Build, card: Capability) -> Result<KernelCode<'_>, Error> {
         if let Some((_, path, code)) = self.given.as_ref().filter(|(kernel, ..)| *kernel == build.kernel) {
             let (is_machine_code, place) = (code.starts_with(ELF), path.display().to_string());
@@ -95,7 +96,7 @@ impl Code {
         Ok(KernelCode { bytes: build.ptx().as_bytes().into(), is_machine_code: false, place })
     }
 
-    /// A number that changes with a kernel's code. What is built in is looked through once a process: some of it is tens of megabytes.
+    /// Hash of a kernel's code. Built-in code is hashed once per process, since some of it takes tens of megabytes.
     fn hash(&self, build: &'static Build, card: Capability) -> Result<u64, Error> {
         static BUILT_IN: Mutex<BTreeMap<(&str, &str), u64>> = Mutex::new(BTreeMap::new());
         let code = self.of(build, card)?;
@@ -109,7 +110,7 @@ impl Code {
     }
 }
 
-/// The same number in every process of a program: no random keys.
+/// Hash without random keys, so that every process of a program computes the same number.
 fn hash_of(value: &(impl Hash + ?Sized)) -> u64 {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);
@@ -117,14 +118,14 @@ fn hash_of(value: &(impl Hash + ?Sized)) -> u64 {
 }
 
 impl Standing {
-    /// What a verdict on a subject is about here.
+    /// Returns the key of a verdict on a subject for this card.
     ///
     /// # Errors
     /// If a file of code cannot be read.
     pub fn tried(&self, subject: Subject) -> Result<Tried, Error> {
         let Card { name, capability, driver } = self.card.clone();
         let kernels = subject.kernels(capability).into_iter().flatten();
-        // Code of another kernel of a layer's products takes the place of the card's own.
+        // The given code of another kernel for a layer's products replaces the card's own kernel.
         let given = self.code.given().map(|(given, _)| given);
         let given = given.filter(|given| match subject {
             Subject::Moe => products_named(given).is_some(),
@@ -138,20 +139,20 @@ impl Standing {
         Ok(Tried { subject: subject.name().into(), code, card: name, capability, driver })
     }
 
-    /// The verdict on a subject, if there is one.
+    /// Returns the verdict on a subject, if there is one.
     ///
     /// # Errors
-    /// If its file is none, or a file of code cannot be read.
+    /// If the verdict's file is invalid, or a file of code cannot be read.
     pub fn verdict(&self, subject: Subject) -> Result<Option<Verdict>, Error> {
-        // Text of megabytes is looked through for nothing otherwise.
+        // Without verdicts, skip hashing megabytes of code.
         if !self.verdicts.exist() {
             return Ok(None);
         }
         self.verdicts.read(&self.tried(subject)?)
     }
 
-    /// The kernel that computes groups here unasked, if one does: the first that is verified, or has passed. Says of others, which
-    /// would come before it, why they do not.
+    /// Returns the default kernel for groups: the first kernel that is proven or has passed its self-test, or `None`.
+    /// Also returns a note for each kernel that would come before the default, with the reason why it is not used.
     pub fn default_kernel(&self) -> (Option<GroupedKernel>, Vec<String>) {
         let (mut notes, mut default) = (Vec::new(), None);
         for kernel in GroupedKernel::all().filter(|kernel| Subject::Groups(*kernel).runs_on(self.card.capability)) {
@@ -168,37 +169,39 @@ impl Standing {
         (default, notes)
     }
 
-    /// Refuses a subject that is not to be used unasked.
+    /// Refuses a subject that must not be used by default.
     ///
     /// # Errors
-    /// [`Error::NotComputed`] with what is wrong and what to do.
+    /// [`Error::NotComputed`] with the reason and the remedy.
     pub fn check(&self, subject: Subject) -> Result<(), Error> {
         self.why_not(subject, |_| true).map_or(Ok(()), |note| Err(Error::NotComputed(note)))
     }
 
-    /// Why a subject is not used unasked; nothing if it is. Only some of its parts are of interest.
+    /// Returns the reason why a subject is not used by default, or `None` if it is used. Only failures of parts that
+    /// are `of_interest` count.
     fn why_not(&self, subject: Subject, of_interest: impl FnMut(&str) -> bool) -> Option<String> {
         let (name, card) = (subject.name(), self.card.words());
         match self.verdict(subject) {
             Ok(Some(verdict)) => verdict.failure(of_interest).map(|failed| {
                 format!(
-                    "{name} has failed its self-test on {card} ({failed}): `nvfp4 selftest --again` tries once more, --force \
-                     (Verdicts::Ignored) does not ask"
+                    "{name} has failed its self-test on {card} ({failed}); run `nvfp4 selftest --again` to \
+                     repeat the test, or use --force (Verdicts::Ignored) to ignore its verdict"
                 )
             }),
-            // Nothing else computes these layers.
+            // No other kernel computes these layers.
             Ok(None) if self.verdicts == Verdicts::Ignored && !matches!(subject, Subject::Groups(_)) => None,
             Ok(None) if subject.proven(self.card.capability) => None,
-            Ok(None) => Some(format!("{name} has not proved itself on {card}: `nvfp4 selftest` lets it, once")),
+            Ok(None) => Some(format!("{name} has not proved itself on {card}; run `nvfp4 selftest` once to test it")),
             Err(_) if subject.proven(self.card.capability) => None,
             Err(error) => Some(error.to_string()),
         }
     }
 
-    /// Refuses what has failed here of a variant that a kernel computes: the instance that it names, or else those that may be chosen.
+    /// Refuses a variant whose instances have failed on this card: the named instance or, if none is named, any
+    /// instance that may be chosen.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with what is wrong and what to do.
+    /// [`Error::Invalid`] with the reason and the remedy.
     pub fn check_groups(&self, kernel: GroupedKernel, op: Op, variant: Variant) -> Result<(), Error> {
         let named = variant.instance.map(|name| part_of(op, name));
         self.refuse(kernel, |part| match &named {
@@ -215,7 +218,8 @@ impl Standing {
         let Ok(Some(verdict)) = self.verdict(Subject::Groups(kernel)) else { return Ok(()) };
         verdict.failure(of_interest).map_or(Ok(()), |failed| {
             Err(Error::Invalid(format!(
-                "{} has failed its self-test on {} ({failed}); take another, or --force (Verdicts::Ignored)",
+                "{} has failed its self-test on {} ({failed}); choose another kernel, or use --force \
+                 (Verdicts::Ignored)",
                 kernel.name(),
                 self.card.words()
             )))
@@ -229,7 +233,7 @@ impl Card {
     }
 }
 
-/// Whether a part of a kernel's self-test runs an instance that is taken unasked.
+/// Whether a part of a kernel's self-test runs an instance that is chosen by default.
 fn is_chosen(kernel: GroupedKernel, part: &str) -> bool {
     [Op::Gated, Op::Plain].into_iter().any(|op| {
         let chosen = |name: &&str| kernel.get().chosen(op, name);

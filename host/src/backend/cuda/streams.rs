@@ -1,4 +1,4 @@
-//! A pool of streams, forked from a stream of the caller's and joined to it again.
+//! A pool of streams that fork from a caller's stream and join it again.
 
 use cuda_driver::cust::stream::{Stream, StreamFlags};
 use cuda_driver::sys::CUstream;
@@ -7,15 +7,15 @@ use super::device::Device;
 use super::event::Event;
 use crate::error::Error;
 
-/// Streams that work is dealt out to. The work runs after all that the caller's stream was given before, and before all that
-/// it is given later.
+/// Streams over which work is distributed. The work runs after all earlier work of the caller's stream and before all
+/// later work.
 pub(super) struct StreamPool {
     streams: Vec<(Stream, Event)>,
     fork: Event,
 }
 
 impl StreamPool {
-    /// A pool of `count` streams.
+    /// Makes a pool of `count` streams.
     pub fn new(device: &Device, count: u32) -> Result<Self, Error> {
         let stream = |_| {
             let stream = device.check(Stream::new(StreamFlags::NON_BLOCKING, None))?;
@@ -24,10 +24,11 @@ impl StreamPool {
         Ok(Self { streams: (0..count).map(stream).collect::<Result<_, Error>>()?, fork: Event::without_time(device)? })
     }
 
-    /// Deals out `works` pieces of work, each queued by a call of `queue` with its number and its stream.
+    /// Distributes `works` pieces of work over the streams. `queue` is called with the number of each piece and its
+    /// stream.
     ///
     /// # Errors
-    /// Those of `queue`, or of the driver. What was queued before is joined to the caller's stream all the same.
+    /// The errors of `queue` and of the driver. Work that was queued before the error still joins the caller's stream.
     ///
     /// # Safety
     ///
@@ -40,7 +41,8 @@ impl StreamPool {
         mut queue: impl FnMut(usize, CUstream) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let streams = &self.streams[..works.min(self.streams.len())];
-        // SAFETY: `# Safety` above asks for a stream of the current context; the others are this pool's own.
+        // SAFETY: the caller guarantees that `from` belongs to the current context. The other streams belong to this
+        // pool, which was made in the same context.
         unsafe {
             self.fork.record(device, from)?;
             for (stream, _) in streams {

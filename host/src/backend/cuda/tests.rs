@@ -1,4 +1,5 @@
-//! The backend against a driver that writes down its calls, and whose kernel is the oracle fed by the descriptors.
+//! Tests of the backend with a fake driver that records its calls and whose kernel is the oracle, fed from the
+//! descriptors.
 
 use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
 use cuda_driver::cust::stream::{Stream, StreamFlags};
@@ -20,7 +21,7 @@ const CUDA_ERROR_UNSUPPORTED_PTX_VERSION: i32 = 222;
 
 const OPS: [Op; 2] = [Op::Gated, Op::Plain];
 
-/// Ragged groups: none, one and many tokens; K that is not a whole number of scale tiles; the least N.
+/// Ragged groups: zero, one and many tokens, K that is not a whole number of scale tiles, and the smallest N.
 const GROUPS: [Group; 4] = [
     Group { m: 3, n: 8, k: 48 },
     Group { m: 0, n: 24, k: 64 },
@@ -41,9 +42,10 @@ fn weights(op: Op) -> Weights<'static> {
     generate::weights(Generator::PublicDual, op, &GROUPS, 5).unwrap()
 }
 
-/// As [`kernel`] for the portable kernel, but forgets the last element.
+/// Does the same as [`kernel`] for the portable kernel, but leaves the last element unwritten.
 fn forgetful_kernel(launch: &Launch) {
-    // SAFETY: launched by the tests below, whose operands are alive and lie where the backend has put them.
+    // SAFETY: the tests below launch this with a parameter whose groups and outputs are in memory that the backend
+    // allocated and that lives until the launch is done.
     unsafe {
         let parameter: abi::Launch = launch.parameter(0);
         let groups = std::slice::from_raw_parts(parameter.groups as *const abi::Group, parameter.group_count as usize);
@@ -62,7 +64,7 @@ fn fake() -> FakeCuda {
 }
 
 #[test]
-fn every_operation_and_type_is_computed_from_what_lies_on_the_device() {
+fn all_operations_and_types_are_right() {
     let fake = fake();
     for op in OPS {
         let weights = weights(op);
@@ -81,13 +83,13 @@ fn every_operation_and_type_is_computed_from_what_lies_on_the_device() {
     drop(fake);
 }
 
-/// The device, computing steps in this way.
+/// Opens the device with a variant.
 fn gpu(variant: &str) -> Cuda {
     Cuda::open(0).unwrap().with_variant(variant.parse().unwrap()).unwrap()
 }
 
 #[test]
-fn blackwell_gets_its_own_kernel_with_tensor_maps_that_are_encoded_once() {
+fn blackwell_tensor_maps_are_encoded_once() {
     let fake = fake();
     fake.set_device(10, 0, SMS as i32);
 
@@ -116,7 +118,7 @@ fn blackwell_gets_its_own_kernel_with_tensor_maps_that_are_encoded_once() {
 }
 
 #[test]
-fn weights_that_the_devices_kernel_does_not_take_go_to_the_portable_one_unless_it_was_named() {
+fn unsupported_weights_use_the_portable_kernel_unless_named() {
     let fake = fake();
     fake.set_device(9, 0, SMS as i32);
     let weights = weights(Op::Gated);
@@ -134,7 +136,7 @@ fn weights_that_the_devices_kernel_does_not_take_go_to_the_portable_one_unless_i
 }
 
 #[test]
-fn a_second_run_of_a_plan_allocates_nothing_and_launches_once() {
+fn a_second_run_allocates_nothing_and_launches_once() {
     let fake = fake();
     let weights = weights(Op::Gated);
     let mut layer = Cuda::open(0).unwrap().prepare_layer(&weights).unwrap();
@@ -161,12 +163,12 @@ fn a_second_run_of_a_plan_allocates_nothing_and_launches_once() {
             "cuEventElapsedTime"
         ]
     );
-    assert_eq!(output, first, "reruns are bit-identical");
+    assert_eq!(output, first, "reruns must give the same bits");
     assert_eq!(layer.allocations(), allocations);
 }
 
 #[test]
-fn a_smaller_step_needs_no_memory_and_a_larger_one_does() {
+fn only_larger_steps_allocate_memory() {
     let _fake = fake();
     let weights = weights(Op::Plain);
     let mut layer = Cuda::open(0).unwrap().prepare_layer(&weights).unwrap();
@@ -185,18 +187,18 @@ fn a_smaller_step_needs_no_memory_and_a_larger_one_does() {
 }
 
 #[test]
-fn the_time_is_the_kernels_without_the_copies() {
+fn the_time_excludes_copies() {
     let _fake = fake();
     let weights = weights(Op::Gated);
     let mut layer = Cuda::open(0).unwrap().prepare_layer(&weights).unwrap();
     let step = step(&weights, &GROUPS, TokenDtype::F16);
-    // On the fake device's clock a launch takes 250 µs and a copy a millisecond.
+    // On the clock of the fake device, a launch takes 250 µs and a copy takes 1 ms.
     let time = layer.execute(&step, &mut Output::new(step.problem())).unwrap();
     assert_eq!(time, std::time::Duration::from_micros(250));
 }
 
 #[test]
-fn a_step_without_tokens_calls_no_driver() {
+fn steps_without_tokens_call_no_driver() {
     let fake = fake();
     let weights = weights(Op::Gated);
     let mut layer = Cuda::open(0).unwrap().prepare_layer(&weights).unwrap();
@@ -212,14 +214,14 @@ fn a_step_without_tokens_calls_no_driver() {
 }
 
 #[test]
-fn an_element_that_the_kernel_forgets_is_found() {
+fn unwritten_elements_are_found() {
     let fake = fake();
     fake.on_launch(forgetful_kernel);
     let weights = weights(Op::Gated);
     let mut layer = Cuda::open(0).unwrap().prepare_layer(&weights).unwrap();
     let step = step(&weights, &GROUPS, TokenDtype::F16);
     let mut output = Output::new(step.problem());
-    // The first run leaves the right value in the device's memory; the second must not profit from it.
+    // The first run leaves the right value in device memory. It must not hide the error of the second run.
     for _ in 0..2 {
         backend::run(&mut layer, &step, &mut output).unwrap();
         let found = compare(&output, &Reference::new(&weights, &step), &step);
@@ -230,7 +232,7 @@ fn an_element_that_the_kernel_forgets_is_found() {
 }
 
 #[test]
-fn steps_in_device_memory_run_on_the_callers_stream_without_waiting() {
+fn device_steps_run_on_the_callers_stream() {
     let fake = fake();
     let weights = weights(Op::Gated);
     let gpu = Cuda::open(0).unwrap();
@@ -242,7 +244,8 @@ fn steps_in_device_memory_run_on_the_callers_stream_without_waiting() {
     let groups = &operands.groups;
     for launch in 0..10 {
         fake.take_calls();
-        // SAFETY: operands of these sizes lie there, nobody else touches them, and the stream is this context's.
+        // SAFETY: `operands` has these sizes and lives until `synchronize`, nobody else accesses it, and the stream
+        // belongs to this context.
         unsafe { layer.launch(groups, TokenDtype::Bf16, stream.as_inner()) }.unwrap();
         let calls = fake.take_calls();
         if launch >= 1 {
@@ -254,18 +257,18 @@ fn steps_in_device_memory_run_on_the_callers_stream_without_waiting() {
     assert!(compare(&output, &Reference::new(&weights, &step), &step).passed());
 
     let few = &groups[..2];
-    // SAFETY: refused before anything is looked at.
+    // SAFETY: the call is refused before it accesses any address.
     let error = unsafe { layer.launch(few, TokenDtype::Bf16, stream.as_inner()) }.unwrap_err();
-    assert_eq!(error.to_string(), "groups of tokens (one for each expert): got 2, expected 4");
+    assert_eq!(error.to_string(), "groups of tokens (one per expert): got 2, expected 4");
     let mut infinite = groups.clone();
     infinite[2].global_scale = f32::NAN;
-    // SAFETY: as above.
+    // SAFETY: the call is refused before it accesses any address.
     let error = unsafe { layer.launch(&infinite, TokenDtype::Bf16, stream.as_inner()) }.unwrap_err();
     assert!(error.to_string().starts_with("group 2: the product of the global scales is NaN"), "{error}");
 }
 
 #[test]
-fn a_failing_call_is_named_with_its_device_and_the_next_step_works() {
+fn failing_calls_are_named_and_the_next_step_works() {
     let fake = fake();
     let weights = weights(Op::Gated);
     let mut layer = Cuda::open(0).unwrap().prepare_layer(&weights).unwrap();
@@ -294,7 +297,7 @@ fn a_failing_call_is_named_with_its_device_and_the_next_step_works() {
 }
 
 #[test]
-fn a_kernel_that_the_driver_refuses_is_named_with_the_reason() {
+fn refused_kernels_are_named_with_the_reason() {
     let fake = fake();
     let weights = weights(Op::Gated);
     let gpu = Cuda::open(0).unwrap();
@@ -306,12 +309,12 @@ fn a_kernel_that_the_driver_refuses_is_named_with_the_reason() {
          CUDA_ERROR_UNSUPPORTED_PTX_VERSION (222): the provided PTX was compiled with an unsupported toolchain."
     );
 
-    // The kernel does not run on this device, so the driver's compiler complains.
+    // The kernel does not run on this device, so the driver's compiler reports an error.
     fake.set_device(7, 5, 40);
     let error = gpu.prepare(&weights).err().unwrap().to_string();
     assert!(
         error.starts_with(
-            "kernel gated_simt (sm_80), of which the driver's compiler says \"ptxas fatal : the target is not for this \
+            "kernel gated_simt (sm_80): compiler log of the driver: \"ptxas fatal : the target is not for this \
              device\": cuModuleLoadDataEx failed on CUDA device 0 (Fake GPU): CUDA_ERROR_NO_BINARY_FOR_GPU (209)"
         ),
         "{error}"
@@ -319,7 +322,7 @@ fn a_kernel_that_the_driver_refuses_is_named_with_the_reason() {
 }
 
 #[test]
-fn a_kernel_is_loaded_once_for_all_layers_and_everything_is_given_back() {
+fn kernels_load_once_and_everything_is_freed() {
     let fake = fake();
     {
         let (gated, plain) = (weights(Op::Gated), weights(Op::Plain));
@@ -333,20 +336,20 @@ fn a_kernel_is_loaded_once_for_all_layers_and_everything_is_given_back() {
 }
 
 #[test]
-fn a_layer_may_be_used_and_dropped_on_another_thread() {
+fn layers_may_be_used_and_dropped_on_another_thread() {
     let fake = fake();
     let weights = weights(Op::Gated);
     let step = step(&weights, &GROUPS, TokenDtype::F16);
     let mut layer = Cuda::open(0).unwrap().prepare_layer(&weights).unwrap();
     std::thread::scope(|scope| {
-        // The layer holds the device, so its module and context go on that thread too.
+        // The layer is the last owner of the device, so the module and the context are dropped on that thread too.
         scope.spawn(move || layer.execute(&step, &mut Output::new(step.problem())).unwrap());
     });
     assert_eq!(fake.live_objects(), 0);
 }
 
 #[test]
-fn machine_code_is_preferred_to_ptx_where_there_is_a_file() {
+fn cubin_files_are_preferred_to_ptx() {
     let fake = fake();
     fake.set_device(8, 9, 128);
     let folder = tempfile::tempdir().unwrap();
@@ -357,8 +360,8 @@ fn machine_code_is_preferred_to_ptx_where_there_is_a_file() {
             .prepare_layer(&weights)
     };
 
-    assert!(prepare().is_ok(), "no file, so PTX");
-    // The fake driver takes anything that begins like an ELF file, and finds every entry in it.
+    assert!(prepare().is_ok(), "without a file, PTX is used");
+    // The fake driver accepts any data that starts like an ELF file, and finds every entry in it.
     std::fs::write(folder.path().join("gated_simt.sm_89.cubin"), b"\x7fELF").unwrap();
     assert!(prepare().is_ok());
     std::fs::write(folder.path().join("gated_simt.sm_89.cubin"), b"no machine code").unwrap();
@@ -367,7 +370,7 @@ fn machine_code_is_preferred_to_ptx_where_there_is_a_file() {
 }
 
 #[test]
-fn code_from_a_file_runs_in_place_of_the_kernel_whose_entries_it_has() {
+fn code_from_a_file_replaces_its_kernel() {
     let _fake = fake();
     let weights = weights(Op::Plain);
     let folder = tempfile::tempdir().unwrap();
@@ -384,7 +387,7 @@ fn code_from_a_file_runs_in_place_of_the_kernel_whose_entries_it_has() {
     assert!(compare(&output, &Reference::new(&weights, &step), &step).passed());
     open(b"\x7fELF gated_simt").unwrap().prepare_layer(&weights).unwrap();
     let error = open(b"gated_simt, but no code").unwrap().prepare_layer(&weights).err().unwrap().to_string();
-    assert!(error.contains("mine, of which") || error.contains("mine: cuModuleLoadDataEx"), "{error}");
+    assert!(error.contains("mine: compiler log") || error.contains("mine: cuModuleLoadDataEx"), "{error}");
     let error = open(b"nothing").err().unwrap().to_string();
     assert!(error.contains("mine: the code contains no entry of any kernel"), "{error}");
     let error = open(b"gated_sm90_t64").err().unwrap().to_string();
@@ -392,21 +395,21 @@ fn code_from_a_file_runs_in_place_of_the_kernel_whose_entries_it_has() {
 }
 
 #[test]
-fn without_a_usable_device_the_reason_is_told() {
+fn without_a_usable_device_the_error_says_why() {
     let fake = fake();
     let refused = |ordinal| Cuda::open(ordinal).map(|_| ()).unwrap_err();
-    assert_eq!(refused(1).to_string(), "no CUDA device: there is no device 1, the driver shows 1");
+    assert_eq!(refused(1).to_string(), "no CUDA device: there is no device 1; the driver lists 1 devices");
     fake.set_device(7, 5, 40);
     let error = refused(0);
     assert!(error.is_no_device());
-    assert_eq!(error.to_string(), "no CUDA device: Fake GPU has compute capability 7.5, no kernel runs on that");
+    assert_eq!(error.to_string(), "no CUDA device: no kernel runs on Fake GPU (compute capability 7.5)");
     fake.set_device_count(0);
     assert!(refused(0).is_no_device());
     assert!(devices().unwrap_err().is_no_device());
 }
 
 #[test]
-fn devices_are_listed_with_the_kernel_that_would_run() {
+fn devices_are_listed_with_their_default_kernel() {
     let fake = fake();
     fake.set_device(8, 6, 84);
     let expected = DeviceInfo {
@@ -422,7 +425,7 @@ fn devices_are_listed_with_the_kernel_that_would_run() {
     assert_eq!(devices().unwrap(), [expected]);
 }
 
-/// Compares an output with the exact one, at the variant's tolerance.
+/// Compares an output with the exact output, at the tolerance of the variant.
 fn check(variant: &str, weights: &Weights<'_>, step: &Step<'_>, output: &Output) -> Comparison {
     let schedule = variant.parse::<Variant>().unwrap().schedule;
     compare_with(output, &Reference::new(weights, step), step, |_, _, _, element| {
@@ -430,15 +433,15 @@ fn check(variant: &str, weights: &Weights<'_>, step: &Step<'_>, output: &Output)
     })
 }
 
-/// Every launch schedule, launches of [`GROUPS`] in it, and the streams that they are on.
+/// Every launch schedule, its number of launches for [`GROUPS`], and the number of streams that it uses.
 const LAUNCH_SCHEDULES: [(&str, usize, usize); 5] =
     [("persistent", 1, 1), ("per-group", 3, 1), ("streams=2", 3, 2), ("streams=16", 3, 3), ("unfused", 3, 1)];
 
 #[test]
-fn every_schedule_with_and_without_a_graph_is_right_step_after_step() {
+fn all_schedules_and_graphs_are_right_in_every_step() {
     let fake = fake();
     let weights = weights(Op::Gated);
-    // Two steps that come again, and more in between than stay planned.
+    // Two steps that occur again, with more steps between them than stay planned.
     let tokens =
         [[3, 0, 130, 1], [0, 0, 0, 9], [3, 0, 130, 1], [1, 1, 1, 1], [2, 2, 2, 2], [4, 0, 0, 0], [3, 0, 130, 1]];
     for (schedule, ..) in LAUNCH_SCHEDULES {
@@ -458,7 +461,7 @@ fn every_schedule_with_and_without_a_graph_is_right_step_after_step() {
     assert_eq!(fake.live_objects(), 0);
 }
 
-/// Every schedule of instances of a kernel, with and without a graph, is right.
+/// Asserts that every launch schedule of these instances is right, with and without a graph.
 fn schedules_are_right((major, minor): (i32, i32), kernel: &str, instances: [&str; 2]) {
     let fake = fake();
     fake.set_device(major, minor, SMS as i32);
@@ -479,12 +482,12 @@ fn schedules_are_right((major, minor): (i32, i32), kernel: &str, instances: [&st
 }
 
 #[test]
-fn every_schedule_is_right_with_the_blackwell_kernel() {
+fn all_schedules_are_right_on_blackwell() {
     schedules_are_right((10, 0), "gated_sm100", ["t64", "t64_pair"]);
 }
 
 #[test]
-fn every_schedule_is_right_with_the_hopper_kernel_and_the_grid_before_it() {
+fn all_schedules_are_right_on_hopper() {
     schedules_are_right((9, 0), "gated_sm90", ["t16", "t64"]);
 }
 
@@ -496,7 +499,7 @@ struct OnDevice {
 }
 
 impl OnDevice {
-    /// With the context current, as an open device leaves it.
+    /// The context must be current, as it is after a device was opened.
     fn new(step: &Step<'_>) -> Self {
         let mut tokens_memory = Vec::new();
         let mut outputs = Vec::new();
@@ -527,7 +530,7 @@ impl OnDevice {
     }
 }
 
-/// The streams of the launches that have run.
+/// Streams of the launches that have run.
 static STREAMS: std::sync::Mutex<Vec<usize>> = std::sync::Mutex::new(Vec::new());
 
 fn kernel_that_notes_its_stream(launch: &Launch) {
@@ -536,7 +539,7 @@ fn kernel_that_notes_its_stream(launch: &Launch) {
 }
 
 #[test]
-fn a_step_that_comes_again_is_launches_alone_and_with_a_graph_one() {
+fn repeated_steps_only_launch() {
     let fake = fake();
     fake.on_launch(kernel_that_notes_its_stream);
     let weights = weights(Op::Gated);
@@ -549,7 +552,8 @@ fn a_step_that_comes_again_is_launches_alone_and_with_a_graph_one() {
             let stream = Stream::new(StreamFlags::NON_BLOCKING, None).unwrap();
             let mut launch = || {
                 fake.take_calls();
-                // SAFETY: operands of these sizes lie there, nobody else touches them; the stream is this context's.
+                // SAFETY: `operands` has these sizes and lives until `synchronize`, nobody else accesses it, and the
+                // stream belongs to this context.
                 unsafe { layer.launch(&operands.groups, TokenDtype::F16, stream.as_inner()) }.unwrap();
                 assert_eq!(layer.launches(), Some(if graph { 1 } else { launches }), "{variant}");
                 assert!(layer.host_time().is_some());
@@ -565,8 +569,8 @@ fn a_step_that_comes_again_is_launches_alone_and_with_a_graph_one() {
                     let dealt = schedule.starts_with("streams");
                     let order = |call: &str| calls.iter().filter(|made| **made == call).count();
                     assert_eq!(order("cuLaunchKernel"), launches, "{variant}");
-                    // One mark at the fork and one at each stream's end. Each stream waits for the fork; the caller's waits
-                    // for each end.
+                    // One event is recorded at the fork and one at the end of each stream. Each stream waits for the
+                    // fork, and the caller's stream waits for each end.
                     let (marks, waits) = if dealt { (1 + streams, 2 * streams) } else { (0, 0) };
                     assert_eq!((order("cuEventRecord"), order("cuStreamWaitEvent")), (marks + 1, waits), "{variant}");
                     assert_eq!(calls.len(), 1 + launches + marks + 1 + waits, "{variant}: {calls:?}");
@@ -575,7 +579,7 @@ fn a_step_that_comes_again_is_launches_alone_and_with_a_graph_one() {
             STREAMS.lock().unwrap().clear();
             stream.synchronize().unwrap();
             let ran = std::mem::take(&mut *STREAMS.lock().unwrap());
-            assert_eq!(ran.len(), 4 * launches, "{variant}: the caller's stream waits for every launch");
+            assert_eq!(ran.len(), 4 * launches, "{variant}: the caller's stream must wait for every launch");
             let distinct: std::collections::BTreeSet<_> = ran.into_iter().collect();
             assert_eq!(distinct.len(), streams, "{variant}");
             assert!(check(&variant, &weights, &step, &operands.output(&step)).passed(), "{variant}");
@@ -584,7 +588,7 @@ fn a_step_that_comes_again_is_launches_alone_and_with_a_graph_one() {
 }
 
 #[test]
-fn a_graph_is_captured_anew_for_other_addresses_sizes_or_types_and_not_for_a_step_among_the_last() {
+fn graphs_are_captured_only_for_unplanned_steps() {
     let fake = fake();
     let weights = weights(Op::Gated);
     let mut layer = gpu("per-group,graph").prepare_layer(&weights).unwrap();
@@ -594,7 +598,8 @@ fn a_graph_is_captured_anew_for_other_addresses_sizes_or_types_and_not_for_a_ste
     let (first, elsewhere, fewer) = (OnDevice::new(&large), OnDevice::new(&large), OnDevice::new(&small));
     let mut captured = |operands: &OnDevice, dtype| {
         fake.take_calls();
-        // SAFETY: operands of these sizes lie there, nobody else touches them; the stream is this context's.
+        // SAFETY: `operands` has these sizes and lives until `synchronize`, nobody else accesses it, and the stream
+        // belongs to this context.
         unsafe { layer.launch(&operands.groups, dtype, stream.as_inner()) }.unwrap();
         let calls = fake.take_calls();
         let count = |call: &str| calls.iter().filter(|made| **made == call).count();
@@ -609,7 +614,7 @@ fn a_graph_is_captured_anew_for_other_addresses_sizes_or_types_and_not_for_a_ste
         (&first, TokenDtype::Bf16, true),
         (&elsewhere, TokenDtype::F16, false),
         (&fewer, TokenDtype::Bf16, true),
-        // It was the oldest of four, so its room was given to another.
+        // This step was the oldest of four, so another step took its place.
         (&first, TokenDtype::F16, true),
         (&first, TokenDtype::F16, false),
     ] {
@@ -622,7 +627,7 @@ fn a_graph_is_captured_anew_for_other_addresses_sizes_or_types_and_not_for_a_ste
 }
 
 #[test]
-fn a_step_that_comes_again_on_another_stream_waits_for_its_descriptors() {
+fn repeated_steps_on_another_stream_wait_for_descriptors() {
     let _fake = fake();
     let weights = weights(Op::Gated);
     let step = step(&weights, &GROUPS, TokenDtype::F16);
@@ -631,17 +636,17 @@ fn a_step_that_comes_again_on_another_stream_waits_for_its_descriptors() {
         let operands = OnDevice::new(&step);
         let streams = [(); 2].map(|()| Stream::new(StreamFlags::NON_BLOCKING, None).unwrap());
         for stream in &streams {
-            // SAFETY: operands of these sizes lie there, nobody else touches them; the streams are this context's.
+            // SAFETY: `operands` has these sizes, nobody else accesses it, and the streams belong to this context.
             unsafe { layer.launch(&operands.groups, TokenDtype::F16, stream.as_inner()) }.unwrap();
         }
-        // Nothing has run yet. Of the first stream's work, only what the second stream waits for will run.
+        // Nothing has run yet. Of the first stream's work, only the part that the second stream waits for will run.
         streams[1].synchronize().unwrap();
         assert!(check(variant, &weights, &step, &operands.output(&step)).passed(), "{variant}");
     }
 }
 
 #[test]
-fn a_failure_while_a_graph_is_made_is_named_and_the_next_step_works() {
+fn failed_captures_are_named_and_the_next_step_works() {
     let fake = fake();
     let weights = weights(Op::Gated);
     let mut layer = gpu("streams=2,graph").prepare_layer(&weights).unwrap();
@@ -663,7 +668,7 @@ fn a_failure_while_a_graph_is_made_is_named_and_the_next_step_works() {
 }
 
 #[test]
-fn a_resident_step_is_timed_alone_and_leaves_its_output_on_the_device() {
+fn resident_steps_are_timed_and_keep_their_output() {
     let fake = fake();
     let weights = weights(Op::Gated);
     let step = step(&weights, &GROUPS, TokenDtype::F16);
@@ -672,8 +677,8 @@ fn a_resident_step_is_timed_alone_and_leaves_its_output_on_the_device() {
         let mut resident = layer.upload(&step).unwrap();
         let mut output = Output::new(step.problem());
         resident.download(&mut output).unwrap();
-        assert!(!compare(&output, &Reference::new(&weights, &step), &step).passed(), "nothing was computed yet");
-        // On the fake device's clock a launch takes 250 µs.
+        assert!(!compare(&output, &Reference::new(&weights, &step), &step).passed(), "no step has run yet");
+        // On the clock of the fake device, a launch takes 250 µs.
         assert_eq!(resident.time(cache).unwrap().device, std::time::Duration::from_micros(3 * 250));
         assert_eq!(resident.launches(), Some(3));
         resident.download(&mut output).unwrap();

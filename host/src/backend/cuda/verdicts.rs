@@ -1,8 +1,9 @@
-//! Verdicts of self-tests, a file each in the user's cache. Knows neither how a kernel is tried nor what follows from it.
+//! Verdicts of self-tests, one file each in the user's cache. This file knows neither how kernels are tested nor what
+//! follows from a verdict.
 //!
-//! A verdict is of what was tried, on a card, with a driver. If any of the three differs, there is no verdict. Files are written beside
-//! and renamed, so that no reader sees half of one and processes that write at once do not mix; a file that cannot be read counts as
-//! none, and is said.
+//! A verdict belongs to a subject with its code, a card and a driver. If any of them differs, there is no verdict. Each
+//! file is written under another name and renamed, so that no reader sees a part of it and processes that write at once
+//! do not mix their files. A file that cannot be read counts as no verdict, and an error is reported.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs, process};
@@ -13,59 +14,60 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::files::read_bounded;
 
-/// Where verdicts are.
+/// Location of the verdicts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Verdicts {
-    /// The folder `nvfp4/selftest` of the user's cache: below `XDG_CACHE_HOME`, or `.cache` of the home directory.
+    /// The folder `nvfp4/selftest` in the user's cache: under `XDG_CACHE_HOME`, or under `.cache` in the home
+    /// directory.
     #[default]
     UserCache,
     /// Another folder.
     Folder(PathBuf),
-    /// Nowhere: as if nothing had been tried.
+    /// No location: reads as if nothing had been tested.
     Ignored,
 }
 
-/// What was tried, and where.
+/// Key of a verdict: what was tested, and where.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tried {
-    /// The name of a [`Subject`](crate::kernels::Subject).
+    /// Name of a [`Subject`](crate::kernels::Subject).
     pub subject: String,
-    /// A number that changes with the code of its kernels, and with this library's version.
+    /// Hash of the code of the subject's kernels and of this library's version.
     pub code: String,
-    /// The card's name, as its driver says it.
+    /// Name of the card as reported by its driver.
     pub card: String,
-    /// Its compute capability.
+    /// Compute capability of the card.
     pub capability: Capability,
-    /// The driver's version.
+    /// Version of the driver.
     pub driver: String,
 }
 
-/// What became of it.
+/// Result of a self-test.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// What was tried, and where.
+    /// What was tested, and where.
     #[serde(flatten)]
     pub tried: Tried,
-    /// The parts that were right.
+    /// Parts that passed.
     pub passed: Vec<String>,
-    /// The others.
+    /// Parts that failed.
     pub failed: Vec<FailedPart>,
 }
 
 /// A part of a self-test that failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailedPart {
-    /// Which: `gated t64`, for instance.
+    /// Name of the part, for instance `gated t64`.
     pub part: String,
-    /// How.
+    /// Reason of the failure.
     pub why: String,
 }
 
-/// A verdict is some kilobytes.
+/// Maximum size of a verdict's file. A verdict takes some kilobytes.
 const MAX_BYTES: usize = 1 << 20;
 
 impl Verdicts {
-    /// The folder, if there is one.
+    /// Returns the folder, or `None` for [`Verdicts::Ignored`].
     ///
     /// # Errors
     /// [`Error::Invalid`] if the user has no home directory.
@@ -74,24 +76,24 @@ impl Verdicts {
             Self::Ignored => Ok(None),
             Self::Folder(folder) => Ok(Some(folder.clone())),
             Self::UserCache => {
-                // Relative paths are to be ignored (XDG Base Directory Specification, "Basics").
+                // The specification says to ignore relative paths (XDG Base Directory Specification, "Basics").
                 let of_user = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
                 let cache = of_user.or_else(|| Some(env::home_dir()?.join(".cache")));
-                let text = "no home directory to keep verdicts of self-tests in; set XDG_CACHE_HOME";
+                let text = "there is no home directory for the verdicts of self-tests; set XDG_CACHE_HOME";
                 cache.map(|cache| Some(cache.join("nvfp4/selftest"))).ok_or_else(|| Error::Invalid(text.into()))
             }
         }
     }
 
-    /// Whether there is a folder of them at all.
+    /// Whether the folder exists.
     pub(super) fn exist(&self) -> bool {
         self.folder().is_ok_and(|folder| folder.is_some_and(|folder| folder.exists()))
     }
 
-    /// The verdict on something, if there is one.
+    /// Reads the verdict with this key, if there is one.
     ///
     /// # Errors
-    /// If there is a file for it that cannot be read, or is none.
+    /// If its file cannot be read or is not a verdict.
     pub fn read(&self, tried: &Tried) -> Result<Option<Verdict>, Error> {
         let Ok(Some(folder)) = self.folder() else { return Ok(None) };
         let path = folder.join(tried.file_name());
@@ -100,26 +102,26 @@ impl Verdicts {
         }
         let text = read_bounded(&path, MAX_BYTES, "a verdict of `nvfp4 selftest`")?;
         let verdict: Verdict = serde_json::from_slice(&text).map_err(|error| {
-            Error::Invalid(format!("no verdict of a self-test ({error}); run `nvfp4 selftest` again"))
+            Error::Invalid(format!("not a verdict of a self-test ({error}); run `nvfp4 selftest` again"))
                 .at(path.display())
         })?;
-        // Names of cards are shortened to letters and digits in a file's name.
+        // File names keep only letters, digits and points of card names, so two cards may share a file name.
         Ok((verdict.tried == *tried).then_some(verdict))
     }
 
-    /// Keeps a verdict, in place of an earlier one. Returns its file; none if verdicts are nowhere.
+    /// Writes a verdict and replaces an earlier one. Returns the file's path, or `None` for [`Verdicts::Ignored`].
     ///
     /// # Errors
-    /// [`Error::Io`], or as [`Verdicts::folder`].
+    /// [`Error::Io`] if the file cannot be written, and the errors of [`Verdicts::folder`].
     pub fn write(&self, verdict: &Verdict) -> Result<Option<PathBuf>, Error> {
         let Some(folder) = self.folder()? else { return Ok(None) };
         fs::create_dir_all(&folder).map_err(|error| Error::io(&folder, error))?;
         let path = folder.join(verdict.tried.file_name());
         let beside = path.with_extension(format!("{}.partial", process::id()));
-        let text = serde_json::to_string_pretty(verdict).expect("words and numbers") + "\n";
+        let text = serde_json::to_string_pretty(verdict).expect("a verdict has only strings and numbers") + "\n";
         let written = fs::write(&beside, text).and_then(|()| fs::rename(&beside, &path));
         written.map_err(|error| {
-            // Nobody can be told if that fails too.
+            // An error of the removal cannot be reported too.
             let _ = fs::remove_file(&beside);
             Error::io(&path, error)
         })?;
@@ -128,7 +130,7 @@ impl Verdicts {
 }
 
 impl Tried {
-    /// The name of its verdict's file.
+    /// File name of the verdict.
     fn file_name(&self) -> PathBuf {
         let Self { subject, code, card, driver, .. } = self;
         let plain = |text: &str| text.replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "-");
@@ -137,7 +139,7 @@ impl Tried {
 }
 
 impl Verdict {
-    /// The first part that failed, of those asked for.
+    /// Returns the first failed part that is `of_interest`.
     pub fn failure(&self, mut of_interest: impl FnMut(&str) -> bool) -> Option<&FailedPart> {
         self.failed.iter().find(|failed| of_interest(&failed.part))
     }
@@ -166,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_comes_back_and_is_of_one_card_one_driver_and_one_code() {
+    fn verdicts_belong_to_one_card_driver_and_code() {
         let folder = tempfile::tempdir().unwrap();
         let verdicts = Verdicts::Folder(folder.path().join("not/there/yet"));
         let verdict = verdict("NVIDIA B200");
@@ -176,7 +178,7 @@ mod tests {
         assert_eq!(verdicts.read(&verdict.tried).unwrap().as_ref(), Some(&verdict));
         for other in [
             Tried { card: "NVIDIA B300".into(), ..verdict.tried.clone() },
-            // The same file.
+            // This name gives the same file name.
             Tried { card: "NVIDIA-B200".into(), ..verdict.tried.clone() },
             Tried { driver: "13.1".into(), ..verdict.tried.clone() },
             Tried { code: "0123456789abcdee".into(), ..verdict.tried.clone() },
@@ -185,11 +187,11 @@ mod tests {
             assert_eq!(verdicts.read(&other).unwrap(), None, "{other:?}");
         }
         let left: Vec<_> = fs::read_dir(path.parent().unwrap()).unwrap().collect();
-        assert_eq!(left.len(), 1, "nothing is left beside it");
+        assert_eq!(left.len(), 1, "no partial file is left");
     }
 
     #[test]
-    fn a_file_that_is_no_verdict_is_an_error_with_its_path() {
+    fn invalid_files_are_reported_with_their_path() {
         let folder = tempfile::tempdir().unwrap();
         let (verdicts, verdict) = (Verdicts::Folder(folder.path().into()), verdict("NVIDIA B200"));
         let path = verdicts.write(&verdict).unwrap().unwrap();
@@ -204,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_cannot_be_made_is_named() {
+    fn errors_name_a_folder_that_cannot_be_made() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let verdicts = Verdicts::Folder(file.path().join("below"));
         let error = verdicts.write(&verdict("NVIDIA B200")).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! The time of a step on a card, predicted: the emulator's launches by its clock.
+//! Predicts the time of a step on a card: the emulator runs the launches with the card's clock.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,28 +7,28 @@ use ptx_emulator::{Arg, Card, Device, Fault, LaunchConfig, Listing, Module, Repo
 
 use crate::kernels::builds::Build;
 
-/// A card's clock, and the time of the last step.
+/// Clock of a card, with the timeline of the last step.
 pub(super) struct Clock {
     card: Card,
     values: bool,
     drawn: bool,
-    /// Multiprocessors that are run, if not all.
+    /// Number of SMs that are run. `None` runs all SMs.
     sample: Option<u32>,
     timeline: Mutex<Timeline>,
-    /// The machine code of kernels, by name; `None` where there is no ptxas.
+    /// Machine code of kernels, by name. `None` if there is no ptxas.
     listings: Mutex<HashMap<&'static str, Option<Arc<Listing>>>>,
 }
 
-/// The time of a step on a card.
+/// Predicted time of a step on a card.
 #[derive(Clone, Debug)]
 pub struct Prediction {
-    /// From the event before the first launch to the one behind the last.
+    /// Time from the event before the first launch to the event after the last.
     pub microseconds: f64,
-    /// The card.
+    /// The card whose clock was used.
     pub card: Card,
-    /// Its launches, and where their time went.
+    /// Launches of the step, with a breakdown of their times.
     pub launches: Vec<Time>,
-    /// What some multiprocessors did, in cycles, if it was to be drawn.
+    /// Activity of some SMs in cycles. Empty unless requested.
     pub spans: Vec<Span>,
 }
 
@@ -42,12 +42,12 @@ impl Clock {
         Self { card, values, drawn, sample: None, timeline, listings: Mutex::default() }
     }
 
-    /// The same clock of some multiprocessors.
+    /// Returns a new clock for the same card that runs only some SMs.
     pub fn sampled(&self, multiprocessors: u32) -> Self {
         Self { sample: Some(multiprocessors), ..Self::new(self.card.clone(), self.values, self.drawn) }
     }
 
-    /// A step begins, with nothing in L2.
+    /// Starts a step, with an empty L2 cache.
     pub fn begin(&self) {
         let mut timeline = Timeline::new(self.card.clone());
         if !self.values {
@@ -62,7 +62,7 @@ impl Clock {
         *lock(&self.timeline) = timeline;
     }
 
-    /// The next launch of the step, of a build's kernel with this text.
+    /// Runs the next launch of the step. `ptx` is the text of the kernel of `build`.
     pub fn launch(
         &self,
         device: &mut Device,
@@ -79,7 +79,7 @@ impl Clock {
     }
 
     fn listing(&self, build: &Build, ptx: &str) -> Option<Arc<Listing>> {
-        // What is not for one card or family alone is assembled for this one.
+        // Code for a single architecture or family keeps its architecture. Other code is assembled for this card.
         let own = build.arch.ends_with(['a', 'f']);
         let arch = if own { build.arch } else { self.card.arch };
         let assemble = || Listing::of_ptx(ptx, arch).map(Arc::new);

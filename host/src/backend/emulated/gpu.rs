@@ -1,4 +1,4 @@
-//! The emulated GPU: its architecture, its kernels and their launches. What layers do with it stands beside this file.
+//! The emulated GPU: its architecture, kernels and launches. The layers that use it are in the files beside this one.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,59 +21,59 @@ use crate::plan::roofline::GPUS;
 use crate::plan::variant::Variant;
 use crate::problem::{Op, TokenFormat};
 
-/// The architectures that there are kernels for, the oldest first.
+/// Architectures that have kernels, the oldest first.
 pub fn arches() -> Vec<&'static str> {
     builds::arches()
 }
 
-/// The one of [`arches`] that is for the first card in [`GPUS`].
+/// The architecture of [`arches`] that fits the first card in [`GPUS`].
 pub fn default_arch() -> &'static str {
     let for_first = |arch: &&str| arch.parse().is_ok_and(|arch: Arch| arch.capability() == GPUS[0].capability);
-    builds::arches().into_iter().find(for_first).expect("there are kernels for the first card")
+    builds::arches().into_iter().find(for_first).expect("the first card has kernels")
 }
 
-/// The oldest of [`arches`] that MoE layers are computed on with tokens of every format.
+/// The oldest architecture of [`arches`] whose kernels compute MoE layers with tokens of every format.
 pub fn moe_arch() -> &'static str {
     let computes = |arch: &&str| Emulated::new(arch, Options::default()).is_ok_and(|gpu| gpu.moe_kernels().fp8);
-    arches().into_iter().find(computes).expect("there are kernels of MoE layers")
+    arches().into_iter().find(computes).expect("an architecture has kernels of MoE layers with every token format")
 }
 
-/// The oldest of [`arches`] that linear layers are computed on with tokens in FP8.
+/// The oldest architecture of [`arches`] whose kernels compute linear layers with FP8 tokens.
 pub fn linear_arch() -> &'static str {
     let takes_fp8 = |gpu: Emulated| gpu.linear_kernels().of_format(TokenFormat::Fp8).is_some();
     let computes = |arch: &&str| Emulated::new(arch, Options::default()).is_ok_and(takes_fp8);
-    arches().into_iter().find(computes).expect("there are kernels of linear layers")
+    arches().into_iter().find(computes).expect("an architecture has kernels of linear layers with FP8 tokens")
 }
 
-/// The names, in faults and counters, of the buffers that hold values and scales of the weights.
+/// Name of the buffers with values and scales of weights, in faults and counters.
 pub const WEIGHTS: &str = "weights";
 
-/// As [`WEIGHTS`], of the activations.
+/// Name of the buffers with activations, in faults and counters.
 pub const TOKENS: &str = "tokens";
 
-/// As [`WEIGHTS`], of the output.
+/// Name of the buffers with the output, in faults and counters.
 pub const OUTPUT: &str = "output";
 
-/// As [`WEIGHTS`], of the scratch in which one launch leaves something for another.
+/// Name of the scratch in which a launch passes data to another, in faults and counters.
 pub const INTERMEDIATE: &str = "intermediate";
 
-/// As [`WEIGHTS`], of a step's descriptors: groups, tiles, tensor maps.
+/// Name of the buffers with a step's descriptors (groups, tiles, tensor maps), in faults and counters.
 pub const DESCRIPTORS: &str = "descriptors";
 
-/// How kernels are executed.
+/// Options of the execution of kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Which warp runs next, and when asynchronous operations complete.
+    /// Order in which warps run, and time at which asynchronous operations complete.
     pub schedule: Schedule,
-    /// Whether races, uninitialized reads and misuse are looked for; bounds and alignment always are.
+    /// Whether to check for races, uninitialized reads and misuse. Bounds and alignment are always checked.
     pub sanitize: bool,
-    /// Streaming multiprocessors. `None` stands for those of the first card of the architecture in [`GPUS`]. If that
-    /// has no such card, the emulator's default counts.
+    /// Number of SMs. `None` uses the number of the architecture's first card in [`GPUS`] or, if there is no such card,
+    /// the emulator's default.
     pub sms: Option<u32>,
 }
 
 impl Default for Options {
-    /// The fair schedule, the sanitizer on, a card's own multiprocessors.
+    /// The fair schedule, with the sanitizer on and the number of SMs of a card.
     fn default() -> Self {
         Self { schedule: Schedule::Fair, sanitize: true, sms: None }
     }
@@ -84,33 +84,33 @@ impl Default for Options {
 pub struct Emulated {
     pub(super) arch: String,
     pub(super) capability: Capability,
-    /// The kernel that is made for it.
+    /// Default kernel for this architecture.
     pub(super) default: GroupedKernel,
     pub(super) variant: Variant,
     pub(super) options: Options,
     pub(super) sms: u32,
-    /// The kernel that has another text than its build's, and that text.
+    /// Kernel whose text replaces its build, and this text.
     given: Option<(&'static str, Arc<str>)>,
-    /// The card by whose clock it runs.
+    /// Clock of a card, if times are predicted.
     pub(super) clock: Option<Arc<Clock>>,
     /// Decoded kernels, by name.
     modules: Arc<Mutex<HashMap<&'static str, Arc<ptx_emulator::Module>>>>,
 }
 
 impl Emulated {
-    /// A device of an architecture, named as in PTX (one of [`arches`], for instance). Its kernel is the one made for
-    /// the first card of that architecture.
+    /// Makes a device of an architecture, named as in PTX (for instance one of [`arches`]). Its default kernel is the
+    /// kernel for the first card of this architecture.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there is no such architecture, or no kernel runs on it.
+    /// [`Error::Invalid`] if the name is not an architecture, or no kernel runs on it.
     pub fn new(arch: &str, options: Options) -> Result<Self, Error> {
         let known = || builds::arches().join(", ");
         let capability = arch
             .parse()
             .map(Arch::capability)
-            .map_err(|_| Error::Invalid(format!("`{arch}` is no architecture; there are kernels for {}", known())))?;
+            .map_err(|_| Error::Invalid(format!("`{arch}` is not an architecture; choose one of {}", known())))?;
         let default = GroupedKernel::choose(GroupedKernel::all(), capability)
-            .ok_or_else(|| Error::Invalid(format!("no kernel runs on {arch}; take one of {}", known())))?;
+            .ok_or_else(|| Error::Invalid(format!("no kernel runs on {arch}; choose one of {}", known())))?;
         let card = GPUS.iter().find(|gpu| gpu.capability == capability).map(|gpu| gpu.sms as u32);
         let sms = options.sms.or(card).unwrap_or(DeviceConfig::default().sms);
         let (variant, modules) = (Variant::default(), Arc::default());
@@ -127,40 +127,42 @@ impl Emulated {
         })
     }
 
-    /// The same device on another schedule.
+    /// Returns the same device with another schedule.
     pub fn with_schedule(mut self, schedule: Schedule) -> Self {
         self.options.schedule = schedule;
         self
     }
 
-    /// The same device by the clock of a card: a step's time is predicted ([`Backend::prediction`](crate::backend::Backend::prediction)), and no hazards are looked
-    /// for. Without `values`, products and other arithmetic that no control flow depends on are left out, and outputs are
-    /// meaningless. If it is to be `drawn`, the prediction has what some multiprocessors did.
+    /// Returns the same device with the clock of a card. The clock predicts the time of a step
+    /// ([`Backend::prediction`](crate::backend::Backend::prediction)), and the sanitizer is off. Without `values`,
+    /// products and other arithmetic that control flow does not depend on are skipped, so outputs are meaningless. If
+    /// `drawn`, the prediction contains the activity of some SMs.
     pub fn with_clock(self, card: Card, values: bool, drawn: bool) -> Self {
         let sms = self.options.sms.unwrap_or(card.sms);
         Self { clock: Some(Arc::new(Clock::new(card, values, drawn))), sms, ..self }
     }
 
-    /// The same device with a clock that runs some multiprocessors alone, as [`ptx_emulator::Timeline::sampled`] does. Outputs are not
-    /// whole then. Without a clock it changes nothing.
+    /// Returns the same device with a clock that runs only some SMs, like [`ptx_emulator::Timeline::sampled`]. The
+    /// outputs are then incomplete. Has no effect without a clock.
     #[must_use]
     pub fn with_sample(self, multiprocessors: u32) -> Self {
         let clock = self.clock.map(|clock| Arc::new(clock.sampled(multiprocessors)));
         Self { clock, ..self }
     }
 
-    /// The instances of the kernel for an operation, by name: `t64` for tiles of 64 tokens, and so on.
+    /// Names of the kernel's instances for an operation: `t64` for tiles of 64 tokens, and so on.
     pub fn instances(&self, op: Op) -> Vec<&'static str> {
         self.default_kernel().instances(op)
     }
 
-    /// The same device computing steps in another way. Launches of a schedule of several streams run one after the other.
+    /// Returns the same device with another variant. In launch schedules with several streams, launches run one after
+    /// the other.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the variant's kernel does not run here, or it is to be captured in a graph.
+    /// [`Error::Invalid`] if the kernel of the variant does not run here, or the variant uses a graph.
     pub fn with_variant(self, variant: Variant) -> Result<Self, Error> {
         if variant.graph {
-            let why = "the emulator has no driver that could capture launches into a graph; leave `graph` out";
+            let why = "the emulator cannot capture launches into a graph; leave out `graph`";
             return Err(Error::Invalid(why.into()));
         }
         if let Some(kernel) = variant.kernel {
@@ -169,22 +171,22 @@ impl Emulated {
         Ok(Self { variant, ..self })
     }
 
-    /// The kernel's name and the architecture that it is compiled for.
+    /// Name of the kernel, and the architecture that it is compiled for.
     pub fn kernel(&self) -> (&'static str, &'static str) {
         let build = self.build(self.default_kernel().name());
         (build.kernel, build.arch)
     }
 
-    /// The kernel's text.
+    /// PTX of the kernel.
     pub fn ptx(&self) -> &'static str {
         self.build(self.default_kernel().name()).ptx()
     }
 
-    /// The same device with another text for one of its kernels: the kernel whose entries the text has. This runs what
-    /// was just compiled, or shows whether a mistake is found.
+    /// Returns the same device with another text for one of its kernels: the kernel whose entries the text contains.
+    /// For running newly compiled code, and for tests that a mistake is found.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with the place if that is no PTX, or no kernel has its entries.
+    /// [`Error::Invalid`] with the location if the text is not valid PTX, or if it contains no entry of a kernel.
     pub fn with_ptx(self, ptx: &str) -> Result<Self, Error> {
         let kernel = kernels::kernel_of(ptx.as_bytes())?.name();
         builds::check_runs(kernel, self.capability)?;
@@ -195,30 +197,32 @@ impl Emulated {
         Ok(Self { variant, modules: Arc::new(Mutex::new(modules)), given: Some((kernel, ptx.into())), ..self })
     }
 
-    /// The variant's kernel, or else the device's own.
+    /// Kernel of the variant or, if it names none, the default kernel.
     pub(super) fn default_kernel(&self) -> GroupedKernel {
         self.variant.kernel.unwrap_or(self.default)
     }
 
-    /// The kernels of an MoE layer.
+    /// Kernels of an MoE layer.
     pub(super) fn moe_kernels(&self) -> MoeKernels {
-        let kernels = MoeKernels::of(self.capability).expect("they run wherever a kernel of groups does");
+        let kernels =
+            MoeKernels::of(self.capability).expect("they run on every architecture that has a kernel of groups");
         self.given.as_ref().map_or(kernels, |(given, _)| kernels.with_code_of(given))
     }
 
-    /// The kernels of a linear layer.
+    /// Kernels of a linear layer.
     pub(super) fn linear_kernels(&self) -> LinearKernels {
-        let kernels = LinearKernels::of(self.capability).expect("they run wherever a kernel of groups does");
+        let kernels =
+            LinearKernels::of(self.capability).expect("they run on every architecture that has a kernel of groups");
         self.given.as_ref().map_or(kernels, |(given, _)| kernels.with_code_of(given))
     }
 
-    /// A kernel's build for this device.
+    /// Build of a kernel for this device.
     fn build(&self, kernel: &str) -> &'static Build {
         builds::find(kernel, self.capability)
-            .expect("grouped kernels are checked when they are chosen, the others run everywhere")
+            .expect("grouped kernels are checked when they are chosen, and other kernels have a build for every device")
     }
 
-    /// A kernel, decoded if it has not been yet.
+    /// Returns a decoded kernel. Decodes it at the first use.
     fn load(&self, kernel: &'static str) -> Result<Arc<ptx_emulator::Module>, Error> {
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(module) = modules.get(kernel) {
@@ -230,12 +234,12 @@ impl Emulated {
         Ok(module)
     }
 
-    /// The memory of such a device, empty.
+    /// Makes the empty memory of this device.
     pub(crate) fn memory(&self) -> Device {
         Device::new(DeviceConfig { sms: self.sms })
     }
 
-    /// Runs a launch. Its descriptors become an allocation of their own, which is given to `keep`.
+    /// Runs a launch. Its descriptors become a separate allocation, which is added to `keep`.
     pub(crate) fn launch(
         &self,
         device: &mut Device,
@@ -261,7 +265,7 @@ impl Emulated {
             shared_bytes,
             schedule,
             sanitize,
-            // The manual counts, not what hardware may allow beyond it.
+            // Follow the limits of the manual, not the larger limits of real hardware.
             strict: true,
             overlaps,
             ..LaunchConfig::linear(blocks, threads)
@@ -305,7 +309,7 @@ fn tensor_map(arguments: &MapArguments) -> Result<[u8; MAP_BYTES], Error> {
     Ok(map.to_bytes())
 }
 
-/// Brings an array to the device.
+/// Copies an array to the device.
 pub(super) fn upload<T: bytemuck::NoUninit>(device: &mut Device, array: &[T], name: &str) -> Buffer {
     let buffer = device.upload(array);
     device.name(buffer, name);
