@@ -279,7 +279,10 @@ impl Instance {
         assert!(self.tile_tokens.is_multiple_of(2 * CORE_MATRIX_ROWS), "half a tile must be whole core matrices");
         // The rows of 128 bytes that `wgmma` reads then begin where the swizzle does.
         assert!(self.buffer_bytes().is_multiple_of(1024));
-        assert!(self.stages > 1 && self.buffers > 1, "use at least 2 stages and 2 buffers: with one, filling it would wait for emptying it");
+        assert!(
+            self.stages > 1 && self.buffers > 1,
+            "use at least 2 stages and 2 buffers: with one, filling it would wait for emptying it"
+        );
         assert!(self.shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit shared memory");
         self.registers().check(self.consumers);
     }

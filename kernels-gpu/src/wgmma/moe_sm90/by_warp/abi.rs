@@ -135,8 +135,14 @@ impl Instance {
 
     /// Fails to compile if the instance exceeds the hardware's resources.
     const fn check(self) {
-        assert!(self.tile_tokens == 8 || self.tile_tokens == 16, "a tile must have 8 or 16 tokens: other mainloops do not exist");
-        assert!(self.strips == 4 || self.strips == 8, "a tile must have 4 or 8 strips, so that a thread copies pieces of one or two rows of tokens");
+        assert!(
+            self.tile_tokens == 8 || self.tile_tokens == 16,
+            "a tile must have 8 or 16 tokens: other mainloops do not exist"
+        );
+        assert!(
+            self.strips == 4 || self.strips == 8,
+            "a tile must have 4 or 8 strips, so that a thread copies pieces of one or two rows of tokens"
+        );
         assert!(
             (self.shared_bytes() + 1024) * self.resident_blocks <= SHARED_BYTES + 1024,
             "stages and buffers do not fit shared memory"
