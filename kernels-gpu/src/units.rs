@@ -120,7 +120,7 @@ pub const fn element(columns: u32, lane: u32, word: u32, nibble: u32) -> Option<
     Some(first + lane * (WORD_ELEMENTS / 2) + nibble % 4 + nibble / 4 * 2)
 }
 
-/// Position of a nibble of a lane's word among the k-block's columns as they are multiplied.
+/// Position of a nibble of a lane's word among the k-block's columns, in the order of multiplication.
 #[inline(always)]
 pub const fn position(lane: u32, word: u32, nibble: u32) -> u32 {
     ((4 * word + nibble % 4) * ROW_LANES + lane) * 2 + nibble / 4
@@ -271,7 +271,7 @@ impl OperandType {
         }
     }
 
-    /// log₂ of the factor that is missing in a decoded weight.
+    /// log₂ of the factor that undoes the scaling of decoded weights.
     pub const fn unscale_bits(self) -> u32 {
         match self {
             Self::F16 => 14,

@@ -17,8 +17,8 @@ pub const LEAST_AMAX: f32 = LARGEST * f32::MIN_POSITIVE;
 /// The scale of a row is `max(amax, LEAST_AMAX) / 448`, rounded to f32, where amax is the row's largest magnitude.
 /// Magnitudes are compared by their bits: a NaN is larger than an infinity, and an infinity is larger than a number. A
 /// number's code is `x · (1 / scale)`, where the inverse and the product are rounded to f32 and the result to e4m3, to
-/// nearest even. Results above 448 become 448, and a NaN becomes 0x7f. So a row with a NaN has the scale and the codes
-/// that follow from it, and a row with an infinity has an infinite scale and NaN in place of the infinity.
+/// nearest even. Magnitudes above 448 become 448, and a NaN becomes 0x7f. So a row with a NaN has a NaN scale and only
+/// codes 0x7f. A row with an infinity has an infinite scale, NaN in place of the infinity, and zeros elsewhere.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Quantize {

@@ -547,7 +547,8 @@ impl Tokens {
     /// Token of the choice that is `choice` choices after the first one, at most the number that a CTA sorts.
     #[inline(always)]
     fn of(&self, choice: u32) -> u32 {
-        // Rounding the reciprocal up adds less than one choice's share.
+        // Rounding the reciprocal up increases the quotient by less than 1/k, so its integer part is exact. The product stays
+        // below 2³².
         const {
             let most = Route::WARPS * Route::WARP_CHOICES;
             assert!((most + MAX_TOP_K) * (MAX_TOP_K - 1) < 1 << Self::BITS && (most as u64) << Self::BITS < 1 << 32);

@@ -1,5 +1,5 @@
 //! Warpgroups that multiply stages of weights by buffers of tokens and write C. The mainloop is in
-//! [`multiply`](crate::wgmma::Consumer), the epilogue in [`decoding`](crate::decoding). This file defines the layout of
+//! [`Consumer`](crate::wgmma::Consumer), the epilogue in [`decoding`](crate::decoding). This file defines the layout of
 //! weights in a stage.
 
 use core::marker::PhantomData;
