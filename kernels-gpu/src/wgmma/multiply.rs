@@ -277,7 +277,7 @@ impl<K: Kind<P>, const P: usize> Consumer<K, P> {
     /// The requirements of [`Self::sum_tile`].
     #[inline(always)]
     unsafe fn full_buffer(&self, buffers: Ring) -> MatrixDescriptor {
-        // SAFETY: the barriers have been initialized.
+        // SAFETY: the barriers are initialized.
         unsafe { buffers.wait_full() };
         if K::COPIED_BY_THREADS {
             // `wgmma` reads B through the asynchronous proxy.

@@ -182,8 +182,8 @@ impl Part {
     /// Stores a row of a core matrix to the tokens at address `tokens`.
     ///
     /// # Safety
-    /// `tokens` is the address of `[T, H]` output tokens that no other warp writes at this piece. The whole warp calls
-    /// this together.
+    /// `tokens` is the address of the output tokens `[T, H]`, and no other warp writes this piece of them. The whole warp
+    /// calls this together.
     #[inline(always)]
     unsafe fn store_to(&self, route: &Route, tokens: u64) {
         // SAFETY: the whole warp is here.

@@ -219,8 +219,8 @@ pub(super) unsafe fn make(route: &Route) {
     }
 }
 
-/// Returns the inclusive sums of the lanes' numbers up to each lane. Leaves the sums over all lanes in shared memory at
-/// the warp's places.
+/// Returns the inclusive prefix sums of the lanes' numbers. Writes the sums over all lanes to the warp's places in
+/// shared memory.
 ///
 /// # Safety
 /// The whole warp calls this together. Nobody reads its sums before the next barrier.

@@ -207,8 +207,8 @@ impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
     /// `barrier` is an initialized barrier of the CTA, and its phase still expects an arrival.
     #[inline(always)]
     unsafe fn commit(&self, barrier: Mbarrier) {
-        // SAFETY: `barrier` is initialized in both CTAs of a pair, which end together, and its phase lacks this
-        // arrival.
+        // SAFETY: `barrier` is initialized in both CTAs of a pair, which exit together, and its phase still
+        // expects this arrival.
         unsafe {
             if BLOCKS > 1 {
                 tcgen05_commit_multicast::<BLOCKS>(barrier, BOTH << self.block.leader());
@@ -223,7 +223,6 @@ impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
     ///
     /// # Safety
     /// The CTA's barriers are initialized. One thread calls this, for each tile.
-    /// The block's barriers have been initialized. One thread calls it, for each tile.
     #[inline(always)]
     pub unsafe fn report(&mut self, group: &Placed) {
         for _ in self.block.k_blocks(group) {

@@ -12,8 +12,8 @@
 //! hold.
 //!
 //! ```text
-//! weights ─ a warp ─────────────────────▶ stages ──┐
-//! tokens ─ grid before ─▶ f16 ─ a warp ─▶ buffers ─┴─ warpgroups ─▶ C
+//! weights ─ a warp ───────────────────────▶ stages ──┐
+//! tokens ─ previous grid ─▶ f16 ─ a warp ─▶ buffers ─┴─ warpgroups ─▶ C
 //! ```
 //!
 //! The grid may start while the previous grid still runs (programmatic dependent launch). The first k-block of weights

@@ -160,7 +160,7 @@ impl<'p, const INDEX: usize, const R: usize> Consumer<'p, INDEX, R> {
                 } && n == $n
                 {
                     // SAFETY: the barriers are initialized, the whole warpgroup is here for each tile in order, and
-                    // `$n` is `tokens`.
+                    // `$n` is at least `tokens`.
                     return unsafe { self.sum::<{ registers($n) }>() };
                 }
             )*};
