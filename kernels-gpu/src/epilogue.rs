@@ -1,4 +1,4 @@
-//! What every kernel does to its sums before it writes them to C: biases, activation and conversion.
+//! Operations on sums before they are written to C, common to all kernels: biases, activation and conversion.
 
 use bytemuck::{Pod, Zeroable};
 #[cfg(feature = "device")]
@@ -10,26 +10,26 @@ use cuda_std::{
 #[cfg(feature = "device")]
 use crate::format::OUTPUT_BF16;
 
-/// The sums as they are, of a plain product; of a gated one `silu(gate) ∘ up`.
+/// Plain product: sums unchanged. Gated product: `silu(gate) ∘ up`.
 pub const NO_PARAMETERS: u32 = 0;
 
-/// Of a gated product, the formula of [`Activation`]; of a plain one `max(x, 0)²`.
+/// Gated product: the formula of [`Activation`]. Plain product: `max(x, 0)²`.
 pub const PARAMETERS: u32 = 1;
 
-/// What becomes of a product's sums, times alpha and with their biases.
+/// Operation on a product's sums, after alpha and biases are applied.
 ///
-/// Of a gated product `x/(1 + 2^(x·(exponent[0] + exponent[1]·x²)))·(clamp(up, −limit, limit) + offset)`, with `x = min(gate,
-/// limit)`. A NaN is kept by min and clamp.
+/// For a gated product: `x/(1 + 2^(x·(exponent[0] + exponent[1]·x²)))·(clamp(up, −limit, limit) + offset)`, with `x =
+/// min(gate, limit)`. Both min and clamp keep a NaN.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct Activation {
     /// [`NO_PARAMETERS`] or [`PARAMETERS`].
     pub kind: u32,
-    /// −log₂ e times what x and x³ are multiplied with.
+    /// −log₂ e times the coefficients of x and of x³.
     pub exponent: [f32; 2],
-    /// Positive; infinite where there is none.
+    /// Positive limit; infinity for no limit.
     pub limit: f32,
-    /// What is added to up.
+    /// Number that is added to up.
     pub offset: f32,
 }
 
@@ -38,14 +38,14 @@ impl Activation {
     pub const NONE: Self = Self { kind: NO_PARAMETERS, exponent: [0.0; 2], limit: 0.0, offset: 0.0 };
 }
 
-/// x/(1+e⁻ˣ). As x goes to −∞, the exponential overflows to inf, its reciprocal is 0, and the result is −0.
+/// Returns x/(1+e⁻ˣ). As x goes to −∞, the exponential overflows to inf, its reciprocal is 0, and the result is −0.
 #[cfg(feature = "device")]
 #[inline(always)]
 pub fn silu(x: f32) -> f32 {
     x * rcp_approx_ftz_f32(1.0 + ex2_approx_ftz_f32(-core::f32::consts::LOG2_E * x))
 }
 
-/// [`silu`] of two numbers at once, on cards from sm_100 on.
+/// [`silu`] of two numbers at once, on GPUs from sm_100 on.
 #[cfg(feature = "device")]
 #[inline(always)]
 pub fn silu_x2(x: [f32; 2]) -> [f32; 2] {
@@ -55,20 +55,20 @@ pub fn silu_x2(x: [f32; 2]) -> [f32; 2] {
 
 #[cfg(feature = "device")]
 impl Activation {
-    /// The formula.
+    /// Returns the gated formula of [`Activation`] for one pair of gate and up.
     #[inline(always)]
     pub fn gated(&self, gate: f32, up: f32) -> f32 {
-        // Comparisons, since the minimum of a NaN and a number would be the number.
+        // Comparisons instead of `min`: the minimum of a NaN and a number would be the number.
         let x = if gate > self.limit { self.limit } else { gate };
         let up = if up > self.limit { self.limit } else { up };
         let up = if up < -self.limit { -self.limit } else { up };
-        // The square stays finite, so that its product with 0 is 0.
+        // The square stays finite, so its product with 0 is 0.
         let power = ex2_approx_ftz_f32(x * (self.exponent[0] + self.exponent[1] * (x * x).min(f32::MAX)));
         x * rcp_approx_ftz_f32(1.0 + power) * (up + self.offset)
     }
 }
 
-/// max(x, 0)²; a NaN is kept.
+/// Returns max(x, 0)², and NaN for NaN.
 #[cfg(feature = "device")]
 #[inline(always)]
 pub fn relu2(x: f32) -> f32 {
@@ -76,15 +76,15 @@ pub fn relu2(x: f32) -> f32 {
     x * x
 }
 
-/// Two elements of C in the format `output` ([`OUTPUT_F16`](crate::format::OUTPUT_F16) or [`OUTPUT_BF16`]), `low` in the low
-/// half.
+/// Converts two elements of C to the format `output` ([`OUTPUT_F16`](crate::format::OUTPUT_F16) or [`OUTPUT_BF16`]),
+/// with `low` in the low half of the word.
 #[cfg(feature = "device")]
 #[inline(always)]
 pub fn convert(output: u32, low: f32, high: f32) -> u32 {
     if output == OUTPUT_BF16 { cvt_rn_bf16x2_f32(low, high) } else { cvt_rn_f16x2_f32(low, high) }
 }
 
-/// The two numbers of a word in this format, as [`convert`] makes it.
+/// Returns the two numbers of a word in format `format`, the inverse of [`convert`].
 #[cfg(feature = "device")]
 #[inline(always)]
 pub fn decode(format: u32, word: u32) -> [f32; 2] {

@@ -1,12 +1,14 @@
-//! eˣ and 1/(1 + e⁻ˣ) in f32, by additions, multiplications and divisions that IEEE 754 rounds: host and device have the same bits.
+//! eˣ and 1/(1 + e⁻ˣ) in f32, built from additions, multiplications and divisions with IEEE 754 rounding, so host and
+//! device compute the same bits.
 
-/// eˣ for x ≤ 0 to about an f32's last bit; 0 where it is below the normal numbers. The method is Cody and Waite's: x =
-/// n·ln 2 + r, and e^r by its Taylor series. ln 2 is split into two parts so that n times the first is exact.
+/// Returns eˣ for x ≤ 0, accurate to about the last bit of an f32. Returns 0 if the result is below the normal numbers.
+/// The method is Cody and Waite's: x = n·ln 2 + r, and e^r by its Taylor series. ln 2 is split into two parts so that n
+/// times the first part is exact.
 #[inline(always)]
 pub fn exp_of_negative(x: f32) -> f32 {
-    /// The two parts of ln 2: its first 9 bits, and the rest.
+    /// ln 2 in two parts: its first 9 bits, and the rest.
     const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
-    /// A number of this size has no fractional bits. Adding it rounds to an integer, which is left in the last bits.
+    /// A number of this size has no fractional bits. Adding it rounds to an integer, which remains in the low bits.
     const ROUND: f32 = 12_582_912.0;
     /// 1/i! for i from 7 to 0.
     const SERIES: [f32; 8] = [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
@@ -21,7 +23,8 @@ pub fn exp_of_negative(x: f32) -> f32 {
     SERIES.into_iter().reduce(|sum, term| sum * r + term).unwrap_or_default() * power_of_two
 }
 
-/// 1/(1 + e⁻ˣ) to about an f32's last bit of what is not subnormal; 0 where x ≤ −88, NaN for NaN.
+/// Returns 1/(1 + e⁻ˣ), accurate to about the last bit of an f32 unless the result is subnormal. Returns 0 for x ≤ −88,
+/// and NaN for NaN.
 #[inline(always)]
 pub fn sigmoid(x: f32) -> f32 {
     let power = exp_of_negative(if x < 0.0 { x } else { -x });
@@ -37,7 +40,7 @@ mod tests {
     extern crate std;
 
     #[test]
-    fn exponentials_are_right_to_two_units_in_the_last_place() {
+    fn exponentials_are_accurate_to_two_ulps() {
         for i in 0..=870_000 {
             let x = i as f32 * -1e-4;
             let (got, want) = (f64::from(exp_of_negative(x)), f64::from(x).exp());
@@ -47,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn sigmoids_are_right_to_three_units_in_the_last_place_and_have_their_limits() {
+    fn sigmoids_are_accurate_to_three_ulps() {
         for i in -870_000..=870_000 {
             let x = i as f32 * 1e-4;
             let (got, want) = (f64::from(sigmoid(x)), 1.0 / (1.0 + (-f64::from(x)).exp()));

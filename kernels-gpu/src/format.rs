@@ -1,12 +1,13 @@
-//! NVFP4 as it lies in memory, and the formats of C: what all kernels and the host agree on.
+//! Layout of NVFP4 in memory, and the formats of C, as all kernels and the host use them.
 //!
-//! A value is e2m1, two in a byte, the element of even K in the low nibble. Every [`BLOCK`] values along K share a scale
-//! factor, an e4m3 without sign. Scales lie in the *blocked layout* (cuBLAS, "1D Block Scaling Factors Layout"): tiles of
-//! 128 rows × 4 scale columns, the tiles of the same rows one after the other along K, padded to whole tiles.
+//! A value is e2m1. Two values share a byte, with the element of even K in the low nibble. Every [`BLOCK`] values along
+//! K share a scale factor, an e4m3 without sign. Scales lie in the *blocked layout* (cuBLAS, "1D Block Scaling Factors
+//! Layout"): tiles of 128 rows × 4 scale columns, with the tiles of the same rows in sequence along K, padded to whole
+//! tiles.
 
 use core::ops::Add;
 
-/// Consecutive elements of K that share a scale factor.
+/// Number of consecutive elements of K that share a scale factor.
 pub const BLOCK: u32 = 16;
 
 /// Rows of a tile of the blocked scale layout.
@@ -21,13 +22,13 @@ pub const SCALE_TILE_K: u32 = BLOCK * SCALE_TILE_COLUMNS;
 /// Bytes of a tile of the blocked scale layout.
 pub const SCALE_TILE_BYTES: u32 = SCALE_TILE_ROWS * SCALE_TILE_COLUMNS;
 
-/// The largest e2m1.
+/// Largest e2m1 value.
 pub const LARGEST_VALUE: f32 = 6.0;
 
-/// The scale of a block of small numbers, 2⁻⁹: the least that is not 0.
+/// Scale of a block of small numbers, 2⁻⁹: the smallest nonzero scale.
 pub const LEAST_SCALE: u8 = 1;
 
-/// The scale of a block with a number that is NaN or infinite.
+/// Scale of a block with a NaN or infinite number.
 pub const NAN_SCALE: u8 = 0x7f;
 
 /// Code of an output format: IEEE half precision.
@@ -36,14 +37,14 @@ pub const OUTPUT_F16: u32 = 0;
 /// Code of an output format: bfloat16.
 pub const OUTPUT_BF16: u32 = 1;
 
-/// The place of a row's four scales, one word, in a tile of the blocked layout that lies at `tile`: an address or an offset.
+/// Place of a row's four scales, one word, in a tile of the blocked layout at `tile`, which is an address or an offset.
 #[inline(always)]
 pub fn scale_row<Place: Add<u32, Output = Place>>(tile: Place, row: u32) -> Place {
     tile + row % 32 * 16 + row % SCALE_TILE_ROWS / 32 * 4
 }
 
-/// The offset of the four scales that `row` has in the `tile`-th tile along K, in bytes from the start of a whole matrix of
-/// scales, which has `tiles` tiles along K.
+/// Offset of the four scales of row `row` in the `tile`-th tile along K, in bytes from the start of a matrix of scales
+/// with `tiles` tiles along K.
 #[inline(always)]
 pub fn scale_word_offset(row: u32, tile: u32, tiles: u32) -> u64 {
     let tile = u64::from(row / SCALE_TILE_ROWS) * u64::from(tiles) + u64::from(tile);

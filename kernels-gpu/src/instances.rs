@@ -1,12 +1,13 @@
-//! How a kernel lists its instances: the ways in which it is built, each with an entry of its own.
+//! Macro for a kernel's list of instances. Each instance is compiled as a separate entry.
 //!
-//! A kernel's ABI has a macro that passes its list on, one instance a line: `entry = gated(64).stages(4);`. The left side
-//! is the entry's name. The right side names what the instance is built from; its last word, `stages`, checks that all of
-//! it fits the hardware. Here is what host and device both make of the list; the entries are made in the kernel.
+//! A kernel's ABI has a macro that passes its list on, one instance per line: `entry = gated(64).stages(4);`. The left
+//! side is the entry's name. The right side builds the instance; its last call, `stages`, checks that the whole
+//! instance fits the hardware. This file has the part that host and device share. The kernels make the entries.
 
-/// Makes `INSTANCES` and `Index` of a list. `Instance` is the kernel's own type, with a field `entry`.
+/// Makes `INSTANCES` and `Index` from a list. `Instance` is the kernel's own type, with a field `entry`.
 ///
-/// An instance that does not pass its check is an error at its own line of the list: the check is called from there.
+/// An instance that fails its check is a compile error at its own line of the list, because the check is called from
+/// there.
 macro_rules! table {
     ($($entry:ident = $instance:expr;)*) => {
         /// Every instance of the kernel.
@@ -18,8 +19,8 @@ macro_rules! table {
             &[$($entry),*]
         };
 
-        /// The instances by name: where each is in [`INSTANCES`].
-        #[allow(dead_code, non_camel_case_types, reason = "the names of entries; kernels alone use them")]
+        /// Instances by name: the index of each one in [`INSTANCES`].
+        #[allow(dead_code, non_camel_case_types, reason = "names of entries, which only kernels use")]
         pub(super) enum Index { $($entry),* }
     };
 }

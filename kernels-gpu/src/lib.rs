@@ -1,20 +1,22 @@
-//! NVFP4 grouped GEMM kernels, in a folder for each mechanism that computes products.
+//! NVFP4 grouped GEMM kernels, with one folder per mechanism that computes products.
 //!
-//! A kernel is a module of such a folder and a cargo feature of the same name; `[package.metadata.kernels]` in `Cargo.toml`
-//! says what it is compiled for. Its `abi` is what the host must know of it: descriptors, tiles, sizes. That much compiles
-//! everywhere; the rest of the module needs the feature. What several kernels share lies in their folder, or beside the folders. No `asm!` here: instructions are functions of `cuda_std`.
+//! A kernel is a module in one of these folders, with a cargo feature of the same name. `[package.metadata.kernels]` in
+//! `Cargo.toml` lists the architectures that it is compiled for. A kernel's `abi` has the definitions that the host
+//! needs (descriptors, tiles, sizes) and compiles everywhere. The rest of the module requires the feature. Code that
+//! several kernels share lies in their folder, or beside the folders. There is no `asm!` here: instructions are
+//! functions of `cuda_std`.
 
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 
-// Kernels, by what computes their products.
+// Kernels, by mechanism of their products.
 pub mod layer;
 pub mod mma_sync;
 pub mod simt;
 pub mod tcgen05;
 pub mod wgmma;
 
-// What kernels share: on both sides, then on the device.
+// Common parts: first of host and device, then of the device alone.
 pub mod decoding;
 pub mod epilogue;
 pub mod exp;

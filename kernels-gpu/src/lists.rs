@@ -1,21 +1,22 @@
-//! Lists of an MoE layer on the device, which say which rows an expert has.
+//! Lists of an MoE layer on the device: the rows of each expert.
 //!
-//! A layer has T tokens of H elements and E experts of its own. Each token names k experts; those that are not the layer's own
-//! contribute nothing. A *row* is a token for one of its experts; rows are sorted by expert. How many there are is known on
-//! the device alone.
+//! A layer has T tokens of H elements, and E local experts. Each token names k experts; experts that are not local
+//! contribute nothing. A *row* is one (token, local expert) pair. Rows are sorted by expert. Only the device knows
+//! their number.
 
 use crate::sorted::most_rows;
 
-/// The most experts of a layer.
+/// Maximum number of experts per layer.
 pub const MAX_EXPERTS: u32 = 512;
 
-/// The most experts that a token names.
+/// Maximum number of experts that a token names.
 pub const MAX_TOP_K: u32 = 32;
 
-/// In [`Lists::places`], that a choice has no row.
+/// Value in [`Lists::places`] for a choice without a row.
 pub const NO_ROW: u32 = u32::MAX;
 
-/// Where the lists of a layer lie in memory, in bytes from their start, a multiple of 16. Each is an array of `u32`.
+/// Offsets of a layer's lists, in bytes from the start of the lists. Each offset is a multiple of 16, and each list is
+/// an array of `u32`.
 ///
 /// ```
 /// # use kernels_gpu::lists::Lists;
@@ -24,32 +25,34 @@ pub const NO_ROW: u32 = u32::MAX;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lists {
-    /// [`Lists::TICKETS`] numbers, 0 when the lists have been made: a product's blocks take their tiles by one.
+    /// [`Lists::TICKETS`] counters, 0 when the lists have been written. CTAs of a product take their tiles by
+    /// incrementing a counter.
     pub tickets: u64,
-    /// `[E + 1]`: the first row of each expert; at last the number of rows.
+    /// `[E + 1]`: first row of each expert, then the number of rows.
     pub firsts: u64,
-    /// `[E + 1]`: how many tiles of tokens the experts before have ([`token_tiles`]); at last that of all.
+    /// `[E + 1]`: number of tiles of tokens of all preceding experts ([`token_tiles`]), then of all experts.
     pub tile_firsts: u64,
-    /// `[T·k]`: the token that a row is of. Rows of one expert are in the order of their choices, so that lists are always the
-    /// same. Where each expert's rows are filled up to a multiple, there may be more ([`most_rows`]), and [`NO_ROW`] stands for
-    /// what is no token.
+    /// `[T·k]`: token of each row. The rows of one expert are in the order of their choices, so the lists are
+    /// deterministic. If each expert's rows are padded to a multiple, there may be more rows ([`most_rows`]), and
+    /// padding rows are [`NO_ROW`].
     pub rows: u64,
-    /// `[T·k]`: the row of token t's j-th expert at t·k + j, or [`NO_ROW`].
+    /// `[T·k]`: row of token t's j-th expert at t·k + j, or [`NO_ROW`].
     pub places: u64,
-    /// Bytes of all of them.
+    /// Bytes of all lists.
     pub bytes: u64,
 }
 
 impl Lists {
-    /// How many products take their tiles by tickets: gate and up, and down.
+    /// Number of tickets. Two products take their tiles by ticket: gate and up, and down.
     pub const TICKETS: u32 = 4;
 
-    /// Of so many choices, T·k, and experts.
+    /// Returns the layout for `choices` = T·k choices of `experts` experts.
     pub const fn new(choices: u64, experts: u32) -> Self {
         Self::filled(choices, experts, 1)
     }
 
-    /// As [`Self::new`], where each expert's rows are filled up to a multiple of [`Route::row_multiple`](crate::layer::moe_route::abi::Route::row_multiple).
+    /// Same as [`Self::new`], with each expert's rows padded to a multiple of `row_multiple`
+    /// ([`Route::row_multiple`](crate::layer::moe_route::abi::Route::row_multiple)).
     pub const fn filled(choices: u64, experts: u32, row_multiple: u32) -> Self {
         const fn after(offset: u64, numbers: u64) -> u64 {
             (offset + 4 * numbers).next_multiple_of(16)
@@ -62,13 +65,14 @@ impl Lists {
     }
 }
 
-/// Tiles of up to `tile_tokens` tokens that so many rows are cut into.
+/// Number of tiles that `rows` rows are split into, with up to `tile_tokens` tokens per tile.
 #[inline(always)]
 pub const fn token_tiles(rows: u32, tile_tokens: u32) -> u32 {
     rows.div_ceil(tile_tokens)
 }
 
-/// Tokens of each of these tiles but the last, which has what is left: as even as whole core matrices of 8 allow.
+/// Number of tokens per tile, except the last tile, which has the rest. Tiles are as even as core matrices of 8 rows
+/// allow.
 #[inline(always)]
 pub const fn tile_size(rows: u32, tiles: u32) -> u32 {
     rows.div_ceil(tiles).next_multiple_of(8)

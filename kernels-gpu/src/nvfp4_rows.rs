@@ -15,10 +15,11 @@ pub const TILE_TOKENS: u32 = SCALE_TILE_ROWS;
 /// The N of an MMA is a multiple of this. Scales of a tile's tokens are written up to the next multiple.
 pub const TOKEN_STEP: u32 = 8;
 
-/// Elements of K of a k-block: what goes through a stage of a kernel that multiplies NVFP4.
+/// Elements of K per k-block: the content of one stage of a kernel that multiplies NVFP4.
 pub const K_BLOCK: u32 = 256;
 
-/// Bytes of a row of values in a k-block: what the 128-byte swizzle spans, and the inner size of every tensor map's box.
+/// Bytes of a row of values in a k-block: the span of the 128-byte swizzle, and the inner size of every tensor map's
+/// box.
 pub const K_BLOCK_BYTES: u32 = K_BLOCK / 2;
 
 /// Bytes from one row of values to the next: K elements, padded to the alignment of a tensor map.
@@ -26,7 +27,7 @@ pub const fn row_bytes(k: u32) -> u32 {
     k.div_ceil(2 * MAP_ALIGNMENT) * MAP_ALIGNMENT
 }
 
-/// Row pitch of a tensor map is a multiple of this many bytes (CUDA driver API, `cuTensorMapEncodeTiled`).
+/// The row pitch of a tensor map is a multiple of this many bytes (CUDA driver API, `cuTensorMapEncodeTiled`).
 const MAP_ALIGNMENT: u32 = 16;
 
 /// Number of scale tiles along K.

@@ -1,74 +1,77 @@
-//! The weights of an MoE layer as its kernels read them, and the order of K that their tokens take.
+//! Layout of an MoE layer's weights as its kernels read them, and the order of K in its tokens.
 //!
-//! Tokens are 16-bit numbers here, and B of `wgmma`: core matrices of 8 tokens × 8 elements, so that 16 bytes of a token are one
-//! copy. Weights are A, decoded in registers. Four lanes share a row of A's fragment (PTX ISA, "Register Fragments for
-//! wgmma.mma_async"), and each has two of the 8 columns of a core matrix. If K stood in its natural order, every lane would need
-//! every scale of a row. So K is permuted inside of each k-block, for weights when they are packed and for tokens when they are
-//! brought: a lane has as few scales as it can.
+//! Tokens are 16-bit numbers, and operand B of `wgmma`: core matrices of 8 tokens × 8 elements, so 16 bytes of a token
+//! are one copy. Weights are operand A, decoded in registers. Four lanes share a row of A's fragment (PTX ISA,
+//! "Register Fragments for wgmma.mma_async"), and each lane has two of the 8 columns of a core matrix. With K in its
+//! natural order, each lane would need every scale of a row. So K is permuted within each k-block, for weights at
+//! packing and for tokens at loading, such that a lane needs as few scales as possible.
 //!
 //! # Order of K
 //!
-//! A k-block has [`K_BLOCK`] columns, the last one or two of K fewer, in any case a multiple of [`BLOCK`]. Lane L has *words* of eight
-//! elements, up to four; *nibble* j of word t of lane L is at [`position`] `((4t + j%4)·4 + L)·2 + j/4` of the k-block. So the
-//! nibbles i and i+4 of a word, which decode into one register, are neighboring columns, and core matrix 4t+i holds the
-//! registers i of the words t of the four lanes. Positions of elements that exist come first, without gaps.
+//! A k-block has [`K_BLOCK`] columns. The last one or two k-blocks have fewer, always a multiple of [`BLOCK`]. Lane L
+//! has up to four *words* of eight elements. *Nibble* j of word t of lane L is at [`position`] `((4t + j%4)·4 + L)·2 +
+//! j/4` in the k-block. So nibbles i and i+4 of a word, which decode into one register, are neighboring columns, and
+//! core matrix 4t+i holds register i of word t of the four lanes. Positions of existing elements come first, without
+//! gaps.
 //!
-//! Which element of K a nibble is, [`element`] says:
+//! [`element`] maps a nibble to its element of K:
 //!
-//! * Of each 64 whole columns, words 2q and 2q+1 of lane L are the L-th block of 16, which has one scale.
-//! * What is left takes words of 32 columns: lane L has 8 of them, half of a block.
-//! * What is left of that, 16 columns, takes half a word of each lane: nibbles 0, 1, 4 and 5.
+//! * In each group of 64 whole columns, words 2q and 2q+1 of lane L are the L-th block of 16, which has one scale.
+//! * Of the remaining columns, 32 form one word per lane: lane L has 8 of them, half of a block.
+//! * The last 16 columns form half a word per lane: nibbles 0, 1, 4 and 5.
 //!
-//! If both were left, a pair of words would have two scales; then the last 16 columns are a k-block of their own.
+//! If 32 and 16 columns remained together, a pair of words would have two scales. In this case the last 16 columns are
+//! a separate k-block.
 //!
 //! # Units
 //!
-//! A matrix `[N, K]` is cut into units of [`UNIT_ROWS`] rows, one k-block each: first the values, row by row, then the scales, row
-//! by row. A row's values are the words of its lanes; a row's scales are [`lane_scales`] bytes for each lane. Of a whole k-block,
-//! lanes are exchanged so that loads meet every bank of shared memory once ([`lane_place`]). A *slab* is the units of up to
-//! [`SLAB_ROWS`] rows of one k-block; a matrix is slabs, those of the first rows along K, then those of the next rows.
-//! Nothing is padded but half words and the scales of what is left of 64 columns.
+//! A matrix `[N, K]` is split into units of [`UNIT_ROWS`] rows × one k-block: first the values, row by row, then the
+//! scales, row by row. A row's values are the words of its lanes; a row's scales are [`lane_scales`] bytes per lane. In
+//! a whole k-block, lanes are permuted so that a warp's loads access every bank of shared memory once ([`lane_place`]).
+//! A *slab* is the units of up to [`SLAB_ROWS`] rows of one k-block. A matrix is a sequence of slabs: first all slabs
+//! of the first rows along K, then all slabs of the next rows. The only padding is in half words and in the scales of
+//! the last columns below a multiple of 64.
 
 use crate::format::BLOCK;
 
-/// Columns of a whole k-block.
+/// Number of columns of a whole k-block.
 pub const K_BLOCK: u32 = 128;
 
-/// Rows of a unit: those of a warp in `wgmma`'s A.
+/// Rows per unit: the rows of one warp in `wgmma`'s A.
 pub const UNIT_ROWS: u32 = 16;
 
 /// Rows of a whole slab.
 pub const SLAB_ROWS: u32 = 128;
 
-/// Lanes that share a row of a fragment.
+/// Number of lanes that share a row of a fragment.
 pub const ROW_LANES: u32 = 4;
 
-/// Elements of a word.
+/// Number of elements per word.
 pub const WORD_ELEMENTS: u32 = 8;
 
-/// Words of a lane in a whole k-block.
+/// Words per lane in a whole k-block.
 pub const LANE_WORDS: u32 = K_BLOCK / ROW_LANES / WORD_ELEMENTS;
 
-/// Columns that words 2q and 2q+1 of all lanes hold.
+/// Number of columns that words 2q and 2q+1 of all lanes hold.
 const HALF_COLUMNS: u32 = K_BLOCK / 2;
 
-/// Columns that one word of each lane holds.
+/// Number of columns that one word of each lane holds.
 const WORD_COLUMNS: u32 = ROW_LANES * WORD_ELEMENTS;
 
-/// K-blocks of so many columns.
+/// Number of k-blocks of `k` columns.
 #[inline(always)]
 pub const fn k_blocks(k: u32) -> u32 {
     let left = k % K_BLOCK;
     k / K_BLOCK + (left > 0) as u32 + splits(left) as u32
 }
 
-/// Whether the last 16 of so many columns, less than a whole k-block, are a k-block of their own.
+/// Whether the last 16 of `left` columns are a separate k-block. `left` is less than a whole k-block.
 #[inline(always)]
 const fn splits(left: u32) -> bool {
     left % HALF_COLUMNS > WORD_COLUMNS
 }
 
-/// The columns of a k-block of a matrix with so many columns.
+/// Number of columns of k-block `k_block` in a matrix with `k` columns.
 #[inline(always)]
 pub const fn block_columns(k: u32, k_block: u32) -> u32 {
     let left = k - block_start(k, k_block);
@@ -81,26 +84,26 @@ pub const fn block_columns(k: u32, k_block: u32) -> u32 {
     }
 }
 
-/// The first column of a k-block of a matrix with so many columns.
+/// First column of k-block `k_block` in a matrix with `k` columns.
 #[inline(always)]
 pub const fn block_start(k: u32, k_block: u32) -> u32 {
     if k_block > k / K_BLOCK { k - BLOCK } else { k_block * K_BLOCK }
 }
 
-/// Words that a lane has of a row in a k-block of so many columns.
+/// Words per lane and row in a k-block of `columns` columns.
 #[inline(always)]
 pub const fn lane_words(columns: u32) -> u32 {
     columns.div_ceil(WORD_COLUMNS)
 }
 
-/// Scales that a lane has of a row in a k-block of so many columns: one for each two words.
+/// Scales per lane and row in a k-block of `columns` columns: one per two words.
 #[inline(always)]
 pub const fn lane_scales(columns: u32) -> u32 {
     columns.div_ceil(HALF_COLUMNS)
 }
 
-/// The element of a k-block of so many columns that is a nibble of a lane's word; none where the nibble is zero for want of
-/// elements.
+/// Returns the element, in a k-block of `columns` columns, that a nibble of a lane's word holds. Returns `None` for a
+/// nibble of padding, which is zero.
 #[inline(always)]
 pub const fn element(columns: u32, lane: u32, word: u32, nibble: u32) -> Option<u32> {
     let (half, odd) = (word / 2, word % 2);
@@ -117,50 +120,50 @@ pub const fn element(columns: u32, lane: u32, word: u32, nibble: u32) -> Option<
     Some(first + lane * (WORD_ELEMENTS / 2) + nibble % 4 + nibble / 4 * 2)
 }
 
-/// Where a nibble of a lane's word stands among the k-block's columns as they are multiplied.
+/// Position of a nibble of a lane's word among the k-block's columns, in the order of multiplication.
 #[inline(always)]
 pub const fn position(lane: u32, word: u32, nibble: u32) -> u32 {
     ((4 * word + nibble % 4) * ROW_LANES + lane) * 2 + nibble / 4
 }
 
-/// The lane, the word and the nibble that [`position`] puts there.
+/// Inverse of [`position`]: the lane, the word and the nibble at `position`.
 #[inline(always)]
 pub const fn nibble_at(position: u32) -> (u32, u32, u32) {
     let (core, lane, high) = (position / WORD_ELEMENTS, position / 2 % ROW_LANES, position % 2);
     (lane, core / 4, core % 4 + high * 4)
 }
 
-/// The element that stands at a position of a k-block of so many columns, the position below the columns.
+/// Element at `position` of a k-block of `columns` columns. `position` is less than `columns`.
 #[inline(always)]
 pub const fn element_at(columns: u32, position: u32) -> u32 {
     let (lane, word, nibble) = nibble_at(position);
     match element(columns, lane, word, nibble) {
         Some(element) => element,
-        None => panic!("a position of the k-block"),
+        None => panic!("no element: the position is outside the k-block"),
     }
 }
 
-/// Where a nibble of a lane's word stands among the k-block's columns as e4m3 are multiplied, of which `wgmma` takes 32 at a time: a
-/// word's first four nibbles are one register of A, its last four another one (PTX ISA, "Register Fragments for wgmma.mma_async",
-/// A of `.m64nNk32`). Positions of elements that do not exist are left over.
+/// Position of a nibble of a lane's word among the k-block's columns for e4m3 products, where `wgmma` multiplies 32
+/// columns at a time. A word's first four nibbles are one register of A, its last four another register (PTX ISA,
+/// "Register Fragments for wgmma.mma_async", A of `.m64nNk32`). Positions of padding nibbles stay unused.
 #[inline(always)]
 pub const fn e4m3_position(lane: u32, word: u32, nibble: u32) -> u32 {
     WORD_COLUMNS * word + nibble / 4 * (WORD_COLUMNS / 2) + lane * 4 + nibble % 4
 }
 
-/// Bytes of a row's values in a unit of so many columns.
+/// Bytes of a row's values in a unit of `columns` columns.
 #[inline(always)]
 pub const fn row_bytes(columns: u32) -> u32 {
     ROW_LANES * lane_words(columns) * 4
 }
 
-/// Bytes of a row's scales in a unit of so many columns.
+/// Bytes of a row's scales in a unit of `columns` columns.
 #[inline(always)]
 pub const fn row_scale_bytes(columns: u32) -> u32 {
     ROW_LANES * lane_scales(columns)
 }
 
-/// Bytes of a unit of so many columns; a multiple of 64.
+/// Bytes of a unit of `columns` columns; a multiple of 64.
 #[inline(always)]
 pub const fn unit_bytes(columns: u32) -> u32 {
     UNIT_ROWS * (row_bytes(columns) + row_scale_bytes(columns))
@@ -169,18 +172,18 @@ pub const fn unit_bytes(columns: u32) -> u32 {
 /// Bytes of a unit of a whole k-block.
 pub const UNIT_BYTES: u32 = unit_bytes(K_BLOCK);
 
-/// Bytes of a slab of whole size.
+/// Bytes of a whole slab.
 pub const SLAB_BYTES: u32 = SLAB_ROWS / UNIT_ROWS * UNIT_BYTES;
 
-/// Where a lane's words of a row lie in a unit, in bytes from its start, in a k-block of so many columns. Of a whole k-block, the
-/// lanes of every two rows are exchanged in turn.
+/// Offset of a lane's words of a row in a unit, in bytes, in a k-block of `columns` columns. In a whole k-block, the
+/// lanes of each pair of rows have a different permutation than those of the next pair.
 #[inline(always)]
 pub const fn lane_place(columns: u32, row: u32, lane: u32) -> u32 {
     let lane = if columns == K_BLOCK { lane ^ (row / 2 % ROW_LANES) } else { lane };
     row * row_bytes(columns) + lane * lane_words(columns) * 4
 }
 
-/// Where a lane's scales of a row lie in a unit, in bytes from its start, in a k-block of so many columns.
+/// Offset of a lane's scales of a row in a unit, in bytes, in a k-block of `columns` columns.
 #[inline(always)]
 pub const fn scale_place(columns: u32, row: u32, lane: u32) -> u32 {
     UNIT_ROWS * row_bytes(columns) + row * row_scale_bytes(columns) + lane * lane_scales(columns)
@@ -198,20 +201,20 @@ pub const fn row_unit_bytes(k: u32) -> u64 {
     bytes
 }
 
-/// Bytes of a matrix `[rows, k]`, both multiples of 16.
+/// Bytes of a matrix `[rows, k]`, where `rows` and `k` are multiples of 16.
 #[inline(always)]
 pub const fn matrix_bytes(rows: u32, k: u32) -> u64 {
     (rows / UNIT_ROWS) as u64 * row_unit_bytes(k)
 }
 
-/// The offset of a unit in a matrix `[rows, k]`: that of the rows from `16·unit` on, of one k-block.
+/// Offset in bytes of a unit in a matrix `[rows, k]`: the rows from `16·unit` on, in k-block `k_block`.
 #[inline(always)]
 pub const fn unit_offset(rows: u32, k: u32, unit: u32, k_block: u32) -> u64 {
     const SLAB_UNITS: u32 = SLAB_ROWS / UNIT_ROWS;
     let (slab, in_slab) = (unit / SLAB_UNITS, unit % SLAB_UNITS);
     let (first, all) = (slab * SLAB_UNITS, rows / UNIT_ROWS);
     let units = if all - first < SLAB_UNITS { all - first } else { SLAB_UNITS };
-    // Only one k-block can stand between the whole ones and the last.
+    // At most one shorter k-block lies between the whole k-blocks and the last one.
     let whole = if k_block > k / K_BLOCK { k / K_BLOCK } else { k_block };
     let between = if k_block > whole { unit_bytes(block_columns(k, whole)) } else { 0 };
     first as u64 * row_unit_bytes(k)
@@ -219,7 +222,7 @@ pub const fn unit_offset(rows: u32, k: u32, unit: u32, k_block: u32) -> u64 {
         + (in_slab * unit_bytes(block_columns(k, k_block))) as u64
 }
 
-/// The type that weights are packed for: that of the tokens they are multiplied with.
+/// Type that weights are packed for: the type of the tokens that they are multiplied with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum OperandType {
@@ -227,17 +230,17 @@ pub enum OperandType {
     F16 = crate::format::OUTPUT_F16,
     /// bfloat16.
     Bf16 = crate::format::OUTPUT_BF16,
-    /// e4m3, with a scale for each token.
+    /// e4m3, with one scale per token.
     E4m3 = 2,
 }
 
 impl OperandType {
-    /// Eight e2m1 codes, nibble j in bits 4j to 4j+3, as they lie in a unit: few operations away from the 16-bit numbers that
-    /// they decode to.
+    /// Packs eight e2m1 codes, nibble j in bits 4j to 4j+3, to a word of a unit, from which decoding takes few
+    /// operations.
     ///
-    /// For f16, each byte holds, from bit 7 down: the first code's sign, the second one's exponent and mantissa, the first
-    /// one's exponent and mantissa, the second one's sign. For bf16, [`BF16_BITS`] says where a code's bits are, and for e4m3
-    /// [`E4M3_BITS`].
+    /// For f16, each byte holds from bit 7 down: the first code's sign, the second code's exponent and mantissa, the
+    /// first code's exponent and mantissa, the second code's sign. [`BF16_BITS`] defines the places of the bits for
+    /// bf16, [`E4M3_BITS`] for e4m3.
     #[inline(always)]
     pub const fn pack(self, codes: u32) -> u32 {
         match self {
@@ -249,17 +252,17 @@ impl OperandType {
         }
     }
 
-    /// A scale, an e4m3 without sign and not NaN, as it lies in a unit. For bf16 it has five bits of exponent and three of
-    /// mantissa, so that `0x7000 | code << 4` is the bf16 of the scale times 2¹¹⁹; there is no zero, so that a block whose scale
-    /// is zero has codes of zero.
+    /// Packs a scale, an e4m3 without sign and not NaN, to a byte of a unit. For bf16, the byte has five exponent bits
+    /// and three mantissa bits: `0x7000 | code << 4` is the bf16 of the scale times 2¹¹⁹. This form has no zero, so a
+    /// block with scale zero has codes of zero.
     #[inline(always)]
     pub const fn pack_scale(self, scale: u8) -> u8 {
-        /// The exponent field of 2¹¹⁹ in bf16, less the bits that every scale has.
+        /// Exponent field of 2¹¹⁹ in bf16, minus the bits that all scales have.
         const ONE: u8 = (119 + 127 - 224) as u8;
         match (self, scale) {
             (Self::F16 | Self::E4m3, _) => scale,
             (Self::Bf16, 0) => 0,
-            // Subnormal: m·2⁻⁹. Its highest bit becomes the implicit one.
+            // Subnormal: m·2⁻⁹. The highest bit of m becomes the implicit one.
             (Self::Bf16, 1..8) => {
                 let highest = scale.ilog2() as u8;
                 (ONE - 9 + highest) << 3 | (scale << (3 - highest)) & 7
@@ -268,7 +271,7 @@ impl OperandType {
         }
     }
 
-    /// log₂ of what a decoded weight lacks of its value.
+    /// log₂ of the factor that undoes the scaling of decoded weights.
     pub const fn unscale_bits(self) -> u32 {
         match self {
             Self::F16 => 14,
@@ -278,15 +281,15 @@ impl OperandType {
     }
 }
 
-/// How eight codes become a word for bf16: by how much they are rotated to the left, and which of the word's bits come from there.
-/// Both halves of the word are alike. They hold what decoding takes by one shift and one mask: of nibbles i and i+4 the sign and the
-/// magnitude, where a bf16 has its sign and its lowest exponent bits.
+/// How eight codes become a word for bf16: pairs of a rotation to the left and the bits of the word that come from the
+/// rotated codes. Both halves of the word have the same form. Decoding takes, by one shift and one mask, the sign and
+/// the magnitude of nibbles i and i+4, at the sign and the lowest exponent bits of a bf16.
 pub const BF16_BITS: [(u32, u32); 6] =
     [(0, 0x8007_8007), (2, 0x6000_6000), (6, 0x0200_0200), (22, 0x1c00_1c00), (26, 0x0180_0180), (28, 0x0078_0078)];
 
-/// How eight codes become a word for e4m3, as [`BF16_BITS`] says it. Nibble j's three low bits are the magnitude of code j, by which
-/// `prmt` picks a byte of eight. The highest bits of the bytes are the signs of the first four codes; four bits below stand those of
-/// the last four.
+/// How eight codes become a word for e4m3, in the form of [`BF16_BITS`]. The three low bits of nibble j are the
+/// magnitude of code j, with which `prmt` selects one of eight bytes. The highest bits of the bytes are the signs of
+/// the first four codes. The signs of the last four codes lie four bits lower.
 pub const E4M3_BITS: [(u32, u32); 8] = [
     (0, 0x7777_7777),
     (4, 0x0000_0080),
@@ -298,7 +301,7 @@ pub const E4M3_BITS: [(u32, u32); 8] = [
     (28, 0x0800_0000),
 ];
 
-/// The bits of a word that each rotation brings to their places.
+/// Collects the bits of a word: each rotation of `codes` contributes its bits.
 #[inline(always)]
 const fn pick(codes: u32, places: &[(u32, u32)]) -> u32 {
     let (mut word, mut part) = (0, 0);
@@ -317,7 +320,7 @@ mod tests {
     extern crate std;
     use std::{collections::BTreeSet, vec::Vec};
 
-    /// What a k-block can have.
+    /// Possible numbers of columns of a k-block.
     const COLUMNS: [u32; 6] = [16, 32, 64, 80, 96, 128];
 
     #[test]
@@ -341,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn the_elements_of_a_word_share_the_scale_that_the_word_is_said_to_have() {
+    fn elements_of_a_word_share_its_scale() {
         for columns in COLUMNS {
             for lane in 0..ROW_LANES {
                 let mut blocks = std::collections::BTreeMap::new();
@@ -359,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn k_blocks_follow_one_another_and_a_pair_of_words_has_one_scale() {
+    fn k_blocks_cover_k_without_gaps() {
         for k in (16..=1024).step_by(16) {
             let end = (0..k_blocks(k)).fold(0, |start, k_block| {
                 assert_eq!(block_start(k, k_block), start, "{k}");
@@ -371,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn places_in_a_unit_do_not_overlap_and_fill_it() {
+    fn places_fill_a_unit_without_overlap() {
         for columns in COLUMNS {
             let mut used = BTreeSet::new();
             for (row, lane) in (0..UNIT_ROWS).flat_map(|row| (0..ROW_LANES).map(move |lane| (row, lane))) {
@@ -384,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn units_lie_one_behind_the_other() {
+    fn units_lie_in_sequence_without_gaps() {
         for (rows, k) in
             [(16, 16), (128, 128), (720, 2880), (2880, 720), (96, 352), (272, 96), (48, 176), (64, 240), (16, 48)]
         {
@@ -401,7 +404,7 @@ mod tests {
         }
     }
 
-    /// What a kernel makes of a packed word: register i of the bf16, as 2⁻¹²⁶ times the values.
+    /// Decodes a packed word like a kernel: returns register i of the bf16, as 2⁻¹²⁶ times the values.
     fn bf16_register(w: u32, register: usize) -> u32 {
         const MASK: u32 = 0x81c0_81c0;
         match register {
@@ -443,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn padding_is_below_three_per_cent_of_a_layer() {
+    fn padding_is_below_three_percent_of_a_layer() {
         for intermediate in [96, 192, 352, 720, 2880] {
             let hidden = 2880;
             let packed = 2 * matrix_bytes(intermediate, hidden) + matrix_bytes(hidden, intermediate);

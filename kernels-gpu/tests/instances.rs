@@ -63,10 +63,10 @@ fn an_instance_that_does_not_fit_is_an_error_at_its_own_line() {
             &[
                 ("gated(64).stages(5)", "the stages do not fit shared memory"),
                 ("gated(224).stages(1)", "accumulators and scales do not fit tensor memory"),
-                ("gated(24).pair().stages(1)", "the tensor core's N goes in steps of 8, 16 a pair"),
-                ("gated(16).tma_store().stages(4)", "a store by tensor map takes whole boxes of tokens"),
-                ("gated(64).stages(0)", "a pipeline needs a stage"),
-                ("gated(64).serial().pair().stages(1)", "serial roles are for a block alone"),
+                ("gated(24).pair().stages(1)", "the tensor core's N must be a multiple of 8, or of 16 for a pair"),
+                ("gated(16).tma_store().stages(4)", "a store by tensor map requires tiles of whole boxes of tokens"),
+                ("gated(64).stages(0)", "use at least 1 stage"),
+                ("gated(64).serial().pair().stages(1)", "serial roles require a single CTA"),
             ][..],
         ),
         (

@@ -1,4 +1,5 @@
-//! Kernels on the tensor cores of Hopper: `wgmma`, whose products are a warpgroup's; and what is built from their source.
+//! Kernels on Hopper's tensor cores, where a warpgroup multiplies by `wgmma`; and kernels that are built from their
+//! source.
 
 pub mod gated_sm90;
 pub mod linear_sm90;
@@ -6,7 +7,7 @@ pub mod moe_fp8_sm90;
 pub mod moe_sm120;
 pub mod moe_sm90;
 
-// What these kernels share.
+// Common parts of these kernels.
 #[cfg(feature = "decoding")]
 mod multiply;
 #[cfg(feature = "decoding")]

@@ -15,10 +15,10 @@ use crate::{
     wgmma::moe_sm90::abi::{Instance, gated, plain},
 };
 
-/// Passes the list of instances to `$each!`, as that of [`moe_sm90`](crate::wgmma::moe_sm90::abi).
+/// Passes the list of instances to `$each!`, like the list of [`moe_sm90`](crate::wgmma::moe_sm90::abi).
 ///
-/// Decoding is not what limits these cards, since a multiprocessor gets a quarter as many bytes of weights in a cycle as one of
-/// Hopper does: four warps keep up with the memory, eight with room to spare.
+/// Decoding is not the limit on these GPUs: an SM gets a quarter of the weight bytes per cycle of a Hopper SM. Four
+/// warps keep up with the memory, and eight warps have a margin.
 macro_rules! instances {
     ($each:ident) => {
         $each! {
@@ -42,7 +42,7 @@ instances!(table);
 const _: () = {
     let mut index = 0;
     while index < INSTANCES.len() {
-        assert!(INSTANCES[index].by_warps, "there is no `wgmma`");
+        assert!(INSTANCES[index].by_warps, "sm_120 has no `wgmma`: build each instance with `by_warps`");
         assert!(INSTANCES[index].shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit shared memory");
         index += 1;
     }
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_instance_is_called_what_it_is() {
+    fn instances_are_named_after_their_parameters() {
         for instance in INSTANCES {
             let operation = if instance.matrices == 2 { "gated" } else { "plain" };
             let operand_type = if instance.operand_type == OperandType::F16 { "f16" } else { "bf16" };

@@ -1,6 +1,6 @@
-//! The main loop of a warpgroup: stages of weights, decoded in registers, times buffers of tokens → sums.
+//! Mainloop of a warpgroup: multiplies stages of weights, decoded in registers, by buffers of tokens.
 
-// Loops over indices, not iterators: they unroll, so that arrays stay in registers.
+// Loops run over indices instead of iterators, so that they unroll and arrays stay in registers.
 #![allow(clippy::manual_memcpy, clippy::needless_range_loop)]
 
 use bytemuck::Zeroable;
@@ -22,75 +22,76 @@ use crate::{
     ring::Ring,
 };
 
-/// Sums of a thread of a strip of tokens.
+/// Number of sums per thread for a strip of tokens.
 const STRIP_REGISTERS: usize = registers(CORE_MATRIX_ROWS as usize);
 
-/// How a kernel's weights lie in a stage, and what they are multiplied with. A thread has `P` parts of a stage: one of each panel,
-/// or in a narrow tile one alone.
+/// Layout of a kernel's weights in a stage, and the operation on them. A thread has `P` parts of a stage: one part per
+/// panel, or one part in total in a narrow tile.
 pub trait Kind<const P: usize>: Written<P> {
-    /// Whether threads have copied tokens to the buffers, through the generic proxy.
+    /// Whether threads copy the tokens to the buffers, through the generic proxy.
     const COPIED_BY_THREADS: bool;
-    /// Whether each warp multiplies its rows by itself (`mma.sync`), and not the warpgroup (`wgmma`): for few tokens.
+    /// Whether each warp multiplies its rows by itself (`mma.sync`) instead of the warpgroup (`wgmma`); for few tokens.
     const BY_WARPS: bool = false;
-    /// The numbers that are multiplied.
+    /// Type of the operands.
     type Number: Number;
     /// A thread's words of two rows of weights, and their scales.
     type Part: Copy;
 
-    /// The address of a stage.
+    /// Address of the current stage.
     fn stage(shared: SharedAddress, stages: Ring) -> SharedAddress;
 
-    /// The address of a buffer of tokens.
+    /// Address of the current buffer of tokens.
     fn buffer(shared: SharedAddress, buffers: Ring) -> SharedAddress;
 
-    /// How tokens lie in a buffer: as rows of core matrices, if the kernel does not say otherwise.
+    /// Descriptor of the tokens in a buffer. The default layout is rows of core matrices.
     #[inline(always)]
     fn tokens(buffer: SharedAddress) -> MatrixDescriptor {
         MatrixDescriptor::new(buffer, CORE_MATRIX_BYTES, STRIP_BYTES)
     }
 
-    /// How many bytes further on the tokens of a k-block's product lie, of its 16 columns of K.
+    /// Offset in bytes of the tokens of product `product` of a k-block. A product covers 16 columns of K.
     #[inline(always)]
     fn token_offset(product: u32) -> u32 {
         product * 2 * CORE_MATRIX_BYTES
     }
 
-    /// Loads a thread's parts of the k-block that lies in a stage.
+    /// Loads a thread's parts of k-block `k_block` from a stage.
     ///
     /// # Safety
-    /// The stage is full of this k-block.
+    /// The stage is full and holds this k-block.
     unsafe fn load(&self, stage: SharedAddress, fragment: &Fragment, k_block: u32) -> [Self::Part; P];
 
-    /// The A fragments of the two products that a word serves.
+    /// Returns the A fragments of the two products that use a word.
     fn decode(part: &Self::Part, word: usize) -> [[u32; 4]; 2];
 }
 
-/// A warpgroup that multiplies, as one thread has it.
+/// State of one thread of a warpgroup that multiplies.
 pub struct Consumer<K, const P: usize> {
-    /// How weights lie.
+    /// Layout of weights.
     pub kind: K,
-    /// The start of shared memory.
+    /// Start of shared memory.
     pub shared: SharedAddress,
-    /// Which part of a panel is the thread's.
+    /// The thread's part of a panel.
     pub fragment: Fragment,
-    /// The stages of weights.
+    /// Stages of weights.
     pub stages: Ring,
-    /// The buffers of tokens.
+    /// Buffers of tokens.
     pub buffers: Ring,
-    /// The warpgroup's turns, if it has any.
+    /// Turns of the warpgroup. Used only with ping-pong.
     pub turns: PingPong,
 }
 
 impl<K: Kind<P>, const P: usize> Consumer<K, P> {
-    /// Whether three of four words are decoded in one go, after the products of three, and not two. Of one part, with little else to do
-    /// between the waits, that is faster; four warpgroups have no registers for it.
+    /// Whether three of the four words are decoded together, after the products of three words instead of two. This is
+    /// faster with one part per thread, where there is little other work between the waits. Four warpgroups lack the
+    /// registers for it.
     const DECODES_THREE: bool = P == 1 && K::SHAPE.ping_pong();
 
-    /// Whether two k-blocks are multiplied in a turn: there are registers for the fragments of both. 4 % faster for gate and up on an H200;
-    /// of a plain matrix it is not with 128 tokens.
+    /// Whether a turn multiplies two k-blocks, where there are registers for the fragments of both. 4 % faster for gate
+    /// and up on an H200. For a plain matrix with 128 tokens it is not faster.
     const TWO_A_TURN: bool = Self::DECODES_THREE && K::SHAPE.matrices == 2;
 
-    /// The `consumer`-th of the warpgroups that multiply.
+    /// Returns the state of the `consumer`-th warpgroup that multiplies.
     #[inline(always)]
     pub fn new(
         kind: K,
@@ -104,12 +105,12 @@ impl<K: Kind<P>, const P: usize> Consumer<K, P> {
         Self { kind, shared, fragment: Fragment::new(consumer), stages, buffers, turns }
     }
 
-    /// The sums of all products of a tile of so many tokens. `wgmma`'s N is part of the instruction, so that there is a main loop
-    /// for each N.
+    /// Returns the sums of all products of a tile of `tokens` tokens. `wgmma`'s N is part of the instruction, so each N
+    /// has its own mainloop.
     ///
     /// # Safety
-    /// The barriers have been initialized. The whole warpgroup calls it together, for each of the block's tiles in order.
-    /// `tokens` is not more than the shape's, and `k_blocks` not 0.
+    /// The barriers are initialized. The whole warpgroup calls this together, for each of the CTA's tiles in order.
+    /// `tokens` is at most the shape's number of tokens per tile, and `k_blocks` is not 0.
     #[inline(always)]
     pub unsafe fn sum_tile<const ROUNDS: usize>(&mut self, tokens: u32, k_blocks: u32) -> Sums<P, ROUNDS> {
         let n = K::SHAPE.mma_n(tokens);
@@ -133,17 +134,18 @@ impl<K: Kind<P>, const P: usize> Consumer<K, P> {
         unsafe { core::hint::unreachable_unchecked() }
     }
 
-    /// The main loop: the sums of all products of a tile.
+    /// Mainloop: returns the sums of all products of a tile.
     ///
     /// # Safety
-    /// As [`Self::sum_tile`].
+    /// The requirements of [`Self::sum_tile`].
     #[inline(always)]
     unsafe fn sum<const REGISTERS: usize>(&mut self, k_blocks: u32) -> [[f32; REGISTERS]; P]
     where
         [f32; REGISTERS]: MmaAsync,
     {
         const { assert!(K::SHAPE.tile_tokens <= MAX_TILE_TOKENS && K::SHAPE.parts() == P) };
-        // Not `[0.0; REGISTERS]`: of many the compiler makes a loop, and an array that a loop writes is not in registers.
+        // `zeroed` instead of `[0.0; REGISTERS]`: the compiler turns a long array expression into a loop, and an array
+        // that a loop writes is not in registers.
         let mut sums: [[f32; REGISTERS]; P] = Zeroable::zeroed();
         if Self::TWO_A_TURN && k_blocks.is_multiple_of(2) {
             // SAFETY: the barriers are initialized, and the whole warpgroup is here for each tile in order.
@@ -182,7 +184,7 @@ impl<K: Kind<P>, const P: usize> Consumer<K, P> {
                 if K::SHAPE.ping_pong() {
                     self.turns.pass(&self.fragment);
                 }
-                // The next k-block's fragments take the registers of those that have been multiplied: first those of the first
+                // The next k-block's fragments reuse the registers of multiplied fragments: first those of the first
                 // group of products, while the second group still runs.
                 let more = k_block + 1 < k_blocks;
                 if more {
@@ -214,16 +216,17 @@ impl<K: Kind<P>, const P: usize> Consumer<K, P> {
         sums
     }
 
-    /// As [`Self::sum`], two k-blocks a turn.
+    /// Same as [`Self::sum`], with two k-blocks per turn.
     ///
     /// # Safety
-    /// As [`Self::sum_tile`], with turns, and `k_blocks` even.
+    /// The requirements of [`Self::sum_tile`]. The warpgroups take turns, and `k_blocks` is even.
     #[inline(always)]
     unsafe fn sum_two_a_turn<const REGISTERS: usize>(&mut self, sums: &mut [[f32; REGISTERS]; P], k_blocks: u32)
     where
         [f32; REGISTERS]: MmaAsync,
     {
-        // SAFETY: as in `sum`, for two buffers.
+        // SAFETY: the barriers are initialized, and the whole warpgroup is here for each tile in order. Both buffers
+        // are read while they are full, and released when their products are complete.
         unsafe {
             let word = |parts: &[K::Part; P], word| parts.map(|part| K::decode(&part, word));
             let decode = |parts: &[K::Part; P]| [word(parts, 0), word(parts, 1), word(parts, 2), word(parts, 3)];
@@ -268,41 +271,42 @@ impl<K: Kind<P>, const P: usize> Consumer<K, P> {
         }
     }
 
-    /// What a product takes of a buffer of tokens, when it is full.
+    /// Waits until a buffer of tokens is full, and returns its descriptor.
     ///
     /// # Safety
-    /// As [`Self::sum_tile`].
+    /// The requirements of [`Self::sum_tile`].
     #[inline(always)]
     unsafe fn full_buffer(&self, buffers: Ring) -> MatrixDescriptor {
-        // SAFETY: the barriers have been initialized.
+        // SAFETY: the barriers are initialized.
         unsafe { buffers.wait_full() };
         if K::COPIED_BY_THREADS {
-            // wgmma reads B through the asynchronous proxy.
+            // `wgmma` reads B through the asynchronous proxy.
             fence_proxy_async_shared();
         }
         K::tokens(K::buffer(self.shared, buffers))
     }
 
-    /// Releases a buffer, and goes on to the next one.
+    /// Releases a buffer, and advances to the next one.
     ///
     /// # Safety
-    /// As [`Self::sum_tile`], and its products are complete.
+    /// The requirements of [`Self::sum_tile`]. The products of the buffer are complete.
     #[inline(always)]
     unsafe fn release_buffer(&mut self) {
-        // SAFETY: the buffer's products are complete, and its empty barrier's phase lacks this warp's arrival.
+        // SAFETY: the buffer's products are complete, and the current phase of its empty barrier still expects this
+        // warp's arrival.
         unsafe { self.fragment.arrive(self.buffers.empty()) };
         self.buffers.advance();
     }
 
-    /// As [`Self::sum`], with products of a warp: no warp waits for the others of its warpgroup. K has the same order, and `mma.sync` adds
-    /// up as `wgmma` does, to the bit (seen on an H200).
+    /// Same as [`Self::sum`], with `mma.sync` per warp, so no warp waits for the others of its warpgroup. The order of
+    /// K is the same. On an H200, `mma.sync` and `wgmma` gave bit-identical sums.
     ///
     /// # Safety
-    /// As [`Self::sum_tile`].
+    /// The requirements of [`Self::sum_tile`].
     #[inline(always)]
     unsafe fn sum_by_warps<const REGISTERS: usize>(&mut self, k_blocks: u32) -> [[f32; REGISTERS]; P] {
         let mut sums = [[0.0; REGISTERS]; P];
-        // Where the lane's row of four core matrices lies.
+        // Offset of the lane's row in a group of four core matrices.
         let row = lane_id() / CORE_MATRIX_ROWS * CORE_MATRIX_BYTES + lane_id() % CORE_MATRIX_ROWS * 16;
         // SAFETY: the whole warp is here. A buffer is read while it is full, and released when the loads from it are complete.
         unsafe {
@@ -330,7 +334,7 @@ impl<K: Kind<P>, const P: usize> Consumer<K, P> {
                                 }
                             }
                         }
-                        // The next k-block's.
+                        // Fragment of the next k-block.
                         a[$word] = decode(&parts, $word);
                     )*};
                 }
@@ -341,13 +345,14 @@ impl<K: Kind<P>, const P: usize> Consumer<K, P> {
         sums
     }
 
-    /// As [`Self::take`], of two k-blocks.
+    /// Same as [`Self::take`], for two k-blocks.
     ///
     /// # Safety
-    /// As [`Self::sum_tile`].
+    /// The requirements of [`Self::sum_tile`].
     #[inline(always)]
     unsafe fn take_two(&mut self, k_block: u32) -> [[K::Part; P]; 2] {
-        // SAFETY: as in `take`.
+        // SAFETY: the barriers are initialized. Both stages are read after they are full and before this warp arrives
+        // at their empty barriers.
         unsafe {
             let next = self.stages.next();
             self.stages.wait_full();
@@ -362,17 +367,17 @@ impl<K: Kind<P>, const P: usize> Consumer<K, P> {
         }
     }
 
-    /// Takes a thread's parts of the next stage's weights to registers, so that the stage is free again.
+    /// Loads a thread's parts of the next stage's weights to registers, and releases the stage.
     ///
     /// # Safety
-    /// As [`Self::sum_tile`].
+    /// The requirements of [`Self::sum_tile`].
     #[inline(always)]
     unsafe fn take(&mut self, k_block: u32) -> [K::Part; P] {
-        // SAFETY: the stage is read after it is full and before this warp says that it is empty.
+        // SAFETY: the stage is read after it is full and before this warp arrives at its empty barrier.
         unsafe {
             self.stages.wait_full();
             let parts = self.kind.load(K::stage(self.shared, self.stages), &self.fragment, k_block);
-            // Without it, a bulk copy overwrites the stage while loads are still under way: seen on an H200.
+            // Without this fence, a bulk copy overwrites the stage while loads are still in flight (seen on an H200).
             fence_proxy_async_shared();
             self.fragment.arrive(self.stages.empty());
             self.stages.advance();

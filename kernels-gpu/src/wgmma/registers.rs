@@ -1,13 +1,13 @@
-//! How the warpgroups of a block share its registers: [`Shape::registers`] as the instruction wants them, as constants.
+//! Distribution of a CTA's registers among its warpgroups: [`Shape::registers`] as constants, as `setmaxnreg` requires.
 
 use cuda_std::setmaxnreg::{setmaxnreg_dec, setmaxnreg_inc};
 
 use crate::decoding::{Registers, Shape};
 
-/// Gives the registers that the warpgroup that loads does not need to those that multiply.
+/// Releases the registers that the loading warpgroup does not need, for the warpgroups that multiply.
 ///
 /// # Safety
-/// The whole warpgroup calls it together, once. The block was launched with the threads of this shape.
+/// The whole warpgroup calls this together, once. The CTA was launched with this shape's number of threads.
 #[inline(always)]
 pub unsafe fn give_registers(shape: Shape) {
     // SAFETY: the whole warpgroup is here, once; `Registers::check` compares these counts with the threads of the
@@ -23,13 +23,15 @@ pub unsafe fn give_registers(shape: Shape) {
     }
 }
 
-/// Takes a warpgroup that multiplies its registers.
+/// Takes the additional registers of a warpgroup that multiplies.
 ///
 /// # Safety
-/// As [`give_registers`], which the warpgroup that loads calls.
+/// The whole warpgroup calls this together, once. The CTA was launched with this shape's number of threads, and its
+/// loading warpgroup calls [`give_registers`].
 #[inline(always)]
 pub unsafe fn take_registers(shape: Shape) {
-    // SAFETY: as above.
+    // SAFETY: the whole warpgroup is here, once; `Registers::check` compares these counts with the threads of the
+    // launch.
     unsafe {
         if shape.consumers == 1 {
             setmaxnreg_inc::<{ Registers::OF_ONE_CONSUMER.consumer }>();

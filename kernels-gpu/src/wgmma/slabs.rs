@@ -1,4 +1,4 @@
-//! Weights in [`units`](crate::units), from global memory to a stage.
+//! Loads weights in [`units`](crate::units) from global memory to a stage.
 
 use cuda_std::{
     global::GlobalAddress,
@@ -13,27 +13,28 @@ use crate::{
     units::{K_BLOCK, SLAB_ROWS, UNIT_BYTES, UNIT_ROWS, block_columns, k_blocks, unit_bytes, unit_offset},
 };
 
-/// Units of a whole slab.
+/// Number of units per whole slab.
 const SLAB_UNITS: u32 = SLAB_ROWS / UNIT_ROWS;
 
-/// Rows of a panel that lie together in a stage, and where their units lie.
+/// Rows of a panel that are contiguous in a stage, and the place of their units.
 #[derive(Clone, Copy)]
 pub struct Piece {
-    /// Their slab's first k-block.
+    /// Address of the first k-block of the piece's slab.
     slab: GlobalAddress,
-    /// Units of the slab.
+    /// Number of units per k-block of the slab.
     slab_units: u32,
-    /// The piece's first one.
+    /// Index of the piece's first unit in the slab.
     first: u32,
-    /// Units of the piece, no more than it has room for.
+    /// Number of units of the piece, at most the number it has room for.
     units: u32,
 }
 
 impl Piece {
-    /// The units from one on, up to so many, of a matrix `[n, k]`.
+    /// Returns up to `most_units` units of a matrix `[n, k]`, from unit `unit` on.
     #[inline(always)]
     pub fn new(matrix: GlobalAddress, n: u32, k: u32, unit: u32, most_units: u32) -> Self {
-        // Of the slab's first unit, since units of a k-block follow those of the one before it in the whole slab.
+        // Offset of the slab's first unit: in a slab, the units of one k-block follow the units of the preceding
+        // k-block.
         let (slab_unit, in_slab) = (unit / SLAB_UNITS * SLAB_UNITS, unit % SLAB_UNITS);
         Self {
             slab: matrix + unit_offset(n, k, slab_unit, 0),
@@ -43,23 +44,24 @@ impl Piece {
         }
     }
 
-    /// Loads pieces with room for so many units each, all k-blocks of their `k` columns, to stages: one k-block a stage, a piece behind
-    /// the other. The first stage lies at this address.
+    /// Loads all k-blocks of `pieces`, with `k` columns, to stages: one k-block per stage, one piece after another,
+    /// with room for `room` units per piece. The first stage lies at `first_stage`.
     ///
     /// # Safety
-    /// The units lie there. The stages' barriers have been initialized. The whole warp calls it together.
+    /// The pieces' units are valid in global memory. The stages' barriers are initialized. The whole warp calls this
+    /// together.
     #[inline(always)]
     pub unsafe fn load_to_stages(pieces: &[Self], room: u32, k: u32, stages: &mut Ring, first_stage: SharedAddress) {
         let (count, whole) = (pieces.len() as u32, k / K_BLOCK);
-        // Bytes of a unit in all k-blocks before, and in this one.
+        // Bytes of a unit in all preceding k-blocks, and in this one.
         let (mut before, mut bytes) = (0, UNIT_BYTES);
         for k_block in 0..k_blocks(k) {
             if k_block >= whole {
                 bytes = unit_bytes(block_columns(k, k_block));
             }
             let (stage, full) = (first_stage + stages.index() * (count * room * UNIT_BYTES), stages.full());
-            // SAFETY: the units lie there. A stage is written while it is empty, and its full barrier expects the bytes
-            // of every copy.
+            // SAFETY: the caller guarantees that the pieces' units are valid in global memory. A stage is written while
+            // it is empty, and its full barrier expects the bytes of every copy.
             unsafe {
                 stages.wait_empty();
                 if lane_id() == 0 {
@@ -75,19 +77,20 @@ impl Piece {
         }
     }
 
-    /// Loads the units of a k-block, each of so many bytes, which come behind `before` bytes of every unit in the k-blocks before.
-    /// If there are fewer than the piece has room for, the same again stand in for those that lack: what becomes of them is not
-    /// written to C.
+    /// Loads the units of a k-block, `unit_bytes` bytes each. Each unit has `before` bytes in the preceding k-blocks.
+    /// If the piece has fewer units than room, its units are loaded again to fill the room; their sums are not written
+    /// to C.
     ///
     /// # Safety
-    /// The units lie there; the room for them at `target` is empty.
+    /// The units are valid in global memory, and the room at `target` is empty.
     #[inline(always)]
     unsafe fn load(&self, target: SharedAddress, before: u32, unit_bytes: u32, room: u32, full: Mbarrier) {
         let source = self.slab + u64::from(self.slab_units * before + self.first * unit_bytes);
         let mut loaded = 0;
         while loaded < room {
             let more = self.units.min(room - loaded);
-            // SAFETY: the units lie there, and the stage's room for them at `target` is empty.
+            // SAFETY: the caller guarantees that the units are valid in global memory and that the stage's room at
+            // `target` is empty.
             unsafe {
                 cp_async_bulk_shared_global(target + loaded * unit_bytes, source, more * unit_bytes, full);
             }

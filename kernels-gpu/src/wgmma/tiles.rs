@@ -1,4 +1,4 @@
-//! Tiles that a block's first warp finds and writes down in shared memory for the others.
+//! Tiles that a CTA's first warp finds and writes to shared memory for the other warps.
 
 use cuda_std::{
     mbarrier::{Mbarrier, mbarrier_arrive},
@@ -12,8 +12,8 @@ use crate::{
     ring::Ring,
 };
 
-/// A block's tiles as one of its warps goes through them: a ring of [`TILE_SLOTS`] slots. A slot is full when the warp that finds tiles
-/// has arrived, and empty when all others have.
+/// A CTA's tiles, as one warp iterates over them: a ring of [`TILE_SLOTS`] slots. A slot is full after the finding warp
+/// has arrived, and empty after all other warps have arrived.
 #[derive(Clone, Copy)]
 pub struct Tiles {
     ring: Ring,
@@ -21,16 +21,17 @@ pub struct Tiles {
 }
 
 impl Tiles {
-    /// The ring whose barriers and slots lie at these addresses, multiples of 8 and of 16. It stands at the block's first tile.
+    /// Returns the ring at the CTA's first tile. Its barriers lie at `barriers`, a multiple of 8, and its slots at
+    /// `slots`, a multiple of 16.
     #[inline(always)]
     pub const fn new(barriers: SharedAddress, slots: SharedAddress) -> Self {
         Self { ring: Ring::new(barriers, TILE_SLOTS), slots }
     }
 
-    /// Initializes the barriers, for so many warps that read tiles.
+    /// Initializes the barriers for `readers` warps that read tiles.
     ///
     /// # Safety
-    /// As [`Ring::init`].
+    /// The requirements of [`Ring::init`].
     #[inline(always)]
     pub unsafe fn init(self, readers: u32) {
         // SAFETY: the caller guarantees what `Ring::init` requires: the barriers' shared memory is unused, and other
@@ -38,20 +39,20 @@ impl Tiles {
         unsafe { self.ring.init(1, readers) };
     }
 
-    /// Where the tile that the ring stands at is written down.
+    /// Address of the current slot.
     #[inline(always)]
     fn slot(self) -> SharedAddress {
         self.slots + self.ring.index() * TILE_BYTES
     }
 
-    /// Finds the block's tiles, writes them down, and calls `load` with each. One warp.
+    /// Finds the CTA's tiles, writes each one to its slot, and calls `load` with it. Runs in one warp.
     ///
-    /// A tile is written down before the one before it is loaded: warps that load tokens are ahead of those that multiply by as much as
-    /// their buffers hold, and this warp must not make them wait.
+    /// A tile is written before the preceding tile is loaded. Warps that load tokens run ahead of the warps that
+    /// multiply by as much as their buffers hold, and must not wait for this warp.
     ///
     /// # Safety
-    /// The barriers have been initialized, and the lists are complete. The whole warp calls it together, and no other warp of the block
-    /// does.
+    /// The barriers are initialized, and the lists are complete. The whole warp calls this together, and no other warp
+    /// of the CTA calls it.
     #[inline(always)]
     pub unsafe fn find(mut self, lists: &TileLists, mut load: impl FnMut(&Tile)) {
         // SAFETY: the barriers are initialized, the lists are complete, and only this whole warp calls this.
@@ -71,13 +72,13 @@ impl Tiles {
         }
     }
 
-    /// Writes a tile down for the other warps.
+    /// Writes a tile to its slot.
     ///
     /// # Safety
-    /// As [`Self::find`].
+    /// The requirements of [`Self::find`].
     #[inline(always)]
     unsafe fn write_down(&mut self, tile: &Tile) {
-        // SAFETY: the slot is empty after the wait.
+        // SAFETY: the barriers are initialized. The slot is empty after the wait, and only this warp writes it.
         unsafe {
             self.ring.wait_empty();
             if lane_id() == 0 {
@@ -89,13 +90,13 @@ impl Tiles {
         }
     }
 
-    /// Waits for the next tile and gives its slot back at once.
+    /// Waits for the next tile, reads it and releases its slot.
     ///
     /// # Safety
-    /// The barriers have been initialized. The whole warp calls it together, and no more when it got a tile without tokens.
+    /// The barriers are initialized. The whole warp calls this together, and not again after a tile without tokens.
     #[inline(always)]
     pub unsafe fn take(&mut self) -> Tile {
-        // SAFETY: the slot is full after the wait, and stays so until this warp has arrived.
+        // SAFETY: the slot is full after the wait, and stays full until this warp has arrived.
         unsafe {
             self.ring.wait_full();
             let tile = Tile::read(self.slot());
@@ -108,27 +109,28 @@ impl Tiles {
         }
     }
 
-    /// Waits for the next tile: how many tokens it has, the same in all lanes. It stays in its slot.
+    /// Waits for the next tile, which stays in its slot. Returns its number of tokens, the same in all lanes.
     ///
     /// # Safety
-    /// As [`Self::take`].
+    /// The requirements of [`Self::take`].
     #[inline(always)]
     pub unsafe fn wait(&self) -> u32 {
-        // SAFETY: the slot is full after the wait. Through the shuffle the compiler knows that the number is the same in all lanes.
+        // SAFETY: the slot is full after the wait. The shuffle shows the compiler that the number is the same in all
+        // lanes.
         unsafe {
             self.ring.wait_full();
             from_first_lane(ld_shared_b32(self.slot() + Tile::TOKENS))
         }
     }
 
-    /// The tile that was [waited for](Self::wait), and the barrier at which the warp must arrive to give its slot back. Goes on to the
-    /// next one.
+    /// Returns the tile after [`wait`](Self::wait), and the barrier at which the warp must arrive to release its slot.
+    /// Advances to the next tile.
     ///
     /// # Safety
-    /// It was waited for.
+    /// [`wait`](Self::wait) has returned for this tile.
     #[inline(always)]
     pub unsafe fn read(&mut self) -> (Tile, Mbarrier) {
-        // SAFETY: the slot's full barrier was waited for, so the slot holds a tile.
+        // SAFETY: the caller waited at the slot's full barrier, so the slot holds a tile.
         let (tile, empty) = (unsafe { Tile::read(self.slot()) }, self.ring.empty());
         self.ring.advance();
         (tile, empty)

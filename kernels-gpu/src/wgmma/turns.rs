@@ -1,19 +1,21 @@
-//! Ping-pong of two warpgroups: while the products of one run, the other decodes.
+//! Ping-pong of two warpgroups: one decodes while the products of the other one run.
 
 use cuda_std::mbarrier::{Mbarrier, mbarrier_init, mbarrier_wait_parity};
 
 use crate::decoding::{Fragment, TURN_BARRIERS, WARPS};
 
-/// A warpgroup's turns. Left to themselves, both would decode at the same time, and then both would wait for the tensor core.
+/// Turns of one warpgroup. Without turns, both warpgroups would decode at the same time, and then both would wait for
+/// the tensor core.
 pub struct PingPong {
-    /// The barriers of this warpgroup's turns, and of the other's.
+    /// Barriers of this warpgroup's turns and of the other warpgroup's turns.
     barriers: [Mbarrier; 2],
-    /// The parity of the phase after which it is this one's turn.
+    /// Parity of the phase after which it is this warpgroup's turn.
     parity: u32,
 }
 
 impl PingPong {
-    /// Warpgroup 0 has the first turn: it waits for the phase before the first, which is complete.
+    /// Returns the turns of warpgroup `consumer`. Warpgroup 0 has the first turn: it waits for the phase before the
+    /// first one, which counts as complete.
     #[inline(always)]
     pub const fn new(barriers: Mbarrier, consumer: u32) -> Self {
         Self { barriers: [barriers.nth(consumer), barriers.nth(consumer ^ 1)], parity: consumer ^ 1 }
@@ -22,7 +24,7 @@ impl PingPong {
     /// Initializes both barriers.
     ///
     /// # Safety
-    /// Nothing else uses their place in shared memory. Other threads use them only after a barrier of the block.
+    /// Nothing else uses the barriers' shared memory. Other threads use the barriers only after a barrier of the CTA.
     #[inline(always)]
     pub unsafe fn init(barriers: Mbarrier) {
         for consumer in 0..TURN_BARRIERS {
@@ -35,21 +37,23 @@ impl PingPong {
     /// Waits for this warpgroup's turn.
     ///
     /// # Safety
-    /// The barriers have been initialized. The warpgroup waits and passes alternately.
+    /// The barriers are initialized. The warpgroup calls [`wait`](Self::wait) and [`pass`](Self::pass) alternately.
     #[inline(always)]
     pub unsafe fn wait(&mut self) {
-        // SAFETY: the phase is the current one or the one before, since the other warpgroup is at most one turn ahead.
+        // SAFETY: the barriers are initialized. The phase is the current or the preceding one, since the other
+        // warpgroup is at most one turn ahead.
         unsafe { mbarrier_wait_parity(self.barriers[0], self.parity) };
         self.parity ^= 1;
     }
 
-    /// Gives the turn to the other warpgroup.
+    /// Passes the turn to the other warpgroup.
     ///
     /// # Safety
-    /// As [`Self::wait`]; every warp of the warpgroup passes, all of its lanes together.
+    /// The barriers are initialized, and [`wait`](Self::wait) has returned for this turn. Every warp of the warpgroup
+    /// calls this, with all lanes together.
     #[inline(always)]
     pub unsafe fn pass(&self, fragment: &Fragment) {
-        // SAFETY: a phase of the barrier takes an arrival of each warp of this warpgroup.
+        // SAFETY: the barrier is initialized, and its phase expects one arrival per warp of this warpgroup.
         unsafe { fragment.arrive(self.barriers[1]) };
     }
 }

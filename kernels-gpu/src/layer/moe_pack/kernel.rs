@@ -1,7 +1,7 @@
-//! The kernel: a warp packs the units of 16 rows, one after the other.
+//! The kernel: a warp packs the units of 16 rows, one after another.
 //!
-//! A lane has a row and what one of the four lanes of a fragment has of it, and then the same of the row that is eight further on.
-//! Of each 64 columns, these are 8 bytes of values, which the lanes read side by side, and a scale.
+//! A lane packs one row's part for one of the four lanes of a fragment, and the same part of the row eight rows
+//! further. Per 64 columns, this part is 8 bytes of values, which neighboring lanes read side by side, and one scale.
 
 use core::hint::assert_unchecked;
 
@@ -28,19 +28,19 @@ const HALF: u32 = K_BLOCK / 2;
 
 const _: () = assert!(UNIT_ROWS * ROW_LANES == 2 * WARP_SIZE && LANE_WORDS == 4 && HALF == ROW_LANES * BLOCK);
 
-/// Weights for e4m3, as a number.
+/// [`OperandType::E4m3`] as a number.
 const E4M3: u32 = OperandType::E4m3 as u32;
 
-/// The largest scale. What is above is NaN or has a sign.
+/// Largest valid scale. Greater codes are NaN or have a sign.
 pub(super) const MAX_SCALE: u32 = 0x7e;
 
-/// The kernel.
+/// Packs units.
 ///
 /// # Safety
-/// The contract in this folder's `mod.rs`.
+/// The contract in this folder's `mod.rs` holds.
 #[kernel(threads = Pack::THREADS, min_blocks = 3)]
 pub unsafe fn moe_pack(pack: Pack) {
-    // SAFETY: the contract. A block's type is that of all.
+    // SAFETY: the caller guarantees the contract in this folder's `mod.rs`. All CTAs have the same operand type.
     unsafe {
         if pack.operand_type == OUTPUT_BF16 {
             run::<OUTPUT_BF16>(&pack);
@@ -52,14 +52,14 @@ pub unsafe fn moe_pack(pack: Pack) {
     }
 }
 
-/// Packs some k-blocks of up to 128 rows.
+/// Packs up to [`Pack::K_BLOCKS`] k-blocks of up to 128 rows.
 ///
 /// # Safety
-/// The contract.
+/// The contract in this folder's `mod.rs` holds.
 #[inline(always)]
 unsafe fn run<const TYPE: u32>(pack: &Pack) {
     let (blocks_of_rows, slabs) = (k_blocks(pack.k).div_ceil(Pack::K_BLOCKS), pack.rows.div_ceil(SLAB_ROWS));
-    // SAFETY: matrices have rows and columns.
+    // SAFETY: a matrix has at least one row and one column.
     unsafe { assert_unchecked(blocks_of_rows > 0 && slabs > 0) };
     let (slab, part) = (thread::block_idx_x() / blocks_of_rows, thread::block_idx_x() % blocks_of_rows);
     let (matrix, slab) = (slab / slabs, slab % slabs);
@@ -78,7 +78,7 @@ unsafe fn run<const TYPE: u32>(pack: &Pack) {
     let end = (k_block + Pack::K_BLOCKS).min(k_blocks(pack.k));
     let mut target = unit_at(k_block);
     let units_of_slab = (SLAB_ROWS.min(pack.rows - slab * SLAB_ROWS)) / UNIT_ROWS;
-    // SAFETY: the unit is the warp's own.
+    // SAFETY: only this warp packs the unit.
     unsafe {
         while k_block < end.min(pack.k / K_BLOCK) {
             pack_unit::<TYPE>(pack, rows, k_block * K_BLOCK, K_BLOCK, target);
@@ -93,14 +93,15 @@ unsafe fn run<const TYPE: u32>(pack: &Pack) {
     }
 }
 
-/// Packs a unit: of the lanes' rows, so many columns from `start` on.
+/// Packs a unit: `columns` columns of the lanes' rows, from `start` on.
 ///
 /// # Safety
-/// The contract. The warp alone packs this unit.
+/// The contract in this folder's `mod.rs` holds. Only this warp packs the unit.
 #[inline(always)]
 unsafe fn pack_unit<const TYPE: u32>(pack: &Pack, rows: [Row; 2], start: u32, columns: u32, unit: GlobalAddress) {
     let (position, lane) = (lane_id() / ROW_LANES, lane_id() % ROW_LANES);
-    // SAFETY: columns of the rows, and the lane's own bytes of the unit. All loads come before the first store.
+    // SAFETY: the rows have these columns, and each lane stores its own bytes of the unit. All loads come before the
+    // first store.
     unsafe {
         let parts = [Part::load(rows[0], start, columns, lane), Part::load(rows[1], start, columns, lane)];
         parts[0].report(pack, rows[0]);
@@ -115,12 +116,12 @@ unsafe fn pack_unit<const TYPE: u32>(pack: &Pack, rows: [Row; 2], start: u32, co
 struct Row {
     values: GlobalAddress,
     scales: GlobalAddress,
-    /// The place of its first scale among those of all matrices.
+    /// Index of the row's first scale among the scales of all matrices.
     first_scale: u64,
 }
 
 impl Row {
-    /// The row that stands at a position.
+    /// Returns the row at a position.
     #[inline(always)]
     fn new(pack: &Pack, matrix: u32, position: u32) -> Self {
         let row = u64::from(if pack.ordered_rows != 0 { row_at(pack.rows, position) } else { position });
@@ -133,39 +134,40 @@ impl Row {
     }
 }
 
-/// The row that stands at a position, where rows stand in the order of K.
+/// Returns the row at a position, if rows are in the order of K.
 #[inline(always)]
 fn row_at(rows: u32, position: u32) -> u32 {
     let start = position / K_BLOCK * K_BLOCK;
-    // Where the last 16 columns are a k-block of their own, their words go on from those before as if they were none.
+    // If the last 16 columns are a separate k-block, their words continue the preceding k-block's words as if they
+    // belonged to it.
     let (columns, position) = ((rows - start).min(K_BLOCK), position - start);
     let (core, lane, high) = (position / WORD_ELEMENTS, position / 2 % ROW_LANES, position % 2);
-    // There is one.
+    // Every position has an element.
     start + element(columns, lane, core / 4, core % 4 + high * 4).unwrap_or(0)
 }
 
-/// What a lane has of a row of a k-block, half by half.
+/// A lane's part of a row of a k-block, in two halves.
 #[derive(Clone, Copy)]
 struct Part([Half; 2]);
 
-/// What a lane has of up to 64 columns of a row.
+/// A lane's part of up to 64 columns of a row.
 #[derive(Clone, Copy)]
 struct Half {
     words: [u32; 2],
     scale: u32,
-    /// Which of the row's scales it is.
+    /// Index of the scale in the row.
     block: u32,
 }
 
 impl Part {
-    /// Loads it as it is in the matrix, from the column `start` on.
+    /// Loads the part in the layout of the matrix, from the column `start` on.
     ///
     /// # Safety
-    /// The contract, and the row has these columns.
+    /// The contract in this folder's `mod.rs` holds, and the row has these columns.
     #[inline(always)]
     unsafe fn load(row: Row, start: u32, columns: u32, lane: u32) -> Self {
-        // SAFETY: the row lies in global memory and has these columns. The second half has what is left of them, or
-        // none.
+        // SAFETY: the row is valid in global memory and has these columns. The second half has the columns past the
+        // first half, or none.
         unsafe {
             Self([
                 Half::load(row, start, columns, lane),
@@ -174,15 +176,16 @@ impl Part {
         }
     }
 
-    /// Reports scales that are none.
+    /// Reports invalid scales.
     ///
     /// # Safety
-    /// The contract.
+    /// The contract in this folder's `mod.rs` holds.
     #[inline(always)]
     unsafe fn report(self, pack: &Pack, row: Row) {
         let report = |half: Half| {
             if half.scale > MAX_SCALE {
-                // SAFETY: others change it in this way alone.
+                // SAFETY: `invalid` is the address of a u64 in global memory that other threads change only by the same
+                // atomic operation.
                 unsafe {
                     red_global_min_u64(GlobalAddress::new(pack.invalid), row.first_scale + u64::from(half.block));
                 }
@@ -192,23 +195,23 @@ impl Part {
         report(self.0[1]);
     }
 
-    /// As it lies in a unit.
+    /// Returns the part in the layout of a unit.
     #[inline(always)]
     fn pack<const TYPE: u32>(self) -> Self {
         Self([self.0[0].pack::<TYPE>(), self.0[1].pack::<TYPE>()])
     }
 
-    /// Stores it, packed, in a unit.
+    /// Stores the packed part in a unit.
     ///
     /// # Safety
-    /// The unit has the row and these columns.
+    /// The unit has the row and these columns, and only this warp stores to it.
     #[inline(always)]
     unsafe fn store(self, unit: GlobalAddress, columns: u32, row: u32, lane: u32) {
         let values = unit + u64::from(lane_place(columns, row, lane));
         let scales = unit + u64::from(scale_place(columns, row, lane));
         let [Half { words: [a, b], scale: low, .. }, Half { words: [c, d], scale: high, .. }] = self.0;
         let words = lane_words(columns);
-        // SAFETY: the lane's own bytes.
+        // SAFETY: the addresses are inside the unit, and no other lane stores these bytes.
         unsafe {
             if columns == K_BLOCK {
                 st_global_v4_b32(values, [a, b, c, d]);
@@ -227,19 +230,20 @@ impl Part {
 }
 
 impl Half {
-    /// Loads what a lane has of these columns of a row, from `first` on; zeros where there are none.
+    /// Loads a lane's part of these columns of a row, from `first` on; zeros where there are none.
     ///
     /// # Safety
-    /// The contract, and the row has these columns. All lanes of the warp have the same ones.
+    /// The contract in this folder's `mod.rs` holds, and the row has these columns. All lanes of the warp have the same
+    /// columns.
     #[inline(always)]
     unsafe fn load(row: Row, first: u32, columns: u32, lane: u32) -> Self {
         if columns == 0 {
             return Self { words: [0; 2], scale: 0, block: 0 };
         }
         let values = row.values + u64::from(first / 2);
-        // SAFETY: values and scales of the row.
+        // SAFETY: the addresses are inside the row's values and scales.
         unsafe {
-            // The lane's words, and its first column, as `element` says.
+            // The lane's words and its first column, as in `element`.
             let (words, of_lane) = if columns >= HALF {
                 let two = ld_global_nc_b64_or_zero(true, values + u64::from(lane * BLOCK / 2));
                 ([two as u32, (two >> 32) as u32], lane * BLOCK)
@@ -256,7 +260,7 @@ impl Half {
         }
     }
 
-    /// As it lies in a unit.
+    /// Returns the half in the layout of a unit.
     #[inline(always)]
     fn pack<const TYPE: u32>(self) -> Self {
         let operand_type = match TYPE {
@@ -264,7 +268,7 @@ impl Half {
             E4M3 => OperandType::E4m3,
             _ => OperandType::F16,
         };
-        // bf16's scales have no zero.
+        // The scales of bf16 have no zero.
         let is_zero = TYPE == OUTPUT_BF16 && self.scale == 0;
         let [a, b] = if is_zero { [0; 2] } else { self.words };
         let scale = u32::from(operand_type.pack_scale(self.scale as u8));

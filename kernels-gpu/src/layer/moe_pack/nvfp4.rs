@@ -1,4 +1,5 @@
-//! Packing for tokens in NVFP4: a warp has a row, and a lane what a scale tile has of it, four blocks of values and their scales.
+//! Packs weights for NVFP4 tokens: a warp packs a row, and a lane the row's part of a scale tile, four blocks of values
+//! and their scales.
 
 use core::hint::assert_unchecked;
 
@@ -19,18 +20,18 @@ use crate::{
 /// Bytes of a block's values.
 const BLOCK_BYTES: u32 = BLOCK / 2;
 
-/// The kernel.
+/// Packs weights for NVFP4 tokens.
 ///
 /// # Safety
-/// The contract in this folder's `mod.rs`.
+/// The contract in this folder's `mod.rs` holds.
 #[kernel(threads = PackNvfp4::THREADS, min_blocks = 4)]
 pub unsafe fn moe_pack_nvfp4(pack: PackNvfp4) {
     let blocks_of_rows = pack.rows.next_multiple_of(SCALE_TILE_ROWS) / PackNvfp4::BLOCK_ROWS;
-    // SAFETY: matrices have rows.
+    // SAFETY: a matrix has at least one row.
     unsafe { assert_unchecked(blocks_of_rows > 0) };
     let (matrix, block) = (thread::block_idx_x() / blocks_of_rows, thread::block_idx_x() % blocks_of_rows);
     let row = block * PackNvfp4::BLOCK_ROWS + thread::thread_idx_x() / WARP_SIZE;
-    // Behind the last row come scales of zeros alone.
+    // Past the last row, only zeros are stored as scales.
     let blocks = if row < pack.rows { pack.k / BLOCK } else { 0 };
     let of_matrix = |at: u64, stride: u64| GlobalAddress::new(at) + u64::from(matrix) * stride;
     let values = of_matrix(pack.values, pack.values_stride) + u64::from(row) * u64::from(pack.k / 2);
@@ -48,8 +49,8 @@ pub unsafe fn moe_pack_nvfp4(pack: PackNvfp4) {
                 break;
             }
             let place = u64::from(block * BLOCK_BYTES);
-            // SAFETY: a block of the row, whose values are the lane's to write; others change the place of an invalid scale in this way
-            // alone.
+            // SAFETY: the block belongs to the row, and only this lane writes its values. Other threads change the
+            // index of an invalid scale only by the same atomic operation.
             unsafe {
                 st_global_b64(to_values + place, ld_global_nc_b64_or_zero(true, values + place));
                 let scale = u32::from(ld_global_nc_u8(scales + u64::from(block)));
@@ -61,7 +62,7 @@ pub unsafe fn moe_pack_nvfp4(pack: PackNvfp4) {
                 word |= scale << (8 * column);
             }
         }
-        // SAFETY: the row's word of a scale tile, which is the lane's.
+        // SAFETY: this is the row's word of a scale tile, which only this lane writes.
         unsafe { st_global_b32(to_scales + scale_word_offset(row, tile, tiles), word) };
         tile += WARP_SIZE;
     }

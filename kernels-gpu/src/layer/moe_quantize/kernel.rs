@@ -1,8 +1,9 @@
-//! A warp has a token. It reads the token twice: for its largest magnitude, and to round it. A lane rounds 16 elements at a time, twice
-//! eight that lie together. Four lanes exchange what they have, so that each has a chunk of a line, and store it to each of the token's
-//! rows. What is left of 64 columns is rounded chunk by chunk.
+//! One warp per token. The warp reads the token twice: for its largest magnitude, and to round it. A lane rounds 16
+//! elements at a time, in two groups of eight contiguous elements. Four lanes exchange their codes so that each has a
+//! chunk of a line, and store it to each of the token's rows. The columns past the last multiple of 64 are rounded
+//! chunk by chunk.
 
-// Loops over indices, not iterators: they unroll, so that arrays stay in registers.
+// Loops run over indices instead of iterators, so that they unroll and arrays stay in registers.
 #![allow(clippy::needless_range_loop)]
 
 use core::hint::assert_unchecked;
@@ -27,58 +28,58 @@ use crate::{
     units::{K_BLOCK, ROW_LANES, WORD_ELEMENTS, block_columns, block_start, element, k_blocks},
 };
 
-/// Bytes of an element.
+/// Bytes per element.
 const ELEMENT_BYTES: u32 = 2;
 
-/// Bytes of a number of a list, and of a scale.
+/// Bytes per number of a list, and per scale.
 const NUMBER: u64 = size_of::<u32>() as u64;
 
 /// Bytes that a lane reads at a time.
 const PIECE_BYTES: u32 = 16;
 
-/// Words of a piece.
+/// Words per piece.
 const WORDS: usize = PIECE_BYTES as usize / size_of::<u32>();
 
 /// Bytes of a warp's pieces.
 const WARP_BYTES: u32 = WARP_SIZE * PIECE_BYTES;
 
-/// Whole k-blocks that a warp rounds at a time: two pieces of each lane.
+/// Whole k-blocks that a warp rounds at a time: two pieces per lane.
 const ROUND: u32 = 2 * WARP_BYTES / (K_BLOCK * ELEMENT_BYTES);
 
-/// Columns of which each of four lanes of the weights has two words.
+/// Number of columns of which each of four lanes of the weights has two words.
 const WHOLE: u32 = K_BLOCK / 2;
 
 /// Quantizes f16.
 ///
 /// # Safety
-/// The contract in this folder's `mod.rs`.
+/// The contract in this folder's `mod.rs` holds.
 #[kernel(threads = Quantize::THREADS, min_blocks = 4)]
 pub unsafe fn moe_quantize_f16(launch: Quantize) {
-    // SAFETY: the contract is this function's too.
+    // SAFETY: the caller guarantees the contract in this folder's `mod.rs`.
     unsafe { run::<OUTPUT_F16>(&launch) }
 }
 
 /// Quantizes bf16.
 ///
 /// # Safety
-/// The contract in this folder's `mod.rs`.
+/// The contract in this folder's `mod.rs` holds.
 #[kernel(threads = Quantize::THREADS, min_blocks = 4)]
 pub unsafe fn moe_quantize_bf16(launch: Quantize) {
-    // SAFETY: the contract is this function's too.
+    // SAFETY: the caller guarantees the contract in this folder's `mod.rs`.
     unsafe { run::<OUTPUT_BF16>(&launch) }
 }
 
-/// A warp's part of the kernel, for tokens of this format.
+/// A warp's part of the kernel, for tokens of format `FORMAT`.
 ///
 /// # Safety
-/// The contract. All threads of the block call it, of whole warps.
+/// The contract in this folder's `mod.rs` holds. All threads of the CTA call this, in whole warps.
 #[inline(always)]
 unsafe fn run<const FORMAT: u32>(launch: &Quantize) {
     let warp = thread::block_idx_x() * Quantize::WARPS + thread::thread_idx_x() / WARP_SIZE;
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
-    // SAFETY: the grids before have ended. Lists have a number for each expert and one more, and for each row; each row is one
-    // warp's.
+    // SAFETY: the previous grids have ended. Lists have one number per expert and one more, or one number per row. Each
+    // row belongs to one warp.
     unsafe {
         let first_of = |expert: u32| {
             let number = GlobalAddress::new(launch.firsts) + u64::from(expert) * NUMBER;
@@ -101,14 +102,14 @@ unsafe fn run<const FORMAT: u32>(launch: &Quantize) {
     }
 }
 
-/// Writes zeros where an expert's last rows, from this one on, are none.
+/// Writes zeros to the padding rows among [`ROW_MULTIPLE`] rows of an expert, from row `first` on.
 ///
 /// # Safety
-/// The contract, and there are [`ROW_MULTIPLE`] rows. The whole warp calls it together.
+/// The contract in this folder's `mod.rs` holds, and the rows exist. The whole warp calls this together.
 #[inline(always)]
 unsafe fn fill_up(launch: &Quantize, first: u32) {
     for row in first..first + ROW_MULTIPLE {
-        // SAFETY: a row of the list; it is this warp's.
+        // SAFETY: the list has this row, and the row belongs to this warp.
         unsafe {
             let number = GlobalAddress::new(launch.rows) + u64::from(row) * NUMBER;
             if ld_global_b32(number) == NO_ROW {
@@ -121,10 +122,10 @@ unsafe fn fill_up(launch: &Quantize, first: u32) {
 /// Writes zeros to a row.
 ///
 /// # Safety
-/// The contract, and the row is this warp's. The whole warp calls it together.
+/// The contract in this folder's `mod.rs` holds, and the row belongs to this warp. The whole warp calls this together.
 #[inline(always)]
 unsafe fn clear(launch: &Quantize, row: u32) {
-    // SAFETY: the row's lines and scale.
+    // SAFETY: the addresses are of the row's lines and scale.
     unsafe {
         let mut core = lane_id();
         while core < k_blocks(launch.k) * LINE_CHUNKS {
@@ -136,10 +137,10 @@ unsafe fn clear(launch: &Quantize, row: u32) {
     }
 }
 
-/// Stores a chunk of a row, counted through all of its lines.
+/// Stores chunk `core` of a row, counted through all of its lines.
 ///
 /// # Safety
-/// The contract; the row has such a chunk.
+/// The contract in this folder's `mod.rs` holds, and the row has this chunk. No other lane writes it.
 #[inline(always)]
 unsafe fn store(launch: &Quantize, row: u32, core: u32, codes: [u32; 4]) {
     let at = line(launch.row_capacity, core / LINE_CHUNKS, row) + u64::from(chunk(row, core % LINE_CHUNKS));
@@ -147,20 +148,20 @@ unsafe fn store(launch: &Quantize, row: u32, core: u32, codes: [u32; 4]) {
     unsafe { st_global_v4_b32(GlobalAddress::new(launch.codes) + at, codes) };
 }
 
-/// A token, as its warp has it.
+/// A token, as its warp handles it.
 struct Token<const FORMAT: u32> {
     index: u32,
-    /// Its first element.
+    /// Address of the token's first element.
     at: GlobalAddress,
-    /// By which it is multiplied first, if there are factors.
+    /// Factor that is applied to the token first, if there are factors.
     weight: Option<f32>,
 }
 
 impl<const FORMAT: u32> Token<FORMAT> {
-    /// The token of this index.
+    /// Returns the token with this index.
     ///
     /// # Safety
-    /// The contract, and there is such a token.
+    /// The contract in this folder's `mod.rs` holds, and the token exists.
     #[inline(always)]
     unsafe fn new(launch: &Quantize, index: u32) -> Self {
         let at = GlobalAddress::new(launch.input) + u64::from(index) * launch.input_pitch;
@@ -170,17 +171,17 @@ impl<const FORMAT: u32> Token<FORMAT> {
         Self { index, at, weight: (launch.input_weights != 0).then(|| f32::from_bits(bits)) }
     }
 
-    /// Writes it to its rows.
+    /// Quantizes the token and writes it to its rows.
     ///
     /// # Safety
-    /// The contract. The whole warp calls it together.
+    /// The contract in this folder's `mod.rs` holds. The whole warp calls this together.
     #[inline(always)]
     unsafe fn quantize(&self, launch: &Quantize) {
-        // SAFETY: the token's elements, places and rows. The whole warp is here.
+        // SAFETY: the addresses are of the token's elements, places and rows. The whole warp is here.
         unsafe {
             let scale = self.scale(launch.k);
             let inverse = 1.0 / scale;
-            // Which row is the lane's choice's.
+            // Row of the lane's choice.
             let (mut place, mut copies) = (self.index, 1);
             if launch.places != 0 {
                 assert_unchecked(launch.top_k > 0);
@@ -200,7 +201,7 @@ impl<const FORMAT: u32> Token<FORMAT> {
                     }
                 }
             };
-            // All lanes take every round, since they tell each other places.
+            // All lanes run every iteration, since they exchange rows by shuffles.
             let k_blocks = k_blocks(launch.k);
             let whole = if launch.k.is_multiple_of(WHOLE) { k_blocks } else { launch.k / K_BLOCK };
             let mut first = 0;
@@ -217,7 +218,7 @@ impl<const FORMAT: u32> Token<FORMAT> {
         }
     }
 
-    /// A word of two elements, after the token's factor.
+    /// Returns a word of two elements, multiplied by the token's factor.
     #[inline(always)]
     fn weighted(&self, word: u32) -> u32 {
         self.weight.map_or(word, |weight| {
@@ -226,7 +227,7 @@ impl<const FORMAT: u32> Token<FORMAT> {
         })
     }
 
-    /// The codes of four elements.
+    /// Returns the codes of four elements.
     #[inline(always)]
     fn codes(&self, words: [u32; 2], inverse: f32) -> u32 {
         let [low, high] = words.map(|word| {
@@ -236,16 +237,17 @@ impl<const FORMAT: u32> Token<FORMAT> {
         low | high << 16
     }
 
-    /// The scale of a token of so many elements.
+    /// Returns the scale of a token of `k` elements.
     ///
     /// # Safety
-    /// The contract. The whole warp calls it together.
+    /// The contract in this folder's `mod.rs` holds. The whole warp calls this together.
     #[inline(always)]
     unsafe fn scale(&self, k: u32) -> f32 {
         let (mut largest, mut at) = ([0; 2], 0);
-        // SAFETY: the contract. The whole warp is here.
+        // SAFETY: the token has `k` elements in global memory that nobody writes during the launch. The whole warp is
+        // here.
         let amax = unsafe {
-            // Many pieces are on their way at once; short tokens have few.
+            // Many pieces are in flight at once; short tokens have few.
             while at < k * ELEMENT_BYTES {
                 if k * ELEMENT_BYTES - at > 4 * WARP_BYTES {
                     self.largest_of::<8>(k, at, &mut largest);
@@ -261,19 +263,19 @@ impl<const FORMAT: u32> Token<FORMAT> {
         f32::from_bits(amax.to_bits().max(LEAST_AMAX.to_bits())) / LARGEST
     }
 
-    /// The largest magnitudes of each lane's next pieces, from so many bytes on: of lower halves of words, and of upper ones. The bits of
-    /// magnitudes are in their order.
+    /// Updates the largest magnitudes of the lower and the upper halves of words with each lane's next pieces, from
+    /// byte `first` on. The bits of magnitudes have the order of magnitudes.
     ///
     /// # Safety
-    /// As [`Self::scale`].
+    /// The requirements of [`Self::scale`].
     #[inline(always)]
     unsafe fn largest_of<const PIECES: usize>(&self, k: u32, first: u32, largest: &mut [u32; 2]) {
         let mut pieces = [[0; WORDS]; PIECES];
         for piece in 0..PIECES {
             let at = first + piece as u32 * WARP_BYTES + lane_id() * PIECE_BYTES;
-            // What is looked at twice does not change the largest.
+            // Reading a piece twice does not change the largest magnitude.
             let at = at.min(k * ELEMENT_BYTES - PIECE_BYTES);
-            // SAFETY: elements of the token, of which there is a multiple of 16.
+            // SAFETY: the address is of elements of the token, which has a multiple of 16.
             pieces[piece] = unsafe { ld_global_v4_b32_or_zero(true, self.at + u64::from(at)) };
         }
         for piece in 0..PIECES {
@@ -284,26 +286,26 @@ impl<const FORMAT: u32> Token<FORMAT> {
         }
     }
 
-    /// The codes of one of the chunks of [`ROUND`] k-blocks: its k-block, its index there, and they. Columns come in whole
-    /// [`WHOLE`]; zeros where the token has no elements.
+    /// Returns the lane's chunk of [`ROUND`] k-blocks: its k-block, its index in the k-block, and its codes. Columns
+    /// come in multiples of [`WHOLE`]. Codes are zeros where the token has no elements.
     ///
     /// # Safety
-    /// The contract. The whole warp calls it together.
+    /// The contract in this folder's `mod.rs` holds. The whole warp calls this together.
     #[inline(always)]
     unsafe fn whole_chunk(&self, k: u32, first: u32, inverse: f32) -> (u32, u32, [u32; 4]) {
         let lane = lane_id();
-        // Eight columns of a k-block are a word of weights: that of lane `owner`, the first or the second of two words of `half`.
+        // Eight columns of a k-block are one word of weights: the first or the second word of lane `owner` in `half`.
         let (half, owner, odd) = (lane / 8 % 2, lane / 2 % ROW_LANES, lane % 2);
         const { assert!(WORD_ELEMENTS * ELEMENT_BYTES == PIECE_BYTES) };
-        // The codes of two words, first four and last four elements: of four chunks, this owner's part.
+        // Codes of two words, first four and last four elements each: this owner's part of four chunks.
         let [[a, b], [c, d]] = [0, 1].map(|piece| {
             let column = first * K_BLOCK + (piece * WARP_SIZE + lane) * WORD_ELEMENTS;
             let source = self.at + u64::from(column * ELEMENT_BYTES);
-            // SAFETY: elements of the token.
+            // SAFETY: if `column < k`, the address is of elements of the token; otherwise nothing is read.
             let [s, t, u, v] = unsafe { ld_global_v4_b32_or_zero(column < k, source) };
             [self.codes([s, t], inverse), self.codes([u, v], inverse)]
         });
-        // The four owners exchange parts of chunks, each to have one whole. SAFETY: the whole warp is here.
+        // The four owners exchange parts of chunks, so that each has a whole chunk. SAFETY: the whole warp is here.
         let exchange = |is_upper: bool, mask: u32, [low, high]: [u32; 2]| unsafe {
             let (kept, given) = if is_upper { (high, low) } else { (low, high) };
             let (got, _) = warp_shuffle_xor(ALL_LANES, given, mask, WARP_SIZE);
@@ -316,12 +318,12 @@ impl<const FORMAT: u32> Token<FORMAT> {
         (k_block, 2 * (2 * half + odd) + owner % 2, [a, b, c, d])
     }
 
-    /// The codes of a chunk, counted through all lines: half of a word of each of four lanes of the weights
-    /// ([`e4m3_position`](crate::units::e4m3_position)); zeros where the token has no elements, or where `is_there` is not true. It may
-    /// be of any k-block.
+    /// Returns the codes of chunk `core` of any k-block, counted through all lines: half a word of each of four lanes
+    /// of the weights ([`e4m3_position`](crate::units::e4m3_position)). Codes are zeros where the token has no
+    /// elements, or if `is_there` is `false`.
     ///
     /// # Safety
-    /// The contract.
+    /// The contract in this folder's `mod.rs` holds.
     #[inline(always)]
     unsafe fn ragged_chunk(&self, k: u32, core: u32, is_there: bool, inverse: f32) -> [u32; 4] {
         let (k_block, core) = (core / LINE_CHUNKS, core % LINE_CHUNKS);
@@ -332,10 +334,10 @@ impl<const FORMAT: u32> Token<FORMAT> {
             let first = element(columns, lane, word, half * (WORD_ELEMENTS / 2));
             let is_whole = element(columns, lane, word, WORD_ELEMENTS - 1).is_some();
             let source = self.at + u64::from((start + first.unwrap_or(0)) * ELEMENT_BYTES);
-            // SAFETY: elements of the token.
+            // SAFETY: the predicates hold only for addresses of the token's elements; otherwise nothing is read.
             let elements = unsafe {
                 let whole = ld_global_b64_or_zero(is_whole, source);
-                // Half a word has half as many elements.
+                // Half a word has half of the elements.
                 let few = ld_global_b32_or_zero(first.is_some() && !is_whole, source);
                 [whole as u32 | few, (whole >> 32) as u32]
             };

@@ -1,5 +1,6 @@
-//! A warp has a token, and a lane a block of it at a time, which it reads once and quantizes for each of the token's rows, since experts
-//! may differ in their input scales. Where an expert has none, the warp first reads the token for its largest magnitude.
+//! One warp per token. A lane reads one block of the token at a time, and quantizes it for each of the token's rows,
+//! since experts may have different input scales. If an expert has no input scale, the warp first reads the token for
+//! its largest magnitude.
 
 use core::hint::assert_unchecked;
 
@@ -23,10 +24,10 @@ use crate::{
     schedule::last_begun,
 };
 
-/// Bytes of an element.
+/// Bytes per element.
 const ELEMENT_BYTES: u32 = 2;
 
-/// Bytes of a number of a list, and of a global scale.
+/// Bytes per number of a list, and per global scale.
 const NUMBER: u64 = size_of::<u32>() as u64;
 
 /// Words of a block of 16-bit numbers.
@@ -35,33 +36,34 @@ const BLOCK_WORDS: usize = (BLOCK * ELEMENT_BYTES / 4) as usize;
 /// Quantizes f16.
 ///
 /// # Safety
-/// The contract in this folder's `mod.rs`.
+/// The contract in this folder's `mod.rs` holds.
 #[kernel(threads = Quantize::THREADS, min_blocks = 4)]
 pub unsafe fn moe_quantize_nvfp4_f16(launch: Quantize) {
-    // SAFETY: the contract is this function's too.
+    // SAFETY: the caller guarantees the contract in this folder's `mod.rs`.
     unsafe { run::<OUTPUT_F16>(&launch) }
 }
 
 /// Quantizes bf16.
 ///
 /// # Safety
-/// The contract in this folder's `mod.rs`.
+/// The contract in this folder's `mod.rs` holds.
 #[kernel(threads = Quantize::THREADS, min_blocks = 4)]
 pub unsafe fn moe_quantize_nvfp4_bf16(launch: Quantize) {
-    // SAFETY: the contract is this function's too.
+    // SAFETY: the caller guarantees the contract in this folder's `mod.rs`.
     unsafe { run::<OUTPUT_BF16>(&launch) }
 }
 
-/// A warp's part of the kernel, for tokens of this format.
+/// A warp's part of the kernel, for tokens of format `FORMAT`.
 ///
 /// # Safety
-/// The contract. All threads of the block call it, of whole warps.
+/// The contract in this folder's `mod.rs` holds. All threads of the CTA call this, in whole warps.
 #[inline(always)]
 unsafe fn run<const FORMAT: u32>(launch: &Quantize) {
     let warp = thread::block_idx_x() * Quantize::WARPS + thread::thread_idx_x() / WARP_SIZE;
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
-    // SAFETY: the grids before have ended. Lists have a number for each expert and one more; each row is one warp's.
+    // SAFETY: the previous grids have ended. Lists have one number per expert and one more. Each row belongs to one
+    // warp.
     unsafe {
         let is_known = launch.places != 0 || launch.firsts == 0;
         let tokens = if is_known { launch.token_count } else { number(launch.firsts, launch.experts) };
@@ -71,27 +73,28 @@ unsafe fn run<const FORMAT: u32>(launch: &Quantize) {
     }
 }
 
-/// A number of a list.
+/// Returns a number of a list.
 ///
 /// # Safety
-/// The list has it, and nobody writes it meanwhile.
+/// The list has this number, and nobody writes it during the launch.
 #[inline(always)]
 unsafe fn number(list: u64, index: u32) -> u32 {
     // SAFETY: the caller guarantees that the list has this number and that nothing writes it during the launch.
     unsafe { ld_global_b32(GlobalAddress::new(list) + u64::from(index) * NUMBER) }
 }
 
-/// A row that a token goes to, as the lane of that choice knows it.
+/// A row of a token, as the lane of its choice handles it.
 #[derive(Clone, Copy)]
 struct Row {
-    /// Its number, or [`NO_ROW`].
+    /// Index of the row, or [`NO_ROW`].
     index: u32,
-    /// The tile of tokens that it is in, and where.
+    /// Tile of tokens that contains the row, and the row's index in the tile.
     tile: u32,
     in_tile: u32,
-    /// The rows of the tile, if it is the last of them, up to the next multiple of [`TOKEN_STEP`]; else the one behind itself.
+    /// For the last row of a tile: the tile's number of rows, rounded up to a multiple of [`TOKEN_STEP`]. Otherwise the
+    /// index of the next row in the tile.
     end: u32,
-    /// Its global scale, or for now 0.
+    /// Global scale of the row, or 0 if it is not known yet.
     global: f32,
 }
 
@@ -99,13 +102,14 @@ impl Row {
     /// No row.
     const NONE: Self = Self { index: NO_ROW, tile: 0, in_tile: 0, end: 0, global: 1.0 };
 
-    /// The row of this number.
+    /// Returns the row with this index.
     ///
     /// # Safety
-    /// The contract; there is such a row.
+    /// The contract in this folder's `mod.rs` holds, and the row exists.
     #[inline(always)]
     unsafe fn new(launch: &Quantize, index: u32) -> Self {
-        // SAFETY: indices up to `experts`, of lists, if there are any, that have one number more; a scale of an expert.
+        // SAFETY: the indices are at most `experts`. Lists, if there are any, have one number more than experts, and
+        // there is one input scale per expert.
         unsafe {
             let (mut expert, mut of_rows, mut of_tiles) = (0, [0, launch.token_count], [0, launch.token_tiles]);
             if launch.firsts != 0 {
@@ -126,10 +130,10 @@ impl Row {
         }
     }
 
-    /// What the lane of this choice has.
+    /// Returns the row of lane `lane`.
     ///
     /// # Safety
-    /// The whole warp calls it together.
+    /// The whole warp calls this together.
     #[inline(always)]
     unsafe fn of_lane(self, lane: u32) -> Self {
         // SAFETY: the caller guarantees that all 32 lanes execute the shuffles together.
@@ -144,20 +148,20 @@ impl Row {
     }
 }
 
-/// A token, as its warp has it.
+/// A token, as its warp handles it.
 struct Token<const FORMAT: u32> {
     index: u32,
-    /// Its first element.
+    /// Address of the token's first element.
     at: GlobalAddress,
-    /// By which it is multiplied first, if there are factors.
+    /// Factor that is applied to the token first, if there are factors.
     weight: Option<f32>,
 }
 
 impl<const FORMAT: u32> Token<FORMAT> {
-    /// The token of this index.
+    /// Returns the token with this index.
     ///
     /// # Safety
-    /// The contract, and there is such a token.
+    /// The contract in this folder's `mod.rs` holds, and the token exists.
     #[inline(always)]
     unsafe fn new(launch: &Quantize, index: u32) -> Self {
         let at = GlobalAddress::new(launch.input) + u64::from(index) * launch.input_pitch;
@@ -167,13 +171,13 @@ impl<const FORMAT: u32> Token<FORMAT> {
         Self { index, at, weight: (launch.input_weights != 0).then(|| f32::from_bits(bits)) }
     }
 
-    /// Writes it to its rows.
+    /// Quantizes the token and writes it to its rows.
     ///
     /// # Safety
-    /// The contract. The whole warp calls it together.
+    /// The contract in this folder's `mod.rs` holds. The whole warp calls this together.
     #[inline(always)]
     unsafe fn quantize(&self, launch: &Quantize) {
-        // SAFETY: the token's elements, places and rows. The whole warp is here.
+        // SAFETY: the addresses are of the token's elements, places and rows. The whole warp is here.
         unsafe {
             let (mut place, mut copies) = (if lane_id() == 0 { self.index } else { NO_ROW }, 1);
             if launch.places != 0 {
@@ -191,7 +195,7 @@ impl<const FORMAT: u32> Token<FORMAT> {
             let of_row =
                 GlobalAddress::new(launch.globals) + u64::from(if place == NO_ROW { 0 } else { place }) * NUMBER;
             st_global_b32_where(place != NO_ROW, of_row, row.global.to_bits());
-            // All lanes take every round, since they tell each other rows.
+            // All lanes run every iteration, since they exchange rows by shuffles.
             let blocks = scale_tiles(launch.k) * SCALE_TILE_COLUMNS;
             let mut first = 0;
             while first < blocks {
@@ -208,7 +212,7 @@ impl<const FORMAT: u32> Token<FORMAT> {
         }
     }
 
-    /// Two elements of a word, after the token's factor.
+    /// Returns two elements of a word, multiplied by the token's factor.
     #[inline(always)]
     fn weighted(&self, word: u32) -> [f32; 2] {
         let [low, high] = decode(FORMAT, word);
@@ -216,10 +220,10 @@ impl<const FORMAT: u32> Token<FORMAT> {
         self.weight.map_or([low, high], weighted)
     }
 
-    /// The global scale of the token itself, of so many elements.
+    /// Returns the global scale of the token itself, which has `k` elements.
     ///
     /// # Safety
-    /// The contract. The whole warp calls it together.
+    /// The contract in this folder's `mod.rs` holds. The whole warp calls this together.
     #[inline(always)]
     unsafe fn global(&self, k: u32) -> f32 {
         let mut amax = (LARGEST * LEAST_GLOBAL).to_bits();
@@ -234,10 +238,10 @@ impl<const FORMAT: u32> Token<FORMAT> {
         f32::from_bits(unsafe { warp_reduce_max_u32(ALL_LANES, amax) }) / LARGEST
     }
 
-    /// A block of the token; zeros where it has none, or where `is_there` is not true.
+    /// Returns a block of the token, or zeros if `is_there` is `false`.
     ///
     /// # Safety
-    /// The contract; where `is_there` is true, the token has such a block.
+    /// The contract in this folder's `mod.rs` holds. If `is_there`, the token has this block.
     #[inline(always)]
     unsafe fn block(&self, block: u32, is_there: bool) -> Block {
         let at = self.at + u64::from(block * BLOCK * ELEMENT_BYTES);
@@ -249,19 +253,19 @@ impl<const FORMAT: u32> Token<FORMAT> {
     }
 }
 
-/// A block of a token: 16 numbers, two of each word, and the bits of their largest magnitude.
+/// A block of a token: 16 numbers, two per word, and the bits of their largest magnitude.
 struct Block {
     numbers: [[f32; 2]; BLOCK_WORDS],
     amax: u32,
-    /// Whether it is one, and not what fills the last scale tile up.
+    /// Whether the token has the block. Otherwise the block is padding of the last scale tile.
     is_there: bool,
 }
 
 impl Block {
-    /// Quantizes it for a row, and writes it there.
+    /// Quantizes the block for a row, and writes it there.
     ///
     /// # Safety
-    /// The contract; the row is the warp's, and the block the lane's.
+    /// The contract in this folder's `mod.rs` holds. The row belongs to the warp, and the block to the lane.
     #[inline(always)]
     unsafe fn store(&self, launch: &Quantize, row: Row, block: u32) {
         let scale = BlockScale::new(self.amax, row.global);
@@ -270,8 +274,8 @@ impl Block {
         let scale_at =
             |in_tile: u32| GlobalAddress::new(launch.scales) + token_scale(row.tile, in_tile, block, launch.k);
         let of_row = u64::from(row.index) * u64::from(row_bytes(launch.k)) + u64::from(block * (BLOCK / 2));
-        // SAFETY: the row is this warp's and the block this lane's, so no other lane writes these bytes. The rows that
-        // fill up a tile belong to the warp of its last row.
+        // SAFETY: the row is this warp's and the block this lane's, so no other lane writes these bytes. Padding rows
+        // of a tile belong to the warp of the tile's last row.
         unsafe {
             if self.is_there {
                 st_global_b64(GlobalAddress::new(launch.values) + of_row, values);

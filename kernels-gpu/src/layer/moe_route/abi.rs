@@ -1,4 +1,5 @@
-//! What host and `moe_route` agree on: the kernels' parameters. What they write is [`lists`](crate::lists).
+//! Definitions that host and `moe_route` share: the kernels' parameters. [`lists`](crate::lists) defines the lists that
+//! they write.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -8,64 +9,67 @@ use crate::{
     units::k_blocks,
 };
 
-/// The entry that makes lists and brings tokens into the order of K.
+/// Name of the entry that makes lists and permutes tokens to the order of K.
 pub const ROUTE_ENTRY: &str = "moe_route";
 
-/// The entries that add up a token's rows, of f16 and of bf16.
+/// Names of the entries that add up a token's rows, for f16 and for bf16.
 pub const COMBINE_ENTRIES: [&str; 2] = ["moe_combine_f16", "moe_combine_bf16"];
 
-/// The one parameter of [`ROUTE_ENTRY`].
+/// The only parameter of [`ROUTE_ENTRY`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Route {
-    /// Address of the experts that tokens name, `[T, k]`, i32. What is negative, or not below `named_experts`, names none.
+    /// Address of the experts that tokens name, `[T, k]`, i32. An id that is negative, or not below `named_experts`,
+    /// names no expert.
     pub ids: u64,
-    /// Address of the layer's own number of each expert that can be named, `[named_experts]`, i32, negative where it is not the
-    /// layer's own; 0 if experts are named by their own numbers.
+    /// Address of the local index of each expert that can be named, `[named_experts]`, i32, negative for an expert that
+    /// is not local; 0 if ids are local indices.
     pub map: u64,
     /// Address of the tokens X, a multiple of 16: rows of `hidden` 16-bit numbers, `input_pitch` bytes apart.
     pub input: u64,
-    /// A multiple of 16.
+    /// Bytes from one token to the next; a multiple of 16.
     pub input_pitch: u64,
-    /// Address of a factor for each token, `[T]`, f32, by which it is multiplied and then rounded to its type; or 0.
+    /// Address of one f32 factor per token, `[T]`, by which the token is multiplied before it is rounded to its type; 0
+    /// for no factors.
     pub input_weights: u64,
-    /// Address of where tokens go in the order of K ([`units`](crate::units)), `[T, H]` without gaps; 0 if there are to be lists
-    /// alone.
+    /// Address of the output tokens in the order of K ([`units`](crate::units)), `[T, H]` without gaps; 0 to make only
+    /// lists.
     pub tokens: u64,
-    /// Address of where they go besides, without their factors, for the expert that every token shares; or 0. Looked at for
+    /// Address of a second output of tokens without their factors, for the shared expert; 0 for none. Used only with
     /// `input_weights`.
     pub shared_tokens: u64,
-    /// Address of the [`Lists`] that it writes, of T·k choices and `experts`.
+    /// Address of the [`Lists`] that the kernel writes, for T·k choices and `experts`.
     pub lists: u64,
-    /// Address of the [`Lists`] of T choices and one expert that it writes besides, for the expert that every token shares:
-    /// rows are the tokens; or 0.
+    /// Address of further [`Lists`] that the kernel writes, for T choices and the shared expert, whose rows are the
+    /// tokens; 0 for none.
     pub shared_lists: u64,
-    /// T; T·k is below 2³¹.
+    /// T; T·k is less than 2³¹.
     pub token_count: u32,
     /// k, from 1 to [`MAX_TOP_K`](crate::lists::MAX_TOP_K).
     pub top_k: u32,
     /// E, from 1 to [`MAX_EXPERTS`].
     pub experts: u32,
-    /// Experts that can be named: the length of `map`, or E.
+    /// Number of experts that can be named: the length of `map`, or E.
     pub named_experts: u32,
     /// H, a multiple of 16.
     pub hidden: u32,
-    /// Tokens of a tile, for [`Lists::tile_firsts`]; a multiple of 8.
+    /// Maximum number of tokens per tile, for [`Lists::tile_firsts`]; a multiple of 8.
     pub tile_tokens: u32,
-    /// As `tile_tokens`, of the shared expert.
+    /// Same as `tile_tokens`, for the shared expert.
     pub shared_tile_tokens: u32,
-    /// [`OUTPUT_F16`](crate::format::OUTPUT_F16) or [`OUTPUT_BF16`](crate::format::OUTPUT_BF16); looked at for `input_weights`.
+    /// [`OUTPUT_F16`](crate::format::OUTPUT_F16) or [`OUTPUT_BF16`](crate::format::OUTPUT_BF16); used only with
+    /// `input_weights`.
     pub operand_type: u32,
-    /// A power of two. Each expert has a multiple of so many rows, the last of which may be no tokens.
+    /// A power of two. Each expert's number of rows is padded to a multiple of it.
     pub row_multiple: u32,
     /// Keeps the size a multiple of the alignment.
     pub unused: u32,
 }
 
-/// Columns of a token that a warp copies, or adds up, at a time: 16 bytes a lane.
+/// Columns of a token that a warp copies or adds up at a time: 16 bytes per lane.
 pub const PIECE: u32 = 256;
 
-/// Pieces of a token; the last one may have fewer columns.
+/// Number of pieces per token; the last one may have fewer columns.
 pub const fn pieces(hidden: u32) -> u32 {
     hidden.div_ceil(PIECE)
 }
@@ -73,40 +77,42 @@ pub const fn pieces(hidden: u32) -> u32 {
 const _: () = assert!(Route::MAX_SHARED_BYTES <= 99 * 1024);
 
 impl Route {
-    /// Threads of a block. An expert has one.
+    /// Threads per CTA: one per expert.
     pub const THREADS: u32 = MAX_EXPERTS;
 
-    /// Warps of a block.
+    /// Warps per CTA.
     pub const WARPS: u32 = Self::THREADS / 32;
 
-    /// Pieces that a warp copies, all of them on their way at once.
+    /// Number of pieces that a warp copies, all in flight at once.
     pub const WARP_PIECES: u32 = 4;
 
-    /// Up to so many choices, a block alone makes the lists; of more, the blocks of a small cluster, then of larger ones. Measured on
-    /// an H200 (benches/lab/experiments.md).
+    /// Up to this many choices, a single CTA makes the lists. For more choices, a small cluster makes them, and then
+    /// larger clusters. Measured on an H200 (docs/experiments.md).
     pub const BLOCK_CHOICES: u64 = 1024;
-    /// As [`Self::BLOCK_CHOICES`].
+    /// Up to this many choices, a small cluster makes the lists.
     pub const SMALL_CLUSTER_CHOICES: u64 = 4096;
-    /// As [`Self::BLOCK_CHOICES`].
+    /// Up to this many choices, a cluster of [`Self::PORTABLE_CLUSTER`] CTAs makes the lists.
     pub const PORTABLE_CLUSTER_CHOICES: u64 = 12_288;
 
-    /// Blocks of a small cluster.
+    /// CTAs of a small cluster.
     pub const SMALL_CLUSTER: u32 = 4;
 
-    /// The most blocks of a cluster that every card with clusters takes (CUDA programming guide, "Thread Block Clusters").
+    /// Maximum cluster size in CTAs that every GPU with clusters supports (CUDA programming guide, "Thread Block
+    /// Clusters").
     pub const PORTABLE_CLUSTER: u32 = 8;
 
-    /// The most blocks of a cluster, of a card that takes so many.
+    /// Maximum cluster size in CTAs, on a GPU that supports it.
     pub const MAX_CLUSTER: u32 = 16;
 
-    /// Choices of a warp that are ranked at a time, and for which a block has room to sort them.
+    /// Number of choices of a warp that are ranked at a time, and that a CTA has room to sort.
     pub const WARP_CHOICES: u32 = 512;
 
-    /// The most dynamic shared memory of a block: what every card from sm_80 on has. In the largest cluster there are most totals.
+    /// Maximum dynamic shared memory of a CTA, in bytes, which every GPU from sm_80 on has. The largest cluster has the
+    /// most totals.
     pub const MAX_SHARED_BYTES: u32 = Self::shared_bytes(u64::MAX, MAX_EXPERTS, Self::MAX_CLUSTER);
 
-    /// Blocks of a cluster, of so many choices, T·k, if a card's largest cluster has so many: 1 before sm_90. The first cluster of the
-    /// grid makes the lists.
+    /// Number of CTAs per cluster for `choices` = T·k choices, at most `largest`, the GPU's largest cluster: 1 before
+    /// sm_90. The first cluster of the grid makes the lists.
     pub const fn cluster(choices: u64, largest: u32) -> u32 {
         let wanted = if choices <= Self::BLOCK_CHOICES {
             1
@@ -120,8 +126,8 @@ impl Route {
         if wanted < largest { wanted } else { largest }
     }
 
-    /// Blocks of a grid, a multiple of the cluster: the first cluster, and those that copy tokens, at least one. Where there is no
-    /// token, there are lists that say so.
+    /// CTAs per grid, a multiple of the cluster: the first cluster, and at least one CTA that copies tokens. Without
+    /// tokens, the kernel still writes (empty) lists.
     pub const fn blocks(token_count: u32, hidden: u32, cluster: u32) -> u64 {
         let pieces = token_count as u64 * pieces(hidden) as u64;
         let copying = pieces.div_ceil((Self::WARPS * Self::WARP_PIECES) as u64);
@@ -129,17 +135,17 @@ impl Route {
         (cluster as u64 + copying).next_multiple_of(cluster as u64)
     }
 
-    /// As [`Self::blocks`], of a grid that makes lists alone: behind the first cluster come those that write the shared expert's
-    /// lists, a row a thread.
+    /// Same as [`Self::blocks`], for a grid that only makes lists: after the first cluster come CTAs that write the
+    /// shared expert's lists, with one row per thread.
     pub const fn list_blocks(token_count: u32, row_multiple: u32, cluster: u32) -> u64 {
         let rows = most_rows(token_count as u64, 1, row_multiple);
         let of_shared = (rows + Lists::TICKETS as u64).div_ceil(Self::THREADS as u64);
         (cluster as u64 + of_shared).next_multiple_of(cluster as u64)
     }
 
-    /// Dynamic shared memory of a block, of so many choices and experts: three sums of each warp; a barrier; how many rows each warp has of each
-    /// expert, and where the block's lie; choices as they come; then how many rows each block of the cluster has, whose place
-    /// sorted choices take.
+    /// Dynamic shared memory of a CTA for `choices` choices and `experts` experts, in bytes: three sums per warp; a
+    /// barrier; the number of rows of each warp and expert, and the place of the CTA's rows; the choices in their
+    /// order; then the number of rows of each CTA of the cluster, whose place is reused by the sorted choices.
     pub const fn shared_bytes(choices: u64, experts: u32, cluster: u32) -> u32 {
         let most = (cluster * Self::WARPS * Self::WARP_CHOICES) as u64;
         let of_cluster = if choices < most { choices } else { most };
@@ -150,25 +156,25 @@ impl Route {
     }
 }
 
-/// The entry that expands tokens to rows.
+/// Name of the entry that expands tokens to rows.
 pub const EXPAND_ENTRY: &str = "moe_expand";
 
-/// The one parameter of [`EXPAND_ENTRY`]: tokens of 16 bits in the order of K, each to all of its rows, as [`sorted`](crate::sorted)
-/// says.
+/// The only parameter of [`EXPAND_ENTRY`]: 16-bit tokens, to write in the order of K to all of their rows, in the
+/// layout of [`sorted`](crate::sorted).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Expand {
     /// Address of the tokens X, a multiple of 16: rows of `hidden` 16-bit numbers, `input_pitch` bytes apart.
     pub input: u64,
-    /// A multiple of 16.
+    /// Bytes from one token to the next; a multiple of 16.
     pub input_pitch: u64,
-    /// As [`Route::input_weights`], for the rows of `routed`.
+    /// Same as [`Route::input_weights`], for the rows of `routed`.
     pub input_weights: u64,
     /// Address of [`Lists::places`].
     pub places: u64,
-    /// The rows of the experts that tokens name.
+    /// Rows of the experts that tokens name.
     pub routed: ExpandedRows,
-    /// Those of the expert that every token shares: row t is token t.
+    /// Rows of the shared expert: row t is token t.
     pub shared: ExpandedRows,
     /// T.
     pub token_count: u32,
@@ -176,66 +182,68 @@ pub struct Expand {
     pub top_k: u32,
     /// H, a multiple of 16.
     pub hidden: u32,
-    /// As [`Route::operand_type`].
+    /// Same as [`Route::operand_type`].
     pub operand_type: u32,
 }
 
-/// Where rows lie that tokens are expanded to.
+/// Destination of rows that tokens are expanded to.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct ExpandedRows {
-    /// Address of the rows of `hidden` columns, a multiple of 16; 0 if nothing is to be done for these experts.
+    /// Address of the rows of `hidden` columns, a multiple of 16; 0 to skip these experts.
     pub tokens: u64,
-    /// Address of the rows of `width` columns that a product will write: those of their lines that it does not fill become zeros.
+    /// Address of the rows of `width` columns that a product will write. The kernel writes zeros to the lines that the
+    /// product does not fill.
     pub intermediate: u64,
-    /// Rows that there is room for.
+    /// Capacity in rows.
     pub capacity: u32,
     /// I, a multiple of 16.
     pub width: u32,
 }
 
 impl Expand {
-    /// Threads of a block.
+    /// Threads per CTA.
     pub const THREADS: u32 = 256;
 
-    /// Warps of a block: a piece of a token has one.
+    /// Warps per CTA. There is one warp per piece of a token.
     pub const WARPS: u32 = Self::THREADS / 32;
 
-    /// K-blocks of a piece: a lane has 16 bytes.
+    /// K-blocks per piece: a lane has 16 bytes.
     pub const PIECE_K_BLOCKS: u32 = 2;
 
-    /// Pieces of a token.
+    /// Number of pieces per token.
     pub const fn pieces(hidden: u32) -> u32 {
         k_blocks(hidden).div_ceil(Self::PIECE_K_BLOCKS)
     }
 
-    /// Blocks of a grid.
+    /// CTAs per grid.
     pub const fn blocks(&self) -> u64 {
         (self.token_count as u64 * Self::pieces(self.hidden) as u64).div_ceil(Self::WARPS as u64)
     }
 }
 
 impl Combine {
-    /// Threads of a block.
+    /// Threads per CTA.
     pub const THREADS: u32 = 256;
 
-    /// Warps of a block.
+    /// Warps per CTA.
     pub const WARPS: u32 = Self::THREADS / 32;
 
-    /// Blocks of a grid; none where there is no token.
+    /// CTAs per grid; 0 if there are no tokens.
     pub const fn blocks(token_count: u32, hidden: u32) -> u64 {
         (token_count as u64 * pieces(hidden) as u64).div_ceil(Self::WARPS as u64)
     }
 }
 
-/// The one parameter of [`COMBINE_ENTRIES`]: `out[t] = Σⱼ weights[t, j]·row(t, j)`, and the shared expert's behind.
+/// The only parameter of [`COMBINE_ENTRIES`]: `out[t] = Σⱼ weights[t, j]·row(t, j)`, with the shared expert's term
+/// last.
 ///
-/// Rows are numbers of X's type. The sum is f32: it begins with 0, each term is added by one fused multiply-add, j ascending,
-/// and the result is rounded once to X's type.
+/// Rows are numbers of X's type. The sum is f32: it begins with 0, each term is added by one fused multiply-add, j
+/// ascending, and the result is rounded once to X's type.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Combine {
-    /// Address of the rows, `[rows, H]` without gaps, natural order of columns.
+    /// Address of the rows, `[rows, H]` without gaps, with columns in natural order.
     pub rows: u64,
     /// Address of [`Lists::places`].
     pub places: u64,
@@ -247,7 +255,7 @@ pub struct Combine {
     pub shared_weights: u64,
     /// Address of the output, a multiple of 16: rows of `hidden` 16-bit numbers, `output_pitch` bytes apart.
     pub output: u64,
-    /// A multiple of 16.
+    /// Bytes from one row of the output to the next; a multiple of 16.
     pub output_pitch: u64,
     /// T.
     pub token_count: u32,

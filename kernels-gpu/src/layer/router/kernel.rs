@@ -1,4 +1,4 @@
-//! The kernel. Lane L has the experts L, L + 32, and so on, as keys in registers, and the L-th expert that is chosen.
+//! The kernel. Lane L has the experts L, L + 32, and so on, as keys in registers, and the L-th chosen expert.
 
 use core::hint::assert_unchecked;
 
@@ -18,14 +18,14 @@ use super::abi::{LOGITS_F32, Launch, MAX_EXPERTS, SIGMOID, SOFTMAX, SOFTMAX_OF_C
 use super::score::{LEAST_SUM, key, power, score_of, sigmoid};
 use crate::format::OUTPUT_BF16;
 
-/// Experts of a lane.
+/// Number of experts per lane.
 const LANE_EXPERTS: usize = (MAX_EXPERTS / WARP_SIZE) as usize;
 
-/// Bytes of a number of 32 bits.
+/// Bytes of a 32-bit number.
 const NUMBER: u64 = 4;
 
-/// Repeats a block for each of a lane's experts: keys stay in registers only if their indices are constants, and LLVM does not unroll
-/// loops as long as these.
+/// Repeats a block for each of a lane's experts. Keys stay in registers only if their indices are constants, and LLVM
+/// does not unroll loops of this length.
 macro_rules! for_lane_experts {
     ($index:ident, $block:block) => {
         for_lane_experts!($index in 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15, $block)
@@ -39,20 +39,21 @@ macro_rules! for_lane_experts {
     }};
 }
 
-/// The kernel.
+/// Selects the experts of each token.
 ///
 /// # Safety
-/// The contract in this folder's `mod.rs`.
+/// The contract in this folder's `mod.rs` holds.
 #[kernel(threads = THREADS)]
 pub unsafe fn router(launch: Launch) {
     let warp = thread::thread_idx_x() / WARP_SIZE;
     let token = thread::block_idx_x() * TOKENS + warp;
-    // A whole warp has the same token.
+    // All lanes of a warp have the same token.
     if token >= launch.token_count {
         return;
     }
     let token = Token { launch: &launch, token, lane: lane_id() };
-    // SAFETY: all lanes of the warp are here; logits and biases of experts are read, and what is this token's alone is written.
+    // SAFETY: all lanes of the warp are here. The token's logits and the biases of existing experts are read, and only
+    // this warp writes the token's ids and weights.
     unsafe {
         let (mut keys, has_nan) = token.keys();
         if launch.groups > 1 {
@@ -65,7 +66,7 @@ pub unsafe fn router(launch: Launch) {
     }
 }
 
-/// A token, as a lane of its warp has it.
+/// A token, as a lane of its warp handles it.
 struct Token<'l> {
     launch: &'l Launch,
     token: u32,
@@ -73,16 +74,16 @@ struct Token<'l> {
 }
 
 impl Token<'_> {
-    /// The logit of an expert, where `is_there` holds.
+    /// Loads the logit of an expert if `is_there`.
     ///
     /// # Safety
-    /// There is this expert if `is_there` holds.
+    /// If `is_there`, the expert exists.
     #[inline(always)]
     unsafe fn logit(&self, is_there: bool, expert: u32) -> f32 {
         let Launch { logits, pitch, format, .. } = *self.launch;
         let element = u64::from(self.token) * pitch + u64::from(expert);
         let at = |bytes: u64| GlobalAddress::new(logits) + element * bytes;
-        // SAFETY: a logit of the token.
+        // SAFETY: if `is_there`, the address is of a logit of the token; otherwise nothing is read.
         unsafe {
             if format == LOGITS_F32 {
                 f32::from_bits(ld_global_b32_or_zero(is_there, at(NUMBER)))
@@ -94,20 +95,20 @@ impl Token<'_> {
         }
     }
 
-    /// The keys of the lane's experts, 0 where there is none; and whether a logit of the token is NaN.
+    /// Returns the keys of the lane's experts, 0 for missing experts, and whether a logit of the token is NaN.
     ///
     /// # Safety
-    /// The whole warp calls it together; the contract.
+    /// The contract in this folder's `mod.rs` holds, and the whole warp calls this together.
     #[inline(always)]
     unsafe fn keys(&self) -> ([u32; LANE_EXPERTS], bool) {
         let Launch { bias, experts, .. } = *self.launch;
         let (mut keys, mut has_nan) = ([0; LANE_EXPERTS], false);
         for_lane_experts!(index, {
-            // All lanes go one way.
+            // All lanes follow the same path.
             if index as u32 * WARP_SIZE < experts {
                 let expert = index as u32 * WARP_SIZE + self.lane;
                 let is_there = expert < experts;
-                // SAFETY: an expert, with its logit and its bias.
+                // SAFETY: if `is_there`, the expert exists, with its logit and its bias; otherwise nothing is read.
                 unsafe {
                     let logit = self.logit(is_there, expert);
                     has_nan |= is_there && logit.is_nan();
@@ -126,14 +127,14 @@ impl Token<'_> {
         (keys, has_nan)
     }
 
-    /// Takes away the experts of all but the best groups: those with the greatest sum of their two best scores.
+    /// Removes the experts of all but the best groups: the groups with the greatest sum of their two best scores.
     ///
     /// # Safety
-    /// The whole warp calls it together; the contract.
+    /// The contract in this folder's `mod.rs` holds, and the whole warp calls this together.
     #[inline(always)]
     unsafe fn keep_groups(&self, warp: u32, keys: &mut [u32; LANE_EXPERTS]) {
         let Launch { experts, groups, top_groups, .. } = *self.launch;
-        // SAFETY: there are groups, and each has experts.
+        // SAFETY: there is at least one group, and each group has experts.
         let size = unsafe {
             assert_unchecked(groups > 0);
             let size = experts / groups;
@@ -141,7 +142,8 @@ impl Token<'_> {
             size
         };
         let at = |expert: u32| dynamic_shared_address() + (warp * experts + expert) * NUMBER as u32;
-        // SAFETY: the warp's own part of shared memory; it is written before it is read. The whole warp is here.
+        // SAFETY: this part of shared memory belongs to the warp, and is written before it is read. The whole warp is
+        // here.
         unsafe {
             for_lane_experts!(index, {
                 let expert = index as u32 * WARP_SIZE + self.lane;
@@ -153,7 +155,7 @@ impl Token<'_> {
             let mut group = 0;
             if self.lane < groups {
                 let (mut first, mut second) = (0, 0);
-                // Each lane begins elsewhere, so that they meet different banks of shared memory.
+                // Each lane begins at a different expert, so that lanes access different banks of shared memory.
                 let mut member = self.lane % size;
                 for _ in 0..size {
                     let key = ld_shared_b32(at(self.lane * size + member));
@@ -177,10 +179,10 @@ impl Token<'_> {
         }
     }
 
-    /// Takes the best experts, one after the other; the lane's own is the one of its number.
+    /// Selects the best experts, one after another. Lane L returns the L-th one.
     ///
     /// # Safety
-    /// The whole warp calls it together; there are as many experts as are chosen.
+    /// The whole warp calls this together. There are at least `top_k` experts.
     #[inline(always)]
     unsafe fn choose(&self, keys: &mut [u32; LANE_EXPERTS]) -> u32 {
         let mut id = 0;
@@ -204,12 +206,12 @@ impl Token<'_> {
     /// Writes the lane's choice with its weight.
     ///
     /// # Safety
-    /// The whole warp calls it together; the contract.
+    /// The contract in this folder's `mod.rs` holds, and the whole warp calls this together.
     #[inline(always)]
     unsafe fn write(&self, id: u32, largest: f32, sum_of_all: f32, has_nan: bool) {
         let Launch { ids, weights, top_k, scoring, scale, .. } = *self.launch;
         let is_choice = self.lane < top_k;
-        // SAFETY: the logit of an expert that was chosen; the lane's own place of ids and weights.
+        // SAFETY: `id` is a chosen expert, so it has a logit. Only this lane writes its place of ids and weights.
         unsafe {
             let logit = self.logit(is_choice, id);
             let of_choice = |number: f32| if is_choice { number } else { 0.0 };
@@ -229,7 +231,7 @@ impl Token<'_> {
     }
 }
 
-/// The greatest of a lane's keys, and which it is: the first of equal ones.
+/// Returns the greatest of a lane's keys and its index, the first one of equal keys.
 #[inline(always)]
 fn best(keys: &[u32; LANE_EXPERTS]) -> (u32, u32) {
     let mut best = (0, 0);
@@ -239,7 +241,7 @@ fn best(keys: &[u32; LANE_EXPERTS]) -> (u32, u32) {
     best
 }
 
-/// The sum of the powers of a lane's experts.
+/// Returns the sum of the powers of a lane's experts.
 #[inline(always)]
 fn powers(keys: &[u32; LANE_EXPERTS], largest: f32) -> f32 {
     let mut sum = 0.0;
@@ -250,10 +252,10 @@ fn powers(keys: &[u32; LANE_EXPERTS], largest: f32) -> f32 {
     sum
 }
 
-/// The sum of all lanes' numbers, the same bits in all lanes.
+/// Returns the sum of all lanes' numbers, with the same bits in all lanes.
 ///
 /// # Safety
-/// The whole warp calls it together.
+/// The whole warp calls this together.
 #[inline(always)]
 unsafe fn sum(number: f32) -> f32 {
     let (mut sum, mut distance) = (number, WARP_SIZE / 2);

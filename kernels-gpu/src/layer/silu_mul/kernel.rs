@@ -1,4 +1,4 @@
-//! The kernel: four elements a thread.
+//! The kernel, with four elements per thread.
 
 use cuda_std::{
     convert::cvt_f32_f16,
@@ -13,17 +13,17 @@ use crate::{
     schedule::last_begun,
 };
 
-/// Bytes of an element.
+/// Bytes per element.
 const ELEMENT_BYTES: u64 = 2;
 
-/// The kernel.
+/// Computes all segments.
 ///
 /// # Safety
-/// The contract in this folder's `mod.rs`.
+/// The contract in this folder's `mod.rs` holds.
 #[kernel(threads = THREADS)]
 pub unsafe fn silu_mul(launch: Launch) {
     let (block, segments) = (thread::block_idx_x(), launch.segments as *const Segment);
-    // SAFETY: indices below `segment_count`, of an array that does not change while the kernel runs.
+    // SAFETY: the indices are below `segment_count`, and nobody writes the array while the kernel runs.
     let segment = unsafe {
         let index = last_begun(launch.segment_count, block, |index| (*segments.add(index as usize)).first_block);
         *segments.add(index as usize)
@@ -34,8 +34,8 @@ pub unsafe fn silu_mul(launch: Launch) {
         return;
     }
     let at = |matrix: u64| GlobalAddress::new(matrix) + first * ELEMENT_BYTES;
-    // SAFETY: four elements that this thread alone computes. They lie inside of all three matrices, since a segment has a
-    // multiple of four.
+    // SAFETY: only this thread computes these four elements. They are inside of all three matrices, since a segment has
+    // a multiple of four elements.
     unsafe {
         let gate = decode(launch.format, ld_global_nc_b64_or_zero(true, at(segment.gate)));
         let up = decode(launch.format, ld_global_nc_b64_or_zero(true, at(segment.up)));
@@ -45,7 +45,7 @@ pub unsafe fn silu_mul(launch: Launch) {
     }
 }
 
-/// Four elements in a format: [`OUTPUT_BF16`], or else f16.
+/// Decodes four elements of format `format`: [`OUTPUT_BF16`], or otherwise f16.
 #[inline(always)]
 fn decode(format: u32, elements: u64) -> [f32; THREAD_ELEMENTS as usize] {
     core::array::from_fn(|index| {

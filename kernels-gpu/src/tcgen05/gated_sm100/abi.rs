@@ -1,7 +1,7 @@
-//! What host and `gated_sm100` agree on: descriptors, tiles, budgets, and the list of instances.
+//! Definitions that host and `gated_sm100` share: descriptors, tiles, budgets, and the list of instances.
 //!
-//! A and B are swapped: weights lie on the tensor core's M, 128 rows a tile; tokens on its N, which is as large
-//! as a tile needs. A block goes through K in *k-blocks*; a stage holds one k-block of a tile's weights and tokens.
+//! A and B are swapped: weights are on the tensor core's M, 128 rows per tile; tokens are on its N, which is as large
+//! as a tile needs. A CTA iterates over K in *k-blocks*; a stage holds one k-block of a tile's weights and tokens.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -11,113 +11,115 @@ use crate::{
     instances::table,
 };
 
-/// Quarters of a tile's rows. A warp can read one quarter of the lanes of tensor memory: that of its number modulo 4 (PTX ISA,
-/// "tcgen05.ld", "Access restrictions").
+/// Number of quarters of a tile's rows. A warp can read one quarter of the lanes of tensor memory: the quarter with the
+/// warp's index modulo 4 (PTX ISA, "tcgen05.ld", "Access restrictions").
 pub const QUARTERS: u32 = 4;
 
-/// Rows of a weight tile in a block: the M of an MMA, half of a pair's.
+/// Rows of weights per tile and CTA: the M of an MMA, or half of it for a pair.
 pub const TILE_ROWS: u32 = 128;
 
-/// The tensor core's N is a multiple of this, that of a pair of twice as much (PTX ISA, "Matrix Shape", `tcgen05.mma`).
+/// The tensor core's N is a multiple of this, and for a pair a multiple of twice this (PTX ISA, "Matrix Shape",
+/// `tcgen05.mma`).
 pub const N_STEP: u32 = 8;
 
-/// Tokens whose scales share a column of tensor memory. Tiles start at multiples of this.
+/// Number of tokens whose scales share a column of tensor memory. Tiles start at multiples of this.
 pub const TOKEN_SCALE_ROWS: u32 = 32;
 
-/// Elements of K of an MMA: as many as a tile of the scale layout covers.
+/// Elements of K per MMA: the elements that a tile of the scale layout covers.
 pub const MMA_K: u32 = SCALE_TILE_K;
 
-/// MMAs along a full k-block.
+/// Number of MMAs along a full k-block.
 pub const MMAS_PER_K_BLOCK: u32 = K_BLOCK / MMA_K;
 
-/// K is a multiple of this: a tensor map asks for rows that are multiples of 16 bytes.
+/// K is a multiple of this, because a tensor map requires rows that are multiples of 16 bytes.
 pub const K_ALIGNMENT: u32 = 32;
 
-/// Columns of C that a store by tensor map takes: an epilogue warp's.
+/// Columns of C per store by tensor map: the columns of an epilogue warp.
 pub const BOX_COLUMNS: u32 = TILE_ROWS / QUARTERS;
 
 /// Bytes of these columns.
 pub const BOX_BYTES: u32 = BOX_COLUMNS * 2;
 
-/// Tokens that a store by tensor map takes.
+/// Tokens per store by tensor map.
 pub const BOX_TOKENS: u32 = 32;
 
-/// Places of an epilogue warp for sums of the other block of a pair, used in turn. A warp sends a step, receives it and finishes
-/// it: when it has received step s + 1, the other one has finished step s, and its slot is free for step s + 2.
+/// Number of an epilogue warp's slots for sums of the other CTA of a pair, used in turn. A warp sends a step, receives
+/// it and finishes it. When it has received step s + 1, the other warp has finished step s, and its slot is free for
+/// step s + 2.
 pub const SLOTS: u32 = 2;
 
-/// Tokens of a step of the epilogue that each block of a pair apart finishes.
+/// Tokens of an epilogue step that each CTA finishes, if a pair has one matrix per CTA.
 pub const HALF_STEP: u32 = N_STEP;
 
-/// Bytes of a slot: a block's sums of so many tokens and a warp's columns.
+/// Bytes of a slot: a CTA's sums of [`HALF_STEP`] tokens and a warp's columns.
 pub const SLOT_BYTES: u32 = BOX_COLUMNS * HALF_STEP * 4;
 
-/// What a block may have of shared memory on a card of compute capability 10.0 (CUDA programming guide, "Technical
+/// Maximum shared memory of a CTA on a GPU of compute capability 10.0 (CUDA programming guide, "Technical
 /// Specifications per Compute Capability").
 pub const SHARED_BYTES: u32 = 227 << 10;
 
-/// Columns of tensor memory.
+/// Number of columns of tensor memory.
 pub const TMEM_COLUMNS: u32 = 512;
 
-/// One group of a grouped problem, as an array of them lies in global memory.
+/// One group of a grouped problem; an element of an array in global memory.
 ///
-/// `C = silu(alpha[0]·A·B[0]ᵀ) ∘ (alpha[1]·A·B[1]ᵀ)`, gate first; a plain kernel computes `alpha[0]·A·B[0]ᵀ` and does not
-/// read index 1 of anything. Values are read through tensor maps: u8, `[rows, k/2]`, the 128-byte swizzle, zeros outside,
-/// a box of [`K_BLOCK_BYTES`] × rows. Scales lie in the blocked layout, padded to whole tiles.
+/// `C = silu(alpha[0]·A·B[0]ᵀ) ∘ (alpha[1]·A·B[1]ᵀ)`, gate first. A plain kernel computes `alpha[0]·A·B[0]ᵀ` and
+/// ignores index 1 of every array. Values are read through tensor maps: u8, `[rows, k/2]`, the 128-byte swizzle, zeros
+/// outside, a box of [`K_BLOCK_BYTES`] × rows. Scales lie in the blocked layout, padded to whole tiles.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct Group {
-    /// Address of the map of A's values; its box has `a_box` rows.
+    /// Address of the tensor map of A's values; its box has `a_box` rows.
     pub a_map: u64,
     /// Address of A's scales, a multiple of 16.
     pub a_scales: u64,
-    /// Addresses of the maps of the values of gate and up; their boxes have [`TILE_ROWS`] rows.
+    /// Addresses of the tensor maps of the values of gate and up; their boxes have [`TILE_ROWS`] rows.
     pub b_maps: [u64; 2],
     /// Addresses of the scales of gate and up, multiples of 16.
     pub b_scales: [u64; 2],
-    /// Address of C [m, n], row-major, two bytes an element, a multiple of 16.
+    /// Address of C [m, n], row-major, two bytes per element; a multiple of 16.
     pub c: u64,
-    /// Address of the map of C: u8, `[m, 2n]`, no swizzle, a box of [`BOX_COLUMNS`] columns × [`BOX_TOKENS`] tokens. Not
-    /// read unless the instance has [`Store::Tma`].
+    /// Address of the tensor map of C: u8, `[m, 2n]`, no swizzle, a box of [`BOX_COLUMNS`] columns × [`BOX_TOKENS`]
+    /// tokens. Read only if the instance has [`Store::Tma`].
     pub c_map: u64,
-    /// Products of the global scales: A's and gate's, A's and up's.
+    /// Products of the global scales: A's times gate's, and A's times up's.
     pub alpha: [f32; 2],
-    /// Rows of A and C: tokens.
+    /// Number of rows of A and C, which are tokens.
     pub m: u32,
-    /// Rows of each B, columns of C; a multiple of 8.
+    /// Number of rows of each B, and of columns of C; a multiple of 8.
     pub n: u32,
-    /// Elements summed over; a multiple of [`K_ALIGNMENT`], not 0.
+    /// Number of elements that are summed; a multiple of [`K_ALIGNMENT`], not 0.
     pub k: u32,
-    /// Tokens that a block loads of a tile: [`Instance::box_tokens`] where the map is the group's own, [`Instance::block_tokens`] where it
-    /// is of all groups.
+    /// Number of a tile's tokens that a CTA loads: [`Instance::box_tokens`] if the tensor map belongs to the group
+    /// alone, [`Instance::block_tokens`] if it covers all groups.
     pub a_box: u32,
     /// Keeps the size a multiple of the alignment.
     pub unused: [u32; 2],
 }
 
-/// One tile of C, as an array of them lies in global memory.
+/// One tile of C; an element of an array in global memory.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Tile {
-    /// A number of its group's, by which a block knows that a tile is of the same group as the last.
+    /// Index of the tile's group. A CTA compares it with the preceding tile's index.
     pub group: u32,
-    /// First row of the weights, column of C; a multiple of [`Instance::tile_rows`].
+    /// First row of the weights, which is a column of C; a multiple of [`Instance::tile_rows`].
     pub first_row: u32,
     /// First token; a multiple of [`TOKEN_SCALE_ROWS`].
     pub first_token: u32,
-    /// Tokens, from 1 to the instance's [`Instance::tile_tokens`].
+    /// Number of tokens, from 1 to the instance's [`Instance::tile_tokens`].
     pub tokens: u32,
 }
 
 impl Tile {
-    /// The tile in 8 bytes, if it fits.
+    /// Returns the tile packed in 8 bytes, or `None` if it does not fit.
     pub fn packed(&self) -> Option<u64> {
         let fields = [self.group, self.tokens, self.first_row / TILE_ROWS, self.first_token / TOKEN_SCALE_ROWS];
         let fits = fields.iter().all(|&field| field <= 0xffff);
         fits.then(|| fields.iter().rev().fold(0, |packed, &field| packed << 16 | u64::from(field)))
     }
 
-    /// What [`packed`](Self::packed) has made.
+    /// Inverse of [`packed`](Self::packed).
     #[inline(always)]
     pub const fn unpacked(packed: u64) -> Self {
         let (low, high) = (packed as u32, (packed >> 32) as u32);
@@ -130,47 +132,48 @@ impl Tile {
     }
 }
 
-/// A tile with its group, as an array of them lies in global memory: what a block reads before its first copy, in one load.
+/// A tile with its group, which a CTA reads in one load before its first copy; an element of an array in global memory.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct Record {
-    /// Its group.
+    /// Group of the tile.
     pub group: Group,
-    /// The tile.
+    /// Tile.
     pub tile: Tile,
 }
 
-/// Groups that the parameter of a kernel has itself, if there are no more.
+/// Maximum number of groups for which the kernel's parameter contains groups and tiles.
 pub const GROUPS_AT_HAND: usize = 8;
 
-/// Tiles that it has then: the first one of each block, of as many as a B300 has multiprocessors.
+/// Maximum number of tiles in the parameter: the first tile of each CTA, with as many CTAs as a B300 has SMs.
 pub const TILES_AT_HAND: usize = 160;
 
-/// The one parameter of a kernel.
+/// The only parameter of a kernel.
 ///
-/// It has the first tiles itself where it can, so that no block waits for its record before its first copy.
+/// It contains the first tiles where possible, so that no CTA waits for its record before its first copy.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct Launch {
-    /// Address of the array of [`Record`], one a tile. Of B blocks, block b computes tiles b, b + B, b + 2·B and so on; where pairs
-    /// compute tiles, the same holds of pairs.
+    /// Address of the array of [`Record`], one per tile. Of B CTAs, CTA b computes tiles b, b + B, b + 2·B and so on.
+    /// If pairs compute tiles, the same holds for pairs.
     pub records: u64,
-    /// Its length.
+    /// Number of records.
     pub tile_count: u32,
     /// [`OUTPUT_F16`](crate::format::OUTPUT_F16) or [`OUTPUT_BF16`](crate::format::OUTPUT_BF16).
     pub output: u32,
-    /// How many of its first tiles are in `tiles` too: up to [`TILES_AT_HAND`], or none.
+    /// Number of the first tiles that are also in `tiles`: up to [`TILES_AT_HAND`], or 0.
     pub at_hand: u32,
-    /// Keeps what follows aligned.
+    /// Aligns the following fields.
     pub unused: [u32; 3],
-    /// The groups of these.
+    /// Groups of these tiles.
     pub groups: [Group; GROUPS_AT_HAND],
-    /// These, [`packed`](Tile::packed).
+    /// These tiles, [`packed`](Tile::packed).
     pub tiles: [u64; TILES_AT_HAND],
 }
 
 impl Launch {
-    /// Of tiles in this order, each with the number of its group in `groups`, whose records are at an address.
+    /// Returns the parameter for these tiles in this order. `tiles[i].group` is an index in `groups`. The records lie
+    /// at `records`.
     pub fn new(records: u64, output: u32, groups: &[Group], tiles: &[Tile]) -> Self {
         let tile_count = tiles.len() as u32;
         let mut launch = Self { records, tile_count, output, ..Self::zeroed() };
@@ -184,7 +187,8 @@ impl Launch {
     }
 }
 
-/// Passes the list of instances to `$each!`. A tile has up to so many tokens; `stages` hold its k-blocks.
+/// Passes the list of instances to `$each!`. The argument of `gated` or `plain` is the maximum number of tokens per
+/// tile, `stages` the number of stages, which hold one k-block each.
 macro_rules! instances {
     ($each:ident) => {
         $each! {
@@ -229,41 +233,42 @@ macro_rules! instances {
 pub(super) use instances;
 instances!(table);
 
-/// How C leaves a block.
+/// How a CTA stores C.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Store {
-    /// Each lane stores 16 bytes; those outside of C do not.
+    /// Each lane stores 16 bytes, except outside of C.
     Direct,
-    /// One lane stores a box of a tensor map, which leaves out what lies outside of C.
+    /// One lane stores a box of a tensor map, which excludes elements outside of C.
     Tma,
 }
 
-/// What each block of a pair has of a tile's weights.
+/// Part of a tile's weights that each CTA of a pair has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Halves {
     /// Half of the rows of each matrix.
     Rows,
-    /// One of two matrices, gate in the first block and up in the second. Each finishes half of the tokens, whose sums the
-    /// blocks exchange.
+    /// One of two matrices: gate in the first CTA and up in the second. Each CTA finishes half of the tokens; the CTAs
+    /// exchange the sums of these.
     Matrices,
 }
 
-/// Who loads, who multiplies, and when.
+/// Assignment of loads, MMAs and epilogue to warps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Roles {
-    /// A warp loads, a warp issues MMAs, the others run the epilogue: all at once.
+    /// One warp loads, one warp issues MMAs, and the other warps run the epilogue, all at the same time.
     Specialized,
-    /// The first warp of those that run the epilogue loads and issues MMAs, then all run the epilogue. Tiles do not overlap. Inside of a tile
-    /// loads overlap with MMAs, if there is more than one stage.
+    /// The first epilogue warp loads and issues MMAs, then all warps run the epilogue. Tiles do not overlap. Within a
+    /// tile, loads overlap with MMAs if there is more than one stage.
     Serial,
 }
 
-/// One way to build the kernel, and what it takes of the hardware.
+/// A compiled form of the kernel, and the hardware resources that it uses.
 ///
-/// Shared memory of a block: stages (in the end places for sums of other blocks), then two buffers for each epilogue warp, then slots,
-/// then barriers. A stage: a tile of each matrix of weights, a tile of tokens, the scales of each matrix, the scales of the tokens.
+/// A CTA's shared memory has the stages (at the end reused for sums of other CTAs), then two buffers per epilogue warp,
+/// then slots, then barriers. A stage has a tile of each matrix of weights, a tile of tokens, the scales of each
+/// matrix, and the scales of the tokens.
 ///
-/// What does not fit does not compile:
+/// An instance that does not fit the hardware does not compile:
 ///
 /// ```
 /// # use kernels_gpu::tcgen05::gated_sm100::abi::{Instance, gated};
@@ -275,71 +280,73 @@ pub enum Roles {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instance {
-    /// The entry's name.
+    /// Name of the entry.
     pub entry: &'static str,
-    /// Matrices of weights: 2 for gated, 1 for plain.
+    /// Number of matrices of weights: 2 for gated, 1 for plain.
     pub matrices: u32,
-    /// The most tokens of a tile.
+    /// Maximum number of tokens per tile.
     pub tile_tokens: u32,
-    /// Stages of the pipeline from global memory to the tensor core.
+    /// Number of stages of the pipeline from global memory to the tensor core.
     pub stages: u32,
-    /// How C leaves a block.
+    /// How a CTA stores C.
     pub store: Store,
-    /// Who does what.
+    /// Assignment of work to warps.
     pub roles: Roles,
-    /// Blocks that compute a tile together: 1, or a pair, whose tensor cores share the tokens (`cta_group::2`).
+    /// Number of CTAs that compute a tile together: 1, or 2 for a pair whose tensor cores share the tokens
+    /// (`cta_group::2`).
     pub blocks: u32,
-    /// What each block of a pair has; [`Halves::Rows`] of a block alone, which has all.
+    /// Part of the weights that each CTA of a pair has. [`Halves::Rows`] for a single CTA, which has all weights.
     pub halves: Halves,
-    /// Parts of K, each of which another pair of the cluster multiplies.
+    /// Number of parts of K. Each part is multiplied by a separate pair of the cluster.
     pub splits: u32,
 }
 
-/// An [`Instance`] that lacks its stages.
+/// An [`Instance`] without its number of stages.
 #[derive(Clone, Copy, Debug)]
 pub struct Builder(Instance);
 
-/// The gated kernel with up to so many tokens a tile: a single block, specialized warps, direct stores.
+/// Builder of a gated instance with up to `tile_tokens` tokens per tile: a single CTA, specialized warps, direct
+/// stores.
 pub const fn gated(tile_tokens: u32) -> Builder {
     let (store, roles, halves) = (Store::Direct, Roles::Specialized, Halves::Rows);
     Builder(Instance { entry: "", matrices: 2, tile_tokens, stages: 0, store, roles, blocks: 1, halves, splits: 1 })
 }
 
-/// As [`gated`], the plain kernel.
+/// Builder of a plain instance, otherwise the same as [`gated`].
 pub const fn plain(tile_tokens: u32) -> Builder {
     Builder(Instance { matrices: 1, ..gated(tile_tokens).0 })
 }
 
 impl Builder {
-    /// The same with [`Store::Tma`].
+    /// Sets [`Store::Tma`].
     pub const fn tma_store(self) -> Self {
         Self(Instance { store: Store::Tma, ..self.0 })
     }
 
-    /// The same with [`Roles::Serial`].
+    /// Sets [`Roles::Serial`].
     pub const fn serial(self) -> Self {
         Self(Instance { roles: Roles::Serial, ..self.0 })
     }
 
-    /// The same for a pair of blocks.
+    /// Uses a pair of CTAs.
     pub const fn pair(self) -> Self {
         Self(Instance { blocks: 2, ..self.0 })
     }
 
-    /// The same for a pair of blocks with a matrix each.
+    /// Uses a pair of CTAs with one matrix each.
     pub const fn apart(self) -> Self {
         Self(Instance { blocks: 2, halves: Halves::Matrices, ..self.0 })
     }
 
-    /// The same for two pairs, each with half of K.
+    /// Uses two pairs of CTAs with half of K each.
     pub const fn split(self) -> Self {
         Self(Instance { splits: 2, ..self.0 })
     }
 
-    /// The instance with so many stages.
+    /// Returns the instance with `stages` stages.
     ///
     /// # Panics
-    /// If it asks for more than there is, or for what the kernel cannot do.
+    /// If the instance exceeds the hardware's resources, or is not supported by the kernel.
     pub const fn stages(self, stages: u32) -> Instance {
         let instance = Instance { stages, ..self.0 };
         instance.check();
@@ -348,24 +355,24 @@ impl Builder {
 }
 
 impl Instance {
-    /// Bytes of a block's tile of weights in a stage.
+    /// Bytes of a CTA's tile of weights in a stage.
     pub const WEIGHT_BYTES: u32 = TILE_ROWS * K_BLOCK_BYTES;
 
-    /// Bytes of 128 rows' scales in a stage.
+    /// Bytes of the scales of 128 rows in a stage.
     pub const SCALE_BYTES: u32 = MMAS_PER_K_BLOCK * SCALE_TILE_BYTES;
 
-    /// Epilogue warps of each quarter, which take a tile's tokens in turns: each step is a chain of slow instructions, and so many
-    /// chains run beside each other.
+    /// Number of epilogue warps per quarter. They take a tile's tokens in turn: each step is a chain of slow
+    /// instructions, and this many chains run at the same time.
     pub const fn parts(self) -> u32 {
         2 * self.blocks
     }
 
-    /// Warps that run the epilogue, the block's first.
+    /// Number of warps that run the epilogue, which are the CTA's first warps.
     pub const fn epilogue_warps(self) -> u32 {
         self.parts() * QUARTERS
     }
 
-    /// Threads of a block, in one dimension.
+    /// Threads per CTA, in one dimension.
     pub const fn threads(self) -> u32 {
         let warps = match self.roles {
             Roles::Specialized => self.epilogue_warps() + 2,
@@ -374,17 +381,18 @@ impl Instance {
         warps * 32
     }
 
-    /// Blocks of a cluster, 0 for none.
+    /// CTAs per cluster, or 0 for no cluster.
     pub const fn cluster(self) -> u32 {
         if self.blocks > 1 { self.blocks_of_tile() } else { 0 }
     }
 
-    /// Blocks that compute a tile together, over all parts of K.
+    /// Number of CTAs that compute a tile together, over all parts of K.
     pub const fn blocks_of_tile(self) -> u32 {
         self.blocks * self.splits
     }
 
-    /// Blocks that have sums of the same elements of C, of which each finishes every so many [`N_STEP`] tokens.
+    /// Number of CTAs that have sums of the same elements of C. Each of them finishes every `finishers`-th [`N_STEP`]
+    /// tokens.
     pub const fn finishers(self) -> u32 {
         match self.halves {
             Halves::Rows => self.splits,
@@ -392,7 +400,7 @@ impl Instance {
         }
     }
 
-    /// Matrices of weights that a block loads.
+    /// Number of matrices of weights that a CTA loads.
     pub const fn block_matrices(self) -> u32 {
         match self.halves {
             Halves::Rows => self.matrices,
@@ -400,7 +408,7 @@ impl Instance {
         }
     }
 
-    /// Rows of each matrix of weights that a tile has, which are columns of C.
+    /// Number of rows of each matrix of weights per tile, which are columns of C.
     pub const fn tile_rows(self) -> u32 {
         match self.halves {
             Halves::Rows => self.mma_rows(),
@@ -408,40 +416,40 @@ impl Instance {
         }
     }
 
-    /// The M of the tensor core's products: [`TILE_ROWS`] of each block.
+    /// M of the tensor core's products: [`TILE_ROWS`] per CTA.
     pub const fn mma_rows(self) -> u32 {
         self.blocks * TILE_ROWS
     }
 
-    /// Tokens that a block loads of a full tile. The blocks of a pair load half each.
+    /// Number of tokens that a CTA loads of a full tile. Each CTA of a pair loads half of the tile's tokens.
     pub const fn block_tokens(self) -> u32 {
         self.tile_tokens / self.blocks
     }
 
-    /// Tokens that a block loads of the largest tile of a group of `m`. The first block of a pair would else load some that the second one
-    /// has.
+    /// Number of tokens that a CTA loads of the largest tile of a group of `m` tokens. With a larger box, the first CTA
+    /// of a pair would also load tokens of the second one.
     pub const fn box_tokens(self, m: u32) -> u32 {
         self.mma_n(if m < self.tile_tokens { m } else { self.tile_tokens }) / self.blocks
     }
 
-    /// The N of the tensor core's products for a tile of so many tokens. Where blocks finish parts of it, it is whole steps of the
-    /// epilogue.
+    /// N of the tensor core's products for a tile of `tokens` tokens. If CTAs finish parts of the tile, N is a multiple
+    /// of an epilogue step.
     pub const fn mma_n(self, tokens: u32) -> u32 {
         let blocks = if self.finishers() > self.blocks { self.finishers() } else { self.blocks };
         tokens.next_multiple_of(blocks * N_STEP)
     }
 
-    /// Whether tiles of a group of `m` tokens can start where they must, at multiples of [`TOKEN_SCALE_ROWS`].
+    /// Whether tiles of a group of `m` tokens can start at multiples of [`TOKEN_SCALE_ROWS`], as they must.
     pub const fn allows(self, m: u32) -> bool {
         m <= self.tile_tokens || self.tile_tokens.is_multiple_of(TOKEN_SCALE_ROWS)
     }
 
-    /// Bytes of a block's tokens in a stage.
+    /// Bytes of a CTA's tokens in a stage.
     pub const fn token_bytes(self) -> u32 {
         self.block_tokens() * K_BLOCK_BYTES
     }
 
-    /// The most scale tiles that a tile's tokens lie in, since it may start in the middle of one.
+    /// Maximum number of scale tiles that contain a tile's tokens. A tile may start in the middle of a scale tile.
     pub const fn token_scale_tiles(self) -> u32 {
         if !self.tile_tokens.is_multiple_of(TOKEN_SCALE_ROWS) {
             return 1;
@@ -464,7 +472,7 @@ impl Instance {
             + (self.block_matrices() + self.token_scale_tiles()) * Self::SCALE_BYTES
     }
 
-    /// Tokens that an epilogue warp gathers in one of its buffers before it stores them.
+    /// Number of tokens that an epilogue warp collects in one of its buffers before it stores them.
     pub const fn store_tokens(self) -> u32 {
         match self.store {
             Store::Direct => N_STEP,
@@ -477,7 +485,7 @@ impl Instance {
         self.store_tokens() * BOX_BYTES
     }
 
-    /// Columns of tensor memory for the scales of a k-block: each MMA takes a column for every 32 rows.
+    /// Columns of tensor memory for the scales of a k-block: each MMA needs one column per 32 rows.
     pub const fn scale_columns(self) -> u32 {
         MMAS_PER_K_BLOCK * (SCALE_TILE_ROWS / TOKEN_SCALE_ROWS) * (self.block_matrices() + self.token_scale_tiles())
     }
@@ -487,8 +495,8 @@ impl Instance {
         self.block_matrices() * self.tile_tokens
     }
 
-    /// Accumulators: 2 if they fit beside the scales of two k-blocks, so that the epilogue of a tile runs beside the MMAs of
-    /// the next.
+    /// Number of accumulators: 2 if they fit in addition to the scales of two k-blocks, so that the epilogue of a tile
+    /// overlaps with the MMAs of the next tile.
     pub const fn accumulators(self) -> u32 {
         let scale_sets = if self.stages > 1 { 2 } else { 1 };
         let fit = 2 * self.accumulator_columns() + scale_sets * self.scale_columns() <= TMEM_COLUMNS;
@@ -498,7 +506,8 @@ impl Instance {
         }
     }
 
-    /// Sets of columns of tensor memory for the scales of a k-block: as many as there are stages, or else as many as fit.
+    /// Number of sets of columns of tensor memory for the scales of a k-block: the number of stages, or the number that
+    /// fits if it is smaller.
     pub const fn scale_sets(self) -> u32 {
         let left = TMEM_COLUMNS.saturating_sub(self.accumulators() * self.accumulator_columns());
         let fit = left / self.scale_columns();
@@ -510,12 +519,12 @@ impl Instance {
         self.accumulators() * self.accumulator_columns() + self.scale_sets() * self.scale_columns()
     }
 
-    /// Barriers: full and empty, of stages and of accumulators.
+    /// Number of full and empty barriers of stages and accumulators.
     pub const fn barriers(self) -> u32 {
         2 * (self.stages + self.accumulators())
     }
 
-    /// Places for sums of the other block, of which an epilogue warp of a pair apart has [`SLOTS`].
+    /// Number of slots for sums of the other CTA: [`SLOTS`] per epilogue warp if a pair has one matrix per CTA.
     pub const fn slots(self) -> u32 {
         match self.halves {
             Halves::Matrices if self.splits == 1 => self.epilogue_warps() * SLOTS,
@@ -523,50 +532,54 @@ impl Instance {
         }
     }
 
-    /// Bytes of an epilogue warp's place for what other blocks send it of the last tile. It lies where the stages were.
+    /// Bytes of an epilogue warp's inbox, where other CTAs send sums of the last tile. The inbox reuses the memory of
+    /// the stages.
     pub const fn inbox_bytes(self) -> u32 {
         let steps = self.tile_tokens.div_ceil(self.parts() * self.finishers() * N_STEP);
         steps * (self.finishers() - 1) * SLOT_BYTES
     }
 
-    /// Barriers of these places.
+    /// Number of barriers of inboxes.
     pub const fn inboxes(self) -> u32 {
         if self.finishers() > 1 { self.epilogue_warps() } else { 0 }
     }
 
-    /// Dynamic shared memory of a block, in bytes.
+    /// Dynamic shared memory of a CTA, in bytes.
     pub const fn shared_bytes(self) -> u32 {
-        // The address of the tensor memory takes as much as a barrier.
+        // The address of the tensor memory needs as many bytes as a barrier.
         let barriers = self.barriers() + self.slots() + self.inboxes() + 1;
         let buffers = self.epilogue_warps() * 2 * self.store_bytes() + self.slots() * SLOT_BYTES;
         self.stages * self.stage_bytes() + buffers + 8 * barriers
     }
 
-    /// Stops the compiler where an instance asks for more than there is.
+    /// Fails to compile if the instance exceeds the hardware's resources.
     const fn check(self) {
         assert!(self.matrices == 1 || self.matrices == 2);
-        assert!(self.blocks == 1 || self.blocks == 2, "a tile is a block's or a pair's");
+        assert!(self.blocks == 1 || self.blocks == 2, "a tile must belong to one CTA or to a pair");
         let apart = matches!(self.halves, Halves::Matrices);
         assert!(
             !apart || (self.blocks == 2 && self.matrices == 2 && matches!(self.store, Store::Direct)),
-            "apart are the two matrices of a pair, which stores directly"
+            "`apart` requires a pair, two matrices and direct stores"
         );
         assert!(self.tile_tokens > 0 && self.tile_tokens <= 256, "the tensor core's N is at most 256");
-        assert!(self.mma_n(self.tile_tokens) == self.tile_tokens, "the tensor core's N goes in steps of 8, 16 a pair");
+        assert!(
+            self.mma_n(self.tile_tokens) == self.tile_tokens,
+            "the tensor core's N must be a multiple of 8, or of 16 for a pair"
+        );
         assert!(
             self.tile_tokens.is_multiple_of(self.store_tokens()),
-            "a store by tensor map takes whole boxes of tokens"
+            "a store by tensor map requires tiles of whole boxes of tokens"
         );
-        assert!(self.stages > 0, "a pipeline needs a stage");
+        assert!(self.stages > 0, "use at least 1 stage");
         let alone = self.blocks == 1 || matches!(self.roles, Roles::Specialized);
         assert!(
             alone,
-            "serial roles are for a block alone: in a pair, no thread of the second block would report its stages"
+            "serial roles require a single CTA: in a pair, no thread of the second CTA would report its stages"
         );
-        assert!(self.splits == 1 || self.blocks == 2, "a part of K is a pair's");
+        assert!(self.splits == 1 || self.blocks == 2, "`split` requires pairs");
         assert!(
             self.inboxes() * self.inbox_bytes() <= self.stages * self.stage_bytes(),
-            "what blocks send each other of the last tile lies where the stages were"
+            "inboxes of the last tile must fit in the memory of the stages"
         );
         assert!(self.scale_sets() > 0, "accumulators and scales do not fit tensor memory");
         assert!(self.shared_bytes() <= SHARED_BYTES, "the stages do not fit shared memory");
@@ -581,14 +594,14 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn every_instance_fits_and_has_a_name_of_its_own() {
+    fn instances_fit_and_have_distinct_names() {
         let names: BTreeSet<_> = INSTANCES.iter().map(|instance| instance.entry).collect();
         assert_eq!(names.len(), INSTANCES.len());
         INSTANCES.iter().for_each(|instance| instance.check());
     }
 
     #[test]
-    fn budgets_are_as_counted_by_hand() {
+    fn budgets_match_hand_counts() {
         assert_eq!([8, 128].map(|tokens| gated(tokens).stages(1).stage_bytes()), [39_936, 55_296]);
         assert_eq!([32, 64, 96, 128, 192].map(|tokens| gated(tokens).stages(1).token_scale_tiles()), [1, 1, 2, 1, 2]);
         assert_eq!([64, 96, 128, 192].map(|tokens| gated(tokens).stages(1).accumulators()), [2, 2, 1, 1]);
@@ -611,7 +624,7 @@ mod tests {
     }
 
     #[test]
-    fn the_parameter_has_the_first_tiles_of_few_groups() {
+    fn parameter_contains_first_tiles_of_few_groups() {
         let group = |k| Group { k, ..Group::zeroed() };
         let groups: std::vec::Vec<_> = (0..GROUPS_AT_HAND as u32 + 1).map(group).collect();
         let tile = |n| Tile { group: n % 8, first_row: n * 128, first_token: n * 32, tokens: 1 + n };
@@ -628,13 +641,13 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "tensor memory")]
-    fn more_columns_than_tensor_memory_has_are_refused() {
+    fn columns_beyond_tensor_memory_are_refused() {
         gated(224).stages(1);
     }
 
     #[test]
     #[should_panic(expected = "shared memory")]
-    fn more_stages_than_shared_memory_holds_are_refused() {
+    fn stages_beyond_shared_memory_are_refused() {
         gated(64).stages(5);
     }
 }

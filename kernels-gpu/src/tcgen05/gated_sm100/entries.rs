@@ -1,4 +1,4 @@
-//! The entries, whose groups and tiles the host has listed.
+//! Entries whose groups and tiles the host lists.
 
 use core::mem::offset_of;
 
@@ -20,7 +20,7 @@ macro_rules! entries {
         /// One of [`INSTANCES`].
         ///
         /// # Safety
-        /// The contract in this folder's `mod.rs`.
+        /// The contract in this folder's `mod.rs` holds.
         #[kernel(
             threads = INSTANCES[Index::$entry as usize].threads(),
             min_blocks = 1,
@@ -29,7 +29,7 @@ macro_rules! entries {
         pub unsafe fn $entry(launch: Launch) {
             const INDEX: usize = Index::$entry as usize;
             let Launch { records, tile_count, output, at_hand, .. } = launch;
-            // SAFETY: the contract is this function's too.
+            // SAFETY: the caller guarantees the contract in this folder's `mod.rs`.
             unsafe {
                 let parameter = parameter_address!($entry);
                 let work = Listed::<INDEX> { records, tile_count, output, at_hand, parameter };
@@ -40,7 +40,7 @@ macro_rules! entries {
 }
 instances!(entries);
 
-/// The work of a launch of one of [`INSTANCES`]: fields of [`Launch`], and where in the parameter it begins.
+/// Work of a launch of one of [`INSTANCES`]: fields of [`Launch`], and the address of the parameter.
 #[derive(Clone, Copy)]
 pub struct Listed<const INDEX: usize> {
     records: u64,
@@ -50,8 +50,8 @@ pub struct Listed<const INDEX: usize> {
     parameter: ParameterAddress,
 }
 
-/// A block's tiles, each with its group: a copy, whose fields stay in registers. Behind a reference, every wait and every copy would
-/// have them loaded again.
+/// Tiles of a CTA, each with a copy of its group. The fields of a copy stay in registers; a reference would be reloaded
+/// after every wait and every copy.
 pub struct Tiles {
     records: *const Record,
     count: u32,
@@ -62,10 +62,10 @@ pub struct Tiles {
 }
 
 impl Tiles {
-    /// A tile that the parameter has.
+    /// Returns a tile from the parameter.
     ///
     /// # Safety
-    /// The index is below `at_hand`.
+    /// `index` is less than `at_hand`.
     #[inline(always)]
     unsafe fn in_parameter(&self, index: u32) -> (Tile, Group) {
         const GROUP_BYTES: u32 = size_of::<Group>() as u32;
@@ -92,7 +92,8 @@ impl Iterator for Tiles {
         }
         let index = self.next;
         self.next += self.stride;
-        // SAFETY: inside of the array, which does not change while the kernel runs: `Listed::tiles` asks for it.
+        // SAFETY: the index is less than the number of records, and nobody writes the array while the kernel runs: the
+        // caller of `Listed::tiles` guarantees both.
         Some(unsafe {
             if index < self.at_hand {
                 self.in_parameter(index)
@@ -124,7 +125,7 @@ impl<const INDEX: usize> Work for Listed<INDEX> {
 
     #[inline(always)]
     fn placed(group: Group) -> Placed {
-        // Maps are the group's own.
+        // Each group has its own tensor maps.
         Placed { group, token_row: 0, token_tile: 0, weight_rows: [0; 2] }
     }
 

@@ -1,4 +1,4 @@
-//! What host and `moe_sm100` agree on beside [`routed`](crate::routed): the list of instances.
+//! Definitions that host and `moe_sm100` share in addition to [`routed`](crate::routed): the list of instances.
 
 use crate::{
     instances::table,
@@ -6,7 +6,8 @@ use crate::{
     tcgen05::gated_sm100::abi::{Instance, gated, plain},
 };
 
-/// Passes the list of instances to `$each!`. A tile has up to so many tokens; `stages` hold its k-blocks.
+/// Passes the list of instances to `$each!`. The argument of `gated` or `plain` is the maximum number of tokens per
+/// tile, `stages` the number of stages, which hold one k-block each.
 macro_rules! instances {
     ($each:ident) => {
         $each! {
@@ -26,7 +27,7 @@ instances!(table);
 const _: () = {
     let mut index = 0;
     while index < INSTANCES.len() {
-        assert!(INSTANCES[index].tile_tokens <= TILE_TOKENS, "a tile of tokens has one scale tile along its rows");
+        assert!(INSTANCES[index].tile_tokens <= TILE_TOKENS, "a tile of tokens must fit one scale tile along its rows");
         assert!(INSTANCES[index].token_scale_tiles() == 1 && INSTANCES[index].blocks == 1);
         index += 1;
     }
@@ -39,7 +40,7 @@ mod tests {
     extern crate std;
 
     #[test]
-    fn every_instance_is_called_what_it_is() {
+    fn instances_are_named_after_their_parameters() {
         for instance in INSTANCES {
             let operation = if instance.matrices == 2 { "gated" } else { "plain" };
             assert_eq!(instance.entry, std::format!("moe_sm100_{operation}_t{}", instance.tile_tokens));

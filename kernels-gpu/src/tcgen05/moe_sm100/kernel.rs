@@ -1,4 +1,4 @@
-//! The entries, whose tiles each role of a block finds by their index from the lists on the device.
+//! Entries whose CTAs look up their tiles in the lists on the device. Each role of a CTA finds a tile by its index.
 
 use cuda_std::{
     float::fma_rn_f32,
@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// Bytes of an element of C.
+/// Bytes per element of C.
 const ELEMENT_BYTES: u64 = 2;
 
 macro_rules! entries {
@@ -28,10 +28,11 @@ macro_rules! entries {
         /// One of [`INSTANCES`].
         ///
         /// # Safety
-        /// The contract in this folder's `mod.rs`.
+        /// The contract in this folder's `mod.rs` holds.
         #[kernel(threads = INSTANCES[Index::$entry as usize].threads(), min_blocks = 1)]
         pub unsafe fn $entry(launch: Launch) {
-            // SAFETY: the contract is this function's too. Two maps stand first in the parameter.
+            // SAFETY: the caller guarantees the contract in this folder's `mod.rs`. The parameter begins with two
+            // tensor maps.
             unsafe {
                 let maps = tensor_map_of_parameter!($entry).address();
                 Sm100::<Routed<{ Index::$entry as usize }>, 1>::run(Routed { launch, maps });
@@ -41,11 +42,11 @@ macro_rules! entries {
 }
 instances!(entries);
 
-/// The work of a launch of one of [`INSTANCES`].
+/// Work of a launch of one of [`INSTANCES`].
 #[derive(Clone, Copy)]
 struct Routed<const INDEX: usize> {
     launch: Launch,
-    /// The address of the map of tokens, behind which comes that of weights.
+    /// Address of the tensor map of tokens. The tensor map of weights follows it.
     maps: u64,
 }
 
@@ -67,8 +68,8 @@ impl<const INDEX: usize> Work for Routed<INDEX> {
     #[inline(always)]
     unsafe fn tiles(self, next: u32, stride: u32) -> RoutedTiles<INDEX> {
         let size = [Self::INSTANCE.tile_rows(), Self::INSTANCE.tile_tokens];
-        // SAFETY: the caller waited for earlier grids, so the lists are complete; the contract says that they lie
-        // there.
+        // SAFETY: the caller waited for earlier grids, so the lists are complete, and the contract guarantees that
+        // their addresses are valid.
         RoutedTiles { work: self, tiles: unsafe { self.launch.routed_tiles(size, next, stride) } }
     }
 
@@ -90,13 +91,13 @@ impl<const INDEX: usize> Work for Routed<INDEX> {
     #[inline(always)]
     unsafe fn quantized(self, tile: &Tile, group: &Placed) -> QuantizedTile {
         let rows = [group.token_tile, group.token_row, tile.tokens];
-        // SAFETY: the tile is one of the work's, so its expert has global scales.
+        // SAFETY: the tile belongs to the work, so its expert has global scales.
         unsafe { self.launch.quantized(Self::INSTANCE.matrices, tile.group, rows) }
     }
 
     #[inline(always)]
     unsafe fn column(self, tile: &Tile, column: u32) -> Column {
-        // SAFETY: the expert has a factor of each matrix.
+        // SAFETY: the expert has one factor per matrix, and each bias has one number per column of the expert.
         let of = |matrix: usize| unsafe {
             (self.launch.alpha(matrix, tile.group, column), self.launch.bias(matrix, tile.group, column))
         };
@@ -108,7 +109,7 @@ impl<const INDEX: usize> Work for Routed<INDEX> {
     unsafe fn tokens(self, tile: &Tile, group: &Placed, token: u32) -> [f32; N_STEP as usize] {
         core::array::from_fn(|index| {
             let token = token + index as u32;
-            // SAFETY: a row of the tile is one of the lists.
+            // SAFETY: a row of the tile is a row of the lists.
             unsafe { self.launch.global(token < tile.tokens, group.token_row + token) }
         })
     }
@@ -125,7 +126,8 @@ impl<const INDEX: usize> Work for Routed<INDEX> {
         let product = |matrix: usize, token: usize| {
             fma_rn_f32(tokens[token] * column.alpha[matrix], sums[matrix][token], column.bias[matrix])
         };
-        // One loop for each way: a branch inside of one would keep it from being unrolled, and sums from staying in registers.
+        // One loop per variant: a branch inside of a loop would prevent unrolling, and sums would not stay in
+        // registers.
         let gated = |no_parameters, token| launch.gated(no_parameters, product(0, token), product(1, token));
         match (Self::INSTANCE.matrices, launch.has_no_parameters()) {
             (2, true) => core::array::from_fn(|token| gated(true, token)),
@@ -136,14 +138,14 @@ impl<const INDEX: usize> Work for Routed<INDEX> {
     }
 }
 
-/// What a lane knows of its column: the expert's factors and the column's biases.
+/// A lane's data of its column: the expert's factors and the column's biases.
 #[derive(Clone, Copy)]
 struct Column {
     alpha: [f32; 2],
     bias: [f32; 2],
 }
 
-/// A block's tiles, as this kernel has them.
+/// Tiles of a CTA in this kernel's form.
 struct RoutedTiles<const INDEX: usize> {
     work: Routed<INDEX>,
     tiles: tiles::RoutedTiles,

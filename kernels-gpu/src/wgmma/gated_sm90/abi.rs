@@ -1,7 +1,7 @@
-//! What host and `gated_sm90` agree on: descriptors, tiles, budgets, and the list of instances.
+//! Definitions that host and `gated_sm90` share: descriptors, tiles, budgets, and the list of instances.
 //!
-//! A and B are swapped: weights lie on the tensor core's M, tokens on its N. A tile of C takes two *panels* of weights. A
-//! block goes through K in *k-blocks*; a stage holds one k-block of a tile's weights.
+//! A and B are swapped: weights are on the tensor core's M, tokens on its N. A tile of C uses two *panels* of weights.
+//! A CTA iterates over K in *k-blocks*; a stage holds one k-block of a tile's weights.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -12,26 +12,28 @@ use crate::{
     instances::table,
 };
 
-/// Bytes of a row of values in a k-block: what the 64-byte swizzle spans.
+/// Bytes of a row of values in a k-block: the span of the 64-byte swizzle.
 pub const K_BLOCK_BYTES: u32 = K_BLOCK / 2;
 
-/// Lanes that share a row of a fragment of the tensor core (PTX ISA, "Register Fragments for wgmma.mma_async").
+/// Number of lanes that share a row of a fragment of the tensor core (PTX ISA, "Register Fragments for
+/// wgmma.mma_async").
 pub const ROW_LANES: u32 = 4;
 
-/// Bytes of a row in a k-block that one of these lanes decodes: what a swizzle keeps together.
+/// Bytes of a row in a k-block that one of these lanes decodes: the bytes that a swizzle keeps together.
 pub const LANE_BYTES: u32 = K_BLOCK_BYTES / ROW_LANES;
 
 /// Tiles of the scale layout along a k-block.
 pub const K_BLOCK_SCALE_TILES: u32 = K_BLOCK / SCALE_TILE_K;
 
-/// K is a multiple of this: a row of values is whole lanes' bytes.
+/// K is a multiple of this, so a row of values has whole lanes.
 pub const K_ALIGNMENT: u32 = 32;
 
 /// Rows of a slab of weights.
 ///
-/// A slab is this many rows of a matrix of weights, one k-block of each: first the values, as [`lane_offset`] and
-/// [`slab_byte`] say, then their scales, [`K_BLOCK_SCALE_TILES`] tiles of the blocked layout. A matrix [n, k] is slabs one
-/// after the other: those of the first rows along K, then those of the next rows. What lies past the matrix's end is zero.
+/// A slab has this many rows of a matrix of weights × one k-block: first the values, in the layout of [`lane_offset`]
+/// and [`slab_byte`], then their scales, [`K_BLOCK_SCALE_TILES`] tiles of the blocked layout. A matrix [n, k] is a
+/// sequence of slabs: first all slabs of the first rows along K, then those of the next rows. Bytes past the end of the
+/// matrix are zero.
 pub const SLAB_ROWS: u32 = SCALE_TILE_ROWS;
 
 /// Bytes of a slab's values.
@@ -43,130 +45,131 @@ pub const SLAB_BYTES: u32 = SLAB_VALUE_BYTES + SLAB_SCALE_BYTES;
 /// Bytes of a slab's scales.
 pub const SLAB_SCALE_BYTES: u32 = K_BLOCK_SCALE_TILES * SCALE_TILE_BYTES;
 
-/// The offset of a lane's bytes of a row, in bytes from the slab's start.
+/// Offset of a lane's bytes of a row, in bytes from the start of the slab.
 ///
-/// Rows are [`K_BLOCK_BYTES`] apart. Within a row, lanes are permuted as a tensor map's 64-byte swizzle permutes them if
-/// the slab starts at a multiple of 512 (PTX ISA, "Tensor swizzle modes").
+/// Rows are [`K_BLOCK_BYTES`] apart. Within a row, lanes are permuted like a tensor map's 64-byte swizzle permutes them
+/// if the slab starts at a multiple of 512 (PTX ISA, "Tensor swizzle modes").
 #[inline(always)]
 pub const fn lane_offset(row: u32, lane: u32) -> u32 {
     row * K_BLOCK_BYTES + (lane ^ (row / 2 % ROW_LANES)) * LANE_BYTES
 }
 
-/// A byte of two e2m1 codes, the first in the low nibble, as it lies in a slab.
+/// Converts a byte of two e2m1 codes, the first in the low nibble, to its form in a slab.
 ///
-/// From bit 7 down: the first one's sign, the second one's exponent and mantissa, the first one's exponent and mantissa,
-/// the second one's sign. So each code is few operations away from the high byte of an f16.
+/// From bit 7 down: the first code's sign, the second code's exponent and mantissa, the first code's exponent and
+/// mantissa, the second code's sign. In this form, few operations convert each code to the high byte of an f16.
 pub const fn slab_byte(codes: u8) -> u8 {
     codes << 4 & 0x80 | codes & 0x70 | codes << 1 & 0x0e | codes >> 7
 }
 
-/// One group of a grouped problem, as its [`Tile`]s have it.
+/// One group of a grouped problem, as its [`Tile`]s contain it.
 ///
-/// `C = silu(alpha[0]·A·B[0]ᵀ) ∘ (alpha[1]·A·B[1]ᵀ)`, gate first; a plain kernel computes `alpha[0]·A·B[0]ᵀ` and does not
-/// read index 1 of anything. B lies in slabs ([`SLAB_ROWS`]). A lies decoded, or packed where
+/// `C = silu(alpha[0]·A·B[0]ᵀ) ∘ (alpha[1]·A·B[1]ᵀ)`, gate first. A plain kernel computes `alpha[0]·A·B[0]ᵀ` and
+/// ignores index 1 of every array. B is stored in slabs ([`SLAB_ROWS`]). A is decoded, or packed for an instance with
 /// [`Instance::decodes_tokens`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct Group {
-    /// Address of A: decoded as [`Tokens::decoded`], or packed as [`Tokens::values`].
+    /// Address of A: decoded like [`Tokens::decoded`], or packed like [`Tokens::values`].
     pub tokens: u64,
-    /// Address of the scales of packed tokens, as [`Tokens::scales`]; not read where A is decoded.
+    /// Address of the scales of packed tokens, like [`Tokens::scales`]; not read if A is decoded.
     pub token_scales: u64,
     /// Addresses of the slabs of gate and up, multiples of 16.
     pub b: [u64; 2],
-    /// Address of C [m, n], row-major, two bytes an element, a multiple of 16.
+    /// Address of C [m, n], row-major, two bytes per element; a multiple of 16.
     pub c: u64,
-    /// Products of the global scales: A's and gate's, A's and up's.
+    /// Products of the global scales: A's times gate's, and A's times up's.
     pub alpha: [f32; 2],
-    /// Rows of A and C: tokens.
+    /// Number of rows of A and C, which are tokens.
     pub m: u32,
-    /// Rows of each B, columns of C; a multiple of 8.
+    /// Number of rows of each B, and of columns of C; a multiple of 8.
     pub n: u32,
-    /// Elements summed over; a multiple of [`K_ALIGNMENT`], not 0.
+    /// Number of elements that are summed; a multiple of [`K_ALIGNMENT`], not 0.
     pub k: u32,
     /// Keeps the size a multiple of the alignment.
     pub unused: u32,
 }
 
-/// The tokens of a group and where they go when they are decoded, as an array of them lies in global memory.
+/// Tokens of a group and the destination of their decoded form; an element of an array in global memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Tokens {
     /// Address of the packed values `[m, k/2]`, a multiple of 16.
     pub values: u64,
-    /// Address of their scales in the blocked layout, a multiple of 16.
+    /// Address of the scales in the blocked layout, a multiple of 16.
     pub scales: u64,
-    /// Address of the decoded values, a multiple of 16: strips ([`STRIP_BYTES`]), for each k-block those of all tokens.
+    /// Address of the decoded values, a multiple of 16: strips ([`STRIP_BYTES`]), with all tokens' strips of a k-block
+    /// in sequence, then those of the next k-block.
     ///
-    /// A strip lies as `wgmma` reads its B (`kernel/order.rs`). Elements past the end of K are zero; tokens past the last
-    /// one are finite.
+    /// A strip has the layout in which `wgmma` reads B (`kernel/order.rs`). Elements past the end of K are zero; tokens
+    /// past the last one are finite.
     pub decoded: u64,
-    /// Tokens, not 0.
+    /// Number of tokens, not 0.
     pub m: u32,
-    /// Elements of each; a multiple of [`K_ALIGNMENT`], not 0.
+    /// Number of elements per token; a multiple of [`K_ALIGNMENT`], not 0.
     pub k: u32,
-    /// Blocks that decode the groups before this one.
+    /// Number of CTAs that decode the preceding groups.
     pub first_block: u32,
     /// Keeps the size a multiple of the alignment.
     pub unused: u32,
 }
 
 impl Tokens {
-    /// Warps of a block that decodes; each makes a strip.
+    /// Warps of a CTA that decodes; each warp makes one strip.
     pub const WARPS: u32 = 4;
 
-    /// Threads of a block that decodes, in one dimension.
+    /// Threads of a CTA that decodes, in one dimension.
     pub const THREADS: u32 = Self::WARPS * 32;
 
-    /// Strips that `m` tokens of `k` elements decode to.
+    /// Number of strips that `m` tokens of `k` elements decode to.
     pub const fn strips(m: u32, k: u32) -> u64 {
         m.div_ceil(CORE_MATRIX_ROWS) as u64 * k.div_ceil(K_BLOCK) as u64
     }
 
-    /// Blocks that decode the tokens: the next group's [`first_block`](Self::first_block) is so many further on. The grid
-    /// is their sum, which must stay below 2³¹.
+    /// Number of CTAs that decode the tokens: the next group's [`first_block`](Self::first_block) is this group's plus
+    /// this number. The grid is the sum over all groups, which must stay below 2³¹.
     pub const fn blocks(m: u32, k: u32) -> u64 {
         Self::strips(m, k).div_ceil(Self::WARPS as u64)
     }
 }
 
-/// The one parameter of the kernel that decodes tokens.
+/// The only parameter of the kernel that decodes tokens.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct TokensLaunch {
     /// Address of the array of [`Tokens`].
     pub groups: u64,
-    /// Its length, not 0.
+    /// Number of elements of the array, not 0.
     pub group_count: u32,
     /// Keeps the size a multiple of the alignment.
     pub unused: u32,
 }
 
-/// The entry that decodes tokens.
+/// Name of the entry that decodes tokens.
 pub const TOKENS_ENTRY: &str = "tokens_sm90";
 
-/// One tile of C, as an array of them lies in global memory. It has its group inside, so that a thread that works on a tile
-/// reads one place.
+/// One tile of C; an element of an array in global memory. The tile contains its group, so a thread that works on a
+/// tile reads one place.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct Tile {
-    /// Its group.
+    /// Group of the tile.
     pub group: Group,
     /// First column of C; a multiple of [`Instance::columns`].
     pub first_column: u32,
     /// First token; a multiple of [`CORE_MATRIX_ROWS`].
     pub first_token: u32,
-    /// Tokens, from 1 to the instance's [`Instance::tile_tokens`].
+    /// Number of tokens, from 1 to the instance's [`Instance::tile_tokens`].
     pub tokens: u32,
-    /// Index of the tile that the block computes next; 0 if there is none.
+    /// Index of the tile that the CTA computes next; 0 if there is none.
     pub next: u32,
 }
 
-/// The one parameter of a kernel that multiplies.
+/// The only parameter of a kernel that multiplies.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct Launch {
-    /// Address of the array of [`Tile`]. Block b begins with tile b.
+    /// Address of the array of [`Tile`]. CTA b begins with tile b.
     pub tiles: u64,
     /// [`OUTPUT_F16`](crate::format::OUTPUT_F16) or [`OUTPUT_BF16`](crate::format::OUTPUT_BF16).
     pub output: u32,
@@ -174,14 +177,15 @@ pub struct Launch {
     pub unused: u32,
 }
 
-/// Passes the list of instances to `$each!`: of an operation, the smallest tile first.
+/// Passes the list of instances to `$each!`. For each operation, the smallest tile comes first.
 ///
-/// A tile has up to so many tokens; `consumers` warpgroups multiply; `buffers` hold decoded tokens; `stages` hold weights.
+/// The argument of `gated` or `plain` is the maximum number of tokens per tile, `consumers` the number of warpgroups
+/// that multiply, `buffers` the number of buffers of decoded tokens, `stages` the number of stages of weights.
 ///
-/// With few tokens the work is to decode weights, and the registers suffice for four warpgroups that do it. With many
-/// tokens the accumulators take the registers of two. Tokens come from the L2 cache; weights come from memory, and stages
-/// hide its latency: about 64 KB on their way are enough. Where memory bandwidth is the limit, more stages are worse: the
-/// multiprocessors that are served first run ahead, and the last ones end alone.
+/// With few tokens, most of the work is decoding weights, and the registers suffice for four warpgroups that decode.
+/// With many tokens, the accumulators take the registers of two warpgroups. Tokens come from the L2 cache. Weights come
+/// from memory, and stages hide its latency: about 64 KB in flight are enough. Where memory bandwidth is the limit,
+/// more stages are slower: the SMs that are served first run ahead, and the last ones finish alone.
 macro_rules! instances {
     ($each:ident) => {
         $each! {
@@ -199,11 +203,12 @@ macro_rules! instances {
 pub(super) use instances;
 instances!(table);
 
-/// One way to build the kernel that multiplies, and what it takes of the hardware.
+/// A compiled form of the kernel that multiplies, and the hardware resources that it uses.
 ///
-/// Shared memory of a block: stages, then buffers of decoded tokens, then barriers. A stage: the slabs of each panel.
+/// A CTA's shared memory has the stages, then the buffers of decoded tokens, then the barriers. A stage has the slabs
+/// of each panel.
 ///
-/// What does not fit does not compile:
+/// An instance that does not fit the hardware does not compile:
 ///
 /// ```
 /// # use kernels_gpu::wgmma::gated_sm90::abi::{Instance, gated};
@@ -219,32 +224,33 @@ instances!(table);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instance {
-    /// The entry's name.
+    /// Name of the entry.
     pub entry: &'static str,
-    /// Matrices of weights: 2 for gated, 1 for plain.
+    /// Number of matrices of weights: 2 for gated, 1 for plain.
     pub matrices: u32,
-    /// The most tokens of a tile.
+    /// Maximum number of tokens per tile.
     pub tile_tokens: u32,
-    /// Warpgroups that multiply.
+    /// Number of warpgroups that multiply.
     pub consumers: u32,
-    /// Whether a tile has 64 columns of C, for few tiles: a warpgroup then has 32 rows of gate and the same of up, and not 64 of each.
+    /// Whether a tile has 64 columns of C, for few tiles. A warpgroup then has 32 rows of gate and 32 of up, instead of
+    /// 64 of each.
     pub narrow: bool,
-    /// Buffers of decoded tokens.
+    /// Number of buffers of decoded tokens.
     pub buffers: u32,
-    /// Stages of the pipeline that brings weights from global to shared memory.
+    /// Number of stages of the pipeline that loads weights from global to shared memory.
     pub stages: u32,
 }
 
-/// An [`Instance`] that lacks its stages.
+/// An [`Instance`] without its number of stages.
 #[derive(Clone, Copy, Debug)]
 pub struct Builder(Instance);
 
-/// The gated kernel with up to so many tokens a tile.
+/// Builder of a gated instance with up to `tile_tokens` tokens per tile.
 pub const fn gated(tile_tokens: u32) -> Builder {
     Builder(Instance { entry: "", matrices: 2, tile_tokens, consumers: 0, narrow: false, buffers: 0, stages: 0 })
 }
 
-/// As [`gated`], the plain kernel.
+/// Builder of a plain instance with up to `tile_tokens` tokens per tile.
 pub const fn plain(tile_tokens: u32) -> Builder {
     Builder(Instance { matrices: 1, ..gated(tile_tokens).0 })
 }
@@ -265,10 +271,10 @@ impl Builder {
         Self(Instance { buffers, ..self.0 })
     }
 
-    /// The instance with so many stages.
+    /// Returns the instance with `stages` stages.
     ///
     /// # Panics
-    /// If it asks for more than there is, or for what the kernel cannot do.
+    /// If the instance exceeds the hardware's resources, or is not supported by the kernel.
     pub const fn stages(self, stages: u32) -> Instance {
         let instance = Instance { stages, ..self.0 };
         instance.check();
@@ -277,12 +283,12 @@ impl Builder {
 }
 
 impl Instance {
-    /// Whether blocks decode tokens themselves: they are so few that another grid would take longer to do it.
+    /// Whether CTAs decode tokens themselves, because for few tokens a separate grid would take longer.
     pub const fn decodes_tokens(self) -> bool {
         self.tile_tokens <= 2 * CORE_MATRIX_ROWS
     }
 
-    /// What the main loop is compiled for.
+    /// Shape that the mainloop is compiled for.
     pub const fn shape(self) -> Shape {
         Shape {
             matrices: self.matrices,
@@ -293,17 +299,18 @@ impl Instance {
         }
     }
 
-    /// Columns of C of a tile.
+    /// Columns of C per tile.
     pub const fn columns(self) -> u32 {
         self.shape().columns()
     }
 
-    /// Threads of a block, in one dimension.
+    /// Threads per CTA, in one dimension.
     pub const fn threads(self) -> u32 {
         self.shape().threads()
     }
 
-    /// Slabs of a panel. A narrow one has the values of half of its slab's rows, and all of the scales, which lie mixed.
+    /// Slabs per panel. A narrow panel has the values of half of its slab's rows, and all of the slab's scales, which
+    /// are interleaved.
     pub const fn panel_slabs(self) -> u32 {
         self.shape().panel_rows().div_ceil(SLAB_ROWS)
     }
@@ -318,7 +325,7 @@ impl Instance {
         self.panel_slabs() * (self.value_bytes() + SLAB_SCALE_BYTES)
     }
 
-    /// The N of the tensor core's products for a tile of so many tokens.
+    /// N of the tensor core's products for a tile of `tokens` tokens.
     pub const fn mma_n(self, tokens: u32) -> u32 {
         self.shape().mma_n(tokens)
     }
@@ -328,26 +335,29 @@ impl Instance {
         PANELS as u32 * self.panel_bytes()
     }
 
-    /// Barriers: one for full and one for empty of each stage and of each buffer, and those of turns.
+    /// Number of barriers: a full and an empty barrier per stage and per buffer, and the barriers of turns.
     pub const fn barriers(self) -> u32 {
         2 * (self.stages + self.buffers) + TURN_BARRIERS
     }
 
-    /// Dynamic shared memory of a block, in bytes.
+    /// Dynamic shared memory of a CTA, in bytes.
     pub const fn shared_bytes(self) -> u32 {
         self.stages * self.stage_bytes() + self.buffers * self.shape().buffer_bytes() + self.barriers() * BARRIER_BYTES
     }
 
-    /// Stops the compiler where an instance asks for more than there is.
+    /// Fails to compile if the instance exceeds the hardware's resources.
     const fn check(self) {
         self.shape().check();
         let rows = self.shape().panel_rows();
         assert!(
             if self.narrow { 2 * rows == SLAB_ROWS } else { rows.is_multiple_of(SLAB_ROWS) },
-            "a panel is whole slabs, or half of one"
+            "a panel must be whole slabs, or half a slab"
         );
-        assert!(!self.narrow || self.matrices == 2, "a narrow tile's warpgroups have rows of gate and up");
-        assert!(self.stages > 1 && self.buffers > 1, "with one buffer, filling it would wait for emptying it");
+        assert!(!self.narrow || self.matrices == 2, "only a gated instance can be narrow");
+        assert!(
+            self.stages > 1 && self.buffers > 1,
+            "use at least 2 stages and 2 buffers: with one, filling it would wait for emptying it"
+        );
         assert!(self.shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit shared memory");
     }
 }
@@ -365,14 +375,14 @@ mod tests {
     }
 
     #[test]
-    fn every_instance_fits_and_has_a_name_of_its_own() {
+    fn instances_fit_and_have_distinct_names() {
         let names: BTreeSet<_> = INSTANCES.iter().map(|instance| instance.entry).collect();
         assert_eq!(names.len(), INSTANCES.len());
         INSTANCES.iter().for_each(|instance| instance.check());
     }
 
     #[test]
-    fn budgets_are_as_counted_by_hand() {
+    fn budgets_match_hand_counts() {
         let instance = of("gated_sm90_t128");
         assert_eq!((instance.stage_bytes(), instance.shape().buffer_bytes()), (18_432, 32_768));
         assert_eq!((instance.columns(), of("plain_sm90_t128").columns()), (128, 256));
@@ -381,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn n_goes_from_half_a_tile_to_a_whole_one() {
+    fn n_ranges_from_half_a_tile_to_a_whole_tile() {
         let instance = of("gated_sm90_t128");
         let widths: Vec<_> = [1, 64, 65, 80, 81, 128].map(|tokens| instance.mma_n(tokens)).into();
         assert_eq!(widths, [64, 64, 72, 80, 88, 128]);
@@ -389,25 +399,25 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "shared memory")]
-    fn more_stages_than_shared_memory_holds_are_refused() {
+    fn stages_beyond_shared_memory_are_refused() {
         gated(128).consumers(2).buffers(3).stages(8);
     }
 
     #[test]
-    #[should_panic(expected = "the CTA is launched with fewer registers")]
-    fn more_registers_than_a_block_has_are_refused() {
+    #[should_panic(expected = "the block has fewer registers")]
+    fn registers_beyond_the_cta_are_refused() {
         Registers { producer: 24, consumer: 248 }.check(2);
     }
 
     #[test]
-    #[should_panic(expected = "multiples of 8")]
-    fn registers_that_are_not_allotted_in_eights_are_refused() {
+    #[should_panic(expected = "in eights")]
+    fn register_counts_off_multiples_of_eight_are_refused() {
         Registers { producer: 24, consumer: 236 }.check(2);
     }
 
     #[test]
-    #[should_panic(expected = "1 to 128 tokens")]
-    fn a_tile_of_more_tokens_than_there_are_main_loops_for_is_refused() {
+    #[should_panic(expected = "N = 128")]
+    fn tiles_wider_than_every_mainloop_are_refused() {
         gated(256).consumers(2).buffers(2).stages(2);
     }
 }

@@ -1,6 +1,7 @@
-//! What host and `linear_sm90` agree on beside [`linear`](crate::linear): budgets, and the list of instances.
+//! Definitions that host and `linear_sm90` share in addition to [`linear`](crate::linear): budgets and the list of
+//! instances.
 //!
-//! A and B are swapped: weights lie on the tensor core's M, tokens on its N.
+//! A and B are swapped: weights are on the tensor core's M, tokens on its N.
 
 use crate::{
     decoding::{BARRIER_BYTES, K_BLOCK, PANELS, SHARED_BYTES, Shape, TURN_BARRIERS, WARPGROUP},
@@ -10,14 +11,16 @@ use crate::{
     units::OperandType,
 };
 
-/// Bytes of a buffer of decoded weights: a k-block of a panel, 16 bits each.
+/// Bytes of a buffer of decoded weights: one k-block of a panel, 16 bits per element.
 pub const DECODED_BYTES: u32 = PANEL_ROWS * K_BLOCK * 2;
 
-/// Passes the list of instances to `$each!`: of a type of tokens, those with fewest columns and tokens first.
+/// Passes the list of instances to `$each!`. For each token type, the instances with the fewest columns and tokens come
+/// first.
 ///
-/// A tile has up to so many tokens; `consumers` warpgroups multiply; `buffers` hold tokens; `stages` hold weights. For few tiles, one
-/// warpgroup has tiles of 64 columns, which others decode for it. Two take turns, with 64 columns each or with 128. Decoding is what keeps
-/// them from multiplying: with 256 tokens there is half as much of it for a product.
+/// The argument of `tokens` is the maximum number of tokens per tile, `consumers` the number of warpgroups that
+/// multiply, `buffers` the number of buffers of tokens, `stages` the number of stages of weights. For few tiles, one
+/// warpgroup multiplies tiles of 64 columns that other warpgroups decode. Otherwise two warpgroups take turns, with 64
+/// or 128 columns each. Decoding limits their throughput: with 256 tokens there is half as much decoding per product.
 macro_rules! instances {
     ($each:ident) => {
         $each! {
@@ -38,12 +41,13 @@ macro_rules! instances {
 pub(super) use instances;
 instances!(table);
 
-/// One way to build the kernel that multiplies, and what it takes of the hardware.
+/// A compiled form of the kernel that multiplies, and the hardware resources that it uses.
 ///
-/// Shared memory of a block: buffers of tokens, then those of decoded weights, then stages, then barriers. A stage: the panels of a
-/// tile's columns. A buffer: the first 64 columns of the tile's tokens, then the others; of decoded weights, core matrices.
+/// A CTA's shared memory has the buffers of tokens, then the buffers of decoded weights, then the stages, then the
+/// barriers. A stage has the panels of a tile's columns. A buffer of tokens has the first 64 columns of the tile's
+/// tokens, then the other columns. A buffer of decoded weights has core matrices.
 ///
-/// What does not fit does not compile:
+/// An instance that does not fit the hardware does not compile:
 ///
 /// ```
 /// # use kernels_gpu::{wgmma::linear_sm90::abi::{Instance, tokens}, units::OperandType};
@@ -55,30 +59,30 @@ instances!(table);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instance {
-    /// The entry's name.
+    /// Name of the entry.
     pub entry: &'static str,
-    /// The type of tokens and C.
+    /// Type of tokens and C.
     pub operand_type: OperandType,
-    /// The most tokens of a tile.
+    /// Maximum number of tokens per tile.
     pub tile_tokens: u32,
-    /// Warpgroups that multiply.
+    /// Number of warpgroups that multiply.
     pub consumers: u32,
-    /// Whether a warpgroup has 64 columns of a tile, and not 128.
+    /// Whether a warpgroup has 64 columns of a tile instead of 128.
     pub narrow: bool,
-    /// Warpgroups that decode weights to shared memory for the one that multiplies, a k-block each in turn; 0 where those that multiply
-    /// decode in registers.
+    /// Number of warpgroups that decode weights to shared memory for the warpgroup that multiplies. They take k-blocks
+    /// in turn. 0 if the warpgroups that multiply decode in registers.
     pub decoders: u32,
-    /// Buffers of tokens.
+    /// Number of buffers of tokens.
     pub buffers: u32,
-    /// Stages of the pipeline that brings weights from global to shared memory.
+    /// Number of stages of the pipeline that loads weights from global to shared memory.
     pub stages: u32,
 }
 
-/// An [`Instance`] that lacks its stages.
+/// An [`Instance`] without its number of stages.
 #[derive(Clone, Copy, Debug)]
 pub struct Builder(Instance);
 
-/// The kernel for tokens of this type, with up to so many of them a tile.
+/// Builder of an instance for tokens of type `operand_type`, with up to `tile_tokens` tokens per tile.
 pub const fn tokens(operand_type: OperandType, tile_tokens: u32) -> Builder {
     Builder(Instance {
         entry: "",
@@ -93,7 +97,7 @@ pub const fn tokens(operand_type: OperandType, tile_tokens: u32) -> Builder {
 }
 
 impl Builder {
-    /// Sets [`Instance::decoders`], and that one warpgroup multiplies.
+    /// Sets [`Instance::decoders`], with one warpgroup that multiplies.
     pub const fn decoders(self, decoders: u32) -> Self {
         Self(Instance { decoders, ..self.consumers(1).narrow().0 })
     }
@@ -113,10 +117,10 @@ impl Builder {
         Self(Instance { buffers, ..self.0 })
     }
 
-    /// The instance with so many stages.
+    /// Returns the instance with `stages` stages.
     ///
     /// # Panics
-    /// If it asks for more than there is, or for what the kernel cannot do.
+    /// If the instance exceeds the hardware's resources, or is not supported by the kernel.
     pub const fn stages(self, stages: u32) -> Instance {
         let instance = Instance { stages, ..self.0 };
         instance.check();
@@ -125,34 +129,34 @@ impl Builder {
 }
 
 impl Instance {
-    /// What the main loop is compiled for.
+    /// Shape that the mainloop is compiled for.
     pub const fn shape(self) -> Shape {
         Shape {
             matrices: 1,
             tile_tokens: self.tile_tokens,
-            // Tiles of 128 tokens have instances of their own.
+            // Tiles of up to 128 tokens have their own instances.
             least_n: if self.tile_tokens > 128 { 144 } else { self.tile_tokens / 2 },
             consumers: self.consumers,
             narrow: self.narrow,
         }
     }
 
-    /// Columns of C of a tile.
+    /// Columns of C per tile.
     pub const fn columns(self) -> u32 {
         self.shape().columns()
     }
 
-    /// Threads of a block, in one dimension.
+    /// Threads per CTA, in one dimension.
     pub const fn threads(self) -> u32 {
         self.shape().threads() + self.decoders * WARPGROUP
     }
 
-    /// Tokens of a box of the token map, for `m` tokens in so many tiles.
+    /// Tokens per box of the token map, for `m` tokens in `token_tiles` tiles.
     pub const fn box_tokens(self, m: u32, token_tiles: u32) -> u32 {
         self.shape().mma_n(tile_size(m, token_tiles))
     }
 
-    /// Panels of a stage.
+    /// Panels per stage.
     pub const fn panels(self) -> u32 {
         self.columns() / PANEL_ROWS
     }
@@ -162,17 +166,17 @@ impl Instance {
         self.panels() * PANEL_BYTES
     }
 
-    /// Bytes of all buffers of decoded weights: one goes with each buffer of tokens.
+    /// Bytes of all buffers of decoded weights, one per buffer of tokens.
     pub const fn decoded_bytes(self) -> u32 {
         if self.decoders > 0 { self.buffers * DECODED_BYTES } else { 0 }
     }
 
-    /// Barriers: one for full and one for empty of each stage and of each buffer, and those of turns.
+    /// Number of barriers: a full and an empty barrier per stage and per buffer, and the barriers of turns.
     pub const fn barriers(self) -> u32 {
         2 * (self.stages + self.buffers) + TURN_BARRIERS
     }
 
-    /// Dynamic shared memory of a block, in bytes.
+    /// Dynamic shared memory of a CTA, in bytes.
     pub const fn shared_bytes(self) -> u32 {
         self.stages * self.stage_bytes()
             + self.decoded_bytes()
@@ -180,12 +184,15 @@ impl Instance {
             + self.barriers() * BARRIER_BYTES
     }
 
-    /// Stops the compiler where an instance asks for more than there is.
+    /// Fails to compile if the instance exceeds the hardware's resources.
     const fn check(self) {
         self.shape().check();
         assert!(self.shape().parts() <= PANELS && self.columns().is_multiple_of(PANEL_ROWS));
-        assert!(self.stages > 1, "with one stage, filling it would wait for emptying it");
-        assert!(self.buffers > 2, "one buffer is multiplied, one is being filled, and one is not yet known to be full");
+        assert!(self.stages > 1, "use at least 2 stages: with one, filling it would wait for emptying it");
+        assert!(
+            self.buffers > 2,
+            "use at least 3 buffers: one is multiplied, one is being filled, and one is not yet known to be full"
+        );
         assert!(self.shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit shared memory");
     }
 }
@@ -197,7 +204,7 @@ mod tests {
     extern crate std;
 
     #[test]
-    fn every_instance_fits_and_is_called_what_it_is() {
+    fn instances_fit_and_are_named_after_their_parameters() {
         for instance in INSTANCES {
             instance.check();
             let operand_type = if instance.operand_type == OperandType::F16 { "f16" } else { "bf16" };

@@ -1,10 +1,11 @@
-//! The linear layer for few tokens: the products of a warp, `mma.sync`, and not of a warpgroup.
+//! The linear layer for few tokens, with products of a warp (`mma.sync`) instead of a warpgroup.
 //!
-//! Few tokens leave `wgmma` idle while a warpgroup decodes for it: a warp multiplies each word as soon as it is decoded, and waits for no
-//! other warp. The contract is that of [`linear_sm90`](super), with [`INSTANCES`] of its own and a block for each tile. Sums are the
-//! same bit by bit: an H200 adds up the products of either instruction alike.
+//! With few tokens, `wgmma` would be idle while a warpgroup decodes. Here a warp multiplies each word as soon as it is
+//! decoded, and waits for no other warp. The contract is the contract of [`linear_sm90`](super), with separate
+//! [`INSTANCES`] and one CTA per tile. Sums are bit-identical to those of `linear_sm90`: an H200 adds the products of
+//! both instructions alike.
 //!
-//! Their source is [`mma_sync::linear`](crate::mma_sync::linear).
+//! The source of these kernels is [`mma_sync::linear`](crate::mma_sync::linear).
 
 use crate::{
     instances::table,
@@ -12,10 +13,10 @@ use crate::{
     units::OperandType,
 };
 
-/// Passes the list of instances to `$each!`: of a type of tokens, those with fewest tokens first.
+/// Passes the list of instances to `$each!`. For each token type, the instances with the fewest tokens come first.
 ///
-/// A tile has four strips, a warp for each of a multiprocessor's schedulers. Long spans are worth most where a block is alone; those of 16
-/// tokens are shorter, so that two blocks share a multiprocessor.
+/// A tile has four strips, one warp for each of an SM's schedulers. Long spans help most where a CTA has the SM alone.
+/// The spans for 16 tokens are shorter, so that two CTAs share an SM.
 macro_rules! instances {
     ($each:ident) => {
         $each! {
@@ -30,7 +31,7 @@ macro_rules! instances {
 }
 instances!(table);
 
-/// The entries of Hopper's instances.
+/// Entries of Hopper's instances.
 #[cfg(feature = "linear_sm90")]
 mod entries {
     use cuda_std::{kernel, tensor_map_of_parameter};

@@ -1,8 +1,9 @@
-//! What host and `moe_fp8_sm90` agree on: the parameter of a product, budgets, and the list of instances.
+//! Definitions that host and `moe_fp8_sm90` share: the parameter of a product, budgets, and the list of instances.
 //!
-//! A and B are swapped, as in [`sm90`](crate::decoding): weights lie on the tensor core's M, tokens on its N. A warpgroup decodes 64 rows of
-//! weights and multiplies them. Four have registers for the sums of up to 128 tokens: while one waits, the others decode or multiply. Two
-//! have them for 256, and take turns.
+//! A and B are swapped, as in [`decoding`](crate::decoding): weights are on the tensor core's M, tokens on its N. A
+//! warpgroup decodes 64 rows of weights and multiplies them. Four warpgroups have the registers for the sums of up to
+//! 128 tokens: while one waits, the others decode or multiply. Two warpgroups have the registers for 256 tokens, and
+//! take turns.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -17,81 +18,85 @@ use crate::{
     units::{UNIT_BYTES, UNIT_ROWS},
 };
 
-/// The one parameter of a product: for every expert e with its rows, `C = silu(α·A·gateᵀ + bias) ∘ (α·A·upᵀ + bias)` or another
-/// activation of the two, or `C = α·A·downᵀ + bias`.
+/// The only parameter of a product. For every expert e and its rows it computes `C = silu(α·A·gateᵀ + bias) ∘ (α·A·upᵀ
+/// + bias)`, or another activation of the two, or `C = α·A·downᵀ + bias`.
 ///
-/// A sum s of a row with the scale t becomes `fma(t·(8·α), s, bias)` in f32, the two products rounded to f32.
+/// The sum s of a row with scale t becomes `fma(t·(8·α), s, bias)` in f32, where both products are rounded to f32.
 ///
-/// Which rows an expert has, [`Lists`](crate::lists::Lists) say. A plain product may be a linear layer's instead, whose
-/// [`rows`](Self::rows) the host knows: then there are no lists.
+/// [`Lists`](crate::lists::Lists) define each expert's rows. A plain product may also belong to a linear layer, where
+/// the host knows the number of [`rows`](Self::rows): then there are no lists.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct Launch {
-    /// Address of the tokens, a multiple of 16: e4m3, as [`sorted`](crate::sorted) says, in the order of
+    /// Address of the tokens, a multiple of 16: e4m3 in the layout of [`sorted`](crate::sorted), in the order of
     /// [`e4m3_position`](crate::units::e4m3_position).
     pub tokens: u64,
-    /// Address of each row's scale, f32; a multiple of 16.
+    /// Address of one f32 scale per row, a multiple of 16.
     pub scales: u64,
     /// Address of [`Lists::firsts`](crate::lists::Lists::firsts).
     pub firsts: u64,
     /// Address of [`Lists::tile_firsts`](crate::lists::Lists::tile_firsts), for the instance's
     /// [`Instance::tile_tokens`].
     pub tile_firsts: u64,
-    /// Address of this product's ticket, 0 when the lists have been made.
+    /// Address of this product's ticket, which is 0 when the lists have been written.
     pub ticket: u64,
-    /// Addresses of the units of the first expert's gate and up, or of its down (the second is not looked at); multiples of 16.
+    /// Addresses of the units of the first expert's gate and up, or of its down (the second address is ignored);
+    /// multiples of 16.
     pub b: [u64; 2],
-    /// Bytes from one expert's to the next one's.
+    /// Bytes from one expert's weights to the next one's.
     pub expert_bytes: u64,
-    /// Addresses of a factor for each expert, f32: the global scales of gate and up, or of down. Where the host knows the rows, the
-    /// first is that of a factor for each column of C.
+    /// Addresses of one f32 factor per expert: the global scales of gate and up, or of down. If the host knows the
+    /// rows, the first address is that of one factor per column of C.
     pub alpha: [u64; 2],
-    /// Addresses of what is added to products times their factor: `[experts, n]`, f32, in the order of the rows of each B; 0 for
-    /// nothing.
+    /// Addresses of the biases, which are added to products times their factor: `[experts, n]`, f32, in the order of
+    /// each B's rows; 0 for no bias.
     pub bias: [u64; 2],
     /// Address of C `[rows, n]`, 16-bit numbers, rows without gaps; a multiple of 16.
     pub c: u64,
-    /// Rows of each B, columns of C; a multiple of 16.
+    /// Number of rows of each B, and of columns of C; a multiple of 16.
     pub n: u32,
-    /// Elements summed over; a multiple of 16, not 0.
+    /// Number of elements that are summed; a multiple of 16, not 0.
     pub k: u32,
-    /// Experts, from 1 to [`MAX_EXPERTS`](crate::lists::MAX_EXPERTS).
+    /// Number of experts, from 1 to [`MAX_EXPERTS`](crate::lists::MAX_EXPERTS).
     pub experts: u32,
-    /// Rows of C if there is one expert, whose rows are all of these, and the product is plain. 0 if lists say which rows an expert has.
-    /// Tokens have rows up to the next multiple of [`ROW_MULTIPLE`](crate::sorted::ROW_MULTIPLE); C does not.
+    /// Number of rows of C, for a plain product with one expert that has all these rows; 0 if the lists define the rows
+    /// of experts. The tokens' memory has rows up to the next multiple of
+    /// [`ROW_MULTIPLE`](crate::sorted::ROW_MULTIPLE); C's memory has not.
     pub rows: u32,
-    /// Rows that tokens have room for in each k-block.
+    /// Capacity in rows of the tokens, per k-block.
     pub row_capacity: u32,
-    /// C's type: [`OUTPUT_F16`](crate::format::OUTPUT_F16) or [`OUTPUT_BF16`](crate::format::OUTPUT_BF16).
+    /// Type of C: [`OUTPUT_F16`](crate::format::OUTPUT_F16) or [`OUTPUT_BF16`](crate::format::OUTPUT_BF16).
     pub output: u32,
-    /// What becomes of sums.
+    /// Activation of the sums.
     pub activation: Activation,
     /// Keeps the size a multiple of the alignment.
     pub unused: u32,
 }
 
-/// Scales of tiles that a block has at a time.
+/// Number of tiles whose scales a CTA holds at a time.
 pub const SCALE_SLOTS: u32 = 2;
 
-/// Magnitudes of e2m1: an entry of the table has each times a scale.
+/// Number of magnitudes of e2m1. A table entry has each magnitude times a scale.
 pub const MAGNITUDES: u32 = 8;
 
-/// Entries of the table: one for each scale, an e4m3 without sign.
+/// Number of table entries: one per scale, an e4m3 without sign.
 pub const TABLE_ENTRIES: u32 = 128;
 
-/// Copies of the table: half a warp reads it at a time, each lane its own copy, so that no bank is met twice.
+/// Number of copies of the table. Half a warp reads it at a time, each lane in its own copy, so no bank is accessed
+/// twice.
 pub const TABLE_COPIES: u32 = 16;
 
-/// Bytes of the table. An entry's copies lie side by side.
+/// Bytes of the table. The copies of an entry lie side by side.
 pub const TABLE_BYTES: u32 = TABLE_ENTRIES * TABLE_COPIES * MAGNITUDES;
 
-/// The most tokens of a tile.
+/// Maximum number of tokens per tile.
 pub const MAX_TILE_TOKENS: u32 = 256;
 
-/// Passes the list of instances to `$each!`: of an operation, the smallest tile first.
+/// Passes the list of instances to `$each!`. For each operation, the smallest tile comes first.
 ///
-/// A tile has up to so many tokens; so many warpgroups multiply; `buffers` hold tokens; `stages` hold weights. A linear layer of few
-/// columns and tokens has narrow tiles, half as wide, so that more multiprocessors have one.
+/// The argument of `gated` or `plain` is the maximum number of tokens per tile, `consumers` the number of warpgroups
+/// that multiply, `buffers` the number of buffers of tokens, `stages` the number of stages of weights. A linear layer
+/// with few columns and tokens uses narrow tiles, half as wide, so that more SMs have a tile.
 macro_rules! instances {
     ($each:ident) => {
         $each! {
@@ -115,12 +120,12 @@ macro_rules! instances {
 pub(super) use instances;
 instances!(table);
 
-/// One way to build the kernel, and what it takes of the hardware.
+/// A compiled form of the kernel, and the hardware resources that it uses.
 ///
-/// Shared memory of a block: buffers of tokens, then stages, then the table, then scales, then what is written down of tiles, then
-/// barriers. A stage has the rows of gate and then those of up, or those of the only matrix.
+/// A CTA's shared memory has the buffers of tokens, then the stages, then the table, then scales, then the slots of
+/// tiles, then the barriers. A stage has the rows of gate and then the rows of up, or the rows of the only matrix.
 ///
-/// What does not fit does not compile:
+/// An instance that does not fit the hardware does not compile:
 ///
 /// ```
 /// # use kernels_gpu::wgmma::moe_fp8_sm90::abi::{Instance, gated};
@@ -132,30 +137,30 @@ instances!(table);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instance {
-    /// The entry's name.
+    /// Name of the entry.
     pub entry: &'static str,
-    /// Matrices of weights: 2 for gated, 1 for plain.
+    /// Number of matrices of weights: 2 for gated, 1 for plain.
     pub matrices: u32,
-    /// The most tokens of a tile.
+    /// Maximum number of tokens per tile.
     pub tile_tokens: u32,
-    /// Warpgroups that multiply: two that take turns, or four that do not.
+    /// Number of warpgroups that multiply: two that take turns, or four that do not.
     pub consumers: u32,
-    /// Buffers of tokens.
+    /// Number of buffers of tokens.
     pub buffers: u32,
-    /// Stages of the pipeline that brings weights from global to shared memory.
+    /// Number of stages of the pipeline that loads weights from global to shared memory.
     pub stages: u32,
 }
 
-/// An [`Instance`] that lacks its stages.
+/// An [`Instance`] without its number of stages.
 #[derive(Clone, Copy, Debug)]
 pub struct Builder(Instance);
 
-/// The gated kernel, with up to so many tokens a tile.
+/// Builder of a gated instance with up to `tile_tokens` tokens per tile.
 pub const fn gated(tile_tokens: u32) -> Builder {
     Builder(Instance { entry: "", matrices: 2, tile_tokens, consumers: 0, buffers: 0, stages: 0 })
 }
 
-/// As [`gated`], the plain kernel.
+/// Builder of a plain instance with up to `tile_tokens` tokens per tile.
 pub const fn plain(tile_tokens: u32) -> Builder {
     Builder(Instance { matrices: 1, ..gated(tile_tokens).0 })
 }
@@ -171,10 +176,10 @@ impl Builder {
         Self(Instance { buffers, ..self.0 })
     }
 
-    /// The instance with so many stages.
+    /// Returns the instance with `stages` stages.
     ///
     /// # Panics
-    /// If it asks for more than there is, or for what the kernel cannot do.
+    /// If the instance exceeds the hardware's resources, or is not supported by the kernel.
     pub const fn stages(self, stages: u32) -> Instance {
         let instance = Instance { stages, ..self.0 };
         instance.check();
@@ -183,37 +188,37 @@ impl Builder {
 }
 
 impl Instance {
-    /// Threads of a block, in one dimension: a warpgroup that loads, and those that multiply.
+    /// Threads per CTA, in one dimension: one warpgroup that loads, and those that multiply.
     pub const fn threads(self) -> u32 {
         (1 + self.consumers) * WARPGROUP
     }
 
-    /// Whether two warpgroups take turns to multiply, while the other decodes.
+    /// Whether two warpgroups take turns: one multiplies while the other one decodes.
     pub const fn ping_pong(self) -> bool {
         self.consumers == 2
     }
 
-    /// What `setmaxnreg` gives to threads.
+    /// Registers that `setmaxnreg` gives to threads.
     pub const fn registers(self) -> Registers {
         if self.ping_pong() { Registers::OF_TWO_CONSUMERS } else { Registers::OF_FOUR_CONSUMERS }
     }
 
-    /// Whether four warpgroups would have registers for the sums too.
+    /// Whether four warpgroups would also have the registers for the sums.
     pub const fn is_narrow(self) -> bool {
         self.consumers == 2 && self.tile_tokens <= MAX_TILE_TOKENS / 2
     }
 
-    /// Rows of weights of a tile, of all matrices.
+    /// Rows of weights per tile, of all matrices.
     pub const fn weight_rows(self) -> u32 {
         self.consumers * WARPGROUP_ROWS
     }
 
-    /// Columns of C of a tile.
+    /// Columns of C per tile.
     pub const fn columns(self) -> u32 {
         self.weight_rows() / self.matrices
     }
 
-    /// Rows that lie together in a stage: those of one matrix, up to a slab.
+    /// Rows that are contiguous in a stage: the rows of one matrix, up to a slab.
     pub const fn piece_rows(self) -> u32 {
         self.weight_rows() / 2
     }
@@ -228,7 +233,7 @@ impl Instance {
         2 * self.piece_bytes()
     }
 
-    /// Bytes of a buffer: a line of each token.
+    /// Bytes of a buffer: one line per token.
     pub const fn buffer_bytes(self) -> u32 {
         self.tile_tokens * LINE_BYTES
     }
@@ -238,7 +243,8 @@ impl Instance {
         self.tile_tokens * 4
     }
 
-    /// The N of the tensor core's products for a tile of so many tokens: there are few, so that there are few main loops to compile.
+    /// N of the tensor core's products for a tile of `tokens` tokens. There are few values, so that few mainloops are
+    /// compiled.
     pub const fn mma_n(self, tokens: u32) -> u32 {
         let step = self.tile_tokens / 8;
         let step = if step < CORE_MATRIX_ROWS { CORE_MATRIX_ROWS } else { step };
@@ -246,12 +252,13 @@ impl Instance {
         if n < least { least } else { n }
     }
 
-    /// Barriers: one for full and one for empty of each stage, buffer, tile written down and slot of scales, and those of turns.
+    /// Number of barriers: a full and an empty barrier per stage, buffer, slot of tiles and slot of scales, and the
+    /// barriers of turns.
     pub const fn barriers(self) -> u32 {
         2 * (self.stages + self.buffers + TILE_SLOTS + SCALE_SLOTS) + if self.ping_pong() { TURN_BARRIERS } else { 0 }
     }
 
-    /// Dynamic shared memory of a block, in bytes.
+    /// Dynamic shared memory of a CTA, in bytes.
     pub const fn shared_bytes(self) -> u32 {
         self.buffers * self.buffer_bytes()
             + self.stages * self.stage_bytes()
@@ -261,18 +268,21 @@ impl Instance {
             + self.barriers() * BARRIER_BYTES
     }
 
-    /// Stops the compiler where an instance asks for more than there is.
+    /// Fails to compile if the instance exceeds the hardware's resources.
     const fn check(self) {
         assert!(self.matrices == 1 || self.matrices == 2);
-        assert!(self.consumers == 2 || self.consumers == 4, "two warpgroups take turns, or four do not");
+        assert!(self.consumers == 2 || self.consumers == 4, "use 2 warpgroups, which take turns, or 4, which do not");
         assert!(
             self.consumers * self.tile_tokens <= 2 * MAX_TILE_TOKENS,
-            "sums have half as many registers as the product"
+            "the sums need too many registers: use fewer tokens per tile or fewer warpgroups"
         );
-        assert!(self.tile_tokens.is_multiple_of(2 * CORE_MATRIX_ROWS), "half a tile is whole core matrices");
-        // Then `wgmma`'s rows of 128 bytes begin where their swizzle does.
+        assert!(self.tile_tokens.is_multiple_of(2 * CORE_MATRIX_ROWS), "half a tile must be whole core matrices");
+        // The rows of 128 bytes that `wgmma` reads then begin where the swizzle does.
         assert!(self.buffer_bytes().is_multiple_of(1024));
-        assert!(self.stages > 1 && self.buffers > 1, "with one, filling it would wait for emptying it");
+        assert!(
+            self.stages > 1 && self.buffers > 1,
+            "use at least 2 stages and 2 buffers: with one, filling it would wait for emptying it"
+        );
         assert!(self.shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit shared memory");
         self.registers().check(self.consumers);
     }
@@ -285,7 +295,7 @@ mod tests {
     extern crate std;
 
     #[test]
-    fn every_instance_fits_and_is_called_what_it_is() {
+    fn instances_fit_and_are_named_after_their_parameters() {
         for instance in INSTANCES {
             instance.check();
             let operation = if instance.matrices == 2 { "gated" } else { "plain" };
@@ -295,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn products_are_as_wide_as_their_tiles_and_little_more() {
+    fn products_cover_their_tiles() {
         for instance in INSTANCES {
             for tokens in (8..=instance.tile_tokens).step_by(8) {
                 let n = instance.mma_n(tokens);

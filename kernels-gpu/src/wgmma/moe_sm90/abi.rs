@@ -1,7 +1,8 @@
-//! What host and `moe_sm90` agree on beside the [parameter](crate::moe::Launch) of a product: budgets, and the list of instances.
+//! Definitions that host and `moe_sm90` share in addition to the [parameter](crate::moe::Launch) of a product: budgets
+//! and the list of instances.
 //!
-//! A and B are swapped: weights lie on the tensor core's M, tokens on its N. A tile of C takes two *panels* of weights. A
-//! block goes through K in k-blocks; a stage holds one k-block of a tile's weights.
+//! A and B are swapped: weights are on the tensor core's M, tokens on its N. A tile of C uses two *panels* of weights.
+//! A CTA iterates over K in k-blocks; a stage holds one k-block of a tile's weights.
 
 use crate::{
     decoding::{BARRIER_BYTES, CORE_MATRIX_ROWS, PANELS, SHARED_BYTES, Shape, TILE_BYTES, TILE_SLOTS, TURN_BARRIERS},
@@ -10,21 +11,23 @@ use crate::{
     units::{OperandType, SLAB_ROWS, UNIT_BYTES, UNIT_ROWS},
 };
 
-/// The least N of the products of two warpgroups, where half a tile has more tokens. A narrower one would take no less time: decoding
-/// takes as long. Four warpgroups decode so fast that the tensor core holds them up if products are wider than their tokens.
+/// Minimum N of the products of two warpgroups, if half a tile has more tokens. A narrower product would not be faster,
+/// because decoding takes as long. Four warpgroups decode so fast that the tensor core becomes the limit if products
+/// are wider than their tokens.
 pub const LEAST_N: u32 = 32;
 
-/// Bytes in which a lane that gathers tokens keeps where a token begins.
+/// Bytes in which a lane that gathers tokens stores the start of a token.
 pub const SOURCE_BYTES: u32 = 4;
 
-/// Bytes in which a warp keeps where the tokens of a strip begin.
+/// Bytes in which a warp stores the starts of a strip's tokens.
 pub const STRIP_SOURCE_BYTES: u32 = 32 * SOURCE_BYTES;
 
-/// Passes the list of instances to `$each!`: of an operation and a type of tokens, the smallest tile first.
+/// Passes the list of instances to `$each!`. For each operation and token type, the smallest tile comes first.
 ///
-/// A tile has up to so many tokens; `consumers` warpgroups multiply; `buffers` hold tokens; `stages` hold weights. As for
-/// [`gated_sm90`](crate::wgmma::gated_sm90::abi). Where tiles have many tokens, these come sorted: threads that gather them would slow
-/// products down (benches/lab/experiments.md).
+/// The second argument is the maximum number of tokens per tile, `consumers` the number of warpgroups that multiply,
+/// `buffers` the number of buffers of tokens, `stages` the number of stages of weights, chosen as for
+/// [`gated_sm90`](crate::wgmma::gated_sm90::abi). For tiles with many tokens, the tokens are sorted, because threads
+/// that gather them would slow down the products (docs/experiments.md).
 macro_rules! instances {
     ($each:ident) => {
         $each! {
@@ -49,12 +52,13 @@ macro_rules! instances {
 pub(super) use instances;
 instances!(table);
 
-/// One way to build the kernel that multiplies, and what it takes of the hardware.
+/// A compiled form of the kernel that multiplies, and the hardware resources that it uses.
 ///
-/// Shared memory of a block: stages, then buffers of tokens, then where tokens begin unless they are sorted, then what is written down
-/// of tiles, then barriers. A stage: the slabs of each panel. A buffer: strips, or lines one k-block after the other.
+/// A CTA's shared memory has the stages, then the buffers of tokens, then the starts of tokens unless tokens are
+/// sorted, then the slots of tiles, then the barriers. A stage has the slabs of each panel. A buffer has strips, or the
+/// lines of a k-block in sequence.
 ///
-/// What does not fit does not compile:
+/// An instance that does not fit the hardware does not compile:
 ///
 /// ```
 /// # use kernels_gpu::{wgmma::moe_sm90::abi::{Instance, gated}, units::OperandType};
@@ -66,33 +70,33 @@ instances!(table);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instance {
-    /// The entry's name.
+    /// Name of the entry.
     pub entry: &'static str,
-    /// Matrices of weights: 2 for gated, 1 for plain.
+    /// Number of matrices of weights: 2 for gated, 1 for plain.
     pub matrices: u32,
-    /// The type of tokens and C.
+    /// Type of tokens and C.
     pub operand_type: OperandType,
-    /// The most tokens of a tile.
+    /// Maximum number of tokens per tile.
     pub tile_tokens: u32,
-    /// Warpgroups that multiply.
+    /// Number of warpgroups that multiply.
     pub consumers: u32,
-    /// Whether tiles have half as many columns as so many warpgroups could multiply.
+    /// Whether tiles have half of the columns that this number of warpgroups could multiply.
     pub narrow: bool,
     /// Whether each warp multiplies its rows by itself, in narrow tiles.
     pub by_warps: bool,
-    /// Whether tokens are sorted by expert, so that bulk copies bring them, and not gathered by threads.
+    /// Whether tokens are sorted by expert and loaded by bulk copies, instead of being gathered by threads.
     pub sorted: bool,
-    /// Buffers of tokens.
+    /// Number of buffers of tokens.
     pub buffers: u32,
-    /// Stages of the pipeline that brings weights from global to shared memory.
+    /// Number of stages of the pipeline that loads weights from global to shared memory.
     pub stages: u32,
 }
 
-/// An [`Instance`] that lacks its stages.
+/// An [`Instance`] without its number of stages.
 #[derive(Clone, Copy, Debug)]
 pub struct Builder(Instance);
 
-/// The gated kernel for tokens of this type, with up to so many of them a tile.
+/// Builder of a gated instance for tokens of type `operand_type`, with up to `tile_tokens` tokens per tile.
 pub const fn gated(operand_type: OperandType, tile_tokens: u32) -> Builder {
     let (entry, matrices, narrow, by_warps) = ("", 2, false, false);
     Builder(Instance {
@@ -109,7 +113,7 @@ pub const fn gated(operand_type: OperandType, tile_tokens: u32) -> Builder {
     })
 }
 
-/// As [`gated`], the plain kernel.
+/// Builder of a plain instance for tokens of type `operand_type`, with up to `tile_tokens` tokens per tile.
 pub const fn plain(operand_type: OperandType, tile_tokens: u32) -> Builder {
     Builder(Instance { matrices: 1, ..gated(operand_type, tile_tokens).0 })
 }
@@ -140,10 +144,10 @@ impl Builder {
         Self(Instance { buffers, ..self.0 })
     }
 
-    /// The instance with so many stages.
+    /// Returns the instance with `stages` stages.
     ///
     /// # Panics
-    /// If it asks for more than there is, or for what the kernel cannot do.
+    /// If the instance exceeds the hardware's resources, or is not supported by the kernel.
     pub const fn stages(self, stages: u32) -> Instance {
         let instance = Instance { stages, ..self.0 };
         instance.check();
@@ -152,7 +156,7 @@ impl Builder {
 }
 
 impl Instance {
-    /// What the main loop is compiled for.
+    /// Shape that the mainloop is compiled for.
     pub const fn shape(self) -> Shape {
         let half = self.tile_tokens / 2;
         let most = if self.consumers == 4 { CORE_MATRIX_ROWS } else { LEAST_N };
@@ -161,22 +165,23 @@ impl Instance {
         Shape { matrices, tile_tokens, least_n, consumers, narrow }
     }
 
-    /// Columns of C of a tile.
+    /// Columns of C per tile.
     pub const fn columns(self) -> u32 {
         self.shape().columns()
     }
 
-    /// Threads of a block, in one dimension.
+    /// Threads per CTA, in one dimension.
     pub const fn threads(self) -> u32 {
         self.shape().threads()
     }
 
-    /// Whether warpgroups share out registers. Where products are a warp's, all have enough from the start.
+    /// Whether warpgroups redistribute registers. Where each warp multiplies by itself, all warps have enough from the
+    /// start.
     pub const fn shares_registers(self) -> bool {
         !self.by_warps
     }
 
-    /// Rows of a panel that lie together in a stage: a slab's, or in a narrow tile half of them.
+    /// Rows of a panel that are contiguous in a stage: the rows of a slab, or half of them in a narrow tile.
     pub const fn piece_rows(self) -> u32 {
         let rows = self.shape().panel_rows();
         if rows < SLAB_ROWS { rows } else { SLAB_ROWS }
@@ -192,27 +197,28 @@ impl Instance {
         PANELS as u32 * self.panel_bytes()
     }
 
-    /// Barriers: one for full and one for empty of each stage, of each buffer and of each tile written down, and those of turns.
+    /// Number of barriers: a full and an empty barrier per stage, per buffer and per slot of tiles, and the barriers of
+    /// turns.
     pub const fn barriers(self) -> u32 {
         2 * (self.stages + self.buffers + TILE_SLOTS) + TURN_BARRIERS
     }
 
-    /// Warps that bring tokens.
+    /// Number of warps that load tokens.
     pub const fn token_warps(self) -> u32 {
         if self.sorted { 1 } else { 3 }
     }
 
-    /// Bytes of a line of each token of a tile, where tokens are sorted.
+    /// Bytes of one line of all tokens of a tile, if tokens are sorted.
     pub const fn lines_bytes(self) -> u32 {
         self.tile_tokens * LINE_BYTES
     }
 
-    /// Bytes in which warps keep where a tile's tokens begin.
+    /// Bytes in which warps store the starts of a tile's tokens.
     pub const fn source_bytes(self) -> u32 {
         if self.sorted { 0 } else { self.tile_tokens / CORE_MATRIX_ROWS * STRIP_SOURCE_BYTES }
     }
 
-    /// Dynamic shared memory of a block, in bytes.
+    /// Dynamic shared memory of a CTA, in bytes.
     pub const fn shared_bytes(self) -> u32 {
         self.stages * self.stage_bytes()
             + self.buffers * self.shape().buffer_bytes()
@@ -221,17 +227,17 @@ impl Instance {
             + self.barriers() * BARRIER_BYTES
     }
 
-    /// Stops the compiler where an instance asks for more than there is.
+    /// Fails to compile if the instance exceeds the hardware's resources.
     const fn check(self) {
         self.shape().check();
-        assert!(SLAB_ROWS.is_multiple_of(self.piece_rows()), "a panel is of whole slabs, or is one half of one");
-        assert!(self.stages > 1, "with one stage, filling it would wait for emptying it");
-        assert!(self.buffers > 1, "with one buffer, filling it would wait for emptying it");
+        assert!(SLAB_ROWS.is_multiple_of(self.piece_rows()), "a panel must be whole slabs, or half a slab");
+        assert!(self.stages > 1, "use at least 2 stages: with one, filling it would wait for emptying it");
+        assert!(self.buffers > 1, "use at least 2 buffers: with one, filling it would wait for emptying it");
         if self.sorted {
-            assert!(!self.by_warps, "`ldmatrix` reads strips");
-            assert!(self.shape().least_n <= SPARE_ROWS, "a product has no more rows than its tile and spare ones");
+            assert!(!self.by_warps, "`by_warps` requires strips: do not combine it with `sorted`");
+            assert!(self.shape().least_n <= SPARE_ROWS, "N must not exceed the tile's rows plus the spare rows");
             assert!(K_BLOCK_LINES * self.lines_bytes() == self.shape().buffer_bytes());
-            // Then `wgmma`'s rows of 128 bytes begin where their swizzle does.
+            // The rows of 128 bytes that `wgmma` reads then begin where the swizzle does.
             assert!(self.stage_bytes().is_multiple_of(1024) && self.lines_bytes().is_multiple_of(1024));
         }
         assert!(self.shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit shared memory");
@@ -243,12 +249,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_instance_fits_and_is_called_what_it_is() {
+    fn instances_fit_and_are_named_after_their_parameters() {
         for instance in INSTANCES {
             instance.check();
             let operation = if instance.matrices == 2 { "gated" } else { "plain" };
             let operand_type = if instance.operand_type == OperandType::F16 { "f16" } else { "bf16" };
-            // Where tiles of so many tokens are wide too.
+            // Instances with the same number of tokens per tile: `_narrow` distinguishes them.
             let of_same_tiles = |other: &&Instance| {
                 let of = |of: &Instance| (of.matrices, of.operand_type, of.tile_tokens);
                 of(other) == of(instance)

@@ -1,4 +1,4 @@
-//! The entries of Hopper's instances.
+//! Entries of Hopper's instances.
 
 use cuda_std::kernel;
 

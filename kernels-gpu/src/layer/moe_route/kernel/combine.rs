@@ -1,6 +1,6 @@
-//! The weighted sum of a token's rows.
+//! Weighted sum of a token's rows.
 //!
-//! A warp has a piece of a token. A choice is a lane's, which loads its place and its weight, so that the warp waits for memory
+//! A warp has a piece of a token. Each lane loads the place and the weight of one choice, so the warp waits for memory
 //! twice: for these, and for the rows.
 
 use core::hint::assert_unchecked;
@@ -19,16 +19,16 @@ use crate::{
     lists::NO_ROW,
 };
 
-/// Columns of a lane.
+/// Columns per lane.
 const LANE_COLUMNS: u32 = PIECE / WARP_SIZE;
 
-/// Bytes of an element.
+/// Bytes per element.
 const ELEMENT_BYTES: u64 = 2;
 
-/// Bytes of a place, and of a weight.
+/// Bytes per place and per weight.
 const NUMBER: u64 = size_of::<u32>() as u64;
 
-/// Rows that are on their way at once.
+/// Number of rows in flight at once.
 const BATCH: usize = 8;
 
 /// Repeats a block for the rows of a batch.
@@ -38,16 +38,16 @@ macro_rules! batch {
     };
 }
 
-/// Adds up a piece of a token, of elements of this format.
+/// Adds up a piece of a token, with elements of format `FORMAT`.
 ///
 /// # Safety
-/// The contract in `moe_route/mod.rs`. All threads of the block call it, of whole warps.
+/// The contract in `moe_route/mod.rs` holds. All threads of the CTA call this, in whole warps.
 #[inline(always)]
 pub(super) unsafe fn run<const FORMAT: u32>(launch: &Combine) {
     griddepcontrol_launch_dependents();
     let pieces = pieces(launch.hidden);
     let piece = thread::block_idx_x() * Combine::WARPS + thread::thread_idx_x() / WARP_SIZE;
-    // SAFETY: a token has elements.
+    // SAFETY: a token has at least one element.
     unsafe { assert_unchecked(pieces > 0) };
     let (token, column) = (piece / pieces, piece % pieces * PIECE + lane_id() * LANE_COLUMNS);
     griddepcontrol_wait();
@@ -59,8 +59,8 @@ pub(super) unsafe fn run<const FORMAT: u32>(launch: &Combine) {
         let element = u64::from(row) * u64::from(launch.hidden) + u64::from(column);
         GlobalAddress::new(rows) + element * ELEMENT_BYTES
     };
-    // SAFETY: the grid before has ended. Rows that places name are there; all lanes have the same token, so that they go one way.
-    // The columns of the output are this thread's alone.
+    // SAFETY: the previous grid has ended. The rows that places name exist. All lanes have the same token, so they
+    // follow the same path. Only this thread writes these columns of the output.
     unsafe {
         let choice = u64::from(token) * u64::from(launch.top_k) + u64::from(lane_id());
         let is_choice = lane_id() < launch.top_k;
@@ -97,7 +97,7 @@ pub(super) unsafe fn run<const FORMAT: u32>(launch: &Combine) {
     }
 }
 
-/// Choices that have a row: a bit each.
+/// Bit mask of the choices that have a row.
 #[derive(Clone, Copy)]
 struct Choices(u32);
 
@@ -107,7 +107,7 @@ impl Choices {
         self.0 == 0
     }
 
-    /// Takes out the first one. There is one.
+    /// Removes and returns the first choice. There is at least one.
     #[inline(always)]
     fn take_first(&mut self) -> u32 {
         let first = self.0.trailing_zeros();
@@ -116,10 +116,10 @@ impl Choices {
     }
 }
 
-/// A weight of an array, or 1 if there is none.
+/// Returns a weight of an array, or 1 if there is no array.
 ///
 /// # Safety
-/// Where `predicate` holds, and if the address is not 0, it is an array with a weight at this index.
+/// If `predicate` holds and `weights` is not 0, it is the address of an array with a weight at this index.
 #[inline(always)]
 unsafe fn load_weight(weights: u64, index: u64, predicate: bool) -> f32 {
     // SAFETY: if `predicate` holds and the address is not 0, the array has a weight at `index`; otherwise nothing is

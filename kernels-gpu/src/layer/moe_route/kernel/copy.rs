@@ -1,7 +1,8 @@
-//! Tokens in the order of K.
+//! Copies tokens in the order of K.
 //!
-//! A warp copies pieces of 256 columns, a word of each four lanes ([`units`](crate::units)). A lane loads the eight elements that
-//! weights have in its word, 16 bytes. Four lanes exchange pairs of them, and each has 16 bytes of a core matrix then.
+//! A warp copies pieces of 256 columns: one word per four lanes ([`units`](crate::units)). A lane loads 16 bytes, the
+//! eight elements that weights have in its word. Four lanes exchange pairs of elements, after which each lane has 16
+//! bytes of a core matrix.
 
 use core::hint::assert_unchecked;
 
@@ -24,33 +25,33 @@ use crate::{
     units::{K_BLOCK, LANE_WORDS, ROW_LANES, WORD_ELEMENTS, element},
 };
 
-/// Bytes of an element.
+/// Bytes per element.
 pub(super) const ELEMENT_BYTES: u32 = 2;
 
-/// Columns that a word of each of four lanes holds.
+/// Number of columns that one word of each of four lanes holds.
 pub(super) const WORD_COLUMNS: u32 = ROW_LANES * WORD_ELEMENTS;
 
-/// Bytes that a lane copies of a piece.
+/// Bytes of a piece that a lane copies.
 const LANE_BYTES: u32 = WORD_ELEMENTS * ELEMENT_BYTES;
 
-/// Words of each lane of a row in a piece.
+/// Words per lane of a row in a piece.
 const PIECE_WORDS: u32 = PIECE / ROW_LANES / WORD_ELEMENTS;
 
 const _: () = assert!(PIECE * ELEMENT_BYTES == WARP_SIZE * LANE_BYTES && PIECE_WORDS * ROW_LANES == WARP_SIZE);
 
-/// Copies pieces, as the `block`-th block that does; and writes the shared expert's lists.
+/// Copies pieces, in the `block`-th CTA that copies, and writes the shared expert's lists.
 ///
 /// # Safety
-/// The contract in `moe_route/mod.rs`. All threads of the block call it, of whole warps.
+/// The contract in `moe_route/mod.rs` holds. All threads of the CTA call this, in whole warps.
 #[inline(always)]
 pub(super) unsafe fn run(route: &Route, block: u32) {
     let pieces = pieces(route.hidden);
     let first = (block * Route::WARPS + thread::thread_idx_x() / WARP_SIZE) * Route::WARP_PIECES;
-    // SAFETY: a token has elements.
+    // SAFETY: a token has at least one element.
     unsafe { assert_unchecked(pieces > 0) };
     let mut piece = Piece { token: first / pieces, index: first % pieces, pieces };
     griddepcontrol_wait();
-    // SAFETY: the grid before has ended. Each piece is one warp's.
+    // SAFETY: the previous grid has ended. Each piece belongs to one warp.
     unsafe {
         if route.shared_lists != 0 {
             write_shared_lists(route, block * Route::THREADS + thread::thread_idx_x());
@@ -73,14 +74,14 @@ pub(super) unsafe fn run(route: &Route, block: u32) {
 #[derive(Clone, Copy)]
 struct Piece {
     token: u32,
-    /// Its place in the token.
+    /// Index of the piece in the token.
     index: u32,
-    /// Pieces of a token.
+    /// Number of pieces per token.
     pieces: u32,
 }
 
 impl Piece {
-    /// Goes to the next one.
+    /// Advances to the next piece.
     #[inline(always)]
     fn advance(&mut self) {
         self.index += 1;
@@ -91,10 +92,10 @@ impl Piece {
     }
 }
 
-/// A thread's part of the lists of the expert that every token shares. A token has a thread.
+/// Writes a thread's part of the lists of the shared expert. There is one thread per token.
 ///
 /// # Safety
-/// The contract, for the one thread of this number.
+/// The contract in `moe_route/mod.rs` holds. Only one thread has this index.
 #[inline(always)]
 unsafe fn write_shared_lists(route: &Route, thread: u32) {
     const NUMBER: u64 = size_of::<u32>() as u64;
@@ -102,7 +103,7 @@ unsafe fn write_shared_lists(route: &Route, thread: u32) {
     let lists = Lists::filled(u64::from(tokens), 1, route.row_multiple);
     let rows = filled(tokens, route.row_multiple);
     let number = |list: u64, index: u32| GlobalAddress::new(route.shared_lists) + list + u64::from(index) * NUMBER;
-    // SAFETY: each number of the lists once.
+    // SAFETY: each thread writes its own numbers of the lists, which have room for them.
     unsafe {
         st_global_b32_where(thread < rows, number(lists.rows, thread), if thread < tokens { thread } else { NO_ROW });
         st_global_b32_where(thread < tokens, number(lists.places, thread), thread);
@@ -120,33 +121,34 @@ unsafe fn write_shared_lists(route: &Route, thread: u32) {
 #[derive(Clone, Copy)]
 struct Part {
     piece: Piece,
-    /// A word's elements, two in a register. Of half a word, they are in the first and the third register.
+    /// Elements of a word, two per register. The elements of half a word are in the first and the third register.
     elements: [u32; 4],
-    /// The token's factor, if there are factors.
+    /// Factor of the token, if there are factors.
     weight: f32,
 }
 
 impl Part {
-    /// What stands for a part until it is loaded.
+    /// Placeholder for a part that is not loaded yet.
     const NONE: Self = Self { piece: Piece { token: 0, index: 0, pieces: 0 }, elements: [0; 4], weight: 0.0 };
 
-    /// Loads a word's elements; zeros where there are none.
+    /// Loads the elements of a word; zeros where there are none.
     ///
     /// # Safety
-    /// The contract, and the grid before has ended.
+    /// The contract in `moe_route/mod.rs` holds, and the previous grid has ended.
     #[inline(always)]
     unsafe fn load(route: &Route, piece: Piece) -> Self {
         let Piece { token, index, .. } = piece;
         let word = index * PIECE_WORDS + lane_id() / ROW_LANES;
         let (k_block, word, lane) = (word / LANE_WORDS, word % LANE_WORDS, lane_id() % ROW_LANES);
-        // Where the last 16 columns are a k-block of their own, their words go on from those before as if they were none.
+        // If the last 16 columns are a separate k-block, their words continue the preceding k-block's words as if they
+        // belonged to it.
         let columns = route.hidden.saturating_sub(k_block * K_BLOCK).min(K_BLOCK);
         let is_there = token < route.token_count;
         let columns = if is_there { columns } else { 0 };
         let source = GlobalAddress::new(route.input)
             + u64::from(token) * route.input_pitch
             + u64::from(k_block * K_BLOCK * ELEMENT_BYTES);
-        // SAFETY: elements of the token.
+        // SAFETY: the elements and the factor belong to the token; nothing is read if it does not exist.
         unsafe {
             let elements = load_word(source, columns, lane, word, !route.hidden.is_multiple_of(WORD_COLUMNS));
             let weight = GlobalAddress::new(route.input_weights) + u64::from(token) * size_of::<f32>() as u64;
@@ -156,10 +158,10 @@ impl Part {
         }
     }
 
-    /// Stores a row of a core matrix, if it is one of the token.
+    /// Stores a row of a core matrix, if it belongs to the token.
     ///
     /// # Safety
-    /// The contract. The whole warp calls it together.
+    /// The contract in `moe_route/mod.rs` holds. The whole warp calls this together.
     #[inline(always)]
     unsafe fn store(mut self, route: &Route) {
         if route.input_weights != 0 {
@@ -177,28 +179,30 @@ impl Part {
         unsafe { self.store_to(route, route.tokens) };
     }
 
-    /// Stores a row of a core matrix of the tokens at this address.
+    /// Stores a row of a core matrix to the tokens at address `tokens`.
     ///
     /// # Safety
-    /// As [`Self::store`].
+    /// `tokens` is the address of the output tokens `[T, H]`, and no other warp writes this piece of them. The whole warp
+    /// calls this together.
     #[inline(always)]
     unsafe fn store_to(&self, route: &Route, tokens: u64) {
-        // SAFETY: whole warps come here.
+        // SAFETY: the whole warp is here.
         let row = unsafe { core_matrix_row(self.elements) };
         let column = self.piece.index * PIECE + lane_id() * WORD_ELEMENTS;
         if self.piece.token < route.token_count && column < route.hidden {
             let target = u64::from(self.piece.token) * u64::from(route.hidden) + u64::from(column);
-            // SAFETY: 16 bytes of the token that no other lane has.
+            // SAFETY: these 16 bytes are inside the token, and no other lane writes them.
             unsafe { st_global_v4_b32(GlobalAddress::new(tokens) + target * u64::from(ELEMENT_BYTES), row) };
         }
     }
 }
 
-/// The elements of a k-block that weights have in a word of a lane, two in a register; of half a word they are in the first and the
-/// third register. Zeros where there are none. The k-block's columns begin at this address; `has_halves` is the same for all warps.
+/// Returns the elements of a k-block that weights have in word `word` of lane `lane`, two per register; the elements of
+/// half a word are in the first and the third register. Zeros where there are none. The k-block's columns begin at
+/// `k_block`; `has_halves` is the same for all warps.
 ///
 /// # Safety
-/// They lie there.
+/// The k-block's columns are valid in global memory.
 #[inline(always)]
 pub(super) unsafe fn load_word(
     k_block: GlobalAddress,
@@ -223,17 +227,17 @@ pub(super) unsafe fn load_word(
     }
 }
 
-/// What lane i of four has of core matrix i of the words of the four, which are its nibbles i and i+4.
+/// Returns lane i's row of core matrix i of the words of four lanes: nibbles i and i+4 of each word.
 ///
 /// # Safety
-/// The whole warp calls it together.
+/// The whole warp calls this together.
 #[inline(always)]
 pub(super) unsafe fn core_matrix_row(elements: [u32; 4]) -> [u32; 4] {
     let [a, b, c, d] = elements;
     let (low, high) = (0x5410, 0x7632);
     // Elements i and i+4 of this lane's word.
     let pairs = [prmt_b32(a, c, low), prmt_b32(a, c, high), prmt_b32(b, d, low), prmt_b32(b, d, high)];
-    // SAFETY: whole warps come here.
+    // SAFETY: the whole warp is here.
     unsafe {
         let ([a, b], [c, d]) = (exchange(1, [pairs[0], pairs[1]]), exchange(1, [pairs[2], pairs[3]]));
         let ([a, c], [b, d]) = (exchange(2, [a, c]), exchange(2, [b, d]));
@@ -241,10 +245,10 @@ pub(super) unsafe fn core_matrix_row(elements: [u32; 4]) -> [u32; 4] {
     }
 }
 
-/// Exchanges the second word of each lane whose number lacks a bit for the first word of the lane that has it.
+/// Exchanges the second word of each lane whose index does not have the bit for the first word of the lane that has it.
 ///
 /// # Safety
-/// The whole warp calls it together.
+/// The whole warp calls this together.
 #[inline(always)]
 unsafe fn exchange(bit: u32, [first, second]: [u32; 2]) -> [u32; 2] {
     let has_bit = lane_id() & bit != 0;

@@ -1,7 +1,7 @@
-//! Tokens in the order of K, each in the rows of all its experts.
+//! Writes tokens in the order of K to the rows of all their experts.
 //!
-//! A warp has a piece of a token, two k-blocks, and brings it into the order of K as [`copy`](super::copy) does. Then a lane has a chunk of
-//! a line, and stores it to each row. A choice is a lane's, which loads its row.
+//! A warp has a piece of a token, two k-blocks, and permutes it to the order of K like [`copy`](super::copy). Then a
+//! lane has a chunk of a line, and stores it to each row. Each lane loads the row of one choice.
 
 use core::hint::assert_unchecked;
 
@@ -21,10 +21,10 @@ use crate::{
     units::{K_BLOCK, ROW_LANES, block_columns, block_start, element, k_blocks},
 };
 
-/// Bytes of a number of a list, and of a factor.
+/// Bytes per number of a list, and per factor.
 const NUMBER: u64 = size_of::<u32>() as u64;
 
-/// Chunks of a k-block.
+/// Number of chunks per k-block.
 const K_BLOCK_CHUNKS: u32 = K_BLOCK_LINES * LINE_CHUNKS;
 
 const _: () = assert!(Expand::PIECE_K_BLOCKS * K_BLOCK_CHUNKS == WARP_SIZE);
@@ -32,12 +32,12 @@ const _: () = assert!(Expand::PIECE_K_BLOCKS * K_BLOCK_CHUNKS == WARP_SIZE);
 /// Expands a piece of a token.
 ///
 /// # Safety
-/// The contract in `moe_route/mod.rs`. All threads of the block call it, of whole warps.
+/// The contract in `moe_route/mod.rs` holds. All threads of the CTA call this, in whole warps.
 #[inline(always)]
 pub(super) unsafe fn run(launch: &Expand) {
     let pieces = Expand::pieces(launch.hidden);
     let piece = thread::block_idx_x() * Expand::WARPS + thread::thread_idx_x() / WARP_SIZE;
-    // SAFETY: a token has elements.
+    // SAFETY: a token has at least one element.
     unsafe { assert_unchecked(pieces > 0) };
     let (token, index) = (piece / pieces, piece % pieces);
     let (routed, shared) = (&launch.routed, &launch.shared);
@@ -46,7 +46,8 @@ pub(super) unsafe fn run(launch: &Expand) {
     if token >= launch.token_count {
         return;
     }
-    // SAFETY: the grids before have ended. A choice has a place, and a piece of a row is one warp's. The whole warp is here.
+    // SAFETY: the previous grids have ended. A choice has a place, and each piece of a row belongs to one warp. The
+    // whole warp is here.
     unsafe {
         let is_choice = routed.tokens != 0 && lane_id() < launch.top_k;
         let choice = u64::from(token) * u64::from(launch.top_k) + u64::from(lane_id());
@@ -84,7 +85,7 @@ pub(super) unsafe fn run(launch: &Expand) {
         if launch.input_weights != 0 {
             for two in 0..elements.len() {
                 let [low, high] = decode(launch.operand_type, elements[two]);
-                // Behind K's end are zeros, whatever the factor.
+                // Elements past the end of K are zeros, whatever the factor.
                 if element(columns, lane, word, 2 * two as u32).is_some() {
                     elements[two] = convert(launch.operand_type, low * weight, high * weight);
                 }
@@ -105,10 +106,10 @@ pub(super) unsafe fn run(launch: &Expand) {
     }
 }
 
-/// Stores a chunk of a k-block of a row, of those that lie at this address.
+/// Stores a chunk of a k-block of a row, of the rows at address `at`.
 ///
 /// # Safety
-/// The contract; the row has such a chunk.
+/// The contract in `moe_route/mod.rs` holds, and the row has this chunk. No other lane writes it.
 #[inline(always)]
 unsafe fn store(at: u64, rows: &ExpandedRows, row: u32, k_block: u32, in_block: u32, bytes: [u32; 4]) {
     let index = k_block * K_BLOCK_LINES + in_block / LINE_CHUNKS;
@@ -117,15 +118,15 @@ unsafe fn store(at: u64, rows: &ExpandedRows, row: u32, k_block: u32, in_block: 
     unsafe { st_global_v4_b32(GlobalAddress::new(at) + place, bytes) };
 }
 
-/// Writes zeros to the k-blocks of an intermediate row that are no whole ones: one or two, if there are any.
+/// Writes zeros to the k-blocks of an intermediate row that are not whole: up to two.
 ///
 /// # Safety
-/// The contract, and the row is this warp's. The whole warp calls it together.
+/// The contract in `moe_route/mod.rs` holds, and the row belongs to this warp. The whole warp calls this together.
 #[inline(always)]
 unsafe fn clear_rest(rows: &ExpandedRows, row: u32) {
     let k_block = rows.width / K_BLOCK + lane_id() / K_BLOCK_CHUNKS;
     if k_block < k_blocks(rows.width) {
-        // SAFETY: a chunk of the row.
+        // SAFETY: the row has this chunk, and no other lane writes it.
         unsafe { store(rows.intermediate, rows, row, k_block, lane_id() % K_BLOCK_CHUNKS, [0; 4]) };
     }
 }

@@ -1,12 +1,13 @@
-//! Lists of each expert's rows, by counting.
+//! Lists of each expert's rows, made by counting.
 //!
-//! Each warp of the cluster has a segment of the choices. First it counts its choices of each expert, which also gives each choice
-//! its rank among those of the segment and expert. Then each thread has an expert, and adds up what the warps before have of it;
-//! blocks tell each other their totals. A scan over experts says where each one begins. At last a choice's row is the first of its
-//! segment and expert, plus its rank. So rows are in the order of choices, and nothing depends on who comes first.
+//! Each warp of the cluster has a segment of the choices. First it counts its choices per expert, which also gives each
+//! choice its rank among the choices of the same segment and expert. Then each thread takes an expert, and adds up the
+//! counts of the preceding warps; CTAs exchange their totals. A scan over experts gives the first row of each expert.
+//! Finally, a choice's row is the first row of its segment and expert, plus its rank. So rows are in the order of
+//! choices, and the result does not depend on timing.
 //!
-//! A multiprocessor stores scattered words one by one. So a block sorts its choices by expert in shared memory, where they fit, and
-//! neighbors go to neighboring rows.
+//! An SM stores scattered words one by one. So a CTA sorts its choices by expert in shared memory, if they fit, and
+//! neighbors are stored to neighboring rows.
 
 use core::hint::assert_unchecked;
 
@@ -33,44 +34,44 @@ use crate::{
     lists::{Lists, MAX_EXPERTS, MAX_TOP_K, NO_ROW},
 };
 
-/// Rounds that are done together: in a round a lane has a choice.
+/// Number of rounds that are processed together. In a round, each lane has one choice.
 const PAIR: usize = 2;
 
-/// Choices of a pair of rounds.
+/// Choices per pair of rounds.
 const PAIR_CHOICES: u32 = PAIR as u32 * WARP_SIZE;
 
-/// Bits of an expert's number.
+/// Bits of an expert's index.
 const EXPERT_BITS: u32 = MAX_EXPERTS.trailing_zeros();
 
 const _: () = assert!(1 << EXPERT_BITS == MAX_EXPERTS && Route::THREADS == MAX_EXPERTS);
 const _: () = assert!(Route::WARP_CHOICES.is_multiple_of(PAIR_CHOICES));
 
-/// Numbers that are added up over experts: the block's rows, rows of all blocks, and tiles.
+/// Number of sums over experts: rows of the CTA, rows of all CTAs, and tiles.
 const SUMS: usize = 3;
 
-/// Bytes of a number in lists and in shared memory.
+/// Bytes per number in lists and in shared memory.
 const NUMBER: u32 = size_of::<u32>() as u32;
 
-/// Bytes of a barrier, with what keeps multiples of 16.
+/// Bytes of a barrier, padded to a multiple of 16.
 const BARRIER_BYTES: u32 = 16;
 
-/// Numbers that a line of the first-level cache has.
+/// Numbers per line of the L1 cache.
 const LINE_NUMBERS: u32 = 128 / NUMBER;
 
-/// Bits of a choice's number in a block, beside its expert.
+/// Bits of a choice's index in a CTA, which is stored together with its expert.
 const CHOICE_BITS: u32 = 16;
 
-/// Makes the lists, as a block of the first cluster.
+/// Makes the lists, in a CTA of the first cluster.
 ///
 /// # Safety
-/// The contract in `moe_route/mod.rs`. All threads of the first cluster call it, of whole warps.
+/// The contract in `moe_route/mod.rs` holds. All threads of the first cluster call this, in whole warps.
 #[inline(always)]
 pub(super) unsafe fn make(route: &Route) {
     let (blocks, block, thread) = (cluster_size(), cluster_rank(), thread::thread_idx_x());
-    // SAFETY: tiles have tokens, tokens name experts, and a cluster has blocks. All lanes are here.
+    // SAFETY: tiles have tokens, tokens name experts, and a cluster has CTAs. All lanes are here.
     let warp = unsafe {
         assert_unchecked(route.tile_tokens > 0 && route.top_k > 0 && blocks > 0 && blocks <= Route::MAX_CLUSTER);
-        // The same value in all lanes; through the shuffle the compiler knows that it is.
+        // The value is the same in all lanes; the shuffle shows this to the compiler.
         warp_shuffle_idx(ALL_LANES, thread / WARP_SIZE, 0, WARP_SIZE).0
     };
     let segment = Segment::new(route, blocks * Route::WARPS, block * Route::WARPS + warp);
@@ -90,10 +91,10 @@ pub(super) unsafe fn make(route: &Route) {
         lane,
         below: opaque_b32((1 << lane) - 1),
     };
-    // SAFETY: every thread comes here, so that all are at each barrier. Until the first one, a warp's counts are its own; then until the
-    // one behind the scan, those of an expert are one thread's. Totals are written when all blocks have begun, each by one thread, and
-    // are read behind a barrier of the cluster; nobody reaches another block after it. Sorted choices take the place of totals behind
-    // two more barriers.
+    // SAFETY: every thread reaches every barrier. Before the first barrier, only one warp accesses its counts. From
+    // there to the barrier after the scan, only one thread accesses the counts of an expert. Totals are written after
+    // all CTAs have started, each by one thread, and read after a barrier of the cluster, after which nobody accesses
+    // another CTA's memory. Sorted choices overwrite the totals after two more barriers.
     unsafe {
         let mut expert = lane;
         while expert < route.experts {
@@ -218,13 +219,14 @@ pub(super) unsafe fn make(route: &Route) {
     }
 }
 
-/// The sums of each lane's numbers over the lanes up to this one. The sums of all are left in shared memory at the warp's places.
+/// Returns the inclusive prefix sums of the lanes' numbers. Writes the sums over all lanes to the warp's places in
+/// shared memory.
 ///
 /// # Safety
-/// The whole warp calls it together. Nobody reads its sums before the next barrier.
+/// The whole warp calls this together. Nobody reads its sums before the next barrier.
 #[inline(always)]
 unsafe fn scan_warp(mut numbers: [u32; SUMS], shared: Shared, warp: u32) -> [u32; SUMS] {
-    // SAFETY: whole warps come here. A warp's places are written by one thread.
+    // SAFETY: the whole warp is here. One thread writes the warp's places.
     unsafe {
         for step in 0..WARP_SIZE.ilog2() {
             for index in 0..SUMS {
@@ -241,27 +243,28 @@ unsafe fn scan_warp(mut numbers: [u32; SUMS], shared: Shared, warp: u32) -> [u32
     numbers
 }
 
-/// The sum of what [`scan_warp`] has left for so many warps, the first ones.
+/// Returns the sum of the results of [`scan_warp`] of the first `warps` warps.
 ///
 /// # Safety
-/// The whole warp calls it together, with the same number. Those warps have called [`scan_warp`], and there was a barrier since then.
+/// The whole warp calls this together, with the same number. These warps have called [`scan_warp`], and a barrier of
+/// the CTA followed.
 #[inline(always)]
 unsafe fn sum_of_warps(sums: SharedAddress, warps: u32) -> u32 {
     let lane = lane_id();
-    // SAFETY: nobody writes the sums any more.
+    // SAFETY: the sums of these warps are complete, and nobody writes them any more.
     unsafe {
         let sum = if lane < warps { ld_shared_b32(sums + lane * NUMBER) } else { 0 };
         warp_reduce_add_u32(ALL_LANES, sum)
     }
 }
 
-/// The lanes that have the same expert as this one, of those that have one, in each round of a pair.
+/// Returns, for each round of a pair, the lanes that have the same expert as this lane, among the lanes that have one.
 ///
-/// A vote for each bit of its number: `match.any` does the same in one instruction, which takes an H200 longer
-/// (benches/lab/experiments.md).
+/// The warp votes on each bit of the expert's index. `match.any` does the same in one instruction, but takes longer on
+/// an H200 (docs/experiments.md).
 ///
 /// # Safety
-/// The whole warp calls it together.
+/// The whole warp calls this together.
 #[inline(always)]
 unsafe fn lanes_with(chosen: [u32; PAIR], experts: u32) -> [u32; PAIR] {
     let mut same = [0; PAIR];
@@ -288,52 +291,53 @@ unsafe fn lanes_with(chosen: [u32; PAIR], experts: u32) -> [u32; PAIR] {
     same
 }
 
-/// Where things lie in a block's shared memory.
+/// Layout of a CTA's shared memory.
 #[derive(Clone, Copy)]
 struct Shared {
     experts: u32,
-    /// Choices of a warp that there is room for.
+    /// Number of choices per warp that the memory has room for.
     warp_choices: u32,
 }
 
 impl Shared {
-    /// A sum of each warp, three times; at multiples of 16.
+    /// Sums of warps, three per warp; at multiples of 16.
     #[inline(always)]
     fn sums(self, index: u32) -> SharedAddress {
         dynamic_shared_address() + index * (Route::WARPS * NUMBER)
     }
 
-    /// What waits for the totals of the cluster's blocks.
+    /// Barrier for the totals of the cluster's CTAs.
     #[inline(always)]
     fn barrier(self) -> Mbarrier {
         Mbarrier::at(self.sums(SUMS as u32))
     }
 
-    /// How many rows a warp has of an expert; later, the place of the first of them among the block's choices sorted by expert.
+    /// Number of rows of a warp and expert; later the place of the first of them among the CTA's choices sorted by
+    /// expert.
     #[inline(always)]
     fn count(self, warp: u32, expert: u32) -> SharedAddress {
         self.sums(SUMS as u32) + BARRIER_BYTES + (warp * self.experts + expert) * NUMBER
     }
 
-    /// How far the rows that the block has of an expert lie behind these places.
+    /// Distance of the CTA's rows of an expert from their places among the CTA's sorted choices.
     #[inline(always)]
     fn shift(self, expert: u32) -> SharedAddress {
         self.count(Route::WARPS, expert)
     }
 
-    /// A warp's choices.
+    /// Choices of a warp.
     #[inline(always)]
     fn choices(self, warp: u32) -> SharedAddress {
         self.shift(self.experts) + warp * self.warp_choices * NUMBER
     }
 
-    /// The block's choices, sorted.
+    /// Sorted choices of the CTA.
     #[inline(always)]
     fn sorted(self, place: u32) -> SharedAddress {
         self.choices(Route::WARPS) + place * NUMBER
     }
 
-    /// How many rows a block of the cluster has of an expert; before choices are sorted.
+    /// Number of rows of a CTA of the cluster and an expert; used before choices are sorted.
     #[inline(always)]
     fn total(self, block: u32, expert: u32) -> SharedAddress {
         self.sorted(block * self.experts + expert)
@@ -342,20 +346,20 @@ impl Shared {
 
 /// A warp's part of the choices.
 struct Segment {
-    /// Its first choice.
+    /// First choice of the segment.
     begin: u32,
-    /// The choice behind its last one.
+    /// End of the segment: the choice after its last one.
     end: u32,
-    /// Choices of each segment but the last ones.
+    /// Number of choices per segment, except the last segments.
     length: u32,
-    /// The first choice of the block's first segment.
+    /// First choice of the CTA's first segment.
     block_begin: u32,
-    /// Choices of all segments.
+    /// Number of choices of all segments.
     choices: u32,
 }
 
 impl Segment {
-    /// The `index`-th of so many.
+    /// Returns the `index`-th of `segments` segments.
     #[inline(always)]
     fn new(route: &Route, segments: u32, index: u32) -> Self {
         let choices = route.token_count * route.top_k;
@@ -366,21 +370,22 @@ impl Segment {
     }
 }
 
-/// Some choices of a segment, in shared memory: in each round a choice of each lane.
+/// Some choices of a segment, in shared memory: one choice per lane in each round.
 struct Group {
-    /// The first one.
+    /// First choice of the group.
     first: u32,
-    /// The choice behind the segment's last one.
+    /// End of the segment: the choice after its last one.
     end: u32,
-    /// Where they lie: their experts' ids, then what is known of them: the expert with the rank above it, or [`NO_ROW`].
+    /// Address of the choices: first their expert ids, then the expert with the rank in the bits above it, or
+    /// [`NO_ROW`].
     choices: SharedAddress,
-    /// This lane, and a bit for each one below it.
+    /// This lane, and the bit mask of the lanes below it.
     lane: u32,
     below: u32,
 }
 
 impl Group {
-    /// Choices of the group; none of a segment that has none.
+    /// Number of choices of the group; 0 for an empty segment.
     #[inline(always)]
     fn length(&self) -> u32 {
         (self.end - self.first).min(Route::WARP_CHOICES)
@@ -391,27 +396,28 @@ impl Group {
         self.end - self.first <= Route::WARP_CHOICES
     }
 
-    /// Where a choice of the group lies.
+    /// Address of a choice of the group.
     #[inline(always)]
     fn choice(&self, choice: u32) -> SharedAddress {
         self.choices + choice * NUMBER
     }
 
-    /// Where an array has the number of a choice of the group.
+    /// Address of the number of a choice of the group in an array.
     #[inline(always)]
     fn place_in(&self, numbers: GlobalAddress, choice: u32) -> GlobalAddress {
         numbers + u64::from(self.first + choice) * u64::from(NUMBER)
     }
 
-    /// Loads what an array has of the group's choices. Each lane waits for its own.
+    /// Loads the numbers of the group's choices from an array. Each lane waits for its own loads.
     ///
     /// # Safety
-    /// The array is complete, and has them.
+    /// The array is complete, and has a number for each choice of the group.
     #[inline(always)]
     unsafe fn load(&self, numbers: GlobalAddress) {
         let (mut choice, length) = (self.lane, self.length());
         while choice < length.next_multiple_of(PAIR_CHOICES) {
-            // SAFETY: the lane's own places.
+            // SAFETY: only this lane writes these places of shared memory; the predicate disables the read of a missing
+            // choice.
             unsafe { cp_async_4_or_zero(choice < length, self.choice(choice), self.place_in(numbers, choice)) };
             choice += WARP_SIZE;
         }
@@ -419,21 +425,22 @@ impl Group {
         cp_async_wait_group::<0>();
     }
 
-    /// Counts the choices of each expert, and gives each its rank.
+    /// Counts the choices per expert, and gives each choice its rank.
     ///
     /// # Safety
-    /// The whole warp calls it together. The counts are its own, and ids are loaded.
+    /// The whole warp calls this together. The counts belong to this warp, and the ids are loaded.
     #[inline(always)]
     unsafe fn rank(&self, route: &Route, counts: SharedAddress) {
         let (mut first, length) = (0, self.length());
         while first < length {
             let choice = |round: usize| first + round as u32 * WARP_SIZE + self.lane;
             let mut experts = [NO_ROW; PAIR];
-            // SAFETY: the lane's own choices, experts that can be named, and counts. All lanes have the same rounds.
+            // SAFETY: the choices belong to the lane, the experts are below the number of named or local experts, and
+            // the counts belong to the warp. All lanes run the same rounds.
             unsafe {
                 for round in 0..PAIR {
                     let id = ld_shared_b32(self.choice(choice(round)));
-                    // Negative ones are large here.
+                    // Negative ids are large here, as unsigned numbers.
                     let is_named = choice(round) < length && id < route.named_experts;
                     experts[round] = if is_named { id } else { NO_ROW };
                 }
@@ -464,26 +471,27 @@ impl Group {
         }
     }
 
-    /// Leaves what is known of the choices in the list of places, while the warp goes on to its next group.
+    /// Stores the experts and ranks of the choices in the list of places, so that the warp can continue with its next
+    /// group.
     ///
     /// # Safety
-    /// The list is there, and nobody else accesses these places.
+    /// The list of places is valid for the choices, and nobody else accesses their places.
     #[inline(always)]
     unsafe fn keep(&self, places: GlobalAddress) {
         let mut choice = self.lane;
         while choice < self.length() {
-            // SAFETY: the choice's own place.
+            // SAFETY: the choice has its own place in the list.
             unsafe { st_global_b32_where(true, self.place_in(places, choice), ld_shared_b32(self.choice(choice))) };
             choice += WARP_SIZE;
         }
     }
 
-    /// Gives the choices their places among the block's sorted ones, and writes which row each one has. `write` gets a choice of the group
-    /// that has a row, with its expert, its place and its row.
+    /// Gives the choices their places among the CTA's sorted choices, and writes the row of each choice. Calls `write`
+    /// for each choice of the group that has a row, with the choice, its expert, its place and its row.
     ///
     /// # Safety
-    /// The warp's counts are its first places, and `shift` says of each expert how far the block's rows lie behind places. The list
-    /// of places is there, and nobody else writes the choices' own.
+    /// The counts are the warp's first places, and `shift` has the distance of the CTA's rows from their places for
+    /// each expert. The list of places is valid for the choices, and nobody else writes their places.
     #[inline(always)]
     unsafe fn place(
         &self,
@@ -496,7 +504,8 @@ impl Group {
         while first < length {
             for round in 0..PAIR as u32 {
                 let choice = first + round * WARP_SIZE + self.lane;
-                // SAFETY: the lane's own choice, an expert's numbers; the choice's own place.
+                // SAFETY: the choice belongs to the lane, the expert has a count and a shift, and the choice has its
+                // own place in the list.
                 unsafe {
                     let known = ld_shared_b32(self.choice(choice));
                     let has_row = known != NO_ROW;
@@ -515,30 +524,31 @@ impl Group {
     }
 }
 
-/// The tokens of choices that follow a first one, without a division for each.
+/// Tokens of choices that follow a first choice, without a division per choice.
 struct Tokens {
-    /// That of the first choice, and which of its choices this is.
+    /// Token of the first choice, and the index of the choice in its token.
     first: u32,
     choice: u32,
-    /// The reciprocal of k.
+    /// Reciprocal of k.
     reciprocal: u32,
 }
 
 impl Tokens {
-    /// Bits behind the point of the reciprocal.
+    /// Number of fractional bits of the reciprocal.
     const BITS: u32 = 18;
 
     #[inline(always)]
     fn new(first: u32, top_k: u32) -> Self {
-        // SAFETY: a token names experts.
+        // SAFETY: a token names at least one expert.
         unsafe { assert_unchecked(top_k > 0) };
         Self { first: first / top_k, choice: first % top_k, reciprocal: (1u32 << Self::BITS).div_ceil(top_k) }
     }
 
-    /// That of a choice so far behind the first one, at most what a block sorts.
+    /// Token of the choice that is `choice` choices after the first one, at most the number that a CTA sorts.
     #[inline(always)]
     fn of(&self, choice: u32) -> u32 {
-        // Rounding the reciprocal up adds less than a choice's share.
+        // Rounding the reciprocal up increases the quotient by less than 1/k, so its integer part is exact. The product stays
+        // below 2³².
         const {
             let most = Route::WARPS * Route::WARP_CHOICES;
             assert!((most + MAX_TOP_K) * (MAX_TOP_K - 1) < 1 << Self::BITS && (most as u64) << Self::BITS < 1 << 32);
@@ -547,18 +557,19 @@ impl Tokens {
     }
 }
 
-/// A divisor for which a division before has been done.
+/// A divisor with its precomputed reciprocal.
 struct Reciprocal {
     divisor: u32,
-    /// 2³² − 1 over the divisor, rounded down.
+    /// (2³² − 1) / divisor, rounded down.
     reciprocal: u32,
 }
 
 impl Reciprocal {
-    /// Of more than 1.
+    /// Returns the reciprocal of `divisor`, which is greater than 1.
     #[inline(always)]
     fn of(divisor: u32) -> Self {
-        // Of 2³² − 1 it is at most one less; the quotient of any number too then, which is corrected.
+        // For a dividend of 2³² − 1, the result is at most 1 too small. Then the quotient of any number is at most 1
+        // too small, which `quotient` corrects.
         Self { divisor, reciprocal: u32::MAX / divisor }
     }
 
@@ -569,7 +580,7 @@ impl Reciprocal {
     }
 }
 
-/// So many rows, filled up to a multiple of a power of two.
+/// Returns `rows`, rounded up to a multiple of a power of two.
 #[inline(always)]
 pub(super) fn filled(rows: u32, row_multiple: u32) -> u32 {
     (rows + row_multiple - 1) & !(row_multiple - 1)

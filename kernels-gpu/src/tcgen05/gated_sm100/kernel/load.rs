@@ -1,4 +1,4 @@
-//! Loading: global memory → stages. One thread.
+//! Loads from global memory to stages. Runs in one thread.
 
 use cuda_std::{
     fence::fence_proxy_tensormap_acquire,
@@ -18,17 +18,18 @@ use crate::{
 };
 
 impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
-    /// Makes the maps of a tile's group known to this thread's copies, unless `known` is that group. Then sets `known`.
+    /// Makes the tensor maps of a tile's group visible to this thread's copies, unless `known` is this group. Then sets
+    /// `known`.
     ///
     /// # Safety
-    /// `group` is the tile's, and the contract holds of it.
+    /// `group` is the tile's group, and its fields satisfy the contract in `gated_sm100/mod.rs`.
     #[inline(always)]
     pub(super) unsafe fn acquire_maps(self, known: &mut u32, tile: &Tile, group: &Placed) {
         if !W::MAPS_IN_MEMORY || tile.group == *known {
             return;
         }
         *known = tile.group;
-        // SAFETY: the contract: tensor maps lie there.
+        // SAFETY: the caller guarantees that tensor maps lie at these addresses.
         unsafe {
             fence_proxy_tensormap_acquire(TensorMapAddress::new(group.a_map));
             let b_maps = self.of_matrices(group.b_maps);
@@ -38,13 +39,14 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         }
     }
 
-    /// Starts the copies of a k-block into the next stage. Both blocks of a pair need the scales of all of the tile's tokens: once
-    /// `together`, each copies half of them, to both.
+    /// Starts the copies of a k-block to the next stage. Both CTAs of a pair need the scales of all of the tile's
+    /// tokens. If `together`, each CTA copies half of these scales to both CTAs.
     ///
     /// # Safety
-    /// `group` is the tile's, the contract holds of it, and its maps have been acquired. One thread of the block calls it,
-    /// with all k-blocks of its tiles in order; `stages` is that thread's, and the next one is empty. If `together`, it has been used
-    /// before: then it is empty in the other block of the pair too, which has begun, since the same products read both.
+    /// `group` is the tile's group, satisfies the contract in `gated_sm100/mod.rs`, and its tensor maps are acquired.
+    /// One thread of the CTA calls this, for all k-blocks of its tiles in order. `stages` belongs to this thread, and
+    /// the next stage is empty. If `together`, the stage has been used before. It is then also empty in the other CTA
+    /// of the pair, which has started, because the same products read both CTAs' stages.
     #[inline(always)]
     pub(super) unsafe fn load(
         self,
@@ -60,7 +62,7 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         let first_row = self.first_row(tile);
         let first_token = group.token_row + tile.first_token + self.rank * (Self::INSTANCE.mma_n(tile.tokens) / BLOCKS);
 
-        // To the zeros behind the last k-block any scales will do.
+        // For the zeros past the last k-block, any scales will do.
         let scale_block = if Self::INSTANCE.splits > 1 { k_block.min(group.k_blocks() - 1) } else { k_block };
         let scale_bytes = group.mmas(scale_block) * SCALE_TILE_BYTES;
         let scale_offset = u64::from(scale_block) * u64::from(Instance::SCALE_BYTES);
@@ -70,15 +72,16 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         let scales = |matrix: u64, tile_row: u32| {
             GlobalAddress::new(matrix) + (u64::from(tile_row) * group.scale_stride() + scale_offset)
         };
-        // The second block of a pair may have no rows. Then the map gives zeros as values, and any scales will do.
+        // The second CTA of a pair may have no rows. Then the tensor map fills the values with zeros, and any scales
+        // will do.
         let weight_tile_row = (first_row / SCALE_TILE_ROWS).min((group.n - 1) / SCALE_TILE_ROWS);
         let token_tile_row = group.token_tile + tile.first_token / SCALE_TILE_ROWS;
-        // Every tile has one.
+        // Every tile has at least one.
         let token_tile_rows = if Self::INSTANCE.token_scale_tiles() == 1 { 1 } else { tile.token_scale_tiles() };
 
-        // SAFETY: the group's own maps and scales, which are padded to whole tiles. The stage is empty, and
-        // its full barrier expects the bytes of every copy, half of those of tokens' scales by the other block if `together`. A box counts in
-        // full, even where it lies outside of the tensor.
+        // SAFETY: the copies use the group's own tensor maps and scales, which are padded to whole tiles. The stage is
+        // empty, and its full barrier expects the bytes of every copy; if `together`, the other CTA copies half of the
+        // tokens' scales. A box counts in full, also outside of the tensor.
         unsafe {
             let value_bytes = Self::TOKENS + group.a_box * K_BLOCK_BYTES;
             mbarrier_arrive_expect_tx(

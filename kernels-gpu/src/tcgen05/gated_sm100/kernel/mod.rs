@@ -1,37 +1,39 @@
-//! How the Blackwell kernel works.
+//! The Blackwell kernel.
 //!
-//! A and B are swapped: weights lie on the tensor core's M, which is 128 rows, and tokens on its N, which is as large as a
-//! tile needs. One warp loads by bulk copies, one issues MMAs, and eight or more turn accumulators into C. A block computes tiles
-//! until none are left. Each role is ahead of the next by as much as the buffers between them hold:
+//! A and B are swapped: weights are on the tensor core's M, which is 128 rows, and tokens on its N, which is as large
+//! as a tile needs. One warp loads by bulk copies, one warp issues MMAs, and eight or more warps convert accumulators
+//! to C. A CTA computes tiles until none are left. Each role runs ahead of the next one by as much as the buffers
+//! between them hold:
 //!
 //! ```text
 //! global ─ load warp ─▶ stages ─ MMA warp ─▶ accumulators ─ epilogue warps ─▶ C
 //! ```
 //!
-//! A pair of blocks ([`Instance::blocks`]) computes 256 rows: each block has half of the rows, half of the tokens and a
-//! pipeline of its own, and a thread of the first block multiplies for both. The rows of a pair apart ([`Halves::Matrices`]) are 128
-//! of gate and the same 128 of up. Then sums meet in the epilogue: each block finishes half of the tokens, and sends the other block the
-//! sums of the other half. Both need the scales of all of a tile's tokens: each copies half of them, to both, once a stage has been
-//! emptied, which shows that both blocks have begun.
+//! A pair of CTAs ([`Instance::blocks`]) computes 256 rows: each CTA has half of the rows, half of the tokens and its
+//! own pipeline, and a thread of the first CTA multiplies for both. With [`Halves::Matrices`], the rows of a pair are
+//! 128 rows of gate in the first CTA and the same 128 rows of up in the second. The sums then meet in the epilogue:
+//! each CTA finishes half of the tokens, and sends the sums of the other half to the other CTA. Both CTAs need the
+//! scales of all of a tile's tokens. Each CTA copies half of them to both, once a stage has been emptied, which shows
+//! that both CTAs have started.
 //!
-//! Where K is split ([`Instance::splits`]), two pairs of a cluster have the k-blocks of a tile, each half of them, so that a tile of
-//! twice as many tokens occupies as many multiprocessors and takes in fewer bytes. All blocks that have sums of the same elements finish
-//! a part of these, and send each other the rest. A cluster computes one tile.
+//! If K is split ([`Instance::splits`]), two pairs of a cluster have half of a tile's k-blocks each. A tile of twice as
+//! many tokens then occupies the same number of SMs and loads fewer bytes. All CTAs that have sums of the same elements
+//! finish a part of these elements, and send each other the other sums. A cluster computes one tile.
 //!
 //! # Scales
 //!
-//! A tile of the scale layout takes one copy (`tcgen05.cp`) to four columns of tensor memory, a column for 32 rows. A copy
-//! and the MMAs after it execute in order, but MMAs and a copy after them need not (PTX ISA, "Pipelined tcgen05
-//! Instructions"). CUTLASS relies on it that they do (`sm100_blockscaled_mma_warpspecialized.hpp` has one place for the scales
-//! of all stages); this kernel does not. It has [`Instance::scale_sets`] sets of columns and uses them in turn, one for each
-//! k-block. Before a set is written again, the MMAs that read it must be complete. Where there are as many sets as stages, a
-//! stage that is full again shows that they are. Where fewer sets fit, the thread that multiplies waits for those MMAs, while
-//! the tensor core is busy with the ones issued since.
+//! One copy (`tcgen05.cp`) moves a tile of the scale layout to four columns of tensor memory, one column per 32 rows. A
+//! copy and the MMAs after it execute in order, but MMAs and a copy after them need not (PTX ISA, "Pipelined tcgen05
+//! Instructions"). CUTLASS relies on this order too (`sm100_blockscaled_mma_warpspecialized.hpp` has one place for the
+//! scales of all stages); this kernel does not. It has [`Instance::scale_sets`] sets of columns and uses them in turn,
+//! one per k-block. Before a set is written again, the MMAs that read it must be complete. If there are as many sets as
+//! stages, a stage that is full again shows that they are. If fewer sets fit, the thread that multiplies waits for
+//! these MMAs, while the tensor core executes later ones.
 //!
-//! A tile of tokens that starts inside of a scale tile names the column at which its 32 tokens begin. The manual asks only
-//! that this address is a whole column ("4-byte aligned sub-column", "Layout of the Scale Factor B Matrix for
-//! scale_vec::4X"). CUTLASS starts at every second column, for N of 64 and 192. No known kernel starts at an odd one, so the
-//! host plans such a tile only if it is told to.
+//! A tile of tokens that starts inside of a scale tile passes the column at which its 32 tokens begin. The manual only
+//! requires this address to be a whole column ("4-byte aligned sub-column", "Layout of the Scale Factor B Matrix for
+//! scale_vec::4X"). CUTLASS starts at every second column, for N of 64 and 192. No known kernel starts at an odd
+//! column, so the host plans such a tile only on request.
 
 mod load;
 mod multiply;
@@ -68,45 +70,45 @@ use crate::{
 const _: () = {
     assert!(
         TILE_ROWS == TMEM_LANES && TILE_ROWS == QUARTERS * WARP_SIZE,
-        "each row has a lane, and each lane a thread of a quarter's warps"
+        "each row needs a lane, and each lane a thread of a quarter's warps"
     );
-    assert!(TILE_ROWS == SCALE_TILE_ROWS, "a weight tile's scales are whole tiles");
-    assert!(K_ALIGNMENT / 2 == 16, "what a tensor map asks of a row, in bytes");
+    assert!(TILE_ROWS == SCALE_TILE_ROWS, "the scales of a weight tile must be whole tiles");
+    assert!(K_ALIGNMENT / 2 == 16, "a tensor map requires rows of a multiple of 16 bytes");
 };
 
-/// A block at work. BLOCKS compute a tile, as the instance says.
+/// A CTA. `BLOCKS` CTAs compute a tile together, as in the instance.
 #[derive(Clone, Copy)]
 pub struct Sm100<W: Work, const BLOCKS: u32> {
     work: W,
-    /// Its shared memory.
+    /// Shared memory of the CTA.
     shared: SharedAddress,
-    /// Its tensor memory.
+    /// Tensor memory of the CTA.
     tmem: TmemAddress,
-    /// Which block of its pair it is, from 0.
+    /// Rank of the CTA in its pair, from 0.
     rank: u32,
-    /// Which part of K it has, from 0.
+    /// Index of the CTA's part of K, from 0.
     split: u32,
 }
 
-/// The barrier of a block alone at which its warps meet when they have begun. It is not that of `sync_threads`, at which the warp that
-/// loads may come before the others have met here.
+/// Barrier at which the warps of a single CTA meet after they have started. It is not the barrier of `sync_threads`,
+/// because the loading warp may arrive there before the other warps have met here.
 const BEGUN: u32 = 1;
 
-/// The barrier of a block alone at which its warps say that they leave.
+/// Barrier at which the warps of a single CTA signal that they leave.
 const LEFT: u32 = 2;
 
-/// The barrier of a cluster at which its warps say that the accumulators are full, and so the stages free.
+/// Barrier of a cluster at which its warps signal that the accumulators are full, and so the stages are free.
 const FULL: u32 = 3;
 
-/// Ranks of a pair's blocks, as bits.
+/// Bit mask of both ranks of a pair.
 const BOTH: u16 = 0b11;
 
-/// Columns of tensor memory of a tile of the scale layout.
+/// Columns of tensor memory per tile of the scale layout.
 const SCALE_COLUMNS: u32 = SCALE_TILE_ROWS / TOKEN_SCALE_ROWS;
 
 impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
     const INSTANCE: Instance = W::INSTANCE;
-    /// Matrices that this block loads.
+    /// Number of matrices that this CTA loads.
     const MATRICES: usize = Self::INSTANCE.block_matrices() as usize;
     const STAGES: u32 = Self::INSTANCE.stages;
     const CHECK: () = {
@@ -114,20 +116,20 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         assert!(Self::TMEM_ADDRESS + MBARRIER_BYTES == Self::INSTANCE.shared_bytes());
     };
 
-    /// The warp that loads. With specialized roles, the warps before it run the epilogue.
+    /// Warp that loads. With specialized roles, the warps before it run the epilogue.
     const LOAD_WARP: u32 = match Self::INSTANCE.roles {
         Roles::Specialized => Self::INSTANCE.epilogue_warps(),
         Roles::Serial => 0,
     };
 
-    /// The warp that issues MMAs, and owns the tensor memory.
+    /// Warp that issues MMAs and owns the tensor memory.
     const MMA_WARP: u32 = match Self::INSTANCE.roles {
         Roles::Specialized => Self::INSTANCE.epilogue_warps() + 1,
         Roles::Serial => 0,
     };
 
-    // Shared memory: stages, the epilogue warps' buffers and slots, barriers, the address of the tensor memory. These are offsets from
-    // its start, and inside of a stage from the stage's start.
+    // Shared memory: stages, the epilogue warps' buffers and slots, barriers, the address of the tensor memory. These
+    // are offsets from its start, and within a stage from the start of the stage.
     const STAGE_BYTES: u32 = Self::INSTANCE.stage_bytes();
     const BUFFERS: u32 = Self::STAGES * Self::STAGE_BYTES;
     const SLOTS: u32 = Self::BUFFERS + Self::INSTANCE.epilogue_warps() * 2 * Self::INSTANCE.store_bytes();
@@ -145,8 +147,8 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
     }
     const TOKEN_SCALES: u32 = Self::weight_scales(Self::MATRICES);
 
-    // Tensor memory: accumulators, each of all matrices, then sets of scales. These are columns from its start, and of scales
-    // from the set's start.
+    // Tensor memory: accumulators, each with all matrices, then sets of scales. These are columns from its start, and
+    // for scales from the start of the set.
     const fn accumulator(index: u32, matrix: usize) -> u32 {
         index * Self::INSTANCE.accumulator_columns() + matrix as u32 * Self::INSTANCE.tile_tokens
     }
@@ -156,27 +158,27 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
     const fn weight_scale_column(matrix: usize, mma: u32) -> u32 {
         (matrix as u32 * MMAS_PER_K_BLOCK + mma) * SCALE_COLUMNS
     }
-    /// Scale tiles of an MMA lie side by side, so that the columns of 32 tokens each follow one another.
+    /// Scale tiles of an MMA lie side by side, so the columns of 32 tokens each are consecutive.
     const fn token_scale_column(mma: u32, tile_row: u32) -> u32 {
         Self::weight_scale_column(Self::MATRICES, 0)
             + (mma * Self::INSTANCE.token_scale_tiles() + tile_row) * SCALE_COLUMNS
     }
     const TMEM_COLUMNS: u32 = tmem_allocation(Self::INSTANCE.tmem_columns());
 
-    /// The rank in the cluster of the first block of this block's pair.
+    /// Cluster rank of the first CTA of this CTA's pair.
     #[inline(always)]
     const fn leader(self) -> u32 {
         self.split * BLOCKS
     }
 
-    /// The stages. One is full when the load warp and its copies have arrived, and to the thread that multiplies for a pair
-    /// when those of both blocks have. It is empty when the MMAs that read it are complete.
+    /// Stages. A stage is full after the load warp and its copies have arrived; for the thread that multiplies for a
+    /// pair, after those of both CTAs have arrived. It is empty after the MMAs that read it are complete.
     fn stages(self) -> Ring<BLOCKS> {
         Ring::new(self.shared + Self::STAGE_BARRIERS, Self::STAGES)
     }
 
-    /// The accumulators. One is full when its MMAs are complete, and empty when every epilogue warp has read it, in a pair
-    /// those of both blocks.
+    /// Accumulators. An accumulator is full after its MMAs are complete, and empty after every epilogue warp, in a pair
+    /// of both CTAs, has read it.
     fn accumulators(self) -> Ring<BLOCKS> {
         Ring::new(self.shared + Self::ACCUMULATOR_BARRIERS, Self::INSTANCE.accumulators())
     }
@@ -184,7 +186,7 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
     /// A thread's part of the kernel.
     ///
     /// # Safety
-    /// The contract of the kernel.
+    /// The contract in `mod.rs` of the kernel's folder (`gated_sm100` or `moe_sm100`) holds.
     #[inline(always)]
     pub unsafe fn run(work: W) {
         const { Self::CHECK };
@@ -192,12 +194,12 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         let of_cluster = if BLOCKS > 1 { cluster_rank() } else { 0 };
         let (rank, split) = (of_cluster % BLOCKS, if Self::INSTANCE.splits > 1 { of_cluster / BLOCKS } else { 0 });
         let mut block = Self { work, shared: dynamic_shared_address(), tmem: TmemAddress::new(0), rank, split };
-        // SAFETY: barriers and the address of the tensor memory have places of their own in shared memory, and nobody uses
-        // them before all threads have passed the first `sync`. Whole warps come here. After the last `sync` nobody uses the
-        // tensor memory any more, nor another block's shared memory.
+        // SAFETY: the barriers and the address of the tensor memory have their own places in shared memory, and nobody
+        // uses them before all threads have passed the first `sync`. Whole warps reach this point. After the last
+        // `sync`, nobody uses the tensor memory or another CTA's shared memory any more.
         unsafe {
             let loads = warp == Self::LOAD_WARP;
-            // Its first tile is on its way while barriers are initialized.
+            // The first tile is loaded while barriers are initialized.
             let first = (W::AT_ONCE && loads).then(|| block.first_tile());
             let (mut stages, mut maps) = (block.stages(), u32::MAX);
             if loads && elect_sync(ALL_LANES) {
@@ -205,7 +207,8 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
                 stages.init(full_arrivals, 1);
                 block.accumulators().init(1, BLOCKS * Self::INSTANCE.epilogue_warps());
                 fence_mbarrier_init();
-                // It waits for no barriers but those that it has initialized, so that copies begin before any other warp is there.
+                // This warp waits only for barriers that it has initialized, so copies start before any other warp has
+                // arrived.
                 if let (Roles::Specialized, Some((_, Some((tile, group))))) = (Self::INSTANCE.roles, &first) {
                     let group = W::placed(*group);
                     block.acquire_maps(&mut maps, tile, &group);
@@ -261,12 +264,12 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         }
     }
 
-    /// Tells the threads of the block, or of both blocks of a pair, that this warp has come so far, and lets it go on: at [`BEGUN`] that the
-    /// warp has begun, at [`LEFT`] that it accesses neither tensor memory nor the other block's memory any more. In a pair it calls
-    /// [`wait_cluster`] before it comes to the next of them, or ends.
+    /// Signals to the threads of the CTA, or of both CTAs of a pair, that this warp has reached a point, and continues.
+    /// At [`BEGUN`] the warp has started; at [`LEFT`] it does not access tensor memory or the other CTA's memory any
+    /// more. In a pair, the warp calls [`wait_cluster`] before it reaches the next point or exits.
     ///
     /// # Safety
-    /// Each whole warp calls this or [`Self::sync`] once at each of them, first at [`BEGUN`].
+    /// Each whole warp calls this or [`Self::sync`] once per point, first at [`BEGUN`].
     #[inline(always)]
     unsafe fn arrive<const BARRIER: u32>() {
         // SAFETY: the lanes of the warp meet first, so one arrival counts for the whole warp; each warp arrives once,
@@ -281,10 +284,10 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         }
     }
 
-    /// As [`Self::arrive`], and waits until all other warps have come so far.
+    /// Same as [`Self::arrive`], and waits until all other warps have reached the point.
     ///
     /// # Safety
-    /// As there.
+    /// The requirements of [`Self::arrive`].
     #[inline(always)]
     unsafe fn sync<const BARRIER: u32>() {
         // SAFETY: the lanes of the warp meet first, so all of them wait together; each warp arrives once, here or in
@@ -299,12 +302,13 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         }
     }
 
-    /// [`Roles::Specialized`]: the warp that loads does so for every tile; the first is at hand, and where tiles are known at once its
-    /// first k-block is on its way.
+    /// [`Roles::Specialized`]: loads every tile, in the loading warp. `first` is the first tile; with
+    /// [`Work::AT_ONCE`], its first k-block has been loaded already.
     ///
     /// # Safety
-    /// The contract in this folder's `mod.rs`. That warp calls it, which has initialized the barriers, with [`Self::first_tile`]'s, with
-    /// the stages as they stand and the group whose maps have been acquired.
+    /// The contract in `mod.rs` of the kernel's folder holds. The loading warp calls this, after it has initialized the
+    /// barriers. `tiles` and `first` are from [`Self::first_tile`], `stages` is at the next stage, and `maps` is the
+    /// group whose tensor maps have been acquired.
     #[inline(always)]
     unsafe fn load_tiles(
         self,
@@ -313,8 +317,9 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         mut tiles: W::Tiles,
         first: Option<(Tile, W::Group)>,
     ) {
-        // SAFETY: one thread is elected, the same as for the first k-block (PTX ISA, "elect.sync": an election of the same lanes has the
-        // same leader), and takes the tiles and k-blocks in order. `drain` keeps the block until its peer has arrived here.
+        // SAFETY: one thread is elected, the same as for the first k-block (PTX ISA, "elect.sync": an election of the
+        // same lanes has the same leader), and it takes the tiles and k-blocks in order. `drain` keeps this CTA until
+        // the other CTA of the pair has arrived here.
         unsafe {
             if elect_sync(ALL_LANES) {
                 let (mut next, mut loaded) = (first, u32::from(W::AT_ONCE));
@@ -326,7 +331,7 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
                     for k_block in start + loaded..end {
                         stages.wait_empty();
                         self.load(&mut stages, &tile, &group, k_block, together);
-                        // Where K is split, few k-blocks are left by then.
+                        // If K is split, few k-blocks are left at this point.
                         together |= BLOCKS > 1 && Self::INSTANCE.splits == 1 && stages.index() == 0;
                     }
                     (next, loaded) = (tiles.next(), 0);
@@ -336,15 +341,15 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         }
     }
 
-    /// [`Roles::Specialized`]: the other roles, which have warps of their own.
+    /// [`Roles::Specialized`]: runs the other roles, in their own warps.
     ///
     /// # Safety
-    /// The contract in this folder's `mod.rs`. Every other thread of the block calls it with the number of its warp, once
-    /// barriers and tensor memory are there.
+    /// The contract in `mod.rs` of the kernel's folder holds. Every other thread of the CTA calls this with the index
+    /// of its warp, after the barriers are initialized and the tensor memory is allocated.
     #[inline(always)]
     unsafe fn specialized(self, warp: u32) {
-        // SAFETY: one thread is elected for multiplying, whole warps run the epilogue, and each role takes the same tiles and k-blocks
-        // in the same order.
+        // SAFETY: one thread is elected to multiply, whole warps run the epilogue, and each role takes the same tiles
+        // and k-blocks in the same order.
         unsafe {
             if warp == Self::MMA_WARP {
                 if elect_sync(ALL_LANES) {
@@ -378,15 +383,17 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         }
     }
 
-    /// [`Roles::Serial`]: one thread loads and multiplies a tile, then every warp runs the epilogue. Loads are ahead by all
-    /// stages but the one that is multiplied.
+    /// [`Roles::Serial`]: one thread loads and multiplies a tile, then every warp runs the epilogue. Loads are ahead by
+    /// all stages but the one that is multiplied.
     ///
     /// # Safety
-    /// As [`Self::specialized`].
+    /// The contract in `mod.rs` of the kernel's folder holds. Every thread of the CTA calls this with the index of its
+    /// warp, after the barriers are initialized and the tensor memory is allocated.
     #[inline(always)]
     unsafe fn serial(self, warp: u32) {
         let ahead = Self::STAGES - 1;
-        // SAFETY: one thread is elected for both roles, and whole warps run the epilogue, which waits for the accumulator.
+        // SAFETY: one thread is elected for both roles, and whole warps run the epilogue, which waits for the
+        // accumulator.
         unsafe {
             let elected = warp == Self::LOAD_WARP && elect_sync(ALL_LANES);
             let (mut stages, mut multiplier) = (self.stages(), Multiplier::new(self));
@@ -419,8 +426,8 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         }
     }
 
-    /// The k-blocks that this block has of a tile. If there are fewer than parts of K, some are behind the last: of those the maps give
-    /// zeros as values.
+    /// K-blocks of a tile that this CTA has. If there are fewer k-blocks than parts of K, some are past the last one,
+    /// and the tensor maps fill their values with zeros.
     #[inline(always)]
     const fn k_blocks(self, group: &Group) -> Range<u32> {
         let (all, splits) = (group.k_blocks(), Self::INSTANCE.splits);
@@ -431,10 +438,10 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         all * self.split / splits..all * (self.split + 1) / splits
     }
 
-    /// Initializes the barriers of what other blocks send an epilogue warp, where they do.
+    /// Initializes the barriers of an epilogue warp's slots and inbox, if it has any.
     ///
     /// # Safety
-    /// That warp calls it, before the first `sync`.
+    /// The epilogue warp with index `warp` calls this, before the first `sync`.
     #[inline(always)]
     unsafe fn init_slots(self, warp: u32) {
         let of_warp = Self::INSTANCE.slots() / Self::INSTANCE.epilogue_warps();
@@ -453,7 +460,7 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         }
     }
 
-    /// The first tile of this block, and those behind it.
+    /// Returns the first tile of this CTA, and the tiles after it.
     #[inline(always)]
     fn first_tile(self) -> (W::Tiles, Option<(Tile, W::Group)>) {
         let mut tiles = self.tiles();
@@ -461,16 +468,17 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         (tiles, first)
     }
 
-    /// The tiles of this block, in order.
+    /// Returns the tiles of this CTA, in order.
     #[inline(always)]
     fn tiles(self) -> W::Tiles {
         let blocks = Self::INSTANCE.blocks_of_tile();
         let (next, stride) = (thread::block_idx_x() / blocks, thread::grid_dim_x() / blocks);
-        // SAFETY: the contract; lists are read behind `W::wait`.
+        // SAFETY: the caller of `run` guarantees the contract of the kernel. Callers run after `W::wait`, unless
+        // `W::AT_ONCE`.
         unsafe { self.work.tiles(next, stride) }
     }
 
-    /// The first row of weights, which is a column of C, that this block has of a tile.
+    /// First row of weights, which is a column of C, that this CTA has of a tile.
     #[inline(always)]
     const fn first_row(self, tile: &Tile) -> u32 {
         match Self::INSTANCE.halves {
@@ -479,7 +487,8 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         }
     }
 
-    /// The address, or whatever else each of a group's matrices has, of the first matrix that this block loads and of the next.
+    /// Returns the items of the matrices that this CTA loads, in order. The arguments are one item per matrix of a
+    /// group.
     #[inline(always)]
     fn of_matrices<T: Copy>(self, [first, second]: [T; 2]) -> [T; 2] {
         if matches!(Self::INSTANCE.halves, Halves::Matrices) && self.rank > 0 {
@@ -491,20 +500,20 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
 }
 
 impl Group {
-    /// The k-blocks of a tile.
+    /// Number of k-blocks of a tile.
     #[inline(always)]
     const fn k_blocks(&self) -> u32 {
         self.k.div_ceil(K_BLOCK)
     }
 
-    /// MMAs along a k-block. The last k-block may take fewer than the others.
+    /// Number of MMAs along a k-block. The last k-block may need fewer than the others.
     #[inline(always)]
     const fn mmas(&self, k_block: u32) -> u32 {
         let left = (self.k - k_block * K_BLOCK).div_ceil(MMA_K);
         if left < MMAS_PER_K_BLOCK { left } else { MMAS_PER_K_BLOCK }
     }
 
-    /// Bytes from the scales of 128 rows to those of the next.
+    /// Bytes from the scales of 128 rows to those of the next 128 rows.
     #[inline(always)]
     const fn scale_stride(&self) -> u64 {
         self.k.div_ceil(MMA_K) as u64 * SCALE_TILE_BYTES as u64
@@ -512,7 +521,7 @@ impl Group {
 }
 
 impl Tile {
-    /// Scale tiles that its tokens lie in, from the one with `first_token` on.
+    /// Number of scale tiles that contain the tile's tokens, from the one with `first_token` on.
     #[inline(always)]
     const fn token_scale_tiles(&self) -> u32 {
         (self.first_token % SCALE_TILE_ROWS + self.tokens).div_ceil(SCALE_TILE_ROWS)

@@ -1,4 +1,4 @@
-//! Multiplying: stages → accumulators. One thread; in a pair, one of the first block.
+//! Multiplies stages and adds to accumulators. Runs in one thread; for a pair, in one thread of the first CTA.
 
 use cuda_std::{
     mbarrier::Mbarrier,
@@ -16,29 +16,29 @@ use crate::{
     tcgen05::gated_sm100::abi::{Instance, K_BLOCK_BYTES, MMA_K, MMAS_PER_K_BLOCK, TOKEN_SCALE_ROWS, Tile},
 };
 
-/// The thread that multiplies, k-block by k-block.
+/// State of the thread that multiplies, k-block by k-block.
 pub(super) struct Multiplier<W: Work, const BLOCKS: u32> {
     block: Sm100<W, BLOCKS>,
     stages: Ring<BLOCKS>,
     accumulators: Ring<BLOCKS>,
-    /// The set of columns for the next k-block's scales.
+    /// Set of columns for the next k-block's scales.
     scale_set: u32,
-    /// The stage that was last multiplied with the scales in that set. It says nothing until `all_used`.
+    /// Stage that was last multiplied with the scales in this set. Undefined until `all_used`.
     scales_of: Ring<BLOCKS>,
     /// Whether every set has been used once.
     all_used: bool,
 }
 
-/// What the MMAs of a k-block have in common.
+/// Operands that all MMAs of a k-block share.
 struct Operands {
-    /// Values and scales in its stage.
+    /// Values and scales in the k-block's stage.
     values: MatrixDescriptor,
     scale_source: MatrixDescriptor,
-    /// The set of columns for its scales.
+    /// Set of columns for the k-block's scales.
     scales: TmemAddress,
     accumulator: TmemAddress,
     descriptor: InstructionDescriptor,
-    /// Where in its scale tile the tile's first token is, in columns, and how many scale tiles there are.
+    /// Column of the tile's first token within its scale tile, and the number of scale tiles.
     token_column: u32,
     token_scale_tiles: u32,
 }
@@ -56,19 +56,21 @@ impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
     /// Waits for an accumulator for the next tile.
     ///
     /// # Safety
-    /// The block's barriers have been initialized. One thread has a multiplier, and calls for each tile [`Self::begin`],
-    /// [`Self::multiply`] and [`Self::end`].
+    /// The CTA's barriers are initialized. One thread has a multiplier, and calls [`Self::begin`], [`Self::multiply`]
+    /// and [`Self::end`] for each tile.
     #[inline(always)]
     pub unsafe fn begin(&mut self) {
-        // SAFETY: the epilogue is at most one round behind, since this waits for it in every round.
+        // SAFETY: the barriers are initialized. The epilogue is at most one round behind, since this thread waits for
+        // it in every round.
         unsafe { self.accumulators.wait_empty() };
         tcgen05_fence_after_thread_sync();
     }
 
-    /// Multiplies the next stage, which is this k-block of the tile.
+    /// Multiplies the next stage, which holds k-block `k_block` of the tile.
     ///
     /// # Safety
-    /// As [`Self::begin`]; `group` is the tile's. The calls have the k-blocks in the order in which they are loaded.
+    /// The requirements of [`Self::begin`]. `group` is the tile's group. The calls have the k-blocks in the order in
+    /// which they are loaded.
     #[inline(always)]
     pub unsafe fn multiply(&mut self, tile: &Tile, group: &Placed, k_block: u32) {
         let Self { block, .. } = *self;
@@ -83,8 +85,9 @@ impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
             token_scale_tiles: tile.token_scale_tiles(),
         };
         let adds = k_block > block.k_blocks(group).start;
-        // SAFETY: the accumulator is written while it is empty and the stage read while it is full. Columns of scales are
-        // written when the MMAs that read them are complete. Barriers tell others when what is issued here is complete.
+        // SAFETY: the accumulator is written while it is empty, and the stage is read while it is full. Columns of
+        // scales are written after the MMAs that read them are complete. Barriers signal the completion of the copies
+        // and MMAs that this thread issues.
         unsafe {
             self.stages.wait_full();
             self.wait_for_scale_set();
@@ -92,8 +95,9 @@ impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
             let behind = Self::INSTANCE.splits > 1 && k_block == group.k_blocks();
             let mmas = if behind { group.mmas(k_block - 1) } else { group.mmas(k_block) };
             if mmas == MMAS_PER_K_BLOCK {
-                // Written out, so that all are constants: in a loop, which the compiler does not unroll where tiles may have two tiles of
-                // scales, making descriptors takes this thread longer than an MMA takes the tensor core.
+                // Written out so that all arguments are constants. The compiler does not unroll a loop if tiles may
+                // have two tiles of scales, and computing descriptors in a loop takes this thread longer than an MMA
+                // takes the tensor core.
                 const { assert!(MMAS_PER_K_BLOCK == 4) };
                 Self::multiply_once(&operands, 0, adds);
                 Self::multiply_once(&operands, 1, true);
@@ -109,10 +113,11 @@ impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
         self.stages.advance();
     }
 
-    /// Copies the scales of one MMA of each matrix, and issues these.
+    /// Copies the scales of one MMA per matrix, and issues these MMAs.
     ///
     /// # Safety
-    /// As [`Self::multiply`], which calls it for each of the stage's, with the stage full and the set of columns free.
+    /// The requirements of [`Self::multiply`], which calls this for each MMA of the stage. The stage is full, and the
+    /// set of columns is free.
     #[inline(always)]
     unsafe fn multiply_once(operands: &Operands, mma: u32, adds: bool) {
         let &Operands { values, scale_source, scales, accumulator, descriptor, token_column, token_scale_tiles } =
@@ -137,27 +142,29 @@ impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
         }
     }
 
-    /// Hands the accumulator to the epilogue as soon as the tile's MMAs are complete.
+    /// Passes the accumulator to the epilogue as soon as the tile's MMAs are complete.
     ///
     /// # Safety
-    /// As [`Self::begin`].
+    /// The requirements of [`Self::begin`].
     #[inline(always)]
     pub unsafe fn end(&mut self) {
-        // SAFETY: a barrier of the accumulator that was waited for, whose phase lacks this arrival.
+        // SAFETY: this is the full barrier of an accumulator that `begin` waited for, and its phase still expects this
+        // arrival.
         unsafe { self.commit(self.accumulators.full()) };
         self.accumulators.advance();
     }
 
-    /// Waits until the MMAs that read the next set of scale columns are complete, and goes on to the set after it.
+    /// Waits until the MMAs that read the next set of scale columns are complete, and advances to the following set.
     ///
     /// # Safety
-    /// As [`Self::multiply`], which calls it for each k-block.
+    /// The requirements of [`Self::multiply`], which calls this for each k-block.
     #[inline(always)]
     unsafe fn wait_for_scale_set(&mut self) {
-        // With as many sets as stages there is nothing to wait for: the stage is full, so that the MMAs that read it last,
-        // and with it this set, are complete.
+        // With as many sets as stages, no wait is needed: the stage is full, so the MMAs that read it last, and this
+        // set with it, are complete.
         if Self::SCALE_SETS < Self::INSTANCE.stages && self.all_used {
-            // SAFETY: a stage whose MMAs have been issued in this round, and which has not been multiplied again.
+            // SAFETY: the MMAs of this stage were issued in this round, and the stage has not been multiplied again
+            // since.
             unsafe { self.scales_of.wait_emptied() };
             self.scales_of.advance();
         }
@@ -168,10 +175,10 @@ impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
         }
     }
 
-    /// Copies the scales of one MMA of each matrix to tensor memory.
+    /// Copies the scales of one MMA per matrix to tensor memory.
     ///
     /// # Safety
-    /// The stage that the descriptor is of is full. `scales` is a set of columns that no MMA still reads.
+    /// The stage of the descriptor is full. `scales` is a set of columns that no MMA reads any more.
     #[inline(always)]
     unsafe fn copy_scales(scales: TmemAddress, stage: MatrixDescriptor, mma: u32, token_scale_tiles: u32) {
         let source = |scales: u32| stage.at(scales + mma * SCALE_TILE_BYTES);
@@ -184,7 +191,7 @@ impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
                 tcgen05_cp_32x128b_warpx4::<BLOCKS>(column, source(weight_scales));
             }
             for tile_row in 0..Self::INSTANCE.token_scale_tiles() {
-                // Every tile has one.
+                // Every tile has at least one.
                 if tile_row == 0 || tile_row < token_scale_tiles {
                     let column = scales.column(Sm100::<W, BLOCKS>::token_scale_column(mma, tile_row));
                     let token_scales = Sm100::<W, BLOCKS>::TOKEN_SCALES + tile_row * Instance::SCALE_BYTES;
@@ -194,14 +201,14 @@ impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
         }
     }
 
-    /// Arrives at a barrier, in both blocks of a pair, when all MMAs and copies so far are complete.
+    /// Arrives at a barrier, in both CTAs of a pair, when all previous MMAs and copies of this thread are complete.
     ///
     /// # Safety
-    /// `barrier` is one of the block's, which has been initialized, and its phase lacks an arrival.
+    /// `barrier` is an initialized barrier of the CTA, and its phase still expects an arrival.
     #[inline(always)]
     unsafe fn commit(&self, barrier: Mbarrier) {
-        // SAFETY: `barrier` is initialized in both CTAs of a pair, which end together, and its phase lacks this
-        // arrival.
+        // SAFETY: `barrier` is initialized in both CTAs of a pair, which exit together, and its phase still
+        // expects this arrival.
         unsafe {
             if BLOCKS > 1 {
                 tcgen05_commit_multicast::<BLOCKS>(barrier, BOTH << self.block.leader());
@@ -211,16 +218,16 @@ impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
         }
     }
 
-    /// In a pair's second block: tells the first block, whose thread multiplies for both, of each stage of a tile as it
-    /// becomes full here.
+    /// In a pair's second CTA: reports each stage of a tile, as it becomes full here, to the first CTA, whose thread
+    /// multiplies for both.
     ///
     /// # Safety
-    /// The block's barriers have been initialized. One thread calls it, for each tile.
+    /// The CTA's barriers are initialized. One thread calls this, for each tile.
     #[inline(always)]
     pub unsafe fn report(&mut self, group: &Placed) {
         for _ in self.block.k_blocks(group) {
-            // SAFETY: the producer is at most one round ahead, since it waits for the MMAs. The first block's barrier is
-            // made for this arrival besides its own thread's.
+            // SAFETY: the producer is at most one round ahead, since it waits for the MMAs. The first CTA's barrier
+            // expects this arrival in addition to its own thread's.
             unsafe {
                 self.stages.wait_full();
                 Ring::<BLOCKS>::arrive(self.stages.full(), self.block.leader());
@@ -230,20 +237,20 @@ impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
     }
 }
 
-/// Rows of a core matrix. Matrices in shared memory consist of core matrices (PTX ISA, "Canonical Layouts"), and a descriptor
-/// says how many bytes lie from one to the next.
+/// Rows of a core matrix. Matrices in shared memory consist of core matrices (PTX ISA, "Canonical Layouts"), and a
+/// descriptor has the number of bytes from one to the next.
 const CORE_MATRIX_ROWS: u32 = 8;
 
-/// Bytes of a row of values in an MMA.
+/// Bytes of a row of values per MMA.
 const MMA_K_BYTES: u32 = MMA_K / 2;
 
-/// Values in a stage, as TMA has swizzled them.
+/// Descriptor of the values in a stage, as swizzled by TMA.
 #[inline(always)]
 fn values_descriptor(stage: SharedAddress) -> MatrixDescriptor {
     MatrixDescriptor::new(stage, CORE_MATRIX_ROWS * K_BLOCK_BYTES, MatrixSwizzle::B128)
 }
 
-/// Scale tiles in a stage: each is 32 rows of 16 bytes.
+/// Descriptor of the scale tiles in a stage: each one has 32 rows of 16 bytes.
 #[inline(always)]
 fn scales_descriptor(stage: SharedAddress) -> MatrixDescriptor {
     MatrixDescriptor::new(stage, CORE_MATRIX_ROWS * 16, MatrixSwizzle::None)

@@ -1,4 +1,4 @@
-//! The epilogue: accumulators → C. As many warps for each quarter of the block's rows as [`Instance::parts`] says.
+//! Epilogue: converts accumulators to C. [`Instance::parts`] warps per quarter of the CTA's rows.
 //!
 //! [`Instance::parts`]: crate::tcgen05::gated_sm100::abi::Instance::parts
 
@@ -32,71 +32,72 @@ use crate::{
     },
 };
 
-/// Bytes of an element of C.
+/// Bytes per element of C.
 const ELEMENT_BYTES: u32 = 2;
 
-/// Bytes of a token's columns that are a warp's.
+/// Bytes of a token's columns of one warp.
 const TOKEN_BYTES: u32 = WARP_SIZE * ELEMENT_BYTES;
 
-/// Bytes that a lane stores at once.
+/// Bytes per store of a lane.
 const LANE_BYTES: u32 = 16;
 
-/// Elements that a lane stores at once.
+/// Elements per store of a lane.
 const ELEMENTS_PER_LANE: u32 = LANE_BYTES / ELEMENT_BYTES;
 
-/// Lanes that together store a token's columns.
+/// Number of lanes that together store a token's columns.
 const LANES_PER_TOKEN: u32 = TOKEN_BYTES / LANE_BYTES;
 
-/// The bit in which the numbers of the two lanes differ that have a block of a token in NVFP4.
+/// Bit in which the indices of the two lanes differ that have a block of a token in NVFP4.
 const BLOCK_LANES: u32 = 1;
 
 const _: () = {
-    assert!(WARP_SIZE / LANES_PER_TOKEN == N_STEP, "a warp stores as many tokens at once as it loads");
+    assert!(WARP_SIZE / LANES_PER_TOKEN == N_STEP, "a warp must store as many tokens at once as it loads");
     assert!(BOX_COLUMNS == WARP_SIZE && BOX_BYTES == TOKEN_BYTES && BOX_TOKENS.is_multiple_of(N_STEP));
     assert!(2 * ELEMENTS_PER_LANE == BLOCK);
 };
 
-/// Bytes of a slot that are a piece: 16 of each lane.
+/// Bytes of a piece of a slot: 16 per lane.
 const PIECE_BYTES: u32 = WARP_SIZE * LANE_BYTES;
 
-/// Groups of [`N_STEP`] tokens in half a step of a pair apart, and pieces of each.
+/// Groups of [`N_STEP`] tokens per half step of a pair with one matrix per CTA, and pieces per group.
 const GROUPS: usize = (HALF_STEP / N_STEP) as usize;
 const PIECES: u32 = SLOT_BYTES / PIECE_BYTES / GROUPS as u32;
 
 const _: () = assert!(SLOTS.is_power_of_two() && PIECES == 2);
 
-const _: () = assert!(N_STEP * ELEMENT_BYTES == LANE_BYTES, "a lane's column of a step is a row of `ldmatrix`");
+const _: () = assert!(N_STEP * ELEMENT_BYTES == LANE_BYTES, "a lane's column of a step must be a row of `ldmatrix`");
 
-/// Where in a buffer a lane writes the [`N_STEP`] elements of its column, 16 bytes. Eight columns lie side by side, and in another
-/// order in each eight, so that neither writes nor `ldmatrix` have bank conflicts.
+/// Offset in a buffer where a lane writes the [`N_STEP`] elements of its column, 16 bytes. Eight columns lie side by
+/// side, in a different order in each group of eight, so neither writes nor `ldmatrix` have bank conflicts.
 #[inline(always)]
 const fn written_at(column: u32) -> u32 {
     (column ^ (column / 8 * 2)) * LANE_BYTES
 }
 
-/// The part of a buffer whose address a lane gives `ldmatrix`: the column that is row `lane % 8` of matrix `lane / 8`. The matrices have
-/// the columns 0 and 1, 2 and 3, 4 and 5, 6 and 7 of each eight, so that a lane gets eight columns of a token.
+/// Offset in a buffer of the address that a lane passes to `ldmatrix`: the column that is row `lane % 8` of matrix
+/// `lane / 8`. The matrices have the columns 0 and 1, 2 and 3, 4 and 5, 6 and 7 of each group of eight, so a lane gets
+/// eight columns of a token.
 #[inline(always)]
 const fn read_at(lane: u32) -> u32 {
     let (matrix, row) = (lane / 8, lane % 8);
     written_at(row / 2 * 8 + matrix * 2 + row % 2)
 }
 
-/// Where a lane stores of a tile: the 16 bytes at its columns of each row.
+/// Places where a lane stores a tile: 16 bytes at its columns of each row.
 #[derive(Clone, Copy)]
 struct Rows {
-    /// The column of C, and whether it is there.
+    /// Column of C, and whether C has this column.
     column: u32,
     is_there: bool,
-    /// Those of the tile's first row.
+    /// Address of these columns in the tile's first row.
     first: GlobalAddress,
     row_bytes: u32,
 }
 
-/// A lane's sums of half a step of a pair apart, of one matrix.
+/// A lane's sums of one matrix for half a step of a pair with one matrix per CTA.
 type HalfStep = [[f32; N_STEP as usize]; GROUPS];
 
-/// The sums of both.
+/// Returns the element-wise sum.
 #[inline(always)]
 fn added(mut a: [f32; N_STEP as usize], b: [f32; N_STEP as usize]) -> [f32; N_STEP as usize] {
     for (pair, sums) in a.as_chunks_mut::<2>().0.iter_mut().enumerate() {
@@ -107,42 +108,43 @@ fn added(mut a: [f32; N_STEP as usize], b: [f32; N_STEP as usize]) -> [f32; N_ST
 
 /// A warp of the epilogue.
 ///
-/// Each lane has a column of C, which is a lane of tensor memory with all tokens. It takes 8 tokens at a time. They pass
-/// through one of the warp's two buffers in shared memory, where a token's 32 columns lie side by side. The warps of a quarter
-/// fill and store their buffers in turns, each as many tokens as a buffer holds.
+/// Each lane has one column of C, which is a lane of tensor memory with all tokens. It takes 8 tokens at a time. They
+/// pass through one of the warp's two buffers in shared memory, where a token's 32 columns lie side by side. The warps
+/// of a quarter take turns; in each turn a warp fills a buffer and stores it.
 pub(super) struct Epilogue<W: Work, const BLOCKS: u32> {
     block: Sm100<W, BLOCKS>,
     accumulators: Ring<BLOCKS>,
-    /// Which of its quarter's warps it is, from 0.
+    /// Index of the warp among its quarter's warps, from 0.
     part: u32,
-    /// The warp's first column of C, counted from its block's first.
+    /// First column of C of the warp, relative to the first column of its CTA.
     first_column: u32,
     /// The warp's lanes of tensor memory.
     tmem: TmemAddress,
-    /// The current buffer, and the other.
+    /// Current buffer, and the other buffer.
     buffers: [SharedAddress; 2],
-    /// Where in a buffer this lane writes, and what it reads.
+    /// Offsets in a buffer where this lane writes and reads.
     written: u32,
     read: u32,
-    /// The group whose map of C is known to this thread's stores.
+    /// Group whose tensor map of C is visible to this thread's stores.
     map: u32,
-    /// In a pair apart, the warp's first slot and its barrier, and how many steps it has sent and received.
+    /// For a pair with one matrix per CTA: the warp's first slot, its barrier, and the number of steps sent and
+    /// received.
     slots: SharedAddress,
     slot_barriers: Mbarrier,
     sent: u32,
     received: u32,
-    /// The warp's place for what other blocks send it of the last tile, and its barrier.
+    /// The warp's inbox for sums of the last tile from other CTAs, and its barrier.
     inbox: SharedAddress,
     inbox_barrier: Mbarrier,
 }
 
 impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
-    /// Warps of a quarter.
+    /// Number of warps per quarter.
     const PARTS: u32 = Sm100::<W, BLOCKS>::INSTANCE.parts();
-    /// Blocks that finish a part of a tile each, and bytes that one of them gets of a step from the others.
+    /// Number of CTAs that finish a part of a tile each, and bytes that one of them receives per step from the others.
     const FINISHERS: u32 = Sm100::<W, BLOCKS>::INSTANCE.finishers();
     const INBOX_STEP: u32 = (Self::FINISHERS - 1) * SLOT_BYTES;
-    /// Whether a step is 16 tokens: where the N of products is a multiple of that and a lane has one sum of an element.
+    /// Whether a step is 16 tokens: if the products' N is a multiple of 16 and a lane has one sum per element.
     const IS_WIDE: bool = {
         let instance = Sm100::<W, BLOCKS>::INSTANCE;
         BLOCKS > 1 && instance.matrices == 1 && instance.splits == 1 && matches!(instance.store, Store::Direct)
@@ -171,11 +173,12 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         }
     }
 
-    /// Waits for the next tile's accumulator and stores it: in a pair apart what this block finishes of it. If it is the last, the warp
-    /// leaves ([`Sm100::leave`]) when it has read it: what owns the tensor memory need not wait until all is stored.
+    /// Waits for the next tile's accumulator and stores the part of the tile that this CTA finishes. If the tile is the
+    /// last one, the warp arrives at [`LEFT`] as soon as it has read the accumulator, so the owner of the tensor memory
+    /// need not wait for the stores.
     ///
     /// # Safety
-    /// As [`Self::store_all`] and [`Self::store_half`].
+    /// The requirements of [`Self::store_all`] and [`Self::store_half`].
     #[inline(always)]
     pub unsafe fn store(&mut self, tile: &Tile, group: &Placed, is_last: bool) {
         // SAFETY: the instance decides which function stores, and the caller guarantees what each of them requires.
@@ -183,9 +186,9 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
             match Sm100::<W, BLOCKS>::INSTANCE.halves {
                 Halves::Rows if Self::IS_WIDE => self.store_wide(tile, group, is_last),
                 Halves::Rows if Self::FINISHERS == 1 => self.store_all(tile, group, is_last),
-                // Where K is split, the last tile is the only one.
+                // If K is split, the last tile is the only one.
                 Halves::Rows => self.store_last::<0>(tile, group),
-                // Apart for each, since what is gate and what is up is then known when it compiles.
+                // A separate call per rank, so that the matrix of this CTA is a compile-time constant.
                 Halves::Matrices if is_last && self.block.rank == 0 => self.store_last::<0>(tile, group),
                 Halves::Matrices if is_last => self.store_last::<1>(tile, group),
                 Halves::Matrices if Sm100::<W, BLOCKS>::INSTANCE.splits > 1 => {}
@@ -195,10 +198,10 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         }
     }
 
-    /// What the warp writes of a tile: the lane's column, the quantized tile, and the rows.
+    /// Returns the destinations of a tile: the lane's column, the quantized tile, and the rows.
     ///
     /// # Safety
-    /// As [`Self::store_all`].
+    /// The requirements of [`Self::store_all`].
     #[inline(always)]
     unsafe fn targets(&self, tile: &Tile, group: &Placed) -> (W::Column, QuantizedTile, Rows) {
         // SAFETY: the tile is one of the work's, `group` is its group, and the row is one of the tile's.
@@ -208,10 +211,11 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         }
     }
 
-    /// [What the warp writes](Self::targets), once the accumulator is full, which it releases at once if it begins behind the tile's tokens.
+    /// Waits until the accumulator is full, and returns the [destinations](Self::targets). If `first_token` is past the
+    /// tile's tokens, releases the accumulator at once.
     ///
     /// # Safety
-    /// As [`Self::store_all`].
+    /// The requirements of [`Self::store_all`].
     #[inline(always)]
     unsafe fn begin(
         &mut self,
@@ -235,13 +239,14 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
     /// Waits for the next tile's accumulator and stores it.
     ///
     /// # Safety
-    /// `group` is the tile's, and the contract holds of it. The whole warp calls it together, for each tile in order; the
-    /// warp is the one that [`Self::new`] was told.
+    /// `group` is the tile's group, and satisfies the contract of the kernel. The whole warp calls this together, for
+    /// each tile in order. The warp has the index that was passed to [`Self::new`].
     #[inline(always)]
     unsafe fn store_all(&mut self, tile: &Tile, group: &Placed, is_last: bool) {
         let buffer_tokens = Sm100::<W, BLOCKS>::INSTANCE.store_tokens();
         let mut token = self.part * buffer_tokens;
-        // SAFETY: the accumulator is read while it is full; its lanes are this quarter's, and the buffers this warp's alone.
+        // SAFETY: the accumulator is read while it is full. Its lanes belong to this quarter, and the buffers to this
+        // warp alone.
         unsafe {
             let (column, quantized, rows) = self.begin(tile, group, token, is_last);
             while token < tile.tokens {
@@ -270,14 +275,15 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         self.accumulators.advance();
     }
 
-    /// As [`Self::store_all`], 16 tokens a step: fewer instructions, and twice as many beside each other.
+    /// Same as [`Self::store_all`], with 16 tokens per step: fewer instructions, and twice as many at the same time.
     ///
     /// # Safety
-    /// As there.
+    /// The requirements of [`Self::store_all`].
     #[inline(always)]
     unsafe fn store_wide(&mut self, tile: &Tile, group: &Placed, is_last: bool) {
         let mut token = self.part * 2 * N_STEP;
-        // SAFETY: as in `store_all`, up to the N of the products, which is a multiple of a step.
+        // SAFETY: the accumulator is read while it is full, up to the N of its products, which is a multiple of a step.
+        // Its lanes belong to this quarter, and the buffers to this warp alone.
         unsafe {
             let (column, quantized, rows) = self.begin(tile, group, token, is_last);
             let accumulator = self.tmem.column(Sm100::<W, BLOCKS>::accumulator(self.accumulators.index(), 0));
@@ -301,17 +307,18 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         self.accumulators.advance();
     }
 
-    /// Waits for the next tile's accumulator, which has one matrix in this block and the other one in its peer. In each step, the
-    /// first block finishes the first [`HALF_STEP`] tokens and the second block as many behind them; each sends the other one its sums
-    /// of those.
+    /// Waits for the next tile's accumulator, of which this CTA has one matrix and the other CTA of the pair the other
+    /// one. In each step, the first CTA finishes the first [`HALF_STEP`] tokens and the second CTA the next ones. Each
+    /// CTA sends its sums of the other tokens to the other CTA.
     ///
     /// # Safety
-    /// As [`Self::store_all`]. The same warp of the other block does the same.
+    /// The requirements of [`Self::store_all`]. The same warp of the other CTA calls this for the same tile.
     #[inline(always)]
     unsafe fn store_half<const RANK: u32>(&mut self, tile: &Tile, group: &Placed) {
         let mut token = self.part * 2 * HALF_STEP;
-        // SAFETY: the accumulator is read while it is full, up to the N of its products, which is a multiple of a step. Its lanes are
-        // this quarter's, the buffers this warp's alone, and the slots this warp's and its peer's.
+        // SAFETY: the accumulator is read while it is full, up to the N of its products, which is a multiple of a step.
+        // Its lanes belong to this quarter, the buffers to this warp alone, and the slots to this warp and the same
+        // warp of the other CTA.
         unsafe {
             let (column, quantized, rows) = self.begin(tile, group, token, false);
             while token < tile.tokens {
@@ -334,12 +341,13 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         self.accumulators.advance();
     }
 
-    /// Waits for the accumulator of the block's last tile, whose sums other blocks have too, and stores what this block finishes: every
-    /// [`FINISHERS`](Self::FINISHERS)-th 8 tokens. What others finish it sends them before it waits for what they send: the stages are
-    /// free by then and have room for all.
+    /// Waits for the accumulator of the CTA's last tile, of which other CTAs also have sums, and stores the part that
+    /// this CTA finishes: every [`FINISHERS`](Self::FINISHERS)-th 8 tokens. The warp sends the sums that others finish
+    /// before it waits for theirs: the stages are free at this point, and have room for all sums.
     ///
     /// # Safety
-    /// As [`Self::store_all`]. The same warp of each block of the cluster does the same, and no tile follows.
+    /// The requirements of [`Self::store_all`]. The same warp of each CTA of the cluster calls this for the same tile,
+    /// and no tile follows.
     #[inline(always)]
     unsafe fn store_last<const RANK: u32>(&mut self, tile: &Tile, group: &Placed) {
         let splits = Sm100::<W, BLOCKS>::INSTANCE.splits;
@@ -351,9 +359,10 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         };
         let accumulator = self.tmem.column(Sm100::<W, BLOCKS>::accumulator(self.accumulators.index(), 0)).column(first);
         let inbox = self.inbox + lane_id() * LANE_BYTES;
-        // SAFETY: the accumulator is read while it is full, up to the N of its products, which is a multiple of a step. Its lanes are
-        // this quarter's, the buffers this warp's alone, and each slot of a place has one sender. Nothing reads or writes stages any
-        // more: the products of both blocks of the pair are complete, and those of the other pair where all have met.
+        // SAFETY: the accumulator is read while it is full, up to the N of its products, which is a multiple of a step.
+        // Its lanes belong to this quarter, the buffers to this warp alone, and each slot of an inbox has one sender.
+        // Nobody reads or writes stages any more: the products of both CTAs of the pair are complete, and after
+        // `sync::<FULL>` those of the other pair.
         unsafe {
             let (column, quantized, rows) = self.targets(tile, group);
             if lane_id() == 0 && steps > 0 {
@@ -382,7 +391,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
                     self.release(true);
                 }
                 let sent = |other: u32| Self::received(inbox + index * Self::INBOX_STEP + (other - 1) * SLOT_BYTES);
-                // A sum of two has no order.
+                // A sum of two numbers does not depend on their order.
                 let [this, other] = match (Sm100::<W, BLOCKS>::INSTANCE.halves, splits) {
                     (Halves::Rows, _) => [added(own, sent(1)), [0.0; N_STEP as usize]],
                     (Halves::Matrices, 1) => [own, sent(1)],
@@ -400,10 +409,10 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         }
     }
 
-    /// Sends this lane's sums of 8 tokens to the block whose number differs in these bits, of those that finish parts of the tile.
+    /// Sends this lane's sums of 8 tokens to the CTA whose index among the finishers differs in the bits of `other`.
     ///
     /// # Safety
-    /// As [`Self::store_last`], which calls it for each step with its part of the place.
+    /// The requirements of [`Self::store_last`], which calls this for each step with the step's part of the inbox.
     #[inline(always)]
     unsafe fn send_to(&self, other: u32, inbox: SharedAddress, [a, b, c, d, e, f, g, h]: [u32; N_STEP as usize]) {
         let block = (self.block.leader() + self.block.rank)
@@ -420,10 +429,10 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         }
     }
 
-    /// This lane's sums of 8 tokens in a slot.
+    /// Returns this lane's sums of 8 tokens in a slot.
     ///
     /// # Safety
-    /// The slot, whose bytes of this lane begin here, has been filled.
+    /// The slot is filled, and this lane's bytes begin at `slot`.
     #[inline(always)]
     unsafe fn received(slot: SharedAddress) -> [f32; N_STEP as usize] {
         // SAFETY: the slot was filled, and this lane's 32 bytes begin at `slot`, a multiple of 16.
@@ -431,10 +440,11 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         [a, b, c, d, e, f, g, h].map(f32::from_bits)
     }
 
-    /// Sends this lane's sums of what the other block finishes of a step, and returns those of what this block does.
+    /// Sends this lane's sums of the tokens of a step that the other CTA finishes, and returns its sums of the tokens
+    /// that this CTA finishes.
     ///
     /// # Safety
-    /// As [`Self::store_half`], which calls it for each step.
+    /// The requirements of [`Self::store_half`], which calls this for each step.
     #[inline(always)]
     unsafe fn send<const RANK: u32>(&mut self, token: u32) -> HalfStep {
         let accumulator = self.tmem.column(Sm100::<W, BLOCKS>::accumulator(self.accumulators.index(), 0)).column(token);
@@ -446,8 +456,9 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         for (index, own) in (0..).zip(&mut own) {
             let columns = [RANK, RANK ^ 1].map(|block| accumulator.column(block * HALF_STEP + index * N_STEP));
             let piece = |n: u32| lane_of_slot + (index * PIECES + n) * PIECE_BYTES;
-            // SAFETY: the accumulator is full. The other warp has emptied the slot: it has sent what this one has received last, and
-            // before that finished what the slot had. It ends when both blocks do.
+            // SAFETY: the accumulator is full. The other warp has emptied the slot: this warp has received a step that
+            // the other warp sent after it had finished the slot's previous content. The other CTA exits only together
+            // with this CTA.
             let sums = unsafe {
                 let [sums, [a, b, c, d, e, f, g, h]] = tcgen05_ld_32x32b_x8_twice(columns);
                 st_async_shared_cluster_v4_b32(piece(0), [a, b, c, d], barrier);
@@ -459,16 +470,17 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         own
     }
 
-    /// Waits for the other block's sums of the next step: this lane's.
+    /// Waits for the other CTA's sums of the next step, and returns this lane's sums.
     ///
     /// # Safety
-    /// As [`Self::send`].
+    /// The requirements of [`Self::store_half`], which calls this for each step after [`Self::send`].
     #[inline(always)]
     unsafe fn receive(&mut self) -> HalfStep {
         let (slot, parity) = (self.received % SLOTS, self.received / SLOTS % 2);
         let lane_of_slot = self.slots + slot * SLOT_BYTES + lane_id() * LANE_BYTES;
         self.received += 1;
-        // SAFETY: the slot's barrier, whose phase is the current one or the one before, since this warp waits for each.
+        // SAFETY: the slot's barrier is initialized. Its phase is the current or the preceding one, since this warp
+        // waits for each phase.
         unsafe {
             if lane_id() == 0 {
                 mbarrier_arrive_expect_tx(self.slot_barriers.nth(slot), SLOT_BYTES);
@@ -477,20 +489,20 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         }
         core::array::from_fn(|index| {
             let piece = |n: u32| lane_of_slot + (index as u32 * PIECES + n) * PIECE_BYTES;
-            // SAFETY: the slot is full.
+            // SAFETY: the slot is full after the wait, and this lane's pieces are inside of it.
             let [[a, b, c, d], [e, f, g, h]] = unsafe { [ld_shared_v4_b32(piece(0)), ld_shared_v4_b32(piece(1))] };
             [a, b, c, d, e, f, g, h].map(f32::from_bits)
         })
     }
 
-    /// Tells that this warp has read all that it reads of the accumulator. The next tile's MMAs may overwrite it while this one is
-    /// stored; behind the last tile the warp leaves.
+    /// Signals that this warp has read all that it needs of the accumulator. The next tile's MMAs may overwrite the
+    /// accumulator while this tile is stored. After the last tile, the warp leaves.
     ///
     /// # Safety
-    /// The whole warp calls it together, once for each tile.
+    /// The whole warp calls this together, once per tile.
     #[inline(always)]
     unsafe fn release(&self, is_last: bool) {
-        // SAFETY: the whole warp is here, and the barrier's phase lacks this warp's arrival.
+        // SAFETY: the whole warp is here, and the current phase of the barrier still expects this warp's arrival.
         unsafe {
             tcgen05_fence_before_thread_sync();
             if is_last {
@@ -504,7 +516,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         }
     }
 
-    /// Waits until all is stored and no copy reads the buffers any more.
+    /// Waits until all stores by tensor map are complete.
     #[inline(always)]
     pub fn finish(self) {
         if matches!(Sm100::<W, BLOCKS>::INSTANCE.store, Store::Tma) {
@@ -512,10 +524,10 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         }
     }
 
-    /// This lane's sums of 8 tokens of the tile, from `token` on.
+    /// Returns this lane's sums of 8 tokens of the tile, from `token` on.
     ///
     /// # Safety
-    /// The accumulator is full. The whole warp calls it together.
+    /// The accumulator is full. The whole warp calls this together.
     #[inline(always)]
     unsafe fn load_sums(&self, token: u32) -> Sums {
         let accumulator = |matrix| self.tmem.column(Sm100::<W, BLOCKS>::accumulator(self.accumulators.index(), matrix));
@@ -531,23 +543,24 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         sums.map(|sums| sums.map(f32::from_bits))
     }
 
-    /// A lane's values of 8 tokens as 16-bit numbers, two in a word. All values come before the first store, which the compiler moves
-    /// nothing across: they are long chains, and run beside each other.
+    /// Converts a lane's values of 8 tokens to 16-bit numbers, two per word. All values are computed before the first
+    /// store, because the compiler moves nothing across a store: they are long chains of instructions that run at the
+    /// same time.
     #[inline(always)]
     fn converted(&self, values: [f32; N_STEP as usize]) -> [u32; N_STEP as usize / 2] {
         core::array::from_fn(|pair| convert(self.block.work.output(), values[2 * pair], values[2 * pair + 1]))
     }
 
-    /// Writes a lane's values of 8 tokens to the buffer, where they are the tokens from `token` on and lie as in C.
+    /// Writes a lane's values of 8 tokens to the buffer, as its tokens from `token` on, in the layout of C.
     ///
     /// # Safety
-    /// The buffer has room for them, and no lane or copy reads it now.
+    /// The buffer has room for the tokens, and no lane or copy reads it now.
     #[inline(always)]
     unsafe fn stage(&self, token: u32, values: [f32; N_STEP as usize]) {
         let pairs = self.converted(values);
         for pair in 0..N_STEP / 2 {
             let address = self.buffers[0] + (token + 2 * pair) * TOKEN_BYTES + lane_id() * ELEMENT_BYTES;
-            // SAFETY: inside of the buffer, in this lane's own column.
+            // SAFETY: the addresses are inside of the buffer, in this lane's own column.
             unsafe {
                 st_shared_b16(address, pairs[pair as usize] as u16);
                 st_shared_b16(address + TOKEN_BYTES, (pairs[pair as usize] >> 16) as u16);
@@ -555,26 +568,26 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         }
     }
 
-    /// Where this lane stores of a tile.
+    /// Returns the places where this lane stores a tile.
     #[inline(always)]
     fn rows(&self, tile: &Tile, group: &Placed) -> Rows {
         let column = self.block.first_row(tile) + self.first_column + lane_id() % LANES_PER_TOKEN * ELEMENTS_PER_LANE;
         let element = u64::from(tile.first_token) * u64::from(group.n) + u64::from(column);
         Rows {
             column,
-            // N is a multiple of 8, so that a lane's columns are all inside or all outside.
+            // N is a multiple of 8, so a lane's columns are all inside or all outside.
             is_there: column < group.n,
             first: GlobalAddress::new(group.c) + element * u64::from(ELEMENT_BYTES),
             row_bytes: group.n * ELEMENT_BYTES,
         }
     }
 
-    /// Stores a lane's values of the tile's 8 tokens from `token` on. Each lane has a column of them; they pass through the buffer, and
-    /// four lanes store a token's 32 columns, 16 bytes each.
+    /// Stores a lane's values of the tile's 8 tokens from `token` on. Each lane has one column of them. They pass
+    /// through the buffer, and four lanes store a token's 32 columns, 16 bytes each.
     ///
     /// # Safety
-    /// No lane reads the buffer now. The whole warp calls it together; the contract holds of the tile, of which `rows` and `quantized`
-    /// are.
+    /// No lane reads the buffer now. The whole warp calls this together. `rows` and `quantized` belong to the tile, and
+    /// their addresses satisfy the contract of the kernel.
     #[inline(always)]
     unsafe fn store_lanes(
         &mut self,
@@ -585,7 +598,8 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         values: [f32; N_STEP as usize],
     ) {
         let token = token + lane_id() / LANES_PER_TOKEN;
-        // SAFETY: the lanes meet between writing and reading the buffer. What is stored lies inside of C and is this lane's.
+        // SAFETY: the lanes synchronize between writing and reading the buffer. The stored elements are inside of C,
+        // and no other lane writes them.
         unsafe {
             st_shared_v4_b32(self.buffers[0] + self.written, self.converted(values));
             sync_warp(ALL_LANES);
@@ -597,20 +611,21 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
                 quantized.store::<BLOCK_LANES, BLOCK_LANES, 4>(elements, token, rows.column);
             }
         }
-        // The next 8 tokens go to the other buffer, and need not wait until all lanes have read this one.
+        // The next 8 tokens use the other buffer, so they need not wait until all lanes have read this one.
         self.buffers.reverse();
     }
 
-    /// Stores the buffer as a box that starts at this token of the tile. Where the box has more tokens than the tile, they lie
-    /// outside of C, since only a group's last tile is not whole boxes.
+    /// Stores the buffer as a box that starts at this token of the tile. Tokens of the box past the tile are outside of
+    /// C, since only a group's last tile is not a multiple of boxes.
     ///
     /// # Safety
-    /// As [`Self::store_lanes`].
+    /// The whole warp calls this together, and has written the buffer. `group` is the tile's group, and its tensor map
+    /// of C satisfies the contract of the kernel.
     #[inline(always)]
     unsafe fn store_box(&mut self, tile: &Tile, group: &Placed, token: u32) {
         let column = self.block.first_row(tile) + self.first_column;
-        // SAFETY: the group's own map. All lanes have written the buffer before one of them copies it. The warp goes on when
-        // the other buffer, which is written next, has been read.
+        // SAFETY: the copy uses the group's own tensor map. All lanes have written the buffer before one of them copies
+        // it. The warp continues when the other buffer, which is written next, has been read.
         unsafe {
             fence_proxy_async_shared();
             sync_warp(ALL_LANES);
@@ -624,7 +639,8 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
                     let map = TensorMapAddress::new(group.c_map);
                     cp_async_bulk_tensor_2d_global_shared(map, at, self.buffers[0]);
                 }
-                // A group each time, even an empty one: then all but the newest group are those that read the other buffer.
+                // One group per call, even an empty one: then all groups but the newest are those that read the other
+                // buffer.
                 cp_async_bulk_commit_group();
                 cp_async_bulk_wait_group_read::<1>();
             }

@@ -1,4 +1,4 @@
-//! What a kernel of this design multiplies: where its tiles come from, and what becomes of their sums.
+//! Work of a kernel of this design: the source of its tiles, and the operation on their sums.
 
 use core::ops::Deref;
 
@@ -7,19 +7,19 @@ use crate::{
     tcgen05::gated_sm100::abi::{Group, Instance, N_STEP, Tile},
 };
 
-/// A lane's sums of 8 tokens, by matrix. The plain kernel has one matrix, and zeros in place of the other.
+/// A lane's sums of 8 tokens, per matrix. The plain kernel has one matrix, and zeros in place of the other.
 pub type Sums = [[f32; N_STEP as usize]; 2];
 
-/// A group, whose rows may be some of those that its tensor maps have.
+/// A group whose rows may be a part of the rows of its tensor maps.
 #[derive(Clone, Copy)]
 pub struct Placed {
-    /// The group.
+    /// Group.
     pub group: Group,
-    /// Its first token in the map of tokens.
+    /// First token of the group in the tensor map of tokens.
     pub token_row: u32,
-    /// Its first tile of tokens in the tokens' scales.
+    /// First tile of tokens of the group in the tokens' scales.
     pub token_tile: u32,
-    /// Its first row in each map of weights.
+    /// First row of the group in each tensor map of weights.
     pub weight_rows: [u32; 2],
 }
 
@@ -32,72 +32,73 @@ impl Deref for Placed {
     }
 }
 
-/// What the blocks of a launch compute, in an instance of the kernel.
+/// Computation of a launch's CTAs, for one instance of the kernel.
 pub trait Work: Copy {
-    /// How the kernel is built.
+    /// Instance that is compiled.
     const INSTANCE: Instance;
 
-    /// Whether tensor maps lie in global memory, and not in the parameter.
+    /// Whether tensor maps lie in global memory instead of the parameter.
     const MAPS_IN_MEMORY: bool;
 
-    /// Whether tiles may be asked for before [`Work::wait`].
+    /// Whether [`Work::tiles`] may be called before [`Work::wait`].
     const AT_ONCE: bool;
 
-    /// A group as the tiles' source has it: a copy, whose fields stay in registers.
+    /// Group in the form of the tiles' source: a copy, whose fields stay in registers.
     type Group: Copy;
 
-    /// A block's tiles, each with its group.
+    /// Tiles of a CTA, each with its group.
     type Tiles: Iterator<Item = (Tile, Self::Group)>;
 
-    /// What a lane knows of its column of C.
+    /// A lane's data of its column of C.
     type Column: Copy;
 
-    /// What it knows of 8 tokens.
+    /// A lane's data of 8 tokens.
     type Tokens: Copy;
 
-    /// Waits for grids before this one, where it may begin before they have ended.
+    /// Waits for earlier grids, if this grid may start before they have ended.
     fn wait();
 
-    /// The tiles from the one of index `next` on that are `stride` apart.
+    /// Returns every `stride`-th tile from index `next` on.
     ///
     /// # Safety
-    /// The contract of the kernel; grids before this one were waited for, unless tiles may be asked for [`AT_ONCE`](Self::AT_ONCE).
+    /// The contract of the kernel holds. Earlier grids were waited for ([`wait`](Self::wait)), unless
+    /// [`AT_ONCE`](Self::AT_ONCE).
     unsafe fn tiles(self, next: u32, stride: u32) -> Self::Tiles;
 
-    /// A group with its rows of the tensor maps.
+    /// Returns a group with its rows of the tensor maps.
     fn placed(group: Self::Group) -> Placed;
 
-    /// The format of C.
+    /// Format of C.
     fn output(self) -> u32;
 
-    /// Whether C is written as 16-bit numbers.
+    /// Whether C is written in 16-bit numbers.
     #[inline(always)]
     fn writes_bits16(self) -> bool {
         true
     }
 
-    /// Where a tile of C goes in NVFP4, if it does. Then its columns are a multiple of 16.
+    /// Returns the destination of a tile of C in NVFP4, if it has one. The tile's columns are then a multiple of 16.
     ///
     /// # Safety
-    /// As [`Work::tiles`]; the tile is one of them, and this its group.
+    /// The requirements of [`Work::tiles`]. The tile is one of these tiles, and `group` is its group.
     #[inline(always)]
     unsafe fn quantized(self, _tile: &Tile, _group: &Placed) -> QuantizedTile {
         QuantizedTile::NONE
     }
 
-    /// What a lane needs of a column of a tile's group, which may lie behind the last.
+    /// Returns a lane's data of a column of a tile's group. The column may be past the last one.
     ///
     /// # Safety
-    /// As [`Work::tiles`]; the tile is one of them.
+    /// The requirements of [`Work::tiles`]. The tile is one of these tiles.
     unsafe fn column(self, tile: &Tile, column: u32) -> Self::Column;
 
-    /// What it needs of the 8 tokens of a tile from this one on, of which some may lie behind the last.
+    /// Returns a lane's data of 8 tokens of a tile, from `token` on. Some of them may be past the last one.
     ///
     /// # Safety
-    /// As [`Work::column`].
+    /// The requirements of [`Work::column`].
     unsafe fn tokens(self, tile: &Tile, group: &Placed, token: u32) -> Self::Tokens;
 
-    /// What C has of a lane's sums.
+    /// Returns the values of C for a lane's sums.
     fn values(
         self,
         group: &Placed,

@@ -1,5 +1,5 @@
-//! The warps that load, by bulk copies: one takes weights as they lie in memory, one the tokens that the grid before has
-//! decoded.
+//! Warps that load by bulk copies: one loads weights in their layout in memory, the other one loads the tokens that the
+//! previous grid has decoded.
 
 use cuda_std::{
     global::GlobalAddress, griddepcontrol::griddepcontrol_wait, mbarrier::mbarrier_arrive_expect_tx,
@@ -15,18 +15,20 @@ use crate::{
 };
 
 impl<const INDEX: usize> Sm90<INDEX> {
-    /// Slabs of weights → stages. One thread.
+    /// Loads slabs of weights to stages. Runs in one thread.
     ///
-    /// Weights do not depend on the grid before, so that the first k-block is loaded at once. The rest is loaded after that grid
-    /// has ended, together with the tokens. Loaded earlier, so many weights would delay the tokens.
+    /// Weights do not depend on the previous grid, so the first k-block is loaded at once. The other k-blocks are
+    /// loaded after the previous grid has ended, together with the tokens. If they were loaded earlier, they would
+    /// delay the tokens.
     ///
     /// # Safety
-    /// The contract in this folder's `mod.rs`. The barriers have been initialized. One thread of the block calls it.
+    /// The contract in this folder's `mod.rs` holds, and the barriers are initialized. One thread of the CTA calls
+    /// this.
     #[inline(always)]
     pub(super) unsafe fn load_weights(mut tiles: Tiles, shared: SharedAddress) {
         let mut stages = Self::stages(shared);
-        // SAFETY: the group's own slabs. A stage is written while it is empty, and its full barrier expects the bytes of every
-        // copy.
+        // SAFETY: the copies read the group's own slabs. A stage is written while it is empty, and its full barrier
+        // expects the bytes of every copy.
         unsafe {
             loop {
                 let tile = tiles.read();
@@ -61,17 +63,18 @@ impl<const INDEX: usize> Sm90<INDEX> {
         }
     }
 
-    /// Decoded tokens → buffers, after the grid that decodes them has ended. One thread.
+    /// Loads decoded tokens to buffers, after the grid that decodes them has ended. Runs in one thread.
     ///
     /// # Safety
-    /// As [`Self::load_weights`].
+    /// The contract in this folder's `mod.rs` holds, and the barriers are initialized. One thread of the CTA calls
+    /// this.
     #[inline(always)]
     pub(super) unsafe fn load_tokens(mut tiles: Tiles, shared: SharedAddress) {
         let mut buffers = Self::buffers(shared);
-        // SAFETY: the group's decoded tokens, which are complete after the wait. A buffer is written while it is empty, and its
-        // full barrier expects the bytes of every copy.
+        // SAFETY: the copies read the group's decoded tokens, which are complete after the wait. A buffer is written
+        // while it is empty, and its full barrier expects the bytes of every copy.
         unsafe {
-            // Read before the wait: after it, the loads of weights would be in the way.
+            // Read before the wait: after the wait, the loads of weights would delay it.
             let mut tile = tiles.read();
             griddepcontrol_wait();
             loop {
@@ -85,7 +88,8 @@ impl<const INDEX: usize> Sm90<INDEX> {
                     buffers.wait_empty();
                     mbarrier_arrive_expect_tx(full, needed);
                     cp_async_bulk_shared_global(buffer, source, present, full);
-                    // Columns past the tile's tokens are multiplied too, but not written to C: any tokens will do for them.
+                    // Columns past the tile's tokens are multiplied too but not written to C, so any tokens can fill
+                    // them.
                     let mut filled = present;
                     while filled < needed {
                         cp_async_bulk_shared_global(buffer + filled, source, STRIP_BYTES, full);
@@ -102,8 +106,8 @@ impl<const INDEX: usize> Sm90<INDEX> {
         }
     }
 
-    /// Address of the slabs of a panel's `slab`-th rows, one k-block after the other. If these rows lie outside of the matrix,
-    /// it is the address of other rows: what becomes of them is not written to C.
+    /// Address of the slabs of a panel's `slab`-th rows; their k-blocks are in sequence. For rows outside of the matrix
+    /// it is the address of other rows, and the resulting columns are not written to C.
     #[inline(always)]
     fn slabs(tile: &Tile, panel: u32, slab: u32) -> GlobalAddress {
         let [gate, up] = tile.group.b;

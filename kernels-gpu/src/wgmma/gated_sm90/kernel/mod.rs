@@ -1,24 +1,25 @@
-//! How the Hopper kernel works.
+//! The Hopper kernel.
 //!
-//! Hopper has no FP4 unit, but f16 holds every e2m1 × e4m3 exactly ([`decode`](crate::decoding::decode)). A and B are swapped: weights lie on the
-//! tensor core's M, tokens on its N. All tiles of the same tokens need them decoded. So a small grid decodes the tokens once,
-//! to global memory, before the grid that multiplies ([`tokens`]). Where they are so few that this would take longer, each
-//! block decodes them for itself.
+//! Hopper has no FP4 unit, but f16 holds every e2m1 × e4m3 exactly ([`decode`](crate::decoding::decode)). A and B are
+//! swapped: weights are on the tensor core's M, tokens on its N. All tiles of the same tokens need these tokens
+//! decoded. So a small grid decodes the tokens once, to global memory, before the grid that multiplies ([`tokens`]).
+//! With so few tokens that this would take longer, each CTA decodes them itself.
 //!
-//! In the grid that multiplies, one warp loads weights as they are and one warp loads decoded tokens, both by bulk copies. Two
-//! or four warpgroups decode weights in registers, straight into the A fragments of `wgmma`, and multiply; each has 64 rows of
-//! both panels, in a narrow tile 32. Two warpgroups take turns (ping-pong): one multiplies while the other decodes. A block computes its tiles one
-//! after the other, and the warps that load are ahead by as much as the buffers hold.
+//! In the grid that multiplies, one warp loads weights and one warp loads decoded tokens, both by bulk copies. Two or
+//! four warpgroups decode weights in registers, directly to the A fragments of `wgmma`, and multiply. Each of them has
+//! 64 rows of both panels, or 32 in a narrow tile. Two warpgroups take turns (ping-pong): one multiplies while the
+//! other one decodes. A CTA computes its tiles in sequence, and the loading warps run ahead by as much as the buffers
+//! hold.
 //!
 //! ```text
-//! weights ─ a warp ─────────────────────▶ stages ──┐
-//! tokens ─ grid before ─▶ f16 ─ a warp ─▶ buffers ─┴─ warpgroups ─▶ C
+//! weights ─ a warp ───────────────────────▶ stages ──┐
+//! tokens ─ previous grid ─▶ f16 ─ a warp ─▶ buffers ─┴─ warpgroups ─▶ C
 //! ```
 //!
-//! The grid may begin while the one before still runs (programmatic dependent launch). The first k-block of weights is loaded
-//! at once; tokens and all other weights wait for the grid before to end.
+//! The grid may start while the previous grid still runs (programmatic dependent launch). The first k-block of weights
+//! is loaded at once. Tokens and all other weights are loaded after the previous grid has ended.
 //!
-//! A product may sum over K in any order. So A and B permute K alike ([`order`]), and no element is ever moved to another
+//! A product may sum over K in any order. So A and B permute K alike ([`order`]), and no element moves to another
 //! thread.
 
 mod load;
@@ -51,31 +52,31 @@ macro_rules! entries {
         /// One of [`INSTANCES`].
         ///
         /// # Safety
-        /// The contract in this folder's `mod.rs`.
+        /// The contract in this folder's `mod.rs` holds.
         #[kernel(threads = INSTANCES[Index::$entry as usize].threads(), min_blocks = 1)]
         pub unsafe fn $entry(launch: Launch) {
-            // SAFETY: the contract is this function's too.
+            // SAFETY: the caller guarantees the contract in this folder's `mod.rs`.
             unsafe { Sm90::<{ Index::$entry as usize }>::run::<{ INSTANCES[Index::$entry as usize].shape().parts() }>(launch) }
         }
     )*};
 }
 instances!(entries);
 
-/// The kernel as one of [`INSTANCES`].
+/// Kernel of the instance `INSTANCES[INDEX]`.
 struct Sm90<const INDEX: usize>;
 
 impl<const INDEX: usize> Sm90<INDEX> {
     const INSTANCE: Instance = INSTANCES[INDEX];
     const CHECK: () = assert!(Self::END == Self::INSTANCE.shared_bytes());
 
-    // The first warpgroup loads: its first warp weights, its second decoded tokens. Where the block decodes tokens itself, all
-    // but the first do that. The other warpgroups multiply.
+    // The first warpgroup loads: its first warp weights, its second warp decoded tokens. If the CTA decodes tokens
+    // itself, all its warps but the first decode. The other warpgroups multiply.
     const WEIGHT_WARP: u32 = 0;
     const TOKEN_WARP: u32 = 1;
     const CONSUMER_WARPS: u32 = Self::INSTANCE.consumers * WARPS;
 
-    // Shared memory: stages, buffers, barriers. These are offsets from its start, and inside of a stage from the stage's start.
-    // A slab lies at a multiple of 512, as its swizzle asks.
+    // Shared memory: stages, buffers, barriers. These are offsets from its start, and within a stage from the start of
+    // the stage. A slab lies at a multiple of 512, as its swizzle requires.
     const STAGE_BYTES: u32 = Self::INSTANCE.stage_bytes();
     const BUFFERS: u32 = Self::INSTANCE.stages * Self::STAGE_BYTES;
     const BUFFER_BYTES: u32 = Self::INSTANCE.shape().buffer_bytes();
@@ -88,28 +89,28 @@ impl<const INDEX: usize> Sm90<INDEX> {
         panel * Self::INSTANCE.panel_bytes()
     }
 
-    /// The stages of weights. One is full when the warp that loads and its copies have arrived, and empty when every warp that
-    /// multiplies has.
+    /// Stages of weights. A stage is full after the loading warp and its copies have arrived, and empty after every
+    /// warp that multiplies has arrived.
     fn stages(shared: SharedAddress) -> Ring {
         Ring::new(shared + Self::STAGE_BARRIERS, Self::INSTANCE.stages)
     }
 
-    /// The buffers of decoded tokens. They are full and empty as stages are.
+    /// Buffers of decoded tokens, full and empty like stages.
     fn buffers(shared: SharedAddress) -> Ring {
         Ring::new(shared + Self::BUFFER_BARRIERS, Self::INSTANCE.buffers)
     }
 
-    /// The address of the stage that a ring stands at.
+    /// Address of the current stage.
     fn stage(shared: SharedAddress, stages: Ring) -> SharedAddress {
         shared + stages.index() * Self::STAGE_BYTES
     }
 
-    /// The address of the buffer that a ring stands at.
+    /// Address of the current buffer of tokens.
     fn buffer(shared: SharedAddress, buffers: Ring) -> SharedAddress {
         shared + Self::BUFFERS + buffers.index() * Self::BUFFER_BYTES
     }
 
-    /// The barriers of turns.
+    /// Barriers of turns.
     fn turn_barriers(shared: SharedAddress) -> Mbarrier {
         Mbarrier::at(shared + Self::TURN_BARRIERS)
     }
@@ -117,14 +118,14 @@ impl<const INDEX: usize> Sm90<INDEX> {
     /// A thread's part of the kernel.
     ///
     /// # Safety
-    /// The contract in this folder's `mod.rs`.
+    /// The contract in this folder's `mod.rs` holds.
     #[inline(always)]
     unsafe fn run<const P: usize>(launch: Launch) {
         const { Self::CHECK };
         let shared = dynamic_shared_address();
-        // SAFETY: barriers have places of their own in shared memory, and are initialized before any thread passes
-        // `sync_threads`. Every thread of the block takes part in what the block does together, and every thread of a
-        // warpgroup in what the warpgroup does together; each role is one thread's, one warp's or one warpgroup's.
+        // SAFETY: the barriers have their own places in shared memory, and are initialized before any thread passes
+        // `sync_threads`. Every thread of the CTA takes part in the CTA's collective operations, and every thread of a
+        // warpgroup in the warpgroup's. Each role belongs to one thread, one warp or one warpgroup.
         unsafe {
             let tiles = Tiles::new(launch);
             if thread::thread_idx_x() == 0 {
@@ -136,7 +137,7 @@ impl<const INDEX: usize> Sm90<INDEX> {
                 fence_mbarrier_init();
             }
             thread::sync_threads();
-            // The same value in all lanes; through the shuffle the compiler knows that it is.
+            // The value is the same in all lanes; the shuffle shows this to the compiler.
             let (warp, _) = warp_shuffle_idx(ALL_LANES, thread::thread_idx_x() / WARP_SIZE, 0, WARP_SIZE);
             if warp < WARPS {
                 give_registers(Self::INSTANCE.shape());
@@ -157,41 +158,43 @@ impl<const INDEX: usize> Sm90<INDEX> {
     }
 }
 
-/// This block's tiles.
+/// Tiles of this CTA.
 ///
-/// It is a cursor, not an iterator: a role that needs something of a tile both before and after its k-blocks reads it twice,
-/// which is cheaper than the registers to keep it in.
+/// This is a cursor instead of an iterator: a role that needs a tile both before and after its k-blocks reads the tile
+/// twice, which is cheaper than keeping it in registers.
 struct Tiles {
     /// Address of the array.
     tiles: u64,
-    /// The current tile's place in it.
+    /// Index of the current tile in the array.
     index: u32,
 }
 
 impl Tiles {
-    /// At the block's first tile, which is prefetched.
+    /// Returns the cursor at the CTA's first tile, and prefetches the tile.
     ///
     /// # Safety
-    /// The contract: the array has a tile for every block, and each tile's `next` is 0 or the place of another.
+    /// The array has a tile for every CTA, and each tile's `next` is 0 or the index of another tile. Nobody writes the
+    /// array while the kernel runs.
     #[inline(always)]
     unsafe fn new(launch: Launch) -> Self {
         let this = Self { tiles: launch.tiles, index: thread::block_idx_x() };
-        // SAFETY: the array has a tile for every block.
+        // SAFETY: the array has a tile for every CTA.
         unsafe { this.prefetch(this.index) };
         this
     }
 
-    /// The current tile.
+    /// Reads the current tile.
     ///
     /// # Safety
-    /// [`Self::advance`] has not returned false.
+    /// [`Self::advance`] has not returned `false`.
     #[inline(always)]
     unsafe fn read(&self) -> Tile {
-        // SAFETY: inside of the array, as `new` has been promised; it does not change while the kernel runs.
+        // SAFETY: the index is inside the array, and nobody writes the array while the kernel runs: the caller of `new`
+        // guarantees both.
         unsafe { *(self.tiles as *const Tile).add(self.index as usize) }
     }
 
-    /// Goes on to the tile that is [`Tile::next`] of the current one. Returns whether there is one.
+    /// Advances to the tile `next`, the [`Tile::next`] of the current tile. Returns whether there is one.
     #[inline(always)]
     const fn advance(&mut self, next: u32) -> bool {
         self.index = next;
@@ -205,7 +208,7 @@ impl Tiles {
     #[inline(always)]
     unsafe fn prefetch(&self, index: u32) {
         let tile = GlobalAddress::new(self.tiles) + u64::from(index) * size_of::<Tile>() as u64;
-        // SAFETY: the first and the last byte of a tile of the array.
+        // SAFETY: the caller guarantees that the array has this tile; the addresses are its first and its last byte.
         unsafe {
             prefetch_l1(tile);
             prefetch_l1(tile + (size_of::<Tile>() as u64 - 1));
@@ -214,7 +217,7 @@ impl Tiles {
 }
 
 impl Tile {
-    /// Which half of its slabs' rows a narrow tile has.
+    /// Index of the half of its slabs' rows that a narrow tile uses.
     #[inline(always)]
     const fn half_of_slab(&self) -> u32 {
         self.first_column % SLAB_ROWS / (SLAB_ROWS / 2)
@@ -222,7 +225,7 @@ impl Tile {
 }
 
 impl Group {
-    /// The k-blocks of a tile.
+    /// Number of k-blocks of a tile.
     #[inline(always)]
     const fn k_blocks(&self) -> u32 {
         self.k.div_ceil(K_BLOCK)

@@ -1,5 +1,6 @@
-//! The warpgroups that multiply: stages of weights × buffers of tokens → C. The main loop and the epilogue are those of
-//! [`sm90`](crate::decoding); here stands how weights lie in a stage.
+//! Warpgroups that multiply stages of weights by buffers of tokens and write C. The mainloop is in
+//! [`Consumer`](crate::wgmma::Consumer), the epilogue in [`decoding`](crate::decoding). This file defines the layout of
+//! weights in a stage.
 
 use core::marker::PhantomData;
 
@@ -27,18 +28,19 @@ use crate::{
 };
 
 impl<const INDEX: usize> Sm90<INDEX> {
-    /// Multiplies and writes the block's tiles. One warpgroup, the `consumer`-th of those that multiply.
+    /// Multiplies and writes the CTA's tiles. Runs in one warpgroup, the `consumer`-th that multiplies.
     ///
     /// # Safety
-    /// The contract in this folder's `mod.rs`. The barriers have been initialized. The whole warpgroup calls it together, and
-    /// so does every other one that multiplies, with its own number.
+    /// The contract in this folder's `mod.rs` holds, and the barriers are initialized. The whole warpgroup calls this
+    /// together. Every other warpgroup that multiplies calls it with its own number.
     #[inline(always)]
     pub(super) unsafe fn multiply<const P: usize>(output: u32, mut tiles: Tiles, shared: SharedAddress, consumer: u32) {
         let (stages, buffers) = (Self::stages(shared), Self::buffers(shared));
         let kind: Slabs<INDEX> = Slabs { half_of_slab: 0 };
         let mut consumer: Consumer<_, P> =
             Consumer::new(kind, shared, consumer, stages, buffers, Self::turn_barriers(shared));
-        // SAFETY: the whole warpgroup is here and takes the same way. The tile is the block's.
+        // SAFETY: the whole warpgroup is here and follows the same path. The barriers are initialized, and only this
+        // CTA has this tile. `read` is called before `advance` returns `false`.
         unsafe {
             loop {
                 let tile = tiles.read();
@@ -71,21 +73,21 @@ impl<const INDEX: usize> Sm90<INDEX> {
     }
 }
 
-/// A thread's words of two rows of a stage's panel, and the scales of these words.
+/// A thread's words of two rows of a stage's panel, and their scales.
 #[derive(Clone, Copy)]
 pub(super) struct Rows {
     words: [[u32; LANE_WORDS as usize]; 2],
     scales: [Scales; 2],
 }
 
-/// A stage that holds slabs.
+/// Layout of a stage of slabs.
 struct Slabs<const INDEX: usize> {
-    /// Which half of its slabs' rows a narrow tile has.
+    /// Index of the half of its slabs' rows that a narrow tile uses.
     half_of_slab: u32,
 }
 
 impl<const INDEX: usize> Slabs<INDEX> {
-    /// Which rows of panels are a thread's.
+    /// Rows of panels that a thread has.
     #[inline(always)]
     const fn rows_of(fragment: &Fragment) -> Fragment {
         if Sm90::<INDEX>::INSTANCE.narrow { fragment.narrow() } else { *fragment }
@@ -100,7 +102,7 @@ impl<const INDEX: usize, const P: usize> Written<P> for Slabs<INDEX> {
 }
 
 impl<const INDEX: usize, const P: usize> Kind<P> for Slabs<INDEX> {
-    // Where threads decode tokens to the buffers, they make the fence.
+    // Threads that decode tokens to the buffers execute the fence themselves.
     const COPIED_BY_THREADS: bool = false;
     type Number = wgmma::F16;
     type Part = Rows;
@@ -120,10 +122,10 @@ impl<const INDEX: usize, const P: usize> Kind<P> for Slabs<INDEX> {
         let panels = [0, 1].map(|panel| stage + Sm90::<INDEX>::panel(panel));
         let rows = Self::rows_of(fragment).rows;
         let lane = fragment.lane;
-        // SAFETY: the panels of the stage, which is full.
+        // SAFETY: the addresses are the panels of the stage, and the caller guarantees that the stage is full.
         unsafe {
             core::array::from_fn(|part| {
-                // In a narrow tile a thread has a row of both panels.
+                // In a narrow tile, a thread has one row of each panel.
                 let of_panels = if P == 1 { panels } else { [panels[part]; 2] };
                 Rows::load::<INDEX>(of_panels, rows, lane, self.half_of_slab)
             })
@@ -139,7 +141,7 @@ impl<const INDEX: usize, const P: usize> Kind<P> for Slabs<INDEX> {
 }
 
 impl Rows {
-    /// Loads a lane's words of each of two rows, of the panel at the address of the same index.
+    /// Loads a lane's words of two rows, each from the panel with the same index.
     ///
     /// # Safety
     /// The panels' stage is full.
@@ -152,9 +154,10 @@ impl Rows {
     ) -> Self {
         let instance = Sm90::<INDEX>::INSTANCE;
         let slab = |index: usize| panels[index] + rows[index] / SLAB_ROWS * SLAB_BYTES;
-        // Narrow panels have all of their slabs' scales.
+        // Narrow panels have all scales of their slabs.
         let first_row = if instance.narrow { half_of_slab * (SLAB_ROWS / 2) } else { 0 };
-        // SAFETY: inside of the panels, which are full; a slab lies at a multiple of 16.
+        // SAFETY: the addresses are inside the panels, and the caller guarantees that their stage is full; a slab lies
+        // at a multiple of 16.
         unsafe {
             Self {
                 words: [0, 1].map(|row| ld_shared_v4_b32(slab(row) + lane_offset(rows[row] % SLAB_ROWS, lane))),

@@ -1,7 +1,7 @@
-//! Packed tokens → f16, in strips as `wgmma` reads its B.
+//! Decodes packed tokens to f16, in strips that `wgmma` reads as B.
 //!
-//! A grid of its own decodes tokens to global memory, once for all tiles that multiply them. Where they are few, each block that
-//! multiplies them decodes them to its buffers instead.
+//! A separate grid decodes tokens to global memory, once for all tiles that multiply them. With few tokens, each CTA
+//! that multiplies them decodes them to its own buffers instead.
 
 use core::hint::assert_unchecked;
 
@@ -36,25 +36,25 @@ use crate::{
 /// Elements of a lane's words.
 const LANE_ELEMENTS: u32 = LANE_WORDS * WORD_ELEMENTS;
 
-/// Words of a lane that share a scale.
+/// Number of words of a lane that share a scale.
 const SCALE_WORDS: u32 = 2;
 
 const _: () = assert!(CORE_MATRIX_ROWS * LANE_WORDS == WARP_SIZE && SCALE_WORDS * 2 == LANE_WORDS);
-const _: () = assert!(K_BLOCK_SCALE_TILES * 2 == ROW_LANES, "a tile of scales is that of two lanes' words");
+const _: () = assert!(K_BLOCK_SCALE_TILES * 2 == ROW_LANES, "a tile of scales must belong to the words of two lanes");
 
 /// Decodes the tokens of every group of an array of [`Tokens`].
 ///
-/// One launch has as many blocks as the groups together ([`Tokens::blocks`]), of [`Tokens::THREADS`] threads. The grid that
-/// multiplies may begin as soon as every block of this one runs.
+/// One launch has the sum of all groups' [`Tokens::blocks`] CTAs, with [`Tokens::THREADS`] threads each. The grid that
+/// multiplies may start as soon as every CTA of this grid runs.
 ///
 /// # Safety
-/// `launch` is as its fields say, and so is each [`Tokens`]. Nobody writes values or scales meanwhile, and nobody else accesses
-/// the decoded tokens before this grid has ended. Scales are finite and have no sign.
+/// `launch` and each [`Tokens`] satisfy their fields' documentation. Nobody writes values or scales while the kernel
+/// runs, and nobody else accesses the decoded tokens before this grid has ended. Scales are finite and have no sign.
 #[kernel(threads = Tokens::THREADS)]
 pub unsafe fn tokens_sm90(launch: TokensLaunch) {
     griddepcontrol_launch_dependents();
     let (block, warp) = (thread::block_idx_x(), thread::thread_idx_x() / WARP_SIZE);
-    // SAFETY: whole warps come here. The group is one of the array, and the strip is this warp's alone.
+    // SAFETY: whole warps reach this point. The group is in the array, and the strip belongs to this warp alone.
     unsafe {
         let group = find_group(launch, block);
         let (rows, k_blocks) = (group.m.div_ceil(CORE_MATRIX_ROWS), group.k.div_ceil(K_BLOCK));
@@ -72,13 +72,13 @@ pub unsafe fn tokens_sm90(launch: TokensLaunch) {
     }
 }
 
-/// The group that a block belongs to: the last one whose first block is not after it.
+/// Returns the group of a CTA: the last group whose first CTA is at or before it.
 ///
-/// Every lane reads a group, and reads all of it, so that the warp waits for memory once. If there are more groups than
-/// lanes, they first read groups at some distance from each other.
+/// Every lane reads a whole group, so the warp waits for memory once. If there are more groups than lanes, the lanes
+/// first read groups at a distance from each other.
 ///
 /// # Safety
-/// `launch` is as its fields say. The whole warp calls it together, with a block of the grid.
+/// `launch` satisfies its fields' documentation. The whole warp calls this together, and `block` is a CTA of the grid.
 #[inline(always)]
 unsafe fn find_group(launch: TokensLaunch, block: u32) -> Tokens {
     let groups = launch.groups as *const Tokens;
@@ -86,8 +86,8 @@ unsafe fn find_group(launch: TokensLaunch, block: u32) -> Tokens {
     while distance * WARP_SIZE < launch.group_count {
         distance *= WARP_SIZE;
     }
-    // SAFETY: indices below `group_count`, of an array that does not change while the kernel runs. The whole warp takes the
-    // same way. The group at `first` has begun, so that some lane votes.
+    // SAFETY: the indices are below `group_count`, and nobody writes the array while the kernel runs. The whole warp
+    // follows the same path. The group at `first` begins at or before the CTA, so at least one lane votes.
     unsafe {
         loop {
             let index = first + lane_id() * distance;
@@ -103,10 +103,10 @@ unsafe fn find_group(launch: TokensLaunch, block: u32) -> Tokens {
     }
 }
 
-/// The group that this lane of the warp has.
+/// Returns the group that lane `lane` of the warp holds.
 ///
 /// # Safety
-/// The whole warp calls it together, with the same lane.
+/// The whole warp calls this together, with the same `lane`.
 #[inline(always)]
 unsafe fn from_lane(group: Tokens, lane: u32) -> Tokens {
     // SAFETY: the caller guarantees that all 32 lanes execute the shuffles together.
@@ -124,19 +124,20 @@ unsafe fn from_lane(group: Tokens, lane: u32) -> Tokens {
 }
 
 impl<const INDEX: usize> Sm90<INDEX> {
-    /// Packed tokens → buffers, by all warps of the warpgroup that loads but the first. The warps take k-blocks in turn, so that
-    /// they do not wait for each other's loads.
+    /// Decodes packed tokens to buffers. Runs in all warps of the loading warpgroup but the first. The warps take
+    /// k-blocks in turn, so they do not wait for each other's loads.
     ///
     /// # Safety
-    /// The contract in this folder's `mod.rs`. The barriers have been initialized. All of these warps call it, each with its
-    /// number in the block.
+    /// The contract in this folder's `mod.rs` holds, and the barriers are initialized. All these warps call this, each
+    /// one with its index in the CTA.
     #[inline(always)]
     pub(super) unsafe fn decode_tokens(mut tiles: Tiles, shared: SharedAddress, warp: u32) {
         const TOKEN_WARPS: u32 = WARPS - 1;
         let mut buffers = Self::buffers(shared);
-        // How many k-blocks from now this warp's next one is.
+        // Number of k-blocks until this warp's next one.
         let mut others = warp - 1;
-        // SAFETY: the group's tokens. A buffer is written while it is empty, and each place of it by one thread.
+        // SAFETY: the values and scales are the group's own. A buffer is written while it is empty, and each of its
+        // places by one thread.
         unsafe {
             loop {
                 let tile = tiles.read();
@@ -146,7 +147,7 @@ impl<const INDEX: usize> Sm90<INDEX> {
                         others = TOKEN_WARPS;
                         let buffer = Self::buffer(shared, buffers);
                         for strip in 0..strips {
-                            // Read again for each strip, since registers are few.
+                            // Read again for each strip, to save registers.
                             let Tile { group, first_token, .. } = tiles.read();
                             let Group { tokens: values, token_scales: scales, m, k, .. } = group;
                             let row = first_token / CORE_MATRIX_ROWS + strip;
@@ -155,7 +156,7 @@ impl<const INDEX: usize> Sm90<INDEX> {
                             let target = buffer + strip * STRIP_BYTES;
                             part.store(|offset, words| st_shared_v4_b32(target + offset, words));
                         }
-                        // wgmma reads B through the asynchronous proxy.
+                        // `wgmma` reads B through the asynchronous proxy.
                         fence_proxy_async_shared();
                         sync_warp(ALL_LANES);
                         if lane_id() == 0 {
@@ -173,7 +174,7 @@ impl<const INDEX: usize> Sm90<INDEX> {
     }
 }
 
-/// The packed tokens of a group.
+/// Packed tokens of a group.
 #[derive(Clone, Copy)]
 struct Packed {
     values: GlobalAddress,
@@ -182,31 +183,32 @@ struct Packed {
     k: u32,
 }
 
-/// A thread's part of a strip: of one token, a row of each core matrix that the words of this index decode to, a word from
-/// each lane of a row. The eight lanes of a quarter warp have eight tokens, whose rows lie side by side.
+/// A thread's part of a strip, for one token: one row of each core matrix that the words with this index decode to,
+/// with one word from each lane of a row. The eight lanes of a quarter warp have eight tokens, whose rows lie side by
+/// side.
 struct StripPart([[u32; WORD_PAIRS]; ROW_LANES as usize]);
 
 impl Packed {
-    /// `m` tokens of `k` elements, whose values and scales lie at these addresses as [`Tokens`] says.
+    /// Returns `m` tokens of `k` elements, with values and scales at these addresses in the layout of [`Tokens`].
     #[inline(always)]
     fn new(values: u64, scales: u64, m: u32, k: u32) -> Self {
         Self { values: GlobalAddress::new(values), scales: GlobalAddress::new(scales), m, k }
     }
 
-    /// Decodes this thread's part of a strip: a k-block of the `row`-th eight tokens. Past the last token it is the last one's
-    /// again.
+    /// Decodes this thread's part of a strip: one k-block of the `row`-th eight tokens. The last token is repeated in
+    /// places past the last one.
     ///
     /// # Safety
-    /// The tokens lie there and nobody writes them. The k-block is not past K.
+    /// The tokens at the addresses are valid, and nobody writes them. The k-block begins before the end of K.
     #[inline(always)]
     unsafe fn decode(self, row: u32, k_block: u32) -> StripPart {
         let Self { values, scales, m, k } = self;
         let (token, word) = (lane_id() % CORE_MATRIX_ROWS, lane_id() / CORE_MATRIX_ROWS);
         let token = (row * CORE_MATRIX_ROWS + token).min(m - 1);
         let values = values + u64::from(token) * u64::from(k / 2) + u64::from(k_block * K_BLOCK_BYTES + word * 4);
-        // Four scales make a word. Of each lane's two, bytes 0 and 2 scale the first words, bytes 1 and 3 the last.
+        // A word has four scales, two per lane: bytes 0 and 2 scale the first words, bytes 1 and 3 the last words.
         let selector = if word < SCALE_WORDS { 0x20 } else { 0x31 };
-        // SAFETY: words of the token and of its scales, or not loaded where K ends before.
+        // SAFETY: the loads read words of the token and of its scales. The predicate disables them past the end of K.
         unsafe {
             let codes: [u32; ROW_LANES as usize] = core::array::from_fn(|lane| {
                 let lane = lane as u32;

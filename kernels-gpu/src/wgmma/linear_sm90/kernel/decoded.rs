@@ -1,8 +1,10 @@
-//! Weights decoded to shared memory: warpgroups decode k-blocks in turn, and another one multiplies, a k-block ahead of what is
-//! complete. Of a warpgroup that decodes in registers, decoding and products follow one another; where there are few tiles, that is what
-//! a tile takes. Here reading both operands from shared memory is, and handing buffers over.
+//! Weights decoded to shared memory: warpgroups decode k-blocks in turn, and another warpgroup multiplies, one k-block
+//! ahead of the completed products. A warpgroup that decodes in registers alternates between decoding and products, and
+//! with few tiles their sum is the time of a tile. Here the time of a tile is the time to read both operands from
+//! shared memory and to hand over buffers.
 //!
-//! Decoded weights lie in core matrices of 8 rows × 16 bytes: those of the panel's rows one behind the other, then the next 8 columns.
+//! Decoded weights lie in core matrices of 8 rows × 16 bytes: first the core matrices of all the panel's rows, then
+//! those of the next 8 columns.
 
 use cuda_std::{
     fence::fence_proxy_async_shared,
@@ -29,7 +31,7 @@ use crate::{
 /// Bytes between core matrices that are neighbors along K.
 const ALONG_K: u32 = PANEL_ROWS / CORE_MATRIX_ROWS * CORE_MATRIX_BYTES;
 
-/// Bytes of what a product takes of a buffer.
+/// Bytes of a buffer that one product reads.
 const PRODUCT_BYTES: u32 = 2 * ALONG_K;
 const PRODUCTS: u32 = K_BLOCK / wgmma::K;
 const _: () = assert!(PRODUCTS * PRODUCT_BYTES == DECODED_BYTES);
@@ -38,31 +40,33 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
 where
     Packed<BF16>: Decode,
 {
-    /// The address of the decoded weights that go with the buffer of tokens that a ring stands at.
+    /// Address of the decoded weights that belong to the current buffer of tokens.
     fn decoded_buffer(&self, buffers: Ring) -> SharedAddress {
         self.shared + Self::DECODED + buffers.index() * DECODED_BYTES
     }
 
-    /// Decodes every n-th k-block of the block's tiles, from the `decoder`-th on. One warpgroup.
+    /// Decodes every n-th k-block of the CTA's tiles, from the `decoder`-th k-block on. Runs in one warpgroup.
     ///
     /// # Safety
-    /// The contract in `linear_sm90/mod.rs`. The barriers have been initialized. The whole warpgroup calls it together, and every other
-    /// one that decodes with its own number.
+    /// The contract in `linear_sm90/mod.rs` holds, and the barriers are initialized. The whole warpgroup calls this
+    /// together. Every other warpgroup that decodes calls it with its own number.
     #[inline(always)]
     pub(super) unsafe fn decode(&self, decoder: u32) {
         let warp = thread::thread_idx_x() / WARP_SIZE % WARPS;
         let fragment = Fragment::of(lane_id(), warp);
         let kind: Panels<INDEX, BF16, P> = Panels::new(&fragment);
         let (mut stages, mut buffers, mut tiles) = (self.stages(), self.buffers(), self.tiles());
-        // The lane's row of a warp's four core matrices of a product: the second is 8 rows on, the third 8 columns.
+        // Row of this lane in a warp's four core matrices of a product: the second matrix is 8 rows further, the third
+        // 8 columns.
         let (matrix, row) = (lane_id() / CORE_MATRIX_ROWS, lane_id() % CORE_MATRIX_ROWS);
         let place = (2 * warp + matrix % 2) * CORE_MATRIX_BYTES + matrix / 2 * ALONG_K + row * 16;
         let mut turn = 0;
         while self.next(&mut tiles).is_some() {
             for k_block in 0..k_blocks(self.launch.k) {
                 if turn == decoder {
-                    // SAFETY: the stage is read after it is full and before this warp says that it is empty; the buffer is written
-                    // while it is empty. A warp stores whole core matrices of its own.
+                    // SAFETY: the barriers are initialized. The stage is read after it is full and before this warp
+                    // arrives at its empty barrier; the buffer is written while it is empty. Each warp stores its own
+                    // core matrices of the buffer, 512 bytes per store.
                     unsafe {
                         stages.wait_full();
                         let parts = kind.load(Self::stage(self.shared, stages), &fragment, k_block);
@@ -74,7 +78,8 @@ where
                             stmatrix_x4_b16(of_word, products[0]);
                             stmatrix_x4_b16(of_word + PRODUCT_BYTES, products[1]);
                         }
-                        // `wgmma` reads the buffer through the asynchronous proxy, and bulk copies overwrite the stage through it.
+                        // `wgmma` reads the buffer through the asynchronous proxy, and bulk copies overwrite the stage
+                        // through it.
                         fence_proxy_async_shared();
                         fragment.arrive(buffers.full());
                         fragment.arrive(stages.empty());
@@ -87,17 +92,20 @@ where
         }
     }
 
-    /// Multiplies what others decode, and writes the block's tiles. One warpgroup, the first behind the one that loads.
+    /// Multiplies the weights that other warpgroups decode, and writes the CTA's tiles. Runs in one warpgroup, the
+    /// first one after the loading warpgroup.
     ///
     /// # Safety
-    /// As [`Self::decode`].
+    /// The contract in `linear_sm90/mod.rs` holds, and the barriers are initialized. The whole warpgroup calls this
+    /// together.
     #[inline(always)]
     pub(super) unsafe fn multiply_decoded(&self) {
         let (mut tiles, mut buffers) = (self.tiles(), self.buffers());
         let fragment = Fragment::new(0);
         while let Some(tile) = self.next(&mut tiles) {
             self.fetch_ahead(&tile, &fragment);
-            // SAFETY: the whole warpgroup is here and takes the same way. The tile is the block's.
+            // SAFETY: the whole warpgroup is here and follows the same path. The barriers are initialized, and only
+            // this CTA has this tile.
             unsafe {
                 let sums = self.sum_tile(tile.tokens, &fragment, &mut buffers);
                 self.write(&tile, sums);
@@ -105,10 +113,11 @@ where
         }
     }
 
-    /// The sums of all products of a tile of so many tokens.
+    /// Returns the sums of all products of a tile of `tokens` tokens.
     ///
     /// # Safety
-    /// As [`Self::decode`]; for each of the block's tiles in order, with not more tokens than the instance's.
+    /// The requirements of [`Self::multiply_decoded`]. The warpgroup calls this for each of the CTA's tiles in order.
+    /// `tokens` is at most the instance's number of tokens per tile.
     #[inline(always)]
     unsafe fn sum_tile(&self, tokens: u32, fragment: &Fragment, buffers: &mut Ring) -> Sums<P> {
         let n = Self::INSTANCE.shape().mma_n(tokens);
@@ -122,21 +131,23 @@ where
             )*};
         }
         main_loops!(8 16 24 32 40 48 56 64 72 80 88 96 104 112 120 128);
-        // SAFETY: a tile has no more tokens than its shape.
+        // SAFETY: a tile has at most the shape's number of tokens, and the list above has the N of each number up to
+        // this one.
         unsafe { core::hint::unreachable_unchecked() }
     }
 
-    /// The main loop: the sums of all products of a tile.
+    /// Mainloop: returns the sums of all products of a tile.
     ///
     /// # Safety
-    /// As [`Self::sum_tile`].
+    /// The requirements of [`Self::sum_tile`].
     #[inline(always)]
     unsafe fn sum<const REGISTERS: usize>(&self, fragment: &Fragment, buffers: &mut Ring) -> [[f32; REGISTERS]; P]
     where
         [f32; REGISTERS]: MmaAsync,
     {
         let mut sums = [[0.0; REGISTERS]; P];
-        // SAFETY: the whole warpgroup is here. Buffers are read while they are full, and released when their products are complete.
+        // SAFETY: the whole warpgroup is here, and the barriers are initialized. Buffers are read while they are full,
+        // and released when their products are complete.
         unsafe {
             let mut before: Option<Mbarrier> = None;
             for _ in 0..k_blocks(self.launch.k) {

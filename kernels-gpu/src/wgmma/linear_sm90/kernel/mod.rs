@@ -1,8 +1,9 @@
-//! How a linear layer works on Hopper.
+//! Kernel of a linear layer on Hopper.
 //!
-//! A block computes every n-th tile of C. Its first warp loads weights, a bulk copy a panel, and another warp loads tokens, by tensor
-//! copies that leave them as `wgmma` reads its B. Two warpgroups take turns to decode weights in registers and to multiply
-//! ([`sm90`](crate::decoding)); for few tiles, some decode to shared memory and another one multiplies ([`decoded`]).
+//! A CTA computes every n-th tile of C. Its first warp loads weights, one bulk copy per panel. Its second warp loads
+//! tokens by tensor copies, in the layout in which `wgmma` reads B. Two warpgroups take turns: one decodes weights in
+//! registers while the other one multiplies ([`decoding`](crate::decoding)). For few tiles, some warpgroups decode to
+//! shared memory and another one multiplies ([`decoded`]).
 //!
 //! ```text
 //! weights ─ a warp ──────▶ stages ──┐
@@ -45,12 +46,12 @@ macro_rules! entries {
         /// One of [`INSTANCES`].
         ///
         /// # Safety
-        /// The contract in this folder's `mod.rs`.
+        /// The contract in this folder's `mod.rs` holds.
         #[kernel(threads = INSTANCES[Index::$entry as usize].threads(), min_blocks = 1)]
         pub unsafe fn $entry(launch: Launch) {
             const INSTANCE: Instance = INSTANCES[Index::$entry as usize];
             const IS_BF16: bool = matches!(INSTANCE.operand_type, OperandType::Bf16);
-            // SAFETY: the contract is this function's too.
+            // SAFETY: the caller guarantees the contract in this folder's `mod.rs`.
             unsafe {
                 let token_map = tensor_map_of_parameter!($entry);
                 Linear::<{ Index::$entry as usize }, IS_BF16, { INSTANCE.shape().parts() }>::run::<{ INSTANCE.shape().rounds() }>(launch, token_map);
@@ -60,7 +61,7 @@ macro_rules! entries {
 }
 instances!(entries);
 
-/// The kernel as one of [`INSTANCES`], whose tokens are bf16 or f16, and whose threads have `P` parts of a stage.
+/// Kernel of the instance `INSTANCES[INDEX]`, with bf16 or f16 tokens and `P` parts of a stage per thread.
 struct Linear<const INDEX: usize, const BF16: bool, const P: usize> {
     launch: Launch,
     token_map: TensorMapAddress,
@@ -71,12 +72,13 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
     const INSTANCE: Instance = INSTANCES[INDEX];
     const CHECK: () = assert!(Self::END == Self::INSTANCE.shared_bytes());
 
-    // The first warpgroup loads: a warp weights, another tokens. The other warpgroups multiply.
+    // The first warpgroup loads: one warp weights, another warp tokens. The other warpgroups multiply.
     const WEIGHT_WARP: u32 = 0;
     const TOKEN_WARP: u32 = 1;
     const CONSUMER_WARPS: u32 = Self::INSTANCE.consumers * WARPS;
 
-    // Offsets from the start of shared memory. Buffers come first: the swizzle's pattern begins at multiples of 1024.
+    // Offsets from the start of shared memory. Buffers come first, because the pattern of the swizzle begins at
+    // multiples of 1024.
     const DECODED: u32 = Self::INSTANCE.buffers * Self::INSTANCE.shape().buffer_bytes();
     const STAGES: u32 = Self::DECODED + Self::INSTANCE.decoded_bytes();
     const STAGE_BARRIERS: u32 = Self::STAGES + Self::INSTANCE.stages * Self::INSTANCE.stage_bytes();
@@ -84,29 +86,29 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
     const TURN_BARRIERS: u32 = Self::BUFFER_BARRIERS + ring_bytes(Self::INSTANCE.buffers);
     const END: u32 = Self::TURN_BARRIERS + TURN_BARRIERS * MBARRIER_BYTES;
 
-    /// The stages of weights. One is full when the warp that loads and its copies have arrived, and empty when every warp that
-    /// multiplies has.
+    /// Stages of weights. A stage is full after the loading warp and its copies have arrived, and empty after every
+    /// warp that multiplies has arrived.
     fn stages(&self) -> Ring {
         Ring::new(self.shared + Self::STAGE_BARRIERS, Self::INSTANCE.stages)
     }
 
-    /// The buffers of tokens, which are full and empty as stages are. With one goes a buffer of decoded weights, if there are any: then
-    /// it is full when the warps of the warpgroup that decodes have arrived too.
+    /// Buffers of tokens, full and empty like stages. Each one has a buffer of decoded weights if other warpgroups
+    /// decode; it is then full only after the warps of the decoding warpgroup have arrived as well.
     fn buffers(&self) -> Ring {
         Ring::new(self.shared + Self::BUFFER_BARRIERS, Self::INSTANCE.buffers)
     }
 
-    /// The barriers of turns.
+    /// Barriers of turns.
     fn turn_barriers(&self) -> Mbarrier {
         Mbarrier::at(self.shared + Self::TURN_BARRIERS)
     }
 
-    /// The address of the stage that a ring stands at.
+    /// Address of the current stage.
     fn stage(shared: SharedAddress, stages: Ring) -> SharedAddress {
         shared + Self::STAGES + stages.index() * Self::INSTANCE.stage_bytes()
     }
 
-    /// The address of the buffer that a ring stands at.
+    /// Address of the current buffer of tokens.
     fn buffer(shared: SharedAddress, buffers: Ring) -> SharedAddress {
         shared + buffers.index() * Self::INSTANCE.shape().buffer_bytes()
     }
@@ -114,7 +116,7 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
     /// A thread's part of the kernel.
     ///
     /// # Safety
-    /// The contract in this folder's `mod.rs`.
+    /// The contract in this folder's `mod.rs` holds.
     #[inline(always)]
     unsafe fn run<const ROUNDS: usize>(launch: Launch, token_map: TensorMapAddress)
     where
@@ -122,9 +124,9 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
     {
         const { Self::CHECK };
         let this = Self { launch, token_map, shared: dynamic_shared_address() };
-        // SAFETY: barriers have places of their own in shared memory, and are initialized before any thread passes
-        // `sync_threads`. Every thread of the block takes part in what the block does together, and every thread of a
-        // warpgroup in what the warpgroup does together; each role is one warp's or one warpgroup's.
+        // SAFETY: the barriers have their own places in shared memory, and are initialized before any thread passes
+        // `sync_threads`. Every thread of the CTA takes part in the CTA's collective operations, and every thread of a
+        // warpgroup in the warpgroup's. Each role belongs to one warp or one warpgroup.
         unsafe {
             if thread::thread_idx_x() == 0 {
                 prefetch_tensormap(token_map);
@@ -137,7 +139,7 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
                 fence_mbarrier_init();
             }
             thread::sync_threads();
-            // The same value in all lanes; through the shuffle the compiler knows that it is.
+            // The value is the same in all lanes; the shuffle shows this to the compiler.
             let (warp, _) = warp_shuffle_idx(ALL_LANES, thread::thread_idx_x() / WARP_SIZE, 0, WARP_SIZE);
             if Self::INSTANCE.decoders > 0 {
                 match warp / WARPS {

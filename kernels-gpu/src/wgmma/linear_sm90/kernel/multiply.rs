@@ -1,5 +1,6 @@
-//! The warpgroups that multiply: stages of weights × buffers of tokens → C. The main loop and the epilogue are those of
-//! [`sm90`](crate::decoding); here stands how weights lie in a stage.
+//! Warpgroups that multiply stages of weights by buffers of tokens and write C. The mainloop is in
+//! [`Consumer`](crate::wgmma::Consumer), the epilogue in [`decoding`](crate::decoding). This file defines the layout of
+//! weights in a stage.
 
 use core::marker::PhantomData;
 
@@ -27,11 +28,11 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
 where
     Packed<BF16>: Decode,
 {
-    /// Multiplies and writes the block's tiles. One warpgroup, the `consumer`-th of those that multiply.
+    /// Multiplies and writes the CTA's tiles. Runs in one warpgroup, the `consumer`-th that multiplies.
     ///
     /// # Safety
-    /// The contract in `linear_sm90/mod.rs`. The barriers have been initialized. The whole warpgroup calls it together, and so
-    /// does every other one that multiplies, with its own number.
+    /// The contract in `linear_sm90/mod.rs` holds, and the barriers are initialized. The whole warpgroup calls this
+    /// together. Every other warpgroup that multiplies calls it with its own number.
     #[inline(always)]
     pub(super) unsafe fn multiply<const ROUNDS: usize>(&self, consumer: u32) {
         let kind: Panels<INDEX, BF16, P> = Panels::new(&Fragment::new(consumer));
@@ -40,7 +41,8 @@ where
             Consumer::new(kind, self.shared, consumer, self.stages(), self.buffers(), self.turn_barriers());
         while let Some(tile) = self.next(&mut tiles) {
             self.fetch_ahead(&tile, &consumer.fragment);
-            // SAFETY: the whole warpgroup is here and takes the same way. The tile is the block's.
+            // SAFETY: the whole warpgroup is here and follows the same path. The barriers are initialized, and only
+            // this CTA has this tile.
             unsafe {
                 let sums: Sums<P, ROUNDS> = consumer.sum_tile(tile.tokens, k_blocks(self.launch.k));
                 self.write(&tile, sums);
@@ -48,13 +50,14 @@ where
         }
     }
 
-    /// Brings what the epilogue will multiply a tile's sums by, and add, to the cache: loaded there, it would come from memory.
+    /// Prefetches the factors and biases of a tile's epilogue to the cache, because a load in the epilogue would wait
+    /// for memory.
     #[inline(always)]
     pub(super) fn fetch_ahead(&self, tile: &Tile, fragment: &Fragment) {
         for part in 0..P as u32 {
             let column = tile.first_column + fragment.rows[0] + part * Self::INSTANCE.shape().panel_rows();
             let offset = u64::from(column.min(self.launch.n - 1)) * BIAS_BYTES;
-            // SAFETY: C has this column, and α and biases do not change.
+            // SAFETY: the addresses are of a column of C, and nobody writes α and biases while the kernel runs.
             unsafe {
                 prefetch_l1(GlobalAddress::new(self.launch.alpha) + offset);
                 if self.launch.bias != 0 {
@@ -64,10 +67,11 @@ where
         }
     }
 
-    /// Writes a tile of C. One warpgroup.
+    /// Writes a tile of C. Runs in one warpgroup.
     ///
     /// # Safety
-    /// The contract in `linear_sm90/mod.rs`. The whole warpgroup calls it together, with the sums of one of the block's tiles.
+    /// The contract in `linear_sm90/mod.rs` holds. The whole warpgroup calls this together, with the sums of one of the
+    /// CTA's tiles.
     #[inline(always)]
     pub(super) unsafe fn write<const ROUNDS: usize>(&self, tile: &Tile, sums: Sums<P, ROUNDS>) {
         let target: Target<Panels<INDEX, BF16, P>> = Target {
@@ -81,18 +85,18 @@ where
             tokens: tile.tokens,
             kind: PhantomData,
         };
-        // SAFETY: the whole warpgroup is here, and the sums are those of this tile, whose rows and columns C has.
+        // SAFETY: the whole warpgroup is here. The sums belong to this tile, and C has the tile's rows and columns.
         unsafe { target.write(if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 }, &Fragment::anew(), sums) };
     }
 }
 
-/// A stage that holds panels.
+/// Layout of a stage of panels.
 pub(super) struct Panels<const INDEX: usize, const BF16: bool, const P: usize> {
-    /// Where the words of the thread's rows lie in a stage, of the first part.
+    /// Offsets in a stage of the words of the thread's rows, for the first part.
     words: [u32; 2],
-    /// Where the scales of both rows lie, which are neighbors: those of the even row first.
+    /// Offset of the scales of both rows, which are neighbors: the even row's scales come first.
     scales: u32,
-    /// Whether the thread's first row is the odd one.
+    /// Whether the thread's first row is odd.
     exchanged: bool,
 }
 
@@ -109,7 +113,7 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Panels<INDEX, BF16, P
     }
 }
 
-/// A thread's words of two rows of a panel, and the scales of these words: word t has those of half t.
+/// A thread's words of two rows of a panel, and their scales. Words 2i and 2i + 1 have the scales with index i.
 #[derive(Clone, Copy)]
 pub(super) struct Rows {
     words: [[u32; LANE_WORDS]; 2],
@@ -150,7 +154,7 @@ where
 
     #[inline(always)]
     fn token_offset(product: u32) -> u32 {
-        /// Bytes of a token that a product takes.
+        /// Bytes per token and product.
         const BYTES: u32 = wgmma::K * 2;
         const PRODUCTS: u32 = BOX_BYTES / BYTES;
         product / PRODUCTS * Linear::<INDEX, BF16, P>::BOX_PITCH + product % PRODUCTS * BYTES
@@ -161,7 +165,8 @@ where
         let part_bytes = Self::SHAPE.panel_rows() / PANEL_ROWS * PANEL_BYTES;
         core::array::from_fn(|part| {
             let part = stage + part as u32 * part_bytes;
-            // SAFETY: inside of the stage, which is full; words and pairs of scales lie at multiples of 16.
+            // SAFETY: the addresses are inside the stage, which is full; words and pairs of scales lie at multiples of
+            // 16.
             let (words, [a, b, c, d]) = unsafe {
                 (self.words.map(|place| ld_shared_v4_b32(part + place)), ld_shared_v4_b32(part + self.scales))
             };

@@ -1,4 +1,4 @@
-//! Which tiles a block computes: those of its own number and of every further one that is a grid away.
+//! Tiles of a CTA: the tile with the CTA's index, and every further tile at the distance of the grid's size.
 
 use core::hint::assert_unchecked;
 
@@ -14,11 +14,11 @@ pub(super) struct Tile {
     pub first_column: u32,
     /// First row of C.
     pub first_row: u32,
-    /// Rows, not 0.
+    /// Number of rows, not 0.
     pub tokens: u32,
 }
 
-/// The block's tiles that are left.
+/// Remaining tiles of the CTA.
 pub(super) struct Tiles {
     next: u32,
     end: u32,
@@ -27,18 +27,20 @@ pub(super) struct Tiles {
 }
 
 impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P> {
-    /// The tiles of this block. Tiles of the same tokens are neighbors: all of the weights are read while these lie in the cache.
+    /// Returns the tiles of this CTA. Tiles of the same tokens are neighbors, so all weights are read while these
+    /// tokens are in the cache.
     #[inline(always)]
     pub(super) fn tiles(&self) -> Tiles {
         let columns = self.launch.n.div_ceil(Self::INSTANCE.columns());
-        // SAFETY: C has columns, and where there is a launch, it has rows.
+        // SAFETY: C has at least one column, and a launch has at least one tile of tokens.
         unsafe { assert_unchecked(columns > 0 && self.launch.token_tiles > 0) };
         let end = columns * self.launch.token_tiles;
         let tokens_of_tile = tile_size(self.launch.m, self.launch.token_tiles);
         Tiles { next: thread::block_idx_x(), end, columns, tokens_of_tile }
     }
 
-    /// The next tile. As tiles are as even as whole core matrices allow, the last ones may have no token, and are left out.
+    /// Returns the next tile. Tiles are as even as whole core matrices allow, so the last ones may have no tokens;
+    /// these are skipped.
     #[inline(always)]
     pub(super) fn next(&self, tiles: &mut Tiles) -> Option<Tile> {
         while tiles.next < tiles.end {

@@ -1,7 +1,8 @@
-//! The warp that loads tokens, by tensor copies with the 128-byte swizzle: `wgmma` reads them as they come.
+//! The warp that loads tokens, by tensor copies with the 128-byte swizzle that `wgmma` reads directly.
 //!
-//! A buffer has two boxes: the first 64 columns of the k-block of the tile's tokens, 128 bytes each, and the others. What lies
-//! outside of the tokens comes as zeros, and rows that belong to the next tile are not written to C.
+//! A buffer has two boxes: the first 64 columns of the k-block of the tile's tokens, 128 bytes per token, then the
+//! other columns. Elements outside of the tokens are filled with zeros. Rows that belong to the next tile are not
+//! written to C.
 
 use cuda_std::{
     griddepcontrol::{griddepcontrol_launch_dependents, griddepcontrol_wait},
@@ -16,17 +17,18 @@ use crate::{
     linear::{BOX_BYTES, k_blocks},
 };
 
-/// Boxes of a buffer.
+/// Boxes per buffer.
 const BOXES: u32 = 2 * K_BLOCK / BOX_BYTES;
 
 impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P> {
     /// Bytes from one box of a buffer to the next.
     pub(super) const BOX_PITCH: u32 = Self::INSTANCE.tile_tokens * BOX_BYTES;
 
-    /// Loads the tokens of the block's tiles. One warp.
+    /// Loads the tokens of the CTA's tiles. Runs in one warp.
     ///
     /// # Safety
-    /// The contract in `linear_sm90/mod.rs`. The barriers have been initialized. The whole warp calls it together.
+    /// The contract in `linear_sm90/mod.rs` holds, and the barriers are initialized. The whole warp calls this
+    /// together.
     #[inline(always)]
     pub(super) unsafe fn load_tokens(&self) {
         let (mut tiles, mut buffers) = (self.tiles(), self.buffers());
@@ -36,8 +38,8 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
         while let Some(tile) = self.next(&mut tiles) {
             for k_block in 0..k_blocks(self.launch.k) {
                 let (buffer, full) = (Self::buffer(self.shared, buffers), buffers.full());
-                // SAFETY: tokens are complete after the wait. A buffer is written while it is empty, and its full barrier expects the
-                // bytes of both boxes.
+                // SAFETY: the tokens are complete after the wait for the previous grid. A buffer is written while it is
+                // empty, and its full barrier expects the bytes of both boxes.
                 unsafe {
                     buffers.wait_empty();
                     if lane_id() == 0 {

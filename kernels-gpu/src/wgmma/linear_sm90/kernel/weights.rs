@@ -1,4 +1,4 @@
-//! The warp that loads weights, by bulk copies of panels as they lie in memory.
+//! The warp that loads weights, by bulk copies of panels in their layout in memory.
 
 use cuda_std::{
     global::GlobalAddress,
@@ -11,10 +11,11 @@ use super::Linear;
 use crate::linear::{PANEL_BYTES, PANEL_ROWS, k_blocks, panel_offset};
 
 impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P> {
-    /// Loads the weights of the block's tiles to stages. One warp. They do not depend on the grid before.
+    /// Loads the weights of the CTA's tiles to stages. Runs in one warp. Weights do not depend on the previous grid.
     ///
     /// # Safety
-    /// The contract in `linear_sm90/mod.rs`. The barriers have been initialized. The whole warp calls it together.
+    /// The contract in `linear_sm90/mod.rs` holds, and the barriers are initialized. The whole warp calls this
+    /// together.
     #[inline(always)]
     pub(super) unsafe fn load_weights(&self) {
         let (mut stages, mut tiles) = (self.stages(), self.tiles());
@@ -22,14 +23,15 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
         while let Some(tile) = self.next(&mut tiles) {
             for k_block in 0..k_blocks(self.launch.k) {
                 let (stage, full) = (Self::stage(self.shared, stages), stages.full());
-                // SAFETY: panels of the matrix. A stage is written while it is empty, and its full barrier expects the bytes of
-                // every copy.
+                // SAFETY: the copies read panels of the matrix. A stage is written while it is empty, and its full
+                // barrier expects the bytes of every copy.
                 unsafe {
                     stages.wait_empty();
                     if lane_id() == 0 {
                         mbarrier_arrive_expect_tx(full, Self::INSTANCE.stage_bytes());
                         for index in 0..Self::INSTANCE.panels() {
-                            // If the matrix has no such panel, its last one stands in: what becomes of it is not written to C.
+                            // A panel past the end of the matrix is replaced by its last panel; the resulting columns
+                            // are not written to C.
                             let panel = (tile.first_column / PANEL_ROWS + index).min(last);
                             let source =
                                 GlobalAddress::new(self.launch.panels) + panel_offset(panel, k_block, self.launch.k);

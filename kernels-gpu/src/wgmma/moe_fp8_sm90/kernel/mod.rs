@@ -1,8 +1,8 @@
-//! How the layer's products with tokens in e4m3 work on Hopper.
+//! Products of an MoE layer with e4m3 tokens on Hopper.
 //!
-//! A block asks for its tiles as it goes. Its first warp finds out what a tile is, writes it down for the others, and loads weights.
-//! A second one loads tokens, which lie sorted, a bulk copy a k-block. Two warpgroups decode weights in registers, by a table that the
-//! block makes first, and multiply.
+//! A CTA takes its tiles one by one, by ticket. Its first warp looks up each tile, writes it to shared memory for the
+//! other warps, and loads its weights. A second warp loads the sorted tokens, one bulk copy per k-block. Two or four
+//! warpgroups decode weights in registers, with a table that the CTA makes first, and multiply.
 //!
 //! ```text
 //! lists ─ a warp ─▶ tiles ────────────────────┐
@@ -40,11 +40,11 @@ macro_rules! entries {
         /// One of [`INSTANCES`].
         ///
         /// # Safety
-        /// The contract in this folder's `mod.rs`.
+        /// The contract in this folder's `mod.rs` holds.
         #[kernel(threads = INSTANCES[Index::$entry as usize].threads(), min_blocks = 1)]
         pub unsafe fn $entry(launch: Launch) {
             const INSTANCE: Instance = INSTANCES[Index::$entry as usize];
-            // SAFETY: the contract is this function's too.
+            // SAFETY: the caller guarantees the contract in this folder's `mod.rs`.
             unsafe {
                 Product::<{ Index::$entry as usize }, { multiply::registers(INSTANCE.tile_tokens) }>::run(launch)
             }
@@ -53,7 +53,7 @@ macro_rules! entries {
 }
 instances!(entries);
 
-/// The kernel as one of [`INSTANCES`], whose threads that multiply have `R` sums.
+/// Kernel of the instance `INSTANCES[INDEX]`, where a thread that multiplies has `R` sums.
 struct Product<const INDEX: usize, const R: usize> {
     launch: Launch,
     shared: SharedAddress,
@@ -63,7 +63,7 @@ impl<const INDEX: usize, const R: usize> Product<INDEX, R> {
     const INSTANCE: Instance = INSTANCES[INDEX];
     const CHECK: () = assert!(Self::END == Self::INSTANCE.shared_bytes());
 
-    // The warps of the first warpgroup that load: weights and tokens.
+    // Warps of the first warpgroup that load weights and tokens.
     const WEIGHT_WARP: u32 = 0;
     const TOKEN_WARP: u32 = 1;
     const CONSUMER_WARPS: u32 = Self::INSTANCE.consumers * WARPS;
@@ -80,48 +80,48 @@ impl<const INDEX: usize, const R: usize> Product<INDEX, R> {
     const TURN_BARRIERS: u32 = Self::SCALE_BARRIERS + ring_bytes(SCALE_SLOTS);
     const END: u32 = Self::TURN_BARRIERS + if Self::INSTANCE.ping_pong() { TURN_BARRIERS * MBARRIER_BYTES } else { 0 };
 
-    /// The stages of weights. One is full when the warp that loads and its copies have arrived, and empty when every warp that
-    /// multiplies has.
+    /// Stages of weights. A stage is full after the loading warp and its copies have arrived, and empty after every
+    /// warp that multiplies has arrived.
     fn stages(&self) -> Ring {
         Ring::new(self.shared + Self::STAGE_BARRIERS, Self::INSTANCE.stages)
     }
 
-    /// The buffers of tokens, full and empty as stages are.
+    /// Buffers of tokens, full and empty like stages.
     fn buffers(&self) -> Ring {
         Ring::new(self.shared + Self::BUFFER_BARRIERS, Self::INSTANCE.buffers)
     }
 
-    /// The scales of tiles, full and empty as stages are.
+    /// Scales of tiles, full and empty like stages.
     fn scales(&self) -> Ring {
         Ring::new(self.shared + Self::SCALE_BARRIERS, SCALE_SLOTS)
     }
 
-    /// What is written down of tiles.
+    /// Tiles that the first warp writes for the others.
     fn tiles(&self) -> Tiles {
         Tiles::new(self.shared + Self::TILE_BARRIERS, self.shared + Self::TILES)
     }
 
-    /// The barriers of turns.
+    /// Barriers of turns.
     fn turn_barriers(&self) -> Mbarrier {
         Mbarrier::at(self.shared + Self::TURN_BARRIERS)
     }
 
-    /// The address of the stage that a ring stands at.
+    /// Address of the current stage.
     fn stage(&self, stages: Ring) -> SharedAddress {
         self.shared + Self::STAGES + stages.index() * Self::INSTANCE.stage_bytes()
     }
 
-    /// The address of the buffer that a ring stands at, a multiple of 1024.
+    /// Address of the current buffer of tokens, a multiple of 1024.
     fn buffer(&self, buffers: Ring) -> SharedAddress {
         self.shared + buffers.index() * Self::INSTANCE.buffer_bytes()
     }
 
-    /// The address of the scales that a ring stands at.
+    /// Address of the current tile's scales.
     fn tile_scales(&self, scales: Ring) -> SharedAddress {
         self.shared + Self::SCALES + scales.index() * Self::INSTANCE.scale_bytes()
     }
 
-    /// Rows of C, if the host knows them; else 0. A gated product's are in lists.
+    /// Number of rows of C if the host knows it, or 0. The rows of a gated product are in lists.
     fn known_rows(&self) -> u32 {
         if Self::INSTANCE.matrices == 2 { 0 } else { self.launch.rows }
     }
@@ -129,14 +129,14 @@ impl<const INDEX: usize, const R: usize> Product<INDEX, R> {
     /// A thread's part of the kernel.
     ///
     /// # Safety
-    /// The contract in this folder's `mod.rs`.
+    /// The contract in this folder's `mod.rs` holds.
     #[inline(always)]
     unsafe fn run(launch: Launch) {
         const { Self::CHECK };
         let this = Self { launch, shared: dynamic_shared_address() };
-        // SAFETY: barriers have places of their own in shared memory, and are initialized before any thread passes
-        // `sync_threads`; so is the table. Every thread of the block takes part in what the block does together, and every thread
-        // of a warpgroup in what the warpgroup does together; each role is one warp's or one warpgroup's.
+        // SAFETY: the barriers have their own places in shared memory. The barriers and the table are written before
+        // any thread passes `sync_threads`. Every thread of the CTA takes part in the CTA's collective operations, and
+        // every thread of a warpgroup in the warpgroup's. Each role belongs to one warp or one warpgroup.
         unsafe {
             if thread::thread_idx_x() == 0 {
                 this.stages().init(1, Self::CONSUMER_WARPS);
@@ -150,7 +150,7 @@ impl<const INDEX: usize, const R: usize> Product<INDEX, R> {
             }
             table::make(this.shared + Self::TABLE);
             thread::sync_threads();
-            // The same value in all lanes; through the shuffle the compiler knows that it is.
+            // The value is the same in all lanes; the shuffle shows this to the compiler.
             let (warp, _) = warp_shuffle_idx(ALL_LANES, thread::thread_idx_x() / WARP_SIZE, 0, WARP_SIZE);
             if warp < WARPS {
                 if Self::INSTANCE.ping_pong() {

@@ -1,6 +1,6 @@
-//! The warpgroups that multiply: stages of weights × buffers of tokens → sums.
+//! Warpgroups that multiply stages of weights by buffers of tokens.
 
-// Loops over indices, not iterators: they unroll, so that arrays stay in registers.
+// Loops run over indices instead of iterators, so that they unroll and arrays stay in registers.
 #![allow(clippy::needless_range_loop)]
 
 use bytemuck::Zeroable;
@@ -22,15 +22,15 @@ use crate::{
     wgmma::{PingPong, moe_fp8_sm90::abi::Launch},
 };
 
-/// Sums that a thread has of a panel of a product with this N.
+/// Number of a thread's sums for a panel of a product with this N.
 pub(super) const fn registers(n: u32) -> usize {
     n as usize / 2
 }
 
-/// Bytes of a line that a product takes.
+/// Bytes of a line per product.
 const PRODUCT_BYTES: u32 = 32;
 
-/// A thread's words of two rows of a panel, and their scales, two for each row.
+/// A thread's words of two rows of a panel, and their scales, two per row.
 #[derive(Clone, Copy)]
 struct Part {
     words: [[u32; LANE_WORDS]; 2],
@@ -38,7 +38,7 @@ struct Part {
 }
 
 impl Part {
-    /// Keeps the compiler from decoding before here.
+    /// Prevents the compiler from decoding before this point.
     #[inline(always)]
     fn settle(&mut self) {
         wgmma::settle_words(&mut self.words[0]);
@@ -46,16 +46,16 @@ impl Part {
     }
 }
 
-/// The A fragments of half a k-block: of two products.
+/// A fragments of half a k-block, which has two products.
 type Half = [[u32; 4]; 2];
 
-/// A warpgroup that multiplies, as one thread has it.
+/// State of one thread of a warpgroup that multiplies.
 struct Consumer<'p, const INDEX: usize, const R: usize> {
     product: &'p Product<INDEX, R>,
     fragment: Fragment,
-    /// Where the words of the thread's first row lie in a stage, of a whole k-block.
+    /// Offset in a stage of the words of the thread's first row, in a whole k-block.
     words: u32,
-    /// Where that row's scales lie, as `words`.
+    /// Offset in a stage of the scales of the thread's first row, in a whole k-block.
     scales: u32,
     /// The lane's copy of the table.
     table: SharedAddress,
@@ -65,16 +65,17 @@ struct Consumer<'p, const INDEX: usize, const R: usize> {
 }
 
 impl<const INDEX: usize, const R: usize> Product<INDEX, R> {
-    /// Multiplies and writes the block's tiles. One warpgroup, the `consumer`-th of those that multiply.
+    /// Multiplies and writes the CTA's tiles. Runs in one warpgroup, the `consumer`-th that multiplies.
     ///
     /// # Safety
-    /// The contract in this folder's `mod.rs`. The barriers have been initialized, and the table has been made. The whole warpgroup
-    /// calls it together, and so does the other one that multiplies, with its own number.
+    /// The contract in this folder's `mod.rs` holds, the barriers are initialized, and the table is complete. The whole
+    /// warpgroup calls this together. Every other warpgroup that multiplies calls it with its own number.
     #[inline(always)]
     pub(super) unsafe fn multiply(&self, consumer: u32) {
         let (mut tiles, mut scales) = (self.tiles(), self.scales());
         let mut consumer = Consumer::new(self, consumer);
-        // SAFETY: the whole warpgroup is here and takes the same way. The tile is the block's.
+        // SAFETY: the whole warpgroup is here and follows the same path. The barriers are initialized, and only this
+        // CTA has this tile. `read` follows a `wait` for the same tile.
         unsafe {
             loop {
                 let tokens = tiles.wait();
@@ -85,11 +86,11 @@ impl<const INDEX: usize, const R: usize> Product<INDEX, R> {
                 let (Tile { first_column, first_row, tokens, expert, alpha }, empty) = tiles.read();
                 consumer.fragment.arrive(empty);
                 let Launch { c, n, bias, activation, output, .. } = self.launch;
-                // Opaque, so that no register holds a multiple of it over the main loop.
+                // Opaque, so that no register holds a multiple of it during the mainloop.
                 let n = opaque_b32(n);
                 let of_expert = u64::from(expert) * u64::from(n) * BIAS_BYTES;
                 scales.wait_full();
-                // Opaque, too.
+                // Opaque for the same reason.
                 let known_rows = if Self::INSTANCE.matrices == 2 { 0 } else { opaque_b32(self.known_rows()) };
                 let target: Target<INDEX, R> = Target {
                     c,
@@ -112,10 +113,10 @@ impl<const INDEX: usize, const R: usize> Product<INDEX, R> {
         }
     }
 
-    /// Whether a thread's two rows are one row of gate and the same of up; else they are neighbors in one panel.
+    /// Whether a thread's two rows are one row of gate and the same row of up, instead of neighbors in one panel.
     pub(super) const ROW_OF_BOTH: bool = Self::INSTANCE.matrices == 2;
 
-    /// Which rows of a piece are a thread's.
+    /// Rows of a piece that a thread has.
     #[inline(always)]
     fn rows_of(fragment: Fragment) -> Fragment {
         if Self::ROW_OF_BOTH { fragment.narrow() } else { fragment }
@@ -125,7 +126,7 @@ impl<const INDEX: usize, const R: usize> Product<INDEX, R> {
 impl<'p, const INDEX: usize, const R: usize> Consumer<'p, INDEX, R> {
     const PIECE_BYTES: u32 = Product::<INDEX, R>::INSTANCE.piece_bytes();
 
-    /// The `consumer`-th of the warpgroups.
+    /// Returns the state of the `consumer`-th warpgroup that multiplies.
     #[inline(always)]
     fn new(product: &'p Product<INDEX, R>, consumer: u32) -> Self {
         let fragment = Product::<INDEX, R>::rows_of(Fragment::new(consumer));
@@ -142,12 +143,12 @@ impl<'p, const INDEX: usize, const R: usize> Consumer<'p, INDEX, R> {
         }
     }
 
-    /// The sums of all products of a tile of so many tokens. `wgmma`'s N is part of the instruction, so that there is a main loop
-    /// for each N.
+    /// Returns the sums of all products of a tile of `tokens` tokens. `wgmma`'s N is part of the instruction, so each N
+    /// has its own mainloop.
     ///
     /// # Safety
-    /// The barriers have been initialized. The whole warpgroup calls it together, for each of the block's tiles in order.
-    /// `tokens` is a multiple of 8, and not more than the instance's.
+    /// The barriers are initialized, and the table is complete. The whole warpgroup calls this together, for each of
+    /// the CTA's tiles in order. `tokens` is a multiple of 8, and at most the instance's number of tokens per tile.
     #[inline(always)]
     unsafe fn sum_tile(&mut self, tokens: u32) -> [f32; R] {
         let n = Product::<INDEX, R>::INSTANCE.mma_n(tokens);
@@ -159,26 +160,26 @@ impl<'p, const INDEX: usize, const R: usize> Consumer<'p, INDEX, R> {
                 } && n == $n
                 {
                     // SAFETY: the barriers are initialized, the whole warpgroup is here for each tile in order, and
-                    // `$n` is `tokens`.
+                    // `$n` is at least `tokens`.
                     return unsafe { self.sum::<{ registers($n) }>() };
                 }
             )*};
         }
         main_loops!(8 16 24 32 40 48 56 64 80 96 112 128 160 192 224 256);
-        // SAFETY: a tile has no more tokens than its instance, and these are all that `mma_n` can be.
+        // SAFETY: a tile has at most the instance's number of tokens, and the list above has all values of `mma_n`.
         unsafe { core::hint::unreachable_unchecked() }
     }
 
-    /// Whether a thread with so many sums has registers to load words before its first products are complete: beside the sums, the
-    /// words and what they were decoded to, it has some 24 others.
+    /// Whether a thread with `sums` sums has the registers to load words before its first products are complete. In
+    /// addition to the sums, the words and their decoded form, the thread has about 24 other registers.
     const fn loads_ahead(sums: usize) -> bool {
         sums + 48 < Product::<INDEX, R>::INSTANCE.registers().consumer as usize
     }
 
-    /// The main loop: the sums of all products of a tile, behind those of a narrow one zeros.
+    /// Mainloop: returns the sums of all products of a tile, padded with zeros in a narrow tile.
     ///
     /// # Safety
-    /// As [`Self::sum_tile`].
+    /// The requirements of [`Self::sum_tile`].
     #[inline(always)]
     unsafe fn sum<const N: usize>(&mut self) -> [f32; R]
     where
@@ -186,9 +187,11 @@ impl<'p, const INDEX: usize, const R: usize> Consumer<'p, INDEX, R> {
     {
         let k = self.product.launch.k;
         let k_blocks = k_blocks(k);
-        // Not `[0.0; N]`: the compiler makes a loop of it, and an array that a loop writes is not in registers.
+        // `zeroed` instead of `[0.0; N]`: the compiler makes a loop of the latter, and an array that a loop writes is
+        // not in registers.
         let mut sums: [f32; N] = Zeroable::zeroed();
-        // SAFETY: the whole warpgroup is here. A buffer is read while it is full, and released when its products are complete.
+        // SAFETY: the whole warpgroup is here, and the barriers are initialized. A buffer is read while it is full, and
+        // released when its products are complete.
         unsafe {
             let mut part = self.take(0);
             let mut a: [Half; 2] = [0, 1].map(|half| self.decode(&part, half));
@@ -213,7 +216,7 @@ impl<'p, const INDEX: usize, const R: usize> Consumer<'p, INDEX, R> {
                 if Product::<INDEX, R>::INSTANCE.ping_pong() {
                     self.turns.pass(&self.fragment);
                 }
-                // The next k-block's fragments take the registers of those that have been multiplied: first those of the first
+                // The next k-block's fragments reuse the registers of multiplied fragments: first those of the first
                 // group of products, while the second group still runs.
                 let more = k_block + 1 < k_blocks;
                 if more {
@@ -242,10 +245,10 @@ impl<'p, const INDEX: usize, const R: usize> Consumer<'p, INDEX, R> {
         padded
     }
 
-    /// The A fragments of the words `2·half` and `2·half + 1` of a part, which share a scale in each row.
+    /// Returns the A fragments of the words `2·half` and `2·half + 1` of a part, which share a scale per row.
     ///
     /// # Safety
-    /// The table has been made.
+    /// The table is complete.
     #[inline(always)]
     unsafe fn decode(&self, part: &Part, half: usize) -> Half {
         let [first, second] = [0, 1].map(|row| {
@@ -256,25 +259,25 @@ impl<'p, const INDEX: usize, const R: usize> Consumer<'p, INDEX, R> {
         [0, 1].map(|word| [first[word][0], second[word][0], first[word][1], second[word][1]])
     }
 
-    /// Takes a thread's part of the next stage's weights to registers, so that the stage is free again.
+    /// Loads a thread's part of the next stage's weights to registers, and releases the stage.
     ///
     /// # Safety
-    /// As [`Self::sum_tile`].
+    /// The requirements of [`Self::sum_tile`].
     #[inline(always)]
     unsafe fn take(&mut self, k_block: u32) -> Part {
         let k = self.product.launch.k;
-        // SAFETY: the stage is read after it is full and before this warp says that it is empty.
+        // SAFETY: the stage is read after it is full and before this warp arrives at its empty barrier.
         unsafe {
             self.stages.wait_full();
             let stage = self.product.stage(self.stages);
             let part = if k_block < k / K_BLOCK {
                 self.load_whole(stage)
             } else {
-                // Opaque, so that no register holds over the main loop what follows from it.
+                // Opaque, so that no register holds a value of this branch during the mainloop.
                 let (fragment, k) = (Product::<INDEX, R>::rows_of(Fragment::anew()), opaque_b32(k));
                 Self::load_ragged(stage, &fragment, block_columns(k, k_block))
             };
-            // Without it, a bulk copy overwrites the stage while loads are still under way: seen on an H200.
+            // Without this fence, a bulk copy overwrites the stage while loads are still in flight (seen on an H200).
             fence_proxy_async_shared();
             self.fragment.arrive(self.stages.empty());
             self.stages.advance();
@@ -282,7 +285,7 @@ impl<'p, const INDEX: usize, const R: usize> Consumer<'p, INDEX, R> {
         }
     }
 
-    /// Loads a thread's rows of the stage at this address, which holds a whole k-block.
+    /// Loads a thread's rows from the stage at `stage`, which holds a whole k-block.
     ///
     /// # Safety
     /// The stage is full.
@@ -290,13 +293,14 @@ impl<'p, const INDEX: usize, const R: usize> Consumer<'p, INDEX, R> {
     unsafe fn load_whole(&self, stage: SharedAddress) -> Part {
         const WORDS: u32 = row_bytes(K_BLOCK);
         const SCALES: u32 = row_scale_bytes(K_BLOCK);
-        // A row and its neighbor differ in one bit of their places.
+        // The offsets of a row and its neighbor differ in one bit.
         const { assert!(UNIT_BYTES.is_multiple_of(2 * WORDS) && WORDS.is_power_of_two() && SCALES.is_power_of_two()) };
-        // Opaque, so that no register holds it over the main loop.
+        // Opaque, so that no register holds it during the mainloop.
         let second = |place: u32, row_bytes: u32| {
             if Product::<INDEX, R>::ROW_OF_BOTH { place + Self::PIECE_BYTES } else { opaque_b32(place) ^ row_bytes }
         };
-        // SAFETY: inside of the stage, which is full; a unit lies at a multiple of 16.
+        // SAFETY: the addresses are inside the stage, and the caller guarantees that the stage is full; a unit lies at
+        // a multiple of 16.
         unsafe {
             Part {
                 words: [self.words, second(self.words, WORDS)].map(|place| ld_shared_v4_b32(stage + place)),
@@ -305,21 +309,22 @@ impl<'p, const INDEX: usize, const R: usize> Consumer<'p, INDEX, R> {
         }
     }
 
-    /// As [`Self::load_whole`], of a k-block of so many columns, fewer than a whole one. Words that a lane lacks are zero.
+    /// Same as [`Self::load_whole`], for a k-block of `columns` columns, fewer than a whole one. Words that a lane does
+    /// not have are zero.
     ///
     /// # Safety
-    /// As [`Self::load_whole`].
+    /// The stage is full.
     #[inline(always)]
     unsafe fn load_ragged(stage: SharedAddress, fragment: &Fragment, columns: u32) -> Part {
         let (lane, words) = (fragment.lane, lane_words(columns));
         let piece_rows = Product::<INDEX, R>::INSTANCE.piece_rows();
         let unit = |index: usize| {
             let row = fragment.rows[index];
-            // A piece begins where it does of whole k-blocks.
+            // A piece begins at the same offset as for whole k-blocks.
             let pieces = if Product::<INDEX, R>::ROW_OF_BOTH { index as u32 } else { row / piece_rows };
             stage + pieces * Self::PIECE_BYTES + row % piece_rows / UNIT_ROWS * unit_bytes(columns)
         };
-        // SAFETY: inside of the stage, as in `load_whole`.
+        // SAFETY: the addresses are inside the stage, and the caller guarantees that the stage is full.
         unsafe {
             Part {
                 words: [0, 1].map(|index| {
@@ -333,7 +338,7 @@ impl<'p, const INDEX: usize, const R: usize> Consumer<'p, INDEX, R> {
                 scales: [0, 1].map(|index| {
                     let place = scale_place(columns, fragment.rows[index] % UNIT_ROWS, lane);
                     let pair = u32::from(ld_shared_b16(unit(index) + (place & !1)));
-                    // With one scale a lane, two lanes share the pair.
+                    // With one scale per lane, two lanes share the pair.
                     if lane_scales(columns) == 1 { pair >> (place % 2 * 8) & 0xff } else { pair }
                 }),
             }

@@ -1,6 +1,6 @@
-//! The table by which weights are decoded: for each scale, what each magnitude of an e2m1 times the scale is as an e4m3.
+//! Table for decoding weights: for each scale, the products of the scale with all magnitudes of an e2m1, as e4m3.
 //!
-//! An eighth of the product: the largest, 6 · 448 / 8, is below the largest e4m3.
+//! An entry has an eighth of the product, because the largest one, 6 · 448 / 8, is below the largest e4m3.
 
 use cuda_std::{
     convert::{cvt_f32_f16, cvt_rn_f16x2_e4m3x2, cvt_rn_satfinite_e4m3x2_f32},
@@ -12,17 +12,18 @@ use cuda_std::{
 
 use crate::wgmma::moe_fp8_sm90::abi::{MAGNITUDES, TABLE_COPIES, TABLE_ENTRIES};
 
-/// Bytes of the copies of an entry.
+/// Bytes of all copies of an entry.
 const ENTRY_BYTES: u32 = TABLE_COPIES * MAGNITUDES;
 const _: () = assert!(ENTRY_BYTES == 128 && MAGNITUDES == 8);
 
-/// The magnitudes of e2m1, over 8.
+/// Magnitudes of e2m1, divided by 8.
 const EIGHTHS: [f32; MAGNITUDES as usize] = [0.0, 0.0625, 0.125, 0.1875, 0.25, 0.375, 0.5, 0.75];
 
-/// Makes the table. A thread has an entry.
+/// Makes the table. Each thread makes one entry.
 ///
 /// # Safety
-/// All threads of the block call it. There is room at the address, a multiple of 16, and nobody reads it before a barrier.
+/// All threads of the CTA call this. The table's bytes at `table`, a multiple of 16, are shared memory that nobody else
+/// uses, and nobody reads them before a barrier.
 #[inline(always)]
 pub(super) unsafe fn make(table: SharedAddress) {
     let scale = thread::thread_idx_x();
@@ -37,29 +38,29 @@ pub(super) unsafe fn make(table: SharedAddress) {
     };
     let (low, high) = (four(0), four(4));
     for two in 0..TABLE_COPIES / 2 {
-        // SAFETY: the entry's copies.
+        // SAFETY: the copies of this entry are inside the table, and no other thread writes them.
         unsafe { st_shared_v4_b32(table + scale * ENTRY_BYTES + two * 16, [low, high, low, high]) };
     }
 }
 
-/// A lane's copy of the table at this address.
+/// Returns the lane's copy of the table at `table`.
 #[inline(always)]
 pub(super) fn of_lane(table: SharedAddress) -> SharedAddress {
     table + lane_id() % TABLE_COPIES * MAGNITUDES
 }
 
-/// The entry of the scale that is the `index`-th byte of two, in a lane's copy.
+/// Returns the entry, in a lane's copy, of the scale in byte `index` of `scales`.
 ///
 /// # Safety
-/// The table has been made; the byte has no sign.
+/// The table is complete; the byte has no sign.
 #[inline(always)]
 pub(super) unsafe fn entry(of_lane: SharedAddress, scales: u32, index: usize) -> [u32; 2] {
     let offset = dp4a_u32_u32(scales, ENTRY_BYTES << (8 * index), 0);
-    // SAFETY: inside of the table.
+    // SAFETY: the scale has no sign, so its entry is inside the table.
     unsafe { ld_shared_v2_b32(of_lane + offset) }
 }
 
-/// The two registers of A that a word ([`E4M3_BITS`](crate::units::E4M3_BITS)) is, by its scale's entry.
+/// Decodes a word ([`E4M3_BITS`](crate::units::E4M3_BITS)) to two registers of A, with its scale's entry.
 #[inline(always)]
 pub(super) fn decode(word: u32, [low, high]: [u32; 2]) -> [u32; 2] {
     const SIGNS: u32 = 0x8080_8080;

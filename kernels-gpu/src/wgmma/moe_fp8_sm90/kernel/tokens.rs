@@ -1,4 +1,4 @@
-//! The warp that loads tokens and their scales: the rows of a tile are one piece of memory in each k-block.
+//! The warp that loads tokens and their scales: the rows of a tile are contiguous in each k-block.
 
 use cuda_std::{
     global::GlobalAddress,
@@ -14,20 +14,21 @@ use crate::{
     units::k_blocks,
 };
 
-/// Bytes of a scale.
+/// Bytes per scale.
 const SCALE_BYTES: u32 = 4;
 
 impl<const INDEX: usize, const R: usize> Product<INDEX, R> {
-    /// Loads the tokens of the block's tiles. One warp.
+    /// Loads the tokens of the CTA's tiles. Runs in one warp.
     ///
     /// # Safety
-    /// The contract in this folder's `mod.rs`. The barriers have been initialized. The whole warp calls it together.
+    /// The contract in this folder's `mod.rs` holds, and the barriers are initialized. The whole warp calls this
+    /// together.
     #[inline(always)]
     pub(super) unsafe fn load_tokens(&self) {
         let (mut tiles, mut buffers, mut scales) = (self.tiles(), self.buffers(), self.scales());
         let k_blocks = k_blocks(self.launch.k);
-        // SAFETY: tokens and scales are complete after the wait. A buffer is written while it is empty, and its full barrier expects
-        // the bytes of every copy.
+        // SAFETY: tokens and scales are complete after the wait for the previous grid. A buffer is written while it is
+        // empty, and its full barrier expects the bytes of every copy.
         unsafe {
             griddepcontrol_wait();
             griddepcontrol_launch_dependents();
@@ -53,7 +54,8 @@ impl<const INDEX: usize, const R: usize> Product<INDEX, R> {
                     if lane_id() == 0 {
                         let (buffer, full) = (self.buffer(buffers), buffers.full());
                         mbarrier_arrive_expect_tx(full, lines * LINE_BYTES);
-                        // The product may be wider than the tile: what becomes of the same lines again is not written to C.
+                        // The product may be wider than the tile. The same lines are loaded again for the rest, and
+                        // their sums are not written to C.
                         let mut loaded = 0;
                         while loaded < lines * LINE_BYTES {
                             let more = bytes.min(lines * LINE_BYTES - loaded);

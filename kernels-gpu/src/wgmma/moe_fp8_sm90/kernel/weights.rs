@@ -1,4 +1,4 @@
-//! The warp that finds tiles and loads their weights, by bulk copies of the units as they lie in memory.
+//! The warp that finds tiles and loads their weights, by bulk copies of the units in their layout in memory.
 
 use cuda_std::global::GlobalAddress;
 
@@ -14,13 +14,14 @@ use crate::{
 };
 
 impl<const INDEX: usize, const R: usize> Product<INDEX, R> {
-    /// Units that a piece has room for.
+    /// Number of units that a piece has room for.
     const PIECE_UNITS: u32 = Self::INSTANCE.piece_rows() / UNIT_ROWS;
 
-    /// Finds the block's tiles, writes them down, and loads their weights to stages. One warp.
+    /// Finds the CTA's tiles, writes them to shared memory, and loads their weights to stages. Runs in one warp.
     ///
     /// # Safety
-    /// The contract in this folder's `mod.rs`. The barriers have been initialized. The whole warp calls it together.
+    /// The contract in this folder's `mod.rs` holds, and the barriers are initialized. The whole warp calls this
+    /// together.
     #[inline(always)]
     pub(super) unsafe fn load_weights(&self) {
         let mut stages = self.stages();
@@ -28,7 +29,7 @@ impl<const INDEX: usize, const R: usize> Product<INDEX, R> {
         let Instance { matrices, tile_tokens, .. } = Self::INSTANCE;
         let (columns, rows) = (Self::INSTANCE.columns(), self.known_rows().next_multiple_of(ROW_MULTIPLE));
         let lists = TileLists { rows, tile_tokens, ticket, firsts, tile_firsts, alpha, experts, n, matrices, columns };
-        // SAFETY: the lists were complete before this grid began. Units are the expert's own.
+        // SAFETY: the lists were complete before this grid started. The units are the expert's own.
         unsafe {
             self.tiles().find(&lists, |tile| {
                 let pieces = [self.piece(tile, 0), self.piece(tile, 1)];
@@ -37,8 +38,9 @@ impl<const INDEX: usize, const R: usize> Product<INDEX, R> {
         }
     }
 
-    /// The first or the second piece of a tile: of gate and of up, or one behind the other. If its rows lie outside of the matrix, it
-    /// is others: what becomes of them is not written to C.
+    /// Returns the first or the second piece of a tile: one of gate and one of up, or two consecutive pieces of the
+    /// only matrix. For rows outside of the matrix, it returns a piece with other rows, and the resulting columns are
+    /// not written to C.
     #[inline(always)]
     fn piece(&self, tile: &Tile, index: u32) -> Piece {
         let (n, k) = (self.launch.n, self.launch.k);

@@ -1,6 +1,6 @@
-//! The epilogue: a tile's sums, scaled, with their biases, activated → C.
+//! Epilogue: scales a tile's sums, adds biases, activates, and writes C.
 
-// Loops over indices, not iterators: they unroll, so that arrays stay in registers.
+// Loops run over indices instead of iterators, so that they unroll and arrays stay in registers.
 #![allow(clippy::needless_range_loop)]
 
 use cuda_std::{
@@ -20,23 +20,23 @@ use crate::{
     wgmma::moe_fp8_sm90::abi::Instance,
 };
 
-/// Bytes of an element of C.
+/// Bytes per element of C.
 const ELEMENT_BYTES: u64 = 2;
 
-/// Tokens whose sums are in neighboring registers: those of a core matrix. A thread has two of them.
+/// Number of tokens whose sums are in neighboring registers: the tokens of a core matrix. A thread has two of them.
 const STRIP_TOKENS: u32 = CORE_MATRIX_ROWS;
 
-/// Registers of a strip.
+/// Registers per strip.
 const STRIP_REGISTERS: usize = 4;
 
-/// What a sum lacks of its value: a decoded weight is an eighth of it.
+/// Factor that undoes the scaling of the decoded weights, which are divided by 8.
 const UNSCALE: f32 = 8.0;
 
-/// The lanes that have the next column, or the one before.
+/// Distance of lanes with neighboring columns.
 const NEIGHBOUR: u32 = 4;
 
-/// Straight-line code for each strip of the instance's tile, while a condition holds. An array stays in registers only if all its
-/// indices are constants.
+/// Emits straight-line code for each strip of the instance's tile, while a condition holds. An array stays in registers
+/// only if all its indices are constants.
 macro_rules! strips {
     ($strip:ident while $condition:expr => $body:block) => {
         strips!($strip while $condition => $body;
@@ -53,53 +53,55 @@ macro_rules! strips {
     };
 }
 
-/// Where a tile's sums go, and what is done to them before.
+/// Destination of a tile's sums, and the operations on them.
 pub(super) struct Target<const INDEX: usize, const R: usize> {
     /// Address of C `[.., n]`, row-major.
     pub c: u64,
-    /// Columns of C.
+    /// Number of columns of C.
     pub n: u32,
-    /// C's type.
+    /// Type of C.
     pub output: u32,
-    /// The scales of the tile's tokens.
+    /// Address of the scales of the tile's tokens.
     pub scales: SharedAddress,
-    /// The factor of each matrix.
+    /// Factor of each matrix.
     pub alpha: [f32; 2],
-    /// Address of a factor for each column of a plain C, which stands in for those; or 0.
+    /// Address of one factor per column of a plain C, which replaces `alpha`; 0 for none.
     pub column_alpha: u64,
-    /// Addresses of what is added, an f32 for each column of C, for each matrix of weights; 0 for nothing.
+    /// Addresses of the biases, one f32 per column of C, for each matrix of weights; 0 for no bias.
     pub bias: [u64; 2],
-    /// What becomes of that.
+    /// Activation of the scaled sums.
     pub activation: Activation,
-    /// The tile's first column.
+    /// First column of the tile.
     pub first_column: u32,
-    /// The row of C of its first token.
+    /// Row of C of the tile's first token.
     pub first_row: u32,
-    /// Where the rows of a plain C end: those behind are not written.
+    /// End of the rows of a plain C. Rows at or after it are not written.
     pub end_row: u32,
-    /// The tile's tokens, a multiple of [`STRIP_TOKENS`].
+    /// Number of tokens of the tile, a multiple of [`STRIP_TOKENS`].
     pub tokens: u32,
 }
 
 impl<const INDEX: usize, const R: usize> Target<INDEX, R> {
     const INSTANCE: Instance = Product::<INDEX, R>::INSTANCE;
 
-    /// Whether a thread's two rows are one column of gate and up, and else neighboring columns.
+    /// Whether a thread's two rows are one column of gate and up, instead of neighboring columns.
     const ROW_OF_BOTH: bool = Product::<INDEX, R>::ROW_OF_BOTH;
 
     /// Scales, activates and writes a thread's elements of C.
     ///
     /// # Safety
-    /// C, scales and biases lie there, and the tile is this warpgroup's, all of whose threads call it together. `sums` are the
-    /// tile's, and `fragment` says which of them are this thread's.
+    /// `c`, `scales`, `column_alpha` and `bias` are valid for the tile's rows and columns. Only this warpgroup has the
+    /// tile, and all its threads call this together. `sums` are the tile's sums, and `fragment` defines this thread's
+    /// share of them.
     #[inline(always)]
     pub(super) unsafe fn write(&self, fragment: &Fragment, sums: [f32; R]) {
         let &Self { c, n, tokens, .. } = self;
         let [first, second] = fragment.rows;
-        // Of a column of both matrices, two lanes exchange what they have of two tokens, and each has two columns of one.
+        // If a thread has a column of both matrices, two lanes exchange elements of two tokens, and each lane then has
+        // two columns of one token.
         let is_odd = lane_id() & NEIGHBOUR != 0;
         let column = self.first_column + if Self::ROW_OF_BOTH { first & !1 } else { first.min(second) };
-        // For `prmt`: the halves of a word, one for each row, in the order in which the rows lie in the panel.
+        // Selector for `prmt`: the halves of a word, one per row, in the order of the rows in the panel.
         let in_order = if first <= second { 0x3210 } else { 0x1032 };
         let token = fragment.lane * 2;
         let own_row = self.first_row + token + if Self::ROW_OF_BOTH && is_odd { 1 } else { 0 };
@@ -107,11 +109,12 @@ impl<const INDEX: usize, const R: usize> Target<INDEX, R> {
         let mut row = GlobalAddress::new(c) + (u64::from(own_row) * u64::from(n) + u64::from(column)) * ELEMENT_BYTES;
         // Columns of a tile may lie outside of C.
         let is_column = column < n;
-        // SAFETY: numbers of columns that C has. The sum of anything and −0 is the former, its sign too.
+        // SAFETY: the addresses in `bias` are 0, or of lists with one number per column of C. The sum of a number and
+        // −0 is the number with its sign.
         let biases = unsafe { self.of_rows(fragment, self.bias, [-0.0; 2]) };
-        // SAFETY: as above.
+        // SAFETY: `column_alpha` is 0, or the address of a list with one number per column of C.
         let alphas = unsafe { self.alphas(fragment) }.map(|alpha| alpha * UNSCALE);
-        // Rows from the thread's first one on.
+        // Number of rows from the thread's first row on.
         let rows_left = self.end_row.saturating_sub(own_row);
         let convert = |low: f32, high: f32| {
             let (bf16, f16) = (cvt_rn_bf16x2_f32(low, high), cvt_rn_f16x2_f32(low, high));
@@ -121,11 +124,11 @@ impl<const INDEX: usize, const R: usize> Target<INDEX, R> {
             ($activate:expr) => {{
                 let activate = $activate;
                 strips!(STRIP while (STRIP as u32 * STRIP_TOKENS) < tokens => {
-                    // SAFETY: scales of the strip's tokens; elements of C that are this thread's alone. N and the column are
-                    // even. The whole warp is here.
+                    // SAFETY: the scales belong to the strip's tokens, and only this thread writes these elements of C.
+                    // N and the column are even. The whole warp is here.
                     unsafe {
                         let scales = ld_shared_v2_b32(self.scales + (STRIP as u32 * STRIP_TOKENS + token) * 4);
-                        // A sum of a row for one of the two tokens.
+                        // Scaled sum of row `of_row` for one of the two tokens.
                         let scaled = |odd: usize, of_row: usize| {
                             let sum = sums[STRIP * STRIP_REGISTERS + 2 * of_row + odd];
                             fma_rn_f32(f32::from_bits(scales[odd]) * alphas[of_row], sum, biases[of_row])
@@ -152,7 +155,8 @@ impl<const INDEX: usize, const R: usize> Target<INDEX, R> {
                 });
             }};
         }
-        // All threads go one way. The compiler is not to make a loop of each: it would keep sums of both.
+        // All threads follow the same path. The opaque value keeps the compiler from merging the variants in a loop
+        // that would hold the sums of both.
         let has_parameters = opaque_b32(self.activation.kind) != NO_PARAMETERS;
         match (Self::INSTANCE.matrices == 2, has_parameters) {
             (true, false) => write_strips!(|gate: f32, up: f32| silu(gate) * up),
@@ -162,10 +166,10 @@ impl<const INDEX: usize, const R: usize> Target<INDEX, R> {
         }
     }
 
-    /// The factors of a thread's two rows.
+    /// Returns the factors of a thread's two rows.
     ///
     /// # Safety
-    /// As [`Self::of_rows`].
+    /// `column_alpha` is 0, or the address of a list with one factor per column of C.
     #[inline(always)]
     unsafe fn alphas(&self, fragment: &Fragment) -> [f32; 2] {
         if Self::ROW_OF_BOTH {
@@ -175,11 +179,11 @@ impl<const INDEX: usize, const R: usize> Target<INDEX, R> {
         unsafe { self.of_rows(fragment, [self.column_alpha; 2], self.alpha) }
     }
 
-    /// A number for each of a thread's two rows: of lists for the columns of C that lie at these addresses, one for each matrix; where
-    /// the address is 0, the other number.
+    /// Returns one number per row of a thread: for each matrix, `lists` has the address of a list with one number per
+    /// column of C, or 0 for the number in `otherwise`.
     ///
     /// # Safety
-    /// Lists lie there.
+    /// Each address in `lists` is 0, or valid for one f32 per column of C.
     #[inline(always)]
     unsafe fn of_rows(&self, fragment: &Fragment, lists: [u64; 2], otherwise: [f32; 2]) -> [f32; 2] {
         [0, 1].map(|row: usize| {

@@ -1,8 +1,8 @@
-//! What host and kernel agree on beside [`Launch`](crate::moe::Launch): the list of instances.
+//! Definitions that host and kernel share in addition to [`Launch`](crate::moe::Launch): the list of instances.
 //!
-//! A tile of C takes some *strips* of 16 rows of weights, each a warp's, and up to so many tokens. Gated, a strip is eight rows of gate
-//! and the same of up. Weights come a k-block at a time, to stages of each warp; tokens come a *chunk* of k-blocks at a time, to
-//! buffers of the block.
+//! A tile of C has several *strips* of 16 rows of weights, one per warp, and up to `tile_tokens` tokens. In a gated
+//! product, a strip has eight rows of gate and the same rows of up. Weights are loaded one k-block at a time, to the
+//! stages of each warp. Tokens are loaded one *chunk* of k-blocks at a time, to buffers of the CTA.
 
 use crate::{
     decoding::{CORE_MATRIX_ROWS, K_BLOCK, SHARED_BYTES, Shape, WARPS},
@@ -11,32 +11,32 @@ use crate::{
     units::{OperandType, UNIT_BYTES, UNIT_ROWS},
 };
 
-/// Bytes of a copy of tokens, `cp.async`'s most.
+/// Bytes per copy of tokens: the maximum of `cp.async`.
 pub const COPY_BYTES: u32 = 16;
 
-/// Copies that bring a token's k-block.
+/// Number of copies per token and k-block.
 pub const TOKEN_COPIES: u32 = K_BLOCK * 2 / COPY_BYTES;
 
-/// Rows of weights of a strip: the M of a warp's products.
+/// Rows of weights per strip: the M of a warp's products.
 pub const STRIP_ROWS: u32 = UNIT_ROWS;
 
-/// K-blocks of a chunk: as many as a warp has stages, so that a main loop over chunks knows its stages when it is compiled.
+/// K-blocks per chunk: the number of a warp's stages, so a mainloop over chunks knows its stages at compile time.
 pub const CHUNK: u32 = STAGES;
 
-/// Stages of each warp's pipeline that brings weights.
+/// Number of stages of each warp's pipeline of weights.
 pub const STAGES: u32 = 4;
 
-/// Buffers of tokens: one that is read, and one that a chunk comes to. It is complete when the weights of its first k-block are, for it was
-/// begun before them.
+/// Number of buffers of tokens: one is read while a chunk is copied to the other one. A chunk is complete when the
+/// weights of its first k-block are, because its copies started earlier.
 pub const BUFFERS: u32 = 2;
 
-/// Bytes from a row of a buffer to the next one: a chunk's, and a copy more.
+/// Bytes from one row of a buffer to the next: the bytes of a chunk, plus one copy.
 pub const ROW_BYTES: u32 = (CHUNK * TOKEN_COPIES + 1) * COPY_BYTES;
 
-/// Bytes of the numbers of a list: of experts, and one more.
+/// Bytes of a list with one number per expert, and one more.
 pub const LIST_BYTES: u32 = (MAX_EXPERTS + 1).next_multiple_of(4) * 4;
 
-/// Passes the list of instances to `$each!`: of an operation and a type of tokens, the smallest tile first.
+/// Passes the list of instances to `$each!`. For each operation and token type, the smallest tile comes first.
 macro_rules! instances {
     ($each:ident) => {
         $each! {
@@ -55,35 +55,36 @@ macro_rules! instances {
 pub(super) use instances;
 instances!(table);
 
-/// One way to build the kernel, and what it takes of the hardware.
+/// A compiled form of the kernel, and the hardware resources that it uses.
 ///
-/// Shared memory of a block: stages of each warp, buffers of tokens, then the lists, then the block's next tile.
+/// A CTA's shared memory has the stages of each warp, the buffers of tokens, then the lists, then the index of the
+/// CTA's next tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instance {
-    /// The entry's name.
+    /// Name of the entry.
     pub entry: &'static str,
-    /// Matrices of weights: 2 for gated, 1 for plain.
+    /// Number of matrices of weights: 2 for gated, 1 for plain.
     pub matrices: u32,
-    /// The type of tokens and C.
+    /// Type of tokens and C.
     pub operand_type: OperandType,
-    /// The most tokens of a tile.
+    /// Maximum number of tokens per tile.
     pub tile_tokens: u32,
-    /// Strips of a tile, warps of a block.
+    /// Number of strips per tile and of warps per CTA.
     pub strips: u32,
-    /// Blocks that share a multiprocessor.
+    /// Number of CTAs that share an SM.
     pub resident_blocks: u32,
 }
 
-/// An [`Instance`] that lacks its blocks.
+/// An [`Instance`] without its number of resident CTAs.
 #[derive(Clone, Copy, Debug)]
 pub struct Builder(Instance);
 
-/// The gated kernel for tokens of this type, with up to so many of them a tile.
+/// Builder of a gated instance for tokens of type `operand_type`, with up to `tile_tokens` tokens per tile.
 pub const fn gated(operand_type: OperandType, tile_tokens: u32) -> Builder {
     Builder(Instance { entry: "", matrices: 2, operand_type, tile_tokens, strips: 0, resident_blocks: 0 })
 }
 
-/// As [`gated`], the plain kernel.
+/// Builder of a plain instance for tokens of type `operand_type`, with up to `tile_tokens` tokens per tile.
 pub const fn plain(operand_type: OperandType, tile_tokens: u32) -> Builder {
     Builder(Instance { matrices: 1, ..gated(operand_type, tile_tokens).0 })
 }
@@ -94,10 +95,10 @@ impl Builder {
         Self(Instance { strips, ..self.0 })
     }
 
-    /// The instance with so many blocks on a multiprocessor.
+    /// Returns the instance with `resident_blocks` CTAs per SM.
     ///
     /// # Panics
-    /// If it asks for more than there is.
+    /// If the instance exceeds the hardware's resources.
     pub const fn resident(self, resident_blocks: u32) -> Instance {
         let instance = Instance { resident_blocks, ..self.0 };
         instance.check();
@@ -106,18 +107,18 @@ impl Builder {
 }
 
 impl Instance {
-    /// How a tile's sums are spread over threads.
+    /// Distribution of a tile's sums over threads.
     pub const fn shape(self) -> Shape {
         let (matrices, tile_tokens, consumers) = (self.matrices, self.tile_tokens, self.strips / WARPS);
         Shape { matrices, tile_tokens, least_n: CORE_MATRIX_ROWS, consumers, narrow: true }
     }
 
-    /// Columns of C of a tile.
+    /// Columns of C per tile.
     pub const fn columns(self) -> u32 {
         self.shape().columns()
     }
 
-    /// Threads of a block, in one dimension.
+    /// Threads per CTA, in one dimension.
     pub const fn threads(self) -> u32 {
         self.strips * 32
     }
@@ -127,15 +128,21 @@ impl Instance {
         self.tile_tokens * ROW_BYTES
     }
 
-    /// Dynamic shared memory of a block, in bytes.
+    /// Dynamic shared memory of a CTA, in bytes.
     pub const fn shared_bytes(self) -> u32 {
         self.strips * STAGES * UNIT_BYTES + BUFFERS * self.buffer_bytes() + 2 * LIST_BYTES + 16
     }
 
-    /// Stops the compiler where an instance asks for more than there is.
+    /// Fails to compile if the instance exceeds the hardware's resources.
     const fn check(self) {
-        assert!(self.tile_tokens == 8 || self.tile_tokens == 16, "there are main loops for 8 tokens and for 16");
-        assert!(self.strips == 4 || self.strips == 8, "a thread copies pieces of one or two rows of tokens");
+        assert!(
+            self.tile_tokens == 8 || self.tile_tokens == 16,
+            "a tile must have 8 or 16 tokens: other mainloops do not exist"
+        );
+        assert!(
+            self.strips == 4 || self.strips == 8,
+            "a tile must have 4 or 8 strips, so that a thread copies pieces of one or two rows of tokens"
+        );
         assert!(
             (self.shared_bytes() + 1024) * self.resident_blocks <= SHARED_BYTES + 1024,
             "stages and buffers do not fit shared memory"

@@ -1,4 +1,4 @@
-//! The entries of the instances.
+//! Entries of the instances.
 
 use cuda_std::kernel;
 
@@ -8,13 +8,13 @@ use super::{
 };
 use crate::{moe::Launch, units::OperandType};
 
-/// Makes the entries of a list of instances, each a type of its own.
+/// Makes the entries of a list of instances, with a separate type per instance.
 macro_rules! entries {
     ($($entry:ident = $instance:expr;)*) => {$(
         /// One of [`INSTANCES`].
         ///
         /// # Safety
-        /// The contract in `moe_sm90/mod.rs`.
+        /// The contract in `moe_sm90/mod.rs` holds.
         #[kernel(
             threads = INSTANCES[Index::$entry as usize].threads(),
             min_blocks = INSTANCES[Index::$entry as usize].resident_blocks
@@ -26,7 +26,7 @@ macro_rules! entries {
             impl Built for This {
                 const INSTANCE: Instance = INSTANCE;
             }
-            // SAFETY: the contract is this function's too.
+            // SAFETY: the caller guarantees the contract in `moe_sm90/mod.rs`.
             unsafe { Strips::<This, IS_BF16>::run(launch) }
         }
     )*};

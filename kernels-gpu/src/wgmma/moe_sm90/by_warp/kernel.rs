@@ -1,10 +1,10 @@
-//! How the layer's products work for few tokens.
+//! Products of an MoE layer with few tokens.
 //!
-//! Every warp of a block goes through K by itself. It waits for nothing but its own copies of weights, which it begins some k-blocks
-//! ahead. All warps copy the tile's tokens, and meet once a chunk, where one buffer has come and another one is free. A word is multiplied as soon
-//! as it is decoded: the next one is decoded while the product runs.
+//! Every warp of a CTA iterates over K by itself. It waits only for its own copies of weights, which it starts some
+//! k-blocks ahead. All warps copy the tile's tokens, and synchronize once per chunk, when one buffer is complete and
+//! another one is free. A word is multiplied as soon as it is decoded: the next word is decoded while the product runs.
 
-// Loops over indices, not iterators: they unroll, so that arrays stay in registers.
+// Loops run over indices instead of iterators, so that they unroll and arrays stay in registers.
 #![allow(clippy::needless_range_loop)]
 
 use core::marker::PhantomData;
@@ -35,22 +35,22 @@ use crate::{
     units::{K_BLOCK, UNIT_BYTES, k_blocks},
 };
 
-/// Sums of a thread of the tokens of one product.
+/// Number of sums per thread for the tokens of one product.
 const PRODUCT_REGISTERS: usize = registers(CORE_MATRIX_ROWS as usize);
 
-/// Bytes of a number.
+/// Bytes per number of a list.
 const NUMBER: u32 = 4;
 
-/// An instance, as a type.
+/// An instance as a type.
 pub(super) trait Built {
     const INSTANCE: Instance;
 }
 
-/// The kernel as an instance, whose tokens are bf16 or f16.
+/// Kernel of an instance, with bf16 or f16 tokens.
 pub(super) struct Strips<I, const BF16: bool> {
     launch: Launch,
     shared: SharedAddress,
-    /// The thread's warp.
+    /// Index of the thread's warp.
     warp: u32,
     instance: PhantomData<I>,
 }
@@ -70,7 +70,7 @@ where
 {
     const INSTANCE: Instance = I::INSTANCE;
 
-    // Shared memory: stages of each warp, buffers, lists, the number of the next tile.
+    // Shared memory: stages of each warp, buffers, lists, index of the next tile.
     const WARP_BYTES: u32 = STAGES * UNIT_BYTES;
     const BUFFERS: u32 = Self::INSTANCE.strips * Self::WARP_BYTES;
     const FIRSTS: u32 = Self::BUFFERS + BUFFERS * Self::INSTANCE.buffer_bytes();
@@ -80,15 +80,15 @@ where
     /// A thread's part of the kernel.
     ///
     /// # Safety
-    /// The contract in `moe_sm90/mod.rs`.
+    /// The contract in `moe_sm90/mod.rs` holds.
     #[inline(always)]
     pub(super) unsafe fn run(launch: Launch) {
         const { assert!(Self::NEXT + 16 == Self::INSTANCE.shared_bytes()) };
-        // SAFETY: all threads of the block go one way, whole warps. Lists are read when they are complete, tokens when the grid before
-        // has ended. Buffers are free when a tile's copies begin. Between a reading of the next tile's number and the next writing
-        // lies a barrier of the main loop.
+        // SAFETY: all threads of the CTA follow the same path, in whole warps. Lists are read when they are complete,
+        // and tokens after the previous grid has ended. Buffers are free when a tile's copies start. A barrier of the
+        // mainloop lies between reading the next tile's index and writing the following one.
         unsafe {
-            // The same value in all lanes; through the shuffle the compiler knows that it is.
+            // The value is the same in all lanes; the shuffle shows this to the compiler.
             let (warp, _) = warp_shuffle_idx(ALL_LANES, thread::thread_idx_x() / WARP_SIZE, 0, WARP_SIZE);
             let this = Self { launch, shared: dynamic_shared_address(), warp, instance: PhantomData };
             if launch.lists_pending != 0 {
@@ -99,7 +99,8 @@ where
             let fragment = this.fragment();
             let (mut index, mut done, mut sums) = (thread::block_idx_x(), Tile::NONE, pad(&[[0.0; PRODUCT_REGISTERS]]));
             let mut await_tokens = launch.lists_pending == 0;
-            // Once more than there are tiles: a tile's sums are written when the next one's copies have begun.
+            // One iteration more than there are tiles, because a tile's sums are written after the next tile's copies
+            // have started.
             loop {
                 let tile = this.find(index);
                 let mut weights = this.weights(&tile);
@@ -107,7 +108,7 @@ where
                     griddepcontrol_wait();
                     await_tokens = false;
                 }
-                // The next grid's blocks come as soon as there is room.
+                // CTAs of the next grid start as soon as there is room.
                 griddepcontrol_launch_dependents();
                 let tokens = Tokens::of(Self::INSTANCE, &launch, &tile, this.shared + Self::BUFFERS);
                 if done.tokens > 0 {
@@ -131,14 +132,15 @@ where
     /// Copies the lists to shared memory.
     ///
     /// # Safety
-    /// The contract: the lists are complete. All threads of the block call it.
+    /// The lists are complete. All threads of the CTA call this.
     #[inline(always)]
     unsafe fn copy_lists(&self) {
         let Launch { firsts, tile_firsts, experts, .. } = self.launch;
         let mut index = thread::thread_idx_x();
         while index <= experts {
             let number = |list: u64| GlobalAddress::new(list) + u64::from(index) * u64::from(NUMBER);
-            // SAFETY: lists have a number more than experts.
+            // SAFETY: both lists have one number per expert and one more, and `index` is at most `experts`. The shared
+            // memory has room for them.
             unsafe {
                 let (first, tile_first) =
                     (ld_relaxed_gpu_global_b32(number(firsts)), ld_relaxed_gpu_global_b32(number(tile_firsts)));
@@ -149,10 +151,10 @@ where
         }
     }
 
-    /// Asks for the index of the block's next tile. The answer is the first thread's.
+    /// Takes a ticket for the CTA's next tile. The first thread returns the tile's index.
     ///
     /// # Safety
-    /// The contract: the ticket lies there.
+    /// `launch.ticket` is the address of a u32 in global memory that only atomics access during the launch.
     #[inline(always)]
     unsafe fn ask(&self) -> u32 {
         if thread::thread_idx_x() > 0 {
@@ -162,16 +164,17 @@ where
         thread::grid_dim_x() + unsafe { atom_global_add_u32(GlobalAddress::new(self.launch.ticket), 1) }
     }
 
-    /// The tile of this index; an expert's tiles of the same columns, which share weights, are neighbors.
+    /// Returns the tile with this index. Tiles of the same expert and columns share weights, and are neighbors.
     ///
     /// # Safety
-    /// The lists lie in shared memory. The whole warp calls it together, with the same index.
+    /// The lists are in shared memory. The whole warp calls this together, with the same index.
     #[inline(always)]
     unsafe fn find(&self, index: u32) -> Tile {
         let Launch { n, experts, .. } = self.launch;
         let columns = n.div_ceil(Self::INSTANCE.columns());
         let token_tile = index / columns;
-        // SAFETY: an expert's tiles and rows, and its factors, lie in lists that have one number more than experts.
+        // SAFETY: the lists in shared memory have one number per expert and one more, and there is one factor per
+        // expert and matrix.
         unsafe {
             let number = |list: u32, index: u32| ld_shared_b32(self.shared + (list + index * NUMBER));
             let (mut begun, mut first) = (0, 0);
@@ -192,7 +195,7 @@ where
                 ld_global_b32(factors + u64::from(expert) * u64::from(NUMBER))
             });
             let (rows, tiles, of_expert) = (next - first, next_tile - first_tile, index - first_tile * columns);
-            // Most experts have one tile of tokens, and divisions take long.
+            // Most experts have one tile of tokens, and divisions are slow.
             let (column, tile, size) = if tiles == 1 {
                 (of_expert, 0, rows)
             } else {
@@ -208,17 +211,17 @@ where
         }
     }
 
-    /// Which part of a tile is the thread's.
+    /// The thread's part of a tile.
     #[inline(always)]
     fn fragment(&self) -> Fragment {
         let fragment = Fragment::of(lane_id(), self.warp);
         if Self::INSTANCE.matrices == 2 { fragment.narrow() } else { fragment }
     }
 
-    /// The weights of the warp's strip of a tile, of which the first are begun.
+    /// Returns the weights of the warp's strip of a tile, with the first k-blocks in flight.
     ///
     /// # Safety
-    /// The contract. The warp has taken all that was on its way.
+    /// The contract in `moe_sm90/mod.rs` holds. No copy to the warp's stages is in flight.
     #[inline(always)]
     unsafe fn weights(&self, tile: &Tile) -> Weights {
         let stages = self.shared + self.warp * Self::WARP_BYTES;
@@ -227,10 +230,11 @@ where
         unsafe { Weights::of(Self::INSTANCE, &self.launch, tile, self.warp, stages) }
     }
 
-    /// The sums of all products of a tile, whose copies have begun. There is a main loop for 8 tokens, and one for 16.
+    /// Returns the sums of all products of a tile, after its copies have started. There is one mainloop for 8 tokens,
+    /// and one for 16.
     ///
     /// # Safety
-    /// The contract. All threads of the block call it, with their own fragments.
+    /// The contract in `moe_sm90/mod.rs` holds. All threads of the CTA call this, with their own fragments.
     #[inline(always)]
     unsafe fn sum_tile(&self, weights: &mut Weights, tokens: &Tokens, tile: &Tile, fragment: &Fragment) -> Sums<1> {
         // SAFETY: all threads of the CTA are here with their own fragments, and the tile's copies have begun.
@@ -243,10 +247,10 @@ where
         }
     }
 
-    /// The main loop: the sums of all products of a tile.
+    /// Mainloop: returns the sums of all products of a tile.
     ///
     /// # Safety
-    /// As [`Self::sum_tile`].
+    /// The requirements of [`Self::sum_tile`].
     #[inline(always)]
     unsafe fn sum<const REGISTERS: usize>(
         &self,
@@ -255,14 +259,15 @@ where
         tile: &Tile,
         fragment: &Fragment,
     ) -> [[f32; REGISTERS]; 1] {
-        // Where the lane's row of four pieces lies of each product's tokens. Where there is no token, it is another one's: what a product has
-        // there is not written.
+        // Addresses of the lane's row of four pieces, for each product's tokens. Places without a token use another
+        // token's row, and their sums are not written.
         let places = [0, CORE_MATRIX_ROWS].map(|first| {
             let row = (first + lane_id() % CORE_MATRIX_ROWS).min(tile.tokens - 1);
             self.shared + (Self::BUFFERS + token_place(row, lane_id() / CORE_MATRIX_ROWS))
         });
         let (whole, all) = (self.launch.k / K_BLOCK, k_blocks(self.launch.k));
-        // Up to here k-blocks are taken chunk by chunk: they are whole ones, and so are those that copies begin of meanwhile.
+        // Number of k-blocks that are processed in chunks: these k-blocks are whole, and so are all k-blocks whose
+        // copies start meanwhile.
         let in_chunks = if whole == all { whole } else { whole.saturating_sub(STAGES - 1) } / CHUNK * CHUNK;
         let tokens_of = |k_block: u32, step: u32| {
             let place = k_block / CHUNK % BUFFERS * Self::INSTANCE.buffer_bytes() + step * K_BLOCK_BYTES;
@@ -270,8 +275,8 @@ where
         };
         let mut sums = [[0.0; REGISTERS]; 1];
         let mut k_block = 0;
-        // SAFETY: a buffer is read after all threads have waited for their copies to it, and written again after all of them have
-        // come to the next barrier. All lanes go one way.
+        // SAFETY: a buffer is read after all threads have waited for their copies to it, and written again after all of
+        // them have reached the next barrier. All lanes follow the same path.
         unsafe {
             cp_async_commit_group();
             cp_async_wait_group::<0>();
@@ -312,10 +317,10 @@ where
         sums
     }
 
-    /// Adds the products of a k-block. The lane's rows of each product's tokens lie at these addresses.
+    /// Adds the products of a k-block. `tokens` are the addresses of the lane's rows of each product's tokens.
     ///
     /// # Safety
-    /// The whole warp calls it together; the tokens have come.
+    /// The whole warp calls this together. The copies of the tokens are complete.
     #[inline(always)]
     unsafe fn multiply<const REGISTERS: usize>(
         sums: &mut [f32; REGISTERS],
@@ -347,7 +352,7 @@ where
     /// Scales, activates and writes a tile's sums.
     ///
     /// # Safety
-    /// As [`Self::sum_tile`], whose sums they are.
+    /// The requirements of [`Self::sum_tile`]. The sums are its result for this tile.
     #[inline(always)]
     unsafe fn write(&self, tile: &Tile, fragment: &Fragment, sums: Sums<1>) {
         let Launch { c, n, bias, activation, .. } = self.launch;
@@ -363,7 +368,7 @@ where
             tokens: tile.tokens,
             kind: PhantomData,
         };
-        // SAFETY: the sums are those of `sum_tile` for this tile, whose rows and columns C has.
+        // SAFETY: the sums are the result of `sum_tile` for this tile, and C has the tile's rows and columns.
         unsafe { target.write(if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 }, fragment, sums) }
     }
 }

@@ -1,8 +1,9 @@
-//! The products of a layer's few tokens on Hopper: the products of a warp, `mma.sync`, and not of a warpgroup.
+//! Products of an MoE layer with few tokens on Hopper: products of a warp (`mma.sync`) instead of a warpgroup.
 //!
-//! Where there are hardly more tiles than multiprocessors, a product takes as long as a warp takes for the whole of K. So no warp waits
-//! for another one here: each copies its own weights, decodes them and multiplies. The contract is that of [`moe_sm90`](super), with
-//! [`abi::INSTANCES`] of its own; the next grid may begin when no tile is left. Sums are the same bit by bit.
+//! If there are hardly more tiles than SMs, a product takes as long as one warp takes for the whole of K. So no warp
+//! waits for another one here: each warp copies its own weights, decodes them and multiplies. The contract is the
+//! contract of [`moe_sm90`](super), with separate [`abi::INSTANCES`]; the next grid may start when no tile is left.
+//! Sums are bit-identical.
 
 pub mod abi;
 #[cfg(feature = "moe_sm90")]

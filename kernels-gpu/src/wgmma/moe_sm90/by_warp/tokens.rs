@@ -1,6 +1,7 @@
-//! A tile's tokens, from global memory to the block's buffers: 16 bytes a copy, since rows lie anywhere. A buffer has a chunk.
+//! Copies a tile's tokens from global memory to the CTA's buffers, 16 bytes per copy, because rows may lie anywhere. A
+//! buffer holds one chunk.
 //!
-//! In a buffer rows lie one behind the other, a copy further apart than they are long, so that neither copies nor `ldmatrix` meet a
+//! The distance of rows in a buffer is the length of a row plus one copy, so neither copies nor `ldmatrix` access a
 //! bank of shared memory twice.
 
 use cuda_std::{
@@ -18,37 +19,39 @@ use crate::{
     units::{K_BLOCK, block_columns, block_start, k_blocks},
 };
 
-/// Elements of a token that a copy brings.
+/// Elements of a token per copy.
 const COPY_ELEMENTS: u32 = COPY_BYTES / 2;
 
 /// Bytes of a token's k-block.
 pub(super) const K_BLOCK_BYTES: u32 = TOKEN_COPIES * COPY_BYTES;
 
-/// The most rows that a thread copies pieces of.
+/// Maximum number of rows of which a thread copies pieces.
 const MAX_ROWS: usize = 2;
 
-/// Where a piece of a row lies in a buffer.
+/// Offset of a piece of a row in a buffer.
 #[inline(always)]
 pub(super) const fn token_place(row: u32, piece: u32) -> u32 {
     row * ROW_BYTES + piece * COPY_BYTES
 }
 
-/// What a thread knows of the copies of a tile's tokens.
+/// A thread's state for the copies of a tile's tokens.
 pub(super) struct Tokens {
     instance: Instance,
-    /// Where the thread's first row goes in the first buffer.
+    /// Address of the thread's piece of its first row in the first buffer.
     target: SharedAddress,
-    /// The thread's first pieces of its rows, in copies from the first token.
+    /// First piece of each of the thread's rows, counted in copies from the first token.
     pieces: [u32; MAX_ROWS],
-    /// Rows of the tile that the thread copies pieces of.
+    /// Number of the tile's rows of which the thread copies pieces.
     count: u32,
 }
 
 impl Tokens {
-    /// Those of a tile, of which the first chunk is begun. There are none of a tile without tokens.
+    /// Returns the state for a tile, and starts the copies of its first chunk. For a tile without tokens there are no
+    /// copies.
     ///
     /// # Safety
-    /// The contract in `moe_sm90/mod.rs`; the grid before has ended. All threads of the block call it, and none reads the buffers.
+    /// The contract in `moe_sm90/mod.rs` holds, and the previous grid has ended. All threads of the CTA call this, and
+    /// none reads the buffers.
     #[inline(always)]
     pub(super) unsafe fn of(instance: Instance, launch: &Launch, tile: &Tile, buffers: SharedAddress) -> Self {
         let (first_row, piece) = (thread::thread_idx_x() / TOKEN_COPIES, thread::thread_idx_x() % TOKEN_COPIES);
@@ -56,7 +59,7 @@ impl Tokens {
         let pieces = [0, 1].map(|index| {
             let row = tile.first_row + first_row + index * Self::row_step(instance);
             let token = match launch.rows {
-                // SAFETY: the list has a number for every row.
+                // SAFETY: the list has an entry for every row.
                 list if list != 0 && index < count => unsafe {
                     ld_relaxed_gpu_global_b32(GlobalAddress::new(list) + u64::from(row) * 4)
                 },
@@ -71,20 +74,22 @@ impl Tokens {
         this
     }
 
-    /// How far the rows lie apart that a thread copies pieces of.
+    /// Distance of the rows of which a thread copies pieces.
     const fn row_step(instance: Instance) -> u32 {
         instance.threads() / TOKEN_COPIES
     }
 
-    /// Begins to copy the chunk from this k-block on, as far as K has it.
+    /// Starts the copies of the chunk that begins with k-block `first`, up to the end of K.
     ///
     /// # Safety
-    /// As [`Self::of`]; no thread reads the chunk's buffer.
+    /// The contract in `moe_sm90/mod.rs` holds, and the previous grid has ended. All threads of the CTA call this, and
+    /// none reads the chunk's buffer.
     #[inline(always)]
     pub(super) unsafe fn begin(&self, launch: &Launch, first: u32) {
         let k = launch.k;
         let buffer = self.target + first / CHUNK % BUFFERS * self.instance.buffer_bytes();
-        // Begins to copy a piece of each row to a k-block of the buffer. So many pieces come before the k-block, and k-blocks as whole.
+        // Starts the copy of one piece of each row to k-block `step` of the buffer. The source is `pieces` pieces and
+        // `whole` whole k-blocks after the row's first piece.
         let copy = |step: u32, is_there: bool, pieces: u32, whole: u32| {
             for index in [0, 1] {
                 let is_row = index * Self::row_step(self.instance) < self.instance.tile_tokens;
@@ -93,7 +98,8 @@ impl Tokens {
                     let source = GlobalAddress::new(launch.tokens) + piece * u64::from(COPY_BYTES);
                     let source = source + u64::from(whole * K_BLOCK_BYTES);
                     let place = index * Self::row_step(self.instance) * ROW_BYTES + step * K_BLOCK_BYTES;
-                    // SAFETY: the row has this piece, and the buffer its place; nothing is read where there is no piece.
+                    // SAFETY: the row has this piece, and the buffer its place; `is_there` disables the read of a
+                    // missing piece.
                     unsafe { cp_async_16_or_zero(is_there, buffer + place, source) };
                 }
             }
@@ -103,7 +109,7 @@ impl Tokens {
                 copy(step, true, first * TOKEN_COPIES, step);
             }
         } else {
-            // Opaque, so that no register holds anything of this over the main loop.
+            // Opaque, so that no register holds a value of this branch during the mainloop.
             let first = opaque_b32(first);
             let piece = thread::thread_idx_x() % TOKEN_COPIES;
             for step in 0..k_blocks(k).saturating_sub(first).min(CHUNK) {

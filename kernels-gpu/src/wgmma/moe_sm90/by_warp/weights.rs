@@ -1,6 +1,8 @@
-//! A warp's weights, from global memory to its stages. No other warp takes part, so that none waits for another one.
+//! Copies a warp's weights from global memory to its stages. No other warp takes part, so no warp waits for another
+//! one.
 //!
-//! A stage is a unit as it lies in memory: that of a strip of 16 rows, or half of gate's and behind it half of up's.
+//! A stage is a unit in its layout in memory: the unit of a strip of 16 rows, or half a unit of gate followed by half a
+//! unit of up.
 
 use cuda_std::{
     cp_async::{cp_async_4_or_zero, cp_async_16_or_zero, cp_async_commit_group},
@@ -20,34 +22,35 @@ use crate::{
     },
 };
 
-/// Bytes of a word.
+/// Bytes per word.
 const WORD: u32 = 4;
 
-/// Where the second half's words lie in a stage, then the scales of a whole k-block, then those of the second half.
+/// Offsets in a stage of the second half's words, of the scales of a whole k-block, and of the scales of the second
+/// half.
 const SECOND_WORDS: u32 = UNIT_ROWS / 2 * row_bytes(K_BLOCK);
 const SCALES: u32 = UNIT_ROWS * row_bytes(K_BLOCK);
 const SECOND_SCALES: u32 = SCALES + UNIT_ROWS / 2 * row_scale_bytes(K_BLOCK);
 
-/// A warp's strip on its way to its stages, as a lane knows it.
+/// A lane's state for the copies of a warp's strip to its stages.
 pub(super) struct Weights {
     instance: Instance,
-    /// The warp's first stage.
+    /// First stage of the warp.
     first_stage: SharedAddress,
-    /// The first row of the strip in each matrix; where C lacks the strip's columns, that of the last strip that it has.
+    /// First row of the strip in each matrix. If C has no columns for the strip, the first row of the last strip.
     first_row: u32,
-    /// Where the next k-block's words lie that this lane copies, in the first half of a stage and in the second, and its scales, if the
-    /// k-block is a whole one.
+    /// Addresses of this lane's part of the next whole k-block: the words for the first half of a stage, the words for
+    /// the second half, and the scales.
     sources: [GlobalAddress; 3],
-    /// Bytes from a whole k-block to the next one.
+    /// Bytes from one whole k-block to the next.
     stride: u32,
 }
 
 impl Weights {
-    /// Those of a tile, of which the first are begun: all stages but one.
+    /// This warp's weights of a tile, with the first `STAGES - 1` k-blocks in flight.
     ///
     /// # Safety
-    /// The contract in `moe_sm90/mod.rs`; the tile is of the launch, or has no tokens. The warp's stages lie at this address, nothing is
-    /// on its way there, and no lane reads them. The whole warp calls it together.
+    /// The contract in `moe_sm90/mod.rs` holds. The tile belongs to the launch, or has no tokens. The warp's stages lie
+    /// at `first_stage`, no copy to them is in flight, and no lane reads them. The whole warp calls this together.
     #[inline(always)]
     pub(super) unsafe fn of(
         instance: Instance,
@@ -90,16 +93,18 @@ impl Weights {
         this
     }
 
-    /// Where the unit of a k-block lies that has this row, from the start of a matrix.
+    /// Offset from the start of a matrix of the unit with row `row` and k-block `k_block`.
     #[inline(always)]
     fn offset(launch: &Launch, tile: &Tile, row: u32, k_block: u32) -> u64 {
         u64::from(tile.expert) * launch.expert_bytes + unit_offset(launch.n, launch.k, row / UNIT_ROWS, k_block)
     }
 
-    /// Begins to copy a k-block to its stage, if there is such a one. The k-blocks before it have begun.
+    /// Starts the copy of a k-block to its stage if the k-block exists. The copies of all preceding k-blocks have
+    /// started.
     ///
     /// # Safety
-    /// As [`Self::of`], with the same tile. No lane of the warp reads the stage any more.
+    /// The requirements of [`Self::of`], except that copies to other stages may be in flight; the tile is the same. No
+    /// lane of the warp reads the stage any more.
     #[inline(always)]
     pub(super) unsafe fn begin(&mut self, launch: &Launch, tile: &Tile, k_block: u32) {
         let stage = k_block % STAGES;
@@ -113,16 +118,17 @@ impl Weights {
         }
     }
 
-    /// As [`Self::begin`], of a whole k-block, to a stage, if there is such a one.
+    /// Starts the copy of the next whole k-block to stage `stage` if `is_there`.
     ///
     /// # Safety
-    /// As there.
+    /// The requirements of [`Self::begin`].
     #[inline(always)]
     pub(super) unsafe fn begin_whole(&mut self, is_there: bool, stage: u32) {
         let stage = self.first_stage + stage * UNIT_BYTES;
         let (words, scales) = (stage + lane_id() * COPY_BYTES, stage + (SCALES + lane_id() * WORD));
         if is_there {
-            // SAFETY: the matrices have such rows and this k-block; the stage is the warp's.
+            // SAFETY: `is_there`, so the matrices have these rows and this k-block; the stage belongs to the warp, and
+            // no lane reads it any more.
             unsafe {
                 cp_async_16_or_zero(true, words, self.sources[0]);
                 cp_async_16_or_zero(true, words + SECOND_WORDS, self.sources[1]);
@@ -132,18 +138,19 @@ impl Weights {
         self.sources = self.sources.map(|source| source + u64::from(self.stride));
     }
 
-    /// Begins to copy a k-block that is not a whole one: words to where a stage has them, rows without gaps, and so the scales.
+    /// Starts the copy of a k-block that is not whole: words and scales go to the places that they have in a stage,
+    /// with rows without gaps.
     ///
     /// # Safety
-    /// As [`Self::begin`].
+    /// The requirements of [`Self::begin`].
     #[inline(always)]
     unsafe fn copy_ragged(&self, launch: &Launch, tile: &Tile, stage: SharedAddress, k_block: u32) {
-        // Opaque, so that no register holds anything of this over the main loop.
+        // Opaque, so that no register holds a value of this function during the mainloop.
         let (first_row, k_block) = (opaque_b32(self.first_row), opaque_b32(k_block));
         let columns = block_columns(launch.k, k_block);
         let (rows, before) = (STRIP_ROWS / self.instance.matrices, first_row % UNIT_ROWS);
         let offset = Self::offset(launch, tile, first_row, k_block);
-        // A half of the stage's words is at most a copy of each lane.
+        // Half of a stage's words takes at most one copy per lane.
         let copy = |half: u32| {
             let (matrix, half) = if self.instance.matrices == 2 { (half, 0) } else { (0, half) };
             let unit = GlobalAddress::new(launch.b[matrix as usize]) + offset;
@@ -158,7 +165,7 @@ impl Weights {
                 let source =
                     unit + u64::from(UNIT_ROWS * row_bytes(columns) + before * row_scale_bytes(columns) + place);
                 let scales = stage + (SCALES + matrix * (SECOND_SCALES - SCALES));
-                // SAFETY: as above.
+                // SAFETY: the unit has the scales of these rows, and no lane of the warp reads the stage.
                 unsafe { cp_async_4_or_zero(true, scales + place, source) };
             }
         };
@@ -166,15 +173,15 @@ impl Weights {
         copy(1);
     }
 
-    /// The lane's rows of a whole k-block in a stage.
+    /// Returns the lane's rows of a whole k-block in a stage.
     ///
     /// # Safety
-    /// The warp's copies of it are complete.
+    /// The warp's copies to the stage are complete.
     #[inline(always)]
     pub(super) unsafe fn take<D: Decode>(&self, fragment: &Fragment, stage: u32) -> Rows<D> {
         let (stage, lane) = (self.first_stage + stage * UNIT_BYTES, fragment.lane);
         let row = |index: usize| self.row(fragment, index);
-        // SAFETY: inside of the stage.
+        // SAFETY: the addresses are inside the stage.
         unsafe {
             Rows::new(
                 [0, 1].map(|index| ld_shared_v4_b32(stage + lane_place(K_BLOCK, row(index), lane))),
@@ -183,10 +190,10 @@ impl Weights {
         }
     }
 
-    /// As [`Self::take`], of a k-block that may be a whole one or not.
+    /// Same as [`Self::take`], for a k-block that may be whole or not.
     ///
     /// # Safety
-    /// As there.
+    /// The warp's copies to the stage are complete.
     #[inline(always)]
     pub(super) unsafe fn take_any<D: Decode>(
         &self,
@@ -202,7 +209,7 @@ impl Weights {
             }
             let (stage, lane) = (self.first_stage + stage * UNIT_BYTES, fragment.lane);
             let columns = block_columns(launch.k, opaque_b32(k_block));
-            // The row in its half or in the strip, and where that begins.
+            // Row within its half or within the strip, and the offset of the half or the strip.
             let of = |index: usize, second: u32| {
                 let row = self.row(fragment, index);
                 if self.instance.matrices == 2 { (row % (UNIT_ROWS / 2), index as u32 * second) } else { (row, 0) }
@@ -219,14 +226,14 @@ impl Weights {
                     let (row, first) = of(index, SECOND_SCALES - SCALES);
                     let scale = row * row_scale_bytes(columns) + lane * lane_scales(columns);
                     let pair = ld_shared_b16(stage + (SCALES + first + (scale & !1)));
-                    // With one scale a lane, two lanes share the pair.
+                    // With one scale per lane, two lanes share the pair.
                     pair >> if lane_scales(columns) == 1 { scale % 2 * 8 } else { 0 }
                 }),
             )
         }
     }
 
-    /// A row of the lane in a stage. A lane has the same row of both halves, or two of the strip's.
+    /// Row of the lane in a stage. A lane has the same row of both halves, or two rows of the strip.
     #[inline(always)]
     const fn row(&self, fragment: &Fragment, index: usize) -> u32 {
         if self.instance.matrices == 2 {

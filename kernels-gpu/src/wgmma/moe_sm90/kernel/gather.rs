@@ -1,14 +1,15 @@
-//! The warps that gather tokens, 16 bytes a copy, to the buffers that `wgmma` reads.
+//! Warps that gather tokens, 16 bytes per copy, to the buffers that `wgmma` reads.
 //!
-//! 16 bytes of a token are a row of a core matrix. In a strip, eight tokens, core matrix c has the tokens' c-th 16 bytes of the
-//! k-block. A warp's copy has eight tokens and four core matrices: the lanes of a quarter warp write 128 bytes that lie
-//! together, and read from each token 64 bytes that lie together.
+//! 16 bytes of a token are one row of a core matrix. In a strip of eight tokens, core matrix c has the tokens' c-th 16
+//! bytes of the k-block. A warp's copy covers eight tokens and four core matrices: the lanes of a quarter warp write
+//! 128 contiguous bytes, and read 64 contiguous bytes per token.
 //!
-//! A buffer's barrier counts the copies as they complete. The threads that multiply make what was copied known to `wgmma`: a fence
-//! of the thread that copies would wait for all of its copies, the later ones too.
+//! A buffer's barrier counts the copies as they complete. The threads that multiply execute the fence that makes the
+//! copied bytes visible to `wgmma`, because a fence in the copying thread would wait for all of its copies, also for
+//! later ones.
 //!
-//! Nothing is copied where a strip has no token: products wait for copies on their way to shared memory. What lies there then, zeros
-//! or a token of an earlier tile, goes into sums that are not written to C.
+//! Nothing is copied to a place of a strip without a token, because products wait for copies in flight to shared
+//! memory. The place then holds zeros or a token of an earlier tile, and its sums are not written to C.
 
 use cuda_std::{
     cp_async::{cp_async_16_or_zero, cp_async_mbarrier_arrive_noinc},
@@ -25,27 +26,30 @@ use crate::{
     wgmma::moe_sm90::abi::{SOURCE_BYTES, STRIP_SOURCE_BYTES},
 };
 
-/// Bytes of a copy: a row of a core matrix.
+/// Bytes per copy: a row of a core matrix.
 const CHUNK_BYTES: u32 = 16;
 
-/// Elements of a copy.
+/// Elements per copy.
 const CHUNK_ELEMENTS: u32 = CHUNK_BYTES / 2;
 
-/// Core matrices that a warp's copy has rows of.
+/// Number of core matrices that a warp's copy has rows of.
 const COPY_CHUNKS: u32 = 4;
 
-/// Copies that bring a strip.
+/// Number of a warp's copies per strip.
 const STRIP_COPIES: u32 = K_BLOCK / CHUNK_ELEMENTS / COPY_CHUNKS;
 
 impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
-    /// Gathers the tokens of the block's tiles. One warp, the `warp`-th of [`Self::TOKEN_WARPS`]; each brings every third strip.
+    /// Gathers the tokens of the CTA's tiles. Runs in one warp, the `warp`-th of [`Self::TOKEN_WARPS`], which loads
+    /// every third strip.
     ///
     /// # Safety
-    /// The contract in this folder's `mod.rs`. The barriers have been initialized. The whole warp calls it together.
+    /// The contract in this folder's `mod.rs` holds, and the barriers are initialized. The whole warp calls this
+    /// together.
     #[inline(always)]
     pub(super) unsafe fn gather_tokens(&self, warp: u32) {
         let (mut tiles, mut buffers, k) = (self.tiles(), self.buffers(), self.launch.k);
-        // SAFETY: tokens and lists are complete after the wait. A buffer is written while it is empty.
+        // SAFETY: tokens and lists are complete after the wait for the previous grid. A buffer is written while it is
+        // empty.
         unsafe {
             self.clear_buffers(warp);
             griddepcontrol_wait();
@@ -92,7 +96,7 @@ impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
     /// Writes zeros to the warp's strips of all buffers.
     ///
     /// # Safety
-    /// Nothing has been copied to the buffers. The whole warp calls it together, with its own number.
+    /// Nothing has been copied to the buffers. The whole warp calls this together, with its own number.
     #[inline(always)]
     unsafe fn clear_buffers(&self, warp: u32) {
         let buffer_bytes = Self::INSTANCE.shape().buffer_bytes();
@@ -102,24 +106,25 @@ impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
                 let strip_start = self.shared + (Self::BUFFERS + buffer * buffer_bytes + strip * STRIP_BYTES);
                 for part in 0..STRIP_BYTES / (WARP_SIZE * CHUNK_BYTES) {
                     let place = (part * WARP_SIZE + lane_id()) * CHUNK_BYTES;
-                    // SAFETY: the place is this lane's, in a strip that no other warp writes and that nobody reads yet.
+                    // SAFETY: the place is in a strip that no other warp writes and that nobody reads yet, and no other
+                    // lane writes this place.
                     unsafe { st_shared_v4_b32(strip_start + place, [0; 4]) };
                 }
                 strip += Self::TOKEN_WARPS;
             }
         }
-        // SAFETY: the whole warp is here. Another lane copies to where this one has written.
+        // SAFETY: the whole warp is here. After this, a lane may copy to a place that another lane has cleared.
         unsafe { sync_warp(ALL_LANES) };
     }
 
-    /// Where this lane keeps where its token of a strip begins.
+    /// Address where this lane stores the start of its token of a strip.
     #[inline(always)]
     fn source(&self, strip: u32) -> SharedAddress {
         self.shared + Self::SOURCES + strip * STRIP_SOURCE_BYTES + lane_id() * SOURCE_BYTES
     }
 
-    /// Writes down where this lane's token of each of the warp's strips begins, in copies from the first token. Past the tile's last
-    /// token it is the last one again, of which nothing is copied.
+    /// Stores the start of this lane's token for each of the warp's strips, in copies from the first token. Past the
+    /// tile's last token it stores the start of the last token again; nothing is copied from there.
     ///
     /// # Safety
     /// The lists are complete.
@@ -128,7 +133,7 @@ impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
         let mut strip = warp;
         while strip < strips {
             let row = (strip * CORE_MATRIX_ROWS + lane_id() % CORE_MATRIX_ROWS).min(tile.tokens - 1) + tile.first_row;
-            // SAFETY: the list has a number for every row; the place is this lane's.
+            // SAFETY: the list has an entry for every row, and no other lane writes the place.
             unsafe {
                 let token = if self.launch.rows == 0 {
                     row

@@ -1,9 +1,10 @@
-//! How the layer's products work on Hopper, and on whatever has `mma.sync` in place of `wgmma`.
+//! Products of an MoE layer on Hopper, and on GPUs that have `mma.sync` but no `wgmma`.
 //!
-//! A block asks for its tiles as it goes. Its first warp finds out what a tile is from the lists that a grid before has made,
-//! writes it down for the others, and loads weights, a few bulk copies a stage. Where tokens are sorted, a second warp brings them by
-//! bulk copies too; else three warps gather them, 16 bytes a copy, since rows lie anywhere and bulk copies cannot gather. Up to four
-//! warpgroups decode weights in registers and multiply ([`sm90`](crate::decoding)).
+//! A CTA takes its tiles one by one, by ticket. Its first warp looks up each tile in the lists that an earlier grid
+//! wrote, writes the tile to shared memory for the other warps, and loads its weights, by a few bulk copies per stage.
+//! If tokens are sorted, a second warp loads them by bulk copies too. Otherwise three warps gather them, 16 bytes per
+//! copy, because rows may lie anywhere and bulk copies cannot gather. Up to four warpgroups decode weights in registers
+//! and multiply ([`decoding`](crate::decoding)).
 //!
 //! ```text
 //! lists ─ a warp ─▶ tiles ─────────────────────────┐
@@ -33,18 +34,18 @@ use crate::{
     wgmma::{PingPong, Tiles, give_registers, moe_sm90::abi::Instance, take_registers},
 };
 
-/// An instance, as a type.
+/// An instance as a type.
 pub(crate) trait Built {
     const INSTANCE: Instance;
 }
 
-/// Makes the entries of a list of instances, each a type of its own.
+/// Makes the entries of a list of instances, with a separate type per instance.
 macro_rules! entries {
     ($($entry:ident = $instance:expr;)*) => {$(
         /// One of [`INSTANCES`].
         ///
         /// # Safety
-        /// The contract in this folder's `mod.rs`.
+        /// The contract in this folder's `mod.rs` holds.
         #[kernel(threads = INSTANCES[Index::$entry as usize].threads(), min_blocks = 1)]
         pub unsafe fn $entry(launch: Launch) {
             const INSTANCE: Instance = INSTANCES[Index::$entry as usize];
@@ -53,14 +54,14 @@ macro_rules! entries {
             impl Built for This {
                 const INSTANCE: Instance = INSTANCE;
             }
-            // SAFETY: the contract is this function's too.
+            // SAFETY: the caller guarantees the contract in this folder's `mod.rs`.
             unsafe { Moe::<This, IS_BF16, { INSTANCE.shape().parts() }>::run(launch) }
         }
     )*};
 }
 pub(crate) use entries;
 
-/// The kernel as an instance, whose tokens are bf16 or f16, and whose threads have `P` parts of a stage.
+/// Kernel of an instance, with bf16 or f16 tokens and `P` parts of a stage per thread.
 pub(crate) struct Moe<I, const BF16: bool, const P: usize> {
     launch: Launch,
     shared: SharedAddress,
@@ -71,13 +72,13 @@ impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
     const INSTANCE: Instance = I::INSTANCE;
     const CHECK: () = assert!(Self::END == Self::INSTANCE.shared_bytes());
 
-    // The first warpgroup loads: its first warp weights, the next ones tokens. The other warpgroups multiply.
+    // The first warpgroup loads: its first warp weights, its next warps tokens. The other warpgroups multiply.
     const WEIGHT_WARP: u32 = 0;
     const TOKEN_WARPS: u32 = Self::INSTANCE.token_warps();
     const CONSUMER_WARPS: u32 = Self::INSTANCE.consumers * WARPS;
 
-    // Shared memory: stages, buffers, where tokens begin, tiles, barriers. These are offsets from its start, and inside of a stage from the stage's
-    // start.
+    // Shared memory: stages, buffers, starts of tokens, tiles, barriers. These are offsets from its start, and within a
+    // stage from the start of the stage.
     const BUFFERS: u32 = Self::INSTANCE.stages * Self::INSTANCE.stage_bytes();
     const SOURCES: u32 = Self::BUFFERS + Self::INSTANCE.buffers * Self::INSTANCE.shape().buffer_bytes();
     const TILES: u32 = Self::SOURCES + Self::INSTANCE.source_bytes();
@@ -91,34 +92,34 @@ impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
         panel * Self::INSTANCE.panel_bytes()
     }
 
-    /// The stages of weights. One is full when the warp that loads and its copies have arrived, and empty when every warp that
-    /// multiplies has.
+    /// Stages of weights. A stage is full after the loading warp and its copies have arrived, and empty after every
+    /// warp that multiplies has arrived.
     fn stages(&self) -> Ring {
         Ring::new(self.shared + Self::STAGE_BARRIERS, Self::INSTANCE.stages)
     }
 
-    /// The buffers of tokens. One is full when the warp that loads and its copies have arrived, or the copies of every thread that
-    /// gathers; it is empty as a stage is.
+    /// Buffers of tokens. A buffer is full after the loading warp and its copies have arrived, or after the copies of
+    /// every gathering thread have arrived. It is empty after every warp that multiplies has arrived.
     fn buffers(&self) -> Ring {
         Ring::new(self.shared + Self::BUFFER_BARRIERS, Self::INSTANCE.buffers)
     }
 
-    /// What is written down of tiles.
+    /// Tiles that the first warp writes for the others.
     fn tiles(&self) -> Tiles {
         Tiles::new(self.shared + Self::TILE_BARRIERS, self.shared + Self::TILES)
     }
 
-    /// The barriers of turns.
+    /// Barriers of turns.
     fn turn_barriers(&self) -> Mbarrier {
         Mbarrier::at(self.shared + Self::TURN_BARRIERS)
     }
 
-    /// The address of the stage that a ring stands at.
+    /// Address of the current stage.
     fn stage(shared: SharedAddress, stages: Ring) -> SharedAddress {
         shared + stages.index() * Self::INSTANCE.stage_bytes()
     }
 
-    /// The address of the buffer that a ring stands at.
+    /// Address of the current buffer of tokens.
     fn buffer(shared: SharedAddress, buffers: Ring) -> SharedAddress {
         shared + Self::BUFFERS + buffers.index() * Self::INSTANCE.shape().buffer_bytes()
     }
@@ -126,7 +127,7 @@ impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
     /// A thread's part of the kernel.
     ///
     /// # Safety
-    /// The contract in this folder's `mod.rs`.
+    /// The contract in this folder's `mod.rs` holds.
     #[inline(always)]
     pub(crate) unsafe fn run(launch: Launch)
     where
@@ -134,9 +135,9 @@ impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
     {
         const { Self::CHECK };
         let this = Self { launch, shared: dynamic_shared_address(), instance: PhantomData };
-        // SAFETY: barriers have places of their own in shared memory, and are initialized before any thread passes
-        // `sync_threads`. Every thread of the block takes part in what the block does together, and every thread of a
-        // warpgroup in what the warpgroup does together; each role is one warp's or one warpgroup's.
+        // SAFETY: the barriers have their own places in shared memory, and are initialized before any thread passes
+        // `sync_threads`. Every thread of the CTA takes part in the CTA's collective operations, and every thread of a
+        // warpgroup in the warpgroup's. Each role belongs to one warp or one warpgroup.
         unsafe {
             if thread::thread_idx_x() == 0 {
                 this.stages().init(1, Self::CONSUMER_WARPS);
@@ -149,7 +150,7 @@ impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
                 fence_mbarrier_init();
             }
             thread::sync_threads();
-            // The same value in all lanes; through the shuffle the compiler knows that it is.
+            // The value is the same in all lanes; the shuffle shows this to the compiler.
             let (warp, _) = warp_shuffle_idx(ALL_LANES, thread::thread_idx_x() / WARP_SIZE, 0, WARP_SIZE);
             if warp < WARPS {
                 if Self::INSTANCE.shares_registers() {

@@ -1,5 +1,6 @@
-//! The warpgroups that multiply: stages of weights × buffers of tokens → C. The main loop and the epilogue are those of
-//! [`sm90`](crate::decoding); here stands how weights lie in a stage.
+//! Warpgroups that multiply stages of weights by buffers of tokens and write C. The mainloop is in
+//! [`Consumer`](crate::wgmma::Consumer), the epilogue in [`decoding`](crate::decoding). This file defines the layout of
+//! weights in a stage.
 
 use core::marker::PhantomData;
 
@@ -27,11 +28,11 @@ impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P>
 where
     Packed<BF16>: Decode,
 {
-    /// Multiplies and writes the block's tiles. One warpgroup, the `consumer`-th of those that multiply.
+    /// Multiplies and writes the CTA's tiles. Runs in one warpgroup, the `consumer`-th that multiplies.
     ///
     /// # Safety
-    /// The contract in this folder's `mod.rs`. The barriers have been initialized. The whole warpgroup calls it together, and
-    /// so does every other one that multiplies, with its own number.
+    /// The contract in this folder's `mod.rs` holds, and the barriers are initialized. The whole warpgroup calls this
+    /// together. Every other warpgroup that multiplies calls it with its own number.
     #[inline(always)]
     pub(super) unsafe fn multiply(&self, consumer: u32) {
         let k = self.launch.k;
@@ -39,7 +40,8 @@ where
         let (stages, buffers, mut tiles) = (self.stages(), self.buffers(), self.tiles());
         let mut consumer: Consumer<_, P> =
             Consumer::new(kind, self.shared, consumer, stages, buffers, self.turn_barriers());
-        // SAFETY: the whole warpgroup is here and takes the same way. The tile is the block's.
+        // SAFETY: the whole warpgroup is here and follows the same path. The barriers are initialized, and only this
+        // CTA has this tile. `read` follows a `wait` for the same tile.
         unsafe {
             loop {
                 let tokens = tiles.wait();
@@ -50,7 +52,7 @@ where
                 let (Tile { first_column, first_row, tokens, expert, alpha }, empty) = tiles.read();
                 consumer.fragment.arrive(empty);
                 let Launch { c, n, bias, activation, row_capacity, c_is_sorted, .. } = self.launch;
-                // `n` is opaque, so that no register holds a multiple of it over the main loop.
+                // `n` is opaque, so that no register holds a multiple of it during the mainloop.
                 let of_expert = u64::from(expert) * u64::from(opaque_b32(n)) * BIAS_BYTES;
                 let target: Target<Units<I, BF16, P>> = Target {
                     c,
@@ -74,14 +76,14 @@ where
         }
     }
 
-    /// Which rows of panels are a thread's.
+    /// Rows of panels that a thread has.
     #[inline(always)]
     fn rows_of(fragment: Fragment) -> Fragment {
         if Self::INSTANCE.narrow && Self::INSTANCE.matrices == 2 { fragment.narrow() } else { fragment }
     }
 }
 
-/// A stage that holds [`units`](crate::units).
+/// Layout of a stage of [`units`](crate::units).
 struct Units<I, const BF16: bool, const P: usize> {
     k: u32,
     rows: StagedRows,
@@ -89,11 +91,11 @@ struct Units<I, const BF16: bool, const P: usize> {
 }
 
 impl<I: Built, const BF16: bool, const P: usize> Units<I, BF16, P> {
-    /// For sums over `k` elements.
+    /// Returns the layout for sums over `k` elements.
     #[inline(always)]
     fn new(k: u32, fragment: &Fragment) -> Self {
         let instance = Moe::<I, BF16, P>::INSTANCE;
-        // In a narrow gated tile, a thread's two rows are one row of both panels.
+        // In a narrow gated tile, a thread's two rows are one row of each panel.
         let of_both = instance.narrow && instance.matrices == 2;
         let second_panel = if of_both { Moe::<I, BF16, P>::panel(1) } else { 0 };
         Self { k, rows: StagedRows::new(fragment, second_panel, instance.piece_rows()), instance: PhantomData }
@@ -139,9 +141,9 @@ where
 
     #[inline(always)]
     fn token_offset(product: u32) -> u32 {
-        /// Bytes of a token that a product takes.
+        /// Bytes per token and product.
         const BYTES: u32 = wgmma::K * 2;
-        /// Products of a line.
+        /// Products per line.
         const LINE_PRODUCTS: u32 = LINE_BYTES / BYTES;
         let instance = Moe::<I, BF16, P>::INSTANCE;
         if instance.sorted {
@@ -154,7 +156,8 @@ where
     #[inline(always)]
     unsafe fn load(&self, stage: SharedAddress, _fragment: &Fragment, k_block: u32) -> [Rows<Packed<BF16>>; P] {
         let panel = |part: usize| stage + Moe::<I, BF16, P>::panel(part as u32);
-        // SAFETY: the panels of the stage, which is full. Panels lie one behind the other, so that the rows of a narrow plain tile do.
+        // SAFETY: the addresses are in the panels of the stage, and the caller guarantees that it is full. Panels are
+        // contiguous, and so are the rows of a narrow plain tile.
         unsafe {
             if k_block < self.k / K_BLOCK {
                 core::array::from_fn(|part| self.rows.load(panel(part)))

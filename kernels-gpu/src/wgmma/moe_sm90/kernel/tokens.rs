@@ -1,4 +1,4 @@
-//! The warp that loads tokens that lie sorted: a line of each of a tile's rows is one piece of memory.
+//! The warp that loads sorted tokens: one line of all rows of a tile is contiguous in memory.
 
 use cuda_std::{
     global::GlobalAddress,
@@ -15,16 +15,17 @@ use crate::{
 };
 
 impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
-    /// Loads the tokens of the block's tiles. One warp.
+    /// Loads the tokens of the CTA's tiles. Runs in one warp.
     ///
     /// # Safety
-    /// The contract in this folder's `mod.rs`. The barriers have been initialized. The whole warp calls it together.
+    /// The contract in this folder's `mod.rs` holds, and the barriers are initialized. The whole warp calls this
+    /// together.
     #[inline(always)]
     pub(super) unsafe fn load_tokens(&self) {
         let (mut tiles, mut buffers, k_blocks) = (self.tiles(), self.buffers(), k_blocks(self.launch.k));
         let next_line = line(self.launch.row_capacity, 1, 0);
-        // SAFETY: tokens are complete after the wait. A buffer is written while it is empty, and its full barrier expects the bytes of
-        // every copy.
+        // SAFETY: the tokens are complete after the wait for the previous grid. A buffer is written while it is empty,
+        // and its full barrier expects the bytes of every copy.
         unsafe {
             griddepcontrol_wait();
             griddepcontrol_launch_dependents();
@@ -33,7 +34,7 @@ impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
                 if tile.tokens == 0 {
                     return;
                 }
-                // The product may be wider than the tile: what becomes of the rows behind is not written to C.
+                // The product may be wider than the tile. Sums of rows past the tile are not written to C.
                 let bytes = Self::INSTANCE.shape().mma_n(tile.tokens) * LINE_BYTES;
                 let mut source =
                     GlobalAddress::new(self.launch.tokens) + line(self.launch.row_capacity, 0, tile.first_row);

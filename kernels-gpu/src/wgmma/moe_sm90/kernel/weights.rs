@@ -1,4 +1,4 @@
-//! The warp that finds tiles and loads their weights, by bulk copies of the units as they lie in memory.
+//! The warp that finds tiles and loads their weights, by bulk copies of the units in their layout in memory.
 
 use cuda_std::{global::GlobalAddress, griddepcontrol::griddepcontrol_wait};
 
@@ -10,20 +10,21 @@ use crate::{
     wgmma::{Piece, moe_sm90::abi::Instance},
 };
 
-/// The most pieces of a stage.
+/// Maximum number of pieces per stage.
 const MAX_PIECES: usize = 4;
 
 impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
-    /// Units that a piece has room for.
+    /// Number of units that a piece has room for.
     const PIECE_UNITS: u32 = Self::INSTANCE.piece_rows() / UNIT_ROWS;
 
-    /// Pieces of a stage.
+    /// Number of pieces per stage.
     const PIECES: u32 = PANELS as u32 * Self::INSTANCE.shape().panel_rows() / Self::INSTANCE.piece_rows();
 
-    /// Finds the block's tiles, writes them down, and loads their weights to stages. One warp.
+    /// Finds the CTA's tiles, writes them to shared memory, and loads their weights to stages. Runs in one warp.
     ///
     /// # Safety
-    /// The contract in this folder's `mod.rs`. The barriers have been initialized. The whole warp calls it together.
+    /// The contract in this folder's `mod.rs` holds, and the barriers are initialized. The whole warp calls this
+    /// together.
     #[inline(always)]
     pub(super) unsafe fn load_weights(&self) {
         let mut stages = self.stages();
@@ -32,7 +33,8 @@ impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
         let columns = Self::INSTANCE.columns();
         let lists =
             TileLists { rows: 0, tile_tokens, ticket, firsts, tile_firsts, alpha, experts, n, matrices, columns };
-        // SAFETY: lists are read when they are complete. Units are the expert's own.
+        // SAFETY: the lists are complete, because this warp waits for the previous grid if they are pending. The units
+        // are the expert's own.
         unsafe {
             if self.launch.lists_pending != 0 {
                 griddepcontrol_wait();
@@ -44,8 +46,8 @@ impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
         }
     }
 
-    /// A piece of a tile's panels, counted through both. If its rows lie outside of the matrix, it is others: what becomes of them
-    /// is not written to C.
+    /// Returns a piece of a tile's panels; `index` counts through both panels. For rows outside of the matrix, it
+    /// returns a piece with other rows, and the resulting columns are not written to C.
     #[inline(always)]
     fn piece(&self, tile: &Tile, index: u32) -> Piece {
         let (n, k) = (self.launch.n, self.launch.k);
