@@ -61,11 +61,11 @@ fn an_instance_that_does_not_fit_is_an_error_at_its_own_line() {
             "tcgen05/gated_sm100",
             "gated_sm100_t64 = gated(64).stages(4);",
             &[
-                ("gated(64).stages(5)", "the stages do not fit shared memory"),
-                ("gated(224).stages(1)", "accumulators and scales do not fit tensor memory"),
+                ("gated(64).stages(5)", "the stages do not fit in shared memory"),
+                ("gated(224).stages(1)", "accumulators and scales do not fit in tensor memory"),
                 ("gated(24).pair().stages(1)", "the tensor core's N must be a multiple of 8, or of 16 for a pair"),
                 ("gated(16).tma_store().stages(4)", "a store by tensor map requires tiles of whole boxes of tokens"),
-                ("gated(64).stages(0)", "use at least 1 stage"),
+                ("gated(64).stages(0)", "a pipeline needs at least 1 stage"),
                 ("gated(64).serial().pair().stages(1)", "serial roles require a single CTA"),
             ][..],
         ),
@@ -82,7 +82,7 @@ fn an_instance_that_does_not_fit_is_an_error_at_its_own_line() {
             "wgmma/gated_sm90",
             "gated_sm90_t64 = gated(64).consumers(2).buffers(4).stages(9);",
             &[
-                ("gated(64).consumers(2).buffers(4).stages(12)", "stages and buffers do not fit shared memory"),
+                ("gated(64).consumers(2).buffers(4).stages(12)", "stages and buffers do not fit in shared memory"),
                 ("gated(64).consumers(2).buffers(1).stages(9)", "filling it would wait for emptying it"),
                 ("gated(64).consumers(3).buffers(2).stages(3)", "1, 2 or 4 warpgroups must multiply"),
                 ("gated(24).consumers(2).buffers(4).stages(9)", "the smallest N must be whole core matrices"),

@@ -43,7 +43,7 @@ const _: () = {
     let mut index = 0;
     while index < INSTANCES.len() {
         assert!(INSTANCES[index].by_warps, "sm_120 has no `wgmma`: build each instance with `by_warps`");
-        assert!(INSTANCES[index].shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit shared memory");
+        assert!(INSTANCES[index].shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit in shared memory");
         index += 1;
     }
 };

@@ -15,7 +15,7 @@ use syn::visit::{self, Visit};
 use super::sources::Sources;
 
 /// Maximum number of files in an import cycle.
-pub const MOST_FILES: usize = 3;
+pub const MOST_FILES: usize = 1;
 
 /// Imported names, by importing file and imported file.
 type Imports<'a> = BTreeMap<&'a Path, BTreeMap<&'a Path, BTreeSet<String>>>;

@@ -87,7 +87,7 @@ impl Route {
     pub const WARP_PIECES: u32 = 4;
 
     /// Up to this many choices, a single CTA makes the lists. For more choices, a small cluster makes them, and then
-    /// larger clusters. Measured on an H200 (docs/experiments.md).
+    /// larger clusters. Measured on an H200 (benches/lab/experiments.md).
     pub const BLOCK_CHOICES: u64 = 1024;
     /// Up to this many choices, a small cluster makes the lists.
     pub const SMALL_CLUSTER_CHOICES: u64 = 4096;

@@ -570,7 +570,7 @@ impl Instance {
             self.tile_tokens.is_multiple_of(self.store_tokens()),
             "a store by tensor map requires tiles of whole boxes of tokens"
         );
-        assert!(self.stages > 0, "use at least 1 stage");
+        assert!(self.stages > 0, "a pipeline needs at least 1 stage");
         let alone = self.blocks == 1 || matches!(self.roles, Roles::Specialized);
         assert!(
             alone,
@@ -581,8 +581,8 @@ impl Instance {
             self.inboxes() * self.inbox_bytes() <= self.stages * self.stage_bytes(),
             "inboxes of the last tile must fit in the memory of the stages"
         );
-        assert!(self.scale_sets() > 0, "accumulators and scales do not fit tensor memory");
-        assert!(self.shared_bytes() <= SHARED_BYTES, "the stages do not fit shared memory");
+        assert!(self.scale_sets() > 0, "accumulators and scales do not fit in tensor memory");
+        assert!(self.shared_bytes() <= SHARED_BYTES, "the stages do not fit in shared memory");
     }
 }
 

@@ -193,7 +193,7 @@ impl Instance {
             self.buffers > 2,
             "use at least 3 buffers: one is multiplied, one is being filled, and one is not yet known to be full"
         );
-        assert!(self.shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit shared memory");
+        assert!(self.shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit in shared memory");
     }
 }
 

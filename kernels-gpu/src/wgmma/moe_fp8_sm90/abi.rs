@@ -283,7 +283,7 @@ impl Instance {
             self.stages > 1 && self.buffers > 1,
             "use at least 2 stages and 2 buffers: with one, filling it would wait for emptying it"
         );
-        assert!(self.shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit shared memory");
+        assert!(self.shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit in shared memory");
         self.registers().check(self.consumers);
     }
 }

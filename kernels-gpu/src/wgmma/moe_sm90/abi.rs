@@ -27,7 +27,7 @@ pub const STRIP_SOURCE_BYTES: u32 = 32 * SOURCE_BYTES;
 /// The second argument is the maximum number of tokens per tile, `consumers` the number of warpgroups that multiply,
 /// `buffers` the number of buffers of tokens, `stages` the number of stages of weights, chosen as for
 /// [`gated_sm90`](crate::wgmma::gated_sm90::abi). For tiles with many tokens, the tokens are sorted, because threads
-/// that gather them would slow down the products (docs/experiments.md).
+/// that gather them would slow down the products (benches/lab/experiments.md).
 macro_rules! instances {
     ($each:ident) => {
         $each! {
@@ -240,7 +240,7 @@ impl Instance {
             // The rows of 128 bytes that `wgmma` reads then begin where the swizzle does.
             assert!(self.stage_bytes().is_multiple_of(1024) && self.lines_bytes().is_multiple_of(1024));
         }
-        assert!(self.shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit shared memory");
+        assert!(self.shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit in shared memory");
     }
 }
 

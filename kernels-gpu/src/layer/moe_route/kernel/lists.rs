@@ -261,7 +261,7 @@ unsafe fn sum_of_warps(sums: SharedAddress, warps: u32) -> u32 {
 /// Returns, for each round of a pair, the lanes that have the same expert as this lane, among the lanes that have one.
 ///
 /// The warp votes on each bit of the expert's index. `match.any` does the same in one instruction, but takes longer on
-/// an H200 (docs/experiments.md).
+/// an H200 (benches/lab/experiments.md).
 ///
 /// # Safety
 /// The whole warp calls this together.

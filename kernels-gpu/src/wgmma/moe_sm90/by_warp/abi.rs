@@ -145,7 +145,7 @@ impl Instance {
         );
         assert!(
             (self.shared_bytes() + 1024) * self.resident_blocks <= SHARED_BYTES + 1024,
-            "stages and buffers do not fit shared memory"
+            "stages and buffers do not fit in shared memory"
         );
     }
 }
