@@ -250,7 +250,8 @@ struct ByWarp {
     arch: &'static str,
     /// K with more k-blocks than an instance has stages. The last k-block and the last span are partial.
     k: usize,
-    /// Name of each instance, with tokens and SMs for which the plan chooses it in a layer of [`COLUMNS`] columns.
+    /// Name of each instance, and a number of tokens and of SMs for which the plan chooses it in a layer of [`COLUMNS`]
+    /// columns.
     instances: &'static [(&'static str, usize, u32)],
 }
 

@@ -118,7 +118,7 @@ unsafe fn store(at: u64, rows: &ExpandedRows, row: u32, k_block: u32, in_block: 
     unsafe { st_global_v4_b32(GlobalAddress::new(at) + place, bytes) };
 }
 
-/// Writes zeros to the k-blocks of an intermediate row that are not whole: up to two.
+/// Writes zeros to the incomplete k-blocks of an intermediate row; there are up to two.
 ///
 /// # Safety
 /// The contract in `moe_route/mod.rs` holds, and the row belongs to this warp. The whole warp calls this together.
