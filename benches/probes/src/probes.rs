@@ -26,7 +26,7 @@ pub struct Sizes {
     copies: u32,
     /// Number of timed copies per CTA of lines that neighbors share.
     shared_copies: u32,
-    /// Cycles of a kernel; its successor is prepared meanwhile.
+    /// Cycles of a kernel, long enough to prepare the next kernel.
     work: u64,
     /// Number of consecutive launches in a graph.
     launches: usize,

@@ -140,8 +140,7 @@ impl StagedRows {
         }
     }
 
-    /// Loads a thread's rows of a k-block that is not whole, of a matrix with `k` columns. Words that a lane lacks are
-    /// zero.
+    /// Loads a thread's rows of the partial k-block of a matrix with `k` columns. Words that a lane lacks are zero.
     ///
     /// # Safety
     /// The same as for [`Self::load`]. The fragment is the one that [`Self::new`] got.

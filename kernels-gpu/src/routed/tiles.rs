@@ -20,7 +20,7 @@ const NUMBER: u64 = size_of::<u32>() as u64;
 /// Reads a number of a list.
 ///
 /// # Safety
-/// The list has this number, and nothing writes it meanwhile.
+/// The list has this number, and nothing writes it during the launch.
 #[inline(always)]
 unsafe fn number(list: u64, index: u32) -> u32 {
     // SAFETY: the caller guarantees that the list has this number and that nothing writes it during the launch.
@@ -71,7 +71,7 @@ impl Launch {
     pub(crate) unsafe fn bias(&self, matrix: usize, expert: u32, column: u32) -> f32 {
         let (bias, n) = (self.bias[matrix], self.n);
         let at = GlobalAddress::new(bias) + (u64::from(expert) * u64::from(n) + u64::from(column)) * NUMBER;
-        // SAFETY: if there are biases, the address is that of a column below N; otherwise nothing is read.
+        // SAFETY: if there are biases, the address belongs to a column below N; otherwise nothing is read.
         let number = unsafe { ld_global_b32_or_zero(column < n && bias != 0, at) };
         // Adding −0 keeps the sum and its sign.
         if bias == 0 { -0.0 } else { f32::from_bits(number) }

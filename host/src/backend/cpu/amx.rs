@@ -138,7 +138,7 @@ impl Operands {
     /// # Safety
     /// The machine has AMX with bf16, and the process may use it. `steps` is at least 1. `tokens` points to the number
     /// of tokens that `registers` is configured for, each with a chunk of K, and `sums` to one row of sums per token.
-    /// `weights` points to `steps` steps. No other thread accesses `sums` meanwhile.
+    /// `weights` points to `steps` steps. No other thread accesses `sums` during the call.
     unsafe fn multiply(&self) {
         // SAFETY: the caller guarantees AMX and the lengths of `tokens`, `sums` and `weights`, so all tile loads and
         // stores stay within them. `ldtilecfg` configures the tile registers, and `tilerelease` frees them.

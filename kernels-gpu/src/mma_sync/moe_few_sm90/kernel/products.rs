@@ -138,8 +138,8 @@ where
         unsafe {
             let mut ahead = if whole > 0 { Self::load(tokens, 0) } else { Elements::default() };
             // While k-blocks before `same` are multiplied, whole k-blocks of the same strip are copied; from `next` on,
-            // whole k-blocks of the next strip. In between, the copies are k-blocks that are not whole, or the turn to
-            // the next strip.
+            // whole k-blocks of the next strip. In between, the copies are of partial k-blocks, or move on to the next
+            // strip.
             let is_straight = GATED || ONE;
             let in_flight = stages(ONE) - 1;
             let (same, next) =
@@ -159,7 +159,7 @@ where
     }
 
     /// Adds the products of the whole k-blocks `k_block..end`. `ahead` holds the token's elements of the next k-block.
-    /// `STRAIGHT`: all k-blocks copied meanwhile, if any, are whole ones of one strip.
+    /// `STRAIGHT`: all k-blocks that are copied during this call are whole k-blocks of one strip.
     ///
     /// # Safety
     /// The same as for [`Self::run`].

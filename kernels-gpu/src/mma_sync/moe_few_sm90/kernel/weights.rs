@@ -229,8 +229,8 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
         (self.to, self.from) = (self.from, if self.from == last { self.first_stage } else { next });
     }
 
-    /// Starts the copy of a k-block that is not whole. Each half's words go to that half's place in the stage, its rows
-    /// without gaps; the scales likewise.
+    /// Starts the copy of a partial k-block. Each half's words go to that half's place in the stage, its rows without
+    /// gaps; the scales likewise.
     ///
     /// # Safety
     /// The same as for [`Self::begin_next`].
@@ -334,7 +334,7 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
         [0, 1, 2, 3].map(|word| unsafe { ld_shared_v4_b32(lane + word_place(word)) })
     }
 
-    /// Reads the lane's rows of k-block `k_block`, which is not whole. Words that the lane lacks are zero.
+    /// Reads the lane's rows of the partial k-block `k_block`. Words that the lane lacks are zero.
     ///
     /// # Safety
     /// The same as for [`Self::take`].

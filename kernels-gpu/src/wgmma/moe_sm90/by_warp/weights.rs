@@ -138,8 +138,8 @@ impl Weights {
         self.sources = self.sources.map(|source| source + u64::from(self.stride));
     }
 
-    /// Starts the copy of a k-block that is not whole: words and scales go to the places that they have in a stage,
-    /// with rows without gaps.
+    /// Starts the copy of a partial k-block: words and scales go to the places that they have in a stage, with rows
+    /// without gaps.
     ///
     /// # Safety
     /// The requirements of [`Self::begin`].
