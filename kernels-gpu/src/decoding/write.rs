@@ -125,7 +125,7 @@ impl<K> Target<K> {
     /// Like [`Self::write_placed`], with rows without gaps.
     ///
     /// # Safety
-    /// The same as for [`Self::write_placed`].
+    /// The requirements of [`Self::write_placed`].
     #[inline(always)]
     pub unsafe fn write<const P: usize, const ROUNDS: usize>(
         &self,

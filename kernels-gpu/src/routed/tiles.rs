@@ -55,7 +55,7 @@ impl Launch {
     /// The factor of a column of an expert's matrix. The column may be beyond the last.
     ///
     /// # Safety
-    /// The same as for [`Launch::routed_tiles`]; the launch has this matrix.
+    /// The requirements of [`Launch::routed_tiles`]; the launch has this matrix.
     #[inline(always)]
     pub(crate) unsafe fn alpha(&self, matrix: usize, expert: u32, column: u32) -> f32 {
         let index = if self.rows == 0 { expert } else { column.min(self.n - 1) };
@@ -66,7 +66,7 @@ impl Launch {
     /// The bias of a column. The column may be beyond the last.
     ///
     /// # Safety
-    /// The same as for [`Launch::alpha`].
+    /// The requirements of [`Launch::alpha`].
     #[inline(always)]
     pub(crate) unsafe fn bias(&self, matrix: usize, expert: u32, column: u32) -> f32 {
         let (bias, n) = (self.bias[matrix], self.n);
@@ -80,7 +80,7 @@ impl Launch {
     /// The global scale of a row of tokens, or 0 if `is_there` is false.
     ///
     /// # Safety
-    /// The same as for [`Launch::routed_tiles`]; if `is_there` is true, the lists have this row.
+    /// The requirements of [`Launch::routed_tiles`]; if `is_there` is true, the lists have this row.
     #[inline(always)]
     pub(crate) unsafe fn global(&self, is_there: bool, row: u32) -> f32 {
         let at = GlobalAddress::new(self.globals) + u64::from(row) * NUMBER;
@@ -97,7 +97,7 @@ impl Launch {
     /// Destination of the rows of an expert's tile in NVFP4, if they are quantized. Rows of a plain product are not.
     ///
     /// # Safety
-    /// The same as for [`Launch::routed_tiles`]; the tile is one of these tiles.
+    /// The requirements of [`Launch::routed_tiles`]; the tile is one of these tiles.
     #[inline(always)]
     pub(crate) unsafe fn quantized(
         &self,

@@ -64,7 +64,7 @@ where
     /// Copies down's single token to the stages whose copies have started. Called once, before [`Self::run`].
     ///
     /// # Safety
-    /// The same as for [`Self::begin`]; the token is complete.
+    /// The requirements of [`Self::begin`]; the token is complete.
     #[inline(always)]
     pub(super) unsafe fn await_token(&mut self) {
         // SAFETY: the token is complete, the stages are this warp's, and the whole warp is here.
@@ -77,7 +77,7 @@ where
     /// and with their biases.
     ///
     /// # Safety
-    /// The same as for [`Self::begin`]. Tokens are complete and begin at multiples of 16; the matrices have the
+    /// The requirements of [`Self::begin`]. Tokens are complete and begin at multiples of 16; the matrices have the
     /// columns.
     #[inline(always)]
     pub(super) unsafe fn run(
@@ -129,7 +129,7 @@ where
     /// The sums of a strip: two rows of weights, each with two neighboring tokens.
     ///
     /// # Safety
-    /// The same as for [`Self::run`].
+    /// The requirements of [`Self::run`].
     #[inline(always)]
     unsafe fn sum(&mut self, tokens: &Tokens) -> [f32; 4] {
         let (whole, all) = (self.matrices.k / K_BLOCK, k_blocks(self.matrices.k));
@@ -162,7 +162,7 @@ where
     /// `STRAIGHT`: all k-blocks that are copied during this call are whole k-blocks of one strip.
     ///
     /// # Safety
-    /// The same as for [`Self::run`].
+    /// The requirements of [`Self::run`].
     #[inline(always)]
     unsafe fn add_whole<const STRAIGHT: bool>(
         &mut self,
@@ -194,7 +194,7 @@ where
     /// Loads the lane's elements of a whole k-block, unless they come with the weights.
     ///
     /// # Safety
-    /// The same as for [`Tokens::load`].
+    /// The requirements of [`Tokens::load`].
     #[inline(always)]
     unsafe fn load(tokens: &Tokens, k_block: u32) -> Elements {
         // SAFETY: the token is complete, begins at a multiple of 16, and has the k-block.
@@ -204,7 +204,7 @@ where
     /// Adds the products of the next k-block: a whole one if `ragged` is `None`, otherwise k-block `ragged`.
     ///
     /// # Safety
-    /// The same as for [`Self::run`]; `elements` are the elements of this k-block.
+    /// The requirements of [`Self::run`]; `elements` are the elements of this k-block.
     #[inline(always)]
     unsafe fn add<const STRAIGHT: bool>(
         &mut self,

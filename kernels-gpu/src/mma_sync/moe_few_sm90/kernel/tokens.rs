@@ -68,7 +68,7 @@ impl Tokens {
     /// quarter of one: two pairs, which go to the registers that would hold the same pairs of a full word.
     ///
     /// # Safety
-    /// The same as for [`Self::load`].
+    /// The requirements of [`Self::load`].
     #[inline(always)]
     pub(super) unsafe fn load_ragged(&self, k_block: u32) -> Elements {
         let (lane, k_block) = (lane_id() % ROW_LANES, opaque_b32(k_block));
