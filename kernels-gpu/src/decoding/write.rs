@@ -94,7 +94,7 @@ pub trait Written<const P: usize> {
     const SHAPE: Shape;
     /// Factor that undoes the scaling of the decoded operands.
     const UNSCALE: f32;
-    /// `true` if a launch selects the activation, `false` if it is always the one without parameters.
+    /// `true` if a launch selects the activation, `false` if its activation never has parameters.
     const ANY_ACTIVATION: bool;
 }
 

@@ -35,7 +35,7 @@ pub unsafe fn link(triggers: u32, waits: u32, cycles: u64) {
     while clock64() - start < cycles {}
 }
 
-/// Offset of the first stage in shared memory, behind the barriers.
+/// Offset of the first stage in shared memory, after the barriers.
 const FIRST_STAGE: u32 = 1024;
 
 /// Runs a CTA's copies with `stages` in flight: one thread's part of [`copies`] and [`tensor_copies`]. Returns cycles.

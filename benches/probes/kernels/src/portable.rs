@@ -156,7 +156,7 @@ pub unsafe fn chase_shared(steps: u32, out: u64) {
 pub unsafe fn read_shared(times: u32, stride: u32, out: u64) {
     const EACH: u32 = 8;
     let first = dynamic_shared_address() + thread::thread_idx_x() % 32 * 16;
-    // SAFETY: one warp writes the words before the CTA's barrier, and all warps read them behind it.
+    // SAFETY: one warp writes the words before the CTA's barrier, and all warps read them after the barrier.
     unsafe {
         if thread::thread_idx_x() < 32 {
             for i in 0..EACH {

@@ -50,7 +50,7 @@ const UNROLLED: u32 = 4;
 #[inline(always)]
 unsafe fn begin<const GROUP: u32>() -> TmemAddress {
     let shared = dynamic_shared_address();
-    // SAFETY: one warp allocates. The CTA's barrier orders the other warps' read of the address behind the allocation.
+    // SAFETY: one warp allocates. The CTA's barrier orders the other warps' reads of the address after the allocation.
     unsafe {
         if thread::thread_idx_x() < 32 {
             tcgen05_alloc::<GROUP>(shared + ALLOCATED, TMEM_COLUMNS);
@@ -69,7 +69,7 @@ unsafe fn begin<const GROUP: u32>() -> TmemAddress {
 /// The requirements of [`begin`]. All operations on tensor memory are complete.
 #[inline(always)]
 unsafe fn end<const GROUP: u32>(tmem: TmemAddress) {
-    // SAFETY: the allocating warp frees the memory behind a barrier of all warps.
+    // SAFETY: the allocating warp frees the memory after a barrier of all warps.
     unsafe {
         tcgen05_fence_before_thread_sync();
         meet::<GROUP>();

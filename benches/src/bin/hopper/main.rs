@@ -1,9 +1,9 @@
 //! This library's part of `benches/hopper/run.py`: times the library's kernels on GPU 0, on command.
 //!
 //! Commands come on standard input, one JSON object per line. Each answer is one JSON object on standard output.
-//! Kernels are named as [`Variant`]s. A time is the device's time between an event before a run and an event behind it.
-//! Tokens, weights and descriptors are in device memory. There are several copies of them, and every run takes the next
-//! copy, so that the L2 cache has none of them. The runs of a round are queued without waiting, as in a model.
+//! Kernels are named as [`Variant`]s. A time is the device's time between an event before a run and an event after the
+//! run. Tokens, weights and descriptors are in device memory. There are several copies of them, and every run takes the
+//! next copy, so that the L2 cache has none of them. The runs of a round are queued without waiting, as in a model.
 
 mod layer;
 mod linear;
@@ -181,8 +181,8 @@ fn keep_busy(stream: &Stream, memory: &DeviceBuffer<u8>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the device time of each of `runs` runs, in µs: the time between an event before the run and an event behind
-/// it. All runs are queued without waiting, behind other work if there is memory for that ([`keep_busy`]).
+/// Returns the device time of each of `runs` runs, in µs: the time between an event before the run and an event after
+/// the run. All runs are queued without waiting, after other work if there is memory for that ([`keep_busy`]).
 fn device_times(
     stream: &Stream,
     busy: Option<&DeviceBuffer<u8>>,

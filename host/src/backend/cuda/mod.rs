@@ -140,7 +140,7 @@ impl Cuda {
         CudaMoeLayer::prepare(self.device.clone(), weights, self.variant.graph)
     }
 
-    /// Packs an MoE layer like [`Cuda::prepare_moe_layer`], from tensors in device memory: those of an engine or a
+    /// Packs an MoE layer like [`Cuda::prepare_moe_layer`], from tensors in device memory: tensors of an engine or a
     /// checkpoint. The layer does not use the tensors afterwards.
     ///
     /// # Errors
@@ -175,8 +175,8 @@ impl Cuda {
         CudaLinear::prepare(self.device.clone(), weights, self.variant.graph)
     }
 
-    /// Packs a linear layer like [`Cuda::prepare_linear_layer`], from a tensor in device memory: that of an engine or a
-    /// checkpoint. The layer does not use the tensor afterwards.
+    /// Packs a linear layer like [`Cuda::prepare_linear_layer`], from a tensor in device memory: a tensor of an engine
+    /// or a checkpoint. The layer does not use the tensor afterwards.
     ///
     /// # Errors
     /// The errors of [`Cuda::prepare_linear_layer`]. [`Error::Invalid`] if a size or an alignment is wrong, or if a

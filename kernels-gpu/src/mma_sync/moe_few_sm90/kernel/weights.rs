@@ -1,6 +1,6 @@
 //! A warp's weights on their way from global memory to its stages: strip after strip, without a gap.
 //!
-//! A stage holds a unit as it lies in memory, or half a unit of gate and behind it half a unit of up.
+//! A stage holds a unit in its layout in memory, or half a unit of gate followed by half a unit of up.
 
 use cuda_std::{
     cp_async::{
@@ -221,7 +221,7 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
         }
     }
 
-    /// Moves on to the next k-block. The stage that was read last becomes the one to fill next.
+    /// Moves on to the next k-block. The stage that was read last is filled next.
     #[inline(always)]
     pub(super) fn advance(&mut self) {
         let next = self.from + Self::STAGE_BYTES;

@@ -172,7 +172,8 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
     }
 
     /// Stages. A stage is full after the load warp and its copies have arrived; for the thread that multiplies for a
-    /// pair, after those of both CTAs have arrived. It is empty after the MMAs that read it are complete.
+    /// pair, after the load warps and copies of both CTAs have arrived. It is empty after the MMAs that read it are
+    /// complete.
     fn stages(self) -> Ring<BLOCKS> {
         Ring::new(self.shared + Self::STAGE_BARRIERS, Self::STAGES)
     }
@@ -513,7 +514,7 @@ impl Group {
         if left < MMAS_PER_K_BLOCK { left } else { MMAS_PER_K_BLOCK }
     }
 
-    /// Bytes from the scales of 128 rows to those of the next 128 rows.
+    /// Bytes from the scales of 128 rows to the scales of the next 128 rows.
     #[inline(always)]
     const fn scale_stride(&self) -> u64 {
         self.k.div_ceil(MMA_K) as u64 * SCALE_TILE_BYTES as u64
@@ -521,7 +522,7 @@ impl Group {
 }
 
 impl Tile {
-    /// Number of scale tiles that contain the tile's tokens, from the one with `first_token` on.
+    /// Number of scale tiles that contain the tile's tokens, starting with the scale tile of `first_token`.
     #[inline(always)]
     const fn token_scale_tiles(&self) -> u32 {
         (self.first_token % SCALE_TILE_ROWS + self.tokens).div_ceil(SCALE_TILE_ROWS)

@@ -275,7 +275,8 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         self.accumulators.advance();
     }
 
-    /// Same as [`Self::store_all`], with 16 tokens per step: fewer instructions, and twice as many at the same time.
+    /// Same as [`Self::store_all`], with 16 tokens per step: fewer instructions in total, and twice the number in
+    /// parallel.
     ///
     /// # Safety
     /// The requirements of [`Self::store_all`].
@@ -307,9 +308,9 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         self.accumulators.advance();
     }
 
-    /// Waits for the next tile's accumulator, of which this CTA has one matrix and the other CTA of the pair the other
-    /// one. In each step, the first CTA finishes the first [`HALF_STEP`] tokens and the second CTA the next ones. Each
-    /// CTA sends its sums of the other tokens to the other CTA.
+    /// Waits for the next tile's accumulator, in which this CTA has one matrix and the other CTA of the pair has the
+    /// other one. In each step, the first CTA finishes the first [`HALF_STEP`] tokens and the second CTA the next ones.
+    /// Each CTA sends its sums of the other tokens to the other CTA.
     ///
     /// # Safety
     /// The requirements of [`Self::store_all`]. The same warp of the other CTA calls this for the same tile.
