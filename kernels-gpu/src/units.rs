@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scale_for_bf16_is_the_scale_times_a_power_of_two() {
+    fn bf16_scales_are_multiplied_by_a_power_of_two() {
         for scale in 1..=126u8 {
             let value = if scale < 8 {
                 f64::from(scale) * (-9f64).exp2()

@@ -124,7 +124,7 @@ fn on_every_schedule<T: PartialEq + Send>(run: impl Fn(Schedule) -> (T, String) 
 }
 
 #[test]
-fn every_instance_is_right_on_random_schedules_and_the_worst() {
+fn instances_are_right_on_random_and_worst_schedules() {
     let mut used = BTreeSet::new();
     // Layers with a few tiles of each size. K has whole k-blocks and a partial k-block.
     for (index, (tokens, experts)) in [(9, 3), (40, 2), (50, 1), (150, 2), (190, 1), (300, 1)].into_iter().enumerate() {

@@ -27,7 +27,7 @@ pub enum Verdicts {
     Ignored,
 }
 
-/// Key of a verdict: what was tested, and where.
+/// Key of a verdict: the tested code, and the GPU with its driver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tried {
     /// Name of a [`Subject`](crate::kernels::Subject).
@@ -45,7 +45,7 @@ pub struct Tried {
 /// Result of a self-test.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// What was tested, and where.
+    /// The tested code, and the GPU with its driver.
     #[serde(flatten)]
     pub tried: Tried,
     /// Parts that passed.

@@ -617,7 +617,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
     }
 
     /// Stores the buffer as a box that starts at this token of the tile. Tokens of the box past the tile are outside of
-    /// C, since only a group's last tile is not a multiple of boxes.
+    /// C, because all tiles of a group except the last one are multiples of the box.
     ///
     /// # Safety
     /// The whole warp calls this together, and has written the buffer. `group` is the tile's group, and its tensor map
