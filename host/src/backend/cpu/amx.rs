@@ -8,8 +8,8 @@ use std::arch::x86_64::*;
 use std::sync::LazyLock;
 
 use super::avx512::Avx512;
-use super::kernel::{self, Scratch, TILE_TOKENS, Tile};
-use super::layout::{Bf16, PANEL_ROWS, PackedBlock, PackedScales, Pairs, TokenPairs, Tokens};
+use super::kernel::{self, Tile};
+use super::layout::{Bf16, PANEL_ROWS, PackedBlock, PackedScales, Pairs, Scratch, TILE_TOKENS, TokenPairs, Tokens};
 use crate::format::BLOCK;
 
 /// Proof that this machine has AMX for bf16 and AVX-512, and that the operating system lets this process use AMX.

@@ -3,8 +3,8 @@
 
 use std::arch::x86_64::*;
 
-use super::kernel::{self, Scratch, Simd, Tile};
-use super::layout::{BIASED, Bits16, Integers, Numbers, Nvfp4, PackedBlock, PackedScales, TokenBlock};
+use super::kernel::{self, Simd, Tile};
+use super::layout::{BIASED, Bits16, Integers, Numbers, Nvfp4, PackedBlock, PackedScales, Scratch, TokenBlock};
 use crate::format::{BLOCK, e2m1};
 
 /// Proof that this machine has AVX2, FMA and F16C and, with `VNNI`, AVX-VNNI.

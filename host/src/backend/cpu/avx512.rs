@@ -3,10 +3,10 @@
 use std::arch::x86_64::*;
 use std::cell::RefCell;
 
-use super::kernel::{self, Scratch, Simd, Tile};
+use super::kernel::{self, Simd, Tile};
 use super::layout::{
-    BIASED, Bits16, Integers, Numbers, Nvfp4, PANEL_ROWS, PackedBlock, PackedScales, Pairs, QUADS, TokenBlock, Tokens,
-    TokensBf16,
+    BIASED, Bits16, Integers, Numbers, Nvfp4, PANEL_ROWS, PackedBlock, PackedScales, Pairs, QUADS, Scratch, TokenBlock,
+    Tokens, TokensBf16,
 };
 use crate::format::{BLOCK, e2m1};
 

@@ -5,8 +5,8 @@ use std::arch::x86_64::*;
 use std::sync::LazyLock;
 
 use super::avx512::{Avx512, VECTORS};
-use super::kernel::{self, Scratch, Simd, Tile};
-use super::layout::{Bf16ByParity, PANEL_ROWS, PackedBlock, PackedScales, Pairs, TokenPairs};
+use super::kernel::{self, Simd, Tile};
+use super::layout::{Bf16ByParity, PANEL_ROWS, PackedBlock, PackedScales, Pairs, Scratch, TokenPairs};
 use crate::format::{e2m1, e4m3};
 
 /// Proof that this machine has AVX-512 with BF16, and that the sums have the same bits as on all other instruction

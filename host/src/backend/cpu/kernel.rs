@@ -18,7 +18,7 @@
 use std::ops::Range;
 
 use super::epilogue::{self, Epilogue};
-use super::layout::{PANEL_ROWS, PackedBlock, PackedScales, Panels, Tokens};
+use super::layout::{PANEL_ROWS, PackedBlock, PackedScales, PanelSums, Panels, Scratch, Tokens};
 
 /// An instruction set. A value of an implementing type exists only on a machine that has the instruction set.
 pub(super) trait Simd<T: Tokens>: Copy {
@@ -52,34 +52,10 @@ pub(super) trait Simd<T: Tokens>: Copy {
     fn compute(self, tile: &Tile<'_, T>, scratch: &mut Scratch<T>);
 }
 
-/// Maximum number of tokens per tile.
-pub(super) const TILE_TOKENS: usize = 256;
-
-/// Maximum number of panels per tile. Each panel reads a chunk of the tile's tokens from the L2 cache once.
-pub(super) const TILE_PANELS: usize = 4;
-
-/// Sums of one panel for the tokens of a tile.
-pub(super) type PanelSums = [[f32; PANEL_ROWS]; TILE_TOKENS];
-
-/// Working memory of a thread.
-pub(super) struct Scratch<T: Tokens> {
-    pub panel: Vec<T::Block>,
-    pub sums: Box<[PanelSums]>,
-}
-
-impl<T: Tokens> Scratch<T> {
-    pub fn new() -> Self {
-        Self {
-            panel: vec![T::ZERO_BLOCK; T::CHUNK_BLOCKS],
-            sums: vec![[[0.0; PANEL_ROWS]; TILE_TOKENS]; TILE_PANELS].into(),
-        }
-    }
-}
-
 /// A rectangle of a product's output.
 pub(super) struct Tile<'a, T: Tokens> {
     pub weights: &'a Panels,
-    /// Up to [`TILE_PANELS`] panels.
+    /// Up to [`TILE_PANELS`](super::layout::TILE_PANELS) panels.
     pub panels: Range<usize>,
     /// The product's tokens in the order of [`super::layout`]: the first chunk of K of all M tokens, then the next
     /// chunk.
@@ -88,7 +64,7 @@ pub(super) struct Tile<'a, T: Tokens> {
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only kernels of x86-64 read it"))]
     pub are_ordinary: bool,
     pub m: usize,
-    /// Up to [`TILE_TOKENS`] rows.
+    /// Up to [`TILE_TOKENS`](super::layout::TILE_TOKENS) rows.
     pub rows: Range<usize>,
     pub epilogue: Epilogue<'a>,
     /// The product's output, `[M, N]`. Only this tile's thread accesses the tile's rows and columns of the output.

@@ -12,7 +12,6 @@ use half::f16;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use rayon::prelude::*;
 
-use super::kernel::Scratch;
 use super::pages::Pages;
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix, e2m1, e4m3};
@@ -51,6 +50,30 @@ pub(super) trait Tokens: Sized + 'static {
     /// Number of blocks that the `m` tokens of a product take, in whole chunks of K.
     fn len(m: usize, k: usize) -> usize {
         m * k.div_ceil(BLOCK * Self::CHUNK_BLOCKS) * Self::CHUNK_BLOCKS
+    }
+}
+
+/// Maximum number of tokens per tile.
+pub(super) const TILE_TOKENS: usize = 256;
+
+/// Maximum number of panels per tile. Each panel reads a chunk of the tile's tokens from the L2 cache once.
+pub(super) const TILE_PANELS: usize = 4;
+
+/// Sums of one panel for the tokens of a tile.
+pub(super) type PanelSums = [[f32; PANEL_ROWS]; TILE_TOKENS];
+
+/// Working memory of a thread.
+pub(super) struct Scratch<T: Tokens> {
+    pub panel: Vec<T::Block>,
+    pub sums: Box<[PanelSums]>,
+}
+
+impl<T: Tokens> Scratch<T> {
+    pub fn new() -> Self {
+        Self {
+            panel: vec![T::ZERO_BLOCK; T::CHUNK_BLOCKS],
+            sums: vec![[[0.0; PANEL_ROWS]; TILE_TOKENS]; TILE_PANELS].into(),
+        }
     }
 }
 

@@ -5,8 +5,10 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 use std::arch::is_aarch64_feature_detected;
 
-use super::kernel::{self, Scratch, Simd, Tile};
-use super::layout::{Bits16, Integers, Numbers, Nvfp4, PANEL_ROWS, PackedBlock, PackedScales, QUADS, TokenBlock};
+use super::kernel::{self, Simd, Tile};
+use super::layout::{
+    Bits16, Integers, Numbers, Nvfp4, PANEL_ROWS, PackedBlock, PackedScales, QUADS, Scratch, TokenBlock,
+};
 use crate::format::{BLOCK, e2m1};
 
 /// Proof that this machine has NEON and `sdot` and, with `I8MM`, `smmla`.

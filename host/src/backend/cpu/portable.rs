@@ -2,9 +2,9 @@
 //! instructions. The arithmetic never wraps. It uses `wrapping` operations because overflow checks would keep the
 //! compiler from using vectors.
 
-use super::kernel::{self, Scratch, Simd, Tile};
+use super::kernel::{self, Simd, Tile};
 use super::layout::{
-    Bits16, Integers, Numbers, Nvfp4, PANEL_ROWS, PackedBlock, PackedScales, QUADS, TokenBlock, WEIGHT_BIAS,
+    Bits16, Integers, Numbers, Nvfp4, PANEL_ROWS, PackedBlock, PackedScales, QUADS, Scratch, TokenBlock, WEIGHT_BIAS,
 };
 use crate::format::{BLOCK, e4m3};
 

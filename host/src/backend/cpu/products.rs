@@ -6,8 +6,8 @@ use std::sync::{Mutex, PoisonError};
 use rayon::prelude::*;
 
 use super::epilogue::Epilogue;
-use super::kernel::{Kernel, TILE_PANELS, TILE_TOKENS, Tile};
-use super::layout::{Panels, Tokens};
+use super::kernel::{Kernel, Tile};
+use super::layout::{Panels, TILE_PANELS, TILE_TOKENS, Tokens};
 
 /// Buffers of steps: one set per step in flight, kept for later steps.
 #[derive(Default)]
