@@ -35,7 +35,7 @@ const PANEL_BYTES: usize = PANEL_ROWS * size_of::<f32>();
 const _: () = assert!(PANEL_ROWS == 2 * REGISTER_ROWS && STEP == Bf16::SUM_BLOCKS * BLOCK);
 
 impl Amx {
-    /// Returns the proof if this process can use AMX and AVX-512.
+    /// Returns a value that proves that this process can use AMX and AVX-512, or `None`.
     pub fn detect() -> Option<Self> {
         static IS_PERMITTED: LazyLock<bool> = LazyLock::new(|| has_amx() && is_permitted());
         Avx512::detect().filter(|_| *IS_PERMITTED).map(Self)

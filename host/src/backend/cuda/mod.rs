@@ -129,9 +129,9 @@ impl Cuda {
         RouterLauncher::new(self.device.clone())
     }
 
-    /// Copies the weights of an MoE layer to the device and packs them there. Meanwhile the largest projection takes
-    /// its memory twice. Does the same as [`Backend::prepare_moe`], and returns a type that also takes calls from
-    /// device memory ([`CudaMoeLayer::launch`], [`CudaMoeLayer::capture`]).
+    /// Copies the weights of an MoE layer to the device and packs them there. While it is packed, the largest
+    /// projection takes twice its memory. Does the same as [`Backend::prepare_moe`], but returns a type that also takes
+    /// calls from device memory ([`CudaMoeLayer::launch`], [`CudaMoeLayer::capture`]).
     ///
     /// # Errors
     /// [`Error::NotComputed`] if no kernel computes such layers on this device. [`Error::Driver`] if a driver call

@@ -1,4 +1,4 @@
-//! Decides which kernels may compute on a card: kernels verified on GPUs of its kind, and kernels whose self-test has
+//! Decides which kernels may compute on a GPU: kernels verified on GPUs of its kind, and kernels whose self-test has
 //! passed on this GPU. Kernels that failed the self-test are not used.
 //!
 //! This file only reads verdicts. It runs no kernel and starts no process: that would take seconds, and an engine must
@@ -197,8 +197,8 @@ impl Standing {
         }
     }
 
-    /// Refuses a variant whose instances have failed on this card: the named instance or, if none is named, any
-    /// instance that may be chosen.
+    /// Refuses a variant whose instances have failed on this GPU: the named instance or, if none is named, any instance
+    /// that may be chosen.
     ///
     /// # Errors
     /// [`Error::Invalid`] with the reason and the remedy.

@@ -1,4 +1,4 @@
-//! Predicts the time of a step on a card: the emulator runs the launches with the GPU's clock.
+//! Predicts the time of a step on a GPU: the emulator runs the launches with the GPU's clock.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -132,7 +132,7 @@ impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUM
         let mut next_stage = stage + Self::STAGE_BYTES;
         // SAFETY: by the contract, the operands' addresses point to the group's matrices. The dynamic shared memory has
         // two stages. A stage is written while no thread reads it: every thread has passed a barrier since its last
-        // read of the stage, and passes another one before its next read.
+        // read of the stage, and passes another barrier before its next read.
         unsafe {
             let mut fetch = |blocks| (a.fetch(Self::A, blocks), b.each_mut().map(|b| b.fetch(Self::B, blocks)));
             let store = |stage, (a, b): (Fetched, [Fetched; MATRICES])| {

@@ -427,7 +427,7 @@ impl Instance {
     }
 
     /// Number of tokens that a CTA loads of the largest tile of a group of `m` tokens. With a larger box, the first CTA
-    /// of a pair would also load tokens of the second one.
+    /// of a pair would also load tokens of the second CTA.
     pub const fn box_tokens(self, m: u32) -> u32 {
         self.mma_n(if m < self.tile_tokens { m } else { self.tile_tokens }) / self.blocks
     }

@@ -51,7 +51,7 @@ fn layers_with_different_routing_share_a_workspace() {
 
         let mut device = gpu.memory();
         let mut keep = Vec::new();
-        // Each part is as large as the larger one of the two layers.
+        // Each part has the larger of the two layers' sizes.
         let [first, second] = [0, 1].map(|i| PlacedWorkspace::new(&mut gpu.memory(), &weights[i].sizes(), 21).parts);
         let most = |part: usize| second[part].bytes.max(first.get(part).map_or(0, |part| part.bytes));
         let parts: Vec<_> = (0..second.len()).map(|part| device.allocate(most(part))).collect();

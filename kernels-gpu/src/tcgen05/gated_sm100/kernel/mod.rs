@@ -385,7 +385,7 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
     }
 
     /// [`Roles::Serial`]: one thread loads and multiplies a tile, then every warp runs the epilogue. Loads are ahead by
-    /// all stages but the one that is multiplied.
+    /// all stages except the stage that is multiplied.
     ///
     /// # Safety
     /// The contract in `mod.rs` of the kernel's folder holds. Every thread of the CTA calls this with the index of its
