@@ -37,7 +37,7 @@ fn main() {
     };
     let done = match layer.parse() {
         Ok(number) => run(Path::new(path), number),
-        Err(_) => Err(Error::Invalid(format!("`{layer}` is no number of a layer"))),
+        Err(_) => Err(Error::Invalid(format!("`{layer}` is not a layer number"))),
     };
     if let Err(error) = done {
         eprintln!("error: {error}");
