@@ -320,7 +320,7 @@ enum nvfp4_status nvfp4_moe_bytes(const struct nvfp4_moe_sizes *sizes,
 // # Safety
 //
 // - `stream` is null or a `CUstream` (or `cudaStream_t`) of the device's primary context, and is not being captured.
-// - `weights` is a multiple of 256 and points to as many bytes as `nvfp4_moe_bytes` returns.
+// - `weights` is a multiple of 256 and points to the number of bytes that `nvfp4_moe_bytes` returns.
 // - The tensors' pointers point to memory of these sizes.
 enum nvfp4_status nvfp4_moe_pack(const struct nvfp4_device *device,
                                  const struct nvfp4_moe_sizes *sizes,
@@ -343,7 +343,7 @@ enum nvfp4_status nvfp4_moe_check_packed(const struct nvfp4_moe_sizes *sizes, co
 //
 // - `weights` were packed for these sizes. `expert_map` is null or points to the GPU's memory.
 // - The call's pointers point to memory of these sizes that the GPU can use.
-// - `workspace` is a multiple of 256 and points to as many bytes as `nvfp4_moe_bytes` returns.
+// - `workspace` is a multiple of 256 and points to the number of bytes that `nvfp4_moe_bytes` returns.
 // - All this memory stays allocated until the stream has passed the call.
 // - `stream` is null or a `CUstream` (or `cudaStream_t`) of the device's primary context; it may be captured.
 enum nvfp4_status nvfp4_moe_launch(const struct nvfp4_device *device,
@@ -396,7 +396,7 @@ enum nvfp4_status nvfp4_linear_bytes(const struct nvfp4_linear_sizes *sizes,
 // # Safety
 //
 // - `stream` is null or a `CUstream` (or `cudaStream_t`) of the device's primary context, and is not being captured.
-// - `weights` is a multiple of 256 and points to as many bytes as `nvfp4_linear_bytes` returns.
+// - `weights` is a multiple of 256 and points to the number of bytes that `nvfp4_linear_bytes` returns.
 // - The tensor's pointers point to memory of these sizes.
 enum nvfp4_status nvfp4_linear_pack(const struct nvfp4_device *device,
                                     const struct nvfp4_linear_sizes *sizes,
@@ -417,8 +417,8 @@ enum nvfp4_status nvfp4_linear_check_packed(const struct nvfp4_linear_sizes *siz
 //
 // - `weights` were packed for these sizes, and the packing is complete.
 // - The call's pointers point to memory of these sizes that the GPU can use.
-// - `workspace` is a multiple of 256 and points to as many bytes as `nvfp4_linear_bytes` returns; null if it returns
-//   0.
+// - `workspace` is a multiple of 256 and points to the number of bytes that `nvfp4_linear_bytes` returns; null if it
+//   returns 0.
 // - All this memory stays allocated until the stream has passed the call.
 // - `stream` is null or a `CUstream` (or `cudaStream_t`) of the device's primary context; it may be captured.
 enum nvfp4_status nvfp4_linear_launch(const struct nvfp4_device *device,
