@@ -122,7 +122,7 @@ pub struct Warp {
     pub undefined_results: Vec<(u32, usize, u8)>,
     /// Lanes in which the current instruction leaves its predicates undefined.
     pub undefined_predicates: u32,
-    /// Undefined values that matter when stored, and not only when used.
+    /// Undefined values that are reported when they are stored, not only when they are used.
     pub doubts: Vec<Doubt>,
     /// The wait that has ended, for the instruction that began it.
     pub resumed: Option<WaitFor>,
