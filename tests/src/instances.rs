@@ -22,7 +22,7 @@ pub fn device(arch: &str, schedule: Schedule) -> Emulated {
         .expect("an architecture with a kernel")
 }
 
-/// Schedules on which every instance of a kernel must be right: twenty random ones and the worst.
+/// Schedules on which every instance of a kernel must be right: twenty random schedules and the worst schedule.
 pub fn schedules() -> impl Iterator<Item = Schedule> + Send {
     (0..20).map(Schedule::Seed).chain([Schedule::Worst])
 }

@@ -47,7 +47,8 @@ pub(crate) unsafe fn write(out: u64, number: u32, value: u64) {
 pub(crate) unsafe fn fill(from: SharedAddress, bytes: u32, word: u32) {
     let mut at = thread::thread_idx_x() * 4;
     while at < bytes {
-        // SAFETY: the caller guarantees the bytes, and each word is written by one thread.
+        // SAFETY: the caller guarantees `bytes` bytes of shared memory at `from` that nothing else accesses. One thread
+        // writes each word.
         unsafe { st_shared_b32(from + at, word) };
         at += thread::block_dim_x() * 4;
     }
