@@ -135,7 +135,8 @@ impl<K> Target<K> {
     ) where
         K: Written<P>,
     {
-        // SAFETY: the caller guarantees what `write_placed` requires; `Rows` places rows as this function does.
+        // SAFETY: the caller guarantees C and biases at their addresses, and a tile with sums that only this warpgroup
+        // has. `Rows` places rows without gaps.
         unsafe { self.write_placed(output, Placing::Rows, fragment, sums) }
     }
 
@@ -147,8 +148,8 @@ impl<K> Target<K> {
     /// activation.
     ///
     /// # Safety
-    /// C and biases are at their addresses, and the tile is this warpgroup's. `sums` are the tile's, and `fragment` is
-    /// this thread's.
+    /// C and biases are valid for the tile at their addresses. Only this warpgroup has the tile. `sums` are the tile's
+    /// sums, and `fragment` defines this thread's share of them.
     #[inline(always)]
     pub unsafe fn write_placed<const P: usize, const ROUNDS: usize>(
         &self,
