@@ -1,6 +1,6 @@
 """Counts the instructions of the CPU backend's inner loops for AArch64, from a disassembly.
 
-Times under qemu do not predict a processor's speed, so these counts stand for speed. The program prints one line per innermost loop of the
+Times under qemu do not predict a processor's speed, so the counts are used instead. The program prints one line per innermost loop of the
 kernels that has dot products (`sdot`), matrix products (`smmla`) or multiply-adds (`fmla`):
 
     cargo rustc -p nvfp4 --lib --release --target aarch64-unknown-linux-gnu -- --emit=obj

@@ -53,7 +53,7 @@ class Problem:
 
     @property
     def ends(self) -> list[int]:
-        """Index behind each group's last token."""
+        """Index after each group's last token."""
         return [sum(self.tokens[: group + 1]) for group in range(self.experts)]
 
 

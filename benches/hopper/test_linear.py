@@ -43,7 +43,7 @@ class Report(unittest.TestCase):
     """Properties of a report."""
 
     def test_fp8_checkpoint_is_not_a_rival(self) -> None:
-        """Nor is the layer itself with FP8 tokens."""
+        """Neither an FP8 checkpoint nor this library's layer with FP8 tokens is a rival."""
         of = point(1, linear=10, linear_fp8=1, torch_fp8=2, marlin=15, humming=20)
         self.assertEqual(linear_report.ratio(of), 1.5)
 
@@ -55,7 +55,7 @@ class Report(unittest.TestCase):
         self.assertIn("goal 0.95: least 0.96 (1000x1000 512), geometric mean 0.96: met", text)
 
     def test_missing_contenders_are_named(self) -> None:
-        """The report names them with the reason."""
+        """The report names each contender that was not measured, with the reason."""
         self.assertIn("humming not measured at 1000x1000 1: no package", linear_report.text(result(point(1, linear=1))))
 
     def test_merged_parts_are_in_the_order_of_tokens(self) -> None:

@@ -94,7 +94,7 @@ pub unsafe extern "C" fn nvfp4_moe_bytes(
 /// # Safety
 ///
 /// - `stream` is null or a `CUstream` (or `cudaStream_t`) of the device's primary context, and is not being captured.
-/// - `weights` is a multiple of 256 and points to as many bytes as `nvfp4_moe_bytes` returns.
+/// - `weights` is a multiple of 256 and points to the number of bytes that `nvfp4_moe_bytes` returns.
 /// - The tensors' pointers point to memory of these sizes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvfp4_moe_pack(
@@ -157,7 +157,7 @@ pub unsafe extern "C" fn nvfp4_moe_check_packed(sizes: *const nvfp4_moe_sizes, h
 ///
 /// - `weights` were packed for these sizes. `expert_map` is null or points to the GPU's memory.
 /// - The call's pointers point to memory of these sizes that the GPU can use.
-/// - `workspace` is a multiple of 256 and points to as many bytes as `nvfp4_moe_bytes` returns.
+/// - `workspace` is a multiple of 256 and points to the number of bytes that `nvfp4_moe_bytes` returns.
 /// - All this memory stays allocated until the stream has passed the call.
 /// - `stream` is null or a `CUstream` (or `cudaStream_t`) of the device's primary context; it may be captured.
 #[unsafe(no_mangle)]

@@ -212,7 +212,7 @@ pub unsafe extern "C" fn nvfp4_linear_bytes(
 /// # Safety
 ///
 /// - `stream` is null or a `CUstream` (or `cudaStream_t`) of the device's primary context, and is not being captured.
-/// - `weights` is a multiple of 256 and points to as many bytes as `nvfp4_linear_bytes` returns.
+/// - `weights` is a multiple of 256 and points to the number of bytes that `nvfp4_linear_bytes` returns.
 /// - The tensor's pointers point to memory of these sizes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvfp4_linear_pack(
@@ -264,8 +264,8 @@ pub unsafe extern "C" fn nvfp4_linear_check_packed(sizes: *const nvfp4_linear_si
 ///
 /// - `weights` were packed for these sizes, and the packing is complete.
 /// - The call's pointers point to memory of these sizes that the GPU can use.
-/// - `workspace` is a multiple of 256 and points to as many bytes as `nvfp4_linear_bytes` returns; null if it returns
-///   0.
+/// - `workspace` is a multiple of 256 and points to the number of bytes that `nvfp4_linear_bytes` returns; null if it
+///   returns 0.
 /// - All this memory stays allocated until the stream has passed the call.
 /// - `stream` is null or a `CUstream` (or `cudaStream_t`) of the device's primary context; it may be captured.
 #[unsafe(no_mangle)]

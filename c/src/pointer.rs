@@ -32,7 +32,7 @@ pub(crate) unsafe fn elements<'a, T>(pointer: *const T, len: usize, name: &str) 
 ///
 /// # Safety
 ///
-/// As for [`elements`]. Nothing else accesses the elements while the slice lives.
+/// The requirements of [`elements`]. Nothing else accesses the elements while the slice lives.
 pub(crate) unsafe fn elements_mut<'a, T>(pointer: *mut T, len: usize, name: &str) -> Result<&'a mut [T], Error> {
     if len == 0 {
         return Ok(&mut []);

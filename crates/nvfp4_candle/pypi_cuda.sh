@@ -12,12 +12,12 @@ if [ ! -e "$folder/ready" ]; then
     python3 -m venv "$folder"
     "$folder/bin/pip" install --quiet nvidia-{cuda-nvcc,cuda-crt,nvvm,cuda-runtime,cuda-cccl,cuda-nvrtc,cublas}==13.0.* nvidia-curand==10.4.*
     cd "$folder"/lib/python3*/site-packages/nvidia/cu13/lib
-    # Names without versions, for the linker.
+    # The linker looks for library names without versions.
     for library in lib{cudart,nvrtc,cublas,cublasLt,curand}.so.*; do
         ln -sf "$library" "${library%%.so.*}.so"
     done
     ln -sfn lib ../lib64
-    # A driver installs libcuda. This stub gives its functions to the linker.
+    # libcuda comes with a driver. This stub has its functions, for the linker.
     mkdir -p stubs
     echo '#include <cuda.h>' | gcc -E -I ../include - | grep -oE '\bcu[A-Z]\w*\(' | sort -u | sed 's/.*/int &) { return 100; }/' |
         gcc -w -shared -fPIC -Wl,-soname,libcuda.so.1 -o stubs/libcuda.so -x c -

@@ -1,4 +1,4 @@
-//! Launching on the caller's stream with the caller's pointers: what an engine does that has its tokens on the GPU already.
+//! Launches on the caller's stream with the caller's pointers, like an engine whose tokens are on the GPU already.
 //!
 //! ```sh
 //! cargo run --release -p nvfp4 --features cuda --example callers_stream
@@ -41,8 +41,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         outputs.push(output);
     }
 
-    // SAFETY: a stream of the device's primary context, which `prepare_layer` has made current; every address is that of a buffer
-    // of the size that `DeviceGroup` asks for, and all of them live until the stream was waited for.
+    // SAFETY: the stream belongs to the device's primary context, which `prepare_layer` has made current. Every address
+    // is a buffer of the size that `DeviceGroup` requires. All buffers live until the stream is synchronized below.
     unsafe { layer.launch(&groups, TokenDtype::F16, stream.as_inner())? };
     stream.synchronize()?;
 

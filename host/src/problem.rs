@@ -357,7 +357,7 @@ pub(crate) fn alpha(tokens: f32, weights: f32, k: usize) -> Result<f64, Error> {
     const MAX_NUMBER: f64 = (e2m1::MAX * e4m3::MAX) as f64;
     let alpha = f64::from(tokens) * f64::from(weights);
     let largest = alpha * k as f64 * MAX_NUMBER * MAX_NUMBER;
-    // The comparison is false for NaN, which a caller's scale may be.
+    // A caller's scale may be NaN, for which the comparison is false.
     if largest.abs() <= f64::from(f32::MAX) { Ok(alpha) } else { Err(Error::Alpha { alpha, k }) }
 }
 

@@ -26,7 +26,7 @@ fn quantize(folder: &Path, arguments: &[&str]) -> Value {
     serde_json::from_str(&stdout(&nvfp4(folder, &arguments))).unwrap()
 }
 
-/// Returns the one line that says why nothing was written.
+/// Returns the line of output that says why nothing was written.
 fn refusal(folder: &Path, arguments: &[&str]) -> String {
     let arguments = [&["quantize", "in", "refused"], arguments].concat();
     let output = nvfp4(folder, &arguments);

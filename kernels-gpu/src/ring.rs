@@ -179,7 +179,7 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
     /// single CTA does not wait, because its own threads issued all arrivals and saw them complete.
     ///
     /// # Safety
-    /// As [`Ring::wait_empty`].
+    /// The requirements of [`Ring::wait_empty`].
     #[inline(always)]
     pub unsafe fn drain(mut self) {
         if BLOCKS == 1 {

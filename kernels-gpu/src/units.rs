@@ -176,7 +176,7 @@ pub const UNIT_BYTES: u32 = unit_bytes(K_BLOCK);
 pub const SLAB_BYTES: u32 = SLAB_ROWS / UNIT_ROWS * UNIT_BYTES;
 
 /// Offset of a lane's words of a row in a unit, in bytes, in a k-block of `columns` columns. In a whole k-block, the
-/// lanes of each pair of rows have a different permutation than those of the next pair.
+/// lanes of each pair of rows have a different permutation than the lanes of the next pair.
 #[inline(always)]
 pub const fn lane_place(columns: u32, row: u32, lane: u32) -> u32 {
     let lane = if columns == K_BLOCK { lane ^ (row / 2 % ROW_LANES) } else { lane };
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scale_for_bf16_is_the_scale_times_a_power_of_two() {
+    fn bf16_scales_are_multiplied_by_a_power_of_two() {
         for scale in 1..=126u8 {
             let value = if scale < 8 {
                 f64::from(scale) * (-9f64).exp2()

@@ -54,7 +54,7 @@ fn copy_folder(from: &Path, to: &Path) {
 }
 
 #[test]
-fn an_instance_that_does_not_fit_is_an_error_at_its_own_line() {
+fn oversized_instance_is_an_error_at_its_line() {
     let copy = Copy::new();
     for (kernel, line, refused) in [
         (

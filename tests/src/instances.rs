@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn corners_end_inside_tiles_where_the_shape_does() {
+    fn corners_keep_partial_tiles_of_the_shape() {
         let group = |m, n| Group { m, n, k: 7168 };
         let mut shape = shape::builtin()[0].clone();
         shape.groups = vec![group(1, 4096), group(256, 264), group(300, 128), group(384, 72)];

@@ -34,7 +34,7 @@ fn ragged_groups_with_k_tails_are_right_on_every_schedule() {
 }
 
 #[test]
-fn every_instance_is_right_on_random_schedules_and_the_worst() {
+fn instances_are_right_on_random_and_worst_schedules() {
     let gpu = consumer(Schedule::Fair);
     for op in OPS {
         for variant in gpu.instances(op) {

@@ -250,7 +250,8 @@ struct ByWarp {
     arch: &'static str,
     /// K with more k-blocks than an instance has stages. The last k-block and the last span are partial.
     k: usize,
-    /// Name of each instance, with tokens and SMs for which the plan chooses it in a layer of [`COLUMNS`] columns.
+    /// Name of each instance, and a number of tokens and of SMs for which the plan chooses it in a layer of [`COLUMNS`]
+    /// columns.
     instances: &'static [(&'static str, usize, u32)],
 }
 
@@ -274,17 +275,17 @@ const COLUMNS: usize = 240;
 const LONG_K: usize = 1616;
 
 #[test]
-fn every_instance_is_right_on_random_schedules_and_the_worst_on_sm_120() {
+fn sm_120_instances_are_right_on_random_and_worst_schedules() {
     check_schedules(&CONSUMER);
 }
 
 #[test]
-fn every_instance_is_right_on_random_schedules_and_the_worst_on_sm_80() {
+fn sm_80_instances_are_right_on_random_and_worst_schedules() {
     check_schedules(&PORTABLE);
 }
 
 #[test]
-fn every_instance_of_warps_is_right_on_random_schedules_and_the_worst_on_sm_90() {
+fn sm_90_mma_instances_are_right_on_random_and_worst_schedules() {
     check_schedules(&HOPPER);
 }
 

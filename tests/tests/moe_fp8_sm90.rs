@@ -124,9 +124,9 @@ fn on_every_schedule<T: PartialEq + Send>(run: impl Fn(Schedule) -> (T, String) 
 }
 
 #[test]
-fn every_instance_is_right_on_random_schedules_and_the_worst() {
+fn instances_are_right_on_random_and_worst_schedules() {
     let mut used = BTreeSet::new();
-    // Layers with a few tiles of each size. K is whole k-blocks and a partial one.
+    // Layers with a few tiles of each size. K has whole k-blocks and a partial k-block.
     for (index, (tokens, experts)) in [(9, 3), (40, 2), (50, 1), (150, 2), (190, 1), (300, 1)].into_iter().enumerate() {
         let (layer, dtype) = (with_shared(shape(208, 176, experts, 1), (index == 0).then_some(32)), DTYPES[index % 2]);
         let weights = fp8_weights(&layer, dtype);

@@ -98,12 +98,12 @@ impl Products {
 }
 
 #[test]
-fn every_instance_for_sm_120_is_right_on_random_schedules_and_the_worst() {
+fn sm_120_instances_are_right_on_random_and_worst_schedules() {
     check_every_instance(&CONSUMER);
 }
 
 #[test]
-fn every_instance_for_sm_80_is_right_on_random_schedules_and_the_worst() {
+fn sm_80_instances_are_right_on_random_and_worst_schedules() {
     check_every_instance(&PORTABLE);
 }
 
@@ -355,12 +355,12 @@ fn every_removed_store_of_the_quantized_intermediate_is_found() {
 }
 
 #[test]
-fn every_nvfp4_instance_for_sm_100_is_right_on_random_schedules_and_the_worst() {
+fn nvfp4_sm_100_instances_are_right_on_random_and_worst_schedules() {
     check_every_nvfp4_instance(&BLACKWELL_NVFP4);
 }
 
 #[test]
-fn every_nvfp4_instance_for_sm_120_is_right_on_random_schedules_and_the_worst() {
+fn nvfp4_sm_120_instances_are_right_on_random_and_worst_schedules() {
     check_every_nvfp4_instance(&CONSUMER_NVFP4);
 }
 

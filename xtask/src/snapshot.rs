@@ -51,7 +51,7 @@ fn snapshot() -> anyhow::Result<String> {
         let text = fs::read_to_string(&built.path).with_context(|| format!("cannot read {}", built.path.display()))?;
         lines.extend(entries(&text).map(|entry| format!("ptx {} {:016x}", built.arch, fnv1a(entry.as_bytes()))));
     }
-    // The hashes carry no names and no order: an entry may move to another kernel or within a file.
+    // The hashes do not depend on names or order, so an entry may move to another kernel or within a file.
     lines.sort_unstable();
     let mut text = lines.join("\n");
     for (package, count) in tests()? {

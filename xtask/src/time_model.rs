@@ -647,5 +647,5 @@ fn consumer(kept: &BTreeMap<String, Prediction>) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Part of the page behind the comparisons: known misses, and results without a table row.
+/// Part of the page after the comparisons: known misses, and results without a table row.
 const NOT_COMPARED: &str = include_str!("time_model_tail.md");

@@ -144,7 +144,7 @@ class Layer:
         return launch
 
     def grouped(self, step: Step) -> Any:
-        """Returns the grouped way: rows are copied behind one another by expert."""
+        """Returns the grouped way: rows are copied so that each expert's rows are contiguous."""
         model, tokens = step.point.model, step.point.tokens
         rows, valid = tokens * model.k, local_rows(model, tokens)
         gate_up, middle, partial = buffers(step)

@@ -23,7 +23,7 @@ def by_expert(
     owners = ids.flatten()
     if expert_map is not None:
         owners = expert_map[owners]
-        # Experts on other GPUs come behind all local experts.
+        # Experts on other GPUs come after all local experts.
         owners = torch.where(owners < 0, len(experts), owners)
     ordered, order = torch.sort(owners)
     return owners, order, torch.searchsorted(ordered, experts, right=True, out_int32=True)

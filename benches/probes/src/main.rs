@@ -16,7 +16,7 @@ use probes::{Probes, Sizes};
 /// most, unit`, and the table of constants.
 #[derive(Parser)]
 struct Args {
-    /// GPU of the model to compare with [default: the one that the device's name contains]
+    /// GPU of the model to compare with [default: the GPU whose name is part of the device's name]
     #[arg(long, value_parser = Card::NAMES)]
     card: Option<String>,
     /// Do little work, for the emulator; probes of DRAM then need an L2 of less than 32 MB

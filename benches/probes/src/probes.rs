@@ -26,7 +26,7 @@ pub struct Sizes {
     copies: u32,
     /// Number of timed copies per CTA of lines that neighbors share.
     shared_copies: u32,
-    /// Cycles of a kernel; its successor is prepared meanwhile.
+    /// Cycles of a kernel, long enough to prepare the next kernel.
     work: u64,
     /// Number of consecutive launches in a graph.
     launches: usize,
@@ -188,7 +188,8 @@ impl<'g> Probes<'g> {
         for (name, work) in [("launch-gap", sizes.work), ("launch-gap-empty", 0)] {
             self.links(name, work, |_, cycles| spin(cycles, Grid::new(sms, 128)))?;
         }
-        // Two CTAs per SM, each of which fills an SM: measures from the end of the first to the start of the second.
+        // Two CTAs per SM, each so large that an SM holds only one: measures from the end of the first CTA to the start
+        // of the second.
         let grid = Grid::new(2 * sms, 128).shared(if gpu.capability.0 == 12 { 96 << 10 } else { 128 << 10 });
         self.lines.measure(one("cta-start", "cycles"), || {
             let values = [sizes.work, gpu.out].map(Value::Long);

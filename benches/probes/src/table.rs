@@ -83,7 +83,7 @@ fn waited(name: &str, lines: &Lines) -> Option<Line> {
     lines.combine([&format!("{name}-alone"), name, "mbarrier-wake+arrive"], |[alone, more, wake]| alone - more - wake)
 }
 
-/// Prints a table of the measured constants, beside the model's values for the GPU if the model has it.
+/// Prints a table of the measured constants, beside the model's values if the model has this GPU.
 pub fn print(lines: &Lines, multiprocessors: u32, card: Option<&Card>) {
     println!("\n| constant | unit | model | measured | least | most |\n|---|---|---:|---:|---:|---:|");
     let mut missing = Vec::new();

@@ -157,8 +157,8 @@ fn inline_asm(line: &str) -> Option<usize> {
     (!line[..asm].contains('"')).then(|| asm + line[asm..].find('"').unwrap_or(0))
 }
 
-/// Returns the index after the first closed parenthesis behind `from`, strings excluded. Function attributes may follow
-/// there.
+/// Returns the index after the first closed parenthesis that follows `from`, strings excluded. Function attributes may
+/// follow there.
 fn after_arguments(line: &str, from: usize) -> Option<usize> {
     let (mut depth, mut quoted) = (0_usize, false);
     for (offset, byte) in line.bytes().enumerate().skip(from) {

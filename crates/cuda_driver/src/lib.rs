@@ -31,7 +31,7 @@ pub use jit::jit_log;
 pub use record::{Failure, last_failure};
 pub use unavailable::Unavailable;
 
-/// The driver's functions: the ones that `cust` declares, and the ones that it lacks.
+/// The driver's functions: functions that `cust` declares, and functions that `cust` lacks.
 pub mod sys {
     pub use crate::abi::*;
     pub use crate::table::added::*;

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn new_code_becomes_unknown_and_keeps_its_number() {
+    fn code_that_cust_lacks_becomes_unknown_and_is_recorded() {
         let invalid_cluster_size = 912;
         assert_eq!(record("cuLaunchKernelEx", invalid_cluster_size), cust::sys::CUresult::CUDA_ERROR_UNKNOWN);
         assert_eq!(last_failure(), Some(Failure { call: "cuLaunchKernelEx", code: invalid_cluster_size }));

@@ -10,7 +10,7 @@ pub struct Card {
     /// Bytes of device memory.
     pub memory: usize,
     attributes: BTreeMap<c_int, c_int>,
-    /// Value of attributes that are not in the list. `None`: such an attribute is an error.
+    /// Value of attributes that are not in the list. `None`: an attribute that is not in the list is an error.
     otherwise: Option<c_int>,
 }
 

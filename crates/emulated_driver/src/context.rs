@@ -1,4 +1,4 @@
-//! Contexts: the primary one, and the ones that a program creates. All share the GPU's memory.
+//! Contexts: the primary context, and contexts that a program creates. All share the GPU's memory.
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 

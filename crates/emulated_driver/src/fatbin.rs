@@ -2,7 +2,7 @@
 //!
 //! A wrapper (`fatbinary_section.h`) points to a header of 16 bytes: magic, version, size of the header, size of the
 //! rest. Each image has its own header: kind, its size, the payload's size, compute capability, flags, and the size
-//! before compression. The offsets are the ones that CUDA 13's `fatbinary` writes and `cuobjdump` shows.
+//! before compression. The offsets are as CUDA 13's `fatbinary` writes them and `cuobjdump` shows them.
 
 use gpu_arch::{Arch, Capability};
 

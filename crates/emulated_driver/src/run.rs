@@ -54,8 +54,9 @@ pub fn everything() -> Result<(), Code> {
     run(|queue| Ok(queue.all()))
 }
 
-/// Queues a host function on a stream. In a program, also runs the work before it and the function: the program's
-/// threads may wait for the function without calling the driver. Meanwhile they may destroy the stream.
+/// Queues a host function on a stream. In a program, this call also runs the function and all work before it, because
+/// the program's threads may wait for the function without calling the driver. During the function they may destroy the
+/// stream.
 pub fn host_function(
     mut driver: MutexGuard<'static, Driver>,
     stream: Handle,

@@ -30,7 +30,7 @@ functions! {
         drop(enter(NAME, Needs::Context)?);
         run::run(|queue| queue.before_end_of(stream))
     }
-    // Work is never half done here, so a query runs the stream's work first.
+    // Work never runs in the background here, so a query first runs the stream's work.
     fn cuStreamQuery(stream: Handle) {
         drop(enter(NAME, Needs::Context)?);
         run::run(|queue| queue.before_end_of(stream))

@@ -20,7 +20,7 @@ pub struct Args {
     /// A built-in shape (see `nvfp4 shapes`), FILE.json or FILE.json#NAME.
     #[arg(long, default_value = "moe-1", value_parser = parse::grouped_shape(), hide_possible_values = true)]
     shape: String,
-    /// The operation, instead of the shape's own.
+    /// Operation to use instead of the shape's operation.
     #[arg(long, value_parser = parse::op())]
     op: Option<Op>,
     /// The GPU to plan for.

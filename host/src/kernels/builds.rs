@@ -14,7 +14,7 @@ pub(crate) struct Build {
     pub kernel: &'static str,
     /// Architecture as in PTX: `sm_80`, `sm_90a`, `sm_100f`.
     pub arch: &'static str,
-    /// PTX in LZ4's block format behind its length: a sixteenth of its size.
+    /// Length of the PTX, then the PTX in LZ4's block format, which is a sixteenth of its size.
     packed: &'static [u8],
     unpacked: OnceLock<String>,
 }
@@ -41,7 +41,7 @@ impl Build {
     }
 }
 
-/// Returns a kernel's build for a device: among the builds that run there, the one for the fewest and newest devices.
+/// Returns a kernel's build for a device: among the builds that run there, the build for the fewest and newest devices.
 pub(crate) fn find(kernel: &str, device: Capability) -> Option<&'static Build> {
     best(&BUILDS, kernel, device)
 }

@@ -34,7 +34,7 @@ pub(super) unsafe fn slice<'a, T>(address: u64, count: usize) -> &'a [T] {
     if count == 0 {
         return &[];
     }
-    // SAFETY: the caller guarantees `count` readable elements that nobody writes meanwhile.
+    // SAFETY: the caller guarantees `count` readable elements that nobody writes while the slice lives.
     unsafe { std::slice::from_raw_parts(address as *const T, count) }
 }
 
@@ -47,7 +47,7 @@ pub(super) unsafe fn slice_mut<'a, T>(address: u64, count: usize) -> &'a mut [T]
     if count == 0 {
         return &mut [];
     }
-    // SAFETY: the caller guarantees `count` writable elements that nobody else accesses meanwhile.
+    // SAFETY: the caller guarantees `count` writable elements that nobody else accesses while the slice lives.
     unsafe { std::slice::from_raw_parts_mut(address as *mut T, count) }
 }
 

@@ -63,7 +63,7 @@ pub(crate) static KERNELS: &[&dyn Kernel] = &[
     &layer::router::RouterKernel,
 ];
 
-/// Returns the kernel that PTX or machine code belongs to: the one with the most entry names in the code.
+/// Returns the kernel that PTX or machine code belongs to: the kernel with the most entry names in the code.
 ///
 /// # Errors
 /// [`Error::Invalid`] if the code contains no entry of any kernel.

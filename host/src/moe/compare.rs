@@ -94,7 +94,7 @@ impl Stage {
     }
 }
 
-/// An element of a stage: a wrong one, or the one with the largest error.
+/// An element of a stage: a wrong element, or the element with the largest error.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MoeMismatch {
     /// Stage of the element.

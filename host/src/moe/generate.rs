@@ -63,8 +63,8 @@ pub fn weights(
     layer.with_expert_map(map.collect())
 }
 
-/// Input scales of an expert: those of tokens and an intermediate whose largest magnitudes are a few units. Some
-/// generated tokens are larger.
+/// Input scales of an expert, for tokens and an intermediate whose largest magnitudes are a few units. Some generated
+/// tokens are larger.
 fn input_scales(number: usize) -> InputScales {
     let of_largest = |largest: usize| largest as f32 / fp4::LARGEST;
     InputScales { gate_up: of_largest(3 + number % 3), down: of_largest(2 + number % 5) }

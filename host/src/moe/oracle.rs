@@ -688,7 +688,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_product_exceeds_the_error() {
+    fn missing_product_exceeds_the_error_bound() {
         const K: usize = 7168;
         // The signs of products alternate, so the accumulator stays small.
         let token: Vec<f64> = (0..K).map(|k| if k % 2 == 0 { 1.0 } else { -1.0 }).collect();

@@ -128,7 +128,7 @@ pub fn parse(json: &str) -> Result<Vec<LayerShape>, Error> {
     Ok(layers)
 }
 
-/// Checks the sizes, also the combinations that [`MoeSizes::check`] cannot see.
+/// Checks the sizes, including combinations that [`MoeSizes::check`] cannot see.
 fn check(layer: &LayerShape) -> Result<(), Error> {
     let sizes = layer.sizes(TokenDtype::Bf16);
     sizes.check()?;

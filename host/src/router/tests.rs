@@ -102,7 +102,7 @@ fn lower_of_equal_experts_comes_first() {
     let routes = checked(&router, &Logits::F32(vec![0.0, 1.0, -0.0, 1.0, 0.0, 1.0].into()));
     assert_eq!(routes.ids, [1, 3, 5, 0]);
     assert_eq!(routes.weights[..3], [routes.weights[0]; 3]);
-    // Of equal groups, the lower one comes first too.
+    // Among equal groups, the lower group comes first too.
     let scoring =
         Scoring::SigmoidGroups { bias: vec![0.0; 6], groups: 3, top_groups: 1, renormalize: true, scale: 1.0 };
     let router = Router::new(6, 2, scoring).unwrap();

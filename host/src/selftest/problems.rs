@@ -172,7 +172,7 @@ fn of_router() -> Vec<Part> {
     routers.into_iter().map(part).collect()
 }
 
-/// A device, opened once per number of SMs that launches are planned for.
+/// A device, opened once per number of SMs for which launches are planned.
 pub(super) struct Card {
     ordinal: u32,
     options: Options,

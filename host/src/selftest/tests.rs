@@ -235,7 +235,7 @@ fn only_a_passed_kernel_is_the_default() {
     assert_eq!(recorded(0, &options, blackwell()).unwrap(), None);
     assert_eq!(computes(&verdicts, "persistent").unwrap(), "plain_simt");
     let note = &notes()[0];
-    assert!(note.starts_with("gated_sm100 has not proved itself on Fake GPU with driver "), "{note}");
+    assert!(note.starts_with("gated_sm100 was not tested on Fake GPU with driver "), "{note}");
     assert!(note.contains("`nvfp4 selftest`") && note.ends_with("until then gated_simt computes"), "{note}");
 
     let verdict = keep(&[]);

@@ -140,11 +140,10 @@ impl StagedRows {
         }
     }
 
-    /// Loads a thread's rows of a k-block that is not whole, of a matrix with `k` columns. Words that a lane lacks are
-    /// zero.
+    /// Loads a thread's rows of the partial k-block of a matrix with `k` columns. Words that a lane lacks are zero.
     ///
     /// # Safety
-    /// The same as for [`Self::load`]. The fragment is the one that [`Self::new`] got.
+    /// The requirements of [`Self::load`]. The fragment is the fragment that was passed to [`Self::new`].
     #[inline(always)]
     pub unsafe fn load_ragged<D: Decode>(
         &self,

@@ -137,7 +137,7 @@ impl TileLists {
     /// first tile.
     ///
     /// # Safety
-    /// The same as for [`Self::find`].
+    /// The requirements of [`Self::find`].
     #[inline(always)]
     unsafe fn expert_of(&self, token_tile: u32) -> (u32, [u32; 2]) {
         let &Self { tile_firsts, experts, .. } = self;

@@ -94,7 +94,7 @@ pub trait Written<const P: usize> {
     const SHAPE: Shape;
     /// Factor that undoes the scaling of the decoded operands.
     const UNSCALE: f32;
-    /// `true` if a launch selects the activation, `false` if it is always the one without parameters.
+    /// `true` if a launch selects the activation, `false` if its activation never has parameters.
     const ANY_ACTIVATION: bool;
 }
 
@@ -125,7 +125,7 @@ impl<K> Target<K> {
     /// Like [`Self::write_placed`], with rows without gaps.
     ///
     /// # Safety
-    /// The same as for [`Self::write_placed`].
+    /// The requirements of [`Self::write_placed`].
     #[inline(always)]
     pub unsafe fn write<const P: usize, const ROUNDS: usize>(
         &self,

@@ -1,4 +1,4 @@
-//! A linear layer on GeForce RTX 50, RTX PRO and DGX Spark: `linear_sm90`'s source with instances of its own.
+//! A linear layer on GeForce RTX 50, RTX PRO and DGX Spark: `linear_sm90`'s source with other instances.
 //!
 //! Each warp multiplies by itself (`mma.sync`) for every M, because sm_120 and sm_121 have no `wgmma`, and a CTA has 99
 //! KB of shared memory.

@@ -20,7 +20,7 @@ const NUMBER: u64 = size_of::<u32>() as u64;
 /// Reads a number of a list.
 ///
 /// # Safety
-/// The list has this number, and nothing writes it meanwhile.
+/// The list has this number, and nothing writes it during the launch.
 #[inline(always)]
 unsafe fn number(list: u64, index: u32) -> u32 {
     // SAFETY: the caller guarantees that the list has this number and that nothing writes it during the launch.
@@ -55,7 +55,7 @@ impl Launch {
     /// The factor of a column of an expert's matrix. The column may be beyond the last.
     ///
     /// # Safety
-    /// The same as for [`Launch::routed_tiles`]; the launch has this matrix.
+    /// The requirements of [`Launch::routed_tiles`]; the launch has this matrix.
     #[inline(always)]
     pub(crate) unsafe fn alpha(&self, matrix: usize, expert: u32, column: u32) -> f32 {
         let index = if self.rows == 0 { expert } else { column.min(self.n - 1) };
@@ -66,12 +66,12 @@ impl Launch {
     /// The bias of a column. The column may be beyond the last.
     ///
     /// # Safety
-    /// The same as for [`Launch::alpha`].
+    /// The requirements of [`Launch::alpha`].
     #[inline(always)]
     pub(crate) unsafe fn bias(&self, matrix: usize, expert: u32, column: u32) -> f32 {
         let (bias, n) = (self.bias[matrix], self.n);
         let at = GlobalAddress::new(bias) + (u64::from(expert) * u64::from(n) + u64::from(column)) * NUMBER;
-        // SAFETY: if there are biases, the address is that of a column below N; otherwise nothing is read.
+        // SAFETY: if there are biases, the address belongs to a column below N; otherwise nothing is read.
         let number = unsafe { ld_global_b32_or_zero(column < n && bias != 0, at) };
         // Adding −0 keeps the sum and its sign.
         if bias == 0 { -0.0 } else { f32::from_bits(number) }
@@ -80,7 +80,7 @@ impl Launch {
     /// The global scale of a row of tokens, or 0 if `is_there` is false.
     ///
     /// # Safety
-    /// The same as for [`Launch::routed_tiles`]; if `is_there` is true, the lists have this row.
+    /// The requirements of [`Launch::routed_tiles`]; if `is_there` is true, the lists have this row.
     #[inline(always)]
     pub(crate) unsafe fn global(&self, is_there: bool, row: u32) -> f32 {
         let at = GlobalAddress::new(self.globals) + u64::from(row) * NUMBER;
@@ -97,7 +97,7 @@ impl Launch {
     /// Destination of the rows of an expert's tile in NVFP4, if they are quantized. Rows of a plain product are not.
     ///
     /// # Safety
-    /// The same as for [`Launch::routed_tiles`]; the tile is one of these tiles.
+    /// The requirements of [`Launch::routed_tiles`]; the tile is one of these tiles.
     #[inline(always)]
     pub(crate) unsafe fn quantized(
         &self,

@@ -55,7 +55,7 @@ impl Tiles {
     /// of the CTA calls it.
     #[inline(always)]
     pub unsafe fn find(mut self, lists: &TileLists, mut load: impl FnMut(&Tile)) {
-        // SAFETY: the barriers are initialized, the lists are complete, and only this whole warp calls this.
+        // SAFETY: the barriers are initialized, the lists are complete, and only this warp, with all its lanes, runs this.
         unsafe {
             let mut index = thread::block_idx_x();
             let mut asked = lists.ask(index);

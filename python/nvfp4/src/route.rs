@@ -86,7 +86,7 @@ pub fn route(
             };
             let stream = current_stream(py, ordinal)?;
             // SAFETY: PyTorch's streams belong to the primary context. The tensors' sizes, types and device were
-            // checked. PyTorch's allocator reuses their memory only for work behind this call on the stream.
+            // checked. PyTorch's allocator reuses their memory only for later work on the stream.
             unsafe { launchers(ordinal)?.router()?.launch(&router, &arguments, stream) }.map_err(exception)
         }
     }

@@ -156,7 +156,7 @@ impl<'py> Tensor<'py> {
         &self.shape[..self.dimensions]
     }
 
-    /// Elements from one index to the next along a dimension. Meaningless for a dimension of one element.
+    /// Number of elements from one index to the next along a dimension. Meaningless for a dimension of one element.
     pub fn stride(&self, dimension: usize) -> i64 {
         self.strides[dimension]
     }

@@ -32,7 +32,7 @@ pub unsafe fn mxf4nvf4_1_chain(turns: u32, out: u64) {
 /// Like [`mxf4nvf4_1_chain`], with four chains in turn.
 ///
 /// # Safety
-/// As for [`mxf4nvf4_1_chain`].
+/// The requirements of [`mxf4nvf4_1_chain`].
 #[kernel(threads = 256)]
 pub unsafe fn mxf4nvf4_4_chains(turns: u32, out: u64) {
     // SAFETY: the caller guarantees `out` and the shared memory. All threads run the same code, so warps stay

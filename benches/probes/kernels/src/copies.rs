@@ -35,7 +35,7 @@ pub unsafe fn link(triggers: u32, waits: u32, cycles: u64) {
     while clock64() - start < cycles {}
 }
 
-/// Offset of the first stage in shared memory, behind the barriers.
+/// Offset of the first stage in shared memory, after the barriers.
 const FIRST_STAGE: u32 = 1024;
 
 /// Runs a CTA's copies with `stages` in flight: one thread's part of [`copies`] and [`tensor_copies`]. Returns cycles.
@@ -150,7 +150,7 @@ pub struct Tensor {
 /// of that box.
 ///
 /// # Safety
-/// As for [`copies`].
+/// The requirements of [`copies`].
 #[kernel(threads = 32)]
 pub unsafe fn tensor_copies(tensor: Tensor) {
     const ROW: u32 = 128;
@@ -217,8 +217,8 @@ pub unsafe fn ping_pong(times: u32, out: u64) {
 /// Like [`ping_pong`], with two CTAs of a cluster.
 ///
 /// # Safety
-/// As for [`ping_pong`], in clusters of two. `send` completes a phase of another CTA's barrier. `wait` waits for the
-/// phase of a parity of the CTA's own barrier.
+/// The requirements of [`ping_pong`], in clusters of two CTAs. `send` completes a phase of another CTA's barrier.
+/// `wait` waits for the phase of a parity of the CTA's own barrier.
 #[inline(always)]
 unsafe fn ping_pong_in_cluster(times: u32, out: u64, send: impl Fn(u32), wait: impl Fn(Mbarrier, u32)) {
     let mine = cluster_rank();
@@ -276,7 +276,7 @@ pub unsafe fn cluster_stores(times: u32, out: u64) {
 /// Like [`cluster_stores`], with arrivals that release earlier writes, and waits that acquire them.
 ///
 /// # Safety
-/// As for [`cluster_stores`].
+/// The requirements of [`cluster_stores`].
 #[kernel(threads = 32, cluster = 2)]
 pub unsafe fn cluster_arrivals(times: u32, out: u64) {
     let barrier = Mbarrier::at(dynamic_shared_address());

@@ -38,7 +38,7 @@ pub(crate) unsafe fn write(out: u64, number: u32, value: u64) {
 }
 
 /// Fills shared memory with a word, for tensor cores to read. All threads of the CTA take part. The words are visible
-/// behind the next barrier of the CTA.
+/// after the next barrier of the CTA.
 ///
 /// # Safety
 /// The CTA has `bytes` bytes at `from`, a multiple of 4, and nothing else accesses them.

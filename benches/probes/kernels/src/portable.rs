@@ -82,7 +82,7 @@ pub unsafe fn chase_l2(from: u64, steps: u32, out: u64) {
 /// Like [`chase_l2`], with loads that L1 caches.
 ///
 /// # Safety
-/// As for [`chase_l2`].
+/// The requirements of [`chase_l2`].
 #[kernel(threads = 32)]
 pub unsafe fn chase_l1(from: u64, steps: u32, out: u64) {
     // SAFETY: the caller guarantees the chain, so each link is in its memory.
@@ -156,7 +156,7 @@ pub unsafe fn chase_shared(steps: u32, out: u64) {
 pub unsafe fn read_shared(times: u32, stride: u32, out: u64) {
     const EACH: u32 = 8;
     let first = dynamic_shared_address() + thread::thread_idx_x() % 32 * 16;
-    // SAFETY: one warp writes the words before the CTA's barrier, and all warps read them behind it.
+    // SAFETY: one warp writes the words before the CTA's barrier, and all warps read them after the barrier.
     unsafe {
         if thread::thread_idx_x() < 32 {
             for i in 0..EACH {
@@ -254,7 +254,7 @@ pub unsafe fn mma_1_chain(turns: u32, out: u64) {
 /// Like [`mma_1_chain`], with four chains in turn.
 ///
 /// # Safety
-/// As for [`mma_1_chain`].
+/// The requirements of [`mma_1_chain`].
 #[kernel(threads = 256)]
 pub unsafe fn mma_4_chains(turns: u32, out: u64) {
     // SAFETY: the caller guarantees `out` and the shared memory. All threads run the same code, so warps stay

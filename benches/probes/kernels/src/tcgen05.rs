@@ -50,7 +50,7 @@ const UNROLLED: u32 = 4;
 #[inline(always)]
 unsafe fn begin<const GROUP: u32>() -> TmemAddress {
     let shared = dynamic_shared_address();
-    // SAFETY: one warp allocates. The CTA's barrier orders the other warps' read of the address behind the allocation.
+    // SAFETY: one warp allocates. The CTA's barrier orders the other warps' reads of the address after the allocation.
     unsafe {
         if thread::thread_idx_x() < 32 {
             tcgen05_alloc::<GROUP>(shared + ALLOCATED, TMEM_COLUMNS);
@@ -66,10 +66,10 @@ unsafe fn begin<const GROUP: u32>() -> TmemAddress {
 /// Frees the tensor memory.
 ///
 /// # Safety
-/// As for [`begin`]. All operations on tensor memory are complete.
+/// The requirements of [`begin`]. All operations on tensor memory are complete.
 #[inline(always)]
 unsafe fn end<const GROUP: u32>(tmem: TmemAddress) {
-    // SAFETY: the allocating warp frees the memory behind a barrier of all warps.
+    // SAFETY: the allocating warp frees the memory after a barrier of all warps.
     unsafe {
         tcgen05_fence_before_thread_sync();
         meet::<GROUP>();
@@ -117,7 +117,7 @@ unsafe fn complete<const GROUP: u32>(barrier: Mbarrier, parity: &mut u32) {
 /// Body of [`mma`] and its variants.
 ///
 /// # Safety
-/// As for [`mma`].
+/// The requirements of [`mma`].
 #[inline(always)]
 unsafe fn multiply<const GROUP: u32, const COPIES: u32>(n: u32, count: u32, alone: u32, out: u64) {
     let shared = dynamic_shared_address();
@@ -209,7 +209,7 @@ pub unsafe fn mma(n: u32, count: u32, alone: u32, out: u64) {
 /// Like [`mma`], with two copies of unused scales before each MMA.
 ///
 /// # Safety
-/// As for [`mma`].
+/// The requirements of [`mma`].
 #[kernel(threads = 128)]
 pub unsafe fn mma_between_copies(n: u32, count: u32, alone: u32, out: u64) {
     // SAFETY: the caller guarantees the CTA, its shared memory and `out`.
@@ -219,7 +219,7 @@ pub unsafe fn mma_between_copies(n: u32, count: u32, alone: u32, out: u64) {
 /// Like [`mma`], by a pair of CTAs, with 256 rows.
 ///
 /// # Safety
-/// As for [`mma`], in clusters of two.
+/// The requirements of [`mma`], in clusters of two.
 #[kernel(threads = 128, cluster = 2)]
 pub unsafe fn mma_pair(n: u32, count: u32, alone: u32, out: u64) {
     // SAFETY: the caller guarantees the CTAs, their shared memory and `out`.
@@ -229,7 +229,7 @@ pub unsafe fn mma_pair(n: u32, count: u32, alone: u32, out: u64) {
 /// Like [`mma_between_copies`], by a pair of CTAs.
 ///
 /// # Safety
-/// As for [`mma`], in clusters of two.
+/// The requirements of [`mma`], in clusters of two.
 #[kernel(threads = 128, cluster = 2)]
 pub unsafe fn mma_pair_between_copies(n: u32, count: u32, alone: u32, out: u64) {
     // SAFETY: the caller guarantees the CTAs, their shared memory and `out`.
@@ -240,7 +240,7 @@ pub unsafe fn mma_pair_between_copies(n: u32, count: u32, alone: u32, out: u64) 
 /// the tile.
 ///
 /// # Safety
-/// As for [`mma`]. `out` has room for two numbers.
+/// The requirements of [`mma`]. `out` has room for two numbers.
 #[kernel(threads = 128)]
 pub unsafe fn cp(count: u32, out: u64) {
     let shared = dynamic_shared_address();
@@ -284,7 +284,7 @@ macro_rules! accesses {
         /// over all loads of the first and the last register, which are ones.
         ///
         /// # Safety
-        /// As for [`mma`]. `out` has room for two numbers.
+        /// The requirements of [`mma`]. `out` has room for two numbers.
         #[kernel(threads = 128)]
         pub unsafe fn $load(times: u32, out: u64) {
             // SAFETY: each warp reads only its own lanes, which it has written.
@@ -310,7 +310,7 @@ macro_rules! accesses {
         /// Like the load, with stores.
         ///
         /// # Safety
-        /// As for the load.
+        /// The requirements of the load.
         #[kernel(threads = 128)]
         pub unsafe fn $store(times: u32, out: u64) {
             // SAFETY: each warp accesses only its own lanes.
@@ -344,7 +344,7 @@ accesses! {
 /// A warp allocates 32 columns and frees them, `times` times. Result: cycles.
 ///
 /// # Safety
-/// As for [`mma`]. `out` has room for one number.
+/// The requirements of [`mma`]. `out` has room for one number.
 #[kernel(threads = 32)]
 pub unsafe fn alloc(times: u32, out: u64) {
     let shared = dynamic_shared_address();

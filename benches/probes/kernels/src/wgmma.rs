@@ -39,7 +39,7 @@ unsafe fn each_group<const PRODUCTS: u32>(groups: u32, mut multiply: impl FnMut(
 /// Returns the cycles of groups of products.
 ///
 /// # Safety
-/// As for [`wgmma_n8`].
+/// The requirements of [`wgmma_n8`].
 #[inline(always)]
 unsafe fn products<S: MmaAsync, const A_IN_REGISTERS: bool>(sums: &mut S, groups: u32, eights: u32) -> u64 {
     let shared = dynamic_shared_address();
@@ -100,7 +100,7 @@ macro_rules! entries {
             /// The same with A in registers.
             ///
             /// # Safety
-            /// As with A in shared memory.
+            /// The requirements of the kernel with A in shared memory.
             #[kernel(threads = 128)]
             pub unsafe fn $registers(groups: u32, eights: u32, out: u64) {
                 // SAFETY: the caller guarantees the CTA, its shared memory and `out`. Zero bits are valid f32.

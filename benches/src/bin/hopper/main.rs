@@ -1,9 +1,9 @@
 //! This library's part of `benches/hopper/run.py`: times the library's kernels on GPU 0, on command.
 //!
 //! Commands come on standard input, one JSON object per line. Each answer is one JSON object on standard output.
-//! Kernels are named as [`Variant`]s. A time is the device's time between an event before a run and an event behind it.
-//! Tokens, weights and descriptors are in device memory. There are several copies of them, and every run takes the next
-//! copy, so that the L2 cache has none of them. The runs of a round are queued without waiting, as in a model.
+//! Kernels are named as [`Variant`]s. A time is the device's time between an event before a run and an event after the
+//! run. Tokens, weights and descriptors are in device memory. There are several copies of them, and every run takes the
+//! next copy, so that the L2 cache has none of them. The runs of a round are queued without waiting, as in a model.
 
 mod layer;
 mod linear;

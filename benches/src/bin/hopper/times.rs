@@ -22,8 +22,8 @@ fn keep_busy(stream: &Stream, memory: &DeviceBuffer<u8>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the device time of each of `runs` runs, in µs: the time between an event before the run and an event behind
-/// it. All runs are queued without waiting, behind other work if there is memory for that ([`keep_busy`]).
+/// Returns the device time of each of `runs` runs, in µs: the time between an event before the run and an event after
+/// the run. All runs are queued without waiting, after other work if there is memory for that ([`keep_busy`]).
 pub fn device_times(
     stream: &Stream,
     busy: Option<&DeviceBuffer<u8>>,

@@ -42,7 +42,7 @@ impl Linear {
         };
         let (to, writing) = weights.device_ptr_mut(&stream);
         // SAFETY: the stream belongs to the primary context. The tensors are on its device, and the stream has the work
-        // that wrote them. candle frees the tensors and the weights behind this launch on the stream.
+        // that wrote them. candle frees the tensors and the weights after this launch, in stream order.
         unsafe { launcher.pack(&sizes, &tensor, to, handle(&stream)) }.map_err(|e| projection.at(e))?;
         drop(writing);
         LinearLauncher::check_packed(&sizes, &packed_head(&weights, device)?).map_err(|e| projection.at(e))?;
@@ -70,7 +70,7 @@ impl Linear {
             };
             // SAFETY: the stream belongs to the primary context. The tokens and the output have the sizes in
             // `arguments`, and the packing of the weights is complete. 16-bit tokens need no workspace. candle frees
-            // the memory behind this launch on the stream.
+            // the memory after this launch, in stream order.
             unsafe { self.launcher.launch(&PackedLinear { sizes, weights }, &arguments, 0, handle(&stream)) }
                 .map_err(error)?;
         }

@@ -74,7 +74,7 @@ impl Moe {
         let mut weights = unsafe { device.alloc::<u8>(weight_bytes(&sizes))? };
         let (to, writing) = weights.device_ptr_mut(&stream);
         // SAFETY: the stream belongs to the primary context. The tensors are on its device, and the stream has the work
-        // that wrote them. candle frees the tensors and the weights behind this launch on the stream.
+        // that wrote them. candle frees the tensors and the weights after this launch, in stream order.
         unsafe { launcher.pack(&sizes, &tensors, None, to, handle(&stream)) }.map_err(error)?;
         drop(writing);
         MoeLauncher::check_packed(&sizes, &packed_head(&weights, device)?).map_err(error)?;
@@ -123,8 +123,8 @@ impl Moe {
             };
             let layer = PackedMoe { sizes, weights: packed, expert_map: 0 };
             // SAFETY: the stream belongs to the primary context, and the packing of the weights is complete. The
-            // tensors, the output and the workspace have the sizes in `arguments`. candle frees the memory behind this
-            // launch on the stream.
+            // tensors, the output and the workspace have the sizes in `arguments`. candle frees the memory after this
+            // launch, in stream order.
             unsafe { self.launcher.launch(&layer, &arguments, workspace, handle(&stream)) }.map_err(error)?;
         }
         Ok((CudaStorage::wrap_cuda_slice(output, device.clone()), shape))

@@ -81,7 +81,7 @@ pub enum AccessShape {
 }
 
 impl AccessShape {
-    /// Registers per thread for `.x1`. `.xN` has N times as many (PTX ISA 9.7.16.8.3, table 49).
+    /// Registers per thread for `.x1`; N times this number for `.xN` (PTX ISA 9.7.16.8.3, table 49).
     pub const fn registers(self) -> u32 {
         match self {
             AccessShape::L32x32b | AccessShape::L16x64b | AccessShape::L16x32bx2 { .. } => 1,

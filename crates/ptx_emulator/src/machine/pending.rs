@@ -98,7 +98,7 @@ impl<E> Pending<E> {
         }
     }
 
-    /// Takes an operation when nothing else can run: the newest, or the one with the earliest `due`.
+    /// Takes an operation when nothing else can run: the newest operation, or the operation with the earliest `due`.
     pub fn take_any(&mut self, newest: bool) -> Option<Operation<E>> {
         let ready = |o: &&Operation<E>| o.after.iter().all(|a| !self.live.contains(a));
         let ready = self.list.iter().filter(ready);

@@ -1,10 +1,10 @@
-//! A server that all SMs share, such as DRAM. It delivers a fixed number of bytes per stretch of time.
+//! A unit that all SMs share, such as DRAM. It delivers a fixed number of bytes per time interval, a *stretch*.
 
 /// Cycles per stretch.
 const STRETCH: u64 = 64;
 
-/// Bytes of each stretch that are assigned to requests. Requests may arrive out of order. Each takes the earliest free
-/// bytes.
+/// Number of bytes of each stretch that requests have reserved. Requests may arrive out of order. Each request reserves
+/// the earliest free bytes.
 #[derive(Clone, Debug)]
 pub struct Calendar {
     /// Bytes per stretch.

@@ -35,7 +35,7 @@ const PANEL_BYTES: usize = PANEL_ROWS * size_of::<f32>();
 const _: () = assert!(PANEL_ROWS == 2 * REGISTER_ROWS && STEP == Bf16::SUM_BLOCKS * BLOCK);
 
 impl Amx {
-    /// Returns the proof if this process can use AMX and AVX-512.
+    /// Returns a value that proves that this process can use AMX and AVX-512, or `None`.
     pub fn detect() -> Option<Self> {
         static IS_PERMITTED: LazyLock<bool> = LazyLock::new(|| has_amx() && is_permitted());
         Avx512::detect().filter(|_| *IS_PERMITTED).map(Self)
@@ -138,7 +138,7 @@ impl Operands {
     /// # Safety
     /// The machine has AMX with bf16, and the process may use it. `steps` is at least 1. `tokens` points to the number
     /// of tokens that `registers` is configured for, each with a chunk of K, and `sums` to one row of sums per token.
-    /// `weights` points to `steps` steps. No other thread accesses `sums` meanwhile.
+    /// `weights` points to `steps` steps. No other thread accesses `sums` during the call.
     unsafe fn multiply(&self) {
         // SAFETY: the caller guarantees AMX and the lengths of `tokens`, `sums` and `weights`, so all tile loads and
         // stores stay within them. `ldtilecfg` configures the tile registers, and `tilerelease` frees them.

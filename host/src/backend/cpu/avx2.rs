@@ -15,7 +15,7 @@ pub(super) struct Avx2<const VNNI: bool>(());
 const LANES: usize = 8;
 
 impl<const VNNI: bool> Avx2<VNNI> {
-    /// Returns the proof if this machine has the features.
+    /// Returns a value that proves that this machine has the features, or `None`.
     pub fn detect() -> Option<Self> {
         let present = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")

@@ -18,7 +18,7 @@ pub(super) struct Avx512(());
 pub(super) const VECTORS: usize = 2;
 
 impl Avx512 {
-    /// Returns the proof if this machine has the features.
+    /// Returns a value that proves that this machine has the features, or `None`.
     pub fn detect() -> Option<Self> {
         let present = is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")

@@ -15,7 +15,7 @@ use crate::format::{e2m1, e4m3};
 pub(super) struct Avx512Bf16(Avx512);
 
 impl Avx512Bf16 {
-    /// Returns the proof if this machine has the features and adds in the right order.
+    /// Returns a value that proves that this machine has the features and adds in the right order, or `None`.
     pub fn detect() -> Option<Self> {
         static IS_RIGHT: LazyLock<bool> = LazyLock::new(|| {
             is_x86_feature_detected!("avx512bf16")

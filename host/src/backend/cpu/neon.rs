@@ -22,7 +22,7 @@ const LANES: usize = 4;
 const VECTORS: usize = 2;
 
 impl<const I8MM: bool> Neon<I8MM> {
-    /// Returns the proof if this machine has the features.
+    /// Returns a value that proves that this machine has the features, or `None`.
     pub fn detect() -> Option<Self> {
         let present = is_aarch64_feature_detected!("neon")
             && is_aarch64_feature_detected!("dotprod")

@@ -215,7 +215,7 @@ fn steps_and_outputs_of_other_sizes_are_refused() {
     });
 }
 
-/// A small layer with a shared expert, whose widths are not whole chunks, and inputs for the layer.
+/// A small layer with a shared expert, whose widths are not multiples of a chunk, and inputs for the layer.
 fn layer(dtype: TokenDtype, generator: Generator, tokens: usize) -> (MoeWeights<'static>, MoeInputs<'static>) {
     let shape =
         r#"{"hidden": 336, "intermediate": 176, "experts": 3, "top_k": 2, "shared_intermediate": 80, "tokens": 0}"#;

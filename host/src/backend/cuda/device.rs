@@ -259,7 +259,7 @@ impl Device {
         entries.map(|(kernel, entry)| Ok((entry.name, self.function(kernel.name(), &entry)?))).collect()
     }
 
-    /// Whether this card can launch a grid with clusters of more CTAs than every card supports. If so, the function is
+    /// Whether this GPU can launch a grid with clusters of more CTAs than every GPU supports. If so, the function is
     /// permitted to launch with them. The context must be current.
     pub fn takes_large_clusters(&self, function: sys::CUfunction, grid: &Grid) -> bool {
         let mut attributes = [cluster_attribute(grid.cluster)];

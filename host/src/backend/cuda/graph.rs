@@ -26,7 +26,7 @@ impl Graph {
         stream: CUstream,
         queue: impl FnOnce() -> Result<(), Error>,
     ) -> Result<Self, Error> {
-        // Other threads may allocate meanwhile. This thread does not.
+        // Other threads may allocate during the capture. This thread does not.
         let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the caller guarantees that `stream` belongs to the current context, is not the null stream and is not
         // capturing.

@@ -129,9 +129,9 @@ impl Cuda {
         RouterLauncher::new(self.device.clone())
     }
 
-    /// Copies the weights of an MoE layer to the device and packs them there. Meanwhile the largest projection takes
-    /// its memory twice. Does the same as [`Backend::prepare_moe`], and returns a type that also takes calls from
-    /// device memory ([`CudaMoeLayer::launch`], [`CudaMoeLayer::capture`]).
+    /// Copies the weights of an MoE layer to the device and packs them there. While it is packed, the largest
+    /// projection takes twice its memory. Does the same as [`Backend::prepare_moe`], but returns a type that also takes
+    /// calls from device memory ([`CudaMoeLayer::launch`], [`CudaMoeLayer::capture`]).
     ///
     /// # Errors
     /// [`Error::NotComputed`] if no kernel computes such layers on this device. [`Error::Driver`] if a driver call
@@ -140,7 +140,7 @@ impl Cuda {
         CudaMoeLayer::prepare(self.device.clone(), weights, self.variant.graph)
     }
 
-    /// Packs an MoE layer like [`Cuda::prepare_moe_layer`], from tensors in device memory: those of an engine or a
+    /// Packs an MoE layer like [`Cuda::prepare_moe_layer`], from tensors in device memory: tensors of an engine or a
     /// checkpoint. The layer does not use the tensors afterwards.
     ///
     /// # Errors
@@ -175,8 +175,8 @@ impl Cuda {
         CudaLinear::prepare(self.device.clone(), weights, self.variant.graph)
     }
 
-    /// Packs a linear layer like [`Cuda::prepare_linear_layer`], from a tensor in device memory: that of an engine or a
-    /// checkpoint. The layer does not use the tensor afterwards.
+    /// Packs a linear layer like [`Cuda::prepare_linear_layer`], from a tensor in device memory: a tensor of an engine
+    /// or a checkpoint. The layer does not use the tensor afterwards.
     ///
     /// # Errors
     /// The errors of [`Cuda::prepare_linear_layer`]. [`Error::Invalid`] if a size or an alignment is wrong, or if a

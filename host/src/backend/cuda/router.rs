@@ -54,7 +54,7 @@ impl RouterLauncher {
     ///
     /// - `stream` is null or a stream of this device's primary context.
     /// - Every address of `arguments` points to memory that this device can read (write, for ids and weights), with the
-    ///   number of bytes that [`RouterArguments`] documents. The biases are those of `router`.
+    ///   number of bytes that [`RouterArguments`] documents. The biases belong to `router`.
     /// - This memory stays allocated, and nobody else writes it, until the stream has passed this call or, if the call
     ///   was captured, until the graph is not launched any more.
     pub unsafe fn launch(&self, router: &Router, arguments: &RouterArguments, stream: CUstream) -> Result<(), Error> {

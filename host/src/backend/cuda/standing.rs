@@ -1,5 +1,5 @@
-//! Decides which kernels may compute on a card: kernels proven on such a card, and kernels whose self-test has passed
-//! on this card. Kernels that failed the self-test are not used.
+//! Decides which kernels may compute on a GPU: kernels verified on GPUs of its kind, and kernels whose self-test has
+//! passed on this GPU. Kernels that failed the self-test are not used.
 //!
 //! This file only reads verdicts. It runs no kernel and starts no process: that would take seconds, and an engine must
 //! not wait when it opens a device.
@@ -23,14 +23,14 @@ use crate::kernels::{self, GroupedKernel};
 use crate::plan::variant::{LaunchSchedule, Variant};
 use crate::problem::Op;
 
-/// A card, the code that runs on it, and the verdicts.
+/// A GPU, the code that runs on it, and the verdicts on this code.
 pub(super) struct Standing {
     pub card: Card,
     pub code: Code,
     pub verdicts: Verdicts,
 }
 
-/// Identity of a card and its driver.
+/// Identity of a GPU and its driver.
 #[derive(Clone)]
 pub(super) struct Card {
     pub name: String,
@@ -50,7 +50,7 @@ pub(super) struct Code {
 /// First bytes of machine code.
 const ELF: &[u8] = b"\x7fELF";
 
-/// Code of one kernel for a card.
+/// Code of one kernel for a GPU.
 pub(super) struct KernelCode<'c> {
     pub bytes: Cow<'c, [u8]>,
     pub is_machine_code: bool,
@@ -118,14 +118,14 @@ fn hash_of(value: &(impl Hash + ?Sized)) -> u64 {
 }
 
 impl Standing {
-    /// Returns the key of a verdict on a subject for this card.
+    /// Returns the key of a verdict on a subject for this GPU.
     ///
     /// # Errors
     /// If a file of code cannot be read.
     pub fn tried(&self, subject: Subject) -> Result<Tried, Error> {
         let Card { name, capability, driver } = self.card.clone();
         let kernels = subject.kernels(capability).into_iter().flatten();
-        // The given code of another kernel for a layer's products replaces the card's own kernel.
+        // The given code of another kernel for a layer's products replaces the GPU's own kernel.
         let given = self.code.given().map(|(given, _)| given);
         let given = given.filter(|given| match subject {
             Subject::Moe => products_named(given).is_some(),
@@ -191,14 +191,14 @@ impl Standing {
             // No other kernel computes these layers.
             Ok(None) if self.verdicts == Verdicts::Ignored && !matches!(subject, Subject::Groups(_)) => None,
             Ok(None) if subject.proven(self.card.capability) => None,
-            Ok(None) => Some(format!("{name} has not proved itself on {card}; run `nvfp4 selftest` once to test it")),
+            Ok(None) => Some(format!("{name} was not tested on {card}; run `nvfp4 selftest` once")),
             Err(_) if subject.proven(self.card.capability) => None,
             Err(error) => Some(error.to_string()),
         }
     }
 
-    /// Refuses a variant whose instances have failed on this card: the named instance or, if none is named, any
-    /// instance that may be chosen.
+    /// Refuses a variant whose instances have failed on this GPU: the named instance or, if none is named, any instance
+    /// that may be chosen.
     ///
     /// # Errors
     /// [`Error::Invalid`] with the reason and the remedy.

@@ -1,7 +1,7 @@
 //! Verdicts of self-tests, one file each in the user's cache. This file knows neither how kernels are tested nor what
 //! follows from a verdict.
 //!
-//! A verdict belongs to a subject with its code, a card and a driver. If any of them differs, there is no verdict. Each
+//! A verdict belongs to a subject with its code, a GPU and a driver. If any of them differs, there is no verdict. Each
 //! file is written under another name and renamed, so that no reader sees a part of it and processes that write at once
 //! do not mix their files. A file that cannot be read counts as no verdict, and an error is reported.
 
@@ -27,16 +27,16 @@ pub enum Verdicts {
     Ignored,
 }
 
-/// Key of a verdict: what was tested, and where.
+/// Key of a verdict: the tested code, and the GPU with its driver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tried {
     /// Name of a [`Subject`](crate::kernels::Subject).
     pub subject: String,
     /// Hash of the code of the subject's kernels and of this library's version.
     pub code: String,
-    /// Name of the card as reported by its driver.
+    /// Name of the GPU as reported by its driver.
     pub card: String,
-    /// Compute capability of the card.
+    /// Compute capability of the GPU.
     pub capability: Capability,
     /// Version of the driver.
     pub driver: String,
@@ -45,7 +45,7 @@ pub struct Tried {
 /// Result of a self-test.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// What was tested, and where.
+    /// The tested code, and the GPU with its driver.
     #[serde(flatten)]
     pub tried: Tried,
     /// Parts that passed.
@@ -105,7 +105,7 @@ impl Verdicts {
             Error::Invalid(format!("not a verdict of a self-test ({error}); run `nvfp4 selftest` again"))
                 .at(path.display())
         })?;
-        // File names keep only letters, digits and points of card names, so two cards may share a file name.
+        // File names keep only letters, digits and points of GPU names, so two GPUs may share a file name.
         Ok((verdict.tried == *tried).then_some(verdict))
     }
 

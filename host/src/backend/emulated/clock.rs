@@ -1,4 +1,4 @@
-//! Predicts the time of a step on a card: the emulator runs the launches with the card's clock.
+//! Predicts the time of a step on a GPU: the emulator runs the launches with the GPU's clock.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,7 +7,7 @@ use ptx_emulator::{Arg, Card, Device, Fault, LaunchConfig, Listing, Module, Repo
 
 use crate::kernels::builds::Build;
 
-/// Clock of a card, with the timeline of the last step.
+/// Clock of a GPU, with the timeline of the last step.
 pub(super) struct Clock {
     card: Card,
     values: bool,
@@ -19,12 +19,12 @@ pub(super) struct Clock {
     listings: Mutex<HashMap<&'static str, Option<Arc<Listing>>>>,
 }
 
-/// Predicted time of a step on a card.
+/// Predicted time of a step on a GPU.
 #[derive(Clone, Debug)]
 pub struct Prediction {
     /// Time from the event before the first launch to the event after the last.
     pub microseconds: f64,
-    /// The card whose clock was used.
+    /// The GPU whose clock was used.
     pub card: Card,
     /// Launches of the step, with a breakdown of their times.
     pub launches: Vec<Time>,
@@ -42,7 +42,7 @@ impl Clock {
         Self { card, values, drawn, sample: None, timeline, listings: Mutex::default() }
     }
 
-    /// Returns a new clock for the same card that runs only some SMs.
+    /// Returns a new clock for the same GPU that runs only some SMs.
     pub fn sampled(&self, multiprocessors: u32) -> Self {
         Self { sample: Some(multiprocessors), ..Self::new(self.card.clone(), self.values, self.drawn) }
     }
@@ -79,7 +79,7 @@ impl Clock {
     }
 
     fn listing(&self, build: &Build, ptx: &str) -> Option<Arc<Listing>> {
-        // Code for a single architecture or family keeps its architecture. Other code is assembled for this card.
+        // Code for a single architecture or family keeps its architecture. Other code is assembled for this GPU.
         let own = build.arch.ends_with(['a', 'f']);
         let arch = if own { build.arch } else { self.card.arch };
         let assemble = || Listing::of_ptx(ptx, arch).map(Arc::new);

@@ -26,7 +26,7 @@ pub fn arches() -> Vec<&'static str> {
     builds::arches()
 }
 
-/// The architecture of [`arches`] that fits the first card in [`GPUS`].
+/// The architecture of [`arches`] that fits the first GPU in [`GPUS`].
 pub fn default_arch() -> &'static str {
     let for_first = |arch: &&str| arch.parse().is_ok_and(|arch: Arch| arch.capability() == GPUS[0].capability);
     builds::arches().into_iter().find(for_first).expect("the first card has kernels")
@@ -67,13 +67,13 @@ pub struct Options {
     pub schedule: Schedule,
     /// Whether to check for races, uninitialized reads and misuse. Bounds and alignment are always checked.
     pub sanitize: bool,
-    /// Number of SMs. `None` uses the number of the architecture's first card in [`GPUS`] or, if there is no such card,
+    /// Number of SMs. `None` uses the number of the architecture's first GPU in [`GPUS`] or, if there is no such GPU,
     /// the emulator's default.
     pub sms: Option<u32>,
 }
 
 impl Default for Options {
-    /// The fair schedule, with the sanitizer on and the number of SMs of a card.
+    /// The fair schedule, with the sanitizer on and the number of SMs of a GPU.
     fn default() -> Self {
         Self { schedule: Schedule::Fair, sanitize: true, sms: None }
     }
@@ -91,7 +91,7 @@ pub struct Emulated {
     pub(super) sms: u32,
     /// Kernel whose text replaces its build, and this text.
     given: Option<(&'static str, Arc<str>)>,
-    /// Clock of a card, if times are predicted.
+    /// Clock of a GPU, if times are predicted.
     pub(super) clock: Option<Arc<Clock>>,
     /// Decoded kernels, by name.
     modules: Arc<Mutex<HashMap<&'static str, Arc<ptx_emulator::Module>>>>,
@@ -99,7 +99,7 @@ pub struct Emulated {
 
 impl Emulated {
     /// Makes a device of an architecture, named as in PTX (for instance one of [`arches`]). Its default kernel is the
-    /// kernel for the first card of this architecture.
+    /// kernel for the first GPU of this architecture.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the name is not an architecture, or no kernel runs on it.
@@ -133,7 +133,7 @@ impl Emulated {
         self
     }
 
-    /// Returns the same device with the clock of a card. The clock predicts the time of a step
+    /// Returns the same device with the clock of a GPU. The clock predicts the time of a step
     /// ([`Backend::prediction`](crate::backend::Backend::prediction)), and the sanitizer is off. Without `values`,
     /// products and other arithmetic that control flow does not depend on are skipped, so outputs are meaningless. If
     /// `drawn`, the prediction contains the activity of some SMs.

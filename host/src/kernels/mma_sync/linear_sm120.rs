@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn one_token_has_one_block_per_32_columns() {
+    fn one_token_has_one_cta_per_32_columns() {
         for n in [4096, 5120, 7168] {
             assert_eq!(launch(&LinearSm120, n, 1, 170).grid.blocks, n as u32 / 32);
         }

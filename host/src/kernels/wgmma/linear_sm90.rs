@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn few_tokens_have_one_block_per_64_columns() {
+    fn few_tokens_have_one_cta_per_64_columns() {
         for n in [1024, 2048, 4096] {
             assert_eq!(launch(&LinearSm90, n, 8, 132).grid.blocks, n as u32 / 64);
         }

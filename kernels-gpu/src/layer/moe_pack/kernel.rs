@@ -23,7 +23,7 @@ use crate::{
     },
 };
 
-/// Columns of half a k-block, of which a lane has a scale and two words.
+/// Columns of half a k-block. A lane has one scale and two words of them.
 const HALF: u32 = K_BLOCK / 2;
 
 const _: () = assert!(UNIT_ROWS * ROW_LANES == 2 * WARP_SIZE && LANE_WORDS == 4 && HALF == ROW_LANES * BLOCK);

@@ -46,7 +46,7 @@ const WARP_BYTES: u32 = WARP_SIZE * PIECE_BYTES;
 /// Whole k-blocks that a warp rounds at a time: two pieces per lane.
 const ROUND: u32 = 2 * WARP_BYTES / (K_BLOCK * ELEMENT_BYTES);
 
-/// Number of columns of which each of four lanes of the weights has two words.
+/// Columns whose weights are two words in each of the four lanes of a row.
 const WHOLE: u32 = K_BLOCK / 2;
 
 /// Quantizes f16.
@@ -144,7 +144,7 @@ unsafe fn clear(launch: &Quantize, row: u32) {
 #[inline(always)]
 unsafe fn store(launch: &Quantize, row: u32, core: u32, codes: [u32; 4]) {
     let at = line(launch.row_capacity, core / LINE_CHUNKS, row) + u64::from(chunk(row, core % LINE_CHUNKS));
-    // SAFETY: the row has such a chunk, at a multiple of 16 bytes, and only this lane writes it.
+    // SAFETY: the row has this chunk, at a multiple of 16 bytes, and only this lane writes it.
     unsafe { st_global_v4_b32(GlobalAddress::new(launch.codes) + at, codes) };
 }
 

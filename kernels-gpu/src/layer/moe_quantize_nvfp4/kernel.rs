@@ -83,7 +83,7 @@ unsafe fn number(list: u64, index: u32) -> u32 {
     unsafe { ld_global_b32(GlobalAddress::new(list) + u64::from(index) * NUMBER) }
 }
 
-/// A row of a token, as the lane of its choice handles it.
+/// A row of a token, in the lane that handles the row's choice.
 #[derive(Clone, Copy)]
 struct Row {
     /// Index of the row, or [`NO_ROW`].

@@ -163,7 +163,7 @@ where
     /// Reads B of the products of a word, 32 columns of K.
     ///
     /// # Safety
-    /// The same as for [`Self::operands`].
+    /// The requirements of [`Self::operands`].
     #[inline(always)]
     unsafe fn b(&self, lane: &Lane, stage: u32, word: usize) -> [[u32; 4]; P] {
         let first =
@@ -177,7 +177,7 @@ where
     /// Adds the products of a k-block.
     ///
     /// # Safety
-    /// The same as for [`Self::operands`], which returned these operands for this stage.
+    /// The requirements of [`Self::operands`], which returned these operands for this stage.
     #[inline(always)]
     pub(crate) unsafe fn multiply(&self, sums: &mut [[f32; 4]; P], operands: &Operands<P>, lane: &Lane, stage: u32) {
         // Straight-line code: arrays stay in registers only if all their indices are constants.

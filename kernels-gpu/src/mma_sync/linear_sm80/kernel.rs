@@ -190,7 +190,7 @@ where
     /// on. They go to `place` in the weights of the next stage.
     ///
     /// # Safety
-    /// The same as for [`Self::begin_next`], and there is a next k-block.
+    /// The requirements of [`Self::begin_next`]. There is a next k-block.
     #[inline(always)]
     unsafe fn copy_weights(&self, place: u32, strip_bytes: u32, offset: u32) {
         let panel_chunks = Self::INSTANCE.panel_strips() * strip_bytes / CHUNK_BYTES;
@@ -212,7 +212,7 @@ where
     /// Starts the thread's copies of tokens to the next stage. Chunks outside of the tokens become zeros.
     ///
     /// # Safety
-    /// The same as for [`Self::copy_weights`].
+    /// The requirements of [`Self::copy_weights`].
     #[inline(always)]
     unsafe fn copy_tokens(&self) {
         let Launch { m, k, token_pitch, .. } = self.strip.launch;

@@ -1,5 +1,5 @@
-//! A linear layer on any GPU from sm_80 on: `linear_sm90`'s products of a warp. Threads copy tokens and weights 16
-//! bytes at a time.
+//! A linear layer on any GPU from sm_80 on: each warp multiplies by itself, as in `linear_sm120`. Threads copy tokens
+//! and weights 16 bytes at a time.
 //!
 //! # Contract
 //!

@@ -41,7 +41,7 @@ pub const STRIP_ROWS: u32 = UNIT_ROWS;
 /// Bytes of a whole k-block of one token.
 pub const TOKEN_BYTES: u32 = K_BLOCK * 2;
 
-/// Bytes of a stage: the strip's k-block and, if `one`, the single token's k-block behind it.
+/// Bytes of a stage: the strip's k-block, followed by the single token's k-block if `one`.
 pub const fn stage_bytes(one: bool) -> u32 {
     if one { UNIT_BYTES + TOKEN_BYTES } else { UNIT_BYTES }
 }
@@ -68,7 +68,7 @@ pub const BLOCK_STRIPS: u32 = 4;
 /// Bytes of a row's columns in one strip.
 pub const ROW_BYTES: u32 = STRIP_ROWS * 2;
 
-/// Offset of the warps' stages in a CTA's shared memory: behind the lists and the rows of down's strips.
+/// Offset of the warps' stages in a CTA's shared memory: after the lists and the rows of down's strips.
 pub const STAGES_AT: u32 = (LISTS_BYTES + BLOCK_STRIPS * MAX_CHOICES * ROW_BYTES).next_multiple_of(128);
 
 /// The CTAs of both launches.

@@ -1,5 +1,5 @@
-//! The few tokens of an MoE layer on Hopper, in two launches: gate and up, then down and the weighted sum of each
-//! token's rows.
+//! An MoE layer with few tokens on Hopper, in two launches: gate and up, then down and the weighted sum of each token's
+//! rows.
 //!
 //! With few tokens the time of a layer consists of its launches, the prologues before the mainloops, and one warp's
 //! way along K. So there is no launch for lists or sums: every CTA finds the named experts itself, and has all rows of

@@ -130,9 +130,9 @@ impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUM
         });
         let mut stage = dynamic_shared_address();
         let mut next_stage = stage + Self::STAGE_BYTES;
-        // SAFETY: by the contract, the operands' addresses are those of the group's matrices. The dynamic shared memory
-        // has two stages. A stage is written while no thread reads it: every thread has passed a barrier since its last
-        // read of the stage, and passes another one before its next read.
+        // SAFETY: by the contract, the operands' addresses point to the group's matrices. The dynamic shared memory has
+        // two stages. A stage is written while no thread reads it: every thread has passed a barrier since its last
+        // read of the stage, and passes another barrier before its next read.
         unsafe {
             let mut fetch = |blocks| (a.fetch(Self::A, blocks), b.each_mut().map(|b| b.fetch(Self::B, blocks)));
             let store = |stage, (a, b): (Fetched, [Fetched; MATRICES])| {
@@ -427,7 +427,8 @@ impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUM
 /// Converts and stores N neighboring elements of C.
 ///
 /// # Safety
-/// The elements lie at `address`, a multiple of their size, in global memory that no other thread accesses meanwhile.
+/// The elements lie at `address`, a multiple of their size, in global memory that no other thread accesses during the
+/// launch.
 #[inline(always)]
 unsafe fn store_output<const N: usize>(address: GlobalAddress, output: u32, values: [f32; N]) {
     const { assert!(N == 1 || N == 4) };

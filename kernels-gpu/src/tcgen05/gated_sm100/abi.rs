@@ -145,7 +145,7 @@ pub struct Record {
 /// Maximum number of groups for which the kernel's parameter contains groups and tiles.
 pub const GROUPS_AT_HAND: usize = 8;
 
-/// Maximum number of tiles in the parameter: the first tile of each CTA, with as many CTAs as a B300 has SMs.
+/// Maximum number of tiles in the parameter: the first tile of each CTA, with one CTA per SM of a B300.
 pub const TILES_AT_HAND: usize = 160;
 
 /// The only parameter of a kernel.
@@ -427,7 +427,7 @@ impl Instance {
     }
 
     /// Number of tokens that a CTA loads of the largest tile of a group of `m` tokens. With a larger box, the first CTA
-    /// of a pair would also load tokens of the second one.
+    /// of a pair would also load tokens of the second CTA.
     pub const fn box_tokens(self, m: u32) -> u32 {
         self.mma_n(if m < self.tile_tokens { m } else { self.tile_tokens }) / self.blocks
     }
@@ -546,7 +546,7 @@ impl Instance {
 
     /// Dynamic shared memory of a CTA, in bytes.
     pub const fn shared_bytes(self) -> u32 {
-        // The address of the tensor memory needs as many bytes as a barrier.
+        // The address of the tensor memory takes the size of one barrier.
         let barriers = self.barriers() + self.slots() + self.inboxes() + 1;
         let buffers = self.epilogue_warps() * 2 * self.store_bytes() + self.slots() * SLOT_BYTES;
         self.stages * self.stage_bytes() + buffers + 8 * barriers

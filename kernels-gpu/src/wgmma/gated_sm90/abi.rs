@@ -32,8 +32,8 @@ pub const K_ALIGNMENT: u32 = 32;
 ///
 /// A slab has this many rows of a matrix of weights × one k-block: first the values, in the layout of [`lane_offset`]
 /// and [`slab_byte`], then their scales, [`K_BLOCK_SCALE_TILES`] tiles of the blocked layout. A matrix [n, k] is a
-/// sequence of slabs: first all slabs of the first rows along K, then those of the next rows. Bytes past the end of the
-/// matrix are zero.
+/// sequence of slabs: first all slabs of the first rows along K, then all slabs of the next rows. Bytes past the end of
+/// the matrix are zero.
 pub const SLAB_ROWS: u32 = SCALE_TILE_ROWS;
 
 /// Bytes of a slab's values.
@@ -99,7 +99,7 @@ pub struct Tokens {
     /// Address of the scales in the blocked layout, a multiple of 16.
     pub scales: u64,
     /// Address of the decoded values, a multiple of 16: strips ([`STRIP_BYTES`]), with all tokens' strips of a k-block
-    /// in sequence, then those of the next k-block.
+    /// in sequence, then the strips of the next k-block.
     ///
     /// A strip has the layout in which `wgmma` reads B (`kernel/order.rs`). Elements past the end of K are zero; tokens
     /// past the last one are finite.

@@ -46,7 +46,7 @@ pub struct Launch {
     /// Bytes from one expert's weights to the next one's.
     pub expert_bytes: u64,
     /// Addresses of one f32 factor per expert: the global scales of gate and up, or of down. If the host knows the
-    /// rows, the first address is that of one factor per column of C.
+    /// rows, the first address points to one factor per column of C.
     pub alpha: [u64; 2],
     /// Addresses of the biases, which are added to products times their factor: `[experts, n]`, f32, in the order of
     /// each B's rows; 0 for no bias.

@@ -25,7 +25,6 @@ class Moe(torch.nn.Module):
         input of its down. If omitted, each token has its own scale. On a GPU, input scales save a launch if there is a gate.
     :raises ValueError: if a type, a shape, a device or a scale is wrong; the message has its name and place.
     :raises Error: if the device fails or has no kernel for the layer.
-    :raises Error: if the device fails, or computes no such layers.
 
     >>> import torch, nvfp4
     >>> E, I, H, T, k = 4, 32, 64, 3, 2

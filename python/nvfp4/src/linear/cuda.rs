@@ -33,8 +33,8 @@ pub fn linear(py: Python<'_>, operands: &Operands<'_>, sizes: &LinearSizes, ordi
     };
     let stream = current_stream(py, ordinal)?;
     // SAFETY: PyTorch's streams belong to the primary context. The tensors' sizes, types and device were checked.
-    // PyTorch's allocator reuses their memory only for work behind this call on the stream. Packing is complete,
-    // because `nvfp4.Linear` waits for it to read its result.
+    // PyTorch's allocator reuses their memory only for later work on the stream. Packing is complete, because
+    // `nvfp4.Linear` waits for it to read its result.
     unsafe { launchers(ordinal)?.linear()?.launch(&layer, &arguments, workspace, stream) }.map_err(exception)?;
     Ok(())
 }
@@ -50,6 +50,6 @@ pub fn pack(py: Python<'_>, weights: &Tensor<'_>, sizes: &LinearSizes, raw: &Raw
     };
     let stream = current_stream(py, ordinal)?;
     // SAFETY: PyTorch's streams belong to the primary context, the tensors' sizes, types and device were checked, and
-    // PyTorch's allocator reuses their memory only for work behind this call on the stream.
+    // PyTorch's allocator reuses their memory only for later work on the stream.
     unsafe { launchers(ordinal)?.linear()?.pack(sizes, &tensor, weights.address, stream) }.map_err(exception)
 }

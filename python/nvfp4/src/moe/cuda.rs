@@ -53,7 +53,7 @@ pub fn moe(py: Python<'_>, operands: &Operands<'_>, sizes: &MoeSizes, ordinal: u
         PackedMoe { sizes: *sizes, weights: operands.weights.address, expert_map: address(&operands.expert_map) };
     let stream = current_stream(py, ordinal)?;
     // SAFETY: PyTorch's streams belong to the primary context. The tensors' sizes, types and device were checked.
-    // PyTorch's allocator reuses their memory only for work behind this call on the stream.
+    // PyTorch's allocator reuses their memory only for later work on the stream.
     unsafe { launcher.launch(&layer, &arguments, workspace.address, stream) }.map_err(exception)?;
     Ok(())
 }
@@ -73,7 +73,7 @@ pub fn pack(
     let (routed, shared) = (tensors(routed, of_experts), shared.map(|shared| tensors(shared, of_shared)));
     let stream = current_stream(py, ordinal)?;
     // SAFETY: PyTorch's streams belong to the primary context, the tensors' sizes, types and device were checked, and
-    // PyTorch's allocator reuses their memory only for work behind this call on the stream.
+    // PyTorch's allocator reuses their memory only for later work on the stream.
     unsafe { launcher.pack(sizes, &routed, shared.as_ref(), weights.address, stream) }.map_err(exception)
 }
 

@@ -1,4 +1,4 @@
-//! The layer against a driver whose kernels are Rust functions fed by the parameters.
+//! Tests of linear layers with a fake driver, whose kernels are Rust functions that read the launch parameters.
 
 use fake_cuda::{FakeCuda, Launch as FakeLaunch};
 
@@ -47,7 +47,7 @@ fn check(layer: &mut dyn LinearLayer, weights: &LinearWeights<'_>, inputs: Linea
 }
 
 #[test]
-fn a_layer_is_one_launch_with_and_without_a_bias_or_a_graph() {
+fn layer_is_one_launch_with_any_bias_or_graph() {
     let _fake = hopper();
     for dtype in [TokenDtype::F16, TokenDtype::Bf16] {
         let bits = (0..N).map(|i| dtype.round(i as f64 / 4.0 - 3.0)).collect();
@@ -68,7 +68,7 @@ fn a_layer_is_one_launch_with_and_without_a_bias_or_a_graph() {
 }
 
 #[test]
-fn tokens_may_lie_apart_at_any_stride() {
+fn tokens_can_have_any_stride() {
     let _fake = hopper();
     let weights = weights(TokenDtype::Bf16);
     let mut layer = Cuda::open(0).unwrap().prepare_linear(&weights).unwrap();
@@ -82,7 +82,7 @@ fn tokens_may_lie_apart_at_any_stride() {
 }
 
 #[test]
-fn tensors_on_the_device_are_packed_and_called_on_a_stream_of_the_callers() {
+fn device_tensors_are_packed_and_computed_on_the_callers_stream() {
     let _fake = hopper();
     let (weights, gpu) = (weights(TokenDtype::F16), Cuda::open(0).unwrap());
     let upload = |bytes: &[u8]| DeviceBuffer::from_slice(bytes).unwrap();
@@ -95,7 +95,7 @@ fn tensors_on_the_device_are_packed_and_called_on_a_stream_of_the_callers() {
         bias: None,
         input_scale: None,
     };
-    // SAFETY: the tensor lies in the buffers.
+    // SAFETY: `values` and `scales` have the sizes of the tensor and live until packing has ended.
     let mut layer = unsafe { gpu.pack_linear_layer(weights.sizes(), &tensor(&scales)).unwrap() };
     let expected = check(&mut layer, &weights, inputs(TokenDtype::F16, 9));
 
@@ -108,7 +108,7 @@ fn tensors_on_the_device_are_packed_and_called_on_a_stream_of_the_callers() {
         output: out.as_device_ptr().as_raw(),
     };
     let stream = Stream::new(StreamFlags::NON_BLOCKING, None).unwrap();
-    // SAFETY: operands of these sizes, which stay until the stream was waited for.
+    // SAFETY: the buffers have the operands' sizes and live until the stream is synchronized below.
     assert_eq!(unsafe { layer.launch(&arguments, 0, stream.as_inner()).unwrap() }, 1);
     stream.synchronize().unwrap();
     let mut found = vec![0; 9 * N];
@@ -118,13 +118,13 @@ fn tensors_on_the_device_are_packed_and_called_on_a_stream_of_the_callers() {
     let mut spoilt = weights.matrix().scales().to_vec();
     spoilt[2 * K / 16 + 3] = 0x7f;
     scales.copy_from(&spoilt).unwrap();
-    // SAFETY: as above.
+    // SAFETY: `values` and `scales` have the sizes of the tensor and live until packing has ended.
     let error = unsafe { gpu.pack_linear_layer(weights.sizes(), &tensor(&scales)).err().unwrap() };
     assert_eq!(error.to_string(), "the scale of row 2, block 3 is negative or NaN");
 }
 
 #[test]
-fn projections_below_each_other_keep_their_global_scales() {
+fn stacked_projections_keep_their_global_scales() {
     let _fake = hopper();
     let (weights, gpu) = (weights(TokenDtype::Bf16), Cuda::open(0).unwrap());
     let matrix = weights.matrix();
@@ -133,7 +133,7 @@ fn projections_below_each_other_keep_their_global_scales() {
     let pack = |global_scales: &[(usize, f32)]| {
         let (values, scales) = (values.as_device_ptr().as_raw(), scales.as_device_ptr().as_raw());
         let tensor = LinearTensor { values, scales, global_scales, bias: None, input_scale: None };
-        // SAFETY: the tensor lies in the buffers.
+        // SAFETY: `values` and `scales` have the sizes of the tensor and live until packing has ended.
         unsafe { gpu.pack_linear_layer(weights.sizes(), &tensor) }
     };
     let run = |layer: &mut CudaLinear| {
@@ -160,7 +160,7 @@ fn projections_below_each_other_keep_their_global_scales() {
 }
 
 #[test]
-fn fp8_tokens_are_two_launches_and_need_a_workspace() {
+fn fp8_tokens_take_two_launches_and_a_workspace() {
     let _fake = hopper();
     for (dtype, graph) in [(TokenDtype::F16, false), (TokenDtype::Bf16, true)] {
         let bias = Bias::F32((0..N).map(|i| i as f32 / 3.0).collect());
@@ -185,7 +185,7 @@ fn fp8_tokens_are_two_launches_and_need_a_workspace() {
 }
 
 #[test]
-fn projections_with_fp8_tokens_keep_their_global_scales_and_values_lie_at_multiples_of_16() {
+fn fp8_projections_keep_global_scales_and_check_alignment() {
     let _fake = hopper();
     let (weights, gpu) = (weights(TokenDtype::Bf16).with_token_format(TokenFormat::Fp8), Cuda::open(0).unwrap());
     let matrix = weights.matrix();
@@ -195,7 +195,7 @@ fn projections_with_fp8_tokens_keep_their_global_scales_and_values_lie_at_multip
     let pack = |values: u64, global_scales: &[(usize, f32)]| {
         let scales = scales.as_device_ptr().as_raw();
         let tensor = LinearTensor { values, scales, global_scales, bias: None, input_scale: None };
-        // SAFETY: the tensor lies in the buffers, or is refused.
+        // SAFETY: `values` and `scales` have the sizes of the tensor; another address is refused before it is read.
         unsafe { gpu.pack_linear_layer(weights.sizes(), &tensor) }
     };
     let run = |layer: &mut CudaLinear| {
@@ -215,14 +215,14 @@ fn projections_with_fp8_tokens_keep_their_global_scales_and_values_lie_at_multip
     assert!(error.contains("for FP8 tokens the address must be a multiple of 16"), "{error}");
 }
 
-/// A B200, on which no card has proved any kernel.
+/// Opens a B200, for which no kernel was verified, and ignores verdicts.
 fn blackwell(fake: &FakeCuda) -> Cuda {
     fake.set_device(10, 0, 4);
     Cuda::open_with(0, Options { verdicts: Verdicts::Ignored, ..Options::default() }).unwrap()
 }
 
 #[test]
-fn a_blackwell_card_multiplies_nvfp4_tokens_by_an_input_scale_or_their_own() {
+fn blackwell_uses_the_input_scale_or_scales_per_token() {
     let fake = hopper();
     let gpu = blackwell(&fake);
     for dtype in [TokenDtype::F16, TokenDtype::Bf16] {
@@ -238,12 +238,12 @@ fn a_blackwell_card_multiplies_nvfp4_tokens_by_an_input_scale_or_their_own() {
                 assert_eq!(layer.launches(), (tokens > 0).then_some(2));
             }
         }
-        assert!(outputs[3] != outputs[7], "an input scale rounds tokens in another way");
+        assert!(outputs[3] != outputs[7], "an input scale changes the rounding of tokens");
     }
 }
 
 #[test]
-fn projections_with_nvfp4_tokens_keep_their_global_scales_and_an_input_scale_is_checked() {
+fn nvfp4_projections_keep_global_scales_and_check_input_scales() {
     let fake = hopper();
     let (weights, gpu) = (weights(TokenDtype::Bf16).with_token_format(TokenFormat::Nvfp4), blackwell(&fake));
     let matrix = weights.matrix();
@@ -253,7 +253,7 @@ fn projections_with_nvfp4_tokens_keep_their_global_scales_and_an_input_scale_is_
     let pack = |values: u64, global_scales: &[(usize, f32)], input_scale| {
         let scales = scales.as_device_ptr().as_raw();
         let tensor = LinearTensor { values, scales, global_scales, bias: None, input_scale };
-        // SAFETY: the tensor lies in the buffers, or is refused.
+        // SAFETY: `values` and `scales` have the sizes of the tensor; another address is refused before it is read.
         unsafe { gpu.pack_linear_layer(weights.sizes(), &tensor) }
     };
     let run = |layer: &mut CudaLinear| {
@@ -279,11 +279,11 @@ fn projections_with_nvfp4_tokens_keep_their_global_scales_and_an_input_scale_is_
 }
 
 #[test]
-fn what_a_card_does_not_multiply_or_has_not_proved_is_refused_with_what_to_do() {
+fn unsupported_or_untested_layers_are_refused_with_a_remedy() {
     let fake = fake_cuda::install();
     fake.set_device(8, 0, 4);
     let error = Cuda::open(0).unwrap().prepare_linear(&weights(TokenDtype::F16)).err().unwrap().to_string();
-    assert!(error.contains("linear has not proved itself on") && error.contains("nvfp4 selftest"), "{error}");
+    assert!(error.contains("linear was not tested on") && error.contains("nvfp4 selftest"), "{error}");
     for (format, tokens) in [(TokenFormat::Fp8, "FP8"), (TokenFormat::Nvfp4, "NVFP4")] {
         let weights = weights(TokenDtype::F16).with_token_format(format);
         let error = Cuda::open(0).unwrap().prepare_linear(&weights).err().unwrap().to_string();

@@ -1,4 +1,5 @@
-//! The layer against a driver that writes down its calls, and whose kernels are Rust functions fed by the parameters.
+//! Tests of MoE layers with a fake driver. It records its calls, and its kernels are Rust functions that read the launch
+//! parameters.
 
 use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
 use cuda_driver::cust::stream::{Stream, StreamFlags};
@@ -21,7 +22,7 @@ fn hopper() -> FakeCuda {
     fake
 }
 
-/// A matrix of different numbers around 1/√K.
+/// Returns a matrix of different numbers with magnitudes near 1/√K.
 fn matrix(rows: usize, k: usize, seed: usize) -> Matrix<'static> {
     let values: Vec<u8> = (0..rows * k / 2).map(|i| (((i + seed) * 0x9E37_79B9) >> 13) as u8).collect();
     let scales: Vec<u8> = (0..rows * k / 16).map(|i| 0x28 + (i * 7 + seed) as u8 % 16).collect();
@@ -33,7 +34,7 @@ fn expert(intermediate: usize, seed: usize) -> MoeExpert<'static> {
     MoeExpert::gated(inner(seed), inner(seed + 1), matrix(HIDDEN, intermediate, seed + 2))
 }
 
-/// An expert with biases, of both types, and none of up.
+/// Adds biases of both types to an expert: to gate and down, but not to up.
 fn biased(expert: MoeExpert<'static>) -> MoeExpert<'static> {
     let number = |i: usize| (i * 29 % 23) as f32 / 8.0 - 1.0;
     let gate = expert.gate.as_ref().map(|gate| Bias::Token((0..gate.rows()).map(|i| 0x3C00 + i as u16 % 64).collect()));
@@ -45,7 +46,7 @@ fn weights(dtype: TokenDtype) -> MoeWeights<'static> {
     MoeWeights::new(dtype, 2, vec![expert(48, 0), expert(48, 3), expert(48, 6)]).unwrap()
 }
 
-/// Tokens that name experts of the layer and others, one of them twice.
+/// Returns tokens that name experts of the layer and other experts. Some tokens name one expert twice.
 fn inputs(dtype: TokenDtype, tokens: usize) -> MoeInputs<'static> {
     let number = |i: usize| dtype.round(((i * 37 % 101) as f64 - 50.0) / 25.0);
     let ids: Vec<i32> = (0..2 * tokens).map(|i| [0, 1, 2, 2, -1, 5, 1, 0][i % 8]).collect();
@@ -59,7 +60,7 @@ fn inputs(dtype: TokenDtype, tokens: usize) -> MoeInputs<'static> {
     }
 }
 
-/// What the layer is to compute, stage by stage from what it has left.
+/// Compares the output with the reference in stages. Each stage starts from the device's results of the previous stage.
 fn check(weights: &MoeWeights<'_>, step: &MoeStep<'_>, output: &MoeOutput) {
     let found = crate::moe::compare::compare(weights, step, output);
     assert!(found.passed(), "{:?}", found.first());
@@ -72,7 +73,7 @@ fn execute(layer: &mut dyn MoeLayer, step: &MoeStep<'_>) -> MoeOutput {
 }
 
 #[test]
-fn a_layer_is_computed_from_what_lies_on_the_device() {
+fn layers_with_all_options_match_the_reference() {
     let _fake = hopper();
     for dtype in [TokenDtype::F16, TokenDtype::Bf16] {
         let plain = weights(dtype);
@@ -96,7 +97,7 @@ fn a_layer_is_computed_from_what_lies_on_the_device() {
                 let step = MoeStep::new(&weights, inputs).unwrap();
                 let output = execute(&mut layer, &step);
                 check(&weights, &step, &output);
-                // Many tokens are expanded to rows; few take two launches.
+                // A step of 200 tokens has a separate launch that writes tokens to their rows. One token takes two launches.
                 let launches = match (weights.shared(), tokens) {
                     (Some(_), _) => 6,
                     (None, 1) => 2,
@@ -109,10 +110,10 @@ fn a_layer_is_computed_from_what_lies_on_the_device() {
 }
 
 #[test]
-fn a_blackwell_card_multiplies_nvfp4_tokens_by_input_scales_or_their_own() {
+fn blackwell_uses_input_scales_or_scales_per_token() {
     let fake = hopper();
     fake.set_device(10, 0, 4);
-    // No card has proved these kernels.
+    // These kernels were not verified on any GPU.
     let of_f16 = weights(TokenDtype::F16).with_token_format(TokenFormat::Nvfp4);
     let error = Cuda::open(0).unwrap().prepare_moe(&of_f16).err().unwrap().to_string();
     assert!(error.contains("nvfp4 selftest"), "{error}");
@@ -132,7 +133,7 @@ fn a_blackwell_card_multiplies_nvfp4_tokens_by_input_scales_or_their_own() {
             for tokens in [1, 7, 0, 200] {
                 let step = MoeStep::new(&weights, inputs(dtype, tokens)).unwrap();
                 check(&weights, &step, &execute(&mut layer, &step));
-                // With input scales gate and up leave to down what it multiplies.
+                // With input scales, the epilogue of gate and up quantizes the input of down.
                 let launches = if weights.shared().is_some() { 8 } else { 6 };
                 assert_eq!(layer.launches(), (tokens > 0).then_some(launches));
             }
@@ -141,7 +142,7 @@ fn a_blackwell_card_multiplies_nvfp4_tokens_by_input_scales_or_their_own() {
 }
 
 #[test]
-fn weights_on_the_input_are_rounded_in() {
+fn weights_on_the_input_are_applied_before_rounding() {
     let _fake = hopper();
     let weights = MoeWeights::new(TokenDtype::Bf16, 1, vec![expert(48, 0), expert(48, 3)]).unwrap();
     let mut inputs = inputs(TokenDtype::Bf16, 9);
@@ -152,7 +153,7 @@ fn weights_on_the_input_are_rounded_in() {
     check(&weights, &step, &execute(&mut layer, &step));
 }
 
-/// A step's operands in buffers of their own.
+/// Operands of a step, each in a separate buffer.
 struct OnDevice {
     arguments: MoeArguments,
     ids: DeviceBuffer<i32>,
@@ -192,7 +193,7 @@ fn workspace(layer: &CudaMoeLayer, tokens: usize) -> DeviceBuffer<u8> {
 }
 
 #[test]
-fn a_call_on_the_callers_stream_is_launches_alone() {
+fn call_on_the_callers_stream_only_launches() {
     let fake = hopper();
     let weights = weights(TokenDtype::Bf16);
     let mut layer = Cuda::open(0).unwrap().prepare_moe_layer(&weights).unwrap();
@@ -201,7 +202,7 @@ fn a_call_on_the_callers_stream_is_launches_alone() {
     let (operands, stream) = (OnDevice::new(&step), Stream::new(StreamFlags::NON_BLOCKING, None).unwrap());
     let workspace = workspace(&layer, 12);
     fake.take_calls();
-    // SAFETY: operands of these sizes lie there, and the stream is this context's.
+    // SAFETY: the buffers have the operands' sizes and live until the stream of this context is synchronized.
     let launches =
         unsafe { layer.launch(&operands.arguments, workspace.as_device_ptr().as_raw(), stream.as_inner()) }.unwrap();
     assert_eq!(launches, 4);
@@ -213,7 +214,7 @@ fn a_call_on_the_callers_stream_is_launches_alone() {
 }
 
 #[test]
-fn a_graph_is_right_for_whatever_ids_lie_there_when_it_runs() {
+fn graph_reads_the_ids_when_it_runs() {
     let fake = hopper();
     let weights = weights(TokenDtype::F16);
     let mut layer = Cuda::open(0).unwrap().prepare_moe_layer(&weights).unwrap();
@@ -225,12 +226,12 @@ fn a_graph_is_right_for_whatever_ids_lie_there_when_it_runs() {
     let expected: Vec<_> = steps.iter().map(|step| execute(&mut layer, step).hidden).collect();
     let (mut operands, stream) = (OnDevice::new(&steps[0]), Stream::new(StreamFlags::NON_BLOCKING, None).unwrap());
     let workspace = workspace(&layer, 12);
-    // SAFETY: operands of these sizes lie there until the graph goes.
+    // SAFETY: the buffers have the operands' sizes and live until the graph is destroyed.
     let graph = unsafe { layer.capture(&operands.arguments, workspace.as_device_ptr().as_raw()) }.unwrap();
     for (step, expected) in steps.iter().zip(expected) {
         operands.ids.copy_from(&*step.inputs().ids).unwrap();
         fake.take_calls();
-        // SAFETY: the stream is this context's.
+        // SAFETY: the stream belongs to the current context.
         unsafe { graph.launch(stream.as_inner()) }.unwrap();
         assert_eq!(fake.take_calls(), ["cuCtxSetCurrent", "cuGraphLaunch"]);
         stream.synchronize().unwrap();
@@ -253,7 +254,7 @@ fn layers_share_a_workspace() {
     let operands: Vec<_> = steps.iter().map(OnDevice::new).collect();
     for (layer, operands) in layers.iter().zip(&operands) {
         let workspace = workspace.as_device_ptr().as_raw();
-        // SAFETY: operands of these sizes lie there, and the stream is this context's.
+        // SAFETY: the buffers have the operands' sizes and live until the stream of this context is synchronized.
         unsafe { layer.launch(&operands.arguments, workspace, stream.as_inner()) }.unwrap();
     }
     stream.synchronize().unwrap();
@@ -262,7 +263,7 @@ fn layers_share_a_workspace() {
 }
 
 #[test]
-fn a_launcher_computes_a_layer_in_the_callers_memory_and_leaves_the_context_alone() {
+fn launcher_uses_the_callers_memory_and_restores_the_context() {
     let fake = hopper();
     let dtype = TokenDtype::Bf16;
     let experts = [0, 3, 6].map(|seed| biased(expert(48, seed))).into();
@@ -277,7 +278,7 @@ fn a_launcher_computes_a_layer_in_the_callers_memory_and_leaves_the_context_alon
     let launcher = gpu.moe_launcher().unwrap();
     let upload = |bytes: &[u8]| DeviceBuffer::from_slice(bytes).unwrap();
     let shared = std::slice::from_ref(weights.shared().unwrap());
-    // Values and scales of each projection, of the experts and of the shared one.
+    // Values and scales of each projection, for the routed experts and for the shared expert.
     let raw = [weights.experts(), shared].map(|experts| {
         [0, 1, 2].map(|projection| {
             let of = |expert: &MoeExpert<'static>| expert.projections().nth(projection).unwrap().1.clone();
@@ -309,15 +310,15 @@ fn a_launcher_computes_a_layer_in_the_callers_memory_and_leaves_the_context_alon
     let (operands, stream) = (OnDevice::new(&step), Stream::new(StreamFlags::NON_BLOCKING, None).unwrap());
     let layer = PackedMoe { sizes, weights: packed.as_device_ptr().as_raw(), expert_map: map.as_device_ptr().as_raw() };
     let (stream_of, workspace) = (stream.as_inner(), workspace.as_device_ptr().as_raw());
-    // Another library's context, or none, is current when an engine's thread calls.
-    // SAFETY: null is a context to make current: none.
+    // When an engine's thread calls, another library's context or no context is current.
+    // SAFETY: null means that no context is current.
     unsafe { sys::cuCtxSetCurrent(std::ptr::null_mut()) };
     fake.take_calls();
-    // SAFETY: tensors and operands of these sizes lie there until the stream is waited for.
+    // SAFETY: all buffers have the sizes of the tensors and operands, and live until the stream is synchronized below.
     unsafe { launcher.pack(&sizes, &routed, Some(&shared), layer.weights, stream_of) }.unwrap();
-    // SAFETY: as above.
+    // SAFETY: the packed weights, the operands and the workspace live until the stream is synchronized below.
     let launches = unsafe { launcher.launch(&layer, &operands.arguments, workspace, stream_of) }.unwrap();
-    assert_eq!(launches, 7, "tokens are expanded to the shared expert's rows");
+    assert_eq!(launches, 7, "one launch writes tokens to the rows of the shared expert");
     let calls = fake.take_calls();
     let is_slow = |call: &&String| ["Alloc", "Free", "Synchronize", "Module"].iter().any(|part| call.contains(part));
     assert_eq!(calls.iter().find(is_slow), None, "{calls:?}");
@@ -345,14 +346,14 @@ fn a_launcher_computes_a_layer_in_the_callers_memory_and_leaves_the_context_alon
 }
 
 #[test]
-fn an_engines_tensors_are_packed_where_they_lie_and_a_bad_scale_is_named() {
+fn device_tensors_are_packed_and_bad_scales_are_named() {
     let _fake = hopper();
     let weights = weights(TokenDtype::F16);
     let step = MoeStep::new(&weights, inputs(TokenDtype::F16, 12)).unwrap();
     let gpu = Cuda::open(0).unwrap();
     let expected = execute(&mut gpu.prepare_moe_layer(&weights).unwrap(), &step).hidden;
 
-    // Gate and up of an expert behind each other, as engines keep them.
+    // Each expert's gate is followed by its up, as in engines.
     let experts = weights.experts();
     let mut bytes = [const { Vec::new() }; 4];
     for expert in experts {
@@ -387,7 +388,7 @@ fn an_engines_tensors_are_packed_where_they_lie_and_a_bad_scale_is_named() {
             bias: None,
         };
         let tensors = MoeTensors { gate: Some(tensor(0)), up: tensor(1), down, input_scales: &[] };
-        // SAFETY: tensors of these sizes lie there.
+        // SAFETY: the buffers have the sizes of the tensors and live until packing has ended.
         unsafe { gpu.pack_moe_layer(weights.sizes(), &tensors, None, None) }
     };
     assert_eq!(execute(&mut pack(&bytes).unwrap(), &step).hidden, expected);
@@ -399,12 +400,12 @@ fn an_engines_tensors_are_packed_where_they_lie_and_a_bad_scale_is_named() {
 }
 
 #[test]
-fn a_card_without_kernels_of_its_own_takes_the_portable_ones_once_they_have_proved_themselves() {
+fn other_gpus_use_tested_portable_kernels() {
     let fake = hopper();
     for (major, minor) in [(8, 0), (8, 9), (10, 0)] {
         fake.set_device(major, minor, 4);
         let error = Cuda::open(0).unwrap().prepare_moe(&weights(TokenDtype::F16)).err().unwrap();
-        assert!(error.to_string().starts_with("moe has not proved itself on Fake GPU"), "{error}");
+        assert!(error.to_string().starts_with("moe was not tested on Fake GPU"), "{error}");
         assert_eq!(error.code(), "not-computed");
         let gpu = Cuda::open_with(0, Options { verdicts: Verdicts::Ignored, ..Options::default() }).unwrap();
         for dtype in [TokenDtype::F16, TokenDtype::Bf16] {
@@ -420,7 +421,7 @@ fn a_card_without_kernels_of_its_own_takes_the_portable_ones_once_they_have_prov
 }
 
 #[test]
-fn everything_is_given_back() {
+fn all_driver_objects_are_released() {
     let fake = hopper();
     {
         let weights = weights(TokenDtype::F16);

@@ -1,4 +1,4 @@
-//! What goes beyond a step of a layer: layers that share a workspace, and packing on the device.
+//! Tests of layers that share a workspace, and of packing on the device.
 
 use bytemuck::Zeroable;
 use kernels_gpu::layer::moe_pack::abi::{Pack, PackNvfp4};
@@ -26,8 +26,8 @@ fn layer_shape(text: &str) -> LayerShape {
 }
 
 #[test]
-fn layers_with_other_routing_follow_each_other_in_one_workspace() {
-    // The second layer's lists are other ones, and its shared expert's rows lie where nothing of the first does.
+fn layers_with_different_routing_share_a_workspace() {
+    // The second layer has different lists, and a shared expert, whose rows are in parts that the first layer lacks.
     let shapes = [
         layer_shape(r#"{"hidden": 96, "intermediate": 80, "experts": 4, "top_k": 2, "tokens": 21}"#),
         layer_shape(
@@ -51,7 +51,7 @@ fn layers_with_other_routing_follow_each_other_in_one_workspace() {
 
         let mut device = gpu.memory();
         let mut keep = Vec::new();
-        // As large as both need, part by part.
+        // Each part has the larger of the two layers' sizes.
         let [first, second] = [0, 1].map(|i| PlacedWorkspace::new(&mut gpu.memory(), &weights[i].sizes(), 21).parts);
         let most = |part: usize| second[part].bytes.max(first.get(part).map_or(0, |part| part.bytes));
         let parts: Vec<_> = (0..second.len()).map(|part| device.allocate(most(part))).collect();
@@ -73,7 +73,7 @@ fn layers_with_other_routing_follow_each_other_in_one_workspace() {
 }
 
 #[test]
-fn the_device_packs_for_nvfp4_tokens_what_the_host_packs() {
+fn device_and_host_pack_nvfp4_weights_alike() {
     const MATRICES: usize = 2;
     let gpu = hopper(Schedule::Fair);
     for (rows, k) in [(16, 16), (144, 352), (96, 720), (272, 48), (16, 2112)] {
@@ -84,7 +84,7 @@ fn the_device_packs_for_nvfp4_tokens_what_the_host_packs() {
         let [values_of, scales_of] = [value_bytes(rows as u64, k as u32), weight_scale_bytes(rows as u32, k as u32)];
         let mut device = gpu.memory();
         let of_host = pack_nvfp4(matrices.iter());
-        // What pads a row is not written.
+        // Row padding is not written.
         let to = device.upload(&vec![0u8; of_host.len()]);
         let mut wrong = scales.clone();
         (wrong[3], wrong[rows * k / 16 + 1]) = (0x80, 0x7F);
@@ -116,7 +116,7 @@ fn the_device_packs_for_nvfp4_tokens_what_the_host_packs() {
 }
 
 #[test]
-fn the_device_packs_what_the_host_packs() {
+fn device_and_host_pack_units_alike() {
     const MATRICES: usize = 2;
     let gpu = hopper(Schedule::Fair);
     for (rows, k) in [(16, 16), (144, 352), (96, 720), (272, 48), (128, 256)] {

@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_blocks_for_a_grid_are_refused() {
+    fn too_many_ctas_for_a_grid_are_refused() {
         assert!(matches!(SiluMul.launch(&[segment(1 << 50)], TokenDtype::F16), Err(Error::TooLarge)));
     }
 }

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn each_group_has_its_own_decoding_blocks() {
+    fn each_group_has_its_own_decoding_ctas() {
         // 7 and 9 tokens are one and two pieces of eight for each of three stages. A CTA decodes four pieces.
         let groups = [group(7, 72, 320), group(0, 8, 320), group(9, 8, 320)];
         let launch = GatedSm90.decode_tokens(&groups, &[0x10000, 0, 0x20000]).unwrap();

@@ -245,7 +245,8 @@ pub(super) unsafe fn core_matrix_row(elements: [u32; 4]) -> [u32; 4] {
     }
 }
 
-/// Exchanges the second word of each lane whose index does not have the bit for the first word of the lane that has it.
+/// Exchanges words between two lanes whose indices differ in the bit: the second word of the lane without the bit, for
+/// the first word of the lane with the bit.
 ///
 /// # Safety
 /// The whole warp calls this together.

@@ -114,11 +114,11 @@ pub(super) unsafe fn run(launch: &Expand) {
 unsafe fn store(at: u64, rows: &ExpandedRows, row: u32, k_block: u32, in_block: u32, bytes: [u32; 4]) {
     let index = k_block * K_BLOCK_LINES + in_block / LINE_CHUNKS;
     let place = line(rows.capacity, index, row) + u64::from(chunk(row, in_block % LINE_CHUNKS));
-    // SAFETY: the row has such a chunk, at a multiple of 16 bytes, and only this lane writes it.
+    // SAFETY: the row has this chunk, at a multiple of 16 bytes, and only this lane writes it.
     unsafe { st_global_v4_b32(GlobalAddress::new(at) + place, bytes) };
 }
 
-/// Writes zeros to the k-blocks of an intermediate row that are not whole: up to two.
+/// Writes zeros to the incomplete k-blocks of an intermediate row; there are up to two.
 ///
 /// # Safety
 /// The contract in `moe_route/mod.rs` holds, and the row belongs to this warp. The whole warp calls this together.

@@ -138,7 +138,7 @@ impl<W: Work, const COLUMNS: usize> Sm120<W, COLUMNS> {
     /// Starts the copies of the weights of a k-block of `steps` steps, which report to `full`.
     ///
     /// # Safety
-    /// The same as for [`Self::load_k_block`]; the stage is empty.
+    /// The requirements of [`Self::load_k_block`]; the stage is empty.
     #[inline(always)]
     unsafe fn load_weights(self, stage: u32, sources: &Sources, k_block: u32, steps: u32, full: Mbarrier) {
         let stage = self.weights_of(stage);

@@ -79,7 +79,7 @@ pub trait Work: Copy {
     /// Destination of a tile of C in NVFP4, if C is quantized. The columns of C are then a multiple of 16.
     ///
     /// # Safety
-    /// The same as for [`Work::tiles`]. `tile` is one of these tiles, and `group` its group.
+    /// The requirements of [`Work::tiles`]. `tile` is one of these tiles, and `group` its group.
     #[inline(always)]
     unsafe fn quantized(self, _tile: &Tile, _group: &Placed) -> QuantizedTile {
         QuantizedTile::NONE
@@ -89,7 +89,7 @@ pub trait Work: Copy {
     /// first.
     ///
     /// # Safety
-    /// The same as for [`Work::tiles`]. `tile` is one of these tiles.
+    /// The requirements of [`Work::tiles`]. `tile` is one of these tiles.
     unsafe fn terms<const COLUMNS: usize>(
         self,
         tile: &Tile,

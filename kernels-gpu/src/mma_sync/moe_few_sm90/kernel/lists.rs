@@ -135,14 +135,14 @@ impl Lists {
     ///
     /// # Safety
     /// Ids, map and weights are complete. One warp of the CTA makes this call together, and no thread reads the lists
-    /// meanwhile.
+    /// during the call.
     #[inline(always)]
     pub(super) unsafe fn make(self, of: &Choices, weights: u64) {
         let all = of.token_count * of.top_k;
         let choice = |index: usize| lane_id() + index as u32 * WARP_SIZE;
         let number = |list: u64, index: u32| GlobalAddress::new(list) + u64::from(index) * u64::from(NUMBER);
         // SAFETY: the loads read choices below T·k, and the map at ids below its length. The lists are this CTA's
-        // shared memory, and no thread reads them meanwhile.
+        // shared memory, and no thread reads them during this call.
         unsafe {
             let mut experts = [NO_ROW; LANE_CHOICES];
             for index in 0..LANE_CHOICES {

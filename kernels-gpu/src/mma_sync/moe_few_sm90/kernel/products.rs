@@ -48,7 +48,7 @@ where
     /// Copies down's single token to the stages whose copies have started. Called once, before [`Self::run`].
     ///
     /// # Safety
-    /// The same as for [`Self::begin`]; the token is complete.
+    /// The requirements of [`Self::begin`]; the token is complete.
     #[inline(always)]
     pub(super) unsafe fn await_token(&mut self) {
         // SAFETY: the token is complete, the stages are this warp's, and the whole warp is here.
@@ -61,7 +61,7 @@ where
     /// and with their biases.
     ///
     /// # Safety
-    /// The same as for [`Self::begin`]. Tokens are complete and begin at multiples of 16; the matrices have the
+    /// The requirements of [`Self::begin`]. Tokens are complete and begin at multiples of 16; the matrices have the
     /// columns.
     #[inline(always)]
     pub(super) unsafe fn run(
@@ -113,7 +113,7 @@ where
     /// The sums of a strip: two rows of weights, each with two neighboring tokens.
     ///
     /// # Safety
-    /// The same as for [`Self::run`].
+    /// The requirements of [`Self::run`].
     #[inline(always)]
     unsafe fn sum(&mut self, tokens: &Tokens) -> [f32; 4] {
         let (whole, all) = (self.matrices.k / K_BLOCK, k_blocks(self.matrices.k));
@@ -122,8 +122,8 @@ where
         unsafe {
             let mut ahead = if whole > 0 { Self::load(tokens, 0) } else { Elements::default() };
             // While k-blocks before `same` are multiplied, whole k-blocks of the same strip are copied; from `next` on,
-            // whole k-blocks of the next strip. In between, the copies are k-blocks that are not whole, or the turn to
-            // the next strip.
+            // whole k-blocks of the next strip. In between, the copies are of partial k-blocks, or move on to the next
+            // strip.
             let is_straight = GATED || ONE;
             let in_flight = stages(ONE) - 1;
             let (same, next) =
@@ -143,10 +143,10 @@ where
     }
 
     /// Adds the products of the whole k-blocks `k_block..end`. `ahead` holds the token's elements of the next k-block.
-    /// `STRAIGHT`: all k-blocks copied meanwhile, if any, are whole ones of one strip.
+    /// `STRAIGHT`: all k-blocks that are copied during this call are whole k-blocks of one strip.
     ///
     /// # Safety
-    /// The same as for [`Self::run`].
+    /// The requirements of [`Self::run`].
     #[inline(always)]
     unsafe fn add_whole<const STRAIGHT: bool>(
         &mut self,
@@ -178,7 +178,7 @@ where
     /// Loads the lane's elements of a whole k-block, unless they come with the weights.
     ///
     /// # Safety
-    /// The same as for [`Tokens::load`].
+    /// The requirements of [`Tokens::load`].
     #[inline(always)]
     unsafe fn load(tokens: &Tokens, k_block: u32) -> Elements {
         // SAFETY: the token is complete, begins at a multiple of 16, and has the k-block.
@@ -188,7 +188,7 @@ where
     /// Adds the products of the next k-block: a whole one if `ragged` is `None`, otherwise k-block `ragged`.
     ///
     /// # Safety
-    /// The same as for [`Self::run`]; `elements` are the elements of this k-block.
+    /// The requirements of [`Self::run`]; `elements` are the elements of this k-block.
     #[inline(always)]
     unsafe fn add<const STRAIGHT: bool>(
         &mut self,

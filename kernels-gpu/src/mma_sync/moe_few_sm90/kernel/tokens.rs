@@ -59,16 +59,16 @@ impl Tokens {
         let lane = lane_place_of_token(lane_id() % ROW_LANES);
         let first = self.at + (u64::from(k_block) * u64::from(K_BLOCK * ELEMENT_BYTES) + u64::from(lane));
         [0, 1, 2, 3].map(|word| {
-            // SAFETY: the token is complete and has the k-block, so the word lies there, at a multiple of 16.
+            // SAFETY: the token is complete and has the k-block, so the word exists, at a multiple of 16.
             unsafe { ld_global_v4_b32_or_zero(true, first + u64::from(word_place(word))) }
         })
     }
 
-    /// Loads the lane's elements of a k-block that is not whole. Columns that do not fill 64 give each lane half a
-    /// block, or a quarter of one: two pairs, which go to the registers that would hold the same pairs of a full word.
+    /// Loads the lane's elements of a partial k-block. Columns that do not fill 64 give each lane half a block, or a
+    /// quarter of one: two pairs, which go to the registers that would hold the same pairs of a full word.
     ///
     /// # Safety
-    /// The same as for [`Self::load`].
+    /// The requirements of [`Self::load`].
     #[inline(always)]
     pub(super) unsafe fn load_ragged(&self, k_block: u32) -> Elements {
         let (lane, k_block) = (lane_id() % ROW_LANES, opaque_b32(k_block));

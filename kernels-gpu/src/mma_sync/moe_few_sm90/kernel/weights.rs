@@ -1,6 +1,6 @@
 //! A warp's weights on their way from global memory to its stages: strip after strip, without a gap.
 //!
-//! A stage holds a unit as it lies in memory, or half a unit of gate and behind it half a unit of up.
+//! A stage holds a unit in its layout in memory, or half a unit of gate followed by half a unit of up.
 
 use cuda_std::{
     cp_async::{
@@ -109,7 +109,7 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
     /// Starts the copy of the next k-block, if there is one, as a group of copies.
     ///
     /// # Safety
-    /// The same as for [`Self::of`]. No lane of the warp still reads the stage.
+    /// The requirements of [`Self::of`]. No lane of the warp still reads the stage.
     #[inline(always)]
     pub(super) unsafe fn begin_next(&mut self) {
         let all = k_blocks(self.matrices.k);
@@ -146,7 +146,7 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
     /// Starts the copy of one of the k-blocks counted by [`Self::begin_straight`], without finding its place first.
     ///
     /// # Safety
-    /// The same as for [`Self::begin_next`].
+    /// The requirements of [`Self::begin_next`].
     #[inline(always)]
     pub(super) unsafe fn begin_whole(&mut self, is_there: bool) {
         if is_there {
@@ -159,7 +159,7 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
     /// Starts the copy of the strip's next k-block, a whole one.
     ///
     /// # Safety
-    /// The same as for [`Self::begin_next`], and there is a whole k-block.
+    /// The requirements of [`Self::begin_next`]. There is a whole k-block.
     #[inline(always)]
     unsafe fn copy_whole(&mut self) {
         // SAFETY: `sources` point into the strip's next whole k-block. No lane of the warp still reads the stage, which
@@ -194,7 +194,7 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
     /// Finds the strip of the next piece of work.
     ///
     /// # Safety
-    /// The same as for [`Self::of`], and there is a next piece.
+    /// The requirements of [`Self::of`]. There is a next piece.
     #[inline(always)]
     unsafe fn find(&mut self) {
         let &Matrices { expert_bytes, n, .. } = self.matrices;
@@ -221,7 +221,7 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
         }
     }
 
-    /// Moves on to the next k-block. The stage that was read last becomes the one to fill next.
+    /// Moves on to the next k-block. The stage that was read last is filled next.
     #[inline(always)]
     pub(super) fn advance(&mut self) {
         let next = self.from + Self::STAGE_BYTES;
@@ -229,11 +229,11 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
         (self.to, self.from) = (self.from, if self.from == last { self.first_stage } else { next });
     }
 
-    /// Starts the copy of a k-block that is not whole. Each half's words go to that half's place in the stage, its rows
-    /// without gaps; the scales likewise.
+    /// Starts the copy of a partial k-block. Each half's words go to that half's place in the stage, its rows without
+    /// gaps; the scales likewise.
     ///
     /// # Safety
-    /// The same as for [`Self::begin_next`].
+    /// The requirements of [`Self::begin_next`].
     #[inline(always)]
     unsafe fn copy_ragged(&self, k_block: u32) {
         let &Matrices { expert_bytes, n, k, .. } = self.matrices;
@@ -284,7 +284,7 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
     /// k-blocks of the token come with the weights.
     ///
     /// # Safety
-    /// The same as for [`Self::of`]; the token is complete. Called once.
+    /// The requirements of [`Self::of`]; the token is complete. Called once.
     #[inline(always)]
     pub(super) unsafe fn await_token(&mut self) {
         let (whole, all) = (self.matrices.k / K_BLOCK, k_blocks(self.matrices.k));
@@ -315,7 +315,7 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
     /// Address from which this lane copies its part of the first k-block of an expert's single token.
     ///
     /// # Safety
-    /// The same as for [`Work::token`].
+    /// The requirements of [`Work::token`].
     #[inline(always)]
     unsafe fn token_of(&self, named: u32) -> GlobalAddress {
         // SAFETY: the lists are made, and name this expert.
@@ -326,7 +326,7 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
     /// [`Tokens::load`](super::tokens::Tokens::load).
     ///
     /// # Safety
-    /// The same as for [`Self::take`].
+    /// The requirements of [`Self::take`].
     #[inline(always)]
     pub(super) unsafe fn token(&self) -> Elements {
         let lane = self.from + (UNIT_BYTES + lane_place_of_token(lane_id() % ROW_LANES));
@@ -334,10 +334,10 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
         [0, 1, 2, 3].map(|word| unsafe { ld_shared_v4_b32(lane + word_place(word)) })
     }
 
-    /// Reads the lane's rows of k-block `k_block`, which is not whole. Words that the lane lacks are zero.
+    /// Reads the lane's rows of the partial k-block `k_block`. Words that the lane lacks are zero.
     ///
     /// # Safety
-    /// The same as for [`Self::take`].
+    /// The requirements of [`Self::take`].
     #[inline(always)]
     pub(super) unsafe fn take_ragged<D: Decode>(&self, k_block: u32) -> Rows<D> {
         let stage = self.from;

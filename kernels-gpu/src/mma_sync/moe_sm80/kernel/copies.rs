@@ -174,7 +174,7 @@ impl Copies {
     /// Starts the thread's copies of the tokens' columns from `start` on.
     ///
     /// # Safety
-    /// The same as for [`Self::begin_next`]; the tokens go to the stage at address `stage`.
+    /// The requirements of [`Self::begin_next`]; the tokens go to the stage at address `stage`.
     #[inline(always)]
     unsafe fn copy_tokens(&self, instance: Instance, tokens: u64, stage: SharedAddress, columns: u32, start: u32) {
         let piece = thread::thread_idx_x() % TOKEN_COPIES;
@@ -194,7 +194,7 @@ impl Copies {
     /// Starts the thread's copies of both panels' units, with `unit_bytes` bytes per unit.
     ///
     /// # Safety
-    /// The same as for [`Self::begin_next`]; the weights go to address `stage`.
+    /// The requirements of [`Self::begin_next`]; the weights go to address `stage`.
     #[inline(always)]
     unsafe fn copy_weights(&self, instance: Instance, stage: SharedAddress, unit_bytes: u32) {
         const MOST_PIECES: u32 = UNIT_BYTES / COPY_BYTES;

@@ -2,8 +2,8 @@
 //!
 //! All warps of a CTA do the same: they copy a k-block's tokens and weights to the next stage, then decode and multiply
 //! the oldest stage. A barrier of the CTA per k-block ensures that the oldest stage is full and the stage before it is
-//! empty. CTAs take tiles by tickets, so that no tile waits for a CTA that found no room at first. Meanwhile the first
-//! warp finds the next tile.
+//! empty. CTAs take tiles by tickets, so that no tile waits for a CTA that starts late. While the CTA multiplies, its
+//! first warp finds the next tile.
 
 mod copies;
 mod moe;

@@ -73,7 +73,7 @@ where
     /// The mainloop: the sums of all products of a tile.
     ///
     /// # Safety
-    /// The same as for [`Self::sum_tile`].
+    /// The requirements of [`Self::sum_tile`].
     #[inline(always)]
     unsafe fn sum<const REGISTERS: usize>(&self, copies: &mut Copies, fragment: &Fragment) -> [[f32; REGISTERS]; P] {
         let k = self.launch.k;
@@ -131,7 +131,7 @@ where
     /// Scales, activates and writes a tile's sums.
     ///
     /// # Safety
-    /// The same as for [`Self::sum_tile`], which returned these sums for this tile.
+    /// The requirements of [`Self::sum_tile`], which returned these sums for this tile.
     #[inline(always)]
     pub(super) unsafe fn write(&self, tile: &Tile, fragment: &Fragment, sums: Sums<P>) {
         let Launch { c, n, bias, activation, .. } = self.launch;

@@ -241,7 +241,7 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
     }
 
     /// [`Roles::Serial`]: one thread loads and multiplies a tile, then every warp runs the epilogue. Loads are ahead by
-    /// all stages but the one that is multiplied.
+    /// all stages except the stage that is multiplied.
     ///
     /// # Safety
     /// The contract in `mod.rs` of the kernel's folder holds. Every thread of the CTA calls this with the index of its
@@ -320,7 +320,7 @@ impl Group {
         if left < MMAS_PER_K_BLOCK { left } else { MMAS_PER_K_BLOCK }
     }
 
-    /// Bytes from the scales of 128 rows to those of the next 128 rows.
+    /// Bytes from the scales of 128 rows to the scales of the next 128 rows.
     #[inline(always)]
     const fn scale_stride(&self) -> u64 {
         self.k.div_ceil(MMA_K) as u64 * SCALE_TILE_BYTES as u64
@@ -328,7 +328,7 @@ impl Group {
 }
 
 impl Tile {
-    /// Number of scale tiles that contain the tile's tokens, from the one with `first_token` on.
+    /// Number of scale tiles that contain the tile's tokens, starting with the scale tile of `first_token`.
     #[inline(always)]
     const fn token_scale_tiles(&self) -> u32 {
         (self.first_token % SCALE_TILE_ROWS + self.tokens).div_ceil(SCALE_TILE_ROWS)

@@ -126,7 +126,8 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
     }
 
     /// Stages. A stage is full after the load warp and its copies have arrived; for the thread that multiplies for a
-    /// pair, after those of both CTAs have arrived. It is empty after the MMAs that read it are complete.
+    /// pair, after the load warps and copies of both CTAs have arrived. It is empty after the MMAs that read it are
+    /// complete.
     pub(super) fn stages(self) -> Ring<BLOCKS> {
         Ring::new(self.shared + Self::STAGE_BARRIERS, Self::STAGES)
     }

@@ -278,7 +278,8 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         self.accumulators.advance();
     }
 
-    /// Same as [`Self::store_all`], with 16 tokens per step: fewer instructions, and twice as many at the same time.
+    /// Same as [`Self::store_all`], with 16 tokens per step: fewer instructions in total, and twice the number in
+    /// parallel.
     ///
     /// # Safety
     /// The requirements of [`Self::store_all`].
@@ -310,9 +311,9 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         self.accumulators.advance();
     }
 
-    /// Waits for the next tile's accumulator, of which this CTA has one matrix and the other CTA of the pair the other
-    /// one. In each step, the first CTA finishes the first [`HALF_STEP`] tokens and the second CTA the next ones. Each
-    /// CTA sends its sums of the other tokens to the other CTA.
+    /// Waits for the next tile's accumulator, in which this CTA has one matrix and the other CTA of the pair has the
+    /// other one. In each step, the first CTA finishes the first [`HALF_STEP`] tokens and the second CTA the next ones.
+    /// Each CTA sends its sums of the other tokens to the other CTA.
     ///
     /// # Safety
     /// The requirements of [`Self::store_all`]. The same warp of the other CTA calls this for the same tile.
@@ -619,7 +620,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
     }
 
     /// Stores the buffer as a box that starts at this token of the tile. Tokens of the box past the tile are outside of
-    /// C, since only a group's last tile is not a multiple of boxes.
+    /// C, because all tiles of a group except the last one are multiples of the box.
     ///
     /// # Safety
     /// The whole warp calls this together, and has written the buffer. `group` is the tile's group, and its tensor map

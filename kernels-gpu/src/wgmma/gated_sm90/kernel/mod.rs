@@ -70,7 +70,7 @@ impl<const INDEX: usize> Sm90<INDEX> {
     const CHECK: () = assert!(Self::END == Self::INSTANCE.shared_bytes());
 
     // The first warpgroup loads: its first warp weights, its second warp decoded tokens. If the CTA decodes tokens
-    // itself, all its warps but the first decode. The other warpgroups multiply.
+    // itself, all its warps except the first decode. The other warpgroups multiply.
     const WEIGHT_WARP: u32 = 0;
     const TOKEN_WARP: u32 = 1;
     const CONSUMER_WARPS: u32 = Self::INSTANCE.consumers * WARPS;

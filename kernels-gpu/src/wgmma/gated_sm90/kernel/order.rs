@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn loads_of_weights_meet_every_bank_once() {
-        // Of two neighboring rows of a fragment, one is an even row of the panel and the other one is odd.
+        // Two neighboring rows of a fragment are an even and an odd row of the panel.
         for [even, odd] in [[0, 3], [4, 7], [8, 11], [2, 1], [6, 5]] {
             meet_every_bank_once(
                 [even, odd].into_iter().flat_map(|row| (0..4).map(move |lane| lane_offset(row, lane))),

@@ -124,7 +124,7 @@ unsafe fn from_lane(group: Tokens, lane: u32) -> Tokens {
 }
 
 impl<const INDEX: usize> Sm90<INDEX> {
-    /// Decodes packed tokens to buffers. Runs in all warps of the loading warpgroup but the first. The warps take
+    /// Decodes packed tokens to buffers. Runs in all warps of the loading warpgroup except the first. The warps take
     /// k-blocks in turn, so they do not wait for each other's loads.
     ///
     /// # Safety

@@ -3,8 +3,8 @@
 //! with few tiles their sum is the time of a tile. Here the time of a tile is the time to read both operands from
 //! shared memory and to hand over buffers.
 //!
-//! Decoded weights lie in core matrices of 8 rows × 16 bytes: first the core matrices of all the panel's rows, then
-//! those of the next 8 columns.
+//! Decoded weights lie in core matrices of 8 rows × 16 bytes: first the core matrices of all the panel's rows, then the
+//! core matrices of the next 8 columns.
 
 use cuda_std::{
     fence::fence_proxy_async_shared,

@@ -187,7 +187,7 @@ impl<'p, const INDEX: usize, const R: usize> Consumer<'p, INDEX, R> {
     {
         let k = self.product.launch.k;
         let k_blocks = k_blocks(k);
-        // `zeroed` instead of `[0.0; N]`: the compiler makes a loop of the latter, and an array that a loop writes is
+        // `zeroed` instead of `[0.0; N]`: the compiler makes a loop of `[0.0; N]`, and an array that a loop writes is
         // not in registers.
         let mut sums: [f32; N] = Zeroable::zeroed();
         // SAFETY: the whole warpgroup is here, and the barriers are initialized. A buffer is read while it is full, and

@@ -267,7 +267,7 @@ where
         });
         let (whole, all) = (self.launch.k / K_BLOCK, k_blocks(self.launch.k));
         // Number of k-blocks that are processed in chunks: these k-blocks are whole, and so are all k-blocks whose
-        // copies start meanwhile.
+        // copies start while they are processed.
         let in_chunks = if whole == all { whole } else { whole.saturating_sub(STAGES - 1) } / CHUNK * CHUNK;
         let tokens_of = |k_block: u32, step: u32| {
             let place = k_block / CHUNK % BUFFERS * Self::INSTANCE.buffer_bytes() + step * K_BLOCK_BYTES;

@@ -25,7 +25,7 @@ const COPY_ELEMENTS: u32 = COPY_BYTES / 2;
 /// Bytes of a token's k-block.
 pub(super) const K_BLOCK_BYTES: u32 = TOKEN_COPIES * COPY_BYTES;
 
-/// Maximum number of rows of which a thread copies pieces.
+/// Maximum number of rows from which a thread copies pieces.
 const MAX_ROWS: usize = 2;
 
 /// Offset of a piece of a row in a buffer.
@@ -41,7 +41,7 @@ pub(super) struct Tokens {
     target: SharedAddress,
     /// First piece of each of the thread's rows, counted in copies from the first token.
     pieces: [u32; MAX_ROWS],
-    /// Number of the tile's rows of which the thread copies pieces.
+    /// Number of the tile's rows from which the thread copies pieces.
     count: u32,
 }
 
@@ -74,7 +74,7 @@ impl Tokens {
         this
     }
 
-    /// Distance of the rows of which a thread copies pieces.
+    /// Distance between rows from which a thread copies pieces.
     const fn row_step(instance: Instance) -> u32 {
         instance.threads() / TOKEN_COPIES
     }

@@ -138,8 +138,8 @@ impl Weights {
         self.sources = self.sources.map(|source| source + u64::from(self.stride));
     }
 
-    /// Starts the copy of a k-block that is not whole: words and scales go to the places that they have in a stage,
-    /// with rows without gaps.
+    /// Starts the copy of a partial k-block: words and scales go to the places that they have in a stage, with rows
+    /// without gaps.
     ///
     /// # Safety
     /// The requirements of [`Self::begin`].
@@ -226,7 +226,7 @@ impl Weights {
                     let (row, first) = of(index, SECOND_SCALES - SCALES);
                     let scale = row * row_scale_bytes(columns) + lane * lane_scales(columns);
                     let pair = ld_shared_b16(stage + (SCALES + first + (scale & !1)));
-                    // With one scale per lane, two lanes share the pair.
+                    // If a lane has one scale, two lanes read the same pair of scales, and each takes its own scale.
                     pair >> if lane_scales(columns) == 1 { scale % 2 * 8 } else { 0 }
                 }),
             )
