@@ -5,6 +5,8 @@
 //! A failed step does not stop the others; the failures are listed at the end. Results go to
 //! `benches/lab/measurements/card-*`, where `cargo xtask experiments` reads them.
 
+pub mod times;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -14,6 +16,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use anyhow::{Context, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+
+use times::{OnShape, PREFIX, Row, SCHEDULES, Time, Times, instance};
 
 use crate::{
     emulate::Nvfp4,
@@ -30,8 +34,7 @@ pub struct Args {
     plan: bool,
 }
 
-/// Prefix of the names of result files, and their folder.
-pub const PREFIX: &str = "card-";
+/// Folder of the result files.
 const FOLDER: &str = "benches/lab/measurements";
 
 /// Shapes that variants are timed on: shapes of the kernel competition, of MoE layers and of decoding.
@@ -52,9 +55,6 @@ const SHAPES: [&str; 15] = [
     "decode-4",
     "decode-16",
 ];
-
-/// Launch schedules that are timed beside a kernel's instances. Empty: the default.
-const SCHEDULES: [&str; 5] = ["", "per-group", "streams=8", "graph", "unfused"];
 
 /// Timed MoE layers, and their numbers of tokens.
 const LAYERS: [&str; 3] = ["qwen3-30b-a3b", "mixtral-8x7b", "gpt-oss-120b"];
@@ -245,45 +245,6 @@ fn probes(files: &Files) -> anyhow::Result<()> {
     files.write("probes.txt", &text)
 }
 
-/// Times of a GPU, as stored in `benches/lab/measurements`.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct Times {
-    conditions: BTreeMap<String, String>,
-    rounds: usize,
-    runs: usize,
-    shapes: BTreeMap<String, OnShape>,
-    /// Median times of MoE and linear layers by `nvfp4 run`. Operands of the previous run are in the L2 cache.
-    layers_us: BTreeMap<String, f64>,
-}
-
-/// A shape with the times of all contenders.
-#[derive(Debug, Serialize, Deserialize)]
-struct OnShape {
-    op: String,
-    bytes: u64,
-    operations: f64,
-    us: BTreeMap<String, Time>,
-    /// Contenders without a time, with the reason.
-    missing: BTreeMap<String, String>,
-}
-
-/// Statistics of a contender's runs, in µs.
-#[derive(Debug, Serialize, Deserialize)]
-struct Time {
-    median: f64,
-    p10: f64,
-    p90: f64,
-    runs: usize,
-}
-
-impl Time {
-    fn of(mut us: Vec<f64>) -> Self {
-        us.sort_by(f64::total_cmp);
-        let at = |share: f64| us[((us.len() - 1) as f64 * share).round() as usize];
-        Self { median: at(0.5), p10: at(0.1), p90: at(0.9), runs: us.len() }
-    }
-}
-
 /// Times every variant in its own process, so that a failure affects one variant only.
 fn times(nvfp4: &Path, verdicts: &[Verdict]) -> anyhow::Result<Times> {
     let mut cargo = Command::new(env!("CARGO"));
@@ -430,78 +391,6 @@ fn conditions(verdict: &Verdict) -> anyhow::Result<BTreeMap<String, String>> {
     Ok([("date", date), ("gpu", gpu), ("note", note)].map(|(name, text)| (name.to_owned(), text)).into())
 }
 
-impl Times {
-    /// Returns a row per shape and kernel: the time of the default variant, and the fastest instance.
-    fn rows(&self) -> Vec<Row<'_>> {
-        let mut rows = Vec::new();
-        for (shape, on) in &self.shapes {
-            let kernels = on.us.keys().filter(|name| !name.contains(','));
-            for kernel in kernels {
-                let own = |name: &&String| {
-                    let word = name.strip_prefix(kernel.as_str()).and_then(|rest| rest.strip_prefix(','));
-                    word.is_some_and(|word| !SCHEDULES.contains(&word))
-                };
-                let fastest = on.us.keys().filter(own).min_by(|a, b| on.us[*a].median.total_cmp(&on.us[*b].median));
-                let Some(fastest) = fastest else { continue };
-                rows.push(Row { shape, kernel, unasked: on.us[kernel].median, fastest, us: on.us[fastest].median });
-            }
-        }
-        rows
-    }
-
-    /// Renders the times as tables for `benches/lab/experiments.md`.
-    pub fn report(&self) -> String {
-        let conditions = &self.conditions;
-        let of = |name: &str| conditions.get(name).map_or("", |text| text);
-        let mut table = Table::new(2, &["shape", "kernel", "default, µs", "TFLOP/s", "TB/s", "fastest instance", "µs"]);
-        for Row { shape, kernel, unasked, fastest, us } in self.rows() {
-            let (seconds, on) = (unasked * 1e-6, &self.shapes[shape]);
-            table.push(vec![
-                shape.to_owned(),
-                kernel.to_owned(),
-                format!("{unasked:.1}"),
-                format!("{:.0}", on.operations / seconds / 1e12),
-                format!("{:.2}", on.bytes as f64 / seconds / 1e12),
-                instance(fastest).to_owned(),
-                format!("{us:.1}"),
-            ]);
-        }
-        let mut text = format!(
-            "{}; {}; {}; medians of {} × {} runs\n\n{table}",
-            of("gpu"),
-            of("date"),
-            of("note"),
-            self.rounds,
-            self.runs
-        );
-        if !self.layers_us.is_empty() {
-            let mut table = Table::new(1, &["layer", "µs, operands in L2"]);
-            self.layers_us.iter().for_each(|(name, us)| table.row([name.clone(), format!("{us:.1}")]));
-            text += &format!("\n{table}");
-        }
-        for (shape, on) in &self.shapes {
-            on.missing.iter().for_each(|(name, why)| text += &format!("\n{shape}: {name} not measured: {why}"));
-        }
-        text.trim_end().to_owned() + "\n"
-    }
-}
-
-/// The default variant of a kernel on a shape beside its fastest instance.
-struct Row<'t> {
-    shape: &'t str,
-    kernel: &'t str,
-    /// Time of the default variant in µs.
-    unasked: f64,
-    /// The fastest instance that was timed by name.
-    fastest: &'t str,
-    us: f64,
-}
-
-/// Returns the instance of a variant `kernel,instance`.
-fn instance(variant: &str) -> &str {
-    variant.split_once(',').map_or(variant, |(_, instance)| instance)
-}
-
 /// Renders the proposal: where another instance is faster than the plan's choice.
 fn proposal(card: &str, times: &Times) -> anyhow::Result<String> {
     let rows = times.rows();
@@ -610,12 +499,6 @@ mod tests {
         assert!(text.starts_with("NVIDIA B200, 1; "), "{text}");
         assert!(text.contains("| moe-1 | gated_sm100 |        20.0 |     200 | 0.10 |"), "{text}");
         assert!(text.ends_with("moe-1: gated_sm100,t8 not measured: group 2: 130 tokens\n"), "{text}");
-    }
-
-    #[test]
-    fn percentiles_are_taken_of_sorted_times() {
-        let Time { median, p10, p90, runs } = Time::of((0..=10).rev().map(f64::from).collect());
-        assert_eq!((median, p10, p90, runs), (5.0, 1.0, 9.0, 11));
     }
 
     #[test]

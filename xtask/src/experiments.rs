@@ -18,7 +18,9 @@ use nvfp4::shape::Shape;
 use serde::Deserialize;
 
 use crate::{
-    build_ptx, card, counters,
+    build_ptx,
+    card::times::{PREFIX, Times},
+    counters,
     document::{self, Mode},
     emulate::Run,
     table::{Table, geomean},
@@ -368,8 +370,8 @@ impl Measurement {
 fn measured(measurements: &Measurements) -> anyhow::Result<String> {
     let mut text = String::new();
     for (file, _) in measurements {
-        if file.starts_with(card::PREFIX) {
-            let times: card::Times = serde_json::from_str(&document::read(&format!("{MEASUREMENTS}/{file}"))?)?;
+        if file.starts_with(PREFIX) {
+            let times: Times = serde_json::from_str(&document::read(&format!("{MEASUREMENTS}/{file}"))?)?;
             text += &format!("### {file}\n\n{}\n", times.report());
             continue;
         }

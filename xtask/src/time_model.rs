@@ -13,9 +13,10 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
-use ptx_emulator::{Card, Listing, Timeline, launch_json::LaunchFile};
-use serde::{Deserialize, Serialize};
+use ptx_emulator::Card;
+use serde::Deserialize;
 
+use prediction::{BUSY, H100, H200, Prediction, SAMPLE, UNMEASURED, kept_of_b200, name_of_b200};
 use public::Public;
 use triton::Tile;
 
@@ -27,6 +28,7 @@ use crate::{
     work, workspace,
 };
 
+mod prediction;
 mod public;
 mod triton;
 
@@ -61,10 +63,6 @@ const TEMPLATE: &str = include_str!("time_model.md");
 const COMMAND: &str = "cargo xtask time-model";
 const PREDICTIONS: &str = "benches/lab/time-model.json";
 
-/// The measured GPUs. The model of the second one differs from the first in the memory's constants only.
-const H200: &str = "h200";
-const H100: &str = "h100";
-
 /// Contenders of a measurement, each with its name for `--variant`.
 type Contenders = &'static [(&'static str, &'static str)];
 
@@ -80,9 +78,8 @@ const GROUPED: [(&str, &str, Contenders); 4] = [
     ),
 ];
 
-/// The portable kernel, and the number of SMs that run it. All SMs would take hours.
+/// The portable kernel. [`SAMPLE`] SMs run it.
 const PORTABLE: &str = "gated_simt";
-const SAMPLE: u32 = 4;
 
 /// Measurements of linear layers.
 const LINEAR: [(&str, &str); 2] = [(H200, "benches/lab/h200-linear.json"), (H100, "benches/lab/h100-linear.json")];
@@ -99,8 +96,7 @@ const MODELS: [(&str, &str); 4] = [
 /// Minimum number of tokens for comparing a layer whose experts are spread over several GPUs.
 const RANK_TOKENS: usize = 128;
 
-/// The GPU without measurements, and the shapes that its kernel is predicted on with the default variant.
-const UNMEASURED: &str = "b200";
+/// Shapes that the kernel of [`UNMEASURED`] is predicted on with the default variant.
 const UNMEASURED_SHAPES: [&str; 15] = [
     "dual-1",
     "dual-2",
@@ -145,9 +141,6 @@ const FITTED: [&str; 1] = ["public dual_gemm v1c dual-1"];
 /// Errors above this share are listed by name.
 const MISS: f64 = 0.15;
 
-/// A launch is bound by latency if no unit is busier than this in the longest phase.
-const BUSY: f64 = 0.6;
-
 /// A point: a measured or predicted time.
 struct Point {
     /// What was measured, and the shape.
@@ -172,18 +165,6 @@ impl Point {
         let name = if card == H200 { name } else { format!("{card} {name}") };
         Self { name, us: Some(us), card, way }
     }
-}
-
-/// A stored prediction.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct Prediction {
-    us: f64,
-    /// Unit that bounds the longest phase, or `latency`.
-    bound: String,
-    from_machine_code: bool,
-    /// Bytes that must at least be read or written. `None`: not stored for this point.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    bytes: Option<f64>,
 }
 
 #[derive(Deserialize)]
@@ -342,13 +323,7 @@ fn of_b200(variant: &str, shape: &str) -> Point {
     if !variant.is_empty() {
         arguments.extend(["--variant".to_owned(), variant.to_owned()]);
     }
-    let words = [UNMEASURED, variant, shape].into_iter().filter(|word| !word.is_empty());
-    Point { name: words.collect::<Vec<_>>().join(" "), us: None, card: UNMEASURED, way: Way::Command(arguments) }
-}
-
-/// Returns the stored prediction of the B200's default variant on a shape.
-fn kept_of_b200<'a>(kept: &'a BTreeMap<String, Prediction>, shape: &str) -> Option<&'a Prediction> {
-    kept.get(&of_b200("", shape).name)
+    Point { name: name_of_b200(variant, shape), us: None, card: UNMEASURED, way: Way::Command(arguments) }
 }
 
 /// Returns a point of a GPU of compute capability 12.x.
@@ -451,38 +426,6 @@ fn predict(nvfp4: &Path, path: &OsStr, point: &Point, arguments: &[String]) -> a
     let from_machine_code = launches.iter().all(|launch| launch.from_machine_code);
     let prediction = Prediction::new(predicted_us, phases, from_machine_code);
     Ok(Prediction { bytes: bytes.filter(|_| CONSUMER_CARDS.contains(&point.card)), ..prediction })
-}
-
-impl Prediction {
-    /// Creates a prediction. `phases`: duration, busy share of the busiest unit, and name of that unit.
-    fn new<'a>(us: f64, phases: impl Iterator<Item = (f64, f64, &'a str)>, from_machine_code: bool) -> Self {
-        let longest = phases.max_by(|a, b| a.0.total_cmp(&b.0));
-        let bound = longest.filter(|(_, busy, _)| *busy >= BUSY).map_or("latency", |(_, _, unit)| unit);
-        Self { us: (us * 100.0).round() / 100.0, bound: bound.to_owned(), from_machine_code, bytes: None }
-    }
-}
-
-/// Returns the clock of a GPU for launches whose results are not needed.
-fn timeline(card: &str) -> anyhow::Result<Timeline> {
-    Ok(Timeline::new(Card::named(card).context("the GPU is in the model")?).without_values())
-}
-
-/// Predicts a launch of `kernel.ptx` in `folder` from the machine code that ptxas generates for the timeline's GPU.
-fn time_launch(mut timeline: Timeline, folder: &Path, launch: &str, install: bool) -> anyhow::Result<Prediction> {
-    let file = |name: &str| folder.join(name);
-    let mut ptxas = Command::new(PTXAS.find(install)?);
-    ptxas
-        .args(["-lineinfo", "--gpu-name", timeline.card().arch, "-o"])
-        .arg(file("kernel.cubin"))
-        .arg(file("kernel.ptx"));
-    tools::output(&mut ptxas)?;
-    let mut nvdisasm = Command::new(NVDISASM.find(install)?);
-    let (listing, _) = tools::output(nvdisasm.args(["-gp", "-hex", "-c"]).arg(file("kernel.cubin")))?;
-    timeline.add_listing(Listing::parse(&listing).into());
-    LaunchFile::parse(launch)?.prepare(folder)?.time(&mut timeline)?;
-    let launch = timeline.launches().first().context("the launch file starts no launch")?;
-    let phases = launch.phases.iter().map(|phase| (phase.to_us - phase.from_us, phase.busy, phase.unit));
-    Ok(Prediction::new(timeline.predicted_us(), phases, launch.from_machine_code))
 }
 
 /// Formats the number of points, the median error, and the shares of points within error bounds.

@@ -75,7 +75,7 @@ impl CudaBuilder {
     fn rustc(&self, nested: &Nested) -> Result<Ir, Error> {
         let path = &nested.path;
         let arch = self.arch.ok_or_else(|| Error::NoArch { path: path.clone() })?;
-        let version = ptx_version(arch)?;
+        let version = ptx_version(arch).ok_or(Error::UnknownArch { arch })?;
         let ir = nested.target_dir.join(format!("{arch}-{:016x}.ll", hash(&self.build_args)));
         let mut cargo = toolchain::cargo(path);
         cargo

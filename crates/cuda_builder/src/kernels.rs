@@ -21,7 +21,7 @@ pub struct Kernel {
 /// Parses the name of an architecture that the builder compiles for, or returns the reason why not.
 fn known(name: &str) -> Result<Arch, String> {
     let arch = name.parse::<Arch>().map_err(|error| error.to_string())?;
-    ptx_version(arch).map(|_| arch).map_err(|error| error.to_string())
+    ptx_version(arch).map(|_| arch).ok_or_else(|| Error::UnknownArch { arch }.to_string())
 }
 
 /// A PTX file built by [`KernelCrate::build`].

@@ -3,11 +3,12 @@
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod operator;
 
 use std::fmt;
 use std::sync::Arc;
 
-use candle_core::{DType, Device, Module, Result, Shape, Tensor, bail};
+use candle_core::{DType, Device, Module, Result, Tensor, bail};
 use candle_nn::VarBuilder;
 use nvfp4::linear::LinearSizes;
 use nvfp4::problem::TokenFormat;
@@ -15,9 +16,6 @@ use nvfp4::problem::TokenFormat;
 use crate::checkpoint::{self, Projection};
 use crate::tokens::{dense, expect_device, expect_dtype, token_type};
 use crate::{error, no_layers_on};
-
-/// Name of the operator in candle's errors.
-const NAME: &str = "nvfp4-linear";
 
 /// A linear layer, `x·Wᵀ + bias`, in the token type.
 #[derive(Clone)]
@@ -103,12 +101,4 @@ impl fmt::Debug for Nvfp4Linear {
         let Self { sizes, device, .. } = self;
         f.debug_struct("Nvfp4Linear").field("sizes", sizes).field("device", device).finish_non_exhaustive()
     }
-}
-
-/// Returns the output's shape for the shape of the tokens.
-fn output_shape(tokens: &Shape, sizes: &LinearSizes) -> Shape {
-    let mut dims = tokens.dims().to_vec();
-    dims.pop();
-    dims.push(sizes.n);
-    dims.into()
 }

@@ -3,6 +3,7 @@
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod operator;
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,12 +13,10 @@ use candle_nn::VarBuilder;
 use nvfp4::moe::{Activation, MoeSizes};
 use nvfp4::problem::TokenFormat;
 
+use self::operator::Expert;
 use crate::checkpoint::Projection;
 use crate::tokens::{dense, expect_device, expect_dtype, token_type};
 use crate::{error, no_layers_on};
-
-/// Name of the operator in candle's errors.
-const NAME: &str = "nvfp4-moe";
 
 /// The experts of a layer. The output is the sum of `weight · (silu(x·gateᵀ) ∘ (x·upᵀ))·downᵀ`, or with another
 /// [`Activation`], over each token's experts.
@@ -35,13 +34,6 @@ enum Weights {
     Cpu(Arc<cpu::Moe>),
     #[cfg(feature = "cuda")]
     Cuda(Arc<cuda::Moe>),
-}
-
-/// An expert's projections. `gate` is `None` if the activation has no gate.
-struct Expert {
-    gate: Option<Projection>,
-    up: Projection,
-    down: Projection,
 }
 
 impl Nvfp4Moe {

@@ -1,12 +1,13 @@
 //! `--timed`: the predicted time of a launch on a GPU.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Result, anyhow};
 use clap::Args;
 use ptx_emulator::{Card, Key, Listing, Timeline, trace};
+
+use super::files::{read, write};
 
 /// Options of the time prediction.
 #[derive(Args)]
@@ -43,8 +44,8 @@ impl Clock {
         let set = |card: Card, constant: &String| card.with(constant).map_err(|text| anyhow!(text));
         let card = self.constant.iter().try_fold(card, set)?;
         let listing = match &self.sass {
-            Some(path) => Some(Listing::parse(&super::read(path)?)),
-            None => Listing::of_ptx(&super::read(&ptx.to_path_buf())?, card.arch),
+            Some(path) => Some(Listing::parse(&read(path)?)),
+            None => Listing::of_ptx(&read(ptx)?, card.arch),
         };
         let mut timeline = Timeline::new(card);
         listing.into_iter().for_each(|listing| timeline.add_listing(Arc::new(listing)));
@@ -72,10 +73,6 @@ impl Clock {
         }
         Ok(())
     }
-}
-
-fn write(path: &Path, text: &str) -> Result<()> {
-    fs::write(path, text).with_context(|| format!("writing {}", path.display()))
 }
 
 /// Prints a prediction and the breakdown of its time.

@@ -1,15 +1,20 @@
 //! The command `ptx-emulator`: checks a PTX file, prints the emulator's coverage, or runs a launch or a whole program.
 
 mod clock;
+mod exit;
+mod files;
+mod hazards;
 mod run;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::{Args, Parser, Subcommand};
+use clap::{Parser, Subcommand};
+use files::read;
+use hazards::Hazards;
 use ptx_emulator::launch_json::LaunchFile;
-use ptx_emulator::{Allow, Level, Module, coverage};
+use ptx_emulator::{Level, Module, coverage};
 
 /// Runs PTX on the CPU and finds its bugs.
 ///
@@ -56,25 +61,6 @@ enum Command {
     },
 }
 
-/// Options for hazards.
-#[derive(Args)]
-struct Hazards {
-    /// Suppress hazards of a kind, or only hazards of that kind with an instruction at a PTX line. May be given several
-    /// times, and adds to the file's list.
-    #[arg(long, value_name = "KIND[:LINE]")]
-    allow: Vec<Allow>,
-    /// Continue after hazards, and list all of them, one entry per place.
-    #[arg(long)]
-    keep_going: bool,
-    /// Do not search for races between threads of a grid in global memory.
-    #[arg(long)]
-    no_global_races: bool,
-}
-
-const FAULT: u8 = 1;
-const BAD_INPUT: u8 = 2;
-const UNSUPPORTED: u8 = 4;
-
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => run::run(args),
@@ -89,15 +75,11 @@ fn main() -> ExitCode {
     };
     result.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");
-        ExitCode::from(BAD_INPUT)
+        ExitCode::from(exit::BAD_INPUT)
     })
 }
 
-fn read(path: &PathBuf) -> Result<String> {
-    std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))
-}
-
-fn check(path: &PathBuf) -> Result<ExitCode> {
+fn check(path: &Path) -> Result<ExitCode> {
     let module = Module::parse(&read(path)?).with_context(|| path.display().to_string())?;
     let mut complete = true;
     for kernel in module.entries() {
@@ -107,11 +89,11 @@ fn check(path: &PathBuf) -> Result<ExitCode> {
             println!("  line {line}: {what}");
         }
     }
-    Ok(if complete { ExitCode::SUCCESS } else { ExitCode::from(UNSUPPORTED) })
+    Ok(if complete { ExitCode::SUCCESS } else { ExitCode::from(exit::UNSUPPORTED) })
 }
 
 fn launch(
-    path: &PathBuf,
+    path: &Path,
     schedule: Option<String>,
     level: Option<Level>,
     hazards: Hazards,
@@ -149,7 +131,7 @@ fn launch(
                 timeline.iter().for_each(clock::print);
             }
             prepared.save()?;
-            Ok(if report.hazards.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAULT) })
+            Ok(if report.hazards.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(exit::FAULT) })
         }
         Err(fault) => {
             if json {
@@ -158,9 +140,9 @@ fn launch(
                 println!("{fault}");
             }
             Ok(ExitCode::from(match fault.kind {
-                ptx_emulator::FaultKind::Unsupported => UNSUPPORTED,
-                ptx_emulator::FaultKind::BadLaunch => BAD_INPUT,
-                _ => FAULT,
+                ptx_emulator::FaultKind::Unsupported => exit::UNSUPPORTED,
+                ptx_emulator::FaultKind::BadLaunch => exit::BAD_INPUT,
+                _ => exit::FAULT,
             }))
         }
     }

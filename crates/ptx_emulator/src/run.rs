@@ -17,6 +17,9 @@ use clap::{Args, ValueEnum};
 use ptx_emulator::{Allow, Card, Level, Schedule, readable};
 use serde::Deserialize;
 
+use super::exit;
+use super::hazards::Hazards;
+
 /// GPU that the program sees.
 #[derive(Clone, Copy, ValueEnum)]
 enum Gpu {
@@ -62,7 +65,7 @@ pub struct RunArgs {
     #[arg(long, default_value = "fair")]
     schedule: Schedule,
     #[command(flatten)]
-    hazards: super::Hazards,
+    hazards: Hazards,
     /// Write a line of JSON for each launch to this file.
     #[arg(long)]
     log: Option<PathBuf>,
@@ -168,7 +171,7 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
         eprintln!("the program was ended by signal {signal}");
     }
     let faulted = lines.iter().any(|line| !line.faults.is_empty());
-    Ok(if faulted { ExitCode::from(super::FAULT) } else { code(status) })
+    Ok(if faulted { ExitCode::from(exit::FAULT) } else { code(status) })
 }
 
 /// Exit code of the program. If a signal ended it, 128 plus the signal's number, as in a shell.

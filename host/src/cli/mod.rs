@@ -4,6 +4,7 @@ mod completions;
 mod devices;
 mod exit;
 mod inspect;
+mod leftovers;
 mod man;
 mod parse;
 mod progress;
@@ -15,10 +16,10 @@ mod shapes;
 mod table;
 
 use std::io::{self, Write};
-use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use leftovers::note_leftovers;
 
 /// NVFP4 grouped GEMM for mixture-of-experts models: run it, check it, and read and write checkpoints.
 #[derive(Parser)]
@@ -100,14 +101,6 @@ fn message(error: &anyhow::Error) -> String {
             line => format!("{line}: {cause}"),
         }
     })
-}
-
-/// Prints the partials that killed runs left beside the output path.
-pub fn note_leftovers(path: &Path) {
-    for left in nvfp4::checkpoint::leftovers(path) {
-        let left = nvfp4::printable(&left.to_string_lossy());
-        eprintln!("note: {left} is left over from a killed run; remove it");
-    }
 }
 
 #[cfg(test)]

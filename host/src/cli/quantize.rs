@@ -15,6 +15,7 @@ use nvfp4::quantize::Loss;
 use regex::Regex;
 use serde_json::{Value, json};
 
+use super::leftovers::note_leftovers;
 use super::progress::Progress;
 use super::{exit, parse, table};
 
@@ -161,7 +162,7 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     }
     if let Some(output) = &args.output {
         conversion.check_target(output)?;
-        super::note_leftovers(output);
+        note_leftovers(output);
     }
     let refusal = conversion.check();
     if !args.dry_run {

@@ -6,6 +6,7 @@
 //! addresses without a device.
 
 pub(crate) mod builds;
+mod expected;
 #[cfg(all(test, feature = "cuda"))]
 pub(crate) mod fake;
 pub(crate) mod group;

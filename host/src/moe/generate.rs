@@ -5,37 +5,13 @@ use rand::{Rng, RngExt};
 use rand_distr::{Distribution, StandardNormal};
 use rayon::prelude::*;
 
+pub use super::routing::Routing;
 use super::{Biases, LayerShape, MoeExpert, MoeInputs, MoeWeights};
 use crate::bias::Bias;
 use crate::error::Error;
 use crate::fp4::{self, InputScales};
 use crate::generate::{Generator, Role, matrix, row_rng};
 use crate::problem::TokenDtype;
-
-/// Distribution of the experts that tokens name.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Routing {
-    /// All experts are equally likely.
-    #[default]
-    Uniform,
-    /// The expert of rank r has a probability proportional to 1/r (Zipf's law), before repeated experts of a token are
-    /// excluded.
-    Zipf,
-}
-
-impl Routing {
-    /// All distributions.
-    pub const ALL: [Self; 2] = [Self::Uniform, Self::Zipf];
-
-    /// Name on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Uniform => "uniform",
-            Self::Zipf => "zipf",
-        }
-    }
-}
 
 /// Number of the random generators of a step, beyond the numbers of experts.
 const STEP: usize = 1 << 32;

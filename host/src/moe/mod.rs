@@ -29,6 +29,7 @@ pub mod generate;
 pub mod oracle;
 mod output;
 mod problem;
+mod routing;
 mod rows;
 pub mod shape;
 #[cfg(test)]

@@ -12,7 +12,7 @@ use std::sync::LazyLock;
 
 use serde::Deserialize;
 
-use super::generate::Routing;
+use super::routing::Routing;
 use super::{Activation, MoeSizes};
 use crate::error::Error;
 use crate::generate::Generator;

@@ -8,7 +8,7 @@ use std::{fs, path::Path, process::Command};
 use anyhow::{Context, ensure};
 use serde_json::{Value, json};
 
-use super::{Prediction, UNMEASURED, time_launch, timeline};
+use super::prediction::{Prediction, UNMEASURED, time_launch, timeline};
 use crate::tools;
 
 /// A kernel with sizes for which its time was published.

@@ -14,7 +14,7 @@ use std::{
 use anyhow::Context;
 use ptx_emulator::Timeline;
 
-use super::{H100, Prediction, SAMPLE, UNMEASURED, kept_of_b200, time_launch, timeline};
+use super::prediction::{H100, Prediction, SAMPLE, UNMEASURED, kept_of_b200, time_launch, timeline};
 use crate::{
     table::{Table, geomean},
     tools, workspace,

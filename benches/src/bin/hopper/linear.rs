@@ -12,8 +12,8 @@ use nvfp4::linear::compare::compare_sample;
 use nvfp4::linear::{LinearOutput, LinearStep, LinearWeights, generate};
 use nvfp4::problem::{TokenDtype, TokenFormat};
 
-use super::layer::random_matrix;
-use super::{SEED, device_times, host_times};
+use super::random::{SEED, random_matrix};
+use super::times::{device_times, host_times};
 
 /// Number of elements compared with the reference.
 const COMPARED: usize = 4096;

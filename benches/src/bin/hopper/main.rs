@@ -7,16 +7,15 @@
 
 mod layer;
 mod linear;
+mod random;
+mod times;
 
 use std::io::{BufRead, Write};
 use std::path::PathBuf;
-use std::time::Instant;
 
-use anyhow::{Context, ensure};
-use cuda_driver::cust::event::{Event, EventFlags};
+use anyhow::Context;
 use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
 use cuda_driver::cust::stream::{Stream, StreamFlags};
-use cuda_driver::sys;
 use layer::{LayerBench, Model};
 use linear::LinearBench;
 use nvfp4::Output;
@@ -28,10 +27,10 @@ use nvfp4::plan::variant::Variant;
 use nvfp4::problem::{Step, TokenDtype, TokenFormat, Weights};
 use nvfp4::shape;
 use nvfp4_benches::check_variant;
+use random::SEED;
 use serde::Deserialize;
 use serde_json::{Value, json};
-
-const SEED: u64 = 0;
+use times::device_times;
 
 #[derive(Deserialize)]
 #[serde(tag = "command", rename_all = "snake_case")]
@@ -165,58 +164,6 @@ fn prepared_linear<'l>(
     let layer = layers.iter_mut().find(|(of, _)| *of == format);
     let (_, layer) = layer.with_context(|| format!("`{kernel}` does not exist; send `linear` first"))?;
     Ok(layer)
-}
-
-/// Queues about a millisecond of other work: writes to memory that no call in flight uses. The host then is ahead of
-/// the device, and a short run's time contains no host time.
-fn keep_busy(stream: &Stream, memory: &DeviceBuffer<u8>) -> anyhow::Result<()> {
-    const BYTES: usize = 4 << 30;
-    let (address, bytes) = (memory.as_device_ptr().as_raw(), memory.len());
-    for _ in 0..BYTES.div_ceil(bytes).min(64) {
-        // SAFETY: `bytes` bytes are at `address`, no call in flight uses them, and the stream belongs to the current
-        // context.
-        let code = unsafe { sys::cuMemsetD8Async(address, 0, bytes, stream.as_inner()) };
-        ensure!(code == sys::CUresult::CUDA_SUCCESS, "cuMemsetD8Async: {code:?}");
-    }
-    Ok(())
-}
-
-/// Returns the device time of each of `runs` runs, in µs: the time between an event before the run and an event after
-/// the run. All runs are queued without waiting, after other work if there is memory for that ([`keep_busy`]).
-fn device_times(
-    stream: &Stream,
-    busy: Option<&DeviceBuffer<u8>>,
-    runs: usize,
-    mut queue: impl FnMut() -> anyhow::Result<()>,
-) -> anyhow::Result<Vec<f64>> {
-    let event = || Event::new(EventFlags::DEFAULT);
-    let events = (0..runs).map(|_| Ok([event()?, event()?])).collect::<anyhow::Result<Vec<_>>>()?;
-    if let Some(memory) = busy {
-        keep_busy(stream, memory)?;
-    }
-    for [start, end] in &events {
-        start.record(stream)?;
-        queue()?;
-        end.record(stream)?;
-    }
-    stream.synchronize()?;
-    events.iter().map(|[start, end]| Ok(f64::from(end.elapsed_time_f32(start)?) * 1e3)).collect()
-}
-
-/// Returns the host time to queue each of `runs` runs, in µs, and the launches per run.
-fn host_times(
-    stream: &Stream,
-    runs: usize,
-    mut queue: impl FnMut() -> anyhow::Result<usize>,
-) -> anyhow::Result<(Vec<f64>, usize)> {
-    let (mut times, mut launches) = (Vec::new(), 0);
-    for _ in 0..runs {
-        let begin = Instant::now();
-        launches = queue()?;
-        times.push(begin.elapsed().as_secs_f64() * 1e6);
-        stream.synchronize()?;
-    }
-    Ok((times, launches))
 }
 
 fn find<'c>(contenders: &'c mut [Contender], kernel: &str) -> anyhow::Result<&'c mut Contender> {

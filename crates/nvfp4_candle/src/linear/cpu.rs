@@ -5,6 +5,7 @@ use nvfp4::backend::cpu::{Cpu, CpuLinearLayer};
 use nvfp4::bias::Bias;
 use nvfp4::linear::{LinearInputs, LinearOutput, LinearSizes, LinearWeights};
 
+use super::operator::{NAME, output_shape};
 use crate::checkpoint::Projection;
 use crate::cpu::{token_bits, tokens};
 use crate::error;
@@ -25,7 +26,7 @@ impl Linear {
 
 impl CustomOp1 for Linear {
     fn name(&self) -> &'static str {
-        super::NAME
+        NAME
     }
 
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
@@ -35,6 +36,6 @@ impl CustomOp1 for Linear {
         let step = self.0.step(inputs).map_err(error)?;
         let mut output = LinearOutput::new(&step);
         self.0.execute(&step, &mut output).map_err(error)?;
-        Ok((tokens(output.out, sizes.dtype), super::output_shape(layout.shape(), &sizes)))
+        Ok((tokens(output.out, sizes.dtype), output_shape(layout.shape(), &sizes)))
     }
 }

@@ -9,6 +9,7 @@ use nvfp4::bias::Bias;
 use nvfp4::linear::LinearSizes;
 use nvfp4::problem::TokenDtype;
 
+use super::operator::{NAME, output_shape};
 use crate::checkpoint::Projection;
 use crate::cuda::{Token, address, handle, linear_launcher, packed_head};
 use crate::error;
@@ -52,7 +53,7 @@ impl Linear {
     fn launch<T: Token>(&self, x: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
         let (sizes, device) = (self.sizes, x.device());
         let stream = device.cuda_stream();
-        let shape = super::output_shape(layout.shape(), &sizes);
+        let shape = output_shape(layout.shape(), &sizes);
         let x = x.as_cuda_slice::<T>()?.slice(layout.start_offset()..);
         // SAFETY: the kernel writes every element. The length is at least 1, because the driver refuses empty
         // allocations.
@@ -79,7 +80,7 @@ impl Linear {
 
 impl CustomOp1 for Linear {
     fn name(&self) -> &'static str {
-        super::NAME
+        NAME
     }
 
     fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {

@@ -4,7 +4,7 @@ use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape};
 use nvfp4::backend::cpu::{Cpu, CpuMoeLayer};
 use nvfp4::moe::{MoeExpert, MoeInputs, MoeOutput, MoeSizes, MoeWeights};
 
-use super::Expert;
+use super::operator::{Expert, NAME};
 use crate::cpu::{elements, token_bits, tokens};
 use crate::error;
 
@@ -28,7 +28,7 @@ impl Moe {
 
 impl CustomOp3 for Moe {
     fn name(&self) -> &'static str {
-        super::NAME
+        NAME
     }
 
     fn cpu_fwd(

@@ -10,7 +10,7 @@ use nvfp4::backend::cuda::{
 use nvfp4::moe::MoeSizes;
 use nvfp4::problem::TokenDtype;
 
-use super::Expert;
+use super::operator::{Expert, NAME};
 use crate::checkpoint::Projection;
 use crate::cuda::{Token, address, handle, moe_launcher, packed_head};
 use crate::error;
@@ -133,7 +133,7 @@ impl Moe {
 
 impl CustomOp3 for Moe {
     fn name(&self) -> &'static str {
-        super::NAME
+        NAME
     }
 
     fn cpu_fwd(

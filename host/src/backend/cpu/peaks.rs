@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use rayon::prelude::*;
 
-use super::Isa;
 use super::epilogue::Epilogue;
+use super::isa::Isa;
 use super::kernel::{Kernel, Tile};
 use super::layout::{Nvfp4, PANEL_ROWS, Panels, Tokens, unpack_nvfp4};
 use crate::format::{BLOCK, Matrix};

@@ -3,7 +3,7 @@
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use super::layout::Tokens;
+use super::layout::{Bf16, Tokens};
 use super::*;
 use crate::backend;
 use crate::compare::{Comparison, Tolerance, compare_with};

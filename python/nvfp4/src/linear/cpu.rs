@@ -10,7 +10,7 @@ use nvfp4::format::{BLOCK, Bytes, Matrix};
 use nvfp4::linear::{LinearInputs, LinearOutput, LinearSizes, LinearWeights};
 use pyo3::prelude::*;
 
-use super::{Operands, Raw};
+use super::operands::{Operands, Raw};
 use crate::error::exception;
 use crate::prepared::Prepared;
 use crate::tensor::{GPU_ALIGNMENT, Tensor};

@@ -5,7 +5,7 @@ use nvfp4::linear::LinearSizes;
 use pyo3::intern;
 use pyo3::prelude::*;
 
-use super::{Operands, Raw};
+use super::operands::{Operands, Raw};
 use crate::device::{current_stream, launchers};
 use crate::error::exception;
 use crate::tensor::Tensor;

@@ -2,15 +2,16 @@
 
 mod cpu;
 mod cuda;
+mod operands;
 
 use nvfp4::backend::cuda::LinearLauncher;
-use nvfp4::bias::Bias;
 use nvfp4::format::BLOCK;
 use nvfp4::fp4::check_input_scale;
 use nvfp4::linear::LinearSizes;
 use nvfp4::problem::{TokenDtype, TokenFormat};
 use pyo3::prelude::*;
 
+use self::operands::{Operands, Raw};
 use crate::error::{exception, invalid};
 use crate::tensor::{self, Dtype, Place, Tensor, token_type};
 
@@ -34,13 +35,6 @@ pub fn linear(
         Place::Cpu => cpu::linear(py, &operands, &sizes),
         Place::Cuda(ordinal) => cuda::linear(py, &operands, &sizes, ordinal),
     }
-}
-
-/// The tensors of a call.
-struct Operands<'py> {
-    out: Tensor<'py>,
-    x: Tensor<'py>,
-    weights: Tensor<'py>,
 }
 
 impl Operands<'_> {
@@ -116,17 +110,6 @@ pub fn check_packed_linear(head: &[u8], out_features: usize, in_features: usize)
     let head = head.try_into().map_err(|_| invalid("head", "wrong length; pass the first LINEAR_HEAD_BYTES bytes"))?;
     let sizes = sizes_of(out_features, in_features, TokenDtype::Bf16, false, TokenFormat::default())?;
     LinearLauncher::check_packed(&sizes, head).map_err(exception)
-}
-
-/// Checked weights of a layer.
-struct Raw<'py> {
-    values: Tensor<'py>,
-    scales: Tensor<'py>,
-    /// Number of rows and global scale of each projection.
-    global_scales: Vec<(usize, f32)>,
-    bias: Option<Bias<'py>>,
-    /// Global scale of NVFP4 tokens. `None`: each token has its own.
-    input_scale: Option<f32>,
 }
 
 /// Packs a matrix into `weights`: values `[N, K/2]`, scales `[N, K/16]`, rows and global scale per projection, a bias

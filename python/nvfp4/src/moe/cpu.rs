@@ -11,7 +11,7 @@ use nvfp4::fp4::InputScales;
 use nvfp4::moe::{Biases, MoeExpert, MoeInputs, MoeOutput, MoeSizes, MoeStep, MoeWeights};
 use pyo3::prelude::*;
 
-use super::{Operands, Projections, RawProjection};
+use super::operands::{Operands, Projections, RawProjection};
 use crate::error::exception;
 use crate::prepared::Prepared;
 use crate::tensor::{GPU_ALIGNMENT, Tensor};

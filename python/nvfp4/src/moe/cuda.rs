@@ -7,7 +7,7 @@ use nvfp4::moe::MoeSizes;
 use pyo3::intern;
 use pyo3::prelude::*;
 
-use super::{Operands, Projections, RawProjection};
+use super::operands::{Operands, Projections, RawProjection};
 use crate::device::{current_stream, launchers};
 use crate::error::exception;
 use crate::tensor::Tensor;

@@ -2,9 +2,9 @@
 
 mod cpu;
 mod cuda;
+mod operands;
 
 use nvfp4::backend::cuda::MoeLauncher;
-use nvfp4::bias::Bias;
 use nvfp4::format::BLOCK;
 use nvfp4::fp4::InputScales;
 use nvfp4::kernels::moe::{weight_bytes, workspace_bytes};
@@ -12,6 +12,7 @@ use nvfp4::moe::{Activation, MoeSizes};
 use nvfp4::problem::{TokenDtype, TokenFormat};
 use pyo3::prelude::*;
 
+use self::operands::{Operands, Projections, RawProjection};
 use crate::error::{exception, invalid};
 use crate::tensor::{self, Dtype, Place, Tensor, token_type};
 
@@ -109,19 +110,6 @@ fn activation_of(text: &str) -> PyResult<Activation> {
         return Ok(Activation::Silu);
     }
     text.parse().map_err(|error: nvfp4::Error| invalid("activation", error))
-}
-
-/// The tensors of a call.
-struct Operands<'py> {
-    out: Tensor<'py>,
-    hidden_states: Tensor<'py>,
-    topk_ids: Tensor<'py>,
-    topk_weights: Tensor<'py>,
-    weights: Tensor<'py>,
-    expert_map: Option<Tensor<'py>>,
-    shared_weights: Option<Tensor<'py>>,
-    weights_on_input: bool,
-    workspace: Option<Tensor<'py>>,
 }
 
 impl Operands<'_> {
@@ -254,24 +242,6 @@ pub fn check_packed_moe(
 /// host memory.
 type Projection<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Vec<f32>, Option<Bound<'py, PyAny>>);
 
-/// A checked projection.
-struct RawProjection<'py> {
-    values: Tensor<'py>,
-    scales: Tensor<'py>,
-    global_scales: Vec<f32>,
-    bias: Option<Bias<'py>>,
-}
-
-impl RawProjection<'_> {
-    /// Bytes from one expert to the next, of values and of scales.
-    fn strides(&self) -> [usize; 2] {
-        [&self.values, &self.scales].map(|tensor| match tensor.shape() {
-            [1, rows, columns] => rows * columns,
-            _ => tensor.stride(0) as usize,
-        })
-    }
-}
-
 const NAMES: [[&str; 3]; 6] = [
     ["gate.values", "gate.scales", "gate's biases"],
     ["up.values", "up.scales", "up's biases"],
@@ -280,9 +250,6 @@ const NAMES: [[&str; 3]; 6] = [
     ["shared up.values", "shared up.scales", "shared up's biases"],
     ["shared down.values", "shared down.scales", "shared down's biases"],
 ];
-
-/// Gate, up and down; `None` for a projection that is not given.
-type Projections<T> = [Option<T>; 3];
 
 /// Packs gate, up and down of a layer and of its shared expert into `weights`.
 #[pyfunction]

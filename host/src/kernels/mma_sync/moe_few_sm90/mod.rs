@@ -8,9 +8,9 @@ use kernels_gpu::mma_sync::moe_few_sm90::abi::{
     ONE_DOWN_ENTRIES, ONE_GATE_UP_ENTRIES,
 };
 
+use crate::kernels::expected::{expected_rows, expected_token_tiles};
 use crate::kernels::kernel::{Entry, Kernel};
 use crate::kernels::launch::{Grid, Launch, entry_of};
-use crate::kernels::products::{expected_rows, expected_token_tiles};
 use crate::moe::MoeSizes;
 use crate::problem::TokenDtype;
 

@@ -135,7 +135,7 @@ mod tests {
     use kernels_gpu::units::OperandType;
 
     use super::*;
-    use crate::kernels::products::expected_token_tiles;
+    use crate::kernels::expected::expected_token_tiles;
     use crate::problem::Op;
 
     #[test]

@@ -7,7 +7,10 @@ use cuda_std::{
     tma::{TensorMapAddress, cp_async_bulk_shared_global, cp_async_bulk_tensor_2d_shared_cta_global},
 };
 
-use super::{Placed, Sm120, Work};
+use super::{
+    sm120::Sm120,
+    work::{Placed, Work},
+};
 use crate::{
     format::{SCALE_TILE_BYTES, SCALE_TILE_ROWS},
     mma_sync::gated_sm120::abi::{

@@ -38,75 +38,25 @@ macro_rules! unroll {
 
 mod load;
 mod multiply;
+mod sm120;
 mod store;
 mod work;
 
 use cuda_std::{
     fence::fence_mbarrier_init,
-    shared::{SharedAddress, dynamic_shared_address},
+    shared::dynamic_shared_address,
     thread,
     warp::{ALL_LANES, WARP_SIZE, elect_sync},
 };
 
 use self::multiply::Multiplier;
-pub use self::work::{Columns, Place, Placed, Work};
-use crate::{
-    format::SCALE_TILE_BYTES,
-    mma_sync::gated_sm120::abi::{Group, Instance, K_BLOCK, MMA_K, SLABS, STEPS, slab_value_bytes},
-    ring::Ring,
+pub use self::{
+    sm120::Sm120,
+    work::{Columns, Place, Placed, Work},
 };
-
-/// A CTA with its work. A warp multiplies COLUMNS times eight tokens, as the instance requires.
-#[derive(Clone, Copy)]
-pub struct Sm120<W: Work, const COLUMNS: usize> {
-    work: W,
-    /// Address of the CTA's shared memory.
-    shared: SharedAddress,
-}
+use crate::mma_sync::gated_sm120::abi::{Group, K_BLOCK, MMA_K, STEPS};
 
 impl<W: Work, const COLUMNS: usize> Sm120<W, COLUMNS> {
-    const INSTANCE: Instance = W::INSTANCE;
-    const STAGES: u32 = Self::INSTANCE.stages;
-
-    // Offsets in shared memory. Tokens and weights lie at multiples of 1024, as their swizzle requires.
-    const WEIGHTS: u32 = Self::STAGES * Self::INSTANCE.token_bytes();
-    const TOKEN_SCALES: u32 = Self::WEIGHTS + Self::STAGES * Self::INSTANCE.weight_bytes();
-    const TOKEN_SCALE_BYTES: u32 = STEPS * Self::INSTANCE.step_scale_bytes();
-    const BARRIERS: u32 = Self::TOKEN_SCALES + Self::STAGES * Self::TOKEN_SCALE_BYTES;
-
-    /// Whether the epilogue's terms are loaded before a tile is multiplied: with few sums there are registers for them.
-    const TERMS_EARLY: bool = COLUMNS <= 4;
-
-    /// Address of the token values of a stage.
-    #[inline(always)]
-    fn tokens_of(self, stage: u32) -> SharedAddress {
-        self.shared + stage * Self::INSTANCE.token_bytes()
-    }
-
-    /// Address of the weights of a stage.
-    #[inline(always)]
-    fn weights_of(self, stage: u32) -> SharedAddress {
-        self.shared + Self::WEIGHTS + stage * Self::INSTANCE.weight_bytes()
-    }
-
-    /// Offset of a matrix's scale tiles in a stage's weights, for weights in rows.
-    const fn weight_scales(matrix: u32) -> u32 {
-        SLABS * slab_value_bytes(STEPS) + matrix * STEPS * SCALE_TILE_BYTES
-    }
-
-    /// Address of the tokens' scales of a stage.
-    #[inline(always)]
-    fn token_scales_of(self, stage: u32) -> SharedAddress {
-        self.shared + Self::TOKEN_SCALES + stage * Self::TOKEN_SCALE_BYTES
-    }
-
-    /// The stages. A stage is full when the loading warp and its copies have arrived, and empty when all multiplying
-    /// warps have arrived.
-    #[inline(always)]
-    fn stages(self) -> Ring {
-        Ring::new(self.shared + Self::BARRIERS, Self::STAGES)
-    }
-
     /// One thread's part of the kernel.
     ///
     /// # Safety
@@ -143,17 +93,6 @@ impl<W: Work, const COLUMNS: usize> Sm120<W, COLUMNS> {
                 block.load();
             }
         }
-    }
-
-    /// The tiles of this CTA, in order.
-    ///
-    /// # Safety
-    /// The contract of the kernel holds, and the caller has waited for earlier grids.
-    #[inline(always)]
-    unsafe fn tiles(self) -> W::Tiles {
-        // SAFETY: earlier grids were waited for, so tiles and groups are complete; by the kernel's contract the launch
-        // has their addresses.
-        unsafe { self.work.tiles(thread::block_idx_x(), thread::grid_dim_x()) }
     }
 }
 

@@ -8,7 +8,10 @@ use cuda_std::{
     warp::{ALL_LANES, lane_id, sync_warp},
 };
 
-use super::{Columns, Placed, Sm120, Work};
+use super::{
+    sm120::Sm120,
+    work::{Columns, Placed, Work},
+};
 use crate::{
     format::{SCALE_TILE_BYTES, SCALE_TILE_ROWS, scale_row},
     mma_sync::gated_sm120::abi::{

@@ -4,8 +4,9 @@
 use cuda_std::global::{GlobalAddress, st_global_b32};
 
 use super::{
-    Placed, Sm120, Work,
     multiply::{Multiplier, TileSums},
+    sm120::Sm120,
+    work::{Placed, Work},
 };
 use crate::{
     epilogue::convert,

@@ -15,7 +15,8 @@ use cuda_std::{
 
 use super::{
     lists::{Lists, Row},
-    products::{Products, Work},
+    products::Products,
+    work::Work,
 };
 use crate::{
     decoding::{Decode, Packed},

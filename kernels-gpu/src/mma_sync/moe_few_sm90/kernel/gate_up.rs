@@ -8,10 +8,7 @@ use cuda_std::{
     warp::{ALL_LANES, WARP_SIZE, lane_id, warp_shuffle_idx},
 };
 
-use super::{
-    lists::Lists,
-    products::{Products, Work},
-};
+use super::{lists::Lists, products::Products, work::Work};
 use crate::{
     decoding::{Decode, Packed},
     epilogue::{NO_PARAMETERS, convert, silu},

@@ -12,3 +12,4 @@ mod lists;
 mod products;
 mod tokens;
 mod weights;
+mod work;

@@ -13,29 +13,13 @@ use super::{
     lists::{Lists, Named, Row},
     tokens::{Elements, Tokens, pairs},
     weights::Weights,
+    work::Work,
 };
 use crate::{
     decoding::{BIAS_BYTES, Decode, Packed, Rows},
     mma_sync::moe_few_sm90::abi::{Matrices, ONE_STAGES, STAGES, stages},
     units::{K_BLOCK, ROW_LANES, k_blocks},
 };
-
-/// A warp's pieces of work, by index. A piece is one strip of a named expert's matrices.
-pub(super) trait Work {
-    /// Index of the warp's first piece.
-    fn first(&self) -> u32;
-    /// Distance between the indices of a warp's pieces.
-    fn step(&self) -> u32;
-    /// End of the indices.
-    fn end(&self) -> u32;
-    /// Index of a piece's expert among the named experts, and the piece's strip.
-    fn piece(&self, index: u32) -> (u32, u32);
-    /// Address of the token that an expert is multiplied with, if there is a single token.
-    ///
-    /// # Safety
-    /// The lists are made and name the expert.
-    unsafe fn token(&self, lists: Lists, named: u32) -> GlobalAddress;
-}
 
 /// A warp's weights before it multiplies them.
 pub(super) struct Products<'l, const GATED: bool, const BF16: bool, const ONE: bool, W> {

@@ -14,8 +14,8 @@ use cuda_std::{
 
 use super::{
     lists::Lists,
-    products::Work,
     tokens::{Elements, lane_place_of_token, word_place},
+    work::Work,
 };
 use crate::{
     decoding::{Decode, Rows},

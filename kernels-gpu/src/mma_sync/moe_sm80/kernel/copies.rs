@@ -12,9 +12,9 @@ use cuda_std::{
     thread,
 };
 
-use super::{Moe, Packed};
+use super::moe::Moe;
 use crate::{
-    decoding::{Decode, PANELS, Tile},
+    decoding::{Decode, PANELS, Packed, Tile},
     mma_sync::moe_sm80::abi::{COPY_BYTES, Instance, TOKEN_COPIES},
     units::{K_BLOCK, SLAB_ROWS, UNIT_BYTES, UNIT_ROWS, block_columns, block_start, k_blocks, unit_bytes, unit_offset},
 };

@@ -6,6 +6,7 @@
 //! first warp finds the next tile.
 
 mod copies;
+mod moe;
 mod multiply;
 
 use cuda_std::{
@@ -16,8 +17,8 @@ use cuda_std::{
     warp::{ALL_LANES, WARP_SIZE, lane_id, warp_shuffle_idx},
 };
 
-use self::copies::Copies;
-use super::abi::{INSTANCES, Index, Instance, TILE_SLOTS, instances};
+use self::{copies::Copies, moe::Moe};
+use super::abi::{INSTANCES, Index, Instance, instances};
 use crate::{
     decoding::{Decode, Fragment, Packed, TILE_BYTES, Tile, TileLists, from_first_lane},
     moe::Launch,
@@ -44,24 +45,10 @@ macro_rules! entries {
 }
 instances!(entries);
 
-/// The kernel as one of [`INSTANCES`], for bf16 or f16 tokens. A thread has `P` parts of a stage.
-struct Moe<const INDEX: usize, const BF16: bool, const P: usize> {
-    launch: Launch,
-    shared: SharedAddress,
-    /// Index of the thread's warp.
-    warp: u32,
-}
-
 impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P>
 where
     Packed<BF16>: Decode,
 {
-    const INSTANCE: Instance = INSTANCES[INDEX];
-
-    // Layout of shared memory: stages, then tiles.
-    const TILES: u32 = Self::INSTANCE.stages * Self::INSTANCE.stage_bytes();
-    const END: u32 = Self::TILES + TILE_SLOTS * TILE_BYTES;
-
     /// One thread's part of the kernel.
     ///
     /// # Safety
@@ -148,11 +135,5 @@ where
     fn fragment(&self) -> Fragment {
         let fragment = Fragment::of(lane_id(), self.warp);
         if Self::ROW_OF_BOTH { fragment.narrow() } else { fragment }
-    }
-
-    /// Address of a stage.
-    #[inline(always)]
-    fn stage(&self, index: u32) -> SharedAddress {
-        self.shared + index * Self::INSTANCE.stage_bytes()
     }
 }

@@ -13,8 +13,8 @@ use cuda_std::{
 };
 
 use super::{
-    Moe,
     copies::{Copies, token_place},
+    moe::Moe,
 };
 use crate::{
     decoding::{

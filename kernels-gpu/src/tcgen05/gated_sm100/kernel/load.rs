@@ -10,7 +10,10 @@ use cuda_std::{
     },
 };
 
-use super::{BOTH, Placed, Sm100, Work};
+use super::{
+    sm100::{BOTH, Sm100},
+    work::{Placed, Work},
+};
 use crate::{
     format::{SCALE_TILE_BYTES, SCALE_TILE_ROWS},
     ring::Ring,

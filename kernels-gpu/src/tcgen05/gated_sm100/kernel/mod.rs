@@ -34,156 +34,50 @@
 //! requires this address to be a whole column ("4-byte aligned sub-column", "Layout of the Scale Factor B Matrix for
 //! scale_vec::4X"). CUTLASS starts at every second column, for N of 64 and 192. No known kernel starts at an odd
 //! column, so the host plans such a tile only on request.
+//!
+//! [`Halves::Matrices`]: crate::tcgen05::gated_sm100::abi::Halves::Matrices
+//! [`Instance::blocks`]: crate::tcgen05::gated_sm100::abi::Instance::blocks
+//! [`Instance::scale_sets`]: crate::tcgen05::gated_sm100::abi::Instance::scale_sets
+//! [`Instance::splits`]: crate::tcgen05::gated_sm100::abi::Instance::splits
 
 mod load;
 mod multiply;
+mod sm100;
 mod store;
 mod work;
 
 use core::ops::Range;
 
 use cuda_std::{
-    cluster::{arrive_cluster, cluster_rank, sync_cluster, wait_cluster},
+    cluster::{cluster_rank, wait_cluster},
     fence::fence_mbarrier_init,
-    mbarrier::{MBARRIER_BYTES, Mbarrier, mbarrier_init},
-    shared::{SharedAddress, dynamic_shared_address, ld_shared_b32},
+    mbarrier::{Mbarrier, mbarrier_init},
+    shared::{dynamic_shared_address, ld_shared_b32},
     tcgen05::{
-        TMEM_LANES, TmemAddress, tcgen05_alloc, tcgen05_dealloc, tcgen05_fence_after_thread_sync,
-        tcgen05_fence_before_thread_sync, tcgen05_relinquish_alloc_permit, tmem_allocation,
+        TmemAddress, tcgen05_alloc, tcgen05_dealloc, tcgen05_fence_after_thread_sync, tcgen05_fence_before_thread_sync,
+        tcgen05_relinquish_alloc_permit,
     },
     thread,
     warp::{ALL_LANES, WARP_SIZE, elect_sync, sync_warp},
 };
 
-pub use self::work::{Placed, Sums, Work};
-use self::{multiply::Multiplier, store::Epilogue};
+use self::{
+    multiply::Multiplier,
+    sm100::{BEGUN, FULL, LEFT},
+    store::Epilogue,
+};
+pub use self::{
+    sm100::Sm100,
+    work::{Placed, Sums, Work},
+};
 use crate::{
     format::{SCALE_TILE_BYTES, SCALE_TILE_ROWS},
     nvfp4_rows::K_BLOCK,
-    ring::{Ring, ring_bytes},
-    tcgen05::gated_sm100::abi::{
-        Group, Halves, Instance, K_ALIGNMENT, MMA_K, MMAS_PER_K_BLOCK, QUARTERS, Roles, SLOT_BYTES, TILE_ROWS,
-        TOKEN_SCALE_ROWS, Tile,
-    },
+    ring::Ring,
+    tcgen05::gated_sm100::abi::{Group, MMA_K, MMAS_PER_K_BLOCK, Roles, Tile},
 };
-
-const _: () = {
-    assert!(
-        TILE_ROWS == TMEM_LANES && TILE_ROWS == QUARTERS * WARP_SIZE,
-        "each row needs a lane, and each lane a thread of a quarter's warps"
-    );
-    assert!(TILE_ROWS == SCALE_TILE_ROWS, "the scales of a weight tile must be whole tiles");
-    assert!(K_ALIGNMENT / 2 == 16, "a tensor map requires rows of a multiple of 16 bytes");
-};
-
-/// A CTA. `BLOCKS` CTAs compute a tile together, as in the instance.
-#[derive(Clone, Copy)]
-pub struct Sm100<W: Work, const BLOCKS: u32> {
-    work: W,
-    /// Shared memory of the CTA.
-    shared: SharedAddress,
-    /// Tensor memory of the CTA.
-    tmem: TmemAddress,
-    /// Rank of the CTA in its pair, from 0.
-    rank: u32,
-    /// Index of the CTA's part of K, from 0.
-    split: u32,
-}
-
-/// Barrier at which the warps of a single CTA meet after they have started. It is not the barrier of `sync_threads`,
-/// because the loading warp may arrive there before the other warps have met here.
-const BEGUN: u32 = 1;
-
-/// Barrier at which the warps of a single CTA signal that they leave.
-const LEFT: u32 = 2;
-
-/// Barrier of a cluster at which its warps signal that the accumulators are full, and so the stages are free.
-const FULL: u32 = 3;
-
-/// Bit mask of both ranks of a pair.
-const BOTH: u16 = 0b11;
-
-/// Columns of tensor memory per tile of the scale layout.
-const SCALE_COLUMNS: u32 = SCALE_TILE_ROWS / TOKEN_SCALE_ROWS;
 
 impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
-    const INSTANCE: Instance = W::INSTANCE;
-    /// Number of matrices that this CTA loads.
-    const MATRICES: usize = Self::INSTANCE.block_matrices() as usize;
-    const STAGES: u32 = Self::INSTANCE.stages;
-    const CHECK: () = {
-        assert!(Self::INSTANCE.blocks == BLOCKS);
-        assert!(Self::TMEM_ADDRESS + MBARRIER_BYTES == Self::INSTANCE.shared_bytes());
-    };
-
-    /// Warp that loads. With specialized roles, the warps before it run the epilogue.
-    const LOAD_WARP: u32 = match Self::INSTANCE.roles {
-        Roles::Specialized => Self::INSTANCE.epilogue_warps(),
-        Roles::Serial => 0,
-    };
-
-    /// Warp that issues MMAs and owns the tensor memory.
-    const MMA_WARP: u32 = match Self::INSTANCE.roles {
-        Roles::Specialized => Self::INSTANCE.epilogue_warps() + 1,
-        Roles::Serial => 0,
-    };
-
-    // Shared memory: stages, the epilogue warps' buffers and slots, barriers, the address of the tensor memory. These
-    // are offsets from its start, and within a stage from the start of the stage.
-    const STAGE_BYTES: u32 = Self::INSTANCE.stage_bytes();
-    const BUFFERS: u32 = Self::STAGES * Self::STAGE_BYTES;
-    const SLOTS: u32 = Self::BUFFERS + Self::INSTANCE.epilogue_warps() * 2 * Self::INSTANCE.store_bytes();
-    const STAGE_BARRIERS: u32 = Self::SLOTS + Self::INSTANCE.slots() * SLOT_BYTES;
-    const ACCUMULATOR_BARRIERS: u32 = Self::STAGE_BARRIERS + ring_bytes(Self::STAGES);
-    const SLOT_BARRIERS: u32 = Self::ACCUMULATOR_BARRIERS + ring_bytes(Self::INSTANCE.accumulators());
-    const INBOX_BARRIERS: u32 = Self::SLOT_BARRIERS + Self::INSTANCE.slots() * MBARRIER_BYTES;
-    const TMEM_ADDRESS: u32 = Self::INBOX_BARRIERS + Self::INSTANCE.inboxes() * MBARRIER_BYTES;
-    const fn weights(matrix: usize) -> u32 {
-        matrix as u32 * Instance::WEIGHT_BYTES
-    }
-    const TOKENS: u32 = Self::weights(Self::MATRICES);
-    const fn weight_scales(matrix: usize) -> u32 {
-        Self::TOKENS + Self::INSTANCE.token_bytes() + matrix as u32 * Instance::SCALE_BYTES
-    }
-    const TOKEN_SCALES: u32 = Self::weight_scales(Self::MATRICES);
-
-    // Tensor memory: accumulators, each with all matrices, then sets of scales. These are columns from its start, and
-    // for scales from the start of the set.
-    const fn accumulator(index: u32, matrix: usize) -> u32 {
-        index * Self::INSTANCE.accumulator_columns() + matrix as u32 * Self::INSTANCE.tile_tokens
-    }
-    const fn scales(set: u32) -> u32 {
-        Self::accumulator(Self::INSTANCE.accumulators(), 0) + set * Self::INSTANCE.scale_columns()
-    }
-    const fn weight_scale_column(matrix: usize, mma: u32) -> u32 {
-        (matrix as u32 * MMAS_PER_K_BLOCK + mma) * SCALE_COLUMNS
-    }
-    /// Scale tiles of an MMA lie side by side, so the columns of 32 tokens each are consecutive.
-    const fn token_scale_column(mma: u32, tile_row: u32) -> u32 {
-        Self::weight_scale_column(Self::MATRICES, 0)
-            + (mma * Self::INSTANCE.token_scale_tiles() + tile_row) * SCALE_COLUMNS
-    }
-    const TMEM_COLUMNS: u32 = tmem_allocation(Self::INSTANCE.tmem_columns());
-
-    /// Cluster rank of the first CTA of this CTA's pair.
-    #[inline(always)]
-    const fn leader(self) -> u32 {
-        self.split * BLOCKS
-    }
-
-    /// Stages. A stage is full after the load warp and its copies have arrived; for the thread that multiplies for a
-    /// pair, after the load warps and copies of both CTAs have arrived. It is empty after the MMAs that read it are
-    /// complete.
-    fn stages(self) -> Ring<BLOCKS> {
-        Ring::new(self.shared + Self::STAGE_BARRIERS, Self::STAGES)
-    }
-
-    /// Accumulators. An accumulator is full after its MMAs are complete, and empty after every epilogue warp, in a pair
-    /// of both CTAs, has read it.
-    fn accumulators(self) -> Ring<BLOCKS> {
-        Ring::new(self.shared + Self::ACCUMULATOR_BARRIERS, Self::INSTANCE.accumulators())
-    }
-
     /// A thread's part of the kernel.
     ///
     /// # Safety
@@ -261,44 +155,6 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
                 tcgen05_dealloc::<BLOCKS>(block.tmem, Self::TMEM_COLUMNS);
             } else if BLOCKS > 1 {
                 wait_cluster();
-            }
-        }
-    }
-
-    /// Signals to the threads of the CTA, or of both CTAs of a pair, that this warp has reached a point, and continues.
-    /// At [`BEGUN`] the warp has started; at [`LEFT`] it does not access tensor memory or the other CTA's memory any
-    /// more. In a pair, the warp calls [`wait_cluster`] before it reaches the next point or exits.
-    ///
-    /// # Safety
-    /// Each whole warp calls this or [`Self::sync`] once per point, first at [`BEGUN`].
-    #[inline(always)]
-    unsafe fn arrive<const BARRIER: u32>() {
-        // SAFETY: the lanes of the warp meet first, so one arrival counts for the whole warp; each warp arrives once,
-        // here or in `sync`.
-        unsafe {
-            sync_warp(ALL_LANES);
-            if BLOCKS > 1 {
-                arrive_cluster();
-            } else {
-                thread::arrive_barrier::<BARRIER>(Self::INSTANCE.threads());
-            }
-        }
-    }
-
-    /// Same as [`Self::arrive`], and waits until all other warps have reached the point.
-    ///
-    /// # Safety
-    /// The requirements of [`Self::arrive`].
-    #[inline(always)]
-    unsafe fn sync<const BARRIER: u32>() {
-        // SAFETY: the lanes of the warp meet first, so all of them wait together; each warp arrives once, here or in
-        // `arrive`.
-        unsafe {
-            sync_warp(ALL_LANES);
-            if BLOCKS > 1 {
-                sync_cluster();
-            } else {
-                thread::sync_barrier::<BARRIER>(Self::INSTANCE.threads());
             }
         }
     }
@@ -427,18 +283,6 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         }
     }
 
-    /// K-blocks of a tile that this CTA has. If there are fewer k-blocks than parts of K, some are past the last one,
-    /// and the tensor maps fill their values with zeros.
-    #[inline(always)]
-    const fn k_blocks(self, group: &Group) -> Range<u32> {
-        let (all, splits) = (group.k_blocks(), Self::INSTANCE.splits);
-        if splits == 1 {
-            return 0..all;
-        }
-        let all = if all < splits { splits } else { all };
-        all * self.split / splits..all * (self.split + 1) / splits
-    }
-
     /// Initializes the barriers of an epilogue warp's slots and inbox, if it has any.
     ///
     /// # Safety
@@ -458,44 +302,6 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
                 }
                 fence_mbarrier_init();
             }
-        }
-    }
-
-    /// Returns the first tile of this CTA, and the tiles after it.
-    #[inline(always)]
-    fn first_tile(self) -> (W::Tiles, Option<(Tile, W::Group)>) {
-        let mut tiles = self.tiles();
-        let first = tiles.next();
-        (tiles, first)
-    }
-
-    /// Returns the tiles of this CTA, in order.
-    #[inline(always)]
-    fn tiles(self) -> W::Tiles {
-        let blocks = Self::INSTANCE.blocks_of_tile();
-        let (next, stride) = (thread::block_idx_x() / blocks, thread::grid_dim_x() / blocks);
-        // SAFETY: the caller of `run` guarantees the contract of the kernel. Callers run after `W::wait`, unless
-        // `W::AT_ONCE`.
-        unsafe { self.work.tiles(next, stride) }
-    }
-
-    /// First row of weights, which is a column of C, that this CTA has of a tile.
-    #[inline(always)]
-    const fn first_row(self, tile: &Tile) -> u32 {
-        match Self::INSTANCE.halves {
-            Halves::Rows => tile.first_row + self.rank * TILE_ROWS,
-            Halves::Matrices => tile.first_row,
-        }
-    }
-
-    /// Returns the items of the matrices that this CTA loads, in order. The arguments are one item per matrix of a
-    /// group.
-    #[inline(always)]
-    fn of_matrices<T: Copy>(self, [first, second]: [T; 2]) -> [T; 2] {
-        if matches!(Self::INSTANCE.halves, Halves::Matrices) && self.rank > 0 {
-            [second, second]
-        } else {
-            [first, second]
         }
     }
 }

@@ -21,7 +21,10 @@ use cuda_std::{
     warp::{ALL_LANES, WARP_SIZE, lane_id, sync_warp},
 };
 
-use super::{FULL, LEFT, Placed, Sm100, Sums, Work};
+use super::{
+    sm100::{FULL, LEFT, Sm100},
+    work::{Placed, Sums, Work},
+};
 use crate::{
     epilogue::convert,
     format::BLOCK,

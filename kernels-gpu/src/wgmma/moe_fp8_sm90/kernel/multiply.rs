@@ -11,7 +11,7 @@ use cuda_std::{
     wgmma::{self, MatrixDescriptor, MmaAsync},
 };
 
-use super::{Product, table, write::Target};
+use super::{product::Product, table, write::Target};
 use crate::{
     decoding::{BIAS_BYTES, Fragment, LANE_WORDS, Tile},
     ring::Ring,

@@ -8,7 +8,7 @@ use cuda_std::{
     warp::{ALL_LANES, lane_id, sync_warp},
 };
 
-use super::Product;
+use super::product::Product;
 use crate::{
     sorted::{LINE_BYTES, line},
     units::k_blocks,

@@ -2,7 +2,7 @@
 
 use cuda_std::global::GlobalAddress;
 
-use super::Product;
+use super::product::Product;
 use crate::{
     decoding::{Tile, TileLists},
     sorted::ROW_MULTIPLE,

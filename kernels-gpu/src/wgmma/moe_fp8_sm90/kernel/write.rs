@@ -12,7 +12,7 @@ use cuda_std::{
     warp::{ALL_LANES, WARP_SIZE, lane_id, warp_shuffle_xor},
 };
 
-use super::Product;
+use super::product::Product;
 use crate::{
     decoding::{BIAS_BYTES, CORE_MATRIX_ROWS, Fragment},
     epilogue::{Activation, NO_PARAMETERS, relu2, silu},

@@ -1,0 +1,8 @@
+//! Exit codes.
+
+/// The kernel has a fault.
+pub const FAULT: u8 = 1;
+/// The input is bad.
+pub const BAD_INPUT: u8 = 2;
+/// The kernel needs a feature that the emulator does not support.
+pub const UNSUPPORTED: u8 = 4;
