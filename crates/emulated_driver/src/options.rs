@@ -3,7 +3,7 @@
 use std::env;
 use std::path::PathBuf;
 
-use ptx_emulator::{Allow, Level, Schedule};
+use ptx_emulator::{Allow, Level, Schedule, Sums};
 
 use crate::card::Card;
 
@@ -11,6 +11,8 @@ pub struct Options {
     pub card: Card,
     pub level: Level,
     pub schedule: Schedule,
+    /// How matrix instructions add floating-point products.
+    pub sums: Sums,
     /// Hazards that are not reported.
     pub allow: Vec<Allow>,
     /// Continue after hazards.
@@ -26,15 +28,16 @@ pub struct Options {
 }
 
 impl Options {
-    /// Reads `PTX_EMULATOR_GPU`, `_LEVEL`, `_SCHEDULE`, `_ALLOW`, `_KEEP_GOING`, `_NO_GLOBAL_RACES`, `_TIMED`,
-    /// `_CONSTANTS`, `_NO_VALUES`, `_LOG`. A variable that is missing or invalid gets its default; the command has
-    /// validated them.
+    /// Reads `PTX_EMULATOR_GPU`, `_LEVEL`, `_SCHEDULE`, `_SUMS`, `_ALLOW`, `_KEEP_GOING`, `_NO_GLOBAL_RACES`,
+    /// `_TIMED`, `_CONSTANTS`, `_NO_VALUES`, `_LOG`. A variable that is missing or invalid gets its default; the command
+    /// has validated them.
     pub fn from_environment() -> Self {
         let variable = |name: &str| env::var(format!("PTX_EMULATOR_{name}")).ok();
         Self {
             card: variable("GPU").and_then(|name| Card::by_name(&name)).unwrap_or_else(Card::h200),
             level: variable("LEVEL").and_then(|text| text.parse().ok()).unwrap_or(Level::Default),
             schedule: variable("SCHEDULE").and_then(|text| text.parse().ok()).unwrap_or_default(),
+            sums: variable("SUMS").and_then(|text| text.parse().ok()).unwrap_or_default(),
             allow: variable("ALLOW")
                 .iter()
                 .flat_map(|list| list.split(','))

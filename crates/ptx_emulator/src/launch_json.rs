@@ -64,6 +64,8 @@ pub struct LaunchFile {
     /// Hazards to suppress, each `KIND` or `KIND:LINE` with a line of the PTX.
     #[serde(default)]
     pub allow: Vec<String>,
+    /// How matrix instructions add floating-point products: `card` (default), as the GPU does, or `exact`, rounded once.
+    pub sums: Option<String>,
     /// Maximum number of instructions that a warp may execute.
     pub instruction_budget: Option<u64>,
     /// Launches after this one, on the same buffers.
@@ -361,6 +363,7 @@ impl LaunchFile {
         let schedule = self.schedule.as_deref().unwrap_or("fair").parse().map_err(anyhow::Error::msg)?;
         let allow = self.allow.iter().map(|allow| allow.parse().map_err(anyhow::Error::msg));
         let allow = allow.collect::<Result<Vec<Allow>>>().context("`allow`")?;
+        let sums = self.sums.as_deref().unwrap_or("card").parse().map_err(anyhow::Error::msg).context("`sums`")?;
         let mut config = LaunchConfig {
             grid: self.grid,
             block: self.block,
@@ -372,6 +375,7 @@ impl LaunchFile {
             global_races: self.global_races,
             keep_going: self.keep_going,
             allow,
+            sums,
             ..LaunchConfig::linear(1, 1)
         };
         if let Some(budget) = self.instruction_budget {

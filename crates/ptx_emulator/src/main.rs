@@ -14,7 +14,7 @@ use clap::{Parser, Subcommand};
 use files::read;
 use hazards::Hazards;
 use ptx_emulator::launch_json::LaunchFile;
-use ptx_emulator::{Level, Module, coverage};
+use ptx_emulator::{Level, Module, Sums, coverage};
 
 /// Runs PTX on the CPU and finds its bugs.
 ///
@@ -51,6 +51,10 @@ enum Command {
         /// Same as `--level strict`.
         #[arg(long, conflicts_with = "level")]
         strict: bool,
+        /// How matrix instructions add floating-point products: card (as the GPU does, to the bit) or exact (rounded
+        /// once to nearest). Overrides the file.
+        #[arg(long)]
+        sums: Option<Sums>,
         #[command(flatten)]
         hazards: Hazards,
         #[command(flatten)]
@@ -69,8 +73,9 @@ fn main() -> ExitCode {
             print!("{}", coverage());
             Ok(ExitCode::SUCCESS)
         }
-        Command::Launch { file, schedule, level, strict, hazards, clock, json } => {
-            launch(&file, schedule, level.or(strict.then_some(Level::Strict)), hazards, &clock, json)
+        Command::Launch { file, schedule, level, strict, sums, hazards, clock, json } => {
+            let level = level.or(strict.then_some(Level::Strict));
+            launch(&file, (schedule, level, sums), hazards, &clock, json)
         }
     };
     result.unwrap_or_else(|error| {
@@ -94,8 +99,7 @@ fn check(path: &Path) -> Result<ExitCode> {
 
 fn launch(
     path: &Path,
-    schedule: Option<String>,
-    level: Option<Level>,
+    (schedule, level, sums): (Option<String>, Option<Level>, Option<Sums>),
     hazards: Hazards,
     clock: &clock::Clock,
     json: bool,
@@ -111,7 +115,10 @@ fn launch(
     let mut prepared = file.prepare(folder)?;
     let mut timeline = clock.timeline(&folder.join(&file.ptx))?;
     let later = prepared.then.iter_mut().map(|launch| &mut launch.config);
-    later.chain([&mut prepared.config]).for_each(|config| config.allow.extend(&hazards.allow));
+    later.chain([&mut prepared.config]).for_each(|config| {
+        config.allow.extend(&hazards.allow);
+        config.sums = sums.unwrap_or(config.sums);
+    });
     let done = match &mut timeline {
         Some(timeline) => prepared.time(timeline),
         None => prepared.run(),

@@ -14,7 +14,7 @@ use std::process::{Command, ExitCode, ExitStatus};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::{Args, ValueEnum};
-use ptx_emulator::{Allow, Card, Level, Schedule, readable};
+use ptx_emulator::{Allow, Card, Level, Schedule, Sums, readable};
 use serde::Deserialize;
 
 use super::exit;
@@ -64,6 +64,10 @@ pub struct RunArgs {
     /// Schedule: fair, worst or seed:N.
     #[arg(long, default_value = "fair")]
     schedule: Schedule,
+    /// How matrix instructions add floating-point products: card (as the GPU does, to the bit) or exact (rounded once to
+    /// nearest).
+    #[arg(long, default_value = "card")]
+    sums: Sums,
     #[command(flatten)]
     hazards: Hazards,
     /// Write a line of JSON for each launch to this file.
@@ -159,6 +163,7 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
         .env("PTX_EMULATOR_NO_VALUES", if args.no_values { "1" } else { "" })
         .env("PTX_EMULATOR_LEVEL", format!("{:?}", args.level).to_lowercase())
         .env("PTX_EMULATOR_SCHEDULE", args.schedule.to_string())
+        .env("PTX_EMULATOR_SUMS", format!("{:?}", args.sums).to_lowercase())
         .env("PTX_EMULATOR_ALLOW", args.hazards.allow.iter().map(Allow::to_string).collect::<Vec<_>>().join(","))
         .env("PTX_EMULATOR_KEEP_GOING", if args.hazards.keep_going { "1" } else { "" })
         .env("PTX_EMULATOR_NO_GLOBAL_RACES", if args.hazards.no_global_races { "1" } else { "" })

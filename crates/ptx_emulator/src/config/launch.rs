@@ -107,6 +107,29 @@ impl std::str::FromStr for Level {
     }
 }
 
+/// How floating-point products of matrix instructions are added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Sums {
+    /// As the tensor cores of the module's target add them, to the bit ([`hw::sums`](crate::hw::sums)).
+    #[default]
+    Card,
+    /// Exactly, and rounded once to nearest even.
+    Exact,
+}
+
+impl std::str::FromStr for Sums {
+    type Err = String;
+
+    /// Parses `card` or `exact`.
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "card" => Ok(Sums::Card),
+            "exact" => Ok(Sums::Exact),
+            _ => Err(format!("`{s}` is not a kind of sums; expected card or exact")),
+        }
+    }
+}
+
 /// A rule that suppresses hazards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allow {
@@ -172,6 +195,8 @@ pub struct LaunchConfig {
     pub keep_going: bool,
     /// Rules that suppress hazards.
     pub allow: Vec<Allow>,
+    /// How floating-point products of matrix instructions are added.
+    pub sums: Sums,
     /// Maximum number of instructions that a warp may execute.
     pub instruction_budget: u64,
 }
@@ -208,6 +233,7 @@ impl LaunchConfig {
             grid_workspace: 0,
             keep_going: false,
             allow: Vec::new(),
+            sums: Sums::Card,
             instruction_budget: 1 << 32,
         }
     }

@@ -8,6 +8,7 @@ use super::error::{DecodeError, Result};
 use super::form;
 use super::names::{Names, Symbol};
 use crate::code::{Flow, Step, Uses};
+use crate::hw::sums::{self, Adder, Family, Kind};
 use crate::machine::warp::Warp;
 use crate::operand::{Address, Dst, PredicateDst, PredicateSrc, Special, Src};
 use crate::parser::ast::{Instruction, Operand};
@@ -170,6 +171,12 @@ impl<'a> Parsed<'a> {
     /// Marks the kernel as using asynchronous matrix instructions with registers.
     pub fn uses_wgmma(&mut self) {
         self.names.kernel.uses_wgmma = true;
+    }
+
+    /// How the GPU of the module's target adds the products of a matrix instruction.
+    pub fn adder(&self, instruction: sums::Instruction, kind: Kind, sparse: bool) -> Adder {
+        let adder = Adder::of(Family::of_target(&self.names.ast.target), instruction, kind);
+        if sparse { adder.sparse() } else { adder }
     }
 
     /// Records that the instruction reads `src` as scale factors in `lanes`. Returns the mask of lanes in which any

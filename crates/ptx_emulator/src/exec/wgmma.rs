@@ -14,6 +14,7 @@ use crate::decode::parsed::Parsed;
 use crate::hw::descriptor::{Major, SharedMatrix};
 use crate::hw::fragment::{self, Position};
 use crate::hw::matmul::Packing;
+use crate::hw::sums::{self, Kind};
 use crate::machine::in_flight::Wgmma;
 use crate::machine::pending::Issuer;
 use crate::machine::race::Agent;
@@ -98,8 +99,8 @@ impl Instruction for MmaAsync {
             A::Registers(_) => (Major::K, major(2)),
         };
         let (saturate, negate) = (i.has("satfinite"), (negate(0), negate(1)));
-        let product =
-            Product { sum, a: a_type, b: b_type, k, saturate, negate, of_warpgroup: true, packing: Packing::Dense };
+        let adder = i.adder(sums::Instruction::Wgmma, Kind::of(a_type), sparse.is_some());
+        let product = Product { sum, a: a_type, b: b_type, k, saturate, negate, adder, packing: Packing::Dense };
         Ok(MmaAsync { product, n, d, a, a_major, b, b_major, sparse, accumulate })
     }
 
@@ -260,7 +261,8 @@ impl Effect for Multiply {
             let Position { row, column } = fragment::wgmma_d(lane as u32, index as u32);
             row as usize * n + column as usize
         };
-        self.product.accumulate((ROWS as usize, &a), (n, &b), &mut rows, n / 2, place);
+        let adder = m.adder(&self.product.adder);
+        self.product.accumulate((ROWS as usize, &a), (n, &b), adder, &mut rows, n / 2, place);
         m.matrix_results.insert(self.id, rows);
         m.progress += 1;
         Ok(())

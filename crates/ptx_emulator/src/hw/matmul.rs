@@ -1,22 +1,22 @@
 //! Matrix multiply-accumulate as the tensor cores do it: D = A·B + D.
 //!
-//! **The model.** Products are exact. The products over one MMA's K and the accumulator are summed exactly. The sum is
-//! rounded once, to nearest even, to D's type. PTX leaves "accumulation order, rounding and handling of subnormal
-//! inputs" unspecified (PTX ISA 9.7.14.5.14, 9.7.15.5.2), so the last bits of a GPU's floating-point results may
-//! differ. Integer results are exact on every GPU. The f32 sums of `wgmma` of 8-bit floats differ by much more:
-//! [`fp8`](super::fp8) reproduces their bits.
+//! **The model.** With an [`Adder`], products are added as a family of GPUs adds them, to the bit. Without, the products
+//! over one MMA's K and the accumulator are added exactly, and the sum is rounded once, to nearest even, to D's type.
+//! Integer results are exact either way.
 //!
-//! **The method.** The sums run in f64. A row of A and a row of Bᵀ bound the largest product and the weight of the
-//! smallest product's last bit. If that range fits in 53 bits, no f64 addition rounds, in any order. Otherwise the
-//! element is summed with error-free transformations (Shewchuk, "Adaptive precision floating-point arithmetic", 1997).
-//! NVFP4 always fits: an e2m1 block sum is a small integer, and with two ue4m3 scales the sum of four blocks stays
-//! under 2⁴⁹ in units of 2⁻²⁰.
+//! **The method of exact sums.** The sums run in f64. A row of A and a row of Bᵀ bound the largest product and the
+//! weight of the smallest product's last bit. If that range fits in 53 bits, no f64 addition rounds, in any order.
+//! Otherwise the element is summed with error-free transformations (Shewchuk, "Adaptive precision floating-point
+//! arithmetic", 1997). NVFP4 always fits: an e2m1 block sum is a small integer, and with two ue4m3 scales the sum of
+//! four blocks stays under 2⁴⁹ in units of 2⁻²⁰.
 //!
 //! Both operands are rows along K: A is M × K, and B is transposed, N × K. Kinds and packings: PTX ISA 9.7.16.10.
 
+use super::cut;
 use super::descriptor::{CHUNK_BYTES, Element, Major, MmaKind, ScaleType, SharedMatrix};
 use super::number::{self, add_to_odd, decode, decode_ue4m3, decode_ue8m0, to_odd};
-use super::simd::{B_OFFSET, FoursA, FoursB, PANEL, QUAD, floats_row, fours};
+use super::simd::{B_OFFSET, FoursA, FoursB, PANEL, QUAD, floats_row, fours, fours_nearest};
+use super::sums::{Addend, Adder, SumFormat, exponent, times_power};
 
 /// Layout of elements in the bytes of a row (PTX ISA 9.7.16.10.4 and 9.7.14.5.14).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -171,6 +171,13 @@ impl Extent {
         Extent { top: self.top + other.top, low: self.low + other.low, finite }
     }
 
+    /// Whether the products of values of both rows are exact in the loop of [`cut`].
+    fn products_fit(self, other: Extent) -> bool {
+        let normal = |row: Extent| row.low >= f32::MIN_EXP - 1 && row.top < f32::MAX_EXP - 4;
+        let product = self.times(other);
+        product.finite && normal(self) && normal(other) && product.low >= cut::LOWEST && product.top <= cut::HIGHEST
+    }
+
     /// Whether `count` products of values of both rows can be summed in f64 without rounding. Also `true` for a row
     /// with an infinity or a NaN, because its results are not finite in any order.
     fn sums_exactly(self, other: Extent, count: usize) -> bool {
@@ -187,6 +194,8 @@ pub struct Floats {
     k: usize,
     values: Vec<f64>,
     extents: Vec<Extent>,
+    /// For each row, the exponent of the smallest normal number, which subnormal numbers share.
+    least_exponents: Vec<i32>,
 }
 
 impl Floats {
@@ -221,12 +230,13 @@ impl Floats {
                 }
             }
         }
-        Self::new(rows, k, values)
+        let least = element.format().map_or(0, |format| 1 - format.bias());
+        Self::new(k, values, vec![least; rows])
     }
 
-    fn new(rows: usize, k: usize, values: Vec<f64>) -> Self {
+    fn new(k: usize, values: Vec<f64>, least_exponents: Vec<i32>) -> Self {
         let extents = values.chunks_exact(k).map(Extent::of).collect();
-        Floats { rows, k, values, extents }
+        Floats { rows: least_exponents.len(), k, values, extents, least_exponents }
     }
 
     /// Negates every element.
@@ -243,20 +253,37 @@ impl Floats {
         assert_eq!((scales.rows, scales.blocks), (self.rows, 1));
         let k = self.k;
         let scaled = |(index, value)| value * scales.values[index / k];
-        Self::new(self.rows, k, self.values.into_iter().enumerate().map(scaled).collect())
+        let least =
+            self.least_exponents.iter().zip(&scales.values).map(|(least, scale)| least + exponent(*scale, -127));
+        let least = least.collect();
+        Self::new(k, self.values.into_iter().enumerate().map(scaled).collect(), least)
     }
 
     fn row(&self, row: usize) -> &[f64] {
         &self.values[row * self.k..][..self.k]
     }
+
+    /// Exponent of an element, as the GPU counts it.
+    fn exponent(&self, row: usize, k: usize, adder: &Adder) -> i32 {
+        exponent(self.row(row)[k], adder.least_exponent(self.least_exponents[row]))
+    }
+
+    /// The power of two that an element's exponent stands for, or 0 for a zero.
+    fn power(&self, row: usize, k: usize, adder: &Adder) -> f32 {
+        let zero = self.row(row)[k] == 0.0;
+        if zero { 0.0 } else { times_power(1.0, self.exponent(row, k, adder)) as f32 }
+    }
 }
 
-/// D = A·Bᵀ + D, rounded to f32. `d` is M × N, row by row.
+/// D = A·Bᵀ + D in f32, added by `adder` or, without it, exactly. `d` is M × N, row by row.
 ///
 /// # Panics
 /// If the operands' K or the length of `d` do not match.
-pub fn multiply_f32(a: &Floats, b: &Floats, d: &mut [f32]) {
+pub fn multiply_f32(a: &Floats, b: &Floats, adder: Option<&Adder>, d: &mut [f32]) {
     check_shapes((a.rows, a.k), (b.rows, b.k), d.len());
+    if let Some(adder) = adder {
+        return multiply_cut(a, b, adder, SumFormat::F32, d);
+    }
     let panels = panels(b.rows, b.k, |row, k| b.row(row)[k]);
     let widest_b = Extent::widest(&b.extents);
     for (row, d) in d.chunks_exact_mut(b.rows.max(1)).enumerate() {
@@ -270,12 +297,18 @@ pub fn multiply_f32(a: &Floats, b: &Floats, d: &mut [f32]) {
     }
 }
 
-/// D = A·Bᵀ + D, rounded to f16. `d` is M × N, row by row.
+/// D = A·Bᵀ + D in f16, added by `adder` or, without it, exactly. `d` is M × N, row by row.
 ///
 /// # Panics
 /// If the operands' K or the length of `d` do not match.
-pub fn multiply_f16(a: &Floats, b: &Floats, d: &mut [u16]) {
+pub fn multiply_f16(a: &Floats, b: &Floats, adder: Option<&Adder>, d: &mut [u16]) {
     check_shapes((a.rows, a.k), (b.rows, b.k), d.len());
+    if let Some(adder) = adder {
+        let mut sums: Vec<f32> = d.iter().map(|&d| number::decode_f16(d) as f32).collect();
+        multiply_cut(a, b, adder, SumFormat::F16, &mut sums);
+        d.iter_mut().zip(sums).for_each(|(d, sum)| *d = number::round_f16(sum.into()));
+        return;
+    }
     for (row, d) in d.chunks_exact_mut(b.rows.max(1)).enumerate() {
         for (column, d) in d.iter_mut().enumerate() {
             *d = number::round_f16(dot_to_odd(a, row, b, column, number::decode_f16(*d)));
@@ -286,6 +319,43 @@ pub fn multiply_f16(a: &Floats, b: &Floats, d: &mut [u16]) {
 fn check_shapes(a: (usize, usize), b: (usize, usize), d: usize) {
     assert_eq!(a.1, b.1, "A and B must have the same K");
     assert_eq!(d, a.0 * b.0, "D must be M × N");
+}
+
+/// D = A·Bᵀ + D, added by `adder`. `d` holds numbers of `format`.
+fn multiply_cut(a: &Floats, b: &Floats, adder: &Adder, format: SumFormat, d: &mut [f32]) {
+    let order = adder.order(a.k);
+    let b_panels = cut::Panels {
+        values: panels(b.rows, b.k, |row, k| b.row(row)[order[k]] as f32),
+        powers: panels(b.rows, b.k, |row, k| b.power(row, order[k], adder)),
+    };
+    let widest = |rows: &[Extent]| Extent { finite: rows.iter().all(|row| row.finite), ..Extent::widest(rows) };
+    let widest: Vec<Extent> = b.extents.chunks(PANEL).map(widest).collect();
+    let (mut values, mut powers, mut fits) = (Vec::new(), Vec::new(), Vec::new());
+    for (row, d) in d.chunks_exact_mut(b.rows.max(1)).enumerate() {
+        values.clear();
+        values.extend(order.iter().map(|&k| a.row(row)[k] as f32));
+        powers.clear();
+        powers.extend(order.iter().map(|&k| a.power(row, k, adder)));
+        fits.clear();
+        fits.extend(widest.iter().map(|b| a.extents[row].products_fit(*b)));
+        let line = cut::Line { values: &values, powers: &powers };
+        cut::row(line, &b_panels, adder, format, &fits, d);
+        for (column, d) in d.iter_mut().enumerate() {
+            if !fits[column / PANEL] {
+                *d = adder.add(&products((a, row), (b, column), &order, adder), f64::from(*d), format) as f32;
+            }
+            *d = canonical(*d);
+        }
+    }
+}
+
+/// Products of a row of A and a row of B, in this order of K.
+fn products((a, row): (&Floats, usize), (b, column): (&Floats, usize), order: &[usize], adder: &Adder) -> Vec<Addend> {
+    let product = |&k: &usize| Addend {
+        value: a.row(row)[k] * b.row(column)[k],
+        exponent: a.exponent(row, k, adder) + b.exponent(column, k, adder),
+    };
+    order.iter().map(product).collect()
 }
 
 /// Computes one element of A·Bᵀ + C, rounded to odd.
@@ -403,6 +473,8 @@ pub struct Scales {
     blocks: usize,
     values: Vec<f64>,
     extents: Vec<Extent>,
+    /// Exponent of the smallest normal scale, which subnormal scales share.
+    least_exponent: i32,
 }
 
 impl Scales {
@@ -418,19 +490,35 @@ impl Scales {
         };
         let values: Vec<f64> = codes.iter().map(value).collect::<Option<_>>()?;
         let extents = values.chunks_exact(blocks).map(Extent::of).collect();
-        Some(Scales { rows, blocks, values, extents })
+        let least_exponent = match scale {
+            ScaleType::Ue4m3 => 1 - number::E4M3.bias(),
+            ScaleType::Ue8m0 => -127,
+        };
+        Some(Scales { rows, blocks, values, extents, least_exponent })
     }
 
     fn row(&self, row: usize) -> &[f64] {
         &self.values[row * self.blocks..][..self.blocks]
     }
+
+    /// Bounds that hold for all of these rows, with exponents as sums of scaled products count them.
+    fn widest(&self, rows: &[Extent]) -> Extent {
+        let widest = Extent::widest(rows);
+        Extent { top: widest.top.max(self.least_exponent + 1), finite: rows.iter().all(|row| row.finite), ..widest }
+    }
 }
 
-/// D = (A·scale_A)·(B·scale_B)ᵀ + D for the 4-bit kinds, rounded to f32. `d` is M × N, row by row.
+/// D = (A·scale_A)·(B·scale_B)ᵀ + D for the 4-bit kinds in f32, added by `adder` or, without it, exactly. `d` is M × N,
+/// row by row.
 ///
 /// # Panics
 /// If the shapes do not match.
-pub fn multiply_fours(a: &Fours, scale_a: &Scales, b: &Fours, scale_b: &Scales, d: &mut [f32]) {
+pub fn multiply_fours(
+    (a, scale_a): (&Fours, &Scales),
+    (b, scale_b): (&Fours, &Scales),
+    adder: Option<&Adder>,
+    d: &mut [f32],
+) {
     check_shapes((a.rows, a.k), (b.rows, b.k), d.len());
     assert_eq!((scale_a.rows, scale_b.rows), (a.rows, b.rows), "A and B must have scale factors for every row");
     assert_eq!(scale_a.blocks, scale_b.blocks, "A and B must have the same number of scale blocks");
@@ -443,12 +531,15 @@ pub fn multiply_fours(a: &Fours, scale_a: &Scales, b: &Fours, scale_b: &Scales, 
     let block_sum = Extent { top: (k / blocks * 144).ilog2() as i32 + 1, low: 0, finite: true };
     let widest_b = Extent::widest(&scale_b.extents);
     let exact = |row: &Extent| row.times(block_sum).sums_exactly(widest_b, blocks);
+    if let Some(adder) = adder {
+        return multiply_fours_cut((a, scale_a), (b, scale_b), adder, (vectors, &b_panels), d);
+    }
     if scale_a.extents.iter().all(exact) {
-        return fours(vectors, &b_panels, n, d);
+        return fours_nearest(vectors, &b_panels, n, d);
     }
     for (row, d) in d.chunks_exact_mut(n).enumerate() {
         if exact(&scale_a.extents[row]) {
-            fours(vectors.rows(row, 1), &b_panels, n, d);
+            fours_nearest(vectors.rows(row, 1), &b_panels, n, d);
         } else {
             let a_row = a.doubled[row * k..][..k].chunks_exact(k / blocks).zip(scale_a.row(row));
             for (column, d) in d.iter_mut().enumerate() {
@@ -461,6 +552,83 @@ pub fn multiply_fours(a: &Fours, scale_a: &Scales, b: &Fours, scale_b: &Scales, 
             }
         }
     }
+}
+
+/// [`multiply_fours`] with an adder. Where the scales and the accumulator are so close that no addend loses a bit, the
+/// sum is exact before it is rounded.
+fn multiply_fours_cut(
+    (a, scale_a): (&Fours, &Scales),
+    (b, scale_b): (&Fours, &Scales),
+    adder: &Adder,
+    (vectors, b_panels): (FoursA, &FoursB),
+    d: &mut [f32],
+) {
+    let n = b.rows.max(1);
+    let widest = |scales: &Scales, rows| scales.extents.chunks(rows).map(|rows| scales.widest(rows)).collect();
+    let (a_scales, b_scales): (Vec<Extent>, Vec<Extent>) = (widest(scale_a, 1), widest(scale_b, PANEL));
+    let finish = |row: usize, panel: usize, sums: &[f64; PANEL], d: &mut [f32]| {
+        let within = AccumulatorBounds::new(a_scales[row].times(b_scales[panel]), adder);
+        for (column, (d, sum)) in d.iter_mut().zip(sums).enumerate() {
+            let c = f64::from(*d);
+            *d = if within.contain(c) {
+                adder.round_normal(sum + c, SumFormat::F32)
+            } else {
+                let column = panel * PANEL + column;
+                let addends = block_sums((a, scale_a, row), (b, scale_b, column), adder.block);
+                canonical(adder.add(&addends, c, SumFormat::F32) as f32)
+            };
+        }
+    };
+    fours(vectors, b_panels, n, d, finish);
+}
+
+/// Bounds of an accumulator next to which no sum of a block loses a bit, and which loses none itself.
+struct AccumulatorBounds {
+    least: f64,
+    beyond: f64,
+}
+
+impl AccumulatorBounds {
+    /// `scales`: bounds of the products of two scales. Their `top` is 2 above the largest sum of exponents.
+    fn new(scales: Extent, adder: &Adder) -> Self {
+        // A sum of doubled products is an integer, times 1/4.
+        let last_bit = scales.low - 2;
+        let cut_at = scales.top - 2 - adder.kept;
+        let some = scales.finite && last_bit >= cut_at && cut_at >= -126 && scales.top <= 100;
+        let power = |exponent: i32| times_power(1.0, exponent);
+        if some {
+            AccumulatorBounds { least: power(cut_at + 23), beyond: power(last_bit + adder.kept + 1) }
+        } else {
+            AccumulatorBounds { least: f64::NAN, beyond: f64::NAN }
+        }
+    }
+
+    #[inline(always)]
+    fn contain(&self, c: f64) -> bool {
+        (c.abs() >= self.least || c == 0.0) & (c.abs() < self.beyond)
+    }
+}
+
+/// Sums of `block` adjacent products of a row of A and a row of B, times their scales.
+fn block_sums(
+    (a, scale_a, row): (&Fours, &Scales, usize),
+    (b, scale_b, column): (&Fours, &Scales, usize),
+    block: usize,
+) -> Vec<Addend> {
+    let (k, per_scale) = (a.k, a.k / scale_a.blocks);
+    let (a_row, b_row) = (&a.doubled[row * k..][..k], &b.doubled[column * k..][..k]);
+    let blocks = a_row.chunks(block).zip(b_row.chunks(block)).enumerate();
+    let sum = |(index, (a, b)): (usize, (&[i8], &[i8]))| {
+        let dot: i32 = a.iter().zip(b).map(|(&a, &b)| i32::from(a) * i32::from(b)).sum();
+        let at = index * block / per_scale;
+        let (a_scale, b_scale) = (scale_a.row(row)[at], scale_b.row(column)[at]);
+        Addend {
+            // The factor 1/4 cancels the doubling of the elements of A and B.
+            value: f64::from(dot) * 0.25 * a_scale * b_scale,
+            exponent: exponent(a_scale, scale_a.least_exponent) + exponent(b_scale, scale_b.least_exponent),
+        }
+    };
+    blocks.map(sum).collect()
 }
 
 /// A decoded integer operand.
@@ -558,14 +726,14 @@ mod tests {
             let mut d: Vec<f32> = words(&hex(c)).into_iter().map(f32::from_bits).collect();
             if kind.starts_with("fours") {
                 let (a, b) = (Fours::decode(M, k, &a), Fours::decode(N, k, &b));
-                multiply_fours(&a, &scales(M, scale_a), &b, &scales(N, scale_b), &mut d);
+                multiply_fours((&a, &scales(M, scale_a)), (&b, &scales(N, scale_b)), None, &mut d);
             } else {
                 let mut a = Floats::decode(element(a_name), packing, M, k, &a);
                 let mut b = Floats::decode(element(b_name), packing, N, k, &b);
                 if kind == "scaled_ue8m0" {
                     (a, b) = (a.scaled(&scales(M, scale_a)), b.scaled(&scales(N, scale_b)));
                 }
-                multiply_f32(&a, &b, &mut d);
+                multiply_f32(&a, &b, None, &mut d);
             }
             let ours: Vec<u32> = d.into_iter().map(f32::to_bits).collect();
             assert_eq!(ours, words(&hex(expected)), "{line}");
@@ -580,7 +748,7 @@ mod tests {
         let b: Vec<u8> = [0x3c00u16, 0x3c00, 0x0000, 0x3c00].iter().flat_map(|x| x.to_le_bytes()).collect();
         let decode = |bytes: &[u8]| Floats::decode(Element::F16, Packing::Dense, 2, 2, bytes);
         let mut d = [0.5; 4];
-        multiply_f32(&decode(&a), &decode(&b), &mut d);
+        multiply_f32(&decode(&a), &decode(&b), None, &mut d);
         assert_eq!(d[0], f32::INFINITY);
         assert_eq!(d[1].to_bits(), number::F32_NAN, "infinity times zero");
         assert_eq!(d[2..], [2.5, 1.5]);
@@ -591,7 +759,7 @@ mod tests {
         let fours = Fours::decode(1, 64, &[0x22; 32]);
         let scales = |code| Scales::decode(ScaleType::Ue4m3, 1, 4, &[0x38, code, 0x38, 0x38]);
         let mut d = [0.0];
-        multiply_fours(&fours, &scales(0x7f).unwrap(), &fours, &scales(0x38).unwrap(), &mut d);
+        multiply_fours((&fours, &scales(0x7f).unwrap()), (&fours, &scales(0x38).unwrap()), None, &mut d);
         assert_eq!(d[0].to_bits(), number::F32_NAN);
         assert!(scales(0xb8).is_none());
     }
@@ -604,10 +772,10 @@ mod tests {
             Floats::decode(Element::F16, Packing::Dense, 1, 2, &bytes)
         };
         let mut d = [0x6800];
-        multiply_f16(&row([0x3c00, 0x1000]), &row([0x3c00, 0x3c00]), &mut d);
+        multiply_f16(&row([0x3c00, 0x1000]), &row([0x3c00, 0x3c00]), None, &mut d);
         assert_eq!(d, [0x6801]);
         let mut d = [0x6800];
-        multiply_f16(&row([0x3c00, 0x0000]), &row([0x3c00, 0x3c00]), &mut d);
+        multiply_f16(&row([0x3c00, 0x0000]), &row([0x3c00, 0x3c00]), None, &mut d);
         assert_eq!(d, [0x6800]);
     }
 
@@ -631,8 +799,8 @@ mod tests {
         let fours = Fours::decode(1, 16, &[0x57; 8]);
         let scale = Scales::decode(ScaleType::Ue4m3, 1, 1, &[0x38]).unwrap();
         let (mut plus, mut minus) = ([0.0], [0.0]);
-        multiply_fours(&fours, &scale, &fours, &scale, &mut plus);
-        multiply_fours(&fours.clone().negated(), &scale, &fours, &scale, &mut minus);
+        multiply_fours((&fours, &scale), (&fours, &scale), None, &mut plus);
+        multiply_fours((&fours.clone().negated(), &scale), (&fours, &scale), None, &mut minus);
         assert_eq!((plus[0], minus[0]), (8.0 * (36.0 + 9.0), -8.0 * (36.0 + 9.0)));
     }
 
@@ -674,7 +842,7 @@ mod tests {
             let scales = |rows, codes| Scales::decode(ScaleType::Ue4m3, rows, 4, codes).unwrap();
             let (fours_a, fours_b) = (Fours::decode(1, 64, &a), Fours::decode(n, 64, b));
             let mut d = vec![c; n];
-            multiply_fours(&fours_a, &scales(1, a_codes), &fours_b, &scales(n, b_codes), &mut d);
+            multiply_fours((&fours_a, &scales(1, a_codes)), (&fours_b, &scales(n, b_codes)), None, &mut d);
             let values = |rows, bytes: &[u8], codes: &[u8]| {
                 let plain = Floats::decode(Element::E2m1, Packing::Dense, rows, 64, bytes);
                 let scale = |index: usize| decode_ue4m3(codes[index / 16]).unwrap();

@@ -5,14 +5,15 @@
 //! addresses. Every submodule names the PTX ISA sections that it implements.
 
 pub mod approx;
+mod cut;
 pub mod descriptor;
 pub mod exact;
-pub mod fp8;
 pub mod fragment;
 pub mod matmul;
 pub mod number;
 mod simd;
 pub mod sparse;
+pub mod sums;
 pub mod swizzle;
 pub mod tensor_map;
 pub mod tmem;

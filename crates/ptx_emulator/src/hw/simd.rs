@@ -58,32 +58,45 @@ impl<'a> FoursA<'a> {
     }
 }
 
-/// `d` += A·B for a range of rows of A and `n` columns of B, rounded to f32. Each element is Σ over blocks of (integer
-/// dot product · scale · scale).
-pub fn fours(a: FoursA, b: &FoursB, n: usize, d: &mut [f32]) {
+/// `d` += A·B for a range of rows of A and `n` columns of B, rounded to the nearest f32. Each element is Σ over blocks of
+/// (integer dot product · scale · scale).
+pub fn fours_nearest(a: FoursA, b: &FoursB, n: usize, d: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512dq") {
+        return fours(a, b, n, d, |_, _, sums, d| {
+            // SAFETY: both features were just detected.
+            unsafe { x86::accumulate_avx512(sums, d) }
+        });
+    }
+    fours(a, b, n, d, |_, _, sums, d| accumulate(sums, d));
+}
+
+/// Calls `finish` with every row of A, panel of B, the row's sums with the panel's columns, and its part of `d`.
+pub fn fours(a: FoursA, b: &FoursB, n: usize, d: &mut [f32], finish: impl Fn(usize, usize, &[f64; PANEL], &mut [f32])) {
     #[cfg(target_arch = "x86_64")]
     {
         if is_x86_feature_detected!("avx512vnni") && is_x86_feature_detected!("avx512dq") {
             // SAFETY: both features were just detected, and each implies avx512f.
-            return unsafe { x86::fours_avx512(a, b, n, d) };
+            return unsafe { x86::fours_avx512(a, b, n, d, finish) };
         }
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
             // SAFETY: both features were just detected.
-            return unsafe { x86::fours_avx2(a, b, n, d) };
+            return unsafe { x86::fours_avx2(a, b, n, d, finish) };
         }
     }
-    fours_tiles(a, b, n, d, |a, b| [fours_tile(a, b)], accumulate);
+    fours_tiles((a, 0), b, n, d, |a, b| [fours_tile(a, b)], finish);
 }
 
-/// Processes tiles of `R` rows and one panel. The number of rows must be a multiple of `R`.
+/// Processes tiles of `R` rows and one panel. The number of rows must be a multiple of `R`. `first` is the number of A's
+/// first row.
 #[inline(always)]
 fn fours_tiles<const R: usize>(
-    a: FoursA,
+    (a, first): (FoursA, usize),
     b: &FoursB,
     n: usize,
     d: &mut [f32],
     sums: impl Fn(FoursA, FoursPanel) -> [[f64; PANEL]; R],
-    accumulate: impl Fn(&[f64; PANEL], &mut [f32]),
+    finish: impl Fn(usize, usize, &[f64; PANEL], &mut [f32]),
 ) {
     let (quads, blocks) = (a.row_quads(), a.blocks);
     for (tile, d) in d.chunks_exact_mut(R * n).enumerate() {
@@ -93,7 +106,7 @@ fn fours_tiles<const R: usize>(
                 FoursPanel { quads: &b.quads[panel * quads..][..quads], scales: &b.scales[panel * blocks..][..blocks] };
             let columns = panel * PANEL..n.min((panel + 1) * PANEL);
             for (row, sums) in sums(rows, b).iter().enumerate() {
-                accumulate(sums, &mut d[row * n..][columns.clone()]);
+                finish(first + tile * R + row, panel, sums, &mut d[row * n..][columns.clone()]);
             }
         }
     }
@@ -179,7 +192,7 @@ mod x86 {
     /// is the sum rounded to odd. A second rounding, to f32, then gives the same result as a single rounding.
     #[target_feature(enable = "avx512f,avx512dq")]
     #[inline]
-    fn accumulate_avx512(sums: &[f64; PANEL], d: &mut [f32]) {
+    pub fn accumulate_avx512(sums: &[f64; PANEL], d: &mut [f32]) {
         let Ok(d): Result<&mut [f32; PANEL], _> = d.try_into() else { return accumulate(sums, d) };
         const DOWN: i32 = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
         const UP: i32 = _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC;
@@ -203,13 +216,18 @@ mod x86 {
     }
 
     #[target_feature(enable = "avx512f,avx512dq,avx512vnni")]
-    pub fn fours_avx512(a: FoursA, b: &FoursB, n: usize, d: &mut [f32]) {
+    pub fn fours_avx512(
+        a: FoursA,
+        b: &FoursB,
+        n: usize,
+        d: &mut [f32],
+        finish: impl Fn(usize, usize, &[f64; PANEL], &mut [f32]),
+    ) {
         let whole = d.len() / (ROWS_AVX512 * n) * ROWS_AVX512;
         let (tiles, rest) = d.split_at_mut(whole * n);
         let rows = rest.len() / n;
-        let finish = |sums: &_, d: &mut _| accumulate_avx512(sums, d);
-        fours_tiles(a.rows(0, whole), b, n, tiles, |a, b| fours_tile_avx512::<ROWS_AVX512>(a, b), finish);
-        fours_tiles(a.rows(whole, rows), b, n, rest, |a, b| fours_tile_avx512::<1>(a, b), finish);
+        fours_tiles((a.rows(0, whole), 0), b, n, tiles, |a, b| fours_tile_avx512::<ROWS_AVX512>(a, b), &finish);
+        fours_tiles((a.rows(whole, rows), whole), b, n, rest, |a, b| fours_tile_avx512::<1>(a, b), &finish);
     }
 
     #[target_feature(enable = "avx512f,avx512dq,avx512vnni")]
@@ -244,12 +262,18 @@ mod x86 {
     }
 
     #[target_feature(enable = "avx2,fma")]
-    pub fn fours_avx2(a: FoursA, b: &FoursB, n: usize, d: &mut [f32]) {
+    pub fn fours_avx2(
+        a: FoursA,
+        b: &FoursB,
+        n: usize,
+        d: &mut [f32],
+        finish: impl Fn(usize, usize, &[f64; PANEL], &mut [f32]),
+    ) {
         let whole = d.len() / (ROWS_AVX2 * n) * ROWS_AVX2;
         let (tiles, rest) = d.split_at_mut(whole * n);
         let rows = rest.len() / n;
-        fours_tiles(a.rows(0, whole), b, n, tiles, |a, b| fours_tile_avx2::<ROWS_AVX2>(a, b), accumulate);
-        fours_tiles(a.rows(whole, rows), b, n, rest, |a, b| fours_tile_avx2::<1>(a, b), accumulate);
+        fours_tiles((a.rows(0, whole), 0), b, n, tiles, |a, b| fours_tile_avx2::<ROWS_AVX2>(a, b), &finish);
+        fours_tiles((a.rows(whole, rows), whole), b, n, rest, |a, b| fours_tile_avx2::<1>(a, b), &finish);
     }
 
     #[target_feature(enable = "avx2,fma")]
@@ -366,7 +390,8 @@ mod tests {
                 scales: b_scales.as_chunks::<PANEL>().0.to_vec(),
             };
             let mut expected = c.clone();
-            fours_tiles(a, &b, PANEL + 3, &mut expected, |a, b| [fours_tile(a, b)], accumulate);
+            let finish = |_: usize, _: usize, sums: &[f64; PANEL], d: &mut [f32]| accumulate(sums, d);
+            fours_tiles((a, 0), &b, PANEL + 3, &mut expected, |a, b| [fours_tile(a, b)], finish);
             for run in variants() {
                 let mut d = c.clone();
                 run(a, &b, PANEL + 3, &mut d);
@@ -410,14 +435,14 @@ mod tests {
 
     type Rows = fn(FoursA, &FoursB, usize, &mut [f32]);
 
-    /// Every variant of [`fours`] that this machine can run.
+    /// Every variant of [`fours_nearest`] that this machine can run.
     fn variants() -> Vec<Rows> {
-        let mut variants: Vec<Rows> = vec![fours];
+        let mut variants: Vec<Rows> = vec![fours_nearest];
         #[cfg(target_arch = "x86_64")]
         {
             if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
                 // SAFETY: both features were just detected.
-                variants.push(|a, b, n, d| unsafe { x86::fours_avx2(a, b, n, d) });
+                variants.push(|a, b, n, d| unsafe { x86::fours_avx2(a, b, n, d, |_, _, sums, d| accumulate(sums, d)) });
             }
         }
         variants

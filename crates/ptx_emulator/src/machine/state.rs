@@ -21,8 +21,10 @@ use super::tensor_core::Pipes;
 use super::tensor_memory::{self, Tmem};
 use super::warp::Warp;
 use crate::config::fault::{FaultKind, Stop, Stopped};
-use crate::config::launch::{LaunchConfig, Level, Param};
+use crate::config::launch::{LaunchConfig, Level, Param, Sums};
 use crate::config::report::{BufferTraffic, Role};
+use crate::hw::descriptor::ScaleType;
+use crate::hw::sums::Adder;
 use crate::operand::Row;
 use crate::timing::core::Timed;
 use crate::timing::work::Work;
@@ -400,6 +402,20 @@ impl Machine<'_> {
     /// Whether products and other values without effect on control flow are computed.
     pub fn computes_values(&self) -> bool {
         self.timed.as_ref().is_none_or(|timed| timed.values)
+    }
+
+    /// Codes of scale factors as a GPU reads them. GPUs ignore the top bit of a ue4m3, which must be zero by the manual
+    /// (measured by MMA-Sim, arXiv 2511.10909). With the sanitizer, the bit stays, and is a fault.
+    pub fn scale_codes(&self, scale: ScaleType, mut codes: Vec<u8>) -> Vec<u8> {
+        if !self.sanitize && scale == ScaleType::Ue4m3 {
+            codes.iter_mut().for_each(|code| *code &= 0x7f);
+        }
+        codes
+    }
+
+    /// How products are added: as the GPU does, or exactly.
+    pub fn adder<'s>(&self, of_card: &'s Adder) -> Option<&'s Adder> {
+        (self.launch.config.sums == Sums::Card).then_some(of_card)
     }
 
     /// Writes shared memory for an asynchronous operation whose target has been checked.

@@ -9,6 +9,7 @@ use crate::decode::parsed::Parsed;
 use crate::exec::instruction::Instruction;
 use crate::hw::fragment::{self, Position};
 use crate::hw::matmul::Packing;
+use crate::hw::sums::{self, Kind};
 use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
 use crate::operand::{Dst, Row, Src};
@@ -63,7 +64,8 @@ impl Instruction for Mma {
         let saturate = i.has("satfinite");
         let negate = (false, false);
         let packing = if i.has("kind::f8f6f4") { Packing::Container } else { Packing::Dense };
-        let product = Product { sum, a: a_type, b: b_type, k, saturate, negate, of_warpgroup: false, packing };
+        let adder = i.adder(sums::Instruction::Mma, Kind::of(a_type), sparse.is_some());
+        let product = Product { sum, a: a_type, b: b_type, k, saturate, negate, adder, packing };
         Ok(Mma { product, element_bytes, sparse, d, a, b, c })
     }
 
@@ -75,13 +77,13 @@ impl Instruction for Mma {
             let there = if self.sparse.is_some() { multiply_adds / 2 } else { multiply_adds };
             timed.access = timing::Access::Matrix { multiply_adds: there * self.element_bytes as u64 / 2 };
         }
-        self.finish(w, mask)?;
+        self.finish(w, m, mask)?;
         Ok(Flow::Next)
     }
 }
 
 impl Mma {
-    fn finish(&self, w: &mut Warp, mask: u32) -> Stopped<()> {
+    fn finish(&self, w: &mut Warp, m: &Machine<'_>, mask: u32) -> Stopped<()> {
         let bytes = self.element_bytes;
         let (per_register, row_bytes) = (4 / bytes as u32, self.product.k * bytes);
         // The lanes hold 128 bytes per register of A: 8 bytes per row.
@@ -103,7 +105,7 @@ impl Mma {
             row as usize * N + column as usize
         };
         let mut rows: Vec<Row> = self.c.iter().map(|s| w.get(*s)).collect();
-        self.product.accumulate((M, &a), (N, &b), &mut rows, ELEMENTS, place);
+        self.product.accumulate((M, &a), (N, &b), m.adder(&self.product.adder), &mut rows, ELEMENTS, place);
         for (d, row) in self.d.iter().zip(&rows) {
             d.write(w, mask, row);
         }

@@ -3,8 +3,8 @@
 use crate::decode::error::{DecodeError, Result};
 use crate::decode::parsed::Parsed;
 use crate::hw::descriptor::Element;
-use crate::hw::fp8;
 use crate::hw::matmul::{Floats, Integers, Packing, multiply_f16, multiply_f32, multiply_i32};
+use crate::hw::sums::Adder;
 use crate::machine::warp::Warp;
 use crate::operand::{Row, Src};
 use crate::parser::ast::Operand;
@@ -75,24 +75,25 @@ pub struct Product {
     pub k: usize,
     pub saturate: bool,
     pub negate: (bool, bool),
-    /// `true` for `wgmma`, whose f32 sums of 8-bit floats are computed by [`fp8`].
-    pub of_warpgroup: bool,
+    /// How the GPU adds floating-point products.
+    pub adder: Adder,
     /// Layout of elements in rows.
     pub packing: Packing,
 }
 
 impl Product {
-    /// Computes the product with accumulators in registers. Each lane has `elements` elements. `place` maps a lane and
+    /// Computes the product with accumulators in registers, exactly without an adder. Each lane has `elements` elements. `place` maps a lane and
     /// an index to the element's position in D.
     pub fn accumulate(
         &self,
         (a_rows, a): (usize, &[u8]),
         (b_rows, b): (usize, &[u8]),
+        adder: Option<&Adder>,
         rows: &mut [Row],
         elements: usize,
         place: impl Fn(usize, usize) -> usize,
     ) {
-        let compute = |sums: &[u32]| self.compute((a_rows, a), (b_rows, b), sums);
+        let compute = |sums: &[u32]| self.compute((a_rows, a), (b_rows, b), adder, sums);
         Self::with_sums(self.sum, a_rows * b_rows, rows, elements, place, compute);
     }
 
@@ -119,7 +120,13 @@ impl Product {
         }
     }
 
-    fn compute(&self, (a_rows, a): (usize, &[u8]), (b_rows, b): (usize, &[u8]), d: &[u32]) -> Vec<u32> {
+    fn compute(
+        &self,
+        (a_rows, a): (usize, &[u8]),
+        (b_rows, b): (usize, &[u8]),
+        adder: Option<&Adder>,
+        d: &[u32],
+    ) -> Vec<u32> {
         let floats = |element, rows, bytes, negate| {
             let f = Floats::decode(element, self.packing, rows, self.k, bytes);
             if negate { f.negated() } else { f }
@@ -131,22 +138,14 @@ impl Product {
             multiply_i32(&a, &b, self.saturate, &mut d);
             return d.into_iter().map(|v| v as u32).collect();
         }
-        let mut sums: Vec<f32> = d.iter().map(|&v| f32::from_bits(v)).collect();
-        if self.of_warpgroup && self.sum == Sum::F32 && self.a.bits() == 8 {
-            let signed = |codes: &[u8], negate: bool| -> Vec<u8> {
-                codes.iter().map(|code| if negate { code ^ 0x80 } else { *code }).collect()
-            };
-            let (a, b) = (signed(a, self.negate.0), signed(b, self.negate.1));
-            fp8::multiply_f32((self.a, &a), (self.b, &b), self.k, &mut sums);
-            return sums.into_iter().map(f32::to_bits).collect();
-        }
         let (a, b) = (floats(self.a, a_rows, a, self.negate.0), floats(self.b, b_rows, b, self.negate.1));
         if self.sum == Sum::F16 {
             let mut d: Vec<u16> = d.iter().map(|&v| v as u16).collect();
-            multiply_f16(&a, &b, &mut d);
+            multiply_f16(&a, &b, adder, &mut d);
             return d.into_iter().map(u32::from).collect();
         }
-        multiply_f32(&a, &b, &mut sums);
+        let mut sums: Vec<f32> = d.iter().map(|&v| f32::from_bits(v)).collect();
+        multiply_f32(&a, &b, adder, &mut sums);
         sums.into_iter().map(f32::to_bits).collect()
     }
 }

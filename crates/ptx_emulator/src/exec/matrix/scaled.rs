@@ -35,6 +35,7 @@ use crate::exec::instruction::Instruction;
 use crate::hw::descriptor::{Element, ScaleType};
 use crate::hw::fragment::{self, Position};
 use crate::hw::matmul::{Floats, Fours, Packing, Scales, multiply_f32, multiply_fours};
+use crate::hw::sums::{self, Adder, Kind};
 use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
 use crate::operand::{Dst, Row, Src};
@@ -60,6 +61,7 @@ pub struct ScaledMma {
     c: Vec<Src>,
     scale_a: ScaleOperand,
     scale_b: ScaleOperand,
+    adder: Adder,
 }
 
 /// Scales of A or of B.
@@ -194,12 +196,15 @@ impl Instruction for ScaledMma {
         }
         let scale_a = ScaleOperand::decode(i, A, next, blocks)?;
         let scale_b = ScaleOperand::decode(i, B, next + 2, blocks)?;
-        Ok(ScaledMma { sparse, four_bit: bits == 4, a_type, b_type, k, scale_type, d, a, b, c, scale_a, scale_b })
+        let four_bit = bits == 4;
+        let kind = if four_bit { Kind::Four } else { Kind::Eight };
+        let adder = i.adder(sums::Instruction::ScaledMma, kind, sparse.is_some());
+        Ok(ScaledMma { sparse, four_bit, a_type, b_type, k, scale_type, d, a, b, c, scale_a, scale_b, adder })
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         let scales = |operand: &ScaleOperand| -> Stopped<Scales> {
-            let codes = operand.gather(w, m, mask)?;
+            let codes = m.scale_codes(self.scale_type, operand.gather(w, m, mask)?);
             Scales::decode(self.scale_type, operand.side.rows, operand.blocks, &codes).ok_or_else(|| {
                 let text = format!("a scale of {} has its top bit set; ue4m3 has no sign bit", operand.side.name);
                 Stop::new(FaultKind::InvalidOperand, text)
@@ -213,14 +218,20 @@ impl Instruction for ScaledMma {
             timed.access = timing::Access::Matrix { multiply_adds: (M * N * 16) as u64 };
         }
         if m.computes_values() {
-            self.finish(w, mask, scale_a, scale_b)?;
+            self.finish(w, m.adder(&self.adder), mask, (scale_a, scale_b))?;
         }
         Ok(Flow::Next)
     }
 }
 
 impl ScaledMma {
-    fn finish(&self, w: &mut Warp, mask: u32, scale_a: Scales, scale_b: Scales) -> Stopped<()> {
+    fn finish(
+        &self,
+        w: &mut Warp,
+        adder: Option<&Adder>,
+        mask: u32,
+        (scale_a, scale_b): (Scales, Scales),
+    ) -> Stopped<()> {
         /// Bytes per row of A: two 16-byte rows of `ldmatrix`.
         const ROW_BYTES: usize = 32;
         // A column of B has as many bytes as a row of A, or twice as many if A is sparse.
@@ -247,11 +258,11 @@ impl ScaledMma {
             let mut d: Vec<f32> = sums.iter().map(|&bits| f32::from_bits(bits)).collect();
             if self.four_bit {
                 let (a, b) = (Fours::decode(M, self.k, &a), Fours::decode(N, self.k, &b));
-                multiply_fours(&a, &scale_a, &b, &scale_b, &mut d);
+                multiply_fours((&a, &scale_a), (&b, &scale_b), adder, &mut d);
             } else {
                 let decode = |element, rows, bytes| Floats::decode(element, Packing::Container, rows, self.k, bytes);
                 let (a, b) = (decode(self.a_type, M, &a), decode(self.b_type, N, &b));
-                multiply_f32(&a.scaled(&scale_a), &b.scaled(&scale_b), &mut d);
+                multiply_f32(&a.scaled(&scale_a), &b.scaled(&scale_b), adder, &mut d);
             }
             d.into_iter().map(f32::to_bits).collect()
         });

@@ -15,6 +15,7 @@ use crate::decode::parsed::Parsed;
 use crate::exec::instruction::Instruction;
 use crate::hw::descriptor::Element;
 use crate::hw::matmul::Packing;
+use crate::hw::sums::{self, Kind};
 use crate::machine::address::Lane;
 use crate::machine::race::Mode;
 use crate::machine::state::Machine;
@@ -285,7 +286,7 @@ impl Instruction for Mma {
             k: sizes[2],
             saturate,
             negate: (false, false),
-            of_warpgroup: false,
+            adder: i.adder(sums::Instruction::Mma, Kind::of(a_type), false),
             packing: Packing::Dense,
         };
         Ok(Mma { product, sizes, fragments, d, a, b, c })
@@ -302,7 +303,8 @@ impl Instruction for Mma {
             let (row, column) = of_sum.place(lane, index);
             row * columns + column
         };
-        self.product.accumulate((rows, &a), (columns, &b), &mut sums, of_sum.elements(), place);
+        let adder = m.adder(&self.product.adder);
+        self.product.accumulate((rows, &a), (columns, &b), adder, &mut sums, of_sum.elements(), place);
         for (d, row) in self.d.iter().zip(&sums) {
             d.write(w, mask, row);
         }

@@ -20,10 +20,11 @@ use crate::hw::matmul::{
     Floats, Fours, Integers, Packing, Scales, multiply_f16, multiply_f32, multiply_fours, multiply_i32,
 };
 use crate::hw::sparse;
+use crate::hw::sums::{self, Adder, Family, Kind};
 use crate::hw::tmem::{Address as Cell, DataPath, LANES_PER_WARP, scale_byte};
 use crate::machine::race::{Agent, Mode};
 use crate::machine::state::{Effect, Machine};
-use crate::machine::tensor_core::Kind;
+use crate::machine::tensor_core::Kind as Operation;
 use crate::machine::warp::Warp;
 use crate::operand::{Address, PredicateSrc, Src, lanes};
 use crate::parser::ast::Operand;
@@ -124,7 +125,7 @@ impl Instruction for Mma {
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         for lane in lanes(mask) {
             let product = self.product(w, m, lane)?;
-            let turn = Turn::take(m, w, lane, Kind::Mma, Kind::ALL);
+            let turn = Turn::take(m, w, lane, Operation::Mma, Operation::ALL);
             product.track(m, w, turn.agent()).map_err(|stop| stop.lane(lane as u32))?;
             let desc = &product.desc;
             m.count_matrix_operation(w, &product.ctas, u64::from(desc.m) * u64::from(desc.n) * u64::from(desc.k));
@@ -399,7 +400,8 @@ impl Effect for Product {
             let a = self.dense_a(m, cta)?;
             let mut d = self.gather_d(m, cta)?;
             let scales = self.scales_a(m, cta)?.zip(self.scales_b(m, cta)?);
-            self.multiply(&a, &b, scales, &mut d);
+            let adder = self.adder();
+            self.multiply(&a, &b, scales, m.adder(&adder), &mut d);
             for (run, values) in self.runs().zip(d.chunks_exact(self.run_columns() as usize)) {
                 if disabled >> run.lane & 1 == 0 {
                     m.tmem_write_row(cta, run, values);
@@ -483,7 +485,7 @@ impl Product {
                 codes.push(word.to_le_bytes()[scale_byte(vector, self.desc.scale_a_id, block) as usize & 3]);
             }
         }
-        decode_scales(ty, rows, blocks, &codes).map(Some)
+        decode_scales(m, ty, (rows, blocks), codes).map(Some)
     }
 
     /// Scale factors of B. Each quarter of a CTA's lanes has a copy. The copies must agree.
@@ -504,7 +506,17 @@ impl Product {
             let bytes = word.unwrap_or_default().to_le_bytes();
             codes.extend((0..blocks).map(|block| bytes[byte(block)]));
         }
-        decode_scales(ty, n, blocks, &codes).map(Some)
+        decode_scales(m, ty, (n, blocks), codes).map(Some)
+    }
+
+    /// How the GPU adds the products.
+    fn adder(&self) -> Adder {
+        let kind = match self.desc.kind {
+            MmaKind::Mxf4 | MmaKind::Mxf4nvf4 => Kind::Four,
+            _ => Kind::of(self.desc.a),
+        };
+        let adder = Adder::of(Family::Blackwell, sums::Instruction::Tcgen05, kind);
+        if self.desc.sparse { adder.sparse() } else { adder }
     }
 
     /// D += A · B.
@@ -513,6 +525,7 @@ impl Product {
         (a, a_packing): &(Vec<u8>, Packing),
         b: &[u8],
         scales: Option<(Scales, Scales)>,
+        adder: Option<&Adder>,
         d: &mut Vec<u32>,
     ) {
         let desc = &self.desc;
@@ -530,10 +543,11 @@ impl Product {
                 let (a, b) = (Fours::decode(rows, k, a), Fours::decode(n, k, b));
                 let a = if desc.negate_a { a.negated() } else { a };
                 let b = if desc.negate_b { b.negated() } else { b };
-                multiply_fours(&a, &sa, &b, &sb, bytemuck::cast_slice_mut(d));
+                multiply_fours((&a, &sa), (&b, &sb), adder, bytemuck::cast_slice_mut(d));
             }
             (MmaKind::Mxf8f6f4, _, Some((sa, sb))) => {
-                multiply_f32(&floats_a().scaled(&sa), &floats_b().scaled(&sb), bytemuck::cast_slice_mut(d));
+                let (a, b) = (floats_a().scaled(&sa), floats_b().scaled(&sb));
+                multiply_f32(&a, &b, adder, bytemuck::cast_slice_mut(d));
             }
             (MmaKind::I8, _, _) => {
                 let a = Integers::decode(desc.a == Element::S8, rows, k, a);
@@ -542,16 +556,17 @@ impl Product {
             }
             (_, Accumulator::F16, _) => {
                 let mut halves: Vec<u16> = d.iter().map(|&v| v as u16).collect();
-                multiply_f16(&floats_a(), &floats_b(), &mut halves);
+                multiply_f16(&floats_a(), &floats_b(), adder, &mut halves);
                 *d = halves.into_iter().map(u32::from).collect();
             }
-            _ => multiply_f32(&floats_a(), &floats_b(), bytemuck::cast_slice_mut(d)),
+            _ => multiply_f32(&floats_a(), &floats_b(), adder, bytemuck::cast_slice_mut(d)),
         }
     }
 }
 
-fn decode_scales(ty: ScaleType, rows: u32, blocks: u32, codes: &[u8]) -> Stopped<Scales> {
-    Scales::decode(ty, rows as usize, blocks as usize, codes).ok_or_else(|| {
+fn decode_scales(m: &Machine<'_>, ty: ScaleType, (rows, blocks): (u32, u32), codes: Vec<u8>) -> Stopped<Scales> {
+    let codes = m.scale_codes(ty, codes);
+    Scales::decode(ty, rows as usize, blocks as usize, &codes).ok_or_else(|| {
         Stop::new(FaultKind::InvalidOperand, "a scale factor has its top bit set; ue4m3 has no sign bit")
     })
 }
