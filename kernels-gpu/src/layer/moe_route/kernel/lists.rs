@@ -79,8 +79,8 @@ pub(super) unsafe fn make(route: &Route) {
     let shared = Shared { experts: route.experts, warp_choices };
     let counts = shared.count(warp, 0);
     let lists = Lists::filled(u64::from(segment.choices), route.experts, route.row_multiple);
-    let list = |offset: u64| GlobalAddress::new(route.lists) + offset;
-    let (rows, places) = (list(lists.rows), list(lists.places));
+    let [rows, places] = [lists.rows, lists.places].map(|offset| GlobalAddress::new(route.lists) + offset);
+    let maker = Maker { route, shared, counts, lists, rows, places, blocks, block, thread, warp };
     let tokens = Tokens::new(segment.block_begin, route.top_k);
     let tile_reciprocal = Reciprocal::of(route.tile_tokens);
     let lane = opaque_b32(lane_id());
@@ -91,111 +91,235 @@ pub(super) unsafe fn make(route: &Route) {
         lane,
         below: opaque_b32((1 << lane) - 1),
     };
-    // SAFETY: every thread reaches every barrier. Before the first barrier, only one warp accesses its counts. From
-    // there to the barrier after the scan, only one thread accesses the counts of an expert. Totals are written after
-    // all CTAs have started, each by one thread, and read after a barrier of the cluster, after which nobody accesses
-    // another CTA's memory. Sorted choices overwrite the totals after two more barriers.
+    // SAFETY: every thread reaches every barrier, with the group of its warp and the counts of its expert. Before the
+    // first barrier, only one warp accesses its counts; from there to the barrier after `assign`, only one thread
+    // accesses the counts of an expert. `write_sorted` is two barriers after `count_rows`.
     unsafe {
-        let mut expert = lane;
-        while expert < route.experts {
-            st_shared_b32(counts + expert * NUMBER, 0);
-            expert += WARP_SIZE;
-        }
-        sync_warp(ALL_LANES);
-        if blocks > 1 {
-            if thread == 0 {
-                mbarrier_init(shared.barrier(), 1);
-                fence_mbarrier_init();
-                mbarrier_arrive_expect_tx(shared.barrier(), blocks * route.experts * NUMBER);
-            }
-            arrive_cluster_relaxed();
-        }
-        if route.map != 0 && thread * LINE_NUMBERS < route.named_experts {
-            prefetch_l1(GlobalAddress::new(route.map) + u64::from(thread * LINE_NUMBERS * NUMBER));
-        }
-        griddepcontrol_wait();
-        loop {
-            group.load(GlobalAddress::new(route.ids));
-            group.rank(route, counts);
-            if group.is_last() {
-                break;
-            }
-            group.keep(places);
-            group.first += Route::WARP_CHOICES;
-        }
+        maker.prepare(lane);
+        maker.rank(&mut group);
         thread::sync_threads();
-
-        let (is_expert, mut rows_here, mut rows_of_warps) = (thread < route.experts, 0, [0; Route::WARPS as usize]);
-        if is_expert {
-            for warp in 0..rows_of_warps.len() {
-                rows_of_warps[warp] = ld_shared_b32(shared.count(warp as u32, thread));
-            }
-            for warp in 0..rows_of_warps.len() {
-                rows_here += rows_of_warps[warp];
-            }
-        }
-        let (mut rows_before, mut rows_of_all) = (0, rows_here);
-        if blocks > 1 {
-            wait_cluster();
-            if is_expert {
-                for other in 0..blocks {
-                    let total = mapa(shared.total(block, thread), other);
-                    st_async_shared_cluster_b32(total, rows_here, shared.barrier().in_block(other));
-                }
-            }
-            mbarrier_wait_parity_cluster(shared.barrier(), 0);
-            if is_expert {
-                rows_of_all = 0;
-                for other in 0..blocks {
-                    let total = ld_shared_b32(shared.total(other, thread));
-                    rows_before += if other < block { total } else { 0 };
-                    rows_of_all += total;
-                }
-            }
-        }
-        let rows_filled = filled(rows_of_all, route.row_multiple);
-        // Warps without experts have nothing to add.
+        let counted = maker.count_rows();
+        // Warps with experts. The others have nothing to add.
         let expert_warps = route.experts.div_ceil(WARP_SIZE);
-        let mut in_warp = [0; SUMS];
-        if warp < expert_warps {
-            let tiles = tile_reciprocal.quotient(rows_filled + route.tile_tokens - 1);
-            in_warp = scan_warp([rows_here, rows_filled, tiles], shared, warp);
-        }
+        maker.assign(&counted, expert_warps, &tile_reciprocal);
         thread::sync_threads();
-        if warp < expert_warps {
-            let mut place = in_warp[0] - rows_here + sum_of_warps(shared.sums(0), warp);
-            let end = in_warp[1] + sum_of_warps(shared.sums(1), warp);
-            let begin = end - rows_filled;
-            if is_expert {
-                st_shared_b32(shared.shift(thread), (begin + rows_before).wrapping_sub(place));
-                for warp in 0..rows_of_warps.len() {
-                    st_shared_b32(shared.count(warp as u32, thread), place);
-                    place += rows_of_warps[warp];
-                }
-            }
-            if block == 0 {
-                let tiles_end = in_warp[2] + sum_of_warps(shared.sums(2), warp);
-                let number = |offset: u64, index: u32| list(offset) + u64::from(index * NUMBER);
-                st_global_b32_where(thread < Lists::TICKETS, number(lists.tickets, thread), 0);
-                st_global_b32_where(thread == 0, number(lists.firsts, 0), 0);
-                st_global_b32_where(thread == 0, number(lists.tile_firsts, 0), 0);
-                st_global_b32_where(is_expert, number(lists.firsts, thread + 1), end);
-                st_global_b32_where(is_expert, number(lists.tile_firsts, thread + 1), tiles_end);
-                for row in begin + rows_of_all..end {
-                    st_global_b32_where(true, number(lists.rows, row), NO_ROW);
-                }
-            }
-        }
-        thread::sync_threads();
-
         if segment.length <= Route::WARP_CHOICES {
-            group.place(counts, shared.shift(0), places, |choice, expert, place, _| {
+            maker.write_sorted(&group, &segment, expert_warps, &tokens);
+        } else {
+            maker.write_in_order(&mut group, &segment);
+        }
+    }
+}
+
+/// A thread of the first cluster, and what it needs in every step.
+struct Maker<'a> {
+    route: &'a Route,
+    shared: Shared,
+    /// Address of the warp's counts.
+    counts: SharedAddress,
+    lists: Lists,
+    /// Addresses of the list of rows and of the list of places.
+    rows: GlobalAddress,
+    places: GlobalAddress,
+    /// Number of CTAs of the cluster, and the index of this CTA.
+    blocks: u32,
+    block: u32,
+    /// Indices of this thread and of its warp in the CTA. A thread below the number of experts has the expert with its
+    /// index.
+    thread: u32,
+    warp: u32,
+}
+
+/// Numbers of rows of a thread's expert, or zeros if the thread has none.
+struct Counted {
+    is_expert: bool,
+    /// Rows of each warp of the CTA, and of all of them.
+    of_warps: [u32; Route::WARPS as usize],
+    here: u32,
+    /// Rows of the CTAs before this one, and of all CTAs.
+    before: u32,
+    all: u32,
+    /// Rows of all CTAs with padding.
+    filled: u32,
+}
+
+impl Maker<'_> {
+    /// Clears the counts of this warp, and announces the totals of all CTAs to the barrier of this one. Waits for the
+    /// previous grid.
+    ///
+    /// # Safety
+    /// All threads of the first cluster call this, in whole warps, before anything else. `lane` is the thread's lane.
+    #[inline(always)]
+    unsafe fn prepare(&self, lane: u32) {
+        let &Self { route, shared, counts, blocks, thread, .. } = self;
+        // SAFETY: the counts belong to the warp, and one thread initializes the barrier before the CTA arrives at the
+        // cluster's. The map has a number per named expert. All lanes are here.
+        unsafe {
+            let mut expert = lane;
+            while expert < route.experts {
+                st_shared_b32(counts + expert * NUMBER, 0);
+                expert += WARP_SIZE;
+            }
+            sync_warp(ALL_LANES);
+            if blocks > 1 {
+                if thread == 0 {
+                    mbarrier_init(shared.barrier(), 1);
+                    fence_mbarrier_init();
+                    mbarrier_arrive_expect_tx(shared.barrier(), blocks * route.experts * NUMBER);
+                }
+                arrive_cluster_relaxed();
+            }
+            if route.map != 0 && thread * LINE_NUMBERS < route.named_experts {
+                prefetch_l1(GlobalAddress::new(route.map) + u64::from(thread * LINE_NUMBERS * NUMBER));
+            }
+            griddepcontrol_wait();
+        }
+    }
+
+    /// Counts the choices of the warp's segment per expert, and gives each choice its rank. Ends with the last group in
+    /// shared memory, and the others in the list of places.
+    ///
+    /// # Safety
+    /// The whole warp calls this together with the first group of its segment, after [`Self::prepare`]. Until the next
+    /// barrier, nobody else accesses the warp's counts.
+    #[inline(always)]
+    unsafe fn rank(&self, group: &mut Group) {
+        // SAFETY: the previous grid has written the ids, one per choice, and each choice has a place in the list. No
+        // other warp has the segment.
+        unsafe {
+            loop {
+                group.load(GlobalAddress::new(self.route.ids));
+                group.rank(self.route, self.counts);
+                if group.is_last() {
+                    break;
+                }
+                group.keep(self.places);
+                group.first += Route::WARP_CHOICES;
+            }
+        }
+    }
+
+    /// Adds up the rows of the thread's expert.
+    ///
+    /// # Safety
+    /// All threads of the cluster call this, after [`Self::rank`] and a barrier.
+    #[inline(always)]
+    unsafe fn count_rows(&self) -> Counted {
+        let &Self { shared, blocks, block, thread, .. } = self;
+        let (is_expert, mut here, mut of_warps) = (thread < self.route.experts, 0, [0; Route::WARPS as usize]);
+        // SAFETY: all warps have counted, and the thread reads the counts of its expert. Totals are written after all
+        // CTAs have started, each by one thread, and read after a barrier of the cluster, after which nobody accesses
+        // another CTA's memory.
+        unsafe {
+            if is_expert {
+                for warp in 0..of_warps.len() {
+                    of_warps[warp] = ld_shared_b32(shared.count(warp as u32, thread));
+                }
+                for warp in 0..of_warps.len() {
+                    here += of_warps[warp];
+                }
+            }
+            let (mut before, mut all) = (0, here);
+            if blocks > 1 {
+                wait_cluster();
+                if is_expert {
+                    for other in 0..blocks {
+                        let total = mapa(shared.total(block, thread), other);
+                        st_async_shared_cluster_b32(total, here, shared.barrier().in_block(other));
+                    }
+                }
+                mbarrier_wait_parity_cluster(shared.barrier(), 0);
+                if is_expert {
+                    all = 0;
+                    for other in 0..blocks {
+                        let total = ld_shared_b32(shared.total(other, thread));
+                        before += if other < block { total } else { 0 };
+                        all += total;
+                    }
+                }
+            }
+            Counted { is_expert, of_warps, here, before, all, filled: filled(all, self.route.row_multiple) }
+        }
+    }
+
+    /// Assigns rows and tiles to experts: replaces the counts by first places, stores the shift of each expert, and
+    /// writes the lists of first rows and tiles.
+    ///
+    /// # Safety
+    /// All threads of the CTA call this, with the result of [`Self::count_rows`]. Until the next barrier, nobody else
+    /// accesses the counts and the shift of the thread's expert.
+    #[inline(always)]
+    unsafe fn assign(&self, counted: &Counted, expert_warps: u32, tile_reciprocal: &Reciprocal) {
+        let &Self { route, shared, thread, warp, .. } = self;
+        let mut in_warp = [0; SUMS];
+        // SAFETY: whole warps scan, and read the sums after a barrier that every thread reaches. The counts and the
+        // shift of an expert belong to its thread.
+        unsafe {
+            if warp < expert_warps {
+                let tiles = tile_reciprocal.quotient(counted.filled + route.tile_tokens - 1);
+                in_warp = scan_warp([counted.here, counted.filled, tiles], shared, warp);
+            }
+            thread::sync_threads();
+            if warp < expert_warps {
+                let mut place = in_warp[0] - counted.here + sum_of_warps(shared.sums(0), warp);
+                let end = in_warp[1] + sum_of_warps(shared.sums(1), warp);
+                let begin = end - counted.filled;
+                if counted.is_expert {
+                    st_shared_b32(shared.shift(thread), (begin + counted.before).wrapping_sub(place));
+                    for warp in 0..counted.of_warps.len() {
+                        st_shared_b32(shared.count(warp as u32, thread), place);
+                        place += counted.of_warps[warp];
+                    }
+                }
+                if self.block == 0 {
+                    let tiles_end = in_warp[2] + sum_of_warps(shared.sums(2), warp);
+                    self.write_experts(counted.is_expert, begin + counted.all, end, tiles_end);
+                }
+            }
+        }
+    }
+
+    /// Writes the numbers of the thread's expert to the lists: the ends of its rows and tiles, and [`NO_ROW`] from
+    /// `padding`, the end of its rows without padding. The first threads write the beginnings of the lists.
+    ///
+    /// # Safety
+    /// The lists are valid for these numbers, and only this CTA writes them. A thread without an expert has no padding.
+    #[inline(always)]
+    unsafe fn write_experts(&self, is_expert: bool, padding: u32, end: u32, tiles_end: u32) {
+        let &Self { ref lists, thread, .. } = self;
+        let list = |offset: u64| GlobalAddress::new(self.route.lists) + offset;
+        let number = |offset: u64, index: u32| list(offset) + u64::from(index * NUMBER);
+        // SAFETY: the lists have a number for each of these indices, and no other thread writes it.
+        unsafe {
+            st_global_b32_where(thread < Lists::TICKETS, number(lists.tickets, thread), 0);
+            st_global_b32_where(thread == 0, number(lists.firsts, 0), 0);
+            st_global_b32_where(thread == 0, number(lists.tile_firsts, 0), 0);
+            st_global_b32_where(is_expert, number(lists.firsts, thread + 1), end);
+            st_global_b32_where(is_expert, number(lists.tile_firsts, thread + 1), tiles_end);
+            for row in padding..end {
+                st_global_b32_where(true, number(lists.rows, row), NO_ROW);
+            }
+        }
+    }
+
+    /// Writes the rows of the CTA's choices by way of shared memory, sorted by expert.
+    ///
+    /// # Safety
+    /// All threads of the CTA call this with the only group of their segment, after [`Self::assign`] and a barrier. No
+    /// thread accesses the totals any more, whose memory the sorted choices overwrite.
+    #[inline(always)]
+    unsafe fn write_sorted(&self, group: &Group, segment: &Segment, expert_warps: u32, tokens: &Tokens) {
+        let &Self { shared, rows, .. } = self;
+        // SAFETY: the counts and shifts are complete. Each choice has its own place in shared memory, which is read
+        // after a barrier that every thread reaches, and its own row and place in the lists.
+        unsafe {
+            group.place(self.counts, shared.shift(0), self.places, |choice, expert, place, _| {
                 let of_block = group.first - segment.block_begin + choice;
                 st_shared_b32(shared.sorted(place), expert << CHOICE_BITS | of_block);
             });
             thread::sync_threads();
             let here = sum_of_warps(shared.sums(0), expert_warps);
-            let mut place = thread;
+            let mut place = self.thread;
             while place < here {
                 let choice = ld_shared_b32(shared.sorted(place));
                 let row = place.wrapping_add(ld_shared_b32(shared.shift(choice >> CHOICE_BITS)));
@@ -203,17 +327,29 @@ pub(super) unsafe fn make(route: &Route) {
                 st_global_b32_where(true, rows + u64::from(row) * u64::from(NUMBER), token);
                 place += Route::THREADS;
             }
-        } else {
+        }
+    }
+
+    /// Writes the rows of the segment's choices in their order, from the last group to the first one.
+    ///
+    /// # Safety
+    /// The whole warp calls this with the last group of its segment, after [`Self::assign`] and a barrier.
+    #[inline(always)]
+    unsafe fn write_in_order(&self, group: &mut Group, segment: &Segment) {
+        let &Self { route, shared, rows, .. } = self;
+        // SAFETY: the counts and shifts are complete, and each choice has its own row and place in the lists. The place
+        // of a choice of an earlier group contains what `keep` stored.
+        unsafe {
             loop {
                 let tokens = Tokens::new(group.first, route.top_k);
-                group.place(counts, shared.shift(0), places, |choice, _, _, row| {
+                group.place(self.counts, shared.shift(0), self.places, |choice, _, _, row| {
                     st_global_b32_where(true, rows + u64::from(row) * u64::from(NUMBER), tokens.of(choice));
                 });
                 if group.first <= segment.begin {
                     break;
                 }
                 group.first -= Route::WARP_CHOICES;
-                group.load(places);
+                group.load(self.places);
             }
         }
     }
