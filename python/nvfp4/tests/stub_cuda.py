@@ -1,11 +1,12 @@
 """Makes PyTorch importable without a GPU's libraries. PyPI's wheel for x86-64 is linked with CUDA's libraries, which are 4 GB more.
 
     pip install --no-deps torch
-    stub_cuda.py FOLDER
+    stub_cuda.py FOLDER [PACKAGE...]
     LD_LIBRARY_PATH=FOLDER python -c "import torch"
 
-The folder gets one library for each of NVIDIA's libraries that PyTorch is linked with. A stub library has the functions that PyTorch
-uses, and each function returns an error, as on a machine without a GPU. PyTorch's CPU code is unchanged. Needs readelf and a C compiler.
+The folder gets one library for each of NVIDIA's libraries that PyTorch is linked with, and those of other packages (`vllm`) if they are
+named. A stub library has the functions that the packages use, and each function returns an error, as on a machine without a GPU. PyTorch's
+CPU code is unchanged. Needs readelf and a C compiler.
 """
 
 import collections
@@ -15,8 +16,8 @@ import re
 import subprocess
 import sys
 
-NVIDIAS = re.compile(r"lib(cu|nccl|nvshmem)")
-ITS_FUNCTIONS = re.compile(r"(cu[a-zA-Z]|nccl|nvshmem)")
+NVIDIAS = re.compile(r"lib(cu|nccl|nvrtc|nvshmem)")
+ITS_FUNCTIONS = re.compile(r"(cu[a-zA-Z]|nccl|nvrtc|nvshmem)")
 
 
 def readelf(option, path):
@@ -26,7 +27,8 @@ def readelf(option, path):
 def main():
     folder = pathlib.Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    libraries = sorted((pathlib.Path(importlib.util.find_spec("torch").origin).parent / "lib").glob("*.so*"))
+    packages = [pathlib.Path(importlib.util.find_spec(name).origin).parent for name in ("torch", *sys.argv[2:])]
+    libraries = sorted(path for folder in (packages[0] / "lib", *packages[1:]) for path in folder.rglob("*.so*"))
     needed, wanted, defined = set(), collections.defaultdict(set), set()
     for path in libraries:
         needed |= {line.split("[")[1].rstrip("]") for line in readelf("-d", path) if "(NEEDED)" in line}

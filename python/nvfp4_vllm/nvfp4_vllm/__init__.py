@@ -1,26 +1,32 @@
-"""A plugin for vLLM 0.24.0: `nvfp4` computes NVFP4 mixture-of-experts and linear layers on Hopper GPUs.
+"""A plugin for vLLM: `nvfp4` computes NVFP4 mixture-of-experts and linear layers.
 
 vLLM calls :func:`register` in each of its processes. The function replaces three of vLLM's quantization configurations with
 subclasses. The subclasses give `nvfp4` the layers that it supports, and vLLM all other layers.
 """
 
-TESTED = "0.24.0"
-"""The version of vLLM whose classes this package subclasses."""
-
+from . import choices
 
 def register():
-    """Registers the configurations. vLLM calls it through the entry point `vllm.general_plugins`."""
-    import vllm
-    from vllm.logger import init_logger
+    """Registers the configurations. vLLM calls it through the entry point `vllm.general_plugins`.
 
-    if vllm.__version__.split("+")[0] != TESTED:
-        # Another version's classes may differ, and then the plugin could fail halfway.
-        init_logger("vllm.nvfp4").warning("nvfp4_vllm is for vLLM %s; this is %s, so the plugin is not used", TESTED, vllm.__version__)
-        return
-    from vllm.model_executor.layers.quantization import register_quantization_config
+    vLLM does not catch exceptions of a plugin. So this function raises none, except with `NVFP4_VLLM_REQUIRE=1`.
+    """
+    try:
+        from vllm.model_executor.layers.quantization import register_quantization_config
 
-    from . import configs
+        from . import configs, seams, selftest
 
-    register_quantization_config("modelopt_fp4")(configs.ModelOptNvfp4)
-    register_quantization_config("modelopt_mixed")(configs.ModelOptMixed)
-    register_quantization_config("compressed-tensors")(configs.CompressedTensors)
+        seams.check()
+        selftest.run_if_asked()
+        replaced = {
+            "modelopt_fp4": configs.ModelOptNvfp4,
+            "modelopt_mixed": configs.ModelOptMixed,
+            "compressed-tensors": configs.CompressedTensors,
+        }
+        for name, config in replaced.items():
+            register_quantization_config(name)(config)
+        engine, tested = choices.engine()
+        if not tested:
+            choices.note(f"nvfp4_vllm is used, but was not tested with {engine}: only with {choices.TESTED[0]} to {choices.TESTED[1]}")
+    except Exception as error:
+        choices.refuse_all(error, choices.engine())

@@ -11,47 +11,98 @@ from vllm.model_executor.layers.quantization.modelopt import (
     ModelOptNvFp4Config,
 )
 
-from . import linear
-from .methods import CompressedTensorsNvfp4MoE, ModelOptNvfp4MoE, serves
+from . import choices, linear, methods, seams
+from .choices import Left, Refused
 
 
-class ModelOptNvfp4(ModelOptNvFp4Config):
-    """`quant_method: modelopt`, `quant_algo: NVFP4` or `W4A16_NVFP4`."""
+class _Serving:
+    """Gives layers to `nvfp4`; the next base class is vLLM's configuration, and serves the others."""
 
-    def get_quant_method(self, layer, prefix):
-        if isinstance(layer, RoutedExperts) and not self.is_layer_excluded(prefix) and serves(layer, prefix):
-            return ModelOptNvfp4MoE(self, layer.moe_config)
-        return linear.instead_of(super().get_quant_method(layer, prefix), layer)
-
-
-class ModelOptMixed(ModelOptMixedPrecisionConfig):
-    """`quant_algo: MIXED_PRECISION`: some layers are NVFP4."""
+    failure = None
+    """Why no layer is given to `nvfp4`, after an error that nothing here expects."""
 
     def get_quant_method(self, layer, prefix):
-        if isinstance(layer, RoutedExperts) and not self.is_layer_excluded(prefix):
-            config = {"NVFP4": self.nvfp4_config, "W4A16_NVFP4": self.w4a16_nvfp4_config}.get(self._resolve_quant_algo(prefix))
-            if config is not None and serves(layer, prefix):
-                return ModelOptNvfp4MoE(config, layer.moe_config)
-        return linear.instead_of(super().get_quant_method(layer, prefix), layer)
+        method = None
+        try:
+            if _Serving.failure is None:
+                method = self.ours(layer, prefix)
+        except Left as reason:
+            choices.leave(prefix, reason)
+        except Refused:
+            raise
+        except Exception as error:
+            # Either this version of vLLM differs in a way that `seams.check` does not see, or vLLM raises it again below.
+            _Serving.failure = error
+            choices.refuse_all(error, choices.engine())
+        return super().get_quant_method(layer, prefix) if method is None else method
 
+    def ours(self, layer, prefix):
+        """Returns the method that computes an NVFP4 layer by `nvfp4`; `None` if the layer is not NVFP4.
 
-class CompressedTensors(CompressedTensorsConfig):
-    """`quant_method: compressed-tensors`, `format: nvfp4-pack-quantized`."""
+        :raises Left: if it is NVFP4, but `nvfp4` does not compute it.
+        """
+        if isinstance(layer, RoutedExperts):
+            return self.of_experts(layer, prefix)
+        with seams.kernels_left_open():
+            return self.of_linear(super().get_quant_method(layer, prefix), layer, prefix)
 
-    def get_quant_method(self, layer, prefix):
-        if isinstance(layer, RoutedExperts) and self._experts_are_nvfp4(layer, prefix) and serves(layer, prefix):
-            return CompressedTensorsNvfp4MoE(layer.moe_config)
-        method = super().get_quant_method(layer, prefix)
-        # Only unmodified classes are replaced: a subclass may transform the layer's numbers.
-        if type(method) is CompressedTensorsLinearMethod and type(layer.scheme) is CompressedTensorsW4A4Fp4 and linear.serves(layer):
-            layer.scheme = linear.CompressedTensorsNvfp4(layer.scheme.use_a16)
+    def of_linear(self, theirs, layer, prefix):
+        """Returns our method in place of vLLM's, `theirs`, for a linear layer of ModelOpt."""
+        quantization = seams.input_format(theirs)
+        if quantization is None:
+            return theirs
+        method = linear.Nvfp4Linear(theirs, linear.check(layer, quantization))
+        choices.serve("linear layers", prefix, method.tokens)
         return method
 
-    def _experts_are_nvfp4(self, layer, prefix):
-        """Whether all projections have one scheme with NVFP4 weights, and with NVFP4 or unquantized inputs."""
+
+class ModelOptNvfp4(_Serving, ModelOptNvFp4Config):
+    """`quant_method: modelopt`, `quant_algo: NVFP4` or `W4A16_NVFP4`."""
+
+    def of_experts(self, layer, prefix):
+        return None if self.is_layer_excluded(prefix) else _of_experts(self, layer, prefix)
+
+
+class ModelOptMixed(_Serving, ModelOptMixedPrecisionConfig):
+    """`quant_algo: MIXED_PRECISION`: some layers are NVFP4."""
+
+    def of_experts(self, layer, prefix):
+        if self.is_layer_excluded(prefix):
+            return None
+        config = {"NVFP4": self.nvfp4_config, "W4A16_NVFP4": self.w4a16_nvfp4_config}.get(self._resolve_quant_algo(prefix))
+        return None if config is None else _of_experts(config, layer, prefix)
+
+
+def _of_experts(config, layer, prefix):
+    """Returns our method for experts of ModelOpt."""
+    # Since 0.31 a user can choose how tokens are quantized.
+    if getattr(config, "moe_activation_override", None) is not None:
+        raise Left("the quantization of tokens is configured")
+    method = methods.ModelOptNvfp4MoE(config, layer.moe_config, methods.check(layer, prefix))
+    choices.serve("experts", prefix, method.tokens)
+    return method
+
+
+class CompressedTensors(_Serving, CompressedTensorsConfig):
+    """`quant_method: compressed-tensors`, `format: nvfp4-pack-quantized`."""
+
+    def of_experts(self, layer, prefix):
+        """Serves experts whose projections have one scheme with NVFP4 weights, and with NVFP4 or unquantized inputs."""
         self._add_fused_moe_to_target_scheme_map()
         schemes = [self.get_scheme_dict(layer, f"{prefix}.0.{name}_proj") for name in ("gate", "up", "down")]
-        if schemes[0] is None or any(scheme != schemes[0] for scheme in schemes):
-            return False
+        if schemes[0] is None or not self._is_nvfp4_format(schemes[0].get("weights")):
+            return None
         inputs = schemes[0].get("input_activations")
-        return self._is_nvfp4_format(schemes[0].get("weights")) and (inputs is None or self._is_nvfp4_format(inputs))
+        if any(scheme != schemes[0] for scheme in schemes) or not (inputs is None or self._is_nvfp4_format(inputs)):
+            raise Left("its projections have different schemes, or quantized inputs of another format")
+        method = methods.CompressedTensorsNvfp4MoE(layer.moe_config, methods.check(layer, prefix))
+        choices.serve("experts", prefix, method.tokens)
+        return method
+
+    def of_linear(self, theirs, layer, prefix):
+        # Only unmodified classes are replaced: a subclass may transform the layer's numbers.
+        if type(theirs) is CompressedTensorsLinearMethod and type(layer.scheme) is CompressedTensorsW4A4Fp4:
+            tokens = linear.check(layer, "w4a16" if layer.scheme.use_a16 else "w4a4")
+            layer.scheme = linear.Nvfp4Scheme(layer.scheme, tokens)
+            choices.serve("linear layers", prefix, tokens)
+        return theirs

@@ -8,12 +8,41 @@ from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeig
 from vllm.model_executor.layers.quantization.utils.quant_utils import kNvfp4Dynamic, kNvfp4Static
 from vllm.platforms import current_platform
 
+GPT_OSS = 1.702, 7.0
+"""The slope and the limit of `swigluoai`, constants of vLLM's kernels."""
+
+
+def activation_of(config):
+    """Returns `nvfp4`'s word for a layer's activation; `None` if it has none."""
+    limit, slope = config.swiglu_limit, config.swiglu_alpha
+    offset = config.swiglu_beta or 0.0
+    if config.activation == MoEActivation.SILU and slope in (None, 1.0) and offset == 0.0:
+        return "silu" if limit is None else f"silu-limit={limit}"
+    if config.activation == MoEActivation.SWIGLUOAI and slope in (None, GPT_OSS[0]) and limit in (None, GPT_OSS[1]):
+        return "gpt-oss={},{}".format(*GPT_OSS)
+    if config.activation == MoEActivation.SWIGLUOAI_UNINTERLEAVE and offset == 1.0 and limit is not None:
+        return f"gpt-oss={1.0 if slope is None else slope},{limit}"
+    if limit is not None:
+        return None
+    return {MoEActivation.GELU_TANH: "gelu-tanh", MoEActivation.RELU2_NO_MUL: "relu2"}.get(config.activation)
+
 
 class Nvfp4Experts(mk.FusedMoEExpertsModular):
     """Gate, up and down of all experts and the weighted sum of each token's rows, as one operator.
 
-    Tokens stay in 16 bits, with or without input scales in the checkpoint.
+    `w1` has the weights packed for 16-bit tokens, `w2` those for another token format. One of them is empty, unless the format depends on
+    the number of tokens.
     """
+
+    def configure(self, tokens, options):
+        """Completes a new object.
+
+        :param tokens: the layer's :class:`choices.Tokens`.
+        :param options: the arguments of `nvfp4.moe` that describe the weights packed for `tokens`.
+        """
+        self.tokens, self.options = tokens, options
+        # NVFP4's input scales and the format belong to one of the layouts.
+        self.plain_options = {key: value for key, value in options.items() if key not in ("token_format", "input_scales")}
 
     @staticmethod
     def activation_format():
@@ -21,11 +50,12 @@ class Nvfp4Experts(mk.FusedMoEExpertsModular):
 
     @staticmethod
     def _supports_current_device():
-        return current_platform.is_cuda() and current_platform.is_device_capability((9, 0))
+        # The oldest GPU with bf16. `nvfp4` itself decides whether its kernels may run on this one.
+        return current_platform.is_cuda() and current_platform.has_device_capability(80)
 
     @staticmethod
     def _supports_no_act_and_mul():
-        return False
+        return True
 
     @staticmethod
     def _supports_quant_scheme(weight_key, activation_key):
@@ -33,7 +63,8 @@ class Nvfp4Experts(mk.FusedMoEExpertsModular):
 
     @staticmethod
     def _supports_activation(activation):
-        return activation == MoEActivation.SILU
+        known = "SILU", "GELU_TANH", "SWIGLUOAI", "SWIGLUOAI_UNINTERLEAVE", "RELU2_NO_MUL"
+        return activation.name in known
 
     @staticmethod
     def _supports_parallel_config(moe_parallel_config):
@@ -56,19 +87,17 @@ class Nvfp4Experts(mk.FusedMoEExpertsModular):
     def moe_problem_size(self, a1, w1, w2, topk_ids):
         # `w1` is the packed layer, whose shape does not contain the sizes.
         config = self.moe_config
-        return (
-            config.num_local_experts,
-            a1.shape[0],
-            2 * config.intermediate_size_per_partition,
-            a1.shape[1],
-            topk_ids.shape[1],
-        )
+        rows = config.intermediate_size_per_partition * (2 if config.is_act_and_mul else 1)
+        return config.num_local_experts, a1.shape[0], rows, a1.shape[1], topk_ids.shape[1]
 
     def workspace_shapes(
         self, M, N, K, topk, global_num_experts, local_num_experts, expert_tokens_meta, activation
     ):
+        config = self.moe_config
         # `local_num_experts` is the first dimension of the packed weights.
-        needed = nvfp4.moe_workspace_bytes(M, topk, K, N // 2, self.moe_config.num_local_experts)
+        sizes = M, topk, K, config.intermediate_size_per_partition, config.num_local_experts, None
+        formats = {self.tokens.name, "16-bit"} if self.tokens.is_split else {self.tokens.name}
+        needed = max(nvfp4.moe_workspace_bytes(*sizes, name) for name in formats)
         # The output shares memory with the first workspace, so this kernel uses the second. Its first dimension must be M.
         return (M, 0), (M, -(-needed // (2 * M))), (M, K)
 
@@ -96,14 +125,16 @@ class Nvfp4Experts(mk.FusedMoEExpertsModular):
         if apply_router_weight_on_input:
             # vLLM has already multiplied the tokens by the weights.
             topk_weights = torch.ones_like(topk_weights)
+        is_plain = self.tokens.name == "16-bit" or hidden_states.shape[0] < self.tokens.from_tokens
         nvfp4.moe(
             hidden_states,
             topk_ids.to(torch.int32),
             topk_weights.to(torch.float32),
-            w1,
+            w1 if is_plain else w2,
             self.moe_config.num_local_experts,
             self.moe_config.intermediate_size_per_partition,
             expert_map=expert_map,
             out=output,
             workspace=workspace2.view(-1).view(torch.uint8),
+            **(self.plain_options if is_plain else self.options),
         )

@@ -8,124 +8,176 @@ from vllm.model_executor.layers.linear import (
     RowParallelLinear,
     register_weight_loader_v2_supported_method,
 )
-from vllm.model_executor.layers.quantization.compressed_tensors.schemes import CompressedTensorsW4A4Fp4
-from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4LinearMethod, ModelOptNvFp4W4A16LinearMethod
+from vllm.model_executor.layers.quantization.compressed_tensors.schemes import CompressedTensorsScheme
 from vllm.platforms import current_platform
 
+from . import cards, seams
+from .choices import Left, Refused, Tokens
 
-def serves(layer):
-    """Whether `nvfp4` computes a linear layer. `False` if the user has chosen another backend."""
-    if get_current_vllm_config().kernel_config.linear_backend != "auto":
-        return False
-    if not (current_platform.is_cuda() and current_platform.is_device_capability((9, 0))):
-        return False
+
+def check(layer, quantization):
+    """Checks that `nvfp4` computes a linear layer, and returns its :class:`Tokens`.
+
+    :param quantization: how vLLM would multiply tokens, `w4a16` or `w4a4`.
+    :raises Left: if it does not; the message is the reason.
+    """
+    config = get_current_vllm_config()
+    backend = seams.linear_backend(config.kernel_config, quantization)
+    if backend != "auto":
+        raise Left(f"the linear backend {backend} is configured for nvfp4_{quantization}")
+    if not (current_platform.is_cuda() and current_platform.has_device_capability(80)):
+        raise Left("the GPU is older than compute capability 8.0")
     # The output head does not have these attributes yet; its sizes are multiples of 64.
-    sizes = getattr(layer, "input_size", 0), getattr(layer, "output_size", 0)
+    for name in ("input_size", "output_size"):
+        if getattr(layer, name, 0) % nvfp4.BLOCK:
+            raise Left(f"{name} {getattr(layer, name)} is not a multiple of {nvfp4.BLOCK}")
     dtype = getattr(layer, "params_dtype", torch.bfloat16)
-    return dtype in (torch.bfloat16, torch.float16) and not any(size % nvfp4.BLOCK for size in sizes)
+    if dtype not in (torch.bfloat16, torch.float16):
+        raise Left(f"tokens of {dtype}")
+    tokens = Tokens("linear", config)
+    for token_format in {tokens.name, "16-bit"} if tokens.is_split else {tokens.name}:
+        cards.check_linear(dtype, token_format)
+    return tokens
 
 
-class _Kernel:
-    """The part of a kernel's interface that vLLM uses while it creates a layer."""
+# A call whose format depends on the number of tokens. `torch.compile` must not see the branch: it compiles for any number.
 
-    @staticmethod
-    def input_quant_key():
-        # Tokens are not quantized before the layer.
-        return None
+_library = torch.library.Library("nvfp4_vllm", "DEF")
+_library.define(
+    "linear_split(Tensor x, Tensor weights, Tensor weights_of_many, int out_features, int from_tokens, str token_format) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def _linear_split(x, weights, weights_of_many, out_features, from_tokens, token_format):
+    if x.numel() // x.shape[-1] < from_tokens:
+        return torch.ops.nvfp4.linear(x, weights, out_features)
+    return torch.ops.nvfp4.linear(x, weights_of_many, out_features, token_format=token_format)
+
+
+for _device in ("CPU", "CUDA"):
+    _library.impl("linear_split", _linear_split, _device)
+torch.library.register_fake(
+    "nvfp4_vllm::linear_split",
+    lambda x, weights, weights_of_many, out_features, from_tokens, token_format: x.new_empty((*x.shape[:-1], out_features)),
+    lib=_library,
+)
 
 
 class _Packed:
     """A layer that `nvfp4` packs. Each projection of a fused layer keeps its own global scale."""
 
+    # vLLM's cache of processed weights keeps the formats of its own kernels.
+    supports_pre_processed_weights = False
+
     def begin(self, layer, inputs, widths):
         """Checks a rank's sizes before the weights are created."""
         if wrong := [size for size in (*widths, inputs) if size % nvfp4.BLOCK]:
-            raise ValueError(
-                f"{getattr(layer, 'prefix', 'lm_head')}: tensor parallelism leaves {wrong[0]} rows or columns of a projection per rank,"
+            raise Refused(
+                f"{_name(layer)}: tensor parallelism leaves {wrong[0]} rows or columns of a projection per rank,"
                 f" which is not a multiple of {nvfp4.BLOCK}, and ranks cannot share a block; use fewer ranks"
             )
         self.dtype = getattr(layer, "params_dtype", torch.get_default_dtype())
 
-    def pack(self, layer, weight, scales, global_scales):
-        """Packs a loaded layer into `layer.weight`, and frees the loaded tensors."""
-        weight, scales, global_scales = (tensor.data for tensor in (weight, scales, global_scales))
+    def created(self, layer):
+        """Marks input scales, which a checkpoint may lack, as not loaded."""
+        for name, parameter in layer.named_parameters(recurse=False):
+            if name.startswith("input_"):
+                parameter.data.fill_(float("nan"))
+
+    def pack(self, layer, weight, scales, global_scales, input_scales):
+        """Packs a loaded layer into `layer.weight` (and `weight_of_many`, if the format depends on the number of tokens), and frees the
+        loaded tensors.
+
+        :param input_scales: the checkpoint's global scales of tokens, one per projection; `None` if the format has none.
+        """
+        if getattr(layer, "_retain_weight_for_gather", False):
+            raise Refused(f"{_name(layer)}: rows of this layer's weights are read one by one; start vLLM with --linear-backend marlin")
         bias = getattr(layer, "bias", None)
         # If outputs are summed over ranks, only one rank adds the bias.
         is_other_rank = isinstance(layer, RowParallelLinear) and layer.tp_rank > 0
         self.has_bias = bias is not None and not layer.skip_bias_add and not is_other_rank
-        packed = nvfp4.Linear(
-            nvfp4.Quantized(weight, scales, global_scales.float()),
-            bias.data if self.has_bias else None,
-            dtype=self.dtype,
-            rows=layer.logical_widths,
-        )
+        matrix, of_layer = nvfp4.Quantized(weight.data, scales.data, global_scales.data.float()), bias.data if self.has_bias else None
+
+        def packed(**options):
+            return nvfp4.Linear(matrix, of_layer, dtype=self.dtype, rows=layer.logical_widths, **options).weights
+
+        weights = {}
+        if self.tokens.is_split:
+            weights = {"weight": packed(), "weight_of_many": packed(token_format=self.tokens.name, input_scale=self._scale(input_scales))}
+        else:
+            weights = {"weight": packed(token_format=self.tokens.name, input_scale=self._scale(input_scales))}
         for name in [name for name, _ in layer.named_parameters(recurse=False) if name != "bias"]:
             delattr(layer, name)
-        layer.register_parameter("weight", torch.nn.Parameter(packed.weights, requires_grad=False))
+        for name, tensor in weights.items():
+            layer.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
+
+    def _scale(self, input_scales):
+        """Returns the checkpoint's scale of tokens for `nvfp4`; `None` if it has none, and then each token has its own."""
+        if self.tokens.name != "nvfp4" or input_scales is None or input_scales.data.isnan().any():
+            return None
+        return input_scales.data.float().max().item()
 
     def compute(self, layer, x, bias):
         if x.stride(-2) % 8:
             x = x.contiguous()  # the rows' addresses are not multiples of 16 bytes
-        out = torch.ops.nvfp4.linear(x, layer.weight, layer.output_size_per_partition)
+        tokens, rows = self.tokens, layer.output_size_per_partition
+        if tokens.is_split:
+            out = torch.ops.nvfp4_vllm.linear_split(x, layer.weight, layer.weight_of_many, rows, tokens.from_tokens, tokens.name)
+        elif tokens.name == "16-bit":
+            out = torch.ops.nvfp4.linear(x, layer.weight, rows)
+        else:
+            out = torch.ops.nvfp4.linear(x, layer.weight, rows, token_format=tokens.name)
         return out if bias is None or self.has_bias else out + bias
 
 
-class _ModelOpt(_Packed):
-    """A layer of a ModelOpt checkpoint."""
+def _name(layer):
+    return getattr(layer, "prefix", "lm_head")
 
-    def __init__(self, quant_config):
-        # Skips ModelOpt's constructor, which chooses among vLLM's kernels.
-        LinearMethodBase.__init__(self)
-        self.quant_config, self.kernel = quant_config, _Kernel()
+
+# vLLM has a list of method names whose parameters load themselves.
+@register_weight_loader_v2_supported_method
+class Nvfp4Linear(_Packed, LinearMethodBase):
+    """A layer of a ModelOpt checkpoint. `theirs` is vLLM's method, which creates the parameters and does nothing else."""
+
+    def __init__(self, theirs, tokens):
+        self.theirs, self.tokens = theirs, tokens
 
     def create_weights(self, layer, input_size_per_partition, output_partition_sizes, *others, **named):
         self.begin(layer, input_size_per_partition, output_partition_sizes)
-        super().create_weights(layer, input_size_per_partition, output_partition_sizes, *others, **named)
+        with seams.kernels_left_open():
+            self.theirs.kernel = seams.OpenKernel()
+            self.theirs.create_weights(layer, input_size_per_partition, output_partition_sizes, *others, **named)
+        self.created(layer)
 
     def process_weights_after_loading(self, layer):
-        self.pack(layer, layer.weight, layer.weight_scale, layer.weight_scale_2)
+        self.pack(layer, layer.weight, layer.weight_scale, layer.weight_scale_2, getattr(layer, "input_scale", None))
 
     def apply(self, layer, x, bias=None):
         return self.compute(layer, x, bias)
 
 
-# vLLM has a list of method names whose parameters load themselves.
-@register_weight_loader_v2_supported_method
-class ModelOptNvfp4Linear(_ModelOpt, ModelOptNvFp4LinearMethod):
-    """`quant_algo: NVFP4`."""
+class Nvfp4Scheme(_Packed, CompressedTensorsScheme):
+    """The scheme of a compressed-tensors layer, `format: nvfp4-pack-quantized`. `theirs` is vLLM's scheme, which creates the parameters."""
 
+    def __init__(self, theirs, tokens):
+        self.theirs, self.tokens = theirs, tokens
 
-@register_weight_loader_v2_supported_method
-class ModelOptNvfp4W4A16Linear(_ModelOpt, ModelOptNvFp4W4A16LinearMethod):
-    """`quant_algo: W4A16_NVFP4`."""
-
-
-class CompressedTensorsNvfp4(_Packed, CompressedTensorsW4A4Fp4):
-    """The scheme of a compressed-tensors layer, `format: nvfp4-pack-quantized`."""
-
-    def __init__(self, use_a16):
-        # Skips CompressedTensorsW4A4Fp4's constructor, which chooses among vLLM's kernels.
-        self.use_a16, self.group_size, self.kernel = use_a16, nvfp4.BLOCK, _Kernel()
+    @classmethod
+    def get_min_capability(cls):
+        return 80
 
     def create_weights(self, layer, output_partition_sizes, input_size_per_partition, *others, **named):
         self.begin(layer, input_size_per_partition, output_partition_sizes)
-        super().create_weights(layer, output_partition_sizes, input_size_per_partition, *others, **named)
+        self.theirs.create_weights(layer, output_partition_sizes, input_size_per_partition, *others, **named)
+        self.created(layer)
 
     def process_weights_after_loading(self, layer):
         # The format stores divisors.
-        self.pack(layer, layer.weight_packed, layer.weight_scale, 1.0 / layer.weight_global_scale)
+        scales = getattr(layer, "input_global_scale", None)
+        self.pack(
+            layer, layer.weight_packed, layer.weight_scale, 1.0 / layer.weight_global_scale.data, None if scales is None else 1.0 / scales.data
+        )
 
     def apply_weights(self, layer, x, bias=None):
         return self.compute(layer, x, bias)
-
-
-OURS = {
-    ModelOptNvFp4LinearMethod: ModelOptNvfp4Linear,
-    ModelOptNvFp4W4A16LinearMethod: ModelOptNvfp4W4A16Linear,
-}
-
-
-def instead_of(method, layer):
-    """Returns our method for a ModelOpt layer that vLLM computes in NVFP4 and `nvfp4` supports, else `method`."""
-    ours = OURS.get(type(method))
-    return ours(method.quant_config) if ours is not None and serves(layer) else method

@@ -1,0 +1,80 @@
+"""Whether `nvfp4` may run on this process's GPU: tiny layers are computed there once, before the first layer of their kind is created.
+
+`nvfp4` uses a kernel that has only run in an emulator after its self-test has passed on the GPU, and says so in the error that it raises.
+"""
+
+import functools
+
+import nvfp4
+import torch
+from vllm.platforms import current_platform
+
+from . import choices
+from .choices import Left
+
+SIZE = 64
+"""The sizes of the tiny layers."""
+
+
+def check_moe(dtype, activation, biased, token_format):
+    """:raises Left: if `nvfp4` does not compute such experts on this GPU."""
+    _check("experts", _moe, dtype, activation, biased, token_format)
+
+
+def check_linear(dtype, token_format):
+    """:raises Left: if `nvfp4` does not compute such linear layers on this GPU."""
+    _check("linear layers", _linear, dtype, token_format)
+
+
+def _check(what, compute, *kind):
+    device = torch.get_default_device()
+    if device.type not in ("cpu", "cuda"):  # a model that is first built without memory
+        device = torch.device("cuda")
+    reason = _tried(compute, device, *kind)
+    if reason is not None:
+        raise Left(f"{what} on {current_platform.get_device_name()}: {reason}; `nvfp4 selftest` (or NVFP4_VLLM_SELFTEST=1) tests a GPU's kernels")
+    _tell(what)
+
+
+@functools.cache
+def _tried(compute, device, *kind):
+    """Returns why a tiny layer cannot be computed; `None` if it can."""
+    try:
+        compute(device, *kind)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+    except (nvfp4.Error, ValueError) as error:
+        return str(error)
+    return None
+
+
+@functools.cache
+def _tell(what):
+    capability = current_platform.get_device_capability()
+    if capability is None or (capability.major, capability.minor) == (9, 0):
+        return
+    choices.note(
+        f"nvfp4's kernels for {what} ran on Hopper GPUs and, for {current_platform.get_device_name()}, in an emulator only; on this GPU only"
+        " its self-test or its portable kernels vouch for them"
+    )
+
+
+def _quantized(device, *shape):
+    values = torch.zeros(*shape[:-1], shape[-1] // 2, dtype=torch.uint8, device=device)
+    scales = torch.ones(*shape[:-1], shape[-1] // nvfp4.BLOCK, dtype=torch.float32, device=device).to(torch.float8_e4m3fn)
+    return nvfp4.Quantized(values, scales, torch.ones(shape[:-2], dtype=torch.float32, device=device))
+
+
+def _moe(device, dtype, activation, biased, token_format):
+    matrix = _quantized(device, 1, SIZE, SIZE)
+    gate = None if activation == "relu2" else matrix
+    bias = torch.zeros(1, SIZE, dtype=dtype, device=device)
+    biases = (bias if gate else None, bias, bias) if biased else None
+    layer = nvfp4.Moe(gate, matrix, matrix, dtype=dtype, activation=activation, biases=biases, token_format=token_format)
+    ids = torch.zeros(1, 1, dtype=torch.int32, device=device)
+    layer(torch.zeros(1, SIZE, dtype=dtype, device=device), ids, torch.ones(1, 1, dtype=torch.float32, device=device))
+
+
+def _linear(device, dtype, token_format):
+    layer = nvfp4.Linear(_quantized(device, SIZE, SIZE), dtype=dtype, token_format=token_format)
+    layer(torch.zeros(1, SIZE, dtype=dtype, device=device))
