@@ -1,6 +1,7 @@
 //! Which tokens each expert of a layer has: the lists that a device makes, made on the host.
 
-pub use kernels_gpu::lists::NO_ROW;
+/// In [`Rows::places`]: the choice has no row.
+pub const NO_ROW: u32 = u32::MAX;
 
 /// The rows of a step: a token for each expert of the layer that it names. Rows are sorted by expert, and those of one expert are
 /// in the order of their choices.

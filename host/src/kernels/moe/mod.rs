@@ -34,8 +34,11 @@ mod tokens;
 mod weights;
 mod workspace;
 
+use kernels_gpu::lists;
+
 use super::group::Address;
-use crate::moe::MoeSizes;
+use crate::moe::{MoeSizes, NO_ROW};
+use crate::problem::{MAX_EXPERTS, MAX_TOP_K};
 
 pub use arguments::MoeArguments;
 pub(crate) use chain::launches;
@@ -47,6 +50,12 @@ pub(crate) use tokens::{Nvfp4Rows, SortedRows};
 pub use weights::weight_bytes;
 pub(crate) use weights::{PROJECTIONS, PackedWeights, Packing, operand_type, packing};
 pub(crate) use workspace::Workspace;
+
+const _: () = {
+    assert!(MAX_EXPERTS <= lists::MAX_EXPERTS as usize, "the lists have room for all experts of a layer");
+    assert!(MAX_TOP_K <= lists::MAX_TOP_K as usize, "the kernels count all experts of a token");
+    assert!(NO_ROW == lists::NO_ROW, "the device's lists have the number of the layer's rows");
+};
 
 /// Experts of equal sizes in device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
