@@ -25,9 +25,9 @@ use rayon::prelude::*;
 use super::oracle::{Expected, Operand, projected, weighted_token};
 use super::{MoeOutput, MoeStep, MoeWeights, Stages};
 use crate::format::{BLOCK, Matrix, e2m1, e4m3};
-use crate::fp4;
-use crate::fp8::{Factors, QuantizedRows};
+use crate::fp8::Factors;
 use crate::problem::{TokenDtype, TokenFormat};
+use crate::quantized::QuantizedRows;
 
 /// What is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -528,12 +528,9 @@ impl<'a> Checker<'a> {
 
     /// What a token becomes, or the intermediate, for an expert; for the shared one if there is none.
     fn reference(&self, bits: &[u16], expert: Option<usize>, is_intermediate: bool) -> QuantizedRows {
-        if self.step.sizes().token_format == TokenFormat::Fp8 {
-            return QuantizedRows::of(self.dtype, bits, bits.len());
-        }
         let scales = self.weights.input_scales(expert.unwrap_or(self.weights.experts().len()));
         let scale = scales.map(|scales| if is_intermediate { scales.down } else { scales.gate_up });
-        fp4::quantize(self.dtype, bits, bits.len(), scale)
+        QuantizedRows::of(self.step.sizes().token_format, self.dtype, bits, bits.len(), scale)
     }
 
     /// All rows in e4m3 or NVFP4.

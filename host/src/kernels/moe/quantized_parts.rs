@@ -10,8 +10,8 @@ use super::tokens::{Nvfp4Rows, SortedRows, Tokens};
 use super::workspace::{PlacedLists, RowMemory};
 use crate::error::Error;
 use crate::format::BLOCK;
-use crate::fp8::QuantizedRows;
 use crate::kernels::layer::moe_quantize::code_places;
+use crate::quantized::QuantizedRows;
 
 /// Quantized rows as they lie in the workspace.
 pub(super) enum RowParts {
