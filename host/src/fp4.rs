@@ -18,7 +18,6 @@
 
 use crate::error::Error;
 use crate::format::{BLOCK, FIXED_POINT_BITS, Matrix, e2m1, e4m3};
-use crate::fp8::QuantizedRows;
 use crate::problem::TokenDtype;
 
 /// Ratio of the largest number to its global scale.
@@ -113,18 +112,6 @@ pub fn sum(a: &Factors, b: &Factors) -> f32 {
 pub fn scaled(sum: f32, token_global: f32, global: f32, bias: Option<f32>) -> f32 {
     // Adding -0 changes no number.
     (token_global * global).mul_add(sum, bias.unwrap_or(-0.0))
-}
-
-/// Quantizes rows of K numbers of a token type, with an input scale or with one global scale per row.
-///
-/// # Panics
-/// Panics if K is 0.
-pub fn quantize(dtype: TokenDtype, bits: &[u16], k: usize, input_scale: Option<f32>) -> QuantizedRows {
-    let (mut codes, mut block_scales) = (vec![0; bits.len()], vec![0; bits.len() / BLOCK]);
-    let parts = codes.chunks_exact_mut(k).zip(block_scales.chunks_exact_mut(k / BLOCK));
-    let rows = bits.chunks_exact(k).zip(parts);
-    let scales = rows.map(|(bits, (codes, scales))| quantize_token(dtype, bits, input_scale, codes, scales)).collect();
-    QuantizedRows { codes, block_scales, scales }
 }
 
 /// Writes a token's e2m1 codes, one per byte, and the e4m3 scales of its blocks; returns its global scale. The global

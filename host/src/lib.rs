@@ -60,6 +60,7 @@ mod output;
 pub mod plan;
 pub mod problem;
 pub mod quantize;
+pub mod quantized;
 pub mod router;
 #[cfg(feature = "cuda")]
 pub mod selftest;

@@ -13,6 +13,12 @@ use crate::format::{BLOCK, Matrix, e2m1, e4m3};
 /// Maximum K for which exact dot products fit 64-bit integers: 2²⁰ products below 2⁴³.
 pub const MAX_K: usize = 1 << 20;
 
+/// Maximum number of experts of an MoE layer, and of experts that a router chooses from.
+pub const MAX_EXPERTS: usize = 512;
+
+/// Maximum number of experts per token.
+pub const MAX_TOP_K: usize = 32;
+
 /// N must be a multiple of this number.
 pub const N_ALIGNMENT: usize = 8;
 

@@ -3,11 +3,11 @@
 
 use anyhow::Context;
 use nvfp4::format::{BLOCK, Matrix, e2m1, e4m3};
-use nvfp4::fp4;
-use nvfp4::fp8::{self, FOLD, Factors, QuantizedRows, folded_row};
+use nvfp4::fp8::{self, FOLD, Factors, folded_row};
 use nvfp4::moe::oracle::product;
-use nvfp4::problem::TokenDtype;
+use nvfp4::problem::{TokenDtype, TokenFormat};
 use nvfp4::quantize::{global_scale, quantize, quantize_with};
+use nvfp4::quantized::QuantizedRows;
 use rand::SeedableRng;
 use rand_distr::{Distribution, StandardNormal, StudentT};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -233,7 +233,7 @@ impl Tokens {
             }
             Self::Fp8 => {
                 let bits: Vec<u16> = rows.iter().flatten().map(|&number| DTYPE.round(number)).collect();
-                let codes = QuantizedRows::of(DTYPE, &bits, k);
+                let codes = QuantizedRows::of(TokenFormat::Fp8, DTYPE, &bits, k, None);
                 let row = |(codes, &scale): (&[u8], &f32)| {
                     codes.iter().map(|&code| f64::from(e4m3::decode(code)) * f64::from(scale)).collect()
                 };
@@ -245,7 +245,8 @@ impl Tokens {
                 let largest = rows.iter().flatten().fold(0.0f64, |largest, number| largest.max(number.abs()));
                 let input_scale = (largest as f32) / (e2m1::MAX * e4m3::MAX);
                 let input_scale = matches!(self, Self::Nvfp4).then_some(input_scale);
-                let QuantizedRows { codes, block_scales, scales } = fp4::quantize(DTYPE, &bits, k, input_scale);
+                let QuantizedRows { codes, block_scales, scales } =
+                    QuantizedRows::of(TokenFormat::Nvfp4, DTYPE, &bits, k, input_scale);
                 let number = |(index, &code): (usize, &u8)| {
                     let block = f64::from(e4m3::decode(block_scales[index / BLOCK]));
                     f64::from(e2m1::decode(code)) * block * f64::from(scales[index / k])

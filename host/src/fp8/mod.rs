@@ -19,7 +19,7 @@ mod tokens;
 mod weights;
 
 pub use sums::{Factors, STEP, position, sum};
-pub use tokens::{MAGNITUDE_FLOOR, QuantizedRows, quantize_token};
+pub use tokens::{MAGNITUDE_FLOOR, quantize_token};
 pub use weights::{FOLD, fold, folded_row};
 
 /// Scales a [`sum`] by the token's scale and the weights' global scale, and adds the bias if there is one. The factor

@@ -1,70 +1,11 @@
 //! Quantizes 16-bit tokens to e4m3 codes with a scale.
 
-use crate::format::{BLOCK, e4m3};
-use crate::problem::{TokenDtype, TokenFormat};
+use crate::format::e4m3;
+use crate::problem::TokenDtype;
 
 /// Tokens with smaller magnitudes get the scale of this magnitude, 2⁻¹²⁶, so that a scale and its inverse are normal
 /// numbers.
 pub const MAGNITUDE_FLOOR: f32 = e4m3::MAX * f32::MIN_POSITIVE;
-
-/// Invalid as an e2m1 code, and a NaN that no device computes.
-const POISON: u8 = 0xFF;
-
-/// Rows of e4m3 or e2m1 codes with scales. Equality compares bits.
-#[derive(Clone, Debug, Default)]
-pub struct QuantizedRows {
-    /// Codes `[rows, K]`, one per byte, columns in their natural order.
-    pub codes: Vec<u8>,
-    /// E4M3 block scales of NVFP4, `[rows, K / 16]`; empty for FP8.
-    pub block_scales: Vec<u8>,
-    /// Scale per row, `[rows]`.
-    pub scales: Vec<f32>,
-}
-
-impl PartialEq for QuantizedRows {
-    fn eq(&self, other: &Self) -> bool {
-        let bits = |scales: &[f32]| -> Vec<u32> { scales.iter().map(|scale| scale.to_bits()).collect() };
-        (&self.codes, &self.block_scales, bits(&self.scales))
-            == (&other.codes, &other.block_scales, bits(&other.scales))
-    }
-}
-
-impl Eq for QuantizedRows {}
-
-impl QuantizedRows {
-    /// Returns rows of NaN.
-    pub fn poisoned(format: TokenFormat, rows: usize, k: usize) -> Self {
-        let block_scales = if format == TokenFormat::Nvfp4 { rows * k / BLOCK } else { 0 };
-        Self { codes: vec![POISON; rows * k], block_scales: vec![POISON; block_scales], scales: vec![f32::NAN; rows] }
-    }
-
-    /// Fills all rows with NaN, so that elements that a device does not write are found.
-    pub fn poison(&mut self) {
-        self.codes.fill(POISON);
-        self.block_scales.fill(POISON);
-        self.scales.fill(f32::NAN);
-    }
-
-    /// Appends rows.
-    pub fn append(&mut self, mut rows: Self) {
-        self.codes.append(&mut rows.codes);
-        self.block_scales.append(&mut rows.block_scales);
-        self.scales.append(&mut rows.scales);
-    }
-
-    /// Quantizes rows of K numbers of a token type to FP8.
-    ///
-    /// # Panics
-    /// Panics if K is 0.
-    pub fn of(dtype: TokenDtype, bits: &[u16], k: usize) -> Self {
-        let scales = Vec::with_capacity(bits.len() / k);
-        let mut quantized = Self { codes: vec![0; bits.len()], block_scales: Vec::new(), scales };
-        for (bits, codes) in bits.chunks_exact(k).zip(quantized.codes.chunks_exact_mut(k)) {
-            quantized.scales.push(quantize_token(dtype, bits, codes));
-        }
-        quantized
-    }
-}
 
 /// Writes a token's codes and returns its scale: its largest magnitude (at least [`MAGNITUDE_FLOOR`]) / 448 in f32. A
 /// code is the f32 product of the number and the inverse of the scale, rounded to e4m3, ties to even, saturated to

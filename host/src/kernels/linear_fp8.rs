@@ -23,10 +23,8 @@ use crate::linear::LinearSizes;
 /// Kernels of a layer with FP8 tokens.
 pub(crate) static KERNELS: [&dyn Kernel; 3] = [&MoePack, &MoeQuantize, &MoeFp8Sm90];
 
-/// Name of the kernel that multiplies.
-pub(crate) fn product_kernel() -> &'static str {
-    MoeFp8Sm90.name()
-}
+/// Kernel that multiplies.
+pub(crate) static PRODUCT: &dyn Kernel = &MoeFp8Sm90;
 
 /// Returns the launches of a call with at least one token, on a device with `sms` SMs.
 ///

@@ -93,10 +93,10 @@ impl Subject {
         let kernels: Vec<&'static dyn Kernel> = match self {
             Self::Groups(kernel) if kernel == GroupedKernel::portable() => vec![kernel.get(), &SiluMul],
             Self::Groups(kernel) => vec![kernel.get()],
-            Self::Moe => MoeKernels::of(card)?.of_format(TokenFormat::Bits16)?,
+            Self::Moe => MoeKernels::of(card)?.of_format(TokenFormat::Bits16)?.all,
             Self::Fp8 => moe::FP8_KERNELS.into(),
-            Self::Nvfp4 => MoeKernels::of(card)?.of_format(TokenFormat::Nvfp4)?,
-            Self::Linear => LinearKernels::of(card)?.of_format(TokenFormat::Bits16)?,
+            Self::Nvfp4 => MoeKernels::of(card)?.of_format(TokenFormat::Nvfp4)?.all,
+            Self::Linear => LinearKernels::of(card)?.of_format(TokenFormat::Bits16)?.all,
             Self::Router => vec![&RouterKernel],
         };
         kernels.iter().all(|kernel| builds::find(kernel.name(), card).is_some()).then_some(kernels)

@@ -25,9 +25,9 @@ use rayon::prelude::*;
 use super::oracle::{Expected, Operand, projected, weighted_token};
 use super::{MoeOutput, MoeStep, MoeWeights, Stages};
 use crate::format::{BLOCK, Matrix, e2m1, e4m3};
-use crate::fp4;
-use crate::fp8::{Factors, QuantizedRows};
+use crate::fp8::Factors;
 use crate::problem::{TokenDtype, TokenFormat};
+use crate::quantized::QuantizedRows;
 
 /// A stage that is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -531,12 +531,9 @@ impl<'a> Checker<'a> {
 
     /// Quantizes a token, or a row of the intermediate, for an expert. `None` is the shared expert.
     fn reference(&self, bits: &[u16], expert: Option<usize>, is_intermediate: bool) -> QuantizedRows {
-        if self.step.sizes().token_format == TokenFormat::Fp8 {
-            return QuantizedRows::of(self.dtype, bits, bits.len());
-        }
         let scales = self.weights.input_scales(expert.unwrap_or(self.weights.experts().len()));
         let scale = scales.map(|scales| if is_intermediate { scales.down } else { scales.gate_up });
-        fp4::quantize(self.dtype, bits, bits.len(), scale)
+        QuantizedRows::of(self.step.sizes().token_format, self.dtype, bits, bits.len(), scale)
     }
 
     /// Compares all rows of a stage in e4m3 or NVFP4.

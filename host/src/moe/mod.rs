@@ -40,5 +40,5 @@ pub(crate) use activation::Gate;
 pub use output::{MoeOutput, QuantizedStages, Stages};
 pub(crate) use problem::check_global_scale;
 pub use problem::{Biases, MoeExpert, MoeInputs, MoeSizes, MoeStep, MoeWeights};
-pub use rows::Rows;
+pub use rows::{NO_ROW, Rows};
 pub use shape::LayerShape;

@@ -3,9 +3,9 @@
 use super::problem::MoeStep;
 use crate::error::Error;
 use crate::format::BLOCK;
-use crate::fp8::QuantizedRows;
 use crate::output::POISON;
 use crate::problem::{TokenDtype, TokenFormat};
+use crate::quantized::QuantizedRows;
 
 /// Results of the products in memory: in the token type, row-major without gaps, columns in their natural order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

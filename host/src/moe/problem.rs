@@ -2,15 +2,13 @@
 
 use std::borrow::Cow;
 
-use kernels_gpu::lists::{MAX_EXPERTS, MAX_TOP_K, NO_ROW};
-
 use super::activation::Activation;
-use super::rows::Rows;
+use super::rows::{NO_ROW, Rows};
 use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix, e2m1, e4m3};
 use crate::fp4::InputScales;
-use crate::problem::{MAX_K, TokenDtype, TokenFormat};
+use crate::problem::{MAX_EXPERTS, MAX_K, MAX_TOP_K, TokenDtype, TokenFormat};
 
 /// All properties of a layer that are the same in every step, except the numbers of its weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -55,8 +53,8 @@ impl MoeSizes {
             got if (1..=most).contains(&got) => Ok(()),
             got => Err(Error::Invalid(format!("{what} = {got} is not from 1 to {most}"))),
         };
-        within("top_k", self.top_k, MAX_TOP_K as usize)?;
-        within("experts of the layer", self.experts, MAX_EXPERTS as usize)?;
+        within("top_k", self.top_k, MAX_TOP_K)?;
+        within("experts of the layer", self.experts, MAX_EXPERTS)?;
         within("experts that tokens name", self.named_experts, i32::MAX as usize)?;
         check_width("hidden size", self.hidden)?;
         check_width("intermediate size", self.intermediate)?;

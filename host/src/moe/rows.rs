@@ -1,6 +1,7 @@
 //! The tokens of each expert of a layer: the same lists that a device makes, made on the host.
 
-pub use kernels_gpu::lists::NO_ROW;
+/// In [`Rows::places`]: the choice has no row.
+pub const NO_ROW: u32 = u32::MAX;
 
 /// The rows of a step: one for each choice of an expert that the layer holds. Rows are sorted by expert, and the rows
 /// of one expert are in the order of their choices.

@@ -17,14 +17,15 @@ mod select;
 
 use std::borrow::Cow;
 
-use kernels_gpu::layer::router::abi::{MAX_EXPERTS, MAX_GROUPS, MAX_TOP_K};
-
 use crate::error::Error;
-use crate::problem::TokenDtype;
+use crate::problem::{MAX_EXPERTS, MAX_TOP_K, TokenDtype};
 
 pub use select::route;
 #[cfg(all(test, feature = "cuda"))]
 pub(crate) use select::route_token;
+
+/// Maximum number of groups of experts.
+pub const MAX_GROUPS: usize = 32;
 
 /// Rule that chooses and weights experts.
 #[derive(Clone, Debug, PartialEq)]
@@ -74,13 +75,13 @@ impl Router {
             got if (1..=most).contains(&got) => Ok(()),
             got => Err(Error::Invalid(format!("router: {what} = {got} must be from 1 to {most}"))),
         };
-        within("experts", experts, MAX_EXPERTS as usize)?;
-        within("top_k", top_k, experts.min(MAX_TOP_K as usize))?;
+        within("experts", experts, MAX_EXPERTS)?;
+        within("top_k", top_k, experts.min(MAX_TOP_K))?;
         match &scoring {
             Scoring::Softmax { .. } | Scoring::TopKSoftmax => {}
             Scoring::SigmoidTop1 => within("top_k of sigmoid top-1", top_k, 1)?,
             Scoring::SigmoidGroups { bias, groups, top_groups, scale, .. } => {
-                within("groups", *groups, MAX_GROUPS as usize)?;
+                within("groups", *groups, MAX_GROUPS)?;
                 within("top_groups", *top_groups, *groups)?;
                 let size = experts / groups;
                 if !experts.is_multiple_of(*groups) || *groups > 1 && size < 2 {

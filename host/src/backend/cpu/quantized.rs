@@ -17,11 +17,12 @@ use super::layer::{LinearCompute, MoeCompute};
 use super::moe::{combine, groups, split_stages};
 use crate::format::{BLOCK, Matrix};
 use crate::fp4;
-use crate::fp8::{self, QuantizedRows, folded_row};
+use crate::fp8::{self, folded_row};
 use crate::linear::{LinearOutput, LinearStep, LinearWeights};
 use crate::moe::oracle::weighted_token;
 use crate::moe::{Activation, MoeExpert, MoeOutput, MoeStep, MoeWeights, QuantizedStages};
 use crate::problem::{TokenDtype, TokenFormat};
+use crate::quantized::QuantizedRows;
 
 /// A row of tokens or of weights, decoded for multiplication.
 enum Factors {
@@ -63,20 +64,6 @@ impl Factors {
 
 /// A matrix with the numbers of its bias, if it has a bias.
 type Projection<'a> = (&'a Matrix<'a>, Option<Cow<'a, [f32]>>);
-
-/// Quantizes rows of K numbers to this format.
-fn quantized(
-    format: TokenFormat,
-    dtype: TokenDtype,
-    bits: &[u16],
-    k: usize,
-    input_scale: Option<f32>,
-) -> QuantizedRows {
-    match format {
-        TokenFormat::Nvfp4 => fp4::quantize(dtype, bits, k, input_scale),
-        _ => QuantizedRows::of(dtype, bits, k),
-    }
-}
 
 /// Multiplies rows with a matrix, or with gate and up, and applies the activation if there is one. `out` is `[rows,
 /// N]`.
@@ -167,12 +154,13 @@ impl MoeCompute for CpuQuantizedMoe<'_> {
                 .expect("the group's expert belongs to the layer");
             let input_scales = self.weights.input_scales(expert);
             let bits = self.tokens(step, expert, rows.clone());
-            let tokens = quantized(format, dtype, &bits, sizes.hidden, input_scales.map(|scales| scales.gate_up));
+            let tokens =
+                QuantizedRows::of(format, dtype, &bits, sizes.hidden, input_scales.map(|scales| scales.gate_up));
             let (first, width) = (intermediate.len(), weights.up.rows());
             intermediate.resize(first + rows.len() * width, 0);
             let of_group = &mut intermediate[first..];
             multiply(format, &tokens, &projections(weights, false, dtype), Some(sizes.activation), dtype, of_group);
-            let activated = quantized(format, dtype, of_group, width, input_scales.map(|scales| scales.down));
+            let activated = QuantizedRows::of(format, dtype, of_group, width, input_scales.map(|scales| scales.down));
             let first = partial.len();
             partial.resize(first + rows.len() * sizes.hidden, 0);
             multiply(format, &activated, &projections(weights, true, dtype), None, dtype, &mut partial[first..]);
@@ -209,7 +197,7 @@ impl LinearCompute for CpuQuantizedLinear<'_> {
         let sizes = self.weights.sizes();
         let started = Instant::now();
         let bits: Vec<u16> = (0..step.tokens()).flat_map(|token| step.token(token)).copied().collect();
-        let tokens = quantized(sizes.token_format, sizes.dtype, &bits, sizes.k, self.weights.input_scale());
+        let tokens = QuantizedRows::of(sizes.token_format, sizes.dtype, &bits, sizes.k, self.weights.input_scale());
         multiply(
             sizes.token_format,
             &tokens,

@@ -1,4 +1,4 @@
-//! A linear layer's weights on a device, and calls of it.
+//! Linear layers on a GPU: prepared weights, and calls.
 
 mod launcher;
 
@@ -22,32 +22,35 @@ use crate::error::Error;
 use crate::kernels::linear::LinearArguments;
 use crate::linear::{LinearOutput, LinearSizes, LinearStep, LinearWeights};
 
-/// The prepared weights of a linear layer; made by [`Cuda::prepare_linear_layer`](super::Cuda::prepare_linear_layer) or
+/// Prepared weights of a linear layer; created by [`Cuda::prepare_linear_layer`](super::Cuda::prepare_linear_layer) or
 /// [`Cuda::pack_linear_layer`](super::Cuda::pack_linear_layer).
 ///
-/// A call is one launch, which needs no memory besides its operands, or with tokens in FP8 or NVFP4 two, which need a workspace. It may be captured
-/// into a graph.
+/// With 16-bit tokens a call is one launch, without a workspace. With FP8 or NVFP4 tokens it is two launches, with a workspace.
+/// A call may be captured into a graph.
 pub struct CudaLinear {
     launcher: LinearLauncher,
     layer: PackedLinear,
-    /// What `layer` points to.
+    /// Memory that `layer` points to.
     memory: DeviceBuffer<u8>,
+    /// Name of the kernel that multiplies.
+    kernel: &'static str,
     /// Whether a step from host memory runs as a graph.
     graph: bool,
-    /// A step from host memory, and its workspace.
+    /// Operands of a step from host memory.
     arena: Arena,
+    /// Workspace of a step from host memory.
     workspace: Room,
-    /// Launches of the last step from host memory, and the time that it took to queue it.
+    /// Number of launches of the last step from host memory, and the time to queue them.
     cost: Option<(usize, Duration)>,
     stream: Stream,
     start: Event,
     end: Event,
-    /// Last, since all above lives in its context.
+    /// Last field, because all fields above live in its context.
     device: Arc<Device>,
 }
 
 impl CudaLinear {
-    /// A layer of weights in host memory.
+    /// Prepares weights in host memory.
     pub(super) fn prepare(device: Arc<Device>, weights: &LinearWeights<'_>, graph: bool) -> Result<Self, Error> {
         let (sizes, matrix) = (weights.sizes(), weights.matrix());
         device.make_current()?;
@@ -62,15 +65,15 @@ impl CudaLinear {
             bias: bias.as_ref(),
             input_scale: weights.input_scale(),
         };
-        // SAFETY: the tensor lies in the two buffers, which live until the packing was waited for.
+        // SAFETY: the tensor is in the two buffers, which live until the packing has ended.
         unsafe { Self::pack(device, sizes, &tensor, graph) }
     }
 
-    /// A layer of a tensor in device memory.
+    /// Packs a tensor in device memory.
     ///
     /// # Safety
     ///
-    /// As [`Cuda::pack_linear_layer`](super::Cuda::pack_linear_layer).
+    /// The requirements of [`Cuda::pack_linear_layer`](super::Cuda::pack_linear_layer).
     pub(super) unsafe fn pack(
         device: Arc<Device>,
         sizes: LinearSizes,
@@ -79,16 +82,17 @@ impl CudaLinear {
     ) -> Result<Self, Error> {
         sizes.check()?;
         let launcher = LinearLauncher::new(device.clone())?;
+        let kernel = launcher.load(sizes.token_format)?.name();
         device.make_current()?;
-        // SAFETY: the packing writes every byte that is read.
+        // SAFETY: the packing writes every byte before a call reads it.
         let memory = device.check(unsafe { DeviceBuffer::uninitialized(LinearLauncher::weight_bytes(&sizes)) })?;
         let layer = PackedLinear { sizes, weights: memory.as_device_ptr().as_raw() };
-        // Not a stream that waits for the null stream: it could not be captured while others use the null stream.
+        // A stream that waits for the null stream could not be captured while others use the null stream.
         let stream = device.check(Stream::new(StreamFlags::NON_BLOCKING, None))?;
-        // A copy from pageable memory may return with its last part still on the way (cuda.h, "API synchronization behavior").
+        // A copy from pageable memory may return before its last part has arrived (cuda.h, "API synchronization behavior").
         device.check(CurrentContext::synchronize())?;
-        // SAFETY: the stream is of the current context; `# Safety` above asks for the tensor, and the weights were allocated. All of it
-        // is waited for before anything is freed.
+        // SAFETY: the stream is of the current context and captures nothing, and the weights were allocated above. The caller
+        // guarantees a readable tensor of these sizes. The stream is synchronized below, before anything is freed.
         let queued = unsafe { launcher.pack(&sizes, tensor, layer.weights, stream.as_inner()) };
         let finished = device.check(stream.synchronize());
         queued.and(finished)?;
@@ -100,6 +104,7 @@ impl CudaLinear {
             launcher,
             layer,
             memory,
+            kernel,
             graph,
             arena: Arena::default(),
             workspace: Room::default(),
@@ -111,7 +116,7 @@ impl CudaLinear {
         })
     }
 
-    /// The sizes.
+    /// Sizes of the layer.
     pub fn sizes(&self) -> LinearSizes {
         self.layer.sizes
     }
@@ -121,49 +126,51 @@ impl CudaLinear {
         self.memory.len()
     }
 
-    /// Bytes of workspace that a call needs with up to so many tokens; see [`LinearLauncher::workspace_bytes`].
+    /// Bytes of workspace for a call with up to `max_tokens` tokens; see [`LinearLauncher::workspace_bytes`].
     pub fn workspace_bytes(&self, max_tokens: usize) -> usize {
         LinearLauncher::workspace_bytes(&self.layer.sizes, max_tokens)
     }
 
-    /// Queues a call on the caller's stream and returns without waiting: how many launches it was given, one, with tokens in FP8 or NVFP4
-    /// two, or without tokens none. Nothing is allocated or copied, so the stream may be captured into a graph.
+    /// Queues a call on the caller's stream, returns without waiting, and returns the number of launches: 1, 2 with FP8 or NVFP4
+    /// tokens, or 0 without tokens. The call allocates and copies nothing, so the stream may be captured into a graph.
     ///
-    /// The first launch may begin before the stream has come to the end of the kernel before it, but until then reads nothing except
-    /// weights, and writes nothing.
+    /// The first launch may start before the previous kernel of the stream has ended. Until then it reads only weights, and
+    /// writes nothing.
     ///
     /// # Errors
-    /// If an address or the pitch is not aligned, or a driver call fails. What the kernel itself does wrong shows when the stream
-    /// is waited for.
+    /// If an address or the pitch is not aligned, or a driver call fails. Faults of a kernel appear when the stream is
+    /// synchronized.
     ///
     /// # Safety
     ///
     /// - `stream` is a stream of this device's primary context, or null.
-    /// - Every address of `arguments` is one of memory that this device can read, or for the output write, of the sizes that
-    ///   [`LinearArguments`] says. With tokens in FP8 or NVFP4, [`CudaLinear::workspace_bytes`] lie at `workspace`, a multiple of 256. The
-    ///   output and the workspace overlap nothing.
-    /// - All of it stays allocated, and is written by nobody else, until the stream has come past this call, or the graph is
-    ///   not launched any more. So does the layer.
+    /// - The device can read the memory at every address of `arguments`, and write the output, with the sizes that
+    ///   [`LinearArguments`] states. With FP8 or NVFP4 tokens, `workspace` is a multiple of 256, with
+    ///   [`CudaLinear::workspace_bytes`] bytes of memory. Neither the output nor the workspace overlaps another operand.
+    /// - The memory and the layer stay allocated, and nothing else writes the memory, until the stream has passed this call, or
+    ///   the graph is not launched any more.
     pub unsafe fn launch(
         &self,
         arguments: &LinearArguments,
         workspace: CUdeviceptr,
         stream: CUstream,
     ) -> Result<usize, Error> {
-        // SAFETY: `# Safety` above; the layer keeps its weights, and their packing was waited for.
+        // SAFETY: the layer owns its weights, and their packing has ended. The caller guarantees the operands, the workspace and
+        // the stream.
         unsafe { self.launcher.launch(&self.layer, arguments, workspace, stream) }
     }
 
-    /// Queues a step whose operands lie in the arena, between two events.
+    /// Queues a step with operands in the arena, between two events.
     ///
     /// # Safety
     ///
-    /// `arguments` point into the arena. Nothing else is under way in it, and nobody touches it until the stream was waited for.
+    /// `arguments` point into the arena. No queued work uses it, and nothing accesses it until the stream was synchronized.
     unsafe fn queue(&mut self, arguments: &LinearArguments) -> Result<(), Error> {
         let stream = self.stream.as_inner();
         self.workspace.reserve(&self.device, self.workspace_bytes(arguments.token_count))?;
         let workspace = self.workspace.address();
-        // SAFETY: `# Safety` above; the stream is this layer's own, in the current context, and captures nothing yet.
+        // SAFETY: the stream is this layer's own, in the current context, and captures nothing yet. The caller guarantees the arena,
+        // and the workspace was reserved above.
         unsafe {
             let capture =
                 || Graph::capture(&self.device, stream, || self.launch(arguments, workspace, stream).map(|_| ()));
@@ -176,7 +183,7 @@ impl CudaLinear {
             };
             let cost = (launches, begin.elapsed());
             self.end.record(&self.device, stream)?;
-            // The graph goes here, and must not be under way then.
+            // The graph is dropped here and must not run then.
             if graph.is_some() {
                 self.device.check(self.stream.synchronize())?;
             }
@@ -188,20 +195,19 @@ impl CudaLinear {
 
 impl Drop for CudaLinear {
     fn drop(&mut self) {
-        // Freeing needs the context on this thread, and a step may be under way. A failure here shows in another call.
+        // Freeing needs the context on this thread, and a step may still run. Another call reports a failure.
         if self.device.make_current().is_ok() {
             let _ = self.stream.synchronize();
         }
     }
 }
 
-// SAFETY: the handles inside are the driver's, which any thread may use with the context current; every method makes it
-// current first.
+// SAFETY: any thread may use the driver's handles inside while the context is current, and every method makes it current first.
 unsafe impl Send for CudaLinear {}
 
 impl LinearLayer for CudaLinear {
     fn kernel(&self) -> &str {
-        self.launcher.product_kernel(self.layer.sizes.token_format)
+        self.kernel
     }
 
     fn execute(&mut self, step: &LinearStep<'_>, output: &mut LinearOutput) -> Result<Duration, Error> {
@@ -219,8 +225,8 @@ impl LinearLayer for CudaLinear {
         let out = cursor.take(size_of_val(&*output.out));
         self.arena.reserve(&self.device, cursor.0)?;
         let host = self.arena.host();
-        // Between tokens are bytes that are NaN as numbers. The output is as the caller left it, so that an element which the kernel
-        // forgets keeps its poison.
+        // The bytes between tokens are NaN as numbers. The poisoned output is copied too, so that elements that the kernel does not
+        // write stay poisoned.
         host[tokens.clone()].fill(0xFF);
         for token in 0..step.tokens() {
             let from = bytemuck::cast_slice(step.token(token));
@@ -235,8 +241,8 @@ impl LinearLayer for CudaLinear {
             output: at(out.start),
         };
         let stream = self.stream.as_inner();
-        // SAFETY: the last step was waited for, so nothing is under way in the arena. The arguments point into it, and it stays until
-        // the stream was waited for below, whatever happens.
+        // SAFETY: the last step was waited for, so no queued work uses the arena. The arguments point into it, and it stays
+        // allocated until the stream is synchronized below, also after an error.
         let queued = unsafe {
             let sent = self.arena.send(&self.device, cursor.0, stream);
             let queued = sent.and_then(|()| self.queue(&arguments));

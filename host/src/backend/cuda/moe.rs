@@ -1,4 +1,4 @@
-//! An MoE layer's weights on a device, and calls of it.
+//! MoE layers on a GPU: prepared weights, and calls.
 
 mod launcher;
 
@@ -26,39 +26,42 @@ use crate::kernels::moe::{
 use crate::moe::{MoeExpert, MoeOutput, MoeSizes, MoeStep, MoeWeights, Stages};
 pub use launcher::{MoeLauncher, MoeTensor, MoeTensors, PackedMoe};
 
-/// The prepared weights of an MoE layer; made by [`Cuda::prepare_moe_layer`](super::Cuda::prepare_moe_layer) or
+/// Prepared weights of an MoE layer; created by [`Cuda::prepare_moe_layer`](super::Cuda::prepare_moe_layer) or
 /// [`Cuda::pack_moe_layer`](super::Cuda::pack_moe_layer).
 ///
-/// Calls need nothing of each other but the order of the stream: any number of layers can share a workspace, and a call may be
-/// captured into a graph, ours or the caller's. What a call launches depends on T and on addresses, never on what the tokens
-/// chose.
+/// Calls depend on each other only by the order of the stream. So layers can share a workspace, and a call can be captured
+/// into a graph, by this library or by the caller. The launches of a call depend on T and on addresses, never on the experts
+/// that the tokens choose.
 pub struct CudaMoeLayer {
     launcher: MoeLauncher,
     placed: PlacedMoe,
-    /// What `placed` points into.
+    /// Memory that `placed` points into.
     weights: DeviceBuffer<u8>,
     map: Option<DeviceBuffer<i32>>,
+    /// Name of the kernel that multiplies.
+    kernel: &'static str,
     /// Whether a step from host memory runs as a graph.
     graph: bool,
-    /// A step from host memory, and its workspace.
+    /// Operands of a step from host memory.
     arena: Arena,
+    /// Workspace of a step from host memory.
     workspace: Room,
-    /// Launches of the last step from host memory, and the time that it took to queue it.
+    /// Number of launches of the last step from host memory, and the time to queue them.
     cost: Option<(usize, Duration)>,
     stream: Stream,
     start: Event,
     end: Event,
-    /// Last, since all above lives in its context.
+    /// Last field, because all fields above live in its context.
     device: Arc<Device>,
 }
 
 impl CudaMoeLayer {
-    /// A layer with room for its weights.
+    /// Creates a layer with room for its weights.
     fn new(device: Arc<Device>, sizes: MoeSizes, expert_map: Option<&[i32]>, graph: bool) -> Result<Self, Error> {
         sizes.check()?;
         device.make_current()?;
         let launcher = MoeLauncher::new(device.clone())?;
-        launcher.load(sizes.token_format)?;
+        let kernel = launcher.load(sizes.token_format)?.name();
         // SAFETY: every byte is written before a call reads it.
         let weights = device.check(unsafe { DeviceBuffer::uninitialized(weight_bytes(&sizes)) })?;
         let map = expert_map.map(|map| device.check(DeviceBuffer::from_slice(map))).transpose()?;
@@ -74,11 +77,12 @@ impl CudaMoeLayer {
             },
             weights,
             map,
+            kernel,
             graph,
             arena: Arena::default(),
             workspace: Room::default(),
             cost: None,
-            // Not a stream that waits for the null stream: it could not be captured while others use the null stream.
+            // A stream that waits for the null stream could not be captured while others use the null stream.
             stream: device.check(Stream::new(StreamFlags::NON_BLOCKING, None))?,
             start: Event::new(&device)?,
             end: Event::new(&device)?,
@@ -88,10 +92,10 @@ impl CudaMoeLayer {
         Ok(layer)
     }
 
-    /// A layer of weights in host memory. They are brought over a projection at a time, and packed there.
+    /// Prepares weights in host memory: copies and packs one projection after the other.
     pub(super) fn prepare(device: Arc<Device>, weights: &MoeWeights<'_>, graph: bool) -> Result<Self, Error> {
         let layer = Self::new(device, weights.sizes(), weights.expert_map(), graph)?;
-        // SAFETY: the stream is the layer's own, of the current context, and the weights have room.
+        // SAFETY: the stream is the layer's own, in the current context, and the layer has allocated room for the weights.
         unsafe { layer.launcher.clear(&layer.placed.sizes, &layer.packed(), layer.stream.as_inner())? };
         layer.upload_experts(weights.experts(), false)?;
         if let Some(shared) = weights.shared() {
@@ -103,11 +107,11 @@ impl CudaMoeLayer {
         Ok(layer)
     }
 
-    /// A layer of tensors in device memory.
+    /// Packs tensors in device memory.
     ///
     /// # Safety
     ///
-    /// As [`Cuda::pack_moe_layer`](super::Cuda::pack_moe_layer).
+    /// The requirements of [`Cuda::pack_moe_layer`](super::Cuda::pack_moe_layer).
     pub(super) unsafe fn pack(
         device: Arc<Device>,
         sizes: MoeSizes,
@@ -126,8 +130,8 @@ impl CudaMoeLayer {
         }
         let layer = Self::new(device, sizes, expert_map, graph)?;
         let (weights, stream) = (layer.weights.as_device_ptr().as_raw(), layer.stream.as_inner());
-        // SAFETY: the stream is the layer's own and captures nothing, and the weights have room. `# Safety` above asks for the
-        // tensors, and all is waited for before anything is freed.
+        // SAFETY: the stream is the layer's own and captures nothing, and the layer has allocated room for the weights. The caller
+        // guarantees readable tensors of these sizes. The stream is synchronized below, before anything is freed.
         let queued = unsafe { layer.launcher.pack(&sizes, experts, shared, weights, stream) };
         let finished = layer.device.check(layer.stream.synchronize());
         queued.and(finished)?;
@@ -141,13 +145,13 @@ impl CudaMoeLayer {
         PackedWeights::at(&self.placed.sizes, self.weights.as_device_ptr().as_raw())
     }
 
-    /// A copy from pageable memory may return with its last part still on the way (cuda.h, "API synchronization behavior"), and
-    /// neither this layer's stream nor a caller's would wait for it.
+    /// Waits for copies from pageable memory. Such a copy may return before its last part has arrived (cuda.h, "API
+    /// synchronization behavior"), and neither this layer's stream nor a caller's stream would wait for it.
     fn wait_for_copies(&self) -> Result<(), Error> {
         self.device.check(CurrentContext::synchronize())
     }
 
-    /// Brings over the routed experts, or the shared one, and packs them.
+    /// Copies the routed experts or the shared one to the device, and packs them.
     fn upload_experts(&self, experts: &[MoeExpert<'_>], of_shared: bool) -> Result<(), Error> {
         type Projection = for<'e, 'm> fn(&'e MoeExpert<'m>) -> (Option<&'e Matrix<'m>>, &'e Option<Bias<'m>>);
         let projections: [Projection; PROJECTIONS] = [
@@ -164,9 +168,9 @@ impl CudaMoeLayer {
             let numbers = |expert| of_expert(expert).1.as_ref().map_or_else(zeros, |bias| bias.numbers(sizes.dtype));
             let bias =
                 sizes.biases.then(|| Bias::F32(experts.iter().flat_map(|expert| numbers(expert).to_vec()).collect()));
-            // No more of the layer than a projection is there twice.
+            // At most one projection exists twice at a time.
             let (values, scales) = (matrices[0].values().len(), matrices[0].scales().len());
-            // SAFETY: every byte that is read is copied there in the loop below.
+            // SAFETY: the loop below writes every byte before a kernel reads it.
             let [raw_values, raw_scales] = [values, scales]
                 .map(|bytes| unsafe { self.device.check(DeviceBuffer::<u8>::uninitialized(bytes * experts.len())) });
             let (raw_values, raw_scales) = (raw_values?, raw_scales?);
@@ -185,8 +189,8 @@ impl CudaMoeLayer {
                 bias: bias.as_ref(),
             };
             let (packed, stream) = (self.packed(), self.stream.as_inner());
-            // SAFETY: the context is current and the stream is the layer's own. The tensor lies in the two buffers, which live until
-            // the packing was waited for.
+            // SAFETY: the context is current and the stream is the layer's own. The tensor is in the two buffers, which live until
+            // the stream was synchronized.
             let queued =
                 unsafe { self.launcher.pack_projection(sizes, &packed, of_shared, projection, &tensor, stream) };
             let finished = self.device.check(self.stream.synchronize());
@@ -195,32 +199,32 @@ impl CudaMoeLayer {
         Ok(())
     }
 
-    /// Brings over the input scales.
+    /// Copies the input scales to the device.
     fn upload_input_scales(&self, weights: &MoeWeights<'_>) -> Result<(), Error> {
         let all: Vec<_> = (0..=self.placed.sizes.experts).map_while(|expert| weights.input_scales(expert)).collect();
         let (experts, shared) = all.split_at(self.placed.sizes.experts);
         let stream = self.stream.as_inner();
-        // SAFETY: the context is current, the stream is the layer's own and captures nothing, and no call has been made of its weights.
+        // SAFETY: the context is current, the stream is the layer's own and captures nothing, and no call has used the weights yet.
         let queued = unsafe { self.launcher.set_input_scales(&self.packed(), [experts, shared], stream) };
         let finished = self.device.check(self.stream.synchronize());
         queued.and(finished)
     }
 
-    /// The same layer at other addresses, so that measurements need not find its weights in a cache.
+    /// Copies the layer to other addresses, so that measurements can avoid weights in a cache.
     ///
     /// # Errors
-    /// [`Error::Driver`], for instance when the device's memory does not hold it.
+    /// [`Error::Driver`], for example if the device's memory is too small.
     pub fn try_clone(&self) -> Result<Self, Error> {
         let map = self.map.as_ref().map(|map| self.device.check(map.as_host_vec())).transpose()?;
         let clone = Self::new(self.device.clone(), self.placed.sizes, map.as_deref(), self.graph)?;
         let [to, from] = [&clone, self].map(|layer| layer.weights.as_device_ptr().as_raw());
-        // SAFETY: both have so many bytes, and nothing writes either meanwhile.
+        // SAFETY: both buffers have `self.weights.len()` bytes, and nothing writes them meanwhile.
         self.device.check_raw(unsafe { sys::cuMemcpyDtoD_v2(to, from, self.weights.len()) })?;
         clone.wait_for_copies()?;
         Ok(clone)
     }
 
-    /// The sizes.
+    /// Sizes of the layer.
     pub fn sizes(&self) -> MoeSizes {
         self.placed.sizes
     }
@@ -230,30 +234,29 @@ impl CudaMoeLayer {
         self.weights.len() + self.map.as_ref().map_or(0, |map| size_of::<i32>() * map.len())
     }
 
-    /// Bytes of workspace that a call needs with up to so many tokens; see [`workspace_bytes`].
+    /// Bytes of workspace for a call with up to `max_tokens` tokens; see [`workspace_bytes`].
     pub fn workspace_bytes(&self, max_tokens: usize) -> usize {
         workspace_bytes(&self.placed.sizes, max_tokens)
     }
 
-    /// Queues a call on the caller's stream and returns without waiting: how many launches it was given. Nothing is allocated
-    /// on the device, copied or read there, and no launch waits for the host, so the stream may be captured into a graph. That
-    /// graph is right for whatever ids and weights lie there when it runs.
+    /// Queues a call on the caller's stream, returns without waiting, and returns the number of launches. The call allocates,
+    /// copies and reads nothing on the device, and no launch waits for the host. So the stream may be captured into a graph,
+    /// which is correct for the ids and weights that the memory holds when the graph runs.
     ///
-    /// The first launch may begin before the stream has come to the end of the kernel before it, but touches nothing until
-    /// then.
+    /// The first launch may start before the previous kernel of the stream has ended, but accesses no memory until then.
     ///
     /// # Errors
-    /// If an address or a pitch is not aligned, weights are on the input where that cannot be, or a driver call fails. What a
-    /// kernel itself does wrong shows when the stream is waited for.
+    /// If an address or a pitch is not aligned, weights are on the input of a layer with more than one expert per token, or a
+    /// driver call fails. Faults of a kernel appear when the stream is synchronized.
     ///
     /// # Safety
     ///
     /// - `stream` is a stream of this device's primary context, or null.
-    /// - Every address of `arguments` is one of memory that this device can read, or for the output write, of the sizes that
-    ///   [`MoeArguments`] says; and [`CudaMoeLayer::workspace_bytes`] lie at `workspace`, a multiple of 256. The output and the
-    ///   workspace overlap nothing.
-    /// - All of it stays allocated, and is written by nobody else, until the stream has come past this call, or the graph is
-    ///   not launched any more. So does the layer. Calls that share a workspace are on one stream, or in an order otherwise.
+    /// - The device can read the memory at every address of `arguments`, and write the output, with the sizes that
+    ///   [`MoeArguments`] states. `workspace` is a multiple of 256, with [`CudaMoeLayer::workspace_bytes`] bytes of memory.
+    ///   Neither the output nor the workspace overlaps another operand.
+    /// - The memory and the layer stay allocated, and nothing else writes the memory, until the stream has passed this call, or
+    ///   the graph is not launched any more. Calls that share a workspace are ordered, for example by one stream.
     pub unsafe fn launch(
         &self,
         arguments: &MoeArguments,
@@ -261,29 +264,30 @@ impl CudaMoeLayer {
         stream: CUstream,
     ) -> Result<usize, Error> {
         self.device.make_current()?;
-        // SAFETY: the context is current, and the layer keeps its weights. `# Safety` above asks for the rest.
+        // SAFETY: the context is current, and the layer owns its weights. The caller guarantees the operands, the workspace and the
+        // stream.
         unsafe { self.launcher.queue(&self.placed, arguments, workspace, stream) }
     }
 
-    /// A call as a graph, which is launched in one go, and is right for whatever ids and weights lie there then.
+    /// Captures a call as a graph, which is launched at once and is correct for the ids and weights that the memory then holds.
     ///
     /// # Errors
-    /// As [`CudaMoeLayer::launch`].
+    /// Errors of [`CudaMoeLayer::launch`].
     ///
     /// # Safety
     ///
-    /// As [`CudaMoeLayer::launch`], for as long as the graph is launched.
+    /// The requirements of [`CudaMoeLayer::launch`], as long as the graph is launched.
     pub unsafe fn capture(&self, arguments: &MoeArguments, workspace: CUdeviceptr) -> Result<MoeGraph, Error> {
         self.device.make_current()?;
-        // SAFETY: the context is current; `# Safety` above asks for the rest.
+        // SAFETY: the context is current. The caller guarantees the operands and the workspace while the graph is launched.
         unsafe { self.capture_of(&self.placed, arguments, workspace) }
     }
 
-    /// As [`CudaMoeLayer::capture`], of this layer's weights as `placed` says.
+    /// Does the same as [`CudaMoeLayer::capture`] for this layer's weights with the options of `placed`.
     ///
     /// # Safety
     ///
-    /// As [`CudaMoeLayer::capture`]; the context is current.
+    /// The requirements of [`CudaMoeLayer::capture`]; the context is current.
     unsafe fn capture_of(
         &self,
         placed: &PlacedMoe,
@@ -291,23 +295,23 @@ impl CudaMoeLayer {
         workspace: CUdeviceptr,
     ) -> Result<MoeGraph, Error> {
         let stream = self.stream.as_inner();
-        // SAFETY: the layer's own stream captures nothing. `# Safety` above asks for what the launches touch.
+        // SAFETY: the context is current, and the stream is the layer's own. The caller guarantees the operands and the workspace.
         let queue = || unsafe { self.launcher.queue(placed, arguments, workspace, stream).map(|_| ()) };
-        // SAFETY: as above.
+        // SAFETY: the stream is the layer's own and captures nothing else.
         let graph = unsafe { Graph::capture(&self.device, stream, queue)? };
         Ok(MoeGraph { graph, device: self.device.clone() })
     }
 
-    /// Queues a step whose operands lie in the arena, between two events; its stages stay in the workspace if they are wanted.
+    /// Queues a step with operands in the arena, between two events. `with_stages`: keeps the stages in the workspace.
     ///
     /// # Safety
     ///
-    /// `arguments` point into the arena, and the workspace is large enough. Nothing else is under way in either, and nobody
-    /// touches them until the stream was waited for.
+    /// `arguments` point into the arena, and the workspace is large enough. No queued work uses either, and nothing accesses them
+    /// until the stream was synchronized.
     unsafe fn queue(&mut self, arguments: &MoeArguments, with_stages: bool) -> Result<(), Error> {
         let (stream, workspace) = (self.stream.as_inner(), self.workspace.address());
         let placed = PlacedMoe { keeps_stages: with_stages, ..self.placed };
-        // SAFETY: `# Safety` above; the stream is this layer's own, in the current context.
+        // SAFETY: the stream is this layer's own, in the current context. The caller guarantees arena and workspace.
         unsafe {
             let graph = if self.graph { Some(self.capture_of(&placed, arguments, workspace)?) } else { None };
             self.start.record(&self.device, stream)?;
@@ -318,7 +322,7 @@ impl CudaMoeLayer {
             };
             let cost = (launches, begin.elapsed());
             self.end.record(&self.device, stream)?;
-            // The graph goes here, and must not be under way then.
+            // The graph is dropped here and must not run then.
             if graph.is_some() {
                 self.device.check(self.stream.synchronize())?;
             }
@@ -328,7 +332,7 @@ impl CudaMoeLayer {
         Ok(())
     }
 
-    /// Reads what a chunk that has run has left in the workspace.
+    /// Reads the stages that a finished chunk has left in the workspace.
     fn read_stages(
         &self,
         step: &MoeStep<'_>,
@@ -341,7 +345,7 @@ impl CudaMoeLayer {
         let parts = StageParts::read(&self.placed.sizes, chunk, &workspace, kernels, |address, bytes| {
             let mut read = vec![0u8; bytes];
             if bytes > 0 {
-                // SAFETY: the part lies in the workspace, where nothing is under way any more; `read` has as many bytes.
+                // SAFETY: the part is in the workspace, which no queued work uses any more, and `read` has `bytes` bytes.
                 self.device.check_raw(unsafe { sys::cuMemcpyDtoH_v2(read.as_mut_ptr().cast(), address, bytes) })?;
             }
             Ok(read)
@@ -353,20 +357,19 @@ impl CudaMoeLayer {
 
 impl Drop for CudaMoeLayer {
     fn drop(&mut self) {
-        // Freeing needs the context on this thread, and packing or a step may be under way. A failure here shows in another call.
+        // Freeing needs the context on this thread, and packing or a step may still run. Another call reports a failure.
         if self.device.make_current().is_ok() {
             let _ = self.stream.synchronize();
         }
     }
 }
 
-// SAFETY: the handles inside are the driver's, which any thread may use with the context current; every method makes it
-// current first.
+// SAFETY: any thread may use the driver's handles inside while the context is current, and every method makes it current first.
 unsafe impl Send for CudaMoeLayer {}
 
 impl MoeLayer for CudaMoeLayer {
     fn kernel(&self) -> &str {
-        self.launcher.kernels.product_kernel(self.placed.sizes.token_format)
+        self.kernel
     }
 
     fn execute(&mut self, step: &MoeStep<'_>, output: &mut MoeOutput) -> Result<Duration, Error> {
@@ -383,15 +386,15 @@ impl MoeLayer for CudaMoeLayer {
         layout.write(step, &output.hidden, self.arena.host());
         let arguments = layout.arguments(step, self.arena.address());
         let stream = self.stream.as_inner();
-        // What lies between is read back chunk by chunk, since chunks share the workspace.
+        // Stages are read back after each chunk, because chunks share the workspace.
         let parts = match output.stages {
             Some(_) => moe::chunks(&sizes, &arguments)?.collect(),
             None => vec![(0, arguments)],
         };
         let mut time = Duration::ZERO;
         for (index, (first, part)) in parts.iter().enumerate() {
-            // SAFETY: the last step was waited for, so nothing is under way in the arena. The arguments point into it, and the
-            // workspace is large enough; both stay until the stream was waited for below, whatever happens.
+            // SAFETY: the last step was waited for, so no queued work uses the arena. The arguments point into it, and the workspace
+            // is large enough. Both stay allocated until the stream is synchronized below, also after an error.
             let queued = unsafe {
                 let sent = if index == 0 { self.arena.send(&self.device, layout.bytes, stream) } else { Ok(()) };
                 sent.and_then(|()| self.queue(part, output.stages.is_some()))
@@ -403,7 +406,7 @@ impl MoeLayer for CudaMoeLayer {
                 self.read_stages(step, *first, part, stages)?;
             }
         }
-        // SAFETY: nothing is under way, and the stream is waited for before the host's side is touched.
+        // SAFETY: no queued work uses the arena, and the stream is synchronized before the host memory is accessed.
         unsafe { self.arena.fetch(&self.device, layout.output.clone(), stream)? };
         self.device.check(self.stream.synchronize())?;
         output.hidden.copy_from_slice(bytemuck::cast_slice(&self.arena.host()[layout.output]));
@@ -419,7 +422,7 @@ impl MoeLayer for CudaMoeLayer {
     }
 }
 
-/// A call of a layer that was captured; made by [`CudaMoeLayer::capture`].
+/// A captured call of a layer; created by [`CudaMoeLayer::capture`].
 pub struct MoeGraph {
     graph: Graph,
     device: Arc<Device>,
@@ -433,18 +436,18 @@ impl MoeGraph {
     ///
     /// # Safety
     ///
-    /// As [`CudaMoeLayer::launch`]; the graph stays until the stream has come past it.
+    /// The requirements of [`CudaMoeLayer::launch`]; the graph lives until the stream has passed it.
     pub unsafe fn launch(&self, stream: CUstream) -> Result<(), Error> {
         self.device.make_current()?;
-        // SAFETY: the context is current, and `# Safety` above asks for the rest.
+        // SAFETY: the context is current. The caller guarantees the stream, and the memory that the graph uses.
         unsafe { self.graph.launch(&self.device, stream) }
     }
 }
 
-/// Where a step's operands lie in one piece of memory.
+/// Places of a step's operands in one piece of memory.
 struct HostStep {
     tokens: Range<usize>,
-    /// Bytes from one token to the next: the step's own stride, rounded up to what kernels take.
+    /// Bytes from one token to the next: the step's own stride, rounded up to a multiple of 16.
     pitch: usize,
     ids: Range<usize>,
     weights: Range<usize>,
@@ -456,7 +459,7 @@ struct HostStep {
 impl HostStep {
     fn new(step: &MoeStep<'_>) -> Self {
         let (inputs, mut cursor) = (step.inputs(), Cursor::default());
-        // A single token has no next one, whatever its stride.
+        // The stride of a single token has no meaning.
         let stride = if inputs.tokens == 1 { step.sizes().hidden } else { inputs.stride };
         let pitch = (size_of::<u16>() * stride).next_multiple_of(16);
         let mut layout = Self {
@@ -472,8 +475,8 @@ impl HostStep {
         layout
     }
 
-    /// Writes tokens, ids and weights, and the output as it is: so an element which a kernel forgets keeps its poison. Between
-    /// tokens are bytes that are NaN as numbers.
+    /// Writes tokens, ids and weights, and the poisoned output, so that elements that a kernel does not write stay poisoned. The
+    /// bytes between tokens are NaN as numbers.
     fn write(&self, step: &MoeStep<'_>, output: &[u16], to: &mut [u8]) {
         let inputs = step.inputs();
         to[self.tokens.clone()].fill(0xFF);
@@ -489,7 +492,7 @@ impl HostStep {
         to[self.output.clone()].copy_from_slice(bytemuck::cast_slice(output));
     }
 
-    /// The arguments of the call, the memory beginning at an address.
+    /// Returns the arguments of the call for memory that starts at an address.
     fn arguments(&self, step: &MoeStep<'_>, address: CUdeviceptr) -> MoeArguments {
         let at = |place: &Range<usize>| address + place.start as u64;
         MoeArguments {

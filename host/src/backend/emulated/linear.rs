@@ -1,4 +1,4 @@
-//! A linear layer in the emulator.
+//! Linear layers in the emulator.
 
 use std::time::{Duration, Instant};
 
@@ -17,26 +17,28 @@ use crate::kernels::moe::operand_type;
 use crate::linear::{LinearOutput, LinearStep, LinearWeights};
 use crate::problem::TokenFormat;
 
-/// Bytes that are NaN as numbers.
+/// NaN as a number.
 const POISON: u16 = 0xFFFF;
 
 /// A layer in an emulated device's memory.
 pub(super) struct EmulatedLinear {
     gpu: Emulated,
     kernels: LinearKernels,
+    /// Name of the kernel that multiplies.
+    kernel: &'static str,
     device: Device,
     layer: PlacedLinear,
-    /// Tokens and output of the last step. They are freed when the next begins, so no step finds another's.
+    /// Tokens and output of the last step. The next step frees them first, so no step can use the buffers of another.
     step: Vec<Buffer>,
-    /// Launches of the last step, and what they did.
+    /// Number of launches of the last step, and their counters.
     done: Option<(usize, Counters)>,
 }
 
 impl EmulatedLinear {
-    /// A layer on an empty device.
+    /// Creates a layer on an empty device.
     pub fn new(gpu: Emulated, weights: &LinearWeights<'_>) -> Result<Self, Error> {
         let (kernels, sizes) = (gpu.linear_kernels(), weights.sizes());
-        kernels.check_takes(sizes.token_format, &gpu.arch)?;
+        let kernel = kernels.check(sizes.token_format, &gpu.arch)?.product.name();
         let mut device = gpu.memory();
         let packed = match sizes.token_format {
             TokenFormat::Bits16 => panels::pack(weights.matrix(), operand_type(sizes.dtype)),
@@ -54,10 +56,10 @@ impl EmulatedLinear {
             bias: weights.bias().map_or(0, |bias| upload(&mut device, &bias, WEIGHTS).address),
             input_scale,
         };
-        Ok(Self { gpu, kernels, device, layer, step: Vec::new(), done: None })
+        Ok(Self { gpu, kernels, kernel, device, layer, step: Vec::new(), done: None })
     }
 
-    /// The launches of a call. Each part of its workspace is an allocation of its own, and NaN.
+    /// Returns the launches of a call. Each part of its workspace is a separate allocation, filled with NaN.
     fn launches_of(&mut self, arguments: &LinearArguments) -> Result<Vec<Launch>, Error> {
         let workspace = Workspace::new(&self.layer.sizes, arguments.token_count, |bytes| {
             let poison = vec![POISON; bytes as usize / size_of_val(&POISON)];
@@ -71,7 +73,7 @@ impl EmulatedLinear {
 
 impl LinearLayer for EmulatedLinear {
     fn kernel(&self) -> &str {
-        self.kernels.product_kernel(self.layer.sizes.token_format)
+        self.kernel
     }
 
     fn execute(&mut self, step: &LinearStep<'_>, output: &mut LinearOutput) -> Result<Duration, Error> {
@@ -86,12 +88,12 @@ impl LinearLayer for EmulatedLinear {
         }
         let k = self.layer.sizes.k;
         let stride = step.stride().next_multiple_of(8);
-        // Between tokens are bytes that are NaN as numbers, behind the last one nothing.
+        // The bytes between tokens are NaN as numbers. Nothing follows the last token.
         let mut tokens = vec![POISON; (step.tokens() - 1) * stride + k];
         for (token, to) in tokens.chunks_mut(stride).enumerate() {
             to[..k].copy_from_slice(step.token(token));
         }
-        // The output as the caller left it, so that an element which the kernel forgets keeps its poison.
+        // The poisoned output is copied too, so that elements that the kernel does not write stay poisoned.
         let [tokens, out] =
             [(&tokens, TOKENS), (&output.out, OUTPUT)].map(|(array, name)| upload(&mut self.device, array, name));
         self.step.extend([tokens, out]);
@@ -121,7 +123,7 @@ impl LinearLayer for EmulatedLinear {
     }
 }
 
-/// What two launches did.
+/// Adds the counters of two launches.
 fn add(mut first: Counters, second: Counters) -> Counters {
     first.add(&second);
     first

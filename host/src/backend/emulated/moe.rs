@@ -1,5 +1,4 @@
-//! An MoE layer in the emulator: the launches that `backend::cuda` would queue, each beginning while the one before it may still
-//! run.
+//! MoE layers in the emulator: the launches of `backend::cuda`. Each launch may start while the previous one still runs.
 
 use std::time::{Duration, Instant};
 
@@ -14,33 +13,36 @@ use crate::kernels::group::Address;
 use crate::kernels::layer::moe_pack::nvfp4::pack_nvfp4;
 use crate::kernels::layer::moe_pack::units::pack;
 use crate::kernels::moe::{
-    self, MoeArguments, MoeKernels, PlacedExperts, PlacedMoe, StageParts, Workspace, packing, row_order,
+    self, MoeArguments, MoeKernels, Packing, PlacedExperts, PlacedMoe, StageParts, Workspace, packing,
 };
 use crate::moe::{MoeExpert, MoeOutput, MoeSizes, MoeStep, MoeWeights};
 use crate::problem::TokenFormat;
 
-/// As [`WEIGHTS`], of the experts that tokens name, their weights, and the expert map.
+/// Name of the buffers of the tokens' experts, of their weights, and of the expert map, like [`WEIGHTS`].
 pub const ROUTING: &str = "routing";
 
-/// Bytes that are NaN as numbers, and no row, expert or ticket as lists.
+/// Byte that makes NaN as a number, and an invalid row, expert or ticket in lists.
 const POISON: u8 = 0xFF;
 
-/// A layer in an emulated device's memory, and what steps have left there.
+/// A layer in an emulated device's memory, and the buffers of its steps.
 pub(super) struct EmulatedMoeLayer {
     gpu: Emulated,
     kernels: MoeKernels,
+    /// Name of the kernel that multiplies.
+    kernel: &'static str,
     device: Device,
     layer: PlacedMoe,
-    /// Tokens, routing and output of the last step. They are freed when the next begins, so no step finds another's.
+    /// Tokens, routing and output of the last step. The next step frees them first, so no step can use the buffers of another.
     step: Vec<Buffer>,
     workspace: Option<PlacedWorkspace>,
+    /// Number of launches of the last step, and their counters.
     done: Option<(usize, Counters)>,
 }
 
-/// A workspace, every part an allocation of its own. It stays from step to step, as layers and steps share one on a card.
+/// A workspace with an allocation per part. Steps share it, as layers and steps do on a GPU.
 pub(super) struct PlacedWorkspace {
     parts: Vec<Buffer>,
-    /// The tokens that it is large enough for.
+    /// Maximum number of tokens.
     tokens: usize,
 }
 
@@ -56,7 +58,7 @@ impl PlacedWorkspace {
         Self { parts, tokens }
     }
 
-    /// The workspace of a chunk of tokens. Every part begins where it does for the most tokens.
+    /// Returns the workspace of a chunk. The addresses of the parts do not depend on the number of tokens.
     fn of(&self, sizes: &MoeSizes, tokens: usize) -> Workspace {
         let mut parts = self.parts.iter();
         Workspace::new(sizes, tokens, |_| parts.next().expect("as many parts, whatever the tokens").address)
@@ -69,7 +71,7 @@ impl PlacedWorkspace {
     }
 }
 
-/// Brings experts to the device.
+/// Copies experts to the device.
 fn place_experts<'m>(
     device: &mut Device,
     experts: &'m [MoeExpert<'_>],
@@ -99,16 +101,15 @@ fn place_experts<'m>(
     PlacedExperts { gate_up, down, alpha, bias, input_scales }
 }
 
-/// Matrices of gate and up (projection 0) or of down (2) as kernels read them.
+/// Packs the matrices of gate and up (projection 0) or of down (2).
 fn packed<'m>(sizes: &MoeSizes, projection: usize, matrices: impl Iterator<Item = &'m Matrix<'m>>) -> Vec<u8> {
-    if sizes.token_format == TokenFormat::Nvfp4 {
-        return pack_nvfp4(matrices);
+    match packing(sizes, projection) {
+        Packing::Units(operand_type, order) => matrices.flat_map(|matrix| pack(matrix, order, operand_type)).collect(),
+        Packing::Nvfp4 => pack_nvfp4(matrices),
     }
-    let order = row_order(sizes, projection);
-    matrices.flat_map(|matrix| pack(matrix, order, packing(sizes))).collect()
 }
 
-/// Brings a layer to the device.
+/// Copies a layer to the device.
 pub(super) fn place(device: &mut Device, weights: &MoeWeights<'_>) -> PlacedMoe {
     let sizes = weights.sizes();
     let input_scales: Vec<_> = (0..=sizes.experts).map(|expert| weights.input_scales(expert)).collect();
@@ -123,18 +124,18 @@ pub(super) fn place(device: &mut Device, weights: &MoeWeights<'_>) -> PlacedMoe 
     }
 }
 
-/// A step's operands in the device's memory.
+/// Operands of a step in the device's memory.
 struct PlacedStep {
     arguments: MoeArguments,
     output: Buffer,
 }
 
 impl PlacedStep {
-    /// Brings a step to the device, every operand an allocation of its own, which is given to `keep`. Between tokens are bytes that
-    /// are NaN as numbers; the output is as the caller left it, so that an element which a kernel forgets keeps its poison.
+    /// Copies a step to the device, with an allocation per operand, which is added to `keep`. The bytes between tokens are NaN as
+    /// numbers. The poisoned output is copied too, so that elements that a kernel does not write stay poisoned.
     fn new(device: &mut Device, step: &MoeStep<'_>, output: &MoeOutput, keep: &mut Vec<Buffer>) -> Self {
         let (inputs, hidden) = (step.inputs(), step.sizes().hidden);
-        // A single token has no next one, whatever its stride.
+        // The stride of a single token has no meaning.
         let stride = if inputs.tokens == 1 { hidden } else { inputs.stride }.next_multiple_of(8);
         let mut tokens = vec![u16::from_ne_bytes([POISON; 2]); inputs.tokens.saturating_sub(1) * stride + hidden];
         for (token, to) in tokens.chunks_mut(stride).enumerate() {
@@ -162,16 +163,16 @@ impl PlacedStep {
 }
 
 impl EmulatedMoeLayer {
-    /// A layer on an empty device.
+    /// Creates a layer on an empty device.
     pub fn new(gpu: Emulated, weights: &MoeWeights<'_>) -> Result<Self, Error> {
         let kernels = gpu.moe_kernels();
-        kernels.check_takes(weights.sizes().token_format, &gpu.arch)?;
+        let kernel = kernels.check(weights.sizes().token_format, &gpu.arch)?.product.name();
         let mut device = gpu.memory();
         let layer = place(&mut device, weights);
-        Ok(Self { gpu, kernels, device, layer, step: Vec::new(), workspace: None, done: None })
+        Ok(Self { gpu, kernels, kernel, device, layer, step: Vec::new(), workspace: None, done: None })
     }
 
-    /// Runs a step whose operands are in memory; returns how many launches there were, and what they did.
+    /// Runs a step with operands in memory. Returns the number of launches and their counters.
     fn run(
         &mut self,
         step: &MoeStep<'_>,
@@ -209,14 +210,14 @@ impl EmulatedMoeLayer {
     }
 }
 
-/// Bytes of the device's memory.
+/// Reads bytes of the device's memory.
 fn read(device: &Device, address: Address, bytes: usize) -> Vec<u8> {
     device.download(Buffer { address, bytes: bytes as u64 })
 }
 
 impl MoeLayer for EmulatedMoeLayer {
     fn kernel(&self) -> &str {
-        self.kernels.product_kernel(self.layer.sizes.token_format)
+        self.kernel
     }
 
     fn execute(&mut self, step: &MoeStep<'_>, output: &mut MoeOutput) -> Result<Duration, Error> {
@@ -246,8 +247,8 @@ impl MoeLayer for EmulatedMoeLayer {
     }
 }
 
-/// The biases of a projection (gate, up, down: 0, 1, 2) of every expert, as kernels read them: f32, in the order in which the rows
-/// of weights are packed, zeros for an expert without. None if the layer has none at all.
+/// Returns the biases of a projection (0: gate, 1: up, 2: down) of all experts as kernels read them: f32, in the order of the
+/// packed rows, zeros for an expert without biases. `None`: the layer has no biases.
 fn biases(sizes: &MoeSizes, experts: &[MoeExpert<'_>], projection: usize) -> Option<Vec<f32>> {
     if !sizes.biases || projection == 0 && !sizes.activation.has_gate() {
         return None;
@@ -259,7 +260,7 @@ fn biases(sizes: &MoeSizes, experts: &[MoeExpert<'_>], projection: usize) -> Opt
             _ => (&expert.biases.down, expert.down.rows()),
         };
         let numbers = bias.as_ref().map(|bias| bias.numbers(sizes.dtype));
-        row_order(sizes, projection).biases(numbers.as_deref(), 1, rows)
+        packing(sizes, projection).row_order().biases(numbers.as_deref(), 1, rows)
     };
     Some(experts.iter().flat_map(of_expert).collect())
 }

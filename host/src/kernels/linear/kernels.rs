@@ -7,11 +7,10 @@ use super::{LinearArguments, LinearKernel, PlacedLinear};
 use crate::error::Error;
 use crate::kernels::builds;
 use crate::kernels::group::Address;
-use crate::kernels::kernel::Kernel;
 use crate::kernels::launch::Launch;
 use crate::kernels::mma_sync::linear_sm80::LinearSm80;
 use crate::kernels::mma_sync::linear_sm120::LinearSm120;
-use crate::kernels::moe::MoeKernels;
+use crate::kernels::moe::{FormatKernels, MoeKernels};
 use crate::kernels::nvfp4_products::Nvfp4Products;
 use crate::kernels::wgmma::linear_sm90::LinearSm90;
 use crate::kernels::{linear_fp8, linear_nvfp4};
@@ -56,43 +55,33 @@ impl LinearKernels {
         kernel_named(given).map_or(self, |bits16| Self { bits16, ..self })
     }
 
-    /// Returns all kernels that a layer with this token format needs. `None`: the device does not multiply this format.
-    pub fn of_format(self, format: TokenFormat) -> Option<Vec<&'static dyn Kernel>> {
+    /// Returns the kernels that a layer with this token format needs. `None`: the device does not multiply this format.
+    pub fn of_format(self, format: TokenFormat) -> Option<FormatKernels> {
         match format {
-            TokenFormat::Bits16 => Some(vec![self.bits16]),
-            TokenFormat::Fp8 => self.fp8.then(|| linear_fp8::KERNELS.into()),
-            TokenFormat::Nvfp4 => self.nvfp4.map(|products| linear_nvfp4::kernels(products).into()),
+            TokenFormat::Bits16 => Some(FormatKernels { product: self.bits16, all: vec![self.bits16] }),
+            TokenFormat::Fp8 => {
+                self.fp8.then(|| FormatKernels { product: linear_fp8::PRODUCT, all: linear_fp8::KERNELS.into() })
+            }
+            TokenFormat::Nvfp4 => {
+                self.nvfp4.map(|product| FormatKernels { product, all: linear_nvfp4::kernels(product).into() })
+            }
         }
     }
 
-    /// Checks that the device multiplies this token format. `device` is its name in the message.
+    /// Returns the kernels that a layer with this token format needs. `device` is its name in the message.
     ///
     /// # Errors
-    /// [`Error::NotComputed`] with the remedy.
-    pub fn check_takes(self, format: TokenFormat, device: &str) -> Result<(), Error> {
-        if self.of_format(format).is_some() {
-            return Ok(());
-        }
+    /// [`Error::NotComputed`] with the remedy, if the device does not multiply this format.
+    pub fn check(self, format: TokenFormat, device: &str) -> Result<FormatKernels, Error> {
+        self.of_format(format).ok_or_else(|| Self::refusal(format, device))
+    }
+
+    /// Returns the error for a format that the device has no kernel for.
+    fn refusal(format: TokenFormat, device: &str) -> Error {
         let tokens = if format == TokenFormat::Fp8 { "FP8" } else { "NVFP4" };
-        Err(Error::NotComputed(format!(
+        Error::NotComputed(format!(
             "there is no linear layer with {tokens} tokens for {device} yet; take 16-bit tokens or the CPU"
-        )))
-    }
-
-    /// Returns the name of the kernel that multiplies tokens of a format.
-    ///
-    /// # Panics
-    /// If the device does not multiply NVFP4 tokens and `format` is NVFP4.
-    pub fn product_kernel(self, format: TokenFormat) -> &'static str {
-        match format {
-            TokenFormat::Bits16 => self.bits16.name(),
-            TokenFormat::Fp8 => linear_fp8::product_kernel(),
-            TokenFormat::Nvfp4 => self.nvfp4_products().name(),
-        }
-    }
-
-    fn nvfp4_products(self) -> &'static dyn Nvfp4Products {
-        self.nvfp4.expect("the device has a kernel for NVFP4 tokens")
+        ))
     }
 
     /// Returns the launch that packs a matrix of these sizes.
@@ -117,10 +106,8 @@ impl LinearKernels {
     /// layer's token format and room for these tokens.
     ///
     /// # Errors
-    /// If the arguments are not aligned; [`Error::TooLarge`] if there are more tokens or tiles than a kernel can count.
-    ///
-    /// # Panics
-    /// If the workspace is for NVFP4 tokens and the device does not multiply them.
+    /// If the arguments are not aligned; [`Error::TooLarge`] if there are more tokens or tiles than a kernel can count;
+    /// [`Error::NotComputed`] if there is no kernel for the format of the tokens.
     pub fn launches(
         self,
         layer: &PlacedLinear,
@@ -132,7 +119,8 @@ impl LinearKernels {
             Workspace::None => Ok(vec![self.bits16.launch(layer, arguments, sms)?]),
             Workspace::Fp8(rows) => Ok(linear_fp8::launches(layer, arguments, rows, sms)?.into()),
             Workspace::Nvfp4(rows) => {
-                Ok(linear_nvfp4::launches(self.nvfp4_products(), layer, arguments, rows, sms)?.into())
+                let products = self.nvfp4.ok_or_else(|| Self::refusal(TokenFormat::Nvfp4, "this device"))?;
+                Ok(linear_nvfp4::launches(products, layer, arguments, rows, sms)?.into())
             }
         }
     }
@@ -146,7 +134,7 @@ mod tests {
     fn devices_take_the_formats_that_their_kernels_multiply() {
         let takes = |device| {
             let kernels = LinearKernels::of(device).unwrap();
-            TokenFormat::ALL.map(|format| kernels.of_format(format).map(|_| kernels.product_kernel(format)))
+            TokenFormat::ALL.map(|format| kernels.of_format(format).map(|kernels| kernels.product.name()))
         };
         assert_eq!(takes((8, 0)), [Some("linear_sm80"), None, None]);
         assert_eq!(takes((9, 0)), [Some("linear_sm90"), Some("moe_fp8_sm90"), None]);
@@ -154,9 +142,9 @@ mod tests {
         assert_eq!(takes((12, 1)), [Some("linear_sm120"), None, Some("moe_nvfp4_sm120")]);
         assert!(LinearKernels::of((7, 5)).is_none());
         let given = LinearKernels::of((9, 0)).unwrap().with_code_of("linear_sm80");
-        assert_eq!(given.product_kernel(TokenFormat::Bits16), "linear_sm80");
-        assert_eq!(given.with_code_of("moe_sm80").product_kernel(TokenFormat::Bits16), "linear_sm80");
-        let refusal = LinearKernels::of((10, 0)).unwrap().check_takes(TokenFormat::Fp8, "it").unwrap_err().to_string();
+        assert_eq!(given.bits16.name(), "linear_sm80");
+        assert_eq!(given.with_code_of("moe_sm80").bits16.name(), "linear_sm80");
+        let refusal = LinearKernels::of((10, 0)).unwrap().check(TokenFormat::Fp8, "it").err().unwrap().to_string();
         assert_eq!(refusal, "there is no linear layer with FP8 tokens for it yet; take 16-bit tokens or the CPU");
     }
 }

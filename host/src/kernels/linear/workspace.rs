@@ -1,8 +1,6 @@
 //! Memory that a call's first launch writes and its second launch reads: a function of sizes alone.
 
-use kernels_gpu::nvfp4_rows::{token_scale_bytes, value_bytes};
-use kernels_gpu::sorted::{LINE_BYTES, ROW_MULTIPLE};
-use kernels_gpu::units::k_blocks;
+use kernels_gpu::sorted::ROW_MULTIPLE;
 
 use crate::kernels::group::Address;
 use crate::kernels::launch::ALIGNMENT;
@@ -27,27 +25,16 @@ impl Workspace {
     /// Creates the workspace of a call with `tokens` tokens; a larger number counts as [`MAX_TOKENS`]. `place`
     /// allocates each part: it takes the number of bytes and returns an address, a multiple of [`ALIGNMENT`].
     pub fn new(sizes: &LinearSizes, tokens: usize, mut place: impl FnMut(u64) -> Address) -> Self {
-        const NUMBER: u64 = size_of::<f32>() as u64;
         let (tokens, k) = (tokens.min(MAX_TOKENS) as u64, sizes.k as u32);
         match sizes.token_format {
             TokenFormat::Bits16 => Self::None,
             TokenFormat::Fp8 => {
                 let capacity = tokens.next_multiple_of(ROW_MULTIPLE.into());
-                Self::Fp8(SortedRows {
-                    codes: place(capacity * u64::from(k_blocks(k) * LINE_BYTES)),
-                    scales: place(capacity * NUMBER),
-                    capacity: capacity as u32,
-                })
+                Self::Fp8(SortedRows::new(capacity, k, &mut place))
             }
             TokenFormat::Nvfp4 => {
                 let tiles = most_token_tiles(tokens, 1, 1);
-                Self::Nvfp4(Nvfp4Rows {
-                    values: place(value_bytes(tokens, k)),
-                    scales: place(tiles * token_scale_bytes(k)),
-                    globals: place(tokens * NUMBER),
-                    rows: tokens,
-                    tiles,
-                })
+                Self::Nvfp4(Nvfp4Rows::new(tokens, tiles, k, &mut place))
             }
         }
     }

@@ -3,20 +3,32 @@
 use std::ops::Range;
 
 use bytemuck::AnyBitPattern;
-use kernels_gpu::epilogue::NO_PARAMETERS;
-use kernels_gpu::layer::moe_route::abi::{COMBINE_ENTRIES, EXPAND_ENTRY, ROUTE_ENTRY, Route};
+use kernels_gpu::epilogue::{self, NO_PARAMETERS, PARAMETERS};
+use kernels_gpu::layer::moe_quantize::abi::Quantize;
+use kernels_gpu::layer::moe_quantize_nvfp4::abi::Quantize as Nvfp4Quantize;
+use kernels_gpu::layer::moe_route::abi::{
+    COMBINE_ENTRIES, Combine, EXPAND_ENTRY, Expand, ExpandedRows, ROUTE_ENTRY, Route,
+};
 use kernels_gpu::lists::Lists;
+use kernels_gpu::mma_sync::moe_few_sm90::abi::{Choices, Down, GateUp};
+use kernels_gpu::moe::Launch as Product;
+use kernels_gpu::nvfp4_rows::value_bytes;
+use kernels_gpu::routed::QuantizedC;
 use kernels_gpu::sorted::bits16_bytes;
-use kernels_gpu::units::matrix_bytes;
+use kernels_gpu::units::{OperandType, matrix_bytes};
+use kernels_gpu::wgmma::moe_fp8_sm90::abi::Launch as Fp8Product;
 
+use super::projection::activation_parameters;
 use super::*;
+use crate::kernels::launch::{Launch, output_code};
 use crate::kernels::mma_sync::moe_sm80::MoeSm80;
 use crate::kernels::products::{ProductInstance, Products as _};
 use crate::kernels::tcgen05::moe_sm100::MoeSm100;
 use crate::kernels::tensor_map::MapArguments;
 use crate::kernels::wgmma::moe_sm90::MoeSm90;
 use crate::kernels::wgmma::moe_sm120::MoeSm120;
-use crate::problem::TokenFormat;
+use crate::moe::Activation;
+use crate::problem::{Op, TokenDtype, TokenFormat};
 
 const SMS: u32 = 132;
 
@@ -170,8 +182,8 @@ fn where_experts_have_many_rows_a_launch_brings_tokens_there() {
         assert!([gated, shared_gated].iter().all(|product| product.lists_pending == 0), "a launch later");
         let placed = workspace(tokens);
         let shared = placed.shared.unwrap();
-        let shared_rows = (expand.shared, [shared_gated, shared_plain], 1440, shared.row_capacity);
-        let routed_rows = (expand.routed, [gated, plain], 720, placed.row_capacity);
+        let shared_rows = (expand.shared, [shared_gated, shared_plain], 1440, shared.capacity);
+        let routed_rows = (expand.routed, [gated, plain], 720, placed.routed.capacity);
         let all = [shared_rows, routed_rows];
         for (rows, [gated, plain], width, capacity) in all.into_iter().take(1 + usize::from(routed_are_sorted)) {
             let expected = ExpandedRows { tokens: gated.tokens, intermediate: gated.c, capacity, width };
@@ -315,7 +327,7 @@ fn tokens_in_nvfp4_are_quantized_before_each_product() {
         assert!(launch.grid.overlaps && launch.grid.entry.ends_with("_t16"));
     }
     let combine: Combine = parameter(&chain[9]);
-    assert_eq!([combine.rows, combine.shared_rows], [workspace.rows, workspace.shared.unwrap().rows]);
+    assert_eq!([combine.rows, combine.shared_rows], [workspace.routed.rows, workspace.shared.unwrap().rows]);
 }
 
 /// The parameter of a product of tokens in NVFP4, and its tensor maps.
@@ -343,8 +355,8 @@ fn with_input_scales_gate_and_up_leave_to_down_what_it_multiplies() {
         let QuantizedC { input_scales, values, scales, globals } = gated.quantized;
         assert_eq!((input_scales, values), (0xB00, maps[0].address));
         assert_eq!((scales, globals), (down.token_scales, down.globals));
-        assert_eq!(gated.c, if keeps_stages { workspace.intermediate } else { 0 });
-        assert_eq!((down.c, down.quantized), (workspace.rows, QuantizedC::default()));
+        assert_eq!(gated.c, if keeps_stages { workspace.routed.intermediate } else { 0 });
+        assert_eq!((down.c, down.quantized), (workspace.routed.rows, QuantizedC::default()));
     }
 }
 
@@ -418,7 +430,7 @@ fn few_tokens_of_gated_experts_take_two_launches() {
     let kept = PlacedMoe { keeps_stages: true, ..layer(sizes(None)) };
     let workspace = Workspace::at(&sizes(None), 8, WORKSPACE);
     let chain = launches(&kept, &arguments, &workspace, HOPPER, SMS).unwrap();
-    assert_eq!(parameter::<Down>(&chain[1]).rows, workspace.rows);
+    assert_eq!(parameter::<Down>(&chain[1]).rows, workspace.routed.rows);
 }
 
 #[test]

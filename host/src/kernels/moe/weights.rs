@@ -1,18 +1,56 @@
-//! The memory of a layer's packed weights: a function of sizes alone.
+//! How a layer's weights are packed, and the memory of packed weights: functions of sizes alone.
 
 use kernels_gpu::nvfp4_rows::{value_bytes, weight_scale_bytes};
-use kernels_gpu::units::matrix_bytes;
+use kernels_gpu::units::{OperandType, matrix_bytes};
 
 use super::PlacedExperts;
 use super::workspace::take;
 use crate::kernels::group::Address;
+use crate::kernels::layer::moe_pack::row_order::RowOrder;
 use crate::moe::MoeSizes;
-use crate::problem::TokenFormat;
+use crate::problem::{TokenDtype, TokenFormat};
 
-/// Gate, up and down.
+/// Number of projections: gate, up and down.
 pub(crate) const PROJECTIONS: usize = 3;
 
-/// Bytes of a packed matrix: units, or for tokens in NVFP4 values and scales, which lie apart.
+/// How the matrices of a projection are packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Packing {
+    /// Units ([`units`](kernels_gpu::units)) for multiplication with a type, with rows in an order.
+    Units(OperandType, RowOrder),
+    /// Values, and scales in the blocked layout ([`nvfp4_rows`](kernels_gpu::nvfp4_rows)), in the order of the checkpoint.
+    Nvfp4,
+}
+
+impl Packing {
+    /// Returns the order of the rows, which the biases share.
+    pub fn row_order(self) -> RowOrder {
+        match self {
+            Self::Units(_, order) => order,
+            Self::Nvfp4 => RowOrder::Kept,
+        }
+    }
+}
+
+/// Returns how a projection (0: gate, 1: up, 2: down) is packed.
+pub(crate) fn packing(sizes: &MoeSizes, projection: usize) -> Packing {
+    let units = |operand_type| Packing::Units(operand_type, RowOrder::of_projection(projection, operand_type));
+    match sizes.token_format {
+        TokenFormat::Bits16 => units(operand_type(sizes.dtype)),
+        TokenFormat::Fp8 => units(OperandType::E4m3),
+        TokenFormat::Nvfp4 => Packing::Nvfp4,
+    }
+}
+
+/// Returns the operand type of 16-bit tokens.
+pub(crate) fn operand_type(dtype: TokenDtype) -> OperandType {
+    match dtype {
+        TokenDtype::F16 => OperandType::F16,
+        TokenDtype::Bf16 => OperandType::Bf16,
+    }
+}
+
+/// Returns the bytes of a packed matrix: of its units, or for NVFP4 tokens of its values and scales, which lie apart.
 pub(super) fn packed_bytes(token_format: TokenFormat, rows: u32, k: u32) -> u64 {
     match token_format {
         TokenFormat::Bits16 | TokenFormat::Fp8 => matrix_bytes(rows, k),
@@ -20,20 +58,20 @@ pub(super) fn packed_bytes(token_format: TokenFormat, rows: u32, k: u32) -> u64 
     }
 }
 
-/// Where a layer's packed weights lie, one part behind the other.
+/// Addresses of a layer's packed weights. The parts follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PackedWeights {
-    /// For each projection of the routed experts, and then of the shared one, the place of the first scale that is NaN or
-    /// negative, as `moe_pack` leaves it: `[2, 3]`, u64.
+    /// Place of the first negative or NaN scale of each projection, as `moe_pack` writes it: u64 `[2, 3]`, the routed experts
+    /// first, then the shared one.
     pub invalid: Address,
     pub experts: PlacedExperts,
     pub shared: Option<PlacedExperts>,
-    /// Where they end.
+    /// End of the last part.
     pub end: Address,
 }
 
 impl PackedWeights {
-    /// The weights from an address on, a multiple of 256.
+    /// Returns the weights from an address on, a multiple of 256.
     pub fn at(sizes: &MoeSizes, address: Address) -> Self {
         let mut end = address;
         let invalid = take(&mut end, (size_of::<u64>() * 2 * PROJECTIONS) as u64);
@@ -64,13 +102,13 @@ impl PackedWeights {
         Self { invalid, experts: routed, shared, end }
     }
 
-    /// Where the place of a projection's first wrong scale lies.
+    /// Returns the address of the place of a projection's first invalid scale.
     pub fn invalid(&self, of_shared: bool, projection: usize) -> Address {
         self.invalid + (size_of::<u64>() * (usize::from(of_shared) * PROJECTIONS + projection)) as u64
     }
 }
 
-/// Bytes of a layer's packed weights, a multiple of 256.
+/// Returns the bytes of a layer's packed weights, a multiple of 256.
 ///
 /// ```
 /// use nvfp4::kernels::moe::weight_bytes;

@@ -9,15 +9,12 @@ use nvfp4::format::BLOCK;
 use nvfp4::fp4::InputScales;
 use nvfp4::kernels::moe::{weight_bytes, workspace_bytes};
 use nvfp4::moe::{Activation, MoeSizes};
-use nvfp4::problem::{TokenDtype, TokenFormat};
+use nvfp4::problem::{MAX_TOP_K, TokenDtype, TokenFormat};
 use pyo3::prelude::*;
 
 use self::operands::{Operands, Projections, RawProjection};
 use crate::error::{exception, invalid};
 use crate::tensor::{self, Dtype, Place, Tensor, token_type};
-
-/// Maximum number of experts per token.
-const MAX_TOP_K: usize = 32;
 
 /// Computes a layer: writes `out`, and `workspace` if it is given.
 #[pyfunction]

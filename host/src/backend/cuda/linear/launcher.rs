@@ -1,4 +1,4 @@
-//! Linear layers in the caller's memory: weights are packed there and calls are launched, all on the caller's stream.
+//! Linear layers in the caller's memory: packs weights and launches calls on the caller's stream.
 
 use std::sync::{Arc, OnceLock};
 
@@ -11,6 +11,7 @@ use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::BLOCK;
 use crate::fp4::check_input_scale;
+use crate::kernels::kernel::Kernel;
 use crate::kernels::launch::{ALIGNMENT, Launch};
 use crate::kernels::linear::weights::PackedWeights;
 use crate::kernels::linear::workspace::Workspace;
@@ -19,25 +20,25 @@ use crate::kernels::{Subject, builds};
 use crate::linear::LinearSizes;
 use crate::problem::TokenFormat;
 
-/// A weight in device memory as a checkpoint has it: one projection, or several below each other (as engines keep q, k and v).
+/// A weight in device memory, in the order of a checkpoint: one projection, or several on top of each other, as engines keep q, k
+/// and v.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearTensor<'a> {
-    /// Address of the packed values, at a multiple of 8, or for tokens in FP8 or NVFP4 of 16: `[N, K/2]`, the even element of K in the low nibble of
-    /// a byte.
+    /// Address of the packed values, a multiple of 8, or of 16 for FP8 and NVFP4 tokens: `[N, K/2]`, with the even element of K in
+    /// the low nibble of a byte.
     pub values: CUdeviceptr,
     /// Address of the scales, `[N, K/16]`, e4m3.
     pub scales: CUdeviceptr,
-    /// For each projection how many rows it has, and the factor of its numbers. The rows add up to N.
+    /// Number of rows and global scale of each projection. The rows add up to N.
     pub global_scales: &'a [(usize, f32)],
-    /// N numbers in host memory.
+    /// Bias: N numbers in host memory.
     pub bias: Option<&'a Bias<'a>>,
-    /// For tokens in NVFP4 their global scale, as checkpoints carry it; without it each has one of its own. Tokens of other formats have
-    /// no use for it.
+    /// Input scale of a checkpoint, for NVFP4 tokens. `None`: each token has its own global scale. Other formats ignore it.
     pub input_scale: Option<f32>,
 }
 
 impl LinearTensor<'_> {
-    /// Checks what can be seen without the device.
+    /// Checks the tensor, as far as possible without the device.
     fn check(&self, sizes: &LinearSizes) -> Result<(), Error> {
         let rows = self.global_scales.iter().try_fold(0usize, |all, (rows, _)| all.checked_add(*rows));
         if rows != Some(sizes.n) {
@@ -59,26 +60,26 @@ impl LinearTensor<'_> {
     }
 }
 
-/// A layer whose packed weights lie in the caller's memory.
+/// A layer with packed weights in the caller's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PackedLinear {
-    /// The sizes.
+    /// Sizes of the layer.
     pub sizes: LinearSizes,
-    /// Address of the weights that [`LinearLauncher::pack`] left: [`LinearLauncher::weight_bytes`], at a multiple of 256.
+    /// Address of the weights from [`LinearLauncher::pack`], a multiple of 256: [`LinearLauncher::weight_bytes`] bytes.
     pub weights: CUdeviceptr,
 }
 
-/// Packs and launches linear layers that lie in the caller's memory; made by
-/// [`Cuda::linear_launcher`](super::super::Cuda::linear_launcher), one for all layers of a device.
+/// Packs and launches linear layers in the caller's memory. [`Cuda::linear_launcher`](super::super::Cuda::linear_launcher) creates
+/// one for all layers of a device.
 ///
-/// It allocates nothing, waits for nothing, and leaves the thread's current context as it was. So an engine counts every byte, and
-/// a call may be captured into the engine's own graph.
+/// A launcher allocates nothing, waits for nothing, and leaves the thread's current context unchanged. So an engine counts every
+/// byte, and can capture a call into its own graph.
 #[derive(Clone)]
 pub struct LinearLauncher {
-    /// Those that run on the device.
+    /// Kernels of the device.
     kernels: LinearKernels,
-    /// The entries for tokens of each of [`TokenFormat::ALL`], by name; good for as long as the device. They are loaded when the first
-    /// such layer is packed.
+    /// Entries for each format of [`TokenFormat::ALL`], by name. They are loaded when the first layer of a format is packed, and
+    /// live as long as the device.
     functions: Arc<[OnceLock<Box<Functions>>; TokenFormat::ALL.len()]>,
     device: Arc<Device>,
 }
@@ -86,16 +87,16 @@ pub struct LinearLauncher {
 /// Entries by name.
 type Functions = [(&'static str, CUfunction)];
 
-// SAFETY: the handles inside are the driver's, which any thread may use with the context current; every method makes it current.
+// SAFETY: any thread may use the driver's handles inside while the context is current, and every method makes it current.
 unsafe impl Send for LinearLauncher {}
-// SAFETY: as above; nothing in it changes.
+// SAFETY: any thread may use the driver's handles inside, and all shared fields are written once, behind locks.
 unsafe impl Sync for LinearLauncher {}
 
 impl LinearLauncher {
-    /// Bytes at the beginning of packed weights that say whether a scale was wrong; see [`LinearLauncher::check_packed`].
+    /// Bytes at the start of packed weights with the place of an invalid scale; see [`LinearLauncher::check_packed`].
     pub const HEAD_BYTES: usize = size_of::<u64>();
 
-    /// A launcher that has loaded nothing yet.
+    /// Creates a launcher, without loading kernels.
     pub(in crate::backend::cuda) fn new(device: Arc<Device>) -> Result<Self, Error> {
         let kernels = LinearKernels::of(device.info.capability).expect("they run wherever a kernel of groups does");
         let kernels = match device.standing.code.given() {
@@ -108,31 +109,26 @@ impl LinearLauncher {
         Ok(Self { kernels, functions: Arc::default(), device })
     }
 
-    /// Loads what a layer needs whose tokens have this format, before a stream may be captured.
-    pub(in crate::backend::cuda) fn load(&self, token_format: TokenFormat) -> Result<(), Error> {
-        self.kernels.check_takes(token_format, "this card")?;
+    /// Loads the kernels of a layer with tokens in a format, before a stream may be captured. Returns the kernel that
+    /// multiplies.
+    pub(in crate::backend::cuda) fn load(&self, token_format: TokenFormat) -> Result<&'static dyn Kernel, Error> {
+        let kernels = self.kernels.check(token_format, "this card")?;
         let place = &self.functions[token_format as usize];
         if place.get().is_none() {
             self.device.standing.check(Subject::linear(token_format))?;
-            let kernels = self.kernels.of_format(token_format).expect("checked above");
-            let functions = self.device.functions(&kernels)?;
+            let functions = self.device.functions(&kernels.all)?;
             place.get_or_init(|| functions.into());
         }
-        Ok(())
+        Ok(kernels.product)
     }
 
-    /// The name of the kernel that multiplies tokens of a format.
-    pub(in crate::backend::cuda) fn product_kernel(&self, token_format: TokenFormat) -> &'static str {
-        self.kernels.product_kernel(token_format)
-    }
-
-    /// Bytes of a layer's packed weights, a multiple of 256. The sizes have been [checked](LinearSizes::check).
+    /// Bytes of a layer's packed weights, a multiple of 256. The sizes must be [valid](LinearSizes::check).
     pub fn weight_bytes(sizes: &LinearSizes) -> usize {
         PackedWeights::at(sizes, 0).end as usize
     }
 
-    /// Bytes of the workspace that a call needs with up to so many tokens, a multiple of 256: 0 with tokens of 16 bits. Layers whose calls
-    /// come one after the other on a stream can share one workspace, as large as the largest of theirs.
+    /// Bytes of workspace for a call with up to `max_tokens` tokens, a multiple of 256: 0 for 16-bit tokens. Layers whose calls
+    /// follow each other on a stream can share the largest of their workspaces.
     ///
     /// ```
     /// use nvfp4::backend::cuda::LinearLauncher;
@@ -147,17 +143,18 @@ impl LinearLauncher {
         Workspace::at(sizes, max_tokens, 0).1 as usize
     }
 
-    /// Queues the packing of a tensor, which is not needed any more when the stream has come past it.
+    /// Queues the packing of a tensor, which may be freed after the stream has passed it.
     ///
     /// # Errors
-    /// [`Error::Invalid`], [`Error::Mismatch`] or [`Error::GlobalScale`] if sizes, alignments or factors are wrong, or a failure of
-    /// the driver. Whether block scales are valid is found out on the device: see [`LinearLauncher::check_packed`].
+    /// [`Error::Invalid`], [`Error::Mismatch`] or [`Error::GlobalScale`] if sizes, alignments or global scales are wrong, or an error
+    /// of the driver. The device checks the block scales; see [`LinearLauncher::check_packed`].
     ///
     /// # Safety
     ///
     /// - `stream` is a stream of this device's primary context, or null, and captures nothing.
-    /// - A tensor of these sizes lies where it says, the device can read it, and [`weight_bytes`](LinearLauncher::weight_bytes) lie
-    ///   at `weights`. All of it stays allocated, and is touched by nobody else, until the stream has come past this.
+    /// - The device can read a tensor of these sizes at its addresses, and `weights` has
+    ///   [`weight_bytes`](LinearLauncher::weight_bytes) bytes. The memory stays allocated, and nothing else accesses it, until the
+    ///   stream has passed the packing.
     pub unsafe fn pack(
         &self,
         sizes: &LinearSizes,
@@ -177,8 +174,8 @@ impl LinearLauncher {
         let launch = self.kernels.pack(sizes, places, layer.packed, invalid)?;
         let input_scale: &[f32] = if layer.input_scale == 0 { &[] } else { &[tensor.input_scale.unwrap_or(0.0)] };
         let _entered = self.device.enter()?;
-        // SAFETY: the context is current; `# Safety` above asks for the tensor, for room at every address, and for the stream. The
-        // driver has read what is in pageable memory when the call returns (cuda.h, "API synchronization behavior").
+        // SAFETY: the context is current. The caller guarantees the tensor, room at every address, and the stream. The driver has
+        // read pageable memory when the call returns (cuda.h, "API synchronization behavior").
         unsafe {
             self.device.check_raw(sys::cuMemsetD8Async(invalid, 0xFF, Self::HEAD_BYTES, stream))?;
             for (to, numbers) in [(layer.alpha, &alpha[..]), (layer.bias, &bias), (layer.input_scale, input_scale)] {
@@ -191,10 +188,10 @@ impl LinearLauncher {
         }
     }
 
-    /// Says whether the block scales of packed weights were valid, by the first bytes of the weights.
+    /// Checks that the block scales of packed weights were valid. `head`: first bytes of the packed weights.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with the place of the first that is negative or NaN.
+    /// [`Error::Invalid`] with the place of the first scale that is negative or NaN.
     pub fn check_packed(sizes: &LinearSizes, head: &[u8; Self::HEAD_BYTES]) -> Result<(), Error> {
         match u64::from_ne_bytes(*head) {
             u64::MAX => Ok(()),
@@ -206,25 +203,26 @@ impl LinearLauncher {
         }
     }
 
-    /// Queues a call on the caller's stream and returns without waiting: how many launches it was given, one, with tokens in FP8 or NVFP4
-    /// two, or without tokens none.
+    /// Queues a call on the caller's stream, returns without waiting, and returns the number of launches: 1, 2 with FP8 or NVFP4
+    /// tokens, or 0 without tokens.
     ///
-    /// The first launch may begin before the stream has come to the end of the kernel before it, but until then reads nothing except
-    /// weights, and writes nothing.
+    /// The first launch may start before the previous kernel of the stream has ended. Until then it reads only weights, and
+    /// writes nothing.
     ///
     /// # Errors
-    /// If a size is out of range, an address or the pitch is not aligned, or a driver call fails. What the kernel itself does wrong
-    /// shows when the stream is waited for.
+    /// If a size is out of range, an address or the pitch is not aligned, or a driver call fails. Faults of a kernel appear when
+    /// the stream is synchronized.
     ///
     /// # Safety
     ///
     /// - `stream` is a stream of this device's primary context, or null.
-    /// - The weights were packed for these sizes, and that was waited for: the launch reads them before the stream has come to it.
-    /// - Every address of `arguments` is one of memory that this device can read, or for the output write, of the sizes that
-    ///   [`LinearArguments`] says. With tokens in FP8 or NVFP4, [`workspace_bytes`](LinearLauncher::workspace_bytes) lie at `workspace`, a multiple
-    ///   of 256. The output and the workspace overlap nothing.
-    /// - All of it stays allocated, and is written by nobody else, until the stream has come past this call, or the graph that it was
-    ///   captured into is not launched any more. Calls that share a workspace are on one stream, or in an order otherwise.
+    /// - The weights were packed for these sizes, and the packing has ended: the launch may read them before its turn in the stream.
+    /// - The device can read the memory at every address of `arguments`, and write the output, with the sizes that
+    ///   [`LinearArguments`] states. With FP8 or NVFP4 tokens, `workspace` is a multiple of 256, with
+    ///   [`workspace_bytes`](LinearLauncher::workspace_bytes) bytes of memory. Neither the output nor the workspace overlaps another
+    ///   operand.
+    /// - The memory stays allocated, and nothing else writes it, until the stream has passed this call, or the captured graph is not
+    ///   launched any more. Calls that share a workspace are ordered, for example by one stream.
     pub unsafe fn launch(
         &self,
         layer: &PackedLinear,
@@ -244,14 +242,14 @@ impl LinearLauncher {
         let launches = self.kernels.launches(&placed, arguments, workspace, self.device.info.sms)?;
         let _entered = self.device.enter()?;
         for launch in &launches {
-            // SAFETY: the context is current; `# Safety` above asks for the stream and for all that the parameter points to; the device
-            // keeps the functions' modules.
+            // SAFETY: the context is current. The caller guarantees the stream and the memory that the parameter points to. The device
+            // keeps the functions' modules loaded.
             unsafe { self.ready(layer.sizes.token_format, launch)?.queue(&self.device, stream)? };
         }
         Ok(launches.len())
     }
 
-    /// A launch for tokens of a format, with its entry.
+    /// Returns a launch for tokens in a format, with its loaded entry.
     fn ready(&self, token_format: TokenFormat, launch: &Launch) -> Result<ReadyLaunch, Error> {
         let is_it = |(entry, _): &&(&str, CUfunction)| *entry == launch.grid.entry;
         let functions = self.functions[token_format as usize].get().expect("entries are loaded");

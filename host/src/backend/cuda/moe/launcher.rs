@@ -1,4 +1,4 @@
-//! MoE layers in the caller's memory: weights are packed there and calls are launched, all on the caller's stream.
+//! MoE layers in the caller's memory: packs weights and launches calls on the caller's stream.
 
 use std::sync::{Arc, OnceLock};
 
@@ -15,61 +15,62 @@ use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::BLOCK;
 use crate::fp4::InputScales;
+use crate::kernels::kernel::Kernel;
 use crate::kernels::launch::{ALIGNMENT, Launch};
 use crate::kernels::layer::moe_pack::MoePack;
 use crate::kernels::layer::moe_pack::row_order::RowOrder;
 use crate::kernels::layer::moe_route::MoeRoute;
 use crate::kernels::moe::{
-    self, MoeArguments, MoeKernels, PROJECTIONS, PackedWeights, PlacedExperts, PlacedMoe, Workspace, packing,
-    row_order, workspace_bytes,
+    self, MoeArguments, MoeKernels, PROJECTIONS, PackedWeights, Packing, PlacedExperts, PlacedMoe, Workspace, packing,
+    workspace_bytes,
 };
 use crate::kernels::{Subject, builds};
 use crate::moe::MoeSizes;
 use crate::problem::TokenFormat;
 
-/// The projections by their numbers.
+/// Names of the projections, by number.
 const NAMES: [&str; PROJECTIONS] = ["gate", "up", "down"];
 
-/// A projection of every expert of a layer, in device memory as a checkpoint has it.
+/// A projection of all experts of a layer, in device memory, in the order of a checkpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct MoeTensor<'a> {
-    /// Address of the first expert's packed values, at a multiple of 16: a row after the other, the even element of K in the low
-    /// nibble of a byte.
+    /// Address of the first expert's packed values, a multiple of 16: row-major, with the even element of K in the low nibble of
+    /// a byte.
     pub values: CUdeviceptr,
     /// Bytes from one expert's values to the next one's, a multiple of 16.
     pub values_stride: usize,
-    /// Address of the first expert's scales, e4m3, a row after the other.
+    /// Address of the first expert's scales, e4m3, row-major.
     pub scales: CUdeviceptr,
     /// Bytes from one expert's scales to the next one's.
     pub scales_stride: usize,
-    /// Each expert's global scale, by which its numbers are multiplied.
+    /// Global scale of each expert, a factor of its numbers.
     pub global_scales: &'a [f32],
-    /// The biases in host memory, those of the first expert first: a number for each expert and row.
+    /// Biases in host memory: one number per expert and row, in the order of the experts.
     pub bias: Option<&'a Bias<'a>>,
 }
 
-/// The projections of a layer's experts: gate and up `[I, H]`, down `[H, I]`.
+/// Projections of a layer's experts: gate and up `[I, H]`, down `[H, I]`.
 #[derive(Clone, Copy, Debug)]
 pub struct MoeTensors<'a> {
-    /// Gate of every expert, if the activation has one. Where an engine keeps gate and up of an expert in one tensor, its stride is
-    /// that of both.
+    /// Gate of all experts, if the activation has a gate. If an engine keeps gate and up of an expert in one tensor, the stride is
+    /// the size of both.
     pub gate: Option<MoeTensor<'a>>,
-    /// Up of every expert.
+    /// Up of all experts.
     pub up: MoeTensor<'a>,
-    /// Down of every expert.
+    /// Down of all experts.
     pub down: MoeTensor<'a>,
-    /// The input scales of every expert, in host memory: empty unless the sizes say that there are some.
+    /// Input scales of all experts, in host memory. Empty if the sizes have no input scales.
     pub input_scales: &'a [InputScales],
 }
 
 impl<'a> MoeTensors<'a> {
-    /// Those that there are, with their numbers.
+    /// Returns the projections that exist, with their numbers.
     fn projections(&self) -> impl Iterator<Item = (usize, &MoeTensor<'a>)> {
         let tensors = [self.gate.as_ref(), Some(&self.up), Some(&self.down)].into_iter().enumerate();
         tensors.filter_map(|(projection, tensor)| Some((projection, tensor?)))
     }
 
-    /// Checks what can be seen without the device, of the routed experts or of the shared one.
+    /// Checks tensors of the routed experts or of the shared one, as far as possible without the device.
     fn check(&self, sizes: &MoeSizes, of_shared: bool) -> Result<(), Error> {
         if self.gate.is_some() != sizes.activation.has_gate() {
             let text =
@@ -112,48 +113,48 @@ impl<'a> MoeTensors<'a> {
     }
 }
 
-/// A layer whose packed weights lie in the caller's memory.
+/// A layer with packed weights in the caller's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PackedMoe {
-    /// The sizes.
+    /// Sizes of the layer.
     pub sizes: MoeSizes,
-    /// Address of the weights that [`MoeLauncher::pack`] left: [`weight_bytes`](moe::weight_bytes), at a multiple of 256.
+    /// Address of the weights from [`MoeLauncher::pack`], a multiple of 256: [`weight_bytes`](moe::weight_bytes) bytes.
     pub weights: CUdeviceptr,
-    /// Address of the layer's own number of each expert that tokens can name: i32, as many as `sizes.named_experts`, negative for
-    /// experts that live elsewhere. 0 if tokens name experts by those numbers.
+    /// Address of the layer's number of each expert that tokens can name: `sizes.named_experts` numbers, i32, negative for experts
+    /// on other devices. 0: tokens name experts by the layer's numbers.
     pub expert_map: CUdeviceptr,
 }
 
 /// Entries by name.
 type Functions = [(&'static str, CUfunction)];
 
-/// Packs and launches MoE layers that lie in the caller's memory; made by [`Cuda::moe_launcher`](super::super::Cuda::moe_launcher),
-/// one for all layers of a device.
+/// Packs and launches MoE layers in the caller's memory. [`Cuda::moe_launcher`](super::super::Cuda::moe_launcher) creates one for
+/// all layers of a device.
 ///
-/// It allocates nothing, waits for nothing, and leaves the thread's current context as it was. So an engine counts every byte, and
-/// a call may be captured into the engine's own graph.
+/// A launcher allocates nothing, waits for nothing, and leaves the thread's current context unchanged. So an engine counts every
+/// byte, and can capture a call into its own graph.
 #[derive(Clone)]
 pub struct MoeLauncher {
-    /// Those that run on the device.
+    /// Kernels of the device.
     pub(super) kernels: MoeKernels,
-    /// Blocks of the largest cluster that makes lists; known when the entry is loaded.
+    /// CTAs of the largest cluster that makes lists; set when the entry is loaded.
     largest_cluster: Arc<OnceLock<u32>>,
-    /// The entries for tokens of each of [`TokenFormat::ALL`], by name; good for as long as the device. They are loaded when the first
-    /// such layer is packed.
+    /// Entries for each format of [`TokenFormat::ALL`], by name. They are loaded when the first layer of a format is packed, and
+    /// live as long as the device.
     functions: Arc<[OnceLock<Box<Functions>>; TokenFormat::ALL.len()]>,
     device: Arc<Device>,
 }
 
-// SAFETY: the handles inside are the driver's, which any thread may use with the context current; every method makes it current.
+// SAFETY: any thread may use the driver's handles inside while the context is current, and every method makes it current.
 unsafe impl Send for MoeLauncher {}
-// SAFETY: as above; nothing in it changes.
+// SAFETY: any thread may use the driver's handles inside, and all shared fields are written once, behind locks.
 unsafe impl Sync for MoeLauncher {}
 
 impl MoeLauncher {
-    /// Bytes at the beginning of packed weights that say whether a scale was wrong; see [`MoeLauncher::check_packed`].
+    /// Bytes at the start of packed weights with the places of invalid scales; see [`MoeLauncher::check_packed`].
     pub const HEAD_BYTES: usize = size_of::<u64>() * 2 * PROJECTIONS;
 
-    /// A launcher that has loaded nothing yet.
+    /// Creates a launcher, without loading kernels.
     pub(in crate::backend::cuda) fn new(device: Arc<Device>) -> Result<Self, Error> {
         let kernels = MoeKernels::of(device.info.capability).expect("they run wherever a kernel of groups does");
         let kernels = match device.standing.code.given() {
@@ -166,22 +167,22 @@ impl MoeLauncher {
         Ok(Self { kernels, largest_cluster: Arc::default(), functions: Arc::default(), device })
     }
 
-    /// Loads what a layer needs whose tokens have this format, before a stream may be captured.
-    pub(in crate::backend::cuda) fn load(&self, token_format: TokenFormat) -> Result<(), Error> {
-        self.kernels.check_takes(token_format, "this card")?;
+    /// Loads the kernels of a layer with tokens in a format, before a stream may be captured. Returns the kernel that
+    /// multiplies.
+    pub(in crate::backend::cuda) fn load(&self, token_format: TokenFormat) -> Result<&'static dyn Kernel, Error> {
+        let kernels = self.kernels.check(token_format, "this card")?;
         let place = &self.functions[token_format as usize];
         if place.get().is_none() {
             self.device.standing.check(Subject::moe(token_format))?;
-            let kernels = self.kernels.of_format(token_format).expect("checked above");
-            let functions = self.device.functions(&kernels)?;
+            let functions = self.device.functions(&kernels.all)?;
             let _entered = self.device.enter()?;
             self.largest_cluster.get_or_init(|| self.find_largest_cluster(&functions));
             place.get_or_init(|| functions.into());
         }
-        Ok(())
+        Ok(kernels.product)
     }
 
-    /// Blocks of the largest cluster in which this card makes lists. The context is current.
+    /// Returns the CTAs of the largest cluster in which this GPU makes lists. The context is current.
     fn find_largest_cluster(&self, functions: &Functions) -> u32 {
         let large = MoeRoute::largest_cluster();
         let route = functions.iter().find(|(entry, _)| *entry == large.entry);
@@ -189,17 +190,17 @@ impl MoeLauncher {
         if self.kernels.overlaps() && route.is_some_and(takes) { large.cluster } else { self.kernels.largest_cluster }
     }
 
-    /// Queues the packing of a checkpoint's tensors, which are not needed any more when the stream has come past it.
+    /// Queues the packing of a checkpoint's tensors, which may be freed after the stream has passed it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if sizes or alignments are wrong, [`Error::GlobalScale`], or a failure of the driver. Whether block scales
-    /// are valid is found out on the device: see [`MoeLauncher::check_packed`].
+    /// [`Error::Invalid`] if sizes or alignments are wrong, [`Error::GlobalScale`], or an error of the driver. The device checks the
+    /// block scales; see [`MoeLauncher::check_packed`].
     ///
     /// # Safety
     ///
     /// - `stream` is a stream of this device's primary context, or null, and captures nothing.
-    /// - Tensors of these sizes lie where they say, the device can read them, and [`weight_bytes`](moe::weight_bytes) lie at
-    ///   `weights`. All of it stays allocated, and is touched by nobody else, until the stream has come past this.
+    /// - The device can read tensors of these sizes at their addresses, and `weights` has [`weight_bytes`](moe::weight_bytes) bytes.
+    ///   The memory stays allocated, and nothing else accesses it, until the stream has passed the packing.
     pub unsafe fn pack(
         &self,
         sizes: &MoeSizes,
@@ -218,7 +219,7 @@ impl MoeLauncher {
         shared.map_or(Ok(()), |shared| shared.check(sizes, true).map_err(|error| error.at("shared expert")))?;
         let packed = PackedWeights::at(sizes, weights);
         let _entered = self.device.enter()?;
-        // SAFETY: the context is current; `# Safety` above asks for the rest.
+        // SAFETY: the context is current. The caller guarantees the tensors, the memory at `weights` and the stream.
         unsafe {
             self.clear(sizes, &packed, stream)?;
             for (of_shared, tensors) in [(false, Some(experts)), (true, shared)] {
@@ -234,16 +235,16 @@ impl MoeLauncher {
         Ok(())
     }
 
-    /// Notes that no scale is wrong yet, and that there are no input scales.
+    /// Marks that no scale is invalid yet, and that there are no input scales.
     ///
     /// # Safety
     ///
-    /// The context is current, the stream is one of it, and the weights have room.
+    /// The context is current, the stream belongs to it and captures nothing, and the weights have room.
     pub(super) unsafe fn clear(&self, sizes: &MoeSizes, packed: &PackedWeights, stream: CUstream) -> Result<(), Error> {
         let (routed, shared) = ((&packed.experts, sizes.experts), packed.shared.as_ref().map(|shared| (shared, 1)));
         let experts = [routed].into_iter().chain(shared);
         let input_scales = experts.flat_map(|(placed, count)| placed.input_scales.map(|at| (at, count)));
-        // SAFETY: `# Safety` above; input scales are parts of the weights.
+        // SAFETY: the caller guarantees the context, the stream and room for the weights, which include the input scales.
         unsafe {
             self.device.check_raw(sys::cuMemsetD8Async(packed.invalid, 0xFF, Self::HEAD_BYTES, stream))?;
             for (at, count) in input_scales.filter(|(at, _)| *at != 0) {
@@ -253,11 +254,11 @@ impl MoeLauncher {
         Ok(())
     }
 
-    /// Queues the copy of the input scales of experts, and of the shared one, to packed weights.
+    /// Queues the copy of the input scales of the routed experts and of the shared one to packed weights.
     ///
     /// # Safety
     ///
-    /// As [`MoeLauncher::clear`]; there is a scale for each expert, in NVFP4.
+    /// The requirements of [`MoeLauncher::clear`]; there is one scale per expert, and the tokens are NVFP4.
     pub(super) unsafe fn set_input_scales(
         &self,
         packed: &PackedWeights,
@@ -270,19 +271,19 @@ impl MoeLauncher {
             for (to, of) in placed.input_scales.into_iter().zip(of) {
                 let numbers: Vec<f32> = scales.iter().map(of).collect();
                 let (from, bytes) = (numbers.as_ptr().cast(), size_of_val(&*numbers));
-                // SAFETY: `# Safety` above. The driver has read what is in pageable memory when the call returns (cuda.h, "API
-                // synchronization behavior").
+                // SAFETY: the weights have room for one scale per expert. The driver has read pageable memory when the call returns
+                // (cuda.h, "API synchronization behavior").
                 self.device.check_raw(unsafe { sys::cuMemcpyHtoDAsync_v2(to, from, bytes, stream) })?;
             }
         }
         Ok(())
     }
 
-    /// Queues the packing of gate, up or down (0, 1, 2) of every expert, and the copy of its global scales and biases.
+    /// Queues the packing of a projection (0: gate, 1: up, 2: down) of all experts, and the copy of its global scales and biases.
     ///
     /// # Safety
     ///
-    /// As [`MoeLauncher::pack`], of this tensor; the context is current.
+    /// The requirements of [`MoeLauncher::pack`] for this tensor; the context is current.
     pub(super) unsafe fn pack_projection(
         &self,
         sizes: &MoeSizes,
@@ -296,55 +297,58 @@ impl MoeLauncher {
         let PlacedExperts { gate_up, down, alpha, bias, .. } = placed.expect("checked when packing begins");
         let Matrices { count, rows, k } = Matrices::of(sizes, of_shared, projection);
         let is_down = projection == 2;
-        // Up lies behind gate, if there is one.
+        // Up follows gate, if there is a gate.
         let (before, of_both) = if sizes.activation.has_gate() { (projection as u64, 2) } else { (0, 1) };
         let (at, before, each) = if is_down { (*down, 0, 1) } else { (*gate_up, before, of_both) };
-        let (order, invalid) = (row_order(sizes, projection), packed.invalid(of_shared, projection));
-        let launch = if sizes.token_format == TokenFormat::Nvfp4 {
-            let [value_bytes_of, scale_bytes] = [value_bytes(rows.into(), k), weight_scale_bytes(rows, k)];
-            let scales_at = at + u64::from(count) * each * value_bytes_of;
-            MoePack.launch_nvfp4(PackNvfp4 {
-                values: tensor.values,
-                values_stride: tensor.values_stride as u64,
-                scales: tensor.scales,
-                scales_stride: tensor.scales_stride as u64,
-                packed_values: at + before * value_bytes_of,
-                packed_values_stride: each * value_bytes_of,
-                packed_scales: scales_at + before * scale_bytes,
-                packed_scales_stride: each * scale_bytes,
-                invalid,
-                matrices: count,
-                rows,
-                k,
-                unused: 0,
-            })
-        } else {
-            let bytes = matrix_bytes(rows, k);
-            MoePack.launch(Pack {
-                values: tensor.values,
-                values_stride: tensor.values_stride as u64,
-                scales: tensor.scales,
-                scales_stride: tensor.scales_stride as u64,
-                units: at + before * bytes,
-                units_stride: each * bytes,
-                invalid,
-                matrices: count,
-                rows,
-                k,
-                ordered_rows: (order == RowOrder::OfK).into(),
-                operand_type: packing(sizes) as u32,
-                ..Pack::zeroed()
-            })
+        let (packing, invalid) = (packing(sizes, projection), packed.invalid(of_shared, projection));
+        let launch = match packing {
+            Packing::Nvfp4 => {
+                let [value_bytes_of, scale_bytes] = [value_bytes(rows.into(), k), weight_scale_bytes(rows, k)];
+                let scales_at = at + u64::from(count) * each * value_bytes_of;
+                MoePack.launch_nvfp4(PackNvfp4 {
+                    values: tensor.values,
+                    values_stride: tensor.values_stride as u64,
+                    scales: tensor.scales,
+                    scales_stride: tensor.scales_stride as u64,
+                    packed_values: at + before * value_bytes_of,
+                    packed_values_stride: each * value_bytes_of,
+                    packed_scales: scales_at + before * scale_bytes,
+                    packed_scales_stride: each * scale_bytes,
+                    invalid,
+                    matrices: count,
+                    rows,
+                    k,
+                    unused: 0,
+                })
+            }
+            Packing::Units(operand_type, row_order) => {
+                let bytes = matrix_bytes(rows, k);
+                MoePack.launch(Pack {
+                    values: tensor.values,
+                    values_stride: tensor.values_stride as u64,
+                    scales: tensor.scales,
+                    scales_stride: tensor.scales_stride as u64,
+                    units: at + before * bytes,
+                    units_stride: each * bytes,
+                    invalid,
+                    matrices: count,
+                    rows,
+                    k,
+                    ordered_rows: (row_order == RowOrder::OfK).into(),
+                    operand_type: operand_type as u32,
+                    ..Pack::zeroed()
+                })
+            }
         };
         let biases = if bias[projection] == 0 {
             Vec::new()
         } else {
             let numbers = tensor.bias.map(|bias| bias.numbers(sizes.dtype));
-            order.biases(numbers.as_deref(), count as usize, rows as usize)
+            packing.row_order().biases(numbers.as_deref(), count as usize, rows as usize)
         };
         let copies = [(alpha[projection], tensor.global_scales), (bias[projection], &biases[..])];
-        // SAFETY: `# Safety` above asks for the tensor, for room at every address, and for the stream. The driver has read what is
-        // in pageable memory when the call returns (cuda.h, "API synchronization behavior").
+        // SAFETY: the caller guarantees the tensor, room at every address, and the stream. The driver has read pageable memory when
+        // the call returns (cuda.h, "API synchronization behavior").
         unsafe {
             for (to, numbers) in copies.into_iter().filter(|(_, numbers)| !numbers.is_empty()) {
                 let (from, bytes) = (numbers.as_ptr().cast(), size_of_val(numbers));
@@ -354,10 +358,10 @@ impl MoeLauncher {
         }
     }
 
-    /// Says whether the block scales of packed weights were valid, by the first bytes of the weights.
+    /// Checks that the block scales of packed weights were valid. `head`: first bytes of the packed weights.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with the place of the first that is negative or NaN.
+    /// [`Error::Invalid`] with the place of the first scale that is negative or NaN.
     pub fn check_packed(sizes: &MoeSizes, head: &[u8; Self::HEAD_BYTES]) -> Result<(), Error> {
         for (slot, bytes) in head.as_chunks::<{ size_of::<u64>() }>().0.iter().enumerate() {
             let found = u64::from_ne_bytes(*bytes);
@@ -378,30 +382,30 @@ impl MoeLauncher {
         Ok(())
     }
 
-    /// Bytes of workspace that a call needs with up to so many tokens; see [`workspace_bytes`].
+    /// Bytes of workspace for a call with up to `max_tokens` tokens; see [`workspace_bytes`].
     pub fn workspace_bytes(&self, sizes: &MoeSizes, max_tokens: usize) -> usize {
         workspace_bytes(sizes, max_tokens)
     }
 
-    /// Queues a call on the caller's stream and returns without waiting: how many launches it was given. What is launched depends
-    /// on sizes, T and addresses, never on what the tokens chose, and no launch waits for the host; so a graph that the stream was
-    /// captured into is right for whatever ids and weights lie there when it runs.
+    /// Queues a call on the caller's stream, returns without waiting, and returns the number of launches. The launches depend on
+    /// sizes, T and addresses, never on the experts that the tokens choose, and no launch waits for the host. So a captured graph
+    /// is correct for the ids and weights that the memory holds when the graph runs.
     ///
-    /// The first launch may begin before the stream has come to the end of the kernel before it, but touches nothing until then.
+    /// The first launch may start before the previous kernel of the stream has ended, but accesses no memory until then.
     ///
     /// # Errors
-    /// If a size is out of range, an address or a pitch is not aligned, weights are on the input where that cannot be, or a driver
-    /// call fails. What a kernel itself does wrong shows when the stream is waited for.
+    /// If a size is out of range, an address or a pitch is not aligned, weights are on the input of a layer with more than one
+    /// expert per token, or a driver call fails. Faults of a kernel appear when the stream is synchronized.
     ///
     /// # Safety
     ///
     /// - `stream` is a stream of this device's primary context, or null.
-    /// - The weights were packed for these sizes, on this stream or before it, and the map lies where `layer` says.
-    /// - Every address of `arguments` is one of memory that this device can read, or for the output write, of the sizes that
-    ///   [`MoeArguments`] says; and [`workspace_bytes`] lie at `workspace`, a multiple of 256. The output and the workspace overlap
-    ///   nothing.
-    /// - All of it stays allocated, and is written by nobody else, until the stream has come past this call, or the graph is not
-    ///   launched any more. Calls that share a workspace are on one stream, or in an order otherwise.
+    /// - The weights were packed for these sizes, on this stream or before it, and `layer` has the address of the map.
+    /// - The device can read the memory at every address of `arguments`, and write the output, with the sizes that
+    ///   [`MoeArguments`] states. `workspace` is a multiple of 256, with [`workspace_bytes`] bytes of memory. Neither the output nor
+    ///   the workspace overlaps another operand.
+    /// - The memory stays allocated, and nothing else writes it, until the stream has passed this call, or the graph is not launched
+    ///   any more. Calls that share a workspace are ordered, for example by one stream.
     pub unsafe fn launch(
         &self,
         layer: &PackedMoe,
@@ -421,15 +425,15 @@ impl MoeLauncher {
             keeps_stages: false,
         };
         let _entered = self.device.enter()?;
-        // SAFETY: the context is current; `# Safety` above asks for the rest.
+        // SAFETY: the context is current. The caller guarantees weights, operands, workspace and stream.
         unsafe { self.queue(&placed, arguments, workspace, stream) }
     }
 
-    /// As [`MoeLauncher::launch`], of a layer wherever its parts lie.
+    /// Does the same as [`MoeLauncher::launch`] for a layer with parts at any addresses.
     ///
     /// # Safety
     ///
-    /// As [`MoeLauncher::launch`]; the context is current.
+    /// The requirements of [`MoeLauncher::launch`]; the context is current.
     pub(super) unsafe fn queue(
         &self,
         layer: &PlacedMoe,
@@ -443,8 +447,8 @@ impl MoeLauncher {
         for (_, chunk) in moe::chunks(&layer.sizes, arguments)? {
             let workspace = Workspace::at(&layer.sizes, chunk.token_count, workspace);
             for launch in moe::launches(layer, &chunk, &workspace, kernels, self.device.info.sms)? {
-                // SAFETY: `# Safety` above asks for the stream and for all that parameters point to; the device keeps the
-                // functions' modules.
+                // SAFETY: the caller guarantees the stream and the memory that parameters point to. The device keeps the functions'
+                // modules loaded.
                 unsafe { self.ready(&launch)?.queue(&self.device, stream)? };
                 count += 1;
             }
@@ -452,7 +456,7 @@ impl MoeLauncher {
         Ok(count)
     }
 
-    /// A launch with its entry.
+    /// Returns a launch with its loaded entry.
     fn ready(&self, launch: &Launch) -> Result<ReadyLaunch, Error> {
         let is_it = |(entry, _): &&(&str, CUfunction)| *entry == launch.grid.entry;
         let mut loaded = self.functions.iter().filter_map(OnceLock::get).flatten();
@@ -462,7 +466,7 @@ impl MoeLauncher {
     }
 }
 
-/// The matrices of a projection.
+/// Sizes of a projection's matrices.
 struct Matrices {
     count: u32,
     rows: u32,

@@ -2,13 +2,13 @@
 
 use fake_cuda::Launch;
 use kernels_gpu::layer::moe_quantize::abi::{ENTRIES, Quantize};
-use kernels_gpu::lists::NO_ROW;
 use kernels_gpu::sorted::LINE_BYTES;
 use kernels_gpu::units::k_blocks;
 
 use super::code_places;
 use crate::fp8::quantize_token;
 use crate::kernels::fake::{slice, slice_mut};
+use crate::kernels::layer::quantize_fake::Tokens;
 use crate::problem::TokenDtype;
 
 /// Quantizes every token by the kernel's contract.
@@ -19,7 +19,7 @@ pub(super) fn launch(launch: &Launch<'_>) {
     // only this launch accesses.
     unsafe {
         let quantize: Quantize = launch.parameter(0);
-        let (k, capacity) = (quantize.k as usize, quantize.row_capacity);
+        let capacity = quantize.row_capacity;
         let is_known = quantize.firsts == 0;
         let rows = if is_known {
             assert_eq!((quantize.rows, quantize.places), (0, 0), "{quantize:?}");
@@ -35,25 +35,15 @@ pub(super) fn launch(launch: &Launch<'_>) {
             scales.fill(0.0);
         }
         let tokens = if quantize.rows == 0 { rows } else { quantize.token_count };
-        for token in 0..tokens {
-            let mut bits = slice::<u16>(quantize.input + u64::from(token) * quantize.input_pitch, k).to_vec();
-            if quantize.input_weights != 0 {
-                let weight = *(quantize.input_weights as *const f32).add(token as usize);
-                bits.iter_mut().for_each(|bits| *bits = dtype.round_f32(dtype.decode(*bits) as f32 * weight));
-            }
-            let mut of_token = vec![0; k];
-            let scale = quantize_token(dtype, &bits, &mut of_token);
-            let top_k = quantize.top_k;
-            let own = [token];
-            let places = if quantize.places == 0 {
-                &own[..]
-            } else {
-                slice(quantize.places + 4 * u64::from(token * top_k), top_k as usize)
-            };
-            for &row in places.iter().filter(|&&row| row != NO_ROW) {
+        let Quantize { input, input_pitch, input_weights, places, top_k, k, .. } = quantize;
+        let tokens = Tokens { dtype, count: tokens, k, input, input_pitch, input_weights, places, top_k };
+        tokens.for_each(|bits, rows| {
+            let mut of_token = vec![0; bits.len()];
+            let scale = quantize_token(dtype, bits, &mut of_token);
+            for &row in rows {
                 scales[row as usize] = scale;
-                code_places(capacity, row, quantize.k).for_each(|(column, place)| codes[place] = of_token[column]);
+                code_places(capacity, row, k).for_each(|(column, place)| codes[place] = of_token[column]);
             }
-        }
+        });
     }
 }

@@ -2,12 +2,13 @@
 
 use fake_cuda::Launch;
 use kernels_gpu::layer::moe_quantize_nvfp4::abi::{ENTRIES, Quantize};
-use kernels_gpu::lists::{NO_ROW, tile_size};
+use kernels_gpu::lists::tile_size;
 use kernels_gpu::nvfp4_rows::{row_bytes, scale_tiles, token_scale};
 
 use crate::format::BLOCK;
 use crate::fp4::quantize_token;
 use crate::kernels::fake::{slice, slice_mut};
+use crate::kernels::layer::quantize_fake::Tokens;
 use crate::problem::TokenDtype;
 
 /// Quantizes every token by the kernel's contract.
@@ -18,7 +19,7 @@ pub(super) fn launch(launch: &Launch<'_>) {
     // only this launch accesses.
     unsafe {
         let quantize: Quantize = launch.parameter(0);
-        let (k, experts) = (quantize.k as usize, quantize.experts as usize);
+        let experts = quantize.experts as usize;
         // Without lists, the single expert has all rows.
         let (known_rows, known_tiles) = ([0, quantize.token_count], [0, quantize.token_tiles]);
         let (firsts, tile_firsts) = if quantize.firsts == 0 {
@@ -30,19 +31,10 @@ pub(super) fn launch(launch: &Launch<'_>) {
         let input_scales: &[f32] = slice(quantize.input_scales, experts);
         let tokens = if quantize.places == 0 { firsts[experts] } else { quantize.token_count };
         assert!(tokens <= quantize.token_count);
-        for token in 0..tokens {
-            let mut bits = slice::<u16>(quantize.input + u64::from(token) * quantize.input_pitch, k).to_vec();
-            if quantize.input_weights != 0 {
-                let weight = *(quantize.input_weights as *const f32).add(token as usize);
-                bits.iter_mut().for_each(|bits| *bits = dtype.round_f32(dtype.decode(*bits) as f32 * weight));
-            }
-            let (own, top_k) = ([token], quantize.top_k);
-            let places = if quantize.places == 0 {
-                &own[..]
-            } else {
-                slice(quantize.places + 4 * u64::from(token * top_k), top_k as usize)
-            };
-            for &row in places.iter().filter(|&&row| row != NO_ROW) {
+        let Quantize { input, input_pitch, input_weights, places, top_k, k, .. } = quantize;
+        let tokens = Tokens { dtype, count: tokens, k, input, input_pitch, input_weights, places, top_k };
+        tokens.for_each(|bits, rows| {
+            for &row in rows {
                 let expert = firsts.partition_point(|&first| first <= row) - 1;
                 let (rows, tiles) =
                     (firsts[expert + 1] - firsts[expert], tile_firsts[expert + 1] - tile_firsts[expert]);
@@ -53,12 +45,12 @@ pub(super) fn launch(launch: &Launch<'_>) {
                     [quantize.values, quantize.scales],
                     [row, tile, in_expert % size],
                     dtype,
-                    &bits,
+                    bits,
                     input_scale,
                 );
                 *(quantize.globals as *mut f32).add(row as usize) = global;
             }
-        }
+        });
     }
 }
 

@@ -11,7 +11,14 @@ use crate::error::Error;
 use crate::kernels::group::Address;
 use crate::kernels::kernel::{Entry, Kernel};
 use crate::kernels::launch::{Grid, Launch, output_code};
-use crate::router::{LogitType, Router, Scoring};
+use crate::problem;
+use crate::router::{LogitType, MAX_GROUPS, Router, Scoring};
+
+const _: () = {
+    assert!(problem::MAX_EXPERTS <= MAX_EXPERTS as usize, "the kernel ranks all experts");
+    assert!(problem::MAX_TOP_K <= abi::MAX_TOP_K as usize, "the kernel chooses all experts of a token");
+    assert!(MAX_GROUPS <= abi::MAX_GROUPS as usize, "the kernel ranks all groups");
+};
 
 /// The kernel.
 pub(crate) struct RouterKernel;
