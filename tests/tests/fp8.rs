@@ -1,9 +1,18 @@
 //! The host's FP8 sums and order of K, which are the reference, against the emulator's, which model a GPU's.
 
 use nvfp4::fp8::{Factors, STEP, position, sum};
-use ptx_emulator::hw::{descriptor::Element, fp8::multiply_f32};
+use ptx_emulator::hw::descriptor::Element;
+use ptx_emulator::hw::matmul::{Floats, Packing, multiply_f32};
+use ptx_emulator::hw::sums::{Adder, Family, Instruction, Kind};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
+
+/// Adds the products of rows of one step of e4m3 codes to `sums`, as Hopper's `wgmma` does.
+fn multiply(a: &[u8], b: &[u8], sums: &mut [f32]) {
+    let rows = |codes: &[u8]| Floats::decode(Element::E4m3, Packing::Dense, codes.len() / STEP, STEP, codes);
+    let adder = Adder::of(Family::Hopper, Instruction::Wgmma, Kind::of(Element::E4m3));
+    multiply_f32(&rows(a), &rows(b), Some(&adder), sums);
+}
 
 /// Returns the sum that an emulated tensor core computes, step by step.
 fn emulated(a: &[u8], b: &[u8]) -> f32 {
@@ -17,7 +26,7 @@ fn emulated(a: &[u8], b: &[u8]) -> f32 {
     let (a, b) = (ordered(a), ordered(b));
     let mut sum = [0.0];
     for (a, b) in a.chunks(STEP).zip(b.chunks(STEP)) {
-        multiply_f32((Element::E4m3, a), (Element::E4m3, b), STEP, &mut sum);
+        multiply(a, b, &mut sum);
     }
     sum[0]
 }
@@ -63,10 +72,10 @@ fn every_pair_of_codes_added_to_a_sum_matches_the_emulator() {
     };
     let step = |code: u8| (0..STEP).map(move |column| if column == 0 { code } else { 0 });
     for first in [0x00, 0x01, 0x38, 0x7E, 0xFE] {
-        let mut want = vec![0.0; 256 * 256];
+        let mut want = vec![0.0f32; 256 * 256];
         let rows = |codes: &dyn Fn(u8) -> u8| -> Vec<u8> { (0..=u8::MAX).flat_map(|row| step(codes(row))).collect() };
         for (a, b) in [(rows(&|_| first), rows(&|_| 0x7E)), (rows(&|a| a), rows(&|b| b))] {
-            multiply_f32((Element::E4m3, &a), (Element::E4m3, &b), STEP, &mut want);
+            multiply(&a, &b, &mut want);
         }
         let [a, b] =
             [first, 0x7E].map(|first| (0..=u8::MAX).map(|code| Factors::new(&row([first, code]))).collect::<Vec<_>>());

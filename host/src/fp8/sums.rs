@@ -1,6 +1,6 @@
 //! Sums of products with the bits of Hopper's tensor cores: `wgmma` of two e4m3 operands with f32 accumulators.
 //!
-//! PTX does not define these sums. The rules come from results of an H200 (`crates/ptx_emulator/src/hw/fp8.rs`; a test
+//! PTX does not define these sums. The rules come from results of an H200 (`crates/ptx_emulator/src/hw/sums.rs`; a test
 //! compares that file with this one). [`STEP`] products are added to the accumulator at a time:
 //!
 //! 1. Each product is exact. Its exponent is the sum of the exponents of its factors; a subnormal factor has the
