@@ -6,6 +6,7 @@ subclasses. The subclasses give `nvfp4` the layers that it supports, and vLLM al
 
 from . import choices
 
+
 def register():
     """Registers the configurations. vLLM calls it through the entry point `vllm.general_plugins`.
 

@@ -131,7 +131,11 @@ def _options(config):
     of_engine = additional.get("nvfp4", {}) if isinstance(additional, dict) else {}
     for place, found in (("NVFP4_VLLM_OPTIONS", options), ('--additional-config, "nvfp4"', of_engine)):
         _check(place, found)
-    return options | of_engine
+    options |= of_engine
+    if options and isinstance(additional, dict):
+        # vLLM's cache of compiled models depends on this dictionary, and not on the environment.
+        additional["nvfp4"] = options
+    return options
 
 
 def _check(place, options):

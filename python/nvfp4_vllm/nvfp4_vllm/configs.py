@@ -43,14 +43,17 @@ class _Serving:
         """
         if isinstance(layer, RoutedExperts):
             return self.of_experts(layer, prefix)
-        with seams.kernels_left_open():
-            return self.of_linear(super().get_quant_method(layer, prefix), layer, prefix)
+        with seams.kernels_left_open() as opened:
+            method = self.of_linear(super().get_quant_method(layer, prefix), layer, prefix)
+        if method is None and opened:
+            raise Left("vLLM transforms its numbers")
+        return method
 
     def of_linear(self, theirs, layer, prefix):
-        """Returns our method in place of vLLM's, `theirs`, for a linear layer of ModelOpt."""
+        """Returns our method in place of vLLM's, `theirs`, for a linear layer of ModelOpt; `None` for other layers."""
         quantization = seams.input_format(theirs)
         if quantization is None:
-            return theirs
+            return None
         method = linear.Nvfp4Linear(theirs, linear.check(layer, quantization))
         choices.serve("linear layers", prefix, method.tokens)
         return method
@@ -101,8 +104,9 @@ class CompressedTensors(_Serving, CompressedTensorsConfig):
 
     def of_linear(self, theirs, layer, prefix):
         # Only unmodified classes are replaced: a subclass may transform the layer's numbers.
-        if type(theirs) is CompressedTensorsLinearMethod and type(layer.scheme) is CompressedTensorsW4A4Fp4:
-            tokens = linear.check(layer, "w4a16" if layer.scheme.use_a16 else "w4a4")
-            layer.scheme = linear.Nvfp4Scheme(layer.scheme, tokens)
-            choices.serve("linear layers", prefix, tokens)
+        if type(theirs) is not CompressedTensorsLinearMethod or type(layer.scheme) is not CompressedTensorsW4A4Fp4:
+            return None
+        tokens = linear.check(layer, "w4a16" if layer.scheme.use_a16 else "w4a4")
+        layer.scheme = linear.Nvfp4Scheme(layer.scheme, tokens)
+        choices.serve("linear layers", prefix, tokens)
         return theirs

@@ -34,12 +34,20 @@ class OpenKernel:
 
 @contextlib.contextmanager
 def kernels_left_open():
-    """Keeps vLLM from choosing kernels of NVFP4 linear layers. Some versions end loading there if no kernel of theirs fits."""
-    chosen = [(module, module.init_nvfp4_linear_kernel) for module in (modelopt, tensors)]
+    """Keeps vLLM from choosing kernels of NVFP4 linear layers. Some versions end loading there if no kernel of theirs fits.
+
+    The value is a list of the kernels that were left open.
+    """
+    opened, chosen = [], [(module, module.init_nvfp4_linear_kernel) for module in (modelopt, tensors)]
+
+    def leave_open(*arguments, **named):
+        opened.append(OpenKernel())
+        return opened[-1]
+
     for module, _ in chosen:
-        module.init_nvfp4_linear_kernel = lambda *arguments, **named: OpenKernel()
+        module.init_nvfp4_linear_kernel = leave_open
     try:
-        yield
+        yield opened
     finally:
         for module, choose in chosen:
             module.init_nvfp4_linear_kernel = choose

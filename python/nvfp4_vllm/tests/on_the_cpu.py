@@ -9,7 +9,8 @@ weights are packed for the CPU, and the layers compute on the CPU. Each case run
 vLLM.
 """
 
-import contextlib
+import functools
+import inspect
 import json
 import logging
 import os
@@ -142,6 +143,13 @@ def unproven(config):
     nvfp4.Moe = refuse
 
 
+def transformed(config):
+    """A method of linear layers that adds something to vLLM's."""
+    from vllm.model_executor.layers.quantization.compressed_tensors import compressed_tensors as module
+
+    module.CompressedTensorsLinearMethod = type("Transformed", (module.CompressedTensorsLinearMethod,), {})
+
+
 def per_quant(config):
     if not hasattr(config.kernel_config, "linear_backend_per_quant"):
         raise Unserved("linear_backend_per_quant")
@@ -175,6 +183,10 @@ CASES = {
     "linear backend of the format": Case(linear=[VLLMS_LINEAR] * 2, change=per_quant, says="linear backend marlin is configured for nvfp4_w4a16"),
     "linear backend of another format": Case(change=other_per_quant),
     "expert load balancing": Case(experts=[VLLMS] * 2, engine={"moe_backend": "auto"}, change=eplb, says="--enable-eplb moves"),
+    "linear layers that vLLM transforms": Case(
+        compressed_tensors(True), [OF_TENSORS] * 2, [{"CompressedTensorsW4A4Fp4"}] * 2, engine={"linear_backend": "marlin"},
+        change=transformed, says="model.layers.0.self_attn.qkv_proj: vLLM transforms its numbers",
+    ),
     "nothing may be left": Case(engine=MARLIN, environment=REQUIRE, error="NVFP4_VLLM_REQUIRE=1 makes this an error"),
     "all served where that is required": Case(environment=REQUIRE),
     "intermediate size that ranks cannot share": Case(
@@ -221,10 +233,10 @@ CASES = {
     ),
     "newer version": Case(change=newer, says="was not tested with vLLM 0.99.0"),
     "newer version with other seams": Case(
-        experts=[VLLMS] * 2, linear=[VLLMS_LINEAR] * 2, change=changed, says="vLLM's own kernels serve all NVFP4 layers"
+        experts=[VLLMS] * 2, linear=[VLLMS_LINEAR] * 2, engine=MARLIN, change=changed, says="vLLM's own kernels serve all NVFP4 layers"
     ),
     "newer version that differs unforeseen": Case(
-        experts=[VLLMS] * 2, linear=[VLLMS_LINEAR] * 2, change=unforeseen, says="AttributeError: no such attribute (vLLM 0.99.0, with which"
+        experts=[VLLMS] * 2, linear=[VLLMS_LINEAR] * 2, engine=MARLIN, change=unforeseen, says="AttributeError: no such attribute (vLLM 0.99.0, with which"
     ),
     "newer version with other seams, required": Case(environment=REQUIRE, change=changed, error="nvfp4_vllm is not used"),
 }  # fmt: skip
@@ -241,7 +253,8 @@ def run(case):
     torch.manual_seed(0)
     pretend_card(case.card)
     said = Messages()
-    with tempfile.TemporaryDirectory() as folder, given_layer(case.layer):
+    give_layer(case.layer)
+    with tempfile.TemporaryDirectory() as folder:
         try:
             model = create(case, pathlib.Path(folder))
         except ValueError as error:
@@ -252,10 +265,13 @@ def run(case):
     names = lambda kind: [module for module in model.modules() if type(module).__name__ == kind]
     # `__name__` of our experts is that of vLLM's. A compressed-tensors layer has a scheme instead of a method of its own.
     class_of = lambda layer: type(getattr(layer, "scheme", layer.quant_method)).__qualname__
-    layers, fused = names("RoutedExperts") or subclasses(model), names("QKVParallelLinear")
+    layers, fused = experts_of(model), names("QKVParallelLinear")
     for found, expected in ((layers, case.experts), (fused, case.linear)):
         found = [class_of(layer) for layer in found]
         assert len(found) == len(expected) and all(name in each if isinstance(each, set) else name == each for name, each in zip(found, expected)), found
+    for layer in fused:
+        kernel = getattr(getattr(layer, "scheme", layer.quant_method), "kernel", None)
+        assert type(kernel).__name__ != "OpenKernel", "vLLM has chosen no kernel"
     for layer in names("MergedColumnParallelLinear"):
         assert class_of(layer) == LINEAR
     is_ours = lambda expected: [isinstance(each, str) for each in expected]
@@ -291,25 +307,20 @@ def pretend_card(capability):
     )
 
 
-@contextlib.contextmanager
-def given_layer(arguments):
+def give_layer(arguments):
     """Makes the model's layers of experts with more arguments."""
     from vllm.model_executor.models import qwen3_moe
 
     name = next(name for name in ("FusedMoEFactory", "FusedMoE") if hasattr(qwen3_moe, name))
     make = getattr(qwen3_moe, name)
-    arguments = dict(arguments)
-    import inspect
-
-    known = inspect.signature(make).parameters
+    arguments, known = dict(arguments), inspect.signature(make).parameters
     if arguments.get("activation", "").endswith("_no_mul") and "ckpt_names" in known:
         arguments["ckpt_names"] = ("up_proj", "down_proj", None)
     setattr(qwen3_moe, name, lambda *others, **named: make(*others, **named | arguments))
-    yield
 
 
-def subclasses(model):
-    """Some families of models have experts of a class of their own."""
+def experts_of(model):
+    """Returns the layers of experts. Some families of models have a class of their own for them."""
     from vllm.model_executor.layers.fused_moe import RoutedExperts
 
     return [module for module in model.modules() if isinstance(module, RoutedExperts)]
@@ -387,7 +398,7 @@ def load(model, served, attention, case):
 
 def in_checkpoint(model, name, has_gate):
     """Without a gate, vLLM loads up as its first projection: until 0.25 under the name of a gate."""
-    layer = subclasses(model)[0]
+    layer = experts_of(model)[0]
     return name if has_gate or name == "down" else getattr(layer, "ckpt_gate_proj_name", "gate_proj").removesuffix("_proj")
 
 
@@ -414,7 +425,8 @@ def compute(layer, loaded, case):
         top_k = 1 if on_input else TOP_K
         tokens = torch.randn(count, HIDDEN, dtype=torch.float32).bfloat16()
         ids = torch.stack([torch.randperm(EXPERTS)[:top_k] for _ in range(count)]).int()
-        weights = torch.rand(count, top_k, dtype=torch.float32)
+        # vLLM rounds weights on the input to the token type first.
+        weights = torch.rand(count, top_k, dtype=torch.float32).bfloat16().float()
         got = method.apply(layer, tokens, weights, ids, None, None)
         word, activation = activation_of(case)
         name = method.tokens.name if count >= method.tokens.from_tokens else "16-bit"
@@ -432,8 +444,6 @@ def compute(layer, loaded, case):
 
 def activation_of(case):
     """Returns the library's word and the reference of the layer's activation."""
-    import functools
-
     import reference
 
     name, limit = case.layer.get("activation", "silu"), case.layer.get("swiglu_limit")
