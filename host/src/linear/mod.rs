@@ -32,4 +32,5 @@ pub mod compare;
 pub mod generate;
 mod problem;
 
+pub(crate) use problem::no_nvfp4_tokens;
 pub use problem::{LinearInputs, LinearOutput, LinearSizes, LinearStep, LinearWeights};

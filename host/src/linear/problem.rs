@@ -53,6 +53,8 @@ pub struct LinearWeights<'a> {
     bias: Option<Bias<'a>>,
     token_format: TokenFormat,
     input_scale: Option<f32>,
+    /// Why tokens cannot be multiplied in NVFP4; `None` if they can.
+    input_scale_fault: Option<String>,
 }
 
 impl<'a> LinearWeights<'a> {
@@ -61,7 +63,8 @@ impl<'a> LinearWeights<'a> {
     /// # Errors
     /// If N or K is no multiple of 16, or the global scale takes products out of f32.
     pub fn new(dtype: TokenDtype, matrix: Matrix<'a>) -> Result<Self, Error> {
-        let weights = Self { dtype, matrix, bias: None, token_format: TokenFormat::Bits16, input_scale: None };
+        let token_format = TokenFormat::Bits16;
+        let weights = Self { dtype, matrix, bias: None, token_format, input_scale: None, input_scale_fault: None };
         weights.sizes().check()?;
         check_global_scale(weights.matrix.global_scale())?;
         Ok(weights)
@@ -91,6 +94,12 @@ impl<'a> LinearWeights<'a> {
         Ok(Self { input_scale: Some(input_scale), ..self })
     }
 
+    /// The layer with an input scale that cannot be used, for this reason. Then [`LinearStep::new`] refuses
+    /// [`TokenFormat::Nvfp4`].
+    pub fn without_input_scale(self, reason: String) -> Self {
+        Self { input_scale: None, input_scale_fault: Some(reason), ..self }
+    }
+
     /// The global scale of tokens; none if they have their own.
     pub fn input_scale(&self) -> Option<f32> {
         self.input_scale
@@ -111,6 +120,11 @@ impl<'a> LinearWeights<'a> {
     pub fn bias(&self) -> Option<Cow<'_, [f32]>> {
         self.bias.as_ref().map(|bias| bias.numbers(self.dtype))
     }
+}
+
+/// Returns the error for NVFP4 tokens of weights whose input scales cannot be used.
+pub(crate) fn no_nvfp4_tokens(fault: &str) -> Error {
+    Error::Invalid(format!("tokens cannot be NVFP4: {fault}; use 16-bit tokens, or calibrate the model again"))
 }
 
 /// What comes with each forward pass, as a caller has it. [`LinearStep::new`] checks it.
@@ -135,8 +149,12 @@ impl<'a> LinearStep<'a> {
     /// Checks lengths.
     ///
     /// # Errors
-    /// If the stride is less than K, or there are too few elements or too many tokens.
+    /// If the stride is less than K, there are too few elements or too many tokens, or tokens are NVFP4 and the layer's
+    /// input scale cannot be used.
     pub fn new(layer: &LinearWeights<'_>, inputs: LinearInputs<'a>) -> Result<Self, Error> {
+        if let (TokenFormat::Nvfp4, Some(fault)) = (layer.token_format, &layer.input_scale_fault) {
+            return Err(no_nvfp4_tokens(fault));
+        }
         Self::of_sizes(layer.sizes(), inputs)
     }
 

@@ -10,6 +10,7 @@ use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix, e2m1, e4m3};
 use crate::fp4::InputScales;
+use crate::linear::no_nvfp4_tokens;
 use crate::problem::{MAX_K, TokenDtype, TokenFormat};
 
 /// Everything about a layer that does not change from step to step, but its numbers.
@@ -178,6 +179,8 @@ pub struct MoeWeights<'a> {
     expert_map: Option<Vec<i32>>,
     /// Of the experts and, behind them, of the shared one; empty if there are none.
     input_scales: Vec<InputScales>,
+    /// Why tokens cannot be multiplied in NVFP4; `None` if they can.
+    input_scale_fault: Option<String>,
 }
 
 impl<'a> MoeWeights<'a> {
@@ -220,7 +223,8 @@ impl<'a> MoeWeights<'a> {
             let checked = expert.check(&sizes, sizes.intermediate);
             checked.map_err(|error| error.at(format_args!("expert {index}")))?;
         }
-        Ok(Self { sizes, experts, shared: None, expert_map: None, input_scales: Vec::new() })
+        let (expert_map, input_scales) = (None, Vec::new());
+        Ok(Self { sizes, experts, shared: None, expert_map, input_scales, input_scale_fault: None })
     }
 
     /// The layer with an expert besides that every token has, with an I of its own.
@@ -281,6 +285,19 @@ impl<'a> MoeWeights<'a> {
         }
         (self.input_scales, self.sizes.input_scales) = (input_scales, true);
         Ok(self)
+    }
+
+    /// The layer with input scales that are incomplete or cannot be used, for this reason. Then [`MoeStep::new`] refuses
+    /// [`TokenFormat::Nvfp4`].
+    pub fn without_input_scales(mut self, reason: String) -> Self {
+        (self.input_scales, self.sizes.input_scales) = (Vec::new(), false);
+        self.input_scale_fault = Some(reason);
+        self
+    }
+
+    /// Why tokens cannot be multiplied in NVFP4; none if they can.
+    pub fn input_scale_fault(&self) -> Option<&str> {
+        self.input_scale_fault.as_deref()
     }
 
     /// The global scales of an expert's tokens, of the shared one by the number behind the last; none if tokens have their own.
@@ -349,8 +366,12 @@ impl<'a> MoeStep<'a> {
     ///
     /// # Errors
     /// If a length or the stride does not fit, weights on the input are asked for with more than one expert a token or with a
-    /// shared expert, or there are shared weights but no shared expert.
+    /// shared expert, there are shared weights but no shared expert, or tokens are NVFP4 and the layer's input scales
+    /// cannot be used.
     pub fn new(layer: &MoeWeights<'_>, inputs: MoeInputs<'a>) -> Result<Self, Error> {
+        if let (TokenFormat::Nvfp4, Some(fault)) = (layer.sizes.token_format, &layer.input_scale_fault) {
+            return Err(no_nvfp4_tokens(fault));
+        }
         Self::of_sizes(layer.sizes(), layer.expert_map(), inputs)
     }
 
