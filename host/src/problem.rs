@@ -50,6 +50,11 @@ impl Op {
     }
 }
 
+/// Returns the error for NVFP4 tokens of weights whose input scales cannot be used.
+pub(crate) fn no_nvfp4_tokens(fault: &str) -> Error {
+    Error::Invalid(format!("tokens cannot be NVFP4: {fault}; use 16-bit tokens, or calibrate the model again"))
+}
+
 /// 16-bit type of tokens and outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TokenDtype {

@@ -344,6 +344,12 @@ pub struct Loss {
 }
 
 impl Loss {
+    /// Returns the loss of numbers that do not change.
+    pub(crate) fn none(numbers: &[f32]) -> Self {
+        let signal = numbers.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
+        Self { signal, noise: 0.0, max_abs: 0.0 }
+    }
+
     /// Returns the root-mean-square error relative to the root-mean-square number; 0 if all numbers are 0.
     pub fn relative_rms(self) -> f64 {
         if self.noise == 0.0 { 0.0 } else { f64::sqrt(self.noise / self.signal) }

@@ -158,7 +158,7 @@ fn inspect_lists_weights_and_every_problem() {
     assert_eq!(["count", "n", "k"].map(|key| gate[key].as_u64().unwrap()), [12, 16, 32]);
     assert_eq!(gate["global_scales"], serde_json::json!({"min": 0.25, "max": 0.25}));
     assert_eq!(gate["format"], "modelopt");
-    assert_eq!((&json["schema_version"], &gate["runs"]), (&2.into(), &"gated".into()));
+    assert_eq!((&json["schema_version"], &gate["runs"]), (&3.into(), &serde_json::json!(["gated", "linear"])));
 
     let expert = |number: usize, name: &str| format!("{BLOCK}.experts.{number}.{name}");
     tensors.remove(&expert(1, "gate_proj.weight_scale")).set(expert(2, "up_proj.weight_scale_2"), f32s(&[], &[-1.0]));

@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use model_files::{Tensors, f32s};
+use model_files::{Tensors, f32s, raw};
+use nvfp4::checkpoint::{Checkpoint, Dtype, TensorFile};
 use serde_json::{Value, json};
 
 fn nvfp4(folder: &Path, line: &str) -> Output {
@@ -111,10 +112,7 @@ fn bad_input_is_refused_with_a_remedy() {
         ("--op linear --shape 1,24,16", "N = 24 of a linear layer is not a multiple of 16"),
         ("--op linear --shape 1,16,8", "K = 8 of a linear layer is not a multiple of 16"),
         ("--op linear --shape 18446744073709551615,16,16", "the shape needs about"),
-        (
-            "--op linear --routing zipf",
-            "--routing, --activations, --output and --layer cannot be used with --op linear",
-        ),
+        ("--op linear --routing zipf", "--routing and --layer cannot be used with --op linear"),
         ("--weights x --tensor y", "--tensor needs --op linear"),
         ("--op linear --weights absent.safetensors --tensor y", "absent.safetensors: No such file"),
     ] {
@@ -180,7 +178,7 @@ fn layers_of_a_quantized_model_run_and_are_verified() {
     }
     for (line, text) in [
         ("--op moe --weights out --layer 2 --routing zipf", "a layer of a checkpoint has its own router"),
-        ("--op moe --weights out --tensor x", "--output, --activations and --tensor cannot be used with --op moe"),
+        ("--op moe --weights out --tensor x", "--tensor cannot be used with --op moe; use --layer"),
         ("--op moe --weights out --layer 7", "a feed-forward block of layer 7 is missing; the model has layers 2"),
         ("--op linear --weights out --layer 2", "--layer cannot be used with --op linear"),
         ("--op linear --weights out --tensor model.layers.2.mlp.gate", "gate.weight: its dtype is F32, not U8"),
@@ -190,4 +188,98 @@ fn layers_of_a_quantized_model_run_and_are_verified() {
         let error = String::from_utf8(output.stderr).unwrap();
         assert!(error.contains(text), "{line}: {error}");
     }
+}
+
+/// Writes tokens `hidden` `[T, 32]` and returns them.
+fn write_tokens(path: &Path, count: usize) -> Vec<f32> {
+    // Exact in bf16.
+    let numbers: Vec<f32> = (0..count * 32).map(|i| ((i * 29) % 64) as f32 / 16.0 - 2.0).collect();
+    let bits: Vec<u8> = numbers.iter().flat_map(|&x| half::bf16::from_f32(x).to_le_bytes()).collect();
+    let mut tokens = Tensors::default();
+    tokens.set("hidden", raw(Dtype::BF16, &[count, 32], &bits)).write(path);
+    numbers
+}
+
+#[test]
+fn tokens_of_a_file_give_an_output_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    std::fs::create_dir(folder.join("in")).unwrap();
+    model().write(&folder.join("in/model.safetensors"));
+    let config =
+        json!({"model_type": "qwen3_moe", "num_experts_per_tok": 2, "norm_topk_prob": true, "hidden_act": "silu"});
+    std::fs::write(folder.join("in/config.json"), config.to_string()).unwrap();
+    stdout(nvfp4(folder, "quantize in out --include _proj\\.weight$"));
+    let numbers = write_tokens(&folder.join("x.safetensors"), 7);
+    let files = "--weights out --activations x.safetensors --output y.safetensors";
+    let linear = report(folder, &format!("--op linear --tensor model.layers.2.self_attn.q_proj {files}"));
+    assert_eq!(
+        (&linear["m"], &linear["input"], &linear["dtype"]),
+        (&7.into(), &"x.safetensors".into(), &"bf16".into())
+    );
+    let used = linear["tensors"]["used"].as_array().unwrap();
+    assert!(used.contains(&"model.layers.2.self_attn.q_proj.bias".into()), "{used:?}");
+    let output = |shape: &[usize]| {
+        let file = TensorFile::open(&folder.join("y.safetensors")).unwrap();
+        let output = file.tensor("output").unwrap();
+        assert_eq!((output.dtype, output.shape), (Dtype::BF16, shape));
+        let numbers = output.numbers::<u16>();
+        numbers.iter().map(|&bits| f64::from(half::bf16::from_bits(bits))).collect::<Vec<_>>()
+    };
+    // The product, from the weight's own numbers.
+    let checkpoint = Checkpoint::open(&folder.join("out")).unwrap();
+    let weight = checkpoint.quantized("model.layers.2.self_attn.q_proj").unwrap().matrix;
+    for (index, got) in output(&[7, 48]).into_iter().enumerate() {
+        let mut row = [0.0; 32];
+        weight.dequantize_row(index % 48, &mut row);
+        let token = &numbers[index / 48 * 32..][..32];
+        let want = 0.5 + row.iter().zip(token).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum::<f64>();
+        assert!((got - want).abs() <= 0.005 * want.abs() + 1e-3, "element {index}: {got}, expected {want}");
+    }
+    let moe = report(folder, &format!("--op moe --layer 2 {files}"));
+    assert_eq!((&moe["tokens"], &moe["verified"]), (&7.into(), &true.into()));
+    let left = moe["tensors"]["left"].as_array().unwrap();
+    assert!(left.contains(&"model.layers.2.self_attn.q_proj.weight".into()), "{left:?}");
+    let first = output(&[7, 32]);
+    assert!(first.iter().any(|&x| x != 0.0));
+    // A token's output does not depend on the others.
+    write_tokens(&folder.join("x.safetensors"), 3);
+    report(folder, &format!("--op moe --layer 2 {files}"));
+    assert_eq!(output(&[3, 32]), first[..3 * 32]);
+    let text = stdout(nvfp4(folder, &format!("run --backend cpu --op moe --layer 2 {files} --repeat 1")));
+    assert!(
+        text.contains("used      ") && text.contains("mlp.experts.*.gate_proj") && text.contains("left      "),
+        "{text}"
+    );
+}
+
+#[test]
+fn unusable_tokens_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let mut weight = Tensors::default();
+    weight.set_nvfp4("m", nvfp4::checkpoint::Format::ModelOpt, [16, 32], 1).write(&folder.join("w.safetensors"));
+    let refused = |content: Option<model_files::Content>, words: &str| {
+        let mut tokens = Tensors::default();
+        match content {
+            Some(content) => tokens.set("hidden", content),
+            None => tokens.set("tokens", f32s(&[1], &[0.0])),
+        };
+        tokens.write(&folder.join("x.safetensors"));
+        let files = "--weights w.safetensors --activations x.safetensors --output y.safetensors";
+        let output = nvfp4(folder, &format!("run --backend cpu --op linear --tensor m {files} --dtype f16"));
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && error.contains(words), "{words}: {error}");
+        assert!(!folder.join("y.safetensors").exists());
+    };
+    refused(None, "x.safetensors: hidden: this tensor is missing; the file must contain hidden [T, H]");
+    refused(Some(f32s(&[2, 16], &[0.0; 32])), "x.safetensors: hidden: elements per token");
+    refused(Some(f32s(&[32], &[0.0; 32])), "x.safetensors: hidden: its shape is [32]");
+    refused(Some(raw(Dtype::U8, &[1, 32], &[0; 32])), "x.safetensors: hidden: its dtype is U8");
+    let mut large = vec![0.0; 64];
+    large[35] = 1e6;
+    refused(Some(f32s(&[2, 32], &large)), "hidden: element 3 of token 1 is 1000000, not a finite f16");
+    let output =
+        nvfp4(folder, "run --backend cpu --op linear --weights w.safetensors --tensor m --output w.safetensors");
+    assert!(String::from_utf8(output.stderr).unwrap().contains("the output is also an input"));
 }

@@ -119,7 +119,8 @@ fn bad_input_is_refused_with_a_remedy() {
     for (line, text) in [
         ("--op moe --shape moe-1", "layer `moe-1` is neither a .json file nor one of qwen3-30b-a3b, "),
         ("--op gated --shape layer-test-1", "shape `layer-test-1` is neither"),
-        ("--op moe --output out.safetensors", "--output, --activations and --tensor cannot be used with --op moe"),
+        ("--op moe --shape layer-test-1 --output absent/out.safetensors", "create the folder absent first"),
+        ("--op moe --activations x.safetensors", "--weights <CHECKPOINT>"),
         ("--shape group-1 --routing zipf", "--routing needs --op moe"),
         ("--shape group-1 --tokens 3", "--tokens needs --op moe or --weights"),
         ("--op moe --routing skewed", "[possible values: uniform, zipf]"),

@@ -486,3 +486,128 @@ fn non_finite_number_is_reported_with_its_expert() {
         );
     });
 }
+
+/// Returns an MXFP4 weight of one row, with every code 1 (0.5) and one exponent per 32 numbers.
+fn mxfp4(model: &mut Tensors, module: &str, exponents: &[u8]) {
+    let count = exponents.len();
+    model.set(format!("{module}.weight"), raw(Dtype::I8, &[8, 16 * count], &[0x11; 16].repeat(8 * count)));
+    model.set(format!("{module}.scale"), raw(Dtype::F8_E8M0, &[8, count], &exponents.repeat(8)));
+}
+
+#[test]
+fn mxfp4_keeps_its_numbers_and_the_share_is_said() {
+    let mut model = Tensors::default();
+    // Gate and up share a global scale, so the larger exponent of both counts.
+    mxfp4(&mut model, "layers.0.ffn.experts.0.w1", &[120, 105]);
+    mxfp4(&mut model, "layers.0.ffn.experts.0.w3", &[122, 106]);
+    mxfp4(&mut model, "layers.0.ffn.experts.0.w2", &[100, 83, 82]);
+    for format in ["modelopt", "compressed-tensors"] {
+        with_model(&model, None, |folder| {
+            let report = quantize(folder, &["--format", format]);
+            // One of the seven exponents lies 18 below the largest; each stands for two blocks in each of 8 rows.
+            assert_eq!(report["exact_blocks"], json!({"exact": 6 * 16, "all": 7 * 16}), "{report}");
+            let checkpoint = Checkpoint::open(&folder.join("out")).unwrap();
+            for (module, exponents) in [("w1", vec![120, 105]), ("w3", vec![122, 106]), ("w2", vec![100, 83])] {
+                let weight = checkpoint.quantized(&format!("layers.0.ffn.experts.0.{module}")).unwrap().matrix;
+                let mut row = vec![0.0; weight.k()];
+                weight.dequantize_row(7, &mut row);
+                for (exponent, block) in exponents.iter().zip(row.chunks(32)) {
+                    assert_eq!(block, [0.5 * f32::exp2(f32::from(*exponent as u8) - 127.0); 32], "{module}");
+                }
+            }
+            _ = std::fs::remove_dir_all(folder.join("out"));
+            let text = stdout(&nvfp4(folder, &["quantize", "in", "out"]));
+            assert!(
+                text.contains("MXFP4 without loss: 85.714 % of the blocks of 16; 16 blocks were rounded"),
+                "{text}"
+            );
+            let line = refusal(folder, &["--exact"]);
+            assert!(line.contains("w2.weight: 16 of 48 blocks of 16 cannot keep their numbers"), "{line}");
+        });
+    }
+}
+
+#[test]
+fn quantized_kv_cache_stays_described() {
+    let scheme = json!({"num_bits": 8, "type": "float", "dynamic": false, "strategy": "tensor", "symmetric": true});
+    let mut model = small_model();
+    model.set("model.layers.2.self_attn.k_proj.k_scale", f32s(&[], &[0.75]));
+    let compressed = json!({"quantization_config": {"quant_method": "compressed-tensors", "kv_cache_scheme": scheme}});
+    let older = json!({"quantization": {"quant_algo": null, "kv_cache_quant_algo": "FP8"}});
+    for (config_json, older) in [(compressed, None), (json!({}), Some(older))] {
+        with_model(&model, Some(config_json), |folder| {
+            if let Some(older) = &older {
+                std::fs::write(folder.join("in/hf_quant_config.json"), older.to_string()).unwrap();
+            }
+            for format in ["modelopt", "compressed-tensors"] {
+                quantize(folder, &["--format", format]);
+                let scheme = &config(folder)["quantization_config"]["kv_cache_scheme"];
+                assert_eq!((&scheme["num_bits"], &scheme["type"]), (&json!(8), &json!("float")), "{format}");
+                let file = TensorFile::open(&folder.join("out/model.safetensors")).unwrap();
+                assert_eq!(*file.tensor("model.layers.2.self_attn.k_proj.k_scale").unwrap().numbers::<f32>(), [0.75]);
+            }
+            quantize(folder, &[]);
+            let described = std::fs::read(folder.join("out/hf_quant_config.json")).unwrap();
+            let described: Value = serde_json::from_slice(&described).unwrap();
+            assert_eq!(described["quantization"]["kv_cache_quant_algo"], "FP8");
+        });
+    }
+    let other = json!({"quantization": {"kv_cache_quant_algo": "NVFP4"}});
+    with_model(&model, Some(json!({})), |folder| {
+        std::fs::write(folder.join("in/hf_quant_config.json"), other.to_string()).unwrap();
+        let report = quantize(folder, &["--format", "compressed-tensors"]);
+        let note = "the KV cache of the input is quantized (NVFP4), which compressed-tensors format does not describe";
+        assert!(report["notes"].as_array().unwrap().contains(&json!(note)), "{report}");
+        assert!(quantize(folder, &[])["notes"].as_array().unwrap().is_empty());
+    });
+}
+
+#[test]
+fn only_tensors_in_the_output_count_as_copied() {
+    let mut model = small_model();
+    model
+        .set("model.layers.3.mlp.o_proj.weight", raw(Dtype::F8_E4M3, &[16, 16], &[0x40; 256]))
+        .set("model.layers.3.mlp.o_proj.weight_scale_inv", f32s(&[1, 1], &[0.5]));
+    with_model(&model, None, |folder| {
+        let report = quantize(folder, &[]);
+        let input = TensorFile::open(&folder.join("in/model.safetensors")).unwrap();
+        let output = TensorFile::open(&folder.join("out/model.safetensors")).unwrap();
+        let same = output.tensors().filter(|(name, tensor)| {
+            input.tensor(name).is_some_and(|before| before.dtype == tensor.dtype && before.data == tensor.data)
+        });
+        assert_eq!(report["copied"], same.count());
+    });
+}
+
+#[test]
+fn the_same_weights_twice_are_refused_without_an_index() {
+    with_model(&small_model(), None, |folder| {
+        small_model().write(&folder.join("in/consolidated.safetensors"));
+        let line = refusal(folder, &[]);
+        assert!(
+            line.contains("consolidated.safetensors usually holds the same weights as model.safetensors"),
+            "{line}"
+        );
+        let names: Vec<String> = small_model().iter().map(|(name, _)| name.to_owned()).collect();
+        let weight_map: serde_json::Map<String, Value> =
+            names.into_iter().map(|name| (name, json!("model.safetensors"))).collect();
+        let index = json!({"weight_map": weight_map});
+        std::fs::write(folder.join("in/model.safetensors.index.json"), index.to_string()).unwrap();
+        let report = quantize(folder, &[]);
+        assert!(report["notes"].to_string().contains("not copied: consolidated.safetensors"), "{report}");
+        let inspected = stdout(&nvfp4(folder, &["inspect", "in"]));
+        assert!(inspected.contains("consolidated.safetensors [files-outside-the-index]"), "{inspected}");
+    });
+}
+
+#[test]
+fn error_with_json_is_an_object_too() {
+    with_model(&small_model(), None, |folder| {
+        let output = nvfp4(folder, &["quantize", "absent", "out", "--json"]);
+        assert_eq!(output.status.code(), Some(2));
+        let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let line = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(format!("error: {}\n", json["error"].as_str().unwrap()), line);
+        assert_eq!((&json["code"], &json["schema_version"]), (&json!("io"), &json!(1)));
+    });
+}

@@ -76,6 +76,22 @@ def mxfp4(codes, exponents):
     return (numbers * (2.0 ** (exponents.astype(np.float64) - 127)).repeat(32, axis=-1)).astype(F32)
 
 
+def largest_exponent(codes, exponents):
+    """Returns the largest exponent of the MXFP4 blocks that are not all zeros."""
+    used = (codes.reshape(*exponents.shape, 16) & 0x77).any(axis=-1)
+    return int(exponents[used].max()) - 127 if used.any() else 8
+
+
+def cast(codes, exponents, exponent):
+    """Returns packed values and block scales with the global scale 2^exponent: MXFP4's own codes, where a scale is E4M3."""
+    powers = exponents.astype(int) - 127 - exponent
+    exact = ((powers >= -9) & (powers <= 8)) | ~(codes.reshape(*exponents.shape, 16) & 0x77).any(axis=-1)
+    values, scales = quantized(mxfp4(codes, exponents), F32(2.0**exponent))
+    kept = nearest(2.0 ** np.clip(powers, -9, 8), E4M3)
+    scales = np.where(exact.repeat(2, axis=1), kept.repeat(2, axis=1), scales).astype(np.uint8)
+    return np.where(exact.repeat(16, axis=1), codes, values), scales
+
+
 # Files. A tensor is a tuple of type, shape and bytes. A weight is an array of the numbers that it represents.
 
 
@@ -114,6 +130,7 @@ class Model:
         self.config = config
         self.tensors = {}
         self.weights = {}  # weights to quantize: module -> numbers
+        self.mxfp4s = {}  # weights that are MXFP4: module -> packed values and exponents
         self.widened = {}  # weights to convert to bf16: module -> numbers
         self.expected = {}  # tensors that are copied, or cut out of other tensors
         self.ignored = ["lm_head"]
@@ -172,9 +189,9 @@ class Model:
         if not chosen:
             self.ignored.append(module)
 
-    def mxfp4_codes(self, *shape):
+    def mxfp4_codes(self, *shape, exponents=(112, 124)):
         codes = self.random.randint(0, 256, size=(*shape[:-1], shape[-1] // 2)).astype(np.uint8)
-        exponents = self.random.randint(112, 124, size=(*shape[:-1], shape[-1] // 32)).astype(np.uint8)
+        exponents = self.random.randint(*exponents, size=(*shape[:-1], shape[-1] // 32)).astype(np.uint8)
         return codes, exponents
 
     def experts(self, block, hidden, inner, count, layout, interleaved=False, biases=False, dtype="BF16", chosen=True):
@@ -214,6 +231,8 @@ class Model:
                 for projection, rows in parts.items():
                     module = f"{block}.experts.{expert}.{projection}"
                     self.weights[module] = np.ascontiguousarray(matrices[expert][rows])
+                    if layout == "mxfp4":
+                        self.mxfp4s[module] = codes[expert][rows], exponents[expert][rows]
                     if bias is not None:
                         self.expected[f"{module}.bias"] = tensor("BF16", bias[expert][rows])
                 if len(parts) == 2:
@@ -237,6 +256,10 @@ class Model:
         for module, numbers in self.weights.items():
             members = group_of.get(module, [module])
             stored = scale_of(max(np.abs(self.weights[m]).max() for m in members))
+            exponent = None
+            if all(m in self.mxfp4s for m in members):
+                exponent = max(largest_exponent(*self.mxfp4s[m]) for m in members) - 8
+                stored = F32(2.0**exponent)
             input_scale = scale_of(max(inputs[m] for m in members)) if inputs else None
             if form == "modelopt":
                 values, factor, shape = ".weight", stored, []
@@ -246,7 +269,7 @@ class Model:
                 input_scale = input_scale and F32(1) / input_scale
                 values, factor, shape = ".weight_packed", F32(1) / stored, [1]
                 names = (".weight_global_scale", ".input_global_scale")
-            packed, scales = quantized(numbers, factor)
+            packed, scales = quantized(numbers, factor) if exponent is None else cast(*self.mxfp4s[module], exponent)
             result[module + values] = tensor("U8", packed)
             result[f"{module}.weight_scale"] = tensor("F8_E4M3", scales)
             for name, number in zip(names, (stored, input_scale)):
@@ -398,10 +421,12 @@ def mxfp4_apart(random):
     for layer, (values, scales, dtype, scale_dtype) in enumerate(names):
         for name in ("w1", "w2", "w3"):
             module = f"layers.{layer}.ffn.experts.0.{name}"
-            codes, exponents = model.mxfp4_codes(32, 64)
+            # Exponents of the last model span more than a global scale covers.
+            codes, exponents = model.mxfp4_codes(32, 64, exponents=(112, 124) if layer < 2 else (100, 124))
             model.tensors[f"{module}.{values}"] = tensor(dtype, codes)
             model.tensors[f"{module}.{scales}"] = tensor(scale_dtype, exponents)
             model.weights[module] = mxfp4(codes, exponents)
+            model.mxfp4s[module] = codes, exponents
         model.together.append([f"layers.{layer}.ffn.experts.0.{name}" for name in ("w1", "w3")])
     return model, []
 

@@ -11,7 +11,8 @@ use nvfp4::fp4::InputScales;
 use nvfp4::linear::{self, LinearOutput, LinearStep};
 use nvfp4::moe::compare::compare;
 use nvfp4::moe::{Activation, MoeExpert, MoeInputs, MoeOutput, MoeStep, MoeWeights};
-use nvfp4::problem::{TokenDtype, TokenFormat};
+use nvfp4::problem::{Expert, Op, TokenDtype, TokenFormat};
+use nvfp4::router::Scoring;
 use serde_json::{Value, json};
 
 const NAMES: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
@@ -100,27 +101,54 @@ fn experts_and_router_of_both_formats_make_a_layer() {
 }
 
 #[test]
-fn input_scales_are_read_if_every_projection_has_one() {
+fn input_scales_are_all_used_or_the_fault_is_said() {
     let mut tensors = apart(Format::ModelOpt);
     for (expert, name) in (0..EXPERTS).flat_map(|expert| NAMES.map(|name| (expert, name))) {
         let scale = (1 + expert) as f32 / if name == "up_proj" { 64.0 } else { 128.0 };
         tensors.set(format!("{BLOCK}.experts.{expert}.{name}.input_scale"), f32s(&[], &[scale]));
     }
-    let of = |tensors: &Tensors| {
-        with_layer(tensors, qwen3(), |layer, inputs| {
-            // The layer is also right with tokens quantized by these scales.
-            let weights = layer.weights.clone().with_token_format(TokenFormat::Nvfp4);
-            let step = MoeStep::new(&weights, inputs.clone()).unwrap();
-            let mut output = MoeOutput::with_stages(&step);
-            Cpu::new().prepare_moe(&weights).unwrap().execute(&step, &mut output).unwrap();
-            assert!(compare(&weights, &step, &output).passed());
-            weights.input_scales(2)
-        })
-    };
     // Gate and up use the larger of their two scales.
-    assert_eq!(of(&tensors), Some(InputScales { gate_up: 3.0 / 64.0, down: 3.0 / 128.0 }));
-    tensors.remove(&format!("{BLOCK}.experts.1.down_proj.input_scale"));
-    assert_eq!(of(&tensors), None);
+    assert_eq!(input_scales_of(&tensors), Ok(Some(InputScales { gate_up: 3.0 / 64.0, down: 3.0 / 128.0 })));
+    let name = format!("{BLOCK}.experts.1.down_proj.input_scale");
+    for strange in [0.0, -1.0, 1e-40, f32::INFINITY] {
+        tensors.set(&name, f32s(&[], &[strange]));
+        let fault = input_scales_of(&tensors).unwrap_err();
+        assert!(fault.contains(&name) && fault.contains("use 16-bit tokens"), "{fault}");
+    }
+    tensors.remove(&name);
+    let fault = input_scales_of(&tensors).unwrap_err();
+    let first = format!("1 of 9 projections have no input scale, starting with {BLOCK}.experts.1.down_proj");
+    assert!(fault.contains(&first), "{fault}");
+}
+
+/// Returns the input scales of the last expert, after a check that a layer with NVFP4 tokens is right with them; or the
+/// reason why it is refused. Tokens of 16 bits must run in any case.
+fn input_scales_of(tensors: &Tensors) -> Result<Option<InputScales>, String> {
+    with_layer(tensors, qwen3(), |layer, inputs| {
+        let weights = layer.weights.clone().with_token_format(TokenFormat::Nvfp4);
+        let step = MoeStep::new(&weights, inputs.clone()).map_err(|error| error.to_string())?;
+        let mut output = MoeOutput::with_stages(&step);
+        Cpu::new().prepare_moe(&weights).unwrap().execute(&step, &mut output).unwrap();
+        assert!(compare(&weights, &step, &output).passed());
+        Ok(weights.input_scales(EXPERTS - 1))
+    })
+}
+
+#[test]
+fn fused_experts_have_the_input_scales_of_all_or_each() {
+    for (shape, gate_up, down) in [
+        (&[][..], vec![0.25], vec![0.5]),
+        (&[EXPERTS], vec![0.125, 0.5, 0.25], vec![1.0, 1.0, 0.5]),
+        (&[EXPERTS, 2], vec![1.0, 1.0, 1.0, 1.0, 0.125, 0.25], vec![0.5]),
+    ] {
+        let mut tensors = fused(false, &[EXPERTS]);
+        tensors.set(format!("{BLOCK}.experts.gate_up_proj_input_scale"), f32s(shape, &gate_up));
+        let shape = if down.len() == 1 { &[][..] } else { shape };
+        tensors.set(format!("{BLOCK}.experts.down_proj_input_scale"), f32s(shape, &down));
+        assert_eq!(input_scales_of(&tensors), Ok(Some(InputScales { gate_up: 0.25, down: 0.5 })), "{gate_up:?}");
+        tensors.remove(&format!("{BLOCK}.experts.down_proj_input_scale"));
+        assert!(input_scales_of(&tensors).unwrap_err().contains("down_proj, expert 0"));
+    }
 }
 
 #[test]
@@ -221,6 +249,210 @@ fn fused_experts_equal_separate_experts() {
         });
         assert!(error.contains(words), "{name}: {error}");
     }
+}
+
+/// Returns fused tensors with the last two dimensions swapped, as ModelOpt stores Llama 4 and gpt-oss.
+fn transposed(tensors: &Tensors) -> Tensors {
+    let mut out = tensors.clone();
+    for (name, (dtype, shape, bytes)) in tensors.iter() {
+        if let [experts, a, b] = shape[..] {
+            let byte = |expert: usize, row: usize, column: usize| bytes[(expert * a + row) * b + column];
+            let columns = (0..experts).flat_map(|expert| (0..b).map(move |column| (expert, column)));
+            let swapped: Vec<u8> =
+                columns.flat_map(|(expert, column)| (0..a).map(move |row| byte(expert, row, column))).collect();
+            out.set(name, raw(*dtype, &[experts, b, a], &swapped));
+        }
+    }
+    out
+}
+
+#[test]
+fn other_layouts_of_fused_experts_hold_the_same_numbers() {
+    let expected = layer_of(&apart(Format::ModelOpt), qwen3());
+    let gpt_oss = json!({"model_type": "gpt_oss", "num_experts_per_tok": 2, "hidden_act": "silu"});
+    assert!(layer_of(&transposed(&fused(false, &[])), qwen3()) == expected);
+    assert!(layer_of(&transposed(&fused(true, &[EXPERTS])), gpt_oss) == expected);
+    // vLLM's names.
+    let mut renamed = Tensors::default();
+    for (name, content) in fused(false, &[EXPERTS]).iter() {
+        let name = match name.rsplit('.').next().unwrap() {
+            "gate_up_proj" => format!("{BLOCK}.experts.w13_weight"),
+            "down_proj" => format!("{BLOCK}.experts.w2_weight"),
+            _ => name.replace("gate_up_proj", "w13").replace("down_proj", "w2"),
+        };
+        renamed.set(name, content.clone());
+    }
+    assert!(layer_of(&renamed, qwen3()) == expected);
+    let mut with_shared = fused(false, &[]);
+    for (index, (name, sizes)) in NAMES.iter().zip([[48, 32], [48, 32], [32, 48]]).enumerate() {
+        with_shared.set_nvfp4(&format!("{BLOCK}.shared_expert.{name}"), Format::ModelOpt, sizes, 90 + index as u8);
+    }
+    let with_shared = layer_of(&with_shared, qwen3());
+    assert!(with_shared.len() == expected.len() + 3 && with_shared[..expected.len()] == expected);
+}
+
+#[test]
+fn shared_expert_beside_the_block_is_part_of_the_layer() {
+    let mut granite = apart(Format::ModelOpt);
+    granite.set_nvfp4("model.layers.3.shared_mlp.input_linear", Format::ModelOpt, [96, 32], 90);
+    granite.set_nvfp4("model.layers.3.shared_mlp.output_linear", Format::ModelOpt, [32, 48], 91);
+    granite.set("model.layers.3.self_attn.q_proj.weight", f32s(&[4, HIDDEN], &[0.5; 4 * HIDDEN]));
+    granite.set("model.layers.3.input_layernorm.weight", f32s(&[HIDDEN], &[1.0; HIDDEN]));
+    let config = json!({"model_type": "granitemoehybrid", "num_experts_per_tok": 2, "hidden_act": "silu"});
+    with_layer(&granite, config, |layer, _| {
+        let shared = layer.weights.shared().unwrap();
+        let (gate, up) = (shared.gate.as_ref().unwrap(), &shared.up);
+        assert_eq!((gate.rows(), up.rows(), shared.down.k()), (48, 48, 48));
+        // Gate is the first half of the rows.
+        let whole = granite.iter().find(|(name, _)| name.ends_with("input_linear.weight")).unwrap().1.2.clone();
+        assert_eq!([gate.values(), up.values()].concat(), whole);
+        let left = ["model.layers.3.input_layernorm.weight", "model.layers.3.self_attn.q_proj.weight"];
+        assert_eq!(layer.tensors.left, left);
+        for used in ["shared_mlp.output_linear.weight_scale", "mlp.experts.*.up_proj.weight_scale_2", "mlp.gate.weight"]
+        {
+            assert!(layer.tensors.used.contains(&format!("model.layers.3.{used}")), "{used}: {:?}", layer.tensors);
+        }
+    });
+}
+
+#[test]
+fn everything_that_adds_to_the_output_is_computed_or_refused() {
+    let matrix = || f32s(&[32, HIDDEN], &numbers(32 * HIDDEN, 5));
+    for (name, words) in [
+        ("model.layers.3.residual_mlp.w1.weight", "this dense branch beside the experts is not computed"),
+        ("model.layers.3.mlp.gate_proj.weight", "this dense branch beside the experts is not computed"),
+        ("model.layers.3.mlp.fc1_latent_proj.weight", "experts in a latent space"),
+        ("model.layers.3.latent_proj.weight", "experts in a latent space"),
+        ("model.layers.3.adapter.weight", "this tensor is unknown"),
+        ("model.layers.3.mlp.shared_expert.norm.weight", "this tensor is unknown"),
+    ] {
+        let error = refusal(Some(qwen3()), |tensors| _ = tensors.set(name, matrix()));
+        assert!(
+            error.contains(&format!("{name}: {words}")) && error.contains("so the result would be wrong"),
+            "{error}"
+        );
+    }
+    let two = refusal(Some(qwen3()), |tensors| {
+        for shared in ["mlp.shared_expert", "shared_mlp"] {
+            tensors.set_nvfp4(&format!("model.layers.3.{shared}.up_proj"), Format::ModelOpt, [16, 32], 1);
+        }
+    });
+    assert!(two.contains("two shared experts, model.layers.3.shared_mlp. and model.layers.3.mlp."), "{two}");
+    for (model, key, value) in [
+        ("qwen3_moe", "n_shared_experts", json!(1)),
+        ("qwen3_moe", "num_shared_expert", json!([0, 0, 0, 2])),
+        ("qwen2_moe", "shared_expert_intermediate_size", json!(64)),
+    ] {
+        let mut config = qwen3();
+        config["model_type"] = json!(model);
+        config[key] = value;
+        let error = refusal(Some(config), |_| ());
+        assert!(error.contains("the shared expert of layer 3") && error.contains(key), "{error}");
+    }
+    let mut config = qwen3();
+    config["n_shared_experts"] = json!(0);
+    // The configuration class of Qwen3-VL-MoE has this key, its layers have no shared expert.
+    config["shared_expert_intermediate_size"] = json!(64);
+    assert_eq!(layer_of(&apart(Format::ModelOpt), config).len(), 3 * EXPERTS);
+}
+
+#[test]
+fn configurations_of_every_family_give_the_router() {
+    let correction = |name: &str| {
+        let mut tensors = apart(Format::ModelOpt);
+        tensors.set(format!("{BLOCK}.{name}"), f32s(&[EXPERTS], &[0.5, -0.5, 0.25]));
+        tensors
+    };
+    let sigmoid = |renormalize, scale| Scoring::SigmoidGroups {
+        bias: vec![0.5, -0.5, 0.25],
+        groups: 1,
+        top_groups: 1,
+        renormalize,
+        scale,
+    };
+    let plain = apart(Format::ModelOpt);
+    let softmax = Scoring::Softmax { renormalize: true };
+    for (tensors, config, scoring) in [
+        (&plain, json!({"model_type": "qwen3_5_moe", "num_experts_per_tok": 2}), softmax.clone()),
+        (&plain, json!({"model_type": "hunyuan_v1_moe", "moe_topk": [1, 1, 1, 2]}), softmax),
+        (
+            &correction("expert_bias"),
+            json!({"model_type": "lfm2_moe", "num_experts_per_tok": 2, "norm_topk_prob": true, "routed_scaling_factor": 1.5}),
+            sigmoid(true, 1.5),
+        ),
+        (
+            &correction("gate.expert_bias"),
+            json!({"model_type": "bailing_moe_v2", "num_experts_per_tok": 2, "norm_topk_prob": false,
+                "score_function": "sigmoid"}),
+            sigmoid(false, 1.0),
+        ),
+        (
+            &correction("router_bias"),
+            json!({"model_type": "step3p5", "moe_top_k": 2, "norm_expert_weight": true, "moe_router_activation": "sigmoid",
+                "moe_router_scaling_factor": 3.0}),
+            sigmoid(true, 3.0),
+        ),
+        (
+            &correction("gate.bias"),
+            json!({"model_type": "deepseek_v3", "num_experts_per_tok": 2, "norm_topk_prob": true, "n_group": 1,
+                "topk_group": 1}),
+            sigmoid(true, 1.0),
+        ),
+    ] {
+        with_layer(tensors, config.clone(), |layer, _| {
+            assert_eq!((layer.router.rule.scoring(), layer.router.rule.top_k()), (&scoring, 2), "{config}");
+            assert_eq!(layer.router.bias, [0.0; EXPERTS], "{config}");
+        });
+    }
+    for (model, words) in
+        [("phimoe", "SparseMixer"), ("ernie4_5_moe", "softmax with corrections"), ("gemma4_text", "Gemma 4")]
+    {
+        let config = json!({"model_type": model, "num_experts_per_tok": 2, "norm_topk_prob": true});
+        let error = refusal(Some(config), |_| ());
+        assert!(error.contains(words) && error.contains("this router is not supported"), "{error}");
+    }
+}
+
+#[test]
+fn one_of_two_stacks_of_layers_is_chosen_by_name() {
+    let mut tensors = Tensors::default();
+    for (stack, experts) in [("thinker.model", 3), ("talker.model", 2)] {
+        let block = format!("{stack}.layers.3.mlp");
+        tensors.set_experts(&block, NAMES, Format::ModelOpt, experts);
+        tensors.set(format!("{block}.gate.weight"), router(experts));
+    }
+    let config = json!({"model_type": "qwen3_omni_moe",
+        "thinker_config": {"text_config": {"num_experts_per_tok": 3, "norm_topk_prob": true}},
+        "talker_config": {"text_config": {"num_experts_per_tok": 1, "norm_topk_prob": false}}});
+    with_model(&tensors, Some(config), |checkpoint, folder| {
+        let error = checkpoint.moe_layer(3, TokenDtype::F16).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("choose a stack of layers with --stack"), "{error}");
+        for (stack, experts, top_k) in [("thinker", 3, 3), ("talker", 2, 1)] {
+            let checkpoint = Checkpoint::open(folder).unwrap().in_stack(stack).unwrap();
+            let sizes = checkpoint.moe_layer(3, TokenDtype::F16).unwrap().weights.sizes();
+            assert_eq!((sizes.experts, sizes.top_k), (experts, top_k));
+            assert!(checkpoint.layer(3, Op::Gated).is_ok());
+        }
+        let error = Checkpoint::open(folder).unwrap().in_stack("walker").unwrap_err().to_string();
+        assert!(error.contains("the model has layers of talker.model.layers., thinker.model.layers."), "{error}");
+    });
+}
+
+#[test]
+fn dense_gate_and_up_in_one_matrix_are_its_halves() {
+    let mut tensors = Tensors::default();
+    tensors.set_nvfp4(&format!("{BLOCK}.gate_up_proj"), Format::CompressedTensors, [32, HIDDEN], 3);
+    tensors.set_nvfp4(&format!("{BLOCK}.down_proj"), Format::CompressedTensors, [HIDDEN, 16], 4);
+    with_model(&tensors, None, |checkpoint, _| {
+        let layer = checkpoint.layer(3, Op::Gated).unwrap();
+        let whole = checkpoint.quantized(&format!("{BLOCK}.gate_up_proj")).unwrap().matrix;
+        let [Expert::Gated { gate, up }] = layer.weights.experts() else { panic!("one gated expert") };
+        assert_eq!([gate.values(), up.values()].concat(), whole.values());
+        assert_eq!([gate.scales(), up.scales()].concat(), whole.scales());
+        assert_eq!([gate.global_scale(), up.global_scale()], [whole.global_scale(); 2]);
+        assert_eq!(layer.modules, [format!("{BLOCK}.gate_up_proj")]);
+        assert!(checkpoint.layer(3, Op::Plain).is_ok());
+    });
 }
 
 #[test]
@@ -341,7 +573,7 @@ fn unsupported_layer_is_refused_with_file_tensor_and_remedy() {
         (change(&gate, Some(raw(Dtype::U8, &[3, HIDDEN], &[0; 96]))), format!("{file}{gate}: ")),
         (
             change(&format!("{BLOCK}.gate.e_score_correction_bias"), Some(f32s(&[3], &[0.0; 3]))),
-            format!("{file}{BLOCK}.gate.e_score_correction_bias: a correction of the router's choice"),
+            "MODEL/config.json: its router adds corrections to scores that are not sigmoids".to_owned(),
         ),
         (
             change(&format!("{BLOCK}.experts.1.up_proj.bias"), Some(f32s(&[15], &[0.0; 15]))),
@@ -349,7 +581,7 @@ fn unsupported_layer_is_refused_with_file_tensor_and_remedy() {
         ),
         (
             change(&format!("{BLOCK}.gate.per_expert_scale"), Some(f32s(&[3], &[1.0; 3]))),
-            format!("{file}{BLOCK}.gate.per_expert_scale: this tensor is unknown"),
+            format!("{file}{BLOCK}.gate.per_expert_scale: this part of the router is not computed"),
         ),
         (
             change(&format!("{BLOCK}.experts.1.down_proj.weight_scale_2"), None),
@@ -402,6 +634,15 @@ fn weight_is_read_as_a_linear_layer_with_its_bias() {
         let mut without = tensors.clone();
         without.change(&format!("{MODULE}.{name}"), None);
         assert_eq!((input_scale(&without), input_scale(&calibrated)), (None, Some(0.125)));
+        // Tokens of 16 bits need no input scale.
+        calibrated.set(format!("{MODULE}.{name}"), f32s(&[], &[f32::NAN]));
+        with_model(&calibrated, None, |checkpoint, _| {
+            assert_eq!(run(checkpoint, MODULE), biased);
+            let weights = checkpoint.linear(MODULE, TokenDtype::Bf16).unwrap().with_token_format(TokenFormat::Nvfp4);
+            let inputs = linear::generate::inputs(Default::default(), 3, HIDDEN, TokenDtype::Bf16, 1).unwrap();
+            let error = LinearStep::new(&weights, inputs).unwrap_err().to_string();
+            assert!(error.contains(&format!("{MODULE}.{name}: ")) && error.contains("use 16-bit tokens"), "{error}");
+        });
         for (change, words) in [
             (("bias", Some(f32s(&[47], &[0.0; 47]))), "q_proj.bias: its shape is [47]"),
             (("bias", Some(raw(Dtype::U8, &[48], &[0; 48]))), "q_proj.bias: "),

@@ -9,8 +9,11 @@ use crate::error::Error;
 use crate::format::{BLOCK, Matrix};
 use crate::quantize::global_scale_for;
 
-const HIDDEN: &str = "hidden";
+/// Name of the tokens in the file.
+pub(super) const HIDDEN: &str = "hidden";
 const GROUP_SIZES: &str = "group_sizes";
+
+const CONTENT: &str = "an activations file must contain hidden [T, K] and group_sizes [E]";
 
 /// Unquantized tokens of all experts, sorted by expert.
 #[derive(Debug)]
@@ -29,14 +32,14 @@ impl Activations {
     /// not sum to T.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let file = TensorFile::open(path)?;
-        let hidden = part(&file, HIDDEN, &floats::DTYPES)?;
+        let hidden = part(&file, HIDDEN, &floats::DTYPES, CONTENT)?;
         let (tokens, k) = match *hidden.shape {
             [tokens, k] if k > 0 && k.is_multiple_of(BLOCK) => Ok((tokens, k)),
             [_, k] => Err(Error::BlockAlignment { k }),
             _ => Err(Error::Shape { got: hidden.shape.to_vec(), expected: "[T, K]".into() }),
         }
         .map_err(|error| error.at(place(path, HIDDEN)))?;
-        let sizes = part(&file, GROUP_SIZES, &[Dtype::I64])?;
+        let sizes = part(&file, GROUP_SIZES, &[Dtype::I64], CONTENT)?;
         let group_sizes = group_sizes(sizes, tokens).map_err(|error| error.at(place(path, GROUP_SIZES)))?;
         Ok(Self { file, group_sizes, k })
     }
@@ -79,10 +82,10 @@ impl Activations {
     }
 }
 
-fn part<'a>(file: &'a TensorFile, name: &str, dtypes: &[Dtype]) -> Result<Tensor<'a>, Error> {
+/// Returns a tensor of one of `dtypes`; `content` says what the file must contain.
+pub(super) fn part<'a>(file: &'a TensorFile, name: &str, dtypes: &[Dtype], content: &str) -> Result<Tensor<'a>, Error> {
     let at = |error: Error| error.at(place(file.path(), name));
-    let remedy = "an activations file must contain hidden [T, K] and group_sizes [E]";
-    let missing = || at(Error::Missing { name: "this tensor".into(), remedy: remedy.into() });
+    let missing = || at(Error::Missing { name: "this tensor".into(), remedy: content.into() });
     let tensor = file.tensor(name).ok_or_else(missing)?;
     if !dtypes.contains(&tensor.dtype) {
         return Err(at(Error::Dtype { got: tensor.dtype, expected: dtypes.to_vec(), remedy: "convert the tensor" }));

@@ -5,12 +5,14 @@ use std::path::Path;
 
 use rayon::prelude::*;
 
-use super::layer::{Block, Kind, ranges, roles_of};
+use super::layer::{Block, Kind, ranges};
+use super::layer_tensors::Scope;
 use super::model_config::ModelConfig;
-use super::names::{self, Aside, Projection, Role, natural, without_expert};
+use super::moe::ROLES;
+use super::names::{self, Projection, Role, natural, without_expert};
 use super::{Checkpoint, Dtype, Format, QuantizedWeight, Tensor, floats};
 use crate::error::Error;
-use crate::format::e4m3;
+use crate::format::{e2m1, e4m3};
 use crate::problem::Op;
 
 /// Content of a model.
@@ -64,8 +66,10 @@ pub struct Weight {
     pub k: usize,
     /// Number of weights in this entry.
     pub count: usize,
-    /// Operation for which [`Checkpoint::layer`] returns the weights, or the reason why it does not.
-    pub runs: Result<Op, String>,
+    /// Operations of `nvfp4 run` that compute the weights: `moe`, `gated`, `plain`, `linear`.
+    pub runs: Vec<&'static str>,
+    /// Why an operation refuses the weights; `None` if each operation that could compute them does.
+    pub why_not: Option<String>,
     /// Range of the block scales.
     pub block_scales: Range,
     /// Range of the global scales, as factors.
@@ -114,19 +118,29 @@ impl Inspection {
     pub fn of(path: &Path) -> Self {
         let (checkpoint, errors) = Checkpoint::survey(path);
         let mut problems: Vec<Problem> = errors.into_iter().map(Problem::from).collect();
-        let modules: Vec<&str> = checkpoint.quantized_modules().into_iter().collect();
         let blocks = checkpoint.blocks(None);
+        let fused = fused_modules(&checkpoint, &blocks);
+        // Fused experts can have the same endings.
+        let mut modules: Vec<&str> =
+            checkpoint.quantized_modules().into_iter().filter(|module| !is_of_all_experts(module)).collect();
+        modules.extend(fused.iter().map(String::as_str));
+        modules.sort_unstable();
         let config = ModelConfig::beside(&checkpoint);
         let is_quantized = |module: &String| modules.binary_search(&&module[..]).is_ok();
         let known = config.as_ref().ok().and_then(Option::as_ref);
         let running = Running::of(&checkpoint, &blocks, known, is_quantized, &mut problems);
-        let surveyed: Vec<_> = modules.par_iter().map(|module| survey(&checkpoint, module, &running)).collect();
+        let surveyed = modules.par_iter().map(|module| match fused.contains(*module) {
+            true => survey_fused(&checkpoint, module, &running),
+            false => survey(&checkpoint, module, &running),
+        });
+        let surveyed: Vec<_> = surveyed.collect();
         let mut found = BTreeMap::new();
         let mut weights: BTreeMap<_, Weight> = BTreeMap::new();
         for (&module, surveyed) in modules.iter().zip(surveyed) {
             match surveyed {
                 Ok(weight) => {
-                    let runs = weight.runs.as_ref().map_or_else(String::clone, |_| String::new());
+                    check_input_scales(&checkpoint, module, fused.contains(module), &mut problems);
+                    let runs = (weight.runs.clone(), weight.why_not.clone());
                     let key = (natural(&weight.module), weight.format.name(), weight.n, weight.k, runs);
                     found.insert(module, Some(weight.clone()));
                     weights.entry(key).and_modify(|alike| alike.add(&weight)).or_insert(weight);
@@ -140,6 +154,8 @@ impl Inspection {
         for block in &blocks {
             check_block(&checkpoint, block, &found, &mut problems);
         }
+        check_sizes_of_numbers(&checkpoint, &found, &mut problems);
+        problems.extend(outside_the_index(&checkpoint));
         match config {
             Ok(None) => {}
             Ok(Some(config)) => check_config(&checkpoint, &config, &blocks, &found, &mut problems),
@@ -156,6 +172,17 @@ impl Inspection {
     }
 }
 
+/// Returns the modules that hold all experts of a layer in NVFP4.
+fn fused_modules(checkpoint: &Checkpoint, blocks: &[Block<'_>]) -> BTreeSet<String> {
+    let fused = blocks.iter().filter(|block| block.kind == Kind::Fused);
+    let modules = fused.flat_map(|block| ROLES.map(|role| block.modules(role))).flatten();
+    modules.filter(|module| checkpoint.is_fused(module)).collect()
+}
+
+fn is_of_all_experts(module: &str) -> bool {
+    Projection::parse(module).is_some_and(|projection| projection.expert == names::Expert::Fused)
+}
+
 impl Weight {
     fn add(&mut self, other: &Self) {
         self.count += other.count;
@@ -168,8 +195,14 @@ impl Weight {
     }
 }
 
-/// Operation of each module that [`Checkpoint::layer`] returns, or the reason why it refuses the module.
-struct Running(BTreeMap<String, Result<Op, String>>);
+/// Operations of `nvfp4 run` that compute each module, or the reason why one does not.
+#[derive(Default)]
+struct Running {
+    operations: BTreeMap<String, Vec<&'static str>>,
+    refusals: BTreeMap<String, String>,
+    /// Why no weight of the model runs at all.
+    at_all: Option<String>,
+}
 
 impl Running {
     /// Also adds the tensors that prevent a quantized module from running to the problems.
@@ -181,12 +214,12 @@ impl Running {
         problems: &mut Vec<Problem>,
     ) -> Self {
         let refusal = |check: fn(&ModelConfig) -> Result<(), Error>| Some(check(config?).err()?.to_string());
-        let at_all = refusal(ModelConfig::check_transforms);
-        let gated = at_all.clone().or_else(|| refusal(ModelConfig::check_activation));
-        let mut running = BTreeMap::new();
+        let mut running = Self { at_all: refusal(ModelConfig::check_transforms), ..Self::default() };
+        let not_gated = running.at_all.clone().or_else(|| refusal(ModelConfig::check_activation));
         // Both operations can meet the same tensor, which is reported once.
         let mut said = BTreeSet::new();
         for of_layer in blocks.chunk_by(|one, other| one.layer == other.layer) {
+            running.add_moe(checkpoint, of_layer, &is_quantized);
             let of_kind = |kind| of_layer.iter().filter(move |block| block.kind == kind);
             let kind = if of_kind(Kind::Routed).count() > 0 { Kind::Routed } else { Kind::Dense };
             if kind == Kind::Dense && of_kind(Kind::Fused).count() > 0 {
@@ -194,66 +227,125 @@ impl Running {
             }
             let mut chosen = of_kind(kind);
             let (Some(block), None) = (chosen.next(), chosen.next()) else { continue };
-            for (op, refusal) in [(Op::Gated, &gated), (Op::Plain, &at_all)] {
-                let modules: Vec<Vec<String>> = roles_of(op).iter().map(|&role| block.modules(role)).collect();
+            for (op, refusal) in [(Op::Gated, &not_gated), (Op::Plain, &running.at_all.clone())] {
+                let roles = block.roles_of(op);
+                let modules: Vec<Vec<String>> = roles.iter().map(|&role| block.modules(role)).collect();
                 if modules.iter().any(Vec::is_empty) || !modules.iter().flatten().any(&is_quantized) {
                     continue;
                 }
-                let names = checkpoint.not_understood(block, roles_of(op), false);
+                let names = checkpoint.refused(&Scope { blocks: vec![block], roles, router: None });
                 let first = names.first().map(|name| checkpoint.not_computed(name).to_string());
-                problems.extend(
-                    names
-                        .into_iter()
-                        .filter(|name| said.insert(*name))
-                        .map(|name| checkpoint.not_computed(name).into()),
-                );
-                let runs = first.or_else(|| refusal.clone()).map_or(Ok(op), Err);
-                running.extend(modules.into_iter().flatten().map(|module| (module, runs.clone())));
+                let unsaid = names.into_iter().filter(|name| said.insert(*name));
+                problems.extend(unsaid.map(|name| checkpoint.not_computed(name).into()));
+                let refusal = first.or_else(|| refusal.clone());
+                modules.into_iter().flatten().for_each(|module| running.add(module, op.name(), refusal.as_ref()));
             }
         }
-        Self(running)
+        running
     }
 
-    /// Returns the operation of a module with a valid weight, or the reason why no operation uses it.
-    fn operation(&self, checkpoint: &Checkpoint, module: &str) -> Result<Op, String> {
-        if let Some(runs) = self.0.get(module) {
-            return runs.clone();
+    /// Adds what `--op moe` computes of a layer with experts.
+    fn add_moe(&mut self, checkpoint: &Checkpoint, of_layer: &[Block<'_>], is_quantized: impl Fn(&String) -> bool) {
+        let modules = |block: &Block<'_>| -> Vec<String> {
+            ROLES.map(|role| block.modules(role)).into_iter().flatten().collect()
+        };
+        let experts = of_layer.iter().filter(|block| matches!(block.kind, Kind::Routed | Kind::Fused));
+        let Some(first) = experts.clone().next().filter(|first| modules(first).iter().any(&is_quantized)) else {
+            return;
+        };
+        let shared = of_layer.iter().filter(|block| block.kind == Kind::Shared);
+        let computed = checkpoint.moe_modules(first.layer);
+        let refusal = computed.as_ref().err().map(|error| format!("not by moe: {error}"));
+        let refused = || experts.chain(shared).flat_map(modules).collect();
+        for module in computed.unwrap_or_else(|_| refused()) {
+            self.add(module, "moe", refusal.as_ref());
         }
-        let parts = checkpoint.parts_not_computed(module);
-        let what = |part: &&str| format!("{}; its tensor {} is not supported", why_not(module), &part[module.len()..]);
-        Err(parts.first().map_or_else(|| why_not(module).to_owned(), what))
+    }
+
+    fn add(&mut self, module: String, operation: &'static str, refusal: Option<&String>) {
+        match refusal {
+            None => self.operations.entry(module).or_default().push(operation),
+            Some(why) => _ = self.refusals.entry(module).or_insert_with(|| why.clone()),
+        }
+    }
+
+    /// Returns the operations that compute a module with a valid weight, and the reason why one does not.
+    fn of_module(&self, checkpoint: &Checkpoint, module: &str, is_fused: bool) -> (Vec<&'static str>, Option<String>) {
+        let mut operations = self.operations.get(module).cloned().unwrap_or_default();
+        let mut why = self.refusals.get(module).cloned().or_else(|| self.at_all.clone());
+        if !is_fused && self.at_all.is_none() {
+            match checkpoint.linear_refusal(module) {
+                None => operations.push("linear"),
+                Some(part) => {
+                    let of_part = || format!("its tensor {} is not supported", &part[module.len()..]);
+                    why = why.or_else(|| Some(of_part()));
+                }
+            }
+        }
+        if operations.is_empty() && why.is_none() {
+            why = Some("not in a layer of experts that --op moe computes".into());
+        }
+        (operations, why)
     }
 }
 
+/// Checks one NVFP4 weight.
 fn survey(checkpoint: &Checkpoint, module: &str, running: &Running) -> Result<Weight, Vec<Error>> {
     let QuantizedWeight { format, matrix, input_scale } = checkpoint.survey_quantized(module)?;
-    // Codes of positive E4M3 scales have the order of their values.
-    let codes = matrix.scales().iter().fold((e4m3::MAX_CODE, 0), |(min, max), &code| (min.min(code), max.max(code)));
+    let (runs, why_not) = running.of_module(checkpoint, module, false);
     Ok(Weight {
         module: without_expert(module),
         format,
         n: matrix.rows(),
         k: matrix.k(),
         count: 1,
-        runs: running.operation(checkpoint, module),
-        block_scales: Range { min: e4m3::decode(codes.0), max: e4m3::decode(codes.1) },
+        runs,
+        why_not,
+        block_scales: range_of_codes(matrix.scales()),
         global_scales: Range::of(matrix.global_scale()),
         input_scales: input_scale.map(Range::of),
     })
 }
 
-/// Returns the reason why a valid weight is in no layer that runs.
-fn why_not(module: &str) -> &'static str {
-    match (Aside::of(module), Projection::parse(module)) {
-        (Some(aside), _) => aside.name(),
-        (None, None) => "not a projection of a feed-forward block",
-        (None, Some(projection)) => match (projection.expert, projection.role) {
-            (names::Expert::Shared, _) => "a shared expert beside routed experts",
-            (_, Role::GateUp) => "gate and up in one tensor",
-            (names::Expert::Dense, _) => "a dense block beside routed experts, or a projection without a gate",
-            _ => "a projection without a gate, or a layer with two blocks of this kind",
-        },
-    }
+/// Checks all experts of a layer in one tensor.
+fn survey_fused(checkpoint: &Checkpoint, module: &str, running: &Running) -> Result<Weight, Vec<Error>> {
+    let is_both = Projection::parse(module).is_some_and(|projection| projection.role == Role::GateUp);
+    let parts = if is_both { 2 } else { 1 };
+    let fused = checkpoint.fused(module, parts, false).map_err(|error| vec![error])?;
+    let [count, n, k] = fused.sizes;
+    let checked = fused.split().map_err(|error| vec![error])?;
+    let scales = checked.iter().flatten().map(|(matrix, _)| range_of_codes(matrix.scales()));
+    let inputs = checkpoint.fused_input_scales(module, count, parts);
+    let inputs = inputs.iter().filter_map(|scale| scale.value.as_ref().ok().copied().flatten()).map(Range::of);
+    let (runs, why_not) = running.of_module(checkpoint, module, true);
+    Ok(Weight {
+        module: module.to_owned(),
+        format: fused.format,
+        n,
+        k,
+        count,
+        runs,
+        why_not,
+        block_scales: scales.reduce(Range::join).unwrap_or(Range::of(0.0)),
+        global_scales: fused.factors.iter().copied().map(Range::of).reduce(Range::join).unwrap_or(Range::of(0.0)),
+        input_scales: inputs.reduce(Range::join),
+    })
+}
+
+/// Returns the range of some block scales.
+fn range_of_codes(codes: &[u8]) -> Range {
+    // Codes of positive E4M3 scales have the order of their values.
+    let codes = codes.iter().fold((e4m3::MAX_CODE, 0), |(min, max), &code| (min.min(code), max.max(code)));
+    Range { min: e4m3::decode(codes.0), max: e4m3::decode(codes.1) }
+}
+
+/// Reports input scales that tokens cannot be quantized with.
+fn check_input_scales(checkpoint: &Checkpoint, module: &str, is_fused: bool, problems: &mut Vec<Problem>) {
+    let fault = match is_fused {
+        false => checkpoint.input_scale(module).err(),
+        true => checkpoint.fused_input_scales(module, 1, 1).into_iter().find_map(|scale| scale.value.err()),
+    };
+    problems.extend(fault.map(|error| Problem { code: "input-scale", ..error.into() }));
 }
 
 /// Checks that the experts of a block match: if one expert's projection is NVFP4, the same projection of every expert
@@ -281,7 +373,8 @@ fn check_block(
         // Servers that quantize activations need input scales for all weights of a layer or for none.
         let sound: Vec<(&str, &Weight)> =
             modules.iter().filter_map(|module| Some((&module[..], found.get(&module[..])?.as_ref()?))).collect();
-        let without = sound.iter().filter(|(_, weight)| weight.input_scales.is_none());
+        // An input scale that cannot be used is reported by itself.
+        let without = sound.iter().filter(|(module, _)| matches!(checkpoint.input_scale(module), Ok(None)));
         if let (Some((first, _)), count) = (without.clone().next(), without.count())
             && count < sound.len()
         {
@@ -317,6 +410,40 @@ fn check_block(
     }
 }
 
+/// Reports weights that are too large for a model: their global scale is stored inverted.
+fn check_sizes_of_numbers(
+    checkpoint: &Checkpoint,
+    found: &BTreeMap<&str, Option<Weight>>,
+    problems: &mut Vec<Problem>,
+) {
+    /// Weights of models are smaller by several powers of ten; an inverted scale gives about 10⁷.
+    const LARGEST: f32 = 1e5;
+    let largest = |weight: &Weight| e2m1::MAX * weight.block_scales.max * weight.global_scales.max;
+    let large = || {
+        found
+            .iter()
+            .filter_map(|(module, weight)| Some((*module, largest(weight.as_ref()?))))
+            .filter(|(_, largest)| *largest > LARGEST)
+    };
+    if let Some((module, largest)) = large().next() {
+        let what = format!(
+            "its numbers reach {largest:.1e}, as in {} weights: the global scale is probably stored inverted (ModelOpt's \
+             weight_scale_2 multiplies, compressed-tensors' weight_global_scale divides); export the model again",
+            large().count()
+        );
+        problems.push(Problem::new("global-scale-size", super::place(checkpoint.path(), module), what));
+    }
+}
+
+/// Reports files of weights that lie beside the index and are not read.
+fn outside_the_index(checkpoint: &Checkpoint) -> Option<Problem> {
+    let files = checkpoint.files_outside_the_index();
+    let names: Vec<_> = files.iter().filter_map(|path| path.file_name()).map(|name| name.to_string_lossy()).collect();
+    let what = format!("the index does not list these files, and their weights are not read: {}", names.join(", "));
+    let problem = Problem::new("files-outside-the-index", checkpoint.path().display(), what);
+    (!names.is_empty()).then_some(Problem { is_error: false, ..problem })
+}
+
 /// Reports contradictions between the configuration and the tensors.
 fn check_config(
     checkpoint: &Checkpoint,
@@ -348,6 +475,14 @@ fn check_config(
             wrong("config-quantisation", what);
         }
         let sound = || found.iter().filter_map(|(module, weight)| Some((*module, weight.as_ref()?)));
+        let otherwise = sound()
+            .find_map(|(module, _)| Some((module, config.algorithm_of(module)?)).filter(|(_, a)| !a.contains("NVFP4")));
+        if let Some((module, algorithm)) = otherwise {
+            wrong(
+                "config-quantisation",
+                format!("quantized_layers says that {module} is {algorithm}, but it is NVFP4"),
+            );
+        }
         let excluded = || sound().filter_map(|(module, _)| Some((module, config.excluding(module)?)));
         if let Some((module, entry)) = excluded().next() {
             let count = excluded().count();
@@ -454,10 +589,7 @@ fn other_kind<'n>(
     let projection = Projection::parse(name).filter(|projection| [".weight", ""].contains(&projection.part));
     let fused = projection.is_some_and(|projection| projection.expert == names::Expert::Fused);
     let module = module.or(projection.map(|projection| projection.module))?;
-    let has_global = dtype(&format!("{module}_weight_scale_2")).is_some()
-        || dtype(&format!("{module}_weight_global_scale")).is_some();
     Some(match tensor.dtype {
-        Dtype::U8 if fused && has_global => (module, "NVFP4".into(), FUSED),
         Dtype::F8_E4M3 | Dtype::F8_E5M2 | Dtype::F8_E4M3FNUZ | Dtype::F8_E5M2FNUZ => {
             let in_blocks = scale(".weight_scale_inv").is_some() || scale(".scale").is_some();
             (module, if in_blocks { "FP8 in blocks" } else { "FP8" }.into(), QUANTIZE)

@@ -5,16 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rayon::prelude::*;
 
+use super::layer_tensors::Scope;
 use super::linear::BIAS;
 use super::model_config::ModelConfig;
-use super::moe::{FUSED_BIASES, FUSED_DIVISORS, FUSED_FACTORS, FUSED_SCALES, FUSED_VALUES};
 use super::names::{self, Aside, Projection, Role};
-use super::{Checkpoint, QuantizedWeight};
+use super::{Checkpoint, LayerTensors, QuantizedWeight, fused};
 use crate::error::Error;
 use crate::problem::{Expert, Op, Weights};
-
-/// Suffixes of the input scales of fused experts.
-const INPUT_SCALES: [&str; 2] = ["_input_scale", ".input_global_scale"];
 
 const DOWNLOAD: &str = "download the model again";
 
@@ -28,6 +25,8 @@ pub struct Layer<'a> {
     pub input_scales: Vec<Option<f32>>,
     /// Module names, with `*` for the number of the expert: `model.layers.3.mlp.experts.*.down_proj`.
     pub modules: Vec<String>,
+    /// Tensors of the layer that are used, and tensors that are left.
+    pub tensors: LayerTensors,
 }
 
 /// Kind of the projections of a block.
@@ -94,13 +93,41 @@ impl Block<'_> {
         if name.is_empty() { format!("{stack}{layer}.") } else { format!("{stack}{layer}.{name}.") }
     }
 
+    /// Prefix of the names of all tensors of the decoder layer.
+    pub(super) fn layer_path(&self) -> String {
+        format!("{}{}.", self.stack, self.layer)
+    }
+
+    /// Name before the number of the layer.
+    pub(super) fn stack(&self) -> &str {
+        self.stack
+    }
+
     /// Common prefix of the names that belong to this block alone.
-    fn prefix(&self) -> String {
+    pub(super) fn prefix(&self) -> String {
         let Self { stack, layer, name, .. } = self;
+        let first = || self.modules.values().flatten().next().map_or("", |(before, _)| before);
         match (name.is_empty(), self.kind) {
             (false, _) => format!("{stack}{layer}.{name}."),
-            (true, Kind::Dense) => self.modules.values().flatten().next().map_or("", |(before, _)| before).to_owned(),
-            (true, _) => format!("{stack}{layer}.experts."),
+            (true, Kind::Dense) => first().to_owned(),
+            (true, Kind::Shared) => first().rsplit_once('.').map_or(String::new(), |(before, _)| format!("{before}.")),
+            (true, Kind::Routed | Kind::Fused) => format!("{stack}{layer}.experts."),
+        }
+    }
+
+    /// Returns `true` if a projection belongs to this block.
+    pub(super) fn has(&self, projection: &Projection<'_>) -> bool {
+        Kind::of(projection.expert) == self.kind
+            && (projection.stack, projection.layer, projection.block) == (self.stack, self.layer, self.name)
+            && self.modules.get(&projection.role).is_some_and(|modules| modules.contains(&projection.around_expert))
+    }
+
+    /// Returns the projections that an operation multiplies tokens by; gate and up can be one matrix.
+    pub(super) fn roles_of(&self, op: Op) -> &'static [Role] {
+        match op {
+            Op::Gated if self.modules.contains_key(&Role::GateUp) => &[Role::GateUp],
+            Op::Gated => &[Role::Gate, Role::Up],
+            Op::Plain => &[Role::Down],
         }
     }
 
@@ -136,12 +163,10 @@ impl Checkpoint {
         let at = |error: Error| error.at(self.path().display());
         let block = self.feed_forward(layer).map_err(at)?;
         block.check().map_err(at)?;
-        let roles = roles_of(op);
+        let roles = block.roles_of(op);
         let modules = roles.iter().map(|&role| block.pattern(role)).collect::<Option<Vec<_>>>();
         let modules = modules.ok_or_else(|| at(lacks_a_role(&block, roles)))?;
-        if let Some(name) = self.not_understood(&block, roles, false).first() {
-            return Err(self.not_computed(name));
-        }
+        let tensors = self.account(&Scope { blocks: vec![&block], roles, router: None })?;
         if let Some(config) = ModelConfig::beside(self)? {
             config.check_transforms()?;
             if op == Op::Gated {
@@ -150,14 +175,19 @@ impl Checkpoint {
         }
         let of_roles: Vec<Vec<String>> = roles.iter().map(|&role| block.modules(role)).collect();
         let experts = (0..of_roles[0].len()).into_par_iter().map(|expert| {
-            let projections: Result<Vec<_>, _> =
-                of_roles.iter().map(|modules| self.quantized(&modules[expert])).collect();
+            let projections: Result<Vec<_>, _> = match roles {
+                [Role::GateUp] => {
+                    let module = &of_roles[0][expert];
+                    self.input_scale(module).and_then(|_| self.halves(module)).map(Vec::from)
+                }
+                _ => of_roles.iter().map(|modules| self.quantized(&modules[expert])).collect(),
+            };
             projections.map(as_expert)
         });
         let experts = experts.collect::<Result<Vec<_>, _>>()?;
         let (experts, input_scales) = experts.into_iter().unzip();
         let place = |error: Error| error.at(format_args!("{}: layer {layer}", self.path().display()));
-        Ok(Layer { weights: Weights::new(op, experts).map_err(place)?, input_scales, modules })
+        Ok(Layer { weights: Weights::new(op, experts).map_err(place)?, input_scales, modules, tensors })
     }
 
     /// Loads one weight as a layer of one expert, for [`Op::Plain`].
@@ -170,7 +200,8 @@ impl Checkpoint {
         }
         let QuantizedWeight { matrix, input_scale, .. } = self.quantized(module)?;
         let weights = Weights::new(Op::Plain, vec![Expert::Plain(matrix)]).map_err(|error| error.at(module))?;
-        Ok(Layer { weights, input_scales: vec![input_scale], modules: vec![module.to_owned()] })
+        let tensors = LayerTensors { used: self.parts_of(module).map(str::to_owned).collect(), left: Vec::new() };
+        Ok(Layer { weights, input_scales: vec![input_scale], modules: vec![module.to_owned()], tensors })
     }
 
     /// Returns the block of a layer that runs: its routed experts, or else its only dense block.
@@ -182,7 +213,8 @@ impl Checkpoint {
             let mut chosen: Vec<_> = blocks.into_iter().filter(|block| block.kind == kind).collect();
             if let [one, other, ..] = &chosen[..] {
                 let what = format!(
-                    "layer {layer} has two blocks, {} and {}; export the model with one of them",
+                    "layer {layer} has two blocks, {} and {}; choose a stack of layers with --stack, or export the model with one \
+                     of them",
                     one.prefix(),
                     other.prefix()
                 );
@@ -219,7 +251,7 @@ impl Checkpoint {
             else {
                 continue;
             };
-            if Aside::of(stack).or_else(|| Aside::of(block)).is_some() {
+            if Aside::of(stack).or_else(|| Aside::of(block)).is_some() || !self.is_in_stack(stack) {
                 continue;
             }
             let kind = Kind::of(expert);
@@ -241,63 +273,16 @@ impl Checkpoint {
 
     /// Returns the numbers of the language model's layers.
     pub(super) fn layers(&self) -> BTreeSet<usize> {
-        let of_language = |&(stack, _): &(&str, usize)| Aside::of(stack).is_none();
+        let of_language = |&(stack, _): &(&str, usize)| Aside::of(stack).is_none() && self.is_in_stack(stack);
         self.names().filter_map(names::layer_of).filter(of_language).map(|(_, layer)| layer).collect()
     }
 
-    /// Returns the tensors of a block that change the result of these roles without being computed, and unknown
-    /// tensors. `biases`: biases are computed.
-    pub(super) fn not_understood<'a>(&'a self, block: &Block<'_>, roles: &[Role], biases: bool) -> Vec<&'a str> {
-        let is_computed = |name: &str| match Projection::parse(name) {
-            Some(projection) if Kind::of(projection.expert) == block.kind && projection.block == block.name => {
-                !roles.contains(&projection.role)
-                    || self.is_computed(projection.module, projection.part)
-                    || block.kind == Kind::Fused && is_fused_part(projection.part)
-                    || biases && is_bias(block.kind, projection.part)
-            }
-            // Other kinds of experts are separate blocks. Parts of fused experts, such as their biases, belong to this
-            // block.
-            Some(projection) => projection.expert != names::Expert::Fused,
-            None => Aside::of(name).is_some() || name.split('.').any(names::is_shared),
-        };
-        let prefix = block.prefix();
-        self.names_under(&prefix).filter(|name| !is_computed(name)).collect()
-    }
-
-    /// Returns the error for a tensor that is present but not computed.
-    pub(super) fn not_computed(&self, name: &str) -> Error {
-        let what = match name.rsplit(['.', '_']).next() {
-            Some("bias") => "this bias is not computed",
-            Some("scale") if name.ends_with("pre_quant_scale") => "this scale of the activations (AWQ) is not computed",
-            _ => "this tensor is unknown and is not computed",
-        };
-        let what = format!("{what}, so the result would be wrong; export the model without this tensor");
-        Error::NotComputed(what).at(self.place(name))
-    }
-}
-
-/// Returns `true` if `part` is the suffix of a tensor of fused experts that [`Checkpoint::moe_layer`] reads, or of an
-/// input scale.
-fn is_fused_part(part: &str) -> bool {
-    FUSED_VALUES
-        .iter()
-        .chain(&FUSED_SCALES)
-        .chain(&FUSED_DIVISORS)
-        .chain(&FUSED_FACTORS)
-        .chain(&INPUT_SCALES)
-        .any(|known| *known == part)
-}
-
-/// Returns `true` if `part` is the suffix of a bias.
-fn is_bias(kind: Kind, part: &str) -> bool {
-    if kind == Kind::Fused { FUSED_BIASES.contains(&part) } else { part == BIAS }
-}
-
-/// Returns the projections that an operation multiplies tokens by.
-pub(super) fn roles_of(op: Op) -> &'static [Role] {
-    match op {
-        Op::Gated => &[Role::Gate, Role::Up],
-        Op::Plain => &[Role::Down],
+    /// Returns `true` if a tensor is a part of a block's projection that is computed. `biases`: biases are computed.
+    pub(super) fn is_part(&self, block: &Block<'_>, projection: &Projection<'_>, biases: bool) -> bool {
+        let Projection { module, part, .. } = *projection;
+        self.is_computed(module, part) && block.kind != Kind::Fused
+            || block.kind == Kind::Fused && fused::is_part(part)
+            || biases && if block.kind == Kind::Fused { fused::BIASES.contains(&part) } else { part == BIAS }
     }
 }
 

@@ -1,8 +1,9 @@
 //! One weight of a model as a linear layer: any projection, including attention projections, with its bias.
 
 use super::floats::{self, Floats};
+use super::input_scales::of_fp8_tokens;
 use super::model_config::ModelConfig;
-use super::{Checkpoint, QuantizedWeight};
+use super::{Checkpoint, LayerTensors, QuantizedWeight};
 use crate::bias::Bias;
 use crate::error::Error;
 use crate::linear::LinearWeights;
@@ -14,6 +15,11 @@ pub(super) const BIAS: &str = ".bias";
 /// Scales of cached keys and values, which ModelOpt stores beside the projections. They do not affect the projections.
 const CACHE_SCALES: [&str; 4] = [".k_scale", ".v_scale", ".output_scale", ".q_scale"];
 
+/// Returns the module of a weight that was given by the name of the module or of its tensor.
+fn module_of(name: &str) -> &str {
+    name.strip_suffix(".weight_packed").or_else(|| name.strip_suffix(".weight")).unwrap_or(name)
+}
+
 impl Checkpoint {
     /// Loads the weight of a module such as `model.layers.0.self_attn.q_proj` for tokens of type `dtype`, with the bias
     /// and input scale if they exist. Also accepts the name of the weight tensor, which ends in `.weight`.
@@ -21,31 +27,49 @@ impl Checkpoint {
     /// # Errors
     /// Returns an error if the module does not exist, a part is missing or wrong, or a part is not computed.
     pub fn linear(&self, module: &str, dtype: TokenDtype) -> Result<LinearWeights<'_>, Error> {
-        let module = module.strip_suffix(".weight_packed").or_else(|| module.strip_suffix(".weight")).unwrap_or(module);
+        let module = module_of(module);
         let is_part = |name: &str| name[module.len()..].starts_with('.');
         if module.is_empty() || !self.names_under(module).any(is_part) {
             let remedy = format!("run `nvfp4 inspect {}` for a list of the weights", self.path().display());
             let missing = Error::Missing { name: format!("a weight named {module:?}"), remedy };
             return Err(missing.at(self.path().display()));
         }
-        let is_known = |name: &str| name == BIAS || CACHE_SCALES.contains(&name);
-        if let Some(part) = self.parts_not_computed(module).iter().find(|part| !is_known(&part[module.len()..])) {
+        if let Some(part) = self.linear_refusal(module) {
             return Err(self.not_computed(part));
         }
-        if let Some(config) = ModelConfig::beside(self)? {
-            config.check_transforms()?;
-        }
-        let QuantizedWeight { matrix, input_scale, .. } = self.quantized(module)?;
+        let config = ModelConfig::beside(self)?;
+        config.as_ref().map_or(Ok(()), ModelConfig::check_transforms)?;
+        let fp8_tokens = config.as_ref().and_then(ModelConfig::fp8_tokens);
+        let QuantizedWeight { matrix, .. } = self.weight(module)?;
         let rows = matrix.rows();
         let at = |error: Error| error.at(self.place(module));
         let mut weights = LinearWeights::new(dtype, matrix).map_err(at)?;
-        if let Some(input_scale) = input_scale {
-            weights = weights.with_input_scale(input_scale).map_err(at)?;
+        match (self.input_scale(module), fp8_tokens) {
+            (Ok(None), _) => {}
+            (Ok(Some(_)), Some(algorithm)) => weights = weights.without_input_scale(of_fp8_tokens(algorithm)),
+            (Ok(Some(input_scale)), None) => weights = weights.with_input_scale(input_scale).map_err(at)?,
+            // Only NVFP4 tokens need it.
+            (Err(fault), _) => weights = weights.without_input_scale(fault.to_string()),
         }
         match self.bias(&format!("{module}{BIAS}"), rows)? {
             Some(bias) => weights.with_bias(bias).map_err(at),
             None => Ok(weights),
         }
+    }
+
+    /// Returns the tensors of a module that [`Checkpoint::linear`] uses and leaves.
+    pub fn linear_tensors(&self, module: &str) -> LayerTensors {
+        let module = module_of(module);
+        let is_used = |name: &&str| !CACHE_SCALES.contains(&&name[module.len()..]);
+        let (used, left): (Vec<_>, Vec<_>) = self.parts_of(module).partition(is_used);
+        let owned = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect();
+        LayerTensors { used: owned(used), left: owned(left) }
+    }
+
+    /// Returns the first tensor of a module that changes the result of [`Checkpoint::linear`] and is not computed.
+    pub(super) fn linear_refusal(&self, module: &str) -> Option<&str> {
+        let is_known = |name: &str| name == BIAS || CACHE_SCALES.contains(&name);
+        self.parts_not_computed(module).into_iter().find(|part| !is_known(&part[module.len()..]))
     }
 
     /// Returns a bias `[N]` in f32, f16 or bf16; `None` if the tensor does not exist.

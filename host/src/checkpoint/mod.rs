@@ -6,6 +6,8 @@
 //! | [`Checkpoint`] | all files of a model |
 //! | [`QuantizedWeight`] | one NVFP4 weight, in either published [`Format`] |
 //! | [`Layer`] | the experts of a layer |
+//! | [`LayerTensors`] | the tensors of a decoder layer that are used and left |
+//! | [`HiddenStates`] | 16-bit tokens of a whole layer |
 //! | [`MoeLayer`] | an MoE layer with its router |
 //!
 //! ```no_run
@@ -23,8 +25,12 @@ mod activations;
 mod convert;
 mod file;
 mod floats;
+mod fused;
+mod hidden;
+mod input_scales;
 mod inspect;
 mod layer;
+mod layer_tensors;
 mod linear;
 mod model_config;
 mod moe;
@@ -40,10 +46,12 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 pub use activations::Activations;
-pub use convert::{Calibration, Conversion, Converted, Left, Options, Written};
+pub use convert::{Calibration, Conversion, Converted, Exact, Left, Options, Written};
 pub use file::{Tensor, TensorFile};
+pub use hidden::HiddenStates;
 pub use inspect::{Inspection, OtherWeight, Problem, Range, Weight};
 pub use layer::Layer;
+pub use layer_tensors::LayerTensors;
 pub use moe::MoeLayer;
 pub use names::{natural, without_expert};
 pub use partial::{check_file, check_folder, leftovers};
@@ -73,6 +81,8 @@ pub struct Checkpoint {
     files: Vec<TensorFile>,
     /// Index into `files` of the file that holds each tensor.
     file_of: BTreeMap<String, usize>,
+    /// Part of the model whose layers are read, such as `talker`; `None`: the only part with such a layer.
+    stack: Option<String>,
 }
 
 /// The JSON of an index file.
@@ -123,7 +133,7 @@ impl Checkpoint {
     /// Opens every file that can be opened, and returns all faults.
     pub fn survey(path: &Path) -> (Self, Vec<Error>) {
         let mut errors = Vec::new();
-        let mut checkpoint = Self { path: path.to_owned(), files: Vec::new(), file_of: BTreeMap::new() };
+        let mut checkpoint = Self { path: path.to_owned(), files: Vec::new(), file_of: BTreeMap::new(), stack: None };
         match sources(path) {
             Ok(Sources::Files(paths)) => paths.iter().for_each(|path| _ = checkpoint.add_file(path, &mut errors)),
             Ok(Sources::Index(path)) => match read_index(&path) {
@@ -174,6 +184,45 @@ impl Checkpoint {
                 errors.push(Error::Missing { name: format!("tensor {name:?}"), remedy }.at(file.path().display()));
             }
         }
+    }
+
+    /// Reads layers of one part of a model with several stacks of layers, such as `talker`: layers whose names have this
+    /// segment before `layers`.
+    ///
+    /// # Errors
+    /// Returns an error if no layer has this segment in its name.
+    pub fn in_stack(mut self, stack: &str) -> Result<Self, Error> {
+        let stacks: BTreeSet<&str> = self.names().filter_map(names::layer_of).map(|(before, _)| before).collect();
+        if !stacks.iter().any(|before| before.split('.').any(|segment| segment == stack)) {
+            let remedy = format!("the model has layers of {}", stacks.into_iter().collect::<Vec<_>>().join(", "));
+            let missing = Error::Missing { name: format!("a stack of layers named {stack:?}"), remedy };
+            return Err(missing.at(self.path.display()));
+        }
+        self.stack = Some(stack.to_owned());
+        Ok(self)
+    }
+
+    /// Returns `true` if layers of the stack with this name are read.
+    fn is_in_stack(&self, before_layer: &str) -> bool {
+        self.stack.as_ref().is_none_or(|stack| before_layer.split('.').any(|segment| segment == stack))
+    }
+
+    /// Returns the safetensors files in the folder that the index does not list, such as draft layers in a file of their
+    /// own, or the same weights by other names; empty if there is no index.
+    pub fn files_outside_the_index(&self) -> Vec<PathBuf> {
+        let Some(folder) = self.files.first().and_then(|file| file.path().parent()) else { return Vec::new() };
+        if self.files.iter().any(|file| file.path() == self.path) {
+            return Vec::new();
+        }
+        let read: BTreeSet<&Path> = self.files.iter().map(TensorFile::path).collect();
+        let is_other = |path: &PathBuf| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name.ends_with(".safetensors") && !name.starts_with('.') && !read.contains(&**path)
+        };
+        let entries = std::fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+        let mut others: Vec<_> = entries.filter(is_other).collect();
+        others.sort();
+        others
     }
 
     /// Checks that no file has changed since it was opened, with [`TensorFile::check_unchanged`].
@@ -292,6 +341,7 @@ fn sources(path: &Path) -> Result<Sources, Error> {
         };
         return Err(Error::Invalid(what.into()).at(path.display()));
     }
+    check_twice(&files, &name).map_err(|error| error.at(path.display()))?;
     check_shards(&files).map_err(|error| error.at(path.display()))?;
     Ok(Sources::Files(files))
 }
@@ -312,6 +362,20 @@ fn is_hub_name(path: &Path) -> bool {
     let is_file = [".safetensors", ".json"].iter().any(|ending| text.ends_with(ending));
     !is_file
         && matches!(text.split('/').collect::<Vec<_>>()[..], [organization, model] if is_word(organization) && is_word(model))
+}
+
+/// Refuses a folder without an index that has the same weights twice: `consolidated*.safetensors` holds them by Mistral's
+/// own names, the other files by transformers' names.
+fn check_twice(files: &[PathBuf], name: &dyn Fn(&Path) -> String) -> Result<(), Error> {
+    let (twins, others): (Vec<_>, Vec<_>) =
+        files.iter().map(|path| name(path)).partition(|name| name.starts_with("consolidated"));
+    match (twins.first(), others.first()) {
+        (Some(twin), Some(other)) => Err(Error::Invalid(format!(
+            "the folder has no index, and {twin} usually holds the same weights as {other}; give the path of one file, \
+             or move one of them away"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// Checks that no shard is missing when files without an index are numbered `…-00001-of-00003.safetensors`.

@@ -11,7 +11,8 @@
 //! | `BLOCK.experts.P.E` | exports with one list per projection |
 //! | `experts.E.P`, `experts.P` | experts beside the dense block (Gemma 4) |
 //! | `BLOCK.experts.gate_up_proj`, `…_blocks`, `…_bias` | all experts in one tensor (Llama 4, gpt-oss, Qwen3-VL-MoE) |
-//! | `BLOCK.shared_experts.P` | shared experts, which process every token |
+//! | `BLOCK.experts.w13_weight`, `…w13_weight_scale` | all experts in one tensor, by vLLM's names |
+//! | `BLOCK.shared_experts.P`, `shared_mlp.P`, `share_expert.P` | shared experts, which process every token; in the block or beside it (Granite, Step) |
 
 /// Function of a projection, independent of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -47,7 +48,8 @@ const PROJECTIONS: [(&str, Role); 14] = [
 ];
 
 /// Names of routers below their block.
-pub(crate) const ROUTER_WEIGHTS: [&str; 5] = ["gate", "router", "router.layer", "router.proj", "gate.wg"];
+pub(crate) const ROUTER_WEIGHTS: [&str; 6] =
+    ["gate", "router", "router.layer", "router.proj", "router.gate", "gate.wg"];
 
 /// Projections that read the same activations. Engines merge them into one matrix with one global scale, so they are
 /// quantized with one global scale.
@@ -236,18 +238,54 @@ fn number(segment: &str) -> Option<usize> {
         .flatten()
 }
 
-/// Finds the projection in a segment; a part may follow after an underscore: `gate_up_proj_blocks`.
+/// Finds the projection in a segment; a part may follow after an underscore: `gate_up_proj_blocks`, `w13_weight`.
 fn projection(segment: &str) -> Option<(&'static str, Role)> {
     PROJECTIONS.into_iter().find(|(called, _)| *called == segment).or_else(|| {
         PROJECTIONS.into_iter().find(|(called, _)| {
-            called.ends_with("_proj") && segment.strip_prefix(called).is_some_and(|rest| rest.starts_with('_'))
+            let part = segment.strip_prefix(called).filter(|part| part.starts_with('_'));
+            // Other names that begin with `w2_` are no projections.
+            let is_part = |part: &str| ["_weight", "_input", "_bias"].iter().any(|start| part.starts_with(start));
+            part.is_some_and(|part| called.ends_with("_proj") || ["w13", "w2"].contains(called) && is_part(part))
         })
     })
 }
 
 /// Returns `true` if a segment names shared experts, which process every token.
 pub(crate) fn is_shared(segment: &str) -> bool {
-    segment.starts_with("shared_expert") || segment == "shared_mlp"
+    const NAMES: [&str; 3] = ["shared_mlp", "shared_ffn", "shared_feed_forward"];
+    segment.starts_with("shared_expert") || segment.starts_with("share_expert") || NAMES.contains(&segment)
+}
+
+/// Returns `true` if a segment directly below the layer names something other than a feed-forward block: attention and
+/// what takes its place, a norm, or a factor of the residual stream.
+pub(crate) fn is_no_feed_forward(segment: &str) -> bool {
+    const PARTS: [&str; 7] = ["attn", "attention", "mamba", "norm", "conv", "indexer", "rotary"];
+    // `hc`: DeepSeek-V4's residual streams. Kimi, Qwen and others name their linear attention by kind.
+    const WORDS: [&str; 14] = [
+        "ln",
+        "hc",
+        "ssm",
+        "rnn",
+        "recurrent",
+        "temporal",
+        "rope",
+        "kda",
+        "gla",
+        "gdn",
+        "deltanet",
+        "scalar",
+        "laurel",
+        "altup",
+    ];
+    let is_word = |word: &str| WORDS.contains(&word.trim_end_matches(|c: char| c.is_ascii_digit()));
+    PARTS.iter().any(|part| segment.contains(part)) || segment.split('_').any(is_word)
+}
+
+/// Returns the first segment of a tensor's name after the number of its layer.
+pub(crate) fn below_layer(name: &str) -> Option<&str> {
+    let (before, layer) = layer_of(name)?;
+    let rest = name[before.len()..].strip_prefix(&layer.to_string())?;
+    rest.strip_prefix('.')?.split('.').next()
 }
 
 /// Sort key for natural order: 9 before 10.
@@ -274,6 +312,14 @@ pub fn without_expert(module: &str) -> String {
             format!("{before}*{after}")
         }
         _ => module.to_owned(),
+    }
+}
+
+/// Returns the tensor name with `*` in place of the expert number.
+pub(crate) fn any_expert(name: &str) -> String {
+    match Projection::parse(name) {
+        Some(Projection { module, part, .. }) => without_expert(module) + part,
+        None => name.to_owned(),
     }
 }
 
@@ -354,6 +400,12 @@ mod tests {
                 ("backbone.layers.", 6, "mixer", Shared, Down, ".weight"),
             ),
             ("layers.60.ffn.experts.255.w3.scale", ("layers.", 60, "ffn", Routed(255), Up, ".scale")),
+            (
+                "model.layers.3.mlp.experts.w13_weight_scale",
+                ("model.layers.", 3, "mlp", Fused, GateUp, "_weight_scale"),
+            ),
+            ("model.layers.0.shared_mlp.input_linear.weight", ("model.layers.", 0, "", Shared, GateUp, ".weight")),
+            ("model.layers.4.share_expert.up_proj.weight", ("model.layers.", 4, "", Shared, Up, ".weight")),
             ("layers.60.ffn.shared_experts.w1.weight", ("layers.", 60, "ffn", Shared, Gate, ".weight")),
             ("model.layers.3.mlp.experts.1.gate_proj", ("model.layers.", 3, "mlp", Routed(1), Gate, "")),
         ] {
@@ -474,6 +526,29 @@ mod tests {
         ] {
             assert_eq!(without_expert(module), expected);
         }
+    }
+
+    #[test]
+    fn attention_and_norms_beside_a_block_are_recognized() {
+        for name in [
+            "model.layers.3.self_attn.q_proj.weight",
+            "model.layers.3.linear_attn.in_proj_qkvz.weight",
+            "model.layers.3.attention.query_key_value.weight",
+            "model.layers.3.mamba.in_proj.weight",
+            "model.layers.3.short_conv.weight",
+            "model.layers.3.post_attention_layernorm.weight",
+            "model.layers.3.ln_2.weight",
+            "layers.3.hc_ffn_fn",
+            "model.layers.3.layer_scalar",
+        ] {
+            assert!(is_no_feed_forward(below_layer(name).unwrap()), "{name}");
+        }
+        for name in
+            ["model.layers.3.mlp.x", "model.layers.3.residual_mlp.w1", "model.layers.3.shared_mlp.x", "layers.3.ffn"]
+        {
+            assert!(!is_no_feed_forward(below_layer(name).unwrap()), "{name}");
+        }
+        assert_eq!(below_layer("layers.3"), None);
     }
 
     #[test]

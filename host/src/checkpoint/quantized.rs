@@ -9,6 +9,7 @@ use super::file::Tensor;
 use super::{Checkpoint, Dtype};
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix};
+use crate::fp4::check_input_scale;
 use crate::problem::check_weight_size;
 
 /// Naming of the parts of an NVFP4 weight in a model file, and the meaning of its global scale.
@@ -95,16 +96,44 @@ impl Checkpoint {
     /// # Errors
     /// Returns the first fault, with file and tensor.
     pub fn quantized(&self, module: &str) -> Result<QuantizedWeight<'_>, Error> {
+        let weight = self.weight(module)?;
+        self.input_scale(module).map(|_| weight)
+    }
+
+    /// Returns the NVFP4 weight of a module for tokens of 16 bits, which need no input scale.
+    pub(super) fn weight(&self, module: &str) -> Result<QuantizedWeight<'_>, Error> {
         self.survey_quantized(module).map_err(|mut errors| errors.swap_remove(0))
     }
 
-    /// Returns the NVFP4 weight of a module, or all its faults.
+    /// Returns gate and up of a module that stores both in one matrix `[2I, K]`: gate is the first half.
+    ///
+    /// # Errors
+    /// Returns the first fault, with file and tensor.
+    pub(super) fn halves(&self, module: &str) -> Result<[QuantizedWeight<'_>; 2], Error> {
+        let QuantizedWeight { format, matrix, input_scale } = self.weight(module)?;
+        let at = |error: Error| error.at(self.place(&format!("{module}{}", format.values())));
+        if !matrix.rows().is_multiple_of(2) {
+            let what = format!("{} rows cannot be split into gate and up; {EXPORT}", matrix.rows());
+            return Err(at(Error::Invalid(what)));
+        }
+        let [values, scales] = [format.values(), format.scales()]
+            .map(|suffix| self.tensor(&format!("{module}{suffix}")).map_or(&[][..], |tensor| tensor.data));
+        let half = |half: usize| {
+            let part = |data: &'_ [u8]| half * data.len() / 2..(half + 1) * data.len() / 2;
+            let (values, scales) = (&values[part(values)], &scales[part(scales)]);
+            let matrix = Matrix::new(matrix.rows() / 2, matrix.k(), values, scales, matrix.global_scale())?;
+            Ok(QuantizedWeight { format, matrix, input_scale })
+        };
+        Ok([half(0).map_err(at)?, half(1).map_err(at)?])
+    }
+
+    /// Returns the NVFP4 weight of a module, or all its faults. An input scale that cannot be used is not one of them:
+    /// 16-bit tokens do not need it.
     ///
     /// # Errors
     /// Returns at least one error, each with file and tensor.
     pub fn survey_quantized(&self, module: &str) -> Result<QuantizedWeight<'_>, Vec<Error>> {
         let name = |suffix: &str| format!("{module}{suffix}");
-        let has = |suffix: &str| self.tensor(&name(suffix)).is_some();
         let format = self.format_of(module);
         let mut faults = Vec::new();
         let values = keep(&mut faults, self.part(&name(format.values()), Dtype::U8, QUANTIZE));
@@ -114,14 +143,7 @@ impl Checkpoint {
         });
         let scales = keep(&mut faults, self.part(&name(format.scales()), Dtype::F8_E4M3, EXPORT));
         let factor = keep(&mut faults, self.factor(&name(format.global()), format));
-        let input_scale = if has(format.input()) {
-            let place = || self.place(&name(format.input()));
-            let positive =
-                |factor| if factor > 0.0 { Ok(factor) } else { Err(Error::Divisor { value: factor }.at(place())) };
-            keep(&mut faults, self.factor(&name(format.input()), format).and_then(positive))
-        } else {
-            None
-        };
+        let input_scale = self.input_scale(module).unwrap_or_default();
         if let (Some(values), Some(scales), Some((n, k))) = (values, scales, sizes) {
             let matrix = same_shape(scales, [n, k / BLOCK])
                 // Block scales are checked even if the global scale is unusable.
@@ -134,8 +156,23 @@ impl Checkpoint {
         Err(faults)
     }
 
+    /// Returns the input scale of a module as a factor; `None` if the model has none.
+    ///
+    /// # Errors
+    /// Returns an error if the tensor is wrong, or the scale is not one that tokens can be quantized with.
+    pub fn input_scale(&self, module: &str) -> Result<Option<f32>, Error> {
+        let format = self.format_of(module);
+        let name = format!("{module}{}", format.input());
+        if self.tensor(&name).is_none() {
+            return Ok(None);
+        }
+        let factor = self.factor(&name, format)?;
+        check_input_scale(factor).map_err(|error| error.at(self.place(&name)))?;
+        Ok(Some(factor))
+    }
+
     /// Returns the format of a module, based on the tensors that exist.
-    fn format_of(&self, module: &str) -> Format {
+    pub(super) fn format_of(&self, module: &str) -> Format {
         let packed = Format::CompressedTensors;
         let has = |suffix: &str| self.tensor(&format!("{module}{suffix}")).is_some();
         if has(packed.values()) || has(packed.global()) { packed } else { Format::ModelOpt }
@@ -147,13 +184,15 @@ impl Checkpoint {
         [format.values(), format.scales(), format.global(), format.input()].contains(&part)
     }
 
+    /// Returns all tensors of a module.
+    pub(super) fn parts_of<'a>(&'a self, module: &str) -> impl Iterator<Item = &'a str> {
+        let is_part = |part: &str| part.starts_with('.') || (module.ends_with("_proj") && part.starts_with('_'));
+        self.names_under(module).filter(move |name| is_part(&name[module.len()..]))
+    }
+
     /// Returns the tensors of a module that are not computed, such as a bias.
     pub(super) fn parts_not_computed<'a>(&'a self, module: &str) -> Vec<&'a str> {
-        let is_part = |part: &str| part.starts_with('.') || (module.ends_with("_proj") && part.starts_with('_'));
-        let names = self.names_under(module);
-        names
-            .filter(|name| is_part(&name[module.len()..]) && !self.is_computed(module, &name[module.len()..]))
-            .collect()
+        self.parts_of(module).filter(|name| !self.is_computed(module, &name[module.len()..])).collect()
     }
 
     /// Returns the names of the modules with a complete or incomplete NVFP4 weight.

@@ -7,66 +7,112 @@ use crate::error::Error;
 use crate::moe::{MoeInputs, MoeSizes};
 use crate::router::{Logits, Router, Routes, Scoring, route};
 
-/// Models whose routers use grouped sigmoid scores, although their configurations do not mention it.
-const BY_SIGMOID: [&str; 4] = ["deepseek_v3", "glm4_moe", "dots1", "nemotron_h"];
+/// Models whose routers use sigmoid scores, although their configurations do not mention it.
+const BY_SIGMOID: [&str; 6] = ["deepseek_v3", "glm4_moe", "dots1", "nemotron_h", "lfm2_moe", "minimax_m2"];
 
-/// Returns the scoring rule of a model's router and the factor of the final weights.
-///
-/// `corrections` are added to sigmoid scores when experts are compared, if the model has them.
-///
-/// Sources: the modules of transformers (`Qwen3MoeTopKRouter`, `MixtralSparseMoeBlock`, `GptOssTopKRouter`,
-/// `GraniteMoeTopKGating`, `DeepseekV2Moe`, `DeepseekV3TopkRouter`, `Llama4Router`).
-pub(super) fn scoring(
-    config: &ModelConfig,
-    experts: usize,
-    corrections: Option<Vec<f32>>,
-) -> Result<(Scoring, f32), Error> {
-    let word = |key: &str| config.get(key).and_then(|value| value.as_str());
-    let refuse = |what: String| Err(Error::NotComputed(format!("{what}; this router is not supported")));
-    let missing = |name: &str, remedy: &str| Error::Missing { name: name.into(), remedy: remedy.into() };
-    let model = word("model_type").unwrap_or_default();
-    let is = |names: &[&str]| names.iter().any(|name| model.starts_with(name));
-    if is(&["llama4"]) {
-        return Ok((Scoring::SigmoidTop1, 1.0));
-    }
-    if is(&["gpt_oss", "granitemoe"]) {
-        return Ok((Scoring::TopKSoftmax, 1.0));
-    }
-    let renormalize = match config.get("norm_topk_prob").and_then(|value| value.as_bool()) {
-        Some(renormalize) => Ok(renormalize),
-        None if is(&["mixtral", "minimax_m2"]) => Ok(true),
-        None => {
-            let remedy = "add this key: true if the weights of a token's experts are divided by their sum";
-            Err(missing("norm_topk_prob", remedy))
+/// Models whose weights are always divided by their sum, although their configurations do not mention it.
+const RENORMALIZED: [&str; 5] = ["mixtral", "minimax", "qwen3_5", "qwen3_6", "hunyuan"];
+
+/// Models with a router of their own that is not computed.
+const NOT_COMPUTED: [(&str, &str); 3] = [
+    ("phimoe", "SparseMixer (phimoe)"),
+    ("ernie4_5", "softmax with corrections of the choice (Ernie 4.5)"),
+    ("gemma4", "the norm of its own before the logits (Gemma 4)"),
+];
+
+/// Configuration keys; models name the same number differently.
+const SCORING: [&str; 5] =
+    ["scoring_func", "score_function", "score_func", "moe_router_activation_func", "moe_router_activation"];
+const RENORMALIZE: [&str; 4] = ["norm_topk_prob", "norm_expert_weight", "moe_renormalize", "route_norm"];
+const FACTOR: [&str; 3] = ["routed_scaling_factor", "moe_router_scaling_factor", "route_scale"];
+
+/// Rule of a model's router, without the numbers of the layer's corrections.
+#[derive(Clone, Debug)]
+pub(super) struct RouterRule {
+    /// Without corrections.
+    scoring: Scoring,
+    /// Factor of the final weights.
+    factor: f32,
+}
+
+impl RouterRule {
+    /// Reads the rule from a model's configuration. `has_corrections`: the layer has numbers that are added to the
+    /// scores when experts are compared.
+    ///
+    /// Sources: the modules of transformers (`Qwen3MoeTopKRouter`, `Qwen3_5MoeTopKRouter`, `MixtralSparseMoeBlock`,
+    /// `GptOssTopKRouter`, `GraniteMoeTopKGating`, `DeepseekV2Moe`, `DeepseekV3TopkRouter`, `Llama4Router`,
+    /// `Lfm2MoeSparseMoeBlock`, `HunYuanMoEV1Gate`) and vLLM's `step3p5.py`.
+    pub(super) fn of(config: &ModelConfig, has_corrections: bool) -> Result<Self, Error> {
+        let is = |names: &[&str]| names.iter().any(|name| config.is_model(name));
+        let refuse = |what: String| Err(Error::NotComputed(format!("{what}; this router is not supported")));
+        if let Some((_, what)) = NOT_COMPUTED.iter().find(|(model, _)| config.is_model(model)) {
+            return refuse(format!("its router is {what}"));
         }
-    };
-    let scale = config.get("routed_scaling_factor").and_then(|value| value.as_f64()).unwrap_or(1.0) as f32;
-    let is_sigmoid = match word("scoring_func").or_else(|| word("score_function")) {
-        None => is(&BY_SIGMOID),
-        Some("softmax") => false,
-        Some("sigmoid") => true,
-        Some(other) => return refuse(format!("its router scores with {other}")),
-    };
-    let usual = if is_sigmoid { "noaux_tc" } else { "greedy" };
-    if let Some(method) = word("topk_method").filter(|&method| method != usual) {
-        return refuse(format!("topk_method is {method}"));
+        if is(&["llama4"]) {
+            return Ok(Self { scoring: Scoring::SigmoidTop1, factor: 1.0 });
+        }
+        if is(&["gpt_oss", "granitemoe"]) {
+            return Ok(Self { scoring: Scoring::TopKSoftmax, factor: 1.0 });
+        }
+        let value = |keys: &[&str]| keys.iter().find_map(|key| config.get(key));
+        let word = |keys: &[&str]| value(keys).and_then(|value| value.as_str());
+        let factor = value(&FACTOR).and_then(|value| value.as_f64()).unwrap_or(1.0) as f32;
+        let is_sigmoid = match word(&SCORING) {
+            None => is(&BY_SIGMOID),
+            Some("softmax") => false,
+            Some("sigmoid") => true,
+            Some(other) => return refuse(format!("its router scores with {other}")),
+        };
+        let usual = if is_sigmoid { "noaux_tc" } else { "greedy" };
+        if let Some(method) = word(&["topk_method"]).filter(|&method| method != usual) {
+            return refuse(format!("topk_method is {method}"));
+        }
+        if has_corrections && !is_sigmoid {
+            return refuse("its router adds corrections to scores that are not sigmoids".into());
+        }
+        let renormalize = match value(&RENORMALIZE).and_then(|value| value.as_bool()) {
+            Some(renormalize) => renormalize,
+            None if is(&RENORMALIZED) => true,
+            None if is(&["jamba"]) => false,
+            None => {
+                let remedy = "add this key: true if the weights of a token's experts are divided by their sum";
+                return Err(Error::Missing { name: RENORMALIZE[0].into(), remedy: remedy.into() });
+            }
+        };
+        if !is_sigmoid {
+            return Ok(Self { scoring: Scoring::Softmax { renormalize }, factor });
+        }
+        let number = |keys: &[&'static str]| match config.number(keys) {
+            Some((_, number)) => Ok(number),
+            None if is(&["deepseek"]) => {
+                Err(Error::Missing { name: keys[0].into(), remedy: "download the model again".into() })
+            }
+            None => Ok(1),
+        };
+        let groups = number(&["n_group", "num_expert_group"])?;
+        let top_groups = number(&["topk_group"])?;
+        let scoring = Scoring::SigmoidGroups { bias: Vec::new(), groups, top_groups, renormalize, scale: factor };
+        Ok(Self { scoring, factor: 1.0 })
     }
-    if !is_sigmoid {
-        return Ok((Scoring::Softmax { renormalize: renormalize? }, scale));
+
+    /// Whether corrections are added to the scores when experts are compared.
+    pub(super) fn has_corrections(&self) -> bool {
+        matches!(self.scoring, Scoring::SigmoidGroups { .. })
     }
-    let number = |key: &'static str| match config.number(&[key]) {
-        Some((_, number)) => Ok(number),
-        None if is(&["deepseek"]) => Err(missing(key, "download the model again")),
-        None => Ok(1),
-    };
-    let scoring = Scoring::SigmoidGroups {
-        bias: corrections.unwrap_or_else(|| vec![0.0; experts]),
-        groups: number("n_group")?,
-        top_groups: number("topk_group")?,
-        renormalize: renormalize?,
-        scale,
-    };
-    Ok((scoring, 1.0))
+
+    /// Factor of the final weights.
+    pub(super) fn factor(&self) -> f32 {
+        self.factor
+    }
+
+    /// Returns the rule with the corrections of a layer of `experts` experts.
+    pub(super) fn scoring(&self, experts: usize, corrections: Option<Vec<f32>>) -> Scoring {
+        let mut scoring = self.scoring.clone();
+        if let Scoring::SigmoidGroups { bias, .. } = &mut scoring {
+            *bias = corrections.unwrap_or_else(|| vec![0.0; experts]);
+        }
+        scoring
+    }
 }
 
 /// Router of a layer: a small matrix and a rule.

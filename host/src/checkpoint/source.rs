@@ -182,6 +182,22 @@ impl<'a> Source<'a> {
         numbers.part(first * k..(first + rows.len()) * k).bytes()
     }
 
+    /// Whether the matrix is MXFP4.
+    pub(super) fn is_mxfp4(&self) -> bool {
+        matches!(self.elements, Elements::Mxfp4 { .. }) && !self.transposed
+    }
+
+    /// Returns the codes and the exponents of a row; `None` if the matrix is not MXFP4 stored row by row.
+    pub(super) fn mxfp4_row(&self, row: usize) -> Option<(&'a [u8], &'a [u8])> {
+        let Elements::Mxfp4 { codes, exponents } = self.elements else { return None };
+        if self.transposed {
+            return None;
+        }
+        let (line, length) = (self.rows.first + row * self.rows.step, self.stored[1]);
+        let of_line = |data: &'a [u8], bytes: usize| &data[line * bytes..][..bytes];
+        Some((of_line(codes, length / 2), of_line(exponents, length / MX_BLOCK)))
+    }
+
     /// Returns the largest magnitude. `read` receives the bytes that were read, if they are [`Source::in_place`].
     ///
     /// # Errors
@@ -230,6 +246,14 @@ impl<'a> Source<'a> {
                 }
             }
         }
+    }
+}
+
+/// Decodes one MXFP4 block.
+pub(super) fn decode_mxfp4(codes: &[u8], exponent: u8, out: &mut [f32; MX_BLOCK]) {
+    let scale = power(exponent);
+    for (out, code) in out.chunks_exact_mut(2).zip(codes) {
+        (out[0], out[1]) = (e2m1::decode(*code) * scale, e2m1::decode(code >> 4) * scale);
     }
 }
 

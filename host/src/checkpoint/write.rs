@@ -163,7 +163,8 @@ pub(super) struct Place {
 /// Name of the output tensor.
 const OUTPUT: &str = "output";
 
-/// A safetensors file for the output of a step: `output` `[T, N]` in f16 or bf16, with rows in the order of the groups.
+/// A safetensors file for the output of a step: `output` `[T, N]` in f16 or bf16, with rows in the order of the tokens or
+/// groups.
 #[derive(Debug)]
 pub struct OutputFile(TensorWriter);
 
@@ -179,11 +180,19 @@ impl OutputFile {
             return Err(Error::Mismatch { what, got: other.n, expected: n }.at(path.display()));
         }
         let rows = problem.groups().iter().map(|group| group.m).sum();
-        let dtype = match problem.out_dtype() {
+        Self::of_rows(path, problem.out_dtype(), [rows, n])
+    }
+
+    /// Creates the file for an output `[T, N]` of a whole layer.
+    ///
+    /// # Errors
+    /// Returns an error if the file cannot be written.
+    pub fn of_rows(path: &Path, dtype: TokenDtype, sizes: [usize; 2]) -> Result<Self, Error> {
+        let dtype = match dtype {
             TokenDtype::F16 => Dtype::F16,
             TokenDtype::Bf16 => Dtype::BF16,
         };
-        TensorWriter::create(path, None, vec![(OUTPUT.into(), dtype, vec![rows, n])]).map(Self)
+        TensorWriter::create(path, None, vec![(OUTPUT.into(), dtype, sizes.to_vec())]).map(Self)
     }
 
     /// Writes the output and renames the file to its final path.
@@ -193,8 +202,19 @@ impl OutputFile {
     ///
     /// # Panics
     /// Panics if the output belongs to another problem.
-    pub fn write(mut self, output: &Output) -> Result<(), Error> {
-        self.0.write(OUTPUT, bytemuck::cast_slice(output.bits()))?;
+    pub fn write(self, output: &Output) -> Result<(), Error> {
+        self.write_bits(output.bits())
+    }
+
+    /// Writes the bits of all rows and renames the file to its final path.
+    ///
+    /// # Errors
+    /// Returns an error if the file cannot be written.
+    ///
+    /// # Panics
+    /// Panics if the number of elements differs from the file's sizes.
+    pub fn write_bits(mut self, bits: &[u16]) -> Result<(), Error> {
+        self.0.write(OUTPUT, bytemuck::cast_slice(bits))?;
         self.0.finish()
     }
 }

@@ -11,7 +11,10 @@ use serde_json::json;
 use super::table;
 
 /// Version of the output of `--json`. It grows when a key is removed or changes its meaning, not when a key is added.
-const SCHEMA_VERSION: u32 = 2;
+const SCHEMA_VERSION: u32 = 3;
+
+/// Width of the lists.
+const COLUMNS: usize = 100;
 
 /// List the quantized weights of a checkpoint, which of them run, and all their faults
 ///
@@ -25,8 +28,8 @@ pub struct Args {
     /// A safetensors file, a directory of safetensors files, or the index of a sharded model.
     #[arg(value_name = "FILE", value_hint = clap::ValueHint::AnyPath)]
     path: PathBuf,
-    /// Print one JSON object: path, files, tensors, weights (NVFP4), others (of other types, with the reason why they
-    /// do not run), problems (each with code, severity, message) and schema_version.
+    /// Print one JSON object: path, files, tensors, weights (NVFP4, with the operations of `nvfp4 run` that compute
+    /// them), others (of other types, with the reason why they do not run), problems (each with code, severity, message) and schema_version.
     #[arg(long)]
     json: bool,
 }
@@ -62,33 +65,28 @@ fn print(found: &Inspection, args: &Args, out: &mut impl Write) -> anyhow::Resul
         table::thousands(found.tensors),
         table::thousands(count)
     )?;
-    if !found.weights.is_empty() {
-        let header = ["weight", "format", "count", "N", "K", "runs", "block scales", "global scales", "input scales"];
-        let mut rows = table::table(&header, 2);
-        for weight in &found.weights {
-            rows.add_row([
-                printable(&weight.module),
-                weight.format.name().into(),
-                weight.count.to_string(),
-                weight.n.to_string(),
-                weight.k.to_string(),
-                weight.runs.as_ref().map_or_else(|why| format!("no: {}", printable(why)), |op| op.name().into()),
-                format!("{} … {}", weight.block_scales.min, weight.block_scales.max),
-                range(weight.global_scales),
-                weight.input_scales.map_or("none".into(), range),
-            ]);
+    let format = |weight: &Weight| weight.format.name();
+    for weight in &found.weights {
+        writeln!(out, "{}", printable(&weight.module))?;
+        let sizes = format!("{} × [{}, {}] {}", weight.count, weight.n, weight.k, format(weight));
+        let runs = if weight.runs.is_empty() { "nothing".into() } else { weight.runs.join(", ") };
+        writeln!(out, "  {sizes}; computed by {runs}")?;
+        if let Some(why) = &weight.why_not {
+            print_wrapped(&format!("why not: {}", printable(why)), out)?;
         }
-        writeln!(out, "{rows}\n")?;
+        let inputs = weight.input_scales.map_or("none".into(), range);
+        let (blocks, globals) = (range(weight.block_scales), range(weight.global_scales));
+        writeln!(out, "  scales: blocks {blocks}, global {globals}, input {inputs}")?;
     }
     if !found.others.is_empty() {
-        writeln!(out, "other weights, which do not run:")?;
-        let mut rows = table::table(&["weight", "type", "count", "shape", "why"], 2);
+        writeln!(out, "\nother weights, which do not run:")?;
         for other in &found.others {
-            let (module, shape) = (printable(&other.module), format!("{:?}", other.shape));
-            rows.add_row([module, other.kind.clone(), other.count.to_string(), shape, other.why.into()]);
+            writeln!(out, "{}", printable(&other.module))?;
+            let why = format!("{} × {:?} {}: {}", other.count, other.shape, other.kind, other.why);
+            print_wrapped(&why, out)?;
         }
-        writeln!(out, "{rows}\n")?;
     }
+    writeln!(out)?;
     let (errors, warnings): (Vec<_>, Vec<_>) = found.problems.iter().partition(|problem| problem.is_error);
     for (title, problems) in [("problems", errors), ("warnings", warnings)] {
         match problems.len() {
@@ -103,6 +101,19 @@ fn print(found: &Inspection, args: &Args, out: &mut impl Write) -> anyhow::Resul
     Ok(())
 }
 
+/// Prints a text in indented lines of at most 100 columns, unless a word is longer.
+fn print_wrapped(text: &str, out: &mut impl Write) -> anyhow::Result<()> {
+    let mut line = String::from(" ");
+    for word in text.split(' ') {
+        if line.chars().count() + 1 + word.chars().count() > COLUMNS && line.len() > 2 {
+            writeln!(out, "{line}")?;
+            line = String::from("   ");
+        }
+        line = line + " " + word;
+    }
+    Ok(writeln!(out, "{line}")?)
+}
+
 /// Formats a range in scientific notation.
 fn range(Range { min, max }: Range) -> String {
     if min == max { format!("{min:.3e}") } else { format!("{min:.3e} … {max:.3e}") }
@@ -114,8 +125,8 @@ fn to_json(weight: &Weight) -> serde_json::Value {
         "module": weight.module,
         "format": weight.format.name(),
         "count": weight.count,
-        "runs": weight.runs.as_ref().ok().map(|op| op.name()),
-        "why_not": weight.runs.as_ref().err(),
+        "runs": weight.runs,
+        "why_not": weight.why_not,
         "n": weight.n,
         "k": weight.k,
         "block_scales": range(weight.block_scales),

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::builder::TypedValueParser;
 use nvfp4::checkpoint::{
-    Calibration, Checkpoint, Conversion, Converted, Format, Left, Options, Written, natural, without_expert,
+    Calibration, Checkpoint, Conversion, Converted, Exact, Format, Left, Options, Written, natural, without_expert,
 };
 use nvfp4::printable;
 use nvfp4::quantize::Loss;
@@ -33,7 +33,8 @@ file names, an index, config.json and (for modelopt) hf_quant_config.json that d
 the other small files. OUT appears only when everything is written.
 
 Weights in f32, f16, bf16, FP8 with scales (DeepSeek, compressed-tensors) and MXFP4 (gpt-oss) are quantized by ModelOpt's \
-algorithm: the global scale is the largest magnitude / 2688. Experts that share one tensor (Llama 4, gpt-oss, \
+algorithm: the global scale is the largest magnitude / 2688. MXFP4 keeps its numbers: with a power of two as global scale, \
+only blocks whose exponents lie more than 17 below the tensor's largest are rounded, and the report counts them. Experts that share one tensor (Llama 4, gpt-oss, \
 Qwen3-VL-MoE) are written as separate tensors. FP8 and MXFP4 weights that are not quantized become bf16. All other tensors and the \
 metadata are copied bit for bit.
 
@@ -79,6 +80,9 @@ pub struct Args {
     /// magnitudes.
     #[arg(long, value_name = "FILE")]
     calibrate: Option<PathBuf>,
+    /// Refuse MXFP4 weights of which a block cannot keep its numbers, instead of rounding the block.
+    #[arg(long)]
+    exact: bool,
     /// Report what would be done, and write nothing.
     #[arg(long)]
     dry_run: bool,
@@ -136,8 +140,18 @@ fn glob(text: &str) -> String {
     regex
 }
 
-/// Converts the model; prints the quantization errors and the skipped tensors.
+/// Converts the model; prints the quantization errors and the skipped tensors. With --json, an error is also an object
+/// on stdout.
 pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    let result = quantize(args, out);
+    if let (true, Err(error)) = (args.json, &result) {
+        let code = error.downcast_ref::<nvfp4::Error>().map(nvfp4::Error::code);
+        writeln!(out, "{}", json!({"schema_version": SCHEMA, "error": super::message(error), "code": code}))?;
+    }
+    result
+}
+
+fn quantize(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let checkpoint = Checkpoint::open(&args.input)?;
     let calibration = args.calibrate.as_deref().map(Calibration::open).transpose()?;
     let used: Vec<_> = args.exclude.iter().map(|_| Cell::new(false)).collect();
@@ -154,6 +168,7 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
         exclude: &exclude,
         separate_scales: args.separate_scales,
         calibration: calibration.as_ref(),
+        exact: args.exact,
     };
     let conversion = Conversion::new(&checkpoint, &options)?;
     let names = |pattern: &Pattern| checkpoint.names().any(|name| pattern.regex.is_match(name));
@@ -172,7 +187,7 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let weights = conversion.converted();
-    let quantized = weights.iter().map(|weight| Row::of(*weight, None)).collect();
+    let quantized = weights.iter().map(|weight| Row::of(*weight, None, None)).collect();
     Report { rows: quantized, copied: 0 }.print(args, &conversion, out)?;
     Ok(match refusal {
         Ok(()) => ExitCode::SUCCESS,
@@ -194,8 +209,9 @@ fn convert(args: &Args, conversion: &Conversion<'_>) -> anyhow::Result<Report> {
                 report.copied += 1;
                 bytes
             }
-            Written::Converted { weight, bytes, loss } => {
-                report.rows.push(Row::of(weight, loss));
+            Written::Dropped { bytes, .. } => bytes,
+            Written::Converted { weight, bytes, loss, exact } => {
+                report.rows.push(Row::of(weight, loss, exact));
                 bytes
             }
         };
@@ -219,12 +235,14 @@ struct Row {
     sizes: [usize; 2],
     quantized: bool,
     loss: Option<Loss>,
+    /// Blocks that kept their numbers, of an MXFP4 source.
+    exact: Option<Exact>,
 }
 
 impl Row {
-    fn of(weight: Converted<'_>, loss: Option<Loss>) -> Self {
+    fn of(weight: Converted<'_>, loss: Option<Loss>, exact: Option<Exact>) -> Self {
         let Converted { module, tensor, sizes, quantized } = weight;
-        Self { module: module.to_owned(), tensor: tensor.to_owned(), sizes, quantized, loss }
+        Self { module: module.to_owned(), tensor: tensor.to_owned(), sizes, quantized, loss, exact }
     }
 }
 
@@ -240,6 +258,14 @@ impl Report {
 
     fn quantized(&self) -> impl Iterator<Item = &Row> {
         self.rows.iter().filter(|row| row.quantized)
+    }
+
+    /// Returns the blocks of all MXFP4 weights that kept their numbers; `None` if no weight was MXFP4.
+    fn exact(&self) -> Option<Exact> {
+        self.rows.iter().filter_map(|row| row.exact).reduce(|mut sum, exact| {
+            sum += exact;
+            sum
+        })
     }
 
     fn print_tables(&self, args: &Args, conversion: &Conversion<'_>, out: &mut impl Write) -> anyhow::Result<()> {
@@ -272,6 +298,10 @@ impl Report {
         }
         writeln!(out, "{rows}\n")?;
 
+        if let Some(Exact { blocks, all }) = self.exact() {
+            let (share, rounded) = (100.0 * blocks as f64 / all.max(1) as f64, table::thousands(all - blocks));
+            writeln!(out, "MXFP4 without loss: {share:.3} % of the blocks of 16; {rounded} blocks were rounded\n")?;
+        }
         let widened = self.rows.iter().filter(|row| !row.quantized);
         print_folded(out, "FP8 or MXFP4 in, bf16 out", widened.map(|row| (&row.module[..], "")))?;
         let left = conversion.left();
@@ -304,6 +334,7 @@ impl Report {
             if let Some(loss) = row.loss {
                 weight["relative_rms"] = json!(loss.relative_rms());
                 weight["max_abs"] = json!(loss.max_abs());
+                weight["exact_blocks"] = json!(row.exact.map(|exact| json!({"exact": exact.blocks, "all": exact.all})));
                 // JSON cannot represent infinity.
                 weight["snr_db"] = json!(Some(loss.snr_db()).filter(|snr| snr.is_finite()));
             }
@@ -325,6 +356,7 @@ impl Report {
             "dequantised": self.rows.iter().filter(|row| !row.quantized).map(weight).collect::<Vec<_>>(),
             "left": left.collect::<Vec<_>>(),
             "copied": self.copied,
+            "exact_blocks": self.exact().map(|exact| json!({"exact": exact.blocks, "all": exact.all})),
             "files": conversion.other_files(),
             "notes": conversion.notes(),
         })

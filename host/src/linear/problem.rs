@@ -8,7 +8,7 @@ use crate::format::{BLOCK, Matrix};
 use crate::fp4::check_input_scale;
 use crate::moe::check_global_scale;
 use crate::output::POISON;
-use crate::problem::{MAX_K, TokenDtype, TokenFormat};
+use crate::problem::{MAX_K, TokenDtype, TokenFormat, no_nvfp4_tokens};
 
 /// All properties of a layer that are the same in every step, except the numbers of its weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -54,6 +54,8 @@ pub struct LinearWeights<'a> {
     bias: Option<Bias<'a>>,
     token_format: TokenFormat,
     input_scale: Option<f32>,
+    /// Why tokens cannot be multiplied in NVFP4; `None` if they can.
+    input_scale_fault: Option<String>,
 }
 
 impl<'a> LinearWeights<'a> {
@@ -62,7 +64,8 @@ impl<'a> LinearWeights<'a> {
     /// # Errors
     /// If N or K is not a multiple of 16 in its range, or the global scale lets products overflow f32.
     pub fn new(dtype: TokenDtype, matrix: Matrix<'a>) -> Result<Self, Error> {
-        let weights = Self { dtype, matrix, bias: None, token_format: TokenFormat::Bits16, input_scale: None };
+        let token_format = TokenFormat::Bits16;
+        let weights = Self { dtype, matrix, bias: None, token_format, input_scale: None, input_scale_fault: None };
         weights.sizes().check()?;
         check_global_scale(weights.matrix.global_scale())?;
         Ok(weights)
@@ -90,6 +93,12 @@ impl<'a> LinearWeights<'a> {
     pub fn with_input_scale(self, input_scale: f32) -> Result<Self, Error> {
         check_input_scale(input_scale)?;
         Ok(Self { input_scale: Some(input_scale), ..self })
+    }
+
+    /// Records why the input scale cannot be used. [`LinearStep::new`] then refuses [`TokenFormat::Nvfp4`] with this
+    /// reason.
+    pub fn without_input_scale(self, reason: String) -> Self {
+        Self { input_scale: None, input_scale_fault: Some(reason), ..self }
     }
 
     /// Global scale of the tokens. `None` if each token has its own global scale.
@@ -136,8 +145,12 @@ impl<'a> LinearStep<'a> {
     /// Checks the lengths of the inputs.
     ///
     /// # Errors
-    /// If the stride is less than K, or there are too few elements or too many tokens.
+    /// If the stride is less than K, there are too few elements or too many tokens, or tokens are NVFP4 and the layer's
+    /// input scale cannot be used.
     pub fn new(layer: &LinearWeights<'_>, inputs: LinearInputs<'a>) -> Result<Self, Error> {
+        if let (TokenFormat::Nvfp4, Some(fault)) = (layer.token_format, &layer.input_scale_fault) {
+            return Err(no_nvfp4_tokens(fault));
+        }
         Self::of_sizes(layer.sizes(), inputs)
     }
 

@@ -8,7 +8,7 @@ use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix, e2m1, e4m3};
 use crate::fp4::InputScales;
-use crate::problem::{MAX_EXPERTS, MAX_K, MAX_TOP_K, TokenDtype, TokenFormat};
+use crate::problem::{MAX_EXPERTS, MAX_K, MAX_TOP_K, TokenDtype, TokenFormat, no_nvfp4_tokens};
 
 /// All properties of a layer that are the same in every step, except the numbers of its weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -180,6 +180,8 @@ pub struct MoeWeights<'a> {
     /// Input scales of the experts, followed by those of the shared expert. Empty if each token has its own global
     /// scale.
     input_scales: Vec<InputScales>,
+    /// Why tokens cannot be multiplied in NVFP4; `None` if they can.
+    input_scale_fault: Option<String>,
 }
 
 impl<'a> MoeWeights<'a> {
@@ -229,7 +231,8 @@ impl<'a> MoeWeights<'a> {
             let checked = expert.check(&sizes, sizes.intermediate);
             checked.map_err(|error| error.at(format_args!("expert {index}")))?;
         }
-        Ok(Self { sizes, experts, shared: None, expert_map: None, input_scales: Vec::new() })
+        let (expert_map, input_scales) = (None, Vec::new());
+        Ok(Self { sizes, experts, shared: None, expert_map, input_scales, input_scale_fault: None })
     }
 
     /// Adds a shared expert, which every token has. Its I may differ from the layer's I.
@@ -293,6 +296,19 @@ impl<'a> MoeWeights<'a> {
         }
         (self.input_scales, self.sizes.input_scales) = (input_scales, true);
         Ok(self)
+    }
+
+    /// Removes the input scales and records why they cannot be used. [`MoeStep::new`] then refuses
+    /// [`TokenFormat::Nvfp4`] with this reason.
+    pub fn without_input_scales(mut self, reason: String) -> Self {
+        (self.input_scales, self.sizes.input_scales) = (Vec::new(), false);
+        self.input_scale_fault = Some(reason);
+        self
+    }
+
+    /// Why tokens cannot be multiplied in NVFP4. `None` if they can.
+    pub fn input_scale_fault(&self) -> Option<&str> {
+        self.input_scale_fault.as_deref()
     }
 
     /// Input scales of an expert; the shared expert has number E. `None` if each token has its own global scale.
@@ -361,9 +377,12 @@ impl<'a> MoeStep<'a> {
     /// Checks the inputs and sorts their rows by expert.
     ///
     /// # Errors
-    /// If a length or the stride does not match the layer, weights are on the input of a layer with k > 1, or there are
-    /// weights of a shared expert but no shared expert.
+    /// If a length or the stride does not match the layer, weights are on the input of a layer with k > 1, there are
+    /// weights of a shared expert but no shared expert, or tokens are NVFP4 and the layer's input scales cannot be used.
     pub fn new(layer: &MoeWeights<'_>, inputs: MoeInputs<'a>) -> Result<Self, Error> {
+        if let (TokenFormat::Nvfp4, Some(fault)) = (layer.sizes.token_format, &layer.input_scale_fault) {
+            return Err(no_nvfp4_tokens(fault));
+        }
         Self::of_sizes(layer.sizes(), layer.expert_map(), inputs)
     }
 

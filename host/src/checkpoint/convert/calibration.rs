@@ -13,7 +13,7 @@
 //! that read the same activations: `model.layers.3.mlp` for its gate and up. `hidden` is the default for such
 //! projections; it is also the name in the activations of `nvfp4 run`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde_json::{Map, Value};
@@ -127,6 +127,13 @@ impl Calibration {
         }
     }
 
+    /// Returns the names of entries that give none of these modules its magnitude.
+    pub(super) fn unused<'m>(&self, modules: impl Iterator<Item = &'m str>) -> Vec<&str> {
+        let used: BTreeSet<&str> = modules.filter_map(|module| self.find(module)).map(|(name, _)| name).collect();
+        let all = self.exact.keys().map(String::as_str).chain(self.patterns.iter().map(|(pattern, _)| &pattern[..]));
+        all.filter(|name| !used.contains(name)).collect()
+    }
+
     fn find(&self, module: &str) -> Option<(&str, Entry)> {
         if let Some(found) = self.named(module) {
             return Some(found);
@@ -211,6 +218,15 @@ mod tests {
         assert_eq!(amax(&[("a.*", 2.0), ("a.b", 1.0), ("*.b", 3.0)], "a.b"), Some(1.0));
         assert_eq!(amax(&[("a.*", 2.0), ("*.b", 3.0)], "a.b"), Some(3.0));
         assert_eq!((amax(&[("hidden", 2.0)], gate), amax(&[("hidden", 2.0)], down)), (Some(2.0), None));
+    }
+
+    #[test]
+    fn entry_of_no_module_is_unused() {
+        let mut calibration = Calibration::default();
+        for name in ["a.down_proj", "b.down_proj", "*.gate_proj", "*.x"] {
+            calibration.add(name, Entry { amax: 1.0, k: None }).unwrap();
+        }
+        assert_eq!(calibration.unused(["a.down_proj", "a.gate_proj"].into_iter()), ["b.down_proj", "*.x"]);
     }
 
     #[test]

@@ -85,6 +85,17 @@ impl Config {
         Some([size(lines)?, size(elements)?])
     }
 
+    /// Returns the description of a quantized KV cache, which the conversion keeps.
+    pub(super) fn kv_cache(&self) -> KvCache {
+        let (algorithm, scheme) = self.0.as_ref().map_or((None, None), ModelConfig::kv_cache);
+        let is_fp8 = |scheme: &Value| scheme["num_bits"] == 8 && scheme["type"] == "float";
+        let as_fp8 = || scheme.filter(|scheme| is_fp8(scheme)).map(|_| FP8.to_owned());
+        KvCache {
+            algorithm: algorithm.map(str::to_owned).or_else(as_fp8),
+            scheme: scheme.cloned().or_else(|| (algorithm == Some(FP8)).then(fp8_scheme)),
+        }
+    }
+
     /// Returns the text of the configuration for the quantized model.
     pub(super) fn quantized(&self, quantization: &Quantization) -> String {
         let json = self.0.as_ref().and_then(|config| config.json().as_object());
@@ -106,6 +117,38 @@ fn replaced(mut json: Map<String, Value>, quantization: &Quantization) -> Map<St
     json
 }
 
+/// ModelOpt's name of a KV cache in FP8.
+const FP8: &str = "FP8";
+
+/// Description of a KV cache in FP8 with one scale per tensor, as compressed-tensors writes it.
+fn fp8_scheme() -> Value {
+    json!({"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": true, "dynamic": false})
+}
+
+/// Description of a quantized KV cache, in the forms that are known; both `None`: the cache is not quantized.
+#[derive(Clone, Debug, Default)]
+pub(super) struct KvCache {
+    /// ModelOpt's `kv_cache_quant_algo`.
+    algorithm: Option<String>,
+    /// compressed-tensors' `kv_cache_scheme`, which ModelOpt's `config.json` has too.
+    scheme: Option<Value>,
+}
+
+impl KvCache {
+    /// Returns a message if a format cannot describe this cache.
+    pub(super) fn loss(&self, format: Format) -> Option<String> {
+        let said = match (format, self) {
+            (Format::ModelOpt, Self { algorithm: None, scheme: Some(scheme) }) => scheme.to_string(),
+            (Format::CompressedTensors, Self { algorithm: Some(algorithm), scheme: None }) => algorithm.clone(),
+            _ => return None,
+        };
+        Some(format!(
+            "the KV cache of the input is quantized ({said}), which {} format does not describe",
+            format.name()
+        ))
+    }
+}
+
 /// Content of a description of a quantization.
 #[derive(Debug)]
 pub(super) struct Quantization {
@@ -114,6 +157,8 @@ pub(super) struct Quantization {
     pub input_scales: bool,
     /// Modules that are not quantized, see [`ignored`].
     pub ignored: Vec<String>,
+    /// Quantized KV cache of the input.
+    pub kv_cache: KvCache,
 }
 
 impl Quantization {
@@ -128,7 +173,7 @@ impl Quantization {
             }),
         };
         let inputs = |dynamic: Value| if self.input_scales { arguments(dynamic) } else { Value::Null };
-        match self.format {
+        let mut json = match self.format {
             Format::ModelOpt => json!({
                 "quant_method": "modelopt",
                 "quant_algo": self.algorithm(),
@@ -145,7 +190,7 @@ impl Quantization {
                 "quant_method": "compressed-tensors",
                 "format": "nvfp4-pack-quantized",
                 "quantization_status": "compressed",
-                "kv_cache_scheme": null,
+                "kv_cache_scheme": self.kv_cache.scheme,
                 "config_groups": {"group_0": {
                     "targets": ["Linear"],
                     "format": "nvfp4-pack-quantized",
@@ -155,7 +200,11 @@ impl Quantization {
                 }},
                 "ignore": self.ignored,
             }),
+        };
+        if let (Format::ModelOpt, Some(scheme)) = (self.format, &self.kv_cache.scheme) {
+            json["kv_cache_scheme"] = scheme.clone();
         }
+        json
     }
 
     /// Returns `hf_quant_config.json`, which ModelOpt's models have.
@@ -164,7 +213,7 @@ impl Quantization {
             "producer": producer(),
             "quantization": {
                 "quant_algo": self.algorithm(),
-                "kv_cache_quant_algo": null,
+                "kv_cache_quant_algo": self.kv_cache.algorithm,
                 "group_size": BLOCK,
                 "exclude_modules": self.ignored,
             },
@@ -318,8 +367,12 @@ mod tests {
     fn description_of_another_quantization_is_replaced() {
         let text = r#"{"z": 1, "quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 128]},
             "text_config": {"hidden_size": 32, "quantization_config": {}, "model_type": "llama4_text"}, "model_type": "llama4"}"#;
-        let quantization =
-            Quantization { format: Format::ModelOpt, input_scales: false, ignored: vec!["lm_head".into()] };
+        let quantization = Quantization {
+            format: Format::ModelOpt,
+            input_scales: false,
+            ignored: vec!["lm_head".into()],
+            kv_cache: KvCache::default(),
+        };
         let json: Map<String, Value> = replaced(serde_json::from_str(text).unwrap(), &quantization);
         assert_eq!(json.keys().collect::<Vec<_>>(), ["z", "text_config", "model_type", "quantization_config"]);
         assert_eq!(json["text_config"].as_object().unwrap().len(), 2);

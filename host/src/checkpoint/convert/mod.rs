@@ -6,12 +6,14 @@
 //!
 //! Submodules:
 //! - [`stored`] finds the weights.
+//! - [`mxfp4`] converts MXFP4 without loss.
 //! - [`select`] decides which weights are quantized.
 //! - [`config`] describes the result to servers.
 //! - [`calibration`] provides the scales of activations.
 
 mod calibration;
 mod config;
+mod mxfp4;
 mod select;
 mod stored;
 
@@ -24,6 +26,7 @@ use rayon::prelude::*;
 
 pub use self::calibration::Calibration;
 use self::config::{CONFIG, Config, Others, QUANT_CONFIG, Quantization};
+pub use self::mxfp4::Exact;
 use self::select::Selection;
 use self::stored::{Stored, WEIGHT, Weight};
 use super::file::{Tensor, TensorFile};
@@ -57,12 +60,14 @@ pub struct Options<'o> {
     pub separate_scales: bool,
     /// Largest magnitudes of activations, for input scales. `None`: no input scales are written.
     pub calibration: Option<&'o Calibration>,
+    /// `true`: an MXFP4 weight with a block that cannot keep its numbers is an error. `false`: the block is rounded.
+    pub exact: bool,
 }
 
 impl<'o> Options<'o> {
     /// Quantizes the weights that `include` accepts, without input scales.
     pub fn new(format: Format, include: &'o dyn Fn(&str) -> bool) -> Self {
-        Self { format, include, exclude: &|_| None, separate_scales: false, calibration: None }
+        Self { format, include, exclude: &|_| None, separate_scales: false, calibration: None, exact: false }
     }
 }
 
@@ -71,14 +76,19 @@ pub struct Conversion<'a> {
     checkpoint: &'a Checkpoint,
     format: Format,
     separate_scales: bool,
+    exact: bool,
     config: Config,
     selection: Selection<'a>,
     /// Modules to quantize, with the tensor that holds each.
     modules: BTreeMap<String, &'a str>,
     /// Largest magnitude of each module read so far.
     amax: RefCell<BTreeMap<String, f32>>,
+    /// Largest exponent of each MXFP4 module read so far.
+    exponents: RefCell<BTreeMap<String, Option<i32>>>,
     /// Largest magnitudes of activations: for every module to quantize, or empty.
     inputs: BTreeMap<String, f32>,
+    /// Names in the calibration that belong to no module to quantize.
+    unused: Vec<String>,
     others: Others,
 }
 
@@ -127,6 +137,13 @@ pub enum Written<'a> {
         /// Number of bytes.
         bytes: usize,
     },
+    /// A tensor that is part of the old form of a converted weight, and is not in the output.
+    Dropped {
+        /// Name of the tensor.
+        name: &'a str,
+        /// Number of bytes.
+        bytes: usize,
+    },
     /// A converted weight.
     Converted {
         /// The weight.
@@ -135,6 +152,8 @@ pub enum Written<'a> {
         bytes: usize,
         /// Quantization loss; `None` if the weight became bf16.
         loss: Option<Loss>,
+        /// Blocks that kept their numbers; `None` if the source is not MXFP4 or the weight became bf16.
+        exact: Option<Exact>,
     },
 }
 
@@ -174,15 +193,23 @@ impl<'a> Conversion<'a> {
             checkpoint,
             format: options.format,
             separate_scales: options.separate_scales,
+            exact: options.exact,
             config,
             selection,
             modules,
             amax: RefCell::default(),
+            exponents: RefCell::default(),
             inputs: BTreeMap::new(),
+            unused: Vec::new(),
             others,
         };
         if let Some(calibration) = options.calibration {
             conversion.inputs = conversion.calibrate(calibration)?;
+            conversion.unused = calibration
+                .unused(conversion.modules.keys().map(String::as_str))
+                .into_iter()
+                .map(str::to_owned)
+                .collect();
         }
         Ok(conversion)
     }
@@ -272,6 +299,13 @@ impl<'a> Conversion<'a> {
         } else if !self.config.exists() {
             notes.push("the input has no config.json: the new config.json describes only the quantization".to_owned());
         }
+        if !is_one_file(self.checkpoint) {
+            notes.extend(self.config.kv_cache().loss(self.format));
+        }
+        if let Some(first) = self.unused.first() {
+            let count = self.unused.len();
+            notes.push(format!("{count} entries of the calibration name no weight to quantize, starting with {first}"));
+        }
         if !self.others.left.is_empty() {
             notes.push(format!("not copied: {}", self.others.left.join(", ")));
         }
@@ -356,8 +390,12 @@ impl<'a> Conversion<'a> {
 
     /// Names and contents of the files that describe the quantization.
     fn configurations(&self) -> Vec<(&'static str, String)> {
-        let quantization =
-            Quantization { format: self.format, input_scales: self.has_input_scales(), ignored: self.ignored() };
+        let quantization = Quantization {
+            format: self.format,
+            input_scales: self.has_input_scales(),
+            ignored: self.ignored(),
+            kv_cache: self.config.kv_cache(),
+        };
         let mut files = vec![(CONFIG, self.config.quantized(&quantization))];
         if self.format == Format::ModelOpt {
             files.push((QUANT_CONFIG, quantization.for_modelopt()));
@@ -417,7 +455,7 @@ impl<'a> Conversion<'a> {
         for (name, tensor) in file.tensors() {
             if dropped.contains(name) {
                 // `convert` has already written this tensor together with its weight.
-                done(Written::Copied { name, bytes: tensor.data.len() });
+                done(Written::Dropped { name, bytes: tensor.data.len() });
                 continue;
             }
             match self.fate(name) {
@@ -490,11 +528,12 @@ impl<'a> Conversion<'a> {
         let mut unsaid = tensor.data.len();
         for (index, weight) in stored.weights.iter().enumerate() {
             let of_one = |error: Error| if stored.weights.len() > 1 { error.at(&weight.module) } else { error };
-            let loss = if quantized {
-                Some(self.quantize(file, weight, writer).map_err(of_one)?)
+            let (loss, exact) = if quantized {
+                let (loss, exact) = self.quantize(file, weight, writer).map_err(of_one)?;
+                (Some(loss), exact)
             } else {
                 widen(file, weight, writer).map_err(of_one)?;
-                None
+                (None, None)
             };
             // Each part of a transposed matrix reads the same pages again.
             if stored.weights.len() > 1 {
@@ -502,7 +541,7 @@ impl<'a> Conversion<'a> {
             }
             let bytes = unsaid / (stored.weights.len() - index);
             unsaid -= bytes;
-            done(Written::Converted { weight: converted(stored, weight, quantized), bytes, loss });
+            done(Written::Converted { weight: converted(stored, weight, quantized), bytes, loss, exact });
         }
         if let Some(biases) = &stored.biases {
             for (module, rows) in &biases.parts {
@@ -512,10 +551,19 @@ impl<'a> Conversion<'a> {
         Ok(())
     }
 
-    /// Quantizes one weight.
-    fn quantize(&self, file: &TensorFile, weight: &Weight<'_>, writer: &mut TensorWriter) -> Result<Loss, Error> {
+    /// Quantizes one weight; returns the loss, and for MXFP4 the number of blocks without one.
+    fn quantize(
+        &self,
+        file: &TensorFile,
+        weight: &Weight<'_>,
+        writer: &mut TensorWriter,
+    ) -> Result<(Loss, Option<Exact>), Error> {
         let Weight { module, source } = weight;
-        let stored = self.stored_scale(self.amax(module)?);
+        let exponent = self.global_exponent(module)?;
+        let stored = match exponent {
+            Some(exponent) => self.stored(f32::exp2(exponent as f32)),
+            None => self.stored(global_scale_for(self.amax(module)?)),
+        };
         // Readers see the factor after rounding, so the block scales are computed for that factor.
         let global = self.format.factor(stored)?;
         let part = |suffix: &str| format!("{module}{suffix}");
@@ -529,8 +577,14 @@ impl<'a> Conversion<'a> {
             let count = rows.len() * k;
             values.resize(count / 2, 0);
             scales.resize(count / BLOCK, 0);
-            let numbers = source.rows(rows.clone(), decoded);
-            let loss = with!(numbers, numbers => quantize_blocks_measured(numbers, global, values, scales));
+            let loss = match exponent {
+                Some(exponent) => mxfp4::convert_rows(source, rows.clone(), exponent, values, scales),
+                None => {
+                    let numbers = source.rows(rows.clone(), decoded);
+                    let loss = with!(numbers, numbers => quantize_blocks_measured(numbers, global, values, scales));
+                    loss.map(|loss| (loss, Exact::default()))
+                }
+            };
             let loss = loss.map_err(|error| error.further_on(first))?;
             shared.write_part(&values_at, first / 2, values)?;
             shared.write_part(&scales_at, first / BLOCK, scales)?;
@@ -540,21 +594,71 @@ impl<'a> Conversion<'a> {
             Ok(loss)
         });
         // Results are collected and joined in order, so the figures do not depend on the number of threads.
-        let losses: Vec<Result<Loss, Error>> = losses.collect();
-        let loss = losses.into_iter().try_fold(Loss::default(), |sum, loss| Ok::<_, Error>(sum.join(loss?)))?;
+        let losses: Vec<Result<(Loss, Exact), Error>> = losses.collect();
+        let (mut loss, mut exact) = (Loss::default(), Exact::default());
+        for part in losses {
+            let (of_part, exact_of_part) = part?;
+            loss = loss.join(of_part);
+            exact += exact_of_part;
+        }
+        if self.exact && exact.blocks < exact.all {
+            let rounded = exact.all - exact.blocks;
+            let what = format!(
+                "{rounded} of {} blocks of 16 cannot keep their numbers, because the exponents of the tensor span more \
+                 than 17; leave out --exact to round them",
+                exact.all
+            );
+            return Err(Error::Invalid(what));
+        }
         writer.write(&part(self.format.global()), &stored.to_le_bytes())?;
         if let Some(&amax) = self.inputs.get(module) {
-            writer.write(&part(self.format.input()), &self.stored_scale(amax).to_le_bytes())?;
+            let scale = self.stored(global_scale_for(amax));
+            writer.write(&part(self.format.input()), &scale.to_le_bytes())?;
         }
-        Ok(loss)
+        Ok((loss, exponent.map(|_| exact)))
     }
 
-    /// Returns the global scale for numbers up to magnitude `amax`, as the format stores it.
-    fn stored_scale(&self, amax: f32) -> f32 {
+    /// Returns a global scale as the format stores it.
+    fn stored(&self, global: f32) -> f32 {
         match self.format {
-            Format::ModelOpt => global_scale_for(amax),
-            Format::CompressedTensors => global_scale_for(amax).recip(),
+            Format::ModelOpt => global,
+            Format::CompressedTensors => global.recip(),
         }
+    }
+
+    /// Returns the exponent of the global scale with which MXFP4 keeps its numbers; `None` if the weight, or a weight
+    /// that shares its scale, is not MXFP4.
+    fn global_exponent(&self, module: &str) -> Result<Option<i32>, Error> {
+        let mut largest = self.largest_exponent(module)?;
+        if !self.weight(module).source.is_mxfp4() {
+            return Ok(None);
+        }
+        if !self.separate_scales {
+            for other in merged_with(module).filter(|other| self.modules.contains_key(other)) {
+                if !self.weight(&other).source.is_mxfp4() {
+                    return Ok(None);
+                }
+                // A weight that cannot be converted is refused when its turn comes.
+                largest = largest.max(self.largest_exponent(&other).unwrap_or_default());
+            }
+        }
+        Ok(Some(mxfp4::global_exponent(largest)))
+    }
+
+    fn largest_exponent(&self, module: &str) -> Result<Option<i32>, Error> {
+        if let Some(&known) = self.exponents.borrow().get(module) {
+            return Ok(known);
+        }
+        let largest = mxfp4::largest_exponent(&self.weight(module).source)?;
+        self.exponents.borrow_mut().insert(module.to_owned(), largest);
+        Ok(largest)
+    }
+
+    /// Returns the weight of a module to quantize.
+    fn weight(&self, module: &str) -> &Weight<'a> {
+        let stored = &self.selection.chosen[self.modules[module]];
+        let weight = stored.weights.iter().find(|weight| weight.module == module);
+        weight.expect("`modules` maps each module to its tensor")
     }
 
     /// Returns the largest magnitude of a weight and of the weights merged with it.
@@ -573,13 +677,7 @@ impl<'a> Conversion<'a> {
         if let Some(&known) = self.amax.borrow().get(module) {
             return Ok(known);
         }
-        let name = self.modules[module];
-        let stored = &self.selection.chosen[name];
-        let weight = stored
-            .weights
-            .iter()
-            .find(|weight| weight.module == module)
-            .expect("`modules` maps each module to its tensor");
+        let (name, weight) = (self.modules[module], self.weight(module));
         let file = &self.checkpoint.files[self.checkpoint.file_of[name]];
         // Small weights stay in memory for the second read.
         let is_large = weight.source.sizes().iter().product::<usize>() > KEPT_ELEMENTS;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ValueEnum, ValueHint};
 use nvfp4::backend::emulated::{self, Card};
+use nvfp4::checkpoint::Checkpoint;
 use nvfp4::generate::Generator;
 use nvfp4::kernels::GroupedKernel;
 use nvfp4::moe::generate::Routing;
@@ -25,6 +26,7 @@ use crate::cli::parse;
   nvfp4 run --op moe --shape mixtral-8x7b --tokens 8 --routing zipf
   nvfp4 run --op linear --shape 16,4096,7168     one matrix with sizes M,N,K
   nvfp4 run --op moe --weights model/ --layer 3 --tokens 64
+  nvfp4 run --op moe --weights model/ --layer 3 --activations hidden.safetensors --output out.safetensors
   nvfp4 run --op linear --weights model/ --tensor model.layers.0.self_attn.q_proj
   nvfp4 run --weights model/ --layer 3 --tokens 16
   nvfp4 run --weights model/ --layer 3 --activations tokens.safetensors --output out.safetensors
@@ -97,7 +99,8 @@ pub struct Args {
     /// uniform].
     #[arg(long, value_parser = parse::routing())]
     pub routing: Option<Routing>,
-    /// Type of the output, and of the tokens of --op moe and linear [default: f16; for --op moe and linear: bf16].
+    /// Type of the output, and of the tokens of --op moe and linear [default: f16; for --op moe and linear: the type of
+    /// --activations, or bf16].
     #[arg(long, visible_alias = "dtype", value_name = "DTYPE", value_parser = parse::out_dtype())]
     pub out_dtype: Option<TokenDtype>,
     /// Format in which tokens of --op moe and linear are multiplied: 16-bit; fp8, as e4m3 with one scale per token; or
@@ -111,6 +114,9 @@ pub struct Args {
     /// Layer of the checkpoint.
     #[arg(long, requires = "weights", group = "place")]
     pub layer: Option<usize>,
+    /// Part of a model with several stacks of layers, such as talker.
+    #[arg(long, value_name = "NAME", requires = "layer")]
+    pub stack: Option<String>,
     /// Weight of the checkpoint for --op linear: a module such as model.layers.0.self_attn.q_proj.
     #[arg(long, value_name = "NAME", requires = "weights", group = "place")]
     pub tensor: Option<String>,
@@ -118,7 +124,8 @@ pub struct Args {
     /// shape's own].
     #[arg(long, value_name = "N")]
     pub tokens: Option<usize>,
-    /// Read tokens from a file: `hidden` [T, K] and `group_sizes` [experts], sorted by expert.
+    /// Read tokens from a file: `hidden` [T, K]; for --op gated and plain also `group_sizes` [experts], sorted by
+    /// expert.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "weights", conflicts_with_all = ["tokens", "input", "seed"])]
     pub activations: Option<PathBuf>,
     /// Write the output as `output` [T, N] to a .safetensors file.
@@ -196,6 +203,16 @@ pub enum Choice {
 }
 
 impl Args {
+    /// Opens the checkpoint of --weights.
+    pub fn checkpoint(&self) -> anyhow::Result<Option<Checkpoint>> {
+        let Some(path) = &self.weights else { return Ok(None) };
+        let checkpoint = Checkpoint::open(path)?;
+        Ok(Some(match &self.stack {
+            Some(stack) => checkpoint.in_stack(stack)?,
+            None => checkpoint,
+        }))
+    }
+
     /// Returns the GPU of --timed with the constants of --constant.
     pub fn card(&self) -> anyhow::Result<Option<Card>> {
         let Some(card) = self.gpu.as_deref().and_then(Card::named) else { return Ok(None) };

@@ -1,7 +1,7 @@
 //! Inputs of `nvfp4 run`: a layer of a checkpoint, or a shape with inputs generated from a seed.
 
 use anyhow::bail;
-use nvfp4::checkpoint::{Activations, Checkpoint};
+use nvfp4::checkpoint::{Activations, Checkpoint, LayerTensors};
 use nvfp4::format::Matrix;
 use nvfp4::generate;
 use nvfp4::plan::roofline::Roofline;
@@ -27,6 +27,8 @@ pub struct Job<'a> {
     pub input: String,
     /// Modules of the weights. Empty: the weights do not come from a checkpoint.
     pub modules: Vec<String>,
+    /// Tensors of the layer that are used and left, from a checkpoint.
+    pub tensors: Option<LayerTensors>,
     pub weights: Weights<'a>,
     pub tokens: Vec<Matrix<'static>>,
 }
@@ -48,7 +50,7 @@ pub fn loaded<'a>(args: &Args, checkpoint: &'a Checkpoint) -> anyhow::Result<Job
         }
     };
     let shape = format!("{} layer {number}", checkpoint.path().display());
-    Ok(Job { shape, input, modules: layer.modules, weights: layer.weights, tokens })
+    Ok(Job { shape, input, modules: layer.modules, tensors: Some(layer.tensors), weights: layer.weights, tokens })
 }
 
 /// Generates the job of a shape from the seed.
@@ -69,6 +71,7 @@ pub fn generated(args: &Args) -> anyhow::Result<Job<'static>> {
         shape: name.into(),
         input: generator.name().into(),
         modules: Vec::new(),
+        tensors: None,
         weights: Weights::new(shape.op, experts)?,
         tokens: generate::activations(generator, &shape.groups, args.seed)?,
     })

@@ -7,19 +7,19 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use nvfp4::backend::{Backend, LinearLayer, cpu::Cpu};
-use nvfp4::checkpoint::Checkpoint;
-use nvfp4::generate::Generator;
+use nvfp4::checkpoint::{Checkpoint, LayerTensors};
 use nvfp4::linear::compare::{compare_sample, compare_with_progress};
-use nvfp4::linear::{LinearOutput, LinearSizes, LinearStep, LinearWeights, generate};
+use nvfp4::linear::{LinearInputs, LinearOutput, LinearSizes, LinearStep, LinearWeights, generate};
 use nvfp4::moe::compare::StageComparison;
 use nvfp4::plan::variant::Variant;
-use nvfp4::problem::{TokenDtype, TokenFormat};
+use nvfp4::problem::TokenFormat;
 use nvfp4::{Error, printable};
 use serde_json::json;
 
 use super::args::{Args, Choice, Verify};
 use super::prediction::{self, Sensitivity};
-use super::{job, report};
+use super::tokens::{self, Tokens};
+use super::{job, report, tensors};
 use crate::cli::progress::Progress;
 use crate::cli::{exit, table};
 
@@ -34,39 +34,40 @@ const SAMPLE: usize = 4096;
 
 /// Runs the layer on the chosen backend, and prints the report.
 pub fn run(args: &Args, backend: Box<dyn Backend>, out: &mut impl Write) -> anyhow::Result<ExitCode> {
-    if args.routing.is_some() || args.activations.is_some() || args.output.is_some() || args.layer.is_some() {
-        bail!("--routing, --activations, --output and --layer cannot be used with --op linear; remove them");
+    if args.routing.is_some() || args.layer.is_some() {
+        bail!("--routing and --layer cannot be used with --op linear; remove them");
     }
     if args.variant != (Variant { graph: args.variant.graph, ..Default::default() }) {
         bail!("with --op linear, --variant accepts only `graph`; remove the other words");
     }
-    let dtype = args.out_dtype.unwrap_or(TokenDtype::Bf16);
-    let generator = args.input.unwrap_or_default();
     let token_format = args.token_format.unwrap_or_default();
-    if let Some(path) = &args.weights {
+    if let Some(checkpoint) = args.checkpoint()? {
         let module = args.tensor.as_deref().context("--op linear with --weights needs --tensor NAME")?;
-        let checkpoint = Checkpoint::open(path)?;
-        let weights = checkpoint.linear(module, dtype)?.with_token_format(token_format);
-        let tokens = args.tokens.unwrap_or(TOKENS);
-        check_memory(tokens, weights.sizes().n, weights.sizes().k)?;
-        let job = Job { name: format!("{} {module}", path.display()), generator, weights, tokens };
-        return compute(args, job, backend, &|| Ok(checkpoint.check_unchanged()?), out);
+        let tokens = Tokens::of(args, TOKENS)?;
+        let weights = checkpoint.linear(module, tokens.dtype)?.with_token_format(token_format);
+        check_memory(tokens.count, weights.sizes().n, weights.sizes().k)?;
+        let tensors = Some(checkpoint.linear_tensors(module));
+        let job = Job { name: format!("{} {module}", checkpoint.path().display()), tensors, weights, tokens };
+        return compute(args, job, backend, Some(&checkpoint), out);
     }
+    let generator = args.input.unwrap_or_default();
     let shape = args.shape.as_deref().unwrap_or(SHAPE);
     let [m, n, k] = parse_shape(shape)?;
-    let tokens = args.tokens.unwrap_or(m);
+    let tokens = Tokens::of(args, m)?;
+    let dtype = tokens.dtype;
     LinearSizes { n, k, dtype, bias: false, token_format }.check()?;
-    check_memory(tokens, n, k)?;
+    check_memory(tokens.count, n, k)?;
     let weights = generate::weights(generator, n, k, dtype, args.seed)?.with_token_format(token_format);
-    compute(args, Job { name: shape.into(), generator, weights, tokens }, backend, &|| Ok(()), out)
+    compute(args, Job { name: shape.into(), tensors: None, weights, tokens }, backend, None, out)
 }
 
 /// The layer and its inputs.
 struct Job<'a> {
     name: String,
-    generator: Generator,
+    /// Tensors of the module that are used and left, from a checkpoint.
+    tensors: Option<LayerTensors>,
     weights: LinearWeights<'a>,
-    tokens: usize,
+    tokens: Tokens,
 }
 
 /// Parses M, N and K of a shape.
@@ -88,18 +89,19 @@ fn check_memory(tokens: usize, n: usize, k: usize) -> anyhow::Result<()> {
     )
 }
 
-/// Runs the job and prints the report. `check_inputs` is called before results from files are reported.
+/// Runs the job and prints the report. The files of `checkpoint` must not have changed before results are reported.
 fn compute(
     args: &Args,
     job: Job<'_>,
     mut backend: Box<dyn Backend>,
-    check_inputs: &dyn Fn() -> anyhow::Result<()>,
+    checkpoint: Option<&Checkpoint>,
     out: &mut impl Write,
 ) -> anyhow::Result<ExitCode> {
-    let Job { name, generator, weights, tokens } = &job;
+    let Job { name, tensors, weights, tokens } = &job;
     let sizes = weights.sizes();
-    let inputs = generate::inputs(*generator, *tokens, sizes.k, sizes.dtype, args.seed)?;
-    let step = LinearStep::new(weights, inputs)?;
+    let x = tokens.bits(args, sizes.k)?.into();
+    let step = LinearStep::new(weights, LinearInputs { tokens: tokens.count, x, stride: sizes.k })?;
+    let output_file = tokens::output_file(args, checkpoint, sizes.dtype, [tokens.count, sizes.n])?;
     let mut layer = match backend.prepare_linear(weights) {
         Err(Error::NotComputed(_)) if args.backend == Choice::Auto => {
             backend = Box::new(Cpu::new());
@@ -134,17 +136,18 @@ fn compute(
             Some(compare_with_progress(weights, &step, &outputs[0], &|done| progress.add(done)))
         }
     };
-    check_inputs()?;
+    checkpoint.map_or(Ok(()), Checkpoint::check_unchanged)?;
     if let Some(prediction) = backend.prediction() {
         prediction::write(args, &prediction)?;
     }
     let report = Report {
         args,
         name,
-        generator: generator.name(),
+        input: &tokens.source,
+        tensors: tensors.as_ref(),
         sizes,
         has_input_scale: weights.input_scale().is_some(),
-        tokens: *tokens,
+        tokens: tokens.count,
         backend: backend.as_ref(),
         layer: layer.as_ref(),
         min: times[0],
@@ -157,8 +160,11 @@ fn compute(
         gpu.prepare_linear(weights)?.execute(&step, &mut LinearOutput::new(&step))?;
         Ok(())
     })?;
-    prediction::print(args, report.json(), |out| report.print(out), sensitivity.as_ref(), out)?;
     let is_wrong = comparison.is_some_and(|comparison| comparison.mismatches > 0) || !same_bits;
+    // Written before the report: if the reader of the report is gone, printing ends the command.
+    let written = output_file.filter(|_| !is_wrong).map_or(Ok(()), |file| file.write_bits(&outputs[0].out));
+    prediction::print(args, report.json(), |out| report.print(out), sensitivity.as_ref(), out)?;
+    written?;
     Ok(if is_wrong { ExitCode::from(exit::WRONG) } else { ExitCode::SUCCESS })
 }
 
@@ -166,7 +172,8 @@ fn compute(
 struct Report<'a> {
     args: &'a Args,
     name: &'a str,
-    generator: &'static str,
+    input: &'a str,
+    tensors: Option<&'a LayerTensors>,
     sizes: LinearSizes,
     has_input_scale: bool,
     tokens: usize,
@@ -207,7 +214,7 @@ impl Report<'_> {
             "kernel": self.layer.kernel(),
             "device": self.backend.device(),
             "shape": self.name,
-            "input": self.generator,
+            "input": self.input,
             "dtype": dtype.name(),
             "m": self.tokens,
             "n": n,
@@ -215,6 +222,7 @@ impl Report<'_> {
             "bias": bias,
             "token_format": token_format.name(),
             "input_scale": self.has_input_scale,
+            "tensors": tensors::json(self.tensors),
             "bytes": self.bytes(),
             "time_us": {"min": self.min.as_secs_f64() * 1e6, "median": seconds * 1e6},
             "launches": self.layer.launches(),
@@ -245,7 +253,7 @@ impl Report<'_> {
             out,
             "{} linear · {}, {} · {} on {}, {}",
             printable(self.name),
-            self.generator,
+            printable(self.input),
             dtype.name(),
             self.backend.name(),
             self.backend.device(),
@@ -256,6 +264,7 @@ impl Report<'_> {
             if token_format == TokenFormat::Nvfp4 && self.has_input_scale { " by an input scale" } else { "" };
         let tokens = report::tokens_of(token_format, self.tokens) + by_scale;
         writeln!(out, "layer     N {n}, K {k}{bias}; {tokens}")?;
+        tensors::print(self.tensors, out)?;
         writeln!(out, "bytes     {}", table::bytes(self.bytes() as f64))?;
         if let Some(counters) = self.layer.counters() {
             report::print_counters(counters, self.operations(), seconds, out)?;

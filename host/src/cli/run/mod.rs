@@ -7,6 +7,8 @@ mod linear;
 mod moe;
 mod prediction;
 mod report;
+mod tensors;
+mod tokens;
 mod verification;
 
 use std::io::Write;
@@ -49,14 +51,14 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     if args.token_format.is_some() {
         bail!("--token-format needs --op moe or --op linear; add one of them");
     }
-    let checkpoint = args.weights.as_deref().map(Checkpoint::open).transpose()?;
+    let checkpoint = args.checkpoint()?;
     if let Some(path) = &args.output {
         let inputs = checkpoint.iter().flat_map(Checkpoint::paths).chain(args.activations.as_deref());
         refuse_input(path, inputs)?;
         check_file(path)?;
         note_leftovers(path);
     }
-    let Job { shape, input, modules, weights, tokens } = match &checkpoint {
+    let Job { shape, input, modules, tensors, weights, tokens } = match &checkpoint {
         Some(checkpoint) => job::loaded(args, checkpoint)?,
         None => job::generated(args)?,
     };
@@ -91,6 +93,7 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
         shape,
         input,
         modules,
+        tensors,
         problem,
         backend: backend.as_ref(),
         layer: layer.as_ref(),

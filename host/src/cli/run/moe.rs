@@ -7,9 +7,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use nvfp4::backend::{Backend, MoeLayer, cpu::Cpu};
-use nvfp4::checkpoint::Checkpoint;
-use nvfp4::generate::Generator;
-use nvfp4::linear;
+use nvfp4::checkpoint::{Checkpoint, LayerTensors};
 use nvfp4::moe::compare::{MoeComparison, compare_sample, compare_with_progress, elements};
 use nvfp4::moe::generate;
 use nvfp4::moe::{MoeInputs, MoeOutput, MoeSizes, MoeStep, MoeWeights, shape};
@@ -20,7 +18,8 @@ use serde_json::json;
 
 use super::args::{Args, Choice, Verify};
 use super::prediction::{self, Sensitivity};
-use super::{job, report};
+use super::tokens::{self, Tokens};
+use super::{job, report, tensors};
 use crate::cli::progress::Progress;
 use crate::cli::{exit, table};
 
@@ -35,30 +34,29 @@ const TOKENS: usize = 16;
 
 /// Runs the layer on the chosen backend, and prints the report.
 pub fn run(args: &Args, backend: Box<dyn Backend>, out: &mut impl Write) -> anyhow::Result<ExitCode> {
-    if args.output.is_some() || args.activations.is_some() || args.tensor.is_some() {
-        bail!("--output, --activations and --tensor cannot be used with --op moe; remove them");
+    if args.tensor.is_some() {
+        bail!("--tensor cannot be used with --op moe; use --layer");
     }
     if args.variant != (Variant { graph: args.variant.graph, ..Default::default() }) {
         bail!("with --op moe, --variant accepts only `graph`; remove the other words");
     }
-    let dtype = args.out_dtype.unwrap_or(TokenDtype::Bf16);
-    if let Some(path) = &args.weights {
+    if let Some(checkpoint) = args.checkpoint()? {
         let number = args.layer.expect("clap requires --layer or --tensor with --weights");
         if args.routing.is_some() {
             bail!("a layer of a checkpoint has its own router; remove --routing");
         }
-        let checkpoint = Checkpoint::open(path)?;
-        let layer = checkpoint.moe_layer(number, dtype)?;
-        let (sizes, tokens) = (layer.weights.sizes(), args.tokens.unwrap_or(TOKENS));
-        check_memory(&sizes, tokens)?;
-        let generator = args.input.unwrap_or_default();
-        let hidden = linear::generate::inputs(generator, tokens, sizes.hidden, dtype, args.seed)?.x.into_owned();
-        let inputs = layer.router.inputs(sizes, hidden)?;
-        let name = format!("{} layer {number}", path.display());
+        let tokens = Tokens::of(args, TOKENS)?;
+        let layer = checkpoint.moe_layer(number, tokens.dtype)?;
+        let sizes = layer.weights.sizes();
+        check_memory(&sizes, tokens.count)?;
+        let inputs = layer.router.inputs(sizes, tokens.bits(args, sizes.hidden)?)?;
+        let name = format!("{} layer {number}", checkpoint.path().display());
         let weights = layer.weights.with_token_format(args.token_format.unwrap_or(backend.moe_token_format()));
-        let job = Job { name, generator, routing: "its router's", weights, inputs };
-        return compute(args, job, backend, &|| Ok(checkpoint.check_unchanged()?), out);
+        let tensors = Some(layer.tensors);
+        let job = Job { name, input: tokens.source, routing: "its router's", tensors, weights, inputs };
+        return compute(args, job, backend, Some(&checkpoint), out);
     }
+    let dtype = args.out_dtype.unwrap_or(TokenDtype::Bf16);
     let name = args.shape.as_deref().unwrap_or(SHAPE);
     let shape = shape::find(name)?;
     let token_format = args.token_format.unwrap_or(match shape.token_format {
@@ -74,30 +72,36 @@ pub fn run(args: &Args, backend: Box<dyn Backend>, out: &mut impl Write) -> anyh
         let progress = Progress::new("generating", shape.experts + usize::from(shape.shared_intermediate.is_some()));
         generate::weights(&shape, generator, dtype, args.seed, &|| progress.add(1))?
     };
-    let job = Job { name: name.into(), generator, routing: routing.name(), weights, inputs };
-    compute(args, job, backend, &|| Ok(()), out)
+    let (name, input, tensors) = (name.into(), generator.name().into(), None);
+    let job = Job { name, input, routing: routing.name(), tensors, weights, inputs };
+    compute(args, job, backend, None, out)
 }
 
 /// The layer and its inputs.
 struct Job<'a> {
     name: String,
-    generator: Generator,
+    /// Generator or file of the tokens.
+    input: String,
     /// Name of the routing of the tokens.
     routing: &'static str,
+    /// Tensors of the layer that are used and left, from a checkpoint.
+    tensors: Option<LayerTensors>,
     weights: MoeWeights<'a>,
     inputs: MoeInputs<'static>,
 }
 
-/// Runs the job and prints the report. `check_inputs` is called before results from files are reported.
+/// Runs the job and prints the report. The files of `checkpoint` must not have changed before results are reported.
 fn compute(
     args: &Args,
     job: Job<'_>,
     mut backend: Box<dyn Backend>,
-    check_inputs: &dyn Fn() -> anyhow::Result<()>,
+    checkpoint: Option<&Checkpoint>,
     out: &mut impl Write,
 ) -> anyhow::Result<ExitCode> {
-    let Job { name, generator, routing, weights, inputs } = job;
+    let Job { name, input, routing, tensors, weights, inputs } = job;
     let step = MoeStep::new(&weights, inputs)?;
+    let sizes = step.sizes();
+    let output_file = tokens::output_file(args, checkpoint, sizes.dtype, [step.tokens(), sizes.hidden])?;
     let mut layer = match backend.prepare_moe(&weights) {
         Err(Error::NotComputed(_)) if args.backend == Choice::Auto => {
             backend = Box::new(Cpu::new());
@@ -105,8 +109,8 @@ fn compute(
         }
         prepared => prepared?,
     };
-    let Runs { times, host_times, comparison, same_bits } = runs(args, &weights, &step, layer.as_mut())?;
-    check_inputs()?;
+    let Runs { times, host_times, output, comparison, same_bits } = runs(args, &weights, &step, layer.as_mut())?;
+    checkpoint.map_or(Ok(()), Checkpoint::check_unchanged)?;
     if let Some(prediction) = backend.prediction() {
         prediction::write(args, &prediction)?;
     }
@@ -114,8 +118,9 @@ fn compute(
     let report = Report {
         args,
         shape: &name,
-        generator,
+        input: &input,
         routing,
+        tensors: tensors.as_ref(),
         weights: &weights,
         step: &step,
         backend: backend.as_ref(),
@@ -130,8 +135,11 @@ fn compute(
         gpu.prepare_moe(&weights)?.execute(&step, &mut MoeOutput::new(&step))?;
         Ok(())
     })?;
+    let is_wrong = comparison.as_ref().is_some_and(|comparison| !comparison.passed()) || !same_bits;
+    // Written before the report: if the reader of the report is gone, printing ends the command.
+    let written = output_file.filter(|_| !is_wrong).map_or(Ok(()), |file| file.write_bits(&output.hidden));
     prediction::print(args, report.json(), |out| report.print(out), sensitivity.as_ref(), out)?;
-    let is_wrong = comparison.is_some_and(|comparison| !comparison.passed()) || !same_bits;
+    written?;
     Ok(if is_wrong { ExitCode::from(exit::WRONG) } else { ExitCode::SUCCESS })
 }
 
@@ -151,6 +159,8 @@ struct Runs {
     /// Sorted times of the timed runs.
     times: Vec<Duration>,
     host_times: Vec<Duration>,
+    /// Output of the first run.
+    output: MoeOutput,
     comparison: Option<MoeComparison>,
     /// Whether the outputs of all runs equal the first run's bit for bit.
     same_bits: bool,
@@ -189,15 +199,16 @@ fn runs(args: &Args, weights: &MoeWeights<'_>, step: &MoeStep<'_>, layer: &mut d
             Some(compare_with_progress(weights, step, &first, &|done| progress.add(done)))
         }
     };
-    Ok(Runs { times, host_times, comparison, same_bits })
+    Ok(Runs { times, host_times, output: first, comparison, same_bits })
 }
 
 /// A run: its inputs, times and comparison.
 struct Report<'a> {
     args: &'a Args,
     shape: &'a str,
-    generator: Generator,
+    input: &'a str,
     routing: &'static str,
+    tensors: Option<&'a LayerTensors>,
     weights: &'a MoeWeights<'a>,
     step: &'a MoeStep<'a>,
     backend: &'a dyn Backend,
@@ -254,7 +265,7 @@ impl Report<'_> {
             "kernel": self.layer.kernel(),
             "device": self.backend.device(),
             "shape": self.shape,
-            "input": self.generator.name(),
+            "input": self.input,
             "routing": self.routing,
             "dtype": sizes.dtype.name(),
             "hidden": sizes.hidden,
@@ -267,6 +278,8 @@ impl Report<'_> {
             "biases": sizes.biases,
             "token_format": sizes.token_format.name(),
             "input_scales": self.weights.input_scales(0).is_some(),
+            "input_scale_fault": self.weights.input_scale_fault(),
+            "tensors": tensors::json(self.tensors),
             "tokens": self.step.tokens(),
             "rows": self.step.rows().count(),
             "hit_experts": self.step.rows().hit_experts(),
@@ -308,7 +321,7 @@ impl Report<'_> {
             out,
             "{} moe · {}, {} routing, {} · {} on {}, {}",
             printable(self.shape),
-            self.generator.name(),
+            printable(self.input),
             self.routing,
             sizes.dtype.name(),
             self.backend.name(),
@@ -325,6 +338,10 @@ impl Report<'_> {
             out,
             "layer     H {hidden}, I {intermediate}, {experts} experts{of}, top {top_k}{shared}, {activation}{biases}"
         )?;
+        tensors::print(self.tensors, out)?;
+        if let Some(fault) = self.weights.input_scale_fault() {
+            writeln!(out, "note      NVFP4 tokens are not possible: {}", printable(fault))?;
+        }
         writeln!(
             out,
             "step      {}, {} rows of {} experts, at most {} per expert",

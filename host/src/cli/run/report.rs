@@ -4,6 +4,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use nvfp4::backend::{Backend, Layer, emulated};
+use nvfp4::checkpoint::LayerTensors;
 use nvfp4::compare::{Comparison, Tolerance};
 use nvfp4::plan::roofline::Roofline;
 use nvfp4::printable;
@@ -11,6 +12,7 @@ use nvfp4::problem::{Group, GroupedProblem, TokenFormat};
 use serde_json::json;
 
 use super::args::{Args, Verify};
+use super::tensors;
 use crate::cli::table;
 
 /// A run: its inputs, times and comparison.
@@ -20,6 +22,8 @@ pub struct Report<'a> {
     pub input: String,
     /// Modules of the weights. Empty: the weights do not come from a checkpoint.
     pub modules: Vec<String>,
+    /// Tensors of the layer that were used and left, from a checkpoint.
+    pub tensors: Option<LayerTensors>,
     pub problem: &'a GroupedProblem,
     pub backend: &'a dyn Backend,
     pub layer: &'a dyn Layer,
@@ -53,6 +57,7 @@ impl Report<'_> {
             "shape": self.shape,
             "input": self.input,
             "modules": self.modules,
+            "tensors": tensors::json(self.tensors.as_ref()),
             "groups": groups,
             "time_us": {"min": self.min.as_secs_f64() * 1e6, "median": seconds * 1e6},
             "launches": self.layer.launches(),
@@ -93,6 +98,7 @@ impl Report<'_> {
         if !self.modules.is_empty() {
             writeln!(out, "weights   {}", printable(&self.modules.join(", ")))?;
         }
+        tensors::print(self.tensors.as_ref(), out)?;
         writeln!(out, "{}", group_table(self.problem.groups()))?;
         match self.layer.counters() {
             Some(counters) => {
