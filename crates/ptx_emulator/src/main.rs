@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
 use ptx_emulator::launch_json::LaunchFile;
-use ptx_emulator::{Allow, Level, Module, coverage};
+use ptx_emulator::{Allow, Level, Limit, Module, coverage};
 
 /// Runs PTX on the CPU and finds its bugs.
 ///
@@ -48,6 +48,9 @@ enum Command {
         strict: bool,
         #[command(flatten)]
         hazards: Hazards,
+        /// Limit: a number of instructions of a warp, or seconds such as 60s. May be given twice. Overrides the file.
+        #[arg(long)]
+        limit: Vec<Limit>,
         #[command(flatten)]
         clock: clock::Clock,
         /// Print the report or the fault as one JSON object.
@@ -83,8 +86,8 @@ fn main() -> ExitCode {
             print!("{}", coverage());
             Ok(ExitCode::SUCCESS)
         }
-        Command::Launch { file, schedule, level, strict, hazards, clock, json } => {
-            launch(&file, schedule, level.or(strict.then_some(Level::Strict)), hazards, &clock, json)
+        Command::Launch { file, schedule, level, strict, hazards, limit, clock, json } => {
+            launch(&file, schedule, level.or(strict.then_some(Level::Strict)), hazards, &limit, &clock, json)
         }
     };
     result.unwrap_or_else(|error| {
@@ -115,6 +118,7 @@ fn launch(
     schedule: Option<String>,
     level: Option<Level>,
     hazards: Hazards,
+    limits: &[Limit],
     clock: &clock::Clock,
     json: bool,
 ) -> Result<ExitCode> {
@@ -129,7 +133,10 @@ fn launch(
     let mut prepared = file.prepare(folder)?;
     let mut timeline = clock.timeline(&folder.join(&file.ptx))?;
     let later = prepared.then.iter_mut().map(|launch| &mut launch.config);
-    later.chain([&mut prepared.config]).for_each(|config| config.allow.extend(&hazards.allow));
+    later.chain([&mut prepared.config]).for_each(|config| {
+        config.allow.extend(&hazards.allow);
+        limits.iter().for_each(|limit| config.limit(*limit));
+    });
     let done = match &mut timeline {
         Some(timeline) => prepared.time(timeline),
         None => prepared.run(),
