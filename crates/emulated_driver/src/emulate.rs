@@ -55,6 +55,7 @@ pub fn launch(driver: &mut Driver, launch: &Launch, follows: bool) -> Result<(),
         allow: driver.options.allow.clone(),
         ..LaunchConfig::linear(1, 1).at_level(driver.options.level)
     };
+    driver.options.limits.iter().for_each(|limit| config.limit(*limit));
     let module = launch.code.decoded().map_err(|words| {
         eprintln!("ptx-emulator: {words}");
         INVALID_PTX

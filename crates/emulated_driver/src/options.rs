@@ -3,7 +3,7 @@
 use std::env;
 use std::path::PathBuf;
 
-use ptx_emulator::{Allow, Level, Schedule, Sums};
+use ptx_emulator::{Allow, Level, Limit, Schedule, Sums};
 
 use crate::card::Card;
 
@@ -19,6 +19,8 @@ pub struct Options {
     pub keep_going: bool,
     /// Look for races of a grid in global memory.
     pub global_races: bool,
+    /// Limits of each launch.
+    pub limits: Vec<Limit>,
     /// GPU whose clock launches run by. `None`: no clock.
     pub clock: Option<ptx_emulator::Card>,
     /// With a clock: skip arithmetic that no control flow depends on.
@@ -29,7 +31,7 @@ pub struct Options {
 
 impl Options {
     /// Reads `PTX_EMULATOR_GPU`, `_LEVEL`, `_SCHEDULE`, `_SUMS`, `_ALLOW`, `_KEEP_GOING`, `_NO_GLOBAL_RACES`,
-    /// `_TIMED`, `_CONSTANTS`, `_NO_VALUES`, `_LOG`. A variable that is missing or invalid gets its default; the command
+    /// `_LIMIT`, `_TIMED`, `_CONSTANTS`, `_NO_VALUES`, `_LOG`. A variable that is missing or invalid gets its default; the command
     /// has validated them.
     pub fn from_environment() -> Self {
         let variable = |name: &str| env::var(format!("PTX_EMULATOR_{name}")).ok();
@@ -45,6 +47,11 @@ impl Options {
                 .collect(),
             keep_going: variable("KEEP_GOING").is_some_and(|text| !text.is_empty()),
             global_races: variable("NO_GLOBAL_RACES").is_none_or(|text| text.is_empty()),
+            limits: variable("LIMIT")
+                .iter()
+                .flat_map(|list| list.split(','))
+                .filter_map(|one| one.parse().ok())
+                .collect(),
             clock: variable("TIMED").and_then(|name| ptx_emulator::Card::named(&name)).map(|card| {
                 let constants = variable("CONSTANTS").unwrap_or_default();
                 let settings = constants.split(',').filter(|setting| !setting.is_empty());

@@ -46,8 +46,11 @@ pub enum Flow {
     Yield,
 }
 
-/// Computes, for one lane, the undefined bytes of each destination register.
-pub type Carries = Box<dyn Fn(&Warp, usize) -> Vec<(u32, u8)> + Send + Sync>;
+/// Computes, for one lane, the undefined bits of each destination register.
+pub type Carries = Box<dyn Fn(&Warp, usize) -> Vec<(u32, u64)> + Send + Sync>;
+
+/// Computes, for lanes with undefined sources, the lanes in which each destination predicate is undefined.
+pub type Decides = Box<dyn Fn(&Warp, u32) -> Vec<(u32, u32)> + Send + Sync>;
 
 /// Registers that an instruction uses, for the check of uninitialized registers, and properties of its execution.
 #[derive(Default)]
@@ -58,9 +61,11 @@ pub struct Uses {
     pub predicate_writes: Vec<u32>,
     /// `true` for a plain move: an uninitialized source makes the destination uninitialized and is not a fault.
     pub moves: bool,
-    /// Propagation of undefined bytes from sources to destinations. `None`: every byte of a destination becomes
+    /// Propagation of undefined bits from sources to destinations. `None`: every bit of a destination becomes
     /// undefined.
     pub carries: Option<Carries>,
+    /// The same for destination predicates.
+    pub decides: Option<Decides>,
     /// Index in `reads` of the first value that is only stored.
     pub stored_from: Option<usize>,
     /// Filter of the registers that the instruction reads or writes: bit n stands for all registers whose number is n
@@ -130,6 +135,8 @@ pub struct Kernel {
     pub(crate) small_shared_memory: bool,
     pub(crate) uses_tmem: bool,
     pub(crate) uses_wgmma: bool,
+    /// CTA group of the kernel's `tcgen05` instructions: 1 or 2.
+    pub(crate) cta_group: Option<u32>,
     /// Registers that supply scale factors to matrix instructions.
     pub(crate) scales: HashMap<u32, ScaleRegister>,
     pub(crate) sources: Arc<Sources>,

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use rayon::prelude::*;
 
@@ -250,6 +251,7 @@ impl Device {
             sms: self.config.sms,
             next_cluster: &AtomicU64::new(0),
             clusters,
+            began: Instant::now(),
         };
         let mut outcome = match timeline {
             Some(timeline) => {
@@ -385,7 +387,7 @@ impl Outcome {
         self.cta_steps += other.cta_steps;
         self.peak_tmem_columns = self.peak_tmem_columns.max(other.peak_tmem_columns);
         self.output.push_str(&other.output);
-        other.warnings.iter().for_each(|warning| Warning::add(&mut self.warnings, warning.clone()));
+        other.warnings.iter().for_each(|warning| Warning::count(&mut self.warnings, warning.clone()));
         other.hazards.iter().for_each(|hazard| Warning::add(&mut self.hazards, hazard.clone()));
     }
 
@@ -412,6 +414,7 @@ fn in_parallel(kernel: &Kernel, launch: Launch<'_>) -> Result<Outcome, Fault> {
         let mut cluster = Cluster::new(kernel, launch, index);
         let end = match cluster.run(u64::MAX) {
             Ok(Status::Done) => return Ok(Outcome::of(&mut cluster)),
+            Ok(Status::Stuck) => cluster.no_progress(0),
             Ok(Status::Running | Status::Held | Status::Idle) => cluster.deadlock(),
             Err(fault) => fault,
         };
@@ -447,7 +450,11 @@ fn races_between_clusters(kernel: &Kernel, launch: Launch<'_>, outcome: &mut Out
         if grave && !launch.config.keep_going {
             return Err(fault);
         }
-        Warning::add(if grave { &mut outcome.hazards } else { &mut outcome.warnings }, Warning { fault, times });
+        if grave {
+            Warning::add(&mut outcome.hazards, Warning { fault, times });
+        } else {
+            Warning::count(&mut outcome.warnings, Warning { fault, times });
+        }
     }
     Ok(())
 }
@@ -476,6 +483,8 @@ fn run_rounds<'a>(
     let ctas = launch.config.cluster.iter().product::<u32>();
     let resident = (launch.sms / ctas).max(1) as usize;
     let (mut rounds, mut idle_rounds) = (0, 0);
+    // Changes by finished clusters, and by all clusters up to the last round.
+    let (mut finished, mut changes) = (0, 0);
     loop {
         while running.len() < resident && launch.next_cluster.load(Ordering::Relaxed) < launch.clusters {
             let index = launch.next_cluster.fetch_add(1, Ordering::Relaxed);
@@ -504,13 +513,28 @@ fn run_rounds<'a>(
         running.retain_mut(|cluster| {
             let done = statuses.next() == Some(Status::Done);
             if done {
+                finished += 1 + cluster.changes();
                 sum.add(&Outcome::of(cluster));
             }
             !done
         });
+        let before = std::mem::replace(&mut changes, finished + running.iter().map(Cluster::changes).sum::<u64>());
+        if before != changes {
+            running.iter_mut().filter(|cluster| cluster.is_stuck()).for_each(Cluster::look_again);
+        } else if let Some(stuck) = stuck(running, &turns) {
+            let not_begun = launch.clusters.saturating_sub(launch.next_cluster.load(Ordering::Relaxed));
+            return Err(stuck.no_progress(not_begun));
+        }
         (rounds, idle_rounds) = (rounds + 1, if moved { 0 } else { idle_rounds + 1 });
         if idle_rounds > PATIENCE {
             return Err(running[0].deadlock());
         }
     }
+}
+
+/// A cluster whose warps repeat the same steps, if no cluster can go on. `turns` holds the last turn of each.
+fn stuck<'c, 'a>(running: &'c [Cluster<'a>], turns: &[(Status, bool)]) -> Option<&'c Cluster<'a>> {
+    let rests = |(cluster, turn): (&Cluster<'a>, &(Status, bool))| cluster.is_stuck() || turn.0 == Status::Idle;
+    let all = running.len() == turns.len() && running.iter().zip(turns).all(rests);
+    running.iter().find(|cluster| all && cluster.is_stuck())
 }

@@ -62,7 +62,7 @@ mod timed;
 
 pub use code::Kernel;
 pub use config::fault::{Fault, FaultKind, Party, Place, Warning};
-pub use config::launch::{Allow, DeviceConfig, LaunchConfig, Level, Param, Schedule, Sums};
+pub use config::launch::{Allow, DeviceConfig, LaunchConfig, Level, Limit, Param, Schedule, Sums};
 pub use config::names::readable;
 pub use config::report::{BufferTraffic, Class, Loads, Report, Role, Traffic};
 pub use decode::opcode::Opcode;

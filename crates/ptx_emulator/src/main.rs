@@ -14,7 +14,7 @@ use clap::{Parser, Subcommand};
 use files::read;
 use hazards::Hazards;
 use ptx_emulator::launch_json::LaunchFile;
-use ptx_emulator::{Level, Module, Sums, coverage};
+use ptx_emulator::{Level, Limit, Module, Sums, coverage};
 
 /// Runs PTX on the CPU and finds its bugs.
 ///
@@ -57,6 +57,9 @@ enum Command {
         sums: Option<Sums>,
         #[command(flatten)]
         hazards: Hazards,
+        /// Limit: a number of instructions of a warp, or seconds such as 60s. May be given twice. Overrides the file.
+        #[arg(long)]
+        limit: Vec<Limit>,
         #[command(flatten)]
         clock: clock::Clock,
         /// Print the report or the fault as one JSON object.
@@ -73,9 +76,9 @@ fn main() -> ExitCode {
             print!("{}", coverage());
             Ok(ExitCode::SUCCESS)
         }
-        Command::Launch { file, schedule, level, strict, sums, hazards, clock, json } => {
+        Command::Launch { file, schedule, level, strict, sums, hazards, limit, clock, json } => {
             let level = level.or(strict.then_some(Level::Strict));
-            launch(&file, (schedule, level, sums), hazards, &clock, json)
+            launch(&file, (schedule, level, sums), hazards, &limit, &clock, json)
         }
     };
     result.unwrap_or_else(|error| {
@@ -101,6 +104,7 @@ fn launch(
     path: &Path,
     (schedule, level, sums): (Option<String>, Option<Level>, Option<Sums>),
     hazards: Hazards,
+    limits: &[Limit],
     clock: &clock::Clock,
     json: bool,
 ) -> Result<ExitCode> {
@@ -118,6 +122,7 @@ fn launch(
     later.chain([&mut prepared.config]).for_each(|config| {
         config.allow.extend(&hazards.allow);
         config.sums = sums.unwrap_or(config.sums);
+        limits.iter().for_each(|limit| config.limit(*limit));
     });
     let done = match &mut timeline {
         Some(timeline) => prepared.time(timeline),

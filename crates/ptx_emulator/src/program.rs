@@ -42,8 +42,11 @@ pub struct Edit {
     /// `true`: launch under [`LaunchConfig::strict`](crate::LaunchConfig::strict).
     #[serde(default)]
     pub strict: bool,
-    /// Same as [`Outcome::fault`].
+    /// Same as [`Outcome::fault`]. `None`: the expected buffers are the other program's.
     pub fault: Option<String>,
+    /// Same as [`Outcome::warnings`].
+    #[serde(default)]
+    pub warnings: Vec<String>,
     /// Same as [`Outcome::schedules`].
     pub schedules: Option<Vec<String>>,
 }
@@ -134,7 +137,7 @@ impl Program {
 impl Edit {
     /// Applies the changes to `program`. `path` is the path of the edit.
     fn apply(self, program: Program, path: &Path) -> Result<Program> {
-        let Program { mut text, mut launch, path: of, .. } = program;
+        let Program { mut text, mut launch, path: of, outcome, .. } = program;
         for Replacement { from, to } in &self.edits {
             ensure!(
                 text.matches(from.as_str()).count() == 1,
@@ -144,7 +147,9 @@ impl Edit {
             text = text.replace(from, to);
         }
         launch.strict |= self.strict;
-        let outcome = Outcome { fault: self.fault, schedules: self.schedules, ..Outcome::default() };
+        let expect = if self.fault.is_none() { outcome.expect } else { BTreeMap::new() };
+        let Edit { fault, warnings, schedules, .. } = self;
+        let outcome = Outcome { expect, fault, warnings, schedules, ..Outcome::default() };
         Ok(Program { path: path.to_owned(), text, launch, outcome, edited: Some(of) })
     }
 }

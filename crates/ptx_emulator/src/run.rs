@@ -14,7 +14,7 @@ use std::process::{Command, ExitCode, ExitStatus};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::{Args, ValueEnum};
-use ptx_emulator::{Allow, Card, Level, Schedule, Sums, readable};
+use ptx_emulator::{Allow, Card, Level, Limit, Schedule, Sums, readable};
 use serde::Deserialize;
 
 use super::exit;
@@ -70,6 +70,9 @@ pub struct RunArgs {
     sums: Sums,
     #[command(flatten)]
     hazards: Hazards,
+    /// Limit of each launch: a number of instructions of a warp, or seconds. May be given twice.
+    #[arg(long, default_value = "600s")]
+    limit: Vec<Limit>,
     /// Write a line of JSON for each launch to this file.
     #[arg(long)]
     log: Option<PathBuf>,
@@ -167,6 +170,7 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
         .env("PTX_EMULATOR_ALLOW", args.hazards.allow.iter().map(Allow::to_string).collect::<Vec<_>>().join(","))
         .env("PTX_EMULATOR_KEEP_GOING", if args.hazards.keep_going { "1" } else { "" })
         .env("PTX_EMULATOR_NO_GLOBAL_RACES", if args.hazards.no_global_races { "1" } else { "" })
+        .env("PTX_EMULATOR_LIMIT", args.limit.iter().map(Limit::to_string).collect::<Vec<_>>().join(","))
         .env("PTX_EMULATOR_LOG", &log)
         .status()
         .with_context(|| format!("running {}", Path::new(program).display()))?;

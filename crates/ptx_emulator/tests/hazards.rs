@@ -1,7 +1,7 @@
 //! Hazards that are allowed or continued after, consecutive launches, and the contents of faults.
 
 use ptx_emulator::program::Program;
-use ptx_emulator::{Fault, FaultKind, Report};
+use ptx_emulator::{Fault, FaultKind, Module, Report};
 
 /// Two threads write different values at line 9. A warp writes at line 12 the words that the other warp reads at line
 /// 14.
@@ -165,4 +165,20 @@ fn buffers_hold_pointers_across_consecutive_launches() {
     assert_eq!((report.kernel.as_str(), report.ctas), ("k, copy", 4));
     let words = |name: &str| prepared.device.download::<u32>(prepared.buffers[name]);
     assert_eq!((words("a"), words("b")), (vec![33, 22], vec![33]));
+}
+
+/// `ptxas` refuses a kernel whose `tcgen05` instructions name both groups; a commit of the other group was an illegal
+/// instruction on a B200 (tile-ai/tilelang#2287).
+#[test]
+fn instructions_of_both_cta_groups_are_refused() {
+    let text = |group: u32| {
+        format!(
+            ".version 8.8\n.target sm_100a\n.address_size 64\n.shared .b64 full;\n.visible .entry k() {{\n\
+             tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;\n\
+             tcgen05.commit.cta_group::{group}.mbarrier::arrive::one.shared::cluster.b64 [full];\nret;\n}}"
+        )
+    };
+    Module::parse(&text(1)).unwrap();
+    let error = Module::parse(&text(2)).err().expect("both groups").to_string();
+    assert!(error.contains("cta_group::2") && error.contains('7'), "{error}");
 }

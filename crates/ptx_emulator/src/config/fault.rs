@@ -101,9 +101,13 @@ kinds! {
     Deadlock => "deadlock",
         "find the thread or operation that should have completed the barriers the threads wait for",
         "mbarrier";
-    /// A warp used up its instruction budget: the kernel loops forever, or the budget is too small.
+    /// Threads run, but repeat the same steps forever: nothing is left that could change what they read.
+    NoProgress => "no progress",
+        "find the thread that should write what the threads read, and what it waits for itself",
+        "Memory Consistency Model: Scope";
+    /// A warp used up its instruction budget, or a launch its time: the kernel loops forever, or the limit is too small.
     InstructionBudget => "instruction budget used up",
-        "raise the budget, or fix the loop that does not end",
+        "raise the limit (--limit), or fix the loop that does not end",
         "Control Flow Instructions";
     /// The kernel executed `trap`.
     Trap => "the kernel trapped",
@@ -340,7 +344,16 @@ pub struct Warning {
 }
 
 impl Warning {
-    /// Adds a warning to a list that holds one warning per place.
+    /// Adds a warning to a list that holds one warning per kind and place.
+    pub(crate) fn count(list: &mut Vec<Warning>, new: Warning) {
+        let place = |w: &Warning| (w.fault.kind, w.fault.kernel.clone(), w.fault.place.clone());
+        match list.iter_mut().find(|old| place(old) == place(&new)) {
+            Some(old) => old.times += new.times,
+            None => list.push(new),
+        }
+    }
+
+    /// Adds a hazard to a list that holds one hazard per kind, place and places of the other parties.
     pub(crate) fn add(list: &mut Vec<Warning>, new: Warning) {
         let places = |w: &Warning| {
             let others: Vec<_> = w.fault.others.iter().map(|party| party.place.clone()).collect();

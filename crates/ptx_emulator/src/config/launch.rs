@@ -1,5 +1,7 @@
 //! Configuration of devices and launches, and the parameters of a kernel.
 
+use std::time::Duration;
+
 use super::fault::FaultKind;
 
 /// Properties of a device.
@@ -199,6 +201,50 @@ pub struct LaunchConfig {
     pub sums: Sums,
     /// Maximum number of instructions that a warp may execute.
     pub instruction_budget: u64,
+    /// Maximum time that the launch may take. `None`: any time.
+    pub time_limit: Option<Duration>,
+}
+
+/// A limit of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// Maximum number of instructions that a warp may execute.
+    Instructions(u64),
+    /// Maximum time that the launch may take.
+    Time(Duration),
+}
+
+impl std::fmt::Display for Limit {
+    /// Writes the form that [`Limit::from_str`](std::str::FromStr) reads.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Limit::Instructions(count) => write!(f, "{count}"),
+            Limit::Time(time) => write!(f, "{}s", time.as_secs_f64()),
+        }
+    }
+}
+
+impl std::str::FromStr for Limit {
+    type Err = String;
+
+    /// Parses a number of instructions, or seconds that end with `s`.
+    fn from_str(s: &str) -> Result<Self, String> {
+        let limit = match s.strip_suffix('s') {
+            Some(seconds) => seconds.parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok()).map(Limit::Time),
+            None => s.parse().ok().map(Limit::Instructions),
+        };
+        limit.ok_or_else(|| format!("`{s}` is not a limit; expected a number of instructions, or seconds such as 60s"))
+    }
+}
+
+impl LaunchConfig {
+    /// Adds a limit.
+    pub fn limit(&mut self, limit: Limit) {
+        match limit {
+            Limit::Instructions(count) => self.instruction_budget = count,
+            Limit::Time(time) => self.time_limit = Some(time),
+        }
+    }
 }
 
 impl LaunchConfig {
@@ -235,6 +281,7 @@ impl LaunchConfig {
             allow: Vec::new(),
             sums: Sums::Card,
             instruction_budget: 1 << 32,
+            time_limit: None,
         }
     }
 }

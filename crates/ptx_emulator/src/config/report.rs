@@ -45,6 +45,8 @@ pub struct Role {
     pub barrier_waits: u64,
     /// Number of polls that found an mbarrier's phase incomplete.
     pub failed_polls: u64,
+    /// Number of tensor copies whose boxes are wholly outside their tensors: legal, but often a wrong coordinate.
+    pub boxes_outside: u64,
     /// Warp instructions that the rest of the cluster issued while a warp waited for a barrier, for asynchronous
     /// operations or for tensor memory. Compare with [`Report::cta_steps`]: both count the emulator's steps, not a
     /// GPU's time.
@@ -170,6 +172,7 @@ impl Role {
         }
         self.barrier_waits += o.barrier_waits;
         self.failed_polls += o.failed_polls;
+        self.boxes_outside += o.boxes_outside;
         self.waited_steps += o.waited_steps;
         self.bytes.add(&o.bytes);
         self.bulk.add(&o.bulk);
@@ -254,7 +257,7 @@ impl Report {
         self.shared_bytes = self.shared_bytes.max(later.shared_bytes);
         self.peak_tmem_columns = self.peak_tmem_columns.max(later.peak_tmem_columns);
         self.output.push_str(&later.output);
-        later.warnings.iter().for_each(|warning| Warning::add(&mut self.warnings, warning.clone()));
+        later.warnings.iter().for_each(|warning| Warning::count(&mut self.warnings, warning.clone()));
         later.hazards.iter().for_each(|hazard| Warning::add(&mut self.hazards, hazard.clone()));
         self.unwatched |= later.unwatched;
         self.finish();
@@ -299,6 +302,7 @@ impl fmt::Display for Report {
             ("distinct global bytes written", self.dram_write_bytes),
             ("shared bytes per CTA", self.shared_bytes),
             ("shared bank conflicts", t.bank_conflicts),
+            ("tensor copies wholly outside their tensors", t.boxes_outside),
             ("barrier waits", t.barrier_waits),
             ("matrix operations", t.matrix_operations),
             ("matrix multiply-adds", t.matrix_multiply_adds),

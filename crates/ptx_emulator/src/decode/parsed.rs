@@ -142,10 +142,15 @@ impl<'a> Parsed<'a> {
         self.uses.moves = true;
     }
 
-    /// Sets how undefined bytes propagate from sources to destinations. By default, all destination bytes become
+    /// Sets how undefined bits propagate from sources to destinations. By default, all destination bits become
     /// undefined.
-    pub fn carries(&mut self, carries: impl Fn(&Warp, usize) -> Vec<(u32, u8)> + Send + Sync + 'static) {
+    pub fn carries(&mut self, carries: impl Fn(&Warp, usize) -> Vec<(u32, u64)> + Send + Sync + 'static) {
         self.uses.carries = Some(Box::new(carries));
+    }
+
+    /// Sets in which lanes undefined sources make destination predicates undefined. By default, in all.
+    pub fn decides(&mut self, decides: impl Fn(&Warp, u32) -> Vec<(u32, u32)> + Send + Sync + 'static) {
+        self.uses.decides = Some(Box::new(decides));
     }
 
     /// Marks the sources decoded after this call as values that are only stored.
@@ -161,6 +166,11 @@ impl<'a> Parsed<'a> {
     /// Marks the instruction as executed by whole warps.
     pub fn aligned(&mut self) {
         self.uses.aligned = true;
+    }
+
+    /// Marks an `.aligned` instruction as executed by any lanes.
+    pub fn by_any_lanes(&mut self) {
+        self.uses.aligned = false;
     }
 
     /// Removes the destinations so far from the instruction's writes: they are written later, when a wait completes.
@@ -197,6 +207,11 @@ impl<'a> Parsed<'a> {
     /// Marks the kernel as using tensor memory.
     pub fn uses_tmem(&mut self) {
         self.names.kernel.uses_tmem = true;
+    }
+
+    /// Sets the kernel's CTA group for tensor memory, unless an earlier instruction has. Returns the kernel's group.
+    pub fn set_cta_group(&mut self, group: u32) -> u32 {
+        *self.names.kernel.cta_group.get_or_insert(group)
     }
 
     /// Marks the instruction as possibly carrying information between clusters.

@@ -2,6 +2,7 @@
 //! Instructions", "Logic and Shift Instructions").
 
 use super::lane::{for_integer, map1, map2, map3};
+use super::undefined::{self, Part};
 use crate::code::Flow;
 use crate::decode::error::DecodeError;
 use crate::decode::opcode::Decoded;
@@ -18,16 +19,16 @@ pub fn operands<const N: usize>(i: &mut Parsed<'_>, ty: Type) -> Result<(Dst, [S
     for (n, s) in sources.iter_mut().enumerate() {
         *s = i.src(n + 1, ty)?;
     }
-    let element: u8 = match ty {
-        Type::U16x2 | Type::S16x2 | Type::F16x2 | Type::BF16x2 => 0b11,
-        Type::F32x2 => 0b1111,
+    let element: u64 = match ty {
+        Type::U16x2 | Type::S16x2 | Type::F16x2 | Type::BF16x2 => 0xffff,
+        Type::F32x2 => 0xffff_ffff,
         _ => return Ok((d, sources)),
     };
     i.carries(move |w, lane| {
-        let undefined = sources.iter().fold(0, |bytes, s| bytes | w.undefined_bytes(*s, lane));
-        let elements = (0..8).step_by(element.count_ones() as usize).map(|at| element << at);
-        let bytes = elements.filter(|element| undefined & element != 0).fold(0, |all, element| all | element);
-        d.register.map(|register| (register, bytes)).into_iter().collect()
+        let undefined = sources.iter().fold(0, |bits, s| bits | w.undefined_bits(*s, lane));
+        let elements = (0..64).step_by(element.count_ones() as usize).map(|at| element << at);
+        let bits = elements.filter(|element| undefined & element != 0).fold(0, |all, element| all | element);
+        d.register.map(|register| (register, bits)).into_iter().collect()
     });
     Ok((d, sources))
 }
@@ -40,6 +41,9 @@ fn halves(f: impl Fn(u16, u16) -> u16) -> impl Fn(u32, u32) -> u32 {
 pub fn add(i: &mut Parsed<'_>) -> Decoded {
     let ty = i.ty()?;
     let (d, s) = operands(i, ty)?;
+    if !i.has("sat") && !matches!(ty, Type::U16x2 | Type::S16x2) {
+        undefined::sum(i, d, s, ty);
+    }
     if i.has("sat") {
         return Ok(map2(d, s, i32::saturating_add));
     }
@@ -52,6 +56,9 @@ pub fn add(i: &mut Parsed<'_>) -> Decoded {
 pub fn sub(i: &mut Parsed<'_>) -> Decoded {
     let ty = i.ty()?;
     let (d, s) = operands(i, ty)?;
+    if !i.has("sat") && !matches!(ty, Type::U16x2 | Type::S16x2) {
+        undefined::sum(i, d, s, ty);
+    }
     if i.has("sat") {
         return Ok(map2(d, s, i32::saturating_sub));
     }
@@ -79,9 +86,19 @@ fn part(i: &Parsed<'_>, ty: Type) -> impl Fn(i128) -> u64 + Send + Sync + Copy +
     move |p| (p >> shift) as u64 & (u64::MAX >> (64 - width))
 }
 
+/// Which part of the product an instruction takes.
+fn part_of(i: &Parsed<'_>) -> Part {
+    match i.one_of(&["hi", "lo"]) {
+        Some("hi") => Part::High,
+        Some(_) => Part::Low,
+        None => Part::Wide,
+    }
+}
+
 pub fn mul(i: &mut Parsed<'_>) -> Decoded {
     let ty = i.ty()?;
     let (d, s) = operands(i, ty)?;
+    undefined::product(i, (d, s), None, ty, part_of(i));
     match (ty.bits(), i.has("lo"), i.has("wide"), ty.is_signed()) {
         (32, true, _, _) => Ok(map2(d, s, u32::wrapping_mul)),
         (32, _, true, true) => Ok(map2(d, s, |a: i32, b: i32| i64::from(a) * i64::from(b))),
@@ -98,6 +115,9 @@ pub fn mad(i: &mut Parsed<'_>) -> Decoded {
     let wide = i.has("wide");
     let (d, [a, b]) = operands(i, ty)?;
     let c = i.src(3, if wide { wider(ty) } else { ty })?;
+    if !i.has("sat") {
+        undefined::product(i, (d, [a, b]), Some(c), ty, part_of(i));
+    }
     if i.has("sat") {
         return Ok(map3(d, [a, b, c], |a: i32, b: i32, c: i32| {
             let high = ((i64::from(a) * i64::from(b)) >> 32) as i32;
@@ -174,6 +194,7 @@ pub fn abs(i: &mut Parsed<'_>) -> Decoded {
 pub fn neg(i: &mut Parsed<'_>) -> Decoded {
     let ty = i.ty()?;
     let (d, [a]) = operands(i, ty)?;
+    undefined::sum(i, d, [a], ty);
     Ok(for_integer!(ty, T => map1(d, a, T::wrapping_neg)))
 }
 
@@ -266,7 +287,7 @@ pub fn bfe(i: &mut Parsed<'_>) -> Decoded {
     let d = i.dst(0)?;
     let s = [i.src(1, ty)?, i.src(2, Type::U32)?, i.src(3, Type::U32)?];
     let (bits, signed) = (ty.bits(), ty.is_signed());
-    Ok(map3(d, s, move |a: u64, pos: u64, len: u64| {
+    let extract = move |a: u64, pos: u64, len: u64| {
         let (pos, len) = (pos as u32 & 0xff, len as u32 & 0xff);
         let width = u64::MAX >> (64 - bits);
         let a = a & width;
@@ -277,7 +298,9 @@ pub fn bfe(i: &mut Parsed<'_>) -> Decoded {
         let have = len.min(bits.saturating_sub(pos));
         let mask = if have == 0 { 0 } else { u64::MAX >> (64 - have) };
         (field & mask | if sign { !mask } else { 0 }) & width
-    }))
+    };
+    undefined::moved(i, (d, s, ty), 1, move |[a, pos, len]| extract(a, pos, len));
+    Ok(map3(d, s, extract))
 }
 
 pub fn bfi(i: &mut Parsed<'_>) -> Decoded {
@@ -286,14 +309,18 @@ pub fn bfi(i: &mut Parsed<'_>) -> Decoded {
     let ab = [i.src(1, ty)?, i.src(2, ty)?];
     let (pos, len) = (i.src(3, Type::U32)?, i.src(4, Type::U32)?);
     let width = u64::MAX >> (64 - ty.bits());
+    let insert = move |a: u64, b: u64, pos: u64, len: u64| {
+        let (pos, len) = (pos as u32 & 0xff, len as u32 & 0xff);
+        let ones = if len == 0 { 0 } else { u64::MAX >> (64 - len.min(64)) };
+        let field = ones.checked_shl(pos).unwrap_or(0) & width;
+        b & !field | a.checked_shl(pos).unwrap_or(0) & field
+    };
+    undefined::moved(i, (d, [ab[0], ab[1], pos, len], ty), 2, move |[a, b, pos, len]| insert(a, b, pos, len));
     Ok(Box::new(move |w, _, mask| {
         let (a, b, pos, len) = (w.get(ab[0]), w.get(ab[1]), w.get(pos), w.get(len));
         let mut out = [0; 32];
         for n in 0..32 {
-            let (pos, len) = (pos[n] as u32 & 0xff, len[n] as u32 & 0xff);
-            let ones = if len == 0 { 0 } else { u64::MAX >> (64 - len.min(64)) };
-            let field = ones.checked_shl(pos).unwrap_or(0) & width;
-            out[n] = b[n] & !field | a[n].checked_shl(pos).unwrap_or(0) & field;
+            out[n] = insert(a[n], b[n], pos[n], len[n]);
         }
         d.write(w, mask, &out);
         Ok(Flow::Next)
@@ -408,6 +435,7 @@ pub fn logic(i: &mut Parsed<'_>) -> Decoded {
     if ty == Type::Pred {
         let d = i.predicate_dst(0)?;
         let (a, b) = (i.predicate(1)?, i.predicate(2)?);
+        undefined::predicates(i, d.0, [a, b], move |[a, b]| op(a, b));
         return Ok(Box::new(move |w, _, mask| {
             let value = op(a.mask(w).into(), b.mask(w).into()) as u32;
             d.write(w, mask, value);
@@ -415,6 +443,7 @@ pub fn logic(i: &mut Parsed<'_>) -> Decoded {
         }));
     }
     let (d, s) = operands(i, ty)?;
+    undefined::bitwise(i, (d, s, ty), move |[a, b]| op(a, b));
     Ok(match i.opcode() {
         "and" => map2(d, s, |a: u64, b: u64| a & b),
         "or" => map2(d, s, |a: u64, b: u64| a | b),
@@ -426,13 +455,16 @@ pub fn not(i: &mut Parsed<'_>) -> Decoded {
     let ty = i.ty()?;
     if ty == Type::Pred {
         let (d, a) = (i.predicate_dst(0)?, i.predicate(1)?);
+        undefined::predicates(i, d.0, [a], |[a]| !a);
         return Ok(Box::new(move |w, _, mask| {
             let value = !a.mask(w);
             d.write(w, mask, value);
             Ok(Flow::Next)
         }));
     }
-    let (d, [a]) = operands(i, ty)?;
+    let (d, s) = operands(i, ty)?;
+    undefined::bitwise(i, (d, s, ty), |[a]| !a);
+    let [a] = s;
     Ok(for_integer!(ty, T => map1(d, a, |a: T| !a)))
 }
 
@@ -446,6 +478,8 @@ pub fn shl(i: &mut Parsed<'_>) -> Decoded {
     let ty = i.ty()?;
     let d = i.dst(0)?;
     let s = [i.src(1, ty)?, i.src(2, Type::U32)?];
+    let bits = ty.bits();
+    undefined::moved(i, (d, s, ty), 1, move |[a, n]| if n < bits.into() { a << n } else { 0 });
     Ok(for_integer!(ty, T => map2(d, s, |a: T, n: u32| a.checked_shl(n).unwrap_or(0))))
 }
 
@@ -454,6 +488,18 @@ pub fn shr(i: &mut Parsed<'_>) -> Decoded {
     let d = i.dst(0)?;
     let s = [i.src(1, ty)?, i.src(2, Type::U32)?];
     let last = ty.bits() - 1;
+    let (spare, signed) = (64 - ty.bits(), ty.is_signed());
+    undefined::moved(i, (d, s, ty), 1, move |[a, n]| {
+        // The sign bit moves in from above.
+        let n = n.min(63) as u32;
+        if signed {
+            ((a << spare) as i64 >> spare >> n) as u64
+        } else if n > last {
+            0
+        } else {
+            a >> n
+        }
+    });
     Ok(for_integer!(ty, T => map2(d, s, move |a: T, n: u32| {
         // An arithmetic shift by width - 1 leaves only sign bits.
         a.checked_shr(n).unwrap_or_else(|| if T::MIN == 0 { 0 } else { a >> last })
@@ -464,11 +510,13 @@ pub fn shr(i: &mut Parsed<'_>) -> Decoded {
 pub fn shf(i: &mut Parsed<'_>) -> Decoded {
     let (d, s) = operands(i, Type::B32)?;
     let (left, wrap) = (i.has("l"), i.has("wrap"));
-    Ok(map3(d, s, move |a: u32, b: u32, c: u32| {
+    let shift = move |a: u32, b: u32, c: u32| {
         let n = if wrap { c & 31 } else { c.min(32) };
         let both = u64::from(b) << 32 | u64::from(a);
         if left { (both << n >> 32) as u32 } else { (both >> n) as u32 }
-    }))
+    };
+    undefined::moved(i, (d, s, Type::B32), 2, move |[a, b, c]| shift(a as u32, b as u32, c as u32).into());
+    Ok(map3(d, s, shift))
 }
 
 /// An arbitrary function of three bits, given by its truth table. `.and` or `.or` combines it with a predicate.
@@ -494,6 +542,7 @@ pub fn lop3(i: &mut Parsed<'_>) -> Decoded {
         })
     };
     let Some((p, q)) = p.zip(q) else {
+        undefined::bitwise(i, (d, s, Type::B32), move |[a, b, c]| f(a as u32, b as u32, c as u32).into());
         return Ok(map3(d, s, f));
     };
     let or = boolean == Some("or");

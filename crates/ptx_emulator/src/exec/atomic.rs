@@ -7,7 +7,7 @@ use crate::config::fault::Stopped;
 use crate::decode::error::{DecodeError, Result};
 use crate::decode::parsed::Parsed;
 use crate::hw::number::{self, Rounder, Rounding};
-use crate::machine::address::{Lane, space_at};
+use crate::machine::address::{Lane, space_at, width};
 use crate::machine::race::Mode;
 use crate::machine::scope::Scope;
 use crate::machine::state::Machine;
@@ -165,7 +165,8 @@ impl ReadModifyWrite {
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
-        let addresses = w.get(self.address.base).map(|base| base.wrapping_add(self.address.offset as u64));
+        let width = width(self.space);
+        let addresses = w.get(self.address.base).map(|base| base.wrapping_add(self.address.offset as u64) & width);
         m.touches.scope = self.scope;
         let piece = self.ty.bytes().min(8) as usize;
         let total = piece * self.operands.len();
@@ -202,8 +203,7 @@ impl ReadModifyWrite {
                 d.write_lane(w, lane, old);
             }
             if unwritten != 0 {
-                w.doubt(lane, Source::UnwrittenShared);
-                w.undefine_results(&self.out, piece, lane, unwritten);
+                w.undefine_results(&self.out, piece, lane, unwritten, w.from_here(Source::UnwrittenShared));
             }
         }
         Ok(Flow::Next)
@@ -244,6 +244,9 @@ impl Instruction for Fence {
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         m.fence(w, mask, self.scope);
+        if let (Some(race), true, false) = (&mut m.race, self.scope > Scope::Cta, self.initializations) {
+            race.release(w.index, mask, m.sync.fenced_cluster.entry(w.index).or_default());
+        }
         if let (Some(race), true) = (&mut m.race, self.beyond_cta) {
             let now = race.fence_initializations(w.index, mask);
             if self.initializations {

@@ -86,6 +86,7 @@ impl Instruction for Bar {
         let generation = barrier.generation;
         barrier.advance();
         m.progress += 1;
+        m.repeats += u64::from(self.vote.is_none());
         if self.arrive {
             return Ok(Flow::Next);
         }

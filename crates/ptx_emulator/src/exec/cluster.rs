@@ -36,6 +36,7 @@ impl Instruction for Arrive {
             if self.relaxed {
                 let fenced = lanes(mask).filter_map(|lane| w.initializations_fenced[lane]).max();
                 fenced.into_iter().for_each(|t| race.release_initializations(w.index, t, &mut barrier.arriving));
+                race.release_weakly(w.index, mask, &mut barrier.arriving);
             } else {
                 race.release(w.index, mask, &mut barrier.arriving);
             }
@@ -43,6 +44,7 @@ impl Instruction for Arrive {
         barrier.arrived += mask.count_ones();
         m.advance_cluster_barrier();
         m.progress += 1;
+        m.repeats += 1;
         Ok(Flow::Next)
     }
 }

@@ -1,13 +1,16 @@
 //! Comparison and selection (PTX ISA, "Comparison and Selection Instructions", "Half Precision Comparison
 //! Instructions").
 
+use std::sync::Arc;
+
 use super::lane::{Lane, for_integer, map3};
+use super::undefined;
 use crate::code::Flow;
 use crate::decode::error::DecodeError;
 use crate::decode::opcode::Decoded;
 use crate::decode::parsed::Parsed;
 use crate::hw::number::{self, BF16, F16, Format};
-use crate::operand::{PredicateSrc, Row, Src};
+use crate::operand::{PredicateDst, PredicateSrc, Row, Src};
 use crate::parser::ast::Operand;
 use crate::types::Type;
 
@@ -114,6 +117,8 @@ pub fn setp(i: &mut Parsed<'_>) -> Decoded {
         Some(_) => |t, c| t & c,
         None => |t, _| t,
     };
+    let compare = Arc::new(compare);
+    decide(i, [(p, false), (q.unwrap_or(PredicateDst(None)), packed.is_none())], (a, b, ty), c, combine, &compare);
     Ok(Box::new(move |w, _, mask| {
         let (a, b) = (w.get(a), w.get(b));
         let c = c.map_or(0, |c| c.mask(w));
@@ -126,6 +131,41 @@ pub fn setp(i: &mut Parsed<'_>) -> Decoded {
         }
         Ok(Flow::Next)
     }))
+}
+
+/// Propagates undefined bits to the predicates of a comparison: each predicate, and whether it is the complement.
+fn decide(
+    i: &mut Parsed<'_>,
+    out: [(PredicateDst, bool); 2],
+    (a, b, ty): (Src, Src, Type),
+    c: Option<PredicateSrc>,
+    combine: fn(u32, u32) -> u32,
+    compare: &Arc<Compare>,
+) {
+    let equality = i.has("eq") || i.has("ne");
+    let signed = ty.is_signed() && i.one_of(&["lo", "ls", "hi", "hs"]).is_none();
+    let is_integer = reader(ty, false).is_none() && !matches!(ty, Type::F16x2 | Type::BF16x2);
+    let compare = Arc::clone(compare);
+    i.decides(move |w, missing| {
+        let one = |x: u64, y: u64| compare(&[x; 32], &[y; 32]) & 1 == 1;
+        let open = if is_integer {
+            undefined::comparison(w, [a, b], ty, (equality, signed), one)
+        } else {
+            let any = |&lane: &usize| w.undefined_bits(a, lane) | w.undefined_bits(b, lane) != 0;
+            crate::operand::lanes(missing).filter(any).fold(0, |mask, lane| mask | 1 << lane)
+        };
+        let t = compare(&w.get(a), &w.get(b));
+        let (c, open_c) = c.map_or((0, 0), |c| (c.mask(w), !c.defined(w)));
+        let decided = |(p, complement): (PredicateDst, bool)| {
+            let t = if complement { !t } else { t };
+            let values =
+                [(t & !open, c & !open_c), (t | open, c & !open_c), (t & !open, c | open_c), (t | open, c | open_c)];
+            let results = values.map(|(t, c)| combine(t, c));
+            let (all, any) = (results.iter().fold(u32::MAX, |a, r| a & r), results.iter().fold(0, |a, r| a | r));
+            Some((p.0?, all ^ any))
+        };
+        out.into_iter().filter_map(decided).collect()
+    });
 }
 
 pub fn set(i: &mut Parsed<'_>) -> Decoded {
@@ -180,14 +220,11 @@ pub fn selp(i: &mut Parsed<'_>) -> Decoded {
     let d = i.dst(0)?;
     let (a, b) = (i.src(1, ty)?, i.src(2, ty)?);
     let c = i.predicate(3)?;
-    // The undefined bytes of the source that is not selected have no effect.
+    // The undefined bits of the source that is not selected have no effect.
     i.carries(move |w, lane| {
-        let known = match c {
-            PredicateSrc::Register(p, _) => w.predicate_defined(p) >> lane & 1 == 1,
-            PredicateSrc::Constant(_) => true,
-        };
-        let taken = w.undefined_bytes(if c.mask(w) >> lane & 1 == 1 { a } else { b }, lane);
-        d.register.map(|register| (register, if known { taken } else { u8::MAX })).into_iter().collect()
+        let first = (c.defined(w) >> lane & 1 == 1).then(|| c.mask(w) >> lane & 1 == 1);
+        let bits = undefined::selected(w, [a, b], first, lane);
+        d.register.map(|register| (register, bits)).into_iter().collect()
     });
     Ok(Box::new(move |w, _, mask| {
         let (a, b, c) = (w.get(a), w.get(b), c.mask(w));
@@ -210,6 +247,12 @@ pub fn slct(i: &mut Parsed<'_>) -> Decoded {
     let d = i.dst(0)?;
     let s = [i.src(1, ty)?, i.src(2, ty)?, i.src(3, by)?];
     let ftz = i.has("ftz");
+    i.carries(move |w, lane| {
+        let bits = w.lane(s[2], lane) as u32;
+        let yes = if by == Type::F32 { f32::from_bits(bits) >= 0.0 } else { bits as i32 >= 0 };
+        let first = (undefined::of(w, s[2], 32, lane) == 0).then_some(yes);
+        d.register.map(|register| (register, undefined::selected(w, [s[0], s[1]], first, lane))).into_iter().collect()
+    });
     Ok(match by {
         Type::F32 => map3(d, s, move |a: u64, b: u64, c: f32| {
             let c = if ftz { crate::hw::approx::flush_f32(c) } else { c };

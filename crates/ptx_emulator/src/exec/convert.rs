@@ -4,7 +4,7 @@
 use super::compare::reader;
 use super::float::{format, rounding};
 use super::lane::{map1, map2, map3};
-use super::mov;
+use super::{mov, undefined};
 use crate::code::Flow;
 use crate::decode::error::DecodeError;
 use crate::decode::opcode::Decoded;
@@ -79,6 +79,15 @@ pub fn cvt(i: &mut Parsed<'_>) -> Decoded {
     }
     if to == Type::TF32 {
         return Ok(map1(d, a, move |x: f32| number::tf32_to_register(rounder.round(&TF32, x.into()))));
+    }
+    if int_type(to).is_some() && int_type(from).is_some() && !conversion.sat {
+        let ones = u64::MAX >> (64 - to.bits());
+        i.carries(move |w, lane| {
+            // An undefined sign bit extends as the sign does.
+            let bits = extend(from, undefined::of(w, a, from.bits(), lane)) as u64 & ones;
+            let bits = if to.is_signed() { extend(to, bits) as u64 } else { bits };
+            d.register.map(|register| (register, bits)).into_iter().collect()
+        });
     }
     match int_type(to) {
         Some(int) => conversion.to_integer(d, a, int),

@@ -21,7 +21,8 @@ use crate::types::{Space, Type};
 const REGISTERS: std::ops::RangeInclusive<u64> = 24..=256;
 
 /// `setmaxnreg count`: `.dec` gives registers to the CTA's pool, `.inc` waits until the pool has enough. `ptxas`, not
-/// the emulator, checks how many registers a thread really needs.
+/// the emulator, checks how many registers a thread really needs. In the manual all lanes of the warp execute it; an H200
+/// does the same for one lane.
 pub struct SetMaxNReg {
     count: u32,
     more: bool,
@@ -37,10 +38,15 @@ impl Instruction for SetMaxNReg {
                 return Err(DecodeError::invalid("the register count must be a constant multiple of 8 from 24 to 256"));
             }
         };
+        i.by_any_lanes();
         Ok(SetMaxNReg { count, more: i.has("inc"), at_launch: i.registers_at_launch() })
     }
 
-    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, _: u32) -> Stopped<Flow> {
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+        if mask != w.live() {
+            let text = format!("lanes {:#010x} must execute it together; {mask:#010x} do", w.live());
+            m.warn(Stop::new(FaultKind::WarpDivergence, text))?;
+        }
         let (count, Some(at_launch)) = (self.count, self.at_launch) else { return Ok(Flow::Next) };
         let now = w.register_limit.unwrap_or(at_launch);
         let free = &mut m.ctas[w.cta as usize].free_registers;

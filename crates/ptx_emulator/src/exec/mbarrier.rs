@@ -9,6 +9,7 @@ use crate::decode::parsed::Parsed;
 use crate::machine::address::Lane;
 use crate::machine::in_flight::Poll;
 use crate::machine::mbarrier::{Arrival, MbarrierAt, Phase};
+use crate::machine::race::Accessor;
 use crate::machine::state::{Effect, Machine};
 use crate::machine::wait::WaitFor;
 use crate::machine::warp::Warp;
@@ -116,6 +117,8 @@ pub struct Arrive {
     value: Src,
     expect: bool,
     how: Arrival,
+    /// `true` if the arrival publishes nothing to other CTAs: it is relaxed, or its scope is the CTA, also by default.
+    narrow: bool,
 }
 
 impl Instruction for Arrive {
@@ -128,7 +131,8 @@ impl Instruction for Arrive {
         let object = Object::decode(i, first)?;
         let value = if i.operands().len() > first + 1 { i.src(first + 1, Type::U32)? } else { Src::Constant(1) };
         let how = Arrival { drop: i.has("arrive_drop"), no_complete: i.has("noComplete") };
-        Ok(Arrive { object, state, value, expect: i.has("expect_tx"), how })
+        let narrow = i.has("relaxed") || !i.has("cluster");
+        Ok(Arrive { object, state, value, expect: i.has("expect_tx"), how, narrow })
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
@@ -149,7 +153,8 @@ impl Instruction for Arrive {
                 }
                 count = count.saturating_add(if self.expect { 1 } else { value });
             }
-            m.mbarrier_publish(w, together, at)?;
+            m.reach_by_threads(at.cta, Accessor { base: w.index * 32, mask: together }, w.pc());
+            m.mbarrier_publish(w, together, at, self.narrow && at.cta != w.cta)?;
             let arrival = Arrivals { at, lanes: together, count, how: self.how };
             if m.timed.is_some() && at.cta != w.cta {
                 m.start(w, arrival);

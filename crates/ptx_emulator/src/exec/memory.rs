@@ -11,7 +11,7 @@ use crate::decode::error::{DecodeError, Result};
 use crate::decode::opcode::Decoded;
 use crate::decode::parsed::Parsed;
 use crate::machine::access::row::{Place, same_address};
-use crate::machine::address::{Lane, RANK_SHIFT, space_at, space_of};
+use crate::machine::address::{Lane, RANK_SHIFT, space_at, space_of, width};
 use crate::machine::race::Mode;
 use crate::machine::scope::Scope;
 use crate::machine::state::Machine;
@@ -75,7 +75,8 @@ impl Access {
     }
 
     fn addresses(&self, w: &Warp) -> Row {
-        w.get(self.address.base).map(|base| base.wrapping_add(self.address.offset as u64))
+        let width = width(self.space);
+        w.get(self.address.base).map(|base| base.wrapping_add(self.address.offset as u64) & width)
     }
 
     fn at(&self, addresses: &Row, lane: usize) -> Lane {
@@ -197,12 +198,13 @@ impl Ld {
             let unwritten = m.load_value(w, access.at(addresses, lane), mode, buffered, tracked >> lane & 1 == 1)?;
             self.finish(w, lane, &buffer);
             if unwritten != 0 {
-                w.doubt(lane, Source::UnwrittenShared);
-                w.undefine_results(&self.out, access.piece, lane, unwritten);
+                w.undefine_results(&self.out, access.piece, lane, unwritten, w.from_here(Source::UnwrittenShared));
             }
-            if undefined {
-                let undefined = m.undefined_bytes(w, access.at(addresses, lane), access.total as u32)?;
-                w.undefine_results(&self.out, access.piece, lane, undefined);
+            if undefined
+                && let Some((undefined, origin)) =
+                    m.undefined_bytes(w, access.at(addresses, lane), access.total as u32)?
+            {
+                w.undefine_results(&self.out, access.piece, lane, undefined, origin);
             }
         }
         Ok(())
@@ -278,7 +280,9 @@ impl St {
         m.store_value(w, access.at(addresses, lane), mode, &buffer[..access.total])?;
         let undefined = if m.sanitize { self.undefined(w, lane) } else { 0 };
         if undefined != 0 {
-            m.store_undefined(w, access.at(addresses, lane), access.total as u32, undefined)?;
+            let source = self.values.iter().find(|s| w.undefined_bytes(**s, lane) != 0).copied();
+            let origin = w.origin(source.unwrap_or(Src::Constant(0)), lane);
+            m.store_undefined(w, access.at(addresses, lane), access.total as u32, undefined, origin)?;
         }
         Ok(())
     }
@@ -301,6 +305,7 @@ impl St {
 /// `st.bulk [address], size, 0`: stores zeros in shared memory.
 pub struct StBulk {
     address: Address,
+    space: Space,
     size: Src,
 }
 
@@ -310,14 +315,14 @@ impl Instruction for StBulk {
         if i.constant(2, "the initial value")? != 0 {
             return Err(DecodeError::invalid("the initial value must be 0"));
         }
-        Ok(StBulk { address, size })
+        Ok(StBulk { address, space: i.space_at(&address), size })
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         /// Unit and alignment, in bytes.
         const UNIT: u64 = 8;
         for lane in lanes(mask) {
-            let (at, size) = (w.shared_at(&self.address, lane), w.lane(self.size, lane));
+            let (at, size) = (w.lane_at(&self.address, self.space, lane), w.lane(self.size, lane));
             if !size.is_multiple_of(UNIT) {
                 let text = format!("the size of {size} bytes is not a multiple of {UNIT}");
                 return Err(Stop::new(FaultKind::InvalidOperand, text).lane(lane as u32));

@@ -24,5 +24,6 @@ pub mod shared_matrix;
 pub mod system_call;
 pub mod tcgen05;
 pub mod tensor_map;
+pub mod undefined;
 pub mod warp;
 pub mod wgmma;

@@ -1,6 +1,7 @@
 //! Moves between registers (PTX ISA, "Data Movement: mov, prmt").
 
 use super::lane::{Lane, map1, map3};
+use super::undefined;
 use crate::code::{Flow, Step};
 use crate::decode::error::DecodeError;
 use crate::decode::opcode::Decoded;
@@ -16,6 +17,7 @@ pub fn mov(i: &mut Parsed<'_>) -> Decoded {
     let ty = i.ty()?;
     if ty == Type::Pred {
         let (d, a) = (i.predicate_dst(0)?, i.predicate(1)?);
+        undefined::predicates(i, d.0, [a], |[a]| a);
         return Ok(Box::new(move |w, _, mask| {
             let value = a.mask(w);
             d.write(w, mask, value);
@@ -48,11 +50,11 @@ pub fn copy(d: Dst, a: Src) -> Step {
     map1(d, a, <u64 as Lane>::of)
 }
 
-/// Propagates the undefined bytes of each source to its destination.
-fn carry(moves: Vec<(Dst, Src)>) -> impl Fn(&Warp, usize) -> Vec<(u32, u8)> + Send + Sync {
+/// Propagates the undefined bits of each source to its destination.
+fn carry(moves: Vec<(Dst, Src)>) -> impl Fn(&Warp, usize) -> Vec<(u32, u64)> + Send + Sync {
     move |w, lane| {
-        let bytes = |s: &Src| w.undefined_bytes(*s, lane);
-        moves.iter().filter_map(|(d, s)| Some((d.register?, bytes(s)))).collect()
+        let bits = |s: &Src| w.undefined_bits(*s, lane);
+        moves.iter().filter_map(|(d, s)| Some((d.register?, bits(s)))).collect()
     }
 }
 
@@ -87,8 +89,8 @@ fn unpack(i: &mut Parsed<'_>, ty: Type) -> Decoded {
     let (from, to) = (words.clone(), out.clone());
     i.carries(move |w, lane| {
         let all =
-            from.iter().enumerate().fold(0, |all, (n, s)| all | u16::from(w.undefined_bytes(*s, lane)) << (8 * n));
-        let part = |n: usize| (all >> (n as u32 * bits / 8)) as u8 & (u8::MAX >> (8 - bits / 8));
+            from.iter().enumerate().fold(0, |all, (n, s)| all | u128::from(w.undefined_bits(*s, lane)) << (64 * n));
+        let part = |n: usize| (all >> (n as u32 * bits)) as u64 & (u64::MAX >> (64 - bits));
         to.iter().enumerate().filter_map(|(n, d)| Some((d.register?, part(n)))).collect()
     });
     Ok(Box::new(move |w, _, mask| {
@@ -116,9 +118,9 @@ fn pack(i: &mut Parsed<'_>, ty: Type) -> Decoded {
     let out = i.dst_words(i.operand(0)?, ty)?;
     let (from, to) = (sources.clone(), out.clone());
     i.carries(move |w, lane| {
-        let part = |s: &Src| u16::from(w.undefined_bytes(*s, lane) & (u8::MAX >> (8 - bits / 8)));
-        let all = from.iter().enumerate().fold(0, |all, (n, s)| all | part(s) << (n as u32 * bits / 8));
-        to.iter().enumerate().filter_map(|(n, d)| Some((d.register?, (all >> (8 * n)) as u8))).collect()
+        let part = |s: &Src| u128::from(undefined::of(w, *s, bits, lane));
+        let all = from.iter().enumerate().fold(0, |all, (n, s)| all | part(s) << (n as u32 * bits));
+        to.iter().enumerate().filter_map(|(n, d)| Some((d.register?, (all >> (64 * n)) as u64))).collect()
     });
     Ok(Box::new(move |w, _, mask| {
         let mut rows = [[0u64; 32]; 2];
@@ -145,12 +147,14 @@ pub fn prmt(i: &mut Parsed<'_>) -> Decoded {
         // A result byte is undefined if its source byte is undefined. If the selector is undefined, all result bytes
         // are.
         i.carries(move |w, lane| {
-            let both =
-                u16::from(w.undefined_bytes(s[1], lane) & 0xf) << 4 | u16::from(w.undefined_bytes(s[0], lane) & 0xf);
+            let both = undefined::of(w, s[1], 32, lane) << 32 | undefined::of(w, s[0], 32, lane);
             let selector = w.lane(s[2], lane);
-            let taken = (0..4).fold(0, |bytes, n| bytes | (both >> (selector >> (4 * n) & 7) & 1) << n) as u8;
-            let bytes = if w.undefined_bytes(s[2], lane) != 0 { 0xf } else { taken };
-            d.register.map(|register| (register, bytes)).into_iter().collect()
+            let byte = |n: u64| both >> (8 * (selector >> (4 * n) & 7)) & 0xff;
+            // A replicated sign is undefined if any bit of its byte is.
+            let spread = |n: u64, bits: u64| if selector >> (4 * n + 3) & 1 == 1 && bits != 0 { 0xff } else { bits };
+            let taken = (0..4).fold(0, |bits, n| bits | spread(n, byte(n)) << (8 * n));
+            let bits = if undefined::of(w, s[2], 16, lane) != 0 { u64::MAX } else { taken };
+            d.register.map(|register| (register, bits)).into_iter().collect()
         });
     }
     let pack = |f: &dyn Fn(u32) -> u64| (0..4).fold(0, |r, n| r | f(n) << (8 * n)) as u32;

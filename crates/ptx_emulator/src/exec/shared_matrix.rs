@@ -20,7 +20,17 @@ pub fn bad(error: DescriptorError) -> Box<Stop> {
     Stop::new(kind, error.to_string())
 }
 
-/// Records and checks the read of chunks in the shared memory of CTA `cta`.
+/// Decodes a descriptor of a `tcgen05` instruction.
+pub fn tcgen05_matrix(m: &Machine<'_>, lane: usize, bits: u64) -> Stopped<SharedMatrix> {
+    let matrix = SharedMatrix::tcgen05(bits).map_err(|error| bad(error).lane(lane as u32))?;
+    if !SharedMatrix::has_version(bits) {
+        let text = format!("bit 46 of the shared-memory descriptor {bits:#x} is 0; tcgen05 requires 1");
+        m.warn(Stop::new(FaultKind::BadDescriptor, text).lane(lane as u32))?;
+    }
+    Ok(matrix)
+}
+
+/// Records and checks the read of chunks in the shared memory of CTA `cta`, which must have been written.
 pub fn track_chunks(
     m: &mut Machine<'_>,
     w: &Warp,
@@ -28,33 +38,49 @@ pub fn track_chunks(
     cta: u32,
     chunks: impl Iterator<Item = u32>,
 ) -> Stopped<()> {
+    let chunks: Vec<u32> = chunks.collect();
+    track_order(m, w, agent, cta, &chunks)?;
+    if !m.sanitize {
+        return Ok(());
+    }
+    for &at in chunks.iter().filter(|&&at| !is_written(m, cta, at)) {
+        let text = format!("a matrix at byte {} of shared memory was never written", at - SHARED_BASE);
+        m.hazard(Stop::new(FaultKind::UninitializedShared, text))?;
+    }
+    if !m.ctas[cta as usize].shared.undefined.is_empty() {
+        chunks.iter().try_for_each(|&at| m.check_undefined(cta, at, CHUNK_BYTES))?;
+    }
+    Ok(())
+}
+
+/// Whether some byte of a chunk in shared memory has been written.
+pub fn is_written(m: &Machine<'_>, cta: u32, at: u32) -> bool {
+    let defined: &[u8] = bytemuck::cast_slice(&m.ctas[cta as usize].shared.defined);
+    defined[at as usize..at as usize + CHUNK_BYTES as usize] != [0; CHUNK_BYTES as usize]
+}
+
+/// Records the read of chunks in the shared memory of CTA `cta`, and checks its bounds and its order.
+pub fn track_order(m: &mut Machine<'_>, w: &Warp, agent: Option<&Agent>, cta: u32, chunks: &[u32]) -> Stopped<()> {
+    m.reach_async(w, cta, agent);
     let memory = &m.ctas[cta as usize].shared;
     let size = memory.data.len() as u32;
-    let chunks: Vec<u32> = chunks.collect();
     if let Some(at) = chunks.iter().find(|&&at| at < SHARED_BASE || at + CHUNK_BYTES > size) {
         let byte = i64::from(*at) - i64::from(SHARED_BASE);
         let text =
             format!("a matrix descriptor points to byte {byte} of the {} bytes of shared memory", size - SHARED_BASE);
         return Err(Stop::new(FaultKind::OutOfBounds, text));
     }
-    if !m.sanitize {
-        return Ok(());
-    }
-    let mut rest = &chunks[..];
+    let mut rest = chunks;
     while let (Some(race), Some(agent)) = (&mut m.race, agent)
         && let Err((number, conflict)) = race.agent_accesses(agent, cta, rest, CHUNK_BYTES, Mode::Read, w.pc())
     {
-        m.hazard(m.conflict(Mode::Read, conflict, rest[number], CHUNK_BYTES))?;
+        let stop = m.conflict(Mode::Read, conflict, rest[number], CHUNK_BYTES);
+        if conflict.observed || conflict.met {
+            m.warn(stop)?
+        } else {
+            m.hazard(stop)?
+        }
         rest = &rest[number + 1..];
-    }
-    let defined: &[u8] = bytemuck::cast_slice(&m.ctas[cta as usize].shared.defined);
-    let unwritten = |at: usize| defined[at..at + CHUNK_BYTES as usize] == [0; CHUNK_BYTES as usize];
-    for &at in chunks.iter().filter(|&&at| unwritten(at as usize)) {
-        let text = format!("a matrix at byte {} of shared memory was never written", at - SHARED_BASE);
-        m.hazard(Stop::new(FaultKind::UninitializedShared, text))?;
-    }
-    if !m.ctas[cta as usize].shared.undefined.is_empty() {
-        chunks.iter().try_for_each(|&at| m.check_undefined(cta, at, CHUNK_BYTES))?;
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! Tensor maps, read for copies and edited on the device (PTX ISA, "Data Movement: tensormap.replace", "Parallel
 //! Synchronization: tensormap.cp_fenceproxy").
 
+use super::bulk::shared::spawn;
 use super::instruction::Instruction;
 use crate::code::Flow;
 use crate::config::fault::{FaultKind, Stop, Stopped};
@@ -8,20 +9,41 @@ use crate::config::launch::Param;
 use crate::decode::error::{DecodeError, Result};
 use crate::decode::parsed::Parsed;
 use crate::hw::tensor_map::{Field, OBJECT_ALIGN, OBJECT_BYTES, TensorMap, TensorMapError};
-use crate::machine::address::{Lane, Spot};
-use crate::machine::race::Mode;
+use crate::machine::address::{Lane, Spot, space_at};
+use crate::machine::in_flight::BulkCopy;
+use crate::machine::race::{Agent, Mode};
 use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
 use crate::operand::{Address, Src, lanes};
 use crate::types::Space;
 
+/// Maximum number of reads of maps that a thread's open group keeps.
+const KEPT: usize = 256;
 /// Bytes per read or write.
 const WORD: usize = 16;
 
-/// Reads the tensor map of one lane, from any state space.
-pub fn read_map(m: &mut Machine<'_>, w: &Warp, a: &Address, space: Space, lane: usize) -> Stopped<TensorMap> {
+/// Reads the tensor map of one lane for a copy, from any state space. The copy reads a map in global memory while it is
+/// in flight: the agent of that read is also returned. On an H100 and an RTX 5090 D, copies went wrong whose map was
+/// replaced meanwhile (DeepGEMM #343, #430).
+pub fn read_map(m: &mut Machine<'_>, w: &mut Warp, a: &Address, mask: u32) -> Stopped<(TensorMap, Option<Agent>)> {
+    let (space, lane) = (a.space(Space::Generic), mask.trailing_zeros() as usize);
     let bytes = read_bytes(m, w, a, space, lane)?;
-    TensorMap::from_bytes(&bytes).map_err(|e| bad_map(e, lane))
+    let map = TensorMap::from_bytes(&bytes).map_err(|e| bad_map(e, lane))?;
+    let at = w.lane_at(a, space, lane);
+    if space_at(space, at.address) != Space::Global {
+        return Ok((map, None));
+    }
+    let Some(agent) = spawn(m, w, mask).map(|agent| agent.without_proxy()) else { return Ok((map, None)) };
+    m.touch_async(w, lane as u32, Some(&agent), (at.address, OBJECT_BYTES as u64), Mode::Read)?;
+    // A wait for the thread's bulk groups also waits for reads of maps (PTX ISA, "cp.async.bulk.wait_group").
+    for lane in lanes(mask) {
+        let open = &mut w.bulk[lane].open;
+        if open.len() >= KEPT {
+            open.retain(|copy| copy.writer.is_some());
+        }
+        open.push(BulkCopy { read: 0, written: 0, agent: Some(agent.clone()), writer: None });
+    }
+    Ok((map, Some(agent)))
 }
 
 fn read_bytes(m: &mut Machine<'_>, w: &Warp, a: &Address, space: Space, lane: usize) -> Stopped<[u8; OBJECT_BYTES]> {
@@ -160,6 +182,10 @@ impl Instruction for CpFenceproxy {
         };
         m.track_global(w, lane as u32, (allocation, offset), OBJECT_BYTES as u64, Mode::Write)?;
         allocation.write(offset, &bytes);
+        for (at, word) in (allocation.base() + offset..).step_by(WORD).zip(bytes.chunks_exact(WORD)) {
+            m.touch(lane as u32, at, WORD as u32, Mode::Write, word);
+        }
+        m.progress += 1;
         m.buffers[allocation.index].stored += OBJECT_BYTES as u64;
         Ok(Flow::Next)
     }

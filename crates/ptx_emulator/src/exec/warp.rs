@@ -10,7 +10,7 @@ use crate::decode::parsed::Parsed;
 use crate::hw::number::{self, F32};
 use crate::machine::state::Machine;
 use crate::machine::wait::{Place, WaitFor};
-use crate::machine::warp::{Source, Warp};
+use crate::machine::warp::{Source, Undefined, Warp};
 use crate::operand::{Dst, PredicateDst, PredicateSrc, Row, Src, lanes};
 use crate::parser::ast::Operand;
 use crate::types::Type;
@@ -143,14 +143,16 @@ impl Instruction for Shfl {
                     return Err(Stop::new(FaultKind::WarpDivergence, text).lane(lane as u32));
                 }
                 if let (true, Some(register)) = (m.sanitize, self.d.register) {
-                    w.undefined_results.push((register, lane, u8::MAX));
-                    w.doubt(lane, Source::AbsentLane);
+                    let origin = w.from_here(Source::AbsentLane);
+                    w.undefined_results.push(Undefined { register, lane, bits: u64::MAX, origin });
                 }
             }
-            let undefined = if m.sanitize { w.undefined_bytes(self.sources[0], from as usize & 31) } else { 0 };
-            if let (true, Some(register)) = (undefined != 0 && mask >> lane & 1 == 1, self.d.register) {
-                w.undefined_results.push((register, lane, undefined));
-                w.copy_doubts(from as usize & 31, lane);
+            let from_lane = from as usize & 31;
+            let both = mask >> lane & mask >> from_lane & 1 == 1;
+            let bits = if m.sanitize && both { w.undefined_bits(self.sources[0], from_lane) } else { 0 };
+            if let (true, Some(register)) = (bits != 0, self.d.register) {
+                let origin = w.origin(self.sources[0], from_lane);
+                w.undefined_results.push(Undefined { register, lane, bits, origin });
             }
             out[lane] = a[from as usize & 31];
             valid |= u32::from(inside) << lane;
@@ -300,8 +302,8 @@ impl Instruction for Redux {
             if let (true, Some(register)) = (m.sanitize, self.d.register) {
                 let undefined = lanes(members).find(|&lane| w.undefined_bytes(self.a, lane) != 0);
                 for (from, lane) in undefined.into_iter().flat_map(|from| lanes(here).map(move |lane| (from, lane))) {
-                    w.undefined_results.push((register, lane, u8::MAX));
-                    w.copy_doubts(from, lane);
+                    let origin = w.origin(self.a, from);
+                    w.undefined_results.push(Undefined { register, lane, bits: u64::MAX, origin });
                 }
             }
             self.d.write(w, here, &[result.into(); 32]);

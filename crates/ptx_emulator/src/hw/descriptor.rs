@@ -102,11 +102,13 @@ impl SharedMatrix {
 
     /// Decodes a `tcgen05` descriptor (`sm_100` and later; PTX ISA 9.7.16.4.1, table 40).
     ///
+    /// A descriptor without its [version](Self::has_version) is decoded like one with it.
+    ///
     /// # Errors
     /// Reserved bits set, a wrong version or swizzle code, or something not modeled (base offset, absolute address).
     pub fn tcgen05(bits: u64) -> Result<Self, DescriptorError> {
         let version = field(bits, 46, 49);
-        if version != 0b001 {
+        if version > 0b001 {
             return Err(DescriptorError::Version { value: bits, got: version });
         }
         // Reserved bits: 14-15, 30-31 and 53-60.
@@ -123,6 +125,12 @@ impl SharedMatrix {
             return Err(DescriptorError::Unsupported("the absolute leading-dimension address of sm_103a"));
         }
         Self::common(bits, swizzle)
+    }
+
+    /// Whether a `tcgen05` descriptor has the version that the manual requires. Shipped kernels of Triton 3.3 to 3.5 leave
+    /// the version zero, and their products are right on B200s.
+    pub fn has_version(bits: u64) -> bool {
+        field(bits, 46, 49) == 0b001
     }
 
     fn common(bits: u64, swizzle: Swizzle) -> Result<Self, DescriptorError> {
@@ -619,7 +627,7 @@ mod tests {
     #[test]
     fn each_malformed_shared_descriptor_has_its_own_error() {
         use DescriptorError as E;
-        assert!(matches!(SharedMatrix::tcgen05(2 << 61), Err(E::Version { got: 0, .. })));
+        assert!(matches!(SharedMatrix::tcgen05(2 << 46 | 2 << 61), Err(E::Version { got: 2, .. })));
         assert_eq!(SharedMatrix::tcgen05(VERSION | 3 << 61), Err(E::Swizzle(3)));
         assert!(matches!(SharedMatrix::tcgen05(VERSION | 1 << 14), Err(E::Reserved { .. })));
         assert!(matches!(SharedMatrix::tcgen05(VERSION | 1 << 60), Err(E::Reserved { .. })));

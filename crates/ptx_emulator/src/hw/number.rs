@@ -334,6 +334,16 @@ pub const fn tf32_to_register(tf32: u64) -> u32 {
     (tf32 as u32) << 13
 }
 
+/// An f32 rounded to the nearest `tf32`, ties to even, as tensor copies round: NaN becomes 0x7fffe000 (an H200's).
+pub const fn f32_to_tf32(bits: u32) -> u32 {
+    const DROPPED: u32 = 13;
+    if bits & 0x7fff_ffff > 0x7f80_0000 {
+        return 0x7fff_e000;
+    }
+    let odd = bits >> DROPPED & 1;
+    bits.wrapping_add((1 << (DROPPED - 1)) - 1 + odd) >> DROPPED << DROPPED
+}
+
 /// Bits of a 32-bit `tf32` operand that the tensor core reads. It ignores the low 13 bits of the register.
 pub const fn tf32_from_register(register: u32) -> u64 {
     (register >> 13) as u64

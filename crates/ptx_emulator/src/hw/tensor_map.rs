@@ -10,6 +10,7 @@
 //! Not modeled: the wide forms of im2col, copies through interleaved layouts ([`TensorMapError::Unsupported`]), and
 //! stores of the padded sub-byte types ([`DataType::is_padded`]: `visit` treats them as loads).
 
+use super::number;
 use super::swizzle::Swizzle;
 
 /// Maximum number of dimensions of a tensor.
@@ -110,6 +111,17 @@ impl DataType {
         match self {
             DataType::U4x16Align16 | DataType::U6x16Align16 => 8,
             other => other.bits(),
+        }
+    }
+
+    /// Converts elements that a copy has loaded. Both tf32 types round to nearest even, subnormals too, and give one
+    /// NaN; on an H200, no type flushes subnormals, and stores convert nothing.
+    pub fn convert_loaded(self, bytes: &mut [u8]) {
+        if !matches!(self, DataType::Tf32 | DataType::Tf32Ftz) {
+            return;
+        }
+        for word in bytes.as_chunks_mut().0 {
+            *word = number::f32_to_tf32(u32::from_le_bytes(*word)).to_le_bytes();
         }
     }
 

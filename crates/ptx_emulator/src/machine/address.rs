@@ -35,6 +35,11 @@ pub fn window(space: Space) -> Option<u64> {
     }
 }
 
+/// Bits of an address that count in a space. A wider register is cut (PTX ISA, "Addresses as Operands").
+pub fn width(space: Space) -> u64 {
+    window(space).map_or(u64::MAX, |_| WINDOW - 1)
+}
+
 /// Space of an access. For a generic access, the space of its address.
 pub fn space_at(space: Space, address: u64) -> Space {
     if space == Space::Generic { space_of(address) } else { space }

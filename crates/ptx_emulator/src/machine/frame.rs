@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::warp::Warp;
+use super::warp::{Undefined, Warp};
 use crate::operand::{Row, Src, lanes};
 
 /// Locations that belong to a function: its formal parameters and the declarations in its body.
@@ -20,8 +20,8 @@ pub struct Kept {
     /// Call depth of these lanes.
     depth: usize,
     mask: u32,
-    /// Each register with its value, the lanes in which it is defined, and the undefined bytes of the other lanes.
-    registers: Vec<(u32, Row, u32, [u8; 32])>,
+    /// Each register with its value, the lanes in which it is defined, and the undefined bits of each lane.
+    registers: Vec<(u32, Row, u32, [Undefined; 32])>,
     /// Each predicate with its value and the lanes in which it is defined.
     predicates: Vec<(u32, u32, u32)>,
     /// Each range of local memory: its offset, and for each lane the bytes and their defined flags.
@@ -39,7 +39,10 @@ impl Warp {
     /// Saves the lanes' values of a frame.
     pub fn keep(&mut self, mask: u32, frame: &Frame) {
         let registers = frame.registers.iter().cloned().flatten().map(|r| {
-            let undefined = std::array::from_fn(|lane| self.undefined_bytes(Src::Register(r), lane));
+            let undefined = std::array::from_fn(|lane| {
+                let bits = self.undefined_bits(Src::Register(r), lane);
+                Undefined { register: r, lane, bits, origin: self.origin(Src::Register(r), lane) }
+            });
             (r, self.get(Src::Register(r)), self.defined(r), undefined)
         });
         let predicates =
@@ -74,7 +77,7 @@ impl Warp {
             for (register, row, defined, undefined) in &kept.registers {
                 self.set(*register, back, row);
                 self.define(*register, back, *defined);
-                lanes(back).for_each(|lane| self.undefine(*register, lane, undefined[lane]));
+                lanes(back).for_each(|lane| self.undefine(undefined[lane]));
             }
             for &(predicate, value, defined) in &kept.predicates {
                 self.set_predicate(predicate, back, value);

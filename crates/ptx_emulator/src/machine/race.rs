@@ -22,6 +22,7 @@
 //!   earlier grids.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::beyond::{self, Beyond, Known, Snapshot};
@@ -42,6 +43,17 @@ pub struct Clock {
     proxied: Vec<u32>,
     /// Knowledge of other clusters.
     beyond: Option<Arc<Beyond>>,
+    /// Times that weak arrivals have passed on: the accesses were made before, but are not published.
+    met: Option<Arc<Vec<u32>>>,
+}
+
+/// Joins times into a clock's weak knowledge.
+fn join_times(into: &mut Option<Arc<Vec<u32>>>, from: &Arc<Vec<u32>>) {
+    match into {
+        None => *into = Some(from.clone()),
+        Some(all) if Arc::ptr_eq(all, from) => {}
+        Some(all) => Arc::make_mut(all).iter_mut().zip(from.iter()).for_each(|(a, b)| *a = (*a).max(*b)),
+    }
 }
 
 impl Clock {
@@ -53,6 +65,19 @@ impl Clock {
             *a = (*a).max(*b);
         }
         beyond::merge(&mut self.beyond, &o.beyond);
+        o.met.iter().for_each(|met| join_times(&mut self.met, met));
+    }
+
+    /// Whether the accesses of some lanes are known at least weakly.
+    fn has_met(&self, earlier: Access, mask: u32) -> bool {
+        let met = |lane: usize| self.met_time(earlier.base + lane as u32) >= earlier.time;
+        self.met.is_some() && lanes(mask).all(met)
+    }
+
+    /// Time of a thread or agent that is known at least weakly.
+    pub fn met_time(&self, number: u32) -> u32 {
+        let weak = self.met.as_ref().map_or(0, |met| met[number as usize]);
+        weak.max(self.seen[number as usize])
     }
 
     /// Knowledge of other clusters.
@@ -76,7 +101,12 @@ impl Clock {
             (None, Some(_)) => false,
             (Some(a), Some(b)) => Arc::ptr_eq(a, b) || a.covers(b),
         };
-        ge(&self.seen, &o.seen) && ge(&self.proxied, &o.proxied) && beyond()
+        let met = || match (&self.met, &o.met) {
+            (_, None) => true,
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b) || ge(a, b),
+            (None, Some(b)) => ge(&self.seen, b),
+        };
+        ge(&self.seen, &o.seen) && ge(&self.proxied, &o.proxied) && beyond() && met()
     }
 }
 
@@ -143,6 +173,11 @@ impl Agent {
     /// Whether the agent accesses memory through the async proxy.
     pub fn in_async_proxy(&self) -> bool {
         self.async_proxy
+    }
+
+    /// The same agent, with accesses that need no proxy fence.
+    pub fn without_proxy(&self) -> Agent {
+        Agent { async_proxy: false, ..self.clone() }
     }
 
     /// The same agent, ordered after issued stores of its quarter.
@@ -242,6 +277,8 @@ pub struct Conflict {
     /// `true` if only a proxy fence is missing between a write and a later access, and a thread has read the written
     /// value in between, so the write had reached memory. The whole access is recorded.
     pub observed: bool,
+    /// `true` if only weak arrivals order the two accesses ([`Detector::release_weakly`]). The whole access is recorded.
+    pub met: bool,
 }
 
 /// Race detector of one cluster.
@@ -263,6 +300,7 @@ pub struct Detector {
     together: HashSet<u32>,
     /// `true`: use only the order that the manual guarantees.
     strict: bool,
+    threads_per_cta: u32,
     /// Courses by warp.
     courses: Vec<Course>,
     /// Last access that is ordered after another access of its warp only by the warp's course.
@@ -275,7 +313,7 @@ impl Detector {
     pub fn new(warps: u32, memories: impl Iterator<Item = u32>, strict: bool) -> Detector {
         let threads = warps * 32;
         let n = (threads + AGENTS + warps + 1) as usize;
-        let zero = Arc::new(Clock { seen: vec![0; n], proxied: vec![0; n], beyond: None });
+        let zero = Arc::new(Clock { seen: vec![0; n], proxied: vec![0; n], beyond: None, met: None });
         Detector {
             warps: (0..warps).map(|_| WarpClock { lanes: std::array::from_fn(|_| zero.clone()), now: 1 }).collect(),
             agent_times: vec![0; AGENTS as usize],
@@ -287,10 +325,22 @@ impl Detector {
             late: HashMap::new(),
             together: HashSet::new(),
             strict,
+            threads_per_cta: threads,
             courses: (0..warps).map(|_| Course::default()).collect(),
             behind: None,
             history: History::new(memories),
         }
+    }
+
+    /// The detector of a cluster of `ctas` CTAs.
+    pub fn of_ctas(self, ctas: u32) -> Detector {
+        Detector { threads_per_cta: self.threads / ctas.max(1), ..self }
+    }
+
+    /// Threads of the CTA whose shared memory has number `memory`. Empty for tensor memory.
+    fn owners(&self, memory: u32) -> Range<u32> {
+        let first = memory * self.threads_per_cta;
+        if first < self.threads { first..first + self.threads_per_cta } else { 0..0 }
     }
 
     /// Whether an accessor is an asynchronous operation.
@@ -322,6 +372,31 @@ impl Detector {
             }
         }
         clock.now += 1;
+    }
+
+    /// Passes on the knowledge of the lanes `mask` of `warp` by an arrival that does not publish it: a relaxed arrival, or
+    /// one whose scope does not include the waiting thread. Earlier reads count as ordered, since a GPU has completed
+    /// them. Earlier writes do not: of products of operands that the peer had written before such an arrival, 29 of 200
+    /// were wrong on a B200 (NVIDIA/cutlass#3647). In the writer's own CTA they were visible behind relaxed cluster
+    /// barriers: on an H200 to each of 57,600,000 reads, and to none of 115,200,000 copies too late.
+    pub fn release_weakly(&mut self, warp: u32, mask: u32, into: &mut Shared) {
+        let mut known = None;
+        self.release(warp, mask, &mut known);
+        let into = Arc::make_mut(into.get_or_insert_with(|| self.zero.clone()));
+        if let Some(known) = known {
+            join_times(&mut into.met, &Arc::new(known.seen.clone()));
+            known.met.iter().for_each(|met| join_times(&mut into.met, met));
+        }
+    }
+
+    /// Makes weak knowledge count, for an operation that only needs earlier accesses to be over.
+    pub fn count_weak(known: &mut Shared) {
+        if let Some(known) = known
+            && let Some(met) = known.met.clone()
+        {
+            let seen = Arc::make_mut(known).seen.iter_mut().zip(met.iter());
+            seen.for_each(|(seen, met)| *seen = (*seen).max(*met));
+        }
     }
 
     /// Returns the warp's time and advances it, so that later accesses of the warp get a later time.
@@ -532,6 +607,31 @@ impl Detector {
         self.together.insert(pc);
     }
 
+    /// Remote accesses of a CTA's memory that none of its threads knows of, even weakly: the CTA's end is not ordered after
+    /// them.
+    pub fn unknown_to(&self, cta: u32, accesses: &[RemoteAccess]) -> Option<RemoteAccess> {
+        let owners = self.owners(cta);
+        let warps = &self.warps[owners.start as usize / 32..owners.end as usize / 32];
+        let known = |access: &RemoteAccess| {
+            let lanes = warps.iter().flat_map(|warp| &warp.lanes);
+            lanes.fold(0, |time, clock| time.max(clock.met_time(access.number))) >= access.time
+        };
+        accesses.iter().copied().filter(|access| !known(access)).min_by_key(|access| (access.pc, access.number))
+    }
+
+    /// Forgets the accesses to `len` bytes at each of several offsets.
+    pub fn forget(&mut self, memory: u32, offsets: &[u32], len: u32) {
+        let cells = &mut self.history.cells[memory as usize];
+        for &offset in offsets {
+            for word in offset / 4..(offset + len) / 4 {
+                self.history.more.clear(&mut cells[word as usize].more);
+                let whole = if word.is_multiple_of(CHUNK_WORDS as u32) { WHOLE } else { 0 };
+                cells[word as usize] = Cell { flags: whole, ..Cell::default() };
+                self.history.split.remove(&(memory, word));
+            }
+        }
+    }
+
     /// Records an access and checks it against earlier ones. Lanes of one warp access the same `len` bytes at `offset`
     /// of CTA `cta`'s shared memory.
     pub fn access(
@@ -547,7 +647,9 @@ impl Detector {
         let clock = w.lanes[who.mask.trailing_zeros() as usize & 31].clone();
         let access = Access { base: who.base, mask: who.mask, time: w.now, pc };
         let course = Some(&self.courses[(who.base / 32) as usize]).filter(|_| !self.strict);
-        let view = View { course, ..View::of_thread(&clock, who, &self.together) };
+        let own = Some(self.owners(cta)).filter(|owners| owners.contains(&who.base));
+        let weak = Some(own.unwrap_or(0..0)).filter(|_| !self.strict);
+        let view = View { course, weak, ..View::of_thread(&clock, who, &self.together) };
         let result = self.history.record(cta, offset..offset + len, mode, access, &view);
         self.behind = view.behind.take();
         result
@@ -597,15 +699,19 @@ impl Detector {
         pc: u32,
     ) -> Result<(), (usize, Conflict)> {
         let access = Access { base: agent.slot, mask: 1, time: agent.time, pc };
+        let issuer = self.issuers[(agent.slot - self.threads) as usize] * 32;
+        let own = Some(self.owners(cta)).filter(|owners| mode == Mode::Write || owners.contains(&issuer));
         let stores = |quarter| IssuedStores { first: self.threads, list: &self.stores, quarter };
         let view = View {
             clock: &agent.clock,
             who: Accessor { base: agent.slot, mask: 1 },
             async_proxy: agent.async_proxy,
+            is_agent: true,
             issued: agent.quarter.map(stores),
             late: Some(&self.late).filter(|late| agent.async_proxy && !late.is_empty()),
             together: &self.together,
             course: None,
+            weak: Some(own.unwrap_or(0..0)).filter(|_| !self.strict),
             behind: Default::default(),
             observed: Default::default(),
             written: Default::default(),
@@ -617,6 +723,17 @@ impl Detector {
         }
         Ok(())
     }
+}
+
+/// An access to the shared memory of another CTA.
+#[derive(Clone, Copy)]
+pub struct RemoteAccess {
+    /// Number and time of the thread or agent.
+    pub number: u32,
+    pub time: u32,
+    pub pc: u32,
+    /// Warp that made or issued the access.
+    pub warp: u32,
 }
 
 /// Accesses of each word.
@@ -777,6 +894,8 @@ struct View<'a> {
     clock: &'a Clock,
     who: Accessor,
     async_proxy: bool,
+    /// Whether the accessor is an asynchronous operation.
+    is_agent: bool,
     /// Stores that the accessor is ordered after before they are complete.
     issued: Option<IssuedStores<'a>>,
     /// Loads that may still read after an arrival.
@@ -785,6 +904,8 @@ struct View<'a> {
     together: &'a HashSet<u32>,
     /// Course of the accessor's warp, if the course counts as an order.
     course: Option<&'a Course>,
+    /// Threads whose writes count as ordered by weak arrivals, with a warning. `None`: weak arrivals give no order.
+    weak: Option<Range<u32>>,
     /// Last conflict that the course orders.
     behind: std::cell::Cell<Option<Conflict>>,
     /// Last conflict that is resolved because a thread has read the written value.
@@ -827,10 +948,12 @@ impl View<'_> {
             clock,
             who,
             async_proxy: false,
+            is_agent: false,
             issued: None,
             late: None,
             together,
             course: None,
+            weak: None,
             behind: Default::default(),
             observed: Default::default(),
             written: Default::default(),
@@ -891,7 +1014,7 @@ impl View<'_> {
         }
         let report = |mask, only_proxy, loading| {
             let accessor = Accessor { base: earlier.base, mask };
-            Some(Conflict { wrote, accessor, pc: earlier.pc, only_proxy, loading, observed: false })
+            Some(Conflict { wrote, accessor, pc: earlier.pc, only_proxy, loading, observed: false, met: false })
         };
         let late = self.late.filter(|_| !wrote && missing == 0);
         let used = late.and_then(|late| late.get(&(earlier.base, earlier.time, earlier.pc)));
@@ -906,6 +1029,14 @@ impl View<'_> {
             None
         } else if missing != 0 && self.is_behind(earlier, missing) {
             self.behind.set(report(missing, false, false));
+            None
+        } else if let Some(owners) = self.weak.as_ref().filter(|_| missing != 0 && self.clock.has_met(earlier, missing))
+            && (!wrote || owners.contains(&earlier.base))
+        {
+            if owners.contains(&earlier.base) {
+                let conflict = report(missing, false, false).map(|conflict| Conflict { met: true, ..conflict });
+                if self.is_agent { &self.observed } else { &self.behind }.set(conflict);
+            }
             None
         } else if missing != 0 {
             report(missing, false, false)

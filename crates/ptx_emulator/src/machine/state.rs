@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::AtomicU64;
+use std::time::Instant;
 
 use super::access::grid::Touches;
 use super::barrier::{self, Barrier, ClusterBarrier};
@@ -14,12 +15,12 @@ use super::grid_sync::GridSync;
 use super::in_flight::Warpgroup;
 use super::mbarrier::{MbarrierAt, Mbarriers};
 use super::pending::{Issuer, Operation, Pending};
-use super::race::{Agent, Detector, Shared};
+use super::race::{Agent, Detector, RemoteAccess, Shared};
 use super::requests::Requests;
 use super::synchronization::Synchronization;
 use super::tensor_core::Pipes;
 use super::tensor_memory::{self, Tmem};
-use super::warp::Warp;
+use super::warp::{Origin, Warp};
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::config::launch::{LaunchConfig, Level, Param, Sums};
 use crate::config::report::{BufferTraffic, Role};
@@ -59,6 +60,8 @@ pub struct Launch<'a> {
     pub sync: &'a GridSync,
     /// Detector of the grid's races in global memory. `None`: races are not searched for.
     pub races: Option<&'a GridRaces>,
+    /// Start of the launch.
+    pub began: Instant,
 }
 
 impl Launch<'_> {
@@ -113,19 +116,19 @@ pub struct SharedMemory {
     /// `true` for each byte that has been written.
     pub defined: Vec<bool>,
     /// Bytes that hold copies of undefined bytes.
-    pub undefined: HashSet<usize>,
+    pub undefined: HashMap<usize, Origin>,
 }
 
 impl SharedMemory {
     pub fn new(bytes: u32) -> SharedMemory {
-        SharedMemory { data: vec![0; bytes as usize], defined: vec![false; bytes as usize], undefined: HashSet::new() }
+        SharedMemory { data: vec![0; bytes as usize], defined: vec![false; bytes as usize], undefined: HashMap::new() }
     }
 }
 
 /// Removes the bytes of `range` from the undefined bytes, because they are overwritten.
-pub fn forget(undefined: &mut HashSet<usize>, range: std::ops::Range<usize>) {
+pub fn forget(undefined: &mut HashMap<usize, Origin>, range: std::ops::Range<usize>) {
     if !undefined.is_empty() {
-        undefined.retain(|byte| !range.contains(byte));
+        undefined.retain(|byte, _| !range.contains(byte));
     }
 }
 
@@ -144,6 +147,8 @@ pub struct Cta {
     pub awaited_grids: bool,
     /// `true` if a thread has let dependents start without knowing of such a wait.
     pub let_dependents_start: bool,
+    /// Last accesses to the CTA's shared memory by each thread and operation of other CTAs.
+    pub remote_accesses: HashMap<u32, RemoteAccess>,
     /// Registers per thread that the CTA's warps have released by `setmaxnreg.dec`.
     pub free_registers: u32,
     /// Number of warps that have not exited.
@@ -227,6 +232,8 @@ pub struct Machine<'a> {
     pub held: bool,
     /// Number that increases with every event that another thread may wait for.
     pub progress: u64,
+    /// Part of `progress` that changed no value: stores of values that memory held, and arrivals at barriers.
+    pub repeats: u64,
     pub clock: Clock,
     /// Time of the cluster on a GPU, if the launch is timed.
     pub timed: Option<Box<Timed>>,
@@ -252,6 +259,7 @@ impl<'a> Machine<'a> {
                 allocation_words: HashMap::new(),
                 awaited_grids: false,
                 let_dependents_start: false,
+                remote_accesses: HashMap::new(),
                 free_registers: 0,
                 running: warps_per_cta,
             })
@@ -260,7 +268,8 @@ impl<'a> Machine<'a> {
         // Shared memories of the CTAs, then their tensor memories.
         let tmem_bytes = if uses_tmem { tensor_memory::BYTES } else { 0 };
         let memories = [shared_bytes, tmem_bytes].into_iter().flat_map(|n| ctas.iter().map(move |_| n));
-        let race = config.sanitize.then(|| Detector::new(warps_per_cta * count, memories, config.strict));
+        let race =
+            config.sanitize.then(|| Detector::new(warps_per_cta * count, memories, config.strict).of_ctas(count));
         Machine {
             launch,
             index: index as u32,
@@ -290,6 +299,7 @@ impl<'a> Machine<'a> {
             may_communicate: true,
             held: false,
             progress: 0,
+            repeats: 0,
             clock: Clock::new(config.schedule, index),
             timed: None,
             warps_per_cta,
@@ -304,6 +314,11 @@ impl Machine<'_> {
         let group = w.role / WARPGROUP;
         let warps = (self.warps_per_cta - group * WARPGROUP).min(WARPGROUP);
         self.warpgroups.entry((w.cta, group)).or_insert_with(|| Warpgroup::new(warps))
+    }
+
+    /// Number of events that changed a value, or that a thread may have waited for.
+    pub fn changes(&self) -> u64 {
+        self.progress - self.repeats
     }
 
     /// Number of cluster-barrier generations that are complete after the warp's next arrival counts.
@@ -333,6 +348,16 @@ impl Machine<'_> {
         }
     }
 
+    /// Reports something that the manual allows and that is not known to be right on any GPU: a warning at every level
+    /// that looks for hazards.
+    pub fn suspect(&self, stop: Box<Stop>) {
+        if self.sanitize
+            && let Err(stop) = self.allowed(stop)
+        {
+            self.note(stop, false);
+        }
+    }
+
     /// Reports a hazard of the current instruction or operation: a fault, unless the hazard is allowed or the launch
     /// continues after hazards.
     pub fn hazard(&self, stop: Box<Stop>) -> Stopped<()> {
@@ -358,7 +383,8 @@ impl Machine<'_> {
 
     /// Keeps a hazard for the report, if it is the first at its place, and counts it otherwise.
     fn note(&self, stop: Box<Stop>, grave: bool) {
-        let place = |s: &Stop| (s.kind, s.pc, s.others.iter().map(|other| other.1).collect::<Vec<_>>());
+        let others = |s: &Stop| s.others.iter().filter(|_| grave).map(|other| other.1).collect::<Vec<_>>();
+        let place = |s: &Stop| (s.kind, s.pc, others(s));
         let mut noted = self.noted.borrow_mut();
         match noted.iter_mut().find(|old| old.grave == grave && place(&old.stop) == place(&stop)) {
             Some(old) => old.times += 1,

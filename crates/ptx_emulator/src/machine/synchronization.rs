@@ -15,6 +15,8 @@ pub struct Synchronization {
     pub locations: HashMap<u64, Shared>,
     /// Knowledge that each warp's last fence published.
     pub fenced: HashMap<u32, Shared>,
+    /// The same for fences of at least the cluster's scope.
+    pub fenced_cluster: HashMap<u32, Shared>,
     /// Knowledge that each warp's strong loads observed since its last fence.
     pub observed: HashMap<u32, Shared>,
     /// Knowledge that each warp's last fences published for strong stores to global memory, by scope.

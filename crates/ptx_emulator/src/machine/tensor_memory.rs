@@ -7,6 +7,16 @@ use crate::hw::tmem::{Address, COLUMNS, LANES, is_allocation_size};
 /// Bytes of a CTA's tensor memory, as counted by the race detector.
 pub const BYTES: u32 = LANES * COLUMNS * 4;
 
+/// An allocation with `.cta_group::2`.
+#[derive(Clone, Copy)]
+pub struct PairAllocation {
+    /// The allocating warp, and the race detector's time of the allocation.
+    pub warp: u32,
+    pub time: u32,
+    /// Number of cluster-barrier generations that the warp had waited for.
+    pub met: u64,
+}
+
 /// The tensor memory of a CTA.
 #[derive(Default)]
 pub struct Tmem {
@@ -15,8 +25,8 @@ pub struct Tmem {
     pub defined: Vec<bool>,
     /// First column and number of columns of each allocation.
     allocations: Vec<(u32, u32)>,
-    /// Number of allocations with `.cta_group::2`.
-    pub pair_allocations: u32,
+    /// Allocations with `.cta_group::2`, in order.
+    pub pair_allocations: Vec<PairAllocation>,
     /// `true` if the CTA has given up the right to allocate.
     pub relinquished: bool,
     /// Maximum number of columns allocated at the same time.

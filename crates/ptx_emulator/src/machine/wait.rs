@@ -26,7 +26,7 @@ pub enum WaitFor {
     /// Columns of tensor memory that other warps must free.
     Columns { cta: u32, columns: u32 },
     /// The peer's allocations of tensor memory for the pair: the wait ends when the peer has made `count` allocations.
-    PeerAllocation { peer: u32, count: u32 },
+    PeerAllocation { peer: u32, count: usize },
     /// The other warps of the warpgroup: the wait ends when each has issued `count` matrix instructions.
     Warpgroup { cta: u32, group: u32, count: u64 },
     /// Registers per thread that other warps must release.

@@ -1,38 +1,49 @@
 //! A warp: 32 lanes with their registers, and the fragments into which divergence has split the lanes. Each fragment is
 //! a group of lanes at the same position. This module knows no opcode.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 
-use super::address::{Lane, space_of};
+use super::address::{Lane, width};
 use super::frame::Kept;
 use super::in_flight::{BulkGroups, CopyGroups, Poll, SharedLoad, TmemLoad, WgmmaGroups};
 use super::race::{Agent, Shared};
 use super::wait::WaitFor;
 use crate::config::fault::{FaultKind, Stop};
-use crate::operand::{Address, Dst, PredicateDst, PredicateSrc, Row, SPREAD, Src};
+use crate::operand::{Address, Dst, PredicateDst, PredicateSrc, Row, SPREAD, Src, lanes};
 use crate::types::Space;
 
-/// Source of an undefined value that becomes a fault at its first use in an address or a branch, or when stored to
-/// global memory. Shipped kernels produce such values in lanes whose results they drop.
+/// What left a value undefined. The value becomes a fault at its first use in an address or a branch. Shipped kernels
+/// produce such values in lanes whose results they drop.
 #[derive(Clone, Copy, Debug)]
 pub enum Source {
+    /// The use of a register that no instruction has written.
+    Register,
     /// A load of shared memory that nothing has written.
     UnwrittenShared,
     /// A shuffle from a lane that does not participate.
     AbsentLane,
 }
 
-/// Lanes that an instruction has given an undefined value.
+/// Instruction that first had an undefined value.
 #[derive(Clone, Copy, Debug)]
-pub struct Doubt {
-    pub lanes: u32,
-    pub pc: u32,
+pub struct Origin {
     pub source: Source,
+    pub pc: u32,
 }
 
-impl Doubt {
-    fn stop(&self) -> Box<Stop> {
+impl Origin {
+    /// The fault for a use of the value by the instruction at `pc`.
+    pub fn stop(&self, pc: u32) -> Box<Stop> {
         let (kind, text, other) = match self.source {
+            Source::Register if self.pc == pc => {
+                let text = "a source register that no instruction has written";
+                return Stop::new(FaultKind::UninitializedRegister, text);
+            }
+            Source::Register => (
+                FaultKind::UninitializedRegister,
+                "use of a value computed from a register that no instruction has written",
+                "the first use of the register",
+            ),
             Source::UnwrittenShared => (
                 FaultKind::UninitializedShared,
                 "use of a value computed from shared memory that nothing has written",
@@ -48,6 +59,15 @@ impl Doubt {
     }
 }
 
+/// Undefined bits of a register in a lane.
+#[derive(Clone, Copy, Debug)]
+pub struct Undefined {
+    pub register: u32,
+    pub lane: usize,
+    pub bits: u64,
+    pub origin: Origin,
+}
+
 /// Lanes at the same position.
 #[derive(Clone, Debug)]
 pub struct Fragment {
@@ -61,6 +81,23 @@ pub struct Fragment {
     pub since: u64,
     /// Backward jumps while other fragments waited. A spinning fragment yields to the rest of its warp.
     pub spins: u32,
+}
+
+/// All that decides a warp's next steps, except for memory.
+pub struct State {
+    fragments: Vec<Fragment>,
+    registers: Vec<Row>,
+    predicates: Vec<u32>,
+    /// Register that differed at the last comparison: a loop's counter, which is compared first.
+    differed: usize,
+}
+
+impl Fragment {
+    /// Whether two fragments are at the same position, with the same kind of wait.
+    fn is_like(&self, other: &Fragment) -> bool {
+        let kind = |f: &Fragment| f.wait.as_ref().map(std::mem::discriminant);
+        (self.pc, self.mask) == (other.pc, other.mask) && self.calls == other.calls && kind(self) == kind(other)
+    }
 }
 
 pub struct Warp {
@@ -81,15 +118,18 @@ pub struct Warp {
     pub current: usize,
     registers: Vec<Row>,
     defined: Vec<u32>,
-    /// Undefined bytes of each lane, for each register that is not completely defined.
-    undefined: Vec<[u8; 32]>,
+    /// Undefined bits of each lane and their origins, for registers that instructions have left undefined. Other
+    /// registers that are not defined were never written.
+    undefined: HashMap<u32, [Option<(u64, Origin)>; 32]>,
     predicates: Vec<u32>,
     predicates_defined: Vec<u32>,
+    /// Origins of predicates that instructions have left undefined.
+    predicate_origins: HashMap<u32, [Option<Origin>; 32]>,
     /// Local memory and function parameters, lane by lane.
     pub local: Vec<u8>,
     pub local_defined: Vec<bool>,
     /// Bytes of local memory that hold copies of undefined bytes.
-    pub local_undefined: HashSet<usize>,
+    pub local_undefined: HashMap<usize, Origin>,
     pub copies: Box<[CopyGroups; 32]>,
     /// Lanes that have arrived at the cluster barrier and not yet waited, and the generation of the arrival.
     pub cluster_arrived: u32,
@@ -118,16 +158,16 @@ pub struct Warp {
     pub bulk: Box<[BulkGroups; 32]>,
     /// Registers of each thread, once `setmaxnreg` has changed them.
     pub register_limit: Option<u32>,
-    /// Bytes that the current instruction leaves undefined: register, lane and byte mask.
-    pub undefined_results: Vec<(u32, usize, u8)>,
-    /// Lanes in which the current instruction leaves its predicates undefined.
-    pub undefined_predicates: u32,
-    /// Undefined values that are reported when they are stored, not only when they are used.
-    pub doubts: Vec<Doubt>,
+    /// Bits that the current instruction leaves undefined.
+    pub undefined_results: Vec<Undefined>,
+    /// Predicates that the current instruction leaves undefined, with their lanes.
+    pub undefined_predicates: Vec<(u32, u32, Origin)>,
     /// The wait that has ended, for the instruction that began it.
     pub resumed: Option<WaitFor>,
     /// Number of instructions issued.
     pub issued: u64,
+    /// Lanes that have run since the warp's state was taken.
+    pub ran: u32,
 }
 
 impl Warp {
@@ -143,12 +183,13 @@ impl Warp {
             current: 0,
             registers: vec![[0; 32]; registers as usize],
             defined: vec![0; registers as usize],
-            undefined: vec![[u8::MAX; 32]; registers as usize],
+            undefined: HashMap::new(),
             predicates: vec![0; predicates as usize],
             predicates_defined: vec![0; predicates as usize],
+            predicate_origins: HashMap::new(),
             local: vec![0; local as usize * 32],
             local_defined: vec![false; local as usize * 32],
-            local_undefined: HashSet::new(),
+            local_undefined: HashMap::new(),
             copies: Box::default(),
             cluster_arrived: 0,
             cluster_generation: 0,
@@ -166,10 +207,10 @@ impl Warp {
             bulk: Box::default(),
             register_limit: None,
             undefined_results: Vec::new(),
-            undefined_predicates: 0,
-            doubts: Vec::new(),
+            undefined_predicates: Vec::new(),
             resumed: None,
             issued: 0,
+            ran: 0,
         }
     }
 
@@ -199,14 +240,12 @@ impl Warp {
 
     /// Access of one lane at an address operand.
     pub fn lane_at(&self, address: &Address, space: Space, lane: usize) -> Lane {
-        Lane { lane: lane as u32, address: self.address(address, lane), space }
+        Lane { lane: lane as u32, address: self.address(address, lane) & width(space), space }
     }
 
-    /// Address of one lane in the cluster's shared memory, from a generic address or an address in the shared window.
+    /// Address of one lane in the cluster's shared memory, by an instruction that names this space.
     pub fn shared_at(&self, address: &Address, lane: usize) -> Lane {
-        let at = self.lane_at(address, Space::SharedCluster, lane);
-        let space = if space_of(at.address) == Space::Shared { Space::Generic } else { Space::SharedCluster };
-        Lane { space, ..at }
+        self.lane_at(address, Space::SharedCluster, lane)
     }
 
     /// Writes the lanes of `mask`.
@@ -254,29 +293,70 @@ impl Warp {
         *out = *out & !mask | defined & mask;
     }
 
-    /// Undefined bytes of an operand in one lane.
-    pub fn undefined_bytes(&self, src: Src, lane: usize) -> u8 {
+    /// Undefined bits of an operand in one lane.
+    pub fn undefined_bits(&self, src: Src, lane: usize) -> u64 {
         match src {
-            Src::Register(r) if self.defined(r) >> lane & 1 == 0 => self.undefined[r as usize][lane],
+            Src::Register(r) if self.defined(r) >> lane & 1 == 0 => {
+                self.undefined.get(&r).and_then(|lanes| lanes[lane]).map_or(u64::MAX, |(bits, _)| bits)
+            }
             _ => 0,
         }
     }
 
-    /// Marks the bytes of a register that an instruction has left undefined in one lane.
-    pub fn undefine(&mut self, register: u32, lane: usize, bytes: u8) {
-        if bytes != 0 {
+    /// Undefined bytes of an operand in one lane: bytes with undefined bits.
+    pub fn undefined_bytes(&self, src: Src, lane: usize) -> u8 {
+        let bits = self.undefined_bits(src, lane);
+        (0..8).fold(0, |bytes, n| bytes | u8::from(bits >> (8 * n) & 0xff != 0) << n)
+    }
+
+    /// Origin of the undefined bits of a register in one lane, if the current instruction uses it.
+    pub fn origin(&self, src: Src, lane: usize) -> Origin {
+        let known = match src {
+            Src::Register(r) => self.undefined.get(&r).and_then(|lanes| lanes[lane]),
+            Src::Constant(_) => None,
+        };
+        known.map_or(Origin { source: Source::Register, pc: self.pc() }, |(_, origin)| origin)
+    }
+
+    /// Origin of an undefined predicate in one lane, if the current instruction uses it.
+    pub fn predicate_origin(&self, p: u32, lane: usize) -> Origin {
+        let known = self.predicate_origins.get(&p).and_then(|lanes| lanes[lane]);
+        known.unwrap_or(Origin { source: Source::Register, pc: self.pc() })
+    }
+
+    /// Origin of an operand's undefined bits in some lane, if it has any.
+    pub fn undefined_somewhere(&self, src: Src) -> Option<Origin> {
+        let Src::Register(r) = src else { return None };
+        let lane = (!self.defined(r)).trailing_zeros() as usize;
+        (lane < 32).then(|| self.origin(src, lane))
+    }
+
+    /// Marks the bits of a register that an instruction has left undefined in one lane.
+    pub fn undefine(&mut self, Undefined { register, lane, bits, origin }: Undefined) {
+        if bits != 0 {
+            let first = self.defined(register) >> lane & 1 == 1;
             self.define(register, 1 << lane, 0);
-            self.undefined[register as usize][lane] = bytes;
+            let known = &mut self.undefined.entry(register).or_insert([None; 32])[lane];
+            let before = known.filter(|_| !first).map_or(0, |(bits, _)| bits);
+            *known = Some((bits | before, origin));
         }
+    }
+
+    /// Marks a predicate that an instruction has left undefined in some lanes.
+    pub fn undefine_predicate(&mut self, p: u32, mask: u32, origin: Origin) {
+        self.define_predicate(p, mask, 0);
+        let origins = self.predicate_origins.entry(p).or_insert([None; 32]);
+        lanes(mask).for_each(|lane| origins[lane] = Some(origin));
     }
 
     /// Marks results of the current instruction in one lane as undefined. Each register gets `piece` bytes, and
     /// `undefined` is the mask of undefined bytes over all registers.
-    pub fn undefine_results(&mut self, out: &[Dst], piece: usize, lane: usize, undefined: u64) {
+    pub fn undefine_results(&mut self, out: &[Dst], piece: usize, lane: usize, undefined: u64, origin: Origin) {
         for (n, d) in out.iter().enumerate() {
             let bytes = undefined >> (n * piece) & ((1 << piece) - 1);
-            if let (Some(register), true) = (d.register, bytes != 0) {
-                self.undefined_results.push((register, lane, bytes as u8));
+            let bits = (0..8).fold(0, |bits, n| bits | (bytes >> n & 1) * 0xff << (8 * n));
+            if let (Some(register), true) = (d.register, bits != 0) {
+                self.undefined_results.push(Undefined { register, lane, bits, origin });
             }
         }
     }
@@ -303,28 +383,36 @@ impl Warp {
         self.fragments.iter().fold(0, |m, f| m | f.mask)
     }
 
+    /// The warp's state.
+    pub fn state(&self) -> State {
+        let (registers, predicates) = (self.registers.clone(), self.predicates.clone());
+        State { fragments: self.fragments.clone(), registers, predicates, differed: 0 }
+    }
+
+    /// Whether the warp's state has come again.
+    pub fn is_in(&self, state: &mut State) -> bool {
+        let alike = |(a, b): (&Fragment, &Fragment)| a.is_like(b);
+        if self.fragments.len() != state.fragments.len() || !self.fragments.iter().zip(&state.fragments).all(alike) {
+            return false;
+        }
+        let differs = |r: &usize| self.registers[*r] != state.registers[*r];
+        let count = self.registers.len();
+        let first = Some(state.differed).filter(|r| *r < count && differs(r));
+        if let Some(register) = first.or_else(|| (0..count).find(differs)) {
+            state.differed = register;
+            return false;
+        }
+        self.polls.is_empty() && self.predicates == state.predicates
+    }
+
     /// Index of the running instruction.
     pub fn pc(&self) -> u32 {
         self.fragments[self.current].pc
     }
 
-    /// Records that the current instruction gives a lane an undefined value.
-    pub fn doubt(&mut self, lane: usize, source: Source) {
-        let pc = self.pc();
-        match self.doubts.iter_mut().find(|doubt| doubt.pc == pc) {
-            Some(doubt) => doubt.lanes |= 1 << lane,
-            None => self.doubts.push(Doubt { lanes: 1 << lane, pc, source }),
-        }
-    }
-
-    /// Copies the record of undefined values from one lane to another.
-    pub fn copy_doubts(&mut self, from: usize, to: usize) {
-        self.doubts.iter_mut().for_each(|doubt| doubt.lanes |= (doubt.lanes >> from & 1) << to);
-    }
-
-    /// The fault for the first instruction that gave a lane an undefined value.
-    pub fn doubted(&self, lane: u32) -> Option<Box<Stop>> {
-        self.doubts.iter().find(|doubt| doubt.lanes >> lane & 1 == 1).map(|doubt| doubt.stop().lane(lane))
+    /// Origin of an undefined value that the current instruction creates.
+    pub fn from_here(&self, source: Source) -> Origin {
+        Origin { source, pc: self.pc() }
     }
 
     /// Index of a byte of a lane's local memory.
@@ -371,6 +459,14 @@ impl PredicateDst {
 }
 
 impl PredicateSrc {
+    /// Lanes in which the predicate is defined.
+    pub fn defined(&self, w: &Warp) -> u32 {
+        match *self {
+            PredicateSrc::Register(p, _) => w.predicate_defined(p),
+            PredicateSrc::Constant(_) => u32::MAX,
+        }
+    }
+
     /// Lanes in which the predicate is true.
     #[inline(always)]
     pub fn mask(&self, w: &Warp) -> u32 {

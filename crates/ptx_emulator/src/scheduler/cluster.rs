@@ -4,8 +4,9 @@
 
 use super::execute::execute;
 use super::special;
+use super::stall::Stall;
 use crate::code::Kernel;
-use crate::config::fault::Fault;
+use crate::config::fault::{Fault, FaultKind, Stop};
 use crate::config::launch::Schedule;
 use crate::config::report::{BufferTraffic, Role};
 use crate::machine::address::{LOCAL_BASE, SHARED_BASE};
@@ -32,6 +33,8 @@ pub enum Status {
     Held,
     /// The cluster can continue only after another cluster does something.
     Idle,
+    /// Like [`Idle`](Status::Idle), but some warps run: they repeat the same steps.
+    Stuck,
     Done,
 }
 
@@ -44,8 +47,13 @@ pub struct Cluster<'a> {
     /// Operation, or instruction of a warp with the rest of its slice, that the cluster is held before.
     held_operation: Option<Operation<Completion>>,
     held_slice: Option<(usize, u64)>,
-    /// Progress at the last timeout, and number of timeouts since then.
+    /// Changes at the last timeout, and number of timeouts since then.
     timed_out_at: (u64, u32),
+    pub(super) stall: Stall,
+    /// Whether the cluster can continue only after another cluster does something, although its warps run.
+    stuck: bool,
+    /// Clock at which the time limit is looked at next.
+    limit_at: u64,
 }
 
 impl<'a> Cluster<'a> {
@@ -69,14 +77,29 @@ impl<'a> Cluster<'a> {
             }
             warp
         };
-        let warps = (0..per_cta * machine.ctas.len() as u32).map(warp).collect();
-        Cluster { kernel, warps, machine, next: 0, held_operation: None, held_slice: None, timed_out_at: (0, 0) }
+        let warps: Vec<Warp> = (0..per_cta * machine.ctas.len() as u32).map(warp).collect();
+        Cluster {
+            kernel,
+            stall: Stall::new(warps.len()),
+            warps,
+            machine,
+            next: 0,
+            held_operation: None,
+            held_slice: None,
+            timed_out_at: (0, 0),
+            stuck: false,
+            limit_at: 0,
+        }
     }
 
     /// Runs until the cluster is done, idle or held, or until `steps` warp instructions have passed.
     pub fn run(&mut self, steps: u64) -> Result<Status, Fault> {
         let end = self.machine.clock.now.saturating_add(steps);
         loop {
+            if self.stuck {
+                return Ok(Status::Stuck);
+            }
+            self.check_time()?;
             while let Some(operation) = self.machine.pending.take_due(self.machine.clock.now) {
                 if self.holds(operation)? {
                     return Ok(Status::Held);
@@ -94,6 +117,7 @@ impl<'a> Cluster<'a> {
                 return Ok(Status::Running);
             }
             if self.run_some_warp()? {
+                self.look_for_a_stall()?;
                 if self.machine.held {
                     return Ok(Status::Held);
                 }
@@ -110,6 +134,60 @@ impl<'a> Cluster<'a> {
                 None => return Ok(Status::Idle),
             }
         }
+    }
+
+    /// Fault if the launch has run for longer than its limit.
+    pub(super) fn check_time(&mut self) -> Result<(), Fault> {
+        /// Instructions between two looks at the time.
+        const STRIDE: u64 = 1 << 16;
+        if self.machine.clock.now < self.limit_at {
+            return Ok(());
+        }
+        self.limit_at = self.machine.clock.now + STRIDE;
+        let config = self.machine.launch.config;
+        match config.time_limit {
+            Some(limit) if self.machine.launch.began.elapsed() >= limit => {
+                let text = format!("the launch has run for {} s, the limit", limit.as_secs_f64());
+                let warp = self.warps.iter().position(|w| !w.fragments.is_empty()).unwrap_or(0);
+                Err(self.fault(warp, *Stop::new(FaultKind::InstructionBudget, text)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// At the end of a watch, finds out whether every warp waits or repeats its steps. Then completes the next operation
+    /// or ends waits, if any are left. Otherwise the cluster is stuck.
+    fn look_for_a_stall(&mut self) -> Result<(), Fault> {
+        let (changes, now) = (self.machine.changes(), self.machine.clock.now);
+        if !self.stall.window_ended(changes, now) {
+            return Ok(());
+        }
+        if !(0..self.warps.len()).all(|n| self.stall.repeats(n) || !self.can_run(n)) {
+            return Ok(());
+        }
+        let newest = self.machine.launch.config.schedule == Schedule::Worst;
+        match self.machine.pending.take_any(newest) {
+            Some(operation) => _ = self.holds(operation)?,
+            None if self.time_out() => self.stall.watch_again(now),
+            None => self.stuck = true,
+        }
+        Ok(())
+    }
+
+    /// Looks again for progress, because another cluster has changed something.
+    pub fn look_again(&mut self) {
+        self.stuck = false;
+        self.stall.changed(self.machine.changes(), self.machine.clock.now);
+    }
+
+    /// Whether the cluster is [`Status::Stuck`].
+    pub fn is_stuck(&self) -> bool {
+        self.stuck
+    }
+
+    /// Number of the cluster's changes so far.
+    pub fn changes(&self) -> u64 {
+        self.machine.changes()
     }
 
     /// Runs the first warp that can run, for one slice. Returns `false` if no warp can run.
@@ -176,12 +254,12 @@ impl<'a> Cluster<'a> {
     /// Ends the wait of all threads that try or poll an mbarrier. A thread need not try again: after polling, it may
     /// continue with work that other threads wait for. Threads that only try again are in a deadlock.
     fn time_out(&mut self) -> bool {
-        let (progress, times) = self.timed_out_at;
-        let times = if progress == self.machine.progress { times } else { 0 };
+        let (changes, times) = self.timed_out_at;
+        let times = if changes == self.machine.changes() { times } else { 0 };
         if times == FRUITLESS_TRIES {
             return false;
         }
-        self.timed_out_at = (self.machine.progress, times + 1);
+        self.timed_out_at = (self.machine.changes(), times + 1);
         let mut any = false;
         for f in self.warps.iter_mut().flat_map(|w| &mut w.fragments) {
             if matches!(f.wait, Some(WaitFor::Mbarrier { .. } | WaitFor::Progress { .. })) {
@@ -203,10 +281,32 @@ impl<'a> Cluster<'a> {
 
     /// Runs a warp for up to `slice` instructions. Returns `false` if the warp cannot run.
     fn run_warp(&mut self, index: usize, slice: u64) -> Result<bool, Fault> {
+        if self.stall.watches(self.machine.changes(), self.machine.clock.now) {
+            return self.run_watched(index, slice);
+        }
         match execute(self.kernel, &mut self.warps[index], &mut self.machine, slice) {
             Ok(ran) => Ok(ran),
             Err(stop) => Err(self.fault(index, *stop)),
         }
+    }
+
+    /// Like [`run_warp`](Cluster::run_warp), instruction by instruction.
+    fn run_watched(&mut self, index: usize, slice: u64) -> Result<bool, Fault> {
+        for step in 0..slice {
+            let before = self.warps[index].issued;
+            match execute(self.kernel, &mut self.warps[index], &mut self.machine, 1) {
+                Ok(true) => {}
+                Ok(false) => return Ok(step > 0),
+                Err(stop) => return Err(self.fault(index, *stop)),
+            }
+            if self.machine.held || self.warps[index].fragments.is_empty() {
+                break;
+            }
+            if self.warps[index].issued != before {
+                self.stall.step(&mut self.warps[index], &self.machine);
+            }
+        }
+        Ok(true)
     }
 
     /// Counters by warp index in the CTA.

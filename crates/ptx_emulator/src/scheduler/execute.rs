@@ -53,6 +53,7 @@ pub fn execute(kernel: &Kernel, w: &mut Warp, m: &mut Machine<'_>, slice: u64) -
         }
         m.clock.now += 1;
         w.issued += 1;
+        w.ran |= mask;
         if w.issued > budget {
             let text = format!("the warp has executed {budget} instructions");
             return Err(Stop::new(FaultKind::InstructionBudget, text));
@@ -101,7 +102,13 @@ fn guarded(w: &Warp, m: &Machine<'_>, inst: &Inst, mask: u32) -> Stopped<u32> {
     let Some((p, negated)) = inst.guard else { return Ok(mask) };
     if m.sanitize && mask & !w.predicate_defined(p) != 0 {
         let lane = (mask & !w.predicate_defined(p)).trailing_zeros();
-        m.hazard(Stop::new(FaultKind::UninitializedRegister, "the guard predicate").lane(lane))?;
+        let origin = w.predicate_origin(p, lane as usize);
+        let stop = if origin.pc == w.pc() {
+            Stop::new(FaultKind::UninitializedRegister, "the guard predicate")
+        } else {
+            origin.stop(w.pc())
+        };
+        m.hazard(stop.lane(lane))?;
     }
     let value = w.predicate(p);
     Ok(mask & if negated { !value } else { value })
@@ -242,6 +249,9 @@ fn exited(m: &mut Machine<'_>, w: &Warp) -> Stopped<()> {
     if cta.running == 0 && cta.tmem.used() > 0 {
         let text = format!("the CTA exits with {} columns allocated", cta.tmem.used());
         m.hazard(Stop::new(FaultKind::TmemNotFreed, text))?;
+    }
+    if m.ctas[w.cta as usize].running == 0 && m.ctas.len() > 1 {
+        m.check_end(w.cta)?;
     }
     let pending = &m.pending;
     m.shared_readers.retain(|(_, id, _)| pending.contains(*id));

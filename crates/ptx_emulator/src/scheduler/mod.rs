@@ -9,5 +9,6 @@ mod registers;
 mod report;
 pub mod slice;
 mod special;
+mod stall;
 mod timed;
 mod wait;

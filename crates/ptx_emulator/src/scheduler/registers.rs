@@ -6,8 +6,8 @@ use crate::config::report::Class;
 use crate::exec::wgmma;
 use crate::machine::in_flight::Wgmma;
 use crate::machine::state::Machine;
-use crate::machine::warp::Warp;
-use crate::operand::{filter, lanes};
+use crate::machine::warp::{Origin, Source, Undefined, Warp};
+use crate::operand::{Src, filter, lanes};
 
 /// Handles the first use of a register that `tcgen05.ld` fills. A GPU waits for the load at that use; the manual
 /// requires `tcgen05.wait::ld` before the use.
@@ -82,41 +82,54 @@ pub fn check(w: &mut Warp, inst: &Inst, exec: u32, strict: bool) -> Stopped<()> 
     if missing == 0 {
         return Ok(());
     }
-    if let Some(carries) = &inst.uses.carries
-        && (inst.uses.moves || !strict)
-    {
-        for lane in lanes(missing) {
-            let marks = carries(w, lane).into_iter().map(|(register, bytes)| (register, lane, bytes));
-            w.undefined_results.extend(marks.collect::<Vec<_>>());
-        }
-        return Ok(());
-    }
-    if inst.uses.moves {
-        return Ok(());
-    }
+    // Compilers compute ahead with values that a selection then drops, so the result becomes undefined without a fault.
     let computes = matches!(inst.class, Class::Integer | Class::Float | Class::Convert | Class::Move);
-    if computes && !strict {
-        // Compilers compute ahead with values that a selection then drops, so the result becomes undefined without a
-        // fault.
-        for lane in lanes(missing) {
-            w.undefined_results.extend(inst.uses.writes.iter().map(|&register| (register, lane, u8::MAX)));
-        }
-        w.undefined_predicates = missing;
+    if inst.uses.moves || (computes || inst.uses.carries.is_some()) && !strict {
+        propagate(w, inst, missing);
         return Ok(());
     }
     let lane = missing.trailing_zeros();
-    if let Some(stop) = w.doubted(lane) {
-        return Err(stop);
+    let origin = origin(w, inst, lane as usize);
+    Err(origin.stop(w.pc()).lane(lane))
+}
+
+/// Marks the results that undefined sources leave undefined, in lanes with undefined sources.
+fn propagate(w: &mut Warp, inst: &Inst, missing: u32) {
+    let mut results = Vec::new();
+    for lane in lanes(missing) {
+        let origin = origin(w, inst, lane);
+        let undefined = |(register, bits)| Undefined { register, lane, bits, origin };
+        match &inst.uses.carries {
+            Some(carries) => results.extend(carries(w, lane).into_iter().map(undefined)),
+            None => results.extend(inst.uses.writes.iter().map(|&register| undefined((register, u64::MAX)))),
+        }
     }
-    let text = "a source register that no instruction has written";
-    Err(Stop::new(FaultKind::UninitializedRegister, text).lane(lane))
+    w.undefined_results.append(&mut results);
+    let decided = match &inst.uses.decides {
+        Some(decides) => decides(w, missing),
+        None => inst.uses.predicate_writes.iter().map(|&p| (p, u32::MAX)).collect(),
+    };
+    let origin = origin(w, inst, missing.trailing_zeros() as usize);
+    let undefined = decided.into_iter().map(|(p, lanes)| (p, lanes & missing, origin));
+    w.undefined_predicates.extend(undefined.filter(|(_, lanes, _)| *lanes != 0));
+}
+
+/// Origin of the first undefined source of an instruction in a lane.
+fn origin(w: &Warp, inst: &Inst, lane: usize) -> Origin {
+    let missing = |defined: u32| defined >> lane & 1 == 0;
+    let register = inst.uses.reads.iter().find(|&&r| missing(w.defined(r)));
+    let predicate = inst.uses.predicate_reads.iter().find(|&&p| missing(w.predicate_defined(p)));
+    match (register, predicate) {
+        (Some(&r), _) => w.origin(Src::Register(r), lane),
+        (None, Some(&p)) => w.predicate_origin(p, lane),
+        (None, None) => w.from_here(Source::Register),
+    }
 }
 
 /// Marks the registers that an instruction has written as defined. A plain move copies the mark of its source.
 pub fn define(w: &mut Warp, inst: &Inst, exec: u32) {
     let mut known = u32::MAX;
-    let undefined = std::mem::take(&mut w.undefined_predicates);
-    if inst.uses.moves && inst.uses.carries.is_none() {
+    if inst.uses.moves && inst.uses.carries.is_none() && inst.uses.decides.is_none() {
         for &r in &inst.uses.reads {
             known &= w.defined(r);
         }
@@ -131,9 +144,15 @@ pub fn define(w: &mut Warp, inst: &Inst, exec: u32) {
         }
     }
     for &p in &inst.uses.predicate_writes {
-        w.define_predicate(p, exec, known & !undefined);
+        w.define_predicate(p, exec, known);
     }
-    for (register, lane, bytes) in std::mem::take(&mut w.undefined_results) {
-        w.undefine(register, lane, bytes);
+    if w.undefined_results.is_empty() && w.undefined_predicates.is_empty() {
+        return;
+    }
+    for undefined in std::mem::take(&mut w.undefined_results) {
+        w.undefine(undefined);
+    }
+    for (p, lanes, origin) in std::mem::take(&mut w.undefined_predicates) {
+        w.undefine_predicate(p, lanes & exec, origin);
     }
 }

@@ -2,8 +2,17 @@
 
 use super::cluster::Cluster;
 use crate::config::fault::{Fault, FaultKind, Party, Stop, Warning};
+use crate::config::report::Class;
+use crate::machine::address::{RANK_SHIFT, SHARED_BASE, space_of};
 use crate::machine::state::Noted;
 use crate::machine::wait::WaitFor;
+use crate::machine::warp::{Fragment, Warp};
+use crate::operand::Src;
+use crate::types::Space;
+
+/// Maximum number of parties of a fault that are listed, and of instructions that could end their waits.
+const MOST_PARTIES: usize = 8;
+const MOST_WRITERS: usize = 3;
 
 impl Cluster<'_> {
     /// Adds the thread and place to a handler's fault.
@@ -22,16 +31,143 @@ impl Cluster<'_> {
     pub fn noted(&mut self) -> (Vec<Warning>, Vec<Warning>) {
         let (mut warnings, mut hazards) = (Vec::new(), Vec::new());
         for Noted { warp, stop, grave, times } in self.machine.noted.take() {
-            let list = if grave { &mut hazards } else { &mut warnings };
-            Warning::add(list, Warning { fault: self.fault(warp as usize, stop), times });
+            let found = Warning { fault: self.fault(warp as usize, stop), times };
+            if grave { Warning::add(&mut hazards, found) } else { Warning::count(&mut warnings, found) }
         }
         (warnings, hazards)
+    }
+
+    /// Fault to report if the cluster is stuck forever. `not_begun` clusters have not begun, because no other ends.
+    pub fn no_progress(&self, not_begun: u64) -> Fault {
+        let kernel = self.kernel;
+        let repeating = |n: &usize| self.stall.repeats(*n) && !self.warps[*n].fragments.is_empty();
+        let text = "threads repeat the same instructions, and nothing is left that could change what they read";
+        let mut fault = Fault::bare(FaultKind::NoProgress, &kernel.name, text.to_owned());
+        let mut read = Vec::new();
+        for n in (0..self.warps.len()).filter(repeating) {
+            for f in &self.warps[n].fragments {
+                let party = self.repeated(n, f, &mut read);
+                if fault.place.is_none() {
+                    let w = &self.warps[n];
+                    (fault.cta, fault.warp) = (Some(self.machine.ctas[w.cta as usize].index), Some(w.role));
+                    fault.lane = Some(f.mask.trailing_zeros());
+                    fault.place.clone_from(&party.place.clone().map(Box::new));
+                }
+                fault.others.push(party);
+            }
+        }
+        let waiting = self.waiting().into_iter().filter(|(w, ..)| !self.stall.repeats(w.index as usize));
+        fault.others.extend(waiting.map(|(.., party)| party));
+        let more = fault.others.len().saturating_sub(MOST_PARTIES);
+        fault.others.truncate(MOST_PARTIES);
+        if more > 0 {
+            fault.others.push(Party { what: format!("and {more} more"), place: None });
+        }
+        fault.others.extend(self.writers(&read));
+        if not_begun > 0 {
+            let all = self.machine.launch.clusters;
+            let what = format!(
+                "{not_begun} of {all} clusters have not begun: a GPU of {} SMs holds {} at a time here, and none ends",
+                self.machine.launch.sms,
+                all - not_begun
+            );
+            fault.others.push(Party { what, place: None });
+        }
+        fault
+    }
+
+    /// What a fragment of a warp repeats. Adds the spaces that it reads to `read`.
+    fn repeated(&self, warp: usize, f: &Fragment, read: &mut Vec<Space>) -> Party {
+        let (w, kernel) = (&self.warps[warp], self.kernel);
+        let who = self.name(w, f);
+        let around = |pc: u32| pc == f.pc || kernel.leads(f.pc, pc) && kernel.leads(pc, f.pc);
+        let cycle: Vec<u32> = self.stall.cycle(warp).iter().copied().filter(|&pc| around(pc)).collect();
+        let load = |pc: &u32| Some((*pc, self.read_by(w, *pc, f.mask.trailing_zeros() as usize)?));
+        if let Some(wait) = &f.wait {
+            let what = format!("{who} waits for {}", wait.describe(&self.machine));
+            return Party { what, place: Some(kernel.place(f.pc)) };
+        }
+        let Some((pc, (space, what))) = cycle.iter().find_map(load) else {
+            let what = format!("{who} repeats {} instructions that read no memory", cycle.len());
+            return Party { what, place: Some(kernel.place(f.pc)) };
+        };
+        if !read.contains(&space) {
+            read.push(space);
+        }
+        Party { what: format!("{who} reads {what} again and again"), place: Some(kernel.place(pc)) }
+    }
+
+    /// Memory that an instruction reads for a lane, and the value that it last read. `None`: the instruction reads no
+    /// memory that other threads write.
+    fn read_by(&self, w: &Warp, pc: u32, lane: usize) -> Option<(Space, String)> {
+        let inst = &self.kernel.code[pc as usize];
+        let (base, offset) = inst.uses.address?;
+        let value = w.lane(Src::Register(*inst.uses.writes.first()?), lane);
+        if inst.class != Class::Memory || [".local", ".param", ".const"].iter().any(|s| inst.name.contains(s)) {
+            return None;
+        }
+        let address = base.map_or(0, |base| w.lane(Src::Register(base), lane)).wrapping_add(offset as u64);
+        let shared = inst.name.contains(".shared") || space_of(address) == Space::Shared;
+        let (space, place) = if shared {
+            let byte = i64::from(address as u32 & ((1 << RANK_SHIFT) - 1)) - i64::from(SHARED_BASE);
+            (Space::Shared, format!("byte {byte} of shared memory"))
+        } else {
+            (Space::Global, self.machine.global.describe(address))
+        };
+        Some((space, format!("{place}, where it found {value:#x},")))
+    }
+
+    /// Instructions outside the repeated ones that could write the memory that warps read again and again.
+    fn writers(&self, read: &[Space]) -> Vec<Party> {
+        let repeated = |pc: &u32| (0..self.warps.len()).any(|n| self.stall.cycle(n).contains(pc));
+        let writes = |pc: &u32| {
+            let name = &self.kernel.code[*pc as usize].name;
+            let opcode = name.split('.').next().unwrap_or_default();
+            let named = |space: &Space| name.contains(&format!(".{}", space.name()));
+            let generic = ![".shared", ".global", ".local", ".param"].iter().any(|space| name.contains(space));
+            matches!(opcode, "st" | "atom" | "red" | "cp") && read.iter().any(|space| named(space) || generic)
+        };
+        let found: Vec<u32> = (0..self.kernel.code.len() as u32).filter(|pc| writes(pc) && !repeated(pc)).collect();
+        let party = |&pc: &u32| Party {
+            what: "this instruction could write it, but no thread reaches it".to_owned(),
+            place: Some(self.kernel.place(pc)),
+        };
+        let none = || Party { what: "no other instruction of the kernel writes such memory".to_owned(), place: None };
+        match (found.is_empty(), read.is_empty()) {
+            (true, false) => vec![none()],
+            _ => found.iter().take(MOST_WRITERS).map(party).collect(),
+        }
+    }
+
+    /// CTA rank, warp and lanes of a fragment.
+    fn name(&self, w: &Warp, f: &Fragment) -> String {
+        let rank = if self.machine.ctas.len() > 1 { format!("CTA rank {}, ", w.cta) } else { String::new() };
+        let lanes = if f.mask == w.all { String::new() } else { format!(", lanes {:#010x}", f.mask) };
+        format!("{rank}warp {}{lanes}", w.role)
+    }
+
+    /// Each waiting fragment: its warp, its instruction and what it waits for.
+    fn waiting(&self) -> Vec<(&Warp, u32, Party)> {
+        let mut waiting = Vec::new();
+        for w in &self.warps {
+            for f in &w.fragments {
+                let Some(wait) = &f.wait else { continue };
+                let what = format!("{} waits for {}", self.name(w, f), wait.describe(&self.machine));
+                // The waiting instruction comes after the poll.
+                let pc = match wait {
+                    WaitFor::Mbarrier { pc, .. } | WaitFor::Progress { pc, .. } => *pc,
+                    _ => f.pc,
+                };
+                waiting.push((w, pc, Party { what, place: Some(self.kernel.place(pc)) }));
+            }
+        }
+        waiting
     }
 
     /// Fault to report if the cluster is idle forever.
     pub fn deadlock(&self) -> Fault {
         let kernel = self.kernel;
-        let mut waiting = Vec::new();
+        let waiting = self.waiting();
         let mut only_barriers = true;
         let mut undelivered = false;
         for w in &self.warps {
@@ -42,15 +178,6 @@ impl Cluster<'_> {
                     let barrier = self.machine.ctas[at.cta as usize].mbarriers.get(&at.offset);
                     undelivered |= barrier.is_some_and(|b| b.pending == 0 && b.tx != 0);
                 }
-                let rank = if self.machine.ctas.len() > 1 { format!("CTA rank {}, ", w.cta) } else { String::new() };
-                let lanes = if f.mask == w.all { String::new() } else { format!(", lanes {:#010x}", f.mask) };
-                let what = format!("{rank}warp {}{lanes} waits for {}", w.role, wait.describe(&self.machine));
-                // The waiting instruction comes after the poll.
-                let pc = match wait {
-                    WaitFor::Mbarrier { pc, .. } | WaitFor::Progress { pc, .. } => *pc,
-                    _ => f.pc,
-                };
-                waiting.push((w, pc, Party { what, place: Some(kernel.place(pc)) }));
             }
         }
         let exited = self.warps.iter().filter(|w| w.fragments.is_empty()).count();

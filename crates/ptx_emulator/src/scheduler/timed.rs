@@ -46,6 +46,7 @@ impl<'a> Cluster<'a> {
                 if soonest >= end {
                     return Ok(Status::Running);
                 }
+                self.check_time()?;
                 self.complete_due(soonest)?;
                 soonest = self.machine.pending.soonest();
                 continue;
@@ -56,6 +57,7 @@ impl<'a> Cluster<'a> {
                 return Ok(Status::Running);
             }
             let started = self.machine.pending.next_number();
+            self.check_time()?;
             loop {
                 let woke = self.issue(warp)?;
                 if self.machine.pending.next_number() != started {
@@ -163,7 +165,7 @@ impl<'a> Cluster<'a> {
     }
 
     /// Whether some fragment of a warp can continue.
-    fn can_run(&self, n: usize) -> bool {
+    pub(super) fn can_run(&self, n: usize) -> bool {
         let w = &self.warps[n];
         w.fragments.iter().any(|f| match &f.wait {
             None => true,

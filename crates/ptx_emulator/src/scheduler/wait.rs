@@ -22,7 +22,9 @@ impl WaitFor {
             WaitFor::Progress { since, .. } => machine.progress != *since,
             WaitFor::TimedOut => true,
             WaitFor::Columns { cta, columns } => machine.ctas[*cta as usize].tmem.room(*columns).is_some(),
-            WaitFor::PeerAllocation { peer, count } => machine.ctas[*peer as usize].tmem.pair_allocations >= *count,
+            WaitFor::PeerAllocation { peer, count } => {
+                machine.ctas[*peer as usize].tmem.pair_allocations.len() >= *count
+            }
             WaitFor::Warpgroup { cta, group, count } => machine.warpgroups[&(*cta, *group)].have_issued(*count),
             WaitFor::Registers { cta, count } => machine.ctas[*cta as usize].free_registers >= *count,
             WaitFor::Cluster { generation } => machine.cluster_barrier.generation != *generation,

@@ -67,7 +67,7 @@ impl Instruction for Load {
             let bulk = &mut m.roles[w.role as usize].bulk;
             bulk.shared_store += u64::from(size) * target.ctas.len() as u64;
             bulk.global_load += u64::from(size);
-            target.request(m);
+            target.request(m, w, agent.as_ref());
             m.start(w, Deliver { address, to, target, agent });
         }
         Ok(Flow::Next)

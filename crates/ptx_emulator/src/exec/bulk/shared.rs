@@ -31,6 +31,7 @@ impl SharedRange {
     /// Checks an asynchronous access against all other accesses.
     pub fn track(self, m: &mut Machine<'_>, w: &Warp, agent: Option<&Agent>, mode: Mode) -> Stopped<()> {
         let SharedRange { cta, offset, bytes } = self;
+        m.reach_async(w, cta, agent);
         if mode == Mode::Write {
             m.check_no_mbarrier(cta, offset, bytes)?;
         } else if m.sanitize {
@@ -46,7 +47,7 @@ impl SharedRange {
             && let Err(conflict) = race.agent_access(agent, cta, offset, bytes, mode, w.pc())
         {
             let stop = m.conflict(mode, conflict, offset, bytes);
-            if conflict.observed { m.warn(stop)? } else { m.hazard(stop)? }
+            if conflict.observed || conflict.met { m.warn(stop)? } else { m.hazard(stop)? }
         }
         Ok(())
     }

@@ -64,8 +64,17 @@ impl Target {
     }
 
     /// Records that a copy from global memory was requested.
-    pub fn request(&self, m: &mut Machine<'_>) {
-        self.barriers.iter().for_each(|&at| m.load_requested(at));
+    pub fn request(&self, m: &mut Machine<'_>, w: &Warp, agent: Option<&Agent>) {
+        for &at in &self.barriers {
+            m.reach_async(w, at.cta, agent);
+            m.load_requested(at);
+        }
+    }
+
+    /// Publishes the accesses of an agent to the threads that wait at each CTA's mbarrier.
+    pub fn learn(&self, m: &mut Machine<'_>, agent: Option<&Agent>) -> Stopped<()> {
+        let Some(agent) = agent else { return Ok(()) };
+        self.barriers.iter().try_for_each(|&at| m.mbarrier_learn(at, agent))
     }
 
     /// Reports to each CTA's mbarrier that `bytes` bytes arrived.

@@ -18,7 +18,7 @@ use crate::machine::warp::Warp;
 use crate::operand::{Address, Src};
 use crate::parser::ast::Operand;
 use crate::timing::work::Work;
-use crate::types::{Space, Type};
+use crate::types::Type;
 
 /// `[tensorMap, {coordinates}]`, and `{offsets}` for an im2col map.
 struct BoxOperand {
@@ -64,13 +64,14 @@ impl BoxOperand {
         self.coordinates.iter().chain(&self.offsets).copied().chain([self.map.base])
     }
 
-    /// Reads the tensor map and the coordinates of one lane.
-    fn read(&self, m: &mut Machine<'_>, w: &Warp, lane: usize) -> Stopped<(TensorMap, At)> {
-        let map = read_map(m, w, &self.map, Space::Generic, lane)?;
+    /// Reads the tensor map and the coordinates of the lowest lane, and returns the agent that reads the map.
+    fn read(&self, m: &mut Machine<'_>, w: &mut Warp, lanes: u32) -> Stopped<(TensorMap, At, Option<Agent>)> {
+        let lane = lanes.trailing_zeros() as usize;
+        let (map, reader) = read_map(m, w, &self.map, lanes)?;
         let map = if self.four_rows { map.four_rows() } else { map };
         let coordinates = self.coordinates.iter().map(|c| w.lane(*c, lane) as i32).collect();
         let offsets = self.offsets.iter().map(|offset| w.lane(*offset, lane) as u16).collect();
-        Ok((map, At { coordinates, offsets }))
+        Ok((map, At { coordinates, offsets }, reader))
     }
 
     /// The pieces of a box at `to`, and the shared memory from the first to the last piece. A swizzle permutes the
@@ -137,7 +138,7 @@ impl Instruction for Load {
             let agent = spawn(m, w, lanes);
             let to = SharedRange::at(m, w, &self.to, lane, 1, SHARED_ALIGN)?;
             let target = Target::resolve(m, w, lane, to, &self.signals)?;
-            let (map, at) = self.tensor.read(m, w, lane)?;
+            let (map, at, reader) = self.tensor.read(m, w, lanes)?;
             let (pieces, all) = self.tensor.pieces(&map, &at, to, lane)?;
             for &cta in &target.ctas {
                 check_fits(m, SharedRange { cta, ..all }, lane)?;
@@ -148,11 +149,12 @@ impl Instruction for Load {
                 m.issue_global(w, lane, agent.as_ref(), (address, bytes.into()), Mode::Read)?;
                 inside += u64::from(bytes);
             }
+            m.roles[w.role as usize].boxes_outside += u64::from(inside == 0);
             let bulk = &mut m.roles[w.role as usize].bulk;
             bulk.global_load += inside;
             bulk.shared_store += u64::from(map.transaction_bytes()) * target.ctas.len() as u64;
-            target.request(m);
-            m.start(w, Deliver { map, pieces, target, agent });
+            target.request(m, w, agent.as_ref());
+            m.start(w, Deliver { map, pieces, target, agent, reader });
         }
         Ok(Flow::Next)
     }
@@ -163,6 +165,8 @@ struct Deliver {
     pieces: Vec<Piece>,
     target: Target,
     agent: Option<Agent>,
+    /// Agent that reads the map.
+    reader: Option<Agent>,
 }
 
 impl Effect for Deliver {
@@ -178,9 +182,11 @@ impl Effect for Deliver {
             buffer.resize(piece.bytes as usize, self.map.fill_byte());
             if let Some(address) = piece.global {
                 load_global(m, address, &mut buffer)?;
+                self.map.data_type.convert_loaded(&mut buffer);
             }
             self.target.write(m, piece.shared, &buffer);
         }
+        self.target.learn(m, self.reader.as_ref())?;
         self.target.complete(m, self.map.transaction_bytes(), self.agent.as_ref())
     }
 }
@@ -213,7 +219,7 @@ impl Instruction for Store {
             let lane = lanes.trailing_zeros() as usize;
             let agent = spawn(m, w, lanes);
             let from = SharedRange::at(m, w, &self.from, lane, 1, SHARED_ALIGN)?;
-            let (map, at) = self.tensor.read(m, w, lane)?;
+            let (map, at, _) = self.tensor.read(m, w, lanes)?;
             if let Some(negative) = at.coordinates.iter().find(|&&coordinate| coordinate < 0) {
                 let text = format!("a tensor store at the negative coordinate {negative}");
                 return Err(Stop::new(FaultKind::OutOfBounds, text).lane(lane as u32));
@@ -225,6 +231,7 @@ impl Instruction for Store {
             all.track(m, w, agent.as_ref(), Mode::Read)?;
             let piece = |p: &Piece| Some((SharedRange { offset: p.shared, bytes: p.bytes, ..from }, p.global?));
             let pieces: Vec<_> = pieces.iter().filter_map(piece).collect();
+            m.roles[w.role as usize].boxes_outside += u64::from(pieces.is_empty());
             Copy { pieces, reduction }.start(m, w, lanes, agent)?;
         }
         Ok(Flow::Next)

@@ -11,7 +11,7 @@ use crate::hw::fragment::{self, Position};
 use crate::hw::matmul::Packing;
 use crate::hw::sums::{self, Kind};
 use crate::machine::state::Machine;
-use crate::machine::warp::Warp;
+use crate::machine::warp::{Origin, Undefined, Warp};
 use crate::operand::{Dst, Row, Src};
 use crate::timing::core as timing;
 use crate::types::Type;
@@ -61,6 +61,10 @@ impl Instruction for Mma {
         if (a.len(), b.len(), c.len(), d.len()) != (of_a, k / per_register / 4, sums, sums) {
             return Err(DecodeError::invalid("wrong number of registers"));
         }
+        if sparse.is_none() {
+            // `issue` marks the elements of D that undefined elements of A, B and C change.
+            i.carries(|_, _| Vec::new());
+        }
         let saturate = i.has("satfinite");
         let negate = (false, false);
         let packing = if i.has("kind::f8f6f4") { Packing::Container } else { Packing::Dense };
@@ -77,12 +81,48 @@ impl Instruction for Mma {
             let there = if self.sparse.is_some() { multiply_adds / 2 } else { multiply_adds };
             timed.access = timing::Access::Matrix { multiply_adds: there * self.element_bytes as u64 / 2 };
         }
+        let open = [&self.a, &self.b, &self.c].into_iter().flatten().find_map(|s| w.undefined_somewhere(*s));
+        if let (true, true, Some(origin)) = (m.sanitize, self.sparse.is_none(), open) {
+            self.mark(w, origin);
+        }
         self.finish(w, m, mask)?;
         Ok(Flow::Next)
     }
 }
 
 impl Mma {
+    /// Marks the elements of D that undefined elements change: those in the rows of A's, in the columns of B's, and
+    /// those of C.
+    fn mark(&self, w: &mut Warp, origin: Origin) {
+        let per_register = 4 / self.element_bytes as u32;
+        let width = 8 * self.element_bytes;
+        let has = |s: Src, lane: usize, width: usize, index: usize| {
+            w.undefined_bits(s, lane) >> (width * index) & (u64::MAX >> (64 - width)) != 0
+        };
+        let (mut rows, mut columns) = ([false; M], [false; N]);
+        for (lane, index) in (0..32).flat_map(|lane| (0..per_register).map(move |index| (lane, index))) {
+            for (register, _) in self.a.iter().enumerate().filter(|(_, s)| has(**s, lane, width, index as usize)) {
+                rows[fragment::mma_a(lane as u32, register as u32, index, per_register).row as usize] = true;
+            }
+            for (register, _) in self.b.iter().enumerate().filter(|(_, s)| has(**s, lane, width, index as usize)) {
+                columns[fragment::mma_b(lane as u32, register as u32, index, per_register).column as usize] = true;
+            }
+        }
+        let per_sum = ELEMENTS / self.d.len();
+        let width = 32 / per_sum;
+        let mut results = Vec::new();
+        for (lane, index) in (0..32).flat_map(|lane| (0..ELEMENTS).map(move |index| (lane, index))) {
+            let Position { row, column } = fragment::mma_c(lane as u32, index as u32);
+            let (number, at) = (index / per_sum, index % per_sum);
+            let open = rows[row as usize] || columns[column as usize] || has(self.c[number], lane, width, at);
+            if let (true, Some(register)) = (open, self.d[number].register) {
+                let bits = (u64::MAX >> (64 - width)) << (width * at);
+                results.push(Undefined { register, lane, bits, origin });
+            }
+        }
+        w.undefined_results.append(&mut results);
+    }
+
     fn finish(&self, w: &mut Warp, m: &Machine<'_>, mask: u32) -> Stopped<()> {
         let bytes = self.element_bytes;
         let (per_register, row_bytes) = (4 / bytes as u32, self.product.k * bytes);

@@ -16,7 +16,7 @@ use crate::hw::fragment::{self, Position};
 use crate::machine::address::Lane;
 use crate::machine::race::Mode;
 use crate::machine::state::Machine;
-use crate::machine::warp::Warp;
+use crate::machine::warp::{Source, Undefined, Warp};
 use crate::operand::{Address, Dst, Row, Src};
 use crate::timing::core as timing;
 use crate::types::{Space, Type};
@@ -153,11 +153,23 @@ impl Instruction for LdMatrix {
             race.reads_together(w.pc());
         }
         let mut matrices = [Matrix::default(); MOST_REGISTERS];
+        // Undefined bits of the matrices, and the origin of some of them.
+        let (mut undefined, mut origin) = ([Matrix::default(); MOST_REGISTERS], None);
         for (n, matrix) in matrices[..self.out.len()].iter_mut().enumerate() {
             for (row, bytes) in matrix.iter_mut().enumerate() {
                 let from = self.from.row(w, n, row);
                 match self.widened {
-                    None => m.load(w, from, Mode::Read, bytes)?,
+                    None => {
+                        let unwritten = m.load_value(w, from, Mode::Read, bytes, false)?;
+                        let copied =
+                            if m.has_undefined(w) { m.undefined_bytes(w, from, ROW_BYTES as u32)? } else { None };
+                        let here = (unwritten != 0).then(|| w.from_here(Source::UnwrittenShared));
+                        origin = origin.or(here).or(copied.map(|(_, origin)| origin));
+                        let mask = unwritten | copied.map_or(0, |(mask, _)| mask);
+                        for (byte, open) in undefined[n][row].iter_mut().enumerate() {
+                            *open = if mask >> byte & 1 == 1 { u8::MAX } else { 0 };
+                        }
+                    }
                     Some(bits) => {
                         if !from.address.is_multiple_of(ROW_BYTES as u64) {
                             let text =
@@ -175,12 +187,18 @@ impl Instruction for LdMatrix {
             self.from.count_bank_conflicts(w, m, n);
         }
         for (n, d) in self.out.iter().enumerate() {
-            let fragment = if self.tall {
-                tall_fragment(&matrices[n / 2 * 2..][..2], n as u32 % 2)
-            } else {
-                self.from.fragment(&matrices[n])
+            let fragment = |matrices: &[Matrix]| {
+                if self.tall {
+                    tall_fragment(&matrices[n / 2 * 2..][..2], n as u32 % 2)
+                } else {
+                    self.from.fragment(&matrices[n])
+                }
             };
-            d.write(w, mask, &fragment);
+            d.write(w, mask, &fragment(&matrices));
+            if let (Some(origin), Some(register)) = (origin, d.register) {
+                let open = fragment(&undefined).into_iter().enumerate();
+                w.undefined_results.extend(open.map(|(lane, bits)| Undefined { register, lane, bits, origin }));
+            }
         }
         if let Some(timed) = &mut m.timed {
             let cycles = (0..self.out.len()).map(|n| self.from.shared_cycles(w, n)).sum();
@@ -215,6 +233,8 @@ pub struct StMatrix {
 impl Instruction for StMatrix {
     fn decode(i: &mut Parsed<'_>) -> Result<StMatrix> {
         let from = i.src_vector(1, Type::B32)?;
+        // `issue` marks the undefined bytes in memory.
+        i.carries(|_, _| Vec::new());
         Ok(StMatrix { to: Matrices::decode(i, 0, from.len(), 1)?, bytes: i.has("m16n8"), from })
     }
 
@@ -224,6 +244,15 @@ impl Instruction for StMatrix {
             let matrix = if self.bytes { columns_of_bytes(&fragment) } else { self.to.matrix(&fragment) };
             for (row, bytes) in matrix.iter().enumerate() {
                 m.store_value(w, self.to.row(w, n, row), Mode::Write, bytes)?;
+            }
+            if let Some(first) = (0..32).find(|&lane| m.sanitize && w.undefined_bits(*s, lane) != 0) {
+                let bits: Row = std::array::from_fn(|lane| w.undefined_bits(*s, lane));
+                let undefined = if self.bytes { columns_of_bytes(&bits) } else { self.to.matrix(&bits) };
+                let origin = w.origin(*s, first);
+                for (row, bytes) in undefined.iter().enumerate() {
+                    let mask = (0..ROW_BYTES).fold(0, |mask, n| mask | u64::from(bytes[n] != 0) << n);
+                    m.store_undefined(w, self.to.row(w, n, row), ROW_BYTES as u32, mask, origin)?;
+                }
             }
             self.to.count_bank_conflicts(w, m, n);
         }

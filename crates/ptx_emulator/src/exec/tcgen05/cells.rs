@@ -1,6 +1,7 @@
 //! CTAs and tensor-memory cells that an instruction uses.
 
 use crate::config::fault::{FaultKind, Stop, Stopped};
+use crate::decode::error::{DecodeError, Result};
 use crate::decode::parsed::Parsed;
 use crate::hw::tmem::Address as Cell;
 use crate::machine::state::Machine;
@@ -12,8 +13,16 @@ use crate::operand::Address;
 pub struct CtaGroup(pub u32);
 
 impl CtaGroup {
-    pub fn decode(i: &Parsed<'_>) -> CtaGroup {
-        CtaGroup(if i.has("cta_group::2") { 2 } else { 1 })
+    /// Decodes the modifier. All instructions of a kernel name the same group: `ptxas` refuses others, and on a B200 a
+    /// commit of the other group was an illegal instruction (tile-ai/tilelang#2287).
+    pub fn decode(i: &mut Parsed<'_>) -> Result<CtaGroup> {
+        let group = if i.has("cta_group::2") { 2 } else { 1 };
+        if i.set_cta_group(group) != group {
+            let text =
+                "`.cta_group::1` and `.cta_group::2` in one kernel; all its tcgen05 instructions must name the same";
+            return Err(DecodeError::invalid(text));
+        }
+        Ok(CtaGroup(group))
     }
 
     /// CTAs of the group, in order of rank.

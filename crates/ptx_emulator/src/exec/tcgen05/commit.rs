@@ -1,5 +1,6 @@
 //! `tcgen05.commit`: arrives at an mbarrier once all earlier `mma`, `cp` and `shift` of the thread are complete.
 
+use super::cells::CtaGroup;
 use crate::code::Flow;
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::decode::error::Result;
@@ -18,6 +19,7 @@ use crate::types::Type;
 pub struct Commit {
     /// `true` if the commit covers the tensor cores of both CTAs of the pair.
     pair: bool,
+    /// Address in shared memory; without a state space too, Triton's kernels name the window's address.
     barrier: Address,
     /// Mask of CTAs. The commit signals each CTA's mbarrier at the same offset.
     multicast: Option<Src>,
@@ -27,7 +29,7 @@ impl Instruction for Commit {
     fn decode(i: &mut Parsed<'_>) -> Result<Commit> {
         let barrier = i.address(0)?;
         let multicast = if i.has("multicast::cluster") { Some(i.src(1, Type::U16)?) } else { None };
-        Ok(Commit { pair: i.has("cta_group::2"), barrier, multicast })
+        Ok(Commit { pair: CtaGroup::decode(i)? == CtaGroup(2), barrier, multicast })
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
@@ -43,6 +45,7 @@ impl Instruction for Commit {
                 race.spawn_from(w.index, &known, false)
             });
             for &at in &targets {
+                m.reach_async(w, at.cta, agent.as_ref());
                 agent.iter().for_each(|agent| _ = m.commits.insert(at, (agent.clone(), w.pc())));
             }
             m.start_after(w, after, Arrivals { pair: self.pair, targets, agent });
@@ -78,6 +81,11 @@ impl Effect for Arrivals {
 
     fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {
         for at in self.targets {
+            let own = m.current.0 / m.warps_per_cta;
+            if at.cta != own && m.ctas[at.cta as usize].running == 0 {
+                let text = format!("tcgen05.commit signals an mbarrier of CTA rank {}, which has exited", at.cta);
+                return Err(Stop::new(FaultKind::OutOfBounds, text));
+            }
             // An mbarrier that was invalidated in the meantime gets no arrival.
             if m.ctas[at.cta as usize].mbarriers.contains_key(&at.offset) || !m.invalidated.contains(&at) {
                 m.mbarrier_arrive_async(at, self.agent.as_ref())?;

@@ -9,8 +9,8 @@ use crate::config::fault::Stopped;
 use crate::decode::error::Result;
 use crate::decode::parsed::Parsed;
 use crate::exec::instruction::Instruction;
-use crate::exec::shared_matrix::{bad, chunk, track_chunks};
-use crate::hw::descriptor::{CHUNK_BYTES, SharedMatrix};
+use crate::exec::shared_matrix::{chunk, is_written, tcgen05_matrix, track_order};
+use crate::hw::descriptor::CHUNK_BYTES;
 use crate::hw::tmem::{Address as Cell, CopyShape};
 use crate::machine::race::Mode;
 use crate::machine::state::{Effect, Machine};
@@ -38,20 +38,21 @@ impl Instruction for Cp {
             Some("64x128b") => CopyShape::L64x128bPairs01And23,
             _ => CopyShape::L32x128bAll,
         };
-        Ok(Cp { group: CtaGroup::decode(i), shape, to: i.address(0)?, from: i.src(1, Type::B64)? })
+        Ok(Cp { group: CtaGroup::decode(i)?, shape, to: i.address(0)?, from: i.src(1, Type::B64)? })
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         let pipelined: &[Kind] = if self.shape == CopyShape::L4x256b { &[Kind::Cp, Kind::Shift] } else { &[Kind::Cp] };
         for lane in lanes(mask) {
-            let matrix = SharedMatrix::tcgen05(w.lane(self.from, lane)).map_err(bad)?;
+            let matrix = tcgen05_matrix(m, lane, w.lane(self.from, lane))?;
             let base = cell(w, &self.to, lane);
             let ctas = self.group.ctas(w, m)?;
             let turn = Turn::take(m, w, lane, Kind::Cp, pipelined);
             let mut moves = Vec::new();
             self.shape.visit(&matrix, |chunk, cell| moves.push((chunk, offset(base, cell))));
             for &cta in &ctas {
-                track_chunks(m, w, turn.agent(), cta, moves.iter().map(|c| c.0))?;
+                let chunks: Vec<u32> = moves.iter().map(|c| c.0).collect();
+                track_order(m, w, turn.agent(), cta, &chunks)?;
                 for (_, cell) in &moves {
                     m.tmem_access(cta, *cell, CHUNK_BYTES / 4, turn.agent(), Mode::Write, w.pc())?;
                 }
@@ -80,6 +81,10 @@ impl Effect for Copy {
             for &(from, cell) in &self.moves {
                 let words: [u32; CHUNK_BYTES as usize / 4] = bytemuck::cast(chunk(m, cta, from));
                 m.tmem_write_row(cta, cell, &words.map(u32::from_le));
+                // Kernels copy padding that no product reads.
+                if !is_written(m, cta, from) {
+                    m.tmem_undefine_row(cta, cell, words.len());
+                }
             }
         }
         m.progress += 1;

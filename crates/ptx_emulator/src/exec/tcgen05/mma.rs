@@ -12,7 +12,7 @@ use crate::decode::error::{DecodeError, Result};
 use crate::decode::parsed::Parsed;
 use crate::exec::instruction::Instruction;
 use crate::exec::matrix::sparse::twice;
-use crate::exec::shared_matrix::{MatrixOperand, bad};
+use crate::exec::shared_matrix::{MatrixOperand, bad, tcgen05_matrix};
 use crate::hw::descriptor::{
     Accumulator, Element, InstructionDescriptor, Major, MmaKind, ScaleType, ScaleVector, SharedMatrix,
 };
@@ -104,7 +104,7 @@ impl Instruction for Mma {
         if shift > 15 {
             return Err(DecodeError::invalid("scale-input-d must be 0 to 15"));
         }
-        let group = CtaGroup::decode(i);
+        let group = CtaGroup::decode(i)?;
         Ok(Mma {
             group,
             kind,
@@ -191,7 +191,10 @@ impl Mma {
             (Some(operands), Some(ty)) => {
                 desc.check_scales(operands.vector).map_err(bad)?;
                 let cell = |address| Cell::decode_scale(w.address(address, lane) as u32);
-                Some(ScaleCells { ty, vector: operands.vector, a: cell(&operands.a), b: cell(&operands.b) })
+                let (a, b) = (cell(&operands.a), cell(&operands.b));
+                suspect_odd_column(m, lane, a, "A");
+                suspect_odd_column(m, lane, b, "B");
+                Some(ScaleCells { ty, vector: operands.vector, a, b })
             }
             _ => None,
         };
@@ -199,7 +202,7 @@ impl Mma {
             Stop::new(FaultKind::BadDescriptor, format!("M = {} does not exist with .cta_group::{group}", desc.m))
         })?;
         let a = match &self.a {
-            A::Shared(s) => SourceA::Shared(SharedMatrix::tcgen05(w.lane(*s, lane)).map_err(bad)?),
+            A::Shared(s) => SourceA::Shared(tcgen05_matrix(m, lane, w.lane(*s, lane))?),
             A::Tmem(address) => SourceA::Tmem(cell(w, address, lane)),
         };
         let ctas = self.group.ctas(w, m)?;
@@ -214,12 +217,23 @@ impl Mma {
             path,
             d: cell(w, &self.d, lane),
             a,
-            b: SharedMatrix::tcgen05(w.lane(self.b, lane)).map_err(bad)?,
+            b: tcgen05_matrix(m, lane, w.lane(self.b, lane))?,
             metadata: self.metadata.as_ref().map(|address| cell(w, address, lane)),
             scales,
             accumulate: self.accumulate.mask(w) >> lane & 1 == 1,
             shift: self.shift,
         })
+    }
+}
+
+/// Warns of scales that begin at an odd column. The manual allows any column, but Triton's products with scales one column
+/// apart were wrong on a B200 (triton-lang/triton#8172), and CUTLASS begins at even columns only.
+fn suspect_odd_column(m: &Machine<'_>, lane: usize, cell: Cell, operand: &str) {
+    if cell.column % 2 == 1 {
+        let column = cell.column;
+        let text =
+            format!("the scales of {operand} begin at the odd column {column}; no GPU is known to read them right");
+        m.suspect(Stop::new(FaultKind::InvalidOperand, text).lane(lane as u32));
     }
 }
 

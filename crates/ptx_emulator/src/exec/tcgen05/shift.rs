@@ -22,7 +22,7 @@ pub struct Shift {
 
 impl Instruction for Shift {
     fn decode(i: &mut Parsed<'_>) -> Result<Shift> {
-        Ok(Shift { group: CtaGroup::decode(i), address: i.address(0)? })
+        Ok(Shift { group: CtaGroup::decode(i)?, address: i.address(0)? })
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {

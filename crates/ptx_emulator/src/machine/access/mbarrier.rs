@@ -3,7 +3,7 @@
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::machine::address::{Lane, SHARED_BASE, Spot};
 use crate::machine::mbarrier::{Arrival, BYTES, MAX_COUNT, Mbarrier, MbarrierAt, Phase};
-use crate::machine::race::{Accessor, Agent, Detector, Mode};
+use crate::machine::race::{Accessor, Agent, Detector, Mode, merge};
 use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
 
@@ -29,7 +29,7 @@ impl Machine<'_> {
         let Mbarrier { owner, init_pc, init_time, init_arrived, .. } = *barrier;
         let fenced = |race: &Detector| race.knows_initializations(w.index, lane.lane, owner, init_time);
         let fenced = self.race.as_ref().is_none_or(fenced);
-        if let Err(conflict) = self.track(cta, offset, BYTES, who, Mode::StrongRead, w.pc()) {
+        if let Err(conflict) = self.track_order(cta, offset, BYTES, who, Mode::StrongRead, w.pc()) {
             let initialized = conflict.accessor.base == owner / 32 * 32 && conflict.pc == init_pc;
             if !(initialized && (fenced || w.cluster_waited >= init_arrived)) {
                 self.hazard(self.conflict(Mode::StrongRead, conflict, offset, BYTES).lane(lane.lane))?;
@@ -91,11 +91,18 @@ impl Machine<'_> {
         self.store(w, lane, Mode::Write, &[0; BYTES as usize])
     }
 
-    /// Publishes the knowledge of some lanes to the threads that wait for this phase.
-    pub fn mbarrier_publish(&mut self, w: &Warp, lanes: u32, at: MbarrierAt) -> Stopped<()> {
+    /// Publishes the knowledge of some lanes to the threads that wait for this phase. A weak arrival publishes only what
+    /// was before the warp's last fence of at least the cluster's scope.
+    pub fn mbarrier_publish(&mut self, w: &Warp, lanes: u32, at: MbarrierAt, weak: bool) -> Stopped<()> {
         let mut known = self.object(at)?.arriving.take();
         if let Some(race) = &mut self.race {
-            race.release(w.index, lanes, &mut known);
+            if weak {
+                let fenced = self.sync.fenced_cluster.get(&w.index).and_then(Option::as_ref);
+                fenced.into_iter().for_each(|fenced| merge(&mut known, fenced));
+                race.release_weakly(w.index, lanes, &mut known);
+            } else {
+                race.release(w.index, lanes, &mut known);
+            }
         }
         self.object(at)?.arriving = known;
         Ok(())

@@ -1,17 +1,21 @@
 //! Loads and stores, and the checks of every access: bounds, alignment, races and initialization.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::config::fault::{FaultKind, Stop, Stopped};
+use crate::config::names::readable;
 use crate::machine::address::{LOCAL_BASE, Lane, RANK_SHIFT, SHARED_BASE, Spot, space_of, window};
 use crate::machine::global::Allocation;
 use crate::machine::in_flight::SharedLoad;
-use crate::machine::race::{Accessor, Agent, Conflict, Mode};
+use crate::machine::race::{Accessor, Agent, Conflict, Mode, RemoteAccess};
 use crate::machine::state::{Machine, forget};
-use crate::machine::warp::Warp;
+use crate::machine::warp::{Origin, Source, Warp};
 use crate::operand::{filter, lanes};
 use crate::types::Space;
+
+/// Party of a fault: where a value was first undefined.
+const FIRST_USE: &str = "where the value was first undefined";
 
 /// Indices of the set bits.
 fn lanes64(bits: u64) -> impl Iterator<Item = usize> {
@@ -108,6 +112,20 @@ impl<'a> Machine<'a> {
         mode: Mode,
         pc: u32,
     ) -> Result<(), Conflict> {
+        self.reach_by_threads(cta, who, pc);
+        self.track_order(cta, offset, len, who, mode, pc)
+    }
+
+    /// Like [`track`](Machine::track), for a check that is no access itself.
+    pub fn track_order(
+        &mut self,
+        cta: u32,
+        offset: u32,
+        len: u32,
+        who: Accessor,
+        mode: Mode,
+        pc: u32,
+    ) -> Result<(), Conflict> {
         let Some(race) = &mut self.race else { return Ok(()) };
         let result = race.access(cta, offset, len, who, mode, pc);
         if let Some(conflict) = race.take_behind() {
@@ -116,6 +134,44 @@ impl<'a> Machine<'a> {
             let _ = self.warn(self.conflict(mode, conflict, offset, len).lane(lane));
         }
         result
+    }
+
+    /// Records that threads access the shared memory of a CTA, if it is another CTA's.
+    pub fn reach_by_threads(&mut self, cta: u32, who: Accessor, pc: u32) {
+        let warp = who.base / 32;
+        if warp / self.warps_per_cta != cta {
+            let time = self.race.as_ref().map_or(0, |race| race.now(warp));
+            lanes(who.mask).for_each(|lane| self.reach(cta, who.base + lane as u32, time, warp, pc));
+        }
+    }
+
+    /// Records that a thread or operation that belongs to `warp` accesses the shared memory of another CTA.
+    fn reach(&mut self, cta: u32, number: u32, time: u32, warp: u32, pc: u32) {
+        if self.race.is_some() {
+            let access = RemoteAccess { number, time, pc, warp };
+            self.ctas[cta as usize].remote_accesses.insert(number, access);
+        }
+    }
+
+    /// Like [`reach`](Machine::reach), for an operation of the warp's current instruction.
+    pub fn reach_async(&mut self, w: &Warp, cta: u32, agent: Option<&Agent>) {
+        if let Some((number, time, _)) = agent.map(Agent::identity).filter(|_| cta != w.cta) {
+            self.reach(cta, number, time, w.index, w.pc());
+        }
+    }
+
+    /// Checks that a CTA's end is ordered after the accesses to its shared memory by other CTAs. An access after the end
+    /// is a launch failure on a B300, a Thor and an RTX PRO 6000 (sgl-project/sglang#32907, triton-lang/triton#11730).
+    pub fn check_end(&mut self, cta: u32) -> Stopped<()> {
+        let owner = &mut self.ctas[cta as usize];
+        let accesses: Vec<RemoteAccess> = std::mem::take(&mut owner.remote_accesses).into_values().collect();
+        let Some(race) = &self.race else { return Ok(()) };
+        let Some(access) = race.unknown_to(cta, &accesses) else { return Ok(()) };
+        let ([x, y, z], warp, _) = self.launch.thread(self.index, access.warp * 32);
+        let other =
+            format!("CTA ({x}, {y}, {z}), warp {warp} accesses it, and no thread of the CTA that ends knows of this");
+        let text = format!("CTA rank {cta} ends, and its shared memory with it, while another CTA may still access it");
+        self.hazard(Stop::new(FaultKind::OutOfBounds, text).other(other, Some(access.pc)))
     }
 
     /// Location of bytes at a global address. Faults if some of the bytes do not exist.
@@ -161,7 +217,7 @@ impl<'a> Machine<'a> {
         let text = format!("{did} of {len} bytes at {}", self.global.describe(allocation.base() + offset));
         let other = format!(
             "an earlier grid of `{}` {} it, {}",
-            conflict.kernel,
+            readable(conflict.kernel),
             if conflict.wrote { "wrote" } else { "read" },
             if conflict.out_of_reach {
                 "and no grid in between has waited for its end"
@@ -188,6 +244,9 @@ impl<'a> Machine<'a> {
         let text = format!("{did} of {len} bytes at byte {byte} of shared memory");
         let who = self.name_accessor(conflict.accessor);
         let missing = match (conflict.only_proxy, conflict.loading) {
+            _ if conflict.met => {
+                "and only arrivals that publish nothing (relaxed, or of too narrow a scope) are in between"
+            }
             (true, _) => "the two accesses are ordered, but no proxy fence separates them",
             (_, true) => {
                 "and may still read it: its warp arrived at an mbarrier before it used the loaded value. Execute \
@@ -331,6 +390,10 @@ impl<'a> Machine<'a> {
             }
             Spot::Global(allocation, offset) => {
                 self.track_global(w, at.lane, (allocation, offset), len.into(), mode)?;
+                let mut before = [0; 64];
+                let before = &mut before[..data.len()];
+                allocation.copy_out(offset, before);
+                self.repeats += u64::from(before == data);
                 allocation.write(offset, data);
                 self.touch(at.lane, allocation.base() + offset, len, mode, data);
                 self.buffers[allocation.index].stored += u64::from(len);
@@ -368,6 +431,7 @@ impl<'a> Machine<'a> {
                     }
                 }
                 let memory = &mut self.ctas[cta as usize].shared;
+                self.repeats += u64::from(memory.data[range.clone()] == *data);
                 memory.data[range.clone()].copy_from_slice(data);
                 memory.defined[range.clone()].fill(true);
                 forget(&mut memory.undefined, range);
@@ -375,6 +439,7 @@ impl<'a> Machine<'a> {
             }
             Spot::Local(offset) => {
                 let range = offset..offset + len as usize;
+                self.repeats += u64::from(w.local[range.clone()] == *data);
                 w.local[range.clone()].copy_from_slice(data);
                 w.local_defined[range.clone()].fill(true);
                 forget(&mut w.local_undefined, range);
@@ -391,15 +456,19 @@ impl<'a> Machine<'a> {
 
     /// Marks bytes of a completed store whose source bytes were undefined. Shared and local memory keep the mark.
     /// Global memory has no marks, so a store there is a warning.
-    pub fn store_undefined(&mut self, w: &mut Warp, at: Lane, len: u32, bytes: u64) -> Stopped<()> {
-        let marked = |first: usize| lanes64(bytes).map(move |n| first + n);
+    pub fn store_undefined(&mut self, w: &mut Warp, at: Lane, len: u32, bytes: u64, origin: Origin) -> Stopped<()> {
+        let marked = |first: usize| lanes64(bytes).map(move |n| (first + n, origin));
         match self.resolve(w, at, len)? {
-            Spot::Global(..) => match w.doubted(at.lane) {
-                Some(stop) => self.hazard(stop)?,
-                None => {
+            Spot::Global(..) => match origin.source {
+                Source::Register => {
                     let text = "a register with undefined bytes is stored to global memory";
-                    self.warn(Stop::new(FaultKind::UninitializedRegister, text).lane(at.lane))?;
+                    let mut stop = Stop::new(FaultKind::UninitializedRegister, text).lane(at.lane);
+                    if origin.pc != w.pc() {
+                        stop = stop.other(FIRST_USE, Some(origin.pc));
+                    }
+                    self.warn(stop)?;
                 }
+                _ => self.hazard(origin.stop(w.pc()).lane(at.lane))?,
             },
             Spot::Shared { cta, offset } => {
                 self.ctas[cta as usize].shared.undefined.extend(marked(offset as usize));
@@ -410,30 +479,34 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// Mask of the bytes of an access that hold copies of undefined bytes.
-    pub fn undefined_bytes(&self, w: &Warp, at: Lane, len: u32) -> Stopped<u64> {
-        let among = |undefined: &HashSet<usize>, first: usize| {
-            (0..len as usize).fold(0, |bytes, n| bytes | u64::from(undefined.contains(&(first + n))) << n)
+    /// Mask of the bytes of an access that hold copies of undefined bytes, and the origin of one of them.
+    pub fn undefined_bytes(&self, w: &Warp, at: Lane, len: u32) -> Stopped<Option<(u64, Origin)>> {
+        let among = |undefined: &HashMap<usize, Origin>, first: usize| {
+            let found = |n: usize| Some((1u64 << n, *undefined.get(&(first + n))?));
+            (0..len as usize).filter_map(found).reduce(|(all, origin), (byte, _)| (all | byte, origin))
         };
         Ok(match self.resolve(w, at, len)? {
             Spot::Shared { cta, offset } if !self.ctas[cta as usize].shared.undefined.is_empty() => {
                 among(&self.ctas[cta as usize].shared.undefined, offset as usize)
             }
             Spot::Local(offset) if !w.local_undefined.is_empty() => among(&w.local_undefined, offset),
-            _ => 0,
+            _ => None,
         })
     }
 
     /// Checks an asynchronous read of shared memory. A stored value with undefined bytes is a warning.
     pub fn check_undefined(&self, cta: u32, offset: u32, len: u32) -> Stopped<()> {
         let undefined = &self.ctas[cta as usize].shared.undefined;
-        if undefined.is_empty() || !(offset..offset + len).any(|byte| undefined.contains(&(byte as usize))) {
+        if undefined.is_empty() {
             return Ok(());
         }
+        let Some(origin) = (offset..offset + len).find_map(|byte| undefined.get(&(byte as usize))) else {
+            return Ok(());
+        };
         let byte = offset - SHARED_BASE;
         let text =
             format!("{len} bytes at byte {byte} of shared memory, where a value with undefined bytes was stored");
-        self.warn(Stop::new(FaultKind::UninitializedShared, text))
+        self.warn(Stop::new(FaultKind::UninitializedShared, text).other(FIRST_USE, Some(origin.pc)))
     }
 
     /// Whether any byte of shared memory, or of the warp's local memory, holds a copy of an undefined byte.

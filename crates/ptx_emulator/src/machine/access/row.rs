@@ -4,7 +4,7 @@
 
 use crate::machine::address::{LOCAL_BASE, LOCAL_WINDOW, Lane, Spot, space_at};
 use crate::machine::global::Allocation;
-use crate::machine::race::Mode;
+use crate::machine::race::{Accessor, Mode};
 use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
 use crate::operand::{Row, SPREAD, lanes, lanes_down};
@@ -118,7 +118,9 @@ impl<'a> Machine<'a> {
             }
         }
         let (base, pc) = (w.index * 32, w.pc());
-        self.race.as_mut().map_or(0, |race| race.read_groups(cta, base, &groups[..count], len, pc))
+        let tracked = self.race.as_mut().map_or(0, |race| race.read_groups(cta, base, &groups[..count], len, pc));
+        self.reach_by_threads(cta, Accessor { base, mask: tracked }, pc);
+        tracked
     }
 
     /// Counts loads that the lanes `mask` made at once, and records them with the race detector. Only the lanes
@@ -149,16 +151,23 @@ impl<'a> Machine<'a> {
         len: usize,
         value: impl Fn(&Warp, usize, &mut [u8]),
     ) {
-        let mut buffer = [0; 64];
+        let (mut buffer, mut before) = ([0; 64], [0; 64]);
         let data = &mut buffer[..len];
         let bytes = (len * mask.count_ones() as usize) as u64;
-        self.progress += u64::from(mask.count_ones());
+        self.progress += 1;
+        let mut changed = false;
         match place {
             Place::Global(allocation) => {
                 // If several lanes store to the same address, the lowest lane's value remains, as on an H200.
                 for lane in lanes_down(mask) {
                     value(w, lane, data);
-                    allocation.copy_in(addresses[lane] - allocation.base(), data);
+                    let at = addresses[lane] - allocation.base();
+                    if !changed {
+                        let before = &mut before[..len];
+                        allocation.copy_out(at, before);
+                        changed = before != data;
+                    }
+                    allocation.copy_in(at, data);
                 }
                 let base = allocation.base();
                 ranges(mask, addresses, len as u64, |start, bytes| allocation.note_written(start - base, bytes));
@@ -170,12 +179,14 @@ impl<'a> Machine<'a> {
                 for lane in lanes(mask) {
                     value(w, lane, data);
                     let at = w.local_at(lane, addresses[lane] - base);
+                    changed |= w.local[at..at + len] != *data;
                     w.local[at..at + len].copy_from_slice(data);
                     w.local_defined[at..at + len].fill(true);
                 }
                 self.roles[w.role as usize].bytes.local_store += bytes;
             }
         }
+        self.repeats += u64::from(!changed);
     }
 }
 
