@@ -2,7 +2,7 @@
 //! all of them, none, or a fault that is said: an incomplete set is never dropped in silence.
 
 use super::Checkpoint;
-use super::layer::{Block, Kind};
+use super::block::{Block, Kind};
 use super::names::Role;
 use crate::error::Error;
 use crate::fp4::InputScales;

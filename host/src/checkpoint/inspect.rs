@@ -5,7 +5,7 @@ use std::path::Path;
 
 use rayon::prelude::*;
 
-use super::layer::{Block, Kind, ranges};
+use super::block::{Block, Kind, ranges};
 use super::layer_tensors::Scope;
 use super::model_config::ModelConfig;
 use super::moe::ROLES;

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::Checkpoint;
-use super::layer::Block;
+use super::block::Block;
 use super::names::{self, Aside, Projection, Role, any_expert, below_layer, natural};
 use crate::error::Error;
 

@@ -3,14 +3,12 @@
 use super::floats::{self, Floats};
 use super::input_scales::of_fp8_tokens;
 use super::model_config::ModelConfig;
+use super::names::BIAS;
 use super::{Checkpoint, LayerTensors, QuantizedWeight};
 use crate::bias::Bias;
 use crate::error::Error;
 use crate::linear::LinearWeights;
 use crate::problem::TokenDtype;
-
-/// Suffix of a module's bias.
-pub(super) const BIAS: &str = ".bias";
 
 /// Scales of cached keys and values, which ModelOpt stores beside the projections. They do not affect the projections.
 const CACHE_SCALES: [&str; 4] = [".k_scale", ".v_scale", ".output_scale", ".q_scale"];

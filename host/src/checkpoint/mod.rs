@@ -22,6 +22,7 @@
 //! ```
 
 mod activations;
+mod block;
 mod convert;
 mod file;
 mod floats;

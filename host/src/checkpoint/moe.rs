@@ -3,12 +3,11 @@
 
 use rayon::prelude::*;
 
+use super::block::{Block, Kind};
 use super::fused::Part;
-use super::layer::{Block, Kind};
 use super::layer_tensors::{LayerTensors, Scope};
-use super::linear::BIAS;
 use super::model_config::ModelConfig;
-use super::names::{ROUTER_WEIGHTS, Role};
+use super::names::{BIAS, ROUTER_WEIGHTS, Role};
 use super::router::{LayerRouter, RouterRule};
 use super::{Checkpoint, QuantizedWeight};
 use crate::bias::Bias;

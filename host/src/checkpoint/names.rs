@@ -14,6 +14,9 @@
 //! | `BLOCK.experts.w13_weight`, `…w13_weight_scale` | all experts in one tensor, by vLLM's names |
 //! | `BLOCK.shared_experts.P`, `shared_mlp.P`, `share_expert.P` | shared experts, which process every token; in the block or beside it (Granite, Step) |
 
+/// Suffix of a module's bias.
+pub(super) const BIAS: &str = ".bias";
+
 /// Function of a projection, independent of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Role {

@@ -6,6 +6,7 @@ mod exit;
 mod inspect;
 mod leftovers;
 mod man;
+mod message;
 mod parse;
 mod progress;
 mod quantize;
@@ -19,7 +20,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use leftovers::note_leftovers;
+use message::message;
 
 /// NVFP4 grouped GEMM for mixture-of-experts models: run it, check it, and read and write checkpoints.
 #[derive(Parser)]
@@ -88,34 +89,4 @@ pub fn main() -> ExitCode {
             _ => exit::BAD_INPUT,
         })
     })
-}
-
-/// Returns an error and its causes on one line, each once.
-fn message(error: &anyhow::Error) -> String {
-    error.chain().fold(String::new(), |line, cause| {
-        let cause = nvfp4::printable(&cause.to_string());
-        match line {
-            _ if line.is_empty() => cause,
-            // Some errors already contain the text of their cause.
-            line if line.ends_with(&cause) => line,
-            line => format!("{line}: {cause}"),
-        }
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use anyhow::Context;
-
-    use super::*;
-
-    #[test]
-    fn system_error_is_printed_once() {
-        let error = io::Error::from(io::ErrorKind::NotFound);
-        let library = nvfp4::Error::io("x".as_ref(), error);
-        let line = message(&Err::<(), _>(library).context("a\nb").unwrap_err());
-        assert_eq!(line, r"a\nb: x: entity not found");
-        let driver = nvfp4::Error::Driver { call: "cuInit", device: "GPU".into(), source: "out of memory".into() };
-        assert_eq!(message(&driver.into()), "cuInit failed on GPU: out of memory");
-    }
 }

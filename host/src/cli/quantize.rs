@@ -16,6 +16,7 @@ use regex::Regex;
 use serde_json::{Value, json};
 
 use super::leftovers::note_leftovers;
+use super::message::message;
 use super::progress::Progress;
 use super::{exit, parse, table};
 
@@ -146,7 +147,7 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let result = quantize(args, out);
     if let (true, Err(error)) = (args.json, &result) {
         let code = error.downcast_ref::<nvfp4::Error>().map(nvfp4::Error::code);
-        writeln!(out, "{}", json!({"schema_version": SCHEMA, "error": super::message(error), "code": code}))?;
+        writeln!(out, "{}", json!({"schema_version": SCHEMA, "error": message(error), "code": code}))?;
     }
     result
 }

@@ -1,74 +1,32 @@
-//! Racing loads whose value is dropped. When there is less work than threads, compilers give the same work to several
-//! warps. Each warp loads the data, and only one warp stores its result, possibly to the same address. The loads of the
-//! other warps race with that store, but their values are unused.
-//!
-//! A race of this kind is a warning while the value is unused, and a fault once the value is used. The code determines
-//! the instructions by which the value can leave a warp's registers ([`Launch::outlets`]). The warp's course records
-//! which of these instructions were executed before the race ([`super::course`]). This file checks the instructions
-//! executed after the race.
+//! Racing loads whose values have been dropped so far. `access/dropped_reads.rs` has the rules.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::grid_races::{Meeting, Order};
-use super::race::Mode;
-use super::state::{Launch, Machine};
-use crate::config::fault::Stopped;
+use super::grid_races::Meeting;
 
 /// Dropped loads of one cluster.
 #[derive(Default)]
 pub struct DroppedReads {
     /// Races with loads whose value has been dropped so far.
-    open: Vec<Open>,
+    pub open: Vec<Open>,
     /// Outlets of each load, by the load's instruction.
     outlets: HashMap<u32, Option<Arc<[u32]>>>,
 }
 
-struct Open {
-    warp: u32,
-    outlets: Arc<[u32]>,
-    meeting: Meeting,
+/// A race with a load whose value has been dropped so far.
+pub struct Open {
+    /// Warp of the load.
+    pub warp: u32,
+    /// Instructions by which the value can leave registers.
+    pub outlets: Arc<[u32]>,
+    pub meeting: Meeting,
 }
 
 impl DroppedReads {
-    /// Instructions by which the value of a load can leave registers. `None`: the value decides which code is executed.
-    fn outlets(&mut self, launch: &Launch<'_>, pc: u32) -> Option<Arc<[u32]>> {
-        self.outlets.entry(pc).or_insert_with(|| (launch.outlets)(pc).map(Arc::from)).clone()
-    }
-}
-
-/// If a meeting is a race of a plain load with a write of another warp, returns it with the load as the later access.
-fn load_last(meeting: &Meeting) -> Option<Meeting> {
-    let Meeting { earlier, later, order, .. } = *meeting;
-    let (load, write) = if later.mode == Mode::Read { (later, earlier) } else { (earlier, later) };
-    let apart = (load.base, load.issuer) != (write.base, write.issuer);
-    let plain = load.mode == Mode::Read && load.issuer.is_none() && order == Order::Unknown;
-    (plain && apart).then_some(Meeting { earlier: write, later: load, ..*meeting })
-}
-
-impl Machine<'_> {
-    /// Whether the value of the load in a race within the cluster is unused so far. [`Machine::execute_outlet`] reports
-    /// a later use.
-    pub fn is_dropped(&mut self, meeting: &Meeting) -> bool {
-        let Some(meeting) = load_last(meeting) else { return false };
-        let (warp, pc) = (meeting.later.base / 32, meeting.later.pc);
-        let Some(outlets) = self.dropped_reads.outlets(&self.launch, pc) else { return false };
-        if self.race.as_mut().is_none_or(|race| outlets.iter().any(|&pc| race.course(warp).has_executed(pc))) {
-            return false;
-        }
-        let place = |m: &Meeting| (m.later.base, m.earlier.pc, m.later.pc);
-        if self.dropped_reads.open.iter().all(|open| place(&open.meeting) != place(&meeting)) {
-            self.dropped_reads.open.push(Open { warp, outlets, meeting });
-        }
-        true
-    }
-
-    /// Handles an instruction that does more than write registers. If it uses a value that raced, the race is reported.
-    pub fn execute_outlet(&mut self) -> Stopped<()> {
-        let (warp, pc) = self.current;
-        let lets_out = |open: &Open| open.warp == warp && open.outlets.contains(&pc);
-        let Some(at) = self.dropped_reads.open.iter().position(lets_out) else { return Ok(()) };
-        let open = self.dropped_reads.open.swap_remove(at);
-        self.hazard(self.launch.race(&open.meeting).other("the use of the value", Some(pc)))
+    /// Instructions by which the value of the load at `pc` can leave registers, found by `find` once per load. `None`:
+    /// the value decides which code is executed.
+    pub fn outlets(&mut self, pc: u32, find: impl FnOnce(u32) -> Option<Vec<u32>>) -> Option<Arc<[u32]>> {
+        self.outlets.entry(pc).or_insert_with(|| find(pc).map(Arc::from)).clone()
     }
 }

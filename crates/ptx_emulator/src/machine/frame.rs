@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::warp::{Undefined, Warp};
+use super::warp::{Kept, Undefined, Warp};
 use crate::operand::{Row, Src, lanes};
 
 /// Locations that belong to a function: its formal parameters and the declarations in its body.
@@ -14,21 +14,6 @@ pub struct Frame {
     /// Bytes of local memory.
     pub local: Vec<Range<u32>>,
 }
-
-/// Values that some lanes of a function held when they called it recursively.
-pub struct Kept {
-    /// Call depth of these lanes.
-    depth: usize,
-    mask: u32,
-    /// Each register with its value, the lanes in which it is defined, and the undefined bits of each lane.
-    registers: Vec<(u32, Row, u32, [Undefined; 32])>,
-    /// Each predicate with its value and the lanes in which it is defined.
-    predicates: Vec<(u32, u32, u32)>,
-    /// Each range of local memory: its offset, and for each lane the bytes and their defined flags.
-    local: Vec<(u32, Vec<Stretch>)>,
-}
-
-type Stretch = (Vec<u8>, Vec<bool>);
 
 impl Warp {
     /// Call depth of the running lanes.

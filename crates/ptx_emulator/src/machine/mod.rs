@@ -25,6 +25,7 @@ pub mod state;
 pub mod synchronization;
 pub mod tensor_core;
 pub mod tensor_memory;
+pub mod touches;
 pub mod wait;
 pub mod warp;
 pub mod words;

@@ -5,7 +5,6 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
-use super::access::grid::Touches;
 use super::barrier::{self, Barrier, ClusterBarrier};
 use super::clock::Clock;
 use super::dropped_reads::DroppedReads;
@@ -20,6 +19,7 @@ use super::requests::Requests;
 use super::synchronization::Synchronization;
 use super::tensor_core::Pipes;
 use super::tensor_memory::{self, Tmem};
+use super::touches::Touches;
 use super::warp::{Origin, Warp};
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::config::launch::{LaunchConfig, Level, Param, Sums};

@@ -4,7 +4,6 @@
 use std::collections::HashMap;
 
 use super::address::{Lane, width};
-use super::frame::Kept;
 use super::in_flight::{BulkGroups, CopyGroups, Poll, SharedLoad, TmemLoad, WgmmaGroups};
 use super::race::{Agent, Shared};
 use super::wait::WaitFor;
@@ -67,6 +66,22 @@ pub struct Undefined {
     pub bits: u64,
     pub origin: Origin,
 }
+
+/// Values that some lanes of a function held when they called it recursively.
+pub struct Kept {
+    /// Call depth of these lanes.
+    pub depth: usize,
+    pub mask: u32,
+    /// Each register with its value, the lanes in which it is defined, and the undefined bits of each lane.
+    pub registers: Vec<(u32, Row, u32, [Undefined; 32])>,
+    /// Each predicate with its value and the lanes in which it is defined.
+    pub predicates: Vec<(u32, u32, u32)>,
+    /// Each range of local memory: its offset, and for each lane the bytes and their defined flags.
+    pub local: Vec<(u32, Vec<Stretch>)>,
+}
+
+/// Bytes of local memory and their defined flags.
+type Stretch = (Vec<u8>, Vec<bool>);
 
 /// Lanes at the same position.
 #[derive(Clone, Debug)]

@@ -14,6 +14,7 @@
 mod calibration;
 mod config;
 mod mxfp4;
+mod options;
 mod select;
 mod stored;
 
@@ -27,6 +28,8 @@ use rayon::prelude::*;
 pub use self::calibration::Calibration;
 use self::config::{CONFIG, Config, Others, QUANT_CONFIG, Quantization};
 pub use self::mxfp4::Exact;
+pub use self::options::Options;
+pub use self::select::Left;
 use self::select::Selection;
 use self::stored::{Stored, WEIGHT, Weight};
 use super::file::{Tensor, TensorFile};
@@ -45,31 +48,6 @@ const COPIED_AT_ONCE: usize = 16 << 20;
 
 /// A matrix with up to this many elements stays in memory between its two reads.
 const KEPT_ELEMENTS: usize = 16 << 20;
-
-/// Settings of a conversion.
-#[derive(Clone, Copy)]
-pub struct Options<'o> {
-    /// Naming of the parts of a weight, and meaning of its global scale.
-    pub format: Format,
-    /// Returns `true` if the weight with this name (`M.weight`) is included.
-    pub include: &'o dyn Fn(&str) -> bool,
-    /// Returns the reason why an included module or tensor is left unquantized; `None`: it is quantized.
-    pub exclude: &'o dyn Fn(&str) -> Option<String>,
-    /// `true`: each weight gets its own global scale, even where engines merge projections under one scale, and merged
-    /// projections may be quantized separately.
-    pub separate_scales: bool,
-    /// Largest magnitudes of activations, for input scales. `None`: no input scales are written.
-    pub calibration: Option<&'o Calibration>,
-    /// `true`: an MXFP4 weight with a block that cannot keep its numbers is an error. `false`: the block is rounded.
-    pub exact: bool,
-}
-
-impl<'o> Options<'o> {
-    /// Quantizes the weights that `include` accepts, without input scales.
-    pub fn new(format: Format, include: &'o dyn Fn(&str) -> bool) -> Self {
-        Self { format, include, exclude: &|_| None, separate_scales: false, calibration: None, exact: false }
-    }
-}
 
 /// A conversion that is planned and ready to write, or that reports why it cannot.
 pub struct Conversion<'a> {
@@ -90,28 +68,6 @@ pub struct Conversion<'a> {
     /// Names in the calibration that belong to no module to quantize.
     unused: Vec<String>,
     others: Others,
-}
-
-/// A requested tensor that is not quantized.
-#[derive(Debug)]
-pub struct Left {
-    /// Name of the tensor.
-    pub name: String,
-    /// Reason.
-    pub reason: String,
-    /// Error if the tensor should be quantized and cannot be; then nothing is written. `None`: left on purpose.
-    pub refusal: Option<Error>,
-}
-
-impl Left {
-    fn excluded(name: &str, reason: String) -> Self {
-        Self { name: name.to_owned(), reason, refusal: None }
-    }
-
-    fn refused(name: &str, error: Error, checkpoint: &Checkpoint) -> Self {
-        let reason = error.to_string();
-        Self { name: name.to_owned(), reason, refusal: Some(error.at(checkpoint.place(name))) }
-    }
 }
 
 /// A tensor of the output that is not a copy.

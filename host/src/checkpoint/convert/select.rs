@@ -6,8 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::config::Config;
+use super::options::Options;
 use super::stored::{self, Found, Stored, WEIGHT, Weight};
-use super::{Left, Options};
 use crate::checkpoint::file::{Tensor, TensorFile};
 use crate::checkpoint::names::{Aside, Expert, Projection, layer_of, merged_with};
 use crate::checkpoint::{Checkpoint, Format};
@@ -16,6 +16,28 @@ use crate::problem::check_weight_size;
 
 /// Tensors that exist only in draft layers, for models that number these layers after their own.
 const OF_DRAFTS: [&str; 3] = ["eh_proj.weight", "enorm.weight", "hnorm.weight"];
+
+/// A requested tensor that is not quantized.
+#[derive(Debug)]
+pub struct Left {
+    /// Name of the tensor.
+    pub name: String,
+    /// Reason.
+    pub reason: String,
+    /// Error if the tensor should be quantized and cannot be; then nothing is written. `None`: left on purpose.
+    pub refusal: Option<Error>,
+}
+
+impl Left {
+    pub(super) fn excluded(name: &str, reason: String) -> Self {
+        Self { name: name.to_owned(), reason, refusal: None }
+    }
+
+    pub(super) fn refused(name: &str, error: Error, checkpoint: &Checkpoint) -> Self {
+        let reason = error.to_string();
+        Self { name: name.to_owned(), reason, refusal: Some(error.at(checkpoint.place(name))) }
+    }
+}
 
 /// Decision for each tensor with weights.
 #[derive(Debug, Default)]

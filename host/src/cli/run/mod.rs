@@ -23,9 +23,10 @@ use nvfp4::plan::variant::Variant;
 use nvfp4::problem::Step;
 use nvfp4::{Error, Output};
 
+use super::exit;
+use super::leftovers::note_leftovers;
 use super::progress::Progress;
 use super::selftest::{self, FirstUse};
-use super::{exit, note_leftovers};
 pub use args::Args;
 use args::{Choice, Operation};
 use job::Job;

@@ -5,7 +5,7 @@ use nvfp4::linear::generate;
 use nvfp4::problem::TokenDtype;
 
 use super::args::Args;
-use crate::cli::note_leftovers;
+use crate::cli::leftovers::note_leftovers;
 
 /// Tokens of a checkpoint's layer: from a file, or generated from the seed.
 pub struct Tokens {

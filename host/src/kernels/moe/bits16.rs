@@ -2,7 +2,8 @@
 
 use kernels_gpu::moe::Launch as Product;
 
-use super::chain::{Chain, Experts};
+use super::chain::Chain;
+use super::experts::Experts;
 use super::projection::Projection;
 use super::tokens::Tokens;
 use super::weights::operand_type;

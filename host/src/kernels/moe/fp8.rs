@@ -3,7 +3,8 @@
 use kernels_gpu::layer::moe_quantize::abi::Quantize;
 use kernels_gpu::wgmma::moe_fp8_sm90::abi::Launch as Product;
 
-use super::chain::{Chain, Experts};
+use super::chain::Chain;
+use super::experts::Experts;
 use super::projection::Projection;
 use super::quantize::Input;
 use super::tokens::SortedRows;

@@ -21,6 +21,7 @@ mod arguments;
 mod bits16;
 mod chain;
 mod chunks;
+mod experts;
 mod few;
 mod fp8;
 mod kernels;

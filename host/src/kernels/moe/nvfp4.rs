@@ -4,7 +4,8 @@ use kernels_gpu::layer::moe_quantize_nvfp4::abi::Quantize;
 use kernels_gpu::nvfp4_rows::value_bytes;
 use kernels_gpu::routed::QuantizedC;
 
-use super::chain::{Chain, Experts};
+use super::chain::Chain;
+use super::experts::Experts;
 use super::projection::Projection;
 use super::quantize::Input;
 use super::tokens::Nvfp4Rows;

@@ -3,7 +3,7 @@
 use kernels_gpu::epilogue::{self, PARAMETERS};
 
 use super::PlacedExperts;
-use super::chain::Experts;
+use super::experts::Experts;
 use super::weights::packed_bytes;
 use crate::kernels::group::Address;
 use crate::moe::{Activation, MoeSizes};

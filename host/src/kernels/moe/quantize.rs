@@ -1,6 +1,7 @@
 //! Input of a launch that quantizes the operand of a product, in the parts that FP8 and NVFP4 share.
 
-use super::chain::{Chain, Experts};
+use super::chain::Chain;
+use super::experts::Experts;
 use super::projection::Projection;
 use crate::kernels::group::Address;
 

@@ -5,9 +5,8 @@ use kernels_gpu::nvfp4_rows::{row_bytes, token_scale, token_scale_bytes, value_b
 use kernels_gpu::sorted::LINE_BYTES;
 use kernels_gpu::units::k_blocks;
 
-use super::stages::Read;
 use super::tokens::{Nvfp4Rows, SortedRows, Tokens};
-use super::workspace::{PlacedLists, RowMemory};
+use super::workspace::{PlacedLists, Read, RowMemory};
 use crate::error::Error;
 use crate::format::BLOCK;
 use crate::kernels::layer::moe_quantize::code_places;

@@ -3,7 +3,8 @@
 use bytemuck::Zeroable;
 use kernels_gpu::layer::moe_route::abi::{Combine, Expand, ExpandedRows, Route};
 
-use super::chain::{Chain, Experts};
+use super::chain::Chain;
+use super::experts::Experts;
 use crate::error::Error;
 use crate::kernels::group::Address;
 use crate::kernels::launch::{Launch, output_code};

@@ -8,14 +8,11 @@ use kernels_gpu::sorted::{bits16_bytes, bits16_place};
 use super::MoeArguments;
 use super::kernels::{MoeKernels, RowPlan};
 use super::quantized_parts::RowParts;
-use super::workspace::{RowMemory, Workspace};
+use super::workspace::{Read, RowMemory, Workspace};
 use crate::error::Error;
 use crate::kernels::group::Address;
 use crate::kernels::layer::moe_pack::row_order::columns_of_k;
 use crate::moe::{MoeSizes, MoeStep, QuantizedStages, Rows, Stages};
-
-/// Reads bytes of the device's memory.
-pub(super) type Read<'r> = dyn FnMut(Address, usize) -> Result<Vec<u8>, Error> + 'r;
 
 /// Stages in a workspace, as numbers.
 pub(crate) struct StageParts {

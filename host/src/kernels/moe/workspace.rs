@@ -5,12 +5,16 @@ use kernels_gpu::sorted::{ROW_MULTIPLE, bits16_bytes, most_rows};
 
 use super::kernels::TilePlan;
 use super::tokens::{Nvfp4Rows, SortedRows, Tokens};
+use crate::error::Error;
 use crate::kernels::group::Address;
 use crate::kernels::launch::ALIGNMENT;
 use crate::kernels::nvfp4_products::most_token_tiles;
 use crate::kernels::products::may_be_sorted;
 use crate::moe::MoeSizes;
 use crate::problem::TokenFormat;
+
+/// Reads bytes of the device's memory.
+pub(super) type Read<'r> = dyn FnMut(Address, usize) -> Result<Vec<u8>, Error> + 'r;
 
 /// Memory of a chunk of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

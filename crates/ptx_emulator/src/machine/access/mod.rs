@@ -1,5 +1,6 @@
 //! Operations of instructions and asynchronous operations on the state, with the checks of each access.
 
+mod dropped_reads;
 pub mod grid;
 pub mod mbarrier;
 pub mod memory;
