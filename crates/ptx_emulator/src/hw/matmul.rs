@@ -270,8 +270,10 @@ impl Floats {
 
     /// The power of two that an element's exponent stands for, or 0 for a zero.
     fn power(&self, row: usize, k: usize, adder: &Adder) -> f32 {
-        let zero = self.row(row)[k] == 0.0;
-        if zero { 0.0 } else { times_power(1.0, self.exponent(row, k, adder)) as f32 }
+        // Rows with larger or smaller exponents do not use the loop of `cut`.
+        let exponent = self.exponent(row, k, adder).clamp(f32::MIN_EXP - 1, f32::MAX_EXP - 1);
+        let power = f32::from_bits(((exponent + 127) as u32) << 23);
+        if self.row(row)[k] == 0.0 { 0.0 } else { power }
     }
 }
 
@@ -339,7 +341,7 @@ fn multiply_cut(a: &Floats, b: &Floats, adder: &Adder, format: SumFormat, d: &mu
         fits.clear();
         fits.extend(widest.iter().map(|b| a.extents[row].products_fit(*b)));
         let line = cut::Line { values: &values, powers: &powers };
-        cut::row(line, &b_panels, adder, format, &fits, d);
+        cut::row(line, &b_panels, (adder, format), &fits, d);
         for (column, d) in d.iter_mut().enumerate() {
             if !fits[column / PANEL] {
                 *d = adder.add(&products((a, row), (b, column), &order, adder), f64::from(*d), format) as f32;
@@ -500,12 +502,6 @@ impl Scales {
     fn row(&self, row: usize) -> &[f64] {
         &self.values[row * self.blocks..][..self.blocks]
     }
-
-    /// Bounds that hold for all of these rows, with exponents as sums of scaled products count them.
-    fn widest(&self, rows: &[Extent]) -> Extent {
-        let widest = Extent::widest(rows);
-        Extent { top: widest.top.max(self.least_exponent + 1), finite: rows.iter().all(|row| row.finite), ..widest }
-    }
 }
 
 /// D = (A·scale_A)·(B·scale_B)ᵀ + D for the 4-bit kinds in f32, added by `adder` or, without it, exactly. `d` is M × N,
@@ -564,48 +560,52 @@ fn multiply_fours_cut(
     d: &mut [f32],
 ) {
     let n = b.rows.max(1);
-    let widest = |scales: &Scales, rows| scales.extents.chunks(rows).map(|rows| scales.widest(rows)).collect();
-    let (a_scales, b_scales): (Vec<Extent>, Vec<Extent>) = (widest(scale_a, 1), widest(scale_b, PANEL));
+    let a_bounds: Vec<Bounds> = scale_a.extents.iter().map(|row| Bounds::of(scale_a, row)).collect();
+    let bound = |row: usize| Bounds::of(scale_b, &scale_b.extents[row]);
+    let b_tops: Vec<[f64; PANEL]> = panels(b.rows, 1, |row, _| bound(row).top);
+    let b_lows: Vec<[f64; PANEL]> = panels(b.rows, 1, |row, _| bound(row).low);
+    // The bounds' powers of two count a unit of 2⁻² for doubled products, and 23 bits of an accumulator.
+    let (least, beyond) = (times_power(1.0, 23 - 2 - adder.kept), times_power(1.0, adder.kept + 1 - 2));
+    let apart = times_power(1.0, adder.kept - 23 + 1);
     let finish = |row: usize, panel: usize, sums: &[f64; PANEL], d: &mut [f32]| {
-        let within = AccumulatorBounds::new(a_scales[row].times(b_scales[panel]), adder);
-        for (column, (d, sum)) in d.iter_mut().zip(sums).enumerate() {
-            let c = f64::from(*d);
-            *d = if within.contain(c) {
-                adder.round_normal(sum + c, SumFormat::F32)
-            } else {
-                let column = panel * PANEL + column;
-                let addends = block_sums((a, scale_a, row), (b, scale_b, column), adder.block);
-                canonical(adder.add(&addends, c, SumFormat::F32) as f32)
-            };
+        let mut c = [0.0; PANEL];
+        c[..d.len()].copy_from_slice(d);
+        let (mut rounded, mut exact) = ([0.0f32; PANEL], [true; PANEL]);
+        let (top, low) = (a_bounds[row].top * least, a_bounds[row].low * beyond);
+        let (b_tops, b_lows) = (&b_tops[panel], &b_lows[panel]);
+        for column in 0..PANEL {
+            let (least, beyond, c) = (top * b_tops[column], low * b_lows[column], f64::from(c[column]));
+            let size = c.abs();
+            exact[column] = ((size >= least) | (size == 0.0)) & (size < beyond) & (least * apart <= beyond);
+            rounded[column] = adder.round_normal(sums[column] + c, SumFormat::F32);
+        }
+        for (column, d) in d.iter_mut().enumerate() {
+            *d = rounded[column];
+            if !exact[column] {
+                let addends = block_sums((a, scale_a, row), (b, scale_b, panel * PANEL + column), adder.block);
+                *d = canonical(adder.add(&addends, c[column].into(), SumFormat::F32) as f32);
+            }
         }
     };
     fours(vectors, b_panels, n, d, finish);
 }
 
-/// Bounds of an accumulator next to which no sum of a block loses a bit, and which loses none itself.
-struct AccumulatorBounds {
-    least: f64,
-    beyond: f64,
+/// Powers of two that bound a row's scales: none has a larger exponent than `top`/2, and all are multiples of `low`.
+/// NaN if a scale is NaN or the bounds are extreme.
+#[derive(Clone, Copy)]
+struct Bounds {
+    top: f64,
+    low: f64,
 }
 
-impl AccumulatorBounds {
-    /// `scales`: bounds of the products of two scales. Their `top` is 2 above the largest sum of exponents.
-    fn new(scales: Extent, adder: &Adder) -> Self {
-        // A sum of doubled products is an integer, times 1/4.
-        let last_bit = scales.low - 2;
-        let cut_at = scales.top - 2 - adder.kept;
-        let some = scales.finite && last_bit >= cut_at && cut_at >= -126 && scales.top <= 100;
-        let power = |exponent: i32| times_power(1.0, exponent);
-        if some {
-            AccumulatorBounds { least: power(cut_at + 23), beyond: power(last_bit + adder.kept + 1) }
+impl Bounds {
+    fn of(scales: &Scales, row: &Extent) -> Self {
+        let (top, low) = (row.top.max(scales.least_exponent + 1), row.low.min(0));
+        if row.finite && top <= 50 && low >= -40 {
+            Bounds { top: times_power(1.0, top.max(-30)), low: times_power(1.0, low) }
         } else {
-            AccumulatorBounds { least: f64::NAN, beyond: f64::NAN }
+            Bounds { top: f64::NAN, low: f64::NAN }
         }
-    }
-
-    #[inline(always)]
-    fn contain(&self, c: f64) -> bool {
-        (c.abs() >= self.least || c == 0.0) & (c.abs() < self.beyond)
     }
 }
 
