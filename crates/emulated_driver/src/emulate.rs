@@ -23,7 +23,7 @@ fn code_of(kind: FaultKind) -> Code {
         FaultKind::OutOfBounds => ILLEGAL_ADDRESS,
         FaultKind::Misaligned => MISALIGNED_ADDRESS,
         FaultKind::Trap => ILLEGAL_INSTRUCTION,
-        FaultKind::InstructionBudget => LAUNCH_TIMEOUT,
+        FaultKind::InstructionBudget | FaultKind::NoProgress => LAUNCH_TIMEOUT,
         FaultKind::TmemNotFreed => TENSOR_MEMORY_LEAK,
         FaultKind::BadLaunch => INVALID_VALUE,
         FaultKind::Unsupported => NOT_SUPPORTED,

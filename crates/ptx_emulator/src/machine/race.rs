@@ -1033,7 +1033,7 @@ impl View<'_> {
         } else if let Some(owners) = self.weak.as_ref().filter(|_| missing != 0 && self.clock.has_met(earlier, missing))
             && (!wrote || owners.contains(&earlier.base))
         {
-            if owners.contains(&earlier.base) {
+            if wrote {
                 let conflict = report(missing, false, false).map(|conflict| Conflict { met: true, ..conflict });
                 if self.is_agent { &self.observed } else { &self.behind }.set(conflict);
             }
