@@ -203,7 +203,7 @@ impl ReadModifyWrite {
                 d.write_lane(w, lane, old);
             }
             if unwritten != 0 {
-                w.undefine_results(&self.out, piece, lane, unwritten, w.from_here(Source::UnwrittenShared));
+                w.undefine_results(&self.out, piece, lane, unwritten, w.begins(Source::UnwrittenShared));
             }
         }
         Ok(Flow::Next)

@@ -198,7 +198,7 @@ impl Ld {
             let unwritten = m.load_value(w, access.at(addresses, lane), mode, buffered, tracked >> lane & 1 == 1)?;
             self.finish(w, lane, &buffer);
             if unwritten != 0 {
-                w.undefine_results(&self.out, access.piece, lane, unwritten, w.from_here(Source::UnwrittenShared));
+                w.undefine_results(&self.out, access.piece, lane, unwritten, w.begins(Source::UnwrittenShared));
             }
             if undefined
                 && let Some((undefined, origin)) =

@@ -143,7 +143,7 @@ impl Instruction for Shfl {
                     return Err(Stop::new(FaultKind::WarpDivergence, text).lane(lane as u32));
                 }
                 if let (true, Some(register)) = (m.sanitize, self.d.register) {
-                    let origin = w.from_here(Source::AbsentLane);
+                    let origin = w.begins(Source::AbsentLane);
                     w.undefined_results.push(Undefined { register, lane, bits: u64::MAX, origin });
                 }
             }

@@ -369,7 +369,7 @@ impl Warp {
     pub fn undefine_results(&mut self, out: &[Dst], piece: usize, lane: usize, undefined: u64, origin: Origin) {
         for (n, d) in out.iter().enumerate() {
             let bytes = undefined >> (n * piece) & ((1 << piece) - 1);
-            let bits = (0..8).fold(0, |bits, n| bits | (bytes >> n & 1) * 0xff << (8 * n));
+            let bits = (0..8).fold(0, |bits, n| bits | ((bytes >> n & 1) * 0xff) << (8 * n));
             if let (Some(register), true) = (d.register, bits != 0) {
                 self.undefined_results.push(Undefined { register, lane, bits, origin });
             }
@@ -426,7 +426,7 @@ impl Warp {
     }
 
     /// Origin of an undefined value that the current instruction creates.
-    pub fn from_here(&self, source: Source) -> Origin {
+    pub fn begins(&self, source: Source) -> Origin {
         Origin { source, pc: self.pc() }
     }
 

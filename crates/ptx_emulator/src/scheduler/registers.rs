@@ -122,7 +122,7 @@ fn origin(w: &Warp, inst: &Inst, lane: usize) -> Origin {
     match (register, predicate) {
         (Some(&r), _) => w.origin(Src::Register(r), lane),
         (None, Some(&p)) => w.predicate_origin(p, lane),
-        (None, None) => w.from_here(Source::Register),
+        (None, None) => w.begins(Source::Register),
     }
 }
 

@@ -163,7 +163,7 @@ impl Instruction for LdMatrix {
                         let unwritten = m.load_value(w, from, Mode::Read, bytes, false)?;
                         let copied =
                             if m.has_undefined(w) { m.undefined_bytes(w, from, ROW_BYTES as u32)? } else { None };
-                        let here = (unwritten != 0).then(|| w.from_here(Source::UnwrittenShared));
+                        let here = (unwritten != 0).then(|| w.begins(Source::UnwrittenShared));
                         origin = origin.or(here).or(copied.map(|(_, origin)| origin));
                         let mask = unwritten | copied.map_or(0, |(mask, _)| mask);
                         for (byte, open) in undefined[n][row].iter_mut().enumerate() {
