@@ -7,9 +7,9 @@ use crate::backend::{Backend, cpu::Cpu};
 use crate::bias::Bias;
 use crate::format::Matrix;
 use crate::fp4::InputScales;
-use crate::fp8::QuantizedRows;
 use crate::generate::Generator;
 use crate::problem::{TokenDtype, TokenFormat};
+use crate::quantized::QuantizedRows;
 
 const DTYPES: [TokenDtype; 2] = [TokenDtype::F16, TokenDtype::Bf16];
 
