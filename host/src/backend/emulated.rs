@@ -28,7 +28,7 @@ pub use gpu::{
 };
 pub use moe::ROUTING;
 pub use ptx_emulator::{
-    Card, Constant, Fault, FaultKind, Key, Origin, Report as Counters, Schedule, Span, Time, trace,
+    Card, Constant, Fault, FaultKind, Key, Origin, Report as Counters, Schedule, Span, Sums, Time, trace,
 };
 
 use super::{Backend, Layer, LinearLayer, MoeLayer};

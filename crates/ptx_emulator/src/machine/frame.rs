@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::warp::{Kept, Undefined, Warp};
-use crate::operand::{Row, Src, lanes};
+use crate::operand::{Src, lanes};
 
 /// Locations that belong to a function: its formal parameters and the declarations in its body.
 #[derive(Clone, Debug, Default)]

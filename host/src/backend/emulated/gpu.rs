@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use gpu_arch::{Arch, Capability};
 use ptx_emulator::{
     Arg, Buffer, Card, DataType, Device, DeviceConfig, Interleave, L2Promotion, LaunchConfig, OobFill,
-    Report as Counters, Schedule, Swizzle, TensorMap,
+    Report as Counters, Schedule, Sums, Swizzle, TensorMap,
 };
 
 use super::clock::Clock;
@@ -89,6 +89,8 @@ pub struct Emulated {
     pub(super) variant: Variant,
     pub(super) options: Options,
     pub(super) sms: u32,
+    /// How tensor cores add.
+    sums: Sums,
     /// Kernel whose text replaces its build, and this text.
     given: Option<(&'static str, Arc<str>)>,
     /// Clock of a GPU, if times are predicted.
@@ -121,6 +123,7 @@ impl Emulated {
             variant,
             options,
             sms,
+            sums: Sums::default(),
             given: None,
             clock: None,
             modules,
@@ -131,6 +134,13 @@ impl Emulated {
     pub fn with_schedule(mut self, schedule: Schedule) -> Self {
         self.options.schedule = schedule;
         self
+    }
+
+    /// Returns the same device with other sums of tensor cores. With [`Sums::Exact`], instances and architectures with
+    /// the same order of products give the same bits.
+    #[must_use]
+    pub fn with_sums(self, sums: Sums) -> Self {
+        Self { sums, ..self }
     }
 
     /// Returns the same device with the clock of a GPU. The clock predicts the time of a step
@@ -265,6 +275,7 @@ impl Emulated {
             shared_bytes,
             schedule,
             sanitize,
+            sums: self.sums,
             // Follow the limits of the manual, not the larger limits of real hardware.
             strict: true,
             overlaps,

@@ -404,19 +404,19 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "the block has fewer registers")]
+    #[should_panic(expected = "the CTA is launched with fewer registers")]
     fn registers_beyond_the_cta_are_refused() {
         Registers { producer: 24, consumer: 248 }.check(2);
     }
 
     #[test]
-    #[should_panic(expected = "in eights")]
+    #[should_panic(expected = "must be multiples of 8")]
     fn register_counts_off_multiples_of_eight_are_refused() {
         Registers { producer: 24, consumer: 236 }.check(2);
     }
 
     #[test]
-    #[should_panic(expected = "N = 128")]
+    #[should_panic(expected = "a tile must have 1 to 128 tokens")]
     fn tiles_wider_than_every_mainloop_are_refused() {
         gated(256).consumers(2).buffers(2).stages(2);
     }
