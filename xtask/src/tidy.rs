@@ -1,6 +1,6 @@
 //! `cargo xtask tidy`: source rules that the compiler does not check.
 //!
-//! 1. No import cycle has more than [`imports::MOST_FILES`] files ([`imports`]).
+//! 1. The files of a crate have no import cycle ([`imports`]).
 //! 2. In the emulator, a file imports from its own floor or a lower one only.
 //! 3. Every file begins with `//!`.
 //! 4. Every `unsafe fn` states its caller's obligations under `# Safety` ([`safety`]).

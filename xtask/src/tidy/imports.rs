@@ -14,14 +14,10 @@ use syn::visit::{self, Visit};
 
 use super::sources::Sources;
 
-/// Maximum number of files in an import cycle.
-pub const MOST_FILES: usize = 1;
-
 /// Imported names, by importing file and imported file.
 type Imports<'a> = BTreeMap<&'a Path, BTreeMap<&'a Path, BTreeSet<String>>>;
 
-/// Returns a message for every cycle of too many files: the files, and the names that each imports from others of the
-/// cycle.
+/// Returns a message for every import cycle: the files, and the names that each imports from others of the cycle.
 pub fn circles(sources: &Sources) -> Vec<String> {
     let mut modules_of_others = BTreeSet::new();
     for (file, source) in sources.files() {
@@ -31,7 +27,7 @@ pub fn circles(sources: &Sources) -> Vec<String> {
     let roots = sources.files().map(|(file, _)| file).filter(|file| !modules_of_others.contains(file));
     let found = roots.flat_map(|root| {
         let imports = imports(sources, root);
-        let circles = strongly_connected(&imports).into_iter().filter(|circle| circle.len() > MOST_FILES);
+        let circles = strongly_connected(&imports).into_iter();
         circles.map(|circle| describe(root, &circle, &imports)).collect::<Vec<_>>()
     });
     found.collect()
@@ -460,13 +456,12 @@ mod tests {
             let all: Vec<_> = all.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
             circles(&sources(&all))
         };
-        assert_eq!(ring(3), [""; 0]);
-        let shown = "src/lib.rs: import cycle of 4 files:
+        assert_eq!(ring(1), [""; 0]);
+        let shown = "src/lib.rs: import cycle of 3 files:
   src/m0.rs → src/m1.rs: N0
   src/m1.rs → src/m2.rs: N1
-  src/m2.rs → src/m3.rs: N2
-  src/m3.rs → src/m0.rs: N3";
-        assert_eq!(ring(4), [shown]);
+  src/m2.rs → src/m0.rs: N2";
+        assert_eq!(ring(3), [shown]);
     }
 
     #[test]
