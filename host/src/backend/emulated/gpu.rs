@@ -1,6 +1,6 @@
 //! The emulated GPU: its architecture, kernels and launches. The layers that use it are in the files beside this one.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use gpu_arch::{Arch, Capability};
@@ -79,7 +79,7 @@ impl Default for Options {
     }
 }
 
-/// An emulated GPU. Clones share its decoded kernels.
+/// An emulated GPU. All GPUs of a process share their decoded kernels.
 #[derive(Clone)]
 pub struct Emulated {
     pub(super) arch: String,
@@ -95,8 +95,8 @@ pub struct Emulated {
     given: Option<(&'static str, Arc<str>)>,
     /// Clock of a GPU, if times are predicted.
     pub(super) clock: Option<Arc<Clock>>,
-    /// Decoded kernels, by name.
-    modules: Arc<Mutex<HashMap<&'static str, Arc<ptx_emulator::Module>>>>,
+    /// Decoded texts that replace builds, by kernel.
+    replaced: HashMap<&'static str, Arc<ptx_emulator::Module>>,
 }
 
 impl Emulated {
@@ -115,7 +115,7 @@ impl Emulated {
             .ok_or_else(|| Error::Invalid(format!("no kernel runs on {arch}; choose one of {}", known())))?;
         let card = GPUS.iter().find(|gpu| gpu.capability == capability).map(|gpu| gpu.sms as u32);
         let sms = options.sms.or(card).unwrap_or(DeviceConfig::default().sms);
-        let (variant, modules) = (Variant::default(), Arc::default());
+        let (variant, replaced) = (Variant::default(), HashMap::new());
         Ok(Self {
             arch: arch.to_owned(),
             capability,
@@ -126,7 +126,7 @@ impl Emulated {
             sums: Sums::default(),
             given: None,
             clock: None,
-            modules,
+            replaced,
         })
     }
 
@@ -202,9 +202,9 @@ impl Emulated {
         builds::check_runs(kernel, self.capability)?;
         let variant = self.variant.with_code_of(kernel)?;
         let module = parse(kernel, &self.arch, ptx)?;
-        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        modules.insert(kernel, module);
-        Ok(Self { variant, modules: Arc::new(Mutex::new(modules)), given: Some((kernel, ptx.into())), ..self })
+        let mut replaced = self.replaced;
+        replaced.insert(kernel, module);
+        Ok(Self { variant, replaced, given: Some((kernel, ptx.into())), ..self })
     }
 
     /// Kernel of the variant or, if it names none, the default kernel.
@@ -232,15 +232,20 @@ impl Emulated {
             .expect("grouped kernels are checked when they are chosen, and other kernels have a build for every device")
     }
 
-    /// Returns a decoded kernel. Decodes it at the first use.
+    /// Returns a decoded kernel. All devices of the process share a build, which is decoded at its first use.
     fn load(&self, kernel: &'static str) -> Result<Arc<ptx_emulator::Module>, Error> {
-        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(module) = modules.get(kernel) {
+        static DECODED: Mutex<BTreeMap<(&str, &str), Arc<ptx_emulator::Module>>> = Mutex::new(BTreeMap::new());
+        if let Some(module) = self.replaced.get(kernel) {
             return Ok(module.clone());
         }
         let build = self.build(kernel);
+        let decoded = || DECODED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(module) = decoded().get(&(build.kernel, build.arch)) {
+            return Ok(module.clone());
+        }
+        // Without the lock, other threads can decode other kernels meanwhile.
         let module = parse(kernel, build.arch, build.ptx())?;
-        modules.insert(kernel, module.clone());
+        decoded().insert((build.kernel, build.arch), module.clone());
         Ok(module)
     }
 
