@@ -1,11 +1,11 @@
 //! Launches of an MoE layer: a function of sizes and addresses, without a device.
 //!
-//! A call of a layer is a chain of launches ([`chain`]):
+//! A call of a layer is a chain of launches (`chain.rs`):
 //!
 //! 1. `moe_route` makes the lists of each expert's rows. Where experts have many rows, `moe_expand` sorts the rows of
 //!    tokens by expert.
 //! 2. A kernel of `kernels.rs` multiplies: gate and up, then down. The same two products follow for the shared expert.
-//!    The format of the tokens ([`Tokens`]) decides how: `bits16.rs`, `fp8.rs` or `nvfp4.rs`.
+//!    The format of the tokens (`Tokens`) decides how: `bits16.rs`, `fp8.rs` or `nvfp4.rs`.
 //! 3. `moe_combine` adds up each token's rows.
 //!
 //! With few tokens, Hopper has a chain of two launches (`few.rs`). Each launch may start while the previous one still
