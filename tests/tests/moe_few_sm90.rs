@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use nvfp4::backend::Backend;
-use nvfp4::backend::emulated::{Emulated, Fault, Schedule};
+use nvfp4::backend::emulated::{Emulated, Fault, Schedule, Sums};
 use nvfp4::moe::{Activation, LayerShape, MoeInputs, MoeOutput, MoeWeights};
 use nvfp4::problem::TokenDtype;
 use nvfp4_tests::moe::{DTYPES, check, emulated, hopper_of, inputs, run, shape, step, verified, weights};
