@@ -145,9 +145,7 @@ const SABOTAGES_OF_INSTANCES: [(&str, &[Sabotage]); 6] = [
     (
         "t64_pair",
         &[
-            // The spare waits are in `Ring::drain`, one per stage. No emulated schedule delays what they wait
-            // for.
-            Sabotage::do_not_wait(10).spare(5),
+            Sabotage::do_not_wait(10),
             Sabotage::leave_out("mbarrier.arrive", 3),
             // The spare arrival is in the path of a warp without tiles.
             Sabotage::leave_out("barrier.cluster.arrive", 5).spare(1),
@@ -164,8 +162,8 @@ const SABOTAGES_OF_INSTANCES: [(&str, &[Sabotage]); 6] = [
         &[
             Sabotage::leave_out("cp.async.bulk.shared", 5),
             Sabotage::leave_out("mbarrier.init", 20),
-            // The spare waits are in `Ring::drain`; this instance has two more stages than t64_pair.
-            Sabotage::do_not_wait(12).spare(7),
+            // The spare waits are in `Ring::drain`. No emulated schedule delays what they wait for.
+            Sabotage::do_not_wait(12).spare(6),
             Sabotage::leave_out("mbarrier.arrive", 5),
             Sabotage::leave_out("st.async", 4),
             Sabotage::leave_out("barrier.cluster.arrive", 5).spare(1),
@@ -176,7 +174,7 @@ const SABOTAGES_OF_INSTANCES: [(&str, &[Sabotage]); 6] = [
         &[
             // The spare waits are in `Ring::drain`. The cluster has one tile, and each CTA has at most one k-block per
             // stage.
-            Sabotage::do_not_wait(13).spare(7),
+            Sabotage::do_not_wait(13).spare(5),
             Sabotage::leave_out("mbarrier.arrive", 5),
             Sabotage::leave_out("st.async", 12),
             Sabotage::leave_out("barrier.cluster.arrive", 13).spare(1),
