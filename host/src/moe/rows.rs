@@ -8,8 +8,8 @@ pub const NO_ROW: u32 = u32::MAX;
 ///
 /// ```
 /// use nvfp4::moe::Rows;
-/// // Two tokens with two experts each, and a layer with three experts. The second token names one expert that the
-/// layer does not hold.
+/// // Two tokens with two experts each, and a layer with three experts. The layer does not hold one expert of the
+/// // second token.
 /// let rows = Rows::new(&[2, 0, -1, 2], 2, 3, None);
 /// assert_eq!(rows.firsts(), [0, 1, 1, 3]);
 /// assert_eq!(rows.tokens(), [0, 0, 1]);
