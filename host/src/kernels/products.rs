@@ -5,7 +5,6 @@ use std::ops::RangeInclusive;
 use kernels_gpu::moe::Launch as Product;
 use kernels_gpu::units::OperandType;
 
-pub(super) use super::expected::{expected_rows, expected_token_tiles};
 use super::kernel::{Kernel, op_of};
 use super::launch::{Grid, Launch};
 use super::mma_sync::moe_few_sm90::MoeFewSm90;

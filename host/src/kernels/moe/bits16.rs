@@ -7,8 +7,8 @@ use super::experts::Experts;
 use super::projection::Projection;
 use super::tokens::Tokens;
 use super::weights::operand_type;
+use crate::kernels::expected::expected_token_tiles;
 use crate::kernels::launch::Launch;
-use crate::kernels::products::expected_token_tiles;
 
 impl Chain<'_> {
     /// Returns the launch of a product on the fastest instance.

@@ -7,8 +7,8 @@ use super::tokens::Tokens;
 use super::workspace::Workspace;
 use super::{MoeArguments, PlacedMoe};
 use crate::error::Error;
+use crate::kernels::expected::expected_rows;
 use crate::kernels::launch::Launch;
-use crate::kernels::products::expected_rows;
 
 /// Returns the launches of a chunk, in order, with these kernels on a device with `sms` SMs.
 ///
