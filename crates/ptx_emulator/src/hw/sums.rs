@@ -446,8 +446,9 @@ mod tests {
             // Integer multiple of the last bit that the result keeps.
             let keep = if format == SumFormat::F32 { result_bits } else { 10 };
             let last = leading.max(least) - keep;
-            let shift = last - unit;
-            let mut kept = if shift > 0 { size >> shift.min(127) } else { size << -shift };
+            // A sum is smaller than 2¹²⁶, so a shift by 127 leaves no bit of it.
+            let shift = (last - unit).min(127);
+            let mut kept = if shift > 0 { size >> shift } else { size << -shift };
             if format == SumFormat::F16 && shift > 0 {
                 let (rest, half) = (size & ((1 << shift) - 1), 1u128 << (shift - 1));
                 kept += u128::from(rest > half || rest == half && kept & 1 == 1);
