@@ -36,7 +36,7 @@ pub mod shape;
 mod tests;
 
 pub use activation::Activation;
-pub(crate) use activation::Gate;
+pub(crate) use activation::{Form, Gate};
 pub use output::{MoeOutput, QuantizedStages, Stages};
 pub(crate) use problem::check_global_scale;
 pub use problem::{Biases, MoeExpert, MoeInputs, MoeSizes, MoeStep, MoeWeights};

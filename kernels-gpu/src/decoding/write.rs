@@ -14,6 +14,7 @@ use cuda_std::{
 
 use super::{CORE_MATRIX_ROWS, Fragment, Shape, WARPGROUP, WARPGROUP_ROWS};
 use crate::{
+    curve::with_curve,
     epilogue::{Activation, NO_PARAMETERS, convert, relu2, silu},
     sorted::{LINE_BYTES, bits16_place},
 };
@@ -96,6 +97,8 @@ pub trait Written<const P: usize> {
     const UNSCALE: f32;
     /// `true` if a launch selects the activation, `false` if its activation never has parameters.
     const ANY_ACTIVATION: bool;
+    /// `true` if the activation of a gated product is a [`Curve`](crate::curve::Curve).
+    const CURVES: bool = false;
 }
 
 /// Destination of a tile's sums, and their conversion.
@@ -242,12 +245,16 @@ impl<K> Target<K> {
             }
             // All threads take the same branch. The opaque read keeps the compiler from making one loop per branch,
             // which would need registers for the sums of both.
-            let has_parameters = K::ANY_ACTIVATION && opaque_b32(self.activation.kind) != NO_PARAMETERS;
-            match (K::SHAPE.matrices == 2, has_parameters) {
-                (true, false) => write_round!(|gate: f32, up: f32| silu(gate) * up),
-                (true, true) => write_round!(|gate: f32, up: f32| self.activation.gated(gate, up)),
-                (false, false) => write_round!(|sum: f32, _: f32| sum),
-                (false, true) => write_round!(|sum: f32, _: f32| relu2(sum)),
+            if K::CURVES {
+                with_curve!(&self.activation, |curve| write_round!(curve));
+            } else {
+                let has_parameters = K::ANY_ACTIVATION && opaque_b32(self.activation.kind) != NO_PARAMETERS;
+                match (K::SHAPE.matrices == 2, has_parameters) {
+                    (true, false) => write_round!(|gate: f32, up: f32| silu(gate) * up),
+                    (true, true) => write_round!(|gate: f32, up: f32| self.activation.gated(gate, up)),
+                    (false, false) => write_round!(|sum: f32, _: f32| sum),
+                    (false, true) => write_round!(|sum: f32, _: f32| relu2(sum)),
+                }
             }
             token += ROUND_TOKENS as u32;
             sums = sums.map(|rounds| core::array::from_fn(|round| rounds[(round + 1).min(ROUNDS - 1)]));
