@@ -130,7 +130,7 @@ fn infinities_and_nan_stay_within_their_token(on: On) {
     // Both GEMMs have K tails: 48 columns are k-blocks of 32 and 16 columns, 80 columns are one short k-block.
     let plain = shape(48, 80, 2, 2);
     let of_activations = ACTIVATIONS.iter().map(|&activation| plain.clone().with_activation(activation, true));
-    let layers = of_activations.chain([plain]).zip(DTYPES.into_iter().cycle());
+    let layers = of_activations.chain([plain.clone()]).zip(DTYPES.into_iter().cycle());
     for ((layer, dtype), tokens) in layers.zip([9, 9, 21].into_iter().cycle()) {
         let weights = on.weights(&layer, dtype);
         let clean = naming(inputs(&layer, dtype, tokens), &[0, 1]);

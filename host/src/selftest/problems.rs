@@ -21,7 +21,7 @@ use crate::oracle::Reference;
 use crate::output::Output;
 use crate::plan::variant::{LaunchSchedule, Variant};
 use crate::problem::{Group, Op, Step, TokenDtype, TokenFormat};
-use crate::router::{self, Logits, Router, Scoring};
+use crate::router::{self, GroupScore, Logits, Router, Rule, Score, Scoring};
 
 const SEED: u64 = 1;
 const DTYPES: [TokenDtype; 2] = [TokenDtype::F16, TokenDtype::Bf16];
@@ -158,12 +158,26 @@ fn of_linear(layers: &[(usize, u32)], token_format: TokenFormat) -> Vec<Part> {
 fn of_router() -> Vec<Part> {
     let bias = (0..36).map(|expert| [0.0, 0.125, -0.25, 0.125, 0.5][expert * 7 % 5]).collect();
     let groups = Scoring::SigmoidGroups { bias, groups: 6, top_groups: 2, renormalize: true, scale: 2.5 };
+    let softplus = Rule {
+        score: Score::SqrtSoftplus,
+        bias: (0..896).map(|expert| (expert % 7) as f32 / 16.0).collect(),
+        groups: 8,
+        top_groups: 4,
+        group_score: GroupScore::BestTwo,
+        renormalize: true,
+        scale: 2.5,
+        ..Rule::default()
+    };
+    let scales = (0..40).map(|expert| 0.5 + expert as f32 / 32.0).collect();
+    let scaled = Rule { renormalize: true, expert_scale: scales, null_experts: 8, ..Rule::default() };
     let routers = [
         ("softmax", 128, 8, Scoring::Softmax { renormalize: true }),
         ("softmax of all", 60, 4, Scoring::Softmax { renormalize: false }),
         ("softmax of the chosen", 512, 32, Scoring::TopKSoftmax),
         ("sigmoid", 16, 1, Scoring::SigmoidTop1),
         ("sigmoids in groups", 36, 6, groups),
+        ("square roots of softplus", 896, 16, Scoring::Rule(softplus)),
+        ("factors of experts", 40, 4, Scoring::Rule(scaled)),
     ];
     let part = |(name, experts, top_k, scoring): (&str, _, _, _)| {
         let router = Router::new(experts, top_k, scoring).expect("the sizes of the router are valid");
