@@ -6,22 +6,22 @@ use std::collections::hash_map::Entry;
 
 use half::{bf16, f16};
 
+use crate::Error;
+use crate::Output;
 use crate::backend::cuda::{Cuda, Options, Verdicts};
 use crate::backend::{self, Backend, cpu::Cpu};
 use crate::bias::Bias;
 use crate::compare::{Tolerance, compare_with};
-use crate::error::Error;
 use crate::generate::{self, Generator};
-use crate::kernels::GroupedKernel;
-use crate::kernels::subject::{Subject, UNFUSED, part_of};
 use crate::linear::{self, LinearOutput, LinearStep};
 use crate::moe::generate::Routing;
-use crate::moe::{self, LayerShape, MoeOutput, MoeStep, shape};
+use crate::moe::{self, Activation, LayerShape, MoeOutput, MoeStep, shape};
 use crate::oracle::Reference;
-use crate::output::Output;
-use crate::plan::variant::{LaunchSchedule, Variant};
 use crate::problem::{Group, Op, Step, TokenDtype, TokenFormat};
 use crate::router::{self, GroupScore, Logits, Router, Rule, Score, Scoring};
+use nvfp4_kernels::GroupedKernel;
+use nvfp4_kernels::subject::{Subject, UNFUSED, part_of};
+use nvfp4_kernels::variant::{LaunchSchedule, Variant};
 
 const SEED: u64 = 1;
 const DTYPES: [TokenDtype; 2] = [TokenDtype::F16, TokenDtype::Bf16];
@@ -136,15 +136,29 @@ fn of_groups(kernel: GroupedKernel) -> Vec<Part> {
     parts
 }
 
+/// Curves, each of which some instances compute in a self-test.
+const CURVES: [Activation; 4] = [
+    Activation::Situ { beta: 4.0, linear: Some(2.0) },
+    Activation::SwigluStep { limit: 1.5 },
+    Activation::Gelu,
+    Activation::GatedRelu2,
+];
+
+/// Parts of layers. A layer with SiLU is also a part with a curve, which other instances compute.
 fn of_moe(layers: &[(u32, &str)]) -> Vec<Part> {
-    let part = |dtype: TokenDtype, &(sms, text): &(u32, &str)| {
-        let layer = shape::parse(text).expect("a test parses these layers").remove(0);
+    let part = |dtype: TokenDtype, sms: u32, layer: LayerShape| {
         let LayerShape { tokens, experts, activation, .. } = &layer;
         let scales = if layer.input_scales { ", input scales" } else { "" };
         let name = format!("{tokens} tokens, {experts} experts, {activation}, {}{scales}, {sms} SMs", dtype.name());
         Part { name, problem: Problem::Moe { layer, sms, dtype } }
     };
-    DTYPES.into_iter().flat_map(|dtype| layers.iter().map(move |of| part(dtype, of))).collect()
+    let layers: Vec<_> = layers.iter().enumerate().flat_map(|(index, &(sms, text))| {
+        let layer = shape::parse(text).expect("a test parses these layers").remove(0);
+        let curve = CURVES[index % CURVES.len()];
+        let with_curve = (layer.activation == Activation::Silu).then(|| layer.clone().with_activation(curve, layer.biases));
+        [Some(layer), with_curve].into_iter().flatten().map(move |layer| (sms, layer))
+    }).collect();
+    DTYPES.into_iter().flat_map(|dtype| layers.iter().map(move |(sms, layer)| part(dtype, *sms, layer.clone()))).collect()
 }
 
 fn of_linear(layers: &[(usize, u32)], token_format: TokenFormat) -> Vec<Part> {
