@@ -40,9 +40,7 @@ impl nvfp4_router {
                 scale: self.scale,
                 expert_scale: lists.expert_scale.into(),
                 null_experts: self.null_experts,
-                table: self
-                    .has_table()
-                    .then(|| Table { vocabulary: self.vocabulary, ids: lists.table.into() }),
+                table: self.has_table().then(|| Table { vocabulary: self.vocabulary, ids: lists.table.into() }),
             })
         };
         let scoring = match self.scoring {

@@ -404,8 +404,7 @@ fn configurations_of_every_family_give_the_router() {
             assert_eq!(layer.router.bias, [0.0; EXPERTS], "{config}");
         });
     }
-    for (model, words) in
-        [("phimoe", "SparseMixer"), ("longcat_flash", "identity experts"), ("gemma4_text", "Gemma 4")]
+    for (model, words) in [("phimoe", "SparseMixer"), ("longcat_flash", "identity experts"), ("gemma4_text", "Gemma 4")]
     {
         let config = json!({"model_type": model, "num_experts_per_tok": 2, "norm_topk_prob": true});
         let error = refusal(Some(config), |_| ());

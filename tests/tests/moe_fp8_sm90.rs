@@ -54,7 +54,8 @@ fn every_stage_is_right_for_all_tiles_and_k_blocks() {
 
 #[test]
 fn every_activation_is_right_with_and_without_biases() {
-    let words = ["silu-limit=0.75", "gpt-oss=1.702,1.5", "swiglu-step=0.75", "gelu", "situ=1.5,2.5", "relu2-gated", "relu2"];
+    let words =
+        ["silu-limit=0.75", "gpt-oss=1.702,1.5", "swiglu-step=0.75", "gelu", "situ=1.5,2.5", "relu2-gated", "relu2"];
     let activations = words.map(|word| word.parse::<Activation>().unwrap());
     for (activation, tokens) in activations.into_iter().flat_map(|activation| [(activation, 7), (activation, 140)]) {
         let layer = shape(48, 80, 1, 1).with_activation(activation, tokens == 140);

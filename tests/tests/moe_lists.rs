@@ -398,7 +398,9 @@ fn rows_of_each_expert_are_padded_to_multiples_of_8() {
 fn lists_of_more_experts_than_threads_are_right() {
     // Kimi-K3's 16 of 896 experts, an odd number of experts, and the most experts and choices. Up to 1024 choices have one
     // CTA, more have a cluster, and segments of more than 192 choices have several groups.
-    for (tokens, top_k, experts) in [(5, 16, 896), (64, 16, 896), (33, 32, 1024), (100, 1, 513), (900, 16, 896), (3, 2, 1023)] {
+    for (tokens, top_k, experts) in
+        [(5, 16, 896), (64, 16, 896), (33, 32, 1024), (100, 1, 513), (900, 16, 896), (3, 2, 1023)]
+    {
         let name = format!("{tokens} tokens, {top_k} of {experts}");
         check_routing(&name, &Routing::random(tokens, top_k, experts, 16));
         check_routing(&name, &Routing::random(tokens, top_k, experts, 16).with_shared().filled());

@@ -48,7 +48,9 @@ fn routers() -> Vec<Router> {
 }
 
 fn rules() -> Vec<(usize, usize, Rule)> {
-    let bias = |experts: usize| (0..experts).map(|expert| [0.0, 0.125, -0.25, 0.125, 0.5][expert * 7 % 5]).collect::<Vec<f32>>();
+    let bias = |experts: usize| {
+        (0..experts).map(|expert| [0.0, 0.125, -0.25, 0.125, 0.5][expert * 7 % 5]).collect::<Vec<f32>>()
+    };
     let factors = |experts: usize| (0..experts).map(|expert| 0.5 + (expert % 5) as f32 / 4.0).collect::<Vec<f32>>();
     let (softmax, two) = (Rule::default(), GroupScore::BestTwo);
     let sigmoid = Rule { score: Score::Sigmoid, ..Rule::default() };

@@ -198,7 +198,8 @@ impl ModelConfig {
         };
         let limit = of_keys(["swiglu_limit", "swiglu_limits"]);
         let shared_keys = ["swiglu_limit_shared", "swiglu_limits_shared"];
-        let of_shared = if shared_keys.iter().any(|key| self.get(key).is_some()) { of_keys(shared_keys) } else { limit };
+        let of_shared =
+            if shared_keys.iter().any(|key| self.get(key).is_some()) { of_keys(shared_keys) } else { limit };
         let refuse = |what: String| Err(Error::NotComputed(what).at(self.path.display()));
         if has_shared && of_shared != limit {
             return refuse(format!(
@@ -514,7 +515,10 @@ mod tests {
             assert_eq!(config(value).activation(1, true).unwrap(), activation);
         }
         for (value, words) in [
-            (json!({"hidden_act": "tanh"}), "hidden_act is \"tanh\"; only silu, gelu, relu2, situ and swigluoai are supported"),
+            (
+                json!({"hidden_act": "tanh"}),
+                "hidden_act is \"tanh\"; only silu, gelu, relu2, situ and swigluoai are supported",
+            ),
             (json!({"hidden_act": "situ"}), "activation_situ_beta is missing"),
             (
                 json!({"model_type": "step3p5", "swiglu_limits": [0, 7], "swiglu_limits_shared": [0, 16]}),

@@ -4,15 +4,15 @@
 use rayon::prelude::*;
 
 use super::block::{Block, Kind};
+use super::file::Tensor;
 use super::fused::Part;
 use super::layer_tensors::{LayerTensors, Scope};
 use super::model_config::ModelConfig;
 use super::names::{BIAS, ROUTER_WEIGHTS, Role};
 use super::router::{LayerRouter, RouterRule};
-use super::file::Tensor;
 use super::{Checkpoint, Dtype, QuantizedWeight};
-use nvfp4_core::bias::Bias;
 use nvfp4_core::Error;
+use nvfp4_core::bias::Bias;
 use nvfp4_core::moe::{Activation, Biases, MoeExpert, MoeWeights};
 use nvfp4_core::problem::TokenDtype;
 use nvfp4_core::router::{Router, Table};
@@ -343,9 +343,7 @@ impl Checkpoint {
 pub(super) fn integers(tensor: Tensor<'_>) -> Option<Vec<i32>> {
     match tensor.dtype {
         Dtype::I32 => Some(tensor.numbers::<i32>().into_owned()),
-        Dtype::I64 => {
-            Some(tensor.numbers::<i64>().iter().map(|&number| i32::try_from(number).unwrap_or(-1)).collect())
-        }
+        Dtype::I64 => Some(tensor.numbers::<i64>().iter().map(|&number| i32::try_from(number).unwrap_or(-1)).collect()),
         _ => None,
     }
 }

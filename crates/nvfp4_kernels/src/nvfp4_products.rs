@@ -92,8 +92,7 @@ pub trait Nvfp4Products: Kernel {
     /// If there is no instance with such tiles.
     fn product(&self, op: Op, tile_tokens: u32, product: Product, rows: u64, sms: u32) -> Launch {
         let curves = product.activation.is_curve();
-        let is_it =
-            |of: &Nvfp4Instance| (op_of(of.matrices), of.curves, of.tile_tokens) == (op, curves, tile_tokens);
+        let is_it = |of: &Nvfp4Instance| (op_of(of.matrices), of.curves, of.tile_tokens) == (op, curves, tile_tokens);
         let instance = self.instances().into_iter().find(is_it);
         let instance = instance.expect("every operation has an instance of every tile size");
         let Product { n, k, experts, .. } = product;

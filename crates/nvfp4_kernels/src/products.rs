@@ -108,9 +108,7 @@ pub trait Products: Kernel {
         };
         let rounds = |of: &ProductInstance| (token_tiles * u64::from(n.div_ceil(of.columns))).div_ceil(sms.into());
         let time = |of: &ProductInstance| of.first_time + rounds(of) * of.tile_time;
-        let takes = |of: &ProductInstance| {
-            experts <= of.max_experts && (!of.for_few_tiles || rounds(of) <= FEW_TILES)
-        };
+        let takes = |of: &ProductInstance| experts <= of.max_experts && (!of.for_few_tiles || rounds(of) <= FEW_TILES);
         let instances = self.instances().into_iter().filter(is_it).filter(takes);
         instances.min_by_key(time).expect("every kind of product has an instance of every tile size")
     }

@@ -152,13 +152,21 @@ fn of_moe(layers: &[(u32, &str)]) -> Vec<Part> {
         let name = format!("{tokens} tokens, {experts} experts, {activation}, {}{scales}, {sms} SMs", dtype.name());
         Part { name, problem: Problem::Moe { layer, sms, dtype } }
     };
-    let layers: Vec<_> = layers.iter().enumerate().flat_map(|(index, &(sms, text))| {
-        let layer = shape::parse(text).expect("a test parses these layers").remove(0);
-        let curve = CURVES[index % CURVES.len()];
-        let with_curve = (layer.activation == Activation::Silu).then(|| layer.clone().with_activation(curve, layer.biases));
-        [Some(layer), with_curve].into_iter().flatten().map(move |layer| (sms, layer))
-    }).collect();
-    DTYPES.into_iter().flat_map(|dtype| layers.iter().map(move |(sms, layer)| part(dtype, *sms, layer.clone()))).collect()
+    let layers: Vec<_> = layers
+        .iter()
+        .enumerate()
+        .flat_map(|(index, &(sms, text))| {
+            let layer = shape::parse(text).expect("a test parses these layers").remove(0);
+            let curve = CURVES[index % CURVES.len()];
+            let with_curve =
+                (layer.activation == Activation::Silu).then(|| layer.clone().with_activation(curve, layer.biases));
+            [Some(layer), with_curve].into_iter().flatten().map(move |layer| (sms, layer))
+        })
+        .collect();
+    DTYPES
+        .into_iter()
+        .flat_map(|dtype| layers.iter().map(move |(sms, layer)| part(dtype, *sms, layer.clone())))
+        .collect()
 }
 
 fn of_linear(layers: &[(usize, u32)], token_format: TokenFormat) -> Vec<Part> {

@@ -437,7 +437,10 @@ mod tests {
         close(Activation::SwigluStep { limit: 3.0 }.apply(3.0, 2.0), 2.0 * 2.857_722);
         // tanh(0.5) is 0.462117, σ(1) is 0.731059.
         close(Activation::Situ { beta: 2.0, linear: None }.apply(1.0, 3.0), 2.0 * 0.462_117 * 0.731_059 * 3.0);
-        close(Activation::Situ { beta: 2.0, linear: Some(2.0) }.apply(1.0, 1.0), 4.0 * 0.462_117f64.powi(2) * 0.731_059);
+        close(
+            Activation::Situ { beta: 2.0, linear: Some(2.0) }.apply(1.0, 1.0),
+            4.0 * 0.462_117f64.powi(2) * 0.731_059,
+        );
     }
 
     #[test]

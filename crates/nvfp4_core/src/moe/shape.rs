@@ -138,11 +138,10 @@ impl LayerShape {
 
 /// Built-in layers: layers of models, and small layers for tests (`layer-test-*`).
 pub fn builtin() -> &'static [LayerShape] {
-    static LAYERS: LazyLock<Vec<LayerShape>> =
-        LazyLock::new(|| {
-            let files = [include_str!("models.json"), include_str!("layers.json")];
-            files.into_iter().flat_map(|file| parse(file).expect("a test parses all built-in layers")).collect()
-        });
+    static LAYERS: LazyLock<Vec<LayerShape>> = LazyLock::new(|| {
+        let files = [include_str!("models.json"), include_str!("layers.json")];
+        files.into_iter().flat_map(|file| parse(file).expect("a test parses all built-in layers")).collect()
+    });
     &LAYERS
 }
 
@@ -206,7 +205,8 @@ mod tests {
     #[test]
     fn parts_of_a_layer_are_found_by_their_name() {
         let sizes = |spec: &str| {
-            let LayerShape { name, intermediate, experts, named_experts, shared_intermediate, .. } = find(spec).unwrap();
+            let LayerShape { name, intermediate, experts, named_experts, shared_intermediate, .. } =
+                find(spec).unwrap();
             assert_eq!(name, spec);
             (intermediate, experts, named_experts, shared_intermediate)
         };
@@ -254,7 +254,10 @@ mod tests {
             assert!(error.contains(text), "{error}");
         }
         assert!(
-            find("moe-1").unwrap_err().to_string().contains("layer `moe-1` is neither a .json file nor one of deepseek-v3")
+            find("moe-1")
+                .unwrap_err()
+                .to_string()
+                .contains("layer `moe-1` is neither a .json file nor one of deepseek-v3")
         );
     }
 }

@@ -35,13 +35,7 @@ pub fn route_with_ids(router: &Router, logits: &Logits<'_>, token_ids: &[i32]) -
 }
 
 /// Writes the k experts and k weights of one token.
-pub fn route_token(
-    router: &Router,
-    logits: &[f32],
-    token_id: Option<i32>,
-    ids: &mut [i32],
-    weights: &mut [f32],
-) {
+pub fn route_token(router: &Router, logits: &[f32], token_id: Option<i32>, ids: &mut [i32], weights: &mut [f32]) {
     let rule = &router.rule;
     let scores = Scores::of(rule, logits);
     match &rule.table {
@@ -132,12 +126,9 @@ fn keep_groups(rule: &Rule, keys: &mut [u32]) {
     }
     let size = keys.len() / rule.groups;
     let score = |group: &[u32]| {
-        let (first, second) = group.iter().fold(
-            (0, 0),
-            |(first, second), &key| {
-                if key > first { (key, first) } else { (first, second.max(key)) }
-            },
-        );
+        let (first, second) = group
+            .iter()
+            .fold((0, 0), |(first, second), &key| if key > first { (key, first) } else { (first, second.max(key)) });
         match rule.group_score {
             GroupScore::Best => first,
             GroupScore::BestTwo => key(score_of(first) + score_of(second)),

@@ -154,7 +154,13 @@ fn rules_match_the_model_definitions() {
     let score = |x: f64| x.exp().ln_1p().sqrt();
     let all: f64 = [2.0, 1.0, 0.0, -1.0].map(f64::exp).iter().sum();
     // DeepSeek-V4: the bias affects the choice, the weights sum to the factor.
-    let rule = Rule { score: Score::SqrtSoftplus, bias: vec![0.0, 0.0, 2.0, 0.0], renormalize: true, scale: 2.5, ..Rule::default() };
+    let rule = Rule {
+        score: Score::SqrtSoftplus,
+        bias: vec![0.0, 0.0, 2.0, 0.0],
+        renormalize: true,
+        scale: 2.5,
+        ..Rule::default()
+    };
     let sum = score(0.0) + score(2.0);
     near(2, rule.clone(), &[], &[2, 0], &[2.5 * score(0.0) / sum, 2.5 * score(2.0) / sum]);
     // A table: token 1 has experts 3 and 1, token 7 has none.
@@ -178,7 +184,10 @@ fn invalid_rules_are_refused_with_a_remedy() {
     for (error, text) in [
         (refused(Rule { bias: vec![0.0; 7], ..Rule::default() }), "biases of the router: got 7, expected 8"),
         (refused(Rule { expert_scale: vec![f32::NAN; 8], ..Rule::default() }), "router: the factor of expert 0 is NaN"),
-        (refused(Rule { null_experts: 8, ..Rule::default() }), "router: null_experts = 8 must be less than experts = 8"),
+        (
+            refused(Rule { null_experts: 8, ..Rule::default() }),
+            "router: null_experts = 8 must be less than experts = 8",
+        ),
         (refused(Rule { groups: 3, ..Rule::default() }), "router: 8 experts in 3 groups; all groups must have"),
         (refused(Rule { scale: f32::INFINITY, ..Rule::default() }), "router: scale = inf must be finite"),
         (refused(Rule { table: table(vec![0; 3]), ..Rule::default() }), "ids of the router's table: got 3, expected 4"),
@@ -191,7 +200,9 @@ fn invalid_rules_are_refused_with_a_remedy() {
     }
     let router = Router::new(8, 2, Scoring::Rule(Rule { table: table(vec![0; 4]), ..Rule::default() })).unwrap();
     let error = route(&router, &Logits::F32(vec![0.0; 8].into())).unwrap_err().to_string();
-    assert!(error.starts_with("token ids (one per token for a router with a table") && error.ends_with("got 0, expected 1"));
+    assert!(
+        error.starts_with("token ids (one per token for a router with a table") && error.ends_with("got 0, expected 1")
+    );
 }
 
 #[test]

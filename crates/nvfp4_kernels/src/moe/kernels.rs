@@ -6,7 +6,6 @@ use kernels_gpu::lists::SMALL_EXPERTS;
 use kernels_gpu::sorted::ROW_MULTIPLE;
 
 use super::MoeArguments;
-use nvfp4_core::Error;
 use crate::builds;
 use crate::kernel::Kernel;
 use crate::layer::moe_pack::MoePack;
@@ -22,6 +21,7 @@ use crate::tcgen05::moe_sm100::MoeSm100;
 use crate::wgmma::moe_fp8_sm90::{self, MoeFp8Sm90};
 use crate::wgmma::moe_sm90::MoeSm90;
 use crate::wgmma::moe_sm120::MoeSm120;
+use nvfp4_core::Error;
 use nvfp4_core::moe::{Form, MoeSizes};
 use nvfp4_core::problem::TokenFormat;
 

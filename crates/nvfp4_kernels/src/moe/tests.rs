@@ -373,7 +373,8 @@ fn weights_on_the_input_are_not_on_the_rows_too() {
 #[test]
 fn a_grid_has_a_block_for_each_tile_that_there_can_be_up_to_what_the_multiprocessors_hold() {
     for (rows, experts, tile_tokens) in [(1u64, 32u32, 16), (31, 32, 16), (400, 3, 64), (100_000, 512, 128)] {
-        let instance = MoeSm90.instance(ProductKind::of(Op::Plain, OperandType::F16), tile_tokens, rows, experts, 720, SMS);
+        let instance =
+            MoeSm90.instance(ProductKind::of(Op::Plain, OperandType::F16), tile_tokens, rows, experts, 720, SMS);
         let product = Product { n: 720, k: 64, experts, ..bytemuck::Zeroable::zeroed() };
         // The routing that makes most tiles: one row for each expert first, then whole tiles and one row more.
         let mut counts = vec![0u64; experts as usize];
@@ -537,6 +538,8 @@ fn curves_run_on_instances_with_curves() {
         assert!(gate_up.grid.entry.ends_with("_curves"), "{}", gate_up.grid.entry);
         let product: Product = parameter(gate_up);
         assert_eq!(product.activation, epilogue::Activation::curve(Curve::Situ, [8.0, 4.0, 0.0, 0.0]));
-        assert!(chain.iter().all(|launch| !launch.grid.entry.contains("plain") || !launch.grid.entry.ends_with("_curves")));
+        assert!(
+            chain.iter().all(|launch| !launch.grid.entry.contains("plain") || !launch.grid.entry.ends_with("_curves"))
+        );
     }
 }

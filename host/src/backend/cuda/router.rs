@@ -82,7 +82,8 @@ impl RouterLauncher {
         self.device.make_current()?;
         let numbers = self.device.check(DeviceBuffer::from_slice(logits.bytes()))?;
         let rule = router.rule();
-        let [bias, expert_scale] = [&rule.bias, &rule.expert_scale].map(|list| self.device.check(DeviceBuffer::from_slice(list)));
+        let [bias, expert_scale] =
+            [&rule.bias, &rule.expert_scale].map(|list| self.device.check(DeviceBuffer::from_slice(list)));
         let (bias, expert_scale) = (bias?, expert_scale?);
         let table = rule.table.as_ref().map_or(&[][..], |table| &table.ids);
         let [table, token_ids] = [table, token_ids].map(|list| self.device.check(DeviceBuffer::from_slice(list)));

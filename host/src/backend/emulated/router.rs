@@ -6,12 +6,7 @@ use crate::router::{Logits, Router, Routes};
 use nvfp4_kernels::layer::router::{RouterArguments, launch};
 
 /// The experts of each token and their weights.
-pub(super) fn route(
-    gpu: &Emulated,
-    router: &Router,
-    logits: &Logits<'_>,
-    token_ids: &[i32],
-) -> Result<Routes, Error> {
+pub(super) fn route(gpu: &Emulated, router: &Router, logits: &Logits<'_>, token_ids: &[i32]) -> Result<Routes, Error> {
     let token_count = logits.tokens(router)?;
     router.check_token_ids(token_count, token_ids)?;
     let mut routes = Routes {

@@ -12,9 +12,7 @@ use cuda_std::{
     warp::{ALL_LANES, WARP_SIZE, lane_id, sync_warp, warp_reduce_max_u32, warp_reduce_min_u32, warp_vote_ballot},
 };
 
-use super::abi::{
-    LOGITS_F32, MAX_EXPERTS, RuleLaunch, SCORE_SIGMOID, SCORE_SOFTMAX, THREADS, TOKENS,
-};
+use super::abi::{LOGITS_F32, MAX_EXPERTS, RuleLaunch, SCORE_SIGMOID, SCORE_SOFTMAX, THREADS, TOKENS};
 use super::kernel::sum;
 use super::score::{LEAST_SUM, key, power, score_of, sigmoid, sqrt_softplus};
 use crate::format::OUTPUT_BF16;

@@ -83,7 +83,16 @@ pub struct Builder(Instance);
 
 /// The gated kernel for tokens of this type, with up to `tile_tokens` tokens per tile.
 pub const fn gated(operand_type: OperandType, tile_tokens: u32) -> Builder {
-    Builder(Instance { entry: "", matrices: 2, operand_type, tile_tokens, curves: false, warps: 0, of_32_rows: false, stages: 0 })
+    Builder(Instance {
+        entry: "",
+        matrices: 2,
+        operand_type,
+        tile_tokens,
+        curves: false,
+        warps: 0,
+        of_32_rows: false,
+        stages: 0,
+    })
 }
 
 /// The plain kernel for tokens of this type, with up to `tile_tokens` tokens per tile.

@@ -113,8 +113,11 @@ mod tests {
         assert_eq!([1, 8, 16].map(|largest| grid(0, 8192, largest)), [(1, false), (8, true), (16, true)]);
         assert_eq!(grid(0x1000, 8192, 16), (8, true));
         assert_eq!([128, 512, 1024, 2048].map(|tokens| grid(0, tokens, 16).0), [1, 4, 8, 16]);
-        for (experts, entry, cluster) in [(512, ROUTE_ENTRIES[0], 16), (513, ROUTE_ENTRIES[1], 4), (1024, ROUTE_ENTRIES[1], 4)] {
-            let route = Route { top_k: 32, experts, tile_tokens: 64, row_multiple: 8, token_count: 8192, ..Route::zeroed() };
+        for (experts, entry, cluster) in
+            [(512, ROUTE_ENTRIES[0], 16), (513, ROUTE_ENTRIES[1], 4), (1024, ROUTE_ENTRIES[1], 4)]
+        {
+            let route =
+                Route { top_k: 32, experts, tile_tokens: 64, row_multiple: 8, token_count: 8192, ..Route::zeroed() };
             let launch = MoeRoute.route(route, 16).unwrap();
             assert_eq!((launch.grid.entry, launch.grid.cluster), (entry, cluster));
             assert!(launch.grid.shared_bytes <= Route::MAX_SHARED_BYTES[usize::from(experts > 512)]);

@@ -51,7 +51,8 @@ fn by_rule(launch: &Launch<'_>) {
     // only this launch accesses.
     unsafe {
         let parameter: abi::RuleLaunch = launch.parameter(0);
-        let abi::RuleLaunch { logits, pitch, ids, weights, token_count, experts, top_k, format, groups, .. } = parameter;
+        let abi::RuleLaunch { logits, pitch, ids, weights, token_count, experts, top_k, format, groups, .. } =
+            parameter;
         assert_eq!(launch.shared_bytes, abi::rule_shared_bytes(experts, groups));
         let numbers = |list: u64| if list == 0 { vec![] } else { slice::<f32>(list, experts as usize).to_vec() };
         let entries = parameter.vocabulary as usize * top_k as usize;
@@ -74,7 +75,8 @@ fn by_rule(launch: &Launch<'_>) {
                 ids: slice::<i32>(parameter.table, entries).to_vec(),
             }),
         };
-        let token_ids: &[i32] = if parameter.table == 0 { &[] } else { slice(parameter.token_ids, token_count as usize) };
+        let token_ids: &[i32] =
+            if parameter.table == 0 { &[] } else { slice(parameter.token_ids, token_count as usize) };
         let router = Router::new(experts as usize, top_k as usize, Scoring::Rule(rule)).unwrap();
         route(launch, &router, &Call { logits, pitch, format, ids, weights, token_count }, token_ids);
     }

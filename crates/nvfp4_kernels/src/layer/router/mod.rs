@@ -8,10 +8,10 @@ use kernels_gpu::layer::router::abi::{
     SIGMOID_SHARES, SMALL_EXPERTS, SOFTMAX, SOFTMAX_OF_CHOSEN, THREADS,
 };
 
-use nvfp4_core::Error;
 use crate::group::Address;
 use crate::kernel::{Entry, Kernel};
 use crate::launch::{Grid, Launch, output_code};
+use nvfp4_core::Error;
 use nvfp4_core::problem;
 use nvfp4_core::router::{GroupScore, LogitType, Router, Score, Scoring};
 
@@ -86,7 +86,11 @@ pub fn launch(router: &Router, arguments: &RouterArguments) -> Result<Option<Lau
     let Some((scoring, scale)) = usual else {
         let shared_bytes = abi::rule_shared_bytes(experts, groups);
         let grid = Grid { shared_bytes, ..Grid::linear(RULE_ENTRY, blocks, THREADS) };
-        return Ok(Some(Launch::of_parameter(RouterKernel.name(), grid, rule_parameter(router, arguments, token_count))));
+        return Ok(Some(Launch::of_parameter(
+            RouterKernel.name(),
+            grid,
+            rule_parameter(router, arguments, token_count),
+        )));
     };
     let launch = abi::Launch {
         logits: arguments.logits,
@@ -103,10 +107,8 @@ pub fn launch(router: &Router, arguments: &RouterArguments) -> Result<Option<Lau
         top_groups: router.rule().top_groups as u32,
         scale,
     };
-    let grid = Grid {
-        shared_bytes: abi::shared_bytes(experts, groups),
-        ..Grid::linear(RouterKernel.name(), blocks, THREADS)
-    };
+    let grid =
+        Grid { shared_bytes: abi::shared_bytes(experts, groups), ..Grid::linear(RouterKernel.name(), blocks, THREADS) };
     Ok(Some(Launch::of_parameter(RouterKernel.name(), grid, launch)))
 }
 
@@ -169,8 +171,7 @@ fn check(router: &Router, arguments: &RouterArguments) -> Result<(), Error> {
     let &RouterArguments { logits, logit_type, bias, expert_scale, table, token_ids, ids, weights, .. } = arguments;
     let bytes = if logit_type == LogitType::F32 { 4 } else { 2 };
     let rule = router.rule();
-    let (has_bias, has_scale, has_table) =
-        (!rule.bias.is_empty(), !rule.expert_scale.is_empty(), rule.table.is_some());
+    let (has_bias, has_scale, has_table) = (!rule.bias.is_empty(), !rule.expert_scale.is_empty(), rule.table.is_some());
     for (what, address, bytes, is_needed) in [
         ("logits", logits, bytes, false),
         ("biases", bias, 4, has_bias),
@@ -208,7 +209,18 @@ mod tests {
         let logit_type = LogitType::Token(nvfp4_core::problem::TokenDtype::Bf16);
         let (expert_scale, table, token_ids) = (0, 0, 0);
         let (token_count, logits_stride) = (9, 8);
-        RouterArguments { token_count, logits, logit_type, logits_stride, bias, expert_scale, table, token_ids, ids, weights }
+        RouterArguments {
+            token_count,
+            logits,
+            logit_type,
+            logits_stride,
+            bias,
+            expert_scale,
+            table,
+            token_ids,
+            ids,
+            weights,
+        }
     }
 
     #[test]

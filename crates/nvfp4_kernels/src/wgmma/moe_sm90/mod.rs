@@ -174,7 +174,8 @@ mod tests {
         ] {
             let tile_tokens = MoeSm90.tile_tokens(rows, experts);
             let tiles = expected_token_tiles(rows, experts, tile_tokens);
-            let instance = MoeSm90.instance(ProductKind::of(op, OperandType::Bf16), tile_tokens, tiles, experts as u32, n, 132);
+            let instance =
+                MoeSm90.instance(ProductKind::of(op, OperandType::Bf16), tile_tokens, tiles, experts as u32, n, 132);
             assert_eq!(instance.entry, fastest, "{rows} rows of {experts} experts, {n} columns");
         }
     }

@@ -110,12 +110,14 @@ pub(super) unsafe fn make<const X: usize>(route: &Route) {
         maker.rank(&mut group);
         thread::sync_threads();
         // Warps with experts. The others have nothing to add.
-        let expert_warps = route.experts.div_ceil(WARP_SIZE * X as u32);
+        let expert_warps;
         if X == 1 {
             let counted = maker.count_rows();
+            expert_warps = route.experts.div_ceil(WARP_SIZE);
             maker.assign(&counted, expert_warps, &tile_reciprocal);
         } else {
             let counted = maker.count_rows_of_many();
+            expert_warps = route.experts.div_ceil(WARP_SIZE * X as u32);
             maker.assign_many(&counted, expert_warps, &tile_reciprocal);
         }
         thread::sync_threads();

@@ -88,7 +88,15 @@ pub struct Builder(Instance);
 
 /// Builder of a gated instance for tokens of type `operand_type`, with up to `tile_tokens` tokens per tile.
 pub const fn gated(operand_type: OperandType, tile_tokens: u32) -> Builder {
-    Builder(Instance { entry: "", matrices: 2, operand_type, tile_tokens, curves: false, strips: 0, resident_blocks: 0 })
+    Builder(Instance {
+        entry: "",
+        matrices: 2,
+        operand_type,
+        tile_tokens,
+        curves: false,
+        strips: 0,
+        resident_blocks: 0,
+    })
 }
 
 /// Builder of a plain instance for tokens of type `operand_type`, with up to `tile_tokens` tokens per tile.
