@@ -1,5 +1,4 @@
-"""Compares routers and experts of more families with Transformers' modules, and runs the examples. Recorded in
-benches/lab/measurements/transformers.txt.
+"""Compares routers and experts of more families with Transformers' modules, and runs the examples.
 
 python3 -m venv env && env/bin/pip install torch transformers ./python/nvfp4
 env/bin/python python/nvfp4/examples/differential.py
