@@ -210,6 +210,23 @@ impl Memory {
         true
     }
 
+    /// Names the allocation or the page-locked memory that begins at an address, for faults.
+    pub fn name(&mut self, address: u64, name: &str) -> Result<(), Code> {
+        let locked = self.locked.get(&(address as usize)).filter(|locked| locked.mapped).map(|locked| locked.bytes);
+        let allocation = self.allocations.get(&address).map(|allocation| allocation.bytes);
+        let bytes = locked.or(allocation).ok_or(INVALID_VALUE)? as u64;
+        self.emulator().ok_or(INVALID_VALUE)?.name(Buffer { address, bytes }, name);
+        Ok(())
+    }
+
+    /// Marks bytes as undefined until something writes them.
+    pub fn undefine(&mut self, address: u64, bytes: u64) -> Result<(), Code> {
+        let locked = self.within_locked(address as usize, bytes as usize);
+        locked.or_else(|_| self.within(address, bytes as usize))?;
+        self.emulator().ok_or(INVALID_VALUE)?.undefine(Buffer { address, bytes }, 0, bytes);
+        Ok(())
+    }
+
     /// Makes host memory accessible to kernels at its own address.
     fn map(&mut self, base: usize, bytes: usize) -> bool {
         match &mut self.place {

@@ -4,13 +4,14 @@ use std::ffi::{c_char, c_int, c_ulonglong, c_void};
 
 use crate::call::{functions, put, text};
 use crate::code::{INVALID_VALUE, NOT_FOUND};
-use crate::{alloc, context, copy, device, function, graph, launch, module, refused, stream, tensor_map};
+use crate::{alloc, context, control, copy, device, function, graph, launch, module, refused, stream, tensor_map};
 
 /// Returns the address of an exported function.
 fn exported(name: &str) -> Option<*const c_void> {
-    let files: [fn(&str) -> Option<*const c_void>; 13] = [
+    let files: [fn(&str) -> Option<*const c_void>; 14] = [
         alloc::find,
         context::find,
+        control::find,
         copy::find,
         device::find,
         find,

@@ -1,0 +1,499 @@
+"""A stand-in for what scripts ask of `torch.cuda`, for PyTorch without a GPU.
+
+Tensors "on cuda" are CPU tensors whose storage carries a mark. A mode that sees every call of PyTorch's Python API marks
+new tensors, hands the mark on to results, and answers `device` and `is_cuda`. PyTorch computes on the CPU; only kernels
+run in the emulator. The mark belongs to the storage, so views share it.
+
+Fresh memory is aligned as PyTorch's CUDA allocator aligns it, and ends where the tensor ends, so that the emulator finds
+overruns. Memory of `torch.empty` is undefined until something writes it, and is filled with 0xff.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+
+ALIGNMENT = 512
+"""Alignment of PyTorch's CUDA allocator in bytes (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
+CUDA = torch.device("cuda", 0)
+CPU = torch.device("cpu")
+
+
+class Mark:
+    """What the stand-in knows of a storage."""
+
+    __slots__ = ("undefined",)
+
+    def __init__(self) -> None:
+        self.undefined = False
+        """True: nothing has written the memory since `torch.empty` allocated it."""
+
+
+def mark_of(tensor: torch.Tensor) -> Mark | None:
+    """The mark of a tensor's storage. None: the tensor is an ordinary CPU tensor."""
+    try:
+        with torch._C.DisableTorchFunction():
+            return getattr(tensor.untyped_storage(), "_ptx_emulator", None)
+    except (NotImplementedError, RuntimeError):
+        return None  # a tensor without a storage, such as a sparse one
+
+
+def mark(tensor: torch.Tensor, undefined: bool = False, movable: bool = True) -> torch.Tensor:
+    """Makes a tensor one "on cuda". Fresh memory moves to an aligned place, so the result may be another tensor.
+
+    A tensor that autograd has recorded keeps its place, which is aligned to 64 bytes.
+    """
+    with torch._C.DisableTorchFunction():
+        try:
+            storage = tensor.untyped_storage()
+        except (NotImplementedError, RuntimeError):
+            return tensor
+        found = getattr(storage, "_ptx_emulator", None)
+        if found is None and tensor.device == CPU:
+            movable = movable and not tensor.requires_grad
+            if movable and type(tensor) is torch.Tensor and storage.nbytes() > 0:
+                tensor = aligned(tensor, copy=not undefined)
+                storage = tensor.untyped_storage()
+            found = storage._ptx_emulator = Mark()
+            found.undefined = undefined
+    return tensor
+
+
+def aligned(tensor: torch.Tensor, copy: bool) -> torch.Tensor:
+    """The tensor in memory of its own, aligned and without slack behind it."""
+    storage = tensor.untyped_storage()
+    count = storage.nbytes()
+    room = np.empty(count + ALIGNMENT, np.uint8)
+    begin = -room.ctypes.data % ALIGNMENT
+    memory = torch.from_numpy(room[begin : begin + count])
+    if copy:
+        memory.untyped_storage().copy_(storage)
+    else:
+        memory.fill_(0xFF)
+    fresh = torch.empty(0, dtype=tensor.dtype)
+    fresh.set_(memory.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+    return fresh
+
+
+def is_cuda(device: Any) -> bool:
+    """Whether a device argument names the GPU."""
+    if isinstance(device, torch.device):
+        return device.type == "cuda"
+    if isinstance(device, str):
+        return device == "cuda" or device.startswith("cuda:")
+    # PyTorch takes a number for a device of the accelerator.
+    return isinstance(device, int) and not isinstance(device, bool)
+
+
+def tensors(value: Any):
+    """Tensors in arguments or results, also inside lists, tuples and dictionaries."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from tensors(one)
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from tensors(one)
+
+
+def mapped(value: Any, change: Any) -> Any:
+    """A result with each tensor replaced."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if type(value) in (list, tuple):
+        return type(value)(mapped(one, change) for one in value)
+    if isinstance(value, tuple):
+        # A named tuple of PyTorch cannot be made from Python, so its tensors stay where they are.
+        for one in tensors(value):
+            mark(one, movable=False)
+    return value
+
+
+T = torch.Tensor
+_EMPTY = {torch.empty, torch.empty_like, torch.empty_strided, T.new_empty, T.new_empty_strided}
+# Calls that neither read nor write elements.
+_ASK = {
+    T.data_ptr, T.stride, T.size, T.dim, T.numel, T.element_size, T.storage_offset, T.is_contiguous, T.untyped_storage,
+    T.view, T.reshape, T.permute, T.transpose, T.t, T.expand, T.unsqueeze, T.squeeze, T.flatten, T.detach, T.narrow,
+    T.select, T.as_strided, T.unflatten, T.view_as, T.expand_as, T.__getitem__, T.movedim, T.requires_grad_, T.__len__,
+    T.__hash__, T.nelement, T.ndimension, T.is_floating_point, T.is_complex, T.untyped_storage, T.type,
+    torch.transpose, torch.permute, torch.reshape, torch.squeeze, torch.unsqueeze, torch.is_tensor, torch.numel,
+    torch.is_floating_point, torch.flatten, torch.narrow, torch.select,
+}  # fmt: skip
+
+
+class CudaMode(TorchFunctionMode):
+    """Sees every call of PyTorch's Python API."""
+
+    default = False
+    """True: `torch.set_default_device` named the GPU."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        special = _SPECIAL.get(func)
+        if special is not None:
+            return special(func, *args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name == "__get__":
+            out = func(*args, **kwargs)
+            if isinstance(out, torch.Tensor) and mark_of(args[0]) is not None:
+                out = mark(out)  # `grad`, `data`, `T`, `real`
+            return out
+        if self.default and kwargs.get("device") is None and func in _device_constructors():
+            kwargs = {**kwargs, "device": CUDA}
+        marks = [one for tensor in tensors((args, kwargs)) if (one := mark_of(tensor)) is not None]
+        wanted = "device" in kwargs and kwargs["device"] is not None
+        cuda = is_cuda(kwargs["device"]) if wanted else bool(marks)
+        if wanted and cuda:
+            kwargs = {**kwargs, "device": CPU}
+        if kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}
+        if func not in _ASK and func not in _EMPTY:
+            for one in marks:
+                one.undefined = False
+        out = func(*args, **kwargs)
+        if not cuda or out is None:
+            return out
+        inputs = {id(tensor) for tensor in tensors((args, kwargs))}
+        undefined = func in _EMPTY
+        return mapped(out, lambda tensor: tensor if id(tensor) in inputs else mark(tensor, undefined))
+
+
+def _device_get(func, tensor):
+    return CUDA if mark_of(tensor) is not None else func(tensor)
+
+
+def _is_cuda_get(func, tensor):
+    return mark_of(tensor) is not None or func(tensor)
+
+
+def _is_cpu_get(func, tensor):
+    return mark_of(tensor) is None and func(tensor)
+
+
+def _get_device(func, tensor):
+    return 0 if mark_of(tensor) is not None else func(tensor)
+
+
+def _to_device(tensor: torch.Tensor, cuda: bool, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+    """Converts, and copies between "cuda" and the CPU as a transfer would."""
+    here = mark_of(tensor)
+    out = func(tensor, *args, **kwargs)
+    if here is not None and not cuda:
+        here.undefined = False
+        return out.clone() if mark_of(out) is not None else out
+    if here is None and cuda:
+        with torch._C.DisableTorchFunction():
+            if out is tensor or out.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
+                out = out.clone()
+    return mark(out) if cuda else out
+
+
+def _to(func, tensor, *args, **kwargs):
+    def plain(value):
+        return CPU if is_cuda(value) and not isinstance(value, int) else value
+
+    wanted = [*args, kwargs.get("device"), kwargs.get("other")]
+    cuda = mark_of(tensor) is not None
+    for one in wanted:
+        if isinstance(one, torch.Tensor):
+            cuda = mark_of(one) is not None
+        elif isinstance(one, (str, torch.device)) or isinstance(one, int) and not isinstance(one, bool):
+            cuda = is_cuda(one)
+    args = tuple(CPU if isinstance(one, int) and not isinstance(one, bool) else plain(one) for one in args)
+    kwargs = {name: CPU if name == "device" and is_cuda(one) else one for name, one in kwargs.items()}
+    return _to_device(tensor, cuda, func, args, kwargs)
+
+
+def _cuda(func, tensor, *args, **kwargs):
+    return _to_device(tensor, True, lambda one: one, (), {})
+
+
+def _cpu(func, tensor, *args, **kwargs):
+    return _to_device(tensor, False, func, args, kwargs)
+
+
+def _numpy(func, tensor, *args, **kwargs):
+    if mark_of(tensor) is not None and not kwargs.get("force"):
+        raise TypeError(
+            "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+        )
+    return func(tensor, *args, **kwargs)
+
+
+def _module_cuda(func, tensor, *args, **kwargs):
+    return tensor
+
+
+def _type_of(func, tensor, dtype=None, *args, **kwargs):
+    if dtype is None:
+        name = func(tensor)
+        return name.replace("torch.", "torch.cuda.", 1) if mark_of(tensor) is not None else name
+    if isinstance(dtype, str) and dtype.startswith("torch.cuda."):
+        return _to_device(tensor, True, func, (dtype.replace("torch.cuda.", "torch.", 1), *args), kwargs)
+    return mark(func(tensor, dtype, *args, **kwargs)) if mark_of(tensor) is not None else func(tensor, dtype, *args, **kwargs)
+
+
+def _repr(func, tensor, *args, **kwargs):
+    text = func(tensor, *args, **kwargs)
+    return text[:-1] + ", device='cuda:0')" if mark_of(tensor) is not None and text.endswith(")") else text
+
+
+_SPECIAL = {
+    T.device.__get__: _device_get,
+    T.is_cuda.__get__: _is_cuda_get,
+    T.is_cpu.__get__: _is_cpu_get,
+    T.get_device: _get_device,
+    T.to: _to,
+    T.cuda: _cuda,
+    T.cpu: _cpu,
+    T.numpy: _numpy,
+    T.type: _type_of,
+    T.__repr__: _repr,
+    T.pin_memory: _module_cuda,
+    T.is_pinned: lambda func, tensor, *args, **kwargs: False,
+    T.record_stream: lambda func, tensor, stream: None,
+}
+
+
+# ---- torch.cuda ----
+
+
+class Properties:
+    """`torch.cuda.get_device_properties`."""
+
+    def __init__(self, card: dict[str, Any]) -> None:
+        self.name = card["name"]
+        self.major, self.minor = card["capability"]
+        self.total_memory = card["memory"]
+        self.multi_processor_count = card["multiprocessors"]
+        self.warp_size = 32
+        self.max_threads_per_multi_processor = card["threads"]
+        self.regs_per_multiprocessor = card["registers"]
+        self.shared_memory_per_block = 48 << 10
+        self.shared_memory_per_block_optin = card["shared"]
+        self.shared_memory_per_multiprocessor = card["shared_multiprocessor"]
+        self.L2_cache_size = card["l2"]
+        self.is_integrated = self.is_multi_gpu_board = 0
+        self.uuid = "ptx-emulator"
+        self.gcnArchName = ""
+
+    def __repr__(self) -> str:
+        return f"_CudaDeviceProperties(name={self.name!r}, major={self.major}, minor={self.minor}, emulated)"
+
+
+class Stream:
+    """A stream. Launches run when they are called, so every order of streams holds."""
+
+    cuda_stream = 0
+    stream_id = 0
+    device_index = 0
+    device = CUDA
+    priority = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = event or Event()
+        event.record()
+        return event
+
+    def synchronize(self, *args: Any) -> None:
+        pass
+
+    wait_stream = wait_event = synchronize
+
+
+class Event:
+    """An event. Times are those of the emulation; with `timed`, of the model."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._at: float | None = None
+        self._model: float = 0.0
+
+    def record(self, stream: Any = None) -> None:
+        self._at = time.perf_counter()
+        self._model = _model_clock()
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def wait(self, stream: Any = None) -> None:
+        pass
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds between two events."""
+        if self._at is None or end._at is None:
+            raise RuntimeError("both events must be recorded before their times are compared")
+        return end._model - self._model if _timed() else (end._at - self._at) * 1e3
+
+
+def _timed() -> bool:
+    from ._install import state
+
+    return bool(state.settings.timed)
+
+
+def _model_clock() -> float:
+    """Milliseconds of predicted launches so far."""
+    from ._install import state
+
+    return state.predicted_us / 1e3
+
+
+class Graph:
+    """CUDA graphs would replay launches without Python, which the stand-in cannot."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError("ptx-emulator: CUDA graphs of PyTorch are not emulated; launch without a graph")
+
+
+class _Generator(torch.Generator):
+    """A generator of the CPU, also for "cuda"."""
+
+    def __new__(cls, device: Any = "cpu"):
+        return super().__new__(cls, device=CPU if is_cuda(device) else device)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    return None
+
+
+def _zero(*args: Any, **kwargs: Any) -> int:
+    return 0
+
+
+def _set_default_device(real: Any, device: Any) -> None:
+    cuda = device is not None and is_cuda(device)
+    # PyTorch's own mode for the default device would run below this one.
+    real(None if cuda else device)
+    if _mode is not None:
+        _mode.default = cuda
+
+
+def _get_default_device(real: Any) -> torch.device:
+    return CUDA if _mode is not None and _mode.default else real()
+
+
+class _Patches:
+    """Attributes that the stand-in replaces, and their former values."""
+
+    def __init__(self) -> None:
+        self._old: list[tuple[Any, str, Any]] = []
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        self._old.append((owner, name, getattr(owner, name, _Patches)))
+        setattr(owner, name, value)
+
+    def undo(self) -> None:
+        for owner, name, value in reversed(self._old):
+            if value is _Patches:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+        self._old.clear()
+
+
+_patches = _Patches()
+_mode: CudaMode | None = None
+
+
+def install(card: dict[str, Any]) -> None:
+    """Puts the stand-in in place. `card`: properties of the GPU."""
+    global _mode
+    if _mode is not None:
+        return
+    properties = Properties(card)
+    cuda = torch.cuda
+    set_ = functools.partial(_patches.set, cuda)
+    for name, value in {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "is_bf16_supported": lambda *args, **kwargs: True,
+        "device_count": lambda: 1,
+        "current_device": _zero,
+        "get_device_name": lambda *args: properties.name,
+        "get_device_capability": lambda *args: (properties.major, properties.minor),
+        "get_device_properties": lambda *args: properties,
+        "get_arch_list": lambda: [f"sm_{properties.major}{properties.minor}"],
+        "mem_get_info": lambda *args: (properties.total_memory, properties.total_memory),
+        "current_stream": lambda *args: Stream(),
+        "default_stream": lambda *args: Stream(),
+        "stream": lambda stream: contextlib.nullcontext(stream),
+        "memory_stats": lambda *args: {},
+        "Stream": Stream,
+        "Event": Event,
+        "CUDAGraph": Graph,
+        "graph": Graph,
+        "manual_seed": torch.manual_seed,
+        "manual_seed_all": torch.manual_seed,
+        "seed": torch.seed,
+        "get_rng_state": lambda *args: torch.get_rng_state(),
+        "set_rng_state": lambda state, *args: torch.set_rng_state(state),
+        "_exchange_device": _zero,
+        "_maybe_exchange_device": _zero,
+    }.items():
+        set_(name, value)
+    for name in (
+        "init", "_lazy_init", "synchronize", "set_device", "empty_cache", "ipc_collect", "set_stream",
+        "reset_peak_memory_stats", "reset_max_memory_allocated", "reset_accumulated_memory_stats",
+    ):  # fmt: skip
+        set_(name, _nothing)
+    for name in (
+        "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "utilization",
+    ):  # fmt: skip
+        set_(name, _zero)
+    for name in ("range_push", "range_pop", "mark"):
+        _patches.set(cuda.nvtx, name, _nothing)
+    _patches.set(cuda.nvtx, "range", lambda *args, **kwargs: contextlib.nullcontext())
+    if getattr(torch, "accelerator", None) is not None:
+        for name, value in {
+            "is_available": lambda: True,
+            "device_count": lambda: 1,
+            "current_accelerator": lambda *args, **kwargs: torch.device("cuda"),
+            "current_device_index": _zero,
+            "current_device_idx": _zero,
+            "current_stream": lambda *args: Stream(),
+            "synchronize": _nothing,
+            "set_device_index": _nothing,
+            "set_device_idx": _nothing,
+        }.items():
+            _patches.set(torch.accelerator, name, value)
+    if torch.version.cuda is None:
+        _patches.set(torch.version, "cuda", "13.0")
+    _patches.set(torch, "Generator", _Generator)
+    _patches.set(torch, "set_default_device", functools.partial(_set_default_device, torch.set_default_device))
+    _patches.set(torch, "get_default_device", functools.partial(_get_default_device, torch.get_default_device))
+    _patches.set(torch.nn.Module, "cuda", lambda self, device=None: self.to(CUDA))
+    _mode = CudaMode()
+    _mode.__enter__()
+
+
+def uninstall() -> None:
+    """Puts PyTorch's own functions back. Tensors keep their memory."""
+    global _mode
+    if _mode is not None:
+        _mode.__exit__(None, None, None)
+        _mode = None
+        _patches.undo()
