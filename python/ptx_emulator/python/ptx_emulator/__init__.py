@@ -9,7 +9,7 @@ README.
 
 from ._device import Buffer, Device, launch
 from ._errors import BadLaunch, Fault, LaunchFailed, Party, Place, Unsupported
-from ._install import install, installed, uninstall
+from ._install import install, installed
 from ._memory import empty
 from ._module import Module
 from ._report import Finding, Report, Time
@@ -33,5 +33,4 @@ __all__ = [
     "install",
     "installed",
     "launch",
-    "uninstall",
 ]

@@ -22,8 +22,7 @@ def with_triton() -> None:
     wanted = _install.asked() and (bool(os.environ.get(_install.ASKED)) or not _asked_by_torch())
     if not wanted:
         return
-    if os.environ.get(_install.ASKED):
-        _silence_nvidia()
+    _silence_nvidia()
     if "torch" in sys.modules and hasattr(sys.modules["torch"], "overrides"):
         _install.install()
     else:
@@ -40,7 +39,7 @@ def _asked_by_torch() -> bool:
 
 
 def _silence_nvidia() -> None:
-    """Triton accepts one active driver. With a GPU, NVIDIA's would be a second one."""
+    """Triton accepts one active driver. With a GPU or the stand-in, NVIDIA's would be a second one."""
     from triton.backends.nvidia import driver
 
     driver.CudaDriver.is_active = staticmethod(lambda: False)

@@ -148,18 +148,3 @@ def install(
 
         _triton.install()
 
-
-def uninstall() -> None:
-    """Gives Triton and PyTorch their own drivers back."""
-    if not state.installed:
-        return
-    if "torch" in sys.modules:
-        from . import _torch_cuda
-
-        _torch_cuda.uninstall()
-    if "triton" in sys.modules:
-        from . import _triton
-
-        _triton.uninstall()
-    state.installed = False
-    state.applied = None

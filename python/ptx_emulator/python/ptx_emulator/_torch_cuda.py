@@ -11,8 +11,10 @@ overruns. Memory of `torch.empty` is undefined until something writes it, and is
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import time
+import weakref
 from typing import Any
 
 import numpy as np
@@ -63,6 +65,7 @@ def mark(tensor: torch.Tensor, undefined: bool = False, movable: bool = True) ->
                 storage = tensor.untyped_storage()
             found = storage._ptx_emulator = Mark()
             found.undefined = undefined
+            _alive[storage.data_ptr()] = storage
     return tensor
 
 
@@ -80,6 +83,32 @@ def aligned(tensor: torch.Tensor, copy: bool) -> torch.Tensor:
     fresh = torch.empty(0, dtype=tensor.dtype)
     fresh.set_(memory.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
     return fresh
+
+
+# Tensors "on cuda" by the address of their storage, for pointers that tensors hold.
+_alive: weakref.WeakValueDictionary[int, torch.UntypedStorage] = weakref.WeakValueDictionary()
+_LARGEST_TABLE = 1 << 20
+"""Bytes of the largest tensor that is searched for pointers."""
+
+
+def pointees(tensor: Any) -> list[tuple[int, torch.Tensor]]:
+    """Tensors "on cuda" that the 64-bit integers of a tensor point to, with the index of the first such integer."""
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype not in (torch.int64, torch.uint64):
+        return []
+    with torch._C.DisableTorchFunction():
+        storage = tensor.untyped_storage()
+        if not 0 < storage.nbytes() <= _LARGEST_TABLE:
+            return []
+        words = np.frombuffer(ctypes.string_at(storage.data_ptr(), storage.nbytes() // 8 * 8), np.uint64)
+        targets = sorted((address, one) for address, one in _alive.items() if one is not None and one.nbytes() > 0)
+        starts = np.array([address for address, _ in targets], np.uint64)
+        at = np.searchsorted(starts, words, side="right").astype(np.int64) - 1
+        found: dict[int, int] = {}
+        for n in np.nonzero(at >= 0)[0]:
+            address, one = targets[at[n]]
+            if words[n] < address + one.nbytes() and address != storage.data_ptr():
+                found.setdefault(int(at[n]), int(n))
+        return [(n, torch.empty(0, dtype=torch.uint8).set_(targets[index][1])) for index, n in found.items()]
 
 
 def is_cuda(device: Any) -> bool:
@@ -396,26 +425,6 @@ def _get_default_device(real: Any) -> torch.device:
     return CUDA if _mode is not None and _mode.default else real()
 
 
-class _Patches:
-    """Attributes that the stand-in replaces, and their former values."""
-
-    def __init__(self) -> None:
-        self._old: list[tuple[Any, str, Any]] = []
-
-    def set(self, owner: Any, name: str, value: Any) -> None:
-        self._old.append((owner, name, getattr(owner, name, _Patches)))
-        setattr(owner, name, value)
-
-    def undo(self) -> None:
-        for owner, name, value in reversed(self._old):
-            if value is _Patches:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)
-        self._old.clear()
-
-
-_patches = _Patches()
 _mode: CudaMode | None = None
 
 
@@ -426,7 +435,6 @@ def install(card: dict[str, Any]) -> None:
         return
     properties = Properties(card)
     cuda = torch.cuda
-    set_ = functools.partial(_patches.set, cuda)
     for name, value in {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
@@ -454,19 +462,19 @@ def install(card: dict[str, Any]) -> None:
         "_exchange_device": _zero,
         "_maybe_exchange_device": _zero,
     }.items():
-        set_(name, value)
+        setattr(cuda, name, value)
     for name in (
         "init", "_lazy_init", "synchronize", "set_device", "empty_cache", "ipc_collect", "set_stream",
         "reset_peak_memory_stats", "reset_max_memory_allocated", "reset_accumulated_memory_stats",
     ):  # fmt: skip
-        set_(name, _nothing)
+        setattr(cuda, name, _nothing)
     for name in (
         "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "utilization",
     ):  # fmt: skip
-        set_(name, _zero)
+        setattr(cuda, name, _zero)
     for name in ("range_push", "range_pop", "mark"):
-        _patches.set(cuda.nvtx, name, _nothing)
-    _patches.set(cuda.nvtx, "range", lambda *args, **kwargs: contextlib.nullcontext())
+        setattr(cuda.nvtx, name, _nothing)
+    setattr(cuda.nvtx, "range", lambda *args, **kwargs: contextlib.nullcontext())
     if getattr(torch, "accelerator", None) is not None:
         for name, value in {
             "is_available": lambda: True,
@@ -479,21 +487,13 @@ def install(card: dict[str, Any]) -> None:
             "set_device_index": _nothing,
             "set_device_idx": _nothing,
         }.items():
-            _patches.set(torch.accelerator, name, value)
+            setattr(torch.accelerator, name, value)
     if torch.version.cuda is None:
-        _patches.set(torch.version, "cuda", "13.0")
-    _patches.set(torch, "Generator", _Generator)
-    _patches.set(torch, "set_default_device", functools.partial(_set_default_device, torch.set_default_device))
-    _patches.set(torch, "get_default_device", functools.partial(_get_default_device, torch.get_default_device))
-    _patches.set(torch.nn.Module, "cuda", lambda self, device=None: self.to(CUDA))
+        setattr(torch.version, "cuda", "13.0")
+    setattr(torch, "Generator", _Generator)
+    setattr(torch, "set_default_device", functools.partial(_set_default_device, torch.set_default_device))
+    setattr(torch, "get_default_device", functools.partial(_get_default_device, torch.get_default_device))
+    setattr(torch.nn.Module, "cuda", lambda self, device=None: self.to(CUDA))
     _mode = CudaMode()
     _mode.__enter__()
 
-
-def uninstall() -> None:
-    """Puts PyTorch's own functions back. Tensors keep their memory."""
-    global _mode
-    if _mode is not None:
-        _mode.__exit__(None, None, None)
-        _mode = None
-        _patches.undo()

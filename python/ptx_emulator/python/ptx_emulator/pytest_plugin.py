@@ -122,7 +122,6 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
             properties.append(("ptx_source", f"{fault.file}:{fault.line}"))
         if fault.schedule:
             properties.append(("ptx_schedule", fault.schedule))
-        report.sections.append(("ptx-emulator", str(fault)))
     if state.warnings:
         texts = list(dict.fromkeys(warning["text"] for warning in state.warnings))
         report.sections.append(("ptx-emulator warnings", "\n".join(texts)))
