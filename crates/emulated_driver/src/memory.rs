@@ -40,6 +40,8 @@ pub struct Locked {
     owned: Option<Box<[u128]>>,
     /// `true` if the memory is mapped in the emulator, so that kernels can access it.
     mapped: bool,
+    /// Address and size of parts that are undefined until the next launch writes them.
+    undefined: Vec<(u64, u64)>,
 }
 
 pub struct Memory {
@@ -195,7 +197,7 @@ impl Memory {
     pub fn allocate_locked(&mut self, bytes: usize, flags: u32) -> Result<usize, Code> {
         let (base, words) = aligned(bytes).ok_or(OUT_OF_MEMORY)?;
         let mapped = self.map(base, bytes);
-        self.locked.insert(base, Locked { bytes, flags, owned: Some(words), mapped });
+        self.locked.insert(base, Locked { bytes, flags, owned: Some(words), mapped, undefined: Vec::new() });
         Ok(base)
     }
 
@@ -206,7 +208,7 @@ impl Memory {
             return false;
         }
         let mapped = self.map(base, bytes);
-        self.locked.insert(base, Locked { bytes, flags, owned: None, mapped });
+        self.locked.insert(base, Locked { bytes, flags, owned: None, mapped, undefined: Vec::new() });
         true
     }
 
@@ -219,10 +221,15 @@ impl Memory {
         Ok(())
     }
 
-    /// Marks bytes as undefined until something writes them.
+    /// Marks bytes as undefined until something writes them. The host may write page-locked memory at any time, so its
+    /// mark lasts for one launch.
     pub fn undefine(&mut self, address: u64, bytes: u64) -> Result<(), Code> {
-        let locked = self.within_locked(address as usize, bytes as usize);
-        locked.or_else(|_| self.within(address, bytes as usize))?;
+        if self.within_locked(address as usize, bytes as usize).is_ok() {
+            let locked = self.locked.range_mut(..=address as usize).next_back();
+            locked.into_iter().for_each(|(_, locked)| locked.undefined.push((address, bytes)));
+            return Ok(());
+        }
+        self.within(address, bytes as usize)?;
         self.emulator().ok_or(INVALID_VALUE)?.undefine(Buffer { address, bytes }, 0, bytes);
         Ok(())
     }
@@ -264,12 +271,15 @@ impl Memory {
     /// Copies the contents of page-locked memory to the emulator, and returns them for a later comparison.
     pub fn show_locked(&mut self) -> Vec<(usize, Vec<u8>)> {
         let Place::Emulator(device) = &mut self.place else { return Vec::new() };
-        let mapped = self.locked.iter().filter(|(_, locked)| locked.mapped);
+        let mapped = self.locked.iter_mut().filter(|(_, locked)| locked.mapped);
         let copy = mapped.map(|(&base, locked)| {
             // SAFETY: the memory belongs to the driver, or the program registered it and must keep it until it
             // unregisters it.
             let bytes = unsafe { std::slice::from_raw_parts(base as *const u8, locked.bytes) }.to_vec();
             device.write(Buffer { address: base as u64, bytes: bytes.len() as u64 }, 0, &bytes);
+            for (address, bytes) in locked.undefined.drain(..) {
+                device.undefine(Buffer { address, bytes }, 0, bytes);
+            }
             (base, bytes)
         });
         copy.collect()

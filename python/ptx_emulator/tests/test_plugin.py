@@ -58,7 +58,7 @@ def test_faulty_tests_fail_and_later_tests_run(pytester):
     text = run_pytest(pytester, "--junitxml=report.xml")
     assert "2 failed, 3 passed" in text, text
     assert "fault[out-of-bounds]" in text and "byte 4000 of out of 4000 bytes" in text
-    assert ".py:7:" in text and "fault[data-race]" in text
+    assert ".py:6:" in text and "fault[data-race]" in text
     assert "launches on an emulated h200, level default" in text
     cases = ElementTree.parse(pytester.path / "report.xml").iter("testcase")
     found = {case.get("name"): [one.get("value") for one in case.iter("property") if one.get("name") == "ptx_fault"]

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.autograd.function import BackwardCFunction
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._device import _device_constructors
 
 ALIGNMENT = 512
@@ -174,7 +175,7 @@ class CudaMode(TorchFunctionMode):
         if name == "__get__":
             out = func(*args, **kwargs)
             if isinstance(out, torch.Tensor) and mark_of(args[0]) is not None:
-                out = mark(out)  # `grad`, `data`, `T`, `real`
+                out = mark(out, movable=False)  # `grad`, `data`, `T`, `real`
             return out
         if self.default and kwargs.get("device") is None and func in _device_constructors():
             kwargs = {**kwargs, "device": CUDA}
@@ -405,12 +406,9 @@ class _Generator(torch.Generator):
         return super().__new__(cls, device=CPU if is_cuda(device) else device)
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    return None
-
-
-def _zero(*args: Any, **kwargs: Any) -> int:
-    return 0
+def _answer(value: Any) -> Any:
+    """A function that returns a value for any arguments. Dynamo wants each function of PyTorch to be another object."""
+    return lambda *args, **kwargs: value
 
 
 def _set_default_device(real: Any, device: Any) -> None:
@@ -423,6 +421,25 @@ def _set_default_device(real: Any, device: Any) -> None:
 
 def _get_default_device(real: Any) -> torch.device:
     return CUDA if _mode is not None and _mode.default else real()
+
+
+def _with_mode(backward: Any) -> Any:
+    """Makes a function's `backward` see gradients "on cuda".
+
+    PyTorch calls it inside of a call that the mode sees, where the mode is off, with gradients that the engine made.
+    """
+
+    @functools.wraps(backward)
+    def apply(self, *args):
+        saved = [mark_of(one) for one in self.saved_tensors if one is not None]
+        if not saved or any(saved):
+            for one in tensors(args):
+                mark(one, movable=False)
+        active = _mode in _get_current_function_mode_stack()
+        with contextlib.nullcontext() if active else _mode:
+            return backward(self, *args)
+
+    return apply
 
 
 _mode: CudaMode | None = None
@@ -440,7 +457,7 @@ def install(card: dict[str, Any]) -> None:
         "is_initialized": lambda: True,
         "is_bf16_supported": lambda *args, **kwargs: True,
         "device_count": lambda: 1,
-        "current_device": _zero,
+        "current_device": _answer(0),
         "get_device_name": lambda *args: properties.name,
         "get_device_capability": lambda *args: (properties.major, properties.minor),
         "get_device_properties": lambda *args: properties,
@@ -453,39 +470,52 @@ def install(card: dict[str, Any]) -> None:
         "Stream": Stream,
         "Event": Event,
         "CUDAGraph": Graph,
-        "graph": Graph,
-        "manual_seed": torch.manual_seed,
-        "manual_seed_all": torch.manual_seed,
-        "seed": torch.seed,
+        "graph": lambda *args, **kwargs: Graph(),
+        "manual_seed": lambda seed: torch.manual_seed(seed) and None,
+        "manual_seed_all": lambda seed: torch.manual_seed(seed) and None,
+        "seed": lambda: torch.seed() and None,
         "get_rng_state": lambda *args: torch.get_rng_state(),
         "set_rng_state": lambda state, *args: torch.set_rng_state(state),
-        "_exchange_device": _zero,
-        "_maybe_exchange_device": _zero,
+        "is_current_stream_capturing": _answer(False),
+        "_exchange_device": _answer(0),
+        "_maybe_exchange_device": _answer(0),
     }.items():
         setattr(cuda, name, value)
     for name in (
         "init", "_lazy_init", "synchronize", "set_device", "empty_cache", "ipc_collect", "set_stream",
         "reset_peak_memory_stats", "reset_max_memory_allocated", "reset_accumulated_memory_stats",
     ):  # fmt: skip
-        setattr(cuda, name, _nothing)
+        setattr(cuda, name, _answer(None))
     for name in (
         "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "utilization",
     ):  # fmt: skip
-        setattr(cuda, name, _zero)
+        setattr(cuda, name, _answer(0))
     for name in ("range_push", "range_pop", "mark"):
-        setattr(cuda.nvtx, name, _nothing)
+        setattr(cuda.nvtx, name, _answer(None))
     setattr(cuda.nvtx, "range", lambda *args, **kwargs: contextlib.nullcontext())
+    cuda.graphs.is_current_stream_capturing = _answer(False)
+    # What a build of PyTorch for CUDA calls by itself.
+    for name, value in {
+        "_cuda_isCurrentStreamCapturing": False,
+        "_cuda_getCurrentRawStream": 0,
+        "_cuda_getDevice": 0,
+        "_cuda_getDeviceCount": 1,
+        "_cuda_setDevice": None,
+        "_cuda_synchronize": None,
+    }.items():
+        if hasattr(torch._C, name):
+            setattr(torch._C, name, _answer(value))
     if getattr(torch, "accelerator", None) is not None:
         for name, value in {
             "is_available": lambda: True,
             "device_count": lambda: 1,
             "current_accelerator": lambda *args, **kwargs: torch.device("cuda"),
-            "current_device_index": _zero,
-            "current_device_idx": _zero,
+            "current_device_index": _answer(0),
+            "current_device_idx": _answer(0),
             "current_stream": lambda *args: Stream(),
-            "synchronize": _nothing,
-            "set_device_index": _nothing,
-            "set_device_idx": _nothing,
+            "synchronize": _answer(None),
+            "set_device_index": _answer(None),
+            "set_device_idx": _answer(None),
         }.items():
             setattr(torch.accelerator, name, value)
     if torch.version.cuda is None:
@@ -494,6 +524,7 @@ def install(card: dict[str, Any]) -> None:
     setattr(torch, "set_default_device", functools.partial(_set_default_device, torch.set_default_device))
     setattr(torch, "get_default_device", functools.partial(_get_default_device, torch.get_default_device))
     setattr(torch.nn.Module, "cuda", lambda self, device=None: self.to(CUDA))
+    BackwardCFunction.apply = _with_mode(BackwardCFunction.apply)
     _mode = CudaMode()
     _mode.__enter__()
 
