@@ -181,3 +181,39 @@ def test_the_stand_in_answers_what_scripts_ask():
     weight = torch.rand(3, device="cuda", requires_grad=True)
     (weight * 2).sum().backward()
     assert weight.grad.is_cuda and weight.grad.tolist() == [2, 2, 2]
+
+
+@triton.jit
+def square(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n)
+    tl.store(out_ptr + at, x * x, mask=at < n)
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        out = torch.empty_like(x)
+        square[(1,)](x, out, x.numel(), BLOCK=128)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        assert x.is_cuda and gradient.is_cuda
+        out = torch.empty_like(x)
+        assert out.is_cuda
+        add[(1,)](x * gradient, x * gradient, out, x.numel(), BLOCK=128)
+        return out
+
+
+def test_kernels_in_backward_functions_run():
+    layer = torch.nn.Linear(8, 8, device="cuda")
+    optimizer = torch.optim.AdamW(layer.parameters())
+    x = torch.randn(4, 8, device="cuda", requires_grad=True)
+    Square.apply(layer(x)).sum().backward()
+    expected = 2 * layer(x.detach()) @ layer.weight
+    torch.testing.assert_close(x.grad, expected.detach())
+    optimizer.step()
+    assert x.grad.is_cuda and layer.weight.grad.is_cuda

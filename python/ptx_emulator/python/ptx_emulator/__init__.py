@@ -12,10 +12,12 @@ from ._errors import BadLaunch, Fault, LaunchFailed, Party, Place, Unsupported
 from ._install import install, installed
 from ._memory import empty
 from ._module import Module
+from ._options import GPUS
 from ._report import Finding, Report, Time
 from ._tensor_map import TensorMap
 
 __all__ = [
+    "GPUS",
     "BadLaunch",
     "Buffer",
     "Device",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from functools import lru_cache
 
 from ._native import Module as _NativeModule
@@ -12,7 +13,11 @@ class Module:
     """PTX text, parsed and decoded. Raises ValueError with the line if the text is not PTX."""
 
     def __init__(self, ptx: str | bytes) -> None:
-        self.native = _NativeModule(ptx.decode() if isinstance(ptx, bytes) else ptx)
+        text = ptx.decode() if isinstance(ptx, bytes) else ptx
+        self.native = _NativeModule(text)
+        target = re.search(r"^\s*\.target\s+(\w+)", text, re.MULTILINE)
+        self.target: str = target[1] if target else ""
+        """Target of the text, such as `sm_90a`."""
         self.entries: list[str] = self.native.entries
         """Entries, in the order of the text."""
         self._parameters = {entry: self.native.parameters(entry) for entry in self.entries}
@@ -32,15 +37,6 @@ class Module:
     def unsupported(self, entry: str) -> list[tuple[int, str]]:
         """PTX line and text of each instruction of an entry that the emulator cannot run."""
         return self.native.unsupported(entry)
-
-    @property
-    def target(self) -> str:
-        """Target of the text, such as `sm_90a`."""
-        for line in self.native.text.splitlines():
-            words = line.replace(",", " ").split()
-            if words[:1] == [".target"] and len(words) > 1:
-                return words[1]
-        return ""
 
 
 @lru_cache(maxsize=64)

@@ -4,7 +4,6 @@ from typing import Any
 CARDS: list[str]
 
 class Module:
-    text: str
     entries: list[str]
     def __init__(self, text: str) -> None: ...
     def parameters(self, entry: str) -> list[tuple[str, int]]: ...

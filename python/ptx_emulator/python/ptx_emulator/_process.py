@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,9 @@ from ._errors import failure
 _PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE
 _mapped: dict[int, int] = {}
 """Registered storages: address and bytes."""
+
+
+_thread = threading.local()
 
 
 @dataclass
@@ -129,7 +133,9 @@ def with_pointees(named: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
 def run(call: Callable[[], Any], named: list[tuple[str, Any]]) -> Any:
     """Launches by `call` under the schedules of the settings, and waits. Raises the fault of a kernel."""
     state = _install.state
-    _libcuda.open_context()
+    if not getattr(_thread, "open", False):
+        _libcuda.open_context()
+        _thread.open = True
     order = _options.schedules(state.settings.schedule, state.settings.schedules)
     with mapped(with_pointees(named)) as pieces:
         if len(order) == 1 or state.settings.timed:

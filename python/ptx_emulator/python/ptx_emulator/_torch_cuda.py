@@ -149,14 +149,18 @@ def mapped(value: Any, change: Any) -> Any:
 
 T = torch.Tensor
 _EMPTY = {torch.empty, torch.empty_like, torch.empty_strided, T.new_empty, T.new_empty_strided}
-# Calls that neither read nor write elements.
+# Questions about a tensor whose answers are no tensors.
 _ASK = {
     T.data_ptr, T.stride, T.size, T.dim, T.numel, T.element_size, T.storage_offset, T.is_contiguous, T.untyped_storage,
+    T.__len__, T.__hash__, T.nelement, T.ndimension, T.is_floating_point, T.is_complex, torch.is_tensor, torch.numel,
+    torch.is_floating_point,
+}  # fmt: skip
+# Calls that neither read nor write elements.
+_VIEWS = {
     T.view, T.reshape, T.permute, T.transpose, T.t, T.expand, T.unsqueeze, T.squeeze, T.flatten, T.detach, T.narrow,
-    T.select, T.as_strided, T.unflatten, T.view_as, T.expand_as, T.__getitem__, T.movedim, T.requires_grad_, T.__len__,
-    T.__hash__, T.nelement, T.ndimension, T.is_floating_point, T.is_complex, T.untyped_storage, T.type,
-    torch.transpose, torch.permute, torch.reshape, torch.squeeze, torch.unsqueeze, torch.is_tensor, torch.numel,
-    torch.is_floating_point, torch.flatten, torch.narrow, torch.select,
+    T.select, T.as_strided, T.unflatten, T.view_as, T.expand_as, T.__getitem__, T.movedim, T.requires_grad_,
+    torch.transpose, torch.permute, torch.reshape, torch.squeeze, torch.unsqueeze, torch.flatten, torch.narrow,
+    torch.select,
 }  # fmt: skip
 
 
@@ -168,6 +172,8 @@ class CudaMode(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if func in _ASK:
+            return func(*args, **kwargs)
         special = _SPECIAL.get(func)
         if special is not None:
             return special(func, *args, **kwargs)
@@ -186,7 +192,7 @@ class CudaMode(TorchFunctionMode):
             kwargs = {**kwargs, "device": CPU}
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
-        if func not in _ASK and func not in _EMPTY:
+        if func not in _VIEWS and func not in _EMPTY:
             for one in marks:
                 one.undefined = False
         out = func(*args, **kwargs)

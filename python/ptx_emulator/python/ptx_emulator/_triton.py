@@ -58,7 +58,8 @@ def _make_launcher() -> type:
             function = getattr(src, "fn", None)
             self._names = list(getattr(function, "arg_names", None) or ())
             self._inner = self.launch
-            self.launch = self._with_scratch
+            if getattr(metadata, "global_scratch_size", 0) or getattr(metadata, "profile_scratch_size", 0):
+                self.launch = self._with_scratch
 
         def _with_scratch(self, *args):
             named = [pair for n, one in enumerate(args) for pair in _process.tensors_of("scratch memory", one)]

@@ -130,6 +130,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
         lines = [f"{kernel}: {us:.2f} us" for kernel, us in state.times]
         report.sections.append(("ptx-emulator predicted times, not measured", "\n".join(lines)))
         properties.append(("ptx_predicted_us", round(sum(us for _, us in state.times), 3)))
+    # The report of the teardown takes them from the item; JUnit reads that one.
+    item.user_properties += properties
     report.user_properties += properties
     return report
 
