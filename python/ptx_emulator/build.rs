@@ -23,7 +23,9 @@ fn variable(name: &str) -> PathBuf {
 
 fn main() {
     let workspace = Path::new("../..");
-    for watched in ["crates/ptx_emulator/src", "crates/emulated_driver/src", "crates/emulated_runtime/src", "crates/gpu_arch/src"] {
+    for watched in
+        ["crates/ptx_emulator/src", "crates/emulated_driver/src", "crates/emulated_runtime/src", "crates/gpu_arch/src"]
+    {
         println!("cargo::rerun-if-changed={}", workspace.join(watched).display());
     }
     println!("cargo::rerun-if-changed=../../Cargo.lock");
@@ -33,8 +35,10 @@ fn main() {
 
     let (target, folder) = (variable("TARGET"), variable("OUT_DIR").join("target"));
     let mut cargo = Command::new(variable("CARGO"));
-    // Flags of the module, such as those for undefined symbols of Python, are not for the libraries.
-    cargo.env_remove("CARGO_ENCODED_RUSTFLAGS").env_remove("RUSTFLAGS");
+    // What belongs to the build of the module, such as clippy's wrapper of the compiler, is not for the libraries.
+    for name in ["CARGO_ENCODED_RUSTFLAGS", "RUSTFLAGS", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER", "CLIPPY_ARGS"] {
+        cargo.env_remove(name);
+    }
     cargo.args(["build", "--release", "--config", "profile.release.strip=true", "--target"]).arg(&target);
     cargo.arg("--manifest-path").arg(workspace.join("Cargo.toml")).arg("--target-dir").arg(&folder);
     PACKAGES.iter().for_each(|package| {

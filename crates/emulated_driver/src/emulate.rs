@@ -88,7 +88,9 @@ pub fn launch(driver: &mut Driver, launch: &Launch, follows: bool) -> Result<(),
     if let Ok(report) = &result {
         print(report);
         let found = report.hazards.iter();
-        found.filter(|_| !silent).for_each(|hazard| eprintln!("ptx-emulator: launch {}: {}", driver.launches, hazard.display("fault")));
+        found
+            .filter(|_| !silent)
+            .for_each(|hazard| eprintln!("ptx-emulator: launch {}: {}", driver.launches, hazard.display("fault")));
     }
     write_down(driver, launch, &result, seconds);
     result.map(drop).map_err(|fault| {

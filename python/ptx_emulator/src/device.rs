@@ -28,9 +28,11 @@ pub struct Device {
 impl State {
     /// The bytes of an allocation. An `IndexError` if they do not lie in one.
     fn part(&self, address: u64, bytes: u64) -> PyResult<Buffer> {
-        let inside = self.buffers.range(..=address).next_back().is_some_and(|(base, length)| {
-            address.checked_add(bytes).is_some_and(|end| end <= base + length)
-        });
+        let inside = self
+            .buffers
+            .range(..=address)
+            .next_back()
+            .is_some_and(|(base, length)| address.checked_add(bytes).is_some_and(|end| end <= base + length));
         if inside {
             return Ok(Buffer { address, bytes });
         }
@@ -51,8 +53,9 @@ impl Device {
     fn new(sms: u32, timed: Option<&str>, constants: Vec<String>) -> PyResult<Self> {
         let card = timed.map(|name| {
             let names = Card::NAMES.join(", ");
-            Card::named(name)
-                .ok_or_else(|| PyValueError::new_err(format!("timed: `{name}` has no time model; expected one of {names}")))
+            Card::named(name).ok_or_else(|| {
+                PyValueError::new_err(format!("timed: `{name}` has no time model; expected one of {names}"))
+            })
         });
         let set = |card: Card, one: &String| card.with(one).map_err(PyValueError::new_err);
         let card = card.transpose()?.map(|card| constants.iter().try_fold(card, set)).transpose()?;

@@ -1,8 +1,8 @@
 //! Options of a launch.
 
+use ptx_emulator::{Allow, LaunchConfig, Level, Limit, Schedule, Sums};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use ptx_emulator::{Allow, LaunchConfig, Level, Limit, Schedule, Sums};
 
 /// Shape and options of a launch, as Python gives them.
 #[derive(FromPyObject)]

@@ -1,7 +1,7 @@
 //! Reports of launches, and faults as JSON.
 
-use pyo3::prelude::*;
 use ptx_emulator::{Fault, Time};
+use pyo3::prelude::*;
 use serde_json::{Value, json};
 
 /// Counters of a launch that ended.

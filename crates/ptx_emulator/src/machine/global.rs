@@ -170,7 +170,8 @@ impl GlobalMemory {
         let words = bytemuck::zeroed_slice_box(len.div_ceil(4) as usize);
         let touched = Touched::nothing(len);
         let at = self.allocations.partition_point(|a| a.base < base);
-        self.allocations.insert(at, Allocation { index: 0, base, len, words, touched, undefined: None, name, constant });
+        self.allocations
+            .insert(at, Allocation { index: 0, base, len, words, touched, undefined: None, name, constant });
         base
     }
 
@@ -185,8 +186,10 @@ impl GlobalMemory {
         if fits {
             let words = bytemuck::zeroed_slice_box(len.div_ceil(4) as usize);
             let touched = Touched::nothing(len);
-            self.allocations
-                .insert(at, Allocation { index: 0, base, len, words, touched, undefined: None, name: None, constant: false });
+            self.allocations.insert(
+                at,
+                Allocation { index: 0, base, len, words, touched, undefined: None, name: None, constant: false },
+            );
         }
         fits
     }
