@@ -83,18 +83,17 @@ pub fn launch(driver: &mut Driver, launch: &Launch, follows: bool) -> Result<(),
     let seconds = began.elapsed().as_secs_f64();
     workspace.into_iter().for_each(|workspace| device.free(workspace));
     driver.memory.fetch_locked(shown);
-    // A program that reads reports shows the faults itself.
-    let silent = driver.reports.is_some();
+    let quiet = driver.options.quiet;
     if let Ok(report) = &result {
         print(report);
         let found = report.hazards.iter();
         found
-            .filter(|_| !silent)
+            .filter(|_| !quiet)
             .for_each(|hazard| eprintln!("ptx-emulator: launch {}: {}", driver.launches, hazard.display("fault")));
     }
     write_down(driver, launch, &result, seconds);
     result.map(drop).map_err(|fault| {
-        if !silent {
+        if !quiet {
             eprintln!("ptx-emulator: launch {}: {fault}", driver.launches);
         }
         let code = code_of(fault.kind);

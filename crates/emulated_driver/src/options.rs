@@ -29,6 +29,8 @@ pub struct Options {
     pub no_values: bool,
     /// File that receives a line of JSON per launch.
     pub log: Option<PathBuf>,
+    /// Do not print faults, because the program shows them.
+    pub quiet: bool,
 }
 
 impl Default for Options {
@@ -45,13 +47,14 @@ impl Default for Options {
             clock: None,
             no_values: false,
             log: None,
+            quiet: false,
         }
     }
 }
 
 impl Options {
     /// Names of the options. The environment variable of an option is `PTX_EMULATOR_` and its name.
-    const NAMES: [&str; 12] = [
+    const NAMES: [&str; 13] = [
         "GPU",
         "LEVEL",
         "SCHEDULE",
@@ -64,6 +67,7 @@ impl Options {
         "CONSTANTS",
         "NO_VALUES",
         "LOG",
+        "QUIET",
     ];
 
     /// A new timeline of the GPU whose clock launches run by.
@@ -116,6 +120,7 @@ impl Options {
                 self.clock = self.clock.take().map(|card| settings.clone().try_fold(card, set)).transpose()?;
             }
             "NO_VALUES" => self.no_values = !value.is_empty(),
+            "QUIET" => self.quiet = !value.is_empty(),
             "LOG" => self.log = (!value.is_empty()).then(|| PathBuf::from(value)),
             _ => return Err(format!("`{name}` is not an option; expected one of {}", Self::NAMES.join(", "))),
         }

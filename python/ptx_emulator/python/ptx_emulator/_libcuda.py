@@ -42,6 +42,8 @@ def library() -> ctypes.CDLL:
         }.items():
             getattr(loaded, name).argtypes = types
         _library = loaded
+        # Libraries on the CUDA runtime find this one by its name.
+        ctypes.CDLL(str(LIB / "libcudart.so.13"), mode=ctypes.RTLD_GLOBAL)
     return _library
 
 

@@ -37,6 +37,8 @@ def install() -> None:
     _driver = _make_driver()
     _keep_ptx()
     _patch_autotuner()
+    # The exceptions of launches have the faults.
+    _libcuda.set_option("QUIET", "1")
     triton.runtime.driver.set_active(_driver)
 
 
