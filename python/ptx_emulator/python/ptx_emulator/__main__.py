@@ -25,10 +25,6 @@ def main() -> None:
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = vars(parser.parse_args())
     script, arguments, module = options.pop("script"), options.pop("arguments"), options.pop("module")
-    try:
-        import torch  # noqa: F401  The stand-in must be in place before the script makes tensors.
-    except ImportError:
-        pass
     _install.install(**options)
     sys.argv = [script, *arguments]
     if module:

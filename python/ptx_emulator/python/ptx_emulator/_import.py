@@ -6,9 +6,9 @@ PyTorch itself imports Triton to ask whether it can compile for a GPU. Such an i
 from __future__ import annotations
 
 import importlib.abc
-import importlib.machinery
 import os
 import sys
+from collections.abc import Callable
 
 from . import _install
 
@@ -23,10 +23,7 @@ def with_triton() -> None:
     if not wanted:
         return
     _silence_nvidia()
-    if "torch" in sys.modules and hasattr(sys.modules["torch"], "overrides"):
-        _install.install()
-    else:
-        sys.meta_path.insert(0, _AfterTorch())
+    after("torch", _install.install)
 
 
 def _asked_by_torch() -> bool:
@@ -45,21 +42,34 @@ def _silence_nvidia() -> None:
     driver.CudaDriver.is_active = staticmethod(lambda: False)
 
 
-class _AfterTorch(importlib.abc.MetaPathFinder):
-    """Installs the stand-in when PyTorch has been imported."""
+def after(name: str, action: Callable[[], None]) -> None:
+    """Calls `action` when a module has been imported: now, or later."""
+    module = sys.modules.get(name)
+    if module is not None and not getattr(module.__spec__, "_initializing", False):
+        action()
+    else:
+        sys.meta_path.insert(0, _After(name, action))
+
+
+class _After(importlib.abc.MetaPathFinder):
+    """Waits for the import of a module."""
+
+    def __init__(self, name: str, action: Callable[[], None]) -> None:
+        self._name, self._action = name, action
 
     def find_spec(self, name, path=None, target=None):
-        if name != "torch":
+        if name != self._name:
             return None
         sys.meta_path.remove(self)
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        found = (finder.find_spec(name, path, target) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        spec = next((spec for spec in found if spec is not None), None)
         if spec is None or spec.loader is None:
             return spec
-        loader, execute = spec.loader, spec.loader.exec_module
+        execute = spec.loader.exec_module
 
         def exec_module(module):
             execute(module)
-            _install.install()
+            self._action()
 
-        loader.exec_module = exec_module
+        spec.loader.exec_module = exec_module
         return spec

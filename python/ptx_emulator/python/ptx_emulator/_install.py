@@ -138,13 +138,29 @@ def install(
         _libcuda.reports()
         state.installed = True
         os.environ["TRITON_LIBCUDA_PATH"] = str(_libcuda.LIB)
-    configure(settings)
-    if "torch" in sys.modules:
-        from . import _torch_cuda
+        from . import _import
 
-        _torch_cuda.install(_libcuda.card())
+        _import.after("torch", _install_torch)
+        _import.after("numba.cuda.codegen", _install_numba)
+    configure(settings)
     if "triton" in sys.modules:
         from . import _triton
 
         _triton.install()
 
+
+def _install_torch() -> None:
+    from . import _torch_cuda
+
+    _torch_cuda.install(_libcuda.card())
+
+
+def _install_numba() -> None:
+    """Numba launches its PTX in place of machine code that it would link."""
+    from cuda.core import ObjectCode
+    from numba.cuda import codegen
+
+    def get_cubin(self, cc=None):
+        return ObjectCode.from_ptx(self.get_asm_str(cc=cc).encode())
+
+    codegen.CUDACodeLibrary.get_cubin = get_cubin

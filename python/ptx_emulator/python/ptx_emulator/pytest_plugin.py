@@ -61,7 +61,6 @@ def pytest_configure(config: pytest.Config) -> None:
         if gpu is not None:
             os.environ[_install.ASKED] = "1"
             os.environ["PTX_EMULATOR_GPU"] = gpu
-            _import_frameworks()
             _install.install(gpu=gpu)
     except ValueError as error:
         raise pytest.UsageError(f"ptx-emulator: {error}") from error
@@ -69,14 +68,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 _base: pytest.StashKey[_install.Settings] = pytest.StashKey()
-
-
-def _import_frameworks() -> None:
-    for name in ("torch", "triton"):
-        try:
-            __import__(name)
-        except ImportError:
-            pass
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
