@@ -12,15 +12,24 @@ from collections.abc import Callable
 
 from . import _install
 
-wanted = False
-"""True: Triton's launches are to run in the emulator."""
+_wanted = False
+"""True: the import of Triton has started the emulator."""
+
+
+def wanted() -> bool:
+    """Whether Triton's launches are to run in the emulator. Triton asks when it needs a driver."""
+    return _wanted or _may()
+
+
+def _may() -> bool:
+    return _install.asked() and (bool(os.environ.get(_install.ASKED)) or not _asked_by_torch())
 
 
 def with_triton() -> None:
     """Called while Triton is imported."""
-    global wanted
-    wanted = _install.asked() and (bool(os.environ.get(_install.ASKED)) or not _asked_by_torch())
-    if not wanted:
+    global _wanted
+    _wanted = _may()
+    if not _wanted:
         return
     _silence_nvidia()
     after("torch", _install.install)

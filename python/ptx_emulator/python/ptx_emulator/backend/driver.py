@@ -15,7 +15,7 @@ class EmulatedDriver(_base.DriverBase):
 
     @staticmethod
     def is_active():
-        return _import.wanted
+        return _import.wanted()
 
     @classmethod
     def map_python_to_cpp_type(cls, ty):
