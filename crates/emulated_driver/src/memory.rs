@@ -14,6 +14,8 @@ use crate::code::{Code, INVALID_VALUE, OUT_OF_MEMORY};
 
 /// Guaranteed alignment of a base address (CUDA programming guide, "Device memory accesses").
 const ALIGNMENT: usize = 256;
+/// Bytes of page-locked memory that are compared at a time after a launch.
+const CHUNK: usize = 4096;
 /// Byte that fills a test's fresh memory, so that no test can rely on zeros.
 const FRESH: u8 = 0xCD;
 
@@ -290,11 +292,13 @@ impl Memory {
         let Place::Emulator(device) = &mut self.place else { return };
         for (base, before) in before {
             let after = device.download::<u8>(Buffer { address: base as u64, bytes: before.len() as u64 });
-            for (at, (new, old)) in after.iter().zip(&before).enumerate() {
-                if new != old {
+            let chunks = after.chunks(CHUNK).zip(before.chunks(CHUNK)).enumerate();
+            for (chunk, (after, before)) in chunks.filter(|(_, (after, before))| after != before) {
+                let changed = after.iter().zip(before).enumerate().filter(|(_, (new, old))| new != old);
+                for (at, (new, _)) in changed {
                     // SAFETY: the byte lies in page-locked memory that was alive when `show_locked` read it. Freeing or
                     // unregistering it needs the driver's lock, which has been held since then.
-                    unsafe { ((base + at) as *mut u8).write(*new) };
+                    unsafe { ((base + chunk * CHUNK + at) as *mut u8).write(*new) };
                 }
             }
         }
