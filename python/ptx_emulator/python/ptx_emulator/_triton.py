@@ -38,7 +38,7 @@ def install() -> None:
     _keep_ptx()
     _patch_autotuner()
     # The exceptions of launches have the faults.
-    pass  # DEV
+    _libcuda.set_option("QUIET", "1")
     triton.runtime.driver.set_active(_driver)
 
 
