@@ -32,6 +32,8 @@ fn exported(name: &str) -> Option<*const c_void> {
 fn newest(name: &str, version: c_int) -> Option<*const c_void> {
     match (name, version) {
         ("cuCtxCreate", ..13_000) => return exported("cuCtxCreate_v2"),
+        // CUDA 13 added forms that take a context.
+        ("cuCtxSynchronize" | "cuCtxGetDevice", ..13_000) => return exported(name),
         ("cuGraphInstantiate", 12_000..) => return exported("cuGraphInstantiateWithFlags"),
         ("cuStreamGetCaptureInfo", ..12_030) => return exported("cuStreamGetCaptureInfo_v2"),
         _ => {}
