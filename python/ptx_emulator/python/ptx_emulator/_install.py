@@ -138,10 +138,10 @@ def install(
         _libcuda.reports()
         state.installed = True
         os.environ["TRITON_LIBCUDA_PATH"] = str(_libcuda.LIB)
-        from . import _import
+        from . import _import, _libraries
 
         _import.after("torch", _install_torch)
-        _import.after("numba.cuda.codegen", _install_numba)
+        _libraries.install()
     configure(settings)
     if "triton" in sys.modules:
         from . import _triton
@@ -154,13 +154,3 @@ def _install_torch() -> None:
 
     _torch_cuda.install(_libcuda.card())
 
-
-def _install_numba() -> None:
-    """Numba launches its PTX in place of machine code that it would link."""
-    from cuda.core import ObjectCode
-    from numba.cuda import codegen
-
-    def get_cubin(self, cc=None):
-        return ObjectCode.from_ptx(self.get_asm_str(cc=cc).encode())
-
-    codegen.CUDACodeLibrary.get_cubin = get_cubin
