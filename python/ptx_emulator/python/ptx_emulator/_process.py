@@ -132,6 +132,7 @@ def with_pointees(named: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
 
 def run(call: Callable[[], Any], named: list[tuple[str, Any]]) -> Any:
     """Launches by `call` under the schedules of the settings, and waits. Raises the fault of a kernel."""
+    __tracebackhide__ = True
     state = _install.state
     if not getattr(_thread, "open", False):
         _libcuda.open_context()
@@ -155,6 +156,7 @@ def run(call: Callable[[], Any], named: list[tuple[str, Any]]) -> Any:
 
 
 def _once(call: Callable[[], Any], schedule: str) -> Any:
+    __tracebackhide__ = True
     try:
         result = call()
     finally:
@@ -164,6 +166,7 @@ def _once(call: Callable[[], Any], schedule: str) -> Any:
 
 def wait(schedule: str | None = None) -> None:
     """Runs all queued work. Raises the fault of a kernel, after which the context works again."""
+    __tracebackhide__ = True
     state = _install.state
     code = _libcuda.library().cuCtxSynchronize()
     fault = None

@@ -7,6 +7,7 @@ configurations.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from typing import Any
@@ -33,7 +34,9 @@ def install() -> None:
     if _driver is not None:
         triton.runtime.driver.set_active(_driver)
         return
-    os.environ.setdefault("TRITON_CACHE_DIR", os.path.join(os.path.expanduser("~"), ".triton", "ptx-emulator"))
+    # Triton caches a kernel by its text, with the path of its file inside. A cache per folder keeps the paths of faults right.
+    folder = hashlib.sha256(os.getcwd().encode()).hexdigest()[:16]
+    os.environ.setdefault("TRITON_CACHE_DIR", os.path.join(os.path.expanduser("~"), ".triton", "ptx-emulator", folder))
     _driver = _make_driver()
     _keep_ptx()
     _patch_autotuner()
@@ -71,6 +74,7 @@ def _make_launcher() -> type:
                 _libcuda.library().cuCtxSynchronize()
 
         def __call__(self, *args, **kwargs):
+            __tracebackhide__ = True
             values = args[len(args) - len(self._names) :] if self._names else args
             names = self._names or [f"argument {n}" for n in range(len(values))]
             named = [pair for name, one in zip(names, values) for pair in _process.tensors_of(name, one)]
