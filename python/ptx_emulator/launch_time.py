@@ -30,4 +30,6 @@ device = ptx_emulator.Device("h200")
 x, y = np.zeros(32, np.float32), np.zeros(32, np.float32)
 measure("launch, empty kernel", lambda: ptx_emulator.launch(EMPTY))
 measure("Device.launch, empty kernel", lambda: device.launch(EMPTY))
-measure("launch, one block of 32 threads and two arrays", lambda: ptx_emulator.launch(DOUBLE, block=32, args=[x, y, 32]))
+measure(
+    "launch, one block of 32 threads and two arrays", lambda: ptx_emulator.launch(DOUBLE, block=32, args=[x, y, 32])
+)

@@ -141,7 +141,12 @@ def test_every_schedule_starts_from_the_same_memory():
 
 
 def test_fresh_memory_is_aligned_as_on_a_gpu():
-    for tensor in (torch.empty(3, device=DEVICE), torch.rand(7, device="cuda"), torch.ones(5).cuda(), torch.ones(9).to("cuda") * 2):
+    for tensor in (
+        torch.empty(3, device=DEVICE),
+        torch.rand(7, device="cuda"),
+        torch.ones(5).cuda(),
+        torch.ones(9).to("cuda") * 2,
+    ):
         assert tensor.data_ptr() % 512 == 0 and tensor.untyped_storage().nbytes() == 4 * tensor.numel()
 
 

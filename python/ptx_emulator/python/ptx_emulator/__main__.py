@@ -17,7 +17,9 @@ def main() -> None:
     parser.add_argument("--level", help="machine, default or strict")
     parser.add_argument("--schedule", help="fair, worst or seed:N")
     parser.add_argument("--schedules", help="run each launch under N schedules")
-    parser.add_argument("--timed", nargs="?", const=True, metavar="GPU", help="predict times; no hazards are searched for")
+    parser.add_argument(
+        "--timed", nargs="?", const=True, metavar="GPU", help="predict times; no hazards are searched for"
+    )
     parser.add_argument("--limit", help="seconds (60s) or instructions of a warp, per launch")
     parser.add_argument("--allow", help="kinds of hazards to ignore, with commas")
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")

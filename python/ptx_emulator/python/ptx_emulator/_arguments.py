@@ -13,7 +13,7 @@ from ._memory import Storage, pointer, storage, used
 from ._tensor_map import TensorMap
 
 if TYPE_CHECKING:
-    from ._device import Buffer, Device
+    from ._device import Device
 
 
 class Mapped:

@@ -130,7 +130,9 @@ def install(
     base = state.settings if state.installed else state.pending or from_environment()
     settings = checked(base, **{name: value for name, value in given.items() if value is not None})
     if state.installed and settings.gpu != state.settings.gpu:
-        raise ValueError(f"gpu: the process already runs on an emulated {state.settings.gpu}; choose it in the first call")
+        raise ValueError(
+            f"gpu: the process already runs on an emulated {state.settings.gpu}; choose it in the first call"
+        )
     if not state.installed:
         _libcuda.library()
         _libcuda.set_option("GPU", settings.gpu)
@@ -153,4 +155,3 @@ def _install_torch() -> None:
     from . import _torch_cuda
 
     _torch_cuda.install(_libcuda.card())
-

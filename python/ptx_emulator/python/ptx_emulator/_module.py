@@ -32,7 +32,10 @@ class Module:
     def cluster(self, entry: str) -> tuple[int, int, int] | None:
         """Cluster size that an entry requires."""
         cluster = self._clusters.get(entry)
-        return None if cluster is None else tuple(cluster)
+        if cluster is None:
+            return None
+        x, y, z = cluster
+        return x, y, z
 
     def unsupported(self, entry: str) -> list[tuple[int, str]]:
         """PTX line and text of each instruction of an entry that the emulator cannot run."""

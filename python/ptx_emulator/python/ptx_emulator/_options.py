@@ -38,7 +38,8 @@ def size(name: str, value: int | Sequence[int]) -> tuple[int, int, int]:
     extents = (value,) if isinstance(value, int) else tuple(int(one) for one in value)
     if not 1 <= len(extents) <= 3 or any(not 0 <= one < 1 << 32 for one in extents):
         raise ValueError(f"{name}: expected one to three sizes, not {value!r}")
-    return (*extents, 1, 1)[:3]
+    x, y, z = (*extents, 1, 1)[:3]
+    return x, y, z
 
 
 def schedules(schedule: str, count: int | Iterable[str]) -> list[str]:

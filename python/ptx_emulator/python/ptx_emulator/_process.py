@@ -96,7 +96,9 @@ def mapped(named: Iterable[tuple[str, Any]]) -> Iterator[list[_Piece]]:
     try:
         for piece in pieces:
             if piece.address % 4:
-                raise ValueError(f"{piece.names[0]}: its memory begins at {piece.address:#x}, not at a multiple of 4; copy it")
+                raise ValueError(
+                    f"{piece.names[0]}: its memory begins at {piece.address:#x}, not at a multiple of 4; copy it"
+                )
             code = cuda.cuMemHostRegister_v2(piece.address, piece.bytes, _PORTABLE)
             _libcuda.check(code, f"mapping {piece.names[0]} of {piece.bytes} bytes")
             done.append(piece)

@@ -265,7 +265,7 @@ def _numpy(func, tensor, *args, **kwargs):
     return func(tensor, *args, **kwargs)
 
 
-def _module_cuda(func, tensor, *args, **kwargs):
+def _same(func, tensor, *args, **kwargs):
     return tensor
 
 
@@ -275,7 +275,11 @@ def _type_of(func, tensor, dtype=None, *args, **kwargs):
         return name.replace("torch.", "torch.cuda.", 1) if mark_of(tensor) is not None else name
     if isinstance(dtype, str) and dtype.startswith("torch.cuda."):
         return _to_device(tensor, True, func, (dtype.replace("torch.cuda.", "torch.", 1), *args), kwargs)
-    return mark(func(tensor, dtype, *args, **kwargs)) if mark_of(tensor) is not None else func(tensor, dtype, *args, **kwargs)
+    return (
+        mark(func(tensor, dtype, *args, **kwargs))
+        if mark_of(tensor) is not None
+        else func(tensor, dtype, *args, **kwargs)
+    )
 
 
 def _repr(func, tensor, *args, **kwargs):
@@ -294,7 +298,7 @@ _SPECIAL = {
     T.numpy: _numpy,
     T.type: _type_of,
     T.__repr__: _repr,
-    T.pin_memory: _module_cuda,
+    T.pin_memory: _same,
     T.is_pinned: lambda func, tensor, *args, **kwargs: False,
     T.record_stream: lambda func, tensor, stream: None,
 }
@@ -498,7 +502,7 @@ def install(card: dict[str, Any]) -> None:
         setattr(cuda, name, _answer(0))
     for name in ("range_push", "range_pop", "mark"):
         setattr(cuda.nvtx, name, _answer(None))
-    setattr(cuda.nvtx, "range", lambda *args, **kwargs: contextlib.nullcontext())
+    cuda.nvtx.range = lambda *args, **kwargs: contextlib.nullcontext()
     cuda.graphs.is_current_stream_capturing = _answer(False)
     # What a build of PyTorch for CUDA calls by itself.
     for name, value in {
@@ -525,12 +529,11 @@ def install(card: dict[str, Any]) -> None:
         }.items():
             setattr(torch.accelerator, name, value)
     if torch.version.cuda is None:
-        setattr(torch.version, "cuda", "13.0")
-    setattr(torch, "Generator", _Generator)
-    setattr(torch, "set_default_device", functools.partial(_set_default_device, torch.set_default_device))
-    setattr(torch, "get_default_device", functools.partial(_get_default_device, torch.get_default_device))
-    setattr(torch.nn.Module, "cuda", lambda self, device=None: self.to(CUDA))
+        torch.version.cuda = "13.0"
+    torch.Generator = _Generator
+    torch.set_default_device = functools.partial(_set_default_device, torch.set_default_device)
+    torch.get_default_device = functools.partial(_get_default_device, torch.get_default_device)
+    torch.nn.Module.cuda = lambda self, device=None: self.to(CUDA)
     BackwardCFunction.apply = _with_mode(BackwardCFunction.apply)
     _mode = CudaMode()
     _mode.__enter__()
-
