@@ -76,3 +76,17 @@ functions! {
         look_up(symbol, address, version, status)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn version_selects_the_form_of_a_call() {
+        for name in ["cuCtxSynchronize", "cuCtxGetDevice"] {
+            assert!(exported(name).is_some());
+            assert_eq!(newest(name, 2_000), exported(name));
+            assert_eq!(newest(name, 13_000), exported(&format!("{name}_v2")));
+        }
+    }
+}
