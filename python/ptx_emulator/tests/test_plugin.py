@@ -50,7 +50,7 @@ def run_pytest(pytester, *arguments):
     """Runs the project in a process without our environment variables, as on a machine without a GPU."""
     pytester.makepyfile(PROJECT)
     command = [sys.executable, "-m", "pytest", "--ptx-gpu", "h200", "-p", "no:cacheprovider", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), cwd=pytester.path, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), cwd=pytester.path, timeout=300)
     return done.stdout + done.stderr
 
 
@@ -83,12 +83,12 @@ def test_unchanged_scripts_run(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(PROJECT + "\ntest_right_again()\nprint('right', torch.cuda.get_device_name())\ntest_count()\n")
     environment_ = {**environment(), "PTX_EMULATOR": "1", "PTX_EMULATOR_GPU": "b200"}
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment_, timeout=100)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment_, timeout=300)
     assert "right NVIDIA B200" in done.stdout, done.stderr
     assert done.returncode == 1 and "ptx_emulator._errors.Fault: fault[data-race]" in done.stderr
     other = subprocess.run(
         [sys.executable, "-m", "ptx_emulator", "--allow", "data-race", script],
-        capture_output=True, text=True, env=environment(), timeout=100,
+        capture_output=True, text=True, env=environment(), timeout=300,
     )  # fmt: skip
     assert other.returncode == 0 and "right NVIDIA H200" in other.stdout, other.stderr
 
@@ -96,5 +96,5 @@ def test_unchanged_scripts_run(tmp_path):
 def test_nothing_happens_unless_it_may():
     program = "import torch, triton; print(torch.cuda.is_available())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
-                          env={**environment(), "PTX_EMULATOR": "0"}, timeout=100)  # fmt: skip
+                          env={**environment(), "PTX_EMULATOR": "0"}, timeout=300)  # fmt: skip
     assert done.stdout.strip() == "False", done.stderr
