@@ -474,9 +474,13 @@ def compute_linear(layer, matrices):
     import reference
     import torch
 
+    bias = getattr(layer, "bias", None)
+    if bias is not None:
+        bias.data.normal_()
     layer.quant_method.process_weights_after_loading(layer)
     method = getattr(layer, "scheme", layer.quant_method)
     expected = {"weight", "weight_of_many"} if method.tokens.is_split else {"weight"}
+    expected |= set() if bias is None else {"bias"}
     assert {name for name, _ in layer.named_parameters(recurse=False)} == expected
     for count in (5, 3):
         tokens = torch.randn(count, HIDDEN, dtype=torch.float32).bfloat16()
@@ -484,14 +488,14 @@ def compute_linear(layer, matrices):
         name = method.tokens.name if count >= method.tokens.from_tokens else "16-bit"
         if name == "16-bit":
             matrix = np.concatenate([reference.numbers(matrix) for matrix in matrices])
-            want = tokens.double().numpy() @ matrix.T
+            want = tokens.double().numpy() @ matrix.T + (0.0 if bias is None else bias.detach().double().numpy())
             bound = 2.0**-8 * np.abs(want) + 2.0**-20 * (np.abs(tokens.double().numpy()) @ np.abs(matrix.T))
             assert (np.abs(got.double().numpy() - want) <= bound).all()
         else:
             parts = [torch.cat([matrix[part] for matrix in matrices]) for part in (0, 1)]
             fused = nvfp4.Quantized(*parts, torch.stack([matrix.global_scale for matrix in matrices]))
             rows, scale = [len(matrix.values) for matrix in matrices], 1.0 / 448 if name == "nvfp4" else None
-            assert torch.equal(got, nvfp4.Linear(fused, rows=rows, token_format=name, input_scale=scale)(tokens))
+            assert torch.equal(got, nvfp4.Linear(fused, bias, rows=rows, token_format=name, input_scale=scale)(tokens))
 
 
 # All cases.
