@@ -23,6 +23,8 @@ def check(layer, name):
         raise Left(f"--moe-runner-backend {seams.moe_backend()}")
     if seams.all_to_all() != "none":
         raise Left(f"--moe-a2a-backend {seams.all_to_all()} gives batches in formats of its own")
+    if layer.with_bias:
+        raise Left("SGLang has no parameters for biases of NVFP4 experts")
     if config.no_combine:
         raise Left("the rows of a token's experts are summed outside of the layer")
     word, _ = seams.activation_of(config)
@@ -60,10 +62,8 @@ def layer_dtype(config):
 class _Packed:
     """A layer whose experts `nvfp4` has packed."""
 
-    def created(self, layer, extra):
-        """Checks what only the creation of weights tells, and marks input scales, which a checkpoint may lack, as not loaded."""
-        if extra.get("with_bias"):
-            raise Refused("biases of NVFP4 experts: SGLang creates no parameters for them; start SGLang with --moe-runner-backend marlin")
+    def created(self, layer):
+        """Marks input scales, which a checkpoint may lack, as not loaded."""
         for name, parameter in layer.named_parameters(recurse=False):
             if "input" in name:
                 parameter.data.fill_(float("nan"))
@@ -85,10 +85,9 @@ class _Packed:
         """
         config = self.moe_runner_config
         word, in_turn = seams.activation_of(config)
-        # SGLang's loaders have already put rows that alternate in a checkpoint one behind the other, unless they say otherwise.
         gate, up, _ = serving.split_rows(w13, None, config.is_gated, in_turn)
         plain, other, options = serving.pack_experts(
-            getattr(layer, "prefix", "experts"),
+            layer.layer_name,
             gate,
             up,
             nvfp4.Quantized(*w2),
@@ -131,9 +130,8 @@ class Nvfp4Experts(_Packed, ModelOptNvFp4FusedMoEMethod):
         self.quant_config, self.tokens = quant_config, tokens
 
     def create_weights(self, layer, num_experts, hidden_size, intermediate_size_per_partition, params_dtype, **extra_weight_attrs):
-        extra = dict(extra_weight_attrs)
         super().create_weights(layer, num_experts, hidden_size, intermediate_size_per_partition, params_dtype, **extra_weight_attrs)
-        self.created(layer, extra)
+        self.created(layer)
 
     def process_weights_after_loading(self, layer):
         self.pack(
@@ -155,9 +153,8 @@ class Nvfp4ExpertsScheme(_Packed, CompressedTensorsW4A16Nvfp4MoE):
         self.has_input_global_scale, self.group_size, self.tokens = has_input_global_scale, nvfp4.BLOCK, tokens
 
     def create_weights(self, layer, num_experts, hidden_size, intermediate_size_per_partition, params_dtype, **extra_weight_attrs):
-        extra = dict(extra_weight_attrs)
         super().create_weights(layer, num_experts, hidden_size, intermediate_size_per_partition, params_dtype, **extra_weight_attrs)
-        self.created(layer, extra)
+        self.created(layer)
 
     def process_weights_after_loading(self, layer):
         # The format stores divisors.
