@@ -90,15 +90,17 @@ def test_models_agree_with_the_dequantized_model(family, form, checkpoints, devi
     assert not any(isinstance(module, (nvfp4.Linear, nvfp4.Moe)) for module in plain.modules())
     with torch.no_grad():
         ours, theirs, want = (m(PROMPT.to(m.device)).logits.float().cpu() for m in (model, plain, reference))
-    # The same roundings of tokens at other places: a token's experts can change, so single rows may differ more.
-    error, allowed = ((got - want).square().mean().sqrt() for got in (ours, theirs))
+    # Rounding can change the experts of single tokens, so tokens are compared by the median, and all of them more loosely.
+    error, allowed = ((got - want).square().mean(-1).sqrt().median() for got in (ours, theirs))
     assert error <= 1.5 * allowed + 1e-3, (error, allowed)
+    everywhere = (ours - want).square().mean().sqrt()
+    assert everywhere <= 0.3 * want.square().mean().sqrt()
     model.generation_config.eos_token_id = None  # otherwise padding follows it
     tokens = model.generate(PROMPT.to(device), max_new_tokens=8, do_sample=False, pad_token_id=0).cpu()
     with torch.no_grad():
         logits = reference(tokens).logits[:, PROMPT.shape[1] - 1 : -1]
     chosen = logits.gather(-1, tokens[:, PROMPT.shape[1] :, None]).squeeze(-1)
-    assert (logits.amax(-1) - chosen <= 8 * allowed).all(), "a generated token is not among the reference's best"
+    assert (logits.amax(-1) - chosen <= 8 * torch.maximum(allowed, everywhere)).all(), "a generated token is not among the reference's best"
 
 
 @pytest.mark.parametrize("form", ["modelopt", "compressed-tensors"])
