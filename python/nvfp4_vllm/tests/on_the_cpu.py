@@ -121,11 +121,13 @@ def changed(config):
     mk.FusedMoEExpertsModular.workspace_shapes = workspace_shapes
 
 
+HIDDEN_MODULE = "vllm.model_executor.layers.fused_moe.all2all_utils"
+
+
 def vanished(config):
     """A version without a module that the plugin imports."""
     newer(config)
-    # The plugin's own import fails; vLLM's modules have what they need.
-    sys.modules["vllm.model_executor.layers.fused_moe.all2all_utils"] = None
+    sys.modules[HIDDEN_MODULE] = None
 
 
 def unforeseen(config):
@@ -349,6 +351,8 @@ def create(case, folder):
     if before:
         case.change(None)
     load_general_plugins()
+    if sys.modules.get(HIDDEN_MODULE, True) is None:
+        del sys.modules[HIDDEN_MODULE]  # vLLM itself has it
     arguments = EngineArgs(model=str(folder), skip_tokenizer_init=True, enforce_eager=True, max_model_len=64, **case.engine)
     config = arguments.create_engine_config()
     if case.change is not None and not before:
