@@ -153,6 +153,24 @@ def test_adapters_get_gradients(checkpoints, device):
         load(quantized, device)(PROMPT.to(device)).logits.sum().backward()
 
 
+def test_lora_adapters_learn(checkpoints, device):
+    peft = pytest.importorskip("peft")
+    model = load(checkpoints("qwen3_moe")[1], device, differentiable=True)
+    config = nvfp4.transformers.lora(peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+    model = peft.get_peft_model(model, config)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    assert len(trained) == 2 * 2 * 2
+    optimizer = torch.optim.AdamW(trained, lr=0.01)
+    losses = []
+    for _ in range(10):
+        loss = model(input_ids=PROMPT.to(device), labels=PROMPT.to(device)).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.1, losses
+
+
 def test_mistakes_name_the_remedy(checkpoints, tmp_path):
     original, quantized = checkpoints("llama")
     with pytest.raises(ValueError, match="no tensor is in NVFP4; `nvfp4 quantize"):

@@ -120,6 +120,15 @@ class _Waiting(torch.nn.Module):
             self.bias = original.bias
 
 
+class Nvfp4Linear(Linear):
+    """A linear layer, with the name under which libraries of adapters look for a layer's weights."""
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The packed weights, as bytes."""
+        return self.weights
+
+
 class Nvfp4Experts(torch.nn.Module):
     """A layer of experts, with the interface of Transformers' layers of experts."""
 
@@ -216,7 +225,7 @@ class Loader:
             scale = self.checkpoint.input_scale(modules) if config.linear == "nvfp4" else None
             rows = [len(matrix.values) for matrix in matrices]
             options = {"token_format": config.linear, "input_scale": scale, "differentiable": config.differentiable}
-            return Linear(fused, bias, dtype=self.dtype, rows=rows, **options)
+            return Nvfp4Linear(fused, bias, dtype=self.dtype, rows=rows, **options)
         except ValueError as error:
             raise _Left(str(error)) from error
 

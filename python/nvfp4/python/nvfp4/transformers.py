@@ -17,9 +17,9 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import CompressedTensorsConfig, QuantizationConfigMixin
 
 from . import _transformers
-from ._transformers import Nvfp4Experts
+from ._transformers import Nvfp4Experts, Nvfp4Linear
 
-__all__ = ["Nvfp4Config", "Nvfp4Experts", "Nvfp4Quantizer"]
+__all__ = ["Nvfp4Config", "Nvfp4Experts", "Nvfp4Linear", "Nvfp4Quantizer", "lora"]
 
 METHOD = "nvfp4-checkpoint"
 """The quantizer's name in Transformers' registry."""
@@ -108,6 +108,18 @@ class Nvfp4Quantizer(HfQuantizer):
     @property
     def is_compileable(self) -> bool:
         return True
+
+
+def lora(config):
+    """Makes PEFT put LoRA adapters on this package's linear layers. The model is loaded with ``differentiable=True``.
+
+    :param config: a ``peft.LoraConfig``.
+    :returns: the same object, for ``peft.get_peft_model(model, lora(config))``.
+    """
+    from peft.tuners.lora import Linear
+
+    config._register_custom_module({Nvfp4Linear: Linear})
+    return config
 
 
 def _register():
