@@ -71,9 +71,16 @@ def checkpoints(tmp_path_factory):
 
 
 def load(folder, device="cpu", dtype=torch.bfloat16, **options):
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, device_map=None if device == "cpu" else device, quantization_config=Nvfp4Config(**options), attn_implementation="eager"
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=dtype,
+        device_map=None if device == "cpu" else device,
+        quantization_config=Nvfp4Config(**options),
+        attn_implementation="eager",
+        output_loading_info=True,
     )
+    assert not any(report.values()), report
+    return model
 
 
 PROMPT = torch.arange(1, 25).reshape(2, 12)

@@ -176,10 +176,8 @@ class Loader:
         for place, modules in self.places.items():
             size = sum(self.checkpoint.bytes_of(module) for module in modules)
             _put(model, place, _Waiting(model.get_submodule(place), modules, size))
-        # These tensors are read here, and not by Transformers.
-        ours = {re.escape(place) + r"\.(?!bias$)" for place in self.places}
-        ours |= {r"(^|\.)experts\.(\w+\.)?\d+\.", r"\.(weight_packed|weight_scale|weight_scale_2|weight_global_scale)$"}
-        ours |= {r"(input_scale|input_global_scale|[kv]_scale|experts\.(gate_up_proj|up_proj|down_proj))$"}
+        # These tensors are read here, and not by Transformers. Scales of a quantized cache of keys and values are not used.
+        ours = {re.escape(place) + r"\.(?!bias$)" for place in self.places} | {r"\.[kv]_scale$"}
         model._keys_to_ignore_on_load_unexpected = set(model._keys_to_ignore_on_load_unexpected or ()) | ours
 
     def fill(self, model, config):
