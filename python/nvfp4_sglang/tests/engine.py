@@ -22,10 +22,10 @@ VERSION = "0.5.23"
 SGLANG = environments.Engine(
     "sglang",
     left_out=r"torch|torchaudio|torchcodec|flash-attn-4|flashinfer_python|humming-kernels|nvidia-.*|nvshmem4py.*|quack-kernels|sgl-.*"
-    r"|sglang-kernel|tilelang|cuda-python|apache-tvm-ffi|numba|scipy|timm|modelscope|datasets|decord2|av|blobfile|build|ninja|py-spy"
+    r"|sglang-kernel|tilelang|cuda-python|numba|scipy|timm|modelscope|datasets|decord2|av|blobfile|build|ninja|py-spy"
     r"|smg-grpc-servicer|soundfile|deepseek-recipe|tml-renderers|torch_memory_saver|kernels|outlines|anthropic|xgrammar",
     never=("torchaudio",),
-    more=("triton",),
+    more=("triton", "dill"),
 )
 
 

@@ -121,12 +121,12 @@ class _Waiting(torch.nn.Module):
 
 
 class Nvfp4Linear(Linear):
-    """A linear layer, with the name under which libraries of adapters look for a layer's weights."""
+    """A linear layer in a Transformers model."""
 
     @property
     def weight(self) -> torch.Tensor:
-        """The packed weights, as bytes."""
-        return self.weights
+        """An empty tensor. Models and libraries of adapters ask a layer's ``weight`` for the type of its tokens and for its device."""
+        return self.weights.new_empty(0, dtype=self.dtype)
 
 
 class Nvfp4Experts(torch.nn.Module):
