@@ -139,6 +139,15 @@ def test_experts_multiply_in_the_chosen_format(checkpoints):
     assert model(PROMPT).logits.isfinite().all()
 
 
+def test_configuration_keeps_the_description(checkpoints, tmp_path):
+    _, quantized = checkpoints("llama", "compressed-tensors")
+    model = load(quantized, linear="fp8")
+    assert '"nvfp4-pack-quantized"' in repr(model.config)
+    model.config.save_pretrained(tmp_path)
+    kept = transformers.AutoConfig.from_pretrained(tmp_path).quantization_config
+    assert kept["quant_method"] == "compressed-tensors" and kept["linear"] == "fp8"
+
+
 def test_excluded_layers_stay_as_they_were(checkpoints):
     _, quantized = checkpoints("qwen3_moe", "modelopt", "--exclude", "model.layers.1")
     model = load(quantized)

@@ -33,7 +33,7 @@ class _Serving:
         except Exception as error:
             # Either this version of SGLang differs in a way that `seams.check` does not see, or SGLang raises it again below.
             _Serving.failure = error
-            CHOICES.refuse_all(error, *choices.engine())
+            CHOICES.refuse_all(error, *choices.engine(), f"{prefix} and all later NVFP4 layers")
         return super().get_quant_method(layer, prefix) if method is None else method
 
     def ours(self, layer, prefix):

@@ -162,7 +162,7 @@ CASES = {
     "newer version with other seams": Case(experts="", linear="", change=changed, says="SGLang's own kernels serve all NVFP4 layers"),
     "newer version without a module": Case(experts="", linear="", change=vanished, says="SGLang's own kernels serve all NVFP4 layers"),
     "newer version that differs unforeseen": Case(
-        experts="", linear="", change=unforeseen, says="AttributeError: no such attribute (SGLang 0.9.0, with which"
+        experts="", linear="", change=unforeseen, says="model.layers.0.mlp.experts and all later NVFP4 layers"
     ),
 }
 

@@ -248,7 +248,7 @@ CASES = {
         experts=[VLLMS] * 2, linear=[VLLMS_LINEAR] * 2, engine=MARLIN, change=vanished, says="vLLM's own kernels serve all NVFP4 layers"
     ),
     "newer version that differs unforeseen": Case(
-        experts=[VLLMS] * 2, linear=[VLLMS_LINEAR] * 2, engine=MARLIN, change=unforeseen, says="AttributeError: no such attribute (vLLM 0.99.0, with which"
+        experts=[VLLMS] * 2, linear=[VLLMS_LINEAR] * 2, engine=MARLIN, change=unforeseen, says="model.layers.0.mlp.experts and all later NVFP4 layers"
     ),
     "newer version with other seams, required": Case(environment=REQUIRE, change=changed, error="nvfp4_vllm is not used"),
 }  # fmt: skip

@@ -48,8 +48,11 @@ class Nvfp4Config(QuantizationConfigMixin):
                 raise ValueError(f"{option}: expected 16-bit, fp8 or nvfp4, got {value!r}")
         self.quant_method = METHOD
         self.experts, self.linear, self.differentiable, self.dequantize = experts, linear, differentiable, dequantize
-        described.pop("quant_method", None)
         self.described = described
+
+    def to_dict(self):
+        """Returns the checkpoint's description with the options, as for ``config.json``."""
+        return {"quant_method": METHOD} | self.described | self.get_loading_attributes()
 
     def get_loading_attributes(self):
         """Returns the options that a user's configuration overwrites in the checkpoint's."""

@@ -39,17 +39,18 @@ class Choices:
         """Whether a layer that is left to the engine is an error."""
         return self.is_set("REQUIRE")
 
-    def refuse_all(self, error, name, tested):
+    def refuse_all(self, error, name, tested, layers="all NVFP4 layers"):
         """Logs once that the engine serves all layers, because the plugin cannot be used.
 
         :param name: the engine's name and version.
         :param tested: whether the plugin was tested with this version.
+        :param layers: the layers that the engine serves from now on.
         :raises Refused: with `REQUIRE`.
         """
         untested = "" if tested else ", with which this plugin was not tested"
         message = (
-            f"{self.plugin} is not used: {type(error).__name__}: {error} ({name}{untested}). {self.engine}'s own kernels serve all NVFP4"
-            " layers; install a tested version (see the plugin's README) to use nvfp4"
+            f"{self.plugin} is not used: {type(error).__name__}: {error} ({name}{untested}). {self.engine}'s own kernels serve {layers};"
+            " install a tested version (see the plugin's README) to use nvfp4"
         )
         if self.is_required:
             raise Refused(message) from error
