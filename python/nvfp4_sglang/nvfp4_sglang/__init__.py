@@ -8,7 +8,8 @@ quantization configurations with subclasses. The subclasses give `nvfp4` the lay
 def register():
     """Registers the runner and the configurations. SGLang calls it through the entry point `sglang.srt.plugins`.
 
-    SGLang logs an exception of a plugin and goes on. This function changes nothing in SGLang before all of its checks have passed.
+    SGLang logs an exception of a plugin and goes on, so with `NVFP4_SGLANG_REQUIRE=1` this function ends the process instead. It changes
+    nothing in SGLang before all of its checks have passed.
     """
     from . import choices
 
@@ -30,4 +31,7 @@ def register():
         if not tested:
             choices.CHOICES.note(f"nvfp4_sglang is used, but was not tested with {engine}: only with {choices.TESTED}")
     except Exception as error:
-        choices.CHOICES.refuse_all(error, *choices.engine())
+        try:
+            choices.CHOICES.refuse_all(error, *choices.engine())
+        except choices.Refused as refused:
+            raise SystemExit(str(refused)) from error

@@ -160,6 +160,7 @@ CASES = {
     "GPU without a verdict": Case(experts="", change=unproven, says="has not proved itself on this card"),
     "newer version": Case(change=newer, says="was not tested with SGLang 0.9.0"),
     "newer version with other seams": Case(experts="", linear="", change=changed, says="SGLang's own kernels serve all NVFP4 layers"),
+    "newer version with other seams, required": Case(environment=REQUIRE, change=changed, error="nvfp4_sglang is not used"),
     "newer version without a module": Case(experts="", linear="", change=vanished, says="SGLang's own kernels serve all NVFP4 layers"),
     "newer version that differs unforeseen": Case(
         experts="", linear="", change=unforeseen, says="model.layers.0.mlp.experts and all later NVFP4 layers"
@@ -184,17 +185,21 @@ class Messages(logging.Handler):
 def run(case):
     """Creates the layers, and checks the classes, the messages and the numbers."""
     os.environ.update(case.environment)
-    import nvfp4_sglang
     import torch
     from sglang.srt.layers import quantization
     from sglang.srt.layers.linear import QKVParallelLinear
+    from sglang.srt.plugins import load_plugins
 
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
     said = Messages()
     if case.change is not None:
         case.change()
-    nvfp4_sglang.register()
+    try:
+        load_plugins()  # finds the plugin by its entry point
+    except SystemExit as ended:
+        assert case.error and case.error in str(ended), ended
+        return
     start(case.server)
     name, description = case.quantization
     config = quantization.get_quantization_config(name).from_config(description)

@@ -14,7 +14,7 @@ one that leaves every other format to Transformers.
 import torch
 from transformers.quantizers import auto
 from transformers.quantizers.base import HfQuantizer
-from transformers.utils.quantization_config import CompressedTensorsConfig, QuantizationConfigMixin
+from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from . import _transformers
 from ._transformers import Nvfp4Experts, Nvfp4Linear
@@ -59,23 +59,27 @@ class Nvfp4Config(QuantizationConfigMixin):
         return {name: getattr(self, name) for name in ("experts", "linear", "differentiable", "dequantize")}
 
 
-class _ModelOpt(Nvfp4Config):
-    """The entry ``modelopt`` of the registry of configurations."""
-
-    @classmethod
-    def from_dict(cls, config_dict, return_unused_kwargs=False, **kwargs):
-        return Nvfp4Config.from_dict(config_dict, return_unused_kwargs, **kwargs)
+def _is_modelopt(description):
+    algorithm = (description.get("quantization") or description).get("quant_algo") or ""
+    return "NVFP4" in algorithm or algorithm == "MIXED_PRECISION"
 
 
-class _CompressedTensors(CompressedTensorsConfig):
-    """The entry ``compressed-tensors`` of the registry of configurations."""
+def _is_compressed_tensors(description):
+    ours = "nvfp4-pack-quantized"
+    groups = [group.get("format") for group in (description.get("config_groups") or {}).values() if isinstance(group, dict)]
+    return description.get("format") == ours or bool(groups) and all(found == ours for found in groups)
 
-    @classmethod
-    def from_dict(cls, config_dict, return_unused_kwargs=False, **kwargs):
-        groups = [group.get("format") for group in (config_dict.get("config_groups") or {}).values() if isinstance(group, dict)]
-        ours = "nvfp4-pack-quantized"
-        is_ours = config_dict.get("format") == ours or bool(groups) and all(found == ours for found in groups)
-        return (Nvfp4Config if is_ours else CompressedTensorsConfig).from_dict(config_dict, return_unused_kwargs, **kwargs)
+
+def _entry(theirs, is_ours):
+    """Returns an entry of the registry of configurations that leaves other formats to Transformers' entry, if there is one."""
+
+    class Entry(theirs or Nvfp4Config):
+        @classmethod
+        def from_dict(cls, config_dict, return_unused_kwargs=False, **kwargs):
+            chosen = Nvfp4Config if theirs is None or is_ours(config_dict) else theirs
+            return chosen.from_dict(config_dict, return_unused_kwargs, **kwargs)
+
+    return Entry
 
 
 class Nvfp4Quantizer(HfQuantizer):
@@ -130,8 +134,9 @@ def _register():
         return
     auto.register_quantizer(METHOD)(Nvfp4Quantizer)
     auto.register_quantization_config(METHOD)(Nvfp4Config)
-    auto.register_quantization_config("modelopt")(_ModelOpt)
-    auto.AUTO_QUANTIZATION_CONFIG_MAPPING["compressed-tensors"] = _CompressedTensors
+    configurations = auto.AUTO_QUANTIZATION_CONFIG_MAPPING
+    for name, is_ours in (("modelopt", _is_modelopt), ("compressed-tensors", _is_compressed_tensors)):
+        configurations[name] = _entry(configurations.get(name), is_ours)
     auto.LOADING_ATTRIBUTES_CONFIG_TYPES += (Nvfp4Config,)
 
 
