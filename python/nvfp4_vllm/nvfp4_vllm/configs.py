@@ -12,7 +12,7 @@ from vllm.model_executor.layers.quantization.modelopt import (
 )
 
 from . import choices, linear, methods, seams
-from .choices import Left, Refused
+from .choices import CHOICES, Left, Refused
 
 
 class _Serving:
@@ -27,13 +27,13 @@ class _Serving:
             if _Serving.failure is None:
                 method = self.ours(layer, prefix)
         except Left as reason:
-            choices.leave(prefix, reason)
+            CHOICES.leave(prefix, reason)
         except Refused:
             raise
         except Exception as error:
             # Either this version of vLLM differs in a way that `seams.check` does not see, or vLLM raises it again below.
             _Serving.failure = error
-            choices.refuse_all(error, choices.engine())
+            CHOICES.refuse_all(error, *choices.engine(), f"{prefix} and all later NVFP4 layers")
         return super().get_quant_method(layer, prefix) if method is None else method
 
     def ours(self, layer, prefix):
@@ -55,7 +55,7 @@ class _Serving:
         if quantization is None:
             return None
         method = linear.Nvfp4Linear(theirs, linear.check(layer, quantization))
-        choices.serve("linear layers", prefix, method.tokens)
+        CHOICES.serve("linear layers", prefix, method.tokens)
         return method
 
 
@@ -82,7 +82,7 @@ def _of_experts(config, layer, prefix):
     if getattr(config, "moe_activation_override", None) is not None:
         raise Left("the quantization of tokens is configured")
     method = methods.ModelOptNvfp4MoE(config, layer.moe_config, methods.check(layer, prefix))
-    choices.serve("experts", prefix, method.tokens)
+    CHOICES.serve("experts", prefix, method.tokens)
     return method
 
 
@@ -99,7 +99,7 @@ class CompressedTensors(_Serving, CompressedTensorsConfig):
         if any(scheme != schemes[0] for scheme in schemes) or not (inputs is None or self._is_nvfp4_format(inputs)):
             raise Left("its projections have different schemes, or quantized inputs of another format")
         method = methods.CompressedTensorsNvfp4MoE(layer.moe_config, methods.check(layer, prefix))
-        choices.serve("experts", prefix, method.tokens)
+        CHOICES.serve("experts", prefix, method.tokens)
         return method
 
     def of_linear(self, theirs, layer, prefix):
@@ -108,5 +108,5 @@ class CompressedTensors(_Serving, CompressedTensorsConfig):
             return None
         tokens = linear.check(layer, "w4a16" if layer.scheme.use_a16 else "w4a4")
         layer.scheme = linear.Nvfp4Scheme(layer.scheme, tokens)
-        choices.serve("linear layers", prefix, tokens)
+        CHOICES.serve("linear layers", prefix, tokens)
         return theirs
