@@ -225,7 +225,10 @@ fn verification_finds_the_worst_weight() {
     changed.write(&folder.join("less.safetensors"));
     let (code, report) = json(folder, "verify model --source less.safetensors");
     let failures = report["failures"].to_string();
-    assert!(code == Some(1) && failures.contains("missing in the source") && failures.contains("bytes differ"), "{failures}");
+    assert!(
+        code == Some(1) && failures.contains("missing in the source") && failures.contains("bytes differ"),
+        "{failures}"
+    );
     assert_eq!(json(folder, "diff model less.safetensors").0, Some(1));
     let mut other = Tensors::default();
     other.set_nvfp4("model.layers.7.mlp.down_proj", Format::ModelOpt, [32, 16], 1);
@@ -249,7 +252,8 @@ fn better_scales_have_smaller_errors_and_the_same_layout() {
     }
     assert!(errors[0] > errors[1] && errors[0] > errors[2], "{errors:?}");
     passes(folder, "quantize in.safetensors default.safetensors");
-    let [default, max] = ["default", "max"].map(|name| std::fs::read(folder.join(format!("{name}.safetensors"))).unwrap());
+    let [default, max] =
+        ["default", "max"].map(|name| std::fs::read(folder.join(format!("{name}.safetensors"))).unwrap());
     assert_eq!(default, max);
 }
 
@@ -309,4 +313,100 @@ fn refusals_name_the_form_and_write_nothing() {
     assert!(!folder.join("out").exists());
     let names = std::fs::read_dir(folder).unwrap().count();
     assert_eq!(names, 3, "no leftovers");
+}
+
+/// A GGUF file of these tensors: name, type, sizes (outermost first), bytes.
+fn gguf(architecture: &str, tensors: &[(&str, u32, &[usize], Vec<u8>)]) -> Vec<u8> {
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+    let mut file =
+        [&b"GGUF"[..], &3u32.to_le_bytes(), &(tensors.len() as u64).to_le_bytes(), &2u64.to_le_bytes()].concat();
+    file.extend([text("general.architecture"), 8u32.to_le_bytes().into(), text(architecture)].concat());
+    file.extend([text("general.file_type"), 4u32.to_le_bytes().into(), 1u32.to_le_bytes().into()].concat());
+    let mut data: Vec<u8> = Vec::new();
+    for (name, kind, sizes, bytes) in tensors {
+        file.extend([text(name), (sizes.len() as u32).to_le_bytes().into()].concat());
+        file.extend(sizes.iter().rev().flat_map(|size| (*size as u64).to_le_bytes()));
+        file.extend([&kind.to_le_bytes()[..], &(data.len() as u64).to_le_bytes()].concat());
+        data.extend(bytes);
+        data.resize(data.len().next_multiple_of(32), 0);
+    }
+    file.resize(file.len().next_multiple_of(32), 0);
+    file.extend(data);
+    file
+}
+
+#[test]
+fn gguf_and_back_keeps_every_code_and_scale() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let mut tensors = Tensors::default();
+    for expert in 0..2 {
+        for (index, name) in NAMES.iter().enumerate() {
+            let module = format!("{BLOCK}.experts.{expert}.{name}");
+            tensors.set_nvfp4(&module, Format::ModelOpt, [64, 128], (3 * expert + index) as u8);
+            tensors.remove(&format!("{module}.input_scale"));
+        }
+    }
+    tensors.set(format!("{BLOCK}.experts.1.up_proj.weight_scale_2"), f32s(&[], &[0.5]));
+    tensors.write(&folder.join("model.safetensors"));
+    let norm: Vec<u8> = [1.0f32, 2.0, 3.0].iter().flat_map(|x| x.to_le_bytes()).collect();
+    let experts = |name| (name, 1, &[2, 64, 128][..], vec![0; 2 * 2 * 64 * 128]);
+    let template = gguf(
+        "qwen3moe",
+        &[
+            ("output_norm.weight", 0, &[3], norm.clone()),
+            experts("blk.0.ffn_gate_exps.weight"),
+            experts("blk.0.ffn_up_exps.weight"),
+            experts("blk.0.ffn_down_exps.weight"),
+        ],
+    );
+    std::fs::write(folder.join("template.gguf"), &template).unwrap();
+    let line = "convert model.safetensors model.gguf --to gguf --template template.gguf";
+    let said = passes(folder, line);
+    assert!(said.contains("6 weights from safetensors to gguf, 1 tensors copied"), "{said}");
+    passes(folder, "convert model.gguf back.safetensors --to modelopt");
+    let back = TensorFile::open(&folder.join("back.safetensors")).unwrap();
+    assert_eq!(back.tensor("model.norm.weight").unwrap().data, norm);
+    for (name, (dtype, shape, data)) in tensors.iter() {
+        let got = back.tensor(name).unwrap_or_else(|| panic!("{name} is missing"));
+        assert_eq!((got.dtype, got.shape, got.data), (*dtype, &shape[..], &data[..]), "{name}");
+    }
+    assert_eq!(back.tensors().count(), tensors.iter().count() + 1);
+    // The file type of the metadata says NVFP4.
+    let file = std::fs::read(folder.join("model.gguf")).unwrap();
+    let place = file.windows(17).position(|bytes| bytes == b"general.file_type").unwrap() + 17 + 4;
+    assert_eq!(file[place..place + 4], 39u32.to_le_bytes());
+    // Refusals.
+    let unknown = gguf("rwkv7", &[("output_norm.weight", 0, &[3], norm.clone())]);
+    std::fs::write(folder.join("unknown.gguf"), unknown).unwrap();
+    assert!(fails(folder, "convert unknown.gguf x --to modelopt").1.contains("general.architecture is \"rwkv7\""));
+    std::fs::write(folder.join("cut.gguf"), &template[..template.len() - 40]).unwrap();
+    assert!(fails(folder, "convert cut.gguf x --to modelopt").1.contains("does not fit"));
+    std::fs::write(folder.join("none.gguf"), gguf("llama", &[("output_norm.weight", 0, &[3], norm)])).unwrap();
+    assert!(fails(folder, "convert none.gguf x --to modelopt").1.contains("no NVFP4 tensor"));
+    assert!(fails(folder, "convert model.safetensors x --to gguf").1.contains("--template"));
+    assert!(!folder.join("x").exists());
+}
+
+#[test]
+fn doctor_names_engines_that_compute_something_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let mut tensors = model(folder, "model", Format::ModelOpt);
+    let (code, report) = json(folder, "doctor model --backend nvfp4");
+    assert_eq!((code, &report["verdicts"][0]["verdict"]), (Some(0), &json!("serves it")), "{report}");
+    let module = format!("{BLOCK}.experts.1.up_proj");
+    tensors.set(format!("{module}.weight_scale_2"), f32s(&[], &[0.5]));
+    tensors.set(format!("{BLOCK}.experts.0.down_proj.weight"), raw(Dtype::U8, &[32, 8], &[0x80; 256]));
+    tensors.write(&folder.join("model/model.safetensors"));
+    std::fs::remove_file(folder.join("model/tokenizer.json")).unwrap();
+    let (code, report) = json(folder, "doctor model --backend vllm");
+    assert_eq!((code, &report["verdicts"][0]["effect"]), (Some(1), &json!("wrong results")), "{report}");
+    let codes: Vec<&str> =
+        report["findings"].as_array().unwrap().iter().filter_map(|finding| finding["code"].as_str()).collect();
+    for code in ["unequal-global-scales", "dead-experts", "tokenizer"] {
+        assert!(codes.contains(&code), "{codes:?}");
+    }
+    let text = String::from_utf8(nvfp4(folder, "doctor model").stdout).unwrap();
+    assert!(text.contains("vllm 0.24 to 0.33: wrong results; quantize without --separate-scales"), "{text}");
 }

@@ -96,16 +96,16 @@ def block_errors(weight, codes, scales, double_scale):
 def weights():
     """Yields names and bf16 matrices."""
     torch.manual_seed(1)
-    gaussian = torch.randn(512, 1024)
+    gaussian = torch.randn(128, 1024)
     yield "Gaussian", gaussian * 0.02
-    yield "heavy tails", torch.distributions.StudentT(3.0).sample((512, 1024)) * 0.02
+    yield "heavy tails", torch.distributions.StudentT(3.0).sample((128, 1024)) * 0.02
     outliers = gaussian.clone()
     outliers[:, ::97] *= 40
     yield "outlier columns", outliers
     zeros = gaussian.clone()
     zeros[:, 32:256] = 0
     yield "blocks of zeros", zeros
-    yield "small numbers", gaussian * 1e-6 * (10.0 ** torch.randint(-4, 5, (512, 1024)))
+    yield "small numbers", gaussian * 1e-6 * (10.0 ** torch.randint(-4, 5, (128, 1024)))
 
 
 def quantize(nvfp4, folder, weight, rule):
@@ -143,7 +143,7 @@ def compare(nvfp4, folder):
 
 def speed(nvfp4, folder):
     """Prints how many numbers per second each searches."""
-    weight = torch.randn(512, 1024).bfloat16() * 0.02
+    weight = torch.randn(128, 1024).bfloat16() * 0.02
     *_, seconds = modelopt(weight, "mse")
     theirs = weight.numel() / seconds
     large = torch.randn(8192, 8192).bfloat16() * 0.02

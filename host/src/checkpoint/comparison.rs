@@ -187,11 +187,7 @@ impl<'a> Comparison<'a> {
     ///
     /// # Errors
     /// Returns an error if a weight cannot be read, the sizes of a weight differ, or both models have no weight in common.
-    pub fn new(
-        reference: &'a Checkpoint,
-        model: &'a Checkpoint,
-        chosen: &dyn Fn(&str) -> bool,
-    ) -> Result<Self, Error> {
+    pub fn new(reference: &'a Checkpoint, model: &'a Checkpoint, chosen: &dyn Fn(&str) -> bool) -> Result<Self, Error> {
         let models = [reference, model];
         let (mut matrices, mut belonging) = (Vec::new(), Vec::new());
         for checkpoint in models {
@@ -350,7 +346,8 @@ fn compare(reference: &Source<'_>, model: &Source<'_>, done: &(dyn Fn(usize) + S
     let chunks = reference.chunks().map_init(
         || (Vec::new(), Vec::new()),
         |(is, got), rows: Range<usize>| {
-            let errors = Errors::of(reference.decoded(rows.clone(), is), model.decoded(rows.clone(), got), rows.start * k);
+            let errors =
+                Errors::of(reference.decoded(rows.clone(), is), model.decoded(rows.clone(), got), rows.start * k);
             done(rows.len() * k);
             errors
         },

@@ -290,7 +290,8 @@ fn weights_of(checkpoint: &Checkpoint) -> Vec<Finding> {
     let (mut dead, mut ragged) = (Vec::new(), Vec::new());
     for (name, readable) in all.into_iter().filter(|(_, readable)| readable.form.is_nvfp4()) {
         for weight in &readable.stored.weights {
-            let is_zero = || weight.source.nvfp4().is_some_and(|(codes, _, _)| codes.par_iter().all(|code| code & 0x77 == 0));
+            let is_zero =
+                || weight.source.nvfp4().is_some_and(|(codes, _, _)| codes.par_iter().all(|code| code & 0x77 == 0));
             let is_expert =
                 Projection::parse(&weight.module).is_some_and(|found| matches!(found.expert, Expert::Routed(_)));
             if is_expert && is_zero() {

@@ -307,7 +307,8 @@ impl<'a> Source<'a> {
                 }
             }
             Elements::Nvfp4 { codes, scales, global, columns } if self.transposed => {
-                let [codes, scales] = [(codes, 2), (scales, BLOCK)].map(|(data, k)| &data[line / k * length..][..length]);
+                let [codes, scales] =
+                    [(codes, 2), (scales, BLOCK)].map(|(data, k)| &data[line / k * length..][..length]);
                 let column = columns.map(|columns| columns.at(line));
                 for (place, out) in (first..length).step_by(step).zip(out) {
                     let scale = E4M3[usize::from(scales[place])] * global;

@@ -169,7 +169,8 @@ impl Report<'_> {
             failures.extend(weights_alone[index].iter().map(|name| (name.clone(), format!("this weight {reason}"))));
             // Scales of a KV cache and other additions of a quantizer are no fault.
             if index == 0 {
-                failures.extend(tensors_alone[0].iter().map(|name| ((*name).to_owned(), format!("this tensor {reason}"))));
+                failures
+                    .extend(tensors_alone[0].iter().map(|name| ((*name).to_owned(), format!("this tensor {reason}"))));
             }
         }
         failures.extend(self.differences.iter().map(|(name, difference)| ((*name).to_owned(), words(difference))));
@@ -223,9 +224,7 @@ impl Report<'_> {
                 "failure": self.failure(weight),
             })
         };
-        let layer = |(name, errors, count): &(String, Errors, usize)| {
-            json!({"layer": name, "weights": count, "errors": errors_to_json(*errors)})
-        };
+        let layer = |(name, errors, count): &(String, Errors, usize)| json!({"layer": name, "weights": count, "errors": errors_to_json(*errors)});
         let quantized = self.weights.iter().filter(|weight| weight.is_quantized());
         let all = quantized.fold(Errors::default(), |all, weight| all.join(weight.errors));
         let failures = self.failures();

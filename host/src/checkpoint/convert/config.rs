@@ -137,7 +137,7 @@ impl Config {
     }
 
     /// Returns the model type.
-    pub(super) fn model_type(&self) -> Option<&str> {
+    pub(in crate::checkpoint) fn model_type(&self) -> Option<&str> {
         self.0.as_ref()?.get("model_type")?.as_str()
     }
 

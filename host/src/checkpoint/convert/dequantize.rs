@@ -203,9 +203,7 @@ impl<'a> Dequantization<'a> {
 impl Rewrite for Dequantization<'_> {
     fn fate(&self, name: &str) -> Fate {
         match self.chosen.get(name) {
-            Some(readable) => {
-                Fate::Replaced(vec![(readable.plain_name.clone(), self.dtype, readable.shape.clone())])
-            }
+            Some(readable) => Fate::Replaced(vec![(readable.plain_name.clone(), self.dtype, readable.shape.clone())]),
             None if self.dropped.contains(name) => Fate::Dropped,
             None => Fate::Copied,
         }
@@ -268,7 +266,8 @@ fn encode(numbers: &[f32], dtype: Dtype, bytes: &mut Vec<u8>) -> Result<(), Erro
             let mut narrow = vec![half::f16::ZERO; numbers.len()];
             narrow.convert_from_f32_slice(numbers);
             let overflow = |(wide, narrow): &(&f32, &half::f16)| wide.is_finite() && narrow.is_infinite();
-            if let Some((index, (value, _))) = numbers.iter().zip(&narrow).enumerate().find(|(_, pair)| overflow(pair)) {
+            if let Some((index, (value, _))) = numbers.iter().zip(&narrow).enumerate().find(|(_, pair)| overflow(pair))
+            {
                 let what = format!("element {index} is {value}, which f16 cannot represent; use bf16 or f32");
                 return Err(Error::Invalid(what));
             }

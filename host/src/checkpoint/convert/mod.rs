@@ -29,14 +29,14 @@ use std::path::Path;
 use rayon::prelude::*;
 
 pub use self::calibration::Calibration;
-pub use self::dequantize::Dequantization;
 pub(super) use self::config::Config;
 use self::config::{CONFIG, Others, QUANT_CONFIG, Quantization};
+pub use self::dequantize::Dequantization;
 pub use self::mxfp4::Exact;
 pub use self::options::Options;
-pub use self::select::Left;
 pub use self::reform::{Experts, Reform};
 use self::rewrite::{Done, Fate, Rewrite, TensorLayout, file_name, is_one_file};
+pub use self::select::Left;
 use self::select::Selection;
 use self::stored::{Stored, WEIGHT, Weight};
 pub use self::weights::Form;
@@ -588,7 +588,9 @@ fn unquantized(checkpoint: &Checkpoint, format: Format, is_quantized: &dyn Fn(&s
 /// Returns the tensors that are only useful with the original form of a converted weight.
 fn dropped(selection: &Selection<'_>) -> BTreeSet<String> {
     let all = selection.chosen.values().chain(selection.widened.values());
-    all.flat_map(|stored| stored.scales.iter().chain(stored.biases.iter().map(|biases| &biases.name))).cloned().collect()
+    all.flat_map(|stored| stored.scales.iter().chain(stored.biases.iter().map(|biases| &biases.name)))
+        .cloned()
+        .collect()
 }
 
 /// Buffers that are reused for each part of a weight.

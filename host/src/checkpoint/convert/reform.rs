@@ -79,7 +79,8 @@ impl<'a> Reform<'a> {
         let readable = weights::all(checkpoint, &config, false)?;
         let at = |error: Error, name: &str| error.at(checkpoint.place(name));
         if let Some((name, other)) = readable.iter().find(|(_, readable)| !readable.form.is_nvfp4()) {
-            let what = format!("this weight is {}; only models whose weights are NVFP4 are converted", other.form.name());
+            let what =
+                format!("this weight is {}; only models whose weights are NVFP4 are converted", other.form.name());
             return Err(at(Error::Invalid(what), name));
         }
         if readable.is_empty() {
@@ -280,7 +281,9 @@ impl<'a> Reform<'a> {
             None => [format.values(), format.scales(), format.global(), format.input()],
             Some(_) => match format {
                 Format::ModelOpt => ["", "_weight_scale", "_weight_scale_2", "_input_scale"],
-                Format::CompressedTensors => ["_packed", "_weight_scale", "_weight_global_scale", "_input_global_scale"],
+                Format::CompressedTensors => {
+                    ["_packed", "_weight_scale", "_weight_global_scale", "_input_global_scale"]
+                }
             },
         };
         [values, scales, global, input].map(|suffix| format!("{}{suffix}", new.module))
@@ -304,12 +307,11 @@ impl<'a> Reform<'a> {
         };
         let rows = n * new.parts.len() / new.experts.unwrap_or(1);
         let matrix = |columns: usize| [&before[..], &[rows, columns]].concat();
-        let mut layout =
-            vec![(values, Dtype::U8, matrix(k / 2)), (scales, Dtype::F8_E4M3, matrix(k / BLOCK)), (
-                global,
-                Dtype::F32,
-                of_scalars.clone(),
-            )];
+        let mut layout = vec![
+            (values, Dtype::U8, matrix(k / 2)),
+            (scales, Dtype::F8_E4M3, matrix(k / BLOCK)),
+            (global, Dtype::F32, of_scalars.clone()),
+        ];
         if self.input_scales {
             layout.push((input, Dtype::F32, of_scalars));
         }

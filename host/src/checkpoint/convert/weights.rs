@@ -169,7 +169,13 @@ fn alone<'a>(
         scales: parts.into_iter().filter(|part| checkpoint.tensor(part).is_some()).collect(),
         biases: None,
     };
-    Ok(Readable { form: format.into(), stored, shape: vec![n, k], plain_name: format!("{module}{WEIGHT}"), transposed: false })
+    Ok(Readable {
+        form: format.into(),
+        stored,
+        shape: vec![n, k],
+        plain_name: format!("{module}{WEIGHT}"),
+        transposed: false,
+    })
 }
 
 /// Returns the factors of a weight's columns, which engines multiply the tokens with.
@@ -192,7 +198,8 @@ fn all_experts<'a>(
     projection: &Projection<'_>,
 ) -> Result<Readable<'a>, Error> {
     let parts = if projection.role == Role::GateUp { 2 } else { 1 };
-    let bias = fused::BIASES.iter().any(|suffix| checkpoint.tensor(&format!("{}{suffix}", projection.module)).is_some());
+    let bias =
+        fused::BIASES.iter().any(|suffix| checkpoint.tensor(&format!("{}{suffix}", projection.module)).is_some());
     let in_turn = match config.model_type() {
         Some(model) => model.contains("gpt_oss"),
         None => bias,

@@ -111,7 +111,9 @@ impl FromGguf {
         let mut writer = TensorWriter::create(out, None, layout)?;
         for known in &known {
             match known.tensor.kind {
-                Kind::Nvfp4 => self.write_nvfp4(known, &mut writer).map_err(|error| error.at(self.place(known.gguf)))?,
+                Kind::Nvfp4 => {
+                    self.write_nvfp4(known, &mut writer).map_err(|error| error.at(self.place(known.gguf)))?
+                }
                 _ => self.write_floats(known, &mut writer)?,
             }
             done(self.file.data(known.tensor).len());
@@ -163,7 +165,9 @@ impl FromGguf {
             };
             return Ok((0..known.experts()).flat_map(of_expert).collect());
         };
-        Ok((0..known.experts()).map(|expert| (format!("{}{part}", module.name(expert)), dtype, shape.clone())).collect())
+        Ok((0..known.experts())
+            .map(|expert| (format!("{}{part}", module.name(expert)), dtype, shape.clone()))
+            .collect())
     }
 
     fn write_floats(&self, known: &Known<'_>, writer: &mut TensorWriter) -> Result<(), Error> {
@@ -203,9 +207,11 @@ impl FromGguf {
             let name = known.module.name(expert);
             for (index, row) in data[expert * n * row_bytes..][..n * row_bytes].chunks_exact(row_bytes).enumerate() {
                 let row_at = head.map_or(index, |head| row_of_head(index, head));
-                let (codes, scales) = (&mut codes[row_at * k / 2..][..k / 2], &mut scales[row_at * k / BLOCK..][..k / BLOCK]);
+                let (codes, scales) =
+                    (&mut codes[row_at * k / 2..][..k / 2], &mut scales[row_at * k / BLOCK..][..k / BLOCK]);
                 if let Some(block) = unpack_row(row, codes, scales) {
-                    let what = format!("row {index}, block {block}: a scale has its sign bit set; export the model again");
+                    let what =
+                        format!("row {index}, block {block}: a scale has its sign bit set; export the model again");
                     return Err(Error::Invalid(what));
                 }
             }

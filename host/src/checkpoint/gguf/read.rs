@@ -270,7 +270,9 @@ fn read_infos(reader: &mut Reader<'_>, count: u64) -> Result<Vec<Info>, Error> {
     for _ in 0..count {
         let (name, dimensions) = (reader.text()?, reader.u32()?);
         if dimensions > 4 || name.chars().any(char::is_control) {
-            return Err(invalid(&format!("tensor {name} has {dimensions} dimensions or control characters in its name")));
+            return Err(invalid(&format!(
+                "tensor {name} has {dimensions} dimensions or control characters in its name"
+            )));
         }
         let mut shape = (0..dimensions).map(|_| reader.size()).collect::<Result<Vec<_>, _>>()?;
         shape.reverse();
@@ -290,7 +292,8 @@ fn place_tensors(infos: Vec<Info>, start: usize, end: usize) -> Result<BTreeMap<
         let next = offsets[offsets.partition_point(|other| *other <= offset)..].first().copied();
         let begin = start.checked_add(offset).ok_or_else(|| wrong("its offset is too large"))?;
         let limit = next.and_then(|next| start.checked_add(next)).unwrap_or(end).min(end);
-        let numbers = shape.iter().try_fold(1usize, |all, size| all.checked_mul(*size)).ok_or_else(|| wrong("too large"))?;
+        let numbers =
+            shape.iter().try_fold(1usize, |all, size| all.checked_mul(*size)).ok_or_else(|| wrong("too large"))?;
         let bytes = match kind {
             Kind::Floats(dtype) => numbers.checked_mul(dtype.bitsize() / 8),
             Kind::Nvfp4 if shape.last().is_some_and(|k| !k.is_multiple_of(SUPERBLOCK)) => {

@@ -42,7 +42,9 @@ impl<'a> ToGguf<'a> {
         check_architecture(&template)?;
         let (config, _) = Config::and_others(checkpoint)?;
         let (mut sources, mut input_scales) = (BTreeMap::new(), 0);
-        for readable in weights::all(checkpoint, &config, false)?.into_values().filter(|readable| readable.form.is_nvfp4()) {
+        for readable in
+            weights::all(checkpoint, &config, false)?.into_values().filter(|readable| readable.form.is_nvfp4())
+        {
             input_scales += readable.stored.scales.iter().filter(|name| name.contains("input")).count();
             if let Some(name) = readable.stored.scales.iter().find(|name| name.ends_with(weights::PRE_QUANT_SCALE)) {
                 let what = "GGUF has no pre_quant_scale (NVFP4_AWQ); `nvfp4 dequantize` multiplies it into the weight";
@@ -105,11 +107,15 @@ impl<'a> ToGguf<'a> {
         let mut notes = Vec::new();
         if self.input_scales > 0 {
             let count = self.input_scales;
-            notes.push(format!("{count} input scales are not written: llama.cpp quantizes tokens with scales of its own"));
+            notes.push(format!(
+                "{count} input scales are not written: llama.cpp quantizes tokens with scales of its own"
+            ));
         }
         if let Some(first) = self.left.first() {
             let count = self.left.len();
-            notes.push(format!("{count} tensors of the template stay, because their K is not a multiple of 64: {first} …"));
+            notes.push(format!(
+                "{count} tensors of the template stay, because their K is not a multiple of 64: {first} …"
+            ));
         }
         notes
     }
@@ -135,7 +141,13 @@ impl<'a> ToGguf<'a> {
                 continue;
             };
             let bytes = shape.iter().product::<usize>() / SUPERBLOCK * SUPERBLOCK_BYTES;
-            layout.push(New { name: name.clone(), kind: Kind::Nvfp4, shape, bytes, content: Content::Matrices(matrices) });
+            layout.push(New {
+                name: name.clone(),
+                kind: Kind::Nvfp4,
+                shape,
+                bytes,
+                content: Content::Matrices(matrices),
+            });
             let (scale, count) = (name.replace(".weight", ".scale"), matrices.len());
             let (kind, content) = (Kind::Floats(Dtype::F32), Content::Globals(matrices));
             layout.push(New { name: scale, kind, shape: vec![count], bytes: 4 * count, content });
