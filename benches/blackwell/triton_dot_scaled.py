@@ -28,7 +28,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
 
-SHAPES = Path(__file__).parents[2] / "host/src/shapes.json"
+SHAPES = Path(__file__).parents[2] / "crates/nvfp4_core/src/shapes.json"
 # Rows per scale tile.
 SCALE_ROWS = 128
 # Elements that share a scale, and elements per scale tile along K.

@@ -167,7 +167,7 @@ TIMED = {
     }.items()
 }  # fmt: skip
 
-SHAPES = Path(__file__).parents[2] / "host/src/shapes.json"
+SHAPES = Path(__file__).parents[2] / "crates/nvfp4_core/src/shapes.json"
 
 
 def compiled(config: Config, matrices: int) -> Any:

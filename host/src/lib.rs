@@ -42,33 +42,27 @@
 //! Features: `cuda` and `emulated` add those backends, `cli` the command `nvfp4`.
 
 pub mod backend;
-pub mod bias;
-pub mod checkpoint;
-pub mod compare;
-mod error;
-pub mod files;
-pub mod format;
-pub mod fp4;
-pub mod fp8;
-pub mod generate;
-#[cfg(feature = "kernels")]
-pub mod kernels;
-pub mod linear;
-pub mod moe;
-pub mod oracle;
-mod output;
-pub mod plan;
-pub mod problem;
-pub mod quantize;
-pub mod quantized;
-pub mod router;
 #[cfg(feature = "cuda")]
 pub mod selftest;
-pub mod shape;
-mod signals;
 
-pub use error::{Error, printable};
-pub use output::Output;
+pub use nvfp4_checkpoint as checkpoint;
+pub use nvfp4_core::{
+    Error, Output, bias, compare, files, format, fp4, fp8, generate, linear, moe, oracle, printable, problem, quantize,
+    quantized, router, shape,
+};
+
+/// The GPU kernels as the host sees them.
+#[cfg(feature = "kernels")]
+pub mod kernels {
+    pub use nvfp4_kernels::{GroupedKernel, Subject, moe, ptx, ptx_for, router};
+}
+
+/// Planning: pure functions of a problem's sizes; and the words that describe how a step is computed.
+pub mod plan {
+    pub use nvfp4_core::plan::{roofline, tile};
+    #[cfg(feature = "kernels")]
+    pub use nvfp4_kernels::variant;
+}
 
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]

@@ -76,7 +76,7 @@ pub fn is_found<T>(result: Result<T, Error>, is_wrong: impl FnOnce(T) -> bool) -
     match result {
         Ok(output) => is_wrong(output),
         Err(error) => {
-            let fault = error.fault().unwrap_or_else(|| panic!("{error}"));
+            let fault = error.fault::<Fault>().unwrap_or_else(|| panic!("{error}"));
             assert_ne!(fault.kind, FaultKind::BadLaunch, "{fault}");
             true
         }
@@ -85,7 +85,7 @@ pub fn is_found<T>(result: Result<T, Error>, is_wrong: impl FnOnce(T) -> bool) -
 
 /// Returns the fault that stopped a launch.
 pub fn fault_of<T>(result: Result<T, Error>) -> Option<Fault> {
-    result.err().map(|error| error.fault().unwrap_or_else(|| panic!("{error}")).clone())
+    result.err().map(|error| error.fault::<Fault>().unwrap_or_else(|| panic!("{error}")).clone())
 }
 
 /// Checks that sabotages of an entry are found, except exactly the spare ones. `is_found` runs a PTX text, and returns

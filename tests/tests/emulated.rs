@@ -89,7 +89,7 @@ fn fault(gpu: &Emulated, line: usize, changed: &str) -> Option<Fault> {
     let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(65, 72, 208)]), 2);
     let step = Step::new(&inputs.weights, inputs.tokens.clone(), TokenDtype::F16).unwrap();
     let result = backend::run(gpu.prepare(&inputs.weights).unwrap().as_mut(), &step, &mut Output::new(step.problem()));
-    result.err().map(|error| error.fault().unwrap_or_else(|| panic!("{error}")).clone())
+    result.err().map(|error| error.fault::<Fault>().unwrap_or_else(|| panic!("{error}")).clone())
 }
 
 #[test]

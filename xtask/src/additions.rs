@@ -5,7 +5,7 @@
 //! ````text
 //! ## A shape
 //!
-//! `host/src/shapes.json`:
+//! `crates/nvfp4_core/src/shapes.json`:
 //!
 //! ```diff
 //!  [ +{"name": "mine", "op": "gated", "groups": [[80, 4096, 7168]]},

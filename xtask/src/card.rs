@@ -415,7 +415,7 @@ fn proposal(card: &str, times: &Times) -> anyhow::Result<String> {
             continue;
         }
         let mechanism = workspace::kernel_mechanism(kernel)?;
-        let plan = format!("host/src/kernels/{mechanism}/{kernel}/plan.rs");
+        let plan = format!("crates/nvfp4_kernels/src/{mechanism}/{kernel}/plan.rs");
         text += &format!("`choose` in `{plan}` makes the choice. Shapes on which it is slower:\n\n");
         let mut table = Table::new(1, &["shape", "the plan's choice, µs", "fastest instance", "µs", "gain"]);
         for Row { shape, unasked, fastest, us, .. } in worth {
@@ -486,7 +486,7 @@ mod tests {
         let text = proposal("NVIDIA B200", &times(&of(16.0))).unwrap();
         assert!(text.contains("| moe-1 |") && text.contains(" t96 | 16.0 | 1.25× |"), "{text}");
         assert!(
-            text.contains("on 0 of 1 shapes") && text.contains("host/src/kernels/tcgen05/gated_sm100/plan.rs"),
+            text.contains("on 0 of 1 shapes") && text.contains("crates/nvfp4_kernels/src/tcgen05/gated_sm100/plan.rs"),
             "{text}"
         );
         let text = proposal("NVIDIA B200", &times(&of(19.9))).unwrap();

@@ -7,7 +7,8 @@
 //! 5. No function of the emulator's handlers is longer than [`length::MOST_LINES`] lines, unless it is a table
 //!    ([`length`]).
 //!
-//! Code under `#[cfg(test)]` or `#[test]` is exempt. Folders and files named `tests` are exempt from rules 4 and 5.
+//! Code under `#[cfg(test)]`, `#[test]` or the feature `fake` is exempt. Folders and files named `tests` are exempt from
+//! rules 4 and 5.
 
 mod imports;
 mod length;

@@ -32,7 +32,7 @@ pub fn kernel_sass(kernel: &str) -> anyhow::Result<PathBuf> {
     Ok(if in_folder { source.with_file_name("sass.toml") } else { source.with_extension("sass.toml") })
 }
 
-/// The folder of `kernels-gpu/src` and `host/src/kernels` in which a kernel lies.
+/// The folder of `kernels-gpu/src` and `crates/nvfp4_kernels/src` in which a kernel lies.
 pub fn kernel_mechanism(kernel: &str) -> anyhow::Result<String> {
     let source = kernel_source(kernel)?;
     let below = source.strip_prefix(kernels().join("src"))?;

@@ -52,8 +52,11 @@ fn additions_of_the_page_build_and_run() {
     // The copy has its own target folder: cargo cannot tell a workspace from its copy, and would mix up the artifacts
     // of both.
 
-    let kernel = cargo(&built, &["test", "--package", "nvfp4", "--features", "cli", "--lib", "kernels::"]);
-    for test in ["rows_of_ragged_groups_are_summed", "every_compiled_kernel_has_a_row"] {
+    let tests = ["rows_of_ragged_groups_are_summed", "every_compiled_kernel_has_a_row"];
+    let packages =
+        ["test", "--package", "nvfp4", "--package", "nvfp4-kernels", "--features", "nvfp4/cli", "--lib", "--"];
+    let kernel = cargo(&built, &[&packages[..], &tests].concat());
+    for test in tests {
         assert!(kernel.lines().any(|line| line.contains(test) && line.ends_with("... ok")), "{kernel}");
     }
     assert_eq!(

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use nvfp4::checkpoint::{Dtype, Format};
+use nvfp4_checkpoint::{Dtype, Format};
 use safetensors::tensor::TensorView;
 
 /// Type, shape and bytes of a tensor.
@@ -112,7 +112,7 @@ impl Tensors {
         for (shard, file) in files.iter().enumerate() {
             file.write(&folder.join(shard_name(shard, shards)));
         }
-        let index = folder.join(nvfp4::checkpoint::INDEX_NAME);
+        let index = folder.join(nvfp4_checkpoint::INDEX_NAME);
         std::fs::write(&index, serde_json::json!({"weight_map": weight_map}).to_string())
             .expect("the test's folder is writable");
         index

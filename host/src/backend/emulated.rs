@@ -32,15 +32,15 @@ pub use ptx_emulator::{
 };
 
 use super::{Backend, Layer, LinearLayer, MoeLayer};
-use crate::error::Error;
-use crate::kernels::group::{DeviceGroup, PlacedGroup, PlacedLayer, PlacedMatrix};
-use crate::kernels::launch::Scratch;
-use crate::kernels::schedule::Launcher;
+use crate::Error;
+use crate::Output;
 use crate::linear::LinearWeights;
 use crate::moe::MoeWeights;
-use crate::output::Output;
 use crate::problem::{Step, TokenDtype, TokenFormat, Weights};
 use crate::router::{Logits, Router, Routes};
+use nvfp4_kernels::group::{DeviceGroup, PlacedGroup, PlacedLayer, PlacedMatrix};
+use nvfp4_kernels::launch::Scratch;
+use nvfp4_kernels::schedule::Launcher;
 
 impl Backend for Emulated {
     fn name(&self) -> &'static str {
@@ -229,10 +229,10 @@ mod tests {
     fn faults_and_unsupported_instructions_have_different_errors() {
         let error = |body| run(&kernel(body), &GROUPS).unwrap_err();
         let trap = error("trap;");
-        assert_eq!(trap.fault().unwrap().kind, FaultKind::Trap);
+        assert_eq!(trap.fault::<Fault>().unwrap().kind, FaultKind::Trap);
         assert!(trap.to_string().starts_with("fault[trap]: ") && trap.to_string().contains("PTX line 6"), "{trap}");
         let texture = error("tex.1d.v4.f32.f32 {%f0, %f1, %f2, %f3}, [image, {%f4}];");
-        assert!(texture.fault().unwrap().is_unsupported());
+        assert!(texture.fault::<Fault>().unwrap().is_unsupported());
         assert!(texture.to_string().starts_with("unsupported: "), "{texture}");
     }
 

@@ -9,10 +9,10 @@ pub mod emulated;
 
 use std::time::Duration;
 
-use crate::error::Error;
+use crate::Error;
+use crate::Output;
 use crate::linear::{LinearOutput, LinearStep, LinearWeights};
 use crate::moe::{MoeOutput, MoeStep, MoeWeights};
-use crate::output::Output;
 use crate::plan::roofline::Peaks;
 use crate::problem::{Step, TokenFormat, Weights};
 use crate::router::{Logits, Router, Routes};
@@ -132,6 +132,23 @@ pub trait MoeLayer {
 }
 
 /// Prepared weights of a linear layer.
+///
+/// ```
+/// use nvfp4::backend::{Backend, cpu::Cpu};
+/// use nvfp4::linear::{LinearInputs, LinearOutput, LinearStep, LinearWeights, compare::compare};
+/// use nvfp4::problem::TokenDtype;
+/// use nvfp4::quantize::quantize;
+///
+/// let numbers: Vec<f32> = (0..32 * 64).map(|i| (i % 13) as f32 / 50.0 - 0.1).collect();
+/// let weights = LinearWeights::new(TokenDtype::Bf16, quantize(&numbers, 32, 64)?)?;
+/// let mut layer = Cpu::new().prepare_linear(&weights)?;
+/// let x = vec![0x3F80; 3 * 64]; // three tokens of ones, as bits of bf16
+/// let step = LinearStep::new(&weights, LinearInputs { tokens: 3, x: x.into(), stride: 64 })?;
+/// let mut output = LinearOutput::new(&step);
+/// layer.execute(&step, &mut output)?;
+/// assert!(compare(&weights, &step, &output).mismatches == 0);
+/// # Ok::<_, nvfp4::Error>(())
+/// ```
 pub trait LinearLayer {
     /// Name of the kernel that the next step uses.
     fn kernel(&self) -> &str;

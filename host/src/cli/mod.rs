@@ -102,7 +102,7 @@ pub fn main() -> ExitCode {
         eprintln!("error: {}", message(&error));
         ExitCode::from(match error.downcast_ref::<nvfp4::Error>() {
             Some(error) if error.is_no_device() => exit::NO_DEVICE,
-            Some(error) if error.fault().is_some() => exit::WRONG,
+            Some(error) if error.code() == "fault" => exit::WRONG,
             _ => exit::BAD_INPUT,
         })
     })

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::problems::{self, Card, Part};
+use crate::Error;
 use crate::backend::cuda::{FailedPart, Options};
-use crate::error::Error;
-use crate::kernels::Subject;
+use nvfp4_kernels::Subject;
 
 /// How long the parent waits for a line of the child.
 #[derive(Clone, Copy, Debug)]

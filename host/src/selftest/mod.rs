@@ -17,9 +17,9 @@ mod tests;
 
 pub use child::{Limits, Progress, Proof, prove, serve};
 
+use crate::Error;
 use crate::backend::cuda::{self, Options, Verdict};
-use crate::error::Error;
-use crate::kernels::Subject;
+use nvfp4_kernels::Subject;
 
 /// Returns the verdict on a subject on a device; `None` if there is none.
 ///

@@ -6,22 +6,22 @@ use std::collections::hash_map::Entry;
 
 use half::{bf16, f16};
 
+use crate::Error;
+use crate::Output;
 use crate::backend::cuda::{Cuda, Options, Verdicts};
 use crate::backend::{self, Backend, cpu::Cpu};
 use crate::bias::Bias;
 use crate::compare::{Tolerance, compare_with};
-use crate::error::Error;
 use crate::generate::{self, Generator};
-use crate::kernels::GroupedKernel;
-use crate::kernels::subject::{Subject, UNFUSED, part_of};
 use crate::linear::{self, LinearOutput, LinearStep};
 use crate::moe::generate::Routing;
 use crate::moe::{self, LayerShape, MoeOutput, MoeStep, shape};
 use crate::oracle::Reference;
-use crate::output::Output;
-use crate::plan::variant::{LaunchSchedule, Variant};
 use crate::problem::{Group, Op, Step, TokenDtype, TokenFormat};
 use crate::router::{self, Logits, Router, Scoring};
+use nvfp4_kernels::GroupedKernel;
+use nvfp4_kernels::subject::{Subject, UNFUSED, part_of};
+use nvfp4_kernels::variant::{LaunchSchedule, Variant};
 
 const SEED: u64 = 1;
 const DTYPES: [TokenDtype; 2] = [TokenDtype::F16, TokenDtype::Bf16];

@@ -14,9 +14,9 @@ use super::problems::{Card, parts};
 use super::*;
 use crate::backend::cuda::{Cuda, FailedPart, Verdicts};
 use crate::generate::{self, Generator};
-use crate::kernels::GroupedKernel;
-use crate::kernels::fake::{SMS, kernel};
 use crate::problem::{Group, Op, Weights};
+use nvfp4_kernels::GroupedKernel;
+use nvfp4_kernels::fake::{SMS, kernel};
 
 /// Environment variable with the behavior of the child's driver.
 const DRIVER: &str = "NVFP4_TEST_DRIVER";

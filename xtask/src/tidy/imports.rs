@@ -433,6 +433,7 @@ mod tests {
             "mod e; pub(crate) use self::e::{E, F as G};",
             "#[cfg(test)] mod tests { use crate::b::X; }",
             "#[cfg(test)] use crate::b::X;",
+            "#[cfg(feature = \"fake\")] use crate::b::X;",
             "impl S { #[cfg(test)] fn f() { crate::b::X } }",
             "pub(in crate::c) fn f() {}",
             "pub(super) fn f() {}",

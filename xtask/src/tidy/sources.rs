@@ -102,7 +102,8 @@ impl VisitMut for WithoutTests {
     }
 }
 
-/// Whether attributes contain `#[test]`, `#[cfg(test)]` or a narrower condition, such as `#[cfg(all(test, unix))]`.
+/// Whether attributes contain `#[test]`, `#[cfg(test)]` or a narrower condition, such as `#[cfg(all(test, unix))]`. The
+/// feature `fake` counts as `test`: only tests of other crates enable it.
 fn is_test(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| attribute.path().is_ident("test") || is_cfg_test(attribute))
 }
@@ -112,7 +113,10 @@ fn is_cfg_test(attribute: &Attribute) -> bool {
     let text = cfg.tokens.to_string();
     let words: Vec<_> = text.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
     // With `not` or `any`, the code is compiled in other builds too.
-    cfg.path.is_ident("cfg") && words.contains(&"test") && !words.contains(&"not") && !words.contains(&"any")
+    cfg.path.is_ident("cfg")
+        && ["test", "fake"].iter().any(|word| words.contains(word))
+        && !words.contains(&"not")
+        && !words.contains(&"any")
 }
 
 /// Attributes of an item of a file, a module or a function body.

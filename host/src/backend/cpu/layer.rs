@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use crate::Error;
 use crate::backend::{LinearLayer, MoeLayer};
-use crate::error::Error;
 use crate::linear::{LinearInputs, LinearOutput, LinearSizes, LinearStep};
 use crate::moe::{MoeInputs, MoeOutput, MoeSizes, MoeStep};
 

@@ -13,7 +13,7 @@ use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use rayon::prelude::*;
 
 use super::pages::Pages;
-use crate::error::Error;
+use crate::Error;
 use crate::format::{BLOCK, Matrix, e2m1, e4m3};
 use crate::moe::oracle::WINDOW;
 use crate::problem::TokenDtype;

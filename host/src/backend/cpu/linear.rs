@@ -7,7 +7,7 @@ use super::kernel::Kernel;
 use super::layer::LinearCompute;
 use super::layout::{Panels, Tokens16, columns_of_chunk};
 use super::products::{Pool, Product, Products, TokenBuffer};
-use crate::error::Error;
+use crate::Error;
 use crate::linear::{LinearOutput, LinearSizes, LinearStep, LinearWeights};
 
 /// Weights of a layer in panels, and the buffers of its steps.
@@ -62,5 +62,36 @@ impl<T: Tokens16> LinearCompute for PackedLinear<T> {
             }
             started.elapsed()
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::backend::{Backend, cpu::Cpu};
+    use crate::bias::Bias;
+    use crate::generate::Generator;
+    use crate::linear::compare::{compare, compare_sample};
+    use crate::linear::{LinearOutput, LinearStep, generate};
+    use crate::problem::{TokenDtype, TokenFormat};
+
+    #[test]
+    fn fp8_outputs_must_match_in_every_bit() {
+        for (dtype, generator) in [(TokenDtype::F16, Generator::AllCodes), (TokenDtype::Bf16, Generator::Gaussian)] {
+            for k in [16, 48, 112, 336] {
+                let weights = generate::weights(generator, 32, k, dtype, 1).unwrap();
+                let bias = Bias::F32((0..32).map(|i| 0.3 * i as f32).collect());
+                let weights = weights.with_bias(bias).unwrap().with_token_format(TokenFormat::Fp8);
+                let inputs = generate::inputs(generator, 5, k, dtype, 1).unwrap();
+                let step = LinearStep::new(&weights, inputs).unwrap();
+                let mut output = LinearOutput::new(&step);
+                Cpu::new().prepare_linear(&weights).unwrap().execute(&step, &mut output).unwrap();
+                let found = compare(&weights, &step, &output);
+                assert_eq!((found.checked, found.mismatches, found.max_abs_err), (5 * 32, 0, 0.0));
+                output.out[70] ^= 1;
+                let found = compare(&weights, &step, &output);
+                assert_eq!(found.first.map(|first| (first.row, first.column)), Some((2, 6)));
+                assert_eq!((found.mismatches, compare_sample(&weights, &step, &output, 900, 3).checked), (1, 900));
+            }
+        }
     }
 }

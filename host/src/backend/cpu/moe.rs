@@ -1,6 +1,9 @@
 //! An MoE layer on the CPU: both products of all experts, with their tiles spread over all threads, and the weighted
 //! sum.
 
+#[cfg(test)]
+mod tests;
+
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -11,8 +14,8 @@ use super::kernel::Kernel;
 use super::layer::MoeCompute;
 use super::layout::{Panels, Tokens16, columns_of_chunk, convert};
 use super::products::{Pool, Product, Products, TokenBuffer};
+use crate::Error;
 use crate::bias::Bias;
-use crate::error::Error;
 use crate::moe::{MoeExpert, MoeOutput, MoeSizes, MoeStep, MoeWeights, QuantizedStages, Stages};
 use crate::problem::TokenDtype;
 

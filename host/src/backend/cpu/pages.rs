@@ -7,7 +7,7 @@ use bytemuck::Pod;
 use memmap2::MmapMut;
 use rayon::prelude::*;
 
-use crate::error::Error;
+use crate::Error;
 
 /// A slice in its own memory pages, which are huge pages if the system has them. With small pages, a step that mostly
 /// reads weights spends up to a tenth of its time on address translation.

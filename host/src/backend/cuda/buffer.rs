@@ -6,7 +6,7 @@ use cuda_driver::cust::memory::{DeviceBuffer, LockedBuffer};
 use cuda_driver::sys::{self, CUdeviceptr, CUstream};
 
 use super::device::Device;
-use crate::error::Error;
+use crate::Error;
 
 /// Memory on the device.
 #[derive(Default)]

@@ -5,7 +5,7 @@ use cuda_driver::abi::{
 };
 use cuda_driver::sys::CUstream;
 
-use crate::kernels::launch::Grid;
+use nvfp4_kernels::launch::Grid;
 
 /// Attribute that sets the cluster size, in CTAs along x.
 pub(super) fn cluster_attribute(blocks: u32) -> CUlaunchAttribute {

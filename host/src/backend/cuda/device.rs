@@ -16,14 +16,14 @@ use cuda_driver::{Failure, last_failure, sys};
 use gpu_arch::Capability;
 
 use super::config::{cluster_attribute, launch_config};
-use super::standing::{Card, Code, Standing};
+use super::standing::{Card, Code, KernelCode, Standing};
 use super::verdicts::{Tried, Verdict, Verdicts};
-use crate::error::Error;
-use crate::kernels::builds::{self, Build};
-use crate::kernels::kernel::{Entry as KernelEntry, Kernel};
-use crate::kernels::launch::Grid;
-use crate::kernels::{GroupedKernel, Subject};
-use crate::plan::variant::Variant;
+use crate::Error;
+use nvfp4_kernels::builds::{self, Build};
+use nvfp4_kernels::kernel::{Entry as KernelEntry, Kernel};
+use nvfp4_kernels::launch::Grid;
+use nvfp4_kernels::variant::Variant;
+use nvfp4_kernels::{GroupedKernel, Subject};
 
 /// Properties of a device that can be read without making a context on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -274,13 +274,22 @@ impl Device {
         }
     }
 
-    /// Loads the module of a kernel.
-    fn load(&self, build: &'static Build) -> Result<Module, Error> {
+    /// Loads the module of a kernel. If the driver refuses built-in machine code, for example because the driver is older than the
+    /// machine code, it compiles the PTX.
+    pub(super) fn load(&self, build: &'static Build) -> Result<Module, Error> {
         let code = self.standing.code.of(build, self.info.capability)?;
-        if code.is_machine_code {
-            return self.check(Module::from_cubin(&code.bytes, &[])).map_err(|error| error.at(code.place));
+        if !code.is_machine_code {
+            return self.compile(code);
         }
-        // The driver compiles the PTX and caches the result.
+        let loaded = self.check(Module::from_cubin(&code.bytes, &[]));
+        if loaded.is_err() && code.is_built_in {
+            return self.compile(Code::ptx(build));
+        }
+        loaded.map_err(|error| error.at(code.place))
+    }
+
+    /// Loads PTX. The driver compiles it and caches the result.
+    fn compile(&self, code: KernelCode<'_>) -> Result<Module, Error> {
         let ptx = String::from_utf8_lossy(&code.bytes);
         self.check(Module::from_ptx(&ptx, &[])).map_err(|error| {
             let log = CString::new(ptx.as_bytes()).ok().and_then(|ptx| cuda_driver::jit_log(&ptx));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use cuda_driver::sys;
 
 use super::device::Device;
-use crate::error::Error;
+use crate::Error;
 
 /// An event of a device's context.
 pub(super) struct Event(sys::CUevent);

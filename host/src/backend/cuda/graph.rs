@@ -5,7 +5,7 @@ use std::ptr;
 use cuda_driver::sys::{self, CUgraphExec, CUstream};
 
 use super::device::Device;
-use crate::error::Error;
+use crate::Error;
 
 /// An executable graph: the same kernels with the same parameters, launched again in one call.
 pub(super) struct Graph(CUgraphExec);

@@ -16,15 +16,15 @@ use super::layout::{Cursor, StepLayout};
 use super::maps::MapCache;
 use super::planned::{PlannedStep, ReadyLaunch};
 use super::streams::StreamPool;
+use crate::Error;
+use crate::Output;
 use crate::backend::Layer;
-use crate::error::Error;
-use crate::kernels::GroupedKernel;
-use crate::kernels::group::{DeviceGroup, PlacedLayer, PlacedMatrix};
-use crate::kernels::launch::Scratch;
-use crate::kernels::schedule::Launcher;
-use crate::output::Output;
-use crate::plan::variant::{LaunchSchedule, Variant};
 use crate::problem::{Step, TokenDtype, Weights};
+use nvfp4_kernels::GroupedKernel;
+use nvfp4_kernels::group::{DeviceGroup, PlacedLayer, PlacedMatrix};
+use nvfp4_kernels::launch::Scratch;
+use nvfp4_kernels::schedule::Launcher;
+use nvfp4_kernels::variant::{LaunchSchedule, Variant};
 
 /// Number of planned steps that are kept, and that may be in flight at once. One more step waits for the oldest and
 /// takes its place.

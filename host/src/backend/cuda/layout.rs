@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use cuda_driver::sys::CUdeviceptr;
 
+use crate::Output;
 use crate::format::{BLOCK, Matrix, blocked};
-use crate::kernels::group::DeviceGroup;
-use crate::output::Output;
 use crate::problem::Step;
+use nvfp4_kernels::group::DeviceGroup;
 
 /// Alignment of every operand in bytes: the alignment of `cuMemAlloc`, which is more than any kernel requires.
 const ALIGNMENT: usize = 256;

@@ -16,11 +16,11 @@ use super::device::Device;
 use super::event::Event;
 use super::graph::Graph;
 use super::layout::Cursor;
+use crate::Error;
 use crate::backend::LinearLayer;
 use crate::bias::Bias;
-use crate::error::Error;
-use crate::kernels::linear::LinearArguments;
 use crate::linear::{LinearOutput, LinearSizes, LinearStep, LinearWeights};
+use nvfp4_kernels::linear::LinearArguments;
 
 /// Prepared weights of a linear layer; created by [`Cuda::prepare_linear_layer`](super::Cuda::prepare_linear_layer) or
 /// [`Cuda::pack_linear_layer`](super::Cuda::pack_linear_layer).

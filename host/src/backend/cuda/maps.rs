@@ -6,8 +6,8 @@ use std::ffi::c_void;
 use cuda_driver::sys::{self, CUtensorMap};
 
 use super::device::Device;
-use crate::error::Error;
-use crate::kernels::tensor_map::{MAP_BYTES, MapArguments};
+use crate::Error;
+use nvfp4_kernels::tensor_map::{MAP_BYTES, MapArguments};
 
 /// Tensor maps of earlier steps. Every step uses the maps of weights again, and the maps of tokens if their addresses
 /// and sizes are the same.

@@ -50,20 +50,20 @@ pub use router::RouterLauncher;
 pub use verdicts::{FailedPart, Tried, Verdict, Verdicts};
 
 use super::{Backend, Layer, LinearLayer, MoeLayer};
-use crate::error::Error;
-use crate::kernels::builds;
-pub use crate::kernels::group::DeviceGroup;
-pub use crate::kernels::layer::router::RouterArguments;
-pub use crate::kernels::linear::LinearArguments;
-use crate::kernels::moe::MoeKernels;
-pub use crate::kernels::moe::{MoeArguments, weight_bytes, workspace_bytes};
+use crate::Error;
 use crate::linear::{LinearSizes, LinearWeights};
 use crate::moe::{MoeSizes, MoeWeights};
 use crate::plan::roofline::{GPUS, Peaks};
-use crate::plan::variant::Variant;
 use crate::problem::{TokenFormat, Weights};
 use crate::router::{Logits, Router, Routes};
 use device::Device;
+use nvfp4_kernels::builds;
+pub use nvfp4_kernels::group::DeviceGroup;
+pub use nvfp4_kernels::layer::router::RouterArguments;
+pub use nvfp4_kernels::linear::LinearArguments;
+use nvfp4_kernels::moe::MoeKernels;
+pub use nvfp4_kernels::moe::{MoeArguments, weight_bytes, workspace_bytes};
+use nvfp4_kernels::variant::Variant;
 
 /// A GPU. Clones share the device, its context and its loaded kernels.
 #[derive(Clone)]

@@ -16,15 +16,15 @@ use super::device::Device;
 use super::event::Event;
 use super::graph::Graph;
 use super::layout::Cursor;
+use crate::Error;
 use crate::backend::MoeLayer;
 use crate::bias::Bias;
-use crate::error::Error;
 use crate::format::Matrix;
-use crate::kernels::moe::{
-    self, MoeArguments, PROJECTIONS, PackedWeights, PlacedMoe, StageParts, Workspace, weight_bytes, workspace_bytes,
-};
 use crate::moe::{MoeExpert, MoeOutput, MoeSizes, MoeStep, MoeWeights, Stages};
 pub use launcher::{MoeLauncher, MoeTensor, MoeTensors, PackedMoe};
+use nvfp4_kernels::moe::{
+    self, MoeArguments, PROJECTIONS, PackedWeights, PlacedMoe, StageParts, Workspace, weight_bytes, workspace_bytes,
+};
 
 /// Prepared weights of an MoE layer; created by [`Cuda::prepare_moe_layer`](super::Cuda::prepare_moe_layer) or
 /// [`Cuda::pack_moe_layer`](super::Cuda::pack_moe_layer).

@@ -15,10 +15,10 @@ use super::device::Device;
 use super::event::Event;
 use super::graph::Graph;
 use super::streams::StreamPool;
-use crate::error::Error;
-use crate::kernels::group::DeviceGroup;
-use crate::kernels::launch::{Grid, Parameter};
+use crate::Error;
 use crate::problem::TokenDtype;
+use nvfp4_kernels::group::DeviceGroup;
+use nvfp4_kernels::launch::{Grid, Parameter};
 
 /// A launch that is ready to be queued.
 pub(super) struct ReadyLaunch {

@@ -9,11 +9,11 @@ use cuda_driver::sys;
 
 use super::layer::CudaLayer;
 use super::layout::StepLayout;
+use crate::Error;
+use crate::Output;
 use crate::backend::Layer;
-use crate::error::Error;
-use crate::kernels::group::DeviceGroup;
-use crate::output::Output;
 use crate::problem::{Step, TokenDtype};
+use nvfp4_kernels::group::DeviceGroup;
 
 /// Content of the L2 cache when a step starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

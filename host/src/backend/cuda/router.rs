@@ -8,11 +8,11 @@ use cuda_driver::sys::{CUfunction, CUstream};
 
 use super::device::Device;
 use super::planned::ReadyLaunch;
-use crate::error::Error;
-use crate::kernels::Subject;
-use crate::kernels::kernel::Kernel;
-use crate::kernels::layer::router::{RouterArguments, RouterKernel, launch};
+use crate::Error;
 use crate::router::{Logits, Router, Routes};
+use nvfp4_kernels::Subject;
+use nvfp4_kernels::kernel::Kernel;
+use nvfp4_kernels::layer::router::{RouterArguments, RouterKernel, launch};
 
 /// Launches routers with operands in device memory. Made by [`Cuda::router_launcher`](super::Cuda::router_launcher).
 /// One launcher serves all routers of a device.

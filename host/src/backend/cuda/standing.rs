@@ -5,23 +5,21 @@
 //! not wait when it opens a device.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use gpu_arch::Capability;
 
 use super::verdicts::{Tried, Verdict, Verdicts};
-use crate::error::Error;
-use crate::kernels::builds::{self, Build};
-use crate::kernels::linear::kernel_named;
-use crate::kernels::moe::products_named;
-use crate::kernels::subject::{Subject, UNFUSED, part_of};
-use crate::kernels::{self, GroupedKernel};
-use crate::plan::variant::{LaunchSchedule, Variant};
+use crate::Error;
 use crate::problem::Op;
+use nvfp4_kernels::builds::{self, Build};
+use nvfp4_kernels::linear::kernel_named;
+use nvfp4_kernels::moe::products_named;
+use nvfp4_kernels::subject::{Subject, UNFUSED, part_of};
+use nvfp4_kernels::variant::{LaunchSchedule, Variant};
+use nvfp4_kernels::{GroupedKernel, kernel_of};
 
 /// A GPU, the code that runs on it, and the verdicts on this code.
 pub(super) struct Standing {
@@ -38,7 +36,7 @@ pub(super) struct Card {
     pub driver: String,
 }
 
-/// Code of the kernels: the built-in PTX, unless files replace it.
+/// Code of the kernels: the built-in code, unless files replace it.
 #[derive(Default)]
 pub(super) struct Code {
     /// Folder in which cubin files are searched.
@@ -54,6 +52,8 @@ const ELF: &[u8] = b"\x7fELF";
 pub(super) struct KernelCode<'c> {
     pub bytes: Cow<'c, [u8]>,
     pub is_machine_code: bool,
+    /// Whether the code was built into this program.
+    pub is_built_in: bool,
     /// Source of the code, for error messages.
     pub place: String,
 }
@@ -66,7 +66,7 @@ impl Code {
     pub fn new(cubins: Option<PathBuf>, given: Option<PathBuf>) -> Result<Self, Error> {
         let read = |path: PathBuf| {
             let code = fs::read(&path).map_err(|source| Error::io(&path, source))?;
-            let kernel = kernels::kernel_of(&code).map_err(|error| error.at(path.display()))?;
+            let kernel = kernel_of(&code).map_err(|error| error.at(path.display()))?;
             Ok::<_, Error>((kernel.name(), path, code))
         };
         Ok(Self { cubins, given: given.map(read).transpose()? })
@@ -78,35 +78,41 @@ impl Code {
     }
 
     /// Returns the code of a kernel: the given file if it is for this kernel, else a cubin file if there is one, else
-    /// the built-in PTX.
+    /// the built-in machine code for this GPU, else the built-in PTX.
     ///
     /// # Errors
     /// [`Error::Io`] if the cubin file cannot be read.
     pub fn of(&self, build: &'static Build, card: Capability) -> Result<KernelCode<'_>, Error> {
-        if let Some((_, path, code)) = self.given.as_ref().filter(|(kernel, ..)| *kernel == build.kernel) {
-            let (is_machine_code, place) = (code.starts_with(ELF), path.display().to_string());
-            return Ok(KernelCode { bytes: code.into(), is_machine_code, place });
+        if let Some(file) = self.file(build, card)? {
+            return Ok(file);
         }
-        let cubin = self.cubins.as_ref().map(|folder| folder.join(builds::cubin_name(build, card)));
-        if let Some(path) = cubin.filter(|path| path.exists()) {
-            let code = fs::read(&path).map_err(|source| Error::io(&path, source))?;
-            return Ok(KernelCode { bytes: code.into(), is_machine_code: true, place: path.display().to_string() });
-        }
-        let place = format!("kernel {} ({})", build.kernel, build.arch);
-        Ok(KernelCode { bytes: build.ptx().as_bytes().into(), is_machine_code: false, place })
+        let Some(code) = build.machine_code(card) else { return Ok(Self::ptx(build)) };
+        let place = format!("kernel {} (machine code for {})", build.kernel, code.arch);
+        Ok(KernelCode { bytes: code.unpack().into(), is_machine_code: true, is_built_in: true, place })
     }
 
-    /// Hash of a kernel's code. Built-in code is hashed once per process, since some of it takes tens of megabytes.
-    fn hash(&self, build: &'static Build, card: Capability) -> Result<u64, Error> {
-        static BUILT_IN: Mutex<BTreeMap<(&str, &str), u64>> = Mutex::new(BTreeMap::new());
-        let code = self.of(build, card)?;
-        if let Cow::Borrowed(bytes) = code.bytes
-            && bytes.as_ptr() == build.ptx().as_ptr()
-        {
-            let mut known = BUILT_IN.lock().unwrap_or_else(PoisonError::into_inner);
-            return Ok(*known.entry((build.kernel, build.arch)).or_insert_with(|| hash_of(bytes)));
+    /// Returns the built-in PTX of a kernel.
+    pub fn ptx(build: &'static Build) -> KernelCode<'static> {
+        let place = format!("kernel {} ({})", build.kernel, build.arch);
+        KernelCode { bytes: build.ptx().as_bytes().into(), is_machine_code: false, is_built_in: true, place }
+    }
+
+    /// Returns the file that replaces the built-in code of a kernel, if there is one.
+    fn file(&self, build: &Build, card: Capability) -> Result<Option<KernelCode<'_>>, Error> {
+        if let Some((_, path, code)) = self.given.as_ref().filter(|(kernel, ..)| *kernel == build.kernel) {
+            let (is_machine_code, place) = (code.starts_with(ELF), path.display().to_string());
+            return Ok(Some(KernelCode { bytes: code.into(), is_machine_code, is_built_in: false, place }));
         }
-        Ok(hash_of(&*code.bytes))
+        let cubin = self.cubins.as_ref().map(|folder| folder.join(builds::cubin_name(build, card)));
+        let Some(path) = cubin.filter(|path| path.exists()) else { return Ok(None) };
+        let bytes = fs::read(&path).map_err(|source| Error::io(&path, source))?.into();
+        Ok(Some(KernelCode { bytes, is_machine_code: true, is_built_in: false, place: path.display().to_string() }))
+    }
+
+    /// Hash of a kernel's code. The hash of built-in code covers machine code and PTX: which of them the driver loads
+    /// follows from the driver's version, which is part of a verdict's key.
+    fn hash(&self, build: &'static Build, card: Capability) -> Result<u64, Error> {
+        Ok(self.file(build, card)?.map_or_else(|| build.hash(card), |file| hash_of(&*file.bytes)))
     }
 }
 

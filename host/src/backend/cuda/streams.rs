@@ -5,7 +5,7 @@ use cuda_driver::sys::CUstream;
 
 use super::device::Device;
 use super::event::Event;
-use crate::error::Error;
+use crate::Error;
 
 /// Streams over which work is distributed. The work runs after all earlier work of the caller's stream and before all
 /// later work.

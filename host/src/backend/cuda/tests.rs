@@ -5,15 +5,17 @@ use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
 use cuda_driver::cust::stream::{Stream, StreamFlags};
 use fake_cuda::{FakeCuda, Launch};
 use kernels_gpu::simt::gated_simt::abi;
+use nvfp4_kernels::builds::Build;
+use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 
 use super::*;
+use crate::Output;
 use crate::backend;
 use crate::compare::{Comparison, compare, compare_with};
 use crate::generate::{self, Generator};
-use crate::kernels::fake::{SMS, kernel};
 use crate::oracle::Reference;
-use crate::output::Output;
 use crate::problem::{Group, Op, Step, TokenDtype};
+use nvfp4_kernels::fake::{SMS, kernel};
 
 const CUDA_ERROR_OUT_OF_MEMORY: i32 = 2;
 const CUDA_ERROR_ILLEGAL_ADDRESS: i32 = 700;
@@ -367,6 +369,24 @@ fn cubin_files_are_preferred_to_ptx() {
     std::fs::write(folder.path().join("gated_simt.sm_89.cubin"), b"no machine code").unwrap();
     let error = prepare().err().unwrap().to_string();
     assert!(error.contains("gated_simt.sm_89.cubin: cuModuleLoadDataEx failed on CUDA device 0"), "{error}");
+}
+
+#[test]
+fn ptx_replaces_machine_code_that_the_driver_refuses() {
+    let fake = fake();
+    fake.set_device(8, 9, 128);
+    let device = Device::open(0, Options::default()).unwrap();
+    let build = builds::find("gated_simt", (8, 9)).unwrap();
+    let with = |code: &[u8]| {
+        let packed = compress_to_vec(code, CompressionLevel::Uncompressed);
+        let build: &Build = Box::leak(Box::new(build.with_machine_code("sm_80", packed.leak())));
+        assert_ne!(build.hash((8, 9)), builds::find("gated_simt", (8, 9)).unwrap().hash((8, 9)));
+        (device.standing.code.of(build, (8, 9)).unwrap().place, device.load(build).map(|_| ()))
+    };
+    let _entered = device.enter().unwrap();
+    let place = "kernel gated_simt (machine code for sm_80)";
+    assert!(matches!(with(b"\x7fELF"), (found, Ok(())) if found == place));
+    assert!(matches!(with(b"no machine code"), (found, Ok(())) if found == place));
 }
 
 #[test]

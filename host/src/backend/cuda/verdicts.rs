@@ -11,7 +11,7 @@ use std::{env, fs, process};
 use gpu_arch::Capability;
 use serde::{Deserialize, Serialize};
 
-use crate::error::Error;
+use crate::Error;
 use crate::files::read_bounded;
 
 /// Location of the verdicts.
@@ -30,7 +30,7 @@ pub enum Verdicts {
 /// Key of a verdict: the tested code, and the GPU with its driver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tried {
-    /// Name of a [`Subject`](crate::kernels::Subject).
+    /// Name of a [`Subject`](nvfp4_kernels::Subject).
     pub subject: String,
     /// Hash of the code of the subject's kernels and of this library's version.
     pub code: String,

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ptx_emulator::{Arg, Card, Device, Fault, LaunchConfig, Listing, Module, Report, Span, Time, Timeline};
 
-use crate::kernels::builds::Build;
+use nvfp4_kernels::builds::Build;
 
 /// Clock of a GPU, with the timeline of the last step.
 pub(super) struct Clock {

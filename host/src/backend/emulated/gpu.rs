@@ -10,16 +10,16 @@ use ptx_emulator::{
 };
 
 use super::clock::Clock;
-use crate::error::Error;
-use crate::kernels::builds::{self, Build};
-use crate::kernels::launch::{Grid, Launch};
-use crate::kernels::linear::LinearKernels;
-use crate::kernels::moe::MoeKernels;
-use crate::kernels::tensor_map::{MAP_BYTES, MapArguments};
-use crate::kernels::{self, GroupedKernel};
+use crate::Error;
 use crate::plan::roofline::GPUS;
-use crate::plan::variant::Variant;
 use crate::problem::{Op, TokenFormat};
+use nvfp4_kernels::builds::{self, Build};
+use nvfp4_kernels::launch::{Grid, Launch};
+use nvfp4_kernels::linear::LinearKernels;
+use nvfp4_kernels::moe::MoeKernels;
+use nvfp4_kernels::tensor_map::{MAP_BYTES, MapArguments};
+use nvfp4_kernels::variant::Variant;
+use nvfp4_kernels::{GroupedKernel, kernel_of};
 
 /// Architectures that have kernels, the oldest first.
 pub fn arches() -> Vec<&'static str> {
@@ -198,7 +198,7 @@ impl Emulated {
     /// # Errors
     /// [`Error::Invalid`] with the location if the text is not valid PTX, or if it contains no entry of a kernel.
     pub fn with_ptx(self, ptx: &str) -> Result<Self, Error> {
-        let kernel = kernels::kernel_of(ptx.as_bytes())?.name();
+        let kernel = kernel_of(ptx.as_bytes())?.name();
         builds::check_runs(kernel, self.capability)?;
         let variant = self.variant.with_code_of(kernel)?;
         let module = parse(kernel, &self.arch, ptx)?;
@@ -296,7 +296,7 @@ impl Emulated {
             }
             None => device.launch(&module, entry, &config, &arguments),
         };
-        done.map_err(Error::Fault)
+        done.map_err(|fault| Error::Fault(Box::new(fault)))
     }
 }
 

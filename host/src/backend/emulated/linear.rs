@@ -6,16 +6,16 @@ use kernels_gpu::units::OperandType;
 use ptx_emulator::{Buffer, Device, Report as Counters};
 
 use super::gpu::{Emulated, INTERMEDIATE, OUTPUT, TOKENS, WEIGHTS, upload};
+use crate::Error;
 use crate::backend::LinearLayer;
-use crate::error::Error;
-use crate::kernels::launch::Launch;
-use crate::kernels::layer::moe_pack::row_order::RowOrder;
-use crate::kernels::layer::moe_pack::{nvfp4, units};
-use crate::kernels::linear::workspace::Workspace;
-use crate::kernels::linear::{LinearArguments, LinearKernels, PlacedLinear, panels};
-use crate::kernels::moe::operand_type;
 use crate::linear::{LinearOutput, LinearStep, LinearWeights};
 use crate::problem::TokenFormat;
+use nvfp4_kernels::launch::Launch;
+use nvfp4_kernels::layer::moe_pack::row_order::RowOrder;
+use nvfp4_kernels::layer::moe_pack::{nvfp4, units};
+use nvfp4_kernels::linear::workspace::Workspace;
+use nvfp4_kernels::linear::{LinearArguments, LinearKernels, PlacedLinear, panels};
+use nvfp4_kernels::moe::operand_type;
 
 /// NaN as a number.
 const POISON: u16 = 0xFFFF;

@@ -5,18 +5,18 @@ use std::time::{Duration, Instant};
 use ptx_emulator::{Buffer, Device, Report as Counters};
 
 use super::gpu::{Emulated, INTERMEDIATE, OUTPUT, TOKENS, WEIGHTS, upload};
+use crate::Error;
 use crate::backend::MoeLayer;
-use crate::error::Error;
 use crate::format::Matrix;
 use crate::fp4::InputScales;
-use crate::kernels::group::Address;
-use crate::kernels::layer::moe_pack::nvfp4::pack_nvfp4;
-use crate::kernels::layer::moe_pack::units::pack;
-use crate::kernels::moe::{
-    self, MoeArguments, MoeKernels, Packing, PlacedExperts, PlacedMoe, StageParts, Workspace, packing,
-};
 use crate::moe::{MoeExpert, MoeOutput, MoeSizes, MoeStep, MoeWeights};
 use crate::problem::TokenFormat;
+use nvfp4_kernels::group::Address;
+use nvfp4_kernels::layer::moe_pack::nvfp4::pack_nvfp4;
+use nvfp4_kernels::layer::moe_pack::units::pack;
+use nvfp4_kernels::moe::{
+    self, MoeArguments, MoeKernels, Packing, PlacedExperts, PlacedMoe, StageParts, Workspace, packing,
+};
 
 /// Name of the buffers of the tokens' experts, of their weights, and of the expert map, like [`WEIGHTS`].
 pub const ROUTING: &str = "routing";

@@ -1,9 +1,9 @@
 //! Routers in the emulator: the launch that `backend::cuda` would queue.
 
 use super::gpu::{Emulated, OUTPUT, TOKENS, WEIGHTS};
-use crate::error::Error;
-use crate::kernels::layer::router::{RouterArguments, launch};
+use crate::Error;
 use crate::router::{Logits, Router, Routes};
+use nvfp4_kernels::layer::router::{RouterArguments, launch};
 
 /// The experts of each token and their weights.
 pub(super) fn route(gpu: &Emulated, router: &Router, logits: &Logits<'_>) -> Result<Routes, Error> {

@@ -4,21 +4,21 @@ use std::sync::{Arc, OnceLock};
 
 use cuda_driver::sys::{self, CUdeviceptr, CUfunction, CUstream};
 
+use crate::Error;
 use crate::backend::cuda::device::Device;
 use crate::backend::cuda::maps;
 use crate::backend::cuda::planned::ReadyLaunch;
 use crate::bias::Bias;
-use crate::error::Error;
 use crate::format::BLOCK;
 use crate::fp4::check_input_scale;
-use crate::kernels::kernel::Kernel;
-use crate::kernels::launch::{ALIGNMENT, Launch};
-use crate::kernels::linear::weights::PackedWeights;
-use crate::kernels::linear::workspace::Workspace;
-use crate::kernels::linear::{LinearArguments, LinearKernels};
-use crate::kernels::{Subject, builds};
 use crate::linear::LinearSizes;
 use crate::problem::TokenFormat;
+use nvfp4_kernels::kernel::Kernel;
+use nvfp4_kernels::launch::{ALIGNMENT, Launch};
+use nvfp4_kernels::linear::weights::PackedWeights;
+use nvfp4_kernels::linear::workspace::Workspace;
+use nvfp4_kernels::linear::{LinearArguments, LinearKernels};
+use nvfp4_kernels::{Subject, builds};
 
 /// A weight in device memory, in the order of a checkpoint: one projection, or several on top of each other, as engines keep q, k
 /// and v.

@@ -7,12 +7,12 @@ use crate::backend::Backend;
 use crate::backend::cuda::{Cuda, Options, Verdicts};
 use crate::bias::Bias;
 use crate::generate::Generator;
-use crate::kernels::KERNELS;
-use crate::kernels::kernel::Kernel;
 use crate::linear::compare::compare;
 use crate::linear::{LinearInputs, generate};
-use crate::plan::variant::Variant;
 use crate::problem::{TokenDtype, TokenFormat};
+use nvfp4_kernels::KERNELS;
+use nvfp4_kernels::kernel::Kernel;
+use nvfp4_kernels::variant::Variant;
 
 const K: usize = 80;
 const N: usize = 48;

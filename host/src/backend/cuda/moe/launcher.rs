@@ -8,25 +8,25 @@ use kernels_gpu::layer::moe_pack::abi::{Pack, PackNvfp4};
 use kernels_gpu::nvfp4_rows::{value_bytes, weight_scale_bytes};
 use kernels_gpu::units::matrix_bytes;
 
+use crate::Error;
 use crate::backend::cuda::device::Device;
 use crate::backend::cuda::maps;
 use crate::backend::cuda::planned::ReadyLaunch;
 use crate::bias::Bias;
-use crate::error::Error;
 use crate::format::BLOCK;
 use crate::fp4::InputScales;
-use crate::kernels::kernel::Kernel;
-use crate::kernels::launch::{ALIGNMENT, Launch};
-use crate::kernels::layer::moe_pack::MoePack;
-use crate::kernels::layer::moe_pack::row_order::RowOrder;
-use crate::kernels::layer::moe_route::MoeRoute;
-use crate::kernels::moe::{
+use crate::moe::MoeSizes;
+use crate::problem::TokenFormat;
+use nvfp4_kernels::kernel::Kernel;
+use nvfp4_kernels::launch::{ALIGNMENT, Launch};
+use nvfp4_kernels::layer::moe_pack::MoePack;
+use nvfp4_kernels::layer::moe_pack::row_order::RowOrder;
+use nvfp4_kernels::layer::moe_route::MoeRoute;
+use nvfp4_kernels::moe::{
     self, MoeArguments, MoeKernels, PROJECTIONS, PackedWeights, Packing, PlacedExperts, PlacedMoe, Workspace, packing,
     workspace_bytes,
 };
-use crate::kernels::{Subject, builds};
-use crate::moe::MoeSizes;
-use crate::problem::TokenFormat;
+use nvfp4_kernels::{Subject, builds};
 
 /// Names of the projections, by number.
 const NAMES: [&str; PROJECTIONS] = ["gate", "up", "down"];

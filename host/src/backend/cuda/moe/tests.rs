@@ -9,9 +9,9 @@ use super::*;
 use crate::backend::Backend;
 use crate::backend::cuda::{Cuda, Options, Verdicts};
 use crate::fp4::InputScales;
-use crate::kernels::fake::kernel;
 use crate::moe::{Activation, Biases, MoeInputs};
 use crate::problem::{TokenDtype, TokenFormat};
+use nvfp4_kernels::fake::kernel;
 
 const HIDDEN: usize = 80;
 

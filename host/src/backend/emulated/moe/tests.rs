@@ -9,13 +9,13 @@ use super::*;
 use crate::backend::emulated::{Options, Schedule};
 use crate::format::Matrix;
 use crate::generate::Generator;
-use crate::kernels::launch::output_code;
-use crate::kernels::layer::moe_pack::MoePack;
-use crate::kernels::layer::moe_pack::row_order::RowOrder;
-use crate::kernels::moe::operand_type;
 use crate::moe::generate::{self, Routing};
 use crate::moe::{LayerShape, shape};
 use crate::problem::TokenDtype;
+use nvfp4_kernels::launch::output_code;
+use nvfp4_kernels::layer::moe_pack::MoePack;
+use nvfp4_kernels::layer::moe_pack::row_order::RowOrder;
+use nvfp4_kernels::moe::operand_type;
 
 fn hopper(schedule: Schedule) -> Emulated {
     Emulated::new("sm_90a", Options { schedule, sms: Some(3), ..Options::default() }).unwrap()

@@ -1,0 +1,531 @@
+//! Reads a model's `config.json`: the facts about layers and quantization that can contradict the tensors.
+//!
+//! Keys are the ones of transformers configurations. `quantization_config` has the form that ModelOpt and
+//! compressed-tensors write; older ModelOpt exports use `hf_quant_config.json` instead.
+
+use std::path::{Path, PathBuf};
+
+use regex::Regex;
+use serde_json::Value;
+
+use super::{Checkpoint, Format};
+use nvfp4_core::Error;
+use nvfp4_core::files::{foreign_kind, read_bounded};
+use nvfp4_core::moe::Activation;
+
+/// Upper limit for the size of a configuration, in bytes; lists of thousands of excluded modules take several hundred
+/// kilobytes.
+const MAX_BYTES: usize = 64 << 20;
+
+/// A model's configuration.
+#[derive(Debug)]
+pub(super) struct ModelConfig {
+    path: PathBuf,
+    config: Value,
+    /// Part of the model whose layers are read, such as `talker`.
+    stack: Option<String>,
+    /// Content of `hf_quant_config.json`. If it cannot be read, it matters only if `config` does not describe a
+    /// quantization.
+    older: Option<Value>,
+}
+
+/// Activation named in the configuration.
+struct Word<'a> {
+    /// Key of the name.
+    key: &'static str,
+    word: &'a str,
+    /// Activation; `None` if the name is unknown.
+    activation: Option<Activation>,
+}
+
+impl ModelConfig {
+    /// Reads the configuration beside a checkpoint's files; `None` if there is none.
+    ///
+    /// # Errors
+    /// Returns an error if the configuration exists and cannot be read.
+    pub(super) fn beside(checkpoint: &Checkpoint) -> Result<Option<Self>, Error> {
+        let path = checkpoint.path();
+        let folder = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
+        let path = folder.join("config.json");
+        let Some(config) = read(&path)? else { return Ok(None) };
+        let mut config = Self { path, config, stack: checkpoint.stack.clone(), older: None };
+        config.older = match (config.quantization(), read(&folder.join("hf_quant_config.json"))) {
+            (None, older) => older?,
+            (Some(_), older) => older.unwrap_or_default(),
+        };
+        Ok(Some(config))
+    }
+
+    /// Path of the configuration, for messages.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whole configuration.
+    pub(super) fn json(&self) -> &Value {
+        &self.config
+    }
+
+    /// Content of `hf_quant_config.json`.
+    pub(super) fn quant_config(&self) -> Option<&Value> {
+        self.older.as_ref()
+    }
+
+    /// Returns a value of the language model, or of the stack that is read; multimodal models keep these values in a
+    /// nested object.
+    pub(super) fn get(&self, key: &str) -> Option<&Value> {
+        let of_stack = self.stack.as_ref().and_then(|stack| self.config.get(format!("{stack}_config")));
+        let of_stack = of_stack.and_then(|stack| stack.get("text_config")).into_iter().chain(of_stack);
+        let in_stack = of_stack.filter_map(|part| part.get(key)).find(|value| !value.is_null());
+        if in_stack.is_some() {
+            return in_stack;
+        }
+        let parts = ["text_config", "llm_config", "language_config", "thinker_config"];
+        let texts = parts.into_iter().filter_map(|part| self.config.get(part));
+        let nested = self.config.get("thinker_config").and_then(|thinker| thinker.get("text_config"));
+        let everywhere = texts.chain(nested).chain([&self.config]);
+        everywhere.filter_map(|part| part.get(key)).find(|value| !value.is_null())
+    }
+
+    /// Whether the model's type, or the one of its language model, begins with `name`.
+    pub(super) fn is_model(&self, name: &str) -> bool {
+        let of = |value: Option<&Value>| value.and_then(Value::as_str).is_some_and(|model| model.starts_with(name));
+        of(self.get("model_type")) || of(self.config.get("model_type"))
+    }
+
+    /// Returns the first of `keys` whose value is a number, or a list with a number for this layer.
+    pub(super) fn number_of_layer<'k>(&self, keys: &[&'k str], layer: usize) -> Option<(&'k str, usize)> {
+        keys.iter().find_map(|&key| {
+            let value = self.get(key)?;
+            let number = value.as_array().map_or(Some(value), |numbers| numbers.get(layer))?;
+            Some((key, usize::try_from(number.as_u64()?).ok()?))
+        })
+    }
+
+    /// Returns the key and the number of shared experts, or their width, if the model says that this layer has some.
+    pub(super) fn shared_experts(&self, layer: usize) -> Option<(&'static str, usize)> {
+        const COUNTS: [&str; 4] =
+            ["n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts"];
+        // Other models have these keys without a shared expert.
+        const WIDTHS: [(&str, &str); 6] = [
+            ("qwen2_moe", "shared_expert_intermediate_size"),
+            ("qwen3_next", "shared_expert_intermediate_size"),
+            ("qwen3_5", "shared_expert_intermediate_size"),
+            ("qwen3_6", "shared_expert_intermediate_size"),
+            ("granitemoe", "shared_intermediate_size"),
+            ("step3", "share_expert_dim"),
+        ];
+        let width = || {
+            let (_, key) = WIDTHS.iter().find(|(model, _)| self.is_model(model))?;
+            self.number_of_layer(&[*key], layer)
+        };
+        let said = self.number_of_layer(&COUNTS, layer).or_else(width);
+        said.filter(|(_, number)| *number > 0)
+    }
+
+    /// Refuses a model whose experts do not compute `silu(gate) · up`.
+    ///
+    /// # Errors
+    /// Returns an error if the configuration names another activation, or a limit of the activation.
+    pub(super) fn check_activation(&self) -> Result<(), Error> {
+        match self.activation_word()? {
+            Some(Word { key, word, activation }) if activation != Some(Activation::Silu) => {
+                let what = format!("{key} is {word:?}; only silu is supported");
+                Err(Error::NotComputed(what).at(self.path.display()))
+            }
+            _ => self.check_limits(),
+        }
+    }
+
+    /// Returns the activation of the experts of an MoE layer.
+    ///
+    /// # Errors
+    /// Returns an error if the activation is not supported in MoE layers.
+    pub(super) fn activation(&self) -> Result<Activation, Error> {
+        if self.is_model("gpt_oss") {
+            // gpt-oss declares silu as hidden_act, but `GptOssExperts` of transformers computes this, with these
+            // constants.
+            let number = |key, constant| self.get(key).and_then(Value::as_f64).map_or(constant, |number| number as f32);
+            let (alpha, limit) = (number("swiglu_alpha", 1.702), number("swiglu_limit", 7.0));
+            let activation = Activation::GptOss { alpha, limit };
+            return activation.check().map(|()| activation).map_err(|error| error.at(self.path.display()));
+        }
+        self.check_limits()?;
+        match self.activation_word()? {
+            None => Ok(Activation::Silu),
+            Some(Word { activation: Some(activation), .. }) => Ok(activation),
+            Some(Word { key, word, activation: None }) => {
+                let what = format!("{key} is {word:?}; only silu, tanh gelu and relu2 are supported");
+                Err(Error::NotComputed(what).at(self.path.display()))
+            }
+        }
+    }
+
+    /// Returns the name of the activation.
+    fn activation_word(&self) -> Result<Option<Word<'_>>, Error> {
+        let refuse = |what: String| Err(Error::NotComputed(what).at(self.path.display()));
+        let mut found: Option<Word<'_>> = None;
+        for key in ["hidden_act", "hidden_activation", "mlp_hidden_act", "activation_function", "activation"] {
+            let Some(word) = self.get(key).and_then(Value::as_str) else { continue };
+            let activation = match word {
+                "silu" | "swish" | "swiglu" => Some(Activation::Silu),
+                "gelu_pytorch_tanh" | "gelu_new" => Some(Activation::GeluTanh),
+                "relu2" => Some(Activation::Relu2),
+                _ => None,
+            };
+            match found {
+                Some(Word { key: before, word: other, activation: known }) if known != activation => {
+                    return refuse(format!("{key} is {word:?} but {before} is {other:?}; remove the wrong one"));
+                }
+                _ => found = Some(Word { key, word, activation }),
+            }
+        }
+        Ok(found)
+    }
+
+    /// Refuses limits of gate and up, and a factor of gate inside the sigmoid.
+    fn check_limits(&self) -> Result<(), Error> {
+        // One number, or one number per layer; 0 stands for no limit.
+        const LIMITS: [(&str, f64); 5] = [
+            ("swiglu_limit", 0.0),
+            ("swiglu_limits", 0.0),
+            ("swiglu_limit_shared", 0.0),
+            ("swiglu_limits_shared", 0.0),
+            ("swiglu_alpha", 1.0),
+        ];
+        for (key, none) in LIMITS {
+            let Some(value) = self.get(key) else { continue };
+            let numbers = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+            if numbers.iter().any(|number| !number.is_null() && number.as_f64() != Some(none)) {
+                let what = format!("{key} is {value}; only silu(gate) * up without limits is supported");
+                return Err(Error::NotComputed(what).at(self.path.display()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses a model that transforms activations before multiplying them.
+    ///
+    /// # Errors
+    /// Returns an error if the configuration contains such a transform.
+    pub(super) fn check_transforms(&self) -> Result<(), Error> {
+        let value = |key: &str| self.quantization().and_then(|quantization| quantization.get(key));
+        if value("quant_method").and_then(Value::as_str) == Some("fp_quant") {
+            let what = "quant_method is fp_quant: its Hadamard transform of the tokens is not computed".to_owned();
+            return Err(Error::NotComputed(what).at(self.path.display()));
+        }
+        let transforms = value("transform_config");
+        match transforms {
+            None | Some(Value::Null) => Ok(()),
+            Some(Value::Object(transforms)) if transforms.is_empty() => Ok(()),
+            Some(_) => {
+                let what = "transform_config transforms the activations (FP-Quant and MR-GPTQ: Hadamard), which is not supported".to_owned();
+                Err(Error::NotComputed(what).at(self.path.display()))
+            }
+        }
+    }
+
+    /// Returns the description of the quantization; `None` if there is none.
+    pub(super) fn quantization(&self) -> Option<&Value> {
+        let found = |config: &'_ Value| config.get("quantization_config").is_some_and(Value::is_object);
+        if found(&self.config) {
+            return self.config.get("quantization_config");
+        }
+        self.get("quantization_config").or_else(|| self.older.as_ref()?.get("quantization"))
+    }
+
+    /// Returns the format that the NVFP4 tensors should have; `None` if this library does not know it.
+    pub(super) fn format(&self) -> Option<Format> {
+        let quantization = self.quantization()?;
+        let method = quantization.get("quant_method").and_then(Value::as_str);
+        match method {
+            // AutoRound stores NVFP4 (`nv_fp`) under the names of compressed-tensors.
+            Some("compressed-tensors" | "auto-round" | "auto_round") => Some(Format::CompressedTensors),
+            Some(method) if method.starts_with("modelopt") || method == "quark" => Some(Format::ModelOpt),
+            // ModelOpt's DeepSeek-V4: FP8, with experts in NVFP4.
+            Some("fp8") if self.says_nvfp4() => Some(Format::ModelOpt),
+            None => quantization.get("quant_algo").map(|_| Format::ModelOpt),
+            _ => None,
+        }
+    }
+
+    /// Whether servers also quantize the activations of NVFP4 weights, which requires input scales.
+    pub(super) fn quantizes_activations(&self) -> bool {
+        let Some(quantization) = self.quantization() else { return false };
+        let algorithm = |key| quantization.get(key).and_then(Value::as_str);
+        match algorithm("quant_algo") {
+            Some("MIXED_PRECISION") => quantized_layers(quantization).any(|(_, algorithm)| algorithm == "NVFP4"),
+            Some(algorithm) => algorithm == "NVFP4",
+            None => groups(quantization).filter(|group| group.get("weights").is_some_and(is_nvfp4)).any(|group| {
+                // `"dynamic": "local"`: block scales come from the tokens, the global scale from the model.
+                group
+                    .get("input_activations")
+                    .is_some_and(|inputs| inputs.get("dynamic").is_some_and(|dynamic| dynamic != true))
+            }),
+        }
+    }
+
+    /// Returns the algorithm if the model's input scales are those of FP8 tokens, which mean nothing for NVFP4 tokens.
+    pub(super) fn fp8_tokens(&self) -> Option<&str> {
+        self.quantization()?.get("quant_algo")?.as_str().filter(|algorithm| algorithm.starts_with("W4A8"))
+    }
+
+    /// Whether the configuration describes NVFP4 weights, of the whole model or of a part.
+    pub(super) fn says_nvfp4(&self) -> bool {
+        let Some(quantization) = self.quantization() else { return false };
+        let says = |value: &Value| value.as_str().is_some_and(|word| word.to_ascii_lowercase().contains("nvfp4"));
+        let is_auto_round = |value: &Value| value.as_str().is_some_and(|word| word.starts_with("nv_fp"));
+        let words = ["quant_algo", "moe_quant_algo", "format"].into_iter().filter_map(|key| quantization.get(key));
+        words.chain(groups(quantization).filter_map(|group| group.get("format"))).any(says)
+            || quantized_layers(quantization).any(|(_, algorithm)| algorithm.contains("NVFP4"))
+            || quark_weights(quantization).any(is_nvfp4)
+            || quantization.get("data_type").is_some_and(is_auto_round)
+    }
+
+    /// Returns a message if the description has no NVFP4 weights because the block size or the number of bits differs.
+    pub(super) fn contradiction(&self) -> Option<String> {
+        let quantization = self.quantization()?;
+        let weights =
+            || groups(quantization).filter_map(|group| group.get("weights")).chain(quark_weights(quantization));
+        // A model with several formats is right if one of them is NVFP4.
+        if weights().any(is_nvfp4) || quantized_layers(quantization).any(|(_, algorithm)| algorithm.contains("NVFP4")) {
+            return None;
+        }
+        for weights in weights().chain([quantization]) {
+            for (key, expected) in NVFP4 {
+                if let Some(number) = weights.get(key).and_then(Value::as_u64).filter(|number| *number != expected) {
+                    return Some(format!("{key} is {number}, but NVFP4 has {expected}"));
+                }
+            }
+        }
+        None
+    }
+
+    /// Returns the algorithm that the description gives to a module by name, in `quantized_layers`.
+    pub(super) fn algorithm_of(&self, module: &str) -> Option<&str> {
+        let layers = quantized_layers(self.quantization()?);
+        let of_module = layers.filter(|(name, _)| is_inside(module, name));
+        // The most specific entry counts.
+        of_module.max_by_key(|(name, _)| name.len()).map(|(_, algorithm)| algorithm)
+    }
+
+    /// Returns the entry that excludes a module from quantization: a name, a pattern with `*`, or `re:` and a regular
+    /// expression for the beginning of the name.
+    pub(super) fn excluding(&self, module: &str) -> Option<&str> {
+        let quantization = self.quantization()?;
+        let lists = ["ignore", "exclude_modules", "modules_to_not_convert", "exclude"];
+        let lists = lists.into_iter().filter_map(|key| quantization.get(key));
+        let mut entries = lists.filter_map(Value::as_array).flatten().filter_map(Value::as_str);
+        entries.find(|entry| match entry.strip_prefix("re:") {
+            // An expression that this library cannot read excludes nothing here.
+            Some(regex) => Regex::new(&format!("^(?:{regex})")).is_ok_and(|regex| regex.is_match(module)),
+            None => is_inside(module, entry) || matches_glob(entry, module),
+        })
+    }
+
+    /// Returns the description of a quantized KV cache in both forms: ModelOpt's algorithm and compressed-tensors'
+    /// scheme.
+    pub(super) fn kv_cache(&self) -> (Option<&str>, Option<&Value>) {
+        let Some(quantization) = self.quantization() else { return (None, None) };
+        let algorithm = quantization.get("kv_cache_quant_algo").and_then(Value::as_str);
+        (algorithm, quantization.get("kv_cache_scheme").filter(|scheme| scheme.is_object()))
+    }
+
+    /// Returns the first of `keys` whose value is a number.
+    pub(super) fn number<'k>(&self, keys: &[&'k str]) -> Option<(&'k str, usize)> {
+        keys.iter().find_map(|&key| Some((key, usize::try_from(self.get(key)?.as_u64()?).ok()?)))
+    }
+}
+
+fn groups(quantization: &Value) -> impl Iterator<Item = &Value> {
+    quantization.get("config_groups").and_then(Value::as_object).into_iter().flat_map(|groups| groups.values())
+}
+
+/// Keys of a description of weights, and their values for NVFP4.
+const NVFP4: [(&str, u64); 2] = [("group_size", 16), ("num_bits", 4)];
+
+/// Whether a description of weights is one of NVFP4.
+fn is_nvfp4(weights: &Value) -> bool {
+    let number = |key: &str| weights.get(key).and_then(Value::as_u64);
+    let is_quark = weights.get("dtype").and_then(Value::as_str) == Some("fp4") && number("group_size") == Some(16);
+    is_quark || number("num_bits") == Some(4) && number("group_size").is_none_or(|size| size == 16)
+}
+
+/// Names and algorithms of `quantized_layers`, with which ModelOpt describes models of several formats.
+fn quantized_layers(quantization: &Value) -> impl Iterator<Item = (&str, &str)> {
+    let layers = quantization.get("quantized_layers").and_then(Value::as_object);
+    layers.into_iter().flatten().filter_map(|(name, layer)| Some((&name[..], layer.get("quant_algo")?.as_str()?)))
+}
+
+/// Descriptions of weights in Quark's form: of the whole model and of single layers. Two-level scales are a list.
+fn quark_weights(quantization: &Value) -> impl Iterator<Item = &Value> {
+    let of_layers = quantization.get("layer_quant_config").and_then(Value::as_object);
+    let all =
+        quantization.get("global_quant_config").into_iter().chain(of_layers.into_iter().flat_map(|all| all.values()));
+    let weights = all.filter_map(|config| config.get("weight"));
+    weights.flat_map(|weight| weight.as_array().map_or(std::slice::from_ref(weight), Vec::as_slice))
+}
+
+/// Returns `true` if `module` is the module `outer` or lies inside it.
+fn is_inside(module: &str, outer: &str) -> bool {
+    module.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+/// Returns `true` if a pattern, in which `*` stands for any text, matches the whole name.
+fn matches_glob(pattern: &str, name: &str) -> bool {
+    let mut pieces = pattern.split('*');
+    let first = pieces.next().unwrap_or_default();
+    let Some(mut rest) = name.strip_prefix(first) else { return false };
+    let pieces: Vec<_> = pieces.collect();
+    let Some((last, between)) = pieces.split_last() else { return rest.is_empty() };
+    for piece in between {
+        let Some(at) = rest.find(piece) else { return false };
+        rest = &rest[at + piece.len()..];
+    }
+    rest.ends_with(last)
+}
+
+/// Reads a JSON file; `None` if it does not exist.
+fn read(path: &Path) -> Result<Option<Value>, Error> {
+    if path.symlink_metadata().is_err() {
+        return Ok(None);
+    }
+    let bytes = read_bounded(path, MAX_BYTES, "a model's configuration")?;
+    let invalid = |error: serde_json::Error| match foreign_kind(&bytes) {
+        Some(kind) => Error::Invalid(kind.into()),
+        None => Error::Invalid(format!("not a valid configuration: {error}; download it again")),
+    };
+    serde_json::from_slice(&bytes).map(Some).map_err(|error| invalid(error).at(path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn config(config: Value) -> ModelConfig {
+        ModelConfig { path: "config.json".into(), config, stack: None, older: None }
+    }
+
+    #[test]
+    fn activations_other_than_silu_are_refused() {
+        for (value, words) in [
+            (json!({"hidden_act": "gelu_pytorch_tanh"}), "hidden_act is \"gelu_pytorch_tanh\""),
+            (
+                json!({"text_config": {"hidden_activation": "gelu"}, "hidden_act": "silu"}),
+                "hidden_activation is \"gelu\"",
+            ),
+            (json!({"mlp_hidden_act": "relu2"}), "mlp_hidden_act is \"relu2\""),
+            (json!({"hidden_act": "silu", "swiglu_limit": 7.0}), "swiglu_limit is 7.0"),
+            (json!({"swiglu_limits": [0.0, 7]}), "swiglu_limits is [0.0,7]"),
+            (json!({"swiglu_alpha": 1.702}), "swiglu_alpha is 1.702"),
+        ] {
+            let message = config(value).check_activation().unwrap_err().to_string();
+            assert!(message.contains(words), "{message}");
+        }
+        for value in
+            [json!({}), json!({"hidden_act": "silu", "swiglu_limit": null}), json!([1]), json!({"hidden_act": 3})]
+        {
+            assert!(config(value).check_activation().is_ok());
+        }
+    }
+
+    #[test]
+    fn moe_activation_follows_the_configuration() {
+        for (value, activation) in [
+            (json!({}), Activation::Silu),
+            (json!({"hidden_act": "silu", "hidden_activation": "swish"}), Activation::Silu),
+            (json!({"text_config": {"hidden_activation": "gelu_pytorch_tanh"}}), Activation::GeluTanh),
+            (json!({"mlp_hidden_act": "relu2"}), Activation::Relu2),
+            (json!({"model_type": "gpt_oss", "hidden_act": "silu", "swiglu_limit": 7.0}), Activation::GPT_OSS),
+            (
+                json!({"model_type": "gpt_oss", "swiglu_alpha": 1.5, "swiglu_limit": 5}),
+                Activation::GptOss { alpha: 1.5, limit: 5.0 },
+            ),
+        ] {
+            assert_eq!(config(value).activation().unwrap(), activation);
+        }
+        for (value, words) in [
+            (json!({"hidden_act": "gelu"}), "hidden_act is \"gelu\"; only silu, tanh gelu and relu2 are supported"),
+            (json!({"hidden_act": "silu", "mlp_hidden_act": "relu2"}), "mlp_hidden_act is \"relu2\" but hidden_act is"),
+            (json!({"hidden_act": "silu", "swiglu_limit": 7.0}), "swiglu_limit is 7.0"),
+            (json!({"model_type": "gpt_oss", "swiglu_limit": -1}), "limit = -1 is not from"),
+        ] {
+            let message = config(value).activation().unwrap_err().to_string();
+            assert!(message.contains(words), "{message}");
+        }
+    }
+
+    #[test]
+    fn transforms_are_refused() {
+        let with = |transforms: Value| config(json!({"quantization_config": {"transform_config": transforms}}));
+        assert!(with(json!({"config_groups": {"u": {"type": "hadamard"}}})).check_transforms().is_err());
+        let fp_quant = config(json!({"quantization_config": {"quant_method": "fp_quant", "forward_dtype": "nvfp4"}}));
+        assert!(fp_quant.check_transforms().unwrap_err().to_string().contains("quant_method is fp_quant"));
+        assert!(with(json!({})).check_transforms().is_ok() && with(json!(null)).check_transforms().is_ok());
+    }
+
+    #[test]
+    fn quantization_configs_of_both_libraries_are_read() {
+        let modelopt = config(json!({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4",
+            "ignore": ["lm_head", "model.layers.0*", "*.gate"]}}));
+        assert_eq!((modelopt.format(), modelopt.quantizes_activations()), (Some(Format::ModelOpt), true));
+        for (module, excluded) in [
+            ("lm_head", true),
+            ("lm_head2", false),
+            ("model.layers.0.mlp.up_proj", true),
+            ("model.layers.1.mlp.gate", true),
+            ("model.layers.1.mlp.gate_proj", false),
+        ] {
+            assert_eq!(modelopt.excluding(module).is_some(), excluded, "{module}");
+        }
+        let weights = |bits| {
+            json!({"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"group_0": {
+            "weights": {"num_bits": bits, "group_size": 16}, "input_activations": null}}}})
+        };
+        let excluded = |entry: &str, module: &str| {
+            config(json!({"quantization_config": {"ignore": [entry]}})).excluding(module).is_some()
+        };
+        assert!(excluded(r"re:.*\.mlp\.gate$", "model.layers.1.mlp.gate"));
+        assert!(!excluded(r"re:.*\.mlp\.gate$", "model.layers.1.mlp.gate_proj"));
+        assert!(excluded("re:model", "model.layers.1") && !excluded("re:layers", "model.layers.1"));
+        assert!(!excluded("re:(", "("));
+        let compressed = config(weights(4));
+        assert_eq!((compressed.format(), compressed.quantizes_activations()), (Some(Format::CompressedTensors), false));
+        assert_eq!(compressed.contradiction(), None);
+        assert_eq!(config(weights(8)).contradiction().unwrap(), "num_bits is 8, but NVFP4 has 4");
+    }
+
+    #[test]
+    fn models_of_several_formats_are_nvfp4_in_part() {
+        let groups = json!({"a": {"weights": {"num_bits": 8}, "input_activations": {"dynamic": false}},
+            "b": {"weights": {"num_bits": 4, "group_size": 16}, "input_activations": null}});
+        let by_groups =
+            json!({"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": groups});
+        let by_layers = json!({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": {
+            "a.mlp": {"quant_algo": "NVFP4"}, "a.mlp.gate_proj": {"quant_algo": "FP8"}}});
+        let deepseek_v4 = json!({"quant_method": "fp8", "weight_block_size": [128, 128], "moe_quant_algo": "NVFP4"});
+        let quark = json!({"quant_method": "quark", "global_quant_config": {"weight": [
+            {"dtype": "fp4", "group_size": 16}, {"dtype": "float32"}]}});
+        for (quantization, format, activations) in [
+            (by_groups, Format::CompressedTensors, false),
+            (by_layers.clone(), Format::ModelOpt, true),
+            (deepseek_v4, Format::ModelOpt, false),
+            (quark, Format::ModelOpt, false),
+            (
+                json!({"quant_method": "auto-round", "data_type": "nv_fp", "bits": 4, "group_size": 16}),
+                Format::CompressedTensors,
+                false,
+            ),
+        ] {
+            let config = config(json!({"quantization_config": quantization}));
+            assert_eq!((config.format(), config.contradiction()), (Some(format), None));
+            assert_eq!(config.quantizes_activations(), activations);
+        }
+        let by_layers = config(json!({"quantization_config": by_layers}));
+        let of = |module| by_layers.algorithm_of(module);
+        assert_eq!([of("a.mlp.up_proj"), of("a.mlp.gate_proj"), of("a.mlp2")], [Some("NVFP4"), Some("FP8"), None]);
+        assert_eq!(config(json!({"quantization_config": {"quant_method": "fp8"}})).format(), None);
+    }
+}

@@ -1,0 +1,318 @@
+//! A whole MoE layer of a model: routed experts, shared expert and router. Whatever else in the decoder layer adds to
+//! the block's output is refused by name, because the result would be another layer.
+
+use rayon::prelude::*;
+
+use super::block::{Block, Kind};
+use super::fused::Part;
+use super::layer_tensors::{LayerTensors, Scope};
+use super::model_config::ModelConfig;
+use super::names::{BIAS, ROUTER_WEIGHTS, Role};
+use super::router::{LayerRouter, RouterRule};
+use super::{Checkpoint, QuantizedWeight};
+use nvfp4_core::Error;
+use nvfp4_core::bias::Bias;
+use nvfp4_core::moe::{Activation, Biases, MoeExpert, MoeWeights};
+use nvfp4_core::problem::TokenDtype;
+use nvfp4_core::router::Router;
+
+/// Projections of an MoE layer.
+pub(super) const ROLES: [Role; 4] = [Role::Gate, Role::Up, Role::Down, Role::GateUp];
+
+/// Configuration keys for the number of experts per token.
+const TOP_K: [&str; 7] = [
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "moe_topk",
+    "moe_top_k",
+    "moe_k",
+    "top_k_experts",
+    "experts_per_token",
+];
+
+/// Names of the corrections of the router's choice, below the router or beside it.
+const CORRECTIONS: [&str; 3] = ["e_score_correction_bias", "expert_bias", "router_bias"];
+
+/// An MoE layer of a model. Weights stay in place in the mapped files where possible.
+#[derive(Clone, Debug)]
+pub struct MoeLayer<'a> {
+    /// Experts, including the shared expert if the layer has one.
+    pub weights: MoeWeights<'a>,
+    /// Router of the layer.
+    pub router: LayerRouter,
+    /// Module names, with `*` for the number of the expert.
+    pub modules: Vec<String>,
+    /// Tensors of the decoder layer that are used, and tensors that are left: attention and norms.
+    pub tensors: LayerTensors,
+}
+
+/// What an MoE layer consists of, known before any weight is read.
+struct Plan<'b, 'n> {
+    routed: &'b Block<'n>,
+    shared: Option<&'b Block<'n>>,
+    config: ModelConfig,
+    activation: Activation,
+    top_k: usize,
+    router: RouterTensors,
+    rule: RouterRule,
+    tensors: LayerTensors,
+}
+
+/// Names of the router's tensors that exist.
+struct RouterTensors {
+    matrix: String,
+    bias: Option<String>,
+    shared_gate: Option<String>,
+    corrections: Option<String>,
+}
+
+impl RouterTensors {
+    fn names(&self) -> impl Iterator<Item = &str> {
+        let Self { matrix, bias, shared_gate, corrections } = self;
+        std::iter::once(&matrix[..]).chain([bias, shared_gate, corrections].into_iter().flatten().map(String::as_str))
+    }
+}
+
+impl Checkpoint {
+    /// Loads an MoE layer with its router, for tokens of type `dtype`. Experts are stored in separate tensors, or all
+    /// in one tensor. In one tensor, gate and up are the two halves, or alternate row by row (gpt-oss).
+    ///
+    /// # Errors
+    /// Returns an error if the layer does not exist or has no experts, a part is missing or wrong, the decoder layer
+    /// has a tensor that adds to the output and is not computed, `config.json` is missing, or `config.json` names an
+    /// unsupported activation or router.
+    pub fn moe_layer(&self, layer: usize, dtype: TokenDtype) -> Result<MoeLayer<'_>, Error> {
+        let blocks = self.blocks(Some(layer));
+        let plan = self.plan(&blocks, layer)?;
+        let &Plan { routed, shared, activation, top_k, .. } = &plan;
+        let place = |error: Error| error.at(format_args!("{}: layer {layer}", self.path().display()));
+        let experts = match routed.kind {
+            Kind::Fused => self.fused_experts(routed, activation, plan.config.is_model("gpt_oss"))?,
+            _ => self.experts(routed, activation)?,
+        };
+        let mut weights = MoeWeights::with_activation(dtype, top_k, activation, experts).map_err(place)?;
+        if let Some(shared) = shared {
+            let expert = self.experts(shared, activation)?.remove(0);
+            weights = weights.with_shared(expert).map_err(place)?;
+        }
+        let weights = self.with_input_scales(weights, routed, shared, plan.config.fp8_tokens()).map_err(place)?;
+        let router = self.router(&plan, &weights)?;
+        let patterns = [routed].into_iter().chain(shared).flat_map(|block| ROLES.map(|role| block.pattern(role)));
+        Ok(MoeLayer { weights, router, modules: patterns.flatten().collect(), tensors: plan.tensors })
+    }
+
+    /// Returns the projections of a layer that [`Checkpoint::moe_layer`] computes.
+    ///
+    /// # Errors
+    /// Returns the reason why the layer is not computed, as far as it is known before weights are read.
+    pub(super) fn moe_modules(&self, layer: usize) -> Result<Vec<String>, Error> {
+        let blocks = self.blocks(Some(layer));
+        let plan = self.plan(&blocks, layer)?;
+        let computed = [plan.routed].into_iter().chain(plan.shared);
+        Ok(computed.flat_map(|block| ROLES.map(|role| block.modules(role))).flatten().collect())
+    }
+
+    /// Decides what a layer consists of, from names and the configuration.
+    fn plan<'b, 'n>(&self, blocks: &'b [Block<'n>], layer: usize) -> Result<Plan<'b, 'n>, Error> {
+        let at = |error: Error| error.at(self.path().display());
+        let routed = self.routed_block(blocks, layer).map_err(at)?;
+        let shared: Vec<_> =
+            blocks.iter().filter(|block| block.kind == Kind::Shared && block.stack() == routed.stack()).collect();
+        let shared = match shared[..] {
+            [] => None,
+            [shared] => Some(shared),
+            [one, other, ..] => {
+                let what = format!("layer {layer} has two shared experts, {} and {}", one.prefix(), other.prefix());
+                return Err(at(Error::NotComputed(format!("{what}; only one is supported"))));
+            }
+        };
+        [routed].into_iter().chain(shared).try_for_each(Block::check).map_err(at)?;
+        let router = self.router_tensors(&routed.path());
+        let scope = Scope {
+            blocks: [routed].into_iter().chain(shared).collect(),
+            roles: &ROLES,
+            router: Some(router.iter().flat_map(RouterTensors::names).collect()),
+        };
+        let tensors = self.account(&scope)?;
+        let router = router.ok_or_else(|| {
+            let names = ROUTER_WEIGHTS.map(|name| format!("{}{name}.weight", routed.path()));
+            let name = format!("the router ({})", names.join(" or "));
+            at(Error::Missing { name, remedy: "download the model again".into() })
+        })?;
+        let config = ModelConfig::beside(self)?.ok_or_else(|| {
+            let remedy = "it defines the router; give the folder of the whole model".into();
+            at(Error::Missing { name: "config.json".into(), remedy })
+        })?;
+        config.check_transforms()?;
+        let at_config = |error: Error| error.at(config.path().display());
+        if let (Some((key, value)), None) = (config.shared_experts(layer), shared) {
+            let name = format!("the shared expert of layer {layer} ({key} is {value})");
+            return Err(at_config(Error::Missing { name, remedy: "give the folder of the whole model".into() }));
+        }
+        let is_gated = ["qwen2_moe", "qwen3_next", "qwen3_5", "qwen3_6"].iter().any(|model| config.is_model(model));
+        if shared.is_some() && router.shared_gate.is_none() && is_gated {
+            let name = format!("{}shared_expert_gate.weight", routed.path());
+            return Err(at(Error::Missing { name, remedy: "download the model again".into() }));
+        }
+        let activation = config.activation()?;
+        let (_, top_k) = config.number_of_layer(&TOP_K, layer).ok_or_else(|| {
+            let name = format!("the number of experts per token ({})", TOP_K[0]);
+            at_config(Error::Missing { name, remedy: "download the model again".into() })
+        })?;
+        let rule = RouterRule::of(&config, router.corrections.is_some()).map_err(at_config)?;
+        Ok(Plan { routed, shared, activation, top_k, router, rule, tensors, config })
+    }
+
+    /// Returns the only block of a layer with routed experts.
+    fn routed_block<'b, 'n>(&self, blocks: &'b [Block<'n>], layer: usize) -> Result<&'b Block<'n>, Error> {
+        let mut routed = blocks.iter().filter(|block| matches!(block.kind, Kind::Routed | Kind::Fused));
+        match (routed.next(), routed.next()) {
+            (Some(block), None) => Ok(block),
+            (Some(one), Some(other)) => Err(Error::Invalid(format!(
+                "layer {layer} has two blocks of experts, {} and {}; choose a stack of layers with --stack, or export the model \
+                 with one of them",
+                one.path(),
+                other.path()
+            ))),
+            (None, _) if !blocks.is_empty() => Err(Error::NotComputed(format!(
+                "layer {layer} is dense and has no experts; use --op gated for its gate and up projections"
+            ))),
+            (None, _) => Err(self.no_such_block(layer)),
+        }
+    }
+
+    /// Loads experts stored in separate tensors.
+    fn experts(&self, block: &Block<'_>, activation: Activation) -> Result<Vec<MoeExpert<'_>>, Error> {
+        let merged = block.modules(Role::GateUp);
+        let roles = [("gate", Role::Gate), ("up", Role::Up), ("down", Role::Down)];
+        let modules = roles.map(|(_, role)| block.modules(role));
+        let experts = modules[2].len();
+        for ((what, role), modules) in roles.iter().zip(&modules) {
+            let is_merged = *role != Role::Down && activation.has_gate() && merged.len() == experts;
+            let has_none = is_merged || *role == Role::Gate && !activation.has_gate();
+            let expected = if has_none { 0 } else { experts };
+            if modules.len() != expected || experts == 0 {
+                let what = format!("{activation} needs {expected} {what} projections, found {}", modules.len());
+                return Err(Error::NotComputed(what).at(format_args!("{}: {}", self.path().display(), block.path())));
+            }
+        }
+        let part = |role: usize, expert: usize| -> Result<Part<'_>, Error> {
+            let module = &modules[role][expert];
+            let QuantizedWeight { matrix, .. } = self.weight(module)?;
+            let bias = self.bias(&format!("{module}{BIAS}"), matrix.rows())?;
+            Ok((matrix, bias))
+        };
+        let expert = |expert: usize| {
+            let (gate, up) = match merged.get(expert) {
+                Some(module) => self.merged(module).map(|[gate, up]| (Some(gate), up))?,
+                None if activation.has_gate() => (Some(part(0, expert)?), part(1, expert)?),
+                None => (None, part(1, expert)?),
+            };
+            Ok(expert_of(gate, up, part(2, expert)?))
+        };
+        (0..experts).into_par_iter().map(expert).collect()
+    }
+
+    /// Loads gate and up that share one matrix, with their biases.
+    fn merged(&self, module: &str) -> Result<[Part<'_>; 2], Error> {
+        let halves = self.halves(module)?.map(|half| half.matrix);
+        let rows = halves[0].rows();
+        let name = format!("{module}{BIAS}");
+        let biases = self.tensor(&name).map(|_| self.numbers(&name, &[2 * rows], "[2I]")).transpose()?;
+        let bias = |half: usize| Some(Bias::F32(biases.as_ref()?[half * rows..][..rows].to_vec().into()));
+        let [gate, up] = halves;
+        Ok([(gate, bias(0)), (up, bias(1))])
+    }
+
+    /// Loads experts stored in one tensor per projection.
+    fn fused_experts(
+        &self,
+        block: &Block<'_>,
+        activation: Activation,
+        in_turn: bool,
+    ) -> Result<Vec<MoeExpert<'_>>, Error> {
+        let at = |error: Error| error.at(format_args!("{}: {}", self.path().display(), block.path()));
+        let one = |role: Role, what: &str, parts: usize| {
+            let module = block.modules(role).into_iter().next();
+            let module = module.ok_or_else(|| {
+                at(Error::NotComputed(format!("the block has no {what} projection; export the model again")))
+            })?;
+            self.fused(&module, parts, in_turn)?.split()
+        };
+        let mismatch = |what, got, expected| at(Error::Mismatch { what, got, expected });
+        let down = one(Role::Down, "down", 1)?;
+        let gate_up = if !block.modules(Role::GateUp).is_empty() {
+            one(Role::GateUp, "gate and up", 2)?
+        } else {
+            let up = one(Role::Up, "up", 1)?;
+            let gate = if activation.has_gate() { one(Role::Gate, "gate", 1)? } else { vec![Vec::new(); up.len()] };
+            if gate.len() != up.len() {
+                return Err(mismatch("number of experts of up", up.len(), gate.len()));
+            }
+            gate.into_iter().zip(up).map(|(gate, up)| gate.into_iter().chain(up).collect()).collect()
+        };
+        if gate_up.len() != down.len() {
+            return Err(mismatch("number of experts of down", down.len(), gate_up.len()));
+        }
+        let experts = gate_up.into_iter().zip(down).map(|(mut gate_up, mut down): (Vec<Part<'_>>, _)| {
+            let up = gate_up.pop().expect("`split` returns at least one part");
+            let gate = gate_up.pop();
+            if gate.is_some() != activation.has_gate() {
+                return Err(at(Error::NotComputed(format!(
+                    "{activation} does not match these projections: export the model again"
+                ))));
+            }
+            Ok(expert_of(gate, up, down.remove(0)))
+        });
+        experts.collect()
+    }
+
+    /// Finds the router's tensors of the block with this path; `None` without a matrix.
+    fn router_tensors(&self, path: &str) -> Option<RouterTensors> {
+        let existing = |name: String| self.tensor(&name).map(|_| name);
+        let matrix = ROUTER_WEIGHTS.iter().find_map(|name| existing(format!("{path}{name}.weight")))?;
+        let module = matrix.strip_suffix(".weight").expect("the name ends in .weight");
+        let corrections = CORRECTIONS.iter().find_map(|name| {
+            let places = [format!("{module}.{name}"), format!("{path}{name}"), format!("{path}moe_statics.{name}")];
+            places.into_iter().find_map(existing)
+        });
+        Some(RouterTensors {
+            bias: existing(format!("{module}{BIAS}")),
+            shared_gate: existing(format!("{path}shared_expert_gate.weight")),
+            corrections,
+            matrix,
+        })
+    }
+
+    /// Loads the router of a layer.
+    fn router(&self, plan: &Plan<'_, '_>, weights: &MoeWeights<'_>) -> Result<LayerRouter, Error> {
+        let (sizes, names) = (weights.sizes(), &plan.router);
+        let matrix = self.numbers(&names.matrix, &[sizes.experts, sizes.hidden], "[experts, hidden size]")?;
+        let some = |name: &Option<String>, shape: &[usize], words: &str| {
+            name.as_ref().map(|name| self.numbers(name, shape, words)).transpose()
+        };
+        let of_experts = [sizes.experts];
+        let mut bias = some(&names.bias, &of_experts, "[experts]")?;
+        let shared_gate = some(&names.shared_gate, &[1, sizes.hidden], "[1, hidden size]")?;
+        let mut corrections = some(&names.corrections, &of_experts, "[experts]")?;
+        // DeepSeek's own files call the corrections the router's bias.
+        if corrections.is_none() && plan.rule.has_corrections() && plan.config.is_model("deepseek") {
+            corrections = bias.take();
+        }
+        let scoring = plan.rule.scoring(sizes.experts, corrections);
+        let at_config = |error: Error| error.at(plan.config.path().display());
+        let rule = Router::new(sizes.experts, sizes.top_k, scoring).map_err(at_config)?;
+        let bias = bias.unwrap_or_else(|| vec![0.0; sizes.experts]);
+        Ok(LayerRouter { matrix, bias, shared_gate, rule, factor: plan.rule.factor() })
+    }
+}
+
+/// Builds an expert from its projections.
+fn expert_of<'a>(gate: Option<Part<'a>>, (up, up_bias): Part<'a>, (down, down_bias): Part<'a>) -> MoeExpert<'a> {
+    let (gate, gate_bias) = gate.map_or((None, None), |(gate, bias)| (Some(gate), bias));
+    let expert = match gate {
+        Some(gate) => MoeExpert::gated(gate, up, down),
+        None => MoeExpert::ungated(up, down),
+    };
+    expert.with_biases(Biases { gate: gate_bias, up: up_bias, down: down_bias })
+}

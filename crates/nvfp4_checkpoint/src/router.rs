@@ -1,0 +1,164 @@
+//! The router of a model's layer: its matrix, and the rule from `config.json`.
+
+use rayon::prelude::*;
+
+use super::model_config::ModelConfig;
+use nvfp4_core::Error;
+use nvfp4_core::moe::{MoeInputs, MoeSizes};
+use nvfp4_core::router::{Logits, Router, Routes, Scoring, route};
+
+/// Models whose routers use sigmoid scores, although their configurations do not mention it.
+const BY_SIGMOID: [&str; 6] = ["deepseek_v3", "glm4_moe", "dots1", "nemotron_h", "lfm2_moe", "minimax_m2"];
+
+/// Models whose weights are always divided by their sum, although their configurations do not mention it.
+const RENORMALIZED: [&str; 5] = ["mixtral", "minimax", "qwen3_5", "qwen3_6", "hunyuan"];
+
+/// Models with a router of their own that is not computed.
+const NOT_COMPUTED: [(&str, &str); 3] = [
+    ("phimoe", "SparseMixer (phimoe)"),
+    ("ernie4_5", "softmax with corrections of the choice (Ernie 4.5)"),
+    ("gemma4", "the norm of its own before the logits (Gemma 4)"),
+];
+
+/// Configuration keys; models name the same number differently.
+const SCORING: [&str; 5] =
+    ["scoring_func", "score_function", "score_func", "moe_router_activation_func", "moe_router_activation"];
+const RENORMALIZE: [&str; 4] = ["norm_topk_prob", "norm_expert_weight", "moe_renormalize", "route_norm"];
+const FACTOR: [&str; 3] = ["routed_scaling_factor", "moe_router_scaling_factor", "route_scale"];
+
+/// Rule of a model's router, without the numbers of the layer's corrections.
+#[derive(Clone, Debug)]
+pub(super) struct RouterRule {
+    /// Without corrections.
+    scoring: Scoring,
+    /// Factor of the final weights.
+    factor: f32,
+}
+
+impl RouterRule {
+    /// Reads the rule from a model's configuration. `has_corrections`: the layer has numbers that are added to the
+    /// scores when experts are compared.
+    ///
+    /// Sources: the modules of transformers (`Qwen3MoeTopKRouter`, `Qwen3_5MoeTopKRouter`, `MixtralSparseMoeBlock`,
+    /// `GptOssTopKRouter`, `GraniteMoeTopKGating`, `DeepseekV2Moe`, `DeepseekV3TopkRouter`, `Llama4Router`,
+    /// `Lfm2MoeSparseMoeBlock`, `HunYuanMoEV1Gate`) and vLLM's `step3p5.py`.
+    pub(super) fn of(config: &ModelConfig, has_corrections: bool) -> Result<Self, Error> {
+        let is = |names: &[&str]| names.iter().any(|name| config.is_model(name));
+        let refuse = |what: String| Err(Error::NotComputed(format!("{what}; this router is not supported")));
+        if let Some((_, what)) = NOT_COMPUTED.iter().find(|(model, _)| config.is_model(model)) {
+            return refuse(format!("its router is {what}"));
+        }
+        if is(&["llama4"]) {
+            return Ok(Self { scoring: Scoring::SigmoidTop1, factor: 1.0 });
+        }
+        if is(&["gpt_oss", "granitemoe"]) {
+            return Ok(Self { scoring: Scoring::TopKSoftmax, factor: 1.0 });
+        }
+        let value = |keys: &[&str]| keys.iter().find_map(|key| config.get(key));
+        let word = |keys: &[&str]| value(keys).and_then(|value| value.as_str());
+        let factor = value(&FACTOR).and_then(|value| value.as_f64()).unwrap_or(1.0) as f32;
+        let is_sigmoid = match word(&SCORING) {
+            None => is(&BY_SIGMOID),
+            Some("softmax") => false,
+            Some("sigmoid") => true,
+            Some(other) => return refuse(format!("its router scores with {other}")),
+        };
+        let usual = if is_sigmoid { "noaux_tc" } else { "greedy" };
+        if let Some(method) = word(&["topk_method"]).filter(|&method| method != usual) {
+            return refuse(format!("topk_method is {method}"));
+        }
+        if has_corrections && !is_sigmoid {
+            return refuse("its router adds corrections to scores that are not sigmoids".into());
+        }
+        let renormalize = match value(&RENORMALIZE).and_then(|value| value.as_bool()) {
+            Some(renormalize) => renormalize,
+            None if is(&RENORMALIZED) => true,
+            None if is(&["jamba"]) => false,
+            None => {
+                let remedy = "add this key: true if the weights of a token's experts are divided by their sum";
+                return Err(Error::Missing { name: RENORMALIZE[0].into(), remedy: remedy.into() });
+            }
+        };
+        if !is_sigmoid {
+            return Ok(Self { scoring: Scoring::Softmax { renormalize }, factor });
+        }
+        let number = |keys: &[&'static str]| match config.number(keys) {
+            Some((_, number)) => Ok(number),
+            None if is(&["deepseek"]) => {
+                Err(Error::Missing { name: keys[0].into(), remedy: "download the model again".into() })
+            }
+            None => Ok(1),
+        };
+        let groups = number(&["n_group", "num_expert_group"])?;
+        let top_groups = number(&["topk_group"])?;
+        let scoring = Scoring::SigmoidGroups { bias: Vec::new(), groups, top_groups, renormalize, scale: factor };
+        Ok(Self { scoring, factor: 1.0 })
+    }
+
+    /// Whether corrections are added to the scores when experts are compared.
+    pub(super) fn has_corrections(&self) -> bool {
+        matches!(self.scoring, Scoring::SigmoidGroups { .. })
+    }
+
+    /// Factor of the final weights.
+    pub(super) fn factor(&self) -> f32 {
+        self.factor
+    }
+
+    /// Returns the rule with the corrections of a layer of `experts` experts.
+    pub(super) fn scoring(&self, experts: usize, corrections: Option<Vec<f32>>) -> Scoring {
+        let mut scoring = self.scoring.clone();
+        if let Scoring::SigmoidGroups { bias, .. } = &mut scoring {
+            *bias = corrections.unwrap_or_else(|| vec![0.0; experts]);
+        }
+        scoring
+    }
+}
+
+/// Router of a layer: a small matrix and a rule.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerRouter {
+    /// Matrix `[E, H]`.
+    pub matrix: Vec<f32>,
+    /// Bias of the logits, `[E]`.
+    pub bias: Vec<f32>,
+    /// Gate of the shared expert, `[H]`: the sigmoid of its dot product with a token is the weight of the shared
+    /// expert. `None`: the shared expert has no gate.
+    pub shared_gate: Option<Vec<f32>>,
+    /// Rule that turns logits into experts and weights.
+    pub rule: Router,
+    /// Factor of the final weights.
+    pub factor: f32,
+}
+
+impl LayerRouter {
+    /// Builds the step of tokens `[T, H]` without gaps, with the experts that the router chooses. Logits are summed in
+    /// f64 and rounded to f32.
+    ///
+    /// # Errors
+    /// Returns an error if there are too many tokens.
+    pub fn inputs(&self, sizes: MoeSizes, hidden: Vec<u16>) -> Result<MoeInputs<'static>, Error> {
+        let tokens = hidden.len() / sizes.hidden;
+        let scores = hidden.par_chunks(sizes.hidden).map(|token| {
+            let token: Vec<f64> = token.iter().map(|&bits| sizes.dtype.decode(bits)).collect();
+            let product = |row: &[f32]| token.iter().zip(row).map(|(x, &w)| x * f64::from(w)).sum::<f64>();
+            let logits = self.matrix.chunks(sizes.hidden).zip(&self.bias);
+            let logits: Vec<f32> = logits.map(|(row, &bias)| (product(row) + f64::from(bias)) as f32).collect();
+            let shared = self.shared_gate.as_ref().map(|gate| (1.0 / (1.0 + (-product(gate)).exp())) as f32);
+            (logits, shared)
+        });
+        let (logits, shared): (Vec<_>, Vec<_>) = scores.unzip();
+        let Routes { ids, mut weights } = route(&self.rule, &Logits::F32(logits.concat().into()))?;
+        weights.iter_mut().for_each(|weight| *weight *= self.factor);
+        let shared = shared.into_iter().collect::<Option<Vec<_>>>().filter(|_| self.shared_gate.is_some());
+        Ok(MoeInputs {
+            tokens,
+            hidden: hidden.into(),
+            stride: sizes.hidden,
+            ids: ids.into(),
+            weights: weights.into(),
+            weights_on_input: self.rule.weights_on_input(),
+            shared_weights: shared.map(Into::into),
+        })
+    }
+}

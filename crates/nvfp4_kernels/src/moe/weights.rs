@@ -1,0 +1,138 @@
+//! How a layer's weights are packed, and the memory of packed weights: functions of sizes alone.
+
+use kernels_gpu::nvfp4_rows::{value_bytes, weight_scale_bytes};
+use kernels_gpu::units::{OperandType, matrix_bytes};
+
+use super::PlacedExperts;
+use super::workspace::take;
+use crate::group::Address;
+use crate::layer::moe_pack::row_order::RowOrder;
+use nvfp4_core::moe::MoeSizes;
+use nvfp4_core::problem::{TokenDtype, TokenFormat};
+
+/// Number of projections: gate, up and down.
+pub const PROJECTIONS: usize = 3;
+
+/// How the matrices of a projection are packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Packing {
+    /// Units ([`units`](kernels_gpu::units)) for multiplication with a type, with rows in an order.
+    Units(OperandType, RowOrder),
+    /// Values, and scales in the blocked layout ([`nvfp4_rows`](kernels_gpu::nvfp4_rows)), in the order of the checkpoint.
+    Nvfp4,
+}
+
+impl Packing {
+    /// Returns the order of the rows, which the biases share.
+    pub fn row_order(self) -> RowOrder {
+        match self {
+            Self::Units(_, order) => order,
+            Self::Nvfp4 => RowOrder::Kept,
+        }
+    }
+}
+
+/// Returns how a projection (0: gate, 1: up, 2: down) is packed.
+pub fn packing(sizes: &MoeSizes, projection: usize) -> Packing {
+    let units = |operand_type| Packing::Units(operand_type, RowOrder::of_projection(projection, operand_type));
+    match sizes.token_format {
+        TokenFormat::Bits16 => units(operand_type(sizes.dtype)),
+        TokenFormat::Fp8 => units(OperandType::E4m3),
+        TokenFormat::Nvfp4 => Packing::Nvfp4,
+    }
+}
+
+/// Returns the operand type of 16-bit tokens.
+pub fn operand_type(dtype: TokenDtype) -> OperandType {
+    match dtype {
+        TokenDtype::F16 => OperandType::F16,
+        TokenDtype::Bf16 => OperandType::Bf16,
+    }
+}
+
+/// Returns the bytes of a packed matrix: of its units, or for NVFP4 tokens of its values and scales, which lie apart.
+pub(super) fn packed_bytes(token_format: TokenFormat, rows: u32, k: u32) -> u64 {
+    match token_format {
+        TokenFormat::Bits16 | TokenFormat::Fp8 => matrix_bytes(rows, k),
+        TokenFormat::Nvfp4 => value_bytes(rows.into(), k) + weight_scale_bytes(rows, k),
+    }
+}
+
+/// Addresses of a layer's packed weights. The parts follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PackedWeights {
+    /// Place of the first negative or NaN scale of each projection, as `moe_pack` writes it: u64 `[2, 3]`, the routed experts
+    /// first, then the shared one.
+    pub invalid: Address,
+    /// The routed experts.
+    pub experts: PlacedExperts,
+    /// The shared expert, if there is one.
+    pub shared: Option<PlacedExperts>,
+    /// End of the last part.
+    pub end: Address,
+}
+
+impl PackedWeights {
+    /// Returns the weights from an address on, a multiple of 256.
+    pub fn at(sizes: &MoeSizes, address: Address) -> Self {
+        let mut end = address;
+        let invalid = take(&mut end, (size_of::<u64>() * 2 * PROJECTIONS) as u64);
+        let mut experts = |count: usize, intermediate: usize| {
+            let (hidden, intermediate, count) = (sizes.hidden as u32, intermediate as u32, count as u64);
+            let has_gate = sizes.activation.has_gate();
+            let bias = |end: &mut Address, is_there: bool, rows: u32| {
+                if is_there { take(end, count * u64::from(rows) * size_of::<f32>() as u64) } else { 0 }
+            };
+            let (format, gate_up) = (sizes.token_format, count * if has_gate { 2 } else { 1 });
+            PlacedExperts {
+                gate_up: take(&mut end, gate_up * packed_bytes(format, intermediate, hidden)),
+                down: take(&mut end, count * packed_bytes(format, hidden, intermediate)),
+                alpha: [(); PROJECTIONS].map(|()| take(&mut end, count * size_of::<f32>() as u64)),
+                bias: [
+                    bias(&mut end, sizes.biases && has_gate, intermediate),
+                    bias(&mut end, sizes.biases, intermediate),
+                    bias(&mut end, sizes.biases, hidden),
+                ],
+                input_scales: [(); 2].map(|()| match format {
+                    TokenFormat::Nvfp4 => take(&mut end, count * size_of::<f32>() as u64),
+                    _ => 0,
+                }),
+            }
+        };
+        let routed = experts(sizes.experts, sizes.intermediate);
+        let shared = sizes.shared_intermediate.map(|intermediate| experts(1, intermediate));
+        Self { invalid, experts: routed, shared, end }
+    }
+
+    /// Returns the address of the place of a projection's first invalid scale.
+    pub fn invalid(&self, of_shared: bool, projection: usize) -> Address {
+        self.invalid + (size_of::<u64>() * (usize::from(of_shared) * PROJECTIONS + projection)) as u64
+    }
+}
+
+/// Returns the bytes of a layer's packed weights, a multiple of 256.
+///
+/// ```
+/// use nvfp4_kernels::moe::weight_bytes;
+/// use nvfp4_core::moe::{Activation, MoeSizes};
+/// use nvfp4_core::problem::{TokenDtype, TokenFormat};
+///
+/// let mixtral = MoeSizes {
+///     hidden: 4096,
+///     intermediate: 14336,
+///     experts: 8,
+///     named_experts: 8,
+///     top_k: 2,
+///     shared_intermediate: None,
+///     dtype: TokenDtype::Bf16,
+///     activation: Activation::Silu,
+///     biases: false,
+///     token_format: TokenFormat::Bits16,
+///     input_scales: false,
+/// };
+/// let numbers = 8 * 3 * 4096 * 14336;
+/// assert_eq!(weight_bytes(&mixtral), numbers / 16 * 9 + 4 * 256);
+/// ```
+pub fn weight_bytes(sizes: &MoeSizes) -> usize {
+    PackedWeights::at(sizes, 0).end as usize
+}

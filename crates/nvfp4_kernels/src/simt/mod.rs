@@ -1,0 +1,3 @@
+//! Kernels without tensor cores.
+
+pub(crate) mod gated_simt;

@@ -1,0 +1,111 @@
+//! Linear layers on Hopper, `kernels-gpu/src/wgmma/linear_sm90/`. Warpgroups multiply, or for few tokens each warp by
+//! itself (`by_warp/` there).
+
+use kernels_gpu::decoding::SHARED_BYTES;
+use kernels_gpu::mma_sync::linear as of_warps;
+use kernels_gpu::wgmma::linear_sm90::{abi as of_warpgroups, by_warp};
+
+use crate::kernel::{Entry, Kernel};
+use crate::linear::{self, Cut, Instance, LinearKernel};
+
+/// The kernel.
+pub struct LinearSm90;
+
+impl Kernel for LinearSm90 {
+    fn name(&self) -> &'static str {
+        "linear_sm90"
+    }
+
+    fn proven(&self) -> bool {
+        true
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        linear::entries(self.instances())
+    }
+
+    #[cfg(feature = "fake")]
+    fn fake(&self, launch: &fake_cuda::Launch<'_>) {
+        linear::fake::launch(launch, self);
+    }
+}
+
+impl LinearKernel for LinearSm90 {
+    fn instances(&self) -> Vec<Instance> {
+        let of_warps = by_warp::INSTANCES.iter().map(Instance::OfWarps);
+        of_warps.chain(of_warpgroups::INSTANCES.iter().map(Instance::OfWarpgroups)).collect()
+    }
+
+    fn k_block_cycles(&self, cut: Cut, n: u32, sms: u32) -> u64 {
+        let (tiles, sms) = (cut.tiles(n), u64::from(sms));
+        match cut.instance {
+            Instance::OfWarps(of) => warp_cycles(of, tiles, sms),
+            Instance::OfWarpgroups(of) => tiles.div_ceil(sms) * warpgroup_cycles(of, cut.box_tokens().into()),
+        }
+    }
+}
+
+/// Estimates the cycles that an SM takes for one k-block of all its tiles, with constants measured on an H200: the time
+/// of a CTA alone, and 80 percent of it per further resident CTA. If only one CTA fits and an SM computes several
+/// tiles, the time is a quarter longer, because no other CTA hides the start of a CTA.
+fn warp_cycles(instance: &of_warps::Instance, tiles: u64, sms: u64) -> u64 {
+    let room = u64::from(SHARED_BYTES / instance.shared_bytes());
+    let resident = tiles.div_ceil(sms).min(room);
+    let rounds = tiles.div_ceil(sms * resident);
+    let together = (250 + 40 * instance.products() as u64) * (100 + 80 * (resident - 1)) / 100;
+    rounds * together * if room == 1 && rounds > 1 { 5 } else { 4 } / 4
+}
+
+/// Estimates the cycles that a CTA takes for one k-block of a tile with `tokens` tokens, measured on an H200: a fixed
+/// part and a part per token. With two warpgroups of 64 columns each, decoding bounds the time up to about 170 tokens,
+/// and products bound it above.
+fn warpgroup_cycles(instance: &of_warpgroups::Instance, tokens: u64) -> u64 {
+    match instance.columns() {
+        64 if instance.tile_tokens < 128 => 466 + 16 * tokens / 10,
+        64 => 530 + 19 * tokens / 10,
+        128 => (700 + 51 * tokens / 10).max(150 + 83 * tokens / 10),
+        _ => 1190 + 9 * tokens,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::linear::tests::{entry, launch, sizes};
+
+    #[test]
+    fn tiles_grow_with_the_number_of_tokens() {
+        for (n, m, expected) in [
+            (4096, 1, "linear_mma8_bf16"),
+            (28672, 1, "linear_mma8_bf16"),
+            (7168, 16, "linear_mma16_bf16"),
+            (28672, 16, "linear_mma16_bf16"),
+            (7168, 32, "linear_mma32_bf16"),
+            (28672, 32, "linear_bf16_t128_c256"),
+            (4096, 64, "linear_mma32_bf16"),
+            (5120, 64, "linear_bf16_t64_decoded"),
+            (4096, 128, "linear_bf16_t64_decoded"),
+            (4096, 256, "linear_bf16_t128_decoded"),
+            (5120, 256, "linear_bf16_t128_c128"),
+            (4096, 512, "linear_bf16_t128_c128"),
+            (5120, 512, "linear_bf16_t256_c128"),
+            (4096, 4096, "linear_bf16_t256_c128"),
+        ] {
+            assert_eq!(entry(&LinearSm90, n, 7168, m, 132), expected, "{m} tokens, N = {n}");
+        }
+    }
+
+    /// Three tiles of 88 tokens keep 120 of 132 SMs busy, two tiles of 128 tokens only 80.
+    #[test]
+    fn tokens_are_cut_so_that_more_sms_work() {
+        let tiles = |n, m| LinearSm90.cut(&sizes(n, 5120), m, 132).token_tiles;
+        assert_eq!([tiles(5120, 256), tiles(5120, 512), tiles(4096, 512), tiles(4096, 4096)], [3, 3, 4, 16]);
+    }
+
+    #[test]
+    fn few_tokens_have_one_cta_per_64_columns() {
+        for n in [1024, 2048, 4096] {
+            assert_eq!(launch(&LinearSm90, n, 8, 132).grid.blocks, n as u32 / 64);
+        }
+    }
+}

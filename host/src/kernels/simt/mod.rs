@@ -1,3 +1,0 @@
-//! Kernels without tensor cores.
-
-pub(in crate::kernels) mod gated_simt;
