@@ -7,10 +7,12 @@
 //!
 //! All arithmetic is f32, as in ModelOpt. [`Scales`] has other rules for the scale of a block.
 
+mod arithmetic;
 mod search;
 
 use rayon::prelude::*;
 
+use self::arithmetic::{ROUNDS_TO_HALF, e4m3_value, nearest_value, tree};
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix, e2m1, e4m3};
 
@@ -51,12 +53,6 @@ impl Scales {
         if amax == 0.0 { 1.0 } else { (amax / (e2m1::MAX * largest_scale)).max(f32::MIN_POSITIVE) }
     }
 }
-
-/// Code of the smallest positive scale, 2⁻⁹; a block scale of zero would turn the whole block into zeros.
-const SMALLEST_SCALE: u32 = 1;
-
-/// Code of scale 1, for blocks of zeros.
-const SCALE_OF_ZEROS: u32 = 0x38;
 
 /// Numbers per task of a search for the maximum.
 const CHUNK: usize = 1 << 16;
@@ -282,12 +278,6 @@ fn portable<T: Number, const MEASURE: bool>(
 /// Number of blocks quantized together; their scales are computed side by side.
 const TILE: usize = 16;
 
-/// 2²³: adding it to a smaller number leaves no bits for a fraction, so the sum is rounded to an integer, ties to even.
-const ROUNDS_TO_ONE: f32 = 8_388_608.0;
-
-/// 2²²: adding it rounds to halves, the smallest step of E2M1.
-const ROUNDS_TO_HALF: f32 = ROUNDS_TO_ONE / 2.0;
-
 /// Quantizes up to [`TILE`] blocks. `None`: a number is not finite. The loss is in units of the global scale.
 ///
 /// Every loop over numbers runs over an array of fixed length and has no branch, so that the compiler vectorizes it.
@@ -340,7 +330,7 @@ fn quantize_tile<T: Number, const MEASURE: bool>(
             // The addition turns −0 into 0, as ModelOpt does.
             let x = block[lane].into() / unit + 0.0;
             let magnitude = x.abs();
-            let value = search::nearest_value(magnitude);
+            let value = nearest_value(magnitude);
             doubled[lane] = (value + ROUNDS_TO_HALF).to_bits() as u8 & 0xF | (x.to_bits() >> 24) as u8 & 0x80;
             if MEASURE {
                 let (is, error) = (magnitude * factor, (magnitude - value) * factor);
@@ -359,38 +349,6 @@ fn quantize_tile<T: Number, const MEASURE: bool>(
     let max = |lanes| f64::from(tree(lanes, |a: f32, b| if a > b { a } else { b }));
     Some(Loss { signal: sum(signal), noise: sum(noise), max_abs: max(max_abs) })
 }
-
-/// Joins the halves of an array repeatedly until one element remains.
-#[inline(always)]
-fn tree<T: Copy>(lanes: [T; BLOCK], join: impl Fn(T, T) -> T) -> T {
-    let eight: [T; 8] = std::array::from_fn(|lane| join(lanes[lane], lanes[lane + 8]));
-    let four: [T; 4] = std::array::from_fn(|lane| join(eight[lane], eight[lane + 4]));
-    join(join(four[0], four[2]), join(four[1], four[3]))
-}
-
-/// Branch-free [`e4m3::encode`] of a non-negative number.
-#[inline(always)]
-fn e4m3_bits(x: f32) -> u32 {
-    const SMALLEST_NORMAL: f32 = 1.0 / 64.0;
-    const DROPPED_BITS: u32 = f32::MANTISSA_DIGITS - 1 - 3;
-    let x = if x > e4m3::MAX { e4m3::MAX } else { x };
-    let subnormal = (x * (1 << e4m3::FRACTION_BITS) as f32 + ROUNDS_TO_ONE).to_bits() & 0xF;
-    let bits = x.to_bits();
-    let rounded = bits + (1 << (DROPPED_BITS - 1)) - 1 + (bits >> DROPPED_BITS & 1);
-    let normal = (rounded >> DROPPED_BITS).wrapping_sub(E4M3_REBIAS);
-    if x < SMALLEST_NORMAL { subnormal } else { normal }
-}
-
-/// Value of a scale's code, as [`e4m3::decode`] but without a table.
-#[inline(always)]
-fn e4m3_value(code: u32) -> f32 {
-    let subnormal = code as i32 as f32 / (1 << e4m3::FRACTION_BITS) as f32;
-    let normal = f32::from_bits((code + E4M3_REBIAS) << (f32::MANTISSA_DIGITS - 1 - 3));
-    if code < 8 { subnormal } else { normal }
-}
-
-/// Difference of the f32 and E4M3 exponent biases, above three bits of mantissa.
-const E4M3_REBIAS: u32 = (127 - 7) << 3;
 
 /// Code of a doubled value (0, 1, 2, 3, 4, 6, 8 or 12) with its sign in bit 7.
 #[inline(always)]
@@ -463,6 +421,7 @@ fn magnitude_bits(x: f32) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use super::arithmetic::{SCALE_OF_ZEROS, SMALLEST_SCALE, e4m3_bits};
     use super::*;
     use half::bf16;
     use proptest::prelude::*;

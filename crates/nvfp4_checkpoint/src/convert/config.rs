@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
-use super::rewrite::{folder, is_one_file};
+use super::place::{folder, is_one_file};
 use crate::file::TensorFile;
 use crate::model_config::ModelConfig;
 use crate::names::natural;

@@ -8,9 +8,11 @@ use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
 
 use super::config::{CONFIG, Config, Others, QUANT_CONFIG};
+use super::place;
 use super::rewrite::{self, Done, Fate, Rewrite};
+use super::stored::Weight;
 use super::weights::{self, Readable};
-use super::{Converted, Weight, Written, converted};
+use super::written::{Converted, Written, converted};
 use crate::file::{Tensor, TensorFile};
 use crate::names::natural;
 use crate::source::Rows;
@@ -102,7 +104,7 @@ impl<'a> Dequantization<'a> {
     /// Notes for the user.
     pub fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
-        if rewrite::is_one_file(self.checkpoint) {
+        if place::is_one_file(self.checkpoint) {
             notes.push("only one file is converted: no config.json is written".to_owned());
         }
         if self.kept > 0 {

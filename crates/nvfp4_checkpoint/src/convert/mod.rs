@@ -16,11 +16,14 @@ mod config;
 mod dequantize;
 mod mxfp4;
 mod options;
+mod place;
 mod reform;
 mod rewrite;
 mod select;
 mod stored;
+mod unquantized;
 pub(super) mod weights;
+mod written;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,12 +37,16 @@ use self::config::{CONFIG, Others, QUANT_CONFIG, Quantization};
 pub use self::dequantize::Dequantization;
 pub use self::mxfp4::Exact;
 pub use self::options::Options;
+use self::place::{file_name, is_one_file};
 pub use self::reform::{Experts, Reform};
-use self::rewrite::{Done, Fate, Rewrite, TensorLayout, file_name, is_one_file};
+use self::rewrite::{Done, Fate, Rewrite, TensorLayout};
 pub use self::select::Left;
 use self::select::Selection;
 use self::stored::{Stored, WEIGHT, Weight};
+use self::unquantized::unquantized;
 pub use self::weights::Form;
+use self::written::converted;
+pub use self::written::{Converted, Written};
 use super::file::{Tensor, TensorFile};
 use super::floats::with;
 use super::names::{Expert, Projection, merged_with, natural};
@@ -74,49 +81,6 @@ pub struct Conversion<'a> {
     others: Others,
     /// Tensors that are only useful with the original form of a converted weight.
     dropped: BTreeSet<String>,
-}
-
-/// A tensor of the output that is not a copy.
-#[derive(Clone, Copy, Debug)]
-pub struct Converted<'c> {
-    /// Module of the weight.
-    pub module: &'c str,
-    /// Input tensor that holds the weight.
-    pub tensor: &'c str,
-    /// N and K.
-    pub sizes: [usize; 2],
-    /// `true`: the weight becomes NVFP4. `false`: bf16.
-    pub quantized: bool,
-}
-
-/// A tensor that was written.
-#[derive(Debug)]
-pub enum Written<'a> {
-    /// A tensor copied unchanged.
-    Copied {
-        /// Name of the tensor.
-        name: &'a str,
-        /// Number of bytes.
-        bytes: usize,
-    },
-    /// A tensor that is part of the old form of a converted weight, and is not in the output.
-    Dropped {
-        /// Name of the tensor.
-        name: &'a str,
-        /// Number of bytes.
-        bytes: usize,
-    },
-    /// A converted weight.
-    Converted {
-        /// The weight.
-        weight: Converted<'a>,
-        /// Number of bytes read.
-        bytes: usize,
-        /// Quantization loss; `None` if the weight became bf16.
-        loss: Option<Loss>,
-        /// Blocks that kept their numbers; `None` if the source is not MXFP4 or the weight became bf16.
-        exact: Option<Exact>,
-    },
 }
 
 impl<'a> Conversion<'a> {
@@ -560,31 +524,6 @@ impl Rewrite for Conversion<'_> {
     }
 }
 
-/// Returns the modules of all matrices that are not quantized. `is_quantized` receives names of tensors.
-fn unquantized(checkpoint: &Checkpoint, format: Format, is_quantized: &dyn Fn(&str) -> bool) -> Vec<String> {
-    let mut left = vec!["lm_head".to_owned()];
-    for (name, tensor) in checkpoint.files().iter().flat_map(TensorFile::tensors) {
-        if is_quantized(name) {
-            continue;
-        }
-        let module = name.strip_suffix(WEIGHT).unwrap_or(name);
-        let last = module.rsplit('.').next().unwrap_or_default();
-        if tensor.shape.len() == 2 && name.ends_with(WEIGHT) && !last.contains("embed") {
-            left.push(module.to_owned());
-        } else if let Some(Projection { module, part: "" | WEIGHT, .. }) = Projection::parse(name)
-            && tensor.shape.len() == 3
-        {
-            // For experts that stay in one tensor, engines look up the block of the experts.
-            let before = module.rsplit_once('.').map_or(module, |(before, _)| before);
-            left.push(before.to_owned());
-            if format == Format::CompressedTensors {
-                left.push(format!("re:{}\\..*", before.replace('.', "\\.")));
-            }
-        }
-    }
-    left
-}
-
 /// Returns the tensors that are only useful with the original form of a converted weight.
 fn dropped(selection: &Selection<'_>) -> BTreeSet<String> {
     let all = selection.chosen.values().chain(selection.widened.values());
@@ -599,10 +538,6 @@ struct Buffers {
     decoded: Vec<f32>,
     values: Vec<u8>,
     scales: Vec<u8>,
-}
-
-fn converted<'c>(stored: &'c Stored<'_>, weight: &'c Weight<'_>, quantized: bool) -> Converted<'c> {
-    Converted { module: &weight.module, tensor: stored.name, sizes: weight.source.sizes(), quantized }
 }
 
 /// Writes a weight as bf16.

@@ -5,9 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::config::{CONFIG, Config, Others, QUANT_CONFIG, Quantization};
+use super::place::is_one_file;
 use super::rewrite::{self, Done, Fate, Rewrite, TensorLayout};
+use super::stored::Weight;
+use super::unquantized::unquantized;
 use super::weights::{self, Form, PRE_QUANT_SCALE, Readable};
-use super::{Converted, Weight, Written, converted, unquantized};
+use super::written::{Converted, Written, converted};
 use crate::file::{Tensor, TensorFile};
 use crate::names::{Expert, Projection, Role, natural};
 use crate::write::TensorWriter;
@@ -246,7 +249,7 @@ impl<'a> Reform<'a> {
     /// Notes for the user.
     pub fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
-        if rewrite::is_one_file(self.checkpoint) {
+        if is_one_file(self.checkpoint) {
             notes.push("only one file is converted: no config.json is written, which servers need".to_owned());
         } else {
             notes.extend(self.config.kv_cache().loss(self.format));

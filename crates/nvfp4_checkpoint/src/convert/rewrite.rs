@@ -8,8 +8,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
 use std::path::Path;
 
-use super::Written;
 use super::config::Others;
+use super::place::{file_name, is_one_file};
+use super::written::Written;
 use crate::file::{Tensor, TensorFile};
 use crate::partial::{PartialFolder, check_file, check_folder};
 use crate::write::{TensorWriter, refuse_input};
@@ -161,23 +162,4 @@ fn copy(file: &TensorFile, tensor: Tensor<'_>, name: &str, writer: &mut TensorWr
         file.release_part(bytes);
     }
     Ok(())
-}
-
-/// Whether a single file was opened, not a folder or an index.
-pub(super) fn is_one_file(checkpoint: &Checkpoint) -> bool {
-    matches!(checkpoint.files(), [file] if file.path() == checkpoint.path())
-}
-
-/// Returns the folder of a model.
-pub(super) fn folder(checkpoint: &Checkpoint) -> &Path {
-    let path = checkpoint.path();
-    if path.is_dir() {
-        return path;
-    }
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-/// Returns the file name of a path that was opened or listed.
-pub(super) fn file_name(path: &Path) -> &Path {
-    Path::new(path.file_name().expect("the path of a file"))
 }

@@ -1,6 +1,6 @@
 //! Searches the scale of a block that gives the smallest squared error.
 
-use super::{ROUNDS_TO_HALF, SCALE_OF_ZEROS, SMALLEST_SCALE, e4m3_bits, e4m3_value, tree};
+use super::arithmetic::{SCALE_OF_ZEROS, SMALLEST_SCALE, e4m3_bits, e4m3_value, nearest_value, tree};
 use crate::format::{BLOCK, e2m1, e4m3};
 
 /// Code of the largest scale, 448.
@@ -12,7 +12,7 @@ const CODES_PER_DOUBLING: u32 = 8;
 /// Code from which on half of each scale is a scale too; odd smaller codes would halve to half a code.
 const FIRST_WITH_HALF: u32 = 2 * CODES_PER_DOUBLING;
 
-/// Largest block scale that [`Scales::FourOverSix`](super::Scales::FourOverSix) gives to the block with the largest
+/// Largest block scale that `Scales::FourOverSix` gives to the block with the largest
 /// magnitude, if that magnitude becomes 6. If it becomes 4, the scale is 384.
 pub(super) const FOUR_OVER_SIX_MAX: f32 = 256.0;
 
@@ -86,16 +86,6 @@ fn squared_error(magnitudes: &[f32; BLOCK], code: u32, global: f32) -> f32 {
         squares[lane] = error * error;
     }
     tree(squares, |a, b| a + b)
-}
-
-/// Returns the E2M1 value nearest to a magnitude, ties to the even code.
-#[inline(always)]
-pub(super) fn nearest_value(magnitude: f32) -> f32 {
-    let within = if magnitude > e2m1::MAX { e2m1::MAX } else { magnitude };
-    // The step between E2M1 values is ½ up to 2, then 1, then 2: half of the power of two below the number.
-    let power = f32::from_bits(within.to_bits() & f32::INFINITY.to_bits());
-    let rounds = if power > 1.0 { power } else { 1.0 } * ROUNDS_TO_HALF;
-    (within + rounds) - rounds
 }
 
 #[cfg(test)]
