@@ -1,0 +1,53 @@
+//! What a conversion reports about each tensor that it has written.
+
+use super::mxfp4::Exact;
+use super::stored::{Stored, Weight};
+use nvfp4_core::quantize::Loss;
+
+/// A tensor of the output that is not a copy.
+#[derive(Clone, Copy, Debug)]
+pub struct Converted<'c> {
+    /// Module of the weight.
+    pub module: &'c str,
+    /// Input tensor that holds the weight.
+    pub tensor: &'c str,
+    /// N and K.
+    pub sizes: [usize; 2],
+    /// `true`: the weight becomes NVFP4. `false`: bf16.
+    pub quantized: bool,
+}
+
+/// A tensor that was written.
+#[derive(Debug)]
+pub enum Written<'a> {
+    /// A tensor copied unchanged.
+    Copied {
+        /// Name of the tensor.
+        name: &'a str,
+        /// Number of bytes.
+        bytes: usize,
+    },
+    /// A tensor that is part of the old form of a converted weight, and is not in the output.
+    Dropped {
+        /// Name of the tensor.
+        name: &'a str,
+        /// Number of bytes.
+        bytes: usize,
+    },
+    /// A converted weight.
+    Converted {
+        /// The weight.
+        weight: Converted<'a>,
+        /// Number of bytes read.
+        bytes: usize,
+        /// Quantization loss; `None` if the weight became bf16.
+        loss: Option<Loss>,
+        /// Blocks that kept their numbers; `None` if the source is not MXFP4 or the weight became bf16.
+        exact: Option<Exact>,
+    },
+}
+
+/// Returns the entry of a weight.
+pub(super) fn converted<'c>(stored: &'c Stored<'_>, weight: &'c Weight<'_>, quantized: bool) -> Converted<'c> {
+    Converted { module: &weight.module, tensor: stored.name, sizes: weight.source.sizes(), quantized }
+}
