@@ -314,12 +314,14 @@ impl<'a> Comparison<'a> {
 /// Bytes compared at once.
 const CHUNK: usize = 1 << 20;
 
+/// Weights of a model by module.
+type Matrices<'a> = BTreeMap<String, Matrix<'a>>;
+
 /// Returns the chosen weights of a model by module, and the names of all tensors that belong to weights.
-#[expect(clippy::type_complexity, reason = "two collections of one model")]
 fn matrices_of<'a>(
     checkpoint: &'a Checkpoint,
     chosen: &dyn Fn(&str) -> bool,
-) -> Result<(BTreeMap<String, Matrix<'a>>, BTreeSet<String>), Error> {
+) -> Result<(Matrices<'a>, BTreeSet<String>), Error> {
     let (config, _) = Config::and_others(checkpoint)?;
     let (mut matrices, mut belonging) = (BTreeMap::new(), BTreeSet::new());
     for (name, Readable { form, stored, .. }) in weights::all(checkpoint, &config, true)? {

@@ -302,8 +302,8 @@ fn quantize_tile<T: Number, const MEASURE: bool>(
     let (mut codes, mut factors, mut units) = ([0; TILE], [0.0; TILE], [0.0; TILE]);
     match rule {
         Scales::Max => {
-            for i in 0..TILE {
-                codes[i] = search::largest_becomes_six(f32::from_bits(amax[i]), global) as u8;
+            for (code, &amax) in codes.iter_mut().zip(&amax) {
+                *code = search::largest_becomes_six(f32::from_bits(amax), global) as u8;
             }
         }
         Scales::Mse | Scales::FourOverSix => {

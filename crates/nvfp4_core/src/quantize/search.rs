@@ -79,12 +79,11 @@ pub(super) fn largest_becomes_six(largest: f32, global: f32) -> u32 {
 fn squared_error(magnitudes: &[f32; BLOCK], code: u32, global: f32) -> f32 {
     let factor = e4m3_value(code);
     let unit = factor * global;
-    let mut squares = [0.0; BLOCK];
-    for lane in 0..BLOCK {
-        let magnitude = magnitudes[lane] / unit;
+    let squares = magnitudes.map(|magnitude| {
+        let magnitude = magnitude / unit;
         let error = (magnitude - nearest_value(magnitude)) * factor;
-        squares[lane] = error * error;
-    }
+        error * error
+    });
     tree(squares, |a, b| a + b)
 }
 
