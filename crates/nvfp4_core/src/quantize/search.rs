@@ -33,7 +33,7 @@ pub(super) fn smallest_error(magnitudes: &[f32; BLOCK], largest: f32, global: f3
         first -= 1;
     }
     let (mut best, mut chosen) = (f32::INFINITY, first);
-    let end = (first + CODES_PER_DOUBLING).max(FIRST_WITH_HALF).min(LARGEST_SCALE + 1);
+    let end = (first + CODES_PER_DOUBLING).clamp(FIRST_WITH_HALF, LARGEST_SCALE + 1);
     for code in first..end {
         let error = squared_error(magnitudes, code, global);
         if error < best {
