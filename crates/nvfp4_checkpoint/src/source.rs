@@ -74,6 +74,9 @@ pub(super) enum Elements<'a> {
     },
 }
 
+/// Codes `[N, K/2]`, scales `[N, K/16]` and global scale of an NVFP4 matrix.
+pub(super) type Nvfp4Parts<'a> = (Cow<'a, [u8]>, Cow<'a, [u8]>, f32);
+
 /// Scale factors of a matrix, one per block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scales<'a> {
@@ -234,7 +237,7 @@ impl<'a> Source<'a> {
 
     /// Returns the codes `[N, K/2]`, the scales `[N, K/16]` and the global scale of an NVFP4 matrix; `None` if it is stored
     /// in another form.
-    pub(super) fn nvfp4(&self) -> Option<(Cow<'a, [u8]>, Cow<'a, [u8]>, f32)> {
+    pub(super) fn nvfp4(&self) -> Option<Nvfp4Parts<'a>> {
         let Elements::Nvfp4 { codes, scales, global, .. } = self.elements else { return None };
         let Rows { first, step, count } = self.rows;
         let [n_stored, k] = if self.transposed { [self.stored[1], self.stored[0]] } else { self.stored };
