@@ -100,23 +100,24 @@ impl<'a> Reform<'a> {
             readable,
             input_scales: false,
         };
-        reform.check_pre_quant_scales()?;
+        reform.check_pre_quant_scales(experts)?;
         reform.plan(experts)?;
         reform.check_input_scales()?;
         Ok(reform)
     }
 
-    /// Refuses factors of the tokens in compressed-tensors, which has no name for them.
-    fn check_pre_quant_scales(&self) -> Result<(), Error> {
-        let scale = self.checkpoint.names().find(|name| name.ends_with(PRE_QUANT_SCALE));
-        match (self.format, scale) {
-            (Format::CompressedTensors, Some(name)) => {
-                let what = "compressed-tensors has no pre_quant_scale (NVFP4_AWQ); use --to modelopt, or `nvfp4 dequantize`, \
-                            which multiplies it into the weight";
-                Err(Error::Invalid(what.into()).at(self.checkpoint.place(name)))
-            }
-            _ => Ok(()),
-        }
+    /// Refuses factors of the tokens (AWQ) where the output has no name for them.
+    fn check_pre_quant_scales(&self, experts: Option<Experts>) -> Result<(), Error> {
+        let Some(name) = self.checkpoint.names().find(|name| name.ends_with(PRE_QUANT_SCALE)) else { return Ok(()) };
+        let where_to = match (self.format, experts) {
+            (Format::CompressedTensors, _) => "compressed-tensors has no pre_quant_scale (NVFP4_AWQ)",
+            (_, Some(Experts::Fused)) => "experts in one tensor have no pre_quant_scale (NVFP4_AWQ)",
+            _ => return Ok(()),
+        };
+        let what = format!(
+            "{where_to}; use --to modelopt with separate experts, or `nvfp4 dequantize`, which multiplies it into the weight"
+        );
+        Err(Error::NotComputed(what).at(self.checkpoint.place(name)))
     }
 
     /// Assigns each matrix to a weight of the output.
@@ -282,12 +283,15 @@ impl<'a> Reform<'a> {
         let format = self.format;
         let [values, scales, global, input] = match new.experts {
             None => [format.values(), format.scales(), format.global(), format.input()],
-            Some(_) => match format {
-                Format::ModelOpt => ["", "_weight_scale", "_weight_scale_2", "_input_scale"],
-                Format::CompressedTensors => {
-                    ["_packed", "_weight_scale", "_weight_global_scale", "_input_global_scale"]
-                }
-            },
+            Some(_) => {
+                let (values, global, input) = match format {
+                    Format::ModelOpt => ("", "_weight_scale_2", "_input_scale"),
+                    Format::CompressedTensors => ("_packed", "_weight_global_scale", "_input_global_scale"),
+                };
+                // vLLM's name of w13 and w2.
+                let values = if new.module.ends_with("_proj") { values } else { "_weight" };
+                [values, "_weight_scale", global, input]
+            }
         };
         [values, scales, global, input].map(|suffix| format!("{}{suffix}", new.module))
     }

@@ -197,6 +197,10 @@ fn all_experts<'a>(
     name: &'a str,
     projection: &Projection<'_>,
 ) -> Result<Readable<'a>, Error> {
+    if let Some(scale) = checkpoint.names_under(projection.module).find(|name| name.ends_with("pre_quant_scale")) {
+        let what = "this factor of the tokens (NVFP4_AWQ) is not known for experts in one tensor; export them apart";
+        return Err(Error::NotComputed(what.into()).at(checkpoint.place(scale)));
+    }
     let parts = if projection.role == Role::GateUp { 2 } else { 1 };
     let bias =
         fused::BIASES.iter().any(|suffix| checkpoint.tensor(&format!("{}{suffix}", projection.module)).is_some());
