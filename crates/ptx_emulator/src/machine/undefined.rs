@@ -9,7 +9,9 @@ pub struct UndefinedBytes(Box<[AtomicU64]>);
 /// Words of `first..first + bytes` with the bits of the range in each.
 fn words(first: u64, bytes: u64) -> impl Iterator<Item = (usize, u64)> {
     let end = first + bytes;
-    (first / 64..end.div_ceil(64)).map(move |word| {
+    // An empty range has no word, also inside of one.
+    let last = if bytes == 0 { first / 64 } else { end.div_ceil(64) };
+    (first / 64..last).map(move |word| {
         let from = first.max(word * 64) - word * 64;
         let to = end.min(word * 64 + 64) - word * 64;
         (word as usize, (u64::MAX >> (64 - (to - from))) << from)
@@ -61,5 +63,7 @@ mod tests {
         assert_eq!((bytes.mask(56, 8), bytes.mask(64, 64), bytes.mask(126, 8)), (0xf0, u64::MAX, 0xf));
         bytes.define(62, 4);
         assert_eq!((bytes.mask(60, 8), bytes.mask(64, 1)), (0b1100_0011, 0));
+        bytes.define(70, 0);
+        assert_eq!((bytes.mask(70, 1), bytes.mask(70, 0)), (1, 0));
     }
 }
