@@ -1,8 +1,8 @@
-//! Gives the library the name of NVIDIA's, so that a later lookup of `libcuda.so.1` in a process finds it.
+//! Sets the library's soname, and binds the library's references to its own functions, even if the process has other
+//! functions of the same names.
 
 fn main() {
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
     println!("cargo::rerun-if-changed=build.rs");
-    if std::env::var("CARGO_CFG_TARGET_OS").as_deref() == Ok("linux") {
-        println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
-    }
 }

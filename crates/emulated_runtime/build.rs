@@ -1,8 +1,10 @@
-//! Gives the library the name of NVIDIA's, so that a later lookup of `libcudart.so.13` in a process finds it.
+//! Sets the library's soname. Its symbols get that name as their version, like NVIDIA's, so that the loader prints no
+//! warning. GNU's linker can do this, LLVM's cannot.
 
 fn main() {
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libcudart.so.13");
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
+    println!("cargo::rustc-cdylib-link-arg=-fuse-ld=bfd");
+    println!("cargo::rustc-cdylib-link-arg=-Wl,--default-symver");
     println!("cargo::rerun-if-changed=build.rs");
-    if std::env::var("CARGO_CFG_TARGET_OS").as_deref() == Ok("linux") {
-        println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libcudart.so.13");
-    }
 }
