@@ -51,6 +51,7 @@ def test_exported_program_computes_the_same(exported, device, tmp_path):
 
 
 @pytest.mark.slow  # it compiles C++ for a minute
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="PyTorch 2.11 crashes as it loads the package")
 @pytest.mark.skipif(shutil.which("g++") is None and shutil.which("c++") is None, reason="no C++ compiler")
 def test_ahead_of_time_compiled_program_computes_the_same(exported, device, tmp_path):
     block, program = exported
