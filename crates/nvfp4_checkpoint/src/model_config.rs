@@ -24,7 +24,7 @@ pub(super) struct ModelConfig {
     config: Value,
     /// Part of the model whose layers are read, such as `talker`.
     stack: Option<String>,
-    /// Content of `hf_quant_config.json`. If it cannot be read, it matters only if `config` does not describe a
+    /// Content of `hf_quant_config.json`. A file that cannot be read is an error only if `config` describes no
     /// quantization.
     older: Option<Value>,
 }

@@ -275,6 +275,19 @@ fn portable<T: Number, const MEASURE: bool>(
     Ok(if MEASURE { sum.scaled(global) } else { sum })
 }
 
+/// Chooses the scale of each block by its magnitudes and its largest magnitude.
+#[inline(always)]
+fn search_scales<T: Number>(
+    blocks: &[[T; BLOCK]],
+    amax: &[u32; TILE],
+    codes: &mut [u8; TILE],
+    search: impl Fn(&[f32; BLOCK], f32) -> u32,
+) {
+    for ((block, &amax), code) in blocks.iter().zip(amax).zip(codes) {
+        *code = search(&block.map(|x| x.into().abs()), f32::from_bits(amax)) as u8;
+    }
+}
+
 /// Number of blocks quantized together; their scales are computed side by side.
 const TILE: usize = 16;
 
@@ -306,14 +319,11 @@ fn quantize_tile<T: Number, const MEASURE: bool>(
                 *code = search::largest_becomes_six(f32::from_bits(amax), global) as u8;
             }
         }
-        Scales::Mse | Scales::FourOverSix => {
-            for (i, block) in blocks.iter().enumerate() {
-                let (magnitudes, largest) = (block.map(|x| x.into().abs()), f32::from_bits(amax[i]));
-                codes[i] = match rule {
-                    Scales::Mse => search::smallest_error(&magnitudes, largest, global),
-                    _ => search::four_over_six(&magnitudes, largest, global),
-                } as u8;
-            }
+        Scales::Mse => {
+            search_scales(blocks, &amax, &mut codes, |block, amax| search::smallest_error(block, amax, global))
+        }
+        Scales::FourOverSix => {
+            search_scales(blocks, &amax, &mut codes, |block, amax| search::four_over_six(block, amax, global));
         }
     }
     for i in 0..TILE {

@@ -1,5 +1,6 @@
 """SGLang's quantization configurations, changed to give `nvfp4` the layers that it supports."""
 
+from nvfp4 import serving
 from sglang.srt.layers.linear import LinearBase
 from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
 from sglang.srt.layers.quantization.compressed_tensors.compressed_tensors import (
@@ -12,35 +13,16 @@ from sglang.srt.layers.quantization.utils import is_layer_skipped
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
 
 from . import choices, linear, methods
-from .choices import CHOICES, Left, Refused
+from .choices import CHOICES, Left
 
 
-class _Serving:
-    """Gives layers to `nvfp4`; the next base class is SGLang's configuration, and serves the others."""
+class _Serving(serving.Serving):
+    """Gives layers to `nvfp4`, and SGLang all others."""
 
-    failure = None
-    """Why no layer is given to `nvfp4`, after an error that nothing here expects."""
-
-    def get_quant_method(self, layer, prefix):
-        method = None
-        try:
-            if _Serving.failure is None:
-                method = self.ours(layer, prefix)
-        except Left as reason:
-            CHOICES.leave(prefix, reason)
-        except Refused:
-            raise
-        except Exception as error:
-            # Either this version of SGLang differs in a way that `seams.check` does not see, or SGLang raises it again below.
-            _Serving.failure = error
-            CHOICES.refuse_all(error, *choices.engine(), f"{prefix} and all later NVFP4 layers")
-        return super().get_quant_method(layer, prefix) if method is None else method
+    engine = staticmethod(choices.engine)
+    choices = CHOICES
 
     def ours(self, layer, prefix):
-        """Returns the method that computes an NVFP4 layer by `nvfp4`; `None` if the layer is not NVFP4.
-
-        :raises Left: if it is NVFP4, but `nvfp4` does not compute it.
-        """
         is_linear = isinstance(layer, (LinearBase, ParallelLMHead))
         if not is_linear and not isinstance(layer, FusedMoE):
             return None

@@ -26,7 +26,7 @@ pub struct Device {
 }
 
 impl State {
-    /// The bytes of an allocation. An `IndexError` if they do not lie in one.
+    /// Returns the buffer of bytes that lie in an allocation. Other bytes are an `IndexError`.
     fn part(&self, address: u64, bytes: u64) -> PyResult<Buffer> {
         let inside = self
             .buffers

@@ -1,6 +1,6 @@
 //! The native module of the Python package `ptx_emulator`: modules, devices and launches of the crate `ptx_emulator`.
 //!
-//! Python (`python/ptx_emulator/_launch.py`) turns arguments into bytes and arrays into memory of a device. A fault
+//! Python (`python/ptx_emulator/_device.py`) turns arguments into bytes and arrays into memory of a device. A fault
 //! leaves this module as JSON, from which Python makes an exception. The driver's reports have the same form.
 
 mod device;

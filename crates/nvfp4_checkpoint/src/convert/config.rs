@@ -274,8 +274,18 @@ impl Quantization {
         json
     }
 
+    /// Returns the names and contents of the configurations of a model with this quantization. `config` is the
+    /// configuration of the input.
+    pub(super) fn files(&self, config: &Config) -> Vec<(&'static str, String)> {
+        let mut files = vec![(CONFIG, config.quantized(self))];
+        if self.format == Format::ModelOpt {
+            files.push((QUANT_CONFIG, self.for_modelopt()));
+        }
+        files
+    }
+
     /// Returns `hf_quant_config.json`, which ModelOpt's models have.
-    pub(super) fn for_modelopt(&self) -> String {
+    fn for_modelopt(&self) -> String {
         let json = json!({
             "producer": producer(),
             "quantization": {

@@ -12,9 +12,8 @@ use super::place;
 use super::rewrite::{self, Done, Fate, Rewrite};
 use super::stored::Weight;
 use super::weights::{self, Readable};
-use super::written::{Converted, Written, converted};
+use super::written::{Converted, Written, all_converted, converted};
 use crate::file::{Tensor, TensorFile};
-use crate::names::natural;
 use crate::source::Rows;
 use crate::write::TensorWriter;
 use crate::{Checkpoint, Dtype};
@@ -88,17 +87,12 @@ impl<'a> Dequantization<'a> {
 
     /// Weights that become floats, in natural order.
     pub fn converted(&self) -> Vec<Converted<'_>> {
-        let weights = self.chosen.values().flat_map(|readable| {
-            readable.stored.weights.iter().map(move |weight| converted(&readable.stored, weight, false))
-        });
-        let mut weights: Vec<_> = weights.collect();
-        weights.sort_by_cached_key(|weight| natural(weight.module));
-        weights
+        all_converted(self.chosen.values().map(|readable| (&readable.stored, false)))
     }
 
     /// Total bytes of the tensors that will be read.
     pub fn bytes(&self) -> usize {
-        self.checkpoint.files().iter().flat_map(TensorFile::tensors).map(|(_, tensor)| tensor.data.len()).sum()
+        rewrite::bytes(self.checkpoint)
     }
 
     /// Notes for the user.

@@ -33,7 +33,7 @@ use rayon::prelude::*;
 
 pub use self::calibration::Calibration;
 pub(super) use self::config::Config;
-use self::config::{CONFIG, Others, QUANT_CONFIG, Quantization};
+use self::config::{Others, Quantization};
 pub use self::dequantize::Dequantization;
 pub use self::mxfp4::Exact;
 pub use self::options::Options;
@@ -45,8 +45,8 @@ use self::select::Selection;
 use self::stored::{Stored, WEIGHT, Weight};
 use self::unquantized::unquantized;
 pub use self::weights::Form;
-use self::written::converted;
 pub use self::written::{Converted, Written};
+use self::written::{all_converted, converted};
 use super::file::{Tensor, TensorFile};
 use super::floats::with;
 use super::names::{Expert, Projection, merged_with, natural};
@@ -172,20 +172,14 @@ impl<'a> Conversion<'a> {
 
     /// Total bytes of the tensors that will be read.
     pub fn bytes(&self) -> usize {
-        self.checkpoint.files().iter().flat_map(TensorFile::tensors).map(|(_, tensor)| tensor.data.len()).sum()
+        rewrite::bytes(self.checkpoint)
     }
 
     /// Weights that will be converted, in natural order.
     pub fn converted(&self) -> Vec<Converted<'_>> {
-        let all = [(&self.selection.chosen, true), (&self.selection.widened, false)];
-        let weights = all.into_iter().flat_map(|(stored, quantized)| {
-            stored
-                .values()
-                .flat_map(move |stored| stored.weights.iter().map(move |weight| converted(stored, weight, quantized)))
-        });
-        let mut weights: Vec<_> = weights.collect();
-        weights.sort_by_cached_key(|weight| natural(weight.module));
-        weights
+        let Selection { chosen, widened, .. } = &self.selection;
+        let quantized = chosen.values().map(|stored| (stored, true));
+        all_converted(quantized.chain(widened.values().map(|stored| (stored, false))))
     }
 
     /// Requested tensors that are not quantized, in natural order.
@@ -516,11 +510,7 @@ impl Rewrite for Conversion<'_> {
             ignored: self.ignored(),
             kv_cache: self.config.kv_cache(),
         };
-        let mut files = vec![(CONFIG, self.config.quantized(&quantization))];
-        if self.format == Format::ModelOpt {
-            files.push((QUANT_CONFIG, quantization.for_modelopt()));
-        }
-        files
+        quantization.files(&self.config)
     }
 }
 

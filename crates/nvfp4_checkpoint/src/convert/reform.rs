@@ -4,15 +4,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use super::config::{CONFIG, Config, Others, QUANT_CONFIG, Quantization};
+use super::config::{Config, Others, Quantization};
 use super::place::is_one_file;
 use super::rewrite::{self, Done, Fate, Rewrite, TensorLayout};
 use super::stored::Weight;
 use super::unquantized::unquantized;
 use super::weights::{self, Form, PRE_QUANT_SCALE, Readable};
-use super::written::{Converted, Written, converted};
+use super::written::{Converted, Written, all_converted, converted};
 use crate::file::{Tensor, TensorFile};
-use crate::names::{Expert, Projection, Role, natural};
+use crate::names::{Expert, Projection, Role};
 use crate::write::TensorWriter;
 use crate::{Checkpoint, Dtype, Format, place};
 use nvfp4_core::Error;
@@ -52,9 +52,9 @@ struct New<'a> {
     module: String,
     /// Number of experts; `None` for one matrix.
     experts: Option<usize>,
-    /// Matrices in the order of the file: for experts gate and up in turn.
+    /// Matrices in the order in which they are written. If gate and up share the tensor, each expert has gate, then up.
     parts: Vec<Part<'a>>,
-    /// Biases of the matrices, that the output stores in one tensor.
+    /// Tensors of the biases. The output joins them to one tensor.
     biases: Vec<&'a str>,
 }
 
@@ -64,7 +64,7 @@ pub struct Reform<'a> {
     format: Format,
     config: Config,
     others: Others,
-    /// Weights of the output by the tensor of the input at whose place they are written.
+    /// New weights. The key is a tensor of the input; its weights are written when this tensor's turn comes.
     new: BTreeMap<&'a str, Vec<New<'a>>>,
     dropped: BTreeSet<String>,
     readable: BTreeMap<&'a str, Readable<'a>>,
@@ -150,7 +150,7 @@ impl<'a> Reform<'a> {
             self.dropped.extend(new.biases.iter().map(|name| (*name).to_owned()));
             self.new.entry(new.parts[0].tensor).or_default().push(new);
         }
-        // Values whose weights are written at the place of other values.
+        // These values are written when the turn of another tensor comes.
         let moved = self.readable.keys().filter(|name| !self.new.contains_key(*name)).map(|name| (*name).to_owned());
         self.dropped.extend(moved.collect::<Vec<_>>());
         Ok(())
@@ -229,12 +229,7 @@ impl<'a> Reform<'a> {
 
     /// Weights that are converted, in natural order.
     pub fn converted(&self) -> Vec<Converted<'_>> {
-        let weights = self.readable.values().flat_map(|readable| {
-            readable.stored.weights.iter().map(move |weight| converted(&readable.stored, weight, true))
-        });
-        let mut weights: Vec<_> = weights.collect();
-        weights.sort_by_cached_key(|weight| natural(weight.module));
-        weights
+        all_converted(self.readable.values().map(|readable| (&readable.stored, true)))
     }
 
     /// Form of the input.
@@ -244,7 +239,7 @@ impl<'a> Reform<'a> {
 
     /// Total bytes of the tensors that will be read.
     pub fn bytes(&self) -> usize {
-        self.checkpoint.files().iter().flat_map(TensorFile::tensors).map(|(_, tensor)| tensor.data.len()).sum()
+        rewrite::bytes(self.checkpoint)
     }
 
     /// Notes for the user.
@@ -395,11 +390,7 @@ impl Rewrite for Reform<'_> {
             ignored: super::config::ignored(self.format, left, modules),
             kv_cache: self.config.kv_cache(),
         };
-        let mut files = vec![(CONFIG, self.config.quantized(&quantization))];
-        if self.format == Format::ModelOpt {
-            files.push((QUANT_CONFIG, quantization.for_modelopt()));
-        }
-        files
+        quantization.files(&self.config)
     }
 }
 

@@ -24,7 +24,7 @@ const COPIED_AT_ONCE: usize = 16 << 20;
 /// Name, type and shape of a tensor.
 pub(super) type TensorLayout = (String, Dtype, Vec<usize>);
 
-/// What becomes of a tensor.
+/// What happens to a tensor of the input.
 pub(super) enum Fate {
     /// The tensor is copied bit for bit.
     Copied,
@@ -39,7 +39,7 @@ pub(super) type Done<'d> = &'d mut dyn FnMut(Written<'_>);
 
 /// A change of a model.
 pub(super) trait Rewrite {
-    /// Returns what becomes of a tensor.
+    /// Returns what happens to a tensor.
     fn fate(&self, name: &str) -> Fate;
 
     /// Writes the tensors that replace a tensor.
@@ -54,6 +54,11 @@ pub(super) trait Rewrite {
 
     /// Names and contents of the configurations of the new model.
     fn configurations(&self) -> Vec<(&'static str, String)>;
+}
+
+/// Returns the bytes of all tensors of the model, which are read to write it anew.
+pub(super) fn bytes(checkpoint: &Checkpoint) -> usize {
+    checkpoint.files().iter().flat_map(TensorFile::tensors).map(|(_, tensor)| tensor.data.len()).sum()
 }
 
 /// Checks that the result can be written to `out`.
@@ -134,7 +139,7 @@ fn write_file(
     let contents = writer.missing().map(|(name, bytes)| (name.to_owned(), bytes)).collect();
     for (name, tensor) in file.tensors() {
         match change.fate(name) {
-            // Its weight is written with its values.
+            // Its numbers are written with the weight that they belong to.
             Fate::Dropped => {
                 done(Written::Dropped { name, bytes: tensor.data.len() });
                 continue;

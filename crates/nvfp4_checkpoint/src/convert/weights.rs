@@ -178,7 +178,7 @@ fn alone<'a>(
     })
 }
 
-/// Returns the factors of a weight's columns, which engines multiply the tokens with.
+/// Returns the factors of a weight's columns, by which engines multiply the tokens.
 fn columns<'a>(checkpoint: &'a Checkpoint, module: &str, k: usize) -> Result<Option<Floats<'a>>, Error> {
     let name = format!("{module}{PRE_QUANT_SCALE}");
     let Some(tensor) = checkpoint.tensor(&name) else { return Ok(None) };

@@ -2,6 +2,7 @@
 
 use super::mxfp4::Exact;
 use super::stored::{Stored, Weight};
+use crate::names::natural;
 use nvfp4_core::quantize::Loss;
 
 /// A tensor of the output that is not a copy.
@@ -13,7 +14,7 @@ pub struct Converted<'c> {
     pub tensor: &'c str,
     /// N and K.
     pub sizes: [usize; 2],
-    /// `true`: the weight becomes NVFP4. `false`: bf16.
+    /// `true`: the weight becomes NVFP4. `false`: floats.
     pub quantized: bool,
 }
 
@@ -40,11 +41,20 @@ pub enum Written<'a> {
         weight: Converted<'a>,
         /// Number of bytes read.
         bytes: usize,
-        /// Quantization loss; `None` if the weight became bf16.
+        /// Quantization loss; `None` if the numbers were not rounded to NVFP4.
         loss: Option<Loss>,
-        /// Blocks that kept their numbers; `None` if the source is not MXFP4 or the weight became bf16.
+        /// Blocks that kept their numbers; `None` unless MXFP4 became NVFP4.
         exact: Option<Exact>,
     },
+}
+
+/// Returns the entries of all weights, in natural order. A weight whose tensor is paired with `true` becomes NVFP4.
+pub(super) fn all_converted<'c>(tensors: impl Iterator<Item = (&'c Stored<'c>, bool)>) -> Vec<Converted<'c>> {
+    let weights = tensors
+        .flat_map(|(stored, quantized)| stored.weights.iter().map(move |weight| converted(stored, weight, quantized)));
+    let mut weights: Vec<_> = weights.collect();
+    weights.sort_by_cached_key(|weight| natural(weight.module));
+    weights
 }
 
 /// Returns the entry of a weight.

@@ -9,11 +9,11 @@ const LARGEST_SCALE: u32 = e4m3::MAX_CODE as u32;
 /// Number of E4M3 codes from one number to its double.
 const CODES_PER_DOUBLING: u32 = 8;
 
-/// Code from which on half of each scale is a scale too; odd smaller codes would halve to half a code.
+/// First code of a scale whose half is an E4M3 number too. Half of the scale of a smaller, odd code is none.
 const FIRST_WITH_HALF: u32 = 2 * CODES_PER_DOUBLING;
 
-/// Largest block scale that `Scales::FourOverSix` gives to the block with the largest
-/// magnitude, if that magnitude becomes 6. If it becomes 4, the scale is 384.
+/// Scale that `Scales::FourOverSix` gives to the block with the tensor's largest magnitude, if that magnitude becomes 6.
+/// If it becomes 4, the scale is 384.
 pub(super) const FOUR_OVER_SIX_MAX: f32 = 256.0;
 
 /// Returns the code of the scale with the smallest squared error among all positive E4M3 scales; among equal errors the

@@ -20,8 +20,9 @@ use super::descriptor::Element;
 /// Bits of an f32 behind its leading bit.
 const F32_BITS: i32 = 23;
 
-/// Least exponent that addends are cut behind. Products of bf16 and tf32 have smaller ones. An H200 shows this: 266 sums
-/// of tiny products are what it computes with this exponent, and with no other (`benches/probes/sums.cu`).
+/// Smallest exponent behind which addends are cut, although products of bf16 and tf32 can have smaller exponents. Found
+/// on an H200: of the exponents from -140 to -123, only this one gives the bits of 266 sums of tiny products
+/// (`benches/probes/sums.cu`).
 const LEAST_LARGEST: i32 = -133;
 
 /// Family of GPUs whose tensor cores add in the same way.

@@ -5,6 +5,7 @@ An engine's plugin has only the places where it meets the engine. This package i
 
 from .cards import Cards
 from .choices import FORMATS, Choices, Left, Refused, Tokens
+from .configs import Serving
 from .layers import Experts, linear, pack_experts, pack_linear, split_rows
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Experts",
     "Left",
     "Refused",
+    "Serving",
     "Tokens",
     "linear",
     "pack_experts",

@@ -24,6 +24,8 @@ class Choices:
 
     def __init__(self, engine, logger):
         self.engine, self._logger, self._said = engine, logger, set()
+        self.failure = None
+        """The error that nothing expects, after which the engine computes all layers; `None` if there was none."""
         self.plugin, self._prefix = f"nvfp4_{engine.lower()}", f"NVFP4_{engine.upper()}_"
 
     def variable(self, name):
