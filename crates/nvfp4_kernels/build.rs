@@ -21,6 +21,12 @@ const ONWARD_MACHINE_CODE: [&str; 4] = ["sm_80", "sm_90", "sm_100", "sm_120"];
 /// Level of Zstandard at which packing 230 MB of PTX takes seconds.
 const LEVEL: i32 = 9;
 
+/// A file of machine code.
+struct Cubin {
+    arch: Arch,
+    path: PathBuf,
+}
+
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-env-changed=NVFP4_PTXAS");
@@ -43,7 +49,7 @@ fn embed() -> Result<(), Box<dyn Error>> {
     for (built, codes) in built.iter().zip(machine_code) {
         let ptx = packed(&built.path)?;
         write!(table, "    Build::new({:?}, {:?}, {ptx}, &[", built.kernel, built.arch.to_string())?;
-        for (arch, path) in codes {
+        for Cubin { arch, path } in codes {
             write!(table, "MachineCode {{ arch: \"{arch}\", code: {} }}, ", packed(&path)?)?;
         }
         table.push_str("]),\n");
@@ -66,8 +72,8 @@ fn packed(path: &Path) -> Result<String, Box<dyn Error>> {
     Ok(format!("Packed {{ bytes: include_bytes!({packed:?}), hash: {} }}", hasher.finish()))
 }
 
-/// Assembles every build for its devices, several at a time. Returns the architectures and files of each build.
-fn assemble_all(ptxas: &Path, built: &[Built]) -> Result<Vec<Vec<(Arch, PathBuf)>>, Box<dyn Error>> {
+/// Assembles every build for its devices, several at a time. Returns the files of each build.
+fn assemble_all(ptxas: &Path, built: &[Built]) -> Result<Vec<Vec<Cubin>>, Box<dyn Error>> {
     let mut jobs = Vec::new();
     for (index, build) in built.iter().enumerate() {
         match build.arch.reach() {
@@ -94,9 +100,9 @@ fn assemble_all(ptxas: &Path, built: &[Built]) -> Result<Vec<Vec<(Arch, PathBuf)
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
         workers.into_iter().flat_map(|worker| worker.join().expect("no worker panics")).collect()
     });
-    let mut codes: Vec<Vec<(Arch, PathBuf)>> = built.iter().map(|_| Vec::new()).collect();
+    let mut codes: Vec<Vec<Cubin>> = built.iter().map(|_| Vec::new()).collect();
     for (index, arch, path) in done {
-        codes[index].push((arch, path?));
+        codes[index].push(Cubin { arch, path: path? });
     }
     Ok(codes)
 }

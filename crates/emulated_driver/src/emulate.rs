@@ -83,14 +83,19 @@ pub fn launch(driver: &mut Driver, launch: &Launch, follows: bool) -> Result<(),
     let seconds = began.elapsed().as_secs_f64();
     workspace.into_iter().for_each(|workspace| device.free(workspace));
     driver.memory.fetch_locked(shown);
+    let quiet = driver.options.quiet;
     if let Ok(report) = &result {
         print(report);
         let found = report.hazards.iter();
-        found.for_each(|hazard| eprintln!("ptx-emulator: launch {}: {}", driver.launches, hazard.display("fault")));
+        found
+            .filter(|_| !quiet)
+            .for_each(|hazard| eprintln!("ptx-emulator: launch {}: {}", driver.launches, hazard.display("fault")));
     }
     write_down(driver, launch, &result, seconds);
     result.map(drop).map_err(|fault| {
-        eprintln!("ptx-emulator: launch {}: {fault}", driver.launches);
+        if !quiet {
+            eprintln!("ptx-emulator: launch {}: {fault}", driver.launches);
+        }
         let code = code_of(fault.kind);
         driver.lost = Some(code);
         driver.queue.clear();
@@ -105,9 +110,35 @@ fn print(report: &Report) {
     let _ = out.write_all(report.output.as_bytes()).and_then(|()| out.flush());
 }
 
-/// Appends the launch's line to the log.
-fn write_down(driver: &Driver, launch: &Launch, result: &Result<Report, Fault>, seconds: f64) {
-    let Some(path) = &driver.options.log else { return };
+/// Keeps the launch's line for a call that reads it, and appends it to the log.
+fn write_down(driver: &mut Driver, launch: &Launch, result: &Result<Report, Fault>, seconds: f64) {
+    if driver.options.log.is_none() && driver.reports.is_none() {
+        return;
+    }
+    let line = format!("{}\n", line(driver, launch, result, seconds));
+    if let Some(path) = &driver.options.log {
+        // Each line is a single write, so that the lines of several processes do not mix.
+        let written = OpenOptions::new().create(true).append(true).open(path);
+        let written = written.and_then(|mut file| file.write_all(line.as_bytes()));
+        if let Err(error) = written {
+            eprintln!("ptx-emulator: cannot write {}: {error}", path.display());
+        }
+    }
+    if let Some(reports) = &mut driver.reports {
+        reports.push_str(&line);
+    }
+}
+
+/// A fault or a warning: its text and its fields.
+fn described(fault: &Fault, text: &impl ToString) -> Value {
+    let mut fields = json!(fault);
+    fields["text"] = text.to_string().into();
+    fields["remedy"] = fault.kind.remedy().into();
+    fields
+}
+
+/// The launch's line of JSON.
+fn line(driver: &Driver, launch: &Launch, result: &Result<Report, Fault>, seconds: f64) -> Value {
     let [grid, block, cluster] = launch.size;
     let mut line = json!({
         "launch": driver.launches,
@@ -116,13 +147,13 @@ fn write_down(driver: &Driver, launch: &Launch, result: &Result<Report, Fault>, 
         "block": block,
         "cluster": cluster,
         "shared_bytes": launch.shared_bytes,
+        "schedule": driver.options.schedule.to_string(),
         "seconds": seconds,
     });
     match result {
         Ok(report) => {
             let list = |hazards: &[Warning], word: &'static str| -> Vec<Value> {
-                let one = |hazard: &Warning| json!({ "text": hazard.display(word).to_string(), "kind": hazard.fault.kind.to_string() });
-                hazards.iter().map(one).collect()
+                hazards.iter().map(|hazard| described(&hazard.fault, &hazard.display(word))).collect()
             };
             line["instructions"] = report.total.warp_instructions.into();
             line["loaded"] = (report.total.bytes.global_load + report.total.bulk.global_load).into();
@@ -137,13 +168,8 @@ fn write_down(driver: &Driver, launch: &Launch, result: &Result<Report, Fault>, 
             line["faults"] = list(&report.hazards, "fault").into();
         }
         Err(fault) => {
-            line["faults"] = json!([{ "text": fault.to_string(), "kind": fault.kind.to_string() }]);
+            line["faults"] = json!([described(fault, fault)]);
         }
     }
-    // Each line is a single write, so that the lines of several processes do not mix.
-    let written = OpenOptions::new().create(true).append(true).open(path);
-    let written = written.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes()));
-    if let Err(error) = written {
-        eprintln!("ptx-emulator: cannot write {}: {error}", path.display());
-    }
+    line
 }

@@ -22,6 +22,7 @@ mod call;
 mod card;
 mod code;
 mod context;
+mod control;
 mod copy;
 mod current;
 mod device;

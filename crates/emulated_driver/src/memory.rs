@@ -14,6 +14,8 @@ use crate::code::{Code, INVALID_VALUE, OUT_OF_MEMORY};
 
 /// Guaranteed alignment of a base address (CUDA programming guide, "Device memory accesses").
 const ALIGNMENT: usize = 256;
+/// Bytes of page-locked memory that are compared at a time after a launch.
+const CHUNK: usize = 4096;
 /// Byte that fills a test's fresh memory, so that no test can rely on zeros.
 const FRESH: u8 = 0xCD;
 
@@ -40,6 +42,8 @@ pub struct Locked {
     owned: Option<Box<[u128]>>,
     /// `true` if the memory is mapped in the emulator, so that kernels can access it.
     mapped: bool,
+    /// Address and size of parts that are undefined until the next launch writes them.
+    undefined: Vec<(u64, u64)>,
 }
 
 pub struct Memory {
@@ -195,7 +199,7 @@ impl Memory {
     pub fn allocate_locked(&mut self, bytes: usize, flags: u32) -> Result<usize, Code> {
         let (base, words) = aligned(bytes).ok_or(OUT_OF_MEMORY)?;
         let mapped = self.map(base, bytes);
-        self.locked.insert(base, Locked { bytes, flags, owned: Some(words), mapped });
+        self.locked.insert(base, Locked { bytes, flags, owned: Some(words), mapped, undefined: Vec::new() });
         Ok(base)
     }
 
@@ -206,8 +210,30 @@ impl Memory {
             return false;
         }
         let mapped = self.map(base, bytes);
-        self.locked.insert(base, Locked { bytes, flags, owned: None, mapped });
+        self.locked.insert(base, Locked { bytes, flags, owned: None, mapped, undefined: Vec::new() });
         true
+    }
+
+    /// Names the allocation or the page-locked memory that begins at an address, for faults.
+    pub fn name(&mut self, address: u64, name: &str) -> Result<(), Code> {
+        let locked = self.locked.get(&(address as usize)).filter(|locked| locked.mapped).map(|locked| locked.bytes);
+        let allocation = self.allocations.get(&address).map(|allocation| allocation.bytes);
+        let bytes = locked.or(allocation).ok_or(INVALID_VALUE)? as u64;
+        self.emulator().ok_or(INVALID_VALUE)?.name(Buffer { address, bytes }, name);
+        Ok(())
+    }
+
+    /// Marks bytes as undefined until something writes them. The host may write page-locked memory at any time, so its
+    /// mark lasts for one launch.
+    pub fn undefine(&mut self, address: u64, bytes: u64) -> Result<(), Code> {
+        if self.within_locked(address as usize, bytes as usize).is_ok() {
+            let locked = self.locked.range_mut(..=address as usize).next_back();
+            locked.into_iter().for_each(|(_, locked)| locked.undefined.push((address, bytes)));
+            return Ok(());
+        }
+        self.within(address, bytes as usize)?;
+        self.emulator().ok_or(INVALID_VALUE)?.undefine(Buffer { address, bytes }, 0, bytes);
+        Ok(())
     }
 
     /// Makes host memory accessible to kernels at its own address.
@@ -247,12 +273,15 @@ impl Memory {
     /// Copies the contents of page-locked memory to the emulator, and returns them for a later comparison.
     pub fn show_locked(&mut self) -> Vec<(usize, Vec<u8>)> {
         let Place::Emulator(device) = &mut self.place else { return Vec::new() };
-        let mapped = self.locked.iter().filter(|(_, locked)| locked.mapped);
+        let mapped = self.locked.iter_mut().filter(|(_, locked)| locked.mapped);
         let copy = mapped.map(|(&base, locked)| {
             // SAFETY: the memory belongs to the driver, or the program registered it and must keep it until it
             // unregisters it.
             let bytes = unsafe { std::slice::from_raw_parts(base as *const u8, locked.bytes) }.to_vec();
             device.write(Buffer { address: base as u64, bytes: bytes.len() as u64 }, 0, &bytes);
+            for (address, bytes) in locked.undefined.drain(..) {
+                device.undefine(Buffer { address, bytes }, 0, bytes);
+            }
             (base, bytes)
         });
         copy.collect()
@@ -263,11 +292,13 @@ impl Memory {
         let Place::Emulator(device) = &mut self.place else { return };
         for (base, before) in before {
             let after = device.download::<u8>(Buffer { address: base as u64, bytes: before.len() as u64 });
-            for (at, (new, old)) in after.iter().zip(&before).enumerate() {
-                if new != old {
+            let chunks = after.chunks(CHUNK).zip(before.chunks(CHUNK)).enumerate();
+            for (chunk, (after, before)) in chunks.filter(|(_, (after, before))| after != before) {
+                let changed = after.iter().zip(before).enumerate().filter(|(_, (new, old))| new != old);
+                for (at, (new, _)) in changed {
                     // SAFETY: the byte lies in page-locked memory that was alive when `show_locked` read it. Freeing or
                     // unregistering it needs the driver's lock, which has been held since then.
-                    unsafe { ((base + at) as *mut u8).write(*new) };
+                    unsafe { ((base + chunk * CHUNK + at) as *mut u8).write(*new) };
                 }
             }
         }

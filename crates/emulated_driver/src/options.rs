@@ -1,9 +1,11 @@
-//! Options that `ptx-emulator run` passes to the driver in environment variables.
+//! Options of the driver. `ptx-emulator run` passes them in environment variables; the Python package sets them by calls
+//! (`control.rs`).
 
 use std::env;
 use std::path::PathBuf;
+use std::str::FromStr;
 
-use ptx_emulator::{Allow, Level, Limit, Schedule, Sums};
+use ptx_emulator::{Allow, Level, Limit, Schedule, Sums, Timeline};
 
 use crate::card::Card;
 
@@ -27,38 +29,101 @@ pub struct Options {
     pub no_values: bool,
     /// File that receives a line of JSON per launch.
     pub log: Option<PathBuf>,
+    /// Do not print faults, because the program shows them.
+    pub quiet: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            card: Card::h200(),
+            level: Level::Default,
+            schedule: Schedule::default(),
+            sums: Sums::default(),
+            allow: Vec::new(),
+            keep_going: false,
+            global_races: true,
+            limits: Vec::new(),
+            clock: None,
+            no_values: false,
+            log: None,
+            quiet: false,
+        }
+    }
 }
 
 impl Options {
-    /// Reads `PTX_EMULATOR_GPU`, `_LEVEL`, `_SCHEDULE`, `_SUMS`, `_ALLOW`, `_KEEP_GOING`, `_NO_GLOBAL_RACES`,
-    /// `_LIMIT`, `_TIMED`, `_CONSTANTS`, `_NO_VALUES`, `_LOG`. A variable that is missing or invalid gets its default; the command
-    /// has validated them.
+    /// Names of the options. The environment variable of an option is `PTX_EMULATOR_` and its name.
+    const NAMES: [&str; 13] = [
+        "GPU",
+        "LEVEL",
+        "SCHEDULE",
+        "SUMS",
+        "ALLOW",
+        "KEEP_GOING",
+        "NO_GLOBAL_RACES",
+        "LIMIT",
+        "TIMED",
+        "CONSTANTS",
+        "NO_VALUES",
+        "LOG",
+        "QUIET",
+    ];
+
+    /// A new timeline of the GPU whose clock launches run by.
+    pub fn timeline(&self) -> Option<Timeline> {
+        let timeline = self.clock.clone().map(Timeline::new);
+        if self.no_values { timeline.map(Timeline::without_values) } else { timeline }
+    }
+
+    /// Reads the options from the environment. An option that is missing or invalid gets its default; the command has
+    /// validated them.
     pub fn from_environment() -> Self {
-        let variable = |name: &str| env::var(format!("PTX_EMULATOR_{name}")).ok();
-        Self {
-            card: variable("GPU").and_then(|name| Card::by_name(&name)).unwrap_or_else(Card::h200),
-            level: variable("LEVEL").and_then(|text| text.parse().ok()).unwrap_or(Level::Default),
-            schedule: variable("SCHEDULE").and_then(|text| text.parse().ok()).unwrap_or_default(),
-            sums: variable("SUMS").and_then(|text| text.parse().ok()).unwrap_or_default(),
-            allow: variable("ALLOW")
-                .iter()
-                .flat_map(|list| list.split(','))
-                .filter_map(|one| one.parse().ok())
-                .collect(),
-            keep_going: variable("KEEP_GOING").is_some_and(|text| !text.is_empty()),
-            global_races: variable("NO_GLOBAL_RACES").is_none_or(|text| text.is_empty()),
-            limits: variable("LIMIT")
-                .iter()
-                .flat_map(|list| list.split(','))
-                .filter_map(|one| one.parse().ok())
-                .collect(),
-            clock: variable("TIMED").and_then(|name| ptx_emulator::Card::named(&name)).map(|card| {
-                let constants = variable("CONSTANTS").unwrap_or_default();
-                let settings = constants.split(',').filter(|setting| !setting.is_empty());
-                settings.fold(card, |card, setting| card.clone().with(setting).unwrap_or(card))
-            }),
-            no_values: variable("NO_VALUES").is_some_and(|text| !text.is_empty()),
-            log: env::var_os("PTX_EMULATOR_LOG").map(PathBuf::from),
+        let mut options = Self::default();
+        for name in Self::NAMES {
+            if let Ok(value) = env::var(format!("PTX_EMULATOR_{name}")) {
+                let _ = options.set(name, &value);
+            }
         }
+        options
+    }
+
+    /// Sets an option. An empty value is the default. A list has commas between its elements.
+    ///
+    /// # Errors
+    /// The text of the error. The option keeps its value.
+    pub fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
+        fn list<T: FromStr<Err = String>>(value: &str) -> Result<Vec<T>, String> {
+            value.split(',').filter(|one| !one.is_empty()).map(str::parse).collect()
+        }
+        fn one<T: FromStr<Err = String>>(value: &str, otherwise: T) -> Result<T, String> {
+            if value.is_empty() { Ok(otherwise) } else { value.parse() }
+        }
+        match name {
+            "GPU" if value.is_empty() => self.card = Card::h200(),
+            "GPU" => self.card = Card::by_name(value).ok_or_else(|| format!("`{value}` is not a GPU"))?,
+            "LEVEL" => self.level = one(value, Level::Default)?,
+            "SCHEDULE" => self.schedule = one(value, Schedule::default())?,
+            "SUMS" => self.sums = one(value, Sums::default())?,
+            "ALLOW" => self.allow = list(value)?,
+            "KEEP_GOING" => self.keep_going = !value.is_empty(),
+            "NO_GLOBAL_RACES" => self.global_races = value.is_empty(),
+            "LIMIT" => self.limits = list(value)?,
+            "TIMED" if value.is_empty() => self.clock = None,
+            "TIMED" => {
+                let card = ptx_emulator::Card::named(value);
+                self.clock = Some(card.ok_or_else(|| format!("`{value}` is not a GPU with a time model"))?);
+            }
+            "CONSTANTS" => {
+                let settings = value.split(',').filter(|setting| !setting.is_empty());
+                let set = |card: ptx_emulator::Card, setting: &str| card.with(setting);
+                self.clock = self.clock.take().map(|card| settings.clone().try_fold(card, set)).transpose()?;
+            }
+            "NO_VALUES" => self.no_values = !value.is_empty(),
+            "QUIET" => self.quiet = !value.is_empty(),
+            "LOG" => self.log = (!value.is_empty()).then(|| PathBuf::from(value)),
+            _ => return Err(format!("`{name}` is not an option; expected one of {}", Self::NAMES.join(", "))),
+        }
+        Ok(())
     }
 }

@@ -4,13 +4,14 @@ use std::ffi::{c_char, c_int, c_ulonglong, c_void};
 
 use crate::call::{functions, put, text};
 use crate::code::{INVALID_VALUE, NOT_FOUND};
-use crate::{alloc, context, copy, device, function, graph, launch, module, refused, stream, tensor_map};
+use crate::{alloc, context, control, copy, device, function, graph, launch, module, refused, stream, tensor_map};
 
 /// Returns the address of an exported function.
 fn exported(name: &str) -> Option<*const c_void> {
-    let files: [fn(&str) -> Option<*const c_void>; 13] = [
+    let files: [fn(&str) -> Option<*const c_void>; 14] = [
         alloc::find,
         context::find,
+        control::find,
         copy::find,
         device::find,
         find,
@@ -31,6 +32,8 @@ fn exported(name: &str) -> Option<*const c_void> {
 fn newest(name: &str, version: c_int) -> Option<*const c_void> {
     match (name, version) {
         ("cuCtxCreate", ..13_000) => return exported("cuCtxCreate_v2"),
+        // CUDA 13 added forms that take a context.
+        ("cuCtxSynchronize" | "cuCtxGetDevice", ..13_000) => return exported(name),
         ("cuGraphInstantiate", 12_000..) => return exported("cuGraphInstantiateWithFlags"),
         ("cuStreamGetCaptureInfo", ..12_030) => return exported("cuStreamGetCaptureInfo_v2"),
         _ => {}
@@ -71,5 +74,19 @@ functions! {
         symbol: *const c_char, address: *mut *const c_void, version: c_int, _flags: c_ulonglong, status: *mut c_int,
     ) {
         look_up(symbol, address, version, status)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn version_selects_the_form_of_a_call() {
+        for name in ["cuCtxSynchronize", "cuCtxGetDevice"] {
+            assert!(exported(name).is_some());
+            assert_eq!(newest(name, 2_000), exported(name));
+            assert_eq!(newest(name, 13_000), exported(&format!("{name}_v2")));
+        }
     }
 }

@@ -43,6 +43,8 @@ pub struct Driver {
     pub launches: u64,
     /// Predicted times of launches. `None`: times are not predicted.
     pub timeline: Option<Timeline>,
+    /// Reports of launches that no call has read. `None`: nothing reads them.
+    pub reports: Option<String>,
     /// Stream of the last grid. `None`: something else has run since.
     pub last_launch: Option<Handle>,
 }
@@ -59,8 +61,7 @@ impl Driver {
     pub fn new(options: Options, test: Option<Test>) -> Self {
         let card = if test.is_some() { Card::of_tests(8, 0, 4) } else { options.card.clone() };
         let memory = if test.is_some() { Memory::of_this_process(&card) } else { Memory::of_the_emulator(&card) };
-        let timeline = options.clock.clone().map(Timeline::new);
-        let timeline = if options.no_values { timeline.map(Timeline::without_values) } else { timeline };
+        let timeline = options.timeline();
         Self {
             card,
             cards: 1,
@@ -80,8 +81,29 @@ impl Driver {
             lost: None,
             launches: 0,
             timeline,
+            reports: None,
             last_launch: None,
         }
+    }
+
+    /// Sets an option for later launches.
+    ///
+    /// # Errors
+    /// The text of the error. The option keeps its value.
+    pub fn set_option(&mut self, name: &str, value: &str) -> Result<(), String> {
+        if name == "GPU" && self.initialized {
+            return Err("the GPU cannot change after cuInit; set it before the first call".to_owned());
+        }
+        self.options.set(name, value)?;
+        match name {
+            "GPU" => {
+                self.card = self.options.card.clone();
+                self.memory = Memory::of_the_emulator(&self.card);
+            }
+            "TIMED" | "CONSTANTS" | "NO_VALUES" => self.timeline = self.options.timeline(),
+            _ => {}
+        }
+        Ok(())
     }
 
     /// Returns an unused handle.

@@ -59,13 +59,7 @@ impl<'a> Tensor<'a> {
 /// file without gaps, and each has the length that its shape requires.
 #[derive(Debug)]
 pub struct TensorFile {
-    path: PathBuf,
-    /// Declared before the map, so that it is dropped first.
-    guard: Guarded,
-    map: Mmap,
-    /// File identity for change detection. The file itself is not kept open: a model can have more files than a process
-    /// may open.
-    opened: Stamp,
+    mapped: Mapped,
     data_start: usize,
     metadata: Option<HashMap<String, String>>,
     tensors: BTreeMap<String, TensorInfo>,
@@ -77,22 +71,10 @@ impl TensorFile {
     /// # Errors
     /// Returns an error if the file cannot be read or is not a valid safetensors file.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        let io = |error| Error::io(path, error);
-        let file = open_regular(path, "a safetensors file")?;
-        let opened = Stamp::of(&file.metadata().map_err(io)?);
-        // SAFETY: the map is read-only. Like every reader of mapped models, this code assumes that nothing changes the
-        // file while it is mapped; programs that replace files by renaming comply. If bytes change nevertheless, only
-        // numbers change: no index or length is read from the map twice, and `check_unchanged` detects it. Access to a
-        // page that was cut off raises SIGBUS; `signals.rs` makes such a page read as zeros.
-        let map = unsafe { Mmap::map(&file) }.map_err(io)?;
-        let guard = Guarded::new(&map);
-        let parsed = parse(&map);
-        let (data_start, header) = match (parsed, unchanged(path, &opened, &guard)) {
-            (_, Err(error)) | (Err(error), Ok(())) => return Err(error.at(path.display())),
-            (Ok(parsed), Ok(())) => parsed,
-        };
+        let mapped = Mapped::open(path, "a safetensors file")?;
+        let (data_start, header) = mapped.parsed(parse)?;
         let (metadata, tensors) = (header.metadata, header.tensors);
-        Ok(Self { path: path.to_owned(), guard, map, opened, data_start, metadata, tensors })
+        Ok(Self { mapped, data_start, metadata, tensors })
     }
 
     /// Checks that the file has not changed since it was opened. Call it after reading tensors and before using results
@@ -101,12 +83,12 @@ impl TensorFile {
     /// # Errors
     /// Returns an error if the file was changed or truncated, or a page could not be read.
     pub fn check_unchanged(&self) -> Result<(), Error> {
-        unchanged(&self.path, &self.opened, &self.guard).map_err(|error| error.at(self.path.display()))
+        self.mapped.check_unchanged()
     }
 
     /// Path of the file.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.mapped.path()
     }
 
     /// Strings that the writer put into the header beside the tensors.
@@ -126,6 +108,80 @@ impl TensorFile {
 
     /// Releases the memory of the pages read so far. Tensors stay valid: a later access reads the file again.
     pub fn release(&self) {
+        self.mapped.release();
+    }
+
+    /// Like [`TensorFile::release`], for a part of a tensor.
+    pub(super) fn release_part(&self, data: &[u8]) {
+        self.mapped.release_part(data);
+    }
+
+    fn view<'a>(&'a self, info: &'a TensorInfo) -> Tensor<'a> {
+        let (start, end) = info.data_offsets;
+        Tensor { dtype: info.dtype, shape: &info.shape, data: &self.mapped.bytes()[self.data_start..][start..end] }
+    }
+}
+
+/// A file that is mapped read-only.
+#[derive(Debug)]
+pub(super) struct Mapped {
+    path: PathBuf,
+    /// Declared before the map, so that it is dropped first.
+    guard: Guarded,
+    map: Mmap,
+    /// File identity for change detection. The file itself is not kept open: a model can have more files than a process
+    /// may open.
+    opened: Stamp,
+}
+
+impl Mapped {
+    /// Maps a file; `what` names its kind, for messages.
+    ///
+    /// # Errors
+    /// Returns an error if the file cannot be read.
+    pub(super) fn open(path: &Path, what: &'static str) -> Result<Self, Error> {
+        let io = |error| Error::io(path, error);
+        let file = open_regular(path, what)?;
+        let opened = Stamp::of(&file.metadata().map_err(io)?);
+        // SAFETY: the map is read-only. Like every reader of mapped models, this code assumes that nothing changes the
+        // file while it is mapped; programs that replace files by renaming comply. If bytes change nevertheless, only
+        // numbers change: no index or length is read from the map twice, and `check_unchanged` detects it. Access to a
+        // page that was cut off raises SIGBUS; `signals.rs` makes such a page read as zeros.
+        let map = unsafe { Mmap::map(&file) }.map_err(io)?;
+        let guard = Guarded::new(&map);
+        Ok(Self { path: path.to_owned(), guard, map, opened })
+    }
+
+    /// Parses the file. A change of the file is reported in place of an error that it could have caused.
+    ///
+    /// # Errors
+    /// Returns the error of `parse`, or of [`Mapped::check_unchanged`].
+    pub(super) fn parsed<T>(&self, parse: impl FnOnce(&[u8]) -> Result<T, Error>) -> Result<T, Error> {
+        let parsed = parse(&self.map);
+        self.check_unchanged()?;
+        parsed.map_err(|error| error.at(self.path.display()))
+    }
+
+    /// Checks that the file has not changed since it was opened.
+    ///
+    /// # Errors
+    /// Returns an error if the file was changed or truncated, or a page could not be read.
+    pub(super) fn check_unchanged(&self) -> Result<(), Error> {
+        unchanged(&self.path, &self.opened, &self.guard).map_err(|error| error.at(self.path.display()))
+    }
+
+    /// Path of the file.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Content of the file.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.map
+    }
+
+    /// Releases the memory of the pages read so far. Slices stay valid: a later access reads the file again.
+    pub(super) fn release(&self) {
         #[cfg(unix)]
         {
             // SAFETY: the map is a read-only view of a file that is assumed not to change (see `open`), so pages that
@@ -136,7 +192,7 @@ impl TensorFile {
         }
     }
 
-    /// Like [`TensorFile::release`], for a part of a tensor.
+    /// Like [`Mapped::release`], for a part of a tensor.
     pub(super) fn release_part(&self, data: &[u8]) {
         #[cfg(unix)]
         {
@@ -151,11 +207,6 @@ impl TensorFile {
         }
         #[cfg(not(unix))]
         let _ = data;
-    }
-
-    fn view<'a>(&'a self, info: &'a TensorInfo) -> Tensor<'a> {
-        let (start, end) = info.data_offsets;
-        Tensor { dtype: info.dtype, shape: &info.shape, data: &self.map[self.data_start..][start..end] }
     }
 }
 

@@ -14,10 +14,11 @@ use rayon::prelude::*;
 
 use super::file::Tensor;
 use super::input_scales::InputScale;
+use super::source::{Elements, Rows, Source};
 use super::{Checkpoint, Dtype, Format};
 use nvfp4_core::Error;
 use nvfp4_core::bias::Bias;
-use nvfp4_core::format::{BLOCK, Matrix};
+use nvfp4_core::format::{BLOCK, Matrix, e4m3};
 use nvfp4_core::fp4::check_input_scale;
 
 /// Suffixes of the packed values.
@@ -50,6 +51,16 @@ pub(super) const BIASES: [&str; 2] = ["_bias", ".bias"];
 pub(super) fn is_part(part: &str) -> bool {
     let scales = GLOBALS.iter().chain(&INPUTS).map(|(suffix, _)| suffix);
     VALUES.iter().chain(&SCALES).chain(scales).any(|known| *known == part)
+}
+
+/// Returns `true` if `part` is the suffix of packed values.
+pub(super) fn is_values(part: &str) -> bool {
+    VALUES.contains(&part)
+}
+
+/// Suffixes of the tensors that belong to packed values.
+pub(super) fn suffixes_beside_values() -> impl Iterator<Item = &'static str> {
+    SCALES.into_iter().chain(GLOBALS.iter().chain(&INPUTS).map(|(suffix, _)| *suffix))
 }
 
 /// A matrix with its optional bias.
@@ -232,6 +243,42 @@ impl<'a> Fused<'a> {
             self.rows_of_part(of_expert, row_bytes, part)
         });
         Matrix::new(rows / self.parts, k, values, scales, self.factors[expert * self.parts + part])
+    }
+
+    /// Returns one matrix of an expert in place, whatever its order in memory.
+    pub(super) fn source(&self, expert: usize, part: usize) -> Source<'a> {
+        let [_, n, k] = self.sizes;
+        let [codes, scales] =
+            [(self.values, n * k / 2), (self.scales, n * k / BLOCK)].map(|(data, size)| &data[expert * size..][..size]);
+        let elements =
+            Elements::Nvfp4 { codes, scales, global: self.factors[expert * self.parts + part], columns: None };
+        let count = n / self.parts;
+        let rows = match self.in_turn {
+            true => Rows { first: part, step: self.parts, count },
+            false => Rows { first: part * count, step: 1, count },
+        };
+        Source::new(elements, if self.transposed { [k, n] } else { [n, k] }, self.transposed, rows)
+    }
+
+    /// Checks all block scales in place.
+    ///
+    /// # Errors
+    /// Returns an error with the first scale that is negative or NaN.
+    pub(super) fn check_scales(&self) -> Result<(), Error> {
+        let [_, n, k] = self.sizes;
+        let Some(at) = self.scales.par_iter().position_first(|code| *code > e4m3::MAX_CODE) else { return Ok(()) };
+        let (expert, in_expert) = (at / (n * k / BLOCK), at % (n * k / BLOCK));
+        let [row, block] = match self.transposed {
+            true => [in_expert % n, in_expert / n],
+            false => [in_expert / (k / BLOCK), in_expert % (k / BLOCK)],
+        };
+        let error = Error::BlockScale { code: self.scales[at], row, block };
+        Err(error.at(format!("{}: expert {expert}", self.place)))
+    }
+
+    /// Whether the tensor is stored as `[E, K/2, N]`.
+    pub(super) fn is_transposed(&self) -> bool {
+        self.transposed
     }
 
     /// Returns the rows of a part, `row_bytes` each, of an expert's bytes.

@@ -23,10 +23,13 @@
 
 mod activations;
 mod block;
+mod comparison;
 mod convert;
+mod doctor;
 mod file;
 mod floats;
 mod fused;
+mod gguf;
 mod hidden;
 mod input_scales;
 mod inspect;
@@ -48,8 +51,13 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 pub use activations::Activations;
-pub use convert::{Calibration, Conversion, Converted, Exact, Left, Options, Written};
+pub use comparison::{ComparedWeight, Comparison, Difference, Errors};
+pub use convert::{
+    Calibration, Conversion, Converted, Dequantization, Exact, Experts, Form, Left, Options, Reform, Written,
+};
+pub use doctor::{Effect, Engine, Examination, Finding, RULES, Rule};
 pub use file::{Tensor, TensorFile};
+pub use gguf::{FromGguf, ToGguf};
 pub use hidden::HiddenStates;
 pub use inspect::{Inspection, OtherWeight, Problem, Range, Weight};
 pub use layer::Layer;
@@ -264,6 +272,11 @@ impl Checkpoint {
     pub fn names_under(&self, prefix: &str) -> impl Iterator<Item = &str> {
         let from = self.file_of.range::<str, _>((std::ops::Bound::Included(prefix), std::ops::Bound::Unbounded));
         from.map(|(name, _)| name.as_str()).take_while(move |name| name.starts_with(prefix))
+    }
+
+    /// Returns the file of a tensor that exists.
+    fn file_with(&self, name: &str) -> &TensorFile {
+        &self.files[self.file_of[name]]
     }
 
     /// Returns the file and the name of a tensor, for messages.

@@ -24,7 +24,8 @@ pub(super) struct ModelConfig {
     config: Value,
     /// Part of the model whose layers are read, such as `talker`.
     stack: Option<String>,
-    /// Content of `hf_quant_config.json`. It is read only if `config` does not describe a quantization.
+    /// Content of `hf_quant_config.json`. A file that cannot be read is an error only if `config` describes no
+    /// quantization.
     older: Option<Value>,
 }
 
@@ -48,9 +49,10 @@ impl ModelConfig {
         let path = folder.join("config.json");
         let Some(config) = read(&path)? else { return Ok(None) };
         let mut config = Self { path, config, stack: checkpoint.stack.clone(), older: None };
-        if config.quantization().is_none() {
-            config.older = read(&folder.join("hf_quant_config.json"))?;
-        }
+        config.older = match (config.quantization(), read(&folder.join("hf_quant_config.json"))) {
+            (None, older) => older?,
+            (Some(_), older) => older.unwrap_or_default(),
+        };
         Ok(Some(config))
     }
 
@@ -62,6 +64,11 @@ impl ModelConfig {
     /// Whole configuration.
     pub(super) fn json(&self) -> &Value {
         &self.config
+    }
+
+    /// Content of `hf_quant_config.json`.
+    pub(super) fn quant_config(&self) -> Option<&Value> {
+        self.older.as_ref()
     }
 
     /// Returns a value of the language model, or of the stack that is read; multimodal models keep these values in a
@@ -262,12 +269,17 @@ impl ModelConfig {
     /// # Errors
     /// Returns an error if the configuration contains such a transform.
     pub(super) fn check_transforms(&self) -> Result<(), Error> {
-        let transforms = self.quantization().and_then(|quantization| quantization.get("transform_config"));
+        let value = |key: &str| self.quantization().and_then(|quantization| quantization.get(key));
+        if value("quant_method").and_then(Value::as_str) == Some("fp_quant") {
+            let what = "quant_method is fp_quant: its Hadamard transform of the tokens is not computed".to_owned();
+            return Err(Error::NotComputed(what).at(self.path.display()));
+        }
+        let transforms = value("transform_config");
         match transforms {
             None | Some(Value::Null) => Ok(()),
             Some(Value::Object(transforms)) if transforms.is_empty() => Ok(()),
             Some(_) => {
-                let what = "transform_config transforms the activations, which is not supported".to_owned();
+                let what = "transform_config transforms the activations (FP-Quant and MR-GPTQ: Hadamard), which is not supported".to_owned();
                 Err(Error::NotComputed(what).at(self.path.display()))
             }
         }
@@ -537,6 +549,8 @@ mod tests {
     fn transforms_are_refused() {
         let with = |transforms: Value| config(json!({"quantization_config": {"transform_config": transforms}}));
         assert!(with(json!({"config_groups": {"u": {"type": "hadamard"}}})).check_transforms().is_err());
+        let fp_quant = config(json!({"quantization_config": {"quant_method": "fp_quant", "forward_dtype": "nvfp4"}}));
+        assert!(fp_quant.check_transforms().unwrap_err().to_string().contains("quant_method is fp_quant"));
         assert!(with(json!({})).check_transforms().is_ok() && with(json!(null)).check_transforms().is_ok());
     }
 

@@ -1,10 +1,11 @@
-//! A weight matrix `[N, K]` as a model stores it: in f32, f16, bf16, FP8 with scales, or MXFP4. The matrix is a whole
-//! tensor or a part of a tensor with all experts of a layer, and is stored row by row or transposed. This module knows
-//! no tensor names.
+//! A weight matrix `[N, K]` as a model stores it: in f32, f16, bf16, FP8 with scales, MXFP4 or NVFP4. The matrix is a
+//! whole tensor or a part of a tensor with all experts of a layer, and is stored row by row or transposed. This module
+//! knows no tensor names.
 //!
 //! FP8 is OCP's E4M3 with a factor per block, row or tensor (DeepSeek's `weight_scale_inv` is such a factor). MXFP4 is
 //! e2m1 with a power of two per 32 elements along K (OCP Microscaling Formats Specification 1.0, section 5.2).
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::LazyLock;
 
@@ -14,7 +15,7 @@ use super::Dtype;
 use super::file::Tensor;
 use super::floats::{Bf16, F16, F32, Floats};
 use nvfp4_core::Error;
-use nvfp4_core::format::{e2m1, e4m3};
+use nvfp4_core::format::{BLOCK, e2m1, e4m3};
 
 /// Number of elements that share a scale in MXFP4.
 pub(super) const MX_BLOCK: usize = 32;
@@ -62,7 +63,19 @@ pub(super) enum Elements<'a> {
         codes: &'a [u8],
         exponents: &'a [u8],
     },
+    /// Two values per byte, with the even element of K in the low nibble, and an E4M3 scale per 16 elements along K. A
+    /// transposed matrix stores bytes as `[K/2, N]` and scales as `[K/16, N]`.
+    Nvfp4 {
+        codes: &'a [u8],
+        scales: &'a [u8],
+        global: f32,
+        /// Factor of each column, which engines apply to the tokens (AWQ).
+        columns: Option<Floats<'a>>,
+    },
 }
+
+/// Codes `[N, K/2]`, scales `[N, K/16]` and global scale of an NVFP4 matrix.
+pub(super) type Nvfp4Parts<'a> = (Cow<'a, [u8]>, Cow<'a, [u8]>, f32);
 
 /// Scale factors of a matrix, one per block.
 #[derive(Clone, Copy, Debug)]
@@ -135,6 +148,16 @@ impl<'a> Source<'a> {
         Self { elements, stored, transposed, rows }
     }
 
+    /// Indices along the stored N of the rows of this matrix.
+    pub(super) fn placement(&self) -> Rows {
+        self.rows
+    }
+
+    /// Whether a line runs along N.
+    pub(super) fn is_transposed(&self) -> bool {
+        self.transposed
+    }
+
     /// Returns N and K.
     pub(super) fn sizes(&self) -> [usize; 2] {
         [self.rows.count, self.stored[usize::from(!self.transposed)]]
@@ -157,6 +180,12 @@ impl<'a> Source<'a> {
             let first = self.rows.first + rows.start;
             return numbers.part(first * k..(first + rows.len()) * k);
         }
+        Floats::Decoded(self.decoded(rows, buffer))
+    }
+
+    /// Returns the numbers of some rows, decoded into `buffer`.
+    pub(super) fn decoded<'b>(&self, rows: Range<usize>, buffer: &'b mut Vec<f32>) -> &'b [f32] {
+        let k = self.sizes()[1];
         buffer.resize(rows.len() * k, 0.0);
         let place = |row: usize| self.rows.first + row * self.rows.step;
         if self.transposed {
@@ -168,7 +197,7 @@ impl<'a> Source<'a> {
                 self.decode_line(place(row), 0, 1, out, 1);
             }
         }
-        Floats::Decoded(buffer)
+        buffer
     }
 
     /// Returns the bytes of some rows if these rows are contiguous and nothing lies between them.
@@ -198,6 +227,33 @@ impl<'a> Source<'a> {
         Some((of_line(codes, length / 2), of_line(exponents, length / MX_BLOCK)))
     }
 
+    /// Returns the global scale of an NVFP4 matrix.
+    pub(super) fn nvfp4_global(&self) -> Option<f32> {
+        match self.elements {
+            Elements::Nvfp4 { global, .. } => Some(global),
+            _ => None,
+        }
+    }
+
+    /// Returns the codes `[N, K/2]`, the scales `[N, K/16]` and the global scale of an NVFP4 matrix; `None` if it is stored
+    /// in another form.
+    pub(super) fn nvfp4(&self) -> Option<Nvfp4Parts<'a>> {
+        let Elements::Nvfp4 { codes, scales, global, .. } = self.elements else { return None };
+        let Rows { first, step, count } = self.rows;
+        let [n_stored, k] = if self.transposed { [self.stored[1], self.stored[0]] } else { self.stored };
+        let rows = |data: &'a [u8], bytes: usize| -> Cow<'a, [u8]> {
+            let place = |row: usize| first + row * step;
+            if self.transposed {
+                return (0..count * bytes).map(|at| data[at % bytes * n_stored + place(at / bytes)]).collect();
+            }
+            if step == 1 {
+                return data[first * bytes..][..count * bytes].into();
+            }
+            (0..count).flat_map(|row| &data[place(row) * bytes..][..bytes]).copied().collect()
+        };
+        Some((rows(codes, k / 2), rows(scales, k / BLOCK), global))
+    }
+
     /// Returns the largest magnitude. `read` receives the bytes that were read, if they are [`Source::in_place`].
     ///
     /// # Errors
@@ -219,6 +275,14 @@ impl<'a> Source<'a> {
     fn decode_line(&self, line: usize, first: usize, step: usize, out: &mut [f32], stride: usize) {
         let length = self.stored[1];
         let here = line * length..(line + 1) * length;
+        if let (Elements::Nvfp4 { codes, scales, global, columns }, false) = (self.elements, self.transposed) {
+            let (codes, scales) = (&codes[here.start / 2..here.end / 2], &scales[here.start / BLOCK..here.end / BLOCK]);
+            decode_nvfp4(codes, scales, global, out);
+            if let Some(columns) = columns {
+                out.iter_mut().enumerate().for_each(|(place, out)| *out *= columns.at(place));
+            }
+            return;
+        }
         let out = out.iter_mut().step_by(stride);
         match self.elements {
             Elements::Floats(Floats::F32(numbers)) => spread::<F32>(&numbers[here], first, step, out),
@@ -245,6 +309,29 @@ impl<'a> Source<'a> {
                     *out = e2m1::decode(code) * power(exponents[place / MX_BLOCK]);
                 }
             }
+            Elements::Nvfp4 { codes, scales, global, columns } if self.transposed => {
+                let [codes, scales] =
+                    [(codes, 2), (scales, BLOCK)].map(|(data, k)| &data[line / k * length..][..length]);
+                let column = columns.map(|columns| columns.at(line));
+                for (place, out) in (first..length).step_by(step).zip(out) {
+                    let scale = E4M3[usize::from(scales[place])] * global;
+                    let number = e2m1::decode(codes[place] >> (4 * (line % 2))) * scale;
+                    *out = column.map_or(number, |column| number * column);
+                }
+            }
+            // Rows are decoded above.
+            Elements::Nvfp4 { .. } => {}
+        }
+    }
+}
+
+/// Decodes a row of NVFP4.
+fn decode_nvfp4(codes: &[u8], scales: &[u8], global: f32, out: &mut [f32]) {
+    let blocks = out.as_chunks_mut::<BLOCK>().0.iter_mut().zip(codes.as_chunks::<{ BLOCK / 2 }>().0);
+    for ((out, codes), &scale) in blocks.zip(scales) {
+        let scale = E4M3[usize::from(scale)] * global;
+        for (pair, code) in out.as_chunks_mut::<2>().0.iter_mut().zip(codes) {
+            *pair = [e2m1::decode(*code) * scale, e2m1::decode(code >> 4) * scale];
         }
     }
 }
@@ -321,6 +408,20 @@ mod tests {
         let ones = Tensor { dtype: Dtype::F8_E8M0, shape: &[1], data: &[128] };
         let scales = Scales::new(ones, [1, 1], [3, 5], None).unwrap();
         assert_eq!((scales.block, scales.at(2, 0)), ([128, 128], 2.0));
+    }
+
+    #[test]
+    fn nvfp4_value_is_multiplied_by_both_scales() {
+        // Pairs of 1 and 6 with scales 1 and 2; then the same matrix stored as [K, N].
+        let (codes, scales, factors) = ([0x72; 16], [0x38, 0x40], [0.25; 32]);
+        let columns = Some(Floats::Decoded(&factors));
+        let stored = Elements::Nvfp4 { codes: &codes, scales: &scales, global: 0.5, columns };
+        let straight = numbers(&Source::new(stored, [1, 32], false, Rows::all(1)));
+        assert_eq!((&straight[..3], &straight[15..18]), (&[0.125, 0.75, 0.125][..], &[0.75, 0.25, 1.5][..]));
+        assert_eq!(numbers(&Source::new(stored, [32, 1], true, Rows::all(1))), straight);
+        let two = Elements::Nvfp4 { codes: &[0x72; 16], scales: &scales, global: 0.5, columns: None };
+        let two = Source::new(two, [16, 2], true, Rows { first: 1, step: 1, count: 1 });
+        assert_eq!(numbers(&two)[..3], [1.0, 6.0, 1.0]);
     }
 
     #[test]

@@ -5,10 +5,14 @@
 //!   has scale 1.
 //! - Values are divided by both scales and rounded to nearest, ties to even.
 //!
-//! All arithmetic is f32, as in ModelOpt.
+//! All arithmetic is f32, as in ModelOpt. [`Scales`] has other rules for the scale of a block.
+
+mod arithmetic;
+mod search;
 
 use rayon::prelude::*;
 
+use self::arithmetic::{ROUNDS_TO_HALF, e4m3_value, nearest_value, tree};
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix, e2m1, e4m3};
 
@@ -16,11 +20,39 @@ use crate::format::{BLOCK, Matrix, e2m1, e4m3};
 pub trait Number: Copy + Sync + Into<f32> {}
 impl<T: Copy + Sync + Into<f32>> Number for T {}
 
-/// Code of the smallest positive scale, 2⁻⁹; a block scale of zero would turn the whole block into zeros.
-const SMALLEST_SCALE: u32 = 1;
+/// Rule by which the scales of blocks are chosen. Files look the same for each rule; only the error differs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Scales {
+    /// The largest magnitude of a block becomes 6.
+    #[default]
+    Max,
+    /// Of all positive E4M3 scales, the one with the smallest squared error of the block.
+    Mse,
+    /// The largest magnitude of a block becomes 6 or 4, whichever has the smaller squared error (Cook et al., "Four Over
+    /// Six: More Accurate NVFP4 Quantization with Adaptive Block Scaling"). The global scale leaves room for it.
+    FourOverSix,
+}
 
-/// Code of scale 1, for blocks of zeros.
-const SCALE_OF_ZEROS: u32 = 0x38;
+impl Scales {
+    /// All rules.
+    pub const ALL: [Self; 3] = [Self::Max, Self::Mse, Self::FourOverSix];
+
+    /// Name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Max => "max",
+            Self::Mse => "mse",
+            Self::FourOverSix => "four-over-six",
+        }
+    }
+
+    /// Returns the global scale for numbers up to magnitude `amax`: `amax / (6·448)`, or `amax / (6·256)` for
+    /// [`Scales::FourOverSix`]; 1 for zero, and at least the smallest normal f32.
+    pub fn global_scale_for(self, amax: f32) -> f32 {
+        let largest_scale = if self == Self::FourOverSix { search::FOUR_OVER_SIX_MAX } else { e4m3::MAX };
+        if amax == 0.0 { 1.0 } else { (amax / (e2m1::MAX * largest_scale)).max(f32::MIN_POSITIVE) }
+    }
+}
 
 /// Numbers per task of a search for the maximum.
 const CHUNK: usize = 1 << 16;
@@ -57,7 +89,7 @@ pub fn global_scale<T: Number>(numbers: &[T]) -> Result<f32, Error> {
 /// Returns the global scale for numbers up to magnitude `amax`: `amax / (6·448)`, 1 for zero, and at least the smallest
 /// normal f32.
 pub fn global_scale_for(amax: f32) -> f32 {
-    if amax == 0.0 { 1.0 } else { (amax / (e2m1::MAX * e4m3::MAX)).max(f32::MIN_POSITIVE) }
+    Scales::Max.global_scale_for(amax)
 }
 
 /// Returns the largest magnitude; 0 for an empty slice.
@@ -136,7 +168,7 @@ pub fn quantize_blocks<T: Number>(
     values: &mut [u8],
     scales: &mut [u8],
 ) -> Result<(), Error> {
-    dispatch::<T, false>(numbers, global, values, scales).map(drop)
+    dispatch::<T, false>(numbers, global, Scales::Max, values, scales).map(drop)
 }
 
 /// Like [`quantize_blocks`]; also returns the quantization error.
@@ -152,13 +184,32 @@ pub fn quantize_blocks_measured<T: Number>(
     values: &mut [u8],
     scales: &mut [u8],
 ) -> Result<Loss, Error> {
-    dispatch::<T, true>(numbers, global, values, scales)
+    quantize_blocks_by(Scales::Max, numbers, global, values, scales)
+}
+
+/// Like [`quantize_blocks_measured`], with another rule for the scales of blocks. `global` is
+/// [`Scales::global_scale_for`] the tensor's largest magnitude.
+///
+/// # Errors
+/// [`Error::NotFinite`] with the index of the number.
+///
+/// # Panics
+/// Panics if the lengths do not match.
+pub fn quantize_blocks_by<T: Number>(
+    rule: Scales,
+    numbers: &[T],
+    global: f32,
+    values: &mut [u8],
+    scales: &mut [u8],
+) -> Result<Loss, Error> {
+    dispatch::<T, true>(numbers, global, rule, values, scales)
 }
 
 /// Calls the portable code, compiled for the widest vectors of this machine.
 fn dispatch<T: Number, const MEASURE: bool>(
     numbers: &[T],
     global: f32,
+    rule: Scales,
     values: &mut [u8],
     scales: &mut [u8],
 ) -> Result<Loss, Error> {
@@ -172,19 +223,21 @@ fn dispatch<T: Number, const MEASURE: bool>(
         fn with_avx512<T: Number, const MEASURE: bool>(
             numbers: &[T],
             global: f32,
+            rule: Scales,
             values: &mut [u8],
             scales: &mut [u8],
         ) -> Result<Loss, Error> {
-            portable::<T, MEASURE>(numbers, global, values, scales)
+            portable::<T, MEASURE>(numbers, global, rule, values, scales)
         }
         #[target_feature(enable = "avx2")]
         fn with_avx2<T: Number, const MEASURE: bool>(
             numbers: &[T],
             global: f32,
+            rule: Scales,
             values: &mut [u8],
             scales: &mut [u8],
         ) -> Result<Loss, Error> {
-            portable::<T, MEASURE>(numbers, global, values, scales)
+            portable::<T, MEASURE>(numbers, global, rule, values, scales)
         }
         let avx512 = is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
@@ -192,27 +245,28 @@ fn dispatch<T: Number, const MEASURE: bool>(
             && is_x86_feature_detected!("avx512vl");
         if avx512 {
             // SAFETY: the AVX-512 features were detected on the lines above.
-            return unsafe { with_avx512::<T, MEASURE>(numbers, global, values, scales) };
+            return unsafe { with_avx512::<T, MEASURE>(numbers, global, rule, values, scales) };
         }
         if is_x86_feature_detected!("avx2") {
             // SAFETY: AVX2 was detected on the line above.
-            return unsafe { with_avx2::<T, MEASURE>(numbers, global, values, scales) };
+            return unsafe { with_avx2::<T, MEASURE>(numbers, global, rule, values, scales) };
         }
     }
-    portable::<T, MEASURE>(numbers, global, values, scales)
+    portable::<T, MEASURE>(numbers, global, rule, values, scales)
 }
 
 #[inline(always)]
 fn portable<T: Number, const MEASURE: bool>(
     numbers: &[T],
     global: f32,
+    rule: Scales,
     values: &mut [u8],
     scales: &mut [u8],
 ) -> Result<Loss, Error> {
     let (blocks, values) = (numbers.as_chunks::<BLOCK>().0, values.as_chunks_mut::<{ BLOCK / 2 }>().0);
     let mut sum = Loss::default();
     for ((blocks, values), scales) in blocks.chunks(TILE).zip(values.chunks_mut(TILE)).zip(scales.chunks_mut(TILE)) {
-        match quantize_tile::<T, MEASURE>(blocks, global, values, scales) {
+        match quantize_tile::<T, MEASURE>(blocks, global, rule, values, scales) {
             Some(loss) if MEASURE => sum = sum.join(loss),
             Some(_) => {}
             None => return Err(first_not_finite(numbers)),
@@ -221,22 +275,30 @@ fn portable<T: Number, const MEASURE: bool>(
     Ok(if MEASURE { sum.scaled(global) } else { sum })
 }
 
+/// Chooses the scale of each block by its magnitudes and its largest magnitude.
+#[inline(always)]
+fn search_scales<T: Number>(
+    blocks: &[[T; BLOCK]],
+    amax: &[u32; TILE],
+    codes: &mut [u8; TILE],
+    search: impl Fn(&[f32; BLOCK], f32) -> u32,
+) {
+    for ((block, &amax), code) in blocks.iter().zip(amax).zip(codes) {
+        *code = search(&block.map(|x| x.into().abs()), f32::from_bits(amax)) as u8;
+    }
+}
+
 /// Number of blocks quantized together; their scales are computed side by side.
 const TILE: usize = 16;
 
-/// 2²³: adding it to a smaller number leaves no bits for a fraction, so the sum is rounded to an integer, ties to even.
-const ROUNDS_TO_ONE: f32 = 8_388_608.0;
-
-/// 2²²: adding it rounds to halves, the smallest step of E2M1.
-const ROUNDS_TO_HALF: f32 = ROUNDS_TO_ONE / 2.0;
-
 /// Quantizes up to [`TILE`] blocks. `None`: a number is not finite. The loss is in units of the global scale.
 ///
-/// Every loop runs over an array of fixed length and has no branch, so that the compiler vectorizes it.
+/// Every loop over numbers runs over an array of fixed length and has no branch, so that the compiler vectorizes it.
 #[inline(always)]
 fn quantize_tile<T: Number, const MEASURE: bool>(
     blocks: &[[T; BLOCK]],
     global: f32,
+    rule: Scales,
     values: &mut [[u8; BLOCK / 2]],
     scales: &mut [u8],
 ) -> Option<Loss> {
@@ -251,10 +313,20 @@ fn quantize_tile<T: Number, const MEASURE: bool>(
         *amax = largest;
     }
     let (mut codes, mut factors, mut units) = ([0; TILE], [0.0; TILE], [0.0; TILE]);
+    match rule {
+        Scales::Max => {
+            for (code, &amax) in codes.iter_mut().zip(&amax) {
+                *code = search::largest_becomes_six(f32::from_bits(amax), global) as u8;
+            }
+        }
+        Scales::Mse => {
+            search_scales(blocks, &amax, &mut codes, |block, amax| search::smallest_error(block, amax, global))
+        }
+        Scales::FourOverSix => {
+            search_scales(blocks, &amax, &mut codes, |block, amax| search::four_over_six(block, amax, global));
+        }
+    }
     for i in 0..TILE {
-        let wanted = f32::from_bits(amax[i]) / (e2m1::MAX * global);
-        let code = e4m3_bits(wanted).max(SMALLEST_SCALE);
-        codes[i] = if wanted == 0.0 { SCALE_OF_ZEROS } else { code } as u8;
         factors[i] = e4m3_value(u32::from(codes[i]));
         units[i] = factors[i] * global;
     }
@@ -268,11 +340,7 @@ fn quantize_tile<T: Number, const MEASURE: bool>(
             // The addition turns −0 into 0, as ModelOpt does.
             let x = block[lane].into() / unit + 0.0;
             let magnitude = x.abs();
-            let within = if magnitude > e2m1::MAX { e2m1::MAX } else { magnitude };
-            // The step between E2M1 values is ½ up to 2, then 1, then 2: half of the power of two below the number.
-            let power = f32::from_bits(within.to_bits() & f32::INFINITY.to_bits());
-            let rounds = if power > 1.0 { power } else { 1.0 } * ROUNDS_TO_HALF;
-            let value = (within + rounds) - rounds;
+            let value = nearest_value(magnitude);
             doubled[lane] = (value + ROUNDS_TO_HALF).to_bits() as u8 & 0xF | (x.to_bits() >> 24) as u8 & 0x80;
             if MEASURE {
                 let (is, error) = (magnitude * factor, (magnitude - value) * factor);
@@ -291,38 +359,6 @@ fn quantize_tile<T: Number, const MEASURE: bool>(
     let max = |lanes| f64::from(tree(lanes, |a: f32, b| if a > b { a } else { b }));
     Some(Loss { signal: sum(signal), noise: sum(noise), max_abs: max(max_abs) })
 }
-
-/// Joins the halves of an array repeatedly until one element remains.
-#[inline(always)]
-fn tree<T: Copy>(lanes: [T; BLOCK], join: impl Fn(T, T) -> T) -> T {
-    let eight: [T; 8] = std::array::from_fn(|lane| join(lanes[lane], lanes[lane + 8]));
-    let four: [T; 4] = std::array::from_fn(|lane| join(eight[lane], eight[lane + 4]));
-    join(join(four[0], four[2]), join(four[1], four[3]))
-}
-
-/// Branch-free [`e4m3::encode`] of a non-negative number.
-#[inline(always)]
-fn e4m3_bits(x: f32) -> u32 {
-    const SMALLEST_NORMAL: f32 = 1.0 / 64.0;
-    const DROPPED_BITS: u32 = f32::MANTISSA_DIGITS - 1 - 3;
-    let x = if x > e4m3::MAX { e4m3::MAX } else { x };
-    let subnormal = (x * (1 << e4m3::FRACTION_BITS) as f32 + ROUNDS_TO_ONE).to_bits() & 0xF;
-    let bits = x.to_bits();
-    let rounded = bits + (1 << (DROPPED_BITS - 1)) - 1 + (bits >> DROPPED_BITS & 1);
-    let normal = (rounded >> DROPPED_BITS).wrapping_sub(E4M3_REBIAS);
-    if x < SMALLEST_NORMAL { subnormal } else { normal }
-}
-
-/// Value of a scale's code, as [`e4m3::decode`] but without a table.
-#[inline(always)]
-fn e4m3_value(code: u32) -> f32 {
-    let subnormal = code as i32 as f32 / (1 << e4m3::FRACTION_BITS) as f32;
-    let normal = f32::from_bits((code + E4M3_REBIAS) << (f32::MANTISSA_DIGITS - 1 - 3));
-    if code < 8 { subnormal } else { normal }
-}
-
-/// Difference of the f32 and E4M3 exponent biases, above three bits of mantissa.
-const E4M3_REBIAS: u32 = (127 - 7) << 3;
 
 /// Code of a doubled value (0, 1, 2, 3, 4, 6, 8 or 12) with its sign in bit 7.
 #[inline(always)]
@@ -395,6 +431,7 @@ fn magnitude_bits(x: f32) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use super::arithmetic::{SCALE_OF_ZEROS, SMALLEST_SCALE, e4m3_bits};
     use super::*;
     use half::bf16;
     use proptest::prelude::*;
@@ -488,6 +525,36 @@ mod tests {
         assert_eq!(e4m3_bits(1e9), u32::from(e4m3::MAX_CODE));
     }
 
+    #[test]
+    fn better_rules_have_smaller_errors_on_gaussian_numbers() {
+        use rand::SeedableRng;
+        use rand_distr::{Distribution, StandardNormal};
+        let mut random = rand_xoshiro::Xoshiro256PlusPlus::seed_from_u64(3);
+        let numbers: Vec<f32> = (0..1 << 18).map(|_| StandardNormal.sample(&mut random)).collect();
+        let error = |rule: Scales| {
+            let global = rule.global_scale_for(amax(&numbers).unwrap());
+            let (mut values, mut scales) = (vec![0; numbers.len() / 2], vec![0; numbers.len() / BLOCK]);
+            let loss = quantize_blocks_by(rule, &numbers, global, &mut values, &mut scales).unwrap();
+            let matrix = Matrix::new(1 << 8, 1 << 10, values, scales, global).unwrap();
+            let mut row = vec![0.0; 1 << 10];
+            let noise: f64 = (0..1 << 8)
+                .map(|index| {
+                    matrix.dequantize_row(index, &mut row);
+                    let pairs = row.iter().zip(&numbers[index << 10..]);
+                    pairs.map(|(is, was)| f64::from(is - was) * f64::from(is - was)).sum::<f64>()
+                })
+                .sum();
+            let signal: f64 = numbers.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
+            let error = (noise / signal).sqrt();
+            assert!((loss.relative_rms() / error - 1.0).abs() < 1e-4, "{rule:?}: {} {error}", loss.relative_rms());
+            error
+        };
+        let [max, mse, four_over_six] = Scales::ALL.map(error);
+        assert!((0.094..0.097).contains(&max), "{max}");
+        assert!((0.085..0.088).contains(&four_over_six), "{four_over_six}");
+        assert!(mse < four_over_six, "{mse} {four_over_six}");
+    }
+
     proptest! {
         #[test]
         fn vector_code_matches_the_definition(
@@ -501,7 +568,7 @@ mod tests {
             let (mut measured, mut measured_scales) = (values.clone(), scales.clone());
             quantize_blocks_measured(numbers, global, &mut measured, &mut measured_scales).unwrap();
             prop_assert_eq!((measured, measured_scales), (values.clone(), scales.clone()));
-            portable::<_, false>(numbers, global, &mut values, &mut scales).unwrap();
+            portable::<_, false>(numbers, global, Scales::Max, &mut values, &mut scales).unwrap();
             prop_assert_eq!((values, scales), quantize_plainly(numbers, global));
         }
 

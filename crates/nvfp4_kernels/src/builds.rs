@@ -25,6 +25,7 @@ pub struct MachineCode {
 }
 
 /// Code in the format Zstandard (RFC 8878).
+#[derive(Clone, Copy)]
 struct Packed {
     bytes: &'static [u8],
     /// Hash of the code, made by build.rs.
@@ -67,8 +68,7 @@ impl Build {
     #[cfg(feature = "fake")]
     pub fn with_machine_code(&self, arch: &'static str, bytes: &'static [u8]) -> Self {
         let code = MachineCode { arch, code: Packed { bytes, hash: 0 } };
-        let ptx = Packed { bytes: self.ptx.bytes, hash: self.ptx.hash };
-        Self::new(self.kernel, self.arch, ptx, Box::leak(Box::new([code])))
+        Self::new(self.kernel, self.arch, self.ptx, Box::leak(Box::new([code])))
     }
 
     /// Returns a hash of the code that a device gets: the PTX, and the machine code if there is one.

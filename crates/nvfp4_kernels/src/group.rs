@@ -67,7 +67,7 @@ impl PlacedLayer {
     }
 
     /// Number of experts.
-    pub fn len(&self) -> usize {
+    pub fn expert_count(&self) -> usize {
         self.experts.len()
     }
 

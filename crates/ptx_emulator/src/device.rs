@@ -127,6 +127,16 @@ impl Device {
         let at = self.memory.locate(buffer.address + offset, data.len() as u64);
         let (allocation, offset) = at.expect("the bytes must lie inside the buffer");
         allocation.copy_in(offset, data);
+        allocation.define(offset, data.len() as u64);
+    }
+
+    /// Marks bytes as undefined, as fresh memory of an allocator is, until the host or a kernel writes them. The
+    /// sanitizer reports a use of such bytes. Their values stay.
+    ///
+    /// # Panics
+    /// If the bytes do not lie inside the buffer.
+    pub fn undefine(&mut self, buffer: Buffer, offset: u64, bytes: u64) {
+        assert!(self.memory.undefine(buffer.address + offset, bytes), "the bytes must lie inside the buffer");
     }
 
     /// Contents of a buffer.

@@ -128,7 +128,7 @@ pub struct BufferSpec {
     pub file: Option<PathBuf>,
     /// Length in bytes, if no file is given.
     pub bytes: Option<u64>,
-    /// `zero` or `poison`.
+    /// `zero`, `poison` or `undefined`.
     pub fill: Option<Fill>,
     /// Values, as little-endian 32-bit words.
     pub u32: Option<Vec<u32>>,
@@ -150,6 +150,8 @@ pub enum Fill {
     Zero,
     /// All bytes 0xff: a NaN in every floating-point format, -1 as an integer.
     Poison,
+    /// All bytes 0xff and undefined: the sanitizer reports a use of a byte that nothing has written.
+    Undefined,
 }
 
 /// An argument.
@@ -422,7 +424,7 @@ impl BufferSpec {
         if let Some(values) = &self.f32 {
             return Ok(bytemuck::cast_slice(values).to_vec());
         }
-        let fill = if let Some(Fill::Poison) = self.fill { 0xff } else { 0 };
+        let fill = if let Some(Fill::Poison | Fill::Undefined) = self.fill { 0xff } else { 0 };
         Ok(vec![fill; self.length()? as usize])
     }
 
@@ -454,7 +456,13 @@ impl BufferSpec {
             BufferSpec { file: None, u32: None, f32: None, fill: None | Some(Fill::Zero), .. } => {
                 Ok(device.allocate(self.length()?))
             }
-            _ => Ok(device.upload(&self.contents(folder)?)),
+            _ => {
+                let buffer = device.upload(&self.contents(folder)?);
+                if let Some(Fill::Undefined) = self.fill {
+                    device.undefine(buffer, 0, buffer.bytes);
+                }
+                Ok(buffer)
+            }
         }
     }
 }

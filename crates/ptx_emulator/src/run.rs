@@ -133,7 +133,7 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
     let folder = tempfile::tempdir().context("cannot create a temporary folder for the libraries")?;
     for (built, name) in LIBRARIES {
         let link = folder.path().join(name);
-        symlink(find(built)?, &link).with_context(|| format!("linking {}", link.display()))?;
+        symlink(find(built, name)?, &link).with_context(|| format!("linking {}", link.display()))?;
     }
     let log = args.log.clone().unwrap_or_else(|| folder.path().join("launches.jsonl"));
     if args.log.is_some() {
@@ -189,14 +189,14 @@ fn code(status: ExitStatus) -> ExitCode {
     ExitCode::from(u8::try_from(code).unwrap_or(1))
 }
 
-/// Path of a library: beside this command, or in `deps` beside it, where Cargo places libraries that only tests need.
-fn find(library: &str) -> Result<PathBuf> {
+/// Path of a library: beside this command, under Cargo's name or under the name that programs load, or in `deps` beside
+/// it, where Cargo places libraries that only tests need.
+fn find(built: &str, name: &str) -> Result<PathBuf> {
     let command = env::current_exe().context("cannot find the path of this command")?;
     let folder = command.parent().context("cannot find the folder of this command")?;
-    let found =
-        [folder, &folder.join("deps")].map(|folder| folder.join(library)).into_iter().find(|path| path.exists());
-    found.with_context(|| {
-        format!("{library} is not in {}; build it with `cargo build --release` in the workspace", folder.display())
+    let places = [folder.join(built), folder.join("deps").join(built), folder.join(name)];
+    places.into_iter().find(|path| path.exists()).with_context(|| {
+        format!("{built} is not in {}; build it with `cargo build --release` in the workspace", folder.display())
     })
 }
 

@@ -140,8 +140,8 @@ impl Layer for EmulatedLayer {
             return Ok(Duration::ZERO);
         }
 
-        let mut groups = Vec::with_capacity(self.weights.len());
-        let mut outputs = Vec::with_capacity(self.weights.len());
+        let mut groups = Vec::with_capacity(self.weights.expert_count());
+        let mut outputs = Vec::with_capacity(self.weights.expert_count());
         for (index, tokens) in step.activations().iter().enumerate() {
             let bytes = [tokens.values().into(), tokens.blocked_scales().into_bytes()];
             let (PlacedMatrix { values, scales }, buffers) = place(&mut self.device, bytes, TOKENS);

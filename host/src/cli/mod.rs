@@ -1,8 +1,13 @@
 //! The command line: one file per subcommand, each with an `Args` and a `run`.
 
 mod completions;
+mod convert;
+mod dequantize;
 mod devices;
+mod diff;
+mod doctor;
 mod exit;
+mod failure;
 mod inspect;
 mod leftovers;
 mod man;
@@ -15,6 +20,7 @@ mod run;
 mod selftest;
 mod shapes;
 mod table;
+mod verify;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -29,6 +35,7 @@ use message::message;
   nvfp4 run                                     the default shape on the best device here, verified
   nvfp4 run --weights model/ --layer 3          a layer of a real checkpoint
   nvfp4 quantize model/ model-nvfp4/            f32, f16, bf16 to NVFP4
+  nvfp4 verify model-nvfp4/ --source model/     its errors, weight by weight, the worst first
   nvfp4 inspect model-nvfp4/                    what is in a checkpoint, and what is wrong with it
   nvfp4 roofline --shape decode-1 --gpu h200    the least time that a shape can take")]
 struct Cli {
@@ -51,7 +58,12 @@ fn version() -> String {
 enum Command {
     Run(Box<run::Args>),
     Quantize(quantize::Args),
+    Dequantize(dequantize::Args),
+    Convert(convert::Args),
+    Verify(verify::Args),
+    Diff(diff::Args),
     Inspect(inspect::Args),
+    Doctor(doctor::Args),
     Roofline(roofline::Args),
     Devices(devices::Args),
     Selftest(selftest::Args),
@@ -68,7 +80,12 @@ pub fn main() -> ExitCode {
     let result = match &Cli::parse().command {
         Command::Run(args) => run::run(args, out),
         Command::Quantize(args) => quantize::run(args, out),
+        Command::Dequantize(args) => dequantize::run(args, out),
+        Command::Convert(args) => convert::run(args, out),
+        Command::Verify(args) => verify::run(args, out),
+        Command::Diff(args) => diff::run(args, out),
         Command::Inspect(args) => inspect::run(args, out),
+        Command::Doctor(args) => doctor::run(args, out),
         Command::Roofline(args) => roofline::run(args, out),
         Command::Devices(args) => devices::run(args, out),
         Command::Selftest(args) => selftest::run(args, out),

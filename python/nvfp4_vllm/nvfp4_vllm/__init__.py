@@ -4,21 +4,26 @@ vLLM calls :func:`register` in each of its processes. The function replaces thre
 subclasses. The subclasses give `nvfp4` the layers that it supports, and vLLM all other layers.
 """
 
-from . import choices
-
 
 def register():
     """Registers the configurations. vLLM calls it through the entry point `vllm.general_plugins`.
 
     vLLM does not catch exceptions of a plugin. So this function raises none, except with `NVFP4_VLLM_REQUIRE=1`.
     """
+    # Imports are part of what can fail: a version of vLLM without one of these modules, or an `nvfp4` that does not load.
     try:
+        from . import choices
+    except Exception as error:
+        _refuse_without_choices(error)
+        return
+    try:
+        from nvfp4.serving import selftest
         from vllm.model_executor.layers.quantization import register_quantization_config
 
-        from . import configs, seams, selftest
+        from . import configs, seams
 
         seams.check()
-        selftest.run_if_asked()
+        selftest.run_if_asked(choices.CHOICES)
         replaced = {
             "modelopt_fp4": configs.ModelOptNvfp4,
             "modelopt_mixed": configs.ModelOptMixed,
@@ -28,6 +33,21 @@ def register():
             register_quantization_config(name)(config)
         engine, tested = choices.engine()
         if not tested:
-            choices.note(f"nvfp4_vllm is used, but was not tested with {engine}: only with {choices.TESTED[0]} to {choices.TESTED[1]}")
+            oldest, newest = choices.TESTED
+            choices.CHOICES.note(f"nvfp4_vllm is used, but was not tested with {engine}: only with {oldest} to {newest}")
     except Exception as error:
-        choices.refuse_all(error, choices.engine())
+        choices.CHOICES.refuse_all(error, *choices.engine())
+
+
+def _refuse_without_choices(error):
+    """Logs that the plugin cannot be used, if not even its messages can be imported."""
+    import logging
+    import os
+
+    message = (
+        f"nvfp4_vllm is not used: {type(error).__name__}: {error}. vLLM's own kernels serve all NVFP4 layers; reinstall `nvfp4` and"
+        " `nvfp4-vllm` in versions that belong together"
+    )
+    if os.environ.get("NVFP4_VLLM_REQUIRE", "0") not in ("", "0"):
+        raise ValueError(message) from error
+    logging.getLogger("vllm.nvfp4").warning("%s", message)

@@ -1,21 +1,24 @@
-"""Decisions about layers: what the user configures, and the reasons for which layers are left to vLLM."""
+"""The plugin's options and messages, and the version of vLLM."""
 
-import json
-import os
+from nvfp4 import serving
+from nvfp4.serving import Left, Refused
+from vllm.logger import init_logger
+from vllm.platforms import current_platform
+
+__all__ = ["CARDS", "CHOICES", "TESTED", "Left", "Refused", "engine", "tokens"]
 
 TESTED = ("0.24", "0.33")
 """The oldest and the newest version of vLLM with which the tests run."""
 
-FORMATS = ("16-bit", "fp8", "nvfp4")
-"""The token formats of `nvfp4`."""
+CHOICES = serving.Choices("vLLM", lambda: init_logger("vllm.nvfp4"))
 
 
-class Refused(ValueError):
-    """A configuration that cannot be served, or that may not be left to vLLM. Loading ends with its message."""
+def _capability():
+    capability = current_platform.get_device_capability()
+    return None if capability is None else (capability.major, capability.minor)
 
 
-class Left(Exception):
-    """A layer that vLLM computes with its own kernels. The message is the reason."""
+CARDS = serving.Cards(CHOICES, lambda: current_platform.get_device_name(), _capability)
 
 
 def engine():
@@ -30,123 +33,23 @@ def engine():
         return "this vLLM", False
 
 
-def refuse_all(error, engine):
-    """Logs once that vLLM serves all layers, because the plugin cannot be used.
+def tokens(kind, config):
+    """Returns the :class:`serving.Tokens` of a kind of layers, `experts` or `linear`.
 
-    :param engine: the engine's name and version, and whether the plugin was tested with it.
-    :raises Refused: with `NVFP4_VLLM_REQUIRE=1`.
+    :raises Refused: if an option is unknown or contradicts another.
     """
-    name, tested = engine
-    untested = "" if tested else ", with which this plugin was not tested"
-    message = (
-        f"nvfp4_vllm is not used: {type(error).__name__}: {error} ({name}{untested}). vLLM's own kernels serve all NVFP4 layers;"
-        " install a tested version (see the plugin's README) to use nvfp4"
-    )
-    if is_required():
-        raise Refused(message) from error
-    note(message)
+    from vllm import envs
 
-
-def leave(name, reason):
-    """Logs once that vLLM computes a layer.
-
-    :raises Refused: with `NVFP4_VLLM_REQUIRE=1`.
-    """
-    message = f"left to vLLM's own kernels: {name}: {reason}"
-    if is_required():
-        raise Refused(f"{message} (NVFP4_VLLM_REQUIRE=1 makes this an error)")
-    _once(message)
-
-
-def serve(kind, name, tokens):
-    """Logs for the first layer of a kind that `nvfp4` computes such layers, and how."""
-    _once(f"computed by nvfp4, {tokens}: {kind}", f"{name} and later ones")
-
-
-def note(message):
-    """Logs a warning."""
-    _logger().warning("%s", message)
-
-
-_said = set()
-
-
-def _once(message, more=""):
-    # A process can build the same model twice.
-    if message not in _said:
-        _said.add(message)
-        _logger().info("%s", f"{message} ({more})" if more else message)
-
-
-def _logger():
-    from vllm.logger import init_logger
-
-    return init_logger("vllm.nvfp4")
-
-
-def is_required():
-    """Whether a layer that is left to vLLM is an error."""
-    return os.environ.get("NVFP4_VLLM_REQUIRE", "0") not in ("", "0")
-
-
-class Tokens:
-    """The format in which a kind of layers (`experts` or `linear`) multiplies tokens.
-
-    `name` is one of :data:`FORMATS`. Calls with fewer than `from_tokens` tokens use `16-bit`.
-    """
-
-    def __init__(self, kind, config):
-        """Reads `NVFP4_VLLM_OPTIONS`, then the key `nvfp4` of `--additional-config`; both are JSON with the same keys.
-
-        :raises Refused: if a key or a value is unknown, or contradicts another option.
-        """
-        from vllm import envs
-
-        options = _options(config)
-        self.name, self.from_tokens = options.get(kind, "16-bit"), options.get("from_tokens", 0)
-        if self.name == "16-bit":
-            self.from_tokens = 0
-        if self.is_split and envs.VLLM_BATCH_INVARIANT:
-            raise Refused(
-                f"from_tokens = {self.from_tokens} lets a token's bits depend on the batch, and VLLM_BATCH_INVARIANT forbids that;"
-                " omit one of them"
-            )
-
-    @property
-    def is_split(self):
-        """Whether the layer needs weights in two layouts."""
-        return self.from_tokens > 1
-
-    def __str__(self):
-        return f"{self.name} tokens" + (f" from {self.from_tokens} tokens on, else 16-bit" if self.is_split else "")
-
-
-def _options(config):
-    text = os.environ.get("NVFP4_VLLM_OPTIONS", "")
-    try:
-        options = json.loads(text) if text else {}
-    except ValueError as error:
-        raise Refused(f"NVFP4_VLLM_OPTIONS: not JSON: {error}") from error
     additional = getattr(config, "additional_config", None)
     of_engine = additional.get("nvfp4", {}) if isinstance(additional, dict) else {}
-    for place, found in (("NVFP4_VLLM_OPTIONS", options), ('--additional-config, "nvfp4"', of_engine)):
-        _check(place, found)
-    options |= of_engine
+    options = CHOICES.options('--additional-config, "nvfp4"', of_engine)
     if options and isinstance(additional, dict):
         # vLLM's cache of compiled models depends on this dictionary, and not on the environment.
         additional["nvfp4"] = options
-    return options
-
-
-def _check(place, options):
-    if not isinstance(options, dict):
-        raise Refused(f"{place}: expected an object, got {options!r}")
-    for key, value in options.items():
-        if key in ("experts", "linear"):
-            if value not in FORMATS:
-                raise Refused(f"{place}: {key}: unknown token format {value!r}; known are {', '.join(FORMATS)}")
-        elif key == "from_tokens":
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise Refused(f"{place}: from_tokens: expected a number of tokens, got {value!r}")
-        else:
-            raise Refused(f"{place}: unknown key {key!r}; known are experts, linear and from_tokens")
+    found = serving.Tokens(kind, options)
+    if found.is_split and envs.VLLM_BATCH_INVARIANT:
+        raise Refused(
+            f"from_tokens = {found.from_tokens} lets a token's bits depend on the batch, and VLLM_BATCH_INVARIANT forbids that;"
+            " omit one of them"
+        )
+    return found

@@ -1,5 +1,6 @@
 """vLLM's quantization configurations, changed to give `nvfp4` the layers that it supports."""
 
+from nvfp4 import serving
 from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import (
     CompressedTensorsConfig,
@@ -12,39 +13,21 @@ from vllm.model_executor.layers.quantization.modelopt import (
 )
 
 from . import choices, linear, methods, seams
-from .choices import Left, Refused
+from .choices import CHOICES, Left
 
 
-class _Serving:
-    """Gives layers to `nvfp4`; the next base class is vLLM's configuration, and serves the others."""
+class _Serving(serving.Serving):
+    """Gives layers to `nvfp4`, and vLLM all others."""
 
-    failure = None
-    """Why no layer is given to `nvfp4`, after an error that nothing here expects."""
-
-    def get_quant_method(self, layer, prefix):
-        method = None
-        try:
-            if _Serving.failure is None:
-                method = self.ours(layer, prefix)
-        except Left as reason:
-            choices.leave(prefix, reason)
-        except Refused:
-            raise
-        except Exception as error:
-            # Either this version of vLLM differs in a way that `seams.check` does not see, or vLLM raises it again below.
-            _Serving.failure = error
-            choices.refuse_all(error, choices.engine())
-        return super().get_quant_method(layer, prefix) if method is None else method
+    engine = staticmethod(choices.engine)
+    choices = CHOICES
 
     def ours(self, layer, prefix):
-        """Returns the method that computes an NVFP4 layer by `nvfp4`; `None` if the layer is not NVFP4.
-
-        :raises Left: if it is NVFP4, but `nvfp4` does not compute it.
-        """
         if isinstance(layer, RoutedExperts):
             return self.of_experts(layer, prefix)
         with seams.kernels_left_open() as opened:
-            method = self.of_linear(super().get_quant_method(layer, prefix), layer, prefix)
+            theirs = super(serving.Serving, self).get_quant_method(layer, prefix)
+            method = self.of_linear(theirs, layer, prefix)
         if method is None and opened:
             raise Left("vLLM transforms its numbers")
         return method
@@ -55,7 +38,7 @@ class _Serving:
         if quantization is None:
             return None
         method = linear.Nvfp4Linear(theirs, linear.check(layer, quantization))
-        choices.serve("linear layers", prefix, method.tokens)
+        CHOICES.serve("linear layers", prefix, method.tokens)
         return method
 
 
@@ -82,7 +65,7 @@ def _of_experts(config, layer, prefix):
     if getattr(config, "moe_activation_override", None) is not None:
         raise Left("the quantization of tokens is configured")
     method = methods.ModelOptNvfp4MoE(config, layer.moe_config, methods.check(layer, prefix))
-    choices.serve("experts", prefix, method.tokens)
+    CHOICES.serve("experts", prefix, method.tokens)
     return method
 
 
@@ -99,7 +82,7 @@ class CompressedTensors(_Serving, CompressedTensorsConfig):
         if any(scheme != schemes[0] for scheme in schemes) or not (inputs is None or self._is_nvfp4_format(inputs)):
             raise Left("its projections have different schemes, or quantized inputs of another format")
         method = methods.CompressedTensorsNvfp4MoE(layer.moe_config, methods.check(layer, prefix))
-        choices.serve("experts", prefix, method.tokens)
+        CHOICES.serve("experts", prefix, method.tokens)
         return method
 
     def of_linear(self, theirs, layer, prefix):
@@ -108,5 +91,5 @@ class CompressedTensors(_Serving, CompressedTensorsConfig):
             return None
         tokens = linear.check(layer, "w4a16" if layer.scheme.use_a16 else "w4a4")
         layer.scheme = linear.Nvfp4Scheme(layer.scheme, tokens)
-        choices.serve("linear layers", prefix, tokens)
+        CHOICES.serve("linear layers", prefix, tokens)
         return theirs

@@ -34,15 +34,8 @@ class Nvfp4Experts(mk.FusedMoEExpertsModular):
     the number of tokens.
     """
 
-    def configure(self, tokens, options):
-        """Completes a new object.
-
-        :param tokens: the layer's :class:`choices.Tokens`.
-        :param options: the arguments of `nvfp4.moe` that describe the weights packed for `tokens`.
-        """
-        self.tokens, self.options = tokens, options
-        # NVFP4's input scales and the format belong to one of the layouts.
-        self.plain_options = {key: value for key, value in options.items() if key not in ("token_format", "input_scales")}
+    packed = None
+    """The layer's :class:`nvfp4.serving.Experts`, set after packing."""
 
     @staticmethod
     def activation_format():
@@ -96,8 +89,7 @@ class Nvfp4Experts(mk.FusedMoEExpertsModular):
         config = self.moe_config
         # `local_num_experts` is the first dimension of the packed weights.
         sizes = M, topk, K, config.intermediate_size_per_partition, config.num_local_experts, None
-        formats = {self.tokens.name, "16-bit"} if self.tokens.is_split else {self.tokens.name}
-        needed = max(nvfp4.moe_workspace_bytes(*sizes, name) for name in formats)
+        needed = max(nvfp4.moe_workspace_bytes(*sizes, name) for name in self.packed.tokens.formats)
         # The output shares memory with the first workspace, so this kernel uses the second. Its first dimension must be M.
         return (M, 0), (M, -(-needed // (2 * M))), (M, K)
 
@@ -125,16 +117,15 @@ class Nvfp4Experts(mk.FusedMoEExpertsModular):
         if apply_router_weight_on_input:
             # vLLM has already multiplied the tokens by the weights.
             topk_weights = torch.ones_like(topk_weights)
-        is_plain = self.tokens.name == "16-bit" or hidden_states.shape[0] < self.tokens.from_tokens
-        nvfp4.moe(
+        self.packed.compute(
             hidden_states,
-            topk_ids.to(torch.int32),
-            topk_weights.to(torch.float32),
-            w1 if is_plain else w2,
+            topk_ids,
+            topk_weights,
+            w1,
+            w2,
             self.moe_config.num_local_experts,
             self.moe_config.intermediate_size_per_partition,
             expert_map=expert_map,
             out=output,
             workspace=workspace2.view(-1).view(torch.uint8),
-            **(self.plain_options if is_plain else self.options),
         )

@@ -2,6 +2,7 @@
 
 import nvfp4
 import torch
+from nvfp4 import serving
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.linear import (
     LinearMethodBase,
@@ -11,12 +12,12 @@ from vllm.model_executor.layers.linear import (
 from vllm.model_executor.layers.quantization.compressed_tensors.schemes import CompressedTensorsScheme
 from vllm.platforms import current_platform
 
-from . import cards, seams
-from .choices import Left, Refused, Tokens
+from . import choices, seams
+from .choices import CARDS, Left, Refused
 
 
 def check(layer, quantization):
-    """Checks that `nvfp4` computes a linear layer, and returns its :class:`Tokens`.
+    """Checks that `nvfp4` computes a linear layer, and returns its :class:`serving.Tokens`.
 
     :param quantization: how vLLM would multiply tokens, `w4a16` or `w4a4`.
     :raises Left: if it does not; the message is the reason.
@@ -34,34 +35,10 @@ def check(layer, quantization):
     dtype = getattr(layer, "params_dtype", torch.bfloat16)
     if dtype not in (torch.bfloat16, torch.float16):
         raise Left(f"tokens of {dtype}")
-    tokens = Tokens("linear", config)
-    for token_format in {tokens.name, "16-bit"} if tokens.is_split else {tokens.name}:
-        cards.check_linear(dtype, token_format)
+    tokens = choices.tokens("linear", config)
+    for token_format in tokens.formats:
+        CARDS.check_linear(dtype, token_format)
     return tokens
-
-
-# A call whose format depends on the number of tokens. `torch.compile` must not see the branch: it compiles for any number.
-
-_library = torch.library.Library("nvfp4_vllm", "DEF")
-_library.define(
-    "linear_split(Tensor x, Tensor weights, Tensor weights_of_many, int out_features, int from_tokens, str token_format) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-
-
-def _linear_split(x, weights, weights_of_many, out_features, from_tokens, token_format):
-    if x.numel() // x.shape[-1] < from_tokens:
-        return torch.ops.nvfp4.linear(x, weights, out_features)
-    return torch.ops.nvfp4.linear(x, weights_of_many, out_features, token_format=token_format)
-
-
-for _device in ("CPU", "CUDA"):
-    _library.impl("linear_split", _linear_split, _device)
-torch.library.register_fake(
-    "nvfp4_vllm::linear_split",
-    lambda x, weights, weights_of_many, out_features, from_tokens, token_format: x.new_empty((*x.shape[:-1], out_features)),
-    lib=_library,
-)
 
 
 class _Packed:
@@ -97,37 +74,22 @@ class _Packed:
         # If outputs are summed over ranks, only one rank adds the bias.
         is_other_rank = isinstance(layer, RowParallelLinear) and layer.tp_rank > 0
         self.has_bias = bias is not None and not layer.skip_bias_add and not is_other_rank
-        matrix, of_layer = nvfp4.Quantized(weight.data, scales.data, global_scales.data.float()), bias.data if self.has_bias else None
-
-        def packed(**options):
-            return nvfp4.Linear(matrix, of_layer, dtype=self.dtype, rows=layer.logical_widths, **options).weights
-
-        weights = {}
-        if self.tokens.is_split:
-            weights = {"weight": packed(), "weight_of_many": packed(token_format=self.tokens.name, input_scale=self._scale(input_scales))}
-        else:
-            weights = {"weight": packed(token_format=self.tokens.name, input_scale=self._scale(input_scales))}
+        matrix = nvfp4.Quantized(weight.data, scales.data, global_scales.data.float())
+        weights = serving.pack_linear(
+            matrix,
+            bias.data if self.has_bias else None,
+            self.tokens,
+            dtype=self.dtype,
+            rows=layer.logical_widths,
+            input_scales=None if input_scales is None else input_scales.data,
+        )
         for name in [name for name, _ in layer.named_parameters(recurse=False) if name != "bias"]:
             delattr(layer, name)
         for name, tensor in weights.items():
             layer.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
 
-    def _scale(self, input_scales):
-        """Returns the checkpoint's scale of tokens for `nvfp4`; `None` if it has none, and then each token has its own."""
-        if self.tokens.name != "nvfp4" or input_scales is None or input_scales.data.isnan().any():
-            return None
-        return input_scales.data.float().max().item()
-
     def compute(self, layer, x, bias):
-        if x.stride(-2) % 8:
-            x = x.contiguous()  # the rows' addresses are not multiples of 16 bytes
-        tokens, rows = self.tokens, layer.output_size_per_partition
-        if tokens.is_split:
-            out = torch.ops.nvfp4_vllm.linear_split(x, layer.weight, layer.weight_of_many, rows, tokens.from_tokens, tokens.name)
-        elif tokens.name == "16-bit":
-            out = torch.ops.nvfp4.linear(x, layer.weight, rows)
-        else:
-            out = torch.ops.nvfp4.linear(x, layer.weight, rows, token_format=tokens.name)
+        out = serving.linear(layer, x, layer.output_size_per_partition, self.tokens)
         return out if bias is None or self.has_bias else out + bias
 
 

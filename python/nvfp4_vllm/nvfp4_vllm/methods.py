@@ -1,9 +1,8 @@
 """The `quant_method` of layers of experts: vLLM loads the weights, then `nvfp4` packs them."""
 
-import functools
-
 import nvfp4
 import torch
+from nvfp4 import serving
 from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
@@ -14,13 +13,13 @@ from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4FusedM
 from vllm.model_executor.layers.quantization.utils.quant_utils import kNvfp4Static
 from vllm.model_executor.utils import set_weight_attrs
 
-from . import cards, seams
-from .choices import Left, Refused, Tokens
+from . import choices, seams
+from .choices import CARDS, Left, Refused
 from .experts import Nvfp4Experts, activation_of
 
 
 def check(layer, name):
-    """Checks that `nvfp4` computes a layer of experts, and returns its :class:`Tokens`.
+    """Checks that `nvfp4` computes a layer of experts, and returns its :class:`serving.Tokens`.
 
     :raises Left: if it does not; the message is the reason.
     :raises Refused: if the layer is supported except for the intermediate size per rank.
@@ -47,13 +46,13 @@ def check(layer, name):
             f"{name}: the intermediate size {size * ranks} leaves {size} for each of {ranks} ranks, which is not a multiple of"
             f" {nvfp4.BLOCK}, and ranks cannot share a block; use fewer ranks or expert parallelism"
         )
-    tokens = Tokens("experts", get_current_vllm_config_or_none())
+    tokens = choices.tokens("experts", get_current_vllm_config_or_none())
     try:
         nvfp4.moe_workspace_bytes(1, config.experts_per_token, config.hidden_dim, size, config.num_local_experts, None, tokens.name)
     except ValueError as error:
         raise Left(f"its sizes: {error}") from error
-    for token_format in {tokens.name, "16-bit"} if tokens.is_split else {tokens.name}:
-        cards.check_moe(config.in_dtype, activation, config.has_bias, token_format)
+    for token_format in tokens.formats:
+        CARDS.check_moe(config.in_dtype, activation, config.has_bias, token_format)
     return tokens
 
 
@@ -91,57 +90,28 @@ class _Packed(FusedMoEMethodBase):
         :param w2: values, scales and global scales `[E]` of down.
         :param input_scales: the checkpoint's global scales of tokens, `[E, 2]` (or `[E, 1]`) and `[E]`.
         """
-        gate, up, biases = self._halves(layer, w13)
-        down = nvfp4.Quantized(*w2)
-        pack = functools.partial(
-            nvfp4.Moe, gate, up, down, dtype=self.moe.in_dtype, activation=activation_of(self.moe), biases=biases
+        w13_bias, w2_bias = (layer.w13_bias.data, layer.w2_bias.data) if self.moe.has_bias else (None, None)
+        in_turn = self.moe.activation == MoEActivation.SWIGLUOAI  # gpt-oss
+        gate, up, biases = serving.split_rows(w13, w13_bias, self.moe.is_act_and_mul, in_turn)
+        plain, other, options = serving.pack_experts(
+            layer.layer_name,
+            gate,
+            up,
+            nvfp4.Quantized(*w2),
+            self.tokens,
+            dtype=self.moe.in_dtype,
+            activation=activation_of(self.moe),
+            biases=(*biases, w2_bias) if self.moe.has_bias else None,
+            input_scales=input_scales,
         )
-        packed, none = {}, torch.empty(0, dtype=torch.uint8, device=down.values.device)
-        options = {"activation": activation_of(self.moe), "biases": biases is not None, "token_format": self.tokens.name}
-        if self.tokens.name == "16-bit" or self.tokens.is_split:
-            packed["w13_weight"] = pack().weights
-        if self.tokens.name != "16-bit":
-            scales = self._scales_of_tokens(layer, input_scales) if self.tokens.name == "nvfp4" else None
-            options["input_scales"] = scales is not None
-            packed["w2_weight"] = pack(token_format=self.tokens.name, input_scales=scales).weights
         for name in [name for name, _ in layer.named_parameters(recurse=False) if name.startswith(("w13_", "w2_"))]:
             delattr(layer, name)
-        for name in ("w13_weight", "w2_weight"):
-            layer.register_parameter(name, torch.nn.Parameter(packed.get(name, none), requires_grad=False))
+        for name, weights in (("w13_weight", plain), ("w2_weight", other)):
+            layer.register_parameter(name, torch.nn.Parameter(weights, requires_grad=False))
         self.moe_quant_config = self.get_fused_moe_quant_config(layer)
         experts = self.experts_cls(moe_config=self.moe, quant_config=self.moe_quant_config)
-        experts.configure(self.tokens, options)
+        experts.packed = serving.Experts(self.tokens, options)
         self.moe_kernel = seams.moe_kernel(self.moe, self.moe_quant_config, layer._expert_routing_tables(), experts)
-
-    def _halves(self, layer, w13):
-        """Returns gate (or `None`), up and the biases (or `None`)."""
-        has_bias = self.moe.has_bias
-        w13_bias, w2_bias = (layer.w13_bias.data, layer.w2_bias.data) if has_bias else (None, None)
-        *parts, global_scales = w13
-        if not self.moe.is_act_and_mul:
-            up = nvfp4.Quantized(*parts, global_scales.reshape(-1))
-            return None, up, (None, w13_bias, w2_bias) if has_bias else None
-        rows = parts[0].shape[1]
-        # gpt-oss has gate and up in turn. The packing reads views if an expert's rows are contiguous.
-        in_turn = self.moe.activation == MoEActivation.SWIGLUOAI
-        halves = (slice(0, rows, 2), slice(1, rows, 2)) if in_turn else (slice(0, rows // 2), slice(rows // 2, rows))
-
-        def half(tensor, index):
-            part = tensor[:, halves[index]]
-            return part.contiguous() if in_turn else part
-
-        gate, up = (nvfp4.Quantized(*(half(part, index) for part in parts), global_scales[:, index]) for index in (0, 1))
-        return gate, up, (half(w13_bias, 0), half(w13_bias, 1), w2_bias) if has_bias else None
-
-    def _scales_of_tokens(self, layer, input_scales):
-        """Returns the checkpoint's input scales for `nvfp4`; `None` if it has none, and then each token has its own."""
-        w13, w2 = (scales.float() for scales in input_scales)
-        unknown = torch.cat([w13.isnan().flatten(), w2.isnan().flatten()])
-        if unknown.all():
-            return None
-        if unknown.any():
-            raise Refused(f"{layer.layer_name}: the checkpoint has input scales for some experts only; use another token format")
-        return w13.amax(dim=1), w2
 
     def get_fused_moe_quant_config(self, layer):
         return seams.quant_config()

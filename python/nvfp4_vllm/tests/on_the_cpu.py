@@ -121,6 +121,15 @@ def changed(config):
     mk.FusedMoEExpertsModular.workspace_shapes = workspace_shapes
 
 
+HIDDEN_MODULE = "vllm.model_executor.layers.fused_moe.all2all_utils"
+
+
+def vanished(config):
+    """A version without a module that the plugin imports."""
+    newer(config)
+    sys.modules[HIDDEN_MODULE] = None
+
+
 def unforeseen(config):
     """A version that differs where nothing looks beforehand."""
     from nvfp4_vllm import configs
@@ -235,8 +244,11 @@ CASES = {
     "newer version with other seams": Case(
         experts=[VLLMS] * 2, linear=[VLLMS_LINEAR] * 2, engine=MARLIN, change=changed, says="vLLM's own kernels serve all NVFP4 layers"
     ),
+    "newer version without a module": Case(
+        experts=[VLLMS] * 2, linear=[VLLMS_LINEAR] * 2, engine=MARLIN, change=vanished, says="vLLM's own kernels serve all NVFP4 layers"
+    ),
     "newer version that differs unforeseen": Case(
-        experts=[VLLMS] * 2, linear=[VLLMS_LINEAR] * 2, engine=MARLIN, change=unforeseen, says="AttributeError: no such attribute (vLLM 0.99.0, with which"
+        experts=[VLLMS] * 2, linear=[VLLMS_LINEAR] * 2, engine=MARLIN, change=unforeseen, says="model.layers.0.mlp.experts and all later NVFP4 layers"
     ),
     "newer version with other seams, required": Case(environment=REQUIRE, change=changed, error="nvfp4_vllm is not used"),
 }  # fmt: skip
@@ -335,12 +347,15 @@ def create(case, folder):
     from vllm.plugins import load_general_plugins
 
     (folder / "config.json").write_text(json.dumps(MODEL | case.model | {"quantization_config": case.quantization}))
-    if case.change in (changed, newer):
+    before = case.change in (changed, newer, vanished)
+    if before:
         case.change(None)
     load_general_plugins()
+    if sys.modules.get(HIDDEN_MODULE, True) is None:
+        del sys.modules[HIDDEN_MODULE]  # vLLM itself has it
     arguments = EngineArgs(model=str(folder), skip_tokenizer_init=True, enforce_eager=True, max_model_len=64, **case.engine)
     config = arguments.create_engine_config()
-    if case.change not in (None, changed, newer):
+    if case.change is not None and not before:
         case.change(config)
     with set_current_vllm_config(config):
         init_distributed_environment(1, 0, f"file://{folder}/store", 0, backend="gloo")
@@ -474,9 +489,13 @@ def compute_linear(layer, matrices):
     import reference
     import torch
 
+    bias = getattr(layer, "bias", None)
+    if bias is not None:
+        bias.data.normal_()
     layer.quant_method.process_weights_after_loading(layer)
     method = getattr(layer, "scheme", layer.quant_method)
     expected = {"weight", "weight_of_many"} if method.tokens.is_split else {"weight"}
+    expected |= set() if bias is None else {"bias"}
     assert {name for name, _ in layer.named_parameters(recurse=False)} == expected
     for count in (5, 3):
         tokens = torch.randn(count, HIDDEN, dtype=torch.float32).bfloat16()
@@ -484,14 +503,14 @@ def compute_linear(layer, matrices):
         name = method.tokens.name if count >= method.tokens.from_tokens else "16-bit"
         if name == "16-bit":
             matrix = np.concatenate([reference.numbers(matrix) for matrix in matrices])
-            want = tokens.double().numpy() @ matrix.T
+            want = tokens.double().numpy() @ matrix.T + (0.0 if bias is None else bias.detach().double().numpy())
             bound = 2.0**-8 * np.abs(want) + 2.0**-20 * (np.abs(tokens.double().numpy()) @ np.abs(matrix.T))
             assert (np.abs(got.double().numpy() - want) <= bound).all()
         else:
             parts = [torch.cat([matrix[part] for matrix in matrices]) for part in (0, 1)]
             fused = nvfp4.Quantized(*parts, torch.stack([matrix.global_scale for matrix in matrices]))
             rows, scale = [len(matrix.values) for matrix in matrices], 1.0 / 448 if name == "nvfp4" else None
-            assert torch.equal(got, nvfp4.Linear(fused, rows=rows, token_format=name, input_scale=scale)(tokens))
+            assert torch.equal(got, nvfp4.Linear(fused, bias, rows=rows, token_format=name, input_scale=scale)(tokens))
 
 
 # All cases.

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
+use super::place::{folder, is_one_file};
+use crate::file::TensorFile;
 use crate::model_config::ModelConfig;
 use crate::names::natural;
 use crate::{Checkpoint, Format};
@@ -44,7 +46,7 @@ const DESCRIPTIONS: [&str; 2] = ["quantization_config", "compression_config"];
 
 /// Configuration of a model; empty if there is none.
 #[derive(Debug, Default)]
-pub(super) struct Config(Option<ModelConfig>);
+pub(crate) struct Config(Option<ModelConfig>);
 
 impl Config {
     /// Reads the configuration beside a model's files.
@@ -62,6 +64,68 @@ impl Config {
         }
     }
 
+    /// Reads the configuration beside a model's files, and lists the other files. For a single file both are empty if the
+    /// configuration, which can belong to another model, cannot be read.
+    ///
+    /// # Errors
+    /// Returns an error if the configuration or the folder cannot be read.
+    pub(crate) fn and_others(checkpoint: &Checkpoint) -> Result<(Self, Others), Error> {
+        let config = Self::beside(checkpoint);
+        if is_one_file(checkpoint) {
+            return Ok((config.unwrap_or_default(), Others::default()));
+        }
+        let shards = checkpoint.files().iter().map(TensorFile::path).collect();
+        Ok((config?, Others::of(folder(checkpoint), &shards)?))
+    }
+
+    /// Refuses weights that are transformed together with the tokens: as floats they would be another model.
+    pub(super) fn check_transforms(&self) -> Result<(), Error> {
+        self.0.as_ref().map_or(Ok(()), ModelConfig::check_transforms)
+    }
+
+    /// Returns the text of the configuration without a quantization, for weights of this type; `None` if there is none.
+    pub(super) fn dequantized(&self, dtype: &str) -> Option<String> {
+        let mut json = self.0.as_ref()?.json().as_object()?.clone();
+        json.values_mut().filter_map(Value::as_object_mut).for_each(remove_descriptions);
+        remove_descriptions(&mut json);
+        if !DTYPES.iter().any(|key| json.contains_key(*key)) {
+            json.insert(DTYPES[0].into(), dtype.into());
+        }
+        let set = |part: &mut Map<String, Value>| {
+            for key in DTYPES {
+                part.entry(key).and_modify(|value| *value = dtype.into());
+            }
+        };
+        json.values_mut().filter_map(Value::as_object_mut).for_each(set);
+        set(&mut json);
+        Some(format!("{:#}\n", Value::Object(json)))
+    }
+
+    /// Returns the texts of `config.json` and `hf_quant_config.json` with further modules that are not quantized.
+    pub(super) fn with_ignored(&self, modules: &BTreeSet<&str>) -> (Option<String>, Option<String>) {
+        let Some(config) = &self.0 else { return (None, None) };
+        let add = |description: &mut Value, keys: [&str; 3]| {
+            let key = keys.into_iter().find(|key| description.get(key).is_some_and(Value::is_array)).unwrap_or(keys[0]);
+            if let Some(description) = description.as_object_mut() {
+                let list = description.entry(key).or_insert_with(|| json!([]));
+                if let Some(list) = list.as_array_mut() {
+                    list.extend(modules.iter().map(|module| Value::from(*module)));
+                }
+            }
+        };
+        let mut json = config.json().clone();
+        if let Some(description) = json.get_mut(DESCRIPTIONS[0]).filter(|description| description.is_object()) {
+            add(description, ["ignore", "modules_to_not_convert", "exclude"]);
+        }
+        let older = config.quant_config().cloned().map(|mut older| {
+            if let Some(description) = older.get_mut("quantization") {
+                add(description, ["exclude_modules", "ignore", "modules_to_not_convert"]);
+            }
+            format!("{older:#}\n")
+        });
+        (Some(format!("{json:#}\n")), older)
+    }
+
     /// Whether there is a configuration.
     pub(super) fn exists(&self) -> bool {
         self.0.is_some()
@@ -73,7 +137,7 @@ impl Config {
     }
 
     /// Returns the model type.
-    pub(super) fn model_type(&self) -> Option<&str> {
+    pub(crate) fn model_type(&self) -> Option<&str> {
         self.0.as_ref()?.get("model_type")?.as_str()
     }
 
@@ -104,15 +168,18 @@ impl Config {
     }
 }
 
+/// Keys that hold the type of the weights: transformers 4 and 5.
+const DTYPES: [&str; 2] = ["torch_dtype", "dtype"];
+
+fn remove_descriptions(json: &mut Map<String, Value>) {
+    json.retain(|key, _| !DESCRIPTIONS.contains(&&key[..]));
+}
+
 /// Replaces the description of the quantization in a configuration.
 fn replaced(mut json: Map<String, Value>, quantization: &Quantization) -> Map<String, Value> {
     // Nested descriptions in multimodal models would describe the original weights.
-    for value in json.values_mut() {
-        if let Some(part) = value.as_object_mut() {
-            part.retain(|key, _| !DESCRIPTIONS.contains(&&key[..]));
-        }
-    }
-    json.retain(|key, _| !DESCRIPTIONS.contains(&&key[..]));
+    json.values_mut().filter_map(Value::as_object_mut).for_each(remove_descriptions);
+    remove_descriptions(&mut json);
     json.insert(DESCRIPTIONS[0].into(), quantization.for_config());
     json
 }
@@ -207,8 +274,18 @@ impl Quantization {
         json
     }
 
+    /// Returns the names and contents of the configurations of a model with this quantization. `config` is the
+    /// configuration of the input.
+    pub(super) fn files(&self, config: &Config) -> Vec<(&'static str, String)> {
+        let mut files = vec![(CONFIG, config.quantized(self))];
+        if self.format == Format::ModelOpt {
+            files.push((QUANT_CONFIG, self.for_modelopt()));
+        }
+        files
+    }
+
     /// Returns `hf_quant_config.json`, which ModelOpt's models have.
-    pub(super) fn for_modelopt(&self) -> String {
+    fn for_modelopt(&self) -> String {
         let json = json!({
             "producer": producer(),
             "quantization": {
@@ -296,7 +373,7 @@ impl PopLast for String {
 
 /// Files beside the weights in a model's folder.
 #[derive(Debug, Default)]
-pub(super) struct Others {
+pub(crate) struct Others {
     /// Files that every form of the model shares: tokenizer, generation configuration, license.
     pub copied: Vec<PathBuf>,
     /// Names of all other files.

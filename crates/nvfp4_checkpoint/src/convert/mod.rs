@@ -1,10 +1,10 @@
 //! Converts a model in floats, FP8 or MXFP4 to NVFP4: quantizes the chosen weights, copies every other tensor bit for
 //! bit, and adapts the files beside the weights.
 //!
-//! All names, types and shapes of the result are known before any number is read. So headers are written first, then
-//! tensor after tensor in parts, and memory holds a few megabytes for a tensor of any size.
+//! Weights are converted in parts, so memory holds a few megabytes for a tensor of any size.
 //!
 //! Submodules:
+//! - [`rewrite`] writes the files of the new model.
 //! - [`stored`] finds the weights.
 //! - [`mxfp4`] converts MXFP4 without loss.
 //! - [`select`] decides which weights are quantized.
@@ -13,38 +13,48 @@
 
 mod calibration;
 mod config;
+mod dequantize;
 mod mxfp4;
 mod options;
+mod place;
+mod reform;
+mod rewrite;
 mod select;
 mod stored;
+mod unquantized;
+pub(super) mod weights;
+mod written;
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::io::Write;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use rayon::prelude::*;
 
 pub use self::calibration::Calibration;
-use self::config::{CONFIG, Config, Others, QUANT_CONFIG, Quantization};
+pub(super) use self::config::Config;
+use self::config::{Others, Quantization};
+pub use self::dequantize::Dequantization;
 pub use self::mxfp4::Exact;
 pub use self::options::Options;
+use self::place::{file_name, is_one_file};
+pub use self::reform::{Experts, Reform};
+use self::rewrite::{Done, Fate, Rewrite, TensorLayout};
 pub use self::select::Left;
 use self::select::Selection;
 use self::stored::{Stored, WEIGHT, Weight};
+use self::unquantized::unquantized;
+pub use self::weights::Form;
+pub use self::written::{Converted, Written};
+use self::written::{all_converted, converted};
 use super::file::{Tensor, TensorFile};
 use super::floats::with;
 use super::names::{Expert, Projection, merged_with, natural};
-use super::partial::{PartialFolder, check_file, check_folder};
-use super::write::{TensorWriter, refuse_input};
-use super::{Checkpoint, Dtype, Format, INDEX_NAME, place};
+use super::write::TensorWriter;
+use super::{Checkpoint, Dtype, Format};
 use nvfp4_core::Error;
-use nvfp4_core::files::open_regular;
 use nvfp4_core::format::BLOCK;
-use nvfp4_core::quantize::{Loss, global_scale_for, quantize_blocks_measured};
-
-/// Number of bytes copied at once.
-const COPIED_AT_ONCE: usize = 16 << 20;
+use nvfp4_core::quantize::{Loss, Scales, global_scale_for, quantize_blocks_by};
 
 /// A matrix with up to this many elements stays in memory between its two reads.
 const KEPT_ELEMENTS: usize = 16 << 20;
@@ -54,6 +64,7 @@ pub struct Conversion<'a> {
     checkpoint: &'a Checkpoint,
     format: Format,
     separate_scales: bool,
+    scales: Scales,
     exact: bool,
     config: Config,
     selection: Selection<'a>,
@@ -68,53 +79,9 @@ pub struct Conversion<'a> {
     /// Names in the calibration that belong to no module to quantize.
     unused: Vec<String>,
     others: Others,
+    /// Tensors that are only useful with the original form of a converted weight.
+    dropped: BTreeSet<String>,
 }
-
-/// A tensor of the output that is not a copy.
-#[derive(Clone, Copy, Debug)]
-pub struct Converted<'c> {
-    /// Module of the weight.
-    pub module: &'c str,
-    /// Input tensor that holds the weight.
-    pub tensor: &'c str,
-    /// N and K.
-    pub sizes: [usize; 2],
-    /// `true`: the weight becomes NVFP4. `false`: bf16.
-    pub quantized: bool,
-}
-
-/// A tensor that was written.
-#[derive(Debug)]
-pub enum Written<'a> {
-    /// A tensor copied unchanged.
-    Copied {
-        /// Name of the tensor.
-        name: &'a str,
-        /// Number of bytes.
-        bytes: usize,
-    },
-    /// A tensor that is part of the old form of a converted weight, and is not in the output.
-    Dropped {
-        /// Name of the tensor.
-        name: &'a str,
-        /// Number of bytes.
-        bytes: usize,
-    },
-    /// A converted weight.
-    Converted {
-        /// The weight.
-        weight: Converted<'a>,
-        /// Number of bytes read.
-        bytes: usize,
-        /// Quantization loss; `None` if the weight became bf16.
-        loss: Option<Loss>,
-        /// Blocks that kept their numbers; `None` if the source is not MXFP4 or the weight became bf16.
-        exact: Option<Exact>,
-    },
-}
-
-/// Name, type and shape of a tensor.
-type TensorLayout = (String, Dtype, Vec<usize>);
 
 impl<'a> Conversion<'a> {
     /// Examines all names, types and shapes, and decides the fate of each tensor.
@@ -124,14 +91,7 @@ impl<'a> Conversion<'a> {
     /// the calibration does not fit. Requested tensors that cannot be quantized are no error here; [`Conversion::left`]
     /// lists them.
     pub fn new(checkpoint: &'a Checkpoint, options: &Options<'_>) -> Result<Self, Error> {
-        let config = Config::beside(checkpoint);
-        // For a single file, the configuration in its folder can belong to a larger or another model.
-        let (config, others) = if is_one_file(checkpoint) {
-            (config.unwrap_or_default(), Others::default())
-        } else {
-            let shards = checkpoint.files().iter().map(TensorFile::path).collect();
-            (config?, Others::of(folder(checkpoint), &shards)?)
-        };
+        let (config, others) = Config::and_others(checkpoint)?;
         let selection = select::select(checkpoint, &config, options);
         if selection.chosen.is_empty() && !selection.left.iter().any(|left| left.refusal.is_some()) {
             let left = match &selection.left[..] {
@@ -146,9 +106,11 @@ impl<'a> Conversion<'a> {
         let weights = selection.chosen.iter().flat_map(|(&name, stored)| stored.weights.iter().map(move |w| (w, name)));
         let modules: BTreeMap<_, _> = weights.map(|(weight, name)| (weight.module.clone(), name)).collect();
         let mut conversion = Self {
+            dropped: dropped(&selection),
             checkpoint,
             format: options.format,
             separate_scales: options.separate_scales,
+            scales: options.scales,
             exact: options.exact,
             config,
             selection,
@@ -210,20 +172,14 @@ impl<'a> Conversion<'a> {
 
     /// Total bytes of the tensors that will be read.
     pub fn bytes(&self) -> usize {
-        self.checkpoint.files().iter().flat_map(TensorFile::tensors).map(|(_, tensor)| tensor.data.len()).sum()
+        rewrite::bytes(self.checkpoint)
     }
 
     /// Weights that will be converted, in natural order.
     pub fn converted(&self) -> Vec<Converted<'_>> {
-        let all = [(&self.selection.chosen, true), (&self.selection.widened, false)];
-        let weights = all.into_iter().flat_map(|(stored, quantized)| {
-            stored
-                .values()
-                .flat_map(move |stored| stored.weights.iter().map(move |weight| converted(stored, weight, quantized)))
-        });
-        let mut weights: Vec<_> = weights.collect();
-        weights.sort_by_cached_key(|weight| natural(weight.module));
-        weights
+        let Selection { chosen, widened, .. } = &self.selection;
+        let quantized = chosen.values().map(|stored| (stored, true));
+        all_converted(quantized.chain(widened.values().map(|stored| (stored, false))))
     }
 
     /// Requested tensors that are not quantized, in natural order.
@@ -287,8 +243,7 @@ impl<'a> Conversion<'a> {
     /// # Errors
     /// Returns an error if `out` cannot be written, is the input, or is a folder that is not empty.
     pub fn check_target(&self, out: &Path) -> Result<(), Error> {
-        refuse_input(out, self.checkpoint.paths())?;
-        if is_one_file(self.checkpoint) { check_file(out) } else { check_folder(out) }
+        rewrite::check_target(self.checkpoint, out)
     }
 
     /// Writes the model: one file if a file was opened. Otherwise a folder with files of the same names, their index,
@@ -300,147 +255,27 @@ impl<'a> Conversion<'a> {
     /// contains NaN or an infinity, or an input file changes during the conversion.
     pub fn write(&self, out: &Path, mut done: impl FnMut(Written<'_>)) -> Result<(), Error> {
         self.check()?;
-        self.check_target(out)?;
-        if let [file] = self.checkpoint.files()
-            && is_one_file(self.checkpoint)
-        {
-            let create = |metadata, layout| TensorWriter::create(out, metadata, layout);
-            return self.write_file(file, create, &mut done).map(drop);
-        }
-        let mut folder = PartialFolder::create(out)?;
-        let mut weight_map = BTreeMap::new();
-        let mut total_size = 0;
-        for file in self.checkpoint.files() {
-            let name = file_name(file.path());
-            let create = |metadata, layout| TensorWriter::create_in(&mut folder, name, metadata, layout);
-            for (tensor, bytes) in self.write_file(file, create, &mut done)? {
-                if let Some(other) = weight_map.insert(tensor.clone(), name.display().to_string()) {
-                    let what = format!(
-                        "the output would contain two tensors of this name, also in {other}; rename one of them"
-                    );
-                    return Err(Error::Invalid(what).at(place(name, &tensor)));
-                }
-                total_size += bytes;
-            }
-        }
-        let mut write = |name: &Path, contents: &[u8]| -> Result<(), Error> {
-            let mut file = folder.create_file(name)?;
-            file.write(|file| file.write_all(contents))?;
-            file.finish()
-        };
-        if self.checkpoint.files().len() > 1 {
-            let index = serde_json::json!({"metadata": {"total_size": total_size}, "weight_map": weight_map});
-            write(Path::new(INDEX_NAME), format!("{index:#}\n").as_bytes())?;
-        }
-        for (name, contents) in self.configurations() {
-            write(Path::new(name), contents.as_bytes())?;
-        }
-        for path in &self.others.copied {
-            let mut from = open_regular(path, "a model's folder")?;
-            let mut file = folder.create_file(file_name(path))?;
-            file.write(|file| std::io::copy(&mut from, file).map(drop))?;
-            file.finish()?;
-        }
-        folder.finish()
-    }
-
-    /// Names and contents of the files that describe the quantization.
-    fn configurations(&self) -> Vec<(&'static str, String)> {
-        let quantization = Quantization {
-            format: self.format,
-            input_scales: self.has_input_scales(),
-            ignored: self.ignored(),
-            kv_cache: self.config.kv_cache(),
-        };
-        let mut files = vec![(CONFIG, self.config.quantized(&quantization))];
-        if self.format == Format::ModelOpt {
-            files.push((QUANT_CONFIG, quantization.for_modelopt()));
-        }
-        files
+        rewrite::write(self.checkpoint, &self.others, self, out, &mut done)
     }
 
     /// Modules that servers must load unquantized: every matrix that stays unquantized.
     fn ignored(&self) -> Vec<String> {
-        let mut left = vec!["lm_head".to_owned()];
-        for (name, tensor) in self.checkpoint.files().iter().flat_map(TensorFile::tensors) {
-            if self.selection.chosen.contains_key(name) {
-                continue;
-            }
-            if let Some(stored) = self.selection.widened.get(name) {
-                left.extend(stored.weights.iter().map(|weight| weight.module.clone()));
-                continue;
-            }
+        let widened = self.selection.widened.values().flat_map(|stored| &stored.weights);
+        let is_quantized = |name: &str| {
             let module = name.strip_suffix(WEIGHT).unwrap_or(name);
             let is_nvfp4 = self.selection.nvfp4.contains(module) || name.ends_with(".weight_packed");
-            let last = module.rsplit('.').next().unwrap_or_default();
-            let projection = Projection::parse(name);
-            if tensor.shape.len() == 2 && name.ends_with(WEIGHT) && !is_nvfp4 && !last.contains("embed") {
-                left.push(module.to_owned());
-            } else if let Some(Projection { module, part: "" | WEIGHT, .. }) = projection
-                && tensor.shape.len() == 3
-            {
-                // For experts that stay in one tensor, engines look up the block of the experts.
-                let before = module.rsplit_once('.').map_or(module, |(before, _)| before);
-                left.push(before.to_owned());
-                if self.format == Format::CompressedTensors {
-                    left.push(format!("re:{}\\..*", before.replace('.', "\\.")));
-                }
-            }
-        }
+            is_nvfp4 || self.selection.chosen.contains_key(name) || self.selection.widened.contains_key(name)
+        };
+        let left = unquantized(self.checkpoint, self.format, &is_quantized);
+        let left = left.into_iter().chain(widened.map(|weight| weight.module.clone()));
         let quantized = self.modules.keys().chain(&self.selection.nvfp4).cloned();
         config::ignored(self.format, left, quantized)
     }
 
-    /// Writes one file; returns the names and bytes of its tensors.
-    fn write_file(
-        &self,
-        file: &TensorFile,
-        create: impl FnOnce(Option<HashMap<String, String>>, Vec<TensorLayout>) -> Result<TensorWriter, Error>,
-        done: &mut impl FnMut(Written<'_>),
-    ) -> Result<Vec<(String, usize)>, Error> {
-        let dropped = self.dropped();
-        let mut layout = Vec::new();
-        for (name, tensor) in file.tensors().filter(|(name, _)| !dropped.contains(name)) {
-            match self.fate(name) {
-                Some((stored, quantized)) => layout.extend(self.layout(stored, quantized)),
-                None => layout.push((name.to_owned(), tensor.dtype, tensor.shape.to_vec())),
-            }
-        }
-        let mut writer = create(file.metadata().cloned(), layout)?;
-        let contents = writer.missing().map(|(name, bytes)| (name.to_owned(), bytes)).collect();
-        for (name, tensor) in file.tensors() {
-            if dropped.contains(name) {
-                // `convert` has already written this tensor together with its weight.
-                done(Written::Dropped { name, bytes: tensor.data.len() });
-                continue;
-            }
-            match self.fate(name) {
-                Some((stored, quantized)) => self
-                    .convert(file, stored, quantized, tensor, &mut writer, done)
-                    .map_err(|error| error.at(place(file.path(), name)))?,
-                None => {
-                    copy(file, tensor, name, &mut writer)?;
-                    done(Written::Copied { name, bytes: tensor.data.len() });
-                }
-            }
-            file.release();
-        }
-        self.checkpoint.files().iter().try_for_each(TensorFile::check_unchanged)?;
-        writer.finish()?;
-        Ok(contents)
-    }
-
     /// Returns the weights of a tensor that are converted, and `true` if they become NVFP4.
-    fn fate(&self, name: &str) -> Option<(&Stored<'a>, bool)> {
+    fn converted_tensor(&self, name: &str) -> Option<(&Stored<'a>, bool)> {
         let chosen = self.selection.chosen.get(name).map(|stored| (stored, true));
         chosen.or_else(|| self.selection.widened.get(name).map(|stored| (stored, false)))
-    }
-
-    /// Tensors that are only useful with the original form of a converted weight.
-    fn dropped(&self) -> BTreeSet<&str> {
-        let all = self.selection.chosen.values().chain(self.selection.widened.values());
-        let parts = all.flat_map(|stored| stored.scales.iter().chain(stored.biases.iter().map(|biases| &biases.name)));
-        parts.map(String::as_str).collect()
     }
 
     /// Names, types and shapes of the tensors that replace a converted tensor.
@@ -479,7 +314,7 @@ impl<'a> Conversion<'a> {
         quantized: bool,
         tensor: Tensor<'_>,
         writer: &mut TensorWriter,
-        done: &mut impl FnMut(Written<'_>),
+        done: Done<'_>,
     ) -> Result<(), Error> {
         let mut unsaid = tensor.data.len();
         for (index, weight) in stored.weights.iter().enumerate() {
@@ -518,7 +353,7 @@ impl<'a> Conversion<'a> {
         let exponent = self.global_exponent(module)?;
         let stored = match exponent {
             Some(exponent) => self.stored(f32::exp2(exponent as f32)),
-            None => self.stored(global_scale_for(self.amax(module)?)),
+            None => self.stored(self.scales.global_scale_for(self.amax(module)?)),
         };
         // Readers see the factor after rounding, so the block scales are computed for that factor.
         let global = self.format.factor(stored)?;
@@ -526,7 +361,7 @@ impl<'a> Conversion<'a> {
         let [values_at, scales_at] =
             [self.format.values(), self.format.scales()].map(|suffix| writer.place(&part(suffix)));
         let k = source.sizes()[1];
-        let shared = &*writer;
+        let (shared, rule) = (&*writer, self.scales);
         let losses = source.chunks().map_init(Default::default, |buffers: &mut Buffers, rows| {
             let Buffers { decoded, values, scales } = buffers;
             let first = rows.start * k;
@@ -537,7 +372,7 @@ impl<'a> Conversion<'a> {
                 Some(exponent) => mxfp4::convert_rows(source, rows.clone(), exponent, values, scales),
                 None => {
                     let numbers = source.rows(rows.clone(), decoded);
-                    let loss = with!(numbers, numbers => quantize_blocks_measured(numbers, global, values, scales));
+                    let loss = with!(numbers, numbers => quantize_blocks_by(rule, numbers, global, values, scales));
                     loss.map(|loss| (loss, Exact::default()))
                 }
             };
@@ -647,16 +482,52 @@ impl<'a> Conversion<'a> {
     }
 }
 
+impl Rewrite for Conversion<'_> {
+    fn fate(&self, name: &str) -> Fate {
+        match self.converted_tensor(name) {
+            _ if self.dropped.contains(name) => Fate::Dropped,
+            Some((stored, quantized)) => Fate::Replaced(self.layout(stored, quantized)),
+            None => Fate::Copied,
+        }
+    }
+
+    fn replace(
+        &self,
+        file: &TensorFile,
+        name: &str,
+        tensor: Tensor<'_>,
+        writer: &mut TensorWriter,
+        done: Done<'_>,
+    ) -> Result<(), Error> {
+        let (stored, quantized) = self.converted_tensor(name).expect("only converted tensors are replaced");
+        self.convert(file, stored, quantized, tensor, writer, done)
+    }
+
+    fn configurations(&self) -> Vec<(&'static str, String)> {
+        let quantization = Quantization {
+            format: self.format,
+            input_scales: self.has_input_scales(),
+            ignored: self.ignored(),
+            kv_cache: self.config.kv_cache(),
+        };
+        quantization.files(&self.config)
+    }
+}
+
+/// Returns the tensors that are only useful with the original form of a converted weight.
+fn dropped(selection: &Selection<'_>) -> BTreeSet<String> {
+    let all = selection.chosen.values().chain(selection.widened.values());
+    all.flat_map(|stored| stored.scales.iter().chain(stored.biases.iter().map(|biases| &biases.name)))
+        .cloned()
+        .collect()
+}
+
 /// Buffers that are reused for each part of a weight.
 #[derive(Default)]
 struct Buffers {
     decoded: Vec<f32>,
     values: Vec<u8>,
     scales: Vec<u8>,
-}
-
-fn converted<'c>(stored: &'c Stored<'_>, weight: &'c Weight<'_>, quantized: bool) -> Converted<'c> {
-    Converted { module: &weight.module, tensor: stored.name, sizes: weight.source.sizes(), quantized }
 }
 
 /// Writes a weight as bf16.
@@ -680,37 +551,8 @@ fn widen(file: &TensorFile, weight: &Weight<'_>, writer: &mut TensorWriter) -> R
     )
 }
 
-/// Copies a tensor unchanged.
-fn copy(file: &TensorFile, tensor: Tensor<'_>, name: &str, writer: &mut TensorWriter) -> Result<(), Error> {
-    let at = writer.place(name);
-    for (index, bytes) in tensor.data.chunks(COPIED_AT_ONCE).enumerate() {
-        writer.write_part(&at, index * COPIED_AT_ONCE, bytes)?;
-        file.release_part(bytes);
-    }
-    Ok(())
-}
-
 /// Returns the name of an expert's projection without the number of the expert; `None` for other modules.
 fn of_any_expert(module: &str) -> Option<String> {
     let projection = Projection::parse(module)?;
     matches!(projection.expert, Expert::Routed(_)).then(|| super::names::without_expert(module))
-}
-
-/// Whether a single file was opened, not a folder or an index.
-fn is_one_file(checkpoint: &Checkpoint) -> bool {
-    matches!(checkpoint.files(), [file] if file.path() == checkpoint.path())
-}
-
-/// Returns the folder of a model.
-fn folder(checkpoint: &Checkpoint) -> &Path {
-    let path = checkpoint.path();
-    if path.is_dir() {
-        return path;
-    }
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-/// Returns the file name of a path that was opened or listed.
-fn file_name(path: &Path) -> &Path {
-    Path::new(path.file_name().expect("the path of a file"))
 }

@@ -2,6 +2,7 @@
 
 use super::calibration::Calibration;
 use crate::Format;
+use nvfp4_core::quantize::Scales;
 
 /// Settings of a conversion.
 #[derive(Clone, Copy)]
@@ -17,6 +18,8 @@ pub struct Options<'o> {
     pub separate_scales: bool,
     /// Largest magnitudes of activations, for input scales. `None`: no input scales are written.
     pub calibration: Option<&'o Calibration>,
+    /// Rule by which the scales of blocks are chosen. MXFP4 keeps its numbers with any rule.
+    pub scales: Scales,
     /// `true`: an MXFP4 weight with a block that cannot keep its numbers is an error. `false`: the block is rounded.
     pub exact: bool,
 }
@@ -24,6 +27,14 @@ pub struct Options<'o> {
 impl<'o> Options<'o> {
     /// Quantizes the weights that `include` accepts, without input scales.
     pub fn new(format: Format, include: &'o dyn Fn(&str) -> bool) -> Self {
-        Self { format, include, exclude: &|_| None, separate_scales: false, calibration: None, exact: false }
+        Self {
+            format,
+            include,
+            exclude: &|_| None,
+            separate_scales: false,
+            calibration: None,
+            scales: Scales::Max,
+            exact: false,
+        }
     }
 }

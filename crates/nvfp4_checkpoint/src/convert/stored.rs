@@ -24,7 +24,7 @@ pub(super) const WEIGHT: &str = ".weight";
 
 /// A tensor that holds weights.
 #[derive(Debug)]
-pub(super) struct Stored<'a> {
+pub(crate) struct Stored<'a> {
     /// Name of the tensor.
     pub name: &'a str,
     /// Weights in the tensor.
@@ -39,14 +39,14 @@ pub(super) struct Stored<'a> {
 
 /// A matrix and the module that it belongs to.
 #[derive(Debug)]
-pub(super) struct Weight<'a> {
+pub(crate) struct Weight<'a> {
     pub module: String,
     pub source: Source<'a>,
 }
 
 /// Biases `[E, N]` of all experts of a layer, in one tensor.
 #[derive(Debug)]
-pub(super) struct Biases<'a> {
+pub(crate) struct Biases<'a> {
     pub name: String,
     pub tensor: Tensor<'a>,
     /// Module and position in the tensor of each bias.
@@ -113,6 +113,23 @@ pub(super) fn find<'a>(
         },
     };
     Some(found.unwrap_or_else(Found::Unreadable))
+}
+
+/// Returns the name of the experts, and the names of the projections, when experts that share a tensor are written as
+/// separate tensors `EXPERTS.E.PROJECTION`.
+pub(super) fn names_apart<'n>(projection: &Projection<'n>) -> (String, Vec<&'n str>) {
+    let (before, called) = projection.module.rsplit_once('.').unwrap_or(("", projection.module));
+    let before = match before.rsplit('.').next() {
+        Some("experts") => before.to_owned(),
+        _ => format!("{before}.experts"),
+    };
+    let names = match (projection.role, called) {
+        (Role::GateUp, "w13" | "input_linear") => vec!["w1", "w3"],
+        (Role::GateUp, _) => vec!["gate_proj", "up_proj"],
+        (_, "output_linear") => vec!["w2"],
+        _ => vec![called],
+    };
+    (before, names)
 }
 
 fn unreadable(what: &str) -> Error {
@@ -284,17 +301,7 @@ impl<'a> Reader<'a, '_> {
         slice: impl Fn(usize) -> Result<Elements<'a>, Error>,
     ) -> Result<Found<'a>, Error> {
         let n = stored[usize::from(transposed)];
-        let (before, called) = projection.module.rsplit_once('.').unwrap_or(("", projection.module));
-        let before = match before.rsplit('.').next() {
-            Some("experts") => before.to_owned(),
-            _ => format!("{before}.experts"),
-        };
-        let names: &[&str] = match (projection.role, called) {
-            (Role::GateUp, "w13") | (Role::GateUp, "input_linear") => &["w1", "w3"],
-            (Role::GateUp, _) => &["gate_proj", "up_proj"],
-            (_, "output_linear") => &["w2"],
-            _ => &[called],
-        };
+        let (before, names) = names_apart(projection);
         if !n.is_multiple_of(names.len()) {
             return Err(unreadable(&format!("{n} rows cannot be split into gate and up")));
         }

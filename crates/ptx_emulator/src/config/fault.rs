@@ -60,6 +60,11 @@ kinds! {
     UninitializedShared => "read of uninitialized shared memory",
         "write the bytes first, and synchronize the write and the read by a barrier",
         "Shared State Space";
+    /// A use of global-memory bytes that are marked as undefined ([`Device::undefine`](crate::Device::undefine)) and that
+    /// nothing has written since.
+    UninitializedGlobal => "read of uninitialized global memory",
+        "write the bytes first: fill the buffer before the launch, or order the kernel's own write before the read",
+        "Global State Space";
     /// A read of local-memory bytes that nothing has written.
     UninitializedLocal => "read of uninitialized local memory",
         "write the bytes first",
@@ -183,6 +188,7 @@ impl FaultKind {
             self,
             K::UninitializedRegister
                 | K::UninitializedShared
+                | K::UninitializedGlobal
                 | K::UninitializedLocal
                 | K::UninitializedTmem
                 | K::DataRace

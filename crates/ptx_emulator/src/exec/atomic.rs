@@ -2,6 +2,7 @@
 //! membar, fence").
 
 use super::instruction::Instruction;
+use super::memory::in_shared;
 use crate::code::Flow;
 use crate::config::fault::Stopped;
 use crate::decode::error::{DecodeError, Result};
@@ -203,7 +204,8 @@ impl ReadModifyWrite {
                 d.write_lane(w, lane, old);
             }
             if unwritten != 0 {
-                w.undefine_results(&self.out, piece, lane, unwritten, w.begins(Source::UnwrittenShared));
+                let source = Source::unwritten(in_shared(self.space, at.address));
+                w.undefine_results(&self.out, piece, lane, unwritten, w.begins(source));
             }
         }
         Ok(Flow::Next)

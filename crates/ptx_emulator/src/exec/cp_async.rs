@@ -11,7 +11,7 @@ use crate::machine::mbarrier::MbarrierAt;
 use crate::machine::race::{Agent, Mode};
 use crate::machine::state::{Effect, Machine};
 use crate::machine::wait::WaitFor;
-use crate::machine::warp::Warp;
+use crate::machine::warp::{Origin, Source as Unwritten, Warp};
 use crate::operand::{Address, PredicateSrc, Src, lanes};
 use crate::timing::work::Work;
 use crate::types::{Space, Type};
@@ -61,7 +61,8 @@ impl Instruction for CpAsync {
         for lane in lanes(mask) {
             transfers.extend(self.transfer(w, m, lane, agent.as_ref())?);
         }
-        let id = m.start(w, Transfers { role: w.role as usize, size: self.size, transfers });
+        let unwritten = w.begins(Unwritten::UnwrittenGlobal);
+        let id = m.start(w, Transfers { role: w.role as usize, size: self.size, transfers, unwritten });
         for lane in lanes(mask) {
             w.copies[lane].open.push((id, agent.clone()));
         }
@@ -114,6 +115,8 @@ struct Transfers {
     role: usize,
     size: u32,
     transfers: Vec<Transfer>,
+    /// Origin of the bytes that nothing had written.
+    unwritten: Origin,
 }
 
 impl Effect for Transfers {
@@ -125,11 +128,14 @@ impl Effect for Transfers {
     fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {
         for t in &self.transfers {
             let mut data = [0; 16];
+            let mut unwritten = 0;
             if let Some((allocation, at)) = m.global.locate(t.address, t.bytes.into()) {
                 allocation.read(at, &mut data[..t.bytes as usize]);
                 m.buffers[allocation.index].loaded += u64::from(t.bytes);
+                unwritten = if m.sanitize { allocation.undefined_bytes(at, t.bytes) } else { 0 };
             }
             m.write_shared(t.cta, t.offset, &data[..self.size as usize]);
+            m.undefine_shared(t.cta, t.offset, unwritten, self.unwritten);
             let bytes = &mut m.roles[self.role].bytes;
             bytes.global_load += u64::from(t.bytes);
             bytes.shared_store += u64::from(self.size);

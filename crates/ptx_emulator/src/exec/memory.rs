@@ -22,7 +22,7 @@ use crate::timing::core as timing;
 use crate::types::{Space, Type};
 
 /// Whether an access goes to shared memory.
-fn in_shared(space: Space, address: u64) -> bool {
+pub fn in_shared(space: Space, address: u64) -> bool {
     match space {
         Space::Generic => space_of(address) == Space::Shared,
         other => other == Space::Shared,
@@ -149,6 +149,7 @@ impl Ld {
         let extended = |value: u64| ((value << shift) as i64 >> shift) as u64;
         match place {
             None => return false,
+            Some(Place::Global(allocation)) if allocation.may_be_undefined() => return false,
             Some(Place::Global(allocation)) => {
                 let base = allocation.base();
                 for (n, d) in self.out.iter().enumerate() {
@@ -198,7 +199,8 @@ impl Ld {
             let unwritten = m.load_value(w, access.at(addresses, lane), mode, buffered, tracked >> lane & 1 == 1)?;
             self.finish(w, lane, &buffer);
             if unwritten != 0 {
-                w.undefine_results(&self.out, access.piece, lane, unwritten, w.begins(Source::UnwrittenShared));
+                let source = Source::unwritten(in_shared(access.space, addresses[lane]));
+                w.undefine_results(&self.out, access.piece, lane, unwritten, w.begins(source));
             }
             if undefined
                 && let Some((undefined, origin)) =

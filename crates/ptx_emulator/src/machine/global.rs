@@ -5,6 +5,7 @@
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::earlier::{Earlier, Touched};
+use super::undefined::UndefinedBytes;
 
 /// Alignment of allocations in bytes, as in the driver.
 pub const ALIGN: u64 = 256;
@@ -23,6 +24,8 @@ pub struct Allocation {
     words: Box<[AtomicU32]>,
     /// Bytes that the launch accessed.
     touched: Touched,
+    /// Bytes that are undefined until something writes them. `None`: all bytes are defined.
+    undefined: Option<UndefinedBytes>,
     /// Name of the variable or buffer, for reports.
     pub name: Option<String>,
     /// `true` for a `.const` variable.
@@ -54,6 +57,24 @@ impl Allocation {
     /// Records that a kernel has written these bytes.
     pub fn note_written(&self, offset: u64, bytes: u64) {
         self.touched.written.add(offset, bytes);
+        self.define(offset, bytes);
+    }
+
+    /// Records that these bytes are defined.
+    pub fn define(&self, offset: u64, bytes: u64) {
+        if let Some(undefined) = &self.undefined {
+            undefined.define(offset, bytes);
+        }
+    }
+
+    /// `true` if a byte may be undefined.
+    pub fn may_be_undefined(&self) -> bool {
+        self.undefined.is_some()
+    }
+
+    /// Mask of the undefined bytes among up to 64 bytes.
+    pub fn undefined_bytes(&self, offset: u64, bytes: u32) -> u64 {
+        self.undefined.as_ref().map_or(0, |undefined| undefined.mask(offset, bytes))
     }
 
     /// Value of 1, 2, 4 or 8 bytes at a multiple of its length. The value must lie inside the allocation.
@@ -149,7 +170,8 @@ impl GlobalMemory {
         let words = bytemuck::zeroed_slice_box(len.div_ceil(4) as usize);
         let touched = Touched::nothing(len);
         let at = self.allocations.partition_point(|a| a.base < base);
-        self.allocations.insert(at, Allocation { index: 0, base, len, words, touched, name, constant });
+        self.allocations
+            .insert(at, Allocation { index: 0, base, len, words, touched, undefined: None, name, constant });
         base
     }
 
@@ -164,8 +186,10 @@ impl GlobalMemory {
         if fits {
             let words = bytemuck::zeroed_slice_box(len.div_ceil(4) as usize);
             let touched = Touched::nothing(len);
-            self.allocations
-                .insert(at, Allocation { index: 0, base, len, words, touched, name: None, constant: false });
+            self.allocations.insert(
+                at,
+                Allocation { index: 0, base, len, words, touched, undefined: None, name: None, constant: false },
+            );
         }
         fits
     }
@@ -186,6 +210,18 @@ impl GlobalMemory {
     pub fn name(&mut self, base: u64, name: &str) {
         let at = self.find(base);
         self.allocations[at].name = Some(name.to_owned());
+    }
+
+    /// Marks bytes as undefined. Returns `false` if they do not lie in an allocation.
+    pub fn undefine(&mut self, address: u64, len: u64) -> bool {
+        let Some(at) = self.allocations.partition_point(|a| a.base <= address).checked_sub(1) else { return false };
+        let allocation = &mut self.allocations[at];
+        let offset = address - allocation.base;
+        let inside = offset <= allocation.len && len <= allocation.len - offset;
+        if inside {
+            allocation.undefined.get_or_insert_with(|| UndefinedBytes::none(allocation.len)).undefine(offset, len);
+        }
+        inside
     }
 
     fn find(&self, base: u64) -> usize {

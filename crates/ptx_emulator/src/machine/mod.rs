@@ -26,6 +26,7 @@ pub mod synchronization;
 pub mod tensor_core;
 pub mod tensor_memory;
 pub mod touches;
+pub mod undefined;
 pub mod wait;
 pub mod warp;
 pub mod words;

@@ -453,4 +453,11 @@ impl Machine<'_> {
         forget(&mut memory.undefined, range);
         self.progress += 1;
     }
+
+    /// Marks bytes of shared memory as copies of undefined bytes. `bytes` is a mask; bit 0 stands for the byte at
+    /// `offset`.
+    pub fn undefine_shared(&mut self, cta: u32, offset: u32, bytes: u64, origin: Origin) {
+        let marked = (0..64).filter(|n| bytes >> n & 1 == 1).map(|n| (offset as usize + n, origin));
+        self.ctas[cta as usize].shared.undefined.extend(marked);
+    }
 }

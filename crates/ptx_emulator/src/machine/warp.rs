@@ -19,8 +19,17 @@ pub enum Source {
     Register,
     /// A load of shared memory that nothing has written.
     UnwrittenShared,
+    /// A load of global memory that is marked as undefined.
+    UnwrittenGlobal,
     /// A shuffle from a lane that does not participate.
     AbsentLane,
+}
+
+impl Source {
+    /// The source for a load of memory that nothing has written: shared memory, or global memory.
+    pub fn unwritten(shared: bool) -> Source {
+        if shared { Source::UnwrittenShared } else { Source::UnwrittenGlobal }
+    }
 }
 
 /// Instruction that first had an undefined value.
@@ -46,6 +55,11 @@ impl Origin {
             Source::UnwrittenShared => (
                 FaultKind::UninitializedShared,
                 "use of a value computed from shared memory that nothing has written",
+                "the load",
+            ),
+            Source::UnwrittenGlobal => (
+                FaultKind::UninitializedGlobal,
+                "use of a value computed from global memory that nothing has written",
                 "the load",
             ),
             Source::AbsentLane => (

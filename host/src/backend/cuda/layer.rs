@@ -211,8 +211,8 @@ impl CudaLayer {
             return Ok(index);
         }
 
-        if groups.len() != self.weights.len() {
-            let (got, expected) = (groups.len(), self.weights.len());
+        if groups.len() != self.weights.expert_count() {
+            let (got, expected) = (groups.len(), self.weights.expert_count());
             return Err(Error::Mismatch { what: "groups of tokens (one per expert)", got, expected });
         }
         let placed = groups.iter().enumerate().map(|(index, group)| self.weights.group(index, group));

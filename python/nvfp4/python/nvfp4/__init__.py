@@ -11,8 +11,8 @@ and :class:`Moe` are layers with NVFP4 weights. The weights come from :func:`qua
 -1.0
 
 The operators are ``torch.ops.nvfp4.moe``, ``linear``, ``route``, ``quantize`` and ``dequantize``. They run on the tensors' device, on a GPU
-on PyTorch's current stream. They can be compiled (``torch.compile(fullgraph=True)``) and captured into CUDA graphs. They are for
-inference and have no gradients. A wrong type, shape, device or stride raises a ``ValueError`` that names the argument; a failure of the
+on PyTorch's current stream. They can be compiled (``torch.compile(fullgraph=True)``), exported (``torch.export``) and captured into CUDA
+graphs. The layers have gradients with respect to tokens if they are created with ``differentiable=True``. A wrong type, shape, device or stride raises a ``ValueError`` that names the argument; a failure of the
 device raises an :class:`Error`.
 """
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from . import _native, _operators
+from . import _gradients, _native, _operators
 from ._operators import Quantized
 
 
@@ -20,6 +20,7 @@ class Linear(torch.nn.Module):
     :param token_format: ``16-bit``, ``fp8`` or ``nvfp4``: see :func:`moe`.
     :param input_scale: with ``nvfp4``, the tokens' global scale from a checkpoint; if omitted, each token has its own global scale.
     :param rows: rows of each projection, multiples of 16; if omitted, the weight has one global scale.
+    :param differentiable: keep the checkpoint's tensors too, from which the gradient with respect to ``x`` is computed.
     :raises ValueError: if a type, a shape, a device or a scale is wrong; the message has its name and place.
     :raises Error: if the device fails or has no kernel for the layer.
 
@@ -38,6 +39,7 @@ class Linear(torch.nn.Module):
         rows: Sequence[int] | None = None,
         token_format: str = "16-bit",
         input_scale: float | None = None,
+        differentiable: bool = False,
     ) -> None:
         super().__init__()
         values, scales, global_scale = weight
@@ -58,6 +60,11 @@ class Linear(torch.nn.Module):
         )
         # Not in the state dict: the packed layout depends on the device.
         self.register_buffer("weights", torch.empty(length, dtype=torch.uint8, device=values.device), persistent=False)
+        self.differentiable = differentiable
+        if differentiable:
+            factors = global_scale.reshape(-1).repeat_interleave(torch.tensor(rows, device=global_scale.device))
+            for name, tensor in (("values", values), ("scales", scales), ("factors", factors.unsqueeze(-1).to(values.device))):
+                self.register_buffer(f"_{name}", tensor.detach(), persistent=False)
         bias = None if bias is None else bias.detach().cpu().contiguous()
         projections = list(zip(rows, global_scale.reshape(-1).tolist()))
         _native.pack_linear(self.weights, dtype, values, scales, projections, bias, token_format, input_scale)
@@ -67,6 +74,12 @@ class Linear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns ``x·Wᵀ + bias`` for ``x`` ``[…, K]``."""
+        if _gradients.needed(x):
+            source = _gradients.Projection(self._values, self._scales, self._factors, None) if self.differentiable else None
+            return _gradients.LinearFunction.apply(x, self._compute, source)
+        return self._compute(x)
+
+    def _compute(self, x):
         return _operators._linear(x, self.weights, self.out_features, **self._options)
 
     def extra_repr(self):

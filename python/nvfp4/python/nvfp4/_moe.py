@@ -2,7 +2,7 @@
 
 import torch
 
-from . import _native, _operators
+from . import _gradients, _native, _operators
 from ._operators import Quantized
 
 
@@ -23,6 +23,8 @@ class Moe(torch.nn.Module):
     :param input_scales: with ``nvfp4``, two tensors of global scales of tokens, ``[E]``, or ``[E + 1]`` with the shared expert's scale
         last. The first is for the input of each expert's gate and up (the larger scale if a checkpoint has two), the second for the
         input of its down. If omitted, each token has its own scale. On a GPU, input scales save a launch if there is a gate.
+    :param differentiable: keep the checkpoint's tensors too, from which the gradients with respect to tokens, routing weights and
+        ``shared_weights`` are computed.
     :raises ValueError: if a type, a shape, a device or a scale is wrong; the message has its name and place.
     :raises Error: if the device fails or has no kernel for the layer.
 
@@ -50,8 +52,14 @@ class Moe(torch.nn.Module):
         expert_map: torch.Tensor | None = None,
         token_format: str = "16-bit",
         input_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+        differentiable: bool = False,
     ) -> None:
         super().__init__()
+        self.differentiable = differentiable
+        if differentiable:
+            self._keep("experts", (gate, up, down), biases or (None,) * 3)
+            if shared:
+                self._keep("shared", shared, (None,) * 3)
         projections = [_projection(tensor, bias) for tensor, bias in zip((gate, up, down), biases or (None,) * 3)]
         shared = shared and [_projection(tensor, None) for tensor in shared]
         name, values = ("up", up.values) if gate is None else ("gate", gate.values)
@@ -105,6 +113,8 @@ class Moe(torch.nn.Module):
         workspace: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Returns the layer's output for ``hidden_states`` ``[T, H]``. The arguments are the same as in :func:`moe`."""
+        if _gradients.needed(hidden_states, topk_weights, shared_weights):
+            return self._with_gradients(hidden_states, topk_ids, topk_weights, shared_weights, weights_on_input, out, workspace)
         options = self._options
         if self.expert_map is not None or shared_weights is not None or weights_on_input or workspace is not None:
             options = self._with(options, shared_weights, weights_on_input, workspace)
@@ -114,6 +124,37 @@ class Moe(torch.nn.Module):
             out, hidden_states, topk_ids, topk_weights, self.weights, self.experts, self.intermediate, **options
         )
         return out
+
+    def _keep(self, name, matrices, biases):
+        """Keeps the tensors that the backward pass reads as buffers, which move with the layer."""
+        for role, matrix, bias in zip(("gate", "up", "down"), matrices, biases):
+            if matrix is None:
+                continue
+            values, scales, factors = (part.detach() for part in matrix)
+            if values.dim() == 2:
+                values, scales = values.unsqueeze(0), scales.unsqueeze(0)
+            parts = {"values": values, "scales": scales, "factors": factors.reshape(-1, 1, 1).to(values.device), "bias": bias}
+            for part, tensor in parts.items():
+                self.register_buffer(f"_{name}_{role}_{part}", tensor if tensor is None else tensor.detach(), persistent=False)
+
+    def _kept(self, name):
+        if not hasattr(self, f"_{name}_up_values"):
+            return None
+        parts = lambda role: (getattr(self, f"_{name}_{role}_{part}") for part in _gradients.Projection._fields)
+        projections = [_gradients.Projection(*parts(role)) if hasattr(self, f"_{name}_{role}_values") else None for role in ("gate", "up", "down")]
+        return _gradients.Experts(*projections, self.activation)
+
+    def _with_gradients(self, hidden_states, topk_ids, topk_weights, shared_weights, weights_on_input, out, workspace):
+        if out is not None:
+            raise ValueError("out: a call that records a gradient returns a new tensor; omit it")
+
+        def compute(x, weights, of_shared):
+            return self(x, topk_ids, weights, shared_weights=of_shared, weights_on_input=weights_on_input, workspace=workspace)
+
+        ids = topk_ids if self.expert_map is None else torch.where(topk_ids < 0, topk_ids, self.expert_map[topk_ids.clamp(min=0).long()])
+        return _gradients.MoeFunction.apply(
+            hidden_states, topk_weights, shared_weights, compute, self._kept("experts"), self._kept("shared"), ids, weights_on_input
+        )
 
     def _with(self, options, shared_weights, weights_on_input, workspace):
         """Returns ``options`` with the options of one call."""

@@ -296,6 +296,14 @@ impl<'a> Machine<'a> {
         match self.resolve(w, at, len)? {
             Spot::Global(allocation, offset) => {
                 self.track_global(w, at.lane, (allocation, offset), len.into(), mode)?;
+                let missing = if self.sanitize { allocation.undefined_bytes(offset, len) } else { 0 };
+                if may_be_unwritten {
+                    unwritten = missing;
+                } else if missing != 0 {
+                    let place = self.global.describe(allocation.base() + offset);
+                    let text = format!("{len} bytes at {place}: nothing has written them");
+                    self.hazard(Stop::new(FaultKind::UninitializedGlobal, text).lane(at.lane))?;
+                }
                 allocation.read(offset, out);
                 if !allocation.constant {
                     self.touch(at.lane, allocation.base() + offset, len, mode, &[]);

@@ -5,35 +5,56 @@
 
 import functools
 
-import nvfp4
 import torch
-from vllm.platforms import current_platform
 
-from . import choices
+import nvfp4
+
 from .choices import Left
 
 SIZE = 64
 """The sizes of the tiny layers."""
 
 
-def check_moe(dtype, activation, biased, token_format):
-    """:raises Left: if `nvfp4` does not compute such experts on this GPU."""
-    _check("experts", _moe, dtype, activation, biased, token_format)
+class Cards:
+    """The checks of one plugin.
 
+    :param choices: the plugin's :class:`Choices`.
+    :param name: returns the GPU's name.
+    :param capability: returns the GPU's compute capability as two numbers; `None` if there is no GPU.
+    """
 
-def check_linear(dtype, token_format):
-    """:raises Left: if `nvfp4` does not compute such linear layers on this GPU."""
-    _check("linear layers", _linear, dtype, token_format)
+    def __init__(self, choices, name, capability):
+        self._choices, self._name, self._capability, self._told = choices, name, capability, set()
 
+    def check_moe(self, dtype, activation, biased, token_format):
+        """:raises Left: if `nvfp4` does not compute such experts on this GPU."""
+        self._check("experts", _moe, dtype, activation, biased, token_format)
 
-def _check(what, compute, *kind):
-    device = torch.get_default_device()
-    if device.type not in ("cpu", "cuda"):  # a model that is first built without memory
-        device = torch.device("cuda")
-    reason = _tried(compute, device, *kind)
-    if reason is not None:
-        raise Left(f"{what} on {current_platform.get_device_name()}: {reason}; `nvfp4 selftest` (or NVFP4_VLLM_SELFTEST=1) tests a GPU's kernels")
-    _tell(what)
+    def check_linear(self, dtype, token_format):
+        """:raises Left: if `nvfp4` does not compute such linear layers on this GPU."""
+        self._check("linear layers", _linear, dtype, token_format)
+
+    def _check(self, what, compute, *kind):
+        device = torch.get_default_device()
+        if device.type not in ("cpu", "cuda"):  # a model that is first built without memory
+            device = torch.device("cuda")
+        reason = _tried(compute, device, *kind)
+        if reason is not None:
+            remedy = f"`nvfp4 selftest` (or {self._choices.variable('SELFTEST')[0]}=1) tests a GPU's kernels"
+            raise Left(f"{what} on {self._name()}: {reason}; {remedy}")
+        self._tell(what)
+
+    def _tell(self, what):
+        if what in self._told:
+            return
+        self._told.add(what)
+        capability = self._capability()
+        if capability is None or tuple(capability) == (9, 0):
+            return
+        self._choices.note(
+            f"nvfp4's kernels for {what} ran on Hopper GPUs and, for {self._name()}, in an emulator only; on this GPU only"
+            " its self-test or its portable kernels vouch for them"
+        )
 
 
 @functools.cache
@@ -46,17 +67,6 @@ def _tried(compute, device, *kind):
     except (nvfp4.Error, ValueError) as error:
         return str(error)
     return None
-
-
-@functools.cache
-def _tell(what):
-    capability = current_platform.get_device_capability()
-    if capability is None or (capability.major, capability.minor) == (9, 0):
-        return
-    choices.note(
-        f"nvfp4's kernels for {what} ran on Hopper GPUs and, for {current_platform.get_device_name()}, in an emulator only; on this GPU only"
-        " its self-test or its portable kernels vouch for them"
-    )
 
 
 def _quantized(device, *shape):

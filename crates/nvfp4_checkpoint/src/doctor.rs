@@ -1,0 +1,344 @@
+//! Examines a model before it is served: the faults of [`Inspection`], files that a server needs, experts without numbers, and
+//! what each engine makes of the findings. [`RULES`] has the facts about engines, each with its source.
+
+use std::path::Path;
+
+use rayon::prelude::*;
+
+use super::convert::{Config, weights};
+use super::names::{Expert, Projection};
+use super::{Checkpoint, Inspection};
+use nvfp4_core::Error;
+
+/// A program that serves or computes a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Engine {
+    /// This library.
+    Nvfp4,
+    /// vLLM with its own kernels.
+    Vllm,
+    /// llama.cpp, after `nvfp4 convert --to gguf`.
+    LlamaCpp,
+}
+
+impl Engine {
+    /// All engines.
+    pub const ALL: [Self; 3] = [Self::Nvfp4, Self::Vllm, Self::LlamaCpp];
+
+    /// Name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Nvfp4 => "nvfp4",
+            Self::Vllm => "vllm",
+            Self::LlamaCpp => "llama.cpp",
+        }
+    }
+}
+
+/// What an engine makes of a finding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Effect {
+    /// The model is served; the finding is worth knowing.
+    Note,
+    /// The model cannot be loaded, or a part of it cannot be computed.
+    Refused,
+    /// The model is served and computes something else.
+    Wrong,
+}
+
+impl Effect {
+    /// Word for people and for `--json`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Note => "note",
+            Self::Refused => "refused",
+            Self::Wrong => "wrong results",
+        }
+    }
+}
+
+/// What an engine makes of one kind of finding.
+#[derive(Clone, Copy, Debug)]
+pub struct Rule {
+    /// Code of the finding.
+    pub code: &'static str,
+    /// The engine.
+    pub engine: Engine,
+    /// Versions that were read or tried.
+    pub versions: &'static str,
+    /// What happens.
+    pub effect: Effect,
+    /// What to do.
+    pub remedy: &'static str,
+    /// Where this was found.
+    pub source: &'static str,
+}
+
+const fn rule(
+    code: &'static str,
+    engine: Engine,
+    versions: &'static str,
+    effect: Effect,
+    remedy: &'static str,
+    source: &'static str,
+) -> Rule {
+    Rule { code, engine, versions, effect, remedy, source }
+}
+
+/// Version of this library, for its own rules.
+const OWN: &str = env!("CARGO_PKG_VERSION");
+
+/// Versions of vLLM whose source was read.
+const VLLM: &str = "0.24 to 0.33";
+
+/// The rules. A finding without a row for an engine does not concern that engine.
+pub const RULES: &[Rule] = &[
+    rule(
+        "unequal-global-scales",
+        Engine::Vllm,
+        VLLM,
+        Effect::Wrong,
+        "quantize without --separate-scales, or serve with the plugin nvfp4-vllm, which keeps both scales",
+        "vllm/model_executor/layers/quantization/modelopt.py: `w13_weight_scale_2[:, 0]` for gate and up",
+    ),
+    rule(
+        "unequal-global-scales",
+        Engine::Nvfp4,
+        OWN,
+        Effect::Note,
+        "nothing: both scales are used",
+        "MoeWeights: one global scale per projection",
+    ),
+    rule(
+        "config-input-scales",
+        Engine::Vllm,
+        VLLM,
+        Effect::Wrong,
+        "set quant_algo to W4A16_NVFP4, or calibrate with `nvfp4 quantize --calibrate`",
+        "vllm/model_executor/layers/quantization/modelopt.py: `input_scale` is created by torch.empty and only loaded if present",
+    ),
+    rule(
+        "input-scales-partly-missing",
+        Engine::Vllm,
+        VLLM,
+        Effect::Wrong,
+        "calibrate all experts with `nvfp4 quantize --calibrate`, or none",
+        "vllm/model_executor/layers/quantization/modelopt.py: `input_scale` is created by torch.empty and only loaded if present",
+    ),
+    rule(
+        "input-scales-partly-missing",
+        Engine::Nvfp4,
+        OWN,
+        Effect::Note,
+        "nothing with 16-bit tokens; NVFP4 tokens are refused",
+        "MoeWeights::without_input_scales",
+    ),
+    rule(
+        "config-without-quantisation",
+        Engine::Vllm,
+        VLLM,
+        Effect::Refused,
+        "write the quantization to config.json: `nvfp4 convert --to modelopt` does",
+        "vllm/config/model.py: `_verify_quantization` reads quantization_config",
+    ),
+    rule(
+        "config-exclusion",
+        Engine::Vllm,
+        VLLM,
+        Effect::Refused,
+        "remove the module from the list of excluded modules: `nvfp4 convert --to modelopt` writes a new list",
+        "vllm/model_executor/layers/quantization/modelopt.py: `is_layer_excluded`",
+    ),
+    rule(
+        "global-scale-size",
+        Engine::Vllm,
+        VLLM,
+        Effect::Wrong,
+        "export the model again; the scale is stored inverted",
+        "both formats: ModelOpt multiplies by weight_scale_2, compressed-tensors divides by weight_global_scale",
+    ),
+    rule(
+        "tokenizer",
+        Engine::Vllm,
+        VLLM,
+        Effect::Refused,
+        "copy the tokenizer's files from the original model",
+        "transformers: AutoTokenizer.from_pretrained",
+    ),
+    rule(
+        "config",
+        Engine::Vllm,
+        VLLM,
+        Effect::Refused,
+        "copy config.json from the original model, then `nvfp4 convert --to modelopt` describes the quantization",
+        "transformers: AutoConfig.from_pretrained",
+    ),
+    rule(
+        "gpt-oss",
+        Engine::Vllm,
+        "0.24.0",
+        Effect::Refused,
+        "serve the original MXFP4 model",
+        "tests/engines/vllm_loads.py of this repository, run with vLLM 0.24.0",
+    ),
+    rule(
+        "k-of-64",
+        Engine::LlamaCpp,
+        "package gguf 0.19",
+        Effect::Note,
+        "these tensors keep the type of the template with `nvfp4 convert --to gguf`",
+        "gguf/constants.py: a block of NVFP4 has 64 values",
+    ),
+    rule(
+        "safetensors",
+        Engine::LlamaCpp,
+        "package gguf 0.19",
+        Effect::Refused,
+        "`nvfp4 convert --to gguf --template FILE`, with a GGUF file of the same model by llama.cpp's converter",
+        "llama.cpp loads GGUF files only",
+    ),
+];
+
+/// A finding about a model.
+#[derive(Debug)]
+pub struct Finding {
+    /// Kind of finding: a code of [`Inspection`], or one of the doctor's own.
+    pub code: &'static str,
+    /// Whether the model itself is broken, for every engine.
+    pub is_fault: bool,
+    /// What was found, and where.
+    pub message: String,
+}
+
+impl Finding {
+    fn new(code: &'static str, message: String) -> Self {
+        Self { code, is_fault: false, message }
+    }
+
+    /// Rules of an engine for this finding.
+    pub fn rules(&self, engine: Engine) -> impl Iterator<Item = &'static Rule> {
+        let code = self.code;
+        RULES.iter().filter(move |rule| rule.code == code && rule.engine == engine)
+    }
+
+    /// What an engine makes of the finding; `None` if it does not concern the engine. A fault without a rule is refused.
+    pub fn effect(&self, engine: Engine) -> Option<Effect> {
+        let of_rules = self.rules(engine).map(|rule| rule.effect).max();
+        of_rules.or_else(|| (self.is_fault && engine != Engine::LlamaCpp).then_some(Effect::Refused))
+    }
+}
+
+/// Result of an examination.
+#[derive(Debug)]
+pub struct Examination {
+    /// All findings; faults come first.
+    pub findings: Vec<Finding>,
+    /// Number of NVFP4 weights.
+    pub weights: usize,
+}
+
+impl Examination {
+    /// Examines a model. Reads all NVFP4 weights once.
+    ///
+    /// # Errors
+    /// Returns an error if the model cannot be opened.
+    pub fn of(path: &Path) -> Result<Self, Error> {
+        let checkpoint = Checkpoint::open(path)?;
+        let inspection = Inspection::of(path);
+        let mut findings: Vec<Finding> = Vec::new();
+        for problem in &inspection.problems {
+            let message = problem.error.to_string();
+            findings.push(Finding { code: problem.code, is_fault: problem.is_error, message });
+        }
+        findings.extend(files(&checkpoint));
+        findings.extend(weights_of(&checkpoint));
+        findings.push(Finding::new("safetensors", "the weights are in safetensors files".into()));
+        findings.sort_by_key(|finding| !finding.is_fault);
+        let weights = inspection.weights.iter().map(|weight| weight.count).sum();
+        Ok(Self { findings, weights })
+    }
+
+    /// The worst that an engine makes of the findings; `None`: nothing concerns it.
+    pub fn verdict(&self, engine: Engine) -> Option<Effect> {
+        self.findings.iter().filter_map(|finding| finding.effect(engine)).max()
+    }
+}
+
+/// Findings about the files beside the weights.
+fn files(checkpoint: &Checkpoint) -> Vec<Finding> {
+    const TOKENIZERS: [&str; 5] = ["tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "tiktoken.model"];
+    let path = checkpoint.path();
+    if !path.is_dir() {
+        return Vec::new();
+    }
+    let mut findings = Vec::new();
+    if !TOKENIZERS.iter().any(|name| path.join(name).exists()) {
+        let names = TOKENIZERS.join(", ");
+        findings.push(Finding::new("tokenizer", format!("the folder has no tokenizer (none of {names})")));
+    }
+    if !path.join("config.json").exists() {
+        findings.push(Finding::new("config", "the folder has no config.json".into()));
+    }
+    findings
+}
+
+/// Findings about the numbers of NVFP4 weights.
+fn weights_of(checkpoint: &Checkpoint) -> Vec<Finding> {
+    let Ok((config, _)) = Config::and_others(checkpoint) else { return Vec::new() };
+    // Weights that cannot be read are problems of the inspection.
+    let Ok(all) = weights::all(checkpoint, &config, false) else { return Vec::new() };
+    let (mut dead, mut ragged) = (Vec::new(), Vec::new());
+    for (name, readable) in all.into_iter().filter(|(_, readable)| readable.form.is_nvfp4()) {
+        for weight in &readable.stored.weights {
+            let is_zero =
+                || weight.source.nvfp4().is_some_and(|(codes, _, _)| codes.par_iter().all(|code| code & 0x77 == 0));
+            let is_expert =
+                Projection::parse(&weight.module).is_some_and(|found| matches!(found.expert, Expert::Routed(_)));
+            if is_expert && is_zero() {
+                dead.push(weight.module.clone());
+            }
+            if !weight.source.sizes()[1].is_multiple_of(64) {
+                ragged.push(weight.module.clone());
+            }
+        }
+        checkpoint.file_with(name).release();
+    }
+    let mut findings = Vec::new();
+    if let Some(first) = dead.first() {
+        let what = "projections of experts are all zeros: the expert was never trained, or its weights were lost";
+        findings.push(Finding::new("dead-experts", format!("{} {what}, starting with {first}", dead.len())));
+    }
+    if let Some(first) = ragged.first() {
+        let what = format!("{} weights have a K that is not a multiple of 64, starting with {first}", ragged.len());
+        findings.push(Finding::new("k-of-64", what));
+    }
+    if config.model_type().is_some_and(|model| model.contains("gpt_oss")) {
+        findings.push(Finding::new("gpt-oss", "the model is gpt-oss in NVFP4".into()));
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_rule_is_complete_and_unique() {
+        let mut keys: Vec<_> = RULES.iter().map(|rule| (rule.code, rule.engine, rule.versions)).collect();
+        assert!(RULES.iter().all(|rule| !rule.remedy.is_empty() && !rule.source.is_empty()));
+        keys.sort_unstable();
+        keys.dedup();
+        assert_eq!(keys.len(), RULES.len());
+    }
+
+    #[test]
+    fn worst_effect_is_the_verdict() {
+        let finding = |code, is_fault| Finding { code, is_fault, message: String::new() };
+        let examination = |findings| Examination { findings, weights: 1 };
+        let unequal = examination(vec![finding("unequal-global-scales", false), finding("tokenizer", false)]);
+        assert_eq!(unequal.verdict(Engine::Vllm), Some(Effect::Wrong));
+        assert_eq!(unequal.verdict(Engine::Nvfp4), Some(Effect::Note));
+        assert_eq!(examination(vec![finding("shape", true)]).verdict(Engine::Nvfp4), Some(Effect::Refused));
+        assert_eq!(examination(vec![]).verdict(Engine::Vllm), None);
+    }
+}

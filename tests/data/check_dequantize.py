@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+"""Checks `nvfp4 dequantize` and `nvfp4 convert` against numpy on random models. Needs numpy from PyPI.
+
+    check_dequantize.py PATH/TO/nvfp4 [SEED] [MODELS]
+
+Each model has random sizes, random names of a family, and a random form: NVFP4 by ModelOpt or compressed-tensors, experts apart
+or in one tensor as [E, N, K/2] or [E, K/2, N], global scales for all, per expert or per part, a factor per column (AWQ), or FP8
+with scales per block, row or tensor. Every number of the output in f32 must be equal to the product in numpy; after a conversion
+to the other format and layout, every number must be equal within one rounding of the global scale.
+"""
+
+import json
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+
+F32 = np.float32
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], F32)
+E4M3 = np.array([m / 512 if e == 0 else (8 + m) / 8 * 2.0 ** (e - 7) for e in range(16) for m in range(8)][:127], F32)
+FAMILIES = {"mlp": ("gate_proj", "up_proj", "down_proj"), "block_sparse_moe": ("w1", "w3", "w2")}
+DTYPES = {"F32": F32, "U8": np.uint8, "F8_E4M3": np.uint8}
+
+
+def save(path, tensors):
+    header, data = {}, b""
+    for name, (dtype, array) in tensors.items():
+        raw = np.ascontiguousarray(array, DTYPES[dtype]).tobytes()
+        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def load(path):
+    raw = path.read_bytes()
+    length = struct.unpack("<Q", raw[:8])[0]
+    header = json.loads(raw[8 : 8 + length])
+    header.pop("__metadata__", None)
+    start = 8 + length
+    return {
+        name: np.frombuffer(raw[start + info["data_offsets"][0] : start + info["data_offsets"][1]], DTYPES[info["dtype"]]).reshape(info["shape"])
+        for name, info in header.items()
+    }
+
+
+def nvfp4(rng, n, k):
+    """Returns codes, scale codes and the numbers without the global scale's factor applied to the scales."""
+    codes = rng.integers(0, 256, (n, k // 2), np.uint8)
+    scales = rng.integers(0, 0x7F, (n, k // 16), np.uint8)
+    values = np.stack([E2M1[codes & 15], E2M1[codes >> 4]], -1).reshape(n, k)
+    return codes, scales, values
+
+
+def numbers(values, scales, factor):
+    return values * np.repeat(E4M3[scales] * F32(factor), 16, -1)
+
+
+def apart(rng, tensors, expected, module, n, k, is_modelopt):
+    """Adds one NVFP4 matrix."""
+    codes, scales, values = nvfp4(rng, n, k)
+    factor = F32(2.0 ** rng.integers(-12, 3) * rng.uniform(1, 2))
+    result = numbers(values, scales, factor)
+    if is_modelopt:
+        tensors[f"{module}.weight"] = ("U8", codes)
+        tensors[f"{module}.weight_scale_2"] = ("F32", factor)
+        if rng.random() < 0.2:
+            columns = rng.uniform(0.5, 2, k).astype(F32)
+            tensors[f"{module}.pre_quant_scale"] = ("F32", columns)
+            result = result * columns
+    else:
+        divisor = F32(1) / factor
+        result = numbers(values, scales, F32(1) / divisor)
+        tensors[f"{module}.weight_packed"] = ("U8", codes)
+        tensors[f"{module}.weight_global_scale"] = ("F32", np.array([divisor]))
+    tensors[f"{module}.weight_scale"] = ("F8_E4M3", scales)
+    expected[f"{module}.weight"] = result
+
+
+def fused(rng, tensors, expected, module, experts, n, k, parts):
+    """Adds all experts of a projection in one tensor."""
+    transposed = rng.random() < 0.5
+    shape = [(), (experts,), (experts, parts)][rng.integers(3 if parts > 1 else 2)]
+    factors = rng.uniform(0.001, 0.1, shape).astype(F32)
+    spread = np.broadcast_to(factors.reshape(shape + (1,) * (2 - len(shape))) if shape else factors, (experts, parts))
+    codes, scales, values = (np.stack(part) for part in zip(*(nvfp4(rng, n, k) for _ in range(experts))))
+    of_rows = np.repeat(spread, n // parts, -1)
+    result = values * np.repeat(E4M3[scales] * of_rows[..., None], 16, -1)
+    order = (0, 2, 1) if transposed else (0, 1, 2)
+    tensors[module] = ("U8", codes.transpose(order))
+    tensors[f"{module}_weight_scale"] = ("F8_E4M3", scales.transpose(order))
+    tensors[f"{module}_weight_scale_2"] = ("F32", factors)
+    expected[module] = result.transpose(order)
+
+
+def fp8(rng, tensors, expected, module, n, k):
+    """Adds one FP8 matrix."""
+    codes = rng.integers(0, 0x7F, (n, k), np.uint8)
+    grid = [(1, 1), (n, 1), (-(-n // 128), -(-k // 128))][rng.integers(3)]
+    scales = rng.uniform(0.001, 0.1, grid).astype(F32)
+    rows, columns = (-(-size // count) if count > 1 else size for size, count in zip((n, k), grid))
+    rows, columns = (128 if grid not in ((1, 1), (n, 1)) else side for side in (rows, columns))
+    tensors[f"{module}.weight"] = ("F8_E4M3", codes)
+    tensors[f"{module}.weight_scale_inv"] = ("F32", scales)
+    expected[f"{module}.weight"] = E4M3[codes] * np.repeat(np.repeat(scales, rows, 0), columns, 1)[:n, :k]
+
+
+def model(rng):
+    """Returns the tensors of a random model, the expected numbers, and whether its weights are all NVFP4."""
+    tensors, expected = {}, {}
+    block, names = list(FAMILIES.items())[rng.integers(2)]
+    form = ["modelopt", "compressed-tensors", "fused", "fp8"][rng.integers(4)]
+    experts, hidden, inner = int(rng.integers(1, 4)), int(16 * rng.integers(1, 6)), int(16 * rng.integers(1, 6))
+    for layer in range(int(rng.integers(1, 3))):
+        before = f"model.layers.{layer}.{block}.experts"
+        if form == "fused":
+            fused(rng, tensors, expected, f"{before}.gate_up_proj", experts, 2 * inner, hidden, 2)
+            fused(rng, tensors, expected, f"{before}.down_proj", experts, hidden, inner, 1)
+            continue
+        for expert in range(experts):
+            for name, sizes in zip(names, [(inner, hidden), (inner, hidden), (hidden, inner)]):
+                module = f"{before}.{expert}.{name}"
+                if form == "fp8":
+                    fp8(rng, tensors, expected, module, *sizes)
+                else:
+                    apart(rng, tensors, expected, module, *sizes, form == "modelopt")
+    tensors["model.norm.weight"] = ("F32", rng.uniform(0, 1, hidden).astype(F32))
+    return tensors, expected, form
+
+
+def main():
+    command = str(pathlib.Path(sys.argv[1]).resolve())
+    seed, count = (int(argument) for argument in (sys.argv[2:] + ["0", "60"][len(sys.argv) - 2 :])[:2])
+    numbers_seen = 0
+    for index in range(count):
+        rng = np.random.default_rng([seed, index])
+        tensors, expected, form = model(rng)
+        with tempfile.TemporaryDirectory() as folder:
+            folder = pathlib.Path(folder)
+            save(folder / "in.safetensors", tensors)
+
+            def run(*line):
+                return subprocess.run([command, *line], cwd=folder, capture_output=True, text=True)
+
+            done = run("dequantize", "in.safetensors", "out.safetensors", "--dtype", "f32", "--quiet")
+            assert done.returncode == 0, (seed, index, form, done.stderr)
+            got = load(folder / "out.safetensors")
+            assert set(got) == set(expected) | {"model.norm.weight"}, (seed, index, form, set(got) ^ set(expected))
+            for name, wanted in expected.items():
+                assert np.array_equal(got[name], wanted.astype(F32)), (seed, index, form, name)
+                numbers_seen += wanted.size
+            if form == "fp8":
+                continue
+            target = ["modelopt", "compressed-tensors"][rng.integers(2)]
+            has_columns = any("pre_quant_scale" in name for name in tensors)
+            layout = ["apart", "fused"][rng.integers(2)]
+            line = ("convert", "in.safetensors", "converted.safetensors", "--to", target, "--experts", layout, "--quiet")
+            done = run(*line)
+            if has_columns and (target == "compressed-tensors" or layout == "fused"):
+                assert done.returncode == 2 and "NVFP4_AWQ" in done.stderr, (seed, index, form, line, done)
+                continue
+            assert done.returncode == 0, (seed, index, form, line, done.stderr)
+            verified = run("verify", "converted.safetensors", "--source", "in.safetensors", "--max-relative-rms", "1e-6")
+            assert verified.returncode == 0, (seed, index, form, line, verified.stdout, verified.stderr)
+    print(f"{count} models, {numbers_seen} numbers: all are as expected")
+
+
+if __name__ == "__main__":
+    main()
