@@ -74,6 +74,14 @@ pub trait Products: Kernel {
     /// Returns the tokens per tile for `rows` rows of `experts` named experts.
     fn tile_tokens(&self, rows: u64, experts: u64) -> u32;
 
+    /// Returns the least and the most tokens per tile for a layer of `experts` experts with or without a curve as its
+    /// activation.
+    fn tile_range(&self, curves: bool, experts: u32) -> [u32; 2] {
+        let takes = |of: &ProductInstance| of.matrices == 2 && of.curves == curves && experts <= of.max_experts;
+        let tiles = || self.instances().into_iter().filter(takes).map(|of| of.tile_tokens);
+        [tiles().min(), tiles().max()].map(|tile| tile.expect("every kernel has gated instances of both kinds"))
+    }
+
     /// Whether the instances with such tiles take tokens sorted by expert.
     fn sorts(&self, tile_tokens: u32) -> bool {
         self.instances().iter().any(|of| of.tile_tokens == tile_tokens && of.sorted)

@@ -2,7 +2,6 @@
 
 use gpu_arch::Capability;
 use kernels_gpu::layer::moe_route::abi::Route;
-use kernels_gpu::lists::SMALL_EXPERTS;
 use kernels_gpu::sorted::ROW_MULTIPLE;
 
 use super::MoeArguments;
@@ -172,11 +171,11 @@ impl RowPlan {
         let tiles = |rows: usize, experts: usize| {
             let (rows, experts) = (rows as u64, experts as u64);
             let tile_tokens = match format {
-                // Smaller tiles have instances for up to `SMALL_EXPERTS` experts.
-                TokenFormat::Bits16 if sizes.experts > SMALL_EXPERTS as usize => {
-                    kernels.products.tile_tokens(rows, experts).max(SMALLEST_TILE)
+                TokenFormat::Bits16 => {
+                    let curves = matches!(sizes.activation.form(), Form::Curve(..));
+                    let [least, most] = kernels.products.tile_range(curves, sizes.experts as u32);
+                    kernels.products.tile_tokens(rows, experts).clamp(least, most)
                 }
-                TokenFormat::Bits16 => kernels.products.tile_tokens(rows, experts),
                 TokenFormat::Fp8 => moe_fp8_sm90::tile_tokens(rows, experts),
                 TokenFormat::Nvfp4 => nvfp4_products::tile_tokens(rows, experts),
             };
