@@ -21,6 +21,7 @@ use std::borrow::Cow;
 use crate::error::Error;
 use crate::problem::{MAX_EXPERTS, MAX_TOP_K, TokenDtype};
 
+use rule::within;
 pub use rule::{GroupScore, Rule, Score, Table};
 pub use select::route_token;
 pub use select::{route, route_with_ids};
@@ -56,6 +57,34 @@ pub enum Scoring {
     Rule(Rule),
 }
 
+impl Scoring {
+    /// Returns the scoring of `experts` experts as a rule.
+    fn rule(&self, experts: usize) -> Rule {
+        match self {
+            &Self::Softmax { renormalize } => Rule { renormalize, ..Rule::default() },
+            Self::TopKSoftmax => Rule { renormalize: true, ..Rule::default() },
+            Self::SigmoidTop1 => Rule { score: Score::Sigmoid, ..Rule::default() },
+            &Self::SigmoidGroups { ref bias, groups, top_groups, renormalize, scale } => Rule {
+                score: Score::Sigmoid,
+                bias: bias.clone(),
+                groups,
+                top_groups,
+                group_score: GroupScore::BestTwo,
+                renormalize,
+                scale,
+                ..Rule::default()
+            },
+            Self::Rule(rule) => {
+                let mut rule = rule.clone();
+                if rule.group_score == GroupScore::BestTwo && rule.bias.is_empty() {
+                    rule.bias = vec![0.0; experts];
+                }
+                rule
+            }
+        }
+    }
+}
+
 /// A router with checked sizes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Router {
@@ -83,7 +112,7 @@ impl Router {
         {
             return Err(Error::Mismatch { what: "biases of the router", got: bias.len(), expected: experts });
         }
-        let rule = Rule::of(&scoring, experts);
+        let rule = scoring.rule(experts);
         rule.check(experts, top_k)?;
         Ok(Self { experts, top_k, scoring, rule })
     }
@@ -130,14 +159,6 @@ impl Router {
             return Err(Error::Mismatch { what, got: token_ids.len(), expected });
         }
         Ok(())
-    }
-}
-
-/// Checks a size of a router.
-fn within(what: &str, got: usize, most: usize) -> Result<(), Error> {
-    match got {
-        got if (1..=most).contains(&got) => Ok(()),
-        got => Err(Error::Invalid(format!("router: {what} = {got} must be from 1 to {most}"))),
     }
 }
 

@@ -1,6 +1,5 @@
-//! The general rule of a router. [`Scoring`] names the usual ones.
+//! The general rule of a router. [`Scoring`](super::Scoring) names the usual ones.
 
-use super::{Scoring, within};
 use crate::error::Error;
 
 /// Score of an expert, a function of the logits of a token, in f32.
@@ -92,32 +91,6 @@ impl Default for Rule {
 }
 
 impl Rule {
-    /// Returns the rule of a scoring of `experts` experts.
-    pub(super) fn of(scoring: &Scoring, experts: usize) -> Self {
-        match scoring {
-            &Scoring::Softmax { renormalize } => Self { renormalize, ..Self::default() },
-            Scoring::TopKSoftmax => Self { renormalize: true, ..Self::default() },
-            Scoring::SigmoidTop1 => Self { score: Score::Sigmoid, ..Self::default() },
-            &Scoring::SigmoidGroups { ref bias, groups, top_groups, renormalize, scale } => Self {
-                score: Score::Sigmoid,
-                bias: bias.clone(),
-                groups,
-                top_groups,
-                group_score: GroupScore::BestTwo,
-                renormalize,
-                scale,
-                ..Self::default()
-            },
-            Scoring::Rule(rule) => {
-                let mut rule = rule.clone();
-                if rule.group_score == GroupScore::BestTwo && rule.bias.is_empty() {
-                    rule.bias = vec![0.0; experts];
-                }
-                rule
-            }
-        }
-    }
-
     /// Checks the rule for `top_k` of `experts` experts.
     ///
     /// # Errors
@@ -166,5 +139,13 @@ impl Rule {
                 experts - 1
             ))),
         }
+    }
+}
+
+/// Checks a size of a router.
+pub(super) fn within(what: &str, got: usize, most: usize) -> Result<(), Error> {
+    match got {
+        got if (1..=most).contains(&got) => Ok(()),
+        got => Err(Error::Invalid(format!("router: {what} = {got} must be from 1 to {most}"))),
     }
 }
