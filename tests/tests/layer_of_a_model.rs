@@ -453,6 +453,87 @@ fn rules_of_new_families_are_read() {
     assert!(error.contains("gate.tid2eid: experts of a token: got 3, expected 2"), "{error}");
 }
 
+/// Makes layer 3 in MXFP4: experts in separate tensors as in DeepSeek-V4, or all in one as in gpt-oss, where rows of gate
+/// and up alternate. `lowest` is the exponent of the first block of the last expert's down projection.
+fn mxfp4(fused: bool, lowest: u8) -> Tensors {
+    let mut tensors = Tensors::default();
+    let rows = |roles: &[usize], experts: std::ops::Range<usize>| {
+        let (mut codes, mut exponents) = (Vec::new(), Vec::new());
+        for (expert, row, &role) in experts
+            .flat_map(|expert| (0..HIDDEN).flat_map(move |row| roles.iter().map(move |role| (expert, row, role))))
+        {
+            codes.extend((0..HIDDEN / 2).map(|pair| {
+                mxfp4_code([expert, role, row, 2 * pair]) | mxfp4_code([expert, role, row, 2 * pair + 1]) << 4
+            }));
+            let is_lowest = [expert, role, row] == [EXPERTS - 1, 2, 0];
+            exponents.push(if is_lowest { lowest } else { mxfp4_exponent(expert, role, row) });
+        }
+        (codes, exponents)
+    };
+    if fused {
+        for (name, roles) in [("gate_up_proj", &[0, 1][..]), ("down_proj", &[2])] {
+            let (codes, exponents) = rows(roles, 0..EXPERTS);
+            let shape = [EXPERTS, roles.len() * HIDDEN, 1, 16];
+            tensors.set(format!("{BLOCK}.experts.{name}_blocks"), raw(Dtype::U8, &shape, &codes));
+            tensors.set(format!("{BLOCK}.experts.{name}_scales"), raw(Dtype::U8, &shape[..3], &exponents));
+        }
+        tensors.set(format!("{BLOCK}.router.weight"), router(EXPERTS));
+        return tensors;
+    }
+    for (expert, (role, name)) in
+        (0..EXPERTS).flat_map(|expert| ["w1", "w3", "w2"].into_iter().enumerate().map(move |of| (expert, of)))
+    {
+        let (codes, exponents) = rows(&[role], expert..expert + 1);
+        let module = format!("{BLOCK}.experts.{expert}.{name}");
+        tensors.set(format!("{module}.weight"), raw(Dtype::I8, &[HIDDEN, HIDDEN / 2], &codes));
+        tensors.set(format!("{module}.scale"), raw(Dtype::F8_E8M0, &[HIDDEN, 1], &exponents));
+    }
+    tensors.set(format!("{BLOCK}.gate.weight"), router(EXPERTS));
+    tensors
+}
+
+/// Code of an element of an expert's projection.
+fn mxfp4_code([expert, role, row, column]: [usize; 4]) -> u8 {
+    ((expert * 7 + role * 5 + row * 3 + column * 11) % 16) as u8
+}
+
+/// Exponent of a row of an expert's projection.
+fn mxfp4_exponent(expert: usize, role: usize, row: usize) -> u8 {
+    115 + ((expert + 2 * role + 3 * row) % 9) as u8
+}
+
+#[test]
+fn experts_in_mxfp4_keep_their_numbers() {
+    const MAGNITUDES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let oss = json!({"model_type": "gpt_oss", "num_experts_per_tok": 2, "hidden_act": "silu"});
+    for (fused, config) in [(false, qwen3()), (true, oss)] {
+        with_layer(&mxfp4(fused, 110), config.clone(), |layer, _| {
+            assert_eq!(layer.mxfp4_blocks, EXPERTS * 3 * HIDDEN * HIDDEN / 16);
+            for (expert, of) in layer.weights.experts().iter().enumerate() {
+                for (role, (name, matrix, _)) in of.projections().enumerate() {
+                    for row in 0..HIDDEN {
+                        let mut got = [0.0; HIDDEN];
+                        matrix.dequantize_row(row, &mut got);
+                        let is_lowest = [expert, role, row] == [EXPERTS - 1, 2, 0];
+                        let exponent = if is_lowest { 110 } else { mxfp4_exponent(expert, role, row) };
+                        for (column, got) in got.into_iter().enumerate() {
+                            let code = mxfp4_code([expert, role, row, column]);
+                            let magnitude = MAGNITUDES[usize::from(code % 8)] * f32::exp2(f32::from(exponent) - 127.0);
+                            let want = if code < 8 { magnitude } else { -magnitude };
+                            assert_eq!(got, want, "{name} of expert {expert}, row {row}, column {column}");
+                        }
+                    }
+                }
+            }
+        });
+        let error = with_model(&mxfp4(fused, 60), Some(config), |checkpoint, _| {
+            checkpoint.moe_layer(3, TokenDtype::Bf16).map(|_| ()).unwrap_err().to_string()
+        });
+        let words = "2 of 64 blocks of 16 cannot keep their numbers in NVFP4";
+        assert!(error.contains(words) && error.contains("`nvfp4 quantize`"), "{error}");
+    }
+}
+
 #[test]
 fn one_of_two_stacks_of_layers_is_chosen_by_name() {
     let mut tensors = Tensors::default();

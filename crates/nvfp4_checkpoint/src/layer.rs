@@ -102,12 +102,14 @@ impl Checkpoint {
         Err(self.no_such_block(layer))
     }
 
-    /// Returns `true` if a tensor is a part of a block's projection that is computed. `biases`: biases are computed.
-    pub(super) fn is_part(&self, block: &Block<'_>, projection: &Projection<'_>, biases: bool) -> bool {
+    /// Returns `true` if a tensor is a part of a block's projection that is computed. `is_whole`: the operation
+    /// computes whole experts, with biases, also in MXFP4.
+    pub(super) fn is_part(&self, block: &Block<'_>, projection: &Projection<'_>, is_whole: bool) -> bool {
         let Projection { module, part, .. } = *projection;
         self.is_computed(module, part) && block.kind != Kind::Fused
             || block.kind == Kind::Fused && fused::is_part(part)
-            || biases && if block.kind == Kind::Fused { fused::BIASES.contains(&part) } else { part == BIAS }
+            || is_whole && self.is_mxfp4_part(module, part)
+            || is_whole && if block.kind == Kind::Fused { fused::BIASES.contains(&part) } else { part == BIAS }
     }
 }
 

@@ -4,13 +4,14 @@
 use rayon::prelude::*;
 
 use super::block::{Block, Kind};
+use super::convert::Lossless;
 use super::file::Tensor;
 use super::fused::Part;
 use super::layer_tensors::{LayerTensors, Scope};
 use super::model_config::ModelConfig;
 use super::names::{BIAS, ROUTER_WEIGHTS, Role};
 use super::router::{LayerRouter, RouterRule};
-use super::{Checkpoint, Dtype, QuantizedWeight};
+use super::{Checkpoint, Dtype};
 use nvfp4_core::Error;
 use nvfp4_core::bias::Bias;
 use nvfp4_core::moe::{Activation, Biases, MoeExpert, MoeWeights};
@@ -45,6 +46,8 @@ pub struct MoeLayer<'a> {
     pub modules: Vec<String>,
     /// Tensors of the decoder layer that are used, and tensors that are left: attention and norms.
     pub tensors: LayerTensors,
+    /// Number of NVFP4 blocks of 16 that were converted from MXFP4, without a change of any number.
+    pub mxfp4_blocks: usize,
 }
 
 /// What an MoE layer consists of, known before any weight is read.
@@ -79,7 +82,8 @@ impl RouterTensors {
 
 impl Checkpoint {
     /// Loads an MoE layer with its router, for tokens of type `dtype`. Experts are stored in separate tensors, or all
-    /// in one tensor. In one tensor, gate and up are the two halves, or alternate row by row (gpt-oss).
+    /// in one tensor. In one tensor, gate and up are the two halves, or alternate row by row (gpt-oss). Experts in MXFP4 are
+    /// converted if no number changes.
     ///
     /// # Errors
     /// Returns an error if the layer does not exist or has no experts, a part is missing or wrong, the decoder layer
@@ -90,19 +94,21 @@ impl Checkpoint {
         let plan = self.plan(&blocks, layer)?;
         let &Plan { routed, shared, activation, top_k, .. } = &plan;
         let place = |error: Error| error.at(format_args!("{}: layer {layer}", self.path().display()));
+        let lossless = Lossless::of(self)?;
         let experts = match routed.kind {
-            Kind::Fused => self.fused_experts(routed, activation, plan.config.is_model("gpt_oss"))?,
-            _ => self.experts(routed, activation)?,
+            Kind::Fused => self.fused_experts(routed, activation, plan.config.is_model("gpt_oss"), &lossless)?,
+            _ => self.experts(routed, activation, &lossless)?,
         };
         let mut weights = MoeWeights::with_activation(dtype, top_k, activation, experts).map_err(place)?;
         if let Some(shared) = shared {
-            let expert = self.experts(shared, activation)?.remove(0);
+            let expert = self.experts(shared, activation, &lossless)?.remove(0);
             weights = weights.with_shared(expert).map_err(place)?;
         }
         let weights = self.with_input_scales(weights, routed, shared, plan.config.fp8_tokens()).map_err(place)?;
         let router = self.router(&plan, &weights)?;
         let patterns = [routed].into_iter().chain(shared).flat_map(|block| ROLES.map(|role| block.pattern(role)));
-        Ok(MoeLayer { weights, router, modules: patterns.flatten().collect(), tensors: plan.tensors })
+        let (modules, mxfp4_blocks) = (patterns.flatten().collect(), lossless.blocks());
+        Ok(MoeLayer { weights, router, modules, tensors: plan.tensors, mxfp4_blocks })
     }
 
     /// Returns the projections of a layer that [`Checkpoint::moe_layer`] computes.
@@ -190,7 +196,12 @@ impl Checkpoint {
     }
 
     /// Loads experts stored in separate tensors.
-    fn experts(&self, block: &Block<'_>, activation: Activation) -> Result<Vec<MoeExpert<'_>>, Error> {
+    fn experts<'a>(
+        &'a self,
+        block: &Block<'_>,
+        activation: Activation,
+        lossless: &Lossless<'_>,
+    ) -> Result<Vec<MoeExpert<'a>>, Error> {
         let merged = block.modules(Role::GateUp);
         let roles = [("gate", Role::Gate), ("up", Role::Up), ("down", Role::Down)];
         let modules = roles.map(|(_, role)| block.modules(role));
@@ -204,15 +215,18 @@ impl Checkpoint {
                 return Err(Error::NotComputed(what).at(format_args!("{}: {}", self.path().display(), block.path())));
             }
         }
-        let part = |role: usize, expert: usize| -> Result<Part<'_>, Error> {
+        let part = |role: usize, expert: usize| -> Result<Part<'a>, Error> {
             let module = &modules[role][expert];
-            let QuantizedWeight { matrix, .. } = self.weight(module)?;
+            let matrix = match lossless.matrix(module)? {
+                Some(matrix) => matrix,
+                None => self.weight(module)?.matrix,
+            };
             let bias = self.bias(&format!("{module}{BIAS}"), matrix.rows())?;
             Ok((matrix, bias))
         };
         let expert = |expert: usize| {
             let (gate, up) = match merged.get(expert) {
-                Some(module) => self.merged(module).map(|[gate, up]| (Some(gate), up))?,
+                Some(module) => self.merged(module, lossless).map(|[gate, up]| (Some(gate), up))?,
                 None if activation.has_gate() => (Some(part(0, expert)?), part(1, expert)?),
                 None => (None, part(1, expert)?),
             };
@@ -222,8 +236,11 @@ impl Checkpoint {
     }
 
     /// Loads gate and up that share one matrix, with their biases.
-    fn merged(&self, module: &str) -> Result<[Part<'_>; 2], Error> {
-        let halves = self.halves(module)?.map(|half| half.matrix);
+    fn merged(&self, module: &str, lossless: &Lossless<'_>) -> Result<[Part<'_>; 2], Error> {
+        let halves = match lossless.halves(module)? {
+            Some(halves) => halves,
+            None => self.halves(module)?.map(|half| half.matrix),
+        };
         let rows = halves[0].rows();
         let name = format!("{module}{BIAS}");
         let biases = self.tensor(&name).map(|_| self.numbers(&name, &[2 * rows], "[2I]")).transpose()?;
@@ -233,19 +250,26 @@ impl Checkpoint {
     }
 
     /// Loads experts stored in one tensor per projection.
-    fn fused_experts(
-        &self,
+    fn fused_experts<'a>(
+        &'a self,
         block: &Block<'_>,
         activation: Activation,
         in_turn: bool,
-    ) -> Result<Vec<MoeExpert<'_>>, Error> {
+        lossless: &Lossless<'_>,
+    ) -> Result<Vec<MoeExpert<'a>>, Error> {
         let at = |error: Error| error.at(format_args!("{}: {}", self.path().display(), block.path()));
         let one = |role: Role, what: &str, parts: usize| {
             let module = block.modules(role).into_iter().next();
             let module = module.ok_or_else(|| {
                 at(Error::NotComputed(format!("the block has no {what} projection; export the model again")))
             })?;
-            self.fused(&module, parts, in_turn)?.split()
+            match lossless.parts(&module)? {
+                Some(all) => {
+                    let mut all = all.into_iter();
+                    Ok((0..all.len() / parts).map(|_| all.by_ref().take(parts).collect()).collect())
+                }
+                None => self.fused(&module, parts, in_turn)?.split(),
+            }
         };
         let mismatch = |what, got, expected| at(Error::Mismatch { what, got, expected });
         let down = one(Role::Down, "down", 1)?;

@@ -6,7 +6,7 @@
 //! Submodules:
 //! - [`rewrite`] writes the files of the new model.
 //! - [`stored`] finds the weights.
-//! - [`mxfp4`] converts MXFP4 without loss.
+//! - [`mxfp4`] converts MXFP4 without loss, and [`lossless`] does so for a layer that runs.
 //! - [`select`] decides which weights are quantized.
 //! - [`config`] describes the result to servers.
 //! - [`calibration`] provides the scales of activations.
@@ -14,6 +14,7 @@
 mod calibration;
 mod config;
 mod dequantize;
+mod lossless;
 mod mxfp4;
 mod options;
 mod place;
@@ -35,6 +36,7 @@ pub use self::calibration::Calibration;
 pub(super) use self::config::Config;
 use self::config::{Others, Quantization};
 pub use self::dequantize::Dequantization;
+pub(super) use self::lossless::Lossless;
 pub use self::mxfp4::Exact;
 pub use self::options::Options;
 use self::place::{file_name, is_one_file};

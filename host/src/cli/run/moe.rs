@@ -53,8 +53,9 @@ pub fn run(args: &Args, backend: Box<dyn Backend>, out: &mut impl Write) -> anyh
         let inputs = layer.router.inputs_with_ids(sizes, tokens.bits(args, sizes.hidden)?, &ids)?;
         let name = format!("{} layer {number}", checkpoint.path().display());
         let weights = layer.weights.with_token_format(args.token_format.unwrap_or(backend.moe_token_format()));
-        let tensors = Some(layer.tensors);
-        let job = Job { name, input: tokens.source, routing: "its router's", tensors, weights, inputs };
+        let (tensors, mxfp4_blocks) = (Some(layer.tensors), layer.mxfp4_blocks);
+        let routing = "its router's";
+        let job = Job { name, input: tokens.source, routing, tensors, mxfp4_blocks, weights, inputs };
         return compute(args, job, backend, Some(&checkpoint), out);
     }
     let dtype = args.out_dtype.unwrap_or(TokenDtype::Bf16);
@@ -74,7 +75,7 @@ pub fn run(args: &Args, backend: Box<dyn Backend>, out: &mut impl Write) -> anyh
         generate::weights(&shape, generator, dtype, args.seed, &|| progress.add(1))?
     };
     let (name, input, tensors) = (name.into(), generator.name().into(), None);
-    let job = Job { name, input, routing: routing.name(), tensors, weights, inputs };
+    let job = Job { name, input, routing: routing.name(), tensors, mxfp4_blocks: 0, weights, inputs };
     compute(args, job, backend, None, out)
 }
 
@@ -87,6 +88,8 @@ struct Job<'a> {
     routing: &'static str,
     /// Tensors of the layer that are used and left, from a checkpoint.
     tensors: Option<LayerTensors>,
+    /// Number of blocks that were converted from MXFP4.
+    mxfp4_blocks: usize,
     weights: MoeWeights<'a>,
     inputs: MoeInputs<'static>,
 }
@@ -99,7 +102,7 @@ fn compute(
     checkpoint: Option<&Checkpoint>,
     out: &mut impl Write,
 ) -> anyhow::Result<ExitCode> {
-    let Job { name, input, routing, tensors, weights, inputs } = job;
+    let Job { name, input, routing, tensors, mxfp4_blocks, weights, inputs } = job;
     let step = MoeStep::new(&weights, inputs)?;
     let sizes = step.sizes();
     let output_file = tokens::output_file(args, checkpoint, sizes.dtype, [step.tokens(), sizes.hidden])?;
@@ -122,6 +125,7 @@ fn compute(
         input: &input,
         routing,
         tensors: tensors.as_ref(),
+        mxfp4_blocks,
         weights: &weights,
         step: &step,
         backend: backend.as_ref(),
@@ -210,6 +214,7 @@ struct Report<'a> {
     input: &'a str,
     routing: &'static str,
     tensors: Option<&'a LayerTensors>,
+    mxfp4_blocks: usize,
     weights: &'a MoeWeights<'a>,
     step: &'a MoeStep<'a>,
     backend: &'a dyn Backend,
@@ -281,6 +286,7 @@ impl Report<'_> {
             "input_scales": self.weights.input_scales(0).is_some(),
             "input_scale_fault": self.weights.input_scale_fault(),
             "tensors": tensors::json(self.tensors),
+            "mxfp4_blocks": self.mxfp4_blocks,
             "tokens": self.step.tokens(),
             "rows": self.step.rows().count(),
             "hit_experts": self.step.rows().hit_experts(),
@@ -340,6 +346,13 @@ impl Report<'_> {
             "layer     H {hidden}, I {intermediate}, {experts} experts{of}, top {top_k}{shared}, {activation}{biases}"
         )?;
         tensors::print(self.tensors, out)?;
+        if self.mxfp4_blocks > 0 {
+            let blocks = table::thousands(self.mxfp4_blocks);
+            writeln!(
+                out,
+                "note      MXFP4 weights run as NVFP4 with the same numbers: all {blocks} blocks of 16 are exact"
+            )?;
+        }
         if let Some(fault) = self.weights.input_scale_fault() {
             writeln!(out, "note      NVFP4 tokens are not possible: {}", printable(fault))?;
         }
