@@ -115,7 +115,7 @@ int main(void) {
     biased.gate.bias = gate_bias;
     biased.down.bias = down_bias;
     nvfp4_moe_sizes as_gpt_oss = sizes;
-    as_gpt_oss.activation = NVFP4_ACTIVATION_GPT_OSS, as_gpt_oss.alpha = 1.702f, as_gpt_oss.limit = 7, as_gpt_oss.biases = true;
+    as_gpt_oss.activation = "gpt-oss", as_gpt_oss.biases = true;
     nvfp4_moe_cpu *other;
     uint16_t others_output[T * H];
     call.output = others_output;

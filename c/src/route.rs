@@ -5,39 +5,81 @@ use std::ffi::c_void;
 use nvfp4::Error;
 use nvfp4::backend::{Backend, cpu::Cpu, cuda::RouterArguments};
 use nvfp4::problem::TokenDtype;
-use nvfp4::router::{LogitType, Logits, Router, Scoring};
+use nvfp4::router::{GroupScore, LogitType, Logits, Router, Rule, Score, Scoring, Table};
 
 use crate::gpu::nvfp4_device;
 use crate::pointer::{address, elements, elements_mut, value};
 use crate::status::{guard, nvfp4_status};
 use crate::types::{nvfp4_logit_type, nvfp4_route_call, nvfp4_router, nvfp4_scoring};
 
+/// Lists of a router in host memory. For a GPU they have the right lengths, and the kernel reads the caller's.
+struct Lists<'a> {
+    bias: &'a [f32],
+    expert_scale: &'a [f32],
+    table: &'a [i32],
+}
+
 impl nvfp4_router {
-    /// Returns the router with these biases. A GPU's biases are unknown here; pass zeros for them.
-    fn checked(&self, bias: &[f32]) -> Result<Router, Error> {
+    /// Returns the router with these lists.
+    fn checked(&self, lists: &Lists<'_>) -> Result<Router, Error> {
         const SOFTMAX: u32 = nvfp4_scoring::SOFTMAX as u32;
         const TOP_K_SOFTMAX: u32 = nvfp4_scoring::TOP_K_SOFTMAX as u32;
         const SIGMOID_TOP1: u32 = nvfp4_scoring::SIGMOID_TOP1 as u32;
         const SIGMOID_GROUPS: u32 = nvfp4_scoring::SIGMOID_GROUPS as u32;
+        const RULE_SOFTMAX: u32 = nvfp4_scoring::RULE_SOFTMAX as u32;
+        const RULE_SIGMOID: u32 = nvfp4_scoring::RULE_SIGMOID as u32;
+        const RULE_SQRT_SOFTPLUS: u32 = nvfp4_scoring::RULE_SQRT_SOFTPLUS as u32;
+        let rule = |score| {
+            Scoring::Rule(Rule {
+                score,
+                bias: lists.bias.into(),
+                groups: self.groups,
+                top_groups: self.top_groups,
+                group_score: if self.best_two { GroupScore::BestTwo } else { GroupScore::Best },
+                renormalize: self.renormalise,
+                scale: self.scale,
+                expert_scale: lists.expert_scale.into(),
+                null_experts: self.null_experts,
+                table: self.has_table().then(|| Table { vocabulary: self.vocabulary, ids: lists.table.into() }),
+            })
+        };
         let scoring = match self.scoring {
             SOFTMAX => Scoring::Softmax { renormalize: self.renormalise },
             TOP_K_SOFTMAX => Scoring::TopKSoftmax,
             SIGMOID_TOP1 => Scoring::SigmoidTop1,
             SIGMOID_GROUPS => Scoring::SigmoidGroups {
-                bias: bias.into(),
+                bias: lists.bias.into(),
                 groups: self.groups,
                 top_groups: self.top_groups,
                 renormalize: self.renormalise,
                 scale: self.scale,
             },
+            RULE_SOFTMAX => rule(Score::Softmax),
+            RULE_SIGMOID => rule(Score::Sigmoid),
+            RULE_SQRT_SOFTPLUS => rule(Score::SqrtSoftplus),
             other => return Err(Error::Invalid(format!("scoring {other} is not an nvfp4_scoring"))),
         };
         Router::new(self.experts, self.top_k, scoring)
     }
 
+    /// `true` if the scoring is a rule.
+    fn is_rule(&self) -> bool {
+        self.scoring >= nvfp4_scoring::RULE_SOFTMAX as u32
+    }
+
     /// `true` if the scoring uses biases.
     fn has_bias(&self) -> bool {
-        self.scoring == nvfp4_scoring::SIGMOID_GROUPS as u32
+        self.scoring == nvfp4_scoring::SIGMOID_GROUPS as u32 || self.is_rule() && !self.bias.is_null()
+    }
+
+    /// `true` if the scoring has factors of experts.
+    fn has_expert_scale(&self) -> bool {
+        self.is_rule() && !self.expert_scale.is_null()
+    }
+
+    /// `true` if token ids select the experts.
+    fn has_table(&self) -> bool {
+        self.is_rule() && !self.table.is_null()
     }
 }
 
@@ -52,13 +94,18 @@ pub unsafe extern "C" fn nvfp4_route_cpu(router: *const nvfp4_router, call: *con
         // SAFETY: the caller guarantees that the pointers are null or valid.
         let (router, call) = unsafe { (value(router, "router")?, value(call, "call")?) };
         let experts = router.experts;
-        let bias = if router.has_bias() {
-            // SAFETY: the caller guarantees that the biases are null or `experts` numbers in host memory.
-            unsafe { elements(router.bias, experts, "bias")? }
-        } else {
-            &[]
+        let of_table = router.vocabulary.checked_mul(router.top_k).ok_or(Error::TooLarge)?;
+        let len = |is_there: bool, len: usize| if is_there { len } else { 0 };
+        // SAFETY: the caller guarantees that each list is null or has its length in host memory.
+        let (lists, token_ids) = unsafe {
+            let lists = Lists {
+                bias: elements(router.bias, len(router.has_bias(), experts), "bias")?,
+                expert_scale: elements(router.expert_scale, len(router.has_expert_scale(), experts), "expert_scale")?,
+                table: elements(router.table, len(router.has_table(), of_table), "table")?,
+            };
+            (lists, elements(call.token_ids, len(router.has_table(), call.tokens), "token_ids")?)
         };
-        let router = router.checked(bias)?;
+        let router = router.checked(&lists)?;
         // SAFETY: the caller guarantees that the logits are null or in host memory, with these sizes.
         let logits = unsafe {
             match logit_type(call.logit_type)? {
@@ -67,7 +114,7 @@ pub unsafe extern "C" fn nvfp4_route_cpu(router: *const nvfp4_router, call: *con
                 LogitType::Token(TokenDtype::Bf16) => Logits::Bf16(rows(call, call.logits.cast(), experts)?.into()),
             }
         };
-        let routes = Cpu::new().route(&router, &logits)?;
+        let routes = Cpu::new().route_with_ids(&router, &logits, token_ids)?;
         // SAFETY: the caller guarantees that the outputs are null or in host memory, with these sizes.
         let (ids, weights) = unsafe {
             (
@@ -118,8 +165,11 @@ pub unsafe extern "C" fn nvfp4_route_launch(
         let (device, router, call) =
             unsafe { (value(device, "device")?, value(router, "router")?, value(call, "call")?) };
         let logit_type = logit_type(call.logit_type)?;
-        // The kernel reads the biases. A capped length is enough, because `Router::new` refuses more experts.
-        let checked = router.checked(&vec![0.0; router.experts.min(1 << 16)])?;
+        // The kernel reads the lists. A capped length is enough, because `Router::new` refuses more experts.
+        let zeros = vec![0.0; router.experts.min(1 << 16)];
+        let of = |is_there: bool| if is_there { &zeros[..] } else { &[] };
+        let lists = Lists { bias: of(router.has_bias()), expert_scale: of(router.has_expert_scale()), table: &[] };
+        let checked = router.checked(&lists)?;
         if call.tokens == 0 {
             return Ok(());
         }
@@ -129,6 +179,9 @@ pub unsafe extern "C" fn nvfp4_route_launch(
             logit_type,
             logits_stride: call.logits_stride,
             bias: if router.has_bias() { address(router.bias, "bias")? } else { 0 },
+            expert_scale: router.expert_scale.addr() as u64,
+            table: router.table.addr() as u64,
+            token_ids: if router.has_table() { address(call.token_ids, "token_ids")? } else { 0 },
             ids: address(call.ids, "ids")?,
             weights: address(call.weights, "weights")?,
         };

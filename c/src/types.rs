@@ -1,6 +1,6 @@
 //! Arguments of the functions for MoE layers and routers, and the enumerations.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_char, c_void};
 
 use nvfp4::Error;
 use nvfp4::fp4::InputScales;
@@ -33,23 +33,6 @@ pub enum nvfp4_token_format {
     NVFP4 = 2,
 }
 
-/// Function of an element g of the gate projection and an element u of the up projection.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum nvfp4_activation {
-    /// silu(g) * u.
-    SILU = 0,
-    /// silu(min(g, limit)) * clamp(u, -limit, limit).
-    SILU_LIMIT = 1,
-    /// gelu(g) * u, with the tanh formula.
-    GELU_TANH = 2,
-    /// x * sigmoid(alpha * x) * (clamp(u, -limit, limit) + 1) with x = min(g, limit). gpt-oss has alpha = 1.702, limit
-    /// = 7.
-    GPT_OSS = 3,
-    /// max(u, 0)^2; there is no gate.
-    RELU2 = 4,
-}
-
 /// How a router selects experts and computes their weights. Among equal experts the lower index comes first.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +46,12 @@ pub enum nvfp4_scoring {
     /// Experts by sigmoid + bias, from the groups with the largest sum of their two best experts; weights are sigmoids
     /// without bias.
     SIGMOID_GROUPS = 3,
+    /// Any rule with softmax over all experts as score. The three rules use every field of `nvfp4_router`.
+    RULE_SOFTMAX = 4,
+    /// Any rule with the sigmoid as score.
+    RULE_SIGMOID = 5,
+    /// Any rule with the square root of softplus as score (DeepSeek-V4).
+    RULE_SQRT_SOFTPLUS = 6,
 }
 
 /// Type of logits.
@@ -86,7 +75,7 @@ pub struct nvfp4_moe_sizes {
     pub hidden: usize,
     /// I, rows of gate and up: a multiple of 16.
     pub intermediate: usize,
-    /// E, experts in the layer: 1 to 512.
+    /// E, experts in the layer: 1 to 1024.
     pub experts: usize,
     /// Number of experts that a token can name: the length of the expert map, or E.
     pub named_experts: usize,
@@ -96,12 +85,9 @@ pub struct nvfp4_moe_sizes {
     pub shared_intermediate: usize,
     /// An `nvfp4_dtype`: the token type.
     pub dtype: u32,
-    /// An `nvfp4_activation`.
-    pub activation: u32,
-    /// Parameter of the activation, if it has one.
-    pub alpha: f32,
-    /// Parameter of the activation, if it has one.
-    pub limit: f32,
+    /// The activation as a word with its numbers, such as "silu", "gelu-tanh", "gpt-oss" or "situ=8,4"; null for "silu".
+    /// The documentation of `Activation` in the crate `nvfp4` lists the words.
+    pub activation: *const c_char,
     /// Whether projections have biases.
     pub biases: bool,
     /// An `nvfp4_token_format`.
@@ -115,23 +101,35 @@ pub struct nvfp4_moe_sizes {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct nvfp4_router {
-    /// E, number of experts: 1 to 512.
+    /// E, number of experts: 1 to 1024.
     pub experts: usize,
     /// k, experts per token: 1 to 32.
     pub top_k: usize,
     /// An `nvfp4_scoring`.
     pub scoring: u32,
-    /// Whether weights are divided by their sum. For `NVFP4_SCORING_SOFTMAX` and `NVFP4_SCORING_SIGMOID_GROUPS`.
+    /// Whether weights are divided by their sum. For `NVFP4_SCORING_SOFTMAX`, `NVFP4_SCORING_SIGMOID_GROUPS` and rules.
     pub renormalise: bool,
-    /// Number of groups of neighboring experts, all of the same size; 1: no groups. This and all fields below are for
-    /// `NVFP4_SCORING_SIGMOID_GROUPS`.
+    /// Number of groups of neighboring experts, all of the same size; 1: no groups. This and the fields up to `bias` are
+    /// for `NVFP4_SCORING_SIGMOID_GROUPS` and rules.
     pub groups: usize,
     /// Number of groups from which experts may be selected.
     pub top_groups: usize,
     /// Factor of the final weights; 1: none.
     pub scale: f32,
-    /// Biases `[E]`, finite. For a GPU in its memory.
+    /// Biases `[E]`, finite. For a GPU in its memory. Rules compare experts by score + bias, and without biases (null)
+    /// by logit.
     pub bias: *const f32,
+    /// Whether groups are compared by the sum of their two best experts, instead of the best one. Requires biases. This
+    /// and all fields below are for rules.
+    pub best_two: bool,
+    /// One finite factor of the weights per expert, `[E]`; null for none. For a GPU in its memory.
+    pub expert_scale: *const f32,
+    /// Number of the last experts that have no weights. If one of them is selected, its id is -1, and its weight stays.
+    pub null_experts: usize,
+    /// Experts of each token id, `[vocabulary, k]`, instead of a selection; null for none. For a GPU in its memory.
+    pub table: *const i32,
+    /// Number of token ids in `table`.
+    pub vocabulary: usize,
 }
 
 /// Inputs and outputs of a router call. On a GPU, the pointers point to its memory.
@@ -146,6 +144,8 @@ pub struct nvfp4_route_call {
     pub logit_type: u32,
     /// Elements from one row to the next, at least E.
     pub logits_stride: usize,
+    /// `[T]`: the id of each token, for a router with a table; otherwise null.
+    pub token_ids: *const i32,
     /// `[T, k]`: output, the experts of each token.
     pub ids: *mut i32,
     /// `[T, k]`: output, their weights.
@@ -213,17 +213,17 @@ pub struct nvfp4_moe_call {
 }
 
 impl nvfp4_moe_sizes {
-    pub(crate) fn checked(&self) -> Result<MoeSizes, Error> {
-        let &Self { alpha, limit, .. } = self;
-        let kinds = [
-            Activation::Silu,
-            Activation::SiluLimit { limit },
-            Activation::GeluTanh,
-            Activation::GptOss { alpha, limit },
-            Activation::Relu2,
-        ];
-        let Some(&activation) = kinds.get(self.activation as usize) else {
-            return Err(Error::Invalid(format!("activation {} is not an nvfp4_activation", self.activation)));
+    /// Returns the checked sizes.
+    ///
+    /// # Safety
+    ///
+    /// `activation` is null or points to a string that ends with a zero.
+    pub(crate) unsafe fn checked(&self) -> Result<MoeSizes, Error> {
+        let activation = if self.activation.is_null() {
+            Activation::Silu
+        } else {
+            // SAFETY: the caller guarantees a string that ends with a zero.
+            unsafe { CStr::from_ptr(self.activation) }.to_string_lossy().parse()?
         };
         let sizes = MoeSizes {
             hidden: self.hidden,

@@ -7,6 +7,7 @@ use cuda_std::{
     float::{add_rn_f32x2, ex2_approx_ftz_f32, mul_rn_f32x2, rcp_approx_ftz_f32},
 };
 
+use crate::curve::Curve;
 #[cfg(feature = "device")]
 use crate::format::OUTPUT_BF16;
 
@@ -20,10 +21,13 @@ pub const PARAMETERS: u32 = 1;
 ///
 /// For a gated product: `x/(1 + 2^(x·(exponent[0] + exponent[1]·x²)))·(clamp(up, −limit, limit) + offset)`, with `x =
 /// min(gate, limit)`. Both min and clamp keep a NaN.
+///
+/// A gated product of an instance with curves: the [`Curve`](crate::curve::Curve) with the value `kind` and the
+/// [`numbers`](Self::numbers).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct Activation {
-    /// [`NO_PARAMETERS`] or [`PARAMETERS`].
+    /// [`NO_PARAMETERS`], [`PARAMETERS`] or the value of a curve.
     pub kind: u32,
     /// −log₂ e times the coefficients of x and of x³.
     pub exponent: [f32; 2],
@@ -36,6 +40,22 @@ pub struct Activation {
 impl Activation {
     /// [`NO_PARAMETERS`].
     pub const NONE: Self = Self { kind: NO_PARAMETERS, exponent: [0.0; 2], limit: 0.0, offset: 0.0 };
+
+    /// A curve with its numbers, which take the places of the formula's numbers.
+    pub const fn curve(curve: Curve, [first, second, limit, offset]: [f32; 4]) -> Self {
+        Self { kind: curve as u32, exponent: [first, second], limit, offset }
+    }
+
+    /// Numbers of a curve.
+    #[inline(always)]
+    pub const fn numbers(&self) -> [f32; 4] {
+        [self.exponent[0], self.exponent[1], self.limit, self.offset]
+    }
+
+    /// Whether this is a curve.
+    pub const fn is_curve(&self) -> bool {
+        self.kind > PARAMETERS
+    }
 }
 
 /// Returns x/(1+e⁻ˣ). As x goes to −∞, the exponential overflows to inf, its reciprocal is 0, and the result is −0.

@@ -9,6 +9,9 @@
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 
+#[cfg(not(target_arch = "nvptx64"))]
+extern crate std;
+
 // Kernels, by mechanism of their products.
 pub mod layer;
 pub mod mma_sync;
@@ -17,6 +20,7 @@ pub mod tcgen05;
 pub mod wgmma;
 
 // Common parts: first of host and device, then of the device alone.
+pub mod curve;
 pub mod decoding;
 pub mod epilogue;
 pub mod exp;

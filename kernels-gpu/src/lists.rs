@@ -7,7 +7,11 @@
 use crate::sorted::most_rows;
 
 /// Maximum number of experts per layer.
-pub const MAX_EXPERTS: u32 = 512;
+pub const MAX_EXPERTS: u32 = 1024;
+
+/// Maximum number of experts of entries that are compiled for a smaller layer. Layers with more experts have entries of
+/// their own.
+pub const SMALL_EXPERTS: u32 = 512;
 
 /// Maximum number of experts that a token names.
 pub const MAX_TOP_K: u32 = 32;

@@ -12,7 +12,7 @@ use nvfp4::linear::{self, LinearOutput, LinearStep};
 use nvfp4::moe::compare::compare;
 use nvfp4::moe::{Activation, MoeExpert, MoeInputs, MoeOutput, MoeStep, MoeWeights};
 use nvfp4::problem::{Expert, Op, TokenDtype, TokenFormat};
-use nvfp4::router::Scoring;
+use nvfp4::router::{Rule, Score, Scoring};
 use serde_json::{Value, json};
 
 const NAMES: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
@@ -404,13 +404,53 @@ fn configurations_of_every_family_give_the_router() {
             assert_eq!(layer.router.bias, [0.0; EXPERTS], "{config}");
         });
     }
-    for (model, words) in
-        [("phimoe", "SparseMixer"), ("ernie4_5_moe", "softmax with corrections"), ("gemma4_text", "Gemma 4")]
+    for (model, words) in [("phimoe", "SparseMixer"), ("longcat_flash", "identity experts"), ("gemma4_text", "Gemma 4")]
     {
         let config = json!({"model_type": model, "num_experts_per_tok": 2, "norm_topk_prob": true});
         let error = refusal(Some(config), |_| ());
         assert!(error.contains(words) && error.contains("this router is not supported"), "{error}");
     }
+}
+
+#[test]
+fn rules_of_new_families_are_read() {
+    let bias = [0.5, -0.5, 0.25];
+    let of = |name: &str, shape: &[usize]| {
+        let mut tensors = apart(Format::ModelOpt);
+        tensors.set(format!("{BLOCK}.{name}"), f32s(shape, &bias));
+        tensors
+    };
+    // DeepSeek-V4, by its own name of the biases.
+    let v4 = json!({"model_type": "deepseek_v4", "num_experts_per_tok": 2, "norm_topk_prob": true, "hidden_act": "silu",
+        "scoring_func": "sqrtsoftplus", "topk_method": "noaux_tc", "routed_scaling_factor": 1.5, "swiglu_limit": 10.0});
+    let rule = Rule { score: Score::SqrtSoftplus, renormalize: true, scale: 1.5, ..Rule::default() };
+    with_layer(&of("gate.bias", &[EXPERTS]), v4.clone(), |layer, _| {
+        assert_eq!(layer.router.rule.scoring(), &Scoring::Rule(Rule { bias: bias.into(), ..rule.clone() }));
+        assert_eq!(layer.weights.sizes().activation, Activation::SiluLimit { limit: 10.0 });
+    });
+    // Ernie 4.5: softmax with biases, in one row.
+    let ernie = json!({"model_type": "ernie4_5_moe", "moe_k": 2, "hidden_act": "silu"});
+    with_layer(&of("moe_statics.e_score_correction_bias", &[1, EXPERTS]), ernie, |layer, _| {
+        let rule = Rule { bias: bias.into(), renormalize: true, ..Rule::default() };
+        assert_eq!(layer.router.rule.scoring(), &Scoring::Rule(rule));
+    });
+    // A layer of DeepSeek-V4 whose experts follow from token ids.
+    let mut hashed = apart(Format::ModelOpt);
+    let ids: Vec<u8> = [2i64, 0, 1, 2, 0, 1].iter().flat_map(|id| id.to_le_bytes()).collect();
+    hashed.set(format!("{BLOCK}.gate.tid2eid"), raw(Dtype::I64, &[3, 2], &ids));
+    with_model(&hashed, Some(v4.clone()), |checkpoint, _| {
+        let layer = checkpoint.moe_layer(3, TokenDtype::Bf16).unwrap();
+        let sizes = layer.weights.sizes();
+        assert_eq!(layer.router.vocabulary(), Some(3));
+        assert!(layer.router.inputs(sizes, vec![0x3F80; HIDDEN]).is_err());
+        let inputs = layer.router.inputs_with_ids(sizes, vec![0x3F80; 3 * HIDDEN], &[2, 0, 7]).unwrap();
+        assert_eq!(inputs.ids[..], [0, 1, 2, 0, -1, -1]);
+        assert!((inputs.weights[0] + inputs.weights[1] - 1.5).abs() < 1e-6 && inputs.weights[4] == 0.0);
+    });
+    hashed.set(format!("{BLOCK}.gate.tid2eid"), raw(Dtype::I64, &[2, 3], &ids));
+    let error = with_model(&hashed, Some(v4), |checkpoint, _| checkpoint.moe_layer(3, TokenDtype::F16).map(|_| ()));
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("gate.tid2eid: experts of a token: got 3, expected 2"), "{error}");
 }
 
 #[test]

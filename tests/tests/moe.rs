@@ -84,18 +84,22 @@ fn tokens_may_have_gaps_between_them(on: On) {
 }
 
 /// Every activation. Some numbers of the tests exceed the limits.
-const ACTIVATIONS: [Activation; 5] = [
+const ACTIVATIONS: &[Activation] = &[
     Activation::Silu,
     Activation::SiluLimit { limit: 0.75 },
     Activation::GeluTanh,
     Activation::GptOss { alpha: 1.702, limit: 1.5 },
+    Activation::SwigluStep { limit: 0.75 },
+    Activation::Gelu,
+    Activation::Situ { beta: 1.5, linear: Some(2.5) },
+    Activation::GatedRelu2,
     Activation::Relu2,
 ];
 
 fn every_activation_is_right_with_and_without_biases(on: On) {
     // Tiles of 16, 64 and 128 tokens; 16 tokens in narrow and wide tiles; also tiles of the shared expert.
     for (tokens, intermediate, experts, top_k) in [(5, 48, 3, 2), (30, 272, 2, 1), (130, 80, 1, 1)] {
-        for (activation, biases) in ACTIVATIONS.into_iter().flat_map(|of| [false, true].map(|biases| (of, biases))) {
+        for (activation, biases) in ACTIVATIONS.iter().flat_map(|&of| [false, true].map(|biases| (of, biases))) {
             let layer = shape(80, intermediate, experts, top_k).with_activation(activation, biases);
             let layer = with_shared(layer, (tokens < 10).then_some(32));
             let dtype = DTYPES[usize::from(tokens == 30) ^ usize::from(biases)];
@@ -125,8 +129,8 @@ fn weights_on_the_input_do_not_change_the_shared_expert(on: On) {
 fn infinities_and_nan_stay_within_their_token(on: On) {
     // Both GEMMs have K tails: 48 columns are k-blocks of 32 and 16 columns, 80 columns are one short k-block.
     let plain = shape(48, 80, 2, 2);
-    let of_activations = ACTIVATIONS.map(|activation| plain.clone().with_activation(activation, true));
-    let layers = of_activations.into_iter().chain([plain]).zip(DTYPES.into_iter().cycle());
+    let of_activations = ACTIVATIONS.iter().map(|&activation| plain.clone().with_activation(activation, true));
+    let layers = of_activations.chain([plain.clone()]).zip(DTYPES.into_iter().cycle());
     for ((layer, dtype), tokens) in layers.zip([9, 9, 21].into_iter().cycle()) {
         let weights = on.weights(&layer, dtype);
         let clean = naming(inputs(&layer, dtype, tokens), &[0, 1]);

@@ -54,8 +54,9 @@ fn every_stage_is_right_for_all_tiles_and_k_blocks() {
 
 #[test]
 fn every_activation_is_right_with_and_without_biases() {
-    let activations =
-        [Activation::SiluLimit { limit: 0.75 }, Activation::GptOss { alpha: 1.702, limit: 1.5 }, Activation::Relu2];
+    let words =
+        ["silu-limit=0.75", "gpt-oss=1.702,1.5", "swiglu-step=0.75", "gelu", "situ=1.5,2.5", "relu2-gated", "relu2"];
+    let activations = words.map(|word| word.parse::<Activation>().unwrap());
     for (activation, tokens) in activations.into_iter().flat_map(|activation| [(activation, 7), (activation, 140)]) {
         let layer = shape(48, 80, 1, 1).with_activation(activation, tokens == 140);
         println!("{tokens} {activation}");

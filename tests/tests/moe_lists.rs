@@ -7,9 +7,9 @@ use half::{bf16, f16};
 use kernels_gpu::format::{OUTPUT_BF16, OUTPUT_F16};
 use kernels_gpu::layer::moe_pack::abi::{self as moe_pack, Pack};
 use kernels_gpu::layer::moe_route::abi::{
-    COMBINE_ENTRIES, Combine, EXPAND_ENTRY, Expand, ExpandedRows, ROUTE_ENTRY, Route,
+    COMBINE_ENTRIES, Combine, EXPAND_ENTRY, Expand, ExpandedRows, ROUTE_ENTRIES, Route,
 };
-use kernels_gpu::lists::{Lists, NO_ROW};
+use kernels_gpu::lists::{Lists, NO_ROW, SMALL_EXPERTS};
 use kernels_gpu::sorted::{ROW_MULTIPLE, bits16_bytes, bits16_place, line, most_rows};
 use kernels_gpu::units::{
     OperandType, UNIT_ROWS, block_columns, block_start, element, element_at, k_blocks, lane_place, lane_scales,
@@ -235,7 +235,7 @@ impl Routing {
     fn grid(&self, schedule: Schedule, overlaps: bool) -> LaunchConfig {
         let choices = self.ids.len() as u64;
         let largest = if overlaps { Route::PORTABLE_CLUSTER } else { 1 };
-        let cluster = self.cluster.unwrap_or_else(|| Route::cluster(choices, largest));
+        let cluster = self.cluster.unwrap_or_else(|| Route::cluster(choices, self.experts, largest));
         let blocks = if self.row_multiple > 1 {
             Route::list_blocks(self.tokens(), self.row_multiple, cluster)
         } else {
@@ -312,7 +312,8 @@ fn no_warning(report: Report) -> Result<(), Fault> {
 }
 
 fn launch_route(device: &mut Device, module: &Module, route: &Route, grid: &LaunchConfig) -> Result<(), Fault> {
-    let report = device.launch(module, ROUTE_ENTRY, grid, &[Arg::value(*route)])?;
+    let entry = ROUTE_ENTRIES[usize::from(route.experts > SMALL_EXPERTS)];
+    let report = device.launch(module, entry, grid, &[Arg::value(*route)])?;
     no_warning(report)
 }
 
@@ -390,6 +391,30 @@ fn rows_of_each_expert_are_padded_to_multiples_of_8() {
     for (tokens, top_k, experts) in [(1, 1, 1), (17, 1, 512), (64, 8, 33), (513, 7, 31), (1031, 4, 512)] {
         let routing = Routing::random(tokens, top_k, experts, 32).with_shared().filled();
         check_routing(&format!("{tokens} × {top_k} of {experts}, padded"), &routing);
+    }
+}
+
+#[test]
+fn lists_of_more_experts_than_threads_are_right() {
+    // Kimi-K3's 16 of 896 experts, an odd number of experts, and the most experts and choices. Up to 1024 choices have one
+    // CTA, more have a cluster, and segments of more than 192 choices have several groups.
+    for (tokens, top_k, experts) in
+        [(5, 16, 896), (64, 16, 896), (33, 32, 1024), (100, 1, 513), (900, 16, 896), (3, 2, 1023)]
+    {
+        let name = format!("{tokens} tokens, {top_k} of {experts}");
+        check_routing(&name, &Routing::random(tokens, top_k, experts, 16));
+        check_routing(&name, &Routing::random(tokens, top_k, experts, 16).with_shared().filled());
+    }
+    for (tokens, top_k, experts) in [(40, 16, 896), (300, 32, 1024)] {
+        check_routing_on(PORTABLE, "one CTA", &Routing::random(tokens, top_k, experts, 16));
+        check_routing(
+            "a cluster",
+            &Routing { cluster: Some(Route::SMALL_CLUSTER), ..Routing::random(tokens, top_k, experts, 16) },
+        );
+    }
+    for experts in [513, 1024] {
+        check_routing("none", &Routing::new(vec![-1; 80], 16, experts, 16));
+        check_routing("the last", &Routing::new(vec![experts as i32 - 1; 80], 16, experts, 16));
     }
 }
 

@@ -3,8 +3,8 @@
 use half::{bf16, f16};
 use nvfp4::backend::emulated::{Emulated, Options, Schedule};
 use nvfp4::backend::{Backend, cpu::Cpu, cuda::Cuda};
-use nvfp4::router::compare::compare;
-use nvfp4::router::{Logits, Router, Routes, Scoring};
+use nvfp4::router::compare::{compare, compare_with_ids};
+use nvfp4::router::{GroupScore, Logits, Router, Routes, Rule, Score, Scoring, Table};
 use nvfp4_tests::skip;
 
 /// Returns an emulated GPU for portable kernels on each of three schedules.
@@ -47,6 +47,42 @@ fn routers() -> Vec<Router> {
     .collect()
 }
 
+fn rules() -> Vec<(usize, usize, Rule)> {
+    let bias = |experts: usize| {
+        (0..experts).map(|expert| [0.0, 0.125, -0.25, 0.125, 0.5][expert * 7 % 5]).collect::<Vec<f32>>()
+    };
+    let factors = |experts: usize| (0..experts).map(|expert| 0.5 + (expert % 5) as f32 / 4.0).collect::<Vec<f32>>();
+    let (softmax, two) = (Rule::default(), GroupScore::BestTwo);
+    let sigmoid = Rule { score: Score::Sigmoid, ..Rule::default() };
+    let sqrt_softplus = Rule { score: Score::SqrtSoftplus, ..Rule::default() };
+    vec![
+        // DeepSeek-V4 Pro.
+        (384, 6, Rule { bias: bias(384), renormalize: true, scale: 2.5, ..sqrt_softplus.clone() }),
+        (40, 8, sqrt_softplus.clone()),
+        // Its first layers: experts by token id.
+        (48, 6, Rule { renormalize: true, table: Some(table(48, 6)), scale: 1.5, ..sqrt_softplus }),
+        (20, 3, Rule { table: Some(table(20, 3)), ..softmax.clone() }),
+        // Kimi-K3, and the most experts.
+        (896, 16, Rule { bias: bias(896), renormalize: true, scale: 2.5, ..sigmoid.clone() }),
+        (1024, 32, Rule { renormalize: true, ..softmax.clone() }),
+        (1024, 32, Rule { bias: bias(1024), groups: 64, top_groups: 9, group_score: two, ..sigmoid.clone() }),
+        // LongCat-Flash: biases on softmax, and null experts. Ernie 4.5 divides by the sum.
+        (96, 12, Rule { bias: bias(96), null_experts: 32, scale: 6.0, ..softmax.clone() }),
+        (64, 6, Rule { bias: bias(64), renormalize: true, ..softmax.clone() }),
+        // DeepSeek-V2, groups of one, and many groups.
+        (160, 6, Rule { groups: 8, top_groups: 3, scale: 16.0, ..softmax.clone() }),
+        (40, 4, Rule { groups: 40, top_groups: 7, ..softmax.clone() }),
+        (256, 8, Rule { bias: bias(256), groups: 128, top_groups: 40, group_score: two, renormalize: true, ..sigmoid }),
+        // Gemma 4.
+        (128, 8, Rule { renormalize: true, expert_scale: factors(128), ..softmax }),
+    ]
+}
+
+/// Experts of 37 token ids.
+fn table(experts: usize, top_k: usize) -> Table {
+    Table { vocabulary: 37, ids: (0..37 * top_k).map(|place| (place * 7 % experts) as i32).collect() }
+}
+
 /// Makes numbers with ties, large distances, infinities and NaN.
 fn numbers(count: usize) -> Vec<f32> {
     let number = |i: usize| match i.wrapping_mul(0x9E37_79B9) >> 7 & 0xFF {
@@ -86,6 +122,31 @@ fn every_router_is_right_with_the_same_bits_everywhere() {
             for backend in &backends {
                 let routes = backend.route(&router, &logits).unwrap_or_else(|error| panic!("{router:?}: {error}"));
                 let wrong = compare(&router, &logits, &routes).unwrap();
+                assert!(wrong.is_none(), "{}: {router:?}: {}", backend.device(), wrong.unwrap());
+                assert_eq!(bits(&routes), bits(&expected), "{}: {router:?}", backend.device());
+            }
+        }
+    }
+}
+
+#[test]
+fn every_rule_is_right_with_the_same_bits_everywhere() {
+    let backends = backends();
+    for (experts, top_k, rule) in rules() {
+        let router = Router::new(experts, top_k, Scoring::Rule(rule)).expect("a valid rule");
+        let numbers = numbers(9 * experts);
+        // The table has ids from 0 to 36.
+        let token_ids = [0, 36, 5, 37, -1, i32::MAX, 5, 20, i32::MIN];
+        let token_ids = if router.rule().table.is_some() { &token_ids[..] } else { &[] };
+        for logits in [
+            Logits::Bf16(numbers.iter().map(|&x| bf16::from_f32(x).to_bits()).collect()),
+            Logits::F32(numbers.clone().into()),
+        ] {
+            let expected = Cpu::new().route_with_ids(&router, &logits, token_ids).unwrap();
+            assert_eq!(compare_with_ids(&router, &logits, token_ids, &expected).unwrap(), None, "cpu: {router:?}");
+            for backend in &backends {
+                let routes = backend.route_with_ids(&router, &logits, token_ids).unwrap();
+                let wrong = compare_with_ids(&router, &logits, token_ids, &routes).unwrap();
                 assert!(wrong.is_none(), "{}: {router:?}: {}", backend.device(), wrong.unwrap());
                 assert_eq!(bits(&routes), bits(&expected), "{}: {router:?}", backend.device());
             }

@@ -18,6 +18,17 @@ pub fn fma_rn_f32(a: f32, b: f32, c: f32) -> f32 {
     result
 }
 
+/// Returns the square root of x, rounded to nearest even (`sqrt.rn.f32`).
+#[inline(always)]
+pub fn sqrt_rn_f32(x: f32) -> f32 {
+    let result: f32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        ptx!("sqrt.rn.f32 {}, {};", out(reg32) result, in(reg32) x, options(pure, nomem, nostack, preserves_flags))
+    };
+    result
+}
+
 /// Returns 2ˣ with a relative error of at most 2⁻²²; subnormal results become 0 (`ex2.approx.ftz.f32`).
 #[inline(always)]
 pub fn ex2_approx_ftz_f32(x: f32) -> f32 {

@@ -57,6 +57,11 @@ impl Block<'_> {
         }
     }
 
+    /// Whether the block has projections of this role.
+    pub(super) fn has_role(&self, role: Role) -> bool {
+        self.modules.contains_key(&role)
+    }
+
     /// Number of routed experts.
     pub(super) fn numbers(&self) -> usize {
         self.numbers.len()

@@ -1,13 +1,18 @@
-//! Reads the 16-bit tokens of a whole layer from a safetensors file: `hidden` `[T, H]`.
+//! Reads the 16-bit tokens of a whole layer from a safetensors file: `hidden` `[T, H]`, and `token_ids` `[T]` for a router
+//! that chooses experts by token ids.
 
 use std::path::Path;
 
 use super::activations::{HIDDEN, part};
 use super::file::TensorFile;
 use super::floats::{self, Floats};
+use super::moe::integers;
 use super::{Dtype, place};
 use nvfp4_core::Error;
 use nvfp4_core::problem::TokenDtype;
+
+/// Name of the ids of tokens.
+const TOKEN_IDS: &str = "token_ids";
 
 const CONTENT: &str = "the file must contain hidden [T, H], one row per token";
 
@@ -50,6 +55,22 @@ impl HiddenStates {
             Dtype::BF16 => Some(TokenDtype::Bf16),
             _ => None,
         }
+    }
+
+    /// Returns the id of each token.
+    ///
+    /// # Errors
+    /// Returns an error if the file has no `token_ids`, or they have another type or number.
+    pub fn token_ids(&self) -> Result<Vec<i32>, Error> {
+        const CONTENT: &str = "the layer's router chooses experts by token ids; add token_ids [T], i32 or i64";
+        let dtypes = [Dtype::I32, Dtype::I64];
+        let tensor = part(&self.file, TOKEN_IDS, &dtypes, CONTENT)?;
+        if tensor.shape != [self.tokens()] {
+            let expected = format!("[{}], one id per token", self.tokens());
+            let error = Error::Shape { got: tensor.shape.to_vec(), expected };
+            return Err(error.at(place(self.file.path(), TOKEN_IDS)));
+        }
+        Ok(integers(tensor).expect("`part` checked the type"))
     }
 
     /// Returns the bits of all tokens, rounded to `dtype` to nearest even if the file has another type.

@@ -137,28 +137,87 @@ impl ModelConfig {
         }
     }
 
-    /// Returns the activation of the experts of an MoE layer.
+    /// Returns the activation of the experts of an MoE layer. `has_shared`: the layer has a shared expert, which must have
+    /// the same activation.
+    ///
+    /// Sources: `GptOssExperts`, `MiniMaxM3VLExperts`, `DeepseekV4Experts`, `Glm5NextExperts`, `HyV4Experts` and
+    /// `Step3p7Experts` in transformers; `SituAndMul` and `SiluAndMulWithClamp` in vLLM.
     ///
     /// # Errors
     /// Returns an error if the activation is not supported in MoE layers.
-    pub(super) fn activation(&self) -> Result<Activation, Error> {
-        if self.is_model("gpt_oss") {
-            // gpt-oss declares silu as hidden_act, but `GptOssExperts` of transformers computes this, with these
-            // constants.
-            let number = |key, constant| self.get(key).and_then(Value::as_f64).map_or(constant, |number| number as f32);
-            let (alpha, limit) = (number("swiglu_alpha", 1.702), number("swiglu_limit", 7.0));
-            let activation = Activation::GptOss { alpha, limit };
-            return activation.check().map(|()| activation).map_err(|error| error.at(self.path.display()));
-        }
-        self.check_limits()?;
-        match self.activation_word()? {
-            None => Ok(Activation::Silu),
-            Some(Word { activation: Some(activation), .. }) => Ok(activation),
-            Some(Word { key, word, activation: None }) => {
-                let what = format!("{key} is {word:?}; only silu, tanh gelu and relu2 are supported");
-                Err(Error::NotComputed(what).at(self.path.display()))
+    pub(super) fn activation(&self, layer: usize, has_shared: bool) -> Result<Activation, Error> {
+        /// Models that clamp gate and up before SiLU, and models that clamp the result of SiLU and up.
+        const CLAMPED_BEFORE: [&str; 3] = ["deepseek_v4", "glm5_next", "hy_v4"];
+        const CLAMPED_AFTER: [&str; 2] = ["step3", "step5"];
+        let at = |error: Error| error.at(self.path.display());
+        let is = |models: &[&str]| models.iter().any(|model| self.is_model(model));
+        let number = |key| self.get(key).and_then(Value::as_f64).map(|number| number as f32);
+        let word = self.activation_word()?;
+        // gpt-oss and MiniMax-M3 declare silu, but their modules compute this, with gpt-oss's numbers as defaults.
+        let is_oai = word.as_ref().is_some_and(|word| word.word.starts_with("swigluoai"));
+        let activation = if is_oai || is(&["gpt_oss", "minimax_m3"]) {
+            let (alpha, limit) = (number("swiglu_alpha").unwrap_or(1.702), number("swiglu_limit").unwrap_or(7.0));
+            match number("swiglu_beta") {
+                None | Some(1.0) => Activation::GptOss { alpha, limit },
+                Some(offset) => Activation::SwigluOai { alpha, limit, offset },
             }
+        } else if word.as_ref().is_some_and(|word| word.word == "situ") {
+            let beta = number("activation_situ_beta").ok_or_else(|| {
+                let remedy = "it is the beta of SiTU; download the model again".into();
+                at(Error::Missing { name: "activation_situ_beta".into(), remedy })
+            })?;
+            Activation::Situ { beta, linear: number("activation_situ_linear_beta") }
+        } else {
+            let activation = match word {
+                None => Activation::Silu,
+                Some(Word { activation: Some(activation), .. }) => activation,
+                Some(Word { key, word, activation: None }) => {
+                    let what = format!("{key} is {word:?}; only silu, gelu, relu2, situ and swigluoai are supported");
+                    return Err(at(Error::NotComputed(what)));
+                }
+            };
+            match self.limit_of_layer(layer, has_shared)? {
+                None => activation,
+                Some(limit) if activation == Activation::Silu && is(&CLAMPED_BEFORE) => Activation::SiluLimit { limit },
+                Some(limit) if activation == Activation::Silu && is(&CLAMPED_AFTER) => Activation::SwigluStep { limit },
+                Some(_) => {
+                    self.check_limits()?;
+                    activation
+                }
+            }
+        };
+        activation.check().map(|()| activation).map_err(at)
+    }
+
+    /// Returns the limit of gate and up of a layer; `None` without a limit.
+    ///
+    /// # Errors
+    /// Returns an error if the shared expert of the layer has another limit, or gate has a factor inside the sigmoid.
+    fn limit_of_layer(&self, layer: usize, has_shared: bool) -> Result<Option<f32>, Error> {
+        let of_keys = |keys: [&str; 2]| {
+            let found = keys.into_iter().find_map(|key| {
+                let value = self.get(key)?;
+                let number = value.as_array().map_or(Some(value), |numbers| numbers.get(layer))?;
+                // 0 stands for no limit.
+                number.as_f64().filter(|limit| *limit != 0.0)
+            });
+            found.map(|limit| limit as f32)
+        };
+        let limit = of_keys(["swiglu_limit", "swiglu_limits"]);
+        let shared_keys = ["swiglu_limit_shared", "swiglu_limits_shared"];
+        let of_shared =
+            if shared_keys.iter().any(|key| self.get(key).is_some()) { of_keys(shared_keys) } else { limit };
+        let refuse = |what: String| Err(Error::NotComputed(what).at(self.path.display()));
+        if has_shared && of_shared != limit {
+            return refuse(format!(
+                "layer {layer} limits its experts to {limit:?} and its shared expert to {of_shared:?}; only one activation \
+                 per layer is supported"
+            ));
         }
+        if let Some(alpha) = self.get("swiglu_alpha").filter(|alpha| alpha.as_f64() != Some(1.0)) {
+            return refuse(format!("swiglu_alpha is {alpha}; only silu(gate) * up without a factor is supported"));
+        }
+        Ok(limit)
     }
 
     /// Returns the name of the activation.
@@ -169,6 +228,7 @@ impl ModelConfig {
             let Some(word) = self.get(key).and_then(Value::as_str) else { continue };
             let activation = match word {
                 "silu" | "swish" | "swiglu" => Some(Activation::Silu),
+                "gelu" => Some(Activation::Gelu),
                 "gelu_pytorch_tanh" | "gelu_new" => Some(Activation::GeluTanh),
                 "relu2" => Some(Activation::Relu2),
                 _ => None,
@@ -443,16 +503,44 @@ mod tests {
                 json!({"model_type": "gpt_oss", "swiglu_alpha": 1.5, "swiglu_limit": 5}),
                 Activation::GptOss { alpha: 1.5, limit: 5.0 },
             ),
+            (json!({"hidden_act": "gelu"}), Activation::Gelu),
+            (
+                json!({"hidden_act": "situ", "activation_situ_beta": 4.0, "activation_situ_linear_beta": 25.0}),
+                Activation::Situ { beta: 4.0, linear: Some(25.0) },
+            ),
+            (
+                json!({"hidden_act": "situ", "activation_situ_beta": 4.0, "activation_situ_linear_beta": null}),
+                Activation::Situ { beta: 4.0, linear: None },
+            ),
+            (json!({"hidden_act": "swigluoai", "swiglu_limit": 7.0, "swiglu_alpha": 1.702}), Activation::GPT_OSS),
+            (
+                json!({"model_type": "minimax_m3_vl", "hidden_act": "silu", "swiglu_beta": 0.5}),
+                Activation::SwigluOai { alpha: 1.702, limit: 7.0, offset: 0.5 },
+            ),
+            (
+                json!({"model_type": "deepseek_v4", "hidden_act": "silu", "swiglu_limit": 10.0}),
+                Activation::SiluLimit { limit: 10.0 },
+            ),
+            (json!({"model_type": "step3p5", "swiglu_limits": [0, 7]}), Activation::SwigluStep { limit: 7.0 }),
+            (json!({"model_type": "step3p5", "swiglu_limits": [7, 0.0]}), Activation::Silu),
         ] {
-            assert_eq!(config(value).activation().unwrap(), activation);
+            assert_eq!(config(value).activation(1, true).unwrap(), activation);
         }
         for (value, words) in [
-            (json!({"hidden_act": "gelu"}), "hidden_act is \"gelu\"; only silu, tanh gelu and relu2 are supported"),
+            (
+                json!({"hidden_act": "tanh"}),
+                "hidden_act is \"tanh\"; only silu, gelu, relu2, situ and swigluoai are supported",
+            ),
+            (json!({"hidden_act": "situ"}), "activation_situ_beta is missing"),
+            (
+                json!({"model_type": "step3p5", "swiglu_limits": [0, 7], "swiglu_limits_shared": [0, 16]}),
+                "layer 1 limits its experts to Some(7.0) and its shared expert to Some(16.0)",
+            ),
             (json!({"hidden_act": "silu", "mlp_hidden_act": "relu2"}), "mlp_hidden_act is \"relu2\" but hidden_act is"),
             (json!({"hidden_act": "silu", "swiglu_limit": 7.0}), "swiglu_limit is 7.0"),
             (json!({"model_type": "gpt_oss", "swiglu_limit": -1}), "limit = -1 is not from"),
         ] {
-            let message = config(value).activation().unwrap_err().to_string();
+            let message = config(value).activation(1, true).unwrap_err().to_string();
             assert!(message.contains(words), "{message}");
         }
     }

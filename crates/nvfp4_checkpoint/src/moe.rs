@@ -4,17 +4,18 @@
 use rayon::prelude::*;
 
 use super::block::{Block, Kind};
+use super::file::Tensor;
 use super::fused::Part;
 use super::layer_tensors::{LayerTensors, Scope};
 use super::model_config::ModelConfig;
 use super::names::{BIAS, ROUTER_WEIGHTS, Role};
 use super::router::{LayerRouter, RouterRule};
-use super::{Checkpoint, QuantizedWeight};
+use super::{Checkpoint, Dtype, QuantizedWeight};
 use nvfp4_core::Error;
 use nvfp4_core::bias::Bias;
 use nvfp4_core::moe::{Activation, Biases, MoeExpert, MoeWeights};
 use nvfp4_core::problem::TokenDtype;
-use nvfp4_core::router::Router;
+use nvfp4_core::router::{Router, Table};
 
 /// Projections of an MoE layer.
 pub(super) const ROLES: [Role; 4] = [Role::Gate, Role::Up, Role::Down, Role::GateUp];
@@ -64,12 +65,15 @@ struct RouterTensors {
     bias: Option<String>,
     shared_gate: Option<String>,
     corrections: Option<String>,
+    /// Experts of each token id.
+    table: Option<String>,
 }
 
 impl RouterTensors {
     fn names(&self) -> impl Iterator<Item = &str> {
-        let Self { matrix, bias, shared_gate, corrections } = self;
-        std::iter::once(&matrix[..]).chain([bias, shared_gate, corrections].into_iter().flatten().map(String::as_str))
+        let Self { matrix, bias, shared_gate, corrections, table } = self;
+        let others = [bias, shared_gate, corrections, table];
+        std::iter::once(&matrix[..]).chain(others.into_iter().flatten().map(String::as_str))
     }
 }
 
@@ -154,7 +158,11 @@ impl Checkpoint {
             let name = format!("{}shared_expert_gate.weight", routed.path());
             return Err(at(Error::Missing { name, remedy: "download the model again".into() }));
         }
-        let activation = config.activation()?;
+        let mut activation = config.activation(layer, shared.is_some())?;
+        // Models call the activation the same with and without a gate.
+        if activation == Activation::Relu2 && [Role::Gate, Role::GateUp].into_iter().any(|role| routed.has_role(role)) {
+            activation = Activation::GatedRelu2;
+        }
         let (_, top_k) = config.number_of_layer(&TOP_K, layer).ok_or_else(|| {
             let name = format!("the number of experts per token ({})", TOP_K[0]);
             at_config(Error::Missing { name, remedy: "download the model again".into() })
@@ -279,9 +287,28 @@ impl Checkpoint {
         Some(RouterTensors {
             bias: existing(format!("{module}{BIAS}")),
             shared_gate: existing(format!("{path}shared_expert_gate.weight")),
+            table: existing(format!("{module}.tid2eid")),
             corrections,
             matrix,
         })
+    }
+
+    /// Loads the experts of each token id.
+    fn table(&self, name: &str, top_k: usize) -> Result<Table, Error> {
+        let at = |error: Error| error.at(self.place(name));
+        let tensor = self.tensor(name).expect("the name is one of an existing tensor");
+        let [vocabulary, width] = tensor.shape[..] else {
+            let expected = "[token ids, experts of a token]".into();
+            return Err(at(Error::Shape { got: tensor.shape.to_vec(), expected }));
+        };
+        if width != top_k {
+            return Err(at(Error::Mismatch { what: "experts of a token", got: width, expected: top_k }));
+        }
+        let ids = integers(tensor).ok_or_else(|| {
+            let (expected, remedy) = (vec![Dtype::I32, Dtype::I64], "export the model again");
+            at(Error::Dtype { got: tensor.dtype, expected, remedy })
+        })?;
+        Ok(Table { vocabulary, ids })
     }
 
     /// Loads the router of a layer.
@@ -294,16 +321,30 @@ impl Checkpoint {
         let of_experts = [sizes.experts];
         let mut bias = some(&names.bias, &of_experts, "[experts]")?;
         let shared_gate = some(&names.shared_gate, &[1, sizes.hidden], "[1, hidden size]")?;
-        let mut corrections = some(&names.corrections, &of_experts, "[experts]")?;
+        // Ernie 4.5 has one row of corrections.
+        let is_row = |name: &String| self.tensor(name).is_some_and(|tensor| tensor.shape == [1, sizes.experts]);
+        let of_row = [1, sizes.experts];
+        let shape = if names.corrections.as_ref().is_some_and(is_row) { &of_row[..] } else { &of_experts };
+        let mut corrections = some(&names.corrections, shape, "[experts]")?;
+        let table = names.table.as_ref().map(|name| self.table(name, sizes.top_k)).transpose()?;
         // DeepSeek's own files call the corrections the router's bias.
         if corrections.is_none() && plan.rule.has_corrections() && plan.config.is_model("deepseek") {
             corrections = bias.take();
         }
-        let scoring = plan.rule.scoring(sizes.experts, corrections);
+        let scoring = plan.rule.scoring(sizes.experts, corrections, table);
         let at_config = |error: Error| error.at(plan.config.path().display());
         let rule = Router::new(sizes.experts, sizes.top_k, scoring).map_err(at_config)?;
         let bias = bias.unwrap_or_else(|| vec![0.0; sizes.experts]);
         Ok(LayerRouter { matrix, bias, shared_gate, rule, factor: plan.rule.factor() })
+    }
+}
+
+/// Returns the integers of a tensor, with -1 for an integer outside of i32; `None` for another type.
+pub(super) fn integers(tensor: Tensor<'_>) -> Option<Vec<i32>> {
+    match tensor.dtype {
+        Dtype::I32 => Some(tensor.numbers::<i32>().into_owned()),
+        Dtype::I64 => Some(tensor.numbers::<i64>().iter().map(|&number| i32::try_from(number).unwrap_or(-1)).collect()),
+        _ => None,
     }
 }
 

@@ -200,7 +200,7 @@ impl Aside {
             ["vision", "visual", "audio", "image", "img", "vit", "mm_projector", "multi_modal", "multimodal", "siglip"];
         const DRAFTS: [&str; 5] = ["mtp", "nextn", "eagle", "draft", "medusa"];
         // Router matrices, and the tensors beside them: biases and lookup tables of the choice.
-        const ROUTERS: [&str; 10] = [
+        const ROUTERS: [&str; 11] = [
             "gate",
             "router",
             "shared_expert_gate",
@@ -211,6 +211,7 @@ impl Aside {
             "router_bias",
             "moe_statics",
             "per_expert_scale",
+            "tid2eid",
         ];
         let in_words = |segment: &str, words: &[&str]| {
             words.iter().any(|word| {

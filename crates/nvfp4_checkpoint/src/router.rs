@@ -5,18 +5,19 @@ use rayon::prelude::*;
 use super::model_config::ModelConfig;
 use nvfp4_core::Error;
 use nvfp4_core::moe::{MoeInputs, MoeSizes};
-use nvfp4_core::router::{Logits, Router, Routes, Scoring, route};
+use nvfp4_core::router::{Logits, Router, Routes, Rule, Score, Scoring, Table, route_with_ids};
 
 /// Models whose routers use sigmoid scores, although their configurations do not mention it.
-const BY_SIGMOID: [&str; 6] = ["deepseek_v3", "glm4_moe", "dots1", "nemotron_h", "lfm2_moe", "minimax_m2"];
+const BY_SIGMOID: [&str; 7] =
+    ["deepseek_v3", "glm4_moe", "dots1", "nemotron_h", "lfm2_moe", "minimax_m2", "minimax_m3"];
 
 /// Models whose weights are always divided by their sum, although their configurations do not mention it.
-const RENORMALIZED: [&str; 5] = ["mixtral", "minimax", "qwen3_5", "qwen3_6", "hunyuan"];
+const RENORMALIZED: [&str; 6] = ["mixtral", "minimax", "qwen3_5", "qwen3_6", "hunyuan", "ernie4_5"];
 
 /// Models with a router of their own that is not computed.
 const NOT_COMPUTED: [(&str, &str); 3] = [
     ("phimoe", "SparseMixer (phimoe)"),
-    ("ernie4_5", "softmax with corrections of the choice (Ernie 4.5)"),
+    ("longcat", "one with identity experts, which add the token itself (LongCat-Flash)"),
     ("gemma4", "the norm of its own before the logits (Gemma 4)"),
 ];
 
@@ -41,7 +42,8 @@ impl RouterRule {
     ///
     /// Sources: the modules of transformers (`Qwen3MoeTopKRouter`, `Qwen3_5MoeTopKRouter`, `MixtralSparseMoeBlock`,
     /// `GptOssTopKRouter`, `GraniteMoeTopKGating`, `DeepseekV2Moe`, `DeepseekV3TopkRouter`, `Llama4Router`,
-    /// `Lfm2MoeSparseMoeBlock`, `HunYuanMoEV1Gate`) and vLLM's `step3p5.py`.
+    /// `Lfm2MoeSparseMoeBlock`, `HunYuanMoEV1Gate`, `Ernie4_5_MoeTopKRouter`, `DeepseekV4TopKRouter`,
+    /// `DeepseekV4HashRouter`) and vLLM's `step3p5.py`.
     pub(super) fn of(config: &ModelConfig, has_corrections: bool) -> Result<Self, Error> {
         let is = |names: &[&str]| names.iter().any(|name| config.is_model(name));
         let refuse = |what: String| Err(Error::NotComputed(format!("{what}; this router is not supported")));
@@ -57,18 +59,16 @@ impl RouterRule {
         let value = |keys: &[&str]| keys.iter().find_map(|key| config.get(key));
         let word = |keys: &[&str]| value(keys).and_then(|value| value.as_str());
         let factor = value(&FACTOR).and_then(|value| value.as_f64()).unwrap_or(1.0) as f32;
-        let is_sigmoid = match word(&SCORING) {
-            None => is(&BY_SIGMOID),
-            Some("softmax") => false,
-            Some("sigmoid") => true,
+        let score = match word(&SCORING) {
+            None if is(&BY_SIGMOID) => Score::Sigmoid,
+            None | Some("softmax") => Score::Softmax,
+            Some("sigmoid") => Score::Sigmoid,
+            Some("sqrtsoftplus") => Score::SqrtSoftplus,
             Some(other) => return refuse(format!("its router scores with {other}")),
         };
-        let usual = if is_sigmoid { "noaux_tc" } else { "greedy" };
+        let usual = if score == Score::Softmax && !has_corrections { "greedy" } else { "noaux_tc" };
         if let Some(method) = word(&["topk_method"]).filter(|&method| method != usual) {
             return refuse(format!("topk_method is {method}"));
-        }
-        if has_corrections && !is_sigmoid {
-            return refuse("its router adds corrections to scores that are not sigmoids".into());
         }
         let renormalize = match value(&RENORMALIZE).and_then(|value| value.as_bool()) {
             Some(renormalize) => renormalize,
@@ -79,12 +79,16 @@ impl RouterRule {
                 return Err(Error::Missing { name: RENORMALIZE[0].into(), remedy: remedy.into() });
             }
         };
-        if !is_sigmoid {
+        if score == Score::Softmax && !has_corrections {
             return Ok(Self { scoring: Scoring::Softmax { renormalize }, factor });
+        }
+        if score != Score::Sigmoid {
+            let rule = Rule { score, renormalize, scale: factor, ..Rule::default() };
+            return Ok(Self { scoring: Scoring::Rule(rule), factor: 1.0 });
         }
         let number = |keys: &[&'static str]| match config.number(keys) {
             Some((_, number)) => Ok(number),
-            None if is(&["deepseek"]) => {
+            None if is(&["deepseek_v2", "deepseek_v3", "deepseek_vl"]) => {
                 Err(Error::Missing { name: keys[0].into(), remedy: "download the model again".into() })
             }
             None => Ok(1),
@@ -97,7 +101,7 @@ impl RouterRule {
 
     /// Whether corrections are added to the scores when experts are compared.
     pub(super) fn has_corrections(&self) -> bool {
-        matches!(self.scoring, Scoring::SigmoidGroups { .. })
+        matches!(self.scoring, Scoring::SigmoidGroups { .. } | Scoring::Rule(_))
     }
 
     /// Factor of the final weights.
@@ -105,11 +109,14 @@ impl RouterRule {
         self.factor
     }
 
-    /// Returns the rule with the corrections of a layer of `experts` experts.
-    pub(super) fn scoring(&self, experts: usize, corrections: Option<Vec<f32>>) -> Scoring {
+    /// Returns the rule with the corrections of a layer of `experts` experts, and with the table that gives experts to
+    /// token ids, if there is one.
+    pub(super) fn scoring(&self, experts: usize, corrections: Option<Vec<f32>>, table: Option<Table>) -> Scoring {
         let mut scoring = self.scoring.clone();
-        if let Scoring::SigmoidGroups { bias, .. } = &mut scoring {
-            *bias = corrections.unwrap_or_else(|| vec![0.0; experts]);
+        match &mut scoring {
+            Scoring::SigmoidGroups { bias, .. } => *bias = corrections.unwrap_or_else(|| vec![0.0; experts]),
+            Scoring::Rule(rule) => (rule.bias, rule.table) = (corrections.unwrap_or_default(), table),
+            _ => {}
         }
         scoring
     }
@@ -136,8 +143,26 @@ impl LayerRouter {
     /// f64 and rounded to f32.
     ///
     /// # Errors
-    /// Returns an error if there are too many tokens.
+    /// Returns an error if there are too many tokens, or the router needs their ids.
     pub fn inputs(&self, sizes: MoeSizes, hidden: Vec<u16>) -> Result<MoeInputs<'static>, Error> {
+        self.inputs_with_ids(sizes, hidden, &[])
+    }
+
+    /// Number of token ids that choose experts by a table; `None` if the router chooses by scores.
+    pub fn vocabulary(&self) -> Option<usize> {
+        self.rule.rule().table.as_ref().map(|table| table.vocabulary)
+    }
+
+    /// Same as [`Self::inputs`], with the id of each token for a router with a table.
+    ///
+    /// # Errors
+    /// Returns an error if there are too many tokens, or the number of ids does not fit.
+    pub fn inputs_with_ids(
+        &self,
+        sizes: MoeSizes,
+        hidden: Vec<u16>,
+        token_ids: &[i32],
+    ) -> Result<MoeInputs<'static>, Error> {
         let tokens = hidden.len() / sizes.hidden;
         let scores = hidden.par_chunks(sizes.hidden).map(|token| {
             let token: Vec<f64> = token.iter().map(|&bits| sizes.dtype.decode(bits)).collect();
@@ -148,7 +173,7 @@ impl LayerRouter {
             (logits, shared)
         });
         let (logits, shared): (Vec<_>, Vec<_>) = scores.unzip();
-        let Routes { ids, mut weights } = route(&self.rule, &Logits::F32(logits.concat().into()))?;
+        let Routes { ids, mut weights } = route_with_ids(&self.rule, &Logits::F32(logits.concat().into()), token_ids)?;
         weights.iter_mut().for_each(|weight| *weight *= self.factor);
         let shared = shared.into_iter().collect::<Option<Vec<_>>>().filter(|_| self.shared_gate.is_some());
         Ok(MoeInputs {

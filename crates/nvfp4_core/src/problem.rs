@@ -14,7 +14,7 @@ use crate::format::{BLOCK, Matrix, e2m1, e4m3};
 pub const MAX_K: usize = 1 << 20;
 
 /// Maximum number of experts of an MoE layer, and of experts that a router chooses from.
-pub const MAX_EXPERTS: usize = 512;
+pub const MAX_EXPERTS: usize = 1024;
 
 /// Maximum number of experts per token.
 pub const MAX_TOP_K: usize = 32;

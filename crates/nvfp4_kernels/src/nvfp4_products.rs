@@ -20,6 +20,8 @@ pub struct Nvfp4Instance {
     pub entry: &'static str,
     /// Number of weight matrices: 2 for gated, 1 for plain.
     pub matrices: u32,
+    /// Whether a gated product has a curve as its activation ([`kernels_gpu::curve`]).
+    pub curves: bool,
     /// Maximum tokens of a tile, and rows of the box of the token map.
     pub tile_tokens: u32,
     /// Columns of C per tile.
@@ -89,9 +91,10 @@ pub trait Nvfp4Products: Kernel {
     /// # Panics
     /// If there is no instance with such tiles.
     fn product(&self, op: Op, tile_tokens: u32, product: Product, rows: u64, sms: u32) -> Launch {
-        let is_it = |of: &Nvfp4Instance| (op_of(of.matrices), of.tile_tokens) == (op, tile_tokens);
+        let curves = product.activation.is_curve();
+        let is_it = |of: &Nvfp4Instance| (op_of(of.matrices), of.curves, of.tile_tokens) == (op, curves, tile_tokens);
         let instance = self.instances().into_iter().find(is_it);
-        let instance = instance.expect("both operations have an instance of every tile size");
+        let instance = instance.expect("every operation has an instance of every tile size");
         let Product { n, k, experts, .. } = product;
         let tiles = most_tiles(rows, experts.into(), tile_tokens) * u64::from(n.div_ceil(instance.columns));
         let grid = Grid {

@@ -19,6 +19,10 @@ pub struct ProductInstance {
     pub matrices: u32,
     /// Type of tokens and C.
     pub operand_type: OperandType,
+    /// Whether a gated product has a curve as its activation ([`kernels_gpu::curve`]).
+    pub curves: bool,
+    /// Maximum number of experts of a layer.
+    pub max_experts: u32,
     /// Maximum tokens of a tile.
     pub tile_tokens: u32,
     /// Columns of C per tile.
@@ -37,6 +41,24 @@ pub struct ProductInstance {
     pub first_time: u64,
     /// Whether the instance is used only if an SM has few tiles.
     pub for_few_tiles: bool,
+}
+
+/// What a product computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProductKind {
+    pub op: Op,
+    /// Type of tokens and C.
+    pub operand_type: OperandType,
+    /// Whether the activation is a curve ([`kernels_gpu::curve`]).
+    pub curves: bool,
+}
+
+impl ProductKind {
+    /// Returns the kind of a product without curves.
+    #[cfg(test)]
+    pub fn of(op: Op, operand_type: OperandType) -> Self {
+        Self { op, operand_type, curves: false }
+    }
 }
 
 /// Up to this many tiles per SM, few-tile instances may be used. On an H200, wide tiles are as fast or faster with more
@@ -67,27 +89,28 @@ pub trait Products: Kernel {
         None
     }
 
-    /// Returns the instance of an operation for a token type and a tile size with the least expected time.
-    /// `token_tiles`: expected number of token tiles. `n`: columns of C.
+    /// Returns the instance for a product and a tile size with the least expected time. `token_tiles`: expected number
+    /// of token tiles. `experts`: number of experts of the layer. `n`: columns of C.
     ///
     /// All SMs process one tile each, then the next ones.
     fn instance(
         &self,
-        op: Op,
-        operand_type: OperandType,
+        product: ProductKind,
         tile_tokens: u32,
         token_tiles: u64,
+        experts: u32,
         n: u32,
         sms: u32,
     ) -> ProductInstance {
         let is_it = |of: &ProductInstance| {
-            (op_of(of.matrices), of.operand_type, of.tile_tokens) == (op, operand_type, tile_tokens)
+            let kind = ProductKind { op: op_of(of.matrices), operand_type: of.operand_type, curves: of.curves };
+            (kind, of.tile_tokens) == (product, tile_tokens)
         };
         let rounds = |of: &ProductInstance| (token_tiles * u64::from(n.div_ceil(of.columns))).div_ceil(sms.into());
         let time = |of: &ProductInstance| of.first_time + rounds(of) * of.tile_time;
-        let takes = |of: &ProductInstance| !of.for_few_tiles || rounds(of) <= FEW_TILES;
+        let takes = |of: &ProductInstance| experts <= of.max_experts && (!of.for_few_tiles || rounds(of) <= FEW_TILES);
         let instances = self.instances().into_iter().filter(is_it).filter(takes);
-        instances.min_by_key(time).expect("both operations and types have an instance of every tile size")
+        instances.min_by_key(time).expect("every kind of product has an instance of every tile size")
     }
 
     /// Returns the dynamic shared memory that each CTA requests if `_resident_blocks` CTAs run on each SM, in bytes.

@@ -76,8 +76,8 @@ impl Backend for Emulated {
         Ok(Box::new(linear::EmulatedLinear::new(self.clone(), weights)?))
     }
 
-    fn route(&self, router: &Router, logits: &Logits<'_>) -> Result<Routes, Error> {
-        router::route(self, router, logits)
+    fn route_with_ids(&self, router: &Router, logits: &Logits<'_>, token_ids: &[i32]) -> Result<Routes, Error> {
+        router::route(self, router, logits, token_ids)
     }
 }
 

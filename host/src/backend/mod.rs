@@ -68,8 +68,18 @@ pub trait Backend {
     /// Returns the experts of each token and their weights, from logits in host memory.
     ///
     /// # Errors
-    /// If the number of logits is not a multiple of the router's number of experts, or the device fails.
-    fn route(&self, router: &Router, logits: &Logits<'_>) -> Result<Routes, Error>;
+    /// If the number of logits is not a multiple of the router's number of experts, the router needs token ids, or the
+    /// device fails.
+    fn route(&self, router: &Router, logits: &Logits<'_>) -> Result<Routes, Error> {
+        self.route_with_ids(router, logits, &[])
+    }
+
+    /// Same as [`Self::route`], with the id of each token for a router with a table ([`Rule::table`](crate::router::Rule)),
+    /// and without ids for other routers.
+    ///
+    /// # Errors
+    /// If the number of logits or of ids does not fit, or the device fails.
+    fn route_with_ids(&self, router: &Router, logits: &Logits<'_>, token_ids: &[i32]) -> Result<Routes, Error>;
 }
 
 /// Prepared weights of an operation: of grouped GEMMs, of an MoE layer ([`Moe`]) or of a linear layer ([`Linear`]).

@@ -8,7 +8,8 @@ use nvfp4::{moe, shape};
 
 use super::table;
 
-/// List the built-in shapes of groups and of layers.
+/// List the built-in shapes of groups and of layers. `NAME@tp8` and `NAME@ep8` are a GPU's part of a layer with tensor
+/// and expert parallelism.
 #[derive(clap::Args)]
 pub struct Args {}
 
@@ -41,13 +42,13 @@ pub fn run(_: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
 /// Returns the table of layers for `run --op moe`.
 fn layers() -> comfy_table::Table {
     let mut rows =
-        table::table(&["layer", "input", "routing", "H", "I", "experts", "of", "top-k", "shared I", "tokens"], 3);
+        table::table(&["layer", "activation", "router", "H", "I", "experts", "of", "top-k", "shared I", "tokens"], 3);
     for layer in moe::shape::builtin() {
         let size = |size: Option<usize>| size.map_or(String::new(), |size| size.to_string());
         rows.add_row([
             layer.name.clone(),
-            layer.input.name().into(),
-            layer.routing.name().into(),
+            layer.activation.to_string(),
+            if layer.router.is_empty() { layer.routing.name().into() } else { layer.router.clone() },
             layer.hidden.to_string(),
             layer.intermediate.to_string(),
             layer.experts.to_string(),

@@ -15,10 +15,10 @@ use crate::compare::{Tolerance, compare_with};
 use crate::generate::{self, Generator};
 use crate::linear::{self, LinearOutput, LinearStep};
 use crate::moe::generate::Routing;
-use crate::moe::{self, LayerShape, MoeOutput, MoeStep, shape};
+use crate::moe::{self, Activation, LayerShape, MoeOutput, MoeStep, shape};
 use crate::oracle::Reference;
 use crate::problem::{Group, Op, Step, TokenDtype, TokenFormat};
-use crate::router::{self, Logits, Router, Scoring};
+use crate::router::{self, GroupScore, Logits, Router, Rule, Score, Scoring};
 use nvfp4_kernels::GroupedKernel;
 use nvfp4_kernels::subject::{Subject, UNFUSED, part_of};
 use nvfp4_kernels::variant::{LaunchSchedule, Variant};
@@ -136,15 +136,37 @@ fn of_groups(kernel: GroupedKernel) -> Vec<Part> {
     parts
 }
 
+/// Curves, each of which some instances compute in a self-test.
+const CURVES: [Activation; 4] = [
+    Activation::Situ { beta: 4.0, linear: Some(2.0) },
+    Activation::SwigluStep { limit: 1.5 },
+    Activation::Gelu,
+    Activation::GatedRelu2,
+];
+
+/// Parts of layers. A layer with SiLU is also a part with a curve, which other instances compute.
 fn of_moe(layers: &[(u32, &str)]) -> Vec<Part> {
-    let part = |dtype: TokenDtype, &(sms, text): &(u32, &str)| {
-        let layer = shape::parse(text).expect("a test parses these layers").remove(0);
+    let part = |dtype: TokenDtype, sms: u32, layer: LayerShape| {
         let LayerShape { tokens, experts, activation, .. } = &layer;
         let scales = if layer.input_scales { ", input scales" } else { "" };
         let name = format!("{tokens} tokens, {experts} experts, {activation}, {}{scales}, {sms} SMs", dtype.name());
         Part { name, problem: Problem::Moe { layer, sms, dtype } }
     };
-    DTYPES.into_iter().flat_map(|dtype| layers.iter().map(move |of| part(dtype, of))).collect()
+    let layers: Vec<_> = layers
+        .iter()
+        .enumerate()
+        .flat_map(|(index, &(sms, text))| {
+            let layer = shape::parse(text).expect("a test parses these layers").remove(0);
+            let curve = CURVES[index % CURVES.len()];
+            let with_curve =
+                (layer.activation == Activation::Silu).then(|| layer.clone().with_activation(curve, layer.biases));
+            [Some(layer), with_curve].into_iter().flatten().map(move |layer| (sms, layer))
+        })
+        .collect();
+    DTYPES
+        .into_iter()
+        .flat_map(|dtype| layers.iter().map(move |(sms, layer)| part(dtype, *sms, layer.clone())))
+        .collect()
 }
 
 fn of_linear(layers: &[(usize, u32)], token_format: TokenFormat) -> Vec<Part> {
@@ -158,12 +180,26 @@ fn of_linear(layers: &[(usize, u32)], token_format: TokenFormat) -> Vec<Part> {
 fn of_router() -> Vec<Part> {
     let bias = (0..36).map(|expert| [0.0, 0.125, -0.25, 0.125, 0.5][expert * 7 % 5]).collect();
     let groups = Scoring::SigmoidGroups { bias, groups: 6, top_groups: 2, renormalize: true, scale: 2.5 };
+    let softplus = Rule {
+        score: Score::SqrtSoftplus,
+        bias: (0..896).map(|expert| (expert % 7) as f32 / 16.0).collect(),
+        groups: 8,
+        top_groups: 4,
+        group_score: GroupScore::BestTwo,
+        renormalize: true,
+        scale: 2.5,
+        ..Rule::default()
+    };
+    let scales = (0..40).map(|expert| 0.5 + expert as f32 / 32.0).collect();
+    let scaled = Rule { renormalize: true, expert_scale: scales, null_experts: 8, ..Rule::default() };
     let routers = [
         ("softmax", 128, 8, Scoring::Softmax { renormalize: true }),
         ("softmax of all", 60, 4, Scoring::Softmax { renormalize: false }),
         ("softmax of the chosen", 512, 32, Scoring::TopKSoftmax),
         ("sigmoid", 16, 1, Scoring::SigmoidTop1),
         ("sigmoids in groups", 36, 6, groups),
+        ("square roots of softplus", 896, 16, Scoring::Rule(softplus)),
+        ("factors of experts", 40, 4, Scoring::Rule(scaled)),
     ];
     let part = |(name, experts, top_k, scoring): (&str, _, _, _)| {
         let router = Router::new(experts, top_k, scoring).expect("the sizes of the router are valid");

@@ -14,6 +14,7 @@ use cuda_std::{
 
 use super::{CORE_MATRIX_ROWS, Fragment, Shape, WARPGROUP, WARPGROUP_ROWS};
 use crate::{
+    curve::with_curve,
     epilogue::{Activation, NO_PARAMETERS, convert, relu2, silu},
     sorted::{LINE_BYTES, bits16_place},
 };
@@ -96,6 +97,8 @@ pub trait Written<const P: usize> {
     const UNSCALE: f32;
     /// `true` if a launch selects the activation, `false` if its activation never has parameters.
     const ANY_ACTIVATION: bool;
+    /// `true` if the activation of a gated product is a [`Curve`](crate::curve::Curve).
+    const CURVES: bool = false;
 }
 
 /// Destination of a tile's sums, and their conversion.
@@ -245,7 +248,13 @@ impl<K> Target<K> {
             let has_parameters = K::ANY_ACTIVATION && opaque_b32(self.activation.kind) != NO_PARAMETERS;
             match (K::SHAPE.matrices == 2, has_parameters) {
                 (true, false) => write_round!(|gate: f32, up: f32| silu(gate) * up),
-                (true, true) => write_round!(|gate: f32, up: f32| self.activation.gated(gate, up)),
+                (true, true) => {
+                    if K::CURVES {
+                        with_curve!(&self.activation, |curve| write_round!(curve));
+                    } else {
+                        write_round!(|gate: f32, up: f32| self.activation.gated(gate, up));
+                    }
+                }
                 (false, false) => write_round!(|sum: f32, _: f32| sum),
                 (false, true) => write_round!(|sum: f32, _: f32| relu2(sum)),
             }

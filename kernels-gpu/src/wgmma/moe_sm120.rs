@@ -23,14 +23,20 @@ macro_rules! instances {
     ($each:ident) => {
         $each! {
             moe_sm120_gated_f16_t16_narrow = gated(OperandType::F16, 16).consumers(1).by_warps().buffers(6).stages(16);
+            moe_sm120_gated_f16_t16_narrow_curves = gated(OperandType::F16, 16).curves().consumers(1).by_warps().buffers(6).stages(16);
             moe_sm120_gated_f16_t16 = gated(OperandType::F16, 16).consumers(2).by_warps().buffers(6).stages(8);
+            moe_sm120_gated_f16_t16_curves = gated(OperandType::F16, 16).curves().consumers(2).by_warps().buffers(6).stages(8);
             moe_sm120_gated_f16_t64 = gated(OperandType::F16, 64).consumers(2).by_warps().buffers(3).stages(5);
+            moe_sm120_gated_f16_t64_curves = gated(OperandType::F16, 64).curves().consumers(2).by_warps().buffers(3).stages(5);
             moe_sm120_plain_f16_t16_narrow = plain(OperandType::F16, 16).consumers(1).by_warps().buffers(6).stages(16);
             moe_sm120_plain_f16_t16 = plain(OperandType::F16, 16).consumers(2).by_warps().buffers(6).stages(8);
             moe_sm120_plain_f16_t64 = plain(OperandType::F16, 64).consumers(2).by_warps().buffers(3).stages(5);
             moe_sm120_gated_bf16_t16_narrow = gated(OperandType::Bf16, 16).consumers(1).by_warps().buffers(6).stages(16);
+            moe_sm120_gated_bf16_t16_narrow_curves = gated(OperandType::Bf16, 16).curves().consumers(1).by_warps().buffers(6).stages(16);
             moe_sm120_gated_bf16_t16 = gated(OperandType::Bf16, 16).consumers(2).by_warps().buffers(6).stages(8);
+            moe_sm120_gated_bf16_t16_curves = gated(OperandType::Bf16, 16).curves().consumers(2).by_warps().buffers(6).stages(8);
             moe_sm120_gated_bf16_t64 = gated(OperandType::Bf16, 64).consumers(2).by_warps().buffers(3).stages(5);
+            moe_sm120_gated_bf16_t64_curves = gated(OperandType::Bf16, 64).curves().consumers(2).by_warps().buffers(3).stages(5);
             moe_sm120_plain_bf16_t16_narrow = plain(OperandType::Bf16, 16).consumers(1).by_warps().buffers(6).stages(16);
             moe_sm120_plain_bf16_t16 = plain(OperandType::Bf16, 16).consumers(2).by_warps().buffers(6).stages(8);
             moe_sm120_plain_bf16_t64 = plain(OperandType::Bf16, 64).consumers(2).by_warps().buffers(3).stages(5);
@@ -75,7 +81,9 @@ mod tests {
             let operation = if instance.matrices == 2 { "gated" } else { "plain" };
             let operand_type = if instance.operand_type == OperandType::F16 { "f16" } else { "bf16" };
             let narrow = if instance.consumers == 1 { "_narrow" } else { "" };
-            let expected = std::format!("moe_sm120_{operation}_{operand_type}_t{}{narrow}", instance.tile_tokens);
+            let curves = if instance.curves { "_curves" } else { "" };
+            let expected =
+                std::format!("moe_sm120_{operation}_{operand_type}_t{}{narrow}{curves}", instance.tile_tokens);
             assert_eq!(instance.entry, expected);
         }
     }

@@ -13,7 +13,7 @@ def logits(dtype=torch.float32, count=9):
     return torch.stack([torch.randperm(E) for _ in range(count)]).sub(E // 2).div(8).to(dtype)
 
 
-def reference(logits, scoring, bias=None, groups=1, top_groups=1, renormalize=True, scale=1.0):
+def reference(logits, scoring, bias=None, groups=1, top_groups=1, renormalize=True, scale=1.0, expert_scale=None):
     x = logits.detach().cpu().double()
     if scoring == "topk-softmax":
         chosen, ids = x.topk(K)
@@ -21,17 +21,18 @@ def reference(logits, scoring, bias=None, groups=1, top_groups=1, renormalize=Tr
     if scoring == "sigmoid-top1":
         chosen, ids = x.topk(1)
         return chosen.sigmoid(), ids
-    probabilities = x.softmax(-1) if scoring == "softmax" else x.sigmoid()
+    of = {"softmax": lambda x: x.softmax(-1), "sigmoid": torch.sigmoid, "sqrt-softplus": lambda x: torch.nn.functional.softplus(x).sqrt()}
+    probabilities = of[scoring](x)
     scores = probabilities + (0 if bias is None else bias.cpu().double())
     if groups > 1:
-        of_groups = scores.view(len(x), groups, -1).topk(2).values.sum(-1)
+        of_groups = scores.view(len(x), groups, -1).topk(1 if bias is None else 2).values.sum(-1)
         taken = torch.zeros_like(of_groups).scatter(1, of_groups.topk(top_groups).indices, 1.0).bool()
         scores = scores.masked_fill(~taken.repeat_interleave(E // groups, 1), float("-inf"))
     ids = scores.topk(K).indices
     weights = probabilities.gather(1, ids)
     if renormalize:
         weights = weights / weights.sum(-1, keepdim=True)
-    return weights * scale, ids
+    return weights * scale * (1 if expert_scale is None else expert_scale.cpu().double()[ids]), ids
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -44,6 +45,11 @@ def reference(logits, scoring, bias=None, groups=1, top_groups=1, renormalize=Tr
         {"scoring": "sigmoid"},
         {"scoring": "sigmoid", "bias": True, "groups": 4, "top_groups": 2, "scale": 2.5},
         {"scoring": "sigmoid-top1"},
+        {"scoring": "sqrt-softplus", "bias": True, "scale": 2.5},
+        {"scoring": "sqrt-softplus", "renormalize": False},
+        {"scoring": "softmax", "bias": True, "scale": 6.0, "renormalize": False},
+        {"scoring": "softmax", "groups": 8, "top_groups": 3, "renormalize": False},
+        {"scoring": "softmax", "expert_scale": True},
     ],
     ids=str,
 )
@@ -51,12 +57,42 @@ def test_experts_and_weights_match_pytorch(dtype, options, device):
     options = dict(options)
     if options.pop("bias", False):
         options["bias"] = torch.randn(E).div(100).to(device)
+    if options.pop("expert_scale", False):
+        options["expert_scale"] = torch.rand(E).add(0.5).to(device)
     x = logits(dtype).to(device)
     weights, ids = nvfp4.route(x, 1 if options["scoring"] == "sigmoid-top1" else K, **options)
     want, expected = reference(x, **options)
     assert weights.dtype == torch.float32 and ids.dtype == torch.int32
     assert torch.equal(ids.cpu().long(), expected)
     torch.testing.assert_close(weights.cpu().double(), want, rtol=1e-6, atol=0)
+
+
+def test_token_ids_choose_experts_of_a_table(device):
+    table = torch.stack([torch.randperm(E)[:K] for _ in range(20)]).int().to(device)
+    token_ids = torch.tensor([3, 19, 0, 20, -1, 7, 7, 1, 2], dtype=torch.int32, device=device)
+    x = logits().to(device)
+    weights, ids = nvfp4.route(x, K, scoring="sqrt-softplus", scale=1.5, table=table, token_ids=token_ids)
+    inside = (token_ids >= 0) & (token_ids < 20)
+    assert torch.equal(ids[inside], table[token_ids[inside].long()]) and (ids[~inside] == -1).all()
+    scores = torch.nn.functional.softplus(x.double()).sqrt().gather(1, ids.clamp(min=0).long())
+    want = 1.5 * scores / scores.sum(-1, keepdim=True)
+    torch.testing.assert_close(weights[inside].double(), want[inside], rtol=1e-6, atol=0)
+    assert (weights[~inside] == 0).all()
+
+
+def test_null_experts_have_no_id(device):
+    x = logits().to(device)
+    weights, ids = nvfp4.route(x, K, null_experts=10)
+    all_weights, all_ids = nvfp4.route(x, K)
+    assert torch.equal(ids, torch.where(all_ids < E - 10, all_ids, -1)) and torch.equal(weights, all_weights)
+
+
+def test_up_to_1024_experts_are_routed(device):
+    x = torch.randn(7, 896, device=device)
+    weights, ids = nvfp4.route(x, 16, scoring="sigmoid", scale=2.5)
+    want, expected = x.double().sigmoid().topk(16)
+    assert torch.equal(ids.long(), expected)
+    torch.testing.assert_close(weights.double(), 2.5 * want / want.sum(-1, keepdim=True), rtol=1e-6, atol=0)
 
 
 def test_first_of_equal_experts_wins_and_zero_tokens_work(device):
@@ -79,7 +115,10 @@ def test_compiled_operator_and_its_fake_agree_with_eager(device, compiled):
         ({"logits": logits()[0]}, "^logits: expected 2 dimensions"),
         ({"top_k": E + 1}, "top_k"),
         ({"scoring": "relu"}, "^scoring: .*softmax"),
-        ({"bias": torch.zeros(E)}, "^bias: only sigmoid"),
+        ({"scoring": "topk-softmax", "bias": torch.zeros(E)}, "^scoring: topk-softmax has no other"),
+        ({"token_ids": torch.zeros(9, dtype=torch.int32)}, "^token_ids: a table"),
+        ({"table": torch.full((5, K), E, dtype=torch.int32), "token_ids": torch.zeros(9, dtype=torch.int32)}, "table gives expert"),
+        ({"null_experts": E}, "null_experts"),
         ({"scoring": "sigmoid", "bias": torch.zeros(E - 1)}, "^bias: "),
         ({"scoring": "sigmoid", "groups": 5}, "groups"),
     ],

@@ -34,7 +34,7 @@ mod rows;
 pub mod shape;
 
 pub use activation::Activation;
-pub use activation::Gate;
+pub use activation::{Form, Gate};
 pub use output::{MoeOutput, QuantizedStages, Stages};
 pub use problem::check_global_scale;
 pub use problem::{Biases, MoeExpert, MoeInputs, MoeSizes, MoeStep, MoeWeights};

@@ -26,7 +26,7 @@
 //! Rounding is monotone. An element is right if it lies between the two ends of its interval, each rounded to the type
 //! of the element ([`Expected`]). No tolerance is added.
 
-use super::activation::{Activation, Gate};
+use super::activation::{Activation, Factor, Form, Gate};
 use crate::format::{BLOCK, FIXED_POINT_BITS, Matrix, e2m1, e4m3};
 use crate::fp4;
 use crate::fp8::{self, Factors, folded_row, quantize_token};
@@ -127,10 +127,38 @@ impl Expected {
     /// Returns the range of an element of the intermediate, from the sums with their biases. `gate` is ignored if the
     /// activation has no gate.
     pub fn activated(activation: Activation, gate: Option<Sum>, up: Sum) -> Self {
-        match (activation.gate(), gate) {
-            (Some(formula), Some(gate)) => Self::gated(formula, gate, up),
+        match (activation.form(), gate) {
+            (Form::Formula(formula), Some(gate)) => Self::gated(formula, gate, up),
+            (Form::Curve(..), Some(gate)) => Self::curved(activation, gate, up),
             _ => Self::relu2(up),
         }
+    }
+
+    /// A [curve](kernels_gpu::curve): the product of a function of gate and a function of up. A function's interval is
+    /// its value, plus its slope times the distance to the ends of the sum, plus the errors of a device's arithmetic.
+    fn curved(activation: Activation, gate: Sum, up: Sum) -> Self {
+        if gate.error == f64::INFINITY || up.error == f64::INFINITY {
+            return Self::Anything;
+        }
+        let ends = gate.ends();
+        let Factor { value, slope, share } = activation.gate_factor(gate.value, ends);
+        let factor = activation.up_factor(up.value).value;
+        if value.is_nan() || factor.is_nan() {
+            return Self::Nan;
+        }
+        let error = if gate.value.is_infinite() {
+            // The function's limit, with the roundings of its numbers.
+            if value.is_infinite() { 0.0 } else { 2.0 * HALF_ULP * share * value.abs() }
+        } else {
+            let moved = slope * (gate.value - ends[0]).max(ends[1] - gate.value);
+            let far = ends[0].abs().max(ends[1].abs());
+            moved + 2.0 * HALF_ULP * share * (value.abs() + moved) + far * 2.0 * SMALLEST
+        };
+        let [low, high] = up.ends().map(|up| {
+            let Factor { value, share, .. } = activation.up_factor(up);
+            (value, if value.is_finite() { 2.0 * HALF_ULP * share * value.abs() } else { 0.0 })
+        });
+        Self::product((value, error), factor, [low.0 - low.1, high.0 + high.1])
     }
 
     /// `x·σ(p)·(clamp(up) + offset)` with `x = min(gate, limit)` and `p = slope·x + cubic·x³`.
@@ -176,7 +204,12 @@ impl Expected {
             let rounding = if offset == 0.0 { 0.0 } else { 2.0 * HALF_ULP * factor.abs() };
             (factor, if rounding.is_finite() { rounding } else { 0.0 })
         });
-        let ups = [ups[0].0 - ups[0].1, ups[1].0 + ups[1].1];
+        Self::product((activated, error), factor, [ups[0].0 - ups[0].1, ups[1].0 + ups[1].1])
+    }
+
+    /// The product of a function of gate, which lies within `error` of `activated`, with a factor of up between the ends
+    /// `ups`.
+    fn product((activated, error): (f64, f64), factor: f64, ups: [f64; 2]) -> Self {
         let ends = [activated - error, activated + error].map(|activated| ups.map(|up| activated * up));
         let ends = ends.as_flattened();
         let want = activated * factor;
@@ -586,7 +619,14 @@ mod tests {
     }
 
     /// All activations, and some with other limits and slopes.
-    const ACTIVATIONS: [Activation; 7] = [
+    const ACTIVATIONS: [Activation; 14] = [
+        Activation::SwigluOai { alpha: 1.702, limit: 7.0, offset: 0.5 },
+        Activation::SwigluStep { limit: 2.5 },
+        Activation::SwigluStep { limit: 7.0 },
+        Activation::Gelu,
+        Activation::Situ { beta: 2.5, linear: None },
+        Activation::Situ { beta: 2.5, linear: Some(3.5) },
+        Activation::GatedRelu2,
         Activation::Silu,
         Activation::SiluLimit { limit: 2.5 },
         Activation::GeluTanh,
@@ -598,8 +638,10 @@ mod tests {
 
     /// Computes an activation like the f32 instructions of a device.
     fn in_f32(activation: Activation, gate: f32, up: f32) -> f32 {
-        let Some(Gate { slope, cubic, limit, offset }) = activation.gate() else {
-            return up.max(0.0) * up.max(0.0);
+        let Gate { slope, cubic, limit, offset } = match activation.form() {
+            Form::Formula(gate) => gate,
+            Form::Curve(curve, numbers) => return curve.apply(numbers, gate, up),
+            Form::Square => return up.max(0.0) * up.max(0.0),
         };
         let exponent = [slope, cubic].map(|factor| (-std::f64::consts::LOG2_E * factor) as f32);
         let (x, u) = (gate.min(limit as f32), up.clamp(-limit as f32, limit as f32));
@@ -613,8 +655,10 @@ mod tests {
             (Activation::Silu, 1.0999),
             (Activation::GptOss { alpha: 3.0, limit: 1e6 }, 1.0999),
             (Activation::GeluTanh, 1.1291),
+            (Activation::Gelu, 1.1291),
+            (Activation::Situ { beta: 1e6, linear: None }, 1.0999),
         ] {
-            let up = if activation == Activation::Silu || activation == Activation::GeluTanh { 1.0 } else { 0.0 };
+            let up = if matches!(activation, Activation::GptOss { .. }) { 0.0 } else { 1.0 };
             let at = |x: f64| activation.apply(x, up);
             let slopes = (-80_000..80_000).map(|i| f64::from(i) * 1e-4).map(|x| (at(x + 1e-4) - at(x)) / 1e-4);
             let most = slopes.fold(0.0, |most: f64, slope| most.max(slope.abs()));

@@ -1,4 +1,5 @@
-//! Layers by name: the built-in layers, and the layers of a JSON file.
+//! Layers by name: the built-in layers, and the layers of a JSON file. `models.json` has the layers of models, each with
+//! the source of its sizes; `layers.json` has the layers that measurements and tests use.
 //!
 //! A file holds one entry or a list of entries. `FILE.json#NAME` selects one entry of a list:
 //!
@@ -7,6 +8,9 @@
 //! ```
 //!
 //! [`LayerShape`] documents the optional keys, like `"activation": "gpt-oss", "biases": true`.
+//!
+//! `NAME@tp8` is the part of a layer that one of 8 GPUs has with tensor parallelism (an eighth of each expert), and
+//! `NAME@ep8` with expert parallelism (an eighth of the experts). `NAME@ep4@tp2` is both.
 
 use std::sync::LazyLock;
 
@@ -15,6 +19,7 @@ use serde::Deserialize;
 use super::routing::Routing;
 use super::{Activation, MoeSizes};
 use crate::error::Error;
+use crate::format::BLOCK;
 use crate::generate::Generator;
 use crate::problem::{TokenDtype, TokenFormat};
 use crate::shape::{find_named, parse_list};
@@ -61,6 +66,12 @@ pub struct LayerShape {
     /// Distribution of the experts that tokens name.
     #[serde(default)]
     pub routing: Routing,
+    /// The model's router in words. Generated steps name experts by `routing`.
+    #[serde(default)]
+    pub router: String,
+    /// Source of the sizes, as text.
+    #[serde(default, rename = "source")]
+    _source: serde::de::IgnoredAny,
     /// Free text.
     #[serde(default, rename = "note")]
     _note: serde::de::IgnoredAny,
@@ -82,6 +93,31 @@ impl LayerShape {
         Self { input_scales: true, ..self }
     }
 
+    /// Returns the part of the layer that one of `gpus` GPUs has: its experts, or its rows of every expert. With expert
+    /// parallelism each GPU has the whole shared expert.
+    ///
+    /// # Errors
+    /// If the parts would not be equal, or not a multiple of 16 rows.
+    fn part(mut self, of_experts: bool, gpus: usize) -> Result<Self, Error> {
+        let divided = |what: &str, size: usize, unit: usize| match size.checked_div(gpus) {
+            Some(part) if part * gpus == size && part.is_multiple_of(unit) && part > 0 => Ok(part),
+            _ => Err(Error::Invalid(format!(
+                "{what} {size} cannot be divided among {gpus} GPUs in multiples of {unit}; take another number of GPUs"
+            ))),
+        };
+        if of_experts {
+            self.named_experts = Some(self.named_experts.unwrap_or(self.experts));
+            self.experts = divided("number of experts", self.experts, 1)?;
+        } else {
+            self.intermediate = divided("intermediate size", self.intermediate, BLOCK)?;
+            let shared = self.shared_intermediate;
+            self.shared_intermediate =
+                shared.map(|size| divided("intermediate size of the shared expert", size, BLOCK)).transpose()?;
+        }
+        self.name = format!("{}@{}{gpus}", self.name, if of_experts { "ep" } else { "tp" });
+        Ok(self)
+    }
+
     /// Sizes of the layer with tokens of this type.
     pub fn sizes(&self, dtype: TokenDtype) -> MoeSizes {
         MoeSizes {
@@ -100,19 +136,29 @@ impl LayerShape {
     }
 }
 
-/// Built-in layers: layers of some models, and small layers for tests (`layer-test-*`).
+/// Built-in layers: layers of models, and small layers for tests (`layer-test-*`).
 pub fn builtin() -> &'static [LayerShape] {
-    static LAYERS: LazyLock<Vec<LayerShape>> =
-        LazyLock::new(|| parse(include_str!("layers.json")).expect("a test parses all built-in layers"));
+    static LAYERS: LazyLock<Vec<LayerShape>> = LazyLock::new(|| {
+        let files = [include_str!("models.json"), include_str!("layers.json")];
+        files.into_iter().flat_map(|file| parse(file).expect("a test parses all built-in layers")).collect()
+    });
     &LAYERS
 }
 
-/// Returns the layer with the name `NAME`, `FILE.json` or `FILE.json#NAME`.
+/// Returns the layer with the name `NAME`, `FILE.json` or `FILE.json#NAME`, or a GPU's part of it: `NAME@tp8`,
+/// `NAME@ep8`.
 ///
 /// # Errors
-/// If there is no such layer or file, or the file does not have this form.
+/// If there is no such layer or file, the file does not have this form, or the layer has no equal parts.
 pub fn find(spec: &str) -> Result<LayerShape, Error> {
-    find_named(spec, "layer", builtin(), |layer| &layer.name, parse)
+    let part = spec.rsplit_once('@').and_then(|(name, part)| {
+        let split = part.get(..2).filter(|split| ["tp", "ep"].contains(split))?;
+        Some((name, split, part[2..].parse().ok()?))
+    });
+    match part {
+        Some((name, split, gpus)) => find(name)?.part(split == "ep", gpus).map_err(|error| error.at(spec)),
+        None => find_named(spec, "layer", builtin(), |layer| &layer.name, parse),
+    }
 }
 
 /// Parses one layer or a list of layers from JSON text, and checks their sizes.
@@ -157,6 +203,38 @@ mod tests {
     }
 
     #[test]
+    fn parts_of_a_layer_are_found_by_their_name() {
+        let sizes = |spec: &str| {
+            let LayerShape { name, intermediate, experts, named_experts, shared_intermediate, .. } =
+                find(spec).unwrap();
+            assert_eq!(name, spec);
+            (intermediate, experts, named_experts, shared_intermediate)
+        };
+        assert_eq!(sizes("glm-5@tp8"), (256, 256, None, Some(256)));
+        assert_eq!(sizes("kimi-k3@ep8"), (3072, 112, Some(896), None));
+        assert_eq!(sizes("deepseek-v3@ep4@tp2"), (1024, 64, Some(256), Some(1024)));
+        for (spec, text) in [
+            ("glm-5@tp3", "intermediate size 2048 cannot be divided among 3 GPUs in multiples of 16"),
+            ("glm-5@ep0", "number of experts 256 cannot be divided among 0 GPUs"),
+            ("qwen3.5-35b-a3b@tp64", "intermediate size 512 cannot be divided among 64 GPUs"),
+            ("glm-5@pp2", "layer `glm-5@pp2` is neither"),
+        ] {
+            let error = find(spec).unwrap_err().to_string();
+            assert!(error.contains(text), "{error}");
+        }
+    }
+
+    #[test]
+    fn every_model_has_a_router_and_a_source() {
+        let models: Vec<serde_json::Value> = serde_json::from_str(include_str!("models.json")).unwrap();
+        assert!(models.len() >= 20);
+        for model in &models {
+            let text = |key: &str| model[key].as_str().is_some_and(|text| !text.is_empty());
+            assert!(text("router") && text("source"), "{model}");
+        }
+    }
+
+    #[test]
     fn invalid_layers_are_refused_with_a_remedy() {
         let layer = |more: &str| {
             let sizes = r#""hidden": 32, "intermediate": 16, "experts": 4, "tokens": 1"#;
@@ -176,7 +254,10 @@ mod tests {
             assert!(error.contains(text), "{error}");
         }
         assert!(
-            find("moe-1").unwrap_err().to_string().contains("layer `moe-1` is neither a .json file nor one of qwen3")
+            find("moe-1")
+                .unwrap_err()
+                .to_string()
+                .contains("layer `moe-1` is neither a .json file nor one of deepseek-v3")
         );
     }
 }

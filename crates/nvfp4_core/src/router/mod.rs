@@ -3,9 +3,9 @@
 //!
 //! The engine computes the projection. The rules, to the bit:
 //!
-//! * Logits are f32, f16 or bf16, and are exact in f32. Experts are compared by f32 scores: by the logit, or with
-//!   biases by `σ(logit) + bias`, with σ as in [`kernels_gpu::exp::sigmoid`]. Of two equal experts the lower number
-//!   comes first, and -0 equals 0.
+//! * Logits are f32, f16 or bf16, and are exact in f32. Experts are compared by f32 numbers: by the logit, or with
+//!   biases by `score + bias`; [`Score`] defines the scores. Of two equal experts the lower number comes first, and -0
+//!   equals 0.
 //! * Softmax is monotone, so experts are compared by logits, even if two probabilities would round to the same number.
 //! * NaN ranks below every number. A token with a NaN logit still gets distinct experts, but all its weights are NaN.
 //!   Equal infinite logits have equal weights.
@@ -13,6 +13,7 @@
 //!   multiplications and divisions have a fixed order. [`compare`] checks the weights in f64.
 
 pub mod compare;
+mod rule;
 mod select;
 
 use std::borrow::Cow;
@@ -20,13 +21,11 @@ use std::borrow::Cow;
 use crate::error::Error;
 use crate::problem::{MAX_EXPERTS, MAX_TOP_K, TokenDtype};
 
-pub use select::route;
+pub use rule::{GroupScore, Rule, Score, Table};
 pub use select::route_token;
+pub use select::{route, route_with_ids};
 
-/// Maximum number of groups of experts.
-pub const MAX_GROUPS: usize = 32;
-
-/// Rule that chooses and weights experts.
+/// Rule that chooses and weights experts: the usual rules by name, or any [`Rule`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Scoring {
     /// Softmax over all experts, then the k largest (Qwen3, Mixtral, OLMoE: `norm_topk_prob`).
@@ -53,6 +52,8 @@ pub enum Scoring {
         /// Factor of the final weights (`routed_scaling_factor`).
         scale: f32,
     },
+    /// Any other rule.
+    Rule(Rule),
 }
 
 /// A router with checked sizes.
@@ -61,49 +62,30 @@ pub struct Router {
     experts: usize,
     top_k: usize,
     scoring: Scoring,
+    /// The scoring as a rule.
+    rule: Rule,
 }
 
 impl Router {
     /// Creates a router that gives each token `top_k` of `experts` experts.
     ///
     /// # Errors
-    /// Returns an error if a size is out of range (512 experts, 32 per token, 32 groups), groups are unequal or too
-    /// small, or a number is not finite.
+    /// Returns an error if a size is out of range (1024 experts, 32 per token), groups are unequal or too small, a number
+    /// is not finite, or a table names an expert that does not exist.
     pub fn new(experts: usize, top_k: usize, scoring: Scoring) -> Result<Self, Error> {
-        let within = |what: &str, got: usize, most: usize| match got {
-            got if (1..=most).contains(&got) => Ok(()),
-            got => Err(Error::Invalid(format!("router: {what} = {got} must be from 1 to {most}"))),
-        };
         within("experts", experts, MAX_EXPERTS)?;
         within("top_k", top_k, experts.min(MAX_TOP_K))?;
-        match &scoring {
-            Scoring::Softmax { .. } | Scoring::TopKSoftmax => {}
-            Scoring::SigmoidTop1 => within("top_k of sigmoid top-1", top_k, 1)?,
-            Scoring::SigmoidGroups { bias, groups, top_groups, scale, .. } => {
-                within("groups", *groups, MAX_GROUPS)?;
-                within("top_groups", *top_groups, *groups)?;
-                let size = experts / groups;
-                if !experts.is_multiple_of(*groups) || *groups > 1 && size < 2 {
-                    return Err(Error::Invalid(format!(
-                        "router: {experts} experts in {groups} groups; all groups must have the same size, at least 2"
-                    )));
-                }
-                within("top_k (limited by the experts of top_groups groups)", top_k, top_groups * size)?;
-                if bias.len() != experts {
-                    return Err(Error::Mismatch { what: "biases of the router", got: bias.len(), expected: experts });
-                }
-                if let Some(expert) = bias.iter().position(|bias| !bias.is_finite()) {
-                    return Err(Error::Invalid(format!(
-                        "router: the bias of expert {expert} is {}; it must be finite",
-                        bias[expert]
-                    )));
-                }
-                if !scale.is_finite() {
-                    return Err(Error::Invalid(format!("router: scale = {scale} must be finite")));
-                }
-            }
+        if scoring == Scoring::SigmoidTop1 {
+            within("top_k of sigmoid top-1", top_k, 1)?;
         }
-        Ok(Self { experts, top_k, scoring })
+        if let Scoring::SigmoidGroups { bias, .. } = &scoring
+            && bias.len() != experts
+        {
+            return Err(Error::Mismatch { what: "biases of the router", got: bias.len(), expected: experts });
+        }
+        let rule = Rule::of(&scoring, experts);
+        rule.check(experts, top_k)?;
+        Ok(Self { experts, top_k, scoring, rule })
     }
 
     /// Number of experts E.
@@ -121,12 +103,14 @@ impl Router {
         &self.scoring
     }
 
+    /// Rule that chooses and weights experts, in its general form.
+    pub fn rule(&self) -> &Rule {
+        &self.rule
+    }
+
     /// Biases added to the scores in comparisons; `None` if the rule has none.
     pub fn bias(&self) -> Option<&[f32]> {
-        match &self.scoring {
-            Scoring::SigmoidGroups { bias, .. } => Some(bias),
-            _ => None,
-        }
+        (!self.rule.bias.is_empty()).then_some(&self.rule.bias)
     }
 
     /// Whether the weights multiply a layer's input
@@ -135,12 +119,25 @@ impl Router {
         self.scoring == Scoring::SigmoidTop1
     }
 
-    /// Number of groups, and number of groups kept per token.
-    pub fn groups(&self) -> (usize, usize) {
-        match self.scoring {
-            Scoring::SigmoidGroups { groups, top_groups, .. } => (groups, top_groups),
-            _ => (1, 1),
+    /// Checks the ids of `tokens` tokens: the rule's table needs one per token, other rules none.
+    ///
+    /// # Errors
+    /// Returns an error if ids are missing or superfluous.
+    pub fn check_token_ids(&self, tokens: usize, token_ids: &[i32]) -> Result<(), Error> {
+        let expected = if self.rule.table.is_some() { tokens } else { 0 };
+        if token_ids.len() != expected {
+            let what = "token ids (one per token for a router with a table, otherwise none)";
+            return Err(Error::Mismatch { what, got: token_ids.len(), expected });
         }
+        Ok(())
+    }
+}
+
+/// Checks a size of a router.
+fn within(what: &str, got: usize, most: usize) -> Result<(), Error> {
+    match got {
+        got if (1..=most).contains(&got) => Ok(()),
+        got => Err(Error::Invalid(format!("router: {what} = {got} must be from 1 to {most}"))),
     }
 }
 
@@ -225,7 +222,8 @@ impl Logits<'_> {
 /// Result of a router: `[T, k]` each, the best expert first.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Routes {
-    /// Experts of each token.
+    /// Experts of each token. An id of -1 names no expert: a null expert was chosen ([`Rule::null_experts`]), whose
+    /// weight stays, or the table does not have the token's id.
     pub ids: Vec<i32>,
     /// Weights of these experts.
     pub weights: Vec<f32>,

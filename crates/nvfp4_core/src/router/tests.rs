@@ -140,6 +140,72 @@ fn weights_match_the_model_definitions() {
 }
 
 #[test]
+fn rules_match_the_model_definitions() {
+    let logits = || Logits::F32(vec![2.0, 1.0, 0.0, -1.0].into());
+    let near = |top_k, rule: Rule, token_ids: &[i32], ids: &[i32], weights: &[f64]| {
+        let router = Router::new(4, top_k, Scoring::Rule(rule)).unwrap();
+        let routes = route_with_ids(&router, &logits(), token_ids).unwrap();
+        assert_eq!(compare::compare_with_ids(&router, &logits(), token_ids, &routes).unwrap(), None);
+        assert_eq!(routes.ids, ids);
+        for (got, want) in routes.weights.iter().zip(weights) {
+            assert!((f64::from(*got) - want).abs() < 1e-6, "{router:?}: {got} {want}");
+        }
+    };
+    let score = |x: f64| x.exp().ln_1p().sqrt();
+    let all: f64 = [2.0, 1.0, 0.0, -1.0].map(f64::exp).iter().sum();
+    // DeepSeek-V4: the bias affects the choice, the weights sum to the factor.
+    let rule = Rule {
+        score: Score::SqrtSoftplus,
+        bias: vec![0.0, 0.0, 2.0, 0.0],
+        renormalize: true,
+        scale: 2.5,
+        ..Rule::default()
+    };
+    let sum = score(0.0) + score(2.0);
+    near(2, rule.clone(), &[], &[2, 0], &[2.5 * score(0.0) / sum, 2.5 * score(2.0) / sum]);
+    // A table: token 1 has experts 3 and 1, token 7 has none.
+    let table = Some(Table { vocabulary: 2, ids: vec![0, 1, 3, 1] });
+    let sum = score(-1.0) + score(1.0);
+    let hashed = Rule { table, ..rule };
+    near(2, hashed.clone(), &[1], &[3, 1], &[2.5 * score(-1.0) / sum, 2.5 * score(1.0) / sum]);
+    near(2, hashed, &[7], &[-1, -1], &[0.0, 0.0]);
+    // LongCat-Flash: softmax plus biases; expert 3 has no weights.
+    let rule = Rule { bias: vec![0.0, 0.0, 0.0, 1.0], null_experts: 1, scale: 6.0, ..Rule::default() };
+    near(2, rule, &[], &[-1, 0], &[6.0 * (-1f64).exp() / all, 6.0 * 2f64.exp() / all]);
+    // DeepSeek-V2: the group with the largest score. Gemma 4: a factor per expert.
+    let rule = Rule { groups: 2, top_groups: 1, expert_scale: vec![0.5, 4.0, 1.0, 1.0], ..Rule::default() };
+    near(2, rule, &[], &[0, 1], &[0.5 * 2f64.exp() / all, 4.0 * 1f64.exp() / all]);
+}
+
+#[test]
+fn invalid_rules_are_refused_with_a_remedy() {
+    let refused = |rule: Rule| Router::new(8, 2, Scoring::Rule(rule)).unwrap_err().to_string();
+    let table = |ids: Vec<i32>| Some(Table { vocabulary: 2, ids });
+    for (error, text) in [
+        (refused(Rule { bias: vec![0.0; 7], ..Rule::default() }), "biases of the router: got 7, expected 8"),
+        (refused(Rule { expert_scale: vec![f32::NAN; 8], ..Rule::default() }), "router: the factor of expert 0 is NaN"),
+        (
+            refused(Rule { null_experts: 8, ..Rule::default() }),
+            "router: null_experts = 8 must be less than experts = 8",
+        ),
+        (refused(Rule { groups: 3, ..Rule::default() }), "router: 8 experts in 3 groups; all groups must have"),
+        (refused(Rule { scale: f32::INFINITY, ..Rule::default() }), "router: scale = inf must be finite"),
+        (refused(Rule { table: table(vec![0; 3]), ..Rule::default() }), "ids of the router's table: got 3, expected 4"),
+        (
+            refused(Rule { table: table(vec![0, 1, 8, 2]), ..Rule::default() }),
+            "router: the table gives expert 8 to token id 1; it must be from 0 to 7",
+        ),
+    ] {
+        assert!(error.starts_with(text), "{error}");
+    }
+    let router = Router::new(8, 2, Scoring::Rule(Rule { table: table(vec![0; 4]), ..Rule::default() })).unwrap();
+    let error = route(&router, &Logits::F32(vec![0.0; 8].into())).unwrap_err().to_string();
+    assert!(
+        error.starts_with("token ids (one per token for a router with a table") && error.ends_with("got 0, expected 1")
+    );
+}
+
+#[test]
 fn nan_ranks_last_and_affects_only_its_token() {
     for scoring in [Scoring::TopKSoftmax, Scoring::Softmax { renormalize: false }, deepseek(4, 2, 1, true)] {
         let router = Router::new(4, 2, scoring).unwrap();
@@ -175,8 +241,8 @@ fn invalid_router_is_refused_with_a_remedy() {
     };
     let refused = |experts, top_k, scoring| Router::new(experts, top_k, scoring).unwrap_err().to_string();
     for (error, text) in [
-        (refused(0, 1, Scoring::TopKSoftmax), "router: experts = 0 must be from 1 to 512"),
-        (refused(513, 1, Scoring::TopKSoftmax), "router: experts = 513 must be from 1 to 512"),
+        (refused(0, 1, Scoring::TopKSoftmax), "router: experts = 0 must be from 1 to 1024"),
+        (refused(1025, 1, Scoring::TopKSoftmax), "router: experts = 1025 must be from 1 to 1024"),
         (refused(4, 5, Scoring::TopKSoftmax), "router: top_k = 5 must be from 1 to 4"),
         (refused(64, 33, Scoring::TopKSoftmax), "router: top_k = 33 must be from 1 to 32"),
         (refused(4, 2, Scoring::SigmoidTop1), "router: top_k of sigmoid top-1 = 2 must be from 1 to 1"),

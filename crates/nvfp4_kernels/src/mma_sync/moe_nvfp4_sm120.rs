@@ -32,6 +32,7 @@ impl Nvfp4Products for MoeNvfp4Sm120 {
         let instance = |of: &Instance| Nvfp4Instance {
             entry: of.entry,
             matrices: of.matrices,
+            curves: of.curves,
             tile_tokens: of.tile_tokens,
             columns: of.tile_columns(),
             weight_rows: SLAB_ROWS,

@@ -1,5 +1,6 @@
 //! Products of an MoE layer on any GPU from sm_80 on, `kernels-gpu/src/mma_sync/moe_sm80/`.
 
+use kernels_gpu::lists::MAX_EXPERTS;
 use kernels_gpu::mma_sync::moe_sm80::abi::{INSTANCES, Instance};
 
 use crate::kernel::{Entry, Kernel};
@@ -36,6 +37,8 @@ impl Products for MoeSm80 {
             entry: of.entry,
             matrices: of.matrices,
             operand_type: of.operand_type,
+            curves: of.curves,
+            max_experts: MAX_EXPERTS,
             tile_tokens: of.tile_tokens,
             columns: of.columns(),
             threads: of.threads(),
@@ -64,11 +67,13 @@ mod tests {
     use kernels_gpu::units::OperandType;
 
     use super::*;
+    use crate::products::ProductKind;
     use nvfp4_core::problem::Op;
 
     #[test]
     fn few_tiles_are_narrow_and_many_are_wide() {
-        let entry = |token_tiles| MoeSm80.instance(Op::Gated, OperandType::Bf16, 16, token_tiles, 768, 108).entry;
+        let kind = ProductKind::of(Op::Gated, OperandType::Bf16);
+        let entry = |token_tiles| MoeSm80.instance(kind, 16, token_tiles, 8, 768, 108).entry;
         assert_eq!([4, 128].map(entry), ["moe_sm80_gated_bf16_t16_narrow", "moe_sm80_gated_bf16_t16"]);
     }
 

@@ -9,6 +9,7 @@ use super::tokens::Tokens;
 use super::weights::operand_type;
 use crate::expected::expected_token_tiles;
 use crate::launch::Launch;
+use crate::products::ProductKind;
 
 impl Chain<'_> {
     /// Returns the launch of a product on the fastest instance.
@@ -45,7 +46,8 @@ impl Chain<'_> {
         let products = self.kernels.products;
         let token_tiles = expected_token_tiles(experts.expected_rows, experts.count().into(), experts.tile_tokens);
         let operand_type = operand_type(self.layer.sizes.dtype);
-        let instance = products.instance(op, operand_type, experts.tile_tokens, token_tiles, n, self.sms);
+        let kind = ProductKind { op, operand_type, curves: activation.is_curve() };
+        let instance = products.instance(kind, experts.tile_tokens, token_tiles, experts.count(), n, self.sms);
         products.product(&instance, launch, experts.rows, self.sms)
     }
 }

@@ -64,7 +64,7 @@ impl Chain<'_> {
             activation,
             unused: 0,
         };
-        let instance = MoeFp8Sm90.instance(op, experts.tile_tokens);
+        let instance = MoeFp8Sm90.instance(op, activation.is_curve(), experts.tile_tokens);
         Ok([
             MoeQuantize.launch(quantize, self.layer.sizes.dtype)?,
             MoeFp8Sm90.product(instance, product, experts.rows, self.sms),

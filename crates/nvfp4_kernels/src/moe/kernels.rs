@@ -2,6 +2,7 @@
 
 use gpu_arch::Capability;
 use kernels_gpu::layer::moe_route::abi::Route;
+use kernels_gpu::lists::SMALL_EXPERTS;
 use kernels_gpu::sorted::ROW_MULTIPLE;
 
 use super::MoeArguments;
@@ -21,7 +22,7 @@ use crate::wgmma::moe_fp8_sm90::{self, MoeFp8Sm90};
 use crate::wgmma::moe_sm90::MoeSm90;
 use crate::wgmma::moe_sm120::MoeSm120;
 use nvfp4_core::Error;
-use nvfp4_core::moe::MoeSizes;
+use nvfp4_core::moe::{Form, MoeSizes};
 use nvfp4_core::problem::TokenFormat;
 
 /// Kernels that multiply 16-bit tokens. The first one that runs on a device is used; the last one runs everywhere.
@@ -98,10 +99,10 @@ impl MoeKernels {
     }
 
     /// Returns the kernel that computes a chunk in two launches, if there is one and it supports the chunk: few 16-bit tokens,
-    /// gated experts, and no shared expert.
+    /// gated experts whose activation is no curve, and no shared expert.
     pub fn few(self, sizes: &MoeSizes, chunk: &MoeArguments) -> Option<&'static MoeFewSm90> {
         let is_plain = sizes.token_format == TokenFormat::Bits16
-            && sizes.activation.has_gate()
+            && matches!(sizes.activation.form(), Form::Formula(_))
             && sizes.shared_intermediate.is_none()
             && !chunk.weights_on_input;
         self.products.few().filter(|few| is_plain && few.takes(sizes, chunk.token_count))
@@ -171,6 +172,10 @@ impl RowPlan {
         let tiles = |rows: usize, experts: usize| {
             let (rows, experts) = (rows as u64, experts as u64);
             let tile_tokens = match format {
+                // Smaller tiles have instances for up to `SMALL_EXPERTS` experts.
+                TokenFormat::Bits16 if sizes.experts > SMALL_EXPERTS as usize => {
+                    kernels.products.tile_tokens(rows, experts).max(SMALLEST_TILE)
+                }
                 TokenFormat::Bits16 => kernels.products.tile_tokens(rows, experts),
                 TokenFormat::Fp8 => moe_fp8_sm90::tile_tokens(rows, experts),
                 TokenFormat::Nvfp4 => nvfp4_products::tile_tokens(rows, experts),

@@ -6,7 +6,7 @@ use super::PlacedExperts;
 use super::experts::Experts;
 use super::weights::packed_bytes;
 use crate::group::Address;
-use nvfp4_core::moe::{Activation, MoeSizes};
+use nvfp4_core::moe::{Activation, Form, MoeSizes};
 use nvfp4_core::problem::Op;
 
 /// Tickets by which the products take their tiles: one per product.
@@ -72,10 +72,11 @@ impl Projection {
 /// Returns an activation as kernels take it, with f32 parameters.
 pub(super) fn activation_parameters(activation: Activation) -> epilogue::Activation {
     let none = epilogue::Activation::NONE;
-    match activation.gate() {
+    match activation.form() {
         _ if activation == Activation::Silu => none,
-        None => epilogue::Activation { kind: PARAMETERS, ..none },
-        Some(gate) => epilogue::Activation {
+        Form::Square => epilogue::Activation { kind: PARAMETERS, ..none },
+        Form::Curve(curve, numbers) => epilogue::Activation::curve(curve, numbers),
+        Form::Formula(gate) => epilogue::Activation {
             kind: PARAMETERS,
             exponent: [gate.slope, gate.cubic].map(|factor| (-std::f64::consts::LOG2_E * factor) as f32),
             limit: gate.limit as f32,

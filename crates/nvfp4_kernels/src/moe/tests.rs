@@ -3,11 +3,12 @@
 use std::ops::Range;
 
 use bytemuck::AnyBitPattern;
+use kernels_gpu::curve::Curve;
 use kernels_gpu::epilogue::{self, NO_PARAMETERS, PARAMETERS};
 use kernels_gpu::layer::moe_quantize::abi::Quantize;
 use kernels_gpu::layer::moe_quantize_nvfp4::abi::Quantize as Nvfp4Quantize;
 use kernels_gpu::layer::moe_route::abi::{
-    COMBINE_ENTRIES, Combine, EXPAND_ENTRY, Expand, ExpandedRows, ROUTE_ENTRY, Route,
+    COMBINE_ENTRIES, Combine, EXPAND_ENTRY, Expand, ExpandedRows, ROUTE_ENTRIES, Route,
 };
 use kernels_gpu::lists::Lists;
 use kernels_gpu::mma_sync::moe_few_sm90::abi::{Choices, Down, GateUp};
@@ -22,7 +23,7 @@ use super::projection::activation_parameters;
 use super::*;
 use crate::launch::{Launch, output_code};
 use crate::mma_sync::moe_sm80::MoeSm80;
-use crate::products::{ProductInstance, Products as _};
+use crate::products::{ProductInstance, ProductKind, Products as _};
 use crate::tcgen05::moe_sm100::MoeSm100;
 use crate::tensor_map::MapArguments;
 use crate::wgmma::moe_sm90::MoeSm90;
@@ -99,7 +100,7 @@ fn every_launch_reads_what_the_ones_before_it_have_left() {
     let chain = chain(sizes(None), &arguments(100));
     let [route, gated, plain, combine] = &chain[..] else { panic!("{} launches", chain.len()) };
     assert!(chain.iter().all(|launch| launch.grid.overlaps));
-    assert_eq!((route.grid.entry, combine.grid.entry), (ROUTE_ENTRY, COMBINE_ENTRIES[1]));
+    assert_eq!((route.grid.entry, combine.grid.entry), (ROUTE_ENTRIES[0], COMBINE_ENTRIES[1]));
     assert_eq!([gated, plain].map(|launch| instance(launch).matrices), [2, 1]);
 
     let (route, combine): (Route, Combine) = (parameter(route), parameter(combine));
@@ -372,7 +373,8 @@ fn weights_on_the_input_are_not_on_the_rows_too() {
 #[test]
 fn a_grid_has_a_block_for_each_tile_that_there_can_be_up_to_what_the_multiprocessors_hold() {
     for (rows, experts, tile_tokens) in [(1u64, 32u32, 16), (31, 32, 16), (400, 3, 64), (100_000, 512, 128)] {
-        let instance = MoeSm90.instance(Op::Plain, OperandType::F16, tile_tokens, rows, 720, SMS);
+        let instance =
+            MoeSm90.instance(ProductKind::of(Op::Plain, OperandType::F16), tile_tokens, rows, experts, 720, SMS);
         let product = Product { n: 720, k: 64, experts, ..bytemuck::Zeroable::zeroed() };
         // The routing that makes most tiles: one row for each expert first, then whole tiles and one row more.
         let mut counts = vec![0u64; experts as usize];
@@ -522,4 +524,22 @@ fn kernels_are_told_of_activations_as_powers_of_two() {
     assert_eq!((limited.exponent[0], limited.limit, limited.offset), (-std::f32::consts::LOG2_E, 2.0, 0.0));
     let gelu = activation_parameters(Activation::GeluTanh);
     assert!(gelu.exponent[1] < 0.0 && gelu.limit == f32::INFINITY);
+}
+
+#[test]
+fn curves_run_on_instances_with_curves() {
+    let situ = Activation::Situ { beta: 8.0, linear: Some(4.0) };
+    let sizes = MoeSizes { activation: situ, ..sizes(None) };
+    // Few tokens too: the kernel for few tokens has no curves.
+    for tokens in [1, 100] {
+        let (arguments, workspace) = (arguments(tokens), Workspace::at(&sizes, tokens, WORKSPACE));
+        let chain = launches(&layer(sizes), &arguments, &workspace, HOPPER, SMS).unwrap();
+        let gate_up = chain.iter().find(|launch| launch.grid.entry.contains("gated")).unwrap();
+        assert!(gate_up.grid.entry.ends_with("_curves"), "{}", gate_up.grid.entry);
+        let product: Product = parameter(gate_up);
+        assert_eq!(product.activation, epilogue::Activation::curve(Curve::Situ, [8.0, 4.0, 0.0, 0.0]));
+        assert!(
+            chain.iter().all(|launch| !launch.grid.entry.contains("plain") || !launch.grid.entry.ends_with("_curves"))
+        );
+    }
 }

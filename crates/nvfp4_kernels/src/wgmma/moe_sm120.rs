@@ -47,11 +47,13 @@ mod tests {
     use kernels_gpu::units::OperandType;
 
     use super::*;
+    use crate::products::ProductKind;
     use nvfp4_core::problem::Op;
 
     #[test]
     fn few_tiles_are_narrow_and_many_are_wide() {
-        let entry = |token_tiles| MoeSm120.instance(Op::Gated, OperandType::Bf16, 16, token_tiles, 768, 170).entry;
+        let kind = ProductKind::of(Op::Gated, OperandType::Bf16);
+        let entry = |token_tiles| MoeSm120.instance(kind, 16, token_tiles, 8, 768, 170).entry;
         assert_eq!([4, 128].map(entry), ["moe_sm120_gated_bf16_t16_narrow", "moe_sm120_gated_bf16_t16"]);
     }
 

@@ -3,15 +3,19 @@
 
 use kernels_gpu::exp::exp_of_negative;
 
-use crate::moe::{Activation, Gate};
+use crate::moe::{Activation, Form, Gate};
 
 /// Computes one element of the intermediate. `gate` is ignored if the activation has no gate.
 #[inline(always)]
 pub(super) fn activated(activation: Activation, gate: f32, up: f32) -> f32 {
-    let Some(Gate { slope, cubic, limit, offset }) = activation.gate() else {
-        // `if` instead of `max`, so that NaN stays NaN.
-        let up = if up < 0.0 { 0.0 } else { up };
-        return up * up;
+    let Gate { slope, cubic, limit, offset } = match activation.form() {
+        Form::Formula(gate) => gate,
+        Form::Curve(curve, numbers) => return curve.apply(numbers, gate, up),
+        Form::Square => {
+            // `if` instead of `max`, so that NaN stays NaN.
+            let up = if up < 0.0 { 0.0 } else { up };
+            return up * up;
+        }
     };
     let [slope, cubic, limit, offset] = [slope, cubic, limit, offset].map(|number| number as f32);
     let x = if gate > limit { limit } else { gate };
@@ -47,12 +51,13 @@ mod tests {
             .into_iter()
             .flat_map(|x| [x, -x])
             .collect();
-        let limited = [Activation::SiluLimit { limit: 2.5 }, Activation::GPT_OSS];
-        for activation in [Activation::Silu, Activation::GeluTanh, Activation::Relu2].into_iter().chain(limited) {
+        let words = ["silu", "gelu", "gelu-tanh", "relu2", "relu2-gated", "silu-limit=2.5", "swiglu-step=1.5"];
+        let words = words.into_iter().chain(["gpt-oss", "swigluoai=1.5,3,-0.5", "situ=2", "situ=8,4"]);
+        for activation in words.map(|word| word.parse::<Activation>().unwrap()) {
             for (&gate, &up) in numbers.iter().flat_map(|gate| numbers.iter().map(move |up| (gate, up))) {
                 let (got, want) = (activated(activation, gate, up), activation.apply(gate.into(), up.into()));
-                // For large negative gates, the definition of gelu subtracts nearly equal numbers and loses their
-                // digits.
+                // For large negative gates, the definition of gelu with tanh subtracts nearly equal numbers and loses
+                // their digits.
                 let least = f64::from(gate.abs() * up.abs()) * 1e-15 + f64::from(f32::MIN_POSITIVE);
                 let close = (f64::from(got) - want).abs() <= want.abs() * 1e-5 + least;
                 assert!(

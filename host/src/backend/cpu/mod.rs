@@ -168,8 +168,8 @@ impl Backend for Cpu {
         Ok(Box::new(self.prepare_moe_layer(weights)?))
     }
 
-    fn route(&self, router: &Router, logits: &Logits<'_>) -> Result<Routes, Error> {
-        router::route(router, logits)
+    fn route_with_ids(&self, router: &Router, logits: &Logits<'_>, token_ids: &[i32]) -> Result<Routes, Error> {
+        router::route_with_ids(router, logits, token_ids)
     }
 
     fn prepare_linear<'w>(&self, weights: &LinearWeights<'w>) -> Result<Box<dyn Layer<Linear> + 'w>, Error> {

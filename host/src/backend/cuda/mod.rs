@@ -251,7 +251,7 @@ impl Backend for Cuda {
         Ok(Box::new(self.prepare_linear_layer(weights)?))
     }
 
-    fn route(&self, router: &Router, logits: &Logits<'_>) -> Result<Routes, Error> {
-        self.router_launcher()?.route(router, logits)
+    fn route_with_ids(&self, router: &Router, logits: &Logits<'_>, token_ids: &[i32]) -> Result<Routes, Error> {
+        self.router_launcher()?.route(router, logits, token_ids)
     }
 }

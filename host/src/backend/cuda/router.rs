@@ -11,7 +11,7 @@ use super::planned::ReadyLaunch;
 use crate::Error;
 use crate::router::{Logits, Router, Routes};
 use nvfp4_kernels::Subject;
-use nvfp4_kernels::kernel::Kernel;
+use nvfp4_kernels::kernel::{Entry, Kernel};
 use nvfp4_kernels::layer::router::{RouterArguments, RouterKernel, launch};
 
 /// Launches routers with operands in device memory. Made by [`Cuda::router_launcher`](super::Cuda::router_launcher).
@@ -21,15 +21,15 @@ use nvfp4_kernels::layer::router::{RouterArguments, RouterKernel, launch};
 /// therefore be captured into the caller's graph.
 #[derive(Clone)]
 pub struct RouterLauncher {
-    /// Valid while `device` lives.
-    function: CUfunction,
+    /// The kernel's entries and their names. Valid while `device` lives.
+    functions: [(&'static str, CUfunction); 2],
     device: Arc<Device>,
 }
 
-// SAFETY: `function` is a handle of the driver, which any thread may use while the context is current. Every method
+// SAFETY: `functions` are handles of the driver, which any thread may use while the context is current. Every method
 // makes the context current.
 unsafe impl Send for RouterLauncher {}
-// SAFETY: no method changes the launcher, and any thread may use `function` while the context is current. Every method
+// SAFETY: no method changes the launcher, and any thread may use `functions` while the context is current. Every method
 // makes the context current.
 unsafe impl Sync for RouterLauncher {}
 
@@ -39,28 +39,31 @@ impl RouterLauncher {
         device.standing.check(Subject::Router)?;
         let entered = device.enter()?;
         let entries = RouterKernel.entries();
-        let function = device.function(RouterKernel.name(), &entries[0])?;
+        let function = |entry: &Entry| Ok::<_, Error>((entry.name, device.function(RouterKernel.name(), entry)?));
+        let functions = [function(&entries[0])?, function(&entries[1])?];
         drop(entered);
-        Ok(Self { function, device })
+        Ok(Self { functions, device })
     }
 
     /// Queues a call on the caller's stream and returns without waiting.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if an address is not aligned, the stride is less than the number of experts, or biases are
-    /// missing. [`Error::TooLarge`] if a size is too large. [`Error::Driver`] if the driver fails.
+    /// [`Error::Invalid`] if an address is not aligned, the stride is less than the number of experts, or a list that the
+    /// rule needs is missing. [`Error::TooLarge`] if a size is too large. [`Error::Driver`] if the driver fails.
     ///
     /// # Safety
     ///
     /// - `stream` is null or a stream of this device's primary context.
     /// - Every address of `arguments` points to memory that this device can read (write, for ids and weights), with the
-    ///   number of bytes that [`RouterArguments`] documents. The biases belong to `router`.
+    ///   number of bytes that [`RouterArguments`] documents. The biases, factors and table belong to `router`.
     /// - This memory stays allocated, and nobody else writes it, until the stream has passed this call or, if the call
     ///   was captured, until the graph is not launched any more.
     pub unsafe fn launch(&self, router: &Router, arguments: &RouterArguments, stream: CUstream) -> Result<(), Error> {
         let Some(launch) = launch(router, arguments)? else { return Ok(()) };
         let parameter = launch.write(0, &mut [], &mut |_| unreachable!("the kernel of routers has no tensor maps"))?;
-        let ready = ReadyLaunch { function: self.function, grid: launch.grid, parameter };
+        let entry = self.functions.iter().find(|(name, _)| *name == launch.grid.entry);
+        let (_, function) = *entry.expect("a launch is of one of the kernel's entries");
+        let ready = ReadyLaunch { function, grid: launch.grid, parameter };
         let _entered = self.device.enter()?;
         // SAFETY: the context is current. The caller guarantees that `stream` belongs to it and that all operands stay
         // valid until the kernel has run.
@@ -68,8 +71,9 @@ impl RouterLauncher {
     }
 
     /// Computes the experts of each token and their weights, from logits in host memory.
-    pub(super) fn route(&self, router: &Router, logits: &Logits<'_>) -> Result<Routes, Error> {
+    pub(super) fn route(&self, router: &Router, logits: &Logits<'_>, token_ids: &[i32]) -> Result<Routes, Error> {
         let token_count = logits.tokens(router)?;
+        router.check_token_ids(token_count, token_ids)?;
         let choices = token_count * router.top_k();
         let mut routes = Routes { ids: vec![i32::MIN; choices], weights: vec![f32::NAN; choices] };
         if token_count == 0 {
@@ -77,7 +81,13 @@ impl RouterLauncher {
         }
         self.device.make_current()?;
         let numbers = self.device.check(DeviceBuffer::from_slice(logits.bytes()))?;
-        let bias = router.bias().map(|bias| self.device.check(DeviceBuffer::from_slice(bias))).transpose()?;
+        let rule = router.rule();
+        let [bias, expert_scale] =
+            [&rule.bias, &rule.expert_scale].map(|list| self.device.check(DeviceBuffer::from_slice(list)));
+        let (bias, expert_scale) = (bias?, expert_scale?);
+        let table = rule.table.as_ref().map_or(&[][..], |table| &table.ids);
+        let [table, token_ids] = [table, token_ids].map(|list| self.device.check(DeviceBuffer::from_slice(list)));
+        let (table, token_ids) = (table?, token_ids?);
         let ids = self.device.check(DeviceBuffer::from_slice(&routes.ids))?;
         let weights = self.device.check(DeviceBuffer::from_slice(&routes.weights))?;
         let stream = self.device.check(Stream::new(StreamFlags::DEFAULT, None))?;
@@ -86,7 +96,10 @@ impl RouterLauncher {
             logits: numbers.as_device_ptr().as_raw(),
             logit_type: logits.logit_type(),
             logits_stride: router.experts(),
-            bias: bias.as_ref().map_or(0, |bias| bias.as_device_ptr().as_raw()),
+            bias: bias.as_device_ptr().as_raw(),
+            expert_scale: expert_scale.as_device_ptr().as_raw(),
+            table: table.as_device_ptr().as_raw(),
+            token_ids: token_ids.as_device_ptr().as_raw(),
             ids: ids.as_device_ptr().as_raw(),
             weights: weights.as_device_ptr().as_raw(),
         };
@@ -160,6 +173,9 @@ mod tests {
             logit_type: LogitType::Token(TokenDtype::Bf16),
             logits_stride: 40,
             bias: bias.as_device_ptr().as_raw(),
+            expert_scale: 0,
+            table: 0,
+            token_ids: 0,
             ids: ids.as_device_ptr().as_raw(),
             weights: weights.as_device_ptr().as_raw(),
         };

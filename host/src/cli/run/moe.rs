@@ -49,7 +49,8 @@ pub fn run(args: &Args, backend: Box<dyn Backend>, out: &mut impl Write) -> anyh
         let layer = checkpoint.moe_layer(number, tokens.dtype)?;
         let sizes = layer.weights.sizes();
         check_memory(&sizes, tokens.count)?;
-        let inputs = layer.router.inputs(sizes, tokens.bits(args, sizes.hidden)?)?;
+        let ids = layer.router.vocabulary().map(|vocabulary| tokens.ids(vocabulary)).transpose()?.unwrap_or_default();
+        let inputs = layer.router.inputs_with_ids(sizes, tokens.bits(args, sizes.hidden)?, &ids)?;
         let name = format!("{} layer {number}", checkpoint.path().display());
         let weights = layer.weights.with_token_format(args.token_format.unwrap_or(backend.moe_token_format()));
         let tensors = Some(layer.tensors);

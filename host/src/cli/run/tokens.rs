@@ -38,6 +38,18 @@ impl Tokens {
         })
     }
 
+    /// Returns the ids of the tokens, for a router that chooses experts by ids below `vocabulary`. Generated tokens have the
+    /// ids 0, 1, 2 and so on.
+    ///
+    /// # Errors
+    /// Returns an error if the file has no ids.
+    pub fn ids(&self, vocabulary: usize) -> anyhow::Result<Vec<i32>> {
+        Ok(match &self.file {
+            Some(file) => file.token_ids()?,
+            None => (0..self.count).map(|token| (token % vocabulary.max(1)) as i32).collect(),
+        })
+    }
+
     /// Returns the bits of all tokens of `width` elements.
     ///
     /// # Errors

@@ -4,18 +4,19 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::{
-    lists::{Lists, MAX_EXPERTS},
+    lists::{Lists, MAX_EXPERTS, SMALL_EXPERTS},
     sorted::most_rows,
     units::k_blocks,
 };
 
-/// Name of the entry that makes lists and permutes tokens to the order of K.
-pub const ROUTE_ENTRY: &str = "moe_route";
+/// Names of the entries that make lists and permute tokens to the order of K: for up to [`SMALL_EXPERTS`] experts, and
+/// for more.
+pub const ROUTE_ENTRIES: [&str; 2] = ["moe_route", "moe_route_large"];
 
 /// Names of the entries that add up a token's rows, for f16 and for bf16.
 pub const COMBINE_ENTRIES: [&str; 2] = ["moe_combine_f16", "moe_combine_bf16"];
 
-/// The only parameter of [`ROUTE_ENTRY`].
+/// The only parameter of [`ROUTE_ENTRIES`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Route {
@@ -74,11 +75,11 @@ pub const fn pieces(hidden: u32) -> u32 {
     hidden.div_ceil(PIECE)
 }
 
-const _: () = assert!(Route::MAX_SHARED_BYTES <= 99 * 1024);
+const _: () = assert!(Route::MAX_SHARED_BYTES[0] <= 99 * 1024 && Route::MAX_SHARED_BYTES[1] <= 99 * 1024);
 
 impl Route {
-    /// Threads per CTA: one per expert.
-    pub const THREADS: u32 = MAX_EXPERTS;
+    /// Threads per CTA: one per expert, or with more experts one per pair of experts.
+    pub const THREADS: u32 = SMALL_EXPERTS;
 
     /// Warps per CTA.
     pub const WARPS: u32 = Self::THREADS / 32;
@@ -107,13 +108,32 @@ impl Route {
     /// Number of choices of a warp that are ranked at a time, and that a CTA has room to sort.
     pub const WARP_CHOICES: u32 = 512;
 
-    /// Maximum dynamic shared memory of a CTA, in bytes, which every GPU from sm_80 on has. The largest cluster has the
-    /// most totals.
-    pub const MAX_SHARED_BYTES: u32 = Self::shared_bytes(u64::MAX, MAX_EXPERTS, Self::MAX_CLUSTER);
+    /// [`Self::WARP_CHOICES`] where a thread has two experts, whose counts take twice the memory.
+    pub const LARGE_WARP_CHOICES: u32 = 192;
 
-    /// Number of CTAs per cluster for `choices` = T·k choices, at most `largest`, the GPU's largest cluster: 1 before
-    /// sm_90. The first cluster of the grid makes the lists.
-    pub const fn cluster(choices: u64, largest: u32) -> u32 {
+    /// Maximum dynamic shared memory of a CTA of each entry, in bytes, which every GPU from sm_80 on has. The largest
+    /// cluster has the most totals.
+    pub const MAX_SHARED_BYTES: [u32; 2] = [
+        Self::shared_bytes(u64::MAX, SMALL_EXPERTS, Self::MAX_CLUSTER),
+        Self::shared_bytes(u64::MAX, MAX_EXPERTS, Self::SMALL_CLUSTER),
+    ];
+
+    /// Number of experts of a thread, for `experts` experts.
+    pub const fn thread_experts(experts: u32) -> u32 {
+        if experts > SMALL_EXPERTS { MAX_EXPERTS / SMALL_EXPERTS } else { 1 }
+    }
+
+    /// Number of choices of a warp that are ranked at a time if a thread has this number of experts.
+    pub const fn warp_choices(thread_experts: u32) -> u32 {
+        if thread_experts > 1 { Self::LARGE_WARP_CHOICES } else { Self::WARP_CHOICES }
+    }
+
+    /// Number of CTAs per cluster for `choices` = T·k choices of `experts` experts, at most `largest`, the GPU's largest
+    /// cluster: 1 before sm_90. The first cluster of the grid makes the lists. More than [`SMALL_EXPERTS`] experts have a
+    /// small cluster at most, because there is no memory for the totals of more CTAs.
+    pub const fn cluster(choices: u64, experts: u32, largest: u32) -> u32 {
+        let largest =
+            if experts > SMALL_EXPERTS && largest > Self::SMALL_CLUSTER { Self::SMALL_CLUSTER } else { largest };
         let wanted = if choices <= Self::BLOCK_CHOICES {
             1
         } else if choices <= Self::SMALL_CLUSTER_CHOICES {
@@ -147,7 +167,7 @@ impl Route {
     /// barrier; the number of rows of each warp and expert, and the place of the CTA's rows; the choices in their
     /// order; then the number of rows of each CTA of the cluster, whose place is reused by the sorted choices.
     pub const fn shared_bytes(choices: u64, experts: u32, cluster: u32) -> u32 {
-        let most = (cluster * Self::WARPS * Self::WARP_CHOICES) as u64;
+        let most = (cluster * Self::WARPS * Self::warp_choices(Self::thread_experts(experts))) as u64;
         let of_cluster = if choices < most { choices } else { most };
         let of_warp = of_cluster.div_ceil((cluster * Self::WARPS) as u64).next_multiple_of(64) as u32;
         let (of_block, totals) = (Self::WARPS * of_warp, if cluster > 1 { cluster * experts } else { 0 });

@@ -4,7 +4,7 @@
 //! # Contract
 //!
 //! * Grids:
-//!   * `moe_route`: [`abi::Route::blocks`] CTAs of [`abi::Route::THREADS`] threads, in clusters of
+//!   * `moe_route`, and `moe_route_large` for more than 512 experts: [`abi::Route::blocks`] CTAs of [`abi::Route::THREADS`] threads, in clusters of
 //!     [`abi::Route::cluster`], with [`abi::Route::shared_bytes`] of dynamic shared memory.
 //!   * `moe_combine`: [`abi::Combine::blocks`] CTAs of [`abi::Combine::THREADS`] threads.
 //!   * `moe_expand`: [`abi::Expand::blocks`] CTAs of [`abi::Expand::THREADS`] threads.

@@ -14,12 +14,12 @@ use cuda_std::{
     },
 };
 
-use super::abi::{LOGITS_F32, Launch, MAX_EXPERTS, SIGMOID, SOFTMAX, SOFTMAX_OF_CHOSEN, THREADS, TOKENS};
+use super::abi::{LOGITS_F32, Launch, SIGMOID, SMALL_EXPERTS, SOFTMAX, SOFTMAX_OF_CHOSEN, THREADS, TOKENS};
 use super::score::{LEAST_SUM, key, power, score_of, sigmoid};
 use crate::format::OUTPUT_BF16;
 
 /// Number of experts per lane.
-const LANE_EXPERTS: usize = (MAX_EXPERTS / WARP_SIZE) as usize;
+const LANE_EXPERTS: usize = (SMALL_EXPERTS / WARP_SIZE) as usize;
 
 /// Bytes of a 32-bit number.
 const NUMBER: u64 = 4;
@@ -257,7 +257,7 @@ fn powers(keys: &[u32; LANE_EXPERTS], largest: f32) -> f32 {
 /// # Safety
 /// The whole warp calls this together.
 #[inline(always)]
-unsafe fn sum(number: f32) -> f32 {
+pub(super) unsafe fn sum(number: f32) -> f32 {
     let (mut sum, mut distance) = (number, WARP_SIZE / 2);
     while distance > 0 {
         // SAFETY: the caller guarantees that all 32 lanes execute the shuffle together.

@@ -212,6 +212,9 @@ pub struct Instance {
     pub matrices: u32,
     /// Maximum number of tokens per tile.
     pub tile_tokens: u32,
+    /// Whether a gated product has a [`Curve`](crate::curve::Curve) as its activation. Other instances have the other
+    /// activations.
+    pub curves: bool,
     /// Layout of weights in memory.
     pub weights: Weights,
     /// Stages of the pipeline from global memory to registers.
@@ -224,7 +227,7 @@ pub struct Builder(Instance);
 
 /// The gated kernel with up to `tile_tokens` tokens per tile.
 pub const fn gated(tile_tokens: u32) -> Builder {
-    Builder(Instance { entry: "", matrices: 2, tile_tokens, weights: Weights::Slabs, stages: 0 })
+    Builder(Instance { entry: "", matrices: 2, tile_tokens, curves: false, weights: Weights::Slabs, stages: 0 })
 }
 
 /// The plain kernel with up to `tile_tokens` tokens per tile.
@@ -233,6 +236,11 @@ pub const fn plain(tile_tokens: u32) -> Builder {
 }
 
 impl Builder {
+    /// Sets [`Instance::curves`].
+    pub const fn curves(self) -> Self {
+        Self(Instance { curves: true, ..self.0 })
+    }
+
     /// Selects weights in [`Weights::Rows`].
     pub const fn rows(self) -> Self {
         Self(Instance { weights: Weights::Rows, ..self.0 })

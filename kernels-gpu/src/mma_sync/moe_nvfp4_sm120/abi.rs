@@ -14,8 +14,11 @@ macro_rules! instances {
     ($each:ident) => {
         $each! {
             moe_nvfp4_sm120_gated_t16 = gated(16).rows().stages(4);
+            moe_nvfp4_sm120_gated_t16_curves = gated(16).curves().rows().stages(4);
             moe_nvfp4_sm120_gated_t64 = gated(64).rows().stages(3);
+            moe_nvfp4_sm120_gated_t64_curves = gated(64).curves().rows().stages(3);
             moe_nvfp4_sm120_gated_t128 = gated(128).rows().stages(2);
+            moe_nvfp4_sm120_gated_t128_curves = gated(128).curves().rows().stages(2);
             moe_nvfp4_sm120_plain_t16 = plain(16).rows().stages(4);
             moe_nvfp4_sm120_plain_t64 = plain(64).rows().stages(3);
             moe_nvfp4_sm120_plain_t128 = plain(128).rows().stages(2);
@@ -44,7 +47,8 @@ mod tests {
     fn entry_names_state_operation_and_tile_size() {
         for instance in INSTANCES {
             let operation = if instance.matrices == 2 { "gated" } else { "plain" };
-            assert_eq!(instance.entry, std::format!("moe_nvfp4_sm120_{operation}_t{}", instance.tile_tokens));
+            let curves = if instance.curves { "_curves" } else { "" };
+            assert_eq!(instance.entry, std::format!("moe_nvfp4_sm120_{operation}_t{}{curves}", instance.tile_tokens));
         }
     }
 

@@ -8,6 +8,7 @@ use cuda_std::{
 
 use super::abi::{INSTANCES, Index, Launch, instances};
 use crate::{
+    curve::with_curve,
     mma_sync::gated_sm120::{
         abi::{Group, Instance, N_STEP, SLABS, Tile},
         kernel::{Columns, Place, Placed, Sm120, Work},
@@ -129,6 +130,9 @@ impl<const INDEX: usize> Work for Routed<INDEX> {
     #[inline(always)]
     fn gated(self, _group: &Placed, terms: &Terms, place: Place, sums: [f32; SLABS as usize]) -> f32 {
         let product = |slab: usize| terms.product(slab, place, sums[slab]);
+        if Self::INSTANCE.curves {
+            return with_curve!(&self.launch.activation, |curve| curve(product(0), product(1)));
+        }
         self.launch.gated(self.launch.has_no_parameters(), product(0), product(1))
     }
 

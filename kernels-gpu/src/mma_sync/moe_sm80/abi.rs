@@ -28,14 +28,20 @@ macro_rules! instances {
     ($each:ident) => {
         $each! {
             moe_sm80_gated_f16_t16_narrow = gated(OperandType::F16, 16).warps(4).stages(4);
+            moe_sm80_gated_f16_t16_narrow_curves = gated(OperandType::F16, 16).curves().warps(4).stages(4);
             moe_sm80_gated_f16_t16 = gated(OperandType::F16, 16).warps(8).stages(3);
+            moe_sm80_gated_f16_t16_curves = gated(OperandType::F16, 16).curves().warps(8).stages(3);
             moe_sm80_gated_f16_t64 = gated(OperandType::F16, 64).warps(8).of_32_rows().stages(2);
+            moe_sm80_gated_f16_t64_curves = gated(OperandType::F16, 64).curves().warps(8).of_32_rows().stages(2);
             moe_sm80_plain_f16_t16_narrow = plain(OperandType::F16, 16).warps(4).stages(4);
             moe_sm80_plain_f16_t16 = plain(OperandType::F16, 16).warps(8).stages(3);
             moe_sm80_plain_f16_t64 = plain(OperandType::F16, 64).warps(8).of_32_rows().stages(2);
             moe_sm80_gated_bf16_t16_narrow = gated(OperandType::Bf16, 16).warps(4).stages(4);
+            moe_sm80_gated_bf16_t16_narrow_curves = gated(OperandType::Bf16, 16).curves().warps(4).stages(4);
             moe_sm80_gated_bf16_t16 = gated(OperandType::Bf16, 16).warps(8).stages(3);
+            moe_sm80_gated_bf16_t16_curves = gated(OperandType::Bf16, 16).curves().warps(8).stages(3);
             moe_sm80_gated_bf16_t64 = gated(OperandType::Bf16, 64).warps(8).of_32_rows().stages(2);
+            moe_sm80_gated_bf16_t64_curves = gated(OperandType::Bf16, 64).curves().warps(8).of_32_rows().stages(2);
             moe_sm80_plain_bf16_t16_narrow = plain(OperandType::Bf16, 16).warps(4).stages(4);
             moe_sm80_plain_bf16_t16 = plain(OperandType::Bf16, 16).warps(8).stages(3);
             moe_sm80_plain_bf16_t64 = plain(OperandType::Bf16, 64).warps(8).of_32_rows().stages(2);
@@ -60,6 +66,9 @@ pub struct Instance {
     pub operand_type: OperandType,
     /// Maximum number of tokens per tile.
     pub tile_tokens: u32,
+    /// Whether a gated product has a [`Curve`](crate::curve::Curve) as its activation. Other instances have the other
+    /// activations.
+    pub curves: bool,
     /// Warps per CTA. Each warp copies and multiplies.
     pub warps: u32,
     /// `true` if a warp has 16 rows of each panel; `false` if it has 16 rows of both panels together.
@@ -74,7 +83,16 @@ pub struct Builder(Instance);
 
 /// The gated kernel for tokens of this type, with up to `tile_tokens` tokens per tile.
 pub const fn gated(operand_type: OperandType, tile_tokens: u32) -> Builder {
-    Builder(Instance { entry: "", matrices: 2, operand_type, tile_tokens, warps: 0, of_32_rows: false, stages: 0 })
+    Builder(Instance {
+        entry: "",
+        matrices: 2,
+        operand_type,
+        tile_tokens,
+        curves: false,
+        warps: 0,
+        of_32_rows: false,
+        stages: 0,
+    })
 }
 
 /// The plain kernel for tokens of this type, with up to `tile_tokens` tokens per tile.
@@ -83,6 +101,11 @@ pub const fn plain(operand_type: OperandType, tile_tokens: u32) -> Builder {
 }
 
 impl Builder {
+    /// Sets [`Instance::curves`].
+    pub const fn curves(self) -> Self {
+        Self(Instance { curves: true, ..self.0 })
+    }
+
     /// Sets [`Instance::warps`].
     pub const fn warps(self, warps: u32) -> Self {
         Self(Instance { warps, ..self.0 })
@@ -182,7 +205,9 @@ mod tests {
             let operation = if instance.matrices == 2 { "gated" } else { "plain" };
             let operand_type = if instance.operand_type == OperandType::F16 { "f16" } else { "bf16" };
             let narrow = if instance.warps == 4 { "_narrow" } else { "" };
-            let expected = std::format!("moe_sm80_{operation}_{operand_type}_t{}{narrow}", instance.tile_tokens);
+            let curves = if instance.curves { "_curves" } else { "" };
+            let expected =
+                std::format!("moe_sm80_{operation}_{operand_type}_t{}{narrow}{curves}", instance.tile_tokens);
             assert_eq!(instance.entry, expected);
         }
     }

@@ -286,6 +286,9 @@ pub struct Instance {
     pub matrices: u32,
     /// Maximum number of tokens per tile.
     pub tile_tokens: u32,
+    /// Whether a gated product has a [`Curve`](crate::curve::Curve) as its activation. Other instances have the other
+    /// activations.
+    pub curves: bool,
     /// Number of stages of the pipeline from global memory to the tensor core.
     pub stages: u32,
     /// How a CTA stores C.
@@ -309,7 +312,18 @@ pub struct Builder(Instance);
 /// stores.
 pub const fn gated(tile_tokens: u32) -> Builder {
     let (store, roles, halves) = (Store::Direct, Roles::Specialized, Halves::Rows);
-    Builder(Instance { entry: "", matrices: 2, tile_tokens, stages: 0, store, roles, blocks: 1, halves, splits: 1 })
+    Builder(Instance {
+        entry: "",
+        matrices: 2,
+        tile_tokens,
+        curves: false,
+        stages: 0,
+        store,
+        roles,
+        blocks: 1,
+        halves,
+        splits: 1,
+    })
 }
 
 /// Builder of a plain instance, otherwise the same as [`gated`].
@@ -318,6 +332,11 @@ pub const fn plain(tile_tokens: u32) -> Builder {
 }
 
 impl Builder {
+    /// Sets [`Instance::curves`].
+    pub const fn curves(self) -> Self {
+        Self(Instance { curves: true, ..self.0 })
+    }
+
     /// Sets [`Store::Tma`].
     pub const fn tma_store(self) -> Self {
         Self(Instance { store: Store::Tma, ..self.0 })

@@ -12,8 +12,11 @@ macro_rules! instances {
     ($each:ident) => {
         $each! {
             moe_sm100_gated_t16 = gated(16).stages(5);
+            moe_sm100_gated_t16_curves = gated(16).curves().stages(5);
             moe_sm100_gated_t64 = gated(64).stages(4);
+            moe_sm100_gated_t64_curves = gated(64).curves().stages(4);
             moe_sm100_gated_t128 = gated(128).stages(4);
+            moe_sm100_gated_t128_curves = gated(128).curves().stages(4);
             moe_sm100_plain_t16 = plain(16).stages(9);
             moe_sm100_plain_t64 = plain(64).stages(7);
             moe_sm100_plain_t128 = plain(128).stages(6);
@@ -43,7 +46,8 @@ mod tests {
     fn instances_are_named_after_their_parameters() {
         for instance in INSTANCES {
             let operation = if instance.matrices == 2 { "gated" } else { "plain" };
-            assert_eq!(instance.entry, std::format!("moe_sm100_{operation}_t{}", instance.tile_tokens));
+            let curves = if instance.curves { "_curves" } else { "" };
+            assert_eq!(instance.entry, std::format!("moe_sm100_{operation}_t{}{curves}", instance.tile_tokens));
         }
     }
 }

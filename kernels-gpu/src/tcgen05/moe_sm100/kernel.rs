@@ -8,6 +8,7 @@ use cuda_std::{
 
 use super::abi::{INSTANCES, Index, instances};
 use crate::{
+    curve::with_curve,
     nvfp4_blocks::QuantizedTile,
     nvfp4_rows::weight_scale_bytes,
     routed::{
@@ -128,6 +129,12 @@ impl<const INDEX: usize> Work for Routed<INDEX> {
         };
         // One loop per variant: a branch inside of a loop would prevent unrolling, and sums would not stay in
         // registers.
+        if Self::INSTANCE.curves {
+            return with_curve!(&launch.activation, |curve| core::array::from_fn(|token| curve(
+                product(0, token),
+                product(1, token)
+            )));
+        }
         let gated = |no_parameters, token| launch.gated(no_parameters, product(0, token), product(1, token));
         match (Self::INSTANCE.matrices, launch.has_no_parameters()) {
             (2, true) => core::array::from_fn(|token| gated(true, token)),

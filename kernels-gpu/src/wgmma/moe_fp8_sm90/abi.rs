@@ -101,10 +101,15 @@ macro_rules! instances {
     ($each:ident) => {
         $each! {
             moe_fp8_gated_t16 = gated(16).consumers(4).buffers(12).stages(9);
+            moe_fp8_gated_t16_curves = gated(16).curves().consumers(4).buffers(12).stages(9);
             moe_fp8_gated_t32 = gated(32).consumers(4).buffers(10).stages(8);
+            moe_fp8_gated_t32_curves = gated(32).curves().consumers(4).buffers(10).stages(8);
             moe_fp8_gated_t64 = gated(64).consumers(4).buffers(8).stages(7);
+            moe_fp8_gated_t64_curves = gated(64).curves().consumers(4).buffers(8).stages(7);
             moe_fp8_gated_t128 = gated(128).consumers(4).buffers(7).stages(5);
+            moe_fp8_gated_t128_curves = gated(128).curves().consumers(4).buffers(7).stages(5);
             moe_fp8_gated_t256 = gated(256).consumers(2).buffers(4).stages(6);
+            moe_fp8_gated_t256_curves = gated(256).curves().consumers(2).buffers(4).stages(6);
             moe_fp8_plain_t16_narrow = plain(16).consumers(2).buffers(12).stages(18);
             moe_fp8_plain_t16 = plain(16).consumers(4).buffers(12).stages(9);
             moe_fp8_plain_t32 = plain(32).consumers(4).buffers(10).stages(8);
@@ -143,6 +148,9 @@ pub struct Instance {
     pub matrices: u32,
     /// Maximum number of tokens per tile.
     pub tile_tokens: u32,
+    /// Whether a gated product has a [`Curve`](crate::curve::Curve) as its activation. Other instances have the other
+    /// activations.
+    pub curves: bool,
     /// Number of warpgroups that multiply: two that take turns, or four that do not.
     pub consumers: u32,
     /// Number of buffers of tokens.
@@ -157,7 +165,7 @@ pub struct Builder(Instance);
 
 /// Builder of a gated instance with up to `tile_tokens` tokens per tile.
 pub const fn gated(tile_tokens: u32) -> Builder {
-    Builder(Instance { entry: "", matrices: 2, tile_tokens, consumers: 0, buffers: 0, stages: 0 })
+    Builder(Instance { entry: "", matrices: 2, tile_tokens, curves: false, consumers: 0, buffers: 0, stages: 0 })
 }
 
 /// Builder of a plain instance with up to `tile_tokens` tokens per tile.
@@ -166,6 +174,11 @@ pub const fn plain(tile_tokens: u32) -> Builder {
 }
 
 impl Builder {
+    /// Sets [`Instance::curves`].
+    pub const fn curves(self) -> Self {
+        Self(Instance { curves: true, ..self.0 })
+    }
+
     /// Sets [`Instance::consumers`].
     pub const fn consumers(self, consumers: u32) -> Self {
         Self(Instance { consumers, ..self.0 })
@@ -300,7 +313,8 @@ mod tests {
             instance.check();
             let operation = if instance.matrices == 2 { "gated" } else { "plain" };
             let width = if instance.is_narrow() { "_narrow" } else { "" };
-            assert_eq!(instance.entry, std::format!("moe_fp8_{operation}_t{}{width}", instance.tile_tokens));
+            let curves = if instance.curves { "_curves" } else { "" };
+            assert_eq!(instance.entry, std::format!("moe_fp8_{operation}_t{}{width}{curves}", instance.tile_tokens));
         }
     }
 

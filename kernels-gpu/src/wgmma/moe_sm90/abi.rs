@@ -32,15 +32,21 @@ macro_rules! instances {
     ($each:ident) => {
         $each! {
             moe_gated_f16_t16 = gated(OperandType::F16, 16).consumers(4).buffers(6).stages(3);
+            moe_gated_f16_t16_curves = gated(OperandType::F16, 16).curves().consumers(4).buffers(6).stages(3);
             moe_gated_f16_t64 = gated(OperandType::F16, 64).consumers(4).narrow().sorted().buffers(4).stages(8);
+            moe_gated_f16_t64_curves = gated(OperandType::F16, 64).curves().consumers(4).narrow().sorted().buffers(4).stages(8);
             moe_gated_f16_t128 = gated(OperandType::F16, 128).consumers(2).sorted().buffers(3).stages(7);
+            moe_gated_f16_t128_curves = gated(OperandType::F16, 128).curves().consumers(2).sorted().buffers(3).stages(7);
             moe_plain_f16_t16 = plain(OperandType::F16, 16).consumers(4).buffers(6).stages(3);
             moe_plain_f16_t64 = plain(OperandType::F16, 64).consumers(4).narrow().sorted().buffers(4).stages(8);
             moe_plain_f16_t128 = plain(OperandType::F16, 128).consumers(2).sorted().buffers(3).stages(7);
             moe_plain_f16_t128_narrow = plain(OperandType::F16, 128).consumers(2).narrow().sorted().buffers(4).stages(8);
             moe_gated_bf16_t16 = gated(OperandType::Bf16, 16).consumers(4).buffers(6).stages(3);
+            moe_gated_bf16_t16_curves = gated(OperandType::Bf16, 16).curves().consumers(4).buffers(6).stages(3);
             moe_gated_bf16_t64 = gated(OperandType::Bf16, 64).consumers(4).narrow().sorted().buffers(4).stages(8);
+            moe_gated_bf16_t64_curves = gated(OperandType::Bf16, 64).curves().consumers(4).narrow().sorted().buffers(4).stages(8);
             moe_gated_bf16_t128 = gated(OperandType::Bf16, 128).consumers(2).sorted().buffers(3).stages(7);
+            moe_gated_bf16_t128_curves = gated(OperandType::Bf16, 128).curves().consumers(2).sorted().buffers(3).stages(7);
             moe_plain_bf16_t16 = plain(OperandType::Bf16, 16).consumers(4).buffers(6).stages(3);
             moe_plain_bf16_t64 = plain(OperandType::Bf16, 64).consumers(4).narrow().sorted().buffers(4).stages(8);
             moe_plain_bf16_t128 = plain(OperandType::Bf16, 128).consumers(2).sorted().buffers(3).stages(7);
@@ -86,6 +92,9 @@ pub struct Instance {
     pub by_warps: bool,
     /// Whether tokens are sorted by expert and loaded by bulk copies, instead of being gathered by threads.
     pub sorted: bool,
+    /// Whether a gated product has a [`Curve`](crate::curve::Curve) as its activation. Other instances have the other
+    /// activations.
+    pub curves: bool,
     /// Number of buffers of tokens.
     pub buffers: u32,
     /// Number of stages of the pipeline that loads weights from global to shared memory.
@@ -108,6 +117,7 @@ pub const fn gated(operand_type: OperandType, tile_tokens: u32) -> Builder {
         narrow,
         by_warps,
         sorted: false,
+        curves: false,
         buffers: 0,
         stages: 0,
     })
@@ -137,6 +147,11 @@ impl Builder {
     /// Sets [`Instance::sorted`].
     pub const fn sorted(self) -> Self {
         Self(Instance { sorted: true, ..self.0 })
+    }
+
+    /// Sets [`Instance::curves`].
+    pub const fn curves(self) -> Self {
+        Self(Instance { curves: true, ..self.0 })
     }
 
     /// Sets [`Instance::buffers`].
@@ -256,12 +271,13 @@ mod tests {
             let operand_type = if instance.operand_type == OperandType::F16 { "f16" } else { "bf16" };
             // Instances with the same number of tokens per tile: `_narrow` distinguishes them.
             let of_same_tiles = |other: &&Instance| {
-                let of = |of: &Instance| (of.matrices, of.operand_type, of.tile_tokens);
+                let of = |of: &Instance| (of.matrices, of.operand_type, of.tile_tokens, of.curves);
                 of(other) == of(instance)
             };
             let is_alone = INSTANCES.iter().filter(of_same_tiles).count() == 1;
             let narrow = if instance.narrow && !is_alone { "_narrow" } else { "" };
-            let expected = std::format!("moe_{operation}_{operand_type}_t{}{narrow}", instance.tile_tokens);
+            let curves = if instance.curves { "_curves" } else { "" };
+            let expected = std::format!("moe_{operation}_{operand_type}_t{}{narrow}{curves}", instance.tile_tokens);
             assert_eq!(instance.entry, expected);
         }
     }

@@ -83,7 +83,8 @@ def moe(
         devices.
     :param shared_weights: ``[T]``, float32: the shared expert's weight for each token; 1 if omitted.
     :param weights_on_input: multiply the tokens by their weights, instead of the experts' results (k = 1 only).
-    :param activation: ``silu``, ``silu-limit=LIMIT``, ``gelu-tanh``, ``gpt-oss``, ``gpt-oss=ALPHA,LIMIT`` or, without a gate, ``relu2``.
+    :param activation: a word of the library's ``Activation``, such as ``silu``, ``silu-limit=7``, ``swiglu-step=7``, ``gelu``, ``gelu-tanh``,
+        ``gpt-oss``, ``swigluoai=1.702,7,1``, ``situ=8,4``, ``relu2-gated`` or, without a gate, ``relu2``. An unknown word's error lists all.
     :param biases: whether the weights have biases.
     :param token_format: the format that the weights were packed for. ``16-bit``: tokens are multiplied unchanged. ``fp8``: tokens and
         the intermediate are multiplied as e4m3 with one scale per token, and weights are rounded to e4m3; faster on Hopper for many
@@ -171,26 +172,48 @@ def linear(x: torch.Tensor, weights: torch.Tensor, out_features: int, *, token_f
 # Routers.
 
 
-def _empty_routes(logits, top_k, scoring="softmax", bias=None, groups=1, top_groups=1, renormalize=True, scale=1.0):
+def _empty_routes(logits, top_k, **_):
     shape = (logits.shape[0], top_k)
     return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int32)
 
 
-def _route_native(logits, top_k, scoring="softmax", bias=None, groups=1, top_groups=1, renormalize=True, scale=1.0):
+def _route_native(
+    logits,
+    top_k,
+    scoring="softmax",
+    bias=None,
+    groups=1,
+    top_groups=1,
+    renormalize=True,
+    scale=1.0,
+    expert_scale=None,
+    null_experts=0,
+    table=None,
+    token_ids=None,
+):
     if logits.dim() != 2:
         raise ValueError(f"logits: expected 2 dimensions, [tokens, experts], got {list(logits.shape)}")
     weights, ids = _empty_routes(logits, top_k)
     if logits.device.type == "cpu":
         logits = logits.contiguous()
-    elif scoring == "sigmoid" and bias is None:
+    if scoring == "sigmoid" and bias is None:
         bias = logits.new_zeros(logits.shape[1], dtype=torch.float32)
-    _native.route(weights, ids, logits, scoring, bias, groups, top_groups, renormalize, scale)
+    options = {
+        "scoring": scoring,
+        "groups": groups,
+        "top_groups": top_groups,
+        "renormalize": renormalize,
+        "scale": scale,
+        "null_experts": null_experts,
+    }
+    _native.route(weights, ids, logits, [bias, expert_scale, table, token_ids], options)
     return weights, ids
 
 
 _route = _define(
     "route(Tensor logits, int top_k, *, str scoring='softmax', Tensor? bias=None, int groups=1, int top_groups=1,"
-    " bool renormalize=True, float scale=1.0) -> (Tensor, Tensor)",
+    " bool renormalize=True, float scale=1.0, Tensor? expert_scale=None, int null_experts=0, Tensor? table=None,"
+    " Tensor? token_ids=None) -> (Tensor, Tensor)",
     fake=_empty_routes,
     CPU=_route_native,
     CUDA=_route_native,
@@ -207,18 +230,29 @@ def route(
     top_groups: int = 1,
     renormalize: bool = True,
     scale: float = 1.0,
+    expert_scale: torch.Tensor | None = None,
+    null_experts: int = 0,
+    table: torch.Tensor | None = None,
+    token_ids: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Selects the experts of each token, best first. Returns their weights, ``[T, k]`` float32, and their ids, ``[T, k]`` int32.
 
     Among equal experts, the lower id comes first. Every device gives the same bits.
 
-    :param logits: ``[T, E]``, float32, bfloat16 or float16.
+    :param logits: ``[T, E]``, float32, bfloat16 or float16; E up to 1024, k up to 32.
     :param scoring: ``softmax`` over all experts (Qwen3, Mixtral), ``topk-softmax`` over the chosen experts (gpt-oss), ``sigmoid``
-        (DeepSeek-V3) or ``sigmoid-top1`` (Llama 4).
-    :param bias: ``[E]``, float32, with ``sigmoid``: is added to the scores for the selection, but not to the weights.
-    :param groups: with ``sigmoid``: number of groups of neighboring experts; experts come from the best ``top_groups`` groups.
-    :param renormalize: whether a token's weights add up to 1; not for ``sigmoid-top1``.
-    :param scale: with ``sigmoid``: factor of the final weights.
+        (DeepSeek-V3), ``sqrt-softplus`` (DeepSeek-V4) or ``sigmoid-top1`` (Llama 4). The arguments below are for ``softmax``,
+        ``sigmoid`` and ``sqrt-softplus``.
+    :param bias: ``[E]``, float32: is added to the scores for the selection, but not to the weights.
+    :param groups: number of groups of neighboring experts; experts come from the best ``top_groups`` groups. Groups are compared by
+        their two best experts with a bias, by the best one without.
+    :param renormalize: whether a token's weights add up to ``scale``.
+    :param scale: factor of the weights.
+    :param expert_scale: ``[E]``, float32: a factor of the weights for each expert (Gemma 4).
+    :param null_experts: number of the last experts without weights (LongCat-Flash). If one is selected, its id is -1 and its weight
+        stays; a layer ignores it.
+    :param table: ``[V, k]``, int32: the experts of each token id, instead of a selection (DeepSeek-V4's first layers).
+    :param token_ids: ``[T]``, int32, with ``table``. An id outside of the table gives ids of -1.
     :raises ValueError: if an argument has the wrong type, shape, device or stride, or is out of range.
 
     >>> import torch, nvfp4
@@ -226,7 +260,18 @@ def route(
     (tensor([[0.5000, 0.5000]]), tensor([[1, 3]], dtype=torch.int32))
     """
     return _route(
-        logits, top_k, scoring=scoring, bias=bias, groups=groups, top_groups=top_groups, renormalize=renormalize, scale=scale
+        logits,
+        top_k,
+        scoring=scoring,
+        bias=bias,
+        groups=groups,
+        top_groups=top_groups,
+        renormalize=renormalize,
+        scale=scale,
+        expert_scale=expert_scale,
+        null_experts=null_experts,
+        table=table,
+        token_ids=token_ids,
     )
 
 

@@ -2,7 +2,7 @@
 
 use fake_cuda::Launch;
 use kernels_gpu::layer::moe_route::abi::{
-    COMBINE_ENTRIES, Combine, EXPAND_ENTRY, Expand, ExpandedRows, ROUTE_ENTRY, Route,
+    COMBINE_ENTRIES, Combine, EXPAND_ENTRY, Expand, ExpandedRows, ROUTE_ENTRIES, Route,
 };
 use kernels_gpu::lists::{Lists, NO_ROW, token_tiles};
 use kernels_gpu::sorted::{bits16_bytes, bits16_place};
@@ -17,7 +17,7 @@ pub(super) fn launch(launch: &Launch<'_>) {
     // SAFETY: tests launch this with a parameter whose addresses refer to live operands of the described sizes, which
     // only this launch accesses.
     unsafe {
-        if launch.kernel == ROUTE_ENTRY {
+        if ROUTE_ENTRIES.contains(&launch.kernel) {
             assert_eq!(launch.block, [Route::THREADS, 1, 1]);
             route(&launch.parameter(0));
         } else if launch.kernel == EXPAND_ENTRY {

@@ -4,7 +4,8 @@
 #[cfg(feature = "fake")]
 mod fake;
 
-use kernels_gpu::layer::moe_route::abi::{COMBINE_ENTRIES, Combine, EXPAND_ENTRY, Expand, ROUTE_ENTRY, Route};
+use kernels_gpu::layer::moe_route::abi::{COMBINE_ENTRIES, Combine, EXPAND_ENTRY, Expand, ROUTE_ENTRIES, Route};
+use kernels_gpu::lists::SMALL_EXPERTS;
 
 use crate::kernel::{Entry, Kernel};
 use crate::launch::{Grid, Launch, entry_of};
@@ -24,11 +25,11 @@ impl Kernel for MoeRoute {
     }
 
     fn entries(&self) -> Vec<Entry> {
-        let route = (ROUTE_ENTRY, Route::THREADS, Route::MAX_SHARED_BYTES);
+        let route = [0, 1].map(|index| (ROUTE_ENTRIES[index], Route::THREADS, Route::MAX_SHARED_BYTES[index]));
         let expand = (EXPAND_ENTRY, Expand::THREADS, 0);
         let combine = COMBINE_ENTRIES.map(|name| (name, Combine::THREADS, 0));
         let entry = |(name, threads, shared_bytes)| Entry { name, op: None, threads, shared_bytes };
-        [route, expand].into_iter().chain(combine).map(entry).collect()
+        route.into_iter().chain([expand]).chain(combine).map(entry).collect()
     }
 
     #[cfg(feature = "fake")]
@@ -42,8 +43,8 @@ impl MoeRoute {
     pub fn largest_cluster() -> Grid {
         Grid {
             cluster: Route::MAX_CLUSTER,
-            shared_bytes: Route::MAX_SHARED_BYTES,
-            ..Grid::linear(ROUTE_ENTRY, Route::MAX_CLUSTER, Route::THREADS)
+            shared_bytes: Route::MAX_SHARED_BYTES[0],
+            ..Grid::linear(ROUTE_ENTRIES[0], Route::MAX_CLUSTER, Route::THREADS)
         }
     }
 
@@ -55,11 +56,11 @@ impl MoeRoute {
     pub fn route(&self, route: Route, largest_cluster: u32) -> Result<Launch, Error> {
         let choices = u64::from(route.token_count) * u64::from(route.top_k);
         let (cluster, blocks) = if route.tokens == 0 {
-            let cluster = Route::cluster(choices, largest_cluster);
+            let cluster = Route::cluster(choices, route.experts, largest_cluster);
             (cluster, Route::list_blocks(route.token_count, route.row_multiple, cluster))
         } else {
             // The CTAs that copy tokens are in clusters of the same size.
-            let cluster = Route::cluster(choices, largest_cluster.min(Route::PORTABLE_CLUSTER));
+            let cluster = Route::cluster(choices, route.experts, largest_cluster.min(Route::PORTABLE_CLUSTER));
             (cluster, Route::blocks(route.token_count, route.hidden, cluster))
         };
         let blocks = Grid::blocks(blocks)?;
@@ -67,7 +68,7 @@ impl MoeRoute {
             cluster,
             shared_bytes: Route::shared_bytes(choices, route.experts, cluster),
             overlaps: largest_cluster > 1,
-            ..Grid::linear(ROUTE_ENTRY, blocks, Route::THREADS)
+            ..Grid::linear(ROUTE_ENTRIES[usize::from(route.experts > SMALL_EXPERTS)], blocks, Route::THREADS)
         };
         Ok(Launch::of_parameter(self.name(), grid, route))
     }
@@ -106,11 +107,20 @@ mod tests {
             let lists = Route { top_k: 8, experts: 256, tile_tokens: 64, row_multiple: 8, ..Route::zeroed() };
             let route = Route { tokens, token_count, hidden: 64, ..lists };
             let grid = MoeRoute.route(route, largest_cluster).unwrap().grid;
-            assert!(grid.blocks.is_multiple_of(grid.cluster) && grid.shared_bytes <= Route::MAX_SHARED_BYTES);
+            assert!(grid.blocks.is_multiple_of(grid.cluster) && grid.shared_bytes <= Route::MAX_SHARED_BYTES[0]);
             (grid.cluster, grid.overlaps)
         };
         assert_eq!([1, 8, 16].map(|largest| grid(0, 8192, largest)), [(1, false), (8, true), (16, true)]);
         assert_eq!(grid(0x1000, 8192, 16), (8, true));
         assert_eq!([128, 512, 1024, 2048].map(|tokens| grid(0, tokens, 16).0), [1, 4, 8, 16]);
+        for (experts, entry, cluster) in
+            [(512, ROUTE_ENTRIES[0], 16), (513, ROUTE_ENTRIES[1], 4), (1024, ROUTE_ENTRIES[1], 4)]
+        {
+            let route =
+                Route { top_k: 32, experts, tile_tokens: 64, row_multiple: 8, token_count: 8192, ..Route::zeroed() };
+            let launch = MoeRoute.route(route, 16).unwrap();
+            assert_eq!((launch.grid.entry, launch.grid.cluster), (entry, cluster));
+            assert!(launch.grid.shared_bytes <= Route::MAX_SHARED_BYTES[usize::from(experts > 512)]);
+        }
     }
 }

@@ -34,6 +34,7 @@ impl Nvfp4Products for MoeSm100 {
         let instance = |of: &Instance| Nvfp4Instance {
             entry: of.entry,
             matrices: of.matrices,
+            curves: of.curves,
             tile_tokens: of.tile_tokens,
             columns: of.tile_rows(),
             weight_rows: TILE_ROWS,

@@ -68,13 +68,15 @@ pub(crate) fn for_linear(tokens: u64, columns: u32, sms: u32) -> &'static Instan
 }
 
 impl MoeFp8Sm90 {
-    /// Returns the instance of an operation with wide tiles of `tile_tokens` tokens.
+    /// Returns the instance of an operation, with or without curves, with wide tiles of `tile_tokens` tokens.
     ///
     /// # Panics
     /// If no instance has this tile size.
-    pub fn instance(&self, op: Op, tile_tokens: u32) -> &'static Instance {
-        let is_it = |of: &&Instance| (op_of(of.matrices), of.tile_tokens, of.is_narrow()) == (op, tile_tokens, false);
-        INSTANCES.iter().find(is_it).expect("both operations have an instance of every tile size")
+    pub fn instance(&self, op: Op, curves: bool, tile_tokens: u32) -> &'static Instance {
+        let is_it = |of: &&Instance| {
+            (op_of(of.matrices), of.curves, of.tile_tokens, of.is_narrow()) == (op, curves, tile_tokens, false)
+        };
+        INSTANCES.iter().find(is_it).expect("every operation has an instance of every tile size")
     }
 
     /// Returns the launch of a product of at most `rows` rows, not counting the rows that pad each expert's. The grid

@@ -1,6 +1,7 @@
 //! The kernel's implementation for the fake driver.
 
 use fake_cuda::Launch;
+use kernels_gpu::curve::Curve;
 use kernels_gpu::epilogue::{Activation, NO_PARAMETERS, PARAMETERS};
 use kernels_gpu::moe as abi;
 use kernels_gpu::sorted::{bits16_bytes, bits16_place};
@@ -84,6 +85,11 @@ pub(crate) fn launch(launch: &Launch<'_>, instances: &[ProductInstance]) {
     }
 }
 
+/// Returns the curve that a launch selects.
+fn curve_of(activation: &Activation) -> Option<Curve> {
+    Curve::ALL.iter().copied().find(|&curve| curve as u32 == activation.kind)
+}
+
 /// Returns the result for the products of one or two projections, with the activation applied.
 pub(crate) fn activated<P>(activation: &Activation, projections: &[P], product: impl Fn(&P) -> f64) -> f64 {
     match projections {
@@ -97,6 +103,9 @@ pub(crate) fn activated<P>(activation: &Activation, projections: &[P], product: 
 fn gated(activation: &Activation, gate: f64, up: f64) -> f64 {
     if activation.kind == NO_PARAMETERS {
         return silu(gate) * up;
+    }
+    if let Some(curve) = curve_of(activation) {
+        return curve.apply(activation.numbers(), gate as f32, up as f32).into();
     }
     let [slope, cubic, limit, offset] =
         [activation.exponent[0], activation.exponent[1], activation.limit, activation.offset].map(f64::from);

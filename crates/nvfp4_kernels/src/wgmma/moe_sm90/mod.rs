@@ -7,6 +7,7 @@ pub(crate) mod fake;
 pub(crate) use fake::activated;
 
 use kernels_gpu::decoding::most_shared_bytes;
+use kernels_gpu::lists::{MAX_EXPERTS, SMALL_EXPERTS};
 use kernels_gpu::wgmma::moe_sm90::abi::{INSTANCES, Instance};
 use kernels_gpu::wgmma::moe_sm90::by_warp::abi as of_strips;
 
@@ -60,6 +61,8 @@ pub(crate) fn product_instance(of: &Instance, tile_time: u64) -> ProductInstance
         entry: of.entry,
         matrices: of.matrices,
         operand_type: of.operand_type,
+        curves: of.curves,
+        max_experts: MAX_EXPERTS,
         tile_tokens: of.tile_tokens,
         columns: of.columns(),
         threads: of.threads(),
@@ -78,6 +81,8 @@ fn strips_instance(of: &of_strips::Instance) -> ProductInstance {
         entry: of.entry,
         matrices: of.matrices,
         operand_type: of.operand_type,
+        curves: of.curves,
+        max_experts: SMALL_EXPERTS,
         tile_tokens: of.tile_tokens,
         columns: of.columns(),
         threads: of.threads(),
@@ -136,6 +141,7 @@ mod tests {
 
     use super::*;
     use crate::expected::expected_token_tiles;
+    use crate::products::ProductKind;
     use nvfp4_core::problem::Op;
 
     #[test]
@@ -168,8 +174,16 @@ mod tests {
         ] {
             let tile_tokens = MoeSm90.tile_tokens(rows, experts);
             let tiles = expected_token_tiles(rows, experts, tile_tokens);
-            let instance = MoeSm90.instance(op, OperandType::Bf16, tile_tokens, tiles, n, 132);
+            let instance =
+                MoeSm90.instance(ProductKind::of(op, OperandType::Bf16), tile_tokens, tiles, experts as u32, n, 132);
             assert_eq!(instance.entry, fastest, "{rows} rows of {experts} experts, {n} columns");
         }
+    }
+
+    #[test]
+    fn more_than_512_experts_have_no_strips() {
+        let kind = ProductKind::of(Op::Gated, OperandType::Bf16);
+        let entry = |experts| MoeSm90.instance(kind, 16, 64, experts, 768, 132).entry;
+        assert_eq!([512, 513].map(entry), ["moe_gated_bf16_t16_strips", "moe_gated_bf16_t16"]);
     }
 }

@@ -125,17 +125,23 @@ fn outputs_match_the_definition_up_to_rounding() {
 }
 
 /// All activations.
-const ACTIVATIONS: [Activation; 5] = [
+const ACTIVATIONS: &[Activation] = &[
     Activation::Silu,
     Activation::SiluLimit { limit: 0.75 },
     Activation::GeluTanh,
     Activation::GPT_OSS,
+    Activation::SwigluOai { alpha: 1.5, limit: 2.0, offset: -0.5 },
+    Activation::SwigluStep { limit: 0.75 },
+    Activation::Gelu,
+    Activation::Situ { beta: 1.5, linear: None },
+    Activation::Situ { beta: 2.5, linear: Some(1.5) },
+    Activation::GatedRelu2,
     Activation::Relu2,
 ];
 
 #[test]
 fn the_cpu_computes_every_activation_with_and_without_biases() {
-    for (activation, biases) in ACTIVATIONS.into_iter().flat_map(|of| [false, true].map(|biases| (of, biases))) {
+    for (activation, biases) in ACTIVATIONS.iter().flat_map(|&of| [false, true].map(|biases| (of, biases))) {
         for (dtype, generator) in
             DTYPES.into_iter().flat_map(|dtype| [Generator::Gaussian, Generator::AllCodes].map(|of| (dtype, of)))
         {
@@ -307,7 +313,7 @@ fn a_row_missing_from_the_sum_is_found() {
 fn infinities_and_nan_of_a_token_stay_in_that_token() {
     let shapes = ["layer-test-1", "layer-test-7"].map(layer);
     let shapes = shapes.each_ref().map(in_every_format).into_iter().flatten();
-    let of_activations = ACTIVATIONS.map(|activation| {
+    let of_activations = ACTIVATIONS.iter().map(|&activation| {
         let mut shape = layer("layer-test-4").with_activation(activation, true);
         shape.tokens = 4;
         shape

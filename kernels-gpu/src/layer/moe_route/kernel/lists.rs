@@ -1,13 +1,15 @@
 //! Lists of each expert's rows, made by counting.
 //!
 //! Each warp of the cluster has a segment of the choices. First it counts its choices per expert, which also gives each
-//! choice its rank among the choices of the same segment and expert. Then each thread takes an expert, and adds up the
-//! counts of the preceding warps; CTAs exchange their totals. A scan over experts gives the first row of each expert.
-//! Finally, a choice's row is the first row of its segment and expert, plus its rank. So rows are in the order of
-//! choices, and the result does not depend on timing.
+//! choice its rank among the choices of the same segment and expert. Then each thread takes its experts (one, or two with
+//! more experts than threads), and adds up the counts of the preceding warps; CTAs exchange their totals. A scan over
+//! experts gives the first row of each expert. Finally, a choice's row is the first row of its segment and expert, plus
+//! its rank. So rows are in the order of choices, and the result does not depend on timing.
 //!
 //! An SM stores scattered words one by one. So a CTA sorts its choices by expert in shared memory, if they fit, and
 //! neighbors are stored to neighboring rows.
+
+mod many;
 
 use core::hint::assert_unchecked;
 
@@ -31,7 +33,7 @@ use cuda_std::{
 
 use crate::{
     layer::moe_route::abi::Route,
-    lists::{Lists, MAX_EXPERTS, MAX_TOP_K, NO_ROW},
+    lists::{Lists, MAX_TOP_K, NO_ROW, SMALL_EXPERTS},
 };
 
 /// Number of rounds that are processed together. In a round, each lane has one choice.
@@ -40,11 +42,19 @@ const PAIR: usize = 2;
 /// Choices per pair of rounds.
 const PAIR_CHOICES: u32 = PAIR as u32 * WARP_SIZE;
 
-/// Bits of an expert's index.
-const EXPERT_BITS: u32 = MAX_EXPERTS.trailing_zeros();
+/// Number of experts if each thread has `X`.
+const fn experts(x: usize) -> u32 {
+    Route::THREADS * x as u32
+}
 
-const _: () = assert!(1 << EXPERT_BITS == MAX_EXPERTS && Route::THREADS == MAX_EXPERTS);
+/// Bits of an expert's index if each thread has `X` experts.
+const fn expert_bits(x: usize) -> u32 {
+    experts(x).trailing_zeros()
+}
+
+const _: () = assert!(1 << expert_bits(1) == SMALL_EXPERTS && 1 << expert_bits(2) == experts(2));
 const _: () = assert!(Route::WARP_CHOICES.is_multiple_of(PAIR_CHOICES));
+const _: () = assert!(Route::LARGE_WARP_CHOICES.is_multiple_of(PAIR_CHOICES));
 
 /// Number of sums over experts: rows of the CTA, rows of all CTAs, and tiles.
 const SUMS: usize = 3;
@@ -61,12 +71,12 @@ const LINE_NUMBERS: u32 = 128 / NUMBER;
 /// Bits of a choice's index in a CTA, which is stored together with its expert.
 const CHOICE_BITS: u32 = 16;
 
-/// Makes the lists, in a CTA of the first cluster.
+/// Makes the lists, in a CTA of the first cluster, whose threads have `X` experts each.
 ///
 /// # Safety
 /// The contract in `moe_route/mod.rs` holds. All threads of the first cluster call this, in whole warps.
 #[inline(always)]
-pub(super) unsafe fn make(route: &Route) {
+pub(super) unsafe fn make<const X: usize>(route: &Route) {
     let (blocks, block, thread) = (cluster_size(), cluster_rank(), thread::thread_idx_x());
     // SAFETY: tiles have tokens, tokens name experts, and a cluster has CTAs. All lanes are here.
     let warp = unsafe {
@@ -75,16 +85,17 @@ pub(super) unsafe fn make(route: &Route) {
         warp_shuffle_idx(ALL_LANES, thread / WARP_SIZE, 0, WARP_SIZE).0
     };
     let segment = Segment::new(route, blocks * Route::WARPS, block * Route::WARPS + warp);
-    let warp_choices = segment.length.next_multiple_of(PAIR_CHOICES).min(Route::WARP_CHOICES);
+    let most_choices = const { Route::warp_choices(X as u32) };
+    let warp_choices = segment.length.next_multiple_of(PAIR_CHOICES).min(most_choices);
     let shared = Shared { experts: route.experts, warp_choices };
     let counts = shared.count(warp, 0);
     let lists = Lists::filled(u64::from(segment.choices), route.experts, route.row_multiple);
     let [rows, places] = [lists.rows, lists.places].map(|offset| GlobalAddress::new(route.lists) + offset);
-    let maker = Maker { route, shared, counts, lists, rows, places, blocks, block, thread, warp };
+    let maker: Maker<'_, X> = Maker { route, shared, counts, lists, rows, places, blocks, block, thread, warp };
     let tokens = Tokens::new(segment.block_begin, route.top_k);
     let tile_reciprocal = Reciprocal::of(route.tile_tokens);
     let lane = opaque_b32(lane_id());
-    let mut group = Group {
+    let mut group: Group<X> = Group {
         first: segment.begin,
         end: segment.end,
         choices: shared.choices(warp),
@@ -98,12 +109,19 @@ pub(super) unsafe fn make(route: &Route) {
         maker.prepare(lane);
         maker.rank(&mut group);
         thread::sync_threads();
-        let counted = maker.count_rows();
         // Warps with experts. The others have nothing to add.
-        let expert_warps = route.experts.div_ceil(WARP_SIZE);
-        maker.assign(&counted, expert_warps, &tile_reciprocal);
+        let expert_warps;
+        if X == 1 {
+            let counted = maker.count_rows();
+            expert_warps = route.experts.div_ceil(WARP_SIZE);
+            maker.assign(&counted, expert_warps, &tile_reciprocal);
+        } else {
+            let counted = maker.count_rows_of_many();
+            expert_warps = route.experts.div_ceil(WARP_SIZE * X as u32);
+            maker.assign_many(&counted, expert_warps, &tile_reciprocal);
+        }
         thread::sync_threads();
-        if segment.length <= Route::WARP_CHOICES {
+        if segment.length <= most_choices {
             maker.write_sorted(&group, &segment, expert_warps, &tokens);
         } else {
             maker.write_in_order(&mut group, &segment);
@@ -112,7 +130,7 @@ pub(super) unsafe fn make(route: &Route) {
 }
 
 /// A thread of the first cluster, and what it needs in every step.
-struct Maker<'a> {
+struct Maker<'a, const X: usize> {
     route: &'a Route,
     shared: Shared,
     /// Address of the warp's counts.
@@ -124,13 +142,13 @@ struct Maker<'a> {
     /// Number of CTAs of the cluster, and the index of this CTA.
     blocks: u32,
     block: u32,
-    /// Indices of this thread and of its warp in the CTA. A thread below the number of experts has the expert with its
-    /// index.
+    /// Indices of this thread and of its warp in the CTA. Thread t has the experts from X·t on.
     thread: u32,
     warp: u32,
 }
 
-/// Numbers of rows of a thread's expert, or zeros if the thread has none.
+/// Numbers of rows of one of a thread's experts, or zeros if there is no such expert.
+#[derive(Clone, Copy)]
 struct Counted {
     is_expert: bool,
     /// Rows of each warp of the CTA, and of all of them.
@@ -143,7 +161,7 @@ struct Counted {
     filled: u32,
 }
 
-impl Maker<'_> {
+impl<const X: usize> Maker<'_, X> {
     /// Clears the counts of this warp, and announces the totals of all CTAs to the barrier of this one. Waits for the
     /// previous grid.
     ///
@@ -183,7 +201,7 @@ impl Maker<'_> {
     /// The whole warp calls this together with the first group of its segment, after [`Self::prepare`]. Until the next
     /// barrier, nobody else accesses the warp's counts.
     #[inline(always)]
-    unsafe fn rank(&self, group: &mut Group) {
+    unsafe fn rank(&self, group: &mut Group<X>) {
         // SAFETY: the previous grid has written the ids, one per choice, and each choice has a place in the list. No
         // other warp has the segment.
         unsafe {
@@ -194,12 +212,12 @@ impl Maker<'_> {
                     break;
                 }
                 group.keep(self.places);
-                group.first += Route::WARP_CHOICES;
+                group.first += Group::<X>::MOST;
             }
         }
     }
 
-    /// Adds up the rows of the thread's expert.
+    /// Adds up the rows of the thread's expert, where each thread has one.
     ///
     /// # Safety
     /// All threads of the cluster call this, after [`Self::rank`] and a barrier.
@@ -308,7 +326,7 @@ impl Maker<'_> {
     /// All threads of the CTA call this with the only group of their segment, after [`Self::assign`] and a barrier. No
     /// thread accesses the totals any more, whose memory the sorted choices overwrite.
     #[inline(always)]
-    unsafe fn write_sorted(&self, group: &Group, segment: &Segment, expert_warps: u32, tokens: &Tokens) {
+    unsafe fn write_sorted(&self, group: &Group<X>, segment: &Segment, expert_warps: u32, tokens: &Tokens) {
         let &Self { shared, rows, .. } = self;
         // SAFETY: the counts and shifts are complete. Each choice has its own place in shared memory, which is read
         // after a barrier that every thread reaches, and its own row and place in the lists.
@@ -335,7 +353,7 @@ impl Maker<'_> {
     /// # Safety
     /// The whole warp calls this with the last group of its segment, after [`Self::assign`] and a barrier.
     #[inline(always)]
-    unsafe fn write_in_order(&self, group: &mut Group, segment: &Segment) {
+    unsafe fn write_in_order(&self, group: &mut Group<X>, segment: &Segment) {
         let &Self { route, shared, rows, .. } = self;
         // SAFETY: the counts and shifts are complete, and each choice has its own row and place in the lists. The place
         // of a choice of an earlier group contains what `keep` stored.
@@ -348,7 +366,7 @@ impl Maker<'_> {
                 if group.first <= segment.begin {
                     break;
                 }
-                group.first -= Route::WARP_CHOICES;
+                group.first -= Group::<X>::MOST;
                 group.load(self.places);
             }
         }
@@ -402,7 +420,7 @@ unsafe fn sum_of_warps(sums: SharedAddress, warps: u32) -> u32 {
 /// # Safety
 /// The whole warp calls this together.
 #[inline(always)]
-unsafe fn lanes_with(chosen: [u32; PAIR], experts: u32) -> [u32; PAIR] {
+unsafe fn lanes_with<const X: usize>(chosen: [u32; PAIR], experts: u32) -> [u32; PAIR] {
     let mut same = [0; PAIR];
     // SAFETY: the whole warp is here, with the same number of experts.
     unsafe {
@@ -422,6 +440,9 @@ unsafe fn lanes_with(chosen: [u32; PAIR], experts: u32) -> [u32; PAIR] {
         }
         if experts > 1 << 8 {
             vote!(8);
+        }
+        if const { X > 1 } && experts > 1 << 9 {
+            vote!(9);
         }
     }
     same
@@ -506,8 +527,8 @@ impl Segment {
     }
 }
 
-/// Some choices of a segment, in shared memory: one choice per lane in each round.
-struct Group {
+/// Some choices of a segment, in shared memory: one choice per lane in each round. A thread has `X` experts.
+struct Group<const X: usize> {
     /// First choice of the group.
     first: u32,
     /// End of the segment: the choice after its last one.
@@ -520,16 +541,22 @@ struct Group {
     below: u32,
 }
 
-impl Group {
+impl<const X: usize> Group<X> {
+    /// Maximum number of choices of a group.
+    const MOST: u32 = Route::warp_choices(X as u32);
+
+    /// Bits of an expert's index.
+    const EXPERT_BITS: u32 = expert_bits(X);
+
     /// Number of choices of the group; 0 for an empty segment.
     #[inline(always)]
     fn length(&self) -> u32 {
-        (self.end - self.first).min(Route::WARP_CHOICES)
+        (self.end - self.first).min(Self::MOST)
     }
 
     #[inline(always)]
     fn is_last(&self) -> bool {
-        self.end - self.first <= Route::WARP_CHOICES
+        self.end - self.first <= Self::MOST
     }
 
     /// Address of a choice of the group.
@@ -588,7 +615,7 @@ impl Group {
                         experts[round] = if id != NO_ROW && number < route.experts { number } else { NO_ROW };
                     }
                 }
-                let same = lanes_with(experts, route.experts);
+                let same = lanes_with::<X>(experts, route.experts);
                 for round in 0..PAIR {
                     let (expert, same) = (experts[round], same[round]);
                     let count = counts + if expert == NO_ROW { 0 } else { expert * NUMBER };
@@ -599,7 +626,7 @@ impl Group {
                         st_shared_b32(count, before + same.count_ones());
                     }
                     sync_warp(ALL_LANES);
-                    let known = expert + ((before + rank) << EXPERT_BITS);
+                    let known = expert + ((before + rank) << Self::EXPERT_BITS);
                     st_shared_b32(self.choice(choice(round)), if expert == NO_ROW { NO_ROW } else { known });
                 }
             }
@@ -645,8 +672,8 @@ impl Group {
                 unsafe {
                     let known = ld_shared_b32(self.choice(choice));
                     let has_row = known != NO_ROW;
-                    let expert = if has_row { known % MAX_EXPERTS } else { 0 };
-                    let place = ld_shared_b32(counts + expert * NUMBER) + (known >> EXPERT_BITS);
+                    let expert = if has_row { known % const { experts(X) } } else { 0 };
+                    let place = ld_shared_b32(counts + expert * NUMBER) + (known >> Self::EXPERT_BITS);
                     let row = place.wrapping_add(ld_shared_b32(shift + expert * NUMBER));
                     let number = if has_row { row } else { NO_ROW };
                     st_global_b32_where(choice < length, self.place_in(places, choice), number);

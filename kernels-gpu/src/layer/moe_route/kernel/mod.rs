@@ -43,7 +43,24 @@ pub unsafe fn moe_route(route: Route) {
     // SAFETY: the caller guarantees the contract in this folder's `mod.rs`. Whole clusters follow the same path.
     unsafe {
         if thread::block_idx_x() < cluster_size() {
-            lists::make(&route);
+            lists::make::<1>(&route);
+        } else {
+            copy::run(&route, thread::block_idx_x() - cluster_size());
+        }
+    }
+}
+
+/// Makes lists of more experts than a CTA has threads, and copies tokens.
+///
+/// # Safety
+/// The contract in this folder's `mod.rs` holds.
+#[kernel(threads = Route::THREADS, min_blocks = 1)]
+pub unsafe fn moe_route_large(route: Route) {
+    griddepcontrol_launch_dependents();
+    // SAFETY: the caller guarantees the contract in this folder's `mod.rs`. Whole clusters follow the same path.
+    unsafe {
+        if thread::block_idx_x() < cluster_size() {
+            lists::make::<2>(&route);
         } else {
             copy::run(&route, thread::block_idx_x() - cluster_size());
         }

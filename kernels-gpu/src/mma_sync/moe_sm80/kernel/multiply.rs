@@ -36,6 +36,7 @@ where
     const SHAPE: Shape = Self::INSTANCE.shape();
     const UNSCALE: f32 = Packed::<BF16>::UNSCALE;
     const ANY_ACTIVATION: bool = true;
+    const CURVES: bool = Self::INSTANCE.curves;
 }
 
 impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P>

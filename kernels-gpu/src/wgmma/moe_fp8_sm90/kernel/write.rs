@@ -14,6 +14,7 @@ use cuda_std::{
 
 use super::product::Product;
 use crate::{
+    curve::with_curve,
     decoding::{BIAS_BYTES, CORE_MATRIX_ROWS, Fragment},
     epilogue::{Activation, NO_PARAMETERS, relu2, silu},
     format::OUTPUT_BF16,
@@ -157,6 +158,9 @@ impl<const INDEX: usize, const R: usize> Target<INDEX, R> {
         }
         // All threads follow the same path. The opaque value keeps the compiler from merging the variants in a loop
         // that would hold the sums of both.
+        if Self::INSTANCE.curves {
+            return with_curve!(&self.activation, |curve| write_strips!(curve));
+        }
         let has_parameters = opaque_b32(self.activation.kind) != NO_PARAMETERS;
         match (Self::INSTANCE.matrices == 2, has_parameters) {
             (true, false) => write_strips!(|gate: f32, up: f32| silu(gate) * up),

@@ -7,7 +7,7 @@
 use crate::{
     decoding::{CORE_MATRIX_ROWS, K_BLOCK, SHARED_BYTES, Shape, WARPS},
     instances::table,
-    lists::MAX_EXPERTS,
+    lists::SMALL_EXPERTS,
     units::{OperandType, UNIT_BYTES, UNIT_ROWS},
 };
 
@@ -34,16 +34,20 @@ pub const BUFFERS: u32 = 2;
 pub const ROW_BYTES: u32 = (CHUNK * TOKEN_COPIES + 1) * COPY_BYTES;
 
 /// Bytes of a list with one number per expert, and one more.
-pub const LIST_BYTES: u32 = (MAX_EXPERTS + 1).next_multiple_of(4) * 4;
+pub const LIST_BYTES: u32 = (SMALL_EXPERTS + 1).next_multiple_of(4) * 4;
 
 /// Passes the list of instances to `$each!`. For each operation and token type, the smallest tile comes first.
 macro_rules! instances {
     ($each:ident) => {
         $each! {
             moe_gated_f16_t8_strips = gated(OperandType::F16, 8).strips(4).resident(5);
+            moe_gated_f16_t8_strips_curves = gated(OperandType::F16, 8).curves().strips(4).resident(5);
             moe_gated_f16_t16_strips = gated(OperandType::F16, 16).strips(4).resident(4);
+            moe_gated_f16_t16_strips_curves = gated(OperandType::F16, 16).curves().strips(4).resident(4);
             moe_gated_bf16_t8_strips = gated(OperandType::Bf16, 8).strips(4).resident(5);
+            moe_gated_bf16_t8_strips_curves = gated(OperandType::Bf16, 8).curves().strips(4).resident(5);
             moe_gated_bf16_t16_strips = gated(OperandType::Bf16, 16).strips(4).resident(4);
+            moe_gated_bf16_t16_strips_curves = gated(OperandType::Bf16, 16).curves().strips(4).resident(4);
             moe_plain_f16_t8_strips = plain(OperandType::F16, 8).strips(4).resident(5);
             moe_plain_f16_t16_strips = plain(OperandType::F16, 16).strips(4).resident(4);
             moe_plain_bf16_t8_strips = plain(OperandType::Bf16, 8).strips(4).resident(5);
@@ -69,6 +73,9 @@ pub struct Instance {
     pub operand_type: OperandType,
     /// Maximum number of tokens per tile.
     pub tile_tokens: u32,
+    /// Whether a gated product has a [`Curve`](crate::curve::Curve) as its activation. Other instances have the other
+    /// activations.
+    pub curves: bool,
     /// Number of strips per tile and of warps per CTA.
     pub strips: u32,
     /// Number of CTAs that share an SM.
@@ -81,7 +88,15 @@ pub struct Builder(Instance);
 
 /// Builder of a gated instance for tokens of type `operand_type`, with up to `tile_tokens` tokens per tile.
 pub const fn gated(operand_type: OperandType, tile_tokens: u32) -> Builder {
-    Builder(Instance { entry: "", matrices: 2, operand_type, tile_tokens, strips: 0, resident_blocks: 0 })
+    Builder(Instance {
+        entry: "",
+        matrices: 2,
+        operand_type,
+        tile_tokens,
+        curves: false,
+        strips: 0,
+        resident_blocks: 0,
+    })
 }
 
 /// Builder of a plain instance for tokens of type `operand_type`, with up to `tile_tokens` tokens per tile.
@@ -90,6 +105,11 @@ pub const fn plain(operand_type: OperandType, tile_tokens: u32) -> Builder {
 }
 
 impl Builder {
+    /// Sets [`Instance::curves`].
+    pub const fn curves(self) -> Self {
+        Self(Instance { curves: true, ..self.0 })
+    }
+
     /// Sets [`Instance::strips`].
     pub const fn strips(self, strips: u32) -> Self {
         Self(Instance { strips, ..self.0 })

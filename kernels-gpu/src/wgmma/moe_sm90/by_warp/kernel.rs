@@ -62,6 +62,7 @@ where
     const SHAPE: Shape = I::INSTANCE.shape();
     const UNSCALE: f32 = Packed::<BF16>::UNSCALE;
     const ANY_ACTIVATION: bool = true;
+    const CURVES: bool = I::INSTANCE.curves;
 }
 
 impl<I: Built, const BF16: bool> Strips<I, BF16>

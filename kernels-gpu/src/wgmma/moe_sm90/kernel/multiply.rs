@@ -109,6 +109,7 @@ where
     const SHAPE: Shape = Moe::<I, BF16, P>::INSTANCE.shape();
     const UNSCALE: f32 = Packed::<BF16>::UNSCALE;
     const ANY_ACTIVATION: bool = true;
+    const CURVES: bool = Moe::<I, BF16, P>::INSTANCE.curves;
 }
 
 impl<I: Built, const BF16: bool, const P: usize> Kind<P> for Units<I, BF16, P>
