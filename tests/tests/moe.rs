@@ -14,6 +14,8 @@ on_architectures! {
     sm_90a sm_80 sm_100f sm_120f sm_120f_nvfp4 sm_100f_calibrated sm_120f_calibrated;
     {
         test_layers_are_right
+        layers_of_models_are_right_scaled_down
+        more_than_512_experts_are_right
         ragged_k_blocks_and_tiles_are_right
         every_activation_is_right_with_and_without_biases
         schedules_and_sms_do_not_change_the_bits
@@ -35,6 +37,46 @@ fn test_layers_are_right(on: On) {
         println!("{} {dtype:?}", layer.name);
         let weights = on.weights(layer, dtype);
         check(on.arch, &weights, &step(&weights, inputs(layer, dtype, layer.tokens)));
+    }
+}
+
+/// Returns a layer of a model with the same activation, choices and shared expert, but small matrices and fewer experts.
+fn scaled_down(model: &LayerShape) -> LayerShape {
+    let small = |size: usize| 16 * (2 + size / 16 % 4);
+    let mut layer = model.clone();
+    layer.hidden = small(model.hidden);
+    layer.intermediate = small(model.intermediate + 16);
+    layer.shared_intermediate = model.shared_intermediate.map(small);
+    layer.experts = (model.experts / 8).max(model.top_k + 1);
+    layer
+}
+
+fn layers_of_models_are_right_scaled_down(on: On) {
+    let models = moe::shape::builtin().iter().filter(|layer| !layer.router.is_empty());
+    let mut count = 0;
+    for (model, dtype) in models.zip(DTYPES.into_iter().cycle()) {
+        // The last name printed is the model that failed.
+        println!("{} {dtype:?}", model.name);
+        let layer = scaled_down(model);
+        let weights = on.weights(&layer, dtype);
+        check(on.arch, &weights, &step(&weights, inputs(&layer, dtype, 7)));
+        count += 1;
+    }
+    assert!(count > 30, "only {count} built-in layers are of models");
+}
+
+fn more_than_512_experts_are_right(on: On) {
+    // The second layer is a part of a larger one. Its tokens take few rows of many experts, and many rows of one.
+    let mut part = shape(48, 32, 600, 16);
+    part.named_experts = Some(900);
+    for (layer, tokens) in [(with_shared(shape(32, 16, 1024, 3), Some(16)), 9), (part, 45)] {
+        let dtype = TokenDtype::Bf16;
+        let weights = on.weights(&layer, dtype);
+        let mut inputs = inputs(&layer, dtype, tokens);
+        for ids in inputs.ids.to_mut().chunks_mut(layer.top_k) {
+            ids[0] = layer.experts as i32 - 1;
+        }
+        check(on.arch, &weights, &step(&weights, inputs));
     }
 }
 

@@ -1,6 +1,6 @@
 //! `cargo xtask snapshot`: records what a refactoring must preserve in `tests/data/snapshot.txt`: the PTX of every
-//! entry without names, and the number of tests per package. (`tests/data/cpu_bits.txt` holds the CPU's outputs; a test
-//! compares them.)
+//! entry, function and variable without names, and the number of tests per package. (`tests/data/cpu_bits.txt` holds
+//! the CPU's outputs; a test compares them.)
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ use anyhow::{Context, ensure};
 use crate::build_ptx::{self, Selection};
 use crate::workspace;
 
-/// Record, or compare with --check, the PTX of every entry without names and the number of tests per package.
+/// Record, or compare with --check, the PTX of every entry, function and variable without names and the number of tests per package.
 #[derive(clap::Args)]
 pub struct Args {
     /// Compare with the recorded snapshot and write nothing
@@ -60,28 +60,25 @@ fn snapshot() -> anyhow::Result<String> {
     Ok(text + "\n")
 }
 
-/// Returns the normalized text of each entry of a PTX module, then all functions and variables outside of entries as
-/// one text.
+/// Returns the normalized text of each statement of a PTX module: entries, functions, and variables of the module.
 fn entries(ptx: &str) -> impl Iterator<Item = String> {
-    let (mut entries, mut rest, mut current) = (Vec::new(), String::new(), None::<String>);
+    let (mut statements, mut current, mut depth) = (Vec::new(), String::new(), 0usize);
     for line in ptx.lines() {
         let line = line.split("//").next().unwrap_or_default().trim();
-        let is_debug = [".loc", ".file", ".section", ".version", ".target", ".address_size"];
+        let is_debug = [".loc", ".file", ".section", ".version", ".target", ".address_size", "$L__tmp"];
         if line.is_empty() || is_debug.iter().any(|directive| line.starts_with(directive)) {
             continue;
         }
-        if line.contains(".entry") {
-            current = Some(String::new());
-        }
-        let text = current.as_mut().unwrap_or(&mut rest);
-        text.push_str(line);
-        text.push('\n');
-        if line == "}" {
-            entries.extend(current.take());
+        current.push_str(line);
+        current.push('\n');
+        // An entry contains braces of its own: scopes and inline assembly.
+        let count = |brace| line.matches(brace).count();
+        depth = (depth + count('{')).saturating_sub(count('}'));
+        if depth == 0 && line.ends_with(['}', ';']) {
+            statements.push(without_names(&std::mem::take(&mut current)));
         }
     }
-    entries.push(rest);
-    entries.into_iter().filter(|text| !text.is_empty()).map(|text| without_names(&text))
+    statements.into_iter()
 }
 
 /// Replaces names by the order of their first use: registers, labels, and words with an underscore that are no
@@ -156,6 +153,16 @@ mod tests {
         let renamed =
             PTX.replace("one", "other").replace("BB0_1", "BB3_7").replace("%r7", "%r70").replace("begin", "b");
         assert!(entries(PTX).eq(entries(&renamed)));
+    }
+
+    #[test]
+    fn a_new_entry_leaves_the_others_unchanged() {
+        let inline = PTX.replace("add.s32", "{\n.reg .b32 t;\nmov.b32 t, %r7;\n}\nadd.s32");
+        assert_eq!(entries(&inline).count(), 1);
+        let two = format!("{inline}.shared .align 4 .b8 ring_one[64];\n{PTX}");
+        let all: Vec<_> = entries(&two).collect();
+        assert_eq!(all.len(), 3);
+        assert!(all.contains(&entries(&inline).next().unwrap()) && all.contains(&entries(PTX).next().unwrap()));
     }
 
     #[test]

@@ -43,7 +43,7 @@ enum Problem {
 /// select the columns per tile; a test checks that these layers reach every instance. No size is a multiple of a
 /// k-block, unit or tile.
 #[rustfmt::skip] // One layer per line.
-const MOE: [(u32, &str); 13] = [
+const MOE: [(u32, &str); 14] = [
     (1, r#"{"hidden": 464, "intermediate": 496, "experts": 6, "top_k": 2, "tokens": 5}"#),
     (1, r#"{"hidden": 464, "intermediate": 496, "experts": 6, "top_k": 2, "tokens": 24}"#),
     (16, r#"{"hidden": 464, "intermediate": 336, "experts": 6, "top_k": 2, "tokens": 24}"#),
@@ -57,22 +57,24 @@ const MOE: [(u32, &str); 13] = [
     (7, r#"{"hidden": 176, "intermediate": 80, "experts": 5, "top_k": 3, "tokens": 33, "activation": "gpt-oss", "biases": true}"#),
     (7, r#"{"hidden": 176, "intermediate": 80, "experts": 5, "top_k": 2, "tokens": 33, "activation": "relu2", "biases": true}"#),
     (3, r#"{"hidden": 1168, "intermediate": 976, "experts": 6, "top_k": 3, "tokens": 1}"#),
+    (7, r#"{"hidden": 80, "intermediate": 48, "experts": 600, "top_k": 16, "tokens": 45}"#),
 ];
 
 /// Like `MOE`, with FP8 tokens. The rows per expert select the tokens per tile.
 #[rustfmt::skip] // One layer per line.
-const MOE_FP8: [(u32, &str); 6] = [
+const MOE_FP8: [(u32, &str); 7] = [
     (32, r#"{"hidden": 464, "intermediate": 336, "experts": 6, "top_k": 2, "tokens": 5, "token_format": "fp8"}"#),
     (7, r#"{"hidden": 464, "intermediate": 336, "experts": 3, "top_k": 2, "tokens": 24, "token_format": "fp8"}"#),
     (3, r#"{"hidden": 464, "intermediate": 336, "experts": 3, "top_k": 2, "tokens": 60, "token_format": "fp8"}"#),
     (3, r#"{"hidden": 464, "intermediate": 336, "experts": 2, "top_k": 2, "tokens": 90, "token_format": "fp8"}"#),
     (3, r#"{"hidden": 464, "intermediate": 336, "experts": 2, "top_k": 2, "tokens": 170, "token_format": "fp8"}"#),
     (7, r#"{"hidden": 176, "intermediate": 80, "experts": 5, "top_k": 2, "tokens": 33, "activation": "gpt-oss", "biases": true, "shared_intermediate": 48, "token_format": "fp8"}"#),
+    (7, r#"{"hidden": 80, "intermediate": 48, "experts": 600, "top_k": 16, "tokens": 45, "token_format": "fp8"}"#),
 ];
 
 /// Like `MOE`, with NVFP4 tokens.
 #[rustfmt::skip] // One layer per line.
-const MOE_NVFP4: [(u32, &str); 8] = [
+const MOE_NVFP4: [(u32, &str); 9] = [
     (32, r#"{"hidden": 464, "intermediate": 336, "experts": 6, "top_k": 2, "tokens": 5, "token_format": "nvfp4"}"#),
     (7, r#"{"hidden": 464, "intermediate": 336, "experts": 3, "top_k": 2, "tokens": 24, "token_format": "nvfp4"}"#),
     (3, r#"{"hidden": 464, "intermediate": 336, "experts": 3, "top_k": 2, "tokens": 90, "token_format": "nvfp4"}"#),
@@ -81,6 +83,7 @@ const MOE_NVFP4: [(u32, &str); 8] = [
     (7, r#"{"hidden": 464, "intermediate": 336, "experts": 6, "top_k": 2, "tokens": 5, "token_format": "nvfp4", "input_scales": true}"#),
     (7, r#"{"hidden": 176, "intermediate": 80, "experts": 5, "top_k": 2, "tokens": 33, "activation": "relu2", "shared_intermediate": 48, "token_format": "nvfp4", "input_scales": true}"#),
     (3, r#"{"hidden": 464, "intermediate": 336, "experts": 2, "top_k": 2, "tokens": 170, "token_format": "nvfp4", "input_scales": true}"#),
+    (7, r#"{"hidden": 80, "intermediate": 48, "experts": 600, "top_k": 16, "tokens": 45, "token_format": "nvfp4"}"#),
 ];
 
 /// Numbers of tokens and SMs for which the plan of a linear layer selects each instance in turn; a test checks this.

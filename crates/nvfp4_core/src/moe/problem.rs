@@ -17,7 +17,7 @@ pub struct MoeSizes {
     pub hidden: usize,
     /// I: number of rows of gate and up, a multiple of 16.
     pub intermediate: usize,
-    /// E: number of experts that the layer holds, from 1 to 512.
+    /// E: number of experts that the layer holds, from 1 to 1024.
     pub experts: usize,
     /// Number of experts that a token can name: the length of the expert map, or E.
     pub named_experts: usize,
@@ -199,7 +199,7 @@ impl<'a> MoeWeights<'a> {
     /// # Errors
     /// [`Error`] with the expert and the projection, in these cases:
     ///
-    /// * there are no experts, or more than 512;
+    /// * there are no experts, or more than 1024;
     /// * k is not from 1 to 32;
     /// * H or I is not a multiple of 16 from 16 to 2^20, or an expert has other sizes than the first;
     /// * an expert lacks a gate that the activation needs, or has one that the activation does not take;
@@ -530,7 +530,7 @@ mod tests {
             (1, vec![], "the layer has no experts"),
             (0, vec![expert(16, 16)], "top_k = 0 is not from 1 to 32"),
             (33, vec![expert(16, 16)], "top_k = 33 is not from 1 to 32"),
-            (1, vec![expert(16, 24 * 16); 513], "experts of the layer = 513 is not from 1 to 512"),
+            (1, vec![expert(16, 24 * 16); 1025], "experts of the layer = 1025 is not from 1 to 1024"),
             (1, vec![MoeExpert { up: matrix(8, 16, 1.0), ..expert(16, 16) }], "intermediate size 8 is not"),
             (1, vec![expert(16, 32), expert(16, 16)], "expert 1: gate: rows: got 16, expected 32"),
             (1, vec![MoeExpert { down: matrix(16, 16, 1.0), ..expert(16, 32) }], "expert 0: down: columns: got 16"),
@@ -539,7 +539,7 @@ mod tests {
             let error = new(top_k, experts).unwrap_err();
             assert!(error.starts_with(text), "{error}");
         }
-        assert!(new(32, vec![expert(720, 176); 512]).is_ok());
+        assert!(new(32, vec![expert(720, 176); 1024]).is_ok());
         let error = layer(1).with_shared(expert(48, 16)).unwrap_err().to_string();
         assert!(error.starts_with("shared expert: gate: columns: got 48, expected 32"), "{error}");
         assert_eq!(layer(1).with_shared(expert(32, 96)).unwrap().sizes().shared_intermediate, Some(96));

@@ -36,7 +36,6 @@ macro_rules! instances {
             moe_gated_f16_t64 = gated(OperandType::F16, 64).consumers(4).narrow().sorted().buffers(4).stages(8);
             moe_gated_f16_t64_curves = gated(OperandType::F16, 64).curves().consumers(4).narrow().sorted().buffers(4).stages(8);
             moe_gated_f16_t128 = gated(OperandType::F16, 128).consumers(2).sorted().buffers(3).stages(7);
-            moe_gated_f16_t128_curves = gated(OperandType::F16, 128).curves().consumers(2).sorted().buffers(3).stages(7);
             moe_plain_f16_t16 = plain(OperandType::F16, 16).consumers(4).buffers(6).stages(3);
             moe_plain_f16_t64 = plain(OperandType::F16, 64).consumers(4).narrow().sorted().buffers(4).stages(8);
             moe_plain_f16_t128 = plain(OperandType::F16, 128).consumers(2).sorted().buffers(3).stages(7);
@@ -46,7 +45,6 @@ macro_rules! instances {
             moe_gated_bf16_t64 = gated(OperandType::Bf16, 64).consumers(4).narrow().sorted().buffers(4).stages(8);
             moe_gated_bf16_t64_curves = gated(OperandType::Bf16, 64).curves().consumers(4).narrow().sorted().buffers(4).stages(8);
             moe_gated_bf16_t128 = gated(OperandType::Bf16, 128).consumers(2).sorted().buffers(3).stages(7);
-            moe_gated_bf16_t128_curves = gated(OperandType::Bf16, 128).curves().consumers(2).sorted().buffers(3).stages(7);
             moe_plain_bf16_t16 = plain(OperandType::Bf16, 16).consumers(4).buffers(6).stages(3);
             moe_plain_bf16_t64 = plain(OperandType::Bf16, 64).consumers(4).narrow().sorted().buffers(4).stages(8);
             moe_plain_bf16_t128 = plain(OperandType::Bf16, 128).consumers(2).sorted().buffers(3).stages(7);

@@ -76,7 +76,10 @@ const CHOICE_BITS: u32 = 16;
 /// # Safety
 /// The contract in `moe_route/mod.rs` holds. All threads of the first cluster call this, in whole warps.
 #[inline(always)]
-pub(super) unsafe fn make<const X: usize>(route: &Route) {
+pub(super) unsafe fn make<const X: usize>(route: &Route)
+where
+    for<'a> Maker<'a, X>: Experts,
+{
     let (blocks, block, thread) = (cluster_size(), cluster_rank(), thread::thread_idx_x());
     // SAFETY: tiles have tokens, tokens name experts, and a cluster has CTAs. All lanes are here.
     let warp = unsafe {
@@ -109,17 +112,10 @@ pub(super) unsafe fn make<const X: usize>(route: &Route) {
         maker.prepare(lane);
         maker.rank(&mut group);
         thread::sync_threads();
+        let counted = maker.count_rows();
         // Warps with experts. The others have nothing to add.
-        let expert_warps;
-        if X == 1 {
-            let counted = maker.count_rows();
-            expert_warps = route.experts.div_ceil(WARP_SIZE);
-            maker.assign(&counted, expert_warps, &tile_reciprocal);
-        } else {
-            let counted = maker.count_rows_of_many();
-            expert_warps = route.experts.div_ceil(WARP_SIZE * X as u32);
-            maker.assign_many(&counted, expert_warps, &tile_reciprocal);
-        }
+        let expert_warps = route.experts.div_ceil(const { WARP_SIZE * X as u32 });
+        maker.assign(&counted, expert_warps, &tile_reciprocal);
         thread::sync_threads();
         if segment.length <= most_choices {
             maker.write_sorted(&group, &segment, expert_warps, &tokens);
@@ -130,7 +126,7 @@ pub(super) unsafe fn make<const X: usize>(route: &Route) {
 }
 
 /// A thread of the first cluster, and what it needs in every step.
-struct Maker<'a, const X: usize> {
+pub(super) struct Maker<'a, const X: usize> {
     route: &'a Route,
     shared: Shared,
     /// Address of the warp's counts.
@@ -147,9 +143,29 @@ struct Maker<'a, const X: usize> {
     warp: u32,
 }
 
+/// The steps of threads with experts.
+pub(super) trait Experts {
+    /// Numbers of rows of a thread's experts.
+    type Counted;
+
+    /// Adds up the rows of the thread's experts.
+    ///
+    /// # Safety
+    /// All threads of the cluster call this, after [`Maker::rank`] and a barrier.
+    unsafe fn count_rows(&self) -> Self::Counted;
+
+    /// Assigns rows and tiles to experts: replaces the counts by first places, stores the shift of each expert, and
+    /// writes the lists of first rows and tiles.
+    ///
+    /// # Safety
+    /// All threads of the CTA call this, with the result of [`Self::count_rows`]. Until the next barrier, nobody else
+    /// accesses the counts and the shifts of the thread's experts.
+    unsafe fn assign(&self, counted: &Self::Counted, expert_warps: u32, tile_reciprocal: &Reciprocal);
+}
+
 /// Numbers of rows of one of a thread's experts, or zeros if there is no such expert.
 #[derive(Clone, Copy)]
-struct Counted {
+pub(super) struct Counted {
     is_expert: bool,
     /// Rows of each warp of the CTA, and of all of them.
     of_warps: [u32; Route::WARPS as usize],
@@ -217,10 +233,62 @@ impl<const X: usize> Maker<'_, X> {
         }
     }
 
-    /// Adds up the rows of the thread's expert, where each thread has one.
+    /// Writes the rows of the CTA's choices by way of shared memory, sorted by expert.
     ///
     /// # Safety
-    /// All threads of the cluster call this, after [`Self::rank`] and a barrier.
+    /// All threads of the CTA call this with the only group of their segment, after [`Experts::assign`] and a barrier. No
+    /// thread accesses the totals any more, whose memory the sorted choices overwrite.
+    #[inline(always)]
+    unsafe fn write_sorted(&self, group: &Group<X>, segment: &Segment, expert_warps: u32, tokens: &Tokens) {
+        let &Self { shared, rows, .. } = self;
+        // SAFETY: the counts and shifts are complete. Each choice has its own place in shared memory, which is read
+        // after a barrier that every thread reaches, and its own row and place in the lists.
+        unsafe {
+            group.place(self.counts, shared.shift(0), self.places, |choice, expert, place, _| {
+                let of_block = group.first - segment.block_begin + choice;
+                st_shared_b32(shared.sorted(place), expert << CHOICE_BITS | of_block);
+            });
+            thread::sync_threads();
+            let here = sum_of_warps(shared.sums(0), expert_warps);
+            let mut place = self.thread;
+            while place < here {
+                let choice = ld_shared_b32(shared.sorted(place));
+                let row = place.wrapping_add(ld_shared_b32(shared.shift(choice >> CHOICE_BITS)));
+                let token = tokens.of(choice % (1 << CHOICE_BITS));
+                st_global_b32_where(true, rows + u64::from(row) * u64::from(NUMBER), token);
+                place += Route::THREADS;
+            }
+        }
+    }
+
+    /// Writes the rows of the segment's choices in their order, from the last group to the first one.
+    ///
+    /// # Safety
+    /// The whole warp calls this with the last group of its segment, after [`Experts::assign`] and a barrier.
+    #[inline(always)]
+    unsafe fn write_in_order(&self, group: &mut Group<X>, segment: &Segment) {
+        let &Self { route, shared, rows, .. } = self;
+        // SAFETY: the counts and shifts are complete, and each choice has its own row and place in the lists. The place
+        // of a choice of an earlier group contains what `keep` stored.
+        unsafe {
+            loop {
+                let tokens = Tokens::new(group.first, route.top_k);
+                group.place(self.counts, shared.shift(0), self.places, |choice, _, _, row| {
+                    st_global_b32_where(true, rows + u64::from(row) * u64::from(NUMBER), tokens.of(choice));
+                });
+                if group.first <= segment.begin {
+                    break;
+                }
+                group.first -= Group::<X>::MOST;
+                group.load(self.places);
+            }
+        }
+    }
+}
+
+impl Experts for Maker<'_, 1> {
+    type Counted = Counted;
+
     #[inline(always)]
     unsafe fn count_rows(&self) -> Counted {
         let &Self { shared, blocks, block, thread, .. } = self;
@@ -260,12 +328,6 @@ impl<const X: usize> Maker<'_, X> {
         }
     }
 
-    /// Assigns rows and tiles to experts: replaces the counts by first places, stores the shift of each expert, and
-    /// writes the lists of first rows and tiles.
-    ///
-    /// # Safety
-    /// All threads of the CTA call this, with the result of [`Self::count_rows`]. Until the next barrier, nobody else
-    /// accesses the counts and the shift of the thread's expert.
     #[inline(always)]
     unsafe fn assign(&self, counted: &Counted, expert_warps: u32, tile_reciprocal: &Reciprocal) {
         let &Self { route, shared, thread, warp, .. } = self;
@@ -296,7 +358,9 @@ impl<const X: usize> Maker<'_, X> {
             }
         }
     }
+}
 
+impl Maker<'_, 1> {
     /// Writes the numbers of the thread's expert to the lists: the ends of its rows and tiles, and [`NO_ROW`] from
     /// `padding`, the end of its rows without padding. The first threads write the beginnings of the lists.
     ///
@@ -316,58 +380,6 @@ impl<const X: usize> Maker<'_, X> {
             st_global_b32_where(is_expert, number(lists.tile_firsts, thread + 1), tiles_end);
             for row in padding..end {
                 st_global_b32_where(true, number(lists.rows, row), NO_ROW);
-            }
-        }
-    }
-
-    /// Writes the rows of the CTA's choices by way of shared memory, sorted by expert.
-    ///
-    /// # Safety
-    /// All threads of the CTA call this with the only group of their segment, after [`Self::assign`] and a barrier. No
-    /// thread accesses the totals any more, whose memory the sorted choices overwrite.
-    #[inline(always)]
-    unsafe fn write_sorted(&self, group: &Group<X>, segment: &Segment, expert_warps: u32, tokens: &Tokens) {
-        let &Self { shared, rows, .. } = self;
-        // SAFETY: the counts and shifts are complete. Each choice has its own place in shared memory, which is read
-        // after a barrier that every thread reaches, and its own row and place in the lists.
-        unsafe {
-            group.place(self.counts, shared.shift(0), self.places, |choice, expert, place, _| {
-                let of_block = group.first - segment.block_begin + choice;
-                st_shared_b32(shared.sorted(place), expert << CHOICE_BITS | of_block);
-            });
-            thread::sync_threads();
-            let here = sum_of_warps(shared.sums(0), expert_warps);
-            let mut place = self.thread;
-            while place < here {
-                let choice = ld_shared_b32(shared.sorted(place));
-                let row = place.wrapping_add(ld_shared_b32(shared.shift(choice >> CHOICE_BITS)));
-                let token = tokens.of(choice % (1 << CHOICE_BITS));
-                st_global_b32_where(true, rows + u64::from(row) * u64::from(NUMBER), token);
-                place += Route::THREADS;
-            }
-        }
-    }
-
-    /// Writes the rows of the segment's choices in their order, from the last group to the first one.
-    ///
-    /// # Safety
-    /// The whole warp calls this with the last group of its segment, after [`Self::assign`] and a barrier.
-    #[inline(always)]
-    unsafe fn write_in_order(&self, group: &mut Group<X>, segment: &Segment) {
-        let &Self { route, shared, rows, .. } = self;
-        // SAFETY: the counts and shifts are complete, and each choice has its own row and place in the lists. The place
-        // of a choice of an earlier group contains what `keep` stored.
-        unsafe {
-            loop {
-                let tokens = Tokens::new(group.first, route.top_k);
-                group.place(self.counts, shared.shift(0), self.places, |choice, _, _, row| {
-                    st_global_b32_where(true, rows + u64::from(row) * u64::from(NUMBER), tokens.of(choice));
-                });
-                if group.first <= segment.begin {
-                    break;
-                }
-                group.first -= Group::<X>::MOST;
-                group.load(self.places);
             }
         }
     }
@@ -721,7 +733,7 @@ impl Tokens {
 }
 
 /// A divisor with its precomputed reciprocal.
-struct Reciprocal {
+pub(super) struct Reciprocal {
     divisor: u32,
     /// (2³² − 1) / divisor, rounded down.
     reciprocal: u32,

@@ -121,46 +121,59 @@ impl<const INDEX: usize, const R: usize> Target<INDEX, R> {
             let (bf16, f16) = (cvt_rn_bf16x2_f32(low, high), cvt_rn_f16x2_f32(low, high));
             if self.output == OUTPUT_BF16 { bf16 } else { f16 }
         };
+        // Writes strip `strip`, whose sums are the registers from `first` on.
+        macro_rules! write_strip {
+            ($activate:ident, $sums:ident, $strip:expr, $first:expr) => {{
+                // SAFETY: the scales belong to the strip's tokens, and only this thread writes these elements of C.
+                // N and the column are even. The whole warp is here.
+                unsafe {
+                    let scales = ld_shared_v2_b32(self.scales + ($strip * STRIP_TOKENS + token) * 4);
+                    // Scaled sum of row `of_row` for one of the two tokens.
+                    let scaled = |odd: usize, of_row: usize| {
+                        let sum = $sums[$first + 2 * of_row + odd];
+                        fma_rn_f32(f32::from_bits(scales[odd]) * alphas[of_row], sum, biases[of_row])
+                    };
+                    if Self::ROW_OF_BOTH {
+                        let own = |odd: usize| $activate(scaled(odd, 0), scaled(odd, 1));
+                        let (even, odd) = (own(0), own(1));
+                        let (given, kept) = if is_odd { (even, odd) } else { (odd, even) };
+                        let (got, _) = warp_shuffle_xor(ALL_LANES, given.to_bits(), NEIGHBOUR, WARP_SIZE);
+                        let got = f32::from_bits(got);
+                        let elements = if is_odd { convert(got, kept) } else { convert(kept, got) };
+                        st_global_b32_where(is_column, row, elements);
+                    } else {
+                        for odd in 0..2 {
+                            if ($strip * STRIP_TOKENS + odd as u32) < rows_left {
+                                let [first, second] = [0, 1].map(|of_row| $activate(scaled(odd, of_row), 0.0));
+                                let elements = prmt_b32(convert(first, second), 0, in_order);
+                                st_global_b32_where(is_column, row + odd as u64 * row_bytes, elements);
+                            }
+                        }
+                    }
+                }
+                row = row + STRIP_TOKENS as u64 * row_bytes;
+            }};
+        }
         macro_rules! write_strips {
             ($activate:expr) => {{
                 let activate = $activate;
                 strips!(STRIP while (STRIP as u32 * STRIP_TOKENS) < tokens => {
-                    // SAFETY: the scales belong to the strip's tokens, and only this thread writes these elements of C.
-                    // N and the column are even. The whole warp is here.
-                    unsafe {
-                        let scales = ld_shared_v2_b32(self.scales + (STRIP as u32 * STRIP_TOKENS + token) * 4);
-                        // Scaled sum of row `of_row` for one of the two tokens.
-                        let scaled = |odd: usize, of_row: usize| {
-                            let sum = sums[STRIP * STRIP_REGISTERS + 2 * of_row + odd];
-                            fma_rn_f32(f32::from_bits(scales[odd]) * alphas[of_row], sum, biases[of_row])
-                        };
-                        if Self::ROW_OF_BOTH {
-                            let own = |odd: usize| activate(scaled(odd, 0), scaled(odd, 1));
-                            let (even, odd) = (own(0), own(1));
-                            let (given, kept) = if is_odd { (even, odd) } else { (odd, even) };
-                            let (got, _) = warp_shuffle_xor(ALL_LANES, given.to_bits(), NEIGHBOUR, WARP_SIZE);
-                            let got = f32::from_bits(got);
-                            let elements = if is_odd { convert(got, kept) } else { convert(kept, got) };
-                            st_global_b32_where(is_column, row, elements);
-                        } else {
-                            for odd in 0..2 {
-                                if (STRIP as u32 * STRIP_TOKENS + odd as u32) < rows_left {
-                                    let [first, second] = [0, 1].map(|of_row| activate(scaled(odd, of_row), 0.0));
-                                    let elements = prmt_b32(convert(first, second), 0, in_order);
-                                    st_global_b32_where(is_column, row + odd as u64 * row_bytes, elements);
-                                }
-                            }
-                        }
-                    }
-                    row = row + STRIP_TOKENS as u64 * row_bytes;
+                    write_strip!(activate, sums, STRIP as u32, STRIP * STRIP_REGISTERS)
                 });
             }};
         }
+        if Self::INSTANCE.curves {
+            // The code of every curve for every strip would be too long, so a strip's sums move to the first registers.
+            let (mut sums, mut strip) = (sums, 0);
+            while strip * STRIP_TOKENS < tokens {
+                with_curve!(&self.activation, |curve| write_strip!(curve, sums, strip, 0));
+                sums = core::array::from_fn(|register| sums[(register + STRIP_REGISTERS).min(R - 1)]);
+                strip += 1;
+            }
+            return;
+        }
         // All threads follow the same path. The opaque value keeps the compiler from merging the variants in a loop
         // that would hold the sums of both.
-        if Self::INSTANCE.curves {
-            return with_curve!(&self.activation, |curve| write_strips!(curve));
-        }
         let has_parameters = opaque_b32(self.activation.kind) != NO_PARAMETERS;
         match (Self::INSTANCE.matrices == 2, has_parameters) {
             (true, false) => write_strips!(|gate: f32, up: f32| silu(gate) * up),
