@@ -1,6 +1,6 @@
 //! Checks linear layers on every backend that computes them, each element against the reference.
 
-use nvfp4::backend::LinearLayer;
+use nvfp4::backend::{Layer, Linear};
 use nvfp4::bias::Bias;
 use nvfp4::generate::Generator;
 use nvfp4::linear::compare::compare;
@@ -32,7 +32,7 @@ pub fn inputs(weights: &LinearWeights<'_>, tokens: usize) -> LinearInputs<'stati
 }
 
 /// Runs a prepared layer and returns its output after checking every element.
-pub fn verified(layer: &mut dyn LinearLayer, weights: &LinearWeights<'_>, step: &LinearStep<'_>) -> LinearOutput {
+pub fn verified(layer: &mut dyn Layer<Linear>, weights: &LinearWeights<'_>, step: &LinearStep<'_>) -> LinearOutput {
     let mut output = LinearOutput::new(step);
     layer.execute(step, &mut output).unwrap_or_else(|error| panic!("{}: {error}", layer.kernel()));
     let found = compare(weights, step, &output);

@@ -4,7 +4,7 @@ use gpu_arch::Arch;
 use half::{bf16, f16};
 use nvfp4::backend::cuda::Cuda;
 use nvfp4::backend::emulated::{Emulated, Options, Schedule};
-use nvfp4::backend::{Backend, MoeLayer, cpu::Cpu};
+use nvfp4::backend::{Backend, Layer, Moe, cpu::Cpu};
 use nvfp4::generate::Generator;
 use nvfp4::moe::compare::compare;
 use nvfp4::moe::generate::Routing;
@@ -121,14 +121,14 @@ pub fn step<'i>(weights: &MoeWeights<'_>, inputs: MoeInputs<'i>) -> MoeStep<'i> 
 }
 
 /// Runs a prepared layer and returns the output with every stage.
-pub fn run(layer: &mut dyn MoeLayer, step: &MoeStep<'_>) -> Result<MoeOutput, nvfp4::Error> {
+pub fn run(layer: &mut dyn Layer<Moe>, step: &MoeStep<'_>) -> Result<MoeOutput, nvfp4::Error> {
     let mut output = MoeOutput::with_stages(step);
     layer.execute(step, &mut output)?;
     Ok(output)
 }
 
 /// Same as [`run`], and checks every element of every stage.
-pub fn verified(layer: &mut dyn MoeLayer, weights: &MoeWeights<'_>, step: &MoeStep<'_>) -> MoeOutput {
+pub fn verified(layer: &mut dyn Layer<Moe>, weights: &MoeWeights<'_>, step: &MoeStep<'_>) -> MoeOutput {
     let output = run(layer, step).unwrap_or_else(|error| panic!("{}: {error}", layer.kernel()));
     let found = compare(weights, step, &output);
     if let Some(first) = found.first() {

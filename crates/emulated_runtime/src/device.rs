@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use crate::call::{Code, INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, functions, put};
+use crate::device_attributes as attribute;
 use crate::driver::{driver, ready};
 use crate::refused;
 use crate::types::Handle;
@@ -134,91 +135,141 @@ fn properties(device: c_int) -> Result<Properties, Code> {
         driver.cuDeviceGetUuid_v2(&mut properties.uuid, device)?;
         driver.cuDeviceTotalMem_v2(&mut properties.totalGlobalMem, device)?;
     }
-    properties.sharedMemPerBlock = ask(8)? as usize;
-    properties.regsPerBlock = ask(12)?;
-    properties.warpSize = ask(10)?;
-    properties.memPitch = ask(11)? as usize;
-    properties.maxThreadsPerBlock = ask(1)?;
-    properties.maxThreadsDim = [ask(2)?, ask(3)?, ask(4)?];
-    properties.maxGridSize = [ask(5)?, ask(6)?, ask(7)?];
-    properties.totalConstMem = ask(9)? as usize;
-    properties.major = ask(75)?;
-    properties.minor = ask(76)?;
-    properties.textureAlignment = ask(14)? as usize;
-    properties.texturePitchAlignment = ask(51)? as usize;
-    properties.multiProcessorCount = ask(16)?;
-    properties.integrated = ask(18)?;
-    properties.canMapHostMemory = ask(19)?;
-    properties.maxTexture1D = ask(21)?;
-    properties.maxTexture1DMipmap = ask(77)?;
-    properties.maxTexture2D = [ask(22)?, ask(23)?];
-    properties.maxTexture2DMipmap = [ask(73)?, ask(74)?];
-    properties.maxTexture2DLinear = [ask(70)?, ask(71)?, ask(72)?];
-    properties.maxTexture2DGather = [ask(45)?, ask(46)?];
-    properties.maxTexture3D = [ask(24)?, ask(25)?, ask(26)?];
-    properties.maxTexture3DAlt = [ask(47)?, ask(48)?, ask(49)?];
-    properties.maxTextureCubemap = ask(52)?;
-    properties.maxTexture1DLayered = [ask(42)?, ask(43)?];
-    properties.maxTexture2DLayered = [ask(27)?, ask(28)?, ask(29)?];
-    properties.maxTextureCubemapLayered = [ask(53)?, ask(54)?];
-    properties.maxSurface1D = ask(55)?;
-    properties.maxSurface2D = [ask(56)?, ask(57)?];
-    properties.maxSurface3D = [ask(58)?, ask(59)?, ask(60)?];
-    properties.maxSurface1DLayered = [ask(61)?, ask(62)?];
-    properties.maxSurface2DLayered = [ask(63)?, ask(64)?, ask(65)?];
-    properties.maxSurfaceCubemap = ask(66)?;
-    properties.maxSurfaceCubemapLayered = [ask(67)?, ask(68)?];
-    properties.surfaceAlignment = ask(30)? as usize;
-    properties.concurrentKernels = ask(31)?;
-    properties.ECCEnabled = ask(32)?;
-    properties.pciBusID = ask(33)?;
-    properties.pciDeviceID = ask(34)?;
-    properties.pciDomainID = ask(50)?;
-    properties.tccDriver = ask(35)?;
-    properties.asyncEngineCount = ask(40)?;
-    properties.unifiedAddressing = ask(41)?;
-    properties.memoryBusWidth = ask(37)?;
-    properties.l2CacheSize = ask(38)?;
-    properties.persistingL2CacheMaxSize = ask(108)?;
-    properties.maxThreadsPerMultiProcessor = ask(39)?;
-    properties.streamPrioritiesSupported = ask(78)?;
-    properties.globalL1CacheSupported = ask(79)?;
-    properties.localL1CacheSupported = ask(80)?;
-    properties.sharedMemPerMultiprocessor = ask(81)? as usize;
-    properties.regsPerMultiprocessor = ask(82)?;
-    properties.managedMemory = ask(83)?;
-    properties.isMultiGpuBoard = ask(84)?;
-    properties.multiGpuBoardGroupID = ask(85)?;
-    properties.hostNativeAtomicSupported = ask(86)?;
-    properties.pageableMemoryAccess = ask(88)?;
-    properties.concurrentManagedAccess = ask(89)?;
-    properties.computePreemptionSupported = ask(90)?;
-    properties.canUseHostPointerForRegisteredMem = ask(91)?;
-    properties.cooperativeLaunch = ask(95)?;
-    properties.sharedMemPerBlockOptin = ask(97)? as usize;
-    properties.pageableMemoryAccessUsesHostPageTables = ask(100)?;
-    properties.directManagedMemAccessFromHost = ask(101)?;
-    properties.maxBlocksPerMultiProcessor = ask(106)?;
-    properties.accessPolicyMaxWindowSize = ask(109)?;
-    properties.reservedSharedMemPerBlock = ask(111)? as usize;
-    properties.hostRegisterSupported = ask(99)?;
-    properties.sparseCudaArraySupported = ask(112)?;
-    properties.hostRegisterReadOnlySupported = ask(113)?;
-    properties.timelineSemaphoreInteropSupported = ask(114)?;
-    properties.memoryPoolsSupported = ask(115)?;
-    properties.gpuDirectRDMASupported = ask(116)?;
-    properties.gpuDirectRDMAFlushWritesOptions = ask(117)? as c_uint;
-    properties.gpuDirectRDMAWritesOrdering = ask(118)?;
-    properties.memoryPoolSupportedHandleTypes = ask(119)? as c_uint;
-    properties.deferredMappingCudaArraySupported = ask(121)?;
-    properties.ipcEventSupported = ask(125)?;
-    properties.clusterLaunch = ask(120)?;
-    properties.unifiedFunctionPointers = ask(129)?;
-    properties.deviceNumaConfig = ask(130)?;
-    properties.deviceNumaId = ask(131)?;
-    properties.mpsEnabled = ask(133)?;
-    properties.hostNumaId = ask(134)?;
+    ask_limits(&mut properties, ask)?;
+    ask_textures(&mut properties, ask)?;
+    ask_features(&mut properties, ask)?;
     Ok(properties)
+}
+
+/// Reads the sizes of launches, memories and the GPU.
+fn ask_limits(properties: &mut Properties, ask: impl Fn(c_int) -> Result<c_int, Code>) -> Result<(), Code> {
+    properties.sharedMemPerBlock = ask(attribute::MAX_SHARED_MEMORY_PER_BLOCK)? as usize;
+    properties.regsPerBlock = ask(attribute::MAX_REGISTERS_PER_BLOCK)?;
+    properties.warpSize = ask(attribute::WARP_SIZE)?;
+    properties.memPitch = ask(attribute::MAX_PITCH)? as usize;
+    properties.maxThreadsPerBlock = ask(attribute::MAX_THREADS_PER_BLOCK)?;
+    properties.maxThreadsDim =
+        [ask(attribute::MAX_BLOCK_DIM_X)?, ask(attribute::MAX_BLOCK_DIM_Y)?, ask(attribute::MAX_BLOCK_DIM_Z)?];
+    properties.maxGridSize =
+        [ask(attribute::MAX_GRID_DIM_X)?, ask(attribute::MAX_GRID_DIM_Y)?, ask(attribute::MAX_GRID_DIM_Z)?];
+    properties.totalConstMem = ask(attribute::TOTAL_CONSTANT_MEMORY)? as usize;
+    properties.major = ask(attribute::COMPUTE_CAPABILITY_MAJOR)?;
+    properties.minor = ask(attribute::COMPUTE_CAPABILITY_MINOR)?;
+    properties.textureAlignment = ask(attribute::TEXTURE_ALIGNMENT)? as usize;
+    properties.texturePitchAlignment = ask(attribute::TEXTURE_PITCH_ALIGNMENT)? as usize;
+    properties.multiProcessorCount = ask(attribute::MULTIPROCESSOR_COUNT)?;
+    properties.integrated = ask(attribute::INTEGRATED)?;
+    properties.canMapHostMemory = ask(attribute::CAN_MAP_HOST_MEMORY)?;
+    properties.surfaceAlignment = ask(attribute::SURFACE_ALIGNMENT)? as usize;
+    Ok(())
+}
+
+/// Reads the largest sizes of textures and surfaces.
+fn ask_textures(properties: &mut Properties, ask: impl Fn(c_int) -> Result<c_int, Code>) -> Result<(), Code> {
+    properties.maxTexture1D = ask(attribute::MAXIMUM_TEXTURE1D_WIDTH)?;
+    properties.maxTexture1DMipmap = ask(attribute::MAXIMUM_TEXTURE1D_MIPMAPPED_WIDTH)?;
+    properties.maxTexture2D = [ask(attribute::MAXIMUM_TEXTURE2D_WIDTH)?, ask(attribute::MAXIMUM_TEXTURE2D_HEIGHT)?];
+    properties.maxTexture2DMipmap =
+        [ask(attribute::MAXIMUM_TEXTURE2D_MIPMAPPED_WIDTH)?, ask(attribute::MAXIMUM_TEXTURE2D_MIPMAPPED_HEIGHT)?];
+    properties.maxTexture2DLinear = [
+        ask(attribute::MAXIMUM_TEXTURE2D_LINEAR_WIDTH)?,
+        ask(attribute::MAXIMUM_TEXTURE2D_LINEAR_HEIGHT)?,
+        ask(attribute::MAXIMUM_TEXTURE2D_LINEAR_PITCH)?,
+    ];
+    properties.maxTexture2DGather =
+        [ask(attribute::MAXIMUM_TEXTURE2D_GATHER_WIDTH)?, ask(attribute::MAXIMUM_TEXTURE2D_GATHER_HEIGHT)?];
+    properties.maxTexture3D = [
+        ask(attribute::MAXIMUM_TEXTURE3D_WIDTH)?,
+        ask(attribute::MAXIMUM_TEXTURE3D_HEIGHT)?,
+        ask(attribute::MAXIMUM_TEXTURE3D_DEPTH)?,
+    ];
+    properties.maxTexture3DAlt = [
+        ask(attribute::MAXIMUM_TEXTURE3D_WIDTH_ALTERNATE)?,
+        ask(attribute::MAXIMUM_TEXTURE3D_HEIGHT_ALTERNATE)?,
+        ask(attribute::MAXIMUM_TEXTURE3D_DEPTH_ALTERNATE)?,
+    ];
+    properties.maxTextureCubemap = ask(attribute::MAXIMUM_TEXTURECUBEMAP_WIDTH)?;
+    properties.maxTexture1DLayered =
+        [ask(attribute::MAXIMUM_TEXTURE1D_LAYERED_WIDTH)?, ask(attribute::MAXIMUM_TEXTURE1D_LAYERED_LAYERS)?];
+    properties.maxTexture2DLayered = [
+        ask(attribute::MAXIMUM_TEXTURE2D_LAYERED_WIDTH)?,
+        ask(attribute::MAXIMUM_TEXTURE2D_LAYERED_HEIGHT)?,
+        ask(attribute::MAXIMUM_TEXTURE2D_LAYERED_LAYERS)?,
+    ];
+    properties.maxTextureCubemapLayered =
+        [ask(attribute::MAXIMUM_TEXTURECUBEMAP_LAYERED_WIDTH)?, ask(attribute::MAXIMUM_TEXTURECUBEMAP_LAYERED_LAYERS)?];
+    properties.maxSurface1D = ask(attribute::MAXIMUM_SURFACE1D_WIDTH)?;
+    properties.maxSurface2D = [ask(attribute::MAXIMUM_SURFACE2D_WIDTH)?, ask(attribute::MAXIMUM_SURFACE2D_HEIGHT)?];
+    properties.maxSurface3D = [
+        ask(attribute::MAXIMUM_SURFACE3D_WIDTH)?,
+        ask(attribute::MAXIMUM_SURFACE3D_HEIGHT)?,
+        ask(attribute::MAXIMUM_SURFACE3D_DEPTH)?,
+    ];
+    properties.maxSurface1DLayered =
+        [ask(attribute::MAXIMUM_SURFACE1D_LAYERED_WIDTH)?, ask(attribute::MAXIMUM_SURFACE1D_LAYERED_LAYERS)?];
+    properties.maxSurface2DLayered = [
+        ask(attribute::MAXIMUM_SURFACE2D_LAYERED_WIDTH)?,
+        ask(attribute::MAXIMUM_SURFACE2D_LAYERED_HEIGHT)?,
+        ask(attribute::MAXIMUM_SURFACE2D_LAYERED_LAYERS)?,
+    ];
+    properties.maxSurfaceCubemap = ask(attribute::MAXIMUM_SURFACECUBEMAP_WIDTH)?;
+    properties.maxSurfaceCubemapLayered =
+        [ask(attribute::MAXIMUM_SURFACECUBEMAP_LAYERED_WIDTH)?, ask(attribute::MAXIMUM_SURFACECUBEMAP_LAYERED_LAYERS)?];
+    Ok(())
+}
+
+/// Reads the supported features, and where the GPU is attached.
+fn ask_features(properties: &mut Properties, ask: impl Fn(c_int) -> Result<c_int, Code>) -> Result<(), Code> {
+    properties.concurrentKernels = ask(attribute::CONCURRENT_KERNELS)?;
+    properties.ECCEnabled = ask(attribute::ECC_ENABLED)?;
+    properties.pciBusID = ask(attribute::PCI_BUS_ID)?;
+    properties.pciDeviceID = ask(attribute::PCI_DEVICE_ID)?;
+    properties.pciDomainID = ask(attribute::PCI_DOMAIN_ID)?;
+    properties.tccDriver = ask(attribute::TCC_DRIVER)?;
+    properties.asyncEngineCount = ask(attribute::ASYNC_ENGINE_COUNT)?;
+    properties.unifiedAddressing = ask(attribute::UNIFIED_ADDRESSING)?;
+    properties.memoryBusWidth = ask(attribute::GLOBAL_MEMORY_BUS_WIDTH)?;
+    properties.l2CacheSize = ask(attribute::L2_CACHE_SIZE)?;
+    properties.persistingL2CacheMaxSize = ask(attribute::MAX_PERSISTING_L2_CACHE_SIZE)?;
+    properties.maxThreadsPerMultiProcessor = ask(attribute::MAX_THREADS_PER_MULTIPROCESSOR)?;
+    properties.streamPrioritiesSupported = ask(attribute::STREAM_PRIORITIES_SUPPORTED)?;
+    properties.globalL1CacheSupported = ask(attribute::GLOBAL_L1_CACHE_SUPPORTED)?;
+    properties.localL1CacheSupported = ask(attribute::LOCAL_L1_CACHE_SUPPORTED)?;
+    properties.sharedMemPerMultiprocessor = ask(attribute::MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)? as usize;
+    properties.regsPerMultiprocessor = ask(attribute::MAX_REGISTERS_PER_MULTIPROCESSOR)?;
+    properties.managedMemory = ask(attribute::MANAGED_MEMORY)?;
+    properties.isMultiGpuBoard = ask(attribute::MULTI_GPU_BOARD)?;
+    properties.multiGpuBoardGroupID = ask(attribute::MULTI_GPU_BOARD_GROUP_ID)?;
+    properties.hostNativeAtomicSupported = ask(attribute::HOST_NATIVE_ATOMIC_SUPPORTED)?;
+    properties.pageableMemoryAccess = ask(attribute::PAGEABLE_MEMORY_ACCESS)?;
+    properties.concurrentManagedAccess = ask(attribute::CONCURRENT_MANAGED_ACCESS)?;
+    properties.computePreemptionSupported = ask(attribute::COMPUTE_PREEMPTION_SUPPORTED)?;
+    properties.canUseHostPointerForRegisteredMem = ask(attribute::CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM)?;
+    properties.cooperativeLaunch = ask(attribute::COOPERATIVE_LAUNCH)?;
+    properties.sharedMemPerBlockOptin = ask(attribute::MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize;
+    properties.pageableMemoryAccessUsesHostPageTables = ask(attribute::PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES)?;
+    properties.directManagedMemAccessFromHost = ask(attribute::DIRECT_MANAGED_MEM_ACCESS_FROM_HOST)?;
+    properties.maxBlocksPerMultiProcessor = ask(attribute::MAX_BLOCKS_PER_MULTIPROCESSOR)?;
+    properties.accessPolicyMaxWindowSize = ask(attribute::MAX_ACCESS_POLICY_WINDOW_SIZE)?;
+    properties.reservedSharedMemPerBlock = ask(attribute::RESERVED_SHARED_MEMORY_PER_BLOCK)? as usize;
+    properties.hostRegisterSupported = ask(attribute::HOST_REGISTER_SUPPORTED)?;
+    properties.sparseCudaArraySupported = ask(attribute::SPARSE_CUDA_ARRAY_SUPPORTED)?;
+    properties.hostRegisterReadOnlySupported = ask(attribute::READ_ONLY_HOST_REGISTER_SUPPORTED)?;
+    properties.timelineSemaphoreInteropSupported = ask(attribute::TIMELINE_SEMAPHORE_INTEROP_SUPPORTED)?;
+    properties.memoryPoolsSupported = ask(attribute::MEMORY_POOLS_SUPPORTED)?;
+    properties.gpuDirectRDMASupported = ask(attribute::GPU_DIRECT_RDMA_SUPPORTED)?;
+    properties.gpuDirectRDMAFlushWritesOptions = ask(attribute::GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS)? as c_uint;
+    properties.gpuDirectRDMAWritesOrdering = ask(attribute::GPU_DIRECT_RDMA_WRITES_ORDERING)?;
+    properties.memoryPoolSupportedHandleTypes = ask(attribute::MEMPOOL_SUPPORTED_HANDLE_TYPES)? as c_uint;
+    properties.deferredMappingCudaArraySupported = ask(attribute::DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED)?;
+    properties.ipcEventSupported = ask(attribute::IPC_EVENT_SUPPORTED)?;
+    properties.clusterLaunch = ask(attribute::CLUSTER_LAUNCH)?;
+    properties.unifiedFunctionPointers = ask(attribute::UNIFIED_FUNCTION_POINTERS)?;
+    properties.deviceNumaConfig = ask(attribute::NUMA_CONFIG)?;
+    properties.deviceNumaId = ask(attribute::NUMA_ID)?;
+    properties.mpsEnabled = ask(attribute::MPS_ENABLED)?;
+    properties.hostNumaId = ask(attribute::HOST_NUMA_ID)?;
+    Ok(())
 }
 
 functions! {

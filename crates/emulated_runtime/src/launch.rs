@@ -78,6 +78,28 @@ unsafe fn launch(
     unsafe { driver.cuLaunchKernelEx(config, kernel, arguments, ptr::null()) }
 }
 
+/// Attributes of a function, with the names of `CUfunction_attribute` in `cuda.h`.
+mod attribute {
+    use std::ffi::c_int;
+
+    pub const MAX_THREADS_PER_BLOCK: c_int = 0;
+    pub const SHARED_SIZE_BYTES: c_int = 1;
+    pub const CONST_SIZE_BYTES: c_int = 2;
+    pub const LOCAL_SIZE_BYTES: c_int = 3;
+    pub const NUM_REGS: c_int = 4;
+    pub const PTX_VERSION: c_int = 5;
+    pub const BINARY_VERSION: c_int = 6;
+    pub const CACHE_MODE_CA: c_int = 7;
+    pub const MAX_DYNAMIC_SHARED_SIZE_BYTES: c_int = 8;
+    pub const PREFERRED_SHARED_MEMORY_CARVEOUT: c_int = 9;
+    pub const CLUSTER_SIZE_MUST_BE_SET: c_int = 10;
+    pub const REQUIRED_CLUSTER_WIDTH: c_int = 11;
+    pub const REQUIRED_CLUSTER_HEIGHT: c_int = 12;
+    pub const REQUIRED_CLUSTER_DEPTH: c_int = 13;
+    pub const NON_PORTABLE_CLUSTER_SIZE_ALLOWED: c_int = 14;
+    pub const CLUSTER_SCHEDULING_POLICY_PREFERENCE: c_int = 15;
+}
+
 functions! {
     fn __cudaPushCallConfiguration(grid: Dim3, block: Dim3, shared_bytes: usize, stream: Stream) {
         CONFIGURATIONS.with_borrow_mut(|all| all.push(LaunchConfig::plain(grid, block, shared_bytes, stream)));
@@ -138,13 +160,24 @@ functions! {
             driver.cuKernelGetAttribute(&mut value, attribute, kernel, 0).map(|()| value)
         };
         put(attributes, FunctionAttributes {
-            shared_bytes: ask(1)? as usize,
-            const_bytes: ask(2)? as usize,
-            local_bytes: ask(3)? as usize,
-            counts: [
-                ask(0)?, ask(4)?, ask(5)?, ask(6)?, ask(7)?, ask(8)?, ask(9)?, ask(10)?, ask(11)?, ask(12)?, ask(13)?,
-                ask(15)?, ask(14)?,
+            shared_bytes: ask(attribute::SHARED_SIZE_BYTES)? as usize,
+            const_bytes: ask(attribute::CONST_SIZE_BYTES)? as usize,
+            local_bytes: ask(attribute::LOCAL_SIZE_BYTES)? as usize,
+            max_threads: ask(attribute::MAX_THREADS_PER_BLOCK)?,
+            registers: ask(attribute::NUM_REGS)?,
+            ptx_version: ask(attribute::PTX_VERSION)?,
+            binary_version: ask(attribute::BINARY_VERSION)?,
+            cache_mode: ask(attribute::CACHE_MODE_CA)?,
+            max_dynamic_shared_bytes: ask(attribute::MAX_DYNAMIC_SHARED_SIZE_BYTES)?,
+            carveout: ask(attribute::PREFERRED_SHARED_MEMORY_CARVEOUT)?,
+            cluster_must_be_set: ask(attribute::CLUSTER_SIZE_MUST_BE_SET)?,
+            cluster: [
+                ask(attribute::REQUIRED_CLUSTER_WIDTH)?,
+                ask(attribute::REQUIRED_CLUSTER_HEIGHT)?,
+                ask(attribute::REQUIRED_CLUSTER_DEPTH)?,
             ],
+            cluster_scheduling: ask(attribute::CLUSTER_SCHEDULING_POLICY_PREFERENCE)?,
+            non_portable_cluster: ask(attribute::NON_PORTABLE_CLUSTER_SIZE_ALLOWED)?,
             reserved: [0; 16],
         })
     }
@@ -192,8 +225,17 @@ pub struct FunctionAttributes {
     shared_bytes: usize,
     const_bytes: usize,
     local_bytes: usize,
-    /// Threads, registers, PTX version, binary version, cache mode, dynamic shared memory, carveout, cluster must be
-    /// set, cluster width, height and depth, cluster scheduling, large clusters allowed.
-    counts: [c_int; 13],
+    max_threads: c_int,
+    registers: c_int,
+    ptx_version: c_int,
+    binary_version: c_int,
+    cache_mode: c_int,
+    max_dynamic_shared_bytes: c_int,
+    carveout: c_int,
+    cluster_must_be_set: c_int,
+    /// Width, height and depth that a launch must have, in CTAs.
+    cluster: [c_int; 3],
+    cluster_scheduling: c_int,
+    non_portable_cluster: c_int,
     reserved: [c_int; 16],
 }

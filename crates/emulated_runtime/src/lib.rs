@@ -16,6 +16,7 @@
 mod call;
 mod copy;
 mod device;
+mod device_attributes;
 mod driver;
 mod error;
 mod graph;

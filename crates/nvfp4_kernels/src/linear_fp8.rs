@@ -16,6 +16,7 @@ use super::layer::moe_quantize::MoeQuantize;
 use super::linear::workspace::MAX_TOKENS;
 use super::linear::{LinearArguments, PlacedLinear};
 use super::moe::SortedRows;
+use super::products::Products;
 use super::wgmma::moe_fp8_sm90::{self, MoeFp8Sm90};
 use nvfp4_core::Error;
 use nvfp4_core::linear::LinearSizes;
@@ -71,7 +72,7 @@ pub fn launches(
         ..Product::zeroed()
     };
     let instance = moe_fp8_sm90::for_linear(m.into(), n, sms);
-    Ok([MoeQuantize.launch(quantize, sizes.dtype)?, MoeFp8Sm90.product(instance, product, m.into(), sms)])
+    Ok([MoeQuantize.launch(quantize, sizes.dtype)?, MoeFp8Sm90.product(&instance, product, m.into(), sms)])
 }
 
 /// Returns the launch that packs a matrix of these sizes.

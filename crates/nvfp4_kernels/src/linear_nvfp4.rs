@@ -17,13 +17,14 @@ use super::layer::moe_quantize_nvfp4::MoeQuantizeNvfp4;
 use super::linear::workspace::MAX_TOKENS;
 use super::linear::{LinearArguments, PlacedLinear};
 use super::moe::Nvfp4Rows;
-use super::nvfp4_products::{Nvfp4Products, Product, tile_tokens};
+use super::nvfp4_products::{Nvfp4, tile_tokens};
+use super::products::{ProductKind, Products};
 use nvfp4_core::Error;
 use nvfp4_core::linear::LinearSizes;
 use nvfp4_core::problem::Op;
 
 /// Kernels of a layer with NVFP4 tokens that multiplies with `products`.
-pub fn kernels(products: &'static dyn Nvfp4Products) -> [&'static dyn Kernel; 3] {
+pub fn kernels(products: &'static dyn Products<Nvfp4>) -> [&'static dyn Kernel; 3] {
     [&MoePack, &MoeQuantizeNvfp4, products]
 }
 
@@ -32,7 +33,7 @@ pub fn kernels(products: &'static dyn Nvfp4Products) -> [&'static dyn Kernel; 3]
 /// # Errors
 /// If the arguments are not aligned; [`Error::TooLarge`] if there are more tokens than a kernel can count.
 pub fn launches(
-    products: &dyn Nvfp4Products,
+    products: &dyn Products<Nvfp4>,
     layer: &PlacedLinear,
     arguments: &LinearArguments,
     rows: Nvfp4Rows,
@@ -61,7 +62,7 @@ pub fn launches(
         ..Quantize::zeroed()
     };
     // No lists: the single expert has all rows.
-    let product = Product {
+    let product = Nvfp4 {
         tokens: rows.values,
         rows: rows.rows,
         token_scales: rows.scales,
@@ -81,7 +82,9 @@ pub fn launches(
         activation: Activation::NONE,
     };
     let quantize = MoeQuantizeNvfp4.launch(quantize, sizes.dtype)?;
-    Ok([quantize, products.product(Op::Plain, tile_tokens, product, m.into(), sms)])
+    let kind = ProductKind { op: Op::Plain, operand_type: None, curves: false };
+    let instance = products.instance(kind, tile_tokens, token_tiles.into(), 1, n, sms);
+    Ok([quantize, products.product(&instance, product, m.into(), sms)])
 }
 
 /// Returns the launch that packs a matrix of these sizes.

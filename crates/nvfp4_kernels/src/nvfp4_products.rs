@@ -1,5 +1,4 @@
-//! Kernels that multiply NVFP4 tokens in an MoE layer, one per GPU family: their common trait, and their numbers of
-//! tiles.
+//! Products of NVFP4 tokens in an MoE layer: their operands, and their numbers of tiles.
 
 use kernels_gpu::epilogue::Activation;
 use kernels_gpu::nvfp4_rows::K_BLOCK;
@@ -7,32 +6,9 @@ use kernels_gpu::nvfp4_rows::row_bytes;
 use kernels_gpu::routed::{Launch as Parameter, QuantizedC, TensorMap};
 
 use super::group::Address;
-use super::kernel::{Kernel, op_of};
 use super::launch::{Grid, Launch, Parameter as LaunchParameter};
-use super::products::most_token_tiles as most_tiles;
+use super::products::{Operands, ProductInstance, most_token_tiles as most_tiles};
 use super::tensor_map::MapArguments;
-use nvfp4_core::problem::Op;
-
-/// Launch and tile properties of an instance of a kernel that multiplies NVFP4 tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Nvfp4Instance {
-    /// Name of the entry.
-    pub entry: &'static str,
-    /// Number of weight matrices: 2 for gated, 1 for plain.
-    pub matrices: u32,
-    /// Whether a gated product has a curve as its activation ([`kernels_gpu::curve`]).
-    pub curves: bool,
-    /// Maximum tokens of a tile, and rows of the box of the token map.
-    pub tile_tokens: u32,
-    /// Columns of C per tile.
-    pub columns: u32,
-    /// Rows of the box of the weight map.
-    pub weight_rows: u32,
-    /// Threads per CTA.
-    pub threads: u32,
-    /// Dynamic shared memory per CTA in bytes.
-    pub shared_bytes: u32,
-}
 
 /// Tokens per tile, by average number of rows per named expert: the first row whose bound is not exceeded. Nearly every
 /// expert's rows then fit one tile, so that its weights are read once. A tile larger than its tokens costs only shared
@@ -47,9 +23,9 @@ pub fn tile_tokens(rows: u64, experts: u64) -> u32 {
     TILE_TOKENS.iter().find(|(most, _)| rows <= most * experts).map_or(LARGEST_TILE, |&(_, tokens)| tokens)
 }
 
-/// Inputs and outputs of a product, as in [`Parameter`]. Tensor maps are built from the addresses of values.
+/// Operands of NVFP4 tokens, as in [`Parameter`]. Tensor maps are built from the addresses of values.
 #[derive(Clone, Copy)]
-pub struct Product {
+pub struct Nvfp4 {
     /// Values of the tokens, and number of rows that they have room for.
     pub tokens: Address,
     pub rows: u64,
@@ -79,41 +55,29 @@ pub fn most_token_tiles(rows: u64, experts: u64, named: u64) -> u64 {
     bounds.map(|(most, tokens)| most_tiles(rows.min(most), experts, tokens)).max().unwrap_or(0)
 }
 
-/// A kernel for a layer's products of NVFP4 tokens. All such kernels take the same parameter, lists and packed weights.
-/// They differ in their instances.
-pub trait Nvfp4Products: Kernel {
-    /// Returns every instance: both operations, every tile size.
-    fn instances(&self) -> Vec<Nvfp4Instance>;
+impl Operands for Nvfp4 {
+    fn columns(&self) -> u32 {
+        self.n
+    }
 
-    /// Returns the launch of a product of at most `rows` rows in tiles of `tile_tokens` tokens. The grid has one CTA
-    /// per possible tile, at most one per SM. A CTA continues with further tiles by itself.
-    ///
-    /// # Panics
-    /// If there is no instance with such tiles.
-    fn product(&self, op: Op, tile_tokens: u32, product: Product, rows: u64, sms: u32) -> Launch {
-        let curves = product.activation.is_curve();
-        let is_it = |of: &Nvfp4Instance| (op_of(of.matrices), of.curves, of.tile_tokens) == (op, curves, tile_tokens);
-        let instance = self.instances().into_iter().find(is_it);
-        let instance = instance.expect("every operation has an instance of every tile size");
-        let Product { n, k, experts, .. } = product;
-        let tiles = most_tiles(rows, experts.into(), tile_tokens) * u64::from(n.div_ceil(instance.columns));
-        let grid = Grid {
-            shared_bytes: instance.shared_bytes,
-            overlaps: true,
-            ..Grid::linear(instance.entry, tiles.min(u64::from(sms)) as u32, instance.threads)
-        };
+    fn experts(&self) -> u32 {
+        self.experts
+    }
+
+    fn launch(self, kernel: &'static str, grid: Grid, instance: &ProductInstance, rows: u64) -> Launch {
+        let Self { n, k, experts, .. } = self;
         let map = |address, rows: u64, box_rows| MapArguments {
             row_pitch: row_bytes(k).into(),
             ..MapArguments::values(address, rows as u32, k, K_BLOCK, box_rows)
         };
-        let token_map = map(product.tokens, product.rows, instance.tile_tokens);
+        let token_map = map(self.tokens, self.rows, instance.tile_tokens);
         let weight_rows = u64::from(experts) * u64::from(instance.matrices) * u64::from(n);
-        let weight_map = map(product.weights, weight_rows, instance.weight_rows);
-        Launch::new(self.name(), grid, 0, move |writer| {
+        let weight_map = map(self.weights, weight_rows, instance.weight_rows);
+        Launch::new(kernel, grid, 0, move |writer| {
             let mut encode =
                 |map: &MapArguments| Ok::<_, nvfp4_core::Error>(TensorMap(bytemuck::cast(writer.encode(map)?)));
-            let Product { token_scales, globals, firsts, tile_firsts, weight_scales, .. } = product;
-            let Product { alpha, bias, c, quantized, output, activation, .. } = product;
+            let Self { token_scales, globals, firsts, tile_firsts, weight_scales, .. } = self;
+            let Self { alpha, bias, c, quantized, output, activation, .. } = self;
             Ok(LaunchParameter::new(Parameter {
                 token_map: encode(&token_map)?,
                 weight_map: encode(&weight_map)?,

@@ -1,24 +1,25 @@
-//! Kernels that multiply in an MoE layer, one per GPU family: their common trait, and their numbers of tiles.
+//! Kernels that multiply in an MoE layer, one per token format and GPU family: their common trait, and their numbers of
+//! tiles.
 
 use std::ops::RangeInclusive;
 
-use kernels_gpu::moe::Launch as Product;
 use kernels_gpu::units::OperandType;
+use kernels_gpu::{lists, moe, wgmma::moe_fp8_sm90};
 
 use super::kernel::{Kernel, op_of};
 use super::launch::{Grid, Launch};
 use super::mma_sync::moe_few_sm90::MoeFewSm90;
 use nvfp4_core::problem::Op;
 
-/// Launch and tile properties of an instance of a kernel that multiplies 16-bit tokens.
+/// Launch and tile properties of an instance of a kernel that multiplies tokens of one format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProductInstance {
     /// Name of the entry.
     pub entry: &'static str,
     /// Number of weight matrices: 2 for gated, 1 for plain.
     pub matrices: u32,
-    /// Type of tokens and C.
-    pub operand_type: OperandType,
+    /// Type that weights are packed for. `None`: NVFP4 weights are not packed for a type.
+    pub operand_type: Option<OperandType>,
     /// Whether a gated product has a curve as its activation ([`kernels_gpu::curve`]).
     pub curves: bool,
     /// Maximum number of experts of a layer.
@@ -27,6 +28,8 @@ pub struct ProductInstance {
     pub tile_tokens: u32,
     /// Columns of C per tile.
     pub columns: u32,
+    /// Rows of the box of the weights' tensor map. 0: weights have no tensor map.
+    pub weight_rows: u32,
     /// Threads per CTA.
     pub threads: u32,
     /// Dynamic shared memory per CTA in bytes.
@@ -43,12 +46,34 @@ pub struct ProductInstance {
     pub for_few_tiles: bool,
 }
 
+impl ProductInstance {
+    /// Properties of the instances of kernels that have one instance per kind of product and tile size, one CTA of which
+    /// fits an SM. Name, sizes and resources are missing.
+    pub const ALONE: Self = Self {
+        entry: "",
+        matrices: 0,
+        operand_type: None,
+        curves: false,
+        max_experts: lists::MAX_EXPERTS,
+        tile_tokens: 0,
+        columns: 0,
+        weight_rows: 0,
+        threads: 0,
+        shared_bytes: 0,
+        sorted: false,
+        multiprocessor_blocks: 1,
+        tile_time: 0,
+        first_time: 0,
+        for_few_tiles: false,
+    };
+}
+
 /// What a product computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProductKind {
     pub op: Op,
-    /// Type of tokens and C.
-    pub operand_type: OperandType,
+    /// Type that weights are packed for. `None`: NVFP4 weights are not packed for a type.
+    pub operand_type: Option<OperandType>,
     /// Whether the activation is a curve ([`kernels_gpu::curve`]).
     pub curves: bool,
 }
@@ -57,7 +82,7 @@ impl ProductKind {
     /// Returns the kind of a product without curves.
     #[cfg(test)]
     pub fn of(op: Op, operand_type: OperandType) -> Self {
-        Self { op, operand_type, curves: false }
+        Self { op, operand_type: Some(operand_type), curves: false }
     }
 }
 
@@ -65,10 +90,56 @@ impl ProductKind {
 /// tiles.
 const FEW_TILES: u64 = 28;
 
-/// A kernel for a layer's products. All such kernels take the same parameter, lists and packed weights. They differ in
-/// their instances, and in which instance is fastest when.
-pub trait Products: Kernel {
-    /// Returns every instance.
+/// Operands of a product: inputs and outputs of kernels that multiply tokens of one format.
+pub trait Operands: Copy {
+    /// Columns of C.
+    fn columns(&self) -> u32;
+
+    /// Number of experts.
+    fn experts(&self) -> u32;
+
+    /// Returns the launch of a grid of an instance of `kernel` for at most `rows` rows.
+    fn launch(self, kernel: &'static str, grid: Grid, instance: &ProductInstance, rows: u64) -> Launch;
+}
+
+/// Operands of 16-bit tokens.
+pub type Bits16 = moe::Launch;
+
+/// Operands of FP8 tokens.
+pub type Fp8 = moe_fp8_sm90::abi::Launch;
+
+impl Operands for Bits16 {
+    fn columns(&self) -> u32 {
+        self.n
+    }
+
+    fn experts(&self) -> u32 {
+        self.experts
+    }
+
+    fn launch(self, kernel: &'static str, grid: Grid, _: &ProductInstance, _: u64) -> Launch {
+        Launch::of_parameter(kernel, grid, self)
+    }
+}
+
+impl Operands for Fp8 {
+    fn columns(&self) -> u32 {
+        self.n
+    }
+
+    fn experts(&self) -> u32 {
+        self.experts
+    }
+
+    fn launch(self, kernel: &'static str, grid: Grid, _: &ProductInstance, _: u64) -> Launch {
+        Launch::of_parameter(kernel, grid, self)
+    }
+}
+
+/// A kernel for a layer's products of tokens in one format. All kernels with the same [`Operands`] take the same
+/// parameter, lists and packed weights. They differ in their instances, and in which instance is fastest when.
+pub trait Products<O: Operands>: Kernel {
+    /// Returns every instance for layers.
     fn instances(&self) -> Vec<ProductInstance>;
 
     /// Returns the tokens per tile for `rows` rows of `experts` named experts.
@@ -126,11 +197,11 @@ pub trait Products: Kernel {
         instance.shared_bytes
     }
 
-    /// Returns the launch of a product of at most `rows` rows. The grid has one CTA per possible tile, up to a limit
-    /// per SM. A CTA continues with further tiles by itself.
-    fn product(&self, instance: &ProductInstance, launch: Product, rows: u64, sms: u32) -> Launch {
-        let token_tiles = most_token_tiles(rows, launch.experts.into(), instance.tile_tokens);
-        let tiles = token_tiles * u64::from(launch.n.div_ceil(instance.columns));
+    /// Returns the launch of a product of at most `rows` rows, not counting rows that pad each expert's. The grid has one
+    /// CTA per possible tile, up to a limit per SM. A CTA continues with further tiles by itself.
+    fn product(&self, instance: &ProductInstance, operands: O, rows: u64, sms: u32) -> Launch {
+        let token_tiles = most_token_tiles(rows, operands.experts().into(), instance.tile_tokens);
+        let tiles = token_tiles * u64::from(operands.columns().div_ceil(instance.columns));
         let most = u64::from(instance.multiprocessor_blocks) * u64::from(sms);
         let blocks = tiles.min(most) as u32;
         let grid = Grid {
@@ -138,7 +209,7 @@ pub trait Products: Kernel {
             overlaps: self.overlaps(),
             ..Grid::linear(instance.entry, blocks, instance.threads)
         };
-        Launch::of_parameter(self.name(), grid, launch)
+        operands.launch(self.name(), grid, instance, rows)
     }
 }
 

@@ -31,7 +31,7 @@ pub use ptx_emulator::{
     Card, Constant, Fault, FaultKind, Key, Origin, Report as Counters, Schedule, Span, Sums, Time, trace,
 };
 
-use super::{Backend, Layer, LinearLayer, MoeLayer};
+use super::{Backend, Layer, Linear, Moe};
 use crate::Error;
 use crate::Output;
 use crate::linear::LinearWeights;
@@ -64,7 +64,7 @@ impl Backend for Emulated {
         Ok(Box::new(EmulatedLayer { launcher, gpu, device, weights, step: Vec::new(), done: None }))
     }
 
-    fn prepare_moe<'w>(&self, weights: &MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
+    fn prepare_moe<'w>(&self, weights: &MoeWeights<'w>) -> Result<Box<dyn Layer<Moe> + 'w>, Error> {
         Ok(Box::new(moe::EmulatedMoeLayer::new(self.clone(), weights)?))
     }
 
@@ -72,7 +72,7 @@ impl Backend for Emulated {
         self.moe_kernels().default_format()
     }
 
-    fn prepare_linear<'w>(&self, weights: &LinearWeights<'w>) -> Result<Box<dyn LinearLayer + 'w>, Error> {
+    fn prepare_linear<'w>(&self, weights: &LinearWeights<'w>) -> Result<Box<dyn Layer<Linear> + 'w>, Error> {
         Ok(Box::new(linear::EmulatedLinear::new(self.clone(), weights)?))
     }
 

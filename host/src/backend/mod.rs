@@ -6,16 +6,17 @@ pub mod cpu;
 pub mod cuda;
 #[cfg(feature = "emulated")]
 pub mod emulated;
+mod operation;
 
 use std::time::Duration;
 
 use crate::Error;
-use crate::Output;
-use crate::linear::{LinearOutput, LinearStep, LinearWeights};
-use crate::moe::{MoeOutput, MoeStep, MoeWeights};
+use crate::linear::LinearWeights;
+use crate::moe::MoeWeights;
 use crate::plan::roofline::Peaks;
-use crate::problem::{Step, TokenFormat, Weights};
+use crate::problem::{TokenFormat, Weights};
 use crate::router::{Logits, Router, Routes};
+pub use operation::{Grouped, Linear, Moe, Operation};
 
 /// A device that can run steps.
 pub trait Backend {
@@ -47,7 +48,7 @@ pub trait Backend {
     ///
     /// # Errors
     /// If the device fails or is out of memory, or the backend computes no such layer.
-    fn prepare_moe<'w>(&self, _: &MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
+    fn prepare_moe<'w>(&self, _: &MoeWeights<'w>) -> Result<Box<dyn Layer<Moe> + 'w>, Error> {
         Err(Error::NotComputed(format!("{} computes no MoE layers on {}; use the CPU", self.name(), self.device())))
     }
 
@@ -60,7 +61,7 @@ pub trait Backend {
     ///
     /// # Errors
     /// If the device fails or is out of memory, or the backend computes no such layer.
-    fn prepare_linear<'w>(&self, _: &LinearWeights<'w>) -> Result<Box<dyn LinearLayer + 'w>, Error> {
+    fn prepare_linear<'w>(&self, _: &LinearWeights<'w>) -> Result<Box<dyn Layer<Linear> + 'w>, Error> {
         Err(Error::NotComputed(format!("{} computes no linear layers on {}; use the CPU", self.name(), self.device())))
     }
 
@@ -81,67 +82,7 @@ pub trait Backend {
     fn route_with_ids(&self, router: &Router, logits: &Logits<'_>, token_ids: &[i32]) -> Result<Routes, Error>;
 }
 
-/// Prepared weights of grouped GEMMs.
-pub trait Layer {
-    /// Name of the kernel that the next step uses.
-    fn kernel(&self) -> &str;
-
-    /// Computes a step from host memory and writes all of `output`. Returns the time of the kernel without transfers.
-    /// Allocates nothing if an earlier step was at least as large. The emulator always allocates, so that it finds
-    /// kernels that read data of the previous step.
-    ///
-    /// # Errors
-    /// If the step was made for other weights, or the device fails.
-    fn execute(&mut self, step: &Step<'_>, output: &mut Output) -> Result<Duration, Error>;
-
-    /// Number of launches of the last step, if the backend launches kernels. A graph counts as one launch.
-    fn launches(&self) -> Option<usize> {
-        None
-    }
-
-    /// Host time to queue the launches of the last step, if it was measured.
-    fn host_time(&self) -> Option<Duration> {
-        None
-    }
-
-    /// Counters of the last step, if the kernel was emulated. Then the step's time is the emulator's time, and does not
-    /// predict the time on a device.
-    #[cfg(feature = "emulated")]
-    fn counters(&self) -> Option<&ptx_emulator::Report> {
-        None
-    }
-}
-
-/// Prepared weights of an MoE layer.
-pub trait MoeLayer {
-    /// Name of the kernel that the next step uses.
-    fn kernel(&self) -> &str;
-
-    /// Computes a step from host memory and writes all of `output`, including its stages if it has them. Returns the time
-    /// of the kernels without transfers.
-    ///
-    /// # Errors
-    /// If the step was made for another layer, or the device fails.
-    fn execute(&mut self, step: &MoeStep<'_>, output: &mut MoeOutput) -> Result<Duration, Error>;
-
-    /// See [`Layer::launches`].
-    fn launches(&self) -> Option<usize> {
-        None
-    }
-
-    /// See [`Layer::host_time`].
-    fn host_time(&self) -> Option<Duration> {
-        None
-    }
-
-    /// Counters of all launches of the last step; see [`Layer::counters`].
-    #[cfg(feature = "emulated")]
-    fn counters(&self) -> Option<&ptx_emulator::Report> {
-        None
-    }
-}
-
-/// Prepared weights of a linear layer.
+/// Prepared weights of an operation: of grouped GEMMs, of an MoE layer ([`Moe`]) or of a linear layer ([`Linear`]).
 ///
 /// ```
 /// use nvfp4::backend::{Backend, cpu::Cpu};
@@ -159,27 +100,30 @@ pub trait MoeLayer {
 /// assert!(compare(&weights, &step, &output).mismatches == 0);
 /// # Ok::<_, nvfp4::Error>(())
 /// ```
-pub trait LinearLayer {
+pub trait Layer<O: Operation = Grouped> {
     /// Name of the kernel that the next step uses.
     fn kernel(&self) -> &str;
 
-    /// Computes a step from host memory and writes all of `output`. Returns the time of the kernel without transfers.
+    /// Computes a step from host memory and writes all of `output`, including its stages if it has them. Returns the time
+    /// of the kernels without transfers. A layer of grouped GEMMs allocates nothing if an earlier step was at least as
+    /// large. The emulator always allocates, so that it finds kernels that read data of the previous step.
     ///
     /// # Errors
-    /// If the step was made for another layer, or the device fails.
-    fn execute(&mut self, step: &LinearStep<'_>, output: &mut LinearOutput) -> Result<Duration, Error>;
+    /// If the step was made for other weights, or the device fails.
+    fn execute(&mut self, step: &O::Step<'_>, output: &mut O::Output) -> Result<Duration, Error>;
 
-    /// See [`Layer::launches`].
+    /// Number of launches of the last step, if the backend launches kernels. A graph counts as one launch.
     fn launches(&self) -> Option<usize> {
         None
     }
 
-    /// See [`Layer::host_time`].
+    /// Host time to queue the launches of the last step, if it was measured.
     fn host_time(&self) -> Option<Duration> {
         None
     }
 
-    /// See [`Layer::counters`].
+    /// Counters of all launches of the last step, if the kernels were emulated. Then the step's time is the emulator's
+    /// time, and does not predict the time on a device.
     #[cfg(feature = "emulated")]
     fn counters(&self) -> Option<&ptx_emulator::Report> {
         None
@@ -190,7 +134,11 @@ pub trait LinearLayer {
 ///
 /// # Errors
 /// The errors of [`Layer::execute`].
-pub fn run(layer: &mut dyn Layer, step: &Step<'_>, output: &mut Output) -> Result<Duration, Error> {
-    output.poison();
+pub fn run<O: Operation>(
+    layer: &mut dyn Layer<O>,
+    step: &O::Step<'_>,
+    output: &mut O::Output,
+) -> Result<Duration, Error> {
+    O::poison(output);
     layer.execute(step, output)
 }

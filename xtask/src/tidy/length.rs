@@ -12,8 +12,8 @@ const MOST_LINES_OF_AN_ARM: usize = 4;
 
 /// Returns the functions that are too long and are not tables, each as its line and a message.
 ///
-/// A table is a function whose body is one `match` with arms of at most [`MOST_LINES_OF_AN_ARM`] lines. It is read arm
-/// by arm.
+/// A table is a function whose body is one `match`, or `Some` of one, with arms of at most [`MOST_LINES_OF_AN_ARM`]
+/// lines. It is read arm by arm.
 pub fn too_long(file: &syn::File) -> impl Iterator<Item = String> {
     let mut finder = Finder(Vec::new());
     finder.visit_file(file);
@@ -36,7 +36,12 @@ impl Finder {
 }
 
 fn is_table(block: &Block) -> bool {
-    let [Stmt::Expr(Expr::Match(table), _)] = &block.stmts[..] else { return false };
+    let [Stmt::Expr(body, _)] = &block.stmts[..] else { return false };
+    let table = match body {
+        Expr::Call(call) if call.args.len() == 1 => &call.args[0],
+        body => body,
+    };
+    let Expr::Match(table) = table else { return false };
     let lines = |arm: &syn::Arm| arm.span().end().line + 1 - arm.span().start().line;
     table.arms.iter().all(|arm| lines(arm) <= MOST_LINES_OF_AN_ARM)
 }
@@ -93,6 +98,7 @@ mod tests {
         let table = |arm: &str| found(&format!("fn f() {{\nmatch x {{\n{}}}\n}}\n", arm.repeat(50)));
         assert_eq!(table("1 => a(),\n2 => {\nb();\nc()\n}\n"), [""; 0]);
         assert_eq!(table("1 => {\na();\nb();\nc();\nd()\n}\n").len(), 1);
+        assert_eq!(found(&format!("fn f() {{\nSome(match x {{\n{}}})\n}}\n", "1 => a(),\n".repeat(90))), [""; 0]);
         assert_eq!(found(&format!("fn f() {{\ng();\nmatch x {{\n{}}}\n}}\n", "1 => a(),\n".repeat(90))).len(), 1);
     }
 }

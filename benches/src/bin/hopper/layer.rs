@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context, ensure};
 use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
 use cuda_driver::cust::stream::{Stream, StreamFlags};
-use nvfp4::backend::MoeLayer;
+use nvfp4::backend::Layer;
 use nvfp4::backend::cuda::{Cuda, CudaMoeLayer, MoeArguments, MoeGraph};
 use nvfp4::generate::Generator;
 use nvfp4::moe::compare::compare;

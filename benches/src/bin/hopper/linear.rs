@@ -5,7 +5,7 @@ use std::cell::Cell;
 use anyhow::{Context, bail, ensure};
 use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
 use cuda_driver::cust::stream::{Stream, StreamFlags};
-use nvfp4::backend::LinearLayer;
+use nvfp4::backend::Layer;
 use nvfp4::backend::cuda::{Cuda, CudaLinear, LinearArguments};
 use nvfp4::generate::Generator;
 use nvfp4::linear::compare::compare_sample;

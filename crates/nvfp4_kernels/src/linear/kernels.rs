@@ -10,7 +10,8 @@ use crate::launch::Launch;
 use crate::mma_sync::linear_sm80::LinearSm80;
 use crate::mma_sync::linear_sm120::LinearSm120;
 use crate::moe::{FormatKernels, MoeKernels};
-use crate::nvfp4_products::Nvfp4Products;
+use crate::nvfp4_products::Nvfp4;
+use crate::products::Products;
 use crate::wgmma::linear_sm90::LinearSm90;
 use crate::{linear_fp8, linear_nvfp4};
 use nvfp4_core::Error;
@@ -38,7 +39,7 @@ pub struct LinearKernels {
     /// Whether the kernels for FP8 tokens run on the device.
     fp8: bool,
     /// Kernel that multiplies NVFP4 tokens. `None`: no such kernel runs on the device.
-    nvfp4: Option<&'static dyn Nvfp4Products>,
+    nvfp4: Option<&'static dyn Products<Nvfp4>>,
 }
 
 impl LinearKernels {
@@ -46,7 +47,7 @@ impl LinearKernels {
     pub fn of(device: Capability) -> Option<Self> {
         // Layers with FP8 and NVFP4 tokens use kernels of MoE layers.
         let MoeKernels { fp8, nvfp4, .. } = MoeKernels::of(device)?;
-        Some(Self { bits16: kernel_of(device)?, fp8, nvfp4 })
+        Some(Self { bits16: kernel_of(device)?, fp8: fp8.is_some(), nvfp4 })
     }
 
     /// Takes `given` as the kernel for 16-bit tokens if it is the name of one. A caller that provides code of a kernel

@@ -6,7 +6,8 @@ use kernels_gpu::mma_sync::gated_sm120::abi::{Instance, SLAB_ROWS};
 use kernels_gpu::mma_sync::moe_nvfp4_sm120::abi::INSTANCES;
 
 use crate::kernel::{Entry, Kernel};
-use crate::nvfp4_products::{Nvfp4Instance, Nvfp4Products};
+use crate::nvfp4_products::{self, Nvfp4};
+use crate::products::{ProductInstance, Products};
 
 /// The kernel.
 pub struct MoeNvfp4Sm120;
@@ -27,9 +28,9 @@ impl Kernel for MoeNvfp4Sm120 {
     }
 }
 
-impl Nvfp4Products for MoeNvfp4Sm120 {
-    fn instances(&self) -> Vec<Nvfp4Instance> {
-        let instance = |of: &Instance| Nvfp4Instance {
+impl Products<Nvfp4> for MoeNvfp4Sm120 {
+    fn instances(&self) -> Vec<ProductInstance> {
+        let instance = |of: &Instance| ProductInstance {
             entry: of.entry,
             matrices: of.matrices,
             curves: of.curves,
@@ -38,7 +39,12 @@ impl Nvfp4Products for MoeNvfp4Sm120 {
             weight_rows: SLAB_ROWS,
             threads: of.threads(),
             shared_bytes: of.shared_bytes(),
+            ..ProductInstance::ALONE
         };
         INSTANCES.iter().map(instance).collect()
+    }
+
+    fn tile_tokens(&self, rows: u64, experts: u64) -> u32 {
+        nvfp4_products::tile_tokens(rows, experts)
     }
 }

@@ -4,7 +4,7 @@ use kernels_gpu::lists::MAX_EXPERTS;
 use kernels_gpu::mma_sync::moe_sm80::abi::{INSTANCES, Instance};
 
 use crate::kernel::{Entry, Kernel};
-use crate::products::{ProductInstance, Products, SMALLEST_TILE, fit_smallest_tile};
+use crate::products::{Bits16, ProductInstance, Products, SMALLEST_TILE, fit_smallest_tile};
 
 /// Maximum CTAs per SM: the number that fits an SM with much shared memory if tiles are smallest. CTAs that do not fit
 /// start later and find no tile, because each tile is taken by a ticket.
@@ -29,18 +29,19 @@ impl Kernel for MoeSm80 {
     }
 }
 
-impl Products for MoeSm80 {
+impl Products<Bits16> for MoeSm80 {
     /// For few tokens, memory bandwidth bounds the time of a tile, so the time is proportional to its bytes. Tokens
     /// come from the L2 cache, four times as fast.
     fn instances(&self) -> Vec<ProductInstance> {
         let instance = |of: &Instance| ProductInstance {
             entry: of.entry,
             matrices: of.matrices,
-            operand_type: of.operand_type,
+            operand_type: Some(of.operand_type),
             curves: of.curves,
             max_experts: MAX_EXPERTS,
             tile_tokens: of.tile_tokens,
             columns: of.columns(),
+            weight_rows: 0,
             threads: of.threads(),
             shared_bytes: of.shared_bytes(),
             sorted: false,

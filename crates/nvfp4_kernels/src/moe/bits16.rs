@@ -1,15 +1,11 @@
 //! Products of 16-bit rows.
 
-use kernels_gpu::moe::Launch as Product;
-
 use super::chain::Chain;
 use super::experts::Experts;
 use super::projection::Projection;
 use super::tokens::Tokens;
-use super::weights::operand_type;
-use crate::expected::expected_token_tiles;
 use crate::launch::Launch;
-use crate::products::ProductKind;
+use crate::products::Bits16;
 
 impl Chain<'_> {
     /// Returns the launch of a product on the fastest instance.
@@ -18,7 +14,7 @@ impl Chain<'_> {
         let Projection { index, op, b, expert_bytes, alpha, bias, n, k, activation } = projection;
         let is_first = index == 0;
         let capacity = experts.tokens.sorted_capacity();
-        let launch = Product {
+        let operands = Bits16 {
             tokens: match experts.tokens {
                 Tokens::Bits16 { tokens } if is_first => tokens,
                 _ if is_first => experts.result(1),
@@ -43,11 +39,6 @@ impl Chain<'_> {
             activation,
             unused: 0,
         };
-        let products = self.kernels.products;
-        let token_tiles = expected_token_tiles(experts.expected_rows, experts.count().into(), experts.tile_tokens);
-        let operand_type = operand_type(self.layer.sizes.dtype);
-        let kind = ProductKind { op, operand_type, curves: activation.is_curve() };
-        let instance = products.instance(kind, experts.tile_tokens, token_tiles, experts.count(), n, self.sms);
-        products.product(&instance, launch, experts.rows, self.sms)
+        self.product(self.kernels.bits16, experts, (op, &activation), operands)
     }
 }

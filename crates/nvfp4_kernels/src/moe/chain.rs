@@ -1,14 +1,19 @@
 //! The chain of launches of a chunk of tokens.
 
+use kernels_gpu::epilogue::Activation;
+
 use super::experts::Experts;
 use super::kernels::{MoeKernels, RowPlan};
 use super::projection::Projection;
 use super::tokens::Tokens;
+use super::weights::operand_type_of;
 use super::workspace::Workspace;
 use super::{MoeArguments, PlacedMoe};
-use crate::expected::expected_rows;
+use crate::expected::{expected_rows, expected_token_tiles};
 use crate::launch::Launch;
+use crate::products::{Operands, ProductKind, Products};
 use nvfp4_core::Error;
+use nvfp4_core::problem::Op;
 
 /// Returns the launches of a chunk, in order, with these kernels on a device with `sms` SMs.
 ///
@@ -98,6 +103,21 @@ impl<'l> Chain<'l> {
     /// Returns the routed experts and the shared one.
     pub fn experts(&self) -> impl Iterator<Item = &Experts<'l>> {
         [&self.routed].into_iter().chain(&self.shared)
+    }
+
+    /// Returns the launch of a product with these operands on the fastest instance.
+    pub fn product<O: Operands>(
+        &self,
+        products: &dyn Products<O>,
+        experts: &Experts<'_>,
+        (op, activation): (Op, &Activation),
+        operands: O,
+    ) -> Launch {
+        let token_tiles = expected_token_tiles(experts.expected_rows, experts.count().into(), experts.tile_tokens);
+        let kind = ProductKind { op, operand_type: operand_type_of(&self.layer.sizes), curves: activation.is_curve() };
+        let columns = operands.columns();
+        let instance = products.instance(kind, experts.tile_tokens, token_tiles, experts.count(), columns, self.sms);
+        products.product(&instance, operands, experts.rows, self.sms)
     }
 
     /// Whether a launch copies tokens to their sorted rows.

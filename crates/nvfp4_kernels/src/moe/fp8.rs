@@ -1,7 +1,6 @@
 //! Products of FP8 rows: each product follows the launch that quantizes its operand.
 
 use kernels_gpu::layer::moe_quantize::abi::Quantize;
-use kernels_gpu::wgmma::moe_fp8_sm90::abi::Launch as Product;
 
 use super::chain::Chain;
 use super::experts::Experts;
@@ -10,7 +9,7 @@ use super::quantize::Input;
 use super::tokens::SortedRows;
 use crate::launch::{Launch, output_code};
 use crate::layer::moe_quantize::MoeQuantize;
-use crate::wgmma::moe_fp8_sm90::MoeFp8Sm90;
+use crate::products::Fp8;
 use nvfp4_core::Error;
 
 impl Chain<'_> {
@@ -44,7 +43,7 @@ impl Chain<'_> {
         };
         let ticket = projection.ticket(experts);
         let Projection { index, op, b, expert_bytes, alpha, bias, n, k, activation } = projection;
-        let product = Product {
+        let operands = Fp8 {
             tokens: rows.codes,
             scales: rows.scales,
             firsts: experts.list(|lists| lists.firsts),
@@ -64,10 +63,9 @@ impl Chain<'_> {
             activation,
             unused: 0,
         };
-        let instance = MoeFp8Sm90.instance(op, activation.is_curve(), experts.tile_tokens);
         Ok([
             MoeQuantize.launch(quantize, self.layer.sizes.dtype)?,
-            MoeFp8Sm90.product(instance, product, experts.rows, self.sms),
+            self.product(self.kernels.fp8_products()?, experts, (op, &activation), operands),
         ])
     }
 }

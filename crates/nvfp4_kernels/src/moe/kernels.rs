@@ -14,10 +14,10 @@ use crate::layer::moe_route::MoeRoute;
 use crate::mma_sync::moe_few_sm90::MoeFewSm90;
 use crate::mma_sync::moe_nvfp4_sm120::MoeNvfp4Sm120;
 use crate::mma_sync::moe_sm80::MoeSm80;
-use crate::nvfp4_products::{self, Nvfp4Products};
-use crate::products::{Products, SMALLEST_TILE};
+use crate::nvfp4_products::Nvfp4;
+use crate::products::{Bits16, Fp8, Products, SMALLEST_TILE};
 use crate::tcgen05::moe_sm100::MoeSm100;
-use crate::wgmma::moe_fp8_sm90::{self, MoeFp8Sm90};
+use crate::wgmma::moe_fp8_sm90::MoeFp8Sm90;
 use crate::wgmma::moe_sm90::MoeSm90;
 use crate::wgmma::moe_sm120::MoeSm120;
 use nvfp4_core::Error;
@@ -25,28 +25,28 @@ use nvfp4_core::moe::{Form, MoeSizes};
 use nvfp4_core::problem::TokenFormat;
 
 /// Kernels that multiply 16-bit tokens. The first one that runs on a device is used; the last one runs everywhere.
-static PRODUCTS: [&dyn Products; 3] = [&MoeSm120, &MoeSm90, &MoeSm80];
+static BITS16: [&dyn Products<Bits16>; 3] = [&MoeSm120, &MoeSm90, &MoeSm80];
 
 /// Returns the kernel of the products with this name.
-pub fn products_named(name: &str) -> Option<&'static dyn Products> {
-    PRODUCTS.iter().copied().find(|products| products.name() == name)
+pub fn products_named(name: &str) -> Option<&'static dyn Products<Bits16>> {
+    BITS16.iter().copied().find(|products| products.name() == name)
 }
 
 /// Kernels of a layer with FP8 tokens.
 pub static FP8_KERNELS: [&dyn Kernel; 4] = [&MoePack, &MoeRoute, &MoeQuantize, &MoeFp8Sm90];
 
 /// Kernels that multiply NVFP4 tokens.
-static NVFP4_PRODUCTS: [&dyn Nvfp4Products; 2] = [&MoeNvfp4Sm120, &MoeSm100];
+static NVFP4: [&dyn Products<Nvfp4>; 2] = [&MoeNvfp4Sm120, &MoeSm100];
 
 /// The kernels of a layer on a device.
 #[derive(Clone, Copy)]
 pub struct MoeKernels {
     /// Kernel that multiplies 16-bit tokens.
-    pub products: &'static dyn Products,
-    /// Whether [`FP8_KERNELS`] run on the device.
-    pub fp8: bool,
+    pub bits16: &'static dyn Products<Bits16>,
+    /// Kernel that multiplies FP8 tokens, if [`FP8_KERNELS`] run on the device.
+    pub fp8: Option<&'static dyn Products<Fp8>>,
     /// Kernel that multiplies NVFP4 tokens, if the kernels of such layers run on the device.
-    pub nvfp4: Option<&'static dyn Nvfp4Products>,
+    pub nvfp4: Option<&'static dyn Products<Nvfp4>>,
     /// Maximum CTAs of a cluster of `moe_route`: a limit of its build and of the GPU. 1: no clusters.
     pub largest_cluster: u32,
 }
@@ -64,12 +64,12 @@ impl MoeKernels {
     pub fn of(device: Capability) -> Option<Self> {
         let runs = |kernel: &dyn Kernel| builds::find(kernel.name(), device).is_some();
         let all_run = |kernels: &[&dyn Kernel]| kernels.iter().all(|&kernel| runs(kernel));
-        let fp8 = all_run(&FP8_KERNELS);
-        let nvfp4 = NVFP4_PRODUCTS.iter().copied().find(|&products| all_run(&of_nvfp4(products)));
+        let fp8 = all_run(&FP8_KERNELS).then_some(&MoeFp8Sm90 as &dyn Products<Fp8>);
+        let nvfp4 = NVFP4.iter().copied().find(|&products| all_run(&of_nvfp4(products)));
         let has_clusters = builds::find(MoeRoute.name(), device)?.arch().capability() >= (9, 0);
         let largest_cluster = if has_clusters { Route::PORTABLE_CLUSTER } else { 1 };
-        let products = PRODUCTS.iter().copied().find(|&products| all_run(&of_bits16(products)))?;
-        Some(Self { products, fp8, nvfp4, largest_cluster })
+        let bits16 = BITS16.iter().copied().find(|&products| all_run(&of_bits16(products)))?;
+        Some(Self { bits16, fp8, nvfp4, largest_cluster })
     }
 
     /// Returns the same kernels for a GPU with clusters of up to `largest_cluster` CTAs.
@@ -85,14 +85,14 @@ impl MoeKernels {
     /// Returns the same kernels, with the kernel named `given` for 16-bit tokens if there is one of this name. So a caller who
     /// gives code can run a kernel that is not the first choice on a device.
     pub fn with_code_of(self, given: &str) -> Self {
-        products_named(given).map_or(self, |products| Self { products, ..self })
+        products_named(given).map_or(self, |bits16| Self { bits16, ..self })
     }
 
     /// Returns all kernels of a layer with tokens in a format, if they run on the device.
     pub fn of_format(self, format: TokenFormat) -> Option<FormatKernels> {
         match format {
-            TokenFormat::Bits16 => Some(FormatKernels { product: self.products, all: of_bits16(self.products) }),
-            TokenFormat::Fp8 => self.fp8.then(|| FormatKernels { product: &MoeFp8Sm90, all: FP8_KERNELS.into() }),
+            TokenFormat::Bits16 => Some(FormatKernels { product: self.bits16, all: of_bits16(self.bits16) }),
+            TokenFormat::Fp8 => self.fp8.map(|product| FormatKernels { product, all: FP8_KERNELS.into() }),
             TokenFormat::Nvfp4 => self.nvfp4.map(|product| FormatKernels { product, all: of_nvfp4(product).into() }),
         }
     }
@@ -104,12 +104,12 @@ impl MoeKernels {
             && matches!(sizes.activation.form(), Form::Formula(_))
             && sizes.shared_intermediate.is_none()
             && !chunk.weights_on_input;
-        self.products.few().filter(|few| is_plain && few.takes(sizes, chunk.token_count))
+        self.bits16.few().filter(|few| is_plain && few.takes(sizes, chunk.token_count))
     }
 
     /// Returns the default format of tokens: 16-bit, or NVFP4 on GPUs whose own kernels multiply only NVFP4.
     pub fn default_format(self) -> TokenFormat {
-        let has_own = self.products.name() != MoeSm80.name();
+        let has_own = self.bits16.name() != MoeSm80.name();
         if self.nvfp4.is_some() && !has_own { TokenFormat::Nvfp4 } else { TokenFormat::Bits16 }
     }
 
@@ -121,11 +121,19 @@ impl MoeKernels {
         self.of_format(format).ok_or_else(|| self.refusal(format, device))
     }
 
+    /// Returns the kernel that multiplies FP8 tokens.
+    ///
+    /// # Errors
+    /// [`Error::NotComputed`] with the remedy, if there is none.
+    pub fn fp8_products(self) -> Result<&'static dyn Products<Fp8>, Error> {
+        self.fp8.ok_or_else(|| self.refusal(TokenFormat::Fp8, "this device"))
+    }
+
     /// Returns the kernel that multiplies NVFP4 tokens.
     ///
     /// # Errors
     /// [`Error::NotComputed`] with the remedy, if there is none.
-    pub fn nvfp4_products(self) -> Result<&'static dyn Nvfp4Products, Error> {
+    pub fn nvfp4_products(self) -> Result<&'static dyn Products<Nvfp4>, Error> {
         self.nvfp4.ok_or_else(|| self.refusal(TokenFormat::Nvfp4, "this device"))
     }
 
@@ -173,13 +181,14 @@ impl RowPlan {
             let tile_tokens = match format {
                 TokenFormat::Bits16 => {
                     let curves = matches!(sizes.activation.form(), Form::Curve(..));
-                    let [least, most] = kernels.products.tile_range(curves, sizes.experts as u32);
-                    kernels.products.tile_tokens(rows, experts).clamp(least, most)
+                    let [least, most] = kernels.bits16.tile_range(curves, sizes.experts as u32);
+                    kernels.bits16.tile_tokens(rows, experts).clamp(least, most)
                 }
-                TokenFormat::Fp8 => moe_fp8_sm90::tile_tokens(rows, experts),
-                TokenFormat::Nvfp4 => nvfp4_products::tile_tokens(rows, experts),
+                // Without a kernel for the format there are no launches, and the tile does not matter.
+                TokenFormat::Fp8 => kernels.fp8.map_or(SMALLEST_TILE, |fp8| fp8.tile_tokens(rows, experts)),
+                TokenFormat::Nvfp4 => kernels.nvfp4.map_or(SMALLEST_TILE, |nvfp4| nvfp4.tile_tokens(rows, experts)),
             };
-            let are_sorted = format == TokenFormat::Bits16 && kernels.products.sorts(tile_tokens);
+            let are_sorted = format == TokenFormat::Bits16 && kernels.bits16.sorts(tile_tokens);
             TilePlan { tile_tokens, are_sorted }
         };
         let routed = tiles(tokens * sizes.top_k, sizes.named_experts);
@@ -192,13 +201,13 @@ impl RowPlan {
 }
 
 /// Returns all kernels of a layer with 16-bit tokens.
-fn of_bits16(products: &'static dyn Products) -> Vec<&'static dyn Kernel> {
+fn of_bits16(products: &'static dyn Products<Bits16>) -> Vec<&'static dyn Kernel> {
     let few = products.few().map(|few| few as &dyn Kernel);
     [&MoePack as &dyn Kernel, &MoeRoute, products].into_iter().chain(few).collect()
 }
 
 /// Returns all kernels of a layer with NVFP4 tokens.
-fn of_nvfp4(products: &'static dyn Nvfp4Products) -> [&'static dyn Kernel; 4] {
+fn of_nvfp4(products: &'static dyn Products<Nvfp4>) -> [&'static dyn Kernel; 4] {
     [&MoePack, &MoeRoute, &MoeQuantizeNvfp4, products]
 }
 
@@ -220,7 +229,7 @@ mod tests {
         let overlaps = |device| MoeKernels::of(device).map(|kernels| kernels.overlaps());
         assert_eq!([(8, 0), (9, 0), (10, 0), (12, 0)].map(overlaps), [false, true, true, true].map(Some));
         let given = MoeKernels::of((9, 0)).map(|kernels| kernels.with_code_of("moe_sm80"));
-        assert_eq!(given.map(|kernels| (kernels.products.name(), kernels.overlaps())), Some(("moe_sm80", true)));
+        assert_eq!(given.map(|kernels| (kernels.bits16.name(), kernels.overlaps())), Some(("moe_sm80", true)));
         let takes = |device| TokenFormat::ALL.map(|format| MoeKernels::of(device).unwrap().of_format(format).is_some());
         assert_eq!(takes((9, 0)), [true, true, false]);
         assert_eq!([(10, 0), (12, 0)].map(takes), [[true, false, true]; 2]);

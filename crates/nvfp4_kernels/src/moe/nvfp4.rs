@@ -11,7 +11,7 @@ use super::quantize::Input;
 use super::tokens::Nvfp4Rows;
 use crate::launch::{Launch, output_code};
 use crate::layer::moe_quantize_nvfp4::MoeQuantizeNvfp4;
-use crate::nvfp4_products::Product;
+use crate::nvfp4_products::Nvfp4;
 use nvfp4_core::Error;
 
 impl Chain<'_> {
@@ -31,8 +31,8 @@ impl Chain<'_> {
         }
         let products = self.kernels.nvfp4_products()?;
         let (op, quantized) = (projection.op, (projection.index == 0 && quantizes_result).then_some(rows[1]));
-        let product = self.nvfp4_parameters(experts, projection, rows, quantized);
-        launches.push(products.product(op, experts.tile_tokens, product, experts.rows, self.sms));
+        let operands = self.nvfp4_operands(experts, projection, rows, quantized);
+        launches.push(self.product(products, experts, (op, &operands.activation), operands));
         Ok(launches)
     }
 
@@ -61,18 +61,18 @@ impl Chain<'_> {
         MoeQuantizeNvfp4.launch(quantize, self.layer.sizes.dtype)
     }
 
-    /// Returns the parameters of a product. `quantized`: rows that its result is quantized to.
-    fn nvfp4_parameters(
+    /// Returns the operands of a product. `quantized`: rows that its result is quantized to.
+    fn nvfp4_operands(
         &self,
         experts: &Experts<'_>,
         projection: Projection,
         rows: [Nvfp4Rows; 2],
         quantized: Option<Nvfp4Rows>,
-    ) -> Product {
+    ) -> Nvfp4 {
         let Projection { index, op, b: [weights, _], alpha, bias, n, k, activation, .. } = projection;
         let matrices = u64::from(experts.count()) * op.projections() as u64;
         let writes_c = quantized.is_none() || self.layer.keeps_stages;
-        Product {
+        Nvfp4 {
             tokens: rows[index].values,
             rows: rows[index].rows,
             token_scales: rows[index].scales,

@@ -26,6 +26,7 @@ use crate::mma_sync::moe_sm80::MoeSm80;
 use crate::products::{ProductInstance, ProductKind, Products as _};
 use crate::tcgen05::moe_sm100::MoeSm100;
 use crate::tensor_map::MapArguments;
+use crate::wgmma::moe_fp8_sm90::MoeFp8Sm90;
 use crate::wgmma::moe_sm90::MoeSm90;
 use crate::wgmma::moe_sm120::MoeSm120;
 use nvfp4_core::moe::Activation;
@@ -34,10 +35,10 @@ use nvfp4_core::problem::{Op, TokenDtype, TokenFormat};
 const SMS: u32 = 132;
 
 const HOPPER: MoeKernels =
-    MoeKernels { products: &MoeSm90, fp8: true, nvfp4: None, largest_cluster: Route::PORTABLE_CLUSTER };
+    MoeKernels { bits16: &MoeSm90, fp8: Some(&MoeFp8Sm90), nvfp4: None, largest_cluster: Route::PORTABLE_CLUSTER };
 const CONSUMER: MoeKernels =
-    MoeKernels { products: &MoeSm120, fp8: false, nvfp4: None, largest_cluster: Route::PORTABLE_CLUSTER };
-const PORTABLE: MoeKernels = MoeKernels { products: &MoeSm80, fp8: false, nvfp4: None, largest_cluster: 1 };
+    MoeKernels { bits16: &MoeSm120, fp8: None, nvfp4: None, largest_cluster: Route::PORTABLE_CLUSTER };
+const PORTABLE: MoeKernels = MoeKernels { bits16: &MoeSm80, fp8: None, nvfp4: None, largest_cluster: 1 };
 
 /// Where the workspace lies, and the layer's weights.
 const WORKSPACE: Address = 0x10_0000_0000;
@@ -203,13 +204,13 @@ fn where_experts_have_many_rows_a_launch_brings_tokens_there() {
 #[test]
 fn lists_have_the_tiles_of_the_instances_that_take_them() {
     for kernels in [HOPPER, CONSUMER, PORTABLE] {
-        let instances = kernels.products.instances();
+        let instances = kernels.bits16.instances();
         let tile_tokens = |launch: &Launch| {
-            assert_eq!(launch.kernel, kernels.products.name());
+            assert_eq!(launch.kernel, kernels.bits16.name());
             let instance = instances.iter().find(|instance| instance.entry == launch.grid.entry).expect("its entry");
             assert_eq!(launch.grid.threads, instance.threads);
             let resident_blocks = launch.grid.blocks.div_ceil(SMS);
-            assert_eq!(launch.grid.shared_bytes, kernels.products.shared_bytes(instance, resident_blocks));
+            assert_eq!(launch.grid.shared_bytes, kernels.bits16.shared_bytes(instance, resident_blocks));
             instance.tile_tokens
         };
         for tokens in [1, 8, 100, 1000, 5000] {
@@ -302,7 +303,7 @@ fn with_tokens_in_fp8_each_product_multiplies_what_the_launch_before_it_has_roun
 fn tokens_in_nvfp4_are_quantized_before_each_product() {
     let sizes = MoeSizes { token_format: TokenFormat::Nvfp4, ..sizes(Some(96)) };
     let kernels =
-        MoeKernels { products: &MoeSm80, fp8: false, nvfp4: Some(&MoeSm100), largest_cluster: Route::PORTABLE_CLUSTER };
+        MoeKernels { bits16: &MoeSm80, fp8: None, nvfp4: Some(&MoeSm100), largest_cluster: Route::PORTABLE_CLUSTER };
     let experts = PlacedExperts { input_scales: [0xA00, 0xB00], ..EXPERTS };
     let (layer, workspace) = (PlacedMoe { experts, ..layer(sizes) }, Workspace::at(&sizes, 100, WORKSPACE));
     let chain = launches(&layer, &arguments(100), &workspace, kernels, SMS).unwrap();
@@ -345,7 +346,7 @@ fn nvfp4_product(launch: &Launch) -> (kernels_gpu::routed::Launch, Vec<MapArgume
 fn with_input_scales_gate_and_up_leave_to_down_what_it_multiplies() {
     let sizes = MoeSizes { token_format: TokenFormat::Nvfp4, input_scales: true, ..sizes(Some(96)) };
     let kernels =
-        MoeKernels { products: &MoeSm80, fp8: false, nvfp4: Some(&MoeSm100), largest_cluster: Route::PORTABLE_CLUSTER };
+        MoeKernels { bits16: &MoeSm80, fp8: None, nvfp4: Some(&MoeSm100), largest_cluster: Route::PORTABLE_CLUSTER };
     let experts = PlacedExperts { input_scales: [0xA00, 0xB00], ..EXPERTS };
     let (layer, workspace) = (PlacedMoe { experts, ..layer(sizes) }, Workspace::at(&sizes, 100, WORKSPACE));
     for keeps_stages in [false, true] {

@@ -32,14 +32,19 @@ impl Packing {
     }
 }
 
+/// Returns the type that a layer's weights are packed for. `None`: NVFP4 weights are not packed for a type.
+pub(super) fn operand_type_of(sizes: &MoeSizes) -> Option<OperandType> {
+    match sizes.token_format {
+        TokenFormat::Bits16 => Some(operand_type(sizes.dtype)),
+        TokenFormat::Fp8 => Some(OperandType::E4m3),
+        TokenFormat::Nvfp4 => None,
+    }
+}
+
 /// Returns how a projection (0: gate, 1: up, 2: down) is packed.
 pub fn packing(sizes: &MoeSizes, projection: usize) -> Packing {
     let units = |operand_type| Packing::Units(operand_type, RowOrder::of_projection(projection, operand_type));
-    match sizes.token_format {
-        TokenFormat::Bits16 => units(operand_type(sizes.dtype)),
-        TokenFormat::Fp8 => units(OperandType::E4m3),
-        TokenFormat::Nvfp4 => Packing::Nvfp4,
-    }
+    operand_type_of(sizes).map_or(Packing::Nvfp4, units)
 }
 
 /// Returns the operand type of 16-bit tokens.

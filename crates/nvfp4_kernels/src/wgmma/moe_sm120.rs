@@ -5,7 +5,7 @@ use kernels_gpu::wgmma::moe_sm90::abi::Instance;
 use kernels_gpu::wgmma::moe_sm120::INSTANCES;
 
 use crate::kernel::{Entry, Kernel};
-use crate::products::{ProductInstance, Products, SMALLEST_TILE, fit_smallest_tile};
+use crate::products::{Bits16, ProductInstance, Products, SMALLEST_TILE, fit_smallest_tile};
 use crate::wgmma::moe_sm90::product_instance;
 
 /// The kernel.
@@ -27,7 +27,7 @@ impl Kernel for MoeSm120 {
     }
 }
 
-impl Products for MoeSm120 {
+impl Products<Bits16> for MoeSm120 {
     /// Memory bandwidth bounds the time of a tile, so the time is proportional to its bytes. Narrow tiles read tokens
     /// twice as often.
     fn instances(&self) -> Vec<ProductInstance> {

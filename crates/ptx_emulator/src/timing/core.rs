@@ -331,6 +331,14 @@ impl Timed {
     /// Advances the clock of a warp that has issued an instruction. `writes` are the registers that the instruction
     /// writes.
     pub fn issued(&mut self, warp: u32, pc: u32, writes: &[u32], name: &str) {
+        let start = self.occupy_pipes(warp, pc);
+        self.begin_access(warp, start, writes);
+        self.wait_if_named(warp, start, name);
+    }
+
+    /// Occupies the issue slots and pipes of an instruction, and advances the warp's clock past them. Returns when the
+    /// instruction starts.
+    fn occupy_pipes(&mut self, warp: u32, pc: u32) -> u64 {
         let cost = self.costs[pc as usize];
         let w = &mut self.warps[warp as usize];
         let sm = &mut self.core.sms[w.cta];
@@ -372,6 +380,15 @@ impl Timed {
         let advance = u64::from(cost.stall.max(cost.slots));
         w.spent[Why::Issue as usize] += advance;
         w.at = start + advance;
+        start
+    }
+
+    /// Begins the memory access or the product of an instruction that starts at `start`. `writes` are the registers that
+    /// it writes.
+    fn begin_access(&mut self, warp: u32, start: u64, writes: &[u32]) {
+        let w = &mut self.warps[warp as usize];
+        let sm = &mut self.core.sms[w.cta];
+        let q = w.quarter;
         let expect = |w: &mut WarpClock, ready, load, why| {
             if !writes.is_empty() {
                 w.expected.push(Expected { registers: writes.to_vec(), ready, load, why });
@@ -436,6 +453,10 @@ impl Timed {
                 }
             }
         }
+    }
+
+    /// Waits, if the instruction waits for an earlier grid, for the cluster or for tensor memory.
+    fn wait_if_named(&mut self, warp: u32, start: u64, name: &str) {
         if name.starts_with("griddepcontrol") {
             if name.ends_with("wait") {
                 let w = &mut self.warps[warp as usize];

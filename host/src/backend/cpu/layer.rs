@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::Error;
-use crate::backend::{LinearLayer, MoeLayer};
+use crate::backend::{Layer, Linear, Moe};
 use crate::linear::{LinearInputs, LinearOutput, LinearSizes, LinearStep};
 use crate::moe::{MoeInputs, MoeOutput, MoeSizes, MoeStep};
 
@@ -43,11 +43,11 @@ impl CpuMoeLayer<'_> {
         MoeStep::of_sizes(self.sizes, self.expert_map.as_deref(), inputs)
     }
 
-    /// Computes a step into `output`, like [`MoeLayer::execute`]. The step may have another top-k and another expert
+    /// Computes a step into `output`, like [`Layer::execute`]. The step may have another top-k and another expert
     /// map than the layer, since the weights depend on neither.
     ///
     /// # Errors
-    /// The errors of [`MoeLayer::execute`].
+    /// The errors of [`Layer::execute`].
     pub fn execute(&self, step: &MoeStep<'_>, output: &mut MoeOutput) -> Result<Duration, Error> {
         let MoeSizes { top_k, named_experts, .. } = step.sizes();
         step.check_fits(MoeSizes { top_k, named_experts, ..self.sizes })?;
@@ -56,7 +56,7 @@ impl CpuMoeLayer<'_> {
     }
 }
 
-impl MoeLayer for CpuMoeLayer<'_> {
+impl Layer<Moe> for CpuMoeLayer<'_> {
     fn kernel(&self) -> &str {
         self.kernel
     }
@@ -90,10 +90,10 @@ impl CpuLinearLayer<'_> {
         LinearStep::of_sizes(self.sizes, inputs)
     }
 
-    /// Computes a step into `output`, like [`LinearLayer::execute`].
+    /// Computes a step into `output`, like [`Layer::execute`].
     ///
     /// # Errors
-    /// The errors of [`LinearLayer::execute`].
+    /// The errors of [`Layer::execute`].
     pub fn execute(&self, step: &LinearStep<'_>, output: &mut LinearOutput) -> Result<Duration, Error> {
         step.check_fits(self.sizes)?;
         output.check_fits(step)?;
@@ -101,7 +101,7 @@ impl CpuLinearLayer<'_> {
     }
 }
 
-impl LinearLayer for CpuLinearLayer<'_> {
+impl Layer<Linear> for CpuLinearLayer<'_> {
     fn kernel(&self) -> &str {
         self.kernel
     }

@@ -44,7 +44,7 @@ pub use self::layer::{CpuLinearLayer, CpuMoeLayer};
 use self::layer::{LinearCompute, MoeCompute};
 use self::layout::{Nvfp4, Panels, unpack_nvfp4};
 use self::products::{Product, Products, TokenBuffer};
-use super::{Backend, Layer, LinearLayer, MoeLayer};
+use super::{Backend, Layer, Linear, Moe};
 use crate::Error;
 use crate::Output;
 use crate::linear::LinearWeights;
@@ -164,7 +164,7 @@ impl Backend for Cpu {
         }))
     }
 
-    fn prepare_moe<'w>(&self, weights: &MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
+    fn prepare_moe<'w>(&self, weights: &MoeWeights<'w>) -> Result<Box<dyn Layer<Moe> + 'w>, Error> {
         Ok(Box::new(self.prepare_moe_layer(weights)?))
     }
 
@@ -172,7 +172,7 @@ impl Backend for Cpu {
         router::route_with_ids(router, logits, token_ids)
     }
 
-    fn prepare_linear<'w>(&self, weights: &LinearWeights<'w>) -> Result<Box<dyn LinearLayer + 'w>, Error> {
+    fn prepare_linear<'w>(&self, weights: &LinearWeights<'w>) -> Result<Box<dyn Layer<Linear> + 'w>, Error> {
         Ok(Box::new(self.prepare_linear_layer(weights)?))
     }
 }

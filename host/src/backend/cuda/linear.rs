@@ -17,7 +17,7 @@ use super::event::Event;
 use super::graph::Graph;
 use super::layout::Cursor;
 use crate::Error;
-use crate::backend::LinearLayer;
+use crate::backend::{Layer, Linear};
 use crate::bias::Bias;
 use crate::linear::{LinearOutput, LinearSizes, LinearStep, LinearWeights};
 use nvfp4_kernels::linear::LinearArguments;
@@ -205,7 +205,7 @@ impl Drop for CudaLinear {
 // SAFETY: any thread may use the driver's handles inside while the context is current, and every method makes it current first.
 unsafe impl Send for CudaLinear {}
 
-impl LinearLayer for CudaLinear {
+impl Layer<Linear> for CudaLinear {
     fn kernel(&self) -> &str {
         self.kernel
     }

@@ -49,7 +49,7 @@ pub use resident::{Cache, ResidentStep, Timing};
 pub use router::RouterLauncher;
 pub use verdicts::{FailedPart, Tried, Verdict, Verdicts};
 
-use super::{Backend, Layer, LinearLayer, MoeLayer};
+use super::{Backend, Layer, Linear, Moe};
 use crate::Error;
 use crate::linear::{LinearSizes, LinearWeights};
 use crate::moe::{MoeSizes, MoeWeights};
@@ -239,7 +239,7 @@ impl Backend for Cuda {
         Ok(Box::new(self.prepare_layer(weights)?))
     }
 
-    fn prepare_moe<'w>(&self, weights: &MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
+    fn prepare_moe<'w>(&self, weights: &MoeWeights<'w>) -> Result<Box<dyn Layer<Moe> + 'w>, Error> {
         Ok(Box::new(self.prepare_moe_layer(weights)?))
     }
 
@@ -247,7 +247,7 @@ impl Backend for Cuda {
         MoeKernels::of(self.device.info.capability).map_or_else(Default::default, MoeKernels::default_format)
     }
 
-    fn prepare_linear<'w>(&self, weights: &LinearWeights<'w>) -> Result<Box<dyn LinearLayer + 'w>, Error> {
+    fn prepare_linear<'w>(&self, weights: &LinearWeights<'w>) -> Result<Box<dyn Layer<Linear> + 'w>, Error> {
         Ok(Box::new(self.prepare_linear_layer(weights)?))
     }
 

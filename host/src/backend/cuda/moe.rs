@@ -17,7 +17,7 @@ use super::event::Event;
 use super::graph::Graph;
 use super::layout::Cursor;
 use crate::Error;
-use crate::backend::MoeLayer;
+use crate::backend::{Layer, Moe};
 use crate::bias::Bias;
 use crate::format::Matrix;
 use crate::moe::{MoeExpert, MoeOutput, MoeSizes, MoeStep, MoeWeights, Stages};
@@ -367,7 +367,7 @@ impl Drop for CudaMoeLayer {
 // SAFETY: any thread may use the driver's handles inside while the context is current, and every method makes it current first.
 unsafe impl Send for CudaMoeLayer {}
 
-impl MoeLayer for CudaMoeLayer {
+impl Layer<Moe> for CudaMoeLayer {
     fn kernel(&self) -> &str {
         self.kernel
     }

@@ -5,8 +5,9 @@
 //! file is written under another name and renamed, so that no reader sees a part of it and processes that write at once
 //! do not mix their files. A file that cannot be read counts as no verdict, and an error is reported.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::{env, fs, process};
+use std::{env, fs, io};
 
 use gpu_arch::Capability;
 use serde::{Deserialize, Serialize};
@@ -117,16 +118,22 @@ impl Verdicts {
         let Some(folder) = self.folder()? else { return Ok(None) };
         fs::create_dir_all(&folder).map_err(|error| Error::io(&folder, error))?;
         let path = folder.join(verdict.tried.file_name());
-        let beside = path.with_extension(format!("{}.partial", process::id()));
         let text = serde_json::to_string_pretty(verdict).expect("a verdict has only strings and numbers") + "\n";
-        let written = fs::write(&beside, text).and_then(|()| fs::rename(&beside, &path));
-        written.map_err(|error| {
-            // An error of the removal cannot be reported too.
-            let _ = fs::remove_file(&beside);
-            Error::io(&path, error)
-        })?;
+        write_whole(&folder, &path, text.as_bytes()).map_err(|error| Error::io(&path, error))?;
         Ok(Some(path))
     }
+}
+
+/// Writes a file in `folder` under another name, then renames it to `path`.
+fn write_whole(folder: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut builder = tempfile::Builder::new();
+    // Other users may read the verdicts of a shared folder, if the umask allows it.
+    #[cfg(unix)]
+    builder.permissions(<fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o666));
+    let mut file = builder.suffix(".partial").tempfile_in(folder)?;
+    file.write_all(bytes)?;
+    file.persist(path)?;
+    Ok(())
 }
 
 impl Tried {

@@ -34,7 +34,8 @@ pub fn default_arch() -> &'static str {
 
 /// The oldest architecture of [`arches`] whose kernels compute MoE layers with tokens of every format.
 pub fn moe_arch() -> &'static str {
-    let computes = |arch: &&str| Emulated::new(arch, Options::default()).is_ok_and(|gpu| gpu.moe_kernels().fp8);
+    let computes =
+        |arch: &&str| Emulated::new(arch, Options::default()).is_ok_and(|gpu| gpu.moe_kernels().fp8.is_some());
     arches().into_iter().find(computes).expect("an architecture has kernels of MoE layers with every token format")
 }
 

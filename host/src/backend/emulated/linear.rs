@@ -7,7 +7,7 @@ use ptx_emulator::{Buffer, Device, Report as Counters};
 
 use super::gpu::{Emulated, INTERMEDIATE, OUTPUT, TOKENS, WEIGHTS, upload};
 use crate::Error;
-use crate::backend::LinearLayer;
+use crate::backend::{Layer, Linear};
 use crate::linear::{LinearOutput, LinearStep, LinearWeights};
 use crate::problem::TokenFormat;
 use nvfp4_kernels::launch::Launch;
@@ -71,7 +71,7 @@ impl EmulatedLinear {
     }
 }
 
-impl LinearLayer for EmulatedLinear {
+impl Layer<Linear> for EmulatedLinear {
     fn kernel(&self) -> &str {
         self.kernel
     }

@@ -6,7 +6,7 @@ use ptx_emulator::{Buffer, Device, Report as Counters};
 
 use super::gpu::{Emulated, INTERMEDIATE, OUTPUT, TOKENS, WEIGHTS, upload};
 use crate::Error;
-use crate::backend::MoeLayer;
+use crate::backend::{Layer, Moe};
 use crate::format::Matrix;
 use crate::fp4::InputScales;
 use crate::moe::{MoeExpert, MoeOutput, MoeSizes, MoeStep, MoeWeights};
@@ -215,7 +215,7 @@ fn read(device: &Device, address: Address, bytes: usize) -> Vec<u8> {
     device.download(Buffer { address, bytes: bytes as u64 })
 }
 
-impl MoeLayer for EmulatedMoeLayer {
+impl Layer<Moe> for EmulatedMoeLayer {
     fn kernel(&self) -> &str {
         self.kernel
     }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use clap::builder::PossibleValue;
 use clap::{ValueEnum, ValueHint};
 use nvfp4::backend::emulated::{self, Card};
 use nvfp4::checkpoint::Checkpoint;
@@ -41,7 +42,7 @@ pub struct Args {
     /// (one matrix product), moe (a whole layer from hidden states to hidden states) or linear (one matrix with 16-bit
     /// tokens). From a checkpoint, gated uses gate and up projections, and plain the down projections [default: gated;
     /// for a built-in layer: moe].
-    #[arg(long, value_parser = parse::named(&Operation::ALL, |op| op.name()))]
+    #[arg(long, value_enum)]
     pub op: Option<Operation>,
     /// Where to run; auto uses a CUDA GPU if there is one.
     #[arg(long, value_enum, default_value_t = Choice::Auto)]
@@ -178,17 +179,17 @@ pub enum Operation {
     Linear,
 }
 
-impl Operation {
-    /// Every operation, in the order of the command's help.
-    pub const ALL: [Self; 4] = [Self::Groups(Op::Gated), Self::Groups(Op::Plain), Self::Moe, Self::Linear];
+impl ValueEnum for Operation {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Self::Groups(Op::Gated), Self::Groups(Op::Plain), Self::Moe, Self::Linear]
+    }
 
-    /// Name on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(match self {
             Self::Groups(op) => op.name(),
             Self::Moe => "moe",
             Self::Linear => "linear",
-        }
+        }))
     }
 }
 

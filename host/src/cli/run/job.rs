@@ -1,93 +1,108 @@
-//! Inputs of `nvfp4 run`: a layer of a checkpoint, or a shape with inputs generated from a seed.
+//! A job of `nvfp4 run`: an operation with its inputs. Each operation implements [`Job`]; the runs (`runs.rs`) and the
+//! report (`report.rs`) are the same for all.
 
 use anyhow::bail;
-use nvfp4::checkpoint::{Activations, Checkpoint, LayerTensors};
-use nvfp4::format::Matrix;
-use nvfp4::generate;
+use nvfp4::Error;
+use nvfp4::backend::Operation;
+use nvfp4::checkpoint::OutputFile;
 use nvfp4::plan::roofline::Roofline;
-use nvfp4::problem::{Group, GroupedProblem, Op, TokenDtype, Weights};
-use nvfp4::shape;
+use serde_json::Value;
 
 use super::args::Args;
-use crate::cli::progress::Progress;
 use crate::cli::table;
 
-/// Default shape.
-const SHAPE: &str = "moe-1";
+/// Weights of a job's operation.
+pub type WeightsOf<'w, J> = <<J as Job>::Op as Operation>::Weights<'w>;
 
-/// Default number of tokens per expert of a checkpoint.
-const TOKENS: usize = 16;
+/// Step of a job's operation.
+pub type StepOf<'s, J> = <<J as Job>::Op as Operation>::Step<'s>;
 
-/// Default type of the output.
-pub const OUT_DTYPE: TokenDtype = TokenDtype::F16;
+/// Output of a job's operation.
+pub type OutputOf<J> = <<J as Job>::Op as Operation>::Output;
 
-/// Inputs, and descriptions of their sources.
-pub struct Job<'a> {
+/// Description of a job, for its report.
+pub struct About {
+    /// Name of the operation.
+    pub op: &'static str,
+    /// `true` if GPUs compute the operation in the variants that --variant names.
+    pub has_variants: bool,
+    /// Shape, or layer of a checkpoint.
     pub shape: String,
+    /// Source of the tokens.
     pub input: String,
-    /// Modules of the weights. Empty: the weights do not come from a checkpoint.
-    pub modules: Vec<String>,
-    /// Tensors of the layer that are used and left, from a checkpoint.
-    pub tensors: Option<LayerTensors>,
-    pub weights: Weights<'a>,
-    pub tokens: Vec<Matrix<'static>>,
+    /// Operation, inputs and types, for the first line of the text.
+    pub title: String,
+    /// Lines of text about sizes and inputs.
+    pub lines: Vec<String>,
+    /// JSON keys for sizes and inputs.
+    pub json: Value,
+    /// Number of operations of a step. A multiply-add counts as two.
+    pub operations: f64,
+    /// Bytes that a step must read and write.
+    pub bytes: usize,
+    /// Least time of a step on a device with given peaks. `None`: unknown for this operation.
+    pub roofline: Option<Roofline>,
 }
 
-/// Reads the job of a layer of a checkpoint.
-pub fn loaded<'a>(args: &Args, checkpoint: &'a Checkpoint) -> anyhow::Result<Job<'a>> {
-    let number = args.layer.expect("clap requires --layer or --tensor with --weights");
-    let layer = checkpoint.layer(number, args.grouped_op().unwrap_or(Op::Gated))?;
-    let (tokens, input) = match &args.activations {
-        Some(path) => (Activations::open(path)?.quantize(&layer.input_scales)?, path.display().to_string()),
-        None => {
-            let experts = layer.weights.experts().iter();
-            let groups: Vec<_> = experts
-                .map(|expert| Group { m: args.tokens.unwrap_or(TOKENS), n: expert.n(), k: expert.k() })
-                .collect();
-            check_memory(&GroupedProblem::new(layer.weights.op(), OUT_DTYPE, groups.clone())?)?;
-            let generator = args.input.unwrap_or_default();
-            (generate::activations(generator, &groups, args.seed)?, generator.name().into())
-        }
-    };
-    let shape = format!("{} layer {number}", checkpoint.path().display());
-    Ok(Job { shape, input, modules: layer.modules, tensors: Some(layer.tensors), weights: layer.weights, tokens })
+/// Comparison of an output with the reference.
+pub struct Compared {
+    /// JSON keys for the comparison.
+    pub json: Value,
+    /// `None`: nothing was compared.
+    pub findings: Option<Findings>,
 }
 
-/// Generates the job of a shape from the seed.
-pub fn generated(args: &Args) -> anyhow::Result<Job<'static>> {
-    let name = args.shape.as_deref().unwrap_or(SHAPE);
-    let mut shape = shape::find(name)?;
-    shape.op = args.grouped_op().unwrap_or(shape.op);
-    let problem = shape.problem(OUT_DTYPE)?;
-    check_memory(&problem)?;
-    let generator = args.input.unwrap_or(shape.input);
-    let progress = Progress::new("generating", shape.groups.len());
-    let mut experts = Vec::new();
-    for (group, sizes) in shape.groups.iter().enumerate() {
-        experts.push(generate::expert(generator, shape.op, group, sizes, args.seed)?);
-        progress.add(1);
+/// Result of a comparison.
+pub struct Findings {
+    /// Number of compared elements.
+    pub checked: usize,
+    /// Number of wrong elements.
+    pub mismatches: usize,
+    /// Number of elements without a bound, because a sum may overflow f32 in between.
+    pub unbounded: usize,
+    /// First wrong element.
+    pub first: Option<String>,
+    /// Lines of text about the errors.
+    pub text: String,
+    /// Condition that right elements fulfill.
+    pub bound: String,
+}
+
+/// An operation with its inputs.
+pub trait Job {
+    type Op: Operation;
+
+    /// Checked weights.
+    fn weights(&self) -> &WeightsOf<'_, Self>;
+
+    /// Checked inputs of the step.
+    fn step(&self) -> &StepOf<'_, Self>;
+
+    /// Describes the job.
+    fn about(&self) -> About;
+
+    /// Creates the output of the first run, with all parts that will be compared.
+    fn output(&self, _args: &Args) -> OutputOf<Self> {
+        Self::Op::output(self.step())
     }
-    Ok(Job {
-        shape: name.into(),
-        input: generator.name().into(),
-        modules: Vec::new(),
-        tensors: None,
-        weights: Weights::new(shape.op, experts)?,
-        tokens: generate::activations(generator, &shape.groups, args.seed)?,
-    })
-}
 
-/// Refuses a problem that does not fit this machine's memory, before anything is allocated.
-fn check_memory(problem: &GroupedProblem) -> anyhow::Result<()> {
-    let work = Roofline::new(problem);
-    let weights: f64 = problem.groups().iter().map(|group| group.n as f64 * group.k as f64).sum();
-    // The sum of: weights and their prepared copy, each at 9/16 byte per element; f32 numbers while one matrix is
-    // quantized; the f64 reference.
-    let largest = problem.groups().iter().map(|group| group.n.max(group.m) as f64 * group.k as f64).fold(0.0, f64::max);
-    let projections = problem.op().projections() as f64;
-    let outputs = work.output_bytes as f64 * (1.0 + 8.0 * projections);
-    let needed = 2.0 * projections * weights * 9.0 / 16.0 + 4.0 * largest + 8.0 * work.token_bytes as f64 + outputs;
-    check_present(needed, "use fewer or smaller groups")
+    /// Creates the output of the later runs, which must have the bits of the first run. `None`: later runs overwrite the
+    /// first one's output.
+    fn output_again(&self) -> Option<OutputOf<Self>> {
+        Some(Self::Op::output(self.step()))
+    }
+
+    /// Whether a later output has the bits of the first run's output.
+    fn is_same(first: &OutputOf<Self>, again: &OutputOf<Self>) -> bool;
+
+    /// Compares an output with the reference, as --verify says.
+    fn compare(&self, args: &Args, output: &OutputOf<Self>) -> Compared;
+
+    /// Writes an output to the file of --output.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    fn write(file: OutputFile, output: &OutputOf<Self>) -> Result<(), Error>;
 }
 
 /// Refuses work that needs more memory than this machine has.

@@ -1,174 +1,179 @@
-//! Report of `nvfp4 run`, as text or as JSON.
+//! Report of `nvfp4 run`, as text or as JSON, of any operation.
 
 use std::io::Write;
 use std::time::Duration;
 
-use nvfp4::backend::{Backend, Layer, emulated};
-use nvfp4::checkpoint::LayerTensors;
-use nvfp4::compare::{Comparison, Tolerance};
-use nvfp4::plan::roofline::Roofline;
+use nvfp4::backend::{Backend, Layer, Operation, emulated};
+use nvfp4::plan::roofline::{Peaks, Roofline};
 use nvfp4::printable;
-use nvfp4::problem::{Group, GroupedProblem, TokenFormat};
-use serde_json::json;
+use nvfp4::problem::TokenFormat;
+use serde_json::{Map, Value, json};
 
 use super::args::{Args, Verify};
-use super::tensors;
+use super::job::{About, Compared, Findings};
 use crate::cli::table;
 
-/// A run: its inputs, times and comparison.
-pub struct Report<'a> {
+/// A run: its job, times and comparison.
+pub struct Report<'a, O: Operation> {
     pub args: &'a Args,
-    pub shape: String,
-    pub input: String,
-    /// Modules of the weights. Empty: the weights do not come from a checkpoint.
-    pub modules: Vec<String>,
-    /// Tensors of the layer that were used and left, from a checkpoint.
-    pub tensors: Option<LayerTensors>,
-    pub problem: &'a GroupedProblem,
+    pub about: About,
     pub backend: &'a dyn Backend,
-    pub layer: &'a dyn Layer,
+    pub layer: &'a dyn Layer<O>,
     pub min: Duration,
     pub median: Duration,
     /// Median time to queue a run. `None`: the backend queues nothing.
     pub host: Option<Duration>,
-    pub comparison: Option<Comparison>,
+    pub compared: Compared,
+    /// Whether the outputs of all runs equal the first run's bit for bit.
+    pub same_bits: bool,
 }
 
-impl Report<'_> {
-    /// `true` if every element was checked and is right.
+impl<O: Operation> Report<'_, O> {
+    /// `true` if a compared element is wrong, or runs differ.
+    pub fn is_wrong(&self) -> bool {
+        self.compared.findings.as_ref().is_some_and(|found| found.mismatches > 0) || !self.same_bits
+    }
+
+    /// `true` if every element was compared, had a bound, and is right.
     fn verified(&self) -> bool {
-        self.args.verify == Verify::Full && self.comparison.is_some_and(|comparison| comparison.passed())
+        let is_bounded = self.compared.findings.as_ref().is_some_and(|found| found.unbounded == 0);
+        self.args.verify == Verify::Full && is_bounded && !self.is_wrong()
     }
 
     /// Returns the report as one JSON object.
-    pub fn json(&self) -> serde_json::Value {
-        let work = Roofline::new(self.problem);
-        let seconds = self.median.as_secs_f64();
-        let groups: Vec<_> =
-            self.problem.groups().iter().map(|group| json!({"m": group.m, "n": group.n, "k": group.k})).collect();
+    pub fn json(&self) -> Value {
+        let (about, seconds) = (&self.about, self.median.as_secs_f64());
+        let mut report = Map::new();
+        let mut add = |values: &Value| {
+            report.extend(values.as_object().into_iter().flatten().map(|(key, value)| (key.clone(), value.clone())))
+        };
+        add(&json!({"op": about.op, "backend": self.backend.name(), "kernel": self.layer.kernel()}));
+        if about.has_variants {
+            add(&json!({"variant": self.layer.launches().map(|_| self.args.variant.to_string())}));
+        }
+        add(&json!({"device": self.backend.device(), "shape": about.shape, "input": about.input}));
+        add(&about.json);
         // No rates for the emulator: they would be mistaken for the device's.
         let rate = |amount: f64| self.layer.counters().is_none().then_some(amount / seconds);
-        let mut report = json!({
-            "op": self.problem.op(),
-            "backend": self.backend.name(),
-            "kernel": self.layer.kernel(),
-            "variant": self.layer.launches().map(|_| self.args.variant.to_string()),
-            "device": self.backend.device(),
-            "shape": self.shape,
-            "input": self.input,
-            "modules": self.modules,
-            "tensors": tensors::json(self.tensors.as_ref()),
-            "groups": groups,
+        add(&json!({
             "time_us": {"min": self.min.as_secs_f64() * 1e6, "median": seconds * 1e6},
             "launches": self.layer.launches(),
             "host_us": self.host.map(|host| host.as_secs_f64() * 1e6),
-            "tflops": rate(work.operations / 1e12),
-            "gb_per_s": rate(work.bytes() as f64 / 1e9),
-            "max_abs_err": self.comparison.map(|comparison| comparison.max_abs_err),
-            "max_rel_err": self.comparison.map(|comparison| comparison.max_rel_err),
-            "mismatches": self.comparison.map(|comparison| comparison.mismatches),
-            "verified": self.verified(),
-        });
+            "tflops": rate(about.operations / 1e12),
+            "gb_per_s": rate(about.bytes as f64 / 1e9),
+        }));
+        add(&self.compared.json);
+        if !about.has_variants {
+            add(&json!({"same_bits": self.same_bits}));
+        }
+        add(&json!({"verified": self.verified()}));
         if let Some(counters) = self.layer.counters() {
-            report["counters"] = json!(counters);
-            report["useful_share"] = json!(useful_share(counters, work.operations));
+            add(&json!({"counters": counters}));
+            if about.has_variants {
+                add(&json!({"useful_share": useful_share(counters, about.operations)}));
+            }
         }
         if let Some(prediction) = self.backend.prediction() {
-            report["predicted_us"] = json!(prediction.microseconds);
-            report["prediction"] = json!({"gpu": prediction.card.name, "launches": prediction.launches});
+            add(&json!({
+                "predicted_us": prediction.microseconds,
+                "prediction": {"gpu": prediction.card.name, "launches": prediction.launches},
+            }));
         }
-        report
+        Value::Object(report)
     }
 
     /// Prints the report as text.
     pub fn print(&self, out: &mut impl Write) -> std::io::Result<()> {
-        let work = Roofline::new(self.problem);
-        let seconds = self.median.as_secs_f64();
-        writeln!(
-            out,
-            "{} {} · {} → {} · {} on {}, {}",
-            printable(&self.shape),
-            self.problem.op().name(),
-            printable(&self.input),
-            self.problem.out_dtype().name(),
-            self.backend.name(),
-            self.backend.device(),
-            self.layer.kernel()
-        )?;
-        if !self.modules.is_empty() {
-            writeln!(out, "weights   {}", printable(&self.modules.join(", ")))?;
-        }
-        tensors::print(self.tensors.as_ref(), out)?;
-        writeln!(out, "{}", group_table(self.problem.groups()))?;
+        let (about, seconds) = (&self.about, self.median.as_secs_f64());
+        let (name, device, kernel) = (self.backend.name(), self.backend.device(), self.layer.kernel());
+        writeln!(out, "{} {} · {name} on {device}, {kernel}", printable(&about.shape), about.title)?;
+        about.lines.iter().try_for_each(|line| writeln!(out, "{line}"))?;
         match self.layer.counters() {
             Some(counters) => {
-                writeln!(out, "variant   {}: {}", self.args.variant, launches(self.layer.launches().unwrap_or(0)))?;
-                print_counters(counters, work.operations, seconds, out)?;
+                if about.has_variants {
+                    let launches = launches(self.layer.launches().unwrap_or(0));
+                    writeln!(out, "variant   {}: {launches}", self.args.variant)?;
+                }
+                print_counters(counters, about.operations, seconds, out)?;
                 if let Some(prediction) = self.backend.prediction() {
                     print_prediction(&prediction, out)?;
                 }
             }
-            None => {
-                writeln!(
-                    out,
-                    "time      median {}, min {} of {}",
-                    table::time(seconds),
-                    table::time(self.min.as_secs_f64()),
-                    self.args.runs().0
-                )?;
-                if let (Some(count), Some(host)) = (self.layer.launches(), self.host) {
-                    let host = table::time(host.as_secs_f64());
-                    writeln!(out, "variant   {}: {} per run, queued in {host}", self.args.variant, launches(count))?;
-                }
-                writeln!(
-                    out,
-                    "rate      {:.3} TFLOP/s, {:.2} GB/s",
-                    work.operations / seconds / 1e12,
-                    work.bytes() as f64 / seconds / 1e9
-                )?;
+            None => self.print_times(out)?,
+        }
+        if let Some((roofline, peaks)) = about.roofline.as_ref().zip(self.backend.peaks()) {
+            print_roofline(roofline, peaks, seconds, out)?;
+        }
+        match &self.compared.findings {
+            None => writeln!(out, "verified  no: not checked"),
+            Some(found) => {
+                writeln!(out, "{}", found.text)?;
+                self.print_verdict(found, out)
             }
         }
-        if let Some(peaks) = self.backend.peaks() {
-            let share = work.seconds(peaks) / seconds;
-            writeln!(
-                out,
-                "roofline  {:.0} % of the device's peak: {} at {:.1} GB/s and {:.2} TFLOP/s{}",
-                100.0 * share,
-                table::time(work.seconds(peaks)),
-                peaks.bytes_per_second / 1e9,
-                peaks.ops_per_second / 1e12,
-                if share > 1.0 { "; data this small stays in caches" } else { "" }
-            )?;
+    }
+
+    fn print_times(&self, out: &mut impl Write) -> std::io::Result<()> {
+        let (about, seconds) = (&self.about, self.median.as_secs_f64());
+        let (median, min) = (table::time(seconds), table::time(self.min.as_secs_f64()));
+        writeln!(out, "time      median {median}, min {min} of {}", self.args.runs().0)?;
+        if let (Some(count), Some(host)) = (self.layer.launches(), self.host) {
+            let (launches, host) = (launches(count), table::time(host.as_secs_f64()));
+            if about.has_variants {
+                writeln!(out, "variant   {}: {launches} per run, queued in {host}", self.args.variant)?;
+            } else {
+                writeln!(out, "launches  {launches}, queued in {host}")?;
+            }
         }
-        let Some(comparison) = &self.comparison else {
-            writeln!(out, "verified  no: not checked")?;
-            return Ok(());
-        };
-        writeln!(
-            out,
-            "error     at most {:.2e} absolute, {:.2e} relative",
-            comparison.max_abs_err, comparison.max_rel_err
-        )?;
-        let Tolerance { absolute, relative } = Tolerance::of(self.problem.out_dtype());
-        let rounds = self.args.variant.schedule.rounds_gate_and_up();
-        let more = if rounds { " + the effect of rounding gate and up" } else { "" };
-        let bound = format!("within {absolute} + {relative}·|x|{more} of the exact reference");
-        let checked = table::thousands(comparison.checked);
-        match (comparison.first, self.args.verify) {
+        if about.operations > 0.0 {
+            let (tflops, gigabytes) = (about.operations / seconds / 1e12, about.bytes as f64 / seconds / 1e9);
+            writeln!(out, "rate      {tflops:.3} TFLOP/s, {gigabytes:.2} GB/s")?;
+        }
+        Ok(())
+    }
+
+    /// Prints whether the output is right.
+    fn print_verdict(&self, found: &Findings, out: &mut impl Write) -> std::io::Result<()> {
+        let (checked, wrong) = (table::thousands(found.checked), table::thousands(found.mismatches));
+        match (&found.first, self.args.verify) {
             (Some(first), _) => {
-                let wrong = table::thousands(comparison.mismatches);
                 writeln!(out, "verified  NO: {wrong} of {checked} elements are wrong; the first: {first}")
             }
-            (None, Verify::Full) => writeln!(out, "verified  yes: all {checked} elements {bound}"),
+            _ if !self.same_bits => writeln!(out, "verified  NO: the output of a run differs from the first run's"),
+            _ if found.unbounded > 0 => {
+                let unbounded = table::thousands(found.unbounded);
+                writeln!(
+                    out,
+                    "verified  no: {unbounded} of {checked} elements may overflow f32 in between; the others are right"
+                )
+            }
+            (None, Verify::Full) => writeln!(out, "verified  yes: all {checked} elements {}", found.bound),
             (None, _) => {
-                writeln!(out, "verified  no: only a sample of {checked} elements was checked; all are {bound}")
+                let right =
+                    if self.about.has_variants { format!("all are {}", found.bound) } else { "none is wrong".into() };
+                writeln!(out, "verified  no: only a sample of {checked} elements was checked; {right}")
             }
         }
     }
 }
 
+/// Prints the share of the device's peak that a run of `seconds` seconds reaches.
+fn print_roofline(roofline: &Roofline, peaks: Peaks, seconds: f64, out: &mut impl Write) -> std::io::Result<()> {
+    let least = roofline.seconds(peaks);
+    let share = least / seconds;
+    writeln!(
+        out,
+        "roofline  {:.0} % of the device's peak: {} at {:.1} GB/s and {:.2} TFLOP/s{}",
+        100.0 * share,
+        table::time(least),
+        peaks.bytes_per_second / 1e9,
+        peaks.ops_per_second / 1e12,
+        if share > 1.0 { "; data this small stays in caches" } else { "" }
+    )
+}
+
 /// Prints the predicted time and its breakdown.
-pub fn print_prediction(prediction: &emulated::Prediction, out: &mut impl Write) -> std::io::Result<()> {
+fn print_prediction(prediction: &emulated::Prediction, out: &mut impl Write) -> std::io::Result<()> {
     writeln!(
         out,
         "predicted {:.2} µs on {}, by the model, not measured",
@@ -187,7 +192,7 @@ pub fn tokens_of(format: TokenFormat, count: usize) -> String {
     format!("{} {kind}tokens", table::thousands(count))
 }
 
-pub fn launches(count: usize) -> String {
+fn launches(count: usize) -> String {
     if count == 1 { "1 launch".into() } else { format!("{count} launches") }
 }
 
@@ -198,7 +203,7 @@ fn useful_share(counters: &emulated::Counters, operations: f64) -> Option<f64> {
 }
 
 /// Prints the counters of an emulated kernel. Rates are omitted, because the time is the emulator's.
-pub fn print_counters(
+fn print_counters(
     counters: &emulated::Counters,
     operations: f64,
     seconds: f64,
@@ -254,17 +259,4 @@ pub fn print_counters(
         counters.roles.iter().map(|role| format!("{:.0}", 100.0 * counters.waiting_share(role))).collect();
     writeln!(out, "waiting   {} % of the emulated time, by warp", waits.join(", "))?;
     writeln!(out, "time      {} to emulate; not a GPU's time", table::time(seconds))
-}
-
-/// Returns the table of groups. Consecutive groups of equal size share a row.
-fn group_table(groups: &[Group]) -> comfy_table::Table {
-    let mut rows = table::table(&["group", "M", "N", "K"], 1);
-    let mut first = 0;
-    for equal in groups.chunk_by(|a, b| a == b) {
-        let last = first + equal.len() - 1;
-        let name = if first == last { first.to_string() } else { format!("{first}–{last}") };
-        rows.add_row([name, equal[0].m.to_string(), equal[0].n.to_string(), equal[0].k.to_string()]);
-        first = last + 1;
-    }
-    rows
 }

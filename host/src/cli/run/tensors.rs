@@ -1,7 +1,6 @@
 //! Tensors of a checkpoint's layer that a run used and left, in reports.
 
 use std::collections::BTreeSet;
-use std::io::Write;
 
 use nvfp4::checkpoint::LayerTensors;
 use nvfp4::printable;
@@ -12,18 +11,16 @@ pub fn json(tensors: Option<&LayerTensors>) -> Value {
     tensors.map_or(Value::Null, |LayerTensors { used, left }| json!({"used": used, "left": left}))
 }
 
-/// Prints the modules of the tensors, relative to the layer.
-pub fn print(tensors: Option<&LayerTensors>, out: &mut impl Write) -> std::io::Result<()> {
-    let Some(LayerTensors { used, left }) = tensors else { return Ok(()) };
+/// Returns lines with the modules of the tensors, relative to the layer.
+pub fn lines(tensors: Option<&LayerTensors>) -> Vec<String> {
+    let Some(LayerTensors { used, left }) = tensors else { return Vec::new() };
     let prefix = common_prefix(used.iter().chain(left));
-    for (title, names) in [("used", used), ("left", left)] {
+    let line = |(title, names): (&str, &Vec<String>)| {
         let modules: BTreeSet<&str> = names.iter().map(|name| module(&name[prefix.len()..])).collect();
-        if !modules.is_empty() {
-            let modules = modules.into_iter().collect::<Vec<_>>().join(", ");
-            writeln!(out, "{title}      {}", printable(&modules))?;
-        }
-    }
-    Ok(())
+        let modules = modules.into_iter().collect::<Vec<_>>().join(", ");
+        (!modules.is_empty()).then(|| format!("{title}      {}", printable(&modules)))
+    };
+    [("used", used), ("left", left)].into_iter().filter_map(line).collect()
 }
 
 /// Returns the beginning, up to a dot, that all names share.
@@ -53,8 +50,6 @@ mod tests {
             used: names(&["model.layers.3.mlp.experts.*.w1.weight", "model.layers.3.mlp.experts.*.w1.weight_scale"]),
             left: names(&["model.layers.3.norm.weight", "model.layers.3.self_attn.q_proj.weight"]),
         };
-        let mut text = Vec::new();
-        print(Some(&tensors), &mut text).unwrap();
-        assert_eq!(String::from_utf8(text).unwrap(), "used      mlp.experts.*.w1\nleft      norm, self_attn.q_proj\n");
+        assert_eq!(lines(Some(&tensors)), ["used      mlp.experts.*.w1", "left      norm, self_attn.q_proj"]);
     }
 }

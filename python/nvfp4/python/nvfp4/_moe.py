@@ -70,18 +70,7 @@ class Moe(torch.nn.Module):
         self.shared_intermediate = shared[1][0].shape[1] if shared else None
         self.dtype = dtype
         self.activation, self.biases, self.token_format = activation, biases is not None, token_format
-        sizes = self.hidden, self.intermediate, self.experts, self.shared_intermediate
         self.input_scales = input_scales is not None
-        length = _native.moe_weight_bytes(
-            *sizes, dtype, activation, self.biases, token_format, self.input_scales, values.is_cuda
-        )
-        # Not in the state dict: the packed layout depends on the device.
-        self.register_buffer("weights", torch.empty(length, dtype=torch.uint8, device=values.device), persistent=False)
-        self.register_buffer("expert_map", expert_map, persistent=False)
-        scales = input_scales and [scales.tolist() for scales in input_scales]
-        _native.pack_moe(self.weights, dtype, projections, shared, activation, self.biases, token_format, scales)
-        if values.is_cuda:
-            _native.check_packed_moe(bytes(self.weights[: _native.MOE_HEAD_BYTES].tolist()), *sizes, activation)
         # PyTorch takes time for each option, so calls pass only the options that are not the default.
         self._options = {}
         if shared:
@@ -94,6 +83,15 @@ class Moe(torch.nn.Module):
             self._options["token_format"] = token_format
         if self.input_scales:
             self._options["input_scales"] = True
+        sizes = self.hidden, self.experts, self.intermediate
+        length = _native.moe_weight_bytes(*sizes, dtype, values.is_cuda, **self._options)
+        # Not in the state dict: the packed layout depends on the device.
+        self.register_buffer("weights", torch.empty(length, dtype=torch.uint8, device=values.device), persistent=False)
+        self.register_buffer("expert_map", expert_map, persistent=False)
+        scales = input_scales and [scales.tolist() for scales in input_scales]
+        _native.pack_moe(self.weights, dtype, projections, shared, scales, **self._options)
+        if values.is_cuda:
+            _native.check_packed_moe(bytes(self.weights[: _native.MOE_HEAD_BYTES].tolist()), *sizes, **self._options)
 
     def workspace_bytes(self, tokens: int, top_k: int) -> int:
         """Returns the bytes of workspace that a call with up to ``tokens`` tokens needs on a GPU. Layers can share a workspace."""

@@ -134,7 +134,8 @@ def moe_workspace_bytes(
     >>> nvfp4.moe_workspace_bytes(1, top_k=2, hidden=4096, intermediate=14336, experts=8)
     82176
     """
-    return _native.moe_workspace_bytes(tokens, top_k, hidden, intermediate, experts, shared_intermediate, token_format)
+    options = {"shared_intermediate": shared_intermediate, "token_format": token_format}
+    return _native.moe_workspace_bytes(tokens, top_k, hidden, experts, intermediate, **options)
 
 
 # The linear layer.

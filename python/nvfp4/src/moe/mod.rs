@@ -10,95 +10,110 @@ use nvfp4::fp4::InputScales;
 use nvfp4::kernels::moe::{weight_bytes, workspace_bytes};
 use nvfp4::moe::{Activation, MoeSizes};
 use nvfp4::problem::{MAX_TOP_K, TokenDtype, TokenFormat};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedStr;
+use pyo3::types::{PyDict, PyString};
 
 use self::operands::{Operands, Projections, RawProjection};
 use crate::error::{exception, invalid};
 use crate::tensor::{self, Dtype, Place, Tensor, token_type};
 
-/// Computes a layer: writes `out`, and `workspace` if it is given.
+/// Computes a layer: writes `out`, and the option `workspace` if it is given. `options`: the operator's named arguments
+/// that are not the default.
 #[pyfunction]
-#[pyo3(signature = (out, hidden_states, topk_ids, topk_weights, weights, experts, intermediate, *, shared_intermediate=None,
-    expert_map=None, shared_weights=None, weights_on_input=false, workspace=None, activation="silu", biases=false,
-    token_format="16-bit", input_scales=false))]
-#[expect(clippy::too_many_arguments, reason = "each operand is a named argument of the operator")]
-pub fn moe(
-    py: Python<'_>,
-    out: &Bound<'_, PyAny>,
-    hidden_states: &Bound<'_, PyAny>,
-    topk_ids: &Bound<'_, PyAny>,
-    topk_weights: &Bound<'_, PyAny>,
-    weights: &Bound<'_, PyAny>,
+#[pyo3(signature = (out, hidden_states, topk_ids, topk_weights, weights, experts, intermediate, **options))]
+#[expect(clippy::too_many_arguments, reason = "the operator's operands without a default")]
+pub fn moe<'py>(
+    py: Python<'py>,
+    out: &Bound<'py, PyAny>,
+    hidden_states: &Bound<'py, PyAny>,
+    topk_ids: &Bound<'py, PyAny>,
+    topk_weights: &Bound<'py, PyAny>,
+    weights: &Bound<'py, PyAny>,
     experts: usize,
     intermediate: usize,
-    shared_intermediate: Option<usize>,
-    expert_map: Option<&Bound<'_, PyAny>>,
-    shared_weights: Option<&Bound<'_, PyAny>>,
-    weights_on_input: bool,
-    workspace: Option<&Bound<'_, PyAny>>,
-    activation: &str,
-    biases: bool,
-    token_format: &str,
-    input_scales: bool,
+    options: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<()> {
-    let operands = Operands {
+    let mut operands = Operands {
         out: Tensor::read("out", out)?,
         hidden_states: Tensor::read("hidden_states", hidden_states)?,
         topk_ids: Tensor::read("topk_ids", topk_ids)?,
         topk_weights: Tensor::read("topk_weights", topk_weights)?,
         weights: Tensor::read("weights", weights)?,
-        expert_map: Tensor::read_optional("expert_map", expert_map)?,
-        shared_weights: Tensor::read_optional("shared_weights", shared_weights)?,
-        weights_on_input,
-        workspace: Tensor::read_optional("workspace", workspace)?,
+        expert_map: None,
+        shared_weights: None,
+        weights_on_input: false,
+        workspace: None,
     };
-    let activation = activation_of(activation)?;
-    let token_format = tensor::token_format(token_format)?;
-    let kind = Kind { experts, intermediate, shared_intermediate, activation, biases, token_format, input_scales };
-    let sizes = operands.sizes(&kind)?;
+    let layer = layer_of(experts, intermediate, options, |name, value| {
+        match name {
+            "expert_map" => operands.expert_map = Tensor::read_optional("expert_map", Some(value))?,
+            "shared_weights" => operands.shared_weights = Tensor::read_optional("shared_weights", Some(value))?,
+            "weights_on_input" => operands.weights_on_input = value.extract()?,
+            "workspace" => operands.workspace = Tensor::read_optional("workspace", Some(value))?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    })?;
+    let sizes = operands.sizes(layer)?;
     match operands.hidden_states.place {
         Place::Cpu => cpu::moe(py, &operands, &sizes),
         Place::Cuda(ordinal) => cuda::moe(py, &operands, &sizes, ordinal),
     }
 }
 
-/// Properties of a layer that its tensors do not determine.
-#[derive(Default)]
-struct Kind {
+/// Returns the sizes of a layer that its tensors do not determine, with placeholders for the others. `options`: the
+/// options of the layer that are not the default. `other` reads an option of a call, and returns whether it knows it.
+fn layer_of<'py>(
     experts: usize,
     intermediate: usize,
-    shared_intermediate: Option<usize>,
-    activation: Activation,
-    biases: bool,
-    token_format: TokenFormat,
-    input_scales: bool,
+    options: Option<&Bound<'py, PyDict>>,
+    mut other: impl FnMut(&str, &Bound<'py, PyAny>) -> PyResult<bool>,
+) -> PyResult<MoeSizes> {
+    let mut layer = MoeSizes {
+        hidden: 0,
+        intermediate,
+        experts,
+        named_experts: experts,
+        top_k: 1,
+        shared_intermediate: None,
+        dtype: TokenDtype::Bf16,
+        activation: Activation::Silu,
+        biases: false,
+        token_format: TokenFormat::Bits16,
+        input_scales: false,
+    };
+    for (name, value) in options.into_iter().flatten() {
+        let name = name.cast::<PyString>()?;
+        match name.to_cow()?.as_ref() {
+            "shared_intermediate" => layer.shared_intermediate = value.extract()?,
+            "activation" => layer.activation = activation_of(&value.extract::<PyBackedStr>()?)?,
+            "biases" => layer.biases = value.extract()?,
+            "token_format" => layer.token_format = tensor::token_format(&value.extract::<PyBackedStr>()?)?,
+            "input_scales" => layer.input_scales = value.extract()?,
+            name if other(name, &value)? => (),
+            name => return Err(PyTypeError::new_err(format!("unexpected keyword argument '{name}'"))),
+        }
+    }
+    Ok(layer)
 }
 
-impl Kind {
-    /// Returns the layer's sizes.
-    fn sizes(&self, hidden: usize, named_experts: usize, top_k: usize, dtype: TokenDtype) -> PyResult<MoeSizes> {
-        let &Self { experts, intermediate, shared_intermediate, activation, biases, token_format, input_scales } = self;
-        let sizes = MoeSizes {
-            hidden,
-            intermediate,
-            experts,
-            named_experts,
-            top_k,
-            shared_intermediate,
-            dtype,
-            activation,
-            biases,
-            token_format,
-            input_scales,
-        };
-        sizes.check().map_err(exception)?;
-        Ok(sizes)
-    }
+/// Same as [`layer_of`] for weights, which have no options of a call.
+fn weights_of(
+    hidden: usize,
+    dtype: TokenDtype,
+    experts: usize,
+    intermediate: usize,
+    options: Option<&Bound<'_, PyDict>>,
+) -> PyResult<MoeSizes> {
+    let layer = layer_of(experts, intermediate, options, |_, _| Ok(false))?;
+    checked_sizes(MoeSizes { hidden, dtype, ..layer })
+}
 
-    /// Returns the layer's sizes, with placeholders for the sizes that belong to a call.
-    fn sizes_of_weights(&self, hidden: usize, dtype: TokenDtype) -> PyResult<MoeSizes> {
-        self.sizes(hidden, self.experts, 1, dtype)
-    }
+fn checked_sizes(sizes: MoeSizes) -> PyResult<MoeSizes> {
+    sizes.check().map_err(exception)?;
+    Ok(sizes)
 }
 
 fn activation_of(text: &str) -> PyResult<Activation> {
@@ -111,8 +126,8 @@ fn activation_of(text: &str) -> PyResult<Activation> {
 
 impl Operands<'_> {
     /// Checks every tensor and returns the layer's sizes.
-    fn sizes(&self, kind: &Kind) -> PyResult<MoeSizes> {
-        let shared = kind.shared_intermediate;
+    fn sizes(&self, layer: MoeSizes) -> PyResult<MoeSizes> {
+        let shared = layer.shared_intermediate;
         let place = self.hidden_states.place;
         let [tokens, hidden] = self.hidden_states.expect_dimensions("[tokens, hidden size]")?;
         let dtype = self.hidden_states.token_type()?;
@@ -153,8 +168,8 @@ impl Operands<'_> {
         for tensor in [&self.out, &self.topk_ids, &self.topk_weights, &self.weights].into_iter().chain(optional) {
             tensor.expect_place(place)?;
         }
-        let named_experts = self.expert_map.as_ref().map_or(kind.experts, Tensor::len);
-        let sizes = kind.sizes(hidden, named_experts, top_k, dtype)?;
+        let named_experts = self.expert_map.as_ref().map_or(layer.experts, Tensor::len);
+        let sizes = checked_sizes(MoeSizes { hidden, named_experts, top_k, dtype, ..layer })?;
         for (tensor, len) in [(Some(&self.weights), packed_bytes(&sizes, place)), (self.workspace.as_ref(), 0)] {
             let Some(tensor) = tensor else { continue };
             tensor.expect_dtype(&[Dtype::U8])?;
@@ -181,56 +196,46 @@ fn packed_bytes(sizes: &MoeSizes, place: Place) -> usize {
 
 /// Returns the number of bytes of a layer's packed weights, on the CPU or on a GPU.
 #[pyfunction]
-#[expect(clippy::too_many_arguments, reason = "a layer's sizes")]
+#[pyo3(signature = (hidden, experts, intermediate, dtype, is_cuda, **options))]
 pub fn moe_weight_bytes(
     hidden: usize,
-    intermediate: usize,
     experts: usize,
-    shared_intermediate: Option<usize>,
+    intermediate: usize,
     dtype: &Bound<'_, PyAny>,
-    activation: &str,
-    biases: bool,
-    token_format: &str,
-    input_scales: bool,
     is_cuda: bool,
+    options: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<usize> {
-    let activation = activation_of(activation)?;
-    let token_format = tensor::token_format(token_format)?;
-    let kind = Kind { experts, intermediate, shared_intermediate, activation, biases, token_format, input_scales };
-    let sizes = kind.sizes_of_weights(hidden, token_type(dtype)?)?;
+    let sizes = weights_of(hidden, token_type(dtype)?, experts, intermediate, options)?;
     Ok(packed_bytes(&sizes, if is_cuda { Place::Cuda(0) } else { Place::Cpu }))
 }
 
 /// Returns the bytes of workspace that a call with `tokens` tokens needs on a GPU, for any activation.
 #[pyfunction]
+#[pyo3(signature = (tokens, top_k, hidden, experts, intermediate, **options))]
 pub fn moe_workspace_bytes(
     tokens: usize,
     top_k: usize,
     hidden: usize,
-    intermediate: usize,
     experts: usize,
-    shared_intermediate: Option<usize>,
-    token_format: &str,
+    intermediate: usize,
+    options: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<usize> {
-    let token_format = tensor::token_format(token_format)?;
-    let kind = Kind { experts, intermediate, shared_intermediate, token_format, ..Kind::default() };
-    Ok(workspace_bytes(&kind.sizes(hidden, experts, top_k, TokenDtype::Bf16)?, tokens))
+    let sizes = weights_of(hidden, TokenDtype::Bf16, experts, intermediate, options)?;
+    Ok(workspace_bytes(&checked_sizes(MoeSizes { top_k, ..sizes })?, tokens))
 }
 
 /// Checks that the scales packed on a GPU were valid. `head`: first [`MoeLauncher::HEAD_BYTES`] bytes of the packed
 /// weights.
 #[pyfunction]
+#[pyo3(signature = (head, hidden, experts, intermediate, **options))]
 pub fn check_packed_moe(
     head: &[u8],
     hidden: usize,
-    intermediate: usize,
     experts: usize,
-    shared_intermediate: Option<usize>,
-    activation: &str,
+    intermediate: usize,
+    options: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<()> {
-    let activation = activation_of(activation)?;
-    let kind = Kind { experts, intermediate, shared_intermediate, activation, ..Kind::default() };
-    let sizes = kind.sizes_of_weights(hidden, TokenDtype::Bf16)?;
+    let sizes = weights_of(hidden, TokenDtype::Bf16, experts, intermediate, options)?;
     let head = head.try_into().map_err(|_| invalid("head", "wrong length; pass the first MOE_HEAD_BYTES bytes"))?;
     MoeLauncher::check_packed(&sizes, head).map_err(exception)
 }
@@ -248,26 +253,22 @@ const NAMES: [[&str; 3]; 6] = [
     ["shared down.values", "shared down.scales", "shared down's biases"],
 ];
 
-/// Packs gate, up and down of a layer and of its shared expert into `weights`.
+/// Packs gate, up and down of a layer and of its shared expert into `weights`. `options`: the layer's options that are
+/// not the default.
 #[pyfunction]
-#[expect(clippy::too_many_arguments, reason = "the parts of a layer")]
+#[pyo3(signature = (weights, dtype, projections, shared, input_scales, **options))]
 pub fn pack_moe<'py>(
     py: Python<'py>,
     weights: &Bound<'py, PyAny>,
     dtype: &Bound<'py, PyAny>,
     projections: Projections<Projection<'py>>,
     shared: Option<Projections<Projection<'py>>>,
-    activation: &str,
-    biases: bool,
-    token_format: &str,
     input_scales: Option<[Vec<f32>; 2]>,
+    options: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<()> {
     let weights = Tensor::read("weights", weights)?;
-    let (dtype, activation) = (token_type(dtype)?, activation_of(activation)?);
-    let token_format = tensor::token_format(token_format)?;
-    if projections.iter().chain(shared.iter().flatten()).flatten().any(|projection| projection.3.is_some()) && !biases {
-        return Err(invalid("biases", "a projection has biases, but the layer was declared without them"));
-    }
+    let mut given = projections.iter().chain(shared.iter().flatten()).flatten();
+    let has_biases = given.any(|projection| projection.3.is_some());
     let Some((first, names)) =
         projections[..2].iter().zip(&NAMES).find_map(|(first, names)| Some((first.as_ref()?, names)))
     else {
@@ -275,16 +276,15 @@ pub fn pack_moe<'py>(
     };
     let [experts, intermediate, half_hidden] =
         Tensor::read(names[0], &first.0)?.expect_dimensions("[experts, rows, columns/2]")?;
-    let shared_intermediate = match shared.as_ref().and_then(|shared| shared[1].as_ref()) {
-        Some(up) => Some(Tensor::read("shared up.values", &up.0)?.expect_dimensions::<3>("[1, rows, columns/2]")?[1]),
-        None => None,
-    };
+    let sizes = weights_of(2 * half_hidden, token_type(dtype)?, experts, intermediate, options)?;
+    if has_biases && !sizes.biases {
+        return Err(invalid("biases", "a projection has biases, but the layer was declared without them"));
+    }
     let scales = input_scales.map(|scales| input_scales_of(scales, experts + usize::from(shared.is_some())));
-    let (input_scales, scales) = (scales.is_some(), scales.transpose()?.unwrap_or_default());
-    let kind = Kind { experts, intermediate, shared_intermediate, activation, biases, token_format, input_scales };
-    let sizes = kind.sizes_of_weights(2 * half_hidden, dtype)?;
+    let scales = scales.transpose()?.unwrap_or_default();
     let routed = checked(projections, &NAMES[..3], &sizes, (experts, intermediate), weights.place)?;
-    let of_shared = |shared| checked(shared, &NAMES[3..], &sizes, (1, shared_intermediate.unwrap_or(0)), weights.place);
+    let of_shared =
+        |shared| checked(shared, &NAMES[3..], &sizes, (1, sizes.shared_intermediate.unwrap_or(0)), weights.place);
     let shared = shared.map(of_shared).transpose()?;
     weights.expect_dtype(&[Dtype::U8])?;
     weights.expect_shape(&[packed_bytes(&sizes, weights.place)])?;

@@ -8,14 +8,14 @@ use ptx_emulator::TensorMap;
 
 use crate::fake::{out_dtype, slice, slice_mut};
 use crate::layer::moe_quantize_nvfp4::fake::write_row;
-use crate::nvfp4_products::Nvfp4Instance;
+use crate::products::ProductInstance;
 use crate::wgmma::moe_sm90;
 use nvfp4_core::format::blocked::BlockedScales;
 use nvfp4_core::format::{BLOCK, Matrix};
 use nvfp4_core::fp4::{Factors, scaled, sum};
 
 /// Computes every expert's rows by the contract of kernels with these instances, and checks the launch and the maps.
-pub(crate) fn launch(launch: &Launch<'_>, instances: &[Nvfp4Instance]) {
+pub(crate) fn launch(launch: &Launch<'_>, instances: &[ProductInstance]) {
     let instance = instances.iter().find(|instance| instance.entry == launch.kernel).unwrap();
     assert_eq!((launch.block, launch.shared_bytes), ([instance.threads, 1, 1], instance.shared_bytes));
     // SAFETY: tests launch this with a parameter whose addresses refer to live operands of the described sizes, which

@@ -8,7 +8,8 @@ use kernels_gpu::tcgen05::gated_sm100::abi::{Instance, TILE_ROWS};
 use kernels_gpu::tcgen05::moe_sm100::abi::INSTANCES;
 
 use crate::kernel::{Entry, Kernel};
-use crate::nvfp4_products::{Nvfp4Instance, Nvfp4Products};
+use crate::nvfp4_products::{self, Nvfp4};
+use crate::products::{ProductInstance, Products};
 
 /// The kernel.
 pub struct MoeSm100;
@@ -29,9 +30,9 @@ impl Kernel for MoeSm100 {
     }
 }
 
-impl Nvfp4Products for MoeSm100 {
-    fn instances(&self) -> Vec<Nvfp4Instance> {
-        let instance = |of: &Instance| Nvfp4Instance {
+impl Products<Nvfp4> for MoeSm100 {
+    fn instances(&self) -> Vec<ProductInstance> {
+        let instance = |of: &Instance| ProductInstance {
             entry: of.entry,
             matrices: of.matrices,
             curves: of.curves,
@@ -40,7 +41,12 @@ impl Nvfp4Products for MoeSm100 {
             weight_rows: TILE_ROWS,
             threads: of.threads(),
             shared_bytes: of.shared_bytes(),
+            ..ProductInstance::ALONE
         };
         INSTANCES.iter().map(instance).collect()
+    }
+
+    fn tile_tokens(&self, rows: u64, experts: u64) -> u32 {
+        nvfp4_products::tile_tokens(rows, experts)
     }
 }

@@ -3,11 +3,11 @@
 #[cfg(feature = "fake")]
 mod fake;
 
+use kernels_gpu::units::OperandType;
 use kernels_gpu::wgmma::moe_fp8_sm90::abi::{self, INSTANCES, Instance};
 
 use crate::kernel::{Entry, Kernel, op_of};
-use crate::launch::{Grid, Launch};
-use crate::products::most_token_tiles;
+use crate::products::{Fp8, ProductInstance, Products};
 use nvfp4_core::problem::Op;
 
 /// The kernel.
@@ -42,7 +42,7 @@ const MOST_ROWS_OF_128: f64 = 160.0;
 /// Below 128 tokens, this is the smallest tile that fits the rows of nearly every expert, so that its weights are
 /// decoded once. If tokens name experts at random, one expert in forty has more rows than the mean plus two standard
 /// deviations. A single expert has exactly the expected rows.
-pub(crate) fn tile_tokens(rows: u64, experts: u64) -> u32 {
+fn tile_tokens(rows: u64, experts: u64) -> u32 {
     let mean = rows as f64 / experts as f64;
     let most = if experts == 1 { mean } else { mean + 2.0 * mean.sqrt() };
     let fits = |tokens| if tokens == 128 { mean <= MOST_ROWS_OF_128 } else { most <= f64::from(tokens) };
@@ -59,37 +59,37 @@ fn k_block_cycles(instance: &Instance) -> u64 {
 
 /// Returns the instance for a linear layer with `columns` columns of C: the instance whose tiles end first. Among
 /// equals, the wider tiles win, because they read tokens less often.
-pub(crate) fn for_linear(tokens: u64, columns: u32, sms: u32) -> &'static Instance {
+pub(crate) fn for_linear(tokens: u64, columns: u32, sms: u32) -> ProductInstance {
     let cycles = |of: &&Instance| {
         let tiles = tokens.div_ceil(of.tile_tokens.into()) * u64::from(columns.div_ceil(of.columns()));
         (tiles.div_ceil(sms.into()) * k_block_cycles(of), of.is_narrow())
     };
-    INSTANCES.iter().filter(|of| op_of(of.matrices) == Op::Plain).min_by_key(cycles).expect("there are plain instances")
+    let plain = INSTANCES.iter().filter(|of| op_of(of.matrices) == Op::Plain);
+    product_instance(plain.min_by_key(cycles).expect("there are plain instances"))
 }
 
-impl MoeFp8Sm90 {
-    /// Returns the instance of an operation, with or without curves, with wide tiles of `tile_tokens` tokens.
-    ///
-    /// # Panics
-    /// If no instance has this tile size.
-    pub fn instance(&self, op: Op, curves: bool, tile_tokens: u32) -> &'static Instance {
-        let is_it = |of: &&Instance| {
-            (op_of(of.matrices), of.curves, of.tile_tokens, of.is_narrow()) == (op, curves, tile_tokens, false)
-        };
-        INSTANCES.iter().find(is_it).expect("every operation has an instance of every tile size")
+fn product_instance(of: &Instance) -> ProductInstance {
+    ProductInstance {
+        entry: of.entry,
+        matrices: of.matrices,
+        operand_type: Some(OperandType::E4m3),
+        curves: of.curves,
+        tile_tokens: of.tile_tokens,
+        columns: of.columns(),
+        threads: of.threads(),
+        shared_bytes: of.shared_bytes(),
+        ..ProductInstance::ALONE
+    }
+}
+
+impl Products<Fp8> for MoeFp8Sm90 {
+    /// MoE layers use the wide tiles.
+    fn instances(&self) -> Vec<ProductInstance> {
+        INSTANCES.iter().filter(|of| !of.is_narrow()).map(product_instance).collect()
     }
 
-    /// Returns the launch of a product of at most `rows` rows, not counting the rows that pad each expert's. The grid
-    /// has one CTA per possible tile, at most one per SM. A CTA continues with further tiles by itself.
-    pub fn product(&self, instance: &Instance, launch: abi::Launch, rows: u64, sms: u32) -> Launch {
-        let token_tiles = most_token_tiles(rows, launch.experts.into(), instance.tile_tokens);
-        let tiles = token_tiles * u64::from(launch.n.div_ceil(instance.columns()));
-        let grid = Grid {
-            shared_bytes: instance.shared_bytes(),
-            overlaps: true,
-            ..Grid::linear(instance.entry, tiles.min(u64::from(sms)) as u32, instance.threads())
-        };
-        Launch::of_parameter(self.name(), grid, launch)
+    fn tile_tokens(&self, rows: u64, experts: u64) -> u32 {
+        tile_tokens(rows, experts)
     }
 }
 

@@ -13,7 +13,7 @@ use kernels_gpu::wgmma::moe_sm90::by_warp::abi as of_strips;
 
 use crate::kernel::{Entry, Kernel};
 use crate::mma_sync::moe_few_sm90::MoeFewSm90;
-use crate::products::{FEW_EXPERTS, ProductInstance, Products, SMALLEST_TILE, may_be_sorted};
+use crate::products::{Bits16, FEW_EXPERTS, ProductInstance, Products, SMALLEST_TILE, may_be_sorted};
 
 /// The kernel.
 pub struct MoeSm90;
@@ -60,11 +60,12 @@ pub(crate) fn product_instance(of: &Instance, tile_time: u64) -> ProductInstance
     ProductInstance {
         entry: of.entry,
         matrices: of.matrices,
-        operand_type: of.operand_type,
+        operand_type: Some(of.operand_type),
         curves: of.curves,
         max_experts: MAX_EXPERTS,
         tile_tokens: of.tile_tokens,
         columns: of.columns(),
+        weight_rows: 0,
         threads: of.threads(),
         shared_bytes: of.shared_bytes(),
         sorted: of.sorted,
@@ -80,11 +81,12 @@ fn strips_instance(of: &of_strips::Instance) -> ProductInstance {
     ProductInstance {
         entry: of.entry,
         matrices: of.matrices,
-        operand_type: of.operand_type,
+        operand_type: Some(of.operand_type),
         curves: of.curves,
         max_experts: SMALL_EXPERTS,
         tile_tokens: of.tile_tokens,
         columns: of.columns(),
+        weight_rows: 0,
         threads: of.threads(),
         shared_bytes: of.shared_bytes(),
         sorted: false,
@@ -96,7 +98,7 @@ fn strips_instance(of: &of_strips::Instance) -> ProductInstance {
     }
 }
 
-impl Products for MoeSm90 {
+impl Products<Bits16> for MoeSm90 {
     /// The times of tiles were measured on an H200 (benches/lab/experiments.md).
     fn instances(&self) -> Vec<ProductInstance> {
         let tile_time = |of: &Instance| match (of.tile_tokens, of.narrow) {

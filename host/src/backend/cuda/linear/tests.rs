@@ -37,7 +37,7 @@ fn inputs(dtype: TokenDtype, tokens: usize) -> LinearInputs<'static> {
     generate::inputs(Generator::Gaussian, tokens, K, dtype, 2).unwrap()
 }
 
-fn check(layer: &mut dyn LinearLayer, weights: &LinearWeights<'_>, inputs: LinearInputs<'_>) -> LinearOutput {
+fn check(layer: &mut dyn Layer<Linear>, weights: &LinearWeights<'_>, inputs: LinearInputs<'_>) -> LinearOutput {
     let step = LinearStep::new(weights, inputs).unwrap();
     let mut output = LinearOutput::new(&step);
     layer.execute(&step, &mut output).unwrap();

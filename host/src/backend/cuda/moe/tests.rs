@@ -66,7 +66,7 @@ fn check(weights: &MoeWeights<'_>, step: &MoeStep<'_>, output: &MoeOutput) {
     assert!(found.passed(), "{:?}", found.first());
 }
 
-fn execute(layer: &mut dyn MoeLayer, step: &MoeStep<'_>) -> MoeOutput {
+fn execute(layer: &mut dyn Layer<Moe>, step: &MoeStep<'_>) -> MoeOutput {
     let mut output = MoeOutput::with_stages(step);
     layer.execute(step, &mut output).unwrap();
     output
