@@ -7,7 +7,6 @@ use anyhow::bail;
 use nvfp4::backend::{Backend, Grouped};
 use nvfp4::checkpoint::{Activations, Checkpoint, LayerTensors, OutputFile, check_file, refuse_input};
 use nvfp4::compare::Tolerance;
-use nvfp4::format::Matrix;
 use nvfp4::generate;
 use nvfp4::plan::roofline::Roofline;
 use nvfp4::printable;

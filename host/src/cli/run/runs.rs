@@ -9,7 +9,7 @@ use nvfp4::backend::{self, Backend, Layer, Operation, cpu::Cpu};
 use nvfp4::checkpoint::{Checkpoint, OutputFile};
 
 use super::args::{Args, Choice};
-use super::job::{Job, OutputOf};
+use super::job::Job;
 use super::prediction::{self, Sensitivity};
 use super::report::Report;
 use crate::cli::exit;

@@ -47,11 +47,12 @@ pub fn moe<'py>(
         workspace: None,
     };
     let layer = layer_of(experts, intermediate, options, |name, value| {
+        let tensor = Some(value).filter(|value| !value.is_none());
         match name {
-            "expert_map" => operands.expert_map = Tensor::read_optional("expert_map", Some(value))?,
-            "shared_weights" => operands.shared_weights = Tensor::read_optional("shared_weights", Some(value))?,
+            "expert_map" => operands.expert_map = Tensor::read_optional("expert_map", tensor)?,
+            "shared_weights" => operands.shared_weights = Tensor::read_optional("shared_weights", tensor)?,
             "weights_on_input" => operands.weights_on_input = value.extract()?,
-            "workspace" => operands.workspace = Tensor::read_optional("workspace", Some(value))?,
+            "workspace" => operands.workspace = Tensor::read_optional("workspace", tensor)?,
             _ => return Ok(false),
         }
         Ok(true)
