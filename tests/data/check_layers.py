@@ -7,6 +7,7 @@ Each model has one MoE layer of a random family, with random sizes, a random for
 apart, or in one tensor as [E, N, K/2] or [E, K/2, N]; global scales for all, per expert or per part), random types of the router's
 tensors, and attention beside the block. `run --op moe --activations` must give numpy's output, and its `--json` must list every
 tensor of the layer as used or left. Then one tensor that the layer needs is removed, and the command must refuse the layer.
+Beside each model, `run --op linear` must give numpy's output of one weight, with or without a bias.
 """
 
 import json
@@ -26,25 +27,39 @@ FUSED_LAYOUTS = ("fused", "transposed")
 class Family:
     """Names, configuration and rules of a family of models."""
 
-    def __init__(self, kind, stack, block, router, names, scoring, layouts=("apart",), shared=None, gate=False, **config):
-        self.kind, self.block, self.names, self.router = kind, f"{stack}.0.{block}", names, router
-        self.scoring, self.layouts, self.shared, self.gate, self.config = scoring, layouts, shared, gate, config
+    def __init__(self, kind, stack, block, router, names, scoring, layouts=("apart",), shared=None, gate=False,
+                 corrections=None, keys=(), **config):  # fmt: skip
+        self.kind, self.layer, self.names, self.layouts, self.scoring = kind, f"{stack}.0", names, layouts, scoring
+        self.block = f"{self.layer}.{block}"
+        self.router, self.gate = f"{self.block}.{router}", gate
+        # Names below the layer, and keys that the family has instead of the usual ones.
+        self.shared, self.corrections, self.keys, self.config = shared, corrections, dict(keys), config
 
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 ALL = ("apart", *FUSED_LAYOUTS)
+AT_GATE = "mlp.gate.e_score_correction_bias"
 FAMILIES = [
     Family("qwen3_moe", "model.layers", "mlp", "gate", PROJECTIONS, "softmax", ALL),
     Family("mixtral", "model.layers", "block_sparse_moe", "gate", ("w1", "w3", "w2"), "renormalized"),
     Family("olmoe", "model.layers", "mlp", "gate", PROJECTIONS, "softmax"),
-    Family("deepseek_v3", "model.layers", "mlp", "gate", PROJECTIONS, "groups", shared="shared_experts"),
-    Family("glm4_moe", "model.layers", "mlp", "gate", PROJECTIONS, "groups", ALL, shared="shared_experts"),
-    Family("minimax_m2", "model.layers", "block_sparse_moe", "gate", ("w1", "w3", "w2"), "groups"),
-    Family("qwen3_5_moe", "model.language_model.layers", "mlp", "gate", PROJECTIONS, "renormalized", ALL, "shared_expert", True),
+    Family("deepseek_v3", "model.layers", "mlp", "gate", PROJECTIONS, "groups", shared="mlp.shared_experts", corrections=AT_GATE),
+    Family("glm4_moe", "model.layers", "mlp", "gate", PROJECTIONS, "groups", ALL, "mlp.shared_experts", corrections=AT_GATE),
+    Family("minimax_m2", "model.layers", "block_sparse_moe", "gate", ("w1", "w3", "w2"), "groups",
+           corrections="block_sparse_moe.e_score_correction_bias"),
+    Family("qwen3_5_moe", "model.language_model.layers", "mlp", "gate", PROJECTIONS, "renormalized", ALL, "mlp.shared_expert", True),
     Family("granitemoe", "model.layers", "block_sparse_moe", "router.layer", ("w1", "w3", "w2"), "of the chosen"),
-    Family("nemotron_h", "backbone.layers", "mixer", "gate", (None, "up_proj", "down_proj"), "groups", shared="shared_experts",
-           mlp_hidden_act="relu2"),
-    Family("llama4", "model.layers", "feed_forward", "router", PROJECTIONS, "llama4", ALL, shared="shared_expert"),
+    Family("nemotron_h", "backbone.layers", "mixer", "gate", (None, "up_proj", "down_proj"), "groups", shared="mixer.shared_experts",
+           corrections="mixer.gate.e_score_correction_bias", mlp_hidden_act="relu2"),
+    Family("llama4", "model.layers", "feed_forward", "router", PROJECTIONS, "llama4", ALL, "feed_forward.shared_expert"),
+    Family("hunyuan_v1_moe", "model.layers", "mlp", "gate.wg", PROJECTIONS, "renormalized", shared="mlp.shared_mlp",
+           keys={"num_experts_per_tok": "moe_topk"}),
+    Family("lfm2_moe", "model.layers", "feed_forward", "gate", ("w1", "w3", "w2"), "groups", corrections="feed_forward.expert_bias"),
+    Family("bailing_moe", "model.layers", "mlp", "gate", PROJECTIONS, "groups", shared="mlp.shared_experts",
+           corrections="mlp.gate.expert_bias", score_function="sigmoid"),
+    Family("step3p5", "model.layers", "moe", "gate", PROJECTIONS, "groups", shared="share_expert", corrections="moe.router_bias",
+           keys={"num_experts_per_tok": "moe_top_k", "norm_topk_prob": "norm_expert_weight",
+                 "routed_scaling_factor": "moe_router_scaling_factor"}, moe_router_activation="sigmoid"),
 ]  # fmt: skip
 
 
@@ -149,10 +164,8 @@ class Model:
         self.add_experts(rng, inner)
         self.add_router(rng)
         self.needed = list(self.tensors)
-        layer = family.block.rsplit(".", 1)[0]
-        self.tensors[f"{layer}.input_layernorm.weight"], _ = stored(np.ones(self.hidden), "BF16")
-        self.tensors[f"{layer}.self_attn.q_proj.weight"], _ = stored(rng.standard_normal((16, self.hidden)), "BF16")
-        self.layer = layer
+        self.tensors[f"{family.layer}.input_layernorm.weight"], _ = stored(np.ones(self.hidden), "BF16")
+        self.tensors[f"{family.layer}.self_attn.q_proj.weight"], _ = stored(rng.standard_normal((16, self.hidden)), "BF16")
 
     def add_experts(self, rng, inner):
         family, hidden = self.family, self.hidden
@@ -175,19 +188,17 @@ class Model:
             self.shared = one([(width, hidden), (width, hidden), (hidden, width)])
             for name, part in zip(family.names, self.shared):
                 if part:
-                    add_apart(self.tensors, f"{family.block}.{family.shared}.{name}", self.form, *part[:3])
+                    add_apart(self.tensors, f"{family.layer}.{family.shared}.{name}", self.form, *part[:3])
 
     def add_router(self, rng):
         family = self.family
         dtype = lambda: ["F32", "BF16", "F16"][rng.integers(3)]
-        module = f"{family.block}.{family.router}"
         matrix = rng.standard_normal((self.experts, self.hidden)) / np.sqrt(self.hidden)
-        self.tensors[f"{module}.weight"], self.router = stored(matrix, dtype())
+        self.tensors[f"{family.router}.weight"], self.router = stored(matrix, dtype())
         self.corrections = self.shared_gate = 0
-        if family.scoring == "groups":
-            place = family.block if family.kind == "minimax_m2" else module
-            corrections = rng.uniform(0, 0.2, self.experts)
-            self.tensors[f"{place}.e_score_correction_bias"], self.corrections = stored(corrections, dtype())
+        if family.corrections:
+            name = f"{family.layer}.{family.corrections}"
+            self.tensors[name], self.corrections = stored(rng.uniform(0, 0.2, self.experts), dtype())
         if family.gate:
             gate = rng.standard_normal((1, self.hidden))
             self.tensors[f"{family.block}.shared_expert_gate.weight"], self.shared_gate = stored(gate, dtype())
@@ -210,7 +221,8 @@ class Model:
 
     def save(self, folder, without=None):
         save(folder / "model.safetensors", {name: tensor for name, tensor in self.tensors.items() if name != without})
-        (folder / "config.json").write_text(json.dumps(self.config))
+        config = {self.family.keys.get(key, key): value for key, value in self.config.items()}
+        (folder / "config.json").write_text(json.dumps(config))
 
 
 def starred(name):
@@ -239,13 +251,36 @@ def check(command, model, rng, folder, place):
     errors = np.linalg.norm(got - expected, axis=1) / np.linalg.norm(expected, axis=1)
     assert (errors[certain] < LIMITS[model.dtype.lower()]).all(), (place, errors, certain)
     # Corrections of the choice are optional in some families.
-    needed = [name for name in model.needed if "correction" not in name]
+    needed = [name for name in model.needed if name != f"{model.family.layer}.{model.family.corrections}"]
     missing = needed[rng.integers(len(needed))]
     model.save(folder / "in", missing)
     (folder / "out.safetensors").unlink()
     done = run()
     assert done.returncode == 2 and not (folder / "out.safetensors").exists(), (place, missing, done)
     return int(certain.sum())
+
+
+def check_linear(command, rng, folder, place):
+    """Compares one weight of attention, with or without a bias."""
+    n, k, form = 16 * int(rng.integers(1, 7)), 16 * int(rng.integers(1, 7)), ["modelopt", "compressed-tensors"][rng.integers(2)]
+    dtype, of_parts = ["BF16", "F16"][rng.integers(2)], ["F32", "BF16", "F16"]
+    module, tensors = "model.layers.0.self_attn.o_proj", {}
+    codes, scales, factor, weight = matrix(rng, n, k)
+    add_apart(tensors, module, form, codes, scales, factor)
+    bias = 0
+    if rng.integers(2):
+        tensors[f"{module}.bias"], bias = stored(rng.standard_normal(n), of_parts[rng.integers(3)])
+    save(folder / "linear.safetensors", tensors)
+    (_, bits), x = stored(rng.standard_normal((int(rng.integers(1, 12)), k)), dtype)
+    save(folder / "tokens.safetensors", {"hidden": (dtype, bits)})
+    line = [command, "run", "--backend", "cpu", "--op", "linear", "--weights", "linear.safetensors", "--tensor", module]
+    line += ["--repeat", "1", "--activations", "tokens.safetensors", "--output", "out.safetensors"]
+    done = subprocess.run(line, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, (place, done.stderr, done.stdout)
+    _, got = stored(*reversed(read(folder / "out.safetensors", dtype)))
+    expected = x @ weight.T + bias
+    error = np.linalg.norm(got - expected) / np.linalg.norm(expected)
+    assert error < LIMITS[dtype.lower()], (place, form, list(tensors), error)
 
 
 def read(path, dtype):
@@ -263,7 +298,8 @@ def main():
         place = (seed, index, model.family.kind, model.layout, model.form, model.dtype)
         with tempfile.TemporaryDirectory() as folder:
             tokens += check(command, model, rng, pathlib.Path(folder), place)
-    print(f"{count} models, {tokens} tokens: all outputs are as expected")
+            check_linear(command, rng, pathlib.Path(folder), place)
+    print(f"{count} models and {count} linear layers, {tokens} tokens of models: all outputs are as expected")
 
 
 if __name__ == "__main__":
