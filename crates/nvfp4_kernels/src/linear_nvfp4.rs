@@ -80,8 +80,8 @@ pub fn launches(
         output: output_code(sizes.dtype),
         activation: Activation::NONE,
     };
-    let quantize = MoeQuantizeNvfp4.launch(quantize, sizes.dtype)?;
-    Ok([quantize, products.product(Op::Plain, tile_tokens, product, m.into(), sms)])
+    let quantize = MoeQuantizeNvfp4.launch(quantize, sizes.dtype, false)?;
+    Ok([quantize, products.product(Op::Plain, tile_tokens, false, product, m.into(), sms)])
 }
 
 /// Returns the launch that packs a matrix of these sizes.

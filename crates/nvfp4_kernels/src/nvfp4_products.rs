@@ -2,6 +2,7 @@
 //! tiles.
 
 use kernels_gpu::epilogue::Activation;
+use kernels_gpu::layer::moe_quantize_nvfp4::abi::ROUTE_CHOICES;
 use kernels_gpu::nvfp4_rows::K_BLOCK;
 use kernels_gpu::nvfp4_rows::row_bytes;
 use kernels_gpu::routed::{Launch as Parameter, QuantizedC, TensorMap};
@@ -30,7 +31,15 @@ pub struct Nvfp4Instance {
     pub threads: u32,
     /// Dynamic shared memory per CTA in bytes.
     pub shared_bytes: u32,
+    /// Whether weights are loaded before the wait for earlier launches
+    /// ([`Instance::early`](kernels_gpu::tcgen05::gated_sm100::abi::Instance::early)).
+    pub early: bool,
 }
+
+/// Up to this many rows, a launch before a product quantizes its operand with several warps per row, and a product
+/// loads weights before that launch has ended, if it has such an instance. With more rows, there are enough rows for
+/// all SMs, and quantizing takes longer than the stages' weights.
+pub const FEW_ROWS: u64 = ROUTE_CHOICES as u64;
 
 /// Tokens per tile, by average number of rows per named expert: the first row whose bound is not exceeded. Nearly every
 /// expert's rows then fit one tile, so that its weights are read once. A tile larger than its tokens costs only shared
@@ -84,13 +93,16 @@ pub trait Nvfp4Products: Kernel {
     fn instances(&self) -> Vec<Nvfp4Instance>;
 
     /// Returns the launch of a product of at most `rows` rows in tiles of `tile_tokens` tokens. The grid has one CTA
-    /// per possible tile, at most one per SM. A CTA continues with further tiles by itself.
+    /// per possible tile, at most one per SM. A CTA continues with further tiles by itself. `early`: the lists are
+    /// complete before the launch before this one lets it start, so weights may be loaded early.
     ///
     /// # Panics
     /// If there is no instance with such tiles.
-    fn product(&self, op: Op, tile_tokens: u32, product: Product, rows: u64, sms: u32) -> Launch {
+    fn product(&self, op: Op, tile_tokens: u32, early: bool, product: Product, rows: u64, sms: u32) -> Launch {
         let is_it = |of: &Nvfp4Instance| (op_of(of.matrices), of.tile_tokens) == (op, tile_tokens);
-        let instance = self.instances().into_iter().find(is_it);
+        // `true` is greater: an early instance is preferred where it is allowed.
+        let allowed = |of: &Nvfp4Instance| is_it(of) && (early || !of.early);
+        let instance = self.instances().into_iter().filter(allowed).max_by_key(|of| of.early);
         let instance = instance.expect("both operations have an instance of every tile size");
         let Product { n, k, experts, .. } = product;
         let tiles = most_tiles(rows, experts.into(), tile_tokens) * u64::from(n.div_ceil(instance.columns));

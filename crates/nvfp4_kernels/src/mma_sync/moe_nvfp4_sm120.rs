@@ -37,6 +37,7 @@ impl Nvfp4Products for MoeNvfp4Sm120 {
             weight_rows: SLAB_ROWS,
             threads: of.threads(),
             shared_bytes: of.shared_bytes(),
+            early: false,
         };
         INSTANCES.iter().map(instance).collect()
     }

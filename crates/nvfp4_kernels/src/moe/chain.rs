@@ -26,7 +26,10 @@ pub fn launches(
     if let Some(few) = kernels.few(&layer.sizes, chunk) {
         return Ok(chain.few(few).into());
     }
-    let mut launches = vec![chain.route()?];
+    let mut launches = Vec::new();
+    if !chain.routes_nvfp4() {
+        launches.push(chain.route()?);
+    }
     if chain.expands() {
         launches.push(chain.expand()?);
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use bytemuck::AnyBitPattern;
 use kernels_gpu::epilogue::{self, NO_PARAMETERS, PARAMETERS};
 use kernels_gpu::layer::moe_quantize::abi::Quantize;
-use kernels_gpu::layer::moe_quantize_nvfp4::abi::Quantize as Nvfp4Quantize;
+use kernels_gpu::layer::moe_quantize_nvfp4::abi::{Quantize as Nvfp4Quantize, RouteQuantize};
 use kernels_gpu::layer::moe_route::abi::{
     COMBINE_ENTRIES, Combine, EXPAND_ENTRY, Expand, ExpandedRows, ROUTE_ENTRY, Route,
 };
@@ -324,10 +324,31 @@ fn tokens_in_nvfp4_are_quantized_before_each_product() {
         assert_eq!((tokens.address, tokens.rows, tokens.row_bytes), (quantize.values, 400, quantize.k / 2));
         assert_eq!((weights.address, weights.rows), (base, 32 * matrices * product.n));
         assert_eq!(product.weight_scales, base + value_bytes(weights.rows.into(), product.k));
-        assert!(launch.grid.overlaps && launch.grid.entry.ends_with("_t16"));
+        // Few rows: the lists are complete before the launch that quantizes lets the product start.
+        assert!(launch.grid.overlaps && launch.grid.entry.ends_with("_t16_early"));
     }
     let combine: Combine = parameter(&chain[9]);
     assert_eq!([combine.rows, combine.shared_rows], [workspace.routed.rows, workspace.shared.unwrap().rows]);
+}
+
+#[test]
+fn few_tokens_in_nvfp4_need_no_launch_for_lists() {
+    let sizes = MoeSizes { token_format: TokenFormat::Nvfp4, ..sizes(None) };
+    let kernels =
+        MoeKernels { products: &MoeSm80, fp8: false, nvfp4: Some(&MoeSm100), largest_cluster: Route::PORTABLE_CLUSTER };
+    let (layer, workspace) = (layer(sizes), Workspace::at(&sizes, 300, WORKSPACE));
+    let chain = |tokens: usize| launches(&layer, &arguments(tokens), &workspace, kernels, SMS).unwrap();
+    let entries = |tokens: usize| chain(tokens).iter().map(|launch| launch.grid.entry).collect::<Vec<_>>();
+    let few = entries(100);
+    assert_eq!(few.len(), 5);
+    assert!(few[0].starts_with("moe_quantize_nvfp4_route_") && few[2].starts_with("moe_quantize_nvfp4_few_"));
+    // The lists are pending when gate and up start.
+    assert_eq!([few[1], few[3]], ["moe_sm100_gated_t16", "moe_sm100_plain_t16_early"]);
+    let route: RouteQuantize = parameter(&chain(100)[0]);
+    assert_eq!((route.quantize.token_count, route.quantize.top_k, route.tile_tokens), (100, 4, 16));
+    // 1024 choices are few.
+    assert_eq!([256, 257].map(|tokens| entries(tokens).len()), [5, 6]);
+    assert!(entries(257).iter().all(|entry| !entry.ends_with("_early") && !entry.contains("_few_")));
 }
 
 /// The parameter of a product of tokens in NVFP4, and its tensor maps.

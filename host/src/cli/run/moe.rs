@@ -300,7 +300,7 @@ impl Report<'_> {
         }
         if let Some(prediction) = self.backend.prediction() {
             report["predicted_us"] = json!(prediction.microseconds);
-            report["prediction"] = json!({"gpu": prediction.card.name, "launches": prediction.launches});
+            report["prediction"] = prediction.json();
         }
         report
     }

@@ -75,7 +75,7 @@ impl Report<'_> {
         }
         if let Some(prediction) = self.backend.prediction() {
             report["predicted_us"] = json!(prediction.microseconds);
-            report["prediction"] = json!({"gpu": prediction.card.name, "launches": prediction.launches});
+            report["prediction"] = prediction.json();
         }
         report
     }
@@ -169,9 +169,10 @@ impl Report<'_> {
 
 /// Prints the predicted time and its breakdown.
 pub fn print_prediction(prediction: &emulated::Prediction, out: &mut impl Write) -> std::io::Result<()> {
+    let note = if prediction.without_machine_code() > 0 { format!("; {}", prediction.note()) } else { String::new() };
     writeln!(
         out,
-        "predicted {:.2} µs on {}, by the model, not measured",
+        "predicted {:.2} µs on {}, by the model, not measured{note}",
         prediction.microseconds, prediction.card.name
     )?;
     prediction.launches.iter().try_for_each(|launch| write!(out, "{launch}"))

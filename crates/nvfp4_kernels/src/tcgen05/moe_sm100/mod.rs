@@ -39,6 +39,7 @@ impl Nvfp4Products for MoeSm100 {
             weight_rows: TILE_ROWS,
             threads: of.threads(),
             shared_bytes: of.shared_bytes(),
+            early: of.early,
         };
         INSTANCES.iter().map(instance).collect()
     }
