@@ -2,7 +2,7 @@
 //! magnitude, so no CTA waits for another one.
 
 use cuda_std::{
-    global::{GlobalAddress, ld_global_b32, st_global_b8, st_global_b32, st_global_b32_where, st_global_b64},
+    global::{GlobalAddress, ld_global_b32, st_global_b32_where},
     griddepcontrol::{griddepcontrol_launch_dependents, griddepcontrol_wait},
     kernel,
     shared::{dynamic_shared_address, ld_shared_v4_b32, st_shared_b32},
@@ -12,12 +12,12 @@ use cuda_std::{
 
 use super::{
     abi::{LARGEST, LEAST_GLOBAL, Quantize},
-    kernel::{Block, Loaded, NUMBER, Row, Token, number},
+    kernel::{Block, NUMBER, Row, Token, number},
 };
 use crate::{
-    format::{BLOCK, OUTPUT_BF16, OUTPUT_F16, SCALE_TILE_BYTES, SCALE_TILE_COLUMNS, scale_row},
+    format::{BLOCK, OUTPUT_BF16, OUTPUT_F16, SCALE_TILE_COLUMNS},
     lists::NO_ROW,
-    nvfp4_rows::{row_bytes, scale_tiles},
+    nvfp4_rows::scale_tiles,
 };
 
 const _: () = assert!(Quantize::FEW_SHARED_BYTES == 16, "the warps' magnitudes are one load");
@@ -75,13 +75,12 @@ unsafe fn run<const FORMAT: u32>(launch: &Quantize) {
             place = if lane_id() < copies { ld_global_b32(address) } else { NO_ROW };
         }
         let token = Token::<FORMAT>::new(launch, index);
-        let loaded = load_first(launch.k, &token);
         let block = piece * Quantize::FEW_THREADS + thread::thread_idx_x();
         let numbers = token.block(block, block < launch.k / BLOCK);
         let mut row = rows(launch, place, copies);
         // All warps of the CTA have the same rows.
         if warp_vote_ballot(ALL_LANES, row.global == 0.0) != 0 {
-            let own = global(launch.k, &token, loaded);
+            let own = global(launch, &token, block, &numbers);
             row.global = if row.global == 0.0 { own } else { row.global };
         }
         let is_first = piece == 0 && thread::thread_idx_x() < WARP_SIZE;
@@ -92,19 +91,14 @@ unsafe fn run<const FORMAT: u32>(launch: &Quantize) {
 }
 
 /// Writes a thread's block to the token's rows, which are in the lanes. Rows with the same global scale have the same
-/// codes. The four threads with a word of scales share the zeros behind a tile's last row.
+/// codes.
 ///
 /// # Safety
 /// The contract in this folder's `mod.rs` holds. The whole warp calls this together.
 #[inline(always)]
 pub(super) unsafe fn store(launch: &Quantize, numbers: &Block, block: u32, rows: Row, copies: u32) {
     let blocks = scale_tiles(launch.k) * SCALE_TILE_COLUMNS;
-    let (word, in_word) = (block / SCALE_TILE_COLUMNS, block % SCALE_TILE_COLUMNS);
-    let scales = GlobalAddress::new(launch.scales) + u64::from(word * SCALE_TILE_BYTES);
-    let values = GlobalAddress::new(launch.values) + u64::from(block * (BLOCK / 2));
-    let (row_step, tile_step) = (row_bytes(launch.k), scale_tiles(launch.k) * SCALE_TILE_BYTES);
-    // SAFETY: the whole warp is here. The rows are the token's, and the block is this thread's. Padding rows of a tile
-    // belong to the tile's last row.
+    // SAFETY: the whole warp is here. The rows are the token's, and the block is this thread's.
     unsafe {
         let mut known = rows.of_lane(0).global;
         let mut codes = numbers.codes(known);
@@ -117,16 +111,7 @@ pub(super) unsafe fn store(launch: &Quantize, numbers: &Block, block: u32, rows:
                 known = row.global;
                 codes = numbers.codes(known);
             }
-            let of_tile = scales + u64::from(row.tile) * u64::from(tile_step);
-            if numbers.is_there {
-                st_global_b64(values + u64::from(row.index) * u64::from(row_step), codes.values);
-            }
-            st_global_b8(of_tile + u64::from(scale_row(0_u32, row.in_tile) + in_word), codes.scale);
-            let mut padding = row.in_tile + 1 + in_word;
-            while padding < row.end {
-                st_global_b32(of_tile + u64::from(scale_row(0_u32, padding)), 0);
-                padding += SCALE_TILE_COLUMNS;
-            }
+            numbers.write(launch, row, block, codes);
         }
     }
 }
@@ -167,61 +152,31 @@ unsafe fn rows(launch: &Quantize, place: u32, copies: u32) -> Row {
     }
 }
 
-/// Number of a token's blocks that a thread loads at a time, so that it does not wait for one after another.
-const AT_ONCE: u32 = 4;
-
-/// Loads the thread's first blocks of the CTA's token.
-///
-/// # Safety
-/// The contract in this folder's `mod.rs` holds, and the token exists.
-#[inline(always)]
-pub(super) unsafe fn load_first<const FORMAT: u32>(k: u32, token: &Token<FORMAT>) -> [Loaded; AT_ONCE as usize] {
-    // SAFETY: the caller guarantees that the token exists.
-    unsafe { load(k, token, 0) }
-}
-
-/// Loads the thread's blocks of the token's blocks from `first` on.
-///
-/// # Safety
-/// The requirements of [`load_first`].
-#[inline(always)]
-unsafe fn load<const FORMAT: u32>(k: u32, token: &Token<FORMAT>, first: u32) -> [Loaded; AT_ONCE as usize] {
-    core::array::from_fn(|index| {
-        let block = first + index as u32 * Quantize::FEW_THREADS + thread::thread_idx_x();
-        // SAFETY: only blocks of the token are read, and nothing writes the token during the launch.
-        unsafe { token.load(block, block < k / BLOCK) }
-    })
-}
-
-/// Returns the global scale of the CTA's token, which has `k` elements. `loaded`: the thread's [first](load_first)
-/// blocks.
+/// Returns the global scale of the CTA's token. `numbers` is the block of this thread, `block` its index.
 ///
 /// # Safety
 /// The contract in this folder's `mod.rs` holds. All threads of the CTA call this.
 #[inline(always)]
 pub(super) unsafe fn global<const FORMAT: u32>(
-    k: u32,
+    launch: &Quantize,
     token: &Token<FORMAT>,
-    mut loaded: [Loaded; AT_ONCE as usize],
+    block: u32,
+    numbers: &Block,
 ) -> f32 {
     let (warps, warp) = (dynamic_shared_address(), thread::thread_idx_x() / WARP_SIZE);
-    let mut amax = (LARGEST * LEAST_GLOBAL).to_bits();
-    let mut first = 0;
-    // SAFETY: the token exists. All threads are here: each warp has its own number in shared memory, and the barrier is
-    // between writes and reads.
-    unsafe {
-        loop {
-            for (index, halves) in (0..).zip(loaded) {
-                let is_there = first + index * Quantize::FEW_THREADS + thread::thread_idx_x() < k / BLOCK;
-                let of_block = token.block_of(halves, true).amax;
-                amax = amax.max(if is_there { of_block } else { 0 });
-            }
-            first += AT_ONCE * Quantize::FEW_THREADS;
-            if first >= k / BLOCK {
-                break;
-            }
-            loaded = load(k, token, first);
+    let mut amax = numbers.amax.max((LARGEST * LEAST_GLOBAL).to_bits());
+    // The blocks of the other CTAs.
+    let mut other = thread::thread_idx_x();
+    while other < launch.k / BLOCK {
+        if other != block {
+            // SAFETY: the token has this block, and nothing writes the token during the launch.
+            amax = amax.max(unsafe { token.block(other, true) }.amax);
         }
+        other += Quantize::FEW_THREADS;
+    }
+    // SAFETY: all threads are here. Each warp has its own number in shared memory, and the barrier is between writes
+    // and reads.
+    unsafe {
         let of_warp = warp_reduce_max_u32(ALL_LANES, amax);
         if lane_id() == 0 {
             st_shared_b32(warps + warp * size_of::<u32>() as u32, of_warp);

@@ -89,11 +89,11 @@ pub(super) struct Row {
     /// Index of the row, or [`NO_ROW`].
     pub(super) index: u32,
     /// Tile of tokens that contains the row, and the row's index in the tile.
-    pub(super) tile: u32,
-    pub(super) in_tile: u32,
+    tile: u32,
+    in_tile: u32,
     /// For the last row of a tile: the tile's number of rows, rounded up to a multiple of [`TOKEN_STEP`]. Otherwise the
     /// index of the next row in the tile.
-    pub(super) end: u32,
+    end: u32,
     /// Global scale of the row, or 0 if it is not known yet.
     pub(super) global: f32,
 }
@@ -258,47 +258,28 @@ impl<const FORMAT: u32> Token<FORMAT> {
     /// The contract in this folder's `mod.rs` holds. If `is_there`, the token has this block.
     #[inline(always)]
     pub(super) unsafe fn block(&self, block: u32, is_there: bool) -> Block {
-        // SAFETY: the caller guarantees the requirements.
-        let halves = unsafe { self.load(block, is_there) };
-        self.block_of(halves, is_there)
-    }
-
-    /// Loads a block of the token, or zeros if `is_there` is `false`.
-    ///
-    /// # Safety
-    /// The requirements of [`Self::block`].
-    #[inline(always)]
-    pub(super) unsafe fn load(&self, block: u32, is_there: bool) -> Loaded {
         let at = self.at + u64::from(block * BLOCK * ELEMENT_BYTES);
         // SAFETY: if `is_there`, the token has this block, 32 bytes at a multiple of 16; otherwise nothing is read.
-        unsafe { [ld_global_v4_b32_or_zero(is_there, at), ld_global_v4_b32_or_zero(is_there, at + 16)] }
-    }
-
-    /// Returns a loaded block.
-    #[inline(always)]
-    pub(super) fn block_of(&self, halves: Loaded, is_there: bool) -> Block {
+        let halves = unsafe { [ld_global_v4_b32_or_zero(is_there, at), ld_global_v4_b32_or_zero(is_there, at + 16)] };
         let words: [u32; BLOCK_WORDS] = core::array::from_fn(|word| halves[word / 4][word % 4]);
         let numbers = words.map(|word| self.weighted(word));
         Block { numbers, amax: largest_magnitude(&numbers), is_there }
     }
 }
 
-/// The 32 bytes of a block of a token.
-pub(super) type Loaded = [[u32; 4]; 2];
-
 /// A block of a token: 16 numbers, two per word, and the bits of their largest magnitude.
 pub(super) struct Block {
     numbers: [[f32; 2]; BLOCK_WORDS],
     pub(super) amax: u32,
     /// Whether the token has the block. Otherwise the block is padding of the last scale tile.
-    pub(super) is_there: bool,
+    is_there: bool,
 }
 
 /// The codes of a block in NVFP4: values, and the scale.
 #[derive(Clone, Copy)]
 pub(super) struct Codes {
-    pub(super) values: u64,
-    pub(super) scale: u8,
+    values: u64,
+    scale: u8,
 }
 
 impl Block {
@@ -308,7 +289,16 @@ impl Block {
     /// The contract in this folder's `mod.rs` holds. The row belongs to the warp, and the block to the lane.
     #[inline(always)]
     unsafe fn store(&self, launch: &Quantize, row: Row, block: u32) {
-        let Codes { values, scale } = self.codes(row.global);
+        // SAFETY: the caller guarantees what `write` requires.
+        unsafe { self.write(launch, row, block, self.codes(row.global)) }
+    }
+
+    /// Writes the block's codes to a row.
+    ///
+    /// # Safety
+    /// The requirements of [`Self::store`].
+    #[inline(always)]
+    pub(super) unsafe fn write(&self, launch: &Quantize, row: Row, block: u32, Codes { values, scale }: Codes) {
         let scale_at =
             |in_tile: u32| GlobalAddress::new(launch.scales) + token_scale(row.tile, in_tile, block, launch.k);
         let of_row = u64::from(row.index) * u64::from(row_bytes(launch.k)) + u64::from(block * (BLOCK / 2));

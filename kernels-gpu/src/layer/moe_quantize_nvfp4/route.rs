@@ -14,7 +14,7 @@ use cuda_std::{
 
 use super::{
     abi::{Quantize, ROUTE_EXPERTS_AT, ROUTE_FIRSTS_AT, ROUTE_SUMS_AT, RouteQuantize},
-    few::{global, load_first, store},
+    few::{global, store},
     kernel::{NUMBER, Row, Token, number},
 };
 use crate::{
@@ -66,8 +66,6 @@ unsafe fn run<const FORMAT: u32>(route: &RouteQuantize) {
         let token = Token::<FORMAT>::new(launch, index);
         let block = piece * Quantize::FEW_THREADS + thread::thread_idx_x();
         let lists = Lists { shared: dynamic_shared_address(), experts: launch.experts };
-        // The loads are on their way while the choices are counted.
-        let loaded = load_first(launch.k, &token);
         lists.count(route);
         let numbers = token.block(block, block < launch.k / BLOCK);
         lists.add_up(route.tile_tokens);
@@ -81,7 +79,7 @@ unsafe fn run<const FORMAT: u32>(route: &RouteQuantize) {
         st_global_b32_where(is_first && lane_id() < launch.top_k, of_choice, row.index);
         // All warps of the CTA have the same rows.
         if warp_vote_ballot(ALL_LANES, row.global == 0.0) != 0 {
-            let own = global(launch.k, &token, loaded);
+            let own = global(launch, &token, block, &numbers);
             row.global = if row.global == 0.0 { own } else { row.global };
         }
         let has_row = row.index != NO_ROW;
