@@ -269,6 +269,14 @@ fn check_changed(of: &Products, layer: &LayerShape, instruction: &str, least: us
 
 const BLACKWELL_NVFP4: Products =
     Products { kernel: "moe_sm100", arch: "sm_100f", entry: "moe_sm100_gated_t16", rows: FEW, intermediate: 496 };
+/// Down of few tokens, which loads weights before the wait. It has more k-blocks than stages.
+const EARLY_NVFP4: Products = Products {
+    kernel: "moe_sm100",
+    arch: "sm_100f",
+    entry: "moe_sm100_plain_t16_early",
+    rows: FEW,
+    intermediate: 2896,
+};
 const CONSUMER_NVFP4: Products = Products {
     kernel: "moe_nvfp4_sm120",
     arch: "sm_120f",
@@ -300,8 +308,24 @@ fn missing_wait_for_the_nvfp4_token_grid_is_found() {
         let waits: Vec<_> = waits.into_iter().map(|(line, _)| (line, "")).collect();
         let fault = products.nvfp4_fault(&layer, &changed(ptx, &waits)).expect("a fault, as no warp waits");
         assert_eq!(fault.kind, FaultKind::GridNotAwaited, "{fault}");
-        assert!(fault.to_string().contains("`moe_quantize_nvfp4_f16`"), "{fault}");
+        assert!(fault.to_string().contains("`moe_quantize_nvfp4_route_f16`"), "{fault}");
     }
+}
+
+#[test]
+fn every_removed_copy_and_wait_of_early_weights_is_found_on_sm_100() {
+    const SABOTAGES: [Sabotage; 5] = [
+        // The loading thread's wait, and the wait of the other warps.
+        Sabotage::leave_out("griddepcontrol.wait", 2),
+        Sabotage::do_not_wait(4),
+        Sabotage::leave_out("mbarrier.arrive", 3),
+        // Weights early, tokens after the wait, and both together.
+        Sabotage::leave_out("cp.async.bulk", 8),
+        Sabotage::leave_out("tcgen05.commit", 2),
+    ];
+    let of = &EARLY_NVFP4;
+    let layer = of.layer(144);
+    check_sampled_sabotages(&of.text_of_entry(), of.entry, &SABOTAGES, |ptx| of.nvfp4_fault(&layer, ptx).is_some());
 }
 
 #[test]
@@ -366,11 +390,16 @@ fn nvfp4_sm_120_instances_are_right_on_random_and_worst_schedules() {
 
 fn check_every_nvfp4_instance(products: &Products) {
     let (mut used, of_kernel) = (BTreeSet::new(), format!("{}_", products.kernel));
-    // Tiles of 16, 64 and 128 tokens. K ends inside a k-block, and N inside a tile.
-    for (tokens, experts) in [(12, 3), (70, 2), (170, 2)] {
+    // Tiles of 16, 64 and 128 tokens. K ends inside a k-block, and N inside a tile. The last two have so many rows that
+    // weights are not loaded early.
+    for (tokens, experts, [hidden, intermediate]) in
+        [(12, 3, [592, 112]), (70, 2, [592, 112]), (170, 2, [592, 112]), (1030, 130, [48, 32]), (1030, 27, [80, 32])]
+    {
         for dtype in DTYPES {
-            let own = shape(592, 112, experts, 1).with_token_format(TokenFormat::Nvfp4);
-            for layer in [own.clone(), own.with_input_scales()] {
+            let own = shape(hidden, intermediate, experts, 1).with_token_format(TokenFormat::Nvfp4);
+            // With a shared expert, a launch before the tokens' makes the lists, and gate and up load weights early.
+            let shared = LayerShape { shared_intermediate: Some(intermediate), ..own.clone() };
+            for layer in [own.clone(), own.with_input_scales(), shared] {
                 let weights = weights(&layer, dtype);
                 let step = step(&weights, inputs(&layer, dtype, tokens));
                 used.extend(check_schedules(products.arch, &weights, &step, &of_kernel));

@@ -36,6 +36,8 @@ struct Tokens {
     pitch: u32,
     x: Vec<u16>,
     weights: Option<Vec<f32>>,
+    /// Expert of each choice; a number behind the last expert names none.
+    named: Vec<u32>,
     /// Row of each choice. `None`: each token is a row.
     places: Option<Vec<u32>>,
     top_k: u32,
@@ -80,7 +82,7 @@ impl Tokens {
                 of_token.zip(numbers.iter().cycle()).for_each(|(x, number)| *x = *number);
             }
         }
-        Self { dtype, k, pitch, x, weights: None, places: Some(places), top_k, rows, firsts }
+        Self { dtype, k, pitch, x, weights: None, named, places: Some(places), top_k, rows, firsts }
     }
 
     fn with_weights(self) -> Self {
@@ -252,6 +254,17 @@ struct Nvfp4 {
     is_known: bool,
 }
 
+/// Entries of `moe_quantize_nvfp4`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Form {
+    /// A warp per token.
+    Rows,
+    /// Several warps per token.
+    Few,
+    /// Several warps per token, and no lists before the launch.
+    Route,
+}
+
 /// Values, scales and global scales. [`POISON`] marks bytes that must not be written.
 #[derive(Debug, PartialEq)]
 struct Nvfp4Rows {
@@ -335,19 +348,26 @@ impl Nvfp4 {
         rows
     }
 
-    /// Runs a PTX text of the kernel twice and returns its outputs.
-    fn quantize(&self, ptx: &str, schedule: Schedule) -> Result<Nvfp4Rows, Fault> {
+    /// Runs an entry of the kernel's PTX text twice and returns its outputs.
+    fn quantize(&self, ptx: &str, form: Form, schedule: Schedule) -> Result<Nvfp4Rows, Fault> {
         let (module, tokens, poisoned) = (Module::parse(ptx).unwrap(), &self.tokens, self.poisoned());
         let mut device = Device::new(DeviceConfig::default());
         let (values, scales) = (device.upload(&poisoned.values), device.upload(&poisoned.scales));
         let globals = device.upload(&poisoned.globals);
+        // An entry that makes the lists finds other numbers in their place.
+        let mut list = |list: &[u32]| {
+            let poison = vec![u32::from_ne_bytes([POISON; 4]); list.len()];
+            device.upload(if form == Form::Route { &poison[..] } else { list })
+        };
+        let places = tokens.places.as_ref().map(|places| list(places));
+        let [firsts, tile_firsts] = [&tokens.firsts, &self.tile_firsts()].map(|of| list(of));
         let quantize = nvfp4_abi::Quantize {
             input: device.upload(&tokens.x).address,
             input_pitch: u64::from(2 * tokens.pitch),
             input_weights: tokens.weights.as_ref().map_or(0, |weights| device.upload(weights).address),
-            places: tokens.places.as_ref().map_or(0, |places| device.upload(places).address),
-            firsts: if self.is_known { 0 } else { device.upload(&tokens.firsts).address },
-            tile_firsts: if self.is_known { 0 } else { device.upload(&self.tile_firsts()).address },
+            places: places.as_ref().map_or(0, |places| places.address),
+            firsts: if self.is_known { 0 } else { firsts.address },
+            tile_firsts: if self.is_known { 0 } else { tile_firsts.address },
             input_scales: device.upload(&self.input_scales).address,
             values: values.address,
             scales: scales.address,
@@ -361,22 +381,57 @@ impl Nvfp4 {
             k: tokens.k,
             unused: 0,
         };
-        let entry = nvfp4_abi::ENTRIES[usize::from(tokens.dtype == TokenDtype::Bf16)];
-        let linear = LaunchConfig::linear(quantize.blocks() as u32, nvfp4_abi::Quantize::THREADS);
-        let grid = LaunchConfig { schedule, overlaps: true, ..linear };
+        // Experts have other numbers in the ids than in the layer. The last number that can be named is no expert.
+        let map: Vec<u32> = (0..quantize.experts).rev().chain([NO_ROW]).collect();
+        let id = |expert: u32| quantize.experts.checked_sub(1 + expert).unwrap_or(quantize.experts);
+        let ids: Vec<u32> = tokens.named.iter().map(|&expert| id(expert)).collect();
+        let route = nvfp4_abi::RouteQuantize {
+            quantize,
+            ids: device.upload(&ids).address,
+            map: device.upload(&map).address,
+            named_experts: map.len() as u32,
+            tile_tokens: self.tile_tokens,
+        };
+        let (entries, blocks, threads, shared_bytes) = match form {
+            Form::Rows => (nvfp4_abi::ENTRIES, quantize.blocks(), nvfp4_abi::Quantize::THREADS, 0),
+            Form::Few => {
+                let (threads, bytes) = (nvfp4_abi::Quantize::FEW_THREADS, nvfp4_abi::Quantize::FEW_SHARED_BYTES);
+                (nvfp4_abi::FEW_ENTRIES, quantize.few_blocks(), threads, bytes)
+            }
+            Form::Route => {
+                let (threads, bytes) = (nvfp4_abi::Quantize::FEW_THREADS, nvfp4_abi::RouteQuantize::SHARED_BYTES);
+                (nvfp4_abi::ROUTE_ENTRIES, quantize.few_blocks(), threads, bytes)
+            }
+        };
+        let entry = entries[usize::from(tokens.dtype == TokenDtype::Bf16)];
+        let linear = LaunchConfig::linear(blocks as u32, threads);
+        let grid = LaunchConfig { schedule, overlaps: true, shared_bytes, ..linear };
+        let argument = if form == Form::Route { Arg::value(route) } else { Arg::value(quantize) };
         for _ in 0..2 {
-            let report = device.launch(&module, entry, &grid, &[Arg::value(quantize)])?;
+            let report = device.launch(&module, entry, &grid, std::slice::from_ref(&argument))?;
             assert!(report.warnings.is_empty(), "{:?}", report.warnings);
+        }
+        if form == Form::Route {
+            assert_eq!(device.download::<u32>(places.unwrap()), *tokens.places.as_ref().unwrap(), "places");
+            assert_eq!(device.download::<u32>(firsts), tokens.firsts, "first rows");
+            assert_eq!(device.download::<u32>(tile_firsts), self.tile_firsts(), "first tiles");
         }
         let globals = device.download(globals).into_iter().map(canonical).collect();
         Ok(Nvfp4Rows { values: device.download(values), scales: device.download(scales), globals })
     }
 
+    /// Entries that take these tokens.
+    fn forms(&self) -> impl Iterator<Item = Form> {
+        let makes_lists = self.tokens.places.is_some();
+        [Form::Rows, Form::Few].into_iter().chain(makes_lists.then_some(Form::Route))
+    }
+
     fn check(&self, name: &str) {
         let expected = self.expected();
-        for schedule in SCHEDULES {
-            let found =
-                self.quantize(nvfp4_ptx(), schedule).unwrap_or_else(|fault| panic!("{name}, {schedule}: {fault}"));
+        for (form, schedule) in self.forms().flat_map(|form| SCHEDULES.map(|schedule| (form, schedule))) {
+            let name = format!("{name}, {form:?}");
+            let found = self.quantize(nvfp4_ptx(), form, schedule);
+            let found = found.unwrap_or_else(|fault| panic!("{name}, {schedule}: {fault}"));
             for (what, found, expected) in
                 [("values", &found.values, &expected.values), ("scales", &found.scales, &expected.scales)]
             {
@@ -398,11 +453,21 @@ fn nvfp4_ptx() -> &'static str {
 
 #[test]
 fn nvfp4_is_right_for_any_number_of_columns() {
-    for k in [16, 32, 48, 64, 80, 112, 176, 512, 544, 720] {
+    // The last three take two CTAs per token in the entry for few tokens.
+    for k in [16, 32, 48, 64, 80, 112, 176, 512, 544, 720, 2064, 2112, 4080] {
         let dtype = if k % 32 == 0 { TokenDtype::F16 } else { TokenDtype::Bf16 };
         for input_scales in [&[0.0][..], &[1.0 / 1024.0, 3e-4]] {
             Nvfp4::random(dtype, [9, 3, 4, k], 8, input_scales).check(&format!("{k} columns, {input_scales:?}"));
         }
+    }
+}
+
+/// More than 32 experts, some of them without rows: the entry for few tokens counts experts 32 at a time.
+#[test]
+fn nvfp4_is_right_for_many_experts() {
+    for (tokens, top_k, experts) in [(7, 6, 70), (3, 32, 512), (40, 1, 33)] {
+        Nvfp4::random(TokenDtype::Bf16, [tokens, top_k, experts, 80], 16, &[0.0, 1e-3, 0.0, 2e-3])
+            .check(&format!("{experts} experts"));
     }
 }
 
@@ -428,6 +493,44 @@ fn nvfp4_tiles_weighted_tokens_and_unsorted_rows_are_right() {
 #[test]
 fn removed_wait_is_found_for_nvfp4() {
     let tokens = Nvfp4::random(TokenDtype::Bf16, [9, 3, 4, 144], 8, &[0.0]);
-    let run = |ptx: &str| tokens.quantize(ptx, Schedule::Worst).is_err();
+    let run = |ptx: &str| tokens.quantize(ptx, Form::Rows, Schedule::Worst).is_err();
     check_sabotages(nvfp4_ptx(), nvfp4_abi::ENTRIES[1], &[Sabotage::leave_out("griddepcontrol.wait", 1)], run);
+}
+
+#[test]
+fn removed_wait_and_barrier_are_found_for_few_tokens_in_nvfp4() {
+    // Two CTAs per token, with places and without: each has its own wait.
+    let tokens = Nvfp4::random(TokenDtype::Bf16, [9, 3, 4, 2144], 8, &[0.0]);
+    let rows = Nvfp4::random(TokenDtype::Bf16, [9, 3, 4, 2144], 8, &[0.0]).into_rows();
+    let is_wrong = |of: &Nvfp4, ptx: &str| match of.quantize(ptx, Form::Few, Schedule::Worst) {
+        Ok(found) => found != of.expected(),
+        Err(_) => true,
+    };
+    let run = |ptx: &str| is_wrong(&tokens, ptx) || is_wrong(&rows, ptx);
+    let sabotages = [
+        Sabotage::leave_out("griddepcontrol.wait", 2),
+        Sabotage::leave_out("bar.sync", 1),
+        Sabotage::leave_out("redux.sync", 1),
+        Sabotage::leave_out("st.shared", 1),
+    ];
+    check_sabotages(nvfp4_ptx(), nvfp4_abi::FEW_ENTRIES[1], &sabotages, run);
+}
+
+#[test]
+fn every_removed_wait_barrier_and_addition_of_lists_is_found() {
+    // Two CTAs per token, and more than 32 experts.
+    let tokens = Nvfp4::random(TokenDtype::Bf16, [9, 5, 40, 2144], 8, &[0.0]);
+    let run = |ptx: &str| {
+        let found = std::panic::catch_unwind(|| tokens.quantize(ptx, Form::Route, Schedule::Worst));
+        found.map_or(true, |found| found.map_or(true, |found| found != tokens.expected()))
+    };
+    let sabotages = [
+        Sabotage::leave_out("griddepcontrol.wait", 1),
+        Sabotage::leave_out("bar.sync", 5),
+        Sabotage::leave_out("red.relaxed.cta.shared", 1),
+        Sabotage::leave_out("redux.sync", 1),
+        Sabotage::leave_out("st.shared", 6),
+        Sabotage::leave_out("st.global", 4),
+    ];
+    check_sabotages(nvfp4_ptx(), nvfp4_abi::ROUTE_ENTRIES[1], &sabotages, run);
 }

@@ -200,3 +200,20 @@ pub unsafe fn st_shared_b16(address: SharedAddress, value: u16) {
     // SAFETY: the caller guarantees 2 aligned bytes of shared memory that nobody else accesses during the store.
     unsafe { ptx!("st.shared.b16 [{}], {};", in(reg32) address.0, in(reg16) value, options(nostack, preserves_flags)) };
 }
+
+/// Adds `value` to a number that any thread of the CTA may add to (`red.relaxed.cta.shared.add.u32`).
+///
+/// # Safety
+/// `address` is a multiple of 4 and points to an initialized number in the CTA's shared memory. Other threads access it
+/// only by atomics.
+#[inline(always)]
+pub unsafe fn red_shared_add_u32(address: SharedAddress, value: u32) {
+    // SAFETY: the caller guarantees 4 aligned, initialized bytes of shared memory that other threads access only by
+    // atomics.
+    unsafe {
+        ptx!(
+            "red.relaxed.cta.shared.add.u32 [{}], {};",
+            in(reg32) address.0, in(reg32) value, options(nostack, preserves_flags)
+        )
+    };
+}

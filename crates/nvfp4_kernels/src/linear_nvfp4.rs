@@ -81,9 +81,9 @@ pub fn launches(
         output: output_code(sizes.dtype),
         activation: Activation::NONE,
     };
-    let quantize = MoeQuantizeNvfp4.launch(quantize, sizes.dtype)?;
-    let kind = ProductKind { op: Op::Plain, operand_type: None, curves: false };
-    let instance = products.instance(kind, tile_tokens, token_tiles.into(), 1, n, sms);
+    let quantize = MoeQuantizeNvfp4.launch(quantize, sizes.dtype, false)?;
+    let kind = ProductKind { op: Op::Plain, operand_type: None, curves: false, early: false };
+    let instance = products.instance(kind, tile_tokens, token_tiles.into(), 1, [n, k], sms);
     Ok([quantize, products.product(&instance, product, m.into(), sms)])
 }
 

@@ -1,6 +1,7 @@
 //! Products of NVFP4 tokens in an MoE layer: their operands, and their numbers of tiles.
 
 use kernels_gpu::epilogue::Activation;
+use kernels_gpu::layer::moe_quantize_nvfp4::abi::ROUTE_CHOICES;
 use kernels_gpu::nvfp4_rows::K_BLOCK;
 use kernels_gpu::nvfp4_rows::row_bytes;
 use kernels_gpu::routed::{Launch as Parameter, QuantizedC, TensorMap};
@@ -9,6 +10,11 @@ use super::group::Address;
 use super::launch::{Grid, Launch, Parameter as LaunchParameter};
 use super::products::{Operands, ProductInstance, most_token_tiles as most_tiles};
 use super::tensor_map::MapArguments;
+
+/// Up to this many rows, a launch before a product quantizes its operand with several warps per row, and a product
+/// loads weights before that launch has ended, if it has such an instance. With more rows, there are enough rows for
+/// all SMs, and quantizing takes longer than the stages' weights.
+pub const FEW_ROWS: u64 = ROUTE_CHOICES as u64;
 
 /// Tokens per tile, by average number of rows per named expert: the first row whose bound is not exceeded. Nearly every
 /// expert's rows then fit one tile, so that its weights are read once. A tile larger than its tokens costs only shared
@@ -58,6 +64,10 @@ pub fn most_token_tiles(rows: u64, experts: u64, named: u64) -> u64 {
 impl Operands for Nvfp4 {
     fn columns(&self) -> u32 {
         self.n
+    }
+
+    fn k(&self) -> u32 {
+        self.k
     }
 
     fn experts(&self) -> u32 {

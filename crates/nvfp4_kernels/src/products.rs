@@ -44,6 +44,11 @@ pub struct ProductInstance {
     pub first_time: u64,
     /// Whether the instance is used only if an SM has few tiles.
     pub for_few_tiles: bool,
+    /// Maximum K.
+    pub most_k: u32,
+    /// Whether weights are loaded before the wait for earlier launches
+    /// ([`Instance::early`](kernels_gpu::tcgen05::gated_sm100::abi::Instance::early)).
+    pub early: bool,
 }
 
 impl ProductInstance {
@@ -65,6 +70,8 @@ impl ProductInstance {
         tile_time: 0,
         first_time: 0,
         for_few_tiles: false,
+        most_k: u32::MAX,
+        early: false,
     };
 }
 
@@ -76,13 +83,15 @@ pub struct ProductKind {
     pub operand_type: Option<OperandType>,
     /// Whether the activation is a curve ([`kernels_gpu::curve`]).
     pub curves: bool,
+    /// Whether weights may be loaded early: the lists are complete before the launch before this one lets it start.
+    pub early: bool,
 }
 
 impl ProductKind {
     /// Returns the kind of a product without curves.
     #[cfg(test)]
     pub fn of(op: Op, operand_type: OperandType) -> Self {
-        Self { op, operand_type: Some(operand_type), curves: false }
+        Self { op, operand_type: Some(operand_type), curves: false, early: false }
     }
 }
 
@@ -94,6 +103,9 @@ const FEW_TILES: u64 = 28;
 pub trait Operands: Copy {
     /// Columns of C.
     fn columns(&self) -> u32;
+
+    /// Columns of the weights, K.
+    fn k(&self) -> u32;
 
     /// Number of experts.
     fn experts(&self) -> u32;
@@ -113,6 +125,10 @@ impl Operands for Bits16 {
         self.n
     }
 
+    fn k(&self) -> u32 {
+        self.k
+    }
+
     fn experts(&self) -> u32 {
         self.experts
     }
@@ -125,6 +141,10 @@ impl Operands for Bits16 {
 impl Operands for Fp8 {
     fn columns(&self) -> u32 {
         self.n
+    }
+
+    fn k(&self) -> u32 {
+        self.k
     }
 
     fn experts(&self) -> u32 {
@@ -168,8 +188,9 @@ pub trait Products<O: Operands>: Kernel {
         None
     }
 
-    /// Returns the instance for a product and a tile size with the least expected time. `token_tiles`: expected number
-    /// of token tiles. `experts`: number of experts of the layer. `n`: columns of C.
+    /// Returns the instance for a product and a tile size with the least expected time, an early one if there is one.
+    /// `token_tiles`: expected number of token tiles. `experts`: number of experts of the layer. `n`: columns of C.
+    /// `k`: columns of the weights.
     ///
     /// All SMs process one tile each, then the next ones.
     fn instance(
@@ -178,16 +199,19 @@ pub trait Products<O: Operands>: Kernel {
         tile_tokens: u32,
         token_tiles: u64,
         experts: u32,
-        n: u32,
+        [n, k]: [u32; 2],
         sms: u32,
     ) -> ProductInstance {
         let is_it = |of: &ProductInstance| {
-            let kind = ProductKind { op: op_of(of.matrices), operand_type: of.operand_type, curves: of.curves };
-            (kind, of.tile_tokens) == (product, tile_tokens)
+            let is_kind =
+                (op_of(of.matrices), of.operand_type, of.curves) == (product.op, product.operand_type, product.curves);
+            is_kind && of.tile_tokens == tile_tokens && (product.early || !of.early)
         };
         let rounds = |of: &ProductInstance| (token_tiles * u64::from(n.div_ceil(of.columns))).div_ceil(sms.into());
-        let time = |of: &ProductInstance| of.first_time + rounds(of) * of.tile_time;
-        let takes = |of: &ProductInstance| experts <= of.max_experts && (!of.for_few_tiles || rounds(of) <= FEW_TILES);
+        let time = |of: &ProductInstance| (of.first_time + rounds(of) * of.tile_time, !of.early);
+        let takes = |of: &ProductInstance| {
+            experts <= of.max_experts && k <= of.most_k && (!of.for_few_tiles || rounds(of) <= FEW_TILES)
+        };
         let instances = self.instances().into_iter().filter(is_it).filter(takes);
         instances.min_by_key(time).expect("every kind of product has an instance of every tile size")
     }

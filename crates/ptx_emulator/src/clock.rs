@@ -26,7 +26,7 @@ pub struct Clock {
     #[arg(long, value_name = "N", requires = "timed", value_parser = clap::value_parser!(u32).range(1..))]
     sample: Option<u32>,
     /// Listing of the machine code (`nvdisasm -gp -hex -c` of a cubin of `ptxas -lineinfo`), used for instruction
-    /// costs. Default: run ptxas and nvdisasm from PATH or CUDA_PATH.
+    /// costs. Default: run ptxas and nvdisasm from PATH, CUDA_PATH or a build folder.
     #[arg(long, value_name = "FILE", requires = "timed")]
     sass: Option<PathBuf>,
     /// Write a trace of some SMs for https://ui.perfetto.dev.

@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn few_tiles_are_narrow_and_many_are_wide() {
         let kind = ProductKind::of(Op::Gated, OperandType::Bf16);
-        let entry = |token_tiles| MoeSm80.instance(kind, 16, token_tiles, 8, 768, 108).entry;
+        let entry = |token_tiles| MoeSm80.instance(kind, 16, token_tiles, 8, [768, 2048], 108).entry;
         assert_eq!([4, 128].map(entry), ["moe_sm80_gated_bf16_t16_narrow", "moe_sm80_gated_bf16_t16"]);
     }
 

@@ -39,6 +39,6 @@ impl Chain<'_> {
             activation,
             unused: 0,
         };
-        self.product(self.kernels.bits16, experts, (op, &activation), operands)
+        self.product(self.kernels.bits16, experts, (op, &activation, false), operands)
     }
 }

@@ -31,7 +31,10 @@ pub fn launches(
     if let Some(few) = kernels.few(&layer.sizes, chunk) {
         return Ok(chain.few(few).into());
     }
-    let mut launches = vec![chain.route()?];
+    let mut launches = Vec::new();
+    if !chain.routes_nvfp4() {
+        launches.push(chain.route()?);
+    }
     if chain.expands() {
         launches.push(chain.expand()?);
     }
@@ -105,17 +108,19 @@ impl<'l> Chain<'l> {
         [&self.routed].into_iter().chain(&self.shared)
     }
 
-    /// Returns the launch of a product with these operands on the fastest instance.
+    /// Returns the launch of a product with these operands on the fastest instance. `early`: weights may be loaded early
+    /// ([`ProductKind::early`]).
     pub fn product<O: Operands>(
         &self,
         products: &dyn Products<O>,
         experts: &Experts<'_>,
-        (op, activation): (Op, &Activation),
+        (op, activation, early): (Op, &Activation, bool),
         operands: O,
     ) -> Launch {
         let token_tiles = expected_token_tiles(experts.expected_rows, experts.count().into(), experts.tile_tokens);
-        let kind = ProductKind { op, operand_type: operand_type_of(&self.layer.sizes), curves: activation.is_curve() };
-        let columns = operands.columns();
+        let (operand_type, curves) = (operand_type_of(&self.layer.sizes), activation.is_curve());
+        let kind = ProductKind { op, operand_type, curves, early };
+        let columns = [operands.columns(), operands.k()];
         let instance = products.instance(kind, experts.tile_tokens, token_tiles, experts.count(), columns, self.sms);
         products.product(&instance, operands, experts.rows, self.sms)
     }

@@ -1,6 +1,6 @@
 //! Products of NVFP4 rows. A launch quantizes the operand of a product, unless the product before it did.
 
-use kernels_gpu::layer::moe_quantize_nvfp4::abi::Quantize;
+use kernels_gpu::layer::moe_quantize_nvfp4::abi::{Quantize, RouteQuantize};
 use kernels_gpu::nvfp4_rows::value_bytes;
 use kernels_gpu::routed::QuantizedC;
 
@@ -11,8 +11,9 @@ use super::quantize::Input;
 use super::tokens::Nvfp4Rows;
 use crate::launch::{Launch, output_code};
 use crate::layer::moe_quantize_nvfp4::MoeQuantizeNvfp4;
-use crate::nvfp4_products::Nvfp4;
+use crate::nvfp4_products::{FEW_ROWS, Nvfp4};
 use nvfp4_core::Error;
+use nvfp4_core::problem::TokenFormat;
 
 impl Chain<'_> {
     /// Returns the launches of a product: one that quantizes its operand if needed, and one that multiplies.
@@ -26,20 +27,47 @@ impl Chain<'_> {
         // With input scales, a gated product quantizes its own result, which is the operand of down.
         let quantizes_result = sizes.has_input_scales() && sizes.activation.has_gate();
         let mut launches = Vec::with_capacity(2);
-        if projection.index == 0 || !quantizes_result {
-            launches.push(self.quantize_nvfp4(experts, &projection, rows[projection.index])?);
+        let is_first = projection.index == 0;
+        if is_first && self.routes_nvfp4() {
+            launches.push(self.route_nvfp4(self.quantize_nvfp4(experts, &projection, rows[0]))?);
+        } else if is_first || !quantizes_result {
+            let few = experts.rows <= FEW_ROWS;
+            let quantize = self.quantize_nvfp4(experts, &projection, rows[projection.index]);
+            launches.push(MoeQuantizeNvfp4.launch(quantize, sizes.dtype, few)?);
         }
         let products = self.kernels.nvfp4_products()?;
         let (op, quantized) = (projection.op, (projection.index == 0 && quantizes_result).then_some(rows[1]));
         let operands = self.nvfp4_operands(experts, projection, rows, quantized);
-        launches.push(self.product(products, experts, (op, &operands.activation), operands));
+        // The launch that makes the lists is still running when the product after it starts.
+        let early = experts.rows <= FEW_ROWS && !(is_first && self.routes_nvfp4());
+        launches.push(self.product(products, experts, (op, &operands.activation, early), operands));
         Ok(launches)
     }
 
-    /// Returns the launch that quantizes the operand of a product.
-    fn quantize_nvfp4(&self, experts: &Experts<'_>, projection: &Projection, rows: Nvfp4Rows) -> Result<Launch, Error> {
+    /// Whether the launch that quantizes the tokens also makes the lists: few tokens, and no shared expert, which has
+    /// lists of its own.
+    pub(super) fn routes_nvfp4(&self) -> bool {
+        let is_nvfp4 = self.layer.sizes.token_format == TokenFormat::Nvfp4;
+        is_nvfp4 && self.shared.is_none() && self.routed.rows <= FEW_ROWS
+    }
+
+    /// Returns the launch that makes the lists and quantizes the tokens.
+    fn route_nvfp4(&self, quantize: Quantize) -> Result<Launch, Error> {
+        let (sizes, arguments) = (&self.layer.sizes, self.arguments);
+        let route = RouteQuantize {
+            quantize,
+            ids: arguments.topk_ids,
+            map: self.layer.map,
+            named_experts: sizes.named_experts as u32,
+            tile_tokens: self.routed.tile_tokens,
+        };
+        MoeQuantizeNvfp4.route(route, sizes.dtype)
+    }
+
+    /// Returns the parameter of the launch that quantizes the operand of a product.
+    fn quantize_nvfp4(&self, experts: &Experts<'_>, projection: &Projection, rows: Nvfp4Rows) -> Quantize {
         let Input { address, pitch, weights, places, top_k, count } = self.input(experts, projection);
-        let quantize = Quantize {
+        Quantize {
             input: address,
             input_pitch: pitch,
             input_weights: weights,
@@ -57,8 +85,7 @@ impl Chain<'_> {
             experts: experts.count(),
             k: projection.k,
             unused: 0,
-        };
-        MoeQuantizeNvfp4.launch(quantize, self.layer.sizes.dtype)
+        }
     }
 
     /// Returns the operands of a product. `quantized`: rows that its result is quantized to.

@@ -6,7 +6,7 @@ use bytemuck::AnyBitPattern;
 use kernels_gpu::curve::Curve;
 use kernels_gpu::epilogue::{self, NO_PARAMETERS, PARAMETERS};
 use kernels_gpu::layer::moe_quantize::abi::Quantize;
-use kernels_gpu::layer::moe_quantize_nvfp4::abi::Quantize as Nvfp4Quantize;
+use kernels_gpu::layer::moe_quantize_nvfp4::abi::{Quantize as Nvfp4Quantize, RouteQuantize};
 use kernels_gpu::layer::moe_route::abi::{
     COMBINE_ENTRIES, Combine, EXPAND_ENTRY, Expand, ExpandedRows, ROUTE_ENTRIES, Route,
 };
@@ -326,10 +326,31 @@ fn tokens_in_nvfp4_are_quantized_before_each_product() {
         assert_eq!((tokens.address, tokens.rows, tokens.row_bytes), (quantize.values, 400, quantize.k / 2));
         assert_eq!((weights.address, weights.rows), (base, 32 * matrices * product.n));
         assert_eq!(product.weight_scales, base + value_bytes(weights.rows.into(), product.k));
-        assert!(launch.grid.overlaps && launch.grid.entry.ends_with("_t16"));
+        // Few rows: the lists are complete before the launch that quantizes lets the product start.
+        assert!(launch.grid.overlaps && launch.grid.entry.ends_with("_t16_early"));
     }
     let combine: Combine = parameter(&chain[9]);
     assert_eq!([combine.rows, combine.shared_rows], [workspace.routed.rows, workspace.shared.unwrap().rows]);
+}
+
+#[test]
+fn few_tokens_in_nvfp4_need_no_launch_for_lists() {
+    let sizes = MoeSizes { token_format: TokenFormat::Nvfp4, ..sizes(None) };
+    let kernels =
+        MoeKernels { products: &MoeSm80, fp8: false, nvfp4: Some(&MoeSm100), largest_cluster: Route::PORTABLE_CLUSTER };
+    let (layer, workspace) = (layer(sizes), Workspace::at(&sizes, 300, WORKSPACE));
+    let chain = |tokens: usize| launches(&layer, &arguments(tokens), &workspace, kernels, SMS).unwrap();
+    let entries = |tokens: usize| chain(tokens).iter().map(|launch| launch.grid.entry).collect::<Vec<_>>();
+    let few = entries(100);
+    assert_eq!(few.len(), 5);
+    assert!(few[0].starts_with("moe_quantize_nvfp4_route_") && few[2].starts_with("moe_quantize_nvfp4_few_"));
+    // The lists are pending when gate and up start.
+    assert_eq!([few[1], few[3]], ["moe_sm100_gated_t16", "moe_sm100_plain_t16_early"]);
+    let route: RouteQuantize = parameter(&chain(100)[0]);
+    assert_eq!((route.quantize.token_count, route.quantize.top_k, route.tile_tokens), (100, 4, 16));
+    // 1024 choices are few.
+    assert_eq!([256, 257].map(|tokens| entries(tokens).len()), [5, 6]);
+    assert!(entries(257).iter().all(|entry| !entry.ends_with("_early") && !entry.contains("_few_")));
 }
 
 /// The parameter of a product of tokens in NVFP4, and its tensor maps.
@@ -375,7 +396,7 @@ fn weights_on_the_input_are_not_on_the_rows_too() {
 fn a_grid_has_a_block_for_each_tile_that_there_can_be_up_to_what_the_multiprocessors_hold() {
     for (rows, experts, tile_tokens) in [(1u64, 32u32, 16), (31, 32, 16), (400, 3, 64), (100_000, 512, 128)] {
         let instance =
-            MoeSm90.instance(ProductKind::of(Op::Plain, OperandType::F16), tile_tokens, rows, experts, 720, SMS);
+            MoeSm90.instance(ProductKind::of(Op::Plain, OperandType::F16), tile_tokens, rows, experts, [720, 64], SMS);
         let product = Product { n: 720, k: 64, experts, ..bytemuck::Zeroable::zeroed() };
         // The routing that makes most tiles: one row for each expert first, then whole tiles and one row more.
         let mut counts = vec![0u64; experts as usize];

@@ -109,7 +109,9 @@ impl Listing {
         listing
     }
 
-    /// Assembles PTX and reads its listing. `None`: ptxas or nvdisasm failed, or is not on PATH or under CUDA_PATH.
+    /// Assembles PTX and reads its listing. `None`: ptxas or nvdisasm failed, or is neither on PATH, nor under CUDA_PATH,
+    /// nor where `cargo xtask ptxas --install` and `cargo xtask sass --install` put it: in a build folder that contains
+    /// this program, or in `target` of the current folder or a folder above it.
     pub fn of_ptx(ptx: &str, arch: &str) -> Option<Listing> {
         let (ptxas, nvdisasm) = (tool("ptxas")?, tool("nvdisasm")?);
         let folder = tempfile::tempdir().ok()?;
@@ -198,7 +200,23 @@ fn tool(program: &str) -> Option<PathBuf> {
     let on_path =
         std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect::<Vec<_>>()).unwrap_or_default();
     let toolkit = std::env::var_os("CUDA_PATH").map(|path| Path::new(&path).join("bin"));
-    on_path.into_iter().chain(toolkit).map(|folder| folder.join(program)).find(|file| file.is_file())
+    let of_machine = on_path.into_iter().chain(toolkit).map(|folder| folder.join(program));
+    of_machine.chain(build_folders().iter().flat_map(|folder| of_wheel(folder, program))).find(|file| file.is_file())
+}
+
+/// Folders that Cargo may have built this program in, or builds in from here.
+fn build_folders() -> Vec<PathBuf> {
+    let (given, own) = (std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from), std::env::current_exe().ok());
+    let of_own = own.iter().flat_map(|program| program.ancestors()).skip(1).map(Path::to_owned);
+    let here = std::env::current_dir().ok();
+    let of_here = here.iter().flat_map(|folder| folder.ancestors()).map(|folder| folder.join("target"));
+    given.into_iter().chain(of_own).chain(of_here).collect()
+}
+
+/// Places of a program that pip installed from a wheel into a folder of its own name: `nvidia/<cu13, cuda_nvcc, …>/bin`.
+fn of_wheel(build_folder: &Path, program: &str) -> Vec<PathBuf> {
+    let versions = build_folder.join(program).join("nvidia").read_dir().into_iter().flatten().flatten();
+    versions.map(|version| version.path().join("bin").join(program)).collect()
 }
 
 #[cfg(test)]
@@ -216,6 +234,17 @@ mod tests {
         /*0020*/                   LDS R7, [R5] ;               /* 0x0000000005077224 */
                                                                 /* 0x000fe200078e0206 */
 "#;
+
+    #[test]
+    fn programs_of_wheels_are_found_in_a_build_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(of_wheel(folder.path(), "nvdisasm"), [] as [PathBuf; 0]);
+        let bin = folder.path().join("nvdisasm/nvidia/cu13/bin");
+        std::fs::create_dir_all(&bin).unwrap();
+        assert_eq!(of_wheel(folder.path(), "nvdisasm"), [bin.join("nvdisasm")]);
+        let own = std::env::current_exe().unwrap();
+        assert!(build_folders().contains(&own.parent().unwrap().to_owned()));
+    }
 
     #[test]
     fn instructions_and_stalls_belong_to_their_lines() {

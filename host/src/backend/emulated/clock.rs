@@ -19,6 +19,11 @@ pub(super) struct Clock {
     listings: Mutex<HashMap<&'static str, Option<Arc<Listing>>>>,
 }
 
+/// How far off a prediction without machine code may be: one of the validated points, both ways beside the published
+/// time (benches/lab/time-model.md).
+const PTX_ERROR: &str =
+    "such a time may be 44 % off, as group-3's on a B200: 13.0 µs counted in PTX, 9.0 in machine code, 8.5 published";
+
 /// Predicted time of a step on a GPU.
 #[derive(Clone, Debug)]
 pub struct Prediction {
@@ -30,6 +35,35 @@ pub struct Prediction {
     pub launches: Vec<Time>,
     /// Activity of some SMs in cycles. Empty unless requested.
     pub spans: Vec<Span>,
+}
+
+impl Prediction {
+    /// Number of launches whose instructions were counted in PTX, because ptxas or nvdisasm is missing.
+    pub fn without_machine_code(&self) -> usize {
+        self.launches.iter().filter(|launch| !launch.from_machine_code).count()
+    }
+
+    /// Returns the prediction as JSON: the GPU, how instructions were counted, and the launches.
+    pub fn json(&self) -> serde_json::Value {
+        let missing = self.without_machine_code();
+        let note = (missing > 0).then(|| self.note());
+        serde_json::json!({
+            "gpu": self.card.name,
+            "counted_in_ptx": missing,
+            "note": note,
+            "launches": self.launches,
+        })
+    }
+
+    /// Returns what a reader of a prediction without machine code must know.
+    pub fn note(&self) -> String {
+        format!(
+            "{} of {} launches counted in PTX, because ptxas or nvdisasm is missing (`cargo xtask ptxas --install` and \
+             `cargo xtask sass --install` bring them): {PTX_ERROR}",
+            self.without_machine_code(),
+            self.launches.len()
+        )
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -74,10 +74,7 @@ impl<O: Operation> Report<'_, O> {
             }
         }
         if let Some(prediction) = self.backend.prediction() {
-            add(&json!({
-                "predicted_us": prediction.microseconds,
-                "prediction": {"gpu": prediction.card.name, "launches": prediction.launches},
-            }));
+            add(&json!({"predicted_us": prediction.microseconds, "prediction": prediction.json()}));
         }
         Value::Object(report)
     }
@@ -176,7 +173,7 @@ fn print_roofline(roofline: &Roofline, peaks: Peaks, seconds: f64, out: &mut imp
 fn print_prediction(prediction: &emulated::Prediction, out: &mut impl Write) -> std::io::Result<()> {
     writeln!(
         out,
-        "predicted {:.2} µs on {}, by the model, not measured",
+        "predicted {:.2} µs on {}, by the model, not measured{note}",
         prediction.microseconds, prediction.card.name
     )?;
     prediction.launches.iter().try_for_each(|launch| write!(out, "{launch}"))

@@ -3,9 +3,20 @@
 use bytemuck::{Pod, Zeroable};
 
 pub use crate::format::{LARGEST_VALUE, LEAST_SCALE, NAN_SCALE};
+use crate::{format::SCALE_TILE_COLUMNS, lists::MAX_EXPERTS, nvfp4_rows::scale_tiles};
 
 /// Names of the entries for f16 and for bf16.
 pub const ENTRIES: [&str; 2] = ["moe_quantize_nvfp4_f16", "moe_quantize_nvfp4_bf16"];
+
+/// Names of the entries for few tokens, for f16 and for bf16. They give the same bits as [`ENTRIES`], and spread each
+/// token over several warps.
+pub const FEW_ENTRIES: [&str; 2] = ["moe_quantize_nvfp4_few_f16", "moe_quantize_nvfp4_few_bf16"];
+
+/// Names of the entries for few tokens that also make the lists, for f16 and for bf16.
+pub const ROUTE_ENTRIES: [&str; 2] = ["moe_quantize_nvfp4_route_f16", "moe_quantize_nvfp4_route_bf16"];
+
+/// Maximum number of choices, T·k, of [`ROUTE_ENTRIES`].
+pub const ROUTE_CHOICES: u32 = 1024;
 
 /// Largest number divided by its global scale: the largest e2m1 times the largest e4m3.
 pub const LARGEST: f32 = LARGEST_VALUE * 448.0;
@@ -14,7 +25,7 @@ pub const LARGEST: f32 = LARGEST_VALUE * 448.0;
 /// quotients are normal f32.
 pub const LEAST_GLOBAL: f32 = f32::from_bits((127 - 100) << 23);
 
-/// The only parameter of [`ENTRIES`]: rows of 16-bit numbers, to convert to NVFP4.
+/// The only parameter of [`ENTRIES`] and [`FEW_ENTRIES`]: rows of 16-bit numbers, to convert to NVFP4.
 ///
 /// A row's *global scale* is its expert's input scale, or otherwise `max(amax, LARGEST · LEAST_GLOBAL) / LARGEST`,
 /// rounded to f32, where amax is the token's largest magnitude. Magnitudes are compared by their bits: a NaN is larger
@@ -65,6 +76,39 @@ pub struct Quantize {
     pub unused: u32,
 }
 
+/// The only parameter of [`ROUTE_ENTRIES`]: the tokens and the choices, from which each CTA makes the lists for itself.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct RouteQuantize {
+    /// The tokens, with `places`, `firsts` and `tile_firsts` as outputs, none of them 0. T·k is at most
+    /// [`ROUTE_CHOICES`].
+    pub quantize: Quantize,
+    /// Addresses and numbers as in [`Route`](crate::layer::moe_route::abi::Route).
+    pub ids: u64,
+    /// Same as [`Route::map`](crate::layer::moe_route::abi::Route::map).
+    pub map: u64,
+    /// Same as [`Route::named_experts`](crate::layer::moe_route::abi::Route::named_experts).
+    pub named_experts: u32,
+    /// Same as [`Route::tile_tokens`](crate::layer::moe_route::abi::Route::tile_tokens).
+    pub tile_tokens: u32,
+}
+
+/// Numbers of experts that a warp adds up at a time.
+const CHUNK: u32 = 32;
+
+/// Shared memory of a CTA of [`ROUTE_ENTRIES`]: the warps' largest magnitudes; per choice its expert; per expert, and
+/// behind the last one, its first row and its first tile; per chunk of experts their sums. These are offsets in bytes.
+pub const ROUTE_EXPERTS_AT: u32 = Quantize::FEW_SHARED_BYTES;
+/// Offset of the first rows and tiles.
+pub const ROUTE_FIRSTS_AT: u32 = ROUTE_EXPERTS_AT + 4 * ROUTE_CHOICES;
+/// Offset of the chunks' sums.
+pub const ROUTE_SUMS_AT: u32 = ROUTE_FIRSTS_AT + 4 * (MAX_EXPERTS + CHUNK);
+
+impl RouteQuantize {
+    /// Dynamic shared memory per CTA, in bytes.
+    pub const SHARED_BYTES: u32 = ROUTE_SUMS_AT + 4 * (MAX_EXPERTS / CHUNK + 1);
+}
+
 impl Quantize {
     /// Threads per CTA.
     pub const THREADS: u32 = 256;
@@ -72,8 +116,24 @@ impl Quantize {
     /// Warps per CTA. There is one warp per token.
     pub const WARPS: u32 = Self::THREADS / 32;
 
-    /// CTAs per grid.
+    /// CTAs per grid of [`ENTRIES`].
     pub const fn blocks(&self) -> u64 {
         self.token_count.div_ceil(Self::WARPS) as u64
+    }
+
+    /// Threads per CTA of [`FEW_ENTRIES`]. Each thread has one block of a token.
+    pub const FEW_THREADS: u32 = 128;
+
+    /// Dynamic shared memory per CTA of [`FEW_ENTRIES`], in bytes: the largest magnitude of each warp.
+    pub const FEW_SHARED_BYTES: u32 = Self::FEW_THREADS / 32 * 4;
+
+    /// Number of pieces that a token is cut into for [`FEW_ENTRIES`]: one per CTA.
+    pub const fn few_pieces(&self) -> u32 {
+        (scale_tiles(self.k) * SCALE_TILE_COLUMNS).div_ceil(Self::FEW_THREADS)
+    }
+
+    /// CTAs per grid of [`FEW_ENTRIES`].
+    pub const fn few_blocks(&self) -> u64 {
+        self.token_count as u64 * self.few_pieces() as u64
     }
 }

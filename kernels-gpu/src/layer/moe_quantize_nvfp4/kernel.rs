@@ -28,7 +28,7 @@ use crate::{
 const ELEMENT_BYTES: u32 = 2;
 
 /// Bytes per number of a list, and per global scale.
-const NUMBER: u64 = size_of::<u32>() as u64;
+pub(super) const NUMBER: u64 = size_of::<u32>() as u64;
 
 /// Words of a block of 16-bit numbers.
 const BLOCK_WORDS: usize = (BLOCK * ELEMENT_BYTES / 4) as usize;
@@ -78,16 +78,16 @@ unsafe fn run<const FORMAT: u32>(launch: &Quantize) {
 /// # Safety
 /// The list has this number, and nobody writes it during the launch.
 #[inline(always)]
-unsafe fn number(list: u64, index: u32) -> u32 {
+pub(super) unsafe fn number(list: u64, index: u32) -> u32 {
     // SAFETY: the caller guarantees that the list has this number and that nothing writes it during the launch.
     unsafe { ld_global_b32(GlobalAddress::new(list) + u64::from(index) * NUMBER) }
 }
 
 /// A row of a token, in the lane that handles the row's choice.
 #[derive(Clone, Copy)]
-struct Row {
+pub(super) struct Row {
     /// Index of the row, or [`NO_ROW`].
-    index: u32,
+    pub(super) index: u32,
     /// Tile of tokens that contains the row, and the row's index in the tile.
     tile: u32,
     in_tile: u32,
@@ -95,12 +95,12 @@ struct Row {
     /// index of the next row in the tile.
     end: u32,
     /// Global scale of the row, or 0 if it is not known yet.
-    global: f32,
+    pub(super) global: f32,
 }
 
 impl Row {
     /// No row.
-    const NONE: Self = Self { index: NO_ROW, tile: 0, in_tile: 0, end: 0, global: 1.0 };
+    pub(super) const NONE: Self = Self { index: NO_ROW, tile: 0, in_tile: 0, end: 0, global: 1.0 };
 
     /// Returns the row with this index.
     ///
@@ -117,17 +117,31 @@ impl Row {
                 of_rows = [0, 1].map(|after| number(launch.firsts, expert + after));
                 of_tiles = [0, 1].map(|after| number(launch.tile_firsts, expert + after));
             }
-            let ([first, next], [first_tile, next_tile]) = (of_rows, of_tiles);
-            // The expert has a row, and therefore a tile.
-            assert_unchecked(next_tile > first_tile);
-            let (rows, size) = (next - first, tile_size(next - first, next_tile - first_tile));
-            assert_unchecked(size > 0);
-            let (tile, in_tile) = ((index - first) / size, (index - first) % size);
-            let of_tile = (rows - tile * size).min(size);
-            let end = if in_tile + 1 == of_tile { of_tile.next_multiple_of(TOKEN_STEP) } else { in_tile + 1 };
-            let global = f32::from_bits(number(launch.input_scales, expert));
-            Self { index, tile: first_tile + tile, in_tile, end, global }
+            Self::of_lists(index, of_rows, of_tiles, f32::from_bits(number(launch.input_scales, expert)))
         }
+    }
+
+    /// Returns the row with this index, of an expert with these rows, tiles and global scale: the first ones, and those
+    /// behind the last.
+    ///
+    /// # Safety
+    /// The row is one of the expert's.
+    #[inline(always)]
+    pub(super) unsafe fn of_lists(
+        index: u32,
+        [first, next]: [u32; 2],
+        [first_tile, next_tile]: [u32; 2],
+        global: f32,
+    ) -> Self {
+        // SAFETY: the expert has a row, and therefore a tile.
+        unsafe { assert_unchecked(next_tile > first_tile) };
+        let (rows, size) = (next - first, tile_size(next - first, next_tile - first_tile));
+        // SAFETY: the expert has a row.
+        unsafe { assert_unchecked(size > 0) };
+        let (tile, in_tile) = ((index - first) / size, (index - first) % size);
+        let of_tile = (rows - tile * size).min(size);
+        let end = if in_tile + 1 == of_tile { of_tile.next_multiple_of(TOKEN_STEP) } else { in_tile + 1 };
+        Self { index, tile: first_tile + tile, in_tile, end, global }
     }
 
     /// Returns the row of lane `lane`.
@@ -135,7 +149,7 @@ impl Row {
     /// # Safety
     /// The whole warp calls this together.
     #[inline(always)]
-    unsafe fn of_lane(self, lane: u32) -> Self {
+    pub(super) unsafe fn of_lane(self, lane: u32) -> Self {
         // SAFETY: the caller guarantees that all 32 lanes execute the shuffles together.
         let of = |value: u32| unsafe { warp_shuffle_idx(ALL_LANES, value, lane, WARP_SIZE).0 };
         Self {
@@ -149,7 +163,7 @@ impl Row {
 }
 
 /// A token, as its warp handles it.
-struct Token<const FORMAT: u32> {
+pub(super) struct Token<const FORMAT: u32> {
     index: u32,
     /// Address of the token's first element.
     at: GlobalAddress,
@@ -163,7 +177,7 @@ impl<const FORMAT: u32> Token<FORMAT> {
     /// # Safety
     /// The contract in this folder's `mod.rs` holds, and the token exists.
     #[inline(always)]
-    unsafe fn new(launch: &Quantize, index: u32) -> Self {
+    pub(super) unsafe fn new(launch: &Quantize, index: u32) -> Self {
         let at = GlobalAddress::new(launch.input) + u64::from(index) * launch.input_pitch;
         let weight = GlobalAddress::new(launch.input_weights) + u64::from(index) * NUMBER;
         // SAFETY: if there are factors, `weight` is the address of this token's factor; otherwise nothing is read.
@@ -243,7 +257,7 @@ impl<const FORMAT: u32> Token<FORMAT> {
     /// # Safety
     /// The contract in this folder's `mod.rs` holds. If `is_there`, the token has this block.
     #[inline(always)]
-    unsafe fn block(&self, block: u32, is_there: bool) -> Block {
+    pub(super) unsafe fn block(&self, block: u32, is_there: bool) -> Block {
         let at = self.at + u64::from(block * BLOCK * ELEMENT_BYTES);
         // SAFETY: if `is_there`, the token has this block, 32 bytes at a multiple of 16; otherwise nothing is read.
         let halves = unsafe { [ld_global_v4_b32_or_zero(is_there, at), ld_global_v4_b32_or_zero(is_there, at + 16)] };
@@ -254,11 +268,18 @@ impl<const FORMAT: u32> Token<FORMAT> {
 }
 
 /// A block of a token: 16 numbers, two per word, and the bits of their largest magnitude.
-struct Block {
+pub(super) struct Block {
     numbers: [[f32; 2]; BLOCK_WORDS],
-    amax: u32,
+    pub(super) amax: u32,
     /// Whether the token has the block. Otherwise the block is padding of the last scale tile.
     is_there: bool,
+}
+
+/// The codes of a block in NVFP4: values, and the scale.
+#[derive(Clone, Copy)]
+pub(super) struct Codes {
+    values: u64,
+    scale: u8,
 }
 
 impl Block {
@@ -268,9 +289,16 @@ impl Block {
     /// The contract in this folder's `mod.rs` holds. The row belongs to the warp, and the block to the lane.
     #[inline(always)]
     unsafe fn store(&self, launch: &Quantize, row: Row, block: u32) {
-        let scale = BlockScale::new(self.amax, row.global);
-        let values = u64::from_le_bytes(self.numbers.map(|numbers| scale.byte(numbers)));
-        let scale = if self.is_there { scale.code } else { 0 };
+        // SAFETY: the caller guarantees what `write` requires.
+        unsafe { self.write(launch, row, block, self.codes(row.global)) }
+    }
+
+    /// Writes the block's codes to a row.
+    ///
+    /// # Safety
+    /// The requirements of [`Self::store`].
+    #[inline(always)]
+    pub(super) unsafe fn write(&self, launch: &Quantize, row: Row, block: u32, Codes { values, scale }: Codes) {
         let scale_at =
             |in_tile: u32| GlobalAddress::new(launch.scales) + token_scale(row.tile, in_tile, block, launch.k);
         let of_row = u64::from(row.index) * u64::from(row_bytes(launch.k)) + u64::from(block * (BLOCK / 2));
@@ -285,5 +313,13 @@ impl Block {
                 st_global_b8(scale_at(in_tile), 0);
             }
         }
+    }
+
+    /// Returns the block's codes in a row with this global scale.
+    #[inline(always)]
+    pub(super) fn codes(&self, global: f32) -> Codes {
+        let scale = BlockScale::new(self.amax, global);
+        let values = u64::from_le_bytes(self.numbers.map(|numbers| scale.byte(numbers)));
+        Codes { values, scale: if self.is_there { scale.code } else { 0 } }
     }
 }

@@ -302,6 +302,8 @@ pub struct Instance {
     pub halves: Halves,
     /// Number of parts of K. Each part is multiplied by a separate pair of the cluster.
     pub splits: u32,
+    /// Whether the weights of the first stages are loaded before the wait for earlier grids, which write the tokens.
+    pub early: bool,
 }
 
 /// An [`Instance`] without its number of stages.
@@ -323,6 +325,7 @@ pub const fn gated(tile_tokens: u32) -> Builder {
         blocks: 1,
         halves,
         splits: 1,
+        early: false,
     })
 }
 
@@ -360,6 +363,11 @@ impl Builder {
     /// Uses two pairs of CTAs with half of K each.
     pub const fn split(self) -> Self {
         Self(Instance { splits: 2, ..self.0 })
+    }
+
+    /// Loads the weights of the first stages before the wait for earlier grids.
+    pub const fn early(self) -> Self {
+        Self(Instance { early: true, ..self.0 })
     }
 
     /// Returns the instance with `stages` stages.
@@ -596,6 +604,8 @@ impl Instance {
             "serial roles require a single CTA: in a pair, no thread of the second CTA would report its stages"
         );
         assert!(self.splits == 1 || self.blocks == 2, "`split` requires pairs");
+        let alone = self.blocks == 1 && matches!(self.roles, Roles::Specialized);
+        assert!(!self.early || alone, "`early` requires a single CTA with a warp that loads");
         assert!(
             self.inboxes() * self.inbox_bytes() <= self.stages * self.stage_bytes(),
             "inboxes of the last tile must fit in the memory of the stages"

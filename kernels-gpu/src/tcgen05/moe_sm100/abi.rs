@@ -17,9 +17,13 @@ macro_rules! instances {
             moe_sm100_gated_t64_curves = gated(64).curves().stages(4);
             moe_sm100_gated_t128 = gated(128).stages(4);
             moe_sm100_gated_t128_curves = gated(128).curves().stages(4);
+            moe_sm100_gated_t16_early = gated(16).early().stages(5);
+            moe_sm100_gated_t64_early = gated(64).early().stages(4);
             moe_sm100_plain_t16 = plain(16).stages(9);
             moe_sm100_plain_t64 = plain(64).stages(7);
             moe_sm100_plain_t128 = plain(128).stages(6);
+            moe_sm100_plain_t16_early = plain(16).early().stages(9);
+            moe_sm100_plain_t64_early = plain(64).early().stages(7);
         }
     };
 }
@@ -47,7 +51,9 @@ mod tests {
         for instance in INSTANCES {
             let operation = if instance.matrices == 2 { "gated" } else { "plain" };
             let curves = if instance.curves { "_curves" } else { "" };
-            assert_eq!(instance.entry, std::format!("moe_sm100_{operation}_t{}{curves}", instance.tile_tokens));
+            let early = if instance.early { "_early" } else { "" };
+            let expected = std::format!("moe_sm100_{operation}_t{}{curves}{early}", instance.tile_tokens);
+            assert_eq!(instance.entry, expected);
         }
     }
 }

@@ -41,6 +41,7 @@ impl Products<Nvfp4> for MoeSm100 {
             weight_rows: TILE_ROWS,
             threads: of.threads(),
             shared_bytes: of.shared_bytes(),
+            early: of.early,
             ..ProductInstance::ALONE
         };
         INSTANCES.iter().map(instance).collect()

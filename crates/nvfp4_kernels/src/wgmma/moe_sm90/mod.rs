@@ -176,8 +176,14 @@ mod tests {
         ] {
             let tile_tokens = MoeSm90.tile_tokens(rows, experts);
             let tiles = expected_token_tiles(rows, experts, tile_tokens);
-            let instance =
-                MoeSm90.instance(ProductKind::of(op, OperandType::Bf16), tile_tokens, tiles, experts as u32, n, 132);
+            let instance = MoeSm90.instance(
+                ProductKind::of(op, OperandType::Bf16),
+                tile_tokens,
+                tiles,
+                experts as u32,
+                [n, 1024],
+                132,
+            );
             assert_eq!(instance.entry, fastest, "{rows} rows of {experts} experts, {n} columns");
         }
     }
@@ -185,7 +191,7 @@ mod tests {
     #[test]
     fn more_than_512_experts_have_no_strips() {
         let kind = ProductKind::of(Op::Gated, OperandType::Bf16);
-        let entry = |experts| MoeSm90.instance(kind, 16, 64, experts, 768, 132).entry;
+        let entry = |experts| MoeSm90.instance(kind, 16, 64, experts, [768, 2048], 132).entry;
         assert_eq!([512, 513].map(entry), ["moe_gated_bf16_t16_strips", "moe_gated_bf16_t16"]);
     }
 }

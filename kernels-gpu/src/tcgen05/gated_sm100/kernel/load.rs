@@ -59,6 +59,25 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         k_block: u32,
         together: bool,
     ) {
+        // SAFETY: the caller guarantees the requirements.
+        unsafe { self.load_parts::<true, true>(stages, tile, group, k_block, together) };
+    }
+
+    /// Starts the copies of a k-block's weights and of its tokens to the next stage, or of one of the two. The weights'
+    /// call also announces the bytes of both, so it comes first.
+    ///
+    /// # Safety
+    /// The requirements of [`Self::load`]. If a stage's weights and tokens are loaded separately, the calls have the
+    /// same stage, tile and k-block, and nothing waits for the stage before both.
+    #[inline(always)]
+    pub(super) unsafe fn load_parts<const WEIGHTS: bool, const TOKENS: bool>(
+        self,
+        stages: &mut Ring<BLOCKS>,
+        tile: &Tile,
+        group: &Placed,
+        k_block: u32,
+        together: bool,
+    ) {
         let stage = self.shared + stages.index() * Self::STAGE_BYTES;
         let full = stages.full();
         let k_byte = (k_block * K_BLOCK_BYTES) as i32;
@@ -86,12 +105,15 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         // empty, and its full barrier expects the bytes of every copy; if `together`, the other CTA copies half of the
         // tokens' scales. A box counts in full, also outside of the tensor.
         unsafe {
-            let value_bytes = Self::TOKENS + group.a_box * K_BLOCK_BYTES;
-            mbarrier_arrive_expect_tx(
-                full,
-                value_bytes + (Self::INSTANCE.block_matrices() + token_tile_rows) * scale_bytes,
-            );
-            for matrix in 0..Self::MATRICES {
+            if WEIGHTS {
+                let value_bytes = Self::TOKENS + group.a_box * K_BLOCK_BYTES;
+                mbarrier_arrive_expect_tx(
+                    full,
+                    value_bytes + (Self::INSTANCE.block_matrices() + token_tile_rows) * scale_bytes,
+                );
+            }
+            let matrices = if WEIGHTS { Self::MATRICES } else { 0 };
+            for matrix in 0..matrices {
                 let weights = stage + Self::weights(matrix);
                 let row = (weight_rows[matrix] + first_row) as i32;
                 let map = TensorMapAddress::new(b_maps[matrix]);
@@ -100,9 +122,12 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
                 let source = scales(b_scales[matrix], weight_tile_row);
                 cp_async_bulk_shared_global(weight_scales, source, scale_bytes, full);
             }
-            let tokens = stage + Self::TOKENS;
-            let map = TensorMapAddress::new(group.a_map);
-            cp_async_bulk_tensor_2d_shared_global(tokens, map, [k_byte, first_token as i32], full);
+            if TOKENS {
+                let tokens = stage + Self::TOKENS;
+                let map = TensorMapAddress::new(group.a_map);
+                cp_async_bulk_tensor_2d_shared_global(tokens, map, [k_byte, first_token as i32], full);
+            }
+            let token_tile_rows = if TOKENS { token_tile_rows } else { 0 };
             for tile_row in 0..token_tile_rows {
                 let token_scales = stage + Self::TOKEN_SCALES + tile_row * Instance::SCALE_BYTES;
                 let source = scales(group.a_scales, token_tile_row + tile_row);

@@ -35,8 +35,14 @@
 //! scale_vec::4X"). CUTLASS starts at every second column, for N of 64 and 192. No known kernel starts at an odd
 //! column, so the host plans such a tile only on request.
 //!
+//! # Weights before tokens
+//!
+//! With [`Instance::early`], the weights of all stages are on their way while the grid before still makes the tokens.
+//! A stage is full when both have arrived.
+//!
 //! [`Halves::Matrices`]: crate::tcgen05::gated_sm100::abi::Halves::Matrices
 //! [`Instance::blocks`]: crate::tcgen05::gated_sm100::abi::Instance::blocks
+//! [`Instance::early`]: crate::tcgen05::gated_sm100::abi::Instance::early
 //! [`Instance::scale_sets`]: crate::tcgen05::gated_sm100::abi::Instance::scale_sets
 //! [`Instance::splits`]: crate::tcgen05::gated_sm100::abi::Instance::splits
 
@@ -120,12 +126,16 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
             }
             if matches!(Self::INSTANCE.roles, Roles::Specialized) && loads {
                 Self::arrive::<BEGUN>();
-                W::wait();
-                let (tiles, first) = match first {
-                    Some(first) => first,
-                    None => block.first_tile(),
-                };
-                block.load_tiles(stages, maps, tiles, first);
+                if Self::INSTANCE.early {
+                    block.load_early(stages);
+                } else {
+                    W::wait();
+                    let (tiles, first) = match first {
+                        Some(first) => first,
+                        None => block.first_tile(),
+                    };
+                    block.load_tiles(stages, maps, tiles, first);
+                }
                 sync_warp(ALL_LANES);
                 if BLOCKS > 1 {
                     wait_cluster();
@@ -192,6 +202,51 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
                         together |= BLOCKS > 1 && Self::INSTANCE.splits == 1 && stages.index() == 0;
                     }
                     (next, loaded) = (tiles.next(), 0);
+                }
+                stages.drain();
+            }
+        }
+    }
+
+    /// Same as [`Self::load_tiles`], for an instance with [`Instance::early`]: fills all stages with weights, waits for
+    /// earlier grids, and then adds the tokens.
+    ///
+    /// # Safety
+    /// The contract in `mod.rs` of the kernel's folder holds. The loading warp calls this, after it has initialized the
+    /// barriers. `stages` is at the first stage.
+    #[inline(always)]
+    unsafe fn load_early(self, mut stages: Ring<BLOCKS>) {
+        const { assert!(BLOCKS == 1 && !W::MAPS_IN_MEMORY || !Self::INSTANCE.early) };
+        // SAFETY: one thread is elected. All stages are empty at first, so the first ones need no wait. Both iterations
+        // have the same tiles and k-blocks in the same order, so a stage's tokens follow its weights. The contract
+        // guarantees that tiles can be found before the wait, and that earlier grids write no weights.
+        unsafe {
+            if elect_sync(ALL_LANES) {
+                let (mut ahead, mut begun) = (stages, 0);
+                for (tile, group) in self.tiles() {
+                    let group = W::placed(group);
+                    for k_block in self.k_blocks(&group) {
+                        if begun < Self::STAGES {
+                            self.load_parts::<true, false>(&mut ahead, &tile, &group, k_block, false);
+                            begun += 1;
+                        }
+                    }
+                    if begun == Self::STAGES {
+                        break;
+                    }
+                }
+                W::wait();
+                for (tile, group) in self.tiles() {
+                    let group = W::placed(group);
+                    for k_block in self.k_blocks(&group) {
+                        if begun > 0 {
+                            self.load_parts::<false, true>(&mut stages, &tile, &group, k_block, false);
+                            begun -= 1;
+                        } else {
+                            stages.wait_empty();
+                            self.load(&mut stages, &tile, &group, k_block, false);
+                        }
+                    }
                 }
                 stages.drain();
             }

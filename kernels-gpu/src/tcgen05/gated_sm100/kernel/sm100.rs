@@ -203,7 +203,7 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         let blocks = Self::INSTANCE.blocks_of_tile();
         let (next, stride) = (thread::block_idx_x() / blocks, thread::grid_dim_x() / blocks);
         // SAFETY: the caller of `run` guarantees the contract of the kernel. Callers run after `W::wait`, unless
-        // `W::AT_ONCE`.
+        // `W::AT_ONCE` or the instance loads weights early.
         unsafe { self.work.tiles(next, stride) }
     }
 
