@@ -419,7 +419,8 @@ impl Warp {
     /// Whether the warp's threads are at the same instructions as in a state.
     pub fn is_at(&self, state: &State) -> bool {
         let alike = |(a, b): (&Fragment, &Fragment)| a.is_like(b);
-        let all = self.fragments.len() == state.fragments.len() && self.fragments.iter().zip(&state.fragments).all(alike);
+        let all =
+            self.fragments.len() == state.fragments.len() && self.fragments.iter().zip(&state.fragments).all(alike);
         all && self.polls.is_empty()
     }
 

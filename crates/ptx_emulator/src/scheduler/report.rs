@@ -169,11 +169,13 @@ impl<'k> Cluster<'k> {
     /// At most [`MOST_WRITERS`] of some instructions that could do something, those that threads can still reach first.
     fn able(&self, mut instructions: Vec<u32>, what: &str, others: &[Cluster<'k>]) -> Vec<Party> {
         let clusters = others.iter().chain(std::iter::once(self));
-        let at: BTreeSet<u32> = clusters.flat_map(|c| c.warps.iter().flat_map(|w| &w.fragments)).map(|f| f.pc).collect();
+        let at: BTreeSet<u32> =
+            clusters.flat_map(|c| c.warps.iter().flat_map(|w| &w.fragments)).map(|f| f.pc).collect();
         let reachable = |pc: u32| at.iter().any(|&from| from == pc || self.kernel.leads(from, pc));
         instructions.sort_by_cached_key(|&pc| !reachable(pc));
         let party = |pc: u32| {
-            let why = if reachable(pc) { "the threads that would execute it wait" } else { "no thread is on its way to it" };
+            let why =
+                if reachable(pc) { "the threads that would execute it wait" } else { "no thread is on its way to it" };
             Party { what: format!("this instruction could {what}, but {why}"), place: Some(self.kernel.place(pc)) }
         };
         instructions.into_iter().take(MOST_WRITERS).map(party).collect()

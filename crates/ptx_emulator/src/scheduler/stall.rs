@@ -121,6 +121,10 @@ impl Stall {
         if changes != self.changes || now < self.window.end {
             return false;
         }
+        // Instructions between windows are not recorded, so no cycle reaches from one window to the next.
+        for watch in self.warps.iter_mut().filter(|watch| !watch.repeats) {
+            (watch.state, watch.steps, watch.renewal) = (None, 0, 0);
+        }
         let begin = now + (now - self.since);
         self.window = begin..begin + WINDOW.max((begin - self.since) / 8);
         true
