@@ -2,7 +2,7 @@
 
     check.py COMMANDS [--html FOLDER] [PAGE ...]
 
-COMMANDS is the folder of the built commands (`target/release`). FOLDER is the built book, whose links and anchors are
+COMMANDS is the folder of the built commands, or several with colons between them. FOLDER is the built book, whose links and anchors are
 then checked too. PAGE runs the blocks of these pages alone.
 
 A block marked `sh` runs in an empty folder with a small model, `model/`. The blocks of a page run one after another in
@@ -22,6 +22,7 @@ import html.parser
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,8 @@ from pages import LINK, ROOT, Block, blocks, documents, outside_of_blocks
 SKIPPED = Counter(build=15, console=9, files=2, gpu=13, network=11)
 # Longest time of a block, in seconds.
 LIMIT = 300
+# Largest size of the README, in bytes.
+README_BYTES = 9 * 1024
 # Languages of blocks that are no programs, and of programs that other tests run.
 TEXTS = {"text", "json", "yaml", "toml", "diff", "c"}
 TESTED_ELSEWHERE = {"rust", "python"}
@@ -49,7 +52,7 @@ def skipped_because(block: Block) -> str | None:
     return reasons[0] if reasons else None
 
 
-def run(block: Block, folder: pathlib.Path, commands: pathlib.Path) -> None:
+def run(block: Block, folder: pathlib.Path, commands: str) -> None:
     """Runs a block in a folder. A failure ends the program with the block's place and its output."""
     environment = {**os.environ, "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}", "XDG_CACHE_HOME": str(folder / ".cache")}
     started = time.monotonic()
@@ -62,7 +65,7 @@ def run(block: Block, folder: pathlib.Path, commands: pathlib.Path) -> None:
         sys.exit(f"{block} failed with exit code {done.returncode}:\n{block.text}\n{done.stdout}")
 
 
-def check_words(block: Block, commands: pathlib.Path) -> None:
+def check_words(block: Block, commands: str) -> None:
     """Checks what a skipped block names: paths of the repository, tasks, subcommands and options."""
     for line in block.text.replace("\\\n", " ").splitlines():
         line = re.sub(r"(^|\s)#.*", "", line).removeprefix("$ ")
@@ -76,11 +79,11 @@ def check_words(block: Block, commands: pathlib.Path) -> None:
             check_options(block, (words[0] or words[1]).split(), commands)
 
 
-def check_options(block: Block, words: list[str], commands: pathlib.Path) -> None:
+def check_options(block: Block, words: list[str], commands: str) -> None:
     """Checks that a subcommand exists and has the options that a line gives it."""
     if not words or not words[0].isalpha():
         return
-    known = subprocess.run([commands / "nvfp4", words[0], "--help"], capture_output=True, text=True)
+    known = subprocess.run([shutil.which("nvfp4", path=commands), words[0], "--help"], capture_output=True, text=True)
     if known.returncode:
         sys.exit(f"{block}: nvfp4 has no subcommand {words[0]}")
     for option in (word.split("=")[0] for word in words if word.startswith("--") and word != "--"):
@@ -88,7 +91,7 @@ def check_options(block: Block, words: list[str], commands: pathlib.Path) -> Non
             sys.exit(f"{block}: nvfp4 {words[0]} has no option {option}")
 
 
-def run_blocks(pages: list[pathlib.Path], commands: pathlib.Path) -> Counter:
+def run_blocks(pages: list[pathlib.Path], commands: str) -> Counter:
     """Runs the blocks of pages, and returns the number of those that ran and of those that did not, by reason."""
     counts = Counter()
     for page in pages:
@@ -110,6 +113,17 @@ def run_blocks(pages: list[pathlib.Path], commands: pathlib.Path) -> Counter:
                 run(block, folder, commands)
                 counts["ran"] += 1
     return counts
+
+
+def check_readme() -> None:
+    """Checks the README's size, and that `.ci/run` calls what the README builds, runs and tests."""
+    readme, calls = ROOT / "README.md", (ROOT / ".ci/run").read_text()
+    if readme.stat().st_size > README_BYTES:
+        sys.exit(f"README.md has {readme.stat().st_size} bytes, more than {README_BYTES}; move text to the book")
+    for block in blocks(readme):
+        for line in block.text.splitlines() if "build" in block.marks else []:
+            if line.partition("#")[0].strip() not in calls:
+                sys.exit(f"{block}: .ci/run does not call `{line}`")
 
 
 def check_rust(pages: list[pathlib.Path]) -> None:
@@ -172,11 +186,12 @@ def check_html(folder: pathlib.Path) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("commands", type=pathlib.Path)
+    parser.add_argument("commands")
     parser.add_argument("--html", type=pathlib.Path)
     parser.add_argument("pages", nargs="*", type=pathlib.Path)
     options = parser.parse_args()
-    commands = options.commands.resolve()
+    commands = os.pathsep.join(str(pathlib.Path(folder).resolve()) for folder in options.commands.split(os.pathsep))
+    check_readme()
     pages = [page.resolve() for page in options.pages] or documents()
     print(f"{check_links(pages)} links of documents name files")
     check_rust(pages)

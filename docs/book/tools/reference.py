@@ -76,13 +76,14 @@ def markdown(text: str) -> str:
     return "\n".join([*lines, "```"] if example else lines)
 
 
-def described(name: str, node: ast.AST, level: int = 2) -> str:
-    """Returns the section of a function or class, with its public methods."""
+def described(name: str, node: ast.AST, level: int = 2, with_methods: bool = True) -> str:
+    """Returns the section of a function or class, with its public methods if `with_methods`."""
     functions = {part.name: part for part in node.body if isinstance(part, ast.FunctionDef)} if isinstance(node, ast.ClassDef) else {}
     signature = functions.get("__init__", node)
     arguments = ""
     if isinstance(signature, ast.FunctionDef):
         arguments = ast.unparse(signature.args).removeprefix("self").removeprefix(", ")
+        arguments = re.sub(r"(: [^=,]+)=", r"\1 = ", arguments)
         words = re.split(r", (?![^\[(]*[\])])", arguments)
         arguments = arguments if len(arguments) < 60 else "\n" + "".join(f"    {word},\n" for word in words)
     returns = f" -> {ast.unparse(node.returns)}" if isinstance(node, ast.FunctionDef) and node.returns else ""
@@ -90,7 +91,7 @@ def described(name: str, node: ast.AST, level: int = 2) -> str:
     shown = f"{name}({arguments}){returns}" if not fields else f"{name}({', '.join(ast.unparse(field) for field in fields)})"
     text = f"\n{'#' * level} {name}\n\n```python signature\n{shown}\n```\n\n{markdown(ast.get_docstring(node) or '')}\n"
     for method, part in functions.items():
-        if (not method.startswith("_") or method == "forward") and ast.get_docstring(part):
+        if with_methods and not method.startswith("_") and ast.get_docstring(part):
             text += described(f"{name.rpartition('.')[2]}.{method}", part, level + 1)
     return text
 
@@ -108,8 +109,8 @@ def python_page() -> str:
         found = [of[name] for module, of in modules.items() if module != "transformers" and name in of]
         parts += [described(f"nvfp4.{name}", node) for node in found]
     for name, node in modules["transformers"].items():
-        if not name.startswith("_") and name in ("Nvfp4Config", "lora"):
-            parts.append(described(f"nvfp4.transformers.{name}", node))
+        if name in ("Nvfp4Config", "lora"):
+            parts.append(described(f"nvfp4.transformers.{name}", node, with_methods=False))
     return "".join(parts)
 
 
