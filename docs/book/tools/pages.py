@@ -3,7 +3,8 @@
 import pathlib
 import re
 import tomllib
-from typing import Iterator, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 BOOK = pathlib.Path(__file__).resolve().parents[1]
 SRC = BOOK / "src"
