@@ -189,7 +189,7 @@ def main() -> None:
     parser.add_argument("commands")
     parser.add_argument("--html", type=pathlib.Path)
     parser.add_argument("pages", nargs="*", type=pathlib.Path)
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     commands = os.pathsep.join(str(pathlib.Path(folder).resolve()) for folder in options.commands.split(os.pathsep))
     check_readme()
     pages = [page.resolve() for page in options.pages] or documents()
