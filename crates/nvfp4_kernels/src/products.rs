@@ -27,6 +27,8 @@ pub struct ProductInstance {
     pub threads: u32,
     /// Dynamic shared memory per CTA in bytes.
     pub shared_bytes: u32,
+    /// Maximum K.
+    pub most_k: u32,
     /// Whether tokens are sorted by expert ([`sorted`](kernels_gpu::sorted)).
     pub sorted: bool,
     /// Maximum CTAs of a grid per SM.
@@ -68,7 +70,7 @@ pub trait Products: Kernel {
     }
 
     /// Returns the instance of an operation for a token type and a tile size with the least expected time.
-    /// `token_tiles`: expected number of token tiles. `n`: columns of C.
+    /// `token_tiles`: expected number of token tiles. `n`: columns of C. `k`: columns of the weights.
     ///
     /// All SMs process one tile each, then the next ones.
     fn instance(
@@ -77,7 +79,7 @@ pub trait Products: Kernel {
         operand_type: OperandType,
         tile_tokens: u32,
         token_tiles: u64,
-        n: u32,
+        [n, k]: [u32; 2],
         sms: u32,
     ) -> ProductInstance {
         let is_it = |of: &ProductInstance| {
@@ -85,7 +87,7 @@ pub trait Products: Kernel {
         };
         let rounds = |of: &ProductInstance| (token_tiles * u64::from(n.div_ceil(of.columns))).div_ceil(sms.into());
         let time = |of: &ProductInstance| of.first_time + rounds(of) * of.tile_time;
-        let takes = |of: &ProductInstance| !of.for_few_tiles || rounds(of) <= FEW_TILES;
+        let takes = |of: &ProductInstance| k <= of.most_k && (!of.for_few_tiles || rounds(of) <= FEW_TILES);
         let instances = self.instances().into_iter().filter(is_it).filter(takes);
         instances.min_by_key(time).expect("both operations and types have an instance of every tile size")
     }

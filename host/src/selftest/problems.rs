@@ -43,7 +43,7 @@ enum Problem {
 /// select the columns per tile; a test checks that these layers reach every instance. No size is a multiple of a
 /// k-block, unit or tile.
 #[rustfmt::skip] // One layer per line.
-const MOE: [(u32, &str); 13] = [
+const MOE: [(u32, &str); 14] = [
     (1, r#"{"hidden": 464, "intermediate": 496, "experts": 6, "top_k": 2, "tokens": 5}"#),
     (1, r#"{"hidden": 464, "intermediate": 496, "experts": 6, "top_k": 2, "tokens": 24}"#),
     (16, r#"{"hidden": 464, "intermediate": 336, "experts": 6, "top_k": 2, "tokens": 24}"#),
@@ -56,6 +56,7 @@ const MOE: [(u32, &str); 13] = [
     (7, r#"{"hidden": 176, "intermediate": 80, "experts": 5, "top_k": 2, "tokens": 33, "activation": "gelu-tanh", "shared_intermediate": 48}"#),
     (7, r#"{"hidden": 176, "intermediate": 80, "experts": 5, "top_k": 3, "tokens": 33, "activation": "gpt-oss", "biases": true}"#),
     (7, r#"{"hidden": 176, "intermediate": 80, "experts": 5, "top_k": 2, "tokens": 33, "activation": "relu2", "biases": true}"#),
+    (1, r#"{"hidden": 720, "intermediate": 208, "experts": 7, "top_k": 2, "tokens": 9}"#),
     (3, r#"{"hidden": 1168, "intermediate": 976, "experts": 6, "top_k": 3, "tokens": 1}"#),
 ];
 

@@ -40,6 +40,7 @@ impl Products for MoeSm80 {
             columns: of.columns(),
             threads: of.threads(),
             shared_bytes: of.shared_bytes(),
+            most_k: u32::MAX,
             sorted: false,
             multiprocessor_blocks: MULTIPROCESSOR_BLOCKS,
             tile_time: u64::from(of.weight_bytes() + of.token_bytes() / 4),
@@ -68,7 +69,8 @@ mod tests {
 
     #[test]
     fn few_tiles_are_narrow_and_many_are_wide() {
-        let entry = |token_tiles| MoeSm80.instance(Op::Gated, OperandType::Bf16, 16, token_tiles, 768, 108).entry;
+        let entry =
+            |token_tiles| MoeSm80.instance(Op::Gated, OperandType::Bf16, 16, token_tiles, [768, 2048], 108).entry;
         assert_eq!([4, 128].map(entry), ["moe_sm80_gated_bf16_t16_narrow", "moe_sm80_gated_bf16_t16"]);
     }
 

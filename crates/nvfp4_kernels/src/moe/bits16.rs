@@ -45,7 +45,7 @@ impl Chain<'_> {
         let products = self.kernels.products;
         let token_tiles = expected_token_tiles(experts.expected_rows, experts.count().into(), experts.tile_tokens);
         let operand_type = operand_type(self.layer.sizes.dtype);
-        let instance = products.instance(op, operand_type, experts.tile_tokens, token_tiles, n, self.sms);
+        let instance = products.instance(op, operand_type, experts.tile_tokens, token_tiles, [n, k], self.sms);
         products.product(&instance, launch, experts.rows, self.sms)
     }
 }

@@ -372,7 +372,7 @@ fn weights_on_the_input_are_not_on_the_rows_too() {
 #[test]
 fn a_grid_has_a_block_for_each_tile_that_there_can_be_up_to_what_the_multiprocessors_hold() {
     for (rows, experts, tile_tokens) in [(1u64, 32u32, 16), (31, 32, 16), (400, 3, 64), (100_000, 512, 128)] {
-        let instance = MoeSm90.instance(Op::Plain, OperandType::F16, tile_tokens, rows, 720, SMS);
+        let instance = MoeSm90.instance(Op::Plain, OperandType::F16, tile_tokens, rows, [720, 64], SMS);
         let product = Product { n: 720, k: 64, experts, ..bytemuck::Zeroable::zeroed() };
         // The routing that makes most tiles: one row for each expert first, then whole tiles and one row more.
         let mut counts = vec![0u64; experts as usize];

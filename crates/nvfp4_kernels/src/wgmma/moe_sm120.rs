@@ -51,7 +51,8 @@ mod tests {
 
     #[test]
     fn few_tiles_are_narrow_and_many_are_wide() {
-        let entry = |token_tiles| MoeSm120.instance(Op::Gated, OperandType::Bf16, 16, token_tiles, 768, 170).entry;
+        let entry =
+            |token_tiles| MoeSm120.instance(Op::Gated, OperandType::Bf16, 16, token_tiles, [768, 2048], 170).entry;
         assert_eq!([4, 128].map(entry), ["moe_sm120_gated_bf16_t16_narrow", "moe_sm120_gated_bf16_t16"]);
     }
 
