@@ -42,6 +42,15 @@ const STRIPS: Products = Products {
     intermediate: 96,
 };
 
+/// Many tiles of few tokens with a short K of the down projection: a CTA computes runs of tiles.
+const RUNS: Products = Products {
+    kernel: "moe_sm90",
+    arch: "sm_90a",
+    entry: "moe_plain_f16_t8_strips_run4",
+    rows: &[5, 3, 1, 4, 2, 1, 3],
+    intermediate: 496,
+};
+
 /// Rows that need MMAs of every width of tiles of 64 tokens.
 const SORTED: Products = Products {
     kernel: "moe_sm90",
@@ -207,6 +216,14 @@ fn every_removed_wait_and_barrier_of_strips_is_found() {
         [Sabotage::leave_out("cp.async.wait_group", 12), Sabotage::leave_out("bar.sync", 6)];
     // 1488 columns are long enough for two unrolled chunks, whose stages are compile-time constants.
     check(&STRIPS, &[1488, 112], &SABOTAGES);
+}
+
+#[test]
+fn every_removed_wait_and_barrier_of_runs_is_found() {
+    const SABOTAGES: [Sabotage; 2] =
+        [Sabotage::leave_out("cp.async.wait_group", 6), Sabotage::leave_out("bar.sync", 4)];
+    // 720 columns of C are two whole runs and one tile of which a quarter is missing.
+    check(&RUNS, &[720], &SABOTAGES);
 }
 
 #[test]

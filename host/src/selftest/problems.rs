@@ -56,6 +56,7 @@ const MOE: [(u32, &str); 14] = [
     (7, r#"{"hidden": 176, "intermediate": 80, "experts": 5, "top_k": 2, "tokens": 33, "activation": "gelu-tanh", "shared_intermediate": 48}"#),
     (7, r#"{"hidden": 176, "intermediate": 80, "experts": 5, "top_k": 3, "tokens": 33, "activation": "gpt-oss", "biases": true}"#),
     (7, r#"{"hidden": 176, "intermediate": 80, "experts": 5, "top_k": 2, "tokens": 33, "activation": "relu2", "biases": true}"#),
+    (1, r#"{"hidden": 720, "intermediate": 208, "experts": 7, "top_k": 2, "tokens": 9}"#),
     (3, r#"{"hidden": 1168, "intermediate": 976, "experts": 6, "top_k": 3, "tokens": 1}"#),
     (7, r#"{"hidden": 80, "intermediate": 48, "experts": 600, "top_k": 16, "tokens": 45}"#),
 ];

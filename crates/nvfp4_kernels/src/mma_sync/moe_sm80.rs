@@ -41,14 +41,11 @@ impl Products<Bits16> for MoeSm80 {
             max_experts: MAX_EXPERTS,
             tile_tokens: of.tile_tokens,
             columns: of.columns(),
-            weight_rows: 0,
             threads: of.threads(),
             shared_bytes: of.shared_bytes(),
-            sorted: false,
             multiprocessor_blocks: MULTIPROCESSOR_BLOCKS,
             tile_time: u64::from(of.weight_bytes() + of.token_bytes() / 4),
-            first_time: 0,
-            for_few_tiles: false,
+            ..ProductInstance::ALONE
         };
         INSTANCES.iter().map(instance).collect()
     }

@@ -65,19 +65,18 @@ pub(crate) fn product_instance(of: &Instance, tile_time: u64) -> ProductInstance
         max_experts: MAX_EXPERTS,
         tile_tokens: of.tile_tokens,
         columns: of.columns(),
-        weight_rows: 0,
         threads: of.threads(),
         shared_bytes: of.shared_bytes(),
         sorted: of.sorted,
-        multiprocessor_blocks: 1,
         tile_time,
-        first_time: 0,
-        for_few_tiles: false,
+        ..ProductInstance::ALONE
     }
 }
 
-/// Describes an instance whose warps have one strip of weights each.
+/// Describes an instance whose warps have one strip of weights each. The times of runs were measured on an H200 with K
+/// of 256 and 512: a run takes as long as three tiles alone, and a grid of runs needs about two per CTA.
 fn strips_instance(of: &of_strips::Instance) -> ProductInstance {
+    let (most_k, tile_time, first_time) = if of.run > 1 { (of_strips::RUN_K, 50, 200) } else { (u32::MAX, 17, 20) };
     ProductInstance {
         entry: of.entry,
         matrices: of.matrices,
@@ -85,16 +84,16 @@ fn strips_instance(of: &of_strips::Instance) -> ProductInstance {
         curves: of.curves,
         max_experts: SMALL_EXPERTS,
         tile_tokens: of.tile_tokens,
-        columns: of.columns(),
-        weight_rows: 0,
+        columns: of.run_columns(),
         threads: of.threads(),
         shared_bytes: of.shared_bytes(),
-        sorted: false,
+        most_k,
         multiprocessor_blocks: of.resident_blocks,
-        tile_time: 17,
-        first_time: 20,
+        tile_time,
+        first_time,
         // Tiles of eight tokens exist only as strips, so they are not restricted to few tiles.
         for_few_tiles: of.tile_tokens == SMALLEST_TILE,
+        ..ProductInstance::ALONE
     }
 }
 
@@ -148,6 +147,17 @@ mod tests {
 
     #[test]
     fn chosen_instances_were_fastest_on_an_h200() {
+        // With a short K, 16 and 64 tokens of a rank of DeepSeek-V3 under TP 8, and 16 tokens of half of Qwen3.
+        for (rows, experts, n, fastest) in [
+            (128, 256, 7168, "moe_plain_bf16_t8_strips_run4"),
+            (512, 256, 7168, "moe_plain_bf16_t8_strips_run4"),
+            (128, 128, 2048, "moe_plain_bf16_t8_strips"),
+        ] {
+            let tiles = expected_token_tiles(rows, experts, 8);
+            let kind = ProductKind::of(Op::Plain, OperandType::Bf16);
+            let instance = MoeSm90.instance(kind, 8, tiles, experts as u32, [n, 256], 132);
+            assert_eq!(instance.entry, fastest, "{rows} rows of {experts} experts, {n} columns");
+        }
         // Rows, experts, and columns of C for Mixtral, gpt-oss, one rank of DeepSeek-R1, and Qwen3.
         for (rows, experts, op, n, fastest) in [
             (2, 8, Op::Gated, 14336, "moe_gated_bf16_t16_strips"),

@@ -36,7 +36,13 @@ pub const ROW_BYTES: u32 = (CHUNK * TOKEN_COPIES + 1) * COPY_BYTES;
 /// Bytes of a list with one number per expert, and one more.
 pub const LIST_BYTES: u32 = (SMALL_EXPERTS + 1).next_multiple_of(4) * 4;
 
+/// Maximum K of a run of tiles: the tokens of all chunks stay in the buffers until the last tile of the run.
+pub const RUN_K: u32 = BUFFERS * CHUNK * K_BLOCK;
+
 /// Passes the list of instances to `$each!`. For each operation and token type, the smallest tile comes first.
+///
+/// With a short K, finding a tile and copying its tokens takes longer than its products. An instance with runs does
+/// both once for several tiles of the same tokens.
 macro_rules! instances {
     ($each:ident) => {
         $each! {
@@ -50,8 +56,10 @@ macro_rules! instances {
             moe_gated_bf16_t16_strips_curves = gated(OperandType::Bf16, 16).curves().strips(4).resident(4);
             moe_plain_f16_t8_strips = plain(OperandType::F16, 8).strips(4).resident(5);
             moe_plain_f16_t16_strips = plain(OperandType::F16, 16).strips(4).resident(4);
+            moe_plain_f16_t8_strips_run4 = plain(OperandType::F16, 8).strips(4).run(4).resident(5);
             moe_plain_bf16_t8_strips = plain(OperandType::Bf16, 8).strips(4).resident(5);
             moe_plain_bf16_t16_strips = plain(OperandType::Bf16, 16).strips(4).resident(4);
+            moe_plain_bf16_t8_strips_run4 = plain(OperandType::Bf16, 8).strips(4).run(4).resident(5);
         }
     };
 }
@@ -78,6 +86,9 @@ pub struct Instance {
     pub curves: bool,
     /// Number of strips per tile and of warps per CTA.
     pub strips: u32,
+    /// Number of tiles, neighbors along the columns of C, that a CTA computes with one copy of their tokens. Above 1,
+    /// K is at most [`RUN_K`].
+    pub run: u32,
     /// Number of CTAs that share an SM.
     pub resident_blocks: u32,
 }
@@ -95,6 +106,7 @@ pub const fn gated(operand_type: OperandType, tile_tokens: u32) -> Builder {
         tile_tokens,
         curves: false,
         strips: 0,
+        run: 1,
         resident_blocks: 0,
     })
 }
@@ -113,6 +125,11 @@ impl Builder {
     /// Sets [`Instance::strips`].
     pub const fn strips(self, strips: u32) -> Self {
         Self(Instance { strips, ..self.0 })
+    }
+
+    /// Sets [`Instance::run`].
+    pub const fn run(self, run: u32) -> Self {
+        Self(Instance { run, ..self.0 })
     }
 
     /// Returns the instance with `resident_blocks` CTAs per SM.
@@ -136,6 +153,11 @@ impl Instance {
     /// Columns of C per tile.
     pub const fn columns(self) -> u32 {
         self.shape().columns()
+    }
+
+    /// Columns of C per run of tiles.
+    pub const fn run_columns(self) -> u32 {
+        self.run * self.columns()
     }
 
     /// Threads per CTA, in one dimension.
@@ -163,6 +185,7 @@ impl Instance {
             self.strips == 4 || self.strips == 8,
             "a tile must have 4 or 8 strips, so that a thread copies pieces of one or two rows of tokens"
         );
+        assert!(self.run > 0, "a CTA computes whole tiles");
         assert!(
             (self.shared_bytes() + 1024) * self.resident_blocks <= SHARED_BYTES + 1024,
             "stages and buffers do not fit in shared memory"

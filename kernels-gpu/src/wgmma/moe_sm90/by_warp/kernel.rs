@@ -97,6 +97,9 @@ where
             }
             this.copy_lists();
             thread::sync_threads();
+            if Self::INSTANCE.run > 1 {
+                return this.compute_runs();
+            }
             let fragment = this.fragment();
             let (mut index, mut done, mut sums) = (thread::block_idx_x(), Tile::NONE, pad(&[[0.0; PRODUCT_REGISTERS]]));
             let mut await_tokens = launch.lists_pending == 0;
@@ -128,6 +131,74 @@ where
                 index = ld_shared_b32(this.shared + Self::NEXT);
             }
         }
+    }
+
+    /// Computes the CTA's runs of tiles. The tokens of a run stay in the buffers while its tiles are computed.
+    ///
+    /// # Safety
+    /// The contract in `moe_sm90/mod.rs` holds, K is at most [`RUN_K`], and the lists are in shared memory. All threads
+    /// of the CTA call this.
+    #[inline(always)]
+    unsafe fn compute_runs(&self) {
+        // SAFETY: all threads of the CTA follow the same path, in whole warps. Tokens are read after the previous grid
+        // has ended. The barrier at the end of a run lies between all reads of the buffers and the next run's copies,
+        // and between writing and reading the next run's index.
+        unsafe {
+            let fragment = self.fragment();
+            let (mut index, mut rest) = (thread::block_idx_x(), 0);
+            let (mut tile, mut done, mut sums) = (Tile::NONE, Tile::NONE, pad(&[[0.0; PRODUCT_REGISTERS]]));
+            let mut tokens = Tokens::none(Self::INSTANCE, self.shared + Self::BUFFERS);
+            let mut await_tokens = self.launch.lists_pending == 0;
+            let mut asked = 0;
+            // One iteration more than there are tiles, because a tile's sums are written after the next tile's copies
+            // have started.
+            loop {
+                let begins = rest == 0;
+                if begins {
+                    tile = self.find(index);
+                    rest = self.tiles_from(tile.first_column);
+                } else {
+                    tile.first_column += Self::INSTANCE.columns();
+                }
+                let mut weights = self.weights(&tile);
+                if await_tokens {
+                    griddepcontrol_wait();
+                    await_tokens = false;
+                }
+                if begins {
+                    // CTAs of the next grid start as soon as there is room.
+                    griddepcontrol_launch_dependents();
+                    tokens = Tokens::of(Self::INSTANCE, &self.launch, &tile, self.shared + Self::BUFFERS);
+                }
+                if done.tokens > 0 {
+                    self.write(&done, &fragment, sums);
+                }
+                if tile.tokens == 0 {
+                    break;
+                }
+                if begins {
+                    asked = self.ask();
+                }
+                sums = self.sum_tile(&mut weights, &tokens, &tile, &fragment);
+                done = tile;
+                tokens = tokens.complete();
+                rest -= 1;
+                if rest == 0 {
+                    if thread::thread_idx_x() == 0 {
+                        st_shared_b32(self.shared + Self::NEXT, asked);
+                    }
+                    thread::sync_threads();
+                    index = ld_shared_b32(self.shared + Self::NEXT);
+                }
+            }
+        }
+    }
+
+    /// Number of tiles of the run that begins with column `first` of C.
+    #[inline(always)]
+    const fn tiles_from(&self, first: u32) -> u32 {
+        let rest = (self.launch.n - first).div_ceil(Self::INSTANCE.columns());
+        if rest < Self::INSTANCE.run { rest } else { Self::INSTANCE.run }
     }
 
     /// Copies the lists to shared memory.
@@ -165,14 +236,15 @@ where
         thread::grid_dim_x() + unsafe { atom_global_add_u32(GlobalAddress::new(self.launch.ticket), 1) }
     }
 
-    /// Returns the tile with this index. Tiles of the same expert and columns share weights, and are neighbors.
+    /// Returns the tile with this index, or the first tile of the run with this index. Tiles of the same expert and
+    /// columns share weights, and are neighbors.
     ///
     /// # Safety
     /// The lists are in shared memory. The whole warp calls this together, with the same index.
     #[inline(always)]
     unsafe fn find(&self, index: u32) -> Tile {
         let Launch { n, experts, .. } = self.launch;
-        let columns = n.div_ceil(Self::INSTANCE.columns());
+        let columns = n.div_ceil(Self::INSTANCE.run_columns());
         let token_tile = index / columns;
         // SAFETY: the lists in shared memory have one number per expert and one more, and there is one factor per
         // expert and matrix.
@@ -203,7 +275,7 @@ where
                 (of_expert / tiles, of_expert % tiles, tile_size(rows, tiles))
             };
             Tile {
-                first_column: column * Self::INSTANCE.columns(),
+                first_column: column * Self::INSTANCE.run_columns(),
                 first_row: first + tile * size,
                 tokens: (rows - tile * size).min(size),
                 expert,
@@ -286,7 +358,7 @@ where
                     ($($step:literal)*) => {$({
                         cp_async_wait_group::<{ STAGES - 2 }>();
                         sync_warp(ALL_LANES);
-                        if $step == 0 {
+                        if $step == 0 && tokens.are_pending() {
                             thread::sync_threads();
                             tokens.begin(&self.launch, k_block + CHUNK);
                         }
@@ -304,7 +376,7 @@ where
                 cp_async_wait_group::<{ STAGES - 2 }>();
                 sync_warp(ALL_LANES);
                 let step = k_block % CHUNK;
-                if step == 0 {
+                if step == 0 && tokens.are_pending() {
                     thread::sync_threads();
                     tokens.begin(&self.launch, k_block + CHUNK);
                 }

@@ -43,6 +43,8 @@ pub(super) struct Tokens {
     pieces: [u32; MAX_ROWS],
     /// Number of the tile's rows from which the thread copies pieces.
     count: u32,
+    /// Whether all chunks are in the buffers, for the second and further tiles of a run.
+    are_complete: bool,
 }
 
 impl Tokens {
@@ -67,11 +69,28 @@ impl Tokens {
             };
             token * (launch.k / COPY_ELEMENTS) + piece
         });
-        let this = Self { instance, target: buffers + token_place(first_row, piece), pieces, count };
+        let this =
+            Self { instance, target: buffers + token_place(first_row, piece), pieces, count, are_complete: false };
         // SAFETY: the previous grid has ended, so tokens are complete; all threads of the CTA are here, and none reads
         // the buffers.
         unsafe { this.begin(launch, 0) };
         this
+    }
+
+    /// State before the first tile.
+    pub(super) const fn none(instance: Instance, buffers: SharedAddress) -> Self {
+        Self { instance, target: buffers, pieces: [0; MAX_ROWS], count: 0, are_complete: true }
+    }
+
+    /// State for the next tile of a run, which has the same tokens: all chunks are in the buffers.
+    pub(super) const fn complete(self) -> Self {
+        Self { are_complete: true, ..self }
+    }
+
+    /// Whether chunks of the tile's tokens are still copied. If not, no barrier is needed before a chunk.
+    #[inline(always)]
+    pub(super) const fn are_pending(&self) -> bool {
+        self.instance.run == 1 || !self.are_complete
     }
 
     /// Distance between rows from which a thread copies pieces.
