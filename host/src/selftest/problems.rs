@@ -43,7 +43,7 @@ enum Problem {
 /// select the columns per tile; a test checks that these layers reach every instance. No size is a multiple of a
 /// k-block, unit or tile.
 #[rustfmt::skip] // One layer per line.
-const MOE: [(u32, &str); 14] = [
+const MOE: [(u32, &str); 15] = [
     (1, r#"{"hidden": 464, "intermediate": 496, "experts": 6, "top_k": 2, "tokens": 5}"#),
     (1, r#"{"hidden": 464, "intermediate": 496, "experts": 6, "top_k": 2, "tokens": 24}"#),
     (16, r#"{"hidden": 464, "intermediate": 336, "experts": 6, "top_k": 2, "tokens": 24}"#),

@@ -415,7 +415,8 @@ fn check_every_nvfp4_instance(products: &Products) {
         for dtype in DTYPES {
             let own = shape(hidden, intermediate, experts, 1).with_token_format(TokenFormat::Nvfp4);
             // With a shared expert, a launch before the tokens' makes the lists, and gate and up load weights early.
-            let shared = LayerShape { shared_intermediate: Some(intermediate), ..own.clone() };
+            let mut shared = own.clone();
+            shared.shared_intermediate = Some(intermediate);
             for layer in [own.clone(), own.with_input_scales(), shared] {
                 let weights = weights(&layer, dtype);
                 let step = step(&weights, inputs(&layer, dtype, tokens));

@@ -107,7 +107,7 @@ fn every_launch_reads_what_the_ones_before_it_have_left() {
     let (route, combine): (Route, Combine) = (parameter(route), parameter(combine));
     let tile = route.tile_tokens;
     for launch in [gated, plain] {
-        assert_eq!((instance(launch).tile_tokens, instance(launch).operand_type), (tile, OperandType::Bf16));
+        assert_eq!((instance(launch).tile_tokens, instance(launch).operand_type), (tile, Some(OperandType::Bf16)));
     }
     let lists = Lists::new(400, 32);
     let [gated, plain]: [Product; 2] = [gated, plain].map(parameter);
@@ -337,7 +337,7 @@ fn tokens_in_nvfp4_are_quantized_before_each_product() {
 fn few_tokens_in_nvfp4_need_no_launch_for_lists() {
     let sizes = MoeSizes { token_format: TokenFormat::Nvfp4, ..sizes(None) };
     let kernels =
-        MoeKernels { products: &MoeSm80, fp8: false, nvfp4: Some(&MoeSm100), largest_cluster: Route::PORTABLE_CLUSTER };
+        MoeKernels { bits16: &MoeSm80, fp8: None, nvfp4: Some(&MoeSm100), largest_cluster: Route::PORTABLE_CLUSTER };
     let (layer, workspace) = (layer(sizes), Workspace::at(&sizes, 300, WORKSPACE));
     let chain = |tokens: usize| launches(&layer, &arguments(tokens), &workspace, kernels, SMS).unwrap();
     let entries = |tokens: usize| chain(tokens).iter().map(|launch| launch.grid.entry).collect::<Vec<_>>();

@@ -19,7 +19,8 @@ pub(crate) fn launch(launch: &Launch<'_>, instances: &[ProductInstance]) {
     let instance = instances.iter().find(|instance| instance.entry == launch.kernel).unwrap();
     assert_eq!(launch.block, [instance.threads, 1, 1]);
     assert!(launch.shared_bytes >= instance.shared_bytes);
-    let dtype = match instance.operand_type {
+    let operand_type = instance.operand_type.expect("these weights are packed for a type");
+    let dtype = match operand_type {
         OperandType::F16 => TokenDtype::F16,
         OperandType::Bf16 => TokenDtype::Bf16,
         OperandType::E4m3 => panic!("another kernel multiplies e4m3"),
@@ -47,7 +48,7 @@ pub(crate) fn launch(launch: &Launch<'_>, instances: &[ProductInstance]) {
                     let alpha = *(parameter.alpha[index] as *const f32).add(expert);
                     let bias = parameter.bias[index];
                     let bias = (bias != 0).then(|| slice::<f32>(bias + 4 * expert as u64 * u64::from(n), n as usize));
-                    (unpack(units, n, k, instance.operand_type), f64::from(alpha), bias)
+                    (unpack(units, n, k, operand_type), f64::from(alpha), bias)
                 })
                 .collect();
             for row in rows {
