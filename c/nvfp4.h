@@ -23,21 +23,6 @@ typedef enum nvfp4_status {
   NVFP4_STATUS_BUG = 3,
 } nvfp4_status;
 
-// Function of an element g of the gate projection and an element u of the up projection.
-typedef enum nvfp4_activation {
-  // silu(g) * u.
-  NVFP4_ACTIVATION_SILU = 0,
-  // silu(min(g, limit)) * clamp(u, -limit, limit).
-  NVFP4_ACTIVATION_SILU_LIMIT = 1,
-  // gelu(g) * u, with the tanh formula.
-  NVFP4_ACTIVATION_GELU_TANH = 2,
-  // x * sigmoid(alpha * x) * (clamp(u, -limit, limit) + 1) with x = min(g, limit). gpt-oss has alpha = 1.702, limit
-  // = 7.
-  NVFP4_ACTIVATION_GPT_OSS = 3,
-  // max(u, 0)^2; there is no gate.
-  NVFP4_ACTIVATION_RELU2 = 4,
-} nvfp4_activation;
-
 // Type of tokens and of a layer's output.
 typedef enum nvfp4_dtype {
   // IEEE binary16.
@@ -67,6 +52,12 @@ typedef enum nvfp4_scoring {
   // Experts by sigmoid + bias, from the groups with the largest sum of their two best experts; weights are sigmoids
   // without bias.
   NVFP4_SCORING_SIGMOID_GROUPS = 3,
+  // Any rule with softmax over all experts as score. The three rules use every field of `nvfp4_router`.
+  NVFP4_SCORING_RULE_SOFTMAX = 4,
+  // Any rule with the sigmoid as score.
+  NVFP4_SCORING_RULE_SIGMOID = 5,
+  // Any rule with the square root of softplus as score (DeepSeek-V4).
+  NVFP4_SCORING_RULE_SQRT_SOFTPLUS = 6,
 } nvfp4_scoring;
 
 // Format in which a layer multiplies its tokens and, in an MoE layer, the intermediate.
@@ -97,7 +88,7 @@ typedef struct nvfp4_moe_sizes {
   size_t hidden;
   // I, rows of gate and up: a multiple of 16.
   size_t intermediate;
-  // E, experts in the layer: 1 to 512.
+  // E, experts in the layer: 1 to 1024.
   size_t experts;
   // Number of experts that a token can name: the length of the expert map, or E.
   size_t named_experts;
@@ -107,12 +98,9 @@ typedef struct nvfp4_moe_sizes {
   size_t shared_intermediate;
   // An `nvfp4_dtype`: the token type.
   uint32_t dtype;
-  // An `nvfp4_activation`.
-  uint32_t activation;
-  // Parameter of the activation, if it has one.
-  float alpha;
-  // Parameter of the activation, if it has one.
-  float limit;
+  // The activation as a word with its numbers, such as "silu", "gelu-tanh", "gpt-oss" or "situ=8,4"; null for "silu".
+  // The documentation of `Activation` in the crate `nvfp4` lists the words.
+  const char *activation;
   // Whether projections have biases.
   bool biases;
   // An `nvfp4_token_format`.
@@ -219,23 +207,35 @@ typedef struct nvfp4_linear_call {
 
 // A router. The fields below `scoring` belong only to the scorings that they name.
 typedef struct nvfp4_router {
-  // E, number of experts: 1 to 512.
+  // E, number of experts: 1 to 1024.
   size_t experts;
   // k, experts per token: 1 to 32.
   size_t top_k;
   // An `nvfp4_scoring`.
   uint32_t scoring;
-  // Whether weights are divided by their sum. For `NVFP4_SCORING_SOFTMAX` and `NVFP4_SCORING_SIGMOID_GROUPS`.
+  // Whether weights are divided by their sum. For `NVFP4_SCORING_SOFTMAX`, `NVFP4_SCORING_SIGMOID_GROUPS` and rules.
   bool renormalise;
-  // Number of groups of neighboring experts, all of the same size; 1: no groups. This and all fields below are for
-  // `NVFP4_SCORING_SIGMOID_GROUPS`.
+  // Number of groups of neighboring experts, all of the same size; 1: no groups. This and the fields up to `bias` are
+  // for `NVFP4_SCORING_SIGMOID_GROUPS` and rules.
   size_t groups;
   // Number of groups from which experts may be selected.
   size_t top_groups;
   // Factor of the final weights; 1: none.
   float scale;
-  // Biases `[E]`, finite. For a GPU in its memory.
+  // Biases `[E]`, finite. For a GPU in its memory. Rules compare experts by score + bias, and without biases (null)
+  // by logit.
   const float *bias;
+  // Whether groups are compared by the sum of their two best experts, instead of the best one. Requires biases. This
+  // and all fields below are for rules.
+  bool best_two;
+  // One finite factor of the weights per expert, `[E]`; null for none. For a GPU in its memory.
+  const float *expert_scale;
+  // Number of the last experts that have no weights. If one of them is selected, its id is -1, and its weight stays.
+  size_t null_experts;
+  // Experts of each token id, `[vocabulary, k]`, instead of a selection; null for none. For a GPU in its memory.
+  const int32_t *table;
+  // Number of token ids in `table`.
+  size_t vocabulary;
 } nvfp4_router;
 
 // Inputs and outputs of a router call. On a GPU, the pointers point to its memory.
@@ -248,6 +248,8 @@ typedef struct nvfp4_route_call {
   uint32_t logit_type;
   // Elements from one row to the next, at least E.
   size_t logits_stride;
+  // `[T]`: the id of each token, for a router with a table; otherwise null.
+  const int32_t *token_ids;
   // `[T, k]`: output, the experts of each token.
   int32_t *ids;
   // `[T, k]`: output, their weights.

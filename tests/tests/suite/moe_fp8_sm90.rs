@@ -128,8 +128,12 @@ fn on_every_schedule<T: PartialEq + Send>(run: impl Fn(Schedule) -> (T, String) 
 fn instances_are_right_on_random_and_worst_schedules() {
     let mut used = BTreeSet::new();
     // Layers with a few tiles of each size. K has whole k-blocks and a partial k-block.
-    for (index, (tokens, experts)) in [(9, 3), (40, 2), (50, 1), (150, 2), (190, 1), (300, 1)].into_iter().enumerate() {
-        let (layer, dtype) = (with_shared(shape(208, 176, experts, 1), (index == 0).then_some(32)), DTYPES[index % 2]);
+    let layers = [(9, 3), (40, 2), (50, 1), (150, 2), (190, 1), (300, 1)].into_iter().enumerate();
+    let activations = [Activation::Silu, Activation::Situ { beta: 1.5, linear: Some(2.5) }];
+    for ((index, (tokens, experts)), activation) in layers.flat_map(|of| activations.map(|activation| (of, activation)))
+    {
+        let layer = with_shared(shape(208, 176, experts, 1), (index == 0).then_some(32));
+        let (layer, dtype) = (layer.with_activation(activation, false), DTYPES[index % 2]);
         let weights = fp8_weights(&layer, dtype);
         let step = step(&weights, inputs(&layer, dtype, tokens));
         used.extend(on_every_schedule(|schedule| {

@@ -245,7 +245,7 @@ mod tests {
             (parse(r#"{"name": "x", "op": "gated", "groups": []}"#).unwrap_err().to_string(), "unknown field `op`"),
             (layer(r#""top_k": 0"#), "layer `x`: top_k = 0 is not from 1 to 32"),
             (layer(r#""top_k": 1, "routing": "skewed""#), "unknown variant `skewed`"),
-            (layer(r#""top_k": 1, "activation": "swish""#), "activation `swish` is none of: silu, "),
+            (layer(r#""top_k": 1, "activation": "mish""#), "activation `mish` is none of: silu, "),
             (layer(r#""top_k": 1, "activation": "gpt-oss=1,-7""#), "activation: limit = -7 is not from"),
             (layer(r#""top_k": 1, "shared_intermediate": 24"#), "intermediate size of the shared expert 24 is not"),
             (layer(r#""top_k": 1, "named_experts": 3"#), "named_experts = 3 is less than experts = 4"),
