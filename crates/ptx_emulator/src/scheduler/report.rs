@@ -55,7 +55,8 @@ impl<'k> Cluster<'k> {
         for other in others.iter().filter(|other| other.machine.index != self.machine.index) {
             for party in other.parties(&mut read) {
                 if !fault.others.iter().any(|known| known.place == party.place && known.what.ends_with(&party.what)) {
-                    let what = format!("CTA {:?}: {}", other.machine.ctas[0].index, party.what);
+                    let [x, y, z] = other.machine.ctas[0].index;
+                    let what = format!("CTA ({x}, {y}, {z}), {}", party.what);
                     fault.others.push(Party { what, ..party });
                 }
             }
