@@ -44,10 +44,15 @@ pub fn run(args: &Args, backend: Box<dyn Backend>, out: &mut impl Write) -> anyh
     if let Some(checkpoint) = args.checkpoint()? {
         let module = args.tensor.as_deref().context("--op linear with --weights needs --tensor NAME")?;
         let tokens = Tokens::of(args, TOKENS)?;
-        let weights = checkpoint.linear(module, tokens.dtype)?.with_token_format(token_format);
-        check_memory(tokens.count, weights.sizes().n, weights.sizes().k)?;
+        let mut layer = checkpoint.scaled_linear(module, tokens.dtype)?;
+        layer.weights = layer.weights.with_token_format(token_format);
+        let sizes = layer.weights.sizes();
+        check_memory(tokens.count, sizes.n, sizes.k)?;
         let tensors = Some(checkpoint.linear_tensors(module));
-        let job = Job { name: format!("{} {module}", checkpoint.path().display()), tensors, weights, tokens };
+        let mut x = tokens.bits(args, sizes.k)?;
+        layer.scale(&mut x)?;
+        let name = format!("{} {module}", checkpoint.path().display());
+        let job = Job { name, tensors, weights: layer.weights, tokens, x };
         return compute(args, job, backend, Some(&checkpoint), out);
     }
     let generator = args.input.unwrap_or_default();
@@ -58,7 +63,8 @@ pub fn run(args: &Args, backend: Box<dyn Backend>, out: &mut impl Write) -> anyh
     LinearSizes { n, k, dtype, bias: false, token_format }.check()?;
     check_memory(tokens.count, n, k)?;
     let weights = generate::weights(generator, n, k, dtype, args.seed)?.with_token_format(token_format);
-    compute(args, Job { name: shape.into(), tensors: None, weights, tokens }, backend, None, out)
+    let x = tokens.bits(args, k)?;
+    compute(args, Job { name: shape.into(), tensors: None, weights, tokens, x }, backend, None, out)
 }
 
 /// The layer and its inputs.
@@ -68,6 +74,8 @@ struct Job<'a> {
     tensors: Option<LayerTensors>,
     weights: LinearWeights<'a>,
     tokens: Tokens,
+    /// Bits of the tokens as they are multiplied.
+    x: Vec<u16>,
 }
 
 /// Parses M, N and K of a shape.
@@ -97,9 +105,9 @@ fn compute(
     checkpoint: Option<&Checkpoint>,
     out: &mut impl Write,
 ) -> anyhow::Result<ExitCode> {
-    let Job { name, tensors, weights, tokens } = &job;
+    let Job { name, tensors, weights, tokens, x } = &job;
     let sizes = weights.sizes();
-    let x = tokens.bits(args, sizes.k)?.into();
+    let x = x.into();
     let step = LinearStep::new(weights, LinearInputs { tokens: tokens.count, x, stride: sizes.k })?;
     let output_file = tokens::output_file(args, checkpoint, sizes.dtype, [tokens.count, sizes.n])?;
     let mut layer = match backend.prepare_linear(weights) {

@@ -34,6 +34,9 @@ use prediction::Sensitivity;
 use report::Report;
 use verification::verify;
 
+/// Version of an error with `--json`.
+pub const SCHEMA: u32 = 1;
+
 /// Runs the job and prints the report.
 pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let backend = choose_backend(args)?;
