@@ -228,7 +228,7 @@ fn run_reports_the_computed_layer() {
     let text = stdout(&nvfp4(folder, &format!("{run} gated")));
     assert!(text.contains(&format!("weights   {BLOCK}.experts.*.gate_proj, {BLOCK}.experts.*.up_proj")), "{text}");
     assert!(text.contains("verified  yes"), "{text}");
-    for (name, words) in [("bias", "this bias is not computed"), ("pre_quant_scale", "(AWQ) is not computed")] {
+    for (name, words) in [("bias", "this bias is not computed"), ("pre_quant_scale", "(NVFP4_AWQ) is not computed")] {
         let mut tensors = tensors.clone();
         tensors.set(format!("{BLOCK}.experts.1.up_proj.{name}"), f32s(&[16], &[0.0; 16]));
         tensors.write(&folder.join("m.safetensors"));

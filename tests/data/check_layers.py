@@ -7,7 +7,7 @@ Each model has one MoE layer of a random family, with random sizes, a random for
 apart, or in one tensor as [E, N, K/2] or [E, K/2, N]; global scales for all, per expert or per part), random types of the router's
 tensors, and attention beside the block. `run --op moe --activations` must give numpy's output, and its `--json` must list every
 tensor of the layer as used or left. Then one tensor that the layer needs is removed, and the command must refuse the layer.
-Beside each model, `run --op linear` must give numpy's output of one weight, with or without a bias.
+Beside each model, `run --op linear` must give numpy's output of one weight, with or without a bias and factors of the tokens (AWQ).
 """
 
 import json
@@ -261,15 +261,17 @@ def check(command, model, rng, folder, place):
 
 
 def check_linear(command, rng, folder, place):
-    """Compares one weight of attention, with or without a bias."""
+    """Compares one weight of attention: with a bias, and with factors of the tokens (NVFP4_AWQ)."""
     n, k, form = 16 * int(rng.integers(1, 7)), 16 * int(rng.integers(1, 7)), ["modelopt", "compressed-tensors"][rng.integers(2)]
     dtype, of_parts = ["BF16", "F16"][rng.integers(2)], ["F32", "BF16", "F16"]
     module, tensors = "model.layers.0.self_attn.o_proj", {}
     codes, scales, factor, weight = matrix(rng, n, k)
     add_apart(tensors, module, form, codes, scales, factor)
-    bias = 0
+    bias, factors = 0, 1
     if rng.integers(2):
         tensors[f"{module}.bias"], bias = stored(rng.standard_normal(n), of_parts[rng.integers(3)])
+    if form == "modelopt" and rng.integers(2):
+        tensors[f"{module}.pre_quant_scale"], factors = stored(rng.uniform(0.5, 2, k), of_parts[rng.integers(3)])
     save(folder / "linear.safetensors", tensors)
     (_, bits), x = stored(rng.standard_normal((int(rng.integers(1, 12)), k)), dtype)
     save(folder / "tokens.safetensors", {"hidden": (dtype, bits)})
@@ -278,7 +280,7 @@ def check_linear(command, rng, folder, place):
     done = subprocess.run(line, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, (place, done.stderr, done.stdout)
     _, got = stored(*reversed(read(folder / "out.safetensors", dtype)))
-    expected = x @ weight.T + bias
+    expected = stored(x * factors, dtype)[1] @ weight.T + bias
     error = np.linalg.norm(got - expected) / np.linalg.norm(expected)
     assert error < LIMITS[dtype.lower()], (place, form, list(tensors), error)
 

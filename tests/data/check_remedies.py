@@ -173,6 +173,13 @@ def no_tokenizer(case):
     yield "model"
 
 
+def tokenizer_of_another_model(case):
+    (case.folder / "model/tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 64}}}))
+    yield "tokenizer-size"
+    (case.folder / "model/tokenizer.json").write_bytes((case.folder / "source/tokenizer.json").read_bytes())
+    yield "model"
+
+
 def no_config(case):
     (case.folder / "model/config.json").unlink()
     yield "config"
@@ -182,7 +189,7 @@ def no_config(case):
 
 
 CASES = [without_description, excluded, no_input_scales, no_input_scales_calibrated, some_input_scales, strange_input_scale,
-         unequal_scales, awq, inverted, no_tokenizer, no_config]  # fmt: skip
+         unequal_scales, awq, inverted, no_tokenizer, tokenizer_of_another_model, no_config]  # fmt: skip
 
 
 def main():

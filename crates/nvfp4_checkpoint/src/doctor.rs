@@ -4,11 +4,14 @@
 use std::path::Path;
 
 use rayon::prelude::*;
+use serde_json::Value;
 
 use super::convert::{Config, weights};
+use super::model_config::ModelConfig;
 use super::names::{Expert, Projection};
 use super::{Checkpoint, Inspection};
 use nvfp4_core::Error;
+use nvfp4_core::files::read_bounded;
 
 /// A program that serves or computes a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -17,19 +20,25 @@ pub enum Engine {
     Nvfp4,
     /// vLLM with its own kernels.
     Vllm,
+    /// SGLang with its own kernels.
+    Sglang,
+    /// TensorRT-LLM with its PyTorch backend.
+    TensorRtLlm,
     /// llama.cpp, after `nvfp4 convert --to gguf`.
     LlamaCpp,
 }
 
 impl Engine {
     /// All engines.
-    pub const ALL: [Self; 3] = [Self::Nvfp4, Self::Vllm, Self::LlamaCpp];
+    pub const ALL: [Self; 5] = [Self::Nvfp4, Self::Vllm, Self::Sglang, Self::TensorRtLlm, Self::LlamaCpp];
 
     /// Name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Nvfp4 => "nvfp4",
             Self::Vllm => "vllm",
+            Self::Sglang => "sglang",
+            Self::TensorRtLlm => "tensorrt-llm",
             Self::LlamaCpp => "llama.cpp",
         }
     }
@@ -90,6 +99,12 @@ const OWN: &str = env!("CARGO_PKG_VERSION");
 
 /// Versions of vLLM whose source was read.
 const VLLM: &str = "0.24 to 0.33";
+
+/// Version of SGLang whose wheel was read.
+const SGLANG: &str = "0.5.23";
+
+/// Revision of TensorRT-LLM whose source was read.
+const TENSORRT_LLM: &str = "commit 002366a";
 
 /// The rules. A finding without a row for an engine does not concern that engine.
 pub const RULES: &[Rule] = &[
@@ -172,6 +187,126 @@ pub const RULES: &[Rule] = &[
         Effect::Refused,
         "copy config.json from the original model, then `nvfp4 convert --to modelopt` describes the quantization",
         "transformers: AutoConfig.from_pretrained",
+    ),
+    rule(
+        "unequal-global-scales",
+        Engine::Sglang,
+        SGLANG,
+        Effect::Wrong,
+        "quantize without --separate-scales",
+        "sglang/srt/layers/quantization/modelopt_quant.py: dense projections take the largest scale, and experts on Marlin the gate's",
+    ),
+    rule(
+        "config-input-scales",
+        Engine::Sglang,
+        SGLANG,
+        Effect::Wrong,
+        "set quant_algo to W4A16_NVFP4, or calibrate with `nvfp4 quantize --calibrate`",
+        "sglang/srt/layers/quantization/modelopt_quant.py: a missing `input_scale` is 1",
+    ),
+    rule(
+        "input-scales-partly-missing",
+        Engine::Sglang,
+        SGLANG,
+        Effect::Wrong,
+        "calibrate all experts with `nvfp4 quantize --calibrate`, or none",
+        "sglang/srt/layers/quantization/modelopt_quant.py: a missing `input_scale` is 1, and the largest of a layer counts",
+    ),
+    rule(
+        "unequal-global-scales",
+        Engine::TensorRtLlm,
+        TENSORRT_LLM,
+        Effect::Wrong,
+        "quantize without --separate-scales",
+        "tensorrt_llm/_torch/modules/fused_moe/quantization.py: `load_all_fp4_weight_scales_and_alphas` takes the larger scale",
+    ),
+    rule(
+        "config-input-scales",
+        Engine::TensorRtLlm,
+        TENSORRT_LLM,
+        Effect::Refused,
+        "calibrate with `nvfp4 quantize --calibrate`",
+        "tensorrt_llm/_torch/modules/fused_moe/quantization.py: each expert's `input_scale` is looked up by name",
+    ),
+    rule(
+        "input-scales-partly-missing",
+        Engine::TensorRtLlm,
+        TENSORRT_LLM,
+        Effect::Refused,
+        "calibrate all experts with `nvfp4 quantize --calibrate`",
+        "tensorrt_llm/_torch/modules/fused_moe/quantization.py: each expert's `input_scale` is looked up by name",
+    ),
+    rule(
+        "global-scale-size",
+        Engine::Sglang,
+        SGLANG,
+        Effect::Wrong,
+        "export the model again; the scale is stored inverted",
+        "both formats: ModelOpt multiplies by weight_scale_2, compressed-tensors divides by weight_global_scale",
+    ),
+    rule(
+        "global-scale-size",
+        Engine::TensorRtLlm,
+        TENSORRT_LLM,
+        Effect::Wrong,
+        "export the model again; the scale is stored inverted",
+        "tensorrt_llm/_torch/modules/fused_moe/quantization.py: products are multiplied by weight_scale_2",
+    ),
+    rule(
+        "tokenizer",
+        Engine::Sglang,
+        SGLANG,
+        Effect::Refused,
+        "copy the tokenizer's files from the original model",
+        "transformers: AutoTokenizer.from_pretrained",
+    ),
+    rule(
+        "tokenizer",
+        Engine::TensorRtLlm,
+        TENSORRT_LLM,
+        Effect::Refused,
+        "copy the tokenizer's files from the original model",
+        "transformers: AutoTokenizer.from_pretrained",
+    ),
+    rule(
+        "config",
+        Engine::Sglang,
+        SGLANG,
+        Effect::Refused,
+        "copy config.json from the original model, then `nvfp4 convert --to modelopt` describes the quantization",
+        "transformers: AutoConfig.from_pretrained",
+    ),
+    rule(
+        "config",
+        Engine::TensorRtLlm,
+        TENSORRT_LLM,
+        Effect::Refused,
+        "copy config.json from the original model, then `nvfp4 convert --to modelopt` describes the quantization",
+        "transformers: AutoConfig.from_pretrained",
+    ),
+    rule(
+        "tokenizer-size",
+        Engine::Vllm,
+        VLLM,
+        Effect::Wrong,
+        "copy the tokenizer's files and config.json from the same model",
+        "ids from vocab_size on have no row in the embedding",
+    ),
+    rule(
+        "tokenizer-size",
+        Engine::Sglang,
+        SGLANG,
+        Effect::Wrong,
+        "copy the tokenizer's files and config.json from the same model",
+        "ids from vocab_size on have no row in the embedding",
+    ),
+    rule(
+        "tokenizer-size",
+        Engine::TensorRtLlm,
+        TENSORRT_LLM,
+        Effect::Wrong,
+        "copy the tokenizer's files and config.json from the same model",
+        "ids from vocab_size on have no row in the embedding",
     ),
     rule(
         "gpt-oss",
@@ -279,7 +414,47 @@ fn files(checkpoint: &Checkpoint) -> Vec<Finding> {
     if !path.join("config.json").exists() {
         findings.push(Finding::new("config", "the folder has no config.json".into()));
     }
+    findings.extend(tokenizer_size(checkpoint));
     findings
+}
+
+/// Compares the ids of `tokenizer.json` with the configuration's vocabulary. A tokenizer that cannot be read is a finding too.
+fn tokenizer_size(checkpoint: &Checkpoint) -> Option<Finding> {
+    /// Upper limit of the file's size; vocabularies of 260,000 tokens take some 35 MB.
+    const MAX_BYTES: usize = 256 << 20;
+    let path = checkpoint.path().join("tokenizer.json");
+    if !path.exists() {
+        return None;
+    }
+    let unreadable = |why: String| Some(Finding::new("tokenizer", format!("{}: {why}", path.display())));
+    let bytes = match read_bounded(&path, MAX_BYTES, "a tokenizer") {
+        Ok(bytes) => bytes,
+        Err(error) => return unreadable(error.to_string()),
+    };
+    let tokenizer: Value = match serde_json::from_slice(&bytes) {
+        Ok(tokenizer) => tokenizer,
+        Err(error) => return unreadable(format!("not a valid tokenizer: {error}")),
+    };
+    let config = ModelConfig::beside(checkpoint).ok()??;
+    let (key, size) = config.number(&["vocab_size", "padded_vocab_size"])?;
+    let largest = largest_id(&tokenizer)?;
+    (largest >= size as u64).then(|| {
+        let what = format!("{}: its largest id is {largest}, but {key} of config.json is {size}", path.display());
+        Finding::new("tokenizer-size", what)
+    })
+}
+
+/// Returns the largest id of a tokenizer in the format of the tokenizers library: `model.vocab` maps tokens to ids, or lists
+/// tokens by id, and `added_tokens` has further ids.
+fn largest_id(tokenizer: &Value) -> Option<u64> {
+    let vocabulary = tokenizer.get("model").and_then(|model| model.get("vocab"));
+    let of_vocabulary = match vocabulary {
+        Some(Value::Object(ids)) => ids.values().filter_map(Value::as_u64).max(),
+        Some(Value::Array(tokens)) => (tokens.len() as u64).checked_sub(1),
+        _ => None,
+    };
+    let added = tokenizer.get("added_tokens").and_then(Value::as_array).into_iter().flatten();
+    of_vocabulary.into_iter().chain(added.filter_map(|token| token.get("id")?.as_u64())).max()
 }
 
 /// Findings about the numbers of NVFP4 weights.
@@ -320,6 +495,8 @@ fn weights_of(checkpoint: &Checkpoint) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -329,6 +506,20 @@ mod tests {
         keys.sort_unstable();
         keys.dedup();
         assert_eq!(keys.len(), RULES.len());
+    }
+
+    #[test]
+    fn largest_id_is_found_in_every_form_of_vocabulary() {
+        let added = json!([{"id": 7, "content": "<s>"}, {"content": "no id"}]);
+        for (tokenizer, largest) in [
+            (json!({"model": {"vocab": {"a": 0, "b": 4}}}), Some(4)),
+            (json!({"model": {"vocab": {"a": 0, "b": 4}}, "added_tokens": added}), Some(7)),
+            (json!({"model": {"vocab": [["a", -1.5], ["b", -2.0]]}}), Some(1)),
+            (json!({"model": {"vocab": []}}), None),
+            (json!([1]), None),
+        ] {
+            assert_eq!(largest_id(&tokenizer), largest, "{tokenizer}");
+        }
     }
 
     #[test]

@@ -468,7 +468,10 @@ fn check_config(
                     weight.format.name()
                 ),
             ),
-            None => wrong("config-format", format!("it describes another quantization, but {module} is NVFP4")),
+            None => {
+                let method = config.method().map_or(String::new(), |method| format!(" ({method})"));
+                wrong("config-format", format!("it describes another quantization{method}, but {module} is NVFP4"));
+            }
             Some(_) => {}
         }
         if let Some(what) = config.contradiction() {

@@ -104,11 +104,14 @@ impl Checkpoint {
     /// Returns the error for a tensor that is present but not computed.
     pub(super) fn not_computed(&self, name: &str) -> Error {
         const WITHOUT: &str = "export the model without this tensor";
+        const FOLDED: &str = "`nvfp4 dequantize` multiplies it into the weight, which `nvfp4 quantize` then quantizes";
         const APART: &str = "use --op gated and plain for the projections of the experts";
         let expert = Projection::parse(name).map(|projection| projection.expert);
         let (what, remedy) = match name.rsplit(['.', '_']).next() {
             Some("bias") if Aside::of(name).is_none() => ("this bias is not computed", WITHOUT),
-            _ if name.ends_with("pre_quant_scale") => ("this scale of the activations (AWQ) is not computed", WITHOUT),
+            _ if name.ends_with("pre_quant_scale") => {
+                ("this scale of the activations (NVFP4_AWQ) is not computed", FOLDED)
+            }
             _ if name.contains("latent") => {
                 ("experts in a latent space, behind this projection, are not computed", APART)
             }

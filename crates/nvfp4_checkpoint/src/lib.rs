@@ -62,6 +62,7 @@ pub use hidden::HiddenStates;
 pub use inspect::{Inspection, OtherWeight, Problem, Range, Weight};
 pub use layer::Layer;
 pub use layer_tensors::LayerTensors;
+pub use linear::ScaledLinear;
 pub use moe::MoeLayer;
 pub use names::{natural, without_expert};
 pub use partial::{check_file, check_folder, leftovers};

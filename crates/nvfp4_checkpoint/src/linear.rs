@@ -1,5 +1,6 @@
 //! One weight of a model as a linear layer: any projection, including attention projections, with its bias.
 
+use super::convert::weights::PRE_QUANT_SCALE;
 use super::floats::{self, Floats};
 use super::input_scales::of_fp8_tokens;
 use super::model_config::ModelConfig;
@@ -13,6 +14,37 @@ use nvfp4_core::problem::TokenDtype;
 /// Scales of cached keys and values, which ModelOpt stores beside the projections. They do not affect the projections.
 const CACHE_SCALES: [&str; 4] = [".k_scale", ".v_scale", ".output_scale", ".q_scale"];
 
+/// A weight as a linear layer, with what happens to its tokens before.
+#[derive(Clone, Debug)]
+pub struct ScaledLinear<'a> {
+    /// The linear layer.
+    pub weights: LinearWeights<'a>,
+    /// Factor of each column of the tokens, `[K]`: `pre_quant_scale` of ModelOpt's NVFP4_AWQ. `None`: the model has none.
+    factors: Option<Vec<f32>>,
+}
+
+impl ScaledLinear<'_> {
+    /// Multiplies tokens `[T, K]` by the factors, and rounds them to their type as engines do.
+    ///
+    /// # Errors
+    /// Returns an error if a product is not finite in the tokens' type.
+    pub fn scale(&self, tokens: &mut [u16]) -> Result<(), Error> {
+        let Some(factors) = &self.factors else { return Ok(()) };
+        let dtype = self.weights.sizes().dtype;
+        for (index, bits) in tokens.iter_mut().enumerate() {
+            let factor = factors[index % factors.len()];
+            *bits = dtype.round_f32(dtype.decode(*bits) as f32 * factor);
+            if !dtype.decode(*bits).is_finite() {
+                let (token, column) = (index / factors.len(), index % factors.len());
+                let what = format!("element {column} of token {token} times its {PRE_QUANT_SCALE} {factor:e}");
+                let what = format!("{what} is not a finite {}; use smaller tokens, or --dtype bf16", dtype.name());
+                return Err(Error::Invalid(what));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Returns the module of a weight that was given by the name of the module or of its tensor.
 fn module_of(name: &str) -> &str {
     name.strip_suffix(".weight_packed").or_else(|| name.strip_suffix(".weight")).unwrap_or(name)
@@ -23,8 +55,21 @@ impl Checkpoint {
     /// and input scale if they exist. Also accepts the name of the weight tensor, which ends in `.weight`.
     ///
     /// # Errors
-    /// Returns an error if the module does not exist, a part is missing or wrong, or a part is not computed.
+    /// Returns an error if the module does not exist, a part is missing or wrong, or a part is not computed. Factors of the
+    /// tokens are such a part; [`Checkpoint::scaled_linear`] returns them.
     pub fn linear(&self, module: &str, dtype: TokenDtype) -> Result<LinearWeights<'_>, Error> {
+        let ScaledLinear { weights, factors } = self.scaled_linear(module, dtype)?;
+        match factors {
+            None => Ok(weights),
+            Some(_) => Err(self.not_computed(&format!("{}{PRE_QUANT_SCALE}", module_of(module)))),
+        }
+    }
+
+    /// Same as [`Checkpoint::linear`], with the factors by which the tokens are multiplied first.
+    ///
+    /// # Errors
+    /// Returns an error if the module does not exist, a part is missing or wrong, or a part is not computed.
+    pub fn scaled_linear(&self, module: &str, dtype: TokenDtype) -> Result<ScaledLinear<'_>, Error> {
         let module = module_of(module);
         let is_part = |name: &str| name[module.len()..].starts_with('.');
         if module.is_empty() || !self.names_under(module).any(is_part) {
@@ -49,10 +94,13 @@ impl Checkpoint {
             // Only NVFP4 tokens need it.
             (Err(fault), _) => weights = weights.without_input_scale(fault.to_string()),
         }
-        match self.bias(&format!("{module}{BIAS}"), rows)? {
-            Some(bias) => weights.with_bias(bias).map_err(at),
-            None => Ok(weights),
+        if let Some(bias) = self.bias(&format!("{module}{BIAS}"), rows)? {
+            weights = weights.with_bias(bias).map_err(at)?;
         }
+        let name = format!("{module}{PRE_QUANT_SCALE}");
+        let k = weights.sizes().k;
+        let factors = self.tensor(&name).map(|_| self.numbers(&name, &[k], "[K]")).transpose()?;
+        Ok(ScaledLinear { weights, factors })
     }
 
     /// Returns the tensors of a module that [`Checkpoint::linear`] uses and leaves.
@@ -64,9 +112,9 @@ impl Checkpoint {
         LayerTensors { used: owned(used), left: owned(left) }
     }
 
-    /// Returns the first tensor of a module that changes the result of [`Checkpoint::linear`] and is not computed.
+    /// Returns the first tensor of a module that changes the result of [`Checkpoint::scaled_linear`] and is not computed.
     pub(super) fn linear_refusal(&self, module: &str) -> Option<&str> {
-        let is_known = |name: &str| name == BIAS || CACHE_SCALES.contains(&name);
+        let is_known = |name: &str| [BIAS, PRE_QUANT_SCALE].contains(&name) || CACHE_SCALES.contains(&name);
         self.parts_not_computed(module).into_iter().find(|part| !is_known(&part[module.len()..]))
     }
 

@@ -269,13 +269,11 @@ impl ModelConfig {
     /// # Errors
     /// Returns an error if the configuration contains such a transform.
     pub(super) fn check_transforms(&self) -> Result<(), Error> {
-        let value = |key: &str| self.quantization().and_then(|quantization| quantization.get(key));
-        if value("quant_method").and_then(Value::as_str) == Some("fp_quant") {
+        if self.method() == Some("fp_quant") {
             let what = "quant_method is fp_quant: its Hadamard transform of the tokens is not computed".to_owned();
             return Err(Error::NotComputed(what).at(self.path.display()));
         }
-        let transforms = value("transform_config");
-        match transforms {
+        match self.quantization().and_then(|quantization| quantization.get("transform_config")) {
             None | Some(Value::Null) => Ok(()),
             Some(Value::Object(transforms)) if transforms.is_empty() => Ok(()),
             Some(_) => {
@@ -294,11 +292,15 @@ impl ModelConfig {
         self.get("quantization_config").or_else(|| self.older.as_ref()?.get("quantization"))
     }
 
+    /// Returns the name of the quantization's library.
+    pub(super) fn method(&self) -> Option<&str> {
+        self.quantization()?.get("quant_method")?.as_str()
+    }
+
     /// Returns the format that the NVFP4 tensors should have; `None` if this library does not know it.
     pub(super) fn format(&self) -> Option<Format> {
         let quantization = self.quantization()?;
-        let method = quantization.get("quant_method").and_then(Value::as_str);
-        match method {
+        match self.method() {
             // AutoRound stores NVFP4 (`nv_fp`) under the names of compressed-tensors.
             Some("compressed-tensors" | "auto-round" | "auto_round") => Some(Format::CompressedTensors),
             Some(method) if method.starts_with("modelopt") || method == "quark" => Some(Format::ModelOpt),

@@ -87,6 +87,10 @@ pub struct QuantizedWeight<'a> {
     pub input_scale: Option<f32>,
 }
 
+/// Suffix of the input scale in files of Quark, which otherwise has ModelOpt's names: beside `input_scale`, the scales of
+/// blocks, it is the global scale.
+const QUARK_INPUT: &str = ".input_scale_2";
+
 const QUANTIZE: &str = "quantize the model with `nvfp4 quantize`";
 const EXPORT: &str = "export the model again";
 
@@ -162,10 +166,8 @@ impl Checkpoint {
     /// Returns an error if the tensor is wrong, or the scale is not one that tokens can be quantized with.
     pub fn input_scale(&self, module: &str) -> Result<Option<f32>, Error> {
         let format = self.format_of(module);
-        let name = format!("{module}{}", format.input());
-        if self.tensor(&name).is_none() {
-            return Ok(None);
-        }
+        let names = [QUARK_INPUT, format.input()].map(|suffix| format!("{module}{suffix}"));
+        let Some(name) = names.into_iter().find(|name| self.tensor(name).is_some()) else { return Ok(None) };
         let factor = self.factor(&name, format)?;
         check_input_scale(factor).map_err(|error| error.at(self.place(&name)))?;
         Ok(Some(factor))
@@ -181,7 +183,8 @@ impl Checkpoint {
     /// Returns `true` if this part of a module's weight is computed.
     pub(super) fn is_computed(&self, module: &str, part: &str) -> bool {
         let format = self.format_of(module);
-        [format.values(), format.scales(), format.global(), format.input()].contains(&part)
+        let is_quark = format == Format::ModelOpt && part == QUARK_INPUT;
+        is_quark || [format.values(), format.scales(), format.global(), format.input()].contains(&part)
     }
 
     /// Returns all tensors of a module.

@@ -8,11 +8,26 @@ use nvfp4_core::moe::{MoeInputs, MoeSizes};
 use nvfp4_core::router::{Logits, Router, Routes, Rule, Score, Scoring, Table, route_with_ids};
 
 /// Models whose routers use sigmoid scores, although their configurations do not mention it.
-const BY_SIGMOID: [&str; 7] =
-    ["deepseek_v3", "glm4_moe", "dots1", "nemotron_h", "lfm2_moe", "minimax_m2", "minimax_m3"];
+const BY_SIGMOID: [&str; 15] = [
+    "deepseek_v3",
+    "glm4_moe",
+    "glm4v_moe",
+    "glm_moe",
+    "dots1",
+    "nemotron_h",
+    "lfm2_moe",
+    "minimax_m2",
+    "minimax_m3",
+    "bailing_hybrid",
+    "exaone_moe",
+    "solar_open",
+    "afmoe",
+    "mimo_v2",
+    "kimi_linear",
+];
 
 /// Models whose weights are always divided by their sum, although their configurations do not mention it.
-const RENORMALIZED: [&str; 6] = ["mixtral", "minimax", "qwen3_5", "qwen3_6", "hunyuan", "ernie4_5"];
+const RENORMALIZED: [&str; 7] = ["mixtral", "minimax", "qwen3_5", "qwen3_6", "hunyuan", "ernie4_5", "afmoe"];
 
 /// Models with a router of their own that is not computed.
 const NOT_COMPUTED: [(&str, &str); 3] = [
@@ -43,7 +58,8 @@ impl RouterRule {
     /// Sources: the modules of transformers (`Qwen3MoeTopKRouter`, `Qwen3_5MoeTopKRouter`, `MixtralSparseMoeBlock`,
     /// `GptOssTopKRouter`, `GraniteMoeTopKGating`, `DeepseekV2Moe`, `DeepseekV3TopkRouter`, `Llama4Router`,
     /// `Lfm2MoeSparseMoeBlock`, `HunYuanMoEV1Gate`, `Ernie4_5_MoeTopKRouter`, `DeepseekV4TopKRouter`,
-    /// `DeepseekV4HashRouter`) and vLLM's `step3p5.py`.
+    /// `DeepseekV4HashRouter`, `AfmoeTokenChoiceRouter` and the `TopkRouter` of bailing_hybrid, exaone_moe, glm4v_moe,
+    /// glm_moe_dsa, solar_open and mimo_v2_flash) and vLLM's `step3p5.py`.
     pub(super) fn of(config: &ModelConfig, has_corrections: bool) -> Result<Self, Error> {
         let is = |names: &[&str]| names.iter().any(|name| config.is_model(name));
         let refuse = |what: String| Err(Error::NotComputed(format!("{what}; this router is not supported")));

@@ -78,7 +78,10 @@ pub fn main() -> ExitCode {
     // clap's usage errors exit with 2, like bad input.
     let out = &mut io::stdout().lock();
     let result = match &Cli::parse().command {
-        Command::Run(args) => run::run(args, out),
+        Command::Run(args) => {
+            let result = run::run(args, out);
+            failure::with_json(args.json, run::SCHEMA, result, out)
+        }
         Command::Quantize(args) => quantize::run(args, out),
         Command::Dequantize(args) => dequantize::run(args, out),
         Command::Convert(args) => convert::run(args, out),

@@ -175,7 +175,7 @@ fn layer_lists_the_names_of_its_weights() {
 fn tensors_that_would_change_the_result_are_refused() {
     for (name, words) in [
         (format!("{GATE}.bias"), "this bias is not computed"),
-        (format!("{GATE}.pre_quant_scale"), "this scale of the activations (AWQ) is not computed"),
+        (format!("{GATE}.pre_quant_scale"), "this scale of the activations (NVFP4_AWQ) is not computed"),
         (format!("{GATE}.lora_A.weight"), "this tensor is unknown"),
         (format!("{GATE}.weight_zero_point"), "this tensor is unknown"),
         (format!("{GATE}.weight_global_scale_2"), "this tensor is unknown"),

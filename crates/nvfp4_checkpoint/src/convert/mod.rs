@@ -218,7 +218,9 @@ impl<'a> Conversion<'a> {
         }
         if let Some(first) = self.unused.first() {
             let count = self.unused.len();
-            notes.push(format!("{count} entries of the calibration name no weight to quantize, starting with {first}"));
+            notes.push(format!(
+                "entries of the calibration that name no weight to quantize: {count}, starting with {first}"
+            ));
         }
         if !self.others.left.is_empty() {
             notes.push(format!("not copied: {}", self.others.left.join(", ")));

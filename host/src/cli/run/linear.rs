@@ -43,11 +43,15 @@ pub fn run(args: &Args, backend: Box<dyn Backend>, out: &mut impl Write) -> anyh
     if let Some(checkpoint) = args.checkpoint()? {
         let module = args.tensor.as_deref().context("--op linear with --weights needs --tensor NAME")?;
         let tokens = Tokens::of(args, TOKENS)?;
-        let weights = checkpoint.linear(module, tokens.dtype)?.with_token_format(token_format);
-        check_memory(tokens.count, weights.sizes().n, weights.sizes().k)?;
+        let mut layer = checkpoint.scaled_linear(module, tokens.dtype)?;
+        layer.weights = layer.weights.with_token_format(token_format);
+        let sizes = layer.weights.sizes();
+        check_memory(tokens.count, sizes.n, sizes.k)?;
         let tensors = Some(checkpoint.linear_tensors(module));
+        let mut x = tokens.bits(args, sizes.k)?;
+        layer.scale(&mut x)?;
         let name = format!("{} {module}", checkpoint.path().display());
-        let job = LinearJob::new(args, name, tensors, weights, tokens)?;
+        let job = LinearJob::new(name, tensors, layer.weights, tokens, x)?;
         let file = job.output_file(args, Some(&checkpoint))?;
         return compute(args, &job, backend, Some(&checkpoint), file, out);
     }
@@ -59,7 +63,8 @@ pub fn run(args: &Args, backend: Box<dyn Backend>, out: &mut impl Write) -> anyh
     LinearSizes { n, k, dtype, bias: false, token_format }.check()?;
     check_memory(tokens.count, n, k)?;
     let weights = generate::weights(generator, n, k, dtype, args.seed)?.with_token_format(token_format);
-    let job = LinearJob::new(args, shape.into(), None, weights, tokens)?;
+    let x = tokens.bits(args, k)?;
+    let job = LinearJob::new(shape.into(), None, weights, tokens, x)?;
     let file = job.output_file(args, None)?;
     compute(args, &job, backend, None, file, out)
 }
@@ -95,15 +100,15 @@ struct LinearJob<'a> {
 }
 
 impl<'a> LinearJob<'a> {
+    /// `x`: bits of the tokens as they are multiplied.
     fn new(
-        args: &Args,
         name: String,
         tensors: Option<LayerTensors>,
         weights: LinearWeights<'a>,
         tokens: Tokens,
+        x: Vec<u16>,
     ) -> anyhow::Result<Self> {
-        let k = weights.sizes().k;
-        let inputs = LinearInputs { tokens: tokens.count, x: tokens.bits(args, k)?.into(), stride: k };
+        let inputs = LinearInputs { tokens: tokens.count, x: x.into(), stride: weights.sizes().k };
         let step = LinearStep::new(&weights, inputs)?;
         Ok(Self { name, input: tokens.source, tensors, weights, step })
     }

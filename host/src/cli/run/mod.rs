@@ -27,6 +27,9 @@ use super::selftest::{self, FirstUse};
 pub use args::Args;
 use args::{Choice, Operation};
 
+/// Version of an error with `--json`.
+pub const SCHEMA: u32 = 1;
+
 /// Runs the job and prints the report.
 pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let backend = choose_backend(args)?;

@@ -171,6 +171,7 @@ fn print_roofline(roofline: &Roofline, peaks: Peaks, seconds: f64, out: &mut imp
 
 /// Prints the predicted time and its breakdown.
 fn print_prediction(prediction: &emulated::Prediction, out: &mut impl Write) -> std::io::Result<()> {
+    let note = if prediction.without_machine_code() > 0 { format!("; {}", prediction.note()) } else { String::new() };
     writeln!(
         out,
         "predicted {:.2} µs on {}, by the model, not measured{note}",
