@@ -34,6 +34,7 @@ def fill(tensor, name):
     """Fills a tensor of a model with random valid numbers. vLLM's dummy weights may have negative block scales."""
     import torch
 
+    tensor = tensor.data  # since 0.33 also parameters with gradients
     if tensor.dtype == torch.uint8:
         tensor.random_(0, 256)
     elif tensor.dtype == torch.float8_e4m3fn:
