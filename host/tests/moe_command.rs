@@ -117,7 +117,7 @@ fn layer_in_a_file_is_found_by_name() {
 #[test]
 fn bad_input_is_refused_with_a_remedy() {
     for (line, text) in [
-        ("--op moe --shape moe-1", "layer `moe-1` is neither a .json file nor one of qwen3-30b-a3b, "),
+        ("--op moe --shape moe-1", "layer `moe-1` is neither a .json file nor one of deepseek-v3, "),
         ("--op gated --shape layer-test-1", "shape `layer-test-1` is neither"),
         ("--op moe --shape layer-test-1 --output absent/out.safetensors", "create the folder absent first"),
         ("--op moe --activations x.safetensors", "--weights <CHECKPOINT>"),

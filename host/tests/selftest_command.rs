@@ -55,13 +55,13 @@ fn passing_kernel_is_tested_once() {
     let machine = Machine::new("h200");
     let text = machine.stdout(0, "selftest router");
     assert!(text.starts_with("NVIDIA H200, compute capability 9.0, 132 SMs, driver "), "{text}");
-    assert!(text.contains("\nrouter       passed, 5 parts (") && !text.contains("known"), "{text}");
+    assert!(text.contains("\nrouter       passed, 7 parts (") && !text.contains("known"), "{text}");
     let (name, verdict) = machine.verdict();
     assert!(name.starts_with("router.NVIDIA-H200.") && name.ends_with(".json"), "{name}");
     assert_eq!(verdict["failed"], json!([]));
-    assert_eq!(verdict["passed"].as_array().unwrap().len(), 5);
+    assert_eq!(verdict["passed"].as_array().unwrap().len(), 7);
 
-    assert!(machine.stdout(0, "selftest router").contains("router       passed, 5 parts (known)"));
+    assert!(machine.stdout(0, "selftest router").contains("router       passed, 7 parts (known)"));
     let again: Value = serde_json::from_str(&machine.stdout(0, "selftest router --again --json")).unwrap();
     assert_eq!((&again["new"], &again["subject"]), (&json!(true), &json!("router")));
     let known: Value = serde_json::from_str(&machine.stdout(0, "selftest router --json")).unwrap();
@@ -77,13 +77,13 @@ fn trap_fails_its_part_only_in_the_given_code() {
     let body = at + ptx[at..].find("\n{").unwrap() + 2;
     fs::write(machine.path().join("trap.ptx"), [&ptx[..body], "\ntrap;", &ptx[body..]].concat()).unwrap();
     let text = machine.stdout(1, "selftest router --ptx trap.ptx");
-    assert!(text.contains("router       FAILED, 0 of 5 parts passed"), "{text}");
+    assert!(text.contains("router       FAILED, 0 of 7 parts passed"), "{text}");
     assert!(text.contains("\n    softmax: cuStreamSynchronize failed on CUDA device 0 (NVIDIA H200): "), "{text}");
     assert!(text.contains("\n    sigmoid: not tested, because 3 earlier parts ended their process"), "{text}");
     assert_eq!(machine.verdict().1["passed"], json!([]));
 
     // The built-in kernel still has no verdict.
-    assert!(machine.stdout(0, "selftest router").contains("router       passed, 5 parts"));
+    assert!(machine.stdout(0, "selftest router").contains("router       passed, 7 parts"));
 }
 
 #[test]
