@@ -61,6 +61,7 @@ mod tests {
             INSTANCES.iter().map(|instance| sizes(instance.entry, instance.tile_tokens)).collect();
         let there = crate::tcgen05::moe_sm100::abi::INSTANCES
             .iter()
+            .filter(|instance| !instance.early)
             .map(|instance| sizes(instance.entry, instance.tile_tokens));
         assert_eq!(here, there.collect::<std::vec::Vec<_>>());
     }
