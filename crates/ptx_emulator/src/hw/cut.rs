@@ -198,7 +198,7 @@ mod x86 {
                 let totals = |a: &[f32], b: &[[f32; PANEL]], scales: &[f32; PANEL]| {
                     // SAFETY: `scales` has 16 f32.
                     let scales = unsafe { _mm512_loadu_ps(scales.as_ptr()) };
-                    let [low, high] = totals_avx512(a, b, scales).map(|half| half_array(half));
+                    let [low, high] = totals_avx512(a, b, scales).map(half_array);
                     std::array::from_fn(|column| if column < 8 { low[column] } else { high[column - 8] })
                 };
                 step(part, c, how, format, largest, totals)
