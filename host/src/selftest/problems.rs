@@ -75,7 +75,7 @@ const MOE_FP8: [(u32, &str); 7] = [
 
 /// Like `MOE`, with NVFP4 tokens.
 #[rustfmt::skip] // One layer per line.
-const MOE_NVFP4: [(u32, &str); 10] = [
+const MOE_NVFP4: [(u32, &str); 13] = [
     (32, r#"{"hidden": 464, "intermediate": 336, "experts": 6, "top_k": 2, "tokens": 5, "token_format": "nvfp4"}"#),
     (7, r#"{"hidden": 464, "intermediate": 336, "experts": 3, "top_k": 2, "tokens": 24, "token_format": "nvfp4"}"#),
     (3, r#"{"hidden": 464, "intermediate": 336, "experts": 3, "top_k": 2, "tokens": 90, "token_format": "nvfp4"}"#),
@@ -86,6 +86,9 @@ const MOE_NVFP4: [(u32, &str); 10] = [
     (3, r#"{"hidden": 464, "intermediate": 336, "experts": 2, "top_k": 2, "tokens": 170, "token_format": "nvfp4", "input_scales": true}"#),
     (7, r#"{"hidden": 80, "intermediate": 48, "experts": 600, "top_k": 16, "tokens": 45, "token_format": "nvfp4"}"#),
     (7, r#"{"hidden": 80, "intermediate": 48, "experts": 600, "top_k": 16, "tokens": 70, "token_format": "nvfp4"}"#),
+    (7, r#"{"hidden": 176, "intermediate": 80, "experts": 5, "top_k": 2, "tokens": 5, "shared_intermediate": 48, "token_format": "nvfp4"}"#),
+    (7, r#"{"hidden": 176, "intermediate": 80, "experts": 2, "top_k": 2, "tokens": 40, "shared_intermediate": 48, "token_format": "nvfp4"}"#),
+    (7, r#"{"hidden": 80, "intermediate": 32, "experts": 27, "top_k": 1, "tokens": 1030, "token_format": "nvfp4"}"#),
 ];
 
 /// Numbers of tokens and SMs for which the plan of a linear layer selects each instance in turn; a test checks this.
