@@ -92,6 +92,8 @@ class Case(NamedTuple):
     """Part of a message of the plugin."""
     error: str = ""
     """Part of the error with which the model ends."""
+    reload: bool = False
+    """Whether other weights are loaded in the checkpoint's form after the first ones were packed."""
 
 
 class Unserved(Exception):
@@ -222,6 +224,11 @@ CASES = {
     "activation that only vLLM has": Case(
         experts=[VLLMS] * 2, layer={"activation": "gelu"}, says="kernels: model.layers.0.mlp.experts: kernel does not support"
     ),
+    # Other weights in the checkpoint's form, layer by layer.
+    "reloaded": Case(reload=True),
+    "reloaded, compressed-tensors, fp8 tokens from 4 tokens on": Case(
+        compressed_tensors(True), [OF_TENSORS] * 2, [SCHEME] * 2, environment={"NVFP4_VLLM_OPTIONS": FP8[:-1] + ', "from_tokens": 4}'}, reload=True
+    ),
     # Token formats.
     "fp8 tokens": Case(environment={"NVFP4_VLLM_OPTIONS": FP8}, says="computed by nvfp4, fp8 tokens: linear layers"),
     "fp8 tokens of experts by --additional-config": Case(engine={"additional_config": {"nvfp4": {"experts": "fp8"}}}),
@@ -287,13 +294,38 @@ def run(case):
     for layer in names("MergedColumnParallelLinear"):
         assert class_of(layer) == LINEAR
     is_ours = lambda expected: [isinstance(each, str) for each in expected]
-    matrices, of_attention = load(model, is_ours(case.experts), is_ours(case.linear), case)
+    served = is_ours(case.experts), is_ours(case.linear)
+    if case.reload:
+        matrices, of_attention = load_twice(model, [*layers, *fused], served, case)
+    else:
+        matrices, of_attention = load(model, *served, case)
     for layer, of_layer in zip(layers, matrices):
         if of_layer is not None:
             compute(layer, of_layer, case)
     for layer, of_layer in zip(fused, of_attention):
         if of_layer is not None:
-            compute_linear(layer, of_layer)
+            compute_linear(layer, of_layer, case)
+
+
+def load_twice(model, layers, served, case):
+    """Loads and packs weights, then other weights as vLLM's reloading does. CUDA graphs read the packed tensors' addresses, which must stay."""
+    import types
+
+    import torch
+    from vllm.model_executor.model_loader.reload import layerwise
+
+    layerwise.record_metadata_for_reloading(model)
+    load(model, *served, case)
+    for layer in layers:
+        layer.quant_method.process_weights_after_loading(layer)
+    packed = lambda: [(parameter.data_ptr(), parameter.clone()) for layer in layers for parameter in layer.parameters(recurse=False)]
+    before = packed()
+    layerwise.initialize_layerwise_reload(model)
+    found = load(model, *served, case)
+    layerwise.finalize_layerwise_reload(model, types.SimpleNamespace(dtype=torch.bfloat16))
+    for (address, old), (now, new) in zip(before, packed(), strict=True):
+        assert address == now and (old.numel() == 0 or not torch.equal(old, new))
+    return found
 
 
 class Messages(logging.Handler):
@@ -430,7 +462,8 @@ def compute(layer, loaded, case):
         biases = None
     else:
         set_biases(layer, biases, case)
-    method.process_weights_after_loading(layer)
+    if not case.reload:
+        method.process_weights_after_loading(layer)
     names = {name for name, _ in layer.named_parameters(recurse=False)}
     assert names == {"w13_weight", "w2_weight"}, names
     assert not method.supports_eplb and not method.is_monolithic and not method.supports_pre_processed_weights
@@ -482,7 +515,7 @@ def set_biases(layer, biases, case):
             data.view(torch.uint8).copy_(data.view(torch.uint8).reshape(EXPERTS, 2 * INTERMEDIATE, -1)[:, order].reshape(data.view(torch.uint8).shape))
 
 
-def compute_linear(layer, matrices):
+def compute_linear(layer, matrices, case):
     """Packs q, k and v, which are one layer, and compares the output of vLLM's layer with the reference."""
     import nvfp4
     import numpy as np
@@ -492,7 +525,8 @@ def compute_linear(layer, matrices):
     bias = getattr(layer, "bias", None)
     if bias is not None:
         bias.data.normal_()
-    layer.quant_method.process_weights_after_loading(layer)
+    if not case.reload:
+        layer.quant_method.process_weights_after_loading(layer)
     method = getattr(layer, "scheme", layer.quant_method)
     expected = {"weight", "weight_of_many"} if method.tokens.is_split else {"weight"}
     expected |= set() if bias is None else {"bias"}
