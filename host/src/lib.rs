@@ -64,6 +64,13 @@ pub mod plan {
     pub use nvfp4_kernels::variant;
 }
 
+/// The programs of the book, as documentation tests.
 #[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
-struct Readme;
+mod documents {
+    #[doc = include_str!("../../docs/book/src/start/rust.md")]
+    struct Rust;
+    #[doc = include_str!("../../docs/book/src/concepts/format.md")]
+    struct Format;
+    #[doc = include_str!("../../docs/book/src/concepts/tokens.md")]
+    struct Tokens;
+}

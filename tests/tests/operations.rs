@@ -1,4 +1,4 @@
-//! Computes every cell of the README's table of operations. `cargo xtask bless` renews the table.
+//! Computes every cell of the book's table of operations. `cargo xtask bless` renews the table.
 
 use nvfp4::Error;
 use nvfp4::backend::emulated::{Emulated, Options, Schedule, arches};
@@ -9,7 +9,7 @@ use nvfp4::problem::{Op, TokenDtype, TokenFormat};
 use nvfp4::router::{self, Logits, Router, Scoring};
 use nvfp4_tests::{Case, groups, inputs, linear, moe};
 
-const README: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md");
+const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/book/src/concepts/kernels.md");
 const MARKS: [&str; 2] = ["<!-- begin operations -->\n", "<!-- end operations -->\n"];
 
 /// A row of the table: operation, tokens, and a function that returns whether a backend supports the operation. The
@@ -104,14 +104,14 @@ fn table() -> String {
 }
 
 #[test]
-fn readme_table_matches_the_backends() {
-    let readme = std::fs::read_to_string(README).unwrap();
-    let (before, rest) = readme.split_once(MARKS[0]).expect("a mark before the table");
+fn table_of_the_book_matches_the_backends() {
+    let page = std::fs::read_to_string(PAGE).unwrap();
+    let (before, rest) = page.split_once(MARKS[0]).expect("a mark before the table");
     let (found, after) = rest.split_once(MARKS[1]).expect("a mark after the table");
     let table = table();
     if std::env::var_os("BLESS").is_some() {
-        std::fs::write(README, [before, MARKS[0], &table, MARKS[1], after].concat()).unwrap();
+        std::fs::write(PAGE, [before, MARKS[0], &table, MARKS[1], after].concat()).unwrap();
     } else {
-        assert_eq!(found, table, "the README's table is out of date; run `cargo xtask bless`");
+        assert_eq!(found, table, "the book's table is out of date; run `cargo xtask bless`");
     }
 }

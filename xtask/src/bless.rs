@@ -6,7 +6,7 @@ use anyhow::{Context, ensure};
 
 use crate::workspace;
 
-/// Renew the emulator's golden reports, fault texts and coverage table, the CPU's recorded bits and the README's table
+/// Renew the emulator's golden reports, fault texts and coverage table, the CPU's recorded bits and the book's table
 /// of operations. Review the difference before you commit it.
 #[derive(clap::Args)]
 pub struct Args {}

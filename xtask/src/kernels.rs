@@ -20,7 +20,7 @@ pub struct Args {
     check: bool,
 }
 
-const PAGES: [&str; 2] = ["README.md", "kernels-gpu/README.md"];
+const PAGES: [&str; 2] = ["docs/book/src/concepts/kernels.md", "kernels-gpu/README.md"];
 
 /// Writes or checks the table.
 pub fn run(args: &Args) -> anyhow::Result<()> {

@@ -1,4 +1,4 @@
-//! `cargo xtask picture`: runs `nvfp4 run` and draws its output as a terminal window, `docs/run.svg`.
+//! `cargo xtask picture`: runs `nvfp4 run` and draws its output as a terminal window, a picture of the book.
 
 use std::fmt::Write as _;
 use std::process::Command;
@@ -9,11 +9,11 @@ use crate::{
     tools,
 };
 
-/// Run `nvfp4 run` and draw its output as docs/run.svg, the picture in the README
+/// Run `nvfp4 run` and draw its output as a picture of the book
 #[derive(clap::Args)]
 pub struct Args {}
 
-const PICTURE: &str = "docs/run.svg";
+const PICTURE: &str = "docs/book/src/images/run.svg";
 const COMMAND: &str = "cargo xtask picture";
 
 /// Width of a character and height of a line, at a font size of 20 pixels.
@@ -106,11 +106,11 @@ mod tests {
     }
 
     #[test]
-    fn readme_picture_shows_a_verified_run() {
+    fn picture_of_the_book_shows_a_verified_run() {
         let svg = document::read(PICTURE).unwrap();
         let text = shown(&svg);
         assert_eq!(draw(&text), svg, "{PICTURE}: run `{COMMAND}`");
         assert!(text.starts_with("$ nvfp4 run\nmoe-1 gated") && text.contains("\nverified  yes: all "), "{text}");
-        assert!(document::read("README.md").unwrap().contains(&format!("({PICTURE})")));
+        assert!(document::read("docs/book/src/guides/run.md").unwrap().contains("(../images/run.svg)"));
     }
 }

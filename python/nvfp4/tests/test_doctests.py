@@ -1,7 +1,6 @@
-"""Runs the examples of the package's documentation and of the repository's README."""
+"""Runs the examples of the package's documentation."""
 
 import doctest
-import pathlib
 
 import pytest
 
@@ -13,10 +12,3 @@ from nvfp4 import _linear, _moe, _operators
 def test_documentation_examples_pass(module):
     found = doctest.testmod(module)
     assert found.attempted > 0 and found.failed == 0
-
-
-def test_readme_program_runs(capsys):
-    readme = (pathlib.Path(__file__).parents[3] / "README.md").read_text()
-    section = readme.split("## From PyTorch\n")[1].split("\n## ")[0]
-    exec(compile(section.split("```python\n")[1].split("```")[0], "README.md", "exec"), {})
-    assert capsys.readouterr().out == "torch.Size([5, 128])\n"

@@ -1,0 +1,157 @@
+"""Draws the book's pictures, and writes the tables of src/performance/figures.md, from recorded measurements.
+
+    figures.py [--check]
+
+With --check, nothing is written, and a file that would change is an error. `benches/hopper/layer_plot.py` draws
+images/layer.svg, and `cargo xtask picture` images/run.svg.
+"""
+
+import json
+import math
+import pathlib
+import statistics
+import sys
+
+from drawings import DRAWINGS, bars
+from pages import ROOT, SRC
+
+sys.path.insert(0, str(ROOT / "benches/hopper"))
+import layer_report  # noqa: E402
+
+IMAGES, PAGE = SRC / "images", SRC / "performance/figures.md"
+LAB = ROOT / "benches/lab"
+
+
+def read(name: str) -> dict:
+    """Returns a recorded measurement."""
+    return json.loads((LAB / name).read_text())
+
+
+def where(conditions: dict, name: str) -> str:
+    """Returns the line that says when and on which GPU a table was measured."""
+    card = conditions["gpu"].split(",")[0].removeprefix("NVIDIA ")
+    driver = conditions["gpu"].split(",")[1].strip()
+    link = f"[benches/lab/{name}](../../../../benches/lab/{name})"
+    return f"{card}, driver {driver}, PyTorch {conditions['torch']}, {conditions['date']}: {link}\n\n"
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """Returns a Markdown table whose first column is text."""
+    lines = [head, ["---"] + ["--:"] * (len(head) - 1), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def serving() -> list[tuple[str, float, float]]:
+    """Returns, for each load of vLLM, the tokens per second of this library and of Marlin."""
+    recorded = read("h200-vllm.json")
+    ours, theirs = recorded["generate-nvfp4"], recorded["generate-marlin"]
+    pairs = [(f"batch {batch}", *(of["generate"][batch]["tokens_per_second"] for of in (ours, theirs))) for batch in ("1", "16", "128")]
+    return [*pairs, ("a prefill of 2048", *(2048e3 / of["prefill"]["2048"]["ms"] for of in (ours, theirs)))]
+
+
+def vllm_table() -> str:
+    rows = [[name, f"{ours:,.0f}", f"{theirs:,.0f}", f"{ours / theirs:.2f}"] for name, ours, theirs in serving()]
+    link = "[benches/lab/h200-vllm.json](../../../../benches/lab/h200-vllm.json)"
+    return f"H200, vLLM 0.24.0: {link}\n\n" + table(["tokens per second", "this library", "Marlin", "ratio"], rows)
+
+
+def groups_table(name: str) -> str:
+    recorded = read(name)
+    contenders = ["gated_sm90", "gated_simt", "torch bf16", "triton", "marlin", "humming"]
+    contenders = [one for one in contenders if one in recorded["shapes"]["moe-1"]["us"]]
+    rows = []
+    for shape, point in recorded["shapes"].items():
+        us = {one: point["us"][one]["median"] for one in contenders if one in point["us"]}
+        rate = f"{point['operations'] / us['gated_sm90'] / 1e6:,.0f}", f"{point['bytes'] / us['gated_sm90'] / 1e6:.2f}"
+        rows.append([f"`{shape}`", *(f"{us[one]:,.0f}" if one in us else "–" for one in contenders), *rate])
+    heads = [f"`{one}`" if one.startswith("gated") else one for one in contenders]
+    return where(recorded["conditions"], name) + table(["shape, µs", *heads, "TFLOP/s", "TB/s"], rows)
+
+
+def layer_table(name: str) -> str:
+    recorded = read(name)
+    rows = []
+    for point in recorded["points"].values():
+        ours, rivals = layer_report.own(point), layer_report.rivals(point)
+        if point["routing"] == "uniform" and ours:
+            best = min(rivals, key=rivals.get, default=None)
+            rival = [f"{rivals[best]:,.0f} ({best})", f"{rivals[best] / ours:.2f}"] if best else ["–", "–"]
+            rows.append([point["model"], str(point["tokens"]), f"{ours:,.1f}", *rival])
+    return where(recorded["conditions"][0], name) + table(["layer", "tokens", "this library, µs", "best rival, µs", "ratio"], rows)
+
+
+def means() -> str:
+    """Returns the geometric means of the ratios of MoE layers."""
+    points = read("h200-layer.json")["points"].values()
+    rows = []
+    for words, chosen in (("up to 512", lambda n: n <= 512), ("2048 and 8192", lambda n: n >= 2048)):
+        ratios = [ratio for p in points if p["hit"] and chosen(p["tokens"]) and (ratio := layer_report.ratio(p))]
+        rows.append([words, str(len(ratios)), f"{math.exp(statistics.fmean(map(math.log, ratios))):.2f}", f"{min(ratios):.2f}"])
+    return table(["tokens", "points", "best rival / layer, geometric mean", "least"], rows)
+
+
+def fp8_table() -> str:
+    recorded = read("h200-layer-fp8.json")
+    rows, ratios = [], []
+    for point in recorded["points"].values():
+        wide, narrow = layer_report.own(point), layer_report.own(point, "fp8")
+        ratios.append(wide / narrow)
+        rows.append([point["model"], point["routing"], str(point["tokens"]), f"{wide:,.0f}", f"{narrow:,.0f}", f"{ratios[-1]:.2f}"])
+    mean = math.exp(statistics.fmean(map(math.log, ratios)))
+    rows.append(["geometric mean", "", "", "", "", f"{mean:.2f}"])
+    head = ["layer", "routing", "tokens", "16-bit tokens, µs", "FP8 tokens, µs", "ratio"]
+    return where(recorded["conditions"][-1], "h200-layer-fp8.json") + table(head, rows)
+
+
+def linear_table(name: str) -> str:
+    recorded = read(name)
+    contenders = [one for one in ("linear", "torch bf16", "marlin", "humming") if one in recorded["points"]["4096x7168 1"]["us"]]
+    rows = [
+        [f"{p['n']}×{p['k']}", str(p["tokens"]), *(f"{p['us'][one]['median']:,.1f}" if one in p["us"] else "–" for one in contenders)]
+        for p in recorded["points"].values()
+    ]
+    titles = {"linear": "this library", "torch bf16": "cuBLAS, bf16", "marlin": "Marlin", "humming": "Humming"}
+    return where(recorded["conditions"], name) + table(["N×K", "tokens", *(f"{titles[one]}, µs" for one in contenders)], rows)
+
+
+SECTIONS = {
+    "vllm": vllm_table,
+    "layer-means": means,
+    "layer": lambda: layer_table("h200-layer.json"),
+    "layer-h100": lambda: layer_table("h100-layer.json"),
+    "fp8": fp8_table,
+    "groups": lambda: groups_table("measurements/h200.json"),
+    "groups-h100": lambda: groups_table("measurements/h100.json"),
+    "linear": lambda: linear_table("h200-linear.json"),
+    "linear-h100": lambda: linear_table("h100-linear.json"),
+}
+
+
+def page() -> str:
+    """Returns the page of figures with its tables renewed."""
+    text = PAGE.read_text()
+    for name, make in SECTIONS.items():
+        begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->\n"
+        before, rest = text.split(begin)
+        text = before + begin + make() + end + rest.split(end)[1]
+    return text
+
+
+def files() -> dict[pathlib.Path, str]:
+    """Returns the text of each file that this program writes."""
+    title = "Tokens per second in vLLM 0.24.0 on an H200, Qwen3-30B-A3B's shape"
+    found = {IMAGES / "vllm.svg": bars(title, ("nvfp4", "Marlin"), serving(), "tokens/s")}
+    found |= {IMAGES / f"{name}.svg": draw() for name, draw in DRAWINGS.items()}
+    return found | {PAGE: page()}
+
+
+def main() -> None:
+    for path, text in files().items():
+        if sys.argv[1:] != ["--check"]:
+            path.write_text(text)
+        elif not path.exists() or path.read_text() != text:
+            sys.exit(f"{path.relative_to(ROOT)} is out of date; run `python3 docs/book/tools/figures.py`")
+
+
+if __name__ == "__main__":
+    main()
