@@ -11,16 +11,19 @@ use crate::workspace;
 #[derive(clap::Args)]
 pub struct Args {}
 
+/// The tests that own golden files: packages with arguments of `cargo test`.
+const TESTS: [&[&str]; 2] = [
+    &["ptx_emulator", "--test", "programs", "--test", "readme"],
+    &["nvfp4-tests", "--test", "suite", "--", "cpu_bits::", "operations::"],
+];
+
 /// Runs the tests that own the golden files with `BLESS=1`, which makes each test write its file.
 pub fn run(_: &Args) -> anyhow::Result<()> {
-    for (package, tests) in
-        [("ptx_emulator", &["programs", "readme"][..]), ("nvfp4-tests", &["cpu_bits", "operations"])]
-    {
+    for test in TESTS {
         let mut cargo = Command::new(env!("CARGO"));
-        cargo.current_dir(workspace::root()).env("BLESS", "1").args(["test", "--package", package]);
-        let status = cargo.args(tests.iter().flat_map(|test| ["--test", test])).status();
+        cargo.current_dir(workspace::root()).env("BLESS", "1").args(["test", "--package"]).args(test);
         ensure!(
-            status.context("cannot run cargo")?.success(),
+            cargo.status().context("cannot run cargo")?.success(),
             "some files were not renewed; see the failed tests above"
         );
     }

@@ -31,9 +31,10 @@ fn cargo(folder: &Path, arguments: &[impl AsRef<OsStr>]) -> String {
         cargo.env_remove(name);
     }
     // Few of the built programs are run, and an unoptimized build takes half the time.
-    let quick = ["profile.dev.opt-level=0", "profile.dev.debug=0", "profile.dev.package.nvfp4.opt-level=0"];
-    let quick = quick.into_iter().chain(["profile.dev.package.ptx_emulator.opt-level=0", "build.incremental=false"]);
-    let quick = quick.flat_map(|value| ["--config", value]);
+    let packages = ["nvfp4", "nvfp4-core", "nvfp4-checkpoint", "nvfp4-kernels", "ptx_emulator"];
+    let packages = packages.map(|package| format!("profile.dev.package.{package}.opt-level=0"));
+    let quick = ["profile.dev.opt-level=0", "profile.dev.debug=0", "build.incremental=false"].map(String::from);
+    let quick = quick.into_iter().chain(packages).flat_map(|value| ["--config".to_owned(), value]);
     let output = cargo.current_dir(folder).args(quick).args(arguments).output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{out}\n{err}");

@@ -205,7 +205,7 @@ pub(super) mod tests {
 
     #[test]
     fn layer_of_592_columns_reaches_every_instance() {
-        // `tests/tests/linear.rs` compares the bits of these calls, and a self-test computes them.
+        // `tests/tests/suite/linear.rs` compares the bits of these calls, and a self-test computes them.
         for kernel in KERNELS {
             let few = [(1, 132), (16, 19), (16, 5), (32, 19), (32, 10), (32, 5), (64, 10)];
             let of = few.into_iter().chain([14, 7, 3, 1].map(|sms| (128, sms))).chain([(200, 1)]);

@@ -83,7 +83,7 @@ impl Operand {
 }
 
 fn table() -> Table {
-    serde_json::from_str(include_str!("../data/reference.json")).unwrap()
+    serde_json::from_str(include_str!("../../data/reference.json")).unwrap()
 }
 
 fn check_decoded(decode: fn(u8) -> f32, expected: &[Option<u32>]) {

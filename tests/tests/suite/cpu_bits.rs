@@ -49,7 +49,7 @@ fn lines(cpu: &Cpu) -> String {
                 let step = moe::step(&weights, moe::inputs(&shape, dtype, tokens));
                 let mut output = MoeOutput::new(&step);
                 cpu.prepare_moe(&weights).unwrap().execute(&step, &mut output).unwrap();
-                let hash = crate::hash(&output.hidden);
+                let hash = self::hash(&output.hidden);
                 writeln!(lines, "moe {name} {} {tokens} {hash:016x}", dtype.name()).unwrap();
             }
         }
