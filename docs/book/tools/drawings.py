@@ -58,7 +58,7 @@ def bars(title: str, names: tuple[str, str], rows: list[tuple[str, float, float]
     picture.box(left, 38, 12, 12, "ours")
     picture.text(left + 18, 49, names[0], "small")
     picture.box(left + 90, 38, 12, 12, "theirs")
-    picture.text(left + 108, 49, f"{names[1]}, vLLM's own kernels", "small")
+    picture.text(left + 108, 49, f"{names[1]} of vLLM's own kernels", "small")
     scale = (width - left - 190) / max(ours / theirs for _, ours, theirs in rows)
     for index, (name, ours, theirs) in enumerate(rows):
         top = 62 + index * step

@@ -18,6 +18,9 @@ from pages import ROOT, SRC
 sys.path.insert(0, str(ROOT / "benches/hopper"))
 import layer_report  # noqa: E402
 
+sys.path.insert(0, str(ROOT / "python/nvfp4_vllm/benches"))
+import record  # noqa: E402
+
 IMAGES, PAGE = SRC / "images", SRC / "performance/figures.md"
 LAB = ROOT / "benches/lab"
 
@@ -41,18 +44,33 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+VLLM = "0.33.0"
+CONTENDERS = {"nvfp4": "this library", "humming": "Humming", "marlin": "Marlin", "nvfp4-fp8": "this library, FP8 tokens"}
+
+
+def served(version: str, model: str) -> dict[str, dict[str, float]]:
+    """Returns the tokens per second in a version of vLLM: by contender, then by load."""
+    runs = read("h200-vllm.json")[version]["generate"][model]
+    return {name: record.speeds(runs[name]) for name in CONTENDERS if name in runs}
+
+
 def serving() -> list[tuple[str, float, float]]:
-    """Returns, for each load of vLLM, the tokens per second of this library and of Marlin."""
-    recorded = read("h200-vllm.json")
-    ours, theirs = recorded["generate-nvfp4"], recorded["generate-marlin"]
-    pairs = [(f"batch {batch}", *(of["generate"][batch]["tokens_per_second"] for of in (ours, theirs))) for batch in ("1", "16", "128")]
-    return [*pairs, ("a prefill of 2048", *(2048e3 / of["prefill"]["2048"]["ms"] for of in (ours, theirs)))]
+    """Returns, for each load of vLLM, the tokens per second of this library and of the best of vLLM's own kernels."""
+    runs = served(VLLM, "qwen3-30b-a3b")
+    return [(load, ours, max(runs["humming"][load], runs["marlin"][load])) for load, ours in runs["nvfp4"].items()]
 
 
-def vllm_table() -> str:
-    rows = [[name, f"{ours:,.0f}", f"{theirs:,.0f}", f"{ours / theirs:.2f}"] for name, ours, theirs in serving()]
+def vllm_table(version: str, model: str) -> str:
+    """Returns the table of a model. The ratio is this library's to the best of vLLM's own kernels."""
+    runs = served(version, model)
+    rivals = [runs[name] for name in ("humming", "marlin") if name in runs]
+    rows = [
+        [load, *(f"{of[load]:,.0f}" if load in of else "–" for of in runs.values()), f"{ours / max(of[load] for of in rivals):.2f}"]
+        for load, ours in runs["nvfp4"].items()
+    ]
     link = "[benches/lab/h200-vllm.json](../../../../benches/lab/h200-vllm.json)"
-    return f"H200, vLLM 0.24.0: {link}\n\n" + table(["tokens per second", "this library", "Marlin", "ratio"], rows)
+    head = ["tokens per second", *(CONTENDERS[name] for name in runs), "ratio"]
+    return f"H200, vLLM {version}: {link}\n\n" + table(head, rows)
 
 
 def groups_table(name: str) -> str:
@@ -115,7 +133,9 @@ def linear_table(name: str) -> str:
 
 
 SECTIONS = {
-    "vllm": vllm_table,
+    "vllm": lambda: vllm_table(VLLM, "qwen3-30b-a3b"),
+    "vllm-gpt-oss": lambda: vllm_table(VLLM, "gpt-oss-120b"),
+    "vllm-0.24": lambda: vllm_table("0.24.0", "qwen3-30b-a3b"),
     "layer-means": means,
     "layer": lambda: layer_table("h200-layer.json"),
     "layer-h100": lambda: layer_table("h100-layer.json"),
@@ -139,8 +159,8 @@ def page() -> str:
 
 def files() -> dict[pathlib.Path, str]:
     """Returns the text of each file that this program writes."""
-    title = "Tokens per second in vLLM 0.24.0 on an H200, Qwen3-30B-A3B's shape"
-    found = {IMAGES / "vllm.svg": bars(title, ("nvfp4", "Marlin"), serving(), "tokens/s")}
+    title = f"Tokens per second in vLLM {VLLM} on an H200, Qwen3-30B-A3B's shape"
+    found = {IMAGES / "vllm.svg": bars(title, ("nvfp4", "the best"), serving(), "tokens/s")}
     found |= {IMAGES / f"{name}.svg": draw() for name, draw in DRAWINGS.items()}
     return found | {PAGE: page()}
 
