@@ -13,7 +13,7 @@ import statistics
 import sys
 
 from drawings import DRAWINGS, bars
-from pages import ROOT, SRC
+from pages import ROOT, SRC, with_sections
 
 sys.path.insert(0, str(ROOT / "benches/hopper"))
 import layer_report  # noqa: E402
@@ -149,12 +149,7 @@ SECTIONS = {
 
 def page() -> str:
     """Returns the page of figures with its tables renewed."""
-    text = PAGE.read_text()
-    for name, make in SECTIONS.items():
-        begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->\n"
-        before, rest = text.split(begin)
-        text = before + begin + make() + end + rest.split(end)[1]
-    return text
+    return with_sections(PAGE.read_text(), {name: make() for name, make in SECTIONS.items()})
 
 
 def files() -> dict[pathlib.Path, str]:

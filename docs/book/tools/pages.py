@@ -76,6 +76,15 @@ def outside_of_blocks(text: str, change) -> str:
     return "\n".join(lines)
 
 
+def with_sections(text: str, sections: dict[str, str]) -> str:
+    """Returns a page whose sections between `<!-- begin NAME -->` and `<!-- end NAME -->` are replaced."""
+    for name, content in sections.items():
+        begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->\n"
+        before, rest = text.split(begin)
+        text = before + begin + content + end + rest.split(end)[1]
+    return text
+
+
 def repository() -> str:
     """Returns the address of the repository, from the workspace's manifest."""
     return tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["repository"]

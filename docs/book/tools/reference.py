@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 
-from pages import ROOT, SRC
+from pages import ROOT, SRC, with_sections
 
 PACKAGE = ROOT / "python/nvfp4/python/nvfp4"
 ERRORS = ROOT / "crates/nvfp4_core/src/error.rs"
@@ -149,12 +149,7 @@ def rules() -> str:
 
 def errors_page() -> str:
     """Returns the page of errors with its tables renewed."""
-    text = (REFERENCE / "errors.md").read_text()
-    for name, table in (("errors", error_codes()), ("rules", rules())):
-        begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->\n"
-        before, rest = text.split(begin)
-        text = before + begin + table + end + rest.split(end)[1]
-    return text
+    return with_sections((REFERENCE / "errors.md").read_text(), {"errors": error_codes(), "rules": rules()})
 
 
 def main() -> None:

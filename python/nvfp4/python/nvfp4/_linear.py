@@ -9,7 +9,7 @@ from ._operators import Quantized
 
 
 class Linear(torch.nn.Module):
-    """A linear layer. It packs a checkpoint's tensors into the layout that the kernels read.
+    """A linear layer. The module packs a checkpoint's tensors into the layout that the kernels read.
 
     ``weight`` is a :class:`Quantized` ``[N, K]``. Several stacked projections (q, k and v; gate and up) can be one layer. Then
     ``weight.global_scale`` has one number per projection, and ``rows`` has the number of rows per projection. The tensor is packed

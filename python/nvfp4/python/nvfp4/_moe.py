@@ -7,7 +7,7 @@ from ._operators import Quantized
 
 
 class Moe(torch.nn.Module):
-    """The experts of an MoE layer. It packs a checkpoint's tensors into the layout that the kernels read.
+    """The experts of an MoE layer. The module packs a checkpoint's tensors into the layout that the kernels read.
 
     ``gate``, ``up`` (``[E, I, H]``) and ``down`` (``[E, H, I]``) are :class:`Quantized` tensors with one global scale per
     expert. They are packed once, on their device, into one tensor, :attr:`weights`, and not kept. They can be views: if one tensor
