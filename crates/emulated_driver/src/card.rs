@@ -1,5 +1,6 @@
 //! Properties that a GPU reports: name, memory, attributes.
 
+use crate::objects::{LARGEST_CLUSTER, PORTABLE_CLUSTER};
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 
@@ -253,5 +254,10 @@ impl Card {
     /// Returns the compute capability: major, minor.
     pub fn capability(&self) -> (u32, u32) {
         (self.count(attribute::MAJOR) as u32, self.count(attribute::MINOR) as u32)
+    }
+
+    /// Returns the maximum number of CTAs of a cluster of a function with `NON_PORTABLE_CLUSTER`.
+    pub fn largest_cluster(&self) -> u32 {
+        if self.capability().0 == 12 { PORTABLE_CLUSTER } else { LARGEST_CLUSTER }
     }
 }
