@@ -400,7 +400,7 @@ pub fn carry(i: &mut Parsed<'_>) -> Decoded {
         _ => None,
     };
     let (read, write) = (i.opcode().ends_with('c'), i.has("cc"));
-    let flag = i.carry_flag();
+    let flag = i.carry_flag(read, write);
     let subtract = i.opcode().starts_with("sub");
     Ok(Box::new(move |w, _, mask| {
         let (mut a, mut b) = (w.get(a), w.get(b));

@@ -416,12 +416,13 @@ impl Warp {
         State { fragments: self.fragments.clone(), registers, predicates }
     }
 
-    /// Whether the warp's threads are at the same instructions as in a state.
+    /// Whether the warp's threads are at the same instructions as in a state. Values that recursive calls have saved are
+    /// not compared, so with them no state comes again.
     pub fn is_at(&self, state: &State) -> bool {
         let alike = |(a, b): (&Fragment, &Fragment)| a.is_like(b);
         let all =
             self.fragments.len() == state.fragments.len() && self.fragments.iter().zip(&state.fragments).all(alike);
-        all && self.polls.is_empty()
+        all && self.polls.is_empty() && self.kept.is_empty()
     }
 
     /// Whether these registers and predicates have the same values as in a state.

@@ -312,9 +312,8 @@ impl<'a> Cluster<'a> {
             if self.machine.held || self.warps[index].fragments.is_empty() {
                 break;
             }
-            if self.warps[index].issued != before {
-                self.stall.step(self.kernel, &mut self.warps[index], &self.machine);
-            }
+            let executed = self.warps[index].issued != before;
+            self.stall.step(self.kernel, &mut self.warps[index], &self.machine, executed);
         }
         Ok(true)
     }

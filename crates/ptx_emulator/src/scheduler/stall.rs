@@ -2,6 +2,8 @@
 //! while no value in memory changes, with the same values in all registers that decide what it does. Its next steps are
 //! then the same again. A register decides if a branch, an address or an operand of an instruction that does more than
 //! write registers depends on it. A loop that also counts its rounds, or reads a clock and drops the time, is found too.
+//! An instruction counts whether its guard is true or not: the branch that ends a loop is not taken before the last
+//! round.
 //!
 //! The states of a warp are compared as in Brent's search for cycles: with one kept state, which is renewed each time
 //! the number of steps has doubled. Because this takes time, it begins after [`QUIET`] instructions without a change,
@@ -35,7 +37,7 @@ struct Watch {
     steps: u64,
     /// Number of steps at which the state is renewed.
     renewal: u64,
-    /// Instructions since the state was taken.
+    /// Instructions that the warp has come to since the state was taken.
     instructions: BTreeSet<u32>,
     /// What decides their course, and the number of instructions that this was found for.
     decisive: Decisive,
@@ -52,8 +54,12 @@ struct Decisive {
 }
 
 impl Decisive {
-    /// What decides the course of a loop of these instructions.
+    /// What decides the course of a loop of these instructions. A call passes values that its [`Uses`](crate::code::Uses)
+    /// do not list, so with a call everything decides.
     fn of(kernel: &Kernel, loop_body: &BTreeSet<u32>) -> Decisive {
+        if loop_body.iter().any(|&pc| kernel.code[pc as usize].name.starts_with("call")) {
+            return Decisive { registers: (0..kernel.registers).collect(), predicates: (0..kernel.predicates).collect() };
+        }
         let mut found = Decisive::default();
         let mut left: Vec<&Inst> = loop_body.iter().map(|&pc| &kernel.code[pc as usize]).collect();
         loop {
@@ -78,6 +84,35 @@ impl Decisive {
             self.predicates.extend(inst.guard.map(|(predicate, _)| predicate));
         }
         decides
+    }
+}
+
+impl Watch {
+    /// Compares the warp with the kept state, which has come again if all lanes that can run have run since.
+    fn executed(&mut self, kernel: &Kernel, w: &mut Warp, machine: &Machine<'_>) {
+        self.steps += 1;
+        let rests = |f: &Fragment| match &f.wait {
+            None => f.mask & !w.ran == 0,
+            Some(wait) => !wait.ready(machine, f.mask),
+        };
+        let at_rest = |state: &State| w.is_at(state) && w.fragments.iter().all(rests);
+        if let Some(state) = self.state.as_deref().filter(|state| at_rest(state)) {
+            if self.decisive_for != self.instructions.len() {
+                self.decisive = Decisive::of(kernel, &self.instructions);
+                self.decisive_for = self.instructions.len();
+            }
+            self.repeats = w.has_values_of(state, &self.decisive.registers, &self.decisive.predicates);
+        }
+        if self.repeats {
+            return;
+        }
+        if self.steps >= self.renewal && w.polls.is_empty() {
+            self.state = Some(Box::new(w.state()));
+            self.renewal = 2 * self.steps;
+            self.instructions.clear();
+            self.decisive_for = 0;
+            w.ran = 0;
+        }
     }
 }
 
@@ -130,36 +165,15 @@ impl Stall {
         true
     }
 
-    /// Records that a warp has executed an instruction. A state has come again if all lanes that can run have run since.
-    pub fn step(&mut self, kernel: &Kernel, w: &mut Warp, machine: &Machine<'_>) {
-        let pc = machine.current.1;
+    /// Records that a warp has come to an instruction. It is `executed` if its guard is true in some lane.
+    pub fn step(&mut self, kernel: &Kernel, w: &mut Warp, machine: &Machine<'_>, executed: bool) {
         let watch = &mut self.warps[w.index as usize];
         if watch.repeats || w.fragments.is_empty() {
             return;
         }
-        watch.steps += 1;
-        watch.instructions.insert(pc);
-        let rests = |f: &Fragment| match &f.wait {
-            None => f.mask & !w.ran == 0,
-            Some(wait) => !wait.ready(machine, f.mask),
-        };
-        let at_rest = |state: &State| w.is_at(state) && w.fragments.iter().all(rests);
-        if let Some(state) = watch.state.as_deref().filter(|state| at_rest(state)) {
-            if watch.decisive_for != watch.instructions.len() {
-                watch.decisive = Decisive::of(kernel, &watch.instructions);
-                watch.decisive_for = watch.instructions.len();
-            }
-            watch.repeats = w.has_values_of(state, &watch.decisive.registers, &watch.decisive.predicates);
-        }
-        if watch.repeats {
-            return;
-        }
-        if watch.steps >= watch.renewal && w.polls.is_empty() {
-            watch.state = Some(Box::new(w.state()));
-            watch.renewal = 2 * watch.steps;
-            watch.instructions.clear();
-            watch.decisive_for = 0;
-            w.ran = 0;
+        watch.instructions.insert(machine.current.1);
+        if executed {
+            watch.executed(kernel, w, machine);
         }
     }
 
