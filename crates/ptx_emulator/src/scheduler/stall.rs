@@ -58,7 +58,10 @@ impl Decisive {
     /// do not list, so with a call everything decides.
     fn of(kernel: &Kernel, loop_body: &BTreeSet<u32>) -> Decisive {
         if loop_body.iter().any(|&pc| kernel.code[pc as usize].name.starts_with("call")) {
-            return Decisive { registers: (0..kernel.registers).collect(), predicates: (0..kernel.predicates).collect() };
+            return Decisive {
+                registers: (0..kernel.registers).collect(),
+                predicates: (0..kernel.predicates).collect(),
+            };
         }
         let mut found = Decisive::default();
         let mut left: Vec<&Inst> = loop_body.iter().map(|&pc| &kernel.code[pc as usize]).collect();
