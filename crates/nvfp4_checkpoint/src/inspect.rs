@@ -197,24 +197,25 @@ impl Weight {
 
 /// Operations of `nvfp4 run` that compute each module, or the reason why one does not.
 #[derive(Default)]
-struct Running {
+struct Running<'c> {
+    config: Option<&'c ModelConfig>,
     operations: BTreeMap<String, Vec<&'static str>>,
     refusals: BTreeMap<String, String>,
-    /// Why no weight of the model runs at all.
+    /// Why no layer of the model runs.
     at_all: Option<String>,
 }
 
-impl Running {
+impl<'c> Running<'c> {
     /// Also adds the tensors that prevent a quantized module from running to the problems.
     fn of(
         checkpoint: &Checkpoint,
         blocks: &[Block<'_>],
-        config: Option<&ModelConfig>,
+        config: Option<&'c ModelConfig>,
         is_quantized: impl Fn(&String) -> bool,
         problems: &mut Vec<Problem>,
     ) -> Self {
         let refusal = |check: fn(&ModelConfig) -> Result<(), Error>| Some(check(config?).err()?.to_string());
-        let mut running = Self { at_all: refusal(ModelConfig::check_transforms), ..Self::default() };
+        let mut running = Self { at_all: refusal(ModelConfig::check_transforms), config, ..Self::default() };
         let not_gated = running.at_all.clone().or_else(|| refusal(ModelConfig::check_activation));
         // Both operations can meet the same tensor, which is reported once.
         let mut said = BTreeSet::new();
@@ -273,10 +274,12 @@ impl Running {
     fn of_module(&self, checkpoint: &Checkpoint, module: &str, is_fused: bool) -> (Vec<&'static str>, Option<String>) {
         let mut operations = self.operations.get(module).cloned().unwrap_or_default();
         let mut why = self.refusals.get(module).cloned().or_else(|| self.at_all.clone());
-        if !is_fused && self.at_all.is_none() {
-            match checkpoint.linear_refusal(module) {
-                None => operations.push("linear"),
-                Some(part) => {
+        if !is_fused {
+            let transform = self.config.map(|config| config.input_transform(module)).transpose();
+            match (checkpoint.linear_refusal(module), transform) {
+                (None, Ok(_)) => operations.push("linear"),
+                (None, Err(error)) => why = why.or_else(|| Some(error.to_string())),
+                (Some(part), _) => {
                     let of_part = || format!("its tensor {} is not supported", &part[module.len()..]);
                     why = why.or_else(|| Some(of_part()));
                 }
@@ -290,7 +293,7 @@ impl Running {
 }
 
 /// Checks one NVFP4 weight.
-fn survey(checkpoint: &Checkpoint, module: &str, running: &Running) -> Result<Weight, Vec<Error>> {
+fn survey(checkpoint: &Checkpoint, module: &str, running: &Running<'_>) -> Result<Weight, Vec<Error>> {
     let QuantizedWeight { format, matrix, input_scale } = checkpoint.survey_quantized(module)?;
     let (runs, why_not) = running.of_module(checkpoint, module, false);
     Ok(Weight {
@@ -308,7 +311,7 @@ fn survey(checkpoint: &Checkpoint, module: &str, running: &Running) -> Result<We
 }
 
 /// Checks all experts of a layer in one tensor.
-fn survey_fused(checkpoint: &Checkpoint, module: &str, running: &Running) -> Result<Weight, Vec<Error>> {
+fn survey_fused(checkpoint: &Checkpoint, module: &str, running: &Running<'_>) -> Result<Weight, Vec<Error>> {
     let is_both = Projection::parse(module).is_some_and(|projection| projection.role == Role::GateUp);
     let parts = if is_both { 2 } else { 1 };
     let fused = checkpoint.fused(module, parts, false).map_err(|error| vec![error])?;

@@ -44,6 +44,7 @@ mod quantized;
 mod router;
 mod signals;
 mod source;
+mod token_transform;
 mod write;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -71,6 +72,7 @@ pub use router::LayerRouter;
 pub use safetensors::Dtype;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 pub use signals::handle_signals;
+pub use token_transform::TokenTransform;
 pub use write::{OutputFile, TensorWriter, refuse_input};
 
 use nvfp4_core::Error;
