@@ -238,7 +238,8 @@ impl<'c> Running<'c> {
                 let first = names.first().map(|name| checkpoint.not_computed(name).to_string());
                 let unsaid = names.into_iter().filter(|name| said.insert(*name));
                 problems.extend(unsaid.map(|name| checkpoint.not_computed(name).into()));
-                let refusal = first.or_else(|| refusal.clone());
+                let other = modules.iter().flatten().find(|module| !is_quantized(module));
+                let refusal = first.or_else(|| refusal.clone()).or_else(|| Some(not_nvfp4(op.name(), other?)));
                 modules.into_iter().flatten().for_each(|module| running.add(module, op.name(), refusal.as_ref()));
             }
         }
@@ -256,7 +257,13 @@ impl<'c> Running<'c> {
         };
         let shared = of_layer.iter().filter(|block| block.kind == Kind::Shared);
         let computed = checkpoint.moe_modules(first.layer);
-        let refusal = computed.as_ref().err().map(|error| format!("not by moe: {error}"));
+        let refusal = match &computed {
+            Err(error) => Some(format!("not by moe: {error}")),
+            Ok(modules) => {
+                let mut others = modules.iter().filter(|module| !is_quantized(module));
+                others.find(|module| checkpoint.mxfp4_values(module).is_none()).map(|other| not_nvfp4("moe", other))
+            }
+        };
         let refused = || experts.chain(shared).flat_map(modules).collect();
         for module in computed.unwrap_or_else(|_| refused()) {
             self.add(module, "moe", refusal.as_ref());
@@ -290,6 +297,11 @@ impl<'c> Running<'c> {
         }
         (operations, why)
     }
+}
+
+/// Returns why an operation does not compute a layer in which a projection is not NVFP4.
+fn not_nvfp4(operation: &str, module: &str) -> String {
+    format!("not by {operation}: {module} is not NVFP4; quantize the model with `nvfp4 quantize`")
 }
 
 /// Checks one NVFP4 weight.

@@ -45,6 +45,7 @@ mod router;
 mod signals;
 mod source;
 mod token_transform;
+mod usage;
 mod write;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -54,7 +55,7 @@ use std::path::{Path, PathBuf};
 pub use activations::Activations;
 pub use comparison::{ComparedWeight, Comparison, Difference, Errors};
 pub use convert::{
-    Calibration, Conversion, Converted, Dequantization, Exact, Experts, Form, Left, Options, Reform, Written,
+    Calibration, Conversion, Converted, Dequantization, Exact, Experts, Form, Left, Options, Recorded, Reform, Written,
 };
 pub use doctor::{Effect, Engine, Examination, Finding, RULES, Rule};
 pub use file::{Tensor, TensorFile};
@@ -73,6 +74,7 @@ pub use safetensors::Dtype;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 pub use signals::handle_signals;
 pub use token_transform::TokenTransform;
+pub use usage::Usage;
 pub use write::{OutputFile, TensorWriter, refuse_input};
 
 use nvfp4_core::Error;
