@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use model_files::{Tensors, f32s};
-use nvfp4_checkpoint::{Checkpoint, Format};
+use model_files::{Tensors, f32s, raw};
+use nvfp4_checkpoint::{Checkpoint, Dtype, Format, Inspection};
 use nvfp4_core::problem::TokenDtype;
 
 const MODULE: &str = "model.layers.0.self_attn.q_proj";
@@ -184,4 +184,46 @@ fn global_input_scale_of_quark_counts() {
     assert_eq!(checkpoint.input_scale(MODULE).unwrap(), Some(0.125));
     let weights = checkpoint.linear(MODULE, TokenDtype::Bf16).unwrap();
     assert_eq!(weights.input_scale(), Some(0.125));
+}
+
+#[test]
+fn layer_with_a_projection_in_floats_does_not_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let (block, names) = ("model.layers.0.mlp", ["gate_proj", "up_proj", "down_proj"]);
+    let runs = |tensors: &Tensors, role: &str| {
+        tensors.write(&folder.join("model.safetensors"));
+        let found = Inspection::of(folder);
+        let weight = found.weights.iter().find(|weight| weight.module.ends_with(role)).unwrap();
+        (weight.runs.clone(), weight.why_not.clone().unwrap_or_default())
+    };
+    let config =
+        r#"{"model_type": "glm4_moe", "num_experts_per_tok": 1, "norm_topk_prob": true, "hidden_act": "silu"}"#;
+    std::fs::write(folder.join("config.json"), config).unwrap();
+    let mut tensors = Tensors::default();
+    tensors
+        .set_experts(block, names, Format::ModelOpt, 2)
+        .set(format!("{block}.gate.weight"), f32s(&[2, 32], &[0.5; 64]));
+    assert_eq!(runs(&tensors, "experts.*.up_proj"), (vec!["moe", "gated", "linear"], String::new()));
+    // A shared expert in bf16 adds to the output, and only the whole layer needs it.
+    for (name, shape) in names.into_iter().zip([[16, 32], [16, 32], [32, 16]]) {
+        tensors.set(format!("{block}.shared_experts.{name}.weight"), raw(Dtype::BF16, &shape, &[0x3F; 1024]));
+    }
+    let (of_shared, why) = runs(&tensors, "experts.*.up_proj");
+    assert_eq!(of_shared, ["gated", "linear"]);
+    assert!(why.contains("not by moe") && why.contains("shared_experts.gate_proj is not NVFP4"), "{why}");
+    let message = Checkpoint::open(folder).unwrap().moe_layer(0, TokenDtype::Bf16).map(|_| ()).unwrap_err().to_string();
+    assert!(message.contains("shared_experts.gate_proj.weight: its dtype is BF16"), "{message}");
+    // Gate in FP8 beside up in NVFP4.
+    for expert in 0..2 {
+        let module = format!("{block}.experts.{expert}.gate_proj");
+        ["_scale", "_scale_2"].map(|part| tensors.remove(&format!("{module}.weight{part}")));
+        tensors.remove(&format!("{module}.input_scale"));
+        tensors.set(format!("{module}.weight"), raw(Dtype::F8_E4M3, &[16, 32], &[0x38; 512]));
+        tensors.set(format!("{module}.weight_scale"), f32s(&[], &[0.5]));
+    }
+    let (of_mixed, why) = runs(&tensors, "experts.*.up_proj");
+    assert_eq!(of_mixed, ["linear"]);
+    assert!(why.contains("experts.0.gate_proj is not NVFP4") && why.contains("nvfp4 quantize"), "{why}");
+    assert_eq!(runs(&tensors, "experts.*.down_proj").0, ["plain", "linear"]);
 }
