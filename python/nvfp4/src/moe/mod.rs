@@ -254,17 +254,17 @@ const NAMES: [[&str; 3]; 6] = [
     ["shared down.values", "shared down.scales", "shared down's biases"],
 ];
 
-/// Packs gate, up and down of a layer and of its shared expert into `weights`. `options`: the layer's options that are
-/// not the default.
+/// Packs gate, up and down of a layer and of its shared expert into `weights`. `scales`: the input scales. `options`: the
+/// layer's options that are not the default, of which one says whether there are input scales.
 #[pyfunction]
-#[pyo3(signature = (weights, dtype, projections, shared, input_scales, **options))]
+#[pyo3(signature = (weights, dtype, projections, shared, scales, **options))]
 pub fn pack_moe<'py>(
     py: Python<'py>,
     weights: &Bound<'py, PyAny>,
     dtype: &Bound<'py, PyAny>,
     projections: Projections<Projection<'py>>,
     shared: Option<Projections<Projection<'py>>>,
-    input_scales: Option<[Vec<f32>; 2]>,
+    scales: Option<[Vec<f32>; 2]>,
     options: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<()> {
     let weights = Tensor::read("weights", weights)?;
@@ -281,7 +281,7 @@ pub fn pack_moe<'py>(
     if has_biases && !sizes.biases {
         return Err(invalid("biases", "a projection has biases, but the layer was declared without them"));
     }
-    let scales = input_scales.map(|scales| input_scales_of(scales, experts + usize::from(shared.is_some())));
+    let scales = scales.map(|scales| input_scales_of(scales, experts + usize::from(shared.is_some())));
     let scales = scales.transpose()?.unwrap_or_default();
     let routed = checked(projections, &NAMES[..3], &sizes, (experts, intermediate), weights.place)?;
     let of_shared =
