@@ -7,7 +7,7 @@ mod operands;
 use nvfp4::backend::cuda::MoeLauncher;
 use nvfp4::format::BLOCK;
 use nvfp4::fp4::InputScales;
-use nvfp4::kernels::moe::{weight_bytes, workspace_bytes};
+use nvfp4::kernels::moe::{expert_parts, weight_bytes, workspace_bytes};
 use nvfp4::moe::{Activation, MoeSizes};
 use nvfp4::problem::{MAX_TOP_K, TokenDtype, TokenFormat};
 use pyo3::exceptions::PyTypeError;
@@ -208,6 +208,23 @@ pub fn moe_weight_bytes(
 ) -> PyResult<usize> {
     let sizes = weights_of(hidden, token_type(dtype)?, experts, intermediate, options)?;
     Ok(packed_bytes(&sizes, if is_cuda { Place::Cuda(0) } else { Place::Cpu }))
+}
+
+/// Returns the parts of packed weights that belong to the routed experts: start and bytes of one expert's piece. The pieces of
+/// a part follow each other in the order of the experts.
+#[pyfunction]
+#[pyo3(signature = (hidden, experts, intermediate, dtype, is_cuda, **options))]
+pub fn moe_expert_parts(
+    hidden: usize,
+    experts: usize,
+    intermediate: usize,
+    dtype: &Bound<'_, PyAny>,
+    is_cuda: bool,
+    options: Option<&Bound<'_, PyDict>>,
+) -> PyResult<Vec<(usize, usize)>> {
+    let sizes = weights_of(hidden, token_type(dtype)?, experts, intermediate, options)?;
+    let parts = if is_cuda { expert_parts(&sizes) } else { cpu::Layout::new(&sizes).expert_parts(experts) };
+    Ok(parts.into_iter().map(|part| (part.start, part.bytes_of_one)).collect())
 }
 
 /// Returns the bytes of workspace that a call with `tokens` tokens needs on a GPU, for any activation.
