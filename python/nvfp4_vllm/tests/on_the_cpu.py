@@ -703,6 +703,8 @@ def compute_linear(layer, matrices, case):
     expected = {"weight", "weight_of_many"} if method.tokens.is_split else {"weight"}
     expected |= set() if bias is None else {"bias"}
     assert {name for name, _ in layer.named_parameters(recurse=False)} == expected
+    if case.change is lora:
+        adapted(layer)
     for count in (5, 3):
         tokens = torch.randn(count, HIDDEN, dtype=torch.float32).bfloat16()
         got, _ = layer(tokens)
@@ -717,6 +719,32 @@ def compute_linear(layer, matrices, case):
             fused = nvfp4.Quantized(*parts, torch.stack([matrix.global_scale for matrix in matrices]))
             rows, scale = [len(matrix.values) for matrix in matrices], 1.0 / 448 if name == "nvfp4" else None
             assert torch.equal(got, nvfp4.Linear(fused, bias, rows=rows, token_format=name, input_scale=scale)(tokens))
+
+
+def adapted(layer):
+    """Checks that vLLM's layer with LoRA adds the adapters of q, k and v to our layer's output. The adapters' products are PyTorch's."""
+    import torch
+    from vllm.config.lora import LoRAConfig
+    from vllm.lora.layers import MergedQKVParallelLinearWithLoRA
+
+    class Products:
+        def add_lora_linear(self, output, x, stacked_a, stacked_b, scale, slices, **named):
+            columns = output.split(slices, dim=-1)
+            for part, a, b in zip(columns, stacked_a, stacked_b, strict=True):
+                part += (x @ a[0, 0].T @ b[0, 0].T) * scale
+            return output
+
+    rank, heads = 8, (HEADS, KV_HEADS, KV_HEADS)
+    with_adapters = MergedQKVParallelLinearWithLoRA(layer)
+    with_adapters.create_lora_weights(1, LoRAConfig(max_lora_rank=rank, max_loras=1, lora_dtype=torch.bfloat16))
+    with_adapters.set_mapping(Products())
+    of_a = [torch.randn(rank, HIDDEN) for _ in heads]
+    of_b = [torch.randn(count * HEAD, rank) for count in heads]
+    with_adapters.set_lora(0, of_a, of_b)
+    tokens = torch.randn(5, HIDDEN, dtype=torch.float32).bfloat16()
+    got, base = with_adapters(tokens)[0], layer(tokens)[0]
+    added = torch.cat([tokens @ a.bfloat16().T @ b.bfloat16().T for a, b in zip(of_a, of_b)], dim=-1)
+    assert torch.equal(got, base + added) and not torch.equal(got, base)
 
 
 # All cases.
