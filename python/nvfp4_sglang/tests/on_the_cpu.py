@@ -360,8 +360,8 @@ def activation_of(case):
         return f"swiglu-step={step}", functools.partial(reference.swiglu_step, limit=step)
     if limit is not None:
         return f"silu-limit={limit}", functools.partial(reference.silu_limit, limit=limit)
-    known = {"silu": ("silu", reference.silu), "gelu": ("gelu", reference.gelu), "gelu_tanh": ("gelu-tanh", reference.gelu_tanh), "relu2": ("relu2", reference.relu2)}
-    return known[name]
+    known = {"silu": reference.silu, "gelu": reference.gelu, "gelu_tanh": reference.gelu_tanh, "relu2": reference.relu2}
+    return name.replace("_", "-"), known[name]
 
 
 def compute_linear(layer, name):

@@ -334,7 +334,10 @@ CASES = {
     "unknown token format": Case(environment={"NVFP4_VLLM_OPTIONS": '{"experts": "fp6"}'}, error="experts: unknown token format 'fp6'"),
     "unknown option": Case(engine={"additional_config": {"nvfp4": {"expert": "fp8"}}}, error="unknown key 'expert'"),
     # Other GPUs and other versions.
-    **{f"compute capability {major}.{minor}": Case(card=(major, minor), says="emulated only: nvfp4's kernels for experts") for major, minor in EMULATED},
+    **{
+        f"compute capability {major}.{minor}": Case(card=(major, minor), says="emulated only: nvfp4's kernels for experts")
+        for major, minor in EMULATED
+    },
     "GPU without a verdict": Case(
         experts=[VLLMS] * 2, engine={"moe_backend": "auto"}, change=unproven, says="has not proved itself on this card"
     ),
