@@ -115,19 +115,19 @@ mod tests {
     use model_files::{Tensors, f32s, raw};
 
     use super::*;
-    use crate::{Dtype, Format};
+    use crate::Dtype;
 
     #[test]
     fn codes_scales_and_columns_are_counted() {
         let folder = tempfile::tempdir().unwrap();
         let mut tensors = Tensors::default();
         let module = "model.layers.0.mlp.down_proj";
-        tensors.set_nvfp4(module, Format::ModelOpt, [2, 32], 1);
         // All values are 1 but one, which is 6; the scales are 1, 1, 0.5 and 448.
         let mut values = vec![0x22; 32];
         values[4] = 0x27;
         tensors.set(format!("{module}.weight"), raw(Dtype::U8, &[2, 16], &values));
         tensors.set(format!("{module}.weight_scale"), raw(Dtype::F8_E4M3, &[2, 2], &[0x38, 0x38, 0x30, 0x7E]));
+        tensors.set(format!("{module}.weight_scale_2"), f32s(&[], &[1.0]));
         tensors.set("model.norm.weight", f32s(&[2], &[1.0, 1.0]));
         let path = tensors.write(&folder.path().join("m.safetensors"));
         let checkpoint = Checkpoint::open(&path).unwrap();

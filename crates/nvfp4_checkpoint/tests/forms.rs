@@ -217,8 +217,9 @@ fn layer_with_a_projection_in_floats_does_not_run() {
     // Gate in FP8 beside up in NVFP4.
     for expert in 0..2 {
         let module = format!("{block}.experts.{expert}.gate_proj");
-        ["_scale", "_scale_2"].map(|part| tensors.remove(&format!("{module}.weight{part}")));
-        tensors.remove(&format!("{module}.input_scale"));
+        for part in ["weight_scale", "weight_scale_2", "input_scale"] {
+            tensors.remove(&format!("{module}.{part}"));
+        }
         tensors.set(format!("{module}.weight"), raw(Dtype::F8_E4M3, &[16, 32], &[0x38; 512]));
         tensors.set(format!("{module}.weight_scale"), f32s(&[], &[0.5]));
     }
