@@ -140,8 +140,9 @@ fn hadamard_transforms_of_the_tokens_are_computed() {
         tokens.iter().map(|&bits| dtype.decode(bits)).collect()
     };
     // A matrix that is not symmetric, so that its inverse differs.
-    let mut matrix: Vec<f32> =
-        (0..16 * 16).map(|i: u32| if (i / 16 & i % 16).count_ones() % 2 == 0 { 1.0 } else { -1.0 }).collect();
+    let mut matrix: Vec<f32> = (0..16 * 16)
+        .map(|i: u32| if ((i / 16) & (i % 16)).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 })
+        .collect();
     let sylvester = matrix.clone();
     (0..16).for_each(|column| matrix[3 * 16 + column] *= -1.0);
     let product = |matrix: &[f32], inverse: bool| -> Vec<f64> {
@@ -217,8 +218,9 @@ fn layer_with_a_projection_in_floats_does_not_run() {
     // Gate in FP8 beside up in NVFP4.
     for expert in 0..2 {
         let module = format!("{block}.experts.{expert}.gate_proj");
-        ["_scale", "_scale_2"].map(|part| tensors.remove(&format!("{module}.weight{part}")));
-        tensors.remove(&format!("{module}.input_scale"));
+        for part in ["weight_scale", "weight_scale_2", "input_scale"] {
+            tensors.remove(&format!("{module}.{part}"));
+        }
         tensors.set(format!("{module}.weight"), raw(Dtype::F8_E4M3, &[16, 32], &[0x38; 512]));
         tensors.set(format!("{module}.weight_scale"), f32s(&[], &[0.5]));
     }
