@@ -140,8 +140,9 @@ fn hadamard_transforms_of_the_tokens_are_computed() {
         tokens.iter().map(|&bits| dtype.decode(bits)).collect()
     };
     // A matrix that is not symmetric, so that its inverse differs.
-    let mut matrix: Vec<f32> =
-        (0..16 * 16).map(|i: u32| if (i / 16 & i % 16).count_ones() % 2 == 0 { 1.0 } else { -1.0 }).collect();
+    let mut matrix: Vec<f32> = (0..16 * 16)
+        .map(|i: u32| if ((i / 16) & (i % 16)).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 })
+        .collect();
     let sylvester = matrix.clone();
     (0..16).for_each(|column| matrix[3 * 16 + column] *= -1.0);
     let product = |matrix: &[f32], inverse: bool| -> Vec<f64> {

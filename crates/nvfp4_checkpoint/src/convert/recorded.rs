@@ -11,7 +11,7 @@ use rayon::prelude::*;
 
 use super::calibration::Calibration;
 use super::gptq::{Factor, Hessian};
-use crate::floats::{DTYPES, Floats, with};
+use crate::floats::{DTYPES, Floats, to_f32, with};
 use crate::{Checkpoint, TensorFile};
 use nvfp4_core::Error;
 
@@ -85,7 +85,7 @@ impl Recorded {
         let mut decoded: Vec<f64> = Vec::new();
         for first in (0..count).step_by(step) {
             with!(numbers.part(first..(first + step).min(count)), numbers => {
-                numbers.par_iter().map(|&number| f64::from(f32::from(number))).collect_into_vec(&mut decoded);
+                numbers.par_iter().map(|&number| f64::from(to_f32(number))).collect_into_vec(&mut decoded);
             });
             if let Some(index) = decoded.iter().position(|number| !number.is_finite()) {
                 return Err(at(Error::NotFinite { index: first + index, value: decoded[index] as f32 }));
