@@ -14,12 +14,22 @@ use serde::Deserialize;
 const HEAD: &str = "\
 # Bugs that others have reported
 
-Sixty public reports of bugs in kernels and in compilers of kernels, and one bug that the emulator found in a shipped tutorial. The list was
-written before any of them was run. A program of our own does
-what the report describes, with other sizes and other data; it is not the reported kernel. A test runs its buggy form at each level, and its
-mended form at default, on 22 schedules: fair, worst and 20 seeds. \"right\" means that the launch ends with the expected memory, and \"wrong
-memory\" that it ends with other memory and without a fault. Where schedules differ, the number of schedules is given. The fault of the buggy form
-at default is stored beside each program.
+Sixty public reports of bugs in kernels and in compilers of kernels, and one bug of a shipped tutorial that the emulator found and no card has
+confirmed. A program of our own does what a report describes, with other sizes and other data; it is not the reported kernel. A test runs its
+buggy form at each level, and its mended form at default, on 22 schedules: fair, worst and 20 seeds, unless a row says otherwise. \"right\" means
+that the launch ends with the expected memory, and \"wrong memory\" that it ends with other memory and without a fault. Where schedules differ, the
+number of schedules is given. The fault of the buggy form at default is stored beside each program of `tests/reported`.
+
+What the numbers do not say:
+
+- The reports were chosen by hand, most of them races and missing waits, which is what the emulator looks for. The share that is found is no
+  estimate for bugs of other kinds.
+- The list was fixed before the programs of `tests/reported` were written. Not all of it was new: some of these reports had been tried on the
+  emulator before, and rows with programs of `tests/pass` and `tests/fail` use programs that are older than the list.
+- Several reports have the same mechanism and so nearly the same program: a reduction's scratch that is used again, a wait for the previous grid
+  that is missing, a proxy fence that is missing before a bulk store.
+- A fault counts as found even if its name is not the reported symptom. The remarks say where that is so.
+- Two mended programs were wrong when they were first run, one with a deadlock that the emulator named. They were corrected.
 ";
 
 #[derive(Deserialize)]
@@ -36,6 +46,9 @@ struct Report {
     /// Runs on the fair schedule alone, because the program is slow.
     #[serde(default)]
     fair_only: bool,
+    /// The bug is in the list although nobody has reported it. It is not counted.
+    #[serde(default)]
+    unreported: bool,
 }
 
 fn tests() -> PathBuf {
@@ -90,7 +103,7 @@ fn page() -> String {
     let mut rows = String::new();
     let (mut left, mut notes) = (String::new(), String::new());
     let (mut run, mut found, mut somewhere, mut stopped) = (0, 0, 0, 0);
-    for Report { report, bug, programs, left: reason, note, fair_only } in reports() {
+    for Report { report, bug, programs, left: reason, note, fair_only, unreported } in reports() {
         let Some(programs) = programs else {
             writeln!(left, "| {report} | {bug} | {} |", reason.expect("a report without programs says why")).unwrap();
             continue;
@@ -104,11 +117,14 @@ fn page() -> String {
         if let Some(note) = note {
             writeln!(notes, "| {report} | {bug} | {note} |").unwrap();
         }
-        run += 1;
-        found += usize::from(default.keys().all(is_fault));
-        somewhere += usize::from([&machine, &default, &strict].iter().any(|verdicts| verdicts.keys().any(is_fault)));
-        stopped += usize::from(right.keys().any(|verdict| verdict != "right"));
+        if !unreported {
+            run += 1;
+            found += usize::from(default.keys().all(is_fault));
+            somewhere += usize::from([&machine, &default, &strict].iter().any(|each| each.keys().any(is_fault)));
+            stopped += usize::from(right.keys().any(|verdict| verdict != "right"));
+        }
         let [machine, default, strict, right] = [machine, default, strict, right].map(|verdicts| cell(&verdicts));
+        let bug = if fair_only { bug + " (the fair schedule alone)" } else { bug };
         writeln!(
             rows,
             "| {report} | {bug} | {machine} | {default} | {strict} | {right} | `{}` |",
@@ -118,6 +134,7 @@ fn page() -> String {
     }
     let mut page = HEAD.to_owned();
     writeln!(page, "\n| reports | number |\n|---|---|").unwrap();
+    writeln!(page, "| in the list | {} |", reports().iter().filter(|report| !report.unreported).count()).unwrap();
     writeln!(page, "| with programs | {run} |").unwrap();
     writeln!(page, "| a fault at default on every schedule | {found} |").unwrap();
     writeln!(page, "| a fault at some level on some schedule | {somewhere} |").unwrap();
