@@ -127,6 +127,14 @@ def test_activations_and_biases_match_the_reference(activation, biased, device):
     assert (np.abs(layer(*call).double().cpu().numpy() - want) <= bound).all()
 
 
+def test_tokens_of_another_width_are_refused(device):
+    layer = nvfp4.Moe(*(to(matrix, device) for matrix in projections()))
+    hidden, ids, weights = tokens(5, device)
+    for other in (hidden[:, : H - 16].contiguous(), hidden.repeat(1, 2)):
+        with pytest.raises(ValueError, match=f"^hidden_states: .*{H}.*{other.shape[1]}"):
+            layer(other, ids, weights)
+
+
 def test_wrong_gate_activation_or_bias_is_named(device):
     gate, up, down = (to(matrix, device) for matrix in projections())
     for arguments, says in [

@@ -119,6 +119,9 @@ class Moe(torch.nn.Module):
         workspace: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Returns the layer's output for ``hidden_states`` ``[T, H]``. The arguments are the same as in :func:`moe`."""
+        # The operator knows H only up to the padding of the packed weights.
+        if hidden_states.shape[-1] != self.hidden:
+            raise ValueError(f"hidden_states: expected [T, {self.hidden}], got {list(hidden_states.shape)}")
         if _gradients.needed(hidden_states, topk_weights, shared_weights):
             return self._with_gradients(hidden_states, topk_ids, topk_weights, shared_weights, weights_on_input, out, workspace)
         options = self._options
