@@ -1,8 +1,12 @@
 //! Properties that a GPU reports: name, memory, attributes.
 
-use crate::objects::{LARGEST_CLUSTER, PORTABLE_CLUSTER};
 use std::collections::BTreeMap;
 use std::ffi::c_int;
+
+/// Maximum CTAs of a cluster by default.
+pub const PORTABLE_CLUSTER: u32 = 8;
+/// Maximum CTAs of a cluster of a function with `NON_PORTABLE_CLUSTER`, before compute capability 12.0.
+const LARGEST_CLUSTER: u32 = 16;
 
 /// A GPU.
 #[derive(Clone)]

@@ -3,11 +3,11 @@
 use std::ffi::{CString, c_char, c_int, c_uint};
 
 use crate::call::{Needs, enter, functions, put, text};
-use crate::card::attribute;
+use crate::card::{PORTABLE_CLUSTER, attribute};
 use crate::code::{Code as ErrorCode, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND};
 use crate::handle::Handle;
 use crate::launch::{LaunchConfig, Shape};
-use crate::objects::{Facts, Function, PORTABLE_CLUSTER};
+use crate::objects::{Facts, Function};
 use crate::state::Driver;
 
 /// Dynamic shared memory of a launch without cuFuncSetAttribute, in bytes.

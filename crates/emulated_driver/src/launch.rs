@@ -4,11 +4,11 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
 use crate::call::{Needs, array, enter, functions, get};
+use crate::card::PORTABLE_CLUSTER;
 use crate::code::{
     COOPERATIVE_LAUNCH_TOO_LARGE, Code, INVALID_CLUSTER_SIZE, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED,
 };
 use crate::handle::Handle;
-use crate::objects::PORTABLE_CLUSTER;
 use crate::refusal;
 use crate::state::Driver;
 use crate::work::{HostFunction, Launch, Work};
