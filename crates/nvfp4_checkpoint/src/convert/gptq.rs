@@ -130,7 +130,7 @@ impl Factor {
         let k = self.k;
         let rows = numbers.len() / k;
         let mut replaced = vec![0.0; numbers.len()];
-        // Errors w − q as [K, rows], and their sums for a block as [16, rows].
+        // `errors` is w − q, `[K, rows]`. `sums` has the weighted sums of one block, `[16, rows]`.
         let (mut errors, mut sums) = (vec![0.0; k * rows], vec![0.0; BLOCK * rows]);
         for first in (0..k).step_by(BLOCK) {
             let of_block = Corner {
