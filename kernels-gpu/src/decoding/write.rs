@@ -25,6 +25,21 @@ pub const fn registers(n: usize) -> usize {
     WARPGROUP_ROWS as usize * n / WARPGROUP as usize
 }
 
+/// Runs a block for the even and for the odd token. LLVM does not unroll a loop with the code of a curve, and without a
+/// constant index the sums would lie in local memory.
+macro_rules! both_tokens {
+    ($odd:ident, $curves:expr, $body:block) => {
+        if $curves {
+            unroll!(ODD in 0 1, {
+                let $odd = ODD;
+                $body
+            });
+        } else {
+            for $odd in 0..2 $body
+        }
+    };
+}
+
 /// Tokens per round. The same instructions write all rounds to C.
 const ROUND_TOKENS: usize = 32;
 
@@ -195,54 +210,43 @@ impl<K> Target<K> {
         };
         while token < self.tokens {
             let round = sums.map(|part| part[0]);
-            // Writes the elements of one token. `$activate` takes the scaled sums of gate and up, or of one element and 0.
-            macro_rules! write_token {
-                ($activate:ident, $core:expr, $odd:expr) => {{
-                    let odd = $odd;
-                    let in_round = $core * CORE_TOKENS + odd;
-                    let present = const { K::SHAPE.tile_tokens > ($core * CORE_TOKENS) as u32 }
-                        && token + (in_round as u32) < self.tokens;
-                    let (first, second) = ($core * CORE_REGISTERS + odd, $core * CORE_REGISTERS + 2 + odd);
-                    // Predicated, because with branches each element would wait for the element before it.
-                    // SAFETY: two elements of C that are this thread's alone; N and the column are even.
-                    let store = |present: bool, address: GlobalAddress, first: f32, second: f32| unsafe {
-                        let elements = prmt_b32(convert(output, first, second), 0, in_order);
-                        st_global_b32_where(present, address, elements);
-                    };
-                    // The sum of a part's row for this matrix, times alpha and with its bias.
-                    let scaled = |matrix: usize, part: usize, row: usize| {
-                        fma_rn_f32(alpha(matrix, part, row), round[part][[first, second][row]], biases[part][row])
-                    };
-                    if K::SHAPE.matrices == 2 && P == 2 {
-                        let gated = |row: usize| $activate(scaled(0, 0, row), scaled(1, 1, row));
-                        store(present, rows[odd], gated(0), gated(1));
-                    } else if K::SHAPE.matrices == 2 {
-                        // The first row is gate's, the second is up's.
-                        let gated = $activate(scaled(0, 0, 0), scaled(1, 0, 1));
-                        // SAFETY: an element of C that is this thread's alone.
-                        unsafe { st_global_b16_where(present, rows[odd], convert(output, gated, 0.0) as u16) };
-                    } else {
-                        for part in 0..P {
-                            let address = rows[odd] + part as u64 * second_part[odd];
-                            let sum = |row: usize| $activate(scaled(0, part, row), 0.0);
-                            store(present && parts[part], address, sum(0), sum(1));
-                        }
-                    }
-                    rows[odd] = rows[odd] + core_bytes;
-                }};
-            }
+            // `activate` takes the scaled sums of gate and up, or of one element and 0.
             macro_rules! write_round {
                 ($activate:expr) => {{
                     let activate = $activate;
                     unroll!(CORE in 0 1 2 3, {
-                        if K::CURVES {
-                            // LLVM does not unroll a loop with a curve, and `odd` would be no constant.
-                            unroll!(ODD in 0 1, { write_token!(activate, CORE, ODD) });
-                        } else {
-                            for odd in 0..2 {
-                                write_token!(activate, CORE, odd);
+                        both_tokens!(odd, K::CURVES, {
+                            let in_round = CORE * CORE_TOKENS + odd;
+                            let present = const { K::SHAPE.tile_tokens > (CORE * CORE_TOKENS) as u32 }
+                                && token + (in_round as u32) < self.tokens;
+                            let (first, second) = (CORE * CORE_REGISTERS + odd, CORE * CORE_REGISTERS + 2 + odd);
+                            // Predicated, because with branches each element would wait for the element before it.
+                            // SAFETY: two elements of C that are this thread's alone; N and the column are even.
+                            let store = |present: bool, address: GlobalAddress, first: f32, second: f32| unsafe {
+                                let elements = prmt_b32(convert(output, first, second), 0, in_order);
+                                st_global_b32_where(present, address, elements);
+                            };
+                            // The sum of a part's row for this matrix, times alpha and with its bias.
+                            let scaled = |matrix: usize, part: usize, row: usize| {
+                                fma_rn_f32(alpha(matrix, part, row), round[part][[first, second][row]], biases[part][row])
+                            };
+                            if K::SHAPE.matrices == 2 && P == 2 {
+                                let gated = |row: usize| activate(scaled(0, 0, row), scaled(1, 1, row));
+                                store(present, rows[odd], gated(0), gated(1));
+                            } else if K::SHAPE.matrices == 2 {
+                                // The first row is gate's, the second is up's.
+                                let gated = activate(scaled(0, 0, 0), scaled(1, 0, 1));
+                                // SAFETY: an element of C that is this thread's alone.
+                                unsafe { st_global_b16_where(present, rows[odd], convert(output, gated, 0.0) as u16) };
+                            } else {
+                                for part in 0..P {
+                                    let address = rows[odd] + part as u64 * second_part[odd];
+                                    let sum = |row: usize| activate(scaled(0, part, row), 0.0);
+                                    store(present && parts[part], address, sum(0), sum(1));
+                                }
                             }
-                        }
+                            rows[odd] = rows[odd] + core_bytes;
+                        });
                     });
                 }};
             }
