@@ -176,13 +176,18 @@ impl LayerRouter {
     /// Same as [`Self::inputs`], with the id of each token for a router with a table.
     ///
     /// # Errors
-    /// Returns an error if there are too many tokens, the number of ids does not fit, or a transformed token is not finite.
+    /// Returns an error if there are too many tokens, their width is not the router's, the number of ids does not fit, or a
+    /// transformed token is not finite.
     pub fn inputs_with_ids(
         &self,
         sizes: MoeSizes,
         mut hidden: Vec<u16>,
         token_ids: &[i32],
     ) -> Result<MoeInputs<'static>, Error> {
+        let (got, expected) = (self.matrix.len(), self.bias.len() * sizes.hidden);
+        if got != expected {
+            return Err(Error::Mismatch { what: "elements of the router's matrix", got, expected });
+        }
         let tokens = hidden.len() / sizes.hidden;
         let scores = hidden.par_chunks(sizes.hidden).map(|token| {
             let token: Vec<f64> = token.iter().map(|&bits| sizes.dtype.decode(bits)).collect();
