@@ -32,6 +32,7 @@ macro_rules! unroll {
         $body
     })*};
 }
+pub(crate) use unroll;
 
 /// Tokens per round. The same instructions write all rounds to C.
 const ROUND_TOKENS: usize = 32;
