@@ -137,7 +137,7 @@ where
         Inbox::new(address, Self::INSTANCE.multiplying_threads(), Self::INSTANCE.pieces())
     }
 
-    /// First and last k-block of this CTA's part of K. The last one does not belong to the part.
+    /// First k-block of this CTA's part of K, and the part's end.
     #[inline(always)]
     fn k_range(&self) -> [u32; 2] {
         let part = if Self::SPLIT { cluster_rank() } else { 0 };

@@ -57,8 +57,9 @@ instances!(table);
 /// A compiled form of the kernel that multiplies, and the hardware resources that it uses.
 ///
 /// A CTA's shared memory has the buffers of tokens, then the buffers of decoded weights, then the stages, then the
-/// barriers, then the inbox, if a cluster has the parts of K. A stage has the panels of a tile's columns. A buffer of tokens has the first 64 columns of the tile's
-/// tokens, then the other columns. A buffer of decoded weights has core matrices.
+/// barriers, then the sums received from the other CTA if a cluster has the parts of K. A stage has the panels of a
+/// tile's columns. A buffer of tokens has the first 64 columns of the tile's tokens, then the other columns. A buffer of
+/// decoded weights has core matrices.
 ///
 /// An instance that does not fit the hardware does not compile:
 ///

@@ -99,7 +99,7 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
         Inbox::new(self.shared + Self::INBOX, WARPGROUP, Self::INSTANCE.pieces())
     }
 
-    /// First k-block of this CTA's part of K, and the next part's. Without a cluster, a CTA has all parts.
+    /// First k-block of this CTA's part of K, and the part's end. Without a cluster, a CTA has all parts.
     #[inline(always)]
     pub(super) fn k_range(&self) -> [u32; 2] {
         let part = if Self::CLUSTER > 1 { cluster_rank() } else { 0 };
