@@ -76,7 +76,7 @@ where
     const INSTANCE: Instance = I::INSTANCE;
     const WARPS: u32 = Self::INSTANCE.multiplying_warps();
 
-    const SPLIT: bool = Self::INSTANCE.parts > 1;
+    const SPLIT: bool = Strip::<I, BF16, P>::SPLIT;
 
     // Layout of shared memory: stages, then the barriers, then the inbox.
     const INBOX: u32 = Strip::<I, BF16, P>::STAGES_END + ring_bytes(Self::INSTANCE.spans());

@@ -82,6 +82,9 @@ where
 {
     const INSTANCE: Instance = I::INSTANCE;
 
+    /// Whether K has two parts.
+    pub(crate) const SPLIT: bool = Self::INSTANCE.parts > 1;
+
     // Layout of shared memory: tokens of all stages, weights of all stages, then further data of the instance.
     const WEIGHTS: u32 = Self::INSTANCE.stages * Self::INSTANCE.token_bytes();
     pub(crate) const STAGES_END: u32 = Self::WEIGHTS + Self::INSTANCE.stages * Self::INSTANCE.weight_bytes();
@@ -243,14 +246,17 @@ where
             // SAFETY: two elements of C that are this lane's alone; N and the column are even.
             unsafe { st_global_b32_where(token < m && column < n, address, elements) };
         };
-        if let Some(inbox) = inbox {
+        // Testing the constant first keeps the code of the exchange out of instances with one part of K.
+        if Self::SPLIT
+            && let Some(inbox) = inbox
+        {
             // SAFETY: the inbox's barrier was initialized before a barrier of the CTA.
             unsafe { inbox.wait_full() };
         }
         // Straight-line code, so that `sums` stay in registers.
         macro_rules! products {
             ($($product:literal)*) => {$(
-                if $product < P && let Some(inbox) = inbox {
+                if Self::SPLIT && $product < P && let Some(inbox) = inbox {
                     // SAFETY: all sums have arrived.
                     let [first, second] = unsafe { inbox.received_pair(thread::thread_idx_x(), $product) };
                     let own = Self::of_token(sums[$product], inbox.rank);
