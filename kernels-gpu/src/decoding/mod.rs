@@ -17,7 +17,7 @@ mod rows;
 #[cfg(feature = "decoding")]
 mod tiles;
 #[cfg(feature = "decoding")]
-pub(crate) mod write;
+mod write;
 
 #[cfg(feature = "decoding")]
 pub use self::{

@@ -39,7 +39,6 @@ macro_rules! both_tokens {
         }
     };
 }
-pub(crate) use unroll;
 
 /// Tokens per round. The same instructions write all rounds to C.
 const ROUND_TOKENS: usize = 32;

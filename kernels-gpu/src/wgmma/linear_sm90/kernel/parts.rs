@@ -12,12 +12,13 @@ use cuda_std::{cluster::cluster_rank, integer::opaque_pointer, thread};
 
 use super::{Linear, tiles::Tile};
 use crate::{
-    decoding::{Sums, WARPGROUP, WARPGROUP_ROWS, write::unroll},
+    decoding::{Sums, WARPGROUP, WARPGROUP_ROWS},
     linear::{
         decode::{Decode, Packed},
         part_begin,
         split::Inbox,
     },
+    unroll::unroll,
 };
 
 /// Tokens of a round of [`Sums`].
