@@ -108,7 +108,7 @@ const LINEAR: [(usize, u32); 12] = [
 ];
 
 /// Like `LINEAR`, for a layer whose K has two parts on Hopper.
-const LINEAR_SPLIT: [(usize, u32); 7] = [(1, 132), (16, 132), (32, 132), (64, 132), (96, 132), (128, 1), (200, 1)];
+const LINEAR_SPLIT: [(usize, u32); 7] = [(1, 132), (16, 12), (32, 12), (64, 12), (96, 12), (128, 1), (200, 1)];
 
 /// N and K of the linear layers, and of the ones whose K has two parts.
 const LINEAR_SIZES: [usize; 2] = [592, 208];

@@ -404,10 +404,10 @@ const SPLIT_COLUMNS: usize = 208;
 /// a part of the instance's name. A test of the plan checks this.
 const SPLIT: [(&str, usize, u32); 7] = [
     ("mma8", 1, 132),
-    ("mma16", 16, 132),
-    ("mma32", 32, 132),
-    ("t64_decoded", 64, 132),
-    ("t128_decoded", 96, 132),
+    ("mma16", 16, 12),
+    ("mma32", 32, 12),
+    ("t64_decoded", 64, 12),
+    ("t128_decoded", 96, 12),
     ("t128_c128", 128, 1),
     ("t256_c128", 200, 1),
 ];
@@ -461,14 +461,15 @@ fn two_parts_of_k_are_right_for_every_remainder() {
 #[test]
 fn two_parts_of_k_are_right_on_random_and_worst_schedules() {
     for (dtype, &(name, tokens, sms)) in DTYPES.into_iter().flat_map(|dtype| SPLIT.iter().map(move |of| (dtype, of))) {
-        // One tile along the columns.
-        let weights = weights(64, SPLIT_K, dtype);
+        let weights = weights(SPLIT_COLUMNS, SPLIT_K, dtype);
         let step = LinearStep::new(&weights, inputs(&weights, tokens)).unwrap();
         let outputs: Vec<_> = sampled_schedules()
             .into_par_iter()
             .map(|schedule| {
                 let mut layer = emulated_of("sm_90a", schedule, sms).prepare_linear(&weights).unwrap();
-                verified(layer.as_mut(), &weights, &step)
+                let output = verified(layer.as_mut(), &weights, &step);
+                assert_eq!(layer.counters().expect("a kernel ran").kernel, split_entry(name, dtype));
+                output
             })
             .collect();
         assert!(outputs.windows(2).all(|pair| pair[0] == pair[1]), "{name}: schedules gave different bits");
@@ -479,7 +480,7 @@ fn two_parts_of_k_are_right_on_random_and_worst_schedules() {
 fn check_split(instance: &str, tokens: usize, sms: u32, sabotages: &[Sabotage]) {
     let entry = split_entry(instance, TokenDtype::F16);
     let ptx = only_entries(nvfp4::kernels::ptx("linear_sm90").expect("a kernel of this name"), |name| name == entry);
-    let weights = weights(64, SPLIT_K, TokenDtype::F16);
+    let weights = weights(SPLIT_COLUMNS, SPLIT_K, TokenDtype::F16);
     let step = LinearStep::new(&weights, inputs(&weights, tokens)).unwrap();
     let broken = |ptx: &str| -> Result<usize, Error> {
         let gpu = emulated_of("sm_90a", Schedule::Worst, sms).with_ptx(ptx).unwrap();
@@ -512,7 +513,7 @@ fn every_removed_sync_and_exchange_of_a_cluster_is_found() {
         Sabotage::leave_out("barrier.cluster.wait", 1),
         Sabotage::leave_out("st.async", 4),
     ];
-    check_split("t64_decoded", 64, 132, &OF_WARPGROUPS);
+    check_split("t64_decoded", 64, 12, &OF_WARPGROUPS);
 }
 
 #[test]

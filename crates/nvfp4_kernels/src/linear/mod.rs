@@ -233,7 +233,7 @@ pub(super) mod tests {
     #[test]
     fn layer_of_208_columns_and_long_k_reaches_every_instance_with_two_parts() {
         // `tests/tests/suite/linear.rs` compares the bits of these calls, and a self-test computes them.
-        let calls = [(1, 132), (16, 132), (32, 132), (64, 132), (96, 132), (128, 1), (200, 1)];
+        let calls = [(1, 132), (16, 12), (32, 12), (64, 12), (96, 12), (128, 1), (200, 1)];
         let of: BTreeSet<_> = calls.map(|(m, sms)| entry(&LinearSm90, 208, 12304, m, sms)).into();
         assert_eq!(entries_of(&LinearSm90, 2), of);
     }
