@@ -6,6 +6,7 @@ use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::decode::error::{DecodeError, Result};
 use crate::decode::parsed::Parsed;
 use crate::machine::barrier::{self, Barrier};
+use crate::machine::footprint::{Kind, Object};
 use crate::machine::state::Machine;
 use crate::machine::wait::WaitFor;
 use crate::machine::warp::Warp;
@@ -85,6 +86,9 @@ impl Instruction for Bar {
         }
         let generation = barrier.generation;
         barrier.advance();
+        let ends = barrier.generation != generation;
+        let object = Object::Barrier { cluster: m.index, cta: w.cta, id };
+        m.record(object, 0..1, Kind::Arrive { phase: generation, ends });
         m.progress += 1;
         m.repeats += u64::from(self.vote.is_none());
         if self.arrive {

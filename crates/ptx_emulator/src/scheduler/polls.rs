@@ -4,7 +4,9 @@
 
 use crate::code::Inst;
 use crate::config::fault::Stopped;
+use crate::machine::footprint::Kind;
 use crate::machine::in_flight::Poll;
+use crate::machine::mbarrier::BYTES;
 use crate::machine::state::Machine;
 use crate::machine::wait::WaitFor;
 use crate::machine::warp::Warp;
@@ -38,6 +40,7 @@ pub fn settle(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst, mask: u32) -> Stop
         }
         Some((at, _)) => {
             m.roles[w.role as usize].failed_polls += 1;
+            m.record_shared(at.cta, at.offset, BYTES, Kind::Read);
             w.set_predicate(poll.predicate, lanes, complete);
             Some(WaitFor::Progress { since: m.progress, at, pc: poll.pc })
         }

@@ -2,6 +2,7 @@
 
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::machine::address::{Lane, SHARED_BASE, Spot};
+use crate::machine::footprint::Kind;
 use crate::machine::mbarrier::{Arrival, BYTES, MAX_COUNT, Mbarrier, MbarrierAt, Phase};
 use crate::machine::race::{Accessor, Agent, Detector, Mode, merge};
 use crate::machine::state::Machine;
@@ -126,7 +127,9 @@ impl Machine<'_> {
         if how.drop {
             barrier.expected -= count.min(barrier.expected);
         }
-        barrier.advance();
+        let ends = barrier.advance();
+        let kind = if how.drop || how.no_complete { Kind::Write } else { Kind::Arrive { phase, ends } };
+        self.record_shared(at.cta, at.offset, BYTES, kind);
         self.progress += 1;
         Ok(phase)
     }
@@ -140,7 +143,8 @@ impl Machine<'_> {
             return Err(Stop::new(FaultKind::MbarrierOverflow, text));
         }
         barrier.pending -= 1;
-        barrier.advance();
+        let (phase, ends) = (barrier.phase, barrier.advance());
+        self.record_shared(at.cta, at.offset, BYTES, Kind::Arrive { phase, ends });
         self.progress += 1;
         Ok(())
     }
@@ -167,6 +171,7 @@ impl Machine<'_> {
             let text = format!("one more pending arrival at {}: {}", name(at), barrier.describe());
             return Err(Stop::new(FaultKind::MbarrierOverflow, text).lane(lane));
         }
+        self.record_shared(at.cta, at.offset, BYTES, Kind::Write);
         Ok(())
     }
 
@@ -190,7 +195,11 @@ impl Machine<'_> {
             let text = format!("{bytes} bytes delivered to {}: {}", name(at), barrier.describe());
             return Err(Stop::new(FaultKind::MbarrierOverflow, text));
         }
-        barrier.advance();
+        // Bytes that come before they are expected do not commute with what expects them.
+        let early = barrier.tx < 0;
+        let (phase, ends) = (barrier.phase, barrier.advance());
+        let kind = if early { Kind::Write } else { Kind::Arrive { phase, ends } };
+        self.record_shared(at.cta, at.offset, BYTES, kind);
         self.progress += 1;
         Ok(())
     }
@@ -217,7 +226,9 @@ impl Machine<'_> {
             }
         }
         for &(at, lanes) in &complete {
-            let published = self.object(at)?.published.clone();
+            let barrier = self.object(at)?;
+            let (published, phase) = (barrier.published.clone(), barrier.phase.wrapping_sub(1));
+            self.record_shared(at.cta, at.offset, BYTES, Kind::Await { phase });
             if let Some(race) = &mut self.race {
                 race.acquire(w.index, lanes, &published);
             }

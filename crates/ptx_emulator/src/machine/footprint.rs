@@ -1,0 +1,227 @@
+//! What a step of a warp or of an asynchronous operation reads and changes. Two steps with footprints that do not
+//! conflict give the same result in both orders.
+
+/// Something that steps of several agents share. Numbers of clusters are numbers in the grid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Object {
+    /// Global memory.
+    Global,
+    /// A memory of a cluster, numbered as in the race detector: shared memories of the CTAs, then tensor memories.
+    Memory { cluster: u32, memory: u32 },
+    /// A named barrier of a CTA.
+    Barrier { cluster: u32, cta: u32, id: u32 },
+    /// The barrier of a cluster.
+    ClusterBarrier(u32),
+    /// Whether a CTA's warps have exited.
+    Exit { cluster: u32, cta: u32 },
+    /// Whether an asynchronous operation is complete.
+    Operation { cluster: u32, id: u64 },
+    /// All that has no object of its own, such as the allocation of tensor memory.
+    Rest,
+}
+
+/// Kind of an access to an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Read,
+    Write,
+    /// A write of the value that the object has.
+    Rewrite,
+    /// An arrival in a phase. Arrivals in the same phase give the same result in any order. `ends`: the arrival is the
+    /// last of its phase.
+    Arrive {
+        phase: u64,
+        ends: bool,
+    },
+    /// The end of a wait for the end of a phase, which cannot come before the phase's arrivals.
+    Await {
+        phase: u64,
+    },
+}
+
+/// An access to a range of an object. Ranges of memory are in bytes; other objects have the range 0..1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access {
+    pub object: Object,
+    pub begin: u64,
+    pub end: u64,
+    pub kind: Kind,
+}
+
+impl Access {
+    /// An access to an object that is no memory.
+    pub fn of(object: Object, kind: Kind) -> Access {
+        Access { object, begin: 0, end: 1, kind }
+    }
+
+    fn conflicts(&self, other: &Access) -> bool {
+        let overlap = self.object == other.object && self.begin < other.end && other.begin < self.end;
+        overlap
+            && match (self.kind, other.kind) {
+                (Kind::Read | Kind::Await { .. }, Kind::Read | Kind::Await { .. }) => false,
+                (Kind::Arrive { phase: one, .. }, Kind::Arrive { phase: other, .. }) => one != other,
+                // A parity wait that comes a whole phase late waits again, so the end of the next phase conflicts too.
+                (Kind::Await { phase: awaited }, Kind::Arrive { phase, ends })
+                | (Kind::Arrive { phase, ends }, Kind::Await { phase: awaited }) => phase <= awaited || ends,
+                _ => true,
+            }
+    }
+
+    /// Whether this access can also come before the earlier access `before`, with which it conflicts.
+    fn can_precede(&self, before: &Access) -> bool {
+        match (before.kind, self.kind) {
+            (Kind::Arrive { phase, .. }, Kind::Await { phase: awaited }) => phase > awaited,
+            (_, Kind::Await { .. }) => !matches!(self.object, Object::Operation { .. }),
+            _ => true,
+        }
+    }
+}
+
+/// How two steps depend on each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Dependence {
+    /// Both orders give the same result.
+    None,
+    /// The steps cannot change their order.
+    Ordered,
+    /// The order may matter.
+    Race,
+}
+
+/// Accesses of a step.
+#[derive(Clone, Debug, Default)]
+pub struct Footprint {
+    /// In ascending order of objects and begins, once [`Footprint::sort`] has been called.
+    accesses: Vec<Access>,
+    /// Length of the longest access of memory.
+    longest: u64,
+    /// `true` if the step conflicts with every other: it ends the launch.
+    everything: bool,
+}
+
+impl Footprint {
+    /// The footprint that conflicts with every other.
+    pub fn everything() -> Footprint {
+        Footprint { everything: true, ..Footprint::default() }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.accesses.is_empty() && !self.everything
+    }
+
+    /// Adds an access. Accesses of one kind to adjacent or equal bytes become one.
+    pub fn add(&mut self, access: Access) {
+        match self.accesses.last_mut() {
+            Some(last)
+                if (last.object, last.kind) == (access.object, access.kind)
+                    && last.begin <= access.begin
+                    && access.begin <= last.end =>
+            {
+                last.end = last.end.max(access.end);
+            }
+            _ => self.accesses.push(access),
+        }
+    }
+
+    /// Adds all accesses of another footprint.
+    pub fn extend(&mut self, other: &Footprint) {
+        self.accesses.extend(&other.accesses);
+        self.everything |= other.everything;
+    }
+
+    /// Sorts the accesses, so that the footprint can be compared.
+    pub fn sort(&mut self) {
+        self.accesses.sort_by_key(|a| (a.object, a.begin, a.end));
+        let mut merged = Footprint { everything: self.everything, ..Footprint::default() };
+        self.accesses.drain(..).for_each(|access| merged.add(access));
+        merged.longest = merged.accesses.iter().map(|a| a.end - a.begin).max().unwrap_or(0);
+        *self = merged;
+    }
+
+    /// Whether the step changes what the other, sorted, step reads.
+    pub fn changes_what(&self, other: &Footprint) -> bool {
+        let changes = |a: &Access| matches!(a.kind, Kind::Write | Kind::Arrive { .. });
+        self.everything || self.accesses.iter().filter(|a| changes(a)).any(|a| other.near(a).any(|b| a.conflicts(b)))
+    }
+
+    /// Accesses to the same object that may overlap.
+    fn near<'s>(&'s self, access: &Access) -> impl Iterator<Item = &'s Access> + use<'s> {
+        let (object, begin, end) = (access.object, access.begin.saturating_sub(self.longest), access.end);
+        let first = self.accesses.partition_point(|a| (a.object, a.begin) < (object, begin));
+        self.accesses[first..].iter().take_while(move |a| a.object == object && a.begin < end)
+    }
+
+    /// How this step depends on a step that came before. Both must be sorted.
+    pub fn depends_on(&self, before: &Footprint) -> Dependence {
+        if self.everything || before.everything {
+            return Dependence::Race;
+        }
+        let mut found = Dependence::None;
+        for access in &self.accesses {
+            for earlier in before.near(access).filter(|earlier| access.conflicts(earlier)) {
+                let race = access.can_precede(earlier);
+                found = found.max(if race { Dependence::Race } else { Dependence::Ordered });
+            }
+            if found == Dependence::Race {
+                break;
+            }
+        }
+        found
+    }
+}
+
+/// Records the footprint of the current step.
+#[derive(Default)]
+pub struct Recorder {
+    /// Accesses of the step itself.
+    pub own: Footprint,
+    /// Accesses of asynchronous operations that the step issues.
+    pub issued: Footprint,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(begin: u64, end: u64, kind: Kind) -> Footprint {
+        let mut footprint = Footprint::default();
+        footprint.add(Access { object: Object::Global, begin, end, kind });
+        footprint.sort();
+        footprint
+    }
+
+    fn arrive(phase: u64) -> Kind {
+        Kind::Arrive { phase, ends: false }
+    }
+
+    #[test]
+    fn only_overlapping_accesses_with_a_write_conflict() {
+        let write = at(0, 4, Kind::Write);
+        assert_eq!(at(3, 5, Kind::Read).depends_on(&write), Dependence::Race);
+        assert_eq!(at(4, 8, Kind::Read).depends_on(&write), Dependence::None);
+        assert_eq!(at(0, 4, Kind::Read).depends_on(&at(0, 4, Kind::Read)), Dependence::None);
+        assert_eq!(at(0, 4, Kind::Rewrite).depends_on(&at(0, 4, Kind::Read)), Dependence::Race);
+    }
+
+    #[test]
+    fn arrivals_of_one_phase_commute_and_a_wait_follows_them() {
+        assert_eq!(at(0, 8, arrive(1)).depends_on(&at(0, 8, arrive(1))), Dependence::None);
+        assert_eq!(at(0, 8, arrive(2)).depends_on(&at(0, 8, arrive(1))), Dependence::Race);
+        assert_eq!(at(0, 8, Kind::Await { phase: 1 }).depends_on(&at(0, 8, arrive(1))), Dependence::Ordered);
+        assert_eq!(at(0, 8, arrive(2)).depends_on(&at(0, 8, Kind::Await { phase: 1 })), Dependence::None);
+        let end = Kind::Arrive { phase: 2, ends: true };
+        assert_eq!(at(0, 8, end).depends_on(&at(0, 8, Kind::Await { phase: 1 })), Dependence::Race);
+    }
+
+    #[test]
+    fn a_long_access_is_found_behind_shorter_ones() {
+        let mut many = Footprint::default();
+        for begin in [100, 0, 40] {
+            let end = if begin == 0 { 64 } else { begin + 4 };
+            many.add(Access { object: Object::Global, begin, end, kind: Kind::Write });
+        }
+        many.sort();
+        assert_eq!(at(50, 52, Kind::Read).depends_on(&many), Dependence::Race);
+        assert_eq!(at(64, 100, Kind::Read).depends_on(&many), Dependence::None);
+    }
+}
