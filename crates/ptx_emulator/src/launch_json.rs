@@ -568,9 +568,7 @@ impl Prepared {
     /// If the file describes several launches. The inner result is that of [`Device::explore`].
     pub fn explore(&mut self, bounds: &Bounds) -> Result<Result<Exploration, Fault>> {
         self.ensure_single()?;
-        Ok(self.before().and_then(|config| {
-            self.device.explore(&self.module, &self.entry, &config, &self.args, bounds)
-        }))
+        Ok(self.before().and_then(|config| self.device.explore(&self.module, &self.entry, &config, &self.args, bounds)))
     }
 
     /// Runs the launch in a given order.

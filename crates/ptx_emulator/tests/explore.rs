@@ -233,7 +233,8 @@ fn program(random: &mut Random) -> (String, usize) {
 /// Kinds and instructions of all faults, in a fixed order.
 fn faults(found: &Exploration) -> Vec<String> {
     let line = |fault: &Fault| fault.place.as_ref().map(|place| place.line);
-    let mut faults: Vec<String> = found.failures.iter().map(|f| format!("{} {:?}", f.fault.kind, line(&f.fault))).collect();
+    let mut faults: Vec<String> =
+        found.failures.iter().map(|f| format!("{} {:?}", f.fault.kind, line(&f.fault))).collect();
     faults.sort();
     faults.dedup();
     faults

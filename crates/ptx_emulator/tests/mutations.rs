@@ -1,8 +1,8 @@
 //! Small sabotages of a correct asynchronous kernel. Each must cause a fault or a wrong result on some schedule.
 
 use ptx_emulator::{
-    Arg, Bounds, Buffer, DataType, Device, DeviceConfig, End, Fault, Interleave, L2Promotion, LaunchConfig, Level, Module, OobFill, Report,
-    Schedule, Swizzle, TensorMap,
+    Arg, Bounds, Buffer, DataType, Device, DeviceConfig, End, Fault, Interleave, L2Promotion, LaunchConfig, Level,
+    Module, OobFill, Report, Schedule, Swizzle, TensorMap,
 };
 
 const KERNEL: &str = include_str!("mutations/pipelined_gemm.ptx");

@@ -110,7 +110,8 @@ impl std::str::FromStr for Order {
         for part in list.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             let (agent, times) = part.split_once('*').unwrap_or((part, "1"));
             let times = times.parse::<usize>().ok().filter(|times| *times <= MOST - agents.len());
-            let times = times.ok_or_else(|| format!("`{part}`: expected a number of at most {MOST} steps behind `*`"))?;
+            let times =
+                times.ok_or_else(|| format!("`{part}`: expected a number of at most {MOST} steps behind `*`"))?;
             agents.extend(std::iter::repeat_n(agent.parse::<Agent>()?, times));
         }
         Ok(Order(agents))
@@ -226,7 +227,11 @@ impl fmt::Display for Exploration {
             End::Orders => write!(f, "bound of orders reached after {orders} orders")?,
             End::Time => write!(f, "bound of time reached after {orders} orders")?,
         }
-        writeln!(f, " of up to {} steps, {} results ({} orders given up as repetitions)", self.steps, self.results, self.repeated)
+        writeln!(
+            f,
+            " of up to {} steps, {} results ({} orders given up as repetitions)",
+            self.steps, self.results, self.repeated
+        )
     }
 }
 

@@ -3,8 +3,8 @@
 //! A step of a warp is one instruction that other agents may notice, with all instructions up to the next such
 //! instruction. A step of an operation is its completion. Divergent lanes of a warp run in the scheduler's own order.
 
-use std::collections::hash_map::Entry;
 use std::collections::BTreeSet;
+use std::collections::hash_map::Entry;
 
 use super::cluster::Cluster;
 use super::execute::execute;
@@ -21,8 +21,31 @@ use crate::machine::warp::Warp;
 
 /// Instructions whose steps record all that they touch. The others count as touching [`Object::Rest`].
 const RECORDED: [&str; 25] = [
-    "ld", "ldu", "st", "atom", "red", "mbarrier.", "bar.", "barrier.", "fence", "membar", "cp.async.", "cp.reduce.",
-    "wgmma.", "wmma.", "ldmatrix", "stmatrix", "prefetch", "bra", "brx", "ret", "exit", "multimem.", "call", "nanosleep", "trap",
+    "ld",
+    "ldu",
+    "st",
+    "atom",
+    "red",
+    "mbarrier.",
+    "bar.",
+    "barrier.",
+    "fence",
+    "membar",
+    "cp.async.",
+    "cp.reduce.",
+    "wgmma.",
+    "wmma.",
+    "ldmatrix",
+    "stmatrix",
+    "prefetch",
+    "bra",
+    "brx",
+    "ret",
+    "exit",
+    "multimem.",
+    "call",
+    "nanosleep",
+    "trap",
 ];
 /// The same for instructions of tensor memory. The others also take a turn in the order of a tensor core.
 const RECORDED_TCGEN05: [&str; 4] = ["ld", "st", "wait", "fence"];
@@ -169,7 +192,10 @@ impl Cluster<'_> {
             let runs = |wait: &Option<WaitFor>, mask| wait.as_ref().is_none_or(|wait| wait.ready(&self.machine, mask));
             let visible = |pc| is_visible(kernel, w, pc);
             let at_visible = w.fragments.iter().any(|f| runs(&f.wait, f.mask) && visible(f.pc));
-            if executed > 0 && at_visible && !self.machine.recorder.as_ref().is_none_or(|r| r.own.is_empty() && r.issued.is_empty()) {
+            if executed > 0
+                && at_visible
+                && !self.machine.recorder.as_ref().is_none_or(|r| r.own.is_empty() && r.issued.is_empty())
+            {
                 break;
             }
             let changes = self.machine.changes();
