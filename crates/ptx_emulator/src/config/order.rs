@@ -34,6 +34,13 @@ impl Agent {
             Agent::Warp { cluster, .. } | Agent::Operation { cluster, .. } => cluster,
         }
     }
+
+    /// Number in the cluster of the warp, or of the warp that issued the operation.
+    pub fn warp(self) -> u32 {
+        match self {
+            Agent::Warp { warp, .. } | Agent::Operation { warp, .. } => warp,
+        }
+    }
 }
 
 impl fmt::Display for Agent {

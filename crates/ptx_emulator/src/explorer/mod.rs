@@ -110,7 +110,8 @@ fn run_steps<'a>(
             !done
         });
         begin(running);
-        enabled = agents(running);
+        // A fault ends all agents, so the orders in which they come before it are others.
+        enabled = if done.is_ok() { agents(running) } else { Vec::new() };
         guide.stepped(footprint, &enabled);
         done?;
     }

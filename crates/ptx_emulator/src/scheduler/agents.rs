@@ -136,7 +136,7 @@ impl Cluster<'_> {
             }
         };
         self.machine.take_log();
-        self.name_operations();
+        self.name_operations(agent.warp());
         let recorder = std::mem::take(self.machine.recorded());
         let mut footprint = recorder.own;
         footprint.extend(&recorder.issued);
@@ -164,21 +164,21 @@ impl Cluster<'_> {
         self.complete(operation)
     }
 
-    /// Gives names to operations that have just been issued, and keeps what they will touch.
-    fn name_operations(&mut self) {
+    /// Gives names to operations that `warp` has just issued, and keeps what operations in flight will touch. An operation
+    /// that another one continues has its number since its issue, so that its name does not depend on the order.
+    fn name_operations(&mut self, warp: u32) {
         let steps = &mut self.steps;
         let next = self.machine.pending.next_number();
-        if next == steps.last {
-            return;
+        let issued = steps.issued.entry(warp).or_default();
+        for id in steps.last + 1..=next {
+            *issued += 1;
+            steps.names.insert(id, (warp, *issued));
         }
-        let claim = self.machine.recorder.as_ref().map(|recorder| recorder.issued.clone()).unwrap_or_default();
+        steps.last = next;
+        let recorder = &self.machine.recorder;
         for operation in self.machine.pending.all() {
-            if let Entry::Vacant(name) = steps.names.entry(operation.id) {
-                let number = steps.issued.entry(operation.issuer.warp).or_default();
-                *number += 1;
-                name.insert((operation.issuer.warp, *number));
-                steps.claims.insert(operation.id, claim.clone());
-                steps.last = steps.last.max(operation.id);
+            if let Entry::Vacant(claim) = steps.claims.entry(operation.id) {
+                claim.insert(recorder.as_ref().map(|recorder| recorder.issued.clone()).unwrap_or_default());
             }
         }
     }
@@ -207,7 +207,7 @@ impl Cluster<'_> {
                 break;
             }
             self.machine.take_log();
-            self.name_operations();
+            self.name_operations(n as u32);
             let changed = self.machine.changes() != changes;
             self.record_rest(n, awaited && executed == 0, changed);
             if self.warps[n].fragments.is_empty() {

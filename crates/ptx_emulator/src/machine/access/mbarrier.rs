@@ -62,6 +62,7 @@ impl Machine<'_> {
         if let Spot::Shared { cta, offset } = self.resolve(w, lane, BYTES)? {
             self.ctas[cta as usize].mbarriers.remove(&offset);
             self.store(w, lane, Mode::Write, &[0; BYTES as usize])?;
+            self.record_shared(cta, offset, BYTES, Kind::Write);
             let init_time = self.race.as_mut().map_or(0, |race| race.tick(w.index));
             let init_arrived = self.generation_of_next_arrival(w);
             let barrier = Mbarrier {
@@ -89,6 +90,7 @@ impl Machine<'_> {
             }
         }
         self.ctas[at.cta as usize].mbarriers.remove(&at.offset);
+        self.record_shared(at.cta, at.offset, BYTES, Kind::Write);
         self.store(w, lane, Mode::Write, &[0; BYTES as usize])
     }
 
