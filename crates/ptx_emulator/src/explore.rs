@@ -67,6 +67,9 @@ pub fn explore(prepared: &mut Prepared, bounds: &Bounds, json: bool) -> Result<E
     } else {
         print!("{found}");
     }
+    if !found.failures.is_empty() {
+        return Ok(ExitCode::from(exit::FAULT));
+    }
     prepared.save().context("writing the buffers")?;
-    Ok(if found.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(exit::FAULT) })
+    Ok(ExitCode::SUCCESS)
 }

@@ -228,7 +228,7 @@ impl Instruction for Wait {
             let phase = if self.parity { Phase::Parity(value & 1 == 1) } else { Phase::Token(value) };
             tests.push((lane as u32, at, phase));
         }
-        let complete = m.mbarrier_test(w, &tests)?;
+        let complete = m.mbarrier_test(w, &tests, self.blocking && self.complete.0.is_some())?;
         self.complete.write(w, mask, complete);
         tests.retain(|(lane, ..)| complete >> lane & 1 == 0);
         let Some(&(_, at, _)) = tests.last() else { return Ok(Flow::Next) };

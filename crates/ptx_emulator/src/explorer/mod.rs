@@ -213,7 +213,7 @@ fn turns(order: &[Agent]) -> Vec<std::ops::Range<usize>> {
 impl Device {
     /// Runs a kernel in all orders that its warps and asynchronous operations can take, up to bounds. Of orders that
     /// differ only in the order of independent steps, one is run. Afterwards global memory is that of the first order,
-    /// or, if there are faults, that of an order with a fault.
+    /// or, if there are faults, that of before the launch.
     ///
     /// An order is a sequence of whole steps: memory is sequentially consistent, divergent lanes of a warp take the
     /// scheduler's own order, and `mbarrier.try_wait` gives up only if nothing else can go on.
@@ -270,9 +270,8 @@ impl Device {
             }
         };
         found.results = results.len();
-        if let (Some(first), true) = (first, found.failures.is_empty()) {
-            launcher.device.memory().restore(&first);
-        }
+        let memory = first.as_ref().filter(|_| found.failures.is_empty()).unwrap_or(&launcher.before);
+        launcher.device.memory().restore(memory);
         Ok(found)
     }
 

@@ -147,10 +147,15 @@ impl Tree {
                 waker = Some(at);
             }
         }
+        // A wait for a parity may also end two phases early, unless the agent knows the phase in between to be over.
+        let early = |&at: &usize| {
+            let node = &self.nodes[at];
+            node.chosen != *chosen && !self.precedes(at, &clock) && footprint.could_have_ended_before(&node.footprint)
+        };
+        let mut races: Vec<usize> = (0..last).filter(early).collect();
         if let Some(waker) = waker {
             join(&mut clock, &self.nodes[waker].clock);
         }
-        let mut races = Vec::new();
         for (at, node) in self.nodes[..last].iter().enumerate().rev() {
             if node.chosen == *chosen || self.precedes(at, &clock) {
                 continue;

@@ -39,6 +39,18 @@ pub enum Kind {
     },
 }
 
+/// What of an access a step makes. An asynchronous operation is checked for races when it is issued, and moves its data
+/// when it completes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// The check and the data.
+    Whole,
+    /// The check of an operation that completes later.
+    Issue,
+    /// The data of an operation that was issued earlier.
+    Completion,
+}
+
 /// An access to a range of an object. Ranges of memory are in bytes; other objects have the range 0..1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
@@ -46,17 +58,27 @@ pub struct Access {
     pub begin: u64,
     pub end: u64,
     pub kind: Kind,
+    pub moment: Moment,
 }
 
 impl Access {
     /// An access to an object that is no memory.
     pub fn of(object: Object, kind: Kind) -> Access {
-        Access { object, begin: 0, end: 1, kind }
+        Access::new(object, 0..1, kind)
+    }
+
+    pub fn new(object: Object, range: std::ops::Range<u64>, kind: Kind) -> Access {
+        Access { object, begin: range.start, end: range.end, kind, moment: Moment::Whole }
     }
 
     fn conflicts(&self, other: &Access) -> bool {
         let overlap = self.object == other.object && self.begin < other.end && other.begin < self.end;
+        let apart = matches!(
+            (self.moment, other.moment),
+            (Moment::Issue, Moment::Completion) | (Moment::Completion, Moment::Issue)
+        );
         overlap
+            && !apart
             && match (self.kind, other.kind) {
                 (Kind::Read | Kind::Await { .. }, Kind::Read | Kind::Await { .. }) => false,
                 (Kind::Arrive { phase: one, .. }, Kind::Arrive { phase: other, .. }) => one != other,
@@ -78,7 +100,7 @@ impl Access {
 }
 
 /// How two steps depend on each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dependence {
     /// Both orders give the same result.
     None,
@@ -113,7 +135,7 @@ impl Footprint {
     pub fn add(&mut self, access: Access) {
         match self.accesses.last_mut() {
             Some(last)
-                if (last.object, last.kind) == (access.object, access.kind)
+                if (last.object, last.kind, last.moment) == (access.object, access.kind, access.moment)
                     && last.begin <= access.begin
                     && access.begin <= last.end =>
             {
@@ -121,6 +143,12 @@ impl Footprint {
             }
             _ => self.accesses.push(access),
         }
+    }
+
+    /// The same accesses at another moment.
+    pub fn at(&self, moment: Moment) -> Footprint {
+        let accesses = self.accesses.iter().map(|access| Access { moment, ..*access }).collect();
+        Footprint { accesses, ..self.clone() }
     }
 
     /// Adds all accesses of another footprint.
@@ -151,6 +179,17 @@ impl Footprint {
         self.accesses[first..].iter().take_while(move |a| a.object == object && a.begin < end)
     }
 
+    /// Whether a wait of this step could also have ended before the step `before`, an arrival, because an earlier phase
+    /// has the same parity as the phase that the wait was for. Both must be sorted.
+    pub fn could_have_ended_before(&self, before: &Footprint) -> bool {
+        self.accesses.iter().any(|access| {
+            let Kind::Await { phase: awaited } = access.kind else { return false };
+            let arrives = |kind| matches!(kind, Kind::Arrive { phase, .. } if phase.checked_add(1) == Some(awaited));
+            let is_mbarrier = matches!(access.object, Object::Memory { .. });
+            is_mbarrier && before.near(access).any(|earlier| earlier.end > access.begin && arrives(earlier.kind))
+        })
+    }
+
     /// How this step depends on a step that came before. Both must be sorted.
     pub fn depends_on(&self, before: &Footprint) -> Dependence {
         if self.everything || before.everything {
@@ -159,11 +198,10 @@ impl Footprint {
         let mut found = Dependence::None;
         for access in &self.accesses {
             for earlier in before.near(access).filter(|earlier| access.conflicts(earlier)) {
-                let race = access.can_precede(earlier);
-                found = found.max(if race { Dependence::Race } else { Dependence::Ordered });
-            }
-            if found == Dependence::Race {
-                break;
+                if !access.can_precede(earlier) {
+                    return Dependence::Ordered;
+                }
+                found = Dependence::Race;
             }
         }
         found
@@ -175,7 +213,7 @@ impl Footprint {
 pub struct Recorder {
     /// Accesses of the step itself.
     pub own: Footprint,
-    /// Accesses of asynchronous operations that the step issues.
+    /// Accesses of the asynchronous operation that the current instruction issues or the current operation continues.
     pub issued: Footprint,
 }
 
@@ -185,7 +223,7 @@ mod tests {
 
     fn at(begin: u64, end: u64, kind: Kind) -> Footprint {
         let mut footprint = Footprint::default();
-        footprint.add(Access { object: Object::Global, begin, end, kind });
+        footprint.add(Access::new(Object::Global, begin..end, kind));
         footprint.sort();
         footprint
     }
@@ -214,11 +252,32 @@ mod tests {
     }
 
     #[test]
+    fn the_check_of_an_operation_does_not_depend_on_the_data_of_another() {
+        let write = at(0, 4, Kind::Write);
+        let (issue, completion) = (write.at(Moment::Issue), write.at(Moment::Completion));
+        assert_eq!(issue.depends_on(&completion), Dependence::None);
+        assert_eq!(issue.depends_on(&issue), Dependence::Race);
+        assert_eq!(completion.depends_on(&completion), Dependence::Race);
+        assert_eq!(write.depends_on(&completion), Dependence::Race);
+    }
+
+    #[test]
+    fn a_step_that_waits_for_another_cannot_come_before_it() {
+        let mut wait = at(0, 8, Kind::Await { phase: 1 });
+        wait.extend(&at(8, 12, Kind::Write));
+        wait.sort();
+        let mut arrival = at(0, 8, arrive(1));
+        arrival.extend(&at(8, 12, Kind::Write));
+        arrival.sort();
+        assert_eq!(wait.depends_on(&arrival), Dependence::Ordered);
+    }
+
+    #[test]
     fn a_long_access_is_found_behind_shorter_ones() {
         let mut many = Footprint::default();
         for begin in [100, 0, 40] {
             let end = if begin == 0 { 64 } else { begin + 4 };
-            many.add(Access { object: Object::Global, begin, end, kind: Kind::Write });
+            many.add(Access::new(Object::Global, begin..end, Kind::Write));
         }
         many.sort();
         assert_eq!(at(50, 52, Kind::Read).depends_on(&many), Dependence::Race);

@@ -400,8 +400,25 @@ impl Machine<'_> {
     #[inline(always)]
     pub fn record(&mut self, object: Object, range: std::ops::Range<u64>, kind: Kind) {
         if let Some(recorder) = &mut self.recorder {
-            recorder.own.add(Access { object, begin: range.start, end: range.end, kind });
+            recorder.own.add(Access::new(object, range, kind));
         }
+    }
+
+    /// Operations among `ids` that another one must follow: those in flight. If orders are explored, also the complete
+    /// ones, so that the two never count as steps that could change their order.
+    pub fn predecessors(&self, ids: impl Iterator<Item = u64>) -> Vec<u64> {
+        ids.filter(|id| self.recorder.is_some() || self.pending.contains(*id)).collect()
+    }
+
+    /// Keeps the operations in flight in a list of operations that the current instruction waits for.
+    pub fn await_operations(&mut self, ids: &mut Vec<u64>) {
+        ids.retain(|&id| {
+            let waits = self.pending.contains(id);
+            if !waits {
+                self.record(Object::Operation { cluster: self.index, id }, 0..1, Kind::Await { phase: 0 });
+            }
+            waits
+        });
     }
 
     /// Records an access of the current step to the shared memory of a CTA.

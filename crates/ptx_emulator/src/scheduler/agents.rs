@@ -13,7 +13,8 @@ use super::steps::Loop;
 use crate::code::Kernel;
 use crate::config::fault::Fault;
 use crate::config::order::Agent;
-use crate::machine::footprint::{Access, Footprint, Kind, Object, Recorder};
+use crate::machine::barrier::COUNT;
+use crate::machine::footprint::{Access, Footprint, Kind, Moment, Object, Recorder};
 use crate::machine::pending::Operation;
 use crate::machine::state::{Completion, Machine};
 use crate::machine::wait::WaitFor;
@@ -78,7 +79,7 @@ impl Machine<'_> {
         for (memory, range, writes) in log {
             let kind = if writes { Kind::Write } else { Kind::Read };
             let (begin, end) = (range.start.into(), range.end.into());
-            issued.add(Access { object: Object::Memory { cluster, memory }, begin, end, kind });
+            issued.add(Access::new(Object::Memory { cluster, memory }, begin..end, kind));
             if memory < ctas && ctas > 1 {
                 issued.add(Access::of(Object::Exit { cluster, cta: memory }, Kind::Read));
             }
@@ -135,11 +136,8 @@ impl Cluster<'_> {
                 }
             }
         };
-        self.machine.take_log();
         self.name_operations(agent.warp());
-        let recorder = std::mem::take(self.machine.recorded());
-        let mut footprint = recorder.own;
-        footprint.extend(&recorder.issued);
+        let mut footprint = std::mem::take(self.machine.recorded()).own;
         if done.is_err() {
             footprint = Footprint::everything();
         }
@@ -149,7 +147,7 @@ impl Cluster<'_> {
 
     fn step_operation(&mut self, operation: Operation<Completion>) -> Result<(), Fault> {
         let (cluster, id) = (self.machine.index, operation.id);
-        let mut footprint = self.steps.claims.remove(&id).unwrap_or_default();
+        let mut footprint = self.steps.claims.remove(&id).unwrap_or_default().at(Moment::Completion);
         // An operation that this one starts continues its work.
         self.machine.recorded().issued = footprint.clone();
         footprint.add(Access::of(Object::Operation { cluster, id }, Kind::Write));
@@ -160,13 +158,13 @@ impl Cluster<'_> {
             footprint.add(Access::of(Object::Rest, Kind::Write));
         }
         self.machine.recorded().own = footprint;
-        self.steps.completed.entry(operation.issuer.warp / 4).or_default().push(id);
         self.complete(operation)
     }
 
     /// Gives names to operations that `warp` has just issued, and keeps what operations in flight will touch. An operation
-    /// that another one continues has its number since its issue, so that its name does not depend on the order.
-    fn name_operations(&mut self, warp: u32) {
+    /// that another one continues has its number since its issue, so that its name does not depend on the order. Returns
+    /// whether an operation has begun.
+    fn name_operations(&mut self, warp: u32) -> bool {
         let steps = &mut self.steps;
         let next = self.machine.pending.next_number();
         let issued = steps.issued.entry(warp).or_default();
@@ -176,15 +174,30 @@ impl Cluster<'_> {
         }
         steps.last = next;
         let recorder = &self.machine.recorder;
+        let mut any = false;
         for operation in self.machine.pending.all() {
             if let Entry::Vacant(claim) = steps.claims.entry(operation.id) {
                 claim.insert(recorder.as_ref().map(|recorder| recorder.issued.clone()).unwrap_or_default());
+                any = true;
             }
         }
+        any
+    }
+
+    /// Records what the executed instruction's operations will touch.
+    fn record_issued(&mut self, n: usize) {
+        self.machine.take_log();
+        let starts = self.name_operations(n as u32);
+        // `tcgen05.st` writes at once; its operation is only the end of the wait for it.
+        let at_once = self.kernel.code[self.machine.current.1 as usize].name.starts_with("tcgen05.st");
+        let moment = if starts && !at_once { Moment::Issue } else { Moment::Whole };
+        let recorder = self.machine.recorded();
+        let issued = std::mem::take(&mut recorder.issued);
+        recorder.own.extend(&issued.at(moment));
     }
 
     fn step_warp(&mut self, n: usize) -> Result<(), Fault> {
-        let awaited = self.record_ended_waits(n);
+        self.record_ended_waits(n);
         *self.steps.steps.entry(n as u32).or_default() += 1;
         for executed in 0u64.. {
             self.check_time()?;
@@ -194,11 +207,11 @@ impl Cluster<'_> {
             let at_visible = w.fragments.iter().any(|f| runs(&f.wait, f.mask) && visible(f.pc));
             if executed > 0
                 && at_visible
-                && !self.machine.recorder.as_ref().is_none_or(|r| r.own.is_empty() && r.issued.is_empty())
+                && !self.machine.recorder.as_ref().is_none_or(|r| r.own.is_empty())
             {
                 break;
             }
-            let changes = self.machine.changes();
+            let (changes, phases) = (self.machine.changes(), self.phases(n));
             if !execute(kernel, &mut self.warps[n], &mut self.machine, 1).map_err(|stop| self.fault(n, *stop))? {
                 if executed == 0 {
                     // Its lanes wait for each other in a way that only the usual run resolves.
@@ -206,12 +219,11 @@ impl Cluster<'_> {
                 }
                 break;
             }
-            self.machine.take_log();
-            self.name_operations(n as u32);
+            self.record_issued(n);
             let changed = self.machine.changes() != changes;
-            self.record_rest(n, awaited && executed == 0, changed);
+            self.record_rest(n, changed);
             if self.warps[n].fragments.is_empty() {
-                self.record_exit(n);
+                self.record_exit(n, phases);
                 break;
             }
             if self.repeats(n) {
@@ -241,9 +253,8 @@ impl Cluster<'_> {
         }
     }
 
-    /// Records what the waits were for that have ended when a warp begins its step. Returns whether it has waited for
-    /// operations.
-    fn record_ended_waits(&mut self, n: usize) -> bool {
+    /// Records what the waits were for that have ended when a warp begins its step.
+    fn record_ended_waits(&mut self, n: usize) {
         let cluster = self.machine.index;
         let ended = |wait: &&WaitFor, mask| wait.ready(&self.machine, mask);
         let waits: Vec<WaitFor> = self.warps[n]
@@ -251,7 +262,6 @@ impl Cluster<'_> {
             .iter()
             .filter_map(|f| f.wait.as_ref().filter(|wait| ended(wait, f.mask)).cloned())
             .collect();
-        let awaited = waits.iter().any(|wait| matches!(wait, WaitFor::Operations(_)));
         for wait in waits {
             match wait {
                 WaitFor::Barrier { cta, id, generation } => {
@@ -269,23 +279,15 @@ impl Cluster<'_> {
                 _ => {}
             }
         }
-        awaited
     }
 
     /// Records what the executed instruction touches beside memory.
-    fn record_rest(&mut self, n: usize, awaited: bool, changed: bool) {
-        let (cluster, pc) = (self.machine.index, self.machine.current.1);
+    fn record_rest(&mut self, n: usize, changed: bool) {
+        let pc = self.machine.current.1;
         let inst = &self.kernel.code[pc as usize];
         let operates = inst.uses.acts && inst.uses.jump.is_none();
         if operates && !is_recorded(&inst.name) && !self.kernel.is_private(pc) {
             self.machine.record(Object::Rest, 0..1, Kind::Write);
-        }
-        if operates && inst.name.contains("wait") && !awaited {
-            // The wait may have found operations complete that it would otherwise have waited for.
-            let completed = self.steps.completed.get(&(n as u32 / 4)).cloned().unwrap_or_default();
-            for id in completed {
-                self.machine.record(Object::Operation { cluster, id }, 0..1, Kind::Read);
-            }
         }
         let arrives = operates && (inst.name.starts_with("bar.") || inst.name.starts_with("barrier."));
         for open in self.steps.loops.entry(n as u32).or_default() {
@@ -294,17 +296,25 @@ impl Cluster<'_> {
         }
     }
 
-    /// Records that the last threads of a warp have exited.
-    fn record_exit(&mut self, n: usize) {
+    /// Phases of the barriers of a warp's CTA, and of the cluster's barrier.
+    fn phases(&self, n: usize) -> ([u64; COUNT as usize], u64) {
+        let barriers = &self.machine.ctas[self.warps[n].cta as usize].barriers;
+        (std::array::from_fn(|id| barriers[id].generation), self.machine.cluster_barrier.generation)
+    }
+
+    /// Records that the last threads of a warp have exited, which counts as an arrival at all barriers. Before, the
+    /// barriers were in `phases`.
+    fn record_exit(&mut self, n: usize, phases: ([u64; COUNT as usize], u64)) {
         let (cluster, cta) = (self.machine.index, self.warps[n].cta);
         let exits = Kind::Arrive { phase: 0, ends: false };
         self.machine.record(Object::Exit { cluster, cta }, 0..1, exits);
-        let generations: Vec<u64> = self.machine.ctas[cta as usize].barriers.iter().map(|b| b.generation).collect();
-        for (id, phase) in (0..).zip(generations) {
-            self.machine.record(Object::Barrier { cluster, cta, id }, 0..1, Kind::Arrive { phase, ends: false });
+        let after = self.phases(n);
+        for (id, (phase, after)) in (0..).zip(phases.0.into_iter().zip(after.0)) {
+            let kind = Kind::Arrive { phase, ends: after != phase };
+            self.machine.record(Object::Barrier { cluster, cta, id }, 0..1, kind);
         }
-        let phase = self.machine.cluster_barrier.generation;
-        self.machine.record(Object::ClusterBarrier(cluster), 0..1, Kind::Arrive { phase, ends: false });
+        let kind = Kind::Arrive { phase: phases.1, ends: after.1 != phases.1 };
+        self.machine.record(Object::ClusterBarrier(cluster), 0..1, kind);
     }
 
     /// Whether a warp has come to the head of a loop again, with the same values in all that decides its course, and

@@ -28,7 +28,7 @@ pub fn settle(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst, mask: u32) -> Stop
     }
     let mut poll = w.polls.swap_remove(n);
     let (mine, others): (Vec<_>, Vec<_>) = poll.lanes.drain(..).partition(|(lane, ..)| mask >> lane & 1 == 1);
-    let complete = m.mbarrier_test(w, &mine)?;
+    let complete = m.mbarrier_test(w, &mine, true)?;
     let missing = mine.iter().rev().find(|(lane, ..)| complete >> lane & 1 == 0).map(|&(_, at, phase)| (at, phase));
     let lanes = mine.iter().fold(0, |lanes, (lane, ..)| lanes | 1 << lane);
     let timed_out = matches!(w.resumed, Some(WaitFor::TimedOut));

@@ -17,8 +17,6 @@ pub struct Steps {
     pub names: HashMap<u64, (u32, u32)>,
     /// What operations in flight will touch, as far as it is known at their issue.
     pub claims: HashMap<u64, Footprint>,
-    /// Completed operations, by the warpgroup that issued them.
-    pub completed: HashMap<u32, Vec<u64>>,
     /// Number of the last operation with a name.
     pub last: u64,
     /// Number of steps of each warp.

@@ -160,7 +160,7 @@ impl Machine<'_> {
     ) -> Stopped<()> {
         if let Some(recorder) = &mut self.recorder {
             let kind = if mode.reads() { Kind::Read } else { Kind::Write };
-            recorder.issued.add(Access { object: Object::Global, begin: address, end: address + bytes, kind });
+            recorder.issued.add(Access::new(Object::Global, address..address + bytes, kind));
         }
         let (Some(races), Some(agent)) = (self.launch.races, agent) else { return Ok(()) };
         let (base, time, clock) = agent.identity();

@@ -207,8 +207,9 @@ impl Machine<'_> {
     }
 
     /// Returns the lanes whose phases are complete, from a list of lanes with their mbarriers and phases. These lanes
-    /// acquire the published knowledge. A token of a phase that is too old is a fault.
-    pub fn mbarrier_test(&mut self, w: &Warp, tests: &[(u32, MbarrierAt, Phase)]) -> Stopped<u32> {
+    /// acquire the published knowledge. A token of a phase that is too old is a fault. `waits`: lanes whose phases are
+    /// incomplete wait for them.
+    pub fn mbarrier_test(&mut self, w: &Warp, tests: &[(u32, MbarrierAt, Phase)], waits: bool) -> Stopped<u32> {
         // Lanes mostly wait together. Lanes that acquire together keep sharing their knowledge.
         let mut complete: Vec<(MbarrierAt, u32)> = Vec::new();
         for &(lane, at, phase) in tests {
@@ -230,7 +231,8 @@ impl Machine<'_> {
         for &(at, lanes) in &complete {
             let barrier = self.object(at)?;
             let (published, phase) = (barrier.published.clone(), barrier.phase.wrapping_sub(1));
-            self.record_shared(at.cta, at.offset, BYTES, Kind::Await { phase });
+            let kind = if waits { Kind::Await { phase } } else { Kind::Read };
+            self.record_shared(at.cta, at.offset, BYTES, kind);
             if let Some(race) = &mut self.race {
                 race.acquire(w.index, lanes, &published);
             }
