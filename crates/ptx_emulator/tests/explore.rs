@@ -175,8 +175,8 @@ fn bounds_end_a_search() {
     // of the three third ones. One of them is the ninth. The middle one follows five others at least, and the first one
     // two: (6; 3 to 5), (7; 3 to 6) or (8; 3 to 7). That makes 12 pairs, times 3! ways to name the warps.
     assert_whole(&launch.explore(&Bounds::default()), 1680, 72);
-    // Memory is left as the first order leaves it.
-    assert_eq!(launch.device.download::<u32>(launch.words)[0], 9);
+    // Each of the three searches leaves memory as its first order leaves it, and begins with what it finds.
+    assert_eq!(launch.device.download::<u32>(launch.words)[0], 3 * 9);
 }
 
 /// SplitMix64.
@@ -245,11 +245,17 @@ fn program(random: &mut Random) -> (String, usize) {
     (kernel(&before, &bodies), warps)
 }
 
-/// Kinds and instructions of all faults, in a fixed order.
+/// Kinds and instructions of all faults, in a fixed order. An instruction with several races stops at the first one in the
+/// race detector's list, which is in the order of the earlier accesses, also of those that do not depend on each other. So
+/// the kinds of races count as one.
 fn faults(found: &Exploration) -> Vec<String> {
+    let kind = |fault: &Fault| match fault.kind {
+        FaultKind::MissingProxyFence => FaultKind::DataRace,
+        kind => kind,
+    };
     let line = |fault: &Fault| fault.place.as_ref().map(|place| place.line);
     let mut faults: Vec<String> =
-        found.failures.iter().map(|f| format!("{} {:?}", f.fault.kind, line(&f.fault))).collect();
+        found.failures.iter().map(|f| format!("{} {:?}", kind(&f.fault), line(&f.fault))).collect();
     faults.sort();
     faults.dedup();
     faults
@@ -258,7 +264,7 @@ fn faults(found: &Exploration) -> Vec<String> {
 /// With the reduction, random programs have the same results and the same faults as in all orders.
 #[test]
 fn the_reduction_loses_nothing() {
-    let mut random = Random(1);
+    let mut random = Random(std::env::var("SEED").map_or(1, |s| s.parse().unwrap()));
     let (mut compared, mut reduced, mut all) = (0, 0, 0);
     while compared < 150 {
         let (text, warps) = program(&mut random);
