@@ -5,7 +5,7 @@ use crate::code::Flow;
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::decode::error::Result;
 use crate::decode::parsed::Parsed;
-use crate::machine::footprint::{Kind, Object};
+use crate::machine::footprint::{Arriving, Kind, Object};
 use crate::machine::state::Machine;
 use crate::machine::wait::WaitFor;
 use crate::machine::warp::Warp;
@@ -45,7 +45,8 @@ impl Instruction for Arrive {
         barrier.arrived += mask.count_ones();
         m.advance_cluster_barrier();
         let (phase, after) = (w.cluster_generation, m.cluster_barrier.generation);
-        m.record(Object::ClusterBarrier(m.index), 0..1, Kind::Arrive { phase, ends: after != phase });
+        let arriving = Arriving::uncounted(phase, after != phase);
+        m.record(Object::ClusterBarrier(m.index), 0..1, Kind::Arrive(arriving));
         m.progress += 1;
         m.repeats += 1;
         Ok(Flow::Next)

@@ -121,7 +121,7 @@ impl Tree {
     /// Choices that sleep behind the last step: those that slept or were explored before it, and do not depend on it.
     fn sleeping(&self) -> Vec<(Agent, Footprint)> {
         let Some(last) = self.nodes.last().filter(|_| self.reduction) else { return Vec::new() };
-        let independent = |step: &Footprint| last.footprint.depends_on(step) == Dependence::None;
+        let independent = |step: &Footprint| step.depends_on(&last.footprint) == Dependence::None;
         let all = last.sleep.iter().chain(&last.done);
         all.filter(|(agent, step)| *agent != last.chosen && independent(step)).cloned().collect()
     }

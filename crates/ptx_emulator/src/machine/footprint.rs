@@ -27,16 +27,44 @@ pub enum Kind {
     Write,
     /// A write of the value that the object has.
     Rewrite,
-    /// An arrival in a phase. Arrivals in the same phase give the same result in any order. `ends`: the arrival is the
-    /// last of its phase.
-    Arrive {
+    /// An arrival in a phase. Arrivals for which the phase has room give the same result in any order.
+    Arrive(Arriving),
+    /// A wait finds the current phase incomplete, and goes on after its arrivals. It may go on at once before the arrivals
+    /// of the phase before, whose parity is the other.
+    Block {
         phase: u64,
-        ends: bool,
     },
     /// The end of a wait for the end of a phase, which cannot come before the phase's arrivals.
     Await {
         phase: u64,
     },
+}
+
+/// An arrival in a phase.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arriving {
+    pub phase: u64,
+    /// Whether the arrival is the last of its phase.
+    pub ends: bool,
+    /// Number of arrivals that it counts as, and number of arrivals that were missing before it.
+    pub count: u32,
+    pub room: u32,
+    /// Number of arrivals in a phase that the instruction names.
+    pub named: Option<u32>,
+}
+
+impl Arriving {
+    /// An arrival that counts as none, such as that of bytes.
+    pub fn uncounted(phase: u64, ends: bool) -> Arriving {
+        Arriving { phase, ends, count: 0, room: u32::MAX, named: None }
+    }
+
+    /// Whether the arrival may also come before the earlier arrival `before`.
+    fn commutes(&self, before: &Arriving) -> bool {
+        let room = self.count.saturating_add(before.count) <= before.room;
+        let agree = self.named.is_none() || before.named.is_none() || self.named == before.named;
+        self.phase == before.phase && !before.ends && room && agree
+    }
 }
 
 /// What of an access a step makes. An asynchronous operation is checked for races when it is issued, and moves its data
@@ -71,6 +99,7 @@ impl Access {
         Access { object, begin: range.start, end: range.end, kind, moment: Moment::Whole }
     }
 
+    /// Whether the access conflicts with an earlier one.
     fn conflicts(&self, other: &Access) -> bool {
         let overlap = self.object == other.object && self.begin < other.end && other.begin < self.end;
         let apart = matches!(
@@ -80,11 +109,18 @@ impl Access {
         overlap
             && !apart
             && match (self.kind, other.kind) {
-                (Kind::Read | Kind::Await { .. }, Kind::Read | Kind::Await { .. }) => false,
-                (Kind::Arrive { phase: one, .. }, Kind::Arrive { phase: other, .. }) => one != other,
+                (
+                    Kind::Read | Kind::Await { .. } | Kind::Block { .. },
+                    Kind::Read | Kind::Await { .. } | Kind::Block { .. },
+                ) => false,
+                (Kind::Arrive(arrival), Kind::Arrive(before)) => !arrival.commutes(&before),
+                (Kind::Block { phase: current }, Kind::Arrive(Arriving { phase, .. }))
+                | (Kind::Arrive(Arriving { phase, .. }), Kind::Block { phase: current }) => phase < current,
                 // A parity wait that comes a whole phase late waits again, so the end of the next phase conflicts too.
-                (Kind::Await { phase: awaited }, Kind::Arrive { phase, ends })
-                | (Kind::Arrive { phase, ends }, Kind::Await { phase: awaited }) => phase <= awaited || ends,
+                (Kind::Await { phase: awaited }, Kind::Arrive(Arriving { phase, ends, .. }))
+                | (Kind::Arrive(Arriving { phase, ends, .. }), Kind::Await { phase: awaited }) => {
+                    phase <= awaited || ends
+                }
                 _ => true,
             }
     }
@@ -92,7 +128,7 @@ impl Access {
     /// Whether this access can also come before the earlier access `before`, with which it conflicts.
     fn can_precede(&self, before: &Access) -> bool {
         match (before.kind, self.kind) {
-            (Kind::Arrive { phase, .. }, Kind::Await { phase: awaited }) => phase > awaited,
+            (Kind::Arrive(Arriving { phase, .. }), Kind::Await { phase: awaited }) => phase > awaited,
             (_, Kind::Await { .. }) => !matches!(self.object, Object::Operation { .. }),
             _ => true,
         }
@@ -168,7 +204,7 @@ impl Footprint {
 
     /// Whether the step changes what the other, sorted, step reads.
     pub fn changes_what(&self, other: &Footprint) -> bool {
-        let changes = |a: &Access| matches!(a.kind, Kind::Write | Kind::Arrive { .. });
+        let changes = |a: &Access| matches!(a.kind, Kind::Write | Kind::Arrive(_));
         self.everything || self.accesses.iter().filter(|a| changes(a)).any(|a| other.near(a).any(|b| a.conflicts(b)))
     }
 
@@ -184,7 +220,8 @@ impl Footprint {
     pub fn could_have_ended_before(&self, before: &Footprint) -> bool {
         self.accesses.iter().any(|access| {
             let Kind::Await { phase: awaited } = access.kind else { return false };
-            let arrives = |kind| matches!(kind, Kind::Arrive { phase, .. } if phase.checked_add(1) == Some(awaited));
+            let arrives =
+                |kind| matches!(kind, Kind::Arrive(Arriving { phase, .. }) if phase.checked_add(1) == Some(awaited));
             let is_mbarrier = matches!(access.object, Object::Memory { .. });
             is_mbarrier && before.near(access).any(|earlier| earlier.end > access.begin && arrives(earlier.kind))
         })
@@ -229,7 +266,7 @@ mod tests {
     }
 
     fn arrive(phase: u64) -> Kind {
-        Kind::Arrive { phase, ends: false }
+        Kind::Arrive(Arriving { phase, ends: false, count: 1, room: 2, named: None })
     }
 
     #[test]
@@ -247,8 +284,23 @@ mod tests {
         assert_eq!(at(0, 8, arrive(2)).depends_on(&at(0, 8, arrive(1))), Dependence::Race);
         assert_eq!(at(0, 8, Kind::Await { phase: 1 }).depends_on(&at(0, 8, arrive(1))), Dependence::Ordered);
         assert_eq!(at(0, 8, arrive(2)).depends_on(&at(0, 8, Kind::Await { phase: 1 })), Dependence::None);
-        let end = Kind::Arrive { phase: 2, ends: true };
+        let end = Kind::Arrive(Arriving::uncounted(2, true));
         assert_eq!(at(0, 8, end).depends_on(&at(0, 8, Kind::Await { phase: 1 })), Dependence::Race);
+    }
+
+    /// Two arrivals that each find room for one do not both fit.
+    #[test]
+    fn arrivals_without_room_conflict() {
+        let arrive = |count, room| Kind::Arrive(Arriving { count, room, ..Arriving::uncounted(0, false) });
+        assert_eq!(at(0, 8, arrive(1, 1)).depends_on(&at(0, 8, arrive(1, 1))), Dependence::Race);
+        assert_eq!(at(0, 8, arrive(1, 1)).depends_on(&at(0, 8, arrive(1, 2))), Dependence::None);
+    }
+
+    #[test]
+    fn a_wait_that_blocks_depends_on_arrivals_of_the_phase_before() {
+        let blocks = at(0, 8, Kind::Block { phase: 1 });
+        assert_eq!(blocks.depends_on(&at(0, 8, arrive(0))), Dependence::Race);
+        assert_eq!(at(0, 8, arrive(1)).depends_on(&blocks), Dependence::None);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::code::Kernel;
 use crate::config::fault::Fault;
 use crate::config::order::Agent;
 use crate::machine::barrier::COUNT;
-use crate::machine::footprint::{Access, Footprint, Kind, Moment, Object, Recorder};
+use crate::machine::footprint::{Access, Arriving, Footprint, Kind, Moment, Object, Recorder};
 use crate::machine::pending::Operation;
 use crate::machine::state::{Completion, Machine};
 use crate::machine::wait::WaitFor;
@@ -205,10 +205,7 @@ impl Cluster<'_> {
             let runs = |wait: &Option<WaitFor>, mask| wait.as_ref().is_none_or(|wait| wait.ready(&self.machine, mask));
             let visible = |pc| is_visible(kernel, w, pc);
             let at_visible = w.fragments.iter().any(|f| runs(&f.wait, f.mask) && visible(f.pc));
-            if executed > 0
-                && at_visible
-                && !self.machine.recorder.as_ref().is_none_or(|r| r.own.is_empty())
-            {
+            if executed > 0 && at_visible && !self.machine.recorder.as_ref().is_none_or(|r| r.own.is_empty()) {
                 break;
             }
             let (changes, phases) = (self.machine.changes(), self.phases(n));
@@ -306,14 +303,14 @@ impl Cluster<'_> {
     /// barriers were in `phases`.
     fn record_exit(&mut self, n: usize, phases: ([u64; COUNT as usize], u64)) {
         let (cluster, cta) = (self.machine.index, self.warps[n].cta);
-        let exits = Kind::Arrive { phase: 0, ends: false };
+        let exits = Kind::Arrive(Arriving::uncounted(0, false));
         self.machine.record(Object::Exit { cluster, cta }, 0..1, exits);
         let after = self.phases(n);
         for (id, (phase, after)) in (0..).zip(phases.0.into_iter().zip(after.0)) {
-            let kind = Kind::Arrive { phase, ends: after != phase };
+            let kind = Kind::Arrive(Arriving::uncounted(phase, after != phase));
             self.machine.record(Object::Barrier { cluster, cta, id }, 0..1, kind);
         }
-        let kind = Kind::Arrive { phase: phases.1, ends: after.1 != phases.1 };
+        let kind = Kind::Arrive(Arriving::uncounted(phases.1, after.1 != phases.1));
         self.machine.record(Object::ClusterBarrier(cluster), 0..1, kind);
     }
 

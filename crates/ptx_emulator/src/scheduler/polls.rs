@@ -34,6 +34,7 @@ pub fn settle(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst, mask: u32) -> Stop
     let timed_out = matches!(w.resumed, Some(WaitFor::TimedOut));
     let wait = match missing {
         Some((at, phase)) if !timed_out && !m.clock.out_of_patience() => {
+            m.mbarrier_blocks(at)?;
             m.roles[w.role as usize].barrier_waits += 1;
             poll.lanes = mine;
             Some(WaitFor::Mbarrier { at, phase, pc: poll.pc })

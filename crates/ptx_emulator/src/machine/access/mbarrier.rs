@@ -2,7 +2,7 @@
 
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::machine::address::{Lane, SHARED_BASE, Spot};
-use crate::machine::footprint::Kind;
+use crate::machine::footprint::{Arriving, Kind};
 use crate::machine::mbarrier::{Arrival, BYTES, MAX_COUNT, Mbarrier, MbarrierAt, Phase};
 use crate::machine::race::{Accessor, Agent, Detector, Mode, merge};
 use crate::machine::state::Machine;
@@ -125,12 +125,14 @@ impl Machine<'_> {
                 format!("an arrival with .noComplete would complete the phase of {}: {}", name(at), barrier.describe());
             return Err(Stop::new(FaultKind::MbarrierOverflow, text).lane(lanes.trailing_zeros()));
         }
+        let room = barrier.pending;
         barrier.pending -= count;
         if how.drop {
             barrier.expected -= count.min(barrier.expected);
         }
         let ends = barrier.advance();
-        let kind = if how.drop || how.no_complete { Kind::Write } else { Kind::Arrive { phase, ends } };
+        let arriving = Arriving { phase, ends, count, room, named: None };
+        let kind = if how.drop || how.no_complete { Kind::Write } else { Kind::Arrive(arriving) };
         self.record_shared(at.cta, at.offset, BYTES, kind);
         self.progress += 1;
         Ok(phase)
@@ -144,9 +146,11 @@ impl Machine<'_> {
             let text = format!("an asynchronous arrival at {}: {}", name(at), barrier.describe());
             return Err(Stop::new(FaultKind::MbarrierOverflow, text));
         }
+        let (phase, room) = (barrier.phase, barrier.pending);
         barrier.pending -= 1;
-        let (phase, ends) = (barrier.phase, barrier.advance());
-        self.record_shared(at.cta, at.offset, BYTES, Kind::Arrive { phase, ends });
+        let ends = barrier.advance();
+        let arriving = Arriving { phase, ends, count: 1, room, named: None };
+        self.record_shared(at.cta, at.offset, BYTES, Kind::Arrive(arriving));
         self.progress += 1;
         Ok(())
     }
@@ -200,9 +204,16 @@ impl Machine<'_> {
         // Bytes that come before they are expected do not commute with what expects them.
         let early = barrier.tx < 0;
         let (phase, ends) = (barrier.phase, barrier.advance());
-        let kind = if early { Kind::Write } else { Kind::Arrive { phase, ends } };
+        let kind = if early { Kind::Write } else { Kind::Arrive(Arriving::uncounted(phase, ends)) };
         self.record_shared(at.cta, at.offset, BYTES, kind);
         self.progress += 1;
+        Ok(())
+    }
+
+    /// Records that a wait finds an mbarrier's phase incomplete.
+    pub fn mbarrier_blocks(&mut self, at: MbarrierAt) -> Stopped<()> {
+        let phase = self.object(at)?.phase;
+        self.record_shared(at.cta, at.offset, BYTES, Kind::Block { phase });
         Ok(())
     }
 
