@@ -220,24 +220,32 @@ impl Exploration {
     }
 }
 
+/// A number with the noun in the form that it needs.
+fn count(number: u64, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
 impl fmt::Display for Exploration {
     /// Writes the faults with their orders, and how far the search came.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for Failure { fault, order, preemptions } in &self.failures {
-            writeln!(f, "{fault}\n  in an order with {preemptions} preemptions; replay it with --schedule {order}")?;
+            let preemptions = count((*preemptions).into(), "preemption");
+            writeln!(f, "{fault}\n  in an order with {preemptions}; replay it with --schedule {order}")?;
         }
-        let orders = self.orders;
+        let orders = count(self.orders, "order");
         match self.end {
-            End::Whole => write!(f, "explored whole: {orders} orders")?,
-            End::Fault => write!(f, "a fault after {orders} orders")?,
-            End::Preemptions => write!(f, "bound of preemptions reached after {orders} orders")?,
-            End::Orders => write!(f, "bound of orders reached after {orders} orders")?,
-            End::Time => write!(f, "bound of time reached after {orders} orders")?,
+            End::Whole => write!(f, "explored whole: {orders}")?,
+            End::Fault => write!(f, "a fault after {orders}")?,
+            End::Preemptions => write!(f, "bound of preemptions reached after {orders}")?,
+            End::Orders => write!(f, "bound of orders reached after {orders}")?,
+            End::Time => write!(f, "bound of time reached after {orders}")?,
         }
         writeln!(
             f,
-            " of up to {} steps, {} results ({} orders given up as repetitions)",
-            self.steps, self.results, self.repeated
+            " of up to {}, {} ({} given up as repetitions)",
+            count(self.steps as u64, "step"),
+            count(self.results as u64, "result"),
+            count(self.repeated, "order"),
         )
     }
 }
