@@ -434,6 +434,14 @@ fn rules_of_new_families_are_read() {
         let rule = Rule { bias: bias.into(), renormalize: true, ..Rule::default() };
         assert_eq!(layer.router.rule.scoring(), &Scoring::Rule(rule));
     });
+    // DeepSeek-V2: softmax, with groups that are compared by their best expert.
+    let v2 = json!({"model_type": "deepseek_v2", "num_experts_per_tok": 2, "norm_topk_prob": false, "hidden_act": "silu",
+        "scoring_func": "softmax", "topk_method": "group_limited_greedy", "n_group": EXPERTS, "topk_group": 2,
+        "routed_scaling_factor": 16.0});
+    with_layer(&apart(Format::ModelOpt), v2, |layer, _| {
+        let rule = Rule { groups: EXPERTS, top_groups: 2, scale: 16.0, ..Rule::default() };
+        assert_eq!(layer.router.rule.scoring(), &Scoring::Rule(rule));
+    });
     // A layer of DeepSeek-V4 whose experts follow from token ids.
     let mut hashed = apart(Format::ModelOpt);
     let ids: Vec<u8> = [2i64, 0, 1, 2, 0, 1].iter().flat_map(|id| id.to_le_bytes()).collect();
@@ -789,7 +797,7 @@ fn unsupported_layer_is_refused_with_file_tensor_and_remedy() {
         (with("num_experts_per_tok", Value::Null), "MODEL/config.json: the number of experts per token"),
         (with("norm_topk_prob", Value::Null), "MODEL/config.json: norm_topk_prob is missing"),
         (with("scoring_func", json!("entmax")), "MODEL/config.json: its router scores with entmax"),
-        (with("topk_method", json!("group_limited_greedy")), "MODEL/config.json: topk_method is group_limited_greedy"),
+        (with("topk_method", json!("balanced")), "MODEL/config.json: topk_method is balanced"),
         (with("model_type", json!("deepseek_v3")), "MODEL/config.json: n_group is missing"),
         (with("model_type", json!("llama4_text")), "MODEL/config.json: router: top_k of sigmoid top-1 = 2"),
         (with("hidden_act", json!("mish")), "MODEL/config.json: hidden_act is \"mish\""),
