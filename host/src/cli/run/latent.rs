@@ -10,7 +10,7 @@ use nvfp4::problem::{TokenDtype, TokenFormat};
 use serde_json::{Value, json};
 
 use super::args::{Args, Choice, Verify};
-use super::moe::compare_as;
+use super::verification::compare_layer;
 
 /// The projections around the experts, and the result of the shared expert.
 pub struct LatentPart<'a> {
@@ -51,7 +51,7 @@ impl<'a> LatentPart<'a> {
             _ => MoeOutput::with_stages(&step),
         };
         backend::run(layer.as_mut(), &step, &mut output)?;
-        let comparison = compare_as(args, &weights, &step, &output);
+        let comparison = compare_layer(args, &weights, &step, &output);
         let shared = Some(Shared { intermediate: weights.sizes().intermediate, output, comparison });
         Ok(Self { around, shared })
     }

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::bail;
 use nvfp4::backend::{Backend, Moe};
 use nvfp4::checkpoint::{Checkpoint, LayerTensors, OutputFile};
-use nvfp4::moe::compare::{MoeComparison, compare_sample, compare_with_progress, elements};
+use nvfp4::moe::compare::MoeComparison;
 use nvfp4::moe::generate;
 use nvfp4::moe::{MoeOutput, MoeSizes, MoeStep, MoeWeights, shape};
 use nvfp4::plan::variant::Variant;
@@ -20,15 +20,13 @@ use super::job::{self, About, Compared, Findings, Job};
 use super::latent::LatentPart;
 use super::runs::compute;
 use super::tokens::{self, Tokens};
+use super::verification::compare_layer;
 use super::{report, tensors};
 use crate::cli::progress::Progress;
 use crate::cli::table;
 
 /// Default layer.
 const SHAPE: &str = "qwen3-30b-a3b";
-
-/// Number of elements of each stage in a sample.
-const SAMPLE: usize = 4096;
 
 /// Default number of tokens for a layer of a checkpoint.
 const TOKENS: usize = 16;
@@ -222,7 +220,7 @@ impl Job for MoeJob<'_> {
     }
 
     fn compare(&self, args: &Args, output: &MoeOutput) -> Compared {
-        let comparison = compare_as(args, &self.weights, &self.step, output);
+        let comparison = compare_layer(args, &self.weights, &self.step, output);
         let stages = comparison.iter().flat_map(|comparison| &comparison.stages).map(|stage| {
             json!({
                 "stage": stage.stage.name(),
@@ -258,24 +256,6 @@ impl Job for MoeJob<'_> {
         match &self.latent {
             Some(latent) => file.write_bits(&latent.output(self.step.sizes().dtype, output)),
             None => file.write_bits(&output.hidden),
-        }
-    }
-}
-
-/// Compares an output with the reference, as --verify says.
-pub(super) fn compare_as(
-    args: &Args,
-    weights: &MoeWeights<'_>,
-    step: &MoeStep<'_>,
-    output: &MoeOutput,
-) -> Option<MoeComparison> {
-    match args.verify {
-        _ if args.no_values => None,
-        Verify::Off => None,
-        Verify::Sample => Some(compare_sample(weights, step, output, SAMPLE, args.seed)),
-        Verify::Full => {
-            let progress = Progress::new("verifying", elements(step));
-            Some(compare_with_progress(weights, step, output, &|done| progress.add(done)))
         }
     }
 }
