@@ -147,7 +147,7 @@ impl Tree {
                 waker = Some(at);
             }
         }
-        // A wait for a parity may also end two phases early, unless the agent knows the phase in between to be over.
+        // A wait for a parity may also end two phases early, unless the agent knows that the phase in between is over.
         let early = |&at: &usize| {
             let node = &self.nodes[at];
             node.chosen != *chosen && !self.precedes(at, &clock) && footprint.could_have_ended_before(&node.footprint)
@@ -194,7 +194,7 @@ impl Tree {
     }
 }
 
-/// Takes the greater of each two numbers.
+/// Replaces each number of `into` by the greater one of it and the number at the same place of `from`.
 fn join(into: &mut Vec<u32>, from: &[u32]) {
     if into.len() < from.len() {
         into.resize(from.len(), 0);

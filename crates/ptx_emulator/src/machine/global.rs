@@ -182,7 +182,7 @@ impl GlobalMemory {
         Saved(self.allocations.iter().map(|a| (words(a), a.undefined.as_ref().map(UndefinedBytes::save))).collect())
     }
 
-    /// Brings back saved contents. The allocations must be those of then.
+    /// Restores saved contents. The allocations must be the same as when the contents were saved.
     pub fn restore(&self, saved: &Saved) {
         for (allocation, (words, undefined)) in self.allocations.iter().zip(&saved.0) {
             allocation.words.iter().zip(words).for_each(|(word, &saved)| word.store(saved, Relaxed));

@@ -48,7 +48,8 @@ const RECORDED: [&str; 25] = [
     "nanosleep",
     "trap",
 ];
-/// The same for instructions of tensor memory. The others also take a turn in the order of a tensor core.
+/// Instructions of tensor memory (`tcgen05`) whose steps record all that they touch. The other `tcgen05` instructions
+/// also take a turn in the order of a tensor core.
 const RECORDED_TCGEN05: [&str; 4] = ["ld", "st", "wait", "fence"];
 
 /// Whether an instruction may touch something that other agents see.

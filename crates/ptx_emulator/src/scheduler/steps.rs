@@ -12,8 +12,9 @@ pub struct Steps {
     pub asleep: HashMap<u32, Footprint>,
     /// Loops that warps are in, by warp.
     pub loops: HashMap<u32, Vec<Loop>>,
-    /// Number of operations that each warp has issued, and each operation's warp and number among them.
+    /// Number of operations that each warp has issued.
     pub issued: HashMap<u32, u32>,
+    /// Warp of each operation, and the operation's number among those of the warp.
     pub names: HashMap<u64, (u32, u32)>,
     /// What operations in flight will touch, as far as it is known at their issue.
     pub claims: HashMap<u64, Footprint>,

@@ -207,7 +207,7 @@ where
         words!(0 1 2 3);
     }
 
-    /// The sums of a lane's two rows for one of its two tokens of a product.
+    /// Sums of one of a lane's two tokens of a product: one per row of the lane.
     #[inline(always)]
     pub(crate) const fn of_token([a, b, c, d]: [f32; 4], token: u32) -> [f32; 2] {
         if token == 0 { [a, c] } else { [b, d] }
