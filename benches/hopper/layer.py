@@ -2,6 +2,7 @@
 
     python3 layer.py --binary hopper --packages folder --out result.json
     python3 layer.py --binary hopper --packages folder --models qwen3-30b --tokens 1 8 --out part.json
+    python3 layer.py --binary hopper --packages folder --field held-out --part 1/4 --out field.json
 
 It works like `run.py`: one process runs the peers, the release binary runs the layer, and rounds alternate between all
 contenders. A point is a model, a number of tokens and a routing (`layers.py`). Weights are prepared once per model.
@@ -25,11 +26,13 @@ from typing import Any
 
 import torch
 
+import field
+import field_report
 import layer_report
 from kernels import Kernels
 from layer_inputs import Step, Weights, layer_error
-from layers import MODELS, NVFP4, ROUTINGS, TOKENS, Model, Point, points
-from measure import WARM_UP, Contender, alternate, captured, conditions, copy_rate, fastest, summary
+from layers import MODELS, NVFP4, ROUTINGS, TOKENS, Model, Point, draw, points
+from measure import WARM_UP, Contender, alternate, captured, conditions, copy_rate, f16_rate, fastest, summary
 from peers import Unavailable, layer_humming, layer_marlin, layer_scaled, layer_torch, vllm
 
 PEERS = ("marlin", "humming", "torch", "compiled", "scaled")
@@ -128,9 +131,9 @@ def reason(why: Exception) -> str:
 
 
 def measure(
-    point: Point, peers: Peers, kernels: Kernels | None, formats: list[str], copy: float, folder: Path
+    point: Point, peers: Peers, kernels: Kernels | None, formats: list[str], rates: dict[str, float], folder: Path
 ) -> dict[str, Any]:
-    """Returns the times of all contenders at a point, with the library's layer in these token formats."""
+    """Returns the times of all contenders at a point, with the library's layer in these token formats, and `rates`."""
     ways = [way for format_ in formats for way in layer_report.WAYS[format_]]
     if kernels:
         kernels.ask(
@@ -163,7 +166,7 @@ def measure(
         "hit": point.hit,
         "bytes": point.weight_bytes(NVFP4),
         "operations": point.operations,
-        "copy_bytes_per_second": copy,
+        **rates,
         "rounds": rounds,
         "us": {name: summary(us) for name, us in times.items()},
         **said,
@@ -178,9 +181,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--binary", help="release build of `nvfp4-benches`' binary; omit it to measure only peers")
     parser.add_argument("--packages", help="folder with vLLM's wheel and humming-kernels")
     parser.add_argument("--note", default="", help="stored with the result, for example the binary's commit")
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS, metavar="MODEL")
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=field.ALL_LAYERS, metavar="MODEL")
     parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS), metavar="T")
     parser.add_argument("--routings", nargs="+", default=list(ROUTINGS), choices=ROUTINGS, metavar="ROUTING")
+    parser.add_argument(
+        "--field", choices=field.LAYERS, help="a half of the field (field.py), instead of models, tokens and routings"
+    )
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="the field's I-th of N parts")
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS, metavar="PEER", help=", ".join(PEERS))
     parser.add_argument(
         "--token-formats", nargs="+", default=["16-bit"], choices=layer_report.WAYS, metavar="FORMAT",
@@ -188,6 +195,21 @@ def arguments() -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--out", type=Path, help="file for the result, as JSON")
     return parser.parse_args()
+
+
+def measured_points(args: argparse.Namespace) -> list[tuple[Model, list[Point]]]:
+    """Returns the models with their points."""
+    if args.field is None:
+        chosen = [(field.ALL_LAYERS[name], args.tokens, args.routings) for name in args.models]
+        found = [(model, points(model, tokens, routings)) for model, tokens, routings in chosen]
+    else:
+        of = field.LAYERS[args.field]
+        pairs = field.part(list(of), args.part)
+        found = [
+            (model, [draw(model, tokens, "uniform") for name, tokens in pairs if name == model.name])
+            for model in of.values()
+        ]
+    return [(model, of) for model, of in found if of]
 
 
 def main() -> None:
@@ -203,15 +225,14 @@ def main() -> None:
     rotate_bytes = ROTATED * torch.cuda.get_device_properties(0).L2_cache_size
     result: dict[str, Any] = {"conditions": [conditions(args.note)], "points": {}}
     kernels = Kernels(args.binary) if args.binary else None
-    for name in args.models:
-        model = MODELS[name]
+    for model, of in measured_points(args):
         start = time.perf_counter()
         # Measured before every model, because clocks vary from minute to minute.
-        copy = statistics.median(copy_rate())
+        rates = {
+            "copy_bytes_per_second": statistics.median(copy_rate()),
+            "f16_operations_per_second": statistics.median(f16_rate()),
+        }
         torch.cuda.empty_cache()
-        of = points(model, args.tokens, args.routings)
-        if not of:
-            continue
         if kernels:
             kernels.send(
                 command="layer_weights", hidden=model.hidden, intermediate=model.intermediate, experts=model.experts,
@@ -225,7 +246,7 @@ def main() -> None:
             # Points with the same number of tokens are consecutive, because their routings share compiled code.
             for point in sorted(of, key=lambda point: point.tokens):
                 begin = time.perf_counter()
-                measured = measure(point, peers, kernels, args.token_formats, copy, Path(folder))
+                measured = measure(point, peers, kernels, args.token_formats, rates, Path(folder))
                 result["points"][point.name] = measured
                 gc.collect()
                 torch.cuda.empty_cache()
@@ -237,8 +258,8 @@ def main() -> None:
             kernels.ask(command="layer_drop")
         gc.collect()
         torch.cuda.empty_cache()
-        print(f"{name}: {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
-    print(layer_report.text(result))
+        print(f"{model.name}: {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
+    print(field_report.text(result) if args.field else layer_report.text(result))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
+import itertools
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -20,10 +22,13 @@ from typing import Any
 
 import torch
 
+import field
+import field_report
 import linear_report
 from inputs import Problem
 from kernels import Kernels
-from measure import WARM_UP, alternate, conditions, summary
+from layers import NVFP4
+from measure import WARM_UP, alternate, conditions, copy_rate, f16_rate, summary
 from peers import Unavailable, marlin
 from run import ROTATED, prepare_peers
 
@@ -34,8 +39,10 @@ TOKENS = (1, 4, 16, 64, 256, 512, 4096)
 ROUNDS, RUNS = 6, 20
 
 
-def measure(kernels: Kernels, matrix: str, tokens: int, rotate_bytes: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Returns the times of all contenders on a matrix with `tokens` tokens."""
+def measure(
+    kernels: Kernels, matrix: str, tokens: int, rotate_bytes: int, rates: dict[str, float], args: argparse.Namespace
+) -> dict[str, Any]:
+    """Returns the times of all contenders on a matrix with `tokens` tokens, and the card's `rates`."""
     n, k = (int(size) for size in matrix.split("x"))
     names = [linear_report.OWN[format_] for format_ in args.token_formats]
     kernels.send(command="linear", m=tokens, n=n, k=k, token_formats=args.token_formats, rotate_bytes=rotate_bytes)
@@ -54,6 +61,9 @@ def measure(kernels: Kernels, matrix: str, tokens: int, rotate_bytes: int, args:
         "n": n,
         "k": k,
         "tokens": tokens,
+        "bytes": round(n * k * NVFP4 + 2 * tokens * (n + k)),
+        "operations": 2 * tokens * n * k,
+        **rates,
         "us": {name: summary(us) for name, us in times.items()},
         "relative_errors": errors,
         "missing": missing,
@@ -70,6 +80,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--note", default="", help="stored with the result, for example the binary's commit")
     parser.add_argument("--matrices", nargs="+", default=list(MATRICES), metavar="NxK")
     parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS), metavar="M")
+    parser.add_argument(
+        "--field", choices=field.MATRICES, help="a half of the field (field.py), instead of matrices and tokens"
+    )
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="the field's I-th of N parts")
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS, metavar="PEER", help=", ".join(PEERS))
     parser.add_argument(
         "--token-formats", nargs="+", default=list(linear_report.OWN), choices=linear_report.OWN, metavar="FORMAT",
@@ -92,16 +106,25 @@ def main() -> None:
     rotate_bytes = ROTATED * torch.cuda.get_device_properties(0).L2_cache_size
     result: dict[str, Any] = {"conditions": conditions(args.note), "runs": ROUNDS * RUNS, "points": {}}
     kernels = Kernels(args.binary)
-    for matrix in args.matrices:
-        for tokens in args.tokens:
+    pairs = [(matrix, tokens) for matrix in args.matrices for tokens in args.tokens]
+    if args.field:
+        pairs = field.part(field.MATRICES[args.field], args.part)
+    for matrix, of in itertools.groupby(pairs, key=lambda pair: pair[0]):
+        # Measured before every matrix, because clocks vary from minute to minute.
+        rates = {
+            "copy_bytes_per_second": statistics.median(copy_rate()),
+            "f16_operations_per_second": statistics.median(f16_rate()),
+        }
+        torch.cuda.empty_cache()
+        for _, tokens in of:
             start = time.perf_counter()
-            result["points"][f"{matrix} {tokens}"] = measure(kernels, matrix, tokens, rotate_bytes, args)
+            result["points"][f"{matrix} {tokens}"] = measure(kernels, matrix, tokens, rotate_bytes, rates, args)
             gc.collect()
             torch.cuda.empty_cache()
             if args.out:
                 args.out.write_text(json.dumps(result, indent=1) + "\n")
             print(f"{matrix} {tokens}: {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
-    print(linear_report.text(result))
+    print(field_report.text(field_report.merged([result])) if args.field else linear_report.text(result))
 
 
 if __name__ == "__main__":

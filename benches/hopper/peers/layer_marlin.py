@@ -12,7 +12,7 @@ from layers import NVFP4
 from measure import Run
 
 from . import vllm
-from .marlin import GLOBAL_EXPONENTS, scales_for_marlin, weights_for_marlin
+from .marlin import GLOBAL_EXPONENTS, multiply, scales_for_marlin, weights_for_marlin
 
 ELEMENT = NVFP4
 
@@ -57,11 +57,8 @@ class Matrices:
         workspace: torch.Tensor, weigh: bool,
     ) -> None:  # fmt: skip
         """Writes rows of `a` times their experts' matrices to `out`. Each row of `a` is used `k` times."""
-        torch.ops._moe_C.moe_wna16_marlin_gemm(
-            a, out, self.values, None, self.scales, None, self.units, None, None, None, workspace, *blocks,
-            step.weights, block, k, weigh, vllm.E2M1_TYPE, len(a), self.rows, self.k,
-            True, False, True, False, -1, -1, -1,
-        )  # fmt: skip
+        sizes = (len(a), self.rows, self.k)
+        multiply(a, out, self.values, self.scales, self.units, workspace, blocks, step.weights, block, k, weigh, sizes)
 
 
 class Layer:

@@ -77,6 +77,22 @@ def sort(problem: Problem, block: int) -> list[torch.Tensor]:
     return [torch.tensor(x, dtype=torch.int32, device="cuda") for x in (tokens, owners, [len(tokens)])]
 
 
+def multiply(
+    a: torch.Tensor, out: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, units: torch.Tensor,
+    workspace: torch.Tensor, blocks: list[torch.Tensor], router: torch.Tensor, block: int, k: int, weigh: bool,
+    sizes: tuple[int, int, int],
+) -> None:  # fmt: skip
+    """Writes rows of `a` times their experts' matrices to `out`. Each row is used `k` times; `sizes` are M, N and K."""
+    operator = torch.ops._moe_C.moe_wna16_marlin_gemm
+    # Older versions of vLLM have two operands for sorted weights and a flag for them, which NVFP4 does not use.
+    older = len(operator.default._schema.arguments) > 26
+    sorted_weights, whole = ([None, None], [True]) if older else ([], [])
+    operator(
+        a, out, values, None, scales, None, units, None, *sorted_weights, workspace, *blocks, router, block, k, weigh,
+        E2M1_TYPE, *sizes, *whole, False, True, False, -1, -1, -1,
+    )  # fmt: skip
+
+
 def contend(inputs: Inputs, copies: int) -> list[Run]:
     """All groups in one launch, with gate and up side by side in its output; the faster of bf16 and f16."""
     if not hasattr(torch.ops._moe_C, "moe_wna16_marlin_gemm"):
@@ -109,10 +125,8 @@ def contend_in(inputs: Inputs, copies: int, dtype: torch.dtype) -> list[list[Run
 
     def launch(block: int, blocks: list[torch.Tensor], operands: list[torch.Tensor]) -> torch.Tensor:
         tokens, values, scales, product, out, workspace = operands
-        torch.ops._moe_C.moe_wna16_marlin_gemm(
-            tokens, product, values, None, scales, None, units, None, None, None, workspace, *blocks, router,
-            block, 1, False, E2M1_TYPE, len(tokens), problem.rows, problem.k, True, False, True, False, -1, -1, -1,
-        )  # fmt: skip
+        sizes = (len(tokens), problem.rows, problem.k)
+        multiply(tokens, product, values, scales, units, workspace, blocks, router, block, 1, False, sizes)
         return silu_mul(product, out) if problem.op == "gated" else product
 
     sets = [copy() for _ in range(copies)]

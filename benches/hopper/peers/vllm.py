@@ -1,6 +1,6 @@
 """vLLM's operators, from a folder with its wheel: two libraries and one file with a Triton kernel.
 
-vLLM's Python package needs some fifty other packages; its libraries need only PyTorch (0.24.0 fits 2.11). This module
+vLLM's Python package needs some fifty other packages; its libraries need only PyTorch (0.24.0 to 0.33.0 fit 2.11). This module
 loads one file of the package, with stand-ins for the two modules that the file imports.
 """
 
@@ -20,8 +20,6 @@ from . import Unavailable
 
 LIBRARIES = ("vllm/_C_stable_libtorch.abi3.so", "vllm/_moe_C_stable_libtorch.abi3.so")
 WEIGHTED_SUM = "vllm/model_executor/layers/fused_moe/moe_fused_mul_sum.py"
-# vLLM's number of `ScalarType.float_(2, 1, signed, no NaN)`.
-E2M1_TYPE = 562949953487106
 # vLLM's choices for the number of rows per block.
 BLOCK_ROWS = (8, 16, 32, 48, 64)
 
@@ -44,7 +42,11 @@ def load(folder: str | None) -> None:
         "vllm.triton_utils": types.ModuleType("vllm.triton_utils"),
     }
     capability = 10 * torch.cuda.get_device_capability()[0] + torch.cuda.get_device_capability()[1]
-    platform = types.SimpleNamespace(has_device_capability=lambda least: capability >= least)
+    platform = types.SimpleNamespace(
+        has_device_capability=lambda least: capability >= least,
+        is_cuda=lambda: True,
+        get_device_capability=torch.cuda.get_device_capability,
+    )
     vars(stand_ins["vllm.platforms"])["current_platform"] = platform
     vars(stand_ins["vllm.triton_utils"]).update(tl=triton.language, triton=triton)
     before = {name: sys.modules.get(name) for name in stand_ins}

@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::time::Instant;
 
-use ptx_emulator::{Arg, Fault, FaultKind, LaunchConfig, Report, Timeline, Warning};
+use ptx_emulator::{Arg, Bounds, Exploration, Fault, FaultKind, LaunchConfig, Report, Timeline, Warning};
 use serde_json::{Value, json};
 
 use crate::code::{
@@ -70,8 +70,9 @@ pub fn launch(driver: &mut Driver, launch: &Launch, follows: bool) -> Result<(),
         device.name(workspace, "the workspace of a cooperative grid");
         config.grid_workspace = workspace.address;
     }
-    let result = match &mut driver.timeline {
-        Some(timeline) => {
+    let mut explored = None;
+    let result = match (&mut driver.timeline, driver.options.explore) {
+        (Some(timeline), _) => {
             launch.code.listing(timeline.card().arch).into_iter().for_each(|listing| timeline.add_listing(listing));
             let end_us = |timeline: &Timeline| timeline.launches().last().map_or(0.0, |launch| launch.end_us);
             let before = end_us(timeline);
@@ -79,7 +80,12 @@ pub fn launch(driver: &mut Driver, launch: &Launch, follows: bool) -> Result<(),
             driver.clock += ((end_us(timeline) - before) * 1e3).max(0.0) as u64;
             timed
         }
-        None => device.launch(module, &launch.name, &config, &args),
+        (None, Some(time)) => {
+            let bounds = Bounds { time, ..Bounds::default() };
+            let found = device.explore(module, &launch.name, &config, &args, &bounds);
+            found.and_then(|found| outcome(explored.insert(found)))
+        }
+        (None, None) => device.launch(module, &launch.name, &config, &args),
     };
     let seconds = began.elapsed().as_secs_f64();
     workspace.into_iter().for_each(|workspace| device.free(workspace));
@@ -92,16 +98,26 @@ pub fn launch(driver: &mut Driver, launch: &Launch, follows: bool) -> Result<(),
             .filter(|_| !quiet)
             .for_each(|hazard| eprintln!("ptx-emulator: launch {}: {}", driver.launches, hazard.display("fault")));
     }
-    write_down(driver, launch, &result, seconds);
+    write_down(driver, launch, &result, explored.as_ref(), seconds);
     result.map(drop).map_err(|fault| {
         if !quiet {
-            eprintln!("ptx-emulator: launch {}: {fault}", driver.launches);
+            let order = explored.as_ref().and_then(|found| found.failures.first());
+            let order = order.map(|failure| format!("\n  in the order {}", failure.order)).unwrap_or_default();
+            eprintln!("ptx-emulator: launch {}: {fault}{order}", driver.launches);
         }
         let code = code_of(fault.kind);
         driver.lost = Some(code);
         driver.queue.clear();
         code
     })
+}
+
+/// The report of the first order, or the fault that the search found.
+fn outcome(found: &Exploration) -> Result<Report, Fault> {
+    match found.failures.first() {
+        Some(failure) => Err(failure.fault.clone()),
+        None => Ok(found.report.clone().unwrap_or_default()),
+    }
 }
 
 /// Writes the kernel's output to the program's standard output.
@@ -112,11 +128,22 @@ fn print(report: &Report) {
 }
 
 /// Keeps the launch's line for a call that reads it, and appends it to the log.
-fn write_down(driver: &mut Driver, launch: &Launch, result: &Result<Report, Fault>, seconds: f64) {
+fn write_down(
+    driver: &mut Driver,
+    launch: &Launch,
+    result: &Result<Report, Fault>,
+    explored: Option<&Exploration>,
+    seconds: f64,
+) {
     if driver.options.log.is_none() && driver.reports.is_none() {
         return;
     }
-    let line = format!("{}\n", line(driver, launch, result, seconds));
+    let mut line = line(driver, launch, result, seconds);
+    if let Some(found) = explored {
+        let order = found.failures.first().map(|failure| &failure.order);
+        line["explored"] = json!({"end": found.end, "orders": found.orders, "results": found.results, "order": order});
+    }
+    let line = format!("{line}\n");
     if let Some(path) = &driver.options.log {
         // Each line is a single write, so that the lines of several processes do not mix.
         let written = OpenOptions::new().create(true).append(true).open(path);

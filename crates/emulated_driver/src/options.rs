@@ -4,6 +4,7 @@
 use std::env;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use ptx_emulator::{Allow, Level, Limit, Schedule, Sums, Timeline};
 
@@ -13,6 +14,8 @@ pub struct Options {
     pub card: Card,
     pub level: Level,
     pub schedule: Schedule,
+    /// Run each launch in all its orders, for at most this time. `None`: in the order of the schedule.
+    pub explore: Option<Duration>,
     /// How matrix instructions add floating-point products.
     pub sums: Sums,
     /// Hazards that are not reported.
@@ -41,6 +44,7 @@ impl Default for Options {
             card: Card::h200(),
             level: Level::Default,
             schedule: Schedule::default(),
+            explore: None,
             sums: Sums::default(),
             allow: Vec::new(),
             keep_going: false,
@@ -57,10 +61,11 @@ impl Default for Options {
 
 impl Options {
     /// Names of the options. The environment variable of an option is `PTX_EMULATOR_` and its name.
-    const NAMES: [&str; 14] = [
+    const NAMES: [&str; 15] = [
         "GPU",
         "LEVEL",
         "SCHEDULE",
+        "EXPLORE",
         "SUMS",
         "ALLOW",
         "KEEP_GOING",
@@ -108,6 +113,11 @@ impl Options {
             "GPU" => self.card = Card::by_name(value).ok_or_else(|| format!("`{value}` is not a GPU"))?,
             "LEVEL" => self.level = one(value, Level::Default)?,
             "SCHEDULE" => self.schedule = one(value, Schedule::default())?,
+            "EXPLORE" if value.is_empty() => self.explore = None,
+            "EXPLORE" => {
+                let time = value.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+                self.explore = Some(time.ok_or_else(|| format!("`{value}` is not a number of seconds"))?);
+            }
             "SUMS" => self.sums = one(value, Sums::default())?,
             "ALLOW" => self.allow = list(value)?,
             "KEEP_GOING" => self.keep_going = !value.is_empty(),

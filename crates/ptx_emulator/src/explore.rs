@@ -25,8 +25,8 @@ pub struct Explore {
     #[arg(long, value_name = "N", requires = "explore", default_value = "100000")]
     orders: u64,
     /// Maximum time of the search in seconds.
-    #[arg(long, value_name = "S", requires = "explore", default_value = "60")]
-    seconds: f64,
+    #[arg(long, value_name = "S", requires = "explore", default_value = "60", value_parser = seconds)]
+    seconds: Duration,
     /// Go on behind orders with a fault, and list each fault once.
     #[arg(long, requires = "explore")]
     every_fault: bool,
@@ -35,10 +35,15 @@ pub struct Explore {
 impl Explore {
     /// The bounds, if orders are to be explored.
     pub fn bounds(&self) -> Option<Bounds> {
-        let time = Duration::try_from_secs_f64(self.seconds).unwrap_or(Duration::MAX);
-        let Explore { preemptions, orders, every_fault, .. } = *self;
+        let Explore { preemptions, orders, seconds: time, every_fault, .. } = *self;
         self.explore.then_some(Bounds { preemptions, orders, time, every_fault, ..Bounds::default() })
     }
+}
+
+/// Parses a number of seconds.
+pub fn seconds(text: &str) -> Result<Duration, String> {
+    let parsed = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    parsed.ok_or_else(|| "expected a number of seconds, such as 60 or 0.5".to_owned())
 }
 
 /// The order to replay, if the schedule is one. Another schedule goes to the launch file.

@@ -11,6 +11,7 @@ use std::os::unix::fs::symlink;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::{Args, ValueEnum};
@@ -18,6 +19,7 @@ use ptx_emulator::{Allow, Card, Level, Limit, Schedule, Sums, readable};
 use serde::Deserialize;
 
 use super::exit;
+use super::explore::seconds;
 use super::hazards::Hazards;
 
 /// GPU that the program sees.
@@ -64,6 +66,11 @@ pub struct RunArgs {
     /// Schedule: fair, worst or seed:N.
     #[arg(long, default_value = "fair")]
     schedule: Schedule,
+    /// Run each launch in all orders that its warps and asynchronous operations can take, for at most S seconds a launch
+    /// (10 if S is missing). A fault is printed with an order that shows it. For programs with small launches.
+    #[arg(long, value_name = "S", num_args = 0..=1, require_equals = true, default_missing_value = "10")]
+    #[arg(conflicts_with_all = ["timed", "schedule"], value_parser = seconds)]
+    explore: Option<Duration>,
     /// How matrix instructions add floating-point products: card (as the GPU does, to the bit) or exact (rounded once to
     /// nearest).
     #[arg(long, default_value = "card")]
@@ -108,6 +115,16 @@ struct Line {
     faults: Vec<Hazard>,
     /// Predicted time on a GPU, if requested.
     prediction: Option<Prediction>,
+    /// The search through all orders, if requested.
+    explored: Option<Explored>,
+}
+
+/// Search through the orders of a launch.
+#[derive(Deserialize)]
+struct Explored {
+    end: String,
+    orders: u64,
+    results: u64,
 }
 
 /// Predicted time of a launch on a GPU.
@@ -166,6 +183,7 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
         .env("PTX_EMULATOR_NO_VALUES", if args.no_values { "1" } else { "" })
         .env("PTX_EMULATOR_LEVEL", format!("{:?}", args.level).to_lowercase())
         .env("PTX_EMULATOR_SCHEDULE", args.schedule.to_string())
+        .env("PTX_EMULATOR_EXPLORE", args.explore.map(|time| time.as_secs_f64().to_string()).unwrap_or_default())
         .env("PTX_EMULATOR_SUMS", format!("{:?}", args.sums).to_lowercase())
         .env("PTX_EMULATOR_ALLOW", args.hazards.allow.iter().map(Allow::to_string).collect::<Vec<_>>().join(","))
         .env("PTX_EMULATOR_KEEP_GOING", if args.hazards.keep_going { "1" } else { "" })
@@ -228,6 +246,20 @@ struct Sum {
     /// Predicted times, and the number of predictions based on machine code.
     microseconds: Vec<f64>,
     from_machine_code: usize,
+}
+
+/// How far the search through the orders of each launch came.
+fn explored(lines: &[Line]) -> String {
+    let searches: Vec<&Explored> = lines.iter().filter_map(|line| line.explored.as_ref()).collect();
+    let ended = |word: &str| searches.iter().filter(|search| search.end == word).count();
+    let (whole, faulted) = (ended("whole"), ended("fault"));
+    let bounded = searches.len() - whole - faulted;
+    let orders = searches.iter().fold(0, |sum, search| sum + search.orders);
+    let several = searches.iter().filter(|search| search.results > 1).count();
+    format!(
+        "  orders run: {orders}; launches explored whole: {whole}, up to the bound: {bounded}, up to a fault: {faulted}; \
+         launches with several results: {several}\n"
+    )
 }
 
 fn summary(lines: &[Line]) -> String {
@@ -295,6 +327,9 @@ fn summary(lines: &[Line]) -> String {
         *hazards.entry(kind).or_default() += launches;
     }
     let hazards: Vec<String> = hazards.iter().map(|(kind, times)| format!("{times} {kind}")).collect();
+    if lines.iter().any(|line| line.explored.is_some()) {
+        text += &explored(lines);
+    }
     let or_none = |list: Vec<String>| if list.is_empty() { "none".to_owned() } else { list.join(", ") };
     text + &format!("  faults: {}; warnings: {}\n", or_none(faults), or_none(hazards))
 }

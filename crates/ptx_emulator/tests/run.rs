@@ -42,6 +42,19 @@ fn driver_program_computes_and_keeps_its_exit_code() {
 }
 
 #[test]
+fn launches_are_explored() {
+    let (code, out, err) = driver(&["--explore"], "");
+    assert_eq!((code, &*out), (0, "NVIDIA H200\n2 4 6 8\n"), "{err}");
+    assert!(err.contains("  orders run: 1; launches explored whole: 1, up to the bound: 0, up to a fault: 0"), "{err}");
+    let (code, _, err) = driver(&["--explore=5"], "past");
+    assert_eq!(code, 1, "{err}");
+    assert!(err.contains("fault[out-of-bounds]") && err.contains("\n  in the order order:"), "{err}");
+    assert!(err.contains("launches explored whole: 0, up to the bound: 0, up to a fault: 1"), "{err}");
+    let (code, _, err) = driver(&["--explore=-1"], "");
+    assert!(code == 2 && err.contains("expected a number of seconds, such as 60 or 0.5"), "{err}");
+}
+
+#[test]
 fn launch_times_are_predicted() {
     let (code, out, err) = driver(&["--timed", "b200"], "");
     assert_eq!((code, &*out), (0, "NVIDIA B200\n2 4 6 8\n"), "{err}");

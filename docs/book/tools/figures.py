@@ -16,6 +16,8 @@ from drawings import DRAWINGS, bars
 from pages import ROOT, SRC, with_sections
 
 sys.path.insert(0, str(ROOT / "benches/hopper"))
+import field  # noqa: E402
+import field_report  # noqa: E402
 import layer_report  # noqa: E402
 
 sys.path.insert(0, str(ROOT / "python/nvfp4_vllm/benches"))
@@ -132,6 +134,46 @@ def linear_table(name: str) -> str:
     return where(recorded["conditions"], name) + table(["N×K", "tokens", *(f"{titles[one]}, µs" for one in contenders)], rows)
 
 
+FIELD = "h100-field.json"
+KINDS = ((True, "MoE layers"), (False, "matrices"))
+
+
+def field_points(is_layer: bool, half: str) -> list[dict]:
+    """Returns the points of a half of the field that have a rival."""
+    points = read(FIELD)["points"].values()
+    of = [p for p in points if field_report.is_layer(p) == is_layer and field.half(field_report.subject(p)) == half]
+    return [point for point in of if field_report.ratio(point)]
+
+
+def field_table() -> str:
+    """Returns the goals of the field, by kind and half."""
+    rows = []
+    for is_layer, words in KINDS:
+        for half in field.LAYERS:
+            points = field_points(is_layer, half)
+            ratios = [field_report.ratio(point) for point in points]
+            below = sum(ratio < field_report.least_ratio(point) for ratio, point in zip(ratios, points))
+            mean = math.exp(statistics.fmean(map(math.log, ratios)))
+            rows.append([f"{words}, {half}", str(len(points)), f"{mean:.2f}", f"{min(ratios):.2f}", str(below)])
+    return where(read(FIELD)["conditions"][0], FIELD) + table(["half of the field", "points", "mean", "least", "below the goal"], rows)
+
+
+def missed_table() -> str:
+    """Returns the points of the field that miss the goal of their ratio."""
+    rows = []
+    for is_layer, _ in KINDS:
+        for point in (point for half in field.LAYERS for point in field_points(is_layer, half)):
+            ratio, times = field_report.ratio(point), field_report.rivals(point)
+            if ratio < field_report.least_ratio(point):
+                best = min(times, key=times.get)
+                name = field_report.subject(point).replace("x", "×") if not is_layer else field_report.subject(point)
+                ours, limit = field_report.own(point), field_report.limit_us(point)
+                rows.append(
+                    [name, str(point["tokens"]), f"{limit:,.1f}", f"{ours:,.1f}", f"{times[best]:,.1f} ({best})", f"{ratio:.2f}"]
+                )
+    return table(["layer or N×K", "tokens", "limit, µs", "this library, µs", "best rival, µs", "ratio"], rows)
+
+
 SECTIONS = {
     "vllm": lambda: vllm_table(VLLM, "qwen3-30b-a3b"),
     "vllm-gpt-oss": lambda: vllm_table(VLLM, "gpt-oss-120b"),
@@ -139,6 +181,8 @@ SECTIONS = {
     "layer-means": means,
     "layer": lambda: layer_table("h200-layer.json"),
     "layer-h100": lambda: layer_table("h100-layer.json"),
+    "field": field_table,
+    "field-missed": missed_table,
     "fp8": fp8_table,
     "groups": lambda: groups_table("measurements/h200.json"),
     "groups-h100": lambda: groups_table("measurements/h100.json"),
