@@ -9,8 +9,8 @@ use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::module::Module;
-use crate::options::Options;
-use crate::report::{Report, fault};
+use crate::options::{Options, SearchBounds};
+use crate::report::{Report, exploration, fault};
 
 struct State {
     device: ptx_emulator::Device,
@@ -135,11 +135,15 @@ impl Device {
         options: Options,
         arguments: Vec<Vec<u8>>,
     ) -> PyResult<(Option<Report>, Option<String>)> {
-        let config = options.config()?;
+        let (config, order) = (options.config()?, options.order()?);
         let arguments: Vec<Arg> = arguments.into_iter().map(Arg).collect();
         let run = || -> Result<Report, Fault> {
             let mut state = self.lock();
             let State { device, timeline, .. } = &mut *state;
+            if let Some(order) = &order {
+                let report = device.replay(&module.module, entry, &config, &arguments, order)?;
+                return Ok(Report { report, time: None });
+            }
             let Some(timeline) = timeline else {
                 let report = device.launch(&module.module, entry, &config, &arguments)?;
                 return Ok(Report { report, time: None });
@@ -150,6 +154,25 @@ impl Device {
         };
         Ok(match py.detach(run) {
             Ok(report) => (Some(report), None),
+            Err(stopped) => (None, Some(fault(&stopped))),
+        })
+    }
+
+    /// Runs a kernel in all orders, up to bounds. Returns the result of the search, or why the launch cannot run, as JSON.
+    fn explore(
+        &self,
+        py: Python<'_>,
+        module: &Module,
+        entry: &str,
+        options: Options,
+        arguments: Vec<Vec<u8>>,
+        bounds: SearchBounds,
+    ) -> PyResult<(Option<String>, Option<String>)> {
+        let (config, bounds) = (options.config()?, bounds.bounds()?);
+        let arguments: Vec<Arg> = arguments.into_iter().map(Arg).collect();
+        let run = || self.lock().device.explore(&module.module, entry, &config, &arguments, &bounds);
+        Ok(match py.detach(run) {
+            Ok(found) => (Some(exploration(&found)), None),
             Err(stopped) => (None, Some(fault(&stopped))),
         })
     }

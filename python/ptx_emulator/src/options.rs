@@ -1,6 +1,8 @@
 //! Options of a launch.
 
-use ptx_emulator::{Allow, LaunchConfig, Level, Limit, Schedule, Sums};
+use std::time::Duration;
+
+use ptx_emulator::{Allow, Bounds, LaunchConfig, Level, Limit, Order, Schedule, Sums};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -22,12 +24,38 @@ pub struct Options {
     limit: Vec<String>,
 }
 
+/// Bounds of a search through the orders of a launch.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub struct SearchBounds {
+    preemptions: Option<u32>,
+    orders: u64,
+    seconds: f64,
+    every_fault: bool,
+}
+
+impl SearchBounds {
+    /// The library's bounds. A `ValueError` names the one that is invalid.
+    pub fn bounds(&self) -> PyResult<Bounds> {
+        let time = Duration::try_from_secs_f64(self.seconds).map_err(|_| {
+            PyValueError::new_err(format!("seconds: {}; expected a number that is not negative", self.seconds))
+        })?;
+        let SearchBounds { preemptions, orders, every_fault, .. } = *self;
+        Ok(Bounds { preemptions, orders, time, every_fault, ..Bounds::default() })
+    }
+}
+
 fn parse<T: std::str::FromStr<Err = String>>(name: &str, text: &str) -> PyResult<T> {
     text.parse().map_err(|error| PyValueError::new_err(format!("{name}: {error}")))
 }
 
 impl Options {
-    /// The library's configuration. A `ValueError` names the option that is invalid.
+    /// The order that the schedule names, if it is one.
+    pub fn order(&self) -> PyResult<Option<Order>> {
+        self.schedule.starts_with(Order::PREFIX).then(|| parse("schedule", &self.schedule)).transpose()
+    }
+
+    /// The library's configuration; its schedule is the default one if the options name an order. A `ValueError` names the option that is invalid.
     pub fn config(&self) -> PyResult<LaunchConfig> {
         let allow = self.allow.iter().map(|text| parse::<Allow>("allow", text)).collect::<PyResult<_>>()?;
         let mut config = LaunchConfig {
@@ -35,7 +63,10 @@ impl Options {
             block: self.block,
             cluster: self.cluster,
             shared_bytes: self.shared_bytes,
-            schedule: parse::<Schedule>("schedule", &self.schedule)?,
+            schedule: match self.order()? {
+                Some(_) => Schedule::default(),
+                None => parse("schedule", &self.schedule)?,
+            },
             sums: parse::<Sums>("sums", &self.sums)?,
             allow,
             keep_going: self.keep_going,

@@ -1,6 +1,6 @@
 //! Reports of launches, and faults as JSON.
 
-use ptx_emulator::{Fault, Time};
+use ptx_emulator::{Exploration, Fault, Time};
 use pyo3::prelude::*;
 use serde_json::{Value, json};
 
@@ -61,10 +61,27 @@ impl Report {
     }
 }
 
-/// A fault as JSON: its fields, its text and its remedy.
-pub fn fault(fault: &Fault) -> String {
+/// The fields of a fault, its text and its remedy.
+fn described(fault: &Fault) -> Value {
     let mut fields = json!(fault);
     fields["text"] = fault.to_string().into();
     fields["remedy"] = fault.kind.remedy().into();
-    fields.to_string()
+    fields
+}
+
+/// A fault as JSON: its fields, its text and its remedy.
+pub fn fault(fault: &Fault) -> String {
+    described(fault).to_string()
+}
+
+/// The result of a search through all orders as JSON, with its text.
+pub fn exploration(found: &Exploration) -> String {
+    let mut value = json!(found);
+    value["failures"] = found
+        .failures
+        .iter()
+        .map(|failure| json!({"fault": described(&failure.fault), "order": failure.order, "preemptions": failure.preemptions}))
+        .collect();
+    value["text"] = found.to_string().into();
+    value.to_string()
 }

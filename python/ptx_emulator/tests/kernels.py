@@ -98,3 +98,15 @@ st.global.u32 [%d4], %r9;""",
     target="sm_90a",
     before=".shared .align 128 .b8 tile[128];\n.shared .align 8 .b64 bar;\n",
 )
+
+# Each thread claims a place by an atomic addition, and writes its index there: no race, but the result depends on the order.
+PLACES = entry(
+    ".param .u64 out, .param .u64 next",
+    """
+ld.param.u64 %d1, [out]; ld.param.u64 %d2, [next];
+and.b32 %r5, %r4, 31; setp.ne.u32 %p1, %r5, 0;
+@%p1 ret;
+atom.global.add.u32 %r6, [%d2], 1;
+mul.wide.u32 %d3, %r6, 4; add.u64 %d3, %d1, %d3;
+st.global.u32 [%d3], %r4;""",
+)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import ptx_emulator
-from kernels import BULK, COUNTER, DOUBLE, EMPTY, NO_BARRIER, RACE, SPIN, SUM_OF_POINTERS
-from ptx_emulator import Device, Fault, TensorMap, launch
+from kernels import BULK, COUNTER, DOUBLE, EMPTY, NO_BARRIER, PLACES, RACE, SPIN, SUM_OF_POINTERS
+from ptx_emulator import Device, Fault, TensorMap, explore, launch
 
 
 def test_results_reach_the_arrays():
@@ -197,3 +197,56 @@ def test_arrays_of_other_libraries_are_memory():
     x, y = np.ones(4, np.float32), np.zeros(4, np.float32)
     launch(DOUBLE, block=4, args=[Foreign(x), Foreign(y), 4])
     assert y.sum() == 8
+
+
+def test_search_through_all_orders_raises_a_fault_that_launch_replays():
+    out = np.full(64, 5, np.uint32)
+    with pytest.raises(Fault) as caught:
+        explore(NO_BARRIER, block=64, args=[out])
+    fault = caught.value
+    assert fault.kind == "data-race" and fault.schedule.startswith("order:c0w")
+    assert (out == 5).all(), "memory is that of before the launch"
+    with pytest.raises(Fault) as again:
+        launch(NO_BARRIER, block=64, args=[out], schedule=fault.schedule)
+    assert (again.value.kind, again.value.line) == (fault.kind, fault.line)
+    assert str(fault.schedule) in str(fault)
+
+
+def test_search_counts_the_results_of_all_orders():
+    out, place = np.zeros(3, np.uint32), np.zeros(1, np.uint32)
+    found = explore(PLACES, block=96, args=[out, place])
+    # Three warps claim three places: 3! assignments, each in one order of the atomic additions.
+    assert (found.whole, found.orders, found.results, found.failures) == (True, 6, 6, [])
+    assert sorted(out) == [0, 32, 64] and place[0] == 3
+    assert "explored whole: 6 orders" in str(found)
+
+
+def test_bounds_end_a_search():
+    arguments = [np.zeros(4, np.uint32), np.zeros(1, np.uint32)]
+    found = explore(PLACES, block=128, args=arguments, orders=5)
+    assert not found.whole and (found.end, found.orders) == ("orders", 5)
+    found = explore(NO_BARRIER, block=64, args=[np.zeros(64, np.uint32)], every_fault=True)
+    assert [fault.kind for fault in found.failures] and found.end in ("whole", "fault")
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        ({"level": "machine"}, "hazards"),
+        ({"seconds": -1.0}, "seconds"),
+        ({"orders": -1}, ""),
+    ],
+)
+def test_searches_that_cannot_run_are_refused(options, text):
+    with pytest.raises((ValueError, OverflowError), match=text):
+        explore(DOUBLE, block=32, args=[np.zeros(1, np.float32), np.zeros(1, np.float32), 1], **options)
+
+
+def test_order_that_is_none_is_refused():
+    arguments = [np.zeros(1, np.float32), np.zeros(1, np.float32), 1]
+    with pytest.raises(ValueError, match="schedule: `x` is no warp"):
+        launch(DOUBLE, block=32, args=arguments, schedule="order:x")
+    with pytest.raises(ptx_emulator.BadLaunch, match="cannot be made"):
+        launch(DOUBLE, block=32, args=arguments, schedule="order:c0w7")
+    with pytest.raises(ValueError, match="schedules"):
+        launch(DOUBLE, block=32, args=arguments, schedule="order:c0w0", gpu="h200", timed=True)

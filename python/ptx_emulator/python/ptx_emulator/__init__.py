@@ -3,17 +3,17 @@
     report = ptx_emulator.launch(ptx, "kernel", grid=4, block=128, args=[x, y, np.int32(512)])
 
 `launch` runs a kernel on NumPy arrays. A race, an overrun, a deadlock or the use of an undefined value raises `Fault`.
-`Device` keeps memory between launches. `install` and the entry points of this package run Triton programs; see the
-README.
+`explore` runs a small launch in every order of its warps. `Device` keeps memory between launches. `install` and the entry
+points of this package run Triton programs; see the README.
 """
 
-from ._device import Buffer, Device, launch
+from ._device import Buffer, Device, explore, launch
 from ._errors import BadLaunch, Fault, LaunchFailed, Party, Place, Unsupported
 from ._install import install, installed
 from ._memory import empty
 from ._module import Module
 from ._options import GPUS
-from ._report import Finding, Report, Time
+from ._report import Exploration, Finding, Report, Time
 from ._tensor_map import TensorMap
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "BadLaunch",
     "Buffer",
     "Device",
+    "Exploration",
     "Fault",
     "Finding",
     "LaunchFailed",
@@ -32,6 +33,7 @@ __all__ = [
     "Time",
     "Unsupported",
     "empty",
+    "explore",
     "install",
     "installed",
     "launch",

@@ -18,6 +18,9 @@ def main() -> None:
     parser.add_argument("--schedule", help="fair, worst or seed:N")
     parser.add_argument("--schedules", help="run each launch under N schedules")
     parser.add_argument(
+        "--explore", metavar="S", help="run each launch in all orders of its warps, for at most S seconds; for small launches"
+    )
+    parser.add_argument(
         "--timed", nargs="?", const=True, metavar="GPU", help="predict times; no hazards are searched for"
     )
     parser.add_argument("--limit", help="seconds (60s) or instructions of a warp, per launch")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from ._errors import failure
 from ._memory import pointer
 from ._module import Module, module
 from ._native import Device as _NativeDevice
-from ._report import Report
+from ._report import Exploration, Report
 
 Size = int | Sequence[int]
 Args = Sequence[Any] | Mapping[str, Any]
@@ -111,6 +112,72 @@ class Device:
         overlaps: bool = False,
     ) -> Report:
         """Runs a kernel to its end. See `ptx_emulator.launch`."""
+        order = _options.schedules(schedule, schedules)
+        if self.timed and (len(order) > 1 or order[0].startswith("order:")):
+            raise ValueError("schedules: a timed launch runs under the fair schedule only")
+        options = {
+            "cluster": cluster,
+            "shared_bytes": shared_bytes,
+            "level": level,
+            "sums": sums,
+            "allow": allow,
+            "keep_going": keep_going,
+            "global_races": global_races,
+            "overlaps": overlaps,
+            "limit": limit,
+        }
+        with self._prepared(ptx, entry, grid, block, args, options) as call:
+            first = self._under_schedules(*call, order)
+        return Report(first, tuple(order))
+
+    def explore(
+        self,
+        ptx: Module | str | bytes,
+        entry: str | None = None,
+        grid: Size = 1,
+        block: Size = 1,
+        args: Args = (),
+        *,
+        cluster: Size | None = None,
+        shared_bytes: int = 0,
+        level: str = "default",
+        limit: str | int | float | None = "600s",
+        allow: str | Iterable[str] = (),
+        global_races: bool = True,
+        sums: str = "card",
+        preemptions: int | None = None,
+        orders: int = 100_000,
+        seconds: float = 60.0,
+        every_fault: bool = False,
+    ) -> Exploration:
+        """Runs a kernel in all orders of its warps and asynchronous operations. See `ptx_emulator.explore`."""
+        options = {
+            "cluster": cluster,
+            "shared_bytes": shared_bytes,
+            "level": level,
+            "sums": sums,
+            "allow": allow,
+            "keep_going": False,
+            "global_races": global_races,
+            "overlaps": False,
+            "limit": limit,
+        }
+        bounds = {"preemptions": preemptions, "orders": orders, "seconds": seconds, "every_fault": every_fault}
+        with self._prepared(ptx, entry, grid, block, args, options) as (code, entry, options, values, mapped):
+            mapped.fill()
+            options = {**options, "schedule": "fair"}
+            text, fault = self.native.explore(code.native, entry, options, values, bounds)
+            mapped.fetch()
+        if fault is not None:
+            raise failure(json.loads(fault))
+        found = Exploration(text)
+        if found.failures and not every_fault:
+            raise found.failures[0]
+        return found
+
+    @contextmanager
+    def _prepared(self, ptx, entry, grid, block, args, options):
+        """The checked parts of a call: module, entry, options, the bytes of each argument, and the arrays' memory."""
         code = module(ptx)
         if entry is None:
             if len(code.entries) != 1:
@@ -121,32 +188,23 @@ class Device:
         if len(named) != len(declared):
             takes = ", ".join(name for name, _ in declared) or "none"
             raise TypeError(f"{entry} takes {len(declared)} arguments ({takes}); {len(named)} were given")
-        order = _options.schedules(schedule, schedules)
-        if self.timed and len(order) > 1:
-            raise ValueError("schedules: a timed launch runs under the fair schedule only")
-        options = {
+        cluster = options["cluster"]
+        options = options | {
             "grid": _options.size("grid", grid),
             "block": _options.size("block", block),
             "cluster": _options.size("cluster", cluster) if cluster is not None else code.cluster(entry) or (1, 1, 1),
-            "shared_bytes": shared_bytes,
-            "level": level,
-            "sums": sums,
-            "allow": _options.allow(allow),
-            "keep_going": keep_going,
-            "global_races": global_races,
-            "overlaps": overlaps,
-            "limit": _options.limit(limit),
+            "allow": _options.allow(options["allow"]),
+            "limit": _options.limit(options["limit"]),
         }
         mapped = Mapped(self)
         try:
             mapped.add(arrays_of(named))
             values = [encode(name, value, size, mapped) for (name, value), (_, size) in zip(named, declared)]
-            first = self._under_schedules(code, entry, options, values, order, mapped)
+            yield code, entry, options, values, mapped
         finally:
             mapped.free()
-        return Report(first, tuple(order))
 
-    def _under_schedules(self, code, entry, options, values, order, mapped):
+    def _under_schedules(self, code, entry, options, values, mapped, order):
         """Runs the launch under each schedule, from the same arrays. The arrays get the first schedule's results."""
         first = None
         # The first schedule is the last to run, so that its results stay.
@@ -184,7 +242,7 @@ def launch(
     cluster      CTAs per cluster; the default is what the kernel requires
     shared_bytes dynamic shared memory per CTA
     level        machine, default or strict (README, "Levels")
-    schedule     fair, worst or seed:N
+    schedule     fair, worst, seed:N, or the order of a fault that `explore` found
     schedules    number of schedules to run under (fair, worst, seed:1, ...), or their names. Arrays get the results of
                  the first
     limit        seconds ("60s") or instructions of a warp (a number); a list of both; None: no limit
@@ -198,3 +256,31 @@ def launch(
     code = module(ptx)
     device = Device(gpu or (None if timed else _options.gpu_of(code.target)), timed=timed, constants=constants)
     return device.launch(code, entry, grid, block, args, **options)
+
+
+def explore(
+    ptx: Module | str | bytes,
+    entry: str | None = None,
+    grid: Size = 1,
+    block: Size = 1,
+    args: Args = (),
+    *,
+    gpu: str | None = None,
+    **options: Any,
+) -> Exploration:
+    """Runs a small launch in all orders that its warps and asynchronous operations can take.
+
+    Of orders that give the same result because they differ only in independent steps, one is run. The first fault is
+    raised. Its `schedule` is a short order that shows it: `launch(..., schedule=fault.schedule)` replays it. Arrays get
+    the first order's results; after a fault they are as before.
+
+    preemptions  explore only orders in which warps that could run on let another warp run at most this many times
+    orders       maximum number of orders
+    seconds      maximum time
+    every_fault  go on behind faults, and list each once in `Exploration.failures` instead of raising the first
+
+    The other arguments are those of `launch`, without `schedule`, `schedules`, `keep_going`, `overlaps` and `timed`.
+    """
+    code = module(ptx)
+    device = Device(gpu or _options.gpu_of(code.target))
+    return device.explore(code, entry, grid, block, args, **options)

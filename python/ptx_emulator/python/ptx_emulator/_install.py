@@ -22,6 +22,8 @@ class Settings:
     level: str = "default"
     schedule: str = "fair"
     schedules: int | tuple[str, ...] = 1
+    explore: float | None = None
+    """Seconds for the search through the orders of each launch."""
     timed: str | None = None
     limit: tuple[str, ...] = ("600s",)
     allow: tuple[str, ...] = ()
@@ -31,6 +33,7 @@ class Settings:
         return {
             "LEVEL": self.level,
             "SCHEDULE": self.schedule,
+            "EXPLORE": "" if self.explore is None else str(self.explore),
             "ALLOW": ",".join(self.allow),
             "LIMIT": ",".join(self.limit),
             "TIMED": self.timed or "",
@@ -63,9 +66,9 @@ def asked() -> bool:
 
 
 def from_environment() -> Settings:
-    """Settings of `PTX_EMULATOR_GPU`, `_LEVEL`, `_SCHEDULE`, `_SCHEDULES`, `_TIMED`, `_LIMIT` and `_ALLOW`."""
+    """Settings of `PTX_EMULATOR_GPU`, `_LEVEL`, `_SCHEDULE`, `_SCHEDULES`, `_EXPLORE`, `_TIMED`, `_LIMIT` and `_ALLOW`."""
     found: dict[str, Any] = {}
-    for name in ("GPU", "LEVEL", "SCHEDULE", "SCHEDULES", "TIMED", "LIMIT", "ALLOW"):
+    for name in ("GPU", "LEVEL", "SCHEDULE", "SCHEDULES", "EXPLORE", "TIMED", "LIMIT", "ALLOW"):
         value = os.environ.get(f"{ASKED}_{name}")
         if value:
             found[name.lower()] = value
@@ -76,6 +79,8 @@ def checked(base: Settings, **changes: Any) -> Settings:
     """Settings with changes. Raises ValueError if one is invalid."""
     if isinstance(schedules := changes.get("schedules"), str):
         changes["schedules"] = int(schedules) if schedules.isdecimal() else tuple(schedules.split(","))
+    if isinstance(explore := changes.get("explore"), (str, int, float)):
+        changes["explore"] = _options.seconds("explore", explore)
     for name in ("limit", "allow"):
         value = changes.get(name)
         if isinstance(value, str):
@@ -87,7 +92,9 @@ def checked(base: Settings, **changes: Any) -> Settings:
         settings = replace(settings, timed=settings.gpu)
     if settings.timed:
         _options.sms(settings.timed)
-    _options.schedules(settings.schedule, settings.schedules)
+    order = _options.schedules(settings.schedule, settings.schedules)
+    if settings.explore is not None and (settings.timed or order != ["fair"]):
+        raise ValueError("explore: a launch runs in all orders, without a clock; leave out timed, schedule and schedules")
     return settings
 
 
@@ -114,6 +121,7 @@ def install(
     level: str | None = None,
     schedule: str | None = None,
     schedules: int | Iterable[str] | None = None,
+    explore: float | None = None,
     timed: bool | str | None = None,
     limit: str | Iterable[str] | None = None,
     allow: str | Iterable[str] | None = None,
@@ -124,8 +132,8 @@ def install(
     not given come from the environment (`PTX_EMULATOR_GPU`, ...) and else have the defaults of `launch`.
     """
     given = {
-        "gpu": gpu, "level": level, "schedule": schedule, "schedules": schedules, "timed": timed, "limit": limit,
-        "allow": allow,
+        "gpu": gpu, "level": level, "schedule": schedule, "schedules": schedules, "explore": explore, "timed": timed,
+        "limit": limit, "allow": allow,
     }  # fmt: skip
     base = state.settings if state.installed else state.pending or from_environment()
     settings = checked(base, **{name: value for name, value in given.items() if value is not None})

@@ -26,6 +26,14 @@ class Device:
     def launch(
         self, module: Module, entry: str, options: Mapping[str, Any], arguments: Sequence[bytes]
     ) -> tuple[Report | None, str | None]: ...
+    def explore(
+        self,
+        module: Module,
+        entry: str,
+        options: Mapping[str, Any],
+        arguments: Sequence[bytes],
+        bounds: Mapping[str, Any],
+    ) -> tuple[str | None, str | None]: ...
 
 def card_sms(name: str) -> int: ...
 def tensor_map(spec: str, address: int) -> bytes: ...

@@ -54,6 +54,17 @@ def schedules(schedule: str, count: int | Iterable[str]) -> list[str]:
     return list(dict.fromkeys([schedule, *others]))[:count]
 
 
+def seconds(name: str, value: str | int | float) -> float:
+    """A number of seconds that is not negative."""
+    try:
+        found = float(value)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < float("inf"):
+        raise ValueError(f"{name}: {value!r}; expected a number of seconds")
+    return found
+
+
 def allow(value: str | Iterable[str]) -> list[str]:
     """Kinds of hazards to ignore."""
     return value.split(",") if isinstance(value, str) else list(value)

@@ -171,7 +171,7 @@ def wait(schedule: str | None = None) -> None:
     __tracebackhide__ = True
     state = _install.state
     code = _libcuda.library().cuCtxSynchronize()
-    fault = None
+    fault = order = None
     for report in _libcuda.reports():
         state.launches += 1
         state.warnings += report.get("warnings", ())
@@ -181,9 +181,10 @@ def wait(schedule: str | None = None) -> None:
             state.times.append((report["kernel"], us))
             state.predicted_us += us
         for found in report.get("faults", ()):
-            fault = fault or found
+            if fault is None:
+                fault, order = found, (report.get("explored") or {}).get("order")
     if code:
         _libcuda.reset()
     if fault is not None:
-        raise failure(fault, schedule or state.settings.schedule) from None
+        raise failure(fault, order or schedule or state.settings.schedule) from None
     _libcuda.check(code, "a launch")

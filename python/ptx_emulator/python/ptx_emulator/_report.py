@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ._errors import Description
+from ._errors import Description, LaunchFailed, failure
 from ._native import Report as _NativeReport
 
 
@@ -101,3 +101,39 @@ class Report:
 
     def __str__(self) -> str:
         return str(self._native)
+
+
+class Exploration:
+    """Result of a search through the orders of a launch."""
+
+    def __init__(self, text: str) -> None:
+        self.fields: Mapping[str, Any] = json.loads(text)
+        """Everything, as `ptx-emulator launch --explore --json` prints it."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether no order is left. Otherwise `end` names the bound, or the search ended at a fault."""
+        return self.end == "whole"
+
+    @property
+    def end(self) -> str:
+        """Why the search ended: whole, fault, preemptions, orders or time."""
+        return self.fields["end"]
+
+    @property
+    def orders(self) -> int:
+        """Number of orders that ran to their end."""
+        return self.fields["orders"]
+
+    @property
+    def results(self) -> int:
+        """Number of different contents of memory that the orders without a fault end with."""
+        return self.fields["results"]
+
+    @cached_property
+    def failures(self) -> list[LaunchFailed]:
+        """Each fault. Its `schedule` is a short order that shows it, which `launch` takes."""
+        return [failure(one["fault"], one["order"]) for one in self.fields["failures"]]
+
+    def __str__(self) -> str:
+        return self.fields["text"]

@@ -13,7 +13,7 @@ import pytest
 
 from . import _errors, _install
 
-_NAMES = ("level", "schedule", "schedules", "timed", "limit", "allow")
+_NAMES = ("level", "schedule", "schedules", "explore", "timed", "limit", "allow")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,6 +28,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--ptx-schedule", help="order of warps: fair, worst or seed:N")
     group.addoption("--ptx-schedules", help="run each launch under N schedules; a fault names its schedule")
     group.addoption(
+        "--ptx-explore",
+        metavar="S",
+        help="run each launch in all orders of its warps and asynchronous operations, for at most S seconds; a fault "
+        "names an order that shows it. For small launches",
+    )
+    group.addoption(
         "--ptx-timed",
         nargs="?",
         const="",
@@ -41,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "ptx_emulator(allow=..., level=..., schedule=..., schedules=..., limit=...): options of the launches of a test; "
+        "ptx_emulator(allow=..., level=..., schedule=..., schedules=..., explore=..., limit=...): options of the launches of a test; "
         "allow: kinds of faults that the test may have",
     )
     gpu = config.getoption("--ptx-gpu")
