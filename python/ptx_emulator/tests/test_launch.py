@@ -204,7 +204,7 @@ def test_search_through_all_orders_raises_a_fault_that_launch_replays():
     with pytest.raises(Fault) as caught:
         explore(NO_BARRIER, block=64, args=[out])
     fault = caught.value
-    assert fault.kind == "data-race" and fault.schedule.startswith("order:c0w")
+    assert fault.kind in ("data-race", "uninitialised-shared") and fault.schedule.startswith("order:")
     assert (out == 5).all(), "memory is that of before the launch"
     with pytest.raises(Fault) as again:
         launch(NO_BARRIER, block=64, args=[out], schedule=fault.schedule)
@@ -234,11 +234,12 @@ def test_bounds_end_a_search():
     [
         ({"level": "machine"}, "hazards"),
         ({"seconds": -1.0}, "seconds"),
-        ({"orders": -1}, ""),
+        ({"orders": 0}, "at least 1 order"),
+        ({"preemptions": -1}, "0 preemptions"),
     ],
 )
 def test_searches_that_cannot_run_are_refused(options, text):
-    with pytest.raises((ValueError, OverflowError), match=text):
+    with pytest.raises(ValueError, match=text):
         explore(DOUBLE, block=32, args=[np.zeros(1, np.float32), np.zeros(1, np.float32), 1], **options)
 
 

@@ -162,6 +162,8 @@ class Device:
             "overlaps": False,
             "limit": limit,
         }
+        if orders < 1 or (preemptions is not None and preemptions < 0):
+            raise ValueError(f"orders: {orders}, preemptions: {preemptions}; expected at least 1 order and 0 preemptions")
         bounds = {"preemptions": preemptions, "orders": orders, "seconds": seconds, "every_fault": every_fault}
         with self._prepared(ptx, entry, grid, block, args, options) as (code, entry, options, values, mapped):
             mapped.fill()
