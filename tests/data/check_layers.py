@@ -8,7 +8,8 @@ apart, or in one tensor as [E, N, K/2] or [E, K/2, N]; global scales for all, pe
 tensors, and attention beside the block. `run --op moe --activations` must give numpy's output, and its `--json` must list every
 tensor of the layer as used or left. Then one tensor that the layer needs is removed, and the command must refuse the layer.
 Some families have norms and projections around their experts, with a branch beside them (Nemotron 3, Kimi-K3, Gemma 4).
-Some models have factors of the tokens that all experts share (AWQ). Beside each model, `run --op linear` must give numpy's output of one
+Some models have factors of the tokens, the same or different ones for each expert, and of the intermediate (AWQ), or Hadamard
+transforms of both (compressed-tensors). Beside each model, `run --op linear` must give numpy's output of one
 weight, with or without a bias, and with factors of the tokens or a Hadamard transform (compressed-tensors).
 """
 
@@ -121,10 +122,11 @@ def activated(activation, gate, up):
     return 0.5 * np.tanh(gate / 0.5) * sigmoid * 0.75 * np.tanh(up / 0.75) if activation == "situ" else gate * sigmoid * up
 
 
-def expert(x, gate, up, down, dtype, activation):
-    """Output of an expert for tokens, with intermediate results in the tokens' type."""
-    hidden = activated(activation, None if gate is None else x @ gate.T, x @ up.T)
-    return stored(stored(hidden, dtype)[1] @ down.T, dtype)[1]
+def sylvester(size):
+    matrix = np.ones((1, 1))
+    while len(matrix) < size:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return matrix
 
 
 def routes(family, config, logits, corrections, top_k):
@@ -180,7 +182,7 @@ class Model:
             self.config["rms_norm_eps"] = float(rng.uniform(0.01, 0.5))
         self.add_experts(rng, inner)
         self.add_around(rng)
-        self.add_factors(rng)
+        self.add_transforms(rng)
         self.add_router(rng)
         self.needed = list(self.tensors)
         self.tensors[f"{family.layer}.input_layernorm.weight"], _ = stored(np.ones(self.hidden), "BF16")
@@ -230,18 +232,50 @@ class Model:
         x = self.norm(x, norm)
         return x if projection is None else x @ projection.T
 
-    def add_factors(self, rng):
-        """Adds factors of the tokens that all experts share (AWQ), and factors of 1 between the products."""
-        self.factors = 1
-        if self.form != "modelopt" or self.layout != "apart" or self.family.around or rng.random() < 0.7:
+    def add_transforms(self, rng):
+        """Adds factors of tokens and intermediate (AWQ) or Hadamard transforms: a pair for each expert and the shared one."""
+        count = self.experts + (self.shared is not None)
+        self.changes, self.quantization = [(None, None)] * count, None
+        if self.layout != "apart" or rng.random() < 0.6:
             return
-        dtype, factors = ["F32", "BF16", "F16"][rng.integers(3)], rng.uniform(0.5, 2, self.hidden)
-        for name in [name for name in self.tensors if name.endswith(".weight_scale_2")]:
-            module = name.removesuffix(".weight_scale_2")
-            is_down = module.endswith(f".{self.family.names[2]}")
-            k = 2 * self.tensors[f"{module}.weight"][1].shape[1]
-            self.tensors[f"{module}.pre_quant_scale"], kept = stored(np.ones(k) if is_down else factors, dtype)
-            self.factors = self.factors if is_down else kept
+        one, shared_by_all = rng.uniform(0.5, 2, 8192), rng.random() < 0.4
+        dtype = ["F32", "BF16", "F16"][rng.integers(3)]
+        projections = [(n, "down" if name == self.family.names[2] else "up", self.module(n, name))
+                       for n in range(count) for name in self.family.names if name]  # fmt: skip
+        for index, kind, module in projections:
+            k = 16 * self.tensors[f"{module}.weight_scale"][1].shape[1]
+            change = self.changes[index][kind == "down"]
+            if self.form == "modelopt":
+                if change is None:
+                    factors = one[:k] if shared_by_all else rng.uniform(0.5, 2, k)
+                    tensor, kept = stored(np.ones(k) if kind == "down" and shared_by_all else factors, dtype)
+                    change = tensor, lambda x, kept=kept: x * kept
+                self.tensors[f"{module}.pre_quant_scale"] = change[0]
+            elif change is None:
+                matrix = np.kron(np.eye(k // 16), sylvester(16) / 4)
+                change = None, lambda x, matrix=matrix: x @ matrix
+            pair = list(self.changes[index])
+            pair[kind == "down"] = change
+            self.changes[index] = tuple(pair)
+        if self.form != "modelopt":
+            apply = [{"targets": ["Linear"], "location": "input", "ignore": ["re:.*gate$", "re:.*router", "re:.*wg$", "re:.*_latent_proj$",
+                      "re:.*routed_expert_(up|down)_proj$"]}]  # fmt: skip
+            groups = {"R": {"type": "hadamard", "head_dim": 16, "apply": apply}}
+            self.quantization = {"quant_method": "compressed-tensors", "transform_config": {"config_groups": groups}}
+
+    def module(self, index, name):
+        family = self.family
+        return f"{family.layer}.{family.shared}.{name}" if index == self.experts else f"{family.block}.experts.{index}.{name}"
+
+    def expert(self, index, x):
+        """Output of an expert for tokens; the shared one has the number of experts."""
+        parts = self.shared if index == self.experts else self.weights[index]
+        gate, up, down = (part and part[3] for part in parts)
+        before, inside = (change and change[1] for change in self.changes[index])
+        change = lambda rows, of: stored(of(rows), self.dtype)[1] if of else rows
+        x = change(x, before)
+        hidden = activated(self.family.activation, None if gate is None else x @ gate.T, x @ up.T)
+        return stored(change(stored(hidden, self.dtype)[1], inside) @ down.T, self.dtype)[1]
 
     def add_router(self, rng):
         family = self.family
@@ -264,9 +298,9 @@ class Model:
 
     def output(self, x):
         """Returns the output for tokens, and the tokens whose experts are certain."""
-        certain, numbers_of = np.ones(len(x), bool), lambda parts: [part and part[3] for part in parts]
+        certain = np.ones(len(x), bool)
         before, behind, (first, last) = self.around[:2], self.around[2:4], self.around[4:]
-        narrow = stored(stored(self.through(x, *before), self.dtype)[1] * self.factors, self.dtype)[1]
+        narrow = stored(self.through(x, *before), self.dtype)[1]
         routed = np.zeros(narrow.shape)
         for token, row in enumerate(x):
             logits = self.norm(row, self.router_norm) @ self.router.T
@@ -275,19 +309,19 @@ class Model:
             for index, weight in zip(chosen, weights * np.broadcast_to(self.expert_scale, self.experts)[chosen]):
                 is_first = self.family.scoring == "llama4"
                 source = stored(narrow[token] * weight, self.dtype)[1] if is_first else narrow[token]
-                output = expert(source, *numbers_of(self.weights[index]), self.dtype, self.family.activation)
-                routed[token] += (1 if is_first else weight) * output
+                routed[token] += (1 if is_first else weight) * self.expert(index, source)
         result = self.through(stored(routed, self.dtype)[1] if self.family.around else routed, *behind)
         if self.shared:
             gate = 1 / (1 + np.exp(-(x @ self.shared_gate.T))) if self.family.gate else 1
-            source = stored(stored(self.norm(x, first), self.dtype)[1] * self.factors, self.dtype)[1]
-            output = expert(source, *numbers_of(self.shared), self.dtype, self.family.activation)
+            output = self.expert(self.experts, stored(self.norm(x, first), self.dtype)[1])
             result = result + gate * self.norm(output, last)
         return result, certain
 
     def save(self, folder, without=None):
         save(folder / "model.safetensors", {name: tensor for name, tensor in self.tensors.items() if name != without})
         config = {self.family.keys.get(key, key): value for key, value in self.config.items()}
+        if self.quantization:
+            config["quantization_config"] = self.quantization
         (folder / "config.json").write_text(json.dumps(config))
 
 
@@ -330,9 +364,7 @@ def check(command, model, rng, folder, place):
 def hadamard(rng, tensors, module, k):
     """Adds a transform of the tokens. Returns its matrix `[k, k]` and the configuration."""
     block = k & -k if rng.integers(2) else 16
-    matrix = np.ones((1, 1))
-    while len(matrix) < block:
-        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    matrix = sylvester(block)
     kind, inverse = ["hadamard", "random-hadamard"][rng.integers(2)], bool(rng.integers(2))
     if kind == "random-hadamard":
         matrix = rng.choice([-1, 1], block)[:, None] * matrix

@@ -75,7 +75,6 @@ pub use router::LayerRouter;
 pub use safetensors::Dtype;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 pub use signals::handle_signals;
-pub use token_transform::TokenTransform;
 pub use usage::Usage;
 pub use write::{OutputFile, TensorWriter, refuse_input};
 

@@ -12,7 +12,7 @@ use super::layer_tensors::{LayerTensors, Scope};
 use super::model_config::ModelConfig;
 use super::names::{BIAS, ROUTER_WEIGHTS, Role};
 use super::router::{LayerRouter, RouterRule};
-use super::token_transform::TokenTransform;
+use super::token_transform::{Matrices, shared_transform};
 use super::{Checkpoint, Dtype};
 use nvfp4_core::Error;
 use nvfp4_core::bias::Bias;
@@ -87,8 +87,6 @@ struct Plan<'b, 'n> {
     /// Norms and projections around the routed experts.
     around: Option<Surroundings>,
     rule: RouterRule,
-    /// Change of the tokens after routing.
-    transform: Option<TokenTransform>,
     tensors: LayerTensors,
 }
 
@@ -116,8 +114,10 @@ impl RouterTensors {
 impl Checkpoint {
     /// Loads an MoE layer with its router, for tokens of type `dtype`. Experts are stored in separate tensors, or all
     /// in one tensor. In one tensor, gate and up are the two halves, or alternate row by row (gpt-oss). Experts in MXFP4 are
-    /// converted if no number changes. Projections around the experts ([`Around`]) may have any form. Factors of the tokens
-    /// that all experts share (NVFP4_AWQ) are part of the router, which multiplies the tokens after it chose their experts.
+    /// converted if no number changes. Projections around the experts ([`Around`]) may have any form. A change of
+    /// the tokens that all experts share (factors of NVFP4_AWQ, a Hadamard transform) is part of the router, which changes the
+    /// tokens after it chose their experts; other changes are part of the weights
+    /// ([`MoeWeights::with_transforms`](nvfp4_core::moe::MoeWeights::with_transforms)), and only the CPU computes them.
     ///
     /// # Errors
     /// Returns an error if the layer does not exist or has no experts, a part is missing or wrong, the decoder layer
@@ -135,22 +135,34 @@ impl Checkpoint {
         };
         let mut weights = MoeWeights::with_activation(dtype, top_k, activation, experts).map_err(place)?;
         let width = weights.sizes().hidden;
+        let mut matrices = Matrices::new();
+        let mut transforms = self.transforms_of(routed, &plan.config, weights.experts(), &mut matrices)?;
         let around = plan.around.as_ref().map(|around| self.around(&plan.config, around, width));
         let mut around = around.transpose()?;
         if let Some(block) = beside {
             let expert = self.experts(block, activation, &lossless)?.remove(0);
             match &mut around {
                 Some(around) => {
-                    let branch = self.branch(block, expert, &plan, dtype);
+                    let branch = self.branch(block, expert, &plan, dtype).map_err(place)?;
+                    let changes = self.transforms_of(block, &plan.config, branch.experts(), &mut matrices)?;
+                    let branch = branch.with_transforms(changes);
                     branch.and_then(|branch| around.set_branch(branch)).map_err(place)?;
                 }
-                None => weights = weights.with_shared(expert).map_err(place)?,
+                None => {
+                    let expert = std::slice::from_ref(&expert);
+                    transforms.extend(self.transforms_of(block, &plan.config, expert, &mut matrices)?);
+                    weights = weights.with_shared(expert[0].clone()).map_err(place)?;
+                }
             }
         }
         let within = beside.filter(|_| around.is_none());
         let weights = self.with_input_scales(weights, routed, within, plan.config.fp8_tokens()).map_err(place)?;
         let hidden = around.as_ref().map_or(width, Around::hidden);
-        let router = self.router(&plan, MoeSizes { hidden, ..weights.sizes() })?;
+        let mut router = self.router(&plan, MoeSizes { hidden, ..weights.sizes() })?;
+        // A transform of all experts is computed once, for any backend; other transforms belong to single experts.
+        router.transform = shared_transform(&transforms).filter(|_| around.is_none());
+        let weights =
+            if router.transform.is_some() { weights } else { weights.with_transforms(transforms).map_err(place)? };
         let patterns = [routed].into_iter().chain(beside).flat_map(|block| ROLES.map(|role| block.pattern(role)));
         let (modules, mxfp4_blocks) = (patterns.flatten().collect(), lossless.blocks());
         Ok(MoeLayer { weights, around, router, modules, tensors: plan.tensors, mxfp4_blocks })
@@ -204,7 +216,7 @@ impl Checkpoint {
             let remedy = "it defines the router; give the folder of the whole model".into();
             at(Error::Missing { name: "config.json".into(), remedy })
         })?;
-        config.check_transforms()?;
+        self.check_transforms_of_layer(&config, routed, beside, &router)?;
         let at_config = |error: Error| error.at(config.path().display());
         if let (Some((key, value)), None) = (config.shared_experts(layer), beside) {
             let name = format!("the shared expert of layer {layer} ({key} is {value})");
@@ -226,19 +238,32 @@ impl Checkpoint {
         })?;
         let rule = RouterRule::of(&config, router.corrections.is_some()).map_err(at_config)?;
         self.check_router_norm(&config, &router)?;
-        let modules = |roles: &[Role]| -> Vec<String> {
-            let blocks = [routed].into_iter().chain(beside);
-            blocks.flat_map(|block| roles.iter().flat_map(|&role| block.modules(role))).collect()
-        };
-        let (reading, inside) = (modules(&[Role::Gate, Role::Up, Role::GateUp]), modules(&[Role::Down]));
-        let hidden = self.tensor(&router.matrix).and_then(|matrix| matrix.shape.last().copied()).unwrap_or_default();
-        let transform = self.factors_of_experts(&reading, &inside, hidden)?;
-        if around.is_some() && transform.is_some() {
-            let what = format!("layer {layer} has norms or projections before its experts and factors of their tokens");
-            let remedy = "`nvfp4 dequantize` multiplies them into the weights";
-            return Err(at(Error::NotComputed(format!("{what} (NVFP4_AWQ); {remedy}"))));
+        Ok(Plan { routed, beside, activation, top_k, router, around, rule, tensors, config })
+    }
+
+    /// Refuses transforms of tokens that are not computed: all of them for the router and for experts in one tensor.
+    fn check_transforms_of_layer(
+        &self,
+        config: &ModelConfig,
+        routed: &Block<'_>,
+        beside: Option<&Block<'_>>,
+        router: &RouterTensors,
+    ) -> Result<(), Error> {
+        if routed.kind == Kind::Fused {
+            return config.check_transforms();
         }
-        Ok(Plan { routed, beside, activation, top_k, router, around, rule, transform, tensors, config })
+        let blocks = [routed].into_iter().chain(beside);
+        for module in blocks.flat_map(|block| ROLES.map(|role| block.modules(role))).flatten() {
+            config.input_transform(&module)?;
+        }
+        for name in [&router.matrix].into_iter().chain(&router.shared_gate) {
+            let module = name.strip_suffix(".weight").unwrap_or(name);
+            if let Some(transform) = config.input_transform(module)? {
+                let what = format!("transform {} of the router's tokens is not computed", transform.group);
+                return Err(Error::NotComputed(format!("{what}; export the model without it")).at(self.place(name)));
+            }
+        }
+        Ok(())
     }
 
     /// Refuses a router with a norm of its own, or factors of the experts, in a model that is not known to have them, and
@@ -448,7 +473,7 @@ impl Checkpoint {
         let at_config = |error: Error| error.at(plan.config.path().display());
         let rule = Router::new(sizes.experts, sizes.top_k, scoring).map_err(at_config)?;
         let bias = bias.unwrap_or_else(|| vec![0.0; sizes.experts]);
-        let (factor, transform) = (plan.rule.factor(), plan.transform.clone());
+        let (factor, transform) = (plan.rule.factor(), None);
         Ok(LayerRouter { matrix, bias, norm, shared_gate, rule, factor, transform })
     }
 }

@@ -4,10 +4,10 @@ use rayon::prelude::*;
 
 use super::around::Norm;
 use super::model_config::ModelConfig;
-use super::token_transform::TokenTransform;
 use nvfp4_core::Error;
 use nvfp4_core::moe::{MoeInputs, MoeSizes};
 use nvfp4_core::router::{Logits, Router, Routes, Rule, Score, Scoring, Table, route_with_ids};
+use nvfp4_core::transform::TokenTransform;
 
 /// Models whose routers use sigmoid scores, although their configurations do not mention it.
 const BY_SIGMOID: [&str; 16] = [
@@ -173,7 +173,7 @@ pub struct LayerRouter {
     pub rule: Router,
     /// Factor of the final weights.
     pub factor: f32,
-    /// Change of the tokens after routing: the factors that all experts share (`pre_quant_scale` of NVFP4_AWQ). `None`:
+    /// Change of the tokens after routing: the transform that all experts share (`pre_quant_scale` of NVFP4_AWQ). `None`:
     /// the experts read the tokens as they are.
     pub transform: Option<TokenTransform>,
 }
@@ -224,7 +224,7 @@ impl LayerRouter {
         weights.iter_mut().for_each(|weight| *weight *= self.factor);
         let shared = shared.into_iter().collect::<Option<Vec<_>>>().filter(|_| self.shared_gate.is_some());
         if let Some(transform) = &self.transform {
-            transform.apply(sizes.dtype, sizes.hidden, &mut hidden)?;
+            transform.tokens(sizes.dtype, sizes.hidden, &mut hidden)?;
         }
         Ok(MoeInputs {
             tokens,
