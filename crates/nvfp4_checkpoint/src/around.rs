@@ -116,9 +116,11 @@ pub struct Around<'a> {
 
 /// A norm, and a projection behind the norm; both can be missing.
 #[derive(Clone, Debug)]
-struct Steps {
-    norm: Option<Norm>,
-    projection: Option<Projection>,
+pub struct Steps {
+    /// Norm of the rows.
+    pub norm: Option<Norm>,
+    /// Projection of the norm's rows.
+    pub projection: Option<Projection>,
 }
 
 impl Steps {
@@ -137,8 +139,10 @@ impl Steps {
 /// A norm of rows by their root mean square: `x / √(mean(x²) + ε) · w`, in f64.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Norm {
-    weights: Vec<f64>,
-    epsilon: f64,
+    /// Weights w, one per element of a row.
+    pub weights: Vec<f64>,
+    /// ε: a finite number that is not negative.
+    pub epsilon: f64,
 }
 
 impl Norm {
@@ -151,10 +155,13 @@ impl Norm {
 
 /// A matrix `[N, K]` with its bias.
 #[derive(Clone, Debug)]
-struct Projection {
-    k: usize,
-    weights: Vec<f32>,
-    bias: Option<Vec<f32>>,
+pub struct Projection {
+    /// K: number of columns.
+    pub k: usize,
+    /// `[N, K]`.
+    pub weights: Vec<f32>,
+    /// `[N]`.
+    pub bias: Option<Vec<f32>>,
 }
 
 impl Projection {
@@ -191,9 +198,19 @@ impl<'a> Around<'a> {
         self.branch.as_ref()
     }
 
-    /// Whether norms surround the branch.
-    pub fn has_branch_norms(&self) -> bool {
-        self.norms.iter().any(Option::is_some)
+    /// Norms and projections from the layer's tokens to the routed experts' tokens.
+    pub fn before(&self) -> &Steps {
+        &self.before
+    }
+
+    /// Norms and projections from the routed experts' output to a summand of the layer's output.
+    pub fn behind(&self) -> &Steps {
+        &self.behind
+    }
+
+    /// Norms before and behind the branch.
+    pub fn branch_norms(&self) -> [Option<&Norm>; 2] {
+        self.norms.each_ref().map(Option::as_ref)
     }
 
     pub(super) fn set_branch(&mut self, branch: MoeWeights<'a>) -> Result<(), Error> {

@@ -54,7 +54,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 pub use activations::Activations;
-pub use around::{Around, Norm};
+pub use around::{Around, Norm, Projection, Steps};
 pub use comparison::{ComparedWeight, Comparison, Difference, Errors};
 pub use convert::{
     Calibration, Conversion, Converted, Dequantization, Exact, Experts, Form, Left, Options, Recorded, Reform, Written,

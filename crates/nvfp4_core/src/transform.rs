@@ -52,6 +52,14 @@ impl TokenTransform {
         matches!(&self.0, Kind::Factors(factors) if factors.iter().all(|&factor| factor == 1.0))
     }
 
+    /// Factors of the columns; `None` if the transform is another one.
+    pub fn factors(&self) -> Option<&[f32]> {
+        match &self.0 {
+            Kind::Factors(factors) => Some(factors),
+            _ => None,
+        }
+    }
+
     /// Words for a message.
     fn name(&self) -> &'static str {
         match self.0 {

@@ -71,7 +71,7 @@ impl<'a> AroundPart<'a> {
     /// Returns the line of text about the surroundings.
     pub fn line(&self) -> String {
         let (hidden, width) = (self.around.hidden(), self.around.width());
-        let has_norms = self.around.has_branch_norms();
+        let has_norms = self.around.branch_norms()[0].is_some();
         let what = match width == hidden && has_norms {
             true => "the host normalizes the tokens before the experts and their sum after them".into(),
             false => {
