@@ -43,7 +43,7 @@ struct Names {
     projection: Option<&'static str>,
 }
 
-const FAMILIES: [Family; 3] = [
+static FAMILIES: [Family; 3] = [
     Family {
         before: Names { norm: None, projection: Some("fc1_latent_proj") },
         behind: Names { norm: None, projection: Some("fc2_latent_proj") },
