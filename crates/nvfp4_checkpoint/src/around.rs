@@ -325,7 +325,7 @@ impl Checkpoint {
         Surroundings { family, path, .. }: &Surroundings,
         width: usize,
     ) -> Result<Around<'static>, Error> {
-        let projection = |name: Option<&str>| {
+        let projection = |name: Option<&'static str>| {
             name.map(|name| self.projection(config, &format!("{path}{name}")).map(|found| (name, found))).transpose()
         };
         let (before, behind) = (projection(family.before.projection)?, projection(family.behind.projection)?);
