@@ -22,8 +22,9 @@ class MoeBlock(torch.nn.Module):
     :param dtype: bfloat16 or float16: the token type.
     :param device: the CPU or a CUDA device.
     :param token_format: ``16-bit``, ``fp8`` or ``nvfp4``: see :func:`moe`. With ``nvfp4``, the checkpoint's input scales are used.
-    :raises ValueError: if the layer is not computed as a whole, or a tensor is missing or wrong; the message has its name.
-    :raises Error: if the device has no kernel for the layer. Only the command's CPU backend changes tokens inside of experts.
+    :raises ValueError: if a tensor is missing or wrong; the message has its name.
+    :raises Error: if the layer has a part that is not computed, or the device has no kernel for it. Only the command's CPU backend
+        changes tokens inside of experts.
 
     ``used`` has the names of the checkpoint's tensors that belong to the layer. The tokens are those behind the norm before the block;
     Gemma 4's tokens are the residual stream, because its branches have norms of their own. The output is the sum of all branches.
