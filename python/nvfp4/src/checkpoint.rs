@@ -145,17 +145,18 @@ fn projection<'py>(
     let found = experts.iter().filter_map(|expert| expert.projections().find(|(name, ..)| *name == role));
     let found: Vec<(_, &Matrix<'_>, Option<&Bias<'_>>)> = found.collect();
     let Some((_, first, _)) = found.first() else { return Ok(None) };
-    let joined = |of: fn(&Matrix<'_>) -> &[u8]| {
-        let length = found.iter().map(|(_, matrix, _)| of(matrix).len()).sum();
-        PyBytes::new_with(py, length, |mut buffer| {
-            for (_, matrix, _) in &found {
-                let (part, rest) = buffer.split_at_mut(of(matrix).len());
-                part.copy_from_slice(of(matrix));
-                buffer = rest;
+    let joined = |parts: Vec<&[u8]>| {
+        PyBytes::new_with(py, parts.iter().map(|part| part.len()).sum(), |buffer| {
+            let mut first = 0;
+            for part in parts {
+                buffer[first..first + part.len()].copy_from_slice(part);
+                first += part.len();
             }
             Ok(())
         })
     };
+    let values = joined(found.iter().map(|(_, matrix, _)| matrix.values()).collect())?;
+    let scales = joined(found.iter().map(|(_, matrix, _)| matrix.scales()).collect())?;
     let globals: Vec<f32> = found.iter().map(|(_, matrix, _)| matrix.global_scale()).collect();
     let biases: Vec<f32> = found
         .iter()
@@ -164,5 +165,5 @@ fn projection<'py>(
         })
         .collect();
     let shape = (found.len(), first.rows(), first.k());
-    Ok(Some((shape, joined(Matrix::values)?, joined(Matrix::scales)?, globals, bytes(py, &biases)).into_pyobject(py)?))
+    Ok(Some((shape, values, scales, globals, bytes(py, &biases)).into_pyobject(py)?))
 }

@@ -68,10 +68,10 @@ pub fn prepare<'w, O: Operation>(
     has_variants: bool,
     weights: &O::Weights<'w>,
 ) -> Result<Box<dyn Layer<O> + 'w>, Error> {
-    match O::prepare(backend.as_ref(), weights) {
+    match O::prepare(&**backend, weights) {
         Err(Error::NotComputed(_)) if args.backend == Choice::Auto && !has_variants => {
             *backend = Box::new(Cpu::new());
-            O::prepare(backend.as_ref(), weights)
+            O::prepare(&**backend, weights)
         }
         prepared => prepared,
     }
