@@ -48,7 +48,7 @@ pub mod selftest;
 pub use nvfp4_checkpoint as checkpoint;
 pub use nvfp4_core::{
     Error, Output, bias, compare, files, format, fp4, fp8, generate, linear, moe, oracle, printable, problem, quantize,
-    quantized, router, shape,
+    quantized, router, shape, transform,
 };
 
 /// The GPU kernels as the host sees them.

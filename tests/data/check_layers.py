@@ -7,7 +7,9 @@ Each model has one MoE layer of a random family, with random sizes, a random for
 apart, or in one tensor as [E, N, K/2] or [E, K/2, N]; global scales for all, per expert or per part), random types of the router's
 tensors, and attention beside the block. `run --op moe --activations` must give numpy's output, and its `--json` must list every
 tensor of the layer as used or left. Then one tensor that the layer needs is removed, and the command must refuse the layer.
-Some models have factors of the tokens that all experts share (AWQ). Beside each model, `run --op linear` must give numpy's output of one
+Some families have norms and projections around their experts, with a branch beside them (Nemotron 3, Kimi-K3, Gemma 4).
+Some models have factors of the tokens, the same or different ones for each expert, and of the intermediate (AWQ), or Hadamard
+transforms of both (compressed-tensors). Beside each model, `run --op linear` must give numpy's output of one
 weight, with or without a bias, and with factors of the tokens or a Hadamard transform (compressed-tensors).
 """
 
@@ -29,9 +31,10 @@ class Family:
     """Names, configuration and rules of a family of models."""
 
     def __init__(self, kind, stack, block, router, names, scoring, layouts=("apart",), shared=None, gate=False,
-                 corrections=None, keys=(), **config):  # fmt: skip
+                 corrections=None, keys=(), around=None, activation="silu", **config):  # fmt: skip
         self.kind, self.layer, self.names, self.layouts, self.scoring = kind, f"{stack}.0", names, layouts, scoring
-        self.block = f"{self.layer}.{block}"
+        self.block = f"{self.layer}.{block}" if block else self.layer
+        self.around, self.activation = around, activation
         self.router, self.gate = f"{self.block}.{router}", gate
         # Names below the layer, and keys that the family has instead of the usual ones.
         self.shared, self.corrections, self.keys, self.config = shared, corrections, dict(keys), config
@@ -61,7 +64,24 @@ FAMILIES = [
     Family("step3p5", "model.layers", "moe", "gate", PROJECTIONS, "groups", shared="share_expert", corrections="moe.router_bias",
            keys={"num_experts_per_tok": "moe_top_k", "norm_topk_prob": "norm_expert_weight",
                  "routed_scaling_factor": "moe_router_scaling_factor"}, moe_router_activation="sigmoid"),
+    Family("nemotron_h", "backbone.layers", "mixer", "gate", (None, "up_proj", "down_proj"), "groups", shared="mixer.shared_experts",
+           corrections="mixer.gate.e_score_correction_bias", around="nemotron", activation="relu2", mlp_hidden_act="relu2"),
+    Family("kimi_linear", "language_model.model.layers", "block_sparse_moe", "gate", ("w1", "w3", "w2"), "groups",
+           shared="block_sparse_moe.shared_experts", corrections="block_sparse_moe.gate.e_score_correction_bias", around="kimi",
+           activation="situ", hidden_act="situ", activation_situ_beta=0.5, activation_situ_linear_beta=0.75, latent_moe_use_norm=True,
+           keys={"num_experts_per_tok": "num_experts_per_token", "norm_topk_prob": "moe_renormalize", "n_group": "num_expert_group"}),
+    Family("gemma4_text", "model.language_model.layers", "", "router.proj", PROJECTIONS, "renormalized", ALL, "mlp", around="gemma",
+           activation="gelu", keys={"num_experts_per_tok": "top_k_experts", "hidden_act": "hidden_activation"},
+           hidden_act="gelu_pytorch_tanh"),
 ]  # fmt: skip
+# Names of norm and projection before the experts, norm and projection behind them, norms before and behind the branch.
+AROUND = {
+    None: [None] * 6,
+    "nemotron": [None, "fc1_latent_proj", None, "fc2_latent_proj", None, None],
+    "kimi": [None, "routed_expert_down_proj", "routed_expert_norm", "routed_expert_up_proj", None, None],
+    "gemma": ["pre_feedforward_layernorm_2", None, "post_feedforward_layernorm_2", None, "pre_feedforward_layernorm",
+              "post_feedforward_layernorm_1"],
+}  # fmt: skip
 
 
 def matrix(rng, n, k, factor=None):
@@ -93,11 +113,20 @@ def add_fused(rng, tensors, module, experts, layout):
     tensors[f"{module}_weight_scale_2"] = ("F32", factors)
 
 
-def expert(x, gate, up, down, dtype):
-    """Output of an expert for tokens, with intermediate results in the tokens' type."""
-    product = x @ up.T
-    hidden = np.maximum(product, 0) ** 2 if gate is None else (x @ gate.T) / (1 + np.exp(-(x @ gate.T))) * product
-    return stored(stored(hidden, dtype)[1] @ down.T, dtype)[1]
+def activated(activation, gate, up):
+    if activation == "relu2" or gate is None:
+        return np.maximum(up, 0) ** 2
+    if activation == "gelu":
+        return 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
+    sigmoid = 1 / (1 + np.exp(-gate))
+    return 0.5 * np.tanh(gate / 0.5) * sigmoid * 0.75 * np.tanh(up / 0.75) if activation == "situ" else gate * sigmoid * up
+
+
+def sylvester(size):
+    matrix = np.ones((1, 1))
+    while len(matrix) < size:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return matrix
 
 
 def routes(family, config, logits, corrections, top_k):
@@ -138,6 +167,7 @@ class Model:
         self.dtype = ["BF16", "F16"][rng.integers(2)]
         self.tensors, groups = {}, int(rng.integers(1, 4))
         self.hidden, inner = 16 * int(rng.integers(1, 7)), 16 * int(rng.integers(1, 6))
+        self.width = 16 * int(rng.integers(1, 5)) if family.around in ("nemotron", "kimi") else self.hidden
         self.experts, kept = 2 * groups * int(rng.integers(1, 4)), int(rng.integers(1, groups + 1))
         eligible = self.experts // groups * kept if family.scoring == "groups" else self.experts
         self.top_k = 1 if family.scoring == "llama4" else int(rng.integers(1, min(4, eligible) + 1))
@@ -148,16 +178,19 @@ class Model:
             self.config |= {"n_group": groups, "topk_group": kept, "routed_scaling_factor": float(rng.uniform(0.5, 3))}
         if family.scoring in ("groups", "softmax"):
             self.config["norm_topk_prob"] = bool(rng.integers(2)) or family.kind == "minimax_m2"
+        if family.around:
+            self.config["rms_norm_eps"] = float(rng.uniform(0.01, 0.5))
         self.add_experts(rng, inner)
-        self.add_factors(rng)
+        self.add_around(rng)
+        self.add_transforms(rng)
         self.add_router(rng)
         self.needed = list(self.tensors)
         self.tensors[f"{family.layer}.input_layernorm.weight"], _ = stored(np.ones(self.hidden), "BF16")
         self.tensors[f"{family.layer}.self_attn.q_proj.weight"], _ = stored(rng.standard_normal((16, self.hidden)), "BF16")
 
     def add_experts(self, rng, inner):
-        family, hidden = self.family, self.hidden
-        sizes = [(inner, hidden), (inner, hidden), (hidden, inner)]
+        family, hidden, routed = self.family, self.hidden, self.width
+        sizes = [(inner, routed), (inner, routed), (routed, inner)]
         one = lambda sizes: [matrix(rng, *size) if name else None for name, size in zip(family.names, sizes)]
         self.weights = [one(sizes) for _ in range(self.experts)]
         block = f"{family.block}.experts"
@@ -178,18 +211,71 @@ class Model:
                 if part:
                     add_apart(self.tensors, f"{family.layer}.{family.shared}.{name}", self.form, *part[:3])
 
-    def add_factors(self, rng):
-        """Adds factors of the tokens that all experts share (AWQ), and factors of 1 between the products."""
-        self.factors = 1
-        if self.form != "modelopt" or self.layout != "apart" or rng.random() < 0.7:
+    def add_around(self, rng):
+        """Adds the norms and projections of the family; each is a pair of its kind and its numbers, or nothing."""
+        names, (hidden, width) = AROUND[self.family.around], (self.hidden, self.width)
+        sizes = [hidden, (width, hidden), width, (hidden, width), hidden, hidden]
+        self.around = []
+        for name, size in zip(names, sizes):
+            numbers = None
+            if name:
+                is_norm = not isinstance(size, tuple)
+                numbers = rng.uniform(0.5, 1.5, size) if is_norm else rng.standard_normal(size) / np.sqrt(size[1])
+                dtype = ["F32", "BF16", "F16"][rng.integers(3)]
+                self.tensors[f"{self.family.block}.{name}.weight"], numbers = stored(numbers, dtype)
+            self.around.append(numbers)
+
+    def norm(self, x, weights):
+        return x if weights is None else x / np.sqrt((x**2).mean(-1, keepdims=True) + self.config["rms_norm_eps"]) * weights
+
+    def through(self, x, norm, projection):
+        x = self.norm(x, norm)
+        return x if projection is None else x @ projection.T
+
+    def add_transforms(self, rng):
+        """Adds factors of tokens and intermediate (AWQ) or Hadamard transforms: a pair for each expert and the shared one."""
+        count = self.experts + (self.shared is not None)
+        self.changes, self.quantization = [(None, None)] * count, None
+        if self.layout != "apart" or rng.random() < 0.6:
             return
-        dtype, factors = ["F32", "BF16", "F16"][rng.integers(3)], rng.uniform(0.5, 2, self.hidden)
-        for name in [name for name in self.tensors if name.endswith(".weight_scale_2")]:
-            module = name.removesuffix(".weight_scale_2")
-            is_down = module.endswith(f".{self.family.names[2]}")
-            k = 2 * self.tensors[f"{module}.weight"][1].shape[1]
-            self.tensors[f"{module}.pre_quant_scale"], kept = stored(np.ones(k) if is_down else factors, dtype)
-            self.factors = self.factors if is_down else kept
+        one, shared_by_all = rng.uniform(0.5, 2, 8192), rng.random() < 0.4
+        dtype = ["F32", "BF16", "F16"][rng.integers(3)]
+        projections = [(n, "down" if name == self.family.names[2] else "up", self.module(n, name))
+                       for n in range(count) for name in self.family.names if name]  # fmt: skip
+        for index, kind, module in projections:
+            k = 16 * self.tensors[f"{module}.weight_scale"][1].shape[1]
+            change = self.changes[index][kind == "down"]
+            if self.form == "modelopt":
+                if change is None:
+                    factors = one[:k] if shared_by_all else rng.uniform(0.5, 2, k)
+                    tensor, kept = stored(np.ones(k) if kind == "down" and shared_by_all else factors, dtype)
+                    change = tensor, lambda x, kept=kept: x * kept
+                self.tensors[f"{module}.pre_quant_scale"] = change[0]
+            elif change is None:
+                matrix = np.kron(np.eye(k // 16), sylvester(16) / 4)
+                change = None, lambda x, matrix=matrix: x @ matrix
+            pair = list(self.changes[index])
+            pair[kind == "down"] = change
+            self.changes[index] = tuple(pair)
+        if self.form != "modelopt":
+            apply = [{"targets": ["Linear"], "location": "input", "ignore": ["re:.*gate$", "re:.*router", "re:.*wg$", "re:.*_latent_proj$",
+                      "re:.*routed_expert_(up|down)_proj$"]}]  # fmt: skip
+            groups = {"R": {"type": "hadamard", "head_dim": 16, "apply": apply}}
+            self.quantization = {"quant_method": "compressed-tensors", "transform_config": {"config_groups": groups}}
+
+    def module(self, index, name):
+        family = self.family
+        return f"{family.layer}.{family.shared}.{name}" if index == self.experts else f"{family.block}.experts.{index}.{name}"
+
+    def expert(self, index, x):
+        """Output of an expert for tokens; the shared one has the number of experts."""
+        parts = self.shared if index == self.experts else self.weights[index]
+        gate, up, down = (part and part[3] for part in parts)
+        before, inside = (change and change[1] for change in self.changes[index])
+        change = lambda rows, of: stored(of(rows), self.dtype)[1] if of else rows
+        x = change(x, before)
+        hidden = activated(self.family.activation, None if gate is None else x @ gate.T, x @ up.T)
+        return stored(change(stored(hidden, self.dtype)[1], inside) @ down.T, self.dtype)[1]
 
     def add_router(self, rng):
         family = self.family
@@ -200,30 +286,42 @@ class Model:
         if family.corrections:
             name = f"{family.layer}.{family.corrections}"
             self.tensors[name], self.corrections = stored(rng.uniform(0, 0.2, self.experts), dtype())
+        self.router_norm, self.expert_scale = None, 1
+        if family.around == "gemma":
+            scale, self.expert_scale = rng.uniform(0.5, 1.5, self.hidden) * np.sqrt(self.hidden), rng.uniform(0.5, 2, self.experts)
+            self.tensors[f"{family.layer}.router.scale"], scale = stored(scale, dtype())
+            self.router_norm = scale / np.sqrt(self.hidden)
+            self.tensors[f"{family.layer}.router.per_expert_scale"], self.expert_scale = stored(self.expert_scale, dtype())
         if family.gate:
             gate = rng.standard_normal((1, self.hidden))
             self.tensors[f"{family.block}.shared_expert_gate.weight"], self.shared_gate = stored(gate, dtype())
 
     def output(self, x):
         """Returns the output for tokens, and the tokens whose experts are certain."""
-        result, certain = np.zeros(x.shape), np.ones(len(x), bool)
-        numbers_of = lambda parts: [part and part[3] for part in parts]
+        certain = np.ones(len(x), bool)
+        before, behind, (first, last) = self.around[:2], self.around[2:4], self.around[4:]
+        narrow = stored(self.through(x, *before), self.dtype)[1]
+        routed = np.zeros(narrow.shape)
         for token, row in enumerate(x):
-            chosen, weights, margin = routes(self.family, self.config, row @ self.router.T, self.corrections, self.top_k)
+            logits = self.norm(row, self.router_norm) @ self.router.T
+            chosen, weights, margin = routes(self.family, self.config, logits, self.corrections, self.top_k)
             certain[token] = margin > 1e-5
-            for index, weight in zip(chosen, weights):
+            for index, weight in zip(chosen, weights * np.broadcast_to(self.expert_scale, self.experts)[chosen]):
                 is_first = self.family.scoring == "llama4"
-                scaled = stored(row * self.factors, self.dtype)[1]
-                source = stored(scaled * weight, self.dtype)[1] if is_first else scaled
-                result[token] += (1 if is_first else weight) * expert(source, *numbers_of(self.weights[index]), self.dtype)
+                source = stored(narrow[token] * weight, self.dtype)[1] if is_first else narrow[token]
+                routed[token] += (1 if is_first else weight) * self.expert(index, source)
+        result = self.through(stored(routed, self.dtype)[1] if self.family.around else routed, *behind)
         if self.shared:
             gate = 1 / (1 + np.exp(-(x @ self.shared_gate.T))) if self.family.gate else 1
-            result += gate * expert(stored(x * self.factors, self.dtype)[1], *numbers_of(self.shared), self.dtype)
+            output = self.expert(self.experts, stored(self.norm(x, first), self.dtype)[1])
+            result = result + gate * self.norm(output, last)
         return result, certain
 
     def save(self, folder, without=None):
         save(folder / "model.safetensors", {name: tensor for name, tensor in self.tensors.items() if name != without})
         config = {self.family.keys.get(key, key): value for key, value in self.config.items()}
+        if self.quantization:
+            config["quantization_config"] = self.quantization
         (folder / "config.json").write_text(json.dumps(config))
 
 
@@ -266,9 +364,7 @@ def check(command, model, rng, folder, place):
 def hadamard(rng, tensors, module, k):
     """Adds a transform of the tokens. Returns its matrix `[k, k]` and the configuration."""
     block = k & -k if rng.integers(2) else 16
-    matrix = np.ones((1, 1))
-    while len(matrix) < block:
-        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    matrix = sylvester(block)
     kind, inverse = ["hadamard", "random-hadamard"][rng.integers(2)], bool(rng.integers(2))
     if kind == "random-hadamard":
         matrix = rng.choice([-1, 1], block)[:, None] * matrix

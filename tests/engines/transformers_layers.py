@@ -129,7 +129,7 @@ def layers_of(model):
 
 
 def randomize(model, generator):
-    """Gives all matrices, biases and corrections numbers of the size that real models have after scaling."""
+    """Gives all matrices, biases, norms and corrections numbers of the size that real models have after scaling."""
     with torch.no_grad():
         tensors = list(model.named_parameters()) + [(name, buffer) for name, buffer in model.named_buffers() if "bias" in name]
         for name, tensor in tensors:
@@ -138,13 +138,24 @@ def randomize(model, generator):
                 numbers = torch.randn(tensor.shape, generator=generator) * (1.0 if is_router else 0.3)
             elif "bias" in name:
                 numbers = torch.randn(tensor.shape, generator=generator) * 0.1
+            elif "norm" in name or "scale" in name:
+                numbers = 1 + torch.randn(tensor.shape, generator=generator) * 0.3
             else:
                 continue
             tensor.copy_(numbers.to(torch.bfloat16))
 
 
 def output(layer, names, tokens):
-    """Returns the sum of the outputs of some modules of a layer."""
+    """Returns the sum of the outputs of some modules of a layer.
+
+    The layer of Gemma 4 has no module for this sum. It runs whole, without its attention, up to the norm behind the sum.
+    """
+    if hasattr(layer, "post_feedforward_layernorm_2"):
+        sums = []
+        layer.post_feedforward_layernorm.register_forward_pre_hook(lambda _, inputs: sums.append(inputs[0]))
+        layer.self_attn.forward = lambda hidden_states, **_: (torch.zeros_like(hidden_states), None)
+        layer(tokens[None])
+        return sums[0].reshape(tokens.shape)
     total = 0
     for name in names:
         result = getattr(layer, name)(tokens[None])

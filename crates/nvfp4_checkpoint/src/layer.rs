@@ -104,13 +104,14 @@ impl Checkpoint {
     }
 
     /// Returns `true` if a tensor is a part of a block's projection that is computed. `is_whole`: the operation
-    /// computes whole experts, with biases and factors of the tokens, also in MXFP4.
+    /// computes whole experts, with biases and transforms of the tokens, also in MXFP4.
     pub(super) fn is_part(&self, block: &Block<'_>, projection: &Projection<'_>, is_whole: bool) -> bool {
         let Projection { module, part, .. } = *projection;
+        let is_matrix = self.is_input_matrix(&format!("{module}{part}"));
         self.is_computed(module, part) && block.kind != Kind::Fused
             || block.kind == Kind::Fused && fused::is_part(part)
             || is_whole && self.is_mxfp4_part(module, part)
-            || is_whole && part == PRE_QUANT_SCALE && block.kind != Kind::Fused
+            || is_whole && block.kind != Kind::Fused && (part == PRE_QUANT_SCALE || is_matrix)
             || is_whole && if block.kind == Kind::Fused { fused::BIASES.contains(&part) } else { part == BIAS }
     }
 }

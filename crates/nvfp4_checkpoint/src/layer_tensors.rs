@@ -3,9 +3,9 @@
 
 use std::collections::BTreeSet;
 
-use super::Checkpoint;
 use super::block::Block;
 use super::names::{self, Aside, Projection, Role, any_expert, below_layer, natural};
+use super::{Checkpoint, around};
 use nvfp4_core::Error;
 
 /// Tensors of a decoder layer, with `*` for the number of an expert.
@@ -94,7 +94,7 @@ impl Checkpoint {
                 Some(_) => Fate::Left,
                 None if in_block && !is_whole && name.split('.').any(names::is_shared) => Fate::Left,
                 // A projection around the experts changes no product of theirs.
-                None if in_block && !is_whole && name.contains("latent") => Fate::Left,
+                None if in_block && !is_whole && around::is_projection(name) => Fate::Left,
                 None if in_block => Fate::Refused,
                 // A vector beside the block cannot be a branch with an output of its own.
                 None if is_whole && self.tensor(name).is_some_and(|tensor| tensor.shape.len() > 1) => Fate::Refused,
@@ -108,18 +108,17 @@ impl Checkpoint {
         const WITHOUT: &str = "export the model without this tensor";
         const FOLDED: &str = "`nvfp4 dequantize` multiplies it into the weight, which `nvfp4 quantize` then quantizes";
         const APART: &str = "use --op gated and plain for the projections of the experts";
+        const LATENT: &str = "a known model has two projections, such as fc1_latent_proj and fc2_latent_proj: use --op gated and plain \
+                              for the projections of the experts";
         let expert = Projection::parse(name).map(|projection| projection.expert);
         let (what, remedy) = match name.rsplit(['.', '_']).next() {
             Some("bias") if Aside::of(name).is_none() => ("this bias is not computed", WITHOUT),
             _ if name.ends_with("pre_quant_scale") => {
-                let down = "these factors of the activation of an expert (NVFP4_AWQ) act between two products and are not computed";
-                let is_down = Projection::parse(name).is_some_and(|projection| projection.role == Role::Down);
-                (if is_down { down } else { "this scale of the activations (NVFP4_AWQ) is not computed" }, FOLDED)
+                ("this scale of the activations (NVFP4_AWQ) is not computed", FOLDED)
             }
-            _ if name.contains("latent") => (
-                "experts in a latent space behind this tensor alone are not computed (fc1_latent_proj and fc2_latent_proj are)",
-                APART,
-            ),
+            _ if around::is_projection(name) => {
+                ("experts in a latent space behind this tensor alone are not computed", LATENT)
+            }
             _ if Aside::of(name) == Some(Aside::Router) => ("this part of the router is not computed", APART),
             _ => match expert {
                 Some(names::Expert::Dense) => ("this dense branch beside the experts is not computed", APART),

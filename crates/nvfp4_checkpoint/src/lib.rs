@@ -22,6 +22,7 @@
 //! ```
 
 mod activations;
+mod around;
 mod block;
 mod comparison;
 mod convert;
@@ -33,7 +34,6 @@ mod gguf;
 mod hidden;
 mod input_scales;
 mod inspect;
-mod latent;
 mod layer;
 mod layer_tensors;
 mod linear;
@@ -54,6 +54,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 pub use activations::Activations;
+pub use around::{Around, Norm, Projection, Steps};
 pub use comparison::{ComparedWeight, Comparison, Difference, Errors};
 pub use convert::{
     Calibration, Conversion, Converted, Dequantization, Exact, Experts, Form, Left, Options, Recorded, Reform, Written,
@@ -63,7 +64,6 @@ pub use file::{Tensor, TensorFile};
 pub use gguf::{FromGguf, ToGguf};
 pub use hidden::HiddenStates;
 pub use inspect::{Inspection, OtherWeight, Problem, Range, Weight};
-pub use latent::Latent;
 pub use layer::Layer;
 pub use layer_tensors::LayerTensors;
 pub use linear::ScaledLinear;
@@ -75,7 +75,6 @@ pub use router::LayerRouter;
 pub use safetensors::Dtype;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 pub use signals::handle_signals;
-pub use token_transform::TokenTransform;
 pub use usage::Usage;
 pub use write::{OutputFile, TensorWriter, refuse_input};
 

@@ -5,12 +5,13 @@ use super::floats::{self, Floats};
 use super::input_scales::of_fp8_tokens;
 use super::model_config::ModelConfig;
 use super::names::BIAS;
-use super::token_transform::{TokenTransform, is_input_matrix};
+use super::token_transform::Matrices;
 use super::{Checkpoint, LayerTensors, QuantizedWeight};
 use nvfp4_core::Error;
 use nvfp4_core::bias::Bias;
 use nvfp4_core::linear::LinearWeights;
 use nvfp4_core::problem::TokenDtype;
+use nvfp4_core::transform::TokenTransform;
 
 /// Scales of cached keys and values, which ModelOpt stores beside the projections. They do not affect the projections.
 const CACHE_SCALES: [&str; 4] = [".k_scale", ".v_scale", ".output_scale", ".q_scale"];
@@ -32,7 +33,7 @@ impl ScaledLinear<'_> {
     /// Returns an error if a result is not finite in the tokens' type.
     pub fn scale(&self, tokens: &mut [u16]) -> Result<(), Error> {
         let sizes = self.weights.sizes();
-        self.transform.as_ref().map_or(Ok(()), |transform| transform.apply(sizes.dtype, sizes.k, tokens))
+        self.transform.as_ref().map_or(Ok(()), |transform| transform.tokens(sizes.dtype, sizes.k, tokens))
     }
 }
 
@@ -92,7 +93,7 @@ impl Checkpoint {
         if let Some(bias) = self.bias(&format!("{module}{BIAS}"), rows)? {
             weights = weights.with_bias(bias).map_err(at)?;
         }
-        let transform = self.token_transform(module, weights.sizes().k, config.as_ref())?;
+        let transform = self.token_transform(module, weights.sizes().k, config.as_ref(), &mut Matrices::new())?;
         Ok(ScaledLinear { weights, transform })
     }
 
@@ -108,9 +109,8 @@ impl Checkpoint {
     /// Returns the first tensor of a module that changes the result of [`Checkpoint::scaled_linear`] and is not computed.
     pub(super) fn linear_refusal(&self, module: &str) -> Option<&str> {
         let is_known = |name: &str| {
-            let (part, dtype) = (&name[module.len()..], self.tensor(name).map(|tensor| tensor.dtype));
-            let is_matrix = dtype.is_some_and(|dtype| is_input_matrix(part, dtype));
-            [BIAS, PRE_QUANT_SCALE].contains(&part) || CACHE_SCALES.contains(&part) || is_matrix
+            let part = &name[module.len()..];
+            [BIAS, PRE_QUANT_SCALE].contains(&part) || CACHE_SCALES.contains(&part) || self.is_input_matrix(name)
         };
         self.parts_not_computed(module).into_iter().find(|part| !is_known(part))
     }

@@ -274,7 +274,7 @@ impl ModelConfig {
             None => Ok(()),
             Some(Transform { group, kind, location, .. }) => Err(self.refused_transform(&format!(
                 "transform {group} ({kind}) of transform_config changes activations at {location} while the model runs (as \
-                 MR-GPTQ does), which only `nvfp4 run --op linear` computes"
+                 MR-GPTQ does), which only `nvfp4 run --op linear` computes, and `--op moe` for experts in separate tensors"
             ))),
         }
     }

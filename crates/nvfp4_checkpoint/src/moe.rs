@@ -3,16 +3,16 @@
 
 use rayon::prelude::*;
 
-use super::block::{Block, Kind};
+use super::around::{Around, Surroundings};
+use super::block::{Block, DOWNLOAD, Kind};
 use super::convert::Lossless;
 use super::file::Tensor;
 use super::fused::Part;
-use super::latent::Latent;
 use super::layer_tensors::{LayerTensors, Scope};
 use super::model_config::ModelConfig;
 use super::names::{BIAS, ROUTER_WEIGHTS, Role};
 use super::router::{LayerRouter, RouterRule};
-use super::token_transform::TokenTransform;
+use super::token_transform::{Matrices, shared_transform};
 use super::{Checkpoint, Dtype};
 use nvfp4_core::Error;
 use nvfp4_core::bias::Bias;
@@ -37,13 +37,17 @@ const TOP_K: [&str; 7] = [
 /// Names of the corrections of the router's choice, below the router or beside it.
 const CORRECTIONS: [&str; 3] = ["e_score_correction_bias", "expert_bias", "router_bias"];
 
+/// Names of Gemma 4's tensors beside the router's matrix: the weights of a norm, and factors of the experts' weights.
+const ROUTER_NORM: &str = "scale";
+const EXPERT_SCALE: &str = "per_expert_scale";
+
 /// An MoE layer of a model. Weights stay in place in the mapped files where possible.
 #[derive(Clone, Debug)]
 pub struct MoeLayer<'a> {
-    /// Experts, including the shared expert if the layer has one and is not in a latent space.
+    /// Experts, including the shared expert if the layer has one and nothing is around the experts.
     pub weights: MoeWeights<'a>,
-    /// Projections around the experts, and the shared expert beside the projections, if the experts are in a latent space.
-    pub latent: Option<Latent<'a>>,
+    /// Norms and projections around the experts, and the branch beside them (Nemotron 3, Kimi-K3, Gemma 4).
+    pub around: Option<Around<'a>>,
     /// Router of the layer.
     pub router: LayerRouter,
     /// Module names, with `*` for the number of the expert.
@@ -57,11 +61,11 @@ pub struct MoeLayer<'a> {
 impl MoeLayer<'_> {
     /// H: number of elements of the layer's tokens.
     pub fn hidden(&self) -> usize {
-        self.latent.as_ref().map_or(self.weights.sizes().hidden, Latent::hidden)
+        self.around.as_ref().map_or(self.weights.sizes().hidden, Around::hidden)
     }
 
-    /// Builds the router's inputs of tokens `[T, H]` without gaps. They are the inputs of `weights`, unless the experts are
-    /// in a latent space: then [`Latent::routed`] makes those. `token_ids` are the ids of the tokens for a router with a table.
+    /// Builds the router's inputs of tokens `[T, H]` without gaps. They are the inputs of `weights`, unless something is around
+    /// the experts: then [`Around::routed`] makes those. `token_ids` are the ids of the tokens for a router with a table.
     ///
     /// # Errors
     /// The errors of [`LayerRouter::inputs_with_ids`].
@@ -74,16 +78,15 @@ impl MoeLayer<'_> {
 /// What an MoE layer consists of, known before any weight is read.
 struct Plan<'b, 'n> {
     routed: &'b Block<'n>,
-    shared: Option<&'b Block<'n>>,
+    /// Shared expert, or dense branch beside the experts.
+    beside: Option<&'b Block<'n>>,
     config: ModelConfig,
     activation: Activation,
     top_k: usize,
     router: RouterTensors,
-    /// Whether projections to a latent space and back surround the routed experts.
-    latent: bool,
+    /// Norms and projections around the routed experts.
+    around: Option<Surroundings>,
     rule: RouterRule,
-    /// Change of the tokens after routing.
-    transform: Option<TokenTransform>,
     tensors: LayerTensors,
 }
 
@@ -95,12 +98,15 @@ struct RouterTensors {
     corrections: Option<String>,
     /// Experts of each token id.
     table: Option<String>,
+    /// Weights of a norm of the tokens, and factors of the experts' weights (Gemma 4).
+    norm: Option<String>,
+    expert_scale: Option<String>,
 }
 
 impl RouterTensors {
     fn names(&self) -> impl Iterator<Item = &str> {
-        let Self { matrix, bias, shared_gate, corrections, table } = self;
-        let others = [bias, shared_gate, corrections, table];
+        let Self { matrix, bias, shared_gate, corrections, table, norm, expert_scale } = self;
+        let others = [bias, shared_gate, corrections, table, norm, expert_scale];
         std::iter::once(&matrix[..]).chain(others.into_iter().flatten().map(String::as_str))
     }
 }
@@ -108,8 +114,10 @@ impl RouterTensors {
 impl Checkpoint {
     /// Loads an MoE layer with its router, for tokens of type `dtype`. Experts are stored in separate tensors, or all
     /// in one tensor. In one tensor, gate and up are the two halves, or alternate row by row (gpt-oss). Experts in MXFP4 are
-    /// converted if no number changes. Projections around the experts ([`Latent`]) may have any form. Factors of the tokens
-    /// that all experts share (NVFP4_AWQ) are part of the router, which multiplies the tokens after it chose their experts.
+    /// converted if no number changes. Projections around the experts ([`Around`]) may have any form. A change of
+    /// the tokens that all experts share (factors of NVFP4_AWQ, a Hadamard transform) is part of the router, which changes the
+    /// tokens after it chose their experts; other changes are part of the weights
+    /// ([`MoeWeights::with_transforms`](nvfp4_core::moe::MoeWeights::with_transforms)), and only the CPU computes them.
     ///
     /// # Errors
     /// Returns an error if the layer does not exist or has no experts, a part is missing or wrong, the decoder layer
@@ -118,7 +126,7 @@ impl Checkpoint {
     pub fn moe_layer(&self, layer: usize, dtype: TokenDtype) -> Result<MoeLayer<'_>, Error> {
         let blocks = self.blocks(Some(layer));
         let plan = self.plan(&blocks, layer)?;
-        let &Plan { routed, shared, activation, top_k, .. } = &plan;
+        let &Plan { routed, beside, activation, top_k, .. } = &plan;
         let place = |error: Error| error.at(format_args!("{}: layer {layer}", self.path().display()));
         let lossless = Lossless::of(self)?;
         let experts = match routed.kind {
@@ -126,31 +134,42 @@ impl Checkpoint {
             _ => self.experts(routed, activation, &lossless)?,
         };
         let mut weights = MoeWeights::with_activation(dtype, top_k, activation, experts).map_err(place)?;
-        let (path, width) = (routed.path(), weights.sizes().hidden);
-        let mut latent = plan.latent.then(|| self.latent(&plan.config, &path, width)).transpose()?;
-        if let Some(shared) = shared {
-            let expert = self.experts(shared, activation, &lossless)?.remove(0);
-            match &mut latent {
-                Some(latent) => latent.set_shared(self.shared_layer(shared, expert, &plan, dtype).map_err(place)?),
-                None => weights = weights.with_shared(expert).map_err(place)?,
+        let width = weights.sizes().hidden;
+        let mut matrices = Matrices::new();
+        let mut transforms = self.transforms_of(routed, &plan.config, weights.experts(), &mut matrices)?;
+        let around = plan.around.as_ref().map(|around| self.around(&plan.config, around, width));
+        let mut around = around.transpose()?;
+        if let Some(block) = beside {
+            let expert = self.experts(block, activation, &lossless)?.remove(0);
+            match &mut around {
+                Some(around) => {
+                    let branch = self.branch(block, expert, &plan, dtype).map_err(place)?;
+                    let changes = self.transforms_of(block, &plan.config, branch.experts(), &mut matrices)?;
+                    let branch = branch.with_transforms(changes);
+                    branch.and_then(|branch| around.set_branch(branch)).map_err(place)?;
+                }
+                None => {
+                    let expert = std::slice::from_ref(&expert);
+                    transforms.extend(self.transforms_of(block, &plan.config, expert, &mut matrices)?);
+                    weights = weights.with_shared(expert[0].clone()).map_err(place)?;
+                }
             }
         }
-        let within = shared.filter(|_| latent.is_none());
+        let within = beside.filter(|_| around.is_none());
         let weights = self.with_input_scales(weights, routed, within, plan.config.fp8_tokens()).map_err(place)?;
-        let hidden = latent.as_ref().map_or(width, Latent::hidden);
-        if let Some(shared) = latent.as_ref().and_then(Latent::shared).filter(|shared| shared.sizes().hidden != hidden)
-        {
-            let what = "elements per token of the shared expert";
-            return Err(place(Error::Mismatch { what, got: shared.sizes().hidden, expected: hidden }));
-        }
-        let router = self.router(&plan, MoeSizes { hidden, ..weights.sizes() })?;
-        let patterns = [routed].into_iter().chain(shared).flat_map(|block| ROLES.map(|role| block.pattern(role)));
+        let hidden = around.as_ref().map_or(width, Around::hidden);
+        let mut router = self.router(&plan, MoeSizes { hidden, ..weights.sizes() })?;
+        // A transform of all experts is computed once, for any backend; other transforms belong to single experts.
+        router.transform = shared_transform(&transforms).filter(|_| around.is_none());
+        let weights =
+            if router.transform.is_some() { weights } else { weights.with_transforms(transforms).map_err(place)? };
+        let patterns = [routed].into_iter().chain(beside).flat_map(|block| ROLES.map(|role| block.pattern(role)));
         let (modules, mxfp4_blocks) = (patterns.flatten().collect(), lossless.blocks());
-        Ok(MoeLayer { weights, latent, router, modules, tensors: plan.tensors, mxfp4_blocks })
+        Ok(MoeLayer { weights, around, router, modules, tensors: plan.tensors, mxfp4_blocks })
     }
 
-    /// Returns the shared expert as a layer of its own, for experts in a latent space.
-    fn shared_layer<'a>(
+    /// Returns a branch beside the experts as a layer of its own.
+    fn branch<'a>(
         &self,
         block: &Block<'_>,
         expert: MoeExpert<'a>,
@@ -168,7 +187,7 @@ impl Checkpoint {
     pub(super) fn moe_modules(&self, layer: usize) -> Result<Vec<String>, Error> {
         let blocks = self.blocks(Some(layer));
         let plan = self.plan(&blocks, layer)?;
-        let computed = [plan.routed].into_iter().chain(plan.shared);
+        let computed = [plan.routed].into_iter().chain(plan.beside);
         Ok(computed.flat_map(|block| ROLES.map(|role| block.modules(role))).flatten().collect())
     }
 
@@ -176,69 +195,93 @@ impl Checkpoint {
     fn plan<'b, 'n>(&self, blocks: &'b [Block<'n>], layer: usize) -> Result<Plan<'b, 'n>, Error> {
         let at = |error: Error| error.at(self.path().display());
         let routed = self.routed_block(blocks, layer).map_err(at)?;
-        let shared: Vec<_> =
-            blocks.iter().filter(|block| block.kind == Kind::Shared && block.stack() == routed.stack()).collect();
-        let shared = match shared[..] {
-            [] => None,
-            [shared] => Some(shared),
-            [one, other, ..] => {
-                let what = format!("layer {layer} has two shared experts, {} and {}", one.prefix(), other.prefix());
-                return Err(at(Error::NotComputed(format!("{what}; only one is supported"))));
-            }
-        };
-        [routed].into_iter().chain(shared).try_for_each(Block::check).map_err(at)?;
+        let around = self.surroundings(routed.path())?;
+        let beside = beside(blocks, routed, around.as_ref()).map_err(at)?;
+        [routed].into_iter().chain(beside).try_for_each(Block::check).map_err(at)?;
         let router = self.router_tensors(&routed.path());
-        let latent = self.latent_tensors(&routed.path());
-        let beside = latent.iter().flatten().map(String::as_str);
+        let names = router.iter().flat_map(RouterTensors::names);
+        let around_experts = around.iter().flat_map(|around| &around.tensors).map(String::as_str);
         let scope = Scope {
-            blocks: [routed].into_iter().chain(shared).collect(),
+            blocks: [routed].into_iter().chain(beside).collect(),
             roles: &ROLES,
-            router: Some(router.iter().flat_map(RouterTensors::names).chain(beside).collect()),
+            router: Some(names.chain(around_experts).collect()),
         };
         let tensors = self.account(&scope)?;
         let router = router.ok_or_else(|| {
             let names = ROUTER_WEIGHTS.map(|name| format!("{}{name}.weight", routed.path()));
             let name = format!("the router ({})", names.join(" or "));
-            at(Error::Missing { name, remedy: "download the model again".into() })
+            at(Error::Missing { name, remedy: DOWNLOAD.into() })
         })?;
         let config = ModelConfig::beside(self)?.ok_or_else(|| {
             let remedy = "it defines the router; give the folder of the whole model".into();
             at(Error::Missing { name: "config.json".into(), remedy })
         })?;
-        config.check_transforms()?;
+        self.check_transforms_of_layer(&config, routed, beside, &router)?;
         let at_config = |error: Error| error.at(config.path().display());
-        if let (Some((key, value)), None) = (config.shared_experts(layer), shared) {
+        if let (Some((key, value)), None) = (config.shared_experts(layer), beside) {
             let name = format!("the shared expert of layer {layer} ({key} is {value})");
             return Err(at_config(Error::Missing { name, remedy: "give the folder of the whole model".into() }));
         }
         let is_gated = ["qwen2_moe", "qwen3_next", "qwen3_5", "qwen3_6"].iter().any(|model| config.is_model(model));
-        if shared.is_some() && router.shared_gate.is_none() && is_gated {
+        if beside.is_some() && router.shared_gate.is_none() && is_gated {
             let name = format!("{}shared_expert_gate.weight", routed.path());
-            return Err(at(Error::Missing { name, remedy: "download the model again".into() }));
+            return Err(at(Error::Missing { name, remedy: DOWNLOAD.into() }));
         }
-        let mut activation = config.activation(layer, shared.is_some())?;
+        let mut activation = config.activation(layer, beside.is_some())?;
         // Models call the activation the same with and without a gate.
         if activation == Activation::Relu2 && [Role::Gate, Role::GateUp].into_iter().any(|role| routed.has_role(role)) {
             activation = Activation::GatedRelu2;
         }
         let (_, top_k) = config.number_of_layer(&TOP_K, layer).ok_or_else(|| {
             let name = format!("the number of experts per token ({})", TOP_K[0]);
-            at_config(Error::Missing { name, remedy: "download the model again".into() })
+            at_config(Error::Missing { name, remedy: DOWNLOAD.into() })
         })?;
         let rule = RouterRule::of(&config, router.corrections.is_some()).map_err(at_config)?;
-        let modules = |roles: &[Role]| -> Vec<String> {
-            let blocks = [routed].into_iter().chain(shared);
-            blocks.flat_map(|block| roles.iter().flat_map(|&role| block.modules(role))).collect()
-        };
-        let (reading, inside) = (modules(&[Role::Gate, Role::Up, Role::GateUp]), modules(&[Role::Down]));
-        let hidden = self.tensor(&router.matrix).and_then(|matrix| matrix.shape.last().copied()).unwrap_or_default();
-        let transform = self.factors_of_experts(&reading, &inside, hidden)?;
-        if latent.is_some() && transform.is_some() {
-            let what = format!("layer {layer} has experts in a latent space and factors of their tokens (NVFP4_AWQ)");
-            return Err(at(Error::NotComputed(format!("{what}; `nvfp4 dequantize` multiplies them into the weights"))));
+        self.check_router_norm(&config, &router)?;
+        Ok(Plan { routed, beside, activation, top_k, router, around, rule, tensors, config })
+    }
+
+    /// Refuses transforms of tokens that are not computed: all of them for the router and for experts in one tensor.
+    fn check_transforms_of_layer(
+        &self,
+        config: &ModelConfig,
+        routed: &Block<'_>,
+        beside: Option<&Block<'_>>,
+        router: &RouterTensors,
+    ) -> Result<(), Error> {
+        if routed.kind == Kind::Fused {
+            return config.check_transforms();
         }
-        let latent = latent.is_some();
-        Ok(Plan { routed, shared, activation, top_k, router, latent, rule, transform, tensors, config })
+        let blocks = [routed].into_iter().chain(beside);
+        for module in blocks.flat_map(|block| ROLES.map(|role| block.modules(role))).flatten() {
+            config.input_transform(&module)?;
+        }
+        for name in [&router.matrix].into_iter().chain(&router.shared_gate) {
+            let module = name.strip_suffix(".weight").unwrap_or(name);
+            if let Some(transform) = config.input_transform(module)? {
+                let what = format!("transform {} of the router's tokens is not computed", transform.group);
+                return Err(Error::NotComputed(format!("{what}; export the model without it")).at(self.place(name)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses a router with a norm of its own, or factors of the experts, in a model that is not known to have them, and
+    /// a router without them in a model that needs them.
+    fn check_router_norm(&self, config: &ModelConfig, router: &RouterTensors) -> Result<(), Error> {
+        let is_gemma = config.is_model("gemma4");
+        let of_matrix = router.matrix.strip_suffix("proj.weight").unwrap_or(&router.matrix);
+        for (name, part) in [(&router.norm, ROUTER_NORM), (&router.expert_scale, EXPERT_SCALE)] {
+            match name {
+                Some(name) if !is_gemma => return Err(self.not_computed(name)),
+                None if is_gemma => {
+                    let error = Error::Missing { name: format!("{of_matrix}{part}"), remedy: DOWNLOAD.into() };
+                    return Err(error.at(self.path().display()));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// Returns the only block of a layer with routed experts.
@@ -372,7 +415,10 @@ impl Checkpoint {
             let places = [format!("{module}.{name}"), format!("{path}{name}"), format!("{path}moe_statics.{name}")];
             places.into_iter().find_map(existing)
         });
+        let beside = |part: &str| existing(format!("{}.{part}", module.strip_suffix(".proj")?));
         Some(RouterTensors {
+            norm: beside(ROUTER_NORM),
+            expert_scale: beside(EXPERT_SCALE),
             bias: existing(format!("{module}{BIAS}")),
             shared_gate: existing(format!("{path}shared_expert_gate.weight")),
             table: existing(format!("{module}.tid2eid")),
@@ -419,12 +465,39 @@ impl Checkpoint {
         if corrections.is_none() && plan.rule.has_corrections() && plan.config.is_model("deepseek") {
             corrections = bias.take();
         }
-        let scoring = plan.rule.scoring(sizes.experts, corrections, table);
+        let expert_scale = some(&names.expert_scale, &of_experts, "[experts]")?.unwrap_or_default();
+        let root = (sizes.hidden as f64).sqrt();
+        let norm = names.norm.as_ref().map(|name| self.norm_with(&plan.config, name, sizes.hidden, 1.0 / root));
+        let norm = norm.transpose()?;
+        let scoring = plan.rule.scoring(sizes.experts, corrections, expert_scale, table);
         let at_config = |error: Error| error.at(plan.config.path().display());
         let rule = Router::new(sizes.experts, sizes.top_k, scoring).map_err(at_config)?;
         let bias = bias.unwrap_or_else(|| vec![0.0; sizes.experts]);
-        let (factor, transform) = (plan.rule.factor(), plan.transform.clone());
-        Ok(LayerRouter { matrix, bias, shared_gate, rule, factor, transform })
+        let (factor, transform) = (plan.rule.factor(), None);
+        Ok(LayerRouter { matrix, bias, norm, shared_gate, rule, factor, transform })
+    }
+}
+
+/// Returns the block beside the routed experts: a shared expert, or the dense branch of a family that has one.
+fn beside<'b, 'n>(
+    blocks: &'b [Block<'n>],
+    routed: &Block<'_>,
+    around: Option<&Surroundings>,
+) -> Result<Option<&'b Block<'n>>, Error> {
+    let kind = around.map_or(Kind::Shared, Surroundings::branch_kind);
+    let found = blocks.iter().filter(|block| block.kind == kind && block.stack() == routed.stack());
+    let (layer, what) = (routed.layer, if kind == Kind::Shared { "shared experts" } else { "dense branches" });
+    match found.collect::<Vec<_>>()[..] {
+        [] if kind == Kind::Shared => Ok(None),
+        [] => {
+            let name = format!("the dense branch beside the experts of layer {layer}");
+            Err(Error::Missing { name, remedy: DOWNLOAD.into() })
+        }
+        [found] => Ok(Some(found)),
+        [one, other, ..] => {
+            let what = format!("layer {layer} has two {what}, {} and {}", one.prefix(), other.prefix());
+            Err(Error::NotComputed(format!("{what}; only one is supported")))
+        }
     }
 }
 

@@ -261,9 +261,10 @@ pub(crate) fn is_shared(segment: &str) -> bool {
 }
 
 /// Returns `true` if a segment directly below the layer names something other than a feed-forward block: attention and
-/// what takes its place, a norm, or a factor of the residual stream.
+/// what takes its place, a norm, a factor of the residual stream, or embeddings that are added behind the block.
 pub(crate) fn is_no_feed_forward(segment: &str) -> bool {
-    const PARTS: [&str; 7] = ["attn", "attention", "mamba", "norm", "conv", "indexer", "rotary"];
+    // `per_layer`: Gemma 4's embeddings per layer.
+    const PARTS: [&str; 8] = ["attn", "attention", "mamba", "norm", "conv", "indexer", "rotary", "per_layer"];
     // `hc`: DeepSeek-V4's residual streams. Kimi, Qwen and others name their linear attention by kind.
     const WORDS: [&str; 14] = [
         "ln",

@@ -2,14 +2,15 @@
 
 use rayon::prelude::*;
 
+use super::around::Norm;
 use super::model_config::ModelConfig;
-use super::token_transform::TokenTransform;
 use nvfp4_core::Error;
 use nvfp4_core::moe::{MoeInputs, MoeSizes};
 use nvfp4_core::router::{Logits, Router, Routes, Rule, Score, Scoring, Table, route_with_ids};
+use nvfp4_core::transform::TokenTransform;
 
 /// Models whose routers use sigmoid scores, although their configurations do not mention it.
-const BY_SIGMOID: [&str; 15] = [
+const BY_SIGMOID: [&str; 16] = [
     "deepseek_v3",
     "glm4_moe",
     "glm4v_moe",
@@ -25,16 +26,16 @@ const BY_SIGMOID: [&str; 15] = [
     "afmoe",
     "mimo_v2",
     "kimi_linear",
+    "kimi_k3",
 ];
 
 /// Models whose weights are always divided by their sum, although their configurations do not mention it.
 const RENORMALIZED: [&str; 7] = ["mixtral", "minimax", "qwen3_5", "qwen3_6", "hunyuan", "ernie4_5", "afmoe"];
 
 /// Models with a router of their own that is not computed.
-const NOT_COMPUTED: [(&str, &str); 3] = [
+const NOT_COMPUTED: [(&str, &str); 2] = [
     ("phimoe", "SparseMixer (phimoe)"),
     ("longcat", "one with identity experts, which add the token itself (LongCat-Flash)"),
-    ("gemma4", "the norm of its own before the logits (Gemma 4)"),
 ];
 
 /// Configuration keys; models name the same number differently.
@@ -59,7 +60,7 @@ impl RouterRule {
     /// Sources: the modules of transformers (`Qwen3MoeTopKRouter`, `Qwen3_5MoeTopKRouter`, `MixtralSparseMoeBlock`,
     /// `GptOssTopKRouter`, `GraniteMoeTopKGating`, `DeepseekV2Moe`, `DeepseekV3TopkRouter`, `Llama4Router`,
     /// `Lfm2MoeSparseMoeBlock`, `HunYuanMoEV1Gate`, `Ernie4_5_MoeTopKRouter`, `DeepseekV4TopKRouter`,
-    /// `DeepseekV4HashRouter`, `AfmoeTokenChoiceRouter` and the `TopkRouter` of bailing_hybrid, exaone_moe, glm4v_moe,
+    /// `DeepseekV4HashRouter`, `Gemma4TextRouter`, `AfmoeTokenChoiceRouter` and the `TopkRouter` of bailing_hybrid, exaone_moe, glm4v_moe,
     /// glm_moe_dsa, solar_open and mimo_v2_flash) and vLLM's `step3p5.py`.
     pub(super) fn of(config: &ModelConfig, has_corrections: bool) -> Result<Self, Error> {
         let is = |names: &[&str]| names.iter().any(|name| config.is_model(name));
@@ -72,6 +73,10 @@ impl RouterRule {
         }
         if is(&["gpt_oss", "granitemoe"]) {
             return Ok(Self { scoring: Scoring::TopKSoftmax, factor: 1.0 });
+        }
+        if is(&["gemma4"]) {
+            let rule = Rule { renormalize: true, ..Rule::default() };
+            return Ok(Self { scoring: Scoring::Rule(rule), factor: 1.0 });
         }
         let value = |keys: &[&str]| keys.iter().find_map(|key| config.get(key));
         let word = |keys: &[&str]| value(keys).and_then(|value| value.as_str());
@@ -131,13 +136,21 @@ impl RouterRule {
         self.factor
     }
 
-    /// Returns the rule with the corrections of a layer of `experts` experts, and with the table that gives experts to
-    /// token ids, if there is one.
-    pub(super) fn scoring(&self, experts: usize, corrections: Option<Vec<f32>>, table: Option<Table>) -> Scoring {
+    /// Returns the rule with the corrections of a layer of `experts` experts, with the factors of their weights (empty for
+    /// none), and with the table that gives experts to token ids, if there is one.
+    pub(super) fn scoring(
+        &self,
+        experts: usize,
+        corrections: Option<Vec<f32>>,
+        expert_scale: Vec<f32>,
+        table: Option<Table>,
+    ) -> Scoring {
         let mut scoring = self.scoring.clone();
         match &mut scoring {
             Scoring::SigmoidGroups { bias, .. } => *bias = corrections.unwrap_or_else(|| vec![0.0; experts]),
-            Scoring::Rule(rule) => (rule.bias, rule.table) = (corrections.unwrap_or_default(), table),
+            Scoring::Rule(rule) => {
+                (rule.bias, rule.expert_scale, rule.table) = (corrections.unwrap_or_default(), expert_scale, table);
+            }
             _ => {}
         }
         scoring
@@ -151,6 +164,8 @@ pub struct LayerRouter {
     pub matrix: Vec<f32>,
     /// Bias of the logits, `[E]`.
     pub bias: Vec<f32>,
+    /// Norm of the tokens before the matrix (Gemma 4). `None`: the matrix multiplies the tokens themselves.
+    pub norm: Option<Norm>,
     /// Gate of the shared expert, `[H]`: the sigmoid of its dot product with a token is the weight of the shared
     /// expert. `None`: the shared expert has no gate.
     pub shared_gate: Option<Vec<f32>>,
@@ -158,7 +173,7 @@ pub struct LayerRouter {
     pub rule: Router,
     /// Factor of the final weights.
     pub factor: f32,
-    /// Change of the tokens after routing: the factors that all experts share (`pre_quant_scale` of NVFP4_AWQ). `None`:
+    /// Change of the tokens after routing: the transform that all experts share (`pre_quant_scale` of NVFP4_AWQ). `None`:
     /// the experts read the tokens as they are.
     pub transform: Option<TokenTransform>,
 }
@@ -195,11 +210,13 @@ impl LayerRouter {
         }
         let tokens = hidden.len() / sizes.hidden;
         let scores = hidden.par_chunks(sizes.hidden).map(|token| {
-            let token: Vec<f64> = token.iter().map(|&bits| sizes.dtype.decode(bits)).collect();
-            let product = |row: &[f32]| token.iter().zip(row).map(|(x, &w)| x * f64::from(w)).sum::<f64>();
+            let mut token: Vec<f64> = token.iter().map(|&bits| sizes.dtype.decode(bits)).collect();
+            let product =
+                |token: &[f64], row: &[f32]| token.iter().zip(row).map(|(x, &w)| x * f64::from(w)).sum::<f64>();
+            let shared = self.shared_gate.as_ref().map(|gate| (1.0 / (1.0 + (-product(&token, gate)).exp())) as f32);
+            self.norm.iter().for_each(|norm| norm.apply(&mut token));
             let logits = self.matrix.chunks(sizes.hidden).zip(&self.bias);
-            let logits: Vec<f32> = logits.map(|(row, &bias)| (product(row) + f64::from(bias)) as f32).collect();
-            let shared = self.shared_gate.as_ref().map(|gate| (1.0 / (1.0 + (-product(gate)).exp())) as f32);
+            let logits: Vec<f32> = logits.map(|(row, &bias)| (product(&token, row) + f64::from(bias)) as f32).collect();
             (logits, shared)
         });
         let (logits, shared): (Vec<_>, Vec<_>) = scores.unzip();
@@ -207,7 +224,7 @@ impl LayerRouter {
         weights.iter_mut().for_each(|weight| *weight *= self.factor);
         let shared = shared.into_iter().collect::<Option<Vec<_>>>().filter(|_| self.shared_gate.is_some());
         if let Some(transform) = &self.transform {
-            transform.apply(sizes.dtype, sizes.hidden, &mut hidden)?;
+            transform.tokens(sizes.dtype, sizes.hidden, &mut hidden)?;
         }
         Ok(MoeInputs {
             tokens,

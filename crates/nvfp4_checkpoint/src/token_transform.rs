@@ -1,101 +1,20 @@
-//! What happens to the tokens of a weight before the product: factors of the columns (`pre_quant_scale` of ModelOpt's
+//! Transforms of the tokens of a weight, as models store them: factors of the columns (`pre_quant_scale` of ModelOpt's
 //! NVFP4_AWQ), or a Hadamard transform of blocks of columns (`transform_config` of compressed-tensors, which MR-GPTQ
 //! models have).
 
-use rayon::prelude::*;
+use std::collections::BTreeMap;
 
+use super::Checkpoint;
+use super::block::{Block, Kind};
 use super::convert::weights::PRE_QUANT_SCALE;
 use super::model_config::{InputTransform, ModelConfig};
-use super::{Checkpoint, Dtype};
+use super::names::Role;
 use nvfp4_core::Error;
-use nvfp4_core::problem::TokenDtype;
+use nvfp4_core::moe::{ExpertTransforms, MoeExpert};
+use nvfp4_core::transform::{TokenTransform, sylvester_element};
 
-/// Change of the tokens `[T, K]` before a product.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TokenTransform(Kind);
-
-#[derive(Clone, Debug, PartialEq)]
-enum Kind {
-    /// Factor of each column.
-    Factors(Vec<f32>),
-    /// Sylvester's Hadamard matrix of this size, on each block of columns. It is symmetric and its own inverse.
-    Sylvester(usize),
-    /// Matrix `[size, size]` by which each block of columns is multiplied.
-    Matrix { size: usize, matrix: Vec<f64> },
-}
-
-impl TokenTransform {
-    /// Makes a transform that multiplies each column.
-    pub(super) fn of_factors(factors: Vec<f32>) -> Self {
-        Self(Kind::Factors(factors))
-    }
-
-    /// Transforms tokens `[T, width]` in f64, and rounds them to their type as engines do.
-    ///
-    /// # Errors
-    /// Returns an error if a result is not finite in the tokens' type.
-    pub(super) fn apply(&self, dtype: TokenDtype, width: usize, tokens: &mut [u16]) -> Result<(), Error> {
-        tokens.par_chunks_mut(width).enumerate().try_for_each(|(token, row)| {
-            let mut numbers: Vec<f64> = row.iter().map(|&bits| dtype.decode(bits)).collect();
-            let what = match &self.0 {
-                Kind::Factors(factors) => {
-                    numbers.iter_mut().zip(factors).for_each(|(number, &factor)| *number *= f64::from(factor));
-                    PRE_QUANT_SCALE
-                }
-                Kind::Sylvester(size) => {
-                    numbers.chunks_exact_mut(*size).for_each(sylvester);
-                    "the Hadamard matrix"
-                }
-                Kind::Matrix { size, matrix } => {
-                    numbers.chunks_exact_mut(*size).for_each(|block| multiply(block, matrix));
-                    "the transform's matrix"
-                }
-            };
-            for (column, (bits, number)) in row.iter_mut().zip(numbers).enumerate() {
-                // Rounding twice could differ from rounding once, but these are the numbers that an f32 product has.
-                *bits = dtype.round_f32(number as f32);
-                if !dtype.decode(*bits).is_finite() {
-                    let what =
-                        format!("element {column} of token {token} times {what} is not a finite {}", dtype.name());
-                    return Err(Error::Invalid(format!("{what}; use smaller tokens, or --dtype bf16")));
-                }
-            }
-            Ok(())
-        })
-    }
-}
-
-/// Multiplies a block by Sylvester's Hadamard matrix over the root of its size: the fast Walsh-Hadamard transform.
-fn sylvester(block: &mut [f64]) {
-    let size = block.len();
-    let mut half = 1;
-    while half < size {
-        for pair in block.chunks_exact_mut(2 * half) {
-            let (low, high) = pair.split_at_mut(half);
-            for (low, high) in low.iter_mut().zip(high) {
-                (*low, *high) = (*low + *high, *low - *high);
-            }
-        }
-        half *= 2;
-    }
-    let root = (size as f64).sqrt();
-    block.iter_mut().for_each(|number| *number /= root);
-}
-
-/// Replaces a row by its product with a square matrix.
-fn multiply(row: &mut [f64], matrix: &[f64]) {
-    let size = row.len();
-    let mut product = vec![0.0; size];
-    for (&number, line) in row.iter().zip(matrix.chunks_exact(size)) {
-        product.iter_mut().zip(line).for_each(|(sum, &element)| *sum += number * element);
-    }
-    row.copy_from_slice(&product);
-}
-
-/// Element of Sylvester's Hadamard matrix.
-fn sylvester_element(line: usize, column: usize) -> f32 {
-    if (line & column).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 }
-}
+/// Transforms that were read, by the name of their matrix and whether it is transposed.
+pub(super) type Matrices = BTreeMap<(String, bool), TokenTransform>;
 
 impl Checkpoint {
     /// Returns the change of the tokens of a weight with this K; `None` if its tokens stay as they are.
@@ -107,14 +26,24 @@ impl Checkpoint {
         module: &str,
         k: usize,
         config: Option<&ModelConfig>,
+        matrices: &mut Matrices,
     ) -> Result<Option<TokenTransform>, Error> {
         let name = format!("{module}{PRE_QUANT_SCALE}");
         let factors = self.tensor(&name).map(|_| self.numbers(&name, &[k], "[K]")).transpose()?;
+        if let Some(index) = factors.iter().flatten().position(|factor| !factor.is_finite()) {
+            let factor = factors.map_or(f32::NAN, |factors| factors[index]);
+            let what = format!("factor {index} of the tokens is {factor}; export the model again");
+            return Err(Error::Invalid(what).at(self.place(&name)));
+        }
         let described = config.map(|config| config.input_transform(module)).transpose()?.flatten();
         match (factors, described) {
-            (None, None) => Ok(None),
-            (Some(factors), None) => Ok(Some(TokenTransform::of_factors(factors))),
-            (None, Some(described)) => self.hadamard(module, k, &described).map(Some),
+            // A matrix that the configuration does not mention would be left out silently.
+            (None, None) => match self.names_under(&format!("{module}.")).find(|name| self.is_input_matrix(name)) {
+                Some(name) => Err(self.not_computed(name)),
+                None => Ok(None),
+            },
+            (Some(factors), None) => Ok(Some(TokenTransform::of_factors(&factors))),
+            (None, Some(described)) => self.hadamard(module, k, &described, matrices).map(Some),
             (Some(_), Some(described)) => {
                 let what = format!("the tokens also have the transform {}, in an unknown order", described.group);
                 Err(Error::NotComputed(format!("{what}; export the model with one of them")).at(self.place(&name)))
@@ -123,7 +52,13 @@ impl Checkpoint {
     }
 
     /// Returns a transform of the configuration with its matrix: `M.GROUP_input.weight`, entries ±1.
-    fn hadamard(&self, module: &str, k: usize, transform: &InputTransform<'_>) -> Result<TokenTransform, Error> {
+    fn hadamard(
+        &self,
+        module: &str,
+        k: usize,
+        transform: &InputTransform<'_>,
+        matrices: &mut Matrices,
+    ) -> Result<TokenTransform, Error> {
         let InputTransform { group, kind, block, inverse } = *transform;
         let size = block.unwrap_or(k);
         let at = |error: Error| error.at(self.place(module));
@@ -139,14 +74,24 @@ impl Checkpoint {
         let own = Some(format!("{module}{part}")).filter(|name| self.tensor(name).is_some());
         let Some(name) = own.or_else(|| names.find(fits).map(str::to_owned)) else {
             if kind == "hadamard" && size.is_power_of_two() {
-                return Ok(TokenTransform(Kind::Sylvester(size)));
+                return Ok(TokenTransform::sylvester(size));
             }
             let remedy =
                 format!("the matrix of a {kind} transform of size {size} cannot be computed; export the model again");
             return Err(at(Error::Missing { name: format!("a tensor *{part}"), remedy }));
         };
-        let matrix = self.numbers(&name, &[size, size], "[block, block]")?;
-        let at = |what: &str| Error::NotComputed(format!("{what}; export the model again")).at(self.place(&name));
+        let key = (name, inverse);
+        if let Some(found) = matrices.get(&key) {
+            return Ok(found.clone());
+        }
+        let transform = self.read_hadamard(&key.0, kind, size, inverse)?;
+        Ok(matrices.entry(key).or_insert(transform).clone())
+    }
+
+    /// Reads the matrix of a Hadamard transform.
+    fn read_hadamard(&self, name: &str, kind: &str, size: usize, inverse: bool) -> Result<TokenTransform, Error> {
+        let matrix = self.numbers(name, &[size, size], "[block, block]")?;
+        let at = |what: &str| Error::NotComputed(format!("{what}; export the model again")).at(self.place(name));
         if let Some(index) = matrix.iter().position(|element| element.abs() != 1.0) {
             return Err(at(&format!("element {index} of this Hadamard matrix is {}, not 1 or -1", matrix[index])));
         }
@@ -158,86 +103,74 @@ impl Checkpoint {
                     "this matrix is not Sylvester's, with which engines compute a transform of type hadamard",
                 ));
             }
-            return Ok(TokenTransform(Kind::Sylvester(size)));
+            return Ok(TokenTransform::sylvester(size));
         }
         let root = (size as f64).sqrt();
         let element = |index: usize| {
             let (line, column) = (index / size, index % size);
             f64::from(if inverse { matrix[column * size + line] } else { matrix[index] }) / root
         };
-        Ok(TokenTransform(Kind::Matrix { size, matrix: (0..size * size).map(element).collect() }))
+        Ok(TokenTransform::of_matrix(size, (0..size * size).map(element).collect()))
     }
 
-    /// Returns the factors by which the experts' tokens are multiplied after routing (NVFP4_AWQ); `None`: no expert has
-    /// factors. `reading`: projections that read the tokens. `inside`: projections that read an expert's intermediate.
+    /// Returns the transforms of the experts of a block, `experts`; factors of 1 are none.
     ///
     /// # Errors
-    /// Returns an error if the experts have different factors, because each token is multiplied once for all experts; or
-    /// if factors of the intermediate are not 1, because the kernels compute it between two products.
-    pub(super) fn factors_of_experts(
+    /// Returns an error if a transform is not computed, its tensor is wrong, or gate and up of an expert, which read the same
+    /// tokens, have different transforms.
+    pub(super) fn transforms_of(
         &self,
-        reading: &[String],
-        inside: &[String],
-        hidden: usize,
-    ) -> Result<Option<TokenTransform>, Error> {
-        let name = |module: &String| format!("{module}{PRE_QUANT_SCALE}");
-        let has = |module: &&String| self.tensor(&name(module)).is_some();
-        for module in inside.iter().filter(has) {
-            let k = self.tensor(&name(module)).map_or(0, |tensor| tensor.shape.iter().product());
-            if self.numbers(&name(module), &[k], "[I]")?.iter().any(|&factor| factor != 1.0) {
-                return Err(self.not_computed(&name(module)));
-            }
+        block: &Block<'_>,
+        config: &ModelConfig,
+        experts: &[MoeExpert<'_>],
+        matrices: &mut Matrices,
+    ) -> Result<Vec<ExpertTransforms>, Error> {
+        // Experts in one tensor have no transforms; `ModelConfig::check_transforms` refuses those of the configuration.
+        if block.kind == Kind::Fused {
+            return Ok(vec![ExpertTransforms::default(); experts.len()]);
         }
-        let Some(first) = reading.iter().find(has) else { return Ok(None) };
-        let factors = self.numbers(&name(first), &[hidden], "[hidden size]")?;
-        let bits = |factors: &[f32]| factors.iter().map(|factor| factor.to_bits()).collect::<Vec<_>>();
-        for module in reading {
-            if !has(&module) {
-                let what =
-                    format!("{} has factors of the tokens (NVFP4_AWQ), but this projection has none", name(first));
-                return Err(self.different_factors(module, &what));
+        let [reading, inside] = [&[Role::Gate, Role::Up, Role::GateUp][..], &[Role::Down]]
+            .map(|roles| roles.iter().map(|&role| block.modules(role)).collect::<Vec<_>>());
+        let mut of_modules = |modules: &[Vec<String>], expert: usize, k: usize| {
+            let mut found: Option<(&str, Option<TokenTransform>)> = None;
+            for module in modules.iter().filter_map(|modules| modules.get(expert)) {
+                let transform = self.token_transform(module, k, Some(config), matrices)?;
+                match &found {
+                    Some((other, first)) if *first != transform => {
+                        let what = format!(
+                            "the tokens of this projection are transformed in another way than those of {other}"
+                        );
+                        let remedy = "both read the same tokens; export the model again";
+                        return Err(Error::NotComputed(format!("{what}; {remedy}")).at(self.place(module)));
+                    }
+                    _ => found = Some((module, transform)),
+                }
             }
-            if bits(&self.numbers(&name(module), &[hidden], "[hidden size]")?) != bits(&factors) {
-                let what = format!("these factors of the tokens (NVFP4_AWQ) differ from {}", name(first));
-                return Err(self.different_factors(&name(module), &what));
-            }
-        }
-        Ok(Some(TokenTransform::of_factors(factors)))
+            Ok(found.and_then(|(_, transform)| transform).filter(|transform| !transform.is_identity()))
+        };
+        let transforms = experts.iter().enumerate().map(|(index, expert)| {
+            let gate_up = of_modules(&reading, index, expert.up.k())?;
+            Ok(ExpertTransforms { gate_up, down: of_modules(&inside, index, expert.down.k())? })
+        });
+        transforms.collect()
     }
 
-    fn different_factors(&self, name: &str, what: &str) -> Error {
-        let remedy = "all experts of a layer read the same tokens; `nvfp4 dequantize` multiplies the factors into the weights, \
-                      which `nvfp4 quantize` then quantizes";
-        Error::NotComputed(format!("{what}; {remedy}")).at(self.place(name))
+    /// Whether a tensor can be the matrix of a transform of tokens.
+    pub(super) fn is_input_matrix(&self, name: &str) -> bool {
+        name.ends_with("_input.weight")
+            && self.tensor(name).is_some_and(|tensor| super::floats::DTYPES.contains(&tensor.dtype))
     }
+}
+
+/// Returns the transform of the tokens that all experts share, if nothing else is transformed: the tokens can be transformed
+/// once.
+pub(super) fn shared_transform(transforms: &[ExpertTransforms]) -> Option<TokenTransform> {
+    let first = transforms.first()?.gate_up.as_ref()?;
+    let is_same = |of: &ExpertTransforms| of.gate_up.as_ref() == Some(first) && of.down.is_none();
+    transforms.iter().all(is_same).then(|| first.clone())
 }
 
 /// Suffix of the matrix of a transform of a module's tokens.
-pub(super) fn input_part(group: &str) -> String {
+fn input_part(group: &str) -> String {
     format!(".{group}_input.weight")
-}
-
-/// Whether a tensor of a module can be the matrix of a transform of its tokens.
-pub(super) fn is_input_matrix(part: &str, dtype: Dtype) -> bool {
-    part.ends_with("_input.weight") && super::floats::DTYPES.contains(&dtype)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn fast_transform_is_the_product_with_the_matrix() {
-        for size in [1usize, 2, 16, 64] {
-            let numbers: Vec<f64> = (0..size).map(|index| ((index * 37 + 11) % 23) as f64 - 9.5).collect();
-            let matrix: Vec<f64> = (0..size * size)
-                .map(|index| f64::from(sylvester_element(index / size, index % size)) / (size as f64).sqrt())
-                .collect();
-            let (mut fast, mut product) = (numbers.clone(), numbers);
-            sylvester(&mut fast);
-            multiply(&mut product, &matrix);
-            let difference = fast.iter().zip(&product).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-            assert!(difference < 1e-12, "{size}: {difference}");
-        }
-    }
 }

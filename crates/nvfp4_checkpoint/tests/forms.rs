@@ -4,7 +4,9 @@ use std::path::Path;
 
 use model_files::{Tensors, f32s, raw};
 use nvfp4_checkpoint::{Checkpoint, Dtype, Format, Inspection};
+use nvfp4_core::moe::ExpertTransforms;
 use nvfp4_core::problem::TokenDtype;
+use nvfp4_core::transform::TokenTransform;
 
 const MODULE: &str = "model.layers.0.self_attn.q_proj";
 
@@ -86,26 +88,91 @@ fn shared_factors_multiply_the_tokens_after_routing() {
     };
     for (message, words) in [
         (
-            refusal(&["down_proj"], |_| vec![0.5; 16]),
-            "experts.0.down_proj.pre_quant_scale: these factors of the activation",
-        ),
-        (
-            refusal(&gate_up, |expert| vec![expert as f32; 32]),
-            "experts.1.gate_proj.pre_quant_scale: these factors of the tokens",
-        ),
-        (
             refusal(&["gate_proj"], |_| vec![0.5; 32]),
-            "experts.0.up_proj: model.layers.0.mlp.experts.0.gate_proj.pre_quant_scale has",
+            "experts.0.up_proj: the tokens of this projection are transformed in another way than those of \
+             model.layers.0.mlp.experts.0.gate_proj",
         ),
         (refusal(&gate_up, |_| vec![0.5; 16]), "its shape is [16]"),
+        (refusal(&gate_up, |_| vec![f32::NAN; 32]), "factor 0 of the tokens is NaN"),
     ] {
         assert!(message.contains(words), "{message}");
-        assert!(!words.contains("factors") || message.contains("nvfp4 dequantize"), "{message}");
     }
     // Single operations do not read the tokens' factors.
     let checkpoint = with_factors(folder, &gate_up, halves);
     let message = checkpoint.layer(0, nvfp4_core::problem::Op::Gated).map(|_| ()).unwrap_err().to_string();
     assert!(message.contains("NVFP4_AWQ"), "{message}");
+}
+
+#[test]
+fn other_factors_belong_to_single_experts() {
+    let folder = tempfile::tempdir().unwrap();
+    let of_layer = |roles: &[&str], length: usize, factor: fn(usize) -> f32| {
+        let checkpoint = with_factors(folder.path(), roles, |expert| vec![factor(expert); length]);
+        let layer = checkpoint.moe_layer(0, TokenDtype::Bf16).unwrap();
+        assert_eq!(layer.router.transform, None);
+        [0, 1].map(|expert| layer.weights.transforms(expert).cloned().unwrap())
+    };
+    let factors = |factor: f32, length: usize| Some(TokenTransform::of_factors(&vec![factor; length]));
+    assert_eq!(
+        of_layer(&["down_proj"], 16, |_| 0.5),
+        [(); 2].map(|()| ExpertTransforms { gate_up: None, down: factors(0.5, 16) })
+    );
+    assert_eq!(
+        of_layer(&["gate_proj", "up_proj"], 32, |expert| 1.0 + expert as f32),
+        [
+            // Factors of 1 change nothing.
+            ExpertTransforms::default(),
+            ExpertTransforms { gate_up: factors(2.0, 32), down: None }
+        ]
+    );
+}
+
+#[test]
+fn hadamard_transforms_of_experts_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let (dtype, block) = (TokenDtype::Bf16, "model.layers.0.mlp");
+    let read = |change: &dyn Fn(&mut Tensors), targets: serde_json::Value| {
+        let mut tensors = Tensors::default();
+        tensors.set_experts(block, ["gate_proj", "up_proj", "down_proj"], Format::CompressedTensors, 2);
+        tensors.set(format!("{block}.gate.weight"), f32s(&[2, 32], &[0.5; 64]));
+        change(&mut tensors);
+        tensors.write(&folder.join("model.safetensors"));
+        let ignore = if targets == serde_json::json!(["Linear"]) { "re:.*mlp.gate$" } else { "lm_head" };
+        let apply = serde_json::json!([{"targets": targets, "location": "input", "ignore": [ignore]}]);
+        let config = serde_json::json!({"model_type": "qwen3_moe", "num_experts_per_tok": 1, "norm_topk_prob": true,
+            "hidden_act": "silu", "quantization_config": {"quant_method": "compressed-tensors", "transform_config":
+            {"config_groups": {"u": {"type": "hadamard", "head_dim": 16, "apply": apply}}}}});
+        std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+        let checkpoint = Checkpoint::open(folder).unwrap();
+        let layer = checkpoint.moe_layer(0, dtype).map_err(|error| error.to_string())?;
+        assert_eq!(layer.router.transform.is_some(), layer.weights.transforms(0).is_none());
+        let transforms = [0, 1].map(|expert| layer.weights.transforms(expert).cloned().unwrap_or_default());
+        Ok::<_, String>((transforms, layer.tensors.used))
+    };
+    let sylvester = || Some(TokenTransform::sylvester(16));
+    let both = ExpertTransforms { gate_up: sylvester(), down: sylvester() };
+    let (found, _) = read(&|_| (), serde_json::json!(["Linear"])).unwrap();
+    assert_eq!(found, [both.clone(), both]);
+    let (found, _) = read(&|_| (), serde_json::json!(["re:.*experts.1.down_proj"])).unwrap();
+    assert_eq!(found, [ExpertTransforms::default(), ExpertTransforms { gate_up: None, down: sylvester() }]);
+    let shared = read(&|_| (), serde_json::json!(["re:.*(gate|up)_proj"])).unwrap();
+    assert_eq!(shared.0, [(); 2].map(|()| ExpertTransforms::default()), "the router transforms tokens of all experts");
+    // The matrix of a module is a part of the module.
+    let elements: Vec<f32> =
+        (0..256u32).map(|i| if ((i / 16) & (i % 16)).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 }).collect();
+    let name = format!("{block}.experts.0.down_proj.u_input.weight");
+    let with_matrix = |tensors: &mut Tensors| _ = tensors.set(&name, f32s(&[16, 16], &elements));
+    let (_, used) = read(&with_matrix, serde_json::json!(["Linear"])).unwrap();
+    assert!(used.contains(&format!("{block}.experts.*.down_proj.u_input.weight")), "{used:?}");
+    for (error, words) in [
+        (read(&with_matrix, serde_json::json!(["lm_head"])), "u_input.weight: this tensor is unknown"),
+        (read(&|_| (), serde_json::json!(["re:.*up_proj"])), "experts.0.up_proj: the tokens of this projection"),
+        (read(&|_| (), serde_json::json!(["re:.*mlp.gate$"])), "mlp.gate.weight: transform u of the router's tokens"),
+    ] {
+        let error = error.unwrap_err();
+        assert!(error.contains(words), "{error}");
+    }
 }
 
 /// Writes a file with one weight `[16, 32]`, these further tensors, and a transform of its tokens.

@@ -22,6 +22,7 @@ pub mod quantize;
 pub mod quantized;
 pub mod router;
 pub mod shape;
+pub mod transform;
 
 pub use error::{Error, printable};
 pub use output::{Output, POISON};

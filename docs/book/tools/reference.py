@@ -98,7 +98,7 @@ def described(name: str, node: ast.AST, level: int = 2, with_methods: bool = Tru
 
 def python_page() -> str:
     """Returns the page of the Python package."""
-    modules = {name: definitions(PACKAGE / f"{name}.py") for name in ("_operators", "_linear", "_moe", "transformers")}
+    modules = {name: definitions(PACKAGE / f"{name}.py") for name in ("_operators", "_linear", "_moe", "_checkpoint", "transformers")}
     public = next(
         ast.literal_eval(node.value)
         for node in ast.parse((PACKAGE / "__init__.py").read_text()).body

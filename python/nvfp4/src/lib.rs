@@ -4,6 +4,7 @@
 //! Python (`python/nvfp4/_operators.py`) registers these functions as PyTorch operators. Each call checks its tensors
 //! here; the library checks the layer.
 
+mod checkpoint;
 mod device;
 mod error;
 mod linear;
@@ -32,6 +33,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(linear::check_packed_linear, module)?)?;
     module.add_function(wrap_pyfunction!(linear::linear_weight_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(route::route, module)?)?;
+    module.add_function(wrap_pyfunction!(checkpoint::read_moe, module)?)?;
     module.add_function(wrap_pyfunction!(quantize::quantize, module)?)?;
     module.add_function(wrap_pyfunction!(quantize::dequantize, module)?)?;
     Ok(())

@@ -404,8 +404,7 @@ fn configurations_of_every_family_give_the_router() {
             assert_eq!(layer.router.bias, [0.0; EXPERTS], "{config}");
         });
     }
-    for (model, words) in [("phimoe", "SparseMixer"), ("longcat_flash", "identity experts"), ("gemma4_text", "Gemma 4")]
-    {
+    for (model, words) in [("phimoe", "SparseMixer"), ("longcat_flash", "identity experts")] {
         let config = json!({"model_type": model, "num_experts_per_tok": 2, "norm_topk_prob": true});
         let error = refusal(Some(config), |_| ());
         assert!(error.contains(words) && error.contains("this router is not supported"), "{error}");
@@ -664,84 +663,285 @@ fn set_latent(tensors: &mut Tensors, name: &str, [n, k]: [usize; 2], form: &str)
     }
 }
 
+/// Names of the projections to the latent space and back.
+const NEMOTRON: [&str; 2] = ["fc1_latent_proj", "fc2_latent_proj"];
+const KIMI: [&str; 2] = ["routed_expert_down_proj", "routed_expert_up_proj"];
+
 /// Makes a layer of experts without a gate in a latent space, with a shared expert beside it, and its configuration.
-fn latent(form: &str) -> (Tensors, Value) {
+fn latent([before, after]: [&str; 2], form: &str) -> (Tensors, Value) {
     let mut tensors = apart(Format::ModelOpt);
     let gates = tensors.iter().map(|(name, _)| name.to_owned()).filter(|name| name.contains("gate_proj"));
     gates.collect::<Vec<_>>().iter().for_each(|name| _ = tensors.remove(name));
     tensors.set(format!("{BLOCK}.gate.weight"), f32s(&[EXPERTS, WIDE], &numbers(EXPERTS * WIDE, 7)));
-    set_latent(&mut tensors, "fc1_latent_proj", [HIDDEN, WIDE], form);
-    set_latent(&mut tensors, "fc2_latent_proj", [WIDE, HIDDEN], form);
+    set_latent(&mut tensors, before, [HIDDEN, WIDE], form);
+    set_latent(&mut tensors, after, [WIDE, HIDDEN], form);
     tensors.set_nvfp4(&format!("{BLOCK}.shared_experts.up_proj"), Format::ModelOpt, [64, WIDE], 90);
     tensors.set_nvfp4(&format!("{BLOCK}.shared_experts.down_proj"), Format::ModelOpt, [WIDE, 64], 91);
     let config = json!({"model_type": "nemotron_h", "num_experts_per_tok": 2, "norm_topk_prob": true,
-        "mlp_hidden_act": "relu2", "n_shared_experts": 1, "moe_latent_size": HIDDEN});
+        "mlp_hidden_act": "relu2", "n_shared_experts": 1, "rms_norm_eps": EPSILON});
     (tensors, config)
 }
 
-/// Returns the product of a projection with a token.
-fn projected([n, k]: [usize; 2], token: &[u16]) -> Vec<f64> {
+/// Returns the product of a projection with a row.
+fn projected([n, k]: [usize; 2], row: &[f64]) -> Vec<f64> {
     let weights = latent_numbers(n * k);
-    let of_row = |row: usize| (0..k).map(|i| f64::from(weights[row * k + i]) * TokenDtype::Bf16.decode(token[i])).sum();
-    (0..n).map(of_row).collect()
+    (0..n).map(|line| (0..k).map(|i| f64::from(weights[line * k + i]) * row[i]).sum()).collect()
 }
 
-#[test]
-fn experts_in_a_latent_space_are_projected_before_and_after() {
+/// `rms_norm_eps`: large enough that its omission is noticed.
+const EPSILON: f64 = 0.25;
+
+/// Returns a row divided by its root mean square, times weights.
+fn normalized(row: &[f64], weights: &[f32]) -> Vec<f64> {
+    let mean = row.iter().map(|number| number * number).sum::<f64>() / row.len() as f64;
+    let root = (mean + EPSILON).sqrt();
+    row.iter().zip(weights).map(|(number, &weight)| number / root * f64::from(weight)).collect()
+}
+
+fn decoded(row: &[u16]) -> Vec<f64> {
+    row.iter().map(|&bits| TokenDtype::Bf16.decode(bits)).collect()
+}
+
+fn rounded(rows: impl Iterator<Item = f64>) -> Vec<u16> {
+    rows.map(|number| TokenDtype::Bf16.round(number)).collect()
+}
+
+/// Five tokens of this width.
+fn five_tokens(width: usize) -> Vec<u16> {
+    linear::generate::inputs(Default::default(), 5, width, TokenDtype::Bf16, 1).unwrap().x.into_owned()
+}
+
+/// What goes into a layer with something around its experts, and what comes out of its parts.
+struct Parts {
+    routed_inputs: MoeInputs<'static>,
+    branch_inputs: MoeInputs<'static>,
+    routed: Vec<u16>,
+    branch: Vec<u16>,
+    output: Vec<u16>,
+}
+
+/// Computes such a layer of five tokens on the CPU, and checks experts and branch.
+fn parts_of(layer: &MoeLayer<'_>) -> Parts {
     let dtype = TokenDtype::Bf16;
-    let run = |weights: &MoeWeights<'_>, inputs: MoeInputs<'_>| {
-        let step = MoeStep::new(weights, inputs).unwrap();
+    let run = |weights: &MoeWeights<'_>, inputs: &MoeInputs<'static>| {
+        let step = MoeStep::new(weights, inputs.clone()).unwrap();
         let mut output = MoeOutput::with_stages(&step);
         Cpu::new().prepare_moe(weights).unwrap().execute(&step, &mut output).unwrap();
         let found = compare(weights, &step, &output);
         assert!(found.passed() && found.checked() > 0, "{:?}", found.first());
         output.hidden
     };
-    let tokens = linear::generate::inputs(Default::default(), 5, WIDE, dtype, 1).unwrap().x.into_owned();
-    let outputs = ["f32", "bf16", "fp8", "nvfp4"].map(|form| {
-        let (tensors, config) = latent(form);
-        with_model(&tensors, Some(config), |checkpoint, _| {
-            let layer = checkpoint.moe_layer(3, dtype).unwrap();
-            let around = layer.latent.as_ref().unwrap();
-            assert_eq!((layer.hidden(), around.hidden(), around.width()), (WIDE, WIDE, HIDDEN));
-            assert!(layer.tensors.used.contains(&format!("{BLOCK}.fc2_latent_proj.weight")), "{:?}", layer.tensors);
-            let inputs = layer.inputs(tokens.clone(), &[]).unwrap();
-            let routed = around.routed(dtype, &inputs).unwrap();
-            let expected = tokens.chunks(WIDE).flat_map(|token| projected([HIDDEN, WIDE], token));
-            assert_eq!(routed.hidden[..], expected.map(|number| dtype.round(number)).collect::<Vec<_>>());
-            let routed = run(&layer.weights, routed);
-            let shared = run(around.shared().unwrap(), around.of_shared(&inputs));
-            let output = around.output(dtype, &routed, Some(&shared));
-            let wide = routed.chunks(HIDDEN).flat_map(|token| projected([WIDE, HIDDEN], token));
-            let sums = wide.zip(&shared).map(|(wide, &shared)| dtype.round(wide + dtype.decode(shared)));
-            assert_eq!(output, sums.collect::<Vec<_>>());
-            // The router refuses tokens of the experts' width.
-            assert!(layer.router.inputs(layer.weights.sizes(), vec![0; HIDDEN]).is_err());
-            output
-        })
-    });
-    assert!(outputs.iter().all(|output| *output == outputs[0]));
+    let around = layer.around.as_ref().unwrap();
+    let inputs = layer.inputs(five_tokens(layer.hidden()), &[]).unwrap();
+    let routed_inputs = around.routed(dtype, &inputs).unwrap();
+    let branch_inputs = around.of_branch(dtype, &inputs).unwrap();
+    let routed = run(&layer.weights, &routed_inputs);
+    let branch = run(around.branch().unwrap(), &branch_inputs);
+    let output = around.output(dtype, &routed, Some(&branch));
+    Parts { routed_inputs, branch_inputs, routed, branch, output }
+}
+
+#[test]
+fn experts_in_a_latent_space_are_projected_before_and_after() {
+    let tokens = five_tokens(WIDE);
+    let norm: Vec<f32> = numbers(HIDDEN, 3);
+    for (names, with_norm) in [(NEMOTRON, false), (KIMI, false), (KIMI, true)] {
+        let outputs = ["f32", "bf16", "fp8", "nvfp4"].map(|form| {
+            let (mut tensors, config) = latent(names, form);
+            if with_norm {
+                tensors.set(format!("{BLOCK}.routed_expert_norm.weight"), f32s(&[HIDDEN], &norm));
+            }
+            with_model(&tensors, Some(config), |checkpoint, _| {
+                let layer = checkpoint.moe_layer(3, TokenDtype::Bf16).unwrap();
+                let around = layer.around.as_ref().unwrap();
+                assert_eq!((layer.hidden(), around.hidden(), around.width()), (WIDE, WIDE, HIDDEN));
+                for name in names.iter().chain(with_norm.then_some(&"routed_expert_norm")) {
+                    assert!(layer.tensors.used.contains(&format!("{BLOCK}.{name}.weight")), "{:?}", layer.tensors);
+                }
+                let parts = parts_of(&layer);
+                let narrow = tokens.chunks(WIDE).flat_map(|token| projected([HIDDEN, WIDE], &decoded(token)));
+                assert_eq!(parts.routed_inputs.hidden[..], rounded(narrow));
+                assert_eq!(parts.branch_inputs.hidden[..], tokens);
+                let wide = parts.routed.chunks(HIDDEN).flat_map(|row| {
+                    let row = if with_norm { normalized(&decoded(row), &norm) } else { decoded(row) };
+                    projected([WIDE, HIDDEN], &row)
+                });
+                assert_eq!(parts.output, rounded(wide.zip(decoded(&parts.branch)).map(|(wide, branch)| wide + branch)));
+                // The router refuses tokens of the experts' width.
+                assert!(layer.router.inputs(layer.weights.sizes(), vec![0; HIDDEN]).is_err());
+                parts.output
+            })
+        });
+        assert!(outputs.iter().all(|output| *output == outputs[0]));
+    }
+}
+
+/// Returns the error for a layer with something around its experts.
+fn error_of((mut tensors, mut config): (Tensors, Value), change: impl FnOnce(&mut Tensors, &mut Value)) -> String {
+    change(&mut tensors, &mut config);
+    with_model(&tensors, Some(config), |checkpoint, _| {
+        checkpoint.moe_layer(3, TokenDtype::Bf16).map(|_| ()).unwrap_err().to_string()
+    })
 }
 
 #[test]
 fn projections_of_other_sizes_are_refused_by_name() {
-    let error = |change: &dyn Fn(&mut Tensors)| {
-        let (mut tensors, config) = latent("f32");
-        change(&mut tensors);
-        with_model(&tensors, Some(config), |checkpoint, _| {
-            checkpoint.moe_layer(3, TokenDtype::Bf16).map(|_| ()).unwrap_err().to_string()
+    for names @ [before, after] in [NEMOTRON, KIMI] {
+        let error = |change: &dyn Fn(&mut Tensors)| error_of(latent(names, "f32"), |tensors, _| change(tensors));
+        let rows = error(&|tensors| set_latent(tensors, before, [16, WIDE], "f32"));
+        assert!(rows.contains(before) && rows.contains("rows"), "{rows}");
+        let columns = error(&|tensors| set_latent(tensors, after, [WIDE, 16], "f32"));
+        assert!(columns.contains(after) && columns.contains("columns"), "{columns}");
+        let other = error(&|tensors| _ = tensors.set(format!("{BLOCK}.{before}.lora_A"), f32s(&[1, 1], &[0.0])));
+        assert!(other.contains(&format!("{before}.lora_A: experts in a latent space")), "{other}");
+        let alone = error(&|tensors| _ = tensors.remove(&format!("{BLOCK}.{after}.weight")));
+        assert!(alone.contains(&format!("{before}.weight: experts in a latent space")), "{alone}");
+        let strange = error(&|tensors| {
+            let numbers = f32s(&[HIDDEN, WIDE], &[f32::NAN; HIDDEN * WIDE]);
+            tensors.set(format!("{BLOCK}.{before}.weight"), numbers);
+        });
+        assert!(strange.contains(before) && strange.contains("row 0, column 0 is not finite"), "{strange}");
+    }
+    let kimi = |uses: bool, length: usize| {
+        error_of(latent(KIMI, "f32"), |tensors, config| {
+            config["latent_moe_use_norm"] = json!(uses);
+            if length > 0 {
+                tensors.set(format!("{BLOCK}.routed_expert_norm.weight"), f32s(&[length], &numbers(length, 3)));
+            }
         })
     };
-    let rows = error(&|tensors| set_latent(tensors, "fc1_latent_proj", [16, WIDE], "f32"));
-    assert!(rows.contains("fc1_latent_proj") && rows.contains("rows"), "{rows}");
-    let columns = error(&|tensors| set_latent(tensors, "fc2_latent_proj", [WIDE, 16], "f32"));
-    assert!(columns.contains("fc2_latent_proj") && columns.contains("columns"), "{columns}");
-    let other = error(&|tensors| _ = tensors.set(format!("{BLOCK}.fc1_latent_proj.lora_A"), f32s(&[1, 1], &[0.0])));
-    assert!(other.contains("fc1_latent_proj.lora_A: experts in a latent space"), "{other}");
-    let strange = error(&|tensors| {
-        _ = tensors.set(format!("{BLOCK}.fc1_latent_proj.weight"), f32s(&[HIDDEN, WIDE], &[f32::NAN; HIDDEN * WIDE]));
+    for (error, words) in [
+        (kimi(true, 0), "this tensor is missing"),
+        (kimi(true, WIDE), "not [32]"),
+        (kimi(false, HIDDEN), "latent_moe_use_norm is false"),
+    ] {
+        assert!(error.contains("routed_expert_norm.weight: ") && error.contains(words), "{error}");
+    }
+}
+
+/// Norms of a Gemma 4 layer before and behind its experts, and before and behind its dense branch.
+const GEMMA_NORMS: [&str; 4] = [
+    "pre_feedforward_layernorm_2",
+    "post_feedforward_layernorm_2",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm_1",
+];
+
+/// Makes a Gemma 4 layer, and its configuration. Norm `i` of [`GEMMA_NORMS`] has `numbers(HIDDEN, i + 3)`.
+fn gemma() -> (Tensors, Value) {
+    const LAYER: &str = "model.layers.3";
+    let mut tensors = Tensors::default();
+    tensors.set_experts(LAYER, NAMES, Format::ModelOpt, EXPERTS);
+    tensors.set(format!("{LAYER}.router.proj.weight"), router(EXPERTS));
+    tensors.set(format!("{LAYER}.router.scale"), f32s(&[HIDDEN], &numbers(HIDDEN, 9)));
+    tensors.set(format!("{LAYER}.router.per_expert_scale"), f32s(&[EXPERTS], &[0.5, 2.0, -3.0]));
+    for (index, (name, sizes)) in NAMES.iter().zip([[48, 32], [48, 32], [32, 48]]).enumerate() {
+        tensors.set_nvfp4(&format!("{LAYER}.mlp.{name}"), Format::ModelOpt, sizes, 90 + index as u8);
+    }
+    for (index, name) in GEMMA_NORMS.into_iter().enumerate() {
+        tensors.set(format!("{LAYER}.{name}.weight"), f32s(&[HIDDEN], &numbers(HIDDEN, index + 3)));
+    }
+    for name in ["input_layernorm", "post_attention_layernorm", "post_feedforward_layernorm"] {
+        tensors.set(format!("{LAYER}.{name}.weight"), f32s(&[HIDDEN], &[f32::NAN; HIDDEN]));
+    }
+    let config = json!({"model_type": "gemma4_text", "top_k_experts": 2, "rms_norm_eps": EPSILON,
+        "hidden_activation": "gelu_pytorch_tanh"});
+    (tensors, config)
+}
+
+#[test]
+fn experts_and_dense_branch_have_norms_of_their_own() {
+    let (tensors, config) = gemma();
+    let norms = [0, 1, 2, 3].map(|index| numbers(HIDDEN, index + 3));
+    let tokens = five_tokens(HIDDEN);
+    with_model(&tensors, Some(config), |checkpoint, _| {
+        let layer = checkpoint.moe_layer(3, TokenDtype::Bf16).unwrap();
+        assert_eq!(layer.weights.sizes().activation, Activation::GeluTanh);
+        let left = ["input_layernorm", "post_attention_layernorm", "post_feedforward_layernorm"];
+        assert_eq!(layer.tensors.left, left.map(|name| format!("model.layers.3.{name}.weight")));
+        let parts = parts_of(&layer);
+        let tokens_with =
+            |weights: &[f32]| rounded(tokens.chunks(HIDDEN).flat_map(|token| normalized(&decoded(token), weights)));
+        assert_eq!(parts.routed_inputs.hidden[..], tokens_with(&norms[0]));
+        assert_eq!(parts.branch_inputs.hidden[..], tokens_with(&norms[2]));
+        let rows = parts.routed.chunks(HIDDEN).zip(parts.branch.chunks(HIDDEN)).flat_map(|(routed, branch)| {
+            let (routed, branch) = (normalized(&decoded(routed), &norms[1]), normalized(&decoded(branch), &norms[3]));
+            routed.into_iter().zip(branch).map(|(routed, branch)| routed + branch).collect::<Vec<_>>()
+        });
+        assert_eq!(parts.output, rounded(rows));
+        let (scale, matrix) = (numbers(HIDDEN, 9), numbers(EXPERTS * HIDDEN, 7));
+        for (token, tokens) in tokens.chunks(HIDDEN).enumerate() {
+            let row = normalized(&decoded(tokens), &scale);
+            let dot = |line: &[f32]| row.iter().zip(line).map(|(x, &w)| x * f64::from(w)).sum::<f64>();
+            let scores: Vec<f64> =
+                matrix.chunks(HIDDEN).map(|line| (dot(line) / (HIDDEN as f64).sqrt()).exp()).collect();
+            let ids = &parts.routed_inputs.ids[2 * token..][..2];
+            let sum: f64 = ids.iter().map(|&id| scores[id as usize]).sum();
+            let left = (0..EXPERTS).find(|&expert| !ids.contains(&(expert as i32))).unwrap();
+            for (&id, &weight) in ids.iter().zip(&parts.routed_inputs.weights[2 * token..]) {
+                let expected = scores[id as usize] / sum * [0.5, 2.0, -3.0][id as usize];
+                assert!(
+                    (f64::from(weight) - expected).abs() < 1e-5 * expected.abs(),
+                    "{token} {id}: {weight} {expected}"
+                );
+                assert!(scores[id as usize] >= scores[left], "{token}: {scores:?}");
+            }
+        }
     });
-    assert!(strange.contains("row 0, column 0 is not finite"), "{strange}");
+}
+
+#[test]
+fn wrong_parts_of_a_layer_with_a_dense_branch_are_refused_by_name() {
+    let error = |change: &dyn Fn(&mut Tensors, &mut Value)| error_of(gemma(), change);
+    let named = |name: &str| format!("model.layers.3.{name}");
+    for norm in GEMMA_NORMS.map(|norm| named(&format!("{norm}.weight"))) {
+        let strange = error(&|tensors, _| _ = tensors.set(&norm, f32s(&[HIDDEN], &[f32::INFINITY; HIDDEN])));
+        assert!(strange.contains(&norm) && strange.contains("not finite"), "{strange}");
+        let short = error(&|tensors, _| _ = tensors.set(&norm, f32s(&[16], &[1.0; 16])));
+        assert!(short.contains(&norm) && short.contains("not [32]"), "{short}");
+    }
+    let without = |name: &str| error(&|tensors, _| _ = tensors.remove(&named(name)));
+    for name in ["pre_feedforward_layernorm.weight", "post_feedforward_layernorm_1.weight"] {
+        let missing = without(name);
+        assert!(missing.contains(&named(name)) && missing.contains("missing"), "{missing}");
+    }
+    for name in ["router.scale", "router.per_expert_scale"] {
+        let missing = without(name);
+        assert!(missing.contains(&format!("{} is missing", named(name))), "{missing}");
+        // Another model's router with such a tensor is another router.
+        let other = refusal(Some(qwen3()), |tensors| {
+            tensors.set(format!("{BLOCK}.router.proj.weight"), router(EXPERTS));
+            tensors.remove(&format!("{BLOCK}.gate.weight"));
+            tensors.set(format!("{BLOCK}.{name}"), f32s(&[EXPERTS], &[1.0; EXPERTS]));
+        });
+        assert!(other.contains(&format!("{BLOCK}.{name}: this part of the router is not computed")), "{other}");
+    }
+    // Without its norms the branch is one of an unknown model.
+    let unknown = without("pre_feedforward_layernorm_2.weight");
+    assert!(
+        unknown.contains("mlp.down_proj.input_scale: this dense branch beside the experts is not computed"),
+        "{unknown}"
+    );
+    let no_branch = error(&|tensors, _| {
+        let names: Vec<_> =
+            tensors.iter().map(|(name, _)| name.to_owned()).filter(|name| name.contains(".mlp.")).collect();
+        names.iter().for_each(|name| _ = tensors.remove(name));
+    });
+    assert!(no_branch.contains("the dense branch beside the experts of layer 3 is missing"), "{no_branch}");
+    let bias = error(&|tensors, _| {
+        _ = tensors.set(named("post_feedforward_layernorm_1.bias"), f32s(&[HIDDEN], &[0.0; HIDDEN]));
+    });
+    assert!(bias.contains("post_feedforward_layernorm_1.bias: this bias is not computed"), "{bias}");
+    let width = error(&|tensors, _| {
+        for (name, sizes) in NAMES.iter().zip([[48, 64], [48, 64], [64, 48]]) {
+            tensors.set_nvfp4(&named(&format!("mlp.{name}")), Format::ModelOpt, sizes, 90);
+        }
+    });
+    assert!(width.contains("the branch beside the experts") && width.contains("64"), "{width}");
+    for epsilon in [Value::Null, json!(-1.0)] {
+        let wrong = error(&|_, config| config["rms_norm_eps"] = epsilon.clone());
+        assert!(wrong.contains("config.json: rms_norm_eps is"), "{wrong}");
+    }
 }
 
 #[test]

@@ -100,11 +100,11 @@ pub(crate) fn all<'a>(
     Ok(found)
 }
 
-/// Returns the weights `[N, K]` of a module, in whatever form they are stored.
+/// Returns the tensor of a module's weights `[N, K]`, in whatever form they are stored. It has exactly one weight.
 ///
 /// # Errors
 /// Returns an error if the module has no weights, or weights that cannot be read.
-pub(crate) fn of_module<'a>(checkpoint: &'a Checkpoint, module: &str) -> Result<Source<'a>, Error> {
+pub(crate) fn of_module<'a>(checkpoint: &'a Checkpoint, module: &str) -> Result<Stored<'a>, Error> {
     let config = Config::beside(checkpoint)?;
     let name = checkpoint
         .names_under(module)
@@ -114,19 +114,17 @@ pub(crate) fn of_module<'a>(checkpoint: &'a Checkpoint, module: &str) -> Result<
         name: format!("{module}{WEIGHT}"),
         remedy: "download the model again".into(),
     })?;
-    let stored = match nvfp4(checkpoint, &config, name, tensor) {
-        Some(readable) => readable?.stored,
+    match nvfp4(checkpoint, &config, name, tensor) {
+        Some(readable) => readable.map(|readable| readable.stored),
         None => match stored::find(checkpoint, &config, name, tensor) {
-            Some(Found::Weights(stored)) => stored,
-            Some(Found::Unreadable(error)) => return Err(error.at(checkpoint.place(name))),
+            Some(Found::Weights(stored)) => Ok(stored),
+            Some(Found::Unreadable(error)) => Err(error.at(checkpoint.place(name))),
             _ => {
                 let expected = "[rows, columns]".into();
-                return Err(Error::Shape { got: tensor.shape.to_vec(), expected }.at(checkpoint.place(name)));
+                Err(Error::Shape { got: tensor.shape.to_vec(), expected }.at(checkpoint.place(name)))
             }
         },
-    };
-    let weight = stored.weights.into_iter().next().expect("a tensor with weights has at least one matrix");
-    Ok(weight.source)
+    }
 }
 
 /// Returns the entry of weights that are not NVFP4.

@@ -14,6 +14,9 @@
 //! |---|---|---|
 //! | quantized tokens, of rows and of the shared expert | tokens, quantized | none: every bit |
 //! | quantized intermediate, of rows and of the shared expert | device's intermediate, quantized | none: every bit |
+//!
+//! Transforms of an expert ([`ExpertTransforms`](super::ExpertTransforms)) are applied to tokens and intermediate before they
+//! are multiplied or quantized.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -411,7 +414,7 @@ impl<'a> Checker<'a> {
 
     /// Operand of a row of a product: the token, or the device's intermediate. In quantized formats, the device's own
     /// codes and scales are decoded.
-    fn multiplied(&self, stage: Stage, row: usize, token: usize) -> Operand {
+    fn multiplied(&self, stage: Stage, row: usize) -> Operand {
         let is_intermediate = matches!(stage, Stage::Partial | Stage::SharedPartial);
         if self.is_quantized() {
             let (quantized, k) = self.quantized(match stage {
@@ -426,14 +429,15 @@ impl<'a> Checker<'a> {
                 _ => Operand::Fp8(Factors::new(codes), scale),
             };
         }
-        let bits = self.bits_before(stage.is_shared(), is_intermediate, row, token);
+        let bits = self.bits_before(stage, is_intermediate, row);
         Operand::token(TokenFormat::Bits16, self.dtype, &bits, None)
     }
 
-    /// Bits of a row's intermediate, or of its token.
-    fn bits_before(&self, is_shared: bool, is_intermediate: bool, row: usize, token: usize) -> Cow<'a, [u16]> {
-        let inputs = self.step.inputs();
-        if is_intermediate {
+    /// Bits of a row's intermediate, or of its token, as the expert multiplies them in a stage of products, or quantizes them
+    /// in the stage before.
+    fn bits_before(&self, stage: Stage, is_intermediate: bool, row: usize) -> Cow<'a, [u16]> {
+        let (inputs, is_shared, (token, expert)) = (self.step.inputs(), stage.is_shared(), self.owner(stage, row));
+        let mut bits: Cow<'_, [u16]> = if is_intermediate {
             let (bits, width) = self.bits(if is_shared { Stage::SharedIntermediate } else { Stage::Intermediate });
             bits[row * width..][..width].into()
         } else if inputs.weights_on_input && !is_shared {
@@ -441,7 +445,11 @@ impl<'a> Checker<'a> {
             weighted_token(self.dtype, self.step.token(token), inputs.weights[token]).into()
         } else {
             self.step.token(token).into()
-        }
+        };
+        let transforms = self.weights.transforms(expert.unwrap_or(self.weights.experts().len()));
+        let transform = transforms.and_then(|of| if is_intermediate { of.down.as_ref() } else { of.gate_up.as_ref() });
+        transform.into_iter().for_each(|transform| transform.row(self.dtype, bits.to_mut()));
+        bits
     }
 
     /// Range of an element of a product, given the decoded rows of the matrices.
@@ -486,7 +494,7 @@ impl<'a> Checker<'a> {
             self.expected_output(token, column)
         } else {
             let projections = self.projections(stage, expert);
-            let (multiplied, rows) = (self.multiplied(stage, row, token), self.rows(&projections, column));
+            let (multiplied, rows) = (self.multiplied(stage, row), self.rows(&projections, column));
             self.expected(stage, &multiplied, &projections, &rows, column)
         };
         let got = self.dtype.decode(bits[row * width + column]);
@@ -500,7 +508,7 @@ impl<'a> Checker<'a> {
         let stage = found.stage;
         let (token, expert) = self.owner(stage, row);
         let is_intermediate = matches!(stage, Stage::QuantizedIntermediate | Stage::SharedQuantizedIntermediate);
-        let bits = self.bits_before(stage.is_shared(), is_intermediate, row, token);
+        let bits = self.bits_before(stage, is_intermediate, row);
         let want = self.reference(&bits, expert, is_intermediate);
         let (quantized, width) = self.quantized(stage);
         let (want_codes, want_scale) = (&want.codes, want.scales[0]);
@@ -568,7 +576,7 @@ impl<'a> Checker<'a> {
         for first in rows.clone().step_by(ROWS) {
             let count = ROWS.min(rows.end - first);
             let multiplied = (first..first + count).into_par_iter();
-            let multiplied = multiplied.map(|row| self.multiplied(stage, row, self.owner(stage, row).0));
+            let multiplied = multiplied.map(|row| self.multiplied(stage, row));
             let multiplied: Vec<Operand> = multiplied.collect();
             let chunks = (0..width.div_ceil(COLUMNS)).into_par_iter().map(|chunk| {
                 let columns = chunk * COLUMNS..width.min((chunk + 1) * COLUMNS);

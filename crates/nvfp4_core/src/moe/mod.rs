@@ -37,6 +37,6 @@ pub use activation::Activation;
 pub use activation::{Form, Gate};
 pub use output::{MoeOutput, QuantizedStages, Stages};
 pub use problem::check_global_scale;
-pub use problem::{Biases, MoeExpert, MoeInputs, MoeSizes, MoeStep, MoeWeights};
+pub use problem::{Biases, ExpertTransforms, MoeExpert, MoeInputs, MoeSizes, MoeStep, MoeWeights};
 pub use rows::{NO_ROW, Rows};
 pub use shape::LayerShape;

@@ -9,6 +9,7 @@ use crate::error::Error;
 use crate::format::{BLOCK, Matrix, e2m1, e4m3};
 use crate::fp4::InputScales;
 use crate::problem::{MAX_EXPERTS, MAX_K, MAX_TOP_K, TokenDtype, TokenFormat, no_nvfp4_tokens};
+use crate::transform::TokenTransform;
 
 /// All properties of a layer that are the same in every step, except the numbers of its weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -170,6 +171,16 @@ pub fn check_global_scale(global: f32) -> Result<(), Error> {
     Err(Error::Invalid(what))
 }
 
+/// Changes of the rows that an expert multiplies, `None` for rows that stay as they are. They are rounded to the token type
+/// after the change, before a quantized token format rounds them again.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ExpertTransforms {
+    /// Change of the tokens, before gate and up.
+    pub gate_up: Option<TokenTransform>,
+    /// Change of the intermediate, before down.
+    pub down: Option<TokenTransform>,
+}
+
 /// The weights of a layer.
 #[derive(Clone, Debug)]
 pub struct MoeWeights<'a> {
@@ -182,6 +193,8 @@ pub struct MoeWeights<'a> {
     input_scales: Vec<InputScales>,
     /// Why tokens cannot be multiplied in NVFP4; `None` if they can.
     input_scale_fault: Option<String>,
+    /// Transforms of the experts, followed by those of the shared expert. Empty if no expert has any.
+    transforms: Vec<ExpertTransforms>,
 }
 
 impl<'a> MoeWeights<'a> {
@@ -231,22 +244,23 @@ impl<'a> MoeWeights<'a> {
             let checked = expert.check(&sizes, sizes.intermediate);
             checked.map_err(|error| error.at(format_args!("expert {index}")))?;
         }
-        let (expert_map, input_scales) = (None, Vec::new());
-        Ok(Self { sizes, experts, shared: None, expert_map, input_scales, input_scale_fault: None })
+        let (expert_map, input_scales, transforms) = (None, Vec::new(), Vec::new());
+        Ok(Self { sizes, experts, shared: None, expert_map, input_scales, input_scale_fault: None, transforms })
     }
 
     /// Adds a shared expert, which every token has. Its I may differ from the layer's I.
     ///
     /// # Errors
-    /// The errors of [`MoeWeights::with_activation`], and [`Error::Invalid`] if the layer already has input scales.
+    /// The errors of [`MoeWeights::with_activation`], and [`Error::Invalid`] if the layer already has input scales or
+    /// transforms.
     pub fn with_shared(mut self, shared: MoeExpert<'a>) -> Result<Self, Error> {
         let (width, biases) = (shared.up.rows(), self.sizes.biases || shared.is_biased());
         let sizes = MoeSizes { shared_intermediate: Some(width), biases, ..self.sizes };
         sizes.check()?;
         shared.check(&sizes, width).map_err(|error| error.at("shared expert"))?;
-        if sizes.input_scales {
+        if sizes.input_scales || !self.transforms.is_empty() {
             return Err(Error::Invalid(
-                "the layer already has input scales; add the shared expert first, then the input scales of all experts"
+                "the layer already has input scales or transforms; add the shared expert first, then those of all experts"
                     .into(),
             ));
         }
@@ -304,6 +318,49 @@ impl<'a> MoeWeights<'a> {
         (self.input_scales, self.sizes.input_scales) = (Vec::new(), false);
         self.input_scale_fault = Some(reason);
         self
+    }
+
+    /// Sets the transforms of the experts, followed by those of the shared expert if there is one. Only the CPU computes
+    /// layers with transforms.
+    ///
+    /// # Errors
+    /// If their number is not the number of experts, or a transform does not fit K of its projection.
+    pub fn with_transforms(mut self, transforms: Vec<ExpertTransforms>) -> Result<Self, Error> {
+        let experts = self.experts.iter().chain(&self.shared);
+        let (got, expected) = (transforms.len(), experts.clone().count());
+        if got != expected {
+            let what = "transforms (one entry per expert, including the shared expert)";
+            return Err(Error::Mismatch { what, got, expected });
+        }
+        for (index, (of_expert, expert)) in transforms.iter().zip(experts).enumerate() {
+            for (transform, matrix) in [(&of_expert.gate_up, &expert.up), (&of_expert.down, &expert.down)] {
+                let checked = transform.as_ref().map_or(Ok(()), |transform| transform.check(matrix.k()));
+                checked.map_err(|error| error.at(format_args!("expert {index}")))?;
+            }
+        }
+        let has_none = transforms.iter().all(|of_expert| *of_expert == ExpertTransforms::default());
+        self.transforms = if has_none { Vec::new() } else { transforms };
+        Ok(self)
+    }
+
+    /// Transforms of an expert; the shared expert has number E. `None` if no expert of the layer has any.
+    pub fn transforms(&self, expert: usize) -> Option<&ExpertTransforms> {
+        self.transforms.get(expert)
+    }
+
+    /// Refuses a layer with transforms, for a backend that does not compute them.
+    ///
+    /// # Errors
+    /// [`Error::NotComputed`] if an expert has a transform.
+    pub fn check_no_transforms(&self, backend: &str) -> Result<(), Error> {
+        if self.transforms.is_empty() {
+            return Ok(());
+        }
+        Err(Error::NotComputed(format!(
+            "{backend} does not change tokens inside of experts (factors of NVFP4_AWQ that differ between experts or act on \
+             the intermediate, Hadamard transforms); use the CPU, or fold factors into the weights with `nvfp4 dequantize` \
+             and `nvfp4 quantize`"
+        )))
     }
 
     /// Why tokens cannot be multiplied in NVFP4. `None` if they can.

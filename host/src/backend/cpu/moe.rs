@@ -16,8 +16,10 @@ use super::layout::{Panels, Tokens16, columns_of_chunk, convert};
 use super::products::{Pool, Product, Products, TokenBuffer};
 use crate::Error;
 use crate::bias::Bias;
-use crate::moe::{MoeExpert, MoeOutput, MoeSizes, MoeStep, MoeWeights, QuantizedStages, Stages};
+use crate::moe::oracle::weighted_token;
+use crate::moe::{ExpertTransforms, MoeExpert, MoeOutput, MoeSizes, MoeStep, MoeWeights, QuantizedStages, Stages};
 use crate::problem::TokenDtype;
+use crate::transform::TokenTransform;
 
 /// Weights of a layer in panels, and the buffers of its steps.
 pub(super) struct PackedMoe<T: Tokens16> {
@@ -25,6 +27,8 @@ pub(super) struct PackedMoe<T: Tokens16> {
     sizes: MoeSizes,
     /// The layer's experts, followed by the shared expert if there is one.
     experts: Vec<PackedExpert>,
+    /// Transforms of the experts in the same order. Empty if no expert has any.
+    transforms: Vec<ExpertTransforms>,
     buffers: Pool<Buffers<T>>,
 }
 
@@ -92,16 +96,49 @@ impl<T: Tokens16> PackedMoe<T> {
                 .chain(weights.shared())
                 .map(|expert| PackedExpert::new(expert, weights.sizes().dtype))
                 .collect::<Result<_, _>>()?,
+            transforms: (0..=weights.sizes().experts).map_while(|expert| weights.transforms(expert).cloned()).collect(),
             buffers: Pool::default(),
         })
+    }
+
+    /// Returns the tokens of all rows with the transforms of their experts; `None` if no expert has any.
+    fn transformed_tokens(&self, step: &MoeStep<'_>, groups: &[Group]) -> Option<Vec<u16>> {
+        let tokens_of = |group: &Group| {
+            let transform = self.transforms[group.expert].gate_up.as_ref();
+            tokens_of(step, group.expert, group.rows.clone(), transform)
+        };
+        (!self.transforms.is_empty()).then(|| groups.par_iter().flat_map_iter(tokens_of).collect())
+    }
+
+    /// Returns the intermediate of all rows with the transforms of their experts; `None` if no expert has any.
+    fn transformed_intermediate(&self, intermediate: &[u16], groups: &[Group]) -> Option<Vec<u16>> {
+        let transformed = |group: &Group| {
+            let width = self.experts[group.expert].down.k;
+            let mut rows = intermediate[self.start_of(group)..][..group.rows.len() * width].to_vec();
+            let transform = self.transforms[group.expert].down.iter();
+            transform.for_each(|transform| rows.chunks_mut(width).for_each(|row| transform.row(self.sizes.dtype, row)));
+            rows
+        };
+        (!self.transforms.is_empty()).then(|| groups.par_iter().flat_map_iter(transformed).collect())
+    }
+
+    /// Position of a group's first row in the intermediate. All rows before the shared expert's rows have the width of the
+    /// layer's own intermediate.
+    fn start_of(&self, group: &Group) -> usize {
+        group.rows.start * self.sizes.intermediate
     }
 
     /// Computes the intermediate: gate and up of all rows, with the activation.
     fn compute_intermediate(&self, buffers: &mut Buffers<T>, step: &MoeStep<'_>, groups: &[Group]) {
         let MoeSizes { dtype, hidden, activation, .. } = self.sizes;
         let Buffers { tokens, intermediate, products, .. } = buffers;
+        let transformed = self.transformed_tokens(step, groups);
         tokens.fill(groups.iter().map(|group| (group.rows.len(), hidden)), |group, row, chunk, out| {
             let Group { expert, rows } = &groups[group];
+            if let Some(transformed) = &transformed {
+                let bits = &transformed[(rows.start + row) * hidden..][..hidden];
+                return T::unpack(dtype, columns_of_chunk::<T>(bits, chunk), out);
+            }
             let is_shared = *expert == self.sizes.experts;
             let token = if is_shared { row } else { step.rows().tokens()[rows.start + row] as usize };
             let columns = columns_of_chunk::<T>(step.token(token), chunk);
@@ -131,12 +168,13 @@ impl<T: Tokens16> PackedMoe<T> {
     /// Computes the down projections of all rows.
     fn compute_partial(&self, buffers: &mut Buffers<T>, groups: &[Group]) {
         let Buffers { tokens, intermediate: rows_of_down, partial, products } = buffers;
-        let (dtype, intermediate) = (self.sizes.dtype, self.sizes.intermediate);
+        let dtype = self.sizes.dtype;
+        let transformed = self.transformed_intermediate(rows_of_down, groups);
+        let rows_of_down = transformed.as_ref().unwrap_or(rows_of_down);
         let width = |group: &Group| self.experts[group.expert].down.k;
         tokens.fill(groups.iter().map(|group| (group.rows.len(), width(group))), |group, row, chunk, out| {
             let group = &groups[group];
-            // All rows before the shared expert's rows have the width of the layer's own intermediate.
-            let start = group.rows.start * intermediate + row * width(group);
+            let start = self.start_of(group) + row * width(group);
             T::unpack(dtype, columns_of_chunk::<T>(&rows_of_down[start..][..width(group)], chunk), out);
         });
         let product = |group: usize| {
@@ -151,6 +189,27 @@ impl<T: Tokens16> PackedMoe<T> {
         partial.resize(groups.iter().map(|group| group.rows.len()).sum::<usize>() * self.sizes.hidden, 0);
         products.run(&self.kernel, groups.len(), product, partial);
     }
+}
+
+/// Returns the bits of the tokens that an expert multiplies in these rows, with its transform of them.
+pub(super) fn tokens_of(
+    step: &MoeStep<'_>,
+    expert: usize,
+    rows: Range<usize>,
+    transform: Option<&TokenTransform>,
+) -> Vec<u16> {
+    let (sizes, inputs) = (step.sizes(), step.inputs());
+    let (is_shared, count) = (expert == sizes.experts, step.rows().count());
+    let tokens = rows.flat_map(|row| {
+        let token = if is_shared { row - count } else { step.rows().tokens()[row] as usize };
+        let mut bits = match inputs.weights_on_input && !is_shared {
+            true => weighted_token(sizes.dtype, step.token(token), inputs.weights[token]),
+            false => step.token(token).to_vec(),
+        };
+        transform.into_iter().for_each(|transform| transform.row(sizes.dtype, &mut bits));
+        bits
+    });
+    tokens.collect()
 }
 
 /// Computes each token's weighted sum of its rows in `partial`. The shared expert's rows come after all others.

@@ -6,7 +6,6 @@
 //! NVFP4 products are exact before they are rounded. Rows of weights are decoded when they are needed.
 
 use std::borrow::Cow;
-use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
@@ -14,12 +13,11 @@ use rayon::prelude::*;
 use super::activation::{activated, silu_times};
 use super::epilogue;
 use super::layer::{LinearCompute, MoeCompute};
-use super::moe::{combine, groups, split_stages};
+use super::moe::{combine, groups, split_stages, tokens_of};
 use crate::format::{BLOCK, Matrix};
 use crate::fp4;
 use crate::fp8::{self, folded_row};
 use crate::linear::{LinearOutput, LinearStep, LinearWeights};
-use crate::moe::oracle::weighted_token;
 use crate::moe::{Activation, MoeExpert, MoeOutput, MoeStep, MoeWeights, QuantizedStages};
 use crate::problem::{TokenDtype, TokenFormat};
 use crate::quantized::QuantizedRows;
@@ -115,20 +113,6 @@ impl<'w> CpuQuantizedMoe<'w> {
     pub(super) fn new(weights: &MoeWeights<'w>) -> Self {
         Self { weights: weights.clone() }
     }
-
-    /// Bits of the tokens that an expert multiplies in these rows.
-    fn tokens(&self, step: &MoeStep<'_>, expert: usize, rows: Range<usize>) -> Vec<u16> {
-        let (inputs, is_shared) = (step.inputs(), expert == self.weights.sizes().experts);
-        let token = |row: usize| if is_shared { row - step.rows().count() } else { step.rows().tokens()[row] as usize };
-        let bits = |token: usize| -> Cow<'_, [u16]> {
-            if inputs.weights_on_input && !is_shared {
-                weighted_token(step.sizes().dtype, step.token(token), inputs.weights[token]).into()
-            } else {
-                step.token(token).into()
-            }
-        };
-        rows.flat_map(|row| bits(token(row)).into_owned()).collect()
-    }
 }
 
 /// Returns an expert's gate and up, or its down.
@@ -153,13 +137,21 @@ impl MoeCompute for CpuQuantizedMoe<'_> {
                 .or(self.weights.shared())
                 .expect("the group's expert belongs to the layer");
             let input_scales = self.weights.input_scales(expert);
-            let bits = self.tokens(step, expert, rows.clone());
+            let transforms = self.weights.transforms(expert);
+            let transform = transforms.and_then(|transforms| transforms.gate_up.as_ref());
+            let bits = tokens_of(step, expert, rows.clone(), transform);
             let tokens =
                 QuantizedRows::of(format, dtype, &bits, sizes.hidden, input_scales.map(|scales| scales.gate_up));
             let (first, width) = (intermediate.len(), weights.up.rows());
             intermediate.resize(first + rows.len() * width, 0);
             let of_group = &mut intermediate[first..];
             multiply(format, &tokens, &projections(weights, false, dtype), Some(sizes.activation), dtype, of_group);
+            let transform = transforms.and_then(|transforms| transforms.down.as_ref());
+            let mut changed = transform.map(|_| of_group.to_vec());
+            for (transform, rows) in transform.iter().zip(&mut changed) {
+                rows.par_chunks_mut(width).for_each(|row| transform.row(dtype, row));
+            }
+            let of_group = changed.as_deref().unwrap_or(of_group);
             let activated = QuantizedRows::of(format, dtype, of_group, width, input_scales.map(|scales| scales.down));
             let first = partial.len();
             partial.resize(first + rows.len() * sizes.hidden, 0);

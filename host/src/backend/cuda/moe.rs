@@ -94,6 +94,7 @@ impl CudaMoeLayer {
 
     /// Prepares weights in host memory: copies and packs one projection after the other.
     pub(super) fn prepare(device: Arc<Device>, weights: &MoeWeights<'_>, graph: bool) -> Result<Self, Error> {
+        weights.check_no_transforms("a GPU")?;
         let layer = Self::new(device, weights.sizes(), weights.expert_map(), graph)?;
         // SAFETY: the stream is the layer's own, in the current context, and the layer has allocated room for the weights.
         unsafe { layer.launcher.clear(&layer.placed.sizes, &layer.packed(), layer.stream.as_inner())? };

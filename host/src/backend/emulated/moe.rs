@@ -165,6 +165,7 @@ impl PlacedStep {
 impl EmulatedMoeLayer {
     /// Creates a layer on an empty device.
     pub fn new(gpu: Emulated, weights: &MoeWeights<'_>) -> Result<Self, Error> {
+        weights.check_no_transforms("a GPU")?;
         let kernels = gpu.moe_kernels();
         let kernel = kernels.check(weights.sizes().token_format, &gpu.arch)?.product.name();
         let mut device = gpu.memory();

@@ -1,10 +1,10 @@
 //! `nvfp4 run`: prepares inputs, runs a backend, checks the output against the exact reference, and prints a report.
 
 mod args;
+mod around;
 mod emulated_gpu;
 mod grouped;
 mod job;
-mod latent;
 mod linear;
 mod moe;
 mod prediction;

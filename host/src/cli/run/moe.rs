@@ -15,12 +15,12 @@ use nvfp4::problem::{TokenDtype, TokenFormat};
 use nvfp4::{Error, printable};
 use serde_json::json;
 
-use super::args::{Args, Verify};
+use super::args::Args;
+use super::around::AroundPart;
 use super::job::{self, About, Compared, Findings, Job};
-use super::latent::LatentPart;
 use super::runs::compute;
 use super::tokens::{self, Tokens};
-use super::verification::compare_layer;
+use super::verification::{compare_layer, layer_output};
 use super::{report, tensors};
 use crate::cli::progress::Progress;
 use crate::cli::table;
@@ -60,8 +60,8 @@ pub fn run(args: &Args, backend: Box<dyn Backend>, out: &mut impl Write) -> anyh
     };
     let (name, input, tensors) = (name.into(), generator.name().into(), None);
     let step = MoeStep::new(&weights, inputs)?;
-    let (routing, mxfp4_blocks, latent) = (routing.name(), 0, None);
-    let job = MoeJob { name, input, routing, tensors, mxfp4_blocks, weights, step, latent };
+    let (routing, mxfp4_blocks, around) = (routing.name(), 0, None);
+    let job = MoeJob { name, input, routing, tensors, mxfp4_blocks, weights, step, around };
     let file = job.output_file(args, None)?;
     compute(args, &job, backend, None, file, out)
 }
@@ -70,7 +70,7 @@ pub fn run(args: &Args, backend: Box<dyn Backend>, out: &mut impl Write) -> anyh
 fn run_checkpoint(
     args: &Args,
     checkpoint: &Checkpoint,
-    backend: Box<dyn Backend>,
+    mut backend: Box<dyn Backend>,
     out: &mut impl Write,
 ) -> anyhow::Result<ExitCode> {
     let number = args.layer.expect("clap requires --layer or --tensor with --weights");
@@ -83,10 +83,10 @@ fn run_checkpoint(
     let ids = layer.router.vocabulary().map(|vocabulary| tokens.ids(vocabulary)).transpose()?.unwrap_or_default();
     let mut inputs = layer.inputs(tokens.bits(args, layer.hidden())?, &ids)?;
     let token_format = args.token_format.unwrap_or(backend.moe_token_format());
-    let mut latent = None;
-    if let Some(around) = layer.latent {
-        let routed = around.routed(tokens.dtype, &inputs)?;
-        latent = Some(LatentPart::new(args, backend.as_ref(), around, &inputs, token_format)?);
+    let mut around = None;
+    if let Some(surroundings) = layer.around {
+        let routed = surroundings.routed(tokens.dtype, &inputs)?;
+        around = Some(AroundPart::new(args, &mut backend, surroundings, &inputs, tokens.dtype, token_format)?);
         inputs = routed;
     }
     let name = format!("{} layer {number}", checkpoint.path().display());
@@ -94,7 +94,7 @@ fn run_checkpoint(
     let (tensors, mxfp4_blocks) = (Some(layer.tensors), layer.mxfp4_blocks);
     let step = MoeStep::new(&weights, inputs)?;
     let routing = "its router's";
-    let job = MoeJob { name, input: tokens.source, routing, tensors, mxfp4_blocks, weights, step, latent };
+    let job = MoeJob { name, input: tokens.source, routing, tensors, mxfp4_blocks, weights, step, around };
     let file = job.output_file(args, Some(checkpoint))?;
     compute(args, &job, backend, Some(checkpoint), file, out)
 }
@@ -112,15 +112,15 @@ struct MoeJob<'a> {
     mxfp4_blocks: usize,
     weights: MoeWeights<'a>,
     step: MoeStep<'static>,
-    /// What surrounds experts in a latent space.
-    latent: Option<LatentPart<'a>>,
+    /// What surrounds the routed experts.
+    around: Option<AroundPart<'a>>,
 }
 
 impl MoeJob<'_> {
     /// Creates the file of --output.
     fn output_file(&self, args: &Args, checkpoint: Option<&Checkpoint>) -> anyhow::Result<Option<OutputFile>> {
         let MoeSizes { hidden, dtype, .. } = self.step.sizes();
-        let hidden = self.latent.as_ref().map_or(hidden, LatentPart::hidden);
+        let hidden = self.around.as_ref().map_or(hidden, AroundPart::hidden);
         tokens::output_file(args, checkpoint, dtype, [self.step.tokens(), hidden])
     }
 
@@ -140,7 +140,7 @@ impl MoeJob<'_> {
         let mut lines = vec![format!(
             "layer     H {hidden}, I {intermediate}, {experts} experts{of}, top {top_k}{shared}, {activation}{biases}"
         )];
-        lines.extend(self.latent.as_ref().map(LatentPart::line));
+        lines.extend(self.around.as_ref().map(AroundPart::line));
         lines.extend(tensors::lines(self.tensors.as_ref()));
         if self.mxfp4_blocks > 0 {
             let blocks = table::thousands(self.mxfp4_blocks);
@@ -199,7 +199,7 @@ impl Job for MoeJob<'_> {
                 "input_scale_fault": self.weights.input_scale_fault(),
                 "tensors": tensors::json(self.tensors.as_ref()),
                 "mxfp4_blocks": self.mxfp4_blocks,
-                "latent": self.latent.as_ref().map(LatentPart::json),
+                "around": self.around.as_ref().map(AroundPart::json),
                 "tokens": tokens,
                 "rows": rows.count(),
                 "hit_experts": rows.hit_experts(),
@@ -212,7 +212,7 @@ impl Job for MoeJob<'_> {
     }
 
     fn output(&self, args: &Args) -> MoeOutput {
-        if args.verify == Verify::Off { MoeOutput::new(&self.step) } else { MoeOutput::with_stages(&self.step) }
+        layer_output(args, &self.step)
     }
 
     fn is_same(first: &MoeOutput, again: &MoeOutput) -> bool {
@@ -230,21 +230,21 @@ impl Job for MoeJob<'_> {
                 "max_abs_err": stage.max_abs_err,
             })
         });
-        let shared = self.latent.as_ref().and_then(LatentPart::comparison).filter(|_| comparison.is_some());
-        let of_shared = shared.and_then(|shared| Some(format!("shared expert: {}", shared.first()?)));
-        let first = comparison.as_ref().and_then(MoeComparison::first).map(|first| first.to_string()).or(of_shared);
-        let and_shared =
-            |count: fn(&MoeComparison) -> usize, found: &MoeComparison| count(found) + shared.map_or(0, count);
+        let branch = self.around.as_ref().and_then(AroundPart::comparison).filter(|_| comparison.is_some());
+        let of_branch = branch.and_then(|branch| Some(format!("beside the experts: {}", branch.first()?)));
+        let first = comparison.as_ref().and_then(MoeComparison::first).map(|first| first.to_string()).or(of_branch);
+        let and_branch =
+            |count: fn(&MoeComparison) -> usize, found: &MoeComparison| count(found) + branch.map_or(0, count);
         Compared {
             json: json!({
                 "stages": stages.collect::<Vec<_>>(),
-                "mismatches": comparison.as_ref().map(|found| and_shared(MoeComparison::mismatches, found)),
+                "mismatches": comparison.as_ref().map(|found| and_branch(MoeComparison::mismatches, found)),
                 "first_mismatch": first,
             }),
             findings: comparison.map(|found| Findings {
-                checked: and_shared(MoeComparison::checked, &found),
-                mismatches: and_shared(MoeComparison::mismatches, &found),
-                unbounded: and_shared(MoeComparison::unbounded, &found),
+                checked: and_branch(MoeComparison::checked, &found),
+                mismatches: and_branch(MoeComparison::mismatches, &found),
+                unbounded: and_branch(MoeComparison::unbounded, &found),
                 first,
                 text: stage_table(&found).to_string(),
                 bound: "within the bounds of f32 sums, the output bit for bit".into(),
@@ -253,8 +253,8 @@ impl Job for MoeJob<'_> {
     }
 
     fn write(&self, file: OutputFile, output: &MoeOutput) -> Result<(), Error> {
-        match &self.latent {
-            Some(latent) => file.write_bits(&latent.output(self.step.sizes().dtype, output)),
+        match &self.around {
+            Some(around) => file.write_bits(&around.output(self.step.sizes().dtype, output)),
             None => file.write_bits(&output.hidden),
         }
     }

@@ -26,13 +26,7 @@ pub fn compute<J: Job>(
     out: &mut impl Write,
 ) -> anyhow::Result<ExitCode> {
     let about = job.about();
-    let mut layer = match J::Op::prepare(backend.as_ref(), job.weights()) {
-        Err(Error::NotComputed(_)) if args.backend == Choice::Auto && !about.has_variants => {
-            backend = Box::new(Cpu::new());
-            J::Op::prepare(backend.as_ref(), job.weights())?
-        }
-        prepared => prepared?,
-    };
+    let mut layer = prepare::<J::Op>(args, &mut backend, about.has_variants, job.weights())?;
     let Runs { times, host_times, output, same_bits } = Runs::new(args, job, layer.as_mut())?;
     let compared = job.compare(args, &output);
     checkpoint.map_or(Ok(()), Checkpoint::check_unchanged)?;
@@ -61,6 +55,26 @@ pub fn compute<J: Job>(
     prediction::print(args, report.json(), |out| report.print(out), sensitivity.as_ref(), out)?;
     written?;
     Ok(if is_wrong { ExitCode::from(exit::WRONG) } else { ExitCode::SUCCESS })
+}
+
+/// Prepares a layer on the backend. If --backend did not choose one, the CPU takes its place for a layer that the backend
+/// does not compute.
+///
+/// # Errors
+/// Returns an error if no backend that may be used computes the layer.
+pub fn prepare<'w, O: Operation>(
+    args: &Args,
+    backend: &mut Box<dyn Backend>,
+    has_variants: bool,
+    weights: &O::Weights<'w>,
+) -> Result<Box<dyn Layer<O> + 'w>, Error> {
+    match O::prepare(&**backend, weights) {
+        Err(Error::NotComputed(_)) if args.backend == Choice::Auto && !has_variants => {
+            *backend = Box::new(Cpu::new());
+            O::prepare(&**backend, weights)
+        }
+        prepared => prepared,
+    }
 }
 
 /// Results of all runs.

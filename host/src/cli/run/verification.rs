@@ -66,6 +66,11 @@ fn verify_sample(
 /// Number of elements of each stage of an MoE layer in a sample.
 const LAYER_SAMPLE: usize = 4096;
 
+/// Creates an MoE layer's output with the stages that [`compare_layer`] compares.
+pub(super) fn layer_output(args: &Args, step: &MoeStep<'_>) -> MoeOutput {
+    if args.verify == Verify::Off { MoeOutput::new(step) } else { MoeOutput::with_stages(step) }
+}
+
 /// Compares an MoE layer's output with the reference, as --verify says.
 pub(super) fn compare_layer(
     args: &Args,

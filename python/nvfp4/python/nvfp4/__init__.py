@@ -1,7 +1,8 @@
 """NVFP4 mixture-of-experts and linear layers for PyTorch, on the CPU and on NVIDIA GPUs.
 
 NVFP4 is a format of 4-bit numbers (e2m1) with one scale (e4m3) per 16 numbers along a row, and one f32 scale per tensor. :class:`Linear`
-and :class:`Moe` are layers with NVFP4 weights. The weights come from :func:`quantize` or from a checkpoint.
+and :class:`Moe` are layers with NVFP4 weights. The weights come from :func:`quantize` or from a checkpoint; :class:`MoeBlock` is a whole MoE
+layer of a checkpoint.
 
 >>> import torch, nvfp4
 >>> tensor = nvfp4.quantize(torch.linspace(-1, 1, 64).reshape(2, 32))
@@ -17,6 +18,7 @@ device raises an :class:`Error`.
 """
 
 from . import _operators
+from ._checkpoint import MoeBlock
 from ._linear import Linear
 from ._moe import Moe
 from ._native import Error
@@ -27,6 +29,7 @@ __all__ = [
     "Error",
     "Linear",
     "Moe",
+    "MoeBlock",
     "Quantized",
     "dequantize",
     "linear",

@@ -7,9 +7,12 @@ use crate::fp4::InputScales;
 use crate::generate::Generator;
 use crate::moe::compare::{MoeComparison, Stage, compare, compare_sample, elements};
 use crate::moe::generate::{self, Routing};
-use crate::moe::{Activation, Biases, LayerShape, MoeExpert, MoeInputs, MoeOutput, MoeStep, MoeWeights, shape};
+use crate::moe::{
+    Activation, Biases, ExpertTransforms, LayerShape, MoeExpert, MoeInputs, MoeOutput, MoeStep, MoeWeights, shape,
+};
 use crate::problem::{TokenDtype, TokenFormat};
 use crate::quantized::QuantizedRows;
+use crate::transform::TokenTransform;
 
 const DTYPES: [TokenDtype; 2] = [TokenDtype::F16, TokenDtype::Bf16];
 
@@ -57,6 +60,86 @@ fn the_cpu_computes_every_small_layer_within_the_bounds() {
             let (_, found) = right(&weights(&shape, generator, dtype), inputs(&shape, generator, dtype));
             assert_eq!(found.unbounded(), 0, "every element must have a bound");
         }
+    }
+}
+
+/// Transforms of all experts of a layer.
+fn transforms_of(
+    weights: &MoeWeights<'_>,
+    of: impl Fn(usize, usize) -> [Option<TokenTransform>; 2],
+) -> Vec<ExpertTransforms> {
+    let experts = weights.experts().iter().chain(weights.shared()).enumerate();
+    let transforms = experts.map(|(index, expert)| {
+        let [gate_up, down] = of(index, expert.down.k());
+        ExpertTransforms { gate_up, down }
+    });
+    transforms.collect()
+}
+
+#[test]
+fn transforms_act_before_each_product_and_rounding() {
+    for shape in in_every_format(&layer("layer-test-7")) {
+        let dtype = TokenDtype::Bf16;
+        let plain = weights(&shape, Generator::Gaussian, dtype);
+        let hidden = plain.sizes().hidden;
+        let factors = |count: usize, expert: usize| -> Vec<f32> {
+            (0..count).map(|column| 0.5 + ((column * 7 + expert) % 13) as f32 / 8.0).collect()
+        };
+        let rotated = |expert: usize| {
+            let matrix = (0..256).map(|i| ((i * 5 + expert) % 17) as f64 / 16.0 - 0.5).collect();
+            TokenTransform::of_matrix(16, matrix)
+        };
+        let transforms = transforms_of(&plain, |expert, width| match expert % 3 {
+            0 => [Some(TokenTransform::of_factors(&factors(hidden, expert))), None],
+            1 => [Some(TokenTransform::sylvester(16)), Some(TokenTransform::of_factors(&factors(width, expert)))],
+            _ => [None, Some(rotated(expert))],
+        });
+        let changed = plain.clone().with_transforms(transforms.clone()).unwrap();
+        let inputs = inputs(&shape, Generator::Gaussian, dtype);
+        let (output, _) = right(&changed, inputs.clone());
+        // The comparison notices each transform that is left out.
+        let is_quantized = shape.token_format != TokenFormat::Bits16;
+        let step = MoeStep::new(&plain, inputs).unwrap();
+        for (is_down, stage) in [
+            (false, if is_quantized { Stage::QuantizedTokens } else { Stage::Intermediate }),
+            (true, if is_quantized { Stage::QuantizedIntermediate } else { Stage::Partial }),
+        ] {
+            let mut others = transforms.clone();
+            others.iter_mut().for_each(|of| *(if is_down { &mut of.down } else { &mut of.gate_up }) = None);
+            let found = compare(&plain.clone().with_transforms(others).unwrap(), &step, &output);
+            assert_eq!(found.first().expect("a mismatch").stage, stage, "{}", shape.token_format.name());
+        }
+    }
+}
+
+#[test]
+fn powers_of_two_as_factors_equal_global_scales() {
+    for shape in in_every_format(&layer("layer-test-7")) {
+        let dtype = TokenDtype::Bf16;
+        let plain = weights(&shape, Generator::Gaussian, dtype);
+        let scaled = |matrix: &Matrix<'static>, factor: f32| {
+            let (values, scales) = (matrix.values().to_vec(), matrix.scales().to_vec());
+            Matrix::new(matrix.rows(), matrix.k(), values, scales, matrix.global_scale() * factor).unwrap()
+        };
+        let expert = |expert: &MoeExpert<'static>| MoeExpert {
+            gate: expert.gate.as_ref().map(|gate| scaled(gate, 2.0)),
+            up: scaled(&expert.up, 2.0),
+            down: scaled(&expert.down, 0.25),
+            biases: expert.biases.clone(),
+        };
+        let experts = plain.experts().iter().map(expert).collect();
+        let sizes = plain.sizes();
+        let of_scales = MoeWeights::with_activation(dtype, sizes.top_k, sizes.activation, experts).unwrap();
+        let of_scales = of_scales.with_shared(expert(plain.shared().unwrap())).unwrap();
+        let of_scales = of_scales.with_token_format(shape.token_format);
+        let inputs = inputs(&shape, Generator::Gaussian, dtype);
+        let hidden = sizes.hidden;
+        let transforms = transforms_of(&plain, |_, width| {
+            [(hidden, 2.0), (width, 0.25)].map(|(count, factor)| Some(TokenTransform::of_factors(&vec![factor; count])))
+        });
+        let of_factors = plain.clone().with_transforms(transforms).unwrap();
+        let outputs = [of_factors, of_scales].map(|weights| right(&weights, inputs.clone()).0.hidden);
+        assert!(outputs[0] == outputs[1], "{}", shape.token_format.name());
     }
 }
 

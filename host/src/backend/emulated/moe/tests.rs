@@ -10,8 +10,9 @@ use crate::backend::emulated::{Options, Schedule};
 use crate::format::Matrix;
 use crate::generate::Generator;
 use crate::moe::generate::{self, Routing};
-use crate::moe::{LayerShape, shape};
+use crate::moe::{ExpertTransforms, LayerShape, shape};
 use crate::problem::TokenDtype;
+use crate::transform::TokenTransform;
 use nvfp4_kernels::launch::output_code;
 use nvfp4_kernels::layer::moe_pack::MoePack;
 use nvfp4_kernels::layer::moe_pack::row_order::RowOrder;
@@ -23,6 +24,19 @@ fn hopper(schedule: Schedule) -> Emulated {
 
 fn layer_shape(text: &str) -> LayerShape {
     shape::parse(text).unwrap().remove(0)
+}
+
+#[test]
+fn transforms_inside_experts_are_refused_with_a_remedy() {
+    let shape = layer_shape(r#"{"hidden": 32, "intermediate": 16, "experts": 2, "top_k": 1, "tokens": 1}"#);
+    let weights = generate::weights(&shape, Generator::Gaussian, TokenDtype::Bf16, 1, &|| ()).unwrap();
+    let down = Some(TokenTransform::sylvester(16));
+    let transforms = vec![ExpertTransforms::default(), ExpertTransforms { gate_up: None, down }];
+    let weights = weights.with_transforms(transforms).unwrap();
+    let error = EmulatedMoeLayer::new(hopper(Schedule::Fair), &weights).map(|_| ()).unwrap_err();
+    assert_eq!(error.code(), "not-computed");
+    let error = error.to_string();
+    assert!(error.contains("does not change tokens inside of experts") && error.contains("use the CPU"), "{error}");
 }
 
 #[test]

@@ -1,0 +1,424 @@
+//! What some models have around the routed experts of a layer: norms and projections before and behind the experts, and a
+//! branch beside them whose output is added. The host computes norms, projections and the sum; the experts and the branch
+//! are layers of their own. Where norms belong to single branches, the router has a norm of its own too.
+//!
+//! | family | before the experts | behind the experts | branch beside them |
+//! |---|---|---|---|
+//! | Nemotron 3 Super and Ultra | `fc1_latent_proj` | `fc2_latent_proj` | shared expert |
+//! | Kimi-K3 | `routed_expert_down_proj` | `routed_expert_norm`, `routed_expert_up_proj` | shared expert |
+//! | Gemma 4 | `pre_feedforward_layernorm_2` | `post_feedforward_layernorm_2` | dense MLP from `pre_feedforward_layernorm` to `post_feedforward_layernorm_1` |
+//!
+//! A norm that all branches share does not belong to the layer: tokens are behind the one before the branches, and the
+//! output is the sum of the branches.
+//!
+//! Sources of names and order: `NemotronHMoE` and `Gemma4TextDecoderLayer` of Transformers 5.24; `nemotron_h.py`,
+//! `gemma4.py`, and `KimiMoE` of `kimi_k3` in vLLM 0.33.
+
+use rayon::prelude::*;
+
+use super::Checkpoint;
+use super::block::{DOWNLOAD, Kind};
+use super::convert::weights;
+use super::model_config::ModelConfig;
+use super::names::BIAS;
+use nvfp4_core::Error;
+use nvfp4_core::moe::{MoeInputs, MoeWeights};
+use nvfp4_core::problem::TokenDtype;
+
+/// Modules around the routed experts in a family of models.
+#[derive(Debug)]
+struct Family {
+    before: Names,
+    behind: Names,
+    /// Norms before and behind the branch.
+    branch: [Option<&'static str>; 2],
+    /// Kind of the projections of the branch.
+    branch_kind: Kind,
+}
+
+/// Names of a norm and of a projection behind the norm.
+#[derive(Debug)]
+struct Names {
+    norm: Option<&'static str>,
+    projection: Option<&'static str>,
+}
+
+static FAMILIES: [Family; 3] = [
+    Family {
+        before: Names { norm: None, projection: Some("fc1_latent_proj") },
+        behind: Names { norm: None, projection: Some("fc2_latent_proj") },
+        branch: [None, None],
+        branch_kind: Kind::Shared,
+    },
+    Family {
+        before: Names { norm: None, projection: Some("routed_expert_down_proj") },
+        behind: Names { norm: Some("routed_expert_norm"), projection: Some("routed_expert_up_proj") },
+        branch: [None, None],
+        branch_kind: Kind::Shared,
+    },
+    Family {
+        before: Names { norm: Some("pre_feedforward_layernorm_2"), projection: None },
+        behind: Names { norm: Some("post_feedforward_layernorm_2"), projection: None },
+        branch: [Some("pre_feedforward_layernorm"), Some("post_feedforward_layernorm_1")],
+        branch_kind: Kind::Dense,
+    },
+];
+
+impl Family {
+    /// Modules without which a layer is none of the family's layers.
+    fn signs(&self) -> impl Iterator<Item = &'static str> {
+        [&self.before, &self.behind].into_iter().filter_map(|names| names.projection.or(names.norm))
+    }
+
+    fn norms(&self) -> impl Iterator<Item = &'static str> {
+        [self.before.norm, self.behind.norm].into_iter().chain(self.branch).flatten()
+    }
+
+    fn projections(&self) -> impl Iterator<Item = &'static str> {
+        [self.before.projection, self.behind.projection].into_iter().flatten()
+    }
+}
+
+/// Returns `true` if a name contains a projection before or behind the experts, or one that may be such a projection.
+pub(super) fn is_projection(name: &str) -> bool {
+    let is_known = |segment| FAMILIES.iter().any(|family| family.projections().any(|known| known == segment));
+    name.contains("latent") || name.split('.').any(is_known)
+}
+
+/// What surrounds the routed experts of one layer, known before any weight is read.
+pub(super) struct Surroundings {
+    family: &'static Family,
+    /// Name of the modules' parent, including the dot.
+    path: String,
+    /// Names of the tensors that are read.
+    pub tensors: Vec<String>,
+}
+
+impl Surroundings {
+    /// Kind of the projections of the branch beside the experts.
+    pub(super) fn branch_kind(&self) -> Kind {
+        self.family.branch_kind
+    }
+}
+
+/// Norms and projections around the routed experts of a layer, and the branch beside the experts.
+#[derive(Clone, Debug)]
+pub struct Around<'a> {
+    hidden: usize,
+    width: usize,
+    before: Steps,
+    behind: Steps,
+    /// Norms of the branch before and behind it.
+    norms: [Option<Norm>; 2],
+    /// A layer of width H with one expert, which every token names.
+    branch: Option<MoeWeights<'a>>,
+}
+
+/// A norm, and a projection behind the norm; both can be missing.
+#[derive(Clone, Debug)]
+pub struct Steps {
+    /// Norm of the rows.
+    pub norm: Option<Norm>,
+    /// Projection of the norm's rows.
+    pub projection: Option<Projection>,
+}
+
+impl Steps {
+    /// Takes one row through norm and projection, in f64.
+    fn apply(&self, mut row: Vec<f64>) -> Vec<f64> {
+        if let Some(norm) = &self.norm {
+            norm.apply(&mut row);
+        }
+        match &self.projection {
+            Some(projection) => projection.product(&row),
+            None => row,
+        }
+    }
+}
+
+/// A norm of rows by their root mean square: `x / √(mean(x²) + ε) · w`, in f64.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Norm {
+    /// Weights w, one per element of a row.
+    pub weights: Vec<f64>,
+    /// ε: a finite number that is not negative.
+    pub epsilon: f64,
+}
+
+impl Norm {
+    pub(super) fn apply(&self, row: &mut [f64]) {
+        let mean = row.iter().map(|number| number * number).sum::<f64>() / row.len() as f64;
+        let root = (mean + self.epsilon).sqrt();
+        row.iter_mut().zip(&self.weights).for_each(|(number, weight)| *number = *number / root * weight);
+    }
+}
+
+/// A matrix `[N, K]` with its bias.
+#[derive(Clone, Debug)]
+pub struct Projection {
+    /// K: number of columns.
+    pub k: usize,
+    /// `[N, K]`.
+    pub weights: Vec<f32>,
+    /// `[N]`.
+    pub bias: Option<Vec<f32>>,
+}
+
+impl Projection {
+    fn rows(&self) -> usize {
+        self.weights.len() / self.k.max(1)
+    }
+
+    /// Returns the product with a row `[K]`, summed in f64.
+    fn product(&self, row: &[f64]) -> Vec<f64> {
+        let dot = |line: &[f32]| row.iter().zip(line).map(|(x, &w)| x * f64::from(w)).sum::<f64>();
+        let bias = |line: usize| self.bias.as_ref().map_or(0.0, |bias| f64::from(bias[line]));
+        self.weights.chunks(self.k).enumerate().map(|(index, line)| dot(line) + bias(index)).collect()
+    }
+}
+
+fn decoded(dtype: TokenDtype, row: &[u16]) -> Vec<f64> {
+    row.iter().map(|&bits| dtype.decode(bits)).collect()
+}
+
+impl<'a> Around<'a> {
+    /// H: number of elements of the layer's tokens.
+    pub fn hidden(&self) -> usize {
+        self.hidden
+    }
+
+    /// Number of elements of the routed experts' tokens.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Branch beside the experts, a shared expert or a dense MLP: a layer of width H with one expert, which every token
+    /// names.
+    pub fn branch(&self) -> Option<&MoeWeights<'a>> {
+        self.branch.as_ref()
+    }
+
+    /// Norms and projections from the layer's tokens to the routed experts' tokens.
+    pub fn before(&self) -> &Steps {
+        &self.before
+    }
+
+    /// Norms and projections from the routed experts' output to a summand of the layer's output.
+    pub fn behind(&self) -> &Steps {
+        &self.behind
+    }
+
+    /// Norms before and behind the branch.
+    pub fn branch_norms(&self) -> [Option<&Norm>; 2] {
+        self.norms.each_ref().map(Option::as_ref)
+    }
+
+    pub(super) fn set_branch(&mut self, branch: MoeWeights<'a>) -> Result<(), Error> {
+        let (got, expected) = (branch.sizes().hidden, self.hidden);
+        if got != expected {
+            return Err(Error::Mismatch { what: "elements per token of the branch beside the experts", got, expected });
+        }
+        self.branch = Some(branch);
+        Ok(())
+    }
+
+    /// Returns the inputs of the routed experts, from the router's inputs of width H. Numbers are computed in f64 and
+    /// rounded once to the token type.
+    ///
+    /// # Errors
+    /// Returns an error if a number is not finite in the token type.
+    pub fn routed(&self, dtype: TokenDtype, inputs: &MoeInputs<'_>) -> Result<MoeInputs<'static>, Error> {
+        let hidden = self.rows(dtype, inputs, "the experts", |row| self.before.apply(row))?;
+        Ok(MoeInputs {
+            tokens: inputs.tokens,
+            hidden: hidden.into(),
+            stride: self.width,
+            ids: inputs.ids.to_vec().into(),
+            weights: inputs.weights.to_vec().into(),
+            weights_on_input: inputs.weights_on_input,
+            shared_weights: None,
+        })
+    }
+
+    /// Returns the inputs of the branch's layer, from the router's inputs of width H.
+    ///
+    /// # Errors
+    /// Returns an error if a number is not finite in the token type.
+    pub fn of_branch(&self, dtype: TokenDtype, inputs: &MoeInputs<'_>) -> Result<MoeInputs<'static>, Error> {
+        let weights = inputs.shared_weights.as_ref().map_or_else(|| vec![1.0; inputs.tokens], |gates| gates.to_vec());
+        let hidden = self.rows(dtype, inputs, "the branch beside the experts", |mut row| {
+            self.norms[0].iter().for_each(|norm| norm.apply(&mut row));
+            row
+        })?;
+        Ok(MoeInputs {
+            tokens: inputs.tokens,
+            hidden: hidden.into(),
+            stride: self.hidden,
+            ids: vec![0; inputs.tokens].into(),
+            weights: weights.into(),
+            weights_on_input: false,
+            shared_weights: None,
+        })
+    }
+
+    /// Changes the rows of the router's inputs and rounds them.
+    fn rows(
+        &self,
+        dtype: TokenDtype,
+        inputs: &MoeInputs<'_>,
+        what: &str,
+        change: impl Fn(Vec<f64>) -> Vec<f64> + Sync,
+    ) -> Result<Vec<u16>, Error> {
+        let changed = |(token, row): (usize, &[u16])| {
+            let numbers = change(decoded(dtype, &row[..self.hidden]));
+            let bits: Vec<u16> = numbers.into_iter().map(|number| dtype.round(number)).collect();
+            match bits.iter().position(|&bits| !dtype.decode(bits).is_finite()) {
+                None => Ok(bits),
+                Some(column) => {
+                    let what = format!("element {column} of token {token} before {what} is not a finite");
+                    Err(Error::Invalid(format!("{what} {}; use smaller tokens, or bf16", dtype.name())))
+                }
+            }
+        };
+        let rows: Result<Vec<_>, Error> = inputs.hidden.par_chunks(inputs.stride).enumerate().map(changed).collect();
+        Ok(rows?.concat())
+    }
+
+    /// Returns the layer's output `[T, H]`, from the output `[T, width]` of the routed experts and the output `[T, H]` of the
+    /// branch. Sums are in f64 and rounded once to the token type.
+    pub fn output(&self, dtype: TokenDtype, routed: &[u16], branch: Option<&[u16]>) -> Vec<u16> {
+        let hidden = self.hidden;
+        let sum = |(token, row): (usize, &[u16])| {
+            let mut sums = self.behind.apply(decoded(dtype, row));
+            if let Some(branch) = branch {
+                let mut of_branch = decoded(dtype, &branch[token * hidden..][..hidden]);
+                self.norms[1].iter().for_each(|norm| norm.apply(&mut of_branch));
+                sums.iter_mut().zip(of_branch).for_each(|(sum, number)| *sum += number);
+            }
+            sums.into_iter().map(|sum| dtype.round(sum)).collect::<Vec<_>>()
+        };
+        routed.par_chunks(self.width).enumerate().map(sum).collect::<Vec<_>>().concat()
+    }
+}
+
+impl Checkpoint {
+    /// Finds what surrounds the experts of the block with this path; `None`: nothing of a known family.
+    ///
+    /// # Errors
+    /// Returns an error if the weights of a projection cannot be read.
+    pub(super) fn surroundings(&self, path: String) -> Result<Option<Surroundings>, Error> {
+        let exists = |sign: &str| self.names_under(&format!("{path}{sign}.weight")).next().is_some();
+        let Some(family) = FAMILIES.iter().find(|family| family.signs().all(exists)) else { return Ok(None) };
+        let mut tensors: Vec<String> = family.norms().map(|norm| format!("{path}{norm}.weight")).collect();
+        for projection in family.projections() {
+            let module = format!("{path}{projection}");
+            let stored = weights::of_module(self, &module)?;
+            tensors.extend([stored.name.to_owned(), format!("{module}{BIAS}")].into_iter().chain(stored.scales));
+        }
+        Ok(Some(Surroundings { family, path, tensors }))
+    }
+
+    /// Loads what surrounds the experts, without the branch. `width`: number of elements of the experts' tokens.
+    pub(super) fn around(
+        &self,
+        config: &ModelConfig,
+        Surroundings { family, path, .. }: &Surroundings,
+        width: usize,
+    ) -> Result<Around<'static>, Error> {
+        let projection = |name: Option<&'static str>| {
+            name.map(|name| self.projection(config, &format!("{path}{name}")).map(|found| (name, found))).transpose()
+        };
+        let (before, behind) = (projection(family.before.projection)?, projection(family.behind.projection)?);
+        let hidden = before.as_ref().map_or(width, |(_, projection)| projection.k);
+        for (found, sizes) in [(&before, [width, hidden]), (&behind, [hidden, width])] {
+            let Some((name, found)) = found else { continue };
+            for (what, got, expected) in [("rows", found.rows(), sizes[0]), ("columns", found.k, sizes[1])] {
+                if got != expected {
+                    let error = Error::Mismatch { what, got, expected };
+                    return Err(error.at(self.place(&format!("{path}{name}"))));
+                }
+            }
+        }
+        let norm = |name: Option<&str>, size: usize| {
+            name.map(|name| self.norm(config, &format!("{path}{name}"), size)).transpose()
+        };
+        let name = self.norm_behind(config, family, path)?;
+        let (before_norm, behind_norm) = (norm(family.before.norm, hidden)?, norm(name, width)?);
+        let [first, last] = family.branch;
+        Ok(Around {
+            hidden,
+            width,
+            before: Steps { norm: before_norm, projection: before.map(|(_, projection)| projection) },
+            behind: Steps { norm: behind_norm, projection: behind.map(|(_, projection)| projection) },
+            norms: [norm(first, hidden)?, norm(last, hidden)?],
+            branch: None,
+        })
+    }
+
+    /// Returns the name of the norm behind the experts. A model of Kimi-K3 can do without it.
+    fn norm_behind(&self, config: &ModelConfig, family: &Family, path: &str) -> Result<Option<&'static str>, Error> {
+        const USED: &str = "latent_moe_use_norm";
+        let Some(norm) = family.behind.norm.filter(|_| family.behind.projection.is_some()) else {
+            return Ok(family.behind.norm);
+        };
+        let name = format!("{path}{norm}.weight");
+        match (self.tensor(&name), config.get(USED).and_then(serde_json::Value::as_bool)) {
+            (Some(_), Some(false)) => {
+                let what = format!("{USED} is false, but this norm exists; export the model again");
+                Err(Error::Invalid(what).at(self.place(&name)))
+            }
+            (None, None | Some(false)) => Ok(None),
+            _ => Ok(Some(norm)),
+        }
+    }
+
+    /// Loads the weights of a norm of `size` elements.
+    fn norm(&self, config: &ModelConfig, module: &str, size: usize) -> Result<Norm, Error> {
+        let name = format!("{module}.weight");
+        if let Some(other) = self.names_under(&format!("{module}.")).find(|other| **other != name) {
+            return Err(self.not_computed(other));
+        }
+        self.norm_with(config, &name, size, 1.0)
+    }
+
+    /// Loads a norm whose weights are a tensor times `factor`. The numbers are rows of `size` elements.
+    ///
+    /// # Errors
+    /// Returns an error if the tensor is missing or wrong, or the configuration does not have the norm's epsilon.
+    pub(super) fn norm_with(&self, config: &ModelConfig, name: &str, size: usize, factor: f64) -> Result<Norm, Error> {
+        const EPSILON: &str = "rms_norm_eps";
+        let weights = self.numbers(name, &[size], "[elements of a row]")?;
+        self.check_finite(name, &weights, size)?;
+        let epsilon = config.get(EPSILON).and_then(serde_json::Value::as_f64).ok_or_else(|| {
+            Error::Missing { name: EPSILON.into(), remedy: DOWNLOAD.into() }.at(config.path().display())
+        })?;
+        if !(epsilon.is_finite() && epsilon >= 0.0) {
+            let what = format!("{EPSILON} is {epsilon}; it must be finite and not negative");
+            return Err(Error::Invalid(what).at(config.path().display()));
+        }
+        Ok(Norm { weights: weights.into_iter().map(|weight| f64::from(weight) * factor).collect(), epsilon })
+    }
+
+    fn projection(&self, config: &ModelConfig, module: &str) -> Result<Projection, Error> {
+        if let Some(transform) = config.input_transform(module)? {
+            let what = format!("transform {} of the tokens of a latent projection is not computed", transform.group);
+            return Err(Error::NotComputed(format!("{what}; export the model without it")).at(self.place(module)));
+        }
+        let source = weights::of_module(self, module)?.weights.remove(0).source;
+        let [n, k] = source.sizes();
+        let mut weights = Vec::new();
+        source.decoded(0..n, &mut weights);
+        self.check_finite(module, &weights, k)?;
+        let name = format!("{module}{BIAS}");
+        let bias = self.tensor(&name).map(|_| self.numbers(&name, &[n], "[rows of the weight]")).transpose()?;
+        bias.iter().try_for_each(|bias| self.check_finite(&name, bias, n))?;
+        Ok(Projection { k, weights, bias })
+    }
+
+    fn check_finite(&self, name: &str, numbers: &[f32], columns: usize) -> Result<(), Error> {
+        let Some(index) = numbers.iter().position(|number| !number.is_finite()) else { return Ok(()) };
+        let (row, column) = (index / columns.max(1), index % columns.max(1));
+        let what = format!("the number in row {row}, column {column} is not finite; export the model again");
+        Err(Error::Invalid(what).at(self.place(name)))
+    }
+}
