@@ -54,7 +54,7 @@ pub use nvfp4_core::{
 /// The GPU kernels as the host sees them.
 #[cfg(feature = "kernels")]
 pub mod kernels {
-    pub use nvfp4_kernels::{GroupedKernel, Subject, moe, ptx, ptx_for, router};
+    pub use nvfp4_kernels::{GroupedKernel, Subject, explain, linear, moe, ptx, ptx_for, router};
 }
 
 /// Planning: pure functions of a problem's sizes; and the words that describe how a step is computed.

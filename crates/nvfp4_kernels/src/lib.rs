@@ -7,6 +7,7 @@
 
 pub mod builds;
 mod expected;
+pub mod explain;
 #[cfg(feature = "fake")]
 pub mod fake;
 pub mod group;

@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 use kernels_gpu::units::OperandType;
 use kernels_gpu::{lists, moe, wgmma::moe_fp8_sm90};
 
+use super::explain::Candidate;
 use super::kernel::{Kernel, op_of};
 use super::launch::{Grid, Launch};
 use super::mma_sync::moe_few_sm90::MoeFewSm90;
@@ -188,12 +189,12 @@ pub trait Products<O: Operands>: Kernel {
         None
     }
 
-    /// Returns the instance for a product and a tile size with the least expected time, an early one if there is one.
-    /// `token_tiles`: expected number of token tiles. `experts`: number of experts of the layer. `n`: columns of C.
-    /// `k`: columns of the weights.
+    /// Returns the instances for a product and a tile size with what the plan expects of each, the least expected time
+    /// first, and of equal ones an early one. `token_tiles`: expected number of token tiles. `experts`: number of experts
+    /// of the layer. `n`: columns of C. `k`: columns of the weights.
     ///
     /// All SMs process one tile each, then the next ones.
-    fn instance(
+    fn candidates(
         &self,
         product: ProductKind,
         tile_tokens: u32,
@@ -201,19 +202,38 @@ pub trait Products<O: Operands>: Kernel {
         experts: u32,
         [n, k]: [u32; 2],
         sms: u32,
-    ) -> ProductInstance {
+    ) -> Vec<(ProductInstance, Candidate)> {
         let is_it = |of: &ProductInstance| {
             let is_kind =
                 (op_of(of.matrices), of.operand_type, of.curves) == (product.op, product.operand_type, product.curves);
             is_kind && of.tile_tokens == tile_tokens && (product.early || !of.early)
         };
-        let rounds = |of: &ProductInstance| (token_tiles * u64::from(n.div_ceil(of.columns))).div_ceil(sms.into());
-        let time = |of: &ProductInstance| (of.first_time + rounds(of) * of.tile_time, !of.early);
-        let takes = |of: &ProductInstance| {
-            experts <= of.max_experts && k <= of.most_k && (!of.for_few_tiles || rounds(of) <= FEW_TILES)
+        let expected = |of: ProductInstance| {
+            let tiles = token_tiles * u64::from(n.div_ceil(of.columns));
+            let rounds = tiles.div_ceil(sms.into());
+            let cost = of.first_time + rounds * of.tile_time;
+            (of, Candidate { entry: of.entry, tile_tokens, columns: of.columns, tiles, rounds, cost })
         };
-        let instances = self.instances().into_iter().filter(is_it).filter(takes);
-        instances.min_by_key(time).expect("every kind of product has an instance of every tile size")
+        let takes = |(of, found): &(ProductInstance, Candidate)| {
+            experts <= of.max_experts && k <= of.most_k && (!of.for_few_tiles || found.rounds <= FEW_TILES)
+        };
+        let mut found: Vec<_> = self.instances().into_iter().filter(is_it).map(expected).filter(takes).collect();
+        found.sort_by_key(|(of, found)| (found.cost, !of.early));
+        found
+    }
+
+    /// Returns the first of [`Self::candidates`].
+    fn instance(
+        &self,
+        product: ProductKind,
+        tile_tokens: u32,
+        token_tiles: u64,
+        experts: u32,
+        columns: [u32; 2],
+        sms: u32,
+    ) -> ProductInstance {
+        let found = self.candidates(product, tile_tokens, token_tiles, experts, columns, sms);
+        found.first().expect("every kind of product has an instance of every tile size").0
     }
 
     /// Returns the dynamic shared memory that each CTA requests if `_resident_blocks` CTAs run on each SM, in bytes.

@@ -7,6 +7,7 @@ mod devices;
 mod diff;
 mod doctor;
 mod exit;
+mod explain;
 mod failure;
 mod inspect;
 mod leftovers;
@@ -65,6 +66,7 @@ enum Command {
     Diff(diff::Args),
     Inspect(inspect::Args),
     Doctor(doctor::Args),
+    Explain(explain::Args),
     Roofline(roofline::Args),
     Devices(devices::Args),
     Selftest(selftest::Args),
@@ -90,6 +92,7 @@ pub fn main() -> ExitCode {
         Command::Diff(args) => diff::run(args, out),
         Command::Inspect(args) => inspect::run(args, out),
         Command::Doctor(args) => doctor::run(args, out),
+        Command::Explain(args) => explain::run(args, out),
         Command::Roofline(args) => roofline::run(args, out),
         Command::Devices(args) => devices::run(args, out),
         Command::Selftest(args) => selftest::run(args, out),

@@ -5,6 +5,7 @@
 //! number of parts sum K in the same order, so a token's output depends neither on the chosen instance nor on other
 //! tokens. A call with FP8 or NVFP4 tokens takes two launches, of kernels of MoE layers (`kernels.rs`).
 
+mod explain;
 #[cfg(feature = "fake")]
 pub(super) mod fake;
 mod instance;
@@ -17,6 +18,7 @@ use std::cmp::Reverse;
 
 use kernels_gpu::linear::{BOX_BYTES, Launch as Parameter, PACK_ENTRY, Pack, TokenMap};
 
+pub use explain::explain;
 pub(super) use instance::{Cut, Instance, cycles_of_warps_alone};
 pub use kernels::{LinearKernels, kernel_named};
 
@@ -46,12 +48,16 @@ pub trait LinearKernel: Kernel {
     /// Returns the instance and tiling with the least estimated time for `m` tokens, not 0. Of several, the one with
     /// the largest tiles.
     fn cut(&self, sizes: &LinearSizes, m: u32, sms: u32) -> Cut {
-        let (n, k, operand_type) = (sizes.n as u32, sizes.k as u32, operand_type(sizes.dtype));
-        let parts = self.parts(n, k);
-        let instances = self.instances().into_iter();
-        let instances = instances.filter(|of| of.operand_type() == operand_type && of.parts() == parts);
+        let (n, k) = (sizes.n as u32, sizes.k as u32);
         let cycles = |cut: &Cut| Reverse(self.k_block_cycles(*cut, n, sms) * cut.k_blocks(k));
-        instances.flat_map(|instance| instance.cuts(m)).max_by_key(cycles).expect("each type has instances")
+        self.fitting(sizes).flat_map(|instance| instance.cuts(m)).max_by_key(cycles).expect("each type has instances")
+    }
+
+    /// Returns the instances for a layer's type and number of parts of K.
+    fn fitting(&self, sizes: &LinearSizes) -> std::vec::IntoIter<Instance> {
+        let (parts, operand_type) = (self.parts(sizes.n as u32, sizes.k as u32), operand_type(sizes.dtype));
+        let is_it = |of: &Instance| of.operand_type() == operand_type && of.parts() == parts;
+        self.instances().into_iter().filter(is_it).collect::<Vec<_>>().into_iter()
     }
 
     /// Returns the launch of a call with at least one token, on a device with `sms` SMs.

@@ -10,8 +10,9 @@ use super::weights::operand_type_of;
 use super::workspace::Workspace;
 use super::{MoeArguments, PlacedMoe};
 use crate::expected::{expected_rows, expected_token_tiles};
+use crate::explain::Candidate;
 use crate::launch::Launch;
-use crate::products::{Operands, ProductKind, Products};
+use crate::products::{Operands, ProductInstance, ProductKind, Products};
 use nvfp4_core::Error;
 use nvfp4_core::problem::Op;
 
@@ -66,7 +67,7 @@ pub(super) struct Chain<'l> {
 }
 
 impl<'l> Chain<'l> {
-    fn new(
+    pub(super) fn new(
         layer: &'l PlacedMoe,
         arguments: &'l MoeArguments,
         workspace: &'l Workspace,
@@ -117,12 +118,23 @@ impl<'l> Chain<'l> {
         (op, activation, early): (Op, &Activation, bool),
         operands: O,
     ) -> Launch {
+        let found = self.candidates(products, experts, (op, activation, early), [operands.columns(), operands.k()]);
+        let (instance, _) = found.first().expect("every kind of product has an instance of every tile size");
+        products.product(instance, operands, experts.rows, self.sms)
+    }
+
+    /// Returns the instances for a product, the fastest first. `n`: columns of C. `k`: columns of the weights.
+    pub fn candidates<O: Operands>(
+        &self,
+        products: &dyn Products<O>,
+        experts: &Experts<'_>,
+        (op, activation, early): (Op, &Activation, bool),
+        [n, k]: [u32; 2],
+    ) -> Vec<(ProductInstance, Candidate)> {
         let token_tiles = expected_token_tiles(experts.expected_rows, experts.count().into(), experts.tile_tokens);
         let (operand_type, curves) = (operand_type_of(&self.layer.sizes), activation.is_curve());
         let kind = ProductKind { op, operand_type, curves, early };
-        let columns = [operands.columns(), operands.k()];
-        let instance = products.instance(kind, experts.tile_tokens, token_tiles, experts.count(), columns, self.sms);
-        products.product(&instance, operands, experts.rows, self.sms)
+        products.candidates(kind, experts.tile_tokens, token_tiles, experts.count(), [n, k], self.sms)
     }
 
     /// Whether a launch copies tokens to their sorted rows.

@@ -38,10 +38,15 @@ impl Chain<'_> {
         let products = self.kernels.nvfp4_products()?;
         let (op, quantized) = (projection.op, (projection.index == 0 && quantizes_result).then_some(rows[1]));
         let operands = self.nvfp4_operands(experts, projection, rows, quantized);
-        // The launch that makes the lists is still running when the product after it starts.
-        let early = experts.rows <= FEW_ROWS && !(is_first && self.routes_nvfp4());
+        let early = self.is_early(experts, is_first);
         launches.push(self.product(products, experts, (op, &operands.activation, early), operands));
         Ok(launches)
+    }
+
+    /// Whether a product may load weights early: not if the launch that makes the lists is still running when the product
+    /// starts.
+    pub(super) fn is_early(&self, experts: &Experts<'_>, is_first: bool) -> bool {
+        experts.rows <= FEW_ROWS && !(is_first && self.routes_nvfp4())
     }
 
     /// Whether the launch that quantizes the tokens also makes the lists: few tokens, and no shared expert, which has

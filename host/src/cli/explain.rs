@@ -1,0 +1,171 @@
+//! `nvfp4 explain`: the launches of a layer on a GPU, and the instances that the plan chose among.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use anyhow::{Context, ensure};
+use nvfp4::Error;
+use nvfp4::kernels::explain::{Candidate, PlannedLaunch};
+use nvfp4::kernels::linear::{self, LinearKernels};
+use nvfp4::kernels::moe::{self, MoeKernels};
+use nvfp4::linear::LinearSizes;
+use nvfp4::moe::shape;
+use nvfp4::plan::roofline::{GPUS, Gpu};
+use nvfp4::problem::{TokenDtype, TokenFormat};
+use serde_json::{Value, json};
+
+use super::{parse, table};
+
+/// Version of the document that --json prints.
+const SCHEMA: u32 = 1;
+
+/// Launches of an MoE or linear layer on a GPU: which instances compute it, and what the plan expects of the others. Needs
+/// no GPU.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  nvfp4 explain --shape qwen3-30b-a3b --tokens 1,64,4096 --gpu h100
+  nvfp4 explain --shape deepseek-v3@ep8 --tokens 32 --gpu b200
+  nvfp4 explain --shape 4096,14336 --tokens 1,128           a matrix with N,K
+  nvfp4 explain --shape layers.json#mine --tokens 16 --json")]
+pub struct Args {
+    /// A built-in layer (see `nvfp4 shapes`), FILE.json or FILE.json#NAME; or N,K of a matrix.
+    #[arg(long, default_value = "qwen3-30b-a3b")]
+    shape: String,
+    /// Numbers of tokens.
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,16,512")]
+    tokens: Vec<usize>,
+    /// The GPU.
+    #[arg(long, default_value = "h200", value_parser = parse::gpu())]
+    gpu: Gpu,
+    /// Format in which tokens are multiplied [default: the GPU's].
+    #[arg(long, value_parser = parse::token_format())]
+    token_format: Option<TokenFormat>,
+    /// Type of the tokens.
+    #[arg(long, default_value = "bf16", value_parser = parse::out_dtype())]
+    dtype: TokenDtype,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Prints the plan for each number of tokens.
+pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    ensure!(!args.tokens.contains(&0), "--tokens 0: a call without tokens has no launches; use 1 or more");
+    let plans: Result<Vec<_>, anyhow::Error> =
+        args.tokens.iter().map(|&tokens| Ok((tokens, plan(args, tokens)?))).collect();
+    let plans = plans?;
+    if args.json {
+        let plans = plans.iter().map(|(tokens, launches)| json!({"tokens": tokens, "launches": values(launches)}));
+        let document = json!({
+            "schema_version": SCHEMA,
+            "shape": args.shape,
+            "gpu": args.gpu.name,
+            "sms": args.gpu.sms,
+            "plans": plans.collect::<Vec<_>>(),
+        });
+        writeln!(out, "{document}")?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    for (tokens, launches) in &plans {
+        let count = launches.len();
+        let noun = if count == 1 { "launch" } else { "launches" };
+        writeln!(out, "{} on {} ({} SMs), tokens: {tokens}; {count} {noun}", args.shape, args.gpu.name, args.gpu.sms)?;
+        writeln!(out, "{}\n", rows(launches))?;
+    }
+    writeln!(
+        out,
+        "A product has a line for each instance that can compute it; the plan takes the first. tiles: the expected number, if\n\
+         tokens name all experts equally often. rounds: tiles of the SM with the most. cost: expected time relative to the\n\
+         instance that is taken, by the constants of the plan."
+    )?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the launches of a call.
+fn plan(args: &Args, tokens: usize) -> anyhow::Result<Vec<PlannedLaunch>> {
+    let (gpu, sms) = (args.gpu, args.gpu.sms as u32);
+    let missing = || Error::NotComputed(format!("no kernel runs on {}", gpu.name));
+    if let Some((n, k)) = matrix(&args.shape)? {
+        let token_format = args.token_format.unwrap_or_default();
+        let sizes = LinearSizes { n, k, dtype: args.dtype, bias: false, token_format };
+        sizes.check()?;
+        let kernels = LinearKernels::of(gpu.capability).ok_or_else(missing)?;
+        kernels.check(token_format, gpu.name)?;
+        return Ok(linear::explain(&sizes, tokens, kernels, sms)?);
+    }
+    let kernels = MoeKernels::of(gpu.capability).ok_or_else(missing)?;
+    let shape = shape::find(&args.shape)?;
+    let token_format = args.token_format.unwrap_or(match shape.token_format {
+        TokenFormat::Bits16 => kernels.default_format(),
+        of_layer => of_layer,
+    });
+    kernels.check(token_format, gpu.name)?;
+    let sizes = shape.with_token_format(token_format).sizes(args.dtype);
+    Ok(moe::explain(&sizes, tokens, kernels, sms)?)
+}
+
+/// Returns N and K, if a shape is a matrix.
+fn matrix(shape: &str) -> anyhow::Result<Option<(usize, usize)>> {
+    let Some((n, k)) = shape.split_once(',') else { return Ok(None) };
+    let size = |text: &str| {
+        let invalid =
+            || format!("--shape {shape}: expected N,K of a matrix, such as 4096,7168, or the name of a layer");
+        text.trim().parse().with_context(invalid)
+    };
+    Ok(Some((size(n)?, size(k)?)))
+}
+
+/// Returns the table of the launches.
+fn rows(launches: &[PlannedLaunch]) -> comfy_table::Table {
+    let heads = ["launch", "CTAs", "threads", "shared memory", "tile", "tiles", "rounds", "cost"];
+    let mut rows = table::table(&heads, 0);
+    for PlannedLaunch { grid, choice, .. } in launches {
+        let cluster = if grid.cluster > 1 { format!(" in clusters of {}", grid.cluster) } else { String::new() };
+        let (ctas, shared) = (format!("{}{cluster}", grid.blocks), table::bytes(grid.shared_bytes.into()));
+        let [mut tile, mut tiles, mut rounds, mut cost] = [(); 4].map(|()| String::new());
+        let candidates = choice.as_ref().map_or(&[][..], |choice| &choice.candidates);
+        let numbers = |of: &Candidate| {
+            let relative = of.cost as f64 / candidates[0].cost.max(1) as f64;
+            let tile = format!("{} × {}", of.tile_tokens, of.columns);
+            [tile, of.tiles.to_string(), of.rounds.to_string(), format!("{relative:.2}")]
+        };
+        if let Some(taken) = candidates.first() {
+            [tile, tiles, rounds, cost] = numbers(taken);
+        }
+        rows.add_row([grid.entry.to_owned(), ctas, grid.threads.to_string(), shared, tile, tiles, rounds, cost]);
+        for other in candidates.iter().skip(1) {
+            let [tile, tiles, rounds, cost] = numbers(other);
+            let none = String::new;
+            rows.add_row([format!("  or {}", other.entry), none(), none(), none(), tile, tiles, rounds, cost]);
+        }
+    }
+    rows
+}
+
+/// Returns the launches as JSON.
+fn values(launches: &[PlannedLaunch]) -> Vec<Value> {
+    let candidate = |of: &Candidate| {
+        json!({
+            "entry": of.entry,
+            "tile_tokens": of.tile_tokens,
+            "columns": of.columns,
+            "tiles": of.tiles,
+            "rounds": of.rounds,
+            "cost": of.cost,
+        })
+    };
+    let launch = |PlannedLaunch { kernel, grid, choice }: &PlannedLaunch| {
+        json!({
+            "kernel": kernel,
+            "entry": grid.entry,
+            "ctas": grid.blocks,
+            "cluster": grid.cluster,
+            "threads": grid.threads,
+            "shared_bytes": grid.shared_bytes,
+            "rows": choice.as_ref().map(|choice| choice.rows),
+            "experts": choice.as_ref().map(|choice| choice.experts),
+            "candidates": choice.as_ref().map(|choice| choice.candidates.iter().map(candidate).collect::<Vec<_>>()),
+        })
+    };
+    launches.iter().map(launch).collect()
+}
