@@ -10,7 +10,7 @@ use nvfp4::kernels::linear::{self, LinearKernels};
 use nvfp4::kernels::moe::{self, MoeKernels};
 use nvfp4::linear::LinearSizes;
 use nvfp4::moe::shape;
-use nvfp4::plan::roofline::{GPUS, Gpu};
+use nvfp4::plan::roofline::Gpu;
 use nvfp4::problem::{TokenDtype, TokenFormat};
 use serde_json::{Value, json};
 
