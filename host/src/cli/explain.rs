@@ -76,7 +76,7 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
         out,
         "A product has a line for each instance that can compute it; the plan takes the first. tiles: the expected number, if\n\
          tokens name all experts equally often. rounds: tiles of the SM with the most. cost: expected time relative to the\n\
-         instance that is taken, by the constants of the plan."
+         instance that is taken, by the constants of the plan. tile: tokens × columns."
     )?;
     Ok(ExitCode::SUCCESS)
 }
@@ -118,16 +118,18 @@ fn matrix(shape: &str) -> anyhow::Result<Option<(usize, usize)>> {
 /// Returns the table of the launches.
 fn rows(launches: &[PlannedLaunch]) -> comfy_table::Table {
     let heads = ["launch", "CTAs", "threads", "shared memory", "tile", "tiles", "rounds", "cost"];
-    let mut rows = table::table(&heads, 0);
+    let mut rows = table::table(&heads, 1);
     for PlannedLaunch { grid, choice, .. } in launches {
         let cluster = if grid.cluster > 1 { format!(" in clusters of {}", grid.cluster) } else { String::new() };
-        let (ctas, shared) = (format!("{}{cluster}", grid.blocks), table::bytes(grid.shared_bytes.into()));
+        let shared = if grid.shared_bytes == 0 { String::new() } else { table::bytes(grid.shared_bytes.into()) };
+        let ctas = format!("{}{cluster}", grid.blocks);
         let [mut tile, mut tiles, mut rounds, mut cost] = [(); 4].map(|()| String::new());
         let candidates = choice.as_ref().map_or(&[][..], |choice| &choice.candidates);
         let numbers = |of: &Candidate| {
-            let relative = of.cost as f64 / candidates[0].cost.max(1) as f64;
-            let tile = format!("{} × {}", of.tile_tokens, of.columns);
-            [tile, of.tiles.to_string(), of.rounds.to_string(), format!("{relative:.2}")]
+            let least = candidates[0].cost;
+            // A kernel whose instances have the same tiles has no costs.
+            let cost = if least == 0 { String::new() } else { format!("{:.2}", of.cost as f64 / least as f64) };
+            [format!("{} × {}", of.tile_tokens, of.columns), of.tiles.to_string(), of.rounds.to_string(), cost]
         };
         if let Some(taken) = candidates.first() {
             [tile, tiles, rounds, cost] = numbers(taken);
