@@ -74,8 +74,8 @@ def test_options_reach_the_launches(pytester):
 
 
 def test_explored_launches_name_the_order_of_a_fault(pytester):
-    text = run_pytest(pytester, "--ptx-explore=20", "--junitxml=report.xml", "-k", "count or right_again")
-    assert "1 failed, 2 passed" in text and "under the schedule order:c0w" in text, text
+    text = run_pytest(pytester, "--ptx-explore=3", "--junitxml=report.xml", "-k", "count or right_again")
+    assert "1 failed, 2 passed" in text and "under the schedule order:" in text, text
     assert 'name="ptx_schedule" value="order:' in (pytester.path / "report.xml").read_text()
     assert "explore: 'soon'; expected a number of seconds" in run_pytest(pytester, "--ptx-explore=soon")
     assert "leave out timed" in run_pytest(pytester, "--ptx-explore=1", "--ptx-schedules=3")
