@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use half::bf16;
-use model_files::{Tensors, f32s, raw};
+use model_files::{Tensors, f32s, gguf, raw};
 use nvfp4::checkpoint::{Checkpoint, Dtype, Format, TensorFile};
 use nvfp4::format::{e2m1, e4m3};
 use serde_json::{Value, json};
@@ -315,26 +315,6 @@ fn refusals_name_the_form_and_write_nothing() {
     assert_eq!(names, 3, "no leftovers");
 }
 
-/// A GGUF file of these tensors: name, type, sizes (outermost first), bytes.
-fn gguf(architecture: &str, tensors: &[(&str, u32, &[usize], Vec<u8>)]) -> Vec<u8> {
-    let text = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
-    let mut file =
-        [&b"GGUF"[..], &3u32.to_le_bytes(), &(tensors.len() as u64).to_le_bytes(), &2u64.to_le_bytes()].concat();
-    file.extend([text("general.architecture"), 8u32.to_le_bytes().into(), text(architecture)].concat());
-    file.extend([text("general.file_type"), 4u32.to_le_bytes().into(), 1u32.to_le_bytes().into()].concat());
-    let mut data: Vec<u8> = Vec::new();
-    for (name, kind, sizes, bytes) in tensors {
-        file.extend([text(name), (sizes.len() as u32).to_le_bytes().into()].concat());
-        file.extend(sizes.iter().rev().flat_map(|size| (*size as u64).to_le_bytes()));
-        file.extend([&kind.to_le_bytes()[..], &(data.len() as u64).to_le_bytes()].concat());
-        data.extend(bytes);
-        data.resize(data.len().next_multiple_of(32), 0);
-    }
-    file.resize(file.len().next_multiple_of(32), 0);
-    file.extend(data);
-    file
-}
-
 #[test]
 fn gguf_and_back_keeps_every_code_and_scale() {
     let folder = tempfile::tempdir().unwrap();
@@ -409,4 +389,39 @@ fn doctor_names_engines_that_compute_something_else() {
     }
     let text = String::from_utf8(nvfp4(folder, "doctor model").stdout).unwrap();
     assert!(text.contains("vllm 0.24 to 0.33: wrong results; quantize without --separate-scales"), "{text}");
+}
+
+#[test]
+fn pictures_show_every_projection() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let mut tensors = model(folder, "model", Format::ModelOpt);
+    passes(folder, "dequantize model source");
+    tensors.set(format!("{BLOCK}.experts.1.up_proj.weight_scale_2"), f32s(&[], &[0.5]));
+    tensors.write(&folder.join("model/model.safetensors"));
+    let picture = |name: &str| std::fs::read(folder.join(name)).unwrap();
+    let text = |name: &str| String::from_utf8(picture(name)).unwrap();
+    passes(folder, "verify model --source source --plot verify.svg");
+    assert!(!nvfp4(folder, "diff source model --plot diff.svg").status.success(), "the models differ");
+    let (_, report) = json(folder, "inspect model --plot inspect.svg");
+    assert_eq!(report["plot"], "inspect.svg");
+    for name in ["verify.svg", "diff.svg"] {
+        assert!(
+            text(name).contains("Relative RMS error of weights") && text(name).contains("mlp.experts.*.up_proj"),
+            "{name}"
+        );
+    }
+    for words in ["Codes of the values", "Scales of the blocks", "Outlier columns", "mlp.experts.*.down_proj", "2^-9"] {
+        assert!(text("inspect.svg").contains(words), "{words}");
+    }
+    // A system without fonts cannot render a PNG, and the command says so.
+    let png = nvfp4(folder, "inspect model --plot inspect.png");
+    match png.status.success() {
+        true => assert!(picture("inspect.png").starts_with(b"\x89PNG")),
+        false => assert!(String::from_utf8_lossy(&png.stderr).contains("no fonts"), "{png:?}"),
+    }
+    assert!(fails(folder, "inspect model --plot picture.jpg").1.contains(".svg or .png"));
+    let (code, line) = fails(folder, "inspect source --plot none.svg");
+    assert!(code == 2 && line.contains("no weight to draw") && !folder.join("none.svg").exists(), "{line}");
+    assert!(fails(folder, "inspect model --plot missing/a.svg").1.contains("cannot be written"));
 }

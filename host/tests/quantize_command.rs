@@ -611,3 +611,51 @@ fn error_with_json_is_an_object_too() {
         assert_eq!((&json["code"], &json["schema_version"]), (&json!("io"), &json!(1)));
     });
 }
+
+#[test]
+fn recorded_activations_change_the_rounding() {
+    with_model(&small_model(), None, |folder| {
+        let plain = quantize(folder, &[]);
+        assert_eq!(plain["calibrate_hessian"], Value::Null);
+        let read = || std::fs::read(folder.join("out/model.safetensors")).unwrap();
+        let nearest = read();
+        // Columns of each token depend on each other.
+        let tokens = |k: usize| {
+            let numbers = numbers(4 * k * k, 3);
+            let mixed =
+                (0..numbers.len()).map(|index| numbers[index] + 0.9 * numbers[index / k * k]).collect::<Vec<_>>();
+            f32s(&[4 * k, k], &mixed)
+        };
+        let mut recorded = Tensors::default();
+        recorded.set("model.layers.2.mlp", tokens(32)).set("model.layers.*.experts.*.down_proj", tokens(16));
+        recorded.set("model.layers.7.mlp.input", tokens(16));
+        recorded.write(&folder.join("recorded.safetensors"));
+        let report = quantize(folder, &["--calibrate-hessian", "recorded.safetensors"]);
+        assert_ne!(read(), nearest);
+        assert_eq!(quantize(folder, &["--calibrate-hessian", "recorded.safetensors"]), report, "the same every time");
+        let of = |module: &str| {
+            let rows = report["quantised"].as_array().unwrap().iter();
+            rows.filter(|row| row["module"] == module).map(|row| row["activations"].clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(of("model.layers.2.mlp.experts.1.up_proj"), [json!("model.layers.2.mlp")]);
+        assert_eq!(of("model.layers.10.mlp.experts.0.down_proj"), [json!("model.layers.*.experts.*.down_proj")]);
+        assert_eq!(of("model.layers.10.mlp.experts.0.up_proj"), [Value::Null]);
+        let notes = report["notes"].to_string();
+        let without =
+            "without recorded activations: 4 of 12 weights, starting with model.layers.10.mlp.experts.0.gate_proj";
+        assert!(notes.contains(without) && notes.contains("model.layers.7.mlp.input"), "{notes}");
+        for (name, tensor, words) in [
+            ("model.layers.2.mlp", f32s(&[4, 16], &[1.0; 64]), "width of the activations"),
+            ("model.layers.2.mlp", f32s(&[4, 32], &[0.0; 128]), "all activations are 0; record"),
+            ("model.layers.2.mlp", f32s(&[1, 32], &[f32::NAN; 32]), "element 0 is NaN"),
+            ("model.layers.2.mlp", f32s(&[32], &[1.0; 32]), "[tokens, K] with at least one token"),
+            ("model.layers.2.mlp", raw(Dtype::U8, &[4, 32], &[1; 128]), "its dtype is U8"),
+            ("model.layers.9.mlp", tokens(32), "such as model.layers.10.mlp.experts.0.down_proj"),
+        ] {
+            let mut recorded = Tensors::default();
+            recorded.set(name, tensor).write(&folder.join("recorded.safetensors"));
+            let line = refusal(folder, &["--calibrate-hessian", "recorded.safetensors"]);
+            assert!(line.contains(words) && line.contains(name) | line.contains("recorded"), "{words}: {line}");
+        }
+    });
+}

@@ -9,55 +9,15 @@ with scales per block, row or tensor. Every number of the output in f32 must be 
 to the other format and layout, every number must be equal within one rounding of the global scale.
 """
 
-import json
 import pathlib
-import struct
 import subprocess
 import sys
 import tempfile
 
 import numpy as np
+from tensors import E4M3, F32, load, numbers, nvfp4, save
 
-F32 = np.float32
-E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], F32)
-E4M3 = np.array([m / 512 if e == 0 else (8 + m) / 8 * 2.0 ** (e - 7) for e in range(16) for m in range(8)][:127], F32)
 FAMILIES = {"mlp": ("gate_proj", "up_proj", "down_proj"), "block_sparse_moe": ("w1", "w3", "w2")}
-DTYPES = {"F32": F32, "F16": np.float16, "BF16": np.uint16, "U8": np.uint8, "F8_E4M3": np.uint8}
-
-
-def save(path, tensors):
-    header, data = {}, b""
-    for name, (dtype, array) in tensors.items():
-        raw = np.ascontiguousarray(array, DTYPES[dtype]).tobytes()
-        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [len(data), len(data) + len(raw)]}
-        data += raw
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
-
-
-def load(path):
-    raw = path.read_bytes()
-    length = struct.unpack("<Q", raw[:8])[0]
-    header = json.loads(raw[8 : 8 + length])
-    header.pop("__metadata__", None)
-    start = 8 + length
-    return {
-        name: np.frombuffer(raw[start + info["data_offsets"][0] : start + info["data_offsets"][1]], DTYPES[info["dtype"]]).reshape(info["shape"])
-        for name, info in header.items()
-    }
-
-
-def nvfp4(rng, n, k):
-    """Returns codes, scale codes and the numbers without the global scale's factor applied to the scales."""
-    codes = rng.integers(0, 256, (n, k // 2), np.uint8)
-    scales = rng.integers(0, 0x7F, (n, k // 16), np.uint8)
-    values = np.stack([E2M1[codes & 15], E2M1[codes >> 4]], -1).reshape(n, k)
-    return codes, scales, values
-
-
-def numbers(values, scales, factor):
-    return values * np.repeat(E4M3[scales] * F32(factor), 16, -1)
 
 
 def apart(rng, tensors, expected, module, n, k, is_modelopt):

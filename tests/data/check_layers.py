@@ -7,7 +7,8 @@ Each model has one MoE layer of a random family, with random sizes, a random for
 apart, or in one tensor as [E, N, K/2] or [E, K/2, N]; global scales for all, per expert or per part), random types of the router's
 tensors, and attention beside the block. `run --op moe --activations` must give numpy's output, and its `--json` must list every
 tensor of the layer as used or left. Then one tensor that the layer needs is removed, and the command must refuse the layer.
-Beside each model, `run --op linear` must give numpy's output of one weight, with or without a bias and factors of the tokens (AWQ).
+Some models have factors of the tokens that all experts share (AWQ). Beside each model, `run --op linear` must give numpy's output of one
+weight, with or without a bias, and with factors of the tokens or a Hadamard transform (compressed-tensors).
 """
 
 import json
@@ -17,7 +18,7 @@ import sys
 import tempfile
 
 import numpy as np
-from check_dequantize import E4M3, F32, load, numbers, nvfp4, save
+from tensors import F32, load, numbers, nvfp4, save, stored
 
 # Largest error of a token's output, as a part of its size: two intermediate results and the output are rounded.
 LIMITS = {"bf16": 0.02, "f16": 0.003}
@@ -61,20 +62,6 @@ FAMILIES = [
            keys={"num_experts_per_tok": "moe_top_k", "norm_topk_prob": "norm_expert_weight",
                  "routed_scaling_factor": "moe_router_scaling_factor"}, moe_router_activation="sigmoid"),
 ]  # fmt: skip
-
-
-def bf16(numbers):
-    bits = np.ascontiguousarray(numbers, F32).view(np.uint32).astype(np.uint64)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-
-
-def stored(numbers, dtype):
-    """Returns a tensor of a file, and the numbers that it has."""
-    if dtype == "BF16":
-        bits = bf16(numbers)
-        return (dtype, bits), (bits.astype(np.uint32) << 16).view(F32).astype(np.float64)
-    numbers = np.asarray(numbers).astype({"F32": F32, "F16": np.float16}[dtype])
-    return (dtype, numbers), numbers.astype(np.float64)
 
 
 def matrix(rng, n, k, factor=None):
@@ -162,6 +149,7 @@ class Model:
         if family.scoring in ("groups", "softmax"):
             self.config["norm_topk_prob"] = bool(rng.integers(2)) or family.kind == "minimax_m2"
         self.add_experts(rng, inner)
+        self.add_factors(rng)
         self.add_router(rng)
         self.needed = list(self.tensors)
         self.tensors[f"{family.layer}.input_layernorm.weight"], _ = stored(np.ones(self.hidden), "BF16")
@@ -190,6 +178,19 @@ class Model:
                 if part:
                     add_apart(self.tensors, f"{family.layer}.{family.shared}.{name}", self.form, *part[:3])
 
+    def add_factors(self, rng):
+        """Adds factors of the tokens that all experts share (AWQ), and factors of 1 between the products."""
+        self.factors = 1
+        if self.form != "modelopt" or self.layout != "apart" or rng.random() < 0.7:
+            return
+        dtype, factors = ["F32", "BF16", "F16"][rng.integers(3)], rng.uniform(0.5, 2, self.hidden)
+        for name in [name for name in self.tensors if name.endswith(".weight_scale_2")]:
+            module = name.removesuffix(".weight_scale_2")
+            is_down = module.endswith(f".{self.family.names[2]}")
+            k = 2 * self.tensors[f"{module}.weight"][1].shape[1]
+            self.tensors[f"{module}.pre_quant_scale"], kept = stored(np.ones(k) if is_down else factors, dtype)
+            self.factors = self.factors if is_down else kept
+
     def add_router(self, rng):
         family = self.family
         dtype = lambda: ["F32", "BF16", "F16"][rng.integers(3)]
@@ -212,11 +213,12 @@ class Model:
             certain[token] = margin > 1e-5
             for index, weight in zip(chosen, weights):
                 is_first = self.family.scoring == "llama4"
-                source = stored(row * weight, self.dtype)[1] if is_first else row
+                scaled = stored(row * self.factors, self.dtype)[1]
+                source = stored(scaled * weight, self.dtype)[1] if is_first else scaled
                 result[token] += (1 if is_first else weight) * expert(source, *numbers_of(self.weights[index]), self.dtype)
         if self.shared:
             gate = 1 / (1 + np.exp(-(x @ self.shared_gate.T))) if self.family.gate else 1
-            result += gate * expert(x, *numbers_of(self.shared), self.dtype)
+            result += gate * expert(stored(x * self.factors, self.dtype)[1], *numbers_of(self.shared), self.dtype)
         return result, certain
 
     def save(self, folder, without=None):
@@ -250,14 +252,34 @@ def check(command, model, rng, folder, place):
     expected, certain = model.output(x)
     errors = np.linalg.norm(got - expected, axis=1) / np.linalg.norm(expected, axis=1)
     assert (errors[certain] < LIMITS[model.dtype.lower()]).all(), (place, errors, certain)
-    # Corrections of the choice are optional in some families.
-    needed = [name for name in model.needed if name != f"{model.family.layer}.{model.family.corrections}"]
+    # Corrections of the choice are optional in some families; factors of the tokens are in every model.
+    optional = f"{model.family.layer}.{model.family.corrections}"
+    needed = [name for name in model.needed if name != optional and not name.endswith("pre_quant_scale")]
     missing = needed[rng.integers(len(needed))]
     model.save(folder / "in", missing)
     (folder / "out.safetensors").unlink()
     done = run()
     assert done.returncode == 2 and not (folder / "out.safetensors").exists(), (place, missing, done)
     return int(certain.sum())
+
+
+def hadamard(rng, tensors, module, k):
+    """Adds a transform of the tokens. Returns its matrix `[k, k]` and the configuration."""
+    block = k & -k if rng.integers(2) else 16
+    matrix = np.ones((1, 1))
+    while len(matrix) < block:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    kind, inverse = ["hadamard", "random-hadamard"][rng.integers(2)], bool(rng.integers(2))
+    if kind == "random-hadamard":
+        matrix = rng.choice([-1, 1], block)[:, None] * matrix
+    if kind == "random-hadamard" or rng.integers(2):
+        tensors[f"{module}.R_input.weight"], _ = stored(matrix, ["F32", "BF16", "F16"][rng.integers(3)])
+    apply = [{"targets": ["Linear"], "location": "weight_input", "inverse": True},
+             {"targets": ["re:.*o_proj$"], "location": "input", "inverse": inverse, "ignore": ["lm_head"]}]  # fmt: skip
+    groups = {"R": {"type": kind, "head_dim": block if block < k or rng.integers(2) else None, "apply": apply}}
+    matrix = matrix.T if inverse else matrix
+    config = {"quant_method": "compressed-tensors", "transform_config": {"config_groups": groups}}
+    return np.kron(np.eye(k // block), matrix / np.sqrt(block)), config
 
 
 def check_linear(command, rng, folder, place):
@@ -270,17 +292,22 @@ def check_linear(command, rng, folder, place):
     bias, factors = 0, 1
     if rng.integers(2):
         tensors[f"{module}.bias"], bias = stored(rng.standard_normal(n), of_parts[rng.integers(3)])
+    transform = np.eye(k)
     if form == "modelopt" and rng.integers(2):
         tensors[f"{module}.pre_quant_scale"], factors = stored(rng.uniform(0.5, 2, k), of_parts[rng.integers(3)])
-    save(folder / "linear.safetensors", tensors)
+    (folder / "linear").mkdir()
+    if form != "modelopt" and rng.integers(2):
+        transform, config = hadamard(rng, tensors, module, k)
+        (folder / "linear" / "config.json").write_text(json.dumps({"quantization_config": config}))
+    save(folder / "linear" / "model.safetensors", tensors)
     (_, bits), x = stored(rng.standard_normal((int(rng.integers(1, 12)), k)), dtype)
     save(folder / "tokens.safetensors", {"hidden": (dtype, bits)})
-    line = [command, "run", "--backend", "cpu", "--op", "linear", "--weights", "linear.safetensors", "--tensor", module]
+    line = [command, "run", "--backend", "cpu", "--op", "linear", "--weights", "linear", "--tensor", module]
     line += ["--repeat", "1", "--activations", "tokens.safetensors", "--output", "out.safetensors"]
     done = subprocess.run(line, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, (place, done.stderr, done.stdout)
     _, got = stored(*reversed(read(folder / "out.safetensors", dtype)))
-    expected = stored(x * factors, dtype)[1] @ weight.T + bias
+    expected = stored(x * factors @ transform, dtype)[1] @ weight.T + bias
     error = np.linalg.norm(got - expected) / np.linalg.norm(expected)
     assert error < LIMITS[dtype.lower()], (place, form, list(tensors), error)
 

@@ -10,16 +10,16 @@ distance to every value of a format; the command computes codes from bits.
 
 import json
 import pathlib
-import struct
 import subprocess
 import sys
 import tempfile
 
 import numpy as np
+from tensors import E2M1 as CODES
+from tensors import E4M3, F32, read, write
+from tensors import bf16 as bf16_bits
 
-F32 = np.float32
-E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-E4M3 = np.array([m / 512 if e == 0 else (8 + m) / 8 * 2.0 ** (e - 7) for e in range(16) for m in range(8)][:127])
+E2M1 = CODES[:8].astype(np.float64)
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -51,12 +51,6 @@ def quantized(numbers, factor):
     codes = nearest(np.minimum(np.abs(scaled), F32(6)), E2M1) | (np.signbit(scaled).astype(np.uint8) << 3)
     codes = codes.reshape(n, k)
     return codes[:, 0::2] | codes[:, 1::2] << 4, scales
-
-
-def bf16_bits(numbers):
-    """Rounds to bf16, to nearest, ties to even, and returns the bits."""
-    bits = np.ascontiguousarray(numbers, dtype=F32).view(np.uint32).astype(np.uint64)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
 def fp8(codes):
@@ -98,28 +92,6 @@ def cast(codes, exponents, exponent):
 def tensor(dtype, array):
     array = np.ascontiguousarray(array)
     return dtype, list(array.shape), array.tobytes()
-
-
-def write(path, tensors):
-    header, blobs, end = {}, [], 0
-    for name, (dtype, shape, data) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + len(data)]}
-        blobs.append(data)
-        end += len(data)
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
-
-
-def read(path):
-    data = path.read_bytes()
-    (length,) = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8 : 8 + length])
-    header.pop("__metadata__", None)
-    start = 8 + length
-    return {
-        name: (entry["dtype"], entry["shape"], data[start + entry["data_offsets"][0] : start + entry["data_offsets"][1]])
-        for name, entry in header.items()
-    }
 
 
 class Model:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 
 import numpy as np
-from check_dequantize import F32, load, save
+from tensors import F32, load, save
 
 HIDDEN, INNER, EXPERTS = 32, 16, 2
 BLOCK = "model.layers.0.mlp"

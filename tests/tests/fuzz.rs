@@ -5,9 +5,10 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use model_files::{Tensors, f32s, i64s, raw};
+use model_files::{Tensors, f32s, gguf, i64s, raw};
 use nvfp4::checkpoint::{
-    Activations, Calibration, Checkpoint, Conversion, Dtype, Format, INDEX_NAME, Inspection, Options,
+    Activations, Calibration, Checkpoint, Conversion, Dequantization, Dtype, Examination, Format, FromGguf, INDEX_NAME,
+    Inspection, Options, Recorded, Reform, ToGguf, Usage,
 };
 use nvfp4::plan::roofline::Roofline;
 use nvfp4::problem::{Op, TokenDtype};
@@ -246,9 +247,29 @@ fn use_model(path: &Path, out: &Path) {
             check(checkpoint.layer(layer, op));
         }
     }
+    for layer in 0..6 {
+        check(checkpoint.moe_layer(layer, TokenDtype::Bf16));
+    }
     for module in checkpoint.quantized_modules() {
         check(checkpoint.single(module));
+        let tokens = &mut [0x3C00; 32];
+        if let Some(layer) =
+            check(checkpoint.scaled_linear(module, TokenDtype::F16)).filter(|layer| layer.weights.sizes().k == 32)
+        {
+            check(layer.scale(tokens));
+        }
     }
+    check(Examination::of(path));
+    check(Usage::of(&checkpoint, &|_| true, &|_| ()));
+    if let Some(dequantization) = check(Dequantization::new(&checkpoint, Dtype::BF16, &|_| true)) {
+        written(dequantization.write(out, |_| ()), out);
+    }
+    for format in [Format::ModelOpt, Format::CompressedTensors] {
+        if let Some(reform) = check(Reform::new(&checkpoint, format, None)) {
+            written(reform.write(out, |_| ()), out);
+        }
+    }
+    let recorded = check(Recorded::open(path));
     let calibration = check(Calibration::open(path));
     for (format, separate_scales) in [(Format::ModelOpt, false), (Format::CompressedTensors, true)] {
         // The conversion refuses tensors that are already in the other format.
@@ -260,13 +281,22 @@ fn use_model(path: &Path, out: &Path) {
         let options = Options { exclude: &exclude, separate_scales, ..Options::new(format, &|_| true) };
         for calibration in std::iter::once(None).chain(calibration.as_ref().map(Some)) {
             let options = Options { calibration, ..options };
-            let Some(conversion) = check(Conversion::new(&checkpoint, &options)) else { continue };
+            let Some(mut conversion) = check(Conversion::new(&checkpoint, &options)) else { continue };
             conversion.left().iter().filter_map(|left| left.refusal.as_ref()).for_each(check_message);
-            if check(conversion.write(out, |_| ())).is_some() {
-                Checkpoint::open(out).expect("a written model must be readable");
-                _ = std::fs::remove_file(out).or_else(|_| std::fs::remove_dir_all(out));
+            if let Some(recorded) = recorded.as_ref().filter(|_| calibration.is_some()) {
+                let Some(with_activations) = check(conversion.with_activations(recorded)) else { continue };
+                conversion = with_activations;
             }
+            written(conversion.write(out, |_| ()), out);
         }
+    }
+}
+
+/// Checks that a written model can be read, or that the error is one line of text; then removes the model.
+fn written(result: Result<(), Error>, out: &Path) {
+    if check(result).is_some() {
+        Checkpoint::open(out).expect("a written model must be readable");
+        _ = std::fs::remove_file(out).or_else(|_| std::fs::remove_dir_all(out));
     }
 }
 
@@ -330,6 +360,16 @@ fn mutated_configurations_are_read_or_refused() {
             "quantization_config": {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized",
             "config_groups": {"group_0": {"weights": weights, "input_activations": {"dynamic": "local"}}}}}),
         json!({"quantization": {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head", "**a*"]}}),
+        json!({"model_type": "deepseek_v3", "num_experts_per_tok": 1, "norm_topk_prob": true, "n_group": 1, "topk_group": 1,
+            "scoring_func": "sigmoid", "topk_method": "noaux_tc", "routed_scaling_factor": 2.5, "n_shared_experts": 1,
+            "quantization_config": {"quant_method": "compressed-tensors", "transform_config": {"config_groups": {"u": {
+                "type": "hadamard", "head_dim": 16, "randomize": false, "apply": [
+                    {"targets": ["Linear"], "location": "input", "inverse": false, "ignore": ["re:.*gate"]},
+                    {"targets": ["re:.*down"], "location": "weight_input"}]}}}}}),
+        json!({"quantization_config": {"quant_method": "quark", "exclude": ["lm_head"], "global_quant_config": {"weight":
+            [{"dtype": "fp4", "group_size": 16}, {"dtype": "fp8"}]}, "layer_quant_config": {"*": {"weight": {"dtype": "fp4"}}}}}),
+        json!({"quantization_config": {"quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": "FP8", "quantized_layers":
+            {"model.layers.0.mlp": {"quant_algo": "NVFP4"}, "model.layers.1": {"quant_algo": "W4A8_NVFP4_FP8"}}}}),
     ];
     fuzz(|rng| {
         for name in ["config.json", "hf_quant_config.json"] {
@@ -344,6 +384,69 @@ fn mutated_configurations_are_read_or_refused() {
             std::fs::write(folder.join(name), &text).unwrap();
         }
         use_model(&folder, &out);
+    });
+}
+
+#[test]
+fn mutated_gguf_files_are_read_or_refused() {
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name);
+    // Superblocks of 64 values have four scales and 32 bytes of codes.
+    let nvfp4 =
+        |name, sizes: &'static [usize]| (name, 40, sizes, vec![0x31; sizes.iter().product::<usize>() / 64 * 36]);
+    let floats = |name, sizes: &'static [usize]| (name, 0, sizes, vec![0; 4 * sizes.iter().product::<usize>()]);
+    let originals = [
+        gguf(
+            "qwen3",
+            &[
+                ("output_norm.weight", 1, &[4], vec![0x3C; 8]),
+                nvfp4("blk.0.ffn_gate.weight", &[2, 64]),
+                floats("blk.0.ffn_gate.scale", &[1]),
+                nvfp4("blk.0.attn_q.weight", &[4, 64]),
+            ],
+        ),
+        gguf(
+            "qwen3moe",
+            &[
+                nvfp4("blk.0.ffn_up_exps.weight", &[2, 3, 64]),
+                floats("blk.0.ffn_up_exps.scale", &[2]),
+                floats("blk.0.ffn_gate_inp.weight", &[2, 64]),
+            ],
+        ),
+    ];
+    for original in &originals {
+        std::fs::write(at("in.gguf"), original).unwrap();
+        FromGguf::open(&at("in.gguf"), Format::ModelOpt).expect("the original is valid");
+    }
+    let mut tensors = Tensors::default();
+    tensors.set_nvfp4("model.layers.0.mlp.gate_proj", Format::ModelOpt, [2, 64], 1);
+    let checkpoint = Checkpoint::open(&tensors.write(&at("model.safetensors"))).unwrap();
+    fuzz(|rng| {
+        let mut file = originals.choose(rng).expect("a non-empty list").clone();
+        for _ in 0..times(rng) {
+            // Most of the meaning lies before the data.
+            match rng.random_bool(0.5) {
+                true => mutate_bytes(&mut file, rng),
+                false if file.is_empty() => {}
+                false => {
+                    let place = rng.random_range(0..file.len().min(400));
+                    file[place] = rng.random_range(0..=4) * 10;
+                }
+            }
+        }
+        std::fs::write(at("in.gguf"), &file).unwrap();
+        for format in [Format::ModelOpt, Format::CompressedTensors] {
+            if let Some(gguf) = check(FromGguf::open(&at("in.gguf"), format)) {
+                check(gguf.modules());
+                written(gguf.write(&at("out.safetensors"), |_| ()), &at("out.safetensors"));
+            }
+        }
+        if let Some(gguf) = check(ToGguf::new(&checkpoint, &at("in.gguf")))
+            && check(gguf.write(&at("out.gguf"), |_| ())).is_some()
+        {
+            // The file has all tensors of the template, also those that the way back does not know.
+            check(FromGguf::open(&at("out.gguf"), Format::ModelOpt));
+        }
     });
 }
 

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::env;
+use std::fs;
 use std::os::unix::fs::symlink;
 use std::process::Command;
 
@@ -13,10 +14,13 @@ fn run(card: &str, settings: &[(&str, &str)]) -> String {
     let library = env::current_exe().unwrap().with_file_name("libemulated_driver.so");
     let folder = tempfile::tempdir().unwrap();
     symlink(library, folder.path().join("libcuda.so.1")).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_probes"));
+    // Without a PATH, and outside of a build folder, ptxas is not found. If it were, its machine code would change the
+    // times.
+    let program = folder.path().join("probes");
+    fs::copy(env!("CARGO_BIN_EXE_probes"), &program).unwrap();
+    let mut command = Command::new(program);
+    command.current_dir(folder.path()).env("PATH", "").env_remove("CUDA_PATH").env_remove("CARGO_TARGET_DIR");
     command.arg("--quick").env("LD_LIBRARY_PATH", folder.path()).env("PTX_EMULATOR_GPU", card);
-    // Without a PATH ptxas is not found. If it were, its machine code would change the times.
-    command.env("PATH", "").env_remove("CUDA_PATH");
     settings.iter().for_each(|(name, value)| _ = command.env(format!("PTX_EMULATOR_{name}"), value));
     let output = command.output().unwrap();
     let [out, errors] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());

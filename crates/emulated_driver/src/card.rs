@@ -3,6 +3,11 @@
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 
+/// Maximum CTAs of a cluster by default.
+pub const PORTABLE_CLUSTER: u32 = 8;
+/// Maximum CTAs of a cluster of a function with `NON_PORTABLE_CLUSTER`, before compute capability 12.0.
+const LARGEST_CLUSTER: u32 = 16;
+
 /// A GPU.
 #[derive(Clone)]
 pub struct Card {
@@ -253,5 +258,10 @@ impl Card {
     /// Returns the compute capability: major, minor.
     pub fn capability(&self) -> (u32, u32) {
         (self.count(attribute::MAJOR) as u32, self.count(attribute::MINOR) as u32)
+    }
+
+    /// Returns the maximum number of CTAs of a cluster of a function with `NON_PORTABLE_CLUSTER`.
+    pub fn largest_cluster(&self) -> u32 {
+        if self.capability().0 == 12 { PORTABLE_CLUSTER } else { LARGEST_CLUSTER }
     }
 }

@@ -52,6 +52,7 @@ pub fn launch(driver: &mut Driver, launch: &Launch, follows: bool) -> Result<(),
         overlaps: launch.overlaps && follows,
         global_races: driver.options.global_races,
         keep_going: driver.options.keep_going,
+        alloc_rendezvous: driver.options.alloc_rendezvous,
         allow: driver.options.allow.clone(),
         ..LaunchConfig::linear(1, 1).at_level(driver.options.level)
     };

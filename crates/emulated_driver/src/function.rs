@@ -3,11 +3,11 @@
 use std::ffi::{CString, c_char, c_int, c_uint};
 
 use crate::call::{Needs, enter, functions, put, text};
-use crate::card::attribute;
+use crate::card::{PORTABLE_CLUSTER, attribute};
 use crate::code::{Code as ErrorCode, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND};
 use crate::handle::Handle;
 use crate::launch::{LaunchConfig, Shape};
-use crate::objects::{Facts, Function, LARGEST_CLUSTER, PORTABLE_CLUSTER};
+use crate::objects::{Facts, Function};
 use crate::state::Driver;
 
 /// Dynamic shared memory of a launch without cuFuncSetAttribute, in bytes.
@@ -294,7 +294,7 @@ functions! {
     fn cuOccupancyMaxPotentialClusterSize(size: *mut c_int, function: Handle, _config: *const LaunchConfig) {
         let driver = enter(NAME, Needs::Context)?;
         let portable = !driver.function(function)?.non_portable_cluster;
-        put(size, if portable { PORTABLE_CLUSTER } else { LARGEST_CLUSTER } as c_int)
+        put(size, if portable { PORTABLE_CLUSTER } else { driver.card.largest_cluster() } as c_int)
     }
     fn cuOccupancyMaxActiveClusters(clusters: *mut c_int, function: Handle, config: *const LaunchConfig) {
         let driver = enter(NAME, Needs::Context)?;

@@ -4,11 +4,11 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
 use crate::call::{Needs, array, enter, functions, get};
+use crate::card::PORTABLE_CLUSTER;
 use crate::code::{
     COOPERATIVE_LAUNCH_TOO_LARGE, Code, INVALID_CLUSTER_SIZE, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED,
 };
 use crate::handle::Handle;
-use crate::objects::{LARGEST_CLUSTER, PORTABLE_CLUSTER};
 use crate::refusal;
 use crate::state::Driver;
 use crate::work::{HostFunction, Launch, Work};
@@ -168,7 +168,7 @@ impl Driver {
         if none || !fits || product(block) > MAX_THREADS || shared_bytes > known.shared_bytes {
             return Err(INVALID_VALUE);
         }
-        let most = if known.non_portable_cluster { LARGEST_CLUSTER } else { PORTABLE_CLUSTER };
+        let most = if known.non_portable_cluster { self.card.largest_cluster() } else { PORTABLE_CLUSTER };
         let divides = (0..3).all(|axis| grid[axis].is_multiple_of(cluster[axis]));
         if !divides || product(cluster) > most.into() {
             return Err(INVALID_CLUSTER_SIZE);

@@ -14,10 +14,6 @@ use crate::work::{Launch, Operation};
 /// each.
 const REGISTERS_UNKNOWN: u32 = 32;
 const MAX_THREADS: u32 = 1024;
-/// Maximum CTAs of a cluster by default.
-pub const PORTABLE_CLUSTER: u32 = 8;
-/// Maximum CTAs of a cluster of a function with `NON_PORTABLE_CLUSTER`.
-pub const LARGEST_CLUSTER: u32 = 16;
 
 /// A created context or the primary one.
 #[derive(Default)]

@@ -19,6 +19,8 @@ pub struct Options {
     pub allow: Vec<Allow>,
     /// Continue after hazards.
     pub keep_going: bool,
+    /// Let allocations of tensor memory of the two CTAs of a pair wait for each other.
+    pub alloc_rendezvous: bool,
     /// Look for races of a grid in global memory.
     pub global_races: bool,
     /// Limits of each launch.
@@ -42,6 +44,7 @@ impl Default for Options {
             sums: Sums::default(),
             allow: Vec::new(),
             keep_going: false,
+            alloc_rendezvous: false,
             global_races: true,
             limits: Vec::new(),
             clock: None,
@@ -54,13 +57,14 @@ impl Default for Options {
 
 impl Options {
     /// Names of the options. The environment variable of an option is `PTX_EMULATOR_` and its name.
-    const NAMES: [&str; 13] = [
+    const NAMES: [&str; 14] = [
         "GPU",
         "LEVEL",
         "SCHEDULE",
         "SUMS",
         "ALLOW",
         "KEEP_GOING",
+        "ALLOC_RENDEZVOUS",
         "NO_GLOBAL_RACES",
         "LIMIT",
         "TIMED",
@@ -107,6 +111,7 @@ impl Options {
             "SUMS" => self.sums = one(value, Sums::default())?,
             "ALLOW" => self.allow = list(value)?,
             "KEEP_GOING" => self.keep_going = !value.is_empty(),
+            "ALLOC_RENDEZVOUS" => self.alloc_rendezvous = !value.is_empty(),
             "NO_GLOBAL_RACES" => self.global_races = value.is_empty(),
             "LIMIT" => self.limits = list(value)?,
             "TIMED" if value.is_empty() => self.clock = None,

@@ -123,3 +123,23 @@ impl Tensors {
 pub fn shard_name(shard: usize, shards: usize) -> String {
     format!("model-{:05}-of-{shards:05}.safetensors", shard + 1)
 }
+
+/// Returns a GGUF file of these tensors: name, type, sizes (outermost first), bytes.
+pub fn gguf(architecture: &str, tensors: &[(&str, u32, &[usize], Vec<u8>)]) -> Vec<u8> {
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+    let mut file =
+        [&b"GGUF"[..], &3u32.to_le_bytes(), &(tensors.len() as u64).to_le_bytes(), &2u64.to_le_bytes()].concat();
+    file.extend([text("general.architecture"), 8u32.to_le_bytes().into(), text(architecture)].concat());
+    file.extend([text("general.file_type"), 4u32.to_le_bytes().into(), 1u32.to_le_bytes().into()].concat());
+    let mut data: Vec<u8> = Vec::new();
+    for (name, kind, sizes, bytes) in tensors {
+        file.extend([text(name), (sizes.len() as u32).to_le_bytes().into()].concat());
+        file.extend(sizes.iter().rev().flat_map(|size| (*size as u64).to_le_bytes()));
+        file.extend([&kind.to_le_bytes()[..], &(data.len() as u64).to_le_bytes()].concat());
+        data.extend(bytes);
+        data.resize(data.len().next_multiple_of(32), 0);
+    }
+    file.resize(file.len().next_multiple_of(32), 0);
+    file.extend(data);
+    file
+}

@@ -57,7 +57,8 @@ impl From<F16> for f32 {
     }
 }
 
-fn to_f32(number: impl Number) -> f32 {
+/// Returns a number of any of these types as f32.
+pub(super) fn to_f32(number: impl Number) -> f32 {
     number.into()
 }
 

@@ -197,24 +197,25 @@ impl Weight {
 
 /// Operations of `nvfp4 run` that compute each module, or the reason why one does not.
 #[derive(Default)]
-struct Running {
+struct Running<'c> {
+    config: Option<&'c ModelConfig>,
     operations: BTreeMap<String, Vec<&'static str>>,
     refusals: BTreeMap<String, String>,
-    /// Why no weight of the model runs at all.
+    /// Why no layer of the model runs.
     at_all: Option<String>,
 }
 
-impl Running {
+impl<'c> Running<'c> {
     /// Also adds the tensors that prevent a quantized module from running to the problems.
     fn of(
         checkpoint: &Checkpoint,
         blocks: &[Block<'_>],
-        config: Option<&ModelConfig>,
+        config: Option<&'c ModelConfig>,
         is_quantized: impl Fn(&String) -> bool,
         problems: &mut Vec<Problem>,
     ) -> Self {
         let refusal = |check: fn(&ModelConfig) -> Result<(), Error>| Some(check(config?).err()?.to_string());
-        let mut running = Self { at_all: refusal(ModelConfig::check_transforms), ..Self::default() };
+        let mut running = Self { at_all: refusal(ModelConfig::check_transforms), config, ..Self::default() };
         let not_gated = running.at_all.clone().or_else(|| refusal(ModelConfig::check_activation));
         // Both operations can meet the same tensor, which is reported once.
         let mut said = BTreeSet::new();
@@ -237,7 +238,8 @@ impl Running {
                 let first = names.first().map(|name| checkpoint.not_computed(name).to_string());
                 let unsaid = names.into_iter().filter(|name| said.insert(*name));
                 problems.extend(unsaid.map(|name| checkpoint.not_computed(name).into()));
-                let refusal = first.or_else(|| refusal.clone());
+                let other = modules.iter().flatten().find(|module| !is_quantized(module));
+                let refusal = first.or_else(|| refusal.clone()).or_else(|| Some(not_nvfp4(op.name(), other?)));
                 modules.into_iter().flatten().for_each(|module| running.add(module, op.name(), refusal.as_ref()));
             }
         }
@@ -255,7 +257,13 @@ impl Running {
         };
         let shared = of_layer.iter().filter(|block| block.kind == Kind::Shared);
         let computed = checkpoint.moe_modules(first.layer);
-        let refusal = computed.as_ref().err().map(|error| format!("not by moe: {error}"));
+        let refusal = match &computed {
+            Err(error) => Some(format!("not by moe: {error}")),
+            Ok(modules) => {
+                let mut others = modules.iter().filter(|module| !is_quantized(module));
+                others.find(|module| checkpoint.mxfp4_values(module).is_none()).map(|other| not_nvfp4("moe", other))
+            }
+        };
         let refused = || experts.chain(shared).flat_map(modules).collect();
         for module in computed.unwrap_or_else(|_| refused()) {
             self.add(module, "moe", refusal.as_ref());
@@ -273,10 +281,12 @@ impl Running {
     fn of_module(&self, checkpoint: &Checkpoint, module: &str, is_fused: bool) -> (Vec<&'static str>, Option<String>) {
         let mut operations = self.operations.get(module).cloned().unwrap_or_default();
         let mut why = self.refusals.get(module).cloned().or_else(|| self.at_all.clone());
-        if !is_fused && self.at_all.is_none() {
-            match checkpoint.linear_refusal(module) {
-                None => operations.push("linear"),
-                Some(part) => {
+        if !is_fused {
+            let transform = self.config.map(|config| config.input_transform(module)).transpose();
+            match (checkpoint.linear_refusal(module), transform) {
+                (None, Ok(_)) => operations.push("linear"),
+                (None, Err(error)) => why = why.or_else(|| Some(error.to_string())),
+                (Some(part), _) => {
                     let of_part = || format!("its tensor {} is not supported", &part[module.len()..]);
                     why = why.or_else(|| Some(of_part()));
                 }
@@ -289,8 +299,13 @@ impl Running {
     }
 }
 
+/// Returns why an operation does not compute a layer in which a projection is not NVFP4.
+fn not_nvfp4(operation: &str, module: &str) -> String {
+    format!("not by {operation}: {module} is not NVFP4; quantize the model with `nvfp4 quantize`")
+}
+
 /// Checks one NVFP4 weight.
-fn survey(checkpoint: &Checkpoint, module: &str, running: &Running) -> Result<Weight, Vec<Error>> {
+fn survey(checkpoint: &Checkpoint, module: &str, running: &Running<'_>) -> Result<Weight, Vec<Error>> {
     let QuantizedWeight { format, matrix, input_scale } = checkpoint.survey_quantized(module)?;
     let (runs, why_not) = running.of_module(checkpoint, module, false);
     Ok(Weight {
@@ -308,7 +323,7 @@ fn survey(checkpoint: &Checkpoint, module: &str, running: &Running) -> Result<We
 }
 
 /// Checks all experts of a layer in one tensor.
-fn survey_fused(checkpoint: &Checkpoint, module: &str, running: &Running) -> Result<Weight, Vec<Error>> {
+fn survey_fused(checkpoint: &Checkpoint, module: &str, running: &Running<'_>) -> Result<Weight, Vec<Error>> {
     let is_both = Projection::parse(module).is_some_and(|projection| projection.role == Role::GateUp);
     let parts = if is_both { 2 } else { 1 };
     let fused = checkpoint.fused(module, parts, false).map_err(|error| vec![error])?;

@@ -4,6 +4,7 @@
 use rayon::prelude::*;
 
 use super::block::{Block, Kind, lacks_a_role};
+use super::convert::weights::PRE_QUANT_SCALE;
 use super::layer_tensors::Scope;
 use super::model_config::ModelConfig;
 use super::names::{BIAS, Projection, Role};
@@ -103,12 +104,13 @@ impl Checkpoint {
     }
 
     /// Returns `true` if a tensor is a part of a block's projection that is computed. `is_whole`: the operation
-    /// computes whole experts, with biases, also in MXFP4.
+    /// computes whole experts, with biases and factors of the tokens, also in MXFP4.
     pub(super) fn is_part(&self, block: &Block<'_>, projection: &Projection<'_>, is_whole: bool) -> bool {
         let Projection { module, part, .. } = *projection;
         self.is_computed(module, part) && block.kind != Kind::Fused
             || block.kind == Kind::Fused && fused::is_part(part)
             || is_whole && self.is_mxfp4_part(module, part)
+            || is_whole && part == PRE_QUANT_SCALE && block.kind != Kind::Fused
             || is_whole && if block.kind == Kind::Fused { fused::BIASES.contains(&part) } else { part == BIAS }
     }
 }

@@ -110,7 +110,9 @@ impl Checkpoint {
         let (what, remedy) = match name.rsplit(['.', '_']).next() {
             Some("bias") if Aside::of(name).is_none() => ("this bias is not computed", WITHOUT),
             _ if name.ends_with("pre_quant_scale") => {
-                ("this scale of the activations (NVFP4_AWQ) is not computed", FOLDED)
+                let down = "these factors of the activation of an expert (NVFP4_AWQ) act between two products and are not computed";
+                let is_down = Projection::parse(name).is_some_and(|projection| projection.role == Role::Down);
+                (if is_down { down } else { "this scale of the activations (NVFP4_AWQ) is not computed" }, FOLDED)
             }
             _ if name.contains("latent") => {
                 ("experts in a latent space, behind this projection, are not computed", APART)

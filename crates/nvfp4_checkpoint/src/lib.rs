@@ -44,6 +44,8 @@ mod quantized;
 mod router;
 mod signals;
 mod source;
+mod token_transform;
+mod usage;
 mod write;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -53,7 +55,7 @@ use std::path::{Path, PathBuf};
 pub use activations::Activations;
 pub use comparison::{ComparedWeight, Comparison, Difference, Errors};
 pub use convert::{
-    Calibration, Conversion, Converted, Dequantization, Exact, Experts, Form, Left, Options, Reform, Written,
+    Calibration, Conversion, Converted, Dequantization, Exact, Experts, Form, Left, Options, Recorded, Reform, Written,
 };
 pub use doctor::{Effect, Engine, Examination, Finding, RULES, Rule};
 pub use file::{Tensor, TensorFile};
@@ -71,6 +73,8 @@ pub use router::LayerRouter;
 pub use safetensors::Dtype;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 pub use signals::handle_signals;
+pub use token_transform::TokenTransform;
+pub use usage::Usage;
 pub use write::{OutputFile, TensorWriter, refuse_input};
 
 use nvfp4_core::Error;

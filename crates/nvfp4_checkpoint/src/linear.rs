@@ -5,6 +5,7 @@ use super::floats::{self, Floats};
 use super::input_scales::of_fp8_tokens;
 use super::model_config::ModelConfig;
 use super::names::BIAS;
+use super::token_transform::{TokenTransform, is_input_matrix};
 use super::{Checkpoint, LayerTensors, QuantizedWeight};
 use nvfp4_core::Error;
 use nvfp4_core::bias::Bias;
@@ -19,29 +20,19 @@ const CACHE_SCALES: [&str; 4] = [".k_scale", ".v_scale", ".output_scale", ".q_sc
 pub struct ScaledLinear<'a> {
     /// The linear layer.
     pub weights: LinearWeights<'a>,
-    /// Factor of each column of the tokens, `[K]`: `pre_quant_scale` of ModelOpt's NVFP4_AWQ. `None`: the model has none.
-    factors: Option<Vec<f32>>,
+    /// Factors of the columns (`pre_quant_scale` of ModelOpt's NVFP4_AWQ) or a Hadamard transform (`transform_config` of
+    /// compressed-tensors). `None`: the tokens stay as they are.
+    transform: Option<TokenTransform>,
 }
 
 impl ScaledLinear<'_> {
-    /// Multiplies tokens `[T, K]` by the factors, and rounds them to their type as engines do.
+    /// Transforms tokens `[T, K]`, and rounds them to their type as engines do.
     ///
     /// # Errors
-    /// Returns an error if a product is not finite in the tokens' type.
+    /// Returns an error if a result is not finite in the tokens' type.
     pub fn scale(&self, tokens: &mut [u16]) -> Result<(), Error> {
-        let Some(factors) = &self.factors else { return Ok(()) };
-        let dtype = self.weights.sizes().dtype;
-        for (index, bits) in tokens.iter_mut().enumerate() {
-            let factor = factors[index % factors.len()];
-            *bits = dtype.round_f32(dtype.decode(*bits) as f32 * factor);
-            if !dtype.decode(*bits).is_finite() {
-                let (token, column) = (index / factors.len(), index % factors.len());
-                let what = format!("element {column} of token {token} times its {PRE_QUANT_SCALE} {factor:e}");
-                let what = format!("{what} is not a finite {}; use smaller tokens, or --dtype bf16", dtype.name());
-                return Err(Error::Invalid(what));
-            }
-        }
-        Ok(())
+        let sizes = self.weights.sizes();
+        self.transform.as_ref().map_or(Ok(()), |transform| transform.apply(sizes.dtype, sizes.k, tokens))
     }
 }
 
@@ -55,17 +46,22 @@ impl Checkpoint {
     /// and input scale if they exist. Also accepts the name of the weight tensor, which ends in `.weight`.
     ///
     /// # Errors
-    /// Returns an error if the module does not exist, a part is missing or wrong, or a part is not computed. Factors of the
-    /// tokens are such a part; [`Checkpoint::scaled_linear`] returns them.
+    /// Returns an error if the module does not exist, a part is missing or wrong, or a part is not computed. A transform of
+    /// the tokens is such a part; [`Checkpoint::scaled_linear`] returns it.
     pub fn linear(&self, module: &str, dtype: TokenDtype) -> Result<LinearWeights<'_>, Error> {
-        let ScaledLinear { weights, factors } = self.scaled_linear(module, dtype)?;
-        match factors {
+        let ScaledLinear { weights, transform } = self.scaled_linear(module, dtype)?;
+        let name = format!("{}{PRE_QUANT_SCALE}", module_of(module));
+        match transform {
             None => Ok(weights),
-            Some(_) => Err(self.not_computed(&format!("{}{PRE_QUANT_SCALE}", module_of(module)))),
+            Some(_) if self.tensor(&name).is_some() => Err(self.not_computed(&name)),
+            Some(_) => {
+                let what = "transform_config transforms the tokens of this weight; load it with `scaled_linear`";
+                Err(Error::NotComputed(what.into()).at(self.place(module)))
+            }
         }
     }
 
-    /// Same as [`Checkpoint::linear`], with the factors by which the tokens are multiplied first.
+    /// Same as [`Checkpoint::linear`], with the transform of the tokens before the product.
     ///
     /// # Errors
     /// Returns an error if the module does not exist, a part is missing or wrong, or a part is not computed.
@@ -81,7 +77,6 @@ impl Checkpoint {
             return Err(self.not_computed(part));
         }
         let config = ModelConfig::beside(self)?;
-        config.as_ref().map_or(Ok(()), ModelConfig::check_transforms)?;
         let fp8_tokens = config.as_ref().and_then(ModelConfig::fp8_tokens);
         let QuantizedWeight { matrix, .. } = self.weight(module)?;
         let rows = matrix.rows();
@@ -97,10 +92,8 @@ impl Checkpoint {
         if let Some(bias) = self.bias(&format!("{module}{BIAS}"), rows)? {
             weights = weights.with_bias(bias).map_err(at)?;
         }
-        let name = format!("{module}{PRE_QUANT_SCALE}");
-        let k = weights.sizes().k;
-        let factors = self.tensor(&name).map(|_| self.numbers(&name, &[k], "[K]")).transpose()?;
-        Ok(ScaledLinear { weights, factors })
+        let transform = self.token_transform(module, weights.sizes().k, config.as_ref())?;
+        Ok(ScaledLinear { weights, transform })
     }
 
     /// Returns the tensors of a module that [`Checkpoint::linear`] uses and leaves.
@@ -114,8 +107,12 @@ impl Checkpoint {
 
     /// Returns the first tensor of a module that changes the result of [`Checkpoint::scaled_linear`] and is not computed.
     pub(super) fn linear_refusal(&self, module: &str) -> Option<&str> {
-        let is_known = |name: &str| [BIAS, PRE_QUANT_SCALE].contains(&name) || CACHE_SCALES.contains(&name);
-        self.parts_not_computed(module).into_iter().find(|part| !is_known(&part[module.len()..]))
+        let is_known = |name: &str| {
+            let (part, dtype) = (&name[module.len()..], self.tensor(name).map(|tensor| tensor.dtype));
+            let is_matrix = dtype.is_some_and(|dtype| is_input_matrix(part, dtype));
+            [BIAS, PRE_QUANT_SCALE].contains(&part) || CACHE_SCALES.contains(&part) || is_matrix
+        };
+        self.parts_not_computed(module).into_iter().find(|part| !is_known(part))
     }
 
     /// Returns a bias `[N]` in f32, f16 or bf16; `None` if the tensor does not exist.

@@ -264,23 +264,98 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// Refuses a model that transforms activations before multiplying them.
+    /// Refuses a model that transforms activations while it runs. Transforms of weights are already part of the weights.
     ///
     /// # Errors
-    /// Returns an error if the configuration contains such a transform.
+    /// Returns an error if the configuration contains such a transform, or one that cannot be read.
     pub(super) fn check_transforms(&self) -> Result<(), Error> {
+        self.check_fp_quant()?;
+        match self.transforms()?.into_iter().find(|transform| !transform.is_of_weights()) {
+            None => Ok(()),
+            Some(Transform { group, kind, location, .. }) => Err(self.refused_transform(&format!(
+                "transform {group} ({kind}) of transform_config changes activations at {location} while the model runs (as \
+                 MR-GPTQ does), which only `nvfp4 run --op linear` computes"
+            ))),
+        }
+    }
+
+    /// Returns the transform of the tokens that a linear module reads; `None` if there is none.
+    ///
+    /// # Errors
+    /// Returns an error if the module has a transform that is not computed.
+    pub(super) fn input_transform(&self, module: &str) -> Result<Option<InputTransform<'_>>, Error> {
+        self.check_fp_quant()?;
+        let mut found = None;
+        for transform in self.transforms()?.into_iter().filter(|transform| transform.targets(module)) {
+            let Transform { group, kind, location, scheme, apply } = transform;
+            let refuse = |what: &str| Err(self.refused_transform(&format!("transform {group} of {module} {what}")));
+            match location {
+                // Transforms of weights are already part of the weights; queries and keys lie behind the projections.
+                "weight_input" | "weight_output" | "q_attn" | "k_cache" => continue,
+                "input" => {}
+                other => return refuse(&format!("is at {other}, which is not computed")),
+            }
+            if !["hadamard", "random-hadamard"].contains(&kind) {
+                return refuse(&format!("is of type {kind}, which is not computed"));
+            }
+            if scheme.get("randomize").is_some_and(|randomize| randomize != false) {
+                return refuse("permutes its matrix (randomize), which is not computed");
+            }
+            let block = match scheme.get("head_dim") {
+                None | Some(Value::Null) => None,
+                Some(size) => match size.as_u64().and_then(|size| usize::try_from(size).ok()) {
+                    Some(size) => Some(size),
+                    None => return refuse(&format!("has head_dim {size}, which is not a size")),
+                },
+            };
+            let inverse = apply.get("inverse").is_some_and(|inverse| inverse == true);
+            if found.replace(InputTransform { group, kind, block, inverse }).is_some() {
+                return refuse("is its second one of the tokens, which is not computed");
+            }
+        }
+        Ok(found)
+    }
+
+    /// Refuses FP-Quant's own form, whose tensors have other names.
+    fn check_fp_quant(&self) -> Result<(), Error> {
         if self.method() == Some("fp_quant") {
             let what = "quant_method is fp_quant: its Hadamard transform of the tokens is not computed".to_owned();
             return Err(Error::NotComputed(what).at(self.path.display()));
         }
-        match self.quantization().and_then(|quantization| quantization.get("transform_config")) {
-            None | Some(Value::Null) => Ok(()),
-            Some(Value::Object(transforms)) if transforms.is_empty() => Ok(()),
-            Some(_) => {
-                let what = "transform_config transforms the activations (FP-Quant and MR-GPTQ: Hadamard), which is not supported".to_owned();
-                Err(Error::NotComputed(what).at(self.path.display()))
+        Ok(())
+    }
+
+    fn refused_transform(&self, what: &str) -> Error {
+        Error::NotComputed(format!("{what}; export the model without it")).at(self.path.display())
+    }
+
+    /// Returns the places of all transforms of `transform_config`.
+    ///
+    /// # Errors
+    /// Returns an error if one has another form than compressed-tensors'.
+    fn transforms(&self) -> Result<Vec<Transform<'_>>, Error> {
+        let unknown =
+            |place: &str| self.refused_transform(&format!("transform_config has a form that is not known ({place})"));
+        let config = match self.quantization().and_then(|quantization| quantization.get("transform_config")) {
+            None | Some(Value::Null) => return Ok(Vec::new()),
+            Some(config) => config.as_object().ok_or_else(|| unknown("it is no object"))?,
+        };
+        let groups = match config.get("config_groups") {
+            None if config.is_empty() => return Ok(Vec::new()),
+            groups => groups.and_then(Value::as_object).ok_or_else(|| unknown("config_groups"))?,
+        };
+        let mut transforms = Vec::new();
+        for (group, scheme) in groups {
+            let kind =
+                scheme.get("type").and_then(Value::as_str).ok_or_else(|| unknown(&format!("type of {group}")))?;
+            let places = scheme.get("apply").and_then(Value::as_array);
+            for apply in places.ok_or_else(|| unknown(&format!("apply of {group}")))? {
+                let location = apply.get("location").and_then(Value::as_str);
+                let location = location.ok_or_else(|| unknown(&format!("location of {group}")))?;
+                transforms.push(Transform { group, kind, location, scheme, apply });
             }
         }
+        Ok(transforms)
     }
 
     /// Returns the description of the quantization; `None` if there is none.
@@ -396,6 +471,50 @@ impl ModelConfig {
     /// Returns the first of `keys` whose value is a number.
     pub(super) fn number<'k>(&self, keys: &[&'k str]) -> Option<(&'k str, usize)> {
         keys.iter().find_map(|&key| Some((key, usize::try_from(self.get(key)?.as_u64()?).ok()?)))
+    }
+}
+
+/// A transform of the tokens that a linear module reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct InputTransform<'c> {
+    /// Name of the transform.
+    pub group: &'c str,
+    /// `hadamard` or `random-hadamard`.
+    pub kind: &'c str,
+    /// Number of columns that are transformed together; `None`: all.
+    pub block: Option<usize>,
+    /// Whether the transposed matrix is multiplied.
+    pub inverse: bool,
+}
+
+/// A place at which a transform of `transform_config` is applied.
+struct Transform<'c> {
+    group: &'c str,
+    kind: &'c str,
+    location: &'c str,
+    scheme: &'c Value,
+    apply: &'c Value,
+}
+
+impl Transform<'_> {
+    /// Whether the transform is already part of the weights.
+    fn is_of_weights(&self) -> bool {
+        ["weight_input", "weight_output"].contains(&self.location)
+    }
+
+    /// Whether the transform is applied to a linear module: `targets` has its name, a class of linear layers, or `re:` and
+    /// a regular expression for the beginning of the name; and `ignore` does not.
+    fn targets(&self, module: &str) -> bool {
+        let has = |key: &str| {
+            let list = self.apply.get(key);
+            let entries =
+                list.map_or(&[][..], |list| list.as_array().map_or(std::slice::from_ref(list), Vec::as_slice));
+            entries.iter().filter_map(Value::as_str).any(|entry| match entry.strip_prefix("re:") {
+                Some(regex) => Regex::new(&format!("^(?:{regex})")).is_ok_and(|regex| regex.is_match(module)),
+                None => entry == module || !entry.contains('.') && entry.ends_with("Linear"),
+            })
+        };
+        has("targets") && !has("ignore")
     }
 }
 
@@ -548,12 +667,60 @@ mod tests {
     }
 
     #[test]
-    fn transforms_are_refused() {
+    fn transforms_of_activations_are_refused() {
         let with = |transforms: Value| config(json!({"quantization_config": {"transform_config": transforms}}));
-        assert!(with(json!({"config_groups": {"u": {"type": "hadamard"}}})).check_transforms().is_err());
+        let at =
+            |location: &str| json!({"config_groups": {"u": {"type": "hadamard", "apply": [{"location": location}]}}});
+        for refused in [at("input"), at("output"), at("k_cache"), at("elsewhere")] {
+            let message = with(refused).check_transforms().unwrap_err().to_string();
+            assert!(message.contains("transform u (hadamard)"), "{message}");
+        }
+        for unknown in [json!({"config_groups": {"u": {"type": "hadamard"}}}), json!([1]), json!({"groups": {}})] {
+            let message = with(unknown).check_transforms().unwrap_err().to_string();
+            assert!(message.contains("a form that is not known"), "{message}");
+        }
         let fp_quant = config(json!({"quantization_config": {"quant_method": "fp_quant", "forward_dtype": "nvfp4"}}));
         assert!(fp_quant.check_transforms().unwrap_err().to_string().contains("quant_method is fp_quant"));
-        assert!(with(json!({})).check_transforms().is_ok() && with(json!(null)).check_transforms().is_ok());
+        for computed in [json!({}), json!(null), at("weight_input"), at("weight_output")] {
+            assert!(with(computed).check_transforms().is_ok());
+        }
+    }
+
+    #[test]
+    fn transform_of_a_module_is_found_by_target() {
+        let with = |group: Value, apply: Value| {
+            let mut group = group;
+            group["apply"] = apply;
+            config(json!({"quantization_config": {"transform_config": {"config_groups": {"r": group}}}}))
+        };
+        let plain = || json!({"type": "hadamard", "head_dim": 32});
+        let found = |targets: Value, ignore: Value| {
+            let apply = json!([{"targets": targets, "location": "input", "ignore": ignore}]);
+            with(plain(), apply).input_transform("a.q_proj").unwrap().map(|transform| transform.block)
+        };
+        for (targets, ignore, expected) in [
+            (json!(["Linear"]), json!([]), Some(Some(32))),
+            (json!("a.q_proj"), json!([]), Some(Some(32))),
+            (json!(["re:.*q_proj$"]), json!([]), Some(Some(32))),
+            (json!(["Linear"]), json!(["re:.*q_proj"]), None),
+            (json!(["re:.*k_proj"]), json!([]), None),
+            (json!(["a.q"]), json!([]), None),
+        ] {
+            assert_eq!(found(targets.clone(), ignore), expected, "{targets}");
+        }
+        let input = json!([{"targets": ["Linear"], "location": "input"}]);
+        let twice = json!([{"targets": ["Linear"], "location": "input"}, {"targets": ["Linear"], "location": "input"}]);
+        let output = json!([{"targets": ["Linear"], "location": "output"}]);
+        for (group, apply, words) in [
+            (plain(), output, "is at output"),
+            (plain(), twice, "its second one"),
+            (json!({"type": "random-matrix"}), input.clone(), "of type random-matrix"),
+            (json!({"type": "hadamard", "randomize": true}), input.clone(), "randomize"),
+            (json!({"type": "hadamard", "head_dim": -1}), input, "head_dim -1"),
+        ] {
+            let message = with(group, apply).input_transform("a.q_proj").unwrap_err().to_string();
+            assert!(message.contains(words), "{message}");
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@ use super::layer_tensors::{LayerTensors, Scope};
 use super::model_config::ModelConfig;
 use super::names::{BIAS, ROUTER_WEIGHTS, Role};
 use super::router::{LayerRouter, RouterRule};
+use super::token_transform::TokenTransform;
 use super::{Checkpoint, Dtype};
 use nvfp4_core::Error;
 use nvfp4_core::bias::Bias;
@@ -59,6 +60,8 @@ struct Plan<'b, 'n> {
     top_k: usize,
     router: RouterTensors,
     rule: RouterRule,
+    /// Change of the tokens after routing.
+    transform: Option<TokenTransform>,
     tensors: LayerTensors,
 }
 
@@ -83,7 +86,8 @@ impl RouterTensors {
 impl Checkpoint {
     /// Loads an MoE layer with its router, for tokens of type `dtype`. Experts are stored in separate tensors, or all
     /// in one tensor. In one tensor, gate and up are the two halves, or alternate row by row (gpt-oss). Experts in MXFP4 are
-    /// converted if no number changes.
+    /// converted if no number changes. Factors of the tokens that all experts share (NVFP4_AWQ) are part of the router,
+    /// which multiplies the tokens after it chose their experts.
     ///
     /// # Errors
     /// Returns an error if the layer does not exist or has no experts, a part is missing or wrong, the decoder layer
@@ -174,7 +178,14 @@ impl Checkpoint {
             at_config(Error::Missing { name, remedy: "download the model again".into() })
         })?;
         let rule = RouterRule::of(&config, router.corrections.is_some()).map_err(at_config)?;
-        Ok(Plan { routed, shared, activation, top_k, router, rule, tensors, config })
+        let modules = |roles: &[Role]| -> Vec<String> {
+            let blocks = [routed].into_iter().chain(shared);
+            blocks.flat_map(|block| roles.iter().flat_map(|&role| block.modules(role))).collect()
+        };
+        let (reading, inside) = (modules(&[Role::Gate, Role::Up, Role::GateUp]), modules(&[Role::Down]));
+        let hidden = self.tensor(&router.matrix).and_then(|matrix| matrix.shape.last().copied()).unwrap_or_default();
+        let transform = self.factors_of_experts(&reading, &inside, hidden)?;
+        Ok(Plan { routed, shared, activation, top_k, router, rule, transform, tensors, config })
     }
 
     /// Returns the only block of a layer with routed experts.
@@ -359,7 +370,8 @@ impl Checkpoint {
         let at_config = |error: Error| error.at(plan.config.path().display());
         let rule = Router::new(sizes.experts, sizes.top_k, scoring).map_err(at_config)?;
         let bias = bias.unwrap_or_else(|| vec![0.0; sizes.experts]);
-        Ok(LayerRouter { matrix, bias, shared_gate, rule, factor: plan.rule.factor() })
+        let (factor, transform) = (plan.rule.factor(), plan.transform.clone());
+        Ok(LayerRouter { matrix, bias, shared_gate, rule, factor, transform })
     }
 }
 

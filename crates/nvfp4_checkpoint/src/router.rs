@@ -3,6 +3,7 @@
 use rayon::prelude::*;
 
 use super::model_config::ModelConfig;
+use super::token_transform::TokenTransform;
 use nvfp4_core::Error;
 use nvfp4_core::moe::{MoeInputs, MoeSizes};
 use nvfp4_core::router::{Logits, Router, Routes, Rule, Score, Scoring, Table, route_with_ids};
@@ -152,14 +153,17 @@ pub struct LayerRouter {
     pub rule: Router,
     /// Factor of the final weights.
     pub factor: f32,
+    /// Change of the tokens after routing: the factors that all experts share (`pre_quant_scale` of NVFP4_AWQ). `None`:
+    /// the experts read the tokens as they are.
+    pub transform: Option<TokenTransform>,
 }
 
 impl LayerRouter {
     /// Builds the step of tokens `[T, H]` without gaps, with the experts that the router chooses. Logits are summed in
-    /// f64 and rounded to f32.
+    /// f64 and rounded to f32. Then the tokens are transformed for the experts.
     ///
     /// # Errors
-    /// Returns an error if there are too many tokens, or the router needs their ids.
+    /// Returns an error if there are too many tokens, the router needs their ids, or a transformed token is not finite.
     pub fn inputs(&self, sizes: MoeSizes, hidden: Vec<u16>) -> Result<MoeInputs<'static>, Error> {
         self.inputs_with_ids(sizes, hidden, &[])
     }
@@ -172,11 +176,11 @@ impl LayerRouter {
     /// Same as [`Self::inputs`], with the id of each token for a router with a table.
     ///
     /// # Errors
-    /// Returns an error if there are too many tokens, or the number of ids does not fit.
+    /// Returns an error if there are too many tokens, the number of ids does not fit, or a transformed token is not finite.
     pub fn inputs_with_ids(
         &self,
         sizes: MoeSizes,
-        hidden: Vec<u16>,
+        mut hidden: Vec<u16>,
         token_ids: &[i32],
     ) -> Result<MoeInputs<'static>, Error> {
         let tokens = hidden.len() / sizes.hidden;
@@ -192,6 +196,9 @@ impl LayerRouter {
         let Routes { ids, mut weights } = route_with_ids(&self.rule, &Logits::F32(logits.concat().into()), token_ids)?;
         weights.iter_mut().for_each(|weight| *weight *= self.factor);
         let shared = shared.into_iter().collect::<Option<Vec<_>>>().filter(|_| self.shared_gate.is_some());
+        if let Some(transform) = &self.transform {
+            transform.apply(sizes.dtype, sizes.hidden, &mut hidden)?;
+        }
         Ok(MoeInputs {
             tokens,
             hidden: hidden.into(),

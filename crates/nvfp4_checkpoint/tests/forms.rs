@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use model_files::{Tensors, f32s};
-use nvfp4_checkpoint::{Checkpoint, Format};
+use model_files::{Tensors, f32s, raw};
+use nvfp4_checkpoint::{Checkpoint, Dtype, Format, Inspection};
 use nvfp4_core::problem::TokenDtype;
 
 const MODULE: &str = "model.layers.0.self_attn.q_proj";
@@ -41,6 +41,143 @@ fn factors_of_awq_multiply_the_tokens() {
     assert!(message.contains("its shape is [16]"), "{message}");
 }
 
+/// A model of two experts with a router, and this part in every projection of `roles`.
+fn with_factors(folder: &Path, roles: &[&str], factors: impl Fn(usize) -> Vec<f32>) -> Checkpoint {
+    let mut tensors = Tensors::default();
+    let block = "model.layers.0.mlp";
+    tensors.set_experts(block, ["gate_proj", "up_proj", "down_proj"], Format::ModelOpt, 2);
+    tensors.set(format!("{block}.gate.weight"), f32s(&[2, 32], &std::array::from_fn::<_, 64, _>(|i| i as f32 / 64.0)));
+    for (expert, role) in (0..2).flat_map(|expert| roles.iter().map(move |role| (expert, role))) {
+        let factors = factors(expert);
+        tensors.set(format!("{block}.experts.{expert}.{role}.pre_quant_scale"), f32s(&[factors.len()], &factors));
+    }
+    tensors.write(&folder.join("model.safetensors"));
+    let config =
+        r#"{"model_type": "qwen3_moe", "num_experts_per_tok": 1, "norm_topk_prob": true, "hidden_act": "silu"}"#;
+    std::fs::write(folder.join("config.json"), config).unwrap();
+    Checkpoint::open(folder).unwrap()
+}
+
+#[test]
+fn shared_factors_multiply_the_tokens_after_routing() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let (dtype, gate_up) = (TokenDtype::Bf16, ["gate_proj", "up_proj"]);
+    let halves = |_| vec![0.5; 32];
+    let tokens: Vec<u16> = (0..64).map(|i| dtype.round_f32((i % 7) as f32 - 3.0)).collect();
+    let inputs = |checkpoint: &Checkpoint| {
+        let layer = checkpoint.moe_layer(0, dtype).unwrap();
+        let used = layer.tensors.used.iter().filter(|name| name.contains("pre_quant_scale")).count();
+        (layer.router.inputs(layer.weights.sizes(), tokens.clone()).unwrap(), used)
+    };
+    let (plain, _) = inputs(&with_factors(folder, &[], halves));
+    let (scaled, used) = inputs(&with_factors(folder, &gate_up, halves));
+    assert_eq!(
+        (&plain.ids, &plain.weights, used),
+        (&scaled.ids, &scaled.weights, 2),
+        "the router reads the tokens as they are"
+    );
+    let numbers = |bits: &[u16], factor: f64| bits.iter().map(|&bits| factor * dtype.decode(bits)).collect::<Vec<_>>();
+    assert_eq!(numbers(&plain.hidden, 0.5), numbers(&scaled.hidden, 1.0));
+    // Factors of 1 change nothing, also between the products.
+    with_factors(folder, &["down_proj"], |_| vec![1.0; 16]).moe_layer(0, dtype).unwrap();
+    let refusal = |roles: &[&str], factors: fn(usize) -> Vec<f32>| {
+        with_factors(folder, roles, factors).moe_layer(0, dtype).map(|_| ()).unwrap_err().to_string()
+    };
+    for (message, words) in [
+        (
+            refusal(&["down_proj"], |_| vec![0.5; 16]),
+            "experts.0.down_proj.pre_quant_scale: these factors of the activation",
+        ),
+        (
+            refusal(&gate_up, |expert| vec![expert as f32; 32]),
+            "experts.1.gate_proj.pre_quant_scale: these factors of the tokens",
+        ),
+        (
+            refusal(&["gate_proj"], |_| vec![0.5; 32]),
+            "experts.0.up_proj: model.layers.0.mlp.experts.0.gate_proj.pre_quant_scale has",
+        ),
+        (refusal(&gate_up, |_| vec![0.5; 16]), "its shape is [16]"),
+    ] {
+        assert!(message.contains(words), "{message}");
+        assert!(!words.contains("factors") || message.contains("nvfp4 dequantize"), "{message}");
+    }
+    // Single operations do not read the tokens' factors.
+    let checkpoint = with_factors(folder, &gate_up, halves);
+    let message = checkpoint.layer(0, nvfp4_core::problem::Op::Gated).map(|_| ()).unwrap_err().to_string();
+    assert!(message.contains("NVFP4_AWQ"), "{message}");
+}
+
+/// Writes a file with one weight `[16, 32]`, these further tensors, and a transform of its tokens.
+fn with_transform(folder: &Path, scheme: serde_json::Value, matrix: Option<(&str, &[f32])>) -> Checkpoint {
+    let mut tensors = Tensors::default();
+    tensors.set_nvfp4(MODULE, Format::CompressedTensors, [16, 32], 1);
+    if let Some((module, matrix)) = matrix {
+        let size = matrix.len().isqrt();
+        tensors.set(format!("{module}.u_input.weight"), f32s(&[size, size], matrix));
+    }
+    tensors.write(&folder.join("model.safetensors"));
+    let config = serde_json::json!({"quantization_config": {"quant_method": "compressed-tensors",
+        "transform_config": {"config_groups": {"u": scheme}}}});
+    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    Checkpoint::open(folder).unwrap()
+}
+
+#[test]
+fn hadamard_transforms_of_the_tokens_are_computed() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let dtype = TokenDtype::F16;
+    let scheme = |kind: &str, head_dim: usize, inverse: bool| {
+        serde_json::json!({"type": kind, "head_dim": head_dim,
+            "apply": [{"targets": ["Linear"], "location": "input", "inverse": inverse}]})
+    };
+    let tokens: Vec<u16> = (0..64).map(|i| dtype.round_f32(((i * 5) % 17) as f32 - 8.0)).collect();
+    let numbers: Vec<f64> = tokens.iter().map(|&bits| dtype.decode(bits)).collect();
+    let transformed = |checkpoint: &Checkpoint| -> Vec<f64> {
+        let mut tokens = tokens.clone();
+        checkpoint.scaled_linear(MODULE, dtype).unwrap().scale(&mut tokens).unwrap();
+        tokens.iter().map(|&bits| dtype.decode(bits)).collect()
+    };
+    // A matrix that is not symmetric, so that its inverse differs.
+    let mut matrix: Vec<f32> = (0..16 * 16)
+        .map(|i: u32| if ((i / 16) & (i % 16)).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 })
+        .collect();
+    let sylvester = matrix.clone();
+    (0..16).for_each(|column| matrix[3 * 16 + column] *= -1.0);
+    let product = |matrix: &[f32], inverse: bool| -> Vec<f64> {
+        let element = |line: usize, column: usize| {
+            f64::from(if inverse { matrix[column * 16 + line] } else { matrix[line * 16 + column] })
+        };
+        let blocks = numbers.chunks(16).flat_map(|block| {
+            (0..16).map(move |column| (0..16).map(|line| block[line] * element(line, column)).sum::<f64>() / 4.0)
+        });
+        blocks.map(|number| dtype.decode(dtype.round_f32(number as f32))).collect()
+    };
+    assert_eq!(transformed(&with_transform(folder, scheme("hadamard", 16, true), None)), product(&sylvester, false));
+    for (module, inverse) in [(MODULE, false), (MODULE, true), ("model.layers.0.self_attn.k_proj", false)] {
+        let checkpoint = with_transform(folder, scheme("random-hadamard", 16, inverse), Some((module, &matrix)));
+        assert_eq!(transformed(&checkpoint), product(&matrix, inverse), "{module} {inverse}");
+        let message = checkpoint.linear(MODULE, dtype).unwrap_err().to_string();
+        assert!(message.contains("transform_config"), "{message}");
+    }
+    let refusal = |checkpoint: Checkpoint| checkpoint.scaled_linear(MODULE, dtype).unwrap_err().to_string();
+    for (message, words) in [
+        (
+            refusal(with_transform(folder, scheme("random-hadamard", 16, false), None)),
+            "random-hadamard transform of size 16",
+        ),
+        (refusal(with_transform(folder, scheme("hadamard", 12, false), None)), "is 12, which does not divide K 32"),
+        (refusal(with_transform(folder, scheme("hadamard", 16, false), Some((MODULE, &matrix)))), "is not Sylvester's"),
+        (
+            refusal(with_transform(folder, scheme("random-hadamard", 16, false), Some((MODULE, &[0.5; 256])))),
+            "is 0.5, not 1 or -1",
+        ),
+    ] {
+        assert!(message.contains(words), "{message}");
+    }
+}
+
 #[test]
 fn global_input_scale_of_quark_counts() {
     let folder = tempfile::tempdir().unwrap();
@@ -48,4 +185,47 @@ fn global_input_scale_of_quark_counts() {
     assert_eq!(checkpoint.input_scale(MODULE).unwrap(), Some(0.125));
     let weights = checkpoint.linear(MODULE, TokenDtype::Bf16).unwrap();
     assert_eq!(weights.input_scale(), Some(0.125));
+}
+
+#[test]
+fn layer_with_a_projection_in_floats_does_not_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let (block, names) = ("model.layers.0.mlp", ["gate_proj", "up_proj", "down_proj"]);
+    let runs = |tensors: &Tensors, role: &str| {
+        tensors.write(&folder.join("model.safetensors"));
+        let found = Inspection::of(folder);
+        let weight = found.weights.iter().find(|weight| weight.module.ends_with(role)).unwrap();
+        (weight.runs.clone(), weight.why_not.clone().unwrap_or_default())
+    };
+    let config =
+        r#"{"model_type": "glm4_moe", "num_experts_per_tok": 1, "norm_topk_prob": true, "hidden_act": "silu"}"#;
+    std::fs::write(folder.join("config.json"), config).unwrap();
+    let mut tensors = Tensors::default();
+    tensors
+        .set_experts(block, names, Format::ModelOpt, 2)
+        .set(format!("{block}.gate.weight"), f32s(&[2, 32], &[0.5; 64]));
+    assert_eq!(runs(&tensors, "experts.*.up_proj"), (vec!["moe", "gated", "linear"], String::new()));
+    // A shared expert in bf16 adds to the output, and only the whole layer needs it.
+    for (name, shape) in names.into_iter().zip([[16, 32], [16, 32], [32, 16]]) {
+        tensors.set(format!("{block}.shared_experts.{name}.weight"), raw(Dtype::BF16, &shape, &[0x3F; 1024]));
+    }
+    let (of_shared, why) = runs(&tensors, "experts.*.up_proj");
+    assert_eq!(of_shared, ["gated", "linear"]);
+    assert!(why.contains("not by moe") && why.contains("shared_experts.gate_proj is not NVFP4"), "{why}");
+    let message = Checkpoint::open(folder).unwrap().moe_layer(0, TokenDtype::Bf16).map(|_| ()).unwrap_err().to_string();
+    assert!(message.contains("shared_experts.gate_proj.weight: its dtype is BF16"), "{message}");
+    // Gate in FP8 beside up in NVFP4.
+    for expert in 0..2 {
+        let module = format!("{block}.experts.{expert}.gate_proj");
+        for part in ["weight_scale", "weight_scale_2", "input_scale"] {
+            tensors.remove(&format!("{module}.{part}"));
+        }
+        tensors.set(format!("{module}.weight"), raw(Dtype::F8_E4M3, &[16, 32], &[0x38; 512]));
+        tensors.set(format!("{module}.weight_scale"), f32s(&[], &[0.5]));
+    }
+    let (of_mixed, why) = runs(&tensors, "experts.*.up_proj");
+    assert_eq!(of_mixed, ["linear"]);
+    assert!(why.contains("experts.0.gate_proj is not NVFP4") && why.contains("nvfp4 quantize"), "{why}");
+    assert_eq!(runs(&tensors, "experts.*.down_proj").0, ["plain", "linear"]);
 }

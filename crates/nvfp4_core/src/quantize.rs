@@ -386,6 +386,17 @@ impl Loss {
         Self { signal, noise: 0.0, max_abs: 0.0 }
     }
 
+    /// Returns the loss of numbers that were replaced by others.
+    pub fn between(numbers: &[f32], replaced: &[f32]) -> Self {
+        let mut loss = Self::none(numbers);
+        for (&number, &by) in numbers.iter().zip(replaced) {
+            let error = f64::from(number) - f64::from(by);
+            loss.noise += error * error;
+            loss.max_abs = loss.max_abs.max(error.abs());
+        }
+        loss
+    }
+
     /// Returns the root-mean-square error relative to the root-mean-square number; 0 if all numbers are 0.
     pub fn relative_rms(self) -> f64 {
         if self.noise == 0.0 { 0.0 } else { f64::sqrt(self.noise / self.signal) }

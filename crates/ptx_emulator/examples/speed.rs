@@ -1,5 +1,6 @@
-//! Measures the speed of the emulator, and the cost of schedules, checks and the search for races. Reports the minimum
-//! CPU time of one thread over several runs, so that other load on the machine has little effect.
+//! Measures the speed of the emulator, the cost of schedules, checks and the search for races, and the cost of the sums of
+//! tensor cores. Reports the minimum CPU time of one thread over several runs, so that other load on the machine has
+//! little effect.
 //!
 //! ```sh
 //! cargo run --release -p ptx_emulator --example speed
@@ -9,6 +10,9 @@ use std::fs;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use ptx_emulator::hw::descriptor::{Element, ScaleType};
+use ptx_emulator::hw::matmul::{Floats, Fours, Packing, Scales, multiply_f32, multiply_fours};
+use ptx_emulator::hw::sums::{Adder, Family, Instruction, Kind};
 use ptx_emulator::{Arg, Device, DeviceConfig, LaunchConfig, Module, Report, Schedule};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
@@ -71,6 +75,51 @@ fn cpu_time(pool: &ThreadPool, run: impl Fn() -> Result<Report> + Sync) -> Resul
     })
 }
 
+/// CPU time of a call on this thread, in seconds. The clock may be too coarse for a single call.
+fn time(call: impl Fn()) -> f64 {
+    const CALLS: u32 = 400;
+    let start = Instant::now();
+    let many = || {
+        let before = now(start);
+        (0..CALLS).for_each(|_| call());
+        (now(start) - before).as_secs_f64() / f64::from(CALLS)
+    };
+    (0..RUNS).map(|_| many()).fold(f64::INFINITY, f64::min)
+}
+
+/// Prints the speed of the products of `tcgen05.mma` with 128 rows and 256 columns, added as a GPU adds them and exactly.
+fn products() {
+    const ROWS: usize = 128;
+    const COLUMNS: usize = 256;
+    println!("product   exact, G products/s   card, G products/s   ratio");
+    let print = |name: &str, k: usize, exact: f64, card: f64| {
+        let rate = |seconds: f64| (ROWS * COLUMNS * k) as f64 / seconds / 1e9;
+        println!("{name:<9} {:>19.2} {:>20.2} {:>7.2}", rate(exact), rate(card), exact / card);
+    };
+    let random = |count: usize| (0..count as u32).map(|n| n.wrapping_mul(0x9e37_79b9) >> 13);
+    // Halves between 0.5 and 2, of both signs.
+    let halves = |count: usize| -> Vec<u8> {
+        random(count).flat_map(|bits| (bits as u16 & 0x87ff | 0x3800).to_le_bytes()).collect()
+    };
+    let floats = |rows: usize| Floats::decode(Element::F16, Packing::Dense, rows, 16, &halves(rows * 16));
+    let (a, b) = (floats(ROWS), floats(COLUMNS));
+    let adder = Adder::of(Family::Blackwell, Instruction::Tcgen05, Kind::Half);
+    let run = |adder: Option<&Adder>| time(|| multiply_f32(&a, &b, adder, &mut vec![1.0; ROWS * COLUMNS]));
+    print("f16", 16, run(None), run(Some(&adder)));
+    let fours = |rows: usize| Fours::decode(rows, 64, &random(rows * 32).map(|bits| bits as u8).collect::<Vec<_>>());
+    // Scales between 0.5 and 4.
+    let scales = |rows: usize| {
+        let codes: Vec<u8> = random(rows * 4).map(|bits| 0x30 + (bits % 24) as u8).collect();
+        Scales::decode(ScaleType::Ue4m3, rows, 4, &codes).expect("no code has its top bit set")
+    };
+    let (a, b) = ((fours(ROWS), scales(ROWS)), (fours(COLUMNS), scales(COLUMNS)));
+    let adder = Adder::of(Family::Blackwell, Instruction::Tcgen05, Kind::Four);
+    let run = |adder: Option<&Adder>| {
+        time(|| multiply_fours((&a.0, &a.1), (&b.0, &b.1), adder, &mut vec![1.0; ROWS * COLUMNS]))
+    };
+    print("mxf4nvf4", 64, run(None), run(Some(&adder)));
+}
+
 /// Exits with status 1 if a ratio exceeds its goal.
 fn main() -> Result<ExitCode> {
     let module = Module::parse(include_str!("speed/kernels.ptx"))?;
@@ -109,6 +158,7 @@ fn main() -> Result<ExitCode> {
         );
         met &= sanitized / bare <= SANITIZER && searched / sanitized <= RACES && late / searched <= WORST;
     }
+    products();
     println!(
         "goals: sanitizer {SANITIZER} x machine, races {RACES} x that, worst {WORST} x fair: {}",
         if met { "met" } else { "NOT met" }

@@ -132,7 +132,7 @@ pub struct Kernel {
     pub(crate) communicates: bool,
     /// `true` if the kernel is compiled for compute capability 12.x, whose SMs have less shared memory than SMs of 9.0
     /// and 10.0.
-    pub(crate) small_shared_memory: bool,
+    pub(crate) small_sm: bool,
     pub(crate) uses_tmem: bool,
     pub(crate) uses_wgmma: bool,
     /// CTA group of the kernel's `tcgen05` instructions: 1 or 2.

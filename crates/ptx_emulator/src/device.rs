@@ -50,6 +50,8 @@ impl From<Buffer> for Arg {
 const MAX_THREADS: u32 = 1024;
 /// Maximum number of CTAs per cluster (with the non-portable size).
 const MAX_CLUSTER: u32 = 16;
+/// The same on compute capability 12.x (NVIDIA's tuning guide for Blackwell, "Thread Block Clusters").
+const SMALL_MAX_CLUSTER: u32 = 8;
 /// Maximum shared memory per CTA in bytes, static and dynamic (compute capability 9.0 and 10.0).
 const MAX_SHARED: u32 = 227 * 1024;
 /// Maximum shared memory per CTA in bytes (compute capability 12.x).
@@ -58,6 +60,31 @@ const SMALL_MAX_SHARED: u32 = 99 * 1024;
 const TURN: u64 = 2048;
 /// Number of rounds without progress after which clusters that take turns count as stuck.
 const PATIENCE: u32 = 4;
+
+/// What an SM holds at a time (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
+struct SmLimits {
+    threads: u64,
+    ctas: u64,
+    /// Bytes of shared memory. [`RESERVED_SHARED`](SmLimits::RESERVED_SHARED) bytes per CTA count too.
+    shared_bytes: u64,
+}
+
+impl SmLimits {
+    /// Compute capability 9.0 and 10.x.
+    const LARGE: SmLimits = SmLimits { threads: 2048, ctas: 32, shared_bytes: 228 << 10 };
+    /// Compute capability 12.x.
+    const SMALL: SmLimits = SmLimits { threads: 1536, ctas: 24, shared_bytes: 100 << 10 };
+    /// Shared memory that the system reserves per CTA, in bytes.
+    const RESERVED_SHARED: u64 = 1 << 10;
+
+    /// Maximum number of CTAs of a launch on an SM at a time, at least 1. PTX does not say how many registers a thread
+    /// needs, so they do not count.
+    fn ctas(&self, kernel: &Kernel, config: &LaunchConfig) -> u64 {
+        let threads = config.block.iter().map(|&n| u64::from(n)).product::<u64>().next_multiple_of(32);
+        let shared = u64::from(kernel.shared_bytes) + u64::from(config.shared_bytes) + SmLimits::RESERVED_SHARED;
+        self.ctas.min(self.threads / threads).min(self.shared_bytes / shared).max(1)
+    }
+}
 
 /// A device with its memory.
 #[derive(Default)]
@@ -312,8 +339,9 @@ fn check(kernel: &Kernel, config: &LaunchConfig) -> Result<(), Fault> {
     if grid[1] > 65535 || grid[2] > 65535 || grid[0] > i32::MAX as u32 {
         return refuse(format!("grid {grid:?}; the maximum is [2147483647, 65535, 65535]"));
     }
-    if cluster.iter().map(|&n| u64::from(n)).product::<u64>() > MAX_CLUSTER.into() {
-        return refuse(format!("cluster {cluster:?}; the maximum is {MAX_CLUSTER} CTAs per cluster"));
+    let most = if kernel.small_sm { SMALL_MAX_CLUSTER } else { MAX_CLUSTER };
+    if cluster.iter().map(|&n| u64::from(n)).product::<u64>() > most.into() {
+        return refuse(format!("cluster {cluster:?}; the maximum is {most} CTAs per cluster"));
     }
     if (0..3).any(|d| grid[d] % cluster[d] != 0) {
         return refuse(format!("grid {grid:?} is not a multiple of cluster {cluster:?}"));
@@ -334,7 +362,7 @@ fn check(kernel: &Kernel, config: &LaunchConfig) -> Result<(), Fault> {
         return refuse(format!("cluster {cluster:?}; `.reqnctapercluster` requires {required:?}"));
     }
     let shared = u64::from(kernel.shared_bytes) + u64::from(config.shared_bytes);
-    let most = if kernel.small_shared_memory { SMALL_MAX_SHARED } else { MAX_SHARED };
+    let most = if kernel.small_sm { SMALL_MAX_SHARED } else { MAX_SHARED };
     if shared > most.into() {
         return refuse(format!("{shared} bytes of shared memory per CTA; the maximum is {most}"));
     }
@@ -424,7 +452,7 @@ fn in_parallel(kernel: &Kernel, launch: Launch<'_>) -> Result<Outcome, Fault> {
         let mut cluster = Cluster::new(kernel, launch, index);
         let end = match cluster.run(u64::MAX) {
             Ok(Status::Done) => return Ok(Outcome::of(&mut cluster)),
-            Ok(Status::Stuck) => cluster.no_progress(0),
+            Ok(Status::Stuck) => cluster.no_progress(&[], 0),
             Ok(Status::Running | Status::Held | Status::Idle) => cluster.deadlock(),
             Err(fault) => fault,
         };
@@ -469,9 +497,10 @@ fn races_between_clusters(kernel: &Kernel, launch: Launch<'_>, outcome: &mut Out
     Ok(())
 }
 
-/// Runs clusters that may communicate, up to the number that the device holds at the same time. In each round, every
-/// cluster runs on its thread until it is about to communicate. The clusters then communicate one after the other. The
-/// outcome of a kernel without races therefore depends only on the schedule.
+/// Runs clusters that may communicate: a CTA on each SM, and more of them, up to the number that the device holds at the
+/// same time, if none of them can go on otherwise. In each round, every cluster runs on its thread until it is about to
+/// communicate. The clusters then communicate one after the other. The outcome of a kernel without races therefore
+/// depends only on the schedule.
 fn take_turns(kernel: &Kernel, launch: Launch<'_>) -> Result<Outcome, Fault> {
     let mut running = Vec::new();
     let mut sum = Outcome::default();
@@ -491,7 +520,10 @@ fn run_rounds<'a>(
     sum: &mut Outcome,
 ) -> Result<(), Fault> {
     let ctas = launch.config.cluster.iter().product::<u32>();
-    let resident = (launch.sms / ctas).max(1) as usize;
+    let limits = if kernel.small_sm { SmLimits::SMALL } else { SmLimits::LARGE };
+    let per_sm = limits.ctas(kernel, launch.config);
+    let most = (u64::from(launch.sms) * per_sm / u64::from(ctas)).max(1) as usize;
+    let mut resident = (launch.sms / ctas).max(1) as usize;
     let (mut rounds, mut idle_rounds) = (0, 0);
     // Changes by finished clusters, and by all clusters up to the last round.
     let (mut finished, mut changes) = (0, 0);
@@ -531,20 +563,27 @@ fn run_rounds<'a>(
         let before = std::mem::replace(&mut changes, finished + running.iter().map(Cluster::changes).sum::<u64>());
         if before != changes {
             running.iter_mut().filter(|cluster| cluster.is_stuck()).for_each(Cluster::look_again);
-        } else if let Some(stuck) = stuck(running, &turns) {
-            let not_begun = launch.clusters.saturating_sub(launch.next_cluster.load(Ordering::Relaxed));
-            return Err(stuck.no_progress(not_begun));
         }
         (rounds, idle_rounds) = (rounds + 1, if moved { 0 } else { idle_rounds + 1 });
-        if idle_rounds > PATIENCE {
-            return Err(running[0].deadlock());
+        let stuck = (before == changes).then(|| stuck(running, &turns)).flatten();
+        if stuck.is_none() && idle_rounds <= PATIENCE {
+            continue;
         }
+        let not_begun = launch.clusters.saturating_sub(launch.next_cluster.load(Ordering::Relaxed));
+        if not_begun > 0 && running.len() < most {
+            (resident, idle_rounds) = (most.min(2 * running.len()), 0);
+            continue;
+        }
+        return Err(match stuck {
+            Some(stuck) => running[stuck].no_progress(running, not_begun),
+            None => running[0].deadlock(),
+        });
     }
 }
 
-/// A cluster whose warps repeat the same steps, if no cluster can go on. `turns` holds the last turn of each.
-fn stuck<'c, 'a>(running: &'c [Cluster<'a>], turns: &[(Status, bool)]) -> Option<&'c Cluster<'a>> {
-    let rests = |(cluster, turn): (&Cluster<'a>, &(Status, bool))| cluster.is_stuck() || turn.0 == Status::Idle;
+/// Index of a cluster whose warps repeat the same steps, if no cluster can go on. `turns` holds the last turn of each.
+fn stuck(running: &[Cluster<'_>], turns: &[(Status, bool)]) -> Option<usize> {
+    let rests = |(cluster, turn): (&Cluster<'_>, &(Status, bool))| cluster.is_stuck() || turn.0 == Status::Idle;
     let all = running.len() == turns.len() && running.iter().zip(turns).all(rests);
-    running.iter().find(|cluster| all && cluster.is_stuck())
+    running.iter().position(|cluster| all && cluster.is_stuck())
 }

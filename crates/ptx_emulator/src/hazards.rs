@@ -13,6 +13,10 @@ pub struct Hazards {
     /// Continue after hazards, and list all of them, one entry per place.
     #[arg(long)]
     pub keep_going: bool,
+    /// Let `tcgen05.alloc.cta_group::2` of the two CTAs of a pair wait for each other, also without a cluster barrier
+    /// before. The manual leaves it open, and a B300 has shown otherwise (NVIDIA/cutlass#3435).
+    #[arg(long)]
+    pub alloc_rendezvous: bool,
     /// Do not search for races between threads of a grid in global memory.
     #[arg(long)]
     pub no_global_races: bool,

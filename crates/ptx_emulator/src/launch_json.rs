@@ -58,6 +58,9 @@ pub struct LaunchFile {
     /// Whether to search for races in global memory between the grid's threads. Requires `sanitize`.
     #[serde(default = "yes")]
     pub global_races: bool,
+    /// [`LaunchConfig::alloc_rendezvous`].
+    #[serde(default)]
+    pub alloc_rendezvous: bool,
     /// Whether to continue after hazards: see [`LaunchConfig::keep_going`].
     #[serde(default)]
     pub keep_going: bool,
@@ -376,6 +379,7 @@ impl LaunchFile {
             strict: self.strict,
             global_races: self.global_races,
             keep_going: self.keep_going,
+            alloc_rendezvous: self.alloc_rendezvous,
             allow,
             sums,
             ..LaunchConfig::linear(1, 1)

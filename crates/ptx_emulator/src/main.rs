@@ -114,6 +114,7 @@ fn launch(
         (file.sanitize, file.strict) = (level != Level::Machine, level == Level::Strict);
     }
     file.keep_going |= hazards.keep_going;
+    file.alloc_rendezvous |= hazards.alloc_rendezvous;
     file.global_races &= !hazards.no_global_races;
     let folder = path.parent().unwrap_or("".as_ref());
     let mut prepared = file.prepare(folder)?;

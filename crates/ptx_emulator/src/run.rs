@@ -169,6 +169,7 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
         .env("PTX_EMULATOR_SUMS", format!("{:?}", args.sums).to_lowercase())
         .env("PTX_EMULATOR_ALLOW", args.hazards.allow.iter().map(Allow::to_string).collect::<Vec<_>>().join(","))
         .env("PTX_EMULATOR_KEEP_GOING", if args.hazards.keep_going { "1" } else { "" })
+        .env("PTX_EMULATOR_ALLOC_RENDEZVOUS", if args.hazards.alloc_rendezvous { "1" } else { "" })
         .env("PTX_EMULATOR_NO_GLOBAL_RACES", if args.hazards.no_global_races { "1" } else { "" })
         .env("PTX_EMULATOR_LIMIT", args.limit.iter().map(Limit::to_string).collect::<Vec<_>>().join(","))
         .env("PTX_EMULATOR_LOG", &log)

@@ -142,7 +142,7 @@ fn every_form_of_argument_reaches_the_kernel() {
 fn limits_end_a_loop_that_does_not_repeat_itself() {
     let (folder, _) = launch("st.global.u32 [%d3], %r1;", 1);
     let text = std::fs::read_to_string(folder.path().join("k.ptx")).unwrap();
-    let looped = text.replace("ret;", "L:\nadd.u64 %d3, %d3, 1;\nbra L;\nret;");
+    let looped = text.replace("ret;", "L:\nadd.u32 %r1, %r1, 1;\nst.global.u32 [%d3], %r1;\nbra L;\nret;");
     std::fs::write(folder.path().join("k.ptx"), looped).unwrap();
     for (limit, words) in [("1000", "has executed 1000 instructions"), ("0.05s", "has run for 0.05 s")] {
         let output = run(folder.path(), &["launch", "launch.json", "--limit", limit]);

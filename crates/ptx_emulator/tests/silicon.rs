@@ -25,12 +25,18 @@ enum Line {
     Told { fact: String, gpu: String, source: String, test: String },
 }
 
-/// The emulator's verdict on a program at a level.
+/// The emulator's verdict on a program at a level. A program that says which schedules show its fault is run on the first
+/// of them.
 fn verdict(program: &Program, level: &str) -> String {
+    let schedule = program.outcome.schedules.as_ref().and_then(|all| all.first().cloned());
+    verdict_on(program, level, schedule)
+}
+
+/// The emulator's verdict on a program at a level and on a schedule.
+fn verdict_on(program: &Program, level: &str, schedule: Option<String>) -> String {
     let mut program = program.clone();
     (program.launch.sanitize, program.launch.strict) = (level != "machine", level == "strict");
-    // A program that says which schedules show its fault is run on the first of them.
-    program.launch.schedule = program.outcome.schedules.as_ref().and_then(|all| all.first().cloned());
+    program.launch.schedule = schedule;
     let mut prepared = program.prepare().unwrap_or_else(|error| panic!("{error:#}"));
     // With several threads, the order of racing clusters depends on timing.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
@@ -49,7 +55,8 @@ fn verdict(program: &Program, level: &str) -> String {
     }
 }
 
-fn page() -> String {
+/// All programs of `tests`, by folder and name.
+fn programs() -> HashMap<PathBuf, Program> {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
     let mut programs = HashMap::new();
     for folder in ["pass", "fail"] {
@@ -58,8 +65,16 @@ fn page() -> String {
             programs.insert(Path::new(folder).join(stem), program);
         }
     }
-    let lines = std::fs::read_to_string(tests.join("silicon.json")).unwrap();
-    let lines: Vec<Line> = serde_json::from_str(&lines).unwrap();
+    programs
+}
+
+fn facts() -> Vec<Line> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/silicon.json");
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn page() -> String {
+    let (programs, lines) = (programs(), facts());
     let mut page = HEAD.to_owned();
     for line in lines {
         match line {
@@ -90,4 +105,26 @@ fn page_has_the_verdict_on_every_fact() {
         std::fs::write(&path, &page).unwrap();
     }
     assert_eq!(page, std::fs::read_to_string(path).unwrap_or_default(), "run with BLESS=1 if this is right");
+}
+
+#[test]
+fn verdicts_are_the_same_on_every_schedule() {
+    let programs = programs();
+    let seeds = (1..=20).map(|seed| format!("seed:{seed}"));
+    let schedules: Vec<String> = ["fair".into(), "worst".into()].into_iter().chain(seeds).collect();
+    for line in facts() {
+        let Line::Shown { program: name, .. } = line else { continue };
+        let program = &programs[&PathBuf::from(&name)];
+        let first = verdict(program, "default");
+        for schedule in program.outcome.schedules.as_ref().unwrap_or(&schedules) {
+            assert_eq!(verdict_on(program, "default", Some(schedule.clone())), first, "{name} on {schedule}");
+        }
+    }
+}
+
+#[test]
+fn an_option_lets_allocations_of_a_pair_wait_for_each_other() {
+    let mut program = programs()[Path::new("fail/pair_freed_before_the_peer_allocates")].clone();
+    program.launch.alloc_rendezvous = true;
+    assert_eq!(verdict(&program, "default"), "right");
 }

@@ -10,8 +10,8 @@ use regex::Regex;
 use serde_json::{Value, json};
 
 use super::progress::Progress;
-use super::verify::{CELLS, cells, errors_to_json, words, worse_first};
-use super::{exit, failure, table};
+use super::verify::{CELLS, cells, draw, errors_to_json, words, worse_first};
+use super::{exit, failure, plot, table};
 
 /// Version of the output of `--json`; it grows when a key is removed or changes its meaning.
 const SCHEMA: u32 = 1;
@@ -35,6 +35,10 @@ pub struct Args {
     /// Compare only tensors, and weights (`M.weight`), whose names match.
     #[arg(long, value_name = "REGEX")]
     filter: Option<Regex>,
+    /// Draw the errors of OTHER's quantized weights by layer and projection, the use of codes and scales, and outlier
+    /// columns, as SVG or PNG.
+    #[arg(long, value_name = "FILE.svg|png", value_parser = plot::parse)]
+    plot: Option<PathBuf>,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -54,6 +58,9 @@ fn diff(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let done = |units| progress.add(units);
     let (weights, tensors) = (comparison.weights(&done)?, comparison.differences(&done)?);
     drop(progress);
+    if let Some(path) = &args.plot {
+        draw(path, &other, &chosen, &weights)?;
+    }
     let equal = weights.iter().filter(|weight| weight.is_equal()).count();
     let mut different: Vec<_> = weights.into_iter().filter(|weight| !weight.is_equal()).collect();
     different.sort_by(|one, other| worse_first(one.errors, other.errors));
@@ -127,6 +134,7 @@ impl Found<'_> {
             "schema_version": SCHEMA,
             "one": args.one.display().to_string(),
             "other": args.other.display().to_string(),
+            "plot": args.plot.as_ref().map(|path| path.display().to_string()),
             "equal": self.is_empty(),
             "only_in_one": self.alone(0),
             "only_in_other": self.alone(1),

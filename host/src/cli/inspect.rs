@@ -4,11 +4,12 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use nvfp4::checkpoint::{Inspection, OtherWeight, Problem, Range, Weight};
+use nvfp4::checkpoint::{Checkpoint, Inspection, OtherWeight, Problem, Range, TensorFile, Usage, Weight};
 use nvfp4::printable;
 use serde_json::json;
 
-use super::table;
+use super::progress::Progress;
+use super::{plot, table};
 
 /// Version of the output of `--json`. It grows when a key is removed or changes its meaning, not when a key is added.
 const SCHEMA_VERSION: u32 = 3;
@@ -28,6 +29,10 @@ pub struct Args {
     /// A safetensors file, a directory of safetensors files, or the index of a sharded model.
     #[arg(value_name = "FILE", value_hint = clap::ValueHint::AnyPath)]
     path: PathBuf,
+    /// Draw how the NVFP4 weights use their codes and scales, and their outlier columns by layer, as SVG or PNG. Reads all
+    /// numbers.
+    #[arg(long, value_name = "FILE.svg|png", value_parser = plot::parse)]
+    plot: Option<PathBuf>,
     /// Print one JSON object: path, files, tensors, weights (NVFP4, with the operations of `nvfp4 run` that compute
     /// them), others (of other types, with the reason why they do not run), problems (each with code, severity, message) and schema_version.
     #[arg(long)]
@@ -37,10 +42,18 @@ pub struct Args {
 /// Prints a table and the problems, or both as JSON.
 pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let found = Inspection::of(&args.path);
+    if let Some(path) = &args.plot {
+        let checkpoint = Checkpoint::open(&args.path)?;
+        let numbers = checkpoint.files().iter().flat_map(TensorFile::tensors).map(|(_, tensor)| 2 * tensor.data.len());
+        let progress = Progress::new("drawing", numbers.sum());
+        let usage = Usage::of(&checkpoint, &|_| true, &|done| progress.add(done))?;
+        plot::write(path, &plot::usage(&usage))?;
+    }
     if args.json {
         let object = json!({
             "schema_version": SCHEMA_VERSION,
             "path": args.path.display().to_string(),
+            "plot": args.plot.as_ref().map(|path| path.display().to_string()),
             "files": found.files,
             "tensors": found.tensors,
             "weights": found.weights.iter().map(to_json).collect::<Vec<_>>(),

@@ -13,6 +13,7 @@ mod leftovers;
 mod man;
 mod message;
 mod parse;
+mod plot;
 mod progress;
 mod quantize;
 mod roofline;

@@ -2,16 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use nvfp4::checkpoint::{Checkpoint, ComparedWeight, Comparison, Difference, Errors, natural};
+use nvfp4::checkpoint::{Checkpoint, ComparedWeight, Comparison, Difference, Errors, Usage, natural};
 use nvfp4::printable;
 use regex::Regex;
 use serde_json::{Value, json};
 
 use super::progress::Progress;
-use super::{exit, failure, table};
+use super::{exit, failure, plot, table};
 
 /// Version of the output of `--json`; it grows when a key is removed or changes its meaning.
 const SCHEMA: u32 = 1;
@@ -30,6 +30,7 @@ tensor differs or is missing. NVFP4 of Gaussian numbers has a relative error of 
 Examples:
   nvfp4 verify model-nvfp4/ --source model-bf16/
   nvfp4 verify model-nvfp4/ --source model-bf16/ --max-relative-rms 0.11 --min-cosine 0.99 --json
+  nvfp4 verify model-nvfp4/ --source model-bf16/ --plot errors.svg
   nvfp4 verify model-nvfp4/ --source model-bf16/ --filter 'layers\\.3\\.mlp'")]
 pub struct Args {
     /// The quantized model: a safetensors file, a directory of safetensors files, or an index.
@@ -56,6 +57,9 @@ pub struct Args {
     /// Number of layers and of weights to print, the worst first.
     #[arg(long, value_name = "N", default_value_t = 10)]
     worst: usize,
+    /// Draw the errors by layer and projection, the use of codes and scales, and outlier columns, as SVG or PNG.
+    #[arg(long, value_name = "FILE.svg|png", value_parser = plot::parse)]
+    plot: Option<PathBuf>,
     /// Print one JSON object, with all layers and weights.
     #[arg(long)]
     json: bool,
@@ -77,6 +81,9 @@ fn verify(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let differences = comparison.differences(&done)?;
     drop(progress);
     weights.sort_by(|one, other| worse_first(one.errors, other.errors));
+    if let Some(path) = &args.plot {
+        draw(path, &model, &chosen, &weights)?;
+    }
     let report = Report { args, comparison: &comparison, weights, differences };
     if args.json {
         writeln!(out, "{}", report.to_json())?;
@@ -84,6 +91,19 @@ fn verify(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
         report.print(out)?;
     }
     Ok(if report.failures().is_empty() { ExitCode::SUCCESS } else { ExitCode::from(exit::WRONG) })
+}
+
+/// Draws the errors of the quantized weights, and how the NVFP4 weights use their format.
+pub fn draw(
+    path: &Path,
+    model: &Checkpoint,
+    chosen: &dyn Fn(&str) -> bool,
+    weights: &[ComparedWeight],
+) -> anyhow::Result<()> {
+    let quantized: Vec<_> = weights.iter().filter(|weight| weight.is_quantized()).cloned().collect();
+    let mut panels: Vec<_> = plot::errors(&quantized).into_iter().collect();
+    panels.extend(plot::usage(&Usage::of(model, chosen, &|_| ())?));
+    plot::write(path, &panels)
 }
 
 /// Orders errors: weights with a NaN first, then by relative error.
@@ -233,6 +253,7 @@ impl Report<'_> {
             "schema_version": SCHEMA,
             "model": self.args.model.display().to_string(),
             "source": self.args.source.display().to_string(),
+            "plot": self.args.plot.as_ref().map(|path| path.display().to_string()),
             "passed": failures.is_empty(),
             "errors": errors_to_json(all),
             "layers": self.layers().iter().map(layer).collect::<Vec<_>>(),

@@ -246,17 +246,12 @@ impl<K> Target<K> {
             // All threads take the same branch. The opaque read keeps the compiler from making one loop per branch,
             // which would need registers for the sums of both.
             let has_parameters = K::ANY_ACTIVATION && opaque_b32(self.activation.kind) != NO_PARAMETERS;
-            match (K::SHAPE.matrices == 2, has_parameters) {
-                (true, false) => write_round!(|gate: f32, up: f32| silu(gate) * up),
-                (true, true) => {
-                    if K::CURVES {
-                        with_curve!(&self.activation, |curve| write_round!(curve));
-                    } else {
-                        write_round!(|gate: f32, up: f32| self.activation.gated(gate, up));
-                    }
-                }
-                (false, false) => write_round!(|sum: f32, _: f32| sum),
-                (false, true) => write_round!(|sum: f32, _: f32| relu2(sum)),
+            match (K::SHAPE.matrices == 2, has_parameters, K::CURVES) {
+                (true, false, _) => write_round!(|gate: f32, up: f32| silu(gate) * up),
+                (true, true, false) => write_round!(|gate: f32, up: f32| self.activation.gated(gate, up)),
+                (true, true, true) => with_curve!(&self.activation, |curve| write_round!(curve)),
+                (false, false, _) => write_round!(|sum: f32, _: f32| sum),
+                (false, true, _) => write_round!(|sum: f32, _: f32| relu2(sum)),
             }
             token += ROUND_TOKENS as u32;
             sums = sums.map(|rounds| core::array::from_fn(|round| rounds[(round + 1).min(ROUNDS - 1)]));

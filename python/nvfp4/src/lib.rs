@@ -24,6 +24,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("MOE_HEAD_BYTES", nvfp4::backend::cuda::MoeLauncher::HEAD_BYTES)?;
     module.add_function(wrap_pyfunction!(moe::check_packed_moe, module)?)?;
     module.add_function(wrap_pyfunction!(moe::moe_weight_bytes, module)?)?;
+    module.add_function(wrap_pyfunction!(moe::moe_expert_parts, module)?)?;
     module.add_function(wrap_pyfunction!(moe::moe_workspace_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(linear::linear, module)?)?;
     module.add_function(wrap_pyfunction!(linear::pack_linear, module)?)?;

@@ -1,5 +1,7 @@
 """References in numpy, written from the definition of NVFP4 without the package's code."""
 
+import math
+
 import numpy as np
 import torch
 
@@ -78,6 +80,28 @@ def silu_limit(gate, up, limit=1.5):
 
 def relu2(_, up):
     return np.maximum(up, 0) ** 2
+
+
+def gated_relu2(gate, up):
+    return np.maximum(gate, 0) ** 2 * up
+
+
+def gelu(gate, up):
+    return gate / 2 * (1 + np.vectorize(math.erf)(gate / np.sqrt(2))) * up
+
+
+def swigluoai(gate, up, alpha, limit, offset):
+    x = np.minimum(gate, limit)
+    return x / (1 + np.exp(-alpha * x)) * (np.clip(up, -limit, limit) + offset)
+
+
+def swiglu_step(gate, up, limit=7.0):
+    return np.minimum(silu(gate, 1.0), limit) * np.clip(up, -limit, limit)
+
+
+def situ(gate, up, beta, linear=None):
+    up = up if linear is None else linear * np.tanh(up / linear)
+    return beta * np.tanh(gate / beta) / (1 + np.exp(-gate)) * up
 
 
 def moe(

@@ -107,7 +107,7 @@ def wrong_calls():
     yield "x", lambda call: call | {"x": call["x"].float()}
     yield "x", lambda call: call | {"x": call["x"].t().contiguous().t()}
     yield "x", lambda call: call | {"out_features": 24}
-    yield "weights", lambda call: call | {"x": call["x"][:, :48].contiguous()}
+    yield "weights", lambda call: call | {"x": call["x"].repeat(1, 3)}
     yield "weights", lambda call: call | {"out_features": N + 64}
     yield "weights", lambda call: call | {"weights": call["weights"][:-1]}
     yield "weights", lambda call: call | {"weights": call["weights"].view(torch.int8)}
@@ -121,6 +121,14 @@ def test_wrong_argument_is_named_in_a_value_error(name, change, device):
     with pytest.raises(ValueError, match=f"^{name}: "):
         nvfp4.linear(**change(call))
     assert nvfp4.linear(**call).shape == (5, N)
+
+
+def test_tokens_of_another_width_are_refused(device):
+    weight, _ = projections()
+    layer = nvfp4.Linear(to(weight, device), rows=ROWS)
+    for width in (48, K + 16, 3 * K):
+        with pytest.raises(ValueError, match=f"^x: .*{K}.*{width}"):
+            layer(torch.randn(5, width, device=device).bfloat16())
 
 
 def test_mismatched_tensors_are_named(device):

@@ -1,5 +1,7 @@
 """`moe` and `Moe`."""
 
+import functools
+
 import numpy as np
 import pytest
 import reference
@@ -96,8 +98,23 @@ def test_nvfp4_tokens_use_expert_input_scales_or_their_own():
         of(token_format="nvfp4", input_scales=scales)
 
 
+FORMULAS = {
+    "silu": reference.silu,
+    "silu-limit=1.5": reference.silu_limit,
+    "gelu-tanh": reference.gelu_tanh,
+    "gelu": reference.gelu,
+    "gpt-oss": reference.gpt_oss,
+    "swigluoai=1.25,0.5,0.25": functools.partial(reference.swigluoai, alpha=1.25, limit=0.5, offset=0.25),
+    "swiglu-step=0.5": functools.partial(reference.swiglu_step, limit=0.5),
+    "situ=0.5": functools.partial(reference.situ, beta=0.5),
+    "situ=4,0.25": functools.partial(reference.situ, beta=4, linear=0.25),
+    "relu2": reference.relu2,
+    "relu2-gated": reference.gated_relu2,
+}
+
+
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("activation", ["gelu-tanh", "gpt-oss", "silu-limit=1.5", "relu2", "silu"])
+@pytest.mark.parametrize("activation", FORMULAS)
 def test_activations_and_biases_match_the_reference(activation, biased, device):
     gate, up, down = projections()
     gate = None if activation == "relu2" else gate
@@ -106,9 +123,16 @@ def test_activations_and_biases_match_the_reference(activation, biased, device):
     of_device = [None if matrix is None else to(matrix, device) for matrix in (gate, up, down)]
     layer = nvfp4.Moe(*of_device, activation=activation, biases=biases)
     call = tokens(9, device)
-    formula = getattr(reference, activation.split("=")[0].replace("-", "_"))
-    want, bound = reference.moe(*call, gate, up, down, activation=formula, biases=biases)
+    want, bound = reference.moe(*call, gate, up, down, activation=FORMULAS[activation], biases=biases)
     assert (np.abs(layer(*call).double().cpu().numpy() - want) <= bound).all()
+
+
+def test_tokens_of_another_width_are_refused(device):
+    layer = nvfp4.Moe(*(to(matrix, device) for matrix in projections()))
+    hidden, ids, weights = tokens(5, device)
+    for other in (hidden[:, : H - 16].contiguous(), hidden.repeat(1, 2)):
+        with pytest.raises(ValueError, match=f"^hidden_states: .*{H}.*{other.shape[1]}"):
+            layer(other, ids, weights)
 
 
 def test_wrong_gate_activation_or_bias_is_named(device):
@@ -139,6 +163,47 @@ def test_shared_expert_and_its_weights_match_the_reference(device):
     check(layer(*call), call, matrices, shared=shared)
     gates = torch.rand(9)
     check(layer(*call, shared_weights=gates.to(device)), call, matrices, shared=shared, shared_weights=gates)
+
+
+@pytest.mark.parametrize("activation", ["silu", "relu2"])
+@pytest.mark.parametrize("token_format", ["16-bit", "fp8", "nvfp4"])
+def test_experts_move_by_their_parts(token_format, activation, device):
+    if (token_format, device) == ("nvfp4", "cuda"):
+        pytest.skip("NVFP4 tokens need a Blackwell GPU")
+    shared = projections(32, 1)
+
+    def weights():
+        matrices, biases = list(projections()), [torch.randn(E, rows) for rows in (I, I, H)]
+        if activation == "relu2":
+            matrices[0] = biases[0] = None
+        return matrices, biases, [torch.rand(E + 1) * 0.01 + 0.01 for _ in range(2)] if token_format == "nvfp4" else None
+
+    def layer(matrices, biases, scales):
+        of_shared = [None if matrices[0] is None and index == 0 else to(matrix, device) for index, matrix in enumerate(shared)]
+        of_device = [matrix and to(matrix, device) for matrix in matrices]
+        options = {"activation": activation, "token_format": token_format, "input_scales": scales, "biases": biases, "shared": of_shared}
+        return nvfp4.Moe(*of_device, **options)
+
+    def pick(sources, places):
+        """Returns the weights of experts at places, each a number of a source and of an expert there."""
+        at = lambda of: None if of[0] is None else torch.stack([of[source][expert] for source, expert in places])
+        matrices = [matrix and nvfp4.Quantized(*map(at, zip(*(source[0][index] for source in sources)))) for index, matrix in enumerate(sources[0][0])]
+        biases = [at([source[1][index] for source in sources]) for index in range(3)]
+        scales = sources[0][2] and [torch.cat((at([source[2][index] for source in sources]), sources[0][2][index][E:])) for index in range(2)]
+        return matrices, biases, scales
+
+    sources = weights(), weights()
+    places = [(0, 4), (1, 3), (0, 0), (1, 5), (0, 1), (0, 4)]
+    moved, other = (layer(*source) for source in sources)
+    parts = moved.expert_parts(), other.expert_parts()
+    assert all(part.shape[0] == E and part.is_contiguous() for part in parts[0])
+    call = tokens(9, device)
+    before = moved(*call)
+    for to_part, *from_parts in zip(parts[0], *(map(torch.clone, of) for of in parts)):
+        for place, (source, expert) in enumerate(places):
+            to_part[place] = from_parts[source][expert]
+    got = moved(*call)
+    assert torch.equal(got, layer(*pick(sources, places))(*call)) and not torch.equal(got, before)
 
 
 def test_weights_on_the_input_match_the_reference(device):

@@ -86,7 +86,7 @@ class _Packed:
         config = self.moe_runner_config
         word, in_turn = seams.activation_of(config)
         gate, up, _ = serving.split_rows(w13, None, config.is_gated, in_turn)
-        plain, other, options = serving.pack_experts(
+        packed = serving.pack_experts(
             layer.layer_name,
             gate,
             up,
@@ -99,10 +99,10 @@ class _Packed:
         )
         for name in [name for name, _ in layer.named_parameters(recurse=False) if name.startswith(("w13_", "w2_"))]:
             delattr(layer, name)
-        for name, weights in (("w13_weight", plain), ("w2_weight", other)):
+        for name, weights in (("w13_weight", packed.plain), ("w2_weight", packed.other)):
             layer.register_parameter(name, torch.nn.Parameter(weights, requires_grad=False))
         layer.w13_blockscale_swizzled = layer.w2_blockscale_swizzled = None
-        self.experts = serving.Experts(self.tokens, options)
+        self.experts = serving.Experts(self.tokens, packed.options)
 
     def compute(self, layer, dispatch_output):
         # SGLang puts the factor into the router's weights for some runners.

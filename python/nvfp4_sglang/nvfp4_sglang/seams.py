@@ -41,12 +41,17 @@ def activation_of(config):
         if slope is not None:
             known = limit is not None and config.gemm1_beta in (None, 1.0)
             return (f"gpt-oss={slope},{limit}" if known else None), config.gate_up_interleaved
-        if limit is not None:  # SGLang limits the result of SiLU, and `nvfp4` its argument
-            return None, False
+        if limit is not None:  # the limit of the result of SiLU, not of its argument
+            return (f"swiglu-step={limit}" if config.swiglu_limit is None else None), False
         return ("silu" if config.swiglu_limit is None else f"silu-limit={config.swiglu_limit}"), False
+    if name == "situ" and config.is_gated:
+        # SGLang's default for the number of gate is 4.
+        beta = 4.0 if slope is None else slope
+        return (f"situ={beta}" if limit is None else f"situ={beta},{limit}"), False
     if (slope, limit, config.swiglu_limit) != (None, None, None):
         return None, False
-    return {("gelu_tanh", True): "gelu-tanh", ("relu2", False): "relu2"}.get((name, config.is_gated)), False
+    known = {("gelu", True): "gelu", ("gelu_tanh", True): "gelu-tanh", ("relu2", False): "relu2"}
+    return known.get((name, config.is_gated)), False
 
 
 def check():

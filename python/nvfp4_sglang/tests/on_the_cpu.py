@@ -136,7 +136,11 @@ CASES = {
     "routed scaling factor": Case(layer={"routed_scaling_factor": 2.5}),
     "routed scaling factor, compressed-tensors": Case(compressed_tensors(True), OF_TENSORS, SCHEME, layer={"routed_scaling_factor": 2.5}),
     "clamped SwiGLU": Case(layer={"swiglu_limit": 0.5}),
-    "gelu": Case(layer={"activation": "gelu_tanh"}),
+    "gelu": Case(layer={"activation": "gelu"}),
+    "gelu, tanh": Case(layer={"activation": "gelu_tanh"}),
+    "SwiGLU-step": Case(layer={"gemm1_clamp_limit": 0.5}),
+    "SiTU": Case(layer={"activation": "situ"}),
+    "SiTU, both numbers": Case(layer={"activation": "situ", "gemm1_alpha": 0.5, "gemm1_clamp_limit": 0.25}),
     "gpt-oss": Case(layer=GPT_OSS),
     "gpt-oss, halves": Case(layer=GPT_OSS | {"gate_up_interleaved": False}),
     "ReLU² without a gate": Case(layer={"activation": "relu2", "is_gated": False}),
@@ -144,8 +148,8 @@ CASES = {
         compressed_tensors(False), OF_TENSORS, SCHEME, layer={"activation": "relu2", "is_gated": False}
     ),
     "weights on the input": Case(layer={"apply_router_weight_on_input": True, "top_k": 1}),
-    "activation that only SGLang has": Case(experts="", layer={"activation": "situ"}, says="the activation situ with"),
-    "limit behind the activation": Case(experts="", layer={"gemm1_clamp_limit": 7.0}, says="is not one of nvfp4's"),
+    "activation that only SGLang has": Case(experts="", layer={"activation": "silu", "is_gated": False}, says="the activation silu with"),
+    "two limits": Case(experts="", layer={"gemm1_clamp_limit": 7.0, "swiglu_limit": 7.0}, says="is not one of nvfp4's"),
     "biases": Case(experts="", layer={"with_bias": True}, says="SGLang has no parameters for biases"),
     # Token formats.
     "fp8 tokens": Case(environment=FP8, says="computed by nvfp4, fp8 tokens: linear layers"),
@@ -301,7 +305,8 @@ def compute(layer, case, name):
                     parameters[full].weight_loader(parameters[full], tensor, f"experts.{full}", shard_id=shard, expert_id=expert)
                 else:
                     assert part.startswith("input"), full
-    if case.layer.get("gemm1_alpha") and case.layer.get("gate_up_interleaved", True):
+    is_gpt_oss = "gemm1_alpha" in case.layer and "activation" not in case.layer
+    if is_gpt_oss and case.layer.get("gate_up_interleaved", True):
         interleave(layer)
     layer.quant_method.process_weights_after_loading(layer)
     assert {key for key, _ in layer.named_parameters()} == {"w13_weight", "w2_weight"}
@@ -346,12 +351,17 @@ def activation_of(case):
     import reference
 
     name, limit = case.layer.get("activation", "silu"), case.layer.get("swiglu_limit")
-    if "gemm1_alpha" in case.layer:
+    alpha, step = case.layer.get("gemm1_alpha"), case.layer.get("gemm1_clamp_limit")
+    if name == "situ":
+        return None, functools.partial(reference.situ, beta=4.0 if alpha is None else alpha, linear=step)
+    if alpha is not None:
         return "gpt-oss=1.702,7.0", reference.gpt_oss
+    if step is not None:
+        return f"swiglu-step={step}", functools.partial(reference.swiglu_step, limit=step)
     if limit is not None:
         return f"silu-limit={limit}", functools.partial(reference.silu_limit, limit=limit)
-    known = {"silu": ("silu", reference.silu), "gelu_tanh": ("gelu-tanh", reference.gelu_tanh), "relu2": ("relu2", reference.relu2)}
-    return known[name]
+    known = {"silu": reference.silu, "gelu": reference.gelu, "gelu_tanh": reference.gelu_tanh, "relu2": reference.relu2}
+    return name.replace("_", "-"), known[name]
 
 
 def compute_linear(layer, name):

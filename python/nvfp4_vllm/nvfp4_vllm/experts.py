@@ -3,7 +3,6 @@
 import nvfp4
 import torch
 import vllm.model_executor.layers.fused_moe.modular_kernel as mk
-from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
 from vllm.model_executor.layers.quantization.utils.quant_utils import kNvfp4Dynamic, kNvfp4Static
 from vllm.platforms import current_platform
@@ -11,20 +10,41 @@ from vllm.platforms import current_platform
 GPT_OSS = 1.702, 7.0
 """The slope and the limit of `swigluoai`, constants of vLLM's kernels."""
 
+STEP_LIMIT = 7.0
+"""The limit of `swiglustep`, a constant of vLLM's kernels."""
+
+WITHOUT_NUMBERS = {"GELU": "gelu", "GELU_TANH": "gelu-tanh", "RELU2": "relu2-gated", "RELU2_NO_MUL": "relu2"}
+"""vLLM's names of activations without numbers, and `nvfp4`'s words."""
+
+ACTIVATIONS = {*WITHOUT_NUMBERS, "SILU", "SITU", "SWIGLUOAI", "SWIGLUOAI_UNINTERLEAVE", "SWIGLUSTEP"}
+"""vLLM's names of the activations that `nvfp4` has."""
+
 
 def activation_of(config):
     """Returns `nvfp4`'s word for a layer's activation; `None` if it has none."""
-    limit, slope = config.swiglu_limit, config.swiglu_alpha
+    name, limit, slope = config.activation.name, config.swiglu_limit, config.swiglu_alpha
     offset = config.swiglu_beta or 0.0
-    if config.activation == MoEActivation.SILU and slope in (None, 1.0) and offset == 0.0:
+    if name == "SILU" and slope in (None, 1.0) and offset == 0.0:
         return "silu" if limit is None else f"silu-limit={limit}"
-    if config.activation == MoEActivation.SWIGLUOAI and slope in (None, GPT_OSS[0]) and limit in (None, GPT_OSS[1]):
+    if name == "SWIGLUOAI" and slope in (None, GPT_OSS[0]) and limit in (None, GPT_OSS[1]):
         return "gpt-oss={},{}".format(*GPT_OSS)
-    if config.activation == MoEActivation.SWIGLUOAI_UNINTERLEAVE and offset == 1.0 and limit is not None:
-        return f"gpt-oss={1.0 if slope is None else slope},{limit}"
+    if name == "SWIGLUOAI_UNINTERLEAVE" and limit is not None:
+        return f"swigluoai={1.0 if slope is None else slope},{limit},{offset}"
+    if name == "SWIGLUSTEP" and limit in (None, STEP_LIMIT):
+        return f"swiglu-step={STEP_LIMIT}"
     if limit is not None:
         return None
-    return {MoEActivation.GELU_TANH: "gelu-tanh", MoEActivation.RELU2_NO_MUL: "relu2"}.get(config.activation)
+    if name == "SITU":
+        return _situ(config)
+    return WITHOUT_NUMBERS.get(name)
+
+
+def _situ(config):
+    """Returns the word of SiTU, which vLLM has since 0.27. A linear beta that is not positive changes nothing in vLLM's kernels."""
+    beta, linear = config.activation_situ_beta, config.activation_situ_linear_beta
+    if beta is None:
+        return None
+    return f"situ={beta}" if linear is None or linear <= 0 else f"situ={beta},{linear}"
 
 
 class Nvfp4Experts(mk.FusedMoEExpertsModular):
@@ -56,13 +76,13 @@ class Nvfp4Experts(mk.FusedMoEExpertsModular):
 
     @staticmethod
     def _supports_activation(activation):
-        known = "SILU", "GELU_TANH", "SWIGLUOAI", "SWIGLUOAI_UNINTERLEAVE", "RELU2_NO_MUL"
-        return activation.name in known
+        return activation.name in ACTIVATIONS
 
     @staticmethod
     def _supports_parallel_config(moe_parallel_config):
-        # With tensor and expert parallelism every rank sees all tokens. Kernels that send tokens to experts are untested.
-        return not moe_parallel_config.use_all2all_kernels
+        # With tensor and expert parallelism every rank sees all tokens. With allgather_reducescatter a rank gets the tokens of all ranks,
+        # and returns its experts' part of each token's sum.
+        return not moe_parallel_config.use_all2all_kernels or moe_parallel_config.use_ag_rs_all2all_kernels
 
     @staticmethod
     def _supports_shape(hidden_dim):

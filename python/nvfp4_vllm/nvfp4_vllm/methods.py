@@ -27,10 +27,12 @@ def check(layer, name):
     config = layer.moe_config
     if config.moe_backend != "auto":
         raise Left(f"--moe-backend {config.moe_backend}")
-    if config.moe_parallel_config.enable_eplb:
-        raise Left("--enable-eplb moves the weights of single experts between ranks, and nvfp4 packs a layer's experts together")
     if config.is_lora_enabled:
-        raise Left("LoRA")
+        # vLLM's experts add the adapters' products to gate and up before the activation. It refuses experts that cannot do that.
+        raise Left("--enable-lora: adapters of experts add to gate and up, which nvfp4's kernels multiply and activate at once")
+    parallel = config.moe_parallel_config
+    if parallel.use_all2all_kernels and not parallel.use_ag_rs_all2all_kernels:
+        raise Left(f"--all2all-backend {parallel.all2all_backend}: nvfp4 was tried with allgather_reducescatter only")
     supported, reason = Nvfp4Experts.is_supported_config(Nvfp4Experts, config, kNvfp4Static, None, Nvfp4Experts.activation_format())
     if not supported:
         raise Left(reason)
@@ -40,7 +42,7 @@ def check(layer, name):
         raise Left(f"the activation {config.activation.value} with {numbers} is not one of nvfp4's")
     if config.in_dtype not in (torch.bfloat16, torch.float16):
         raise Left(f"tokens of {config.in_dtype}")
-    size, ranks = config.intermediate_size_per_partition, config.moe_parallel_config.tp_size
+    size, ranks = config.intermediate_size_per_partition, parallel.tp_size
     if size % nvfp4.BLOCK:
         raise Refused(
             f"{name}: the intermediate size {size * ranks} leaves {size} for each of {ranks} ranks, which is not a multiple of"
@@ -59,8 +61,7 @@ def check(layer, name):
 class _Packed(FusedMoEMethodBase):
     """A layer whose experts `nvfp4` has packed."""
 
-    # A single expert's packed weights cannot be moved to another rank.
-    supports_eplb = False
+    supports_eplb = True
     # vLLM's cache of processed weights keeps the formats of its own kernels.
     supports_pre_processed_weights = False
     experts_cls = Nvfp4Experts
@@ -84,7 +85,8 @@ class _Packed(FusedMoEMethodBase):
 
     def pack(self, layer, w13, w2, input_scales):
         """Packs a loaded layer into `layer.w13_weight` (or `w2_weight`: see `Nvfp4Experts`), and frees the loaded tensors. Gate and up keep
-        separate global scales.
+        separate global scales. With `--enable-eplb` these tensors are buffers, and the parameters are their parts by expert, because vLLM
+        moves rows of all parameters between ranks.
 
         :param w13: values, scales and global scales `[E, 2]` (`[E, 1]` without a gate) of gate and up.
         :param w2: values, scales and global scales `[E]` of down.
@@ -93,7 +95,7 @@ class _Packed(FusedMoEMethodBase):
         w13_bias, w2_bias = (layer.w13_bias.data, layer.w2_bias.data) if self.moe.has_bias else (None, None)
         in_turn = self.moe.activation == MoEActivation.SWIGLUOAI  # gpt-oss
         gate, up, biases = serving.split_rows(w13, w13_bias, self.moe.is_act_and_mul, in_turn)
-        plain, other, options = serving.pack_experts(
+        packed = serving.pack_experts(
             layer.layer_name,
             gate,
             up,
@@ -106,11 +108,17 @@ class _Packed(FusedMoEMethodBase):
         )
         for name in [name for name, _ in layer.named_parameters(recurse=False) if name.startswith(("w13_", "w2_"))]:
             delattr(layer, name)
-        for name, weights in (("w13_weight", plain), ("w2_weight", other)):
-            layer.register_parameter(name, torch.nn.Parameter(weights, requires_grad=False))
+        is_moved = self.moe.moe_parallel_config.enable_eplb
+        for name, weights in (("w13_weight", packed.plain), ("w2_weight", packed.other)):
+            if is_moved:
+                layer.register_buffer(name, weights, persistent=False)
+            else:
+                layer.register_parameter(name, torch.nn.Parameter(weights, requires_grad=False))
+        for number, part in enumerate(packed.parts if is_moved else ()):
+            layer.register_parameter(f"nvfp4_part_{number}", torch.nn.Parameter(part, requires_grad=False))
         self.moe_quant_config = self.get_fused_moe_quant_config(layer)
         experts = self.experts_cls(moe_config=self.moe, quant_config=self.moe_quant_config)
-        experts.packed = serving.Experts(self.tokens, options)
+        experts.packed = serving.Experts(self.tokens, packed.options)
         self.moe_kernel = seams.moe_kernel(self.moe, self.moe_quant_config, layer._expert_routing_tables(), experts)
 
     def get_fused_moe_quant_config(self, layer):

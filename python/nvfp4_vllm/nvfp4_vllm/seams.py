@@ -112,7 +112,7 @@ def check():
     attributes = {
         FusedMoEConfig: "moe_backend swiglu_limit swiglu_alpha swiglu_beta has_bias is_lora_enabled in_dtype activation num_local_experts"
         " experts_per_token hidden_dim intermediate_size_per_partition moe_parallel_config",
-        FusedMoEParallelConfig: "enable_eplb tp_size use_all2all_kernels",
+        FusedMoEParallelConfig: "all2all_backend enable_eplb tp_size use_ag_rs_all2all_kernels use_all2all_kernels",
         KernelConfig: "linear_backend moe_backend",
         VllmConfig: "kernel_config additional_config",
     }

@@ -92,6 +92,10 @@ class Case(NamedTuple):
     """Part of a message of the plugin."""
     error: str = ""
     """Part of the error with which the model ends."""
+    serves: object = None
+    """A function that checks a packed layer further; it gets the layer and a function that computes and compares."""
+    asleep: bool = False
+    """With `reload`: whether vLLM sleeps in between and discards the weights (level 2)."""
     reload: bool = False
     """Whether other weights are loaded in the checkpoint's form after the first ones were packed."""
 
@@ -100,8 +104,62 @@ class Unserved(Exception):
     """This version of vLLM does not have what the case needs."""
 
 
+REDUNDANT = 2
+"""Experts that load balancing keeps twice."""
+
+
 def eplb(config):
     config.parallel_config.enable_eplb = True
+    config.parallel_config.eplb_config.num_redundant_experts = REDUNDANT
+
+
+def lora(config):
+    from vllm.config.lora import LoRAConfig
+
+    config.lora_config = LoRAConfig(max_lora_rank=8, max_loras=1, lora_dtype="bfloat16")
+
+
+class Ranks:
+    """A group of ranks, of which this process is the first. The other one has as many tokens, and the same experts."""
+
+    world_size = 2
+
+    def dispatch(self, *tensors, is_sequence_parallel=False, extra_tensors=None):
+        assert not extra_tensors, "tokens are sent with scales"
+        return tuple(torch_cat(tensor) for tensor in tensors[:3])
+
+    def allocate_combine_input(self, *arguments, **named):
+        return None
+
+    def combine(self, hidden_states, is_sequence_parallel=False):
+        own, others = hidden_states.chunk(2)
+        assert (own == others.flip(0)).all(), "the other rank's tokens have other results"
+        return own
+
+    def combine_into_output(self, hidden_states, output, is_sequence_parallel=False):
+        output.copy_(self.combine(hidden_states))
+
+
+def torch_cat(tensor):
+    """Returns the tokens of this rank, and the other rank's: the same in reverse."""
+    import torch
+
+    return torch.cat((tensor, tensor.flip(0)))
+
+
+def all_to_all(config, backend="allgather_reducescatter"):
+    """Expert parallelism with data parallelism: vLLM's own classes send tokens to a group of ranks, which is pretended."""
+    from vllm.model_executor.layers.fused_moe import all2all_utils
+    from vllm.model_executor.layers.fused_moe.config import FusedMoEParallelConfig
+    from vllm.model_executor.layers.fused_moe.prepare_finalize import naive_dp_ep
+
+    FusedMoEParallelConfig.use_all2all_kernels = True
+    config.parallel_config.all2all_backend = backend
+    all2all_utils.get_ep_all2all_manager = naive_dp_ep.get_ep_group = Ranks
+
+
+def other_all_to_all(config):
+    all_to_all(config, "deepep_high_throughput")
 
 
 def newer(config):
@@ -174,6 +232,8 @@ def other_per_quant(config):
 
 MARLIN = {"moe_backend": "marlin", "linear_backend": "marlin"}
 REQUIRE = {"NVFP4_VLLM_REQUIRE": "1"}
+EMULATED = (8, 0), (8, 6), (8, 9), (10, 0), (10, 3), (12, 0), (12, 1)
+"""Compute capabilities whose kernels no GPU has run."""
 BIASED = {"has_bias": True}
 FP8 = '{"experts": "fp8", "linear": "fp8"}'
 CASES = {
@@ -193,7 +253,19 @@ CASES = {
     ),
     "linear backend of the format": Case(linear=[VLLMS_LINEAR] * 2, change=per_quant, says="linear backend marlin is configured for nvfp4_w4a16"),
     "linear backend of another format": Case(change=other_per_quant),
-    "expert load balancing": Case(experts=[VLLMS] * 2, engine={"moe_backend": "auto"}, change=eplb, says="--enable-eplb moves"),
+    "expert load balancing": Case(change=eplb, serves=lambda *given: moved_experts(*given)),
+    "expert load balancing, biases, fp8 tokens from 4 tokens on": Case(
+        layer={"has_bias": True}, environment={"NVFP4_VLLM_OPTIONS": '{"experts": "fp8", "from_tokens": 4}'}, change=eplb, serves=lambda *given: moved_experts(*given)
+    ),
+    "expert load balancing, reloaded": Case(change=eplb, serves=lambda *given: moved_experts(*given), reload=True),
+    "all-to-all": Case(change=all_to_all, serves=lambda *given: sent_tokens(*given)),
+    "all-to-all with expert load balancing": Case(change=lambda config: (eplb(config), all_to_all(config)), serves=lambda *given: moved_experts(*given)),
+    "all-to-all by other kernels": Case(
+        # vLLM's own kernels need a package that is not installed here.
+        change=other_all_to_all, environment=REQUIRE, error="model.layers.0.mlp.experts: --all2all-backend deepep_high_throughput"
+    ),
+    "LoRA": Case(experts=[VLLMS] * 2, change=lora, says="kernels: model.layers.0.mlp.experts: --enable-lora"),
+    "LoRA where all must be served": Case(change=lora, environment={"NVFP4_VLLM_REQUIRE": "1"}, error="--enable-lora: adapters of experts"),
     "linear layers that vLLM transforms": Case(
         compressed_tensors(True), [OF_TENSORS] * 2, [{"CompressedTensorsW4A4Fp4"}] * 2, engine={"linear_backend": "marlin"},
         change=transformed, says="model.layers.0.self_attn.qkv_proj: vLLM transforms its numbers",
@@ -209,7 +281,24 @@ CASES = {
     ),
     # What the library has.
     "clamped SwiGLU": Case(layer={"swiglu_limit": 0.5}),
-    "gelu": Case(layer={"activation": "gelu_tanh"}),
+    "gelu": Case(layer={"activation": "gelu"}),
+    "gelu, tanh": Case(layer={"activation": "gelu_tanh"}),
+    "ReLU² with a gate": Case(layer={"activation": "relu2"}),
+    "SiTU": Case(layer={"activation": "situ", "activation_situ_beta": 0.5}),
+    "SiTU, linear beta, biases": Case(layer=BIASED | {"activation": "situ", "activation_situ_beta": 4.0, "activation_situ_linear_beta": 0.25}),
+    "SiTU without its number": Case(experts=[VLLMS] * 2, layer={"activation": "situ"}, says="the activation situ with"),
+    "SwiGLU-step": Case(layer={"activation": "swiglustep"}),
+    "SwiGLU-step, compressed-tensors": Case(compressed_tensors(True), [OF_TENSORS] * 2, [SCHEME] * 2, layer={"activation": "swiglustep"}),
+    "SwiGLU-step with another limit than vLLM's": Case(
+        experts=[VLLMS] * 2, layer={"activation": "swiglustep", "swiglu_limit": 0.5}, says="the activation swiglustep with limit 0.5"
+    ),
+    "clamped SwiGLU with any numbers": Case(
+        layer={"activation": "swigluoai_uninterleave", "swiglu_limit": 0.5, "swiglu_alpha": 1.25, "swiglu_beta": 0.25}
+    ),
+    "more than 512 experts": Case(model={"num_experts": 520}),
+    "more experts than nvfp4 has": Case(
+        experts=[VLLMS] * 2, model={"num_experts": 1040}, says="kernels: model.layers.0.mlp.experts: its sizes: "
+    ),
     "biases": Case(layer=BIASED),
     "gpt-oss": Case(layer=BIASED | {"activation": "swigluoai"}),
     "gpt-oss, halves": Case(
@@ -222,13 +311,15 @@ CASES = {
     "weights on the input": Case(model={"num_experts_per_tok": 1}, layer={"apply_router_weight_on_input": True}),
     "shared expert": Case(model=WITH_SHARED_EXPERT),
     "activation that only vLLM has": Case(
-        experts=[VLLMS] * 2, layer={"activation": "gelu"}, says="kernels: model.layers.0.mlp.experts: kernel does not support"
+        experts=[VLLMS] * 2, layer={"activation": "silu_no_mul"}, says="kernels: model.layers.0.mlp.experts: kernel does not support"
     ),
     # Other weights in the checkpoint's form, layer by layer.
     "reloaded": Case(reload=True),
     "reloaded, compressed-tensors, fp8 tokens from 4 tokens on": Case(
         compressed_tensors(True), [OF_TENSORS] * 2, [SCHEME] * 2, environment={"NVFP4_VLLM_OPTIONS": FP8[:-1] + ', "from_tokens": 4}'}, reload=True
     ),
+    "asleep at level 2": Case(reload=True, asleep=True),
+    "asleep at level 2 with expert load balancing": Case(reload=True, asleep=True, change=eplb, serves=lambda *given: moved_experts(*given)),
     # Token formats.
     "fp8 tokens": Case(environment={"NVFP4_VLLM_OPTIONS": FP8}, says="computed by nvfp4, fp8 tokens: linear layers"),
     "fp8 tokens of experts by --additional-config": Case(engine={"additional_config": {"nvfp4": {"experts": "fp8"}}}),
@@ -243,7 +334,10 @@ CASES = {
     "unknown token format": Case(environment={"NVFP4_VLLM_OPTIONS": '{"experts": "fp6"}'}, error="experts: unknown token format 'fp6'"),
     "unknown option": Case(engine={"additional_config": {"nvfp4": {"expert": "fp8"}}}, error="unknown key 'expert'"),
     # Other GPUs and other versions.
-    "A100": Case(card=(8, 0), says="in an emulator only"),
+    **{
+        f"compute capability {major}.{minor}": Case(card=(major, minor), says="emulated only: nvfp4's kernels for experts")
+        for major, minor in EMULATED
+    },
     "GPU without a verdict": Case(
         experts=[VLLMS] * 2, engine={"moe_backend": "auto"}, change=unproven, says="has not proved itself on this card"
     ),
@@ -320,6 +414,10 @@ def load_twice(model, layers, served, case):
         layer.quant_method.process_weights_after_loading(layer)
     packed = lambda: [(parameter.data_ptr(), parameter.clone()) for layer in layers for parameter in layer.parameters(recurse=False)]
     before = packed()
+    if case.asleep:
+        # vLLM's allocator gives the memory back, keeps its addresses, and restores buffers alone.
+        for parameter in model.parameters():
+            parameter.data.view(-1).view(torch.uint8).fill_(0xFF)
     layerwise.initialize_layerwise_reload(model)
     found = load(model, *served, case)
     layerwise.finalize_layerwise_reload(model, types.SimpleNamespace(dtype=torch.bfloat16))
@@ -353,11 +451,15 @@ def pretend_card(capability):
 
 def give_layer(arguments):
     """Makes the model's layers of experts with more arguments."""
+    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
     from vllm.model_executor.models import qwen3_moe
 
     name = next(name for name in ("FusedMoEFactory", "FusedMoE") if hasattr(qwen3_moe, name))
     make = getattr(qwen3_moe, name)
     arguments, known = dict(arguments), inspect.signature(make).parameters
+    activations = [activation.value for activation in MoEActivation]
+    if arguments.get("activation", "silu") not in activations:
+        raise Unserved(f"activation {arguments['activation']}")
     if arguments.get("activation", "").endswith("_no_mul") and "ckpt_names" in known:
         arguments["ckpt_names"] = ("up_proj", "down_proj", None)
     setattr(qwen3_moe, name, lambda *others, **named: make(*others, **named | arguments))
@@ -425,10 +527,10 @@ def load(model, served, attention, case):
         block = f"model.layers.{layer}"
         projections = {"gate": [], "up": [], "down": []} if has_gate else {"up": [], "down": []}
         biases = {name: [] for name in projections}
-        for expert in range(EXPERTS if experts_served else 0):
+        for expert in range(experts_in(case) if experts_served else 0):
             for name, found in projections.items():
                 rows, columns = (HIDDEN, INTERMEDIATE) if name == "down" else (INTERMEDIATE, HIDDEN)
-                size = (1 + expert) * (2 if name == "up" else 1) / 8
+                size = (1 + expert % EXPERTS) * (2 if name == "up" else 1) / 8
                 found.append(random(f"{block}.mlp.experts.{expert}.{in_checkpoint(model, name, has_gate)}_proj", rows, columns, size))
                 biases[name].append(torch.randn(rows, dtype=torch.float32).bfloat16())
         stacked = [nvfp4.Quantized(*(torch.stack(parts) for parts in zip(*found))) for found in projections.values() if found]
@@ -452,8 +554,6 @@ def in_checkpoint(model, name, has_gate):
 def compute(layer, loaded, case):
     """Packs a loaded layer, and compares the output of vLLM's kernel with the reference."""
     import nvfp4
-    import numpy as np
-    import reference
     import torch
     from vllm.v1.worker.workspace import init_workspace_manager
 
@@ -465,19 +565,56 @@ def compute(layer, loaded, case):
     if not case.reload:
         method.process_weights_after_loading(layer)
     names = {name for name, _ in layer.named_parameters(recurse=False)}
-    assert names == {"w13_weight", "w2_weight"}, names
-    assert not method.supports_eplb and not method.is_monolithic and not method.supports_pre_processed_weights
+    if is_balanced(layer):
+        assert names and all(name.startswith("nvfp4_part_") for name in names), names
+    else:
+        assert names == {"w13_weight", "w2_weight"}, names
+    assert method.supports_eplb and not method.is_monolithic and not method.supports_pre_processed_weights
     init_workspace_manager(torch.device("cpu"))
+
+    def compare(placement):
+        """Compares results. `placement` has the checkpoint's number of each of the layer's experts."""
+        placed = [matrix and nvfp4.Quantized(*(part[placement] for part in matrix)) for matrix in matrices]
+        compare_placed(layer, placed, biases and [bias if bias is None else bias[placement] for bias in biases], case)
+
+    compare(placement_at_start(layer, case))
+    if case.serves is not None:
+        case.serves(layer, compare)
+
+
+def experts_in(case):
+    """Returns the number of experts of a layer in the checkpoint."""
+    return case.model.get("num_experts", EXPERTS)
+
+
+def is_balanced(layer):
+    return layer.moe_config.moe_parallel_config.enable_eplb
+
+
+def placement_at_start(layer, case):
+    """Returns the checkpoint's number of each of a layer's experts, as vLLM places them at first."""
+    return [number % experts_in(case) for number in range(experts_in(case) + (REDUNDANT if is_balanced(layer) else 0))]
+
+
+def compare_placed(layer, matrices, biases, case):
+    """Compares results of vLLM's kernel with the reference for the same experts in the same places."""
+    import nvfp4
+    import numpy as np
+    import reference
+    import torch
+
+    method, experts = layer.quant_method, len(matrices[-1].values)
     on_input = case.layer.get("apply_router_weight_on_input", False)
     for count in (5, 3):
         top_k = 1 if on_input else TOP_K
         tokens = torch.randn(count, HIDDEN, dtype=torch.float32).bfloat16()
-        ids = torch.stack([torch.randperm(EXPERTS)[:top_k] for _ in range(count)]).int()
+        ids = torch.stack([torch.randperm(experts)[:top_k] for _ in range(count)]).int()
         # vLLM rounds weights on the input to the token type first.
         weights = torch.rand(count, top_k, dtype=torch.float32).bfloat16().float()
         got = method.apply(layer, tokens, weights, ids, None, None)
         word, activation = activation_of(case)
-        name = method.tokens.name if count >= method.tokens.from_tokens else "16-bit"
+        multiplied = count * (Ranks.world_size if layer.moe_config.moe_parallel_config.use_all2all_kernels else 1)
+        name = method.tokens.name if multiplied >= method.tokens.from_tokens else "16-bit"
         if name == "16-bit":
             want, bound = reference.moe(tokens, ids, weights, *matrices, biases=biases, activation=activation, weights_on_input=on_input)
             assert (np.abs(got.double().numpy() - want) <= bound).all()
@@ -485,27 +622,65 @@ def compute(layer, loaded, case):
             # The library's own tests compare these formats with their references.
             scales = None
             if name == "nvfp4":
-                scales = tuple(torch.full((EXPERTS,), 1.0 / 448, dtype=torch.float32) for _ in range(2))
+                scales = tuple(torch.full((experts,), 1.0 / 448, dtype=torch.float32) for _ in range(2))
             direct = nvfp4.Moe(*matrices, activation=word, biases=biases, token_format=name, input_scales=scales)
             assert torch.equal(got, direct(tokens, ids, weights))
+
+
+def moved_experts(layer, compare):
+    """Moves experts as vLLM's load balancer does, twice."""
+    import torch
+    from vllm.distributed.eplb.eplb_communicator import TorchDistNcclEplbCommunicator
+    from vllm.distributed.eplb.rebalance_execute import rearrange_expert_weights_inplace
+
+    group = torch.distributed.group.WORLD
+    weights = list(layer.get_expert_weights())
+    addresses = [weight.data_ptr() for weight in weights]
+    buffers = [torch.empty_like(weight) for weight in weights]
+    old = [0, 1, 2, 3, 0, 1]
+    for new in ([3, 1, 0, 2, 2, 0], [2, 2, 3, 0, 1, 3]):
+        places = (torch.tensor([places]) for places in (old, new))
+        rearrange_expert_weights_inplace(*places, [weights], buffers, group, TorchDistNcclEplbCommunicator(ep_group=group))
+        compare(new)
+        old = new
+    assert addresses == [weight.data_ptr() for weight in layer.get_expert_weights()], "CUDA graphs read other memory"
+
+
+def sent_tokens(layer, compare):
+    """Checks that vLLM's own class sends the tokens."""
+    prepare = layer.quant_method.moe_kernel.prepare_finalize
+    assert type(prepare).__name__ == "MoEPrepareAndFinalizeNaiveDPEPModular", type(prepare)
 
 
 def activation_of(case):
     """Returns the library's word and the reference of the layer's activation."""
     import reference
 
-    name, limit = case.layer.get("activation", "silu"), case.layer.get("swiglu_limit")
-    if name == "silu":
-        return ("silu", reference.silu) if limit is None else (f"silu-limit={limit}", functools.partial(reference.silu_limit, limit=limit))
-    known = {"gelu_tanh": ("gelu-tanh", reference.gelu_tanh), "relu2_no_mul": ("relu2", reference.relu2)}
-    return known.get(name, ("gpt-oss", reference.gpt_oss))
+    name = case.layer.get("activation", "silu")
+    limit, alpha, beta = (case.layer.get(f"swiglu_{number}") for number in ("limit", "alpha", "beta"))
+    if name == "silu" and limit is not None:
+        return f"silu-limit={limit}", functools.partial(reference.silu_limit, limit=limit)
+    if name == "swigluoai_uninterleave":
+        return f"swigluoai={alpha},{limit},{beta}", functools.partial(reference.swigluoai, alpha=alpha, limit=limit, offset=beta)
+    if name == "situ":
+        numbers = {"beta": case.layer["activation_situ_beta"], "linear": case.layer.get("activation_situ_linear_beta")}
+        return None, functools.partial(reference.situ, **numbers)
+    return {
+        "silu": ("silu", reference.silu),
+        "gelu": ("gelu", reference.gelu),
+        "gelu_tanh": ("gelu-tanh", reference.gelu_tanh),
+        "relu2": ("relu2-gated", reference.gated_relu2),
+        "relu2_no_mul": ("relu2", reference.relu2),
+        "swiglustep": ("swiglu-step=7", reference.swiglu_step),
+        "swigluoai": ("gpt-oss", reference.gpt_oss),
+    }[name]
 
 
 def set_biases(layer, biases, case):
     """Sets the biases as gpt-oss's model does, and, for gpt-oss, puts rows of gate and up in turn, as its checkpoints have them."""
     import torch
 
-    gate, up, down = biases
+    gate, up, down = (bias if bias is None else bias[placement_at_start(layer, case)] for bias in biases)
     layer.w13_bias.data.copy_(up if gate is None else torch.cat((gate, up), dim=1))
     layer.w2_bias.data.copy_(down)
     if case.layer.get("activation") == "swigluoai":
@@ -531,6 +706,8 @@ def compute_linear(layer, matrices, case):
     expected = {"weight", "weight_of_many"} if method.tokens.is_split else {"weight"}
     expected |= set() if bias is None else {"bias"}
     assert {name for name, _ in layer.named_parameters(recurse=False)} == expected
+    if case.change is lora:
+        adapted(layer)
     for count in (5, 3):
         tokens = torch.randn(count, HIDDEN, dtype=torch.float32).bfloat16()
         got, _ = layer(tokens)
@@ -545,6 +722,32 @@ def compute_linear(layer, matrices, case):
             fused = nvfp4.Quantized(*parts, torch.stack([matrix.global_scale for matrix in matrices]))
             rows, scale = [len(matrix.values) for matrix in matrices], 1.0 / 448 if name == "nvfp4" else None
             assert torch.equal(got, nvfp4.Linear(fused, bias, rows=rows, token_format=name, input_scale=scale)(tokens))
+
+
+def adapted(layer):
+    """Checks that vLLM's layer with LoRA adds the adapters of q, k and v to our layer's output. The adapters' products are PyTorch's."""
+    import torch
+    from vllm.config.lora import LoRAConfig
+    from vllm.lora.layers import MergedQKVParallelLinearWithLoRA
+
+    class Products:
+        def add_lora_linear(self, output, x, stacked_a, stacked_b, scale, slices, **named):
+            columns = output.split(slices, dim=-1)
+            for part, a, b in zip(columns, stacked_a, stacked_b, strict=True):
+                part += (x @ a[0, 0].T @ b[0, 0].T) * scale
+            return output
+
+    rank, heads = 8, (HEADS, KV_HEADS, KV_HEADS)
+    with_adapters = MergedQKVParallelLinearWithLoRA(layer)
+    with_adapters.create_lora_weights(1, LoRAConfig(max_lora_rank=rank, max_loras=1, lora_dtype=torch.bfloat16))
+    with_adapters.set_mapping(Products())
+    of_a = [torch.randn(rank, HIDDEN) for _ in heads]
+    of_b = [torch.randn(count * HEAD, rank) for count in heads]
+    with_adapters.set_lora(0, of_a, of_b)
+    tokens = torch.randn(5, HIDDEN, dtype=torch.float32).bfloat16()
+    got, base = with_adapters(tokens)[0], layer(tokens)[0]
+    added = torch.cat([tokens @ a.bfloat16().T @ b.bfloat16().T for a, b in zip(of_a, of_b)], dim=-1)
+    assert torch.equal(got, base + added) and not torch.equal(got, base)
 
 
 # All cases.

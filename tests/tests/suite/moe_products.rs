@@ -226,9 +226,9 @@ fn every_removed_wait_and_barrier_of_runs_is_found() {
     const SABOTAGES: [Sabotage; 2] =
         [Sabotage::leave_out("cp.async.wait_group", 6), Sabotage::leave_out("bar.sync", 4)];
     // 720 columns of C are three runs of four tiles, of which the last has 16 columns. The first three k-blocks of a tile
-    // are complete before its mainloop, so the mainloop over whole chunks needs its waits in the second chunk. K of 496
-    // has that of partial k-blocks.
-    let layers = [512, 496].map(|intermediate| Products { intermediate, ..RUNS }.layer(720));
+    // are complete before its mainloop, so the waits of whole chunks matter in the second chunk, which K of 1024 has. K
+    // of 496 needs the waits of partial k-blocks.
+    let layers = [1024, 496].map(|intermediate| Products { intermediate, ..RUNS }.layer(720));
     check_sampled_sabotages(&RUNS.text_of_entry(), RUNS.entry, &SABOTAGES, |ptx| RUNS.is_found(&layers, ptx));
 }
 

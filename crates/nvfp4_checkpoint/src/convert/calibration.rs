@@ -95,6 +95,15 @@ impl Calibration {
         Ok(calibration)
     }
 
+    /// Adds activations of width `k` without their magnitude. Returns the name of the module or pattern.
+    ///
+    /// # Errors
+    /// Returns an error if the module is listed twice.
+    pub(super) fn add_width(&mut self, name: &str, k: usize) -> Result<String, Error> {
+        self.add(name, Entry { amax: 0.0, k: Some(k) })?;
+        Ok(module_of(name).to_owned())
+    }
+
     fn add(&mut self, name: &str, entry: Entry) -> Result<(), Error> {
         if !(entry.amax >= 0.0 && entry.amax.is_finite()) {
             return Err(Error::Invalid(format!(
@@ -102,7 +111,7 @@ impl Calibration {
                 entry.amax
             )));
         }
-        let module = ENDINGS.iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or(name);
+        let module = module_of(name);
         if module.contains('*') {
             self.patterns.push((module.to_owned(), entry));
         } else if self.exact.insert(module.to_owned(), entry).is_some() {
@@ -116,6 +125,18 @@ impl Calibration {
     /// # Errors
     /// Returns an error if the activations given for the module have another width.
     pub(super) fn amax(&self, module: &str, k: usize) -> Result<Option<f32>, Error> {
+        Ok(self.checked(module, k)?.map(|(_, entry)| entry.amax))
+    }
+
+    /// Returns the name of the entry for a module with this K; `None` if there is none.
+    ///
+    /// # Errors
+    /// Returns an error if the activations given for the module have another width.
+    pub(super) fn entry(&self, module: &str, k: usize) -> Result<Option<&str>, Error> {
+        Ok(self.checked(module, k)?.map(|(name, _)| name))
+    }
+
+    fn checked(&self, module: &str, k: usize) -> Result<Option<(&str, Entry)>, Error> {
         let Some((name, entry)) = self.find(module) else { return Ok(None) };
         match entry.k {
             Some(got) if got != k && name == HIDDEN => Ok(None),
@@ -123,7 +144,7 @@ impl Calibration {
                 let error = Error::Mismatch { what: "width of the activations", got, expected: k };
                 Err(error.at(name).at(module))
             }
-            _ => Ok(Some(entry.amax)),
+            _ => Ok(Some((name, entry))),
         }
     }
 
@@ -165,6 +186,11 @@ impl Calibration {
         let matching = self.patterns.iter().filter(|(pattern, _)| matches(pattern, name));
         matching.max_by(|(_, a), (_, b)| a.amax.total_cmp(&b.amax)).map(|(name, entry)| (&name[..], *entry))
     }
+}
+
+/// Returns the module of an entry.
+fn module_of(name: &str) -> &str {
+    ENDINGS.iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or(name)
 }
 
 /// Returns `true` if the pattern, in which `*` stands for any characters, matches the name.

@@ -10,14 +10,17 @@
 //! - [`select`] decides which weights are quantized.
 //! - [`config`] describes the result to servers.
 //! - [`calibration`] provides the scales of activations.
+//! - [`recorded`] reads activations, with which [`gptq`] rounds better.
 
 mod calibration;
 mod config;
 mod dequantize;
+mod gptq;
 mod lossless;
 mod mxfp4;
 mod options;
 mod place;
+mod recorded;
 mod reform;
 mod rewrite;
 mod select;
@@ -27,8 +30,9 @@ pub(super) mod weights;
 mod written;
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
+use std::rc::Rc;
 
 use rayon::prelude::*;
 
@@ -36,10 +40,12 @@ pub use self::calibration::Calibration;
 pub(super) use self::config::Config;
 use self::config::{Others, Quantization};
 pub use self::dequantize::Dequantization;
+use self::gptq::Factor;
 pub(super) use self::lossless::Lossless;
 pub use self::mxfp4::Exact;
 pub use self::options::Options;
 use self::place::{file_name, is_one_file};
+pub use self::recorded::Recorded;
 pub use self::reform::{Experts, Reform};
 use self::rewrite::{Done, Fate, Rewrite, TensorLayout};
 pub use self::select::Left;
@@ -61,6 +67,9 @@ use nvfp4_core::quantize::{Loss, Scales, global_scale_for, quantize_blocks_by};
 /// A matrix with up to this many elements stays in memory between its two reads.
 const KEPT_ELEMENTS: usize = 16 << 20;
 
+/// Number of factors of activations that stay in memory: projections of an expert read two kinds of tokens.
+const KEPT_FACTORS: usize = 2;
+
 /// A conversion that is planned and ready to write, or that reports why it cannot.
 pub struct Conversion<'a> {
     checkpoint: &'a Checkpoint,
@@ -80,6 +89,10 @@ pub struct Conversion<'a> {
     inputs: BTreeMap<String, f32>,
     /// Names in the calibration that belong to no module to quantize.
     unused: Vec<String>,
+    /// Recorded activations, and the tensor of each module that has some.
+    recorded: Option<(&'a Recorded, BTreeMap<String, &'a str>)>,
+    /// Factors of the tensors that were used last.
+    factors: RefCell<VecDeque<(&'a str, Rc<Factor>)>>,
     others: Others,
     /// Tensors that are only useful with the original form of a converted weight.
     dropped: BTreeSet<String>,
@@ -121,6 +134,8 @@ impl<'a> Conversion<'a> {
             exponents: RefCell::default(),
             inputs: BTreeMap::new(),
             unused: Vec::new(),
+            recorded: None,
+            factors: RefCell::default(),
             others,
         };
         if let Some(calibration) = options.calibration {
@@ -132,6 +147,56 @@ impl<'a> Conversion<'a> {
                 .collect();
         }
         Ok(conversion)
+    }
+
+    /// Rounds the weights that have recorded activations by GPTQ. MXFP4 keeps its numbers. Memory holds 8·K² bytes for each
+    /// of two tensors of activations.
+    ///
+    /// # Errors
+    /// Returns an error if no weight has activations, or the activations of a weight have another width.
+    pub fn with_activations(mut self, recorded: &'a Recorded) -> Result<Self, Error> {
+        let mut found = BTreeMap::new();
+        for (module, weight) in self.chosen_weights() {
+            let name = recorded.tensor_of(module, weight.source.sizes()[1])?;
+            found.extend(name.map(|name| (module.to_owned(), name)));
+        }
+        if found.is_empty() {
+            let example = self.modules.keys().next().map_or("", |module| module);
+            let missing = Error::Missing {
+                name: "activations of a weight to quantize".into(),
+                remedy: format!("give tensors [tokens, K] by the names of modules, such as {example}"),
+            };
+            return Err(missing.at(recorded.path().display()));
+        }
+        let unused = recorded.unused(self.modules.keys().map(String::as_str));
+        self.unused.extend(unused.into_iter().map(str::to_owned));
+        self.recorded = Some((recorded, found));
+        Ok(self)
+    }
+
+    /// Returns the tensor of the recorded activations by which a module's weight is rounded; `None`: it is rounded to
+    /// nearest.
+    pub fn activations_of(&self, module: &str) -> Option<&'a str> {
+        let (_, tensors) = self.recorded.as_ref()?;
+        tensors.get(module).copied().filter(|_| !self.weight(module).source.is_mxfp4())
+    }
+
+    /// Returns the factor of the activations of a module; `None`: it is rounded to nearest.
+    fn factor(&self, module: &str) -> Result<Option<Rc<Factor>>, Error> {
+        let (Some((recorded, _)), Some(name)) = (&self.recorded, self.activations_of(module)) else { return Ok(None) };
+        let mut factors = self.factors.borrow_mut();
+        let known = factors.iter().position(|(known, _)| *known == name).and_then(|index| factors.remove(index));
+        let entry = match known {
+            Some(entry) => entry,
+            None => {
+                // The oldest factor goes first, so that memory never holds one more.
+                factors.truncate(KEPT_FACTORS - 1);
+                (name, Rc::new(recorded.factor(name)?))
+            }
+        };
+        let factor = entry.1.clone();
+        factors.push_front(entry);
+        Ok(Some(factor))
     }
 
     /// Returns the largest magnitude of the activations of each module.
@@ -221,6 +286,15 @@ impl<'a> Conversion<'a> {
             notes.push(format!(
                 "entries of the calibration that name no weight to quantize: {count}, starting with {first}"
             ));
+        }
+        if self.recorded.is_some() {
+            let mut without = self.modules.keys().filter(|module| self.activations_of(module).is_none());
+            if let Some(first) = without.next() {
+                let (count, all) = (1 + without.count(), self.modules.len());
+                notes.push(format!(
+                    "rounded to nearest, without recorded activations: {count} of {all} weights, starting with {first}"
+                ));
+            }
         }
         if !self.others.left.is_empty() {
             notes.push(format!("not copied: {}", self.others.left.join(", ")));
@@ -365,6 +439,8 @@ impl<'a> Conversion<'a> {
         let [values_at, scales_at] =
             [self.format.values(), self.format.scales()].map(|suffix| writer.place(&part(suffix)));
         let k = source.sizes()[1];
+        let factor = if exponent.is_none() { self.factor(module)? } else { None };
+        let factor = factor.as_deref();
         let (shared, rule) = (&*writer, self.scales);
         let losses = source.chunks().map_init(Default::default, |buffers: &mut Buffers, rows| {
             let Buffers { decoded, values, scales } = buffers;
@@ -374,6 +450,10 @@ impl<'a> Conversion<'a> {
             scales.resize(count / BLOCK, 0);
             let loss = match exponent {
                 Some(exponent) => mxfp4::convert_rows(source, rows.clone(), exponent, values, scales),
+                None if let Some(factor) = factor => {
+                    let numbers = source.decoded(rows.clone(), decoded);
+                    factor.quantize(rule, numbers, global, values, scales).map(|loss| (loss, Exact::default()))
+                }
                 None => {
                     let numbers = source.rows(rows.clone(), decoded);
                     let loss = with!(numbers, numbers => quantize_blocks_by(rule, numbers, global, values, scales));

@@ -85,7 +85,7 @@ pub(crate) fn all<'a>(
     for (name, tensor) in checkpoint.files().iter().flat_map(TensorFile::tensors) {
         let at = |error: Error| error.at(checkpoint.place(name));
         if let Some(readable) = nvfp4(checkpoint, config, name, tensor) {
-            found.insert(name, readable.map_err(at)?);
+            found.insert(name, readable?);
             continue;
         }
         match stored::find(checkpoint, config, name, tensor) {

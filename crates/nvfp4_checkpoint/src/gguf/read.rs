@@ -275,6 +275,9 @@ fn read_infos(reader: &mut Reader<'_>, count: u64) -> Result<Vec<Info>, Error> {
             )));
         }
         let mut shape = (0..dimensions).map(|_| reader.size()).collect::<Result<Vec<_>, _>>()?;
+        if shape.contains(&0) {
+            return Err(invalid(&format!("tensor {name} has no elements")));
+        }
         shape.reverse();
         let kind = Kind::of(reader.u32()?);
         infos.push((name, kind, shape, reader.size()?));
@@ -346,6 +349,15 @@ mod tests {
         assert_eq!((&tensor.shape[..], tensor.kind), (&[2, 3][..], Kind::Floats(Dtype::F32)));
         assert_eq!(tensor.place.len(), 24);
         assert_eq!((header.texts["general.architecture"].as_str(), header.numbers["general.file_type"]), ("llama", 1));
+    }
+
+    #[test]
+    fn tensor_without_elements_is_refused() {
+        let mut file = small();
+        let sizes = [3u64, 2].map(u64::to_le_bytes).concat();
+        let place = file.windows(16).position(|bytes| bytes == sizes).unwrap();
+        file[place] = 0;
+        assert!(parse(&file).err().unwrap().to_string().contains("tensor a has no elements"));
     }
 
     #[test]

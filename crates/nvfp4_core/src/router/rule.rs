@@ -40,12 +40,12 @@ pub struct Table {
 /// multiplied by `scale` and by the expert's own factor.
 ///
 /// ```
-/// use nvfp4::router::{Router, Rule, Score, Scoring};
+/// use nvfp4_core::router::{Router, Rule, Score, Scoring};
 ///
 /// // DeepSeek-V4 Pro: 6 of 384 experts by √softplus + bias, weights that sum to 2.5.
 /// let rule = Rule { score: Score::SqrtSoftplus, bias: vec![0.0; 384], renormalize: true, scale: 2.5, ..Rule::default() };
 /// let router = Router::new(384, 6, Scoring::Rule(rule))?;
-/// # Ok::<_, nvfp4::Error>(())
+/// # Ok::<_, nvfp4_core::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rule {

@@ -48,7 +48,7 @@ pub use chunks::workspace_bytes;
 pub use kernels::{FP8_KERNELS, FormatKernels, MoeKernels, products_named};
 pub use stages::StageParts;
 pub use tokens::{Nvfp4Rows, SortedRows};
-pub use weights::weight_bytes;
+pub use weights::{ExpertPart, expert_parts, weight_bytes};
 pub use weights::{PROJECTIONS, PackedWeights, Packing, operand_type, packing};
 pub use workspace::Workspace;
 

@@ -141,3 +141,82 @@ impl PackedWeights {
 pub fn weight_bytes(sizes: &MoeSizes) -> usize {
     PackedWeights::at(sizes, 0).end as usize
 }
+
+/// A part of packed weights with one piece per routed expert, in the order of the experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertPart {
+    /// Bytes of the packed weights before the first expert's piece.
+    pub start: usize,
+    /// Bytes of one expert's piece. The next expert's piece follows it.
+    pub bytes_of_one: usize,
+}
+
+/// Returns the parts of packed weights that belong to the routed experts. Bytes outside of them do not depend on these experts, and a
+/// piece does not depend on its place. So an expert moves to another place, or to a layer of the same sizes, as a copy of its pieces.
+pub fn expert_parts(sizes: &MoeSizes) -> Vec<ExpertPart> {
+    let PlacedExperts { gate_up, down, alpha, bias, input_scales } = PackedWeights::at(sizes, 0).experts;
+    let (hidden, intermediate) = (sizes.hidden as u32, sizes.intermediate as u32);
+    let each = if sizes.activation.has_gate() { 2 } else { 1 };
+    let mut parts = Vec::new();
+    let mut add = |start: Address, bytes_of_one: u64| {
+        parts.push(ExpertPart { start: start as usize, bytes_of_one: bytes_of_one as usize });
+    };
+    for (at, each, rows, k) in [(gate_up, each, intermediate, hidden), (down, 1, hidden, intermediate)] {
+        if sizes.token_format == TokenFormat::Nvfp4 {
+            let values = each * value_bytes(rows.into(), k);
+            add(at, values);
+            add(at + sizes.experts as u64 * values, each * weight_scale_bytes(rows, k));
+        } else {
+            add(at, each * matrix_bytes(rows, k));
+        }
+    }
+    let number = size_of::<f32>() as u64;
+    alpha.into_iter().for_each(|at| add(at, number));
+    for (at, rows) in bias.into_iter().zip([intermediate, intermediate, hidden]) {
+        if at != 0 {
+            add(at, u64::from(rows) * number);
+        }
+    }
+    input_scales.into_iter().filter(|at| *at != 0).for_each(|at| add(at, number));
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use nvfp4_core::moe::Activation;
+
+    use super::*;
+
+    #[test]
+    fn parts_of_experts_fill_the_weights() {
+        let plain = MoeSizes {
+            hidden: 64,
+            intermediate: 48,
+            experts: 5,
+            named_experts: 5,
+            top_k: 2,
+            shared_intermediate: None,
+            dtype: TokenDtype::Bf16,
+            activation: Activation::Silu,
+            biases: false,
+            token_format: TokenFormat::Bits16,
+            input_scales: false,
+        };
+        for token_format in TokenFormat::ALL {
+            for activation in [Activation::Silu, Activation::Relu2] {
+                for biases in [false, true] {
+                    let sizes = MoeSizes { activation, biases, token_format, ..plain };
+                    let mut parts = expert_parts(&sizes);
+                    parts.sort_by_key(|part| part.start);
+                    let mut end = size_of::<u64>() * 2 * PROJECTIONS;
+                    for part in parts {
+                        // Between parts is less than the padding of one allocation.
+                        assert!(part.start >= end && part.start < end + 256, "{sizes:?}");
+                        end = part.start + sizes.experts * part.bytes_of_one;
+                    }
+                    assert_eq!(end.next_multiple_of(256), weight_bytes(&sizes));
+                }
+            }
+        }
+    }
+}

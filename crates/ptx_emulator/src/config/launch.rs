@@ -195,6 +195,10 @@ pub struct LaunchConfig {
     /// `true`: continue after hazards, and list them in the report. Faults that no run can continue after still end the
     /// launch.
     pub keep_going: bool,
+    /// `true`: `tcgen05.alloc.cta_group::2` of the two CTAs of a pair always wait for each other. `false`: only behind a
+    /// cluster barrier, as a report of failures on a B300 suggests (NVIDIA/cutlass#3435). The manual says only that the
+    /// instruction may block.
+    pub alloc_rendezvous: bool,
     /// Rules that suppress hazards.
     pub allow: Vec<Allow>,
     /// How floating-point products of matrix instructions are added.
@@ -278,6 +282,7 @@ impl LaunchConfig {
             global_races: true,
             grid_workspace: 0,
             keep_going: false,
+            alloc_rendezvous: false,
             allow: Vec::new(),
             sums: Sums::Card,
             instruction_budget: 1 << 32,

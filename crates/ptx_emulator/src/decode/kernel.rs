@@ -10,7 +10,7 @@ use super::names::{Names, Symbol, defined_twice};
 use super::opcode::{self, Opcode};
 use super::parsed::Parsed;
 use crate::code::{Flow, Inst, Kernel, Step, Uses};
-use crate::config::fault::Stop;
+use crate::config::fault::{FaultKind, Stop};
 use crate::config::launch::Param;
 use crate::config::report::Class;
 use crate::machine::state::Swap;
@@ -31,7 +31,7 @@ pub fn decode(
         name: function.name.clone(),
         limits: function.limits.clone(),
         sources: Arc::clone(sources),
-        small_shared_memory: ast.target.starts_with("sm_12"),
+        small_sm: ast.target.starts_with("sm_12"),
         ..Kernel::default()
     };
     let mut decoder =
@@ -225,6 +225,10 @@ impl Decoder {
                 uses = Uses::default();
                 self.names.kernel.unsupported.push((i.line, e.message.clone()));
                 Box::new(move |_, _, _| Err(Stop::unsupported(e.message.clone())))
+            }
+            Err(e) if e.faults => {
+                uses = Uses::default();
+                Box::new(move |_, _, _| Err(Stop::new(FaultKind::InvalidOperand, e.message.clone())))
             }
             Err(e) => return Err(error(e)),
         };

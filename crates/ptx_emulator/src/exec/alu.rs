@@ -152,6 +152,9 @@ pub fn mad24(i: &mut Parsed<'_>) -> Decoded {
     let c = if i.opcode() == "mad24" { i.src(3, ty)? } else { Src::Constant(0) };
     let (hi, signed) = (i.has("hi"), ty.is_signed());
     let sat = i.opcode() == "mad24" && i.has("sat");
+    if !sat {
+        undefined::product(i, (d, [a, b]), Some(c), ty, if hi { Part::High } else { Part::Low });
+    }
     Ok(map3(d, [a, b, c], move |a: u32, b: u32, c: u32| {
         let low = |x: u32| {
             if signed { i64::from((x << 8) as i32 >> 8) } else { i64::from(x & 0xff_ffff) }
@@ -397,7 +400,7 @@ pub fn carry(i: &mut Parsed<'_>) -> Decoded {
         _ => None,
     };
     let (read, write) = (i.opcode().ends_with('c'), i.has("cc"));
-    let flag = i.carry_flag();
+    let flag = i.carry_flag(read, write);
     let subtract = i.opcode().starts_with("sub");
     Ok(Box::new(move |w, _, mask| {
         let (mut a, mut b) = (w.get(a), w.get(b));

@@ -5,6 +5,7 @@
 //! Products times a power of two are then cut to integers by a conversion. The code is compiled for each instruction
 //! set.
 
+use super::number::F32_NAN;
 use super::simd::PANEL;
 use super::sums::{Adder, Step, SumFormat};
 
@@ -39,10 +40,18 @@ pub fn row(a: Line, b: &Panels, (adder, format): (&Adder, SumFormat), fits: &[bo
             return unsafe { x86::row_avx2(a, b, (adder, format), fits, d) };
         }
     }
-    panels(a, b, (adder, format), fits, d, largest, totals);
+    panels(a, b, (adder, format), fits, d, |part, c| step(part, c, adder, format, largest, totals));
 }
 
-/// Processes the panels of a row. `largest` and `totals` are the functions of these names, for an instruction set.
+/// Products of a step: the row's part, and a panel's rows.
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    a: Line<'a>,
+    values: &'a [[f32; PANEL]],
+    powers: &'a [[f32; PANEL]],
+}
+
+/// Processes the panels of a row. `step` adds the products of a step to accumulators.
 #[inline(always)]
 fn panels(
     a: Line,
@@ -50,8 +59,7 @@ fn panels(
     (adder, format): (&Adder, SumFormat),
     fits: &[bool],
     d: &mut [f32],
-    largest: impl Fn(&[f32], &[[f32; PANEL]]) -> [f32; PANEL],
-    totals: impl Fn(&[f32], &[[f32; PANEL]], &[f32; PANEL]) -> [f64; PANEL],
+    step: impl Fn(Part<'_>, [f32; PANEL]) -> [f32; PANEL],
 ) {
     let k = a.values.len();
     let per_step = adder.step_products(k);
@@ -62,16 +70,31 @@ fn panels(
         c[..d.len()].copy_from_slice(d);
         let mut sums = if last { [0.0; PANEL] } else { c };
         for first in (0..k).step_by(per_step) {
-            let step = first..k.min(first + per_step);
-            let mut addends = Addends::new(sums, largest(&a.powers[step.clone()], &powers[step.clone()]), format);
-            let scales = addends.scales(adder);
-            sums = addends.add(totals(&a.values[step.clone()], &values[step], &scales), &scales, adder, format);
+            let part = first..k.min(first + per_step);
+            let a = Line { values: &a.values[part.clone()], powers: &a.powers[part.clone()] };
+            sums = step(Part { a, values: &values[part.clone()], powers: &powers[part] }, sums);
         }
         if last {
             sums = std::array::from_fn(|column| format.add_nearest(c[column], sums[column]));
         }
         d.copy_from_slice(&sums[..d.len()]);
     }
+}
+
+/// Adds the products of a step to accumulators. `largest` and `totals` are the functions of these names, for an
+/// instruction set.
+#[inline(always)]
+fn step(
+    Part { a, values, powers }: Part<'_>,
+    c: [f32; PANEL],
+    adder: &Adder,
+    format: SumFormat,
+    largest: impl Fn(&[f32], &[[f32; PANEL]]) -> [f32; PANEL],
+    totals: impl Fn(&[f32], &[[f32; PANEL]], &[f32; PANEL]) -> [f64; PANEL],
+) -> [f32; PANEL] {
+    let mut addends = Addends::new(c, largest(a.powers, powers), format);
+    let scales = addends.scales(adder);
+    addends.add(totals(a.values, values, &scales), &scales, adder, format)
 }
 
 /// The largest power of two among the products of each column.
@@ -143,10 +166,17 @@ impl Addends {
             sums[column] = adder.round_normal((totals[column] + f64::from(cut)) * unit, format);
         }
         for column in (0..PANEL).filter(|&column| self.alone[column]) {
-            sums[column] = adder.add_step(&[], self.old[column].into(), format) as f32;
+            sums[column] = alone_sum(self.old[column], adder, format);
         }
         sums
     }
+}
+
+/// The sum of an accumulator without products. A NaN becomes the canonical NaN.
+#[cold]
+fn alone_sum(accumulator: f32, adder: &Adder, format: SumFormat) -> f32 {
+    let sum = adder.add_step(&[], accumulator.into(), format) as f32;
+    if sum.is_nan() { f32::from_bits(F32_NAN) } else { sum }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -160,32 +190,95 @@ mod x86 {
 
     #[target_feature(enable = "avx512f,avx512dq")]
     pub fn row_avx512(a: Line, b: &Panels, adder: (&Adder, SumFormat), fits: &[bool], d: &mut [f32]) {
-        panels(a, b, adder, fits, d, |a, b| largest_avx512(a, b), |a, b, scales| totals_avx512(a, b, scales));
+        let (how, format) = adder;
+        panels(a, b, adder, fits, d, |part, c| match format {
+            SumFormat::F32 => step_avx512(part, &c, how),
+            SumFormat::F16 => {
+                let largest = |a: &[f32], b: &[[f32; PANEL]]| array(largest_avx512(a, b));
+                let totals = |a: &[f32], b: &[[f32; PANEL]], scales: &[f32; PANEL]| {
+                    // SAFETY: `scales` has 16 f32.
+                    let scales = unsafe { _mm512_loadu_ps(scales.as_ptr()) };
+                    let [low, high] = totals_avx512(a, b, scales).map(half_array);
+                    std::array::from_fn(|column| if column < 8 { low[column] } else { high[column - 8] })
+                };
+                step(part, c, how, format, largest, totals)
+            }
+        });
+    }
+
+    /// [`step`] for f32, with the operations of [`Addends`] and of [`Adder::round_normal`].
+    #[target_feature(enable = "avx512f,avx512dq")]
+    #[inline]
+    fn step_avx512(Part { a, values, powers }: Part<'_>, c: &[f32; PANEL], adder: &Adder) -> [f32; PANEL] {
+        let set = |bits: u32| _mm512_set1_ps(f32::from_bits(bits));
+        // SAFETY: `c` has 16 f32.
+        let old = unsafe { _mm512_loadu_ps(c.as_ptr()) };
+        let power = _mm512_max_ps(_mm512_and_ps(old, set(0x7f80_0000)), _mm512_set1_ps(f32::MIN_POSITIVE));
+        let nonzero = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(old, _mm512_setzero_ps());
+        let power = _mm512_maskz_mov_ps(nonzero, power);
+        let most = _mm512_max_ps(power, largest_avx512(a.powers, powers));
+        let lowest = _mm512_set1_ps(power_of_two(LOWEST));
+        let endless = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(power, set(0x7f80_0000));
+        let alone = endless | _mm512_cmp_ps_mask::<_CMP_LT_OQ>(most, lowest) & nonzero;
+        let accumulators = _mm512_maskz_mov_ps(!alone, old);
+        let largest = _mm512_max_ps(most, lowest);
+        let largest = _mm512_mask_mov_ps(largest, alone, _mm512_set1_ps(power_of_two(HIGHEST)));
+        let top = _mm512_set1_epi32((254 + adder.kept) << 23);
+        let scales = _mm512_castsi512_ps(_mm512_sub_epi32(top, _mm512_castps_si512(largest)));
+        let totals = totals_avx512(a.values, values, scales);
+        // Toward zero, as a conversion to an integer: an accumulator times its scale is below 2^(`kept` + 1).
+        let cut = _mm512_cvttps_epi32(_mm512_mul_ps(accumulators, scales));
+        let halves = |x: __m512i| [_mm512_castsi512_si256(x), _mm512_extracti32x8_epi32::<1>(x)];
+        let (cut, largest) = (halves(cut), halves(_mm512_castps_si512(largest)));
+        let smallest = _mm512_set1_pd(1.0 / f64::from(1u32 << adder.kept));
+        let kept = _mm512_set1_epi64(!((1i64 << (f64::MANTISSA_DIGITS as i32 - 1 - adder.result_bits)) - 1));
+        let mut rounded = [_mm256_setzero_ps(); 2];
+        for half in 0..2 {
+            let unit = _mm512_mul_pd(_mm512_cvtps_pd(_mm256_castsi256_ps(largest[half])), smallest);
+            let sum = _mm512_mul_pd(_mm512_add_pd(totals[half], _mm512_cvtepi32_pd(cut[half])), unit);
+            let sum = _mm512_castsi512_pd(_mm512_and_si512(_mm512_castpd_si512(sum), kept));
+            rounded[half] = _mm512_cvtpd_ps(sum);
+        }
+        let mut sums = array(_mm512_insertf32x8::<1>(_mm512_castps256_ps512(rounded[0]), rounded[1]));
+        if alone != 0 {
+            for column in (0..PANEL).filter(|column| alone >> column & 1 == 1) {
+                sums[column] = alone_sum(c[column], adder, SumFormat::F32);
+            }
+        }
+        sums
+    }
+
+    fn array(vector: __m512) -> [f32; PANEL] {
+        // SAFETY: a vector of 16 f32 has the size of an array of 16, and any bits are a valid f32.
+        unsafe { std::mem::transmute::<__m512, [f32; PANEL]>(vector) }
+    }
+
+    fn half_array(vector: __m512d) -> [f64; PANEL / 2] {
+        // SAFETY: a vector of 8 f64 has the size of an array of 8, and any bits are a valid f64.
+        unsafe { std::mem::transmute::<__m512d, [f64; PANEL / 2]>(vector) }
     }
 
     #[target_feature(enable = "avx2")]
     pub fn row_avx2(a: Line, b: &Panels, adder: (&Adder, SumFormat), fits: &[bool], d: &mut [f32]) {
-        panels(a, b, adder, fits, d, largest, totals);
+        let (how, format) = adder;
+        panels(a, b, adder, fits, d, |part, c| step(part, c, how, format, largest, totals));
     }
 
     #[target_feature(enable = "avx512f,avx512dq")]
     #[inline]
-    fn largest_avx512(a: &[f32], b: &[[f32; PANEL]]) -> [f32; PANEL] {
+    fn largest_avx512(a: &[f32], b: &[[f32; PANEL]]) -> __m512 {
         let mut largest = _mm512_setzero_ps();
         for (a, b) in a.iter().zip(b) {
             // SAFETY: `b` has 16 f32.
             let b = unsafe { _mm512_loadu_ps(b.as_ptr()) };
             largest = _mm512_max_ps(largest, _mm512_mul_ps(_mm512_set1_ps(*a), b));
         }
-        // SAFETY: a vector of 16 f32 has the size of an array of 16, and any bits are a valid f32.
-        unsafe { std::mem::transmute::<__m512, [f32; PANEL]>(largest) }
+        largest
     }
 
     #[target_feature(enable = "avx512f,avx512dq")]
     #[inline]
-    fn totals_avx512(a: &[f32], b: &[[f32; PANEL]], scales: &[f32; PANEL]) -> [f64; PANEL] {
-        // SAFETY: `scales` has 16 f32.
-        let scales = unsafe { _mm512_loadu_ps(scales.as_ptr()) };
+    fn totals_avx512(a: &[f32], b: &[[f32; PANEL]], scales: __m512) -> [__m512d; 2] {
         let mut totals = [_mm512_setzero_pd(); 2];
         for (a, b) in a.chunks(CHUNK).zip(b.chunks(CHUNK)) {
             let mut integers = _mm512_setzero_si512();
@@ -200,8 +293,7 @@ mod x86 {
                 *total = _mm512_add_pd(*total, _mm512_cvtepi32_pd(half));
             }
         }
-        // SAFETY: two vectors of 8 f64 have the size of an array of 16, and any bits are a valid f64.
-        unsafe { std::mem::transmute::<[__m512d; 2], [f64; PANEL]>(totals) }
+        totals
     }
 }
 

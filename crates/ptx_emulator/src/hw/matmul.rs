@@ -16,7 +16,7 @@ use super::cut;
 use super::descriptor::{CHUNK_BYTES, Element, Major, MmaKind, ScaleType, SharedMatrix};
 use super::number::{self, add_to_odd, decode, decode_ue4m3, decode_ue8m0, to_odd};
 use super::simd::{B_OFFSET, FoursA, FoursB, PANEL, QUAD, floats_row, fours, fours_nearest};
-use super::sums::{Addend, Adder, SumFormat, exponent, times_power};
+use super::sums::{Addend, Adder, Step, SumFormat, exponent, times_power};
 
 /// Layout of elements in the bytes of a row (PTX ISA 9.7.16.10.4 and 9.7.14.5.14).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -268,13 +268,21 @@ impl Floats {
         exponent(self.row(row)[k], adder.least_exponent(self.least_exponents[row]))
     }
 
-    /// The power of two that an element's exponent stands for, or 0 for a zero.
-    fn power(&self, row: usize, k: usize, adder: &Adder) -> f32 {
+    /// The smallest power of two that an element's exponent stands for.
+    fn least_power(&self, row: usize, adder: &Adder) -> f32 {
         // Rows with larger or smaller exponents do not use the loop of `cut`.
-        let exponent = self.exponent(row, k, adder).clamp(f32::MIN_EXP - 1, f32::MAX_EXP - 1);
-        let power = f32::from_bits(((exponent + 127) as u32) << 23);
-        if self.row(row)[k] == 0.0 { 0.0 } else { power }
+        let exponent = adder.least_exponent(self.least_exponents[row]).clamp(f32::MIN_EXP - 1, f32::MAX_EXP - 1);
+        f32::from_bits(((exponent + 127) as u32) << 23)
     }
+}
+
+/// The power of two that the exponent of a value stands for, at least `least`, or 0 for a zero. The value must be normal:
+/// rows with others do not use the loop of `cut`.
+#[inline(always)]
+fn power(value: f32, least: f32) -> f32 {
+    let power = f32::from_bits(value.to_bits() & 0x7f80_0000);
+    let power = if power > least { power } else { least };
+    if value == 0.0 { 0.0 } else { power }
 }
 
 /// D = A·Bᵀ + D in f32, added by `adder` or, without it, exactly. `d` is M × N, row by row.
@@ -326,10 +334,16 @@ fn check_shapes(a: (usize, usize), b: (usize, usize), d: usize) {
 /// D = A·Bᵀ + D, added by `adder`. `d` holds numbers of `format`.
 fn multiply_cut(a: &Floats, b: &Floats, adder: &Adder, format: SumFormat, d: &mut [f32]) {
     let order = adder.order(a.k);
-    let b_panels = cut::Panels {
-        values: panels(b.rows, b.k, |row, k| b.row(row)[order[k]] as f32),
-        powers: panels(b.rows, b.k, |row, k| b.power(row, order[k], adder)),
+    // Behind other steps, `cut::row` gives canonical NaNs.
+    let paired = adder.step == Step::Pairs;
+    let b_values = panels(b.rows, b.k, |row, k| b.row(row)[order[k]] as f32);
+    let b_least = panels(b.rows, 1, |row, _| b.least_power(row, adder));
+    let b_rows = b_values.chunks_exact(b.k.max(1)).zip(&b_least);
+    let powers_of = |values: &[f32; PANEL], least: &[f32; PANEL]| -> [f32; PANEL] {
+        std::array::from_fn(|column| power(values[column], least[column]))
     };
+    let b_powers = b_rows.flat_map(|(panel, least)| panel.iter().map(move |values| powers_of(values, least))).collect();
+    let b_panels = cut::Panels { values: b_values, powers: b_powers };
     let widest = |rows: &[Extent]| Extent { finite: rows.iter().all(|row| row.finite), ..Extent::widest(rows) };
     let widest: Vec<Extent> = b.extents.chunks(PANEL).map(widest).collect();
     let (mut values, mut powers, mut fits) = (Vec::new(), Vec::new(), Vec::new());
@@ -337,16 +351,20 @@ fn multiply_cut(a: &Floats, b: &Floats, adder: &Adder, format: SumFormat, d: &mu
         values.clear();
         values.extend(order.iter().map(|&k| a.row(row)[k] as f32));
         powers.clear();
-        powers.extend(order.iter().map(|&k| a.power(row, k, adder)));
+        let least = a.least_power(row, adder);
+        powers.extend(values.iter().map(|&value| power(value, least)));
         fits.clear();
         fits.extend(widest.iter().map(|b| a.extents[row].products_fit(*b)));
         let line = cut::Line { values: &values, powers: &powers };
         cut::row(line, &b_panels, (adder, format), &fits, d);
-        for (column, d) in d.iter_mut().enumerate() {
-            if !fits[column / PANEL] {
-                *d = adder.add(&products((a, row), (b, column), &order, adder), f64::from(*d), format) as f32;
+        for (panel, d) in d.chunks_mut(PANEL).enumerate().filter(|(panel, _)| !fits[*panel] || paired) {
+            for (column, d) in d.iter_mut().enumerate() {
+                if !fits[panel] {
+                    let products = products((a, row), (b, panel * PANEL + column), &order, adder);
+                    *d = adder.add(&products, f64::from(*d), format) as f32;
+                }
+                *d = canonical(*d);
             }
-            *d = canonical(*d);
         }
     }
 }
@@ -570,24 +588,62 @@ fn multiply_fours_cut(
     let finish = |row: usize, panel: usize, sums: &[f64; PANEL], d: &mut [f32]| {
         let mut c = [0.0; PANEL];
         c[..d.len()].copy_from_slice(d);
-        let (mut rounded, mut exact) = ([0.0f32; PANEL], [true; PANEL]);
+        let mut rounded = [0.0f32; PANEL];
         let (top, low) = (a_bounds[row].top * least, a_bounds[row].low * beyond);
-        let (b_tops, b_lows) = (&b_tops[panel], &b_lows[panel]);
-        for column in 0..PANEL {
-            let (least, beyond, c) = (top * b_tops[column], low * b_lows[column], f64::from(c[column]));
-            let size = c.abs();
-            exact[column] = ((size >= least) | (size == 0.0)) & (size < beyond) & (least * apart <= beyond);
-            rounded[column] = adder.round_normal(sums[column] + c, SumFormat::F32);
-        }
-        for (column, d) in d.iter_mut().enumerate() {
-            *d = rounded[column];
-            if !exact[column] {
+        let limits = ExactLimits { top, low, apart, b_tops: &b_tops[panel], b_lows: &b_lows[panel] };
+        let exact = limits.add(sums, &c, adder, &mut rounded);
+        d.copy_from_slice(&rounded[..d.len()]);
+        for (column, d) in d.iter_mut().enumerate().filter(|_| exact != u16::MAX) {
+            if exact >> column & 1 == 0 {
                 let addends = block_sums((a, scale_a, row), (b, scale_b, panel * PANEL + column), adder.block);
                 *d = canonical(adder.add(&addends, c[column].into(), SumFormat::F32) as f32);
             }
         }
     };
     fours(vectors, b_panels, n, d, finish);
+}
+
+/// Limits between which an accumulator and 4-bit block sums lose no bit before they are rounded, for a row and a panel of
+/// columns.
+struct ExactLimits<'a> {
+    top: f64,
+    low: f64,
+    apart: f64,
+    b_tops: &'a [f64; PANEL],
+    b_lows: &'a [f64; PANEL],
+}
+
+impl ExactLimits<'_> {
+    /// Adds sums to accumulators and rounds. Returns a mask of the columns whose result is right.
+    fn add(&self, sums: &[f64; PANEL], c: &[f32; PANEL], adder: &Adder, rounded: &mut [f32; PANEL]) -> u16 {
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512dq") {
+            // SAFETY: both features were just detected.
+            return unsafe { self.add_avx512(sums, c, adder, rounded) };
+        }
+        self.add_anywhere(sums, c, adder, rounded)
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512dq")]
+    fn add_avx512(&self, sums: &[f64; PANEL], c: &[f32; PANEL], adder: &Adder, rounded: &mut [f32; PANEL]) -> u16 {
+        self.add_anywhere(sums, c, adder, rounded)
+    }
+
+    /// The compiler turns this loop into vector instructions.
+    #[inline(always)]
+    fn add_anywhere(&self, sums: &[f64; PANEL], c: &[f32; PANEL], adder: &Adder, rounded: &mut [f32; PANEL]) -> u16 {
+        let mut exact = [0u16; PANEL];
+        for column in 0..PANEL {
+            let c = f64::from(c[column]);
+            let (least, beyond) = (self.top * self.b_tops[column], self.low * self.b_lows[column]);
+            let size = c.abs();
+            let fits = ((size >= least) | (size == 0.0)) & (size < beyond) & (least * self.apart <= beyond);
+            exact[column] = u16::from(fits) << column;
+            rounded[column] = adder.round_normal(sums[column] + c, SumFormat::F32);
+        }
+        exact.iter().fold(0, |all, bit| all | bit)
+    }
 }
 
 /// Powers of two that bound a row's scales: none has a larger exponent than `top`/2, and all are multiples of `low`.

@@ -521,10 +521,11 @@ impl TensorMap {
         map
     }
 
-    /// Required multiple of the innermost coordinate, in elements: 16 bytes, or a whole group for padded types. The
-    /// manual does not mention this. On an H200, a load or store at another coordinate is an illegal instruction.
+    /// Required multiple of the innermost coordinate, in elements: 128 for padded types (PTX ISA, "Tensor Copy
+    /// restrictions"; on a B200, another coordinate is an illegal instruction, triton-lang/triton#8982), and 16 bytes for
+    /// others. The manual does not mention the latter. On an H200, another coordinate is an illegal instruction.
     fn coordinate_multiple(&self) -> u32 {
-        if self.data_type.is_padded() { PADDED_GROUP as u32 } else { 128 / self.data_type.bits() }
+        if self.data_type.is_padded() { 128 } else { 128 / self.data_type.bits() }
     }
 
     /// Calls `visit` for every piece of the copy of the box at `coordinates` (innermost first). The box in shared
@@ -1121,7 +1122,8 @@ mod tests {
             };
             assert_eq!((all[3], all[8 + 3]), (group(0, 3), group(1, 3)));
             assert!(pieces(&map, &[256, 0], 0).iter().all(|piece| piece.global.is_none()));
-            assert_eq!(map.visit(&[8, 0], 0, |_| ()), Err(TensorMapError::Coordinate { coordinate: 8, multiple: 16 }));
+            let error = TensorMapError::Coordinate { coordinate: 64, multiple: 128 };
+            assert_eq!(map.visit(&[64, 0], 0, |_| ()), Err(error));
         }
     }
 

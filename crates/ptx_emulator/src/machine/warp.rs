@@ -1,7 +1,7 @@
 //! A warp: 32 lanes with their registers, and the fragments into which divergence has split the lanes. Each fragment is
 //! a group of lanes at the same position. This module knows no opcode.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use super::address::{Lane, width};
 use super::in_flight::{BulkGroups, CopyGroups, Poll, SharedLoad, TmemLoad, WgmmaGroups};
@@ -117,8 +117,6 @@ pub struct State {
     fragments: Vec<Fragment>,
     registers: Vec<Row>,
     predicates: Vec<u32>,
-    /// Register that differed at the last comparison: a loop's counter, which is compared first.
-    differed: usize,
 }
 
 impl Fragment {
@@ -415,23 +413,22 @@ impl Warp {
     /// The warp's state.
     pub fn state(&self) -> State {
         let (registers, predicates) = (self.registers.clone(), self.predicates.clone());
-        State { fragments: self.fragments.clone(), registers, predicates, differed: 0 }
+        State { fragments: self.fragments.clone(), registers, predicates }
     }
 
-    /// Whether the warp's state has come again.
-    pub fn is_in(&self, state: &mut State) -> bool {
+    /// Whether the warp's threads are at the same instructions as in a state. Values that recursive calls have saved are
+    /// not compared, so with them no state comes again.
+    pub fn is_at(&self, state: &State) -> bool {
         let alike = |(a, b): (&Fragment, &Fragment)| a.is_like(b);
-        if self.fragments.len() != state.fragments.len() || !self.fragments.iter().zip(&state.fragments).all(alike) {
-            return false;
-        }
-        let differs = |r: &usize| self.registers[*r] != state.registers[*r];
-        let count = self.registers.len();
-        let first = Some(state.differed).filter(|r| *r < count && differs(r));
-        if let Some(register) = first.or_else(|| (0..count).find(differs)) {
-            state.differed = register;
-            return false;
-        }
-        self.polls.is_empty() && self.predicates == state.predicates
+        let all =
+            self.fragments.len() == state.fragments.len() && self.fragments.iter().zip(&state.fragments).all(alike);
+        all && self.polls.is_empty() && self.kept.is_empty()
+    }
+
+    /// Whether these registers and predicates have the same values as in a state.
+    pub fn has_values_of(&self, state: &State, registers: &BTreeSet<u32>, predicates: &BTreeSet<u32>) -> bool {
+        registers.iter().all(|&r| self.registers[r as usize] == state.registers[r as usize])
+            && predicates.iter().all(|&p| self.predicates[p as usize] == state.predicates[p as usize])
     }
 
     /// Index of the running instruction.

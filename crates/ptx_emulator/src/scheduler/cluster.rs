@@ -149,10 +149,20 @@ impl<'a> Cluster<'a> {
             Some(limit) if self.machine.launch.began.elapsed() >= limit => {
                 let text = format!("the launch has run for {} s, the limit", limit.as_secs_f64());
                 let warp = self.warps.iter().position(|w| !w.fragments.is_empty()).unwrap_or(0);
-                Err(self.fault(warp, *Stop::new(FaultKind::InstructionBudget, text)))
+                Err(self.at_limit(warp, *Stop::new(FaultKind::InstructionBudget, text)))
             }
             _ => Ok(()),
         }
+    }
+
+    /// Fault of an instruction. That of a limit tells what the threads wait for.
+    fn at_limit(&self, warp: usize, stop: Stop) -> Fault {
+        let limit = stop.kind == FaultKind::InstructionBudget;
+        let mut fault = self.fault(warp, stop);
+        if limit {
+            self.explain_limit(&mut fault);
+        }
+        fault
     }
 
     /// At the end of a watch, finds out whether every warp waits or repeats its steps. Then completes the next operation
@@ -286,7 +296,7 @@ impl<'a> Cluster<'a> {
         }
         match execute(self.kernel, &mut self.warps[index], &mut self.machine, slice) {
             Ok(ran) => Ok(ran),
-            Err(stop) => Err(self.fault(index, *stop)),
+            Err(stop) => Err(self.at_limit(index, *stop)),
         }
     }
 
@@ -297,14 +307,13 @@ impl<'a> Cluster<'a> {
             match execute(self.kernel, &mut self.warps[index], &mut self.machine, 1) {
                 Ok(true) => {}
                 Ok(false) => return Ok(step > 0),
-                Err(stop) => return Err(self.fault(index, *stop)),
+                Err(stop) => return Err(self.at_limit(index, *stop)),
             }
             if self.machine.held || self.warps[index].fragments.is_empty() {
                 break;
             }
-            if self.warps[index].issued != before {
-                self.stall.step(&mut self.warps[index], &self.machine);
-            }
+            let executed = self.warps[index].issued != before;
+            self.stall.step(self.kernel, &mut self.warps[index], &self.machine, executed);
         }
         Ok(true)
     }

@@ -1,10 +1,17 @@
 //! Search for clusters that never end although their threads run: each warp waits, or repeats the same instructions
-//! with the same registers while no value in memory changes. Its next steps are then the same again.
+//! while no value in memory changes, with the same values in all registers that decide what it does. Its next steps are
+//! then the same again. A register decides if a branch, an address or an operand of an instruction that does more than
+//! write registers depends on it. A loop that also counts its rounds, or reads a clock and drops the time, is found too.
+//! An instruction counts whether its guard is true or not: the branch that ends a loop is not taken before the last
+//! round.
 //!
 //! The states of a warp are compared as in Brent's search for cycles: with one kept state, which is renewed each time
 //! the number of steps has doubled. Because this takes time, it begins after [`QUIET`] instructions without a change,
 //! and takes place in windows: an eighth of the time since the last change.
 
+use std::collections::BTreeSet;
+
+use crate::code::{Inst, Kernel};
 use crate::machine::state::Machine;
 use crate::machine::warp::{Fragment, State, Warp};
 
@@ -12,8 +19,6 @@ use crate::machine::warp::{Fragment, State, Warp};
 const QUIET: u64 = 1 << 14;
 /// Length of the first window.
 const WINDOW: u64 = 1 << 12;
-/// Maximum number of instructions of a cycle that are kept for the report.
-const KEPT: usize = 64;
 
 /// Watch over the warps of a cluster.
 pub struct Stall {
@@ -32,10 +37,86 @@ struct Watch {
     steps: u64,
     /// Number of steps at which the state is renewed.
     renewal: u64,
-    /// Instructions since the state was taken.
-    instructions: Vec<u32>,
+    /// Instructions that the warp has come to since the state was taken.
+    instructions: BTreeSet<u32>,
+    /// What decides their course, and the number of instructions that this was found for.
+    decisive: Decisive,
+    decisive_for: usize,
     /// Whether the state has come again.
     repeats: bool,
+}
+
+/// Registers and predicates that decide the course of a loop, in ascending order.
+#[derive(Default)]
+struct Decisive {
+    registers: BTreeSet<u32>,
+    predicates: BTreeSet<u32>,
+}
+
+impl Decisive {
+    /// What decides the course of a loop of these instructions. A call passes values that its [`Uses`](crate::code::Uses)
+    /// do not list, so with a call everything decides.
+    fn of(kernel: &Kernel, loop_body: &BTreeSet<u32>) -> Decisive {
+        if loop_body.iter().any(|&pc| kernel.code[pc as usize].name.starts_with("call")) {
+            return Decisive {
+                registers: (0..kernel.registers).collect(),
+                predicates: (0..kernel.predicates).collect(),
+            };
+        }
+        let mut found = Decisive::default();
+        let mut left: Vec<&Inst> = loop_body.iter().map(|&pc| &kernel.code[pc as usize]).collect();
+        loop {
+            let before = left.len();
+            left.retain(|inst| !found.take(inst));
+            if left.len() == before {
+                return found;
+            }
+        }
+    }
+
+    /// Adds what an instruction depends on, if it acts or if its result decides. Returns whether it does.
+    fn take(&mut self, inst: &Inst) -> bool {
+        let uses = &inst.uses;
+        let decides = uses.acts
+            || uses.jump.is_some()
+            || uses.writes.iter().any(|r| self.registers.contains(r))
+            || uses.predicate_writes.iter().any(|p| self.predicates.contains(p));
+        if decides {
+            self.registers.extend(&uses.reads);
+            self.predicates.extend(&uses.predicate_reads);
+            self.predicates.extend(inst.guard.map(|(predicate, _)| predicate));
+        }
+        decides
+    }
+}
+
+impl Watch {
+    /// Compares the warp with the kept state, which has come again if all lanes that can run have run since.
+    fn executed(&mut self, kernel: &Kernel, w: &mut Warp, machine: &Machine<'_>) {
+        self.steps += 1;
+        let rests = |f: &Fragment| match &f.wait {
+            None => f.mask & !w.ran == 0,
+            Some(wait) => !wait.ready(machine, f.mask),
+        };
+        let at_rest = |state: &State| w.is_at(state) && w.fragments.iter().all(rests);
+        if let Some(state) = self.state.as_deref().filter(|state| at_rest(state)) {
+            if self.decisive_for != self.instructions.len() {
+                self.decisive = Decisive::of(kernel, &self.instructions);
+                self.decisive_for = self.instructions.len();
+            }
+            self.repeats = w.has_values_of(state, &self.decisive.registers, &self.decisive.predicates);
+        }
+        if self.repeats {
+            return;
+        }
+        if self.steps >= self.renewal && w.polls.is_empty() {
+            self.state = Some(Box::new(w.state()));
+            self.renewal = 2 * self.steps;
+            self.instructions.clear();
+            self.decisive_for = 0;
+            w.ran = 0;
+        }
+    }
 }
 
 impl Stall {
@@ -60,6 +141,11 @@ impl Stall {
         self.warps.iter_mut().for_each(|watch| *watch = Watch::default());
     }
 
+    /// Whether nothing has changed for so long that the warps have been watched.
+    pub fn is_quiet(&self, changes: u64, now: u64) -> bool {
+        changes == self.changes && now - self.since > QUIET + WINDOW
+    }
+
     /// Whether the warps are watched at this time.
     pub fn watches(&mut self, changes: u64, now: u64) -> bool {
         if changes != self.changes {
@@ -73,33 +159,24 @@ impl Stall {
         if changes != self.changes || now < self.window.end {
             return false;
         }
+        // Instructions between windows are not recorded, so no cycle reaches from one window to the next.
+        for watch in self.warps.iter_mut().filter(|watch| !watch.repeats) {
+            (watch.state, watch.steps, watch.renewal) = (None, 0, 0);
+        }
         let begin = now + (now - self.since);
         self.window = begin..begin + WINDOW.max((begin - self.since) / 8);
         true
     }
 
-    /// Records that a warp has executed an instruction. A state has come again if all lanes that can run have run since.
-    pub fn step(&mut self, w: &mut Warp, machine: &Machine<'_>) {
-        let pc = machine.current.1;
+    /// Records that a warp has come to an instruction. It is `executed` if its guard is true in some lane.
+    pub fn step(&mut self, kernel: &Kernel, w: &mut Warp, machine: &Machine<'_>, executed: bool) {
         let watch = &mut self.warps[w.index as usize];
         if watch.repeats || w.fragments.is_empty() {
             return;
         }
-        watch.steps += 1;
-        if watch.instructions.len() < KEPT && !watch.instructions.contains(&pc) {
-            watch.instructions.push(pc);
-        }
-        let rests = |f: &Fragment| match &f.wait {
-            None => f.mask & !w.ran == 0,
-            Some(wait) => !wait.ready(machine, f.mask),
-        };
-        if watch.state.as_mut().is_some_and(|state| w.is_in(state)) && w.fragments.iter().all(rests) {
-            watch.repeats = true;
-        } else if watch.steps >= watch.renewal && w.polls.is_empty() {
-            watch.state = Some(Box::new(w.state()));
-            watch.renewal = 2 * watch.steps;
-            watch.instructions.clear();
-            w.ran = 0;
+        watch.instructions.insert(machine.current.1);
+        if executed {
+            watch.executed(kernel, w, machine);
         }
     }
 
@@ -109,7 +186,7 @@ impl Stall {
     }
 
     /// Instructions that a warp repeats.
-    pub fn cycle(&self, warp: usize) -> &[u32] {
+    pub fn cycle(&self, warp: usize) -> &BTreeSet<u32> {
         &self.warps[warp].instructions
     }
 }

@@ -80,6 +80,9 @@ class Linear(torch.nn.Module):
         return self._compute(x)
 
     def _compute(self, x):
+        # The operator knows K only up to the padding of the packed weights.
+        if x.shape[-1] != self.in_features:
+            raise ValueError(f"x: expected [..., {self.in_features}], got {list(x.shape)}")
         return _operators._linear(x, self.weights, self.out_features, **self._options)
 
     def extra_repr(self):

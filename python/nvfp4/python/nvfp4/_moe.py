@@ -99,6 +99,14 @@ class Moe(torch.nn.Module):
             tokens, top_k, self.hidden, self.intermediate, self.experts, self.shared_intermediate, self.token_format
         )
 
+    def expert_parts(self) -> list[torch.Tensor]:
+        """Returns views of ``weights``, each ``[E, bytes]``: row e of all parts together is expert e. A copy of these rows to another place,
+        or to a layer of the same sizes, moves the expert there. Load balancers move experts between devices in this way.
+        """
+        sizes = self.hidden, self.experts, self.intermediate
+        parts = _native.moe_expert_parts(*sizes, self.dtype, self.weights.is_cuda, **self._options)
+        return [self.weights[start : start + self.experts * length].view(self.experts, length) for start, length in parts]
+
     def forward(
         self,
         hidden_states: torch.Tensor,
@@ -111,6 +119,9 @@ class Moe(torch.nn.Module):
         workspace: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Returns the layer's output for ``hidden_states`` ``[T, H]``. The arguments are the same as in :func:`moe`."""
+        # The operator knows H only up to the padding of the packed weights.
+        if hidden_states.shape[-1] != self.hidden:
+            raise ValueError(f"hidden_states: expected [T, {self.hidden}], got {list(hidden_states.shape)}")
         if _gradients.needed(hidden_states, topk_weights, shared_weights):
             return self._with_gradients(hidden_states, topk_ids, topk_weights, shared_weights, weights_on_input, out, workspace)
         options = self._options

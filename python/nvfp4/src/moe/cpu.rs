@@ -8,6 +8,7 @@ use nvfp4::backend::cpu::Cpu;
 use nvfp4::bias::Bias;
 use nvfp4::format::{BLOCK, Bytes, Matrix};
 use nvfp4::fp4::InputScales;
+use nvfp4::kernels::moe::ExpertPart;
 use nvfp4::moe::{Biases, MoeExpert, MoeInputs, MoeOutput, MoeSizes, MoeStep, MoeWeights};
 use pyo3::prelude::*;
 
@@ -70,6 +71,17 @@ impl Layout {
         let shared = sizes.shared_intermediate.map(|intermediate| parts(1, intermediate));
         let bytes = end.next_multiple_of(GPU_ALIGNMENT) + HEADER.len();
         Self { bytes, input_scales, routed, shared }
+    }
+
+    /// Returns the parts with one piece per routed expert, in the order of the experts.
+    pub fn expert_parts(&self, experts: usize) -> Vec<ExpertPart> {
+        // The shared expert's input scales follow the routed experts'.
+        let Range { start, end } = self.input_scales;
+        let input_scales = start..end.min(start + size_of::<[f32; 2]>() * experts);
+        let ranges = |part: &Part| [&part.global_scales, &part.bias, &part.values, &part.scales].map(Clone::clone);
+        let of_projections = self.routed.iter().flatten().flat_map(ranges);
+        let parts = of_projections.chain([input_scales]).filter(|part| !part.is_empty());
+        parts.map(|part| ExpertPart { start: part.start, bytes_of_one: part.len() / experts }).collect()
     }
 
     /// Returns the layer in packed weights. Checks every scale.

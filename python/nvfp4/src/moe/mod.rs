@@ -7,7 +7,7 @@ mod operands;
 use nvfp4::backend::cuda::MoeLauncher;
 use nvfp4::format::BLOCK;
 use nvfp4::fp4::InputScales;
-use nvfp4::kernels::moe::{weight_bytes, workspace_bytes};
+use nvfp4::kernels::moe::{expert_parts, weight_bytes, workspace_bytes};
 use nvfp4::moe::{Activation, MoeSizes};
 use nvfp4::problem::{MAX_TOP_K, TokenDtype, TokenFormat};
 use pyo3::exceptions::PyTypeError;
@@ -210,6 +210,23 @@ pub fn moe_weight_bytes(
     Ok(packed_bytes(&sizes, if is_cuda { Place::Cuda(0) } else { Place::Cpu }))
 }
 
+/// Returns the parts of packed weights that belong to the routed experts: start and bytes of one expert's piece. The pieces of
+/// a part follow each other in the order of the experts.
+#[pyfunction]
+#[pyo3(signature = (hidden, experts, intermediate, dtype, is_cuda, **options))]
+pub fn moe_expert_parts(
+    hidden: usize,
+    experts: usize,
+    intermediate: usize,
+    dtype: &Bound<'_, PyAny>,
+    is_cuda: bool,
+    options: Option<&Bound<'_, PyDict>>,
+) -> PyResult<Vec<(usize, usize)>> {
+    let sizes = weights_of(hidden, token_type(dtype)?, experts, intermediate, options)?;
+    let parts = if is_cuda { expert_parts(&sizes) } else { cpu::Layout::new(&sizes).expert_parts(experts) };
+    Ok(parts.into_iter().map(|part| (part.start, part.bytes_of_one)).collect())
+}
+
 /// Returns the bytes of workspace that a call with `tokens` tokens needs on a GPU, for any activation.
 #[pyfunction]
 #[pyo3(signature = (tokens, top_k, hidden, experts, intermediate, **options))]
@@ -254,17 +271,17 @@ const NAMES: [[&str; 3]; 6] = [
     ["shared down.values", "shared down.scales", "shared down's biases"],
 ];
 
-/// Packs gate, up and down of a layer and of its shared expert into `weights`. `options`: the layer's options that are
-/// not the default.
+/// Packs gate, up and down of a layer and of its shared expert into `weights`. `scales`: the input scales. `options`: the
+/// layer's options that are not the default, of which one says whether there are input scales.
 #[pyfunction]
-#[pyo3(signature = (weights, dtype, projections, shared, input_scales, **options))]
+#[pyo3(signature = (weights, dtype, projections, shared, scales, **options))]
 pub fn pack_moe<'py>(
     py: Python<'py>,
     weights: &Bound<'py, PyAny>,
     dtype: &Bound<'py, PyAny>,
     projections: Projections<Projection<'py>>,
     shared: Option<Projections<Projection<'py>>>,
-    input_scales: Option<[Vec<f32>; 2]>,
+    scales: Option<[Vec<f32>; 2]>,
     options: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<()> {
     let weights = Tensor::read("weights", weights)?;
@@ -281,7 +298,7 @@ pub fn pack_moe<'py>(
     if has_biases && !sizes.biases {
         return Err(invalid("biases", "a projection has biases, but the layer was declared without them"));
     }
-    let scales = input_scales.map(|scales| input_scales_of(scales, experts + usize::from(shared.is_some())));
+    let scales = scales.map(|scales| input_scales_of(scales, experts + usize::from(shared.is_some())));
     let scales = scales.transpose()?.unwrap_or_default();
     let routed = checked(projections, &NAMES[..3], &sizes, (experts, intermediate), weights.place)?;
     let of_shared =

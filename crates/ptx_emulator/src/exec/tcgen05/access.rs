@@ -92,6 +92,18 @@ impl Access {
         }
     }
 
+    /// Checks that halves of registers are stored to pairs of columns. On a B200, `.16x32bx2.unpack::16b` whose second
+    /// half begins one column behind the first is a misaligned address; two columns are right (triton-lang/triton#10321).
+    fn check_even(&self, cells: &[[Cell; 32]]) -> Stopped<()> {
+        match cells.iter().flatten().find(|cell| self.packed && cell.column % 2 != 0) {
+            None => Ok(()),
+            Some(cell) => {
+                let text = format!("the halves of a register are stored to columns from {}, which is odd", cell.column);
+                Err(Stop::new(FaultKind::Misaligned, text))
+            }
+        }
+    }
+
     fn base(&self, w: &Warp, mask: u32) -> Stopped<Cell> {
         let lane = mask.trailing_zeros() as usize;
         let base = w.address(&self.address, lane);
@@ -196,6 +208,7 @@ impl Instruction for St {
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         let cells = self.access.cells(w, m, mask, self.from.len())?;
+        self.access.check_even(&cells)?;
         let agent = spawn(m, w, mask, true);
         for (s, row) in self.from.iter().zip(&cells) {
             for (lane, &cell) in row.iter().enumerate() {

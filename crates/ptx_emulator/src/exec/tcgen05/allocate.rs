@@ -18,7 +18,8 @@ use crate::types::{Space, Type};
 
 /// `tcgen05.alloc [to], columns`. With `.cta_group::2`, a warp of each CTA of a pair executes it (PTX ISA, "tcgen05.alloc":
 /// it "may block", and needs a warp of each of the peer CTAs). Behind a cluster barrier, both continue when both have
-/// allocated. Without one, neither waits for the other: see [`Dealloc`].
+/// allocated. Without one, neither waits for the other (see [`Dealloc`]), unless
+/// [`LaunchConfig::alloc_rendezvous`](crate::LaunchConfig::alloc_rendezvous) says so.
 pub struct Alloc {
     group: CtaGroup,
     to: Address,
@@ -60,7 +61,7 @@ impl Instruction for Alloc {
             let met = w.cluster_waited;
             m.ctas[w.cta as usize].tmem.pair_allocations.push(PairAllocation { warp: w.index, time, met });
             m.progress += 1;
-            if met > 0 {
+            if met > 0 || m.launch.config.alloc_rendezvous {
                 let count = m.ctas[w.cta as usize].tmem.pair_allocations.len();
                 return Ok(Flow::Pause(WaitFor::PeerAllocation { peer: w.cta ^ 1, count }));
             }
@@ -107,7 +108,7 @@ fn check_peer(w: &Warp, m: &Machine<'_>, lane: usize) -> Stopped<()> {
         let reaches = |race: &Detector| race.clock(w.index, lane as u32).met_time(peer.warp * 32) >= peer.time;
         m.race.as_ref().is_none_or(reaches)
     };
-    if found.is_some_and(known) {
+    if m.launch.config.alloc_rendezvous || found.is_some_and(known) {
         return Ok(());
     }
     let other = w.cta ^ 1;

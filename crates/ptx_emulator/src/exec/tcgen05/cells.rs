@@ -13,14 +13,14 @@ use crate::operand::Address;
 pub struct CtaGroup(pub u32);
 
 impl CtaGroup {
-    /// Decodes the modifier. All instructions of a kernel name the same group: `ptxas` refuses others, and on a B200 a
-    /// commit of the other group was an illegal instruction (tile-ai/tilelang#2287).
+    /// Decodes the modifier. All instructions of a kernel name the same group: `ptxas` 13.5 refuses others, and on a B200
+    /// a commit of the other group was an illegal instruction (tile-ai/tilelang#2287).
     pub fn decode(i: &mut Parsed<'_>) -> Result<CtaGroup> {
         let group = if i.has("cta_group::2") { 2 } else { 1 };
         if i.set_cta_group(group) != group {
             let text =
                 "`.cta_group::1` and `.cta_group::2` in one kernel; all its tcgen05 instructions must name the same";
-            return Err(DecodeError::invalid(text));
+            return Err(DecodeError::faults(text));
         }
         Ok(CtaGroup(group))
     }

@@ -151,7 +151,11 @@ impl<const INDEX: usize, const R: usize> Target<INDEX, R> {
                         }
                     }
                 }
-                row = row + STRIP_TOKENS as u64 * row_bytes;
+                // Nothing reads the address behind the last strip.
+                #[allow(unused_assignments)]
+                {
+                    row = row + STRIP_TOKENS as u64 * row_bytes;
+                }
             }};
         }
         macro_rules! write_strips {

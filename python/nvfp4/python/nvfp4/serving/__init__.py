@@ -6,7 +6,7 @@ An engine's plugin has only the places where it meets the engine. This package i
 from .cards import Cards
 from .choices import FORMATS, Choices, Left, Refused, Tokens
 from .configs import Serving
-from .layers import Experts, linear, pack_experts, pack_linear, split_rows
+from .layers import Experts, PackedExperts, linear, pack_experts, pack_linear, split_rows
 
 __all__ = [
     "FORMATS",
@@ -14,6 +14,7 @@ __all__ = [
     "Choices",
     "Experts",
     "Left",
+    "PackedExperts",
     "Refused",
     "Serving",
     "Tokens",

@@ -9,6 +9,7 @@ import torch
 
 import nvfp4
 
+from . import selftest
 from .choices import Left
 
 SIZE = 64
@@ -40,8 +41,7 @@ class Cards:
             device = torch.device("cuda")
         reason = _tried(compute, device, *kind)
         if reason is not None:
-            remedy = f"`nvfp4 selftest` (or {self._choices.variable('SELFTEST')[0]}=1) tests a GPU's kernels"
-            raise Left(f"{what} on {self._name()}: {reason}; {remedy}")
+            raise Left(f"{what} on {self._name()}: {reason}; {selftest.remedy(self._choices)}")
         self._tell(what)
 
     def _tell(self, what):
@@ -52,8 +52,8 @@ class Cards:
         if capability is None or tuple(capability) == (9, 0):
             return
         self._choices.note(
-            f"nvfp4's kernels for {what} ran on Hopper GPUs and, for {self._name()}, in an emulator only; on this GPU only"
-            " its self-test or its portable kernels vouch for them"
+            f"emulated only: nvfp4's kernels for {what} on {self._name()} (compute capability {capability[0]}.{capability[1]}) were developed in"
+            " an emulator, and not measured on such a GPU"
         )
 
 

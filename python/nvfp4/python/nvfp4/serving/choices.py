@@ -26,6 +26,8 @@ class Choices:
         self.engine, self._logger, self._said = engine, logger, set()
         self.failure = None
         """The error that nothing expects, after which the engine computes all layers; `None` if there was none."""
+        self.selftest = None
+        """How the self-test before the engine's start ended (:mod:`selftest`); `None` if it was not asked for."""
         self.plugin, self._prefix = f"nvfp4_{engine.lower()}", f"NVFP4_{engine.upper()}_"
 
     def variable(self, name):

@@ -1,6 +1,7 @@
 """Packing of loaded layers, and calls of packed ones."""
 
 import functools
+from typing import NamedTuple
 
 import torch
 
@@ -36,6 +37,19 @@ def split_rows(w13, bias, has_gate, in_turn=False):
     return gate, up, (half(bias, 0), half(bias, 1))
 
 
+class PackedExperts(NamedTuple):
+    """The experts of a layer, packed."""
+
+    plain: torch.Tensor
+    """The weights for 16-bit tokens; empty if no call uses them."""
+    other: torch.Tensor
+    """The weights for another token format; empty if no call uses them."""
+    options: dict
+    """The options of :func:`nvfp4.moe`."""
+    parts: list
+    """Views of both weights ``[E, bytes]``, by which a load balancer moves experts (:meth:`nvfp4.Moe.expert_parts`)."""
+
+
 def pack_experts(name, gate, up, down, tokens, *, dtype, activation, biases, input_scales):
     """Packs a layer. Gate and up keep separate global scales.
 
@@ -43,18 +57,23 @@ def pack_experts(name, gate, up, down, tokens, *, dtype, activation, biases, inp
     :param biases: biases of gate (or `None`), up and down; `None` if there are none.
     :param tokens: a :class:`Tokens`.
     :param input_scales: the checkpoint's global scales of tokens, ``[E, 2]`` (or ``[E, 1]``) and ``[E]``; NaN where it has none.
-    :returns: the weights for 16-bit tokens, those for `tokens`' format, of which one can be empty, and the options of `nvfp4.moe`.
+    :returns: a :class:`PackedExperts`.
     """
     pack = functools.partial(nvfp4.Moe, gate, up, down, dtype=dtype, activation=activation, biases=biases)
     plain = other = torch.empty(0, dtype=torch.uint8, device=down.values.device)
     options = {"activation": activation, "biases": biases is not None, "token_format": tokens.name}
+    parts = []
     if "16-bit" in tokens.formats:
-        plain = pack().weights
+        layer = pack()
+        plain = layer.weights
+        parts += layer.expert_parts()
     if tokens.name != "16-bit":
         scales = _scales_of_tokens(name, input_scales) if tokens.name == "nvfp4" else None
         options["input_scales"] = scales is not None
-        other = pack(token_format=tokens.name, input_scales=scales).weights
-    return plain, other, options
+        layer = pack(token_format=tokens.name, input_scales=scales)
+        other = layer.weights
+        parts += layer.expert_parts()
+    return PackedExperts(plain, other, options, parts)
 
 
 def _scales_of_tokens(name, input_scales):
