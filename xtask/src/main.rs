@@ -6,7 +6,6 @@ mod bless;
 mod build_ptx;
 mod card;
 mod counters;
-mod dist;
 mod document;
 mod emulate;
 mod experiments;
@@ -15,7 +14,6 @@ mod others;
 mod picture;
 mod ptxas;
 mod publish;
-mod release;
 mod sass;
 mod snapshot;
 mod table;
@@ -23,7 +21,6 @@ mod tidy;
 mod time_model;
 mod tools;
 mod wgmma;
-mod wheels;
 mod work;
 mod workspace;
 
@@ -39,7 +36,6 @@ enum Command {
     BuildPtx(build_ptx::Args),
     Card(card::Args),
     Counters(counters::Args),
-    Dist(dist::Args),
     Experiments(experiments::Args),
     Kernels(kernels::Args),
     Others(others::Args),
@@ -50,7 +46,6 @@ enum Command {
     Snapshot(snapshot::Args),
     Tidy(tidy::Args),
     TimeModel(time_model::Args),
-    Wheels(wheels::Args),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -61,7 +56,6 @@ fn main() -> anyhow::Result<()> {
         Command::BuildPtx(args) => build_ptx::run(&args),
         Command::Card(args) => card::run(&args),
         Command::Counters(args) => counters::run(&args),
-        Command::Dist(args) => dist::run(&args),
         Command::Experiments(args) => experiments::run(&args),
         Command::Kernels(args) => kernels::run(&args),
         Command::Others(args) => others::run(&args),
@@ -72,6 +66,5 @@ fn main() -> anyhow::Result<()> {
         Command::Snapshot(args) => snapshot::run(&args),
         Command::Tidy(args) => tidy::run(&args),
         Command::TimeModel(args) => time_model::run(&args),
-        Command::Wheels(args) => wheels::run(&args),
     }
 }
