@@ -49,6 +49,7 @@ curves!(make!());
 /// Evaluates `$body` for the curve of a launch's activation: once per curve in the code, with `$curve` bound to the
 /// function of gate and up. All threads take the same branch.
 #[cfg(feature = "device")]
+#[allow(unused_macros)] // not every kernel has instances with curves
 macro_rules! with_curve {
     ($activation:expr, |$curve:ident| $body:expr) => {{
         let activation = $activation;
@@ -68,6 +69,7 @@ macro_rules! with_curve {
     };
 }
 #[cfg(feature = "device")]
+#[allow(unused_imports)]
 pub(crate) use {curves, with_curve};
 
 /// [`Curve::Situ`].

@@ -40,3 +40,5 @@ pub mod nvfp4_blocks;
 pub mod ring;
 #[cfg(feature = "device")]
 pub mod schedule;
+#[cfg(feature = "device")]
+mod unroll;

@@ -10,7 +10,7 @@ use std::fs::{File, Metadata, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::signals::{Unfinished, uninterrupted};
+use crate::signals::{Lock, Unfinished, uninterrupted};
 use nvfp4_core::Error;
 
 /// Ending of the names of partials.
@@ -40,9 +40,9 @@ impl PartialFile {
     /// Returns the errors of [`check_file`], and an error if the folder cannot be written.
     pub(crate) fn create(path: &Path) -> Result<Self, Error> {
         let Target { path: target, existing } = file_target(path)?;
-        let begun = begin(&target, |at| {
+        let begun = begin(&target, |at, lock| {
             let file = OpenOptions::new().write(true).create_new(true).open(at)?;
-            Ok((file, Unfinished::file(at)))
+            Ok((file, Unfinished::file(at, lock)))
         });
         let ((file, unfinished), at) = begun.map_err(cannot_write(path))?;
         let unfinished = Some(unfinished);
@@ -94,7 +94,7 @@ impl PartialFile {
             self.finished = true;
             return Ok(());
         }
-        let renamed = uninterrupted(|| {
+        let renamed = uninterrupted(|_| {
             std::fs::rename(&self.at, &self.target)?;
             drop(self.unfinished.take());
             Ok(())
@@ -133,9 +133,9 @@ impl PartialFolder {
     /// Returns the errors of [`check_folder`], and an error if the parent folder cannot be written.
     pub(crate) fn create(path: &Path) -> Result<Self, Error> {
         let target = folder_target(path)?;
-        let begun = begin(&target.path, |at| {
+        let begun = begin(&target.path, |at, lock| {
             std::fs::create_dir(at)?;
-            Ok(Unfinished::folder(at))
+            Ok(Unfinished::folder(at, lock))
         });
         let (unfinished, at) = begun.map_err(cannot_write(path))?;
         let folder = File::open(&at).ok().filter(|folder| folder.try_lock().is_ok());
@@ -150,9 +150,9 @@ impl PartialFolder {
     /// Returns an error if the file cannot be created.
     pub(crate) fn create_file(&mut self, name: &Path) -> Result<PartialFile, Error> {
         let (at, shown) = (self.at.join(name), self.shown.join(name));
-        let made = uninterrupted(|| {
+        let made = uninterrupted(|lock| {
             let file = OpenOptions::new().write(true).create_new(true).open(&at)?;
-            Ok((file, Unfinished::file(&at)))
+            Ok((file, Unfinished::file(&at, lock)))
         });
         let (file, unfinished) = made.map_err(cannot_write(&shown))?;
         self.files.push(unfinished);
@@ -169,7 +169,7 @@ impl PartialFolder {
             std::fs::set_permissions(&self.at, existing.permissions()).map_err(&cannot_write)?;
         }
         sync_folder(&self.at).map_err(&cannot_write)?;
-        let renamed = uninterrupted(|| {
+        let renamed = uninterrupted(|_| {
             std::fs::rename(&self.at, &self.target.path)?;
             self.files.clear();
             drop(self.unfinished.take());
@@ -322,7 +322,7 @@ fn check_writable(_: &Path) -> std::io::Result<()> {
 }
 
 /// Calls `make` with the first free temporary name. A file system with a shorter limit for names makes this an error.
-fn begin<T>(target: &Path, make: impl Fn(&Path) -> std::io::Result<T>) -> std::io::Result<(T, PathBuf)> {
+fn begin<T>(target: &Path, make: impl Fn(&Path, &Lock) -> std::io::Result<T>) -> std::io::Result<(T, PathBuf)> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let invalid = || std::io::Error::from(std::io::ErrorKind::InvalidInput);
     let beginning = beginning(target).ok_or_else(invalid)?;
@@ -330,7 +330,7 @@ fn begin<T>(target: &Path, make: impl Fn(&Path) -> std::io::Result<T>) -> std::i
         let mut name = beginning.clone();
         name.push(format!("{}-{}{ENDING}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
         let at = folder_of(target).join(name);
-        match uninterrupted(|| make(&at)) {
+        match uninterrupted(|lock| make(&at, lock)) {
             // A partial of another process with the same number exists.
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
             made => return made.map(|made| (made, at)),

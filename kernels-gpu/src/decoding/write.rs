@@ -17,6 +17,7 @@ use crate::{
     curve::with_curve,
     epilogue::{Activation, NO_PARAMETERS, convert, relu2, silu},
     sorted::{LINE_BYTES, bits16_place},
+    unroll::unroll,
 };
 
 /// Accumulators per thread for one panel of a product with this N.
@@ -24,13 +25,19 @@ pub const fn registers(n: usize) -> usize {
     WARPGROUP_ROWS as usize * n / WARPGROUP as usize
 }
 
-/// A loop as straight-line code. Its index is a constant, because an array stays in registers only if all its indices
-/// are constants.
-macro_rules! unroll {
-    ($index:ident in $($value:literal)*, $body:block) => {$({
-        const $index: usize = $value;
-        $body
-    })*};
+/// Runs a block for the even and for the odd token. LLVM does not unroll a loop with the code of a curve, and without a
+/// constant index the sums would lie in local memory.
+macro_rules! both_tokens {
+    ($odd:ident, $curves:expr, $body:block) => {
+        if $curves {
+            unroll!(ODD in 0 1, {
+                let $odd = ODD;
+                $body
+            });
+        } else {
+            for $odd in 0..2 $body
+        }
+    };
 }
 
 /// Tokens per round. The same instructions write all rounds to C.
@@ -208,7 +215,7 @@ impl<K> Target<K> {
                 ($activate:expr) => {{
                     let activate = $activate;
                     unroll!(CORE in 0 1 2 3, {
-                        for odd in 0..2 {
+                        both_tokens!(odd, K::CURVES, {
                             let in_round = CORE * CORE_TOKENS + odd;
                             let present = const { K::SHAPE.tile_tokens > (CORE * CORE_TOKENS) as u32 }
                                 && token + (in_round as u32) < self.tokens;
@@ -239,7 +246,7 @@ impl<K> Target<K> {
                                 }
                             }
                             rows[odd] = rows[odd] + core_bytes;
-                        }
+                        });
                     });
                 }};
             }

@@ -12,5 +12,7 @@ pub mod abi;
 #[cfg(feature = "router")]
 mod kernel;
 #[cfg(feature = "router")]
+mod lane;
+#[cfg(feature = "router")]
 mod rule;
 pub mod score;

@@ -19,6 +19,7 @@ use crate::{
         abi::{Group, Instance, N_STEP, Tile},
         kernel::{Placed, Sm100, Sums, Work},
     },
+    unroll::unroll,
 };
 
 /// Bytes per element of C.
@@ -130,10 +131,13 @@ impl<const INDEX: usize> Work for Routed<INDEX> {
         // One loop per variant: a branch inside of a loop would prevent unrolling, and sums would not stay in
         // registers.
         if Self::INSTANCE.curves {
-            return with_curve!(&launch.activation, |curve| core::array::from_fn(|token| curve(
-                product(0, token),
-                product(1, token)
-            )));
+            let mut values = [0.0; N_STEP as usize];
+            with_curve!(&launch.activation, |curve| {
+                unroll!(TOKEN in 0 1 2 3 4 5 6 7, {
+                    values[TOKEN] = curve(product(0, TOKEN), product(1, TOKEN));
+                });
+            });
+            return values;
         }
         let gated = |no_parameters, token| launch.gated(no_parameters, product(0, token), product(1, token));
         match (Self::INSTANCE.matrices, launch.has_no_parameters()) {

@@ -27,15 +27,6 @@
 //!
 //! A tile of tokens lies inside of a tile of the scale layout, in which tokens that are 32 apart lie side by side.
 
-/// A loop as straight-line code. Its index is a constant, because an array stays in registers only if all its indices
-/// are constants, and because the index selects lanes of a register of scales.
-macro_rules! unroll {
-    ($index:ident in $($value:literal)*, $body:block) => {$({
-        const $index: usize = $value;
-        $body
-    })*};
-}
-
 mod load;
 mod multiply;
 mod sm120;

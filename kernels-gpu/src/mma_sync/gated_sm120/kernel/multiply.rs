@@ -19,6 +19,7 @@ use crate::{
         TOKEN_SCALE_ROWS, Tile, Weights, slab_bytes, slab_value_bytes,
     },
     ring::Ring,
+    unroll::unroll,
 };
 
 /// Number of groups of eight tokens whose scales are in one register.

@@ -11,6 +11,7 @@ use super::{
 use crate::{
     epilogue::convert,
     mma_sync::gated_sm120::abi::{N_STEP, SLAB_ROWS, SLABS, STRIP_ROWS, Tile},
+    unroll::unroll,
 };
 
 /// Bytes of an element of C.
