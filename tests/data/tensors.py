@@ -8,7 +8,16 @@ import numpy as np
 F32 = np.float32
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], F32)
 E4M3 = np.array([m / 512 if e == 0 else (8 + m) / 8 * 2.0 ** (e - 7) for e in range(16) for m in range(8)][:127], F32)
-DTYPES = {"F32": F32, "F16": np.float16, "BF16": np.uint16, "U8": np.uint8, "F8_E4M3": np.uint8, "F8_E8M0": np.uint8, "I64": np.int64}
+DTYPES = {
+    "F32": F32,
+    "F16": np.float16,
+    "BF16": np.uint16,
+    "U8": np.uint8,
+    "I8": np.uint8,
+    "F8_E4M3": np.uint8,
+    "F8_E8M0": np.uint8,
+    "I64": np.int64,
+}
 
 
 def write(path, tensors):

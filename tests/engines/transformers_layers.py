@@ -42,7 +42,7 @@ LINEAR = dict(
     layer_types=["full_attention", "full_attention"], linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=16,
     linear_value_head_dim=16, shared_expert_intermediate_size=32,
 )  # fmt: skip
-# Family: configuration, layer, and its modules whose outputs are added up.
+# Family, with a variant after a space: configuration, layer, and its modules whose outputs are added up.
 FAMILIES = {
     "qwen2_moe": (dict(shared_expert_intermediate_size=32, decoder_sparse_step=1), 1, ["mlp"]),
     "qwen3_moe": (dict(norm_topk_prob=True, decoder_sparse_step=1), 1, ["mlp"]),
@@ -79,6 +79,12 @@ FAMILIES = {
     "nemotron_h": (
         dict(layers_block_type=["attention", "moe"], moe_shared_expert_intermediate_size=32, n_shared_experts=1, n_group=1,
              topk_group=1, mlp_hidden_act="relu2", norm_topk_prob=True, routed_scaling_factor=2.5),
+        1,
+        ["mixer"],
+    ),
+    "nemotron_h latent": (
+        dict(layers_block_type=["attention", "moe"], moe_shared_expert_intermediate_size=32, n_shared_experts=1, n_group=1,
+             topk_group=1, mlp_hidden_act="relu2", norm_topk_prob=True, routed_scaling_factor=2.5, moe_latent_size=32),
         1,
         ["mixer"],
     ),
@@ -167,7 +173,7 @@ def fuse(source, large):
 def compare(nvfp4, family, folder):
     """Returns what became of a family, and a number or words about it."""
     values, index, names = FAMILIES[family]
-    config = transformers.AutoConfig.for_model(family, **(COMMON | values))
+    config = transformers.AutoConfig.for_model(family.split()[0], **(COMMON | values))
     config._experts_implementation = config._attn_implementation = "eager"
     generator = torch.Generator().manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -43,6 +43,9 @@ const FEW_STORES: u32 = 24;
 /// load the spilled constants.
 const FEW_SPILLS: u32 = 128;
 
+/// Allowed bytes of stack of an entry that sums two parts of K one after the other: 128 sums of the first part.
+const PARTS_STACK: u32 = 4 * 128;
+
 /// Resources of an entry, as ptxas reports them.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Entry {
@@ -70,7 +73,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             entries.sort_by(|a, b| a.name.cmp(&b.name));
             ensure!(!entries.is_empty(), "ptxas reports no entry of {}:\n{log}", built.path.display());
             for Entry { name, registers, stores, spill, stack, shared } in entries {
-                if stores > FEW_STORES || spill > FEW_SPILLS || stack > FEW_STORES {
+                let most_stack = if name.ends_with("_c128_k2") { PARTS_STACK } else { FEW_STORES };
+                if stores > FEW_STORES || spill > FEW_SPILLS || stack > most_stack {
                     faults.push(format!("{name} for {card}: {spill} bytes of spills, {stack} bytes of stack"));
                 }
                 let numbers = [registers, spill, stack, shared].map(|number| number.to_string());

@@ -38,7 +38,7 @@ const FLOORS: [&[&str]; 9] = [
     &["decode"],
     &["exec"],
     &["scheduler"],
-    &["device", "launch_json", "module", "program", "timed"],
+    &["device", "explorer", "launch_json", "module", "program", "timed"],
 ];
 
 /// Find import cycles, files without documentation, unsafe functions without a safety section, and long functions

@@ -152,6 +152,26 @@ pub fn opaque_b32(value: u32) -> u32 {
     value
 }
 
+/// Returns `pointer`, but hides from the compiler where it points. Memory that is accessed through it stays in memory: the
+/// compiler neither moves it to registers nor forwards stores to loads through another such pointer.
+#[inline(always)]
+pub fn opaque_pointer<T>(pointer: *mut T) -> *mut T {
+    #[cfg(target_arch = "nvptx64")]
+    {
+        let same: u64;
+        // SAFETY: copies a register. Without `nomem`, the compiler assumes that the memory is read and written.
+        unsafe {
+            ptx!(
+                "mov.b64 {}, {};", out(reg64) same, in(reg64) pointer.expose_provenance() as u64,
+                options(nostack, preserves_flags)
+            )
+        };
+        core::ptr::with_exposed_provenance_mut(same as usize)
+    }
+    #[cfg(not(target_arch = "nvptx64"))]
+    pointer
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

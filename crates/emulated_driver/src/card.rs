@@ -5,7 +5,7 @@ use std::ffi::c_int;
 
 /// Maximum CTAs of a cluster by default.
 pub const PORTABLE_CLUSTER: u32 = 8;
-/// Maximum CTAs of a cluster of a function with `NON_PORTABLE_CLUSTER`, before compute capability 12.0.
+/// Maximum CTAs per cluster before compute capability 12.0, for a function with `NON_PORTABLE_CLUSTER`.
 const LARGEST_CLUSTER: u32 = 16;
 
 /// A GPU.

@@ -24,7 +24,7 @@ pub(super) struct Scope<'s> {
     /// Projections that are computed.
     pub roles: &'s [Role],
     /// `None`: single projections are computed. Otherwise the whole block is computed, with these tensors of the
-    /// router, so everything in the layer that adds to the block's output matters.
+    /// router and of the projections around the experts, so everything in the layer that adds to the block's output matters.
     pub router: Option<Vec<&'s str>>,
 }
 
@@ -93,6 +93,8 @@ impl Checkpoint {
                 Some(Aside::Router) if is_whole => Fate::Refused,
                 Some(_) => Fate::Left,
                 None if in_block && !is_whole && name.split('.').any(names::is_shared) => Fate::Left,
+                // A projection around the experts changes no product of theirs.
+                None if in_block && !is_whole && name.contains("latent") => Fate::Left,
                 None if in_block => Fate::Refused,
                 // A vector beside the block cannot be a branch with an output of its own.
                 None if is_whole && self.tensor(name).is_some_and(|tensor| tensor.shape.len() > 1) => Fate::Refused,
@@ -114,9 +116,10 @@ impl Checkpoint {
                 let is_down = Projection::parse(name).is_some_and(|projection| projection.role == Role::Down);
                 (if is_down { down } else { "this scale of the activations (NVFP4_AWQ) is not computed" }, FOLDED)
             }
-            _ if name.contains("latent") => {
-                ("experts in a latent space, behind this projection, are not computed", APART)
-            }
+            _ if name.contains("latent") => (
+                "experts in a latent space behind this tensor alone are not computed (fc1_latent_proj and fc2_latent_proj are)",
+                APART,
+            ),
             _ if Aside::of(name) == Some(Aside::Router) => ("this part of the router is not computed", APART),
             _ => match expert {
                 Some(names::Expert::Dense) => ("this dense branch beside the experts is not computed", APART),

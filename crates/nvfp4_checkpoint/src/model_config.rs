@@ -316,11 +316,14 @@ impl ModelConfig {
         Ok(found)
     }
 
-    /// Refuses FP-Quant's own form, whose tensors have other names.
+    /// Refuses FP-Quant's own form. Its layer multiplies weights and tokens by `forward_hadamard_matrix`, block by block, and
+    /// stores `qweight` and `scales`, or `dqweight`, of the product (package `fp_quant` 0.3.2, `module/linear.py`).
     fn check_fp_quant(&self) -> Result<(), Error> {
         if self.method() == Some("fp_quant") {
-            let what = "quant_method is fp_quant: its Hadamard transform of the tokens is not computed".to_owned();
-            return Err(Error::NotComputed(what).at(self.path.display()));
+            let what = "quant_method is fp_quant: its weights (qweight and scales, or dqweight) are multiplied by \
+                        forward_hadamard_matrix, and so are its tokens while the model runs, which is not computed; quantize \
+                        the model from which it was made";
+            return Err(Error::NotComputed(what.to_owned()).at(self.path.display()));
         }
         Ok(())
     }
@@ -680,7 +683,11 @@ mod tests {
             assert!(message.contains("a form that is not known"), "{message}");
         }
         let fp_quant = config(json!({"quantization_config": {"quant_method": "fp_quant", "forward_dtype": "nvfp4"}}));
-        assert!(fp_quant.check_transforms().unwrap_err().to_string().contains("quant_method is fp_quant"));
+        let refusal = fp_quant.check_transforms().unwrap_err().to_string();
+        assert!(
+            refusal.contains("quant_method is fp_quant") && refusal.contains("forward_hadamard_matrix"),
+            "{refusal}"
+        );
         for computed in [json!({}), json!(null), at("weight_input"), at("weight_output")] {
             assert!(with(computed).check_transforms().is_ok());
         }

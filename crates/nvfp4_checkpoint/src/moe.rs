@@ -7,6 +7,7 @@ use super::block::{Block, Kind};
 use super::convert::Lossless;
 use super::file::Tensor;
 use super::fused::Part;
+use super::latent::Latent;
 use super::layer_tensors::{LayerTensors, Scope};
 use super::model_config::ModelConfig;
 use super::names::{BIAS, ROUTER_WEIGHTS, Role};
@@ -15,7 +16,7 @@ use super::token_transform::TokenTransform;
 use super::{Checkpoint, Dtype};
 use nvfp4_core::Error;
 use nvfp4_core::bias::Bias;
-use nvfp4_core::moe::{Activation, Biases, MoeExpert, MoeWeights};
+use nvfp4_core::moe::{Activation, Biases, MoeExpert, MoeInputs, MoeSizes, MoeWeights};
 use nvfp4_core::problem::TokenDtype;
 use nvfp4_core::router::{Router, Table};
 
@@ -39,8 +40,10 @@ const CORRECTIONS: [&str; 3] = ["e_score_correction_bias", "expert_bias", "route
 /// An MoE layer of a model. Weights stay in place in the mapped files where possible.
 #[derive(Clone, Debug)]
 pub struct MoeLayer<'a> {
-    /// Experts, including the shared expert if the layer has one.
+    /// Experts, including the shared expert if the layer has one and is not in a latent space.
     pub weights: MoeWeights<'a>,
+    /// Projections around the experts, and the shared expert beside the projections, if the experts are in a latent space.
+    pub latent: Option<Latent<'a>>,
     /// Router of the layer.
     pub router: LayerRouter,
     /// Module names, with `*` for the number of the expert.
@@ -51,6 +54,23 @@ pub struct MoeLayer<'a> {
     pub mxfp4_blocks: usize,
 }
 
+impl MoeLayer<'_> {
+    /// H: number of elements of the layer's tokens.
+    pub fn hidden(&self) -> usize {
+        self.latent.as_ref().map_or(self.weights.sizes().hidden, Latent::hidden)
+    }
+
+    /// Builds the router's inputs of tokens `[T, H]` without gaps. They are the inputs of `weights`, unless the experts are
+    /// in a latent space: then [`Latent::routed`] makes those. `token_ids` are the ids of the tokens for a router with a table.
+    ///
+    /// # Errors
+    /// The errors of [`LayerRouter::inputs_with_ids`].
+    pub fn inputs(&self, hidden: Vec<u16>, token_ids: &[i32]) -> Result<MoeInputs<'static>, Error> {
+        let sizes = MoeSizes { hidden: self.hidden(), ..self.weights.sizes() };
+        self.router.inputs_with_ids(sizes, hidden, token_ids)
+    }
+}
+
 /// What an MoE layer consists of, known before any weight is read.
 struct Plan<'b, 'n> {
     routed: &'b Block<'n>,
@@ -59,6 +79,8 @@ struct Plan<'b, 'n> {
     activation: Activation,
     top_k: usize,
     router: RouterTensors,
+    /// Whether projections to a latent space and back surround the routed experts.
+    latent: bool,
     rule: RouterRule,
     /// Change of the tokens after routing.
     transform: Option<TokenTransform>,
@@ -86,8 +108,8 @@ impl RouterTensors {
 impl Checkpoint {
     /// Loads an MoE layer with its router, for tokens of type `dtype`. Experts are stored in separate tensors, or all
     /// in one tensor. In one tensor, gate and up are the two halves, or alternate row by row (gpt-oss). Experts in MXFP4 are
-    /// converted if no number changes. Factors of the tokens that all experts share (NVFP4_AWQ) are part of the router,
-    /// which multiplies the tokens after it chose their experts.
+    /// converted if no number changes. Projections around the experts ([`Latent`]) may have any form. Factors of the tokens
+    /// that all experts share (NVFP4_AWQ) are part of the router, which multiplies the tokens after it chose their experts.
     ///
     /// # Errors
     /// Returns an error if the layer does not exist or has no experts, a part is missing or wrong, the decoder layer
@@ -104,15 +126,39 @@ impl Checkpoint {
             _ => self.experts(routed, activation, &lossless)?,
         };
         let mut weights = MoeWeights::with_activation(dtype, top_k, activation, experts).map_err(place)?;
+        let (path, width) = (routed.path(), weights.sizes().hidden);
+        let mut latent = plan.latent.then(|| self.latent(&plan.config, &path, width)).transpose()?;
         if let Some(shared) = shared {
             let expert = self.experts(shared, activation, &lossless)?.remove(0);
-            weights = weights.with_shared(expert).map_err(place)?;
+            match &mut latent {
+                Some(latent) => latent.set_shared(self.shared_layer(shared, expert, &plan, dtype).map_err(place)?),
+                None => weights = weights.with_shared(expert).map_err(place)?,
+            }
         }
-        let weights = self.with_input_scales(weights, routed, shared, plan.config.fp8_tokens()).map_err(place)?;
-        let router = self.router(&plan, &weights)?;
+        let within = shared.filter(|_| latent.is_none());
+        let weights = self.with_input_scales(weights, routed, within, plan.config.fp8_tokens()).map_err(place)?;
+        let hidden = latent.as_ref().map_or(width, Latent::hidden);
+        if let Some(shared) = latent.as_ref().and_then(Latent::shared).filter(|shared| shared.sizes().hidden != hidden)
+        {
+            let what = "elements per token of the shared expert";
+            return Err(place(Error::Mismatch { what, got: shared.sizes().hidden, expected: hidden }));
+        }
+        let router = self.router(&plan, MoeSizes { hidden, ..weights.sizes() })?;
         let patterns = [routed].into_iter().chain(shared).flat_map(|block| ROLES.map(|role| block.pattern(role)));
         let (modules, mxfp4_blocks) = (patterns.flatten().collect(), lossless.blocks());
-        Ok(MoeLayer { weights, router, modules, tensors: plan.tensors, mxfp4_blocks })
+        Ok(MoeLayer { weights, latent, router, modules, tensors: plan.tensors, mxfp4_blocks })
+    }
+
+    /// Returns the shared expert as a layer of its own, for experts in a latent space.
+    fn shared_layer<'a>(
+        &self,
+        block: &Block<'_>,
+        expert: MoeExpert<'a>,
+        plan: &Plan<'_, '_>,
+        dtype: TokenDtype,
+    ) -> Result<MoeWeights<'a>, Error> {
+        let weights = MoeWeights::with_activation(dtype, 1, plan.activation, vec![expert])?;
+        self.with_input_scales(weights, block, None, plan.config.fp8_tokens())
     }
 
     /// Returns the projections of a layer that [`Checkpoint::moe_layer`] computes.
@@ -142,10 +188,12 @@ impl Checkpoint {
         };
         [routed].into_iter().chain(shared).try_for_each(Block::check).map_err(at)?;
         let router = self.router_tensors(&routed.path());
+        let latent = self.latent_tensors(&routed.path());
+        let beside = latent.iter().flatten().map(String::as_str);
         let scope = Scope {
             blocks: [routed].into_iter().chain(shared).collect(),
             roles: &ROLES,
-            router: Some(router.iter().flat_map(RouterTensors::names).collect()),
+            router: Some(router.iter().flat_map(RouterTensors::names).chain(beside).collect()),
         };
         let tensors = self.account(&scope)?;
         let router = router.ok_or_else(|| {
@@ -185,7 +233,12 @@ impl Checkpoint {
         let (reading, inside) = (modules(&[Role::Gate, Role::Up, Role::GateUp]), modules(&[Role::Down]));
         let hidden = self.tensor(&router.matrix).and_then(|matrix| matrix.shape.last().copied()).unwrap_or_default();
         let transform = self.factors_of_experts(&reading, &inside, hidden)?;
-        Ok(Plan { routed, shared, activation, top_k, router, rule, transform, tensors, config })
+        if latent.is_some() && transform.is_some() {
+            let what = format!("layer {layer} has experts in a latent space and factors of their tokens (NVFP4_AWQ)");
+            return Err(at(Error::NotComputed(format!("{what}; `nvfp4 dequantize` multiplies them into the weights"))));
+        }
+        let latent = latent.is_some();
+        Ok(Plan { routed, shared, activation, top_k, router, latent, rule, transform, tensors, config })
     }
 
     /// Returns the only block of a layer with routed experts.
@@ -347,8 +400,8 @@ impl Checkpoint {
     }
 
     /// Loads the router of a layer.
-    fn router(&self, plan: &Plan<'_, '_>, weights: &MoeWeights<'_>) -> Result<LayerRouter, Error> {
-        let (sizes, names) = (weights.sizes(), &plan.router);
+    fn router(&self, plan: &Plan<'_, '_>, sizes: MoeSizes) -> Result<LayerRouter, Error> {
+        let names = &plan.router;
         let matrix = self.numbers(&names.matrix, &[sizes.experts, sizes.hidden], "[experts, hidden size]")?;
         let some = |name: &Option<String>, shape: &[usize], words: &str| {
             name.as_ref().map(|name| self.numbers(name, shape, words)).transpose()

@@ -83,8 +83,12 @@ impl RouterRule {
             Some("sqrtsoftplus") => Score::SqrtSoftplus,
             Some(other) => return refuse(format!("its router scores with {other}")),
         };
-        let usual = if score == Score::Softmax && !has_corrections { "greedy" } else { "noaux_tc" };
-        if let Some(method) = word(&["topk_method"]).filter(|&method| method != usual) {
+        let is_plain = score == Score::Softmax && !has_corrections;
+        let method = word(&["topk_method"]);
+        // DeepSeek-V2 compares groups by their best expert.
+        let by_best_of_group = is_plain && method == Some("group_limited_greedy");
+        let usual = if is_plain { "greedy" } else { "noaux_tc" };
+        if let Some(method) = method.filter(|&method| method != usual && !by_best_of_group) {
             return refuse(format!("topk_method is {method}"));
         }
         let renormalize = match value(&RENORMALIZE).and_then(|value| value.as_bool()) {
@@ -96,12 +100,8 @@ impl RouterRule {
                 return Err(Error::Missing { name: RENORMALIZE[0].into(), remedy: remedy.into() });
             }
         };
-        if score == Score::Softmax && !has_corrections {
+        if is_plain && !by_best_of_group {
             return Ok(Self { scoring: Scoring::Softmax { renormalize }, factor });
-        }
-        if score != Score::Sigmoid {
-            let rule = Rule { score, renormalize, scale: factor, ..Rule::default() };
-            return Ok(Self { scoring: Scoring::Rule(rule), factor: 1.0 });
         }
         let number = |keys: &[&'static str]| match config.number(keys) {
             Some((_, number)) => Ok(number),
@@ -112,6 +112,11 @@ impl RouterRule {
         };
         let groups = number(&["n_group", "num_expert_group"])?;
         let top_groups = number(&["topk_group"])?;
+        if score != Score::Sigmoid {
+            let (groups, top_groups) = if by_best_of_group { (groups, top_groups) } else { (1, 1) };
+            let rule = Rule { score, groups, top_groups, renormalize, scale: factor, ..Rule::default() };
+            return Ok(Self { scoring: Scoring::Rule(rule), factor: 1.0 });
+        }
         let scoring = Scoring::SigmoidGroups { bias: Vec::new(), groups, top_groups, renormalize, scale: factor };
         Ok(Self { scoring, factor: 1.0 })
     }
@@ -176,13 +181,18 @@ impl LayerRouter {
     /// Same as [`Self::inputs`], with the id of each token for a router with a table.
     ///
     /// # Errors
-    /// Returns an error if there are too many tokens, the number of ids does not fit, or a transformed token is not finite.
+    /// Returns an error if there are too many tokens, their width is not the router's, the number of ids does not fit, or a
+    /// transformed token is not finite.
     pub fn inputs_with_ids(
         &self,
         sizes: MoeSizes,
         mut hidden: Vec<u16>,
         token_ids: &[i32],
     ) -> Result<MoeInputs<'static>, Error> {
+        let (got, expected) = (self.matrix.len(), self.bias.len() * sizes.hidden);
+        if got != expected {
+            return Err(Error::Mismatch { what: "elements of the router's matrix", got, expected });
+        }
         let tokens = hidden.len() / sizes.hidden;
         let scores = hidden.par_chunks(sizes.hidden).map(|token| {
             let token: Vec<f64> = token.iter().map(|&bits| sizes.dtype.decode(bits)).collect();

@@ -209,7 +209,7 @@ impl Kernel {
 
     /// Whether an instruction's memory access cannot be observed by other threads: local memory, or a load of constant
     /// data.
-    fn is_private(&self, pc: u32) -> bool {
+    pub(crate) fn is_private(&self, pc: u32) -> bool {
         let name = &self.code[pc as usize].name;
         self.is_local(pc) || ["ld.const", "ld.global.nc"].iter().any(|load| name.starts_with(load))
     }

@@ -259,14 +259,48 @@ impl Device {
         config: &LaunchConfig,
         args: &[Arg],
     ) -> Result<Report, Fault> {
-        let kernel = module.entry(entry).ok_or_else(|| {
-            let names: Vec<_> = module.entries().iter().map(|k| k.name.as_str()).collect();
-            Fault::launch(entry, format!("the module has no such entry; its entries are {}", names.join(", ")))
-        })?;
+        self.begin(module, entry, config)?;
+        self.with_launch(module, entry, config, args, |kernel, launch| {
+            let mut outcome = match timeline {
+                Some(timeline) => {
+                    let mut sum = Outcome::default();
+                    timed::run(kernel, launch, timeline, |cluster| sum.add(&Outcome::of(cluster)))?;
+                    sum
+                }
+                None if kernel.communicates => take_turns(kernel, launch)?,
+                None => in_parallel(kernel, launch)?,
+            };
+            races_between_clusters(kernel, launch, &mut outcome).map_err(|fault| outcome.before(fault))?;
+            Ok(finished(kernel, launch, outcome))
+        })
+    }
+
+    /// Global memory.
+    pub(crate) fn memory(&self) -> &GlobalMemory {
+        &self.memory
+    }
+
+    /// Prepares global memory for a launch.
+    pub(crate) fn begin(&mut self, module: &Module, entry: &str, config: &LaunchConfig) -> Result<(), Fault> {
+        let kernel = entry_of(module, entry)?;
         check(kernel, config)?;
+        self.load(module)?;
+        self.memory.begin_launch(&kernel.name, config.overlaps);
+        Ok(())
+    }
+
+    /// Calls `run` with a launch for which memory has been prepared.
+    pub(crate) fn with_launch<R>(
+        &mut self,
+        module: &Module,
+        entry: &str,
+        config: &LaunchConfig,
+        args: &[Arg],
+        run: impl FnOnce(&Kernel, Launch<'_>) -> Result<R, Fault>,
+    ) -> Result<R, Fault> {
+        let kernel = entry_of(module, entry)?;
         let params = arguments(kernel, args)?;
         let symbols = self.load(module)?;
-        self.memory.begin_launch(&kernel.name, config.overlaps);
         let ctas = config.grid.iter().map(|&n| u64::from(n)).product::<u64>();
         let clusters = ctas / config.cluster.iter().map(|&n| u64::from(n)).product::<u64>();
         let races = (config.sanitize && config.global_races).then(GridRaces::default);
@@ -290,40 +324,43 @@ impl Device {
             clusters,
             began: Instant::now(),
         };
-        let mut outcome = match timeline {
-            Some(timeline) => {
-                let mut sum = Outcome::default();
-                timed::run(kernel, launch, timeline, |cluster| sum.add(&Outcome::of(cluster)))?;
-                sum
-            }
-            None if kernel.communicates => take_turns(kernel, launch)?,
-            None => in_parallel(kernel, launch)?,
-        };
-        races_between_clusters(kernel, launch, &mut outcome).map_err(|fault| outcome.before(fault))?;
-        let mut buffers = outcome.buffers;
-        for (buffer, allocation) in buffers.iter_mut().zip(self.memory.allocations()) {
-            buffer.name = allocation.name.clone();
-            (buffer.address, buffer.bytes) = (allocation.base(), allocation.len());
-            (buffer.distinct_loaded, buffer.distinct_stored) = allocation.distinct_bytes();
-        }
-        buffers.retain(|buffer| buffer.distinct_loaded + buffer.distinct_stored > 0);
-        let mut report = Report {
-            kernel: kernel.name.clone(),
-            ctas,
-            cta_steps: outcome.cta_steps,
-            roles: outcome.roles,
-            buffers,
-            peak_tmem_columns: outcome.peak_tmem_columns,
-            warnings: outcome.warnings,
-            hazards: outcome.hazards,
-            unwatched: races.as_ref().is_some_and(GridRaces::is_full),
-            output: outcome.output,
-            shared_bytes: u64::from(kernel.shared_bytes + config.shared_bytes),
-            ..Report::default()
-        };
-        report.finish();
-        Ok(report)
+        run(kernel, launch)
     }
+}
+
+fn entry_of<'m>(module: &'m Module, entry: &str) -> Result<&'m Kernel, Fault> {
+    module.entry(entry).ok_or_else(|| {
+        let names: Vec<_> = module.entries().iter().map(|k| k.name.as_str()).collect();
+        Fault::launch(entry, format!("the module has no such entry; its entries are {}", names.join(", ")))
+    })
+}
+
+/// Report of a launch that has ended.
+pub(crate) fn finished(kernel: &Kernel, launch: Launch<'_>, outcome: Outcome) -> Report {
+    let config = launch.config;
+    let mut buffers = outcome.buffers;
+    for (buffer, allocation) in buffers.iter_mut().zip(launch.global.allocations()) {
+        buffer.name = allocation.name.clone();
+        (buffer.address, buffer.bytes) = (allocation.base(), allocation.len());
+        (buffer.distinct_loaded, buffer.distinct_stored) = allocation.distinct_bytes();
+    }
+    buffers.retain(|buffer| buffer.distinct_loaded + buffer.distinct_stored > 0);
+    let mut report = Report {
+        kernel: kernel.name.clone(),
+        ctas: config.grid.iter().map(|&n| u64::from(n)).product::<u64>(),
+        cta_steps: outcome.cta_steps,
+        roles: outcome.roles,
+        buffers,
+        peak_tmem_columns: outcome.peak_tmem_columns,
+        warnings: outcome.warnings,
+        hazards: outcome.hazards,
+        unwatched: launch.races.is_some_and(GridRaces::is_full),
+        output: outcome.output,
+        shared_bytes: u64::from(kernel.shared_bytes + config.shared_bytes),
+        ..Report::default()
+    };
+    report.finish();
+    report
 }
 
 fn check(kernel: &Kernel, config: &LaunchConfig) -> Result<(), Fault> {
@@ -388,7 +425,7 @@ fn arguments(kernel: &Kernel, args: &[Arg]) -> Result<Vec<u8>, Fault> {
 
 /// Results of finished clusters.
 #[derive(Default)]
-struct Outcome {
+pub(crate) struct Outcome {
     roles: Vec<Role>,
     /// By [`Allocation::index`](crate::machine::global::Allocation::index).
     buffers: Vec<BufferTraffic>,
@@ -400,7 +437,7 @@ struct Outcome {
 }
 
 impl Outcome {
-    fn of(cluster: &mut Cluster<'_>) -> Outcome {
+    pub(crate) fn of(cluster: &mut Cluster<'_>) -> Outcome {
         let (warnings, hazards) = cluster.noted();
         Outcome {
             roles: cluster.roles().to_vec(),
@@ -413,7 +450,7 @@ impl Outcome {
         }
     }
 
-    fn add(&mut self, other: &Outcome) {
+    pub(crate) fn add(&mut self, other: &Outcome) {
         self.roles.resize(self.roles.len().max(other.roles.len()), Role::default());
         for (a, b) in self.roles.iter_mut().zip(&other.roles) {
             a.add(b);
@@ -430,7 +467,7 @@ impl Outcome {
     }
 
     /// Adds earlier output and hazards to a fault.
-    fn before(&self, fault: Fault) -> Fault {
+    pub(crate) fn before(&self, fault: Fault) -> Fault {
         let mut before = self.hazards.clone();
         fault.before.iter().for_each(|hazard| Warning::add(&mut before, hazard.clone()));
         Fault { printed: format!("{}{}", self.output, fault.printed), before, ..fault }
@@ -476,7 +513,7 @@ fn in_parallel(kernel: &Kernel, launch: Launch<'_>) -> Result<Outcome, Fault> {
 
 /// Moves the races in global memory between clusters that were found so far to the outcome. The gravest race may be a
 /// fault.
-fn races_between_clusters(kernel: &Kernel, launch: Launch<'_>, outcome: &mut Outcome) -> Result<(), Fault> {
+pub(crate) fn races_between_clusters(kernel: &Kernel, launch: Launch<'_>, outcome: &mut Outcome) -> Result<(), Fault> {
     let Some(races) = launch.races else { return Ok(()) };
     for (meeting, times) in races.take() {
         let stop = launch.race(&meeting);
@@ -511,19 +548,24 @@ fn take_turns(kernel: &Kernel, launch: Launch<'_>) -> Result<Outcome, Fault> {
     Ok(sum)
 }
 
+/// Number of clusters of a launch that the device holds at a time.
+pub(crate) fn most_clusters(kernel: &Kernel, launch: Launch<'_>) -> usize {
+    let ctas = launch.config.cluster.iter().product::<u32>();
+    let limits = if kernel.small_sm { SmLimits::SMALL } else { SmLimits::LARGE };
+    let per_sm = limits.ctas(kernel, launch.config);
+    (u64::from(launch.sms) * per_sm / u64::from(ctas)).max(1) as usize
+}
+
 /// Runs the rounds of [`take_turns`]. Results of finished clusters go to `sum`. After a fault, `running` holds the
 /// unfinished clusters.
-fn run_rounds<'a>(
+pub(crate) fn run_rounds<'a>(
     kernel: &'a Kernel,
     launch: Launch<'a>,
     running: &mut Vec<Cluster<'a>>,
     sum: &mut Outcome,
 ) -> Result<(), Fault> {
-    let ctas = launch.config.cluster.iter().product::<u32>();
-    let limits = if kernel.small_sm { SmLimits::SMALL } else { SmLimits::LARGE };
-    let per_sm = limits.ctas(kernel, launch.config);
-    let most = (u64::from(launch.sms) * per_sm / u64::from(ctas)).max(1) as usize;
-    let mut resident = (launch.sms / ctas).max(1) as usize;
+    let most = most_clusters(kernel, launch);
+    let mut resident = (launch.sms / launch.config.cluster.iter().product::<u32>()).max(1) as usize;
     let (mut rounds, mut idle_rounds) = (0, 0);
     // Changes by finished clusters, and by all clusters up to the last round.
     let (mut finished, mut changes) = (0, 0);

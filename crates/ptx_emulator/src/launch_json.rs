@@ -8,6 +8,7 @@ use serde::Deserialize;
 
 use crate::config::fault::Fault;
 use crate::config::launch::{Allow, DeviceConfig, LaunchConfig};
+use crate::config::order::{Bounds, Exploration, Order};
 use crate::config::report::Report;
 use crate::device::{Arg, Buffer, Device};
 use crate::hw::swizzle::Swizzle;
@@ -559,6 +560,38 @@ impl Prepared {
             report.add(&later);
         }
         Ok(report)
+    }
+
+    /// Explores the orders of the launch. The launch that it overlaps, if any, runs before on the file's schedule.
+    ///
+    /// # Errors
+    /// If the file describes several launches. The inner result is that of [`Device::explore`].
+    pub fn explore(&mut self, bounds: &Bounds) -> Result<Result<Exploration, Fault>> {
+        self.ensure_single()?;
+        Ok(self.before().and_then(|config| self.device.explore(&self.module, &self.entry, &config, &self.args, bounds)))
+    }
+
+    /// Runs the launch in a given order.
+    ///
+    /// # Errors
+    /// The launch's fault. [`FaultKind::BadLaunch`](crate::FaultKind::BadLaunch) if the file describes several launches.
+    pub fn replay(&mut self, order: &Order) -> Result<Report, Fault> {
+        self.ensure_single().map_err(|error| Fault::launch(&self.entry, error.to_string()))?;
+        let config = self.before()?;
+        self.device.replay(&self.module, &self.entry, &config, &self.args, order)
+    }
+
+    fn ensure_single(&self) -> Result<()> {
+        ensure!(self.then.is_empty(), "`then`: orders are of one launch; leave the other launches out");
+        Ok(())
+    }
+
+    /// Runs the launch that the first one overlaps, if any. Returns the configuration of the first launch.
+    fn before(&mut self) -> Result<LaunchConfig, Fault> {
+        if let Some(before) = &self.overlaps {
+            self.device.launch(&self.module, &self.entry, &self.config, before)?;
+        }
+        Ok(LaunchConfig { overlaps: self.overlaps.is_some(), ..self.config.clone() })
     }
 
     /// Writes the buffers that the launch file lists in `save`.

@@ -55,6 +55,8 @@ mod exec;
 mod scheduler;
 
 mod device;
+
+mod explorer;
 pub mod launch_json;
 mod module;
 pub mod program;
@@ -64,6 +66,7 @@ pub use code::Kernel;
 pub use config::fault::{Fault, FaultKind, Party, Place, Warning};
 pub use config::launch::{Allow, DeviceConfig, LaunchConfig, Level, Limit, Param, Schedule, Sums};
 pub use config::names::readable;
+pub use config::order::{Agent, Bounds, End, Exploration, Failure, Order};
 pub use config::report::{BufferTraffic, Class, Loads, Report, Role, Traffic};
 pub use decode::opcode::Opcode;
 pub use device::{Arg, Buffer, Device};

@@ -2,6 +2,7 @@
 
 mod clock;
 mod exit;
+mod explore;
 mod files;
 mod hazards;
 mod run;
@@ -41,7 +42,7 @@ enum Command {
     /// Run the launch that a JSON file describes.
     Launch {
         file: PathBuf,
-        /// Schedule: fair, worst or seed:N. Overrides the file.
+        /// Schedule: fair, worst, seed:N, or an order that --explore has printed. Overrides the file.
         #[arg(long)]
         schedule: Option<String>,
         /// Level: machine (only violations that no GPU can continue from), default (violations that can go wrong on a
@@ -62,6 +63,8 @@ enum Command {
         limit: Vec<Limit>,
         #[command(flatten)]
         clock: clock::Clock,
+        #[command(flatten)]
+        explore: explore::Explore,
         /// Print the report or the fault as one JSON object.
         #[arg(long)]
         json: bool,
@@ -76,9 +79,9 @@ fn main() -> ExitCode {
             print!("{}", coverage());
             Ok(ExitCode::SUCCESS)
         }
-        Command::Launch { file, schedule, level, strict, sums, hazards, limit, clock, json } => {
+        Command::Launch { file, schedule, level, strict, sums, hazards, limit, clock, explore, json } => {
             let level = level.or(strict.then_some(Level::Strict));
-            launch(&file, (schedule, level, sums), hazards, &limit, &clock, json)
+            launch(&file, (schedule, level, sums), hazards, &limit, (&clock, &explore), json)
         }
     };
     result.unwrap_or_else(|error| {
@@ -105,11 +108,11 @@ fn launch(
     (schedule, level, sums): (Option<String>, Option<Level>, Option<Sums>),
     hazards: Hazards,
     limits: &[Limit],
-    clock: &clock::Clock,
+    (clock, explore): (&clock::Clock, &explore::Explore),
     json: bool,
 ) -> Result<ExitCode> {
     let mut file = LaunchFile::parse(&read(path)?).with_context(|| path.display().to_string())?;
-    file.schedule = schedule.or(file.schedule);
+    let order = explore::order(&mut file, schedule)?;
     if let Some(level) = level {
         (file.sanitize, file.strict) = (level != Level::Machine, level == Level::Strict);
     }
@@ -125,9 +128,13 @@ fn launch(
         config.sums = sums.unwrap_or(config.sums);
         limits.iter().for_each(|limit| config.limit(*limit));
     });
-    let done = match &mut timeline {
-        Some(timeline) => prepared.time(timeline),
-        None => prepared.run(),
+    if let Some(bounds) = explore.bounds() {
+        return explore::explore(&mut prepared, &bounds, json);
+    }
+    let done = match (&mut timeline, &order) {
+        (Some(timeline), _) => prepared.time(timeline),
+        (None, Some(order)) => prepared.replay(order),
+        (None, None) => prepared.run(),
     };
     match done {
         Ok(report) => {
@@ -152,11 +159,7 @@ fn launch(
             } else {
                 println!("{fault}");
             }
-            Ok(ExitCode::from(match fault.kind {
-                ptx_emulator::FaultKind::Unsupported => exit::UNSUPPORTED,
-                ptx_emulator::FaultKind::BadLaunch => exit::BAD_INPUT,
-                _ => exit::FAULT,
-            }))
+            Ok(ExitCode::from(exit::of(&fault)))
         }
     }
 }

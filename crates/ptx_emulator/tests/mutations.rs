@@ -1,8 +1,8 @@
 //! Small sabotages of a correct asynchronous kernel. Each must cause a fault or a wrong result on some schedule.
 
 use ptx_emulator::{
-    Arg, DataType, Device, DeviceConfig, Fault, Interleave, L2Promotion, LaunchConfig, Level, Module, OobFill, Report,
-    Schedule, Swizzle, TensorMap,
+    Arg, Bounds, Buffer, DataType, Device, DeviceConfig, End, Fault, Interleave, L2Promotion, LaunchConfig, Level,
+    Module, OobFill, Report, Schedule, Swizzle, TensorMap,
 };
 
 const KERNEL: &str = include_str!("mutations/pipelined_gemm.ptx");
@@ -100,9 +100,8 @@ fn map(data_type: DataType, address: u64, dims: [u64; 2], stride: u64, shape: [u
     Arg(map.unwrap().to_bytes().to_vec())
 }
 
-/// Returns the report of the launch, and whether the kernel's result is right.
-fn run(text: &str, level: Level, schedule: Schedule) -> Result<(Report, bool), Fault> {
-    let module = Module::parse(text).unwrap();
+/// A device with the kernel's operands, the kernel's arguments, and its result.
+fn prepare() -> (Device, [Arg; 3], Buffer) {
     let mut device = Device::new(DeviceConfig::default());
     let matrix =
         |rows: usize| -> Vec<u16> { (0..rows).flat_map(|row| (0..K).map(move |k| f16(value(row, k)))).collect() };
@@ -114,11 +113,35 @@ fn run(text: &str, level: Level, schedule: Schedule) -> Result<(Report, bool), F
         map(DataType::F16, b.address, [K as u64, N as u64], stride, [64, N as u32], Swizzle::B128),
         map(DataType::F32, d.address, [N as u64, M as u64], 4 * N as u64, [N as u32, M as u32], Swizzle::None),
     ];
+    (device, args, d)
+}
+
+/// Returns the report of the launch, and whether the kernel's result is right.
+fn run(text: &str, level: Level, schedule: Schedule) -> Result<(Report, bool), Fault> {
+    let module = Module::parse(text).unwrap();
+    let (mut device, args, d) = prepare();
     let config = LaunchConfig { schedule, instruction_budget: 100_000, ..LaunchConfig::linear(1, 192) };
     let report = device.launch(&module, "gemm", &config.at_level(level), &args)?;
     let dot = |row, column| (0..K).map(|k| value(row, k) * value(column, k)).sum::<i32>() as f32;
     let want: Vec<f32> = (0..M).flat_map(|row| (0..N).map(move |column| dot(row, column))).collect();
     Ok((report, device.download::<f32>(d) == want))
+}
+
+/// The kernel has four blocks along K in two stages: each stage is filled twice. All orders of its loads, products,
+/// arrivals and warps give the same result, and a stage that is filled too early is a fault in some order.
+#[test]
+fn all_orders_of_the_pipeline_are_right() {
+    let explore = |text: &str| {
+        let module = Module::parse(text).unwrap();
+        let (mut device, args, _) = prepare();
+        device.explore(&module, "gemm", &LaunchConfig::linear(1, 192), &args, &Bounds::default()).unwrap()
+    };
+    let found = explore(KERNEL);
+    println!("{found}");
+    assert!(found.end == End::Whole && found.failures.is_empty() && found.results == 1, "{found}");
+    let [_, early, late] = SABOTAGES[0].into();
+    let found = explore(&KERNEL.replace(early, late));
+    assert_eq!((found.end, found.failures.len()), (End::Fault, 1), "{found}");
 }
 
 const LEVELS: [(&str, Level); 3] =

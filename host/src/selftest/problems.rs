@@ -35,7 +35,7 @@ pub(super) struct Part {
 enum Problem {
     Groups(Variant, Op),
     Moe { layer: LayerShape, sms: u32, dtype: TokenDtype },
-    Linear { tokens: usize, sms: u32, dtype: TokenDtype, token_format: TokenFormat },
+    Linear { n: usize, k: usize, tokens: usize, sms: u32, dtype: TokenDtype, token_format: TokenFormat },
     Router(Router),
 }
 
@@ -107,6 +107,13 @@ const LINEAR: [(usize, u32); 12] = [
     (200, 1),
 ];
 
+/// Like `LINEAR`, for a layer whose K has two parts on Hopper.
+const LINEAR_SPLIT: [(usize, u32); 7] = [(1, 132), (16, 12), (32, 12), (64, 12), (96, 12), (128, 1), (200, 1)];
+
+/// N and K of the linear layers, and of the ones whose K has two parts.
+const LINEAR_SIZES: [usize; 2] = [592, 208];
+const LINEAR_SPLIT_SIZES: [usize; 2] = [208, 12304];
+
 /// Like `LINEAR`, with FP8 tokens.
 const LINEAR_FP8: [(usize, u32); 8] = [(13, 19), (13, 3), (30, 3), (60, 19), (60, 3), (125, 5), (125, 3), (300, 10)];
 
@@ -122,7 +129,10 @@ pub(super) fn parts(subject: Subject) -> Vec<Part> {
         Subject::Nvfp4 => {
             [of_moe(&MOE_NVFP4), of_linear(&LINEAR_NVFP4, TokenFormat::Nvfp4)].into_iter().flatten().collect()
         }
-        Subject::Linear => of_linear(&LINEAR, TokenFormat::Bits16),
+        Subject::Linear => {
+            let split = of_linear_sizes(LINEAR_SPLIT_SIZES, &LINEAR_SPLIT, TokenFormat::Bits16);
+            of_linear(&LINEAR, TokenFormat::Bits16).into_iter().chain(split).collect()
+        }
         Subject::Router => of_router(),
     }
 }
@@ -178,9 +188,13 @@ fn of_moe(layers: &[(u32, &str)]) -> Vec<Part> {
 }
 
 fn of_linear(layers: &[(usize, u32)], token_format: TokenFormat) -> Vec<Part> {
+    of_linear_sizes(LINEAR_SIZES, layers, token_format)
+}
+
+fn of_linear_sizes([n, k]: [usize; 2], layers: &[(usize, u32)], token_format: TokenFormat) -> Vec<Part> {
     let part = |dtype: TokenDtype, &(tokens, sms): &(usize, u32)| Part {
-        name: format!("a linear layer, {tokens} tokens, {}, {sms} SMs", dtype.name()),
-        problem: Problem::Linear { tokens, sms, dtype, token_format },
+        name: format!("a linear layer {n}×{k}, {tokens} tokens, {}, {sms} SMs", dtype.name()),
+        problem: Problem::Linear { n, k, tokens, sms, dtype, token_format },
     };
     DTYPES.into_iter().flat_map(|dtype| layers.iter().map(move |of| part(dtype, of))).collect()
 }
@@ -259,8 +273,8 @@ impl Part {
         match &self.problem {
             Problem::Groups(variant, op) => groups(&card.with_sms(ALL_SMS)?.with_variant(*variant)?, *variant, *op),
             Problem::Moe { layer, sms, dtype } => moe(&card.with_sms(*sms)?, layer, *dtype),
-            Problem::Linear { tokens, sms, dtype, token_format } => {
-                linear(&card.with_sms(*sms)?, *tokens, *dtype, *token_format)
+            Problem::Linear { n, k, tokens, sms, dtype, token_format } => {
+                linear(&card.with_sms(*sms)?, [*n, *k], *tokens, *dtype, *token_format)
             }
             Problem::Router(router) => route(&card.with_sms(ALL_SMS)?, router),
         }
@@ -342,13 +356,17 @@ fn moe(gpu: &Cuda, layer: &LayerShape, dtype: TokenDtype) -> Result<Option<Strin
     Ok(wrong_elements(found.mismatches(), found.checked(), found.first()).or_else(|| other_bits(is_same)))
 }
 
-fn linear(gpu: &Cuda, tokens: usize, dtype: TokenDtype, token_format: TokenFormat) -> Result<Option<String>, Error> {
-    const N: usize = 592;
-    const K: usize = 208;
-    let bias = (0..N).map(|row| (row % 29) as f32 / 3.0 - 4.0).collect();
-    let weights = linear::generate::weights(Generator::Gaussian, N, K, dtype, SEED)?.with_bias(Bias::F32(bias))?;
+fn linear(
+    gpu: &Cuda,
+    [n, k]: [usize; 2],
+    tokens: usize,
+    dtype: TokenDtype,
+    token_format: TokenFormat,
+) -> Result<Option<String>, Error> {
+    let bias = (0..n).map(|row| (row % 29) as f32 / 3.0 - 4.0).collect();
+    let weights = linear::generate::weights(Generator::Gaussian, n, k, dtype, SEED)?.with_bias(Bias::F32(bias))?;
     let weights = weights.with_token_format(token_format);
-    let step = LinearStep::new(&weights, linear::generate::inputs(Generator::Gaussian, tokens, K, dtype, SEED)?)?;
+    let step = LinearStep::new(&weights, linear::generate::inputs(Generator::Gaussian, tokens, k, dtype, SEED)?)?;
     let mut layer = gpu.prepare_linear(&weights)?;
     let mut run = || {
         let mut output = LinearOutput::new(&step);

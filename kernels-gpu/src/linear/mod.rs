@@ -18,13 +18,20 @@
 //! Words and scales are packed by [`OperandType::pack`](crate::units::OperandType::pack) and
 //! [`OperandType::pack_scale`](crate::units::OperandType::pack_scale).
 //!
+//! # Parts of K
+//!
+//! Where N is small and K is long, instances with two *parts* sum each half of the k-blocks alone and then add both
+//! sums: C = part 0 + part 1, in f32. Few tokens have one CTA per part, in a cluster. With many tokens, one CTA sums one
+//! part after the other. The bits are the same, but differ from the bits of an instance with one part, so the number of
+//! parts must be a function of N and K alone.
+//!
 //! [`moe_sm90`](crate::wgmma::moe_sm90) permutes K instead. That saves a sixth of the decoding, but takes a launch for
 //! the tokens.
 
 use bytemuck::{Pod, Zeroable};
 
 use crate::{
-    decoding::{K_BLOCK, LANE_WORDS, WARPGROUP_ROWS},
+    decoding::{BARRIER_BYTES, K_BLOCK, LANE_WORDS, WARPGROUP_ROWS},
     format::BLOCK,
 };
 
@@ -32,6 +39,9 @@ use crate::{
 pub(crate) mod decode;
 #[cfg(feature = "linear")]
 mod pack;
+#[cfg(feature = "linear")]
+#[cfg_attr(not(feature = "linear_sm90"), expect(dead_code, reason = "only Hopper's instances have two parts of K"))]
+pub(crate) mod split;
 
 /// Rows per panel.
 pub const PANEL_ROWS: u32 = WARPGROUP_ROWS;
@@ -58,6 +68,21 @@ pub const PANEL_BYTES: u32 = PANEL_SCALES + PANEL_ROWS * ROW_SCALES;
 #[inline(always)]
 pub const fn k_blocks(k: u32) -> u32 {
     k.div_ceil(K_BLOCK)
+}
+
+/// First k-block of part `part` of `parts`; the next part's first k-block is its end. Parts differ by at most one
+/// k-block.
+#[inline(always)]
+pub const fn part_begin(part: u32, parts: u32, k: u32) -> u32 {
+    if parts == 1 { part * k_blocks(k) } else { (part as u64 * k_blocks(k) as u64 / parts as u64) as u32 }
+}
+
+/// Bytes of a *piece*: four sums that a thread sends to the same thread of the cluster's other CTA.
+pub const PIECE_BYTES: u32 = 16;
+
+/// Bytes of the memory in which `threads` threads of a CTA receive `pieces` pieces each, with its barrier.
+pub const fn inbox_bytes(threads: u32, pieces: u32) -> u32 {
+    threads * pieces * PIECE_BYTES + BARRIER_BYTES
 }
 
 /// Bytes of the panels of a matrix `[n, k]`.
@@ -173,6 +198,16 @@ mod tests {
             }
         }
         assert!(found.into_iter().eq(0..K_BLOCK));
+    }
+
+    #[test]
+    fn parts_cover_the_k_blocks_and_are_even() {
+        for k in [128, 272, 384, 14336, 1 << 20] {
+            assert_eq!([part_begin(0, 1, k), part_begin(1, 1, k)], [0, k_blocks(k)]);
+            let [begin, middle, end] = [0, 1, 2].map(|part| part_begin(part, 2, k));
+            assert_eq!((begin, end), (0, k_blocks(k)));
+            assert!(middle <= end - middle && end - middle <= middle + 1);
+        }
     }
 
     #[test]

@@ -124,6 +124,9 @@ class Ranks:
 
     world_size = 2
 
+    def __init__(self, *stage):
+        """Older versions say whether they ask for the group of a stage of elastic expert parallelism."""
+
     def dispatch(self, *tensors, is_sequence_parallel=False, extra_tensors=None):
         assert not extra_tensors, "tokens are sent with scales"
         return tuple(torch_cat(tensor) for tensor in tensors[:3])
@@ -155,7 +158,10 @@ def all_to_all(config, backend="allgather_reducescatter"):
 
     FusedMoEParallelConfig.use_all2all_kernels = True
     config.parallel_config.all2all_backend = backend
-    all2all_utils.get_ep_all2all_manager = naive_dp_ep.get_ep_group = Ranks
+    naive_dp_ep.get_ep_group = Ranks
+    for name in ("get_ep_all2all_manager", "_get_ep_all2all_manager"):  # the second one until 0.27
+        if hasattr(all2all_utils, name):
+            setattr(all2all_utils, name, Ranks)
 
 
 def other_all_to_all(config):
@@ -542,6 +548,9 @@ def load(model, served, attention, case):
     is_w4a16 = of_tensors and case.quantization["config_groups"]["group_0"]["input_activations"] is None
     tensors = [(name, tensor) for name, tensor in tensors if not (is_w4a16 and "self_attn" in name and name.endswith("input_global_scale"))]
     assert not tensors or model.load_weights(iter(tensors)), "no weight was loaded"
+    for layer in experts_of(model):
+        if is_balanced(layer) and hasattr(layer, "w2_weight") and not torch.equal(layer.w2_weight[:REDUNDANT], layer.w2_weight[-REDUNDANT:]):
+            raise Unserved("copies of an expert on one rank: it loads the first one alone")
     return layers, fused
 
 
@@ -731,6 +740,17 @@ def adapted(layer):
     from vllm.lora.layers import MergedQKVParallelLinearWithLoRA
 
     class Products:
+        def add_shrink(self, sums, x, stacked_a, scale):
+            for part, a in zip(sums, stacked_a, strict=True):
+                part += (x @ a[0, 0].T) * scale
+            return sums
+
+        def add_expand(self, output, sums, stacked_b, slices, offset_start, add_input):
+            assert add_input and offset_start == 0
+            for part, of_part, b in zip(output.split(slices, dim=-1), sums, stacked_b, strict=True):
+                part += of_part.to(output.dtype) @ b[0, 0].T
+            return output
+
         def add_lora_linear(self, output, x, stacked_a, stacked_b, scale, slices, **named):
             columns = output.split(slices, dim=-1)
             for part, a, b in zip(columns, stacked_a, stacked_b, strict=True):

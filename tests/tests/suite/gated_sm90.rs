@@ -7,7 +7,7 @@ use nvfp4::backend::{self, Backend};
 use nvfp4::compare::Tolerance;
 use nvfp4::generate::Generator;
 use nvfp4::problem::{Op, Step, TokenDtype};
-use nvfp4_tests::instances::{OPS, check, check_built_in_shapes, device, schedules, verified, with_instance};
+use nvfp4_tests::instances::{OPS, check, check_built_in_shapes, device, sampled_schedules, verified, with_instance};
 use nvfp4_tests::sabotage::{Sabotage, changed, check_sabotages, fault_of, lines_of};
 use nvfp4_tests::{Case, groups, inputs};
 
@@ -39,7 +39,8 @@ fn instances_are_right_on_random_and_worst_schedules() {
             let sizes = groups(&[(7, 136, 64), (0, 8, 32), (137, 72, 1440), (1, 8, 320)]);
             let inputs = inputs(Generator::Gaussian, op, &sizes, 2);
             let entry = format!("{}_sm90_{instance}", op.name());
-            let gpus = schedules().map(|schedule| with_instance(gpu.clone().with_schedule(schedule), instance));
+            let gpus = sampled_schedules().into_iter();
+            let gpus = gpus.map(|schedule| with_instance(gpu.clone().with_schedule(schedule), instance));
             check(&Case::new(&inputs, TokenDtype::F16), gpus, TokenDtype::F16, &entry);
         }
     }

@@ -434,6 +434,14 @@ fn rules_of_new_families_are_read() {
         let rule = Rule { bias: bias.into(), renormalize: true, ..Rule::default() };
         assert_eq!(layer.router.rule.scoring(), &Scoring::Rule(rule));
     });
+    // DeepSeek-V2: softmax, with groups that are compared by their best expert.
+    let v2 = json!({"model_type": "deepseek_v2", "num_experts_per_tok": 2, "norm_topk_prob": false, "hidden_act": "silu",
+        "scoring_func": "softmax", "topk_method": "group_limited_greedy", "n_group": EXPERTS, "topk_group": 2,
+        "routed_scaling_factor": 16.0});
+    with_layer(&apart(Format::ModelOpt), v2, |layer, _| {
+        let rule = Rule { groups: EXPERTS, top_groups: 2, scale: 16.0, ..Rule::default() };
+        assert_eq!(layer.router.rule.scoring(), &Scoring::Rule(rule));
+    });
     // A layer of DeepSeek-V4 whose experts follow from token ids.
     let mut hashed = apart(Format::ModelOpt);
     let ids: Vec<u8> = [2i64, 0, 1, 2, 0, 1].iter().flat_map(|id| id.to_le_bytes()).collect();
@@ -619,6 +627,123 @@ fn experts_without_a_gate_make_a_relu2_layer() {
     });
 }
 
+/// H of the layer whose experts are in a latent space of `HIDDEN`.
+const WIDE: usize = 48;
+
+/// Numbers that FP8 and NVFP4 hold exactly.
+fn latent_numbers(count: usize) -> Vec<f32> {
+    (0..count).map(|i| [0.0, 0.5, 1.0, -1.0][(7 * i + i / 5) % 4]).collect()
+}
+
+/// Stores a projection to or from the latent space in one of four forms.
+fn set_latent(tensors: &mut Tensors, name: &str, [n, k]: [usize; 2], form: &str) {
+    let (module, numbers) = (format!("{BLOCK}.{name}"), latent_numbers(n * k));
+    let codes = |of: [u8; 4]| -> Vec<u8> {
+        let code = |number: &f32| of[[0.0, 0.5, 1.0, -1.0].iter().position(|known| known == number).unwrap()];
+        numbers.iter().map(code).collect()
+    };
+    match form {
+        "f32" => _ = tensors.set(format!("{module}.weight"), f32s(&[n, k], &numbers)),
+        "bf16" => {
+            let bytes: Vec<u8> =
+                numbers.iter().flat_map(|number| ((number.to_bits() >> 16) as u16).to_le_bytes()).collect();
+            tensors.set(format!("{module}.weight"), raw(Dtype::BF16, &[n, k], &bytes));
+        }
+        "fp8" => {
+            // The scale is 1/2, so the codes are those of twice the numbers.
+            tensors.set(format!("{module}.weight"), raw(Dtype::F8_E4M3, &[n, k], &codes([0, 0x38, 0x40, 0xC0])));
+            tensors.set(format!("{module}.weight_scale"), f32s(&[1], &[0.5]));
+            tensors.set(format!("{module}.input_scale"), f32s(&[1], &[0.5]));
+        }
+        _ => {
+            let packed: Vec<u8> = codes([0, 1, 2, 10]).chunks(2).map(|pair| pair[0] | pair[1] << 4).collect();
+            tensors.set(format!("{module}.weight"), raw(Dtype::U8, &[n, k / 2], &packed));
+            tensors.set(format!("{module}.weight_scale"), raw(Dtype::F8_E4M3, &[n, k / 16], &vec![0x38; n * k / 16]));
+            tensors.set(format!("{module}.weight_scale_2"), f32s(&[], &[1.0]));
+        }
+    }
+}
+
+/// Makes a layer of experts without a gate in a latent space, with a shared expert beside it, and its configuration.
+fn latent(form: &str) -> (Tensors, Value) {
+    let mut tensors = apart(Format::ModelOpt);
+    let gates = tensors.iter().map(|(name, _)| name.to_owned()).filter(|name| name.contains("gate_proj"));
+    gates.collect::<Vec<_>>().iter().for_each(|name| _ = tensors.remove(name));
+    tensors.set(format!("{BLOCK}.gate.weight"), f32s(&[EXPERTS, WIDE], &numbers(EXPERTS * WIDE, 7)));
+    set_latent(&mut tensors, "fc1_latent_proj", [HIDDEN, WIDE], form);
+    set_latent(&mut tensors, "fc2_latent_proj", [WIDE, HIDDEN], form);
+    tensors.set_nvfp4(&format!("{BLOCK}.shared_experts.up_proj"), Format::ModelOpt, [64, WIDE], 90);
+    tensors.set_nvfp4(&format!("{BLOCK}.shared_experts.down_proj"), Format::ModelOpt, [WIDE, 64], 91);
+    let config = json!({"model_type": "nemotron_h", "num_experts_per_tok": 2, "norm_topk_prob": true,
+        "mlp_hidden_act": "relu2", "n_shared_experts": 1, "moe_latent_size": HIDDEN});
+    (tensors, config)
+}
+
+/// Returns the product of a projection with a token.
+fn projected([n, k]: [usize; 2], token: &[u16]) -> Vec<f64> {
+    let weights = latent_numbers(n * k);
+    let of_row = |row: usize| (0..k).map(|i| f64::from(weights[row * k + i]) * TokenDtype::Bf16.decode(token[i])).sum();
+    (0..n).map(of_row).collect()
+}
+
+#[test]
+fn experts_in_a_latent_space_are_projected_before_and_after() {
+    let dtype = TokenDtype::Bf16;
+    let run = |weights: &MoeWeights<'_>, inputs: MoeInputs<'_>| {
+        let step = MoeStep::new(weights, inputs).unwrap();
+        let mut output = MoeOutput::with_stages(&step);
+        Cpu::new().prepare_moe(weights).unwrap().execute(&step, &mut output).unwrap();
+        let found = compare(weights, &step, &output);
+        assert!(found.passed() && found.checked() > 0, "{:?}", found.first());
+        output.hidden
+    };
+    let tokens = linear::generate::inputs(Default::default(), 5, WIDE, dtype, 1).unwrap().x.into_owned();
+    let outputs = ["f32", "bf16", "fp8", "nvfp4"].map(|form| {
+        let (tensors, config) = latent(form);
+        with_model(&tensors, Some(config), |checkpoint, _| {
+            let layer = checkpoint.moe_layer(3, dtype).unwrap();
+            let around = layer.latent.as_ref().unwrap();
+            assert_eq!((layer.hidden(), around.hidden(), around.width()), (WIDE, WIDE, HIDDEN));
+            assert!(layer.tensors.used.contains(&format!("{BLOCK}.fc2_latent_proj.weight")), "{:?}", layer.tensors);
+            let inputs = layer.inputs(tokens.clone(), &[]).unwrap();
+            let routed = around.routed(dtype, &inputs).unwrap();
+            let expected = tokens.chunks(WIDE).flat_map(|token| projected([HIDDEN, WIDE], token));
+            assert_eq!(routed.hidden[..], expected.map(|number| dtype.round(number)).collect::<Vec<_>>());
+            let routed = run(&layer.weights, routed);
+            let shared = run(around.shared().unwrap(), around.of_shared(&inputs));
+            let output = around.output(dtype, &routed, Some(&shared));
+            let wide = routed.chunks(HIDDEN).flat_map(|token| projected([WIDE, HIDDEN], token));
+            let sums = wide.zip(&shared).map(|(wide, &shared)| dtype.round(wide + dtype.decode(shared)));
+            assert_eq!(output, sums.collect::<Vec<_>>());
+            // The router refuses tokens of the experts' width.
+            assert!(layer.router.inputs(layer.weights.sizes(), vec![0; HIDDEN]).is_err());
+            output
+        })
+    });
+    assert!(outputs.iter().all(|output| *output == outputs[0]));
+}
+
+#[test]
+fn projections_of_other_sizes_are_refused_by_name() {
+    let error = |change: &dyn Fn(&mut Tensors)| {
+        let (mut tensors, config) = latent("f32");
+        change(&mut tensors);
+        with_model(&tensors, Some(config), |checkpoint, _| {
+            checkpoint.moe_layer(3, TokenDtype::Bf16).map(|_| ()).unwrap_err().to_string()
+        })
+    };
+    let rows = error(&|tensors| set_latent(tensors, "fc1_latent_proj", [16, WIDE], "f32"));
+    assert!(rows.contains("fc1_latent_proj") && rows.contains("rows"), "{rows}");
+    let columns = error(&|tensors| set_latent(tensors, "fc2_latent_proj", [WIDE, 16], "f32"));
+    assert!(columns.contains("fc2_latent_proj") && columns.contains("columns"), "{columns}");
+    let other = error(&|tensors| _ = tensors.set(format!("{BLOCK}.fc1_latent_proj.lora_A"), f32s(&[1, 1], &[0.0])));
+    assert!(other.contains("fc1_latent_proj.lora_A: experts in a latent space"), "{other}");
+    let strange = error(&|tensors| {
+        _ = tensors.set(format!("{BLOCK}.fc1_latent_proj.weight"), f32s(&[HIDDEN, WIDE], &[f32::NAN; HIDDEN * WIDE]));
+    });
+    assert!(strange.contains("row 0, column 0 is not finite"), "{strange}");
+}
+
 #[test]
 fn sigmoid_routers_use_the_correction_only_to_choose() {
     let config = json!({"model_type": "deepseek_v3", "num_experts_per_tok": 1, "norm_topk_prob": false, "hidden_act": "silu",
@@ -672,7 +797,7 @@ fn unsupported_layer_is_refused_with_file_tensor_and_remedy() {
         (with("num_experts_per_tok", Value::Null), "MODEL/config.json: the number of experts per token"),
         (with("norm_topk_prob", Value::Null), "MODEL/config.json: norm_topk_prob is missing"),
         (with("scoring_func", json!("entmax")), "MODEL/config.json: its router scores with entmax"),
-        (with("topk_method", json!("group_limited_greedy")), "MODEL/config.json: topk_method is group_limited_greedy"),
+        (with("topk_method", json!("balanced")), "MODEL/config.json: topk_method is balanced"),
         (with("model_type", json!("deepseek_v3")), "MODEL/config.json: n_group is missing"),
         (with("model_type", json!("llama4_text")), "MODEL/config.json: router: top_k of sigmoid top-1 = 2"),
         (with("hidden_act", json!("mish")), "MODEL/config.json: hidden_act is \"mish\""),

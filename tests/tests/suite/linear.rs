@@ -393,3 +393,134 @@ fn every_removed_sync_copy_and_mma_is_found_on_sm_80() {
         PORTABLE.check_left_out(instance, "cp.async.cg", 8);
     }
 }
+
+/// K of a layer that Hopper's kernel sums in two parts, of 48 k-blocks and 49, the last one partial.
+const SPLIT_K: usize = 96 * 128 + 16;
+
+/// N of the layer: four panels, the last one partial.
+const SPLIT_COLUMNS: usize = 208;
+
+/// Numbers of tokens and SMs for which the plan chooses each instance with two parts of K in a layer of these sizes, with
+/// a part of the instance's name. A test of the plan checks this.
+const SPLIT: [(&str, usize, u32); 7] = [
+    ("mma8", 1, 132),
+    ("mma16", 16, 12),
+    ("mma32", 32, 12),
+    ("t64_decoded", 64, 12),
+    ("t128_decoded", 96, 12),
+    ("t128_c128", 128, 1),
+    ("t256_c128", 200, 1),
+];
+
+/// Returns the name of an entry with two parts of K.
+fn split_entry(instance: &str, dtype: TokenDtype) -> String {
+    match instance.strip_prefix("mma") {
+        Some(tokens) => format!("linear_mma{tokens}_{}_k2", dtype.name()),
+        None => format!("linear_{}_{instance}_k2", dtype.name()),
+    }
+}
+
+#[test]
+fn two_parts_of_k_are_right_and_have_the_same_bits_for_every_number_of_tokens() {
+    for dtype in DTYPES {
+        let weights = with_bias(weights(SPLIT_COLUMNS, SPLIT_K, dtype), false);
+        let all = inputs(&weights, 200);
+        let run = |tokens: usize, sms: u32| {
+            let step = LinearStep::new(&weights, pick(&all, &(0..tokens).collect::<Vec<_>>())).unwrap();
+            let mut layer = emulated_of("sm_90a", Schedule::Fair, sms).prepare_linear(&weights).unwrap();
+            let out = verified(layer.as_mut(), &weights, &step).out;
+            (layer.counters().expect("a kernel ran").kernel.clone(), out)
+        };
+        // Besides each instance: tiles of one token, of an odd number, and tiles of which one half has no tokens.
+        let further = [(3, 132), (9, 1), (33, 132), (40, 132), (64, 132), (65, 132), (130, 4), (150, 2)];
+        let whole = run(200, 1).1;
+        let calls = SPLIT.iter().map(|&(name, tokens, sms)| (Some(name), tokens, sms));
+        let calls: Vec<_> = calls.chain(further.map(|(tokens, sms)| (None, tokens, sms))).collect();
+        calls.into_par_iter().for_each(|(name, tokens, sms)| {
+            let (entry, out) = run(tokens, sms);
+            assert!(entry.ends_with("_k2"), "{entry} sums K in one part");
+            if let Some(name) = name {
+                assert_eq!(entry, split_entry(name, dtype));
+            }
+            assert!(whole.starts_with(&out), "{entry}: different bits with {tokens} tokens on {sms} SMs");
+        });
+    }
+}
+
+#[test]
+fn two_parts_of_k_are_right_for_every_remainder() {
+    // An even and an odd number of k-blocks, whole and partial ones; less than a panel, and more than two panels.
+    for (n, k) in [(16, 96 * 128), (48, 97 * 128), (144, 98 * 128 - 112), (80, 101 * 128 + 64)] {
+        for (dtype, tokens) in DTYPES.into_iter().zip([2, 70]) {
+            let weights = weights(n, k, dtype);
+            check("sm_90a", &weights, inputs(&weights, tokens));
+        }
+    }
+}
+
+#[test]
+fn two_parts_of_k_are_right_on_random_and_worst_schedules() {
+    for (dtype, &(name, tokens, sms)) in DTYPES.into_iter().flat_map(|dtype| SPLIT.iter().map(move |of| (dtype, of))) {
+        let weights = weights(SPLIT_COLUMNS, SPLIT_K, dtype);
+        let step = LinearStep::new(&weights, inputs(&weights, tokens)).unwrap();
+        let outputs: Vec<_> = sampled_schedules()
+            .into_par_iter()
+            .map(|schedule| {
+                let mut layer = emulated_of("sm_90a", schedule, sms).prepare_linear(&weights).unwrap();
+                let output = verified(layer.as_mut(), &weights, &step);
+                assert_eq!(layer.counters().expect("a kernel ran").kernel, split_entry(name, dtype));
+                output
+            })
+            .collect();
+        assert!(outputs.windows(2).all(|pair| pair[0] == pair[1]), "{name}: schedules gave different bits");
+    }
+}
+
+/// Checks that every change to an instance with two parts of K is found on the worst schedule.
+fn check_split(instance: &str, tokens: usize, sms: u32, sabotages: &[Sabotage]) {
+    let entry = split_entry(instance, TokenDtype::F16);
+    let ptx = only_entries(nvfp4::kernels::ptx("linear_sm90").expect("a kernel of this name"), |name| name == entry);
+    let weights = weights(SPLIT_COLUMNS, SPLIT_K, TokenDtype::F16);
+    let step = LinearStep::new(&weights, inputs(&weights, tokens)).unwrap();
+    let broken = |ptx: &str| -> Result<usize, Error> {
+        let gpu = emulated_of("sm_90a", Schedule::Worst, sms).with_ptx(ptx).unwrap();
+        let mut output = LinearOutput::new(&step);
+        let mut layer = gpu.prepare_linear(&weights).unwrap();
+        layer.execute(&step, &mut output)?;
+        assert_eq!(layer.counters().expect("a kernel ran").kernel, entry);
+        Ok(compare(&weights, &step, &output).mismatches)
+    };
+    check_sampled_sabotages(&ptx, &entry, sabotages, |ptx| is_found(broken(ptx), |wrong| wrong > 0));
+}
+
+#[test]
+fn every_removed_sync_and_exchange_of_a_cluster_is_found() {
+    const OF_WARPS: [Sabotage; 6] = [
+        Sabotage::leave_out("mbarrier.init", 3),
+        Sabotage::do_not_wait(4),
+        Sabotage::leave_out("mbarrier.arrive", 4),
+        Sabotage::leave_out("barrier.cluster.arrive", 1),
+        Sabotage::leave_out("barrier.cluster.wait", 1),
+        Sabotage::leave_out("st.async", 1),
+    ];
+    check_split("mma8", 2, 132, &OF_WARPS);
+    // Spare instructions, as in the instance with one part: mainloops for fewer tokens, and a last buffer's release.
+    const OF_WARPGROUPS: [Sabotage; 6] = [
+        Sabotage::leave_out("mbarrier.init", 5),
+        Sabotage::do_not_wait(9).spare(4),
+        Sabotage::leave_out("mbarrier.arrive", 14).spare(4 * 2 + 1),
+        Sabotage::leave_out("barrier.cluster.arrive", 1),
+        Sabotage::leave_out("barrier.cluster.wait", 1),
+        Sabotage::leave_out("st.async", 4),
+    ];
+    check_split("t64_decoded", 64, 12, &OF_WARPGROUPS);
+}
+
+#[test]
+fn every_removed_move_of_a_first_part_is_found() {
+    let entry = split_entry("t128_c128", TokenDtype::F16);
+    let ptx = only_entries(nvfp4::kernels::ptx("linear_sm90").expect("a kernel of this name"), |name| name == entry);
+    // Generic loads and stores of local memory: nothing else of the kernel is generic.
+    assert!(lines_of(&ptx, &entry, "st.v4").len() + lines_of(&ptx, &entry, "st.local.v4").len() >= 16);
+    check_split("t128_c128", 128, 1, &[Sabotage::leave_out("st.v4", 16), Sabotage::leave_out("ld.v4", 16)]);
+}

@@ -16,6 +16,7 @@ use kernels_gpu::units::{
     lane_words, matrix_bytes, scale_place, unit_offset,
 };
 use nvfp4_tests::sabotage::{changed, lines_of};
+use nvfp4_tests::sampled;
 use ptx_emulator::{Arg, Buffer, Device, DeviceConfig, Fault, FaultKind, LaunchConfig, Module, Report, Schedule};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -361,17 +362,16 @@ fn lists_are_right_for_few_and_many_experts_and_choices() {
 #[test]
 fn lists_of_a_cluster_are_right_for_any_number_of_choices() {
     // A warp handles 512 choices at a time. A CTA sorts them if no warp has more.
-    for (tokens, top_k, experts) in
-        [(129, 32, 5), (300, 8, 60), (1031, 4, 512), (1100, 16, 129), (8200, 8, 128), (4200, 32, 3)]
-    {
+    let sizes = [(129, 32, 5), (300, 8, 60), (1031, 4, 512), (1100, 16, 129), (8200, 8, 128), (4200, 32, 3)];
+    for (tokens, top_k, experts) in sampled(sizes.to_vec(), 3) {
         check_routing(&format!("{tokens} × {top_k} of {experts}"), &Routing::random(tokens, top_k, experts, 16));
     }
 }
 
 #[test]
 fn lists_of_the_largest_cluster_are_right() {
-    for (tokens, top_k, experts) in [(0, 4, 7), (1, 1, 1), (129, 32, 5), (1031, 4, 512), (2100, 8, 256), (4200, 32, 3)]
-    {
+    let sizes = [(0, 4, 7), (1, 1, 1), (129, 32, 5), (1031, 4, 512), (2100, 8, 256), (4200, 32, 3)];
+    for (tokens, top_k, experts) in sampled(sizes.to_vec(), 3) {
         let routing = Routing::random(tokens, top_k, experts, 16).with_shared().filled();
         let routing = Routing { cluster: Some(Route::MAX_CLUSTER), ..routing };
         check_routing(&format!("{tokens} × {top_k} of {experts}, the largest cluster"), &routing);

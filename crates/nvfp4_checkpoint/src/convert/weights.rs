@@ -100,6 +100,35 @@ pub(crate) fn all<'a>(
     Ok(found)
 }
 
+/// Returns the weights `[N, K]` of a module, in whatever form they are stored.
+///
+/// # Errors
+/// Returns an error if the module has no weights, or weights that cannot be read.
+pub(crate) fn of_module<'a>(checkpoint: &'a Checkpoint, module: &str) -> Result<Source<'a>, Error> {
+    let config = Config::beside(checkpoint)?;
+    let name = checkpoint
+        .names_under(module)
+        .find(|name| name.strip_prefix(module).is_some_and(|part| [WEIGHT, ".weight_packed"].contains(&part)));
+    let found = name.and_then(|name| Some((name, checkpoint.tensor(name)?)));
+    let (name, tensor) = found.ok_or_else(|| Error::Missing {
+        name: format!("{module}{WEIGHT}"),
+        remedy: "download the model again".into(),
+    })?;
+    let stored = match nvfp4(checkpoint, &config, name, tensor) {
+        Some(readable) => readable?.stored,
+        None => match stored::find(checkpoint, &config, name, tensor) {
+            Some(Found::Weights(stored)) => stored,
+            Some(Found::Unreadable(error)) => return Err(error.at(checkpoint.place(name))),
+            _ => {
+                let expected = "[rows, columns]".into();
+                return Err(Error::Shape { got: tensor.shape.to_vec(), expected }.at(checkpoint.place(name)));
+            }
+        },
+    };
+    let weight = stored.weights.into_iter().next().expect("a tensor with weights has at least one matrix");
+    Ok(weight.source)
+}
+
 /// Returns the entry of weights that are not NVFP4.
 fn other<'a>(stored: Stored<'a>, tensor: Tensor<'a>) -> Readable<'a> {
     let form = match (stored.plain, tensor.dtype) {

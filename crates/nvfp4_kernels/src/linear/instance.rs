@@ -1,5 +1,6 @@
 //! Instances of the kernels for linear layers, with their tiles, grids and times, as plan and launch need them.
 
+use kernels_gpu::linear::k_blocks;
 use kernels_gpu::lists::token_tiles;
 use kernels_gpu::mma_sync::linear as of_warps;
 use kernels_gpu::units::OperandType;
@@ -8,9 +9,10 @@ use kernels_gpu::wgmma::linear_sm90::abi as of_warpgroups;
 /// An instance of a kernel for linear layers.
 #[derive(Clone, Copy, Debug)]
 pub enum Instance {
-    /// Each warp multiplies by itself. A CTA computes one tile.
+    /// Each warp multiplies by itself. A CTA computes one tile, or one part of K of a tile.
     OfWarps(&'static of_warps::Instance),
-    /// Warpgroups multiply. One CTA per SM computes one tile after the other.
+    /// Warpgroups multiply. One CTA per SM computes one tile after the other, or each CTA of a cluster computes one part
+    /// of K of one tile.
     OfWarpgroups(&'static of_warpgroups::Instance),
 }
 
@@ -63,6 +65,22 @@ impl Instance {
         }
     }
 
+    /// Number of parts in which K is summed.
+    pub fn parts(self) -> u32 {
+        match self {
+            Self::OfWarps(of) => of.parts,
+            Self::OfWarpgroups(of) => of.parts,
+        }
+    }
+
+    /// CTAs of a cluster, one per part of K. 1: a CTA sums all parts.
+    pub fn cluster(self) -> u32 {
+        match self {
+            Self::OfWarps(of) => of.parts,
+            Self::OfWarpgroups(of) => of.cluster(),
+        }
+    }
+
     /// Whether threads copy the tokens by address, without a tensor map. Then the grid must not overlap the previous
     /// one.
     pub fn by_pieces(self) -> bool {
@@ -82,11 +100,11 @@ impl Instance {
         (least..=most).rev().map(move |token_tiles| Cut { instance: self, m, token_tiles })
     }
 
-    /// Returns the number of CTAs of a grid with `tiles` tiles.
-    pub fn blocks(self, tiles: u32, sms: u32) -> u32 {
+    /// Returns the number of CTAs of a grid for tiles with `ctas` CTAs in all.
+    pub fn blocks(self, ctas: u32, sms: u32) -> u32 {
         match self {
-            Self::OfWarps(_) => tiles,
-            Self::OfWarpgroups(_) => tiles.min(sms),
+            Self::OfWarpgroups(of) if of.cluster() == 1 => ctas.min(sms),
+            _ => ctas,
         }
     }
 }
@@ -110,9 +128,15 @@ impl Cut {
         }
     }
 
-    /// Number of tiles of C with `n` columns.
-    pub fn tiles(self, n: u32) -> u64 {
-        u64::from(self.token_tiles) * u64::from(n.div_ceil(self.instance.columns()))
+    /// Number of CTAs of all tiles of C with `n` columns: one per tile, or one per tile and part of K.
+    pub fn ctas(self, n: u32) -> u64 {
+        let tiles = u64::from(self.token_tiles) * u64::from(n.div_ceil(self.instance.columns()));
+        tiles * u64::from(self.instance.cluster())
+    }
+
+    /// Maximum number of k-blocks that a CTA sums per tile.
+    pub fn k_blocks(self, k: u32) -> u64 {
+        u64::from(k_blocks(k).div_ceil(self.instance.cluster()))
     }
 }
 
@@ -151,7 +175,7 @@ pub(crate) fn cycles_of_warps_alone(cut: Cut, n: u32, sms: u32) -> u64 {
     /// of RTX PRO 6000.
     const PRODUCT: u64 = 8 * 16;
     let Instance::OfWarps(of) = cut.instance else { unreachable!("all instances are of warps") };
-    let (tiles, sms) = (cut.tiles(n), u64::from(sms));
+    let (tiles, sms) = (cut.ctas(n), u64::from(sms));
     let room = u64::from(SHARED_BYTES / (of.shared_bytes() + RESERVED_BYTES));
     let resident = tiles.div_ceil(sms).min(room);
     let warps = (resident * u64::from(of.multiplying_warps())).div_ceil(4);

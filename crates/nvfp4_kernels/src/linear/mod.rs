@@ -1,8 +1,9 @@
 //! Launches of a linear layer: functions of sizes and addresses, which know no device.
 //!
 //! A call with 16-bit tokens takes one launch. There is a kernel per family of GPUs, and all take the same parameter
-//! and the same packed weights. All instances of a kernel sum K in the same order, so a token's output does not depend
-//! on the chosen instance. A call with FP8 or NVFP4 tokens takes two launches, of kernels of MoE layers (`kernels.rs`).
+//! and the same packed weights. A kernel sums K in one or two parts ([`LinearKernel::parts`]). All instances with the same
+//! number of parts sum K in the same order, so a token's output depends neither on the chosen instance nor on other
+//! tokens. A call with FP8 or NVFP4 tokens takes two launches, of kernels of MoE layers (`kernels.rs`).
 
 #[cfg(feature = "fake")]
 pub(super) mod fake;
@@ -33,15 +34,23 @@ pub trait LinearKernel: Kernel {
     /// Returns every instance, sorted by tokens and columns per tile, fewest first.
     fn instances(&self) -> Vec<Instance>;
 
-    /// Estimates the cycles that an SM takes for one k-block of all its tiles of C with `n` columns.
+    /// Estimates the cycles that an SM takes for one k-block of all its CTAs, for C with `n` columns.
     fn k_block_cycles(&self, cut: Cut, n: u32, sms: u32) -> u64;
+
+    /// Returns the number of parts in which K is summed. It depends neither on the number of tokens nor on the GPU,
+    /// because the bits of the output depend on it.
+    fn parts(&self, _n: u32, _k: u32) -> u32 {
+        1
+    }
 
     /// Returns the instance and tiling with the least estimated time for `m` tokens, not 0. Of several, the one with
     /// the largest tiles.
     fn cut(&self, sizes: &LinearSizes, m: u32, sms: u32) -> Cut {
-        let operand_type = operand_type(sizes.dtype);
-        let instances = self.instances().into_iter().filter(|instance| instance.operand_type() == operand_type);
-        let cycles = |cut: &Cut| Reverse(self.k_block_cycles(*cut, sizes.n as u32, sms));
+        let (n, k, operand_type) = (sizes.n as u32, sizes.k as u32, operand_type(sizes.dtype));
+        let parts = self.parts(n, k);
+        let instances = self.instances().into_iter();
+        let instances = instances.filter(|of| of.operand_type() == operand_type && of.parts() == parts);
+        let cycles = |cut: &Cut| Reverse(self.k_block_cycles(*cut, n, sms) * cut.k_blocks(k));
         instances.flat_map(|instance| instance.cuts(m)).max_by_key(cycles).expect("each type has instances")
     }
 
@@ -54,7 +63,7 @@ pub trait LinearKernel: Kernel {
         arguments.check(&sizes)?;
         let (m, n) = (arguments.token_count as u32, sizes.n as u32);
         let cut @ Cut { instance, token_tiles, .. } = self.cut(&sizes, m, sms);
-        let tiles = Grid::blocks(cut.tiles(n))?;
+        let ctas = Grid::blocks(cut.ctas(n))?;
         let parameter = Parameter {
             token_map: TokenMap([0; 16]),
             tokens: arguments.tokens,
@@ -71,7 +80,8 @@ pub trait LinearKernel: Kernel {
         let grid = Grid {
             shared_bytes: instance.shared_bytes(),
             overlaps: !instance.by_pieces(),
-            ..Grid::linear(instance.entry(), instance.blocks(tiles, sms), instance.threads())
+            cluster: instance.cluster(),
+            ..Grid::linear(instance.entry(), instance.blocks(ctas, sms), instance.threads())
         };
         if instance.by_pieces() {
             return Ok(Launch::of_parameter(self.name(), grid, parameter));
@@ -210,11 +220,22 @@ pub(super) mod tests {
             let few = [(1, 132), (16, 19), (16, 5), (32, 19), (32, 10), (32, 5), (64, 10)];
             let of = few.into_iter().chain([14, 7, 3, 1].map(|sms| (128, sms))).chain([(200, 1)]);
             let of: BTreeSet<_> = of.map(|(m, sms)| entry(kernel, 592, 208, m, sms)).collect();
-            let instances = kernel.instances();
-            let expected =
-                instances.iter().filter(|instance| instance.operand_type() == operand_type(TokenDtype::Bf16));
-            assert_eq!(expected.map(|instance| instance.entry()).collect::<BTreeSet<_>>(), of);
+            assert_eq!(entries_of(kernel, 1), of);
         }
+    }
+
+    /// Returns the entries of a kernel for bf16 tokens and this number of parts of K.
+    fn entries_of(kernel: &dyn LinearKernel, parts: u32) -> BTreeSet<&'static str> {
+        let is_it = |of: &Instance| of.operand_type() == operand_type(TokenDtype::Bf16) && of.parts() == parts;
+        kernel.instances().into_iter().filter(is_it).map(Instance::entry).collect()
+    }
+
+    #[test]
+    fn layer_of_208_columns_and_long_k_reaches_every_instance_with_two_parts() {
+        // `tests/tests/suite/linear.rs` compares the bits of these calls, and a self-test computes them.
+        let calls = [(1, 132), (16, 12), (32, 12), (64, 12), (96, 12), (128, 1), (200, 1)];
+        let of: BTreeSet<_> = calls.map(|(m, sms)| entry(&LinearSm90, 208, 12304, m, sms)).into();
+        assert_eq!(entries_of(&LinearSm90, 2), of);
     }
 
     #[test]

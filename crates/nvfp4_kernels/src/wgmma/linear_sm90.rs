@@ -2,6 +2,7 @@
 //! itself (`by_warp/` there).
 
 use kernels_gpu::decoding::SHARED_BYTES;
+use kernels_gpu::linear::k_blocks;
 use kernels_gpu::mma_sync::linear as of_warps;
 use kernels_gpu::wgmma::linear_sm90::{abi as of_warpgroups, by_warp};
 
@@ -37,21 +38,34 @@ impl LinearKernel for LinearSm90 {
     }
 
     fn k_block_cycles(&self, cut: Cut, n: u32, sms: u32) -> u64 {
-        let (tiles, sms) = (cut.tiles(n), u64::from(sms));
+        let (ctas, sms) = (cut.ctas(n), u64::from(sms));
         match cut.instance {
-            Instance::OfWarps(of) => warp_cycles(of, tiles, sms),
-            Instance::OfWarpgroups(of) => tiles.div_ceil(sms) * warpgroup_cycles(of, cut.box_tokens().into()),
+            Instance::OfWarps(of) => warp_cycles(of, ctas, sms),
+            Instance::OfWarpgroups(of) => ctas.div_ceil(sms) * warpgroup_cycles(of, cut.box_tokens().into()),
         }
+    }
+
+    fn parts(&self, n: u32, k: u32) -> u32 {
+        if n <= SPLIT_MOST_COLUMNS && k_blocks(k) >= SPLIT_LEAST_K_BLOCKS { 2 } else { 1 }
     }
 }
 
-/// Estimates the cycles that an SM takes for one k-block of all its tiles, with constants measured on an H200: the time
+/// Maximum N of layers whose K is split. With few tokens there is one tile per 64 columns, so these layers keep at most
+/// 66 of an H100's 132 SMs busy; with two CTAs per tile, all of them.
+const SPLIT_MOST_COLUMNS: u32 = 66 * 64;
+
+/// Minimum number of k-blocks of layers whose K is split. With many tokens the SMs are busy anyway, and the first part's
+/// sums go to memory and back: up to 1 % of the time of a layer 4096×14336, by the emulator's time model. Neither this
+/// nor the gain with few tokens is measured on a card.
+const SPLIT_LEAST_K_BLOCKS: u32 = 96;
+
+/// Estimates the cycles that an SM takes for one k-block of all its CTAs, with constants measured on an H200: the time
 /// of a CTA alone, and 80 percent of it per further resident CTA. If only one CTA fits and an SM computes several
 /// tiles, the time is a quarter longer, because no other CTA hides the start of a CTA.
-fn warp_cycles(instance: &of_warps::Instance, tiles: u64, sms: u64) -> u64 {
+fn warp_cycles(instance: &of_warps::Instance, ctas: u64, sms: u64) -> u64 {
     let room = u64::from(SHARED_BYTES / instance.shared_bytes());
-    let resident = tiles.div_ceil(sms).min(room);
-    let rounds = tiles.div_ceil(sms * resident);
+    let resident = ctas.div_ceil(sms).min(room);
+    let rounds = ctas.div_ceil(sms * resident);
     let together = (250 + 40 * instance.products() as u64) * (100 + 80 * (resident - 1)) / 100;
     rounds * together * if room == 1 && rounds > 1 { 5 } else { 4 } / 4
 }
@@ -72,6 +86,7 @@ fn warpgroup_cycles(instance: &of_warpgroups::Instance, tokens: u64) -> u64 {
 mod tests {
     use super::*;
     use crate::linear::tests::{entry, launch, sizes};
+    use crate::linear::{LinearArguments, PlacedLinear};
 
     #[test]
     fn tiles_grow_with_the_number_of_tokens() {
@@ -100,6 +115,34 @@ mod tests {
     fn tokens_are_cut_so_that_more_sms_work() {
         let tiles = |n, m| LinearSm90.cut(&sizes(n, 5120), m, 132).token_tiles;
         assert_eq!([tiles(5120, 256), tiles(5120, 512), tiles(4096, 512), tiles(4096, 4096)], [3, 3, 4, 16]);
+    }
+
+    /// A token's bits depend on the number of parts, so every number of tokens and every GPU has the same one.
+    #[test]
+    fn parts_of_k_depend_on_n_and_k_alone() {
+        for (n, k, parts) in
+            [(4096, 14336, 2), (4224, 12288, 2), (16, 12288, 2), (4240, 14336, 1), (4096, 12160, 1), (28672, 4096, 1)]
+        {
+            for m in [1, 8, 9, 16, 32, 33, 64, 128, 129, 256, 512, 4096, 65536] {
+                for sms in [1, 78, 114, 132] {
+                    assert_eq!(LinearSm90.cut(&sizes(n, k), m, sms).instance.parts(), parts, "{m} tokens of {n}×{k}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn few_tokens_of_a_split_layer_have_a_cluster_per_64_columns() {
+        let grid = |m| {
+            let sizes = sizes(4096, 14336);
+            let layer = PlacedLinear { sizes, packed: 0x100, alpha: 0, bias: 0, input_scale: 0 };
+            let arguments = LinearArguments { token_count: m, tokens: 0x1000, token_pitch: 28672, output: 0x2000 };
+            LinearSm90.launch(&layer, &arguments, 132).unwrap().grid
+        };
+        for m in [1, 8, 32, 64, 128] {
+            assert_eq!((grid(m).blocks, grid(m).cluster), (128, 2), "{m} tokens");
+        }
+        assert_eq!((grid(4096).blocks, grid(4096).cluster), (132, 1));
     }
 
     #[test]

@@ -302,6 +302,12 @@ impl Fault {
         Fault::bare(FaultKind::BadLaunch, kernel, message)
     }
 
+    /// Whether another fault has the same kind and the same instructions.
+    pub(crate) fn is_like(&self, other: &Fault) -> bool {
+        let places = |fault: &Fault| fault.others.iter().map(|other| other.place.clone()).collect::<Vec<_>>();
+        (self.kind, &self.place) == (other.kind, &other.place) && places(self) == places(other)
+    }
+
     pub(crate) fn bare(kind: FaultKind, kernel: &str, message: impl Into<String>) -> Fault {
         Fault {
             kind,

@@ -3,4 +3,5 @@
 pub mod fault;
 pub mod launch;
 pub mod names;
+pub mod order;
 pub mod report;

@@ -6,6 +6,7 @@ use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::decode::error::{DecodeError, Result};
 use crate::decode::parsed::Parsed;
 use crate::machine::barrier::{self, Barrier};
+use crate::machine::footprint::{Arriving, Kind, Object};
 use crate::machine::state::Machine;
 use crate::machine::wait::WaitFor;
 use crate::machine::warp::Warp;
@@ -77,6 +78,7 @@ impl Instruction for Bar {
         let arriving = if mask == w.live() { 32 } else { mask.count_ones() };
         let yes = self.vote.map_or(0, |p| (p.mask(w) & mask).count_ones());
         let barrier = &mut m.ctas[w.cta as usize].barriers[id as usize];
+        let room = expected.saturating_sub(barrier.arrived);
         arrive(barrier, id, expected, arriving, w.pc())?;
         barrier.of_all = self.count.is_none();
         barrier.votes = (barrier.votes.0 + yes, barrier.votes.1 + mask.count_ones());
@@ -85,6 +87,10 @@ impl Instruction for Bar {
         }
         let generation = barrier.generation;
         barrier.advance();
+        let ends = barrier.generation != generation;
+        let object = Object::Barrier { cluster: m.index, cta: w.cta, id };
+        let arriving = Arriving { phase: generation, ends, count: arriving, room, named: Some(expected) };
+        m.record(object, 0..1, Kind::Arrive(arriving));
         m.progress += 1;
         m.repeats += u64::from(self.vote.is_none());
         if self.arrive {

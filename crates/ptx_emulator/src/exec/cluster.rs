@@ -5,6 +5,7 @@ use crate::code::Flow;
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::decode::error::Result;
 use crate::decode::parsed::Parsed;
+use crate::machine::footprint::{Arriving, Kind, Object};
 use crate::machine::state::Machine;
 use crate::machine::wait::WaitFor;
 use crate::machine::warp::Warp;
@@ -43,6 +44,9 @@ impl Instruction for Arrive {
         }
         barrier.arrived += mask.count_ones();
         m.advance_cluster_barrier();
+        let (phase, after) = (w.cluster_generation, m.cluster_barrier.generation);
+        let arriving = Arriving::uncounted(phase, after != phase);
+        m.record(Object::ClusterBarrier(m.index), 0..1, Kind::Arrive(arriving));
         m.progress += 1;
         m.repeats += 1;
         Ok(Flow::Next)
@@ -72,6 +76,7 @@ impl Instruction for Wait {
         if let Some(race) = &mut m.race {
             race.acquire(w.index, mask, &barrier.published);
         }
+        m.record(Object::ClusterBarrier(m.index), 0..1, Kind::Await { phase: w.cluster_generation });
         Ok(Flow::Next)
     }
 }

@@ -189,7 +189,7 @@ impl Instruction for WaitGroup {
         }
         waiting.sort_unstable();
         waiting.dedup();
-        waiting.retain(|id| m.pending.contains(*id));
+        m.await_operations(&mut waiting);
         if !waiting.is_empty() {
             return Ok(Flow::Wait(WaitFor::Operations(waiting)));
         }
@@ -234,7 +234,7 @@ impl Instruction for MbarrierArrive {
             }
             let copies = &w.copies[lane];
             let open: Vec<_> = copies.committed.iter().flatten().chain(&copies.open).cloned().collect();
-            let after = open.iter().map(|c| c.0).filter(|id| m.pending.contains(*id)).collect();
+            let after = m.predecessors(open.iter().map(|c| c.0));
             let issuer = m.race.as_mut().map(|r| r.spawn(w.index, 1 << lane, false));
             let agents = open.into_iter().filter_map(|c| c.1).chain(issuer).collect();
             m.load_requested(at);

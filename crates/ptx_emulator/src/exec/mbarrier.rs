@@ -7,8 +7,9 @@ use crate::config::fault::Stopped;
 use crate::decode::error::Result;
 use crate::decode::parsed::Parsed;
 use crate::machine::address::Lane;
+use crate::machine::footprint::Kind;
 use crate::machine::in_flight::Poll;
-use crate::machine::mbarrier::{Arrival, MbarrierAt, Phase};
+use crate::machine::mbarrier::{Arrival, BYTES, MbarrierAt, Phase};
 use crate::machine::race::Accessor;
 use crate::machine::state::{Effect, Machine};
 use crate::machine::wait::WaitFor;
@@ -96,6 +97,7 @@ impl Instruction for Transaction {
             let bytes = w.lane(self.bytes, lane) as u32;
             if self.expect {
                 m.mbarrier_expect(at, lane as u32, bytes)?;
+                m.record_shared(at.cta, at.offset, BYTES, Kind::Write);
             } else {
                 m.mbarrier_complete(at, bytes, None)?;
             }
@@ -226,7 +228,7 @@ impl Instruction for Wait {
             let phase = if self.parity { Phase::Parity(value & 1 == 1) } else { Phase::Token(value) };
             tests.push((lane as u32, at, phase));
         }
-        let complete = m.mbarrier_test(w, &tests)?;
+        let complete = m.mbarrier_test(w, &tests, self.blocking && self.complete.0.is_some())?;
         self.complete.write(w, mask, complete);
         tests.retain(|(lane, ..)| complete >> lane & 1 == 0);
         let Some(&(_, at, _)) = tests.last() else { return Ok(Flow::Next) };
@@ -238,6 +240,7 @@ impl Instruction for Wait {
             }
             _ => {
                 m.roles[w.role as usize].failed_polls += 1;
+                m.record_shared(at.cta, at.offset, BYTES, Kind::Read);
                 Ok(Flow::Pause(WaitFor::Progress { since: m.progress, at, pc }))
             }
         }

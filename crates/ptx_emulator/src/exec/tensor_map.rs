@@ -10,6 +10,7 @@ use crate::decode::error::{DecodeError, Result};
 use crate::decode::parsed::Parsed;
 use crate::hw::tensor_map::{Field, OBJECT_ALIGN, OBJECT_BYTES, TensorMap, TensorMapError};
 use crate::machine::address::{Lane, Spot, space_at};
+use crate::machine::footprint::{Kind, Object};
 use crate::machine::in_flight::BulkCopy;
 use crate::machine::race::{Agent, Mode};
 use crate::machine::state::Machine;
@@ -182,6 +183,8 @@ impl Instruction for CpFenceproxy {
         };
         m.track_global(w, lane as u32, (allocation, offset), OBJECT_BYTES as u64, Mode::Write)?;
         allocation.write(offset, &bytes);
+        let begin = allocation.base() + offset;
+        m.record(Object::Global, begin..begin + OBJECT_BYTES as u64, Kind::Write);
         for (at, word) in (allocation.base() + offset..).step_by(WORD).zip(bytes.chunks_exact(WORD)) {
             m.touch(lane as u32, at, WORD as u32, Mode::Write, word);
         }

@@ -118,7 +118,7 @@ impl Instruction for MmaAsync {
         b.track(m, w, agent.as_ref(), w.cta, 0..self.n as u32)?;
         let a = self.source_a(w, m, lane, agent.as_ref())?;
         let (accumulators, previous) = self.accumulators(w, m, mask)?;
-        let after = previous.into_iter().filter(|id| m.pending.contains(*id)).collect();
+        let after = m.predecessors(previous.into_iter());
         let id = m.pending.reserve();
         m.count_matrix_operation(w, &[w.cta], u64::from(ROWS) * (self.n * self.product.k) as u64);
         let (product, n, first_row) = (self.product, self.n, first_row(w));
@@ -319,7 +319,8 @@ impl Instruction for WaitGroup {
             return Ok(Flow::Wait(WaitFor::Warpgroup { cta: w.cta, group: w.role / WARPS, count }));
         }
         let parts: Vec<(u64, Option<Agent>)> = group.first(count).cloned().collect();
-        let waiting: Vec<u64> = parts.iter().map(|part| part.0).filter(|id| m.pending.contains(*id)).collect();
+        let mut waiting: Vec<u64> = parts.iter().map(|part| part.0).collect();
+        m.await_operations(&mut waiting);
         if !waiting.is_empty() {
             return Ok(Flow::Wait(WaitFor::Operations(waiting)));
         }

@@ -162,7 +162,36 @@ impl Default for GlobalMemory {
     }
 }
 
+/// Contents of all allocations.
+#[derive(PartialEq, Eq)]
+pub struct Saved(Vec<(Vec<u32>, Option<Vec<u64>>)>);
+
+impl Saved {
+    /// A hash of the contents.
+    pub fn digest(&self) -> u64 {
+        let mut hasher = std::hash::DefaultHasher::new();
+        self.0.iter().for_each(|(words, _)| std::hash::Hash::hash(words, &mut hasher));
+        std::hash::Hasher::finish(&hasher)
+    }
+}
+
 impl GlobalMemory {
+    /// Copies the contents of all allocations.
+    pub fn save(&self) -> Saved {
+        let words = |a: &Allocation| a.words.iter().map(|word| word.load(Relaxed)).collect();
+        Saved(self.allocations.iter().map(|a| (words(a), a.undefined.as_ref().map(UndefinedBytes::save))).collect())
+    }
+
+    /// Restores saved contents. The allocations must be the same as when the contents were saved.
+    pub fn restore(&self, saved: &Saved) {
+        for (allocation, (words, undefined)) in self.allocations.iter().zip(&saved.0) {
+            allocation.words.iter().zip(words).for_each(|(word, &saved)| word.store(saved, Relaxed));
+            if let (Some(bytes), Some(saved)) = (&allocation.undefined, undefined) {
+                bytes.restore(saved);
+            }
+        }
+    }
+
     /// Allocates zeroed memory and returns its address.
     pub fn allocate(&mut self, len: u64, name: Option<String>, constant: bool) -> u64 {
         let base = self.next;

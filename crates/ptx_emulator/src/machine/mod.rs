@@ -10,6 +10,7 @@ pub mod clock;
 pub mod course;
 pub mod dropped_reads;
 pub mod earlier;
+pub mod footprint;
 pub mod frame;
 pub mod global;
 pub mod grid_races;

@@ -106,7 +106,18 @@ impl<E> Pending<E> {
         self.take(id)
     }
 
-    fn take(&mut self, id: u64) -> Option<Operation<E>> {
+    /// Operations whose predecessors are complete, in the order of issue.
+    pub fn ready(&self) -> impl Iterator<Item = &Operation<E>> {
+        self.list.iter().filter(|o| o.after.iter().all(|a| !self.live.contains(a)))
+    }
+
+    /// All operations in flight.
+    pub fn all(&self) -> &[Operation<E>] {
+        &self.list
+    }
+
+    /// Takes an operation out of the list.
+    pub fn take(&mut self, id: u64) -> Option<Operation<E>> {
         let at = self.list.iter().position(|o| o.id == id)?;
         self.live.remove(&id);
         Some(self.list.remove(at))

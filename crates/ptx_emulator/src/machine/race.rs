@@ -306,6 +306,9 @@ pub struct Detector {
     /// Last access that is ordered after another access of its warp only by the warp's course.
     behind: Option<Conflict>,
     history: History,
+    /// Accesses of asynchronous operations since the log was taken: memory, range, and whether it writes. `None`: they
+    /// are not logged.
+    pub log: Option<Vec<(u32, Range<u32>, bool)>>,
 }
 
 impl Detector {
@@ -329,6 +332,7 @@ impl Detector {
             courses: (0..warps).map(|_| Course::default()).collect(),
             behind: None,
             history: History::new(memories),
+            log: None,
         }
     }
 
@@ -698,6 +702,9 @@ impl Detector {
         mode: Mode,
         pc: u32,
     ) -> Result<(), (usize, Conflict)> {
+        if let Some(log) = &mut self.log {
+            log.extend(offsets.iter().map(|&offset| (cta, offset..offset + len, !mode.reads())));
+        }
         let access = Access { base: agent.slot, mask: 1, time: agent.time, pc };
         let issuer = self.issuers[(agent.slot - self.threads) as usize] * 32;
         let own = Some(self.owners(cta)).filter(|owners| mode == Mode::Write || owners.contains(&issuer));

@@ -8,6 +8,7 @@ use std::time::Instant;
 use super::barrier::{self, Barrier, ClusterBarrier};
 use super::clock::Clock;
 use super::dropped_reads::DroppedReads;
+use super::footprint::{Access, Kind, Object, Recorder};
 use super::global::GlobalMemory;
 use super::grid_races::GridRaces;
 use super::grid_sync::GridSync;
@@ -235,6 +236,8 @@ pub struct Machine<'a> {
     /// Part of `progress` that changed no value: stores of values that memory held, and arrivals at barriers.
     pub repeats: u64,
     pub clock: Clock,
+    /// Footprint of the current step, if orders are explored.
+    pub recorder: Option<Box<Recorder>>,
     /// Time of the cluster on a GPU, if the launch is timed.
     pub timed: Option<Box<Timed>>,
     pub warps_per_cta: u32,
@@ -301,6 +304,7 @@ impl<'a> Machine<'a> {
             progress: 0,
             repeats: 0,
             clock: Clock::new(config.schedule, index),
+            recorder: None,
             timed: None,
             warps_per_cta,
             threads_per_cta: threads,
@@ -389,6 +393,45 @@ impl Machine<'_> {
         match noted.iter_mut().find(|old| old.grave == grave && place(&old.stop) == place(&stop)) {
             Some(old) => old.times += 1,
             None => noted.push(Noted { warp: self.current.0, stop: *stop, grave, times: 1 }),
+        }
+    }
+
+    /// Records an access of the current step.
+    #[inline(always)]
+    pub fn record(&mut self, object: Object, range: std::ops::Range<u64>, kind: Kind) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.own.add(Access::new(object, range, kind));
+        }
+    }
+
+    /// Operations among `ids` that another one must follow: those in flight. If orders are explored, also the complete
+    /// ones, so that the two never count as steps that could change their order.
+    pub fn predecessors(&self, ids: impl Iterator<Item = u64>) -> Vec<u64> {
+        ids.filter(|id| self.recorder.is_some() || self.pending.contains(*id)).collect()
+    }
+
+    /// Keeps the operations in flight in a list of operations that the current instruction waits for.
+    pub fn await_operations(&mut self, ids: &mut Vec<u64>) {
+        ids.retain(|&id| {
+            let waits = self.pending.contains(id);
+            if !waits {
+                self.record(Object::Operation { cluster: self.index, id }, 0..1, Kind::Await { phase: 0 });
+            }
+            waits
+        });
+    }
+
+    /// Records an access of the current step to the shared memory of a CTA.
+    #[inline(always)]
+    pub fn record_shared(&mut self, cta: u32, offset: u32, len: u32, kind: Kind) {
+        if self.recorder.is_some() {
+            let (cluster, ctas) = (self.index, self.ctas.len());
+            if ctas > 1 {
+                // Another CTA's shared memory ends with the CTA.
+                self.record(Object::Exit { cluster, cta }, 0..1, Kind::Read);
+            }
+            let begin = u64::from(offset);
+            self.record(Object::Memory { cluster, memory: cta }, begin..begin + u64::from(len), kind);
         }
     }
 

@@ -24,6 +24,16 @@ impl UndefinedBytes {
         UndefinedBytes(bytemuck::zeroed_slice_box(bytes.div_ceil(64) as usize))
     }
 
+    /// The marks.
+    pub fn save(&self) -> Vec<u64> {
+        self.0.iter().map(|word| word.load(Relaxed)).collect()
+    }
+
+    /// Brings back saved marks.
+    pub fn restore(&self, saved: &[u64]) {
+        self.0.iter().zip(saved).for_each(|(word, &saved)| word.store(saved, Relaxed));
+    }
+
     /// Marks bytes as undefined. They must lie inside the allocation.
     pub fn undefine(&self, first: u64, bytes: u64) {
         words(first, bytes).for_each(|(word, bits)| {

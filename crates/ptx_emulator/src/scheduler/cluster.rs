@@ -5,6 +5,7 @@
 use super::execute::execute;
 use super::special;
 use super::stall::Stall;
+use super::steps::Steps;
 use crate::code::Kernel;
 use crate::config::fault::{Fault, FaultKind, Stop};
 use crate::config::launch::Schedule;
@@ -54,6 +55,8 @@ pub struct Cluster<'a> {
     stuck: bool,
     /// Clock at which the time limit is looked at next.
     limit_at: u64,
+    /// What an explorer of orders keeps.
+    pub(super) steps: Steps,
 }
 
 impl<'a> Cluster<'a> {
@@ -89,6 +92,7 @@ impl<'a> Cluster<'a> {
             timed_out_at: (0, 0),
             stuck: false,
             limit_at: 0,
+            steps: Steps::default(),
         }
     }
 
@@ -316,6 +320,11 @@ impl<'a> Cluster<'a> {
             self.stall.step(self.kernel, &mut self.warps[index], &self.machine, executed);
         }
         Ok(true)
+    }
+
+    /// Number of the cluster in the grid.
+    pub fn index(&self) -> u32 {
+        self.machine.index
     }
 
     /// Counters by warp index in the CTA.

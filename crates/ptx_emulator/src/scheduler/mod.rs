@@ -1,6 +1,7 @@
 //! Choice of the next warp, execution of its instructions, and completion of asynchronous operations. This module knows
 //! no opcode.
 
+mod agents;
 pub mod cluster;
 mod execute;
 mod fragments;
@@ -10,5 +11,6 @@ mod report;
 pub mod slice;
 mod special;
 mod stall;
+mod steps;
 mod timed;
 mod wait;

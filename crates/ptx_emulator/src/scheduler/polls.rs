@@ -4,7 +4,9 @@
 
 use crate::code::Inst;
 use crate::config::fault::Stopped;
+use crate::machine::footprint::Kind;
 use crate::machine::in_flight::Poll;
+use crate::machine::mbarrier::BYTES;
 use crate::machine::state::Machine;
 use crate::machine::wait::WaitFor;
 use crate::machine::warp::Warp;
@@ -26,18 +28,20 @@ pub fn settle(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst, mask: u32) -> Stop
     }
     let mut poll = w.polls.swap_remove(n);
     let (mine, others): (Vec<_>, Vec<_>) = poll.lanes.drain(..).partition(|(lane, ..)| mask >> lane & 1 == 1);
-    let complete = m.mbarrier_test(w, &mine)?;
+    let complete = m.mbarrier_test(w, &mine, true)?;
     let missing = mine.iter().rev().find(|(lane, ..)| complete >> lane & 1 == 0).map(|&(_, at, phase)| (at, phase));
     let lanes = mine.iter().fold(0, |lanes, (lane, ..)| lanes | 1 << lane);
     let timed_out = matches!(w.resumed, Some(WaitFor::TimedOut));
     let wait = match missing {
         Some((at, phase)) if !timed_out && !m.clock.out_of_patience() => {
+            m.mbarrier_blocks(at)?;
             m.roles[w.role as usize].barrier_waits += 1;
             poll.lanes = mine;
             Some(WaitFor::Mbarrier { at, phase, pc: poll.pc })
         }
         Some((at, _)) => {
             m.roles[w.role as usize].failed_polls += 1;
+            m.record_shared(at.cta, at.offset, BYTES, Kind::Read);
             w.set_predicate(poll.predicate, lanes, complete);
             Some(WaitFor::Progress { since: m.progress, at, pc: poll.pc })
         }

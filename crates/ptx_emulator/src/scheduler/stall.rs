@@ -48,7 +48,7 @@ struct Watch {
 
 /// Registers and predicates that decide the course of a loop, in ascending order.
 #[derive(Default)]
-struct Decisive {
+pub(super) struct Decisive {
     registers: BTreeSet<u32>,
     predicates: BTreeSet<u32>,
 }
@@ -56,7 +56,7 @@ struct Decisive {
 impl Decisive {
     /// What decides the course of a loop of these instructions. A call passes values that its [`Uses`](crate::code::Uses)
     /// do not list, so with a call everything decides.
-    fn of(kernel: &Kernel, loop_body: &BTreeSet<u32>) -> Decisive {
+    pub(super) fn of(kernel: &Kernel, loop_body: &BTreeSet<u32>) -> Decisive {
         if loop_body.iter().any(|&pc| kernel.code[pc as usize].name.starts_with("call")) {
             return Decisive {
                 registers: (0..kernel.registers).collect(),
@@ -72,6 +72,11 @@ impl Decisive {
                 return found;
             }
         }
+    }
+
+    /// Whether a warp has the values of a state in all of them.
+    pub(super) fn agrees(&self, w: &Warp, state: &State) -> bool {
+        w.has_values_of(state, &self.registers, &self.predicates)
     }
 
     /// Adds what an instruction depends on, if it acts or if its result decides. Returns whether it does.
@@ -104,7 +109,7 @@ impl Watch {
                 self.decisive = Decisive::of(kernel, &self.instructions);
                 self.decisive_for = self.instructions.len();
             }
-            self.repeats = w.has_values_of(state, &self.decisive.registers, &self.decisive.predicates);
+            self.repeats = self.decisive.agrees(w, state);
         }
         if self.repeats {
             return;

@@ -198,7 +198,7 @@ impl Job for GroupedJob<'_> {
             }),
         }
     }
-    fn write(file: OutputFile, output: &Output) -> Result<(), Error> {
+    fn write(&self, file: OutputFile, output: &Output) -> Result<(), Error> {
         file.write(output)
     }
 }

@@ -102,7 +102,7 @@ pub trait Job {
     ///
     /// # Errors
     /// If the file cannot be written.
-    fn write(file: OutputFile, output: &OutputOf<Self>) -> Result<(), Error>;
+    fn write(&self, file: OutputFile, output: &OutputOf<Self>) -> Result<(), Error>;
 }
 
 /// Refuses work that needs more memory than this machine has.

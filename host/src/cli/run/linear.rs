@@ -199,7 +199,7 @@ impl Job for LinearJob<'_> {
             }),
         }
     }
-    fn write(file: OutputFile, output: &LinearOutput) -> Result<(), Error> {
+    fn write(&self, file: OutputFile, output: &LinearOutput) -> Result<(), Error> {
         file.write_bits(&output.out)
     }
 }

@@ -4,6 +4,7 @@ mod args;
 mod emulated_gpu;
 mod grouped;
 mod job;
+mod latent;
 mod linear;
 mod moe;
 mod prediction;

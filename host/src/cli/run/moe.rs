@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::bail;
 use nvfp4::backend::{Backend, Moe};
 use nvfp4::checkpoint::{Checkpoint, LayerTensors, OutputFile};
-use nvfp4::moe::compare::{MoeComparison, compare_sample, compare_with_progress, elements};
+use nvfp4::moe::compare::MoeComparison;
 use nvfp4::moe::generate;
 use nvfp4::moe::{MoeOutput, MoeSizes, MoeStep, MoeWeights, shape};
 use nvfp4::plan::variant::Variant;
@@ -17,17 +17,16 @@ use serde_json::json;
 
 use super::args::{Args, Verify};
 use super::job::{self, About, Compared, Findings, Job};
+use super::latent::LatentPart;
 use super::runs::compute;
 use super::tokens::{self, Tokens};
+use super::verification::compare_layer;
 use super::{report, tensors};
 use crate::cli::progress::Progress;
 use crate::cli::table;
 
 /// Default layer.
 const SHAPE: &str = "qwen3-30b-a3b";
-
-/// Number of elements of each stage in a sample.
-const SAMPLE: usize = 4096;
 
 /// Default number of tokens for a layer of a checkpoint.
 const TOKENS: usize = 16;
@@ -41,24 +40,7 @@ pub fn run(args: &Args, backend: Box<dyn Backend>, out: &mut impl Write) -> anyh
         bail!("with --op moe, --variant accepts only `graph`; remove the other words");
     }
     if let Some(checkpoint) = args.checkpoint()? {
-        let number = args.layer.expect("clap requires --layer or --tensor with --weights");
-        if args.routing.is_some() {
-            bail!("a layer of a checkpoint has its own router; remove --routing");
-        }
-        let tokens = Tokens::of(args, TOKENS)?;
-        let layer = checkpoint.moe_layer(number, tokens.dtype)?;
-        let sizes = layer.weights.sizes();
-        check_memory(&sizes, tokens.count)?;
-        let ids = layer.router.vocabulary().map(|vocabulary| tokens.ids(vocabulary)).transpose()?.unwrap_or_default();
-        let inputs = layer.router.inputs_with_ids(sizes, tokens.bits(args, sizes.hidden)?, &ids)?;
-        let name = format!("{} layer {number}", checkpoint.path().display());
-        let weights = layer.weights.with_token_format(args.token_format.unwrap_or(backend.moe_token_format()));
-        let (tensors, mxfp4_blocks) = (Some(layer.tensors), layer.mxfp4_blocks);
-        let step = MoeStep::new(&weights, inputs)?;
-        let routing = "its router's";
-        let job = MoeJob { name, input: tokens.source, routing, tensors, mxfp4_blocks, weights, step };
-        let file = job.output_file(args, Some(&checkpoint))?;
-        return compute(args, &job, backend, Some(&checkpoint), file, out);
+        return run_checkpoint(args, &checkpoint, backend, out);
     }
     let dtype = args.out_dtype.unwrap_or(TokenDtype::Bf16);
     let name = args.shape.as_deref().unwrap_or(SHAPE);
@@ -78,9 +60,43 @@ pub fn run(args: &Args, backend: Box<dyn Backend>, out: &mut impl Write) -> anyh
     };
     let (name, input, tensors) = (name.into(), generator.name().into(), None);
     let step = MoeStep::new(&weights, inputs)?;
-    let job = MoeJob { name, input, routing: routing.name(), tensors, mxfp4_blocks: 0, weights, step };
+    let (routing, mxfp4_blocks, latent) = (routing.name(), 0, None);
+    let job = MoeJob { name, input, routing, tensors, mxfp4_blocks, weights, step, latent };
     let file = job.output_file(args, None)?;
     compute(args, &job, backend, None, file, out)
+}
+
+/// Runs a layer of a checkpoint.
+fn run_checkpoint(
+    args: &Args,
+    checkpoint: &Checkpoint,
+    backend: Box<dyn Backend>,
+    out: &mut impl Write,
+) -> anyhow::Result<ExitCode> {
+    let number = args.layer.expect("clap requires --layer or --tensor with --weights");
+    if args.routing.is_some() {
+        bail!("a layer of a checkpoint has its own router; remove --routing");
+    }
+    let tokens = Tokens::of(args, TOKENS)?;
+    let layer = checkpoint.moe_layer(number, tokens.dtype)?;
+    check_memory(&layer.weights.sizes(), tokens.count)?;
+    let ids = layer.router.vocabulary().map(|vocabulary| tokens.ids(vocabulary)).transpose()?.unwrap_or_default();
+    let mut inputs = layer.inputs(tokens.bits(args, layer.hidden())?, &ids)?;
+    let token_format = args.token_format.unwrap_or(backend.moe_token_format());
+    let mut latent = None;
+    if let Some(around) = layer.latent {
+        let routed = around.routed(tokens.dtype, &inputs)?;
+        latent = Some(LatentPart::new(args, backend.as_ref(), around, &inputs, token_format)?);
+        inputs = routed;
+    }
+    let name = format!("{} layer {number}", checkpoint.path().display());
+    let weights = layer.weights.with_token_format(token_format);
+    let (tensors, mxfp4_blocks) = (Some(layer.tensors), layer.mxfp4_blocks);
+    let step = MoeStep::new(&weights, inputs)?;
+    let routing = "its router's";
+    let job = MoeJob { name, input: tokens.source, routing, tensors, mxfp4_blocks, weights, step, latent };
+    let file = job.output_file(args, Some(checkpoint))?;
+    compute(args, &job, backend, Some(checkpoint), file, out)
 }
 
 /// A layer and its inputs.
@@ -96,12 +112,15 @@ struct MoeJob<'a> {
     mxfp4_blocks: usize,
     weights: MoeWeights<'a>,
     step: MoeStep<'static>,
+    /// What surrounds experts in a latent space.
+    latent: Option<LatentPart<'a>>,
 }
 
 impl MoeJob<'_> {
     /// Creates the file of --output.
     fn output_file(&self, args: &Args, checkpoint: Option<&Checkpoint>) -> anyhow::Result<Option<OutputFile>> {
         let MoeSizes { hidden, dtype, .. } = self.step.sizes();
+        let hidden = self.latent.as_ref().map_or(hidden, LatentPart::hidden);
         tokens::output_file(args, checkpoint, dtype, [self.step.tokens(), hidden])
     }
 
@@ -121,6 +140,7 @@ impl MoeJob<'_> {
         let mut lines = vec![format!(
             "layer     H {hidden}, I {intermediate}, {experts} experts{of}, top {top_k}{shared}, {activation}{biases}"
         )];
+        lines.extend(self.latent.as_ref().map(LatentPart::line));
         lines.extend(tensors::lines(self.tensors.as_ref()));
         if self.mxfp4_blocks > 0 {
             let blocks = table::thousands(self.mxfp4_blocks);
@@ -179,6 +199,7 @@ impl Job for MoeJob<'_> {
                 "input_scale_fault": self.weights.input_scale_fault(),
                 "tensors": tensors::json(self.tensors.as_ref()),
                 "mxfp4_blocks": self.mxfp4_blocks,
+                "latent": self.latent.as_ref().map(LatentPart::json),
                 "tokens": tokens,
                 "rows": rows.count(),
                 "hit_experts": rows.hit_experts(),
@@ -199,15 +220,7 @@ impl Job for MoeJob<'_> {
     }
 
     fn compare(&self, args: &Args, output: &MoeOutput) -> Compared {
-        let comparison = match args.verify {
-            _ if args.no_values => None,
-            Verify::Off => None,
-            Verify::Sample => Some(compare_sample(&self.weights, &self.step, output, SAMPLE, args.seed)),
-            Verify::Full => {
-                let progress = Progress::new("verifying", elements(&self.step));
-                Some(compare_with_progress(&self.weights, &self.step, output, &|done| progress.add(done)))
-            }
-        };
+        let comparison = compare_layer(args, &self.weights, &self.step, output);
         let stages = comparison.iter().flat_map(|comparison| &comparison.stages).map(|stage| {
             json!({
                 "stage": stage.stage.name(),
@@ -217,25 +230,33 @@ impl Job for MoeJob<'_> {
                 "max_abs_err": stage.max_abs_err,
             })
         });
-        let first = comparison.as_ref().and_then(MoeComparison::first).map(|first| first.to_string());
+        let shared = self.latent.as_ref().and_then(LatentPart::comparison).filter(|_| comparison.is_some());
+        let of_shared = shared.and_then(|shared| Some(format!("shared expert: {}", shared.first()?)));
+        let first = comparison.as_ref().and_then(MoeComparison::first).map(|first| first.to_string()).or(of_shared);
+        let and_shared =
+            |count: fn(&MoeComparison) -> usize, found: &MoeComparison| count(found) + shared.map_or(0, count);
         Compared {
             json: json!({
                 "stages": stages.collect::<Vec<_>>(),
-                "mismatches": comparison.as_ref().map(MoeComparison::mismatches),
+                "mismatches": comparison.as_ref().map(|found| and_shared(MoeComparison::mismatches, found)),
                 "first_mismatch": first,
             }),
             findings: comparison.map(|found| Findings {
-                checked: found.checked(),
-                mismatches: found.mismatches(),
-                unbounded: found.unbounded(),
+                checked: and_shared(MoeComparison::checked, &found),
+                mismatches: and_shared(MoeComparison::mismatches, &found),
+                unbounded: and_shared(MoeComparison::unbounded, &found),
                 first,
                 text: stage_table(&found).to_string(),
                 bound: "within the bounds of f32 sums, the output bit for bit".into(),
             }),
         }
     }
-    fn write(file: OutputFile, output: &MoeOutput) -> Result<(), Error> {
-        file.write_bits(&output.hidden)
+
+    fn write(&self, file: OutputFile, output: &MoeOutput) -> Result<(), Error> {
+        match &self.latent {
+            Some(latent) => file.write_bits(&latent.output(self.step.sizes().dtype, output)),
+            None => file.write_bits(&output.hidden),
+        }
     }
 }
 

@@ -52,7 +52,7 @@ pub fn compute<J: Job>(
     };
     let is_wrong = report.is_wrong();
     // Written before the report: if the reader of the report is gone, printing ends the command.
-    let written = file.filter(|_| !is_wrong).map_or(Ok(()), |file| J::write(file, &output));
+    let written = file.filter(|_| !is_wrong).map_or(Ok(()), |file| job.write(file, &output));
     let sensitivity = Sensitivity::new(args, |gpu| {
         let mut layer = J::Op::prepare(gpu, job.weights())?;
         backend::run(layer.as_mut(), job.step(), &mut J::Op::output(job.step()))?;

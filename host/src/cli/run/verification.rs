@@ -1,7 +1,8 @@
-//! Checks an output against the exact reference: all elements or a sample.
+//! Checks an output of a grouped problem or of an MoE layer against the exact reference: all elements or a sample.
 
 use nvfp4::Output;
 use nvfp4::compare::{Comparison, Mismatch, Tolerance, compare_with};
+use nvfp4::moe::{MoeOutput, MoeStep, MoeWeights, compare as moe_compare};
 use nvfp4::oracle::{Element, Reference, element_at};
 use nvfp4::problem::{Group, Step, Weights};
 use rand::{RngExt, SeedableRng};
@@ -60,4 +61,25 @@ fn verify_sample(
         progress.add(1);
     }
     comparison
+}
+
+/// Number of elements of each stage of an MoE layer in a sample.
+const LAYER_SAMPLE: usize = 4096;
+
+/// Compares an MoE layer's output with the reference, as --verify says.
+pub(super) fn compare_layer(
+    args: &Args,
+    weights: &MoeWeights<'_>,
+    step: &MoeStep<'_>,
+    output: &MoeOutput,
+) -> Option<moe_compare::MoeComparison> {
+    match args.verify {
+        _ if args.no_values => None,
+        Verify::Off => None,
+        Verify::Sample => Some(moe_compare::compare_sample(weights, step, output, LAYER_SAMPLE, args.seed)),
+        Verify::Full => {
+            let progress = Progress::new("verifying", moe_compare::elements(step));
+            Some(moe_compare::compare_with_progress(weights, step, output, &|done| progress.add(done)))
+        }
+    }
 }

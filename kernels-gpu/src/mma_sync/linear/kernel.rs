@@ -1,9 +1,11 @@
 //! The device code of a linear layer with products of a warp, for GPUs that have bulk copies.
 //!
 //! A CTA computes a tile of C. Its last warp loads the weights and tokens of a span of k-blocks to the next stages of a
-//! ring. Each other warp has a [`Strip`] of the tile, and goes through a span without a test or a barrier.
+//! ring. Each other warp has a [`Strip`] of the tile, and goes through a span without a test or a barrier. If K has two
+//! parts, two CTAs of a cluster sum one part each.
 
 use cuda_std::{
+    cluster::cluster_rank,
     fence::{fence_mbarrier_init, fence_proxy_async_shared},
     global::GlobalAddress,
     griddepcontrol::{griddepcontrol_launch_dependents, griddepcontrol_wait},
@@ -25,7 +27,8 @@ use crate::{
     linear::{
         BOX_BYTES, Launch, PANEL_ROWS, PANEL_SCALES, ROW_BYTES, ROW_SCALES,
         decode::{Decode, Packed},
-        k_blocks, panel_offset,
+        inbox_bytes, panel_offset, part_begin,
+        split::Inbox,
     },
     ring::{Ring, ring_bytes},
 };
@@ -39,7 +42,10 @@ macro_rules! entries {
         ///
         /// # Safety
         /// The contract in `linear_sm90/mod.rs`.
-        #[kernel(threads = INSTANCES[Index::$entry as usize].threads(), min_blocks = 1)]
+        #[kernel(
+            threads = INSTANCES[Index::$entry as usize].threads(), min_blocks = 1,
+            cluster = INSTANCES[Index::$entry as usize].parts / 2 * 2
+        )]
         pub unsafe fn $entry(launch: Launch) {
             const INSTANCE: Instance = INSTANCES[Index::$entry as usize];
             const IS_BF16: bool = matches!(INSTANCE.operand_type, OperandType::Bf16);
@@ -70,8 +76,12 @@ where
     const INSTANCE: Instance = I::INSTANCE;
     const WARPS: u32 = Self::INSTANCE.multiplying_warps();
 
-    // Layout of shared memory: stages, then the barriers.
-    const END: u32 = Strip::<I, BF16, P>::STAGES_END + ring_bytes(Self::INSTANCE.spans());
+    const SPLIT: bool = Strip::<I, BF16, P>::SPLIT;
+
+    // Layout of shared memory: stages, then the barriers, then the inbox.
+    const INBOX: u32 = Strip::<I, BF16, P>::STAGES_END + ring_bytes(Self::INSTANCE.spans());
+    const END: u32 = Self::INBOX
+        + if Self::SPLIT { inbox_bytes(Self::INSTANCE.multiplying_threads(), Self::INSTANCE.pieces()) } else { 0 };
 
     /// One thread's part of the kernel.
     ///
@@ -85,17 +95,30 @@ where
         let (warp, _) = unsafe { warp_shuffle_idx(ALL_LANES, thread::thread_idx_x() / WARP_SIZE, 0, WARP_SIZE) };
         let this = Self { strip: Strip::new(launch, warp), token_map };
         // SAFETY: the caller fulfills the contract in `linear_sm90/mod.rs`. Barriers are initialized before any thread
-        // passes `sync_threads`. Each warp has one role.
+        // passes `sync_threads`. Each warp has one role. With two parts, every thread opens the inbox once.
         unsafe {
             if thread::thread_idx_x() == 0 {
                 this.spans().init(1, Self::WARPS);
+                if Self::SPLIT {
+                    this.inbox().init();
+                }
                 fence_mbarrier_init();
             }
             thread::sync_threads();
+            if Self::SPLIT {
+                this.inbox().open();
+            }
             if warp == Self::WARPS {
                 this.load();
             } else {
-                this.strip.write(&this.sums());
+                let sums = this.sums();
+                if Self::SPLIT {
+                    let inbox = this.inbox();
+                    this.send(&inbox, &sums);
+                    this.strip.write(&sums, Some(&inbox));
+                } else {
+                    this.strip.write(&sums, None);
+                }
             }
         }
     }
@@ -105,6 +128,46 @@ where
     #[inline(always)]
     fn spans(&self) -> Ring {
         Ring::new(self.strip.shared + Strip::<I, BF16, P>::STAGES_END, Self::INSTANCE.spans())
+    }
+
+    /// The memory that receives the other part's sums.
+    #[inline(always)]
+    fn inbox(&self) -> Inbox {
+        let address = self.strip.shared + Self::INBOX;
+        Inbox::new(address, Self::INSTANCE.multiplying_threads(), Self::INSTANCE.pieces())
+    }
+
+    /// First k-block of this CTA's part of K, and the part's end.
+    #[inline(always)]
+    fn k_range(&self) -> [u32; 2] {
+        let part = if Self::SPLIT { cluster_rank() } else { 0 };
+        [part, part + 1].map(|part| part_begin(part, Self::INSTANCE.parts, self.strip.launch.k))
+    }
+
+    /// Sends the sums of every second token to the other CTA, which writes them.
+    ///
+    /// # Safety
+    /// The contract in `linear_sm90/mod.rs` holds. The inbox is open. Every multiplying warp calls this once with its
+    /// sums, all lanes together.
+    #[inline(always)]
+    unsafe fn send(&self, inbox: &Inbox, sums: &[[f32; 4]; P]) {
+        let of_other = |product: usize| {
+            if product < P { Strip::<I, BF16, P>::of_token(sums[product], inbox.rank ^ 1) } else { [0.0; 2] }
+        };
+        // SAFETY: each thread sends its own pieces once, after the wait for the other CTA.
+        unsafe {
+            inbox.wait_open();
+            // Straight-line code, so that `sums` stay in registers. A piece has the sums of two products.
+            macro_rules! pieces {
+                ($($piece:literal)*) => {$(
+                    if 2 * $piece < P {
+                        let ([a, b], [c, d]) = (of_other(2 * $piece), of_other(2 * $piece + 1));
+                        inbox.send(thread::thread_idx_x(), $piece, [a, b, c, d]);
+                    }
+                )*};
+            }
+            pieces!(0 1 2 3);
+        }
     }
 
     /// Index of the first stage of the span at which a ring stands.
@@ -122,10 +185,10 @@ where
     /// together.
     #[inline(always)]
     unsafe fn load(&self) {
-        let k_blocks = k_blocks(self.strip.launch.k);
-        let early = k_blocks.min(Self::INSTANCE.spans() / 2 * Self::INSTANCE.span);
+        let [first, k_blocks] = self.k_range();
+        let early = k_blocks.min(first + Self::INSTANCE.spans() / 2 * Self::INSTANCE.span);
         let (mut spans, mut with_tokens) = (self.spans(), self.spans());
-        let (mut k_block, mut of_tokens) = (0, 0);
+        let (mut k_block, mut of_tokens) = (first, first);
         // SAFETY: stages are written while they are empty, and their full barrier expects the bytes of every copy.
         // Tokens are complete after the wait.
         unsafe {
@@ -151,10 +214,10 @@ where
         }
     }
 
-    /// Number of k-blocks of the span that begins with k-block `first`: fewer at the end of K.
+    /// Number of k-blocks of the span that begins with k-block `first`: fewer at the end of the CTA's part of K.
     #[inline(always)]
     fn span_k_blocks(&self, first: u32) -> u32 {
-        (k_blocks(self.strip.launch.k) - first).min(Self::INSTANCE.span)
+        (self.k_range()[1] - first).min(Self::INSTANCE.span)
     }
 
     /// Starts the loads of the weights of the span that begins with k-block `first`. The span's barrier then expects
@@ -239,7 +302,8 @@ where
         let mut sums = [[0.0; 4]; P];
         let mut span = self.spans();
         let (lane, leads) = (self.strip.lane(), opaque_b32(lane_id()) == 0);
-        let mut left = k_blocks(self.strip.launch.k);
+        let [first_k_block, end] = self.k_range();
+        let mut left = end - first_k_block;
         // SAFETY: stages are read while they are full, and released after their last load.
         unsafe {
             span.wait_full();

@@ -13,7 +13,7 @@ pub(crate) mod strip;
 
 use crate::{
     decoding::{BARRIER_BYTES, K_BLOCK, SHARED_BYTES},
-    linear::{PANEL_ROWS, ROW_BYTES, ROW_SCALES},
+    linear::{PANEL_ROWS, ROW_BYTES, ROW_SCALES, inbox_bytes},
     units::OperandType,
 };
 
@@ -38,7 +38,7 @@ pub const MAX_SPAN: u32 = 8;
 /// An instance of the kernel, and the resources that it takes.
 ///
 /// Layout of a CTA's shared memory: tokens of all stages, weights of all stages (the values of the tile's strips, then
-/// their scales), barriers if there are any.
+/// their scales), barriers if there are any, the sums received from the cluster's other CTA if K has two parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instance {
     /// Name of the entry.
@@ -56,6 +56,8 @@ pub struct Instance {
     pub by_pieces: bool,
     /// K-blocks of a *span*: the unit in which the loading warp hands stages to the multiplying warps.
     pub span: u32,
+    /// Parts of K: 1, or 2 with a cluster of two CTAs per tile, one per part.
+    pub parts: u32,
     /// Stages of the pipeline that brings weights and tokens to shared memory, one k-block per stage; a multiple of
     /// `span`.
     pub stages: u32,
@@ -75,6 +77,7 @@ pub const fn tokens(operand_type: OperandType, tile_tokens: u32) -> Builder {
         strips: 0,
         by_pieces: false,
         span: 1,
+        parts: 1,
         stages: 0,
     })
 }
@@ -98,6 +101,11 @@ impl Builder {
     /// Sets [`Instance::span`].
     pub const fn span(self, span: u32) -> Self {
         Self(Instance { span, ..self.0 })
+    }
+
+    /// Sets [`Instance::parts`] to 2.
+    pub const fn split(self) -> Self {
+        Self(Instance { parts: 2, ..self.0 })
     }
 
     /// The instance with this number of stages.
@@ -167,11 +175,22 @@ impl Instance {
         self.stages / self.span
     }
 
-    /// Dynamic shared memory per CTA, in bytes: the stages and, if bulk copies fill them, a full and an empty barrier
-    /// per span.
+    /// Pieces of sums that a thread sends to the cluster's other CTA: the sums of every second token, two per product.
+    pub const fn pieces(self) -> u32 {
+        self.products().div_ceil(2) as u32
+    }
+
+    /// Threads that multiply.
+    pub const fn multiplying_threads(self) -> u32 {
+        self.multiplying_warps() * 32
+    }
+
+    /// Dynamic shared memory per CTA, in bytes: the stages; if bulk copies fill them, a full and an empty barrier per
+    /// span; if K has two parts, the sums of the other part.
     pub const fn shared_bytes(self) -> u32 {
         let barriers = if self.by_pieces { 0 } else { self.spans() * 2 * BARRIER_BYTES };
-        self.stages * (self.weight_bytes() + self.token_bytes()) + barriers
+        let inbox = if self.parts > 1 { inbox_bytes(self.multiplying_threads(), self.pieces()) } else { 0 };
+        self.stages * (self.weight_bytes() + self.token_bytes()) + barriers + inbox
     }
 
     /// Fails compilation if an instance takes more resources than there are.
@@ -184,6 +203,10 @@ impl Instance {
         assert!(self.warp_tokens() > 0 && self.warp_tokens().is_multiple_of(PRODUCT_TOKENS));
         assert!(self.span > 0 && self.span <= MAX_SPAN && self.stages.is_multiple_of(self.span));
         assert!(self.spans() > 1 && self.stages > 2, "the pipeline needs at least 2 spans and 3 stages");
+        assert!(
+            self.parts == 1 || (self.parts == 2 && !self.by_pieces),
+            "K has one or two parts, two with bulk copies"
+        );
         assert!(self.shared_bytes() <= SHARED_BYTES, "the stages do not fit in shared memory");
     }
 }

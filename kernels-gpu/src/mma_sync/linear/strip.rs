@@ -27,6 +27,7 @@ use crate::{
     linear::{
         BOX_BYTES, LANE_BYTES, Launch, ROW_BYTES, ROW_LANES, ROW_SCALES,
         decode::{Decode, Packed},
+        split::Inbox,
     },
 };
 
@@ -81,6 +82,9 @@ where
 {
     const INSTANCE: Instance = I::INSTANCE;
 
+    /// Whether K has two parts.
+    pub(crate) const SPLIT: bool = Self::INSTANCE.parts > 1;
+
     // Layout of shared memory: tokens of all stages, weights of all stages, then further data of the instance.
     const WEIGHTS: u32 = Self::INSTANCE.stages * Self::INSTANCE.token_bytes();
     pub(crate) const STAGES_END: u32 = Self::WEIGHTS + Self::INSTANCE.stages * Self::INSTANCE.weight_bytes();
@@ -92,7 +96,9 @@ where
         let columns = launch.n.div_ceil(Self::INSTANCE.columns());
         // SAFETY: N is not 0, so C has columns.
         unsafe { core::hint::assert_unchecked(columns > 0) };
-        let (column, row) = (thread::block_idx_x() % columns, thread::block_idx_x() / columns);
+        // The CTAs of a cluster have the parts of one tile.
+        let tile = thread::block_idx_x() / Self::INSTANCE.parts;
+        let (column, row) = (tile % columns, tile / columns);
         Self {
             launch,
             shared: dynamic_shared_address(),
@@ -201,12 +207,20 @@ where
         words!(0 1 2 3);
     }
 
+    /// Sums of one of a lane's two tokens of a product: one per row of the lane.
+    #[inline(always)]
+    pub(crate) const fn of_token([a, b, c, d]: [f32; 4], token: u32) -> [f32; 2] {
+        if token == 0 { [a, c] } else { [b, d] }
+    }
+
     /// Writes the warp's elements of C. A lane has two neighboring columns of two neighboring tokens of each product.
+    /// With an inbox, it writes one of the two tokens, with the sums of both parts of K.
     ///
     /// # Safety
-    /// The contract in `linear_sm90/mod.rs` holds. `sums` are this warp's.
+    /// The contract in `linear_sm90/mod.rs` holds. `sums` are this warp's. If the instance has two parts of K, there is an
+    /// inbox, and the other CTA sends its sums in the order of [`Self::of_token`].
     #[inline(always)]
-    pub(crate) unsafe fn write(&self, sums: &[[f32; 4]; P]) {
+    pub(crate) unsafe fn write(&self, sums: &[[f32; 4]; P], inbox: Option<&Inbox>) {
         let Launch { n, m, .. } = self.launch;
         let (lane, pair) = (lane_id() % ROW_LANES, lane_id() / ROW_LANES);
         let column = self.first_column + self.strip * STRIP_ROWS + 2 * pair;
@@ -232,10 +246,22 @@ where
             // SAFETY: two elements of C that are this lane's alone; N and the column are even.
             unsafe { st_global_b32_where(token < m && column < n, address, elements) };
         };
+        // Testing the constant first keeps the code of the exchange out of instances with one part of K.
+        if Self::SPLIT
+            && let Some(inbox) = inbox
+        {
+            // SAFETY: the inbox's barrier was initialized before a barrier of the CTA.
+            unsafe { inbox.wait_full() };
+        }
         // Straight-line code, so that `sums` stay in registers.
         macro_rules! products {
             ($($product:literal)*) => {$(
-                if $product < P {
+                if Self::SPLIT && $product < P && let Some(inbox) = inbox {
+                    // SAFETY: all sums have arrived.
+                    let [first, second] = unsafe { inbox.received_pair(thread::thread_idx_x(), $product) };
+                    let own = Self::of_token(sums[$product], inbox.rank);
+                    write(token + $product * PRODUCT_TOKENS + inbox.rank, own[0] + first, own[1] + second);
+                } else if $product < P {
                     let [a, b, c, d] = sums[$product];
                     write(token + $product * PRODUCT_TOKENS, a, c);
                     write(token + $product * PRODUCT_TOKENS + 1, b, d);

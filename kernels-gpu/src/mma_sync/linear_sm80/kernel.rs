@@ -152,7 +152,7 @@ where
                 self.strip.multiply(&mut sums, &operands, &lane, stage);
                 stage = Self::next(stage);
             }
-            self.strip.write(&sums);
+            self.strip.write(&sums, None);
         }
     }
 

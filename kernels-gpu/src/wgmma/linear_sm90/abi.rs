@@ -4,9 +4,11 @@
 //! A and B are swapped: weights are on the tensor core's M, tokens on its N.
 
 use crate::{
-    decoding::{BARRIER_BYTES, K_BLOCK, PANELS, SHARED_BYTES, Shape, TURN_BARRIERS, WARPGROUP},
+    decoding::{
+        BARRIER_BYTES, CORE_MATRIX_ROWS, K_BLOCK, PANELS, SHARED_BYTES, Shape, TURN_BARRIERS, WARPGROUP, WARPGROUP_ROWS,
+    },
     instances::table,
-    linear::{PANEL_BYTES, PANEL_ROWS},
+    linear::{PANEL_BYTES, PANEL_ROWS, inbox_bytes},
     lists::tile_size,
     units::OperandType,
 };
@@ -21,6 +23,7 @@ pub const DECODED_BYTES: u32 = PANEL_ROWS * K_BLOCK * 2;
 /// multiply, `buffers` the number of buffers of tokens, `stages` the number of stages of weights. For few tiles, one
 /// warpgroup multiplies tiles of 64 columns that other warpgroups decode. Otherwise two warpgroups take turns, with 64
 /// or 128 columns each. Decoding limits their throughput: with 256 tokens there is half as much decoding per product.
+/// Instances with two parts of K have names that end in `_k2`.
 macro_rules! instances {
     ($each:ident) => {
         $each! {
@@ -29,11 +32,21 @@ macro_rules! instances {
             linear_f16_t128_c128 = tokens(OperandType::F16, 128).consumers(2).narrow().buffers(4).stages(8);
             linear_f16_t128_c256 = tokens(OperandType::F16, 128).consumers(2).buffers(4).stages(4);
             linear_f16_t256_c128 = tokens(OperandType::F16, 256).consumers(2).narrow().buffers(3).stages(3);
+            linear_f16_t64_decoded_k2 = tokens(OperandType::F16, 64).decoders(3).buffers(4).split().stages(12);
+            linear_f16_t128_decoded_k2 = tokens(OperandType::F16, 128).decoders(2).buffers(4).split().stages(4);
+            linear_f16_t128_c128_k2 = tokens(OperandType::F16, 128).consumers(2).narrow().buffers(4).split().stages(8);
+            linear_f16_t256_c128_k2 = tokens(OperandType::F16, 256).consumers(2).narrow().buffers(3).split().stages(3);
             linear_bf16_t64_decoded = tokens(OperandType::Bf16, 64).decoders(3).buffers(4).stages(12);
             linear_bf16_t128_decoded = tokens(OperandType::Bf16, 128).decoders(2).buffers(4).stages(6);
             linear_bf16_t128_c128 = tokens(OperandType::Bf16, 128).consumers(2).narrow().buffers(4).stages(8);
             linear_bf16_t128_c256 = tokens(OperandType::Bf16, 128).consumers(2).buffers(4).stages(4);
             linear_bf16_t256_c128 = tokens(OperandType::Bf16, 256).consumers(2).narrow().buffers(3).stages(3);
+            linear_bf16_t64_decoded_k2 = tokens(OperandType::Bf16, 64).decoders(3).buffers(4).split().stages(12);
+            linear_bf16_t128_decoded_k2 = tokens(OperandType::Bf16, 128).decoders(2).buffers(4).split().stages(4);
+            linear_bf16_t128_c128_k2 =
+                tokens(OperandType::Bf16, 128).consumers(2).narrow().buffers(4).split().stages(8);
+            linear_bf16_t256_c128_k2 =
+                tokens(OperandType::Bf16, 256).consumers(2).narrow().buffers(3).split().stages(3);
         }
     };
 }
@@ -44,8 +57,9 @@ instances!(table);
 /// A compiled form of the kernel that multiplies, and the hardware resources that it uses.
 ///
 /// A CTA's shared memory has the buffers of tokens, then the buffers of decoded weights, then the stages, then the
-/// barriers. A stage has the panels of a tile's columns. A buffer of tokens has the first 64 columns of the tile's
-/// tokens, then the other columns. A buffer of decoded weights has core matrices.
+/// barriers, then the sums received from the other CTA if a cluster has the parts of K. A stage has the panels of a
+/// tile's columns. A buffer of tokens has the first 64 columns of the tile's tokens, then the other columns. A buffer of
+/// decoded weights has core matrices.
 ///
 /// An instance that does not fit the hardware does not compile:
 ///
@@ -74,6 +88,9 @@ pub struct Instance {
     pub decoders: u32,
     /// Number of buffers of tokens.
     pub buffers: u32,
+    /// Parts of K: 1 or 2. If other warpgroups decode, two CTAs of a cluster have one part each; otherwise a CTA sums
+    /// one part after the other.
+    pub parts: u32,
     /// Number of stages of the pipeline that loads weights from global to shared memory.
     pub stages: u32,
 }
@@ -92,6 +109,7 @@ pub const fn tokens(operand_type: OperandType, tile_tokens: u32) -> Builder {
         narrow: false,
         decoders: 0,
         buffers: 0,
+        parts: 1,
         stages: 0,
     })
 }
@@ -115,6 +133,11 @@ impl Builder {
     /// Sets [`Instance::buffers`].
     pub const fn buffers(self, buffers: u32) -> Self {
         Self(Instance { buffers, ..self.0 })
+    }
+
+    /// Sets [`Instance::parts`] to 2.
+    pub const fn split(self) -> Self {
+        Self(Instance { parts: 2, ..self.0 })
     }
 
     /// Returns the instance with `stages` stages.
@@ -171,6 +194,26 @@ impl Instance {
         if self.decoders > 0 { self.buffers * DECODED_BYTES } else { 0 }
     }
 
+    /// CTAs per tile: a cluster with one part of K each, or 1.
+    pub const fn cluster(self) -> u32 {
+        if self.decoders > 0 { self.parts } else { 1 }
+    }
+
+    /// Tokens of a tile that each CTA of a cluster of two writes to C; the second one writes the rest.
+    pub const fn half_tokens(self) -> u32 {
+        self.tile_tokens / 2
+    }
+
+    /// Pieces of sums that a thread sends to the other CTA of a cluster: four of the sums of [`Self::half_tokens`].
+    pub const fn pieces(self) -> u32 {
+        WARPGROUP_ROWS * self.half_tokens() / WARPGROUP / 4
+    }
+
+    /// Bytes in which a CTA receives sums from the cluster's other CTA.
+    pub const fn inbox_bytes(self) -> u32 {
+        if self.cluster() > 1 { inbox_bytes(WARPGROUP, self.pieces()) } else { 0 }
+    }
+
     /// Number of barriers: a full and an empty barrier per stage and per buffer, and the barriers of turns.
     pub const fn barriers(self) -> u32 {
         2 * (self.stages + self.buffers) + TURN_BARRIERS
@@ -182,6 +225,7 @@ impl Instance {
             + self.decoded_bytes()
             + self.buffers * self.shape().buffer_bytes()
             + self.barriers() * BARRIER_BYTES
+            + self.inbox_bytes()
     }
 
     /// Fails to compile if the instance exceeds the hardware's resources.
@@ -192,6 +236,11 @@ impl Instance {
         assert!(
             self.buffers > 2,
             "use at least 3 buffers: one is multiplied, one is being filled, and one is not yet known to be full"
+        );
+        assert!(self.parts == 1 || (self.parts == 2 && self.shape().parts() == 1), "two parts of K need narrow tiles");
+        assert!(
+            self.cluster() == 1 || self.half_tokens().is_multiple_of(4 * CORE_MATRIX_ROWS),
+            "halves are whole rounds"
         );
         assert!(self.shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit in shared memory");
     }
@@ -212,7 +261,8 @@ mod tests {
                 (_, 1..) => "_decoded".into(),
                 (columns, 0) => std::format!("_c{columns}"),
             };
-            let expected = std::format!("linear_{operand_type}_t{}{columns}", instance.tile_tokens);
+            let parts = if instance.parts == 2 { "_k2" } else { "" };
+            let expected = std::format!("linear_{operand_type}_t{}{columns}{parts}", instance.tile_tokens);
             assert_eq!(instance.entry, expected);
         }
     }

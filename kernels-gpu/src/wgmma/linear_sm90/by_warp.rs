@@ -2,8 +2,8 @@
 //!
 //! With few tokens, `wgmma` would be idle while a warpgroup decodes. Here a warp multiplies each word as soon as it is
 //! decoded, and waits for no other warp. The contract is the contract of [`linear_sm90`](super), with separate
-//! [`INSTANCES`] and one CTA per tile. Sums are bit-identical to those of `linear_sm90`: an H200 adds the products of
-//! both instructions alike.
+//! [`INSTANCES`] and one CTA per tile and part of K. Sums are bit-identical to those of `linear_sm90`: an H200 adds the
+//! products of both instructions alike.
 //!
 //! The source of these kernels is [`mma_sync::linear`](crate::mma_sync::linear).
 
@@ -16,16 +16,23 @@ use crate::{
 /// Passes the list of instances to `$each!`. For each token type, the instances with the fewest tokens come first.
 ///
 /// A tile has four strips, one warp for each of an SM's schedulers. Long spans help most where a CTA has the SM alone.
-/// The spans for 16 tokens are shorter, so that two CTAs share an SM.
+/// The spans for 16 tokens are shorter, so that two CTAs share an SM. Instances with two parts of K have names that end
+/// in `_k2`.
 macro_rules! instances {
     ($each:ident) => {
         $each! {
             linear_mma8_f16 = tokens(OperandType::F16, 8).strips(4).span(8).stages(16);
             linear_mma16_f16 = tokens(OperandType::F16, 16).strips(4).span(4).stages(12);
             linear_mma32_f16 = tokens(OperandType::F16, 32).strips(4).span(8).stages(16);
+            linear_mma8_f16_k2 = tokens(OperandType::F16, 8).strips(4).span(8).split().stages(16);
+            linear_mma16_f16_k2 = tokens(OperandType::F16, 16).strips(4).span(4).split().stages(12);
+            linear_mma32_f16_k2 = tokens(OperandType::F16, 32).strips(4).span(8).split().stages(16);
             linear_mma8_bf16 = tokens(OperandType::Bf16, 8).strips(4).span(8).stages(16);
             linear_mma16_bf16 = tokens(OperandType::Bf16, 16).strips(4).span(4).stages(12);
             linear_mma32_bf16 = tokens(OperandType::Bf16, 32).strips(4).span(8).stages(16);
+            linear_mma8_bf16_k2 = tokens(OperandType::Bf16, 8).strips(4).span(8).split().stages(16);
+            linear_mma16_bf16_k2 = tokens(OperandType::Bf16, 16).strips(4).span(4).split().stages(12);
+            linear_mma32_bf16_k2 = tokens(OperandType::Bf16, 32).strips(4).span(8).split().stages(16);
         }
     };
 }

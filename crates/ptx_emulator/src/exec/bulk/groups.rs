@@ -121,9 +121,9 @@ impl Instruction for WaitGroup {
             let done = groups.committed.len().saturating_sub(self.keep);
             let copies = groups.committed.iter().take(done).flatten();
             // The id of the second moment is reserved at issue.
-            let moments = copies.map(|c| if self.read { c.read } else { c.written });
-            waiting.extend(moments.filter(|id| m.pending.contains(*id)));
+            waiting.extend(copies.map(|c| if self.read { c.read } else { c.written }));
         }
+        m.await_operations(&mut waiting);
         if !waiting.is_empty() {
             return Ok(Flow::Wait(WaitFor::Operations(waiting)));
         }

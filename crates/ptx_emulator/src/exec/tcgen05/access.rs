@@ -223,7 +223,7 @@ impl Instruction for St {
             }
         }
         // A warp's stores to the same cells stay in order.
-        let after = w.tmem_stores.iter().map(|s| s.0).filter(|id| m.pending.contains(*id)).collect();
+        let after = m.predecessors(w.tmem_stores.iter().map(|s| s.0));
         let id = m.start_after(w, after, Completion { bytes: self.from.len() as u64 * 128 });
         w.tmem_stores.push((id, agent));
         Ok(Flow::Next)
@@ -259,7 +259,8 @@ impl Instruction for Wait {
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         let agents: Vec<Agent> = if self.stores {
-            let waiting: Vec<u64> = w.tmem_stores.iter().map(|s| s.0).filter(|id| m.pending.contains(*id)).collect();
+            let mut waiting: Vec<u64> = w.tmem_stores.iter().map(|s| s.0).collect();
+            m.await_operations(&mut waiting);
             if !waiting.is_empty() {
                 return Ok(Flow::Wait(WaitFor::Operations(waiting)));
             }

@@ -36,7 +36,7 @@ impl Instruction for Commit {
         for lane in lanes(mask) {
             let targets = self.targets(w, m, lane)?;
             let pipes = &m.pipes[(w.cta / 2) as usize];
-            let after = pipes.iter().filter_map(|pipe| pipe.last).filter(|id| m.pending.contains(*id)).collect();
+            let after = m.predecessors(pipes.iter().filter_map(|pipe| pipe.last));
             let agent = m.race.as_mut().map(|race| {
                 let mut known = None;
                 for earlier in pipes.iter().filter_map(|pipe| pipe.known.as_ref()) {

@@ -23,7 +23,7 @@ impl Turn {
         let pipes = &m.pipes[(w.cta / 2) as usize];
         let behind = if strict { pipelined } else { Kind::ALL };
         let behind = || behind.iter().map(|&kind| &pipes[kind as usize]);
-        let after = behind().filter_map(|pipe| pipe.last).filter(|id| m.pending.contains(*id)).collect();
+        let after = m.predecessors(behind().filter_map(|pipe| pipe.last));
         let agent = m.race.as_mut().map(|race| {
             let mut known = None;
             race.release(w.index, 1 << lane, &mut known);

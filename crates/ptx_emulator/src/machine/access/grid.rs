@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::config::fault::Stopped;
 use crate::machine::beyond::Beyond;
+use crate::machine::footprint::{Access, Kind, Object};
 use crate::machine::grid_races::{Digests, LINE, Meeting, Order, Record};
 use crate::machine::race::{Agent, Clock, Mode};
 use crate::machine::scope::{Origin, Scope};
@@ -157,6 +158,10 @@ impl Machine<'_> {
         (address, bytes): (u64, u64),
         mode: Mode,
     ) -> Stopped<()> {
+        if let Some(recorder) = &mut self.recorder {
+            let kind = if mode.reads() { Kind::Read } else { Kind::Write };
+            recorder.issued.add(Access::new(Object::Global, address..address + bytes, kind));
+        }
         let (Some(races), Some(agent)) = (self.launch.races, agent) else { return Ok(()) };
         let (base, time, clock) = agent.identity();
         let issuer = Some(w.index * 32 + lane);

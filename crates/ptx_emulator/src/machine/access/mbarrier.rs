@@ -2,6 +2,7 @@
 
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::machine::address::{Lane, SHARED_BASE, Spot};
+use crate::machine::footprint::{Arriving, Kind};
 use crate::machine::mbarrier::{Arrival, BYTES, MAX_COUNT, Mbarrier, MbarrierAt, Phase};
 use crate::machine::race::{Accessor, Agent, Detector, Mode, merge};
 use crate::machine::state::Machine;
@@ -61,6 +62,7 @@ impl Machine<'_> {
         if let Spot::Shared { cta, offset } = self.resolve(w, lane, BYTES)? {
             self.ctas[cta as usize].mbarriers.remove(&offset);
             self.store(w, lane, Mode::Write, &[0; BYTES as usize])?;
+            self.record_shared(cta, offset, BYTES, Kind::Write);
             let init_time = self.race.as_mut().map_or(0, |race| race.tick(w.index));
             let init_arrived = self.generation_of_next_arrival(w);
             let barrier = Mbarrier {
@@ -88,6 +90,7 @@ impl Machine<'_> {
             }
         }
         self.ctas[at.cta as usize].mbarriers.remove(&at.offset);
+        self.record_shared(at.cta, at.offset, BYTES, Kind::Write);
         self.store(w, lane, Mode::Write, &[0; BYTES as usize])
     }
 
@@ -122,11 +125,15 @@ impl Machine<'_> {
                 format!("an arrival with .noComplete would complete the phase of {}: {}", name(at), barrier.describe());
             return Err(Stop::new(FaultKind::MbarrierOverflow, text).lane(lanes.trailing_zeros()));
         }
+        let room = barrier.pending;
         barrier.pending -= count;
         if how.drop {
             barrier.expected -= count.min(barrier.expected);
         }
-        barrier.advance();
+        let ends = barrier.advance();
+        let arriving = Arriving { phase, ends, count, room, named: None };
+        let kind = if how.drop || how.no_complete { Kind::Write } else { Kind::Arrive(arriving) };
+        self.record_shared(at.cta, at.offset, BYTES, kind);
         self.progress += 1;
         Ok(phase)
     }
@@ -139,8 +146,11 @@ impl Machine<'_> {
             let text = format!("an asynchronous arrival at {}: {}", name(at), barrier.describe());
             return Err(Stop::new(FaultKind::MbarrierOverflow, text));
         }
+        let (phase, room) = (barrier.phase, barrier.pending);
         barrier.pending -= 1;
-        barrier.advance();
+        let ends = barrier.advance();
+        let arriving = Arriving { phase, ends, count: 1, room, named: None };
+        self.record_shared(at.cta, at.offset, BYTES, Kind::Arrive(arriving));
         self.progress += 1;
         Ok(())
     }
@@ -167,6 +177,7 @@ impl Machine<'_> {
             let text = format!("one more pending arrival at {}: {}", name(at), barrier.describe());
             return Err(Stop::new(FaultKind::MbarrierOverflow, text).lane(lane));
         }
+        self.record_shared(at.cta, at.offset, BYTES, Kind::Write);
         Ok(())
     }
 
@@ -190,14 +201,26 @@ impl Machine<'_> {
             let text = format!("{bytes} bytes delivered to {}: {}", name(at), barrier.describe());
             return Err(Stop::new(FaultKind::MbarrierOverflow, text));
         }
-        barrier.advance();
+        // Bytes that come before they are expected do not commute with what expects them.
+        let early = barrier.tx < 0;
+        let (phase, ends) = (barrier.phase, barrier.advance());
+        let kind = if early { Kind::Write } else { Kind::Arrive(Arriving::uncounted(phase, ends)) };
+        self.record_shared(at.cta, at.offset, BYTES, kind);
         self.progress += 1;
         Ok(())
     }
 
+    /// Records that a wait finds an mbarrier's phase incomplete.
+    pub fn mbarrier_blocks(&mut self, at: MbarrierAt) -> Stopped<()> {
+        let phase = self.object(at)?.phase;
+        self.record_shared(at.cta, at.offset, BYTES, Kind::Block { phase });
+        Ok(())
+    }
+
     /// Returns the lanes whose phases are complete, from a list of lanes with their mbarriers and phases. These lanes
-    /// acquire the published knowledge. A token of a phase that is too old is a fault.
-    pub fn mbarrier_test(&mut self, w: &Warp, tests: &[(u32, MbarrierAt, Phase)]) -> Stopped<u32> {
+    /// acquire the published knowledge. A token of a phase that is too old is a fault. `waits`: lanes whose phases are
+    /// incomplete wait for them.
+    pub fn mbarrier_test(&mut self, w: &Warp, tests: &[(u32, MbarrierAt, Phase)], waits: bool) -> Stopped<u32> {
         // Lanes mostly wait together. Lanes that acquire together keep sharing their knowledge.
         let mut complete: Vec<(MbarrierAt, u32)> = Vec::new();
         for &(lane, at, phase) in tests {
@@ -217,7 +240,10 @@ impl Machine<'_> {
             }
         }
         for &(at, lanes) in &complete {
-            let published = self.object(at)?.published.clone();
+            let barrier = self.object(at)?;
+            let (published, phase) = (barrier.published.clone(), barrier.phase.wrapping_sub(1));
+            let kind = if waits { Kind::Await { phase } } else { Kind::Read };
+            self.record_shared(at.cta, at.offset, BYTES, kind);
             if let Some(race) = &mut self.race {
                 race.acquire(w.index, lanes, &published);
             }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::config::names::readable;
 use crate::machine::address::{LOCAL_BASE, Lane, RANK_SHIFT, SHARED_BASE, Spot, space_of, window};
+use crate::machine::footprint::{Kind, Object};
 use crate::machine::global::Allocation;
 use crate::machine::in_flight::SharedLoad;
 use crate::machine::race::{Accessor, Agent, Conflict, Mode, RemoteAccess};
@@ -13,6 +14,11 @@ use crate::machine::state::{Machine, forget};
 use crate::machine::warp::{Origin, Source, Warp};
 use crate::operand::{filter, lanes};
 use crate::types::Space;
+
+/// Kind of a write, and whether it writes the value that was there.
+fn written(repeats: bool) -> Kind {
+    if repeats { Kind::Rewrite } else { Kind::Write }
+}
 
 /// Party of a fault: where a value was first undefined.
 const FIRST_USE: &str = "where the value was first undefined";
@@ -305,6 +311,8 @@ impl<'a> Machine<'a> {
                     self.hazard(Stop::new(FaultKind::UninitializedGlobal, text).lane(at.lane))?;
                 }
                 allocation.read(offset, out);
+                let begin = allocation.base() + offset;
+                self.record(Object::Global, begin..begin + u64::from(len), Kind::Read);
                 if !allocation.constant {
                     self.touch(at.lane, allocation.base() + offset, len, mode, &[]);
                 }
@@ -312,6 +320,7 @@ impl<'a> Machine<'a> {
                 self.roles[w.role as usize].bytes.global_load += u64::from(len);
             }
             Spot::Shared { cta, offset } => {
+                self.record_shared(cta, offset, len, Kind::Read);
                 let who = Accessor { base: w.index * 32, mask: 1 << at.lane };
                 if !tracked && let Err(conflict) = self.track(cta, offset, len, who, mode, w.pc()) {
                     let stop = self.conflict(mode, conflict, offset, len).lane(at.lane);
@@ -401,7 +410,10 @@ impl<'a> Machine<'a> {
                 let mut before = [0; 64];
                 let before = &mut before[..data.len()];
                 allocation.copy_out(offset, before);
-                self.repeats += u64::from(before == data);
+                let repeats = before == data;
+                self.repeats += u64::from(repeats);
+                let begin = allocation.base() + offset;
+                self.record(Object::Global, begin..begin + u64::from(len), written(repeats));
                 allocation.write(offset, data);
                 self.touch(at.lane, allocation.base() + offset, len, mode, data);
                 self.buffers[allocation.index].stored += u64::from(len);
@@ -409,6 +421,8 @@ impl<'a> Machine<'a> {
             }
             Spot::Shared { cta, offset } => {
                 self.check_no_mbarrier(cta, offset, len).map_err(|s| s.lane(at.lane))?;
+                let before = &self.ctas[cta as usize].shared.data[offset as usize..(offset + len) as usize];
+                self.record_shared(cta, offset, len, written(*before == *data));
                 let who = Accessor { base: w.index * 32, mask: 1 << at.lane };
                 let range = offset as usize..(offset + len) as usize;
                 if let Err(conflict) = self.track(cta, offset, len, who, mode, w.pc()) {

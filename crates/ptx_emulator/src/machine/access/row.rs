@@ -3,6 +3,7 @@
 //! faults.
 
 use crate::machine::address::{LOCAL_BASE, LOCAL_WINDOW, Lane, Spot, space_at};
+use crate::machine::footprint::{Kind, Object};
 use crate::machine::global::Allocation;
 use crate::machine::race::{Accessor, Mode};
 use crate::machine::state::Machine;
@@ -135,7 +136,10 @@ impl<'a> Machine<'a> {
         role.global_load += bytes;
         self.buffers[allocation.index].loaded += bytes;
         let base = allocation.base();
-        ranges(loading, addresses, len.into(), |start, bytes| allocation.note_read(start - base, bytes));
+        ranges(loading, addresses, len.into(), |start, bytes| {
+            allocation.note_read(start - base, bytes);
+            self.record(Object::Global, start..start + bytes, Kind::Read);
+        });
         if !allocation.constant {
             self.touch_row(loading, addresses, len, Mode::Read, |_, _| {});
         }
@@ -170,7 +174,11 @@ impl<'a> Machine<'a> {
                     allocation.copy_in(at, data);
                 }
                 let base = allocation.base();
-                ranges(mask, addresses, len as u64, |start, bytes| allocation.note_written(start - base, bytes));
+                let kind = if changed { Kind::Write } else { Kind::Rewrite };
+                ranges(mask, addresses, len as u64, |start, bytes| {
+                    allocation.note_written(start - base, bytes);
+                    self.record(Object::Global, start..start + bytes, kind);
+                });
                 self.touch_row(mask, addresses, len as u32, Mode::Write, |lane, data| value(w, lane, data));
                 self.buffers[allocation.index].stored += bytes;
                 self.roles[w.role as usize].bytes.global_store += bytes;

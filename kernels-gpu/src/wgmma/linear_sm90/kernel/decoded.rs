@@ -22,7 +22,6 @@ use crate::{
     linear::{
         PANEL_ROWS,
         decode::{Decode, Packed},
-        k_blocks,
     },
     ring::Ring,
     wgmma::{Kind, linear_sm90::abi::DECODED_BYTES},
@@ -62,7 +61,8 @@ where
         let place = (2 * warp + matrix % 2) * CORE_MATRIX_BYTES + matrix / 2 * ALONG_K + row * 16;
         let mut turn = 0;
         while self.next(&mut tiles).is_some() {
-            for k_block in 0..k_blocks(self.launch.k) {
+            let [first, end] = self.k_range();
+            for k_block in first..end {
                 if turn == decoder {
                     // SAFETY: the barriers are initialized. The stage is read after it is full and before this warp
                     // arrives at its empty barrier; the buffer is written while it is empty. Each warp stores its own
@@ -108,6 +108,10 @@ where
             // this CTA has this tile.
             unsafe {
                 let sums = self.sum_tile(tile.tokens, &fragment, &mut buffers);
+                if Self::CLUSTER > 1 {
+                    // A cluster has one tile.
+                    return self.write_half(&tile, sums);
+                }
                 self.write(&tile, sums);
             }
         }
@@ -150,7 +154,8 @@ where
         // and released when their products are complete.
         unsafe {
             let mut before: Option<Mbarrier> = None;
-            for _ in 0..k_blocks(self.launch.k) {
+            let [first, end] = self.k_range();
+            for _ in first..end {
                 buffers.wait_full();
                 let place = buffers.uniform();
                 let a = MatrixDescriptor::new(self.decoded_buffer(place), ALONG_K, CORE_MATRIX_BYTES);

@@ -3,7 +3,8 @@
 //! A CTA computes every n-th tile of C. Its first warp loads weights, one bulk copy per panel. Its second warp loads
 //! tokens by tensor copies, in the layout in which `wgmma` reads B. Two warpgroups take turns: one decodes weights in
 //! registers while the other one multiplies ([`decoding`](crate::decoding)). For few tiles, some warpgroups decode to
-//! shared memory and another one multiplies ([`decoded`]).
+//! shared memory and another one multiplies ([`decoded`]). If K has two parts, two CTAs of a cluster then sum one part
+//! each, and with more tiles a CTA sums one part after the other ([`parts`]).
 //!
 //! ```text
 //! weights ─ a warp ──────▶ stages ──┐
@@ -12,6 +13,7 @@
 
 mod decoded;
 mod multiply;
+mod parts;
 mod tiles;
 mod tokens;
 mod weights;
@@ -47,7 +49,10 @@ macro_rules! entries {
         ///
         /// # Safety
         /// The contract in this folder's `mod.rs` holds.
-        #[kernel(threads = INSTANCES[Index::$entry as usize].threads(), min_blocks = 1)]
+        #[kernel(
+            threads = INSTANCES[Index::$entry as usize].threads(), min_blocks = 1,
+            cluster = INSTANCES[Index::$entry as usize].cluster() / 2 * 2
+        )]
         pub unsafe fn $entry(launch: Launch) {
             const INSTANCE: Instance = INSTANCES[Index::$entry as usize];
             const IS_BF16: bool = matches!(INSTANCE.operand_type, OperandType::Bf16);
@@ -84,7 +89,8 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
     const STAGE_BARRIERS: u32 = Self::STAGES + Self::INSTANCE.stages * Self::INSTANCE.stage_bytes();
     const BUFFER_BARRIERS: u32 = Self::STAGE_BARRIERS + ring_bytes(Self::INSTANCE.stages);
     const TURN_BARRIERS: u32 = Self::BUFFER_BARRIERS + ring_bytes(Self::INSTANCE.buffers);
-    const END: u32 = Self::TURN_BARRIERS + TURN_BARRIERS * MBARRIER_BYTES;
+    const INBOX: u32 = Self::TURN_BARRIERS + TURN_BARRIERS * MBARRIER_BYTES;
+    const END: u32 = Self::INBOX + Self::INSTANCE.inbox_bytes();
 
     /// Stages of weights. A stage is full after the loading warp and its copies have arrived, and empty after every
     /// warp that multiplies has arrived.
@@ -136,9 +142,15 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
                 if Self::INSTANCE.shape().ping_pong() {
                     PingPong::init(this.turn_barriers());
                 }
+                if Self::CLUSTER > 1 {
+                    this.inbox().init();
+                }
                 fence_mbarrier_init();
             }
             thread::sync_threads();
+            if Self::CLUSTER > 1 {
+                this.inbox().open();
+            }
             // The value is the same in all lanes; the shuffle shows this to the compiler.
             let (warp, _) = warp_shuffle_idx(ALL_LANES, thread::thread_idx_x() / WARP_SIZE, 0, WARP_SIZE);
             if Self::INSTANCE.decoders > 0 {

@@ -10,7 +10,7 @@ use cuda_std::{
     wgmma::{self, MatrixDescriptor},
 };
 
-use super::{Linear, tiles::Tile};
+use super::{Linear, parts::Kept, tiles::Tile};
 use crate::{
     decoding::{Alpha, BIAS_BYTES, Fragment, LANE_WORDS, Shape, Sums, Target, Written},
     epilogue::Activation,
@@ -18,7 +18,7 @@ use crate::{
     linear::{
         BOX_BYTES, LANE_BYTES, PANEL_BYTES, PANEL_ROWS, PANEL_SCALES, ROW_BYTES, ROW_SCALES,
         decode::{Decode, Packed},
-        k_blocks,
+        k_blocks, part_begin,
     },
     ring::Ring,
     wgmma::{Consumer, Kind},
@@ -44,8 +44,39 @@ where
             // SAFETY: the whole warpgroup is here and follows the same path. The barriers are initialized, and only
             // this CTA has this tile.
             unsafe {
-                let sums: Sums<P, ROUNDS> = consumer.sum_tile(tile.tokens, k_blocks(self.launch.k));
-                self.write(&tile, sums);
+                if Self::INSTANCE.parts == 1 {
+                    let sums: Sums<P, ROUNDS> = consumer.sum_tile(tile.tokens, k_blocks(self.launch.k));
+                    self.write(&tile, sums);
+                } else {
+                    self.multiply_parts::<ROUNDS>(&tile, &mut consumer);
+                }
+            }
+        }
+    }
+
+    /// Multiplies and writes a tile, one part of K after the other.
+    ///
+    /// # Safety
+    /// The requirements of [`Self::multiply`], which calls this for each of the CTA's tiles in order.
+    #[inline(always)]
+    unsafe fn multiply_parts<const ROUNDS: usize>(
+        &self,
+        tile: &Tile,
+        consumer: &mut Consumer<Panels<INDEX, BF16, P>, P>,
+    ) {
+        let mut kept: Kept<P, ROUNDS> = Kept::new();
+        let (parts, k) = (Self::INSTANCE.parts, self.launch.k);
+        for part in 0..parts {
+            let of_part = part_begin(part + 1, parts, k) - part_begin(part, parts, k);
+            // SAFETY: the whole warpgroup is here and follows the same path. Each part has k-blocks, because a plan
+            // splits long K only. The first part's sums are stored when the second part's are added.
+            unsafe {
+                let sums: Sums<P, ROUNDS> = consumer.sum_tile(tile.tokens, of_part);
+                if part == 0 {
+                    kept.store(tile.tokens, &sums);
+                } else {
+                    self.write(tile, kept.add(tile.tokens, sums));
+                }
             }
         }
     }

@@ -1,4 +1,5 @@
-//! Tiles of a CTA: the tile with the CTA's index, and every further tile at the distance of the grid's size.
+//! Tiles of a CTA: the tile with the CTA's index, and every further tile at the distance of the grid's size. The CTAs of
+//! a cluster have one tile, with the cluster's index.
 
 use core::hint::assert_unchecked;
 
@@ -36,7 +37,7 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
         unsafe { assert_unchecked(columns > 0 && self.launch.token_tiles > 0) };
         let end = columns * self.launch.token_tiles;
         let tokens_of_tile = tile_size(self.launch.m, self.launch.token_tiles);
-        Tiles { next: thread::block_idx_x(), end, columns, tokens_of_tile }
+        Tiles { next: thread::block_idx_x() / Self::CLUSTER, end, columns, tokens_of_tile }
     }
 
     /// Returns the next tile. Tiles are as even as whole core matrices allow, so the last ones may have no tokens;
@@ -45,7 +46,7 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
     pub(super) fn next(&self, tiles: &mut Tiles) -> Option<Tile> {
         while tiles.next < tiles.end {
             let (column, row) = (tiles.next % tiles.columns, tiles.next / tiles.columns);
-            tiles.next += thread::grid_dim_x();
+            tiles.next += thread::grid_dim_x() / Self::CLUSTER;
             let first_row = row * tiles.tokens_of_tile;
             if first_row < self.launch.m {
                 let tokens = (self.launch.m - first_row).min(tiles.tokens_of_tile);

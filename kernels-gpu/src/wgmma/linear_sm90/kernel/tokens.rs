@@ -12,10 +12,7 @@ use cuda_std::{
 };
 
 use super::Linear;
-use crate::{
-    decoding::K_BLOCK,
-    linear::{BOX_BYTES, k_blocks},
-};
+use crate::{decoding::K_BLOCK, linear::BOX_BYTES};
 
 /// Boxes per buffer.
 const BOXES: u32 = 2 * K_BLOCK / BOX_BYTES;
@@ -36,7 +33,8 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
         griddepcontrol_wait();
         griddepcontrol_launch_dependents();
         while let Some(tile) = self.next(&mut tiles) {
-            for k_block in 0..k_blocks(self.launch.k) {
+            let [first, end] = self.k_range();
+            for k_block in first..end {
                 let (buffer, full) = (Self::buffer(self.shared, buffers), buffers.full());
                 // SAFETY: the tokens are complete after the wait for the previous grid. A buffer is written while it is
                 // empty, and its full barrier expects the bytes of both boxes.

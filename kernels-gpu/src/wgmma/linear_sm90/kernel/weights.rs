@@ -8,7 +8,7 @@ use cuda_std::{
 };
 
 use super::Linear;
-use crate::linear::{PANEL_BYTES, PANEL_ROWS, k_blocks, panel_offset};
+use crate::linear::{PANEL_BYTES, PANEL_ROWS, panel_offset};
 
 impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P> {
     /// Loads the weights of the CTA's tiles to stages. Runs in one warp. Weights do not depend on the previous grid.
@@ -21,7 +21,8 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
         let (mut stages, mut tiles) = (self.stages(), self.tiles());
         let last = (self.launch.n - 1) / PANEL_ROWS;
         while let Some(tile) = self.next(&mut tiles) {
-            for k_block in 0..k_blocks(self.launch.k) {
+            let [first, end] = self.k_range();
+            for k_block in first..end {
                 let (stage, full) = (Self::stage(self.shared, stages), stages.full());
                 // SAFETY: the copies read panels of the matrix. A stage is written while it is empty, and its full
                 // barrier expects the bytes of every copy.

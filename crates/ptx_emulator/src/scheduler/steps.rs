@@ -1,0 +1,39 @@
+//! What an explorer of orders keeps about a cluster.
+
+use std::collections::{BTreeSet, HashMap};
+
+use crate::machine::footprint::Footprint;
+use crate::machine::warp::State;
+
+/// What an explorer keeps about a cluster.
+#[derive(Default)]
+pub struct Steps {
+    /// Warps that repeat a loop which only reads, or poll in vain, with what they read.
+    pub asleep: HashMap<u32, Footprint>,
+    /// Loops that warps are in, by warp.
+    pub loops: HashMap<u32, Vec<Loop>>,
+    /// Number of operations that each warp has issued.
+    pub issued: HashMap<u32, u32>,
+    /// Warp of each operation, and the operation's number among those of the warp.
+    pub names: HashMap<u64, (u32, u32)>,
+    /// What operations in flight will touch, as far as it is known at their issue.
+    pub claims: HashMap<u64, Footprint>,
+    /// Number of the last operation with a name.
+    pub last: u64,
+    /// Number of steps of each warp.
+    pub steps: HashMap<u32, u64>,
+}
+
+/// A loop that a warp is in.
+pub struct Loop {
+    /// First instruction, and the warp's state there.
+    pub head: u32,
+    pub state: State,
+    /// Instructions, and what they read since then.
+    pub body: BTreeSet<u32>,
+    pub reads: Footprint,
+    /// Whether the loop changed anything.
+    pub changed: bool,
+    /// Number of the step in which the warp was there.
+    pub step: u64,
+}
