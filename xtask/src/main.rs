@@ -14,6 +14,7 @@ mod others;
 mod picture;
 mod ptxas;
 mod publish;
+mod release;
 mod sass;
 mod snapshot;
 mod table;
