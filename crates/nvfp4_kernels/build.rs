@@ -1,25 +1,30 @@
 //! Compiles the kernels of `kernels-gpu` to PTX and writes the table that `builds` includes, one entry per kernel and
-//! architecture. If the variable `NVFP4_PTXAS` names a ptxas, the table also has machine code, which a GPU's driver loads
-//! without compiling.
+//! architecture. If the package `nvfp4-ptx` has PTX, as the published one does, nothing is compiled. If the variable
+//! `NVFP4_PTXAS` names a ptxas, the table also has machine code, which a GPU's driver loads without compiling.
 
 use std::error::Error;
 use std::fmt::Write as _;
-use std::hash::{DefaultHasher, Hasher};
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{env, fs, thread};
 
-use cuda_builder::{Built, KernelCrate};
+use cuda_builder::KernelCrate;
 use gpu_arch::{Arch, Reach};
 
 /// Devices that code for later devices is assembled for, because machine code does not run on the next major
 /// capability.
 const ONWARD_MACHINE_CODE: [&str; 4] = ["sm_80", "sm_90", "sm_100", "sm_120"];
 
-/// Level of Zstandard at which packing 230 MB of PTX takes seconds.
-const LEVEL: i32 = 9;
+/// PTX of a kernel for one architecture.
+struct Ptx {
+    kernel: String,
+    arch: Arch,
+    /// The text.
+    path: PathBuf,
+    /// Expression of type `Packed`.
+    packed: String,
+}
 
 /// A file of machine code.
 struct Cubin {
@@ -37,18 +42,16 @@ fn main() {
 
 fn embed() -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
-    let kernels = KernelCrate::open(PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("../../kernels-gpu"))?;
-    kernels.print_rerun_if_changed();
-    let built = kernels.build_all(&out)?;
     let ptxas = env::var_os("NVFP4_PTXAS").map(PathBuf::from);
+    let list = Path::new(nvfp4_ptx::FOLDER).join(nvfp4_ptx::LIST);
+    let texts = if list.exists() { published(&list, &out, ptxas.is_some())? } else { compile(&out)? };
     let machine_code = match &ptxas {
-        Some(ptxas) => assemble_all(ptxas, &built)?,
-        None => built.iter().map(|_| Vec::new()).collect(),
+        Some(ptxas) => assemble_all(ptxas, &texts)?,
+        None => texts.iter().map(|_| Vec::new()).collect(),
     };
     let mut table = String::from("vec![\n");
-    for (built, codes) in built.iter().zip(machine_code) {
-        let ptx = packed(&built.path)?;
-        write!(table, "    Build::new({:?}, {:?}, {ptx}, &[", built.kernel, built.arch.to_string())?;
+    for (Ptx { kernel, arch, packed: ptx, .. }, codes) in texts.iter().zip(machine_code) {
+        write!(table, "    Build::new({kernel:?}, \"{arch}\", {ptx}, &[")?;
         for Cubin { arch, path } in codes {
             write!(table, "MachineCode {{ arch: \"{arch}\", code: {} }}, ", packed(&path)?)?;
         }
@@ -59,39 +62,71 @@ fn embed() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// Compiles the kernels of a checkout.
+fn compile(out: &Path) -> Result<Vec<Ptx>, Box<dyn Error>> {
+    let kernels = KernelCrate::open(PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("../../kernels-gpu"))?;
+    kernels.print_rerun_if_changed();
+    let with_packed = |built: cuda_builder::Built| {
+        let packed = packed(&built.path)?;
+        Ok(Ptx { kernel: built.kernel, arch: built.arch, path: built.path, packed })
+    };
+    kernels.build_all(out)?.into_iter().map(with_packed).collect()
+}
+
+/// Reads the list of `nvfp4-ptx`, and unpacks the texts if an assembler needs them.
+fn published(list: &Path, out: &Path, unpack: bool) -> Result<Vec<Ptx>, Box<dyn Error>> {
+    println!("cargo::rerun-if-changed={}", list.display());
+    let lines = fs::read_to_string(list).map_err(|error| format!("{}: {error}", list.display()))?;
+    let mut texts = Vec::new();
+    for line in lines.lines() {
+        let words: Vec<_> = line.split(' ').collect();
+        let &[kernel, arch, hash] = &words[..] else {
+            return Err(format!("{}: {line:?} is not KERNEL ARCH HASH", list.display()).into());
+        };
+        let file = format!("{kernel}.{arch}.ptx");
+        let (path, zst) = (out.join(&file), list.with_file_name(format!("{file}.zst")));
+        if unpack {
+            fs::write(&path, nvfp4_ptx::unpack(&fs::read(&zst)?)?)?;
+        }
+        let packed = expression(&zst, hash.parse()?);
+        texts.push(Ptx { kernel: kernel.to_owned(), arch: arch.parse()?, path, packed });
+    }
+    Ok(texts)
+}
+
 /// Compresses a file beside it. Returns an expression of type `Packed`.
 fn packed(path: &Path) -> Result<String, Box<dyn Error>> {
-    let bytes = fs::read(path)?;
-    let mut hasher = DefaultHasher::new();
-    hasher.write(&bytes);
-    let mut encoder = zstd::Encoder::new(Vec::new(), LEVEL)?;
-    encoder.long_distance_matching(true)?;
-    encoder.write_all(&bytes)?;
+    let (bytes, hash) = nvfp4_ptx::pack(&fs::read(path)?)?;
     let packed = path.with_added_extension("zst");
-    fs::write(&packed, encoder.finish()?)?;
-    Ok(format!("Packed {{ bytes: include_bytes!({packed:?}), hash: {} }}", hasher.finish()))
+    fs::write(&packed, bytes)?;
+    Ok(expression(&packed, hash))
+}
+
+/// Returns an expression of type `Packed`.
+fn expression(packed: &Path, hash: u64) -> String {
+    format!("Packed {{ bytes: include_bytes!({packed:?}), hash: {hash} }}")
 }
 
 /// Assembles every build for its devices, several at a time. Returns the files of each build.
-fn assemble_all(ptxas: &Path, built: &[Built]) -> Result<Vec<Vec<Cubin>>, Box<dyn Error>> {
+fn assemble_all(ptxas: &Path, texts: &[Ptx]) -> Result<Vec<Vec<Cubin>>, Box<dyn Error>> {
     let mut jobs = Vec::new();
-    for (index, build) in built.iter().enumerate() {
-        match build.arch.reach() {
+    for (index, text) in texts.iter().enumerate() {
+        match text.arch.reach() {
             Reach::Onward => {
                 for arch in ONWARD_MACHINE_CODE.map(|arch| arch.parse::<Arch>().expect("the list has valid names")) {
-                    if arch >= build.arch {
+                    if arch >= text.arch {
                         jobs.push((index, arch));
                     }
                 }
             }
-            Reach::Family | Reach::Alone => jobs.push((index, build.arch)),
+            Reach::Family | Reach::Alone => jobs.push((index, text.arch)),
         }
     }
     let next = AtomicUsize::new(0);
     let work = || {
         let mut done = Vec::new();
         while let Some(&(index, arch)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            done.push((index, arch, assemble(ptxas, &built[index].path, arch)));
+            done.push((index, arch, assemble(ptxas, &texts[index].path, arch)));
         }
         done
     };
@@ -100,7 +135,7 @@ fn assemble_all(ptxas: &Path, built: &[Built]) -> Result<Vec<Vec<Cubin>>, Box<dy
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
         workers.into_iter().flat_map(|worker| worker.join().expect("no worker panics")).collect()
     });
-    let mut codes: Vec<Vec<Cubin>> = built.iter().map(|_| Vec::new()).collect();
+    let mut codes: Vec<Vec<Cubin>> = texts.iter().map(|_| Vec::new()).collect();
     for (index, arch, path) in done {
         codes[index].push(Cubin { arch, path: path? });
     }

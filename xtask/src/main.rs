@@ -13,6 +13,8 @@ mod kernels;
 mod others;
 mod picture;
 mod ptxas;
+mod publish;
+mod release;
 mod sass;
 mod snapshot;
 mod table;
@@ -40,6 +42,7 @@ enum Command {
     Others(others::Args),
     Picture(picture::Args),
     Ptxas(ptxas::Args),
+    Publish(publish::Args),
     Sass(sass::Args),
     Snapshot(snapshot::Args),
     Tidy(tidy::Args),
@@ -59,6 +62,7 @@ fn main() -> anyhow::Result<()> {
         Command::Others(args) => others::run(&args),
         Command::Picture(args) => picture::run(&args),
         Command::Ptxas(args) => ptxas::run(&args),
+        Command::Publish(args) => publish::run(&args),
         Command::Sass(args) => sass::run(&args),
         Command::Snapshot(args) => snapshot::run(&args),
         Command::Tidy(args) => tidy::run(&args),

@@ -107,3 +107,10 @@ pub fn output(command: &mut Command) -> anyhow::Result<(String, String)> {
     ensure!(output.status.success(), "{} failed:\n{error}", program.display());
     Ok((out, error))
 }
+
+/// Runs a program with its output on the terminal.
+pub fn show(command: &mut Command) -> anyhow::Result<()> {
+    let status = command.status().with_context(|| format!("cannot run {}", command.get_program().display()))?;
+    ensure!(status.success(), "{command:?} failed; its messages are above");
+    Ok(())
+}
