@@ -6,6 +6,7 @@ mod bless;
 mod build_ptx;
 mod card;
 mod counters;
+mod dist;
 mod document;
 mod emulate;
 mod experiments;
@@ -22,6 +23,7 @@ mod tidy;
 mod time_model;
 mod tools;
 mod wgmma;
+mod wheels;
 mod work;
 mod workspace;
 
@@ -37,6 +39,7 @@ enum Command {
     BuildPtx(build_ptx::Args),
     Card(card::Args),
     Counters(counters::Args),
+    Dist(dist::Args),
     Experiments(experiments::Args),
     Kernels(kernels::Args),
     Others(others::Args),
@@ -47,6 +50,7 @@ enum Command {
     Snapshot(snapshot::Args),
     Tidy(tidy::Args),
     TimeModel(time_model::Args),
+    Wheels(wheels::Args),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -57,6 +61,7 @@ fn main() -> anyhow::Result<()> {
         Command::BuildPtx(args) => build_ptx::run(&args),
         Command::Card(args) => card::run(&args),
         Command::Counters(args) => counters::run(&args),
+        Command::Dist(args) => dist::run(&args),
         Command::Experiments(args) => experiments::run(&args),
         Command::Kernels(args) => kernels::run(&args),
         Command::Others(args) => others::run(&args),
@@ -67,5 +72,6 @@ fn main() -> anyhow::Result<()> {
         Command::Snapshot(args) => snapshot::run(&args),
         Command::Tidy(args) => tidy::run(&args),
         Command::TimeModel(args) => time_model::run(&args),
+        Command::Wheels(args) => wheels::run(&args),
     }
 }
