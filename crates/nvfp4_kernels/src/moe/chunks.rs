@@ -6,15 +6,9 @@ use nvfp4_core::Error;
 use nvfp4_core::moe::MoeSizes;
 use nvfp4_core::problem::TokenFormat;
 
-/// Upper bound of the workspace's size in bytes. Tokens that need more are computed in chunks.
-const fn most_bytes(token_format: TokenFormat) -> u64 {
-    match token_format {
-        TokenFormat::Bits16 => 512_000_000,
-        // Rows exist twice, and each chunk reads all weights again: 8192 tokens of a rank of DeepSeek-R1 are one chunk.
-        TokenFormat::Fp8 => 2_048_000_000,
-        TokenFormat::Nvfp4 => 1_024_000_000,
-    }
-}
+/// Upper bound of the workspace's size in bytes. Tokens that need more are computed in chunks. Each chunk reads all weights
+/// again, so 8192 tokens of DeepSeek-R1 and Kimi-K2 under TP 8 or EP 8 are one chunk.
+const MOST_BYTES: u64 = 2_048_000_000;
 
 /// Returns the chunks of a call in order, each with its first token. There is more than one only if the workspace of all
 /// tokens would be too large.
@@ -38,15 +32,14 @@ fn bytes(sizes: &MoeSizes, tokens: usize) -> u64 {
     end
 }
 
-/// Whether the workspace of a chunk stays below [`most_bytes`].
+/// Whether the workspace of a chunk stays below [`MOST_BYTES`].
 fn fits(sizes: &MoeSizes, tokens: usize) -> bool {
-    let most = most_bytes(sizes.token_format);
-    (tokens as u64) < most && bytes(sizes, tokens) < most
+    (tokens as u64) < MOST_BYTES && bytes(sizes, tokens) < MOST_BYTES
 }
 
-/// Returns the maximum number of tokens whose workspace stays below [`most_bytes`], at least 1.
+/// Returns the maximum number of tokens whose workspace stays below [`MOST_BYTES`], at least 1.
 fn most_tokens(sizes: &MoeSizes) -> usize {
-    let (mut most, mut too_many) = (1, most_bytes(sizes.token_format) as usize);
+    let (mut most, mut too_many) = (1, MOST_BYTES as usize);
     while too_many - most > 1 {
         let middle = usize::midpoint(most, too_many);
         *(if fits(sizes, middle) { &mut most } else { &mut too_many }) = middle;
@@ -63,9 +56,8 @@ fn chunk_tokens(sizes: &MoeSizes, tokens: usize) -> usize {
     tokens.div_ceil(tokens.div_ceil(most_tokens(sizes)))
 }
 
-/// Returns the bytes of the workspace for calls of a layer with up to `max_tokens` tokens: less than 512 MB for 16-bit tokens,
-/// 2048 MB for FP8 and 1024 MB for NVFP4. Layers whose calls follow each other on a stream can share the largest of their
-/// workspaces.
+/// Returns the bytes of the workspace for calls of a layer with up to `max_tokens` tokens, less than 2048 MB. Layers whose
+/// calls follow each other on a stream can share the largest of their workspaces.
 ///
 /// ```
 /// use nvfp4_kernels::moe::workspace_bytes;
@@ -86,7 +78,7 @@ fn chunk_tokens(sizes: &MoeSizes, tokens: usize) -> usize {
 ///     input_scales: false,
 /// };
 /// assert_eq!(workspace_bytes(&mixtral, 1), 82_176);
-/// assert!(workspace_bytes(&mixtral, 8192) < 512_000_000);
+/// assert!(workspace_bytes(&mixtral, 1 << 20) < 2_048_000_000);
 /// ```
 pub fn workspace_bytes(sizes: &MoeSizes, max_tokens: usize) -> usize {
     bytes(sizes, max_tokens.min(most_tokens(sizes))) as usize
@@ -113,12 +105,12 @@ mod tests {
                 let chunks = tokens.div_ceil(chunk);
                 // Each expert's rows are rounded up to eight, so one token of the largest layer exceeds the bound.
                 let alone = chunk == 1 && (sizes.token_format, sizes.hidden) == (TokenFormat::Fp8, 1 << 20);
-                assert!(alone || bytes(&sizes, chunk) < most_bytes(sizes.token_format), "{sizes:?} {tokens}");
+                assert!(alone || bytes(&sizes, chunk) < MOST_BYTES, "{sizes:?} {tokens}");
                 assert!(chunks * chunk >= tokens && chunks * chunk < tokens.max(1) + chunks.max(1));
                 assert!(workspace_bytes(&sizes, tokens) as u64 >= bytes(&sizes, chunk.min(tokens)));
                 assert!(workspace_bytes(&sizes, tokens + 1) >= workspace_bytes(&sizes, tokens));
                 let one_less = tokens.div_ceil(chunks.max(2) - 1);
-                assert!(chunks <= 1 || bytes(&sizes, one_less) >= most_bytes(sizes.token_format), "as few as possible");
+                assert!(chunks <= 1 || bytes(&sizes, one_less) >= MOST_BYTES, "as few as possible");
             }
         }
     }
