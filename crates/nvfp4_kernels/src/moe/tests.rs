@@ -477,7 +477,7 @@ fn whatever_else_few_tokens_ask_for_takes_the_longer_way() {
 
 #[test]
 fn chunks_have_all_tokens_once_with_what_belongs_to_them() {
-    let (sizes, all) = (MoeSizes { top_k: 8, ..sizes(None) }, arguments(10_000));
+    let (sizes, all) = (MoeSizes { top_k: 8, ..sizes(None) }, arguments(100_000));
     let chunks: Vec<_> = chunks(&sizes, &all).unwrap().collect();
     assert!(chunks.len() > 1);
     let mut next = 0;
@@ -491,7 +491,7 @@ fn chunks_have_all_tokens_once_with_what_belongs_to_them() {
         assert_eq!(chunk.shared_weights, all.shared_weights + 4 * first);
         assert_eq!((chunk.token_pitch, chunk.output_pitch), (6000, 5760));
     }
-    assert_eq!(next, 10_000);
+    assert_eq!(next, 100_000);
     assert_eq!(super::chunks(&sizes, &arguments(0)).unwrap().count(), 0);
 }
 
