@@ -44,7 +44,7 @@ impl Checkpoint {
         let roles = block.roles_of(op);
         let modules = roles.iter().map(|&role| block.pattern(role)).collect::<Option<Vec<_>>>();
         let modules = modules.ok_or_else(|| at(lacks_a_role(&block, roles)))?;
-        let tensors = self.account(&Scope { blocks: vec![&block], roles, router: None })?;
+        let tensors = self.account(&Scope { blocks: vec![&block], roles, router: None, on_host: None })?;
         if let Some(config) = ModelConfig::beside(self)? {
             config.check_transforms()?;
             if op == Op::Gated {

@@ -24,8 +24,11 @@ pub(super) struct Scope<'s> {
     /// Projections that are computed.
     pub roles: &'s [Role],
     /// `None`: single projections are computed. Otherwise the whole block is computed, with these tensors of the
-    /// router and of the projections around the experts, so everything in the layer that adds to the block's output matters.
+    /// router, of the projections around the experts and of `on_host`, so everything in the layer that adds to the block's
+    /// output matters.
     pub router: Option<Vec<&'s str>>,
+    /// One of the blocks, whose projections have any form: `router` has all their tensors that are computed.
+    pub on_host: Option<&'s Block<'s>>,
 }
 
 enum Fate {
@@ -81,6 +84,7 @@ impl Checkpoint {
         let in_block = scope.blocks.iter().any(|block| name.starts_with(&block.prefix()));
         match Projection::parse(name) {
             Some(projection) => match scope.blocks.iter().find(|block| block.has(&projection)) {
+                Some(block) if scope.on_host.is_some_and(|on_host| std::ptr::eq(on_host, *block)) => Fate::Refused,
                 Some(block) if scope.roles.contains(&projection.role) => {
                     computed(self.is_part(block, &projection, is_whole))
                 }

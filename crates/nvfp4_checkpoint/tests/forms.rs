@@ -255,7 +255,7 @@ fn global_input_scale_of_quark_counts() {
 }
 
 #[test]
-fn layer_with_a_projection_in_floats_does_not_run() {
+fn experts_in_floats_do_not_run_but_shared_experts_do() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let (block, names) = ("model.layers.0.mlp", ["gate_proj", "up_proj", "down_proj"]);
@@ -273,15 +273,31 @@ fn layer_with_a_projection_in_floats_does_not_run() {
         .set_experts(block, names, Format::ModelOpt, 2)
         .set(format!("{block}.gate.weight"), f32s(&[2, 32], &[0.5; 64]));
     assert_eq!(runs(&tensors, "experts.*.up_proj"), (vec!["moe", "gated", "linear"], String::new()));
-    // A shared expert in bf16 adds to the output, and only the whole layer needs it.
+    // The host computes a shared expert in bf16 and FP8.
     for (name, shape) in names.into_iter().zip([[16, 32], [16, 32], [32, 16]]) {
         tensors.set(format!("{block}.shared_experts.{name}.weight"), raw(Dtype::BF16, &shape, &[0x3F; 1024]));
     }
-    let (of_shared, why) = runs(&tensors, "experts.*.up_proj");
-    assert_eq!(of_shared, ["gated", "linear"]);
-    assert!(why.contains("not by moe") && why.contains("shared_experts.gate_proj is not NVFP4"), "{why}");
-    let message = Checkpoint::open(folder).unwrap().moe_layer(0, TokenDtype::Bf16).map(|_| ()).unwrap_err().to_string();
-    assert!(message.contains("shared_experts.gate_proj.weight: its dtype is BF16"), "{message}");
+    let down = format!("{block}.shared_experts.down_proj");
+    tensors.set(format!("{down}.weight"), raw(Dtype::F8_E4M3, &[32, 16], &[0x38; 512]));
+    tensors.set(format!("{down}.weight_scale_inv"), f32s(&[1, 1], &[0.5]));
+    assert_eq!(runs(&tensors, "experts.*.up_proj"), (vec!["moe", "gated", "linear"], String::new()));
+    let found = Inspection::of(folder);
+    let others = found.others.iter().map(|other| (&other.kind[..], &other.runs[..], other.why));
+    let runs_moe = |kind| (kind, &["moe"][..], None);
+    assert_eq!(others.collect::<Vec<_>>(), [runs_moe("FP8 in blocks"), runs_moe("BF16"), runs_moe("BF16")]);
+    let layer = Checkpoint::open(folder).unwrap();
+    let layer = layer.moe_layer(0, TokenDtype::Bf16).unwrap();
+    let shared = layer.around.as_ref().unwrap().host_branch().unwrap();
+    let forms: Vec<_> = shared.projections().map(|part| (&part.form[..], part.rows(), part.k)).collect();
+    assert_eq!(forms, [("BF16", 16, 32), ("BF16", 16, 32), ("FP8", 32, 16)]);
+    // A tensor that would change the result is not left out.
+    for part in ["weight_scale", "pre_quant_scale", "lora_A"] {
+        let mut tensors = tensors.clone();
+        tensors.set(format!("{block}.shared_experts.gate_proj.{part}"), f32s(&[1], &[2.0]));
+        let (of_shared, why) = runs(&tensors, "experts.*.up_proj");
+        assert_eq!(of_shared, ["gated", "linear"], "{part}");
+        assert!(why.contains(&format!("shared_experts.gate_proj.{part}: this ")), "{why}");
+    }
     // Gate in FP8 beside up in NVFP4.
     for expert in 0..2 {
         let module = format!("{block}.experts.{expert}.gate_proj");
