@@ -458,7 +458,10 @@ fn bad_model_or_activations_stop_a_run_early() {
         ("--weights absent.safetensors --layer 0", "absent.safetensors: No such file"),
         ("--weights no-scale.safetensors --layer 0", "gate_proj.weight_scale: this tensor is missing"),
         ("--weights nan-scale.safetensors --layer 0", "gate_proj.weight_scale: scale 0x7f at row 0, block 0 is NaN"),
-        ("--weights float.safetensors --layer 0", "gate_proj.weight: its dtype is F16, not U8; quantize the model"),
+        (
+            "--weights float.safetensors --layer 0",
+            "gate_proj.weight: its dtype is F16, but only NVFP4 weights run; quantize the model with `nvfp4 quantize`",
+        ),
         (
             "--weights good.safetensors --layer 0 --activations k16.safetensors",
             "K of the activations: got 16, expected 32",

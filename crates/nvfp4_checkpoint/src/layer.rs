@@ -1,14 +1,16 @@
 //! The experts of a layer as weights that run. Unknown tensors of the block are refused, because they could change the
 //! result.
 
+use std::collections::BTreeSet;
+
 use rayon::prelude::*;
 
-use super::block::{Block, Kind, lacks_a_role};
+use super::block::{Block, Kind, lacks_a_role, ranges};
 use super::convert::weights::PRE_QUANT_SCALE;
 use super::layer_tensors::Scope;
 use super::model_config::ModelConfig;
 use super::names::{BIAS, Projection, Role};
-use super::{Checkpoint, LayerTensors, QuantizedWeight, fused};
+use super::{Checkpoint, Dtype, Format, LayerTensors, QuantizedWeight, floats, fused};
 use nvfp4_core::Error;
 use nvfp4_core::problem::{Expert, Op, Weights};
 
@@ -44,6 +46,7 @@ impl Checkpoint {
         let roles = block.roles_of(op);
         let modules = roles.iter().map(|&role| block.pattern(role)).collect::<Option<Vec<_>>>();
         let modules = modules.ok_or_else(|| at(lacks_a_role(&block, roles)))?;
+        self.check_forms(&block, roles, false)?;
         let tensors = self.account(&Scope { blocks: vec![&block], roles, router: None, on_host: None })?;
         if let Some(config) = ModelConfig::beside(self)? {
             config.check_transforms()?;
@@ -80,6 +83,39 @@ impl Checkpoint {
         let weights = Weights::new(Op::Plain, vec![Expert::Plain(matrix)]).map_err(|error| error.at(module))?;
         let tensors = LayerTensors { used: self.parts_of(module).map(str::to_owned).collect(), left: Vec::new() };
         Ok(Layer { weights, input_scales: vec![input_scale], modules: vec![module.to_owned()], tensors })
+    }
+
+    /// Refuses a block with a projection of these roles in floats or FP8. `with_mxfp4`: MXFP4 runs too.
+    ///
+    /// # Errors
+    /// Returns an error with the first such projection, and with the layers whose projections have a form that runs.
+    pub(super) fn check_forms(&self, block: &Block<'_>, roles: &[Role], with_mxfp4: bool) -> Result<(), Error> {
+        let modules = |block: &Block<'_>| roles.iter().flat_map(|&role| block.modules(role)).collect::<Vec<_>>();
+        let other = |module: &String| {
+            let name = [".weight", ""].map(|part| format!("{module}{part}"));
+            let mut found = name.into_iter().filter_map(|name| self.tensor(&name).map(|tensor| (name, tensor.dtype)));
+            found.find(|(_, dtype)| floats::DTYPES.contains(dtype) || *dtype == Dtype::F8_E4M3)
+        };
+        let Some((name, dtype)) = modules(block).iter().find_map(other) else { return Ok(()) };
+        let runs = |module: &String| {
+            let globals = [Format::ModelOpt, Format::CompressedTensors].map(Format::global);
+            self.is_fused(module)
+                || globals.into_iter().any(|global| self.tensor(&format!("{module}{global}")).is_some())
+                || with_mxfp4 && self.mxfp4_values(module).is_some()
+        };
+        let is_alike = |other: &Block<'_>| {
+            let modules = modules(other);
+            let of_experts =
+                matches!(other.kind, Kind::Routed | Kind::Fused) == matches!(block.kind, Kind::Routed | Kind::Fused);
+            of_experts && other.kind != Kind::Shared && !modules.is_empty() && modules.iter().all(runs)
+        };
+        let layers: BTreeSet<usize> = self.blocks(None).into_iter().filter(is_alike).map(|block| block.layer).collect();
+        let runs = if with_mxfp4 { "NVFP4 or MXFP4 experts" } else { "NVFP4 weights" };
+        let mut what = format!("its dtype is {dtype}, but only {runs} run; quantize the model with `nvfp4 quantize`");
+        if !layers.is_empty() {
+            what += &format!(", or use a layer that has them: {}", ranges(&layers));
+        }
+        Err(Error::NotComputed(what).at(self.place(&name)))
     }
 
     /// Returns the block of a layer that runs: its routed experts, or else its only dense block.

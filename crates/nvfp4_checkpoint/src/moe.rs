@@ -222,6 +222,7 @@ impl Checkpoint {
     fn plan<'b, 'n>(&self, blocks: &'b [Block<'n>], layer: usize) -> Result<Plan<'b, 'n>, Error> {
         let at = |error: Error| error.at(self.path().display());
         let routed = self.routed_block(blocks, layer).map_err(at)?;
+        self.check_forms(routed, &ROLES, true)?;
         let around = self.surroundings(routed.path())?;
         let beside = beside(blocks, routed, around.as_ref()).map_err(at)?;
         [routed].into_iter().chain(beside).try_for_each(Block::check).map_err(at)?;

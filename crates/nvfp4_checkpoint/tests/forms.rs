@@ -5,7 +5,7 @@ use std::path::Path;
 use model_files::{Tensors, f32s, raw};
 use nvfp4_checkpoint::{Checkpoint, Dtype, Format, Inspection};
 use nvfp4_core::moe::ExpertTransforms;
-use nvfp4_core::problem::TokenDtype;
+use nvfp4_core::problem::{Op, TokenDtype};
 use nvfp4_core::transform::TokenTransform;
 
 const MODULE: &str = "model.layers.0.self_attn.q_proj";
@@ -99,7 +99,7 @@ fn shared_factors_multiply_the_tokens_after_routing() {
     }
     // Single operations do not read the tokens' factors.
     let checkpoint = with_factors(folder, &gate_up, halves);
-    let message = checkpoint.layer(0, nvfp4_core::problem::Op::Gated).map(|_| ()).unwrap_err().to_string();
+    let message = checkpoint.layer(0, Op::Gated).map(|_| ()).unwrap_err().to_string();
     assert!(message.contains("NVFP4_AWQ"), "{message}");
 }
 
@@ -309,6 +309,62 @@ fn experts_in_floats_do_not_run_but_shared_experts_do() {
     }
     let (of_mixed, why) = runs(&tensors, "experts.*.up_proj");
     assert_eq!(of_mixed, ["linear"]);
-    assert!(why.contains("experts.0.gate_proj is not NVFP4") && why.contains("nvfp4 quantize"), "{why}");
+    assert!(
+        why.contains("experts.0.gate_proj.weight: its dtype is F8_E4M3") && why.contains("nvfp4 quantize"),
+        "{why}"
+    );
     assert_eq!(runs(&tensors, "experts.*.down_proj").0, ["plain", "linear"]);
+}
+
+#[test]
+fn layer_with_other_experts_names_the_layers_that_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let config =
+        r#"{"model_type": "qwen3_moe", "num_experts_per_tok": 1, "norm_topk_prob": true, "hidden_act": "silu"}"#;
+    std::fs::write(folder.join("config.json"), config).unwrap();
+    let (mut tensors, names) = (Tensors::default(), ["gate_proj", "up_proj", "down_proj"]);
+    for layer in 0..5 {
+        let block = format!("model.layers.{layer}.mlp");
+        tensors.set_experts(&block, names, Format::ModelOpt, 2);
+        tensors.set(format!("{block}.gate.weight"), f32s(&[2, 32], &[0.5; 64]));
+    }
+    let mut in_form = |module: String, parts: &[(&str, &[usize])]| {
+        for part in ["weight", "weight_scale", "weight_scale_2", "input_scale"] {
+            tensors.remove(&format!("{module}.{part}"));
+        }
+        let dtype = if parts.len() == 1 { Dtype::BF16 } else { Dtype::F8_E4M3 };
+        let bytes = vec![0x38; 16 * 32 * dtype.bitsize() / 8];
+        tensors.set(format!("{module}.weight"), raw(dtype, parts[0].1, &bytes));
+        parts[1..].iter().for_each(|(part, shape)| _ = tensors.set(format!("{module}.{part}"), f32s(shape, &[0.5])));
+    };
+    // Layer 1 is bf16. Of layer 4, only the down projections are FP8 in blocks.
+    for expert in 0..2 {
+        for (name, shape) in names.into_iter().zip([[16, 32], [16, 32], [32, 16]]) {
+            in_form(format!("model.layers.1.mlp.experts.{expert}.{name}"), &[("weight", &shape)]);
+        }
+        let down = format!("model.layers.4.mlp.experts.{expert}.down_proj");
+        in_form(down, &[("weight", &[32, 16]), ("weight_scale_inv", &[1, 1])]);
+    }
+    tensors.write(&folder.join("model.safetensors"));
+    let checkpoint = Checkpoint::open(folder).unwrap();
+    let whole = |layer| checkpoint.moe_layer(layer, TokenDtype::Bf16).map(|_| ()).unwrap_err().to_string();
+    let quantize = "quantize the model with `nvfp4 quantize`, or use a layer that has them:";
+    for (message, words) in [
+        (whole(1), "layers.1.mlp.experts.0.gate_proj.weight: its dtype is BF16, but only NVFP4 or MXFP4 experts run"),
+        (
+            whole(4),
+            "layers.4.mlp.experts.0.down_proj.weight: its dtype is F8_E4M3, but only NVFP4 or MXFP4 experts run",
+        ),
+    ] {
+        assert!(message.contains(&format!("{words}; {quantize} 0, 2-3")), "{message}");
+    }
+    let single = |layer, op| checkpoint.layer(layer, op).map(|_| ()).map_err(|error| error.to_string());
+    let message = single(1, Op::Gated).unwrap_err();
+    assert!(
+        message.contains(&format!("its dtype is BF16, but only NVFP4 weights run; {quantize} 0, 2-4")),
+        "{message}"
+    );
+    assert!(single(4, Op::Gated).is_ok());
+    assert!(single(4, Op::Plain).unwrap_err().ends_with("a layer that has them: 0, 2-3"));
 }
