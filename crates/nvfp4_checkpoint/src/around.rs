@@ -97,6 +97,12 @@ pub(super) fn is_projection(name: &str) -> bool {
     name.contains("latent") || name.split('.').any(is_known)
 }
 
+/// Returns `true` if a name contains a projection or a norm around the experts, which change no product of the experts.
+pub(super) fn is_part(name: &str) -> bool {
+    let is_norm = |segment| FAMILIES.iter().any(|family| family.norms().any(|known| known == segment));
+    is_projection(name) || name.split('.').any(is_norm)
+}
+
 /// What surrounds the routed experts of one layer, known before any weight is read.
 pub(super) struct Surroundings {
     family: &'static Family,

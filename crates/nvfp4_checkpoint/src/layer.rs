@@ -85,32 +85,34 @@ impl Checkpoint {
         Ok(Layer { weights, input_scales: vec![input_scale], modules: vec![module.to_owned()], tensors })
     }
 
-    /// Refuses a block with a projection of these roles in floats or FP8. `with_mxfp4`: MXFP4 runs too.
+    /// Refuses a block with a projection of these roles in floats or FP8. `is_whole`: the operation computes whole experts,
+    /// also in MXFP4.
     ///
     /// # Errors
-    /// Returns an error with the first such projection, and with the layers whose projections have a form that runs.
-    pub(super) fn check_forms(&self, block: &Block<'_>, roles: &[Role], with_mxfp4: bool) -> Result<(), Error> {
+    /// Returns an error with the first such projection, and with the layers that have none.
+    pub(super) fn check_forms(&self, block: &Block<'_>, roles: &[Role], is_whole: bool) -> Result<(), Error> {
         let modules = |block: &Block<'_>| roles.iter().flat_map(|&role| block.modules(role)).collect::<Vec<_>>();
-        let other = |module: &String| {
-            let name = [".weight", ""].map(|part| format!("{module}{part}"));
-            let mut found = name.into_iter().filter_map(|name| self.tensor(&name).map(|tensor| (name, tensor.dtype)));
+        let in_other_form = |module: &String| {
+            let names = [".weight", ""].map(|part| format!("{module}{part}"));
+            let mut found = names.into_iter().filter_map(|name| self.tensor(&name).map(|tensor| (name, tensor.dtype)));
             found.find(|(_, dtype)| floats::DTYPES.contains(dtype) || *dtype == Dtype::F8_E4M3)
         };
-        let Some((name, dtype)) = modules(block).iter().find_map(other) else { return Ok(()) };
+        let Some((name, dtype)) = modules(block).iter().find_map(in_other_form) else { return Ok(()) };
         let runs = |module: &String| {
             let globals = [Format::ModelOpt, Format::CompressedTensors].map(Format::global);
-            self.is_fused(module)
-                || globals.into_iter().any(|global| self.tensor(&format!("{module}{global}")).is_some())
-                || with_mxfp4 && self.mxfp4_values(module).is_some()
+            let mut globals = globals.into_iter().map(|global| self.tensor(&format!("{module}{global}")));
+            let is_fp4 = self.is_fused(module)
+                || globals.any(|global| global.is_some())
+                || is_whole && self.mxfp4_values(module).is_some();
+            is_fp4 && in_other_form(module).is_none()
         };
         let is_alike = |other: &Block<'_>| {
+            let both_routed = [block, other].iter().all(|block| matches!(block.kind, Kind::Routed | Kind::Fused));
             let modules = modules(other);
-            let of_experts =
-                matches!(other.kind, Kind::Routed | Kind::Fused) == matches!(block.kind, Kind::Routed | Kind::Fused);
-            of_experts && other.kind != Kind::Shared && !modules.is_empty() && modules.iter().all(runs)
+            (other.kind == block.kind || is_whole && both_routed) && !modules.is_empty() && modules.iter().all(runs)
         };
         let layers: BTreeSet<usize> = self.blocks(None).into_iter().filter(is_alike).map(|block| block.layer).collect();
-        let runs = if with_mxfp4 { "NVFP4 or MXFP4 experts" } else { "NVFP4 weights" };
+        let runs = if is_whole { "NVFP4 or MXFP4 experts" } else { "NVFP4 weights" };
         let mut what = format!("its dtype is {dtype}, but only {runs} run; quantize the model with `nvfp4 quantize`");
         if !layers.is_empty() {
             what += &format!(", or use a layer that has them: {}", ranges(&layers));

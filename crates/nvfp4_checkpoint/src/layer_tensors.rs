@@ -97,8 +97,7 @@ impl Checkpoint {
                 Some(Aside::Router) if is_whole => Fate::Refused,
                 Some(_) => Fate::Left,
                 None if in_block && !is_whole && name.split('.').any(names::is_shared) => Fate::Left,
-                // A projection around the experts changes no product of theirs.
-                None if in_block && !is_whole && around::is_projection(name) => Fate::Left,
+                None if in_block && !is_whole && around::is_part(name) => Fate::Left,
                 None if in_block => Fate::Refused,
                 // A vector beside the block cannot be a branch with an output of its own.
                 None if is_whole && self.tensor(name).is_some_and(|tensor| tensor.shape.len() > 1) => Fate::Refused,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use nvfp4::Error;
 use nvfp4::backend::{self, Backend, Moe};
-use nvfp4::checkpoint::Around;
+use nvfp4::checkpoint::{Around, FeedForward};
 use nvfp4::moe::compare::MoeComparison;
 use nvfp4::moe::{Activation, MoeInputs, MoeOutput, MoeStep};
 use nvfp4::problem::{TokenDtype, TokenFormat};
@@ -88,22 +88,18 @@ impl<'a> AroundPart<'a> {
             parts.push("the host normalizes the tokens before the experts and their sum after them".into());
         }
         if let Some((intermediate, activation)) = self.branch_sizes() {
-            let norms = if has_norms { " with norms of its own" } else { "" };
+            let norms = if has_norms { ", norms of its own" } else { "" };
             let branch =
-                format!("beside them a branch of I {intermediate}, {activation}{norms}, with tokens of H {hidden}");
-            let forms: BTreeSet<&str> = self
-                .around
-                .host_branch()
-                .iter()
-                .flat_map(|block| block.projections())
-                .map(|part| &part.form[..])
-                .collect();
+                format!("beside the experts a branch of I {intermediate}: {activation}, tokens of H {hidden}{norms}");
+            let forms = self.around.host_branch().into_iter().flat_map(FeedForward::projections);
+            let forms: BTreeSet<&str> = forms.map(|projection| &projection.form[..]).collect();
             parts.push(match forms.is_empty() {
                 true => branch,
                 false => format!("{branch}, on the host ({})", forms.into_iter().collect::<Vec<_>>().join(", ")),
             });
         }
-        format!("around    {}. Time, rate and bytes are those of the routed experts", parts.join("; "))
+        let unchecked = if self.around.host_branch().is_some() { "; the host's branch is not compared" } else { "" };
+        format!("around    {}. Time, rate and bytes are those of the routed experts{unchecked}", parts.join("; "))
     }
 
     /// JSON keys about the surroundings.
