@@ -243,9 +243,10 @@ fn shared_expert_in_bf16_and_fp8_is_added() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let shared = format!("{BLOCK}.shared_expert");
-    let config =
-        r#"{"model_type": "qwen3_moe", "num_experts_per_tok": 1, "norm_topk_prob": true, "hidden_act": "silu"}"#;
-    std::fs::write(folder.join("config.json"), config).unwrap();
+    let config = serde_json::json!({"model_type": "qwen3_moe", "num_experts_per_tok": 1, "norm_topk_prob": true,
+        "hidden_act": "silu", "quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4",
+        "ignore": ["*shared_expert*"]}});
+    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
     let mut tensors = Tensors::default();
     tensors.set_experts(BLOCK, NAMES, Format::ModelOpt, 2);
     tensors.set(format!("{BLOCK}.gate.weight"), f32s(&[2, 32], &numbers(64, 3, 0.25)));
@@ -274,13 +275,16 @@ fn shared_expert_in_bf16_and_fp8_is_added() {
     let (with_shared, around) = output(Some(0x3F));
     assert!(with_shared != alone);
     let forms = NAMES.map(|name| (format!("{shared}.{name}"), if name == "down_proj" { "FP8" } else { "BF16" }));
-    let forms: serde_json::Value = forms.into_iter().map(|(module, form)| (module, form.into())).collect();
+    let forms: serde_json::Value =
+        forms.into_iter().map(|(module, form)| (module, serde_json::Value::from(form))).collect();
     assert_eq!((&around["forms_on_host"], &around["branch_on_host"]), (&forms, &true.into()));
     let text = stdout(&nvfp4(folder, run));
     let line = "around    beside the experts a branch of I 32: silu, tokens of H 32, on the host (BF16, FP8). ";
     assert!(text.contains(line), "{text}");
     let text = stdout(&nvfp4(folder, "inspect model.safetensors"));
     assert!(text.contains("shared_expert.down_proj\n  1 × [32, 32] FP8; computed by moe\n"), "{text}");
+    let text = stdout(&nvfp4(folder, "doctor . --backend nvfp4"));
+    assert!(text.ends_with("nvfp4: serves it\n"), "{text}");
 }
 
 #[test]
