@@ -239,6 +239,55 @@ fn run_reports_the_computed_layer() {
 }
 
 #[test]
+fn shared_expert_in_bf16_and_fp8_is_added() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let shared = format!("{BLOCK}.shared_expert");
+    let config = serde_json::json!({"model_type": "qwen3_moe", "num_experts_per_tok": 1, "norm_topk_prob": true,
+        "hidden_act": "silu", "quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4",
+        "ignore": ["*shared_expert*"]}});
+    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    let mut tensors = Tensors::default();
+    tensors.set_experts(BLOCK, NAMES, Format::ModelOpt, 2);
+    tensors.set(format!("{BLOCK}.gate.weight"), f32s(&[2, 32], &numbers(64, 3, 0.25)));
+    let run = "run --op moe --backend cpu --weights . --layer 0 --tokens 3 --repeat 1";
+    let mut output = |code: Option<u8>| {
+        if let Some(code) = code {
+            let bytes = |size: usize| [0x3C, code].repeat(size);
+            tensors
+                .set(format!("{shared}.gate_proj.weight"), raw(Dtype::BF16, &[32, 32], &bytes(1024)))
+                .set(format!("{shared}.up_proj.weight"), raw(Dtype::BF16, &[32, 32], &bytes(1024)))
+                .set(format!("{shared}.down_proj.weight"), raw(Dtype::F8_E4M3, &[32, 32], &[code; 1024]))
+                .set(format!("{shared}.down_proj.weight_scale"), f32s(&[32, 1], &[0.5; 32]));
+        }
+        tensors.write(&folder.join("model.safetensors"));
+        let report: serde_json::Value =
+            serde_json::from_str(&stdout(&nvfp4(folder, &format!("{run} --json --output out.safetensors")))).unwrap();
+        assert_eq!(report["verified"], true);
+        let output = std::fs::read(folder.join("out.safetensors")).unwrap();
+        std::fs::remove_file(folder.join("out.safetensors")).unwrap();
+        (output, report["around"].clone())
+    };
+    let (alone, around) = output(None);
+    assert_eq!(around, serde_json::Value::Null);
+    let (with_zeros, _) = output(Some(0));
+    assert!(with_zeros == alone, "a shared expert of zeros adds nothing");
+    let (with_shared, around) = output(Some(0x3F));
+    assert!(with_shared != alone);
+    let forms = NAMES.map(|name| (format!("{shared}.{name}"), if name == "down_proj" { "FP8" } else { "BF16" }));
+    let forms: serde_json::Value =
+        forms.into_iter().map(|(module, form)| (module, serde_json::Value::from(form))).collect();
+    assert_eq!((&around["forms_on_host"], &around["branch_on_host"]), (&forms, &true.into()));
+    let text = stdout(&nvfp4(folder, run));
+    let line = "around    beside the experts a branch of I 32: silu, tokens of H 32, on the host (BF16, FP8). ";
+    assert!(text.contains(line), "{text}");
+    let text = stdout(&nvfp4(folder, "inspect model.safetensors"));
+    assert!(text.contains("shared_expert.down_proj\n  1 × [32, 32] FP8; computed by moe\n"), "{text}");
+    let text = stdout(&nvfp4(folder, "doctor . --backend nvfp4"));
+    assert!(text.ends_with("nvfp4: serves it\n"), "{text}");
+}
+
+#[test]
 fn hints_appear_once_and_control_characters_are_escaped() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
@@ -458,7 +507,10 @@ fn bad_model_or_activations_stop_a_run_early() {
         ("--weights absent.safetensors --layer 0", "absent.safetensors: No such file"),
         ("--weights no-scale.safetensors --layer 0", "gate_proj.weight_scale: this tensor is missing"),
         ("--weights nan-scale.safetensors --layer 0", "gate_proj.weight_scale: scale 0x7f at row 0, block 0 is NaN"),
-        ("--weights float.safetensors --layer 0", "gate_proj.weight: its dtype is F16, not U8; quantize the model"),
+        (
+            "--weights float.safetensors --layer 0",
+            "gate_proj.weight: its dtype is F16, but only NVFP4 weights run; quantize the model with `nvfp4 quantize`",
+        ),
         (
             "--weights good.safetensors --layer 0 --activations k16.safetensors",
             "K of the activations: got 16, expected 32",

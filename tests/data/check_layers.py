@@ -8,6 +8,9 @@ apart, or in one tensor as [E, N, K/2] or [E, K/2, N]; global scales for all, pe
 tensors, and attention beside the block. `run --op moe --activations` must give numpy's output, and its `--json` must list every
 tensor of the layer as used or left. Then one tensor that the layer needs is removed, and the command must refuse the layer.
 Some families have norms and projections around their experts, with a branch beside them (Nemotron 3, Kimi-K3, Gemma 4).
+Half of the shared experts and dense branches are in another precision: each projection is bf16, f16, f32, FP8 (one scale, one per row,
+or blocks, in f32, f16, bf16 or E8M0) or NVFP4, with or without a bias. `--json` must list their forms. Step has limits of its own for the
+shared expert.
 Some models have factors of the tokens, the same or different ones for each expert, and of the intermediate (AWQ), or Hadamard
 transforms of both (compressed-tensors). Beside each model, `run --op linear` must give numpy's output of one
 weight, with or without a bias, and with factors of the tokens or a Hadamard transform (compressed-tensors).
@@ -20,11 +23,15 @@ import sys
 import tempfile
 
 import numpy as np
-from tensors import F32, load, numbers, nvfp4, save, stored
+from tensors import E4M3, F32, load, numbers, nvfp4, save, stored
 
 # Largest error of a token's output, as a part of its size: two intermediate results and the output are rounded.
 LIMITS = {"bf16": 0.02, "f16": 0.003}
 FUSED_LAYOUTS = ("fused", "transposed")
+# Forms of projections that the host computes, and sizes of FP8 blocks.
+FLOATS = ("F32", "BF16", "F16")
+FORMS = (*FLOATS, "FP8", "FP8 rows", "FP8 blocks", "NVFP4")
+BLOCK = (32, 16)
 
 
 class Family:
@@ -35,6 +42,8 @@ class Family:
         self.kind, self.layer, self.names, self.layouts, self.scoring = kind, f"{stack}.0", names, layouts, scoring
         self.block = f"{self.layer}.{block}" if block else self.layer
         self.around, self.activation = around, activation
+        # Granite's shared expert has gate and up in one matrix.
+        self.shared_names = ("input_linear", None, "output_linear") if shared == "shared_mlp" else names
         self.router, self.gate = f"{self.block}.{router}", gate
         # Names below the layer, and keys that the family has instead of the usual ones.
         self.shared, self.corrections, self.keys, self.config = shared, corrections, dict(keys), config
@@ -53,8 +62,10 @@ FAMILIES = [
            corrections="block_sparse_moe.e_score_correction_bias"),
     Family("qwen3_5_moe", "model.language_model.layers", "mlp", "gate", PROJECTIONS, "renormalized", ALL, "mlp.shared_expert", True),
     Family("granitemoe", "model.layers", "block_sparse_moe", "router.layer", ("w1", "w3", "w2"), "of the chosen"),
+    Family("granitemoehybrid", "model.layers", "block_sparse_moe", "router.layer", ("w1", "w3", "w2"), "of the chosen",
+           shared="shared_mlp"),
     Family("nemotron_h", "backbone.layers", "mixer", "gate", (None, "up_proj", "down_proj"), "groups", shared="mixer.shared_experts",
-           corrections="mixer.gate.e_score_correction_bias", mlp_hidden_act="relu2"),
+           corrections="mixer.gate.e_score_correction_bias", activation="relu2", mlp_hidden_act="relu2"),
     Family("llama4", "model.layers", "feed_forward", "router", PROJECTIONS, "llama4", ALL, "feed_forward.shared_expert"),
     Family("hunyuan_v1_moe", "model.layers", "mlp", "gate.wg", PROJECTIONS, "renormalized", shared="mlp.shared_mlp",
            keys={"num_experts_per_tok": "moe_topk"}),
@@ -113,13 +124,38 @@ def add_fused(rng, tensors, module, experts, layout):
     tensors[f"{module}_weight_scale_2"] = ("F32", factors)
 
 
-def activated(activation, gate, up):
+def add_in_form(rng, tensors, module, form, n, k):
+    """Adds a matrix in floats or FP8, and returns its numbers."""
+    if form in FLOATS:
+        tensors[f"{module}.weight"], weights = stored(rng.standard_normal((n, k)) / np.sqrt(k), form)
+        return weights
+    codes, signs = rng.integers(0, 0x7F, (n, k), np.uint8), rng.integers(0, 2, (n, k), np.uint8)
+    tensors[f"{module}.weight"] = ("F8_E4M3", codes | signs << 7)
+    lines, columns = {"FP8": (n, k), "FP8 rows": (1, k), "FP8 blocks": BLOCK}[form]
+    grid = -(-n // lines), -(-k // columns)
+    if form == "FP8 blocks" and rng.integers(2):
+        exponents = rng.integers(118, 122, grid, np.uint8)
+        tensors[f"{module}.scale"], scales = ("F8_E8M0", exponents), 2.0 ** (exponents.astype(int) - 127)
+    else:
+        part = ["weight_scale", "weight_scale_inv"][rng.integers(2)] if form == "FP8 blocks" else "weight_scale"
+        tensor, scales = stored(rng.uniform(0.5, 2, grid) / (200 * np.sqrt(k)), FLOATS[rng.integers(3)])
+        shape = {"FP8": [(), (1,)], "FP8 rows": [(n,), (n, 1)]}.get(form, [grid])
+        tensors[f"{module}.{part}"] = (tensor[0], tensor[1].reshape(shape[rng.integers(len(shape))]))
+    if form == "FP8" and rng.integers(2):
+        tensors[f"{module}.input_scale"] = ("F32", np.array(0.25, F32))
+    scales = np.repeat(np.repeat(scales, lines, 0), columns, 1)[:n, :k]
+    return E4M3[codes] * (1 - 2.0 * signs) * scales
+
+
+def activated(activation, gate, up, limit=np.inf):
     if activation == "relu2" or gate is None:
         return np.maximum(up, 0) ** 2
     if activation == "gelu":
         return 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
     sigmoid = 1 / (1 + np.exp(-gate))
-    return 0.5 * np.tanh(gate / 0.5) * sigmoid * 0.75 * np.tanh(up / 0.75) if activation == "situ" else gate * sigmoid * up
+    if activation == "situ":
+        return 0.5 * np.tanh(gate / 0.5) * sigmoid * 0.75 * np.tanh(up / 0.75)
+    return np.minimum(gate * sigmoid, limit) * np.clip(up, -limit, limit)
 
 
 def sylvester(size):
@@ -180,6 +216,12 @@ class Model:
             self.config["norm_topk_prob"] = bool(rng.integers(2)) or family.kind == "minimax_m2"
         if family.around:
             self.config["rms_norm_eps"] = float(rng.uniform(0.01, 0.5))
+        self.limits = np.inf, np.inf
+        if family.kind == "step3p5":
+            limits = [float(rng.choice([0, 0.25, 0.5])) for _ in range(2)]
+            self.config |= {"swiglu_limits": limits[:1], "swiglu_limits_shared": limits[1:]}
+            self.limits = tuple(limit or np.inf for limit in limits)
+        self.forms, self.quantization = {}, None
         self.add_experts(rng, inner)
         self.add_around(rng)
         self.add_transforms(rng)
@@ -202,14 +244,40 @@ class Model:
         else:
             add_fused(rng, self.tensors, f"{block}.gate_up_proj", [parts[:2] for parts in self.weights], self.layout)
             add_fused(rng, self.tensors, f"{block}.down_proj", [parts[2:] for parts in self.weights], self.layout)
-        self.shared = None
+        self.shared, self.on_host = None, False
         # A model of these families always has its shared expert.
         if family.shared:
-            width = 16 * int(rng.integers(1, 5))
-            self.shared = one([(width, hidden), (width, hidden), (hidden, width)])
-            for name, part in zip(family.names, self.shared):
-                if part:
-                    add_apart(self.tensors, f"{family.layer}.{family.shared}.{name}", self.form, *part[:3])
+            self.add_shared(rng, 16 * int(rng.integers(1, 5)))
+
+    def add_shared(self, rng, width):
+        """Adds a shared expert or a dense branch: gate, up and down, each with its bias."""
+        family, hidden = self.family, self.hidden
+        names = family.shared_names
+        is_merged = names[1] is None
+        sizes = [(2 * width if is_merged else width, hidden), (width, hidden), (hidden, width)]
+        is_mixed = rng.random() < 0.5
+        forms = [FORMS[rng.integers(len(FORMS))] if is_mixed else "NVFP4" for _ in names]
+        self.on_host = any(name and form != "NVFP4" for name, form in zip(names, forms))
+        if "FP8 blocks" in forms:
+            self.quantization = {"quant_method": self.form, "weight_block_size": BLOCK}
+        self.shared, self.shared_biases = [None] * 3, [0] * 3
+        for role, (name, form, (n, k)) in enumerate(zip(names, forms, sizes)):
+            module = f"{family.layer}.{family.shared}.{name}"
+            if not name:
+                continue
+            if form == "NVFP4":
+                part = matrix(rng, n, k)
+                add_apart(self.tensors, module, self.form, *part[:3])
+                self.shared[role] = part[3]
+            else:
+                self.shared[role] = add_in_form(rng, self.tensors, module, form, n, k)
+            if self.on_host:
+                self.forms[module] = form.split()[0]
+                if rng.random() < 0.3:
+                    self.tensors[f"{module}.bias"], self.shared_biases[role] = stored(rng.standard_normal(n), FLOATS[rng.integers(3)])
+        if is_merged:
+            bias = np.broadcast_to(self.shared_biases[0], 2 * width)
+            self.shared[:2], self.shared_biases[:2] = np.split(self.shared[0], 2), np.split(bias, 2)
 
     def add_around(self, rng):
         """Adds the norms and projections of the family; each is a pair of its kind and its numbers, or nothing."""
@@ -221,8 +289,10 @@ class Model:
             if name:
                 is_norm = not isinstance(size, tuple)
                 numbers = rng.uniform(0.5, 1.5, size) if is_norm else rng.standard_normal(size) / np.sqrt(size[1])
-                dtype = ["F32", "BF16", "F16"][rng.integers(3)]
+                dtype = FLOATS[rng.integers(3)]
                 self.tensors[f"{self.family.block}.{name}.weight"], numbers = stored(numbers, dtype)
+                if not is_norm:
+                    self.forms[f"{self.family.block}.{name}"] = dtype
             self.around.append(numbers)
 
     def norm(self, x, weights):
@@ -233,15 +303,17 @@ class Model:
         return x if projection is None else x @ projection.T
 
     def add_transforms(self, rng):
-        """Adds factors of tokens and intermediate (AWQ) or Hadamard transforms: a pair for each expert and the shared one."""
-        count = self.experts + (self.shared is not None)
-        self.changes, self.quantization = [(None, None)] * count, None
+        """Adds factors of tokens and intermediate (AWQ) or Hadamard transforms: a pair for each expert and the shared one, unless the
+        host computes the shared one."""
+        count = self.experts + (self.shared is not None and not self.on_host)
+        self.changes = [(None, None)] * (self.experts + 1)
         if self.layout != "apart" or rng.random() < 0.6:
             return
         one, shared_by_all = rng.uniform(0.5, 2, 8192), rng.random() < 0.4
         dtype = ["F32", "BF16", "F16"][rng.integers(3)]
-        projections = [(n, "down" if name == self.family.names[2] else "up", self.module(n, name))
-                       for n in range(count) for name in self.family.names if name]  # fmt: skip
+        names = lambda n: self.family.shared_names if n == self.experts else self.family.names
+        projections = [(n, "down" if name == names(n)[2] else "up", self.module(n, name))
+                       for n in range(count) for name in names(n) if name]  # fmt: skip
         for index, kind, module in projections:
             k = 16 * self.tensors[f"{module}.weight_scale"][1].shape[1]
             change = self.changes[index][kind == "down"]
@@ -260,8 +332,11 @@ class Model:
         if self.form != "modelopt":
             apply = [{"targets": ["Linear"], "location": "input", "ignore": ["re:.*gate$", "re:.*router", "re:.*wg$", "re:.*_latent_proj$",
                       "re:.*routed_expert_(up|down)_proj$"]}]  # fmt: skip
+            if self.on_host:
+                apply[0]["ignore"].append(f"re:^{self.family.layer}.{self.family.shared}".replace(".", "\\."))
             groups = {"R": {"type": "hadamard", "head_dim": 16, "apply": apply}}
-            self.quantization = {"quant_method": "compressed-tensors", "transform_config": {"config_groups": groups}}
+            quantization = {"quant_method": "compressed-tensors", "transform_config": {"config_groups": groups}}
+            self.quantization = (self.quantization or {}) | quantization
 
     def module(self, index, name):
         family = self.family
@@ -269,12 +344,16 @@ class Model:
 
     def expert(self, index, x):
         """Output of an expert for tokens; the shared one has the number of experts."""
-        parts = self.shared if index == self.experts else self.weights[index]
-        gate, up, down = (part and part[3] for part in parts)
+        if index == self.experts and self.on_host:
+            gate, up, down = (None if part is None else (part, bias) for part, bias in zip(self.shared, self.shared_biases))
+            product = lambda rows, part: part and rows @ part[0].T + part[1]
+            return product(activated(self.family.activation, product(x, gate), product(x, up), self.limits[1]), down)
+        gate, up, down = self.shared if index == self.experts else (part and part[3] for part in self.weights[index])
+        limit = self.limits[int(index == self.experts)]
         before, inside = (change and change[1] for change in self.changes[index])
         change = lambda rows, of: stored(of(rows), self.dtype)[1] if of else rows
         x = change(x, before)
-        hidden = activated(self.family.activation, None if gate is None else x @ gate.T, x @ up.T)
+        hidden = activated(self.family.activation, None if gate is None else x @ gate.T, x @ up.T, limit)
         return stored(change(stored(hidden, self.dtype)[1], inside) @ down.T, self.dtype)[1]
 
     def add_router(self, rng):
@@ -313,7 +392,8 @@ class Model:
         result = self.through(stored(routed, self.dtype)[1] if self.family.around else routed, *behind)
         if self.shared:
             gate = 1 / (1 + np.exp(-(x @ self.shared_gate.T))) if self.family.gate else 1
-            output = self.expert(self.experts, stored(self.norm(x, first), self.dtype)[1])
+            tokens = self.norm(x, first)
+            output = self.expert(self.experts, tokens if self.on_host else stored(tokens, self.dtype)[1])
             result = result + gate * self.norm(output, last)
         return result, certain
 
@@ -346,13 +426,16 @@ def check(command, model, rng, folder, place):
     listed = set(report["tensors"]["used"]) | set(report["tensors"]["left"])
     assert listed == {starred(name) for name in model.tensors}, (place, listed)
     assert set(report["tensors"]["used"]) == {starred(name) for name in model.needed}, (place, report["tensors"])
+    forms = (report["around"] or {}).get("forms_on_host", {})
+    assert forms == model.forms, (place, forms, model.forms)
     _, got = stored(*reversed(read(folder / "out.safetensors", model.dtype)))
     expected, certain = model.output(x)
     errors = np.linalg.norm(got - expected, axis=1) / np.linalg.norm(expected, axis=1)
     assert (errors[certain] < LIMITS[model.dtype.lower()]).all(), (place, errors, certain)
     # Corrections of the choice are optional in some families; factors of the tokens are in every model.
     optional = f"{model.family.layer}.{model.family.corrections}"
-    needed = [name for name in model.needed if name != optional and not name.endswith("pre_quant_scale")]
+    endings = ("pre_quant_scale", ".bias", ".input_scale")
+    needed = [name for name in model.needed if name != optional and not name.endswith(endings)]
     missing = needed[rng.integers(len(needed))]
     model.save(folder / "in", missing)
     (folder / "out.safetensors").unlink()

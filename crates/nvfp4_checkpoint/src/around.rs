@@ -8,6 +8,9 @@
 //! | Kimi-K3 | `routed_expert_down_proj` | `routed_expert_norm`, `routed_expert_up_proj` | shared expert |
 //! | Gemma 4 | `pre_feedforward_layernorm_2` | `post_feedforward_layernorm_2` | dense MLP from `pre_feedforward_layernorm` to `post_feedforward_layernorm_1` |
 //!
+//! A shared expert that is not NVFP4 is a branch that the host computes too ([`FeedForward`]), also in a family with nothing else around
+//! the experts. So is an NVFP4 shared expert with another activation than the routed experts, as a layer of its own.
+//!
 //! A norm that all branches share does not belong to the layer: tokens are behind the one before the branches, and the
 //! output is the sum of the branches.
 //!
@@ -18,12 +21,13 @@ use rayon::prelude::*;
 
 use super::Checkpoint;
 use super::block::{DOWNLOAD, Kind};
-use super::convert::weights;
+use super::feed_forward::FeedForward;
 use super::model_config::ModelConfig;
-use super::names::BIAS;
+use super::projection::Projection;
 use nvfp4_core::Error;
 use nvfp4_core::moe::{MoeInputs, MoeWeights};
 use nvfp4_core::problem::TokenDtype;
+use nvfp4_core::transform::TokenTransform;
 
 /// Modules around the routed experts in a family of models.
 #[derive(Debug)]
@@ -64,6 +68,14 @@ static FAMILIES: [Family; 3] = [
     },
 ];
 
+/// A shared expert, and nothing else around the experts.
+static SHARED_EXPERT: Family = Family {
+    before: Names { norm: None, projection: None },
+    behind: Names { norm: None, projection: None },
+    branch: [None, None],
+    branch_kind: Kind::Shared,
+};
+
 impl Family {
     /// Modules without which a layer is none of the family's layers.
     fn signs(&self) -> impl Iterator<Item = &'static str> {
@@ -85,6 +97,12 @@ pub(super) fn is_projection(name: &str) -> bool {
     name.contains("latent") || name.split('.').any(is_known)
 }
 
+/// Returns `true` if a name contains a projection or a norm around the experts, which change no product of the experts.
+pub(super) fn is_part(name: &str) -> bool {
+    let is_norm = |segment| FAMILIES.iter().any(|family| family.norms().any(|known| known == segment));
+    is_projection(name) || name.split('.').any(is_norm)
+}
+
 /// What surrounds the routed experts of one layer, known before any weight is read.
 pub(super) struct Surroundings {
     family: &'static Family,
@@ -95,6 +113,16 @@ pub(super) struct Surroundings {
 }
 
 impl Surroundings {
+    /// A shared expert beside the experts of the block with this path.
+    pub(super) fn of_shared_expert(path: String) -> Self {
+        Self { family: &SHARED_EXPERT, path, tensors: Vec::new() }
+    }
+
+    /// Modules of the projections before and behind the experts.
+    pub(super) fn projections(&self) -> impl Iterator<Item = String> {
+        self.family.projections().map(|name| format!("{}{name}", self.path))
+    }
+
     /// Kind of the projections of the branch beside the experts.
     pub(super) fn branch_kind(&self) -> Kind {
         self.family.branch_kind
@@ -108,10 +136,20 @@ pub struct Around<'a> {
     width: usize,
     before: Steps,
     behind: Steps,
+    /// Change of the tokens of all routed experts, behind `before`.
+    transform: Option<TokenTransform>,
     /// Norms of the branch before and behind it.
     norms: [Option<Norm>; 2],
-    /// A layer of width H with one expert, which every token names.
-    branch: Option<MoeWeights<'a>>,
+    branch: Option<Branch<'a>>,
+}
+
+/// A branch of width H beside the routed experts.
+#[derive(Clone, Debug)]
+pub(super) enum Branch<'a> {
+    /// A layer with one expert, which every token names.
+    Layer(MoeWeights<'a>),
+    /// Projections in any form, which the host computes.
+    Host(FeedForward),
 }
 
 /// A norm, and a projection behind the norm; both can be missing.
@@ -153,30 +191,6 @@ impl Norm {
     }
 }
 
-/// A matrix `[N, K]` with its bias.
-#[derive(Clone, Debug)]
-pub struct Projection {
-    /// K: number of columns.
-    pub k: usize,
-    /// `[N, K]`.
-    pub weights: Vec<f32>,
-    /// `[N]`.
-    pub bias: Option<Vec<f32>>,
-}
-
-impl Projection {
-    fn rows(&self) -> usize {
-        self.weights.len() / self.k.max(1)
-    }
-
-    /// Returns the product with a row `[K]`, summed in f64.
-    fn product(&self, row: &[f64]) -> Vec<f64> {
-        let dot = |line: &[f32]| row.iter().zip(line).map(|(x, &w)| x * f64::from(w)).sum::<f64>();
-        let bias = |line: usize| self.bias.as_ref().map_or(0.0, |bias| f64::from(bias[line]));
-        self.weights.chunks(self.k).enumerate().map(|(index, line)| dot(line) + bias(index)).collect()
-    }
-}
-
 fn decoded(dtype: TokenDtype, row: &[u16]) -> Vec<f64> {
     row.iter().map(|&bits| dtype.decode(bits)).collect()
 }
@@ -192,10 +206,32 @@ impl<'a> Around<'a> {
         self.width
     }
 
-    /// Branch beside the experts, a shared expert or a dense MLP: a layer of width H with one expert, which every token
-    /// names.
+    /// Branch beside the experts, a shared expert or a dense MLP in NVFP4: a layer of width H with one expert, which every
+    /// token names.
     pub fn branch(&self) -> Option<&MoeWeights<'a>> {
-        self.branch.as_ref()
+        match &self.branch {
+            Some(Branch::Layer(weights)) => Some(weights),
+            _ => None,
+        }
+    }
+
+    /// Branch beside the experts in another precision, which [`Self::output`] computes.
+    pub fn host_branch(&self) -> Option<&FeedForward> {
+        match &self.branch {
+            Some(Branch::Host(block)) => Some(block),
+            _ => None,
+        }
+    }
+
+    /// Change of the tokens of all routed experts, behind [`Self::before`]. [`Self::routed`] computes it.
+    pub fn transform(&self) -> Option<&TokenTransform> {
+        self.transform.as_ref()
+    }
+
+    /// Projections that the host computes.
+    pub fn projections(&self) -> impl Iterator<Item = &Projection> {
+        let around = [&self.before, &self.behind].into_iter().filter_map(|steps| steps.projection.as_ref());
+        around.chain(self.host_branch().into_iter().flat_map(FeedForward::projections))
     }
 
     /// Norms and projections from the layer's tokens to the routed experts' tokens.
@@ -213,13 +249,21 @@ impl<'a> Around<'a> {
         self.norms.each_ref().map(Option::as_ref)
     }
 
-    pub(super) fn set_branch(&mut self, branch: MoeWeights<'a>) -> Result<(), Error> {
-        let (got, expected) = (branch.sizes().hidden, self.hidden);
+    pub(super) fn set_branch(&mut self, branch: Branch<'a>) -> Result<(), Error> {
+        let got = match &branch {
+            Branch::Layer(weights) => weights.sizes().hidden,
+            Branch::Host(block) => block.hidden(),
+        };
+        let expected = self.hidden;
         if got != expected {
             return Err(Error::Mismatch { what: "elements per token of the branch beside the experts", got, expected });
         }
         self.branch = Some(branch);
         Ok(())
+    }
+
+    pub(super) fn set_transform(&mut self, transform: Option<TokenTransform>) {
+        self.transform = transform;
     }
 
     /// Returns the inputs of the routed experts, from the router's inputs of width H. Numbers are computed in f64 and
@@ -228,7 +272,10 @@ impl<'a> Around<'a> {
     /// # Errors
     /// Returns an error if a number is not finite in the token type.
     pub fn routed(&self, dtype: TokenDtype, inputs: &MoeInputs<'_>) -> Result<MoeInputs<'static>, Error> {
-        let hidden = self.rows(dtype, inputs, "the experts", |row| self.before.apply(row))?;
+        let mut hidden = self.rows(dtype, inputs, "the experts", |row| self.before.apply(row))?;
+        if let Some(transform) = &self.transform {
+            transform.tokens(dtype, self.width, &mut hidden)?;
+        }
         Ok(MoeInputs {
             tokens: inputs.tokens,
             hidden: hidden.into(),
@@ -240,7 +287,7 @@ impl<'a> Around<'a> {
         })
     }
 
-    /// Returns the inputs of the branch's layer, from the router's inputs of width H.
+    /// Returns the inputs of the layer [`Self::branch`], from the router's inputs of width H.
     ///
     /// # Errors
     /// Returns an error if a number is not finite in the token type.
@@ -284,17 +331,33 @@ impl<'a> Around<'a> {
         Ok(rows?.concat())
     }
 
-    /// Returns the layer's output `[T, H]`, from the output `[T, width]` of the routed experts and the output `[T, H]` of the
-    /// branch. Sums are in f64 and rounded once to the token type.
-    pub fn output(&self, dtype: TokenDtype, routed: &[u16], branch: Option<&[u16]>) -> Vec<u16> {
-        let hidden = self.hidden;
+    /// Returns the layer's output `[T, H]`. `inputs`: the router's; `routed`: output `[T, width]` of the routed experts;
+    /// `branch`: output `[T, H]` of the layer [`Self::branch`]. Sums are in f64 and rounded once to the token type.
+    pub fn output(
+        &self,
+        dtype: TokenDtype,
+        inputs: &MoeInputs<'_>,
+        routed: &[u16],
+        branch: Option<&[u16]>,
+    ) -> Vec<u16> {
+        let [first, last] = self.branch_norms();
+        let of_branch = |token: usize| match (&self.branch, branch) {
+            (Some(Branch::Host(block)), _) => {
+                let mut row = decoded(dtype, &inputs.hidden[token * inputs.stride..][..self.hidden]);
+                first.iter().for_each(|norm| norm.apply(&mut row));
+                let gate = inputs.shared_weights.as_ref().map_or(1.0, |gates| f64::from(gates[token]));
+                block.apply(&row).into_iter().map(|number| gate * number).collect()
+            }
+            (Some(Branch::Layer(_)), Some(rows)) => decoded(dtype, &rows[token * self.hidden..][..self.hidden]),
+            _ => Vec::new(),
+        };
         let sum = |(token, row): (usize, &[u16])| {
             let mut sums = self.behind.apply(decoded(dtype, row));
-            if let Some(branch) = branch {
-                let mut of_branch = decoded(dtype, &branch[token * hidden..][..hidden]);
-                self.norms[1].iter().for_each(|norm| norm.apply(&mut of_branch));
-                sums.iter_mut().zip(of_branch).for_each(|(sum, number)| *sum += number);
+            let mut branch = of_branch(token);
+            if !branch.is_empty() {
+                last.iter().for_each(|norm| norm.apply(&mut branch));
             }
+            sums.iter_mut().zip(branch).for_each(|(sum, number)| *sum += number);
             sums.into_iter().map(|sum| dtype.round(sum)).collect::<Vec<_>>()
         };
         routed.par_chunks(self.width).enumerate().map(sum).collect::<Vec<_>>().concat()
@@ -312,8 +375,7 @@ impl Checkpoint {
         let mut tensors: Vec<String> = family.norms().map(|norm| format!("{path}{norm}.weight")).collect();
         for projection in family.projections() {
             let module = format!("{path}{projection}");
-            let stored = weights::of_module(self, &module)?;
-            tensors.extend([stored.name.to_owned(), format!("{module}{BIAS}")].into_iter().chain(stored.scales));
+            tensors.extend(self.projection_tensors(&module)?);
         }
         Ok(Some(Surroundings { family, path, tensors }))
     }
@@ -350,6 +412,7 @@ impl Checkpoint {
             width,
             before: Steps { norm: before_norm, projection: before.map(|(_, projection)| projection) },
             behind: Steps { norm: behind_norm, projection: behind.map(|(_, projection)| projection) },
+            transform: None,
             norms: [norm(first, hidden)?, norm(last, hidden)?],
             branch: None,
         })
@@ -397,28 +460,5 @@ impl Checkpoint {
             return Err(Error::Invalid(what).at(config.path().display()));
         }
         Ok(Norm { weights: weights.into_iter().map(|weight| f64::from(weight) * factor).collect(), epsilon })
-    }
-
-    fn projection(&self, config: &ModelConfig, module: &str) -> Result<Projection, Error> {
-        if let Some(transform) = config.input_transform(module)? {
-            let what = format!("transform {} of the tokens of a latent projection is not computed", transform.group);
-            return Err(Error::NotComputed(format!("{what}; export the model without it")).at(self.place(module)));
-        }
-        let source = weights::of_module(self, module)?.weights.remove(0).source;
-        let [n, k] = source.sizes();
-        let mut weights = Vec::new();
-        source.decoded(0..n, &mut weights);
-        self.check_finite(module, &weights, k)?;
-        let name = format!("{module}{BIAS}");
-        let bias = self.tensor(&name).map(|_| self.numbers(&name, &[n], "[rows of the weight]")).transpose()?;
-        bias.iter().try_for_each(|bias| self.check_finite(&name, bias, n))?;
-        Ok(Projection { k, weights, bias })
-    }
-
-    fn check_finite(&self, name: &str, numbers: &[f32], columns: usize) -> Result<(), Error> {
-        let Some(index) = numbers.iter().position(|number| !number.is_finite()) else { return Ok(()) };
-        let (row, column) = (index / columns.max(1), index % columns.max(1));
-        let what = format!("the number in row {row}, column {column} is not finite; export the model again");
-        Err(Error::Invalid(what).at(self.place(name)))
     }
 }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Checkpoint;
 use super::names::{self, Aside, Projection, Role};
 use nvfp4_core::Error;
+use nvfp4_core::moe::Activation;
 use nvfp4_core::problem::Op;
 
 /// Remedy for a model with missing parts.
@@ -128,6 +129,23 @@ impl Block<'_> {
             if let [(one, _), (other, _), ..] = modules.iter().collect::<Vec<_>>()[..] {
                 let what = format!("{one}… and {other}… are two names for one projection; export the model again");
                 return Err(Error::Invalid(what));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that every expert of a block in separate tensors has the projections that the activation needs.
+    pub(super) fn check_roles(&self, activation: Activation) -> Result<(), Error> {
+        let [merged, experts] = [Role::GateUp, Role::Down].map(|role| self.modules(role).len());
+        for (what, role) in [("gate", Role::Gate), ("up", Role::Up), ("down", Role::Down)] {
+            let is_merged = role != Role::Down && activation.has_gate() && merged == experts;
+            let has_none = is_merged || role == Role::Gate && !activation.has_gate();
+            let expected = if has_none { 0 } else { experts };
+            let found = self.modules(role).len();
+            if found != expected || experts == 0 {
+                let expected = expected.max(usize::from(!has_none));
+                let what = format!("{activation} needs {expected} {what} projections, found {found}");
+                return Err(Error::NotComputed(format!("{what}; {DOWNLOAD}")).at(self.path()));
             }
         }
         Ok(())

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use super::block::{Block, Kind, ranges};
 use super::layer_tensors::Scope;
 use super::model_config::ModelConfig;
-use super::moe::ROLES;
+use super::moe::{LayerModules, ROLES};
 use super::names::{self, Projection, Role, natural, without_expert};
 use super::{Checkpoint, Dtype, Format, QuantizedWeight, Tensor, floats};
 use nvfp4_core::Error;
@@ -78,7 +78,7 @@ pub struct Weight {
     pub input_scales: Option<Range>,
 }
 
-/// Weights of another type, which do not run.
+/// Weights of another type. The host computes some of them as a part of an MoE layer; the others do not run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OtherWeight {
     /// Module name, with `*` for the number of the expert.
@@ -89,8 +89,11 @@ pub struct OtherWeight {
     pub shape: Vec<usize>,
     /// Number of weights in this entry.
     pub count: usize,
-    /// Reason why they do not run, and the remedy.
-    pub why: &'static str,
+    /// Operations of `nvfp4 run` that compute the weights: `moe` for a shared expert, a dense branch beside experts, and
+    /// projections around experts.
+    pub runs: Vec<&'static str>,
+    /// Reason why no operation computes them, and the remedy; `None` if one does.
+    pub why: Option<&'static str>,
 }
 
 /// Minimum and maximum of some numbers.
@@ -152,10 +155,11 @@ impl Inspection {
             }
         }
         for block in &blocks {
-            check_block(&checkpoint, block, &found, &mut problems);
+            check_block(&checkpoint, block, &found, &running.on_host, &mut problems);
         }
         check_sizes_of_numbers(&checkpoint, &found, &mut problems);
         problems.extend(outside_the_index(&checkpoint));
+        let others = others(&checkpoint, &found, &running.on_host);
         match config {
             Ok(None) => {}
             Ok(Some(config)) => check_config(&checkpoint, &config, &blocks, &found, &mut problems),
@@ -166,7 +170,7 @@ impl Inspection {
             files: checkpoint.files().len(),
             tensors: checkpoint.names().count(),
             weights: weights.into_values().collect(),
-            others: others(&checkpoint, &found),
+            others,
             problems,
         }
     }
@@ -201,6 +205,8 @@ struct Running<'c> {
     config: Option<&'c ModelConfig>,
     operations: BTreeMap<String, Vec<&'static str>>,
     refusals: BTreeMap<String, String>,
+    /// Modules in any form that the host computes as a part of an MoE layer.
+    on_host: BTreeSet<String>,
     /// Why no layer of the model runs.
     at_all: Option<String>,
 }
@@ -234,7 +240,7 @@ impl<'c> Running<'c> {
                 if modules.iter().any(Vec::is_empty) || !modules.iter().flatten().any(&is_quantized) {
                     continue;
                 }
-                let names = checkpoint.refused(&Scope { blocks: vec![block], roles, router: None });
+                let names = checkpoint.refused(&Scope { blocks: vec![block], roles, router: None, on_host: None });
                 let first = names.first().map(|name| checkpoint.not_computed(name).to_string());
                 let unsaid = names.into_iter().filter(|name| said.insert(*name));
                 problems.extend(unsaid.map(|name| checkpoint.not_computed(name).into()));
@@ -257,16 +263,23 @@ impl<'c> Running<'c> {
         };
         let shared = of_layer.iter().filter(|block| block.kind == Kind::Shared);
         let computed = checkpoint.moe_modules(first.layer);
-        let refusal = match &computed {
-            Err(error) => Some(format!("not by moe: {error}")),
-            Ok(modules) => {
-                let mut others = modules.iter().filter(|module| !is_quantized(module));
-                others.find(|module| checkpoint.mxfp4_values(module).is_none()).map(|other| not_nvfp4("moe", other))
+        let (modules, on_host, refusal) = match computed {
+            Err(error) => {
+                let why = format!("not by moe: {error}");
+                (experts.chain(shared).flat_map(modules).collect(), Vec::new(), Some(why))
+            }
+            Ok(LayerModules { experts, on_host }) => {
+                let mut others = experts.iter().filter(|module| !is_quantized(module));
+                let other = others.find(|module| checkpoint.mxfp4_values(module).is_none());
+                let refusal = other.map(|other| not_nvfp4("moe", other));
+                (experts, on_host, refusal)
             }
         };
-        let refused = || experts.chain(shared).flat_map(modules).collect();
-        for module in computed.unwrap_or_else(|_| refused()) {
+        for module in modules.into_iter().chain(on_host.iter().cloned()) {
             self.add(module, "moe", refusal.as_ref());
+        }
+        if refusal.is_none() {
+            self.on_host.extend(on_host);
         }
     }
 
@@ -364,11 +377,12 @@ fn check_input_scales(checkpoint: &Checkpoint, module: &str, is_fused: bool, pro
 }
 
 /// Checks that the experts of a block match: if one expert's projection is NVFP4, the same projection of every expert
-/// must be NVFP4.
+/// must be NVFP4. The host computes blocks with other forms.
 fn check_block(
     checkpoint: &Checkpoint,
     block: &Block<'_>,
     found: &BTreeMap<&str, Option<Weight>>,
+    on_host: &BTreeSet<String>,
     problems: &mut Vec<Problem>,
 ) {
     let at = |module: &str| super::place(checkpoint.path(), module);
@@ -382,7 +396,7 @@ fn check_block(
         if !modules.iter().any(|module| found.contains_key(&module[..])) {
             continue;
         }
-        for module in modules.iter().filter(|module| !found.contains_key(&module[..])) {
+        for module in modules.iter().filter(|module| !found.contains_key(&module[..]) && !on_host.contains(**module)) {
             problems.extend(checkpoint.quantized(module).err().map(Problem::from));
         }
         // Servers that quantize activations need input scales for all weights of a layer or for none.
@@ -562,7 +576,11 @@ fn check_config_sizes(
 }
 
 /// Returns the weights that are not NVFP4 and are quantized in another way, or are projections of feed-forward blocks.
-fn others(checkpoint: &Checkpoint, found: &BTreeMap<&str, Option<Weight>>) -> Vec<OtherWeight> {
+fn others(
+    checkpoint: &Checkpoint,
+    found: &BTreeMap<&str, Option<Weight>>,
+    on_host: &BTreeSet<String>,
+) -> Vec<OtherWeight> {
     let mut others: BTreeMap<_, OtherWeight> = BTreeMap::new();
     for name in checkpoint.names() {
         let Some(tensor) = checkpoint.tensor(name) else { continue };
@@ -570,9 +588,10 @@ fn others(checkpoint: &Checkpoint, found: &BTreeMap<&str, Option<Weight>>) -> Ve
         if found.contains_key(module) {
             continue;
         }
+        let (runs, why) = if on_host.contains(module) { (vec!["moe"], None) } else { (Vec::new(), Some(why)) };
         let (module, shape) = (without_expert(module), tensor.shape.to_vec());
         let key = (natural(&module), kind.clone(), shape.clone());
-        let other = others.entry(key).or_insert(OtherWeight { module, kind, shape, count: 0, why });
+        let other = others.entry(key).or_insert(OtherWeight { module, kind, shape, count: 0, runs, why });
         other.count += 1;
     }
     others.into_values().collect()

@@ -1,14 +1,16 @@
 //! The experts of a layer as weights that run. Unknown tensors of the block are refused, because they could change the
 //! result.
 
+use std::collections::BTreeSet;
+
 use rayon::prelude::*;
 
-use super::block::{Block, Kind, lacks_a_role};
+use super::block::{Block, Kind, lacks_a_role, ranges};
 use super::convert::weights::PRE_QUANT_SCALE;
 use super::layer_tensors::Scope;
 use super::model_config::ModelConfig;
 use super::names::{BIAS, Projection, Role};
-use super::{Checkpoint, LayerTensors, QuantizedWeight, fused};
+use super::{Checkpoint, Dtype, Format, LayerTensors, QuantizedWeight, floats, fused};
 use nvfp4_core::Error;
 use nvfp4_core::problem::{Expert, Op, Weights};
 
@@ -44,7 +46,8 @@ impl Checkpoint {
         let roles = block.roles_of(op);
         let modules = roles.iter().map(|&role| block.pattern(role)).collect::<Option<Vec<_>>>();
         let modules = modules.ok_or_else(|| at(lacks_a_role(&block, roles)))?;
-        let tensors = self.account(&Scope { blocks: vec![&block], roles, router: None })?;
+        self.check_forms(&block, roles, false)?;
+        let tensors = self.account(&Scope { blocks: vec![&block], roles, router: None, on_host: None })?;
         if let Some(config) = ModelConfig::beside(self)? {
             config.check_transforms()?;
             if op == Op::Gated {
@@ -80,6 +83,41 @@ impl Checkpoint {
         let weights = Weights::new(Op::Plain, vec![Expert::Plain(matrix)]).map_err(|error| error.at(module))?;
         let tensors = LayerTensors { used: self.parts_of(module).map(str::to_owned).collect(), left: Vec::new() };
         Ok(Layer { weights, input_scales: vec![input_scale], modules: vec![module.to_owned()], tensors })
+    }
+
+    /// Refuses a block with a projection of these roles in floats or FP8. `is_whole`: the operation computes whole experts,
+    /// also in MXFP4.
+    ///
+    /// # Errors
+    /// Returns an error with the first such projection, and with the layers that have none.
+    pub(super) fn check_forms(&self, block: &Block<'_>, roles: &[Role], is_whole: bool) -> Result<(), Error> {
+        let modules = |block: &Block<'_>| roles.iter().flat_map(|&role| block.modules(role)).collect::<Vec<_>>();
+        let in_other_form = |module: &String| {
+            let names = [".weight", ""].map(|part| format!("{module}{part}"));
+            let mut found = names.into_iter().filter_map(|name| self.tensor(&name).map(|tensor| (name, tensor.dtype)));
+            found.find(|(_, dtype)| floats::DTYPES.contains(dtype) || *dtype == Dtype::F8_E4M3)
+        };
+        let Some((name, dtype)) = modules(block).iter().find_map(in_other_form) else { return Ok(()) };
+        let runs = |module: &String| {
+            let globals = [Format::ModelOpt, Format::CompressedTensors].map(Format::global);
+            let mut globals = globals.into_iter().map(|global| self.tensor(&format!("{module}{global}")));
+            let is_fp4 = self.is_fused(module)
+                || globals.any(|global| global.is_some())
+                || is_whole && self.mxfp4_values(module).is_some();
+            is_fp4 && in_other_form(module).is_none()
+        };
+        let is_alike = |other: &Block<'_>| {
+            let both_routed = [block, other].iter().all(|block| matches!(block.kind, Kind::Routed | Kind::Fused));
+            let modules = modules(other);
+            (other.kind == block.kind || is_whole && both_routed) && !modules.is_empty() && modules.iter().all(runs)
+        };
+        let layers: BTreeSet<usize> = self.blocks(None).into_iter().filter(is_alike).map(|block| block.layer).collect();
+        let runs = if is_whole { "NVFP4 or MXFP4 experts" } else { "NVFP4 weights" };
+        let mut what = format!("its dtype is {dtype}, but only {runs} run; quantize the model with `nvfp4 quantize`");
+        if !layers.is_empty() {
+            what += &format!(", or use a layer that has them: {}", ranges(&layers));
+        }
+        Err(Error::NotComputed(what).at(self.place(&name)))
     }
 
     /// Returns the block of a layer that runs: its routed experts, or else its only dense block.

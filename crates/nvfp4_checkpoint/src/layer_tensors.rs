@@ -24,8 +24,11 @@ pub(super) struct Scope<'s> {
     /// Projections that are computed.
     pub roles: &'s [Role],
     /// `None`: single projections are computed. Otherwise the whole block is computed, with these tensors of the
-    /// router and of the projections around the experts, so everything in the layer that adds to the block's output matters.
+    /// router, of the projections around the experts and of `on_host`, so everything in the layer that adds to the block's
+    /// output matters.
     pub router: Option<Vec<&'s str>>,
+    /// One of the blocks, whose projections have any form: `router` has all their tensors that are computed.
+    pub on_host: Option<&'s Block<'s>>,
 }
 
 enum Fate {
@@ -81,6 +84,7 @@ impl Checkpoint {
         let in_block = scope.blocks.iter().any(|block| name.starts_with(&block.prefix()));
         match Projection::parse(name) {
             Some(projection) => match scope.blocks.iter().find(|block| block.has(&projection)) {
+                Some(block) if scope.on_host.is_some_and(|on_host| std::ptr::eq(on_host, *block)) => Fate::Refused,
                 Some(block) if scope.roles.contains(&projection.role) => {
                     computed(self.is_part(block, &projection, is_whole))
                 }
@@ -93,8 +97,7 @@ impl Checkpoint {
                 Some(Aside::Router) if is_whole => Fate::Refused,
                 Some(_) => Fate::Left,
                 None if in_block && !is_whole && name.split('.').any(names::is_shared) => Fate::Left,
-                // A projection around the experts changes no product of theirs.
-                None if in_block && !is_whole && around::is_projection(name) => Fate::Left,
+                None if in_block && !is_whole && around::is_part(name) => Fate::Left,
                 None if in_block => Fate::Refused,
                 // A vector beside the block cannot be a branch with an output of its own.
                 None if is_whole && self.tensor(name).is_some_and(|tensor| tensor.shape.len() > 1) => Fate::Refused,

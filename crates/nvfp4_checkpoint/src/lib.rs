@@ -27,6 +27,7 @@ mod block;
 mod comparison;
 mod convert;
 mod doctor;
+mod feed_forward;
 mod file;
 mod floats;
 mod fused;
@@ -41,6 +42,7 @@ mod model_config;
 mod moe;
 mod names;
 mod partial;
+mod projection;
 mod quantized;
 mod router;
 mod signals;
@@ -54,12 +56,13 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 pub use activations::Activations;
-pub use around::{Around, Norm, Projection, Steps};
+pub use around::{Around, Norm, Steps};
 pub use comparison::{ComparedWeight, Comparison, Difference, Errors};
 pub use convert::{
     Calibration, Conversion, Converted, Dequantization, Exact, Experts, Form, Left, Options, Recorded, Reform, Written,
 };
 pub use doctor::{Effect, Engine, Examination, Finding, RULES, Rule};
+pub use feed_forward::FeedForward;
 pub use file::{Tensor, TensorFile};
 pub use gguf::{FromGguf, ToGguf};
 pub use hidden::HiddenStates;
@@ -70,6 +73,7 @@ pub use linear::ScaledLinear;
 pub use moe::MoeLayer;
 pub use names::{natural, without_expert};
 pub use partial::{check_file, check_folder, leftovers};
+pub use projection::Projection;
 pub use quantized::{Format, QuantizedWeight};
 pub use router::LayerRouter;
 pub use safetensors::Dtype;

@@ -137,15 +137,15 @@ impl ModelConfig {
         }
     }
 
-    /// Returns the activation of the experts of an MoE layer. `has_shared`: the layer has a shared expert, which must have
-    /// the same activation.
+    /// Returns the activation of the routed experts of an MoE layer, or of its shared expert (`is_shared`), whose limit may
+    /// be another one.
     ///
     /// Sources: `GptOssExperts`, `MiniMaxM3VLExperts`, `DeepseekV4Experts`, `Glm5NextExperts`, `HyV4Experts` and
     /// `Step3p7Experts` in transformers; `SituAndMul` and `SiluAndMulWithClamp` in vLLM.
     ///
     /// # Errors
     /// Returns an error if the activation is not supported in MoE layers.
-    pub(super) fn activation(&self, layer: usize, has_shared: bool) -> Result<Activation, Error> {
+    pub(super) fn activation(&self, layer: usize, is_shared: bool) -> Result<Activation, Error> {
         /// Models that clamp gate and up before SiLU, and models that clamp the result of SiLU and up.
         const CLAMPED_BEFORE: [&str; 3] = ["deepseek_v4", "glm5_next", "hy_v4"];
         const CLAMPED_AFTER: [&str; 2] = ["step3", "step5"];
@@ -176,7 +176,7 @@ impl ModelConfig {
                     return Err(at(Error::NotComputed(what)));
                 }
             };
-            match self.limit_of_layer(layer, has_shared)? {
+            match self.limit_of_layer(layer, is_shared)? {
                 None => activation,
                 Some(limit) if activation == Activation::Silu && is(&CLAMPED_BEFORE) => Activation::SiluLimit { limit },
                 Some(limit) if activation == Activation::Silu && is(&CLAMPED_AFTER) => Activation::SwigluStep { limit },
@@ -189,11 +189,11 @@ impl ModelConfig {
         activation.check().map(|()| activation).map_err(at)
     }
 
-    /// Returns the limit of gate and up of a layer; `None` without a limit.
+    /// Returns the limit of gate and up of the routed experts of a layer, or of its shared expert; `None` without a limit.
     ///
     /// # Errors
-    /// Returns an error if the shared expert of the layer has another limit, or gate has a factor inside the sigmoid.
-    fn limit_of_layer(&self, layer: usize, has_shared: bool) -> Result<Option<f32>, Error> {
+    /// Returns an error if gate has a factor inside the sigmoid.
+    fn limit_of_layer(&self, layer: usize, is_shared: bool) -> Result<Option<f32>, Error> {
         let of_keys = |keys: [&str; 2]| {
             let found = keys.into_iter().find_map(|key| {
                 let value = self.get(key)?;
@@ -203,19 +203,12 @@ impl ModelConfig {
             });
             found.map(|limit| limit as f32)
         };
-        let limit = of_keys(["swiglu_limit", "swiglu_limits"]);
         let shared_keys = ["swiglu_limit_shared", "swiglu_limits_shared"];
-        let of_shared =
-            if shared_keys.iter().any(|key| self.get(key).is_some()) { of_keys(shared_keys) } else { limit };
-        let refuse = |what: String| Err(Error::NotComputed(what).at(self.path.display()));
-        if has_shared && of_shared != limit {
-            return refuse(format!(
-                "layer {layer} limits its experts to {limit:?} and its shared expert to {of_shared:?}; only one activation \
-                 per layer is supported"
-            ));
-        }
+        let has_own = is_shared && shared_keys.iter().any(|key| self.get(key).is_some());
+        let limit = of_keys(if has_own { shared_keys } else { ["swiglu_limit", "swiglu_limits"] });
         if let Some(alpha) = self.get("swiglu_alpha").filter(|alpha| alpha.as_f64() != Some(1.0)) {
-            return refuse(format!("swiglu_alpha is {alpha}; only silu(gate) * up without a factor is supported"));
+            let what = format!("swiglu_alpha is {alpha}; only silu(gate) * up without a factor is supported");
+            return Err(Error::NotComputed(what).at(self.path.display()));
         }
         Ok(limit)
     }
@@ -656,10 +649,6 @@ mod tests {
                 "hidden_act is \"tanh\"; only silu, gelu, relu2, situ and swigluoai are supported",
             ),
             (json!({"hidden_act": "situ"}), "activation_situ_beta is missing"),
-            (
-                json!({"model_type": "step3p5", "swiglu_limits": [0, 7], "swiglu_limits_shared": [0, 16]}),
-                "layer 1 limits its experts to Some(7.0) and its shared expert to Some(16.0)",
-            ),
             (json!({"hidden_act": "silu", "mlp_hidden_act": "relu2"}), "mlp_hidden_act is \"relu2\" but hidden_act is"),
             (json!({"hidden_act": "silu", "swiglu_limit": 7.0}), "swiglu_limit is 7.0"),
             (json!({"model_type": "gpt_oss", "swiglu_limit": -1}), "limit = -1 is not from"),
@@ -667,6 +656,10 @@ mod tests {
             let message = config(value).activation(1, true).unwrap_err().to_string();
             assert!(message.contains(words), "{message}");
         }
+        let step = config(json!({"model_type": "step3p5", "swiglu_limits": [0, 7], "swiglu_limits_shared": [16, 0]}));
+        let of = |layer| [false, true].map(|is_shared| step.activation(layer, is_shared).unwrap());
+        assert_eq!(of(0), [Activation::Silu, Activation::SwigluStep { limit: 16.0 }]);
+        assert_eq!(of(1), [Activation::SwigluStep { limit: 7.0 }, Activation::Silu]);
     }
 
     #[test]

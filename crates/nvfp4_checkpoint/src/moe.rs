@@ -3,7 +3,7 @@
 
 use rayon::prelude::*;
 
-use super::around::{Around, Surroundings};
+use super::around::{Around, Branch, Surroundings};
 use super::block::{Block, DOWNLOAD, Kind};
 use super::convert::Lossless;
 use super::file::Tensor;
@@ -44,7 +44,7 @@ const EXPERT_SCALE: &str = "per_expert_scale";
 /// An MoE layer of a model. Weights stay in place in the mapped files where possible.
 #[derive(Clone, Debug)]
 pub struct MoeLayer<'a> {
-    /// Experts, including the shared expert if the layer has one and nothing is around the experts.
+    /// Experts, including the shared expert if the layer has one in NVFP4 and nothing is around the experts.
     pub weights: MoeWeights<'a>,
     /// Norms and projections around the experts, and the branch beside them (Nemotron 3, Kimi-K3, Gemma 4).
     pub around: Option<Around<'a>>,
@@ -78,8 +78,7 @@ impl MoeLayer<'_> {
 /// What an MoE layer consists of, known before any weight is read.
 struct Plan<'b, 'n> {
     routed: &'b Block<'n>,
-    /// Shared expert, or dense branch beside the experts.
-    beside: Option<&'b Block<'n>>,
+    beside: Option<Beside<'b, 'n>>,
     config: ModelConfig,
     activation: Activation,
     top_k: usize,
@@ -88,6 +87,22 @@ struct Plan<'b, 'n> {
     around: Option<Surroundings>,
     rule: RouterRule,
     tensors: LayerTensors,
+}
+
+/// Shared expert, or dense branch beside the experts.
+struct Beside<'b, 'n> {
+    block: &'b Block<'n>,
+    activation: Activation,
+    /// Whether the host computes it, because a projection is in floats or FP8.
+    on_host: bool,
+}
+
+/// Modules of a layer that [`Checkpoint::moe_layer`] computes.
+pub(super) struct LayerModules {
+    /// Projections of NVFP4 or MXFP4 experts.
+    pub experts: Vec<String>,
+    /// Projections in any form, which the host computes.
+    pub on_host: Vec<String>,
 }
 
 /// Names of the router's tensors that exist.
@@ -114,9 +129,9 @@ impl RouterTensors {
 impl Checkpoint {
     /// Loads an MoE layer with its router, for tokens of type `dtype`. Experts are stored in separate tensors, or all
     /// in one tensor. In one tensor, gate and up are the two halves, or alternate row by row (gpt-oss). Experts in MXFP4 are
-    /// converted if no number changes. Projections around the experts ([`Around`]) may have any form. A change of
-    /// the tokens that all experts share (factors of NVFP4_AWQ, a Hadamard transform) is part of the router, which changes the
-    /// tokens after it chose their experts; other changes are part of the weights
+    /// converted if no number changes. Projections around the experts and a shared expert or dense branch ([`Around`]) may have
+    /// any form. A change of the tokens that all experts share (factors of NVFP4_AWQ, a Hadamard transform) is part of the
+    /// router, which changes the tokens after it chose their experts, or of what is around the experts; other changes are part of the weights
     /// ([`MoeWeights::with_transforms`](nvfp4_core::moe::MoeWeights::with_transforms)), and only the CPU computes them.
     ///
     /// # Errors
@@ -126,7 +141,7 @@ impl Checkpoint {
     pub fn moe_layer(&self, layer: usize, dtype: TokenDtype) -> Result<MoeLayer<'_>, Error> {
         let blocks = self.blocks(Some(layer));
         let plan = self.plan(&blocks, layer)?;
-        let &Plan { routed, beside, activation, top_k, .. } = &plan;
+        let &Plan { routed, activation, top_k, .. } = &plan;
         let place = |error: Error| error.at(format_args!("{}: layer {layer}", self.path().display()));
         let lossless = Lossless::of(self)?;
         let experts = match routed.kind {
@@ -139,72 +154,88 @@ impl Checkpoint {
         let mut transforms = self.transforms_of(routed, &plan.config, weights.experts(), &mut matrices)?;
         let around = plan.around.as_ref().map(|around| self.around(&plan.config, around, width));
         let mut around = around.transpose()?;
-        if let Some(block) = beside {
-            let expert = self.experts(block, activation, &lossless)?.remove(0);
-            match &mut around {
-                Some(around) => {
-                    let branch = self.branch(block, expert, &plan, dtype).map_err(place)?;
-                    let changes = self.transforms_of(block, &plan.config, branch.experts(), &mut matrices)?;
-                    let branch = branch.with_transforms(changes);
-                    branch.and_then(|branch| around.set_branch(branch)).map_err(place)?;
-                }
-                None => {
-                    let expert = std::slice::from_ref(&expert);
-                    transforms.extend(self.transforms_of(block, &plan.config, expert, &mut matrices)?);
-                    weights = weights.with_shared(expert[0].clone()).map_err(place)?;
-                }
+        match (&plan.beside, &mut around) {
+            (Some(beside), Some(around)) => {
+                let branch = self.branch(beside, &plan.config, dtype, &lossless, &mut matrices);
+                branch.and_then(|branch| around.set_branch(branch)).map_err(place)?;
             }
+            (Some(Beside { block, activation, .. }), None) => {
+                let expert = self.experts(block, *activation, &lossless)?;
+                transforms.extend(self.transforms_of(block, &plan.config, &expert, &mut matrices)?);
+                weights = expert.into_iter().try_fold(weights, MoeWeights::with_shared).map_err(place)?;
+            }
+            (None, _) => {}
         }
-        let within = beside.filter(|_| around.is_none());
+        let within = plan.beside.as_ref().map(|beside| beside.block).filter(|_| around.is_none());
         let weights = self.with_input_scales(weights, routed, within, plan.config.fp8_tokens()).map_err(place)?;
         let hidden = around.as_ref().map_or(width, Around::hidden);
         let mut router = self.router(&plan, MoeSizes { hidden, ..weights.sizes() })?;
         // A transform of all experts is computed once, for any backend; other transforms belong to single experts.
-        router.transform = shared_transform(&transforms).filter(|_| around.is_none());
-        let weights =
-            if router.transform.is_some() { weights } else { weights.with_transforms(transforms).map_err(place)? };
-        let patterns = [routed].into_iter().chain(beside).flat_map(|block| ROLES.map(|role| block.pattern(role)));
+        let transform = shared_transform(&transforms);
+        let weights = if transform.is_some() { weights } else { weights.with_transforms(transforms).map_err(place)? };
+        match &mut around {
+            Some(around) => around.set_transform(transform),
+            None => router.transform = transform,
+        }
+        let blocks = [routed].into_iter().chain(plan.beside.as_ref().map(|beside| beside.block));
+        let patterns = blocks.flat_map(|block| ROLES.map(|role| block.pattern(role)));
         let (modules, mxfp4_blocks) = (patterns.flatten().collect(), lossless.blocks());
         Ok(MoeLayer { weights, around, router, modules, tensors: plan.tensors, mxfp4_blocks })
     }
 
-    /// Returns a branch beside the experts as a layer of its own.
+    /// Loads a branch beside the experts: a layer of its own, or projections in any form.
     fn branch<'a>(
-        &self,
-        block: &Block<'_>,
-        expert: MoeExpert<'a>,
-        plan: &Plan<'_, '_>,
+        &'a self,
+        &Beside { block, activation, on_host }: &Beside<'_, '_>,
+        config: &ModelConfig,
         dtype: TokenDtype,
-    ) -> Result<MoeWeights<'a>, Error> {
-        let weights = MoeWeights::with_activation(dtype, 1, plan.activation, vec![expert])?;
-        self.with_input_scales(weights, block, None, plan.config.fp8_tokens())
+        lossless: &Lossless<'_>,
+        matrices: &mut Matrices,
+    ) -> Result<Branch<'a>, Error> {
+        if on_host {
+            return self.load_feed_forward(config, block, activation).map(Branch::Host);
+        }
+        let experts = self.experts(block, activation, lossless)?;
+        let weights = MoeWeights::with_activation(dtype, 1, activation, experts)?;
+        let weights = self.with_input_scales(weights, block, None, config.fp8_tokens())?;
+        let transforms = self.transforms_of(block, config, weights.experts(), matrices)?;
+        weights.with_transforms(transforms).map(Branch::Layer)
     }
 
-    /// Returns the projections of a layer that [`Checkpoint::moe_layer`] computes.
+    /// Returns the modules of a layer that [`Checkpoint::moe_layer`] computes.
     ///
     /// # Errors
     /// Returns the reason why the layer is not computed, as far as it is known before weights are read.
-    pub(super) fn moe_modules(&self, layer: usize) -> Result<Vec<String>, Error> {
+    pub(super) fn moe_modules(&self, layer: usize) -> Result<LayerModules, Error> {
         let blocks = self.blocks(Some(layer));
         let plan = self.plan(&blocks, layer)?;
-        let computed = [plan.routed].into_iter().chain(plan.beside);
-        Ok(computed.flat_map(|block| ROLES.map(|role| block.modules(role))).flatten().collect())
+        let modules = |block: &Block<'_>| ROLES.map(|role| block.modules(role)).concat();
+        let mut found = LayerModules { experts: modules(plan.routed), on_host: Vec::new() };
+        found.on_host.extend(plan.around.iter().flat_map(Surroundings::projections));
+        if let Some(Beside { block, on_host, .. }) = plan.beside {
+            if on_host { &mut found.on_host } else { &mut found.experts }.extend(modules(block));
+        }
+        Ok(found)
     }
 
     /// Decides what a layer consists of, from names and the configuration.
     fn plan<'b, 'n>(&self, blocks: &'b [Block<'n>], layer: usize) -> Result<Plan<'b, 'n>, Error> {
         let at = |error: Error| error.at(self.path().display());
         let routed = self.routed_block(blocks, layer).map_err(at)?;
+        self.check_forms(routed, &ROLES, true)?;
         let around = self.surroundings(routed.path())?;
         let beside = beside(blocks, routed, around.as_ref()).map_err(at)?;
         [routed].into_iter().chain(beside).try_for_each(Block::check).map_err(at)?;
+        let on_host = beside.filter(|block| self.has_other_forms(block));
+        let of_host = on_host.map(|block| self.feed_forward_tensors(block)).transpose()?;
         let router = self.router_tensors(&routed.path());
-        let names = router.iter().flat_map(RouterTensors::names);
-        let around_experts = around.iter().flat_map(|around| &around.tensors).map(String::as_str);
+        let of_router = router.iter().flat_map(RouterTensors::names);
+        let around_experts = around.iter().flat_map(|around| &around.tensors).chain(of_host.iter().flatten());
         let scope = Scope {
             blocks: [routed].into_iter().chain(beside).collect(),
             roles: &ROLES,
-            router: Some(names.chain(around_experts).collect()),
+            router: Some(of_router.chain(around_experts.map(String::as_str)).collect()),
+            on_host,
         };
         let tensors = self.account(&scope)?;
         let router = router.ok_or_else(|| {
@@ -227,11 +258,15 @@ impl Checkpoint {
             let name = format!("{}shared_expert_gate.weight", routed.path());
             return Err(at(Error::Missing { name, remedy: DOWNLOAD.into() }));
         }
-        let mut activation = config.activation(layer, beside.is_some())?;
-        // Models call the activation the same with and without a gate.
-        if activation == Activation::Relu2 && [Role::Gate, Role::GateUp].into_iter().any(|role| routed.has_role(role)) {
-            activation = Activation::GatedRelu2;
-        }
+        let activation = activation_of(&config, layer, routed, false)?;
+        let beside = beside.map(|block| {
+            let activation = activation_of(&config, layer, block, true)?;
+            Ok::<_, Error>(Beside { block, activation, on_host: on_host.is_some() })
+        });
+        let beside = beside.transpose()?;
+        let is_apart = |beside: &Beside<'_, '_>| beside.on_host || beside.activation != activation;
+        let around = around
+            .or_else(|| beside.as_ref().is_some_and(is_apart).then(|| Surroundings::of_shared_expert(routed.path())));
         let (_, top_k) = config.number_of_layer(&TOP_K, layer).ok_or_else(|| {
             let name = format!("the number of experts per token ({})", TOP_K[0]);
             at_config(Error::Missing { name, remedy: DOWNLOAD.into() })
@@ -309,19 +344,10 @@ impl Checkpoint {
         activation: Activation,
         lossless: &Lossless<'_>,
     ) -> Result<Vec<MoeExpert<'a>>, Error> {
+        block.check_roles(activation).map_err(|error| error.at(self.path().display()))?;
         let merged = block.modules(Role::GateUp);
-        let roles = [("gate", Role::Gate), ("up", Role::Up), ("down", Role::Down)];
-        let modules = roles.map(|(_, role)| block.modules(role));
+        let modules = [Role::Gate, Role::Up, Role::Down].map(|role| block.modules(role));
         let experts = modules[2].len();
-        for ((what, role), modules) in roles.iter().zip(&modules) {
-            let is_merged = *role != Role::Down && activation.has_gate() && merged.len() == experts;
-            let has_none = is_merged || *role == Role::Gate && !activation.has_gate();
-            let expected = if has_none { 0 } else { experts };
-            if modules.len() != expected || experts == 0 {
-                let what = format!("{activation} needs {expected} {what} projections, found {}", modules.len());
-                return Err(Error::NotComputed(what).at(format_args!("{}: {}", self.path().display(), block.path())));
-            }
-        }
         let part = |role: usize, expert: usize| -> Result<Part<'a>, Error> {
             let module = &modules[role][expert];
             let matrix = match lossless.matrix(module)? {
@@ -476,6 +502,14 @@ impl Checkpoint {
         let (factor, transform) = (plan.rule.factor(), None);
         Ok(LayerRouter { matrix, bias, norm, shared_gate, rule, factor, transform })
     }
+}
+
+/// Returns the activation of the routed experts of a layer, or of the block beside them.
+fn activation_of(config: &ModelConfig, layer: usize, block: &Block<'_>, is_beside: bool) -> Result<Activation, Error> {
+    let activation = config.activation(layer, is_beside)?;
+    // Models call the activation the same with and without a gate.
+    let has_gate = [Role::Gate, Role::GateUp].into_iter().any(|role| block.has_role(role));
+    Ok(if activation == Activation::Relu2 && has_gate { Activation::GatedRelu2 } else { activation })
 }
 
 /// Returns the block beside the routed experts: a shared expert, or the dense branch of a family that has one.

@@ -5,7 +5,7 @@ use std::path::Path;
 use model_files::{Tensors, f32s, raw};
 use nvfp4_checkpoint::{Checkpoint, Dtype, Format, Inspection};
 use nvfp4_core::moe::ExpertTransforms;
-use nvfp4_core::problem::TokenDtype;
+use nvfp4_core::problem::{Op, TokenDtype};
 use nvfp4_core::transform::TokenTransform;
 
 const MODULE: &str = "model.layers.0.self_attn.q_proj";
@@ -99,7 +99,7 @@ fn shared_factors_multiply_the_tokens_after_routing() {
     }
     // Single operations do not read the tokens' factors.
     let checkpoint = with_factors(folder, &gate_up, halves);
-    let message = checkpoint.layer(0, nvfp4_core::problem::Op::Gated).map(|_| ()).unwrap_err().to_string();
+    let message = checkpoint.layer(0, Op::Gated).map(|_| ()).unwrap_err().to_string();
     assert!(message.contains("NVFP4_AWQ"), "{message}");
 }
 
@@ -255,7 +255,7 @@ fn global_input_scale_of_quark_counts() {
 }
 
 #[test]
-fn layer_with_a_projection_in_floats_does_not_run() {
+fn experts_in_floats_do_not_run_but_shared_experts_do() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let (block, names) = ("model.layers.0.mlp", ["gate_proj", "up_proj", "down_proj"]);
@@ -273,15 +273,31 @@ fn layer_with_a_projection_in_floats_does_not_run() {
         .set_experts(block, names, Format::ModelOpt, 2)
         .set(format!("{block}.gate.weight"), f32s(&[2, 32], &[0.5; 64]));
     assert_eq!(runs(&tensors, "experts.*.up_proj"), (vec!["moe", "gated", "linear"], String::new()));
-    // A shared expert in bf16 adds to the output, and only the whole layer needs it.
+    // The host computes a shared expert in bf16 and FP8.
     for (name, shape) in names.into_iter().zip([[16, 32], [16, 32], [32, 16]]) {
         tensors.set(format!("{block}.shared_experts.{name}.weight"), raw(Dtype::BF16, &shape, &[0x3F; 1024]));
     }
-    let (of_shared, why) = runs(&tensors, "experts.*.up_proj");
-    assert_eq!(of_shared, ["gated", "linear"]);
-    assert!(why.contains("not by moe") && why.contains("shared_experts.gate_proj is not NVFP4"), "{why}");
-    let message = Checkpoint::open(folder).unwrap().moe_layer(0, TokenDtype::Bf16).map(|_| ()).unwrap_err().to_string();
-    assert!(message.contains("shared_experts.gate_proj.weight: its dtype is BF16"), "{message}");
+    let down = format!("{block}.shared_experts.down_proj");
+    tensors.set(format!("{down}.weight"), raw(Dtype::F8_E4M3, &[32, 16], &[0x38; 512]));
+    tensors.set(format!("{down}.weight_scale_inv"), f32s(&[1, 1], &[0.5]));
+    assert_eq!(runs(&tensors, "experts.*.up_proj"), (vec!["moe", "gated", "linear"], String::new()));
+    let found = Inspection::of(folder);
+    let others = found.others.iter().map(|other| (&other.kind[..], &other.runs[..], other.why));
+    let runs_moe = |kind| (kind, &["moe"][..], None);
+    assert_eq!(others.collect::<Vec<_>>(), [runs_moe("FP8 in blocks"), runs_moe("BF16"), runs_moe("BF16")]);
+    let layer = Checkpoint::open(folder).unwrap();
+    let layer = layer.moe_layer(0, TokenDtype::Bf16).unwrap();
+    let shared = layer.around.as_ref().unwrap().host_branch().unwrap();
+    let forms: Vec<_> = shared.projections().map(|part| (&part.form[..], part.rows(), part.k)).collect();
+    assert_eq!(forms, [("BF16", 16, 32), ("BF16", 16, 32), ("FP8", 32, 16)]);
+    // A tensor that would change the result is not left out.
+    for part in ["weight_scale", "pre_quant_scale", "lora_A"] {
+        let mut tensors = tensors.clone();
+        tensors.set(format!("{block}.shared_experts.gate_proj.{part}"), f32s(&[1], &[2.0]));
+        let (of_shared, why) = runs(&tensors, "experts.*.up_proj");
+        assert_eq!(of_shared, ["gated", "linear"], "{part}");
+        assert!(why.contains(&format!("shared_experts.gate_proj.{part}: this ")), "{why}");
+    }
     // Gate in FP8 beside up in NVFP4.
     for expert in 0..2 {
         let module = format!("{block}.experts.{expert}.gate_proj");
@@ -293,6 +309,62 @@ fn layer_with_a_projection_in_floats_does_not_run() {
     }
     let (of_mixed, why) = runs(&tensors, "experts.*.up_proj");
     assert_eq!(of_mixed, ["linear"]);
-    assert!(why.contains("experts.0.gate_proj is not NVFP4") && why.contains("nvfp4 quantize"), "{why}");
+    assert!(
+        why.contains("experts.0.gate_proj.weight: its dtype is F8_E4M3") && why.contains("nvfp4 quantize"),
+        "{why}"
+    );
     assert_eq!(runs(&tensors, "experts.*.down_proj").0, ["plain", "linear"]);
+}
+
+#[test]
+fn layer_with_other_experts_names_the_layers_that_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let config =
+        r#"{"model_type": "qwen3_moe", "num_experts_per_tok": 1, "norm_topk_prob": true, "hidden_act": "silu"}"#;
+    std::fs::write(folder.join("config.json"), config).unwrap();
+    let (mut tensors, names) = (Tensors::default(), ["gate_proj", "up_proj", "down_proj"]);
+    for layer in 0..5 {
+        let block = format!("model.layers.{layer}.mlp");
+        tensors.set_experts(&block, names, Format::ModelOpt, 2);
+        tensors.set(format!("{block}.gate.weight"), f32s(&[2, 32], &[0.5; 64]));
+    }
+    let mut in_form = |module: String, parts: &[(&str, &[usize])]| {
+        for part in ["weight", "weight_scale", "weight_scale_2", "input_scale"] {
+            tensors.remove(&format!("{module}.{part}"));
+        }
+        let dtype = if parts.len() == 1 { Dtype::BF16 } else { Dtype::F8_E4M3 };
+        let bytes = vec![0x38; 16 * 32 * dtype.bitsize() / 8];
+        tensors.set(format!("{module}.weight"), raw(dtype, parts[0].1, &bytes));
+        parts[1..].iter().for_each(|(part, shape)| _ = tensors.set(format!("{module}.{part}"), f32s(shape, &[0.5])));
+    };
+    // Layer 1 is bf16. Of layer 4, only the down projections are FP8 in blocks.
+    for expert in 0..2 {
+        for (name, shape) in names.into_iter().zip([[16, 32], [16, 32], [32, 16]]) {
+            in_form(format!("model.layers.1.mlp.experts.{expert}.{name}"), &[("weight", &shape)]);
+        }
+        let down = format!("model.layers.4.mlp.experts.{expert}.down_proj");
+        in_form(down, &[("weight", &[32, 16]), ("weight_scale_inv", &[1, 1])]);
+    }
+    tensors.write(&folder.join("model.safetensors"));
+    let checkpoint = Checkpoint::open(folder).unwrap();
+    let whole = |layer| checkpoint.moe_layer(layer, TokenDtype::Bf16).map(|_| ()).unwrap_err().to_string();
+    let quantize = "quantize the model with `nvfp4 quantize`, or use a layer that has them:";
+    for (message, words) in [
+        (whole(1), "layers.1.mlp.experts.0.gate_proj.weight: its dtype is BF16, but only NVFP4 or MXFP4 experts run"),
+        (
+            whole(4),
+            "layers.4.mlp.experts.0.down_proj.weight: its dtype is F8_E4M3, but only NVFP4 or MXFP4 experts run",
+        ),
+    ] {
+        assert!(message.contains(&format!("{words}; {quantize} 0, 2-3")), "{message}");
+    }
+    let single = |layer, op| checkpoint.layer(layer, op).map(|_| ()).map_err(|error| error.to_string());
+    let message = single(1, Op::Gated).unwrap_err();
+    assert!(
+        message.contains(&format!("its dtype is BF16, but only NVFP4 weights run; {quantize} 0, 2-4")),
+        "{message}"
+    );
+    assert!(single(4, Op::Gated).is_ok());
+    assert!(single(4, Op::Plain).unwrap_err().ends_with("a layer that has them: 0, 2-3"));
 }

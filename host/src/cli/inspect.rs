@@ -34,7 +34,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE.svg|png", value_parser = plot::parse)]
     plot: Option<PathBuf>,
     /// Print one JSON object: path, files, tensors, weights (NVFP4, with the operations of `nvfp4 run` that compute
-    /// them), others (of other types, with the reason why they do not run), problems (each with code, severity, message) and schema_version.
+    /// them), others (of other types, with the operations or the reason why none computes them), problems (each with code, severity, message) and schema_version.
     #[arg(long)]
     json: bool,
 }
@@ -92,11 +92,14 @@ fn print(found: &Inspection, args: &Args, out: &mut impl Write) -> anyhow::Resul
         writeln!(out, "  scales: blocks {blocks}, global {globals}, input {inputs}")?;
     }
     if !found.others.is_empty() {
-        writeln!(out, "\nother weights, which do not run:")?;
+        writeln!(out, "\nother weights:")?;
         for other in &found.others {
             writeln!(out, "{}", printable(&other.module))?;
-            let why = format!("{} × {:?} {}: {}", other.count, other.shape, other.kind, other.why);
-            print_wrapped(&why, out)?;
+            let what = match other.why {
+                Some(why) => format!(": does not run; {why}"),
+                None => format!("; computed by {}", other.runs.join(", ")),
+            };
+            print_wrapped(&format!("{} × {:?} {}{what}", other.count, other.shape, other.kind), out)?;
         }
     }
     writeln!(out)?;
@@ -149,8 +152,8 @@ fn to_json(weight: &Weight) -> serde_json::Value {
 }
 
 fn other_to_json(other: &OtherWeight) -> serde_json::Value {
-    let OtherWeight { module, kind, shape, count, why } = other;
-    json!({"module": module, "type": kind, "shape": shape, "count": count, "why_not": why})
+    let OtherWeight { module, kind, shape, count, runs, why } = other;
+    json!({"module": module, "type": kind, "shape": shape, "count": count, "runs": runs, "why_not": why})
 }
 
 fn problem_to_json(problem: &Problem) -> serde_json::Value {

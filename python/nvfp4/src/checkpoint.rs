@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use nvfp4::Error;
 use nvfp4::bias::Bias;
-use nvfp4::checkpoint::{Around, Checkpoint, LayerRouter, MoeLayer, Norm, Steps};
+use nvfp4::checkpoint::{Around, Checkpoint, FeedForward, LayerRouter, MoeLayer, Norm, Projection, Steps};
 use nvfp4::format::Matrix;
 use nvfp4::moe::{MoeExpert, MoeWeights};
 use nvfp4::problem::TokenDtype;
@@ -55,7 +55,7 @@ fn router<'py>(py: Python<'py>, layer: &MoeLayer<'_>) -> PyResult<Bound<'py, PyD
     parts.set_item("shared_gate", shared_gate.as_ref().map(|gate| bytes(py, gate)))?;
     parts.set_item("factor", factor)?;
     parts.set_item("weights_on_input", rule.weights_on_input())?;
-    let factors = match transform {
+    let factors = match transform.as_ref().or_else(|| layer.around.as_ref()?.transform()) {
         None => None,
         Some(transform) => Some(transform.factors().ok_or_else(|| {
             let what =
@@ -96,10 +96,23 @@ fn norm<'py>(py: Python<'py>, Norm { weights, epsilon }: &Norm) -> PyResult<Boun
 /// Norm and projection (K, matrix, bias), each or nothing.
 fn steps<'py>(py: Python<'py>, Steps { norm: first, projection }: &Steps) -> PyResult<Bound<'py, PyTuple>> {
     let first = first.as_ref().map(|first| norm(py, first)).transpose()?;
-    let projection = projection.as_ref().map(|projection| {
-        (projection.k, bytes(py, &projection.weights), projection.bias.as_ref().map(|bias| bytes(py, bias)))
-    });
-    (first, projection).into_pyobject(py)
+    (first, projection.as_ref().map(|projection| matrix(py, projection))).into_pyobject(py)
+}
+
+/// A matrix of float32 numbers: K, numbers and bias.
+type Plain<'py> = (usize, Bound<'py, PyBytes>, Option<Bound<'py, PyBytes>>);
+
+fn matrix<'py>(py: Python<'py>, Projection { k, weights, bias, .. }: &Projection) -> Plain<'py> {
+    (*k, bytes(py, weights), bias.as_ref().map(|bias| bytes(py, bias)))
+}
+
+/// A branch that is not NVFP4: its activation, and gate (or nothing), up and down.
+fn feed_forward<'py>(py: Python<'py>, block: &FeedForward) -> PyResult<Bound<'py, PyDict>> {
+    let parts = PyDict::new(py);
+    parts.set_item("activation", block.activation.to_string())?;
+    let gate = block.gate.as_ref().map(|gate| matrix(py, gate));
+    parts.set_item("projections", (gate, matrix(py, &block.up), matrix(py, &block.down)))?;
+    Ok(parts)
 }
 
 /// What surrounds the experts.
@@ -111,6 +124,7 @@ fn surroundings<'py>(py: Python<'py>, around: &Around<'_>, dtype: TokenDtype) ->
     let [first, last] = norms;
     parts.set_item("branch_norms", (first?, last?))?;
     parts.set_item("branch", around.branch().map(|branch| weights(py, branch, dtype)).transpose()?)?;
+    parts.set_item("torch_branch", around.host_branch().map(|block| feed_forward(py, block)).transpose()?)?;
     Ok(parts)
 }
 

@@ -88,13 +88,74 @@ def gemma():
     return tensors, {"model_type": "gemma4_text", "top_k_experts": 2, "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 0.1}
 
 
+def unquantized(tensors, block, forms):
+    """Replaces the NVFP4 projections of a block by others in bf16, float32 or FP8, with some biases."""
+    for name in sorted({name.rsplit(".", 1)[0] for name in tensors if name.startswith(f"{block}.")}):
+        form = forms[name.rsplit(".", 1)[1]]
+        rows, columns = tensors[f"{name}.weight"].shape
+        for part in ("weight", "weight_scale", "weight_scale_2", "pre_quant_scale"):
+            tensors.pop(f"{name}.{part}", None)
+        numbers = torch.randn(rows, 2 * columns) / (2 * columns) ** 0.5
+        if form == torch.float8_e4m3fn:
+            scales = numbers.abs().amax(1, keepdim=True) / 448
+            tensors[f"{name}.weight_scale"], numbers = scales, numbers / scales
+        else:
+            tensors[f"{name}.bias"] = torch.randn(rows).bfloat16()
+        tensors[f"{name}.weight"] = numbers.to(form)
+    return tensors
+
+
+FORMS = {"gate_proj": torch.bfloat16, "up_proj": torch.float32, "down_proj": torch.float8_e4m3fn}
+
+
+def qwen3_5_mixed():
+    """A shared expert in other precisions, with a gate. The factors of the tokens are those of the routed experts alone."""
+    tensors, config = qwen3_5()
+    return unquantized(tensors, f"{LAYER}.mlp.shared_expert", FORMS), config
+
+
+def nemotron_bf16():
+    tensors, config = nemotron()
+    return unquantized(tensors, f"{LAYER}.mixer.shared_experts", dict.fromkeys(FORMS, torch.bfloat16)), config
+
+
+def kimi_fp8():
+    tensors, config = kimi()
+    return unquantized(tensors, f"{LAYER}.block_sparse_moe.shared_experts", dict.fromkeys(FORMS, torch.float8_e4m3fn)), config
+
+
+def gemma_mixed():
+    tensors, config = gemma()
+    return unquantized(tensors, f"{LAYER}.mlp", FORMS), config
+
+
+def step():
+    """A shared expert in bf16, with another limit than the routed experts."""
+    tensors, block = {}, f"{LAYER}.moe"
+    for expert in range(E):
+        add_mlp(tensors, f"{block}.experts.{expert}", H, I)
+    add_mlp(tensors, f"{LAYER}.share_expert", H, 80)
+    tensors = unquantized(tensors, f"{LAYER}.share_expert", dict.fromkeys(FORMS, torch.bfloat16))
+    tensors |= {f"{block}.gate.weight": torch.randn(E, H), f"{block}.router_bias": torch.randn(E)}
+    return tensors, {"model_type": "step3p5", "moe_top_k": 2, "hidden_act": "silu", "norm_expert_weight": True, "moe_router_activation": "sigmoid",
+                     "swiglu_limits": [0.5], "swiglu_limits_shared": [0.25], "share_expert_dim": 80}  # fmt: skip
+
+
+def step_nvfp4():
+    """A shared expert in NVFP4, with another limit than the routed experts."""
+    tensors, config = step()
+    tensors = {name: tensor for name, tensor in tensors.items() if "share_expert" not in name}
+    add_mlp(tensors, f"{LAYER}.share_expert", H, 80)
+    return tensors, config
+
+
 def save(folder, tensors, config):
     folder.mkdir()
     safetensors.save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
 
 
-@pytest.mark.parametrize("model", [qwen3_5, nemotron, kimi, gemma])
+@pytest.mark.parametrize("model", [qwen3_5, nemotron, kimi, gemma, qwen3_5_mixed, nemotron_bf16, kimi_fp8, gemma_mixed, step, step_nvfp4])
 @pytest.mark.parametrize("token_format", ["16-bit", "nvfp4"])
 def test_layer_equals_the_command(model, token_format, tmp_path, device):
     tensors, config = model()
@@ -110,7 +171,7 @@ def test_layer_equals_the_command(model, token_format, tmp_path, device):
     error = ((got - want).norm(dim=1) / want.norm(dim=1)).max()
     # An element rounded to the other side can move a whole block of an NVFP4 token.
     assert error < (0.006 if token_format == "16-bit" else 0.05), error
-    assert f"{LAYER}.mlp.down_proj.weight" in block.used or model is not gemma
+    assert f"{LAYER}.mlp.down_proj.weight" in block.used or model not in (gemma, gemma_mixed)
     with pytest.raises(ValueError, match=r"expected \[T, 64\]"):
         block(hidden[:, :32].to(device))
 

@@ -6,7 +6,8 @@ import torch
 import nvfp4
 
 E, H, I, T, TOP_K = 3, 32, 48, 5, 2
-ACTIVATIONS = ["silu", "silu-limit=1.5", "gelu-tanh", "gpt-oss", "gpt-oss=1.5,2.0", "relu2"]
+ACTIVATIONS = ["silu", "silu-limit=1.5", "gelu", "gelu-tanh", "gpt-oss", "gpt-oss=1.5,2.0", "swigluoai=1.5,2.0,0.5", "situ=0.5", "situ=0.5,0.75",
+               "relu2", "relu2-gated"]  # fmt: skip
 
 
 def matrix(device, *shape):
@@ -25,12 +26,19 @@ def activate(word, gate, up):
     numbers = [float(number) for number in numbers.split(",")] if numbers else [1.702, 7.0]
     if name == "relu2":
         return up.clamp(min=0) ** 2
+    if name == "relu2-gated":
+        return gate.clamp(min=0) ** 2 * up
+    if name == "situ":
+        up = numbers[1] * torch.tanh(up / numbers[1]) if len(numbers) > 1 else up
+        return numbers[0] * torch.tanh(gate / numbers[0]) / (1 + torch.exp(-gate)) * up
+    if name == "gelu":
+        return gate / 2 * (1 + torch.erf(gate / 2**0.5)) * up
     if name == "gelu-tanh":
         return gate / 2 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3))) * up
-    if name == "gpt-oss":
-        slope, limit = numbers
+    if name in ("gpt-oss", "swigluoai"):
+        slope, limit, offset = (*numbers, 1.0)[:3]
         gate = gate.clamp(max=limit)
-        return gate / (1 + torch.exp(-slope * gate)) * (up.clamp(-limit, limit) + 1)
+        return gate / (1 + torch.exp(-slope * gate)) * (up.clamp(-limit, limit) + offset)
     if name == "silu-limit":
         gate, up = gate.clamp(max=numbers[0]), up.clamp(-numbers[0], numbers[0])
     return gate / (1 + torch.exp(-gate)) * up
@@ -74,7 +82,7 @@ def test_gradients_of_experts(device, activation, biased):
     used = (biases[0] if has_gate else None, *biases[1:]) if biased else None
     layer = nvfp4.Moe(gate if has_gate else None, up, down, activation=activation, biases=used, differentiable=True)
     added = [bias.double() if biased else torch.zeros_like(bias, dtype=torch.float64) for bias in biases]
-    limit = {"silu-limit=1.5": 1.5, "gpt-oss": 7.0, "gpt-oss=1.5,2.0": 2.0}.get(activation)
+    limit = {"silu-limit=1.5": 1.5, "gpt-oss": 7.0, "gpt-oss=1.5,2.0": 2.0, "swigluoai=1.5,2.0,0.5": 2.0}.get(activation)
     x = tokens_away_from(limit, [(gates, added[0]), (ups, added[1])], device)
     weights = torch.rand(T, TOP_K, device=device, requires_grad=True)
     ids = torch.stack([torch.randperm(E)[:TOP_K] for _ in range(T)]).int().to(device)

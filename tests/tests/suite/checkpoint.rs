@@ -373,7 +373,7 @@ fn weights_of_other_types_are_listed_with_the_reason() {
                 ("10.mlp.up_proj", "integers packed in I32", 1),
             ]
         );
-        assert!(found.others.iter().all(|other| !other.why.is_empty()));
+        assert!(found.others.iter().all(|other| other.why.is_some_and(|why| !why.is_empty())));
         let runs = |module: &str| {
             let weight = found.weights.iter().find(|weight| weight.module.ends_with(module)).unwrap();
             (weight.runs.clone(), weight.why_not.clone().unwrap_or_default())
@@ -429,7 +429,11 @@ fn wrong_tensor_is_refused_with_file_tensor_and_remedy() {
         (".weight", None, "missing; quantize the model with `nvfp4 quantize`"),
         (".weight_scale", None, "missing; export the model again"),
         (".weight_scale_2", None, "missing; export the model again"),
-        (".weight", Some(f32s(&[16, 32], &[0.5; 512])), "dtype is F32, not U8; quantize the model"),
+        (
+            ".weight",
+            Some(f32s(&[16, 32], &[0.5; 512])),
+            "dtype is F32, but only NVFP4 weights run; quantize the model with `nvfp4 quantize`",
+        ),
         (".weight", Some(raw(Dtype::U8, &[256], &[0; 256])), "shape is [256], not [N, K/2]"),
         (".weight", values([16, 12]), "K = 24 is not a multiple of 16"),
         (".weight", values([16, 0]), "K = 0 is not"),

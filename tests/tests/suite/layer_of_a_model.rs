@@ -634,13 +634,19 @@ fn latent_numbers(count: usize) -> Vec<f32> {
     (0..count).map(|i| [0.0, 0.5, 1.0, -1.0][(7 * i + i / 5) % 4]).collect()
 }
 
-/// Stores a projection to or from the latent space in one of four forms.
-fn set_latent(tensors: &mut Tensors, name: &str, [n, k]: [usize; 2], form: &str) {
-    let (module, numbers) = (format!("{BLOCK}.{name}"), latent_numbers(n * k));
-    let codes = |of: [u8; 4]| -> Vec<u8> {
-        let code = |number: &f32| of[[0.0, 0.5, 1.0, -1.0].iter().position(|known| known == number).unwrap()];
-        numbers.iter().map(code).collect()
-    };
+/// Stores a projection to or from the latent space in a form.
+fn set_latent(tensors: &mut Tensors, name: &str, sizes: [usize; 2], form: &str) {
+    set_in_form(tensors, &format!("{BLOCK}.{name}"), sizes, form);
+}
+
+/// Forms of [`set_in_form`].
+const FORMS: [&str; 8] = ["f32", "bf16", "f16", "fp8", "fp8 rows", "fp8 blocks", "mxfp4", "nvfp4"];
+
+/// Stores a projection with `latent_numbers` in a form.
+fn set_in_form(tensors: &mut Tensors, module: &str, [n, k]: [usize; 2], form: &str) {
+    let numbers = latent_numbers(n * k);
+    let code_of = |number: &f32| [0.0, 0.5, 1.0, -1.0].iter().position(|known| known == number).unwrap();
+    let codes = |of: [u8; 4]| -> Vec<u8> { numbers.iter().map(|number| of[code_of(number)]).collect() };
     match form {
         "f32" => _ = tensors.set(format!("{module}.weight"), f32s(&[n, k], &numbers)),
         "bf16" => {
@@ -648,11 +654,27 @@ fn set_latent(tensors: &mut Tensors, name: &str, [n, k]: [usize; 2], form: &str)
                 numbers.iter().flat_map(|number| ((number.to_bits() >> 16) as u16).to_le_bytes()).collect();
             tensors.set(format!("{module}.weight"), raw(Dtype::BF16, &[n, k], &bytes));
         }
-        "fp8" => {
+        "f16" => {
+            let of = |number: &f32| [0u16, 0x3800, 0x3C00, 0xBC00][code_of(number)].to_le_bytes();
+            let bytes: Vec<u8> = numbers.iter().flat_map(of).collect();
+            tensors.set(format!("{module}.weight"), raw(Dtype::F16, &[n, k], &bytes));
+        }
+        "fp8" | "fp8 rows" | "fp8 blocks" => {
             // The scale is 1/2, so the codes are those of twice the numbers.
             tensors.set(format!("{module}.weight"), raw(Dtype::F8_E4M3, &[n, k], &codes([0, 0x38, 0x40, 0xC0])));
-            tensors.set(format!("{module}.weight_scale"), f32s(&[1], &[0.5]));
-            tensors.set(format!("{module}.input_scale"), f32s(&[1], &[0.5]));
+            match form {
+                "fp8" => tensors.set(format!("{module}.input_scale"), f32s(&[1], &[0.5])),
+                "fp8 rows" => tensors.set(format!("{module}.weight_scale"), f32s(&[n, 1], &vec![0.5; n])),
+                _ => tensors.set(format!("{module}.weight_scale_inv"), f32s(&[1, 1], &[0.5])),
+            };
+            if form == "fp8" {
+                tensors.set(format!("{module}.weight_scale"), f32s(&[1], &[0.5]));
+            }
+        }
+        "mxfp4" => {
+            let packed: Vec<u8> = codes([0, 1, 2, 10]).chunks(2).map(|pair| pair[0] | pair[1] << 4).collect();
+            tensors.set(format!("{module}.weight"), raw(Dtype::U8, &[n, k / 2], &packed));
+            tensors.set(format!("{module}.weight_scale"), raw(Dtype::U8, &[n, k / 32], &vec![127; n * k / 32]));
         }
         _ => {
             let packed: Vec<u8> = codes([0, 1, 2, 10]).chunks(2).map(|pair| pair[0] | pair[1] << 4).collect();
@@ -737,7 +759,7 @@ fn parts_of(layer: &MoeLayer<'_>) -> Parts {
     let branch_inputs = around.of_branch(dtype, &inputs).unwrap();
     let routed = run(&layer.weights, &routed_inputs);
     let branch = run(around.branch().unwrap(), &branch_inputs);
-    let output = around.output(dtype, &routed, Some(&branch));
+    let output = around.output(dtype, &inputs, &routed, Some(&branch));
     Parts { routed_inputs, branch_inputs, routed, branch, output }
 }
 
@@ -767,6 +789,8 @@ fn experts_in_a_latent_space_are_projected_before_and_after() {
                     projected([WIDE, HIDDEN], &row)
                 });
                 assert_eq!(parts.output, rounded(wide.zip(decoded(&parts.branch)).map(|(wide, branch)| wide + branch)));
+                // Other operations leave what is around the experts.
+                assert!(checkpoint.layer(3, Op::Plain).is_ok());
                 // The router refuses tokens of the experts' width.
                 assert!(layer.router.inputs(layer.weights.sizes(), vec![0; HIDDEN]).is_err());
                 parts.output
@@ -942,6 +966,232 @@ fn wrong_parts_of_a_layer_with_a_dense_branch_are_refused_by_name() {
         let wrong = error(&|_, config| config["rms_norm_eps"] = epsilon.clone());
         assert!(wrong.contains("config.json: rms_norm_eps is"), "{wrong}");
     }
+}
+
+/// Computes five tokens of a layer whose branch beside the experts is in another precision, with the experts on the CPU.
+/// Returns the router's inputs, the experts' output and the layer's output.
+fn parts_on_host(layer: &MoeLayer<'_>) -> (MoeInputs<'static>, Vec<u16>, Vec<u16>) {
+    let around = layer.around.as_ref().unwrap();
+    assert!(around.branch().is_none() && around.host_branch().is_some());
+    let inputs = layer.inputs(five_tokens(layer.hidden()), &[]).unwrap();
+    let step = MoeStep::new(&layer.weights, around.routed(TokenDtype::Bf16, &inputs).unwrap()).unwrap();
+    let mut output = MoeOutput::with_stages(&step);
+    Cpu::new().prepare_moe(&layer.weights).unwrap().execute(&step, &mut output).unwrap();
+    let output = output.hidden;
+    let sum = around.output(TokenDtype::Bf16, &inputs, &output, None);
+    (inputs, output, sum)
+}
+
+/// Output of a block of width `hidden` and I 64 with `latent_numbers`, for one token.
+fn block_of(hidden: usize, token: &[f64], activation: impl Fn(f64, f64) -> f64) -> Vec<f64> {
+    let up = projected([64, hidden], token);
+    let inner: Vec<f64> = up.iter().map(|&up| activation(up, up)).collect();
+    projected([hidden, 64], &inner)
+}
+
+fn silu_of(gate: f64, up: f64) -> f64 {
+    gate / (1.0 + (-gate).exp()) * up
+}
+
+/// Adds gate, up and down of a block of I 64 in three forms.
+fn set_block(tensors: &mut Tensors, block: &str, hidden: usize, forms: [&str; 3]) {
+    for ((name, form), sizes) in NAMES.iter().zip(forms).zip([[64, hidden], [64, hidden], [hidden, 64]]) {
+        set_in_form(tensors, &format!("{block}.{name}"), sizes, form);
+    }
+}
+
+#[test]
+fn shared_expert_in_any_form_is_added_on_the_host() {
+    let mixtures = [["nvfp4", "bf16", "fp8 blocks"], ["fp8", "fp8 rows", "mxfp4"], ["mxfp4", "f16", "nvfp4"]];
+    for forms in FORMS.iter().filter(|form| !form.ends_with("fp4")).map(|form| [*form; 3]).chain(mixtures) {
+        let mut tensors = apart(Format::ModelOpt);
+        set_block(&mut tensors, &format!("{BLOCK}.shared_expert"), HIDDEN, forms);
+        tensors.set(format!("{BLOCK}.shared_expert_gate.weight"), f32s(&[1, HIDDEN], &numbers(HIDDEN, 3)));
+        with_model(&tensors, Some(qwen3()), |checkpoint, _| {
+            let layer = checkpoint.moe_layer(3, TokenDtype::Bf16).unwrap();
+            let (inputs, routed, output) = parts_on_host(&layer);
+            let gates = inputs.shared_weights.clone().unwrap();
+            let shared = inputs.hidden.chunks(HIDDEN).zip(&gates[..]).flat_map(|(token, &gate)| {
+                let block = block_of(HIDDEN, &decoded(token), silu_of);
+                block.into_iter().map(move |number| f64::from(gate) * number)
+            });
+            let want = rounded(shared.zip(decoded(&routed)).map(|(shared, routed)| routed + shared));
+            assert_eq!(output, want, "{forms:?}");
+            assert_ne!(output, routed);
+            let words = forms.map(|form| if form.starts_with("fp8") { "FP8".into() } else { form.to_uppercase() });
+            let found: Vec<_> = layer.around.as_ref().unwrap().projections().map(|part| part.form.clone()).collect();
+            assert_eq!(found, words);
+            assert_eq!(layer.tensors.left, [""; 0]);
+        });
+    }
+}
+
+#[test]
+fn shared_expert_on_the_host_reads_the_layers_own_tokens() {
+    // Latent experts: the shared expert has tokens of the layer's width.
+    let (mut tensors, config) = latent(NEMOTRON, "bf16");
+    for (name, sizes) in [("up_proj", [64, WIDE]), ("down_proj", [WIDE, 64])] {
+        for part in ["weight", "weight_scale", "weight_scale_2", "input_scale"] {
+            tensors.remove(&format!("{BLOCK}.shared_experts.{name}.{part}"));
+        }
+        set_in_form(&mut tensors, &format!("{BLOCK}.shared_experts.{name}"), sizes, "bf16");
+    }
+    with_model(&tensors, Some(config), |checkpoint, _| {
+        let layer = checkpoint.moe_layer(3, TokenDtype::Bf16).unwrap();
+        let (inputs, routed, output) = parts_on_host(&layer);
+        let rows = inputs.hidden.chunks(WIDE).zip(routed.chunks(HIDDEN)).flat_map(|(token, routed)| {
+            let shared = block_of(WIDE, &decoded(token), |_, up| up.max(0.0).powi(2));
+            projected([WIDE, HIDDEN], &decoded(routed)).into_iter().zip(shared).map(|(one, two)| one + two)
+        });
+        assert_eq!(output, rounded(rows));
+    });
+    // Weights on the input (Llama 4) are those of the routed experts alone.
+    let mut tensors = apart(Format::ModelOpt);
+    set_block(&mut tensors, &format!("{BLOCK}.shared_expert"), HIDDEN, ["bf16"; 3]);
+    let llama = json!({"model_type": "llama4_text", "num_experts_per_tok": 1, "hidden_act": "silu"});
+    with_model(&tensors, Some(llama), |checkpoint, _| {
+        let (inputs, routed, output) = parts_on_host(&checkpoint.moe_layer(3, TokenDtype::Bf16).unwrap());
+        assert!(inputs.weights_on_input);
+        let shared = inputs.hidden.chunks(HIDDEN).flat_map(|token| block_of(HIDDEN, &decoded(token), silu_of));
+        assert_eq!(output, rounded(shared.zip(decoded(&routed)).map(|(shared, routed)| routed + shared)));
+    });
+    // Factors of the tokens (AWQ) of all routed experts are not factors of the shared expert's tokens.
+    let plain = tensors.clone();
+    for (expert, name) in (0..EXPERTS).flat_map(|expert| NAMES[..2].iter().map(move |name| (expert, name))) {
+        let name = format!("{BLOCK}.experts.{expert}.{name}.pre_quant_scale");
+        tensors.set(name, f32s(&[HIDDEN], &numbers(HIDDEN, 5)));
+    }
+    let [of_plain, of_awq] = [plain, tensors].map(|tensors| {
+        with_model(&tensors, Some(qwen3()), |checkpoint, _| {
+            let layer = checkpoint.moe_layer(3, TokenDtype::Bf16).unwrap();
+            // Any backend computes the experts.
+            assert!(layer.weights.check_no_transforms("a GPU").is_ok());
+            let (inputs, routed, output) = parts_on_host(&layer);
+            let changed = layer.around.as_ref().unwrap().routed(TokenDtype::Bf16, &inputs).unwrap();
+            let shared: Vec<f64> =
+                inputs.hidden.chunks(HIDDEN).flat_map(|token| block_of(HIDDEN, &decoded(token), silu_of)).collect();
+            assert_eq!(
+                output,
+                rounded(shared.into_iter().zip(decoded(&routed)).map(|(shared, routed)| routed + shared))
+            );
+            (inputs.hidden.into_owned(), changed.hidden.into_owned())
+        })
+    });
+    assert_eq!((&of_plain.0, &of_plain.1), (&of_awq.0, &of_plain.0));
+    let factors = numbers(HIDDEN, 5).into_iter().map(f64::from).cycle();
+    let changed = decoded(&of_awq.0).into_iter().zip(factors).map(|(number, factor)| number * factor);
+    // Products of tokens and factors are f32 numbers.
+    assert_eq!(of_awq.1, rounded(changed.map(|number| f64::from(number as f32))));
+}
+
+#[test]
+fn dense_branch_on_the_host_keeps_its_norms() {
+    let (mut tensors, config) = gemma();
+    let norms = [0, 1, 2, 3].map(|index| numbers(HIDDEN, index + 3));
+    for name in NAMES {
+        for part in ["weight", "weight_scale", "weight_scale_2", "input_scale"] {
+            tensors.remove(&format!("model.layers.3.mlp.{name}.{part}"));
+        }
+    }
+    set_block(&mut tensors, "model.layers.3.mlp", HIDDEN, ["bf16", "bf16", "fp8"]);
+    with_model(&tensors, Some(config), |checkpoint, _| {
+        let (inputs, routed, output) = parts_on_host(&checkpoint.moe_layer(3, TokenDtype::Bf16).unwrap());
+        let rows = inputs.hidden.chunks(HIDDEN).zip(routed.chunks(HIDDEN)).flat_map(|(token, routed)| {
+            let token = normalized(&decoded(token), &norms[2]);
+            let branch = block_of(HIDDEN, &token, |gate, up| Activation::GeluTanh.apply(gate, up));
+            let branch = normalized(&branch, &norms[3]);
+            normalized(&decoded(routed), &norms[1]).into_iter().zip(branch).map(|(one, two)| one + two)
+        });
+        assert_eq!(output, rounded(rows));
+    });
+}
+
+#[test]
+fn shared_expert_beside_the_block_has_biases_and_a_limit_of_its_own() {
+    // Granite's names: gate and up in one matrix. The numbers of `latent_numbers` differ in both halves.
+    let mut tensors = apart(Format::ModelOpt);
+    let shared = "model.layers.3.shared_mlp";
+    set_in_form(&mut tensors, &format!("{shared}.input_linear"), [128, HIDDEN], "bf16");
+    set_in_form(&mut tensors, &format!("{shared}.output_linear"), [HIDDEN, 64], "fp8 rows");
+    let (inner, outer) = (numbers(128, 3), numbers(HIDDEN, 5));
+    tensors.set(format!("{shared}.input_linear.bias"), f32s(&[128], &inner));
+    tensors.set(format!("{shared}.output_linear.bias"), f32s(&[HIDDEN], &outer));
+    let config = json!({"model_type": "step3p5", "num_experts_per_tok": 2, "norm_expert_weight": true, "hidden_act": "silu",
+        "swiglu_limits": [0, 0, 0, 7], "swiglu_limits_shared": [0, 0, 0, 0.5]});
+    with_model(&tensors, Some(config.clone()), |checkpoint, _| {
+        let layer = checkpoint.moe_layer(3, TokenDtype::Bf16).unwrap();
+        assert_eq!(layer.weights.sizes().activation, Activation::SwigluStep { limit: 7.0 });
+        let (inputs, routed, output) = parts_on_host(&layer);
+        let own = Activation::SwigluStep { limit: 0.5 };
+        let shared = inputs.hidden.chunks(HIDDEN).flat_map(|token| {
+            let both = projected([128, HIDDEN], &decoded(token));
+            let biased: Vec<f64> = both.iter().zip(&inner).map(|(sum, &bias)| sum + f64::from(bias)).collect();
+            let active: Vec<f64> = (0..64).map(|i| own.apply(biased[i], biased[64 + i])).collect();
+            projected([HIDDEN, 64], &active).into_iter().zip(outer.clone()).map(|(sum, bias)| sum + f64::from(bias))
+        });
+        assert_eq!(output, rounded(shared.zip(decoded(&routed)).map(|(shared, routed)| routed + shared)));
+    });
+    // In NVFP4 it is a layer of its own.
+    let mut tensors = apart(Format::ModelOpt);
+    set_block(&mut tensors, &format!("{BLOCK}.shared_expert"), HIDDEN, ["nvfp4"; 3]);
+    with_model(&tensors, Some(config), |checkpoint, _| {
+        let layer = checkpoint.moe_layer(3, TokenDtype::Bf16).unwrap();
+        let branch = layer.around.as_ref().unwrap().branch().unwrap();
+        assert_eq!(branch.sizes().activation, Activation::SwigluStep { limit: 0.5 });
+        let parts = parts_of(&layer);
+        let sum = decoded(&parts.routed).into_iter().zip(decoded(&parts.branch)).map(|(one, two)| one + two);
+        assert_eq!(parts.output, rounded(sum));
+    });
+}
+
+#[test]
+fn wrong_parts_of_a_shared_expert_on_the_host_are_refused_by_name() {
+    let error = |change: &dyn Fn(&mut Tensors)| {
+        let mut tensors = apart(Format::ModelOpt);
+        set_block(&mut tensors, &format!("{BLOCK}.shared_expert"), HIDDEN, ["bf16", "fp8", "fp8 blocks"]);
+        change(&mut tensors);
+        with_model(&tensors, Some(qwen3()), |checkpoint, folder| {
+            let error = checkpoint.moe_layer(3, TokenDtype::Bf16).map(|_| ()).unwrap_err().to_string();
+            error.replace(&folder.display().to_string(), "MODEL")
+        })
+    };
+    let named = |name: &str| format!("{BLOCK}.shared_expert.{name}");
+    let without = |name: &str| error(&|tensors| _ = tensors.remove(&named(name)));
+    let with = |name: &str, content: Content| error(&|tensors| _ = tensors.set(named(name), content.clone()));
+    let nan = f32s(&[64, HIDDEN], &[f32::NAN; 64 * HIDDEN]);
+    for (error, words) in [
+        (without("gate_proj.weight"), "MODEL: model.layers.3.mlp.: silu needs 1 gate projections, found 0"),
+        (without("up_proj.weight_scale"), "up_proj.weight: its scale is missing"),
+        (without("down_proj.weight"), "MODEL: model.layers.3.mlp.shared_expert.down_proj.weight is missing"),
+        (with("gate_proj.weight", nan), "gate_proj: the number in row 0, column 0 is not finite"),
+        (with("gate_proj.weight", f32s(&[48, HIDDEN], &[0.0; 48 * HIDDEN])), "gate_proj: rows: got 48, expected 64"),
+        (with("gate_proj.weight", f32s(&[64, 16], &[0.0; 1024])), "gate_proj: columns: got 16, expected 32"),
+        (with("up_proj.weight_scale", f32s(&[7], &[0.0; 7])), "up_proj.weight: its shape is [7]"),
+        (with("down_proj.bias", f32s(&[7], &[0.0; 7])), "down_proj.bias: its shape is [7]"),
+        (
+            with("down_proj.weight", raw(Dtype::F8_E5M2, &[HIDDEN, 64], &[0; 64 * HIDDEN])),
+            "down_proj.weight: its dtype is F8_E5M2",
+        ),
+        (
+            with("gate_proj.pre_quant_scale", f32s(&[HIDDEN], &[1.0; HIDDEN])),
+            "this scale of the activations (NVFP4_AWQ)",
+        ),
+        (with("norm.weight", f32s(&[64], &[1.0; 64])), "shared_expert.norm.weight: this tensor is unknown"),
+    ] {
+        assert!(error.contains(words), "{words}: {error}");
+    }
+    let transformed = |block: &str| {
+        let mut tensors = apart(Format::CompressedTensors);
+        set_block(&mut tensors, &format!("{BLOCK}.shared_expert"), HIDDEN, [block; 3]);
+        let mut config = qwen3();
+        let apply = json!([{"targets": ["re:.*shared_expert.*"], "location": "input"}]);
+        let groups = json!({"u": {"type": "hadamard", "head_dim": 16, "apply": apply}});
+        config["quantization_config"] =
+            json!({"quant_method": "compressed-tensors", "transform_config": {"config_groups": groups}});
+        error_of((tensors, config), |_, _| ())
+    };
+    let message = transformed("bf16");
+    assert!(message.contains("transform u of the tokens of this projection is not computed; quantize"), "{message}");
 }
 
 #[test]

@@ -110,9 +110,9 @@ pub(crate) fn of_module<'a>(checkpoint: &'a Checkpoint, module: &str) -> Result<
         .names_under(module)
         .find(|name| name.strip_prefix(module).is_some_and(|part| [WEIGHT, ".weight_packed"].contains(&part)));
     let found = name.and_then(|name| Some((name, checkpoint.tensor(name)?)));
-    let (name, tensor) = found.ok_or_else(|| Error::Missing {
-        name: format!("{module}{WEIGHT}"),
-        remedy: "download the model again".into(),
+    let (name, tensor) = found.ok_or_else(|| {
+        let missing = Error::Missing { name: format!("{module}{WEIGHT}"), remedy: "download the model again".into() };
+        missing.at(checkpoint.path().display())
     })?;
     match nvfp4(checkpoint, &config, name, tensor) {
         Some(readable) => readable.map(|readable| readable.stored),

@@ -86,8 +86,8 @@ fn run_checkpoint(
     let mut around = None;
     if let Some(surroundings) = layer.around {
         let routed = surroundings.routed(tokens.dtype, &inputs)?;
-        around = Some(AroundPart::new(args, &mut backend, surroundings, &inputs, tokens.dtype, token_format)?);
-        inputs = routed;
+        let of_router = std::mem::replace(&mut inputs, routed);
+        around = Some(AroundPart::new(args, &mut backend, surroundings, of_router, tokens.dtype, token_format)?);
     }
     let name = format!("{} layer {number}", checkpoint.path().display());
     let weights = layer.weights.with_token_format(token_format);

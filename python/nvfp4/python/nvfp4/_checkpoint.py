@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from . import _native
+from ._gradients import activate
 from ._moe import Moe
 from ._operators import Quantized, route
 
@@ -14,8 +15,9 @@ class MoeBlock(torch.nn.Module):
     """An MoE layer of a checkpoint: router, experts, shared expert, and what the model has around its experts.
 
     The experts and the branch beside them are :class:`Moe`. PyTorch computes the router's logits, norms and projections on the tokens'
-    device: latent experts of Nemotron 3 and Kimi-K3, norms and the dense branch of Gemma 4. ``nvfp4 run --op moe`` computes the same
-    layer. The numbers of norms and of the router are float32; a projection has the token type if this type holds its numbers.
+    device: latent experts of Nemotron 3 and Kimi-K3, norms and the dense branch of Gemma 4, and a shared expert or dense branch that is not
+    NVFP4 (floats, FP8). ``nvfp4 run --op moe`` computes the same layer. The numbers of norms and of the router are float32; a projection has
+    the token type if this type holds its numbers.
 
     :param path: a folder with ``config.json`` and safetensors files.
     :param layer: number of the layer.
@@ -57,8 +59,11 @@ class MoeBlock(torch.nn.Module):
         self.is_surrounded = around is not None
         self.before, self.behind = (_steps(around and around[name], dtype, device) for name in ("before", "behind"))
         self.branch_norms = torch.nn.ModuleList(_norm(norm, device) for norm in (around["branch_norms"] if around else (None, None)))
-        has_branch = around is not None and around["branch"] is not None
-        self.branch = _experts(around["branch"], dtype, device, token_format) if has_branch else None
+        self.branch = None
+        if around and around["branch"] is not None:
+            self.branch = _experts(around["branch"], dtype, device, token_format)
+        elif around and around["torch_branch"] is not None:
+            self.branch = _FeedForward(around["torch_branch"], dtype, device)
 
     def _put(self, name, tensor, device):
         self.register_buffer(name, None if tensor is None else tensor.to(device), persistent=False)
@@ -82,19 +87,25 @@ class MoeBlock(torch.nn.Module):
         gate = None
         if self.shared_gate is not None:
             gate = torch.sigmoid(hidden_states.float() @ self.shared_gate)
-        tokens = hidden_states
+        tokens = self.before(hidden_states).to(self.dtype) if self.is_surrounded else hidden_states
         if self.token_factors is not None:
             tokens = (tokens.float() * self.token_factors).to(self.dtype)
         if not self.is_surrounded:
             return self.experts(tokens, ids, weights, shared_weights=gate, weights_on_input=self.weights_on_input)
-        routed = self.experts(self.before(tokens).to(self.dtype), ids, weights, weights_on_input=self.weights_on_input)
-        output = self.behind(routed)
+        output = self.behind(self.experts(tokens, ids, weights, weights_on_input=self.weights_on_input))
         if self.branch is not None:
             first, last = self.branch_norms
-            one = torch.zeros(len(ids), 1, dtype=torch.int32, device=ids.device)
-            of_branch = torch.ones(len(ids), 1, device=ids.device) if gate is None else gate[:, None]
-            output = output + last(self.branch(first(hidden_states.float()).to(self.dtype), one, of_branch).float())
+            output = output + last(self._branch(first(hidden_states.float()), gate).float())
         return output.to(self.dtype)
+
+    def _branch(self, x, gate):
+        """Returns the output of the branch beside the experts, times its gate."""
+        if isinstance(self.branch, _FeedForward):
+            output = self.branch(x)
+            return output if gate is None else output * gate[:, None]
+        one = torch.zeros(len(x), 1, dtype=torch.int32, device=x.device)
+        gate = torch.ones(len(x), device=x.device) if gate is None else gate
+        return self.branch(x.to(self.dtype), one, gate[:, None])
 
 
 class _Norm(torch.nn.Module):
@@ -126,6 +137,19 @@ class _Steps(torch.nn.Module):
             return x
         product = F.linear(x.to(self.weights.dtype), self.weights).float()
         return product if self.bias is None else product + self.bias
+
+
+class _FeedForward(torch.nn.Module):
+    """A shared expert or dense branch that is not NVFP4. Takes rows and returns float32 numbers."""
+
+    def __init__(self, parts, dtype, device):
+        super().__init__()
+        self.activation = parts["activation"]
+        self.gate, self.up, self.down = (part and _steps((None, part), dtype, device) for part in parts["projections"])
+
+    def forward(self, x):
+        gate = None if self.gate is None else self.gate(x)
+        return self.down(activate(self.activation, gate, self.up(x)))
 
 
 def _numbers(data, dtype=torch.float32):

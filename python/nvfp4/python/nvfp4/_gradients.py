@@ -71,17 +71,26 @@ def activate(word, gate, up):
     numbers = [float(number) for number in numbers.split(",")] if numbers else []
     if name == "silu":
         return F.silu(gate) * up
-    if name == "gelu-tanh":
-        return F.gelu(gate, approximate="tanh") * up
+    if name in ("gelu", "gelu-tanh"):
+        return F.gelu(gate, approximate="tanh" if name == "gelu-tanh" else "none") * up
     if name == "relu2":
         return torch.relu(up).square()
+    if name == "relu2-gated":
+        return torch.relu(gate).square() * up
+    if name == "situ":
+        beta, *linear = numbers
+        up = up if not linear else linear[0] * torch.tanh(up / linear[0])
+        return beta * torch.tanh(gate / beta) * torch.sigmoid(gate) * up
+    if name == "swiglu-step":
+        (limit,) = numbers
+        return F.silu(gate).clamp(max=limit) * up.clamp(-limit, limit)
     if name == "silu-limit":
         (limit,) = numbers
         return F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
-    if name == "gpt-oss":
-        slope, limit = numbers or (1.702, 7.0)
+    if name in ("gpt-oss", "swigluoai"):
+        slope, limit, offset = (*(numbers or (1.702, 7.0)), 1.0)[:3]
         gate = gate.clamp(max=limit)
-        return gate * torch.sigmoid(slope * gate) * (up.clamp(-limit, limit) + 1)
+        return gate * torch.sigmoid(slope * gate) * (up.clamp(-limit, limit) + offset)
     raise ValueError(f"activation: {word} has no gradient here")
 
 
