@@ -163,8 +163,8 @@ pub trait Products<O: Operands>: Kernel {
     /// Returns every instance for layers.
     fn instances(&self) -> Vec<ProductInstance>;
 
-    /// Returns the tokens per tile for `rows` rows of `experts` named experts.
-    fn tile_tokens(&self, rows: u64, experts: u64) -> u32;
+    /// Returns the tokens per tile for `rows` rows of `experts` named experts whose down projection has `k` columns.
+    fn tile_tokens(&self, rows: u64, experts: u64, k: u32) -> u32;
 
     /// Returns the least and the most tokens per tile for a layer of `experts` experts with or without a curve as its
     /// activation.

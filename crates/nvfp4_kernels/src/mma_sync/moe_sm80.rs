@@ -51,7 +51,7 @@ impl Products<Bits16> for MoeSm80 {
     }
 
     /// Returns 64 tokens, unless the rows of most experts fit the smallest tile.
-    fn tile_tokens(&self, rows: u64, experts: u64) -> u32 {
+    fn tile_tokens(&self, rows: u64, experts: u64, _: u32) -> u32 {
         if fit_smallest_tile(rows, experts) { SMALLEST_TILE } else { 64 }
     }
 

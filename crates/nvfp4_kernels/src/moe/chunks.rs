@@ -4,7 +4,6 @@ use super::MoeArguments;
 use super::workspace::{Workspace, take};
 use nvfp4_core::Error;
 use nvfp4_core::moe::MoeSizes;
-use nvfp4_core::problem::TokenFormat;
 
 /// Upper bound of the workspace's size in bytes. Tokens that need more are computed in chunks. Each chunk reads all weights
 /// again, so 8192 tokens of DeepSeek-R1 and Kimi-K2 under TP 8 or EP 8 are one chunk.
@@ -88,6 +87,7 @@ pub fn workspace_bytes(sizes: &MoeSizes, max_tokens: usize) -> usize {
 mod tests {
     use super::*;
     use crate::moe::workspace::tests::sizes;
+    use nvfp4_core::problem::TokenFormat;
 
     #[test]
     fn chunks_stay_below_the_bound_and_are_as_few_as_possible() {

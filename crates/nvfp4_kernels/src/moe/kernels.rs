@@ -176,25 +176,25 @@ impl RowPlan {
     /// Returns the plan of a chunk of `tokens` tokens for these kernels.
     pub fn new(sizes: &MoeSizes, tokens: usize, kernels: MoeKernels) -> Self {
         let format = sizes.token_format;
-        let tiles = |rows: usize, experts: usize| {
-            let (rows, experts) = (rows as u64, experts as u64);
+        let tiles = |rows: usize, experts: usize, intermediate: usize| {
+            let (rows, experts, k) = (rows as u64, experts as u64, intermediate as u32);
             let tile_tokens = match format {
                 TokenFormat::Bits16 => {
                     let curves = matches!(sizes.activation.form(), Form::Curve(..));
                     let [least, most] = kernels.bits16.tile_range(curves, sizes.experts as u32);
-                    kernels.bits16.tile_tokens(rows, experts).clamp(least, most)
+                    kernels.bits16.tile_tokens(rows, experts, k).clamp(least, most)
                 }
                 // Without a kernel for the format there are no launches, and the tile does not matter.
-                TokenFormat::Fp8 => kernels.fp8.map_or(SMALLEST_TILE, |fp8| fp8.tile_tokens(rows, experts)),
-                TokenFormat::Nvfp4 => kernels.nvfp4.map_or(SMALLEST_TILE, |nvfp4| nvfp4.tile_tokens(rows, experts)),
+                TokenFormat::Fp8 => kernels.fp8.map_or(SMALLEST_TILE, |fp8| fp8.tile_tokens(rows, experts, k)),
+                TokenFormat::Nvfp4 => kernels.nvfp4.map_or(SMALLEST_TILE, |nvfp4| nvfp4.tile_tokens(rows, experts, k)),
             };
             let are_sorted = format == TokenFormat::Bits16 && kernels.bits16.sorts(tile_tokens);
             TilePlan { tile_tokens, are_sorted }
         };
-        let routed = tiles(tokens * sizes.top_k, sizes.named_experts);
+        let routed = tiles(tokens * sizes.top_k, sizes.named_experts, sizes.intermediate);
         // All lists have the same row multiple. So if the routed rows are sorted, the shared expert's rows are too, however few.
         let least_shared = if routed.are_sorted { SMALLEST_TILE as usize + 1 } else { 0 };
-        let shared = tiles(tokens.max(least_shared), 1);
+        let shared = sizes.shared_intermediate.map_or(routed, |width| tiles(tokens.max(least_shared), 1, width));
         let is_rounded = format == TokenFormat::Fp8 || routed.are_sorted;
         Self { routed, shared, row_multiple: if is_rounded { ROW_MULTIPLE } else { 1 } }
     }

@@ -37,7 +37,7 @@ impl Products<Bits16> for MoeSm120 {
 
     /// Returns 64 tokens, unless the rows of most experts fit the smallest tile. Shared memory has no room for larger
     /// tiles.
-    fn tile_tokens(&self, rows: u64, experts: u64) -> u32 {
+    fn tile_tokens(&self, rows: u64, experts: u64, _: u32) -> u32 {
         if fit_smallest_tile(rows, experts) { SMALLEST_TILE } else { 64 }
     }
 }

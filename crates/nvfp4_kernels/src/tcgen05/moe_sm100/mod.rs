@@ -47,7 +47,7 @@ impl Products<Nvfp4> for MoeSm100 {
         INSTANCES.iter().map(instance).collect()
     }
 
-    fn tile_tokens(&self, rows: u64, experts: u64) -> u32 {
+    fn tile_tokens(&self, rows: u64, experts: u64, _: u32) -> u32 {
         nvfp4_products::tile_tokens(rows, experts)
     }
 }

@@ -88,7 +88,7 @@ impl Products<Fp8> for MoeFp8Sm90 {
         INSTANCES.iter().filter(|of| !of.is_narrow()).map(product_instance).collect()
     }
 
-    fn tile_tokens(&self, rows: u64, experts: u64) -> u32 {
+    fn tile_tokens(&self, rows: u64, experts: u64, _: u32) -> u32 {
         tile_tokens(rows, experts)
     }
 }

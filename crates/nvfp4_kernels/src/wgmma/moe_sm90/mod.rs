@@ -42,12 +42,19 @@ impl Kernel for MoeSm90 {
     }
 }
 
-/// Up to this many rows per named expert on average, tiles of sorted tokens have 64 tokens; above, 128. On an H200,
-/// tiles of 64 are a little faster with 32 rows, and tiles of 128 with 64 rows, where half of the experts have more
-/// (benches/lab/experiments.md).
-const MOST_ROWS_OF_64: u64 = 40;
+/// Returns the most rows per named expert on average for which tiles of sorted tokens have 64 tokens; above, they have 128.
+/// Four warpgroups multiply a tile of 64, and two a tile of 128, so tiles of 64 are faster while nearly every expert fits
+/// one. The shorter the K of down, the more of the time is the epilogue, which four warpgroups share too. Measured on an
+/// H100 (benches/lab/experiments.md).
+const fn most_rows_of_64(k: u32) -> u64 {
+    match k {
+        ..=128 => u64::MAX,
+        ..=512 => 64,
+        _ => 56,
+    }
+}
 
-/// [`MOST_ROWS_OF_64`] if tokens name [`FEW_EXPERTS`]. The larger tiles spare an expert with many rows a second tile.
+/// [`most_rows_of_64`] if tokens name [`FEW_EXPERTS`]. The larger tiles spare an expert with many rows a second tile.
 const MOST_ROWS_OF_64_OF_FEW: u64 = 24;
 
 /// Up to this many rows per named expert on average, tiles have 8 tokens, and five CTAs of strips share an SM. Does not
@@ -123,11 +130,11 @@ impl Products<Bits16> for MoeSm90 {
         }
     }
 
-    fn tile_tokens(&self, rows: u64, experts: u64) -> u32 {
+    fn tile_tokens(&self, rows: u64, experts: u64, k: u32) -> u32 {
         let are_few = FEW_EXPERTS.contains(&experts);
-        let most_of_64 = if are_few { MOST_ROWS_OF_64_OF_FEW } else { MOST_ROWS_OF_64 };
+        let most_of_64 = if are_few { MOST_ROWS_OF_64_OF_FEW } else { most_rows_of_64(k) };
         if may_be_sorted(rows, experts) {
-            if rows <= most_of_64 * experts { 64 } else { 128 }
+            if rows <= most_of_64.saturating_mul(experts) { 64 } else { 128 }
         } else if rows <= MOST_ROWS_OF_8 * experts && !are_few {
             8
         } else {
@@ -184,7 +191,7 @@ mod tests {
             (4096, 8, Op::Plain, 4096, "moe_plain_bf16_t128"),
             (16384, 128, Op::Plain, 2048, "moe_plain_bf16_t128"),
         ] {
-            let tile_tokens = MoeSm90.tile_tokens(rows, experts);
+            let tile_tokens = MoeSm90.tile_tokens(rows, experts, 1024);
             let tiles = expected_token_tiles(rows, experts, tile_tokens);
             let instance = MoeSm90.instance(
                 ProductKind::of(op, OperandType::Bf16),
