@@ -145,6 +145,7 @@ pub struct Around<'a> {
 
 /// A branch of width H beside the routed experts.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a layer has one branch")]
 pub(super) enum Branch<'a> {
     /// A layer with one expert, which every token names.
     Layer(MoeWeights<'a>),
