@@ -48,8 +48,8 @@ impl Kernel for MoeSm90 {
 /// H100 (benches/lab/experiments.md).
 const fn most_rows_of_64(k: u32) -> u64 {
     match k {
-        ..=128 => u64::MAX,
-        ..=512 => 64,
+        0..=128 => u64::MAX,
+        129..=512 => 64,
         _ => 56,
     }
 }
