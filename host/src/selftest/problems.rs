@@ -50,7 +50,7 @@ const MOE: [(u32, &str); 15] = [
     (16, r#"{"hidden": 464, "intermediate": 336, "experts": 6, "top_k": 2, "tokens": 5}"#),
     (32, r#"{"hidden": 464, "intermediate": 336, "experts": 12, "top_k": 2, "tokens": 9}"#),
     (16, r#"{"hidden": 464, "intermediate": 336, "experts": 12, "top_k": 2, "tokens": 5}"#),
-    (3, r#"{"hidden": 464, "intermediate": 336, "experts": 3, "top_k": 2, "tokens": 90}"#),
+    (3, r#"{"hidden": 464, "intermediate": 336, "experts": 3, "top_k": 2, "tokens": 110}"#),
     (3, r#"{"hidden": 464, "intermediate": 336, "experts": 2, "top_k": 2, "tokens": 170, "named_experts": 3}"#),
     (7, r#"{"hidden": 176, "intermediate": 80, "experts": 5, "top_k": 1, "tokens": 33, "activation": "silu-limit=2.5", "weights_on_input": true}"#),
     (7, r#"{"hidden": 176, "intermediate": 80, "experts": 5, "top_k": 2, "tokens": 33, "activation": "gelu-tanh", "shared_intermediate": 48}"#),
