@@ -10,7 +10,7 @@ tensor of the layer as used or left. Then one tensor that the layer needs is rem
 Some families have norms and projections around their experts, with a branch beside them (Nemotron 3, Kimi-K3, Gemma 4).
 Half of the shared experts and dense branches are in another precision: each projection is bf16, f16, f32, FP8 (one scale, one per row,
 or blocks, in f32, f16, bf16 or E8M0) or NVFP4, with or without a bias. `--json` must list their forms. Step has limits of its own for the
-shared expert.
+shared expert. Two recipes of published models are checked too: Qwen3.5 with a shared expert in bf16, and DeepSeek-V4's own files.
 Some models have factors of the tokens, the same or different ones for each expert, and of the intermediate (AWQ), or Hadamard
 transforms of both (compressed-tensors). Beside each model, `run --op linear` must give numpy's output of one
 weight, with or without a bias, and with factors of the tokens or a Hadamard transform (compressed-tensors).
@@ -23,7 +23,7 @@ import sys
 import tempfile
 
 import numpy as np
-from tensors import E4M3, F32, load, numbers, nvfp4, save, stored
+from tensors import E4M3, F32, load, numbers, nvfp4, save, stored, values_of
 
 # Largest error of a token's output, as a part of its size: two intermediate results and the output are rounded.
 LIMITS = {"bf16": 0.02, "f16": 0.003}
@@ -491,6 +491,100 @@ def check_linear(command, rng, folder, place):
     assert error < LIMITS[dtype.lower()], (place, form, list(tensors), error)
 
 
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def qwen3_5(rng, hidden=192, inner=96, experts=6):
+    """ModelOpt's recipe without `shared_expert*`: all experts in one NVFP4 tensor, a shared expert in bf16 with its gate, a vision tower
+    and draft layers. Returns tensors, configuration, the forms on the host, and the output for tokens."""
+    block, tensors = "model.language_model.layers.0.mlp", {}
+    routed = [[matrix(rng, *size) for size in ((inner, hidden), (inner, hidden), (hidden, inner))] for _ in range(experts)]
+    add_fused(rng, tensors, f"{block}.experts.gate_up_proj", [parts[:2] for parts in routed], "fused")
+    add_fused(rng, tensors, f"{block}.experts.down_proj", [parts[2:] for parts in routed], "fused")
+    sizes = zip(PROJECTIONS, ((80, hidden), (80, hidden), (hidden, 80)))
+    shared = [add_in_form(rng, tensors, f"{block}.shared_expert.{name}", "BF16", *size) for name, size in sizes]
+    tensors[f"{block}.gate.weight"], router = stored(rng.standard_normal((experts, hidden)) / np.sqrt(hidden), "BF16")
+    tensors[f"{block}.shared_expert_gate.weight"], gate = stored(rng.standard_normal((1, hidden)) / np.sqrt(hidden), "BF16")
+    for name in ("model.visual.blocks.0.mlp.linear_fc1.weight", "mtp.layers.0.mlp.shared_expert.gate_proj.weight"):
+        tensors[name], _ = stored(rng.standard_normal((16, 16)), "BF16")
+    text = {"model_type": "qwen3_5_moe_text", "num_experts_per_tok": 2, "hidden_act": "silu", "shared_expert_intermediate_size": 80}
+    ignore = ["*shared_expert*", "*mlp.gate", "model.visual*", "mtp*"]
+    config = {"model_type": "qwen3_5_moe", "text_config": text,
+              "quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ignore}}  # fmt: skip
+    mlp = lambda x, gate, up, down: silu(x @ gate.T) * (x @ up.T) @ down.T
+
+    def output(x):
+        logits = x @ router.T
+        chosen = np.argsort(-logits, 1)[:, :2]
+        weights = np.exp(np.take_along_axis(logits, chosen, 1))
+        weights /= weights.sum(1, keepdims=True)
+        parts = [sum(w * mlp(row, *(part[3] for part in routed[e])) for w, e in zip(*pair)) for row, *pair in zip(x, weights, chosen)]
+        return np.stack(parts) + mlp(x, *shared) / (1 + np.exp(-x @ gate.T))
+
+    return tensors, config, {f"{block}.shared_expert.{name}": "BF16" for name in PROJECTIONS}, output
+
+
+def deepseek_v4(rng, hidden=384, inner=256, experts=6):
+    """The published form: experts in MXFP4, the shared expert in FP8 with E8M0 scales of 128x128 blocks."""
+    block, tensors = "layers.0.ffn", {}
+
+    def mxfp4(module, n, k):
+        codes, exponents = rng.integers(0, 256, (n, k // 2), np.uint8), rng.integers(117, 122, (n, k // 32), np.uint8)
+        tensors[f"{module}.weight"], tensors[f"{module}.scale"] = ("I8", codes), ("F8_E8M0", exponents)
+        return values_of(codes) * np.repeat(2.0 ** (exponents.astype(int) - 127), 32, 1)
+
+    def fp8(module, n, k):
+        codes, signs = rng.integers(0, 0x7F, (n, k), np.uint8), rng.integers(0, 2, (n, k), np.uint8)
+        exponents = rng.integers(113, 117, (-(-n // 128), -(-k // 128)), np.uint8)
+        tensors[f"{module}.weight"], tensors[f"{module}.scale"] = ("F8_E4M3", codes | signs << 7), ("F8_E8M0", exponents)
+        scales = np.repeat(np.repeat(2.0 ** (exponents.astype(int) - 127), 128, 0), 128, 1)[:n, :k]
+        return E4M3[codes] * (1 - 2.0 * signs) * scales
+
+    sizes = {"w1": (inner, hidden), "w3": (inner, hidden), "w2": (hidden, inner)}
+    routed = [[mxfp4(f"{block}.experts.{e}.{name}", *size) for name, size in sizes.items()] for e in range(experts)]
+    shared = [fp8(f"{block}.shared_experts.{name}", *size) for name, size in sizes.items()]
+    tensors[f"{block}.gate.weight"], router = stored(rng.standard_normal((experts, hidden)) / np.sqrt(hidden), "BF16")
+    tensors[f"{block}.gate.bias"], bias = stored(rng.uniform(0, 0.1, experts), "F32")
+    config = {"model_type": "deepseek_v4", "num_experts_per_tok": 2, "n_shared_experts": 1, "hidden_act": "silu", "swiglu_limit": 10.0,
+              "scoring_func": "sqrtsoftplus", "topk_method": "noaux_tc", "norm_topk_prob": True, "routed_scaling_factor": 1.5,
+              "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"}}  # fmt: skip
+    mlp = lambda x, gate, up, down: silu(np.minimum(x @ gate.T, 10)) * np.clip(x @ up.T, -10, 10) @ down.T
+
+    def output(x):
+        scores = np.sqrt(np.log1p(np.exp(x @ router.T)))
+        chosen = np.argsort(-(scores + bias), 1)[:, :2]
+        weights = np.take_along_axis(scores, chosen, 1)
+        weights *= 1.5 / weights.sum(1, keepdims=True)
+        parts = [sum(w * mlp(row, *routed[e]) for w, e in zip(*pair)) for row, *pair in zip(x, weights, chosen)]
+        return np.stack(parts) + mlp(x, *shared)
+
+    return tensors, config, {f"{block}.shared_experts.{name}": "FP8" for name in sizes}, output
+
+
+def check_recipe(command, rng, folder, recipe):
+    """Compares a layer of a published recipe, and what `inspect` says about its shared expert."""
+    tensors, config, forms, output = recipe(rng)
+    (folder / "in").mkdir()
+    save(folder / "in" / "model.safetensors", tensors)
+    (folder / "in" / "config.json").write_text(json.dumps(config))
+    width = next(tensor[1].shape[1] for name, tensor in tensors.items() if name.endswith(".gate.weight"))
+    (dtype, bits), x = stored(rng.standard_normal((9, width)), "BF16")
+    save(folder / "tokens.safetensors", {"hidden": (dtype, bits)})
+    line = [command, "run", "--backend", "cpu", "--op", "moe", "--weights", "in", "--layer", "0", "--repeat", "1", "--json"]
+    line += ["--activations", "tokens.safetensors", "--output", "out.safetensors"]
+    done = subprocess.run(line, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, (recipe.__name__, done.stderr)
+    assert json.loads(done.stdout)["around"]["forms_on_host"] == forms, (recipe.__name__, done.stdout)
+    _, got = stored(*reversed(read(folder / "out.safetensors", "BF16")))
+    expected = output(x)
+    errors = np.linalg.norm(got - expected, axis=1) / np.linalg.norm(expected, axis=1)
+    assert (errors < LIMITS["bf16"]).all(), (recipe.__name__, errors)
+    done = subprocess.run([command, "inspect", "in", "--json"], cwd=folder, capture_output=True, text=True)
+    runs = {other["module"]: other["runs"] for other in json.loads(done.stdout)["others"]}
+    assert all(runs[module] == ["moe"] for module in forms), (recipe.__name__, runs)
+
+
 def read(path, dtype):
     output = load(path)["output"]
     return dtype, (output.astype(np.uint32) << 16).view(F32) if dtype == "BF16" else output
@@ -499,6 +593,10 @@ def read(path, dtype):
 def main():
     command = str(pathlib.Path(sys.argv[1]).resolve())
     seed, count = (int(argument) for argument in (sys.argv[2:] + ["0", "60"][len(sys.argv) - 2 :])[:2])
+    recipes = qwen3_5, deepseek_v4
+    for recipe in recipes:
+        with tempfile.TemporaryDirectory() as folder:
+            check_recipe(command, np.random.default_rng(seed), pathlib.Path(folder), recipe)
     tokens = 0
     for index in range(count):
         rng = np.random.default_rng([seed, index])
@@ -507,7 +605,8 @@ def main():
         with tempfile.TemporaryDirectory() as folder:
             tokens += check(command, model, rng, pathlib.Path(folder), place)
             check_linear(command, rng, pathlib.Path(folder), place)
-    print(f"{count} models and {count} linear layers, {tokens} tokens of models: all outputs are as expected")
+    what = f"{len(recipes)} recipes, {count} models and {count} linear layers"
+    print(f"{what}, {tokens} tokens of models: all outputs are as expected")
 
 
 if __name__ == "__main__":

@@ -258,7 +258,8 @@ impl<'c> Running<'c> {
             ROLES.map(|role| block.modules(role)).into_iter().flatten().collect()
         };
         let experts = of_layer.iter().filter(|block| matches!(block.kind, Kind::Routed | Kind::Fused));
-        let Some(first) = experts.clone().next().filter(|first| modules(first).iter().any(&is_quantized)) else {
+        let is_fp4 = |module: &String| is_quantized(module) || checkpoint.mxfp4_values(module).is_some();
+        let Some(first) = experts.clone().next().filter(|first| modules(first).iter().any(is_fp4)) else {
             return;
         };
         let shared = of_layer.iter().filter(|block| block.kind == Kind::Shared);
@@ -269,8 +270,7 @@ impl<'c> Running<'c> {
                 (experts.chain(shared).flat_map(modules).collect(), Vec::new(), Some(why))
             }
             Ok(LayerModules { experts, on_host }) => {
-                let mut others = experts.iter().filter(|module| !is_quantized(module));
-                let other = others.find(|module| checkpoint.mxfp4_values(module).is_none());
+                let other = experts.iter().find(|module| !is_fp4(module));
                 let refusal = other.map(|other| not_nvfp4("moe", other));
                 (experts, on_host, refusal)
             }

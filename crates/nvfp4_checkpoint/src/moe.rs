@@ -131,7 +131,8 @@ impl Checkpoint {
     /// in one tensor. In one tensor, gate and up are the two halves, or alternate row by row (gpt-oss). Experts in MXFP4 are
     /// converted if no number changes. Projections around the experts and a shared expert or dense branch ([`Around`]) may have
     /// any form. A change of the tokens that all experts share (factors of NVFP4_AWQ, a Hadamard transform) is part of the
-    /// router, which changes the tokens after it chose their experts, or of what is around the experts; other changes are part of the weights
+    /// router, which changes the tokens after it chose their experts, or of what is around the experts; other changes are
+    /// part of the weights
     /// ([`MoeWeights::with_transforms`](nvfp4_core::moe::MoeWeights::with_transforms)), and only the CPU computes them.
     ///
     /// # Errors

@@ -96,7 +96,7 @@ fn print(found: &Inspection, args: &Args, out: &mut impl Write) -> anyhow::Resul
         for other in &found.others {
             writeln!(out, "{}", printable(&other.module))?;
             let what = match other.why {
-                Some(why) => format!(": does not run; {why}"),
+                Some(why) => format!(": {why}"),
                 None => format!("; computed by {}", other.runs.join(", ")),
             };
             print_wrapped(&format!("{} × {:?} {}{what}", other.count, other.shape, other.kind), out)?;
