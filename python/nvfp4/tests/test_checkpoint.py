@@ -158,6 +158,8 @@ def save(folder, tensors, config):
 @pytest.mark.parametrize("model", [qwen3_5, nemotron, kimi, gemma, qwen3_5_mixed, nemotron_bf16, kimi_fp8, gemma_mixed, step, step_nvfp4])
 @pytest.mark.parametrize("token_format", ["16-bit", "nvfp4"])
 def test_layer_equals_the_command(model, token_format, tmp_path, device):
+    if (device, token_format) == ("cuda", "nvfp4") and torch.cuda.get_device_capability() < (10, 0):
+        pytest.skip("only Blackwell multiplies NVFP4 tokens")
     tensors, config = model()
     save(tmp_path / "model", tensors, config)
     hidden = torch.randn(19, H).bfloat16()
