@@ -61,6 +61,17 @@ const MOST_ROWS_OF_64_OF_FEW: u64 = 24;
 /// apply if tokens name [`FEW_EXPERTS`] (benches/lab/experiments.md).
 const MOST_ROWS_OF_8: u64 = 3;
 
+/// Returns the most rows per named expert on average for which tiles have 16 tokens although some experts have more. The
+/// shorter the K of down, the less a second tile costs. Does not apply to [`FEW_EXPERTS`] or to a single expert. Measured on
+/// an H200 (benches/lab/experiments.md).
+const fn most_rows_of_16(k: u32) -> u64 {
+    match k {
+        0..=128 => 20,
+        129..=192 => 16,
+        _ => 0,
+    }
+}
+
 /// Describes an instance of this kernel or of [`moe_sm120`](crate::wgmma::moe_sm120) with the time of its
 /// tiles.
 pub(crate) fn product_instance(of: &Instance, tile_time: u64) -> ProductInstance {
@@ -133,7 +144,10 @@ impl Products<Bits16> for MoeSm90 {
     fn tile_tokens(&self, rows: u64, experts: u64, k: u32) -> u32 {
         let are_few = FEW_EXPERTS.contains(&experts);
         let most_of_64 = if are_few { MOST_ROWS_OF_64_OF_FEW } else { most_rows_of_64(k) };
-        if may_be_sorted(rows, experts) {
+        let are_many = experts > *FEW_EXPERTS.end();
+        if are_many && rows > MOST_ROWS_OF_8 * experts && rows <= most_rows_of_16(k) * experts {
+            SMALLEST_TILE
+        } else if may_be_sorted(rows, experts) {
             if rows <= most_of_64.saturating_mul(experts) { 64 } else { 128 }
         } else if rows <= MOST_ROWS_OF_8 * experts && !are_few {
             8
