@@ -220,6 +220,22 @@ mod tests {
     }
 
     #[test]
+    fn tiles_grow_with_the_rows_later_if_k_is_short() {
+        for (k, tiles) in [
+            (96, [16, 16, 64, 64, 64, 64, 64]),
+            (192, [16, 64, 64, 64, 64, 64, 128]),
+            (512, [64, 64, 64, 64, 64, 64, 128]),
+            (768, [64, 64, 64, 64, 64, 128, 128]),
+        ] {
+            let rows = [16, 20, 21, 40, 56, 64, 65];
+            assert_eq!(rows.map(|rows| MoeSm90.tile_tokens(rows * 128, 128, k)), tiles, "K of {k}");
+        }
+        // With few experts, and with one, the rule is the same for every K.
+        assert_eq!([96, 768].map(|k| MoeSm90.tile_tokens(20 * 8, 8, k)), [64; 2]);
+        assert_eq!([96, 768].map(|k| MoeSm90.tile_tokens(17, 1, k)), [64; 2]);
+    }
+
+    #[test]
     fn more_than_512_experts_have_no_strips() {
         let kind = ProductKind::of(Op::Gated, OperandType::Bf16);
         let entry = |experts| MoeSm90.instance(kind, 16, 64, experts, [768, 2048], 132).entry;
