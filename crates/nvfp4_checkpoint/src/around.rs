@@ -8,8 +8,8 @@
 //! | Kimi-K3 | `routed_expert_down_proj` | `routed_expert_norm`, `routed_expert_up_proj` | shared expert |
 //! | Gemma 4 | `pre_feedforward_layernorm_2` | `post_feedforward_layernorm_2` | dense MLP from `pre_feedforward_layernorm` to `post_feedforward_layernorm_1` |
 //!
-//! A shared expert that is not NVFP4 is a branch that the host computes too ([`FeedForward`]), also in a family with nothing else around
-//! the experts. So is an NVFP4 shared expert with another activation than the routed experts, as a layer of its own.
+//! In every family, the host also computes a shared expert that is not NVFP4 ([`FeedForward`]). An NVFP4 shared expert whose
+//! activation differs from that of the routed experts is a layer of its own.
 //!
 //! A norm that all branches share does not belong to the layer: tokens are behind the one before the branches, and the
 //! output is the sum of the branches.
@@ -97,7 +97,7 @@ pub(super) fn is_projection(name: &str) -> bool {
     name.contains("latent") || name.split('.').any(is_known)
 }
 
-/// Returns `true` if a name contains a projection or a norm around the experts, which change no product of the experts.
+/// Whether a name contains a projection or a norm around the experts. These change no product of the experts.
 pub(super) fn is_part(name: &str) -> bool {
     let is_norm = |segment| FAMILIES.iter().any(|family| family.norms().any(|known| known == segment));
     is_projection(name) || name.split('.').any(is_norm)
@@ -136,7 +136,7 @@ pub struct Around<'a> {
     width: usize,
     before: Steps,
     behind: Steps,
-    /// Change of the tokens of all routed experts, behind `before`.
+    /// Transform of the tokens that all routed experts share, after `before`.
     transform: Option<TokenTransform>,
     /// Norms of the branch before and behind it.
     norms: [Option<Norm>; 2],
@@ -149,7 +149,7 @@ pub struct Around<'a> {
 pub(super) enum Branch<'a> {
     /// A layer with one expert, which every token names.
     Layer(MoeWeights<'a>),
-    /// Projections in any form, which the host computes.
+    /// A branch that the host computes. Its projections may have any form.
     Host(FeedForward),
 }
 
@@ -224,7 +224,7 @@ impl<'a> Around<'a> {
         }
     }
 
-    /// Change of the tokens of all routed experts, behind [`Self::before`]. [`Self::routed`] computes it.
+    /// Transform of the tokens that all routed experts share, after [`Self::before`]. [`Self::routed`] applies it.
     pub fn transform(&self) -> Option<&TokenTransform> {
         self.transform.as_ref()
     }
@@ -333,7 +333,7 @@ impl<'a> Around<'a> {
     }
 
     /// Returns the layer's output `[T, H]`. `inputs`: the router's; `routed`: output `[T, width]` of the routed experts;
-    /// `branch`: output `[T, H]` of the layer [`Self::branch`]. Sums are in f64 and rounded once to the token type.
+    /// `branch`: output `[T, H]` of the layer [`Self::branch`]. Sums are computed in f64 and rounded once to the token type.
     pub fn output(
         &self,
         dtype: TokenDtype,
@@ -343,22 +343,21 @@ impl<'a> Around<'a> {
     ) -> Vec<u16> {
         let [first, last] = self.branch_norms();
         let of_branch = |token: usize| match (&self.branch, branch) {
-            (Some(Branch::Host(block)), _) => {
+            (Some(Branch::Host(block)), _) => Some({
                 let mut row = decoded(dtype, &inputs.hidden[token * inputs.stride..][..self.hidden]);
                 first.iter().for_each(|norm| norm.apply(&mut row));
                 let gate = inputs.shared_weights.as_ref().map_or(1.0, |gates| f64::from(gates[token]));
                 block.apply(&row).into_iter().map(|number| gate * number).collect()
-            }
-            (Some(Branch::Layer(_)), Some(rows)) => decoded(dtype, &rows[token * self.hidden..][..self.hidden]),
-            _ => Vec::new(),
+            }),
+            (Some(Branch::Layer(_)), Some(rows)) => Some(decoded(dtype, &rows[token * self.hidden..][..self.hidden])),
+            _ => None,
         };
         let sum = |(token, row): (usize, &[u16])| {
             let mut sums = self.behind.apply(decoded(dtype, row));
-            let mut branch = of_branch(token);
-            if !branch.is_empty() {
+            if let Some(mut branch) = of_branch(token) {
                 last.iter().for_each(|norm| norm.apply(&mut branch));
+                sums.iter_mut().zip(branch).for_each(|(sum, number)| *sum += number);
             }
-            sums.iter_mut().zip(branch).for_each(|(sum, number)| *sum += number);
             sums.into_iter().map(|sum| dtype.round(sum)).collect::<Vec<_>>()
         };
         routed.par_chunks(self.width).enumerate().map(sum).collect::<Vec<_>>().concat()

@@ -11,9 +11,6 @@ use super::{Checkpoint, Dtype};
 use nvfp4_core::Error;
 use nvfp4_core::moe::Activation;
 
-/// Projections of a feed-forward block.
-const ROLES: [Role; 4] = [Role::Gate, Role::Up, Role::Down, Role::GateUp];
-
 /// A feed-forward block with projections in any form: `activation(x·gateᵀ, x·upᵀ)·downᵀ`, with biases. Everything is f64, and
 /// nothing is rounded between the projections.
 #[derive(Clone, Debug)]
@@ -61,7 +58,7 @@ impl Checkpoint {
     /// Whether a block has a projection in floats or FP8. Such a block is no layer of NVFP4 experts.
     pub(super) fn has_other_forms(&self, block: &Block<'_>) -> bool {
         let is_other = |tensor: Tensor<'_>| floats::DTYPES.contains(&tensor.dtype) || tensor.dtype == Dtype::F8_E4M3;
-        let mut modules = ROLES.into_iter().flat_map(|role| block.modules(role));
+        let mut modules = Role::ALL.into_iter().flat_map(|role| block.modules(role));
         modules.any(|module| self.tensor(&format!("{module}.weight")).is_some_and(is_other))
     }
 
@@ -70,7 +67,7 @@ impl Checkpoint {
     /// # Errors
     /// Returns an error if the weights of a projection cannot be read.
     pub(super) fn feed_forward_tensors(&self, block: &Block<'_>) -> Result<Vec<String>, Error> {
-        let modules = ROLES.into_iter().flat_map(|role| block.modules(role));
+        let modules = Role::ALL.into_iter().flat_map(|role| block.modules(role));
         let names: Result<Vec<_>, Error> = modules.map(|module| self.projection_tensors(&module)).collect();
         Ok(names?.concat())
     }

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use super::block::{Block, Kind, ranges};
 use super::layer_tensors::Scope;
 use super::model_config::ModelConfig;
-use super::moe::{LayerModules, ROLES};
+use super::moe::LayerModules;
 use super::names::{self, Projection, Role, natural, without_expert};
 use super::{Checkpoint, Dtype, Format, QuantizedWeight, Tensor, floats};
 use nvfp4_core::Error;
@@ -179,7 +179,7 @@ impl Inspection {
 /// Returns the modules that hold all experts of a layer in NVFP4.
 fn fused_modules(checkpoint: &Checkpoint, blocks: &[Block<'_>]) -> BTreeSet<String> {
     let fused = blocks.iter().filter(|block| block.kind == Kind::Fused);
-    let modules = fused.flat_map(|block| ROLES.map(|role| block.modules(role))).flatten();
+    let modules = fused.flat_map(|block| Role::ALL.map(|role| block.modules(role))).flatten();
     modules.filter(|module| checkpoint.is_fused(module)).collect()
 }
 
@@ -255,7 +255,7 @@ impl<'c> Running<'c> {
     /// Adds what `--op moe` computes of a layer with experts.
     fn add_moe(&mut self, checkpoint: &Checkpoint, of_layer: &[Block<'_>], is_quantized: impl Fn(&String) -> bool) {
         let modules = |block: &Block<'_>| -> Vec<String> {
-            ROLES.map(|role| block.modules(role)).into_iter().flatten().collect()
+            Role::ALL.map(|role| block.modules(role)).into_iter().flatten().collect()
         };
         let experts = of_layer.iter().filter(|block| matches!(block.kind, Kind::Routed | Kind::Fused));
         let is_fp4 = |module: &String| is_quantized(module) || checkpoint.mxfp4_values(module).is_some();

@@ -189,7 +189,7 @@ impl ModelConfig {
         activation.check().map(|()| activation).map_err(at)
     }
 
-    /// Returns the limit of gate and up of the routed experts of a layer, or of its shared expert; `None` without a limit.
+    /// Returns the limit of gate and up in a layer: of its routed experts, or of its shared expert. `None`: there is no limit.
     ///
     /// # Errors
     /// Returns an error if gate has a factor inside the sigmoid.

@@ -20,9 +20,6 @@ use nvfp4_core::moe::{Activation, Biases, MoeExpert, MoeInputs, MoeSizes, MoeWei
 use nvfp4_core::problem::TokenDtype;
 use nvfp4_core::router::{Router, Table};
 
-/// Projections of an MoE layer.
-pub(super) const ROLES: [Role; 4] = [Role::Gate, Role::Up, Role::Down, Role::GateUp];
-
 /// Configuration keys for the number of experts per token.
 const TOP_K: [&str; 7] = [
     "num_experts_per_tok",
@@ -44,7 +41,7 @@ const EXPERT_SCALE: &str = "per_expert_scale";
 /// An MoE layer of a model. Weights stay in place in the mapped files where possible.
 #[derive(Clone, Debug)]
 pub struct MoeLayer<'a> {
-    /// Experts, including the shared expert if the layer has one in NVFP4 and nothing is around the experts.
+    /// Routed experts. If [`Self::around`] is `None`, the shared expert too.
     pub weights: MoeWeights<'a>,
     /// Norms and projections around the experts, and the branch beside them (Nemotron 3, Kimi-K3, Gemma 4).
     pub around: Option<Around<'a>>,
@@ -130,9 +127,8 @@ impl Checkpoint {
     /// Loads an MoE layer with its router, for tokens of type `dtype`. Experts are stored in separate tensors, or all
     /// in one tensor. In one tensor, gate and up are the two halves, or alternate row by row (gpt-oss). Experts in MXFP4 are
     /// converted if no number changes. Projections around the experts and a shared expert or dense branch ([`Around`]) may have
-    /// any form. A change of the tokens that all experts share (factors of NVFP4_AWQ, a Hadamard transform) is part of the
-    /// router, which changes the tokens after it chose their experts, or of what is around the experts; other changes are
-    /// part of the weights
+    /// any form. A transform of the tokens that all experts share (factors of NVFP4_AWQ, a Hadamard transform) belongs to
+    /// [`Around`] or, if nothing is around the experts, to the router. Other transforms belong to the weights
     /// ([`MoeWeights::with_transforms`](nvfp4_core::moe::MoeWeights::with_transforms)), and only the CPU computes them.
     ///
     /// # Errors
@@ -179,7 +175,7 @@ impl Checkpoint {
             None => router.transform = transform,
         }
         let blocks = [routed].into_iter().chain(plan.beside.as_ref().map(|beside| beside.block));
-        let patterns = blocks.flat_map(|block| ROLES.map(|role| block.pattern(role)));
+        let patterns = blocks.flat_map(|block| Role::ALL.map(|role| block.pattern(role)));
         let (modules, mxfp4_blocks) = (patterns.flatten().collect(), lossless.blocks());
         Ok(MoeLayer { weights, around, router, modules, tensors: plan.tensors, mxfp4_blocks })
     }
@@ -210,7 +206,7 @@ impl Checkpoint {
     pub(super) fn moe_modules(&self, layer: usize) -> Result<LayerModules, Error> {
         let blocks = self.blocks(Some(layer));
         let plan = self.plan(&blocks, layer)?;
-        let modules = |block: &Block<'_>| ROLES.map(|role| block.modules(role)).concat();
+        let modules = |block: &Block<'_>| Role::ALL.map(|role| block.modules(role)).concat();
         let mut found = LayerModules { experts: modules(plan.routed), on_host: Vec::new() };
         found.on_host.extend(plan.around.iter().flat_map(Surroundings::projections));
         if let Some(Beside { block, on_host, .. }) = plan.beside {
@@ -223,7 +219,7 @@ impl Checkpoint {
     fn plan<'b, 'n>(&self, blocks: &'b [Block<'n>], layer: usize) -> Result<Plan<'b, 'n>, Error> {
         let at = |error: Error| error.at(self.path().display());
         let routed = self.routed_block(blocks, layer).map_err(at)?;
-        self.check_forms(routed, &ROLES, true)?;
+        self.check_forms(routed, &Role::ALL, true)?;
         let around = self.surroundings(routed.path())?;
         let beside = beside(blocks, routed, around.as_ref()).map_err(at)?;
         [routed].into_iter().chain(beside).try_for_each(Block::check).map_err(at)?;
@@ -234,7 +230,7 @@ impl Checkpoint {
         let around_experts = around.iter().flat_map(|around| &around.tensors).chain(of_host.iter().flatten());
         let scope = Scope {
             blocks: [routed].into_iter().chain(beside).collect(),
-            roles: &ROLES,
+            roles: &Role::ALL,
             router: Some(of_router.chain(around_experts.map(String::as_str)).collect()),
             on_host,
         };
@@ -289,7 +285,7 @@ impl Checkpoint {
             return config.check_transforms();
         }
         let blocks = [routed].into_iter().chain(beside);
-        for module in blocks.flat_map(|block| ROLES.map(|role| block.modules(role))).flatten() {
+        for module in blocks.flat_map(|block| Role::ALL.map(|role| block.modules(role))).flatten() {
             config.input_transform(&module)?;
         }
         for name in [&router.matrix].into_iter().chain(&router.shared_gate) {

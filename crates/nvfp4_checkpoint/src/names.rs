@@ -30,6 +30,11 @@ pub(crate) enum Role {
     GateUp,
 }
 
+impl Role {
+    /// All functions.
+    pub(crate) const ALL: [Self; 4] = [Self::Gate, Self::Up, Self::Down, Self::GateUp];
+}
+
 /// Names of the projections of feed-forward blocks.
 const PROJECTIONS: [(&str, Role); 14] = [
     ("gate_proj", Role::Gate),

@@ -9,7 +9,7 @@ use nvfp4_core::Error;
 /// A matrix `[N, K]` with its bias.
 #[derive(Clone, Debug)]
 pub struct Projection {
-    /// Module of the weights. Gate and up in one matrix have the same module.
+    /// Module that stores the weights. If gate and up share a matrix, both have its module.
     pub module: String,
     /// Form in which the model stores the weights: `BF16`, `F16`, `F32`, `FP8`, `MXFP4` or `NVFP4`.
     pub form: String,
@@ -27,7 +27,7 @@ impl Projection {
         self.weights.len() / self.k.max(1)
     }
 
-    /// Returns the product with a row `[K]`, summed in f64.
+    /// Returns the product `[N]` of the matrix and a token `[K]`, plus the bias. Sums are computed in f64.
     pub(super) fn product(&self, row: &[f64]) -> Vec<f64> {
         let dot = |line: &[f32]| row.iter().zip(line).map(|(x, &w)| x * f64::from(w)).sum::<f64>();
         let bias = |line: usize| self.bias.as_ref().map_or(0.0, |bias| f64::from(bias[line]));

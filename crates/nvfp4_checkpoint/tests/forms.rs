@@ -338,7 +338,7 @@ fn layer_with_other_experts_names_the_layers_that_run() {
         tensors.set(format!("{module}.weight"), raw(dtype, parts[0].1, &bytes));
         parts[1..].iter().for_each(|(part, shape)| _ = tensors.set(format!("{module}.{part}"), f32s(shape, &[0.5])));
     };
-    // Layer 1 is bf16. Of layer 4, only the down projections are FP8 in blocks.
+    // Layer 1 is bf16. In layer 4, only the down projections are FP8, with a scale for each block.
     for expert in 0..2 {
         for (name, shape) in names.into_iter().zip([[16, 32], [16, 32], [32, 16]]) {
             in_form(format!("model.layers.1.mlp.experts.{expert}.{name}"), &[("weight", &shape)]);

@@ -99,14 +99,14 @@ fn steps<'py>(py: Python<'py>, Steps { norm: first, projection }: &Steps) -> PyR
     (first, projection.as_ref().map(|projection| matrix(py, projection))).into_pyobject(py)
 }
 
-/// A matrix of float32 numbers: K, numbers and bias.
+/// A float32 matrix for Python: K, the matrix's bytes, the bias's bytes.
 type Plain<'py> = (usize, Bound<'py, PyBytes>, Option<Bound<'py, PyBytes>>);
 
 fn matrix<'py>(py: Python<'py>, Projection { k, weights, bias, .. }: &Projection) -> Plain<'py> {
     (*k, bytes(py, weights), bias.as_ref().map(|bias| bytes(py, bias)))
 }
 
-/// A branch that is not NVFP4: its activation, and gate (or nothing), up and down.
+/// Returns the activation and the projections of a branch that is not NVFP4. Without a gate, the first projection is `None`.
 fn feed_forward<'py>(py: Python<'py>, block: &FeedForward) -> PyResult<Bound<'py, PyDict>> {
     let parts = PyDict::new(py);
     parts.set_item("activation", block.activation.to_string())?;

@@ -6,7 +6,7 @@ use nvfp4_core::Error;
 use nvfp4_core::moe::MoeSizes;
 
 /// Upper bound of the workspace's size in bytes. Tokens that need more are computed in chunks. Each chunk reads all weights
-/// again, so 8192 tokens of DeepSeek-R1 and Kimi-K2 under TP 8 or EP 8 are one chunk.
+/// again. With this bound, 8192 tokens of DeepSeek-R1 or Kimi-K2 under TP 8 or EP 8 are one chunk.
 const MOST_BYTES: u64 = 2_048_000_000;
 
 /// Returns the chunks of a call in order, each with its first token. There is more than one only if the workspace of all

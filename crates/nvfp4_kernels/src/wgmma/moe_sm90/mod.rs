@@ -61,9 +61,9 @@ const MOST_ROWS_OF_64_OF_FEW: u64 = 24;
 /// apply if tokens name [`FEW_EXPERTS`] (benches/lab/experiments.md).
 const MOST_ROWS_OF_8: u64 = 3;
 
-/// Returns the most rows per named expert on average for which tiles have 16 tokens although some experts have more. The
-/// shorter the K of down, the less a second tile costs. Does not apply to [`FEW_EXPERTS`] or to a single expert. Measured on
-/// an H200 (benches/lab/experiments.md).
+/// Returns the most rows per named expert on average for which tiles have 16 tokens although some experts have more. A
+/// second tile costs less if the K of down is short. Applies only to layers with more experts than [`FEW_EXPERTS`]. Measured
+/// on an H200 (benches/lab/experiments.md).
 const fn most_rows_of_16(k: u32) -> u64 {
     match k {
         0..=128 => 20,
