@@ -4,6 +4,7 @@
 //! performance warning of the assembler.
 
 use anyhow::ensure;
+use rayon::prelude::*;
 
 use crate::{
     build_ptx,
@@ -66,22 +67,22 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let version = tools::version(&ptxas)?;
     let mut faults = Vec::new();
     let mut table = Table::new(2, &["entry", "card", "registers", "spill bytes", "stack bytes", "static shared bytes"]);
-    for built in build_ptx::build(&args.selection)? {
-        for card in tools::cards(built.arch) {
-            let (_, log) = tools::assemble(&ptxas, &built, card)?;
-            let mut entries = entries(&log);
-            entries.sort_by(|a, b| a.name.cmp(&b.name));
-            ensure!(!entries.is_empty(), "ptxas reports no entry of {}:\n{log}", built.path.display());
-            for Entry { name, registers, stores, spill, stack, shared } in entries {
-                let most_stack = if name.ends_with("_c128_k2") { PARTS_STACK } else { FEW_STORES };
-                if stores > FEW_STORES || spill > FEW_SPILLS || stack > most_stack {
-                    faults.push(format!("{name} for {card}: {spill} bytes of spills, {stack} bytes of stack"));
-                }
-                let numbers = [registers, spill, stack, shared].map(|number| number.to_string());
-                table.push([name, (*card).to_owned()].into_iter().chain(numbers).collect());
+    let builds = tools::builds(&args.selection)?;
+    let logs: Vec<_> = builds.par_iter().map(|(built, card)| tools::assemble(&ptxas, built, card)).collect();
+    for ((built, card), assembled) in builds.iter().zip(logs) {
+        let (_, log) = assembled?;
+        let mut entries = entries(&log);
+        entries.sort_by(|a, b| a.name.cmp(&b.name));
+        ensure!(!entries.is_empty(), "ptxas reports no entry of {}:\n{log}", built.path.display());
+        for Entry { name, registers, stores, spill, stack, shared } in entries {
+            let most_stack = if name.ends_with("_c128_k2") { PARTS_STACK } else { FEW_STORES };
+            if stores > FEW_STORES || spill > FEW_SPILLS || stack > most_stack {
+                faults.push(format!("{name} for {card}: {spill} bytes of spills, {stack} bytes of stack"));
             }
-            faults.extend(performance_warnings(&log).map(|line| format!("{} for {card}: {line}", built.kernel)));
+            let numbers = [registers, spill, stack, shared].map(|number| number.to_string());
+            table.push([name, (*card).to_owned()].into_iter().chain(numbers).collect());
         }
+        faults.extend(performance_warnings(&log).map(|line| format!("{} for {card}: {line}", built.kernel)));
     }
     print!("{table}");
     let text = format!("ptxas {version}:\n\n{table}");

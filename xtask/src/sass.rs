@@ -20,6 +20,7 @@ use std::{collections::BTreeMap, fs, path::Path, process::Command};
 
 use anyhow::{Context, ensure};
 use cuda_builder::{Arch, Built};
+use rayon::prelude::*;
 use serde::Deserialize;
 
 use crate::{
@@ -99,17 +100,60 @@ fn overwrites_in(entry: &str, lines: &[&str], card: &str, assembler: &str) -> Ve
     found.map(|line| format!("{entry} for {card} by {assembler}: this instruction overwrites a register that a product may still read: {line}")).collect()
 }
 
-/// Checks all entries of a kernel for such writes in another assembler's machine code.
-fn overwrites_of(ptxas: &Path, nvdisasm: &Path, built: &Built, card: &str) -> anyhow::Result<Vec<String>> {
-    let version = tools::version(ptxas)?;
-    let cubin = built.path.with_file_name(format!("{}.{card}.{version}", built.kernel));
-    tools::assemble_to(&cubin, ptxas, built, card)?;
+/// Assembles and disassembles a build. Returns nvdisasm's text and the assembler's messages.
+fn machine_code(ptxas: &Path, nvdisasm: &Path, built: &Built, card: &str) -> anyhow::Result<(String, String)> {
+    let (cubin, log) = tools::assemble(ptxas, built, card)?;
     let (code, _) = tools::output(Command::new(nvdisasm).arg("--print-code").arg(&cubin))?;
-    fs::remove_file(&cubin)?;
-    let assembler = format!("ptxas {version}");
-    let entries = lines_of_entries(&code);
-    ensure!(!entries.is_empty(), "nvdisasm found no entry in {}", cubin.display());
-    Ok(entries.iter().flat_map(|(entry, lines)| overwrites_in(entry, lines, card, &assembler)).collect())
+    ensure!(!lines_of_entries(&code).is_empty(), "nvdisasm found no entry in {}", cubin.display());
+    Ok((code, log))
+}
+
+/// Result of the checks of one build.
+struct Checked {
+    /// Table of the entries' intended instructions, with a legend.
+    report: String,
+    faults: Vec<String>,
+}
+
+/// Counts the intended instructions of a build's entries, and looks for faults in its machine code.
+fn check(ptxas: &Path, older: &Path, nvdisasm: &Path, built: &Built, card: &str) -> anyhow::Result<Checked> {
+    let mut meant = Meant::of(&built.kernel)?.instructions;
+    meant.retain(|instruction| instruction.is_in(built.arch));
+    let has_products = fs::read_to_string(&built.path)?.contains("wgmma.mma_async");
+    let (newer_code, older_code) = rayon::join(
+        || machine_code(ptxas, nvdisasm, built, card),
+        || has_products.then(|| machine_code(older, nvdisasm, built, card)).transpose(),
+    );
+    let (code, log) = newer_code?;
+    let mut faults: Vec<_> =
+        performance_warnings(&log).map(|line| format!("{} for {card}: {line}", built.kernel)).collect();
+    for (assembler, code) in [(ptxas, Some(&code)), (older, older_code?.as_ref().map(|(code, _)| code))] {
+        let assembler = format!("ptxas {}", tools::version(assembler)?);
+        let entries = code.map(|code| lines_of_entries(code)).unwrap_or_default();
+        faults.extend(entries.iter().flat_map(|(entry, lines)| overwrites_in(entry, lines, card, &assembler)));
+    }
+
+    let mut report = format!("{} for {card}\n", built.kernel);
+    for Instruction { ptx, machine, .. } in &meant {
+        report += &format!("  {}: {ptx}\n", machine.join(" or "));
+    }
+    let columns = meant.iter().map(|instruction| instruction.machine[0].as_str());
+    let mut table = Table::new(1, &["entry", "instructions"].into_iter().chain(columns).collect::<Vec<_>>());
+    for (entry, lines) in lines_of_entries(&code) {
+        let names: Vec<_> = lines.iter().filter_map(|line| name(line)).collect();
+        let mut cells = vec![entry.to_owned(), names.len().to_string()];
+        for Instruction { entries: of, except, ptx, machine, .. } in &meant {
+            let is_meant = |name: &&&str| machine.iter().any(|begin| name.starts_with(begin));
+            let count = names.iter().filter(is_meant).count();
+            if count == 0 && entry.contains(of) && !except.iter().any(|except| entry.contains(except)) {
+                faults.push(format!("{entry} for {card} has no {}, expected for {ptx}", machine.join(" or ")));
+            }
+            cells.push(count.to_string());
+        }
+        table.push(cells);
+    }
+    report += &format!("\n{table}\n");
+    Ok(Checked { report, faults })
 }
 
 /// Builds, assembles and disassembles the kernels, prints a table per kernel, and fails if an entry lacks an
@@ -117,48 +161,14 @@ fn overwrites_of(ptxas: &Path, nvdisasm: &Path, built: &Built, card: &str) -> an
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let [ptxas, older, nvdisasm] = [PTXAS, OLDER_PTXAS, NVDISASM].map(|tool| tool.find(args.install));
     let (ptxas, older, nvdisasm) = (ptxas?, older?, nvdisasm?);
-    let assembler = format!("ptxas {}", tools::version(&ptxas)?);
+    let builds = tools::builds(&args.selection)?;
+    let checked: Vec<_> =
+        builds.par_iter().map(|(built, card)| check(&ptxas, &older, &nvdisasm, built, card)).collect();
     let mut faults = Vec::new();
-    for built in build_ptx::build(&args.selection)? {
-        let mut meant = Meant::of(&built.kernel)?.instructions;
-        meant.retain(|instruction| instruction.is_in(built.arch));
-        for card in tools::cards(built.arch) {
-            let has_products = fs::read_to_string(&built.path)?.contains("wgmma.mma_async");
-            let (assembled, overwritten) = std::thread::scope(|scope| {
-                let of_older =
-                    || if has_products { overwrites_of(&older, &nvdisasm, &built, card) } else { Ok(Vec::new()) };
-                let of_older = scope.spawn(of_older);
-                (tools::assemble(&ptxas, &built, card), of_older.join().expect("the thread does not panic"))
-            });
-            let (cubin, log) = assembled?;
-            faults.extend(overwritten?);
-            faults.extend(performance_warnings(&log).map(|line| format!("{} for {card}: {line}", built.kernel)));
-            let (code, _) = tools::output(Command::new(&nvdisasm).arg("--print-code").arg(&cubin))?;
-            let entries = lines_of_entries(&code);
-            ensure!(!entries.is_empty(), "nvdisasm found no entry in {}", cubin.display());
-
-            println!("{} for {card}", built.kernel);
-            for Instruction { ptx, machine, .. } in &meant {
-                println!("  {}: {ptx}", machine.join(" or "));
-            }
-            let columns = meant.iter().map(|instruction| instruction.machine[0].as_str());
-            let mut table = Table::new(1, &["entry", "instructions"].into_iter().chain(columns).collect::<Vec<_>>());
-            for (entry, lines) in entries {
-                faults.extend(overwrites_in(entry, &lines, card, &assembler));
-                let names: Vec<_> = lines.iter().filter_map(|line| name(line)).collect();
-                let mut cells = vec![entry.to_owned(), names.len().to_string()];
-                for Instruction { entries: of, except, ptx, machine, .. } in &meant {
-                    let is_meant = |name: &&&str| machine.iter().any(|begin| name.starts_with(begin));
-                    let count = names.iter().filter(is_meant).count();
-                    if count == 0 && entry.contains(of) && !except.iter().any(|except| entry.contains(except)) {
-                        faults.push(format!("{entry} for {card} has no {}, expected for {ptx}", machine.join(" or ")));
-                    }
-                    cells.push(count.to_string());
-                }
-                table.push(cells);
-            }
-            println!("\n{table}");
-        }
+    for checked in checked {
+        let Checked { report, faults: found } = checked?;
+        print!("{report}");
+        faults.extend(found);
     }
     ensure!(faults.is_empty(), "the machine code of the kernels has faults:\n{}", faults.join("\n"));
     Ok(())

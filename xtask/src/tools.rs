@@ -1,7 +1,7 @@
 //! NVIDIA's assembler and disassembler: how to find or install them, and how to run them.
 
 use std::{
-    env,
+    env, fs,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -9,7 +9,10 @@ use std::{
 use anyhow::{Context, bail, ensure};
 use cuda_builder::{Arch, Built};
 
-use crate::workspace;
+use crate::{
+    build_ptx::{self, Selection},
+    workspace,
+};
 
 /// A program of the CUDA toolkit that is also on PyPI, for Linux.
 pub struct Tool {
@@ -74,7 +77,7 @@ pub fn version(ptxas: &Path) -> anyhow::Result<String> {
 }
 
 /// Returns the GPUs that a build is assembled for. PTX of a family is assembled for each member of the family.
-pub fn cards(arch: Arch) -> &'static [&'static str] {
+fn cards(arch: Arch) -> &'static [&'static str] {
     match arch {
         Arch::SM_80 => &["sm_80"],
         Arch::SM_90A => &["sm_90a"],
@@ -84,19 +87,28 @@ pub fn cards(arch: Arch) -> &'static [&'static str] {
     }
 }
 
-/// Assembles a build for `card` into a cubin beside the PTX. Returns the cubin's path and the assembler's messages.
-pub fn assemble(ptxas: &Path, built: &Built, card: &str) -> anyhow::Result<(PathBuf, String)> {
-    let cubin = built.path.with_file_name(format!("{}.{card}.cubin", built.kernel));
-    let log = assemble_to(&cubin, ptxas, built, card)?;
-    Ok((cubin, log))
+/// Builds the selected kernels, and pairs each build with every GPU that it is assembled for.
+pub fn builds(selection: &Selection) -> anyhow::Result<Vec<(Built, &'static str)>> {
+    let of_build = |built: Built| cards(built.arch).iter().map(move |&card| (built.clone(), card));
+    Ok(build_ptx::build(selection)?.into_iter().flat_map(of_build).collect())
 }
 
-/// Assembles a build for `card` into the file `cubin`. Returns the assembler's messages.
-pub fn assemble_to(cubin: &Path, ptxas: &Path, built: &Built, card: &str) -> anyhow::Result<String> {
+/// Assembles a build for `card` into a cubin beside the PTX. Returns the cubin's path and the assembler's messages.
+///
+/// Uses the cubin of an earlier call if it is newer than the PTX. The messages are kept beside the cubin, and are
+/// written after it.
+pub fn assemble(ptxas: &Path, built: &Built, card: &str) -> anyhow::Result<(PathBuf, String)> {
+    let modified = |path: &Path| path.metadata().and_then(|metadata| metadata.modified()).ok();
+    let cubin = built.path.with_file_name(format!("{}.{card}.{}.cubin", built.kernel, version(ptxas)?));
+    let kept = cubin.with_extension("log");
+    if modified(&kept) > modified(&built.path) {
+        return Ok((cubin, fs::read_to_string(&kept)?));
+    }
     let mut command = Command::new(ptxas);
-    command.args(["--verbose", "--gpu-name", card, "--output-file"]).arg(cubin).arg(&built.path);
+    command.args(["--verbose", "--gpu-name", card, "--output-file"]).arg(&cubin).arg(&built.path);
     let (_, log) = output(&mut command).with_context(|| format!("cannot assemble {}", built.path.display()))?;
-    Ok(log)
+    fs::write(&kept, &log).with_context(|| format!("cannot write {}", kept.display()))?;
+    Ok((cubin, log))
 }
 
 /// Runs a program. Returns its standard output and standard error, or an error if the program fails.

@@ -53,17 +53,20 @@ fn additions_of_the_page_build_and_run() {
     // The copy has its own target folder: cargo cannot tell a workspace from its copy, and would mix up the artifacts
     // of both.
 
+    // cargo builds a package's programs for its integration tests. A second command would build the library with other
+    // features again.
     let tests = ["rows_of_ragged_groups_are_summed", "every_compiled_kernel_has_a_row"];
-    let packages =
-        ["test", "--package", "nvfp4", "--package", "nvfp4-kernels", "--features", "nvfp4/cli", "--lib", "--"];
-    let kernel = cargo(&built, &[&packages[..], &tests].concat());
+    let packages = ["--package=nvfp4", "--package=nvfp4-kernels", "--package=xtask", "--features=nvfp4/cli"];
+    let targets = ["--lib", "--test=no_driver", "--test=additions", "--"];
+    let kernel = cargo(&built, &[&["test"], &packages[..], &targets, &tests].concat());
     for test in tests {
         assert!(kernel.lines().any(|line| line.contains(test) && line.ends_with("... ok")), "{kernel}");
     }
-    assert_eq!(
-        cargo(&built, &["run", "--quiet", "--package", "nvfp4", "--features", "cli", "--", "formats"]).lines().count(),
-        1
-    );
-    let hello = cargo(&built, &["run", "--quiet", "--package", "xtask", "--", "hello"]);
-    assert_eq!(Path::new(hello.trim()), built);
+    let program = |name: &str, argument: &str| {
+        let output = Command::new(built.join("target/debug").join(name)).arg(argument).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(program("nvfp4", "formats").lines().count(), 1);
+    assert_eq!(Path::new(program("xtask", "hello").trim()), built);
 }

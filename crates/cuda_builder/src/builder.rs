@@ -1,7 +1,6 @@
 //! [`CudaBuilder`] compiles one crate for one architecture in three steps (see the crate's documentation).
 
 use std::{
-    cmp::Reverse,
     collections::HashSet,
     fs::{self, File},
     hash::{DefaultHasher, Hash, Hasher},
@@ -11,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Command, Stdio},
     slice::from_ref,
-    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    sync::{Mutex, PoisonError, mpsc},
     thread,
 };
 
@@ -117,8 +116,7 @@ impl CudaBuilder {
                 stderr: String::new(),
             });
         }
-        let length = fs::metadata(&ir).map_err(Error::io("read", &ir))?.len();
-        Ok(Ir { arch, version, path: ir, length })
+        Ok(Ir { arch, version, path: ir })
     }
 
     /// Runs steps 2 and 3.
@@ -184,28 +182,28 @@ struct Ir {
     arch: Arch,
     version: u32,
     path: PathBuf,
-    length: u64,
 }
 
 /// Runs all builds of the crate in the folder `path`, which must differ from each other, and returns their PTX in
 /// order.
 pub(crate) fn build_all(path: &Path, builds: &[CudaBuilder]) -> Result<Vec<PathBuf>, Error> {
-    let nested = Nested::open(path)?;
-    // The builds run one after the other, because cargo locks its target folder.
-    let irs: Vec<_> = builds.iter().map(|build| build.rustc(&nested)).collect::<Result<_, _>>()?;
-
-    // Longest first, so that the last ones to finish are short.
-    let mut order: Vec<_> = (0..builds.len()).collect();
-    order.sort_by_key(|&index| Reverse(irs[index].length));
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let indices = iter::from_fn(|| order.get(next.fetch_add(1, Relaxed)));
-        let made = indices.map(|&index| Ok((index, builds[index].llvm(&nested.tools, &irs[index])?)));
+    let nested = &Nested::open(path)?;
+    let threads = thread::available_parallelism().map_or(1, NonZero::get).min(builds.len());
+    let (queue, prepared) = mpsc::channel::<(usize, Ir)>();
+    let prepared = &Mutex::new(prepared);
+    let take = || prepared.lock().unwrap_or_else(PoisonError::into_inner).recv().ok();
+    let work = move || {
+        let made = iter::from_fn(take).map(|(index, ir)| Ok((index, builds[index].llvm(&nested.tools, &ir)?)));
         made.collect::<Result<Vec<_>, _>>()
     };
-    let threads = thread::available_parallelism().map_or(1, NonZero::get).min(builds.len());
     let made: Result<Vec<_>, Error> = thread::scope(|scope| {
         let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        // cargo locks its target folder, so one build at a time does step 1. Meanwhile the threads compile earlier builds.
+        let queue = queue;
+        for (index, build) in builds.iter().enumerate() {
+            queue.send((index, build.rustc(nested)?)).expect("the queue's receiver outlives the threads");
+        }
+        drop(queue);
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
     });
     let mut made = made?.concat();

@@ -12,7 +12,8 @@
 //! 2. This crate marks the IR convergent and adds the kernels' launch bounds.
 //! 3. The toolchain's own `opt` and `llc` compile the IR to PTX.
 //!
-//! Several builds of one crate share a compiled `core`. They run steps 2 and 3 in parallel on all processors.
+//! Several builds of one crate share a compiled `core`. They run steps 2 and 3 in parallel on all processors, and step 1
+//! one after the other beside them.
 //!
 //! ```no_run
 //! use cuda_builder::{Arch, CudaBuilder};
