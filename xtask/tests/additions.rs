@@ -24,6 +24,19 @@ fn copy(from: &Path, to: &Path, unless_same: bool) {
     }
 }
 
+/// Where the kernels' PTX is, with a stamp for each file: LLVM runs only for kernels that the additions change.
+const KERNELS: &str = "kernels-gpu/target";
+
+fn copy_ptx(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let source = entry.unwrap().path();
+        if source.extension().is_some_and(|extension| extension == "ptx" || extension == "stamp") {
+            fs::copy(&source, to.join(source.file_name().unwrap())).unwrap();
+        }
+    }
+}
+
 /// Runs cargo in a folder as from a shell: without the variables that the outer cargo sets.
 fn cargo(folder: &Path, arguments: &[impl AsRef<OsStr>]) -> String {
     let mut cargo = Command::new(env!("CARGO"));
@@ -50,6 +63,7 @@ fn additions_of_the_page_build_and_run() {
     assert!(xtask.args(["additions", "--into"]).arg(made.path()).status().unwrap().success());
     let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join("additions");
     copy(made.path(), &built, true);
+    copy_ptx(&root.join(KERNELS), &built.join(KERNELS));
     // The copy has its own target folder: cargo cannot tell a workspace from its copy, and would mix up the artifacts
     // of both.
 

@@ -216,21 +216,23 @@ pub(crate) fn build_all(path: &Path, builds: &[CudaBuilder]) -> Result<Vec<PathB
 fn llvm(tools: &Toolchain, arch: Arch, version: u32, ir: &str, ir_path: &Path) -> Result<PathBuf, Error> {
     let prepared = ir_path.with_extension("convergent.ll");
     let optimized = ir_path.with_extension("opt.ll");
-    let cpu = format!("-mcpu={arch}");
-    let mut opt = Command::new(&tools.opt);
-    opt.args(["-O3", "-S", &cpu, "-o"]).args([&optimized, &prepared]);
-    let mut llc = Command::new(&tools.llc);
-    llc.args(["-O3", &cpu, &format!("-mattr=+ptx{version}"), "-o", "-"]).arg(&optimized);
+    let (cpu, features) = (format!("-mcpu={arch}"), format!("-mattr=+ptx{version}"));
+    let (opt_args, llc_args) = (["-O3", "-S", &cpu], ["-O3", &cpu, &features]);
 
-    // The stamp holds hashes of the PTX's inputs and of the PTX itself.
+    // The stamp holds hashes of the PTX's inputs and of the PTX itself. It does not depend on the folder, so a copy of the
+    // crate can use a copy of the PTX.
     let (ptx, stamp_path) = (ir_path.with_extension("ptx"), ir_path.with_extension("stamp"));
-    let made_from = hash(&(format!("{opt:?} {llc:?}"), ir));
+    let made_from = hash(&(&tools.opt, opt_args, &tools.llc, llc_args, ir));
     let stamp = |ptx: &[u8]| format!("{made_from:016x} {:016x}", hash(&ptx));
     if fs::read(&ptx).is_ok_and(|ptx| fs::read_to_string(&stamp_path).is_ok_and(|made| made == stamp(&ptx))) {
         return Ok(ptx);
     }
     fs::write(&prepared, ir).map_err(Error::io("write", &prepared))?;
+    let mut opt = Command::new(&tools.opt);
+    opt.args(opt_args).arg("-o").args([&optimized, &prepared]);
     toolchain::output(opt, &prepared)?;
+    let mut llc = Command::new(&tools.llc);
+    llc.args(llc_args).args(["-o", "-"]).arg(&optimized);
     let text = align_tensor_maps(toolchain::output(llc, &optimized)?);
     write_if_changed(&ptx, &text)?;
     write_if_changed(&stamp_path, stamp(&text).as_bytes())?;

@@ -5,8 +5,9 @@
 //!   the attribute again from functions that do not need it.
 //! * Every function gets the architecture, because LLVM inlines only between functions of the same target CPU. The
 //!   functions of `core` are compiled without one.
-//! * Mangled names lose the crates' hashes. The hashes depend on the location of the sources, and the PTX has to be the
-//!   same in every checkout.
+//! * Names lose the crates' hashes, which depend on the location of the sources. Comments, checksums of sources and the
+//!   places of inline assembly are left out, because no pass reads them. So the PTX is the same in every checkout, and
+//!   is not made again after an edit that a kernel does not depend on.
 //! * The launch bounds that `#[kernel]` stores in a static become attributes of the kernel. `llc` turns the attributes
 //!   into `.maxntid`, `.minnctapersm` and `.reqnctapercluster`.
 //!
@@ -29,7 +30,7 @@ const TARGET_CPU: &str = "\"target-cpu\"=\"";
 
 /// Returns the prepared IR, or the line number (from 1) of an error and what was expected there.
 pub(crate) fn prepare(ir: &str, arch: Arch) -> Result<String, (usize, String)> {
-    let ir = &rename(ir);
+    let ir = &rename_constants(&rename(ir));
     let mut bounds = BTreeMap::new();
     let mut kept = Vec::new();
     for (index, line) in ir.lines().enumerate() {
@@ -40,7 +41,20 @@ pub(crate) fn prepare(ir: &str, arch: Arch) -> Result<String, (usize, String)> {
     }
 
     let mut out = String::with_capacity(ir.len() + ir.len() / 16);
+    let mut places = HashSet::new();
     for (number, line) in kept {
+        let is_place = line.split_once(" = ").is_some_and(|(name, _)| places.contains(name));
+        if is_place || [";", "source_filename"].iter().any(|start| line.starts_with(start)) {
+            continue;
+        }
+        if let Some(file) = plain_file(line) {
+            out.extend([&*file, "\n"]);
+            continue;
+        }
+        let line = line.split_once(", !srcloc ").map_or(line, |(line, place)| {
+            places.insert(place);
+            line
+        });
         let at = if line.starts_with("define ") {
             line.find('@').and_then(|name| after_arguments(line, name))
         } else if let Some(asm) = inline_asm(line) {
@@ -65,10 +79,47 @@ pub(crate) fn prepare(ir: &str, arch: Arch) -> Result<String, (usize, String)> {
     }
 }
 
+/// Removes the codegen unit, whose name has the crate's hash, and the source's checksum from a line that describes a
+/// source file. `None`: the line does not describe a file.
+fn plain_file(line: &str) -> Option<String> {
+    let (number, file) = line.split_once(" = !DIFile(")?;
+    let file = file.split_once(", checksumkind: ").map_or(file, |(file, _)| file).trim_end_matches(')');
+    let file = match file.split_once("/@/") {
+        Some((source, unit)) => source.to_owned() + &unit[unit.find('"')?..],
+        None => file.to_owned(),
+    };
+    Some(format!("{number} = !DIFile({file})"))
+}
+
 /// Splits a line around the name of the target CPU in a group of attributes.
 fn target_cpu(line: &str) -> Option<(&str, &str)> {
     let start = line.find(TARGET_CPU)? + TARGET_CPU.len();
     Some((&line[..start], &line[start + line[start..].find('"')?..]))
+}
+
+/// Replaces every word that begins with `start`, as far as `new` has another word for it. `continues` tells the
+/// characters of a word.
+fn replace_words<'a>(
+    ir: &'a str,
+    start: &str,
+    continues: fn(char) -> bool,
+    mut new: impl FnMut(&'a str) -> Option<String>,
+) -> String {
+    let mut out = String::with_capacity(ir.len());
+    let mut rest = ir;
+    while let Some(at) = rest.find(start) {
+        let end = rest[at..].find(|c: char| !continues(c));
+        let (before, word) = (&rest[..at], &rest[at..end.map_or(rest.len(), |end| at + end)]);
+        rest = &rest[at + word.len()..];
+        out.push_str(before);
+        // `start` inside another name does not begin a word.
+        let begins = !before.ends_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
+        match begins.then(|| new(word)).flatten() {
+            Some(new) => out.push_str(&new),
+            None => out.push_str(word),
+        }
+    }
+    out + rest
 }
 
 /// Replaces every mangled symbol by its demangled path without hashes, in letters that PTX allows. If several symbols
@@ -76,19 +127,19 @@ fn target_cpu(line: &str) -> Option<(&str, &str)> {
 fn rename(ir: &str) -> String {
     let mut names = HashMap::new();
     let mut taken = HashSet::new();
-    let mut out = String::with_capacity(ir.len());
-    let mut rest = ir;
-    while let Some(at) = rest.find("_R") {
-        let end = rest[at..].find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-        let (before, symbol) = (&rest[..at], &rest[at..end.map_or(rest.len(), |end| at + end)]);
-        rest = &rest[at + symbol.len()..];
-        out.push_str(before);
-        // `_R` inside another name does not begin a mangled symbol.
-        let starts = !before.ends_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
-        let name = starts.then(|| names.entry(symbol).or_insert_with(|| name(symbol, &mut taken)).as_deref()).flatten();
-        out.push_str(name.unwrap_or(symbol));
-    }
-    out + rest
+    let continues = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    replace_words(ir, "_R", continues, |symbol| names.entry(symbol).or_insert_with(|| name(symbol, &mut taken)).clone())
+}
+
+/// Replaces the crate's hash in the name of every constant without a path, `anon.HASH.N`, by a number.
+fn rename_constants(ir: &str) -> String {
+    let mut hashes = HashMap::new();
+    let continues = |c: char| c.is_ascii_alphanumeric() || c == '.';
+    replace_words(ir, "anon.", continues, |constant| {
+        let (hash, index) = constant.strip_prefix("anon.")?.split_once('.')?;
+        let next = hashes.len();
+        Some(format!("anon.{}.{index}", hashes.entry(hash).or_insert(next)))
+    })
 }
 
 /// Returns the unique name that replaces a symbol, and adds it to `taken`. `None`: the symbol is not mangled.
@@ -224,6 +275,30 @@ declare void @h() #2
         let both = prepare(&(ir("gcz8MIeYDEN") + &ir("1htOsRJ2d81") + &ir("gcz8MIeYDEN")), Arch::SM_80).unwrap();
         let names: Vec<_> = both.lines().map(|line| line.split(['@', '(']).nth(1).unwrap()).collect();
         assert_eq!(names, ["kernels_gpu__gemm__step", "kernels_gpu__gemm__step__2", "kernels_gpu__gemm__step"]);
+    }
+
+    #[test]
+    fn prepared_ir_does_not_depend_on_the_checkout() {
+        let ir = |[unit, first, second, checksum]: [&str; 4], place: u64| {
+            format!(
+                "; ModuleID = 'core.{unit}-cgu.0'\nsource_filename = \"core.{unit}-cgu.0\"\n\
+                 @anon.{first}.0 = @anon.{second}.12, @anon.{first}.1\n  call void asm \"\", \"\"(), !dbg !1, !srcloc !4\n\
+                 !2 = !DIFile(filename: \"lib.rs/@/core.{unit}-cgu.0\", directory: \"core\")\n\
+                 !3 = !DIFile(filename: \"lib.rs\", directory: \"core\", checksumkind: CSK_MD5, checksum: \"{checksum}\")\n\
+                 !4 = !{{i64 {place}}}\n!5 = !{{i64 4}}\n"
+            )
+        };
+        let expected = r#"@anon.0.0 = @anon.1.12, @anon.0.1
+  call void asm "", ""() convergent, !dbg !1
+!2 = !DIFile(filename: "lib.rs", directory: "core")
+!3 = !DIFile(filename: "lib.rs", directory: "core")
+!5 = !{i64 4}
+"#;
+        let here = ir(["c7c3418c3f24446b", "9690475f", "36f1934b", "8f706ae0"], 3362813364662883);
+        let there = ir(["73242620acfff16", "d3ec2c4b", "9690475f", "ae7ea7cf"], 3378099153272906);
+        for ir in [here, there] {
+            assert_eq!(prepare(&ir, Arch::SM_80).unwrap(), expected);
+        }
     }
 
     #[test]
