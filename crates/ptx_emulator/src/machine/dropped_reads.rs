@@ -1,7 +1,8 @@
 //! Racing loads whose values have been dropped so far. `access/dropped_reads.rs` has the rules.
 
-use std::collections::HashMap;
 use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
 
 use super::grid_races::Meeting;
 
@@ -11,7 +12,7 @@ pub struct DroppedReads {
     /// Races with loads whose value has been dropped so far.
     pub open: Vec<Open>,
     /// Outlets of each load, by the load's instruction.
-    outlets: HashMap<u32, Option<Arc<[u32]>>>,
+    outlets: FxHashMap<u32, Option<Arc<[u32]>>>,
 }
 
 /// A race with a load whose value has been dropped so far.

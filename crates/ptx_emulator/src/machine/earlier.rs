@@ -9,8 +9,9 @@
 //! The emulator runs grids one after the other. This file determines which results of earlier grids a launch must not
 //! rely on.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use rustc_hash::FxHashMap;
 
 use super::race::Mode;
 use super::words::Words;
@@ -60,7 +61,7 @@ struct Grid {
     /// `true` if a `griddepcontrol.wait` of the running launch also waits for the end of this grid.
     awaited: bool,
     /// Accesses, by the address of the allocation.
-    touched: HashMap<u64, Touched>,
+    touched: FxHashMap<u64, Touched>,
 }
 
 /// Waits of a launch for the launches before it.

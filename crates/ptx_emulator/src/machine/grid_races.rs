@@ -16,10 +16,11 @@
 //! - All records together take at most [`BYTES`]. Later accesses of the launch are not checked, and
 //!   [`GridRaces::is_full`] returns `true`. [`GridRaces::is_full`] says so.
 
-use std::collections::{BTreeMap, HashMap};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
+
+use rustc_hash::FxHashMap;
 
 use super::race::Mode;
 use super::scope::{Origin, Scope};
@@ -146,24 +147,7 @@ impl Meeting {
     }
 }
 
-#[derive(Default)]
-struct Lines(u64);
-
-impl Hasher for Lines {
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&byte| self.write_u64(byte.into()));
-    }
-
-    fn write_u64(&mut self, line: u64) {
-        self.0 = (self.0 ^ line).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_right(29);
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
-
-type Part = HashMap<u64, Vec<Record>, BuildHasherDefault<Lines>>;
+type Part = FxHashMap<u64, Vec<Record>>;
 
 /// Races between clusters, by severity, by whether one access reads, and by both instructions. Each entry holds the
 /// first race by cluster and the number of races. Races between two writes are found whichever came first. A read that

@@ -2,8 +2,9 @@
 //! Release and Acquire Patterns"). A strong store replaces the knowledge that a strong load of the address observes; a
 //! read-modify-write adds to it. The publisher and the observer must each be in the other's scope.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+
+use rustc_hash::FxHashMap;
 
 use super::beyond::{self, Beyond};
 use super::scope::{Origin, Scope};
@@ -31,7 +32,7 @@ pub struct Observed {
 
 /// Addresses of a launch at which knowledge was published.
 #[derive(Default)]
-pub struct GridSync(Mutex<HashMap<u64, Location>>);
+pub struct GridSync(Mutex<FxHashMap<u64, Location>>);
 
 impl GridSync {
     /// Publishes knowledge by a strong write, each entry with its scope. `adds`: the write is a read-modify-write.

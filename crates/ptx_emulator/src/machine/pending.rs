@@ -1,7 +1,7 @@
 //! Asynchronous operations in flight. Each operation takes effect at one moment, which the schedule picks. Operations
 //! may complete in any order, unless an operation must follow others. `E` is the type of an effect.
 
-use std::collections::HashSet;
+use rustc_hash::FxHashSet;
 
 /// Warp of the cluster, and instruction, that issued an operation.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +26,7 @@ pub struct Operation<E> {
 /// All operations of a cluster that are in flight.
 pub struct Pending<E> {
     list: Vec<Operation<E>>,
-    live: HashSet<u64>,
+    live: FxHashSet<u64>,
     next: u64,
     /// The earliest `due`, so that most calls of `take_due` need no search.
     earliest: u64,
@@ -34,7 +34,7 @@ pub struct Pending<E> {
 
 impl<E> Default for Pending<E> {
     fn default() -> Self {
-        Pending { list: Vec::new(), live: HashSet::new(), next: 0, earliest: 0 }
+        Pending { list: Vec::new(), live: FxHashSet::default(), next: 0, earliest: 0 }
     }
 }
 

@@ -21,9 +21,10 @@
 //! - Other modules search for races in global memory: [`super::grid_races`] within the grid, [`super::earlier`] with
 //!   earlier grids.
 
-use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
+
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::beyond::{self, Beyond, Known, Snapshot};
 use super::course::Course;
@@ -294,10 +295,10 @@ pub struct Detector {
     issuers: Vec<u32>,
     /// Loads whose warp arrived at an mbarrier before it used the loaded value. Key: first thread of the warp, time and
     /// instruction of the load. Value: time of the first use.
-    late: HashMap<(u32, u32, u32), u32>,
+    late: FxHashMap<(u32, u32, u32), u32>,
     /// Instructions by which a warp reads as a whole. Whoever is ordered after the read of one lane is ordered after
     /// the reads of all lanes.
-    together: HashSet<u32>,
+    together: FxHashSet<u32>,
     /// `true`: use only the order that the manual guarantees.
     strict: bool,
     threads_per_cta: u32,
@@ -325,8 +326,8 @@ impl Detector {
             threads,
             next_agent: 0,
             issuers: vec![0; AGENTS as usize],
-            late: HashMap::new(),
-            together: HashSet::new(),
+            late: FxHashMap::default(),
+            together: FxHashSet::default(),
             strict,
             threads_per_cta: threads,
             courses: (0..warps).map(|_| Course::default()).collect(),
@@ -748,7 +749,7 @@ struct History {
     /// One cell per word, for each memory.
     cells: Vec<Vec<Cell>>,
     /// Words accessed in part: one cell per byte.
-    split: HashMap<(u32, u32), [Cell; 4]>,
+    split: FxHashMap<(u32, u32), [Cell; 4]>,
     more: Lists,
 }
 
@@ -760,7 +761,7 @@ impl History {
             cells.iter_mut().step_by(CHUNK_WORDS).for_each(|cell| cell.flags = WHOLE);
             cells
         };
-        History { cells: memories.map(untouched).collect(), split: HashMap::new(), more: Lists::default() }
+        History { cells: memories.map(untouched).collect(), split: FxHashMap::default(), more: Lists::default() }
     }
 
     fn record(
@@ -906,9 +907,9 @@ struct View<'a> {
     /// Stores that the accessor is ordered after before they are complete.
     issued: Option<IssuedStores<'a>>,
     /// Loads that may still read after an arrival.
-    late: Option<&'a HashMap<(u32, u32, u32), u32>>,
+    late: Option<&'a FxHashMap<(u32, u32, u32), u32>>,
     /// Instructions by which a warp reads as a whole.
-    together: &'a HashSet<u32>,
+    together: &'a FxHashSet<u32>,
     /// Course of the accessor's warp, if the course counts as an order.
     course: Option<&'a Course>,
     /// Threads whose writes count as ordered by weak arrivals, with a warning. `None`: weak arrivals give no order.
@@ -950,7 +951,7 @@ impl IssuedStores<'_> {
 
 impl View<'_> {
     /// View of a thread.
-    fn of_thread<'a>(clock: &'a Clock, who: Accessor, together: &'a HashSet<u32>) -> View<'a> {
+    fn of_thread<'a>(clock: &'a Clock, who: Accessor, together: &'a FxHashSet<u32>) -> View<'a> {
         View {
             clock,
             who,

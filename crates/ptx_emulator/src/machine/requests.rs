@@ -1,6 +1,6 @@
 //! When a CTA asked for copies, counted in matrix operations.
 
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 /// Matrix operations of a CTA, and when it requested the copies that signal its mbarriers.
 #[derive(Debug, Default)]
@@ -9,5 +9,5 @@ pub struct Requests {
     pub matrix_operations: u64,
     /// For each mbarrier, by offset: the count above when the last copy for it was requested. A warp that waits takes
     /// it out.
-    pub at: HashMap<u32, u64>,
+    pub at: FxHashMap<u32, u64>,
 }

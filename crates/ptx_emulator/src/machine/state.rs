@@ -1,9 +1,10 @@
 //! State of a cluster of CTAs, except for its warps. Asynchronous operations start here.
 
 use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
+
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::barrier::{self, Barrier, ClusterBarrier};
 use super::clock::Clock;
@@ -52,7 +53,7 @@ pub struct Launch<'a> {
     /// PTX line of each instruction, if any hazards are allowed.
     pub lines: &'a [u32],
     /// Loads and swaps of the kernel's `atom.cas` loops, by instruction.
-    pub swaps: &'a HashMap<u32, Swap>,
+    pub swaps: &'a FxHashMap<u32, Swap>,
     /// Instructions by which the value of a load can leave registers. `None`: the value decides which code is executed.
     pub outlets: &'a (dyn Fn(u32) -> Option<Vec<u32>> + Sync),
     /// Whether control flow leads from one instruction to another.
@@ -117,17 +118,21 @@ pub struct SharedMemory {
     /// `true` for each byte that has been written.
     pub defined: Vec<bool>,
     /// Bytes that hold copies of undefined bytes.
-    pub undefined: HashMap<usize, Origin>,
+    pub undefined: FxHashMap<usize, Origin>,
 }
 
 impl SharedMemory {
     pub fn new(bytes: u32) -> SharedMemory {
-        SharedMemory { data: vec![0; bytes as usize], defined: vec![false; bytes as usize], undefined: HashMap::new() }
+        SharedMemory {
+            data: vec![0; bytes as usize],
+            defined: vec![false; bytes as usize],
+            undefined: FxHashMap::default(),
+        }
     }
 }
 
 /// Removes the bytes of `range` from the undefined bytes, because they are overwritten.
-pub fn forget(undefined: &mut HashMap<usize, Origin>, range: std::ops::Range<usize>) {
+pub fn forget(undefined: &mut FxHashMap<usize, Origin>, range: std::ops::Range<usize>) {
     if !undefined.is_empty() {
         undefined.retain(|byte, _| !range.contains(byte));
     }
@@ -143,13 +148,13 @@ pub struct Cta {
     pub requests: Requests,
     /// Addresses at which `tcgen05.alloc` has stored its result: its instruction, and the number of complete
     /// cluster-barrier generations after which its warp has arrived following the store.
-    pub allocation_words: HashMap<u32, (u32, u64)>,
+    pub allocation_words: FxHashMap<u32, (u32, u64)>,
     /// `true` if a thread has waited for the earlier grids.
     pub awaited_grids: bool,
     /// `true` if a thread has let dependents start without knowing of such a wait.
     pub let_dependents_start: bool,
     /// Last accesses to the CTA's shared memory by each thread and operation of other CTAs.
-    pub remote_accesses: HashMap<u32, RemoteAccess>,
+    pub remote_accesses: FxHashMap<u32, RemoteAccess>,
     /// Registers per thread that the CTA's warps have released by `setmaxnreg.dec`.
     pub free_registers: u32,
     /// Number of warps that have not exited.
@@ -201,21 +206,21 @@ pub struct Machine<'a> {
     /// Racing loads whose values are unused so far.
     pub dropped_reads: DroppedReads,
     /// Clusters whose strong writes to global memory, without published knowledge, threads of this cluster have read.
-    pub silent_clusters: HashSet<u32>,
-    pub warp_barriers: HashMap<(u32, u32), Shared>,
+    pub silent_clusters: FxHashSet<u32>,
+    pub warp_barriers: FxHashMap<(u32, u32), Shared>,
     pub cluster_barrier: ClusterBarrier,
     /// Tensor-core operations in order, by CTA pair.
     pub pipes: Vec<Pipes>,
     /// Last `tcgen05.commit` to each mbarrier, with its instruction.
-    pub commits: HashMap<MbarrierAt, (Agent, u32)>,
+    pub commits: FxHashMap<MbarrierAt, (Agent, u32)>,
     /// Mbarriers that were invalidated.
-    pub invalidated: HashSet<MbarrierAt>,
+    pub invalidated: FxHashSet<MbarrierAt>,
     /// Bulk copies that read a CTA's shared memory: CTA, operation and instruction.
     pub shared_readers: Vec<(u32, u64, u32)>,
     /// Warpgroups by CTA and number in the CTA.
-    pub warpgroups: HashMap<(u32, u32), Warpgroup>,
+    pub warpgroups: FxHashMap<(u32, u32), Warpgroup>,
     /// Results of asynchronous matrix instructions that are not in registers yet, by operation.
-    pub matrix_results: HashMap<u64, Vec<Row>>,
+    pub matrix_results: FxHashMap<u64, Vec<Row>>,
     /// Counters by warp index in the CTA.
     pub roles: Vec<Role>,
     /// Counters by allocation of global memory.
@@ -259,10 +264,10 @@ impl<'a> Machine<'a> {
                 mbarriers: Mbarriers::new(),
                 tmem: Tmem::default(),
                 requests: Requests::default(),
-                allocation_words: HashMap::new(),
+                allocation_words: FxHashMap::default(),
                 awaited_grids: false,
                 let_dependents_start: false,
-                remote_accesses: HashMap::new(),
+                remote_accesses: FxHashMap::default(),
                 free_registers: 0,
                 running: warps_per_cta,
             })
@@ -284,13 +289,13 @@ impl<'a> Machine<'a> {
             sync: Synchronization::default(),
             touches: Touches::default(),
             dropped_reads: DroppedReads::default(),
-            silent_clusters: HashSet::new(),
-            warp_barriers: HashMap::new(),
-            commits: HashMap::new(),
-            invalidated: HashSet::new(),
+            silent_clusters: FxHashSet::default(),
+            warp_barriers: FxHashMap::default(),
+            commits: FxHashMap::default(),
+            invalidated: FxHashSet::default(),
             shared_readers: Vec::new(),
-            warpgroups: HashMap::new(),
-            matrix_results: HashMap::new(),
+            warpgroups: FxHashMap::default(),
+            matrix_results: FxHashMap::default(),
             pipes: vec![Pipes::default(); count.div_ceil(2) as usize],
             cluster_barrier: ClusterBarrier::new(threads * count),
             roles: vec![Role::default(); warps_per_cta as usize],

@@ -1,7 +1,9 @@
 //! A warp: 32 lanes with their registers, and the fragments into which divergence has split the lanes. Each fragment is
 //! a group of lanes at the same position. This module knows no opcode.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
+
+use rustc_hash::FxHashMap;
 
 use super::address::{Lane, width};
 use super::in_flight::{BulkGroups, CopyGroups, Poll, SharedLoad, TmemLoad, WgmmaGroups};
@@ -147,16 +149,16 @@ pub struct Warp {
     defined: Vec<u32>,
     /// Undefined bits of each lane and their origins, for registers that instructions have left undefined. Other
     /// registers that are not defined were never written.
-    undefined: HashMap<u32, [Option<(u64, Origin)>; 32]>,
+    undefined: FxHashMap<u32, [Option<(u64, Origin)>; 32]>,
     predicates: Vec<u32>,
     predicates_defined: Vec<u32>,
     /// Origins of predicates that instructions have left undefined.
-    predicate_origins: HashMap<u32, [Option<Origin>; 32]>,
+    predicate_origins: FxHashMap<u32, [Option<Origin>; 32]>,
     /// Local memory and function parameters, lane by lane.
     pub local: Vec<u8>,
     pub local_defined: Vec<bool>,
     /// Bytes of local memory that hold copies of undefined bytes.
-    pub local_undefined: HashMap<usize, Origin>,
+    pub local_undefined: FxHashMap<usize, Origin>,
     pub copies: Box<[CopyGroups; 32]>,
     /// Lanes that have arrived at the cluster barrier and not yet waited, and the generation of the arrival.
     pub cluster_arrived: u32,
@@ -210,13 +212,13 @@ impl Warp {
             current: 0,
             registers: vec![[0; 32]; registers as usize],
             defined: vec![0; registers as usize],
-            undefined: HashMap::new(),
+            undefined: FxHashMap::default(),
             predicates: vec![0; predicates as usize],
             predicates_defined: vec![0; predicates as usize],
-            predicate_origins: HashMap::new(),
+            predicate_origins: FxHashMap::default(),
             local: vec![0; local as usize * 32],
             local_defined: vec![false; local as usize * 32],
-            local_undefined: HashMap::new(),
+            local_undefined: FxHashMap::default(),
             copies: Box::default(),
             cluster_arrived: 0,
             cluster_generation: 0,

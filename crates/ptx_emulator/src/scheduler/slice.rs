@@ -1,14 +1,14 @@
 //! Instructions that compute only values: none of their results reaches an address, a branch, a predicate or a barrier.
 //! A timed launch may skip them.
 
-use std::collections::HashSet;
+use rustc_hash::FxHashSet;
 
 use crate::code::{Inst, Kernel};
 use crate::config::report::Class;
 
 /// Whether each instruction of a kernel computes only values.
 pub fn values_only(kernel: &Kernel) -> Vec<bool> {
-    let mut needed: HashSet<u32> = HashSet::new();
+    let mut needed: FxHashSet<u32> = FxHashSet::default();
     let mut kept = vec![false; kernel.code.len()];
     loop {
         let mut changed = false;

@@ -1,6 +1,8 @@
 //! What an explorer of orders keeps about a cluster.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
+
+use rustc_hash::FxHashMap;
 
 use crate::machine::footprint::Footprint;
 use crate::machine::warp::State;
@@ -9,19 +11,19 @@ use crate::machine::warp::State;
 #[derive(Default)]
 pub struct Steps {
     /// Warps that repeat a loop which only reads, or poll in vain, with what they read.
-    pub asleep: HashMap<u32, Footprint>,
+    pub asleep: FxHashMap<u32, Footprint>,
     /// Loops that warps are in, by warp.
-    pub loops: HashMap<u32, Vec<Loop>>,
+    pub loops: FxHashMap<u32, Vec<Loop>>,
     /// Number of operations that each warp has issued.
-    pub issued: HashMap<u32, u32>,
+    pub issued: FxHashMap<u32, u32>,
     /// Warp of each operation, and the operation's number among those of the warp.
-    pub names: HashMap<u64, (u32, u32)>,
+    pub names: FxHashMap<u64, (u32, u32)>,
     /// What operations in flight will touch, as far as it is known at their issue.
-    pub claims: HashMap<u64, Footprint>,
+    pub claims: FxHashMap<u64, Footprint>,
     /// Number of the last operation with a name.
     pub last: u64,
     /// Number of steps of each warp.
-    pub steps: HashMap<u32, u64>,
+    pub steps: FxHashMap<u32, u64>,
 }
 
 /// A loop that a warp is in.

@@ -1,6 +1,6 @@
 //! `tcgen05.cp`: copies from shared memory to tensor memory.
 
-use std::collections::HashSet;
+use rustc_hash::FxHashSet;
 
 use super::cells::{CtaGroup, cell, offset};
 use super::turn::Turn;
@@ -72,7 +72,7 @@ struct Copy {
 impl Effect for Copy {
     fn work(&self) -> Work {
         // A chunk with several destinations is read once.
-        let chunks: HashSet<u32> = self.moves.iter().map(|&(chunk, _)| chunk).collect();
+        let chunks: FxHashSet<u32> = self.moves.iter().map(|&(chunk, _)| chunk).collect();
         Work::Copy { ctas: self.ctas.clone(), bytes: chunks.len() as u64 * u64::from(CHUNK_BYTES) }
     }
 

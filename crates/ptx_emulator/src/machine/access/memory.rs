@@ -1,7 +1,8 @@
 //! Loads and stores, and the checks of every access: bounds, alignment, races and initialization.
 
-use std::collections::HashMap;
 use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
 
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::config::names::readable;
@@ -503,7 +504,7 @@ impl<'a> Machine<'a> {
 
     /// Mask of the bytes of an access that hold copies of undefined bytes, and the origin of one of them.
     pub fn undefined_bytes(&self, w: &Warp, at: Lane, len: u32) -> Stopped<Option<(u64, Origin)>> {
-        let among = |undefined: &HashMap<usize, Origin>, first: usize| {
+        let among = |undefined: &FxHashMap<usize, Origin>, first: usize| {
             let found = |n: usize| Some((1u64 << n, *undefined.get(&(first + n))?));
             (0..len as usize).filter_map(found).reduce(|(all, origin), (byte, _)| (all | byte, origin))
         };
