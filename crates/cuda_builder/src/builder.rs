@@ -85,8 +85,10 @@ impl CudaBuilder {
             .env("CARGO_PROFILE_RELEASE_LTO", "fat")
             .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
             .env("CARGO_PROFILE_RELEASE_PANIC", "abort")
-            // llc turns these into `.loc` lines; ptxas rejects full debug information.
+            // llc turns these into `.loc` lines; ptxas rejects full debug information. A `.cargo/config.toml` above the crate
+            // may have another setting for dependencies.
             .env("CARGO_PROFILE_RELEASE_DEBUG", "line-directives-only")
+            .args(["--config", "profile.release.package.'*'.debug='line-directives-only'"])
             .env("CARGO_PROFILE_RELEASE_STRIP", "none")
             // A static library is not linked, and only the IR is needed.
             .args(["rustc", "--release", "--lib", "--crate-type=staticlib", "-Zbuild-std=core"])
