@@ -104,13 +104,12 @@ fn overwrites_in(entry: &str, lines: &[&str], card: &str, assembler: &str) -> Ve
 fn machine_code(ptxas: &Path, nvdisasm: &Path, built: &Built, card: &str) -> anyhow::Result<(String, String)> {
     let (cubin, log) = tools::assemble(ptxas, built, card)?;
     let (code, _) = tools::output(Command::new(nvdisasm).arg("--print-code").arg(&cubin))?;
-    ensure!(!lines_of_entries(&code).is_empty(), "nvdisasm found no entry in {}", cubin.display());
     Ok((code, log))
 }
 
 /// Result of the checks of one build.
 struct Checked {
-    /// Table of the entries' intended instructions, with a legend.
+    /// Table with the number of each intended instruction in each entry, and a legend.
     report: String,
     faults: Vec<String>,
 }
@@ -125,11 +124,15 @@ fn check(ptxas: &Path, older: &Path, nvdisasm: &Path, built: &Built, card: &str)
         || has_products.then(|| machine_code(older, nvdisasm, built, card)).transpose(),
     );
     let (code, log) = newer_code?;
+    let older_code = older_code?.map(|(code, _)| code);
+    let entries = lines_of_entries(&code);
+    let older_entries = older_code.as_deref().map(lines_of_entries);
     let mut faults: Vec<_> =
         performance_warnings(&log).map(|line| format!("{} for {card}: {line}", built.kernel)).collect();
-    for (assembler, code) in [(ptxas, Some(&code)), (older, older_code?.as_ref().map(|(code, _)| code))] {
+    for (assembler, entries) in [(ptxas, Some(&entries)), (older, older_entries.as_ref())] {
+        let Some(entries) = entries else { continue };
         let assembler = format!("ptxas {}", tools::version(assembler)?);
-        let entries = code.map(|code| lines_of_entries(code)).unwrap_or_default();
+        ensure!(!entries.is_empty(), "nvdisasm found no entry of {} for {card} by {assembler}", built.kernel);
         faults.extend(entries.iter().flat_map(|(entry, lines)| overwrites_in(entry, lines, card, &assembler)));
     }
 
@@ -139,7 +142,7 @@ fn check(ptxas: &Path, older: &Path, nvdisasm: &Path, built: &Built, card: &str)
     }
     let columns = meant.iter().map(|instruction| instruction.machine[0].as_str());
     let mut table = Table::new(1, &["entry", "instructions"].into_iter().chain(columns).collect::<Vec<_>>());
-    for (entry, lines) in lines_of_entries(&code) {
+    for (entry, lines) in entries {
         let names: Vec<_> = lines.iter().filter_map(|line| name(line)).collect();
         let mut cells = vec![entry.to_owned(), names.len().to_string()];
         for Instruction { entries: of, except, ptx, machine, .. } in &meant {

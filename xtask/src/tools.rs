@@ -87,7 +87,7 @@ fn cards(arch: Arch) -> &'static [&'static str] {
     }
 }
 
-/// Builds the selected kernels, and pairs each build with every GPU that it is assembled for.
+/// Builds the selected kernels. Returns a pair for each build and each GPU that the build is assembled for.
 pub fn builds(selection: &Selection) -> anyhow::Result<Vec<(Built, &'static str)>> {
     let of_build = |built: Built| cards(built.arch).iter().map(move |&card| (built.clone(), card));
     Ok(build_ptx::build(selection)?.into_iter().flat_map(of_build).collect())
@@ -95,8 +95,8 @@ pub fn builds(selection: &Selection) -> anyhow::Result<Vec<(Built, &'static str)
 
 /// Assembles a build for `card` into a cubin beside the PTX. Returns the cubin's path and the assembler's messages.
 ///
-/// Uses the cubin of an earlier call if it is newer than the PTX. The messages are kept beside the cubin, and are
-/// written after it.
+/// Uses the cubin of an earlier call if its messages are newer than the PTX. The messages are in a file beside the cubin,
+/// which is written after the cubin.
 pub fn assemble(ptxas: &Path, built: &Built, card: &str) -> anyhow::Result<(PathBuf, String)> {
     let modified = |path: &Path| path.metadata().and_then(|metadata| metadata.modified()).ok();
     let cubin = built.path.with_file_name(format!("{}.{card}.{}.cubin", built.kernel, version(ptxas)?));

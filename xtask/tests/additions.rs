@@ -24,7 +24,7 @@ fn copy(from: &Path, to: &Path, unless_same: bool) {
     }
 }
 
-/// Where the kernels' PTX is, with a stamp for each file: LLVM runs only for kernels that the additions change.
+/// Folder with the kernels' PTX and a stamp per file. With both, LLVM runs only for kernels that the additions change.
 const KERNELS: &str = "kernels-gpu/target";
 
 fn copy_ptx(from: &Path, to: &Path) {
@@ -67,8 +67,8 @@ fn additions_of_the_page_build_and_run() {
     // The copy has its own target folder: cargo cannot tell a workspace from its copy, and would mix up the artifacts
     // of both.
 
-    // cargo builds a package's programs for its integration tests. A second command would build the library with other
-    // features again.
+    // cargo builds a package's programs for its integration tests. A second command would build the library
+    // again, with other features.
     let tests = ["rows_of_ragged_groups_are_summed", "every_compiled_kernel_has_a_row"];
     let packages = ["--package=nvfp4", "--package=nvfp4-kernels", "--package=xtask", "--features=nvfp4/cli"];
     let targets = ["--lib", "--test=no_driver", "--test=additions", "--"];

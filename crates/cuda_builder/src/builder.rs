@@ -86,7 +86,7 @@ impl CudaBuilder {
             .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
             .env("CARGO_PROFILE_RELEASE_PANIC", "abort")
             // llc turns these into `.loc` lines; ptxas rejects full debug information. A `.cargo/config.toml` above the crate
-            // may have another setting for dependencies.
+            // may set another level for dependencies.
             .env("CARGO_PROFILE_RELEASE_DEBUG", "line-directives-only")
             .args(["--config", "profile.release.package.'*'.debug='line-directives-only'"])
             .env("CARGO_PROFILE_RELEASE_STRIP", "none")
@@ -198,10 +198,10 @@ pub(crate) fn build_all(path: &Path, builds: &[CudaBuilder]) -> Result<Vec<PathB
         let made = iter::from_fn(take).map(|(index, ir)| Ok((index, builds[index].llvm(&nested.tools, &ir)?)));
         made.collect::<Result<Vec<_>, _>>()
     };
-    let made: Result<Vec<_>, Error> = thread::scope(|scope| {
+    // The closure owns the queue: an error drops the queue, and the threads end.
+    let made: Result<Vec<_>, Error> = thread::scope(move |scope| {
         let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
         // cargo locks its target folder, so one build at a time does step 1. Meanwhile the threads compile earlier builds.
-        let queue = queue;
         for (index, build) in builds.iter().enumerate() {
             queue.send((index, build.rustc(nested)?)).expect("the queue's receiver outlives the threads");
         }

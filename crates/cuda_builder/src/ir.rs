@@ -5,9 +5,9 @@
 //!   the attribute again from functions that do not need it.
 //! * Every function gets the architecture, because LLVM inlines only between functions of the same target CPU. The
 //!   functions of `core` are compiled without one.
-//! * Names lose the crates' hashes, which depend on the location of the sources. Comments, checksums of sources and the
-//!   places of inline assembly are left out, because no pass reads them. So the PTX is the same in every checkout, and
-//!   is not made again after an edit that a kernel does not depend on.
+//! * Names lose the crates' hashes, because the hashes depend on the location of the sources. Comments, checksums of
+//!   sources and source locations of inline assembly (`!srcloc`) are left out, because no pass reads them. Most kernels
+//!   then have the same IR in every checkout, and LLVM need not run again. rustc may still order functions by the hashes.
 //! * The launch bounds that `#[kernel]` stores in a static become attributes of the kernel. `llc` turns the attributes
 //!   into `.maxntid`, `.minnctapersm` and `.reqnctapercluster`.
 //!
@@ -79,8 +79,8 @@ pub(crate) fn prepare(ir: &str, arch: Arch) -> Result<String, (usize, String)> {
     }
 }
 
-/// Removes the codegen unit, whose name has the crate's hash, and the source's checksum from a line that describes a
-/// source file. `None`: the line does not describe a file.
+/// Returns a description of a source file (`!DIFile`) without checksum and codegen unit. The unit's name has the crate's
+/// hash. `None`: the line describes no file.
 fn plain_file(line: &str) -> Option<String> {
     let (number, file) = line.split_once(" = !DIFile(")?;
     let file = file.split_once(", checksumkind: ").map_or(file, |(file, _)| file).trim_end_matches(')');
@@ -97,8 +97,8 @@ fn target_cpu(line: &str) -> Option<(&str, &str)> {
     Some((&line[..start], &line[start + line[start..].find('"')?..]))
 }
 
-/// Replaces every word that begins with `start`, as far as `new` has another word for it. `continues` tells the
-/// characters of a word.
+/// Replaces each word that begins with `start` by `new(word)`. If `new` returns `None`, the word stays. A word ends
+/// before the first character that `continues` rejects.
 fn replace_words<'a>(
     ir: &'a str,
     start: &str,
@@ -122,7 +122,7 @@ fn replace_words<'a>(
     out + rest
 }
 
-/// Replaces every mangled symbol by its demangled path without hashes, in letters that PTX allows. If several symbols
+/// Replaces every mangled symbol by its demangled path without hashes, with the characters that PTX allows. If several symbols
 /// would get the same name, the later ones get a number.
 fn rename(ir: &str) -> String {
     let mut names = HashMap::new();
@@ -131,7 +131,7 @@ fn rename(ir: &str) -> String {
     replace_words(ir, "_R", continues, |symbol| names.entry(symbol).or_insert_with(|| name(symbol, &mut taken)).clone())
 }
 
-/// Replaces the crate's hash in the name of every constant without a path, `anon.HASH.N`, by a number.
+/// Replaces the crate's hash by a number in the names of anonymous constants, `anon.HASH.N`.
 fn rename_constants(ir: &str) -> String {
     let mut hashes = HashMap::new();
     let continues = |c: char| c.is_ascii_alphanumeric() || c == '.';

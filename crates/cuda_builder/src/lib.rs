@@ -12,8 +12,8 @@
 //! 2. This crate marks the IR convergent and adds the kernels' launch bounds.
 //! 3. The toolchain's own `opt` and `llc` compile the IR to PTX.
 //!
-//! Several builds of one crate share a compiled `core`. They run steps 2 and 3 in parallel on all processors, and step 1
-//! one after the other beside them.
+//! Several builds of one crate share a compiled `core`. One build at a time runs step 1. Meanwhile, steps 2 and 3 of the
+//! builds before it run in parallel on all processors.
 //!
 //! ```no_run
 //! use cuda_builder::{Arch, CudaBuilder};
