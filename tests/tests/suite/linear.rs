@@ -262,7 +262,7 @@ const HOPPER: ByWarp = ByWarp {
     kernel: "linear_sm90",
     arch: "sm_90a",
     k: 2 * LONG_K - 16,
-    instances: &[("mma8", 1, 4), ("mma16", 16, 4), ("mma32", 32, 4)],
+    instances: &[("mma8", 1, 4), ("mma16", 16, 4), ("mma32", 32, 4), ("mma32_s8", 32, 2)],
 };
 
 /// Instances of the kernels for sm_80 and sm_120.
@@ -312,7 +312,10 @@ fn check_schedules(of: &ByWarp) {
 impl ByWarp {
     fn entry(&self, instance: &str, dtype: TokenDtype) -> String {
         match self.kernel {
-            "linear_sm90" => format!("linear_{instance}_{}", dtype.name()),
+            "linear_sm90" => match instance.split_once('_') {
+                Some((tokens, stages)) => format!("linear_{tokens}_{}_{stages}", dtype.name()),
+                None => format!("linear_{instance}_{}", dtype.name()),
+            },
             kernel => format!("{kernel}_{}_{instance}", dtype.name()),
         }
     }
@@ -377,7 +380,9 @@ fn every_removed_sync_copy_and_mma_is_found_on_sm_120() {
 
 #[test]
 fn every_removed_sync_copy_and_mma_is_found_on_sm_90() {
-    check_bulk_copies(&HOPPER, HOPPER.instances[0]);
+    for instance in [HOPPER.instances[0], HOPPER.instances[3]] {
+        check_bulk_copies(&HOPPER, instance);
+    }
 }
 
 #[test]

@@ -60,14 +60,15 @@ const SPLIT_MOST_COLUMNS: u32 = 66 * 64;
 const SPLIT_LEAST_K_BLOCKS: u32 = 96;
 
 /// Estimates the cycles that an SM takes for one k-block of all its CTAs, with constants measured on an H200: the time
-/// of a CTA alone, and 80 percent of it per further resident CTA. If only one CTA fits and an SM computes several
-/// tiles, the time is a quarter longer, because no other CTA hides the start of a CTA.
+/// of a CTA alone, and 80 percent of it per further resident CTA. If not all CTAs are resident at once, the time is a
+/// quarter longer, because the start of a CTA takes time too.
 fn warp_cycles(instance: &of_warps::Instance, ctas: u64, sms: u64) -> u64 {
     let room = u64::from(SHARED_BYTES / instance.shared_bytes());
-    let resident = ctas.div_ceil(sms).min(room);
-    let rounds = ctas.div_ceil(sms * resident);
-    let together = (250 + 40 * instance.products() as u64) * (100 + 80 * (resident - 1)) / 100;
-    rounds * together * if room == 1 && rounds > 1 { 5 } else { 4 } / 4
+    let together = |resident: u64| (250 + 40 * instance.products() as u64) * (20 + 80 * resident) / 100;
+    let (full_rounds, rest) = (ctas / (sms * room), ctas % (sms * room));
+    let last_round = if rest == 0 { 0 } else { together(rest.div_ceil(sms)) };
+    let cycles = full_rounds * together(room) + last_round;
+    if ctas > sms * room { cycles * 5 / 4 } else { cycles }
 }
 
 /// Estimates the cycles that a CTA takes for one k-block of a tile with `tokens` tokens, measured on an H200: a fixed
@@ -96,6 +97,8 @@ mod tests {
             (7168, 16, "linear_mma16_bf16"),
             (28672, 16, "linear_mma16_bf16"),
             (7168, 32, "linear_mma32_bf16"),
+            (10240, 24, "linear_mma32_bf16_s8"),
+            (17408, 32, "linear_mma32_bf16_s8"),
             (28672, 32, "linear_bf16_t128_c256"),
             (4096, 64, "linear_mma32_bf16"),
             (5120, 64, "linear_bf16_t64_decoded"),

@@ -298,7 +298,7 @@ where
     /// together.
     #[inline(always)]
     unsafe fn sums(&self) -> [[f32; 4]; P] {
-        const { assert!(MAX_SPAN == 8) };
+        const { assert!(MAX_SPAN == 4) };
         let mut sums = [[0.0; 4]; P];
         let mut span = self.spans();
         let (lane, leads) = (self.strip.lane(), opaque_b32(lane_id()) == 0);
@@ -329,7 +329,7 @@ where
                         }
                     )*};
                 }
-                steps!(0 1 2 3 4 5 6 7);
+                steps!(0 1 2 3);
                 // Without this fence, a copy overwrites the span while loads from it are still in flight: seen on an
                 // H200.
                 fence_proxy_async_shared();

@@ -33,7 +33,7 @@ pub const STRIP_VALUES: u32 = STRIP_ROWS * ROW_BYTES;
 pub const STRIP_SCALES: u32 = STRIP_ROWS * ROW_SCALES;
 
 /// Maximum number of k-blocks per span: the mainloop has separate code for each of them.
-pub const MAX_SPAN: u32 = 8;
+pub const MAX_SPAN: u32 = 4;
 
 /// An instance of the kernel, and the resources that it takes.
 ///
