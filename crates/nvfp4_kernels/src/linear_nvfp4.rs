@@ -17,7 +17,7 @@ use super::layer::moe_quantize_nvfp4::MoeQuantizeNvfp4;
 use super::linear::workspace::MAX_TOKENS;
 use super::linear::{LinearArguments, PlacedLinear};
 use super::moe::Nvfp4Rows;
-use super::nvfp4_products::{Nvfp4, tile_tokens};
+use super::nvfp4_products::{FEW_ROWS, Nvfp4, tile_tokens};
 use super::products::{ProductKind, Products};
 use nvfp4_core::Error;
 use nvfp4_core::linear::LinearSizes;
@@ -81,8 +81,9 @@ pub fn launches(
         output: output_code(sizes.dtype),
         activation: Activation::NONE,
     };
-    let quantize = MoeQuantizeNvfp4.launch(quantize, sizes.dtype, false)?;
-    let kind = ProductKind { op: Op::Plain, operand_type: None, curves: false, early: false };
+    let few = u64::from(m) <= FEW_ROWS;
+    let quantize = MoeQuantizeNvfp4.launch(quantize, sizes.dtype, few)?;
+    let kind = ProductKind { op: Op::Plain, operand_type: None, curves: false, early: few };
     let instance = products.instance(kind, tile_tokens, token_tiles.into(), 1, [n, k], sms);
     Ok([quantize, products.product(&instance, product, m.into(), sms)])
 }
@@ -137,15 +138,16 @@ mod tests {
     #[test]
     fn tile_size_follows_the_number_of_tokens() {
         for (tokens, entry, blocks) in [
-            (1, "moe_sm100_plain_t16", 32),
-            (9, "moe_sm100_plain_t64", 32),
+            (1, "moe_sm100_plain_t16_early", 32),
+            (9, "moe_sm100_plain_t64_early", 32),
             (128, "moe_sm100_plain_t128", 32),
             (2048, "moe_sm100_plain_t128", 148),
         ] {
             let [quantize, product] = launched(&layer(4096, 7168), tokens, 148).unwrap();
             assert_eq!((product.grid.entry, product.grid.blocks), (entry, blocks), "{tokens} tokens");
-            // One warp per token and eight warps per CTA.
-            assert_eq!(quantize.grid.blocks as usize, tokens.div_ceil(8));
+            // Four CTAs per token with 128 blocks each, or one warp per token and eight warps per CTA.
+            let ctas = if tokens <= 1024 { tokens * 4 } else { tokens.div_ceil(8) };
+            assert_eq!(quantize.grid.blocks as usize, ctas);
         }
     }
 
