@@ -1,10 +1,12 @@
 //! The approximate functions of PTX, and correctly rounded division, reciprocal and square root.
 //!
 //! PTX ISA 9.7.3.8 (`div`), 9.7.3.13–9.7.3.22 (`rcp`, `sqrt`, `rsqrt`, `sin`, `cos`, `lg2`, `ex2`, `tanh`), 9.7.4.9–10
-//! (`tanh`, `ex2` in f16 and bf16). The manual bounds the error and defines special values, but not the bits. In the
-//! emulator, every approximation is the function in f64, rounded once to nearest. That is within all of the manual's
-//! bounds. The last bits of a GPU may differ.
+//! (`tanh`, `ex2` in f16 and bf16). The manual bounds the error and defines special values, but not the bits.
+//! `ex2.approx.ftz.f32` and `rcp.approx.ftz.f32` have the bits of an H100 ([`mufu`]). In the emulator, every other
+//! approximation is the function in f64, rounded once to nearest. That is within all of the manual's bounds. The last
+//! bits of a GPU may differ.
 
+use super::mufu;
 use super::number::{self, BF16, F16, F32_NAN, Format, Rounder, Rounding, decode, round_f32};
 
 /// A function with an `.approx` form.
@@ -45,9 +47,16 @@ impl Function {
 
     /// `.approx{.ftz}.f32`.
     pub fn approx_f32(self, x: f32, ftz: bool) -> f32 {
-        let flush = |x: f32| if ftz { flush_f32(x) } else { x };
-        let y = self.eval(flush(x).into());
-        if y.is_nan() { f32::from_bits(F32_NAN) } else { flush(y as f32) }
+        let y = match self {
+            Function::Ex2 if ftz => mufu::ex2_ftz(x),
+            Function::Rcp if ftz => mufu::rcp_ftz(x),
+            _ => self.eval(if ftz { flush_f32(x) } else { x }.into()) as f32,
+        };
+        match y.is_nan() {
+            true => f32::from_bits(F32_NAN),
+            false if ftz => flush_f32(y),
+            false => y,
+        }
     }
 
     /// `.approx.f16` and `.approx{.ftz}.bf16`, on the bits of `format`.

@@ -10,6 +10,7 @@ pub mod descriptor;
 pub mod exact;
 pub mod fragment;
 pub mod matmul;
+mod mufu;
 pub mod number;
 mod simd;
 pub mod sparse;
