@@ -398,7 +398,7 @@ impl ModelConfig {
         }
     }
 
-    /// Returns the algorithm if the model's input scales are those of FP8 tokens, which mean nothing for NVFP4 tokens.
+    /// Returns the algorithm if the model's input scales are for FP8 tokens, which mean nothing for NVFP4 tokens.
     pub(super) fn fp8_tokens(&self) -> Option<&str> {
         self.quantization()?.get("quant_algo")?.as_str().filter(|algorithm| algorithm.starts_with("W4A8"))
     }

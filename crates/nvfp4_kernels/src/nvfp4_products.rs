@@ -12,7 +12,7 @@ use super::products::{Operands, ProductInstance, most_token_tiles as most_tiles}
 use super::tensor_map::MapArguments;
 
 /// Up to this many rows, a launch before a product quantizes its operand with several warps per row, and a product
-/// loads weights before that launch has ended, if it has such an instance. With more rows, there are enough rows for
+/// loads weights before that launch has ended, if it has an instance for that. With more rows, there are enough rows for
 /// all SMs, and quantizing takes longer than the stages' weights.
 pub const FEW_ROWS: u64 = ROUTE_CHOICES as u64;
 

@@ -13,7 +13,7 @@ one folder. A second word says why a block does not run here:
     build     compiles for minutes, in a checkout of the repository
     files     needs files that the test does not have
 
-Such a block is still checked: its paths exist, and its commands know its options. The number of these blocks is in
+A block that does not run is still checked: its paths exist, and its commands know its options. The number of these blocks is in
 `SKIPPED`, so that no block stops running unnoticed.
 """
 

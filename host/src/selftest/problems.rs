@@ -154,7 +154,7 @@ fn of_groups(kernel: GroupedKernel) -> Vec<Part> {
     parts
 }
 
-/// Curves, each of which some instances compute in a self-test.
+/// Curves that a self-test computes, each with some of the instances.
 const CURVES: [Activation; 4] = [
     Activation::Situ { beta: 4.0, linear: Some(2.0) },
     Activation::SwigluStep { limit: 1.5 },

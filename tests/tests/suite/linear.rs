@@ -431,7 +431,7 @@ fn two_parts_of_k_are_right_and_have_the_same_bits_for_every_number_of_tokens() 
             let out = verified(layer.as_mut(), &weights, &step).out;
             (layer.counters().expect("a kernel ran").kernel.clone(), out)
         };
-        // Besides each instance: tiles of one token, of an odd number, and tiles of which one half has no tokens.
+        // Besides each instance: tiles of one token, of an odd number of tokens, and tiles with tokens in one half only.
         let further = [(3, 132), (9, 1), (33, 132), (40, 132), (64, 132), (65, 132), (130, 4), (150, 2)];
         let whole = run(200, 1).1;
         let calls = SPLIT.iter().map(|&(name, tokens, sms)| (Some(name), tokens, sms));

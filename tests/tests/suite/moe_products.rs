@@ -225,7 +225,7 @@ fn every_removed_wait_and_barrier_of_strips_is_found() {
 fn every_removed_wait_and_barrier_of_runs_is_found() {
     const SABOTAGES: [Sabotage; 2] =
         [Sabotage::leave_out("cp.async.wait_group", 6), Sabotage::leave_out("bar.sync", 4)];
-    // 720 columns of C are three runs of four tiles, of which the last has 16 columns. The first three k-blocks of a tile
+    // 720 columns of C are three runs of four tiles; the last tile has 16 columns. The first three k-blocks of a tile
     // are complete before its mainloop, so the waits of whole chunks matter in the second chunk, which K of 1024 has. K
     // of 496 needs the waits of partial k-blocks.
     let layers = [1024, 496].map(|intermediate| Products { intermediate, ..RUNS }.layer(720));

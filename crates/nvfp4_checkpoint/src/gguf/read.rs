@@ -317,7 +317,7 @@ fn place_tensors(infos: Vec<Info>, start: usize, end: usize) -> Result<BTreeMap<
 /// Number of values in a block of GGUF's NVFP4.
 pub(super) const SUPERBLOCK: usize = 64;
 
-/// Bytes of such a block: four scales, then 32 bytes of values.
+/// Bytes of a superblock: four scales, then 32 bytes of values.
 pub(super) const SUPERBLOCK_BYTES: usize = 36;
 
 #[cfg(test)]

@@ -425,7 +425,7 @@ fn the_tile_grows_with_the_rows_of_an_expert() {
 #[test]
 fn few_tiles_are_narrow_so_that_more_multiprocessors_have_one() {
     let columns = |tokens: usize| instance(chain(sizes(None), &arguments(tokens)).iter().rev().nth(2).unwrap()).columns;
-    // A token names four experts, one of which is the layer's on average; of 1000, every expert has rows.
+    // A token names four experts, on average one of this layer. With 1000 tokens, every expert has rows.
     assert!(columns(9) < columns(1000));
     let narrow = MoeSm90.instances().iter().filter(|of| of.matrices == 2).map(|of| of.columns).min();
     assert_eq!(Some(columns(9)), narrow);

@@ -22,7 +22,7 @@ pub enum Agent {
         cluster: u32,
         /// Number in the cluster of the warp that issued the operation.
         warp: u32,
-        /// Number of the operation among those of its warp, from 1.
+        /// Number of the operation among its warp's operations, from 1.
         number: u32,
     },
 }

@@ -7,7 +7,7 @@
 //! come in the other order, the place of the first one gets another choice that leads there. Steps here can also
 //! disable each other; then the agent that a step disables becomes a choice at the step's place.
 //!
-//! The bound of preemptions is that of Musuvathi and Qadeer, "Iterative Context Bounding" (PLDI 2007). With a bound, the
+//! The bound of preemptions follows Musuvathi and Qadeer, "Iterative Context Bounding" (PLDI 2007). With a bound, the
 //! reduction may leave out orders within the bound (Coons, Musuvathi, McKinley, OOPSLA 2013).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,7 +46,7 @@ struct Node {
     footprint: Footprint,
     /// Number of steps of each agent that come before the step or are the step itself, by happens-before.
     clock: Vec<u32>,
-    /// Number of the step among those of its agent.
+    /// Number of the step among its agent's steps.
     number: u32,
     /// Choices that are needed here, and those that have been explored, with their footprints.
     needed: BTreeSet<Agent>,

@@ -54,7 +54,7 @@ pub struct Arriving {
 }
 
 impl Arriving {
-    /// An arrival that counts as none, such as that of bytes.
+    /// Returns an arrival that does not count, such as the arrival of bytes.
     pub fn uncounted(phase: u64, ends: bool) -> Arriving {
         Arriving { phase, ends, count: 0, room: u32::MAX, named: None }
     }

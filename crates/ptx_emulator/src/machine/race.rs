@@ -381,7 +381,7 @@ impl Detector {
 
     /// Passes on the knowledge of the lanes `mask` of `warp` by an arrival that does not publish it: a relaxed arrival, or
     /// one whose scope does not include the waiting thread. Earlier reads count as ordered, since a GPU has completed
-    /// them. Earlier writes do not: of products of operands that the peer had written before such an arrival, 29 of 200
+    /// them. Earlier writes do not: the peer had written operands before an arrival of this kind, and 29 of 200 products
     /// were wrong on a B200 (NVIDIA/cutlass#3647). In the writer's own CTA they were visible behind relaxed cluster
     /// barriers: on an H200 to each of 57,600,000 reads, and to none of 115,200,000 copies too late.
     pub fn release_weakly(&mut self, warp: u32, mask: u32, into: &mut Shared) {

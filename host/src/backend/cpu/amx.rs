@@ -115,8 +115,8 @@ impl Registers {
     }
 }
 
-/// First token of the second register. Up to 16 tokens are in both registers: then the same sums are computed and
-/// stored twice, which takes less time than decoding weights.
+/// Returns the first token of the second register. With up to 16 tokens it is 0: both registers hold the same tokens,
+/// and each sum is computed and stored twice. That takes less time than decoding weights.
 fn second_token(tokens: usize) -> usize {
     if tokens > REGISTER_ROWS { REGISTER_ROWS } else { 0 }
 }

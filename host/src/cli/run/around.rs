@@ -99,7 +99,7 @@ impl<'a> AroundPart<'a> {
             });
         }
         let unchecked = if self.around.host_branch().is_some() { "; the host's branch is not compared" } else { "" };
-        format!("around    {}. Time, rate and bytes are those of the routed experts{unchecked}", parts.join("; "))
+        format!("around    {}. Time, rate and bytes count the routed experts alone{unchecked}", parts.join("; "))
     }
 
     /// JSON keys about the surroundings.

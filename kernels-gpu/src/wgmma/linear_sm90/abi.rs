@@ -240,7 +240,7 @@ impl Instance {
         assert!(self.parts == 1 || (self.parts == 2 && self.shape().parts() == 1), "two parts of K need narrow tiles");
         assert!(
             self.cluster() == 1 || self.half_tokens().is_multiple_of(4 * CORE_MATRIX_ROWS),
-            "halves are whole rounds"
+            "in a cluster, half of a tile's tokens must be a multiple of four core matrices' rows"
         );
         assert!(self.shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit in shared memory");
     }

@@ -216,8 +216,8 @@ impl<'p, const INDEX: usize, const R: usize> Consumer<'p, INDEX, R> {
                 if Product::<INDEX, R>::INSTANCE.ping_pong() {
                     self.turns.pass(&self.fragment);
                 }
-                // The next k-block's fragments reuse the registers of multiplied fragments: first those of the first
-                // group of products, while the second group still runs.
+                // The next k-block's fragments reuse the registers of multiplied fragments. The first group's
+                // registers come first, while the second group of products still runs.
                 let more = k_block + 1 < k_blocks;
                 if more {
                     if Self::loads_ahead(N) {
