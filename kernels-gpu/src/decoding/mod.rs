@@ -171,7 +171,7 @@ impl Shape {
         assert!(self.matrices == 1 || self.matrices == 2);
         assert!(
             self.least_n > 0 && self.least_n.is_multiple_of(CORE_MATRIX_ROWS),
-            "the smallest N must be whole core matrices"
+            "the smallest N must be a multiple of a core matrix's rows"
         );
         let most = MAX_TILE_TOKENS / self.parts() as u32;
         assert!(
@@ -230,6 +230,9 @@ impl Registers {
         // `setmaxnreg` redistributes them.
         let threads = resident_blocks(consumers) * (1 + consumers) * WARPGROUP;
         let launched = MULTIPROCESSOR_REGISTERS / threads / 8 * 8 * (1 + consumers);
-        assert!(producer + consumers * consumer <= launched, "the CTA is launched with fewer registers");
+        assert!(
+            producer + consumers * consumer <= launched,
+            "the warpgroups take more registers than the CTA is launched with"
+        );
     }
 }

@@ -595,7 +595,7 @@ impl Instance {
         );
         assert!(
             self.tile_tokens.is_multiple_of(self.store_tokens()),
-            "a store by tensor map requires tiles of whole boxes of tokens"
+            "with stores by tensor map, a tile's tokens must be a multiple of a box's tokens"
         );
         assert!(self.stages > 0, "a pipeline needs at least 1 stage");
         let alone = self.blocks == 1 || matches!(self.roles, Roles::Specialized);

@@ -351,7 +351,7 @@ impl Instance {
         let rows = self.shape().panel_rows();
         assert!(
             if self.narrow { 2 * rows == SLAB_ROWS } else { rows.is_multiple_of(SLAB_ROWS) },
-            "a panel must be whole slabs, or half a slab"
+            "the rows of a panel must be half a slab, or a multiple of a slab"
         );
         assert!(!self.narrow || self.matrices == 2, "only a gated instance can be narrow");
         assert!(

@@ -237,7 +237,10 @@ impl Instance {
             self.buffers > 2,
             "use at least 3 buffers: one is multiplied, one is being filled, and one is not yet known to be full"
         );
-        assert!(self.parts == 1 || (self.parts == 2 && self.shape().parts() == 1), "two parts of K need narrow tiles");
+        assert!(
+            self.parts == 1 || (self.parts == 2 && self.shape().parts() == 1),
+            "with two parts of K, a tile must be narrow"
+        );
         assert!(
             self.cluster() == 1 || self.half_tokens().is_multiple_of(4 * CORE_MATRIX_ROWS),
             "in a cluster, half of a tile's tokens must be a multiple of four core matrices' rows"

@@ -16,8 +16,8 @@ use nvfp4_core::problem;
 use nvfp4_core::router::{GroupScore, LogitType, Router, Score, Scoring};
 
 const _: () = {
-    assert!(problem::MAX_EXPERTS <= MAX_EXPERTS as usize, "the kernel ranks all experts");
-    assert!(problem::MAX_TOP_K <= abi::MAX_TOP_K as usize, "the kernel chooses all experts of a token");
+    assert!(problem::MAX_EXPERTS <= MAX_EXPERTS as usize, "the kernel must rank all experts");
+    assert!(problem::MAX_TOP_K <= abi::MAX_TOP_K as usize, "the kernel must be able to choose all experts of a token");
 };
 
 /// The kernel.

@@ -24,10 +24,10 @@ use crate::{
 const _: () = {
     assert!(
         TILE_ROWS == TMEM_LANES && TILE_ROWS == QUARTERS * WARP_SIZE,
-        "each row needs a lane, and each lane a thread of a quarter's warps"
+        "each row of a tile must have a lane of tensor memory and a thread that reads it"
     );
-    assert!(TILE_ROWS == SCALE_TILE_ROWS, "the scales of a weight tile must be whole tiles");
-    assert!(K_ALIGNMENT / 2 == 16, "a tensor map requires rows of a multiple of 16 bytes");
+    assert!(TILE_ROWS == SCALE_TILE_ROWS, "a tile of weights must have as many rows as a scale tile");
+    assert!(K_ALIGNMENT / 2 == 16, "the bytes of a row must be a multiple of 16 for a tensor map");
 };
 
 /// A CTA. `BLOCKS` CTAs compute a tile together, as in the instance.

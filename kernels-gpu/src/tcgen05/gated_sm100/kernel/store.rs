@@ -68,7 +68,8 @@ const PIECES: u32 = SLOT_BYTES / PIECE_BYTES / GROUPS as u32;
 
 const _: () = assert!(SLOTS.is_power_of_two() && PIECES == 2);
 
-const _: () = assert!(N_STEP * ELEMENT_BYTES == LANE_BYTES, "the `N_STEP` elements of a lane must fill one row of `ldmatrix`");
+const _: () =
+    assert!(N_STEP * ELEMENT_BYTES == LANE_BYTES, "the `N_STEP` elements of a lane must fill one row of `ldmatrix`");
 
 /// Offset in a buffer where a lane writes the [`N_STEP`] elements of its column, 16 bytes. Eight columns lie side by
 /// side, in a different order in each group of eight, so neither writes nor `ldmatrix` have bank conflicts.

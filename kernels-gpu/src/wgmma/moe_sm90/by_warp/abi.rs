@@ -185,7 +185,7 @@ impl Instance {
             self.strips == 4 || self.strips == 8,
             "a tile must have 4 or 8 strips, so that a thread copies pieces of one or two rows of tokens"
         );
-        assert!(self.run > 0, "a CTA computes whole tiles");
+        assert!(self.run > 0, "a run must have at least one tile");
         assert!(
             (self.shared_bytes() + 1024) * self.resident_blocks <= SHARED_BYTES + 1024,
             "stages and buffers do not fit in shared memory"
