@@ -87,7 +87,7 @@ impl ModelConfig {
         everywhere.filter_map(|part| part.get(key)).find(|value| !value.is_null())
     }
 
-    /// Whether the model's type, or the one of its language model, begins with `name`.
+    /// Whether the type of the model or of its language model begins with `name`.
     pub(super) fn is_model(&self, name: &str) -> bool {
         let of = |value: Option<&Value>| value.and_then(Value::as_str).is_some_and(|model| model.starts_with(name));
         of(self.get("model_type")) || of(self.config.get("model_type"))

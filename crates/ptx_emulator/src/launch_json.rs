@@ -582,7 +582,7 @@ impl Prepared {
     }
 
     fn ensure_single(&self) -> Result<()> {
-        ensure!(self.then.is_empty(), "`then`: orders are of one launch; leave the other launches out");
+        ensure!(self.then.is_empty(), "`then`: an order describes a single launch; leave the other launches out");
         Ok(())
     }
 

@@ -23,7 +23,10 @@ impl Bytes<'_> {
         match self {
             Self::Borrowed(bytes) => Self::Borrowed(&bytes[range]),
             Self::Shared(owner, whole) => {
-                assert!(range.start <= range.end && range.end <= whole.len(), "the range exceeds the bytes");
+                assert!(
+                    range.start <= range.end && range.end <= whole.len(),
+                    "the range ends behind the last byte, or before its begin"
+                );
                 Self::Shared(owner.clone(), whole.start + range.start..whole.start + range.end)
             }
         }

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn launch_has_one_warp_per_token_and_group_memory() {
+    fn launch_has_a_warp_per_token_and_memory_for_groups() {
         let softmax = Router::new(8, 2, Scoring::TopKSoftmax).unwrap();
         let grid = launch(&softmax, &arguments()).unwrap().unwrap().grid;
         assert_eq!((grid.blocks, grid.threads, grid.shared_bytes), (3, 128, 0));

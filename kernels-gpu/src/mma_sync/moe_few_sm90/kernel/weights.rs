@@ -229,8 +229,8 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
         (self.to, self.from) = (self.from, if self.from == last { self.first_stage } else { next });
     }
 
-    /// Starts the copy of a partial k-block. Each half's words go to that half's place in the stage, its rows without
-    /// gaps; the scales likewise.
+    /// Starts the copy of a partial k-block. Each half's words go to that half's place in the stage, with its rows
+    /// without gaps. The scales are copied in the same way.
     ///
     /// # Safety
     /// The requirements of [`Self::begin_next`].
