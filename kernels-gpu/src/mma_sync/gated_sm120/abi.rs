@@ -182,7 +182,7 @@ instances!(table);
 /// Layout of weights in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
-    /// Slabs, which a stage holds as they are.
+    /// Slabs. A stage holds them unchanged.
     Slabs,
     /// Rows with scales in the blocked layout: [`nvfp4_rows`](crate::nvfp4_rows). A stage has 64 rows of gate and 64 of
     /// up, or 128 of the only matrix, with the 128-byte swizzle. The scale tiles of each matrix follow, one per step.

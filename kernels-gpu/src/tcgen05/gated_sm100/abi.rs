@@ -165,7 +165,7 @@ pub struct Launch {
     pub at_hand: u32,
     /// Aligns the following fields.
     pub unused: [u32; 3],
-    /// Groups of these tiles.
+    /// Groups of the tiles in `tiles`.
     pub groups: [Group; GROUPS_AT_HAND],
     /// These tiles, [`packed`](Tile::packed).
     pub tiles: [u64; TILES_AT_HAND],
@@ -329,7 +329,7 @@ pub const fn gated(tile_tokens: u32) -> Builder {
     })
 }
 
-/// Builder of a plain instance, otherwise the same as [`gated`].
+/// Returns a builder like [`gated`], for a plain instance.
 pub const fn plain(tile_tokens: u32) -> Builder {
     Builder(Instance { matrices: 1, ..gated(tile_tokens).0 })
 }

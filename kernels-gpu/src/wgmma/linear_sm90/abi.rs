@@ -209,7 +209,7 @@ impl Instance {
         WARPGROUP_ROWS * self.half_tokens() / WARPGROUP / 4
     }
 
-    /// Bytes in which a CTA receives sums from the cluster's other CTA.
+    /// Bytes of memory in which a CTA receives sums from the cluster's other CTA.
     pub const fn inbox_bytes(self) -> u32 {
         if self.cluster() > 1 { inbox_bytes(WARPGROUP, self.pieces()) } else { 0 }
     }

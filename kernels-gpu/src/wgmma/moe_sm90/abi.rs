@@ -16,7 +16,7 @@ use crate::{
 /// are wider than their tokens.
 pub const LEAST_N: u32 = 32;
 
-/// Bytes in which a lane that gathers tokens stores the start of a token.
+/// Bytes of memory in which a lane that gathers tokens stores the start of its token.
 pub const SOURCE_BYTES: u32 = 4;
 
 /// Bytes in which a warp stores the starts of a strip's tokens.
@@ -84,7 +84,7 @@ pub struct Instance {
     pub tile_tokens: u32,
     /// Number of warpgroups that multiply.
     pub consumers: u32,
-    /// Whether tiles have half of the columns that this number of warpgroups could multiply.
+    /// Whether tiles are half as wide as this number of warpgroups could multiply.
     pub narrow: bool,
     /// Whether each warp multiplies its rows by itself, in narrow tiles.
     pub by_warps: bool,

@@ -112,7 +112,7 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
     pub(super) const fn weight_scale_column(matrix: usize, mma: u32) -> u32 {
         (matrix as u32 * MMAS_PER_K_BLOCK + mma) * SCALE_COLUMNS
     }
-    /// Scale tiles of an MMA lie side by side, so the columns of 32 tokens each are consecutive.
+    /// First column of the scales of the tokens of one scale tile, for one MMA. The MMA's scale tiles lie side by side.
     pub(super) const fn token_scale_column(mma: u32, tile_row: u32) -> u32 {
         Self::weight_scale_column(Self::MATRICES, 0)
             + (mma * Self::INSTANCE.token_scale_tiles() + tile_row) * SCALE_COLUMNS

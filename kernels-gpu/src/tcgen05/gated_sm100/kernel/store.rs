@@ -50,7 +50,7 @@ const ELEMENTS_PER_LANE: u32 = LANE_BYTES / ELEMENT_BYTES;
 /// Number of lanes that together store a token's columns.
 const LANES_PER_TOKEN: u32 = TOKEN_BYTES / LANE_BYTES;
 
-/// Bit in which the indices of the two lanes differ that have a block of a token in NVFP4.
+/// Two lanes share a block of a token in NVFP4. Their indices differ in this bit.
 const BLOCK_LANES: u32 = 1;
 
 const _: () = {

@@ -113,10 +113,10 @@ impl<const INDEX: usize, const R: usize> Product<INDEX, R> {
         }
     }
 
-    /// Whether a thread's two rows are one row of gate and the same row of up, instead of neighbors in one panel.
+    /// `true`: a thread has the same row of gate and of up. `false`: it has two neighboring rows of one panel.
     pub(super) const ROW_OF_BOTH: bool = Self::INSTANCE.matrices == 2;
 
-    /// Rows of a piece that a thread has.
+    /// Returns the fragment with the thread's rows of a piece.
     #[inline(always)]
     fn rows_of(fragment: Fragment) -> Fragment {
         if Self::ROW_OF_BOTH { fragment.narrow() } else { fragment }

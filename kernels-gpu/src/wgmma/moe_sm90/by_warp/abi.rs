@@ -26,8 +26,8 @@ pub const CHUNK: u32 = STAGES;
 /// Number of stages of each warp's pipeline of weights.
 pub const STAGES: u32 = 4;
 
-/// Number of buffers of tokens: one is read while a chunk is copied to the other one. A chunk is complete when the
-/// weights of its first k-block are, because its copies started earlier.
+/// Number of buffers of tokens: one is read while a chunk is copied to the other one. A chunk's copies
+/// start before the copies of its first k-block's weights, so they are complete when these weights are.
 pub const BUFFERS: u32 = 2;
 
 /// Bytes from one row of a buffer to the next: the bytes of a chunk, plus one copy.
