@@ -246,7 +246,7 @@ fn hadamard_transforms_of_the_tokens_are_computed() {
 }
 
 #[test]
-fn global_input_scale_of_quark_counts() {
+fn global_input_scale_of_quark_is_used() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = with_part(folder.path(), ".input_scale_2", &[0.125]);
     assert_eq!(checkpoint.input_scale(MODULE).unwrap(), Some(0.125));

@@ -75,8 +75,7 @@ pub struct Launch {
     pub output: u32,
     /// Activation of the products.
     pub activation: epilogue::Activation,
-    /// Number of rows of C if the product is a plain one of one expert that has all rows: a linear layer. 0 if lists
-    /// define each expert's rows.
+    /// Number of rows of C in a linear layer, whose only expert has all rows. 0 if lists define each expert's rows.
     pub rows: u32,
     /// Keeps the size a multiple of the alignment.
     pub unused: [u32; 2],

@@ -101,7 +101,7 @@ fn experts_and_router_of_both_formats_make_a_layer() {
 }
 
 #[test]
-fn input_scales_are_all_used_or_the_fault_is_said() {
+fn input_scales_are_used_or_refused_with_the_reason() {
     let mut tensors = apart(Format::ModelOpt);
     for (expert, name) in (0..EXPERTS).flat_map(|expert| NAMES.map(|name| (expert, name))) {
         let scale = (1 + expert) as f32 / if name == "up_proj" { 64.0 } else { 128.0 };
@@ -567,7 +567,7 @@ fn one_of_two_stacks_of_layers_is_chosen_by_name() {
 }
 
 #[test]
-fn dense_gate_and_up_in_one_matrix_are_its_halves() {
+fn halves_of_a_dense_matrix_are_gate_and_up() {
     let mut tensors = Tensors::default();
     tensors.set_nvfp4(&format!("{BLOCK}.gate_up_proj"), Format::CompressedTensors, [32, HIDDEN], 3);
     tensors.set_nvfp4(&format!("{BLOCK}.down_proj"), Format::CompressedTensors, [HIDDEN, 16], 4);

@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn the_check_of_an_operation_does_not_depend_on_the_data_of_another() {
+    fn checks_of_one_operation_ignore_data_of_another() {
         let write = at(0, 4, Kind::Write);
         let (issue, completion) = (write.at(Moment::Issue), write.at(Moment::Completion));
         assert_eq!(issue.depends_on(&completion), Dependence::None);
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_waits_for_another_cannot_come_before_it() {
+    fn step_cannot_precede_a_step_that_it_waits_for() {
         let mut wait = at(0, 8, Kind::Await { phase: 1 });
         wait.extend(&at(8, 12, Kind::Write));
         wait.sort();

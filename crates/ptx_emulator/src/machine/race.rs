@@ -1115,7 +1115,7 @@ mod tests {
     proptest! {
         /// The first conflict does not depend on how an access is split into pieces.
         #[test]
-        fn chunks_words_and_bytes_are_kept_alike(
+        fn chunks_words_and_bytes_give_the_same_races(
             steps in prop::collection::vec((0u32..2, 0u32..2, 0u32..32, 0u32..6, 0usize..5), 1..40),
         ) {
             const MODES: [Mode; 5] = [Mode::Read, Mode::StrongRead, Mode::Write, Mode::SameValue, Mode::Atomic];
