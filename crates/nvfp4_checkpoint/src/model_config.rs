@@ -303,7 +303,7 @@ impl ModelConfig {
             };
             let inverse = apply.get("inverse").is_some_and(|inverse| inverse == true);
             if found.replace(InputTransform { group, kind, block, inverse }).is_some() {
-                return refuse("is its second one of the tokens, which is not computed");
+                return refuse("transforms the tokens a second time, which is not computed");
             }
         }
         Ok(found)

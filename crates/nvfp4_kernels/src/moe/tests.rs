@@ -511,10 +511,7 @@ fn arguments_that_kernels_cannot_read_are_refused() {
         (refused(&|arguments| arguments.token_pitch = 5768), "5768 bytes apart"),
         (refused(&|arguments| arguments.output += 2), "output at 0x5000002"),
         (refused(&|arguments| arguments.output_pitch = 0), "output at 0x5000000, 0 bytes apart"),
-        (
-            refused(&|arguments| arguments.weights_on_input = true),
-            "weights on the input are for layers with one expert",
-        ),
+        (refused(&|arguments| arguments.weights_on_input = true), "weights on the input need a layer with one expert"),
     ] {
         assert!(error.contains(text), "{error}");
     }

@@ -291,8 +291,9 @@ impl Device {
         let report = Launcher::new(self, module, entry, config, args)?.run(&mut replay)?;
         report.ok_or_else(|| {
             let (at, agent) = replay.refused.unwrap_or((0, Agent::Warp { cluster: 0, warp: 0 }));
-            let text =
-                format!("step {at} of the order cannot be made: {agent} cannot go on there. Is it of this launch?");
+            let text = format!(
+                "step {at} of the order cannot be made: {agent} cannot go on there; give an order of this launch"
+            );
             Fault::launch(entry, text)
         })
     }

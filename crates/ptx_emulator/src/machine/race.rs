@@ -296,7 +296,7 @@ pub struct Detector {
     /// Loads whose warp arrived at an mbarrier before it used the loaded value. Key: first thread of the warp, time and
     /// instruction of the load. Value: time of the first use.
     late: FxHashMap<(u32, u32, u32), u32>,
-    /// Instructions by which a warp reads as a whole. Whoever is ordered after the read of one lane is ordered after
+    /// Instructions by which all lanes of a warp read together. Whoever is ordered after the read of one lane is ordered after
     /// the reads of all lanes.
     together: FxHashSet<u32>,
     /// `true`: use only the order that the manual guarantees.
@@ -908,7 +908,7 @@ struct View<'a> {
     issued: Option<IssuedStores<'a>>,
     /// Loads that may still read after an arrival.
     late: Option<&'a FxHashMap<(u32, u32, u32), u32>>,
-    /// Instructions by which a warp reads as a whole.
+    /// Instructions by which all lanes of a warp read together.
     together: &'a FxHashSet<u32>,
     /// Course of the accessor's warp, if the course counts as an order.
     course: Option<&'a Course>,
