@@ -64,7 +64,7 @@ pub struct Uses {
     /// Propagation of undefined bits from sources to destinations. `None`: every bit of a destination becomes
     /// undefined.
     pub carries: Option<Carries>,
-    /// The same for destination predicates.
+    /// Propagation of undefined bits to destination predicates. `None`: the predicates become undefined.
     pub decides: Option<Decides>,
     /// Index in `reads` of the first value that is only stored.
     pub stored_from: Option<usize>,

@@ -420,7 +420,7 @@ impl<'a> Conversion<'a> {
         Ok(())
     }
 
-    /// Quantizes one weight; returns the loss, and for MXFP4 the number of blocks without one.
+    /// Quantizes one weight; returns the loss, and for MXFP4 the number of blocks without loss.
     fn quantize(
         &self,
         file: &TensorFile,

@@ -479,7 +479,7 @@ mod tests {
         if x < 0.0 { -magnitude } else { magnitude }
     }
 
-    /// Bits of finite numbers of a type, with all exponents or only with exponents of a middle range.
+    /// Returns a strategy for the bits of `k` finite numbers. Exponents are from the whole range or from its middle.
     fn tokens(dtype: TokenDtype, k: usize) -> impl Strategy<Value = Vec<u16>> {
         let (exponent, bias) = match dtype {
             TokenDtype::F16 => (0x7C00, 0x3000),

@@ -180,7 +180,7 @@ pub enum End {
 pub struct Failure {
     /// The fault.
     pub fault: Fault,
-    /// An order that shows it, with as few preemptions as the search for a shorter order has found.
+    /// Order that shows the fault, with the fewest preemptions that the search for a shorter order has found.
     pub order: Order,
     /// Number of times in the order that a warp which could run on lets another warp run.
     pub preemptions: u32,

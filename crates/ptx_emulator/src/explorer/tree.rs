@@ -48,8 +48,9 @@ struct Node {
     clock: Vec<u32>,
     /// Number of the step among its agent's steps.
     number: u32,
-    /// Choices that are needed here, and those that have been explored, with their footprints.
+    /// Choices that must be explored here.
     needed: BTreeSet<Agent>,
+    /// Choices that have been explored here, with their footprints.
     done: Vec<(Agent, Footprint)>,
     /// Choices whose orders have been explored elsewhere.
     sleep: Vec<(Agent, Footprint)>,
@@ -118,7 +119,8 @@ impl Tree {
         false
     }
 
-    /// Choices that sleep behind the last step: those that slept or were explored before it, and do not depend on it.
+    /// Returns the choices that sleep behind the last step. They slept or were explored before this step, and do not depend
+    /// on it.
     fn sleeping(&self) -> Vec<(Agent, Footprint)> {
         let Some(last) = self.nodes.last().filter(|_| self.reduction) else { return Vec::new() };
         let independent = |step: &Footprint| step.depends_on(&last.footprint) == Dependence::None;

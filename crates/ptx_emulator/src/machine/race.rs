@@ -286,12 +286,12 @@ pub struct Conflict {
 pub struct Detector {
     warps: Vec<WarpClock>,
     agent_times: Vec<u32>,
-    /// Stores to tensor memory by the agents of the slots.
+    /// For each slot, the store to tensor memory that its operation is.
     stores: Vec<Option<Store>>,
     zero: Arc<Clock>,
     threads: u32,
     next_agent: u32,
-    /// Warps that issued the agents of the slots.
+    /// For each slot, the warp that issued its operation.
     issuers: Vec<u32>,
     /// Loads whose warp arrived at an mbarrier before it used the loaded value. Key: first thread of the warp, time and
     /// instruction of the load. Value: time of the first use.
