@@ -79,7 +79,7 @@ impl Options {
         "QUIET",
     ];
 
-    /// A new timeline of the GPU whose clock launches run by.
+    /// Returns a new timeline of the GPU whose time is predicted. `None`: no time is predicted.
     pub fn timeline(&self) -> Option<Timeline> {
         let timeline = self.clock.clone().map(Timeline::new);
         if self.no_values { timeline.map(Timeline::without_values) } else { timeline }

@@ -46,8 +46,9 @@ pub struct Arriving {
     pub phase: u64,
     /// Whether the arrival is the last of its phase.
     pub ends: bool,
-    /// Number of arrivals that it counts as, and number of arrivals that were missing before it.
+    /// Number of arrivals that this arrival counts as.
     pub count: u32,
+    /// Number of arrivals that the phase lacked before this arrival.
     pub room: u32,
     /// Number of arrivals in a phase that the instruction names.
     pub named: Option<u32>,
